@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer
+
+import (
+	"encoding/binary"
+
+	"github.com/zeebo/xxh3"
+)
+
+// baseSeed seeds every hash of the scheme. The value is NVIDIA Dynamo's, so
+// that our hashes equal those in its workers' events.
+const baseSeed = 1337
+
+// Seed returns the seed of the local hashes of a prompt that runs with the
+// named LoRA adapter and cache salt. Both are optional: the empty string counts
+// as absent. Prompts with different seeds never share a block.
+func Seed(lora, salt string) uint64 {
+	seed := uint64(baseSeed)
+	if lora != "" {
+		seed += xxh3.HashStringSeed(lora, 0)
+	}
+	if salt != "" {
+		seed += xxh3.HashStringSeed(salt, 1)
+	}
+	return seed
+}
+
+// AppendLocalHashes appends to dst the local hash of each full block of
+// blockSize tokens, each hashed alone: XXH3-64 with the seed over the tokens as
+// little-endian 32-bit numbers. A tail that does not fill a block has no hash.
+// It allocates only what dst must grow. blockSize must be positive.
+func AppendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
+	var stack [1024]byte // blocks of up to 256 tokens need no heap
+	buf := stack[:]
+	if n := blockSize * 4; n > len(buf) {
+		buf = make([]byte, n)
+	} else {
+		buf = buf[:n]
+	}
+	for len(tokens) >= blockSize {
+		for i, t := range tokens[:blockSize] {
+			binary.LittleEndian.PutUint32(buf[i*4:], t)
+		}
+		dst = append(dst, xxh3.HashSeed(buf, seed))
+		tokens = tokens[blockSize:]
+	}
+	return dst
+}
+
+// AppendSequenceHashes appends to dst the sequence hash of each block of a
+// chain of local hashes: the first is the local hash itself, each further one is
+// XXH3-64 over its predecessor and the block's local hash. The seed is the base
+// seed always; LoRA and salt take part through the local hashes.
+func AppendSequenceHashes(dst, local []uint64) []uint64 {
+	var prev uint64
+	for i, b := range local {
+		if i == 0 {
+			prev = b
+		} else {
+			prev = NextSequenceHash(prev, b)
+		}
+		dst = append(dst, prev)
+	}
+	return dst
+}
+
+// NextSequenceHash returns the sequence hash of the block with the given local
+// hash that follows the block with sequence hash prev.
+func NextSequenceHash(prev, local uint64) uint64 {
+	var buf [16]byte
+	binary.LittleEndian.PutUint64(buf[:8], prev)
+	binary.LittleEndian.PutUint64(buf[8:], local)
+	return xxh3.HashSeed(buf[:], baseSeed)
+}
