@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package router decides which worker a request goes to.
+//
+// A [Router] knows workers, what they cache and what they are busy with. It is
+// told of the first two by whoever finds workers and hears their events; the
+// third it knows from the requests that it routed itself. [Router.BestWorker]
+// turns a prompt into tokens, tokens into block hashes, hashes into each worker's
+// overlap, and overlap and load into a cost; the lowest cost wins and the request
+// takes a slot there, until [Router.Free].
+//
+// # What the router promises
+//
+// Workers of one base model are a pool; pools share nothing. Two requests decided
+// at the same time are decided one after the other, so the second sees the slot
+// of the first. Only workers that it was told of are ever chosen. It never fails
+// a request because of its prompt: what it cannot tokenize is routed by load.
+//
+// It does not queue, retry or talk to anybody, and it starts no goroutine.
+//
+// # Concurrency
+//
+// A [Router] may be used by any number of goroutines. Reading the index takes no
+// lock that a decision holds; load, choice and booking of one pool are one
+// critical section.
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// Mode is a way of choosing.
+type Mode string
+
+// The modes.
+const (
+	// KV chooses the lowest cost of cached blocks and load.
+	KV Mode = "kv"
+	// RoundRobin takes the candidates in turn, whatever they cache or do. It
+	// reads no prompts.
+	RoundRobin Mode = "round-robin"
+)
+
+// Config says how a [Router] decides. The zero value of each field means its
+// default, except for OverlapWeight.
+type Config struct {
+	// Mode is the way of choosing. Default [KV].
+	Mode Mode
+
+	// OverlapWeight weighs the prefill that a worker would have to do against
+	// the blocks that it is busy with; see [scorer.Dynamo]. 0 routes by load
+	// alone. Finite, not negative.
+	OverlapWeight float64
+
+	// BlockSize is the number of tokens in a block of the workers' caches. 0
+	// takes that of a pool's first worker, or 16 if it names none. Workers of
+	// another size are still routed to, by load alone.
+	BlockSize int
+
+	// Seed makes ties reproducible. Any value.
+	Seed uint64
+
+	// KeepDecisions is how many recent decisions can be asked for. Default
+	// 1,024; negative keeps none.
+	KeepDecisions int
+
+	// Now is the clock. Default [time.Now].
+	Now func() time.Time
+
+	// Meter makes the instruments listed in docs/metrics.md. Default none.
+	Meter metric.Meter
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Mode == "" {
+		c.Mode = KV
+	}
+	if c.Mode != KV && c.Mode != RoundRobin {
+		return c, fmt.Errorf("router: Mode is %q, want %q or %q", c.Mode, KV, RoundRobin)
+	}
+	if math.IsNaN(c.OverlapWeight) || math.IsInf(c.OverlapWeight, 0) || c.OverlapWeight < 0 {
+		return c, fmt.Errorf("router: OverlapWeight is %v, want a finite number, 0 or more", c.OverlapWeight)
+	}
+	if c.BlockSize < 0 || c.BlockSize > maxBlockSize {
+		return c, fmt.Errorf("router: BlockSize is %d, want 0 to %d tokens", c.BlockSize, maxBlockSize)
+	}
+	if c.KeepDecisions == 0 {
+		c.KeepDecisions = 1024
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Meter == nil {
+		c.Meter = noop.Meter{}
+	}
+	return c, nil
+}
+
+const (
+	// maxBlockSize is far above any engine's; it guards against a typing error
+	// that would make every prompt shorter than a block.
+	maxBlockSize = 1 << 16
+	// maxPools bounds what registrations can make us keep, and the values of
+	// the label "model".
+	maxPools = 1024
+	// maxRanks bounds the ranks of one worker process.
+	maxRanks = 1024
+)
+
+// Router decides where requests go. Make one with [New].
+type Router struct {
+	conf    Config
+	metrics *metrics
+	ring    *ring
+	scratch sync.Pool // of *scratch
+
+	// names says which pool answers to a model name. The map is replaced, never
+	// changed.
+	names atomic.Pointer[map[string]target]
+
+	fleet sync.RWMutex
+	// fleet guards the fields below. Who applies an event holds it for reading,
+	// so that a worker's events cannot meet its leaving.
+	pools  map[string]*pool // by base model
+	owners map[uint64]*pool // by worker id
+
+	flightMu sync.Mutex
+	// flightMu guards the field below.
+	flight map[string]*pool // requests with a slot
+}
+
+// target is what a model name stands for.
+type target struct {
+	pool *pool
+	lora string
+}
+
+// New returns a router that knows no workers. It fails if a setting is out of
+// range, naming it, or if the instruments cannot be made.
+func New(conf Config) (*Router, error) {
+	conf, err := conf.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	r := &Router{
+		conf:   conf,
+		ring:   newRing(max(0, conf.KeepDecisions)),
+		pools:  make(map[string]*pool),
+		owners: make(map[uint64]*pool),
+		flight: make(map[string]*pool),
+	}
+	r.names.Store(&map[string]target{})
+	r.scratch.New = func() any { return new(scratch) }
+	if r.metrics, err = newMetrics(conf.Meter, r); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// BestWorker decides where a request goes. With an ID the decision is booked: the
+// request holds a slot on the worker, and the caller must call [Router.Free] once
+// it is over, however it ends (but not before BestWorker has returned), and should
+// call [Router.MarkPrefillCompleted] at its first token. After an error nothing is
+// booked.
+//
+// The errors are [ErrUnknownModel], [ErrNoWorkers] and [ErrDuplicate], wrapped,
+// and ctx's. ctx is looked at between the steps of a decision; none waits.
+func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) {
+	names := *r.names.Load()
+	t, ok := names[req.Model]
+	switch {
+	case !ok && len(names) == 0:
+		return Decision{}, fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrNoWorkers)
+	case !ok:
+		return Decision{}, fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrUnknownModel)
+	}
+	s := r.scratch.Get().(*scratch)
+	defer r.release(s)
+	s.decision = Decision{ID: req.ID, Model: t.pool.model, Mode: r.conf.Mode, Candidates: s.decision.Candidates[:0]}
+
+	cache := t.pool.cache.Load()
+	q := question{id: req.ID, lora: t.lora, blockSize: cache.blockSize}
+	if r.conf.Mode == KV {
+		r.hash(&q, s, req)
+	}
+	if err := context.Cause(ctx); err != nil {
+		return Decision{}, fmt.Errorf("router: decide for model %q: %w", t.pool.model, err)
+	}
+	if err := r.decide(t.pool, cache, &q, s); err != nil {
+		return Decision{}, fmt.Errorf("router: model %q: %w", t.pool.model, err)
+	}
+
+	d := s.decision
+	if req.ID != "" {
+		r.ring.add(&d)
+		r.metrics.decided(ctx, &d)
+	}
+	if d.Candidates = nil; req.Explain {
+		d.Candidates = slices.Clone(s.decision.Candidates)
+	}
+	return d, nil
+}
+
+// hash fills in the prompt's tokens and hashes, or the reason why there are none.
+func (r *Router) hash(q *question, s *scratch, req Request) {
+	start := r.conf.Now()
+	tokens := req.Tokens
+	if tokens == nil {
+		var err error
+		if s.tokens, err = tokenizer.Encode(s.tokens[:0], req.Prompt); err != nil {
+			q.reason = ReasonTokenizer
+			// A guess for the load: a token is about four bytes of English.
+			q.tokens = (len(req.Prompt.Messages) + len(req.Prompt.Tools) + len(req.Prompt.Prompt)) / 4
+			s.decision.PromptTokens = q.tokens
+			return
+		}
+		tokens = s.tokens
+	}
+	seed := indexer.Seed(q.lora, req.Salt)
+	s.local = indexer.AppendLocalHashes(s.local[:0], tokens, q.blockSize, seed)
+	s.sequence = indexer.AppendSequenceHashes(s.sequence[:0], s.local)
+	q.tokens, q.sequence = len(tokens), s.sequence
+	s.decision.PromptTokens, s.decision.PromptBlocks = len(tokens), len(s.local)
+	s.decision.TokenizeTime = r.conf.Now().Sub(start)
+}
+
+// decide asks the pool, and keeps track of which pool has the request's slot.
+func (r *Router) decide(p *pool, c *cache, q *question, s *scratch) error {
+	if q.id == "" {
+		return p.decide(r.conf.Now, c, q, s)
+	}
+	r.flightMu.Lock()
+	if _, exists := r.flight[q.id]; exists {
+		r.flightMu.Unlock()
+		return ErrDuplicate
+	}
+	r.flight[q.id] = p
+	r.flightMu.Unlock()
+
+	err := p.decide(r.conf.Now, c, q, s)
+	if err != nil {
+		r.landed(q.id)
+	}
+	return err
+}
+
+// landed takes a request out of flight and returns its pool, or nil.
+func (r *Router) landed(id string) *pool {
+	r.flightMu.Lock()
+	defer r.flightMu.Unlock()
+	p := r.flight[id]
+	delete(r.flight, id)
+	return p
+}
+
+// release gives the memory of a decision back, unless an unusual prompt made it
+// large: such a one should not be kept for ever.
+func (r *Router) release(s *scratch) {
+	const keepTokens = 1 << 20
+	if cap(s.tokens) <= keepTokens {
+		r.scratch.Put(s)
+	}
+}
+
+// MarkPrefillCompleted notes the first token of a booked request: its prompt
+// tokens no longer wait to be computed. It reports whether that was news: false
+// for an id without a slot and for a repetition, both harmless.
+func (r *Router) MarkPrefillCompleted(id string) bool {
+	r.flightMu.Lock()
+	p := r.flight[id]
+	r.flightMu.Unlock()
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	news := p.core.slots.MarkPrefillCompleted(id)
+	p.mu.Unlock()
+	if news {
+		r.ring.noteFirstToken(id, r.conf.Now())
+	}
+	return news
+}
+
+// Free gives the slot of a booked request back. It reports whether there was one:
+// false for an unknown id and for a repetition, both harmless.
+func (r *Router) Free(id string) bool {
+	p := r.landed(id)
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	p.core.slots.Free(id)
+	p.mu.Unlock()
+	r.ring.noteFreed(id, r.conf.Now())
+	return true
+}
+
+// ApplyEvent applies one event of a worker's cache. Events of one worker must
+// come in the order in which they happened. It returns false, and does nothing,
+// if the worker is not known.
+func (r *Router) ApplyEvent(w Worker, ev indexer.Event) (known bool) {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	p := r.owners[w.ID]
+	if p == nil {
+		return false
+	}
+	out, known := p.applyEvent(w, ev)
+	if known {
+		r.metrics.applied(out)
+	}
+	return known
+}
+
+// ErrBadWorker is wrapped by the errors of [Router.SetWorker].
+var ErrBadWorker = errors.New("worker refused")
+
+// SetWorker tells of a worker process, new or changed. A worker that changed its
+// base model leaves its old pool. Worker information that nothing can be routed by
+// is refused with an error that names the field, and whatever was known before
+// stays.
+func (r *Router) SetWorker(info WorkerInfo) error {
+	switch {
+	case len(info.Models) == 0 || slices.Contains(info.Models, ""):
+		return fmt.Errorf("router: %w: worker %d: Models is %q, want names", ErrBadWorker, info.ID, info.Models)
+	case !info.Address.IsValid() || info.Address.Port() == 0:
+		return fmt.Errorf("router: %w: worker %d: Address is %q, want ip:port", ErrBadWorker, info.ID, info.Address)
+	case info.BlockSize < 0 || info.BlockSize > maxBlockSize:
+		return fmt.Errorf("router: %w: worker %d: BlockSize is %d, want 0 to %d", ErrBadWorker, info.ID, info.BlockSize, maxBlockSize)
+	case info.DPSize > maxRanks || info.DPStart > math.MaxUint32-maxRanks:
+		return fmt.Errorf("router: %w: worker %d: ranks %d+%d, want at most %d", ErrBadWorker, info.ID, info.DPStart, info.DPSize, maxRanks)
+	}
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	model := info.Models[0]
+	p := r.pools[model]
+	if p == nil {
+		if len(r.pools) >= maxPools {
+			return fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(model), maxPools+1, maxPools)
+		}
+		p = &pool{model: model, core: core{mode: r.conf.Mode, weight: r.conf.OverlapWeight, seed: r.conf.Seed}}
+		r.pools[model] = p
+	}
+	if old := r.owners[info.ID]; old != nil && old != p {
+		old.removeWorker(info.ID)
+	}
+	r.owners[info.ID] = p
+	p.setWorker(&info, r.conf.BlockSize)
+	r.renameLocked()
+	return nil
+}
+
+// RemoveWorker forgets a worker process with all its blocks and slots.
+func (r *Router) RemoveWorker(id uint64) {
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	p := r.owners[id]
+	if p == nil {
+		return
+	}
+	delete(r.owners, id)
+	p.removeWorker(id)
+	r.renameLocked()
+}
+
+// renameLocked works out anew which pool answers to which name. The name of a
+// pool stays when its last worker leaves: its model is away, not unknown. Where
+// two pools claim a name, the base model's own goes first.
+func (r *Router) renameLocked() {
+	names := make(map[string]target)
+	for _, p := range r.pools {
+		names[p.model] = target{pool: p}
+	}
+	models := slices.Sorted(func(yield func(string) bool) {
+		for m := range r.pools {
+			if !yield(m) {
+				return
+			}
+		}
+	})
+	for _, m := range models {
+		p := r.pools[m]
+		p.mu.Lock()
+		p.core.names(func(name, lora string) {
+			if _, taken := names[name]; !taken {
+				names[name] = target{pool: p, lora: lora}
+			}
+		})
+		p.mu.Unlock()
+	}
+	r.names.Store(&names)
+}
+
+// bounded cuts a name that came from a client to what a log line can bear.
+func bounded(s string) string { return s[:min(len(s), 128)] }

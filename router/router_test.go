@@ -1,0 +1,549 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+)
+
+// newRouter makes a router with weight 1 and n workers of block size 8, ids 1 to n.
+func newRouter(t *testing.T, conf router.Config, n int) *router.Router {
+	t.Helper()
+	r, err := router.New(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := range n {
+		set(t, r, worker(uint64(id+1)))
+	}
+	return r
+}
+
+func worker(id uint64) router.WorkerInfo {
+	return router.WorkerInfo{
+		ID:        id,
+		Name:      fmt.Sprint("w", id),
+		Address:   netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(id)}), 8000),
+		Models:    []string{"m"},
+		BlockSize: 8,
+	}
+}
+
+func set(t *testing.T, r *router.Router, info router.WorkerInfo) {
+	t.Helper()
+	if err := r.SetWorker(info); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// prompt spells a prompt of blocks of eight tokens, one letter each.
+func prompt(letters string) []uint32 {
+	var tokens []uint32
+	for _, l := range letters {
+		for range 8 {
+			tokens = append(tokens, uint32(l))
+		}
+	}
+	return tokens
+}
+
+// store tells r that a worker cached the blocks of a prompt.
+func store(r *router.Router, w router.Worker, letters string) bool {
+	local := indexer.AppendLocalHashes(nil, prompt(letters), 8, indexer.Seed("", ""))
+	ev := indexer.Event{Kind: indexer.Stored}
+	for i, s := range indexer.AppendSequenceHashes(nil, local) {
+		ev.Blocks = append(ev.Blocks, indexer.Block{External: s + 1, Local: local[i]})
+	}
+	return r.ApplyEvent(w, ev)
+}
+
+// Three conversations that share a beginning: each goes on where most of it is
+// cached.
+func TestConversationsStickToTheirBlocks(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 2)
+	a, b := router.Worker{ID: 1}, router.Worker{ID: 2}
+	store(r, a, "AB")
+	store(r, a, "ACD")
+	store(r, b, "ACE")
+	for _, c := range []struct {
+		prompt  string
+		want    router.Worker
+		overlap [2]int
+	}{
+		{"ACDF", a, [2]int{3, 2}},
+		{"ACEG", b, [2]int{2, 3}},
+	} {
+		d, err := r.BestWorker(t.Context(), router.Request{ID: c.prompt, Model: "m", Tokens: prompt(c.prompt), Explain: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := [2]int{d.Candidates[0].OverlapBlocks, d.Candidates[1].OverlapBlocks}
+		if d.Worker != c.want || got != c.overlap || d.OverlapBlocks != 3 || d.Reason != router.ReasonKV {
+			t.Errorf("%s: worker %v with overlap %d (%v), reason %s; want %v with 3 of %v, kv", c.prompt, d.Worker, d.OverlapBlocks, got, d.Reason, c.want, c.overlap)
+		}
+		if d.CachedTokens != 24 || d.PrefillTokens != 8 || d.PromptBlocks != 4 || d.PromptTokens != 32 {
+			t.Errorf("%s: decision %+v", c.prompt, d)
+		}
+		r.Free(c.prompt)
+		store(r, c.want, c.prompt)
+	}
+	for i, want := range []int{5, 4} { // A B C D F, and A C E G
+		if got := r.Workers()[i].CachedBlocks; got != want {
+			t.Errorf("worker %d holds %d blocks, want %d", i+1, got, want)
+		}
+	}
+}
+
+// Ten blocks, of which idle workers hold 2, 5 and 8: what is cached is saved, and
+// the ten blocks of the prompt would be active anywhere.
+func TestCostOfADecision(t *testing.T) {
+	ten := "0123456789"
+	for _, weight := range []float64{.5, 1, 2} {
+		r := newRouter(t, router.Config{OverlapWeight: weight}, 3)
+		for i, held := range []int{2, 5, 8} {
+			store(r, router.Worker{ID: uint64(i + 1)}, ten[:held])
+		}
+		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt(ten), Explain: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, c := range d.Candidates {
+			if want := weight*float64(10-[]int{2, 5, 8}[i]) + 10; c.Cost != want {
+				t.Errorf("weight %v, worker %d: cost %v, want %v", weight, i+1, c.Cost, want)
+			}
+		}
+		if d.Worker.ID != 3 || d.Cost != d.Candidates[2].Cost {
+			t.Errorf("weight %v: worker %d wins with cost %v, want worker 3", weight, d.Worker.ID, d.Cost)
+		}
+	}
+}
+
+func TestTheLoadOfOneDecisionIsSeenByTheNext(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 4)
+	seen := map[uint64]int{}
+	for i := range 8 {
+		// Prompts without a common block.
+		d, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(i), Model: "m", Tokens: prompt(fmt.Sprintf("%c%c", 'a'+i, 'A'+i))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[d.Worker.ID]++
+	}
+	for id := uint64(1); id <= 4; id++ {
+		if seen[id] != 2 {
+			t.Errorf("worker %d got %d of 8 equal requests, want 2", id, seen[id])
+		}
+	}
+}
+
+func TestTheSameSeedGivesTheSameDecisions(t *testing.T) {
+	decide := func(seed uint64) string {
+		r := newRouter(t, router.Config{OverlapWeight: 1, Seed: seed}, 8)
+		var picks strings.Builder
+		for i := range 50 {
+			d, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint("r", i), Model: "m", Tokens: prompt("x")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprint(&picks, d.Worker.ID)
+			r.Free(d.ID)
+		}
+		return picks.String()
+	}
+	first := decide(1)
+	if again := decide(1); again != first {
+		t.Errorf("seed 1 gave %s, then %s", first, again)
+	}
+	if other := decide(2); other == first {
+		t.Errorf("seeds 1 and 2 both gave %s", first)
+	}
+	for id := '1'; id <= '8'; id++ {
+		if !strings.ContainsRune(first, id) {
+			t.Errorf("50 ties never went to worker %c: %s", id, first)
+		}
+	}
+}
+
+func TestRoundRobin(t *testing.T) {
+	r := newRouter(t, router.Config{Mode: router.RoundRobin}, 3)
+	var got []uint64
+	for i := range 7 {
+		d, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(i), Model: "m", Prompt: router.Prompt{Messages: []byte("not read")}})
+		if err != nil || d.Reason != router.ReasonRoundRobin {
+			t.Fatalf("reason %q, error %v", d.Reason, err)
+		}
+		got = append(got, d.Worker.ID)
+	}
+	if want := "[1 2 3 1 2 3 1]"; fmt.Sprint(got) != want {
+		t.Errorf("seven requests went to %v, want %s", got, want)
+	}
+}
+
+func TestWithoutAnIDNothingIsBooked(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("AB")}); err != nil {
+		t.Fatal(err)
+	}
+	if w := r.Workers()[0]; w.ActiveRequests != 0 || w.Routed != 0 || len(r.Decisions(9)) != 0 {
+		t.Errorf("a read-only decision left %+v and %d kept decisions", w, len(r.Decisions(9)))
+	}
+}
+
+func TestLifeOfASlot(t *testing.T) {
+	now := time.Unix(1755000000, 0)
+	r := newRouter(t, router.Config{OverlapWeight: 1, Now: func() time.Time { return now }}, 1)
+	d, err := r.BestWorker(t.Context(), router.Request{ID: "a", Model: "m", Tokens: prompt("AB")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Address.String() != "10.0.0.1:8000" || d.Reason != router.ReasonLoad {
+		t.Errorf("decision %+v", d)
+	}
+	if _, err := r.BestWorker(t.Context(), router.Request{ID: "a", Model: "m", Tokens: prompt("AB")}); !errors.Is(err, router.ErrDuplicate) {
+		t.Errorf("the same id again: error %v, want ErrDuplicate", err)
+	}
+	load := func() string {
+		w := r.Workers()[0]
+		return fmt.Sprint(w.ActiveRequests, w.ActiveBlocks, w.PendTokens)
+	}
+	if got := load(); got != "1 2 16" {
+		t.Errorf("booked: requests, blocks, pending tokens are %s, want 1 2 16", got)
+	}
+	now = now.Add(time.Second)
+	if !r.MarkPrefillCompleted("a") || r.MarkPrefillCompleted("a") {
+		t.Error("the first token must be news once")
+	}
+	if got := load(); got != "1 2 0" {
+		t.Errorf("first token: %s, want 1 2 0", got)
+	}
+	now = now.Add(time.Second)
+	if !r.Free("a") || r.Free("a") || r.MarkPrefillCompleted("a") {
+		t.Error("the end must be news once, and nothing after it")
+	}
+	if got := load(); got != "0 0 0" {
+		t.Errorf("free: %s, want 0 0 0", got)
+	}
+	kept, ok := r.Decision("a")
+	if !ok || kept.FirstToken.Sub(kept.Time) != time.Second || kept.Freed.Sub(kept.Time) != 2*time.Second || len(kept.Candidates) != 1 {
+		t.Errorf("kept decision %+v", kept)
+	}
+}
+
+func TestRecentDecisionsAreKeptAndOldOnesNot(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1, KeepDecisions: 3}, 2)
+	for i := range 5 {
+		id := fmt.Sprint(i)
+		if _, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: prompt("A")}); err != nil {
+			t.Fatal(err)
+		}
+		r.Free(id)
+	}
+	var ids []string
+	for _, d := range r.Decisions(10) {
+		ids = append(ids, d.ID)
+	}
+	if fmt.Sprint(ids) != "[4 3 2]" {
+		t.Errorf("kept %v, want [4 3 2]", ids)
+	}
+	if _, ok := r.Decision("1"); ok {
+		t.Error("decision 1 is still there")
+	}
+	if d, ok := r.Decision("3"); !ok || d.Freed.IsZero() {
+		t.Errorf("decision 3: %v, %+v", ok, d)
+	}
+	none := newRouter(t, router.Config{OverlapWeight: 1, KeepDecisions: -1}, 1)
+	if _, err := none.BestWorker(t.Context(), router.Request{ID: "a", Model: "m"}); err != nil || len(none.Decisions(9)) != 0 {
+		t.Errorf("keeping none: %d kept, error %v", len(none.Decisions(9)), err)
+	}
+}
+
+func TestWhoCanBeChosen(t *testing.T) {
+	ask := func(t *testing.T, r *router.Router, model string) (uint64, error) {
+		t.Helper()
+		d, err := r.BestWorker(t.Context(), router.Request{Model: model, Tokens: prompt("A")})
+		return d.Worker.ID, err
+	}
+	with := func(t *testing.T, change ...func(*router.WorkerInfo)) *router.Router {
+		r := newRouter(t, router.Config{OverlapWeight: 1}, 0)
+		for i, c := range change {
+			w := worker(uint64(i + 1))
+			c(&w)
+			set(t, r, w)
+		}
+		return r
+	}
+	fine := func(*router.WorkerInfo) {}
+	sick := func(h router.Health) func(*router.WorkerInfo) {
+		return func(w *router.WorkerInfo) { w.Health = h }
+	}
+	draining := func(w *router.WorkerInfo) { w.Draining = true }
+	prefill := func(w *router.WorkerInfo) { w.Role = router.Prefill }
+	adapter := func(w *router.WorkerInfo) { w.LoRA = []string{"lora"} }
+	for _, c := range []struct {
+		name    string
+		model   string
+		workers []func(*router.WorkerInfo)
+		want    uint64
+		err     error
+	}{
+		{"nobody is known", "m", nil, 0, router.ErrNoWorkers},
+		{"another model", "x", []func(*router.WorkerInfo){fine}, 0, router.ErrUnknownModel},
+		{"healthy before degraded", "m", []func(*router.WorkerInfo){sick(router.Degraded), fine}, 2, nil},
+		{"degraded before nobody", "m", []func(*router.WorkerInfo){sick(router.Unhealthy), sick(router.Degraded)}, 2, nil},
+		{"never unhealthy", "m", []func(*router.WorkerInfo){sick(router.Unhealthy)}, 0, router.ErrNoWorkers},
+		{"a state of health from the future", "m", []func(*router.WorkerInfo){sick(77)}, 0, router.ErrNoWorkers},
+		{"never draining", "m", []func(*router.WorkerInfo){draining, fine}, 2, nil},
+		{"never a prefill worker", "m", []func(*router.WorkerInfo){prefill}, 0, router.ErrNoWorkers},
+		{"an adapter where it is", "lora", []func(*router.WorkerInfo){fine, adapter}, 2, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := ask(t, with(t, c.workers...), c.model)
+			if got != c.want || !errors.Is(err, c.err) {
+				t.Errorf("worker %d, error %v; want %d, %v", got, err, c.want, c.err)
+			}
+		})
+	}
+	t.Run("a model whose workers left is away, not unknown", func(t *testing.T) {
+		r := with(t, fine)
+		r.RemoveWorker(1)
+		r.RemoveWorker(1) // twice does no harm
+		if _, err := ask(t, r, "m"); !errors.Is(err, router.ErrNoWorkers) {
+			t.Errorf("error %v, want ErrNoWorkers", err)
+		}
+	})
+}
+
+func TestAdaptersAndSaltsShareNoBlocks(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 0)
+	w := worker(1)
+	w.LoRA = []string{"lora"}
+	set(t, r, w)
+	store(r, router.Worker{ID: 1}, "AB")
+	for _, c := range []struct {
+		model, salt string
+		want        int
+	}{{"m", "", 2}, {"lora", "", 0}, {"m", "tenant", 0}} {
+		d, err := r.BestWorker(t.Context(), router.Request{Model: c.model, Salt: c.salt, Tokens: prompt("AB")})
+		if err != nil || d.OverlapBlocks != c.want {
+			t.Errorf("model %q, salt %q: overlap %d, error %v; want %d", c.model, c.salt, d.OverlapBlocks, err, c.want)
+		}
+	}
+}
+
+func TestAWorkerThatLeavesTakesItsStateAlong(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	store(r, router.Worker{ID: 1}, "AB")
+	if _, err := r.BestWorker(t.Context(), router.Request{ID: "a", Model: "m", Tokens: prompt("AB")}); err != nil {
+		t.Fatal(err)
+	}
+	r.RemoveWorker(1)
+	if store(r, router.Worker{ID: 1}, "AB") {
+		t.Error("an event of a worker that left was accepted")
+	}
+	set(t, r, worker(2)) // gets the number of worker 1
+	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("AB"), Explain: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := d.Candidates[0]; c.OverlapBlocks != 0 || c.ActiveRequests != 0 || c.ActiveBlocks != 0 {
+		t.Errorf("the new worker inherits %+v", c)
+	}
+	r.Free("a") // of the worker that left
+	if got := r.Workers()[0]; got.ActiveRequests != 0 {
+		t.Errorf("worker 2 has %d requests", got.ActiveRequests)
+	}
+}
+
+func TestARestartedWorkerIsEmpty(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	store(r, router.Worker{ID: 1}, "AB")
+	same := worker(1)
+	same.Draining = true
+	set(t, r, same)
+	if got := r.Workers()[0].CachedBlocks; got != 2 {
+		t.Errorf("after a change of the record %d blocks, want 2", got)
+	}
+	same.StartedMS = 1
+	set(t, r, same)
+	if got := r.Workers()[0].CachedBlocks; got != 0 {
+		t.Errorf("after a restart %d blocks, want 0", got)
+	}
+}
+
+func TestRanks(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 0)
+	w := worker(1)
+	w.DPStart, w.DPSize = 2, 3
+	w.RankAddresses = map[uint32]netip.AddrPort{3: netip.MustParseAddrPort("10.9.9.9:1")}
+	set(t, r, w)
+	if store(r, router.Worker{ID: 1, DPRank: 0}, "A") || !store(r, router.Worker{ID: 1, DPRank: 3}, "A") {
+		t.Error("rank 3 exists, rank 0 does not")
+	}
+	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("A")})
+	if err != nil || d.Worker.DPRank != 3 || d.Address.String() != "10.9.9.9:1" {
+		t.Errorf("decision %+v, error %v; want rank 3 at its own address", d, err)
+	}
+	w.DPSize = 1
+	set(t, r, w)
+	if got := r.Workers(); len(got) != 1 || got[0].DPRank != 2 {
+		t.Errorf("after the worker shrank: %+v, want rank 2 alone", got)
+	}
+}
+
+func TestBlockSizes(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	odd, none := worker(2), worker(3)
+	odd.BlockSize, none.BlockSize = 16, 0
+	set(t, r, odd)
+	set(t, r, none)
+	if !store(r, router.Worker{ID: 2}, "A") {
+		t.Error("the worker is known")
+	}
+	for i, want := range []string{"ok 0", "block_size_mismatch 0", "none 0"} {
+		if s := r.Workers()[i]; fmt.Sprint(s.KVEvents, " ", s.CachedBlocks) != want {
+			t.Errorf("worker %d: %s %d, want %s", i+1, s.KVEvents, s.CachedBlocks, want)
+		}
+	}
+	// An empty pool takes the size of whoever comes next.
+	for id := uint64(1); id <= 3; id++ {
+		r.RemoveWorker(id)
+	}
+	set(t, r, odd)
+	if s := r.Workers()[0]; s.KVEvents != "ok" {
+		t.Errorf("the only worker: %s, want ok", s.KVEvents)
+	}
+}
+
+func TestAWorkerChangesItsModel(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 2)
+	w := worker(1)
+	w.Models = []string{"n", "alias"}
+	set(t, r, w)
+	for model, want := range map[string]uint64{"m": 2, "n": 1, "alias": 1} {
+		if d, err := r.BestWorker(t.Context(), router.Request{Model: model}); err != nil || d.Worker.ID != want {
+			t.Errorf("model %s: worker %d, error %v; want %d", model, d.Worker.ID, err, want)
+		}
+	}
+}
+
+// A prompt that cannot be tokenized is routed, by load.
+func TestOddPromptsAreRouted(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 2)
+	d, err := r.BestWorker(t.Context(), router.Request{ID: "a", Model: "m", Prompt: router.Prompt{Messages: []byte(`[{"role":"user","content":12345}]`)}})
+	if err != nil || d.Reason != router.ReasonTokenizer || d.PromptTokens == 0 {
+		t.Errorf("decision %+v, error %v; want one by load with a guess of the length", d, err)
+	}
+	e, err := r.BestWorker(t.Context(), router.Request{ID: "b", Model: "m", Prompt: router.Prompt{Prompt: []byte(`"hello"`)}})
+	if err != nil || e.Worker == d.Worker || e.PromptTokens != 5 {
+		t.Errorf("decision %+v, error %v; want the other worker", e, err)
+	}
+}
+
+func TestACancelledRequestBooksNothing(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	why := errors.New("the client left")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	if _, err := r.BestWorker(ctx, router.Request{ID: "a", Model: "m"}); !errors.Is(err, why) {
+		t.Errorf("error %v, want %v", err, why)
+	}
+	if r.Free("a") {
+		t.Error("the request holds a slot")
+	}
+}
+
+func TestBadSettings(t *testing.T) {
+	for want, c := range map[string]router.Config{
+		"Mode":          {Mode: "fastest"},
+		"OverlapWeight": {OverlapWeight: math.NaN()},
+		"BlockSize":     {BlockSize: -1},
+	} {
+		if _, err := router.New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: error %v, want one that names %s", c, err, want)
+		}
+	}
+	if _, err := router.New(router.Config{OverlapWeight: -1}); err == nil {
+		t.Error("a negative weight must be refused")
+	}
+	if _, err := router.New(router.Config{OverlapWeight: math.Inf(1)}); err == nil {
+		t.Error("an infinite weight must be refused")
+	}
+}
+
+func TestBadWorkers(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	for want, change := range map[string]func(*router.WorkerInfo){
+		"Models":    func(w *router.WorkerInfo) { w.Models = nil },
+		"Address":   func(w *router.WorkerInfo) { w.Address = netip.AddrPort{} },
+		"BlockSize": func(w *router.WorkerInfo) { w.BlockSize = -1 },
+		"ranks":     func(w *router.WorkerInfo) { w.DPSize = 1 << 30 },
+	} {
+		w := worker(1)
+		change(&w)
+		if err := r.SetWorker(w); !errors.Is(err, router.ErrBadWorker) || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one that names %s", err, want)
+		}
+	}
+	if got := len(r.Workers()); got != 1 {
+		t.Errorf("%d workers, want the one from before", got)
+	}
+	w := worker(9)
+	var err error
+	for i := 0; err == nil && i < 2000; i++ {
+		w.Models = []string{fmt.Sprint("model-", i)}
+		err = r.SetWorker(w)
+	}
+	if !errors.Is(err, router.ErrBadWorker) {
+		t.Errorf("2,000 models: error %v, want ErrBadWorker", err)
+	}
+}
+
+// Everything at once, for the race detector; at the end nothing is left.
+func TestConcurrentUse(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1, KeepDecisions: 16}, 4)
+	var wg sync.WaitGroup
+	for g := range 4 {
+		wg.Go(func() {
+			for i := range 200 {
+				id := fmt.Sprint(g, "-", i)
+				letters := fmt.Sprintf("%c%c%c", 'A'+i%3, 'A'+i%5, 'A'+i%7)
+				d, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: prompt(letters)})
+				if err != nil {
+					t.Errorf("%s: %v", id, err)
+					return
+				}
+				store(r, d.Worker, letters)
+				r.MarkPrefillCompleted(id)
+				r.Free(id)
+				r.Decisions(4)
+			}
+		})
+	}
+	wg.Go(func() {
+		for i := range 100 {
+			w := worker(uint64(5 + i%3))
+			if err := r.SetWorker(w); err != nil {
+				t.Error(err)
+			}
+			r.Workers()
+			r.RemoveWorker(w.ID)
+		}
+	})
+	wg.Wait()
+	for _, w := range r.Workers() {
+		if w.ActiveRequests != 0 || w.ActiveBlocks != 0 || w.PendTokens != 0 {
+			t.Errorf("left behind: %+v", w)
+		}
+	}
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+)
+
+// WorkerState is what the router knows of one worker.
+type WorkerState struct {
+	Worker
+	Name           string         `json:"name,omitempty"`
+	Address        netip.AddrPort `json:"address"`
+	Model          string         `json:"model"` // base model: the name of its pool
+	LoRA           []string       `json:"lora,omitempty"`
+	Role           Role           `json:"role"`
+	Engine         string         `json:"engine,omitempty"`
+	Health         string         `json:"health"`
+	Draining       bool           `json:"draining"`
+	BlockSize      int            `json:"block_size"`
+	TotalKVBlocks  int            `json:"total_kv_blocks,omitempty"`
+	KVEvents       string         `json:"kv_events"`       // "ok", "none" or "block_size_mismatch"
+	CachedBlocks   int            `json:"cached_blocks"`   // in the index
+	ActiveRequests int            `json:"active_requests"` // slots
+	ActiveBlocks   int            `json:"active_blocks"`
+	PendTokens     int            `json:"pend_tokens"`
+	Routed         uint64         `json:"routed"` // requests sent there so far
+}
+
+// Workers returns what is known of every worker, in worker order.
+func (r *Router) Workers() []WorkerState {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	var states []WorkerState
+	for _, p := range r.pools {
+		states = p.appendStates(states)
+	}
+	slices.SortFunc(states, func(a, b WorkerState) int {
+		return cmp.Or(a.Worker.Compare(b.Worker), cmp.Compare(a.Model, b.Model))
+	})
+	return states
+}
+
+func (p *pool) appendStates(states []WorkerState) []WorkerState {
+	cache := p.cache.Load()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ord := range p.core.order {
+		e, load := &p.core.entries[ord], p.core.slots.Load(ord)
+		s := WorkerState{
+			Worker:         e.worker,
+			Name:           e.info.Name,
+			Address:        e.info.rankAddress(e.worker.DPRank),
+			Model:          p.model,
+			LoRA:           e.info.LoRA,
+			Role:           cmp.Or(e.info.Role, Aggregated),
+			Engine:         e.info.Engine,
+			Health:         e.info.Health.String(),
+			Draining:       e.info.Draining,
+			BlockSize:      e.info.BlockSize,
+			TotalKVBlocks:  e.info.TotalKVBlocks,
+			KVEvents:       "ok",
+			CachedBlocks:   cache.index.WorkerBlocks(ord),
+			ActiveRequests: load.Requests,
+			ActiveBlocks:   load.Blocks,
+			PendTokens:     load.PendTokens,
+			Routed:         e.routed,
+		}
+		switch e.info.BlockSize {
+		case cache.blockSize:
+		case 0:
+			s.KVEvents = "none"
+		default:
+			s.KVEvents = "block_size_mismatch"
+		}
+		states = append(states, s)
+	}
+	return states
+}
+
+// Decision returns a kept decision by its request id.
+func (r *Router) Decision(id string) (Decision, bool) { return r.ring.get(id) }
+
+// Decisions returns up to n kept decisions, newest first.
+func (r *Router) Decisions(n int) []Decision { return r.ring.recent(n) }

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"cmp"
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+// Worker names one rank of one serving process. Workers are ordered by ID, then
+// by DPRank.
+type Worker struct {
+	ID     uint64 `json:"worker_id"`
+	DPRank uint32 `json:"dp_rank"`
+}
+
+// Compare orders workers by ID, then by DPRank.
+func (w Worker) Compare(v Worker) int {
+	return cmp.Or(cmp.Compare(w.ID, v.ID), cmp.Compare(w.DPRank, v.DPRank))
+}
+
+// Health is what the fleet believes of a worker process.
+type Health uint8
+
+// The states of health. Only healthy workers are candidates; degraded ones
+// stand in while no worker of the pool is healthy.
+const (
+	Healthy Health = iota
+	Degraded
+	Unhealthy
+)
+
+// String returns the state's lower-case name.
+func (h Health) String() string {
+	switch h {
+	case Healthy:
+		return "healthy"
+	case Degraded:
+		return "degraded"
+	default:
+		return "unhealthy"
+	}
+}
+
+// WorkerInfo is what the router is told about one worker process, whatever
+// source it was found by. Each of its DPSize ranks is a [Worker] of its own.
+type WorkerInfo struct {
+	ID      uint64
+	Name    string         // the operator's name for it; may be empty
+	Address netip.AddrPort // of its OpenAI endpoint
+	// RankAddresses overrides Address for single ranks, by absolute rank.
+	RankAddresses map[uint32]netip.AddrPort
+
+	Models []string // names of the base model; the first one names the pool
+	LoRA   []string // adapters it serves besides
+	Role   Role
+
+	BlockSize int    // tokens in a block of its KV cache; 0 = publishes no blocks
+	DPStart   uint32 // first rank
+	DPSize    uint32 // number of ranks; 0 counts as 1
+
+	TotalKVBlocks    int // capacity per rank; 0 = unknown
+	MaxNumSeqs       int // 0 = unknown
+	MaxBatchedTokens int // 0 = unknown
+
+	Engine    string // "vllm", "sglang", …
+	Draining  bool   // gets no new requests, keeps its blocks
+	StartedMS int64  // a changed value means that the process restarted empty
+	Health    Health
+}
+
+func (i *WorkerInfo) hasRank(rank uint32) bool {
+	return rank >= i.DPStart && rank-i.DPStart < max(1, i.DPSize)
+}
+
+func (i *WorkerInfo) rankAddress(rank uint32) netip.AddrPort {
+	if a, ok := i.RankAddresses[rank]; ok {
+		return a
+	}
+	return i.Address
+}
+
+// Role says which phase of a request a worker takes.
+type Role string
+
+// The roles. The empty string counts as [Aggregated].
+const (
+	Aggregated Role = "aggregated"
+	Prefill    Role = "prefill" // never a candidate until prefill/decode pairs exist
+	Decode     Role = "decode"
+)
+
+// Prompt is the prompt of a request as raw JSON spans of its body.
+type Prompt = chat.Request
+
+// Request asks for a worker.
+type Request struct {
+	// ID makes the decision a booking: the worker's slot is taken until
+	// [Router.Free]. It must be unique among the requests in flight. With no ID
+	// the decision is read-only: no slot, no record.
+	ID string
+
+	// Model is the model name of the request: a base model or an adapter.
+	Model string
+
+	// Prompt is tokenized by the router. Tokens, if not nil, is used instead.
+	Prompt Prompt
+	Tokens []uint32
+
+	// Salt keeps the request's blocks apart from those of other salts.
+	Salt string
+
+	// Explain asks for [Decision.Candidates].
+	Explain bool
+}
+
+// Reason says in one word how a decision was reached.
+type Reason string
+
+// The reasons of a decision.
+const (
+	ReasonKV         Reason = "kv"          // lowest cost, with cached blocks known on some candidate
+	ReasonLoad       Reason = "load"        // lowest cost; nobody holds a block of the prompt
+	ReasonRoundRobin Reason = "round-robin" // the next one in turn
+	// ReasonTokenizer: the prompt could not be turned into tokens, so the
+	// choice was made by load.
+	ReasonTokenizer Reason = "fallback:tokenizer"
+)
+
+// Decision says where a request goes, and why.
+type Decision struct {
+	ID         string         `json:"id"`
+	Time       time.Time      `json:"time"`
+	Model      string         `json:"model"`
+	Mode       Mode           `json:"mode"`
+	Reason     Reason         `json:"reason"`
+	Worker     Worker         `json:"worker"`
+	WorkerName string         `json:"worker_name,omitempty"`
+	Address    netip.AddrPort `json:"address"`
+
+	PromptTokens  int     `json:"prompt_tokens"`  // length of the prompt
+	PromptBlocks  int     `json:"prompt_blocks"`  // full blocks in it
+	OverlapBlocks int     `json:"overlap_blocks"` // leading ones that the worker holds
+	CachedTokens  int     `json:"cached_tokens"`  // OverlapBlocks in tokens
+	PrefillTokens int     `json:"prefill_tokens"` // left to compute
+	Cost          float64 `json:"cost"`           // in blocks; lower is better; 0 where the mode has none
+
+	// Where the time went. TokenizeTime includes hashing.
+	TokenizeTime time.Duration `json:"tokenize_ns"`
+	MatchTime    time.Duration `json:"match_ns"`
+	PickTime     time.Duration `json:"pick_ns"` // waiting for the pool's lock included
+
+	// Candidates are the inputs of the choice, in worker order. They are
+	// filled if the request asked to explain, and in kept decisions.
+	Candidates []Candidate `json:"candidates,omitempty"`
+
+	// What became of a kept decision: zero until it happens.
+	FirstToken time.Time `json:"first_token,omitzero"`
+	Freed      time.Time `json:"freed,omitzero"`
+}
+
+// Candidate is one worker that a decision could have gone to.
+type Candidate struct {
+	Worker           Worker         `json:"worker"`
+	WorkerName       string         `json:"worker_name,omitempty"`
+	Address          netip.AddrPort `json:"address"`
+	OverlapBlocks    int            `json:"overlap_blocks"`
+	PendTokens       int            `json:"pend_tokens"`       // prefill tokens of its requests before their first token
+	ActiveRequests   int            `json:"active_requests"`   // requests on it
+	ActiveBlocks     int            `json:"active_blocks"`     // distinct blocks of those
+	AdditionalBlocks int            `json:"additional_blocks"` // blocks that this request would add
+	Cost             float64        `json:"cost"`
+}
+
+// Errors of [Router.BestWorker]. They come wrapped with what they are about.
+var (
+	// ErrNoWorkers: the model is known, but none of its workers can take a request.
+	ErrNoWorkers = errors.New("no worker is available")
+	// ErrUnknownModel: workers are known, and none serves the model.
+	ErrUnknownModel = errors.New("the model does not exist")
+	// ErrDuplicate: a request with this id is in flight.
+	ErrDuplicate = errors.New("a request with this id is in flight")
+)
