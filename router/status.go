@@ -33,7 +33,7 @@ type WorkerState struct {
 func (r *Router) Workers() []WorkerState {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
-	var states []WorkerState
+	states := []WorkerState{} // an empty list in JSON, not null
 	for _, p := range r.pools {
 		states = p.appendStates(states)
 	}
