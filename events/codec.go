@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// RouterEvent is one event of a worker's cache as it travels.
+type RouterEvent struct {
+	WorkerID uint64
+	DPRank   uint32
+	// EventID grows by one with each event of a (worker, rank, publisher).
+	EventID uint64
+	// Foreign events carry an id and concern blocks that are not the worker's.
+	Foreign bool
+	Event   indexer.Event
+}
+
+// Envelope is one message of the event plane.
+type Envelope struct {
+	PublisherID uint64 // new at each start of a publisher
+	Sequence    uint64 // of the publisher's messages on the topic, from 0
+	PublishedAt uint64 // unix ms
+	Topic       string
+	Payload     []byte
+}
+
+// tiers are the names of the storage tiers on the wire, by [indexer.Tier].
+var tiers = [...]string{"device", "host_pinned", "disk", "external"}
+
+// errShape is wrapped by the errors about MessagePack of the wrong shape.
+var errShape = errors.New("unexpected shape")
+
+// AppendEnvelope appends the encoding of e to dst: a map with its keys in the
+// order of the fields.
+func AppendEnvelope(dst []byte, e Envelope) []byte {
+	dst = msgp.AppendMapHeader(dst, 5)
+	dst = msgp.AppendUint64(msgp.AppendString(dst, "publisher_id"), e.PublisherID)
+	dst = msgp.AppendUint64(msgp.AppendString(dst, "sequence"), e.Sequence)
+	dst = msgp.AppendUint64(msgp.AppendString(dst, "published_at"), e.PublishedAt)
+	dst = msgp.AppendString(msgp.AppendString(dst, "topic"), e.Topic)
+	return msgp.AppendBytes(msgp.AppendString(dst, "payload"), e.Payload)
+}
+
+// DecodeEnvelope reads a message. The payload aliases it. An envelope without a
+// publisher or payload is an error that names what is missing.
+func DecodeEnvelope(data []byte) (Envelope, error) {
+	var e Envelope
+	var publisher, payload bool
+	rest, err := eachField(data, func(key, value []byte) (err error) {
+		switch string(key) {
+		case "publisher_id":
+			publisher = true
+			e.PublisherID, err = readUint(value)
+		case "sequence":
+			e.Sequence, err = readUint(value)
+		case "published_at":
+			e.PublishedAt, err = readUint(value)
+		case "topic":
+			e.Topic, _, err = msgp.ReadStringBytes(value)
+		case "payload":
+			payload = true
+			e.Payload, _, err = msgp.ReadBytesZC(value)
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return e, fmt.Errorf("events: decode envelope: %w", err)
+	case len(rest) > 0:
+		return e, fmt.Errorf("events: decode envelope: %d bytes follow it", len(rest))
+	case !publisher || !payload:
+		return e, fmt.Errorf("events: decode envelope: %w: publisher_id or payload is missing", errShape)
+	}
+	return e, nil
+}
+
+// AppendEvents appends the encoding of a payload: an array of events.
+func AppendEvents(dst []byte, evs []RouterEvent) []byte {
+	dst = msgp.AppendArrayHeader(dst, uint32(len(evs)))
+	for i := range evs {
+		dst = appendEvent(dst, &evs[i])
+	}
+	return dst
+}
+
+func appendEvent(dst []byte, r *RouterEvent) []byte {
+	dst = msgp.AppendMapHeader(dst, 4)
+	dst = msgp.AppendUint64(msgp.AppendString(dst, "worker_id"), r.WorkerID)
+	dst = msgp.AppendString(msgp.AppendString(dst, "storage_tier"), tiers[min(int(r.Event.Tier), len(tiers)-1)])
+	dst = msgp.AppendString(msgp.AppendString(dst, "residency_domain"), "worker")
+	dst = msgp.AppendMapHeader(msgp.AppendString(dst, "event"), 3)
+	dst = msgp.AppendUint64(msgp.AppendString(dst, "event_id"), r.EventID)
+	dst = appendData(msgp.AppendString(dst, "data"), &r.Event)
+	return msgp.AppendUint32(msgp.AppendString(dst, "dp_rank"), r.DPRank)
+}
+
+func appendData(dst []byte, ev *indexer.Event) []byte {
+	switch ev.Kind {
+	case indexer.Stored:
+		dst = msgp.AppendString(msgp.AppendMapHeader(dst, 1), "stored")
+		dst = msgp.AppendString(msgp.AppendMapHeader(dst, 3), "parent_hash")
+		if ev.HasParent {
+			dst = msgp.AppendUint64(dst, ev.Parent)
+		} else {
+			dst = msgp.AppendNil(dst)
+		}
+		dst = msgp.AppendNil(msgp.AppendString(dst, "start_position"))
+		dst = msgp.AppendArrayHeader(msgp.AppendString(dst, "blocks"), uint32(len(ev.Blocks)))
+		for _, b := range ev.Blocks {
+			dst = msgp.AppendMapHeader(dst, 3)
+			dst = msgp.AppendUint64(msgp.AppendString(dst, "block_hash"), b.External)
+			dst = msgp.AppendUint64(msgp.AppendString(dst, "tokens_hash"), b.Local)
+			dst = msgp.AppendNil(msgp.AppendString(dst, "mm_extra_info"))
+		}
+		return dst
+	case indexer.Removed:
+		dst = msgp.AppendString(msgp.AppendMapHeader(dst, 1), "removed")
+		dst = msgp.AppendString(msgp.AppendMapHeader(dst, 1), "block_hashes")
+		dst = msgp.AppendArrayHeader(dst, uint32(len(ev.Externals)))
+		for _, e := range ev.Externals {
+			dst = msgp.AppendUint64(dst, e)
+		}
+		return dst
+	}
+	return msgp.AppendString(dst, "cleared")
+}
+
+// DecodeEvents reads a payload: an array of events, or one event as older Dynamo
+// versions send it. Each event is read by itself: one that cannot be read is
+// counted in bad and does not take the others along. An error means that the
+// payload as a whole is no such thing.
+func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
+	n, rest := uint32(1), data
+	if msgp.NextType(data) != msgp.MapType {
+		if n, rest, err = msgp.ReadArrayHeaderBytes(data); err != nil {
+			return nil, 0, fmt.Errorf("events: decode payload: %w", err)
+		}
+	}
+	// An event takes 40 bytes at least; do not believe the header beyond that.
+	evs = make([]RouterEvent, 0, min(int(n), len(data)/40+1))
+	for i := range n {
+		element := rest
+		if rest, err = msgp.Skip(rest); err != nil {
+			// Nothing behind this element can be found.
+			return evs, bad + int(n-i), nil
+		}
+		ev, err := decodeEvent(element[:len(element)-len(rest)])
+		if err != nil {
+			bad++
+			continue
+		}
+		evs = append(evs, ev)
+	}
+	return evs, bad, nil
+}
+
+func decodeEvent(data []byte) (r RouterEvent, err error) {
+	var event []byte
+	_, err = eachField(data, func(key, value []byte) (err error) {
+		switch string(key) {
+		case "worker_id":
+			r.WorkerID, err = readUint(value)
+		case "storage_tier":
+			r.Event.Tier, err = readTier(value)
+		case "residency_domain":
+			var domain string
+			domain, _, err = msgp.ReadStringBytes(value)
+			r.Foreign = domain != "worker"
+		case "event":
+			event = value
+		}
+		return err
+	})
+	if err != nil {
+		return r, err
+	}
+	if event == nil {
+		return r, fmt.Errorf("%w: no event", errShape)
+	}
+	var hasID, hasData bool
+	_, err = eachField(event, func(key, value []byte) (err error) {
+		switch string(key) {
+		case "event_id":
+			hasID = true
+			r.EventID, err = readUint(value)
+		case "dp_rank":
+			r.DPRank, err = readRank(value)
+		case "data":
+			hasData = true
+			err = decodeData(value, &r.Event)
+		}
+		return err
+	})
+	if err == nil && !(hasID && hasData) {
+		err = fmt.Errorf("%w: no event_id or no data", errShape)
+	}
+	return r, err
+}
+
+// decodeData reads what happened. Of an unknown kind only the name is known to be
+// right, so the event keeps the zero Kind: its id counts, it does nothing.
+func decodeData(data []byte, ev *indexer.Event) error {
+	if msgp.NextType(data) == msgp.StrType {
+		kind, _, err := msgp.ReadStringBytes(data)
+		if kind == "cleared" {
+			ev.Kind = indexer.Cleared
+		}
+		return err
+	}
+	_, err := eachField(data, func(key, value []byte) error {
+		switch string(key) {
+		case "stored":
+			ev.Kind = indexer.Stored
+			return decodeStored(value, ev)
+		case "removed":
+			ev.Kind = indexer.Removed
+			return decodeRemoved(value, ev)
+		case "cleared":
+			ev.Kind = indexer.Cleared
+		}
+		return nil
+	})
+	return err
+}
+
+func decodeStored(data []byte, ev *indexer.Event) error {
+	_, err := eachField(data, func(key, value []byte) (err error) {
+		switch string(key) {
+		case "parent_hash":
+			if !msgp.IsNil(value) {
+				ev.HasParent = true
+				ev.Parent, err = readUint(value)
+			}
+		case "blocks":
+			ev.Blocks, err = readList(value, 20, decodeBlock)
+		}
+		return err
+	})
+	return err
+}
+
+func decodeBlock(data []byte) (b indexer.Block, err error) {
+	var external, local bool
+	_, err = eachField(data, func(key, value []byte) (err error) {
+		switch string(key) {
+		case "block_hash":
+			external = true
+			b.External, err = readUint(value)
+		case "tokens_hash":
+			local = true
+			b.Local, err = readUint(value)
+		}
+		return err
+	})
+	if err == nil && !(external && local) {
+		err = fmt.Errorf("%w: a block without hashes", errShape)
+	}
+	return b, err
+}
+
+func decodeRemoved(data []byte, ev *indexer.Event) error {
+	_, err := eachField(data, func(key, value []byte) (err error) {
+		if string(key) == "block_hashes" {
+			ev.Externals, err = readList(value, 1, readUint)
+		}
+		return err
+	})
+	return err
+}
+
+// eachField calls field for each key of a map, with the encoding of its value, and
+// returns what follows the map. Keys that nobody knows are no error.
+func eachField(data []byte, field func(key, value []byte) error) (rest []byte, err error) {
+	n, rest, err := msgp.ReadMapHeaderBytes(data)
+	if err != nil {
+		return rest, err
+	}
+	for range n {
+		var key []byte
+		if key, rest, err = msgp.ReadMapKeyZC(rest); err != nil {
+			return rest, err
+		}
+		value := rest
+		if rest, err = msgp.Skip(rest); err != nil {
+			return rest, fmt.Errorf("%s: %w", key[:min(len(key), 32)], err)
+		}
+		if err = field(key, value[:len(value)-len(rest)]); err != nil {
+			return rest, fmt.Errorf("%s: %w", key[:min(len(key), 32)], err)
+		}
+	}
+	return rest, nil
+}
+
+// readList reads an array whose elements take at least size bytes each, so that a
+// false header cannot make it reserve more than the message is long.
+func readList[T any](data []byte, size int, read func([]byte) (T, error)) ([]T, error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]T, 0, min(int(n), len(rest)/size+1))
+	for range n {
+		element := rest
+		if rest, err = msgp.Skip(rest); err != nil {
+			return nil, err
+		}
+		v, err := read(element[:len(element)-len(rest)])
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	return list, nil
+}
+
+// readUint reads an integer of any width; a negative one keeps its bits, as
+// engines write hashes.
+func readUint(data []byte) (uint64, error) {
+	if len(data) > 0 && (data[0] >= 0xe0 || 0xd0 <= data[0] && data[0] <= 0xd3) {
+		v, _, err := msgp.ReadInt64Bytes(data)
+		return uint64(v), err
+	}
+	v, _, err := msgp.ReadUint64Bytes(data)
+	return v, err
+}
+
+func readRank(data []byte) (uint32, error) {
+	if msgp.IsNil(data) {
+		return 0, nil
+	}
+	v, _, err := msgp.ReadUint32Bytes(data)
+	return v, err
+}
+
+func readTier(data []byte) (indexer.Tier, error) {
+	name, _, err := msgp.ReadStringBytes(data)
+	if err != nil {
+		return 0, err
+	}
+	for t, known := range tiers {
+		if name == known {
+			return indexer.Tier(t), nil
+		}
+	}
+	return 0, fmt.Errorf("%w: storage tier %q", errShape, name[:min(len(name), 32)])
+}

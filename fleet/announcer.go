@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// AnnouncerConfig says whom an [Announcer] speaks for. Record is required.
+type AnnouncerConfig struct {
+	Scope  wire.Scope
+	Record Record
+	// Load is asked for each heartbeat. Nil says nothing of the load.
+	Load func() Load
+	// Now is the clock of the heartbeats' time stamps. Default [time.Now].
+	Now func() time.Time
+	// Log takes a line when the registry cannot be reached. Default none.
+	Log *slog.Logger
+}
+
+// Announcer registers a worker and keeps it registered.
+type Announcer struct {
+	conf   AnnouncerConfig
+	nc     *nats.Conn
+	record []byte
+	id     uint64
+}
+
+// NewAnnouncer returns an announcer on a connection that stays its caller's. A
+// record that registries would refuse is an error.
+func NewAnnouncer(nc *nats.Conn, conf AnnouncerConfig) (*Announcer, error) {
+	if _, err := conf.Record.Info(nil); err != nil {
+		return nil, err
+	}
+	if conf.Now == nil {
+		conf.Now = time.Now
+	}
+	if conf.Log == nil {
+		conf.Log = slog.New(slog.DiscardHandler)
+	}
+	id := conf.Record.ID()
+	conf.Record.V, conf.Record.WorkerID = 1, id
+	data, err := json.Marshal(conf.Record)
+	if err != nil {
+		return nil, fmt.Errorf("fleet: write record: %w", err)
+	}
+	return &Announcer{conf: conf, nc: nc, record: data, id: id}, nil
+}
+
+// Run registers the worker, keeps the record and the heartbeats coming until ctx
+// ends, and takes the record back.
+func (a *Announcer) Run(ctx context.Context) error {
+	beat := time.NewTicker(heartbeatEvery)
+	defer beat.Stop()
+	// The record is put again soon after a failure and after NATS came back,
+	// which may have lost it.
+	next, away := time.NewTimer(0), false
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return a.leave(ctx)
+		case <-next.C:
+			err := a.put(ctx)
+			if err != nil && ctx.Err() == nil {
+				a.conf.Log.Warn("the worker cannot register; it tries again", "err", err)
+				next.Reset(time.Second)
+				continue
+			}
+			a.heartbeat()
+			next.Reset(putEvery)
+		case <-beat.C:
+			connected := a.nc.IsConnected()
+			if connected && away {
+				next.Reset(0)
+			}
+			away = !connected
+			a.heartbeat()
+		}
+	}
+}
+
+func (a *Announcer) put(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	bucket, err := openBucket(ctx, a.nc, a.conf.Scope)
+	if err != nil {
+		return err
+	}
+	_, err = bucket.Put(ctx, wire.WorkerKey(a.id), a.record)
+	return err
+}
+
+// leave takes the record back. If that fails it expires by itself.
+func (a *Announcer) leave(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if !a.nc.IsConnected() {
+		return nil
+	}
+	bucket, err := openBucket(ctx, a.nc, a.conf.Scope)
+	if err == nil {
+		err = bucket.Delete(ctx, wire.WorkerKey(a.id))
+	}
+	if err != nil {
+		a.conf.Log.Warn("the worker's record could not be taken back; it expires", "err", err)
+	}
+	return nil
+}
+
+func (a *Announcer) heartbeat() {
+	h := Heartbeat{WorkerID: a.id, TS: a.conf.Now().UnixMilli()}
+	if a.conf.Load != nil {
+		h.Load = a.conf.Load()
+	}
+	data, err := json.Marshal(h)
+	if err != nil {
+		a.conf.Log.Warn("a heartbeat cannot be written", "err", err)
+		return
+	}
+	// What a lost heartbeat means is for the listener to judge.
+	_ = a.nc.Publish(a.conf.Scope.Own(heartbeatTopic, wire.WorkerKey(a.id)), data)
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
+)
+
+// Record is what a worker says of itself, as JSON: in the registry's bucket, and as
+// an element of "workers" in the configuration file. Fields that nobody knows are
+// ignored in the registry.
+type Record struct {
+	V        int    `json:"v,omitempty"`         // version of the record: 1, or absent
+	WorkerID uint64 `json:"worker_id,omitempty"` // 0 = derived from Name
+	Name     string `json:"name,omitempty"`
+
+	Address       string            `json:"address"`                  // ip:port of the OpenAI endpoint
+	RankAddresses map[string]string `json:"rank_addresses,omitempty"` // rank -> ip:port, where ranks have ports of their own
+
+	Models []string    `json:"models"` // names of the base model, the first one its own
+	LoRA   []string    `json:"lora,omitempty"`
+	Role   router.Role `json:"role,omitempty"` // "aggregated" (default), "prefill", "decode"
+
+	BlockSize        int    `json:"block_size,omitempty"` // tokens; 0 = publishes no events
+	DPStart          uint32 `json:"dp_start,omitempty"`
+	DPSize           uint32 `json:"dp_size,omitempty"` // 0 = 1
+	TotalKVBlocks    int    `json:"total_kv_blocks,omitempty"`
+	MaxNumSeqs       int    `json:"max_num_seqs,omitempty"`
+	MaxBatchedTokens int    `json:"max_num_batched_tokens,omitempty"`
+
+	Engine        string `json:"engine,omitempty"`
+	EngineVersion string `json:"engine_version,omitempty"`
+	Draining      bool   `json:"draining,omitempty"`   // takes no new requests, keeps its blocks
+	StartedMS     int64  `json:"started_ms,omitempty"` // unix ms; a changed value means a restart
+}
+
+// ParseRecord reads a record of the registry.
+func ParseRecord(data []byte) (Record, error) {
+	var r Record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return r, fmt.Errorf("fleet: read record: %w", err)
+	}
+	return r, nil
+}
+
+// ID returns the worker's id: WorkerID, or the one derived from its name.
+func (r *Record) ID() uint64 {
+	if r.WorkerID == 0 && r.Name != "" {
+		return wire.WorkerID(r.Name)
+	}
+	return r.WorkerID
+}
+
+// bounds of what a record may claim. A registration is not trusted with our memory.
+const (
+	maxNames   = 256
+	maxNameLen = 256
+	maxRanks   = 1024
+)
+
+// Info checks a record and turns it into what the router wants to know. Networks,
+// if there are any, are those that its addresses must lie in. An error names the
+// field and its value.
+func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
+	info := router.WorkerInfo{
+		ID: r.ID(), Name: r.Name,
+		Models: r.Models, LoRA: r.LoRA, Role: r.Role,
+		BlockSize: r.BlockSize, DPStart: r.DPStart, DPSize: max(1, r.DPSize),
+		TotalKVBlocks: r.TotalKVBlocks, MaxNumSeqs: r.MaxNumSeqs, MaxBatchedTokens: r.MaxBatchedTokens,
+		Engine: r.Engine, Draining: r.Draining, StartedMS: r.StartedMS,
+	}
+	wrong := func(field string, value any, want string) (router.WorkerInfo, error) {
+		return router.WorkerInfo{}, fmt.Errorf("fleet: worker %q (%d): %s is %v, want %s", clip(r.Name), info.ID, field, value, want)
+	}
+	switch {
+	case r.V != 0 && r.V != 1:
+		return wrong("v", r.V, "1")
+	case info.ID == 0:
+		return wrong("worker_id", 0, "a number, or a name to derive it from")
+	case len(r.Name) > maxNameLen:
+		return wrong("name", fmt.Sprintf("%d bytes long", len(r.Name)), fmt.Sprintf("at most %d", maxNameLen))
+	case len(r.Models) == 0 || len(r.Models) > maxNames:
+		return wrong("models", fmt.Sprintf("a list of %d", len(r.Models)), fmt.Sprintf("1 to %d names", maxNames))
+	case len(r.LoRA) > maxNames:
+		return wrong("lora", fmt.Sprintf("a list of %d", len(r.LoRA)), fmt.Sprintf("at most %d names", maxNames))
+	case r.Role != "" && r.Role != router.Aggregated && r.Role != router.Prefill && r.Role != router.Decode:
+		return wrong("role", fmt.Sprintf("%q", clip(string(r.Role))), "aggregated, prefill or decode")
+	case r.BlockSize < 0:
+		return wrong("block_size", r.BlockSize, "0 or more tokens")
+	case r.DPSize > maxRanks:
+		return wrong("dp_size", r.DPSize, fmt.Sprintf("at most %d", maxRanks))
+	}
+	for _, name := range append(append([]string{}, r.Models...), r.LoRA...) {
+		if name == "" || len(name) > maxNameLen {
+			return wrong("models or lora", fmt.Sprintf("a name of %d bytes", len(name)), fmt.Sprintf("1 to %d", maxNameLen))
+		}
+	}
+	var err error
+	if info.Address, err = address(r.Address, networks); err != nil {
+		return wrong("address", fmt.Sprintf("%q", clip(r.Address)), err.Error())
+	}
+	for rank, a := range r.RankAddresses {
+		n, rankErr := strconv.ParseUint(rank, 10, 32)
+		at, err := address(a, networks)
+		if rankErr != nil || err != nil || len(r.RankAddresses) > maxRanks {
+			return wrong("rank_addresses", fmt.Sprintf("%q: %q", clip(rank), clip(a)), "rank: ip:port inside the worker networks")
+		}
+		if info.RankAddresses == nil {
+			info.RankAddresses = make(map[uint32]netip.AddrPort)
+		}
+		info.RankAddresses[uint32(n)] = at
+	}
+	return info, nil
+}
+
+// address checks an address that requests will be sent to. The error says what is
+// wanted.
+func address(s string, networks []netip.Prefix) (netip.AddrPort, error) {
+	a, err := netip.ParseAddrPort(s)
+	if err != nil || a.Port() == 0 || a.Addr().IsUnspecified() || a.Addr().IsMulticast() || a.Addr().Zone() != "" {
+		return netip.AddrPort{}, fmt.Errorf("ip:port")
+	}
+	a = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+	if len(networks) == 0 {
+		return a, nil
+	}
+	for _, n := range networks {
+		if n.Contains(a.Addr()) {
+			return a, nil
+		}
+	}
+	return netip.AddrPort{}, fmt.Errorf("an address in the worker networks %v", networks)
+}
+
+func clip(s string) string { return s[:min(len(s), 128)] }

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
+)
+
+// Periods of the worker's side. A record is put three times in its lifetime.
+const (
+	recordTTL      = 45 * time.Second
+	putEvery       = 15 * time.Second
+	heartbeatEvery = 2500 * time.Millisecond
+)
+
+const heartbeatTopic = "heartbeat"
+
+// openBucket returns the bucket of records, and makes it if it is not there.
+func openBucket(ctx context.Context, nc *nats.Conn, scope wire.Scope) (jetstream.KeyValue, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	return js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+		Bucket:       scope.Bucket("workers"),
+		Description:  "kvroute: records of workers",
+		TTL:          recordTTL,
+		MaxValueSize: 64 << 10,
+	})
+}
+
+// RegistryConfig says where workers come from and who is told of them. Set and
+// Remove are required; the zero value of each other field means its default.
+type RegistryConfig struct {
+	Scope wire.Scope
+	// Networks are those that workers may have addresses in. None allows all.
+	Networks []netip.Prefix
+	// Set and Remove are told of workers, one call at a time. They must not call
+	// back.
+	Set    func(router.WorkerInfo)
+	Remove func(id uint64)
+	// Now is the clock. Default [time.Now].
+	Now func() time.Time
+	// Log takes a line for each connection and each refused record. Default none.
+	Log *slog.Logger
+	// Meter makes the instruments listed in docs/metrics.md. Default none.
+	Meter metric.Meter
+}
+
+// Registry tells of the workers that are configured or registered in NATS.
+type Registry struct {
+	conf    RegistryConfig
+	nc      *nats.Conn
+	metrics *metrics
+	ready   atomic.Bool
+
+	mu sync.Mutex
+	// mu guards the field below, and orders what Set and Remove are told.
+	table *Table
+}
+
+// NewRegistry returns a registry on a connection that stays its caller's.
+func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
+	if conf.Now == nil {
+		conf.Now = time.Now
+	}
+	if conf.Log == nil {
+		conf.Log = slog.New(slog.DiscardHandler)
+	}
+	if conf.Meter == nil {
+		conf.Meter = noop.Meter{}
+	}
+	m, err := newMetrics(conf.Meter)
+	if err != nil {
+		return nil, err
+	}
+	return &Registry{conf: conf, nc: nc, metrics: m, table: NewTable(conf.Networks, conf.Set, conf.Remove)}, nil
+}
+
+// SetStatic replaces the workers of the configuration; see [Table.SetStatic].
+func (r *Registry) SetStatic(records []Record) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.table.SetStatic(records)
+}
+
+// Ready reports whether the registry is connected and has heard of all who were
+// registered.
+func (r *Registry) Ready() bool { return r.ready.Load() && r.nc.IsConnected() }
+
+// Run listens until ctx ends. Whatever goes wrong with NATS, it tries again: the
+// workers known stay known meanwhile.
+func (r *Registry) Run(ctx context.Context) error {
+	beats := make(chan *nats.Msg, 8192)
+	subject := r.conf.Scope.Own(heartbeatTopic, "*")
+	sub, err := r.nc.ChanSubscribe(subject, beats)
+	if err != nil {
+		return fmt.Errorf("fleet: subscribe to %s: %w", subject, err)
+	}
+	for {
+		err := r.watch(ctx, beats)
+		r.ready.Store(false)
+		if ctx.Err() != nil {
+			if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
+				return fmt.Errorf("fleet: unsubscribe from %s: %w", subject, err)
+			}
+			return nil
+		}
+		r.conf.Log.Warn("the registry of workers is not available; it is tried again", "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// errAway ends a watch when NATS has been away: what was missed is read anew.
+var errAway = errors.New("NATS was away")
+
+// watch follows the registry until it cannot.
+func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
+	opening, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	bucket, err := openBucket(opening, r.nc, r.conf.Scope)
+	if err != nil {
+		return fmt.Errorf("fleet: open the bucket: %w", err)
+	}
+	watcher, err := bucket.WatchAll(ctx)
+	if err != nil {
+		return fmt.Errorf("fleet: watch the bucket: %w", err)
+	}
+	defer func() { _ = watcher.Stop() }() // fails if NATS is away, when there is nothing to stop
+	r.locked(func(t *Table) { t.Refresh(r.conf.Now()) })
+
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case entry, ok := <-watcher.Updates():
+			switch {
+			case !ok:
+				return errAway
+			case entry == nil:
+				r.ready.Store(true)
+			default:
+				r.entry(ctx, entry)
+			}
+		case m := <-beats:
+			r.heartbeat(ctx, m)
+		case <-tick.C:
+			if !r.nc.IsConnected() {
+				return errAway
+			}
+			r.locked(func(t *Table) { t.Tick(r.conf.Now()) })
+		}
+	}
+}
+
+func (r *Registry) locked(do func(*Table)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	do(r.table)
+}
+
+// entry takes a change of the bucket.
+func (r *Registry) entry(ctx context.Context, e jetstream.KeyValueEntry) {
+	id, err := strconv.ParseUint(e.Key(), 16, 64)
+	if err != nil || e.Key() != wire.WorkerKey(id) {
+		r.refuse(ctx, fmt.Errorf("fleet: key %q is no worker id", clip(e.Key())))
+		return
+	}
+	if e.Operation() != jetstream.KeyValuePut {
+		r.metrics.count(ctx, newsLeft)
+		r.locked(func(t *Table) { t.Delete(id) })
+		return
+	}
+	record, err := ParseRecord(e.Value())
+	if err == nil && record.ID() != id {
+		err = fmt.Errorf("fleet: the record under key %s is of worker %d", e.Key(), record.ID())
+	}
+	if err == nil {
+		r.locked(func(t *Table) { err = t.Put(r.conf.Now(), record) })
+	}
+	if err != nil {
+		r.refuse(ctx, err)
+		return
+	}
+	r.metrics.count(ctx, newsRecord)
+}
+
+func (r *Registry) refuse(ctx context.Context, err error) {
+	r.metrics.count(ctx, newsRefused)
+	r.conf.Log.Warn("a worker's record is refused", "err", err)
+}
+
+// Heartbeat is a worker's sign of life.
+type Heartbeat struct {
+	WorkerID uint64 `json:"worker_id"`
+	TS       int64  `json:"ts_ms"`
+	Load
+}
+
+func (r *Registry) heartbeat(ctx context.Context, m *nats.Msg) {
+	var h Heartbeat
+	key := m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]
+	if err := json.Unmarshal(m.Data, &h); err != nil || wire.WorkerKey(h.WorkerID) != key {
+		r.metrics.count(ctx, newsRefused)
+		return
+	}
+	known := false
+	r.locked(func(t *Table) { known = t.Heartbeat(r.conf.Now(), h.WorkerID, h.Load) })
+	if known {
+		r.metrics.count(ctx, newsHeartbeat)
+	} else {
+		r.metrics.count(ctx, newsStranger)
+	}
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wire names things on the bus: the subjects, streams and buckets of a
+// scope. Two scopes share nothing. Everything is pure.
+package wire
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Scope is what workers of one kind have in common on the bus. An empty field
+// means its default: "kvroute", "workers", "generate".
+type Scope struct {
+	Namespace, Component, Endpoint string
+}
+
+// WithDefaults returns the scope with no field empty.
+func (s Scope) WithDefaults() Scope {
+	if s.Namespace == "" {
+		s.Namespace = "kvroute"
+	}
+	if s.Component == "" {
+		s.Component = "workers"
+	}
+	if s.Endpoint == "" {
+		s.Endpoint = "generate"
+	}
+	return s
+}
+
+// Topic returns the subject of a topic of the event plane, such as "kv-events".
+func (s Scope) Topic(topic string) string {
+	s = s.WithDefaults()
+	return "namespace." + Segment(s.Namespace) + ".component." + Segment(s.Component) +
+		".endpoint." + Segment(s.Endpoint) + "." + Segment(topic)
+}
+
+// Own returns a subject of kvroute's own, such as "heartbeat" or, with further
+// parts, that of one worker. The part "*" stands for any one part.
+func (s Scope) Own(parts ...string) string {
+	s = s.WithDefaults()
+	subject := "kvroute.v1." + Segment(s.Namespace) + "." + Segment(s.Component) + "." + Segment(s.Endpoint)
+	for _, p := range parts {
+		if p != "*" {
+			p = Segment(p)
+		}
+		subject += "." + p
+	}
+	return subject
+}
+
+// Bucket returns the name of the scope's bucket of a kind, such as "workers".
+func (s Scope) Bucket(kind string) string { return s.slug() + "-" + kind }
+
+func (s Scope) slug() string {
+	s = s.WithDefaults()
+	digest := uint32(xxh3.HashStringSeed(s.Namespace+"\x00"+s.Component+"\x00"+s.Endpoint, 0))
+	return fmt.Sprintf("kvr-%s-%s-%s-%08x", slug(s.Namespace), slug(s.Component), slug(s.Endpoint), digest)
+}
+
+// slug makes a name fit for streams and buckets. Different names may have the same
+// slug, so a digest of the names stands behind it.
+func slug(s string) string {
+	return strings.Map(func(r rune) rune {
+		if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(s))
+}
+
+// Segment encodes a name as one part of a subject: each byte but letters, digits,
+// "_" and "-" becomes "%" and two hex digits.
+func Segment(s string) string {
+	var b strings.Builder
+	for i := range len(s) {
+		c := s[i]
+		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-' {
+			b.WriteByte(c)
+		} else {
+			b.WriteByte('%')
+			b.WriteString(strings.ToUpper(hex.EncodeToString([]byte{c})))
+		}
+	}
+	return b.String()
+}
+
+// WorkerKey is how a worker's id stands in keys and subjects: 16 hex digits.
+func WorkerKey(id uint64) string { return fmt.Sprintf("%016x", id) }
+
+// WorkerID returns the id of a worker that has a name and no number. It fits into
+// 53 bits, so that every JSON reader keeps it exactly.
+func WorkerID(name string) uint64 { return xxh3.HashStringSeed(name, 0) & (1<<53 - 1) }
