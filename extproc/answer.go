@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+
+	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/router"
+)
+
+// route answers m with the decision: Envoy's original-destination cluster reads
+// the first header, the observing stream is joined by the second.
+func (s *stream) route(m message) *extprocv3.ProcessingResponse {
+	return setHeaders(m, true,
+		"x-dynamo-worker", s.decision.Address.String(),
+		"x-dynamo-request-id", s.id)
+}
+
+// refuse answers with an error response.
+func (s *stream) refuse(e *openai.Error) *extprocv3.ProcessingResponse {
+	s.server.metrics.refused(e.Status)
+	s.server.conf.Log.Debug("request refused", "status", e.Status, "err", e.Message)
+	headers := []string{"content-type", "application/json"}
+	switch e.Status {
+	case http.StatusMethodNotAllowed:
+		headers = append(headers, "allow", http.MethodPost)
+	case http.StatusServiceUnavailable, http.StatusTooManyRequests:
+		// As long as a worker needs to be seen again after a hiccup.
+		headers = append(headers, "retry-after", "5")
+	}
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
+		ImmediateResponse: &extprocv3.ImmediateResponse{
+			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.Status)},
+			Headers: mutation(headers),
+			Body:    e.JSON(),
+			Details: "kvroute_refused",
+		},
+	}}
+}
+
+// refusal maps an error of a decision to what the client is told. It is nil for
+// errors that are not the client's to know: those fail open.
+func refusal(err error, model string) *openai.Error {
+	switch {
+	case errors.Is(err, router.ErrUnknownModel):
+		return &openai.Error{
+			Status:  http.StatusNotFound,
+			Message: fmt.Sprintf("the model %q does not exist", model[:min(len(model), 128)]),
+			Type:    openai.NotFound, Param: "model", Code: "model_not_found",
+		}
+	case errors.Is(err, router.ErrNoWorkers):
+		return &openai.Error{
+			Status:  http.StatusServiceUnavailable,
+			Message: "no worker of the model is available",
+			Type:    openai.Unavailable, Code: "no_worker",
+		}
+	}
+	return nil
+}
+
+// tooLarge is the refusal of a body above the limit, in bytes.
+func tooLarge(limit int) *openai.Error {
+	return &openai.Error{
+		Status:  http.StatusRequestEntityTooLarge,
+		Message: fmt.Sprintf("the request body is larger than %d bytes", limit),
+		Type:    openai.InvalidRequest,
+		Code:    "body_too_large",
+	}
+}
+
+// empty answers m without changing anything.
+func empty(m message) *extprocv3.ProcessingResponse { return answer(m, nil) }
+
+// setHeaders answers m with headers, given as name, value, name, value, in place
+// of any that are there. reroute makes Envoy choose the route anew.
+func setHeaders(m message, reroute bool, pairs ...string) *extprocv3.ProcessingResponse {
+	return answer(m, &extprocv3.CommonResponse{HeaderMutation: mutation(pairs), ClearRouteCache: reroute})
+}
+
+func mutation(pairs []string) *extprocv3.HeaderMutation {
+	set := make([]*corev3.HeaderValueOption, 0, len(pairs)/2)
+	for i := 0; i < len(pairs); i += 2 {
+		set = append(set, &corev3.HeaderValueOption{
+			Header:       &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])},
+			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+		})
+	}
+	return &extprocv3.HeaderMutation{SetHeaders: set}
+}
+
+// answer wraps c in the answer that is due to m.
+func answer(m message, c *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
+	switch m {
+	case requestBody:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{
+			RequestBody: &extprocv3.BodyResponse{Response: c},
+		}}
+	case requestTrailers:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestTrailers{
+			RequestTrailers: &extprocv3.TrailersResponse{HeaderMutation: c.GetHeaderMutation()},
+		}}
+	case responseHeaders:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseHeaders{
+			ResponseHeaders: &extprocv3.HeadersResponse{Response: c},
+		}}
+	case responseBody:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{
+			ResponseBody: &extprocv3.BodyResponse{Response: c},
+		}}
+	case responseTrailers:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
+			ResponseTrailers: &extprocv3.TrailersResponse{HeaderMutation: c.GetHeaderMutation()},
+		}}
+	}
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{
+		RequestHeaders: &extprocv3.HeadersResponse{Response: c},
+	}}
+}

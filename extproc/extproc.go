@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package extproc speaks Envoy's external processing protocol: it reads a request
+// as it comes by, asks the router for a worker, and tells Envoy in a header.
+//
+// # What Envoy may send next, and what is answered
+//
+// One main stream accompanies each HTTP request from its headers to its end, in
+// the processing mode BUFFERED for the request's body, SEND for the response's
+// headers and trailers, NONE for its body:
+//
+//	after               may come            answer
+//	nothing             request headers     empty, at once; an error response if no body can mend them
+//	request headers     request body        the worker's header, an error response, or empty: fail open
+//	                    request trailers    the same, of a request without body
+//	request body        request trailers    empty
+//	                    request body        none: Envoy repeats the end of some large bodies
+//	any of these        response headers    empty, or the decision's headers
+//	                    response trailers   empty
+//	response headers    response body       empty; not in our configuration
+//	                    response trailers   empty
+//	error response      nothing
+//
+// The whole of it is the switch in next. What should not come makes us leave the
+// stream, so that Envoy does not wait for an answer; and the end may always come.
+//
+// An observing stream accompanies the response: its headers and copies of its
+// chunks. It is never answered and ends at the first event of an event stream, or
+// as soon as there can be none.
+//
+// # What is promised
+//
+// Exactly one answer to each message that is due one, and in x-dynamo-worker only
+// addresses that the router chose. The slot of a request is freed once, at the end
+// of its main stream, whatever ends it. Where no decision can be made for reasons
+// of ours (time, a panic, a processing mode we do not know) the request fails
+// open: Envoy routes it without us. A client's mistake gets an error in OpenAI's
+// form; a lack of workers gets one too, and is never turned into unrouted traffic.
+//
+// What a router does with a context that has ended is its own: a decision is
+// interrupted as soon as the router looks.
+//
+// # Concurrency
+//
+// Each stream has the goroutine that gRPC gives its handler, which owns all state,
+// and one that does nothing but receive, so that the end of the stream interrupts
+// a decision and a drain does not wait for Envoy. The receiver ends when the
+// handler returns, at the latest.
+package extproc
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+)
+
+// What counts as the first token of a response.
+const (
+	// FirstTokenObserver waits for the observing stream.
+	FirstTokenObserver = "observer"
+	// FirstTokenResponseHeaders takes the response's headers for it. That is
+	// right only for workers that send them that late.
+	FirstTokenResponseHeaders = "response-headers"
+)
+
+// Config says how requests are processed. The zero value of each field means its
+// default; negative sizes and times are refused.
+type Config struct {
+	// MaxBodyBytes is the largest request body; larger ones get status 413. It
+	// should equal Envoy's request_body_buffer_limit. Default 16 MiB.
+	MaxBodyBytes int
+
+	// DecisionTimeout is the time that a decision may take before the request
+	// fails open. It must be less than Envoy's message_timeout, or Envoy gives
+	// up on us first. Default 1.5 s.
+	DecisionTimeout time.Duration
+
+	// MaxStreams bounds the main streams at a time, and the observing ones.
+	// Requests above it fail open at once. Default 40,000, the circuit breaker
+	// of our Envoy configuration.
+	MaxStreams int
+
+	// DecisionHeaders tells worker, overlap and reason in the response's
+	// headers. They tell clients about the inside of a fleet.
+	DecisionHeaders bool
+
+	// FirstToken is [FirstTokenObserver], the default, or
+	// [FirstTokenResponseHeaders].
+	FirstToken string
+
+	// RouterID is this replica's part of the request ids that it hands out. It
+	// should be another one for each replica.
+	RouterID uint64
+
+	// Log takes a few lines a minute at most, and one for each refused request
+	// at level debug. Default none.
+	Log *slog.Logger
+
+	// Meter makes the instruments listed in docs/metrics.md. Default none.
+	Meter metric.Meter
+}
+
+func (c Config) withDefaults() (Config, error) {
+	switch {
+	case c.MaxBodyBytes < 0:
+		return c, fmt.Errorf("extproc: MaxBodyBytes is %d, want a number of bytes", c.MaxBodyBytes)
+	case c.DecisionTimeout < 0:
+		return c, fmt.Errorf("extproc: DecisionTimeout is %v, want a time", c.DecisionTimeout)
+	case c.MaxStreams < 0:
+		return c, fmt.Errorf("extproc: MaxStreams is %d, want a number of streams", c.MaxStreams)
+	}
+	if c.MaxBodyBytes == 0 {
+		c.MaxBodyBytes = 16 << 20
+	}
+	if c.DecisionTimeout == 0 {
+		c.DecisionTimeout = 1500 * time.Millisecond
+	}
+	if c.MaxStreams == 0 {
+		c.MaxStreams = 40_000
+	}
+	switch c.FirstToken {
+	case "":
+		c.FirstToken = FirstTokenObserver
+	case FirstTokenObserver, FirstTokenResponseHeaders:
+	default:
+		return c, fmt.Errorf("extproc: FirstToken is %q, want %q or %q", c.FirstToken, FirstTokenObserver, FirstTokenResponseHeaders)
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Meter == nil {
+		c.Meter = noop.Meter{}
+	}
+	return c, nil
+}
+
+// Server is the external processor. Make one with [New]. Its methods may be called
+// by any number of goroutines.
+type Server struct {
+	extprocv3.UnimplementedExternalProcessorServer
+
+	conf    Config
+	router  Router
+	metrics *metrics
+	prefix  string // of our request ids
+
+	open  [kinds]atomic.Int64 // streams
+	lines [failures]lineLimit // of the log
+
+	drained sync.Once
+	drain   chan struct{} // closed by Drain
+}
+
+// New returns a server that asks r. It fails if a setting is out of range, naming
+// it, or if the instruments cannot be made.
+func New(conf Config, r Router) (*Server, error) {
+	conf, err := conf.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if r == nil {
+		return nil, errors.New("extproc: there is no router")
+	}
+	m, err := newMetrics(conf.Meter)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{
+		conf: conf, router: r, metrics: m,
+		prefix: fmt.Sprintf("%016x-", conf.RouterID),
+		drain:  make(chan struct{}),
+	}, nil
+}
+
+// ServerOptions are the options that a gRPC server for Envoy needs: room for the
+// largest body in one message, windows that let such a body through without
+// waiting, and tolerance for Envoy's keepalive.
+func (s *Server) ServerOptions() []grpc.ServerOption {
+	// A body somewhat above the limit should get its 413. Above what gRPC takes
+	// it breaks the stream, and Envoy goes on without us.
+	const above = 1 << 20
+	return []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(s.conf.MaxBodyBytes + above),
+		grpc.InitialWindowSize(1 << 20),
+		grpc.InitialConnWindowSize(16 << 20),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+	}
+}
+
+// Register adds the server to a gRPC server. The health service that Envoy checks
+// is the caller's to add.
+func (s *Server) Register(to grpc.ServiceRegistrar) { extprocv3.RegisterExternalProcessorServer(to, s) }
+
+// Drain ends all streams but those with a decision in progress, which get their
+// answer first, and from now on each new one at once; Envoy goes on without us,
+// live responses are not touched, and the slots are freed. All handlers have
+// returned within DecisionTimeout if the router heeds its context. Call it when
+// the health service has told Envoy to send no new streams, and the gRPC server's
+// GracefulStop after it.
+func (s *Server) Drain() { s.drained.Do(func() { close(s.drain) }) }
+
+// kind is a kind of stream.
+type kind uint8
+
+const (
+	mainStream kind = iota
+	observerStream
+	kinds // the number of kinds
+)
+
+func (k kind) String() string { return [...]string{"main", "observer"}[k] }
+
+// Metadata of an observing stream, set by Envoy's configuration.
+const (
+	metaRole      = "x-dynamo-role"
+	metaRequestID = "x-dynamo-request-id"
+)
+
+// Process handles one stream. It never returns an error: after a nil return Envoy
+// goes on without us, after an error it could fail the request.
+func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
+	k := mainStream
+	if first(metadata.ValueFromIncomingContext(g.Context(), metaRole)) == "observer" {
+		k = observerStream
+	}
+	end := "panic"
+	defer func() { s.metrics.ended(k, end) }()
+	defer s.recoverPanic(k)
+
+	s.metrics.opened(k, 1)
+	defer s.metrics.opened(k, -1)
+	open := s.open[k].Add(1)
+	defer s.open[k].Add(-1)
+	switch {
+	case k == observerStream && open > int64(s.conf.MaxStreams):
+		end = "limit"
+	case k == observerStream:
+		end = s.observe(g, first(metadata.ValueFromIncomingContext(g.Context(), metaRequestID)))
+	case open > int64(s.conf.MaxStreams):
+		end = "limit"
+		s.failOpen(failLimit, nil)
+	default:
+		end = s.serve(g)
+	}
+	return nil
+}
+
+// newID returns an id that no client can guess, so none can speak for another's
+// request.
+func (s *Server) newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return s.prefix + hex.EncodeToString(b[:])
+}
+
+func first(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+)
+
+// metrics are the package's instruments. docs/metrics.md lists them. Labels that
+// every request needs are made once.
+type metrics struct {
+	streams     metric.Int64UpDownCounter
+	ends        metric.Int64Counter
+	failOpen    metric.Int64Counter
+	refusals    metric.Int64Counter
+	firstTokens metric.Int64Counter
+	strays      metric.Int64Counter
+	bodySize    metric.Int64Histogram
+
+	kinds [kinds]metric.MeasurementOption
+}
+
+func newMetrics(meter metric.Meter) (*metrics, error) {
+	var m metrics
+	var errs [7]error
+	m.streams, errs[0] = meter.Int64UpDownCounter("kvroute.extproc.streams",
+		metric.WithUnit("{stream}"), metric.WithDescription("Streams open, by kind: main or observer."))
+	m.ends, errs[1] = meter.Int64Counter("kvroute.extproc.stream.ends",
+		metric.WithUnit("{stream}"), metric.WithDescription("Streams ended, by kind and by where they stood."))
+	m.failOpen, errs[2] = meter.Int64Counter("kvroute.extproc.fail_open",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests that Envoy was left to route, by reason."))
+	m.refusals, errs[3] = meter.Int64Counter("kvroute.extproc.refusals",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests answered with an error, by status."))
+	m.firstTokens, errs[4] = meter.Int64Counter("kvroute.extproc.first_tokens",
+		metric.WithUnit("{request}"), metric.WithDescription("First tokens noticed, by source."))
+	m.strays, errs[5] = meter.Int64Counter("kvroute.extproc.strays",
+		metric.WithUnit("{message}"), metric.WithDescription("Messages of Envoy that were not expected, by message."))
+	m.bodySize, errs[6] = meter.Int64Histogram("kvroute.extproc.request.body.size",
+		metric.WithUnit("By"), metric.WithDescription("Bodies of requests to be routed."),
+		// From a question to a long document, in powers of four.
+		metric.WithExplicitBucketBoundaries(256, 1<<10, 4<<10, 16<<10, 64<<10, 256<<10, 1<<20, 4<<20, 16<<20))
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, fmt.Errorf("extproc: make instruments: %w", err)
+	}
+	for k := range kinds {
+		m.kinds[k] = label("kind", k.String())
+	}
+	return &m, nil
+}
+
+func label(name, value string) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(attribute.String(name, value)))
+}
+
+// The methods take no context: that of a stream is over when most of them are
+// called, and nothing of it would be recorded.
+
+func (m *metrics) opened(k kind, n int64) { m.streams.Add(context.Background(), n, m.kinds[k]) }
+
+// ended counts the end of a stream; end is from our own set of names.
+func (m *metrics) ended(k kind, end string) {
+	m.ends.Add(context.Background(), 1, m.kinds[k], label("end", end))
+}
+
+func (m *metrics) failedOpen(why failure) {
+	m.failOpen.Add(context.Background(), 1, label("reason", why.String()))
+}
+
+func (m *metrics) refused(status int) {
+	m.refusals.Add(context.Background(), 1, metric.WithAttributes(attribute.Int("status", status)))
+}
+
+func (m *metrics) firstToken(source string) {
+	m.firstTokens.Add(context.Background(), 1, label("source", source))
+}
+
+func (m *metrics) stray(what message) {
+	m.strays.Add(context.Background(), 1, label("message", what.String()))
+}
+
+func (m *metrics) received(n int) { m.bodySize.Record(context.Background(), int64(n)) }

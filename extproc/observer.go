@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"bytes"
+	"mime"
+	"strings"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+)
+
+// observe watches a response for its first token and says in a word how that
+// ended. The sooner it returns, the less Envoy copies.
+func (s *Server) observe(g extprocv3.ExternalProcessor_ProcessServer, id string) string {
+	switch {
+	case id == "" || id == "-": // Envoy's word for "no such header"
+		return "unrouted"
+	case !strings.HasPrefix(id, s.prefix):
+		return "elsewhere"
+	}
+	ctx, cancel, in := receive(g)
+	defer cancel(errEnded)
+	var events firstEvent
+	for {
+		select {
+		case req := <-in:
+			switch r := req.GetRequest().(type) {
+			case *extprocv3.ProcessingRequest_ResponseHeaders:
+				if !isEventStream(r.ResponseHeaders) || r.ResponseHeaders.GetEndOfStream() {
+					return "no_events"
+				}
+			case *extprocv3.ProcessingRequest_ResponseBody:
+				if events.in(r.ResponseBody.GetBody()) {
+					s.firstToken(id, FirstTokenObserver)
+					return "first_token"
+				}
+				if r.ResponseBody.GetEndOfStream() {
+					return "no_events"
+				}
+			}
+		case <-ctx.Done():
+			return "ended"
+		case <-s.drain:
+			return "draining"
+		}
+	}
+}
+
+// firstToken tells the router of a request's first token.
+func (s *Server) firstToken(id, source string) {
+	if s.router.MarkPrefillCompleted(id) {
+		s.metrics.firstToken(source)
+	}
+}
+
+// isEventStream reports whether events will follow. A complete JSON answer comes
+// at its end and has no first token to be seen.
+func isEventStream(h *extprocv3.HttpHeaders) bool {
+	if status(h) != "200" {
+		return false
+	}
+	for _, v := range h.GetHeaders().GetHeaders() {
+		if v.GetKey() == "content-type" {
+			media, _, err := mime.ParseMediaType(value(v))
+			return err == nil && media == "text/event-stream"
+		}
+	}
+	return false
+}
+
+// firstEvent looks for the first data line of an event stream that comes in pieces
+// of any size. Comments and other fields are no tokens: engines send comments to
+// keep the connection while a prompt waits. What it carries over from piece to
+// piece is a few bytes, however long a line is.
+type firstEvent struct {
+	line [len(dataField)]byte // beginning of the current line
+	n    int                  // bytes of it kept
+}
+
+const dataField = "data:"
+
+// in reads the next piece and reports whether a data line with content has begun.
+func (e *firstEvent) in(piece []byte) bool {
+	for len(piece) > 0 {
+		if e.n < len(e.line) {
+			c := piece[0]
+			piece = piece[1:]
+			if c == '\n' || c == '\r' {
+				e.n = 0
+				continue
+			}
+			e.line[e.n] = c
+			e.n++
+			continue
+		}
+		if string(e.line[:]) == dataField {
+			// The field's value, leading space aside.
+			if piece = bytes.TrimLeft(piece, " "); len(piece) == 0 {
+				return false
+			}
+			if piece[0] != '\n' && piece[0] != '\r' {
+				return true
+			}
+		}
+		end := bytes.IndexAny(piece, "\r\n")
+		if end < 0 {
+			return false
+		}
+		piece = piece[end+1:]
+		e.n = 0
+	}
+	return false
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package openai
+
+import (
+	"encoding/json"
+	"unsafe"
+)
+
+// Body is what routing needs of a request's body. All of it aliases the body,
+// strings without escapes included: the body must not be written to while a Body
+// is in use, and whoever keeps a string for long should clone it.
+type Body struct {
+	Model        string
+	Stream       bool
+	IncludeUsage bool   // stream_options.include_usage
+	MaxTokens    int    // max_completion_tokens, else max_tokens; 0 if absent or no count
+	CacheSalt    string // nvext.cache_salt, else cache_salt
+
+	// Raw JSON; nil if absent or null.
+	Messages []byte // a list that is not empty, for ChatCompletions
+	Tools    []byte
+	Prompt   []byte // a string or a list, for Completions
+}
+
+// Parse cuts the body of a request for e. Every error has status 400 and says
+// what is wrong and where: malformed JSON by byte offset, a field by its name.
+// For Other no prompt is asked for.
+func Parse(e Endpoint, body []byte) (Body, *Error) {
+	var f fields
+	s := scanner{in: body}
+	switch c := s.peek(); {
+	case s.at == len(body):
+		return Body{}, bad("", "the request has no body")
+	case c != '{':
+		if err := s.skip(); err != nil {
+			return Body{}, err
+		}
+	default:
+		if err := s.object(f.top); err != nil {
+			return Body{}, err
+		}
+		f.object = true
+	}
+	if s.peek(); s.at != len(body) {
+		return Body{}, s.malformed("unexpected data after the end")
+	}
+	if !f.object {
+		return Body{}, bad("", "the body must be a JSON object")
+	}
+	b, err := f.body()
+	if err != nil {
+		return Body{}, err
+	}
+	return b, b.complete(e)
+}
+
+// fields are the spans of the fields that matter, nil if absent or null. They are
+// looked at when the scan is over, since a later copy may replace any of them.
+type fields struct {
+	object bool // the body is an object
+
+	model, stream, streamOptions   []byte
+	maxTokens, maxCompletionTokens []byte
+	cacheSalt, nvext               []byte
+	messages, tools, prompt        []byte
+}
+
+// top takes a field of the body.
+func (f *fields) top(name, value []byte) {
+	switch string(name) {
+	case "model":
+		f.model = value
+	case "stream":
+		f.stream = value
+	case "stream_options":
+		f.streamOptions = value
+	case "max_tokens":
+		f.maxTokens = value
+	case "max_completion_tokens":
+		f.maxCompletionTokens = value
+	case "cache_salt":
+		f.cacheSalt = value
+	case "nvext":
+		f.nvext = value
+	case "messages":
+		f.messages = value
+	case "tools":
+		f.tools = value
+	case "prompt":
+		f.prompt = value
+	}
+}
+
+// body turns the spans into values.
+func (f *fields) body() (b Body, err *Error) {
+	b = Body{Messages: f.messages, Tools: f.tools, Prompt: f.prompt}
+	if b.Model, err = text(f.model, "model"); err != nil {
+		return b, err
+	}
+	if b.Stream, err = boolean(f.stream, "stream"); err != nil {
+		return b, err
+	}
+	b.IncludeUsage, err = boolean(member(f.streamOptions, "include_usage"), "stream_options.include_usage")
+	if err != nil {
+		return b, err
+	}
+	if b.CacheSalt, err = text(member(f.nvext, "cache_salt"), "nvext.cache_salt"); err != nil {
+		return b, err
+	}
+	if b.CacheSalt == "" {
+		if b.CacheSalt, err = text(f.cacheSalt, "cache_salt"); err != nil {
+			return b, err
+		}
+	}
+	if b.MaxTokens = count(f.maxCompletionTokens); b.MaxTokens == 0 {
+		b.MaxTokens = count(f.maxTokens)
+	}
+	return b, nil
+}
+
+// complete reports what is missing.
+func (b *Body) complete(e Endpoint) *Error {
+	switch {
+	case b.Model == "":
+		return bad("model", "you must provide a model parameter")
+	case e == ChatCompletions && b.Messages == nil:
+		return bad("messages", "you must provide messages")
+	case e == ChatCompletions && !filled(b.Messages):
+		return bad("messages", "messages must be a list with at least one message")
+	case e == Completions && b.Prompt == nil:
+		return bad("prompt", "you must provide a prompt")
+	case e == Completions && b.Prompt[0] != '"' && b.Prompt[0] != '[':
+		return bad("prompt", "prompt must be a string, or a list of strings or token ids")
+	}
+	return nil
+}
+
+// The functions below read spans, which are valid JSON without space around it.
+
+// member returns the span of a member of an object; nil if there is none, or raw
+// is something else, which is the engine's to judge.
+func member(raw []byte, name string) (value []byte) {
+	if len(raw) == 0 || raw[0] != '{' {
+		return nil
+	}
+	s := scanner{in: raw}
+	_ = s.object(func(n, v []byte) { // scanned before, so there is no error
+		if string(n) == name {
+			value = v
+		}
+	})
+	return value
+}
+
+// filled reports whether raw is a list that is not empty.
+func filled(raw []byte) bool {
+	s := scanner{in: raw, at: 1}
+	return raw[0] == '[' && s.peek() != ']'
+}
+
+func text(raw []byte, name string) (string, *Error) {
+	if raw == nil {
+		return "", nil
+	}
+	if raw[0] != '"' {
+		return "", bad(name, name+" must be a string")
+	}
+	t := unquote(raw)
+	// Saves the one allocation of most requests. Body tells the price.
+	return unsafe.String(unsafe.SliceData(t), len(t)), nil
+}
+
+func boolean(raw []byte, name string) (bool, *Error) {
+	if raw == nil {
+		return false, nil
+	}
+	if raw[0] != 't' && raw[0] != 'f' {
+		return false, bad(name, name+" must be true or false")
+	}
+	return raw[0] == 't', nil
+}
+
+// count returns raw as a count. Anything else is the engine's to judge and is
+// read as 0.
+func count(raw []byte) int {
+	const limit = 1 << 30 // more than any context; keeps n*10 in range
+	n := 0
+	for _, c := range raw {
+		if c < '0' || c > '9' || n > limit {
+			return 0
+		}
+		n = n*10 + int(c-'0')
+	}
+	return n
+}
+
+// unquote returns the text of a string. It is a part of raw, unless there are
+// escapes in it.
+func unquote(raw []byte) []byte {
+	t := raw[1 : len(raw)-1]
+	if plain(t) == len(t) {
+		return t
+	}
+	var s string
+	_ = json.Unmarshal(raw, &s) // scanned before, so there is no error
+	return []byte(s)
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package openai reads what kvroute needs to know of an OpenAI request, and
+// writes OpenAI's form of errors.
+//
+// # What is promised
+//
+// A body is read once, front to back, in linear time, without maps and, apart
+// from strings with escapes, without allocation. What is accepted is exactly one
+// JSON object (RFC 8259) of at most 512 levels; of a field that stands twice the
+// last one counts, as it does for the engines. Scalars become Go values, prompts
+// stay raw spans of the body. Nothing of a body is kept.
+//
+// # What is not
+//
+// What a field means beyond its JSON type is the engine's to judge, and so is
+// whether its strings are UTF-8. Names are compared exactly, letter case included.
+//
+// Everything here is pure and may be called by any number of goroutines.
+package openai
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// Endpoint is a kind of request.
+type Endpoint uint8
+
+// The endpoints. Requests of kind Other are not ours: they pass through.
+const (
+	Other           Endpoint = iota
+	ChatCompletions          // /v1/chat/completions
+	Completions              // /v1/completions
+)
+
+// String returns the endpoint's path, without the version.
+func (e Endpoint) String() string {
+	switch e {
+	case ChatCompletions:
+		return "chat/completions"
+	case Completions:
+		return "completions"
+	default:
+		return "other"
+	}
+}
+
+// Classify tells which endpoint a request is for, by method and path; a query
+// string is ignored. A wrong method on an endpoint of ours is an error with
+// status 405, to be answered with the header "allow: POST". OPTIONS is not a
+// wrong one: a browser asks by it whether it may POST, and engines answer that.
+func Classify(method, path string) (Endpoint, *Error) {
+	path, _, _ = strings.Cut(path, "?")
+	var e Endpoint
+	switch path {
+	case "/v1/chat/completions":
+		e = ChatCompletions
+	case "/v1/completions":
+		e = Completions
+	default:
+		return Other, nil
+	}
+	switch method {
+	case http.MethodPost:
+		return e, nil
+	case http.MethodOptions:
+		return Other, nil
+	}
+	return e, &Error{
+		Status:  http.StatusMethodNotAllowed,
+		Message: fmt.Sprintf("%s is not allowed on %s, use POST", clip(method), path),
+		Type:    InvalidRequest,
+		Code:    "method_not_allowed",
+	}
+}
+
+// clip bounds text of a client's that goes into a message.
+func clip(s string) string { return s[:min(len(s), 64)] }

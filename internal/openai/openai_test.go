@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package openai_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvroute/kvroute/internal/openai"
+)
+
+func TestClassify(t *testing.T) {
+	for _, c := range []struct {
+		method, path string
+		want         openai.Endpoint
+		status       int
+	}{
+		{"POST", "/v1/chat/completions", openai.ChatCompletions, 0},
+		{"POST", "/v1/completions", openai.Completions, 0},
+		{"POST", "/v1/completions?api-version=1", openai.Completions, 0},
+		{"POST", "/v1/chat/completions?a=/v1/models", openai.ChatCompletions, 0},
+		{"GET", "/v1/chat/completions", openai.ChatCompletions, 405},
+		{"DELETE", "/v1/completions?x", openai.Completions, 405},
+		{"post", "/v1/completions", openai.Completions, 405}, // methods are case-sensitive
+		{"", "/v1/completions", openai.Completions, 405},
+		{"OPTIONS", "/v1/chat/completions", openai.Other, 0}, // a browser's preflight
+		{"GET", "/v1/models", openai.Other, 0},
+		{"GET", "/health", openai.Other, 0},
+		{"POST", "/v1/embeddings", openai.Other, 0},
+		{"POST", "/v1/chat/completions/", openai.Other, 0},
+		{"POST", "/V1/completions", openai.Other, 0},
+		{"POST", "", openai.Other, 0},
+	} {
+		got, err := openai.Classify(c.method, c.path)
+		status := 0
+		if err != nil {
+			status = err.Status
+		}
+		if got != c.want || status != c.status {
+			t.Errorf("%s %s: got %v, status %d, want %v, status %d", c.method, c.path, got, status, c.want, c.status)
+		}
+	}
+}
+
+func TestErrorIsWrittenInOpenAIsForm(t *testing.T) {
+	for _, c := range []struct {
+		err   openai.Error
+		want  string
+		allow string
+	}{
+		{
+			openai.Error{Status: 400, Message: `no "model"`, Type: openai.InvalidRequest, Param: "model"},
+			`{"error":{"message":"no \"model\"","type":"invalid_request_error","param":"model","code":null}}`, "",
+		},
+		{
+			openai.Error{Status: 503, Message: "later", Type: openai.Unavailable, Code: "no_worker"},
+			`{"error":{"message":"later","type":"service_unavailable","param":null,"code":"no_worker"}}`, "",
+		},
+		{
+			openai.Error{Status: 405, Message: "\xff", Type: openai.InvalidRequest},
+			`{"error":{"message":"\ufffd","type":"invalid_request_error","param":null,"code":null}}`, "POST",
+		},
+	} {
+		w := httptest.NewRecorder()
+		c.err.Write(w)
+		if diff := cmp.Diff(c.want, w.Body.String()); diff != "" {
+			t.Errorf("body (-want +got):\n%s", diff)
+		}
+		if !json.Valid(w.Body.Bytes()) {
+			t.Errorf("not JSON: %s", w.Body)
+		}
+		want := http.Header{"Content-Type": {"application/json"}}
+		if c.allow != "" {
+			want.Set("Allow", c.allow)
+		}
+		if diff := cmp.Diff(want, w.Header()); diff != "" || w.Code != c.err.Status {
+			t.Errorf("status %d, want %d; headers (-want +got):\n%s", w.Code, c.err.Status, diff)
+		}
+	}
+}
+
+// A method is text of the client's and may have any length.
+func TestClassifyBoundsWhatItRepeats(t *testing.T) {
+	long := make([]byte, 1<<20)
+	_, err := openai.Classify(string(long), "/v1/completions")
+	if err == nil || len(err.Message) > 200 {
+		t.Errorf("got a message of %d bytes, want at most 200", len(err.Message))
+	}
+}
