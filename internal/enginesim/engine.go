@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package enginesim is a simulated engine: an OpenAI server as vLLM's, with a
+// paged prefix cache, continuous batching, KV events and metrics. Only the GPU is
+// simulated: what takes time there takes the time here that a model of the
+// hardware says, and the words of an answer mean nothing.
+//
+// Prompts are tokenized in text-block mode, as the router does for models whose
+// vocabulary it does not know. As in vLLM, the headers of a streamed response leave
+// when the request is admitted, its first chunk when the prompt is computed.
+//
+// # What is promised
+//
+// The cache holds at most its capacity; its events, replayed in order, give what it
+// holds. A request costs what the requests beside it make it cost. A client that
+// leaves frees its request at the next step. A slow client delays nobody.
+//
+// # Concurrency
+//
+// An [Engine] serves any number of requests at once. One goroutine, in [Engine.Run],
+// plays the steps.
+package enginesim
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// Config describes an engine. The zero value of each field means its default.
+type Config struct {
+	Name  string // told in the header x-sim-worker and in metrics; default "engine"
+	Model string // default "sim"
+
+	BlockSize int // tokens; default 16
+	NumBlocks int // capacity of the cache in blocks; default 8,192
+	// MaxNumSeqs bounds the requests running at once. Default 256.
+	MaxNumSeqs int
+	// MaxBatchedTokens bounds the tokens of a step. Default 8,192.
+	MaxBatchedTokens int
+
+	// Preset is the hardware: "8b-1xh100", "32b-2xh100" (default) or
+	// "70b-4xh100".
+	Preset string
+	// Speed is how many simulated seconds pass in a real one. Default 1.
+	Speed float64
+
+	// Publish is told of each change of the cache, one call at a time, in order.
+	// It must not wait. Default: nobody.
+	Publish func(indexer.Event)
+	// Log takes a line for each odd thing. Default none.
+	Log *slog.Logger
+}
+
+func (c Config) withDefaults() (Config, error) {
+	setDefault(&c.Name, "engine")
+	setDefault(&c.Model, "sim")
+	setDefault(&c.BlockSize, 16)
+	setDefault(&c.NumBlocks, 8192)
+	setDefault(&c.MaxNumSeqs, 256)
+	setDefault(&c.MaxBatchedTokens, 8192)
+	setDefault(&c.Preset, "32b-2xh100")
+	setDefault(&c.Speed, 1)
+	for _, n := range []struct {
+		name  string
+		value int
+	}{{"BlockSize", c.BlockSize}, {"NumBlocks", c.NumBlocks}, {"MaxNumSeqs", c.MaxNumSeqs}, {"MaxBatchedTokens", c.MaxBatchedTokens}} {
+		if n.value < 1 || n.value > 1<<26 {
+			return c, fmt.Errorf("enginesim: %s is %d, want 1 to %d", n.name, n.value, 1<<26)
+		}
+	}
+	if _, ok := presets[c.Preset]; !ok {
+		return c, fmt.Errorf("enginesim: Preset is %q, want 8b-1xh100, 32b-2xh100 or 70b-4xh100", c.Preset)
+	}
+	if !(c.Speed >= .001 && c.Speed <= 1e6) {
+		return c, fmt.Errorf("enginesim: Speed is %v, want 0.001 to 1,000,000", c.Speed)
+	}
+	if c.Publish == nil {
+		c.Publish = func(indexer.Event) {}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
+}
+
+func setDefault[T comparable](v *T, def T) {
+	if *v == *new(T) {
+		*v = def
+	}
+}
+
+// Engine is a simulated engine. It is an [http.Handler]; [Engine.Run] must run for
+// requests to be answered.
+type Engine struct {
+	conf    Config
+	mux     *http.ServeMux
+	metrics *metrics
+	wake    chan struct{} // holds one token while there may be work
+
+	mu sync.Mutex
+	// mu guards the field below. Events are published under it.
+	model model
+}
+
+// New returns an engine with an empty cache. A setting out of range is an error
+// that names it.
+func New(conf Config) (*Engine, error) {
+	conf, err := conf.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{
+		conf: conf,
+		wake: make(chan struct{}, 1),
+		model: model{
+			timing:    presets[conf.Preset],
+			blockSize: conf.BlockSize,
+			maxSeqs:   conf.MaxNumSeqs,
+			maxTokens: conf.MaxBatchedTokens,
+			cache:     newCache(conf.NumBlocks, conf.Publish),
+		},
+	}
+	e.metrics = newMetrics(e)
+	e.mux = e.routes()
+	return e, nil
+}
+
+// Config returns the settings with their defaults.
+func (e *Engine) Config() Config { return e.conf }
+
+// Stats is what an engine is doing.
+type Stats struct {
+	Running, Waiting int // requests
+	CachedBlocks     int // blocks in the cache, in use or not
+	UsedBlocks       int // blocks in use or reserved
+	PromptTokens     int // looked up in the cache so far
+	CachedTokens     int // of which found
+	GeneratedTokens  int
+}
+
+// Stats returns what the engine is doing right now.
+func (e *Engine) Stats() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	m := &e.model
+	return Stats{
+		Running: len(m.running), Waiting: len(m.waiting),
+		CachedBlocks: len(m.cache.blocks), UsedBlocks: m.cache.used(),
+		PromptTokens: m.queries, CachedTokens: m.hits, GeneratedTokens: m.generated,
+	}
+}
+
+// lag is how far a step may end behind its time before the clock is set anew: a
+// machine that stalls must not be followed by a burst of steps.
+const lag = 100 * time.Millisecond
+
+// Run plays the steps until ctx ends. Requests in progress are then left without an
+// end; their handlers see it by their own contexts.
+func (e *Engine) Run(ctx context.Context) error {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	var due time.Time // when the last step ended, by the simulation
+	for {
+		e.mu.Lock()
+		step := e.model.begin()
+		e.mu.Unlock()
+		if step == 0 {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-e.wake:
+				continue
+			}
+		}
+		now := time.Now()
+		if now.Sub(due) > lag {
+			due = now
+		}
+		due = due.Add(time.Duration(float64(step) / e.conf.Speed))
+		if wait := due.Sub(now); wait > 0 {
+			timer.Reset(wait)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-timer.C:
+			}
+		}
+		e.mu.Lock()
+		e.model.finish()
+		e.mu.Unlock()
+	}
+}
+
+// submit hands a request to the engine.
+func (e *Engine) submit(r *request) {
+	e.mu.Lock()
+	e.model.submit(r)
+	e.mu.Unlock()
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (e *Engine) abort(r *request) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.model.abort(r)
+}

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+const (
+	maxBody       = 64 << 20
+	defaultTokens = 16
+	maxTokens     = 8192
+)
+
+func (e *Engine) routes() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		(&openai.Error{Status: http.StatusNotFound, Message: "Not Found", Type: openai.NotFound}).Write(w)
+	})
+	mux.HandleFunc("/v1/chat/completions", e.generate)
+	mux.HandleFunc("/v1/completions", e.generate)
+	mux.HandleFunc("GET /v1/models", e.models)
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.Handle("GET /metrics", e.metrics.handler())
+	mux.HandleFunc("POST /reset_prefix_cache", e.reset)
+	return mux
+}
+
+// ServeHTTP serves one request.
+func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("X-Sim-Worker", e.conf.Name)
+	e.mux.ServeHTTP(w, r)
+}
+
+func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
+	type card struct {
+		ID          string `json:"id"`
+		Object      string `json:"object"`
+		OwnedBy     string `json:"owned_by"`
+		MaxModelLen int    `json:"max_model_len"`
+	}
+	reply(w, struct {
+		Object string `json:"object"`
+		Data   []card `json:"data"`
+	}{"list", []card{{e.conf.Model, "model", "kvroute", e.conf.NumBlocks * e.conf.BlockSize}}})
+}
+
+// reset forgets all blocks, as vLLM does only while none is in use.
+func (e *Engine) reset(w http.ResponseWriter, _ *http.Request) {
+	e.mu.Lock()
+	ok := e.model.cache.reset()
+	e.mu.Unlock()
+	if !ok {
+		(&openai.Error{Status: http.StatusConflict, Message: "blocks are in use", Type: openai.InvalidRequest}).Write(w)
+	}
+}
+
+func reply[T any](w http.ResponseWriter, v T) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // a client that left needs no answer
+}
+
+// generate serves both endpoints.
+func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
+	endpoint, bad := openai.Classify(r.Method, r.URL.Path)
+	if bad != nil {
+		bad.Write(w)
+		return
+	}
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		status := http.StatusBadRequest
+		if _, large := errors.AsType[*http.MaxBytesError](err); large {
+			status = http.StatusRequestEntityTooLarge
+		}
+		(&openai.Error{Status: status, Message: err.Error(), Type: openai.InvalidRequest}).Write(w)
+		return
+	}
+	body, bad := openai.Parse(endpoint, data)
+	if bad != nil {
+		bad.Write(w)
+		return
+	}
+	a := answer{engine: e, body: body, chat: endpoint == openai.ChatCompletions, created: time.Now(), w: w}
+	req, bad := e.request(&a)
+	if bad != nil {
+		bad.Write(w)
+		return
+	}
+	e.submit(req)
+	if !a.follow(r) {
+		e.abort(req)
+	}
+}
+
+// request turns a body into a request whose progress a hears of.
+func (e *Engine) request(a *answer) (*request, *openai.Error) {
+	refuse := func(status int, param, message string) (*request, *openai.Error) {
+		return nil, &openai.Error{Status: status, Message: message, Type: openai.InvalidRequest, Param: param}
+	}
+	if a.body.Model != e.conf.Model {
+		return refuse(http.StatusNotFound, "model", fmt.Sprintf("The model %q does not exist.", a.body.Model))
+	}
+	tokens, err := tokenizer.Encode(nil, chat.Request{Messages: a.body.Messages, Tools: a.body.Tools, Prompt: a.body.Prompt})
+	if err != nil {
+		return refuse(http.StatusBadRequest, "", err.Error())
+	}
+	if len(tokens) == 0 {
+		return refuse(http.StatusBadRequest, "prompt", "The prompt is empty.")
+	}
+	output := a.body.MaxTokens
+	if output == 0 {
+		output = defaultTokens
+	}
+	output = min(output, maxTokens)
+	if most := e.conf.NumBlocks * e.conf.BlockSize; len(tokens)+output > most {
+		return refuse(http.StatusBadRequest, "max_tokens",
+			fmt.Sprintf("This model's maximum context length is %d tokens, you asked for %d.", most, len(tokens)+output))
+	}
+	local := indexer.AppendLocalHashes(nil, tokens, e.conf.BlockSize, indexer.Seed("", a.body.CacheSalt))
+	// Room for everything that the engine will ever say, so it never waits for
+	// a slow client.
+	a.prompt, a.output, a.progress = len(tokens), output, make(chan struct{}, output+1)
+	return &request{
+		prompt: len(tokens), local: local, sequence: indexer.AppendSequenceHashes(nil, local), output: output,
+		admitted: func(cached int) { a.cached = cached; a.progress <- struct{}{} },
+		token:    func() { a.progress <- struct{}{} },
+		finished: func() { close(a.progress) },
+	}, nil
+}
+
+// answer is one response in the making.
+type answer struct {
+	engine  *Engine
+	body    openai.Body
+	chat    bool
+	created time.Time
+	w       http.ResponseWriter
+
+	prompt, output int
+	cached         int           // set before the first progress
+	progress       chan struct{} // one at admission, one for each token; closed at the end
+
+	made int
+	buf  bytes.Buffer
+}
+
+// follow writes the response as the engine makes progress. It returns false if the
+// client left.
+func (a *answer) follow(r *http.Request) bool {
+	w := a.w
+	for admitted := false; ; {
+		select {
+		case <-r.Context().Done():
+			return false
+		case _, more := <-a.progress:
+			switch {
+			case !more:
+				a.end()
+				return true
+			case !admitted:
+				admitted = true
+				if a.body.Stream {
+					// As vLLM does: the headers leave before the prompt is computed.
+					w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+					w.WriteHeader(http.StatusOK)
+					flush(w)
+				}
+				continue
+			}
+			if a.made == 0 {
+				a.engine.metrics.firstToken(time.Since(a.created))
+			}
+			a.made++
+			if a.body.Stream && !a.stream() {
+				return false
+			}
+		}
+	}
+}
+
+func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
+
+// words are what answers are made of.
+var words = [...]string{"the ", "block ", "is ", "cached ", "and ", "a ", "worker ", "answers ", "soon, ", "then ", "another ", "one "}
+
+func (a *answer) word(i int) string { return words[(a.prompt*7+i*i+i)%len(words)] }
+
+// usage is the accounting of a request.
+type usage struct {
+	PromptTokens     int `json:"prompt_tokens"`
+	CompletionTokens int `json:"completion_tokens"`
+	TotalTokens      int `json:"total_tokens"`
+	Details          struct {
+		CachedTokens int `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
+}
+
+func (a *answer) usage() *usage {
+	u := &usage{PromptTokens: a.prompt, CompletionTokens: a.made, TotalTokens: a.prompt + a.made}
+	u.Details.CachedTokens = a.cached
+	return u
+}
+
+// text is a message or a delta.
+type text struct {
+	Role    string `json:"role,omitempty"`
+	Content string `json:"content"`
+}
+
+// choice and object are the parts of OpenAI's answers, streamed or not.
+type choice struct {
+	Index        int     `json:"index"`
+	Delta        *text   `json:"delta,omitempty"`
+	Message      *text   `json:"message,omitempty"`
+	Text         *string `json:"text,omitempty"`
+	FinishReason *string `json:"finish_reason"`
+}
+
+type object struct {
+	ID      string   `json:"id"`
+	Object  string   `json:"object"`
+	Created int64    `json:"created"`
+	Model   string   `json:"model"`
+	Choices []choice `json:"choices"`
+	Usage   *usage   `json:"usage,omitempty"`
+}
+
+func (a *answer) object(c ...choice) object {
+	o := object{ID: fmt.Sprintf("cmpl-%x", a.created.UnixNano()), Object: "text_completion", Created: a.created.Unix(), Model: a.body.Model, Choices: c}
+	if a.chat {
+		o.ID = "chat" + o.ID
+		o.Object = "chat.completion"
+		if a.body.Stream {
+			o.Object += ".chunk"
+		}
+	}
+	if c == nil {
+		o.Choices = []choice{}
+	}
+	return o
+}
+
+// stream writes the newest token, the first one behind the role that vLLM sends.
+func (a *answer) stream() bool {
+	a.buf.Reset()
+	word := a.word(a.made - 1)
+	if a.chat {
+		if a.made == 1 {
+			a.event(a.object(choice{Delta: &text{Role: "assistant"}}))
+		}
+		a.event(a.object(choice{Delta: &text{Content: word}}))
+	} else {
+		a.event(a.object(choice{Text: &word}))
+	}
+	_, err := a.w.Write(a.buf.Bytes())
+	flush(a.w)
+	return err == nil
+}
+
+func (a *answer) event(o object) {
+	a.buf.WriteString("data: ")
+	_ = json.NewEncoder(&a.buf).Encode(o) // plain data always marshals
+	a.buf.WriteString("\n")
+}
+
+// end writes what follows the last token.
+func (a *answer) end() {
+	reason := "length"
+	defer a.engine.metrics.finished(a.prompt, a.made)
+	if a.body.Stream {
+		a.buf.Reset()
+		last := choice{FinishReason: &reason}
+		if a.chat {
+			last.Delta = &text{}
+		} else {
+			last.Text = new("")
+		}
+		a.event(a.object(last))
+		if a.body.IncludeUsage {
+			o := a.object()
+			o.Usage = a.usage()
+			a.event(o)
+		}
+		a.buf.WriteString("data: [DONE]\n\n")
+		_, _ = a.w.Write(a.buf.Bytes()) // the last words to a client that may have left
+		return
+	}
+	var all strings.Builder
+	for i := range a.made {
+		all.WriteString(a.word(i))
+	}
+	c := choice{FinishReason: &reason}
+	if a.chat {
+		c.Message = &text{Role: "assistant", Content: all.String()}
+	} else {
+		c.Text = new(all.String())
+	}
+	o := a.object(c)
+	o.Usage = a.usage()
+	reply(a.w, o)
+}

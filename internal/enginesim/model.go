@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"slices"
+	"time"
+)
+
+// preset is the timing of a model on its hardware. A step takes
+//
+//	max(w, a + b·(prefill tokens + decodes)) + c·Σ n·(ctx + n/2) + d·(KV tokens of the decodes)
+//
+// milliseconds, where each prefilling request adds n tokens behind ctx others.
+type preset struct{ w, a, b, c, d float64 }
+
+// presets were fitted to published figures; the 70B one leaves out attention and
+// all-reduce, and is unchecked.
+var presets = map[string]preset{
+	"8b-1xh100":  {w: 5.8, a: 2.9, b: .0154, c: 1.3e-6, d: 5.6e-5},
+	"32b-2xh100": {w: 11, a: 6, b: .0386, c: 2.33e-6, d: 5.6e-5},
+	"70b-4xh100": {w: 15, a: 10, b: .0535, c: 4e-6, d: 6e-5},
+}
+
+// request is one sequence on its way through the engine.
+type request struct {
+	prompt          int // tokens
+	local, sequence []uint64
+	output          int // tokens to generate, at least 1
+
+	admitted  func(cachedTokens int) // called when it leaves the queue
+	token     func()                 // called for each token
+	finished  func()                 // called after the last one
+	submitted time.Time
+
+	hit      int // blocks referenced since admission
+	reserve  int // output blocks held in reserve
+	cached   int // prompt tokens that need no computing
+	computed int // prompt tokens that need none any more
+	planned  int // of which the current step does so many
+	made     int // tokens generated
+	aborted  bool
+}
+
+// model is the engine without clock and network: requests go in, steps come out.
+// Continuous batching: each step serves all running requests, prefills share a
+// token budget, first come first served.
+type model struct {
+	timing    preset
+	blockSize int
+	maxSeqs   int
+	maxTokens int // per step
+	cache     *cache
+
+	waiting []*request
+	running []*request
+
+	queries, hits int // tokens looked up in the cache, and found
+	generated     int
+}
+
+func (m *model) submit(r *request) { m.waiting = append(m.waiting, r) }
+
+// abort takes a request out at the next step.
+func (m *model) abort(r *request) {
+	if i := slices.Index(m.waiting, r); i >= 0 {
+		m.waiting = slices.Delete(m.waiting, i, i+1)
+		return
+	}
+	r.aborted = true
+}
+
+func (m *model) idle() bool { return len(m.waiting) == 0 && len(m.running) == 0 }
+
+// begin admits requests and plans a step. It returns how long the step takes; 0
+// means that there is nothing to do.
+func (m *model) begin() time.Duration {
+	m.running = slices.DeleteFunc(m.running, func(r *request) bool {
+		if r.aborted {
+			m.leave(r)
+		}
+		return r.aborted
+	})
+	m.admit()
+	m.cache.evict()
+
+	var prefill, decodes, kv int
+	var attention float64
+	for _, r := range m.running {
+		if r.made > 0 {
+			decodes++
+			kv += r.prompt + r.made
+		}
+	}
+	budget := max(0, m.maxTokens-decodes)
+	for _, r := range m.running {
+		if r.planned = 0; r.made > 0 {
+			continue
+		}
+		n := min(budget, r.prompt-r.computed)
+		r.planned = n
+		budget -= n
+		prefill += n
+		attention += float64(n) * (float64(r.computed) + float64(n)/2)
+	}
+	if prefill+decodes == 0 {
+		return 0
+	}
+	t := m.timing
+	ms := max(t.w, t.a+t.b*float64(prefill+decodes)) + t.c*attention + t.d*float64(kv)
+	return time.Duration(ms * float64(time.Millisecond))
+}
+
+// admit lets requests in, first come first served, while there is room.
+func (m *model) admit() {
+	for len(m.waiting) > 0 && len(m.running) < m.maxSeqs {
+		r := m.waiting[0]
+		hit, unused := m.cache.hit(r.sequence)
+		// The last token is always computed, so a prompt that is cached as a
+		// whole computes its last block.
+		if most := (r.prompt - 1) / m.blockSize; hit > most {
+			hit = most
+			_, unused = m.cache.hit(r.sequence[:hit])
+		}
+		blocks := len(r.sequence)
+		reserve := max(0, (r.prompt+r.output+m.blockSize-1)/m.blockSize-blocks)
+		need := blocks - hit + unused + reserve
+		if m.cache.used()+need > m.cache.capacity && len(m.running) > 0 {
+			return
+		}
+		m.waiting = m.waiting[1:]
+		m.cache.acquire(r.sequence[:hit])
+		m.cache.reserved += blocks - hit + reserve
+		r.hit, r.reserve = hit, reserve
+		r.cached = min(hit*m.blockSize, r.prompt-1)
+		r.computed = r.cached
+		m.queries += r.prompt
+		m.hits += r.cached
+		m.running = append(m.running, r)
+		r.admitted(r.cached)
+	}
+}
+
+// finish carries out the step that begin planned.
+func (m *model) finish() {
+	m.running = slices.DeleteFunc(m.running, func(r *request) bool {
+		if r.aborted {
+			m.leave(r)
+			return true
+		}
+		if r.made == 0 {
+			if r.computed += r.planned; r.computed < r.prompt {
+				return false
+			}
+			m.cache.fill(r.local, r.sequence, r.hit)
+			r.hit = len(r.sequence)
+		}
+		r.made++
+		m.generated++
+		r.token()
+		if r.made < r.output {
+			return false
+		}
+		m.leave(r)
+		r.finished()
+		return true
+	})
+	m.cache.evict()
+}
+
+// leave gives back what a request holds. Its output is not cached.
+func (m *model) leave(r *request) {
+	m.cache.reserved -= len(r.sequence) - r.hit + r.reserve
+	m.cache.release(r.sequence[:r.hit])
+}
