@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package envoy writes the Envoy configuration that kvroute is built for.
+//
+// What [Render] writes is a complete bootstrap: a listener that shows each request
+// to kvroute, the cluster that connects to the address that kvroute named, and a
+// pool of all workers for requests without one. It promises to write nothing that
+// the settings did not spell: every value is checked and cannot end its place in
+// the text. It works for Envoy 1.38 and later; the tests use 1.40.
+//
+// Functions may be called by any number of goroutines.
+package envoy
+
+import (
+	"cmp"
+	_ "embed"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"text/template"
+	"time"
+)
+
+// Config says what a bootstrap is for. The zero value of each field means its
+// default; ExtProc is required.
+type Config struct {
+	// ListenAddress takes the clients' requests: ip:port. Default
+	// 127.0.0.1:8080; port 0 lets Envoy pick one.
+	ListenAddress string
+	// AdminAddress is Envoy's own. Default 127.0.0.1:9901.
+	AdminAddress string
+
+	// ExtProc are the kvroute replicas: host:port each, or one unix:/path.
+	ExtProc []string
+	// Pool are all workers: host:port each. Requests that kvroute does not route
+	// go there. Empty answers them with 503.
+	Pool []string
+
+	// MaxBodyBytes is the largest request body. Default 16 MiB, as kvroute's own.
+	MaxBodyBytes int
+	// MessageTimeout is how long Envoy waits for an answer of kvroute's before it
+	// goes on without. Default 2 s.
+	MessageTimeout time.Duration
+	// MaxMessageTimeout bounds the extensions that kvroute may ask for. Default
+	// 10 s.
+	MaxMessageTimeout time.Duration
+
+	// NoObserver leaves out the filter that sees the first token. kvroute must
+	// then be told how else to notice it.
+	NoObserver bool
+}
+
+//go:embed bootstrap.yaml.tmpl
+var bootstrap string
+
+// Render writes the bootstrap for c as YAML. The same settings give the same
+// bytes. An error names the field and its value; then nothing has been written.
+func Render(w io.Writer, c Config) error {
+	c.ListenAddress = cmp.Or(c.ListenAddress, "127.0.0.1:8080")
+	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9901")
+	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, 16<<20)
+	c.MessageTimeout = cmp.Or(c.MessageTimeout, 2*time.Second)
+	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, 10*time.Second)
+	if err := c.check(); err != nil {
+		return err
+	}
+	t, err := template.New("bootstrap").Funcs(template.FuncMap{
+		"address": address, "discovery": discovery, "seconds": seconds,
+	}).Parse(bootstrap)
+	if err != nil {
+		return fmt.Errorf("envoy: parse the template: %w", err)
+	}
+	var text strings.Builder
+	if err := t.Execute(&text, c); err != nil {
+		return fmt.Errorf("envoy: write the bootstrap: %w", err)
+	}
+	_, err = io.WriteString(w, text.String())
+	return err
+}
+
+func (c *Config) check() error {
+	for _, a := range []struct{ field, value string }{{"ListenAddress", c.ListenAddress}, {"AdminAddress", c.AdminAddress}} {
+		if at, err := netip.ParseAddrPort(a.value); err != nil || at.Addr().Zone() != "" {
+			return fmt.Errorf("envoy: %s is %q, want ip:port", a.field, a.value)
+		}
+	}
+	if len(c.ExtProc) == 0 {
+		return fmt.Errorf("envoy: ExtProc is empty, want the addresses of kvroute's replicas")
+	}
+	for i, a := range c.ExtProc {
+		if path, ok := strings.CutPrefix(a, "unix:"); ok && len(c.ExtProc) == 1 && pathForm.MatchString(path) {
+			continue
+		}
+		if !validHostPort(a) {
+			return fmt.Errorf("envoy: ExtProc[%d] is %q, want host:port, or a single unix:/path", i, a)
+		}
+	}
+	for i, a := range c.Pool {
+		if !validHostPort(a) {
+			return fmt.Errorf("envoy: Pool[%d] is %q, want host:port", i, a)
+		}
+	}
+	switch {
+	case c.MaxBodyBytes < 1 || int64(c.MaxBodyBytes) > 1<<32-1:
+		return fmt.Errorf("envoy: MaxBodyBytes is %d, want 1 to 4294967295", c.MaxBodyBytes)
+	case c.MessageTimeout <= 0:
+		return fmt.Errorf("envoy: MessageTimeout is %v, want more than 0", c.MessageTimeout)
+	case c.MaxMessageTimeout < c.MessageTimeout:
+		return fmt.Errorf("envoy: MaxMessageTimeout is %v, want at least MessageTimeout, %v", c.MaxMessageTimeout, c.MessageTimeout)
+	}
+	return nil
+}
+
+var (
+	hostForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$`)
+	pathForm = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
+)
+
+func validHostPort(s string) bool {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return false
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return false
+	}
+	if a, err := netip.ParseAddr(host); err == nil {
+		return a.Zone() == ""
+	}
+	return hostForm.MatchString(host)
+}
+
+// address writes a checked address in Envoy's form.
+func address(s string) (string, error) {
+	if path, ok := strings.CutPrefix(s, "unix:"); ok {
+		return fmt.Sprintf("{pipe: {path: %q}}", path), nil
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("{socket_address: {address: %q, port_value: %s}}", host, port), nil
+}
+
+// discovery is STRICT_DNS as soon as one address is a name.
+func discovery(addresses []string) string {
+	for _, a := range addresses {
+		if strings.HasPrefix(a, "unix:") {
+			continue
+		}
+		host, _, err := net.SplitHostPort(a)
+		if err != nil {
+			continue
+		}
+		if _, err := netip.ParseAddr(host); err != nil {
+			return "STRICT_DNS"
+		}
+	}
+	return "STATIC"
+}
+
+func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s" }

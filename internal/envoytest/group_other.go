@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package envoytest
+
+import "syscall"
+
+// OwnGroup keeps a terminal's Ctrl-C from a child, so that we can end it in our own
+// order.
+func OwnGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package envoytest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"regexp"
+	"strconv"
+	"sync"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// TB is what a [Link] needs of a test. It is not testing.TB itself, so that the
+// demo, which uses the other half of this package, does not link package testing.
+type TB interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+	Cleanup(f func())
+	Context() context.Context
+}
+
+// messageTimeout is how long Envoy waits for an answer in our configuration.
+const messageTimeout = 2 * time.Second
+
+// allowed are the headers that our configuration lets an external processor set;
+// Envoy drops others.
+var allowed = regexp.MustCompile("^(x-dynamo-.*|content-type|retry-after|allow)$")
+
+// Link is a connection from Envoy to an external processor. It may be used by any
+// number of goroutines; each [Exchange] belongs to one.
+type Link struct {
+	t      TB
+	client extprocv3.ExternalProcessorClient
+}
+
+// Serve runs server in memory until the test ends. It works in a synctest bubble.
+func Serve(t TB, server *grpc.Server) *Link {
+	t.Helper()
+	l := bufconn.Listen(1 << 20)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := server.Serve(l); err != nil {
+			t.Errorf("envoytest: serve: %v", err)
+		}
+	})
+	t.Cleanup(func() {
+		server.Stop()
+		serving.Wait()
+	})
+	return Dial(t, "passthrough:///bufconn", grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		return l.DialContext(ctx)
+	}))
+}
+
+// Dial connects to an external processor that is served elsewhere.
+func Dial(t TB, target string, more ...grpc.DialOption) *Link {
+	t.Helper()
+	conn, err := grpc.NewClient(target, append(more, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		t.Fatalf("envoytest: connect: %v", err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return &Link{t: t, client: extprocv3.NewExternalProcessorClient(conn)}
+}
+
+// Request is an HTTP request that comes to Envoy.
+type Request struct {
+	Method string   // default POST
+	Path   string   // with the query
+	Header []string // name, value, name, value
+	Body   []byte   // nil for a request that ends with its headers
+
+	// Trailers makes the request end by trailers instead of by its body.
+	Trailers bool
+
+	// Mode is the filter's mode for the request's body. NONE, the zero value,
+	// stands for BUFFERED.
+	Mode filterv3.ProcessingMode_BodySendMode
+}
+
+// Refusal is the response that an external processor made instead of the worker.
+type Refusal struct {
+	Status int
+	Header map[string]string
+	Body   string
+}
+
+// Exchange is one HTTP request and its response, as Envoy's main filter plays them.
+// The test fails if the external processor breaks the protocol: an answer of the
+// wrong kind, a second or an unsolicited one, a mutation that our configuration
+// forbids, an end with an error.
+type Exchange struct {
+	Header   map[string]string // the request's, as they are now
+	Rerouted bool              // the route was chosen anew
+	Refusal  *Refusal          // or nil
+	Left     bool              // Envoy goes on without the external processor
+
+	main    *stream
+	link    *Link
+	request Request
+}
+
+// Do plays the request's half of an exchange.
+func (l *Link) Do(r Request) *Exchange {
+	l.t.Helper()
+	x := l.Begin(r)
+	if x.SendHeaders(); !x.Settle() || r.Body == nil {
+		return x
+	}
+	if x.SendBody(); !x.Settle() {
+		return x
+	}
+	if r.Trailers {
+		x.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}})
+		x.Settle()
+	}
+	return x
+}
+
+// Begin opens the stream of an exchange and sends nothing.
+func (l *Link) Begin(r Request) *Exchange {
+	l.t.Helper()
+	if r.Method == "" {
+		r.Method = "POST"
+	}
+	if r.Mode == filterv3.ProcessingMode_NONE {
+		r.Mode = filterv3.ProcessingMode_BUFFERED
+	}
+	x := &Exchange{link: l, request: r, Header: map[string]string{":method": r.Method, ":path": r.Path}}
+	for i := 0; i < len(r.Header); i += 2 {
+		x.Header[r.Header[i]] = r.Header[i+1]
+	}
+	x.main = l.open(false)
+	return x
+}
+
+// SendHeaders sends the request's headers and does not wait.
+func (x *Exchange) SendHeaders() {
+	x.link.t.Helper()
+	h := headers(x.Header)
+	h.EndOfStream = x.request.Body == nil
+	x.Send(&extprocv3.ProcessingRequest{
+		Request:        &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: h},
+		ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: x.request.Mode},
+	})
+}
+
+// SendBody sends the request's body and does not wait.
+func (x *Exchange) SendBody() {
+	x.link.t.Helper()
+	x.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{
+		RequestBody: &extprocv3.HttpBody{Body: x.request.Body, EndOfStream: !x.request.Trailers},
+	}})
+}
+
+// Send sends any message, which is due one answer.
+func (x *Exchange) Send(m *extprocv3.ProcessingRequest) {
+	x.link.t.Helper()
+	x.main.send(m, fmt.Sprintf("%T", m.Request))
+}
+
+// Stray sends a message that is due no answer.
+func (x *Exchange) Stray(m *extprocv3.ProcessingRequest) { x.main.send(m, "") }
+
+// Settle waits for the answer to the last message and does what it says. It
+// returns false if the request phase is over for the external processor: it
+// refused, or left the stream, or took longer than Envoy waits.
+func (x *Exchange) Settle() bool {
+	x.link.t.Helper()
+	select {
+	case a := <-x.main.answers:
+		return x.apply(a)
+	case <-x.main.ended:
+	case <-time.After(messageTimeout):
+		x.main.reset()
+	}
+	select {
+	case a := <-x.main.answers: // the last word before the end
+		return x.apply(a)
+	default:
+		x.Left = true
+		return false
+	}
+}
+
+// Respond plays the response's headers and returns those that the client sees.
+func (x *Exchange) Respond(status int, header ...string) map[string]string {
+	x.link.t.Helper()
+	h := responseHeaders(status, header)
+	m := &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: headers(h)}}
+	if x.Left {
+		return h
+	}
+	x.Send(m)
+	request := x.Header
+	x.Header = h
+	x.Settle()
+	x.Header = request
+	return h
+}
+
+// RespondTrailers plays the response's trailers, as of an HTTP/2 worker.
+func (x *Exchange) RespondTrailers() {
+	x.link.t.Helper()
+	x.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}})
+	x.Settle()
+}
+
+// End ends the exchange as Envoy does with graceful close: it says that nothing
+// will follow and waits for the other side to end the stream.
+func (x *Exchange) End() {
+	x.link.t.Helper()
+	x.main.closeSend()
+	select {
+	case <-x.main.ended:
+	case <-time.After(messageTimeout):
+		x.link.t.Errorf("envoytest: the stream was not ended after its half-close")
+		x.main.reset()
+	}
+}
+
+// Reset ends the exchange as Envoy does by default: nothing will follow, and
+// nothing is waited for.
+func (x *Exchange) Reset() {
+	x.main.closeSend()
+	x.main.reset()
+}
+
+// Ended reports whether the stream has ended.
+func (x *Exchange) Ended() bool { return x.main.over() }
+
+// apply does what an answer says.
+func (x *Exchange) apply(a *extprocv3.ProcessingResponse) bool {
+	x.link.t.Helper()
+	if a.GetModeOverride() != nil || a.GetDynamicMetadata() != nil || a.GetOverrideMessageTimeout() != nil {
+		x.link.t.Errorf("envoytest: the answer has more than our configuration allows: %v", a)
+	}
+	switch r := a.Response.(type) {
+	case *extprocv3.ProcessingResponse_RequestHeaders:
+		x.common(r.RequestHeaders.GetResponse())
+	case *extprocv3.ProcessingResponse_RequestBody:
+		x.common(r.RequestBody.GetResponse())
+	case *extprocv3.ProcessingResponse_ResponseHeaders:
+		x.common(r.ResponseHeaders.GetResponse())
+	case *extprocv3.ProcessingResponse_RequestTrailers:
+		x.mutate(x.Header, r.RequestTrailers.GetHeaderMutation())
+	case *extprocv3.ProcessingResponse_ImmediateResponse:
+		x.Refusal = &Refusal{Status: int(r.ImmediateResponse.GetStatus().GetCode()), Header: map[string]string{}, Body: string(r.ImmediateResponse.GetBody())}
+		x.mutate(x.Refusal.Header, r.ImmediateResponse.GetHeaders())
+		x.End()
+		return false
+	}
+	return true
+}
+
+func (x *Exchange) common(c *extprocv3.CommonResponse) {
+	x.link.t.Helper()
+	if c.GetStatus() != extprocv3.CommonResponse_CONTINUE || c.GetBodyMutation() != nil || c.GetTrailers() != nil {
+		x.link.t.Errorf("envoytest: the answer changes more than headers: %v", c)
+	}
+	x.Rerouted = x.Rerouted || c.GetClearRouteCache()
+	x.mutate(x.Header, c.GetHeaderMutation())
+}
+
+func (x *Exchange) mutate(h map[string]string, m *extprocv3.HeaderMutation) {
+	x.link.t.Helper()
+	if len(m.GetRemoveHeaders()) > 0 {
+		x.link.t.Errorf("envoytest: the answer removes headers: %v", m.GetRemoveHeaders())
+	}
+	for _, v := range m.GetSetHeaders() {
+		name := v.GetHeader().GetKey()
+		switch {
+		case !allowed.MatchString(name):
+			x.link.t.Errorf("envoytest: header %q is not allowed by mutation_rules", name)
+		case v.GetHeader().GetValue() != "":
+			x.link.t.Errorf("envoytest: header %q has a value, want raw_value", name)
+		case v.GetAppendAction() != corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD:
+			x.link.t.Errorf("envoytest: header %q is appended, want it overwritten", name)
+		}
+		h[name] = string(v.GetHeader().GetRawValue())
+	}
+}
+
+// headers is the message form of h.
+func headers(h map[string]string) *extprocv3.HttpHeaders {
+	var m corev3.HeaderMap
+	for k, v := range h {
+		m.Headers = append(m.Headers, &corev3.HeaderValue{Key: k, RawValue: []byte(v)})
+	}
+	return &extprocv3.HttpHeaders{Headers: &m}
+}
+
+func responseHeaders(status int, header []string) map[string]string {
+	h := map[string]string{":status": strconv.Itoa(status)}
+	for i := 0; i < len(header); i += 2 {
+		h[header[i]] = header[i+1]
+	}
+	return h
+}
+
+// fine reports whether a stream ended in a way that Envoy takes for an orderly one,
+// or by our own hand.
+func fine(err error) bool {
+	code := status.Code(err)
+	return code == codes.OK || code == codes.Canceled
+}
