@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api serves what operators ask a running kvroute over HTTP: is it alive,
+// is it ready, what does it measure, which workers does it know, and why did a
+// request go where it went.
+//
+//	GET /healthz                  200 while the process runs
+//	GET /readyz                   200 if requests can be routed, else 503; JSON that says what is missing
+//	GET /metrics                  Prometheus text
+//	GET /v1/workers               JSON: every worker with its cache and load
+//	GET /v1/decisions?id=ID       JSON: one kept decision with every candidate's inputs
+//	GET /v1/decisions?limit=N     JSON: the newest ones, 20 if not said, at most 1,000
+//
+// It has no state of its own and changes nothing. Errors are JSON objects with
+// one key, "error". Any number of requests may run at once.
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// Check is one thing that must be so for kvroute to route as configured.
+type Check struct {
+	Name string
+	// OK reports whether it is so. It must not block.
+	OK func() bool
+	// Required says that nothing can be routed otherwise, so that requests had
+	// better go elsewhere. Without the others routing goes on, degraded.
+	Required bool
+}
+
+// Config is what an API serves.
+type Config struct {
+	// Router answers the questions. Required.
+	Router *router.Router
+	// Metrics serves /metrics. Required.
+	Metrics http.Handler
+	// Ready are the checks of /readyz, besides that some worker is known that
+	// can take requests.
+	Ready []Check
+}
+
+const (
+	defaultDecisions = 20
+	// maxDecisions bounds an answer; each decision lists every candidate.
+	maxDecisions = 1000
+)
+
+// New returns the handler of the API.
+func New(c Config) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		write(w, http.StatusOK, map[string]string{"status": "ok"})
+	})
+	mux.HandleFunc("GET /readyz", c.ready)
+	mux.Handle("GET /metrics", c.Metrics)
+	mux.HandleFunc("GET /v1/workers", func(w http.ResponseWriter, _ *http.Request) {
+		write(w, http.StatusOK, map[string][]router.WorkerState{"workers": c.Router.Workers()})
+	})
+	mux.HandleFunc("GET /v1/decisions", c.decisions)
+	return mux
+}
+
+// readiness is the answer of /readyz.
+type readiness struct {
+	Status string          `json:"status"` // "ready", "degraded" or "not ready"
+	Checks map[string]bool `json:"checks"`
+}
+
+func (c *Config) ready(w http.ResponseWriter, _ *http.Request) {
+	r, status := readiness{Status: "ready", Checks: map[string]bool{}}, http.StatusOK
+	workers := Check{Name: "workers", OK: c.hasWorkers, Required: true}
+	for _, check := range append([]Check{workers}, c.Ready...) {
+		ok := check.OK()
+		r.Checks[check.Name] = ok
+		switch {
+		case ok:
+		case check.Required:
+			r.Status, status = "not ready", http.StatusServiceUnavailable
+		case r.Status == "ready":
+			r.Status = "degraded"
+		}
+	}
+	write(w, status, r)
+}
+
+func (c *Config) hasWorkers() bool {
+	return slices.ContainsFunc(c.Router.Workers(), func(w router.WorkerState) bool {
+		return w.Health != router.Unhealthy.String() && !w.Draining
+	})
+}
+
+func (c *Config) decisions(w http.ResponseWriter, req *http.Request) {
+	if id := req.FormValue("id"); id != "" {
+		d, ok := c.Router.Decision(id)
+		if !ok {
+			fail(w, http.StatusNotFound, "no decision is kept under this id: it is unknown or too old")
+			return
+		}
+		write(w, http.StatusOK, d)
+		return
+	}
+	limit := defaultDecisions
+	if text := req.FormValue("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > maxDecisions {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("limit is %q, want 1 to %d", text, maxDecisions))
+			return
+		}
+		limit = n
+	}
+	write(w, http.StatusOK, map[string][]router.Decision{"decisions": c.Router.Decisions(limit)})
+}
+
+func fail(w http.ResponseWriter, status int, message string) {
+	write(w, status, map[string]string{"error": message})
+}
+
+// write sends v as JSON. An error of the connection is the client's own doing and
+// has nobody to be told to.
+func write[T any](w http.ResponseWriter, status int, v T) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v)
+}

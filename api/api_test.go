@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/router"
+)
+
+func get(t *testing.T, h http.Handler, path string) (status int, body string) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
+	return w.Code, w.Body.String()
+}
+
+func newRouter(t *testing.T, workers int) *router.Router {
+	t.Helper()
+	r, err := router.New(router.Config{OverlapWeight: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := range workers {
+		if err := r.SetWorker(router.WorkerInfo{
+			ID: uint64(id + 1), Name: "w", Models: []string{"m"}, BlockSize: 4,
+			Address: netip.MustParseAddrPort("10.0.0.1:8000"),
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+func TestReadySaysWhatIsMissing(t *testing.T) {
+	bus := true
+	conf := api.Config{Router: newRouter(t, 0), Metrics: http.NotFoundHandler(), Ready: []api.Check{{Name: "nats", OK: func() bool { return bus }}}}
+	if status, body := get(t, api.New(conf), "/readyz"); status != 503 || !strings.Contains(body, `"workers":false`) || !strings.Contains(body, `"nats":true`) {
+		t.Errorf("without workers: %d %s", status, body)
+	}
+	conf.Router = newRouter(t, 1)
+	if status, body := get(t, api.New(conf), "/readyz"); status != 200 || !strings.Contains(body, `"status":"ready"`) {
+		t.Errorf("with a worker: %d %s", status, body)
+	}
+	bus = false
+	if status, body := get(t, api.New(conf), "/readyz"); status != 200 || !strings.Contains(body, `"nats":false`) || !strings.Contains(body, `"status":"degraded"`) {
+		t.Errorf("without the bus: %d %s", status, body)
+	}
+	conf.Ready[0].Required = true
+	if status, body := get(t, api.New(conf), "/readyz"); status != 503 || !strings.Contains(body, `"status":"not ready"`) {
+		t.Errorf("without something required: %d %s", status, body)
+	}
+	if status, _ := get(t, api.New(conf), "/healthz"); status != 200 {
+		t.Errorf("/healthz: %d, want 200 whatever is missing", status)
+	}
+}
+
+func TestDecisions(t *testing.T) {
+	r := newRouter(t, 2)
+	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler()})
+	for _, id := range []string{"a", "b", "c"} {
+		if _, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: []uint32{1, 2, 3, 4}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, body := get(t, h, "/v1/decisions?id=b")
+	var d router.Decision
+	if err := json.Unmarshal([]byte(body), &d); err != nil || d.ID != "b" || len(d.Candidates) != 2 || d.Address.String() != "10.0.0.1:8000" {
+		t.Errorf("decision b: %v\n%s", err, body)
+	}
+	if strings.Contains(body, "first_token") || strings.Contains(body, "freed") {
+		t.Errorf("b has no first token and no end yet: %s", body)
+	}
+	_, body = get(t, h, "/v1/decisions?limit=2")
+	var list struct{ Decisions []router.Decision }
+	if err := json.Unmarshal([]byte(body), &list); err != nil || len(list.Decisions) != 2 || list.Decisions[0].ID != "c" {
+		t.Errorf("the newest two: %v\n%s", err, body)
+	}
+	for path, want := range map[string]int{
+		"/v1/decisions":            200,
+		"/v1/decisions?id=unknown": 404,
+		"/v1/decisions?limit=0":    400,
+		"/v1/decisions?limit=many": 400,
+		"/v1/decisions?limit=1001": 400,
+		"/v1/nothing":              404,
+	} {
+		if status, body := get(t, h, path); status != want {
+			t.Errorf("%s: %d, want %d\n%s", path, status, want, body)
+		}
+	}
+}
+
+func TestWorkers(t *testing.T) {
+	h := api.New(api.Config{Router: newRouter(t, 2), Metrics: http.NotFoundHandler()})
+	_, body := get(t, h, "/v1/workers")
+	var list struct{ Workers []router.WorkerState }
+	if err := json.Unmarshal([]byte(body), &list); err != nil || len(list.Workers) != 2 || list.Workers[1].ID != 2 || list.Workers[1].Health != "healthy" {
+		t.Errorf("workers: %v\n%s", err, body)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "POST", "/v1/workers", nil))
+	if w.Code != http.StatusMethodNotAllowed {
+		t.Errorf("POST /v1/workers: %d, want 405", w.Code)
+	}
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/router"
+)
+
+// config is everything that can be set about `kvroute serve`. Each scalar is a
+// flag and a key of the configuration file, under one name; a flag wins over the
+// file. "workers" stands in the file only. Nothing is read from the environment.
+type config struct {
+	// Version is the version of the file's format: 1.
+	Version int `yaml:"version"`
+
+	// ExtprocAddress is where Envoy reaches the external processor: ip:port, or
+	// unix:/path. Port 0 picks a free one.
+	ExtprocAddress string `yaml:"extproc-address"`
+	// HTTPAddress serves health, metrics and the API: ip:port. Port 0 picks a
+	// free one.
+	HTTPAddress string `yaml:"http-address"`
+
+	// NATSURL is the bus on which workers register and publish their events.
+	// Empty starts a NATS server inside this process, for trying things out.
+	NATSURL string `yaml:"nats-url"`
+	// NATSListen is where the NATS server inside this process listens: ip:port.
+	NATSListen string `yaml:"nats-listen"`
+	// Namespace, Component and Endpoint name the scope of the workers' subjects.
+	Namespace string `yaml:"namespace"`
+	Component string `yaml:"component"`
+	Endpoint  string `yaml:"endpoint"`
+	// WorkerNetworks are the networks (CIDR, comma-separated) that workers may
+	// have addresses in. Empty allows all.
+	WorkerNetworks string `yaml:"worker-networks"`
+
+	// RouterMode is "kv" or "round-robin".
+	RouterMode string `yaml:"router-mode"`
+	// KVOverlapScoreWeight weighs prefill against active blocks in mode kv; 0
+	// routes by load alone.
+	KVOverlapScoreWeight float64 `yaml:"kv-overlap-score-weight"`
+	// BlockSize is the number of tokens in a block of the workers' caches; 0
+	// takes that of each model's first worker.
+	BlockSize int `yaml:"block-size"`
+	// Seed makes the choice among equal workers reproducible.
+	Seed uint64 `yaml:"seed"`
+	// KeepDecisions is how many recent decisions the API can explain.
+	KeepDecisions int `yaml:"keep-decisions"`
+
+	// DecisionHeaders tells worker, overlap and reason in headers of the
+	// response. They reveal the addresses of workers.
+	DecisionHeaders bool `yaml:"decision-headers"`
+	// FirstToken is how the first token of a response is noticed: "observer"
+	// reads the beginning of the response, "response-headers" takes its headers
+	// for it, which is right only for workers that send them that late.
+	FirstToken string `yaml:"first-token"`
+	// MaxBodyBytes is the largest request body that is read. Envoy's own limit
+	// should equal it.
+	MaxBodyBytes int `yaml:"max-body-bytes"`
+	// MaxStreams bounds the requests in flight; those above it are left to
+	// Envoy's choice.
+	MaxStreams int `yaml:"max-streams"`
+	// DecisionTimeout is the time that a decision may take before the request
+	// is left to Envoy's choice. Less than Envoy's message_timeout.
+	DecisionTimeout time.Duration `yaml:"decision-timeout"`
+	// DrainTimeout is how long a shutdown waits for decisions in progress.
+	DrainTimeout time.Duration `yaml:"drain-timeout"`
+
+	// LogLevel is "debug", "info", "warn" or "error"; LogFormat "text" or "json".
+	LogLevel  string `yaml:"log-level"`
+	LogFormat string `yaml:"log-format"`
+
+	// Workers are known from the start and always count as healthy. Their
+	// fields are those of a registration. Reloaded on SIGHUP; nothing else is.
+	Workers workerList `yaml:"workers"`
+}
+
+func defaults() config {
+	return config{
+		Version:              1,
+		ExtprocAddress:       "127.0.0.1:9002",
+		HTTPAddress:          "127.0.0.1:9003",
+		NATSListen:           "127.0.0.1:4222",
+		Namespace:            "kvroute",
+		Component:            "workers",
+		Endpoint:             "generate",
+		RouterMode:           string(router.KV),
+		KVOverlapScoreWeight: 1,
+		KeepDecisions:        1024,
+		FirstToken:           "observer",
+		MaxBodyBytes:         16 << 20,
+		MaxStreams:           40_000,
+		DecisionTimeout:      1500 * time.Millisecond,
+		DrainTimeout:         25 * time.Second,
+		LogLevel:             "info",
+		LogFormat:            "text",
+	}
+}
+
+// flags makes every scalar of c a flag of fs, c's values their defaults.
+func (c *config) flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.ExtprocAddress, "extproc-address", c.ExtprocAddress, "where Envoy reaches the external processor: `ip:port` or unix:/path")
+	fs.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`ip:port` of health, metrics and API")
+	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "`URL` of the NATS bus; empty starts one in this process")
+	fs.StringVar(&c.NATSListen, "nats-listen", c.NATSListen, "`ip:port` of the NATS server in this process")
+	fs.StringVar(&c.Namespace, "namespace", c.Namespace, "namespace of the workers' subjects")
+	fs.StringVar(&c.Component, "component", c.Component, "component of the workers' subjects")
+	fs.StringVar(&c.Endpoint, "endpoint", c.Endpoint, "endpoint of the workers' subjects")
+	fs.StringVar(&c.WorkerNetworks, "worker-networks", c.WorkerNetworks, "`CIDRs`, comma-separated, that workers may be in; empty allows all")
+	fs.StringVar(&c.RouterMode, "router-mode", c.RouterMode, "kv or round-robin")
+	fs.Float64Var(&c.KVOverlapScoreWeight, "kv-overlap-score-weight", c.KVOverlapScoreWeight, "weight of prefill against active blocks; 0 routes by load alone")
+	fs.IntVar(&c.BlockSize, "block-size", c.BlockSize, "`tokens` in a block; 0 takes that of a model's first worker")
+	fs.Uint64Var(&c.Seed, "seed", c.Seed, "makes the choice among equal workers reproducible")
+	fs.IntVar(&c.KeepDecisions, "keep-decisions", c.KeepDecisions, "`number` of recent decisions that can be explained")
+	fs.BoolVar(&c.DecisionHeaders, "decision-headers", c.DecisionHeaders, "tell worker, overlap and reason in the response's headers")
+	fs.StringVar(&c.FirstToken, "first-token", c.FirstToken, "observer or response-headers: what counts as the first token")
+	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", c.MaxBodyBytes, "largest request body in `bytes`")
+	fs.IntVar(&c.MaxStreams, "max-streams", c.MaxStreams, "largest `number` of requests in flight")
+	fs.DurationVar(&c.DecisionTimeout, "decision-timeout", c.DecisionTimeout, "longest `time` of a decision")
+	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "longest `time` of a shutdown")
+	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
+}
+
+// readConfig works out the configuration from defaults, the file named by --config
+// and flags, in this order. more adds flags that are no settings.
+func readConfig(name string, args []string, out io.Writer, more func(*flag.FlagSet)) (c config, file string, err error) {
+	// The first pass finds the file, the second lets the flags win over it.
+	for _, pass := range []string{"file", "flags"} {
+		if pass == "file" {
+			c = defaults()
+		}
+		fs := newFlagSet(name, out)
+		fs.StringVar(&file, "config", file, "YAML `file` with settings of the same names, and workers")
+		c.flags(fs)
+		if more != nil {
+			more(fs)
+		}
+		if err := parse(fs, args); err != nil {
+			return c, file, err
+		}
+		if pass == "file" {
+			if c, err = readFile(file); err != nil {
+				return c, file, err
+			}
+		}
+	}
+	return c, file, c.check()
+}
+
+// readFile returns the defaults with what the file says.
+func readFile(file string) (config, error) {
+	c := defaults()
+	if file == "" {
+		return c, nil
+	}
+	dir, err := os.OpenRoot(filepath.Dir(file))
+	if err != nil {
+		return c, fmt.Errorf("config: %w", err)
+	}
+	defer dir.Close()
+	data, err := dir.ReadFile(filepath.Base(file))
+	if err != nil {
+		return c, fmt.Errorf("config: %w", err)
+	}
+	c.Version = 0
+	if err := yaml.UnmarshalWithOptions(data, &c, yaml.Strict()); err != nil {
+		return c, fmt.Errorf("config: read %s:\n%s", file, yaml.FormatError(err, false, true))
+	}
+	if c.Version != 1 {
+		return c, fmt.Errorf("config: %s: version is %d, want 1", file, c.Version)
+	}
+	return c, nil
+}
+
+// check refuses values that no package would refuse in words of the user's.
+func (c *config) check() error {
+	var errs []error
+	bad := func(name string, value, want string) {
+		errs = append(errs, fmt.Errorf("config: %s is %q, want %s", name, value, want))
+	}
+	for _, a := range []struct {
+		name, value string
+	}{{"http-address", c.HTTPAddress}, {"nats-listen", c.NATSListen}, {"extproc-address", c.ExtprocAddress}} {
+		if _, _, err := splitAddress(a.value); err != nil {
+			bad(a.name, a.value, "ip:port")
+		}
+	}
+	if c.FirstToken != "observer" && c.FirstToken != "response-headers" {
+		bad("first-token", c.FirstToken, "observer or response-headers")
+	}
+	for _, n := range []struct {
+		name  string
+		value int64
+	}{
+		{"max-body-bytes", int64(c.MaxBodyBytes)},
+		{"max-streams", int64(c.MaxStreams)},
+		{"decision-timeout", int64(c.DecisionTimeout)},
+		{"drain-timeout", int64(c.DrainTimeout)},
+	} {
+		if n.value <= 0 {
+			bad(n.name, fmt.Sprint(n.value), "more than 0")
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// splitAddress tells the network and the address of a listener.
+func splitAddress(s string) (network, address string, err error) {
+	if path, ok := cutUnix(s); ok {
+		return "unix", path, nil
+	}
+	if _, _, err := net.SplitHostPort(s); err != nil {
+		return "", "", err
+	}
+	return "tcp", s, nil
+}
+
+// workerList is the "workers" of the file. The fields are those of the JSON that
+// workers register with, so it is read as that.
+type workerList []fleet.Record
+
+// UnmarshalYAML reads the list; fields that a record does not have are refused.
+func (l *workerList) UnmarshalYAML(data []byte) error {
+	text, err := yaml.YAMLToJSON(data)
+	if err != nil {
+		return err
+	}
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode((*[]fleet.Record)(l)); err != nil {
+		return fmt.Errorf("workers: %w", err)
+	}
+	return nil
+}
+
+// MarshalYAML is the inverse of UnmarshalYAML.
+func (l workerList) MarshalYAML() ([]byte, error) {
+	text, err := json.Marshal([]fleet.Record(l))
+	if err != nil {
+		return nil, err
+	}
+	return yaml.JSONToYAML(text)
+}

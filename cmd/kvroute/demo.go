@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
+)
+
+// demo shows the main job: the same load through a real Envoy, first round robin,
+// then by cache and load.
+func demo(ctx context.Context, args []string, std stdio) (err error) {
+	d := demonstration{out: std.out}
+	fs := newFlagSet("demo", std.err)
+	keep := fs.Bool("keep", false, "leave everything running until Ctrl-C")
+	fs.StringVar(&d.envoyPath, "envoy", "", "`path` of an Envoy binary (default: on PATH, or what make envoy installed)")
+	fs.IntVar(&d.workers, "workers", 4, "`number` of simulated workers")
+	fs.StringVar(&d.preset, "preset", "32b-2xh100", "their hardware")
+	fs.IntVar(&d.blocks, "num-gpu-blocks", 2400, "capacity of each worker's cache in `blocks` of 16 tokens")
+	loadFlags(fs, &d.load)
+	for name, value := range map[string]string{
+		"rate": "10", "conversations": "45", "turns": "4", "turn-gap": "2500ms", "system-prompts": "12", "system-bytes": "6000",
+		"user-bytes": "700", "reply-bytes": "300", "max-tokens": "40",
+	} {
+		f := fs.Lookup(name)
+		f.DefValue = value
+		if err := f.Value.Set(value); err != nil {
+			return err
+		}
+	}
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	if d.envoyPath == "" {
+		if d.envoyPath, err = envoytest.Find(); err != nil {
+			return err
+		}
+	}
+	if d.dir, err = os.MkdirTemp("", "kvroute-demo-"); err != nil {
+		return err
+	}
+	defer func() {
+		d.stop()
+		err = errors.Join(err, os.RemoveAll(d.dir))
+		if ctx.Err() != nil {
+			err = errInterrupted
+		}
+	}()
+	if err := d.start(ctx); err != nil {
+		return err
+	}
+	roundRobin, err := d.phase(ctx, router.RoundRobin)
+	if err != nil {
+		return err
+	}
+	kv, err := d.phase(ctx, router.KV)
+	if err != nil {
+		return err
+	}
+	d.compare(&roundRobin, &kv)
+	if err := d.twice(ctx); err != nil {
+		return err
+	}
+	verdict := judge(&roundRobin, &kv)
+	if *keep {
+		d.invite()
+		<-ctx.Done()
+		return nil
+	}
+	return verdict
+}
+
+// demonstration is everything that the demo starts.
+type demonstration struct {
+	out       io.Writer
+	dir       string // logs of the children
+	envoyPath string
+	workers   int
+	preset    string
+	blocks    int
+	load      bench.LoadConfig
+
+	bus     *embeddedNATS
+	engines []*child
+	router  *child
+	envoy   *envoytest.Proc
+}
+
+// start starts what both phases share.
+func (d *demonstration) start(ctx context.Context) (err error) {
+	if d.bus, err = startNATS("127.0.0.1:0"); err != nil {
+		return err
+	}
+	d.engines = make([]*child, d.workers)
+	all, ctx := errgroup.WithContext(ctx)
+	for i := range d.engines {
+		all.Go(func() (err error) {
+			name := fmt.Sprint("worker-", i+1)
+			d.engines[i], err = startChild(ctx, d.dir, name, "engine", "--name", name,
+				"--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", d.load.Model,
+				"--preset", d.preset, "--num-gpu-blocks", fmt.Sprint(d.blocks))
+			return err
+		})
+	}
+	return all.Wait()
+}
+
+// stop ends everything, the clients of others first.
+func (d *demonstration) stop() {
+	if d.envoy != nil {
+		_ = d.envoy.Stop() // it ends with us in any case
+	}
+	if d.router != nil {
+		d.router.stop()
+	}
+	for _, e := range d.engines {
+		if e != nil {
+			e.stop()
+		}
+	}
+	if d.bus != nil {
+		d.bus.stop()
+	}
+}
+
+// phase plays the load against a router that was just started in the given mode,
+// with workers whose caches are empty.
+func (d *demonstration) phase(ctx context.Context, mode router.Mode) (bench.Summary, error) {
+	extprocAt, httpAt := "127.0.0.1:0", "127.0.0.1:0"
+	if d.router != nil { // Envoy knows the address of the one before
+		extprocAt, httpAt = d.router.at.Extproc, d.router.at.HTTP
+		d.router.stop()
+		d.router = nil
+	}
+	for _, e := range d.engines {
+		if err := post(ctx, "http://"+e.at.HTTP+"/reset_prefix_cache"); err != nil {
+			return bench.Summary{}, fmt.Errorf("empty the cache of %s: %w", e.name, err)
+		}
+	}
+	var err error
+	if d.router, err = startChild(ctx, d.dir, "kvroute", "serve", "--router-mode", string(mode), "--decision-headers",
+		"--extproc-address", extprocAt, "--http-address", httpAt, "--nats-url", d.bus.url(), "--drain-timeout", "1s"); err != nil {
+		return bench.Summary{}, err
+	}
+	if err := d.waitWorkers(ctx); err != nil {
+		return bench.Summary{}, err
+	}
+	if d.envoy == nil {
+		if err := d.startEnvoy(ctx); err != nil {
+			return bench.Summary{}, err
+		}
+	}
+	if err := d.waitRouted(ctx); err != nil {
+		return bench.Summary{}, err
+	}
+	d.load.URL = d.envoy.URL()
+	bar := progressBar{out: d.out, title: string(mode)}
+	return bench.Load(ctx, d.load, bar.show, nil)
+}
+
+func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
+	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", ExtProc: []string{d.router.at.Extproc}}
+	for _, e := range d.engines {
+		c.Pool = append(c.Pool, e.at.HTTP)
+	}
+	var text bytes.Buffer
+	if err := envoy.Render(&text, c); err != nil {
+		return err
+	}
+	d.envoy, err = envoytest.Start(ctx, envoytest.Options{Path: d.envoyPath, Config: text.Bytes()})
+	return err
+}
+
+// waitWorkers waits until the router knows all workers.
+func (d *demonstration) waitWorkers(ctx context.Context) error {
+	return poll(ctx, "the workers do not register", func(ctx context.Context) bool {
+		var answer struct{ Workers []router.WorkerState }
+		err := getJSON(ctx, "http://"+d.router.at.HTTP+"/v1/workers", &answer)
+		return err == nil && len(answer.Workers) == d.workers
+	})
+}
+
+// waitRouted waits until Envoy has found the router: its requests are decided.
+func (d *demonstration) waitRouted(ctx context.Context) error {
+	return poll(ctx, "Envoy does not find kvroute", func(ctx context.Context) bool {
+		reply, err := d.ask(ctx, "Are you there?")
+		return err == nil && reply.worker != ""
+	})
+}
+
+// poll asks until the answer is yes, for 15 seconds.
+func poll(ctx context.Context, otherwise string, ask func(context.Context) bool) error {
+	limit, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for !ask(limit) {
+		select {
+		case <-limit.Done():
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			return errors.New(otherwise)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// told is what the headers of a response tell of its routing.
+type told struct{ worker, name, overlap, reason string }
+
+// ask sends one request that is not part of the load.
+func (d *demonstration) ask(ctx context.Context, content string) (told, error) {
+	body, err := json.Marshal(map[string]any{
+		"model": d.load.Model, "max_tokens": 4,
+		"messages": []map[string]string{{"role": "user", "content": content}},
+	})
+	if err != nil {
+		return told{}, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, d.envoy.URL()+"/v1/chat/completions", bytes.NewReader(body))
+	if err != nil {
+		return told{}, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return told{}, err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		return told{}, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return told{}, fmt.Errorf("status %d", resp.StatusCode)
+	}
+	h := resp.Header
+	return told{h.Get("X-Dynamo-Worker-Instance-Id"), h.Get("X-Sim-Worker"), h.Get("X-Dynamo-Overlap-Blocks"), h.Get("X-Dynamo-Reason")}, nil
+}
+
+// twice asks the same thing again, and shows what kvroute says each time.
+func (d *demonstration) twice(ctx context.Context) error {
+	question := strings.Repeat("Why is the same question answered sooner the second time? ", 6)
+	fmt.Fprintln(d.out, "\nThe same conversation, asked twice:")
+	for _, when := range []string{"first", "again"} {
+		reply, err := d.ask(ctx, question)
+		if err != nil {
+			return fmt.Errorf("ask through Envoy: %w", err)
+		}
+		fmt.Fprintf(d.out, "  %s: %s, overlap %s blocks, reason %s\n", when, reply.name, reply.overlap, reply.reason)
+		select { // the worker's events travel some milliseconds
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(300 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+func (d *demonstration) compare(a, b *bench.Summary) {
+	row := func(what, format string, v func(*bench.Summary) any) {
+		fmt.Fprintf(d.out, "  %-22s %14s %14s\n", what, fmt.Sprintf(format, v(a)), fmt.Sprintf(format, v(b)))
+	}
+	fmt.Fprintf(d.out, "\n  %-22s %14s %14s\n", "", router.RoundRobin, router.KV)
+	row("requests", "%d", func(s *bench.Summary) any { return s.Requests })
+	row("errors", "%d", func(s *bench.Summary) any { return s.Failed() })
+	row("TTFT mean", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.Mean * 1e3 })
+	row("TTFT p50", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.P50 * 1e3 })
+	row("TTFT p90", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.P90 * 1e3 })
+	row("E2E mean", "%.0f ms", func(s *bench.Summary) any { return s.E2E.Mean * 1e3 })
+	row("E2E p90", "%.0f ms", func(s *bench.Summary) any { return s.E2E.P90 * 1e3 })
+	row("cached prompt tokens", "%.1f %%", func(s *bench.Summary) any { return s.CachedShare * 100 })
+	names := slices.Sorted(maps.Keys(a.PerWorker))
+	for _, name := range names {
+		row("requests of "+name, "%d", func(s *bench.Summary) any { return s.PerWorker[name] })
+	}
+	for _, s := range []*bench.Summary{a, b} {
+		for kind, n := range s.Errors {
+			fmt.Fprintf(d.out, "  %d requests failed: %s\n", n, kind)
+		}
+	}
+}
+
+// judge says whether the demo showed what it is to show.
+func judge(roundRobin, kv *bench.Summary) error {
+	var errs []error
+	if n := roundRobin.Failed() + kv.Failed(); n > 0 {
+		errs = append(errs, fmt.Errorf("%d requests failed", n))
+	}
+	if kv.TTFT.Mean >= roundRobin.TTFT.Mean {
+		errs = append(errs, errors.New("the mean TTFT of kv is not better"))
+	}
+	if kv.CachedShare <= roundRobin.CachedShare {
+		errs = append(errs, errors.New("the cached share of kv is not better"))
+	}
+	return errors.Join(errs...)
+}
+
+func (d *demonstration) invite() {
+	fmt.Fprintf(d.out, `
+Everything is still running; Ctrl-C ends it.
+  clients    %s
+  kvroute    http://%s/v1/workers  /v1/decisions  /metrics
+  Envoy      %s
+Try, twice:
+  curl -i %s/v1/chat/completions -H 'content-type: application/json' \
+    -d '{"model":"%s","max_tokens":8,"messages":[{"role":"user","content":"Tell me which worker has my blocks, and how it came to have them."}]}'
+`, d.envoy.URL(), d.router.at.HTTP, d.envoy.AdminURL(), d.envoy.URL(), d.load.Model)
+}
+
+func post(ctx context.Context, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return nil
+}
+
+func getJSON[T any](ctx context.Context, url string, into *T) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return json.NewDecoder(resp.Body).Decode(into)
+}
+
+// progressBar shows how far a load has come: on a terminal as a bar that grows,
+// elsewhere as a few lines.
+type progressBar struct {
+	out   io.Writer
+	title string
+	steps int // shown so far
+}
+
+func (b *progressBar) show(done, total int) {
+	steps, begin, end := 4, "", "\n"
+	if file, ok := b.out.(*os.File); ok {
+		if info, err := file.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+			steps, begin, end = 100, "\r", ""
+		}
+	}
+	at := done * steps / total
+	if at == b.steps {
+		return
+	}
+	b.steps = at
+	const width = 40
+	full := done * width / total
+	if done == total {
+		end = "\n"
+	}
+	fmt.Fprintf(b.out, "%s%-12s [%s%s] %d of %d requests%s", begin, b.title, strings.Repeat("#", full), strings.Repeat(".", width-full), done, total, end)
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/telemetry"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// engine runs a simulated worker until ctx ends: the engine, its event publisher
+// and its registration.
+func engine(ctx context.Context, args []string, std stdio) error {
+	var sim enginesim.Config
+	var scope wire.Scope
+	var level string
+	fs := newFlagSet("engine", std.err)
+	listen := fs.String("listen", "127.0.0.1:8000", "`ip:port` of the OpenAI endpoint; port 0 picks a free one")
+	advertise := fs.String("advertise", "", "`ip:port` to register; empty takes the address that the bus is reached from")
+	natsURL := fs.String("nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus")
+	readyFile := fs.String("ready-file", "", "`file` that gets the address as JSON once it is open")
+	fs.StringVar(&scope.Namespace, "namespace", "kvroute", "namespace of the workers' subjects")
+	fs.StringVar(&scope.Component, "component", "workers", "component of the workers' subjects")
+	fs.StringVar(&scope.Endpoint, "endpoint", "generate", "endpoint of the workers' subjects")
+	fs.StringVar(&sim.Name, "name", "worker", "name of the worker")
+	fs.StringVar(&sim.Model, "model", "sim", "name of the model")
+	fs.IntVar(&sim.BlockSize, "block-size", 16, "`tokens` in a block")
+	fs.IntVar(&sim.NumBlocks, "num-gpu-blocks", 8192, "capacity of the cache in `blocks`")
+	fs.IntVar(&sim.MaxNumSeqs, "max-num-seqs", 256, "largest `number` of requests running at once")
+	fs.IntVar(&sim.MaxBatchedTokens, "max-num-batched-tokens", 8192, "largest `number` of tokens in a step")
+	fs.StringVar(&sim.Preset, "preset", "32b-2xh100", "hardware: 8b-1xh100, 32b-2xh100 or 70b-4xh100")
+	fs.Float64Var(&sim.Speed, "speed", 1, "simulated seconds in a real one")
+	fs.StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	log, err := telemetry.NewLogger(std.err, level, "text")
+	if err != nil {
+		return err
+	}
+	log = log.With("worker", sim.Name)
+	nc, err := connectNATS(*natsURL, "kvroute engine "+sim.Name, log)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	at, err := net.Listen("tcp", *listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	defer at.Close()
+	address, err := publicAddress(*advertise, at, nc)
+	if err != nil {
+		return err
+	}
+
+	publisher := events.NewPublisher(nc, events.PublisherConfig{Scope: scope, WorkerID: wire.WorkerID(sim.Name), Log: log})
+	sim.Publish = func(ev indexer.Event) { publisher.Publish(0, ev) }
+	sim.Log = log
+	e, err := enginesim.New(sim)
+	if err != nil {
+		return err
+	}
+	announcer, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{
+		Scope:  scope,
+		Record: record(e.Config(), address),
+		Load:   func() fleet.Load { return loadOf(e) },
+		Log:    log,
+	})
+	if err != nil {
+		return err
+	}
+	if *readyFile != "" {
+		if err := writeReady(*readyFile, addresses{HTTP: at.Addr().String()}); err != nil {
+			return err
+		}
+	}
+	log.Info("engine is open", "address", address, "model", sim.Model)
+
+	// The publisher ends after the engine, whose last events it takes.
+	parts, ctx := errgroup.WithContext(ctx)
+	parts.Go(func() error { return e.Run(ctx) })
+	parts.Go(func() error { return publisher.Run(ctx) })
+	parts.Go(func() error { return announcer.Run(ctx) })
+	server := &http.Server{Handler: e, ReadHeaderTimeout: 5 * time.Second}
+	parts.Go(func() error {
+		if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	parts.Go(func() error {
+		<-ctx.Done()
+		return server.Close() // responses in progress have no engine any more
+	})
+	return parts.Wait()
+}
+
+func record(c enginesim.Config, address string) fleet.Record {
+	return fleet.Record{
+		Name: c.Name, Address: address, Models: []string{c.Model},
+		BlockSize: c.BlockSize, TotalKVBlocks: c.NumBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens,
+		Engine: "kvroute-sim", EngineVersion: buildVersion(), StartedMS: time.Now().UnixMilli(),
+	}
+}
+
+func loadOf(e *enginesim.Engine) fleet.Load {
+	s, c := e.Stats(), e.Config()
+	return fleet.Load{
+		Running: s.Running, Waiting: s.Waiting,
+		KVUsedBlocks: s.UsedBlocks, KVUtilization: float64(s.UsedBlocks) / float64(c.NumBlocks),
+	}
+}
+
+// publicAddress is where others reach a listener. One that listens everywhere is
+// reached at the address from which this machine reaches the bus.
+func publicAddress(advertise string, at net.Listener, nc *nats.Conn) (string, error) {
+	if advertise != "" {
+		if _, err := netip.ParseAddrPort(advertise); err != nil {
+			return "", fmt.Errorf("advertise is %q, want ip:port", advertise)
+		}
+		return advertise, nil
+	}
+	own, err := netip.ParseAddrPort(at.Addr().String())
+	if err != nil {
+		return "", err
+	}
+	if !own.Addr().IsUnspecified() {
+		return own.String(), nil
+	}
+	u, err := url.Parse(nc.Opts.Url)
+	if err != nil {
+		return "", fmt.Errorf("find the own address: %w", err)
+	}
+	// Connecting a UDP socket sends nothing; it only looks up the way.
+	probe, err := net.Dial("udp", net.JoinHostPort(u.Hostname(), "9"))
+	if err != nil {
+		return "", fmt.Errorf("find the own address: set --advertise: %w", err)
+	}
+	defer probe.Close()
+	from, err := netip.ParseAddrPort(probe.LocalAddr().String())
+	if err != nil {
+		return "", err
+	}
+	return netip.AddrPortFrom(from.Addr().Unmap(), own.Port()).String(), nil
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Kvroute routes LLM requests to the worker whose KV cache and load fit best, as
+// an external processor of Envoy. Its subcommands are listed by `kvroute help`.
+//
+// This package reads flags and files, wires the other packages together, and owns
+// signals and the order of a shutdown. Every goroutine that is not a server's own
+// starts in one of its run functions.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+)
+
+// command is one subcommand. run returns when its work is done or ctx ends.
+type command struct {
+	name, does string
+	run        func(ctx context.Context, args []string, io stdio) error
+}
+
+// stdio is where a command writes: out is its result, err is for people.
+type stdio struct{ out, err io.Writer }
+
+func commands() []command {
+	return []command{
+		{"serve", "run the external processor", serve},
+		{"demo", "show it at work: Envoy, simulated workers and the same load twice", demo},
+		{"engine", "run a simulated worker", engine},
+		{"load", "put load on an OpenAI endpoint and measure", load},
+		{"config", "check a configuration and print it with its defaults", printConfig},
+		{"config envoy", "print an Envoy bootstrap that fits", printEnvoy},
+		{"healthcheck", "exit 0 if a URL answers 200", healthcheck},
+		{"version", "print the version", version},
+	}
+}
+
+// Errors that have their own way of being reported.
+var (
+	// errUsage was explained by the flag package already.
+	errUsage = errors.New("usage")
+	// errInterrupted: a person ended the command before its end.
+	errInterrupted = errors.New("interrupted")
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], stdio{os.Stdout, os.Stderr}))
+}
+
+func run(ctx context.Context, args []string, io stdio) (status int) {
+	cmd, rest := find(args)
+	if cmd == nil {
+		usage(io.err)
+		if len(args) == 1 && strings.Contains("help -h --help", args[0]) {
+			return 0
+		}
+		return 2
+	}
+	switch err := cmd.run(ctx, rest, io); {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return 0
+	case errors.Is(err, errUsage):
+		return 2
+	case errors.Is(err, errInterrupted):
+		return 130 // as shells report SIGINT
+	default:
+		fmt.Fprintf(io.err, "kvroute %s: %v\n", cmd.name, err)
+		return 1
+	}
+}
+
+// find looks for the longest command name that args begin with.
+func find(args []string) (found *command, rest []string) {
+	for _, c := range commands() {
+		words := strings.Fields(c.name)
+		if len(args) < len(words) || strings.Join(args[:len(words)], " ") != c.name {
+			continue
+		}
+		if found == nil || len(words) > len(strings.Fields(found.name)) {
+			found, rest = &c, args[len(words):]
+		}
+	}
+	return found, rest
+}
+
+func usage(w io.Writer) {
+	fmt.Fprint(w, "usage: kvroute COMMAND [flags]\n\n")
+	for _, c := range commands() {
+		fmt.Fprintf(w, "  %-14s %s\n", c.name, c.does)
+	}
+	fmt.Fprint(w, "\n`kvroute COMMAND -h` lists a command's flags.\n")
+}
+
+func newFlagSet(name string, out io.Writer) *flag.FlagSet {
+	fs := flag.NewFlagSet("kvroute "+name, flag.ContinueOnError)
+	fs.SetOutput(out)
+	return fs
+}
+
+// parse refuses what is left over: a forgotten dash would otherwise make a flag
+// silently without effect.
+func parse(fs *flag.FlagSet, args []string) error {
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return err
+		}
+		return errUsage
+	}
+	if fs.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	}
+	return nil
+}
+
+func version(_ context.Context, args []string, io stdio) error {
+	if err := parse(newFlagSet("version", io.err), args); err != nil {
+		return err
+	}
+	fmt.Fprintf(io.out, "kvroute %s\n", buildVersion())
+	return nil
+}
+
+// buildVersion is the module's version, or the commit of a build from a checkout.
+func buildVersion() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	return info.Main.Version
+}

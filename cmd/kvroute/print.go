@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"flag"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/router"
+)
+
+// printConfig checks a configuration and prints it with its defaults, in the form
+// of the configuration file.
+func printConfig(_ context.Context, args []string, std stdio) error {
+	c, _, err := readConfig("config", args, std.err, nil)
+	if err != nil {
+		return err
+	}
+	networks, err := parseNetworks(c.WorkerNetworks)
+	if err != nil {
+		return err
+	}
+	for i := range c.Workers {
+		if _, err := c.Workers[i].Info(networks); err != nil {
+			return err
+		}
+	}
+	if _, err := router.New(router.Config{Mode: router.Mode(c.RouterMode), OverlapWeight: c.KVOverlapScoreWeight, BlockSize: c.BlockSize}); err != nil {
+		return err
+	}
+	text, err := yaml.Marshal(c)
+	if err != nil {
+		return err
+	}
+	_, err = std.out.Write(text)
+	return err
+}
+
+// list is a flag that may be given several times.
+type list []string
+
+func (l *list) String() string { return strings.Join(*l, " ") }
+
+func (l *list) Set(s string) error {
+	*l = append(*l, s)
+	return nil
+}
+
+// printEnvoy prints an Envoy bootstrap.
+func printEnvoy(_ context.Context, args []string, std stdio) error {
+	var c envoy.Config
+	var replicas, pool list
+	fs := newFlagSet("config envoy", std.err)
+	envoyFlags(fs, &c, &replicas, &pool)
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	if c.ExtProc = replicas; len(replicas) == 0 {
+		c.ExtProc = []string{defaults().ExtprocAddress}
+	}
+	c.Pool = pool
+	return envoy.Render(std.out, c)
+}
+
+func envoyFlags(fs *flag.FlagSet, c *envoy.Config, replicas, pool *list) {
+	fs.StringVar(&c.ListenAddress, "listen", "127.0.0.1:8080", "`ip:port` that takes the clients' requests")
+	fs.StringVar(&c.AdminAddress, "admin", "127.0.0.1:9901", "`ip:port` of Envoy's administration")
+	fs.Var(replicas, "extproc", "`host:port` of a kvroute replica, or unix:/path; may be given several times (default 127.0.0.1:9002)")
+	fs.Var(pool, "pool", "`host:port` of a worker, for requests that kvroute does not route; may be given several times")
+	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", defaults().MaxBodyBytes, "largest request body in `bytes`")
+	fs.DurationVar(&c.MessageTimeout, "message-timeout", 0, "how `long` Envoy waits for kvroute (default 2s)")
+	fs.BoolVar(&c.NoObserver, "no-observer", false, "leave out the filter that sees the first token")
+}

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/telemetry"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
+)
+
+// addresses is what a ready file says.
+type addresses struct {
+	Extproc string `json:"extproc,omitempty"`
+	HTTP    string `json:"http"`
+	NATS    string `json:"nats,omitempty"`
+}
+
+// serve runs the external processor until ctx ends, then drains.
+func serve(ctx context.Context, args []string, std stdio) (err error) {
+	var readyFile string
+	conf, file, err := readConfig("serve", args, std.err, func(fs *flag.FlagSet) {
+		fs.StringVar(&readyFile, "ready-file", "", "`file` that gets the addresses as JSON once they are open")
+	})
+	if err != nil {
+		return err
+	}
+	log, err := telemetry.NewLogger(std.err, conf.LogLevel, conf.LogFormat)
+	if err != nil {
+		return err
+	}
+	log.Info("kvroute starts", "version", buildVersion(), "mode", conf.RouterMode)
+	networks, err := parseNetworks(conf.WorkerNetworks)
+	if err != nil {
+		return err
+	}
+
+	s := server{conf: conf, file: file, networks: networks, log: log, scope: conf.scope()}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if err := s.open(); err != nil {
+		return err
+	}
+	if readyFile != "" {
+		if err := writeReady(readyFile, s.addresses()); err != nil {
+			return err
+		}
+	}
+	return s.run(ctx)
+}
+
+// server is everything that `kvroute serve` consists of.
+type server struct {
+	conf     config
+	file     string
+	networks []netip.Prefix
+	log      *slog.Logger
+	scope    wire.Scope
+
+	metrics  *telemetry.Metrics
+	bus      *embeddedNATS // nil if the bus is elsewhere
+	nc       *nats.Conn
+	router   *router.Router
+	registry *fleet.Registry
+	events   *events.Subscriber
+	extproc  *extproc.Server
+	grpc     *grpc.Server
+	health   *health.Server
+	http     *http.Server
+	grpcAt   net.Listener
+	httpAt   net.Listener
+}
+
+// open makes all parts and opens the listeners; nothing runs yet.
+func (s *server) open() (err error) {
+	c := &s.conf
+	if s.metrics, err = telemetry.NewMetrics(); err != nil {
+		return err
+	}
+	url := c.NATSURL
+	if url == "" {
+		if s.bus, err = startNATS(c.NATSListen); err != nil {
+			return err
+		}
+		url = s.bus.url()
+		s.log.Info("NATS runs in this process; it forgets everything at its end", "url", url)
+	}
+	if s.nc, err = connectNATS(url, "kvroute serve", s.log); err != nil {
+		return err
+	}
+	if s.router, err = router.New(router.Config{
+		Mode:          router.Mode(c.RouterMode),
+		OverlapWeight: c.KVOverlapScoreWeight,
+		BlockSize:     c.BlockSize,
+		Seed:          c.Seed,
+		KeepDecisions: c.KeepDecisions,
+		Meter:         s.metrics.Meter("router"),
+	}); err != nil {
+		return err
+	}
+	if s.events, err = events.NewSubscriber(s.nc, events.SubscriberConfig{
+		Scope: s.scope,
+		Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
+			return s.router.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
+		},
+		Log:   s.log,
+		Meter: s.metrics.Meter("events"),
+	}); err != nil {
+		return err
+	}
+	if s.registry, err = fleet.NewRegistry(s.nc, fleet.RegistryConfig{
+		Scope:    s.scope,
+		Networks: s.networks,
+		Set:      s.setWorker,
+		Remove:   s.removeWorker,
+		Log:      s.log,
+		Meter:    s.metrics.Meter("fleet"),
+	}); err != nil {
+		return err
+	}
+	if err = s.registry.SetStatic(c.Workers); err != nil {
+		return err
+	}
+	if err = s.openExtproc(); err != nil {
+		return err
+	}
+	return s.openHTTP()
+}
+
+func (s *server) openExtproc() (err error) {
+	c := &s.conf
+	if s.extproc, err = extproc.New(extproc.Config{
+		MaxBodyBytes:    c.MaxBodyBytes,
+		DecisionTimeout: c.DecisionTimeout,
+		MaxStreams:      c.MaxStreams,
+		DecisionHeaders: c.DecisionHeaders,
+		FirstToken:      c.FirstToken,
+		RouterID:        rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
+		Log:             s.log,
+		Meter:           s.metrics.Meter("extproc"),
+	}, s.router); err != nil {
+		return err
+	}
+	s.grpc = grpc.NewServer(s.extproc.ServerOptions()...)
+	s.extproc.Register(s.grpc)
+	s.health = health.NewServer()
+	healthpb.RegisterHealthServer(s.grpc, s.health)
+	network, address, err := splitAddress(c.ExtprocAddress)
+	if err != nil {
+		return fmt.Errorf("extproc-address: %w", err)
+	}
+	if s.grpcAt, err = net.Listen(network, address); err != nil {
+		return fmt.Errorf("listen for Envoy: %w", err)
+	}
+	return nil
+}
+
+func (s *server) openHTTP() (err error) {
+	s.http = &http.Server{
+		Handler: api.New(api.Config{
+			Router:  s.router,
+			Metrics: s.metrics.Handler(),
+			Ready:   []api.Check{{Name: "registry", OK: s.registry.Ready}},
+		}),
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       time.Minute,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	if s.httpAt, err = net.Listen("tcp", s.conf.HTTPAddress); err != nil {
+		return fmt.Errorf("listen for HTTP: %w", err)
+	}
+	return nil
+}
+
+func (s *server) addresses() addresses {
+	a := addresses{HTTP: s.httpAt.Addr().String(), Extproc: s.grpcAt.Addr().String()}
+	if s.bus != nil {
+		a.NATS = s.bus.url()
+	}
+	return a
+}
+
+// setWorker tells first the router of a worker and then the events that wait for it.
+func (s *server) setWorker(info router.WorkerInfo) {
+	if err := s.router.SetWorker(info); err != nil {
+		s.log.Warn("a worker is refused", "err", err)
+		return
+	}
+	s.log.Debug("worker", "worker", info.ID, "name", info.Name, "address", info.Address.String(), "health", info.Health.String())
+	s.events.WorkerKnown(info.ID)
+}
+
+func (s *server) removeWorker(id uint64) {
+	s.log.Info("a worker is gone", "worker", id)
+	s.events.Forget(id)
+	s.router.RemoveWorker(id)
+}
+
+// run runs all parts until ctx ends or one of them fails. Every goroutine of the
+// process starts here or belongs to a server that is started here.
+func (s *server) run(ctx context.Context) error {
+	s.log.Info("kvroute is open", "extproc", s.grpcAt.Addr().String(), "http", s.httpAt.Addr().String())
+	parts, ctx := errgroup.WithContext(ctx)
+	parts.Go(func() error { return s.registry.Run(ctx) })
+	parts.Go(func() error { return s.events.Run(ctx) })
+	parts.Go(func() error { return s.grpc.Serve(s.grpcAt) })
+	parts.Go(func() error {
+		if err := s.http.Serve(s.httpAt); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	parts.Go(func() error { return s.reload(ctx) })
+	parts.Go(func() error {
+		<-ctx.Done()
+		return s.drain()
+	})
+	return parts.Wait()
+}
+
+// drain lets decisions in progress finish. Responses go on without us.
+func (s *server) drain() error {
+	s.log.Info("draining")
+	s.health.Shutdown() // tells Envoy's health checks that this replica leaves
+	s.extproc.Drain()
+	force := time.AfterFunc(s.conf.DrainTimeout, s.grpc.Stop)
+	defer force.Stop()
+	s.grpc.GracefulStop()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := s.http.Shutdown(ctx); err != nil {
+		return s.http.Close()
+	}
+	return nil
+}
+
+// reload reads the workers of the configuration file anew on SIGHUP.
+func (s *server) reload(ctx context.Context) error {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-hup:
+		}
+		c, err := readFile(s.file)
+		if err == nil {
+			err = s.registry.SetStatic(c.Workers)
+		}
+		if err != nil {
+			s.log.Error("the configuration is not reloaded; the old one stays", "err", err)
+			continue
+		}
+		s.log.Info("reloaded", "workers", len(c.Workers))
+	}
+}
+
+// close gives back what open took, as far as it came.
+func (s *server) close() error {
+	if s.nc != nil {
+		s.nc.Close()
+	}
+	if s.bus != nil {
+		s.bus.stop()
+	}
+	for _, l := range []net.Listener{s.grpcAt, s.httpAt} {
+		if l != nil {
+			_ = l.Close() // closed already, if its server ran
+		}
+	}
+	if s.metrics != nil {
+		return s.metrics.Shutdown(context.Background())
+	}
+	return nil
+}
+
+func (c *config) scope() wire.Scope {
+	return wire.Scope{Namespace: c.Namespace, Component: c.Component, Endpoint: c.Endpoint}
+}
+
+func parseNetworks(list string) (networks []netip.Prefix, err error) {
+	for item := range strings.SplitSeq(list, ",") {
+		if item = strings.TrimSpace(item); item == "" {
+			continue
+		}
+		n, err := netip.ParsePrefix(item)
+		if err != nil {
+			return nil, fmt.Errorf("config: worker-networks: %q is no network, want CIDR as in 10.0.0.0/8", item)
+		}
+		networks = append(networks, n.Masked())
+	}
+	return networks, nil
+}
+
+// writeReady writes a file that is there whole or not at all.
+func writeReady(path string, a addresses) error {
+	data, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	dir, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("ready-file: %w", err)
+	}
+	defer dir.Close()
+	name := filepath.Base(path)
+	if err := dir.WriteFile(name+".tmp", data, 0o600); err != nil {
+		return fmt.Errorf("ready-file: %w", err)
+	}
+	return dir.Rename(name+".tmp", name)
+}
+
+func cutUnix(s string) (path string, ok bool) { return strings.CutPrefix(s, "unix:") }
+
+// healthcheck asks a URL, for images that have no other program.
+func healthcheck(ctx context.Context, args []string, std stdio) error {
+	fs := newFlagSet("healthcheck", std.err)
+	url := fs.String("url", "http://127.0.0.1:9003/readyz", "`URL` to ask")
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, *url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		return fmt.Errorf("status %d: %s", resp.StatusCode, body)
+	}
+	return nil
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry_test
+
+import (
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvroute/kvroute/internal/telemetry"
+)
+
+func TestReadingsCanBeScraped(t *testing.T) {
+	m, err := telemetry.NewMetrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	c, err := m.Meter("test").Int64Counter("kvroute.test.things", metric.WithUnit("{thing}"), metric.WithDescription("Things."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Add(t.Context(), 3)
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
+	for _, want := range []string{"kvroute_test_things_total 3\n", "go_goroutines ", "process_resident_memory_bytes "} {
+		if !strings.Contains(w.Body.String(), want) {
+			t.Errorf("no %q in\n%s", want, w.Body)
+		}
+	}
+}
+
+func TestLogger(t *testing.T) {
+	var out strings.Builder
+	log, err := telemetry.NewLogger(&out, "warn", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Info("quiet")
+	log.Warn("loud", "worker", 7)
+	if got := out.String(); strings.Contains(got, "quiet") || !strings.Contains(got, `"worker":7`) {
+		t.Errorf("logged %s", got)
+	}
+	for _, bad := range [][2]string{{"loud", "json"}, {"info", "xml"}} {
+		if _, err := telemetry.NewLogger(&out, bad[0], bad[1]); err == nil {
+			t.Errorf("level %q and format %q must be refused", bad[0], bad[1])
+		}
+	}
+}
