@@ -32,8 +32,8 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	keep := fs.Bool("keep", false, "leave everything running until Ctrl-C")
 	fs.StringVar(&d.envoyPath, "envoy", "", "`path` of an Envoy binary (default: on PATH, or what make envoy installed)")
 	fs.IntVar(&d.workers, "workers", 4, "`number` of simulated workers")
-	fs.StringVar(&d.preset, "preset", "32b-2xh100", "their hardware")
-	fs.IntVar(&d.blocks, "num-gpu-blocks", 2400, "capacity of each worker's cache in `blocks` of 16 tokens")
+	preset := fs.String("preset", "32b-2xh100", "their hardware")
+	blocks := fs.Int("num-gpu-blocks", 2400, "capacity of each worker's cache in `blocks` of 16 tokens")
 	loadFlags(fs, &d.load)
 	for name, value := range map[string]string{
 		"rate": "10", "conversations": "45", "turns": "4", "turn-gap": "2500ms", "system-prompts": "12", "system-bytes": "6000",
@@ -48,6 +48,7 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	if err := parse(fs, args); err != nil {
 		return err
 	}
+	d.engine = []string{"--preset", *preset, "--num-gpu-blocks", fmt.Sprint(*blocks)}
 	if d.envoyPath == "" {
 		if d.envoyPath, err = envoytest.Find(); err != nil {
 			return err
@@ -93,8 +94,7 @@ type demonstration struct {
 	dir       string // logs of the children
 	envoyPath string
 	workers   int
-	preset    string
-	blocks    int
+	engine    []string // flags of the engines
 	load      bench.LoadConfig
 
 	bus     *embeddedNATS
@@ -113,9 +113,8 @@ func (d *demonstration) start(ctx context.Context) (err error) {
 	for i := range d.engines {
 		all.Go(func() (err error) {
 			name := fmt.Sprint("worker-", i+1)
-			d.engines[i], err = startChild(ctx, d.dir, name, "engine", "--name", name,
-				"--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", d.load.Model,
-				"--preset", d.preset, "--num-gpu-blocks", fmt.Sprint(d.blocks))
+			d.engines[i], err = startChild(ctx, d.dir, name, append([]string{"engine", "--name", name,
+				"--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", d.load.Model}, d.engine...)...)
 			return err
 		})
 	}
@@ -143,36 +142,42 @@ func (d *demonstration) stop() {
 // phase plays the load against a router that was just started in the given mode,
 // with workers whose caches are empty.
 func (d *demonstration) phase(ctx context.Context, mode router.Mode) (bench.Summary, error) {
+	for _, e := range d.engines {
+		if err := post(ctx, "http://"+e.at.HTTP+"/reset_prefix_cache"); err != nil {
+			return bench.Summary{}, fmt.Errorf("empty the cache of %s: %w", e.name, err)
+		}
+	}
+	if err := d.startRouter(ctx, "--router-mode", string(mode)); err != nil {
+		return bench.Summary{}, err
+	}
+	d.load.URL = d.envoy.URL()
+	bar := progressBar{out: d.out, title: string(mode)}
+	return bench.Load(ctx, d.load, bar.show, nil)
+}
+
+// startRouter starts kvroute in place of the one before, and waits until requests
+// through Envoy are decided by it.
+func (d *demonstration) startRouter(ctx context.Context, flags ...string) (err error) {
 	extprocAt, httpAt := "127.0.0.1:0", "127.0.0.1:0"
 	if d.router != nil { // Envoy knows the address of the one before
 		extprocAt, httpAt = d.router.at.Extproc, d.router.at.HTTP
 		d.router.stop()
 		d.router = nil
 	}
-	for _, e := range d.engines {
-		if err := post(ctx, "http://"+e.at.HTTP+"/reset_prefix_cache"); err != nil {
-			return bench.Summary{}, fmt.Errorf("empty the cache of %s: %w", e.name, err)
-		}
-	}
-	var err error
-	if d.router, err = startChild(ctx, d.dir, "kvroute", "serve", "--router-mode", string(mode), "--decision-headers",
-		"--extproc-address", extprocAt, "--http-address", httpAt, "--nats-url", d.bus.url(), "--drain-timeout", "1s"); err != nil {
-		return bench.Summary{}, err
+	flags = append([]string{"serve", "--decision-headers", "--extproc-address", extprocAt, "--http-address", httpAt,
+		"--nats-url", d.bus.url(), "--drain-timeout", "1s"}, flags...)
+	if d.router, err = startChild(ctx, d.dir, "kvroute", flags...); err != nil {
+		return err
 	}
 	if err := d.waitWorkers(ctx); err != nil {
-		return bench.Summary{}, err
+		return err
 	}
 	if d.envoy == nil {
 		if err := d.startEnvoy(ctx); err != nil {
-			return bench.Summary{}, err
+			return err
 		}
 	}
-	if err := d.waitRouted(ctx); err != nil {
-		return bench.Summary{}, err
-	}
-	d.load.URL = d.envoy.URL()
-	bar := progressBar{out: d.out, title: string(mode)}
-	return bench.Load(ctx, d.load, bar.show, nil)
+	return d.waitRouted(ctx)
 }
 
 func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
@@ -200,8 +205,12 @@ func (d *demonstration) waitWorkers(ctx context.Context) error {
 // waitRouted waits until Envoy has found the router: its requests are decided.
 func (d *demonstration) waitRouted(ctx context.Context) error {
 	return poll(ctx, "Envoy does not find kvroute", func(ctx context.Context) bool {
-		reply, err := d.ask(ctx, "Are you there?")
-		return err == nil && reply.worker != ""
+		if _, err := d.ask(ctx, "Are you there?"); err != nil {
+			return false
+		}
+		var kept struct{ Decisions []router.Decision }
+		err := getJSON(ctx, "http://"+d.router.at.HTTP+"/v1/decisions", &kept)
+		return err == nil && len(kept.Decisions) > 0
 	})
 }
 
@@ -223,7 +232,7 @@ func poll(ctx context.Context, otherwise string, ask func(context.Context) bool)
 }
 
 // told is what the headers of a response tell of its routing.
-type told struct{ worker, name, overlap, reason string }
+type told struct{ name, overlap, reason string }
 
 // ask sends one request that is not part of the load.
 func (d *demonstration) ask(ctx context.Context, content string) (told, error) {
@@ -250,7 +259,7 @@ func (d *demonstration) ask(ctx context.Context, content string) (told, error) {
 		return told{}, fmt.Errorf("status %d", resp.StatusCode)
 	}
 	h := resp.Header
-	return told{h.Get("X-Dynamo-Worker-Instance-Id"), h.Get("X-Sim-Worker"), h.Get("X-Dynamo-Overlap-Blocks"), h.Get("X-Dynamo-Reason")}, nil
+	return told{h.Get("X-Sim-Worker"), h.Get("X-Dynamo-Overlap-Blocks"), h.Get("X-Dynamo-Reason")}, nil
 }
 
 // twice asks the same thing again, and shows what kvroute says each time.

@@ -1,0 +1,661 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
+)
+
+// The tests of this file start everything as processes, a real Envoy among them,
+// and look at it from outside. `go test -short` leaves them out.
+
+// startStack starts workers, kvroute and Envoy. flags are kvroute's.
+func startStack(t *testing.T, workers int, engine []string, flags ...string) *demonstration {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts a real Envoy")
+	}
+	path, err := envoytest.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &demonstration{out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: workers, engine: engine, load: bench.LoadConfig{Model: "sim"}}
+	t.Cleanup(func() {
+		d.stop()
+		if t.Failed() && d.router != nil {
+			t.Logf("kvroute's log:\n%s", d.router.lastLines())
+		}
+		http.DefaultClient.CloseIdleConnections()
+	})
+	if err := d.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.startRouter(t.Context(), flags...); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// prompt is a chat request; long prompts take the engine long.
+func chatBody(content string, maxTokens int, stream bool) string {
+	return fmt.Sprintf(`{"model":"sim","max_tokens":%d,"stream":%v,"messages":[{"role":"user","content":%q}]}`, maxTokens, stream, content)
+}
+
+func send(t *testing.T, ctx context.Context, method, url, body string, header http.Header) (*http.Response, error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	return http.DefaultClient.Do(req)
+}
+
+// reply sends a request through Envoy and reads the whole response.
+func reply(t *testing.T, d *demonstration, method, path, body string, header http.Header) (*http.Response, string) {
+	t.Helper()
+	resp, err := send(t, t.Context(), method, d.envoy.URL()+path, body, header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, string(text)
+}
+
+const chatPath = "/v1/chat/completions"
+
+// eventually waits until ok, for ten seconds.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	if err := poll(t.Context(), what, func(context.Context) bool { return ok() }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func workers(t *testing.T, d *demonstration) []router.WorkerState {
+	t.Helper()
+	var answer struct{ Workers []router.WorkerState }
+	if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/workers", &answer); err != nil {
+		t.Fatal(err)
+	}
+	return answer.Workers
+}
+
+// inFlight adds up what the router believes the workers are busy with.
+func inFlight(t *testing.T, d *demonstration) (requests, pend, blocks int) {
+	for _, w := range workers(t, d) {
+		requests, pend, blocks = requests+w.ActiveRequests, pend+w.PendTokens, blocks+w.ActiveBlocks
+	}
+	return requests, pend, blocks
+}
+
+func TestAPrefixGoesToTheWorkerThatHasIt(t *testing.T) {
+	d := startStack(t, 4, []string{"--speed", "20"})
+	system := strings.Repeat("You know all about caches. ", 40)
+	before := map[string]int{} // blocks by worker
+	for i := range 6 {
+		content := fmt.Sprintf("%d %s", i, system)
+		first, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, false), nil)
+		if got := first.Header.Get("X-Dynamo-Overlap-Blocks"); first.StatusCode != 200 || got != "0" {
+			t.Fatalf("first time: status %d, overlap %s", first.StatusCode, got)
+		}
+		served := first.Header.Get("X-Dynamo-Worker-Instance-Id")
+		eventually(t, "the events of the blocks do not come", func() bool {
+			for _, w := range workers(t, d) {
+				if fmt.Sprint(w.ID) == served {
+					return w.CachedBlocks > before[served]
+				}
+			}
+			return false
+		})
+		for _, w := range workers(t, d) {
+			before[fmt.Sprint(w.ID)] = w.CachedBlocks
+		}
+		again, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, false), nil)
+		if again.Header.Get("X-Dynamo-Overlap-Blocks") == "0" {
+			t.Errorf("conversation %d: no overlap the second time", i)
+		}
+		if a, b := first.Header.Get("X-Sim-Worker"), again.Header.Get("X-Sim-Worker"); a != b || again.Header.Get("X-Dynamo-Reason") != "kv" {
+			t.Errorf("conversation %d went to %s, then to %s for reason %s", i, a, b, again.Header.Get("X-Dynamo-Reason"))
+		}
+	}
+}
+
+// What the router predicts to be cached is what the engine then finds cached, but
+// for the last token, which it always computes.
+func TestPredictedOverlapIsTheEnginesOwn(t *testing.T) {
+	d := startStack(t, 2, []string{"--speed", "50"})
+	for i := range 20 {
+		content := strings.Repeat(fmt.Sprintf("Topic %d. ", i%4), 10+i)
+		resp, body := reply(t, d, "POST", chatPath, chatBody(content, 2, false), nil)
+		var answer struct {
+			Usage struct {
+				Prompt  int `json:"prompt_tokens"`
+				Details struct {
+					Cached int `json:"cached_tokens"`
+				} `json:"prompt_tokens_details"`
+			}
+		}
+		if err := json.Unmarshal([]byte(body), &answer); err != nil {
+			t.Fatal(err)
+		}
+		var overlap int
+		if _, err := fmt.Sscan(resp.Header.Get("X-Dynamo-Overlap-Blocks"), &overlap); err != nil {
+			t.Fatal(err)
+		}
+		want := min(overlap, (answer.Usage.Prompt-1)/16) * 16
+		if answer.Usage.Details.Cached != want {
+			t.Errorf("request %d of %d tokens: predicted %d blocks, the engine found %d tokens, want %d", i, answer.Usage.Prompt, overlap, answer.Usage.Details.Cached, want)
+		}
+		// The next prediction needs the events of this request.
+		prev := -1
+		eventually(t, "events do not settle", func() bool {
+			sum := 0
+			for _, w := range workers(t, d) {
+				sum += w.CachedBlocks
+			}
+			settled := sum == prev
+			prev = sum
+			return settled
+		})
+	}
+}
+
+func TestADecisionCanBeExplained(t *testing.T) {
+	d := startStack(t, 2, []string{"--speed", "20"})
+	resp, _ := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("why? ", 50), 8, true), nil)
+	var list struct{ Decisions []router.Decision }
+	eventually(t, "the newest decision has no end", func() bool {
+		if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/decisions?limit=1", &list); err != nil {
+			t.Fatal(err)
+		}
+		return len(list.Decisions) == 1 && !list.Decisions[0].Freed.IsZero()
+	})
+	var one router.Decision
+	if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/decisions?id="+list.Decisions[0].ID, &one); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(one.Worker.ID) != resp.Header.Get("X-Dynamo-Worker-Instance-Id") || len(one.Candidates) != 2 || one.PromptTokens < 250 {
+		t.Errorf("decision %+v for worker %s", one, resp.Header.Get("X-Dynamo-Worker-Instance-Id"))
+	}
+	if one.FirstToken.IsZero() || !one.Freed.After(one.FirstToken) {
+		t.Errorf("the observer saw the first token at %v, the end was at %v", one.FirstToken, one.Freed)
+	}
+}
+
+// The first token is noticed while the response goes on, and not at its headers.
+func TestTheFirstTokenEndsThePrefill(t *testing.T) {
+	d := startStack(t, 1, []string{"--num-gpu-blocks", "16384"})
+	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody(strings.Repeat("a long prompt ", 3000), 200, true), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	// The headers are here, and the prompt of 42,000 tokens takes two seconds.
+	if _, pend, _ := inFlight(t, d); pend < 40_000 {
+		t.Errorf("after the headers %d prefill tokens are pending, want all", pend)
+	}
+	lines := bufio.NewReader(resp.Body)
+	if _, err := lines.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the first token is not noticed", func() bool {
+		requests, pend, _ := inFlight(t, d)
+		return requests == 1 && pend == 0
+	})
+	if _, err := io.Copy(io.Discard, lines); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the slot is not freed at the end", func() bool {
+		requests, pend, blocks := inFlight(t, d)
+		return requests+pend+blocks == 0
+	})
+}
+
+func TestAClientThatLeavesFreesItsSlot(t *testing.T) {
+	d := startStack(t, 2, []string{"--num-gpu-blocks", "16384"})
+	for name, content := range map[string]string{"in prefill": strings.Repeat("long ", 12000), "in the response": "short"} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			resp, err := send(t, ctx, "POST", d.envoy.URL()+chatPath, chatBody(content, 4000, true), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			eventually(t, "no slot is taken", func() bool { n, _, _ := inFlight(t, d); return n == 1 })
+			cancel()
+			eventually(t, "the slot is not freed", func() bool {
+				requests, pend, blocks := inFlight(t, d)
+				return requests+pend+blocks == 0
+			})
+		})
+	}
+}
+
+// A client must not choose the worker, whether kvroute decides, is not asked, or is
+// dead.
+func TestAClientCannotNameAWorker(t *testing.T) {
+	d := startStack(t, 2, []string{"--speed", "20"})
+	var mu sync.Mutex
+	reached := 0
+	victim := startHTTP(t, func(http.ResponseWriter, *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		reached++
+	})
+	header := http.Header{}
+	for _, name := range []string{"X-Dynamo-Worker", "x-dynamo-worker", "X-Dynamo-Worker-Fallback"} {
+		header[name] = []string{victim}
+	}
+	check := func(when string) {
+		t.Helper()
+		for _, c := range []struct{ method, path, body string }{
+			{"POST", chatPath, chatBody("hello", 2, false)},
+			{"GET", "/v1/models", ""},
+		} {
+			resp, body := reply(t, d, c.method, c.path, c.body, header)
+			if resp.StatusCode != 200 || resp.Header.Get("X-Sim-Worker") == "" {
+				t.Errorf("%s: %s: status %d from %q: %s", when, c.path, resp.StatusCode, resp.Header.Get("X-Sim-Worker"), body)
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if reached > 0 {
+			t.Errorf("%s: the client's choice was reached", when)
+		}
+	}
+	check("kvroute decides")
+	d.router.kill(t)
+	check("kvroute is dead")
+}
+
+// kill ends a child as a crash would.
+func (c *child) kill(t *testing.T) {
+	t.Helper()
+	if err := c.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-c.done
+}
+
+func startHTTP(t *testing.T, h http.HandlerFunc) (address string) {
+	t.Helper()
+	s := newLoopback(t, h)
+	return strings.TrimPrefix(s, "http://")
+}
+
+func TestADeadRouterFailsOpen(t *testing.T) {
+	d := startStack(t, 3, []string{"--speed", "20"})
+	// A response in progress goes on to its end.
+	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewReader(resp.Body)
+	if _, err := lines.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	d.router.kill(t)
+	rest, err := io.ReadAll(lines)
+	if err != nil || !bytes.HasSuffix(rest, []byte("data: [DONE]\n\n")) {
+		t.Errorf("after the router's death the response ended with %q, %v", rest[max(0, len(rest)-80):], err)
+	}
+	if n := bytes.Count(rest, []byte("data: ")); n < 1500 {
+		t.Errorf("%d events, want all 1,500 tokens", n)
+	}
+	// New requests are served by the pool.
+	served := map[string]bool{}
+	for range 30 {
+		resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
+		if resp.StatusCode != 200 {
+			t.Fatalf("status %d: %s", resp.StatusCode, body)
+		}
+		if resp.Header.Get("X-Dynamo-Reason") != "" {
+			t.Errorf("a dead router decided")
+		}
+		served[resp.Header.Get("X-Sim-Worker")] = true
+	}
+	if len(served) < 2 {
+		t.Errorf("the pool served from %v, want several workers", served)
+	}
+	// Also when one of the pool is dead.
+	d.engines[0].kill(t)
+	for range 12 {
+		if resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil); resp.StatusCode != 200 {
+			t.Fatalf("with a dead worker: status %d: %s", resp.StatusCode, body)
+		}
+	}
+	// And a router that comes back decides again.
+	if err := d.engines[0].restart(t); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.startRouter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// restart starts a killed child again at its address.
+func (c *child) restart(t *testing.T) error {
+	t.Helper()
+	args := append([]string{}, c.cmd.Args[1:len(c.cmd.Args)-2]...)
+	for i, a := range args {
+		if a == "--listen" {
+			args[i+1] = c.at.HTTP
+		}
+	}
+	again, err := startChild(t.Context(), t.TempDir(), c.name, args...)
+	if err == nil {
+		*c = *again
+	}
+	return err
+}
+
+// A shutdown lets responses go on and answers nothing wrongly.
+func TestADrainHarmsNoResponse(t *testing.T) {
+	d := startStack(t, 2, []string{"--speed", "20"})
+	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewReader(resp.Body)
+	if _, err := lines.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	d.router.stop()
+	if took := time.Since(start); took > 4*time.Second {
+		t.Errorf("the shutdown took %v", took)
+	}
+	rest, err := io.ReadAll(lines)
+	if err != nil || !bytes.HasSuffix(rest, []byte("data: [DONE]\n\n")) {
+		t.Errorf("the response ended with %q, %v", rest[max(0, len(rest)-80):], err)
+	}
+	if resp, _ := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil); resp.StatusCode != 200 {
+		t.Errorf("after the drain: status %d", resp.StatusCode)
+	}
+}
+
+func TestManyStreamsAtOnce(t *testing.T) {
+	d := startStack(t, 4, []string{"--speed", "5"})
+	var wg sync.WaitGroup
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 200}}
+	defer client.CloseIdleConnections()
+	errs := make(chan error, 200)
+	for i := range 200 {
+		wg.Go(func() {
+			req, err := http.NewRequestWithContext(t.Context(), "POST", d.envoy.URL()+chatPath, strings.NewReader(chatBody(fmt.Sprint("stream ", i), 30, true)))
+			if err != nil {
+				errs <- err
+				return
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				errs <- err
+				return
+			}
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			switch {
+			case err != nil:
+				errs <- err
+			case resp.StatusCode != 200 || !bytes.HasSuffix(body, []byte("data: [DONE]\n\n")) || resp.Header.Get("X-Dynamo-Reason") == "":
+				errs <- fmt.Errorf("stream %d: status %d, reason %q, end %q", i, resp.StatusCode, resp.Header.Get("X-Dynamo-Reason"), body[max(0, len(body)-40):])
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		t.Error(err)
+	}
+	eventually(t, "slots are left", func() bool {
+		requests, pend, blocks := inFlight(t, d)
+		return requests+pend+blocks == 0
+	})
+	for _, w := range workers(t, d) {
+		if w.Routed < 20 || w.Routed > 80 {
+			t.Errorf("worker %s got %d of 200 equal streams", w.Name, w.Routed)
+		}
+	}
+	if n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_failed"); err != nil || n != 0 {
+		t.Errorf("Envoy counts %d failed streams, %v", n, err)
+	}
+}
+
+func TestBadInputThroughEnvoy(t *testing.T) {
+	d := startStack(t, 1, []string{"--speed", "50"}, "--max-body-bytes", "1000000")
+	large := chatBody(strings.Repeat("x", 1_000_001), 2, false)
+	for _, c := range []struct {
+		name, method, path, body string
+		status                   int
+		want                     string
+	}{
+		{"malformed JSON", "POST", chatPath, `{"model":"sim","messages":[`, 400, `"type":"invalid_request_error"`},
+		{"no model", "POST", chatPath, `{"messages":[{"role":"user","content":"a"}]}`, 400, `"param":"model"`},
+		{"no messages", "POST", chatPath, `{"model":"sim"}`, 400, `"param":"messages"`},
+		{"empty body", "POST", chatPath, ``, 400, `no body`},
+		{"wrong method", "GET", chatPath, ``, 405, `use POST`},
+		{"too large", "POST", chatPath, large, 413, `"code":"`},
+		{"unknown model", "POST", chatPath, `{"model":"x","messages":[{"role":"user","content":"a"}]}`, 404, `"code":"model_not_found"`},
+		{"not ours: models", "GET", "/v1/models", ``, 200, `"id":"sim"`},
+		{"not ours: health", "GET", "/health", ``, 200, ``},
+		{"not ours: nothing", "POST", "/v1/nothing", `{}`, 404, `"error"`},
+		{"completions", "POST", "/v1/completions", `{"model":"sim","prompt":"hello","max_tokens":2}`, 200, `text_completion`},
+		{"an odd prompt is the engine's to refuse", "POST", chatPath, `{"model":"sim","messages":[{"role":"user","content":5}]}`, 400, `messages[0].content`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			resp, body := reply(t, d, c.method, c.path, c.body, nil)
+			if resp.StatusCode != c.status || !strings.Contains(body, c.want) {
+				t.Errorf("status %d, want %d; body %s, want %s", resp.StatusCode, c.status, body[:min(len(body), 300)], c.want)
+			}
+			if c.status >= 400 {
+				var e struct {
+					Error struct{ Message, Type string }
+				}
+				if err := json.Unmarshal([]byte(body), &e); err != nil || e.Error.Message == "" || e.Error.Type == "" {
+					t.Errorf("%s is no error of OpenAI's form: %v", body, err)
+				}
+			}
+			if c.status == 405 && resp.Header.Get("Allow") != "POST" {
+				t.Errorf("allow is %q", resp.Header.Get("Allow"))
+			}
+		})
+	}
+	if requests, _, _ := inFlight(t, d); requests != 0 {
+		t.Errorf("%d slots are left", requests)
+	}
+}
+
+func TestWithoutWorkersClientsAreToldToComeBack(t *testing.T) {
+	d := startStack(t, 1, []string{"--speed", "50"})
+	if err := d.engines[0].cmd.Process.Signal(syscall.SIGTERM); err != nil { // it deregisters
+		t.Fatal(err)
+	}
+	eventually(t, "the worker does not leave", func() bool { return len(workers(t, d)) == 0 })
+	resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
+	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, `"code":"no_worker"`) {
+		t.Errorf("status %d, retry-after %q, body %s", resp.StatusCode, resp.Header.Get("Retry-After"), body)
+	}
+	if status, _, stderr := runs(t, "healthcheck", "--url", "http://"+d.router.at.HTTP+"/readyz"); status != 1 || !strings.Contains(stderr, `"workers":false`) {
+		t.Errorf("healthcheck: status %d, %s", status, stderr)
+	}
+}
+
+// Without the options nothing about workers is told.
+func TestHeadersTellNothingUnlessAsked(t *testing.T) {
+	d := startStack(t, 1, []string{"--speed", "50"}, "--decision-headers=false")
+	resp, _ := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
+	for name := range resp.Header {
+		if strings.HasPrefix(strings.ToLower(name), "x-dynamo") {
+			t.Errorf("the response tells %s: %s", name, resp.Header.Get(name))
+		}
+	}
+}
+
+func TestMetricsAreThere(t *testing.T) {
+	d := startStack(t, 1, []string{"--speed", "50"})
+	reply(t, d, "POST", chatPath, chatBody("hello, is there anybody in there?", 2, true), nil)
+	eventually(t, "no events arrive", func() bool { return workers(t, d)[0].CachedBlocks > 0 })
+	resp, err := send(t, t.Context(), "GET", "http://"+d.router.at.HTTP+"/metrics", "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`kvroute_router_decisions_total{model="sim",reason="load"}`, "kvroute_router_decision_duration_seconds_bucket",
+		"kvroute_router_overlap_ratio_bucket", `kvroute_router_index_blocks{model="sim"}`, `kvroute_router_slots{model="sim"}`,
+		`kvroute_extproc_streams{kind="main"}`, `kvroute_extproc_first_tokens_total{source="observer"}`,
+		`kvroute_events_received_total{outcome="accepted"}`, `kvroute_fleet_news_total{kind="record"}`,
+	} {
+		if !bytes.Contains(text, []byte(want)) {
+			t.Errorf("no %s", want)
+		}
+	}
+}
+
+// Workers of the configuration file come and go with SIGHUP.
+func TestStaticWorkersAreReloaded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	file := writeFile(t, "version: 1\nworkers:\n- {name: a, address: \"127.0.0.1:1\", models: [m]}\n")
+	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file,
+		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.stop()
+	d := &demonstration{router: c}
+	names := func() (s string) {
+		for _, w := range workers(t, d) {
+			s += w.Name + w.Health
+		}
+		return s
+	}
+	if got := names(); got != "ahealthy" {
+		t.Fatalf("workers are %s", got)
+	}
+	for text, want := range map[string]string{
+		"version: 1\nworkers:\n- {name: b, address: \"127.0.0.1:2\", models: [m]}\n": "bhealthy",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the workers are not reloaded", func() bool { return names() == want })
+	}
+	// A mistake changes nothing.
+	if err := os.WriteFile(file, []byte("version: 1\nworkers:\n- {name: c}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the mistake is not reported", func() bool { return strings.Contains(c.lastLines(), "not reloaded") })
+	if got := names(); got != "bhealthy" {
+		t.Errorf("after a mistake the workers are %s", got)
+	}
+}
+
+// Ctrl-C at any moment leaves no process behind, and neither does a crash.
+func TestTheDemoLeavesNothingBehind(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a real Envoy")
+	}
+	if _, err := envoytest.Find(); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name  string
+		after time.Duration
+		sig   syscall.Signal
+	}{
+		{"at once", 20 * time.Millisecond, syscall.SIGINT},
+		{"while it starts", 300 * time.Millisecond, syscall.SIGINT},
+		{"in the load", 3 * time.Second, syscall.SIGINT},
+		{"by a crash in the load", 3 * time.Second, syscall.SIGKILL},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			mark := fmt.Sprint("leak-", time.Now().UnixNano())
+			cmd := exec.Command(self, "demo", "--model", mark)
+			cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
+			cmd.SysProcAttr = envoytest.OwnGroup()
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-time.After(c.after):
+			case <-t.Context().Done():
+			}
+			if err := cmd.Process.Signal(c.sig); err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			_ = cmd.Wait() // its status is asked for below
+			if c.sig == syscall.SIGINT && cmd.ProcessState.ExitCode() != 130 && c.after > 100*time.Millisecond {
+				t.Errorf("status %d, want 130", cmd.ProcessState.ExitCode())
+			}
+			if took := time.Since(start); took > 8*time.Second {
+				t.Errorf("it took %v to end", took)
+			}
+			eventually(t, "processes are left", func() bool { return len(children(t, cmd.Process.Pid, mark)) == 0 })
+		})
+	}
+}
+
+// children lists the processes that carry a mark in their command line or were
+// started by pid.
+func children(t *testing.T, pid int, mark string) (found []string) {
+	t.Helper()
+	out, err := exec.Command("ps", "-eo", "pid,ppid,args").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(out)) {
+		var p, parent int
+		if _, err := fmt.Sscan(line, &p, &parent); err != nil {
+			continue
+		}
+		if (parent == pid || strings.Contains(line, mark)) && p != os.Getpid() && !strings.Contains(line, "defunct") {
+			found = append(found, line)
+		}
+	}
+	return found
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+)
+
+// beKvroute makes this test binary the program that it tests, so that what the
+// tests start as processes is what was built for them.
+const beKvroute = "KVROUTE_TEST_IS_KVROUTE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(beKvroute) != "" {
+		main()
+	}
+	if err := os.Setenv(beKvroute, "1"); err != nil {
+		panic(err)
+	}
+	flag.Parse()
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"), goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"))
+}
+
+// runs runs a command in this process.
+func runs(t *testing.T, args ...string) (status int, out, err string) {
+	t.Helper()
+	var o, e bytes.Buffer
+	status = run(t.Context(), args, stdio{&o, &e})
+	return status, o.String(), e.String()
+}
+
+func TestCommands(t *testing.T) {
+	for _, c := range []struct {
+		args   string
+		status int
+		out    string
+		err    string
+	}{
+		{"", 2, "", "usage: kvroute COMMAND"},
+		{"help", 0, "", "serve"},
+		{"nonsense", 2, "", "usage: kvroute COMMAND"},
+		{"version", 0, "kvroute ", ""},
+		{"version now", 1, "", `unexpected argument "now"`},
+		{"serve -h", 0, "", "-kv-overlap-score-weight"},
+		{"serve --no-such-flag", 2, "", "no-such-flag"},
+		{"config", 0, "router-mode: kv", ""},
+		{"config --router-mode fastest", 1, "", `Mode is "fastest"`},
+		{"config --kv-overlap-score-weight -1", 1, "", "OverlapWeight is -1"},
+		{"config --kv-overlap-score-weight NaN", 1, "", "OverlapWeight is NaN"},
+		{"config --http-address nowhere", 1, "", `http-address is "nowhere", want ip:port`},
+		{"config --first-token never", 1, "", `first-token is "never"`},
+		{"config --decision-timeout 0s", 1, "", "decision-timeout"},
+		{"config --worker-networks 10.0.0.0", 1, "", `"10.0.0.0" is no network`},
+		{"config --config /nowhere/at.yaml", 1, "", "/nowhere"},
+		{"config envoy --extproc 10.0.0.1:9002 --pool w1:8000", 0, "STRICT_DNS", ""},
+		{"config envoy --pool nothing", 1, "", `Pool[0] is "nothing"`},
+		{"serve --log-level loud", 1, "", `log level is "loud"`},
+		{"engine --advertise here --nats-url nats://127.0.0.1:1 --listen 127.0.0.1:0", 1, "", `advertise is "here"`},
+		{"engine --preset abacus --nats-url nats://127.0.0.1:1 --listen 127.0.0.1:0", 1, "", `Preset is "abacus"`},
+		{"load --rate -1", 1, "", "Rate is -1"},
+		{"healthcheck --url http://127.0.0.1:1/", 1, "", "refused"},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			status, out, err := runs(t, strings.Fields(c.args)...)
+			if status != c.status || !strings.Contains(out, c.out) || !strings.Contains(err, c.err) {
+				t.Errorf("status %d, want %d\nstdout (want %q):\n%s\nstderr (want %q):\n%s", status, c.status, c.out, out, c.err, err)
+			}
+		})
+	}
+}
+
+// Each setting is a flag and a key, under one name.
+func TestEverySettingIsAFlag(t *testing.T) {
+	c := defaults()
+	fs := newFlagSet("test", os.Stderr)
+	c.flags(fs)
+	var keys, flags []string
+	for i := range reflect.TypeFor[config]().NumField() {
+		if key := reflect.TypeFor[config]().Field(i).Tag.Get("yaml"); key != "version" && key != "workers" {
+			keys = append(keys, key)
+		}
+	}
+	for _, key := range keys {
+		if fs.Lookup(key) != nil {
+			flags = append(flags, key)
+		}
+	}
+	n := 0
+	fs.VisitAll(func(*flag.Flag) { n++ })
+	if diff := cmp.Diff(keys, flags); diff != "" || n != len(keys) {
+		t.Errorf("%d flags; keys without a flag of their name:\n%s", n, diff)
+	}
+}
+
+func writeFile(t *testing.T, text string) string {
+	t.Helper()
+	path := t.TempDir() + "/kvroute.yaml"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestConfigurationFile(t *testing.T) {
+	path := writeFile(t, `
+version: 1
+router-mode: round-robin
+decision-timeout: 750ms
+workers:
+- name: a
+  worker_id: 18446744073709551615
+  address: 10.0.0.7:8000
+  models: [m]
+`)
+	c, _, err := readConfig("test", []string{"--config", path, "--seed", "7", "--decision-timeout", "1s"}, os.Stderr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.RouterMode != "round-robin" || c.DecisionTimeout != time.Second || c.Seed != 7 || c.HTTPAddress != "127.0.0.1:9003" {
+		t.Errorf("file, flags and defaults gave %+v", c)
+	}
+	if len(c.Workers) != 1 || c.Workers[0].WorkerID != 1<<64-1 || c.Workers[0].Models[0] != "m" {
+		t.Errorf("workers: %+v", c.Workers)
+	}
+	// What `kvroute config` prints means the same again.
+	status, out, stderr := runs(t, "config", "--config", path)
+	if status != 0 {
+		t.Fatal(stderr)
+	}
+	again, _, err := readConfig("test", []string{"--config", writeFile(t, out), "--seed", "7", "--decision-timeout", "1s"}, os.Stderr, nil)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if diff := cmp.Diff(c, again); diff != "" {
+		t.Errorf("after printing and reading (-want +got):\n%s\n%s", diff, out)
+	}
+}
+
+func TestBadConfigurationFiles(t *testing.T) {
+	for text, want := range map[string]string{
+		"router-mode: kv":                      "version is 0, want 1",
+		"version: 2":                           "version is 2, want 1",
+		"version: 1\nrouter-mod: kv":           "router-mod",
+		"version: 1\nseed: many":               "seed",
+		"version: 1\nworkers:\n- adress: x":    "adress",
+		"version: 1\nworkers:\n- models: five": "models",
+		"version: 1\nworkers:\n- name: a":      "models",
+		"version: 1\n  bad: [":                 "kvroute.yaml",
+		"version: 1\nworkers:\n- {name: a, models: [m], address: \"host:80\"}": "address",
+	} {
+		status, _, stderr := runs(t, "config", "--config", writeFile(t, text))
+		if status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("%q: status %d, stderr %q; want 1 and %q", text, status, stderr, want)
+		}
+	}
+}
