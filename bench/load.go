@@ -167,16 +167,16 @@ func (l *loader) ask(ctx context.Context, p *planned) Result {
 	return r
 }
 
-// errStatus is a response that is no success.
-type errStatus int
+// statusError is a response that is no success.
+type statusError int
 
-func (e errStatus) Error() string { return "status " + strconv.Itoa(int(e)) }
+func (e statusError) Error() string { return "status " + strconv.Itoa(int(e)) }
 
 // errIncomplete is an event stream that ended without [DONE].
 var errIncomplete = errors.New("incomplete")
 
 func kind(ctx context.Context, err error) string {
-	status, isStatus := errors.AsType[errStatus](err)
+	status, isStatus := errors.AsType[statusError](err)
 	switch {
 	case isStatus:
 		return status.Error()
@@ -208,7 +208,7 @@ func (l *loader) exchange(ctx context.Context, p *planned, due time.Time, r *Res
 	r.Worker = cmp.Or(resp.Header.Get("X-Sim-Worker"), resp.Header.Get("X-Dynamo-Worker-Instance-Id"))
 	if resp.StatusCode != http.StatusOK {
 		_, _ = io.CopyN(io.Discard, resp.Body, 64<<10) // so that the connection can be used again
-		return errStatus(resp.StatusCode)
+		return statusError(resp.StatusCode)
 	}
 	return follow(resp.Body, due, r)
 }

@@ -78,9 +78,14 @@ func (c LoadConfig) withDefaults() (LoadConfig, error) {
 		value int
 		most  int
 	}{
-		{"Conversations", c.Conversations, 1e6}, {"Turns", c.Turns, 1e3}, {"SystemPrompts", c.SystemPrompts, 1e6},
-		{"SystemBytes", c.SystemBytes, 1 << 22}, {"UserBytes", c.UserBytes, 1 << 22}, {"ReplyBytes", c.ReplyBytes, 1 << 22},
-		{"MaxTokens", c.MaxTokens, 1e5}, {"MaxInFlight", c.MaxInFlight, 1e5},
+		{"Conversations", c.Conversations, 1e6},
+		{"Turns", c.Turns, 1e3},
+		{"SystemPrompts", c.SystemPrompts, 1e6},
+		{"SystemBytes", c.SystemBytes, 1 << 22},
+		{"UserBytes", c.UserBytes, 1 << 22},
+		{"ReplyBytes", c.ReplyBytes, 1 << 22},
+		{"MaxTokens", c.MaxTokens, 1e5},
+		{"MaxInFlight", c.MaxInFlight, 1e5},
 	} {
 		if n.value < 1 || n.value > n.most {
 			return c, fmt.Errorf("bench: %s is %d, want 1 to %d", n.name, n.value, n.most)
@@ -136,7 +141,7 @@ func plan(c LoadConfig) []planned {
 				at += c.TurnGap/2 + time.Duration(rng.ExpFloat64()*float64(c.TurnGap)/2)
 			}
 			messages = append(messages, message{"user", prose(rng, c.UserBytes)})
-			out = append(out, planned{at: at, conversation: i, turn: turn, messages: messages[:len(messages):len(messages)]})
+			out = append(out, planned{at: at, conversation: i, turn: turn, messages: slices.Clip(messages)})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b planned) int { return cmp.Compare(a.at, b.at) })
@@ -160,6 +165,7 @@ func (p *planned) body(c *LoadConfig) ([]byte, error) {
 	}{c.Model, p.messages, c.MaxTokens, true, true, options{true}})
 }
 
+//nolint:gochecknoglobals // a table
 var vocabulary = strings.Fields(`the a worker router block cache prefix token request answer engine queue
 load first last long short warm cold shared unique keeps finds sends counts waits follows from into over under
 between because while until every other same next`)

@@ -32,6 +32,8 @@ type Envelope struct {
 }
 
 // tiers are the names of the storage tiers on the wire, by [indexer.Tier].
+//
+//nolint:gochecknoglobals // a table
 var tiers = [...]string{"device", "host_pinned", "disk", "external"}
 
 // errShape is wrapped by the errors about MessagePack of the wrong shape.
@@ -128,8 +130,9 @@ func appendData(dst []byte, ev *indexer.Event) []byte {
 			dst = msgp.AppendUint64(dst, e)
 		}
 		return dst
+	default:
+		return msgp.AppendString(dst, "cleared")
 	}
-	return msgp.AppendString(dst, "cleared")
 }
 
 // DecodeEvents reads a payload: an array of events, or one event as older Dynamo
@@ -149,7 +152,7 @@ func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
 		element := rest
 		if rest, err = msgp.Skip(rest); err != nil {
 			// Nothing behind this element can be found.
-			return evs, bad + int(n-i), nil
+			return evs, bad + int(n-i), nil //nolint:nilerr // counted in bad
 		}
 		ev, err := decodeEvent(element[:len(element)-len(rest)])
 		if err != nil {

@@ -114,8 +114,9 @@ func join(last *RouterEvent, dpRank uint32, ev *indexer.Event) bool {
 		}
 		before.Externals = append(slices.Clip(before.Externals), ev.Externals...)
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // Run publishes until ctx ends, then what is pending, and waits up to a second for

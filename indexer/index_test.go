@@ -61,7 +61,7 @@ func TestScripts(t *testing.T) {
 }
 
 func blocks(t *testing.T, s string) (out []indexer.Block) {
-	for _, f := range strings.Fields(s) {
+	for f := range strings.FieldsSeq(s) {
 		external, local, _ := strings.Cut(f, ":")
 		if local == "" {
 			local = external
@@ -72,7 +72,7 @@ func blocks(t *testing.T, s string) (out []indexer.Block) {
 }
 
 func numbers(t *testing.T, s string) (out []uint64) {
-	for _, f := range strings.Fields(s) {
+	for f := range strings.FieldsSeq(s) {
 		out = append(out, number(t, f))
 	}
 	return out
@@ -148,9 +148,9 @@ func (m *model) match(local []uint64) []int32 {
 		for _, c := range held {
 			chains[c] = true
 		}
-		chain := ""
+		var chain strings.Builder
 		for _, l := range local {
-			if chain += fmt.Sprint("/", l); !chains[chain] {
+			if fmt.Fprint(&chain, "/", l); !chains[chain.String()] {
 				break
 			}
 			dst[w]++

@@ -87,9 +87,15 @@ func (m *metrics) applied(out indexer.Outcome) {
 		outcome string
 		n       int
 	}{
-		{"stored", out.Stored}, {"removed", out.Removed}, {"duplicate", out.Duplicate},
-		{"conflict", out.Conflict}, {"orphan", out.Orphan}, {"unknown", out.Unknown},
-		{"refused", out.Refused}, {"other_tier", out.OtherTier}, {"invalid", out.Invalid},
+		{"stored", out.Stored},
+		{"removed", out.Removed},
+		{"duplicate", out.Duplicate},
+		{"conflict", out.Conflict},
+		{"orphan", out.Orphan},
+		{"unknown", out.Unknown},
+		{"refused", out.Refused},
+		{"other_tier", out.OtherTier},
+		{"invalid", out.Invalid},
 	} {
 		if c.n > 0 {
 			m.blocks.Add(context.Background(), int64(c.n), metric.WithAttributes(attribute.String("outcome", c.outcome)))

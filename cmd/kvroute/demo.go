@@ -113,8 +113,10 @@ func (d *demonstration) start(ctx context.Context) (err error) {
 	for i := range d.engines {
 		all.Go(func() (err error) {
 			name := fmt.Sprint("worker-", i+1)
-			d.engines[i], err = startChild(ctx, d.dir, name, append([]string{"engine", "--name", name,
-				"--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", d.load.Model}, d.engine...)...)
+			d.engines[i], err = startChild(ctx, d.dir, name, append([]string{
+				"engine", "--name", name,
+				"--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", d.load.Model,
+			}, d.engine...)...)
 			return err
 		})
 	}
@@ -164,8 +166,10 @@ func (d *demonstration) startRouter(ctx context.Context, flags ...string) (err e
 		d.router.stop()
 		d.router = nil
 	}
-	flags = append([]string{"serve", "--decision-headers", "--extproc-address", extprocAt, "--http-address", httpAt,
-		"--nats-url", d.bus.url(), "--drain-timeout", "1s"}, flags...)
+	flags = append([]string{
+		"serve", "--decision-headers", "--extproc-address", extprocAt, "--http-address", httpAt,
+		"--nats-url", d.bus.url(), "--drain-timeout", "1s",
+	}, flags...)
 	if d.router, err = startChild(ctx, d.dir, "kvroute", flags...); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -65,9 +66,7 @@ func send(t *testing.T, ctx context.Context, method, url, body string, header ht
 		t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	for k, v := range header {
-		req.Header[k] = v
-	}
+	maps.Copy(req.Header, header)
 	return http.DefaultClient.Do(req)
 }
 

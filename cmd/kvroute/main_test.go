@@ -84,8 +84,8 @@ func TestEverySettingIsAFlag(t *testing.T) {
 	fs := newFlagSet("test", os.Stderr)
 	c.flags(fs)
 	var keys, flags []string
-	for i := range reflect.TypeFor[config]().NumField() {
-		if key := reflect.TypeFor[config]().Field(i).Tag.Get("yaml"); key != "version" && key != "workers" {
+	for field := range reflect.TypeFor[config]().Fields() {
+		if key := field.Tag.Get("yaml"); key != "version" && key != "workers" {
 			keys = append(keys, key)
 		}
 	}
@@ -151,7 +151,7 @@ func TestBadConfigurationFiles(t *testing.T) {
 		"version: 2":                           "version is 2, want 1",
 		"version: 1\nrouter-mod: kv":           "router-mod",
 		"version: 1\nseed: many":               "seed",
-		"version: 1\nworkers:\n- adress: x":    "adress",
+		"version: 1\nworkers:\n- modells: [m]": "modells",
 		"version: 1\nworkers:\n- models: five": "models",
 		"version: 1\nworkers:\n- name: a":      "models",
 		"version: 1\n  bad: [":                 "kvroute.yaml",

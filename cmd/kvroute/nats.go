@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -48,8 +49,7 @@ func startNATS(listen string) (*embeddedNATS, error) {
 		NoLog:      true,
 	})
 	if err != nil {
-		os.RemoveAll(dir)
-		return nil, fmt.Errorf("make the NATS server: %w", err)
+		return nil, errors.Join(fmt.Errorf("make the NATS server: %w", err), os.RemoveAll(dir))
 	}
 	e := &embeddedNATS{server: s, dir: dir}
 	go s.Start()
@@ -65,7 +65,7 @@ func (e *embeddedNATS) url() string { return e.server.ClientURL() }
 func (e *embeddedNATS) stop() {
 	e.server.Shutdown()
 	e.server.WaitForShutdown()
-	os.RemoveAll(e.dir)
+	_ = os.RemoveAll(e.dir) // a temporary folder; what is left of it harms nobody
 }
 
 // connectNATS connects for good: a bus that is not there yet or goes away is

@@ -3,6 +3,8 @@
 package enginesim
 
 import (
+	"slices"
+
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -107,10 +109,10 @@ func (c *cache) fill(local, sequence []uint64, have int) {
 
 // release gives references back, the tail first, so that it is evicted first.
 func (c *cache) release(sequence []uint64) {
-	for i := len(sequence) - 1; i >= 0; i-- {
-		b := c.blocks[sequence[i]]
+	for _, h := range slices.Backward(sequence) {
+		b := c.blocks[h]
 		if b.refs--; b.refs == 0 {
-			c.unused.Add(sequence[i], b)
+			c.unused.Add(h, b)
 		}
 	}
 }

@@ -194,6 +194,8 @@ func (a *answer) follow(r *http.Request) bool {
 func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
 
 // words are what answers are made of.
+//
+//nolint:gochecknoglobals // a table
 var words = [...]string{"the ", "block ", "is ", "cached ", "and ", "a ", "worker ", "answers ", "soon, ", "then ", "another ", "one "}
 
 func (a *answer) word(i int) string { return words[(a.prompt*7+i*i+i)%len(words)] }

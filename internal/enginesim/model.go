@@ -16,6 +16,8 @@ type preset struct{ w, a, b, c, d float64 }
 
 // presets were fitted to published figures; the 70B one leaves out attention and
 // all-reduce, and is unchecked.
+//
+//nolint:gochecknoglobals // a table
 var presets = map[string]preset{
 	"8b-1xh100":  {w: 5.8, a: 2.9, b: .0154, c: 1.3e-6, d: 5.6e-5},
 	"32b-2xh100": {w: 11, a: 6, b: .0386, c: 2.33e-6, d: 5.6e-5},
@@ -28,10 +30,9 @@ type request struct {
 	local, sequence []uint64
 	output          int // tokens to generate, at least 1
 
-	admitted  func(cachedTokens int) // called when it leaves the queue
-	token     func()                 // called for each token
-	finished  func()                 // called after the last one
-	submitted time.Time
+	admitted func(cachedTokens int) // called when it leaves the queue
+	token    func()                 // called for each token
+	finished func()                 // called after the last one
 
 	hit      int // blocks referenced since admission
 	reserve  int // output blocks held in reserve
@@ -69,8 +70,6 @@ func (m *model) abort(r *request) {
 	}
 	r.aborted = true
 }
-
-func (m *model) idle() bool { return len(m.waiting) == 0 && len(m.running) == 0 }
 
 // begin admits requests and plans a step. It returns how long the step takes; 0
 // means that there is nothing to do.

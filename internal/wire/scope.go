@@ -43,14 +43,15 @@ func (s Scope) Topic(topic string) string {
 // parts, that of one worker. The part "*" stands for any one part.
 func (s Scope) Own(parts ...string) string {
 	s = s.WithDefaults()
-	subject := "kvroute.v1." + Segment(s.Namespace) + "." + Segment(s.Component) + "." + Segment(s.Endpoint)
+	var subject strings.Builder
+	subject.WriteString("kvroute.v1." + Segment(s.Namespace) + "." + Segment(s.Component) + "." + Segment(s.Endpoint))
 	for _, p := range parts {
 		if p != "*" {
 			p = Segment(p)
 		}
-		subject += "." + p
+		subject.WriteString("." + p)
 	}
-	return subject
+	return subject.String()
 }
 
 // Bucket returns the name of the scope's bucket of a kind, such as "workers".

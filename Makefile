@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# kvroute's commands. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN       := .cache/bin/kvroute
+DEMO      ?=
+FUZZTIME  ?= 30s
+GOLANGCI  := go tool -modfile=tools/go.mod golangci-lint
+# The race detector needs a C compiler; without one the tests run without it.
+RACE      := $(shell command -v cc >/dev/null 2>&1 && echo -race)
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build envoy ## show it at work: the same load round robin and by cache, through a real Envoy (DEMO=--keep leaves it running)
+	@$(BIN) demo $(DEMO)
+
+.PHONY: test
+test: tools envoy ## run every check that CI runs
+	@test -n "$(RACE)" || echo "no C compiler: the tests run without the race detector"
+	go vet ./...
+	@$(MAKE) --no-print-directory fix
+	go test $(RACE) -shuffle=on -count=1 ./...
+
+.PHONY: check
+check: tools lint fix ## the inner loop: lint, house rules, short tests
+	go test -short -count=1 ./...
+
+.PHONY: build
+build: tools ## build the binary into .cache/bin
+	@CGO_ENABLED=0 go build -trimpath -o $(BIN) ./cmd/kvroute
+
+.PHONY: envoy
+envoy: ## put a pinned Envoy into .cache, unless one is on PATH
+	@tools/envoy.sh
+
+.PHONY: tools
+tools:
+	@command -v go >/dev/null || { echo "make: Go is missing: install Go 1.26 or later" >&2; exit 1; }
+
+.PHONY: lint
+lint: ## run golangci-lint and look at the formatting
+	$(GOLANGCI) run ./...
+	$(GOLANGCI) fmt --diff ./...
+
+.PHONY: fmt
+fmt: ## format the code
+	$(GOLANGCI) fmt ./...
+
+.PHONY: fix
+fix:
+	@diff=$$(go fix -diff ./... 2>&1) || { echo "$$diff"; echo "go fix has something to modernise: run go fix ./..." >&2; exit 1; }
+
+.PHONY: fuzz
+fuzz: ## run each fuzz target for FUZZTIME
+	@for package in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
+		for target in $$(grep -rhoE '^func Fuzz[A-Za-z0-9_]*' $$package/*_test.go | sed 's/^func //'); do \
+			echo "$$package $$target"; go test $$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME); \
+		done; \
+	done
+
+.PHONY: cover
+cover: ## print the share of statements that the short tests run
+	go test -short -coverpkg=./... -coverprofile=.cache/cover.out ./... >/dev/null
+	go tool cover -func=.cache/cover.out | tail -n 1
+
+.PHONY: test-compose
+test-compose: build ## build the images and run docker-compose.yaml end to end (podman or docker)
+	@tools/compose.sh
+
+.PHONY: clean
+clean: ## remove what the targets made
+	rm -rf .cache bench/out

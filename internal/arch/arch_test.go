@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package arch
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/kvroute/kvroute"
+
+// ours lists what each package may import from this module. A package that is
+// missing may import nothing of ours: put it here when it is born. "*" may import
+// everything.
+var ours = map[string]string{
+	"tokenizer":          "tokenizer/chat",
+	"router":             "tokenizer tokenizer/chat scorer indexer",
+	"events":             "indexer internal/wire",
+	"fleet":              "router internal/wire",
+	"api":                "router fleet",
+	"extproc":            "router internal/openai",
+	"internal/enginesim": "indexer tokenizer tokenizer/chat internal/openai events",
+	"cmd/kvroute":        "*",
+	"bench":              "*",
+}
+
+// theirs lists the only packages that may import a module of others.
+var theirs = map[string]string{
+	"github.com/envoyproxy/go-control-plane": "extproc envoy internal/envoytest",
+	"github.com/goccy/go-yaml":               "cmd/kvroute",
+	"github.com/hashicorp/golang-lru":        "indexer internal/enginesim",
+	"github.com/nats-io/nats-server":         "cmd/kvroute",
+	"github.com/nats-io/nats.go":             "events fleet cmd/kvroute",
+	"github.com/prometheus/client_golang":    "internal/telemetry internal/enginesim",
+	"github.com/tinylib/msgp":                "events",
+	"github.com/zeebo/xxh3":                  "indexer internal/wire",
+	"go.opentelemetry.io/otel/exporters":     "internal/telemetry",
+	"go.opentelemetry.io/otel/sdk":           "internal/telemetry",
+	"golang.org/x/sync":                      "cmd/kvroute",
+	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest",
+}
+
+// notOutside may be imported by nobody but tests and the packages listed.
+var notOutside = map[string]string{
+	"internal/telemetry": "cmd/kvroute",
+	"internal/enginesim": "cmd/kvroute bench",
+	"internal/envoytest": "cmd/kvroute bench",
+	"cmd/kvroute":        "",
+}
+
+// required are the modules that the product is built on; each must be a direct
+// dependency with a use outside tests.
+var required = []string{
+	"github.com/envoyproxy/go-control-plane/envoy",
+	"google.golang.org/grpc",
+	"github.com/nats-io/nats.go",
+	"github.com/hashicorp/golang-lru/v2",
+	"go.opentelemetry.io/otel",
+}
+
+// pkg is what the import rules look at.
+type pkg struct {
+	ImportPath string
+	Imports    []string // without those of tests
+}
+
+func (p *pkg) name() string { return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/") }
+
+// brokenImports returns a sentence for each import that breaks a rule.
+func brokenImports(pkgs []pkg) (broken []string) {
+	for _, p := range pkgs {
+		allowed := strings.Fields(ours[p.name()])
+		for _, path := range p.Imports {
+			if other, inside := strings.CutPrefix(path, module+"/"); inside {
+				if !slices.Contains(allowed, other) && !slices.Contains(allowed, "*") {
+					broken = append(broken, fmt.Sprintf("%s must not import %s", p.name(), other))
+				}
+				if users, limited := notOutside[other]; limited && !slices.Contains(strings.Fields(users), p.name()) {
+					broken = append(broken, fmt.Sprintf("%s is not for %s", other, p.name()))
+				}
+				continue
+			}
+			for prefix, homes := range theirs {
+				if (path == prefix || strings.HasPrefix(path, prefix+"/")) && !slices.Contains(strings.Fields(homes), p.name()) {
+					broken = append(broken, fmt.Sprintf("%s must not import %s, whose home is %s", p.name(), path, homes))
+				}
+			}
+		}
+	}
+	return broken
+}
+
+func TestImports(t *testing.T) {
+	for _, b := range brokenImports(list(t)) {
+		t.Error(b)
+	}
+}
+
+func TestImportRulesCanFail(t *testing.T) {
+	for want, p := range map[string]pkg{
+		"scorer must not import indexer":            {module + "/scorer", []string{module + "/indexer"}},
+		"internal/telemetry is not for router":      {module + "/router", []string{module + "/internal/telemetry"}},
+		"router must not import google.golang.org/": {module + "/router", []string{"google.golang.org/grpc/codes"}},
+		"born must not import router":               {module + "/born", []string{module + "/router"}},
+	} {
+		if got := strings.Join(brokenImports([]pkg{p}), "\n"); !strings.Contains(got, want) {
+			t.Errorf("importing %s from %s gives %q, want %q", p.Imports, p.name(), got, want)
+		}
+	}
+	if got := brokenImports([]pkg{{module + "/router", []string{module + "/scorer", "go.opentelemetry.io/otel/metric", "sync"}}}); len(got) > 0 {
+		t.Errorf("allowed imports are refused: %v", got)
+	}
+}
+
+// list returns the module's packages.
+func list(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var pkgs []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, p)
+	}
+	if len(pkgs) < 10 {
+		t.Fatalf("go list found %d packages, want the whole tree", len(pkgs))
+	}
+	return pkgs
+}
+
+const root = "../.."
+
+// files returns the tracked kinds of files below the root, by slashed path.
+func files(t *testing.T) fs.FS {
+	t.Helper()
+	return os.DirFS(root)
+}
+
+func TestRequiredModules(t *testing.T) {
+	mod, err := fs.ReadFile(files(t), "go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct := directModules(string(mod))
+	if n := len(direct); n > 25 || n < 5 {
+		t.Errorf("%d direct modules, want at most 25:\n%s", n, strings.Join(direct, "\n"))
+	}
+	if !strings.Contains(string(mod), "\ngo 1.26.0\n") || strings.Contains(string(mod), "\ntoolchain ") {
+		t.Error("go.mod must say go 1.26.0, and no toolchain")
+	}
+	used := map[string]bool{}
+	for _, p := range list(t) {
+		for _, path := range p.Imports {
+			for _, r := range required {
+				if path == r || strings.HasPrefix(path, r+"/") {
+					used[r] = true
+				}
+			}
+		}
+	}
+	for _, r := range required {
+		if !slices.Contains(direct, r) || !used[r] {
+			t.Errorf("%s must be a direct dependency (is it? %v) with a use outside tests (has it? %v)", r, slices.Contains(direct, r), used[r])
+		}
+	}
+}
+
+// directModules returns the modules that go.mod requires without a comment.
+func directModules(mod string) (direct []string) {
+	for line := range strings.Lines(mod) {
+		f := strings.Fields(line)
+		if len(f) == 2 && strings.HasPrefix(f[1], "v") && strings.Contains(f[0], ".") {
+			direct = append(direct, f[0])
+		}
+	}
+	return direct
+}
+
+// goFile is what the rules for files look at.
+type goFile struct{ path, text string }
+
+var (
+	packageDoc = regexp.MustCompile(`(?m)^// (Package (\w+)|Kvroute) [^\n]+\n(//.*\n)*package \w+$`)
+	todo       = regexp.MustCompile(`\b(TODO|FIXME|XXX)\b`)
+	todoForm   = regexp.MustCompile(`TODO\(#\d+\)`)
+	badNames   = []string{"util", "utils", "common", "types", "helpers", "manager", "base", "core", "impl", "pkg"}
+)
+
+// brokenFiles returns a sentence for each file or package that breaks a rule.
+func brokenFiles(all []goFile) (broken []string) {
+	docs := map[string]int{}
+	for _, f := range all {
+		dir := filepath.ToSlash(filepath.Dir(f.path))
+		if strings.Count(dir, "/") > 1 {
+			broken = append(broken, f.path+" lies deeper than two folders")
+		}
+		if slices.Contains(badNames, filepath.Base(dir)) {
+			broken = append(broken, dir+" says nothing about what it holds")
+		}
+		if !strings.HasPrefix(f.text, "// SPDX-License-Identifier: Apache-2.0\n\n") {
+			broken = append(broken, f.path+" does not begin with its licence line")
+		}
+		for n, line := range strings.Split(f.text, "\n") {
+			if todo.MatchString(line) && !todoForm.MatchString(line) && !strings.HasPrefix(f.path, "internal/arch/") {
+				broken = append(broken, fmt.Sprintf("%s:%d: a TODO needs the number of an issue, as in TODO(#7)", f.path, n+1))
+			}
+		}
+		if strings.HasSuffix(f.path, "_test.go") {
+			continue
+		}
+		docs[dir] += len(packageDoc.FindAllString(f.text, -1))
+	}
+	for _, dir := range slices.Sorted(maps.Keys(docs)) {
+		if docs[dir] != 1 {
+			broken = append(broken, fmt.Sprintf("%s has %d package comments, want 1", dir, docs[dir]))
+		}
+	}
+	return broken
+}
+
+func TestFiles(t *testing.T) {
+	var all []goFile
+	err := fs.WalkDir(files(t), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && path != "." && strings.HasPrefix(d.Name(), ".") {
+			return fs.SkipDir
+		}
+		if strings.HasSuffix(path, ".go") {
+			text, err := fs.ReadFile(files(t), path)
+			if err != nil {
+				return err
+			}
+			all = append(all, goFile{path, string(text)})
+		}
+		return nil
+	})
+	if err != nil || len(all) < 30 {
+		t.Fatalf("%d files, %v", len(all), err)
+	}
+	for _, b := range brokenFiles(all) {
+		t.Error(b)
+	}
+}
+
+func TestFileRulesCanFail(t *testing.T) {
+	const spdx, doc = "// SPDX-License-Identifier: Apache-2.0\n\n", "// Package p does.\npackage p\n"
+	for want, f := range map[string]goFile{
+		"deeper than two":    {"a/b/c/x.go", spdx + doc},
+		"says nothing":       {"a/utils/x.go", spdx + doc},
+		"licence line":       {"a/x.go", doc},
+		"needs the number":   {"a/x.go", spdx + doc + "// TODO later\n"},
+		"0 package comments": {"a/x.go", spdx + "package p\n"},
+	} {
+		if got := strings.Join(brokenFiles([]goFile{f}), "\n"); !strings.Contains(got, want) {
+			t.Errorf("%+v gives %q, want %q", f, got, want)
+		}
+	}
+	two := []goFile{{"a/x.go", spdx + doc}, {"a/y.go", spdx + doc}}
+	if got := strings.Join(brokenFiles(two), "\n"); !strings.Contains(got, "2 package comments") {
+		t.Errorf("two package comments give %q", got)
+	}
+}
+
+// Documents tell the truth about the tree and the Makefile.
+func TestDocuments(t *testing.T) {
+	read := func(name string) string {
+		text, err := fs.ReadFile(files(t), name)
+		if err != nil {
+			t.Errorf("%s must exist: %v", name, err)
+		}
+		return string(text)
+	}
+	for _, name := range []string{"LICENSE", "SECURITY.md"} {
+		read(name)
+	}
+	makefile := read("Makefile")
+	for _, name := range []string{"README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md", "bench/README.md"} {
+		for _, target := range unknownTargets(read(name), makefile) {
+			t.Errorf("%s tells of `make %s`, which does not exist", name, target)
+		}
+	}
+	var folders []string
+	entries, err := fs.ReadDir(files(t), ".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") {
+			folders = append(folders, e.Name())
+		}
+	}
+	for _, b := range brokenPicture(read("ARCHITECTURE.md"), folders, func(path string) bool {
+		_, err := fs.Stat(files(t), path)
+		return err == nil
+	}) {
+		t.Error(b)
+	}
+}
+
+var makeWord = regexp.MustCompile("`make ([a-z][a-z-]*)")
+
+func unknownTargets(doc, makefile string) (unknown []string) {
+	known := map[string]bool{}
+	for lines := bufio.NewScanner(strings.NewReader(makefile)); lines.Scan(); {
+		if name, _, ok := strings.Cut(lines.Text(), ":"); ok {
+			known[name] = true
+		}
+	}
+	for _, m := range makeWord.FindAllStringSubmatch(doc, -1) {
+		if !known[m[1]] {
+			unknown = append(unknown, m[1])
+		}
+	}
+	return unknown
+}
+
+var pathWord = regexp.MustCompile("`([a-z]+(?:/[A-Za-z0-9_.-]+)*/?)`")
+
+// brokenPicture compares the folders that a document names with those there are.
+func brokenPicture(doc string, folders []string, exists func(path string) bool) (broken []string) {
+	for _, f := range folders {
+		if !strings.Contains(doc, "`"+f+"/") {
+			broken = append(broken, fmt.Sprintf("ARCHITECTURE.md does not name `%s/`", f))
+		}
+	}
+	for _, m := range pathWord.FindAllStringSubmatch(doc, -1) {
+		if strings.Contains(m[1], "/") && !exists(strings.TrimSuffix(m[1], "/")) {
+			broken = append(broken, fmt.Sprintf("ARCHITECTURE.md names `%s`, which does not exist", m[1]))
+		}
+	}
+	return broken
+}
+
+func TestDocumentRulesCanFail(t *testing.T) {
+	if got := unknownTargets("`make demo` and `make tea`", "demo: build\n\ttrue\n"); len(got) != 1 || got[0] != "tea" {
+		t.Errorf("unknown targets: %v, want tea", got)
+	}
+	got := brokenPicture("`router/` and `nowhere/x.go`", []string{"router", "events"}, func(path string) bool { return path == "router" })
+	if len(got) != 2 || !strings.Contains(got[0], "`events/`") || !strings.Contains(got[1], "nowhere/x.go") {
+		t.Errorf("broken picture: %v", got)
+	}
+}
