@@ -15,12 +15,29 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
+// Headers that steer Envoy. Clients have no business with them.
+const (
+	headerWorker    = "x-dynamo-worker"
+	headerFallback  = "x-dynamo-worker-fallback"
+	headerRequestID = "x-dynamo-request-id"
+)
+
+// strip answers m by removing the client's own copies of headers that steer Envoy.
+// Our configuration of Envoy removes them before we see any; another one may not,
+// and a request that fails open must not go where its client likes.
+func strip(m message) *extprocv3.ProcessingResponse {
+	return answer(m, &extprocv3.CommonResponse{
+		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: []string{headerWorker, headerFallback, headerRequestID}},
+		ClearRouteCache: true,
+	})
+}
+
 // route answers m with the decision: Envoy's original-destination cluster reads
 // the first header, the observing stream is joined by the second.
 func (s *stream) route(m message) *extprocv3.ProcessingResponse {
 	return setHeaders(m, true,
-		"x-dynamo-worker", s.decision.Address.String(),
-		"x-dynamo-request-id", s.id)
+		headerWorker, s.decision.Address.String(),
+		headerRequestID, s.id)
 }
 
 // refuse answers with an error response.
@@ -95,9 +112,13 @@ func mutation(pairs []string) *extprocv3.HeaderMutation {
 	return &extprocv3.HeaderMutation{SetHeaders: set}
 }
 
-// answer wraps c in the answer that is due to m.
+// answer wraps c in the answer that is due to m; nil if none is.
 func answer(m message, c *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
 	switch m {
+	case headersOurs, headersBodyless, headersWrong, headersOther, headersOtherEnd:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{
+			RequestHeaders: &extprocv3.HeadersResponse{Response: c},
+		}}
 	case requestBody:
 		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{
 			RequestBody: &extprocv3.BodyResponse{Response: c},
@@ -118,8 +139,7 @@ func answer(m message, c *extprocv3.CommonResponse) *extprocv3.ProcessingRespons
 		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
 			ResponseTrailers: &extprocv3.TrailersResponse{HeaderMutation: c.GetHeaderMutation()},
 		}}
+	case unknown, messages:
 	}
-	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{
-		RequestHeaders: &extprocv3.HeadersResponse{Response: c},
-	}}
+	return nil
 }

@@ -10,7 +10,8 @@
 // headers and trailers, NONE for its body:
 //
 //	after               may come            answer
-//	nothing             request headers     empty, at once; an error response if no body can mend them
+//	nothing             request headers     empty, at once; an error response if no body can mend them;
+//	                                        without the client's copies of headers that steer Envoy
 //	request headers     request body        the worker's header, an error response, or empty: fail open
 //	                    request trailers    the same, of a request without body
 //	request body        request trailers    empty
@@ -222,11 +223,9 @@ const (
 
 func (k kind) String() string { return [...]string{"main", "observer"}[k] }
 
-// Metadata of an observing stream, set by Envoy's configuration.
-const (
-	metaRole      = "x-dynamo-role"
-	metaRequestID = "x-dynamo-request-id"
-)
+// metaRole is the metadata that Envoy's configuration tells observing streams by.
+// They also have headerRequestID.
+const metaRole = "x-dynamo-role"
 
 // Process handles one stream. It never returns an error: after a nil return Envoy
 // goes on without us, after an error it could fail the request.
@@ -247,7 +246,7 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 	case k == observerStream && open > int64(s.conf.MaxStreams):
 		end = "limit"
 	case k == observerStream:
-		end = s.observe(g, first(metadata.ValueFromIncomingContext(g.Context(), metaRequestID)))
+		end = s.observe(g, first(metadata.ValueFromIncomingContext(g.Context(), headerRequestID)))
 	case open > int64(s.conf.MaxStreams):
 		end = "limit"
 		s.failOpen(failLimit, nil)

@@ -73,7 +73,17 @@ func send(t *testing.T, ctx context.Context, method, url, body string, header ht
 // reply sends a request through Envoy and reads the whole response.
 func reply(t *testing.T, d *demonstration, method, path, body string, header http.Header) (*http.Response, string) {
 	t.Helper()
-	resp, err := send(t, t.Context(), method, d.envoy.URL()+path, body, header)
+	return whole(t, method, d.envoy.URL()+path, body, header)
+}
+
+func get(t *testing.T, url string) (*http.Response, string) {
+	t.Helper()
+	return whole(t, http.MethodGet, url, "", nil)
+}
+
+func whole(t *testing.T, method, url, body string, header http.Header) (*http.Response, string) {
+	t.Helper()
+	resp, err := send(t, t.Context(), method, url, body, header)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -487,9 +497,7 @@ func TestBadInputThroughEnvoy(t *testing.T) {
 			}
 		})
 	}
-	if requests, _, _ := inFlight(t, d); requests != 0 {
-		t.Errorf("%d slots are left", requests)
-	}
+	eventually(t, "slots are left", func() bool { requests, _, _ := inFlight(t, d); return requests == 0 })
 }
 
 func TestWithoutWorkersClientsAreToldToComeBack(t *testing.T) {
@@ -520,24 +528,20 @@ func TestHeadersTellNothingUnlessAsked(t *testing.T) {
 
 func TestMetricsAreThere(t *testing.T) {
 	d := startStack(t, 1, []string{"--speed", "50"})
-	reply(t, d, "POST", chatPath, chatBody("hello, is there anybody in there?", 2, true), nil)
+	reply(t, d, "POST", chatPath, chatBody("hello, is there anybody in there?", 100, true), nil)
 	eventually(t, "no events arrive", func() bool { return workers(t, d)[0].CachedBlocks > 0 })
-	resp, err := send(t, t.Context(), "GET", "http://"+d.router.at.HTTP+"/metrics", "", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "no first token is seen", func() bool {
+		resp, body := get(t, "http://"+d.router.at.HTTP+"/metrics")
+		return resp.StatusCode == http.StatusOK && strings.Contains(body, `kvroute_extproc_first_tokens_total{source="observer"}`)
+	})
+	_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
 	for _, want := range []string{
 		`kvroute_router_decisions_total{model="sim",reason="load"}`, "kvroute_router_decision_duration_seconds_bucket",
 		"kvroute_router_overlap_ratio_bucket", `kvroute_router_index_blocks{model="sim"}`, `kvroute_router_slots{model="sim"}`,
 		`kvroute_extproc_streams{kind="main"}`, `kvroute_extproc_first_tokens_total{source="observer"}`,
 		`kvroute_events_received_total{outcome="accepted"}`, `kvroute_fleet_news_total{kind="record"}`,
 	} {
-		if !bytes.Contains(text, []byte(want)) {
+		if !strings.Contains(text, want) {
 			t.Errorf("no %s", want)
 		}
 	}

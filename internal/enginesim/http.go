@@ -93,6 +93,9 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 		bad.Write(w)
 		return
 	}
+	if body.CacheSalt == "" {
+		body.CacheSalt = r.Header.Get("X-Tenant-Id") // as Dynamo's workers do
+	}
 	a := answer{engine: e, body: body, chat: endpoint == openai.ChatCompletions, created: time.Now(), w: w}
 	req, bad := e.request(&a)
 	if bad != nil {

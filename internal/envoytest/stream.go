@@ -42,6 +42,7 @@ var allowed = regexp.MustCompile("^(x-dynamo-.*|content-type|retry-after|allow)$
 // number of goroutines; each [Exchange] belongs to one.
 type Link struct {
 	t      TB
+	conn   *grpc.ClientConn
 	client extprocv3.ExternalProcessorClient
 }
 
@@ -71,9 +72,12 @@ func Dial(t TB, target string, more ...grpc.DialOption) *Link {
 	if err != nil {
 		t.Fatalf("envoytest: connect: %v", err)
 	}
-	t.Cleanup(func() { conn.Close() })
-	return &Link{t: t, client: extprocv3.NewExternalProcessorClient(conn)}
+	t.Cleanup(func() { _ = conn.Close() }) // it may be closed already, see Kill
+	return &Link{t: t, conn: conn, client: extprocv3.NewExternalProcessorClient(conn)}
 }
+
+// Kill drops the connection with all streams on it, as the death of Envoy does.
+func (l *Link) Kill() { _ = l.conn.Close() } // a second time is harmless
 
 // Request is an HTTP request that comes to Envoy.
 type Request struct {
@@ -276,8 +280,11 @@ func (x *Exchange) common(c *extprocv3.CommonResponse) {
 
 func (x *Exchange) mutate(h map[string]string, m *extprocv3.HeaderMutation) {
 	x.link.t.Helper()
-	if len(m.GetRemoveHeaders()) > 0 {
-		x.link.t.Errorf("envoytest: the answer removes headers: %v", m.GetRemoveHeaders())
+	for _, name := range m.GetRemoveHeaders() {
+		if !allowed.MatchString(name) {
+			x.link.t.Errorf("envoytest: the removal of header %q is not allowed by mutation_rules", name)
+		}
+		delete(h, name)
 	}
 	for _, v := range m.GetSetHeaders() {
 		name := v.GetHeader().GetKey()

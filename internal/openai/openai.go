@@ -35,18 +35,6 @@ const (
 	Completions              // /v1/completions
 )
 
-// String returns the endpoint's path, without the version.
-func (e Endpoint) String() string {
-	switch e {
-	case ChatCompletions:
-		return "chat/completions"
-	case Completions:
-		return "completions"
-	default:
-		return "other"
-	}
-}
-
 // Classify tells which endpoint a request is for, by method and path; a query
 // string is ignored. A wrong method on an endpoint of ours is an error with
 // status 405, to be answered with the header "allow: POST". OPTIONS is not a

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/bench"
+)
+
+func TestReport(t *testing.T) {
+	good := bench.Figure{What: "lookup", Target: "≤ 5 µs", Unit: "µs", Median: 1.25, Min: 1, Max: 2, Met: true}
+	missed := bench.Figure{What: "memory", Target: "≤ 48 B", Unit: "B", Median: 50, Min: 50, Max: 51}
+	extra := bench.Figure{What: "for information", Median: 3}
+	for _, c := range []struct {
+		figures []bench.Figure
+		last    string
+		met     bool
+	}{
+		{[]bench.Figure{good, extra}, "1 of 1 targets met", true},
+		{[]bench.Figure{good, missed, extra}, "1 of 2 targets met", false},
+		{nil, "0 of 0 targets met", true},
+	} {
+		dir := filepath.Join(t.TempDir(), "out")
+		var out bytes.Buffer
+		met, err := bench.Report(&out, dir, bench.NewRun("bench-x", "abc", "make bench-x", c.figures))
+		if err != nil || met != c.met {
+			t.Errorf("met %v, error %v; want %v", met, err, c.met)
+		}
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if lines[len(lines)-1] != c.last || len(lines) != len(c.figures)+2 {
+			t.Errorf("printed\n%s\nwant %q last", out.String(), c.last)
+		}
+		data, err := os.ReadFile(filepath.Join(dir, "bench-x.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r bench.Run
+		if err := json.Unmarshal(data, &r); err != nil || len(r.Figures) != len(c.figures) || r.Commit != "abc" || r.Cores < 1 || r.Date.IsZero() {
+			t.Errorf("wrote %s, %v", data, err)
+		}
+	}
+	if _, err := bench.Report(&bytes.Buffer{}, t.TempDir(), bench.Run{Name: "../evil"}); err == nil {
+		t.Error("a name with a slash must be refused")
+	}
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/router"
+)
+
+// notes is a meter that writes down which instruments are made.
+type notes struct {
+	noop.Meter
+	made map[string]bool
+}
+
+func (n *notes) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	n.made[name] = true
+	return noop.Int64Counter{}, nil
+}
+
+func (n *notes) Int64UpDownCounter(name string, _ ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
+	n.made[name] = true
+	return noop.Int64UpDownCounter{}, nil
+}
+
+func (n *notes) Int64Histogram(name string, _ ...metric.Int64HistogramOption) (metric.Int64Histogram, error) {
+	n.made[name] = true
+	return noop.Int64Histogram{}, nil
+}
+
+func (n *notes) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	n.made[name] = true
+	return noop.Float64Histogram{}, nil
+}
+
+func (n *notes) Int64ObservableGauge(name string, _ ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge, error) {
+	n.made[name] = true
+	return noop.Int64ObservableGauge{}, nil
+}
+
+func TestMetricsAreDocumented(t *testing.T) {
+	n := &notes{made: map[string]bool{}}
+	r, err := router.New(router.Config{Meter: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := extproc.New(extproc.Config{Meter: n}, r); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := events.NewSubscriber(nil, events.SubscriberConfig{Meter: n}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fleet.NewRegistry(nil, fleet.RegistryConfig{Meter: n}); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `(kvroute[^`]+)`").FindAllStringSubmatch(string(text), -1) {
+		documented[m[1]] = true
+	}
+	if diff := cmp.Diff(n.made, documented); diff != "" || len(documented) < 10 {
+		t.Errorf("made (-) and documented (+) metrics differ:\n%s", diff)
+	}
+}
+
+// The README's first two commands are targets, and CI runs the second one.
+func TestReadmeCommands(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, ok := strings.Cut(string(readme), "```sh\n")
+	block, _, _ = strings.Cut(block, "```")
+	commands := strings.Split(strings.TrimSpace(block), "\n")
+	if !ok || !slices.Equal(commands, []string{"make demo", "make test"}) {
+		t.Fatalf("the README's first commands are %q", commands)
+	}
+	head := strings.Join(strings.SplitAfter(string(readme), "\n")[:36], "")
+	for _, want := range []string{"make demo", "make test", "curl -i", "x-dynamo-worker-instance-id"} {
+		if !strings.Contains(head, want) {
+			t.Errorf("the README's beginning does not have %q", want)
+		}
+	}
+	ci, err := os.ReadFile("../../.ci/run")
+	if err != nil || !strings.HasSuffix(string(ci), fmt.Sprintln(commands[1])) {
+		t.Errorf(".ci/run does not end with %q: %v", commands[1], err)
+	}
+	makefile, err := os.ReadFile("../../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range commands {
+		if !strings.Contains(string(makefile), "\n"+strings.TrimPrefix(c, "make ")+":") {
+			t.Errorf("the Makefile has no target for %q", c)
+		}
+	}
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
+)
+
+// The router that cmd passes in.
+var _ extproc.Router = (*router.Router)(nil)
+
+// The router gets the spans of the body as they stand there.
+func TestRouterIsAskedForWhatTheBodySays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{})
+		for _, c := range []struct {
+			path, body string
+			want       router.Request
+		}{
+			{
+				"/v1/chat/completions?x=1", `{"tools":[{"a": 1}],"model":"m/1", "messages" : [ {"content":"h\u00e9"} ]}`,
+				router.Request{Model: "m/1", Prompt: router.Prompt{Messages: []byte(`[ {"content":"h\u00e9"} ]`), Tools: []byte(`[{"a": 1}]`)}},
+			},
+			{
+				"/v1/completions", `{"model":"m","prompt":["a","b"],"cache_salt":"s"}`,
+				router.Request{Model: "m", Prompt: router.Prompt{Prompt: []byte(`["a","b"]`)}, Salt: "s"},
+			},
+		} {
+			x := h.Do(envoytest.Request{Path: c.path, Body: []byte(c.body)})
+			got := h.router.asked[len(h.router.asked)-1]
+			if got.ID != x.Header["x-dynamo-request-id"] {
+				t.Errorf("asked for id %q, told Envoy %q", got.ID, x.Header["x-dynamo-request-id"])
+			}
+			got.ID = ""
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", c.path, diff)
+			}
+			x.End()
+		}
+	})
+}
+
+// Each of many requests at a time gets its own worker, and none leaves a slot.
+func TestManyStreamsAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{DecisionHeaders: true})
+		h.router.will(func(_ context.Context, req router.Request) (router.Decision, error) {
+			var n byte
+			if _, err := fmt.Sscan(req.Model, &n); err != nil {
+				return router.Decision{}, err
+			}
+			return router.Decision{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, n}), 80), Worker: router.Worker{ID: uint64(n)}}, nil
+		})
+		var all sync.WaitGroup
+		for n := range 200 {
+			all.Go(func() {
+				x := h.Do(chat(fmt.Sprintf(`{"model":"%d","messages":[%q]}`, n, strings.Repeat("x", 10_000))))
+				if got, want := x.Header["x-dynamo-worker"], fmt.Sprintf("10.0.0.%d:80", n); got != want {
+					t.Errorf("routed to %q, want %q", got, want)
+				}
+				o := x.Observe()
+				o.Respond(200, "content-type", "text/event-stream")
+				o.Chunk([]byte("data: 1\n\n"), false)
+				if got := x.Respond(200)["x-dynamo-worker-instance-id"]; got != fmt.Sprint(n) {
+					t.Errorf("the client is told worker %q, want %d", got, n)
+				}
+				if n%2 == 0 {
+					x.End()
+				} else {
+					x.Reset()
+				}
+			})
+		}
+		all.Wait()
+		synctest.Wait()
+		if got := h.router.taken(); got != 0 {
+			t.Errorf("%d slots are left", got)
+		}
+		if n := h.count(t, "kvroute.extproc.stream.ends", "main", "responding"); n != 200 {
+			t.Errorf("%d streams counted, want 200", n)
+		}
+	})
+}
+
+// The same over a real socket, with a body of the largest size and one above it:
+// no bubble, no buffer in memory.
+func TestLoopback(t *testing.T) {
+	const limit = 4 << 20
+	h := newUnserved(t, extproc.Config{MaxBodyBytes: limit})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = h.grpc.Serve(l) }) // ends with Stop
+	t.Cleanup(func() {
+		h.grpc.Stop()
+		serving.Wait()
+	})
+	link := envoytest.Dial(t, l.Addr().String())
+
+	body := func(n int) string {
+		const around = len(`{"model":"m","messages":[""]}`)
+		return `{"model":"m","messages":["` + strings.Repeat("x", n-around) + `"]}`
+	}
+	x := link.Do(chat(body(limit)))
+	if got := x.Header["x-dynamo-worker"]; got != chosen.Address.String() {
+		t.Errorf("the largest body: routed to %q, want %v", got, chosen.Address)
+	}
+	x.Respond(200)
+	x.End()
+	if h.router.taken() != 0 {
+		t.Error("a slot is left")
+	}
+	if x := link.Do(chat(body(limit + 1))); x.Refusal == nil || x.Refusal.Status != 413 {
+		t.Errorf("a body above the limit: got %+v, want 413", x.Refusal)
+	}
+}
+
+func TestNewRefusesBadSettings(t *testing.T) {
+	for _, c := range []struct {
+		conf extproc.Config
+		want string
+	}{
+		{extproc.Config{MaxBodyBytes: -1}, "extproc: MaxBodyBytes is -1"},
+		{extproc.Config{DecisionTimeout: -1}, "extproc: DecisionTimeout is -1ns"},
+		{extproc.Config{MaxStreams: -5}, "extproc: MaxStreams is -5"},
+		{extproc.Config{FirstToken: "maybe"}, `extproc: FirstToken is "maybe", want "observer" or "response-headers"`},
+	} {
+		if _, err := extproc.New(c.conf, newRouter(t)); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("got %v, want %s…", err, c.want)
+		}
+	}
+	if _, err := extproc.New(extproc.Config{}, nil); err == nil {
+		t.Error("a server without a router was made")
+	}
+	if _, err := extproc.New(extproc.Config{}, newRouter(t)); err != nil {
+		t.Errorf("the zero Config: %v", err)
+	}
+}

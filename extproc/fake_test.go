@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The worker that a fakeRouter chooses unless told otherwise.
+var chosen = router.Decision{
+	Worker:        router.Worker{ID: 1<<63 + 5},
+	Address:       netip.MustParseAddrPort("10.0.0.7:8000"),
+	OverlapBlocks: 12,
+	Reason:        router.ReasonKV,
+}
+
+// fakeRouter decides what it is told and fails the test if it is misused: an id
+// used twice, a slot freed twice or never, a slot of nobody's freed.
+type fakeRouter struct {
+	t *testing.T
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	decide func(ctx context.Context, req router.Request) (router.Decision, error) // nil for chosen
+	slots  map[string]bool                                                        // true as long as taken
+	calls  []string
+	asked  []router.Request
+}
+
+func newRouter(t *testing.T) *fakeRouter {
+	r := &fakeRouter{t: t, slots: make(map[string]bool)}
+	t.Cleanup(func() {
+		for id, taken := range r.slots {
+			if taken {
+				t.Errorf("the slot of %s was never freed", id)
+			}
+		}
+	})
+	return r
+}
+
+func (r *fakeRouter) BestWorker(ctx context.Context, req router.Request) (router.Decision, error) {
+	r.mu.Lock()
+	decide := r.decide
+	_, used := r.slots[req.ID]
+	if req.ID == "" || used {
+		r.t.Errorf("BestWorker called with id %q, used before: %v", req.ID, used)
+	}
+	// Taken already here, for a panic may come after the booking.
+	r.slots[req.ID] = true
+	r.calls = append(r.calls, fmt.Sprintf("best worker for model %q, salt %q", req.Model, req.Salt))
+	r.asked = append(r.asked, req)
+	r.mu.Unlock()
+	d, err := chosen, error(nil)
+	if decide != nil {
+		d, err = decide(ctx, req)
+	}
+	if err != nil {
+		r.mu.Lock()
+		r.slots[req.ID] = false
+		r.mu.Unlock()
+	}
+	return d, err
+}
+
+func (r *fakeRouter) MarkPrefillCompleted(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, "prefill completed")
+	return r.slots[id]
+}
+
+func (r *fakeRouter) Free(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.slots[id] {
+		r.t.Errorf("Free called with id %q, which has no slot", id)
+	}
+	r.slots[id] = false
+	r.calls = append(r.calls, "free")
+	return true
+}
+
+// will makes r decide by f from now on.
+func (r *fakeRouter) will(f func(ctx context.Context, req router.Request) (router.Decision, error)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.decide = f
+}
+
+// take returns the calls since the last take.
+func (r *fakeRouter) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	calls := r.calls
+	r.calls = nil
+	return calls
+}
+
+// taken returns the number of slots in use.
+func (r *fakeRouter) taken() (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, taken := range r.slots {
+		if taken {
+			n++
+		}
+	}
+	return n
+}
+
+// errorAfter decides with an error, or by the context's end if that is earlier.
+func errorAfter(d time.Duration, err error) func(context.Context, router.Request) (router.Decision, error) {
+	return func(ctx context.Context, _ router.Request) (router.Decision, error) {
+		select {
+		case <-time.After(d):
+			return router.Decision{}, err
+		case <-ctx.Done():
+			return router.Decision{}, fmt.Errorf("router: decide: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// until decides when c is closed, or not at all if the context ends before.
+func until(c <-chan struct{}) func(context.Context, router.Request) (router.Decision, error) {
+	return func(ctx context.Context, _ router.Request) (router.Decision, error) {
+		select {
+		case <-c:
+			return chosen, nil
+		case <-ctx.Done():
+			return router.Decision{}, fmt.Errorf("router: decide: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// harness is a served external processor with all that can be seen of it.
+type harness struct {
+	*envoytest.Link
+
+	server *extproc.Server
+	grpc   *grpc.Server
+	router *fakeRouter
+	log    *lockedBuffer
+	reader *sdkmetric.ManualReader
+}
+
+func newHarness(t *testing.T, conf extproc.Config) *harness {
+	t.Helper()
+	h := newUnserved(t, conf)
+	h.Link = envoytest.Serve(t, h.grpc)
+	return h
+}
+
+func newUnserved(t *testing.T, conf extproc.Config) *harness {
+	t.Helper()
+	h := &harness{router: newRouter(t), log: new(lockedBuffer), reader: sdkmetric.NewManualReader()}
+	conf.RouterID = 0xabc
+	conf.Log = slog.New(slog.NewTextHandler(h.log, nil))
+	conf.Meter = sdkmetric.NewMeterProvider(sdkmetric.WithReader(h.reader)).Meter("test")
+	var err error
+	if h.server, err = extproc.New(conf, h.router); err != nil {
+		t.Fatal(err)
+	}
+	h.grpc = grpc.NewServer(h.server.ServerOptions()...)
+	h.server.Register(h.grpc)
+	return h
+}
+
+// count reads a counter: the sum of all its values whose labels have each of
+// values.
+func (h *harness) count(t *testing.T, name string, values ...string) (n int64) {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := h.reader.Collect(context.Background(), &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if sum, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == name {
+				for _, p := range sum.DataPoints {
+					if hasValues(p.Attributes, values) {
+						n += p.Value
+					}
+				}
+			}
+		}
+	}
+	return n
+}
+
+func hasValues(set attribute.Set, values []string) bool {
+	have := map[string]bool{}
+	for _, kv := range set.ToSlice() {
+		have[kv.Value.String()] = true
+	}
+	for _, v := range values {
+		if !have[v] {
+			return false
+		}
+	}
+	return true
+}
+
+// lockedBuffer is a log that may be read while it is written.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+var errOther = errors.New("something else")
+
+func chat(body string) envoytest.Request {
+	return envoytest.Request{Path: "/v1/chat/completions", Body: []byte(body)}
+}
+
+// hello is the body of a request that nothing is wrong with.
+const hello = `{"model":"m","messages":[{"role":"user","content":"hello"}],"stream":true}`

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"strconv"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/kvroute/kvroute/internal/openai"
+)
+
+// supported reports whether the body will come in one message. Without a
+// configuration in the first message Envoy is too old to say; BUFFERED is what
+// our configurations ask for.
+func (s *stream) supported(c *extprocv3.ProtocolConfiguration) bool {
+	mode := c.GetRequestBodyMode()
+	s.partial = mode == filterv3.ProcessingMode_BUFFERED_PARTIAL
+	return c == nil || s.partial || mode == filterv3.ProcessingMode_BUFFERED
+}
+
+// classify tells which message req is, and reads the request headers.
+func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
+	switch r := req.GetRequest().(type) {
+	case *extprocv3.ProcessingRequest_RequestHeaders:
+		return s.requestHeaders(r.RequestHeaders)
+	case *extprocv3.ProcessingRequest_RequestBody:
+		return requestBody
+	case *extprocv3.ProcessingRequest_RequestTrailers:
+		return requestTrailers
+	case *extprocv3.ProcessingRequest_ResponseHeaders:
+		return responseHeaders
+	case *extprocv3.ProcessingRequest_ResponseBody:
+		return responseBody
+	case *extprocv3.ProcessingRequest_ResponseTrailers:
+		return responseTrailers
+	}
+	return unknown
+}
+
+func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
+	var method, path string
+	var length int64
+	for _, v := range h.GetHeaders().GetHeaders() {
+		switch v.GetKey() {
+		case ":method":
+			method = value(v)
+		case ":path":
+			path = value(v)
+		case "content-length":
+			length, _ = strconv.ParseInt(value(v), 10, 64) // Envoy has checked it
+		case "x-tenant-id":
+			s.salt = value(v)
+		case headerWorker, headerFallback, headerRequestID:
+			s.forged = true
+		}
+	}
+	s.endpoint, s.wrong = openai.Classify(method, path)
+	switch {
+	case s.wrong != nil:
+		return headersWrong
+	case s.endpoint == openai.Other && h.GetEndOfStream():
+		return headersOtherEnd
+	case s.endpoint == openai.Other:
+		return headersOther
+	case length > int64(s.server.conf.MaxBodyBytes):
+		// Known early: neither Envoy nor we need to hold it.
+		s.wrong = tooLarge(s.server.conf.MaxBodyBytes)
+		return headersWrong
+	case h.GetEndOfStream():
+		return headersBodyless
+	}
+	return headersOurs
+}
+
+// status returns the status of a response, "" if there is none.
+func status(h *extprocv3.HttpHeaders) string {
+	for _, v := range h.GetHeaders().GetHeaders() {
+		if v.GetKey() == ":status" {
+			return value(v)
+		}
+	}
+	return ""
+}
+
+// value returns a header's value, which Envoy sends in one field or the other
+// depending on its version.
+func value(v *corev3.HeaderValue) string {
+	if raw := v.GetRawValue(); len(raw) > 0 {
+		return string(raw)
+	}
+	return v.GetValue()
+}

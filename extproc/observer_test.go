@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvroute/kvroute/extproc"
+)
+
+// Envoy cuts a response into pieces where it likes. The first token is noticed
+// with the piece that has the first byte of the first event's data.
+func TestFirstEventIsFoundHoweverItIsCut(t *testing.T) {
+	const before = ": a comment with data: in it\r\n\r\nevent: start\nretry: 10\ndata:\n\ndatas: no\n\nid\ndata: "
+	const stream = before + "{\"choices\":[]}\n\n"
+	for _, eol := range []string{"\n", "\r\n", "\r"} {
+		text := strings.ReplaceAll(strings.ReplaceAll(stream, "\r\n", "\n"), "\n", eol)
+		first := strings.Index(text, "{")
+		for cut := range len(text) {
+			if got := pieces(text[:cut], text[cut:]); got != (cut <= first) {
+				// Found in the second piece exactly if the first ends before it.
+				t.Errorf("eol %q, cut at %d: found in the second piece: %v", eol, cut, got)
+			}
+		}
+		if n := bytewise(text); n != first {
+			t.Errorf("eol %q: byte by byte found at %d, want %d", eol, n, first)
+		}
+	}
+}
+
+// pieces reports whether the second piece, and not the first, has the event.
+func pieces(a, b string) bool {
+	f := extproc.NewFirstEvent()
+	return !f([]byte(a)) && f([]byte(b))
+}
+
+func bytewise(text string) int {
+	f := extproc.NewFirstEvent()
+	for i := range len(text) {
+		if f([]byte(text[i : i+1])) {
+			return i
+		}
+	}
+	return -1
+}
+
+// A line may be of any length; nothing of it is kept.
+func TestLongLines(t *testing.T) {
+	f := extproc.NewFirstEvent()
+	comment := append([]byte(": "), make([]byte, 1<<20)...)
+	if slices.ContainsFunc([][]byte{comment, comment, []byte("data: x\n")}, f) {
+		t.Error("a comment was taken for an event")
+	}
+	if f([]byte("\ndata:")) || !f(slices.Repeat([]byte{'x'}, 1<<20)) {
+		t.Error("a long event was not found")
+	}
+}
+
+// The two streams of a request, as Envoy plays them at once.
+func TestObserverMarksOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{})
+		x := h.Do(chat(hello))
+		x.Respond(200, "content-type", "text/event-stream")
+		o := x.Observe()
+		o.Respond(200, "content-type", "text/event-stream")
+		for _, c := range "data: {}\n\ndata: {}\n\n" {
+			o.Chunk([]byte(string(c)), false) // Envoy's copies may come after we left
+		}
+		synctest.Wait()
+		if !o.Ended() {
+			t.Error("the observer stays after the first token")
+		}
+		x.End()
+		want := []string{`best worker for model "m", salt ""`, "prefill completed", "free"}
+		if diff := cmp.Diff(want, h.router.take()); diff != "" {
+			t.Errorf("calls (-want +got):\n%s", diff)
+		}
+		if n := h.count(t, "kvroute.extproc.first_tokens", "observer"); n != 1 {
+			t.Errorf("%d first tokens counted, want 1", n)
+		}
+	})
+}
+
+// Streams without an id are of requests that were not routed; those with the id of
+// another router are its business.
+func TestObserverOfOthersLeavesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{})
+		for id, end := range map[string]string{
+			"-": "unrouted", "": "unrouted",
+			"0000000000000def-00": "elsewhere", "0000000000000abc": "elsewhere", "x": "elsewhere",
+		} {
+			before := h.count(t, "kvroute.extproc.stream.ends", "observer", end)
+			o := h.Observe(id)
+			synctest.Wait()
+			if !o.Ended() {
+				t.Errorf("id %q: the observer stays", id)
+			}
+			if h.count(t, "kvroute.extproc.stream.ends", "observer", end) != before+1 {
+				t.Errorf("id %q: not counted as %s", id, end)
+			}
+		}
+		if calls := h.router.take(); len(calls) != 0 {
+			t.Errorf("the router was asked: %q", calls)
+		}
+	})
+}
+
+// An observer that nothing happens on ends with its response, or with us.
+func TestObserverEndsWithTheResponse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{})
+		x := h.Do(chat(hello))
+		o := x.Observe()
+		o.Respond(200, "content-type", "text/event-stream")
+		synctest.Wait()
+		if o.Ended() {
+			t.Error("the observer left before the first token")
+		}
+		o.End()
+		x.End()
+		synctest.Wait()
+		if n := h.count(t, "kvroute.extproc.stream.ends", "observer", "ended"); n != 1 {
+			t.Errorf("%d counted, want 1", n)
+		}
+		if n := h.count(t, "kvroute.extproc.streams"); n != 0 {
+			t.Errorf("%d streams are counted as open", n)
+		}
+	})
+}
