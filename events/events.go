@@ -69,6 +69,7 @@ type rankKey struct {
 
 type rank struct {
 	cursors map[uint64]uint64 // by publisher
+	newest  uint64            // the publisher that was heard first last
 	many    bool              // two publishers at a time: nothing is cleared any more
 }
 
@@ -111,7 +112,7 @@ func (t *tracker) accept(now time.Time, publisher uint64, ev RouterEvent) verdic
 		return v
 	case heard:
 		v.gap = ev.EventID > cursor+1
-		if len(r.cursors) > 1 && !r.many {
+		if publisher != r.newest && !r.many {
 			r.many, v.many = true, true
 		}
 	case len(r.cursors) == 0:
@@ -119,8 +120,11 @@ func (t *tracker) accept(now time.Time, publisher uint64, ev RouterEvent) verdic
 	case !r.many:
 		v.restart = true
 	}
-	if !heard && len(r.cursors) >= maxPublishers {
-		clear(r.cursors)
+	if !heard {
+		if len(r.cursors) >= maxPublishers {
+			clear(r.cursors)
+		}
+		r.newest = publisher
 	}
 	r.cursors[publisher] = ev.EventID
 

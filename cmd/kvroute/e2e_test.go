@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -661,4 +662,31 @@ func children(t *testing.T, pid int, mark string) (found []string) {
 		}
 	}
 	return found
+}
+
+// Each example is a script that ends well.
+func TestExamples(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a real Envoy")
+	}
+	if _, err := envoytest.Find(); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	scripts, err := filepath.Glob("../../examples/*/run.sh")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no examples: %v", err)
+	}
+	for _, script := range scripts {
+		t.Run(filepath.Base(filepath.Dir(script)), func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), script)
+			cmd.Env = append(os.Environ(), "KVROUTE="+self)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
 }

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// bus starts a NATS server in this process and connects to it.
+func bus(t *testing.T) *nats.Conn {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	nc, err := nats.Connect("", nats.InProcessServer(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		nc.Close()
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	return nc
+}
+
+// running runs something until the test's end, or until stop is called.
+func running(t *testing.T, run func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// listener is an index fed by a subscriber.
+type listener struct {
+	mu    sync.Mutex
+	index *indexer.Index
+	sub   *events.Subscriber
+	evs   int
+}
+
+func listen(t *testing.T, nc *nats.Conn, scope wire.Scope) *listener {
+	t.Helper()
+	l := &listener{index: indexer.New(indexer.Config{})}
+	var err error
+	l.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: scope, Sink: func(worker uint64, _ uint32, ev indexer.Event) bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.evs++
+		l.index.Apply(int(worker), ev)
+		return true
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, l.sub.Run)
+	eventually(t, func() bool { return nc.NumSubscriptions() > 0 })
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func (l *listener) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.evs
+}
+
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not happen")
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+func TestFromPublisherToIndex(t *testing.T) {
+	nc := bus(t)
+	l := listen(t, nc, wire.Scope{})
+	other := listen(t, nc, wire.Scope{Namespace: "other"})
+	p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 3})
+	stop := running(t, p.Run)
+
+	// A chain in single blocks becomes few events.
+	const blocks = 300
+	for i := range uint64(blocks) {
+		p.Publish(0, indexer.Event{Kind: indexer.Stored, HasParent: i > 0, Parent: i + 999, Blocks: []indexer.Block{{External: i + 1000, Local: i}}})
+	}
+	eventually(t, func() bool { return l.index.WorkerBlocks(3) == blocks })
+	if n := l.count(); n > blocks/10 {
+		t.Errorf("%d events for %d blocks, want them joined", n, blocks)
+	}
+	for i := range uint64(100) {
+		p.Publish(0, indexer.Event{Kind: indexer.Removed, Externals: []uint64{1000 + blocks - 1 - i}})
+	}
+	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 77}}})
+	stop() // what is pending leaves first
+	eventually(t, func() bool { return l.index.WorkerBlocks(3) == blocks-100+1 })
+
+	// A new publisher is a new life.
+	again := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 3})
+	running(t, again.Run)
+	again.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 5, Local: 5}}})
+	eventually(t, func() bool { return l.index.WorkerBlocks(3) == 1 })
+	if n := other.count(); n != 0 {
+		t.Errorf("another namespace heard %d events", n)
+	}
+}
+
+// While nobody takes them events are bounded, and what is lost shows as a gap.
+func TestTooManyPendingEventsLeaveAGap(t *testing.T) {
+	nc := bus(t)
+	l := listen(t, nc, wire.Scope{})
+	p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 1})
+	store := func(i uint64) indexer.Event {
+		return indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: i, Local: i}}}
+	}
+	for i := range uint64(events.MaxPending + 100) {
+		p.Publish(0, store(i))
+	}
+	running(t, p.Run)
+	eventually(t, func() bool { return l.index.WorkerBlocks(1) == events.MaxPending })
+
+	tr, ids := events.NewTracker(func(uint64, uint32, indexer.Event) bool { return true }), make(chan string, 10)
+	sub, err := nc.Subscribe(wire.Scope{}.Topic(events.Topic), func(m *nats.Msg) {
+		e, err := events.DecodeEnvelope(m.Data)
+		if err != nil {
+			t.Error(err)
+		}
+		evs, _, _ := events.DecodeEvents(e.Payload)
+		for _, ev := range evs {
+			ids <- fmt.Sprint(ev.EventID, " ", tr.Accept(time.Time{}, e.PublisherID, ev))
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	p.Publish(0, store(1<<40))
+	if got, want := <-ids, fmt.Sprint(events.MaxPending+101, " gap"); got != want {
+		t.Errorf("after the loss: event %s, want %s", got, want)
+	}
+}
+
+func TestGarbageOnTheBusIsHarmless(t *testing.T) {
+	nc := bus(t)
+	l := listen(t, nc, wire.Scope{})
+	subject := wire.Scope{}.Topic(events.Topic)
+	for _, data := range []string{"", "{}", "\xc1", "\x80", frameE1, string(unhex(t, frameE5))} {
+		if err := nc.Publish(subject, []byte(data)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, func() bool { return l.count() == 2 }) // the last one's two events
+}
+
+func TestForgottenAndKnownWorkers(t *testing.T) {
+	nc := bus(t)
+	l := listen(t, nc, wire.Scope{})
+	p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 1})
+	running(t, p.Run)
+	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
+	eventually(t, func() bool { return l.count() == 1 })
+	l.sub.WorkerKnown(1)
+	l.sub.Forget(1)
+	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
+	eventually(t, func() bool { return l.count() == 2 })
+}
