@@ -28,8 +28,10 @@ func (s *sink) take(worker uint64, rank uint32, ev indexer.Event) bool {
 	if !s.known[worker] {
 		return false
 	}
-	what := "cleared"
+	var what string
 	switch ev.Kind {
+	default:
+		what = "cleared"
 	case indexer.Stored:
 		what = fmt.Sprint("stored ", ev.Blocks[0].External)
 	case indexer.Removed:

@@ -62,7 +62,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	defer beat.Stop()
 	// The record is put again soon after a failure and after NATS came back,
 	// which may have lost it.
-	next, away := time.NewTimer(0), false
+	next, connection := time.NewTimer(0), a.nc.Stats().Reconnects
 	defer next.Stop()
 	for {
 		select {
@@ -78,11 +78,10 @@ func (a *Announcer) Run(ctx context.Context) error {
 			a.heartbeat()
 			next.Reset(putEvery)
 		case <-beat.C:
-			connected := a.nc.IsConnected()
-			if connected && away {
+			if now := a.nc.Stats().Reconnects; now != connection {
+				connection = now
 				next.Reset(0)
 			}
-			away = !connected
 			a.heartbeat()
 		}
 	}

@@ -137,6 +137,7 @@ var errAway = errors.New("NATS was away")
 
 // watch follows the registry until it cannot.
 func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
+	connection := r.nc.Stats().Reconnects
 	opening, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	bucket, err := openBucket(opening, r.nc, r.conf.Scope)
@@ -168,7 +169,8 @@ func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
 		case m := <-beats:
 			r.heartbeat(ctx, m)
 		case <-tick.C:
-			if !r.nc.IsConnected() {
+			// Also if it was away for less than a tick: it may have lost the bucket.
+			if !r.nc.IsConnected() || r.nc.Stats().Reconnects != connection {
 				return errAway
 			}
 			r.locked(func(t *Table) { t.Tick(r.conf.Now()) })

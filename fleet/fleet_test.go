@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var start = time.Unix(1755000000, 0)
+
+// told writes down what a table tells.
+type told struct {
+	lines   []string
+	workers map[uint64]router.WorkerInfo
+}
+
+func (l *told) set(w router.WorkerInfo) {
+	l.lines = append(l.lines, fmt.Sprintf("%s %v", w.Name, w.Health))
+	if l.workers == nil {
+		l.workers = map[uint64]router.WorkerInfo{}
+	}
+	l.workers[w.ID] = w
+}
+
+func (l *told) remove(id uint64) {
+	l.lines = append(l.lines, fmt.Sprint("gone ", l.workers[id].Name))
+	delete(l.workers, id)
+}
+
+func (l *told) take() string {
+	s := strings.Join(l.lines, ", ")
+	l.lines = nil
+	return s
+}
+
+func record(name string) fleet.Record {
+	return fleet.Record{Name: name, Address: "10.0.0.7:8000", Models: []string{"m"}, BlockSize: 16}
+}
+
+func put(t *testing.T, tab *fleet.Table, at time.Time, r fleet.Record) {
+	t.Helper()
+	if err := tab.Put(at, r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestHealthFollowsSignsOfLife(t *testing.T) {
+	var l told
+	tab := fleet.NewTable(nil, l.set, l.remove)
+	put(t, tab, start, record("a"))
+	id := wire.WorkerID("a")
+	for _, c := range []struct {
+		after time.Duration
+		beat  bool
+		want  string
+	}{
+		{0, false, "a healthy"},
+		{7500 * time.Millisecond, false, ""},
+		{7501 * time.Millisecond, false, "a degraded"},
+		{15 * time.Second, false, ""},
+		{15001 * time.Millisecond, false, "a unhealthy"},
+		{16 * time.Second, true, "a healthy"}, // a heartbeat heals at once
+		{23 * time.Second, false, ""},
+		{24 * time.Second, false, "a degraded"},
+		{25 * time.Second, true, "a healthy"},
+		{69999 * time.Millisecond, false, "a unhealthy"},
+		{70 * time.Second, false, "gone a"},
+		{71 * time.Second, true, ""}, // of nobody registered
+	} {
+		now := start.Add(c.after)
+		if c.beat {
+			tab.Heartbeat(now, id, fleet.Load{})
+		} else {
+			tab.Tick(now)
+		}
+		if got := l.take(); got != c.want {
+			t.Errorf("after %v told %q, want %q", c.after, got, c.want)
+		}
+	}
+}
+
+func TestRecordsComeChangeAndGo(t *testing.T) {
+	var l told
+	tab := fleet.NewTable(nil, l.set, l.remove)
+	put(t, tab, start, record("a"))
+	changed := record("a")
+	changed.Draining = true
+	put(t, tab, start, changed)
+	if got := l.take(); got != "a healthy, a healthy" || !l.workers[wire.WorkerID("a")].Draining {
+		t.Errorf("told %q, draining %v", got, l.workers[wire.WorkerID("a")].Draining)
+	}
+	tab.Delete(wire.WorkerID("a"))
+	tab.Delete(wire.WorkerID("a"))
+	if got := l.take(); got != "gone a" {
+		t.Errorf("told %q", got)
+	}
+	if tab.Heartbeat(start, wire.WorkerID("a"), fleet.Load{}) {
+		t.Error("a heartbeat of nobody counts")
+	}
+	// A silence that was the bus's fault is over.
+	put(t, tab, start, record("b"))
+	tab.Refresh(start.Add(time.Hour))
+	tab.Tick(start.Add(time.Hour))
+	if got := l.take(); got != "b healthy" {
+		t.Errorf("told %q", got)
+	}
+}
+
+func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
+	var l told
+	tab := fleet.NewTable(nil, l.set, l.remove)
+	list := func(names ...string) (records []fleet.Record) {
+		for _, n := range names {
+			records = append(records, record(n))
+		}
+		return records
+	}
+	if err := tab.SetStatic(list("a", "b")); err != nil {
+		t.Fatal(err)
+	}
+	l.take()
+	put(t, tab, start, record("c"))
+	other := record("a")
+	other.Address = "10.9.9.9:1"
+	put(t, tab, start, other) // the file's own goes first
+	tab.Tick(start.Add(time.Minute))
+	tab.Delete(wire.WorkerID("a"))
+	if got := l.take(); got != "c healthy, gone c" || l.workers[wire.WorkerID("a")].Address.String() != "10.0.0.7:8000" {
+		t.Errorf("told %q, a at %v", got, l.workers[wire.WorkerID("a")].Address)
+	}
+	if err := tab.SetStatic(list("b", "d")); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.take(); !strings.HasPrefix(got, "gone a, ") || len(l.workers) != 2 {
+		t.Errorf("told %q, left with %d workers", got, len(l.workers))
+	}
+	bad := append(list("e"), fleet.Record{Name: "f", Models: []string{"m"}, Address: "nowhere"})
+	if err := tab.SetStatic(bad); err == nil || !strings.Contains(err.Error(), `"f"`) || len(l.workers) != 2 {
+		t.Errorf("error %v, %d workers; want one about f, and nothing changed", err, len(l.workers))
+	}
+}
+
+// Random news against a model that knows of each worker when it was last heard of.
+func TestTableEqualsSlowModel(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		var l told
+		tab := fleet.NewTable(nil, l.set, l.remove)
+		seen := map[string]time.Time{}
+		now := start
+		for step := range 500 {
+			now = now.Add(time.Duration(rng.IntN(3000)) * time.Millisecond)
+			name := string(rune('a' + rng.IntN(4)))
+			switch rng.IntN(10) {
+			case 0, 1:
+				put(t, tab, now, record(name))
+				seen[name] = now
+			case 2:
+				tab.Delete(wire.WorkerID(name))
+				delete(seen, name)
+			case 3, 4:
+				_, known := seen[name]
+				if tab.Heartbeat(now, wire.WorkerID(name), fleet.Load{}) != known {
+					t.Fatalf("seed %d, step %d: a heartbeat of %s counts: %v, want %v", seed, step, name, !known, known)
+				}
+				if known {
+					seen[name] = now
+				}
+			}
+			tab.Tick(now)
+			want, got := map[string]string{}, map[string]string{}
+			for n, at := range seen {
+				switch age := now.Sub(at); {
+				case age >= 45*time.Second:
+					delete(seen, n)
+				case age > 15*time.Second:
+					want[n] = "unhealthy"
+				case age > 7500*time.Millisecond:
+					want[n] = "degraded"
+				default:
+					want[n] = "healthy"
+				}
+			}
+			for _, w := range l.workers {
+				got[w.Name] = w.Health.String()
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Fatalf("seed %d, step %d (-want +got):\n%s", seed, step, diff)
+			}
+		}
+	}
+}
+
+func TestRecords(t *testing.T) {
+	r, err := fleet.ParseRecord([]byte(`{"v":1,"worker_id":18446744073709551615,"name":"x","address":"[fd00::1]:80","models":["m","alias"],"lora":["l"],
+		"role":"decode","block_size":32,"dp_start":2,"dp_size":2,"rank_addresses":{"3":"10.0.0.3:81"},"total_kv_blocks":9,"started_ms":5,"draining":true,"from_the_future":[]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.Info(nil)
+	want := router.WorkerInfo{
+		ID: 1<<64 - 1, Name: "x", Address: netip.MustParseAddrPort("[fd00::1]:80"), Models: []string{"m", "alias"}, LoRA: []string{"l"},
+		Role: router.Decode, BlockSize: 32, DPStart: 2, DPSize: 2, TotalKVBlocks: 9, StartedMS: 5, Draining: true,
+		RankAddresses: map[uint32]netip.AddrPort{3: netip.MustParseAddrPort("10.0.0.3:81")},
+	}
+	if err != nil || !cmp.Equal(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })) {
+		t.Errorf("info %+v, %v\nwant %+v", got, err, want)
+	}
+	text, err := json.Marshal(r)
+	again, parseErr := fleet.ParseRecord(text)
+	if err != nil || parseErr != nil || !cmp.Equal(r, again) {
+		t.Errorf("after writing and reading: %+v, %v, %v", again, err, parseErr)
+	}
+	if mapped := (&fleet.Record{Name: "a", Models: []string{"m"}, Address: "[::ffff:10.0.0.1]:80"}); func() string { i, _ := mapped.Info(nil); return i.Address.String() }() != "10.0.0.1:80" {
+		t.Error("an IPv4 address in IPv6 form must become plain")
+	}
+}
+
+func TestRefusedRecords(t *testing.T) {
+	networks := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	for name, c := range map[string]struct {
+		change func(*fleet.Record)
+		want   string
+	}{
+		"a version from the future": {func(r *fleet.Record) { r.V = 2 }, "v is 2"},
+		"nobody":                    {func(r *fleet.Record) { r.Name = "" }, "worker_id"},
+		"a name without end":        {func(r *fleet.Record) { r.Name = strings.Repeat("x", 300) }, "name is 300 bytes"},
+		"no model":                  {func(r *fleet.Record) { r.Models = nil }, "models"},
+		"an empty model":            {func(r *fleet.Record) { r.Models = []string{""} }, "models"},
+		"too many adapters":         {func(r *fleet.Record) { r.LoRA = slices.Repeat([]string{"l"}, 300) }, "lora"},
+		"a role of its own":         {func(r *fleet.Record) { r.Role = "boss" }, "role"},
+		"a negative block":          {func(r *fleet.Record) { r.BlockSize = -1 }, "block_size"},
+		"too many ranks":            {func(r *fleet.Record) { r.DPSize = 1 << 20 }, "dp_size"},
+		"a name for an address":     {func(r *fleet.Record) { r.Address = "worker:80" }, "address"},
+		"no port":                   {func(r *fleet.Record) { r.Address = "10.0.0.1:0" }, "address"},
+		"everywhere":                {func(r *fleet.Record) { r.Address = "0.0.0.0:80" }, "address"},
+		"everybody":                 {func(r *fleet.Record) { r.Address = "224.0.0.1:80" }, "address"},
+		"outside":                   {func(r *fleet.Record) { r.Address = "192.168.0.1:80" }, "networks"},
+		"a rank outside":            {func(r *fleet.Record) { r.RankAddresses = map[string]string{"1": "192.168.0.1:80"} }, "rank_addresses"},
+		"a rank that is no number":  {func(r *fleet.Record) { r.RankAddresses = map[string]string{"x": "10.0.0.1:80"} }, "rank_addresses"},
+	} {
+		r := record("a")
+		c.change(&r)
+		if _, err := r.Info(networks); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want one with %q", name, err, c.want)
+		}
+	}
+	if _, err := fleet.ParseRecord([]byte(`{"address":5}`)); err == nil || !strings.Contains(err.Error(), "address") {
+		t.Errorf("error %v, want one that names the field", err)
+	}
+}

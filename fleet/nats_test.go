@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
+)
+
+// startNATS starts a server with JetStream in a new folder; port -1 picks one.
+func startNATS(t *testing.T, port int) *server.Server {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	return s
+}
+
+func connect(t *testing.T, s *server.Server) *nats.Conn {
+	t.Helper()
+	nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// running runs something until the test's end, or until stop is called.
+func running(t *testing.T, run func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// watcher is a registry and what it told.
+type watcher struct {
+	*fleet.Registry
+
+	mu sync.Mutex
+	told
+}
+
+func watch(t *testing.T, s *server.Server) *watcher {
+	t.Helper()
+	w := &watcher{}
+	var err error
+	w.Registry, err = fleet.NewRegistry(connect(t, s), fleet.RegistryConfig{
+		Set: func(i router.WorkerInfo) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.set(i)
+		},
+		Remove: func(id uint64) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.remove(id)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, w.Run)
+	eventually(t, w.Ready)
+	return w
+}
+
+func (w *watcher) names() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	names := map[string]string{}
+	for _, i := range w.workers {
+		names[i.Name] = i.Health.String()
+	}
+	return fmt.Sprint(names)
+}
+
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(15 * time.Second); !ok(); {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not happen")
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+func announce(t *testing.T, nc *nats.Conn, name string) (stop func()) {
+	t.Helper()
+	a, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Record: record(name)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return running(t, a.Run)
+}
+
+func TestWorkersRegisterAndLeave(t *testing.T) {
+	s := startNATS(t, -1)
+	early := watch(t, s)
+	stopA := announce(t, connect(t, s), "a")
+	announce(t, connect(t, s), "b")
+	eventually(t, func() bool { return early.names() == "map[a:healthy b:healthy]" })
+	late := watch(t, s)
+	eventually(t, func() bool { return late.names() == early.names() })
+	stopA()
+	eventually(t, func() bool { return early.names() == "map[b:healthy]" && late.names() == "map[b:healthy]" })
+}
+
+func TestRegistryRefusesLies(t *testing.T) {
+	s := startNATS(t, -1)
+	w := watch(t, s)
+	nc := connect(t, s)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	honest, err := json.Marshal(record("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, value := range map[string]string{
+		"nonsense":                          string(honest),
+		wire.WorkerKey(1):                   string(honest), // speaks for another
+		wire.WorkerKey(wire.WorkerID("x")):  `{"name":"x"`,
+		wire.WorkerKey(wire.WorkerID("y")):  `{"name":"y","models":["m"],"address":"somewhere"}`,
+		wire.WorkerKey(wire.WorkerID("a")):  string(honest),
+		strings.Repeat("0", 15) + "G":       string(honest),
+		wire.WorkerKey(wire.WorkerID("ok")): strings.Replace(string(honest), `"a"`, `"ok"`, 1),
+	} {
+		if _, err := bucket.PutString(t.Context(), key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, func() bool { return w.names() == "map[a:healthy ok:healthy]" })
+	// Heartbeats that lie or are none do nothing, and do no harm.
+	for _, data := range []string{"", "{", `{"worker_id":1}`} {
+		if err := nc.Publish(wire.Scope{}.Own("heartbeat", wire.WorkerKey(2)), []byte(data)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.names(); got != "map[a:healthy ok:healthy]" {
+		t.Errorf("workers %s", got)
+	}
+}
+
+// NATS goes away and comes back without a memory: the workers stay known, register
+// again, and new ones are seen.
+func TestRegistrySurvivesNATS(t *testing.T) {
+	s := startNATS(t, -1)
+	port := s.Addr().(*net.TCPAddr).Port
+	w := watch(t, s)
+	nc := connect(t, s)
+	announce(t, nc, "a")
+	eventually(t, func() bool { return w.names() == "map[a:healthy]" })
+	s.Shutdown()
+	s.WaitForShutdown()
+	eventually(t, func() bool { return !w.Ready() })
+	if got := w.names(); got != "map[a:healthy]" {
+		t.Errorf("without NATS the workers are %s", got)
+	}
+	again := startNATS(t, port)
+	eventually(t, w.Ready)
+	announce(t, connect(t, again), "b")
+	eventually(t, func() bool { return w.names() == "map[a:healthy b:healthy]" })
+	js, err := jetstream.New(connect(t, again))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { // worker a is registered in the new NATS, too
+		bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
+		if err != nil {
+			return false
+		}
+		_, err = bucket.Get(t.Context(), wire.WorkerKey(wire.WorkerID("a")))
+		return err == nil
+	})
+}
+
+func TestAnnouncerRefusesBadRecords(t *testing.T) {
+	if _, err := fleet.NewAnnouncer(nil, fleet.AnnouncerConfig{Record: fleet.Record{Name: "a"}}); err == nil || !strings.Contains(err.Error(), "models") {
+		t.Errorf("error %v, want one about models", err)
+	}
+}
