@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// Model drives the engine's model step by step, without a clock.
+type Model struct {
+	m model
+	// Log has a word for each thing that happened to a request.
+	Log func(id int, what string)
+}
+
+// NewModel returns a model with blocks of 16 tokens.
+func NewModel(preset string, blocks int, publish func(indexer.Event), log func(id int, what string)) *Model {
+	return &Model{model{timing: presets[preset], blockSize: 16, maxSeqs: 256, maxTokens: 8192, cache: newCache(blocks, publish)}, log}
+}
+
+// Request is a handle of a request.
+type Request struct{ r *request }
+
+// Submit hands over a prompt.
+func (m *Model) Submit(id int, tokens []uint32, output int) Request {
+	local := indexer.AppendLocalHashes(nil, tokens, 16, indexer.Seed("", ""))
+	r := &request{
+		prompt: len(tokens), local: local, sequence: indexer.AppendSequenceHashes(nil, local), output: output,
+		admitted: func(int) { m.Log(id, "admitted") },
+		token:    func() { m.Log(id, "token") },
+		finished: func() { m.Log(id, "finished") },
+	}
+	m.m.submit(r)
+	return Request{r}
+}
+
+// Cached is how many of a request's prompt tokens were found in the cache.
+func (r Request) Cached() int { return r.r.cached }
+
+// Abort takes a request out.
+func (m *Model) Abort(r Request) { m.m.abort(r.r) }
+
+// Step plays a step and returns how long it takes; 0 if there is nothing to do.
+func (m *Model) Step() time.Duration {
+	d := m.m.begin()
+	if d > 0 {
+		m.m.finish()
+	}
+	return d
+}
+
+// Blocks returns how many blocks are cached, of which in use, and reserved.
+func (m *Model) Blocks() (cached, used, reserved int) {
+	return len(m.m.cache.blocks), len(m.m.cache.blocks) - m.m.cache.unused.Len(), m.m.cache.reserved
+}
+
+// Externals returns the cached blocks by the engine's own ids, with local hashes.
+func (m *Model) Externals() map[uint64]uint64 {
+	out := map[uint64]uint64{}
+	for _, b := range m.m.cache.blocks {
+		out[b.external] = b.local
+	}
+	return out
+}

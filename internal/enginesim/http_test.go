@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/enginesim"
+)
+
+// start runs an engine and serves it.
+func start(t *testing.T, c enginesim.Config) (e *enginesim.Engine, url string) {
+	t.Helper()
+	e, err := enginesim.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	s := httptest.NewServer(e)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return e, s.URL
+}
+
+func ask(t *testing.T, method, url, body string) (*http.Response, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, string(text)
+}
+
+const fast = 1000 // simulated seconds in one
+
+func TestAnswers(t *testing.T) {
+	_, url := start(t, enginesim.Config{Name: "w", Speed: fast})
+	long := strings.Repeat("all of this is cached the second time ", 10)
+	chat := `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":"` + long + `"}]`
+	var last struct {
+		Choices []struct {
+			Message struct{ Content string } `json:"message"`
+			Reason  string                   `json:"finish_reason"`
+		}
+		Usage struct {
+			Prompt  int `json:"prompt_tokens"`
+			Output  int `json:"completion_tokens"`
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+	}
+	for i, cached := range []int{0, 400} {
+		resp, body := ask(t, "POST", url+"/v1/chat/completions", chat+"}")
+		if err := json.Unmarshal([]byte(body), &last); err != nil {
+			t.Fatal(err)
+		}
+		if resp.Header.Get("X-Sim-Worker") != "w" || last.Usage.Output != 5 || last.Usage.Prompt != 404 || last.Usage.Details.Cached != cached || last.Choices[0].Reason != "length" {
+			t.Errorf("request %d: %s", i, body)
+		}
+	}
+	_, streamed := ask(t, "POST", url+"/v1/chat/completions", chat+`,"stream":true,"stream_options":{"include_usage":true}}`)
+	events := strings.Split(strings.TrimSpace(streamed), "\n\n")
+	// The role, five tokens, the end, the usage, [DONE].
+	if len(events) != 9 || !strings.Contains(events[0], `"role":"assistant"`) || !strings.Contains(events[6], `"finish_reason":"length"`) ||
+		!strings.Contains(events[7], `"usage":{"prompt_tokens"`) || events[8] != "data: [DONE]" {
+		t.Errorf("streamed %d events:\n%s", len(events), streamed)
+	}
+	var text strings.Builder
+	for _, e := range events[:7] {
+		var chunk struct {
+			Choices []struct{ Delta struct{ Content string } }
+		}
+		if err := json.Unmarshal([]byte(strings.TrimPrefix(e, "data: ")), &chunk); err != nil {
+			t.Fatal(err)
+		}
+		text.WriteString(chunk.Choices[0].Delta.Content)
+	}
+	if text.String() != last.Choices[0].Message.Content {
+		t.Errorf("streamed %q, whole %q", text.String(), last.Choices[0].Message.Content)
+	}
+	_, plain := ask(t, "POST", url+"/v1/completions", `{"model":"sim","prompt":[1,2,3],"stream":true}`)
+	if !strings.Contains(plain, `"object":"text_completion"`) || strings.Count(plain, "data: ") != 16+2 {
+		t.Errorf("completions streamed\n%s", plain)
+	}
+}
+
+func TestOtherEndpoints(t *testing.T) {
+	e, url := start(t, enginesim.Config{Speed: fast, NumBlocks: 64})
+	ask(t, "POST", url+"/v1/completions", `{"model":"sim","prompt":"`+strings.Repeat("x", 100)+`"}`)
+	for _, c := range []struct {
+		method, path, body string
+		status             int
+		want               string
+	}{
+		{"GET", "/health", "", 200, ""},
+		{"GET", "/v1/models", "", 200, `"id":"sim"`},
+		{"GET", "/metrics", "", 200, "vllm:num_requests_running"},
+		{"GET", "/metrics", "", 200, `num_gpu_blocks="64"`},
+		{"GET", "/metrics", "", 200, `vllm:prefix_cache_queries_total{engine="0",model_name="sim"} 100`},
+		{"GET", "/metrics", "", 200, "vllm:time_to_first_token_seconds_count"},
+		{"GET", "/nothing", "", 404, `"error"`},
+		{"GET", "/v1/completions", "", 405, `"error"`},
+		{"POST", "/v1/completions", `{"model":"other","prompt":"x"}`, 404, `"param":"model"`},
+		{"POST", "/v1/completions", `{"model":"sim","prompt":""}`, 400, "empty"},
+		{"POST", "/v1/completions", `{"model":"sim","prompt":"x","max_tokens":2000}`, 400, "maximum context length is 1024"},
+		{"POST", "/v1/completions", `{"model":"sim",`, 400, "not valid JSON"},
+		{"POST", "/v1/completions", `{"model":"sim","prompt":[1,"a"]}`, 400, "prompt"},
+	} {
+		if resp, body := ask(t, c.method, url+c.path, c.body); resp.StatusCode != c.status || !strings.Contains(body, c.want) {
+			t.Errorf("%s %s %s: %d %s, want %d and %q", c.method, c.path, c.body, resp.StatusCode, body, c.status, c.want)
+		}
+	}
+	if s := e.Stats(); s.CachedBlocks != 6 {
+		t.Errorf("%d blocks cached, want 6", s.CachedBlocks)
+	}
+	if resp, _ := ask(t, "POST", url+"/reset_prefix_cache", ""); resp.StatusCode != 200 || e.Stats().CachedBlocks != 0 {
+		t.Errorf("reset: %d, %d blocks left", resp.StatusCode, e.Stats().CachedBlocks)
+	}
+}
+
+// The headers of a streamed response come before the prompt is computed, the first
+// event after it.
+func TestHeadersComeBeforeTheFirstToken(t *testing.T) {
+	_, url := start(t, enginesim.Config{Speed: 1})
+	req, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/completions", strings.NewReader(`{"model":"sim","stream":true,"max_tokens":1,"prompt":"`+strings.Repeat("x", 8000)+`"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	headers := time.Since(begin)
+	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	// 8,000 tokens take 390 ms.
+	if first := time.Since(begin); first-headers < 200*time.Millisecond || first < 380*time.Millisecond {
+		t.Errorf("headers after %v, first event after %v", headers, first)
+	}
+}
+
+func TestAClientThatLeavesFreesItsRequest(t *testing.T) {
+	e, url := start(t, enginesim.Config{Speed: 1})
+	ctx, cancel := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/completions", strings.NewReader(`{"model":"sim","stream":true,"max_tokens":4000,"prompt":"hello"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if e.Stats().Running != 1 {
+		t.Errorf("%+v, want a request running", e.Stats())
+	}
+	if resp, _ := ask(t, "POST", url+"/reset_prefix_cache", ""); resp.StatusCode != 409 {
+		t.Errorf("a reset while blocks are in use: %d, want 409", resp.StatusCode)
+	}
+	cancel()
+	for deadline := time.Now().Add(5 * time.Second); e.Stats().Running+e.Stats().UsedBlocks > 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v, want nothing", e.Stats())
+		}
+		<-time.After(time.Millisecond)
+	}
+}
+
+// A client that does not read delays nobody.
+func TestASlowClientDelaysNobody(t *testing.T) {
+	_, url := start(t, enginesim.Config{Speed: fast})
+	req, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat/completions", strings.NewReader(`{"model":"sim","stream":true,"max_tokens":8000,"messages":[{"role":"user","content":"x"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close() // nothing of it was read
+	for range 20 {
+		if resp, _ := ask(t, "POST", url+"/v1/completions", `{"model":"sim","prompt":"quick"}`); resp.StatusCode != 200 {
+			t.Fatal(resp.StatusCode)
+		}
+	}
+}
+
+// Salted prompts share no blocks with others, nor with other salts.
+func TestSalts(t *testing.T) {
+	var mu sync.Mutex
+	locals := map[uint64]int{}
+	_, url := start(t, enginesim.Config{Speed: fast, Publish: func(ev indexer.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, b := range ev.Blocks {
+			locals[b.Local]++
+		}
+	}})
+	prompt := `{"model":"sim","prompt":"0123456789abcdefg"`
+	for _, body := range []string{prompt + `}`, prompt + `,"cache_salt":"a"}`, prompt + `,"nvext":{"cache_salt":"b"}}`, prompt + `,"cache_salt":"a"}`} {
+		ask(t, "POST", url+"/v1/completions", body)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(locals) != 3 {
+		t.Errorf("%d different blocks, want 3", len(locals))
+	}
+}
+
+func TestBadSettings(t *testing.T) {
+	for want, c := range map[string]enginesim.Config{
+		"BlockSize": {BlockSize: -1},
+		"NumBlocks": {NumBlocks: 1 << 30},
+		"Preset":    {Preset: "abacus"},
+		"Speed":     {Speed: -1},
+	} {
+		if _, err := enginesim.New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: error %v, want one that names %s", c, err, want)
+		}
+	}
+}
