@@ -498,6 +498,20 @@ func TestBadInputThroughEnvoy(t *testing.T) {
 			}
 		})
 	}
+	// A body of unknown length meets Envoy's own limit.
+	req, err := http.NewRequestWithContext(t.Context(), "POST", d.envoy.URL()+chatPath, io.MultiReader(strings.NewReader(`{"model":"sim","x":"`), strings.NewReader(strings.Repeat("x", 17<<20))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusRequestEntityTooLarge || !strings.Contains(string(body), `"code":"body_too_large"`) {
+		t.Errorf("17 MiB in chunks: status %d, %s, %v", resp.StatusCode, body, err)
+	}
 	eventually(t, "slots are left", func() bool { requests, _, _ := inFlight(t, d); return requests == 0 })
 }
 

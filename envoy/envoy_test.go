@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package envoy_test
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	"github.com/goccy/go-yaml"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/internal/envoytest"
+)
+
+var update = flag.Bool("update", false, "write the golden file")
+
+var configs = map[string]envoy.Config{
+	"default": {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001", "127.0.0.1:8002"}},
+	"no pool": {ExtProc: []string{"127.0.0.1:9002"}},
+	"names":   {ExtProc: []string{"kvroute-1:9002", "kvroute-2:9002"}, Pool: []string{"worker-1.example:8000"}},
+	"socket":  {ExtProc: []string{"unix:/run/kvroute.sock"}, Pool: []string{"[::1]:8001"}},
+	"everything else": {
+		ListenAddress: "0.0.0.0:0", AdminAddress: "[::1]:0", ExtProc: []string{"[fd00::1]:1"}, Pool: []string{"10.0.0.1:65535"},
+		MaxBodyBytes: 1 << 20, MessageTimeout: 250 * time.Millisecond, MaxMessageTimeout: time.Second, NoObserver: true,
+	},
+}
+
+func render(t *testing.T, c envoy.Config) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	if err := envoy.Render(&out, c); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// What is written are valid messages of Envoy's, down to every extension.
+func TestBootstrapsAreValidMessages(t *testing.T) {
+	for name, c := range configs {
+		t.Run(name, func(t *testing.T) {
+			b := parse(t, render(t, c))
+			if err := b.ValidateAll(); err != nil {
+				t.Error(err)
+			}
+			extensions := 0
+			eachAny(b.ProtoReflect(), func(a *anypb.Any) {
+				extensions++
+				m, err := a.UnmarshalNew()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if v, ok := m.(interface{ ValidateAll() error }); ok {
+					if err := v.ValidateAll(); err != nil {
+						t.Errorf("%s: %v", a.GetTypeUrl(), err)
+					}
+				}
+			})
+			if extensions < 8 {
+				t.Errorf("%d extensions were looked at, want all", extensions)
+			}
+		})
+	}
+}
+
+func parse(t *testing.T, text []byte) *bootstrapv3.Bootstrap {
+	t.Helper()
+	// Anchors are resolved by decoding into plain values first.
+	var plain map[string]any
+	if err := yaml.Unmarshal(text, &plain); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	asJSON, err := yaml.MarshalWithOptions(plain, yaml.JSON())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bootstrapv3.Bootstrap{}
+	if err := protojson.Unmarshal(asJSON, b); err != nil {
+		t.Fatalf("%v\n%s", err, asJSON)
+	}
+	return b
+}
+
+// eachAny calls visit for each packed message, and looks into it.
+func eachAny(m protoreflect.Message, visit func(*anypb.Any)) {
+	if a, ok := m.Interface().(*anypb.Any); ok {
+		visit(a)
+		if inner, err := a.UnmarshalNew(); err == nil {
+			eachAny(inner.ProtoReflect(), visit)
+		}
+		return
+	}
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.IsMap():
+			if f.MapValue().Message() != nil {
+				v.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
+					eachAny(v.Message(), visit)
+					return true
+				})
+			}
+		case f.Message() == nil:
+		case f.IsList():
+			for i := range v.List().Len() {
+				eachAny(v.List().Get(i).Message(), visit)
+			}
+		default:
+			eachAny(v.Message(), visit)
+		}
+		return true
+	})
+}
+
+// What the contract with Envoy rests on, looked up in the messages.
+func TestContract(t *testing.T) {
+	b := parse(t, render(t, configs["default"]))
+	hcm := &hcmv3.HttpConnectionManager{}
+	if err := b.GetStaticResources().GetListeners()[0].GetFilterChains()[0].GetFilters()[0].GetTypedConfig().UnmarshalTo(hcm); err != nil {
+		t.Fatal(err)
+	}
+	host := hcm.GetRouteConfig().GetVirtualHosts()[0]
+	if got := host.GetRequestBodyBufferLimit().GetValue(); got != 16<<20 {
+		t.Errorf("the body limit is %d", got)
+	}
+	var clusters []string
+	for _, r := range host.GetRoutes() {
+		if r.GetRoute().GetTimeout().AsDuration() != 0 || r.GetRoute().GetTimeout() == nil {
+			t.Errorf("the route to %s has a timeout", r.GetRoute().GetCluster())
+		}
+		clusters = append(clusters, r.GetRoute().GetCluster())
+	}
+	if diff := cmp.Diff([]string{"workers", "pool"}, clusters); diff != "" {
+		t.Errorf("routes (-want +got):\n%s", diff)
+	}
+	var filters []string
+	for _, f := range hcm.GetHttpFilters() {
+		filters = append(filters, f.GetName())
+	}
+	if diff := cmp.Diff([]string{"kvroute", "kvroute-observer", "envoy.filters.http.router"}, filters); diff != "" {
+		t.Errorf("filters (-want +got):\n%s", diff)
+	}
+	if n := len(hcm.GetEarlyHeaderMutationExtensions()); n != 1 {
+		t.Errorf("%d early header mutations: clients could name workers", n)
+	}
+	again := parse(t, render(t, configs["default"]))
+	if !proto.Equal(b, again) {
+		t.Error("the same settings give different messages")
+	}
+}
+
+func TestGolden(t *testing.T) {
+	got := render(t, configs["default"])
+	if *update {
+		if err := os.WriteFile("testdata/default.yaml", got, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile("testdata/default.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("go test ./envoy -update accepts this (-want +got):\n%s", diff)
+	}
+}
+
+func TestRefusedSettings(t *testing.T) {
+	ok := []string{"127.0.0.1:1"}
+	for want, c := range map[string]envoy.Config{
+		`ListenAddress is "localhost:80"`:        {ListenAddress: "localhost:80", ExtProc: ok},
+		`AdminAddress is "x"`:                    {AdminAddress: "x", ExtProc: ok},
+		"ExtProc is empty":                       {},
+		`ExtProc[0] is "a"`:                      {ExtProc: []string{"a"}},
+		`ExtProc[1] is "unix:/x"`:                {ExtProc: []string{"a:1", "unix:/x"}},
+		`ExtProc[0] is "unix:/a b"`:              {ExtProc: []string{"unix:/a b"}},
+		`Pool[1] is "b:0"`:                       {ExtProc: ok, Pool: []string{"a:1", "b:0"}},
+		`Pool[0] is "a:99999"`:                   {ExtProc: ok, Pool: []string{"a:99999"}},
+		`Pool[0] is "a\": {x: y}, b: \"c:1"`:     {ExtProc: ok, Pool: []string{`a": {x: y}, b: "c:1`}},
+		`Pool[0] is "a\nb:1"`:                    {ExtProc: ok, Pool: []string{"a\nb:1"}},
+		`Pool[0] is "{{.}}:1"`:                   {ExtProc: ok, Pool: []string{"{{.}}:1"}},
+		"MaxBodyBytes is -1":                     {ExtProc: ok, MaxBodyBytes: -1},
+		"MessageTimeout is -1s":                  {ExtProc: ok, MessageTimeout: -time.Second},
+		"MaxMessageTimeout is 1s, want at least": {ExtProc: ok, MaxMessageTimeout: time.Second},
+	} {
+		var out bytes.Buffer
+		if err := envoy.Render(&out, c); err == nil || !strings.Contains(err.Error(), want) || out.Len() > 0 {
+			t.Errorf("error %v with %d bytes written, want %q and none", err, out.Len(), want)
+		}
+	}
+}
+
+// Envoy itself accepts what is written.
+func TestEnvoyValidates(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a real Envoy")
+	}
+	path, err := envoytest.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range configs {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "envoy.yaml")
+			if err := os.WriteFile(file, render(t, c), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := exec.CommandContext(t.Context(), path, "--mode", "validate", "-c", file).CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+	t.Run("a mistake is one", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "envoy.yaml")
+		text := strings.Replace(string(render(t, configs["default"])), "cluster: workers", "cluster: nowhere", 1)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if exec.CommandContext(t.Context(), path, "--mode", "validate", "-c", file).Run() == nil {
+			t.Error("Envoy accepts a route to a cluster that does not exist")
+		}
+	})
+}
