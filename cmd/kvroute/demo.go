@@ -199,7 +199,7 @@ func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 
 // waitWorkers waits until the router knows all workers.
 func (d *demonstration) waitWorkers(ctx context.Context) error {
-	return poll(ctx, "the workers do not register", func(ctx context.Context) bool {
+	return poll(ctx, patience, "the workers do not register", func(ctx context.Context) bool {
 		var answer struct{ Workers []router.WorkerState }
 		err := getJSON(ctx, "http://"+d.router.at.HTTP+"/v1/workers", &answer)
 		return err == nil && len(answer.Workers) == d.workers
@@ -208,7 +208,7 @@ func (d *demonstration) waitWorkers(ctx context.Context) error {
 
 // waitRouted waits until Envoy has found the router: its requests are decided.
 func (d *demonstration) waitRouted(ctx context.Context) error {
-	return poll(ctx, "Envoy does not find kvroute", func(ctx context.Context) bool {
+	return poll(ctx, patience, "Envoy does not find kvroute", func(ctx context.Context) bool {
 		if _, err := d.ask(ctx, "Are you there?"); err != nil {
 			return false
 		}
@@ -218,13 +218,16 @@ func (d *demonstration) waitRouted(ctx context.Context) error {
 	})
 }
 
-// poll asks until the answer is yes, for 15 seconds.
-func poll(ctx context.Context, otherwise string, ask func(context.Context) bool) error {
-	limit, cancel := context.WithTimeout(ctx, 15*time.Second)
+// patience is far above what anything here takes on a busy machine.
+const patience = 15 * time.Second
+
+// poll asks until the answer is yes, for a limited time.
+func poll(ctx context.Context, limit time.Duration, otherwise string, ask func(context.Context) bool) error {
+	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	for !ask(limit) {
+	for !ask(limited) {
 		select {
-		case <-limit.Done():
+		case <-limited.Done():
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}

@@ -98,10 +98,10 @@ func whole(t *testing.T, method, url, body string, header http.Header) (*http.Re
 
 const chatPath = "/v1/chat/completions"
 
-// eventually waits until ok, for ten seconds.
+// eventually waits until ok.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	if err := poll(t.Context(), what, func(context.Context) bool { return ok() }); err != nil {
+	if err := poll(t.Context(), patience, what, func(context.Context) bool { return ok() }); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvroute/kvroute/events"
@@ -64,7 +64,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	defer at.Close()
-	address, err := publicAddress(*advertise, at, nc)
+	address, err := publicAddress(*advertise, at.Addr().String(), *natsURL)
 	if err != nil {
 		return err
 	}
@@ -129,23 +129,24 @@ func loadOf(e *enginesim.Engine) fleet.Load {
 
 // publicAddress is where others reach a listener. One that listens everywhere is
 // reached at the address from which this machine reaches the bus.
-func publicAddress(advertise string, at net.Listener, nc *nats.Conn) (string, error) {
+func publicAddress(advertise, listener, natsURL string) (string, error) {
 	if advertise != "" {
 		if _, err := netip.ParseAddrPort(advertise); err != nil {
 			return "", fmt.Errorf("advertise is %q, want ip:port", advertise)
 		}
 		return advertise, nil
 	}
-	own, err := netip.ParseAddrPort(at.Addr().String())
+	own, err := netip.ParseAddrPort(listener)
 	if err != nil {
 		return "", err
 	}
 	if !own.Addr().IsUnspecified() {
 		return own.String(), nil
 	}
-	u, err := url.Parse(nc.Opts.Url)
-	if err != nil {
-		return "", fmt.Errorf("find the own address: %w", err)
+	first, _, _ := strings.Cut(natsURL, ",")
+	u, err := url.Parse(first)
+	if err != nil || u.Hostname() == "" {
+		return "", fmt.Errorf("find the own address: set --advertise: %q has no host", first)
 	}
 	// Connecting a UDP socket sends nothing; it only looks up the way.
 	probe, err := net.Dial("udp", net.JoinHostPort(u.Hostname(), "9"))

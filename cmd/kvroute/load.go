@@ -41,9 +41,15 @@ func load(ctx context.Context, args []string, std stdio) (err error) {
 	fs.StringVar(&c.URL, "url", "http://127.0.0.1:8080", "`URL` of the endpoint, without a path")
 	out := fs.String("out", "", "`file` that gets a JSON line for each request")
 	asJSON := fs.Bool("json", false, "print the summary as JSON")
+	wait := fs.Duration("wait", 0, "how `long` to wait until the endpoint answers")
 	loadFlags(fs, &c)
 	if err := parse(fs, args); err != nil {
 		return err
+	}
+	if *wait > 0 {
+		if err := waitModel(ctx, *wait, c.URL, c.Model); err != nil {
+			return err
+		}
 	}
 	var record io.Writer
 	if *out != "" {
@@ -70,4 +76,15 @@ func load(ctx context.Context, args []string, std stdio) (err error) {
 		return fmt.Errorf("%d of %d requests failed", n, summary.Requests)
 	}
 	return nil
+}
+
+// waitModel waits until an endpoint answers for a model: routers may need to hear
+// of their workers first.
+func waitModel(ctx context.Context, limit time.Duration, url, model string) error {
+	ask := func(ctx context.Context) bool {
+		probe := bench.LoadConfig{URL: url, Model: model, Conversations: 1, Turns: 1, MaxTokens: 1, SystemBytes: 1, UserBytes: 1, Timeout: 5 * time.Second}
+		s, err := bench.Load(ctx, probe, nil, nil)
+		return err == nil && s.Failed() == 0
+	}
+	return poll(ctx, limit, fmt.Sprintf("%s does not answer for the model %q", url, model), ask)
 }
