@@ -20,6 +20,10 @@ help: ## list the targets
 demo: build envoy ## show it at work: the same load round robin and by cache, through a real Envoy (DEMO=--keep leaves it running)
 	@$(BIN) demo $(DEMO)
 
+.PHONY: bench-demo
+bench-demo: build envoy ## play the demo three times and report its figures against targets
+	@$(BIN) demo --rounds 3 --report bench/out --commit "$$(git rev-parse --short HEAD)"
+
 .PHONY: test
 test: tools envoy ## run every check that CI runs
 	@test -n "$(RACE)" || echo "no C compiler: the tests run without the race detector"

@@ -27,7 +27,7 @@
 //     it, and only larger ids get through.
 //   - While events of a worker wait, later ones of it wait behind them.
 //   - Waiting events are at most 1,024 a worker, of at most 256 workers, for at
-//     most 60 seconds.
+//     most 60 seconds; cursors are kept of at most 262,144 ranks.
 //
 // # Concurrency
 //
@@ -52,6 +52,8 @@ const (
 	maxWaitingEvents  = 1024
 	maxWaitingWorkers = 256
 	maxWait           = 60 * time.Second
+	// maxRanks is far above any fleet; it bounds what liars can make us keep.
+	maxRanks = 1 << 18
 )
 
 // tracker keeps the cursors of all ranks and the events that wait. It is the
@@ -101,6 +103,10 @@ func (t *tracker) accept(now time.Time, publisher uint64, ev RouterEvent) verdic
 	key := rankKey{ev.WorkerID, ev.DPRank}
 	r := t.ranks[key]
 	if r == nil {
+		if len(t.ranks) >= maxRanks {
+			v.dropped = true
+			return v
+		}
 		r = &rank{cursors: make(map[uint64]uint64, 1)}
 		t.ranks[key] = r
 	}
@@ -133,6 +139,9 @@ func (t *tracker) accept(now time.Time, publisher uint64, ev RouterEvent) verdic
 	}
 	if !ev.Foreign && ev.Event.Kind != 0 {
 		t.deliver(now, &v, ev)
+	}
+	if v.dropped && t.waiting[ev.WorkerID] == nil {
+		delete(t.ranks, key) // nothing of it is kept, so its cursor means nothing
 	}
 	return v
 }

@@ -126,6 +126,9 @@ func TestWaitingIsBounded(t *testing.T) {
 	if workers, evs := tr.Waiting(); workers != events.MaxWaitingWorkers || evs != events.MaxWaitingEvents+events.MaxWaitingWorkers-1 {
 		t.Errorf("%d workers wait with %d events", workers, evs)
 	}
+	if n := tr.Ranks(); n != events.MaxWaitingWorkers {
+		t.Errorf("cursors of %d ranks are kept, want those of workers that wait", n)
+	}
 	if n := tr.Expire(now.Add(59 * time.Second)); n != 0 {
 		t.Errorf("%d events expired before their time", n)
 	}
@@ -133,8 +136,20 @@ func TestWaitingIsBounded(t *testing.T) {
 		t.Errorf("%d events expired, want those of the first worker", n)
 	}
 	tr.Expire(now.Add(time.Hour))
-	if workers, _ := tr.Waiting(); workers != 0 {
-		t.Errorf("%d workers wait for ever", workers)
+	if workers, _ := tr.Waiting(); workers != 0 || tr.Ranks() != 0 {
+		t.Errorf("%d workers wait for ever, %d ranks are kept", workers, tr.Ranks())
+	}
+}
+
+// A worker that claims ever new ranks cannot make us remember them all.
+func TestRanksAreBounded(t *testing.T) {
+	tr := events.NewTracker(func(uint64, uint32, indexer.Event) bool { return true })
+	var last string
+	for rank := range uint32(events.MaxRanks + 1) {
+		last = tr.Accept(time.Time{}, 9, events.RouterEvent{WorkerID: 1, DPRank: rank, EventID: 1, Event: indexer.Event{Kind: indexer.Cleared}})
+	}
+	if last != "dropped" || tr.Ranks() != events.MaxRanks {
+		t.Errorf("one rank too many: %q, %d kept", last, tr.Ranks())
 	}
 }
 

@@ -36,9 +36,13 @@ func (t Tracker) Waiting() (workers, evs int) {
 	return len(t.t.waiting), evs
 }
 
+// Ranks counts the ranks whose cursors are kept.
+func (t Tracker) Ranks() int { return len(t.t.ranks) }
+
 // MaxWaitingEvents and MaxWaitingWorkers are bounds.
 const (
 	MaxWaitingEvents  = maxWaitingEvents
 	MaxWaitingWorkers = maxWaitingWorkers
 	MaxPending        = maxPending
+	MaxRanks          = maxRanks
 )

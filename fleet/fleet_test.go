@@ -156,6 +156,20 @@ func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
 	}
 }
 
+func TestWorkersAreBounded(t *testing.T) {
+	n := 0
+	tab := fleet.NewTable(nil, func(router.WorkerInfo) { n++ }, func(uint64) {})
+	var err error
+	for id := uint64(1); err == nil && id < 1<<17; id++ {
+		r := record("a")
+		r.WorkerID = id
+		err = tab.Put(start, r)
+	}
+	if err == nil || !strings.Contains(err.Error(), "limit of 65536") || n != 1<<16 {
+		t.Errorf("%d workers were told of, then %v", n, err)
+	}
+}
+
 // Random news against a model that knows of each worker when it was last heard of.
 func TestTableEqualsSlowModel(t *testing.T) {
 	for seed := range uint64(50) {

@@ -23,6 +23,7 @@
 package fleet
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -30,6 +31,9 @@ import (
 
 	"github.com/kvroute/kvroute/router"
 )
+
+// maxWorkers bounds what registrations can make us keep.
+const maxWorkers = 1 << 16
 
 // Ages of a worker's last sign of life.
 const (
@@ -105,6 +109,9 @@ func (t *Table) Put(now time.Time, r Record) error {
 		return nil
 	}
 	if m == nil {
+		if len(t.workers) >= maxWorkers {
+			return fmt.Errorf("fleet: worker %q (%d) would be one above the limit of %d", clip(info.Name), info.ID, maxWorkers)
+		}
 		m = &member{}
 		t.workers[info.ID] = m
 	}

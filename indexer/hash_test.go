@@ -3,9 +3,15 @@
 package indexer_test
 
 import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -103,4 +109,111 @@ func repeat(token uint32, n int) []uint32 {
 		tokens[i] = token
 	}
 	return tokens
+}
+
+func TestVectorsOfVariants(t *testing.T) {
+	plain := indexer.Seed("", "")
+	if got, want := xxh3.HashStringSeed("test data", plain), uint64(13226331709069118873); got != want { // H1
+		t.Errorf("XXH3 of test data is %d, want %d", got, want)
+	}
+	block := run(1, 4)
+	for _, c := range []struct { // H10
+		objects []uint64
+		want    uint64
+	}{{[]uint64{42}, 14000361058806882387}, {[]uint64{42, 7}, 6295130183325757331}, {[]uint64{7, 42}, 6295130183325757331}, {nil, 14643705804678351452}} {
+		if got := indexer.ObjectHash(block, c.objects, plain); got != c.want {
+			t.Errorf("block with objects %d: %d, want %d", c.objects, got, c.want)
+		}
+	}
+	const object = 0xfedcba9876543210
+	if got := indexer.PadToken(object); got != 912487504 { // H11
+		t.Errorf("pad token %d, want 912487504", got)
+	}
+	padded := []uint32{1, 2, 99, 99}
+	indexer.ReplacePlaceholders(padded, 99, []uint64{object})
+	if got, want := indexer.AppendLocalHashes(nil, padded, 4, plain), []uint64{12120013481557396188}; !slices.Equal(got, want) {
+		t.Errorf("padded block %d: %d, want %d", padded, got, want)
+	}
+	local := indexer.AppendWindowHashes(nil, run(0, 9), 4, plain) // H12
+	if want := []uint64{14562210786876287112, 15916330181359808192}; !slices.Equal(local, want) {
+		t.Errorf("windows hash to %d, want %d", local, want)
+	} else if s := indexer.AppendSequenceHashes(nil, local); s[1] != 11643125693293304894 {
+		t.Errorf("the second window's sequence hash is %d", s[1])
+	}
+	for n, want := range map[int]int{0: 0, 4: 0, 5: 1, 8: 1, 9: 2} {
+		if got := len(indexer.AppendWindowHashes(nil, run(0, n), 4, plain)); got != want {
+			t.Errorf("%d tokens have %d windows, want %d", n, got, want)
+		}
+	}
+}
+
+func TestReplacePlaceholders(t *testing.T) {
+	a, b := indexer.PadToken(1), indexer.PadToken(2)
+	for _, c := range []struct {
+		block   []uint32
+		objects []uint64
+		want    []uint32
+	}{
+		{[]uint32{9, 9, 5, 9}, []uint64{1, 2}, []uint32{a, a, 5, b}},
+		{[]uint32{9, 5, 9, 5, 9}, []uint64{1, 2}, []uint32{a, 5, b, 5, b}},
+		{[]uint32{9, 5}, nil, []uint32{9, 5}},
+		{[]uint32{5, 6}, []uint64{1}, []uint32{5, 6}},
+	} {
+		got := slices.Clone(c.block)
+		if indexer.ReplacePlaceholders(got, 9, c.objects); !slices.Equal(got, c.want) {
+			t.Errorf("%d with objects %d becomes %d, want %d", c.block, c.objects, got, c.want)
+		}
+	}
+}
+
+// Prompts that real Dynamo frontends hashed: three versions, 127 requests.
+func TestCapturedRequests(t *testing.T) {
+	dir := os.Getenv("KVROUTE_SHARED")
+	if dir == "" {
+		dir = "../../shared"
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "data/vectors/dynamo-*/requests.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) == 0 {
+		if os.Getenv("KVROUTE_SHARED_REQUIRED") != "" {
+			t.Fatal("captured requests are required")
+		}
+		t.Log("no captured requests at hand; the vectors above are what is tested")
+		return
+	}
+	requests := 0
+	for _, name := range files {
+		file, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		lines := bufio.NewScanner(file)
+		lines.Buffer(nil, 1<<24)
+		for lines.Scan() {
+			var r struct {
+				ID        string   `json:"id"`
+				Tokens    []uint32 `json:"prompt_token_ids"`
+				BlockSize int      `json:"block_size"`
+				Local     []uint64 `json:"tokens_hash"`
+				Sequence  []uint64 `json:"sequence_hash"`
+			}
+			if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+				t.Fatal(err)
+			}
+			requests++
+			local := indexer.AppendLocalHashes(nil, r.Tokens, r.BlockSize, indexer.Seed("", ""))
+			if !slices.Equal(local, r.Local) || !slices.Equal(indexer.AppendSequenceHashes(nil, local), r.Sequence) {
+				t.Errorf("%s: request %s hashes differently", name, r.ID)
+			}
+		}
+		if err := lines.Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if requests != 127 {
+		t.Errorf("%d captured requests, want 127", requests)
+	}
 }

@@ -30,6 +30,9 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	d := demonstration{out: std.out}
 	fs := newFlagSet("demo", std.err)
 	keep := fs.Bool("keep", false, "leave everything running until Ctrl-C")
+	rounds := fs.Int("rounds", 1, "`number` of times to play the load in both modes")
+	report := fs.String("report", "", "`folder` that gets the rounds' figures, which are then printed with targets")
+	commit := fs.String("commit", "", "commit to name in the report")
 	fs.StringVar(&d.envoyPath, "envoy", "", "`path` of an Envoy binary (default: on PATH, or what make envoy installed)")
 	fs.IntVar(&d.workers, "workers", 4, "`number` of simulated workers")
 	preset := fs.String("preset", "32b-2xh100", "their hardware")
@@ -47,6 +50,9 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	}
 	if err := parse(fs, args); err != nil {
 		return err
+	}
+	if *rounds < 1 || *rounds > 100 {
+		return fmt.Errorf("rounds is %d, want 1 to 100", *rounds)
 	}
 	d.engine = []string{"--preset", *preset, "--num-gpu-blocks", fmt.Sprint(*blocks)}
 	if d.envoyPath == "" {
@@ -67,19 +73,27 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	if err := d.start(ctx); err != nil {
 		return err
 	}
-	roundRobin, err := d.phase(ctx, router.RoundRobin)
-	if err != nil {
-		return err
+	var verdict error
+	var played []round
+	for range *rounds {
+		r, err := d.round(ctx)
+		if err != nil {
+			return err
+		}
+		d.compare(&r.roundRobin, &r.kv)
+		verdict = errors.Join(verdict, judge(&r.roundRobin, &r.kv))
+		played = append(played, r)
 	}
-	kv, err := d.phase(ctx, router.KV)
-	if err != nil {
-		return err
-	}
-	d.compare(&roundRobin, &kv)
 	if err := d.twice(ctx); err != nil {
 		return err
 	}
-	verdict := judge(&roundRobin, &kv)
+	if *report != "" {
+		fmt.Fprintln(d.out)
+		run := bench.NewRun("bench-demo", *commit, "make bench-demo", figures(played))
+		if met, err := bench.Report(d.out, *report, run); err != nil || !met {
+			verdict = errors.Join(verdict, err, errors.New("a target was missed"))
+		}
+	}
 	if *keep {
 		d.invite()
 		<-ctx.Done()
@@ -138,6 +152,42 @@ func (d *demonstration) stop() {
 	}
 	if d.bus != nil {
 		d.bus.stop()
+	}
+}
+
+// round is the load played in both modes.
+type round struct{ roundRobin, kv bench.Summary }
+
+func (d *demonstration) round(ctx context.Context) (r round, err error) {
+	if r.roundRobin, err = d.phase(ctx, router.RoundRobin); err != nil {
+		return r, err
+	}
+	r.kv, err = d.phase(ctx, router.KV)
+	return r, err
+}
+
+// figures compares the modes over all rounds. A round's two modes ran minutes
+// apart at most, so their ratio is worth more than either.
+func figures(played []round) []bench.Figure {
+	over := func(what, target string, of func(round) float64, met func(median float64) bool) bench.Figure {
+		var v []float64
+		for _, r := range played {
+			v = append(v, of(r))
+		}
+		slices.Sort(v)
+		f := bench.Figure{What: what, Target: target, Median: v[len(v)/2], Min: v[0], Max: v[len(v)-1]}
+		f.Met = target != "" && met(f.Median)
+		return f
+	}
+	below := func(limit float64) func(float64) bool { return func(v float64) bool { return v < limit } }
+	return []bench.Figure{
+		over("mean TTFT, kv ÷ round robin", "< 1", func(r round) float64 { return r.kv.TTFT.Mean / r.roundRobin.TTFT.Mean }, below(1)),
+		over("p90 TTFT, kv ÷ round robin", "", func(r round) float64 { return r.kv.TTFT.P90 / r.roundRobin.TTFT.P90 }, nil),
+		over("mean E2E, kv ÷ round robin", "< 1", func(r round) float64 { return r.kv.E2E.Mean / r.roundRobin.E2E.Mean }, below(1)),
+		over("cached share, round robin ÷ kv", "< 1", func(r round) float64 { return r.roundRobin.CachedShare / r.kv.CachedShare }, below(1)),
+		over("mean TTFT in ms, round robin", "", func(r round) float64 { return r.roundRobin.TTFT.Mean * 1e3 }, nil),
+		over("mean TTFT in ms, kv", "", func(r round) float64 { return r.kv.TTFT.Mean * 1e3 }, nil),
+		over("failed requests", "0", func(r round) float64 { return float64(r.kv.Failed() + r.roundRobin.Failed()) }, below(1)),
 	}
 }
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"github.com/zeebo/xxh3"
+)
+
+// AppendWindowHashes is [AppendLocalHashes] for models that draft tokens (Eagle,
+// MTP): a block's hash covers its blockSize tokens and the one behind them, so a
+// prompt of n tokens has (n-1)/blockSize blocks.
+func AppendWindowHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
+	buf := make([]byte, 0, 4*(blockSize+1))
+	for len(tokens) > blockSize {
+		buf = appendTokens(buf[:0], tokens[:blockSize+1])
+		dst = append(dst, xxh3.HashSeed(buf, seed))
+		tokens = tokens[blockSize:]
+	}
+	return dst
+}
+
+// PadToken is what stands for each placeholder token of an image or another
+// object with the given hash: prompts with different objects must not share
+// blocks, although their placeholders are the same.
+func PadToken(mmHash uint64) uint32 { return 1_000_000 + uint32(mmHash&0x3FFF_FFFF) }
+
+// ReplacePlaceholders writes pad tokens over the placeholders of one block, in
+// place: those of its first run of placeholders stand for the first object, and so
+// on; surplus runs stand for the last one. Without objects nothing changes.
+func ReplacePlaceholders(block []uint32, placeholder uint32, mmHashes []uint64) {
+	if len(mmHashes) == 0 {
+		return
+	}
+	run, inside := -1, false
+	for i, t := range block {
+		if t != placeholder {
+			inside = false
+			continue
+		}
+		if !inside {
+			run, inside = run+1, true
+		}
+		block[i] = PadToken(mmHashes[min(run, len(mmHashes)-1)])
+	}
+}
+
+// ObjectHash is the local hash of a block with objects of a model whose
+// placeholder token is not known: the objects' hashes, ascending, count as bytes
+// behind the tokens.
+func ObjectHash(block []uint32, mmHashes []uint64, seed uint64) uint64 {
+	buf := appendTokens(make([]byte, 0, 4*len(block)+8*len(mmHashes)), block)
+	for _, h := range slices.Sorted(slices.Values(mmHashes)) {
+		buf = binary.LittleEndian.AppendUint64(buf, h)
+	}
+	return xxh3.HashSeed(buf, seed)
+}
+
+func appendTokens(buf []byte, tokens []uint32) []byte {
+	for _, t := range tokens {
+		buf = binary.LittleEndian.AppendUint32(buf, t)
+	}
+	return buf
+}
