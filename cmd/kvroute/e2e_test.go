@@ -126,25 +126,13 @@ func inFlight(t *testing.T, d *demonstration) (requests, pend, blocks int) {
 func TestAPrefixGoesToTheWorkerThatHasIt(t *testing.T) {
 	d := startStack(t, 4, []string{"--speed", "20"})
 	system := strings.Repeat("You know all about caches. ", 40)
-	before := map[string]int{} // blocks by worker
 	for i := range 6 {
 		content := fmt.Sprintf("%d %s", i, system)
 		first, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, false), nil)
 		if got := first.Header.Get("X-Dynamo-Overlap-Blocks"); first.StatusCode != 200 || got != "0" {
 			t.Fatalf("first time: status %d, overlap %s", first.StatusCode, got)
 		}
-		served := first.Header.Get("X-Dynamo-Worker-Instance-Id")
-		eventually(t, "the events of the blocks do not come", func() bool {
-			for _, w := range workers(t, d) {
-				if fmt.Sprint(w.ID) == served {
-					return w.CachedBlocks >= before[served]+len(content)/16
-				}
-			}
-			return false
-		})
-		for _, w := range workers(t, d) {
-			before[fmt.Sprint(w.ID)] = w.CachedBlocks
-		}
+		settle(t, d)
 		again, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, false), nil)
 		if again.Header.Get("X-Dynamo-Overlap-Blocks") == "0" {
 			t.Errorf("conversation %d: no overlap the second time", i)
@@ -181,18 +169,29 @@ func TestPredictedOverlapIsTheEnginesOwn(t *testing.T) {
 		if answer.Usage.Details.Cached != want {
 			t.Errorf("request %d of %d tokens: predicted %d blocks, the engine found %d tokens, want %d", i, answer.Usage.Prompt, overlap, answer.Usage.Details.Cached, want)
 		}
-		// The next prediction needs the events of this request.
-		prev := -1
-		eventually(t, "events do not settle", func() bool {
-			sum := 0
-			for _, w := range workers(t, d) {
-				sum += w.CachedBlocks
-			}
-			settled := sum == prev
-			prev = sum
-			return settled
-		})
+		settle(t, d)
 	}
+}
+
+// settle waits until the router has heard of all that the workers cache.
+func settle(t *testing.T, d *demonstration) {
+	t.Helper()
+	eventually(t, "the router does not hear of all blocks", func() bool {
+		known := map[string]int{}
+		for _, w := range workers(t, d) {
+			known[w.Name] = w.CachedBlocks
+		}
+		for _, e := range d.engines {
+			_, metrics := get(t, "http://"+e.at.HTTP+"/metrics")
+			_, value, ok := strings.Cut(metrics, "\nsim:cached_blocks{")
+			_, value, _ = strings.Cut(value, "} ")
+			value, _, _ = strings.Cut(value, "\n")
+			if !ok || value != fmt.Sprint(known[e.name]) {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 func TestADecisionCanBeExplained(t *testing.T) {

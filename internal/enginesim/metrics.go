@@ -45,6 +45,7 @@ func newMetrics(e *Engine) *metrics {
 		gauge("vllm:num_requests_running", "Requests running.", func(s Stats) float64 { return float64(s.Running) }),
 		gauge("vllm:num_requests_waiting", "Requests waiting.", func(s Stats) float64 { return float64(s.Waiting) }),
 		gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.", func(s Stats) float64 { return float64(s.UsedBlocks) / float64(e.conf.NumBlocks) }),
+		gauge("sim:cached_blocks", "Blocks in the cache, in use or not; not one of vLLM's.", func(s Stats) float64 { return float64(s.CachedBlocks) }),
 		counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the cache.", func(s Stats) float64 { return float64(s.PromptTokens) }),
 		counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", func(s Stats) float64 { return float64(s.CachedTokens) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
