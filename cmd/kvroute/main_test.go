@@ -26,6 +26,10 @@ func TestMain(m *testing.M) {
 	if err := os.Setenv(beKvroute, "1"); err != nil {
 		panic(err)
 	}
+	// The race detector would keep each child for a second at its end.
+	if err := os.Setenv("GORACE", "atexit_sleep_ms=0 halt_on_error=1"); err != nil {
+		panic(err)
+	}
 	flag.Parse()
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"), goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"))
 }
