@@ -179,15 +179,15 @@ func figures(played []round) []bench.Figure {
 		f.Met = target != "" && met(f.Median)
 		return f
 	}
-	below := func(limit float64) func(float64) bool { return func(v float64) bool { return v < limit } }
+	below1 := func(v float64) bool { return v < 1 }
 	return []bench.Figure{
-		over("mean TTFT, kv ÷ round robin", "< 1", func(r round) float64 { return r.kv.TTFT.Mean / r.roundRobin.TTFT.Mean }, below(1)),
+		over("mean TTFT, kv ÷ round robin", "< 1", func(r round) float64 { return r.kv.TTFT.Mean / r.roundRobin.TTFT.Mean }, below1),
 		over("p90 TTFT, kv ÷ round robin", "", func(r round) float64 { return r.kv.TTFT.P90 / r.roundRobin.TTFT.P90 }, nil),
-		over("mean E2E, kv ÷ round robin", "< 1", func(r round) float64 { return r.kv.E2E.Mean / r.roundRobin.E2E.Mean }, below(1)),
-		over("cached share, round robin ÷ kv", "< 1", func(r round) float64 { return r.roundRobin.CachedShare / r.kv.CachedShare }, below(1)),
+		over("mean E2E, kv ÷ round robin", "< 1", func(r round) float64 { return r.kv.E2E.Mean / r.roundRobin.E2E.Mean }, below1),
+		over("cached share, round robin ÷ kv", "< 1", func(r round) float64 { return r.roundRobin.CachedShare / r.kv.CachedShare }, below1),
 		over("mean TTFT in ms, round robin", "", func(r round) float64 { return r.roundRobin.TTFT.Mean * 1e3 }, nil),
 		over("mean TTFT in ms, kv", "", func(r round) float64 { return r.kv.TTFT.Mean * 1e3 }, nil),
-		over("failed requests", "0", func(r round) float64 { return float64(r.kv.Failed() + r.roundRobin.Failed()) }, below(1)),
+		over("failed requests", "0", func(r round) float64 { return float64(r.kv.Failed() + r.roundRobin.Failed()) }, below1),
 	}
 }
 
