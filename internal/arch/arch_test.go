@@ -40,8 +40,9 @@ var ours = map[string]string{
 // theirs lists the only packages that may import a module of others.
 var theirs = map[string]string{
 	"github.com/envoyproxy/go-control-plane": "extproc envoy internal/envoytest",
+	"github.com/dlclark/regexp2":             "tokenizer",
 	"github.com/goccy/go-yaml":               "cmd/kvroute",
-	"github.com/hashicorp/golang-lru":        "indexer internal/enginesim",
+	"github.com/hashicorp/golang-lru":        "indexer tokenizer internal/enginesim",
 	"github.com/nats-io/nats-server":         "cmd/kvroute",
 	"github.com/nats-io/nats.go":             "events fleet cmd/kvroute",
 	"github.com/prometheus/client_golang":    "internal/telemetry internal/enginesim",
@@ -49,6 +50,7 @@ var theirs = map[string]string{
 	"github.com/zeebo/xxh3":                  "indexer internal/wire",
 	"go.opentelemetry.io/otel/exporters":     "internal/telemetry",
 	"go.opentelemetry.io/otel/sdk":           "internal/telemetry",
+	"golang.org/x/text":                      "tokenizer",
 	"golang.org/x/sync":                      "cmd/kvroute",
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest",
 }

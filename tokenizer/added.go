@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"unicode"
+	"unicode/utf8"
+)
+
+// added is a token that is found in the text before anything else is done with it.
+type added struct {
+	id         uint32
+	content    []byte
+	lstrip     bool // takes the white space before it along
+	rstrip     bool // takes the white space behind it along
+	singleWord bool // counts only where no word character stands beside it
+}
+
+// finder finds added tokens: leftmost, of several that begin at one place the
+// longest. Immutable once built; a nil finder finds nothing.
+type finder struct {
+	tokens []added
+	first  [256]bool
+	nodes  []trieNode
+	reach  int  // how far behind a place the search there may look
+	single bool // one of the tokens is a singleWord
+}
+
+// trieNode is one byte of the tokens' trie; node 0 is the root.
+type trieNode struct {
+	next  map[byte]int32
+	token int32 // index in tokens, -1 if none ends here
+}
+
+func newFinder(tokens []added) *finder {
+	f := &finder{tokens: tokens, nodes: []trieNode{{token: -1}}}
+	for k, a := range tokens {
+		if len(a.content) == 0 {
+			continue
+		}
+		f.first[a.content[0]] = true
+		f.single = f.single || a.singleWord
+		f.reach = max(f.reach, len(a.content)+utf8.UTFMax)
+		at := int32(0)
+		for _, c := range a.content {
+			n := &f.nodes[at]
+			if n.next == nil {
+				n.next = map[byte]int32{}
+			}
+			to, ok := n.next[c]
+			if !ok {
+				to = int32(len(f.nodes))
+				n.next[c] = to
+				f.nodes = append(f.nodes, trieNode{token: -1})
+			}
+			at = to
+		}
+		f.nodes[at].token = int32(k)
+	}
+	if f.reach == 0 {
+		return nil
+	}
+	return f
+}
+
+// loose reports whether a match that was dropped may hide another one, so that a
+// search from a later place finds what this one did not.
+func (f *finder) loose() bool { return f != nil && f.single }
+
+// found is an added token in s[start:end].
+type found struct {
+	start, end int
+	id         uint32
+}
+
+// next returns the first token in s that begins at from or later. Text before
+// from was read already: a token does not take white space of it along.
+func (f *finder) next(s []byte, from int) (found, bool) {
+	if f == nil {
+		return found{}, false
+	}
+	for i := from; i < len(s); {
+		if !f.first[s[i]] {
+			i++
+			continue
+		}
+		k, end := f.longest(s, i)
+		if k < 0 {
+			i++
+			continue
+		}
+		a := &f.tokens[k]
+		if a.singleWord && (wordBefore(s, i) || wordAt(s, end)) {
+			i = end // the match is dropped, and with it what it covers
+			continue
+		}
+		m := found{i, end, a.id}
+		if a.lstrip {
+			for m.start > from {
+				r, n := utf8.DecodeLastRune(s[from:m.start])
+				if !unicode.IsSpace(r) {
+					break
+				}
+				m.start -= n
+			}
+		}
+		if a.rstrip {
+			for m.end < len(s) {
+				r, n := utf8.DecodeRune(s[m.end:])
+				if !unicode.IsSpace(r) {
+					break
+				}
+				m.end += n
+			}
+		}
+		return m, true
+	}
+	return found{}, false
+}
+
+// longest returns the longest token that begins at s[i], -1 if none does.
+func (f *finder) longest(s []byte, i int) (token, end int) {
+	token = -1
+	at := int32(0)
+	for ; i < len(s); i++ {
+		to, ok := f.nodes[at].next[s[i]]
+		if !ok {
+			break
+		}
+		at = to
+		if k := f.nodes[at].token; k >= 0 {
+			token, end = int(k), i+1
+		}
+	}
+	return token, end
+}
+
+// wordBefore and wordAt report whether a word character stands before or at i.
+func wordBefore(s []byte, i int) bool {
+	r, n := utf8.DecodeLastRune(s[:i])
+	return n > 0 && isWord(r)
+}
+
+func wordAt(s []byte, i int) bool {
+	r, n := utf8.DecodeRune(s[i:])
+	return n > 0 && isWord(r)
+}

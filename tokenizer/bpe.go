@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"math/bits"
+	"unicode/utf8"
+)
+
+// none stands for no token id and no merge.
+const (
+	noID    = ^uint32(0)
+	noMerge = ^uint64(0)
+)
+
+// shortWord is the number of symbols up to which a scan for the next merge beats
+// a heap.
+const shortWord = 32
+
+// vocab holds the tokens' bytes and finds ids by them. Immutable once built.
+type vocab struct {
+	bytes []byte
+	token []span   // by id; an unused id has an empty span
+	slots []uint32 // open addressing by the hash of the bytes: id+1
+	seed  maphash.Seed
+	most  int // length of the longest token in bytes
+}
+
+type span struct{ start, end uint32 }
+
+func newVocab(count, size int) *vocab {
+	return &vocab{
+		bytes: make([]byte, 0, size),
+		slots: make([]uint32, 1<<bits.Len(uint(count)*2)),
+		seed:  maphash.MakeSeed(),
+	}
+}
+
+func (v *vocab) get(id uint32) []byte {
+	if int(id) >= len(v.token) {
+		return nil
+	}
+	t := v.token[id]
+	return v.bytes[t.start:t.end]
+}
+
+// put stores text as the bytes of id; find says whether lookups by the bytes
+// shall see it.
+func (v *vocab) put(text []byte, id uint32, find bool) {
+	start := len(v.bytes)
+	v.bytes = append(v.bytes, text...)
+	for int(id) >= len(v.token) {
+		v.token = append(v.token, span{})
+	}
+	v.token[id] = span{uint32(start), uint32(len(v.bytes))}
+	if !find {
+		return
+	}
+	v.most = max(v.most, len(text))
+	i := int(maphash.Bytes(v.seed, text)) & (len(v.slots) - 1)
+	for v.slots[i] != 0 && string(v.get(v.slots[i]-1)) != string(text) {
+		i = (i + 1) & (len(v.slots) - 1)
+	}
+	v.slots[i] = id + 1
+}
+
+// rehash makes room for count tokens.
+func (v *vocab) rehash(count int) {
+	old := v.slots
+	v.slots = make([]uint32, 1<<bits.Len(uint(count)*2))
+	for _, s := range old {
+		if s == 0 {
+			continue
+		}
+		i := int(maphash.Bytes(v.seed, v.get(s-1))) & (len(v.slots) - 1)
+		for v.slots[i] != 0 {
+			i = (i + 1) & (len(v.slots) - 1)
+		}
+		v.slots[i] = s
+	}
+}
+
+func (v *vocab) id(text []byte) uint32 {
+	i := int(maphash.Bytes(v.seed, text)) & (len(v.slots) - 1)
+	for ; v.slots[i] != 0; i = (i + 1) & (len(v.slots) - 1) {
+		if id := v.slots[i] - 1; string(v.get(id)) == string(text) {
+			return id
+		}
+	}
+	return noID
+}
+
+// merges says what two neighbouring symbols become: the rank of the merge in the
+// upper half, the id of the new symbol in the lower one. Open addressing, key
+// and value side by side so that a lookup costs one cache line.
+type merges struct {
+	slots []mergeSlot
+	shift uint
+}
+
+type mergeSlot struct{ key, value uint64 } // key is pair+1, 0 if the slot is free
+
+func newMerges(count int) merges {
+	n := max(4, bits.Len(uint(count+count/2)))
+	return merges{slots: make([]mergeSlot, 1<<n), shift: uint(64 - n)}
+}
+
+func pairOf(left, right uint32) uint64 { return uint64(left)<<32 | uint64(right) }
+
+func (m *merges) slot(pair uint64) int { return int(pair * 0x9e3779b97f4a7c15 >> m.shift) }
+
+// put replaces what the pair had: of two equal merges in a file the later counts.
+func (m *merges) put(pair, value uint64) {
+	i := m.slot(pair)
+	for m.slots[i].key != 0 && m.slots[i].key != pair+1 {
+		i = (i + 1) & (len(m.slots) - 1)
+	}
+	m.slots[i] = mergeSlot{pair + 1, value}
+}
+
+// fit shrinks a table that was made for more than count merges, or grows it.
+func (m *merges) fit(count int) {
+	better := newMerges(count)
+	if len(better.slots) == len(m.slots) {
+		return
+	}
+	for _, s := range m.slots {
+		if s.key != 0 {
+			better.put(s.key-1, s.value)
+		}
+	}
+	*m = better
+}
+
+func (m *merges) get(left, right uint32) uint64 {
+	pair := pairOf(left, right)
+	for i := m.slot(pair); ; i = (i + 1) & (len(m.slots) - 1) {
+		switch m.slots[i].key {
+		case pair + 1:
+			return m.slots[i].value
+		case 0:
+			return noMerge
+		}
+	}
+}
+
+// bpe merges the symbols of a word until no merge is left. Immutable once built.
+type bpe struct {
+	vocab  *vocab
+	merges merges
+	whole  bool // a word that is a token is that token, whatever the merges say
+
+	// Words of bytes: a symbol a byte, and what two bytes become.
+	byteID   [256]uint32
+	bytePair []uint64 // by first byte·256 + second; nil for words of characters
+
+	// Words of characters.
+	fallback [256]uint32 // <0xNN>
+	hasBytes bool        // fallback is complete
+	unk      uint32      // noID: unknown characters vanish
+	fuseUnk  bool
+}
+
+// work is the memory that encoding one text needs, and the words it has seen.
+type work struct {
+	ids   []uint32
+	pairs []uint64
+	next  []int32
+	prev  []int32
+	heap  []uint64
+	words []wordSlot
+	text  []byte
+}
+
+// wordSlot keeps the ids of one word: 64 bytes, one cache line. key is the word's
+// bytes, with its length in the last one; a word of no length is no word.
+type wordSlot struct {
+	key [4]uint64
+	ids [7]uint32
+	n   uint32
+}
+
+// wordSlots is the number of words kept for each text that is being encoded: 2 MiB.
+const wordSlots = 1 << 15
+
+// append appends the ids of the word s[i:j] to dst.
+func (b *bpe) append(dst []uint32, w *work, s []byte, i, j int) []uint32 {
+	if j-i == 1 && b.bytePair != nil {
+		if id := b.byteID[s[i]]; id != noID {
+			return append(dst, id)
+		}
+	}
+	if j-i > 31 {
+		return b.merge(dst, w, s[i:j])
+	}
+	key := wordKey(s, i, j)
+	h := (key[0] ^ bits.RotateLeft64(key[1], 23)) * 0x9e3779b97f4a7c15
+	h = (h ^ key[2] ^ bits.RotateLeft64(key[3], 17)) * 0xbf58476d1ce4e5b9
+	slot := &w.words[(h^h>>32)&(wordSlots-1)]
+	if slot.key == key {
+		switch slot.n {
+		case 1:
+			return append(dst, slot.ids[0])
+		case 2:
+			return append(dst, slot.ids[0], slot.ids[1])
+		}
+		return append(dst, slot.ids[:slot.n]...)
+	}
+	n := len(dst)
+	dst = b.merge(dst, w, s[i:j])
+	if got := dst[n:]; len(got) <= len(slot.ids) {
+		slot.key = key
+		slot.n = uint32(copy(slot.ids[:], got))
+	}
+	return dst
+}
+
+// wordKey returns the up to 31 bytes of s[i:j], and their number in the last byte.
+func wordKey(s []byte, i, j int) (key [4]uint64) {
+	n := j - i
+	if i+32 > len(s) {
+		var end [32]byte
+		copy(end[:], s[i:j])
+		s, i = end[:], 0
+	}
+	s = s[i : i+32]
+	key[0] = binary.LittleEndian.Uint64(s)
+	if n <= 8 {
+		key[0] &= ^uint64(0) >> (64 - 8*uint(n))
+	} else {
+		key[1] = binary.LittleEndian.Uint64(s[8:])
+		if n <= 16 {
+			key[1] &= ^uint64(0) >> (128 - 8*uint(n))
+		} else {
+			key[2] = binary.LittleEndian.Uint64(s[16:])
+			if n <= 24 {
+				key[2] &= ^uint64(0) >> (192 - 8*uint(n))
+			} else {
+				key[3] = binary.LittleEndian.Uint64(s[24:]) & (^uint64(0) >> (256 - 8*uint(n)))
+			}
+		}
+	}
+	key[3] |= uint64(n) << 56
+	return key
+}
+
+// merge appends the ids of word without looking it up among the words seen.
+func (b *bpe) merge(dst []uint32, w *work, word []byte) []uint32 {
+	if b.whole && len(word) <= b.vocab.most {
+		if id := b.vocab.id(word); id != noID {
+			return append(dst, id)
+		}
+	}
+	ids := b.symbols(w.ids[:0], word)
+	w.ids = ids
+	switch {
+	case len(ids) < 2:
+		return append(dst, ids...)
+	case len(ids) <= shortWord:
+		return b.mergeShort(dst, ids, word)
+	}
+	return b.mergeLong(dst, w, ids)
+}
+
+// symbols appends what the word consists of before any merge.
+func (b *bpe) symbols(ids []uint32, word []byte) []uint32 {
+	if b.bytePair != nil {
+		for _, c := range word {
+			if id := b.byteID[c]; id != noID {
+				ids = append(ids, id)
+			} else if b.unk != noID {
+				ids = append(ids, b.unk)
+			}
+		}
+		return ids
+	}
+	unknown := false // the symbol before is an unknown character
+	for len(word) > 0 {
+		_, n := utf8.DecodeRune(word)
+		char := word[:n]
+		word = word[n:]
+		if id := b.vocab.id(char); id != noID {
+			ids, unknown = append(ids, id), false
+			continue
+		}
+		if b.hasBytes {
+			for _, c := range char {
+				ids = append(ids, b.fallback[c])
+			}
+			continue
+		}
+		if b.unk != noID && !(unknown && b.fuseUnk) {
+			ids = append(ids, b.unk)
+		}
+		unknown = true
+	}
+	return ids
+}
+
+// mergeShort merges by scanning for the lowest rank, leftmost first.
+func (b *bpe) mergeShort(dst, ids []uint32, word []byte) []uint32 {
+	var pairs [shortWord]uint64
+	n := len(ids) - 1 // of pairs
+	if b.bytePair != nil && len(ids) == len(word) {
+		for i := range n {
+			pairs[i] = b.bytePair[int(word[i])<<8|int(word[i+1])]
+		}
+	} else {
+		for i := range n {
+			pairs[i] = b.merges.get(ids[i], ids[i+1])
+		}
+	}
+	for n > 0 {
+		best, at := noMerge, 0
+		for i, p := range pairs[:n] {
+			if p < best {
+				best, at = p, i
+			}
+		}
+		if best == noMerge {
+			break
+		}
+		ids[at] = uint32(best)
+		copy(ids[at+1:n], ids[at+2:n+1])
+		copy(pairs[at:n-1], pairs[at+1:n])
+		n--
+		if at > 0 {
+			pairs[at-1] = b.merges.get(ids[at-1], ids[at])
+		}
+		if at < n {
+			pairs[at] = b.merges.get(ids[at], ids[at+1])
+		}
+	}
+	return append(dst, ids[:n+1]...)
+}
+
+// mergeLong merges with a heap of (rank, position) over a linked list of symbols,
+// in O(n log n). An entry of the heap counts only while the pair at its position
+// still has that rank.
+func (b *bpe) mergeLong(dst []uint32, w *work, ids []uint32) []uint32 {
+	n := len(ids)
+	w.grow(n)
+	pairs, next, prev, heap := w.pairs[:n], w.next[:n], w.prev[:n], w.heap[:0]
+	for i := range n {
+		next[i], prev[i] = int32(i+1), int32(i-1)
+		pairs[i] = noMerge
+		if i+1 < n {
+			if pairs[i] = b.merges.get(ids[i], ids[i+1]); pairs[i] != noMerge {
+				heap = append(heap, pairs[i]>>32<<32|uint64(i))
+			}
+		}
+	}
+	for i := len(heap)/2 - 1; i >= 0; i-- {
+		siftDown(heap, i)
+	}
+	renew := func(at int32) {
+		pairs[at] = noMerge
+		if nx := next[at]; int(nx) < n {
+			if pairs[at] = b.merges.get(ids[at], ids[nx]); pairs[at] != noMerge {
+				heap = push(heap, pairs[at]>>32<<32|uint64(at))
+			}
+		}
+	}
+	for len(heap) > 0 {
+		top := heap[0]
+		last := len(heap) - 1
+		heap[0] = heap[last]
+		heap = heap[:last]
+		siftDown(heap, 0)
+		at := int32(uint32(top))
+		if pairs[at] == noMerge || pairs[at]>>32 != top>>32 {
+			continue
+		}
+		gone := next[at]
+		ids[at] = uint32(pairs[at])
+		pairs[gone] = noMerge
+		next[at] = next[gone]
+		if int(next[at]) < n {
+			prev[next[at]] = at
+		}
+		renew(at)
+		if prev[at] >= 0 {
+			renew(prev[at])
+		}
+	}
+	w.heap = heap[:0]
+	for i := int32(0); int(i) < n; i = next[i] {
+		dst = append(dst, ids[i])
+	}
+	return dst
+}
+
+func (w *work) grow(n int) {
+	if cap(w.next) < n {
+		w.pairs = make([]uint64, n)
+		w.next = make([]int32, n)
+		w.prev = make([]int32, n)
+	}
+}
+
+func push(heap []uint64, v uint64) []uint64 {
+	heap = append(heap, v)
+	for i := len(heap) - 1; i > 0; {
+		up := (i - 1) / 2
+		if heap[up] <= heap[i] {
+			break
+		}
+		heap[up], heap[i] = heap[i], heap[up]
+		i = up
+	}
+	return heap
+}
+
+func siftDown(heap []uint64, i int) {
+	for {
+		down := 2*i + 1
+		if down >= len(heap) {
+			return
+		}
+		if down+1 < len(heap) && heap[down+1] < heap[down] {
+			down++
+		}
+		if heap[i] <= heap[down] {
+			return
+		}
+		heap[i], heap[down] = heap[down], heap[i]
+		i = down
+	}
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"context"
+	"hash/maphash"
+	"slices"
+	"sync"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+// cacheStep is how much text one entry of a [Cache] stands for: some 450 ids of
+// English or code. Smaller steps save less text than they cost in entries.
+const cacheStep = 2 << 10
+
+// chunkCost is what an entry costs beside its ids: the chunk, the key twice, and
+// the links of the list and the map.
+const chunkCost = 256
+
+// Cache keeps the ids of texts by their beginnings. A text whose first n·2 KiB
+// were encoded before costs a hash of these and the encoding of the rest; its ids
+// are those that [Tokenizer.Append] gives, always: an entry holds only what does
+// not depend on the text behind it. Texts that begin alike share their entries.
+//
+// Any number of goroutines may use one Cache, with any number of tokenizers.
+type Cache struct {
+	seeds [2]maphash.Seed
+	limit int
+	step  int
+
+	mu    sync.Mutex
+	lru   *simplelru.LRU[cacheKey, *chunk]
+	bytes int
+}
+
+// cacheKey stands for a tokenizer, whether special tokens are added, and the
+// first n·2 KiB of a text. It is keyed by seeds of this process, so nobody
+// outside can make two texts collide.
+type cacheKey [2]uint64
+
+// chunk is what the last step of the text behind a key adds.
+type chunk struct {
+	ids  []uint32 // from the resume point of the step before to this one's
+	from resume
+}
+
+// NewCache returns a cache that holds about limit bytes: that much prompt text,
+// as it happens, since an id stands for some four bytes and takes four.
+func NewCache(limit int) *Cache {
+	c := &Cache{seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, limit: limit, step: cacheStep}
+	var err error
+	c.lru, err = simplelru.NewLRU(max(1, limit/chunkCost), func(_ cacheKey, old *chunk) { c.bytes -= old.cost() })
+	if err != nil {
+		panic(err) // a size below 1
+	}
+	return c
+}
+
+// Bytes returns what the entries take.
+func (c *Cache) Bytes() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bytes
+}
+
+// Append is t.Append with the ids of known beginnings copied. reused is the
+// number of bytes of text that were not encoded anew.
+func (c *Cache) Append(ctx context.Context, dst []uint32, t *Tokenizer, text []byte, special bool) (ids []uint32, reused int, err error) {
+	if len(text) < c.step {
+		ids, err = t.Append(ctx, dst, text, special)
+		return ids, 0, err
+	}
+	var buf [64]cacheKey
+	keys := c.keys(buf[:0], t, text, special)
+	base := len(dst)
+	dst, known, from := c.find(dst, keys)
+	var fresh []*chunk
+	last := from.ids
+	rec := recorder{step: c.step, next: (known + 1) * c.step, last: from, mark: known * c.step}
+	ends := make([]resume, 0, len(keys)-known)
+	rec.add = func(r resume) { ends = append(ends, r) }
+	dst, err = t.encode(ctx, dst, text, special, &rec)
+	for _, end := range ends {
+		ids := make([]uint32, end.ids-last)
+		copy(ids, dst[base+last:])
+		fresh = append(fresh, &chunk{ids, end})
+		last = end.ids
+	}
+	c.store(keys, known, fresh)
+	return dst, from.at, err
+}
+
+// keys appends the keys of the text's steps.
+func (c *Cache) keys(dst []cacheKey, t *Tokenizer, text []byte, special bool) []cacheKey {
+	at := cacheKey{t.identity, t.identity}
+	if special {
+		at[0]++
+	}
+	for len(text) >= c.step {
+		for k, seed := range c.seeds {
+			h := maphash.Bytes(seed, text[:c.step])
+			at[k] = (at[k]^h)*0x9e3779b97f4a7c15 ^ (at[k]>>29 | h<<35)
+		}
+		dst = append(dst, at)
+		text = text[c.step:]
+	}
+	return dst
+}
+
+// find appends the ids of the known steps, and returns their number and the
+// place where encoding goes on.
+func (c *Cache) find(dst []uint32, keys []cacheKey) (ids []uint32, known int, from resume) {
+	from = resume{start: true}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for known < len(keys) {
+		ch, ok := c.lru.Peek(keys[known])
+		if !ok {
+			break
+		}
+		dst = append(dst, ch.ids...)
+		from = ch.from
+		known++
+	}
+	// Touched from the end, so that of one text the last step is the first to go.
+	for k := known - 1; k >= 0; k-- {
+		c.lru.Get(keys[k])
+	}
+	return dst, known, from
+}
+
+// store adds the steps behind the known ones.
+func (c *Cache) store(keys []cacheKey, known int, fresh []*chunk) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k, ch := range slices.Backward(fresh) {
+		key := keys[known+k]
+		if old, ok := c.lru.Peek(key); ok { // another goroutine was as quick
+			c.bytes -= old.cost()
+		}
+		c.lru.Add(key, ch)
+		c.bytes += ch.cost()
+	}
+	for c.bytes > c.limit && c.lru.Len() > 0 {
+		c.lru.RemoveOldest()
+	}
+}
+
+func (ch *chunk) cost() int { return chunkCost + 4*cap(ch.ids) }

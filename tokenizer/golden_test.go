@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// loadBytes loads a tokenizer.json.
+func loadBytes(b []byte) (*tokenizer.Tokenizer, error) {
+	return tokenizer.Load(fstest.MapFS{"tokenizer.json": {Data: b}}, tokenizer.Config{})
+}
+
+func goldenNames(t testing.TB) []string {
+	t.Helper()
+	names, err := filepath.Glob("testdata/golden/*.json")
+	if err != nil || len(names) == 0 {
+		t.Fatalf("no golden tokenizers: %v", err)
+	}
+	for i, n := range names {
+		names[i] = strings.TrimSuffix(filepath.Base(n), ".json")
+	}
+	return names
+}
+
+// golden returns one of the small tokenizers that tools/golden made.
+func golden(t testing.TB, name string) *tokenizer.Tokenizer {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata/golden", name+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := loadBytes(b)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return tok
+}
+
+// goldens returns all of them but those that reuse nothing within a stretch.
+func goldens(t testing.TB) map[string]*tokenizer.Tokenizer {
+	t.Helper()
+	toks := map[string]*tokenizer.Tokenizer{}
+	for _, name := range goldenNames(t) {
+		toks[name] = golden(t, name)
+	}
+	return toks
+}
+
+type goldenCase struct {
+	Text    string   `json:"text"`
+	Special bool     `json:"special"`
+	IDs     []uint32 `json:"ids"`
+}
+
+func goldenCases(t testing.TB, name string) (all []goldenCase) {
+	t.Helper()
+	f, err := os.Open(filepath.Join("testdata/golden", name+".jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var c goldenCase
+		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// The reference's ids for each feature of a file.
+func TestGolden(t *testing.T) {
+	for _, name := range goldenNames(t) {
+		t.Run(name, func(t *testing.T) {
+			tok := golden(t, name)
+			all := goldenCases(t, name)
+			if len(all) < 100 {
+				t.Fatalf("%d cases", len(all))
+			}
+			for _, c := range all {
+				got, err := tok.Append(context.Background(), nil, []byte(c.Text), c.Special)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(got, c.IDs) {
+					at := tokenizer.FirstDiff(got, c.IDs)
+					t.Errorf("%q: differs at %d: got %d %q, want %d %q", c.Text, at, around(got, at), tok.Decode(nil, around(got, at)), around(c.IDs, at), tok.Decode(nil, around(c.IDs, at)))
+				}
+			}
+		})
+	}
+}

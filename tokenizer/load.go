@@ -1,0 +1,681 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// Bounds of what a file may hold. The largest vocabularies that models use have
+// some 260,000 tokens in 33 MB.
+const (
+	maxFile   = 128 << 20
+	maxIDs    = 1 << 21
+	maxMerges = 1 << 22
+	maxAdded  = 1 << 16
+)
+
+// ErrUnsupported is in the chain of the error when a file is sound but asks for
+// something that is not done exactly here, such as a Unigram model.
+var ErrUnsupported = errors.New("not supported")
+
+// Load reads the tokenizer of the model whose files fsys has: tokenizer.json,
+// else a rank file *.tiktoken, for which c says what the file does not. Any of
+// them may be compressed (.gz).
+//
+// The error names the file, and the component or the byte at which it is broken
+// or cannot be done exactly; the latter wraps [ErrUnsupported]. Nothing in a file
+// makes Load panic or use more than a few times the file's size.
+func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
+	b, name, err := readFile(fsys, "tokenizer.json")
+	if errors.Is(err, fs.ErrNotExist) {
+		return loadRanks(fsys, c)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t, err := parse(b)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", name, err)
+	}
+	return t, nil
+}
+
+// readFile reads a file, or its compressed form.
+func readFile(fsys fs.FS, name string) (b []byte, found string, err error) {
+	f, err := fsys.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		name += ".gz"
+		if f, err = fsys.Open(name); errors.Is(err, fs.ErrNotExist) {
+			return nil, "", fmt.Errorf("tokenizer: %s: %w", strings.TrimSuffix(name, ".gz"), fs.ErrNotExist)
+		}
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("tokenizer: %w", err)
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	var in io.Reader = f
+	if strings.HasSuffix(name, ".gz") {
+		if in, err = gzip.NewReader(f); err != nil {
+			return nil, "", fmt.Errorf("tokenizer: %s: %w", name, err)
+		}
+	}
+	var buf bytes.Buffer
+	if info, err := f.Stat(); err == nil && info.Size() < maxFile {
+		buf.Grow(int(info.Size()) + bytes.MinRead)
+	}
+	if _, err := buf.ReadFrom(io.LimitReader(in, maxFile+1)); err != nil {
+		return nil, "", fmt.Errorf("tokenizer: %s: %w", name, err)
+	}
+	if buf.Len() > maxFile {
+		return nil, "", fmt.Errorf("tokenizer: %s: more than %d MB", name, maxFile>>20)
+	}
+	return buf.Bytes(), name, nil
+}
+
+// addedToken is an element of added_tokens.
+type addedToken struct {
+	ID         uint32 `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+}
+
+func parse(b []byte) (*Tokenizer, error) {
+	file, err := section{b, 0}.sections()
+	if err != nil {
+		return nil, err
+	}
+	t := &Tokenizer{}
+	var normalizers []normalizer
+	if normalizers, err = readNormalizers(file["normalizer"]); err != nil {
+		return nil, unsupported(err)
+	}
+	t.normalizers = normalizers
+	if t.steps, t.byteLevel, err = readSplitters(file["pre_tokenizer"]); err != nil {
+		return nil, unsupported(err)
+	}
+	keys, err := t.readModel(file["model"])
+	if err != nil {
+		return nil, err
+	}
+	if err := t.readAdded(file["added_tokens"], keys); err != nil {
+		return nil, err
+	}
+	if t.before, t.after, err = readPost(file["post_processor"], 0); err != nil {
+		return nil, err
+	}
+	if t.strip, err = readDecoder(file["decoder"]); err != nil {
+		return nil, err
+	}
+	t.plan()
+	return t, nil
+}
+
+func unsupported(err error) error { return fmt.Errorf("%w: %w", ErrUnsupported, err) }
+
+// vocabKeys is the vocabulary by the keys of the file, which loading needs.
+type vocabKeys struct {
+	vocab    *vocab
+	alphabet map[rune]byte     // what the characters of a byte-level key stand for, else nil
+	others   map[string]uint32 // keys that no bytes spell
+	count    int
+}
+
+func (k *vocabKeys) id(key string) (uint32, bool) {
+	if token, ok := toBytes(nil, []byte(key), k.alphabet); ok {
+		id := k.vocab.id(token)
+		return id, id != noID
+	}
+	id, ok := k.others[key]
+	return id, ok
+}
+
+// readModel reads the vocabulary and the merges.
+func (t *Tokenizer) readModel(s section) (*vocabKeys, error) {
+	if s.null() {
+		return nil, errors.New("no model")
+	}
+	model, err := s.sections()
+	if err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	var c struct {
+		Type         string   `json:"type"`
+		Dropout      *float64 `json:"dropout"`
+		UnkToken     *string  `json:"unk_token"`
+		Prefix       *string  `json:"continuing_subword_prefix"`
+		Suffix       *string  `json:"end_of_word_suffix"`
+		FuseUnk      bool     `json:"fuse_unk"`
+		ByteFallback bool     `json:"byte_fallback"`
+		IgnoreMerges bool     `json:"ignore_merges"`
+	}
+	small := map[string]json.RawMessage{}
+	for key, v := range model {
+		if key != "vocab" && key != "merges" {
+			small[key] = v.b
+		}
+	}
+	b, err := json.Marshal(small)
+	if err != nil {
+		return nil, fmt.Errorf("model: %w at byte %d", err, s.base)
+	}
+	if err := json.Unmarshal(b, &c); err != nil {
+		return nil, fmt.Errorf("model: %w at byte %d", err, s.base)
+	}
+	set := func(s *string) bool { return s != nil && *s != "" }
+	switch {
+	case c.Type != "" && c.Type != "BPE":
+		return nil, unsupported(fmt.Errorf("model: type %q; only BPE is done exactly", c.Type))
+	case c.Type == "" && model["merges"].null():
+		return nil, unsupported(errors.New("model: no type and no merges; only BPE is done exactly"))
+	case c.Dropout != nil && *c.Dropout != 0:
+		return nil, unsupported(errors.New("model: dropout"))
+	case set(c.Prefix), set(c.Suffix):
+		return nil, unsupported(errors.New("model: continuing_subword_prefix or end_of_word_suffix"))
+	}
+	keys, err := readVocab(model["vocab"], t.byteLevel)
+	if err != nil {
+		return nil, fmt.Errorf("model.vocab: %w", err)
+	}
+	v := keys.vocab
+	t.bpe = bpe{vocab: v, whole: c.IgnoreMerges, unk: noID, fuseUnk: c.FuseUnk}
+	if set(c.UnkToken) {
+		if t.bpe.unk = v.id([]byte(*c.UnkToken)); t.bpe.unk == noID {
+			return nil, fmt.Errorf("model: unk_token %q is not in the vocabulary", *c.UnkToken)
+		}
+	}
+	if err := t.bpe.readMerges(model["merges"], keys.alphabet); err != nil {
+		return nil, fmt.Errorf("model.merges: %w", err)
+	}
+	if t.byteLevel {
+		t.bpe.prepareBytes()
+		return keys, nil
+	}
+	if c.ByteFallback {
+		return keys, t.bpe.prepareFallback()
+	}
+	return keys, nil
+}
+
+// readVocab reads the tokens. In a byte-level vocabulary each character of a key
+// stands for a byte.
+func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
+	if s.null() {
+		return nil, errors.New("missing")
+	}
+	k := &vocabKeys{vocab: newVocab(len(s.b)/64, len(s.b)/3), others: map[string]uint32{}}
+	if byteLevel {
+		k.alphabet = byteAlphabet()
+	}
+	r := s.reader()
+	if err := r.open('{'); err != nil {
+		return nil, err
+	}
+	var token []byte
+	for first := true; ; first = false {
+		ok, err := r.more(first, '}')
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			break
+		}
+		key, err := r.string()
+		if err != nil {
+			return nil, err
+		}
+		token, ok = toBytes(token[:0], key, k.alphabet)
+		if !ok {
+			token = append(token[:0], key...) // no word can be this token
+		}
+		if err := r.open(':'); err != nil {
+			return nil, err
+		}
+		id, err := r.uint()
+		switch {
+		case err != nil:
+			return nil, err
+		case id >= maxIDs:
+			return nil, r.fail(fmt.Sprintf("id %d, more than %d", id, maxIDs))
+		case len(token) >= 1<<16:
+			return nil, r.fail("a token of more than 64 KiB")
+		}
+		if !ok {
+			k.others[string(token)] = id
+		}
+		if k.count++; k.count*2 > len(k.vocab.slots) {
+			k.vocab.rehash(k.count)
+		}
+		k.vocab.put(token, id, ok)
+	}
+	if k.count == 0 {
+		return nil, r.fail("no tokens")
+	}
+	k.vocab.bytes = slices.Clone(k.vocab.bytes)
+	return k, nil
+}
+
+// toBytes appends the bytes that the characters of text stand for.
+func toBytes(dst, text []byte, alphabet map[rune]byte) ([]byte, bool) {
+	if alphabet == nil {
+		return append(dst, text...), true
+	}
+	for i := 0; i < len(text); {
+		r, n := utf8.DecodeRune(text[i:])
+		i += n
+		if r > ' ' && r < 0x7f {
+			dst = append(dst, byte(r))
+			continue
+		}
+		b, ok := alphabet[r]
+		if !ok {
+			return dst, false
+		}
+		dst = append(dst, b)
+	}
+	return dst, true
+}
+
+// byteAlphabet is the alphabet of byte-level vocabularies, from GPT-2: a byte
+// that is a visible Latin-1 character stands for itself, the others for the code
+// points from 256 on, in order.
+func byteAlphabet() map[rune]byte {
+	m := make(map[rune]byte, 256)
+	next := rune(256)
+	for b := range 256 {
+		r := rune(b)
+		if b <= ' ' || 0x7f <= b && b <= 0xa0 || b == 0xad {
+			r = next
+			next++
+		}
+		m[r] = byte(b)
+	}
+	return m
+}
+
+// readMerges reads the merges, the pairs as lists or as strings with a space.
+func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
+	if s.null() {
+		return errors.New("missing")
+	}
+	r := s.reader()
+	if err := r.open('['); err != nil {
+		return err
+	}
+	b.merges = newMerges(len(s.b) / 8)
+	count := 0
+	var left, right, both []byte
+	for first := true; ; first = false {
+		ok, err := r.more(first, ']')
+		if err != nil {
+			return err
+		}
+		if !ok {
+			break
+		}
+		at := r.i
+		if left, right, err = r.pair(left[:0], right[:0]); err != nil {
+			return err
+		}
+		if count++; count > maxMerges {
+			return r.fail(fmt.Sprintf("more than %d merges", maxMerges))
+		}
+		both, ok = toBytes(both[:0], left, alphabet)
+		n := len(both)
+		var ok2 bool
+		both, ok2 = toBytes(both, right, alphabet)
+		if !ok || !ok2 {
+			continue // of characters that no byte becomes: it never happens
+		}
+		l, rr, to := b.vocab.id(both[:n]), b.vocab.id(both[n:]), b.vocab.id(both)
+		if l == noID || rr == noID || to == noID {
+			r.i = at
+			return r.fail(fmt.Sprintf("merge %d of %q and %q needs a token that is not in the vocabulary", count-1, left, right))
+		}
+		b.merges.put(pairOf(l, rr), uint64(count-1)<<32|uint64(to))
+	}
+	b.merges.fit(count)
+	return nil
+}
+
+func (r *reader) pair(left, right []byte) ([]byte, []byte, error) {
+	r.space()
+	if r.i < len(r.b) && r.b[r.i] == '[' {
+		r.i++
+		s, err := r.string()
+		if err != nil {
+			return nil, nil, err
+		}
+		left = append(left, s...)
+		if err := r.open(','); err != nil {
+			return nil, nil, err
+		}
+		if s, err = r.string(); err != nil {
+			return nil, nil, err
+		}
+		return left, append(right, s...), r.open(']')
+	}
+	s, err := r.string()
+	if err != nil {
+		return nil, nil, err
+	}
+	a, b, ok := bytes.Cut(s, []byte{' '})
+	if !ok || bytes.IndexByte(b, ' ') >= 0 {
+		return nil, nil, r.fail("want two tokens with one space between them")
+	}
+	return append(left, a...), append(right, b...), nil
+}
+
+// prepareBytes makes the tables for words of bytes.
+func (b *bpe) prepareBytes() {
+	for c := range 256 {
+		b.byteID[c] = b.vocab.id([]byte{byte(c)})
+	}
+	b.bytePair = make([]uint64, 1<<16)
+	for k := range b.bytePair {
+		b.bytePair[k] = noMerge
+		if l, r := b.byteID[k>>8], b.byteID[k&0xff]; l != noID && r != noID {
+			b.bytePair[k] = b.merges.get(l, r)
+		}
+	}
+}
+
+// prepareFallback finds the tokens that stand for single bytes.
+func (b *bpe) prepareFallback() error {
+	n := 0
+	for c := range 256 {
+		if b.fallback[c] = b.vocab.id(fmt.Appendf(nil, "<0x%02X>", c)); b.fallback[c] != noID {
+			n++
+		}
+	}
+	if n != 0 && n != 256 {
+		return unsupported(fmt.Errorf("model: byte_fallback with %d of 256 byte tokens", n))
+	}
+	b.hasBytes = n == 256
+	return nil
+}
+
+// readAdded reads the added tokens. Their ids count for Size even if the
+// vocabulary does not have them.
+func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
+	if s.null() {
+		return nil
+	}
+	var list []addedToken
+	if err := s.unmarshal(&list); err != nil {
+		return fmt.Errorf("added_tokens: %w", err)
+	}
+	if len(list) > maxAdded {
+		return fmt.Errorf("added_tokens: %d, more than %d", len(list), maxAdded)
+	}
+	var raw, normed []added
+	next := uint32(0)
+	for _, a := range list {
+		if a.Content == "" {
+			continue
+		}
+		// The reference goes by the vocabulary, then by the order, and not by the
+		// id that the file gives.
+		id, ok := keys.id(a.Content)
+		if !ok {
+			id = max(uint32(keys.count), next)
+		}
+		if next = max(next, id+1); id >= maxIDs {
+			return fmt.Errorf("added_tokens: id %d of %q, more than %d", id, a.Content, maxIDs)
+		}
+		x := added{id: id, content: []byte(a.Content), lstrip: a.LStrip, rstrip: a.RStrip, singleWord: a.SingleWord}
+		if len(t.bpe.vocab.get(id)) == 0 {
+			t.bpe.vocab.put(x.content, id, false)
+		}
+		if !a.Normalized {
+			raw = append(raw, x)
+			continue
+		}
+		for k := range t.normalizers {
+			var err error
+			if x.content, err = t.normalizers[k].append(nil, x.content); err != nil {
+				return err
+			}
+		}
+		normed = append(normed, x)
+	}
+	t.raw, t.normed = newFinder(raw), newFinder(normed)
+	return nil
+}
+
+// readPost returns the special tokens that stand before and behind a text.
+func readPost(s section, depth int) (before, after []uint32, err error) {
+	if s.null() {
+		return nil, nil, nil
+	}
+	type special struct {
+		ID string `json:"id"`
+	}
+	var c struct {
+		Type       string            `json:"type"`
+		Processors []json.RawMessage `json:"processors"`
+		Single     []struct {
+			SpecialToken *special `json:"SpecialToken"`
+			Sequence     *special `json:"Sequence"`
+		} `json:"single"`
+		SpecialTokens map[string]struct {
+			IDs []uint32 `json:"ids"`
+		} `json:"special_tokens"`
+		CLS, SEP []any
+	}
+	if err := s.unmarshal(&c); err != nil {
+		return nil, nil, fmt.Errorf("post_processor: %w", err)
+	}
+	switch c.Type {
+	case "ByteLevel":
+		return nil, nil, nil
+	case "Sequence":
+		if depth > maxDepth || len(c.Processors) > maxDepth {
+			return nil, nil, errors.New("post_processor: too many steps")
+		}
+		for _, raw := range c.Processors {
+			b, a, err := readPost(section{raw, s.base}, depth+1)
+			if err != nil {
+				return nil, nil, err
+			}
+			before, after = append(b, before...), append(after, a...)
+		}
+		return before, after, nil
+	case "TemplateProcessing":
+		seen := false
+		for _, x := range c.Single {
+			switch {
+			case x.Sequence != nil && seen:
+				return nil, nil, unsupported(errors.New("post_processor: the text stands twice in the template"))
+			case x.Sequence != nil:
+				seen = true
+			case x.SpecialToken != nil:
+				ids, ok := c.SpecialTokens[x.SpecialToken.ID]
+				if !ok {
+					return nil, nil, fmt.Errorf("post_processor: special token %q has no ids", x.SpecialToken.ID)
+				}
+				if seen {
+					after = append(after, ids.IDs...)
+				} else {
+					before = append(before, ids.IDs...)
+				}
+			}
+		}
+		return before, after, nil
+	}
+	return nil, nil, unsupported(fmt.Errorf("post_processor: type %q", c.Type))
+}
+
+// readDecoder returns how many spaces decoding takes from the start of a text.
+// The rest of decoding follows from the kind of vocabulary.
+func readDecoder(s section) (int, error) {
+	if s.null() {
+		return 0, nil
+	}
+	var c struct {
+		Type     string            `json:"type"`
+		Decoders []json.RawMessage `json:"decoders"`
+		Content  string            `json:"content"`
+		Start    int               `json:"start"`
+		Scheme   string            `json:"prepend_scheme"`
+	}
+	if err := s.unmarshal(&c); err != nil {
+		return 0, fmt.Errorf("decoder: %w", err)
+	}
+	switch c.Type {
+	case "Sequence":
+		n := 0
+		for _, raw := range c.Decoders {
+			k, err := readDecoder(section{raw, s.base})
+			if err != nil {
+				return 0, err
+			}
+			n += k
+		}
+		return n, nil
+	case "Strip":
+		if c.Content == " " {
+			return c.Start, nil
+		}
+	case "Metaspace":
+		if c.Scheme != "never" {
+			return 1, nil
+		}
+	}
+	return 0, nil
+}
+
+// plan chooses how stretches are encoded.
+func (t *Tokenizer) plan() {
+	t.identity = identities.Add(1) << 8 // the low bits are for what else tells texts apart
+	t.nfc = len(t.normalizers) == 1 && t.normalizers[0].kind == "NFC"
+	for k := range t.steps {
+		if t.steps[k].regex != nil {
+			t.Slow = "pre_tokenizer: no scanner for " + t.steps[k].regex.re.String()
+		}
+	}
+	for k := range t.normalizers {
+		if t.normalizers[k].regex != nil {
+			t.Slow = "normalizer: Replace with an expression"
+		}
+	}
+	switch {
+	case t.byteLevel && (t.nfc || len(t.normalizers) == 0) && t.allScanners():
+		for k := range t.steps {
+			t.scan = append(t.scan, t.steps[k].scan)
+		}
+		if len(t.scan) == 0 {
+			t.scan = []scanner{scanAll}
+		}
+	case !t.byteLevel && t.normed == nil && t.bpe.hasBytes:
+		t.cuts = t.planCuts()
+	}
+}
+
+// scanAll takes all of a stretch for one piece.
+func scanAll(_ []byte, _, end int) (j, looked int) { return end, end + 1 }
+
+func (t *Tokenizer) allScanners() bool {
+	for k := range t.steps {
+		if t.steps[k].scan == nil || t.steps[k].drop {
+			return false
+		}
+	}
+	return true
+}
+
+// planCuts returns where SentencePiece-style text may be cut, nil if its files
+// are of another kind.
+func (t *Tokenizer) planCuts() *cuts {
+	c := &cuts{pairs: newMerges(1 << 13)}
+	var space string
+	switch {
+	case len(t.normalizers) == 2 && len(t.steps) == 0:
+		p, r := t.normalizers[0], t.normalizers[1]
+		if p.kind != "Prepend" || r.kind != "Replace" || r.regex != nil || r.from != " " || r.to != p.to {
+			return nil
+		}
+		space, c.force = r.to, true
+	case len(t.normalizers) == 1 && len(t.steps) == 0:
+		r := t.normalizers[0]
+		if r.kind != "Replace" || r.regex != nil || r.from != " " {
+			return nil
+		}
+		space, c.never = r.to, true
+	case len(t.normalizers) == 0 && len(t.steps) > 0 && t.steps[0].space != nil:
+		p := t.steps[0]
+		if len(t.steps) == 2 && string(t.steps[1].literal) == string(p.space) && t.steps[1].behavior == "MergedWithNext" {
+			c.split = true
+		} else if len(t.steps) != 1 {
+			return nil
+		}
+		space, c.never, c.first = string(p.space), p.prefix == nil, p.first
+	default:
+		return nil
+	}
+	c.space = []byte(space)
+	var n int
+	if c.rune, n = utf8.DecodeRuneInString(space); n != len(space) || space == "" {
+		return nil
+	}
+	for id := range t.bpe.vocab.token {
+		b := t.bpe.vocab.get(uint32(id))
+		a, n := utf8.DecodeRune(b)
+		for i := n; i < len(b); i += n {
+			var r rune
+			r, n = utf8.DecodeRune(b[i:])
+			c.keep(a, r)
+			a = r
+		}
+	}
+	// A merge of byte tokens would cross a cut between characters.
+	for _, m := range t.bpe.merges.slots {
+		if m.key == 0 {
+			continue
+		}
+		for _, id := range []uint32{uint32((m.key - 1) >> 32), uint32(m.key - 1)} {
+			if b := t.bpe.vocab.get(id); len(b) == 6 && bytes.HasPrefix(b, []byte("<0x")) {
+				return nil
+			}
+		}
+	}
+	return c
+}
+
+// Decode appends the text of ids to dst. The text may end inside of a
+// character, if the ids do. Unknown ids have no text.
+func (t *Tokenizer) Decode(dst []byte, ids []uint32) []byte {
+	start := len(dst)
+	for _, id := range ids {
+		b := t.bpe.vocab.get(id)
+		if t.byteLevel {
+			dst = append(dst, b...)
+			continue
+		}
+		if t.bpe.hasBytes && len(b) == 6 && bytes.HasPrefix(b, []byte("<0x")) {
+			for c, byteID := range t.bpe.fallback {
+				if byteID == id {
+					dst = append(dst, byte(c))
+				}
+			}
+			continue
+		}
+		dst = append(dst, bytes.ReplaceAll(b, []byte("▁"), []byte{' '})...)
+	}
+	for k := 0; k < t.strip && start < len(dst) && dst[start] == ' '; k++ {
+		dst = append(dst[:start], dst[start+1:]...)
+	}
+	return dst
+}

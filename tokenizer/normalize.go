@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
+	"golang.org/x/text/unicode/rangetable"
+)
+
+// normalizer rewrites a stretch of text between two added tokens.
+type normalizer struct {
+	kind     string // the type's name in the file: NFC, Prepend, Replace
+	from, to string
+	regex    *regex // Replace with a regular expression
+}
+
+// append appends the normal form of text to dst. A stretch without text has no
+// normal form but itself.
+func (n *normalizer) append(dst, text []byte) ([]byte, error) {
+	switch {
+	case len(text) == 0:
+		return dst, nil
+	case n.kind == "NFC":
+		return appendNFC(dst, text), nil
+	case n.kind == "Prepend":
+		return append(append(dst, n.to...), text...), nil
+	case n.regex == nil:
+		return append(dst, bytes.ReplaceAll(text, []byte(n.from), []byte(n.to))...), nil
+	}
+	at := 0
+	spans, err := n.regex.matches(nil, text)
+	for _, s := range spans {
+		dst = append(dst, text[at:s.start]...)
+		dst = append(dst, n.to...)
+		at = int(s.end)
+	}
+	return append(dst, text[at:]...), err
+}
+
+// old holds the code points of Unicode 9.0. The reference tokenizers compose by
+// the tables of that version; what came later neither composes nor moves there.
+//
+//nolint:gochecknoglobals // a table
+var old = sync.OnceValue(func() *unicode.RangeTable { return rangetable.Assigned("9.0.0") })
+
+// isNFC reports whether text is its own normal form. A text that is so by
+// today's tables is so by those of 9.0: later code points only ever keep apart
+// what would compose.
+func isNFC(text []byte) bool { return isASCII(text) || norm.NFC.IsNormal(text) }
+
+func isASCII(text []byte) bool {
+	for _, c := range text {
+		if c >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
+}
+
+func appendNFC(dst, text []byte) []byte {
+	if isNFC(text) {
+		return append(dst, text...)
+	}
+	start := 0
+	for i := 0; i < len(text); {
+		r, n := utf8.DecodeRune(text[i:])
+		if r >= utf8.RuneSelf && !unicode.Is(old(), r) {
+			// Not Append: it would compose with what dst ends in.
+			dst = append(dst, norm.NFC.Bytes(text[start:i])...)
+			dst = append(dst, text[i:i+n]...)
+			start = i + n
+		}
+		i += n
+	}
+	return append(dst, norm.NFC.Bytes(text[start:])...)
+}
+
+// closed reports whether nothing that follows can change the normal form of what
+// stands before text.
+func closed(text []byte) bool {
+	return len(text) > 0 && (text[0] < utf8.RuneSelf || norm.NFC.Properties(text).BoundaryBefore())
+}
+
+func readNormalizers(s section) ([]normalizer, error) {
+	if s.null() {
+		return nil, nil
+	}
+	var c struct {
+		Type        string            `json:"type"`
+		Normalizers []json.RawMessage `json:"normalizers"`
+		Prepend     string            `json:"prepend"`
+		Pattern     pattern           `json:"pattern"`
+		Content     string            `json:"content"`
+	}
+	if err := s.unmarshal(&c); err != nil {
+		return nil, fmt.Errorf("normalizer: %w", err)
+	}
+	switch c.Type {
+	case "Sequence":
+		var all []normalizer
+		for _, raw := range c.Normalizers {
+			n, err := readNormalizers(section{raw, s.base})
+			if err != nil {
+				return nil, err
+			}
+			if all = append(all, n...); len(all) > maxDepth {
+				return nil, fmt.Errorf("normalizer: more than %d steps", maxDepth)
+			}
+		}
+		return all, nil
+	case "NFC":
+		return []normalizer{{kind: c.Type}}, nil
+	case "Prepend":
+		return []normalizer{{kind: c.Type, to: c.Prepend}}, nil
+	case "Replace":
+		n := normalizer{kind: c.Type, from: c.Pattern.String, to: c.Content}
+		if c.Pattern.Regex != "" {
+			var err error
+			if n.regex, err = compile(c.Pattern.Regex); err != nil {
+				return nil, fmt.Errorf("normalizer: Replace: %w", err)
+			}
+		} else if n.from == "" {
+			return nil, fmt.Errorf("normalizer: Replace without a pattern")
+		}
+		return []normalizer{n}, nil
+	}
+	return nil, fmt.Errorf("normalizer: cannot do %q exactly; known are NFC, Prepend, Replace, Sequence", c.Type)
+}
+
+// pattern is a text or a regular expression, of which a file has one.
+type pattern struct{ String, Regex string }
+
+// unmarshal reads a small section. The error says where in the file it is.
+func (s section) unmarshal(into any) error {
+	d := json.NewDecoder(strings.NewReader(string(s.b)))
+	if err := d.Decode(into); err != nil {
+		return fmt.Errorf("%w at byte %d", err, s.base)
+	}
+	return nil
+}

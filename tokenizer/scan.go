@@ -1,0 +1,486 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import "unicode/utf8"
+
+// A scanner finds the end of the piece that begins at s[i], for i < end. It
+// looks at nothing at or behind end, which it takes for the end of the text,
+// and at nothing before i.
+//
+// looked is where the part of s ends on which the answer depends: another text
+// with the same bytes up to looked has the same piece at i. It is end+1 if the
+// answer depends on the text ending there.
+//
+// Each scanner is one regular expression of a family of models, with the
+// meaning of a backtracking engine; tests hold them against such an engine.
+type scanner func(s []byte, i, end int) (j, looked int)
+
+// The regular expressions that have a scanner.
+//
+//nolint:gochecknoglobals // a table
+var scanners = map[string]scanner{
+	`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`:                                                 scanGPT2,
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:        scanCL100K,
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:             scanQwen2,
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: scanQwen35,
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: scanO200K,
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`:                                                                scanTekken,
+	`\p{N}{1,3}`:       scanNumbers3,
+	`[一-龥぀-ゟ゠-ヿ]+`:     scanCJK,
+	deepSeek("\\r\\n"): scanDeepSeek,
+	deepSeek("\r\n"):   scanDeepSeek,
+}
+
+// deepSeek returns the last of DeepSeek's expressions; its files have the line
+// ends as escapes or as they are.
+func deepSeek(crlf string) string {
+	return "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^" + crlf + `\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[` +
+		crlf + `]*|\s*[` + crlf + `]+|\s+(?!\S)|\s+`
+}
+
+func scanGPT2(s []byte, i, end int) (j, looked int) {
+	if j := contraction(s, i, end, false); j > i {
+		return j, reach(s, j, end)
+	}
+	t := classes()
+	k := i
+	if s[i] == ' ' && i+1 < end {
+		k++
+	}
+	switch class, n := t.at(s, k, end); {
+	case class&classLetter != 0:
+		j = t.run(s, k+n, end, classLetter)
+	case class&classNumber != 0:
+		j = t.run(s, k+n, end, classNumber)
+	case class&classSpace == 0:
+		j = t.runNot(s, k+n, end, classSpace|classLetter|classNumber)
+	default:
+		return t.blanks(s, i, end)
+	}
+	return j, max(reach(s, j, end), contractionReach(s, i, end))
+}
+
+func scanCL100K(s []byte, i, end int) (j, looked int) {
+	return scanWords(s, i, end, classLetter, 3)
+}
+
+func scanQwen2(s []byte, i, end int) (j, looked int) {
+	return scanWords(s, i, end, classLetter, 1)
+}
+
+func scanQwen35(s []byte, i, end int) (j, looked int) {
+	return scanWords(s, i, end, classLetter|classMark, 1)
+}
+
+// scanWords is the family of cl100k: contractions first, then a word with at
+// most one other character before it, up to digits numbers, punctuation with
+// the line ends behind it, line ends, spaces.
+func scanWords(s []byte, i, end int, letters uint8, digits int) (j, looked int) {
+	if j := contraction(s, i, end, true); j > i {
+		return j, reach(s, j, end)
+	}
+	t := classes()
+	class, n := t.at(s, i, end)
+	if class&letters != 0 {
+		j = t.run(s, i+n, end, letters)
+		// A mark may be the character before the word, where it is no letter itself.
+		return j, reach(s, j, end)
+	}
+	if class&classNumber != 0 {
+		return t.numbers(s, i, end, digits)
+	}
+	if i+n < end && s[i] != '\r' && s[i] != '\n' {
+		if next, m := t.at(s, i+n, end); next&letters != 0 {
+			j = t.run(s, i+n+m, end, letters)
+			return j, max(reach(s, j, end), contractionReach(s, i, end))
+		}
+	}
+	j, looked = t.punctuation(s, i, end, classSpace|letters|classNumber, "\r\n")
+	if j == i {
+		return t.lines(s, i, end)
+	}
+	return j, max(looked, contractionReach(s, i, end))
+}
+
+func scanO200K(s []byte, i, end int) (j, looked int) {
+	return scanCased(s, i, end, true, 3)
+}
+
+func scanTekken(s []byte, i, end int) (j, looked int) {
+	return scanCased(s, i, end, false, 1)
+}
+
+// scanCased is the family of o200k: a word is a run of upper case and then a run
+// of lower case, with at most one other character before it and, if suffixes is
+// set, a contraction behind it.
+func scanCased(s []byte, i, end int, suffixes bool, digits int) (j, looked int) {
+	t := classes()
+	class, n := t.at(s, i, end)
+	first := i // where a word behind its leading character would begin
+	if class&(classLetter|classNumber) == 0 && s[i] != '\r' && s[i] != '\n' {
+		first = i + n
+	}
+	j, looked = t.word(s, i, first, end)
+	if j > i {
+		if suffixes {
+			looked = max(looked, contractionReach(s, j, end))
+			j = max(j, contraction(s, j, end, true))
+		}
+		return j, looked
+	}
+	if class&classNumber != 0 {
+		return t.numbers(s, i, end, digits)
+	}
+	j, l := t.punctuation(s, i, end, classSpace|classLetter|classNumber, "\r\n/")
+	if j == i {
+		j, l = t.lines(s, i, end)
+	}
+	return j, max(l, looked)
+}
+
+// word matches the first two alternatives of o200k at i, with the optional
+// leading character (first > i) and then without it, the first alternative in
+// both forms before the second. j is i if none matches.
+func (t *classTable) word(s []byte, i, first, end int) (j, looked int) {
+	for _, lower := range []bool{true, false} {
+		for k := first; ; k = i {
+			e, l := t.cased(s, k, end, lower)
+			looked = max(looked, l)
+			if e > k {
+				return e, looked
+			}
+			if k == i {
+				break
+			}
+		}
+	}
+	return i, looked
+}
+
+// cased matches U*l+ at i if lower is set, U+l* if not, where U and l are the
+// classes of upper and lower case, which have letters and marks in common.
+func (t *classTable) cased(s []byte, i, end int, lower bool) (j, looked int) {
+	if i >= end {
+		return i, end + 1
+	}
+	upper := t.run(s, i, end, classUpper)
+	j = t.run(s, upper, end, classLower)
+	looked = reach(s, j, end)
+	switch {
+	case !lower && upper == i:
+		return i, looked
+	case !lower || j > upper:
+		return j, looked
+	}
+	// No lower case behind the run: it gives back up to its last character that is both.
+	last := i
+	for k := i; k < upper; {
+		class, n := t.at(s, k, end)
+		k += n
+		if class&classLower != 0 {
+			last = k
+		}
+	}
+	return last, looked
+}
+
+// scanNumbers3 is the expression \p{N}{1,3}; what lies between two matches is a
+// piece, too.
+func scanNumbers3(s []byte, i, end int) (j, looked int) {
+	t := classes()
+	if class, _ := t.at(s, i, end); class&classNumber != 0 {
+		return t.numbers(s, i, end, 3)
+	}
+	j = t.runNot(s, i, end, classNumber)
+	return j, reach(s, j, end)
+}
+
+// scanCJK is the expression of a run of Chinese characters and kana.
+func scanCJK(s []byte, i, end int) (j, looked int) {
+	inside := func(k int) (bool, int) {
+		r, n := decode(s, k, end)
+		return r >= '一' && r <= '龥' || r >= '぀' && r <= 'ヿ', n
+	}
+	want, n := inside(i)
+	for j = i + n; j < end; j += n {
+		var is bool
+		if is, n = inside(j); is != want {
+			break
+		}
+	}
+	return j, reach(s, j, end)
+}
+
+// scanDeepSeek is the third of DeepSeek's expressions. Unlike the others it
+// leaves characters unmatched, which form a piece up to the next match.
+func scanDeepSeek(s []byte, i, end int) (j, looked int) {
+	t := classes()
+	for k := i; k < end; {
+		j, l := t.deepSeek(s, k, end)
+		looked = max(looked, l)
+		if j > k {
+			if k > i {
+				return k, looked
+			}
+			return j, looked
+		}
+		_, n := t.at(s, k, end)
+		k += n
+	}
+	return end, end + 1
+}
+
+func (t *classTable) deepSeek(s []byte, i, end int) (j, looked int) {
+	c := s[i]
+	class, n := t.at(s, i, end)
+	const letters = classLetter | classMark
+	// An ASCII sign and the ASCII letters behind it.
+	if c < 0x80 && class&(classPunct|classSymbol) != 0 {
+		for j = i + 1; j < end && isASCIILetter(s[j]); j++ {
+		}
+		if j > i+1 {
+			return j, reach(s, j, end)
+		}
+	}
+	if class&letters != 0 {
+		j = t.run(s, i, end, letters)
+		return j, reach(s, j, end)
+	}
+	if c != '\r' && c != '\n' && class&(classPunct|classSymbol) == 0 && i+n < end {
+		if next, _ := t.at(s, i+n, end); next&letters != 0 {
+			j = t.run(s, i+n, end, letters)
+			return j, reach(s, j, end)
+		}
+	}
+	k := i
+	if c == ' ' {
+		k++
+	}
+	if j = t.run(s, k, end, classPunct|classSymbol); j > k {
+		j = lineEnds(s, j, end, "\r\n")
+		return j, reach(s, j, end)
+	}
+	if class&classSpace == 0 {
+		return i, reach(s, i+n, end)
+	}
+	return t.lines(s, i, end)
+}
+
+func isASCIILetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
+
+// scanDigits gives each number a piece of its own; scanDigitRuns does not part
+// numbers that stand together.
+func scanDigits(s []byte, i, end int) (j, looked int) {
+	t := classes()
+	if class, _ := t.at(s, i, end); class&classNumber != 0 {
+		return t.numbers(s, i, end, 1)
+	}
+	j = t.runNot(s, i, end, classNumber)
+	return j, reach(s, j, end)
+}
+
+func scanDigitRuns(s []byte, i, end int) (j, looked int) {
+	t := classes()
+	if class, _ := t.at(s, i, end); class&classNumber != 0 {
+		j = t.run(s, i, end, classNumber)
+	} else {
+		j = t.runNot(s, i, end, classNumber)
+	}
+	return j, reach(s, j, end)
+}
+
+// scanWhitespace parts runs of word characters, of other visible characters and
+// of white space.
+func scanWhitespace(s []byte, i, end int) (j, looked int) {
+	kind := func(k int) (kind, n int) {
+		r, n := decode(s, k, end)
+		class, _ := classes().at(s, k, end)
+		switch {
+		case class&classSpace != 0:
+			return 0, n
+		case isWord(r):
+			return 1, n
+		}
+		return 2, n
+	}
+	want, n := kind(i)
+	for j = i + n; j < end; j += n {
+		var is int
+		if is, n = kind(j); is != want {
+			break
+		}
+	}
+	return j, reach(s, j, end)
+}
+
+// scanBlanks parts white space from the rest.
+func scanBlanks(s []byte, i, end int) (j, looked int) {
+	t := classes()
+	if class, _ := t.at(s, i, end); class&classSpace != 0 {
+		j = t.run(s, i, end, classSpace)
+	} else {
+		j = t.runNot(s, i, end, classSpace)
+	}
+	return j, reach(s, j, end)
+}
+
+// contraction returns the end of a contraction such as 's or 'll at i, or i. If
+// fold is set, letter case does not matter, and the long s counts as one.
+func contraction(s []byte, i, end int, fold bool) int {
+	if i >= end || s[i] != '\'' || i+1 >= end {
+		return i
+	}
+	letter := func(k int) byte {
+		if k >= end {
+			return 0
+		}
+		if fold && 'A' <= s[k] && s[k] <= 'Z' {
+			return s[k] | 0x20
+		}
+		return s[k]
+	}
+	switch a, b := letter(i+1), letter(i+2); {
+	case a == 's', a == 't', a == 'm', a == 'd':
+		return i + 2
+	case a == 'r' && b == 'e', a == 'v' && b == 'e', a == 'l' && b == 'l':
+		return i + 3
+	case fold && a == 0xc5 && b == 0xbf: // U+017F
+		return i + 3
+	}
+	return i
+}
+
+// contractionReach returns what the search for a contraction at i may have
+// looked at.
+func contractionReach(s []byte, i, end int) int {
+	switch {
+	case i >= end:
+		return end + 1
+	case s[i] != '\'':
+		return i + 1
+	case i+3 > end:
+		return end + 1
+	}
+	return i + 3
+}
+
+// at returns class and length of the character at s[i], i < end.
+func (t *classTable) at(s []byte, i, end int) (class uint8, n int) {
+	if c := s[i]; c < utf8.RuneSelf {
+		return asciiClass[c], 1
+	}
+	r, n := decode(s, i, end)
+	if r == utf8.RuneError && n == 1 {
+		return 0, 1
+	}
+	return t.of(r), n
+}
+
+func decode(s []byte, i, end int) (rune, int) { return utf8.DecodeRune(s[i:end]) }
+
+// reach returns where the character that ends a run at j ends: what a scanner
+// has looked at. It is end+1 at the end of the text.
+func reach(s []byte, j, end int) int {
+	if j >= end {
+		return end + 1
+	}
+	if s[j] < utf8.RuneSelf {
+		return j + 1
+	}
+	return min(j+utf8.UTFMax, end+1)
+}
+
+// run returns the end of the run of characters of the classes in mask.
+func (t *classTable) run(s []byte, i, end int, mask uint8) int {
+	for i < end {
+		if c := s[i]; c < utf8.RuneSelf {
+			if asciiClass[c]&mask == 0 {
+				return i
+			}
+			i++
+			continue
+		}
+		class, n := t.at(s, i, end)
+		if class&mask == 0 {
+			return i
+		}
+		i += n
+	}
+	return i
+}
+
+// runNot returns the end of the run of characters of none of the classes in mask.
+func (t *classTable) runNot(s []byte, i, end int, mask uint8) int {
+	for i < end {
+		class, n := t.at(s, i, end)
+		if class&mask != 0 {
+			return i
+		}
+		i += n
+	}
+	return i
+}
+
+// numbers matches \p{N}{1,most} at a number.
+func (t *classTable) numbers(s []byte, i, end, most int) (j, looked int) {
+	for j = i; most > 0 && j < end; most-- {
+		class, n := t.at(s, j, end)
+		if class&classNumber == 0 {
+			break
+		}
+		j += n
+	}
+	if most == 0 {
+		return j, j
+	}
+	return j, reach(s, j, end)
+}
+
+// punctuation matches an optional space, characters of none of the classes in
+// not, and any of tail behind them. j is i if it does not match.
+func (t *classTable) punctuation(s []byte, i, end int, not uint8, tail string) (j, looked int) {
+	k := i
+	if s[i] == ' ' {
+		k++
+	}
+	j = t.runNot(s, k, end, not)
+	if j == k {
+		return i, reach(s, k, end)
+	}
+	j = lineEnds(s, j, end, tail)
+	return j, reach(s, j, end)
+}
+
+func lineEnds(s []byte, j, end int, tail string) int {
+	for j < end && (s[j] == tail[0] || s[j] == tail[1] || len(tail) > 2 && s[j] == tail[2]) {
+		j++
+	}
+	return j
+}
+
+// lines matches \s*[\r\n]+|\s+(?!\S)|\s+ at a space.
+func (t *classTable) lines(s []byte, i, end int) (j, looked int) {
+	j = t.run(s, i, end, classSpace)
+	for k := j; k > i; k-- {
+		if c := s[k-1]; c == '\r' || c == '\n' {
+			return k, reach(s, j, end)
+		}
+	}
+	return t.blanks(s, i, end)
+}
+
+// blanks matches \s+(?!\S)|\s+ at a space: the whole run at the end of the
+// text, else all of it but the last character, else that one.
+func (t *classTable) blanks(s []byte, i, end int) (j, looked int) {
+	j = t.run(s, i, end, classSpace)
+	looked = reach(s, j, end)
+	if j == end {
+		return j, looked
+	}
+	_, n := utf8.DecodeLastRune(s[i:j])
+	if j-n > i {
+		j -= n
+	}
+	return j, looked
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"unicode/utf8"
+)
+
+// splitter is one step of a pre-tokenizer, in the form that can do all of them
+// but cannot say what it looked at. Files whose steps are all scanners with the
+// matches kept apart do not come here.
+type splitter struct {
+	scan     scanner // nil: another kind below
+	regex    *regex
+	literal  []byte
+	behavior string // of Split: Isolated, Removed, MergedWithPrevious, …
+	invert   bool
+	drop     bool // pieces that begin with white space vanish
+
+	prefix []byte // put before a piece that does not begin with it
+	first  bool   // only before the piece at the very start of the text
+	space  []byte // Metaspace: what a space becomes
+}
+
+// pieces are stretches of one text.
+type pieces struct {
+	text  []byte
+	spans []span
+}
+
+// split parts the pieces of in. The result may share in's text.
+func (p *splitter) split(in pieces, atStart bool) (pieces, error) {
+	if p.prefix != nil || p.space != nil {
+		return p.prefixed(in, atStart), nil
+	}
+	out := pieces{text: in.text, spans: make([]span, 0, len(in.spans))}
+	for _, s := range in.spans {
+		matches, err := p.matches(in.text[s.start:s.end])
+		if err != nil {
+			return in, err
+		}
+		out.spans = append(out.spans, p.behave(matches, s)...)
+	}
+	return out, nil
+}
+
+// prefixed copies the pieces, with the prefix where it is due.
+func (p *splitter) prefixed(in pieces, atStart bool) pieces {
+	var out pieces
+	for k, s := range in.spans {
+		piece := in.text[s.start:s.end]
+		start := uint32(len(out.text))
+		begins := p.prefix == nil || bytes.HasPrefix(piece, p.prefix) || p.space != nil && len(piece) > 0 && piece[0] == ' '
+		if !begins && (!p.first || atStart && k == 0) {
+			out.text = append(out.text, p.prefix...)
+		}
+		if p.space != nil {
+			piece = bytes.ReplaceAll(piece, []byte{' '}, p.space)
+		}
+		out.text = append(out.text, piece...)
+		out.spans = append(out.spans, span{start, uint32(len(out.text))})
+	}
+	return out
+}
+
+// part is a stretch of a piece, matched or not.
+type part struct {
+	span
+	match bool
+}
+
+func (p *splitter) matches(text []byte) ([]part, error) {
+	var spans []span
+	switch {
+	case p.scan != nil:
+		// Every piece of a scanner is a match, for those that we use here.
+		for i := 0; i < len(text); {
+			j, _ := p.scan(text, i, len(text))
+			if class, _ := classes().at(text, i, len(text)); !p.drop || class&classSpace == 0 {
+				spans = append(spans, span{uint32(i), uint32(j)})
+			}
+			i = j
+		}
+	case p.regex != nil:
+		var err error
+		if spans, err = p.regex.matches(nil, text); err != nil {
+			return nil, err
+		}
+	default:
+		for i := 0; ; {
+			k := bytes.Index(text[i:], p.literal)
+			if k < 0 {
+				break
+			}
+			spans = append(spans, span{uint32(i + k), uint32(i + k + len(p.literal))})
+			i += k + len(p.literal)
+		}
+	}
+	var parts []part
+	at := uint32(0)
+	if p.drop {
+		for _, s := range spans {
+			parts = append(parts, part{s, true})
+		}
+		return parts, nil
+	}
+	for _, s := range spans {
+		if s.start > at {
+			parts = append(parts, part{span{at, s.start}, p.invert})
+		}
+		parts = append(parts, part{s, !p.invert})
+		at = s.end
+	}
+	if int(at) < len(text) {
+		parts = append(parts, part{span{at, uint32(len(text))}, p.invert})
+	}
+	return parts, nil
+}
+
+// behave makes pieces of the parts of the piece of, as the reference does: a
+// match that is merged does not take a second one along.
+func (p *splitter) behave(parts []part, of span) []span {
+	var out []span
+	add := func(s span) { out = append(out, span{of.start + s.start, of.start + s.end}) }
+	switch p.behavior {
+	case "Removed":
+		for _, x := range parts {
+			if !x.match {
+				add(x.span)
+			}
+		}
+	case "Isolated":
+		for _, x := range parts {
+			add(x.span)
+		}
+	case "Contiguous":
+		for k, x := range parts {
+			if k > 0 && parts[k-1].match == x.match {
+				out[len(out)-1].end = of.start + x.end
+			} else {
+				add(x.span)
+			}
+		}
+	case "MergedWithPrevious":
+		for k, x := range parts {
+			if x.match && k > 0 && !parts[k-1].match {
+				out[len(out)-1].end = of.start + x.end
+			} else {
+				add(x.span)
+			}
+		}
+	case "MergedWithNext":
+		for k, x := range slices.Backward(parts) {
+			if x.match && k+1 < len(parts) && !parts[k+1].match {
+				out[len(out)-1].start = of.start + x.start
+			} else {
+				add(x.span)
+			}
+		}
+		slices.Reverse(out)
+	}
+	return out
+}
+
+// behaviors are what Split can do with what it matches.
+//
+//nolint:gochecknoglobals // a table
+var behaviors = []string{"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
+
+// readSplitters returns the steps of a pre-tokenizer. bytes is true if one of
+// them turns text into the alphabet of bytes.
+func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
+	if s.null() {
+		return nil, false, nil
+	}
+	var c struct {
+		Type             string            `json:"type"`
+		Pretokenizers    []json.RawMessage `json:"pretokenizers"`
+		Pattern          pattern           `json:"pattern"`
+		Behavior         string            `json:"behavior"`
+		Invert           bool              `json:"invert"`
+		AddPrefixSpace   *bool             `json:"add_prefix_space"`
+		UseRegex         *bool             `json:"use_regex"`
+		IndividualDigits bool              `json:"individual_digits"`
+		Replacement      string            `json:"replacement"`
+		PrependScheme    string            `json:"prepend_scheme"`
+		Split            *bool             `json:"split"`
+	}
+	if err := s.unmarshal(&c); err != nil {
+		return nil, false, fmt.Errorf("pre_tokenizer: %w", err)
+	}
+	isTrue := func(b *bool) bool { return b == nil || *b }
+	switch c.Type {
+	case "Sequence":
+		for _, raw := range c.Pretokenizers {
+			if byteLevel {
+				return nil, false, fmt.Errorf("pre_tokenizer: a step behind ByteLevel cannot be done exactly")
+			}
+			more, b, err := readSplitters(section{raw, s.base})
+			if err != nil {
+				return nil, false, err
+			}
+			byteLevel = b
+			if steps = append(steps, more...); len(steps) > maxDepth {
+				return nil, false, fmt.Errorf("pre_tokenizer: more than %d steps", maxDepth)
+			}
+		}
+		return steps, byteLevel, nil
+	case "Split":
+		p := splitter{behavior: c.Behavior, invert: c.Invert}
+		if !slices.Contains(behaviors, c.Behavior) {
+			return nil, false, fmt.Errorf("pre_tokenizer: Split: unknown behavior %q", c.Behavior)
+		}
+		switch {
+		case c.Pattern.Regex == "" && c.Pattern.String == "":
+			return nil, false, fmt.Errorf("pre_tokenizer: Split without a pattern")
+		case c.Pattern.Regex == "":
+			p.literal = []byte(c.Pattern.String)
+		case scanners[c.Pattern.Regex] != nil && c.Behavior == "Isolated":
+			p.scan, p.invert = scanners[c.Pattern.Regex], false // parts are pieces either way
+		default:
+			if p.regex, err = compile(c.Pattern.Regex); err != nil {
+				return nil, false, fmt.Errorf("pre_tokenizer: Split: %w", err)
+			}
+		}
+		return []splitter{p}, false, nil
+	case "ByteLevel":
+		if isTrue(c.AddPrefixSpace) {
+			steps = append(steps, splitter{prefix: []byte{' '}})
+		}
+		if isTrue(c.UseRegex) {
+			steps = append(steps, splitter{scan: scanGPT2, behavior: "Isolated"})
+		}
+		return steps, true, nil
+	case "Digits":
+		p := splitter{scan: scanDigitRuns, behavior: "Isolated"}
+		if c.IndividualDigits {
+			p.scan = scanDigits
+		}
+		return []splitter{p}, false, nil
+	case "Punctuation":
+		p := splitter{behavior: c.Behavior}
+		if p.behavior == "" {
+			p.behavior = "Isolated"
+		}
+		if p.regex, err = compile("[\\p{P}!-/:-@\\[-`{-~]"); err != nil {
+			return nil, false, err
+		}
+		return []splitter{p}, false, nil
+	case "Whitespace":
+		return []splitter{{scan: scanWhitespace, behavior: "Isolated", drop: true}}, false, nil
+	case "WhitespaceSplit":
+		return []splitter{{scan: scanBlanks, behavior: "Isolated", drop: true}}, false, nil
+	case "Metaspace":
+		return metaspace(c.Replacement, c.PrependScheme, isTrue(c.AddPrefixSpace), isTrue(c.Split))
+	}
+	return nil, false, fmt.Errorf("pre_tokenizer: cannot do %q exactly", c.Type)
+}
+
+// metaspace makes the steps of Metaspace. Old files have add_prefix_space
+// instead of a scheme.
+func metaspace(replacement, scheme string, prefix, split bool) ([]splitter, bool, error) {
+	if replacement == "" {
+		replacement = "▁"
+	}
+	if scheme == "" && prefix {
+		scheme = "always"
+	}
+	if utf8.RuneCountInString(replacement) != 1 {
+		return nil, false, fmt.Errorf("pre_tokenizer: Metaspace: replacement %q is not one character", replacement)
+	}
+	p := splitter{prefix: []byte(replacement), space: []byte(replacement)}
+	switch scheme {
+	case "always":
+	case "first":
+		p.first = true
+	case "never", "":
+		p.prefix = nil
+	default:
+		return nil, false, fmt.Errorf("pre_tokenizer: Metaspace: unknown prepend_scheme %q", scheme)
+	}
+	steps := []splitter{p}
+	if split {
+		steps = append(steps, splitter{literal: []byte(replacement), behavior: "MergedWithNext"})
+	}
+	return steps, false, nil
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Config says what a rank file does not. It is of no effect on tokenizer.json.
+type Config struct {
+	// Pattern parts the text into words: a regular expression, or the name of a
+	// known one: gpt2, cl100k, o200k. Empty: that of the file's name, if it is
+	// one of the published files.
+	Pattern string
+	// Special are the special tokens and their ids. Nil: added_tokens_decoder of
+	// tokenizer_config.json, else those of the published file.
+	Special map[string]uint32
+}
+
+// patterns are the expressions of rank files by name.
+//
+//nolint:gochecknoglobals // a table
+var patterns = map[string]string{
+	"gpt2":   `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`,
+	"cl100k": `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	"o200k":  `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+}
+
+// published are the rank files whose pattern and special tokens everybody knows.
+//
+//nolint:gochecknoglobals // a table
+var published = map[string]Config{
+	"cl100k_base.tiktoken": {Pattern: "cl100k", Special: map[string]uint32{
+		"<|endoftext|>": 100257, "<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260, "<|endofprompt|>": 100276,
+	}},
+	"o200k_base.tiktoken": {Pattern: "o200k", Special: map[string]uint32{"<|endoftext|>": 199999, "<|endofprompt|>": 200018}},
+}
+
+// loadRanks reads a rank file: the token's bytes in base64, a space and its rank,
+// which is its id, on each line. Two neighbours merge if together they are a
+// token, lowest rank first.
+func loadRanks(fsys fs.FS, c Config) (*Tokenizer, error) {
+	var names []string
+	for _, glob := range []string{"*.tiktoken", "*.tiktoken.gz", "tiktoken.model"} {
+		found, err := fs.Glob(fsys, glob)
+		if err != nil {
+			return nil, fmt.Errorf("tokenizer: %w", err)
+		}
+		names = append(names, found...)
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("tokenizer: no tokenizer.json and no *.tiktoken: %w", fs.ErrNotExist)
+	}
+	name := strings.TrimSuffix(slices.Min(names), ".gz")
+	b, found, err := readFile(fsys, name)
+	if err != nil {
+		return nil, err
+	}
+	if c, err = completed(fsys, c, name); err != nil {
+		return nil, err
+	}
+	t, err := parseRanks(b, c)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", found, err)
+	}
+	return t, nil
+}
+
+// completed fills in what the configuration leaves open.
+func completed(fsys fs.FS, c Config, name string) (Config, error) {
+	known := published[name]
+	if c.Pattern == "" {
+		c.Pattern = known.Pattern
+	}
+	if c.Pattern == "" {
+		return c, fmt.Errorf("tokenizer: %s: %w: a rank file without a pattern", name, ErrUnsupported)
+	}
+	if p, ok := patterns[c.Pattern]; ok {
+		c.Pattern = p
+	}
+	if c.Special != nil {
+		return c, nil
+	}
+	c.Special = known.Special
+	b, found, err := readFile(fsys, "tokenizer_config.json")
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	if err != nil {
+		return c, err
+	}
+	var file struct {
+		Added map[string]addedToken `json:"added_tokens_decoder"`
+	}
+	if err := json.Unmarshal(b, &file); err != nil {
+		return c, fmt.Errorf("tokenizer: %s: %w", found, err)
+	}
+	if len(file.Added) == 0 {
+		return c, nil
+	}
+	c.Special = map[string]uint32{}
+	for id, a := range file.Added {
+		n, err := strconv.ParseUint(id, 10, 32)
+		if err != nil {
+			return c, fmt.Errorf("tokenizer: %s: added_tokens_decoder: id %q", found, id)
+		}
+		c.Special[a.Content] = uint32(n)
+	}
+	return c, nil
+}
+
+func parseRanks(b []byte, c Config) (*Tokenizer, error) {
+	lines := bytes.Count(b, []byte{'\n'}) + 1
+	v := newVocab(min(lines, maxIDs), len(b)/2)
+	token := make([]byte, 0, 256)
+	for n := 1; len(b) > 0; n++ {
+		line := b
+		if k := bytes.IndexByte(b, '\n'); k >= 0 {
+			line, b = b[:k], b[k+1:]
+		} else {
+			b = nil
+		}
+		if len(bytes.TrimSpace(line)) == 0 {
+			continue
+		}
+		text, rank, ok := bytes.Cut(bytes.TrimSpace(line), []byte{' '})
+		id, err := strconv.ParseUint(string(rank), 10, 32)
+		if !ok || err != nil || id >= maxIDs || len(text) > 1<<16 {
+			return nil, fmt.Errorf("line %d: want a token in base64 and a rank below %d", n, maxIDs)
+		}
+		if token, err = base64.StdEncoding.AppendDecode(token[:0], text); err != nil || len(token) == 0 {
+			return nil, fmt.Errorf("line %d: token in base64: %w", n, err)
+		}
+		v.put(token, uint32(id), true)
+	}
+	if len(v.token) == 0 {
+		return nil, errors.New("no tokens")
+	}
+	t := &Tokenizer{byteLevel: true, bpe: bpe{vocab: v, whole: true, unk: noID}}
+	t.bpe.mergesOfRanks()
+	t.bpe.prepareBytes()
+	scan := scanners[c.Pattern]
+	if scan != nil {
+		t.steps = []splitter{{scan: scan, behavior: "Isolated"}}
+	} else {
+		re, err := compile(c.Pattern)
+		if err != nil {
+			return nil, unsupported(err)
+		}
+		// What no alternative matches is not part of the result.
+		t.steps = []splitter{{regex: re, behavior: "Removed", invert: true}}
+	}
+	var special []added
+	for _, content := range slices.Sorted(maps.Keys(c.Special)) {
+		id := c.Special[content]
+		if content == "" || id >= maxIDs {
+			return nil, fmt.Errorf("special token %q with id %d", content, id)
+		}
+		special = append(special, added{id: id, content: []byte(content)})
+		if len(v.get(id)) == 0 {
+			v.put([]byte(content), id, false)
+		}
+	}
+	t.raw = newFinder(special)
+	t.plan()
+	return t, nil
+}
+
+// mergesOfRanks makes a merge of each way to cut a token into two tokens.
+func (b *bpe) mergesOfRanks() {
+	each := func(f func(pair uint64, id uint32)) {
+		for id := range b.vocab.token {
+			token := b.vocab.get(uint32(id))
+			for k := 1; k < len(token); k++ {
+				left := b.vocab.id(token[:k])
+				if left == noID {
+					continue
+				}
+				if right := b.vocab.id(token[k:]); right != noID {
+					f(pairOf(left, right), uint32(id))
+				}
+			}
+		}
+	}
+	count := 0
+	each(func(uint64, uint32) { count++ })
+	b.merges = newMerges(count)
+	each(func(pair uint64, id uint32) { b.merges.put(pair, uint64(id)<<32|uint64(id)) })
+}

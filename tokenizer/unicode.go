@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"slices"
+	"sync"
+	"unicode/utf8"
+)
+
+// Classes of code points as the patterns of pre-tokenizers name them, in
+// Unicode 16.0: what the reference tokenizers' regex engine uses, whatever
+// version Go's own tables are of.
+const (
+	classLetter = 1 << iota // \p{L}
+	classUpper              // \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}
+	classLower              // \p{Ll}\p{Lm}\p{Lo}\p{M}
+	classNumber             // \p{N}
+	classMark               // \p{M}
+	classSpace              // \s
+	classPunct              // \p{P}
+	classSymbol             // \p{S}
+)
+
+// classRange says the class of the code points lo to hi, both included. The
+// spaces are not in the generated table: \s is not a category.
+type classRange struct {
+	lo, hi rune
+	class  uint8
+}
+
+// spaces are the 25 code points of \s.
+//
+//nolint:gochecknoglobals // a table
+var spaces = [...]rune{
+	'\t', '\n', '\v', '\f', '\r', ' ', 0x85, 0xa0, 0x1680,
+	0x2000, 0x2001, 0x2002, 0x2003, 0x2004, 0x2005, 0x2006, 0x2007, 0x2008, 0x2009, 0x200a,
+	0x2028, 0x2029, 0x202f, 0x205f, 0x3000,
+}
+
+// classTable gives the class of any code point in two steps: pages of 256, of
+// which most are equal to each other.
+type classTable struct {
+	page  [(utf8.MaxRune + 1) / 256]uint8
+	class [][256]uint8
+}
+
+//nolint:gochecknoglobals // tables
+var (
+	asciiClass = buildASCII()
+	classes    = sync.OnceValue(buildClasses)
+)
+
+func buildASCII() (t [128]uint8) {
+	for _, r := range classRanges {
+		for c := r.lo; c <= r.hi && c < 128; c++ {
+			t[c] |= r.class
+		}
+	}
+	for _, c := range spaces {
+		if c < 128 {
+			t[c] |= classSpace
+		}
+	}
+	return t
+}
+
+func buildClasses() *classTable {
+	all := make([]uint8, utf8.MaxRune+1)
+	for _, r := range classRanges {
+		for c := r.lo; c <= r.hi; c++ {
+			all[c] = r.class
+		}
+	}
+	for _, c := range spaces {
+		all[c] |= classSpace
+	}
+	t := &classTable{}
+	seen := map[[256]uint8]uint8{}
+	for p := range t.page {
+		var page [256]uint8
+		copy(page[:], all[p*256:])
+		n, ok := seen[page]
+		if !ok {
+			n = uint8(len(t.class)) // 16.0 has 160 different pages; a test says so
+			seen[page] = n
+			t.class = append(t.class, page)
+		}
+		t.page[p] = n
+	}
+	return t
+}
+
+func (t *classTable) of(r rune) uint8 { return t.class[t.page[r>>8]][r&0xff] }
+
+// isWord reports whether r is a word character, \w of the reference.
+func isWord(r rune) bool {
+	if classes().of(r)&(classLetter|classMark) != 0 {
+		return true
+	}
+	_, ok := slices.BinarySearchFunc(wordRanges[:], r, func(w classRange, r rune) int {
+		switch {
+		case w.hi < r:
+			return -1
+		case w.lo > r:
+			return 1
+		}
+		return 0
+	})
+	return ok
+}

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes tokenizer/testdata/golden: small tokenizers, one a feature, with texts and the reference's ids.
+
+Run through `make golden`. Each is trained on the text below by the PyPI package tokenizers, whose version stands in
+requirements.txt, and written by it; the ids are what it gives. NAME.json is the tokenizer, NAME.jsonl its cases:
+{"text": …, "special": whether special tokens are added, "ids": […]}.
+"""
+import json
+import pathlib
+import random
+import sys
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+CORPUS = """
+The router reads the prompt, turns it into tokens and tokens into blocks, and asks which worker has them already.
+A worker that holds the first hundred blocks of a prompt computes only what is left; the others compute it all.
+If nothing is known, the least loaded worker is chosen. It isn't magic: they'll see it, we've measured it, I'm sure.
+func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) {
+\treturn r.pool(req.Model).decide(ctx, req)
+}
+for i in range(10):
+    print("block", i, {"overlap": 0.75, "tokens": [1, 23, 456, 7890]})
+Der Verteiler liest die Anfrage, größer oder kleiner, und wählt über Nacht den nächsten freien Rechner aus.
+Le routeur choisit l'ouvrier dont la mémoire contient déjà le début de la requête; ça va très vite, même à minuit.
+Маршрутизатор выбирает сервер, у которого уже есть нужные блоки, и отправляет запрос ему.
+路由器选择已经缓存了前缀的节点，所以第一个词元来得更快。计算一次，使用多次。
+ルーターは先頭のブロックを持つワーカーを選びます。速いです。カタカナとひらがな。
+라우터는 접두사를 가진 작업자를 선택합니다.
+TTFT 0.25 s, 1234567 tokens, 99.9 % of 2026-11-21; HTTP/2 200 OK, https://example.com/v1/chat?x=1&y=2#z
+""".strip()
+
+TEXTS = [
+    "", " ", "  ", "\n", "\t\n \n", "a", " a", "a ", "Hello world", "Hello  world\n\n  again", "it's IT'S I'LL they've", "aB'sC 'ſ", "x'",
+    "1234567 12 1", "１２３４５ ٣٤ ¾", "naïve café", "e\u0301z \u0301", "e\u0328\u0301 A\u030a", "中文 路由器选择", "カタカナとひらがな中", "한국어 \u1112\u1161\u11ab", "Über größer",
+    "🚀👩‍💻 ok", "\u00a0x\u2003y\u3000z", "\u0085a", "a\x00b\x7f", "<s>hi", " hi", "a</s> b", "x<s></s>", "  lead", "▁already▁", "<a>b", "x<a>bc", "b<a>", "<a>", "word<w>word <w> x", "x  <m>  y", "x\n<m>\n\ny<m><m>",
+    "éz", "e\u0301z", "éze\u0301z", "\U0001e4ec\u0301a\u0301", "ǅungla ʰª ａＢ", "fn(x)/*c*/ //\n\n", "a\r\nb\r\r\nc", "...!!!\n", "(\u0301a", "http://x.y/z?q=1", "<|im_start|>user\nhi<|im_end|>\n", "<|im_st", "unk☃☃☃ ☃unk",
+    "The router reads the prompt, turns it into tokens and tokens into blocks.", "func main() {\n\treturn \"x\"\n}\n", "HelloWorld HTTPServer iOS", "x" * 70, "ab" * 40, " " * 40, "'" * 20, "\u0301" * 12,
+]
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = CL100K.replace("{1,3}", "")
+QWEN35 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LEAD = r"[^\r\n\p{L}\p{N}]?"
+O200K = f"{LEAD}{UPPER}*{LOWER}+{SUFFIX}|{LEAD}{UPPER}+{LOWER}*{SUFFIX}|\\p{{N}}{{1,3}}|{REST}"
+TEKKEN = f"{LEAD}{UPPER}*{LOWER}+|{LEAD}{UPPER}+{LOWER}*|\\p{{N}}|{REST}"
+DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def split(pattern, behavior="isolated", invert=False):
+    return pre_tokenizers.Split(Regex(pattern), behavior, invert)
+
+
+def byte_level(pre, norm=None, size=400):
+    t = Tokenizer(models.BPE())
+    steps = pre if isinstance(pre, list) else [pre]
+    t.pre_tokenizer = pre_tokenizers.Sequence(steps + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    if norm:
+        t.normalizer = norm
+    t.decoder = decoders.ByteLevel()
+    t.train_from_iterator(
+        CORPUS.splitlines(True),
+        trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
+    )
+    t.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return t
+
+
+def sentencepiece(norm=None, pre=None, fallback=True, fuse=True, size=600):
+    t = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=fallback, fuse_unk=fuse))
+    if norm:
+        t.normalizer = norm
+    if pre:
+        t.pre_tokenizer = pre
+    special = ["<unk>", "<s>", "</s>"] + ([f"<0x{b:02X}>" for b in range(256)] if fallback else [])
+    # Words are learnt without a pre-tokenizer's help from short stretches.
+    words = [w for w in CORPUS.replace("\n", " ").replace(" ", " \x00").split("\x00") if w]
+    t.train_from_iterator(words, trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False))
+    spec = json.loads(t.to_str())
+    # Byte tokens belong to the model, not to what is found in the text.
+    spec["added_tokens"] = [a for a in spec["added_tokens"] if not a["content"].startswith("<0x")]
+    t = Tokenizer.from_str(json.dumps(spec))
+    t.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", t.token_to_id("<s>"))]
+    )
+    return t
+
+
+def all_tokenizers():
+    out = {
+        "bytelevel-gpt2": byte_level(split(GPT2)),
+        "bytelevel-cl100k": byte_level(split(CL100K)),
+        "bytelevel-qwen2-nfc": byte_level(split(QWEN2), normalizers.NFC()),
+        "bytelevel-qwen35": byte_level(split(QWEN35)),
+        "bytelevel-o200k": byte_level(split(O200K)),
+        "bytelevel-tekken": byte_level(split(TEKKEN)),
+        "bytelevel-deepseek": byte_level([split(r"\p{N}{1,3}"), split("[一-龥\u3040-ゟ゠-ヿ]+"), split(DEEPSEEK)]),
+        "bytelevel-digits": byte_level([pre_tokenizers.Digits(individual_digits=True), split(GPT2)]),
+        "bytelevel-digit-runs": byte_level([pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.Punctuation()]),
+        "bytelevel-whitespace": byte_level([pre_tokenizers.Whitespace()]),
+        "bytelevel-blanks": byte_level([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("merged_with_previous")]),
+        "bytelevel-regex": byte_level([split(r"\p{Lu}?\p{Ll}+|\p{N}+(?=\s)|\s+(?!\S)", "merged_with_next"), split(r"[aeiou]", "removed")]),
+        "bytelevel-contiguous": byte_level([split(r"[\p{L}\s]", "contiguous"), split("t", "merged_with_previous", True)]),
+        "metaspace-first": sentencepiece(pre=pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
+        "metaspace-always-split": sentencepiece(pre=pre_tokenizers.Metaspace(prepend_scheme="always", split=True)),
+        "metaspace-never": sentencepiece(pre=pre_tokenizers.Metaspace(prepend_scheme="never", split=False)),
+        "prepend-replace": sentencepiece(norm=normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])),
+        "replace-only": sentencepiece(norm=normalizers.Replace(" ", "▁")),
+        "unk-fused": sentencepiece(pre=pre_tokenizers.Metaspace(), fallback=False, fuse=True),
+        "unk-single": sentencepiece(norm=normalizers.Replace(Regex(r"\s+"), "▁"), fallback=False, fuse=False),
+    }
+    added = byte_level(split(CL100K), normalizers.NFC())
+    added.add_tokens([
+        AddedToken("<m>", lstrip=True, rstrip=True), AddedToken("<w>", single_word=True), "<a>", "<a>b", "b<",
+        AddedToken("éz", normalized=True), AddedToken("<|n|>", normalized=False),
+    ])
+    out["added-flags"] = added
+    flags = byte_level(split(QWEN2))
+    flags.add_tokens([AddedToken("<m>", lstrip=True, rstrip=True, normalized=False), AddedToken("<a>", normalized=False), AddedToken("<a>b", normalized=False)])
+    out["added-strip"] = flags
+    prefix = byte_level(split(GPT2))
+    prefix.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    out["prefix-space"] = prefix
+    return out
+
+
+def shapes(name, spec):
+    """The forms of one file that are met in the field."""
+    if name == "bytelevel-gpt2":
+        del spec["model"]["type"]
+        spec["model"]["merges"] = [" ".join(m) for m in spec["model"]["merges"]]
+    if name == "bytelevel-o200k":
+        spec["model"]["ignore_merges"] = True
+        # A token that no merge reaches.
+        spec["model"]["vocab"]["Ġmeasured"] = 1000
+    return spec
+
+
+def main() -> None:
+    folder = pathlib.Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(1)
+    joined = []
+    for _ in range(60):
+        joined.append("".join(rng.choice(TEXTS) for _ in range(rng.randint(2, 4)))[:200])
+    for name, t in all_tokenizers().items():
+        spec = shapes(name, json.loads(t.to_str()))
+        text = json.dumps(spec, ensure_ascii=False, separators=(",", ":"))
+        (folder / f"{name}.json").write_text(text)
+        t = Tokenizer.from_str(text)
+        with open(folder / f"{name}.jsonl", "w") as f:
+            for k, x in enumerate(TEXTS + joined):
+                special = k % 7 == 3
+                row = {"text": x, "special": special, "ids": t.encode(x, add_special_tokens=special).ids}
+                f.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+main()
