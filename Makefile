@@ -35,6 +35,24 @@ test: tools envoy ## run every check that CI runs
 check: tools lint fix ## the inner loop: lint, house rules, short tests
 	go test -short -count=1 ./...
 
+REFERENCE := .cache/reference/bin/python
+
+.PHONY: conformance
+conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed (downloads 15 MB from PyPI once)
+	@go run ./bench/conformance --python $(REFERENCE) --commit "$$(git rev-parse --short HEAD)"
+
+.PHONY: golden
+golden: $(REFERENCE) ## make the golden data and the Unicode tables anew
+	$(REFERENCE) tools/golden/unicode.py > .cache/unicode_table.go
+	mv .cache/unicode_table.go tokenizer/unicode_table.go && gofmt -w tokenizer/unicode_table.go
+	$(REFERENCE) tools/golden/tokenizers_golden.py tokenizer/testdata/golden
+
+$(REFERENCE): tools/golden/requirements.txt
+	@command -v python3 >/dev/null || { echo "make: Python 3 is missing" >&2; exit 1; }
+	python3 -m venv .cache/reference
+	$(REFERENCE) -m pip install --quiet --disable-pip-version-check -r tools/golden/requirements.txt
+	@touch $(REFERENCE)
+
 .PHONY: build
 build: tools ## build the binary into .cache/bin
 	@CGO_ENABLED=0 go build -trimpath -o $(BIN) ./cmd/kvroute
@@ -64,7 +82,7 @@ fix:
 fuzz: ## run each fuzz target for FUZZTIME
 	@for package in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
 		for target in $$(grep -rhoE '^func Fuzz[A-Za-z0-9_]*' $$package/*_test.go | sed 's/^func //'); do \
-			echo "$$package $$target"; go test $$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME); \
+			echo "$$package $$target"; go test $$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s; \
 		done; \
 	done
 

@@ -155,6 +155,7 @@ type bpe struct {
 	// Words of bytes: a symbol a byte, and what two bytes become.
 	byteID   [256]uint32
 	bytePair []uint64 // by first byte·256 + second; nil for words of characters
+	cuts     *wordCuts
 
 	// Words of characters.
 	fallback [256]uint32 // <0xNN>
@@ -185,17 +186,46 @@ type wordSlot struct {
 // wordSlots is the number of words kept for each text that is being encoded: 2 MiB.
 const wordSlots = 1 << 15
 
+// cutFrom is the length in bytes from which a word is cut before it is merged.
+const cutFrom = 12
+
 // append appends the ids of the word s[i:j] to dst.
 func (b *bpe) append(dst []uint32, w *work, s []byte, i, j int) []uint32 {
-	if j-i == 1 && b.bytePair != nil {
+	n := j - i
+	if n == 1 && b.bytePair != nil {
 		if id := b.byteID[s[i]]; id != noID {
 			return append(dst, id)
 		}
 	}
-	if j-i > 31 {
-		return b.merge(dst, w, s[i:j])
+	if b.cuts == nil || n < cutFrom || n <= longestKey && s[i] < utf8.RuneSelf && s[j-1] < utf8.RuneSelf {
+		return b.seen(dst, w, s, i, j, b.whole)
+	}
+	if b.whole && n <= b.vocab.most {
+		if id := b.vocab.id(s[i:j]); id != noID {
+			return append(dst, id)
+		}
+	}
+	for i < j {
+		k := b.cuts.next(s, i, j)
+		dst = b.seen(dst, w, s, i, k, false)
+		i = k
+	}
+	return dst
+}
+
+// longestKey is the longest word that is kept with its ids.
+const longestKey = 31
+
+// seen appends the ids of s[i:j], a word or, if whole is not set, a part of one.
+// Short ones are looked up among those seen before.
+func (b *bpe) seen(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint32 {
+	if j-i > longestKey {
+		return b.merge(dst, w, s[i:j], whole)
 	}
 	key := wordKey(s, i, j)
+	if whole {
+		key[3] |= 1 << 63
+	}
 	h := (key[0] ^ bits.RotateLeft64(key[1], 23)) * 0x9e3779b97f4a7c15
 	h = (h ^ key[2] ^ bits.RotateLeft64(key[3], 17)) * 0xbf58476d1ce4e5b9
 	slot := &w.words[(h^h>>32)&(wordSlots-1)]
@@ -209,7 +239,7 @@ func (b *bpe) append(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 		return append(dst, slot.ids[:slot.n]...)
 	}
 	n := len(dst)
-	dst = b.merge(dst, w, s[i:j])
+	dst = b.merge(dst, w, s[i:j], whole)
 	if got := dst[n:]; len(got) <= len(slot.ids) {
 		slot.key = key
 		slot.n = uint32(copy(slot.ids[:], got))
@@ -247,8 +277,8 @@ func wordKey(s []byte, i, j int) (key [4]uint64) {
 }
 
 // merge appends the ids of word without looking it up among the words seen.
-func (b *bpe) merge(dst []uint32, w *work, word []byte) []uint32 {
-	if b.whole && len(word) <= b.vocab.most {
+func (b *bpe) merge(dst []uint32, w *work, word []byte, whole bool) []uint32 {
+	if whole && len(word) <= b.vocab.most {
 		if id := b.vocab.id(word); id != noID {
 			return append(dst, id)
 		}

@@ -50,7 +50,13 @@ func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
 	return t, nil
 }
 
-// readFile reads a file, or its compressed form.
+// ReadFile reads a file of a model, or its compressed form (name.gz).
+func ReadFile(fsys fs.FS, name string) ([]byte, error) {
+	b, _, err := readFile(fsys, name)
+	return b, err
+}
+
+// readFile is ReadFile that also tells which of the two it was.
 func readFile(fsys fs.FS, name string) (b []byte, found string, err error) {
 	f, err := fsys.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -390,6 +396,7 @@ func (b *bpe) prepareBytes() {
 			b.bytePair[k] = b.merges.get(l, r)
 		}
 	}
+	b.cuts = newWordCuts(b.vocab)
 }
 
 // prepareFallback finds the tokens that stand for single bytes.
@@ -563,7 +570,7 @@ func (t *Tokenizer) plan() {
 	t.nfc = len(t.normalizers) == 1 && t.normalizers[0].kind == "NFC"
 	for k := range t.steps {
 		if t.steps[k].regex != nil {
-			t.Slow = "pre_tokenizer: no scanner for " + t.steps[k].regex.re.String()
+			t.Slow = fmt.Sprintf("pre_tokenizer: no scanner for %q", t.steps[k].regex.expr)
 		}
 	}
 	for k := range t.normalizers {
@@ -599,7 +606,7 @@ func (t *Tokenizer) allScanners() bool {
 // planCuts returns where SentencePiece-style text may be cut, nil if its files
 // are of another kind.
 func (t *Tokenizer) planCuts() *cuts {
-	c := &cuts{pairs: newMerges(1 << 13)}
+	c := &cuts{pairs: newPairSet(len(t.bpe.vocab.bytes))}
 	var space string
 	switch {
 	case len(t.normalizers) == 2 && len(t.steps) == 0:
@@ -640,6 +647,7 @@ func (t *Tokenizer) planCuts() *cuts {
 			a = r
 		}
 	}
+	c.pairs.fit()
 	// A merge of byte tokens would cross a cut between characters.
 	for _, m := range t.bpe.merges.slots {
 		if m.key == 0 {

@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -54,13 +55,30 @@ var old = sync.OnceValue(func() *unicode.RangeTable { return rangetable.Assigned
 // isNFC reports whether text is its own normal form. A text that is so by
 // today's tables is so by those of 9.0: later code points only ever keep apart
 // what would compose.
-func isNFC(text []byte) bool { return isASCII(text) || norm.NFC.IsNormal(text) }
+func isNFC(text []byte) bool { return isPlain(text) || norm.NFC.IsNormal(text) }
 
-func isASCII(text []byte) bool {
-	for _, c := range text {
-		if c >= utf8.RuneSelf {
+// isPlain reports whether all characters of text are of ranges in which nothing
+// decomposes for good, moves or composes with what stands before it: most text.
+func isPlain(text []byte) bool {
+	for i := 0; i < len(text); {
+		if i+8 <= len(text) && binary.LittleEndian.Uint64(text[i:])&0x8080808080808080 == 0 {
+			i += 8
+			continue
+		}
+		if text[i] < utf8.RuneSelf {
+			i++
+			continue
+		}
+		r, n := decode(text, i, len(text))
+		switch {
+		case r < 0x300, 0x3400 <= r && r < 0xa000: // Latin, Chinese
+		case 0x400 <= r && r < 0x483, 0x2010 <= r && r < 0x2028: // Cyrillic, punctuation
+		case 0x3000 <= r && r < 0x3099, 0x30a0 <= r && r < 0x3130: // kana
+		case 0xac00 <= r && r < 0xd7a4, 0xff01 <= r && r < 0xff61: // Hangul syllables, wide forms
+		default:
 			return false
 		}
+		i += n
 	}
 	return true
 }

@@ -16,7 +16,10 @@ import (
 const regexTime = 250 * time.Millisecond
 
 // regex is an expression without a scanner of ours, run by a backtracking engine.
-type regex struct{ re *regexp2.Regexp }
+type regex struct {
+	re   *regexp2.Regexp
+	expr string // as it stands in the file
+}
 
 func compile(expr string) (*regex, error) {
 	if len(expr) > 16<<10 {
@@ -31,17 +34,17 @@ func compile(expr string) (*regex, error) {
 		return nil, fmt.Errorf("expression %q: %w", expr, err)
 	}
 	re.MatchTimeout = regexTime
-	return &regex{re}, nil
+	return &regex{re, expr}, nil
 }
 
 // matches appends the spans of text that the expression matches, in bytes.
 func (r *regex) matches(dst []span, text []byte) ([]span, error) {
-	runes := []rune(string(text))
-	m, err := r.re.FindRunesMatch(runes)
+	m, err := r.re.FindRunesMatch([]rune(string(text)))
 	at, bytes := 0, 0 // the same place in runes and in bytes
 	to := func(index int) uint32 {
 		for ; at < index; at++ {
-			bytes += utf8.RuneLen(runes[at])
+			_, n := utf8.DecodeRune(text[bytes:])
+			bytes += n
 		}
 		return uint32(bytes)
 	}
@@ -52,7 +55,7 @@ func (r *regex) matches(dst []span, text []byte) ([]span, error) {
 		}
 	}
 	if err != nil {
-		return dst, fmt.Errorf("tokenizer: match %q: %w", r.re.String(), err)
+		return dst, fmt.Errorf("tokenizer: match %q: %w", r.expr, err)
 	}
 	return dst, nil
 }

@@ -103,6 +103,14 @@ func (t *Tokenizer) ID(content string) (id uint32, ok bool) {
 // Size returns the number of ids, unused ones included: the highest id plus one.
 func (t *Tokenizer) Size() int { return len(t.bpe.vocab.token) }
 
+// Forget drops the scratch memory that is kept for later texts, and with it the
+// ids of the words seen: what a fresh Tokenizer does not have either.
+func (t *Tokenizer) Forget() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.free = nil
+}
+
 func (t *Tokenizer) take() *work {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -391,13 +399,13 @@ func (e *encoder) characters(lo, hi, looked int, start bool) {
 // that stand side by side in no token, since a merge across the cut would make
 // such a token.
 type cuts struct {
-	space []byte         // what a space is written as
-	rune  rune           // the same
-	never bool           // no stretch is prefixed
-	first bool           // only the one at the text's start
-	force bool           // also one that begins with a space
-	split bool           // every space begins a piece
-	pairs merges         // the pairs; the values do not matter
+	space []byte // what a space is written as
+	rune  rune   // the same
+	never bool   // no stretch is prefixed
+	first bool   // only the one at the text's start
+	force bool   // also one that begins with a space
+	split bool   // every space begins a piece
+	pairs pairSet
 	near  [128][2]uint64 // those of two ASCII characters
 }
 
@@ -425,7 +433,7 @@ func (c *cuts) keep(a, b rune) {
 		c.near[a][b>>6] |= 1 << (b & 63)
 		return
 	}
-	c.pairs.put(pairOf(uint32(a), uint32(b)), 0)
+	c.pairs.add(uint32(a), uint32(b))
 }
 
 // together reports whether some token has a and b side by side.
@@ -433,17 +441,26 @@ func (c *cuts) together(a, b rune) bool {
 	if a < 128 && b < 128 {
 		return c.near[a][b>>6]>>(b&63)&1 != 0
 	}
-	return c.pairs.get(uint32(a), uint32(b)) != noMerge
+	return c.pairs.has(uint32(a), uint32(b))
 }
+
+// pieceFrom is the length in bytes from which a piece ends at any place where it
+// may. Shorter ones end before a space, or between two characters beyond ASCII,
+// of which words are short: each piece costs a lookup.
+const pieceFrom = 10
 
 // scan is a scanner.
 func (c *cuts) scan(s []byte, i, end int) (j, looked int) {
 	r, n := decode(s, i, end)
 	a := c.written(r)
 	for j = i + n; j < end; j += n {
-		r, n = decode(s, j, end)
+		if b := s[j]; b < utf8.RuneSelf {
+			r, n = rune(b), 1
+		} else {
+			r, n = decode(s, j, end)
+		}
 		b := c.written(r)
-		if !c.together(a, b) || c.split && b == c.rune {
+		if b == c.rune && c.split || (b == c.rune || min(a, b) >= utf8.RuneSelf || j-i >= pieceFrom) && !c.together(a, b) {
 			return j, j + n
 		}
 		a = b

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Conformance compares tokenizer and templates with the reference
+// implementations, and their speed, as `make conformance` runs it. It prints a
+// table and exits 1 on any difference, or if a target of speed is missed.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+type options struct {
+	python, shared, golden, out, commit, work string
+	strings, rounds                           int
+	seed                                      uint64
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.python, "python", "python3", "a Python that has the packages of tools/golden/requirements.txt")
+	flag.StringVar(&o.shared, "shared", "../shared/data", "reference data; what is not there is left out, and said")
+	flag.StringVar(&o.golden, "golden", "tokenizer/testdata/golden", "the project's own tokenizers")
+	flag.StringVar(&o.out, "out", "bench/out", "where the JSON goes")
+	flag.StringVar(&o.commit, "commit", "", "recorded in the JSON")
+	flag.IntVar(&o.strings, "strings", 20000, "random texts a tokenizer")
+	flag.IntVar(&o.rounds, "rounds", 5, "rounds of measuring speed")
+	flag.Uint64Var(&o.seed, "seed", 1, "of the random texts")
+	flag.Parse()
+	ok, err := run(o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		os.Exit(2)
+	}
+	if !ok {
+		os.Exit(1)
+	}
+}
+
+func run(o options) (bool, error) {
+	var err error
+	if o.work, err = os.MkdirTemp("", "conformance"); err != nil {
+		return false, err
+	}
+	defer func() { _ = os.RemoveAll(o.work) }()
+	ref, err := start(o.python)
+	if err != nil {
+		return false, err
+	}
+	defer ref.stop()
+	var figures []bench.Figure
+	for _, c := range candidates(o) {
+		path, err := c.unpacked(o.work)
+		if err != nil {
+			return false, err
+		}
+		tok, err := tokenizer.Load(os.DirFS(filepath.Dir(path)), tokenizer.Config{})
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", c.name, err)
+		}
+		var answer struct{ Version string }
+		if err := ref.ask(map[string]any{"op": "load", "path": path}, &answer); err != nil {
+			return false, err
+		}
+		f, err := compare(ref, tok, c, o)
+		if err != nil {
+			return false, err
+		}
+		figures = append(figures, f)
+		if !c.real {
+			continue
+		}
+		more, err := speeds(ref, tok, c, o)
+		if err != nil {
+			return false, err
+		}
+		figures = append(figures, more...)
+	}
+	return bench.Report(os.Stdout, o.out, bench.NewRun("conformance", o.commit, "make conformance", figures))
+}
+
+// candidate is one tokenizer to compare.
+type candidate struct {
+	name, file string
+	real       bool // a served model's, large enough to measure speed
+}
+
+func candidates(o options) (all []candidate) {
+	files, _ := filepath.Glob(filepath.Join(o.shared, "tokenizers/*/tokenizer.json*"))
+	if len(files) == 0 {
+		fmt.Println("no real tokenizers under", o.shared, "- only the project's own are compared, and no speed")
+	}
+	for _, f := range files {
+		all = append(all, candidate{filepath.Base(filepath.Dir(f)), f, true})
+	}
+	files, _ = filepath.Glob(filepath.Join(o.golden, "*.json"))
+	for _, f := range files {
+		all = append(all, candidate{strings.TrimSuffix(filepath.Base(f), ".json"), f, false})
+	}
+	return all
+}
+
+// unpacked writes the candidate's file where both sides read it.
+func (c candidate) unpacked(work string) (string, error) {
+	path := filepath.Join(work, c.name, "tokenizer.json")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", err
+	}
+	b, err := readMaybeGzip(c.file)
+	if err != nil {
+		return "", err
+	}
+	return path, os.WriteFile(path, b, 0o644)
+}
+
+// compare encodes random texts on both sides. Of a difference it prints the
+// shortest text that it finds.
+func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (bench.Figure, error) {
+	n := o.strings
+	if !c.real {
+		n /= 4
+	}
+	r := rand.New(rand.NewPCG(o.seed, 1))
+	different := 0
+	for done := 0; done < n; {
+		texts := make([]string, min(500, n-done))
+		for i := range texts {
+			texts[i] = randomText(r)
+		}
+		special := done%1000 == 500
+		ids, err := ref.encode(texts, special)
+		if err != nil {
+			return bench.Figure{}, err
+		}
+		for i, text := range texts {
+			got, err := tok.Append(context.Background(), nil, []byte(text), special)
+			if err != nil {
+				return bench.Figure{}, err
+			}
+			if slices.Equal(got, ids[i]) {
+				continue
+			}
+			if different++; different <= 5 {
+				if err := shrink(ref, tok, text, special); err != nil {
+					return bench.Figure{}, err
+				}
+			}
+		}
+		done += len(texts)
+	}
+	v := float64(different)
+	return bench.Figure{
+		What: fmt.Sprintf("%s: different of %d texts", c.name, n), Target: "0", Median: v, Min: v, Max: v, Met: different == 0,
+	}, nil
+}
+
+// shrink prints a short text on which the two sides differ.
+func shrink(ref *reference, tok *tokenizer.Tokenizer, text string, special bool) error {
+	differs := func(s string) (bool, []uint32, []uint32, error) {
+		ids, err := ref.encode([]string{s}, special)
+		if err != nil {
+			return false, nil, nil, err
+		}
+		got, err := tok.Append(context.Background(), nil, []byte(s), special)
+		return !slices.Equal(got, ids[0]), got, ids[0], err
+	}
+	runes := []rune(text)
+	for again := true; again; {
+		again = false
+		for i := range runes {
+			less := slices.Delete(slices.Clone(runes), i, i+1)
+			d, _, _, err := differs(string(less))
+			if err != nil {
+				return err
+			}
+			if d {
+				runes, again = less, true
+				break
+			}
+		}
+	}
+	_, got, want, err := differs(string(runes))
+	fmt.Printf("different: %q (%+q): got %d, want %d\n", string(runes), string(runes), got, want)
+	return err
+}
+
+// speeds measures both sides on documents of 8 KB in turn.
+func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figure, error) {
+	r := rand.New(rand.NewPCG(o.seed, 2))
+	var out []bench.Figure
+	for _, kind := range []struct {
+		name   string
+		words  []string
+		sep    string
+		target float64
+	}{{"English chat", chatWords, " ", 10}, {"code", codeWords, " ", 10}, {"CJK", cjkWords, "", 6}} {
+		var cold, warm, rate []float64
+		for range o.rounds {
+			texts := make([]string, 48)
+			size := 0
+			for i := range texts {
+				texts[i] = document(r, kind.words, kind.sep, 8<<10)
+				size += len(texts[i])
+			}
+			var theirs struct{ Seconds float64 }
+			if err := ref.ask(map[string]any{"op": "time", "texts": texts}, &theirs); err != nil {
+				return nil, err
+			}
+			tok.Forget()
+			first, err := timeAll(tok, texts)
+			if err != nil {
+				return nil, err
+			}
+			again, err := timeAll(tok, texts)
+			if err != nil {
+				return nil, err
+			}
+			cold = append(cold, theirs.Seconds/first)
+			warm = append(warm, theirs.Seconds/again)
+			rate = append(rate, float64(size)/1e6/first)
+		}
+		out = append(out,
+			figure(fmt.Sprintf("%s, %s: cold, times the reference's speed", c.name, kind.name), "×", kind.target, cold),
+			figure(fmt.Sprintf("%s, %s: warm, times the reference's speed", c.name, kind.name), "×", 20, warm),
+			figure(fmt.Sprintf("%s, %s: cold rate", c.name, kind.name), "MB/s", 0, rate),
+		)
+	}
+	return out, nil
+}
+
+func figure(what, unit string, atLeast float64, values []float64) bench.Figure {
+	slices.Sort(values)
+	f := bench.Figure{What: what, Unit: unit, Median: values[len(values)/2], Min: values[0], Max: values[len(values)-1]}
+	if atLeast > 0 {
+		f.Target, f.Met = fmt.Sprintf("≥ %g", atLeast), f.Median >= atLeast
+	}
+	return f
+}
+
+func timeAll(tok *tokenizer.Tokenizer, texts []string) (float64, error) {
+	all := make([][]byte, len(texts))
+	for i, t := range texts {
+		all[i] = []byte(t)
+	}
+	dst := make([]uint32, 0, 16<<10)
+	start := time.Now()
+	for _, t := range all {
+		var err error
+		if dst, err = tok.Append(context.Background(), dst[:0], t, false); err != nil {
+			return 0, err
+		}
+	}
+	return time.Since(start).Seconds(), nil
+}
+
+// reference is the Python process.
+type reference struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func start(python string) (*reference, error) {
+	cmd := exec.Command(python, "bench/conformance/reference.py")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return &reference{cmd, in, bufio.NewReaderSize(out, 1<<20)}, nil
+}
+
+func (r *reference) ask(question, answer any) error {
+	b, err := json.Marshal(question)
+	if err != nil {
+		return err
+	}
+	if _, err := r.in.Write(append(b, '\n')); err != nil {
+		return err
+	}
+	line, err := r.out.ReadBytes('\n')
+	if err != nil {
+		return fmt.Errorf("the reference process ended: %w", err)
+	}
+	return json.Unmarshal(line, answer)
+}
+
+func (r *reference) encode(texts []string, special bool) ([][]uint32, error) {
+	var answer struct{ IDs [][]uint32 }
+	if err := r.ask(map[string]any{"op": "encode", "texts": texts, "special": special}, &answer); err != nil {
+		return nil, err
+	}
+	if len(answer.IDs) != len(texts) {
+		return nil, errors.New("the reference process answered for other texts")
+	}
+	return answer.IDs, nil
+}
+
+func (r *reference) stop() {
+	_ = r.in.Close() // ends it
+	_ = r.cmd.Wait()
+}
+
+func readMaybeGzip(name string) ([]byte, error) {
+	return tokenizer.ReadFile(os.DirFS(filepath.Dir(name)), strings.TrimSuffix(filepath.Base(name), ".gz"))
+}

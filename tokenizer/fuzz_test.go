@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"unicode/utf8"
+
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// Whatever the text, encoding does not panic, decoding gives the text back, and
+// the cache changes nothing.
+func FuzzEncode(f *testing.F) {
+	for _, s := range alphabet {
+		f.Add(s + "x" + s)
+	}
+	f.Add("\xff\xfe broken \xe4\xb8 UTF-8")
+	var toks []*tokenizer.Tokenizer
+	for _, name := range []string{"bytelevel-gpt2", "bytelevel-cl100k", "bytelevel-o200k", "bytelevel-tekken", "bytelevel-deepseek", "bytelevel-qwen35"} {
+		toks = append(toks, golden(f, name))
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for i, tok := range toks {
+			ids, err := tok.Append(context.Background(), nil, []byte(text), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if back := string(tok.Decode(nil, ids)); back != text {
+				t.Errorf("tokenizer %d: %q becomes %q", i, text, back)
+			}
+			c := tokenizer.NewCache(1 << 20)
+			tokenizer.SetCacheStep(c, 16)
+			for _, part := range []string{text[:len(text)/2], text, text + "'s"} {
+				want, _ := tok.Append(context.Background(), nil, []byte(part), false)
+				got, _, err := c.Append(context.Background(), nil, tok, []byte(part), false)
+				if err != nil || !slices.Equal(got, want) {
+					t.Errorf("tokenizer %d: %q: %v, differs at %d", i, part, err, tokenizer.FirstDiff(got, want))
+				}
+			}
+		}
+	})
+}
+
+// Whatever a file holds, loading it gives a tokenizer or an error.
+func FuzzLoad(f *testing.F) {
+	for _, name := range []string{"added-flags", "metaspace-always-split", "bytelevel-deepseek", "unk-single"} {
+		b, err := os.ReadFile(filepath.Join("testdata/golden", name+".json"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte(`{"model":{"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		tok, err := loadBytes(b)
+		if (tok == nil) == (err == nil) {
+			t.Fatalf("a tokenizer and an error: %v", err)
+		}
+		if err != nil {
+			return
+		}
+		if _, err := tok.Append(context.Background(), nil, []byte("ab a\u0301 <m> b 12"), true); err != nil {
+			t.Log(err)
+		}
+	})
+}
+
+// Broken and hostile files are refused in words that name the file and the place.
+func TestBadFiles(t *testing.T) {
+	model := `"model":{"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}`
+	for _, c := range []struct {
+		name, file  string
+		want        string
+		unsupported bool
+	}{
+		{"empty", ``, "byte 0", false},
+		{"no object", `[]`, "byte 0", false},
+		{"truncated", `{` + model[:40], "ends", false},
+		{"behind the end", `{` + model + `} x`, "behind the end", false},
+		{"no model", `{}`, "no model", false},
+		{"unigram", `{"model":{"type":"Unigram","vocab":[["a",0]]}}`, "Unigram", true},
+		{"wordpiece", `{"model":{"type":"WordPiece","vocab":{"a":0}}}`, "WordPiece", true},
+		{"merge without a token", `{"model":{"vocab":{"a":0,"b":1},"merges":["a b"]}}`, "model.merges: merge 0", false},
+		{"merge of three", `{"model":{"vocab":{"a":0},"merges":["a a a"]}}`, "two tokens", false},
+		{"an id too high", `{"model":{"vocab":{"a":4294967295},"merges":[]}}`, "id 4294967295", false},
+		{"an id that is none", `{"model":{"vocab":{"a":-1},"merges":[]}}`, "token id at byte", false},
+		{"no tokens", `{"model":{"vocab":{},"merges":[]}}`, "no tokens", false},
+		{"control character", "{\"model\":{\"vocab\":{\"a\nb\":1}}}", "control character", false},
+		{"half a surrogate", `{"model":{"vocab":{"\ud800":1},"merges":[]}}`, "surrogate", false},
+		{"deep", strings.Repeat("[", 100_000), "byte 0", false},
+		{"deep inside", `{"x":` + strings.Repeat("[", 100_000) + `}`, "nested too deep", false},
+		{"normalizer", `{"normalizer":{"type":"BertNormalizer"},` + model + `}`, "BertNormalizer", true},
+		{"pre-tokenizer", `{"pre_tokenizer":{"type":"BertPreTokenizer"},` + model + `}`, "BertPreTokenizer", true},
+		{"post-processor", `{"post_processor":{"type":"Other"},` + model + `}`, "Other", true},
+		{"expression", `{"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(["},"behavior":"Isolated"},` + model + `}`, "(", true},
+		{"dropout", `{"model":{"dropout":0.1,"vocab":{"a":0},"merges":[]}}`, "dropout", true},
+		{"suffix", `{"model":{"end_of_word_suffix":"</w>","vocab":{"a":0},"merges":[]}}`, "end_of_word_suffix", true},
+		{"unk", `{"model":{"unk_token":"<unk>","vocab":{"a":0},"merges":[]}}`, "<unk>", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := loadBytes([]byte(c.file))
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "tokenizer.json") {
+				t.Errorf("error %v, want one that names tokenizer.json and %q", err, c.want)
+			}
+			if errors.Is(err, tokenizer.ErrUnsupported) != c.unsupported {
+				t.Errorf("%v: ErrUnsupported is %v, want %v", err, !c.unsupported, c.unsupported)
+			}
+		})
+	}
+}
+
+func TestBadRankFiles(t *testing.T) {
+	for _, c := range []struct{ name, file, want string }{
+		{"x.tiktoken", "YQ== 0\n", "without a pattern"},
+		{"o200k_base.tiktoken", "", "no tokens"},
+		{"o200k_base.tiktoken", "YQ== 0\n\nYg==\n", "line 3"},
+		{"o200k_base.tiktoken", "YQ== 0\n!! 1\n", "line 2"},
+		{"o200k_base.tiktoken", "YQ== 99999999\n", "line 1"},
+		{"other.txt", "", "no tokenizer.json and no *.tiktoken"},
+	} {
+		_, err := tokenizer.Load(fstest.MapFS{c.name: {Data: []byte(c.file)}}, tokenizer.Config{})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s %q: error %v, want one with %q", c.name, c.file, err, c.want)
+		}
+	}
+}
+
+// Long texts of one character, the worst of each scanner, take time in
+// proportion to their length. That is asserted by the test's own time-out: what
+// is quadratic takes hours for these.
+func TestHostileTexts(t *testing.T) {
+	const size = 1 << 20
+	for name, tok := range goldens(t) {
+		if tok.Slow != "" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, s := range []string{"a", "'", "\u0301", " ", "\n ", "<|im_st", "<", "中", "1", "▁", "\xff", "aB", "😀"} {
+				text := bytes.Repeat([]byte(s), size/len(s))
+				ids, err := tok.Append(context.Background(), nil, text, false)
+				if err != nil || utf8.Valid(text) && len(ids) == 0 && strings.TrimSpace(s) != "" {
+					t.Errorf("%q: %d ids, %v", s, len(ids), err)
+				}
+			}
+		})
+	}
+}
+
+// Encoding into memory that is large enough allocates nothing.
+func TestAllocations(t *testing.T) {
+	text := []byte(strings.Repeat("The router reads a prompt, isn't it? 中文 12345\n\n", 200))
+	for _, name := range []string{"bytelevel-gpt2", "bytelevel-qwen2-nfc", "bytelevel-o200k", "bytelevel-deepseek", "metaspace-first", "prepend-replace", "added-flags"} {
+		tok := golden(t, name)
+		dst, err := tok.Append(context.Background(), nil, text, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := testing.AllocsPerRun(20, func() { dst, _ = tok.Append(context.Background(), dst[:0], text, true) }); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
