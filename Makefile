@@ -46,6 +46,7 @@ golden: $(REFERENCE) ## make the golden data and the Unicode tables anew
 	$(REFERENCE) tools/golden/unicode.py > .cache/unicode_table.go
 	mv .cache/unicode_table.go tokenizer/unicode_table.go && gofmt -w tokenizer/unicode_table.go
 	$(REFERENCE) tools/golden/tokenizers_golden.py tokenizer/testdata/golden
+	TZ=UTC $(REFERENCE) tools/golden/templates_golden.py tokenizer/jinja/testdata/golden.jsonl
 
 $(REFERENCE): tools/golden/requirements.txt
 	@command -v python3 >/dev/null || { echo "make: Python 3 is missing" >&2; exit 1; }

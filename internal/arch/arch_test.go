@@ -27,6 +27,7 @@ const module = "github.com/kvroute/kvroute"
 // everything.
 var ours = map[string]string{
 	"tokenizer":          "tokenizer/chat",
+	"tokenizer/chat":     "tokenizer/jinja",
 	"router":             "tokenizer tokenizer/chat scorer indexer",
 	"events":             "indexer internal/wire",
 	"fleet":              "router internal/wire",

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/tokenizer/jinja"
+)
+
+type goldenCase struct {
+	Template string
+	Out, Err *string
+}
+
+func golden(t testing.TB) (vars *jinja.Dict, o jinja.Options, all []goldenCase) {
+	t.Helper()
+	f, err := os.Open("testdata/golden.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	lines.Scan()
+	var head struct {
+		Vars json.RawMessage
+		Now  string
+	}
+	if err := json.Unmarshal(lines.Bytes(), &head); err != nil {
+		t.Fatal(err)
+	}
+	v, err := jinja.FromJSON(head.Vars)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.Now, err = time.Parse("2006-01-02T15:04:05", head.Now); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() {
+		var c goldenCase
+		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	return v.Dict(), o, all
+}
+
+// What Jinja2 makes of each feature: the text, or the kind of error.
+func TestGolden(t *testing.T) {
+	vars, o, all := golden(t)
+	if len(all) < 500 {
+		t.Fatalf("%d cases", len(all))
+	}
+	for _, c := range all {
+		tmpl, err := jinja.Parse("golden", c.Template)
+		var out []byte
+		if err == nil {
+			out, err = tmpl.Render(nil, vars, o)
+		}
+		switch {
+		case c.Out != nil && (err != nil || string(out) != *c.Out):
+			t.Errorf("%q: got %q, %v; want %q", c.Template, out, err, *c.Out)
+		case c.Err != nil:
+			kind, message, _ := strings.Cut(*c.Err, ": ")
+			if kind == "TemplateAssertionError" {
+				kind = "TemplateSyntaxError"
+			}
+			var e *jinja.Error
+			if !errors.As(err, &e) || string(e.Kind) != kind || kind == "TemplateError" && e.Message != message {
+				t.Errorf("%q: got %q, %v; want %s", c.Template, out, err, *c.Err)
+			}
+		}
+	}
+}

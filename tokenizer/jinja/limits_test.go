@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvroute/kvroute/tokenizer/jinja"
+)
+
+// Hostile templates end with an error that says which bound they met.
+func TestLimits(t *testing.T) {
+	small := jinja.Options{MaxOutput: 1 << 20, MaxSteps: 200_000}
+	for _, c := range []struct {
+		name, text string
+		want       jinja.Kind
+	}{
+		{"endless loops", "{% for a in range(1000) %}{% for b in range(1000) %}{% for c in range(1000) %}{% endfor %}{% endfor %}{% endfor %}", jinja.LimitError},
+		{"long output", "{% for a in range(10000) %}" + strings.Repeat("x", 1000) + "{% endfor %}", jinja.LimitError},
+		{"long string", "{{ 'a' * 10000000000 }}", jinja.LimitError},
+		{"doubling", "{% set ns = namespace(s='aaaaaaaa') %}{% for a in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", jinja.LimitError},
+		{"doubling a list", "{% set ns = namespace(s=[1]) %}{% for a in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", jinja.LimitError},
+		{"long list", "{{ [1] * 10000000000 }}", jinja.LimitError},
+		{"big power", "{{ 9 ** 999999999 }}", jinja.LimitError},
+		{"powers of powers", "{% set ns = namespace(n=3) %}{% for a in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}", jinja.LimitError},
+		{"padding", "{{ 'a'.ljust(1000000000) }}", jinja.LimitError},
+		{"replacing", "{{ ('a' * 100000).replace('a', 'b' * 100000) }}", jinja.LimitError},
+		{"joining", "{{ (['a' * 100000] * 100000) | join }}", jinja.LimitError},
+		{"indenting", "{{ ('\\n' * 100000) | indent(10000) }}", jinja.LimitError},
+		{"recursion", "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}", jinja.RecursionError},
+		{"recursive loop", "{% set l = [1] %}{% for x in l recursive %}{{ loop(l) }}{% endfor %}", jinja.RecursionError},
+		{"deep parentheses", "{{ " + strings.Repeat("(", 100_000) + "1" + strings.Repeat(")", 100_000) + " }}", jinja.SyntaxError},
+		{"deep lists", "{{ " + strings.Repeat("[", 100_000) + " }}", jinja.SyntaxError},
+		{"deep blocks", strings.Repeat("{% if 1 %}", 100_000), jinja.SyntaxError},
+		{"deep signs", "{{ " + strings.Repeat("-", 100_000) + "1 }}", jinja.SyntaxError},
+		{"deep nots", "{{ " + strings.Repeat("not ", 100_000) + "1 }}", jinja.SyntaxError},
+		{"many filters", "{{ 1" + strings.Repeat("|string", 100_000) + " }}", jinja.SyntaxError},
+		{"long template", strings.Repeat("x", 5<<20), jinja.LimitError},
+		{"not UTF-8", "\xff", jinja.SyntaxError},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tmpl, err := jinja.Parse("hostile", c.text)
+			if err == nil {
+				_, err = tmpl.Render(nil, nil, small)
+			}
+			var e *jinja.Error
+			if !errors.As(err, &e) || e.Kind != c.want || e.Name != "hostile" {
+				t.Errorf("error %v, want one of kind %s that names the template", err, c.want)
+			}
+		})
+	}
+}
+
+// Chains of operators are as long as a template, not as deep.
+func TestLongChains(t *testing.T) {
+	for _, c := range []string{"{{ 1" + strings.Repeat(" + 1", 20_000) + " }}", "{{ 1" + strings.Repeat(".real", 20_000) + " is defined }}", "{{ 'a'" + strings.Repeat(" ~ 'a'", 20_000) + " }}", "{% if 0 %}" + strings.Repeat("{% elif 0 %}", 20_000) + "{% endif %}"} {
+		tmpl, err := jinja.Parse("long", c)
+		if err == nil {
+			_, err = tmpl.Render(nil, nil, jinja.Options{})
+		}
+		var e *jinja.Error
+		if err != nil && !errors.As(err, &e) {
+			t.Errorf("%.30s: %v", c, err)
+		}
+	}
+}
+
+func TestErrorsNameTheLine(t *testing.T) {
+	for text, want := range map[string]string{
+		"a\nb\n{{ x.y.z }}":                 "t:3: UndefinedError",
+		"a\n{% if %}":                       "t:2: TemplateSyntaxError",
+		"{% for x in [1] %}\n{{ x + 'a' }}": "t:2: TemplateSyntaxError",
+		"\n\n{{ raise_exception('no') }}":   "t:3: TemplateError: no",
+		"\n{% include 'x' %}":               "t:2: TemplateSyntaxError: unknown tag 'include'",
+		"{% break %}":                       "t:1: TemplateSyntaxError: 'break' outside of a loop",
+	} {
+		tmpl, err := jinja.Parse("t", text)
+		if err == nil {
+			_, err = tmpl.Render(nil, nil, jinja.Options{})
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v, want one with %q", text, err, want)
+		}
+	}
+}
+
+func TestUses(t *testing.T) {
+	tmpl, err := jinja.Parse("t", "{% if enable_thinking %}{{ messages[0].content }}{% endif %}{% set own = 1 %}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"enable_thinking": true, "messages": true, "tools": false, "own": false, "content": false} {
+		if tmpl.Uses(name) != want {
+			t.Errorf("Uses(%q) = %v, want %v", name, !want, want)
+		}
+	}
+}
+
+func TestLoopsOverContent(t *testing.T) {
+	for text, want := range map[string]bool{
+		"{% for m in messages %}{{ m.content }}{% endfor %}":                                                                 false,
+		"{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}":                                            true,
+		"{% for m in messages %}{% for c in m['content'] | list %}{% endfor %}{% endfor %}":                                  true,
+		"{% for m in messages[1:] %}{% set x = m['content'] %}{% for c in x %}{% endfor %}{% endfor %}":                      true,
+		"{% set loop_messages = messages[1:] %}{% for m in loop_messages %}{% for c in m.content %}{% endfor %}{% endfor %}": true,
+		"{% for m in messages %}{% for c in m.tool_calls %}{% endfor %}{% endfor %}":                                         false,
+		"{% for c in messages[0].content %}{% endfor %}":                                                                     true,
+	} {
+		tmpl, err := jinja.Parse("t", text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tmpl.LoopsOverContent() != want {
+			t.Errorf("%s: %v, want %v", text, !want, want)
+		}
+	}
+}
+
+func TestFromJSON(t *testing.T) {
+	tmpl, err := jinja.Parse("t", "{{ x }}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		`{"b":1,"a":2,"b":3}`: "{'b': 3, 'a': 2}", `1e16`: "1e+16", `1.0`: "1.0", `-0.0`: "-0.0", `1E5`: "100000.0", `123456789012345678901234567890`: "123456789012345678901234567890",
+		`[NaN, Infinity, -Infinity, true, null]`: "[nan, inf, -inf, True, None]", `"a\u00e9\ud83d\ude00\/"`: "aé😀/", ` [ ] `: "[]", `{}`: "{}", `1e400`: "inf",
+	} {
+		v, err := jinja.FromJSON([]byte(text))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		vars := jinja.NewDict(1)
+		vars.Set("x", v)
+		if got, err := tmpl.Render(nil, vars, jinja.Options{}); err != nil || string(got) != want {
+			t.Errorf("%s becomes %q, %v; want %q", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]string{
+		``: "byte 0", `{`: "byte 1", `[1,]`: "byte 3", `{"a":1,}`: "byte 7", `"\ud800"`: "surrogate", `"\udc00x"`: "surrogate", "\"\xff\"": "UTF-8", "\"a\nb\"": "control", `01`: "byte 0", `1 2`: "behind the end", `tru`: "byte 0",
+		strings.Repeat("[", 5000): "too deep", `"\x"`: "escape", strings.Repeat("9", 5000): "4300",
+	} {
+		if _, err := jinja.FromJSON([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.20s: error %v, want one with %q", text, err, want)
+		}
+	}
+}
+
+// One template and one set of variables serve many renderings at once.
+func TestConcurrentRendering(t *testing.T) {
+	vars, o, all := golden(t)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for _, c := range all {
+				tmpl, err := jinja.Parse("golden", c.Template)
+				if err != nil || c.Out == nil {
+					continue
+				}
+				if out, err := tmpl.Render(nil, vars, o); err != nil || string(out) != *c.Out {
+					t.Errorf("%q: %q, %v", c.Template, out, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func FuzzTemplate(f *testing.F) {
+	vars, o, all := golden(f)
+	for i, c := range all {
+		if i%5 == 0 {
+			f.Add(c.Template)
+		}
+	}
+	o.MaxOutput, o.MaxSteps = 1<<16, 20_000
+	f.Fuzz(func(t *testing.T, text string) {
+		tmpl, err := jinja.Parse("fuzz", text)
+		if err == nil {
+			_, err = tmpl.Render(nil, vars, o)
+		}
+		var e *jinja.Error
+		if err != nil && !errors.As(err, &e) {
+			t.Errorf("%q: error of another type: %v", text, err)
+		}
+	})
+}
+
+func FuzzJSONValue(f *testing.F) {
+	f.Add([]byte(`{"a":[1,2.5e3,"x\n\u00e9",null,true,{"b":{}}],"c":-0.0}`))
+	f.Add([]byte(`[NaN,"\ud83d\ude00",123456789012345678901234567890]`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		v, err := jinja.FromJSON(b)
+		if err != nil {
+			return
+		}
+		vars := jinja.NewDict(1)
+		vars.Set("x", v)
+		tmpl, err := jinja.Parse("fuzz", "{{ x | tojson }}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		once, err := tmpl.Render(nil, vars, jinja.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := jinja.FromJSON(once)
+		if err != nil {
+			t.Fatalf("%q becomes %q: %v", b, once, err)
+		}
+		vars.Set("x", again)
+		if twice, err := tmpl.Render(nil, vars, jinja.Options{}); err != nil || string(once) != string(twice) {
+			t.Errorf("%q becomes %q, then %q, %v", b, once, twice, err)
+		}
+	})
+}
+
+// conversation returns the variables of a chat with tools.
+func conversation(messages int) *jinja.Dict {
+	var b strings.Builder
+	b.WriteString(`{"tools":[`)
+	for i := range 8 {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, `{"type":"function","function":{"name":"tool_%d","description":"Does number %d.","parameters":{"type":"object","properties":{"city":{"type":"string"},"n":{"type":"integer"}},"required":["city"]}}}`, i, i)
+	}
+	b.WriteString(`],"add_generation_prompt":true,"messages":[{"role":"system","content":"You help."}`)
+	for i := range messages {
+		role := []string{"user", "assistant"}[i%2]
+		fmt.Fprintf(&b, `,{"role":%q,"content":"Message number %d says something of a usual length, and some more."}`, role, i)
+	}
+	b.WriteString("]}")
+	v, err := jinja.FromJSON([]byte(b.String()))
+	if err != nil {
+		panic(err)
+	}
+	return v.Dict()
+}
+
+const chatml = `{%- if tools %}{{ '<|im_start|>system\n' }}{{ messages[0].content + '\n\n' }}{% for tool in tools %}{{ "\n" }}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}
+{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == "user" %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}{%- if (message.role == "user") or (message.role == "system" and not loop.first) %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+{%- elif message.role == "assistant" %}{%- set content = message.content %}{%- if '</think>' in content %}{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}{{- '<|im_start|>' + message.role + '\n' + content.strip('\n') + '<|im_end|>\n' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}`
+
+func BenchmarkRender(b *testing.B) {
+	tmpl, err := jinja.Parse("chatml", chatml)
+	if err != nil {
+		b.Fatal(err)
+	}
+	vars := conversation(100)
+	var out []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		if out, err = tmpl.Render(out[:0], vars, jinja.Options{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// Rendering allocates in proportion to the messages, not to their text.
+func TestAllocations(t *testing.T) {
+	tmpl, err := jinja.Parse("chatml", chatml)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const messages = 100
+	vars := conversation(messages)
+	out, err := tmpl.Render(nil, vars, jinja.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := testing.AllocsPerRun(10, func() { out, _ = tmpl.Render(out[:0], vars, jinja.Options{}) })
+	t.Logf("%v allocations for %d messages", n, messages)
+	if n > 100+10*messages {
+		t.Errorf("%v allocations for %d messages", n, messages)
+	}
+}

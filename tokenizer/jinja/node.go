@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja
+
+// expr is a node that has a value, stmt one that has an effect.
+type (
+	expr interface {
+		eval(r *renderer) (Value, error)
+	}
+	stmt interface {
+		run(r *renderer) (jump, error)
+	}
+)
+
+// jump says how the statements of a loop's body ended.
+type jump uint8
+
+const (
+	onward jump = iota
+	jumpContinue
+	jumpBreak
+)
+
+type (
+	constExpr struct{ value Value }
+	nameExpr  struct {
+		id   int
+		name string
+	}
+	listExpr struct {
+		items []expr
+		tuple bool
+	}
+	dictExpr struct {
+		keys, values []expr
+		line         int
+	}
+	attrExpr struct {
+		of   expr
+		name string
+		line int
+	}
+	indexExpr struct {
+		of, index expr
+		line      int
+	}
+	sliceExpr struct {
+		of, start, stop, step expr
+		line                  int
+	}
+	argsExpr struct {
+		pos          []expr
+		kwNames      []string
+		kw           []expr
+		star, starKw expr
+	}
+	callExpr struct {
+		of   expr
+		args *argsExpr
+		line int
+	}
+	filterExpr struct {
+		of     expr // nil: the text of a block
+		name   string
+		filter filter
+		args   *argsExpr
+		line   int
+	}
+	testExpr struct {
+		of   expr
+		name string
+		test test
+		not  bool
+		args *argsExpr
+		line int
+	}
+	condExpr  struct{ cond, yes, no expr }
+	logicExpr struct {
+		left, right expr
+		or          bool
+	}
+	notExpr     struct{ of expr }
+	compareExpr struct {
+		first expr
+		ops   []string
+		rest  []expr
+		line  int
+	}
+	binaryExpr struct {
+		op          string
+		left, right expr
+		line        int
+	}
+	concatExpr struct{ items []expr }
+	unaryExpr  struct {
+		minus bool
+		of    expr
+		line  int
+	}
+)
+
+type (
+	dataStmt   struct{ text string }
+	outputStmt struct {
+		parts []expr // of a sum of strings, or one expression
+		line  int
+	}
+	groupStmt struct{ body []stmt }
+	branch    struct {
+		cond expr
+		body []stmt
+	}
+	ifStmt struct {
+		branches  []branch
+		otherwise []stmt
+	}
+	forStmt struct {
+		target    target
+		iter      expr
+		test      expr
+		body      []stmt
+		otherwise []stmt
+		recursive bool
+		loopID    int
+		line      int
+	}
+	setStmt struct {
+		target target
+		value  expr
+		line   int
+	}
+	setBlockStmt struct {
+		target target
+		filter expr
+		body   []stmt
+		line   int
+	}
+	macroStmt struct {
+		id    int
+		macro *macro
+	}
+	callStmt struct {
+		call   *callExpr
+		caller *macro
+		line   int
+	}
+	withStmt struct {
+		targets []target
+		values  []expr
+		body    []stmt
+	}
+	filterStmt struct {
+		body   []stmt
+		filter expr
+		line   int
+	}
+	jumpStmt struct{ isBreak bool }
+)
+
+// target is what is assigned to.
+type target struct {
+	id    int
+	attr  string   // of a namespace
+	parts []target // of a tuple
+}
+
+// macro is the code of a macro, or of a call block.
+type macro struct {
+	name                    string
+	params                  []int
+	names                   []string
+	defaults                []expr
+	body                    []stmt
+	varargs, kwargs, caller int
+}
+
+// newOutput makes a sum of which every operand may be a string into parts, so
+// that the strings need not be joined to be written.
+func newOutput(e expr, line int) stmt {
+	var parts []expr
+	for {
+		b, ok := e.(*binaryExpr)
+		if !ok || b.op != "+" {
+			break
+		}
+		parts = append(parts, b.right)
+		e = b.left
+	}
+	parts = append(parts, e)
+	for i, j := 0, len(parts)-1; i < j; i, j = i+1, j-1 {
+		parts[i], parts[j] = parts[j], parts[i]
+	}
+	return &outputStmt{parts, line}
+}
+
+// loopsOverContent reports whether a loop goes over a message's content, directly
+// or by a variable set from it, whatever filters it passes.
+func loopsOverContent(t *Template) bool {
+	a := analysis{lists: map[int]bool{}, messages: map[int]bool{}, contents: map[int]bool{}}
+	for i, name := range t.names {
+		if name == "messages" {
+			a.lists[i] = true
+		}
+	}
+	// Names become known in the order of the text; a second pass finds those that
+	// are used before.
+	a.walk(t.body)
+	a.walk(t.body)
+	return a.found
+}
+
+type analysis struct {
+	lists, messages, contents map[int]bool // variables that hold these
+	found                     bool
+}
+
+// root strips filters and tests.
+func root(e expr) expr {
+	for {
+		switch x := e.(type) {
+		case *filterExpr:
+			e = x.of
+		case *testExpr:
+			e = x.of
+		default:
+			return e
+		}
+	}
+}
+
+func isNamed(e expr, ids map[int]bool) bool {
+	n, ok := root(e).(*nameExpr)
+	return ok && ids[n.id]
+}
+
+// isList reports whether e is the list of messages, or a part of it.
+func (a *analysis) isList(e expr) bool {
+	if s, ok := root(e).(*sliceExpr); ok {
+		return a.isList(s.of)
+	}
+	return isNamed(e, a.lists)
+}
+
+func (a *analysis) isMessage(e expr) bool {
+	if i, ok := root(e).(*indexExpr); ok && a.isList(i.of) {
+		return true
+	}
+	return isNamed(e, a.messages)
+}
+
+func (a *analysis) isContent(e expr) bool {
+	switch x := root(e).(type) {
+	case *attrExpr:
+		return x.name == "content" && a.isMessage(x.of)
+	case *indexExpr:
+		c, ok := x.index.(*constExpr)
+		return ok && c.value.str == "content" && a.isMessage(x.of)
+	case *nameExpr:
+		return a.contents[x.id]
+	}
+	return false
+}
+
+func (a *analysis) walk(body []stmt) {
+	for _, s := range body {
+		switch s := s.(type) {
+		case *groupStmt:
+			a.walk(s.body)
+		case *ifStmt:
+			for _, b := range s.branches {
+				a.walk(b.body)
+			}
+			a.walk(s.otherwise)
+		case *forStmt:
+			if a.isList(s.iter) {
+				a.messages[s.target.id] = true
+			}
+			if a.isContent(s.iter) {
+				a.found = true
+			}
+			a.walk(s.body)
+			a.walk(s.otherwise)
+		case *setStmt:
+			switch id := s.target.id; {
+			case s.target.parts != nil || s.target.attr != "":
+			case a.isList(s.value):
+				a.lists[id] = true
+			case a.isMessage(s.value):
+				a.messages[id] = true
+			case a.isContent(s.value):
+				a.contents[id] = true
+			}
+		case *setBlockStmt:
+			a.walk(s.body)
+		case *macroStmt:
+			a.walk(s.macro.body)
+		case *callStmt:
+			a.walk(s.caller.body)
+		case *withStmt:
+			a.walk(s.body)
+		case *filterStmt:
+			a.walk(s.body)
+		}
+	}
+}

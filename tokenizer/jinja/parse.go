@@ -1,0 +1,913 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja
+
+import (
+	"errors"
+	"slices"
+	"strings"
+)
+
+// maxParseDepth bounds the nesting of expressions and blocks.
+const maxParseDepth = 120
+
+// Template is a parsed template. It is immutable; any number of goroutines may
+// use it at once.
+type Template struct {
+	name  string
+	body  []stmt
+	names []string // by the numbers that stand for them in the tree
+	loads map[string]bool
+	loops bool
+}
+
+// Parse parses a template. name is for its errors, which are of type [*Error]
+// and kind [SyntaxError] or [LimitError].
+func Parse(name, text string) (*Template, error) {
+	tokens, err := lex(text)
+	if err == nil {
+		p := &parser{tokens: tokens, ids: map[string]int{}, t: &Template{name: name, loads: map[string]bool{}}}
+		if p.t.body, err = p.body(); err == nil {
+			p.t.loops = loopsOverContent(p.t)
+			return p.t, nil
+		}
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		e.Name = name
+	}
+	return nil, err
+}
+
+// Uses reports whether the template reads a variable of that name anywhere.
+func (t *Template) Uses(name string) bool { return t.loads[name] }
+
+// LoopsOverContent reports whether some loop goes over the content of a message:
+// then engines give it contents as lists of parts, else as strings.
+func (t *Template) LoopsOverContent() bool { return t.loops }
+
+type parser struct {
+	tokens []token
+	at     int
+	depth  int
+	loop   int // loops around
+	ids    map[string]int
+	t      *Template
+}
+
+func (p *parser) id(name string) int {
+	if id, ok := p.ids[name]; ok {
+		return id
+	}
+	id := len(p.t.names)
+	p.ids[name] = id
+	p.t.names = append(p.t.names, name)
+	return id
+}
+
+func (p *parser) peek() *token { return &p.tokens[p.at] }
+
+func (p *parser) next() *token {
+	t := &p.tokens[p.at]
+	if t.kind != tokEOF {
+		p.at++
+	}
+	return t
+}
+
+func (p *parser) fail(format string, a ...any) error {
+	e := errorf(SyntaxError, format, a...)
+	e.Line = p.peek().line
+	return e
+}
+
+func (p *parser) isOp(op string) bool {
+	t := p.peek()
+	return t.kind == tokOp && t.text == op
+}
+
+func (p *parser) isName(names ...string) bool {
+	t := p.peek()
+	return t.kind == tokName && slices.Contains(names, t.text)
+}
+
+func (p *parser) skipOp(op string) bool {
+	if p.isOp(op) {
+		p.at++
+		return true
+	}
+	return false
+}
+
+func (p *parser) skipName(name string) bool {
+	if p.isName(name) {
+		p.at++
+		return true
+	}
+	return false
+}
+
+func (p *parser) wantOp(op string) error {
+	if !p.skipOp(op) {
+		return p.fail("expected %q, got %s", op, describe(p.peek()))
+	}
+	return nil
+}
+
+func (p *parser) wantName() (string, error) {
+	if p.peek().kind != tokName {
+		return "", p.fail("expected a name, got %s", describe(p.peek()))
+	}
+	return p.next().text, nil
+}
+
+func (p *parser) want(k tokenKind) error {
+	if p.peek().kind != k {
+		return p.fail("expected the end of the tag, got %s", describe(p.peek()))
+	}
+	p.at++
+	return nil
+}
+
+func describe(t *token) string {
+	switch t.kind {
+	case tokEOF:
+		return "the end of the template"
+	case tokBlockEnd, tokVarEnd:
+		return "the end of the tag"
+	case tokNumber:
+		return "a number"
+	}
+	return "'" + t.text + "'"
+}
+
+func (p *parser) enter() error {
+	if p.depth++; p.depth > maxParseDepth {
+		return p.fail("nested deeper than %d", maxParseDepth)
+	}
+	return nil
+}
+
+// body parses up to a block that begins with one of the names in ends, which is
+// left to the caller with its name as the next token, or to the end.
+func (p *parser) body(ends ...string) ([]stmt, error) {
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	defer func() { p.depth-- }()
+	var body []stmt
+	for {
+		switch t := p.next(); t.kind {
+		case tokEOF:
+			if len(ends) > 0 {
+				return nil, p.fail("unexpected end of template, expected '%s'", ends[0])
+			}
+			return body, nil
+		case tokData:
+			body = append(body, &dataStmt{text: t.text})
+		case tokVarBegin:
+			e, err := p.tuple()
+			if err != nil {
+				return nil, err
+			}
+			if err := p.want(tokVarEnd); err != nil {
+				return nil, err
+			}
+			body = append(body, newOutput(e, t.line))
+		case tokBlockBegin:
+			if p.isName(ends...) {
+				return body, nil
+			}
+			s, err := p.statement()
+			if err != nil {
+				return nil, err
+			}
+			if s != nil {
+				body = append(body, s)
+			}
+		}
+	}
+}
+
+// block parses a body and the tag that ends it.
+func (p *parser) block(end string) ([]stmt, error) {
+	if err := p.want(tokBlockEnd); err != nil {
+		return nil, err
+	}
+	body, err := p.body(end)
+	if err != nil {
+		return nil, err
+	}
+	p.at++
+	return body, p.want(tokBlockEnd)
+}
+
+func (p *parser) statement() (stmt, error) {
+	line := p.peek().line
+	name, err := p.wantName()
+	if err != nil {
+		return nil, err
+	}
+	switch name {
+	case "if":
+		return p.ifBlock()
+	case "for":
+		return p.forBlock(line)
+	case "set":
+		return p.setBlock(line)
+	case "macro":
+		return p.macroBlock()
+	case "call":
+		return p.callBlock(line)
+	case "with":
+		return p.withBlock()
+	case "filter":
+		f, err := p.filters(nil, false)
+		if err != nil {
+			return nil, err
+		}
+		body, err := p.block("endfilter")
+		return &filterStmt{body: body, filter: f, line: line}, err
+	case "generation":
+		body, err := p.block("endgeneration")
+		return &groupStmt{body}, err
+	case "break", "continue":
+		if p.loop == 0 {
+			return nil, p.fail("'%s' outside of a loop", name)
+		}
+		return &jumpStmt{name == "break"}, p.want(tokBlockEnd)
+	}
+	return nil, p.fail("unknown tag '%s'", name)
+}
+
+func (p *parser) ifBlock() (stmt, error) {
+	s := &ifStmt{}
+	for {
+		cond, err := p.tuple()
+		if err != nil {
+			return nil, err
+		}
+		if err := p.want(tokBlockEnd); err != nil {
+			return nil, err
+		}
+		body, err := p.body("endif", "elif", "else")
+		if err != nil {
+			return nil, err
+		}
+		s.branches = append(s.branches, branch{cond, body})
+		switch p.next().text {
+		case "elif":
+			continue
+		case "else":
+			s.otherwise, err = p.block("endif")
+			return s, err
+		}
+		return s, p.want(tokBlockEnd)
+	}
+}
+
+func (p *parser) forBlock(line int) (stmt, error) {
+	s := &forStmt{line: line}
+	var err error
+	if s.target, err = p.target(false); err != nil {
+		return nil, err
+	}
+	if !p.skipName("in") {
+		return nil, p.fail("expected 'in', got %s", describe(p.peek()))
+	}
+	if s.iter, err = p.items(p.or, "recursive"); err != nil {
+		return nil, err
+	}
+	if p.skipName("if") {
+		if s.test, err = p.expression(); err != nil {
+			return nil, err
+		}
+	}
+	s.recursive = p.skipName("recursive")
+	s.loopID = p.id("loop")
+	if err := p.want(tokBlockEnd); err != nil {
+		return nil, err
+	}
+	p.loop++
+	s.body, err = p.body("endfor", "else")
+	p.loop--
+	if err != nil {
+		return nil, err
+	}
+	if p.next().text == "else" {
+		s.otherwise, err = p.block("endfor")
+		return s, err
+	}
+	return s, p.want(tokBlockEnd)
+}
+
+func (p *parser) setBlock(line int) (stmt, error) {
+	target, err := p.target(true)
+	if err != nil {
+		return nil, err
+	}
+	if p.skipOp("=") {
+		e, err := p.tuple()
+		if err != nil {
+			return nil, err
+		}
+		return &setStmt{target: target, value: e, line: line}, p.want(tokBlockEnd)
+	}
+	s := &setBlockStmt{target: target, line: line}
+	if p.isOp("|") {
+		if s.filter, err = p.filters(nil, true); err != nil {
+			return nil, err
+		}
+	}
+	s.body, err = p.block("endset")
+	return s, err
+}
+
+// parameters parses "(a, b=1)".
+func (p *parser) parameters(m *macro) error {
+	if err := p.wantOp("("); err != nil {
+		return err
+	}
+	for !p.skipOp(")") {
+		if len(m.params) > 0 {
+			if err := p.wantOp(","); err != nil {
+				return err
+			}
+		}
+		name, err := p.wantName()
+		if err != nil {
+			return err
+		}
+		m.params, m.names = append(m.params, p.id(name)), append(m.names, name)
+		var def expr
+		if p.skipOp("=") {
+			if def, err = p.expression(); err != nil {
+				return err
+			}
+		} else if len(m.defaults) > 0 && m.defaults[len(m.defaults)-1] != nil {
+			return p.fail("non-default argument follows default argument")
+		}
+		m.defaults = append(m.defaults, def)
+	}
+	return nil
+}
+
+func (p *parser) macroOf(name string) *macro {
+	return &macro{name: name, varargs: p.id("varargs"), kwargs: p.id("kwargs"), caller: p.id("caller")}
+}
+
+func (p *parser) macroBlock() (stmt, error) {
+	name, err := p.wantName()
+	if err != nil {
+		return nil, err
+	}
+	m := p.macroOf(name)
+	if err := p.parameters(m); err != nil {
+		return nil, err
+	}
+	loop := p.loop
+	p.loop = 0
+	m.body, err = p.block("endmacro")
+	p.loop = loop
+	return &macroStmt{id: p.id(name), macro: m}, err
+}
+
+func (p *parser) callBlock(line int) (stmt, error) {
+	m := p.macroOf("caller")
+	if p.isOp("(") {
+		if err := p.parameters(m); err != nil {
+			return nil, err
+		}
+	}
+	e, err := p.expression()
+	if err != nil {
+		return nil, err
+	}
+	call, ok := e.(*callExpr)
+	if !ok {
+		return nil, p.fail("expected call")
+	}
+	loop := p.loop
+	p.loop = 0
+	m.body, err = p.block("endcall")
+	p.loop = loop
+	return &callStmt{call: call, caller: m, line: line}, err
+}
+
+func (p *parser) withBlock() (stmt, error) {
+	s := &withStmt{}
+	for p.peek().kind != tokBlockEnd {
+		if len(s.values) > 0 {
+			if err := p.wantOp(","); err != nil {
+				return nil, err
+			}
+		}
+		t, err := p.target(false)
+		if err != nil {
+			return nil, err
+		}
+		if err := p.wantOp("="); err != nil {
+			return nil, err
+		}
+		e, err := p.expression()
+		if err != nil {
+			return nil, err
+		}
+		s.targets, s.values = append(s.targets, t), append(s.values, e)
+	}
+	var err error
+	s.body, err = p.block("endwith")
+	return s, err
+}
+
+// target parses what is assigned to: a name, names, or an attribute of a namespace.
+func (p *parser) target(withNamespace bool) (target, error) {
+	var all []target
+	paren := p.skipOp("(")
+	for {
+		name, err := p.wantName()
+		if err != nil {
+			return target{}, err
+		}
+		t := target{id: p.id(name)}
+		if withNamespace && p.skipOp(".") {
+			if t.attr, err = p.wantName(); err != nil {
+				return target{}, err
+			}
+		}
+		all = append(all, t)
+		if !p.skipOp(",") {
+			if len(all) == 1 && !paren {
+				return t, nil
+			}
+			break
+		}
+		if p.isName("in") || p.isOp("=") || p.isOp(")") {
+			break
+		}
+	}
+	if paren {
+		if err := p.wantOp(")"); err != nil {
+			return target{}, err
+		}
+		if len(all) == 1 {
+			return all[0], nil
+		}
+	}
+	return target{parts: all}, nil
+}
+
+// tuple parses an expression, or several with commas between them: a tuple.
+func (p *parser) tuple() (expr, error) { return p.items(p.expression) }
+
+func (p *parser) items(one func() (expr, error), ends ...string) (expr, error) {
+	first, err := one()
+	if err != nil || !p.isOp(",") {
+		return first, err
+	}
+	items := []expr{first}
+	for p.skipOp(",") {
+		t := p.peek()
+		if t.kind == tokBlockEnd || t.kind == tokVarEnd || p.isOp(")") || p.isName(ends...) {
+			break
+		}
+		e, err := one()
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, e)
+	}
+	return &listExpr{items: items, tuple: true}, nil
+}
+
+func (p *parser) expression() (expr, error) {
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	defer func() { p.depth-- }()
+	e, err := p.or()
+	if err != nil {
+		return nil, err
+	}
+	for p.skipName("if") {
+		cond, err := p.or()
+		if err != nil {
+			return nil, err
+		}
+		var other expr
+		if p.skipName("else") {
+			if other, err = p.expression(); err != nil {
+				return nil, err
+			}
+		}
+		e = &condExpr{cond, e, other}
+	}
+	return e, nil
+}
+
+func (p *parser) or() (expr, error) {
+	e, err := p.and()
+	for err == nil && p.skipName("or") {
+		var r expr
+		r, err = p.and()
+		e = &logicExpr{left: e, right: r, or: true}
+	}
+	return e, err
+}
+
+func (p *parser) and() (expr, error) {
+	e, err := p.not()
+	for err == nil && p.skipName("and") {
+		var r expr
+		r, err = p.not()
+		e = &logicExpr{left: e, right: r}
+	}
+	return e, err
+}
+
+func (p *parser) not() (expr, error) {
+	if p.isName("not") {
+		p.at++
+		if err := p.enter(); err != nil {
+			return nil, err
+		}
+		defer func() { p.depth-- }()
+		e, err := p.not()
+		return &notExpr{e}, err
+	}
+	return p.comparison()
+}
+
+func (p *parser) comparison() (expr, error) {
+	e, err := p.sum()
+	if err != nil {
+		return nil, err
+	}
+	c := &compareExpr{first: e, line: p.peek().line}
+	for {
+		op := ""
+		switch t := p.peek(); {
+		case t.kind == tokOp && slices.Contains([]string{"==", "!=", "<", "<=", ">", ">="}, t.text):
+			op = t.text
+			p.at++
+		case p.isName("in"):
+			op = "in"
+			p.at++
+		case p.isName("not") && p.tokens[p.at+1].kind == tokName && p.tokens[p.at+1].text == "in":
+			op = "not in"
+			p.at += 2
+		}
+		if op == "" {
+			break
+		}
+		r, err := p.sum()
+		if err != nil {
+			return nil, err
+		}
+		c.ops, c.rest = append(c.ops, op), append(c.rest, r)
+	}
+	if len(c.ops) == 0 {
+		return e, nil
+	}
+	return c, nil
+}
+
+// binary parses a chain of operators of one level.
+func (p *parser) binary(of func() (expr, error), ops ...string) (expr, error) {
+	e, err := of()
+	for err == nil {
+		t := p.peek()
+		if t.kind != tokOp || !slices.Contains(ops, t.text) {
+			break
+		}
+		p.at++
+		var r expr
+		r, err = of()
+		e = &binaryExpr{op: t.text, left: e, right: r, line: t.line}
+	}
+	return e, err
+}
+
+func (p *parser) sum() (expr, error) { return p.binary(p.concat, "+", "-") }
+
+func (p *parser) concat() (expr, error) {
+	e, err := p.product()
+	if err != nil || !p.isOp("~") {
+		return e, err
+	}
+	c := &concatExpr{items: []expr{e}}
+	for p.skipOp("~") {
+		if e, err = p.product(); err != nil {
+			return nil, err
+		}
+		c.items = append(c.items, e)
+	}
+	return c, nil
+}
+
+func (p *parser) product() (expr, error) { return p.binary(p.power, "*", "/", "//", "%") }
+
+func (p *parser) power() (expr, error) {
+	return p.binary(func() (expr, error) { return p.unary(true) }, "**")
+}
+
+func (p *parser) unary(withFilters bool) (expr, error) {
+	if err := p.enter(); err != nil {
+		return nil, err
+	}
+	defer func() { p.depth-- }()
+	var e expr
+	var err error
+	switch {
+	case p.isOp("-"), p.isOp("+"):
+		t := p.next()
+		e, err = p.unary(false)
+		e = &unaryExpr{minus: t.text == "-", of: e, line: t.line}
+	default:
+		e, err = p.primary()
+	}
+	if err == nil {
+		e, err = p.postfix(e)
+	}
+	if err == nil && withFilters {
+		e, err = p.filters(e, true)
+	}
+	return e, err
+}
+
+func (p *parser) primary() (expr, error) {
+	t := p.next()
+	switch t.kind {
+	case tokName:
+		switch t.text {
+		case "true", "True":
+			return &constExpr{Bool(true)}, nil
+		case "false", "False":
+			return &constExpr{Bool(false)}, nil
+		case "none", "None":
+			return &constExpr{None()}, nil
+		}
+		p.t.loads[t.text] = true
+		return &nameExpr{id: p.id(t.text), name: t.text}, nil
+	case tokString:
+		var s strings.Builder
+		s.WriteString(t.text)
+		for p.peek().kind == tokString {
+			s.WriteString(p.next().text)
+		}
+		return &constExpr{String(s.String())}, nil
+	case tokNumber:
+		return &constExpr{t.value}, nil
+	case tokOp:
+		switch t.text {
+		case "(":
+			if p.skipOp(")") {
+				return &listExpr{tuple: true}, nil
+			}
+			e, err := p.tuple()
+			if err != nil {
+				return nil, err
+			}
+			return e, p.wantOp(")")
+		case "[":
+			l := &listExpr{}
+			for !p.skipOp("]") {
+				if len(l.items) > 0 {
+					if err := p.wantOp(","); err != nil {
+						return nil, err
+					}
+					if p.skipOp("]") {
+						break
+					}
+				}
+				e, err := p.expression()
+				if err != nil {
+					return nil, err
+				}
+				l.items = append(l.items, e)
+			}
+			return l, nil
+		case "{":
+			return p.dict()
+		}
+	}
+	p.at--
+	return nil, p.fail("unexpected %s", describe(t))
+}
+
+func (p *parser) dict() (expr, error) {
+	d := &dictExpr{line: p.peek().line}
+	for !p.skipOp("}") {
+		if len(d.keys) > 0 {
+			if err := p.wantOp(","); err != nil {
+				return nil, err
+			}
+			if p.skipOp("}") {
+				break
+			}
+		}
+		k, err := p.expression()
+		if err != nil {
+			return nil, err
+		}
+		if err := p.wantOp(":"); err != nil {
+			return nil, err
+		}
+		v, err := p.expression()
+		if err != nil {
+			return nil, err
+		}
+		d.keys, d.values = append(d.keys, k), append(d.values, v)
+	}
+	return d, nil
+}
+
+func (p *parser) postfix(e expr) (expr, error) {
+	for {
+		line := p.peek().line
+		switch {
+		case p.skipOp("."):
+			switch t := p.next(); t.kind {
+			case tokName:
+				e = &attrExpr{of: e, name: t.text, line: line}
+			case tokNumber:
+				e = &indexExpr{of: e, index: &constExpr{t.value}, line: line}
+			default:
+				p.at--
+				return nil, p.fail("expected name or number, got %s", describe(t))
+			}
+		case p.skipOp("["):
+			var err error
+			if e, err = p.subscript(e, line); err != nil {
+				return nil, err
+			}
+		case p.isOp("("):
+			c, err := p.callArgs()
+			if err != nil {
+				return nil, err
+			}
+			e = &callExpr{of: e, args: c, line: line}
+		default:
+			return e, nil
+		}
+	}
+}
+
+func (p *parser) subscript(e expr, line int) (expr, error) {
+	var parts [3]expr
+	n := 0
+	slice := false
+	for !p.skipOp("]") {
+		if p.skipOp(":") {
+			slice = true
+			if n++; n > 2 {
+				return nil, p.fail("too many colons in a slice")
+			}
+			continue
+		}
+		if parts[n] != nil {
+			return nil, p.fail("expected ']', got %s", describe(p.peek()))
+		}
+		var err error
+		if parts[n], err = p.expression(); err != nil {
+			return nil, err
+		}
+		if p.isOp(",") && !slice { // a tuple as the key
+			l := &listExpr{items: []expr{parts[0]}, tuple: true}
+			for p.skipOp(",") && !p.isOp("]") {
+				item, err := p.expression()
+				if err != nil {
+					return nil, err
+				}
+				l.items = append(l.items, item)
+			}
+			parts[0] = l
+		}
+	}
+	switch {
+	case slice:
+		return &sliceExpr{of: e, start: parts[0], stop: parts[1], step: parts[2], line: line}, nil
+	case parts[0] == nil:
+		return nil, p.fail("expected subscript expression")
+	}
+	return &indexExpr{of: e, index: parts[0], line: line}, nil
+}
+
+func (p *parser) callArgs() (*argsExpr, error) {
+	if err := p.wantOp("("); err != nil {
+		return nil, err
+	}
+	a := &argsExpr{}
+	for n := 0; !p.skipOp(")"); n++ {
+		if n > 0 {
+			if err := p.wantOp(","); err != nil {
+				return nil, err
+			}
+			if p.skipOp(")") {
+				break
+			}
+		}
+		var err error
+		switch {
+		case p.skipOp("**"):
+			a.starKw, err = p.expression()
+		case p.skipOp("*"):
+			a.star, err = p.expression()
+		case p.peek().kind == tokName && p.tokens[p.at+1].kind == tokOp && p.tokens[p.at+1].text == "=":
+			a.kwNames = append(a.kwNames, p.next().text)
+			p.at++
+			var e expr
+			e, err = p.expression()
+			a.kw = append(a.kw, e)
+		default:
+			if len(a.kw) > 0 {
+				return nil, p.fail("positional argument follows keyword argument")
+			}
+			var e expr
+			e, err = p.expression()
+			a.pos = append(a.pos, e)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+// filters parses the filters, tests and calls behind e. With no e the first
+// filter has no bar before it unless bar is set, and its value comes from a block.
+func (p *parser) filters(e expr, bar bool) (expr, error) {
+	started := e != nil
+	for n := 0; ; n++ {
+		if n > 4*maxParseDepth {
+			return nil, p.fail("more than %d filters in a row", 4*maxParseDepth)
+		}
+		line := p.peek().line
+		switch {
+		case !started && !bar && n == 0, p.isOp("|"):
+			p.skipOp("|")
+			name, err := p.wantName()
+			if err != nil {
+				return nil, err
+			}
+			for p.skipOp(".") {
+				part, err := p.wantName()
+				if err != nil {
+					return nil, err
+				}
+				name += "." + part
+			}
+			f, ok := filterTable()[name]
+			if !ok {
+				return nil, p.fail("No filter named '%s'.", name)
+			}
+			a := &argsExpr{}
+			if p.isOp("(") {
+				if a, err = p.callArgs(); err != nil {
+					return nil, err
+				}
+			}
+			e = &filterExpr{of: e, name: name, filter: f, args: a, line: line}
+		case started && p.isName("is"):
+			var err error
+			if e, err = p.test(e); err != nil {
+				return nil, err
+			}
+		case started && p.isOp("("):
+			a, err := p.callArgs()
+			if err != nil {
+				return nil, err
+			}
+			e = &callExpr{of: e, args: a, line: line}
+		default:
+			return e, nil
+		}
+	}
+}
+
+func (p *parser) test(e expr) (expr, error) {
+	line := p.next().line
+	not := p.skipName("not")
+	name, err := p.wantName()
+	if err != nil {
+		return nil, err
+	}
+	t, ok := testTable()[name]
+	if !ok {
+		return nil, p.fail("No test named '%s'.", name)
+	}
+	x := &testExpr{of: e, name: name, test: t, not: not, args: &argsExpr{}, line: line}
+	switch next := p.peek(); {
+	case p.isOp("("):
+		x.args, err = p.callArgs()
+	case p.isName("else", "or", "and", "if"):
+	case p.isName("is"):
+		return nil, p.fail("You cannot chain multiple tests with is")
+	case next.kind == tokName && !p.isName("in", "not", "recursive"), next.kind == tokString, next.kind == tokNumber, p.isOp("["), p.isOp("{"):
+		var arg expr
+		if arg, err = p.primary(); err == nil {
+			arg, err = p.postfix(arg)
+		}
+		x.args.pos = append(x.args.pos, arg)
+	}
+	return x, err
+}

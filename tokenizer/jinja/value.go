@@ -1,0 +1,496 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package jinja renders chat templates as Jinja2 renders them for the engines.
+//
+// It is the part of Jinja2 that chat templates use, with Python's values: what
+// prints, compares, adds and fails here does so there. A template cannot reach
+// anything but its variables, and steps, depth and output are bounded.
+//
+// The environment is that of the reference: an immutable sandbox, blocks trimmed,
+// loop controls, the block "generation" as if it were not there. Templates cannot
+// include or extend others.
+//
+// The package is pure. A [Template] and the values given to it are only read, so
+// any number of goroutines may render it at once.
+package jinja
+
+import (
+	"math"
+	"math/big"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+type kind uint8
+
+const (
+	kindUndefined kind = iota
+	kindNone
+	kindBool
+	kindInt
+	kindBig // of more than 64 bits
+	kindFloat
+	kindString
+	kindSafe // a string that escapes what is added to it
+	kindList
+	kindTuple
+	kindDict
+	kindNamespace
+	kindFunc
+	kindLoop
+)
+
+// Value is a Python value. The zero Value is undefined.
+type Value struct {
+	kind kind
+	num  uint64 // of bool, int and float; not 0 in an undefined value that is unsafe
+	str  string // of strings; of an undefined value, what is undefined
+	ref  any    // *big.Int, *list, *Dict, *function or *loop
+}
+
+type list struct{ items []Value }
+
+// Dict is a dictionary that keeps the order of its keys.
+type Dict struct {
+	keys   []Value
+	values []Value
+	index  map[string]int // of string keys, once there are many
+}
+
+// function is something that a template can call.
+type function struct {
+	name string
+	call func(r *renderer, a *args) (Value, error)
+	attr func(name string) (Value, bool) // nil: it has none but its name
+}
+
+// None returns Python's None.
+func None() Value { return Value{kind: kindNone} }
+
+// Bool returns a truth value.
+func Bool(b bool) Value {
+	if b {
+		return Value{kind: kindBool, num: 1}
+	}
+	return Value{kind: kindBool}
+}
+
+// Int returns an integer.
+func Int(n int64) Value { return Value{kind: kindInt, num: uint64(n)} }
+
+// Float returns a floating point number.
+func Float(f float64) Value { return Value{kind: kindFloat, num: math.Float64bits(f)} }
+
+// String returns a string. It should be valid UTF-8.
+func String(s string) Value { return Value{kind: kindString, str: s} }
+
+// List returns a list of items, which is kept.
+func List(items ...Value) Value { return Value{kind: kindList, ref: &list{items}} }
+
+func tupleOf(items ...Value) Value { return Value{kind: kindTuple, ref: &list{items}} }
+
+// FromDict returns d as a value.
+func FromDict(d *Dict) Value { return Value{kind: kindDict, ref: d} }
+
+func undefined(hint string) Value { return Value{str: hint} }
+
+func funcOf(name string, f func(r *renderer, a *args) (Value, error)) Value {
+	return Value{kind: kindFunc, ref: &function{name: name, call: f}}
+}
+
+// IsNone reports whether v is None.
+func (v Value) IsNone() bool { return v.kind == kindNone }
+
+// IsUndefined reports whether v is undefined.
+func (v Value) IsUndefined() bool { return v.kind == kindUndefined }
+
+// Dict returns the dictionary that v is, nil if it is none.
+func (v Value) Dict() *Dict {
+	if v.kind != kindDict && v.kind != kindNamespace {
+		return nil
+	}
+	return v.ref.(*Dict)
+}
+
+// Items returns the items of the list or tuple that v is, nil if it is none.
+// They must not be changed.
+func (v Value) Items() []Value {
+	if v.kind != kindList && v.kind != kindTuple {
+		return nil
+	}
+	return v.ref.(*list).items
+}
+
+// Text returns the string that v is.
+func (v Value) Text() (s string, ok bool) { return v.str, v.isString() }
+
+// Truth reports whether Python counts v as true.
+func (v Value) Truth() bool { return v.truth() }
+
+func (v Value) int() int64       { return int64(v.num) }
+func (v Value) float() float64   { return math.Float64frombits(v.num) }
+func (v Value) big() *big.Int    { return v.ref.(*big.Int) }
+func (v Value) isString() bool   { return v.kind == kindString || v.kind == kindSafe }
+func (v Value) isSequence() bool { return v.kind == kindList || v.kind == kindTuple }
+func (v Value) isInt() bool      { return v.kind == kindInt || v.kind == kindBool }
+func (v Value) isNumber() bool   { return v.isInt() || v.kind == kindFloat || v.kind == kindBig }
+
+// number returns a number as a float.
+func (v Value) number() float64 {
+	switch v.kind {
+	case kindFloat:
+		return v.float()
+	case kindBig:
+		f, _ := new(big.Float).SetInt(v.big()).Float64()
+		return f
+	}
+	return float64(v.int())
+}
+
+func (v Value) toBig() *big.Int {
+	if v.kind == kindBig {
+		return v.big()
+	}
+	return big.NewInt(v.int())
+}
+
+func bigInt(n *big.Int) Value {
+	if n.IsInt64() {
+		return Int(n.Int64())
+	}
+	return Value{kind: kindBig, ref: n}
+}
+
+func (v Value) truth() bool {
+	switch v.kind {
+	case kindUndefined, kindNone:
+		return false
+	case kindBool, kindInt:
+		return v.num != 0
+	case kindFloat:
+		return v.float() != 0
+	case kindString, kindSafe:
+		return v.str != ""
+	case kindList, kindTuple:
+		return len(v.ref.(*list).items) > 0
+	case kindDict:
+		return v.ref.(*Dict).Len() > 0
+	}
+	return true
+}
+
+// typeName is the name of Python's type.
+func (v Value) typeName() string {
+	switch v.kind {
+	case kindUndefined:
+		return "Undefined"
+	case kindNone:
+		return "NoneType"
+	case kindBool:
+		return "bool"
+	case kindInt, kindBig:
+		return "int"
+	case kindFloat:
+		return "float"
+	case kindString:
+		return "str"
+	case kindSafe:
+		return "Markup"
+	case kindList:
+		return "list"
+	case kindTuple:
+		return "tuple"
+	case kindDict:
+		return "dict"
+	case kindNamespace:
+		return "Namespace"
+	case kindLoop:
+		return "LoopContext"
+	}
+	return "function"
+}
+
+// appendStr appends what Python's str gives.
+func (v Value) appendStr(dst []byte) []byte {
+	switch v.kind {
+	case kindUndefined:
+		return dst
+	case kindString, kindSafe:
+		return append(dst, v.str...)
+	}
+	return v.appendRepr(dst)
+}
+
+func (v Value) text() string {
+	if v.isString() {
+		return v.str
+	}
+	return string(v.appendStr(nil))
+}
+
+// appendRepr appends what Python's repr gives.
+func (v Value) appendRepr(dst []byte) []byte {
+	switch v.kind {
+	case kindUndefined:
+		return append(dst, "Undefined"...)
+	case kindNone:
+		return append(dst, "None"...)
+	case kindBool:
+		if v.num != 0 {
+			return append(dst, "True"...)
+		}
+		return append(dst, "False"...)
+	case kindInt:
+		return strconv.AppendInt(dst, v.int(), 10)
+	case kindBig:
+		return v.big().Append(dst, 10)
+	case kindFloat:
+		return appendFloat(dst, v.float())
+	case kindString:
+		return appendQuoted(dst, v.str)
+	case kindSafe:
+		return append(appendQuoted(append(dst, "Markup("...), v.str), ')')
+	case kindList:
+		if v.str != "" { // the view of a dictionary
+			return append(appendItems(append(append(dst, v.str...), "(["...), v.Items()), "])"...)
+		}
+		return append(appendItems(append(dst, '['), v.Items()), ']')
+	case kindTuple:
+		dst = appendItems(append(dst, '('), v.Items())
+		if len(v.Items()) == 1 {
+			dst = append(dst, ',')
+		}
+		return append(dst, ')')
+	case kindDict:
+		return v.ref.(*Dict).appendRepr(dst)
+	case kindNamespace:
+		return append(v.ref.(*Dict).appendRepr(append(dst, "<Namespace "...)), '>')
+	case kindFunc:
+		return append(append(append(dst, "<function "...), v.ref.(*function).name...), '>')
+	}
+	return append(dst, "<LoopContext>"...)
+}
+
+func appendItems(dst []byte, items []Value) []byte {
+	for i, it := range items {
+		if i > 0 {
+			dst = append(dst, ", "...)
+		}
+		dst = it.appendRepr(dst)
+	}
+	return dst
+}
+
+// appendFloat appends Python's repr of a float: the shortest digits that read
+// back, with an exponent below 1e-4 and from 1e16 on.
+func appendFloat(dst []byte, f float64) []byte {
+	switch {
+	case math.IsNaN(f):
+		return append(dst, "nan"...)
+	case math.IsInf(f, 1):
+		return append(dst, "inf"...)
+	case math.IsInf(f, -1):
+		return append(dst, "-inf"...)
+	}
+	if a := math.Abs(f); f != 0 && (a < 1e-4 || a >= 1e16) {
+		return strconv.AppendFloat(dst, f, 'e', -1, 64)
+	}
+	start := len(dst)
+	dst = strconv.AppendFloat(dst, f, 'f', -1, 64)
+	if !strings.Contains(string(dst[start:]), ".") {
+		dst = append(dst, ".0"...)
+	}
+	return dst
+}
+
+// appendQuoted appends Python's repr of a string.
+func appendQuoted(dst []byte, s string) []byte {
+	quote := byte('\'')
+	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
+		quote = '"'
+	}
+	dst = append(dst, quote)
+	for _, r := range s {
+		switch {
+		case r == rune(quote) || r == '\\':
+			dst = append(dst, '\\', byte(r))
+		case r == '\n':
+			dst = append(dst, `\n`...)
+		case r == '\r':
+			dst = append(dst, `\r`...)
+		case r == '\t':
+			dst = append(dst, `\t`...)
+		case r < ' ' || r == 0x7f || r >= 0x80 && r < 0x100 && !strconv.IsPrint(r):
+			dst = append(dst, `\x`...)
+			dst = append(dst, "0123456789abcdef"[r>>4], "0123456789abcdef"[r&15])
+		case r >= 0x100 && !strconv.IsPrint(r):
+			digits := strconv.FormatInt(int64(r), 16)
+			if r < 0x10000 {
+				dst = append(append(dst, `\u`...), "0000"[len(digits):]...)
+			} else {
+				dst = append(append(dst, `\U`...), "00000000"[len(digits):]...)
+			}
+			dst = append(dst, digits...)
+		default:
+			dst = utf8.AppendRune(dst, r)
+		}
+	}
+	return append(dst, quote)
+}
+
+// Len returns the number of keys.
+func (d *Dict) Len() int { return len(d.keys) }
+
+// NewDict returns an empty dictionary with room for n keys.
+func NewDict(n int) *Dict {
+	return &Dict{keys: make([]Value, 0, n), values: make([]Value, 0, n)}
+}
+
+// Set sets the value of a string key. A key that is there keeps its place.
+func (d *Dict) Set(key string, v Value) { d.set(String(key), v) }
+
+// Get returns the value of a string key.
+func (d *Dict) Get(key string) (Value, bool) { return d.get(String(key)) }
+
+// indexFrom is the number of keys from which a map finds them.
+const indexFrom = 12
+
+func (d *Dict) find(key Value) int {
+	if key.isString() {
+		if d.index != nil {
+			if i, ok := d.index[key.str]; ok {
+				return i
+			}
+			return -1
+		}
+		for i := range d.keys {
+			if d.keys[i].isString() && d.keys[i].str == key.str {
+				return i
+			}
+		}
+		return -1
+	}
+	for i := range d.keys {
+		if equal(d.keys[i], key) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (d *Dict) get(key Value) (Value, bool) {
+	if i := d.find(key); i >= 0 {
+		return d.values[i], true
+	}
+	return Value{}, false
+}
+
+func (d *Dict) set(key, v Value) {
+	if i := d.find(key); i >= 0 {
+		d.values[i] = v
+		return
+	}
+	d.keys, d.values = append(d.keys, key), append(d.values, v)
+	switch {
+	case d.index != nil && key.isString():
+		d.index[key.str] = len(d.keys) - 1
+	case d.index == nil && len(d.keys) >= indexFrom:
+		d.index = make(map[string]int, 2*len(d.keys))
+		for i, k := range d.keys {
+			if k.isString() {
+				d.index[k.str] = i
+			}
+		}
+	}
+}
+
+func (d *Dict) appendRepr(dst []byte) []byte {
+	dst = append(dst, '{')
+	for i := range d.keys {
+		if i > 0 {
+			dst = append(dst, ", "...)
+		}
+		dst = append(d.keys[i].appendRepr(dst), ": "...)
+		dst = d.values[i].appendRepr(dst)
+	}
+	return append(dst, '}')
+}
+
+// equal is Python's ==.
+func equal(a, b Value) bool {
+	switch {
+	case a.isNumber() && b.isNumber():
+		if a.isInt() && b.isInt() {
+			return a.num == b.num
+		}
+		if a.kind == kindFloat || b.kind == kindFloat {
+			return a.number() == b.number()
+		}
+		return a.toBig().Cmp(b.toBig()) == 0
+	case a.isString() && b.isString():
+		return a.str == b.str
+	case a.kind != b.kind:
+		return false
+	}
+	switch a.kind {
+	case kindUndefined, kindNone:
+		return true
+	case kindList, kindTuple:
+		x, y := a.Items(), b.Items()
+		if len(x) != len(y) {
+			return false
+		}
+		for i := range x {
+			if !equal(x[i], y[i]) {
+				return false
+			}
+		}
+		return true
+	case kindDict:
+		x, y := a.ref.(*Dict), b.ref.(*Dict)
+		if x.Len() != y.Len() {
+			return false
+		}
+		for i, k := range x.keys {
+			v, ok := y.get(k)
+			if !ok || !equal(x.values[i], v) {
+				return false
+			}
+		}
+		return true
+	}
+	return a.ref == b.ref
+}
+
+// compare is Python's order of a and b, which must be two numbers, strings or
+// sequences.
+func compare(a, b Value) (int, error) {
+	switch {
+	case a.isNumber() && b.isNumber():
+		if a.kind == kindFloat || b.kind == kindFloat {
+			x, y := a.number(), b.number()
+			switch {
+			case x < y:
+				return -1, nil
+			case x > y:
+				return 1, nil
+			}
+			return 0, nil
+		}
+		return a.toBig().Cmp(b.toBig()), nil
+	case a.isString() && b.isString():
+		return strings.Compare(a.str, b.str), nil // of UTF-8, the order of code points
+	case a.isSequence() && a.kind == b.kind:
+		x, y := a.Items(), b.Items()
+		for i := range min(len(x), len(y)) {
+			if !equal(x[i], y[i]) {
+				return compare(x[i], y[i])
+			}
+		}
+		return len(x) - len(y), nil
+	case a.kind == kindUndefined || b.kind == kindUndefined:
+		return 0, errUndefined(a, b)
+	}
+	return 0, errorf(TypeError, "'<' not supported between instances of '%s' and '%s'", a.typeName(), b.typeName())
+}
