@@ -2,12 +2,15 @@
 
 // Package chat turns the fields of an OpenAI request into the text of a prompt.
 //
-// So far it knows one rendering, the canonical text of text-block mode (see
-// [AppendText]): not what an engine feeds its model, but a text of which equal
-// requests have equal copies and a longer conversation has a longer copy. It
-// does not judge requests; what an engine would refuse may well have a text.
+// A [Renderer] gives the text that an engine feeds its model: the request
+// normalised as the engine normalises it ([Profile]), put through the model's
+// chat template. What the engine would refuse has no text, but an error.
 //
-// The package is pure: no network, no clock, no log. Its functions may be called
+// [AppendText] gives the canonical text of text-block mode: not what any engine
+// feeds its model, but a text of which equal requests have equal copies and a
+// longer conversation has a longer copy.
+//
+// The package is pure: no network, no clock, no log. Everything in it may be used
 // by any number of goroutines.
 package chat
 
@@ -18,12 +21,25 @@ import (
 )
 
 // Request holds the fields of a request body that make up the prompt, as raw
-// JSON spans. A nil span is an absent field. The spans alias the body that they
-// were cut from; nobody writes to them.
+// JSON spans. A nil span is an absent field or null. The spans alias the body
+// that they were cut from; nobody writes to them.
 type Request struct {
 	Messages []byte // chat completions: the array of messages
 	Tools    []byte // chat completions: the array of tools
 	Prompt   []byte // completions: a string, or a list of strings
+
+	// Chat completions: what else has an effect on the text.
+	ToolChoice           []byte
+	AddGenerationPrompt  []byte
+	ContinueFinalMessage []byte
+	ChatTemplate         []byte
+	ChatTemplateKwargs   []byte
+	ReasoningEffort      []byte
+	Documents            []byte
+
+	// Both: what has an effect on the ids.
+	AddSpecialTokens     []byte
+	TruncatePromptTokens []byte
 }
 
 // message is the part of a chat message that every engine renders.

@@ -15,8 +15,11 @@
 package jinja
 
 import (
+	"iter"
+	"maps"
 	"math"
 	"math/big"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -493,4 +496,29 @@ func compare(a, b Value) (int, error) {
 		return 0, errUndefined(a, b)
 	}
 	return 0, errorf(TypeError, "'<' not supported between instances of '%s' and '%s'", a.typeName(), b.typeName())
+}
+
+// All returns the string keys and their values, in order.
+func (d *Dict) All() iter.Seq2[string, Value] {
+	return func(yield func(string, Value) bool) {
+		for i, k := range d.keys {
+			if k.isString() && !yield(k.str, d.values[i]) {
+				return
+			}
+		}
+	}
+}
+
+// Clone returns a dictionary with the same keys and values.
+func (d *Dict) Clone() *Dict {
+	return &Dict{keys: slices.Clone(d.keys), values: slices.Clone(d.values), index: maps.Clone(d.index)}
+}
+
+// IsList reports whether v is a list, even an empty one.
+func (v Value) IsList() bool { return v.kind == kindList }
+
+// AppendJSON appends v as Python's json.dumps writes it, without \u escapes. It
+// fails for values that are none of JSON's.
+func AppendJSON(dst []byte, v Value) ([]byte, error) {
+	return appendJSON(dst, v, &jsonOptions{comma: ", ", colon: ": "}, 0)
 }

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chat
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+)
+
+// Files is what a model's files say about chats, apart from its vocabulary.
+type Files struct {
+	// Templates are the chat templates by name: "default", and for some models
+	// "tool_use" and others.
+	Templates map[string]string
+	// Special are the special tokens' texts by their names, such as bos_token.
+	Special map[string]string
+
+	specialOrder []string
+}
+
+// LoadFiles reads the chat template and the special tokens: chat_template.jinja,
+// which wins over the chat_template of tokenizer_config.json, and
+// special_tokens_map.json. read returns a file of the model, fs.ErrNotExist in
+// the chain if there is none; all of them may be missing. The error names the file.
+func LoadFiles(read func(name string) ([]byte, error)) (*Files, error) {
+	f := &Files{Templates: map[string]string{}, Special: map[string]string{}}
+	for _, name := range []string{"special_tokens_map.json", "tokenizer_config.json"} {
+		b, err := optional(read, name)
+		if err != nil {
+			return nil, err
+		}
+		if b == nil {
+			continue
+		}
+		if err := f.readConfig(b); err != nil {
+			return nil, fmt.Errorf("chat: %s: %w", name, err)
+		}
+	}
+	b, err := optional(read, "chat_template.jinja")
+	if err != nil {
+		return nil, err
+	}
+	if b != nil {
+		f.Templates["default"] = string(b)
+	}
+	for name := range f.Special {
+		f.specialOrder = append(f.specialOrder, name)
+	}
+	slices.Sort(f.specialOrder)
+	return f, nil
+}
+
+func optional(read func(name string) ([]byte, error), name string) ([]byte, error) {
+	b, err := read(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
+}
+
+// tokenNames are the fields that hold special tokens.
+//
+//nolint:gochecknoglobals // a table
+var tokenNames = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+
+func (f *Files) readConfig(b []byte) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(b, &fields); err != nil {
+		return err
+	}
+	for _, name := range tokenNames {
+		// A token is a string, or an object with its content.
+		var text string
+		var object struct{ Content string }
+		switch raw := fields[name]; {
+		case len(raw) == 0 || string(raw) == "null":
+		case json.Unmarshal(raw, &text) == nil:
+			f.Special[name] = text
+		case json.Unmarshal(raw, &object) == nil:
+			f.Special[name] = object.Content
+		default:
+			return fmt.Errorf("%s is neither a string nor an object", name)
+		}
+	}
+	raw := fields["chat_template"]
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil
+	}
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		f.Templates["default"] = text
+		return nil
+	}
+	var list []struct{ Name, Template string }
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return fmt.Errorf("chat_template: %w", err)
+	}
+	for _, t := range list {
+		f.Templates[t.Name] = t.Template
+	}
+	return nil
+}
