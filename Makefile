@@ -45,7 +45,7 @@ conformance: tools $(REFERENCE) ## compare tokenizer and templates with the refe
 golden: $(REFERENCE) ## make the golden data and the Unicode tables anew
 	$(REFERENCE) tools/golden/unicode.py > .cache/unicode_table.go
 	mv .cache/unicode_table.go tokenizer/unicode_table.go && gofmt -w tokenizer/unicode_table.go
-	$(REFERENCE) tools/golden/tokenizers_golden.py tokenizer/testdata/golden
+	$(REFERENCE) tools/golden/tokenizers_golden.py tokenizer/testdata/golden internal/enginesim/model/tokenizer.json
 	TZ=UTC $(REFERENCE) tools/golden/templates_golden.py tokenizer/jinja/testdata/golden.jsonl
 
 $(REFERENCE): tools/golden/requirements.txt

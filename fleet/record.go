@@ -34,6 +34,10 @@ type Record struct {
 	MaxNumSeqs       int    `json:"max_num_seqs,omitempty"`
 	MaxBatchedTokens int    `json:"max_num_batched_tokens,omitempty"`
 
+	// ModelCard names a card that the router knows, for models that workers serve
+	// under names of their own. Never a path.
+	ModelCard string `json:"model_card,omitempty"`
+
 	Engine        string `json:"engine,omitempty"`
 	EngineVersion string `json:"engine_version,omitempty"`
 	Draining      bool   `json:"draining,omitempty"`   // takes no new requests, keeps its blocks
@@ -73,7 +77,8 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		Models: r.Models, LoRA: r.LoRA, Role: r.Role,
 		BlockSize: r.BlockSize, DPStart: r.DPStart, DPSize: max(1, r.DPSize),
 		TotalKVBlocks: r.TotalKVBlocks, MaxNumSeqs: r.MaxNumSeqs, MaxBatchedTokens: r.MaxBatchedTokens,
-		Engine: r.Engine, Draining: r.Draining, StartedMS: r.StartedMS,
+		ModelCard: clip(r.ModelCard),
+		Engine:    r.Engine, Draining: r.Draining, StartedMS: r.StartedMS,
 	}
 	wrong := func(field string, value any, want string) (router.WorkerInfo, error) {
 		return router.WorkerInfo{}, fmt.Errorf("fleet: worker %q (%d): %s is %v, want %s", clip(r.Name), info.ID, field, value, want)

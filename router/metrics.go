@@ -19,11 +19,13 @@ type metrics struct {
 	duration  metric.Float64Histogram
 	overlap   metric.Float64Histogram
 	blocks    metric.Int64Counter
+	prompts   metric.Int64Counter
+	reused    metric.Int64Counter
 }
 
 func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 	var m metrics
-	var errs [8]error
+	var errs [10]error
 	m.decisions, errs[0] = meter.Int64Counter("kvroute.router.decisions",
 		metric.WithUnit("{decision}"), metric.WithDescription("Booked decisions, by model and reason."))
 	m.duration, errs[1] = meter.Float64Histogram("kvroute.router.decision.duration",
@@ -35,6 +37,11 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		metric.WithExplicitBucketBoundaries(0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, .99, 1))
 	m.blocks, errs[3] = meter.Int64Counter("kvroute.router.event.blocks",
 		metric.WithUnit("{block}"), metric.WithDescription("Blocks in the events of workers, by what became of them."))
+
+	m.prompts, errs[8] = meter.Int64Counter("kvroute.tokenize.requests",
+		metric.WithUnit("{request}"), metric.WithDescription("Booked requests whose prompt was read, by model, by how its token ids were made and why not exactly."))
+	m.reused, errs[9] = meter.Int64Counter("kvroute.tokenize.reused.size",
+		metric.WithUnit("By"), metric.WithDescription("Text of prompts whose token ids were known from earlier ones, by model."))
 
 	var indexBlocks, slots, workers metric.Int64ObservableGauge
 	indexBlocks, errs[4] = meter.Int64ObservableGauge("kvroute.router.index.blocks",
@@ -77,6 +84,10 @@ func (m *metrics) decided(ctx context.Context, d *Decision) {
 	model := attribute.String("model", d.Model)
 	m.decisions.Add(ctx, 1, metric.WithAttributes(model, attribute.String("reason", string(d.Reason))))
 	m.duration.Record(ctx, (d.TokenizeTime + d.MatchTime + d.PickTime).Seconds(), metric.WithAttributes(model))
+	if d.TokenMode != "" {
+		m.prompts.Add(ctx, 1, metric.WithAttributes(model, attribute.String("mode", string(d.TokenMode)), attribute.String("reason", d.TokenReason)))
+		m.reused.Add(ctx, int64(d.ReusedBytes), metric.WithAttributes(model))
+	}
 	if d.PromptBlocks > 0 {
 		m.overlap.Record(ctx, float64(d.OverlapBlocks)/float64(d.PromptBlocks), metric.WithAttributes(model))
 	}

@@ -18,6 +18,7 @@ import (
 // empty worker. Nothing blocks under it.
 type pool struct {
 	model string
+	card  string // the name of the model's card, as its workers say; guarded by Router.fleet
 
 	// cache is never nil once the pool has had a worker. It changes only while no
 	// worker of the pool has blocks.

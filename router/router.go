@@ -29,6 +29,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -69,6 +70,13 @@ type Config struct {
 	// takes that of a pool's first worker, or 16 if it names none. Workers of
 	// another size are still routed to, by load alone.
 	BlockSize int
+
+	// Cards are the models known beforehand; see [Router.SetCards].
+	Cards []Card
+
+	// StrictModels refuses models without a card that makes exact prompts, as
+	// if they did not exist.
+	StrictModels bool
 
 	// Seed makes ties reproducible. Any value.
 	Seed uint64
@@ -136,6 +144,7 @@ type Router struct {
 	// so that a worker's events cannot meet its leaving.
 	pools  map[string]*pool // by base model
 	owners map[uint64]*pool // by worker id
+	cards  map[string]*Card // by name
 
 	flightMu sync.Mutex
 	// flightMu guards the field below.
@@ -146,6 +155,7 @@ type Router struct {
 type target struct {
 	pool *pool
 	lora string
+	card *Card // nil if there is none
 }
 
 // New returns a router that knows no workers. It fails if a setting is out of
@@ -163,6 +173,7 @@ func New(conf Config) (*Router, error) {
 		flight: make(map[string]*pool),
 	}
 	r.names.Store(&map[string]target{})
+	r.SetCards(conf.Cards)
 	r.scratch.New = func() any { return new(scratch) }
 	if r.metrics, err = newMetrics(conf.Meter, r); err != nil {
 		return nil, err
@@ -186,6 +197,8 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 		return Decision{}, fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrNoWorkers)
 	case !ok:
 		return Decision{}, fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrUnknownModel)
+	case r.conf.StrictModels && (t.card == nil || t.card.Prompts == nil):
+		return Decision{}, fmt.Errorf("router: model %q has no tokenizer: %w", bounded(req.Model), ErrUnknownModel)
 	}
 	s := r.scratch.Get().(*scratch)
 	defer r.release(s)
@@ -194,7 +207,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 	cache := t.pool.cache.Load()
 	q := question{id: req.ID, lora: t.lora, blockSize: cache.blockSize}
 	if r.conf.Mode == KV {
-		r.hash(&q, s, req)
+		r.hash(ctx, &q, s, t.card, req)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return Decision{}, fmt.Errorf("router: decide for model %q: %w", t.pool.model, err)
@@ -214,27 +227,69 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 	return d, nil
 }
 
+// bytesSeed keeps the blocks of text-block mode apart from all others: no hash of
+// one is the hash of the other, whatever tokens they have.
+const bytesSeed = 0x6b76726f75746521
+
 // hash fills in the prompt's tokens and hashes, or the reason why there are none.
-func (r *Router) hash(q *question, s *scratch, req Request) {
+func (r *Router) hash(ctx context.Context, q *question, s *scratch, card *Card, req Request) {
 	start := r.conf.Now()
-	tokens := req.Tokens
-	if tokens == nil {
+	d := &s.decision
+	prompt := tokenizer.Prompt{IDs: req.Tokens, Exact: len(req.Tokens), Mode: tokenizer.Exact}
+	if req.Tokens == nil {
+		var m *tokenizer.Model
+		if card != nil {
+			m = card.Prompts
+		}
 		var err error
-		if s.tokens, err = tokenizer.Encode(s.tokens[:0], req.Prompt); err != nil {
+		if prompt, err = m.Encode(ctx, s.tokens[:0], req.Prompt, start); err != nil {
 			q.reason = ReasonTokenizer
 			// A guess for the load: a token is about four bytes of English.
 			q.tokens = (len(req.Prompt.Messages) + len(req.Prompt.Tools) + len(req.Prompt.Prompt)) / 4
-			s.decision.PromptTokens = q.tokens
+			d.PromptTokens = q.tokens
 			return
 		}
-		tokens = s.tokens
+		s.tokens = prompt.IDs
 	}
+	d.TokenMode, d.TokenReason, d.ReusedBytes = prompt.Mode, prompt.Reason, prompt.Reused
 	seed := indexer.Seed(q.lora, req.Salt)
+	tokens := prompt.IDs
+	switch prompt.Mode {
+	case tokenizer.Bytes:
+		seed ^= bytesSeed
+	case tokenizer.ExactPrefix:
+		tokens = tokens[:prompt.Exact]
+	case tokenizer.Exact:
+	}
 	s.local = indexer.AppendLocalHashes(s.local[:0], tokens, q.blockSize, seed)
 	s.sequence = indexer.AppendSequenceHashes(s.sequence[:0], s.local)
-	q.tokens, q.sequence = len(tokens), s.sequence
-	s.decision.PromptTokens, s.decision.PromptBlocks = len(tokens), len(s.local)
-	s.decision.TokenizeTime = r.conf.Now().Sub(start)
+	q.tokens, q.sequence = len(prompt.IDs), s.sequence
+	d.PromptTokens, d.PromptBlocks = len(prompt.IDs), len(s.local)
+	d.TokenizeTime = r.conf.Now().Sub(start)
+}
+
+// SetCards replaces what is known of models. Decisions in progress go on with
+// what they began with. Of two cards with one name the first counts.
+func (r *Router) SetCards(cards []Card) {
+	known := make(map[string]*Card, len(cards))
+	for i := range cards {
+		if known[cards[i].Name] == nil {
+			c := cards[i]
+			known[c.Name] = &c
+		}
+	}
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	r.cards = known
+	r.renameLocked()
+}
+
+// cardLocked returns what is known of a pool's model, or nil.
+func (r *Router) cardLocked(p *pool) *Card {
+	if c := r.cards[p.model]; c != nil {
+		return c
+	}
+	return r.cards[p.card]
 }
 
 // decide asks the pool, and keeps track of which pool has the request's slot.
@@ -358,7 +413,14 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 		old.removeWorker(info.ID)
 	}
 	r.owners[info.ID] = p
-	p.setWorker(&info, r.conf.BlockSize)
+	if info.ModelCard != "" {
+		p.card = info.ModelCard
+	}
+	blockSize := r.conf.BlockSize
+	if c := r.cardLocked(p); c != nil && c.BlockSize > 0 {
+		blockSize = c.BlockSize
+	}
+	p.setWorker(&info, blockSize)
 	r.renameLocked()
 	return nil
 }
@@ -382,24 +444,28 @@ func (r *Router) RemoveWorker(id uint64) {
 func (r *Router) renameLocked() {
 	names := make(map[string]target)
 	for _, p := range r.pools {
-		names[p.model] = target{pool: p}
+		names[p.model] = target{pool: p, card: r.cardLocked(p)}
 	}
-	models := slices.Sorted(func(yield func(string) bool) {
-		for m := range r.pools {
-			if !yield(m) {
-				return
+	for _, m := range slices.Sorted(maps.Keys(r.pools)) {
+		p := r.pools[m]
+		card := r.cardLocked(p)
+		add := func(name, lora string) {
+			if _, taken := names[name]; !taken {
+				names[name] = target{pool: p, lora: lora, card: card}
 			}
 		}
-	})
-	for _, m := range models {
-		p := r.pools[m]
 		p.mu.Lock()
-		p.core.names(func(name, lora string) {
-			if _, taken := names[name]; !taken {
-				names[name] = target{pool: p, lora: lora}
-			}
-		})
+		p.core.names(add)
 		p.mu.Unlock()
+		if card == nil {
+			continue
+		}
+		for _, name := range card.Aliases {
+			add(name, "")
+		}
+		for _, name := range card.LoRA {
+			add(name, name)
+		}
 	}
 	r.names.Store(&names)
 }

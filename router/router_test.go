@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // newRouter makes a router with weight 1 and n workers of block size 8, ids 1 to n.
@@ -445,7 +446,7 @@ func TestOddPromptsAreRouted(t *testing.T) {
 		t.Errorf("decision %+v, error %v; want one by load with a guess of the length", d, err)
 	}
 	e, err := r.BestWorker(t.Context(), router.Request{ID: "b", Model: "m", Prompt: router.Prompt{Prompt: []byte(`"hello"`)}})
-	if err != nil || e.Worker == d.Worker || e.PromptTokens != 5 {
+	if err != nil || e.Worker == d.Worker || e.PromptTokens != 2 || e.TokenMode != tokenizer.Bytes || e.TokenReason != tokenizer.NoTokenizer {
 		t.Errorf("decision %+v, error %v; want the other worker", e, err)
 	}
 }

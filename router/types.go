@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
@@ -67,9 +68,11 @@ type WorkerInfo struct {
 	MaxNumSeqs       int // 0 = unknown
 	MaxBatchedTokens int // 0 = unknown
 
-	Engine    string // "vllm", "sglang", …
-	Draining  bool   // gets no new requests, keeps its blocks
-	StartedMS int64  // a changed value means that the process restarted empty
+	Engine string // "vllm", "sglang", …
+	// ModelCard names the [Card] of its model. Default: that of its model's name.
+	ModelCard string
+	Draining  bool  // gets no new requests, keeps its blocks
+	StartedMS int64 // a changed value means that the process restarted empty
 	Health    Health
 }
 
@@ -93,6 +96,24 @@ const (
 	Prefill    Role = "prefill" // never a candidate until prefill/decode pairs exist
 	Decode     Role = "decode"
 )
+
+// Card is what is known of a model beforehand: how its prompts are made, and its
+// names.
+type Card struct {
+	// Name is the name of the base model, or one that workers name in their
+	// registration.
+	Name string
+	// Aliases are other names of the model, LoRA those of its adapters: they are
+	// served as soon as a worker serves the model.
+	Aliases []string
+	LoRA    []string
+	// BlockSize is the number of tokens in a block; 0 takes that of the model's
+	// first worker.
+	BlockSize int
+	// Prompts makes token ids. Nil means text-block mode: prompts meet only
+	// each other, and are found in no worker's cache.
+	Prompts *tokenizer.Model
+}
 
 // Prompt is the prompt of a request as raw JSON spans of its body.
 type Prompt = chat.Request
@@ -141,6 +162,11 @@ type Decision struct {
 	Worker     Worker         `json:"worker"`
 	WorkerName string         `json:"worker_name,omitempty"`
 	Address    netip.AddrPort `json:"address"`
+
+	// How the prompt was tokenized, and why not exactly.
+	TokenMode   tokenizer.Mode `json:"token_mode,omitempty"`
+	TokenReason string         `json:"token_reason,omitempty"`
+	ReusedBytes int            `json:"reused_bytes,omitempty"` // of the prompt's text, whose ids were known
 
 	PromptTokens  int     `json:"prompt_tokens"`  // length of the prompt
 	PromptBlocks  int     `json:"prompt_blocks"`  // full blocks in it

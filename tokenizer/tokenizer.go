@@ -7,9 +7,10 @@
 // the ids of texts that begin alike, so that the next turn of a conversation
 // costs its new text only.
 //
-// For models without such files there is text-block mode ([Encode],
-// [AppendBytes]): each byte of the prompt's text counts as one token. Router and
-// engine must agree on it, as kvroute's simulated engine does.
+// A [Model] puts a request through its chat template and encodes the text. For
+// models without files, and requests that cannot be done exactly, there is
+// text-block mode: four bytes of a canonical text count as one token. Equal
+// prompts meet in it, but no engine knows its ids.
 //
 // The package is pure: no network, no clock, no log, and it knows nothing of
 // blocks.

@@ -83,9 +83,40 @@ type config struct {
 	LogLevel  string `yaml:"log-level"`
 	LogFormat string `yaml:"log-format"`
 
+	// StrictModels answers 404 to requests for models that have workers but no
+	// tokenizer, which are otherwise routed by load.
+	StrictModels bool `yaml:"strict-models"`
+	// TokenizerCacheBytes is how much memory the ids of prompts take that were
+	// seen before, over all models.
+	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes"`
+
+	// Models are the models whose prompts are tokenized exactly. Reloaded on
+	// SIGHUP.
+	Models []modelConfig `yaml:"models,omitempty"`
 	// Workers are known from the start and always count as healthy. Their
 	// fields are those of a registration. Reloaded on SIGHUP; nothing else is.
 	Workers workerList `yaml:"workers"`
+}
+
+// modelConfig is one of the file's "models".
+type modelConfig struct {
+	// Name is the name of the base model, as its workers serve it.
+	Name string `yaml:"name"`
+	// Aliases are other names that clients may use, LoRA those of its adapters.
+	Aliases []string `yaml:"aliases,omitempty"`
+	LoRA    []string `yaml:"lora,omitempty"`
+	// Tokenizer is the folder with the model's tokenizer.json, or rank file
+	// *.tiktoken, and what is beside it: tokenizer_config.json,
+	// chat_template.jinja, special_tokens_map.json.
+	Tokenizer string `yaml:"tokenizer"`
+	// ChatTemplate is a file with a chat template, instead of the model's own.
+	ChatTemplate string `yaml:"chat-template,omitempty"`
+	// Pattern parts words for a rank file: gpt2, cl100k, o200k, or an expression.
+	Pattern string `yaml:"pattern,omitempty"`
+	// Profile is the engine that serves the model: vllm (default), sglang, trtllm.
+	Profile string `yaml:"profile,omitempty"`
+	// BlockSize is the number of tokens in a block; 0 takes that of the first worker.
+	BlockSize int `yaml:"block-size,omitempty"`
 }
 
 func defaults() config {
@@ -101,6 +132,7 @@ func defaults() config {
 		KVOverlapScoreWeight: 1,
 		KeepDecisions:        1024,
 		FirstToken:           "observer",
+		TokenizerCacheBytes:  64 << 20,
 		MaxBodyBytes:         16 << 20,
 		MaxStreams:           40_000,
 		DecisionTimeout:      1500 * time.Millisecond,
@@ -131,6 +163,8 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.MaxStreams, "max-streams", c.MaxStreams, "largest `number` of requests in flight")
 	fs.DurationVar(&c.DecisionTimeout, "decision-timeout", c.DecisionTimeout, "longest `time` of a decision")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "longest `time` of a shutdown")
+	fs.BoolVar(&c.StrictModels, "strict-models", c.StrictModels, "answer 404 for models without a tokenizer")
+	fs.IntVar(&c.TokenizerCacheBytes, "tokenizer-cache-bytes", c.TokenizerCacheBytes, "`bytes` for the token ids of prompts seen before")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 }
@@ -208,12 +242,28 @@ func (c *config) check() error {
 	}{
 		{"max-body-bytes", int64(c.MaxBodyBytes)},
 		{"max-streams", int64(c.MaxStreams)},
+		{"tokenizer-cache-bytes", int64(c.TokenizerCacheBytes)},
 		{"decision-timeout", int64(c.DecisionTimeout)},
 		{"drain-timeout", int64(c.DrainTimeout)},
 	} {
 		if n.value <= 0 {
 			bad(n.name, fmt.Sprint(n.value), "more than 0")
 		}
+	}
+	names := map[string]bool{}
+	for i, m := range c.Models {
+		at := fmt.Sprintf("models[%d]", i)
+		switch {
+		case m.Name == "":
+			bad(at+".name", m.Name, "a name")
+		case names[m.Name]:
+			bad(at+".name", m.Name, "each name once")
+		case m.Tokenizer == "":
+			bad(at+".tokenizer", m.Tokenizer, "a folder")
+		case m.BlockSize < 0:
+			bad(at+".block-size", fmt.Sprint(m.BlockSize), "0 or more tokens")
+		}
+		names[m.Name] = true
 	}
 	return errors.Join(errs...)
 }

@@ -39,8 +39,8 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	blocks := fs.Int("num-gpu-blocks", 2400, "capacity of each worker's cache in `blocks` of 16 tokens")
 	loadFlags(fs, &d.load)
 	for name, value := range map[string]string{
-		"rate": "10", "conversations": "45", "turns": "4", "turn-gap": "2500ms", "system-prompts": "12", "system-bytes": "6000",
-		"user-bytes": "700", "reply-bytes": "300", "max-tokens": "40",
+		"rate": "10", "conversations": "45", "turns": "4", "turn-gap": "2500ms", "system-prompts": "12", "system-bytes": "36000",
+		"user-bytes": "4200", "reply-bytes": "1800", "max-tokens": "40",
 	} {
 		f := fs.Lookup(name)
 		f.DefValue = value

@@ -208,7 +208,7 @@ func TestADecisionCanBeExplained(t *testing.T) {
 	if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/decisions?id="+list.Decisions[0].ID, &one); err != nil {
 		t.Fatal(err)
 	}
-	if fmt.Sprint(one.Worker.ID) != resp.Header.Get("X-Dynamo-Worker-Instance-Id") || len(one.Candidates) != 2 || one.PromptTokens < 250 {
+	if fmt.Sprint(one.Worker.ID) != resp.Header.Get("X-Dynamo-Worker-Instance-Id") || len(one.Candidates) != 2 || one.PromptTokens < 40 {
 		t.Errorf("decision %+v for worker %s", one, resp.Header.Get("X-Dynamo-Worker-Instance-Id"))
 	}
 	if one.FirstToken.IsZero() || !one.Freed.After(one.FirstToken) {
@@ -219,7 +219,7 @@ func TestADecisionCanBeExplained(t *testing.T) {
 // The first token is noticed while the response goes on, and not at its headers.
 func TestTheFirstTokenEndsThePrefill(t *testing.T) {
 	d := startStack(t, 1, []string{"--num-gpu-blocks", "16384"})
-	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody(strings.Repeat("a long prompt ", 3000), 200, true), nil)
+	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody(strings.Repeat("a long prompt ", 14_000), 200, true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // engine runs a simulated worker until ctx ends: the engine, its event publisher
@@ -39,6 +41,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	fs.StringVar(&scope.Endpoint, "endpoint", "generate", "endpoint of the workers' subjects")
 	fs.StringVar(&sim.Name, "name", "worker", "name of the worker")
 	fs.StringVar(&sim.Model, "model", "sim", "name of the model")
+	files := fs.String("tokenizer", "", "`folder` with the model's tokenizer and chat template; empty takes a small one of its own")
 	fs.IntVar(&sim.BlockSize, "block-size", 16, "`tokens` in a block")
 	fs.IntVar(&sim.NumBlocks, "num-gpu-blocks", 8192, "capacity of the cache in `blocks`")
 	fs.IntVar(&sim.MaxNumSeqs, "max-num-seqs", 256, "largest `number` of requests running at once")
@@ -54,6 +57,18 @@ func engine(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	log = log.With("worker", sim.Name)
+	card := enginesim.ModelCard
+	if *files != "" {
+		card = ""
+		dir, err := os.OpenRoot(*files)
+		if err != nil {
+			return fmt.Errorf("tokenizer: %w", err)
+		}
+		defer func() { _ = dir.Close() }() // it is only read
+		if sim.Prompts, err = tokenizer.LoadModel(dir.FS(), tokenizer.ModelConfig{}); err != nil {
+			return err
+		}
+	}
 	nc, err := connectNATS(*natsURL, "kvroute engine "+sim.Name, log)
 	if err != nil {
 		return err
@@ -78,7 +93,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	}
 	announcer, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{
 		Scope:  scope,
-		Record: record(e.Config(), address),
+		Record: record(e.Config(), card, address),
 		Load:   func() fleet.Load { return loadOf(e) },
 		Log:    log,
 	})
@@ -111,11 +126,12 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	return parts.Wait()
 }
 
-func record(c enginesim.Config, address string) fleet.Record {
+func record(c enginesim.Config, card, address string) fleet.Record {
 	return fleet.Record{
 		Name: c.Name, Address: address, Models: []string{c.Model},
 		BlockSize: c.BlockSize, TotalKVBlocks: c.NumBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens,
-		Engine: "kvroute-sim", EngineVersion: buildVersion(), StartedMS: time.Now().UnixMilli(),
+		ModelCard: card,
+		Engine:    "kvroute-sim", EngineVersion: buildVersion(), StartedMS: time.Now().UnixMilli(),
 	}
 }
 

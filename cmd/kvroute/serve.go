@@ -35,6 +35,7 @@ import (
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // addresses is what a ready file says.
@@ -87,6 +88,7 @@ type server struct {
 	metrics  *telemetry.Metrics
 	bus      *embeddedNATS // nil if the bus is elsewhere
 	nc       *nats.Conn
+	prompts  *tokenizer.Cache // of ids, for all models
 	router   *router.Router
 	registry *fleet.Registry
 	events   *events.Subscriber
@@ -115,7 +117,14 @@ func (s *server) open() (err error) {
 	if s.nc, err = connectNATS(url, "kvroute serve", s.log); err != nil {
 		return err
 	}
+	s.prompts = tokenizer.NewCache(c.TokenizerCacheBytes)
+	cards, err := loadCards(c.Models, s.prompts, s.log)
+	if err != nil {
+		return err
+	}
 	if s.router, err = router.New(router.Config{
+		Cards:         cards,
+		StrictModels:  c.StrictModels,
 		Mode:          router.Mode(c.RouterMode),
 		OverlapWeight: c.KVOverlapScoreWeight,
 		BlockSize:     c.BlockSize,
@@ -261,7 +270,7 @@ func (s *server) drain() error {
 	return nil
 }
 
-// reload reads the workers of the configuration file anew on SIGHUP.
+// reload reads the models and workers of the configuration file anew on SIGHUP.
 func (s *server) reload(ctx context.Context) error {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -273,6 +282,10 @@ func (s *server) reload(ctx context.Context) error {
 		case <-hup:
 		}
 		c, err := readFile(s.file)
+		var cards []router.Card
+		if err == nil {
+			cards, err = loadCards(c.Models, s.prompts, s.log)
+		}
 		if err == nil {
 			err = s.registry.SetStatic(c.Workers)
 		}
@@ -280,7 +293,8 @@ func (s *server) reload(ctx context.Context) error {
 			s.log.Error("the configuration is not reloaded; the old one stays", "err", err)
 			continue
 		}
-		s.log.Info("reloaded", "workers", len(c.Workers))
+		s.router.SetCards(cards)
+		s.log.Info("reloaded", "models", len(c.Models), "workers", len(c.Workers))
 	}
 }
 

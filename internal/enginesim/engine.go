@@ -5,8 +5,8 @@
 // simulated: what takes time there takes the time here that a model of the
 // hardware says, and the words of an answer mean nothing.
 //
-// Prompts are tokenized in text-block mode, as the router does for models whose
-// vocabulary it does not know. As in vLLM, the headers of a streamed response leave
+// Prompts go through a model's chat template and tokenizer, by default those of
+// [ModelFiles]. As in vLLM, the headers of a streamed response leave
 // when the request is admitted, its first chunk when the prompt is computed.
 //
 // # What is promised
@@ -30,12 +30,16 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // Config describes an engine. The zero value of each field means its default.
 type Config struct {
 	Name  string // told in the header x-sim-worker and in metrics; default "engine"
 	Model string // default "sim"
+
+	// Prompts makes the token ids. Default: the model of [ModelFiles].
+	Prompts *tokenizer.Model
 
 	BlockSize int // tokens; default 16
 	NumBlocks int // capacity of the cache in blocks; default 8,192
@@ -66,6 +70,12 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.MaxBatchedTokens, 8192)
 	setDefault(&c.Preset, "32b-2xh100")
 	setDefault(&c.Speed, 1)
+	if c.Prompts == nil {
+		var err error
+		if c.Prompts, err = tokenizer.LoadModel(ModelFiles(), tokenizer.ModelConfig{}); err != nil {
+			return c, fmt.Errorf("enginesim: %w", err)
+		}
+	}
 	for _, n := range []struct {
 		name  string
 		value int

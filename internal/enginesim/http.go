@@ -4,6 +4,7 @@ package enginesim
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -97,7 +98,7 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 		body.CacheSalt = r.Header.Get("X-Tenant-Id") // as Dynamo's workers do
 	}
 	a := answer{engine: e, body: body, chat: endpoint == openai.ChatCompletions, created: time.Now(), w: w}
-	req, bad := e.request(&a)
+	req, bad := e.request(r.Context(), &a)
 	if bad != nil {
 		bad.Write(w)
 		return
@@ -109,17 +110,21 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 }
 
 // request turns a body into a request whose progress a hears of.
-func (e *Engine) request(a *answer) (*request, *openai.Error) {
+func (e *Engine) request(ctx context.Context, a *answer) (*request, *openai.Error) {
 	refuse := func(status int, param, message string) (*request, *openai.Error) {
 		return nil, &openai.Error{Status: status, Message: message, Type: openai.InvalidRequest, Param: param}
 	}
 	if a.body.Model != e.conf.Model {
 		return refuse(http.StatusNotFound, "model", fmt.Sprintf("The model %q does not exist.", a.body.Model))
 	}
-	tokens, err := tokenizer.Encode(nil, chat.Request{Messages: a.body.Messages, Tools: a.body.Tools, Prompt: a.body.Prompt})
+	prompt, err := e.conf.Prompts.Encode(ctx, nil, promptOf(&a.body), a.created)
+	if err == nil && prompt.Mode != tokenizer.Exact {
+		err = fmt.Errorf("no prompt can be made of the request: %s", prompt.Reason)
+	}
 	if err != nil {
 		return refuse(http.StatusBadRequest, "", err.Error())
 	}
+	tokens := prompt.IDs
 	if len(tokens) == 0 {
 		return refuse(http.StatusBadRequest, "prompt", "The prompt is empty.")
 	}
@@ -142,6 +147,16 @@ func (e *Engine) request(a *answer) (*request, *openai.Error) {
 		token:    func() { a.progress <- struct{}{} },
 		finished: func() { close(a.progress) },
 	}, nil
+}
+
+func promptOf(b *openai.Body) chat.Request {
+	return chat.Request{
+		Messages: b.Messages, Tools: b.Tools, Prompt: b.Prompt,
+		ToolChoice: b.ToolChoice, AddGenerationPrompt: b.AddGenerationPrompt, ContinueFinalMessage: b.ContinueFinalMessage,
+		ChatTemplate: b.ChatTemplate, ChatTemplateKwargs: b.ChatTemplateKwargs,
+		ReasoningEffort: b.ReasoningEffort, Documents: b.Documents,
+		AddSpecialTokens: b.AddSpecialTokens, TruncatePromptTokens: b.TruncatePromptTokens,
+	}
 }
 
 // answer is one response in the making.

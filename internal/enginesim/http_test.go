@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // start runs an engine and serves it.
@@ -77,12 +78,20 @@ func TestAnswers(t *testing.T) {
 			} `json:"prompt_tokens_details"`
 		}
 	}
-	for i, cached := range []int{0, 400} {
+	prompts, err := tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt, err := prompts.Tokenizer().Append(t.Context(), nil, []byte("<|im_start|>user\n"+long+"<|im_end|>\n<|im_start|>assistant\n"), false)
+	if err != nil || len(prompt) < 100 {
+		t.Fatalf("%d tokens, %v", len(prompt), err)
+	}
+	for i, cached := range []int{0, (len(prompt) - 1) / 16 * 16} {
 		resp, body := ask(t, "POST", url+"/v1/chat/completions", chat+"}")
 		if err := json.Unmarshal([]byte(body), &last); err != nil {
 			t.Fatal(err)
 		}
-		if resp.Header.Get("X-Sim-Worker") != "w" || last.Usage.Output != 5 || last.Usage.Prompt != 404 || last.Usage.Details.Cached != cached || last.Choices[0].Reason != "length" {
+		if resp.Header.Get("X-Sim-Worker") != "w" || last.Usage.Output != 5 || last.Usage.Prompt != len(prompt) || last.Usage.Details.Cached != cached || last.Choices[0].Reason != "length" {
 			t.Errorf("request %d: %s", i, body)
 		}
 	}

@@ -21,6 +21,12 @@ type Body struct {
 	Messages []byte // a list that is not empty, for ChatCompletions
 	Tools    []byte
 	Prompt   []byte // a string or a list, for Completions
+
+	// What else has an effect on the prompt, as raw JSON.
+	ToolChoice, AddGenerationPrompt, ContinueFinalMessage []byte
+	ChatTemplate, ChatTemplateKwargs                      []byte
+	ReasoningEffort, Documents                            []byte
+	AddSpecialTokens, TruncatePromptTokens                []byte
 }
 
 // Parse cuts the body of a request for e. Every error has status 400 and says
@@ -64,6 +70,11 @@ type fields struct {
 	maxTokens, maxCompletionTokens []byte
 	cacheSalt, nvext               []byte
 	messages, tools, prompt        []byte
+
+	toolChoice, addGenerationPrompt, continueFinalMessage []byte
+	chatTemplate, chatTemplateKwargs                      []byte
+	reasoningEffort, documents                            []byte
+	addSpecialTokens, truncatePromptTokens                []byte
 }
 
 // top takes a field of the body.
@@ -89,12 +100,36 @@ func (f *fields) top(name, value []byte) {
 		f.tools = value
 	case "prompt":
 		f.prompt = value
+	case "tool_choice":
+		f.toolChoice = value
+	case "add_generation_prompt":
+		f.addGenerationPrompt = value
+	case "continue_final_message":
+		f.continueFinalMessage = value
+	case "chat_template":
+		f.chatTemplate = value
+	case "chat_template_kwargs":
+		f.chatTemplateKwargs = value
+	case "reasoning_effort":
+		f.reasoningEffort = value
+	case "documents":
+		f.documents = value
+	case "add_special_tokens":
+		f.addSpecialTokens = value
+	case "truncate_prompt_tokens":
+		f.truncatePromptTokens = value
 	}
 }
 
 // body turns the spans into values.
 func (f *fields) body() (b Body, err *Error) {
-	b = Body{Messages: f.messages, Tools: f.tools, Prompt: f.prompt}
+	b = Body{
+		Messages: f.messages, Tools: f.tools, Prompt: f.prompt,
+		ToolChoice: f.toolChoice, AddGenerationPrompt: f.addGenerationPrompt, ContinueFinalMessage: f.continueFinalMessage,
+		ChatTemplate: f.chatTemplate, ChatTemplateKwargs: f.chatTemplateKwargs,
+		ReasoningEffort: f.reasoningEffort, Documents: f.documents,
+		AddSpecialTokens: f.addSpecialTokens, TruncatePromptTokens: f.truncatePromptTokens,
+	}
 	if b.Model, err = text(f.model, "model"); err != nil {
 		return b, err
 	}

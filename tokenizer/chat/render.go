@@ -117,6 +117,19 @@ func (r *Renderer) Render(q Request, now time.Time) (Text, error) {
 	return out, nil
 }
 
+// Kept reads truncate_prompt_tokens: how many of the last tokens the engine keeps,
+// 0 if it keeps all.
+func Kept(span []byte) int {
+	n := 0
+	for _, d := range span {
+		if d < '0' || d > '9' || n > 1<<28 {
+			return 0
+		}
+		n = n*10 + int(d-'0')
+	}
+	return n
+}
+
 func refused(format string, a ...any) error {
 	return fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, a...))
 }
@@ -163,13 +176,7 @@ func (c *conversation) read(q Request) error {
 	case c.resume && generate:
 		return refused("continue_final_message and add_generation_prompt")
 	}
-	for _, d := range q.TruncatePromptTokens {
-		if d < '0' || d > '9' || c.kept > 1<<28 {
-			c.kept = 0
-			break
-		}
-		c.kept = c.kept*10 + int(d-'0')
-	}
+	c.kept = Kept(q.TruncatePromptTokens)
 	if err := c.readMessages(q.Messages); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ requirements.txt, and written by it; the ids are what it gives. NAME.json is the
 import json
 import pathlib
 import random
+import re
 import sys
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -57,7 +58,7 @@ def split(pattern, behavior="isolated", invert=False):
     return pre_tokenizers.Split(Regex(pattern), behavior, invert)
 
 
-def byte_level(pre, norm=None, size=400):
+def byte_level(pre, norm=None, size=400, corpus=None):
     t = Tokenizer(models.BPE())
     steps = pre if isinstance(pre, list) else [pre]
     t.pre_tokenizer = pre_tokenizers.Sequence(steps + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -65,7 +66,7 @@ def byte_level(pre, norm=None, size=400):
         t.normalizer = norm
     t.decoder = decoders.ByteLevel()
     t.train_from_iterator(
-        CORPUS.splitlines(True),
+        corpus or CORPUS.splitlines(True),
         trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
     )
     t.add_special_tokens(["<|im_start|>", "<|im_end|>"])
@@ -144,6 +145,12 @@ def shapes(name, spec):
 
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
+    # The simulated engine's own model knows the words of our load and of this project's pages.
+    pages = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/protocol.md", "bench/plan.go", "cmd/kvroute/e2e_test.go"]
+    text = [pathlib.Path(p).read_text() for p in pages]
+    load = re.search(r"vocabulary = strings.Fields\(`(.*?)`", text[4], re.S).group(1).split()
+    sim = json.loads(byte_level(split(QWEN2), normalizers.NFC(), 1500, CORPUS.splitlines(True) + text + [" " + " ".join(load)] * 40).to_str())
+    pathlib.Path(sys.argv[2]).write_text(json.dumps(sim, ensure_ascii=False, separators=(",", ":")))
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(1)
     joined = []

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+// loadCards loads the configured models, and that of kvroute's simulated engines.
+// A model that cannot be tokenized exactly keeps its names and is routed in
+// text-block mode, with a warning that says why; a folder or file that is not
+// there is an error.
+func loadCards(models []modelConfig, cache *tokenizer.Cache, log *slog.Logger) ([]router.Card, error) {
+	sim, err := tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{Cache: cache})
+	if err != nil {
+		return nil, err
+	}
+	cards := make([]router.Card, 0, len(models)+1)
+	for _, m := range models {
+		card, err := loadCard(m, cache, log)
+		if err != nil {
+			return nil, fmt.Errorf("model %q: %w", m.Name, err)
+		}
+		cards = append(cards, card)
+	}
+	return append(cards, router.Card{Name: enginesim.ModelCard, Prompts: sim}), nil
+}
+
+func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.Card, error) {
+	card := router.Card{Name: m.Name, Aliases: m.Aliases, LoRA: m.LoRA, BlockSize: m.BlockSize}
+	conf := tokenizer.ModelConfig{Config: tokenizer.Config{Pattern: m.Pattern}, Profile: chat.Profile(m.Profile), Cache: cache}
+	if m.ChatTemplate != "" {
+		text, err := readBounded(m.ChatTemplate)
+		if err != nil {
+			return card, err
+		}
+		conf.ChatTemplate = string(text)
+	}
+	dir, err := os.OpenRoot(m.Tokenizer)
+	if err != nil {
+		return card, fmt.Errorf("tokenizer: %w", err)
+	}
+	defer func() { _ = dir.Close() }() // it is only read
+	card.Prompts, err = tokenizer.LoadModel(dir.FS(), conf)
+	switch {
+	case errors.Is(err, tokenizer.ErrUnsupported):
+		log.Warn("model is routed in text-block mode", "model", m.Name, "folder", m.Tokenizer, "err", err)
+	case err != nil:
+		return card, err
+	case card.Prompts.Degraded() != "":
+		log.Warn("model is not exact, or slow, in part", "model", m.Name, "folder", m.Tokenizer, "why", card.Prompts.Degraded())
+	}
+	return card, nil
+}
+
+// readBounded reads a file that is named in the configuration.
+func readBounded(name string) ([]byte, error) {
+	dir, err := os.OpenRoot(filepath.Dir(name))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }() // it is only read
+	return dir.ReadFile(filepath.Base(name))
+}

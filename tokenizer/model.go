@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+// Mode says how the ids of a prompt were made.
+type Mode string
+
+// The modes.
+const (
+	// Exact: the ids are the engine's.
+	Exact Mode = "exact"
+	// ExactPrefix: the first of them are; see [Prompt.Exact].
+	ExactPrefix Mode = "exact_prefix"
+	// Bytes: text-block mode. The ids stand for four bytes of canonical text
+	// each; equal prompts have equal ones, and no engine knows them.
+	Bytes Mode = "bytes"
+)
+
+// Reasons why ids are not exact.
+const (
+	NoTokenizer   = "no_tokenizer"   // no files for this model
+	NoRenderer    = "no_renderer"    // no chat template
+	TemplateError = "template_error" // the template, or the engine, refuses the request
+	BadText       = "bad_text"       // JSON or text that the engine cannot read
+	TooLarge      = "too_large"      // more than MaxPrompt
+	Budget        = "budget"         // the time was up
+	Items         = "items"          // an image or the like
+	Drifted       = "drift"          // the engine was seen to count otherwise
+)
+
+// MaxPrompt is the largest text in bytes that is encoded exactly.
+const MaxPrompt = 8 << 20
+
+// Model makes prompts for one model: its chat template, its tokenizer, and a
+// cache of prefixes. A nil Model knows only text-block mode. Any number of
+// goroutines may use one.
+type Model struct {
+	tok   *Tokenizer
+	chat  *chat.Renderer
+	cache *Cache
+	why   string // there is no renderer
+
+	drifted atomic.Bool
+}
+
+// ModelConfig says what a model's files do not.
+type ModelConfig struct {
+	Config
+	Profile chat.Profile // of the engine. Default vllm
+	// ChatTemplate replaces the files' own template.
+	ChatTemplate string
+	// Cache is shared by models; nil encodes every prompt from scratch.
+	Cache *Cache
+}
+
+// LoadModel reads the files of a model: the vocabulary, which must be done
+// exactly, and a chat template, without which chats are in text-block mode. The
+// error names the file.
+func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
+	tok, err := Load(fsys, c.Config)
+	if err != nil {
+		return nil, err
+	}
+	files, err := chat.LoadFiles(func(name string) ([]byte, error) { return ReadFile(fsys, name) })
+	if err != nil {
+		return nil, err
+	}
+	if c.ChatTemplate != "" {
+		files.Templates["default"] = c.ChatTemplate
+	}
+	m := &Model{tok: tok, cache: c.Cache}
+	if c.Profile == "" {
+		c.Profile = chat.VLLM
+	}
+	if m.chat, err = chat.NewRenderer(c.Profile, files); err != nil {
+		if !errors.Is(err, chat.ErrNoTemplate) {
+			return nil, err
+		}
+		m.why = err.Error()
+	}
+	return m, nil
+}
+
+// Tokenizer returns the model's tokenizer.
+func (m *Model) Tokenizer() *Tokenizer { return m.tok }
+
+// Degraded says in words why some prompts of the model cannot be exact, or are
+// slow to make; empty if all is well.
+func (m *Model) Degraded() string {
+	switch {
+	case m == nil:
+		return "no tokenizer"
+	case m.drifted.Load():
+		return "the engine counts otherwise"
+	case m.why != "":
+		return m.why
+	}
+	return m.tok.Slow
+}
+
+// SetDrifted says whether the engine was seen to make other ids: then prompts are
+// in text-block mode until it is set to false.
+func (m *Model) SetDrifted(d bool) { m.drifted.Store(d) }
+
+// Prompt is a prompt as ids.
+type Prompt struct {
+	IDs    []uint32
+	Exact  int // how many of them, from the first, are the engine's
+	Mode   Mode
+	Reason string // why not Exact
+	Reused int    // bytes of text whose ids were known
+}
+
+// Encode appends the ids of a request's prompt to dst. Of several prompts in one
+// request, which run as several sequences, it takes the longest. now is what the
+// chat template may say the time is.
+//
+// What cannot be exact is in text-block mode, with the reason; an exhausted ctx
+// gives what was encoded until then. The error is about a prompt that is not even
+// text, and names the field.
+func (m *Model) Encode(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
+	if isTokenIDs(q.Prompt) {
+		ids, err := appendIDs(dst, q.Prompt)
+		return Prompt{IDs: ids, Exact: len(ids) - len(dst), Mode: Exact}, err
+	}
+	switch {
+	case m == nil:
+		return inBytes(dst, q, NoTokenizer)
+	case m.drifted.Load():
+		return inBytes(dst, q, Drifted)
+	case q.Prompt == nil && m.chat == nil:
+		return inBytes(dst, q, NoRenderer)
+	}
+	text, special, why := m.text(q, now)
+	if why != "" {
+		return inBytes(dst, q, why)
+	}
+	if len(text.Text) > MaxPrompt {
+		return inBytes(dst, q, TooLarge)
+	}
+	p := Prompt{Mode: Exact}
+	var err error
+	if p.IDs, p.Reused, err = m.append(ctx, dst, text.Text[:text.Exact], special); err != nil {
+		p.Mode, p.Reason, p.Exact = ExactPrefix, Budget, len(p.IDs)-len(dst)
+		return p, nil //nolint:nilerr // said in the reason
+	}
+	p.Exact = len(p.IDs) - len(dst)
+	switch {
+	case text.Exact < len(text.Text):
+		// What stands before an item may merge with it: two tokens at most.
+		p.Mode, p.Reason, p.Exact = ExactPrefix, Items, max(0, p.Exact-2)
+		p.IDs = AppendBytes(p.IDs, text.Text[text.Exact:])
+	case text.Kept > 0 && text.Kept < p.Exact:
+		p.IDs = append(p.IDs[:len(dst)], p.IDs[len(p.IDs)-text.Kept:]...)
+		p.Exact = text.Kept
+	}
+	return p, nil
+}
+
+func (m *Model) append(ctx context.Context, dst []uint32, text []byte, special bool) ([]uint32, int, error) {
+	if m.cache != nil {
+		return m.cache.Append(ctx, dst, m.tok, text, special)
+	}
+	ids, err := m.tok.Append(ctx, dst, text, special)
+	return ids, 0, err
+}
+
+// text returns the prompt's text, or why there is none.
+func (m *Model) text(q chat.Request, now time.Time) (text chat.Text, special bool, why string) {
+	if q.Prompt == nil {
+		text, err := m.chat.Render(q, now)
+		if err != nil {
+			return text, false, TemplateError
+		}
+		return text, string(q.AddSpecialTokens) == "true", ""
+	}
+	b, err := chat.AppendText(nil, q)
+	if err != nil {
+		return text, false, BadText
+	}
+	text = chat.Text{Text: b, Exact: len(b), Kept: chat.Kept(q.TruncatePromptTokens)}
+	return text, string(q.AddSpecialTokens) != "false", ""
+}
+
+// inBytes is Encode in text-block mode.
+func inBytes(dst []uint32, q chat.Request, why string) (Prompt, error) {
+	text, err := chat.AppendText(nil, q)
+	if err != nil {
+		return Prompt{IDs: dst}, err
+	}
+	return Prompt{IDs: AppendBytes(dst, text), Mode: Bytes, Reason: why}, nil
+}
+
+// AppendBytes appends text as ids of text-block mode: four bytes each, the first
+// one lowest, the last one filled up with zeros.
+func AppendBytes(dst []uint32, text []byte) []uint32 {
+	for len(text) >= 4 {
+		dst = append(dst, uint32(text[0])|uint32(text[1])<<8|uint32(text[2])<<16|uint32(text[3])<<24)
+		text = text[4:]
+	}
+	if len(text) > 0 {
+		last := uint32(0)
+		for i, c := range text {
+			last |= uint32(c) << (8 * i)
+		}
+		dst = append(dst, last)
+	}
+	return dst
+}
+
+// isTokenIDs reports whether a prompt is a list whose first value is a number
+// or a list.
+func isTokenIDs(prompt []byte) bool {
+	prompt, isList := bytes.CutPrefix(prompt, []byte{'['})
+	prompt = bytes.TrimLeft(prompt, " \t\n\r")
+	return isList && len(prompt) > 0 && (prompt[0] == '[' || prompt[0] == '-' || '0' <= prompt[0] && prompt[0] <= '9')
+}
+
+func appendIDs(dst []uint32, prompt []byte) ([]uint32, error) {
+	var ids []uint32
+	err := json.Unmarshal(prompt, &ids)
+	if err == nil {
+		return append(dst, ids...), nil
+	}
+	var lists [][]uint32
+	if json.Unmarshal(prompt, &lists) != nil {
+		return dst, fmt.Errorf("tokenizer: read prompt as token ids: %w", err)
+	}
+	var longest []uint32
+	for _, l := range lists {
+		if len(l) > len(longest) {
+			longest = l
+		}
+	}
+	return append(dst, longest...), nil
+}
