@@ -217,7 +217,7 @@ func (s *stream) ask(ctx context.Context, fields *openai.Body) error {
 	d, err := s.server.router.BestWorker(ctx, router.Request{
 		ID:     s.id,
 		Model:  fields.Model,
-		Prompt: promptOf(fields),
+		Prompt: fields.Request,
 		Salt:   salt,
 	})
 	if err != nil {
@@ -231,16 +231,6 @@ func (s *stream) ask(ctx context.Context, fields *openai.Body) error {
 	}
 	s.decision = d
 	return nil
-}
-
-func promptOf(b *openai.Body) router.Prompt {
-	return router.Prompt{
-		Messages: b.Messages, Tools: b.Tools, Prompt: b.Prompt,
-		ToolChoice: b.ToolChoice, AddGenerationPrompt: b.AddGenerationPrompt, ContinueFinalMessage: b.ContinueFinalMessage,
-		ChatTemplate: b.ChatTemplate, ChatTemplateKwargs: b.ChatTemplateKwargs,
-		ReasoningEffort: b.ReasoningEffort, Documents: b.Documents,
-		AddSpecialTokens: b.AddSpecialTokens, TruncatePromptTokens: b.TruncatePromptTokens,
-	}
 }
 
 // tell answers the response headers.

@@ -53,7 +53,8 @@ type entry struct {
 // question is a request, prepared for the core: what the locks need not cover.
 type question struct {
 	id        string
-	lora      string
+	lora      string   // adapter of the request
+	adapter   string   // the same, if workers say which ones they have
 	tokens    int      // length of the prompt; 0 if unknown
 	sequence  []uint64 // sequence hashes of its full blocks
 	blockSize int
@@ -153,7 +154,7 @@ func (c *core) find(w Worker) (ord int, found bool) {
 // choice and its inputs, the candidates appended to d.Candidates. The caller has
 // filled in what it knows.
 func (c *core) decide(now time.Time, q *question, d *Decision) error {
-	c.eligible(q.lora)
+	c.eligible(q.adapter)
 	if len(c.candidates) == 0 {
 		return ErrNoWorkers
 	}
@@ -194,13 +195,13 @@ func (c *core) decide(now time.Time, q *question, d *Decision) error {
 // eligible collects the ordinals that may take a request: the healthy workers, or
 // the degraded ones while there are no healthy ones. A request for an adapter
 // goes to workers that have it.
-func (c *core) eligible(lora string) {
+func (c *core) eligible(adapter string) {
 	for _, want := range []Health{Healthy, Degraded} {
 		c.candidates = c.candidates[:0]
 		for _, ord := range c.order {
 			info := c.entries[ord].info
 			if info.Health == want && !info.Draining && info.Role != Prefill &&
-				(lora == "" || slices.Contains(info.LoRA, lora)) {
+				(adapter == "" || slices.Contains(info.LoRA, adapter)) {
 				c.candidates = append(c.candidates, ord)
 			}
 		}

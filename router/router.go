@@ -74,6 +74,11 @@ type Config struct {
 	// Cards are the models known beforehand; see [Router.SetCards].
 	Cards []Card
 
+	// Observe, if not nil, is told of each booked request whose prompt was
+	// tokenized exactly, before the decision returns: it must be quick, and must
+	// copy what it keeps.
+	Observe func(Observation)
+
 	// StrictModels refuses models without a card that makes exact prompts, as
 	// if they did not exist.
 	StrictModels bool
@@ -155,7 +160,10 @@ type Router struct {
 type target struct {
 	pool *pool
 	lora string
-	card *Card // nil if there is none
+	// adapter is lora if workers named it in their registration; an adapter that
+	// only the card names is taken to be on all of them.
+	adapter string
+	card    *Card // nil if there is none
 }
 
 // New returns a router that knows no workers. It fails if a setting is out of
@@ -205,7 +213,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 	s.decision = Decision{ID: req.ID, Model: t.pool.model, Mode: r.conf.Mode, Candidates: s.decision.Candidates[:0]}
 
 	cache := t.pool.cache.Load()
-	q := question{id: req.ID, lora: t.lora, blockSize: cache.blockSize}
+	q := question{id: req.ID, lora: t.lora, adapter: t.adapter, blockSize: cache.blockSize}
 	if r.conf.Mode == KV {
 		r.hash(ctx, &q, s, t.card, req)
 	}
@@ -220,6 +228,9 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 	if req.ID != "" {
 		r.ring.add(&d)
 		r.metrics.decided(ctx, &d)
+		if r.conf.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil {
+			r.conf.Observe(Observation{Card: t.card, Model: t.pool.model, Address: d.Address, BlockSize: q.blockSize, Prompt: req.Prompt, IDs: s.tokens})
+		}
 	}
 	if d.Candidates = nil; req.Explain {
 		d.Candidates = slices.Clone(s.decision.Candidates)
@@ -449,22 +460,22 @@ func (r *Router) renameLocked() {
 	for _, m := range slices.Sorted(maps.Keys(r.pools)) {
 		p := r.pools[m]
 		card := r.cardLocked(p)
-		add := func(name, lora string) {
+		add := func(name, lora, adapter string) {
 			if _, taken := names[name]; !taken {
-				names[name] = target{pool: p, lora: lora, card: card}
+				names[name] = target{pool: p, lora: lora, adapter: adapter, card: card}
 			}
 		}
 		p.mu.Lock()
-		p.core.names(add)
+		p.core.names(func(name, lora string) { add(name, lora, lora) })
 		p.mu.Unlock()
 		if card == nil {
 			continue
 		}
 		for _, name := range card.Aliases {
-			add(name, "")
+			add(name, "", "")
 		}
 		for _, name := range card.LoRA {
-			add(name, name)
+			add(name, name, "")
 		}
 	}
 	r.names.Store(&names)

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -546,5 +548,110 @@ func TestConcurrentUse(t *testing.T) {
 		if w.ActiveRequests != 0 || w.ActiveBlocks != 0 || w.PendTokens != 0 {
 			t.Errorf("left behind: %+v", w)
 		}
+	}
+}
+
+// cardOf is a card with the model of a small tokenizer: a letter is a token.
+func cardOf(t *testing.T, name string) router.Card {
+	t.Helper()
+	m, err := tokenizer.LoadModel(fstest.MapFS{"tokenizer.json": {Data: []byte(`{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},
+		"model":{"vocab":{"a":0,"b":1,"c":2,"d":3},"merges":[]}}`)}}, tokenizer.ModelConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return router.Card{Name: name, Aliases: []string{name + "-alias"}, LoRA: []string{name + "-lora"}, Prompts: m}
+}
+
+// A model with a card is tokenized exactly under each of its names, so that a
+// worker's events are found; one without is not, and says so.
+func TestCards(t *testing.T) {
+	var seen []router.Observation
+	r := newRouter(t, router.Config{OverlapWeight: 1, BlockSize: 2, Cards: []router.Card{cardOf(t, "m")}, Observe: func(o router.Observation) {
+		o.IDs = slices.Clone(o.IDs)
+		seen = append(seen, o)
+	}}, 0)
+	for id := range uint64(2) {
+		w := worker(id + 1)
+		w.BlockSize = 2
+		set(t, r, w)
+	}
+	ids := []uint32{0, 1, 2, 3}
+	local := indexer.AppendLocalHashes(nil, ids, 2, indexer.Seed("", ""))
+	r.ApplyEvent(router.Worker{ID: 2}, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{Local: local[0], External: 1}, {Local: local[1], External: 2}}})
+	ask := func(id, model string) router.Decision {
+		t.Helper()
+		d, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: model, Prompt: router.Prompt{Prompt: []byte(`"abcd"`)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Free(id)
+		return d
+	}
+	for id, model := range map[string]string{"1": "m", "2": "m-alias"} {
+		if d := ask(id, model); d.TokenMode != tokenizer.Exact || d.OverlapBlocks != 2 || d.Worker.ID != 2 || d.PromptTokens != 4 {
+			t.Errorf("%s: %+v, want the worker that holds both blocks", model, d)
+		}
+	}
+	if d := ask("3", "m-lora"); d.TokenMode != tokenizer.Exact || d.OverlapBlocks != 0 {
+		t.Errorf("adapter: %+v, want no overlap with the base model", d)
+	}
+	if len(seen) != 3 || !slices.Equal(seen[0].IDs, ids) || seen[0].Card == nil || seen[0].BlockSize != 2 {
+		t.Errorf("observed %+v", seen)
+	}
+	// While the cards change, decisions go on.
+	r.SetCards(nil)
+	if d := ask("4", "m"); d.TokenMode != tokenizer.Bytes || d.TokenReason != tokenizer.NoTokenizer || d.OverlapBlocks != 0 {
+		t.Errorf("without a card: %+v", d)
+	}
+	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m-alias"}); !errors.Is(err, router.ErrUnknownModel) {
+		t.Errorf("an alias of no card: %v", err)
+	}
+	r.SetCards([]router.Card{cardOf(t, "m")})
+	if d := ask("5", "m"); d.OverlapBlocks != 2 {
+		t.Errorf("with the card again: %+v", d)
+	}
+}
+
+// A worker may name the card of its model.
+func TestWorkersNameTheirCard(t *testing.T) {
+	r := newRouter(t, router.Config{Cards: []router.Card{cardOf(t, "known")}}, 0)
+	w := worker(1)
+	w.ModelCard = "known"
+	set(t, r, w)
+	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Prompt: router.Prompt{Prompt: []byte(`"abcd"`)}})
+	if err != nil || d.TokenMode != tokenizer.Exact {
+		t.Errorf("%+v, %v", d, err)
+	}
+}
+
+func TestStrictModels(t *testing.T) {
+	r := newRouter(t, router.Config{StrictModels: true, Cards: []router.Card{cardOf(t, "n")}}, 1)
+	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m"}); !errors.Is(err, router.ErrUnknownModel) {
+		t.Errorf("error %v, want ErrUnknownModel", err)
+	}
+	w := worker(2)
+	w.Models = []string{"n"}
+	set(t, r, w)
+	if _, err := r.BestWorker(t.Context(), router.Request{Model: "n"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Blocks of text-block mode have hashes that no tokens have.
+func TestBytesMeetNoEvent(t *testing.T) {
+	r := newRouter(t, router.Config{OverlapWeight: 1}, 0)
+	w := worker(1)
+	w.BlockSize = 1
+	set(t, r, w)
+	ids := tokenizer.AppendBytes(nil, []byte("abcd"))
+	local := indexer.AppendLocalHashes(nil, ids, 1, indexer.Seed("", ""))
+	r.ApplyEvent(router.Worker{ID: 1}, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{Local: local[0], External: 1}}})
+	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Prompt: router.Prompt{Prompt: []byte(`"abcd"`)}})
+	if err != nil || d.PromptBlocks != 1 || d.OverlapBlocks != 0 {
+		t.Errorf("%+v, %v; want no overlap", d, err)
+	}
+	d, err = r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: ids})
+	if err != nil || d.OverlapBlocks != 1 {
+		t.Errorf("%+v, %v; want the block", d, err)
 	}
 }

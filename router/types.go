@@ -115,6 +115,16 @@ type Card struct {
 	Prompts *tokenizer.Model
 }
 
+// Observation is what [Config.Observe] is told of.
+type Observation struct {
+	Card      *Card
+	Model     string         // name of the pool
+	Address   netip.AddrPort // of the chosen worker
+	BlockSize int
+	Prompt    Prompt
+	IDs       []uint32
+}
+
 // Prompt is the prompt of a request as raw JSON spans of its body.
 type Prompt = chat.Request
 

@@ -47,7 +47,7 @@ func TestCacheChangesNoID(t *testing.T) {
 			toks[name] = tok
 		}
 	}
-	rounds := 40
+	rounds := 12
 	if testing.Short() {
 		rounds = 4
 	}

@@ -138,7 +138,7 @@ func TestBadRankFiles(t *testing.T) {
 // proportion to their length. That is asserted by the test's own time-out: what
 // is quadratic takes hours for these.
 func TestHostileTexts(t *testing.T) {
-	const size = 1 << 20
+	const size = 1 << 17
 	for name, tok := range goldens(t) {
 		if tok.Slow != "" {
 			continue

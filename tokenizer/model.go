@@ -132,6 +132,14 @@ type Prompt struct {
 // gives what was encoded until then. The error is about a prompt that is not even
 // text, and names the field.
 func (m *Model) Encode(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
+	if m != nil && m.drifted.Load() && !isTokenIDs(q.Prompt) {
+		return inBytes(dst, q, Drifted)
+	}
+	return m.Check(ctx, dst, q, now)
+}
+
+// Check is Encode whether or not the engine was seen to make other ids.
+func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
 	if isTokenIDs(q.Prompt) {
 		ids, err := appendIDs(dst, q.Prompt)
 		return Prompt{IDs: ids, Exact: len(ids) - len(dst), Mode: Exact}, err
@@ -139,8 +147,6 @@ func (m *Model) Encode(ctx context.Context, dst []uint32, q chat.Request, now ti
 	switch {
 	case m == nil:
 		return inBytes(dst, q, NoTokenizer)
-	case m.drifted.Load():
-		return inBytes(dst, q, Drifted)
 	case q.Prompt == nil && m.chat == nil:
 		return inBytes(dst, q, NoRenderer)
 	}

@@ -86,6 +86,10 @@ type config struct {
 	// StrictModels answers 404 to requests for models that have workers but no
 	// tokenizer, which are otherwise routed by load.
 	StrictModels bool `yaml:"strict-models"`
+	// VerifyTokenizer compares the first requests of each model, and few of the
+	// later ones, with the worker's own /tokenize. A model whose worker goes on
+	// to make other tokens is routed in text-block mode.
+	VerifyTokenizer bool `yaml:"verify-tokenizer"`
 	// TokenizerCacheBytes is how much memory the ids of prompts take that were
 	// seen before, over all models.
 	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes"`
@@ -164,6 +168,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.DecisionTimeout, "decision-timeout", c.DecisionTimeout, "longest `time` of a decision")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "longest `time` of a shutdown")
 	fs.BoolVar(&c.StrictModels, "strict-models", c.StrictModels, "answer 404 for models without a tokenizer")
+	fs.BoolVar(&c.VerifyTokenizer, "verify-tokenizer", c.VerifyTokenizer, "compare some prompts with the workers' own tokens")
 	fs.IntVar(&c.TokenizerCacheBytes, "tokenizer-cache-bytes", c.TokenizerCacheBytes, "`bytes` for the token ids of prompts seen before")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")

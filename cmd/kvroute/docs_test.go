@@ -66,6 +66,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := fleet.NewRegistry(nil, fleet.RegistryConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := newVerifier(nil, n); err != nil {
+		t.Fatal(err)
+	}
 	text, err := os.ReadFile("../../docs/metrics.md")
 	if err != nil {
 		t.Fatal(err)

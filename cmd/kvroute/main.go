@@ -36,6 +36,7 @@ func commands() []command {
 		{"demo", "show it at work: Envoy, simulated workers and the same load twice", demo},
 		{"engine", "run a simulated worker", engine},
 		{"load", "put load on an OpenAI endpoint and measure", load},
+		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
 		{"config", "check a configuration and print it with its defaults", printConfig},
 		{"config envoy", "print an Envoy bootstrap that fits", printEnvoy},
 		{"healthcheck", "exit 0 if a URL answers 200", healthcheck},

@@ -89,6 +89,7 @@ type server struct {
 	bus      *embeddedNATS // nil if the bus is elsewhere
 	nc       *nats.Conn
 	prompts  *tokenizer.Cache // of ids, for all models
+	verifier *verifier        // nil unless --verify-tokenizer
 	router   *router.Router
 	registry *fleet.Registry
 	events   *events.Subscriber
@@ -122,8 +123,16 @@ func (s *server) open() (err error) {
 	if err != nil {
 		return err
 	}
+	var observe func(router.Observation)
+	if c.VerifyTokenizer {
+		if s.verifier, err = newVerifier(s.log, s.metrics.Meter("tokenize")); err != nil {
+			return err
+		}
+		observe = s.verifier.observe
+	}
 	if s.router, err = router.New(router.Config{
 		Cards:         cards,
+		Observe:       observe,
 		StrictModels:  c.StrictModels,
 		Mode:          router.Mode(c.RouterMode),
 		OverlapWeight: c.KVOverlapScoreWeight,
@@ -247,6 +256,9 @@ func (s *server) run(ctx context.Context) error {
 		return nil
 	})
 	parts.Go(func() error { return s.reload(ctx) })
+	if s.verifier != nil {
+		parts.Go(func() error { return s.verifier.run(ctx) })
+	}
 	parts.Go(func() error {
 		<-ctx.Done()
 		return s.drain()

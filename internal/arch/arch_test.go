@@ -28,6 +28,7 @@ const module = "github.com/kvroute/kvroute"
 var ours = map[string]string{
 	"tokenizer":          "tokenizer/chat",
 	"tokenizer/chat":     "tokenizer/jinja",
+	"internal/openai":    "tokenizer/chat",
 	"router":             "tokenizer tokenizer/chat scorer indexer",
 	"events":             "indexer internal/wire",
 	"fleet":              "router internal/wire",

@@ -16,7 +16,6 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/tokenizer"
-	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 const (
@@ -32,6 +31,7 @@ func (e *Engine) routes() *http.ServeMux {
 	})
 	mux.HandleFunc("/v1/chat/completions", e.generate)
 	mux.HandleFunc("/v1/completions", e.generate)
+	mux.HandleFunc("POST /tokenize", e.tokenize)
 	mux.HandleFunc("GET /v1/models", e.models)
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.Handle("GET /metrics", e.metrics.handler())
@@ -56,6 +56,30 @@ func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
 		Object string `json:"object"`
 		Data   []card `json:"data"`
 	}{"list", []card{{e.conf.Model, "model", "kvroute", e.conf.NumBlocks * e.conf.BlockSize}}})
+}
+
+// tokenize gives the token ids of a chat or a completion, as vLLM does.
+func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		(&openai.Error{Status: http.StatusBadRequest, Message: err.Error(), Type: openai.InvalidRequest}).Write(w)
+		return
+	}
+	body, bad := openai.Parse(openai.Other, data)
+	if bad != nil {
+		bad.Write(w)
+		return
+	}
+	prompt, err := e.conf.Prompts.Encode(r.Context(), nil, body.Request, time.Now())
+	if err != nil || prompt.Mode != tokenizer.Exact {
+		(&openai.Error{Status: http.StatusBadRequest, Message: fmt.Sprintf("no prompt: %s %v", prompt.Reason, err), Type: openai.InvalidRequest}).Write(w)
+		return
+	}
+	reply(w, struct {
+		Count       int      `json:"count"`
+		MaxModelLen int      `json:"max_model_len"`
+		Tokens      []uint32 `json:"tokens"`
+	}{len(prompt.IDs), e.conf.NumBlocks * e.conf.BlockSize, prompt.IDs})
 }
 
 // reset forgets all blocks, as vLLM does only while none is in use.
@@ -117,7 +141,7 @@ func (e *Engine) request(ctx context.Context, a *answer) (*request, *openai.Erro
 	if a.body.Model != e.conf.Model {
 		return refuse(http.StatusNotFound, "model", fmt.Sprintf("The model %q does not exist.", a.body.Model))
 	}
-	prompt, err := e.conf.Prompts.Encode(ctx, nil, promptOf(&a.body), a.created)
+	prompt, err := e.conf.Prompts.Encode(ctx, nil, a.body.Request, a.created)
 	if err == nil && prompt.Mode != tokenizer.Exact {
 		err = fmt.Errorf("no prompt can be made of the request: %s", prompt.Reason)
 	}
@@ -147,16 +171,6 @@ func (e *Engine) request(ctx context.Context, a *answer) (*request, *openai.Erro
 		token:    func() { a.progress <- struct{}{} },
 		finished: func() { close(a.progress) },
 	}, nil
-}
-
-func promptOf(b *openai.Body) chat.Request {
-	return chat.Request{
-		Messages: b.Messages, Tools: b.Tools, Prompt: b.Prompt,
-		ToolChoice: b.ToolChoice, AddGenerationPrompt: b.AddGenerationPrompt, ContinueFinalMessage: b.ContinueFinalMessage,
-		ChatTemplate: b.ChatTemplate, ChatTemplateKwargs: b.ChatTemplateKwargs,
-		ReasoningEffort: b.ReasoningEffort, Documents: b.Documents,
-		AddSpecialTokens: b.AddSpecialTokens, TruncatePromptTokens: b.TruncatePromptTokens,
-	}
 }
 
 // answer is one response in the making.

@@ -5,6 +5,8 @@ package openai
 import (
 	"encoding/json"
 	"unsafe"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // Body is what routing needs of a request's body. All of it aliases the body,
@@ -17,16 +19,10 @@ type Body struct {
 	MaxTokens    int    // max_completion_tokens, else max_tokens; 0 if absent or no count
 	CacheSalt    string // nvext.cache_salt, else cache_salt
 
-	// Raw JSON; nil if absent or null.
-	Messages []byte // a list that is not empty, for ChatCompletions
-	Tools    []byte
-	Prompt   []byte // a string or a list, for Completions
-
-	// What else has an effect on the prompt, as raw JSON.
-	ToolChoice, AddGenerationPrompt, ContinueFinalMessage []byte
-	ChatTemplate, ChatTemplateKwargs                      []byte
-	ReasoningEffort, Documents                            []byte
-	AddSpecialTokens, TruncatePromptTokens                []byte
+	// Request is what makes the prompt, as raw JSON. For ChatCompletions its
+	// Messages are a list that is not empty, for Completions its Prompt is a
+	// string or a list.
+	chat.Request
 }
 
 // Parse cuts the body of a request for e. Every error has status 400 and says
@@ -69,12 +65,7 @@ type fields struct {
 	model, stream, streamOptions   []byte
 	maxTokens, maxCompletionTokens []byte
 	cacheSalt, nvext               []byte
-	messages, tools, prompt        []byte
-
-	toolChoice, addGenerationPrompt, continueFinalMessage []byte
-	chatTemplate, chatTemplateKwargs                      []byte
-	reasoningEffort, documents                            []byte
-	addSpecialTokens, truncatePromptTokens                []byte
+	request                        chat.Request
 }
 
 // top takes a field of the body.
@@ -95,41 +86,35 @@ func (f *fields) top(name, value []byte) {
 	case "nvext":
 		f.nvext = value
 	case "messages":
-		f.messages = value
+		f.request.Messages = value
 	case "tools":
-		f.tools = value
+		f.request.Tools = value
 	case "prompt":
-		f.prompt = value
+		f.request.Prompt = value
 	case "tool_choice":
-		f.toolChoice = value
+		f.request.ToolChoice = value
 	case "add_generation_prompt":
-		f.addGenerationPrompt = value
+		f.request.AddGenerationPrompt = value
 	case "continue_final_message":
-		f.continueFinalMessage = value
+		f.request.ContinueFinalMessage = value
 	case "chat_template":
-		f.chatTemplate = value
+		f.request.ChatTemplate = value
 	case "chat_template_kwargs":
-		f.chatTemplateKwargs = value
+		f.request.ChatTemplateKwargs = value
 	case "reasoning_effort":
-		f.reasoningEffort = value
+		f.request.ReasoningEffort = value
 	case "documents":
-		f.documents = value
+		f.request.Documents = value
 	case "add_special_tokens":
-		f.addSpecialTokens = value
+		f.request.AddSpecialTokens = value
 	case "truncate_prompt_tokens":
-		f.truncatePromptTokens = value
+		f.request.TruncatePromptTokens = value
 	}
 }
 
 // body turns the spans into values.
 func (f *fields) body() (b Body, err *Error) {
-	b = Body{
-		Messages: f.messages, Tools: f.tools, Prompt: f.prompt,
-		ToolChoice: f.toolChoice, AddGenerationPrompt: f.addGenerationPrompt, ContinueFinalMessage: f.continueFinalMessage,
-		ChatTemplate: f.chatTemplate, ChatTemplateKwargs: f.chatTemplateKwargs,
-		ReasoningEffort: f.reasoningEffort, Documents: f.documents,
-		AddSpecialTokens: f.addSpecialTokens, TruncatePromptTokens: f.truncatePromptTokens,
-	}
+	b = Body{Request: f.request}
 	if b.Model, err = text(f.model, "model"); err != nil {
 		return b, err
 	}

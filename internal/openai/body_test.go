@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvroute/kvroute/internal/openai"
+	prompt "github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 func TestParse(t *testing.T) {
@@ -27,59 +28,59 @@ func TestParse(t *testing.T) {
 			  "stream_options":{"include_usage":true},"max_tokens":7,"temperature":-0.5e+3,"stop":null,"nvext":{"x":[1,{}],"cache_salt":"s"}}`,
 			openai.Body{
 				Model: "m", Stream: true, IncludeUsage: true, MaxTokens: 7, CacheSalt: "s",
-				Messages: raw(`[{"role":"user","content":"hi \"there\""}]`), Tools: raw(`[{"type":"function"}]`),
+				Request: prompt.Request{Messages: raw(`[{"role":"user","content":"hi \"there\""}]`), Tools: raw(`[{"type":"function"}]`)},
 			},
 		},
 		{
 			"white space stays out of spans", openai.Completions, " \r\n\t{ \"model\" :\t\"m\" , \"prompt\" : [ 1 , 2 ] } \n",
-			openai.Body{Model: "m", Prompt: raw(`[ 1 , 2 ]`)},
+			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`[ 1 , 2 ]`)}},
 		},
 		{
 			"an empty prompt is a prompt", openai.Completions, `{"model":"m","prompt":""}`,
-			openai.Body{Model: "m", Prompt: raw(`""`)},
+			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`""`)}},
 		},
 		{
 			"escapes in names and values", openai.Completions, `{"\u006dodel":"a\/\u00e9\ud83d\ude00","prompt":"\u0000"}`,
-			openai.Body{Model: "a/é😀", Prompt: raw(`"\u0000"`)},
+			openai.Body{Model: "a/é😀", Request: prompt.Request{Prompt: raw(`"\u0000"`)}},
 		},
 		{
 			"the last copy counts", openai.Completions,
 			`{"model":1,"stream":"x","prompt":{},"nvext":{"cache_salt":"a"},"model":"m","stream":true,"prompt":"p","nvext":{}}`,
-			openai.Body{Model: "m", Stream: true, Prompt: raw(`"p"`)},
+			openai.Body{Model: "m", Stream: true, Request: prompt.Request{Prompt: raw(`"p"`)}},
 		},
 		{
 			"null is absent", openai.Completions,
 			`{"model":"m","prompt":"p","stream":null,"stream_options":null,"nvext":null,"tools":null,"max_tokens":null,"cache_salt":null}`,
-			openai.Body{Model: "m", Prompt: raw(`"p"`)},
+			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}},
 		},
 		{
 			"nvext's salt goes first", openai.Completions, `{"model":"m","prompt":"p","nvext":{"cache_salt":"a"},"cache_salt":"b"}`,
-			openai.Body{Model: "m", Prompt: raw(`"p"`), CacheSalt: "a"},
+			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}, CacheSalt: "a"},
 		},
 		{
 			"a salt without nvext", openai.Completions, `{"model":"m","prompt":"p","nvext":{"cache_salt":""},"cache_salt":"b"}`,
-			openai.Body{Model: "m", Prompt: raw(`"p"`), CacheSalt: "b"},
+			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}, CacheSalt: "b"},
 		},
 		{
 			"the newer limit of tokens goes first", openai.Completions, `{"model":"m","prompt":"p","max_completion_tokens":5,"max_tokens":9}`,
-			openai.Body{Model: "m", Prompt: raw(`"p"`), MaxTokens: 5},
+			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}, MaxTokens: 5},
 		},
 		{
 			"odd limits are the engine's to judge", openai.Completions, `{"model":"m","prompt":"p","max_completion_tokens":-5,"max_tokens":1e3}`,
-			openai.Body{Model: "m", Prompt: raw(`"p"`)},
+			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}},
 		},
 		{
 			"a limit beyond any number", openai.Completions, `{"model":"m","prompt":"p","max_tokens":` + strings.Repeat("9", 400) + `}`,
-			openai.Body{Model: "m", Prompt: raw(`"p"`)},
+			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}},
 		},
 		{
 			"strings need not be UTF-8", openai.Completions, "{\"model\":\"m\xff\",\"prompt\":\"\xc3\x28\"}",
-			openai.Body{Model: "m\xff", Prompt: raw("\"\xc3\x28\"")},
+			openai.Body{Model: "m\xff", Request: prompt.Request{Prompt: raw("\"\xc3\x28\"")}},
 		},
 		{
 			"names deeper down or in other case do not count", openai.Completions,
 			`{"Model":"x","model":"m","prompt":"p","extra":{"model":"y","stream":true},"nvext":[{"cache_salt":"a"}],"stream_options":3}`,
-			openai.Body{Model: "m", Prompt: raw(`"p"`)},
+			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}},
 		},
 		{
 			"a chat's prompt is not asked for", openai.Other, `{"model":"m"}`,
