@@ -347,6 +347,10 @@ func readTier(data []byte) (indexer.Tier, error) {
 	if err != nil {
 		return 0, err
 	}
+	return tierNamed(name)
+}
+
+func tierNamed(name string) (indexer.Tier, error) {
 	for t, known := range tiers {
 		if name == known {
 			return indexer.Tier(t), nil

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/kvroute/kvroute/indexer"
 )
 
 // Tracker lets tests drive the subscriber's bookkeeping without NATS.
@@ -46,3 +48,26 @@ const (
 	MaxPending        = maxPending
 	MaxRanks          = maxRanks
 )
+
+// Told returns what the index must know at most: the ids that stand for blocks
+// which the engine has, by rank and tier. It also counts what is kept.
+func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weight int) {
+	told = make(map[uint32]map[indexer.Tier]map[uint64]bool)
+	for rank, r := range e.ranks {
+		told[rank] = make(map[indexer.Tier]map[uint64]bool)
+		for at, blocks := range r.places {
+			if told[rank][at.tier] == nil {
+				told[rank][at.tier] = make(map[uint64]bool)
+			}
+			for hash, k := range blocks {
+				weight += k.weight()
+				if k.published {
+					for _, id := range appendExternals(nil, hash, &k) {
+						told[rank][at.tier][id] = true
+					}
+				}
+			}
+		}
+	}
+	return told, weight
+}
