@@ -27,7 +27,7 @@ import (
 
 type options struct {
 	python, shared, golden, out, commit, work string
-	strings, rounds                           int
+	strings, rounds, conversations            int
 	seed                                      uint64
 }
 
@@ -39,6 +39,7 @@ func main() {
 	flag.StringVar(&o.out, "out", "bench/out", "where the JSON goes")
 	flag.StringVar(&o.commit, "commit", "", "recorded in the JSON")
 	flag.IntVar(&o.strings, "strings", 20000, "random texts a tokenizer")
+	flag.IntVar(&o.conversations, "conversations", 200, "random conversations a template")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds of measuring speed")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the random texts")
 	flag.Parse()
@@ -63,7 +64,10 @@ func run(o options) (bool, error) {
 		return false, err
 	}
 	defer ref.stop()
-	var figures []bench.Figure
+	figures, err := templates(ref, o)
+	if err != nil {
+		return false, err
+	}
 	for _, c := range candidates(o) {
 		path, err := c.unpacked(o.work)
 		if err != nil {

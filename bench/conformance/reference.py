@@ -4,7 +4,10 @@
 load   {"path"}                    a tokenizer.json, which later requests speak of
 encode {"texts", "special"}        the ids of each text
 time   {"texts"}                   seconds to encode all of them, one after the other
+parse  {"template"}                a chat template, which later requests speak of
+render {"vars"}                    for each set of variables {"out"} or {"err": "Class: message"}; and the seconds
 """
+import datetime
 import json
 import os
 import sys
@@ -12,11 +15,53 @@ import time
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import jinja2  # noqa: E402
+import jinja2.ext  # noqa: E402
 import tokenizers  # noqa: E402  (reads the environment)
+from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
+
+
+class Generation(jinja2.ext.Extension):
+    """The block "generation", as if it were not there."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+    def _same(self, caller):
+        return caller()
+
+
+def environment(now):
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+
+    def raise_exception(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    env.filters["tojson"] = tojson
+    env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = now.strftime
+    return env
+
+
+def render(template, variables):
+    try:
+        return {"out": template.render(**variables)}
+    except RecursionError:
+        return {"err": "RecursionError: "}
+    except Exception as e:  # whatever the template does wrong is the answer
+        return {"err": f"{type(e).__name__}: {e}"}
 
 
 def main() -> None:
-    tok = None
+    tok = template = None
+    env = environment(datetime.datetime(2026, 8, 22, 12))
     for line in sys.stdin:
         r = json.loads(line)
         op = r["op"]
@@ -32,6 +77,13 @@ def main() -> None:
             for t in r["texts"]:
                 tok.encode(t, add_special_tokens=False)
             out = {"seconds": time.perf_counter() - start}
+        elif op == "parse":
+            template = env.from_string(r["template"])
+            out = {"version": jinja2.__version__}
+        elif op == "render":
+            start = time.perf_counter()
+            outcomes = [render(template, v) for v in r["vars"]]
+            out = {"outcomes": outcomes, "seconds": time.perf_counter() - start}
         else:
             out = {"error": f"unknown operation {op}"}
         print(json.dumps(out), flush=True)

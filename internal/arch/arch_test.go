@@ -53,7 +53,7 @@ var theirs = map[string]string{
 	"github.com/zeebo/xxh3":                  "indexer internal/wire",
 	"go.opentelemetry.io/otel/exporters":     "internal/telemetry",
 	"go.opentelemetry.io/otel/sdk":           "internal/telemetry",
-	"golang.org/x/text":                      "tokenizer",
+	"golang.org/x/text":                      "tokenizer bench/conformance",
 	"golang.org/x/sync":                      "cmd/kvroute",
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest",
 }

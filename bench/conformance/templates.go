@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"golang.org/x/text/unicode/rangetable"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/tokenizer/jinja"
+)
+
+// templates compares the renderings of random conversations, template by template.
+func templates(ref *reference, o options) ([]bench.Figure, error) {
+	b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		fmt.Println("no templates under", o.shared)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all map[string]string
+	if err := json.Unmarshal(b, &all); err != nil {
+		return nil, err
+	}
+	r := rand.New(rand.NewPCG(o.seed, 3))
+	var figures []bench.Figure
+	var ratios []float64
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		f, ratio, err := template(ref, r, name, all[name], o.conversations)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		figures, ratios = append(figures, f), append(ratios, ratio)
+	}
+	return append(figures, figure("templates, times the reference's speed", "×", 0, ratios)), nil
+}
+
+func template(ref *reference, r *rand.Rand, name, text string, conversations int) (f bench.Figure, ratio float64, err error) {
+	var parsed struct{ Version string }
+	if err := ref.ask(map[string]any{"op": "parse", "template": text}, &parsed); err != nil {
+		return f, 0, err
+	}
+	ours, err := jinja.Parse(name, text)
+	if err != nil {
+		return f, 0, err
+	}
+	vars := make([]json.RawMessage, conversations)
+	for i := range vars {
+		if vars[i], err = json.Marshal(conversation(r)); err != nil {
+			return f, 0, err
+		}
+	}
+	var theirs struct {
+		Outcomes []struct{ Out, Err *string }
+		Seconds  float64
+	}
+	if err := ref.ask(map[string]any{"op": "render", "vars": vars}, &theirs); err != nil {
+		return f, 0, err
+	}
+	if len(theirs.Outcomes) != len(vars) {
+		return f, 0, errors.New("the reference process answered for other conversations")
+	}
+	different := 0
+	var took time.Duration
+	for i, v := range vars {
+		value, err := jinja.FromJSON(v)
+		if err != nil {
+			return f, 0, err
+		}
+		start := time.Now()
+		out, err := ours.Render(nil, value.Dict(), jinja.Options{Now: time.Date(2026, 8, 22, 12, 0, 0, 0, time.UTC)})
+		took += time.Since(start)
+		if same(out, err, theirs.Outcomes[i].Out, theirs.Outcomes[i].Err) {
+			continue
+		}
+		if different++; different <= 2 {
+			fmt.Printf("%s: different: got %s; want %s; for %s\n", name, describe(out, err, theirs.Outcomes[i].Out), describeTheirs(theirs.Outcomes[i].Out, theirs.Outcomes[i].Err, out), v)
+		}
+	}
+	v := float64(different)
+	return bench.Figure{
+		What: fmt.Sprintf("%s: different of %d conversations", name, len(vars)), Target: "0", Median: v, Min: v, Max: v, Met: different == 0,
+	}, theirs.Seconds / took.Seconds(), nil
+}
+
+// describe shows an outcome, a text from shortly before it differs from other.
+func describe(out []byte, err error, other *string) string {
+	if err != nil {
+		return err.Error()
+	}
+	i := 0
+	for other != nil && i < len(out) && i < len(*other) && out[i] == (*other)[i] {
+		i++
+	}
+	i = max(0, i-20)
+	return fmt.Sprintf("%+q", out[i:min(len(out), i+80)])
+}
+
+func describeTheirs(out, fault *string, ours []byte) string {
+	if out == nil {
+		return *fault
+	}
+	other := string(ours)
+	return describe([]byte(*out), nil, &other)
+}
+
+// same reports whether two outcomes are equal: the text, or the kind of error and,
+// where the template says it, the message.
+func same(out []byte, err error, want, fault *string) bool {
+	if want != nil {
+		return err == nil && string(out) == *want
+	}
+	kind, message, _ := strings.Cut(*fault, ": ")
+	e, ok := errors.AsType[*jinja.Error](err)
+	return ok && string(e.Kind) == kind && (kind != string(jinja.Raise) || e.Message == message)
+}
+
+// settled drops the code points that Unicode 14 and 15 brought. Templates that
+// print a list show them as they are or as escapes: as the tables of the engine's
+// Python have it, 14.0 in Python 3.11 and 15.0, like ours, in 3.12.
+func settled(r rune) rune {
+	if unicode.Is(rangetable.Assigned(unicode.Version), r) && !unicode.Is(rangetable.Assigned("13.0.0"), r) {
+		return -1
+	}
+	return r
+}
+
+// conversation makes variables of a template: turns of all roles, tools and their
+// results, parts, thoughts, and now and then what no template expects.
+func conversation(r *rand.Rand) map[string]any {
+	some := func(of ...any) any { return of[r.IntN(len(of))] }
+	text := func() any {
+		switch r.IntN(12) {
+		case 0:
+			return ""
+		case 1:
+			return "  spaces and\nlines \n\n"
+		case 2:
+			return "<think>why</think>\n\nbecause"
+		case 3:
+			return "é \"quoted\" <b> & 'single' 😀 </think> {x}"
+		}
+		return strings.Map(settled, randomText(r))
+	}
+	call := func() map[string]any {
+		return map[string]any{"id": some("call12345", "abcdefghi"), "type": "function", "function": map[string]any{
+			"name": some("get_weather", "f"), "arguments": some(map[string]any{"city": "Zürich", "n": 1.5, "l": []any{1, nil, true}}, map[string]any{}, `{"a": 1}`),
+		}}
+	}
+	messages := []any{}
+	if r.IntN(2) == 0 {
+		messages = append(messages, map[string]any{"role": "system", "content": text()})
+	}
+	for range 1 + r.IntN(4) {
+		user := map[string]any{"role": "user", "content": text()}
+		if r.IntN(5) == 0 {
+			user["content"] = []any{map[string]any{"type": "text", "text": text()}, some(map[string]any{"type": "image"}, map[string]any{"type": "text", "text": "b"})}
+		}
+		messages = append(messages, user)
+		answer := map[string]any{"role": "assistant", "content": text()}
+		switch r.IntN(6) {
+		case 0:
+			answer["tool_calls"] = []any{call()}
+			messages = append(messages, answer, map[string]any{"role": "tool", "tool_call_id": "call12345", "name": "get_weather", "content": text()})
+			continue
+		case 1:
+			answer["content"], answer["tool_calls"] = nil, []any{call(), call()}
+		case 2:
+			answer["reasoning_content"], answer["reasoning"] = text(), text()
+		case 3:
+			continue // two users in a row
+		}
+		messages = append(messages, answer)
+	}
+	vars := map[string]any{"messages": messages, "add_generation_prompt": r.IntN(3) > 0, "bos_token": "<BOS>", "eos_token": "<EOS>", "tools": nil}
+	if r.IntN(3) == 0 {
+		vars["tools"] = []any{map[string]any{"type": "function", "function": map[string]any{
+			"name": "get_weather", "description": text(), "parameters": map[string]any{
+				"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string", "description": "d"}, "unit": map[string]any{"type": []any{"string", "null"}, "enum": []any{"c", "f"}}}, "required": []any{"city"},
+			},
+		}}}
+	}
+	if r.IntN(4) == 0 {
+		vars["enable_thinking"] = r.IntN(2) == 0
+	}
+	if r.IntN(8) == 0 {
+		vars["documents"] = []any{map[string]any{"title": "T", "text": text(), "doc_id": "1"}}
+	}
+	return vars
+}
