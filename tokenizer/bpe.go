@@ -150,7 +150,8 @@ func (m *merges) get(left, right uint32) uint64 {
 type bpe struct {
 	vocab  *vocab
 	merges merges
-	whole  bool // a word that is a token is that token, whatever the merges say
+	whole  bool     // a word that is a token is that token, whatever the merges say
+	single []uint32 // by code point below 0x10000: what the character alone becomes, noID if more than one token
 
 	// Words of bytes: a symbol a byte, and what two bytes become.
 	byteID   [256]uint32
@@ -207,10 +208,43 @@ func (b *bpe) append(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	}
 	for i < j {
 		k := b.cuts.next(s, i, j)
-		dst = b.seen(dst, w, s, i, k, false)
+		if id := b.alone(s, i, k); id != noID {
+			dst = append(dst, id)
+		} else {
+			dst = b.seen(dst, w, s, i, k, false)
+		}
 		i = k
 	}
 	return dst
+}
+
+// alone returns the token of s[i:j] if that is one character of three bytes, as
+// most are that stand alone, and a single token; else noID.
+func (b *bpe) alone(s []byte, i, j int) uint32 {
+	if j-i != 3 || b.single == nil || s[i] < 0xe1 {
+		return noID
+	}
+	r, n := decode(s, i, j)
+	if n != 3 {
+		return noID
+	}
+	return b.single[r]
+}
+
+// prepareSingle fills in what characters alone become.
+func (b *bpe) prepareSingle() {
+	b.single = make([]uint32, 1<<16)
+	w := &work{}
+	var ids []uint32
+	for r := range b.single {
+		b.single[r] = noID
+		if r < 0x800 || !utf8.ValidRune(rune(r)) {
+			continue
+		}
+		if ids = b.merge(ids[:0], w, utf8.AppendRune(nil, rune(r)), false); len(ids) == 1 {
+			b.single[r] = ids[0]
+		}
+	}
 }
 
 // longestKey is the longest word that is kept with its ids.

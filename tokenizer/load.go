@@ -397,6 +397,7 @@ func (b *bpe) prepareBytes() {
 		}
 	}
 	b.cuts = newWordCuts(b.vocab)
+	b.prepareSingle()
 }
 
 // prepareFallback finds the tokens that stand for single bytes.
@@ -587,7 +588,9 @@ func (t *Tokenizer) plan() {
 			t.scan = []scanner{scanAll}
 		}
 	case !t.byteLevel && t.normed == nil && t.bpe.hasBytes:
-		t.cuts = t.planCuts()
+		if t.cuts = t.planCuts(); t.cuts != nil {
+			t.bpe.prepareSingle()
+		}
 	}
 }
 

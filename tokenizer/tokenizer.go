@@ -381,6 +381,12 @@ func (e *encoder) characters(lo, hi, looked int, start bool) {
 		if l > hi {
 			l = looked
 		}
+		if id := e.t.bpe.alone(e.text, i, j); id != noID && len(word) == 0 {
+			e.dst = append(e.dst, id)
+			i = j
+			e.after(j, l)
+			continue
+		}
 		for _, b := range e.text[i:j] {
 			if b == ' ' {
 				word = append(word, c.space...)

@@ -17,6 +17,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -254,6 +255,12 @@ func (c *config) check() error {
 		if n.value <= 0 {
 			bad(n.name, fmt.Sprint(n.value), "more than 0")
 		}
+	}
+	if _, err := telemetry.NewLogger(io.Discard, c.LogLevel, c.LogFormat); err != nil {
+		errs = append(errs, fmt.Errorf("config: %w", err))
+	}
+	if _, err := parseNetworks(c.WorkerNetworks); err != nil {
+		errs = append(errs, fmt.Errorf("config: %w", err))
 	}
 	names := map[string]bool{}
 	for i, m := range c.Models {

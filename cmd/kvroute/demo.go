@@ -54,6 +54,9 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	if *rounds < 1 || *rounds > 100 {
 		return fmt.Errorf("rounds is %d, want 1 to 100", *rounds)
 	}
+	if d.workers < 1 || d.workers > 64 {
+		return fmt.Errorf("workers is %d, want 1 to 64", d.workers)
+	}
 	d.engine = []string{"--preset", *preset, "--num-gpu-blocks", fmt.Sprint(*blocks)}
 	if d.envoyPath == "" {
 		if d.envoyPath, err = envoytest.Find(); err != nil {
@@ -204,7 +207,12 @@ func (d *demonstration) phase(ctx context.Context, mode router.Mode) (bench.Summ
 	}
 	d.load.URL = d.envoy.URL()
 	bar := progressBar{out: d.out, title: string(mode)}
-	return bench.Load(ctx, d.load, bar.show, nil)
+	show := func(done, total int) {
+		if ctx.Err() == nil { // requests that are given up are not done
+			bar.show(done, total)
+		}
+	}
+	return bench.Load(ctx, d.load, show, nil)
 }
 
 // startRouter starts kvroute in place of the one before, and waits until requests

@@ -58,6 +58,17 @@ var theirs = map[string]string{
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest",
 }
 
+// free are the modules that any package may import.
+var free = []string{"go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel/attribute"}
+
+// pure are the packages without input, output, log or process: what they may not
+// import, nor anything below it. File systems are given to them.
+var (
+	pure    = strings.Fields("indexer scorer tokenizer tokenizer/chat tokenizer/jinja internal/wire")
+	impure  = strings.Fields("net/http os log syscall go.opentelemetry.io/otel")
+	foreign = regexp.MustCompile(`^[^/]*\.`)
+)
+
 // notOutside may be imported by nobody but tests and the packages listed.
 var notOutside = map[string]string{
 	"internal/telemetry": "cmd/kvroute",
@@ -98,6 +109,16 @@ func brokenImports(pkgs []pkg) (broken []string) {
 				}
 				continue
 			}
+			if slices.Contains(pure, p.name()) && slices.ContainsFunc(impure, func(banned string) bool {
+				return path == "net" || path == banned || strings.HasPrefix(path, banned+"/")
+			}) {
+				broken = append(broken, fmt.Sprintf("%s is pure and must not import %s", p.name(), path))
+			}
+			if foreign.MatchString(path) && !slices.ContainsFunc(append(slices.Collect(maps.Keys(theirs)), free...), func(known string) bool {
+				return path == known || strings.HasPrefix(path, known+"/")
+			}) {
+				broken = append(broken, fmt.Sprintf("%s imports %s, which has no home", p.name(), path))
+			}
 			for prefix, homes := range theirs {
 				if (path == prefix || strings.HasPrefix(path, prefix+"/")) && !slices.Contains(strings.Fields(homes), p.name()) {
 					broken = append(broken, fmt.Sprintf("%s must not import %s, whose home is %s", p.name(), path, homes))
@@ -116,10 +137,13 @@ func TestImports(t *testing.T) {
 
 func TestImportRulesCanFail(t *testing.T) {
 	for want, p := range map[string]pkg{
-		"scorer must not import indexer":            {module + "/scorer", []string{module + "/indexer"}},
-		"internal/telemetry is not for router":      {module + "/router", []string{module + "/internal/telemetry"}},
-		"router must not import google.golang.org/": {module + "/router", []string{"google.golang.org/grpc/codes"}},
-		"born must not import router":               {module + "/born", []string{module + "/router"}},
+		"scorer must not import indexer":                {module + "/scorer", []string{module + "/indexer"}},
+		"internal/telemetry is not for router":          {module + "/router", []string{module + "/internal/telemetry"}},
+		"router must not import google.golang.org/":     {module + "/router", []string{"google.golang.org/grpc/codes"}},
+		"scorer is pure and must not import net/http":   {module + "/scorer", []string{"net/http"}},
+		"scorer is pure and must not import go.opentel": {module + "/scorer", []string{"go.opentelemetry.io/otel/metric"}},
+		"which has no home":                             {module + "/scorer", []string{"github.com/google/uuid"}},
+		"born must not import router":                   {module + "/born", []string{module + "/router"}},
 	} {
 		if got := strings.Join(brokenImports([]pkg{p}), "\n"); !strings.Contains(got, want) {
 			t.Errorf("importing %s from %s gives %q, want %q", p.Imports, p.name(), got, want)
