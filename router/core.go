@@ -3,7 +3,6 @@
 package router
 
 import (
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -25,9 +24,9 @@ import (
 //   - changes grows with every ordinal handed out, so overlaps counted before a
 //     change are not mistaken for those of an ordinal's new worker.
 type core struct {
-	mode   Mode
-	weight float64
-	seed   uint64
+	mode     Mode
+	settings scorer.Settings
+	seed     uint64
 
 	entries []entry
 	free    []int // ordinals to hand out again
@@ -38,6 +37,7 @@ type core struct {
 
 	// Scratch of one decision.
 	candidates []int
+	request    scorer.Request
 	inputs     []scorer.Input
 	costs      []float64
 }
@@ -164,10 +164,11 @@ func (c *core) decide(now time.Time, q *question, d *Decision) error {
 	d.Time, d.Reason = now, q.reason
 	switch c.mode {
 	case RoundRobin:
-		chosen = int(c.turn % uint64(len(c.candidates)))
+		c.settings.Costs(&c.request, c.inputs, c.costs)
+		chosen = scorer.RoundRobin(len(c.candidates), c.turn)
 		d.Reason = ReasonRoundRobin
 	default:
-		chosen = scorer.Pick(c.costs, c.inputs, c.draw(q.id))
+		chosen = c.settings.Choose(&c.request, c.inputs, c.costs)
 		d.Cost = c.costs[chosen]
 		if d.Reason == "" {
 			d.Reason = c.kvReason()
@@ -181,7 +182,10 @@ func (c *core) decide(now time.Time, q *question, d *Decision) error {
 	// The engine computes the last token of a prompt even if it holds them all.
 	d.PrefillTokens = max(min(1, q.tokens), q.tokens-d.CachedTokens)
 	if q.id != "" {
-		if !c.slots.Add(q.id, ord, q.sequence, d.PrefillTokens) {
+		if !c.slots.Add(now, q.id, &scorer.Booking{
+			Worker: ord, Blocks: q.sequence, BlockSize: q.blockSize,
+			PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens, Owned: true,
+		}) {
 			return ErrDuplicate
 		}
 		c.turn++
@@ -211,15 +215,17 @@ func (c *core) eligible(adapter string) {
 	}
 }
 
-// measure fills in what each candidate brings to the decision, and its cost.
+// measure fills in what the request and each candidate bring to the decision.
 func (c *core) measure(q *question) {
-	c.inputs, c.costs = c.inputs[:0], c.costs[:0]
+	c.request = scorer.Request{PromptTokens: q.tokens, BlockSize: q.blockSize, Sequence: q.sequence, U: c.draw(q.id), Turn: c.turn}
+	c.inputs = c.inputs[:0]
 	for _, ord := range c.candidates {
 		load := c.slots.Load(ord)
 		in := scorer.Input{
-			PromptTokens:     q.tokens,
 			PendTokens:       load.PendTokens,
 			ActiveRequests:   load.Requests,
+			WaitingRequests:  load.Waiting,
+			DecodeTokens:     load.DecodeTokens,
 			ActiveBlocks:     load.Blocks,
 			AdditionalBlocks: c.slots.AdditionalBlocks(ord, q.sequence),
 		}
@@ -227,8 +233,8 @@ func (c *core) measure(q *question) {
 			in.OverlapBlocks = int(q.overlap[ord])
 		}
 		c.inputs = append(c.inputs, in)
-		c.costs = append(c.costs, scorer.Dynamo(in, q.blockSize, c.weight))
 	}
+	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
 }
 
 func (c *core) kvReason() Reason {
@@ -245,17 +251,9 @@ func (c *core) kvReason() Reason {
 func (c *core) draw(id string) float64 {
 	key := c.turn
 	if id != "" {
-		key = fnv64a(id)
+		key = scorer.DrawKey(id)
 	}
-	return rand.New(rand.NewPCG(c.seed, key)).Float64()
-}
-
-func fnv64a(s string) uint64 {
-	h := uint64(14695981039346656037)
-	for i := range len(s) {
-		h = (h ^ uint64(s[i])) * 1099511628211
-	}
-	return h
+	return scorer.Draw(c.seed, key)
 }
 
 func (c *core) explain(d *Decision) {

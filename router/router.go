@@ -40,6 +40,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -351,11 +352,12 @@ func (r *Router) MarkPrefillCompleted(id string) bool {
 	if p == nil {
 		return false
 	}
+	now := r.conf.Now()
 	p.mu.Lock()
-	news := p.core.slots.MarkPrefillCompleted(id)
+	news := p.core.slots.MarkPrefillCompleted(now, id)
 	p.mu.Unlock()
 	if news {
-		r.ring.noteFirstToken(id, r.conf.Now())
+		r.ring.noteFirstToken(id, now)
 	}
 	return news
 }
@@ -417,7 +419,9 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 		if len(r.pools) >= maxPools {
 			return fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(model), maxPools+1, maxPools)
 		}
-		p = &pool{model: model, core: core{mode: r.conf.Mode, weight: r.conf.OverlapWeight, seed: r.conf.Seed}}
+		settings := scorer.Defaults()
+		settings.Policy, settings.OverlapWeight = scorer.Dynamo, r.conf.OverlapWeight
+		p = &pool{model: model, core: core{mode: r.conf.Mode, settings: settings, seed: r.conf.Seed}}
 		r.pools[model] = p
 	}
 	if old := r.owners[info.ID]; old != nil && old != p {

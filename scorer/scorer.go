@@ -1,44 +1,112 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package scorer holds the arithmetic of a routing decision: what a worker would
-// cost, which cost wins, and what the requests in flight occupy.
+// cost, which cost wins, what the requests in flight occupy, which worker is too
+// busy and who waits for it in which order.
 //
 // It promises pure functions and plain bookkeeping: no I/O, no clock, no
 // goroutine, no randomness of its own, and no knowledge of where the numbers come
-// from. Workers are small numbers, dense, handed out by the caller.
+// from. Workers are small numbers, dense, handed out by the caller; the time and
+// the one random number of a decision are arguments. Candidates are always given
+// in worker order, so that equal inputs give equal decisions.
 //
-// Functions may be called by any number of goroutines. [Slots] must be guarded by
-// its owner, together with the reads that a decision makes before it books.
+// Functions may be called by any number of goroutines. [Slots] and [Queue] must be
+// guarded by their owner, together with the reads that a decision makes before it
+// books.
 package scorer
 
-import "math"
+import (
+	"math"
+	"math/rand/v2"
+)
+
+// Request is what one request brings to a decision, whatever the candidate.
+type Request struct {
+	PromptTokens int
+	BlockSize    int // of the candidates' model; below 1 counts as 1
+
+	// U is the one random number of the decision, uniform in [0, 1); see [Draw].
+	U float64
+
+	// PrefillUntracked leaves all prefill out of the cost, as for the decode leg
+	// of a split request, whose prompt arrives computed.
+	PrefillUntracked bool
+	// Pinned switches preferred taints off: who named a worker has said it all.
+	Pinned bool
+	// EmbeddingHit says that nothing is left to encode; see [DeviceAware].
+	EmbeddingHit bool
+
+	// What only some published rules look at.
+	Sequence []uint64 // sequence hashes of the prompt's full blocks
+	Session  uint64   // hash of the session's name
+	Turn     uint64   // requests of this model so far
+}
 
 // Input is what one candidate brings to a decision.
 type Input struct {
-	PromptTokens     int // length of the prompt
-	OverlapBlocks    int // leading blocks of the prompt that the worker holds
+	// Blocks of the prompt that need not be computed.
+	OverlapBlocks int // leading ones on the device
+	HostBlocks    int // further ones in host memory
+	DiskBlocks    int // further ones on disk or in an external store
+	SharedBlocks  int // in a shared cache, at positions behind OverlapBlocks
+
+	// Load, without the new request.
 	PendTokens       int // prefill tokens of its requests before their first token
-	ActiveRequests   int // requests on the worker, without the new one
-	ActiveBlocks     int // distinct blocks of those requests
+	ActiveRequests   int // requests on the worker
+	WaitingRequests  int // those of them before their first token
+	ActiveBlocks     int // distinct blocks of its requests
 	AdditionalBlocks int // blocks that the new request would add to ActiveBlocks
+	DecodeTokens     int // tokens that its decoding requests hold
+	LoadUnknown      bool
+
+	// What the worker is.
+	CPU              bool    // its device class, for [DeviceAware]
+	DecodeOnly       bool    // takes no prefill
+	MaxBatchedTokens int     // 0 = unknown
+	TaintWeight      float64 // sum of the preferred taints that match
+
+	// What only some rules look at.
+	KVUse        float64 // share of its KV cache in use, 0..1
+	CachedBlocks int     // blocks it holds, of whatever prompt
+	LastCold     uint64  // number of the last request sent here that no worker knew; 0 = none
+	Key          uint64  // its name on a hash ring: the same for its whole life
 }
 
-// Dynamo is the cost of NVIDIA Dynamo's KV router in its classic form, in
-// blocks; lower wins:
-//
-//	weight · prefill blocks + decode blocks
-//
-// The prefill blocks are all prompt tokens that the worker would still have to
-// compute, the new request's included, divided by the block size; they may be
-// fractional and are never negative. The decode blocks are the blocks active on
-// the worker with the new request. A higher weight favours re-use of the cache, a
-// lower one an even load; weight 0 routes by load alone.
-//
-// blockSize must be positive, weight finite and not negative.
-func Dynamo(in Input, blockSize int, weight float64) float64 {
-	prefillTokens := in.PendTokens + in.PromptTokens - in.OverlapBlocks*blockSize
-	prefillBlocks := float64(max(0, prefillTokens)) / float64(blockSize)
-	return weight*prefillBlocks + float64(in.ActiveBlocks+in.AdditionalBlocks)
+func (r *Request) block() float64 { return float64(max(1, r.BlockSize)) }
+
+// match returns the tokens of the prompt that the worker holds on its device, at
+// most all of them.
+func (r *Request) match(in *Input) int {
+	return min(in.OverlapBlocks*max(1, r.BlockSize), max(0, r.PromptTokens))
+}
+
+// share returns what match is of the whole prompt.
+func (r *Request) share(in *Input) float64 {
+	return float64(r.match(in)) / float64(max(1, r.PromptTokens))
+}
+
+// uncached returns the tokens that the worker would compute without lower tiers.
+// It is at least one: an engine computes the last token of a prompt even if it
+// holds them all.
+func (r *Request) uncached(in *Input) int { return max(1, r.PromptTokens-r.match(in)) }
+
+// Draw returns the one random number of a decision, uniform in [0, 1). It depends
+// on the configured seed and on the request's key alone, so that other requests
+// in flight do not change the decision. The key of a request with an id is
+// [DrawKey] of it, that of one without is a counter.
+func Draw(seed, key uint64) float64 {
+	var p rand.PCG
+	p.Seed(seed, key)
+	return float64(p.Uint64()<<11>>11) / (1 << 53)
+}
+
+// DrawKey returns a 64-bit hash of a request's id.
+func DrawKey(id string) uint64 {
+	h := uint64(14695981039346656037) // FNV-1a
+	for i := range len(id) {
+		h = (h ^ uint64(id[i])) * 1099511628211
+	}
+	return h
 }
 
 // tie is the relative difference below which two costs are one: far above the
@@ -54,21 +122,37 @@ const tie = 1e-12
 // costs and in have the same length and belong together. Pick returns -1 if there
 // is no candidate. A cost that is not a number never wins against one that is.
 func Pick(costs []float64, in []Input, u float64) int {
-	best, equal := -1, 0
-	for i := range costs {
-		switch order := compare(costs, in, i, best); {
-		case order < 0:
-			best, equal = i, 1
-		case order == 0:
+	return best(len(costs), u, func(i, j int) int {
+		if c := compare(costs[i], costs[j]); c != 0 {
+			return c
+		}
+		return quieter(in, i, j)
+	})
+}
+
+// best returns the one of n candidates that order puts first, and draws among
+// those that it cannot tell from that one; -1 if n is 0. order is negative if
+// candidate i beats candidate j, and 0 if they are equal.
+func best(n int, u float64, order func(i, j int) int) int {
+	first, equal := -1, 0
+	for i := range n {
+		c := -1
+		if first >= 0 {
+			c = order(i, first)
+		}
+		switch {
+		case c < 0:
+			first, equal = i, 1
+		case c == 0:
 			equal++
 		}
 	}
 	if equal <= 1 {
-		return best
+		return first
 	}
-	skip := min(int(u*float64(equal)), equal-1)
-	for i := best; i < len(costs); i++ {
-		if compare(costs, in, i, best) != 0 {
+	skip := Random(equal, u)
+	for i := first; i < n; i++ {
+		if order(i, first) != 0 {
 			continue
 		}
 		if skip == 0 {
@@ -76,16 +160,11 @@ func Pick(costs []float64, in []Input, u float64) int {
 		}
 		skip--
 	}
-	return best
+	return first
 }
 
-// compare is negative if candidate i beats candidate j, and 0 if only a draw can
-// tell them apart. Everybody beats -1.
-func compare(costs []float64, in []Input, i, j int) int {
-	if j < 0 {
-		return -1
-	}
-	a, b := costs[i], costs[j]
+// compare orders two costs, the lower one first.
+func compare(a, b float64) int {
 	switch {
 	case math.IsNaN(a) || math.IsNaN(b):
 		if math.IsNaN(a) != math.IsNaN(b) {
@@ -98,12 +177,15 @@ func compare(costs []float64, in []Input, i, j int) int {
 	case math.Abs(a-b) > tie*max(math.Abs(a), math.Abs(b)):
 		return sign(a < b)
 	}
-	switch {
-	case in[i].ActiveRequests != in[j].ActiveRequests:
-		return in[i].ActiveRequests - in[j].ActiveRequests
-	default:
-		return in[i].ActiveBlocks - in[j].ActiveBlocks
+	return 0
+}
+
+// quieter orders candidates that cost the same: fewer requests, then fewer blocks.
+func quieter(in []Input, i, j int) int {
+	if c := in[i].ActiveRequests - in[j].ActiveRequests; c != 0 {
+		return c
 	}
+	return in[i].ActiveBlocks - in[j].ActiveBlocks
 }
 
 func sign(less bool) int {
@@ -112,3 +194,87 @@ func sign(less bool) int {
 	}
 	return 1
 }
+
+// Softmax draws a candidate by temperature: the lower its cost, the likelier, and
+// the higher the temperature, the more alike all are. The weight of a candidate is
+//
+//	exp(−(cost − lowest) / ((highest − lowest) · temperature))
+//
+// so the scale of the costs does not matter. If all are equal, so are the chances.
+// The first candidate whose cumulative probability reaches u wins. A cost that is
+// not finite never wins against one that is. Softmax returns -1 if there is no
+// candidate; temperature must be above 0.
+func Softmax(costs []float64, temperature, u float64) int {
+	s := newSoftmax(costs, temperature)
+	var sum float64
+	for _, c := range costs {
+		sum += s.weight(c)
+	}
+	last, cumulative := len(costs)-1, 0.
+	for i, c := range costs {
+		w := s.weight(c)
+		if w == 0 {
+			continue
+		}
+		if cumulative += w / sum; u <= cumulative {
+			return i
+		}
+		last = i
+	}
+	return last
+}
+
+// Probabilities fills p, as long as costs, with the chance that [Softmax] gives to
+// each candidate.
+func Probabilities(costs []float64, temperature float64, p []float64) {
+	s := newSoftmax(costs, temperature)
+	var sum float64
+	for i, c := range costs {
+		p[i] = s.weight(c)
+		sum += p[i]
+	}
+	for i := range costs {
+		p[i] /= sum
+	}
+}
+
+type softmax struct {
+	scale, low, spread float64 // of the finite costs, after scaling
+	temperature        float64
+	none               bool // no cost is finite
+}
+
+func newSoftmax(costs []float64, temperature float64) softmax {
+	s := softmax{scale: 1, temperature: temperature, none: true}
+	var low, high float64
+	for _, c := range costs {
+		if finite(c) {
+			if s.none {
+				low, high, s.none = c, c, false
+			}
+			low, high = min(low, c), max(high, c)
+		}
+	}
+	if !finite(high - low) {
+		s.scale = max(math.Abs(low), math.Abs(high))
+		low, high = low/s.scale, high/s.scale
+	}
+	s.low, s.spread = low, high-low
+	return s
+}
+
+func (s *softmax) weight(cost float64) float64 {
+	switch {
+	case s.none:
+		return 1
+	case !finite(cost):
+		return 0
+	case s.spread == 0:
+		return 1
+	}
+	// Two divisions: the product of a small spread and a small temperature
+	// would be 0.
+	return math.Exp(-(cost/s.scale - s.low) / s.spread / s.temperature)
+}
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

@@ -9,70 +9,6 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// A prompt of ten blocks and three workers with nothing pending: the worked
-// example of the cost formula.
-func TestDynamoWorkedExample(t *testing.T) {
-	workers := []scorer.Input{
-		{PromptTokens: 160, OverlapBlocks: 2, ActiveBlocks: 10},
-		{PromptTokens: 160, OverlapBlocks: 5, ActiveBlocks: 5},
-		{PromptTokens: 160, OverlapBlocks: 8, ActiveBlocks: 9},
-	}
-	for _, c := range []struct {
-		weight float64
-		want   [3]float64
-		pick   int
-	}{
-		{1, [3]float64{18, 10, 11}, 1},
-		{0, [3]float64{10, 5, 9}, 1},
-		{.5, [3]float64{14, 7.5, 10}, 1},
-		{2, [3]float64{26, 15, 13}, 2},
-	} {
-		costs := make([]float64, len(workers))
-		for i, w := range workers {
-			costs[i] = scorer.Dynamo(w, 16, c.weight)
-			if costs[i] != c.want[i] {
-				t.Errorf("weight %v, worker %d: cost %v, want %v", c.weight, i+1, costs[i], c.want[i])
-			}
-		}
-		if got := scorer.Pick(costs, workers, 0); got != c.pick {
-			t.Errorf("weight %v: worker %d wins, want %d", c.weight, got+1, c.pick+1)
-		}
-	}
-}
-
-// Four workers from idle to loaded, a prompt of 64 blocks.
-func TestDynamoFixture(t *testing.T) {
-	workers := []scorer.Input{
-		{PromptTokens: 1024, ActiveRequests: 2, ActiveBlocks: 100, AdditionalBlocks: 64},
-		{PromptTokens: 1024, OverlapBlocks: 32, PendTokens: 512, ActiveRequests: 6, ActiveBlocks: 300, AdditionalBlocks: 32},
-		{PromptTokens: 1024, OverlapBlocks: 60, PendTokens: 400, ActiveRequests: 9, ActiveBlocks: 500, AdditionalBlocks: 4},
-		{PromptTokens: 1024, OverlapBlocks: 60, PendTokens: 6400, ActiveRequests: 30, ActiveBlocks: 1500, AdditionalBlocks: 64},
-	}
-	for weight, want := range map[float64][4]float64{
-		0:  {164, 332, 504, 1564},
-		1:  {228, 396, 533, 1968},
-		2:  {292, 460, 562, 2372},
-		4:  {420, 588, 620, 3180},
-		32: {2212, 2380, 1432, 14492},
-	} {
-		for i, w := range workers {
-			if got := scorer.Dynamo(w, 16, weight); got != want[i] {
-				t.Errorf("weight %v, worker %c: cost %v, want %v", weight, 'A'+i, got, want[i])
-			}
-		}
-	}
-}
-
-func TestDynamoIsFractionalAndNeverNegative(t *testing.T) {
-	if got := scorer.Dynamo(scorer.Input{PromptTokens: 24}, 16, 1); got != 1.5 {
-		t.Errorf("24 tokens cost %v, want 1.5 blocks", got)
-	}
-	// An index that claims more than the prompt has is no reason for a bonus.
-	if got := scorer.Dynamo(scorer.Input{PromptTokens: 16, OverlapBlocks: 4, ActiveBlocks: 3}, 16, 2); got != 3 {
-		t.Errorf("overlap beyond the prompt: cost %v, want 3", got)
-	}
-}
-
 func TestPick(t *testing.T) {
 	nan := math.NaN()
 	for _, c := range []struct {
@@ -105,9 +41,83 @@ func TestPick(t *testing.T) {
 	}
 }
 
-func TestPickDoesNotAllocate(t *testing.T) {
-	costs, in := make([]float64, 64), make([]scorer.Input, 64)
-	if n := testing.AllocsPerRun(10, func() { scorer.Pick(costs, in, .5) }); n != 0 {
-		t.Errorf("Pick makes %v allocations, want 0", n)
+// The tables of temperature, and its corners.
+func TestSoftmax(t *testing.T) {
+	const huge = math.MaxFloat64
+	inf, nan := math.Inf(1), math.NaN()
+	for _, c := range []struct {
+		costs       []float64
+		temperature float64
+		want        []float64
+	}{
+		{[]float64{18, 10, 11}, 1, []float64{.163475, .444370, .392155}},
+		{[]float64{18, 10, 11}, .5, []float64{.070703, .522429, .406868}},
+		{[]float64{18, 10, 11}, .1, []float64{.000035, .777272, .222692}},
+		{[]float64{26, 15, 13}, .5, []float64{.072353, .393024, .534623}},
+		{[]float64{-huge, huge}, 1, []float64{.731059, .268941}},
+		{[]float64{7, 7, 7}, 1, []float64{1. / 3, 1. / 3, 1. / 3}},
+		{[]float64{inf, 10, nan, 10}, 1, []float64{0, .5, 0, .5}},
+		{[]float64{inf, nan}, 1, []float64{.5, .5}},
+		{[]float64{1, 1 + 1e-300, 2}, 1e-300, []float64{.5, .5, 0}},
+		{[]float64{0, 5e-324}, 5e-324, []float64{1, 0}},
+	} {
+		p := make([]float64, len(c.costs))
+		scorer.Probabilities(c.costs, c.temperature, p)
+		for i := range p {
+			if !(math.Abs(p[i]-c.want[i]) < 1e-6) {
+				t.Errorf("costs %v, temperature %v: probabilities %v, want %v", c.costs, c.temperature, p, c.want)
+				break
+			}
+		}
+	}
+}
+
+func TestSoftmaxDraws(t *testing.T) {
+	table, equal, inf := []float64{18, 10, 11}, []float64{3, 3, 3}, math.Inf(1)
+	for _, c := range []struct {
+		costs []float64
+		u     float64
+		want  int
+	}{
+		{table, .163, 0},
+		{table, .164, 1},
+		{table, .607, 1},
+		{table, .608, 2},
+		{table, 0, 0},
+		{table, 1, 2},
+		{[]float64{-math.MaxFloat64, math.MaxFloat64}, .6, 0},
+		{equal, .34, 1},
+		{equal, .33, 0},
+		{equal, .67, 2},
+		{[]float64{inf, 4, inf}, 0, 1},
+		{[]float64{inf, 4, inf}, 1, 1},
+		{[]float64{inf, math.NaN()}, .9, 1},
+		{nil, .5, -1},
+	} {
+		if got := scorer.Softmax(c.costs, 1, c.u); got != c.want {
+			t.Errorf("costs %v, u %v: candidate %d, want %d", c.costs, c.u, got, c.want)
+		}
+	}
+}
+
+func TestDraw(t *testing.T) {
+	if a, b := scorer.Draw(1, scorer.DrawKey("r1")), scorer.Draw(1, scorer.DrawKey("r1")); a != b {
+		t.Errorf("the same request draws %v and %v", a, b)
+	}
+	var sum float64
+	seen := map[float64]bool{}
+	for i := range uint64(10000) {
+		u := scorer.Draw(7, i)
+		if u < 0 || u >= 1 || seen[u] {
+			t.Fatalf("draw %d is %v: out of range or seen before", i, u)
+		}
+		seen[u] = true
+		sum += u
+	}
+	if mean := sum / 10000; mean < .49 || mean > .51 {
+		t.Errorf("the mean of 10,000 draws is %v, want .5", mean)
+	}
+	if scorer.Draw(1, 5) == scorer.Draw(2, 5) {
+		t.Error("the seed does not matter")
 	}
 }

@@ -2,7 +2,10 @@
 
 package scorer
 
-import "slices"
+import (
+	"math"
+	"time"
+)
 
 // Slots keeps account of the requests in flight: one slot each, from the decision
 // to the end of the response. What a worker is busy with is predicted from these,
@@ -12,110 +15,326 @@ import "slices"
 //
 //   - The load of a worker equals the load recomputed from the slots on it: its
 //     requests are their number, its pending tokens the sum of the prefill tokens
-//     of those without a first token, its active blocks the distinct sequence
-//     hashes among them.
+//     of those without a first token, its active blocks the distinct blocks of
+//     their prompts, and the blocks that their output has filled.
 //   - Nothing is negative, and after all slots are freed nothing is left.
 //   - Adding a slot raises the active blocks by exactly the additional blocks
-//     that were asked for before, if the hashes are chained.
+//     that were asked for before, unless lengths of output are expected.
+//   - The order in which slots came and went does not matter.
+//
+// Sequence hashes name their whole prefix, so the active prompts of a worker are
+// a tree, kept by what they have in common: a request costs as much as it has
+// branches, not blocks.
 //
 // The zero value is empty and ready. A Slots may not be used by two goroutines at
-// once.
+// once. Time only matters for slots that nobody owns and those of replicas.
 type Slots struct {
-	slots   map[string]*slot
-	workers []workerLoad
+	ids     map[string]int32 // index into slots
+	slots   []slot
+	vacant  []int32 // slots to hand out again
+	workers []account
+	tree    prefixTree
+
+	swept time.Time // last sweep of Expire
+
+	// Slots of replicas that were freed lately, by the moment when that is
+	// forgotten, and in the order it happened.
+	freed map[string]time.Time
+	order []string
+}
+
+const (
+	ownerlessLife = 300 * time.Second // of a slot without an owner or a sign of life
+	sweepEvery    = 30 * time.Second
+	freedLife     = 60 * time.Second // for which the end of a replica's request is remembered
+)
+
+// Booking is what a slot is taken with.
+type Booking struct {
+	Worker       int
+	Blocks       []uint64 // sequence hashes of the prompt's full blocks; copied
+	PromptTokens int
+	CachedTokens int // of the prompt; the rest is prefill
+	BlockSize    int // below 1: output fills no blocks
+
+	// ExpectedOutput is how many tokens the response will have, 0 if nobody
+	// knows. The nearer the end, the less the request's own blocks count.
+	ExpectedOutput int
+
+	// Owned says that a live stream will free the slot, so it never expires.
+	Owned bool
+	// Replica is the router replica that the request is on; 0 = this one. A
+	// request whose end has come before its beginning gets no slot.
+	Replica uint64
+
+	BlocksUntracked  bool // for workers whose blocks do not matter: prefill only
+	PrefillUntracked bool // the prompt arrives computed
+	NoReuse          bool // the engine shares no blocks between requests
 }
 
 // Load is what the slots on one worker add up to.
 type Load struct {
-	Requests   int // slots on the worker
-	PendTokens int // prefill tokens of those before their first token
-	Blocks     int // distinct blocks of all of them
+	Requests     int // slots on the worker
+	Waiting      int // those before their first token
+	PendTokens   int // prefill tokens of those
+	Blocks       int // distinct blocks of all slots
+	DecodeTokens int // prompt and output of those that have their first token
 }
 
+// slot is one request. Its prompt's blocks are the nodes from leaf up to the root
+// of its worker's tree, or, if they are not shared, plain numbers.
 type slot struct {
-	worker int
-	pend   int      // prefill tokens, until the first token
-	blocks []uint64 // sequence hashes of the prompt's full blocks
+	id        string
+	worker    int32
+	blockSize int32
+	leaf      int32
+	lone      int // blocks of the prompt that no other slot has
+	output    int // blocks filled by the output
+	pend      int
+	prompt    int
+	out       int // output tokens
+	expected  int
+	off       int64 // what expected output takes off the blocks, in 1/fraction
+	replica   uint64
+	seen      time.Time // last sign of life
+	started   bool      // has its first token
+	owned     bool
+	blocks    bool // tracked
+	taken     bool // not vacant
 }
 
-type workerLoad struct {
-	requests int
-	pend     int
-	blocks   map[uint64]int32 // sequence hash -> slots that use it; never 0
+// account is the sum over the slots of a worker.
+type account struct {
+	requests, waiting, pend, decode int
+	blocks                          int
+	off                             int64 // what expected output takes off blocks, in 1/fraction
+	root                            int32
 }
 
-// Add takes a slot for the request id on a worker. blocks are the sequence hashes
-// of the prompt's full blocks, and are copied; prefillTokens is what the worker
-// must still compute of the prompt, negative counts as 0. It returns false, and
-// changes nothing, if the id has a slot already.
-func (s *Slots) Add(id string, worker int, blocks []uint64, prefillTokens int) bool {
-	if _, exists := s.slots[id]; exists || worker < 0 {
+// fraction is the unit of what expected output takes off: sums of integers do not
+// depend on the order of their terms.
+const fraction = 1 << 20
+
+// Add takes a slot for the request id. It returns false, and changes nothing, if
+// the id has a slot already, if the worker is no worker, or if the request is a
+// replica's that has ended before.
+func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
+	if _, exists := s.ids[id]; exists || b.Worker < 0 {
 		return false
 	}
-	for len(s.workers) <= worker {
-		s.workers = append(s.workers, workerLoad{})
+	if b.Replica != 0 {
+		if s.forget(now); len(s.freed) > 0 {
+			if _, ended := s.freed[id]; ended {
+				return false
+			}
+		}
 	}
-	if s.slots == nil {
-		s.slots = make(map[string]*slot)
+	for len(s.workers) <= b.Worker {
+		s.workers = append(s.workers, account{})
 	}
-	taken := &slot{worker: worker, pend: max(0, prefillTokens), blocks: slices.Clone(blocks)}
-	s.slots[id] = taken
-
-	w := &s.workers[worker]
+	if s.ids == nil {
+		s.ids = make(map[string]int32)
+	}
+	n := s.vacancy()
+	s.ids[id] = n
+	t, w := &s.slots[n], &s.workers[b.Worker]
+	*t = slot{
+		id: id, worker: int32(b.Worker), blockSize: int32(b.BlockSize),
+		prompt: max(0, b.PromptTokens), expected: max(0, b.ExpectedOutput),
+		replica: b.Replica, seen: now, owned: b.Owned, blocks: !b.BlocksUntracked, taken: true,
+	}
+	if !b.PrefillUntracked {
+		t.pend = max(0, b.PromptTokens-b.CachedTokens)
+	}
 	w.requests++
-	w.pend += taken.pend
-	if w.blocks == nil {
-		w.blocks = make(map[uint64]int32)
+	w.waiting++
+	w.pend += t.pend
+	switch {
+	case !t.blocks:
+	case b.NoReuse:
+		t.lone = len(b.Blocks)
+		w.blocks += t.lone
+	case len(b.Blocks) > 0:
+		if w.root == 0 {
+			w.root = s.tree.newRoot()
+		}
+		t.leaf = s.tree.add(w.root, b.Blocks, n, s.share)
 	}
-	for _, b := range taken.blocks {
-		w.blocks[b]++
-	}
+	s.reweigh(n)
 	return true
+}
+
+func (s *Slots) vacancy() int32 {
+	if last := len(s.vacant) - 1; last >= 0 {
+		n := s.vacant[last]
+		s.vacant = s.vacant[:last]
+		return n
+	}
+	s.slots = append(s.slots, slot{})
+	return int32(len(s.slots) - 1)
+}
+
+// share takes note that some blocks of the slot n are shared with another one
+// (delta < 0), or no longer (delta > 0).
+func (s *Slots) share(n int32, delta int) {
+	s.slots[n].lone += delta
+	s.reweigh(n)
+}
+
+// reweigh counts anew what a slot's expected output takes off its own blocks.
+func (s *Slots) reweigh(n int32) {
+	t := &s.slots[n]
+	if t.expected == 0 {
+		return
+	}
+	done := min(float64(t.out)/float64(t.expected), 1)
+	off := int64(math.Round(done * float64(t.lone+t.output) * fraction))
+	s.workers[t.worker].off += off - t.off
+	t.off = off
 }
 
 // MarkPrefillCompleted notes the first token of a request: its prefill tokens are
 // no longer pending. It returns false, and changes nothing, if the id has no slot
 // or its first token was noted before.
-func (s *Slots) MarkPrefillCompleted(id string) bool {
-	taken := s.slots[id]
-	if taken == nil || taken.pend < 0 {
+func (s *Slots) MarkPrefillCompleted(now time.Time, id string) bool {
+	n, exists := s.ids[id]
+	if !exists {
 		return false
 	}
-	s.workers[taken.worker].pend -= taken.pend
-	taken.pend = -1 // completed
+	t := &s.slots[n]
+	t.seen = now
+	if t.started {
+		return false
+	}
+	t.started = true
+	w := &s.workers[t.worker]
+	w.waiting--
+	w.pend -= t.pend
+	w.decode += t.prompt + t.out
+	return true
+}
+
+// AddOutputTokens notes that a request has k more tokens of output. Each block
+// that they begin, beyond the prompt's last one, is one more on the worker. It
+// returns false, and changes nothing, if the id has no slot.
+func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
+	n, exists := s.ids[id]
+	if !exists {
+		return false
+	}
+	t := &s.slots[n]
+	t.seen = now
+	k = max(0, k)
+	t.out += k
+	w := &s.workers[t.worker]
+	if t.started {
+		w.decode += k
+	}
+	if size := int(t.blockSize); t.blocks && size > 0 {
+		output := blocks(t.prompt+t.out, size) - blocks(t.prompt, size)
+		w.blocks += output - t.output
+		t.output = output
+	}
+	s.reweigh(n)
 	return true
 }
 
 // Free gives the slot of a request back. It returns false, and changes nothing,
 // if the id has none.
 func (s *Slots) Free(id string) bool {
-	taken := s.slots[id]
-	if taken == nil {
-		return false
+	n, exists := s.ids[id]
+	if exists {
+		s.drop(n)
 	}
-	delete(s.slots, id)
-	w := &s.workers[taken.worker]
+	return exists
+}
+
+// FreeRemote is [Slots.Free] for what a replica tells. Its messages may arrive in
+// any order, so the end is remembered for 60 s, and a beginning that comes after
+// it ignored.
+func (s *Slots) FreeRemote(now time.Time, id string) bool {
+	s.forget(now)
+	if s.freed == nil {
+		s.freed = make(map[string]time.Time)
+	}
+	if _, known := s.freed[id]; !known {
+		s.freed[id] = now.Add(freedLife)
+		s.order = append(s.order, id)
+	}
+	return s.Free(id)
+}
+
+// forget drops what was remembered for long enough.
+func (s *Slots) forget(now time.Time) {
+	old := 0
+	for old < len(s.order) && !now.Before(s.freed[s.order[old]]) {
+		delete(s.freed, s.order[old])
+		old++
+	}
+	s.order = s.order[old:]
+	if len(s.order) == 0 {
+		s.order = nil
+	}
+}
+
+func (s *Slots) drop(n int32) {
+	t := &s.slots[n]
+	w := &s.workers[t.worker]
+	delete(s.ids, t.id)
 	w.requests--
-	w.pend -= max(0, taken.pend)
-	for _, b := range taken.blocks {
-		if w.blocks[b]--; w.blocks[b] == 0 {
-			delete(w.blocks, b)
+	if t.started {
+		w.decode -= t.prompt + t.out
+	} else {
+		w.waiting--
+		w.pend -= t.pend
+	}
+	w.blocks -= t.output
+	w.off -= t.off
+	t.expected, t.off = 0, 0 // the tree need not reweigh it
+	if t.leaf == 0 {
+		w.blocks -= t.lone
+	} else {
+		s.tree.remove(t.leaf, n, s.share)
+	}
+	if w.requests == 0 {
+		s.tree.dropRoot(w.root)
+		*w = account{}
+	}
+	*t = slot{}
+	s.vacant = append(s.vacant, n)
+}
+
+// dropIf drops all slots that meet the condition, and returns how many.
+func (s *Slots) dropIf(condition func(*slot) bool) (dropped int) {
+	for n := range s.slots {
+		if t := &s.slots[n]; t.taken && condition(t) {
+			s.drop(int32(n))
+			dropped++
 		}
 	}
-	return true
+	return dropped
 }
 
 // RemoveWorker drops every slot on a worker. Its number may be used again.
 func (s *Slots) RemoveWorker(worker int) {
-	if worker < 0 || worker >= len(s.workers) {
-		return
+	s.dropIf(func(t *slot) bool { return int(t.worker) == worker })
+}
+
+// RemoveReplica drops every slot of another router replica, gone silent.
+func (s *Slots) RemoveReplica(replica uint64) {
+	s.dropIf(func(t *slot) bool { return replica != 0 && t.replica == replica })
+}
+
+// Expire drops the slots without an owner that have shown no sign of life for
+// 300 s, and returns how many. It looks at most every 30 s, so it may be called
+// as often as is handy.
+func (s *Slots) Expire(now time.Time) int {
+	s.forget(now)
+	if now.Sub(s.swept) < sweepEvery {
+		return 0
 	}
-	for id, taken := range s.slots {
-		if taken.worker == worker {
-			delete(s.slots, id)
-		}
-	}
-	s.workers[worker] = workerLoad{}
+	s.swept = now
+	return s.dropIf(func(t *slot) bool { return !t.owned && now.Sub(t.seen) >= ownerlessLife })
 }
 
 // Load returns what the slots on a worker add up to.
@@ -124,24 +343,25 @@ func (s *Slots) Load(worker int) Load {
 		return Load{}
 	}
 	w := &s.workers[worker]
-	return Load{Requests: w.requests, PendTokens: w.pend, Blocks: len(w.blocks)}
+	l := Load{Requests: w.requests, Waiting: w.waiting, PendTokens: w.pend, DecodeTokens: w.decode, Blocks: w.blocks}
+	if w.root != 0 {
+		l.Blocks += s.tree.nodes[w.root].below
+	}
+	if w.off != 0 {
+		l.Blocks = int(math.Round(float64(int64(l.Blocks)*fraction-w.off) / fraction))
+	}
+	return l
 }
 
 // AdditionalBlocks returns how many of the blocks a request with these sequence
 // hashes would add to a worker: those behind the longest prefix that is active
-// there.
+// there. Where nothing is re-used it is all of them, which needs no question.
 func (s *Slots) AdditionalBlocks(worker int, blocks []uint64) int {
-	if worker < 0 || worker >= len(s.workers) {
+	if worker < 0 || worker >= len(s.workers) || s.workers[worker].root == 0 {
 		return len(blocks)
 	}
-	active := s.workers[worker].blocks
-	for i, b := range blocks {
-		if active[b] == 0 {
-			return len(blocks) - i
-		}
-	}
-	return 0
+	return len(blocks) - s.tree.match(s.workers[worker].root, blocks)
 }
 
 // Len returns the number of slots taken.
-func (s *Slots) Len() int { return len(s.slots) }
+func (s *Slots) Len() int { return len(s.ids) }

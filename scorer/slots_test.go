@@ -4,18 +4,31 @@ package scorer_test
 
 import (
 	"fmt"
+	"maps"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/scorer"
 )
 
+// at is a moment of the tests' time.
+func at(seconds float64) time.Time {
+	return time.Unix(1000, 0).Add(time.Duration(seconds * float64(time.Second)))
+}
+
 func TestSharedPrefixCountsOnce(t *testing.T) {
 	var s scorer.Slots
 	const w70, w71, w8 = 0, 1, 2
-	s.Add("a", w70, []uint64{11, 22, 33}, 0)
-	s.Add("b", w70, []uint64{11, 22, 44}, 0)
-	s.Add("c", w71, []uint64{11, 22, 55}, 0)
+	for id, b := range map[string]scorer.Booking{
+		"a": {Worker: w70, Blocks: []uint64{11, 22, 33}},
+		"b": {Worker: w70, Blocks: []uint64{11, 22, 44}},
+		"c": {Worker: w71, Blocks: []uint64{11, 22, 55}},
+	} {
+		s.Add(at(0), id, &b)
+	}
 	prompt := []uint64{11, 22, 33, 66}
 	for worker, want := range []struct{ active, potential int }{{4, 5}, {3, 5}, {0, 4}} {
 		active := s.Load(worker).Blocks
@@ -37,134 +50,425 @@ func TestPrefillIsPendingUntilTheFirstToken(t *testing.T) {
 			t.Errorf("after %s: %d pending tokens, %d blocks; want %d and %d", after, l.PendTokens, l.Blocks, pend, blocks)
 		}
 	}
-	s.Add("a", 0, []uint64{1, 2}, 48)
-	s.Add("b", 0, []uint64{1, 3}, 16)
+	s.Add(at(0), "a", &scorer.Booking{Blocks: []uint64{1, 2}, PromptTokens: 48})
+	s.Add(at(0), "b", &scorer.Booking{Blocks: []uint64{1, 3}, PromptTokens: 48, CachedTokens: 32})
 	check("both came", 64, 3)
-	if !s.MarkPrefillCompleted("a") || s.MarkPrefillCompleted("a") {
+	if !s.MarkPrefillCompleted(at(1), "a") || s.MarkPrefillCompleted(at(1), "a") {
 		t.Error("a's first token must be news once")
 	}
 	check("a's first token", 16, 3)
+	if l := s.Load(0); l.Waiting != 1 || l.DecodeTokens != 48 {
+		t.Errorf("%d wait and %d tokens are held, want 1 and 48", l.Waiting, l.DecodeTokens)
+	}
 	s.Free("b")
 	check("b ended", 0, 2)
 	if !s.Free("a") || s.Free("a") {
 		t.Error("a's end must be news once")
 	}
 	check("a ended", 0, 0)
+	if s.MarkPrefillCompleted(at(1), "a") {
+		t.Error("a first token after the end must not be news")
+	}
+}
+
+func TestEffectivePrefill(t *testing.T) {
+	for _, c := range []struct {
+		b    scorer.Booking
+		want int
+	}{
+		{scorer.Booking{PromptTokens: 100, CachedTokens: 40}, 60},
+		{scorer.Booking{PromptTokens: 100, CachedTokens: 120}, 0},
+		{scorer.Booking{PromptTokens: 100, CachedTokens: 40, PrefillUntracked: true}, 0},
+		{scorer.Booking{PromptTokens: -5}, 0},
+	} {
+		var s scorer.Slots
+		s.Add(at(0), "a", &c.b)
+		if got := s.Load(0).PendTokens; got != c.want {
+			t.Errorf("%+v: %d pending, want %d", c.b, got, c.want)
+		}
+	}
+}
+
+func TestOutputFillsBlocks(t *testing.T) {
+	for _, c := range []struct {
+		prompt int
+		blocks []uint64
+		want   map[int]int // output tokens -> blocks
+	}{
+		{30, []uint64{1}, map[int]int{0: 1, 2: 1, 3: 2, 18: 2, 19: 3}},
+		{64, []uint64{1, 2, 3, 4}, map[int]int{0: 4, 1: 5, 16: 5, 17: 6}},
+	} {
+		var s scorer.Slots
+		s.Add(at(0), "a", &scorer.Booking{Blocks: c.blocks, PromptTokens: c.prompt, BlockSize: 16})
+		out := 0
+		for _, to := range slices.Sorted(maps.Keys(c.want)) {
+			s.AddOutputTokens(at(0), "a", to-out)
+			out = to
+			if got := s.Load(0).Blocks; got != c.want[to] {
+				t.Errorf("prompt %d, output %d: %d blocks, want %d", c.prompt, to, got, c.want[to])
+			}
+		}
+		if s.AddOutputTokens(at(0), "nobody", 99) {
+			t.Error("output of an unknown id must not be news")
+		}
+		s.AddOutputTokens(at(0), "a", -99)
+		s.Free("a")
+		if got := s.Load(0); got != (scorer.Load{}) {
+			t.Errorf("after the end: %+v", got)
+		}
+	}
+	var s scorer.Slots
+	s.Add(at(0), "a", &scorer.Booking{Blocks: []uint64{1}, PromptTokens: 30})
+	if s.AddOutputTokens(at(0), "a", 99); s.Load(0).Blocks != 1 {
+		t.Error("without a block size output fills no blocks")
+	}
+}
+
+func TestExpectedOutputWeighsOwnBlocks(t *testing.T) {
+	var s scorer.Slots
+	s.Add(at(0), "x", &scorer.Booking{Blocks: []uint64{1, 2}, PromptTokens: 32, BlockSize: 16})
+	s.Add(at(0), "y", &scorer.Booking{Blocks: []uint64{1, 2, 3, 4}, PromptTokens: 64, BlockSize: 16, ExpectedOutput: 32})
+	for _, c := range []struct {
+		more, want int
+		what       string
+	}{
+		{0, 4, "nothing yet"},
+		{16, 4, "2 + 2·.5 + 1·.5 = 3.5"},
+		{8, 3, "2 + 2·.25 + 2·.25 = 3"},
+		{8, 2, "the expected end"},
+		{800, 2, "beyond it"},
+	} {
+		s.AddOutputTokens(at(0), "y", c.more)
+		if got := s.Load(0).Blocks; got != c.want {
+			t.Errorf("%s: %d blocks, want %d", c.what, got, c.want)
+		}
+	}
+	s.Free("x") // now 1 and 2 are y's own
+	if got := s.Load(0).Blocks; got != 0 {
+		t.Errorf("alone at its end: %d blocks, want 0", got)
+	}
+	s.Free("y")
+	if got := s.Load(0); got != (scorer.Load{}) {
+		t.Errorf("after the end: %+v", got)
+	}
+}
+
+func TestReuse(t *testing.T) {
+	for noReuse, want := range map[bool]int{false: 4, true: 8} {
+		var s scorer.Slots
+		b := scorer.Booking{Blocks: []uint64{1, 2, 3, 4}, PromptTokens: 64, NoReuse: noReuse}
+		s.Add(at(0), "a", &b)
+		s.Add(at(0), "b", &b)
+		if got := s.Load(0).Blocks; got != want {
+			t.Errorf("two equal prompts, no re-use %v: %d blocks, want %d", noReuse, got, want)
+		}
+		s.Free("a")
+		s.Free("b")
+		if got := s.Load(0); got != (scorer.Load{}) {
+			t.Errorf("after the end: %+v", got)
+		}
+	}
+}
+
+func TestUntrackedBlocks(t *testing.T) {
+	var s scorer.Slots
+	s.Add(at(0), "a", &scorer.Booking{Blocks: []uint64{1, 2}, PromptTokens: 32, BlockSize: 16, BlocksUntracked: true})
+	s.AddOutputTokens(at(0), "a", 99)
+	if got, want := s.Load(0), (scorer.Load{Requests: 1, Waiting: 1, PendTokens: 32}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
 }
 
 func TestOddCallsChangeNothing(t *testing.T) {
 	var s scorer.Slots
-	s.Add("a", 1, []uint64{1}, 16)
+	s.Add(at(0), "a", &scorer.Booking{Worker: 1, Blocks: []uint64{1}, PromptTokens: 16})
 	before := s.Load(1)
-	if s.Add("a", 0, []uint64{9}, 99) {
+	if s.Add(at(0), "a", &scorer.Booking{Blocks: []uint64{9}, PromptTokens: 99}) {
 		t.Error("a second slot for one id must be refused")
 	}
-	if s.Add("x", -1, nil, 1) {
+	if s.Add(at(0), "x", &scorer.Booking{Worker: -1}) {
 		t.Error("a slot on no worker must be refused")
 	}
-	if s.MarkPrefillCompleted("nobody") || s.Free("nobody") {
+	if s.MarkPrefillCompleted(at(0), "nobody") || s.Free("nobody") {
 		t.Error("an unknown id must not be news")
 	}
 	s.RemoveWorker(-1)
 	s.RemoveWorker(99)
-	if got := s.Load(1); got != before || s.Load(0) != (scorer.Load{}) || s.Load(99) != (scorer.Load{}) {
+	s.RemoveReplica(0)
+	s.RemoveReplica(5)
+	if got := s.Load(1); got != before || s.Load(0) != (scorer.Load{}) || s.Load(99) != (scorer.Load{}) || s.Load(-1) != (scorer.Load{}) {
 		t.Errorf("load of worker 1 is %+v, want %+v; of others %+v %+v, want none", got, before, s.Load(0), s.Load(99))
 	}
-	s.Add("negative", 2, nil, -5)
-	if got := s.Load(2).PendTokens; got != 0 {
-		t.Errorf("negative prefill counts as %d, want 0", got)
+	for _, worker := range []int{-1, 0, 99} {
+		if got := s.AdditionalBlocks(worker, []uint64{1, 2}); got != 2 {
+			t.Errorf("worker %d has nothing: %d additional blocks, want 2", worker, got)
+		}
 	}
-	if got := s.AdditionalBlocks(-1, []uint64{1, 2}); got != 2 {
-		t.Errorf("a worker never heard of: %d additional blocks, want 2", got)
+	s.RemoveWorker(1)
+	if s.Len() != 0 || s.Load(1) != (scorer.Load{}) {
+		t.Errorf("after the worker left: %d slots, %+v", s.Len(), s.Load(1))
 	}
+}
+
+func TestOwnerlessSlotsExpire(t *testing.T) {
+	var s scorer.Slots
+	s.Add(at(0), "stream", &scorer.Booking{PromptTokens: 1, Owned: true})
+	s.Add(at(0), "manual", &scorer.Booking{PromptTokens: 1})
+	s.Add(at(0), "lively", &scorer.Booking{PromptTokens: 1})
+	s.Add(at(0), "remote", &scorer.Booking{PromptTokens: 1, Replica: 7})
+	for _, c := range []struct {
+		at   float64
+		want int
+	}{
+		{0, 0},     // begins the rhythm of sweeps
+		{299.9, 0}, // a sweep, too early
+		{300, 0},   // too early for another sweep
+		{329.9, 2}, // manual and remote
+		{360, 0},
+		{549, 0}, // lively has shown life at 250
+		{579, 1},
+		{10_000, 0},
+	} {
+		if c.at == 299.9 {
+			s.MarkPrefillCompleted(at(250), "lively")
+		}
+		if got := s.Expire(at(c.at)); got != c.want {
+			t.Errorf("at %v s: %d slots expire, want %d", c.at, got, c.want)
+		}
+	}
+	if s.Len() != 1 || s.Load(0).Requests != 1 {
+		t.Errorf("%d slots are left, want the stream's", s.Len())
+	}
+}
+
+func TestReplicaMessagesOutOfOrder(t *testing.T) {
+	var s scorer.Slots
+	late := scorer.Booking{Blocks: []uint64{1}, PromptTokens: 16, Replica: 7}
+	s.FreeRemote(at(0), "a")
+	if s.Add(at(59.9), "a", &late) || s.Len() != 0 || s.Load(0) != (scorer.Load{}) {
+		t.Error("what ended before it began must take no slot")
+	}
+	if !s.Add(at(60), "a", &late) {
+		t.Error("after 60 s the id is free again")
+	}
+	if !s.FreeRemote(at(61), "a") || s.Add(at(62), "a", &late) {
+		t.Error("a repeated beginning after the end must take no slot")
+	}
+	// A client may repeat an id to this router.
+	own := scorer.Booking{PromptTokens: 1}
+	if !s.Add(at(62), "a", &own) || !s.Free("a") || !s.Add(at(62), "a", &own) {
+		t.Error("our own requests are in order")
+	}
+	s.Free("a")
+	s.Add(at(70), "b", &late)
+	s.Add(at(70), "c", &own)
+	s.RemoveReplica(7)
+	if s.Len() != 1 || s.Load(0).Requests != 1 {
+		t.Errorf("%d slots after the replica left, want ours", s.Len())
+	}
+}
+
+// chain returns the hashes of a prompt that branches at random: a hash names all
+// that is before it, never 0.
+func chain(rng *rand.Rand, most int) []uint64 {
+	blocks, h := []uint64{}, uint64(1)
+	for range rng.IntN(most + 1) {
+		next := uint64(0)
+		if rng.IntN(4) == 0 {
+			next = 1
+		}
+		h = h*2 + next
+		blocks = append(blocks, h)
+	}
+	return blocks
 }
 
 // slowSlots recomputes everything from the list of live slots.
-type slowSlots map[string]slowSlot
+type slowSlots map[string]*slowSlot
 
 type slowSlot struct {
-	worker, pend int
-	completed    bool
-	blocks       []uint64
+	scorer.Booking
+	completed bool
+	out       int
+	seen      time.Time
 }
 
 func (m slowSlots) load(worker int) (l scorer.Load) {
-	distinct := map[uint64]bool{}
+	users := map[uint64]int{}
 	for _, s := range m {
-		if s.worker != worker {
+		if s.Worker == worker && !s.BlocksUntracked && !s.NoReuse {
+			for _, b := range s.Blocks {
+				users[b]++
+			}
+		}
+	}
+	blocks := float64(len(users))
+	for _, s := range m {
+		if s.Worker != worker {
 			continue
 		}
 		l.Requests++
-		if !s.completed {
-			l.PendTokens += s.pend
+		if s.completed {
+			l.DecodeTokens += s.PromptTokens + s.out
+		} else {
+			l.Waiting++
+			if !s.PrefillUntracked {
+				l.PendTokens += max(0, s.PromptTokens-s.CachedTokens)
+			}
 		}
-		for _, b := range s.blocks {
-			distinct[b] = true
+		if s.BlocksUntracked {
+			continue
+		}
+		size := float64(s.BlockSize)
+		output := math.Ceil(float64(s.PromptTokens+s.out)/size) - math.Ceil(float64(s.PromptTokens)/size)
+		own := output
+		if s.NoReuse {
+			own += float64(len(s.Blocks))
+			blocks += own
+		} else {
+			blocks += output
+			for _, b := range s.Blocks {
+				if users[b] == 1 {
+					own++
+				}
+			}
+		}
+		if s.ExpectedOutput > 0 {
+			f := max(0, 1-float64(s.out)/float64(s.ExpectedOutput))
+			blocks -= (1 - f) * own
 		}
 	}
-	l.Blocks = len(distinct)
+	l.Blocks = int(math.Round(blocks))
 	return l
 }
 
+// most and sum are the bounds of a worker's active blocks.
+func (m slowSlots) bounds(worker int) (most, sum int) {
+	for _, s := range m {
+		if s.Worker == worker && !s.BlocksUntracked {
+			size := s.BlockSize
+			n := len(s.Blocks) + (s.PromptTokens+s.out+size-1)/size - (s.PromptTokens+size-1)/size
+			most, sum = max(most, n), sum+n
+		}
+	}
+	return most, sum
+}
+
+func (m slowSlots) additional(worker int, blocks []uint64) int {
+	longest := 0
+	for _, s := range m {
+		if s.Worker == worker && !s.BlocksUntracked && !s.NoReuse {
+			k := 0
+			for k < min(len(blocks), len(s.Blocks)) && blocks[k] == s.Blocks[k] {
+				k++
+			}
+			longest = max(longest, k)
+		}
+	}
+	return len(blocks) - longest
+}
+
+// Invariants 1 to 5 and 8: whatever happens, the account is that of the slow
+// model, which knows nothing but the list of the live slots.
 func TestSlotsEqualSlowModel(t *testing.T) {
 	const workers = 3
-	for seed := range uint64(20) {
+	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 1))
+		expecting := seed%3 == 0
 		var s scorer.Slots
 		m := slowSlots{}
-		for step := range 2000 {
-			id := fmt.Sprint("r", rng.IntN(20))
+		now := at(0)
+		fail := func(step int, format string, args ...any) {
+			t.Helper()
+			t.Fatalf("seed %d, step %d: %s", seed, step, fmt.Sprintf(format, args...))
+		}
+		for step := range 1500 {
+			id := fmt.Sprint("r", rng.IntN(25))
+			slot, exists := m[id]
+			now = now.Add(time.Second)
 			switch op := rng.IntN(100); {
 			case op < 45:
-				w, pend := rng.IntN(workers), rng.IntN(100)
-				// Chains that branch: a hash names all that is before it.
-				blocks, at := []uint64{}, uint64(1)
-				for range rng.IntN(6) {
-					at = at*2 + rng.Uint64N(2)
-					blocks = append(blocks, at)
+				b := scorer.Booking{
+					Worker: rng.IntN(workers), Blocks: chain(rng, 12), CachedTokens: rng.IntN(60), BlockSize: 4,
+					Owned: rng.IntN(2) == 0, Replica: uint64(rng.IntN(3)),
+					BlocksUntracked: rng.IntN(10) == 0, PrefillUntracked: rng.IntN(10) == 0, NoReuse: rng.IntN(10) == 0,
 				}
-				_, exists := m[id]
-				before, additional := s.Load(w).Blocks, s.AdditionalBlocks(w, blocks)
-				if s.Add(id, w, blocks, pend) == exists {
-					t.Fatalf("seed %d, step %d: Add(%s) accepted %v, want %v", seed, step, id, exists, !exists)
+				b.PromptTokens = 4*len(b.Blocks) + rng.IntN(4)
+				if expecting && rng.IntN(2) == 0 {
+					b.ExpectedOutput = 1 << rng.IntN(5)
 				}
-				if !exists {
-					m[id] = slowSlot{worker: w, pend: pend, blocks: blocks}
-					if got := s.Load(w).Blocks - before; got != additional {
-						t.Fatalf("seed %d, step %d: adding %d raised the active blocks by %d, announced %d", seed, step, blocks, got, additional)
-					}
+				before, additional := s.Load(b.Worker), s.AdditionalBlocks(b.Worker, b.Blocks)
+				if want := m.additional(b.Worker, b.Blocks); additional != want {
+					fail(step, "%d additional blocks, want %d", additional, want)
 				}
-			case op < 65:
-				slot, exists := m[id]
-				if got, want := s.MarkPrefillCompleted(id), exists && !slot.completed; got != want {
-					t.Fatalf("seed %d, step %d: first token of %s was news: %v, want %v", seed, step, id, got, want)
+				if s.Add(now, id, &b) == exists {
+					fail(step, "Add(%s) accepted %v, want %v", id, exists, !exists)
 				}
 				if exists {
-					slot.completed = true
-					m[id] = slot
+					break
 				}
-			case op < 99:
-				_, exists := m[id]
+				m[id] = &slowSlot{Booking: b, seen: now}
+				m[id].Blocks = slices.Clone(b.Blocks)
+				if got := s.Load(b.Worker).Blocks - before.Blocks; !expecting && !b.BlocksUntracked && !b.NoReuse && got != additional {
+					fail(step, "adding %d raised the active blocks by %d, announced %d", b.Blocks, got, additional)
+				}
+				if rng.IntN(4) == 0 { // add, then free: as if nothing had been
+					s.Free(id)
+					delete(m, id)
+					if got := s.Load(b.Worker); got != before || s.AdditionalBlocks(b.Worker, b.Blocks) != additional {
+						fail(step, "add and free leave %+v, want %+v", got, before)
+					}
+				}
+				clear(b.Blocks) // the caller's own again
+			case op < 60:
+				if got, want := s.MarkPrefillCompleted(now, id), exists && !slot.completed; got != want {
+					fail(step, "first token of %s was news: %v, want %v", id, got, want)
+				}
+				if exists {
+					slot.completed, slot.seen = true, now
+				}
+			case op < 75:
+				k := rng.IntN(9)
+				if got := s.AddOutputTokens(now, id, k); got != exists {
+					fail(step, "output of %s was news: %v, want %v", id, got, exists)
+				}
+				if exists {
+					slot.out, slot.seen = slot.out+k, now
+				}
+			case op < 96:
 				if got := s.Free(id); got != exists {
-					t.Fatalf("seed %d, step %d: end of %s was news: %v, want %v", seed, step, id, got, exists)
+					fail(step, "end of %s was news: %v, want %v", id, got, exists)
 				}
 				delete(m, id)
-			default:
+			case op < 97:
 				w := rng.IntN(workers)
 				s.RemoveWorker(w)
-				for id, slot := range m {
-					if slot.worker == w {
-						delete(m, id)
-					}
+				maps.DeleteFunc(m, func(_ string, slot *slowSlot) bool { return slot.Worker == w })
+			case op < 98:
+				s.RemoveReplica(2)
+				maps.DeleteFunc(m, func(_ string, slot *slowSlot) bool { return slot.Replica == 2 })
+			default:
+				now = now.Add(time.Duration(rng.IntN(200)+30) * time.Second)
+				before := len(m)
+				maps.DeleteFunc(m, func(_ string, slot *slowSlot) bool { return !slot.Owned && now.Sub(slot.seen) >= 300*time.Second })
+				if got := s.Expire(now); got != before-len(m) {
+					fail(step, "%d slots expired, want %d", got, before-len(m))
 				}
 			}
 			for w := range workers {
-				if got, want := s.Load(w), m.load(w); got != want {
-					t.Fatalf("seed %d, step %d: load of worker %d is %+v, want %+v", seed, step, w, got, want)
+				got := s.Load(w)
+				if want := m.load(w); got != want {
+					fail(step, "load of worker %d is %+v, want %+v", w, got, want)
+				}
+				if most, sum := m.bounds(w); !expecting && (got.Blocks < most || got.Blocks > sum) {
+					fail(step, "worker %d has %d blocks, not between %d and %d", w, got.Blocks, most, sum)
 				}
 			}
 			if s.Len() != len(m) {
-				t.Fatalf("seed %d, step %d: %d slots, want %d", seed, step, s.Len(), len(m))
+				fail(step, "%d slots, want %d", s.Len(), len(m))
+			}
+			if broken := s.Broken(); broken != "" {
+				fail(step, "%s", broken)
 			}
 		}
 		for id := range m {
@@ -175,5 +479,195 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 				t.Fatalf("seed %d: worker %d has %+v after all requests ended", seed, w, got)
 			}
 		}
+		if left := s.Left(); left != 0 {
+			t.Fatalf("seed %d: %d slots, nodes or ids are left after all requests ended", seed, left)
+		}
+	}
+}
+
+// Invariant 6: whatever the order in which they came, started and ended, the same
+// requests make the same load.
+func TestSlotsDoNotDependOnOrder(t *testing.T) {
+	for seed := range uint64(30) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		bookings := make([]scorer.Booking, 30)
+		for i := range bookings {
+			bookings[i] = scorer.Booking{
+				Worker: rng.IntN(2), Blocks: chain(rng, 12), PromptTokens: rng.IntN(60), CachedTokens: rng.IntN(60),
+				BlockSize: 4, ExpectedOutput: rng.IntN(40),
+			}
+		}
+		var want [2]scorer.Load
+		for round := range 5 {
+			var s scorer.Slots
+			for _, i := range rng.Perm(len(bookings)) {
+				s.Add(at(0), fmt.Sprint(i), &bookings[i])
+			}
+			for _, i := range rng.Perm(len(bookings)) {
+				id := fmt.Sprint(i)
+				switch i % 4 {
+				case 0:
+					s.MarkPrefillCompleted(at(0), id)
+				case 1:
+					s.Free(id)
+				case 2:
+					s.AddOutputTokens(at(0), id, i)
+				}
+			}
+			got := [2]scorer.Load{s.Load(0), s.Load(1)}
+			if round == 0 {
+				want = got
+			} else if got != want {
+				t.Fatalf("seed %d: %+v in another order, want %+v", seed, got, want)
+			}
+		}
+	}
+}
+
+// Invariant 7: replicas that have heard of each other's requests, each sender's
+// messages in order, agree.
+func TestReplicasConverge(t *testing.T) {
+	type message func(s *scorer.Slots, sender uint64)
+	for seed := range uint64(30) {
+		rng := rand.New(rand.NewPCG(seed, 4))
+		var slots [3]scorer.Slots
+		var inbox [3][3][]message // to, from
+		pending := 0
+		send := func(from int, m message) {
+			m(&slots[from], 0)
+			for to := range slots {
+				if to != from {
+					inbox[to][from] = append(inbox[to][from], m)
+					pending++
+				}
+			}
+		}
+		live := [3][]string{}
+		for step := 0; step < 600 || pending > 0; step++ {
+			from := rng.IntN(3)
+			if step >= 600 || rng.IntN(2) == 0 {
+				to := rng.IntN(3)
+				if queue := inbox[to][from]; len(queue) > 0 {
+					queue[0](&slots[to], uint64(from)+1)
+					inbox[to][from] = queue[1:]
+					pending--
+				}
+				continue
+			}
+			switch {
+			case len(live[from]) == 0 || rng.IntN(3) == 0:
+				id := fmt.Sprint(from, "/", step)
+				b := scorer.Booking{Worker: rng.IntN(2), Blocks: chain(rng, 8), PromptTokens: rng.IntN(60), CachedTokens: rng.IntN(60), BlockSize: 4}
+				live[from] = append(live[from], id)
+				send(from, func(s *scorer.Slots, sender uint64) {
+					b := b
+					b.Replica = sender
+					s.Add(at(0), id, &b)
+				})
+			case rng.IntN(2) == 0:
+				id := live[from][rng.IntN(len(live[from]))]
+				send(from, func(s *scorer.Slots, _ uint64) { s.MarkPrefillCompleted(at(0), id) })
+			default:
+				i := rng.IntN(len(live[from]))
+				id := live[from][i]
+				live[from] = slices.Delete(live[from], i, i+1)
+				send(from, func(s *scorer.Slots, sender uint64) {
+					if sender == 0 {
+						s.Free(id)
+					} else {
+						s.FreeRemote(at(0), id)
+					}
+				})
+			}
+		}
+		for w := range 2 {
+			for i := range slots {
+				if got, want := slots[i].Load(w), slots[0].Load(w); got != want {
+					t.Fatalf("seed %d: replica %d has %+v on worker %d, replica 0 has %+v", seed, i, got, w, want)
+				}
+			}
+		}
+	}
+}
+
+// Invariant 8: what a decision was made on can be computed again, from the state
+// before its booking.
+func TestCostIsThatBeforeTheBooking(t *testing.T) {
+	settings := scorer.Defaults()
+	rng := rand.New(rand.NewPCG(1, 5))
+	var s scorer.Slots
+	measure := func(r *scorer.Request) (costs [3]float64, chosen int) {
+		var in [3]scorer.Input
+		for w := range in {
+			l := s.Load(w)
+			in[w] = scorer.Input{PendTokens: l.PendTokens, ActiveRequests: l.Requests, ActiveBlocks: l.Blocks, AdditionalBlocks: s.AdditionalBlocks(w, r.Sequence)}
+		}
+		chosen = settings.Choose(r, in[:], costs[:])
+		return costs, chosen
+	}
+	for i := range 200 {
+		blocks := chain(rng, 12)
+		r := scorer.Request{PromptTokens: 4 * len(blocks), BlockSize: 4, Sequence: blocks, U: scorer.Draw(1, uint64(i))}
+		costs, chosen := measure(&r)
+		id := fmt.Sprint(i)
+		booking := scorer.Booking{Worker: chosen, Blocks: blocks, PromptTokens: r.PromptTokens, BlockSize: 4}
+		s.Add(at(0), id, &booking)
+		s.Free(id)
+		if again, other := measure(&r); again != costs || other != chosen {
+			t.Fatalf("request %d: %v and worker %d after its booking was taken back, want %v and %d", i, again, other, costs, chosen)
+		}
+		s.Add(at(0), id, &booking)
+	}
+}
+
+func TestReadingSlotsDoesNotAllocate(t *testing.T) {
+	var s scorer.Slots
+	blocks := []uint64{1, 2, 3}
+	b := scorer.Booking{Blocks: blocks, PromptTokens: 16, BlockSize: 4}
+	s.Add(at(0), "a", &b)
+	s.Add(at(0), "b", &b)
+	s.Free("b")
+	if n := testing.AllocsPerRun(10, func() { s.Load(0); s.AdditionalBlocks(0, blocks) }); n != 0 {
+		t.Errorf("reading makes %v allocations, want 0", n)
+	}
+	if n := testing.AllocsPerRun(10, func() { s.Add(at(0), "b", &b); s.Free("b") }); n != 0 {
+		t.Errorf("a slot that was taken before makes %v allocations, want 0", n)
+	}
+}
+
+// The load test of the project's target: 20 shared prompts of 32 blocks, some own
+// blocks behind each, 64 in flight on 4 workers.
+func BenchmarkSlots(b *testing.B) {
+	const inFlight = 64
+	var s scorer.Slots
+	rng := rand.New(rand.NewPCG(1, 6))
+	bookings, ids := make([]scorer.Booking, 1000), make([]string, 1000)
+	for i := range bookings {
+		prompt, blocks := rng.IntN(20), make([]uint64, 32+3+rng.IntN(10))
+		for k := range blocks {
+			blocks[k] = uint64(prompt<<20 + k)
+			if k >= 32 {
+				blocks[k] += uint64(i+1) << 32
+			}
+		}
+		ids[i] = fmt.Sprint("request-", i)
+		bookings[i] = scorer.Booking{Blocks: blocks, PromptTokens: 16 * len(blocks), BlockSize: 16}
+	}
+	settings := scorer.Defaults()
+	var in [4]scorer.Input
+	var costs [4]float64
+	b.ReportAllocs()
+	for n := 0; b.Loop(); n++ {
+		if n >= inFlight {
+			s.Free(ids[(n-inFlight)%1000])
+		}
+		booking := &bookings[n%1000]
+		for w := range in {
+			l := s.Load(w)
+			in[w] = scorer.Input{PendTokens: l.PendTokens, ActiveRequests: l.Requests, ActiveBlocks: l.Blocks, AdditionalBlocks: s.AdditionalBlocks(w, booking.Blocks)}
+		}
+		r := scorer.Request{PromptTokens: booking.PromptTokens, BlockSize: 16, U: scorer.Draw(1, uint64(n))}
+		booking.Worker = settings.Choose(&r, in[:], costs[:])
+		s.Add(time.Time{}, ids[n%1000], booking)
 	}
 }

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer
+
+import "time"
+
+// Thresholds say when a worker is too busy to be a candidate. nil is off.
+type Thresholds struct {
+	ActiveBlocks    *float64 `json:"active_decode_blocks_threshold,omitempty"`       // share of the worker's blocks, 0..1
+	PrefillTokens   *int     `json:"active_prefill_tokens_threshold,omitempty"`      // pending prefill tokens
+	PrefillFraction *float64 `json:"active_prefill_tokens_threshold_frac,omitempty"` // the same, in batches of the engine
+}
+
+// Validate returns a *[SettingError] for the first threshold that makes no sense.
+func (t *Thresholds) Validate() error {
+	if v := t.ActiveBlocks; v != nil && !(*v >= 0 && *v <= 1) {
+		return &SettingError{"active_decode_blocks_threshold", *v, "a share from 0 to 1"}
+	}
+	if v := t.PrefillTokens; v != nil && *v < 0 {
+		return &SettingError{"active_prefill_tokens_threshold", *v, "0 or more tokens"}
+	}
+	if v := t.PrefillFraction; v != nil {
+		return check("active_prefill_tokens_threshold_frac", *v, false)
+	}
+	return nil
+}
+
+// reportLife is how long an engine's own report of its blocks counts. An engine
+// that stops reporting must not stay busy for ever.
+const reportLife = 10 * time.Second
+
+// Occupancy is what the thresholds look at.
+type Occupancy struct {
+	ActiveBlocks     int // by our account
+	PendTokens       int
+	EngineBlocks     int           // in use by the engine's own account; 0 = no report
+	EngineAge        time.Duration // of that report
+	TotalBlocks      int           // 0 = unknown
+	MaxBatchedTokens int           // 0 = unknown
+}
+
+// Busy says whether a worker is above one of the thresholds; at the threshold it
+// is not. skipped is how many thresholds could not be looked at because the
+// worker's capacity is unknown.
+func (t *Thresholds) Busy(o Occupancy) (busy bool, skipped int) {
+	if t.ActiveBlocks != nil {
+		used := o.ActiveBlocks
+		if o.EngineAge <= reportLife {
+			used = max(used, o.EngineBlocks)
+		}
+		if o.TotalBlocks <= 0 {
+			skipped++
+		} else if float64(used) > *t.ActiveBlocks*float64(o.TotalBlocks) {
+			busy = true
+		}
+	}
+	if t.PrefillTokens != nil && o.PendTokens > *t.PrefillTokens {
+		busy = true
+	}
+	if t.PrefillFraction != nil {
+		if o.MaxBatchedTokens <= 0 {
+			skipped++
+		} else if float64(o.PendTokens) > *t.PrefillFraction*float64(o.MaxBatchedTokens) {
+			busy = true
+		}
+	}
+	return busy, skipped
+}
+
+// BlocksAfter returns the blocks active on a worker with a prompt on it, for
+// admission: unlike in the cost, the partial block at its end counts.
+func BlocksAfter(active, additional, promptTokens, fullBlocks, blockSize int) int {
+	return active + additional + max(0, blocks(promptTokens, blockSize)-fullBlocks)
+}
+
+// blocks returns how many blocks hold the tokens, a partial one counted.
+func blocks(tokens, blockSize int) int {
+	blockSize = max(1, blockSize)
+	return (max(0, tokens) + blockSize - 1) / blockSize
+}
+
+// Potential is what a worker would have to do with a request on it.
+type Potential struct {
+	PrefillTokens int
+	DecodeBlocks  int
+	Requests      int // without the new one
+}
+
+// PotentialLoad returns what the worker would have to do with the request.
+func (s *Settings) PotentialLoad(r *Request, in *Input) Potential {
+	return Potential{
+		PrefillTokens: in.PendTokens + max(0, r.PromptTokens-s.CachedTokens(r, in)),
+		DecodeBlocks:  in.ActiveBlocks + in.AdditionalBlocks,
+		Requests:      in.ActiveRequests,
+	}
+}

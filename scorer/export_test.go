@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer
+
+import "fmt"
+
+// Left counts what must be gone when all slots are freed.
+func (s *Slots) Left() int {
+	left := len(s.ids) + len(s.slots) - len(s.vacant) + len(s.tree.heads)
+	for _, w := range s.workers {
+		if w != (account{}) {
+			left++
+		}
+	}
+	return left + max(1, len(s.tree.nodes)) - 1 - len(s.tree.vacant)
+}
+
+// Broken says which invariant of the tree does not hold, "" if all do.
+func (s *Slots) Broken() string {
+	refs, users := map[int32]int32{}, map[int32]int32{}
+	for n := range s.slots {
+		t := &s.slots[n]
+		if !t.taken || t.leaf == 0 {
+			continue
+		}
+		lone := 0
+		for at := t.leaf; s.tree.nodes[at].parent != 0; at = s.tree.nodes[at].parent {
+			refs[at]++
+			users[at] ^= int32(n)
+			if s.tree.nodes[at].refs == 1 {
+				lone += len(s.tree.nodes[at].blocks)
+			}
+		}
+		if lone != t.lone {
+			return fmt.Sprintf("slot %d has %d blocks alone, not %d", n, lone, t.lone)
+		}
+	}
+	below := map[int32]int{}
+	for i, n := range s.tree.nodes {
+		at := int32(i)
+		if refs[at] != n.refs || users[at] != n.users {
+			return fmt.Sprintf("node %d has %d refs by %d, not %d by %d", i, refs[at], users[at], n.refs, n.users)
+		}
+		if n.refs > 0 {
+			below[n.root] += len(n.blocks)
+			if len(n.blocks) == 0 || s.tree.heads[branch{n.parent, n.blocks[0]}] != at {
+				return fmt.Sprintf("nothing leads to node %d", i)
+			}
+		}
+	}
+	for i, n := range s.tree.nodes {
+		if n.below != below[int32(i)] {
+			return fmt.Sprintf("below node %d are %d blocks, not %d", i, below[int32(i)], n.below)
+		}
+	}
+	if len(refs) != len(s.tree.heads) {
+		return fmt.Sprintf("%d heads of %d nodes", len(s.tree.heads), len(refs))
+	}
+	return ""
+}

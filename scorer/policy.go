@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer
+
+import "math"
+
+// Policy names a way to count what a candidate costs.
+type Policy string
+
+// The policies. All are costs, in a unit of their own; lower wins.
+const (
+	// Tokens is the default: the tokens to wait for, and the harm that the
+	// prefill does to those who decode beside it; see [TokenCost].
+	Tokens Policy = "tokens"
+	// Dynamo is the cost of NVIDIA Dynamo's KV router in its classic form, in
+	// blocks: OverlapWeight · prefill blocks + decode blocks. The prefill blocks
+	// are all prompt tokens that the worker would still have to compute, the new
+	// request's included; they may be fractional and are never negative. The
+	// decode blocks are the blocks active on the worker with the new request.
+	Dynamo Policy = "dynamo"
+	// DynamoNewer is the cost of its newer form: what is cached gives credit
+	// against the prefill, by tier, and requests may weigh something themselves.
+	DynamoNewer Policy = "dynamo_newer"
+	// PredictedTTFT is the time to the first token in ms by a model of the
+	// engine, with the harm to others as in Tokens; see [Engine].
+	PredictedTTFT Policy = "predicted_ttft"
+	// Weighted is minus the score .6 · cached share − .3 · requests − .1 · KV
+	// use. The first of equals wins.
+	Weighted Policy = "weighted"
+)
+
+// costFunc fills costs, as long as in, with what each candidate costs.
+type costFunc func(s *Settings, r *Request, in []Input, costs []float64)
+
+// policy returns the function of a policy, nil if the name is unknown.
+func policy(p Policy) costFunc {
+	switch p {
+	case Tokens:
+		return func(s *Settings, r *Request, in []Input, costs []float64) { each(tokens, s, r, in, costs) }
+	case Dynamo:
+		return func(s *Settings, r *Request, in []Input, costs []float64) { each(dynamo, s, r, in, costs) }
+	case DynamoNewer:
+		return dynamoNewer
+	case PredictedTTFT:
+		return func(s *Settings, r *Request, in []Input, costs []float64) { each(predictedTTFT, s, r, in, costs) }
+	case Weighted:
+		return func(s *Settings, r *Request, in []Input, costs []float64) { each(weighted, s, r, in, costs) }
+	default:
+		return nil
+	}
+}
+
+// Policies returns the names of all policies, the default first.
+func Policies() []Policy {
+	return []Policy{Tokens, Dynamo, DynamoNewer, PredictedTTFT, Weighted}
+}
+
+// Costs fills costs, as long as in, with what each candidate costs by the policy.
+// The settings must be valid.
+func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
+	if f := policy(s.Policy); f != nil {
+		f(s, r, in, costs)
+	}
+}
+
+// Choose fills costs and returns the index of the chosen candidate, -1 if there is
+// none: by [Softmax] if there is a temperature, by [Pick] otherwise. It is a
+// [Rule].
+func (s *Settings) Choose(r *Request, in []Input, costs []float64) int {
+	s.Costs(r, in, costs)
+	switch {
+	case s.Temperature > 0:
+		return Softmax(costs, s.Temperature, r.U)
+	case s.Policy == Weighted:
+		return best(len(costs), 0, func(i, j int) int { return compare(costs[i], costs[j]) })
+	default:
+		return Pick(costs, in, r.U)
+	}
+}
+
+// each fills costs with the cost of one candidate after the other. It is no
+// function that returns one, which would have to be allocated.
+func each(cost func(s *Settings, r *Request, in *Input) float64, s *Settings, r *Request, in []Input, costs []float64) {
+	for i := range in {
+		costs[i] = cost(s, r, &in[i])
+	}
+}
+
+func dynamo(s *Settings, r *Request, in *Input) float64 {
+	decode := float64(in.ActiveBlocks + in.AdditionalBlocks)
+	if r.PrefillUntracked {
+		return decode
+	}
+	prefill := in.PendTokens + r.PromptTokens - in.OverlapBlocks*max(1, r.BlockSize)
+	return s.OverlapWeight*float64(max(0, prefill))/r.block() + decode
+}
+
+func dynamoNewer(s *Settings, r *Request, in []Input, costs []float64) {
+	var least int
+	for i := range in {
+		if i == 0 || in[i].PendTokens < least {
+			least = in[i].PendTokens
+		}
+	}
+	for i := range in {
+		costs[i] = s.dynamoNewer(r, &in[i], least)
+	}
+}
+
+func (s *Settings) dynamoNewer(r *Request, in *Input, leastPend int) float64 {
+	block := r.block()
+	decay := 1.
+	if s.CreditDecay > 0 && !r.PrefillUntracked {
+		prompt := max(1, math.Ceil(float64(r.PromptTokens)/block))
+		decay = 1 / (1 + s.CreditDecay*(float64(in.PendTokens-leastPend)/block)/prompt)
+	}
+	credit := s.OverlapCredit*decay*float64(in.OverlapBlocks) + s.lowerTiers(in) +
+		s.SharedMultiplier*float64(in.SharedBlocks)
+	decode := float64(in.ActiveBlocks + in.AdditionalBlocks)
+	var cost float64
+	if in.DecodeOnly && r.PrefillUntracked && s.OverlapCredit > 0 {
+		cost = max(0, decode-credit)
+	} else {
+		cost = s.PrefillScale*max(0, s.rawPrefill(r, in)-credit) + decode
+	}
+	cost += s.RequestWeight * float64(in.ActiveRequests)
+	if in.TaintWeight != 0 && !r.Pinned {
+		cost *= math.Exp(-math.Tanh(in.TaintWeight))
+	}
+	return cost
+}
+
+// rawPrefill returns the prefill blocks of the worker as if nothing of the new
+// prompt were cached.
+func (s *Settings) rawPrefill(r *Request, in *Input) float64 {
+	switch {
+	case r.PrefillUntracked:
+		return 0
+	case in.LoadUnknown:
+		return float64(r.PromptTokens) / r.block()
+	}
+	cached := s.CachedTokens(r, in)
+	return float64(in.PendTokens+max(0, r.PromptTokens-cached)+cached) / r.block()
+}
+
+// lowerTiers returns what the blocks below the device are worth, in device blocks.
+func (s *Settings) lowerTiers(in *Input) float64 {
+	return s.HostWeight*float64(in.HostBlocks) + s.DiskWeight*float64(in.DiskBlocks)
+}
+
+// CachedTokens returns the tokens of the prompt that the worker need not compute,
+// those of the lower tiers by their weight. They may exceed the prompt if the
+// index claims so.
+func (s *Settings) CachedTokens(r *Request, in *Input) int {
+	return int(math.Round((float64(in.OverlapBlocks) + s.lowerTiers(in)) * r.block()))
+}
+
+// UncachedTokens returns the tokens of the prompt that the worker would compute,
+// at least one.
+func (s *Settings) UncachedTokens(r *Request, in *Input) int {
+	return max(1, r.PromptTokens-s.CachedTokens(r, in))
+}
+
+// TokenCost is the cost of the tokens policy:
+//
+//	pend + own · (1 + attention · (prompt − own/2)) · (1 + alpha · requests)
+//
+// pend is the prefill that waits on the worker, own the tokens that it would
+// compute of the prompt, requests those on it. The sum is the wait before the
+// first token; the product is the harm that one prefill does to the requests
+// decoding beside it. All may be means, as over the members of a router group.
+// Memory in use is no part of it: it would repel the worker that owns the prefix.
+func TokenCost(pend, own, prompt, requests, alpha, attention float64) float64 {
+	return pend + own*(1+attention*(prompt-own/2))*(1+alpha*requests)
+}
+
+func tokens(s *Settings, r *Request, in *Input) float64 {
+	if r.PrefillUntracked {
+		// Nothing to wait for, nobody to harm: what counts is the room.
+		return float64(in.ActiveBlocks + in.AdditionalBlocks)
+	}
+	return TokenCost(float64(in.PendTokens), float64(s.UncachedTokens(r, in)), float64(r.PromptTokens),
+		float64(in.ActiveRequests), s.Alpha, s.Attention)
+}
+
+func predictedTTFT(s *Settings, r *Request, in *Input) float64 {
+	own := s.UncachedTokens(r, in)
+	return s.Engine.ttft(own, r.PromptTokens, in) + s.Alpha*s.Engine.own(own, r.PromptTokens)*float64(in.ActiveRequests)
+}
+
+func weighted(s *Settings, r *Request, in *Input) float64 {
+	return -(.6*r.share(in) - .3*float64(in.ActiveRequests)/s.MaxBatch - .1*in.KVUse)
+}
+
+// Engine is a model of an engine: how long one of its steps takes, in ms.
+//
+//	max(Floor, Step + Token · tokens) + Attention · Σ new · (context + new/2) + KVToken · tokens held
+type Engine struct {
+	Floor     float64 // of a step
+	Step      float64 // each step
+	Token     float64 // each token computed
+	Attention float64 // each pair of a token and one before it
+	KVToken   float64 // each token held by a decoding request
+	Chunk     float64 // prefill tokens in a step at most
+}
+
+// Dense32B is the engine of a dense model of 32B on two H100.
+func Dense32B() Engine {
+	return Engine{Floor: 11, Step: 6, Token: .0386, Attention: 2.33e-6, KVToken: 5.6e-5, Chunk: 8192}
+}
+
+// Dense8B is the engine of a dense model of 8B on one H100.
+func Dense8B() Engine {
+	return Engine{Floor: 5.8, Step: 2.9, Token: .0154, Attention: 1.3e-6, KVToken: 5.6e-5, Chunk: 8192}
+}
+
+// Dense70B is the engine of a dense model of 70B on four H100.
+func Dense70B() Engine {
+	return Engine{Floor: 15, Step: 10, Token: .0535, Attention: 4e-6, KVToken: 6e-5, Chunk: 8192}
+}
+
+// AttentionWeight is the attention weight of the tokens policy for this engine.
+func (e *Engine) AttentionWeight() float64 { return e.Attention / e.Token }
+
+// own is the time in ms that the tokens of one prompt take by themselves.
+func (e *Engine) own(uncached, prompt int) float64 {
+	u := float64(uncached)
+	return e.Token*u + e.Attention*u*(float64(prompt)-u/2)
+}
+
+// waiting is how much more a pending token costs than its linear part: attention,
+// of prompts whose length is not known any more.
+const waiting = 1.15
+
+func (e *Engine) ttft(uncached, prompt int, in *Input) float64 {
+	pend := float64(in.PendTokens)
+	step := e.Floor + e.KVToken*float64(in.DecodeTokens)
+	return e.own(uncached, prompt) + waiting*e.Token*pend + (pend+float64(uncached))/e.Chunk*step
+}
+
+// ModelTTFT estimates by the engine's model when the first token of the request
+// would come from this worker, in ms.
+func (s *Settings) ModelTTFT(r *Request, in *Input) float64 {
+	return s.Engine.ttft(s.UncachedTokens(r, in), r.PromptTokens, in)
+}
+
+// CoarseTTFT estimates the same, in ms, from the two numbers that are always
+// known: tokensPerSecond is the prefill throughput of an engine, 50,000 where
+// nothing is known of it.
+func CoarseTTFT(uncached, requests int, tokensPerSecond float64) float64 {
+	return 1000*float64(uncached)/tokensPerSecond + 10*float64(requests)
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer
+
+import (
+	"cmp"
+	"container/heap"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// QueuePolicy names the order in which requests wait.
+type QueuePolicy string
+
+// The queue policies. A priority jump moves a request ahead as if it had come that
+// many seconds earlier (later for LCFS), or multiplies its weight.
+const (
+	FCFS QueuePolicy = "fcfs" // first come, first served
+	LCFS QueuePolicy = "lcfs" // last come, first served
+	WSPT QueuePolicy = "wspt" // shortest prefill first
+)
+
+// Validate returns a *[SettingError] if the policy is unknown.
+func (p QueuePolicy) Validate() error {
+	switch p {
+	case FCFS, LCFS, WSPT:
+		return nil
+	default:
+		return &SettingError{"router_queue_policy", string(p), fmt.Sprintf("one of %v", []QueuePolicy{FCFS, LCFS, WSPT})}
+	}
+}
+
+// Waiting is a request in the queue.
+type Waiting struct {
+	Strict   int           // whoever has more comes first, whatever the policy
+	Jump     float64       // priority jump; below 0 counts as 0
+	Arrival  time.Duration // since some moment that is the same for all
+	Uncached int           // prompt tokens to compute on the best worker
+	Deadline time.Duration // on the clock of Arrival; 0 = none
+	Lane     int           // worker that it is pinned to; AnyWorker if it is not
+}
+
+// AnyWorker is the lane of the requests that are not pinned.
+const AnyWorker = -1
+
+// Key returns what the policy sorts by, the highest first.
+func (p QueuePolicy) Key(w *Waiting) float64 {
+	jump := 0.
+	if w.Jump > 0 { // not if it is not a number
+		jump = w.Jump
+	}
+	switch p {
+	case LCFS:
+		return jump + w.Arrival.Seconds()
+	case WSPT:
+		return (1 + jump) / float64(max(1, w.Uncached))
+	default:
+		return jump - w.Arrival.Seconds()
+	}
+}
+
+// ErrQueueFull is returned by [Queue.Push] when as many wait as may.
+var ErrQueueFull = errors.New("the queue is full")
+
+// Queue is where requests of one model wait: by strict priority, then by the
+// policy's key, then by arrival, then as they came. Requests pinned to a worker
+// wait in a lane of their own, so that they hold up nobody and nobody holds them
+// up.
+//
+// # Invariants
+//
+//   - Len is the number of items pushed and neither admitted, removed nor expired;
+//     it is at most the limit.
+//   - Within a lane nobody is admitted before an item that sorts before it.
+//
+// Make one with [NewQueue]. It has no lock and no clock.
+type Queue[T any] struct {
+	policy QueuePolicy
+	limit  int
+	count  int
+	pushed uint64
+	lanes  []*lane[T] // sorted by number
+}
+
+// Item is a place in a queue.
+type Item[T any] struct {
+	Value T
+	Waiting
+	key   float64
+	order uint64
+	at    int // in its lane, -1 when it has left
+}
+
+type lane[T any] struct {
+	number int
+	items  byKey[T]
+}
+
+// NewQueue returns an empty queue for limit items at most.
+func NewQueue[T any](policy QueuePolicy, limit int) *Queue[T] {
+	return &Queue[T]{policy: policy, limit: limit}
+}
+
+// Push puts a request into the queue, or returns [ErrQueueFull].
+func (q *Queue[T]) Push(w Waiting, value T) (*Item[T], error) {
+	if q.count >= q.limit {
+		return nil, ErrQueueFull
+	}
+	q.count++
+	q.pushed++
+	it := &Item[T]{Value: value, Waiting: w, key: q.policy.Key(&w), order: q.pushed}
+	at, found := q.find(w.Lane)
+	if !found {
+		q.lanes = slices.Insert(q.lanes, at, &lane[T]{number: w.Lane})
+	}
+	heap.Push(&q.lanes[at].items, it)
+	return it, nil
+}
+
+func (q *Queue[T]) find(number int) (at int, found bool) {
+	return slices.BinarySearchFunc(q.lanes, number, func(l *lane[T], n int) int { return cmp.Compare(l.number, n) })
+}
+
+// Len returns the number of requests that wait.
+func (q *Queue[T]) Len() int { return q.count }
+
+// Remove takes a request out that was cancelled. It returns false if it has left
+// already.
+func (q *Queue[T]) Remove(it *Item[T]) bool {
+	if it.at < 0 {
+		return false
+	}
+	at, _ := q.find(it.Lane)
+	q.take(q.lanes[at], it.at)
+	q.tidy()
+	return true
+}
+
+func (q *Queue[T]) take(l *lane[T], at int) *Item[T] {
+	q.count--
+	return heap.Remove(&l.items, at).(*Item[T])
+}
+
+// tidy drops lanes that nobody waits in.
+func (q *Queue[T]) tidy() {
+	q.lanes = slices.DeleteFunc(q.lanes, func(l *lane[T]) bool { return len(l.items) == 0 })
+}
+
+// Expire takes out and returns those whose deadline is not after now, the oldest
+// first.
+func (q *Queue[T]) Expire(now time.Duration) (expired []*Item[T]) {
+	for _, l := range q.lanes {
+		kept := l.items[:0]
+		for _, it := range l.items {
+			if it.Deadline != 0 && it.Deadline <= now {
+				it.at = -1
+				expired = append(expired, it)
+			} else {
+				it.at = len(kept)
+				kept = append(kept, it)
+			}
+		}
+		clear(l.items[len(kept):])
+		l.items = kept
+		heap.Init(&l.items)
+	}
+	q.count -= len(expired)
+	q.tidy()
+	slices.SortFunc(expired, func(a, b *Item[T]) int { return cmp.Compare(a.order, b.order) })
+	return expired
+}
+
+// Admit offers the first of each lane to fits, which books it if there is room,
+// and goes on with the next one of that lane until the first does not fit. So a
+// request that needs much room is not overtaken for ever by those that need less.
+// An item has left the queue when fits has returned true. fits must not touch the
+// queue.
+func (q *Queue[T]) Admit(fits func(*Item[T]) bool) {
+	for _, l := range q.lanes {
+		for len(l.items) > 0 && fits(l.items[0]) {
+			q.take(l, 0)
+		}
+	}
+	q.tidy()
+}
+
+// Overfull says whether a worker has so much prefill waiting that a request should
+// wait for it: more than threshold batches of the engine. One whose batch is
+// unknown is never overfull.
+func (in *Input) Overfull(threshold float64) bool {
+	return in.MaxBatchedTokens > 0 && float64(in.PendTokens) > threshold*float64(in.MaxBatchedTokens)
+}
+
+// MustWait says whether all candidates are overfull. Nobody waits for nobody.
+func MustWait(in []Input, threshold float64) bool {
+	for i := range in {
+		if !in[i].Overfull(threshold) {
+			return false
+		}
+	}
+	return len(in) > 0
+}
+
+// byKey is a heap, the first to be admitted on top.
+type byKey[T any] []*Item[T]
+
+func (h byKey[T]) Len() int { return len(h) }
+
+func (h byKey[T]) Less(i, j int) bool {
+	a, b := h[i], h[j]
+	return cmp.Or(cmp.Compare(b.Strict, a.Strict), cmp.Compare(b.key, a.key),
+		cmp.Compare(a.Arrival, b.Arrival), cmp.Compare(a.order, b.order)) < 0
+}
+
+func (h byKey[T]) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].at, h[j].at = i, j
+}
+
+// Push implements heap.Interface.
+func (h *byKey[T]) Push(x any) {
+	it := x.(*Item[T])
+	it.at = len(*h)
+	*h = append(*h, it)
+}
+
+// Pop implements heap.Interface.
+func (h *byKey[T]) Pop() any {
+	last := len(*h) - 1
+	it := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	it.at = -1
+	return it
+}

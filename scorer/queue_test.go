@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer_test
+
+import (
+	"cmp"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+func admitAll(q *scorer.Queue[string]) string {
+	var order []string
+	q.Admit(func(it *scorer.Item[string]) bool {
+		order = append(order, it.Value)
+		return true
+	})
+	return strings.Join(order, " ")
+}
+
+func TestQueueOrder(t *testing.T) {
+	const anyone = scorer.AnyWorker
+	for _, c := range []struct {
+		policy scorer.QueuePolicy
+		jump   float64 // of B
+		want   string
+	}{
+		{scorer.FCFS, 0, "D A B C"},
+		{scorer.WSPT, 0, "D C B A"},
+		{scorer.LCFS, 0, "D C B A"},
+		{scorer.FCFS, 5, "D B A C"},
+		{scorer.FCFS, -5, "D A B C"},
+		{scorer.FCFS, math.NaN(), "D A B C"},
+		{scorer.WSPT, 5, "D B C A"},
+		{scorer.LCFS, 5, "D B C A"},
+	} {
+		q := scorer.NewQueue[string](c.policy, 10)
+		for _, p := range []struct {
+			name string
+			w    scorer.Waiting
+		}{
+			{"A", scorer.Waiting{Lane: anyone, Arrival: 0, Uncached: 8000}},
+			{"B", scorer.Waiting{Lane: anyone, Arrival: time.Second, Uncached: 1000, Jump: c.jump}},
+			{"C", scorer.Waiting{Lane: anyone, Arrival: 2 * time.Second, Uncached: 500}},
+			{"D", scorer.Waiting{Lane: anyone, Arrival: 3 * time.Second, Uncached: 8000, Strict: 1}},
+		} {
+			if _, err := q.Push(p.w, p.name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := admitAll(q); got != c.want || q.Len() != 0 {
+			t.Errorf("%s, jump %v: %s with %d left, want %s", c.policy, c.jump, got, q.Len(), c.want)
+		}
+	}
+}
+
+func TestQueueKeys(t *testing.T) {
+	b := scorer.Waiting{Arrival: time.Second, Uncached: 1000, Jump: 5}
+	for _, c := range []struct {
+		policy scorer.QueuePolicy
+		w      scorer.Waiting
+		want   float64
+	}{
+		{scorer.FCFS, b, 4},
+		{scorer.WSPT, scorer.Waiting{Uncached: 8000}, .000125},
+		{scorer.WSPT, scorer.Waiting{Uncached: 1000}, .001},
+		{scorer.WSPT, scorer.Waiting{Uncached: 500}, .002},
+		{scorer.WSPT, scorer.Waiting{}, 1},
+		{scorer.LCFS, b, 6},
+	} {
+		if got := c.policy.Key(&c.w); got != c.want {
+			t.Errorf("%s of %+v: key %v, want %v", c.policy, c.w, got, c.want)
+		}
+	}
+	var named *scorer.SettingError
+	if err := scorer.QueuePolicy("sjf").Validate(); !errors.As(err, &named) || named.Setting != "router_queue_policy" {
+		t.Errorf("unknown policy: %v", err)
+	}
+	if err := scorer.WSPT.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestQueueIsFull(t *testing.T) {
+	q := scorer.NewQueue[int](scorer.FCFS, 10_000)
+	var last *scorer.Item[int]
+	for i := range 10_000 {
+		it, err := q.Push(scorer.Waiting{Lane: i % 3}, i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = it
+	}
+	if _, err := q.Push(scorer.Waiting{}, 0); !errors.Is(err, scorer.ErrQueueFull) {
+		t.Errorf("request 10,001: %v, want that the queue is full", err)
+	}
+	if !q.Remove(last) || q.Remove(last) || q.Len() != 9999 {
+		t.Errorf("who was cancelled leaves once: %d left", q.Len())
+	}
+	if _, err := q.Push(scorer.Waiting{}, 0); err != nil {
+		t.Errorf("after one has left: %v", err)
+	}
+}
+
+// Whoever needs much room keeps its place until there is enough.
+func TestQueueHeadIsNotOvertaken(t *testing.T) {
+	q := scorer.NewQueue[string](scorer.FCFS, 10)
+	q.Push(scorer.Waiting{Lane: scorer.AnyWorker}, "large")
+	q.Push(scorer.Waiting{Lane: scorer.AnyWorker, Arrival: 1}, "small")
+	q.Push(scorer.Waiting{Lane: 7}, "pinned")
+	var admitted []string
+	q.Admit(func(it *scorer.Item[string]) bool {
+		if it.Value == "large" {
+			return false
+		}
+		admitted = append(admitted, it.Value)
+		return true
+	})
+	if len(admitted) != 1 || admitted[0] != "pinned" || q.Len() != 2 {
+		t.Errorf("admitted %v, want the pinned one alone", admitted)
+	}
+}
+
+func TestQueueThreshold(t *testing.T) {
+	in := []scorer.Input{{PendTokens: 16_385, MaxBatchedTokens: 8192}, {PendTokens: 16_384, MaxBatchedTokens: 8192}}
+	if scorer.MustWait(in, 2) {
+		t.Error("two batches are not more than two batches")
+	}
+	in[1].PendTokens++
+	if !scorer.MustWait(in, 2) {
+		t.Error("all have more than two batches")
+	}
+	in[1].MaxBatchedTokens = 0
+	if scorer.MustWait(in, 2) || scorer.MustWait(nil, 2) {
+		t.Error("nobody waits for a worker of unknown size, or for nobody")
+	}
+}
+
+// The queue against a sorted list.
+func TestQueueEqualsSlowModel(t *testing.T) {
+	type waiter struct {
+		it    *scorer.Item[int]
+		order int
+	}
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		policy := []scorer.QueuePolicy{scorer.FCFS, scorer.LCFS, scorer.WSPT}[seed%3]
+		q := scorer.NewQueue[int](policy, 40)
+		var model []waiter
+		first := func(a, b waiter) int {
+			return cmp.Or(cmp.Compare(a.it.Lane, b.it.Lane), cmp.Compare(b.it.Strict, a.it.Strict),
+				cmp.Compare(policy.Key(&b.it.Waiting), policy.Key(&a.it.Waiting)),
+				cmp.Compare(a.it.Arrival, b.it.Arrival), cmp.Compare(a.order, b.order))
+		}
+		for step := range 3000 {
+			now := time.Duration(step) * time.Second
+			switch op := rng.IntN(100); {
+			case op < 60:
+				w := scorer.Waiting{
+					Strict: rng.IntN(2), Jump: float64(rng.IntN(5)), Arrival: now - time.Duration(rng.IntN(3))*time.Second,
+					Uncached: rng.IntN(5), Lane: rng.IntN(3) - 1,
+				}
+				if rng.IntN(2) == 0 {
+					w.Deadline = now + time.Duration(1+rng.IntN(60))*time.Second
+				}
+				it, err := q.Push(w, step)
+				if (err != nil) != (len(model) == 40) {
+					t.Fatalf("seed %d, step %d: %v with %d waiting", seed, step, err, len(model))
+				}
+				if err == nil {
+					model = append(model, waiter{it, step})
+				}
+			case op < 75 && len(model) > 0:
+				i := rng.IntN(len(model))
+				if !q.Remove(model[i].it) || q.Remove(model[i].it) {
+					t.Fatalf("seed %d, step %d: a waiting request must leave once", seed, step)
+				}
+				model = slices.Delete(model, i, i+1)
+			case op < 85:
+				expired := q.Expire(now)
+				var want []waiter
+				model = slices.DeleteFunc(model, func(w waiter) bool {
+					out := w.it.Deadline != 0 && w.it.Deadline <= now
+					if out {
+						want = append(want, w)
+					}
+					return out
+				})
+				slices.SortFunc(want, func(a, b waiter) int { return a.order - b.order })
+				if !slices.EqualFunc(expired, want, func(a *scorer.Item[int], b waiter) bool { return a == b.it }) {
+					t.Fatalf("seed %d, step %d: %d expired, want %d", seed, step, len(expired), len(want))
+				}
+			default:
+				slices.SortFunc(model, first)
+				room := rng.IntN(4)
+				var got, want []int
+				q.Admit(func(it *scorer.Item[int]) bool {
+					if len(got) >= room || it.Value%7 == 0 {
+						return false
+					}
+					got = append(got, it.Value)
+					return true
+				})
+				blocked, left := map[int]bool{}, model[:0]
+				for _, w := range model {
+					if blocked[w.it.Lane] || len(want) >= room || w.it.Value%7 == 0 {
+						blocked[w.it.Lane] = true
+						left = append(left, w)
+						continue
+					}
+					want = append(want, w.it.Value)
+				}
+				model = left
+				if !slices.Equal(got, want) {
+					t.Fatalf("seed %d, step %d: admitted %v, want %v", seed, step, got, want)
+				}
+			}
+			if q.Len() != len(model) {
+				t.Fatalf("seed %d, step %d: %d wait, want %d", seed, step, q.Len(), len(model))
+			}
+		}
+	}
+}

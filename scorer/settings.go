@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Settings say how a decision is made. Begin with [Defaults]; what is not checked
+// by [Settings.Validate] must not be used.
+type Settings struct {
+	Policy Policy
+	// Temperature above 0 draws the worker by [Softmax]; 0 takes the lowest cost.
+	Temperature float64
+
+	// Dynamo: weight of prefill against decode. 0 routes by load alone.
+	OverlapWeight float64
+
+	// DynamoNewer.
+	OverlapCredit    float64 // prefill blocks forgiven for a block on the device; 0 routes by load alone
+	CreditDecay      float64 // shrinks that credit on workers with more pending prefill than the idlest
+	PrefillScale     float64 // weight of prefill against decode
+	RequestWeight    float64 // blocks that a request on the worker counts by itself
+	SharedMultiplier float64 // prefill blocks forgiven for a block in a shared cache
+
+	// Blocks that a block of a lower tier is worth. They count for all policies
+	// but Dynamo and Weighted, which know the device alone.
+	HostWeight, DiskWeight float64
+
+	// Tokens and PredictedTTFT: share of a prefill that each request beside it
+	// pays. Higher values give smoother output and a later first token.
+	Alpha float64
+	// Tokens: cost of attention to one earlier token, in tokens.
+	Attention float64
+
+	Engine   Engine  // PredictedTTFT, and estimates
+	MaxBatch float64 // Weighted: requests that fill a worker
+
+	// How requests are booked; see [Booking].
+	AssumeKVReuse, TrackPrefill bool
+}
+
+// Defaults returns the settings that need no calibration.
+func Defaults() Settings {
+	return Settings{
+		Policy:        Tokens,
+		OverlapWeight: 1,
+		OverlapCredit: 1, PrefillScale: 1,
+		HostWeight: .75, DiskWeight: .25,
+		Alpha: .1, Engine: Dense32B(), MaxBatch: 256,
+		AssumeKVReuse: true, TrackPrefill: true,
+	}
+}
+
+// Agentic returns NVIDIA Dynamo's settings for long conversations. They were found
+// with blocks of 64 tokens, so the weight of a request is scaled to others.
+func Agentic(blockSize int) Settings {
+	s := Defaults()
+	s.Policy, s.OverlapCredit, s.PrefillScale = DynamoNewer, 2, 4
+	s.RequestWeight = 64 * 64 / float64(max(1, blockSize))
+	return s
+}
+
+// LoadAware returns NVIDIA Dynamo's settings for workers whose cache nobody knows.
+func LoadAware() Settings {
+	s := Defaults()
+	s.Policy, s.OverlapCredit, s.AssumeKVReuse = DynamoNewer, 0, false
+	s.HostWeight, s.DiskWeight = 0, 0
+	return s
+}
+
+// A SettingError says which setting is wrong, and how.
+type SettingError struct {
+	Setting string // its name, as in the override's JSON
+	Value   any
+	Want    string
+}
+
+// Error implements error.
+func (e *SettingError) Error() string {
+	return fmt.Sprintf("scorer: %s is %v, want %s", e.Setting, e.Value, e.Want)
+}
+
+// Validate returns a *[SettingError] for the first setting that makes no sense.
+func (s *Settings) Validate() error {
+	if policy(s.Policy) == nil {
+		return &SettingError{"cost", string(s.Policy), fmt.Sprintf("one of %v", Policies())}
+	}
+	for _, c := range []struct {
+		name  string
+		value float64
+		above bool // 0 is refused too
+	}{
+		{"router_temperature", s.Temperature, false},
+		{"overlap_score_weight", s.OverlapWeight, false},
+		{"overlap_score_credit", s.OverlapCredit, false},
+		{"overlap_score_credit_decay", s.CreditDecay, false},
+		{"prefill_load_scale", s.PrefillScale, false},
+		{"active_request_weight", s.RequestWeight, false},
+		{"shared_cache_multiplier", s.SharedMultiplier, false},
+		{"host_cache_weight", s.HostWeight, false},
+		{"disk_cache_weight", s.DiskWeight, false},
+		{"alpha", s.Alpha, false},
+		{"attention", s.Attention, false},
+		{"engine.floor", s.Engine.Floor, false},
+		{"engine.step", s.Engine.Step, false},
+		{"engine.token", s.Engine.Token, true},
+		{"engine.attention", s.Engine.Attention, false},
+		{"engine.kv_token", s.Engine.KVToken, false},
+		{"engine.chunk", s.Engine.Chunk, true},
+		{"max_batch", s.MaxBatch, true},
+	} {
+		if err := check(c.name, c.value, c.above); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check refuses what is not finite, negative or, if above is set, 0.
+func check(name string, value float64, above bool) error {
+	switch {
+	case above && (!finite(value) || value <= 0):
+		return &SettingError{name, value, "a finite number above 0"}
+	case !finite(value) || value < 0:
+		return &SettingError{name, value, "a finite number, 0 or more"}
+	}
+	return nil
+}
+
+// UsesOverlap says whether what a worker holds can change a decision. If not, no
+// index is needed.
+func (s *Settings) UsesOverlap() bool {
+	switch s.Policy {
+	case Dynamo:
+		return s.OverlapWeight > 0
+	case DynamoNewer:
+		return s.OverlapCredit > 0
+	default:
+		return true
+	}
+}
+
+// Override changes settings for one request. nil leaves a setting as it is.
+type Override struct {
+	Cost        *Policy  `json:"cost,omitempty"`
+	Temperature *float64 `json:"router_temperature,omitempty"`
+
+	OverlapScoreWeight    *float64 `json:"overlap_score_weight,omitempty"`
+	OverlapScoreCredit    *float64 `json:"overlap_score_credit,omitempty"`
+	PrefillLoadScale      *float64 `json:"prefill_load_scale,omitempty"`
+	SharedCacheMultiplier *float64 `json:"shared_cache_multiplier,omitempty"`
+
+	Alpha     *float64 `json:"alpha,omitempty"`
+	Attention *float64 `json:"attention,omitempty"`
+
+	AssumeKVReuse      *bool `json:"assume_kv_reuse,omitempty"`
+	TrackPrefillTokens *bool `json:"track_prefill_tokens,omitempty"`
+}
+
+// With returns the settings for one request. No field of the override is without
+// effect: one that the policy does not know selects the policy that it belongs
+// to, as overlap_score_weight selects Dynamo, unless cost names another, which is
+// a contradiction. Errors are *[SettingError].
+func (s Settings) With(o *Override) (Settings, error) {
+	if o == nil {
+		return s, nil
+	}
+	given := []knob{
+		{"overlap_score_weight", o.OverlapScoreWeight, []Policy{Dynamo, DynamoNewer}},
+		{"overlap_score_credit", o.OverlapScoreCredit, []Policy{DynamoNewer}},
+		{"prefill_load_scale", o.PrefillLoadScale, []Policy{DynamoNewer}},
+		{"shared_cache_multiplier", o.SharedCacheMultiplier, []Policy{DynamoNewer}},
+		{"alpha", o.Alpha, []Policy{Tokens, PredictedTTFT}},
+		{"attention", o.Attention, []Policy{Tokens}},
+	}
+	if o.OverlapScoreWeight != nil && o.PrefillLoadScale != nil {
+		return s, &SettingError{"prefill_load_scale", *o.PrefillLoadScale, "no overlap_score_weight beside it, which sets the same"}
+	}
+	to, err := s.target(o, given)
+	if err != nil {
+		return s, err
+	}
+
+	t := s
+	if s.Policy == Dynamo && to == DynamoNewer {
+		t.setWeight(s.OverlapWeight)
+	}
+	t.Policy = to
+	set(&t.Temperature, o.Temperature)
+	if o.OverlapScoreWeight != nil {
+		t.setWeight(*o.OverlapScoreWeight)
+	}
+	set(&t.OverlapCredit, o.OverlapScoreCredit)
+	set(&t.PrefillScale, o.PrefillLoadScale)
+	set(&t.SharedMultiplier, o.SharedCacheMultiplier)
+	set(&t.Alpha, o.Alpha)
+	set(&t.Attention, o.Attention)
+	set(&t.AssumeKVReuse, o.AssumeKVReuse)
+	set(&t.TrackPrefill, o.TrackPrefillTokens)
+	if err := t.Validate(); err != nil {
+		return s, err
+	}
+	if !s.UsesOverlap() && t.UsesOverlap() {
+		return s, s.noIndex(o, given)
+	}
+	return t, nil
+}
+
+// knob is a number of an override, and the policies that know it.
+type knob struct {
+	name  string
+	value *float64
+	known []Policy
+}
+
+func (k *knob) in(p Policy) bool { return k.value == nil || slices.Contains(k.known, p) }
+
+// target returns the policy that an override leads to.
+func (s *Settings) target(o *Override, given []knob) (Policy, error) {
+	if o.Cost != nil {
+		for _, k := range given {
+			if !k.in(*o.Cost) && policy(*o.Cost) != nil {
+				return "", &SettingError{k.name, *k.value, fmt.Sprintf("a cost that knows it, which %q does not", *o.Cost)}
+			}
+		}
+		return *o.Cost, nil
+	}
+	// The configured policy if it knows them all, else the first one that does.
+	for _, p := range append([]Policy{s.Policy}, Dynamo, DynamoNewer, Tokens) {
+		fits := true
+		for _, k := range given {
+			fits = fits && k.in(p)
+		}
+		if fits {
+			return p, nil
+		}
+	}
+	for _, k := range given {
+		if !k.in(Tokens) {
+			return "", &SettingError{k.name, *k.value, "no alpha or attention beside it, which belong to another cost"}
+		}
+	}
+	return s.Policy, nil
+}
+
+// setWeight is what overlap_score_weight does to either form of Dynamo's cost.
+func (s *Settings) setWeight(w float64) {
+	s.OverlapWeight, s.PrefillScale = w, w
+	if w == 0 {
+		s.OverlapCredit = 0
+	}
+}
+
+// noIndex is the error of an override that would look at what workers hold.
+func (s *Settings) noIndex(o *Override, given []knob) error {
+	const want = "none: the router is set up to route by load alone and keeps no index"
+	for _, k := range given {
+		if k.value != nil && (o.Cost == nil || *k.value > 0) {
+			return &SettingError{k.name, *k.value, want}
+		}
+	}
+	return &SettingError{"cost", *o.Cost, want}
+}
+
+func set[T any](to *T, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}

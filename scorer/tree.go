@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer
+
+// prefixTree holds the active prompts of all workers: a root for each worker and
+// below it the blocks of its prompts, those that follow each other without a
+// branch in one node. A node that was cut stays so when its other branch ends:
+// putting it together again would cost more than the walk over the cut, and a
+// path never has more nodes than blocks.
+//
+// # Invariants
+//
+//   - A node is on the paths of refs slots, at least one; users is the exclusive
+//     or of their numbers, so it is the slot's own number if there is but one.
+//   - A slot's path ends with a whole node.
+//   - heads leads from a node and the next block to the child that begins with it.
+//   - below of a root is the number of blocks under it.
+//   - Nodes without refs, roots apart, are vacant.
+type prefixTree struct {
+	nodes  []node // nodes[0] is nobody's, so that 0 means none
+	vacant []int32
+	heads  map[branch]int32
+}
+
+type branch struct {
+	parent int32
+	block  uint64
+}
+
+type node struct {
+	parent int32 // 0 = a root
+	root   int32
+	users  int32
+	refs   int32
+	below  int
+	blocks []uint64
+}
+
+// keptBlocks is the most blocks that a vacant node keeps room for.
+const keptBlocks = 1024
+
+func (t *prefixTree) newNode(n node) int32 {
+	if t.heads == nil {
+		t.heads = make(map[branch]int32)
+		t.nodes = append(t.nodes, node{})
+	}
+	if last := len(t.vacant) - 1; last >= 0 {
+		i := t.vacant[last]
+		t.vacant = t.vacant[:last]
+		n.blocks = append(t.nodes[i].blocks[:0], n.blocks...)
+		t.nodes[i] = n
+		return i
+	}
+	n.blocks = append([]uint64(nil), n.blocks...)
+	t.nodes = append(t.nodes, n)
+	return int32(len(t.nodes) - 1)
+}
+
+func (t *prefixTree) retire(i int32) {
+	room := t.nodes[i].blocks
+	if cap(room) > keptBlocks {
+		room = nil
+	}
+	t.nodes[i] = node{blocks: room[:0]}
+	t.vacant = append(t.vacant, i)
+}
+
+func (t *prefixTree) newRoot() int32 { return t.newNode(node{}) }
+
+// dropRoot gives back the root of a worker whose slots are gone; 0 is no root.
+func (t *prefixTree) dropRoot(root int32) {
+	if root != 0 {
+		t.retire(root)
+	}
+}
+
+// match returns how many leading blocks are active under a root.
+func (t *prefixTree) match(root int32, blocks []uint64) (matched int) {
+	at := root
+	for matched < len(blocks) {
+		next, ok := t.heads[branch{at, blocks[matched]}]
+		if !ok {
+			break
+		}
+		own := t.nodes[next].blocks
+		k := common(own, blocks[matched:])
+		matched += k
+		if k < len(own) {
+			break
+		}
+		at = next
+	}
+	return matched
+}
+
+// common returns the length of the prefix that a and b share.
+func common(a, b []uint64) int {
+	n := min(len(a), len(b))
+	a, b = a[:n], b[:n]
+	for i := range a {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
+}
+
+// add puts the blocks of a user under a root and returns the node that its path
+// ends with. lone is told by how much the blocks change that one user has alone.
+func (t *prefixTree) add(root int32, blocks []uint64, user int32, lone func(user int32, delta int)) int32 {
+	at := root
+	for len(blocks) > 0 {
+		next, ok := t.heads[branch{at, blocks[0]}]
+		if !ok {
+			leaf := t.newNode(node{parent: at, root: root, users: user, refs: 1, blocks: blocks})
+			t.heads[branch{at, blocks[0]}] = leaf
+			t.nodes[root].below += len(blocks)
+			lone(user, len(blocks))
+			return leaf
+		}
+		k := common(t.nodes[next].blocks, blocks)
+		if k < len(t.nodes[next].blocks) {
+			next = t.split(next, k)
+		}
+		n := &t.nodes[next]
+		if n.refs == 1 {
+			lone(n.users, -k)
+		}
+		n.refs++
+		n.users ^= user
+		at, blocks = next, blocks[k:]
+	}
+	return at
+}
+
+// split cuts a node behind its first k blocks and returns the new node with these.
+// The old one keeps its number and the rest, as paths may end with it.
+func (t *prefixTree) split(i int32, k int) int32 {
+	old := t.nodes[i]
+	upper := t.newNode(node{parent: old.parent, root: old.root, users: old.users, refs: old.refs, blocks: old.blocks[:k]})
+	t.heads[branch{old.parent, old.blocks[0]}] = upper
+	n := &t.nodes[i]
+	n.parent = upper
+	n.blocks = n.blocks[:copy(n.blocks, n.blocks[k:])]
+	t.heads[branch{upper, n.blocks[0]}] = i
+	return upper
+}
+
+// remove takes a user's path away, from its last node up.
+func (t *prefixTree) remove(leaf, user int32, lone func(user int32, delta int)) {
+	for at := leaf; t.nodes[at].parent != 0; {
+		n := &t.nodes[at]
+		parent := n.parent
+		n.refs--
+		n.users ^= user
+		switch n.refs {
+		case 0:
+			t.nodes[n.root].below -= len(n.blocks)
+			delete(t.heads, branch{parent, n.blocks[0]})
+			t.retire(at)
+		case 1:
+			lone(n.users, len(n.blocks))
+		}
+		at = parent
+	}
+}
