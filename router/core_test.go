@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/kvroute/kvroute/scorer"
 )
 
 // An ordinal that has another worker by now does not bring it the overlap that was
@@ -14,7 +16,9 @@ func TestOverlapOfAnEarlierWorkerDoesNotCount(t *testing.T) {
 	info := func(id uint64) *WorkerInfo {
 		return &WorkerInfo{ID: id, Models: []string{"m"}, Address: netip.MustParseAddrPort("10.0.0.1:1"), BlockSize: 1, DPSize: 1}
 	}
-	c := core{mode: KV, weight: 1}
+	settings := scorer.Defaults()
+	settings.Policy = scorer.Dynamo
+	c := core{mode: KV, settings: settings}
 	c.setWorker(info(1))
 	q := &question{tokens: 4, sequence: []uint64{1, 2, 3, 4}, blockSize: 1, overlap: []int32{4}, version: c.changes}
 	var d Decision
