@@ -218,6 +218,34 @@ func TestRegistrySurvivesNATS(t *testing.T) {
 	})
 }
 
+// A record lives 45 seconds in the registry unless its worker renews it, and a
+// registry that no longer listens is not ready.
+func TestRecordsExpire(t *testing.T) {
+	s := startNATS(t, -1)
+	nc := connect(t, s)
+	r, err := fleet.NewRegistry(nc, fleet.RegistryConfig{Set: func(router.WorkerInfo) {}, Remove: func(uint64) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := running(t, r.Run)
+	eventually(t, r.Ready)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status, err := bucket.Status(t.Context()); err != nil || status.TTL() != 45*time.Second {
+		t.Errorf("records live %v, %v; want 45 s", status.TTL(), err)
+	}
+	stop()
+	if r.Ready() {
+		t.Error("a registry that has ended is ready")
+	}
+}
+
 func TestAnnouncerRefusesBadRecords(t *testing.T) {
 	if _, err := fleet.NewAnnouncer(nil, fleet.AnnouncerConfig{Record: fleet.Record{Name: "a"}}); err == nil || !strings.Contains(err.Error(), "models") {
 		t.Errorf("error %v, want one about models", err)
