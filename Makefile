@@ -24,6 +24,10 @@ demo: build envoy ## show it at work: the same load round robin and by cache, th
 bench-demo: build envoy ## play the demo three times and report its figures against targets
 	@$(BIN) demo --rounds 3 --report bench/out --commit "$$(git rev-parse --short HEAD)"
 
+.PHONY: bench-index
+bench-index: tools ## measure the index against its targets (ROUNDS=5)
+	@go run bench/index_main.go --rounds $(or $(ROUNDS),5) --commit "$$(git rev-parse --short HEAD)"
+
 .PHONY: test
 test: tools envoy ## run every check that CI runs
 	@test -n "$(RACE)" || echo "no C compiler: the tests run without the race detector"

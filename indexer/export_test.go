@@ -2,15 +2,132 @@
 
 package indexer
 
+import (
+	"fmt"
+	"math/bits"
+)
+
 // Nodes counts the nodes of the tree, without the root.
 func (x *Index) Nodes() int {
-	var count func(*node) int
-	count = func(n *node) int {
-		sum := 0
-		for _, c := range n.children {
-			sum += 1 + count(c)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	n := 0
+	for _, node := range x.nodes {
+		if node != nil {
+			n++
 		}
-		return sum
 	}
-	return count(&x.root)
+	return n
+}
+
+// Check returns the first broken invariant.
+func (x *Index) Check() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	pairs, live := 0, 0
+	columns := map[*column]int{}
+	nodes := make([]int, len(x.workers))
+	for id, n := range x.nodes {
+		if n == nil {
+			continue
+		}
+		if int(n.id) != id || len(n.local) == 0 || int(n.shift)+len(n.local) > maxRun {
+			return fmt.Errorf("node %d: id %d, %d blocks, shift %d", id, n.id, len(n.local), n.shift)
+		}
+		if x.childOf(n.parent, n.local[0]) != n {
+			return fmt.Errorf("node %d is not its parent's child", id)
+		}
+		if n.unheld() && n.kids.n == 0 {
+			return fmt.Errorf("node %d has neither holder nor child", id)
+		}
+		if n.tail != nil && (n.tail.parent != n || n.tail.shift != n.shift+uint8(len(n.local))) {
+			return fmt.Errorf("node %d: its tail does not follow", id)
+		}
+		if n.kids.n == 0 && n.union()>>(int(n.shift)+len(n.local)-1) == 0 {
+			return fmt.Errorf("leaf %d: nobody holds its end", id)
+		}
+		if n.main != nil {
+			columns[n.main]++
+			if dead := n.main.live & n.all() &^ n.mainLive(n.all()); dead != 0 {
+				return fmt.Errorf("node %d: nobody uses cells %b of the main column", id, dead)
+			}
+			if missing := n.mainLive(n.all()) &^ n.main.live; missing != 0 {
+				return fmt.Errorf("node %d: cells %b of the main column are used and not live", id, missing)
+			}
+		}
+		owned := map[int32]uint64{}
+		for i, o := range n.own {
+			columns[o.column]++
+			if i > 0 && n.own[i-1].worker > o.worker || o.column.worker != o.worker || o.column.live&n.all() == 0 {
+				return fmt.Errorf("node %d: own column %d of worker %d", id, i, o.worker)
+			}
+			owned[o.worker] |= o.column.live & n.all()
+		}
+		check := func(w int32, cells uint64) error {
+			pairs += bits.OnesCount64(cells)
+			nodes[w]++
+			if o, owns := owned[w]; owns && o != cells || cells == 0 || cells&^n.all() != 0 {
+				return fmt.Errorf("node %d: worker %d holds %b, its own columns %b", id, w, cells, o)
+			}
+			delete(owned, w)
+			return nil
+		}
+		for w := range n.full.all() {
+			if err := check(w, n.all()); err != nil {
+				return err
+			}
+		}
+		for i, p := range n.part {
+			if i > 0 && n.part[i-1].worker >= p.worker || p.cells == n.all() {
+				return fmt.Errorf("node %d: part %d", id, i)
+			}
+			if err := check(p.worker, p.cells); err != nil {
+				return err
+			}
+		}
+		if len(owned) > 0 {
+			return fmt.Errorf("node %d: own columns of %d workers that hold nothing", id, len(owned))
+		}
+	}
+	used := 0
+	for _, p := range x.columns.pages {
+		if p != nil {
+			used += int(p.used)
+		}
+	}
+	for c, refs := range columns {
+		if int(c.refs) != refs {
+			return fmt.Errorf("column %d: %d references, want %d", c.id, c.refs, refs)
+		}
+		for cells := c.live; cells != 0; cells &= cells - 1 {
+			live++
+			at := bits.TrailingZeros64(cells)
+			found := false
+			h := spread(c.external(at))
+			for s, p := x.table.find(h); s != nil; {
+				var id uint32
+				if id, p = s.next(h, p); id == 0 {
+					break
+				}
+				found = found || id == c.id
+			}
+			if !found {
+				return fmt.Errorf("column %d, cell %d is not in the table", c.id, at)
+			}
+		}
+	}
+	switch {
+	case used != len(columns):
+		return fmt.Errorf("%d columns are used, want %d", used, len(columns))
+	case live != x.table.n:
+		return fmt.Errorf("the table has %d entries, want %d", x.table.n, live)
+	case pairs != x.Blocks():
+		return fmt.Errorf("%d blocks, want %d", x.Blocks(), pairs)
+	}
+	for w, n := range nodes {
+		if x.workers[w].nodes != n {
+			return fmt.Errorf("worker %d is in %d nodes, want %d", w, x.workers[w].nodes, n)
+		}
+	}
+	return nil
 }

@@ -34,15 +34,16 @@
 package indexer
 
 import (
-	"slices"
+	"math/bits"
 	"sync"
+	"sync/atomic"
 )
 
 // Config sizes an [Index]. The zero value of each field means its default.
 type Config struct {
-	// MaxBlocks bounds the (block, worker) pairs remembered. At the bound new
-	// blocks are refused and counted in [Outcome.Refused]. Default 1<<24, about
-	// 3 GB.
+	// MaxBlocks bounds the (block, worker) pairs remembered. At the bound the
+	// ends of the chains that were matched or stored longest ago are forgotten.
+	// What a pair costs is in bench/README.md. Default 1<<24, 200 to 600 MB.
 	MaxBlocks int
 }
 
@@ -53,8 +54,10 @@ type Outcome struct {
 	Duplicate int // stored again where they already were: nothing to do
 	Conflict  int // stored under an external hash that already names another place: kept there
 	Orphan    int // dropped, since the worker never announced their parent
+	Parked    int // wait for their parent (see [Parked])
 	Unknown   int // removed without having been known
-	Refused   int // dropped at MaxBlocks
+	Evicted   int // (block, worker) pairs forgotten to make room at MaxBlocks, of any worker
+	Refused   int // dropped, since they alone exceed MaxBlocks
 	OtherTier int // dropped, since only blocks on the device are indexed
 	Invalid   int // dropped, since the event contradicts itself or has no known kind
 }
@@ -65,25 +68,59 @@ type Outcome struct {
 type Index struct {
 	maxBlocks int
 
-	mu sync.RWMutex
-	// mu guards the fields below.
+	// gate is between the matches and the changes of the tree.
+	gate gate
+
+	// mu is held by whoever changes anything, before gate. It guards the fields
+	// below; those of the tree change under gate, too.
+	mu      sync.Mutex
 	root    node
-	workers []map[uint64]*node // by worker: external hash -> block
-	blocks  int
+	firsts  [256]children // the root's, so that none becomes slow to enlarge
+	columns columns
+	table   table
+	workers []holdings
+	nodes   []*node  // by id
+	vacant  []uint32 // ids free again
+	leaves  leaves
+	dump    *dump // nil while there is none
+	dumps   uint32
+	blocks  atomic.Int64
+
+	dumping sync.Mutex // held during a dump, before mu
+
+	// What follows is the memory of one event.
+	known   []cell // of each block
+	hashes  []uint64
+	seen    []int32
+	pending []entry
 }
 
-// node is one block of a chain.
-type node struct {
-	local    uint64
-	parent   *node // nil once the node has left the tree
-	children map[uint64]*node
-	holders  []holder
+// holdings is what is known of a worker beside the tree.
+type holdings struct {
+	externals int
+	nodes     int      // in which it holds something
+	log       []uint32 // those nodes, and some in which it did
 }
 
-// holder is a worker that holds a node's block under count external hashes.
-type holder struct {
+// cell is where a known external hash stands; without a column it is not known.
+type cell struct {
+	column *column
+	cell   int32
 	worker int32
-	count  int32
+}
+
+// entry is a change of the table that is due when the tree is free again.
+type entry struct {
+	hash   uint64
+	column uint32
+	remove bool
+}
+
+// place is a block of the tree: that of node n with the given number. Number -1 is
+// what lies before the node's first block.
+type place struct {
+	n     *node
+	block int
 }
 
 // New returns an empty index.
@@ -100,112 +137,234 @@ func (x *Index) Apply(worker int, ev Event) Outcome {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	switch {
-	case worker < 0:
+	case worker < 0 || worker > maxWorker:
 		return Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}
 	case ev.Kind == Cleared:
-		return Outcome{Removed: x.clearLocked(worker)}
+		return Outcome{Removed: x.clearLocked(int32(worker))}
 	case ev.Tier != Device:
 		return Outcome{OtherTier: len(ev.Blocks) + len(ev.Externals)}
 	case ev.Kind == Stored:
-		return x.storeLocked(worker, ev)
+		return x.storeLocked(int32(worker), &ev)
 	case ev.Kind == Removed:
-		return x.removeLocked(worker, ev.Externals)
+		return x.removeLocked(int32(worker), ev.Externals)
 	}
 	return Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}
 }
 
-func (x *Index) storeLocked(worker int, ev Event) Outcome {
-	if contradictory(ev) {
+// maxWorker keeps a number that cannot be dense from taking all memory.
+const maxWorker = 1<<20 - 1
+
+func (x *Index) storeLocked(worker int32, ev *Event) (out Outcome) {
+	for len(x.workers) <= int(worker) {
+		x.workers = append(x.workers, holdings{})
+	}
+	x.hash(len(ev.Blocks), func(i int) uint64 { return ev.Blocks[i].External })
+	if x.contradictory(ev) {
 		return Outcome{Invalid: len(ev.Blocks)}
 	}
-	for len(x.workers) <= worker {
-		x.workers = append(x.workers, nil)
-	}
-	held := x.workers[worker]
-	at := &x.root
+	at := place{&x.root, -1}
 	if ev.HasParent {
-		if at = held[ev.Parent]; at == nil {
+		parent := x.find(worker, ev.Parent, spread(ev.Parent), cell{})
+		if parent.column == nil {
 			return Outcome{Orphan: len(ev.Blocks)}
 		}
+		at = parent.place()
 	}
-	if held == nil {
-		held = make(map[uint64]*node)
-		x.workers[worker] = held
+	unknown := x.findAll(worker, ev.Blocks)
+	if x.blocks.Load()+int64(unknown) > int64(x.maxBlocks) || x.columns.full(unknown) {
+		out.Evicted = x.makeRoom(unknown, at.n)
+		x.findAll(worker, ev.Blocks)
 	}
-	var out Outcome
-	for i, b := range ev.Blocks {
-		if known := held[b.External]; known != nil {
-			if known.parent == at && known.local == b.Local {
+
+	x.gate.lock()
+	for i := 0; i < len(ev.Blocks); {
+		if k := x.known[i]; k.column != nil {
+			p := k.place()
+			if p.before() == at && p.n.local[p.block] == ev.Blocks[i].Local {
 				out.Duplicate++
 			} else {
 				out.Conflict++
 			}
 			// What follows was computed behind this block, wherever it is.
-			at = known
+			at = p
+			i++
 			continue
 		}
-		if x.blocks >= x.maxBlocks {
-			out.Refused += len(ev.Blocks) - i
-			break
+		to := i + 1
+		for to < len(ev.Blocks) && x.known[to].column == nil {
+			to++
 		}
-		at = at.child(b.Local)
-		held[b.External] = at
-		if at.hold(int32(worker)) {
-			x.blocks++
+		// Blocks held under another external hash take no room.
+		for i < to {
+			room := x.maxBlocks - int(x.blocks.Load())
+			if room <= 0 || x.columns.full(to-i) {
+				out.Refused += len(ev.Blocks) - i
+				to = len(ev.Blocks)
+				i = to
+				break
+			}
+			n := min(room, to-i)
+			at = x.store(worker, at, ev.Blocks[i:i+n], x.hashes[i:i+n])
+			out.Stored += n
+			i += n
 		}
-		out.Stored++
 	}
+	at.n.used.Store(x.gate.clock.Add(1))
+	x.gate.unlock()
+	x.workers[worker].externals += out.Stored
+	x.settle()
+	x.tidyLog(worker)
 	return out
+}
+
+// hash fills x.hashes. The hashes are needed more than once, and made apart from
+// their use they do not wait for memory.
+func (x *Index) hash(n int, external func(int) uint64) {
+	x.hashes = x.hashes[:0]
+	for i := range n {
+		x.hashes = append(x.hashes, spread(external(i)))
+	}
+}
+
+// findAll fills x.known for the blocks of an event, and counts those not known.
+func (x *Index) findAll(worker int32, blocks []Block) (unknown int) {
+	x.table.touch(x.hashes)
+	x.known = x.known[:0]
+	var k cell
+	for i := range blocks {
+		k = x.find(worker, blocks[i].External, x.hashes[i], k)
+		x.known = append(x.known, k)
+		if k.column == nil {
+			unknown++
+		}
+	}
+	return unknown
+}
+
+// find returns where an external hash of a worker stands. Beside near is where it
+// looks first.
+func (x *Index) find(worker int32, external, hash uint64, near cell) cell {
+	if near.column != nil {
+		for _, at := range [...]int{int(near.cell) + 1, int(near.cell) - 1} {
+			if at < maxRun && near.column.holds(at, external) && near.column.of(worker, at) {
+				return cell{near.column, int32(at), worker}
+			}
+		}
+	}
+	s, p := x.table.find(hash)
+	if s == nil {
+		return cell{}
+	}
+	for {
+		id, behind := s.next(hash, p)
+		if id == 0 {
+			return cell{}
+		}
+		p = behind
+		c := x.columns.get(id)
+		if c.worker != mainColumn && c.worker != worker {
+			continue
+		}
+		for i, e := range c.ext {
+			if e != external {
+				continue
+			}
+			if at := i + int(c.base); c.live>>at&1 != 0 && c.of(worker, at) {
+				return cell{c, int32(at), worker}
+			}
+		}
+	}
+}
+
+// of reports whether a live cell of the column, of a worker's own or main, is the worker's.
+func (c *column) of(worker int32, at int) bool {
+	if c.worker != mainColumn {
+		return c.worker == worker
+	}
+	n := c.part(at)
+	if _, has := n.findOwn(worker); has {
+		return false
+	}
+	return n.cells(worker)>>at&1 != 0
+}
+
+// part returns the node in which a live cell lies.
+func (c *column) part(at int) *node {
+	n := c.node
+	for at >= int(n.shift)+len(n.local) {
+		n = n.tail
+	}
+	return n
+}
+
+func (k cell) place() place {
+	n := k.column.part(int(k.cell))
+	return place{n, int(k.cell) - int(n.shift)}
+}
+
+// before returns the block before p.
+func (p place) before() place {
+	if p.block > 0 {
+		return place{p.n, p.block - 1}
+	}
+	return place{p.n.parent, len(p.n.parent.local) - 1}
 }
 
 // contradictory reports whether a stored event names a block twice, or a block
 // as its own parent.
-func contradictory(ev Event) bool {
-	if len(ev.Blocks) <= 16 {
-		for i, b := range ev.Blocks {
-			if ev.HasParent && b.External == ev.Parent {
-				return true
-			}
-			for _, c := range ev.Blocks[:i] {
-				if b.External == c.External {
-					return true
-				}
-			}
+func (x *Index) contradictory(ev *Event) bool {
+	if len(ev.Blocks) == 1 {
+		return ev.HasParent && ev.Parent == ev.Blocks[0].External
+	}
+	size := 1 << bits.Len(uint(4*len(ev.Blocks)))
+	if len(x.seen) < size {
+		x.seen = make([]int32, size)
+	}
+	defer clear(x.seen[:size])
+	mask := uint64(size - 1)
+	twice := false
+	for i := range ev.Blocks {
+		b := ev.Blocks[i].External
+		twice = ev.HasParent && b == ev.Parent
+		p := x.hashes[i] & mask
+		for ; x.seen[p] != 0 && !twice; p = (p + 1) & mask {
+			twice = ev.Blocks[x.seen[p]-1].External == b
 		}
-		return false
-	}
-	seen := make(map[uint64]struct{}, len(ev.Blocks)+1)
-	if ev.HasParent {
-		seen[ev.Parent] = struct{}{}
-	}
-	for _, b := range ev.Blocks {
-		if _, twice := seen[b.External]; twice {
-			return true
+		if twice {
+			break
 		}
-		seen[b.External] = struct{}{}
+		x.seen[p] = int32(i + 1)
 	}
-	return false
+	return twice
 }
 
-func (x *Index) removeLocked(worker int, externals []uint64) Outcome {
-	var out Outcome
-	var held map[uint64]*node
-	if worker < len(x.workers) {
-		held = x.workers[worker]
+// removeLocked forgets a worker's external hashes.
+func (x *Index) removeLocked(worker int32, externals []uint64) (out Outcome) {
+	if int(worker) >= len(x.workers) {
+		return Outcome{Unknown: len(externals)}
 	}
-	for _, e := range externals {
-		n := held[e]
-		if n == nil {
+	x.hash(len(externals), func(i int) uint64 { return externals[i] })
+	x.table.touch(x.hashes)
+	x.known = x.known[:0]
+	var k cell
+	for i, e := range externals {
+		k = x.find(worker, e, x.hashes[i], k)
+		x.known = append(x.known, k)
+	}
+	x.gate.lock()
+	for i := range externals {
+		// The same hash may come twice.
+		if k := x.known[i]; k.column != nil && k.column.live>>k.cell&1 != 0 && k.column.of(worker, int(k.cell)) {
+			x.release(worker, k, x.hashes[i])
+			out.Removed++
+		} else {
 			out.Unknown++
-			continue
-		}
-		delete(held, e)
-		out.Removed++
-		if n.release(int32(worker)) {
-			x.blocks--
-			n.prune()
 		}
 	}
+	x.gate.unlock()
+	x.workers[worker].externals -= out.Removed
+	x.settle()
+	x.tidyLog(worker)
 	return out
 }
 
@@ -213,115 +372,47 @@ func (x *Index) removeLocked(worker int, externals []uint64) Outcome {
 func (x *Index) RemoveWorker(worker int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.clearLocked(worker)
+	if worker >= 0 && worker < len(x.workers) {
+		x.clearLocked(int32(worker))
+	}
 }
 
-func (x *Index) clearLocked(worker int) (removed int) {
-	if worker >= len(x.workers) {
+// clearLocked lets matches in between, so these may see some blocks gone already
+// and some not yet.
+func (x *Index) clearLocked(worker int32) (removed int) {
+	if int(worker) >= len(x.workers) {
 		return 0
 	}
-	held := x.workers[worker]
-	x.workers[worker] = nil
-	for _, n := range held {
-		if n.release(int32(worker)) {
-			x.blocks--
-			n.prune()
-		}
-	}
-	return len(held)
-}
-
-// Match counts, for each worker, how many leading blocks of the prompt with the
-// given local hashes it holds: dst[w] is the count of worker w, and dst must be
-// as long as the caller's largest worker number plus one. What dst held before
-// is lost. Match does not allocate.
-func (x *Index) Match(dst []int32, local []uint64) {
-	clear(dst)
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	n := &x.root
-	for depth, h := range local {
-		if n = n.children[h]; n == nil {
-			return
-		}
-		alive := false
-		for _, o := range n.holders {
-			// A worker counts as long as it held every block so far.
-			if int(o.worker) < len(dst) && int(dst[o.worker]) == depth {
-				dst[o.worker]++
-				alive = true
+	const atOnce = 16 // nodes; some 10 µs
+	h := &x.workers[worker]
+	log := h.log
+	h.log = nil
+	for len(log) > 0 {
+		part := log[:min(atOnce, len(log))]
+		log = log[len(part):]
+		x.gate.lock()
+		for _, id := range part {
+			if n := x.nodes[id]; n != nil {
+				x.leave(worker, n)
 			}
 		}
-		if !alive {
-			return
-		}
+		x.gate.unlock()
+		x.settle()
 	}
+	removed = h.externals
+	*h = holdings{}
+	return removed
 }
 
 // Blocks returns the number of (block, worker) pairs remembered.
-func (x *Index) Blocks() int {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return x.blocks
-}
+func (x *Index) Blocks() int { return int(x.blocks.Load()) }
 
 // WorkerBlocks returns the number of external hashes remembered of a worker.
 func (x *Index) WorkerBlocks(worker int) int {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	if worker < 0 || worker >= len(x.workers) {
 		return 0
 	}
-	return len(x.workers[worker])
-}
-
-func (n *node) child(local uint64) *node {
-	if c := n.children[local]; c != nil {
-		return c
-	}
-	c := &node{local: local, parent: n}
-	if n.children == nil {
-		n.children = make(map[uint64]*node, 1)
-	}
-	n.children[local] = c
-	return c
-}
-
-// hold counts one more external hash of a worker and reports whether it is the
-// worker's first.
-func (n *node) hold(worker int32) bool {
-	if i := n.holder(worker); i >= 0 {
-		n.holders[i].count++
-		return false
-	}
-	n.holders = append(n.holders, holder{worker: worker, count: 1})
-	return true
-}
-
-// release takes back one external hash of a worker and reports whether none is left.
-func (n *node) release(worker int32) bool {
-	i := n.holder(worker)
-	n.holders[i].count--
-	if n.holders[i].count > 0 {
-		return false
-	}
-	last := len(n.holders) - 1
-	n.holders[i] = n.holders[last]
-	n.holders = n.holders[:last]
-	return true
-}
-
-func (n *node) holder(worker int32) int {
-	return slices.IndexFunc(n.holders, func(h holder) bool { return h.worker == worker })
-}
-
-// prune removes n, and then each of its ancestors, while neither a worker nor a
-// child keeps it.
-func (n *node) prune() {
-	for n.parent != nil && len(n.holders) == 0 && len(n.children) == 0 {
-		parent := n.parent
-		delete(parent.children, n.local)
-		n.parent = nil
-		n = parent
-	}
+	return x.workers[worker].externals
 }

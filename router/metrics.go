@@ -103,6 +103,8 @@ func (m *metrics) applied(out indexer.Outcome) {
 		{"duplicate", out.Duplicate},
 		{"conflict", out.Conflict},
 		{"orphan", out.Orphan},
+		{"parked", out.Parked},
+		{"evicted", out.Evicted},
 		{"unknown", out.Unknown},
 		{"refused", out.Refused},
 		{"other_tier", out.OtherTier},

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"regexp"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+const (
+	indexBatch    = 32      // blocks in a stored event
+	indexSequence = 512     // blocks in a prompt
+	indexPairs    = 1 << 20 // (block, worker) pairs of the shapes that fill an index
+)
+
+// IndexBench measures the index at the shapes of its targets, one after the other.
+type IndexBench struct {
+	Rounds int            // of each shape; the median counts
+	Only   *regexp.Regexp // of their names; nil means all
+	Log    io.Writer      // told what is being measured
+}
+
+// indexShape is something to measure.
+type indexShape struct {
+	what, unit string
+	target     limit
+	measure    func() float64
+}
+
+func indexShapes() []indexShape {
+	var out []indexShape
+	for _, c := range []struct {
+		workers int
+		target  float64
+	}{{4, .7}, {64, 1.8}, {512, 9.9}} {
+		for _, agree := range []bool{true, false} {
+			name := fmt.Sprintf("match 512 blocks, %d workers, engine hashes %s, p50", c.workers, agreeing(agree))
+			out = append(out, indexShape{name, "µs", atMost(c.target), func() float64 { return matchTime(fullPath(c.workers, agree)) }})
+		}
+	}
+	return append(
+		out,
+		indexShape{"match 512 blocks, allocations", "", atMost(0), matchAllocs},
+		indexShape{"match 512 blocks, 64 workers, path of 16 nodes, p50", "µs", atMost(2.5), func() float64 { return matchTime(branchedPath(16)) }},
+		indexShape{"match 512 blocks, 64 workers, path of 512 nodes, p50", "µs", atMost(10), func() float64 { return matchTime(branchedPath(512)) }},
+		indexShape{"match 512 blocks, 64 workers, under full event load, p99", "µs", atMost(10), matchUnderLoad},
+		indexShape{"match 32 blocks of 10,000 prompts, 4 workers, two threads", "M/s", atLeast(2), matchRandom},
+		indexShape{"events of 32 blocks, unique", "M blocks/s", atLeast(7), func() float64 { return applyRate(unique()) }},
+		indexShape{"events of 32 blocks, shared by 64, engine hashes agree", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(true)) }},
+		indexShape{"events of 32 blocks, shared by 64, engine hashes differ", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(false)) }},
+		indexShape{"removals, 1 per event, tails first", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, false) }},
+		indexShape{"removals, 1 per event, tails first, shared by 64", "M blocks/s", atLeast(3), func() float64 { return removeRate(shared(false), 1, false) }},
+		indexShape{"removals, 1 per event, at random", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, true) }},
+		indexShape{"removals, 32 per event, tails first", "M blocks/s", atLeast(11), func() float64 { return removeRate(unique(), 32, false) }},
+		indexShape{"bytes per (block, worker), unshared", "B", atMost(48), func() float64 { return pairBytes(unique()) }},
+		indexShape{"bytes per (block, worker), shared by 64, hashes agree", "B", atMost(6), func() float64 { return pairBytes(shared(true)) }},
+		indexShape{"bytes per (block, worker), shared by 64, hashes differ", "B", atMost(20), func() float64 { return pairBytes(shared(false)) }},
+		indexShape{"heap returned after removing everything", "%", atLeast(90), heapReturned},
+	)
+}
+
+// Figures measures the shapes.
+func (b *IndexBench) Figures() (out []Figure) {
+	for _, s := range indexShapes() {
+		if b.Only != nil && !b.Only.MatchString(s.what) {
+			continue
+		}
+		v := make([]float64, b.Rounds)
+		for i := range v {
+			runtime.GC()
+			v[i] = s.measure()
+		}
+		slices.Sort(v)
+		f := Figure{What: s.what, Target: s.target.text, Unit: s.unit, Median: v[len(v)/2], Min: v[0], Max: v[len(v)-1]}
+		f.Met = s.target.met != nil && s.target.met(f.Median)
+		fmt.Fprintf(b.Log, "%s: %.4g %s (%s)\n", f.What, f.Median, f.Unit, f.Target)
+		out = append(out, f)
+	}
+	return out
+}
+
+func agreeing(agree bool) string {
+	if agree {
+		return "agree"
+	}
+	return "differ"
+}
+
+// limit is a target: a bound with its direction.
+type limit struct {
+	text string
+	met  func(float64) bool
+}
+
+func atMost(v float64) limit {
+	return limit{fmt.Sprintf("≤ %g", v), func(got float64) bool { return got <= v }}
+}
+
+func atLeast(v float64) limit {
+	return limit{fmt.Sprintf("≥ %g", v), func(got float64) bool { return got >= v }}
+}
+
+// indexEvent is an event with its worker.
+type indexEvent struct {
+	worker int
+	event  indexer.Event
+}
+
+// mix makes hashes of small numbers.
+func mix(v uint64) uint64 { return indexer.NextSequenceHash(v, 0x6b76) }
+
+// stored appends the events that store the sequence with the given number for a
+// worker. Seed makes its external hashes.
+func stored(dst []indexEvent, worker int, seed uint64, local []uint64) []indexEvent {
+	external := func(i int) uint64 { return mix(seed ^ local[i]) }
+	for i := 0; i < len(local); i += indexBatch {
+		ev := indexer.Event{Kind: indexer.Stored, HasParent: i > 0}
+		if i > 0 {
+			ev.Parent = external(i - 1)
+		}
+		for j := i; j < min(i+indexBatch, len(local)); j++ {
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: external(j), Local: local[j]})
+		}
+		dst = append(dst, indexEvent{worker, ev})
+	}
+	return dst
+}
+
+// sequence returns the local hashes of the sequence with a number.
+func sequence(number, blocks int) []uint64 {
+	local := make([]uint64, blocks)
+	for i := range local {
+		local[i] = mix(uint64(number)<<20 | uint64(i))
+	}
+	return local
+}
+
+// engineSeed is the seed of a worker's external hashes.
+func engineSeed(worker int, agree bool) uint64 {
+	if agree {
+		return 1 << 60
+	}
+	return uint64(worker+1) << 48
+}
+
+// unique is 64 workers that share nothing.
+func unique() (evs []indexEvent) {
+	for n := range indexPairs / indexSequence {
+		evs = stored(evs, n%64, engineSeed(n%64, false), sequence(n, indexSequence))
+	}
+	return evs
+}
+
+// shared is 64 workers that hold the same.
+func shared(agree bool) (evs []indexEvent) {
+	for n := range indexPairs / indexSequence / 64 {
+		local := sequence(n, indexSequence)
+		for w := range 64 {
+			evs = stored(evs, w, engineSeed(w, agree), local)
+		}
+	}
+	return evs
+}
+
+func applyAll(x *indexer.Index, evs []indexEvent) {
+	for i := range evs {
+		x.Apply(evs[i].worker, evs[i].event)
+	}
+}
+
+func blocksOf(evs []indexEvent) (n int) {
+	for i := range evs {
+		n += len(evs[i].event.Blocks) + len(evs[i].event.Externals)
+	}
+	return n
+}
+
+// rate applies events and returns millions of blocks a second.
+func rate(x *indexer.Index, evs []indexEvent) float64 {
+	start := time.Now()
+	applyAll(x, evs)
+	return float64(blocksOf(evs)) / time.Since(start).Seconds() / 1e6
+}
+
+func applyRate(evs []indexEvent) float64 {
+	return rate(indexer.New(indexer.Config{}), evs)
+}
+
+// removals returns events that remove what evs stored, batch blocks each, the
+// tails of sequences first.
+func removals(evs []indexEvent, batch int, random bool) (out []indexEvent) {
+	for _, e := range slices.Backward(evs) {
+		var all []uint64
+		for _, b := range slices.Backward(e.event.Blocks) {
+			all = append(all, b.External)
+		}
+		for part := range slices.Chunk(all, batch) {
+			out = append(out, indexEvent{e.worker, indexer.Event{Kind: indexer.Removed, Externals: part}})
+		}
+	}
+	if random {
+		rng := rand.New(rand.NewPCG(1, 2))
+		rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	}
+	return out
+}
+
+func removeRate(evs []indexEvent, batch int, random bool) float64 {
+	x := indexer.New(indexer.Config{})
+	applyAll(x, evs)
+	gone := removals(evs, batch, random)
+	runtime.GC()
+	r := rate(x, gone)
+	if x.Blocks() != 0 {
+		panic("bench: blocks left after all were removed")
+	}
+	return r
+}
+
+// prompt is an index with a prompt to look for in it.
+type prompt struct {
+	x       *indexer.Index
+	workers int
+	local   []uint64
+}
+
+// fullPath is a number of workers that hold all of a prompt.
+func fullPath(workers int, agree bool) prompt {
+	p := prompt{indexer.New(indexer.Config{}), workers, sequence(0, indexSequence)}
+	for w := range workers {
+		applyAll(p.x, stored(nil, w, engineSeed(w, agree), p.local))
+	}
+	return p
+}
+
+// branchedPath is a prompt whose path branches so often that it has the given
+// number of nodes, and that 64 workers leave at different depths.
+func branchedPath(nodes int) prompt {
+	p := prompt{indexer.New(indexer.Config{}), 64, sequence(0, indexSequence)}
+	stride := indexSequence / nodes
+	for w := range 64 {
+		depth := (w + 1) * indexSequence / 64
+		depth = max(depth/stride*stride, stride)
+		applyAll(p.x, stored(nil, w, engineSeed(w, false), p.local[:depth]))
+		for at := stride; at < depth; at += stride {
+			if at/stride%64 == w || w == 63 {
+				branch := indexer.Event{
+					Kind: indexer.Stored, HasParent: true, Parent: mix(engineSeed(w, false) ^ p.local[at-1]),
+					Blocks: []indexer.Block{{External: mix(uint64(w)<<32 | uint64(at)), Local: uint64(at)}},
+				}
+				p.x.Apply(w, branch)
+			}
+		}
+	}
+	return p
+}
+
+// matchTime returns the median time of a match, in microseconds; eight are timed
+// together, since reading the clock takes a tenth of the shortest one.
+func matchTime(p prompt) float64 {
+	dst, last := make([]int32, p.workers), make([]uint64, p.workers)
+	times := make([]time.Duration, 2000)
+	for i := range times {
+		start := time.Now()
+		for range 8 {
+			match(p.x, dst, last, p.local)
+		}
+		times[i] = time.Since(start)
+	}
+	if dst[p.workers-1] != int32(len(p.local)) {
+		panic(fmt.Sprintf("bench: overlap is %d, want %d", dst[p.workers-1], len(p.local)))
+	}
+	return percentile(times, 50) / 8
+}
+
+// percentile returns a percentile of times in microseconds.
+func percentile(times []time.Duration, p int) float64 {
+	slices.SortFunc(times, cmp.Compare)
+	return float64(times[len(times)*p/100].Nanoseconds()) / 1e3
+}
+
+func matchAllocs() float64 {
+	p := fullPath(64, false)
+	dst, last := make([]int32, p.workers), make([]uint64, p.workers)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 1000 {
+		match(p.x, dst, last, p.local)
+	}
+	runtime.ReadMemStats(&after)
+	return float64((after.Mallocs - before.Mallocs) / 1000)
+}
+
+// matchUnderLoad returns the time below which 99 of 100 matches stay while
+// another thread stores and removes blocks as fast as it can.
+func matchUnderLoad() float64 {
+	p := fullPath(64, false)
+	evs := unique()[:indexPairs/indexBatch/4]
+	gone := removals(evs, indexBatch, false)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			for _, list := range [][]indexEvent{evs, gone} {
+				for i := range list {
+					select {
+					case <-stop:
+						return
+					default:
+						p.x.Apply(list[i].worker, list[i].event)
+					}
+				}
+			}
+		}
+	})
+	dst, last := make([]int32, p.workers), make([]uint64, p.workers)
+	times := make([]time.Duration, 100_000)
+	for i := range times {
+		start := time.Now()
+		match(p.x, dst, last, p.local)
+		times[i] = time.Since(start)
+	}
+	close(stop)
+	wg.Wait()
+	return percentile(times, 99)
+}
+
+// matchRandom returns millions of matches a second of two threads.
+func matchRandom() float64 {
+	const prompts, each = 10_000, 500_000
+	x := indexer.New(indexer.Config{})
+	local := make([][]uint64, prompts)
+	for n := range local {
+		local[n] = sequence(n, 32)
+		for w := range 4 {
+			applyAll(x, stored(nil, w, engineSeed(w, false), local[n]))
+		}
+	}
+	runtime.GC()
+	start := time.Now()
+	var wg sync.WaitGroup
+	for t := range 2 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(t), 3))
+			dst, last := make([]int32, 4), make([]uint64, 4)
+			for range each {
+				match(x, dst, last, local[rng.IntN(prompts)])
+			}
+		})
+	}
+	wg.Wait()
+	return 2 * each / time.Since(start).Seconds() / 1e6
+}
+
+func heap() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
+
+func pairBytes(evs []indexEvent) float64 {
+	before := heap()
+	x := indexer.New(indexer.Config{})
+	applyAll(x, evs)
+	bytes := heap() - before
+	n := x.Blocks()
+	runtime.KeepAlive(evs)
+	return bytes / float64(n)
+}
+
+func heapReturned() float64 {
+	evs := unique()
+	gone := removals(evs, 1, true)
+	before := heap()
+	x := indexer.New(indexer.Config{})
+	applyAll(x, evs)
+	full := heap()
+	applyAll(x, gone)
+	empty := heap()
+	runtime.KeepAlive(evs)
+	runtime.KeepAlive(gone)
+	runtime.KeepAlive(x)
+	return 100 * (full - empty) / (full - before)
+}
+
+func match(x *indexer.Index, dst []int32, last, local []uint64) { x.MatchLast(dst, last, local) }

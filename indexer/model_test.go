@@ -1,0 +1,546 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer_test
+
+import (
+	"flag"
+	"fmt"
+	"iter"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+var modelBlocks = flag.Int("model-blocks", 2_000_000, "random block operations of the model test")
+
+// model is what the index must equal: each worker's blocks by external hash, each
+// with the chain of local hashes that leads to it.
+type model struct {
+	workers []modelWorker
+	chains  map[[2]uint64]uint64 // chain before and local hash -> chain; 0 is the empty one
+	before  [][2]uint64          // by chain
+}
+
+type modelWorker struct {
+	held   map[uint64]uint64 // external hash -> chain
+	chains map[uint64]int    // how many external hashes a chain has
+	seen   []uint64          // external hashes of late, to choose from
+}
+
+func newModel(workers int) *model {
+	m := &model{chains: map[[2]uint64]uint64{}, before: [][2]uint64{{}}}
+	for range workers {
+		m.workers = append(m.workers, modelWorker{held: map[uint64]uint64{}, chains: map[uint64]int{}})
+	}
+	return m
+}
+
+func (m *model) chain(before, local uint64) uint64 {
+	c, ok := m.chains[[2]uint64{before, local}]
+	if !ok {
+		c = uint64(len(m.before))
+		m.chains[[2]uint64{before, local}] = c
+		m.before = append(m.before, [2]uint64{before, local})
+	}
+	return c
+}
+
+// locals returns the local hashes of a chain.
+func (m *model) locals(chain uint64) (local []uint64) {
+	for ; chain != 0; chain = m.before[chain][0] {
+		local = append(local, m.before[chain][1])
+	}
+	slices.Reverse(local)
+	return local
+}
+
+func (w *modelWorker) remove(external uint64) {
+	if c, ok := w.held[external]; ok {
+		delete(w.held, external)
+		if w.chains[c]--; w.chains[c] == 0 {
+			delete(w.chains, c)
+		}
+	}
+}
+
+func (m *model) apply(worker int, ev indexer.Event) (out indexer.Outcome) {
+	w := &m.workers[worker]
+	switch ev.Kind {
+	case indexer.Cleared:
+		out.Removed = len(w.held)
+		clear(w.held)
+		clear(w.chains)
+	case indexer.Removed:
+		before := len(w.held)
+		for _, e := range ev.Externals {
+			w.remove(e)
+		}
+		out.Removed = before - len(w.held)
+		out.Unknown = len(ev.Externals) - out.Removed
+	case indexer.Stored:
+		seen := map[uint64]bool{ev.Parent: ev.HasParent}
+		for _, b := range ev.Blocks {
+			if seen[b.External] {
+				out.Invalid = len(ev.Blocks)
+				return out
+			}
+			seen[b.External] = true
+		}
+		chain := uint64(0)
+		if ev.HasParent {
+			var ok bool
+			if chain, ok = w.held[ev.Parent]; !ok {
+				out.Orphan = len(ev.Blocks)
+				return out
+			}
+		}
+		for _, b := range ev.Blocks {
+			next := m.chain(chain, b.Local)
+			if known, ok := w.held[b.External]; ok {
+				if known == next {
+					out.Duplicate++
+				} else {
+					out.Conflict++
+				}
+				chain = known
+				continue
+			}
+			chain = next
+			w.held[b.External] = chain
+			w.seen = append(w.seen, b.External)
+			w.chains[chain]++
+			out.Stored++
+		}
+	}
+	return out
+}
+
+// some returns an external hash that the worker has, if one is soon found.
+func (w *modelWorker) some(rng *rand.Rand) (external uint64) {
+	for range 4 {
+		if len(w.seen) == 0 {
+			break
+		}
+		i := rng.IntN(len(w.seen))
+		external = w.seen[i]
+		if _, ok := w.held[external]; ok {
+			return external
+		}
+		w.seen[i] = w.seen[len(w.seen)-1]
+		w.seen = w.seen[:len(w.seen)-1]
+	}
+	return external
+}
+
+// match returns the overlaps with a prompt, and the chain of each one's last block.
+func (m *model) match(local []uint64) (counts []int32, last []uint64) {
+	counts, last = make([]int32, len(m.workers)), make([]uint64, len(m.workers))
+	for i := range m.workers {
+		chain := uint64(0)
+		for _, l := range local {
+			next, ok := m.chains[[2]uint64{chain, l}]
+			if !ok || m.workers[i].chains[next] == 0 {
+				break
+			}
+			chain = next
+			counts[i]++
+		}
+		last[i] = chain
+	}
+	return counts, last
+}
+
+// pairs counts (block, worker) pairs: several external hashes of one block are one.
+func (m *model) pairs() (n int) {
+	for i := range m.workers {
+		n += len(m.workers[i].chains)
+	}
+	return n
+}
+
+// shape is a way to choose random events.
+type shape struct {
+	workers   int
+	locals    uint64 // different local hashes
+	externals uint64 // different external hashes, or 0: made from the chain, engines agree
+	batch     int    // most blocks of an event
+	stores    int    // of 100 events
+}
+
+func shapes() []shape {
+	return []shape{
+		{workers: 4, locals: 3, externals: 12, batch: 4, stores: 60},
+		{workers: 3, locals: 2, externals: 300, batch: 90, stores: 50},
+		{workers: 6, locals: 2, batch: 40, stores: 50},
+		{workers: 70, locals: 2, batch: 70, stores: 55},
+		{workers: 5, locals: 1, batch: 9, stores: 45},
+		{workers: 130, locals: 3, externals: 40, batch: 8, stores: 70},
+	}
+}
+
+// event makes a random event of a worker that m knows.
+func (s *shape) event(rng *rand.Rand, m *model, worker int) indexer.Event {
+	w := &m.workers[worker]
+	some := func() uint64 { // one that is known, mostly
+		if s.externals > 0 {
+			return rng.Uint64N(s.externals)
+		}
+		return w.some(rng)
+	}
+	switch n := rng.IntN(100); {
+	case n < s.stores:
+		ev := indexer.Event{Kind: indexer.Stored, HasParent: rng.IntN(3) > 0, Parent: some()}
+		chain := uint64(0)
+		if ev.HasParent {
+			chain = w.held[ev.Parent]
+		}
+		dialect := uint64(0) // of the engine's hashes
+		if rng.IntN(8) == 0 {
+			dialect = uint64(worker) + 1
+		}
+		for range 1 + rng.IntN(s.batch) {
+			b := indexer.Block{External: some(), Local: rng.Uint64N(s.locals)}
+			chain = m.chain(chain, b.Local)
+			if s.externals == 0 {
+				b.External = indexer.NextSequenceHash(chain, dialect)
+			}
+			ev.Blocks = append(ev.Blocks, b)
+		}
+		return ev
+	case n < 99 || rng.IntN(4) > 0:
+		ev := indexer.Event{Kind: indexer.Removed}
+		for range 1 + rng.IntN(s.batch) {
+			ev.Externals = append(ev.Externals, some())
+		}
+		return ev
+	default:
+		return indexer.Event{Kind: indexer.Cleared}
+	}
+}
+
+// prompt returns a prompt that is like what somebody holds.
+func (s *shape) prompt(rng *rand.Rand, m *model) []uint64 {
+	w := &m.workers[rng.IntN(s.workers)]
+	local := m.locals(w.held[w.some(rng)])
+	for range rng.IntN(4) {
+		local = append(local, rng.Uint64N(s.locals))
+	}
+	if len(local) > 0 && rng.IntN(2) == 0 {
+		local[rng.IntN(len(local))] = rng.Uint64N(s.locals)
+	}
+	return local
+}
+
+// equal compares what the index and the model say of a prompt.
+func equal(x *indexer.Index, m *model, prompt []uint64) error {
+	counts, last := make([]int32, len(m.workers)), make([]uint64, len(m.workers))
+	x.MatchLast(counts, last, prompt)
+	want, chains := m.match(prompt)
+	if !slices.Equal(counts, want) {
+		return fmt.Errorf("match of %d is %d, want %d", prompt, counts, want)
+	}
+	for w, e := range last {
+		if want[w] == 0 && e != 0 || want[w] > 0 && m.workers[w].held[e] != chains[w] {
+			return fmt.Errorf("match of %d: the last external hash of worker %d is %d, which is not that of block %d", prompt, w, e, want[w])
+		}
+	}
+	return nil
+}
+
+func TestIndexEqualsSlowModel(t *testing.T) {
+	for i, s := range shapes() {
+		t.Run(fmt.Sprintf("%+v", s), func(t *testing.T) {
+			t.Parallel()
+			rng := rand.New(rand.NewPCG(uint64(i), 1))
+			x, m := indexer.New(indexer.Config{}), newModel(s.workers)
+			budget := *modelBlocks / raceSlows / len(shapes())
+			for step := 0; budget > 0; step++ {
+				w := rng.IntN(s.workers)
+				ev := s.event(rng, m, w)
+				budget -= len(ev.Blocks) + len(ev.Externals)
+				if got, want := x.Apply(w, ev), m.apply(w, ev); got != want {
+					t.Fatalf("step %d: outcome %+v, want %+v, of %+v of worker %d", step, got, want, ev, w)
+				}
+				if err := equal(x, m, s.prompt(rng, m)); err != nil {
+					t.Fatalf("step %d: after %+v of worker %d: %v", step, ev, w, err)
+				}
+				if got, want := x.Blocks(), m.pairs(); got != want {
+					t.Fatalf("step %d: %d blocks, want %d", step, got, want)
+				}
+				if got, want := x.WorkerBlocks(w), len(m.workers[w].held); got != want {
+					t.Fatalf("step %d: %d external hashes of worker %d, want %d", step, got, w, want)
+				}
+				if step%500 == 0 {
+					if err := x.Check(); err != nil {
+						t.Fatalf("step %d: %v", step, err)
+					}
+					sameAfterDump(t, x, m, &s, rng)
+				}
+				if len(m.before) > 1<<16 { // the model only grows: begin anew
+					emptied(t, x, s.workers)
+					x, m = indexer.New(indexer.Config{}), newModel(s.workers)
+				}
+			}
+			emptied(t, x, s.workers)
+		})
+	}
+}
+
+func emptied(t *testing.T, x *indexer.Index, workers int) {
+	t.Helper()
+	for w := range workers {
+		x.RemoveWorker(w)
+	}
+	if n, nodes := x.Blocks(), x.Nodes(); n != 0 || nodes != 0 {
+		t.Fatalf("%d blocks and %d nodes left after all workers were removed", n, nodes)
+	}
+	if err := x.Check(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sameAfterDump compares the model with what is restored from a dump, while events
+// go on during the dump; these reach the model only afterwards.
+func sameAfterDump(t *testing.T, x *indexer.Index, m *model, s *shape, rng *rand.Rand) {
+	t.Helper()
+	type applied struct {
+		worker int
+		ev     indexer.Event
+	}
+	var meanwhile []applied
+	y, out, err := indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
+		for r := range x.Dump() {
+			for range rng.IntN(3) {
+				w := rng.IntN(s.workers)
+				ev := s.event(rng, m, w)
+				x.Apply(w, ev)
+				meanwhile = append(meanwhile, applied{w, ev})
+			}
+			if !yield(r, nil) {
+				return
+			}
+		}
+	})
+	if err != nil || out.Conflict > 0 || out.Refused > 0 {
+		t.Fatalf("restore: %+v, %v", out, err)
+	}
+	if err := y.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if y.Blocks() != m.pairs() {
+		t.Fatalf("%d blocks restored, want %d", y.Blocks(), m.pairs())
+	}
+	for w, got := range held(y, s.workers) {
+		if want := slices.Sorted(maps.Keys(m.workers[w].held)); !slices.Equal(got, want) {
+			t.Fatalf("worker %d: external hashes %d restored, want %d", w, got, want)
+		}
+	}
+	for range 20 {
+		if err := equal(y, m, s.prompt(rng, m)); err != nil {
+			t.Fatalf("restored: %v", err)
+		}
+	}
+	for _, a := range meanwhile {
+		m.apply(a.worker, a.ev)
+	}
+}
+
+// held returns the workers' external hashes, as a dump has them.
+func held(x *indexer.Index, workers int) [][]uint64 {
+	externals := make([][]uint64, workers)
+	for r := range x.Dump() {
+		for _, h := range r.Holders {
+			externals[h.Worker] = append(externals[h.Worker], h.Externals...)
+		}
+	}
+	for _, e := range externals {
+		slices.Sort(e)
+	}
+	return externals
+}
+
+// Workers on goroutines of their own end with what each would have alone, however
+// many matches and dumps there are meanwhile.
+func TestIndexIsSafeForConcurrentUse(t *testing.T) {
+	s := shape{workers: 6, locals: 2, batch: 40, stores: 52}
+	x := indexer.New(indexer.Config{})
+	models := make([]*model, s.workers)
+	var writers, readers sync.WaitGroup
+	var done atomic.Bool
+	for w := range s.workers {
+		models[w] = newModel(s.workers)
+		writers.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(w), 2))
+			for range 8000 / raceSlows {
+				ev := s.event(rng, models[w], w)
+				if got, want := x.Apply(w, ev), models[w].apply(w, ev); got != want {
+					t.Errorf("worker %d: outcome %+v, want %+v", w, got, want)
+				}
+			}
+		})
+	}
+	for r := range uint64(2) {
+		readers.Go(func() {
+			rng := rand.New(rand.NewPCG(r, 3))
+			counts, last := make([]int32, s.workers), make([]uint64, s.workers)
+			for n := 0; !done.Load(); n++ {
+				prompt := make([]uint64, rng.IntN(60))
+				for i := range prompt {
+					prompt[i] = rng.Uint64N(s.locals)
+				}
+				x.MatchLast(counts, last, prompt)
+				for w, c := range counts {
+					if int(c) > len(prompt) || (c == 0) != (last[w] == 0) {
+						t.Errorf("worker %d: overlap %d of %d, last hash %d", w, c, len(prompt), last[w])
+					}
+				}
+				if n%1000 == 0 {
+					for range x.Dump() {
+					}
+					x.Bytes()
+				}
+			}
+		})
+	}
+	writers.Wait()
+	done.Store(true)
+	readers.Wait()
+	if err := x.Check(); err != nil {
+		t.Error(err)
+	}
+	rng := rand.New(rand.NewPCG(4, 4))
+	for range 500 {
+		w := rng.IntN(s.workers)
+		prompt := s.prompt(rng, models[w])
+		got := make([]int32, s.workers)
+		x.Match(got, prompt)
+		for w := range s.workers {
+			if want, _ := models[w].match(prompt); got[w] != want[w] {
+				t.Errorf("worker %d, prompt %d: overlap %d, want %d", w, prompt, got[w], want[w])
+			}
+		}
+	}
+}
+
+// At the bound, what is forgotten is counted, and is always the end of a chain.
+func TestBoundForgetsTailsOnly(t *testing.T) {
+	s := shape{workers: 5, locals: 2, batch: 40, stores: 80}
+	rng := rand.New(rand.NewPCG(1, 5))
+	const bound = 400
+	x, m := indexer.New(indexer.Config{MaxBlocks: bound}), newModel(s.workers)
+	evicted := 0
+	for step := range 20_000 / raceSlows {
+		w := rng.IntN(s.workers)
+		ev := s.event(rng, m, w)
+		out := x.Apply(w, ev)
+		if out.Refused > 0 {
+			t.Fatalf("step %d: %+v: refused, although an event is smaller than the bound", step, out)
+		}
+		before := m.pairs()
+		var have [][]uint64
+		if out.Evicted > 0 { // before the event was stored
+			have = held(x, s.workers)
+		}
+		for w := range have {
+			for e := range m.workers[w].held {
+				if _, ok := slices.BinarySearch(have[w], e); !ok {
+					m.workers[w].remove(e)
+				}
+			}
+		}
+		evicted += out.Evicted
+		if lost := before - m.pairs(); lost != out.Evicted {
+			t.Fatalf("step %d: %+v, but %d blocks are gone", step, out, lost)
+		}
+		m.apply(w, ev)
+		if x.Blocks() > bound || x.Blocks() != m.pairs() {
+			t.Fatalf("step %d: %d blocks, want %d and at most %d", step, x.Blocks(), m.pairs(), bound)
+		}
+		if have == nil {
+			continue
+		}
+		for w, got := range held(x, s.workers) {
+			if want := slices.Sorted(maps.Keys(m.workers[w].held)); !slices.Equal(got, want) || x.WorkerBlocks(w) != len(want) {
+				t.Fatalf("step %d: worker %d has external hashes %d, %d in all, want %d", step, w, got, x.WorkerBlocks(w), want)
+			}
+		}
+		if err := x.Check(); err != nil {
+			t.Fatalf("step %d: %v", step, err)
+		}
+		if err := equal(x, m, s.prompt(rng, m)); err != nil {
+			t.Fatalf("step %d: %v", step, err)
+		}
+	}
+	if evicted < 1000/raceSlows {
+		t.Errorf("%d blocks evicted: the bound was hardly reached", evicted)
+	}
+}
+
+func TestLeastRecentlyMatchedGoesFirst(t *testing.T) {
+	x := indexer.New(indexer.Config{MaxBlocks: 9})
+	store := func(chain uint64) indexer.Outcome {
+		return x.Apply(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{
+			{External: chain, Local: chain}, {External: chain + 1, Local: 1}, {External: chain + 2, Local: 2},
+		}})
+	}
+	overlap := func(chain uint64) int32 {
+		dst := make([]int32, 1)
+		x.Match(dst, []uint64{chain, 1, 2})
+		return dst[0]
+	}
+	for _, chain := range []uint64{10, 20, 30} {
+		store(chain)
+	}
+	overlap(10)
+	if out := store(40); out.Evicted != 3 || out.Stored != 3 {
+		t.Fatalf("outcome %+v, want 3 evicted and stored", out)
+	}
+	if got := []int32{overlap(30), overlap(20), overlap(40), overlap(10)}; !slices.Equal(got, []int32{3, 0, 3, 3}) {
+		t.Fatalf("overlaps %d, want all but that of chain 20", got)
+	}
+	// 30 was matched first: it loses its tail.
+	x.Apply(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 50, Local: 50}}})
+	if got := []int32{overlap(30), overlap(40), overlap(10), overlap(50)}; !slices.Equal(got, []int32{2, 3, 3, 3 - 2}) {
+		t.Fatalf("overlaps %d, want chain 30 to have lost its end", got)
+	}
+}
+
+func TestRestoreRefusesWhatIsNoDump(t *testing.T) {
+	one := indexer.Run{ID: 1, Local: []uint64{1, 2}, Holders: []indexer.Holder{{Worker: 0, Externals: []uint64{7, 8}}}}
+	for what, runs := range map[string][]indexer.Run{
+		"a run that is not there":  {one, {ID: 2, Parent: 3, Local: []uint64{1}}},
+		"a number left out":        {one, {ID: 3, Parent: 1, Local: []uint64{1}}},
+		"no blocks":                {{ID: 1}},
+		"more hashes than blocks":  {{ID: 1, Local: []uint64{1}, Holders: one.Holders}},
+		"a worker below 0":         {{ID: 1, Local: []uint64{1}, Holders: []indexer.Holder{{Worker: -1}}}},
+		"a start behind the end":   {{ID: 1, Local: []uint64{1}, Holders: []indexer.Holder{{Start: 2}}}},
+		"a start before the begin": {{ID: 1, Local: []uint64{1}, Holders: []indexer.Holder{{Start: -1}}}},
+	} {
+		if _, _, err := indexer.Restore(indexer.Config{}, all(runs)); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+	twice := indexer.Run{ID: 2, Parent: 1, Local: []uint64{3}, Holders: []indexer.Holder{{Worker: 0, Externals: []uint64{7}}}}
+	x, out, err := indexer.Restore(indexer.Config{}, all([]indexer.Run{one, twice}))
+	if err != nil || out != (indexer.Outcome{Stored: 2, Conflict: 1}) || x.Nodes() != 1 {
+		t.Errorf("a hash used twice: %+v, %v, %d nodes", out, err, x.Nodes())
+	}
+	if _, out, _ := indexer.Restore(indexer.Config{MaxBlocks: 1}, all([]indexer.Run{one})); out.Refused != 2 {
+		t.Errorf("above the bound: %+v", out)
+	}
+}
+
+func all(runs []indexer.Run) iter.Seq2[indexer.Run, error] {
+	return func(yield func(indexer.Run, error) bool) {
+		for _, r := range runs {
+			if !yield(r, nil) {
+				return
+			}
+		}
+	}
+}

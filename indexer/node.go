@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer
+
+import (
+	"math/bits"
+	"slices"
+	"sync/atomic"
+)
+
+// maxRun is the most blocks of a node: which of them a worker holds fits into
+// one word, and events come in batches not much longer.
+const maxRun = 64
+
+// node is a run of blocks without a branch between them. Bit i+shift of a word
+// of cells stands for the node's block i.
+type node struct {
+	local []uint64
+	full  set    // the workers that hold every block
+	part  []part // those that hold some, by worker
+	kids  children
+
+	main *column // external hashes of the workers that are not in own; nil until there was one
+	own  []own   // workers with columns of their own, by worker
+
+	parent *node
+	tail   *node // what was split off, while it is in the tree: its cells follow this node's
+	id     uint32
+	shift  uint8
+	marked bool // part of the chain being stored: not to be evicted
+	queued bool // in the queue of leaves
+
+	dumped uint32 // the dump that has it
+	number uint32 // its number there
+
+	used atomic.Uint64 // when it last was the end of a match; by readers
+}
+
+// part is a worker that holds some blocks of a node.
+type part struct {
+	worker int32
+	cells  uint64
+}
+
+// own is a column of one worker. A worker with several external hashes for a
+// block has several columns.
+type own struct {
+	worker int32
+	column *column
+}
+
+func ones(n int) uint64 { return 1<<n - 1 }
+
+// all returns the node's cells.
+func (n *node) all() uint64 { return ones(len(n.local)) << n.shift }
+
+func (n *node) findPart(worker int32) (int, bool) {
+	if last := len(n.part) - 1; last < 0 || n.part[last].worker < worker {
+		return last + 1, false
+	}
+	return slices.BinarySearchFunc(n.part, worker, func(p part, w int32) int { return int(p.worker - w) })
+}
+
+// findOwn returns the first of a worker's own columns.
+func (n *node) findOwn(worker int32) (int, bool) {
+	if last := len(n.own) - 1; last < 0 || n.own[last].worker < worker {
+		return last + 1, false
+	}
+	return slices.BinarySearchFunc(n.own, worker, func(o own, w int32) int { return int(o.worker - w) })
+}
+
+// cells returns the cells that a worker holds.
+func (n *node) cells(worker int32) uint64 {
+	if n.full.has(worker) {
+		return n.all()
+	}
+	if i, ok := n.findPart(worker); ok {
+		return n.part[i].cells
+	}
+	return 0
+}
+
+// setCells changes the cells that a worker holds from before to after.
+func (n *node) setCells(worker int32, before, after uint64) {
+	all := n.all()
+	if before == all {
+		n.full.remove(worker)
+	} else if before != 0 {
+		i, _ := n.findPart(worker)
+		if after != all && after != 0 {
+			n.part[i].cells = after
+			return
+		}
+		n.part = cut(n.part, i)
+	}
+	if after == all {
+		n.full.add(worker)
+	} else if after != 0 {
+		i, _ := n.findPart(worker)
+		n.part = insert(n.part, i, part{worker, after})
+	}
+}
+
+// union returns the cells that anybody holds.
+func (n *node) union() (cells uint64) {
+	if !n.full.empty() {
+		return n.all()
+	}
+	for i := range n.part {
+		cells |= n.part[i].cells
+	}
+	return cells
+}
+
+// unheld reports whether nobody holds a block of the node.
+func (n *node) unheld() bool { return len(n.part) == 0 && n.full.empty() }
+
+// mainLive returns those of the given cells that a worker holds by the main column.
+func (n *node) mainLive(cells uint64) (live uint64) {
+	if len(n.own) == 0 {
+		return n.union() & cells
+	}
+	owner := 0
+	for w := range n.full.all() {
+		for owner < len(n.own) && n.own[owner].worker < w {
+			owner++
+		}
+		if owner == len(n.own) || n.own[owner].worker != w {
+			return cells
+		}
+	}
+	owner = 0
+	for _, p := range n.part {
+		for owner < len(n.own) && n.own[owner].worker < p.worker {
+			owner++
+		}
+		if owner == len(n.own) || n.own[owner].worker != p.worker {
+			live |= p.cells
+		}
+	}
+	return live & cells
+}
+
+// external returns a worker's external hash of block i, which it holds.
+func (n *node) external(worker int32, i int) uint64 {
+	owner, _ := n.findOwn(worker)
+	return n.externalFrom(owner, worker, i)
+}
+
+// externalFrom is external for who knows where in own the worker would be.
+func (n *node) externalFrom(owner int, worker int32, i int) uint64 {
+	cell := i + int(n.shift)
+	for ; owner < len(n.own) && n.own[owner].worker == worker; owner++ {
+		if c := n.own[owner].column; c.live>>cell&1 != 0 {
+			return c.external(cell)
+		}
+	}
+	return n.main.external(cell)
+}
+
+// common returns how many leading elements a and b have in common.
+func common(a, b []uint64) int {
+	n := min(len(a), len(b))
+	i := 0
+	for ; i+16 <= n; i += 16 {
+		// Arrays are compared at the speed of memory.
+		if *(*[16]uint64)(a[i:]) != *(*[16]uint64)(b[i:]) {
+			break
+		}
+	}
+	for ; i < n && a[i] == b[i]; i++ {
+	}
+	return i
+}
+
+// commonBlocks is common for local hashes and blocks.
+func commonBlocks(a []uint64, b []Block) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i].Local {
+			return i
+		}
+	}
+	return n
+}
+
+// insert and cut keep slices that are small, and rarely change, nearly full.
+func insert[T any](s []T, i int, v T) []T {
+	if len(s) == cap(s) {
+		grown := make([]T, len(s)+1, len(s)+1+len(s)/4)
+		copy(grown, s[:i])
+		copy(grown[i+1:], s[i:])
+		grown[i] = v
+		return grown
+	}
+	return slices.Insert(s, i, v)
+}
+
+func cut[T any](s []T, i int) []T {
+	if len(s) == 1 {
+		return nil
+	}
+	s = slices.Delete(s, i, i+1)
+	if cap(s) >= 16 && len(s)*3 < cap(s) {
+		return slices.Clone(s)
+	}
+	return s
+}
+
+// set is a set of workers. While all are among 64 neighbours it needs no memory
+// of its own.
+type set struct {
+	base int32 // of one
+	one  uint64
+	more []uint64 // from worker 0 on; then one is unused
+}
+
+// word returns the workers from 64*i on.
+func (s *set) word(i int) uint64 {
+	if s.more == nil {
+		if i == int(s.base) {
+			return s.one
+		}
+		return 0
+	}
+	if i < len(s.more) {
+		return s.more[i]
+	}
+	return 0
+}
+
+// words returns the range of words that may have workers.
+func (s *set) words() (from, to int) {
+	if s.more == nil {
+		return int(s.base), int(s.base) + 1
+	}
+	return 0, len(s.more)
+}
+
+func (s *set) has(w int32) bool { return s.word(int(w>>6))>>(w&63)&1 != 0 }
+
+func (s *set) add(w int32) {
+	word := w >> 6
+	if s.more == nil {
+		if s.one == 0 {
+			s.base = word
+		}
+		if s.base == word {
+			s.one |= 1 << (w & 63)
+			return
+		}
+		s.more = make([]uint64, max(word, s.base)+1)
+		s.more[s.base] = s.one
+		s.one = 0
+	}
+	if int(word) >= len(s.more) {
+		s.more = append(s.more, make([]uint64, int(word)+1-len(s.more))...)
+	}
+	s.more[word] |= 1 << (w & 63)
+}
+
+func (s *set) remove(w int32) {
+	if s.more == nil {
+		s.one &^= 1 << (w & 63)
+		return
+	}
+	s.more[w>>6] &^= 1 << (w & 63)
+	if s.more[w>>6] == 0 && s.empty() {
+		*s = set{}
+	}
+}
+
+func (s *set) empty() bool {
+	if s.more == nil {
+		return s.one == 0
+	}
+	for _, w := range s.more {
+		if w != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *set) count() (n int) {
+	from, to := s.words()
+	for i := from; i < to; i++ {
+		n += bits.OnesCount64(s.word(i))
+	}
+	return n
+}
+
+func (s *set) clone() set {
+	c := *s
+	c.more = slices.Clone(s.more)
+	return c
+}
+
+// all yields the workers in order.
+func (s *set) all() func(yield func(int32) bool) {
+	return func(yield func(int32) bool) {
+		from, to := s.words()
+		for i := from; i < to; i++ {
+			for w := s.word(i); w != 0; w &= w - 1 {
+				if !yield(int32(i*64 + bits.TrailingZeros64(w))) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// children finds a node's children by their first local hash: a list while there
+// are few, then a table with linear probing.
+type children struct {
+	slots []child
+	n     int
+}
+
+type child struct {
+	local uint64
+	node  *node
+}
+
+const maxList = 8
+
+func (c *children) get(local uint64) *node {
+	if len(c.slots) <= maxList {
+		for i := range c.slots {
+			if c.slots[i].local == local {
+				return c.slots[i].node
+			}
+		}
+		return nil
+	}
+	for i := c.place(local); c.slots[i].node != nil; i = c.after(i) {
+		if c.slots[i].local == local {
+			return c.slots[i].node
+		}
+	}
+	return nil
+}
+
+func (c *children) place(local uint64) int { return int(spread(local) >> 32 & uint64(len(c.slots)-1)) }
+
+func (c *children) after(i int) int { return (i + 1) & (len(c.slots) - 1) }
+
+// add adds a child whose local hash no other one has.
+func (c *children) add(local uint64, n *node) {
+	c.n++
+	if c.n <= maxList && len(c.slots) < maxList {
+		c.slots = insert(c.slots, len(c.slots), child{local, n})
+		return
+	}
+	if len(c.slots) <= maxList || c.n*4 > len(c.slots)*3 {
+		c.resize(max(2*maxList, 2*len(c.slots)))
+	}
+	c.put(child{local, n})
+}
+
+func (c *children) put(k child) {
+	i := c.place(k.local)
+	for c.slots[i].node != nil {
+		i = c.after(i)
+	}
+	c.slots[i] = k
+}
+
+func (c *children) resize(size int) {
+	old := c.slots
+	if size <= maxList {
+		c.slots = make([]child, 0, c.n)
+	} else {
+		c.slots = make([]child, size)
+	}
+	for _, k := range old {
+		if k.node == nil {
+			continue
+		}
+		if size <= maxList {
+			c.slots = append(c.slots, k)
+		} else {
+			c.put(k)
+		}
+	}
+}
+
+func (c *children) remove(local uint64) {
+	c.n--
+	if len(c.slots) <= maxList {
+		c.slots = cut(c.slots, slices.IndexFunc(c.slots, func(k child) bool { return k.local == local }))
+		return
+	}
+	i := c.place(local)
+	for c.slots[i].node == nil || c.slots[i].local != local {
+		i = c.after(i)
+	}
+	hole := i
+	for j := c.after(i); c.slots[j].node != nil; j = c.after(j) {
+		// What does not belong behind the hole closes it.
+		if mask := len(c.slots) - 1; (j-c.place(c.slots[j].local))&mask >= (j-hole)&mask {
+			c.slots[hole] = c.slots[j]
+			hole = j
+		}
+	}
+	c.slots[hole] = child{}
+	switch {
+	case c.n < maxList:
+		c.resize(c.n)
+	case c.n*5 < len(c.slots) && len(c.slots) > 2*maxList:
+		c.resize(len(c.slots) / 2)
+	}
+}
+
+// all yields the children in no order.
+func (c *children) all() func(yield func(*node) bool) {
+	return func(yield func(*node) bool) {
+		for _, k := range c.slots {
+			if k.node != nil && !yield(k.node) {
+				return
+			}
+		}
+	}
+}

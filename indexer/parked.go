@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// parkedEvents is how many events of one worker may wait.
+	parkedEvents = 1024
+	// parkedFor is how long an event waits: far longer than events overtake each
+	// other, and short enough that what is missing is fetched soon.
+	parkedFor = 30 * time.Second
+)
+
+// Parked applies events to an index, and lets those wait whose parent is not there
+// yet: until the parent comes, for up to 30 s, up to 1,024 events of a worker. It
+// may be used by any number of goroutines. Times must not go back.
+type Parked struct {
+	x *Index
+
+	mu sync.Mutex
+	// mu guards the field below.
+	workers map[int]*lot
+}
+
+// lot is the events of one worker that wait, the first come first.
+type lot struct {
+	waiting []*parked
+}
+
+type parked struct {
+	event   Event
+	until   time.Time
+	removed []uint64 // of its blocks, since
+}
+
+// NewParked returns a Parked in front of an index, all of whose events should come
+// this way.
+func NewParked(x *Index) *Parked { return &Parked{x: x, workers: map[int]*lot{}} }
+
+// Apply is [Index.Apply]. What waits counts as [Outcome.Parked], and once more as
+// what becomes of it, in the outcome of the event that ended its wait.
+func (p *Parked) Apply(now time.Time, worker int, ev Event) Outcome {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := p.x.Apply(worker, ev)
+	l := p.workers[worker]
+	switch {
+	case ev.Kind == Cleared && l != nil:
+		out.Orphan += l.blocks()
+		delete(p.workers, worker)
+	case out.Orphan > 0:
+		if l == nil {
+			l = &lot{}
+			p.workers[worker] = l
+		}
+		if len(l.waiting) < parkedEvents {
+			ev.Blocks = slices.Clone(ev.Blocks)
+			l.waiting = append(l.waiting, &parked{event: ev, until: now.Add(parkedFor)})
+			out.Parked, out.Orphan = out.Orphan, 0
+		}
+	case l == nil || ev.Tier != Device:
+	case ev.Kind == Removed && out.Unknown > 0:
+		l.remove(ev.Externals)
+	case ev.Kind == Stored && out.Invalid == 0:
+		p.wake(worker, l, ev.Blocks, &out)
+		if len(l.waiting) == 0 {
+			delete(p.workers, worker)
+		}
+	}
+	return out
+}
+
+// wake applies what waited for one of the blocks, and for what comes with that.
+func (p *Parked) wake(worker int, l *lot, blocks []Block, out *Outcome) {
+	arrived := make(map[uint64]bool, len(blocks))
+	arrive := func(blocks []Block) {
+		for _, b := range blocks {
+			arrived[b.External] = true
+			for _, w := range l.waiting {
+				// It was stored again after it had been removed.
+				w.removed = slices.DeleteFunc(w.removed, func(e uint64) bool { return e == b.External })
+			}
+		}
+	}
+	arrive(blocks)
+	for again := true; again; {
+		again = false
+		for i := 0; i < len(l.waiting); i++ {
+			w := l.waiting[i]
+			if !arrived[w.event.Parent] {
+				continue
+			}
+			l.waiting = slices.Delete(l.waiting, i, i+1)
+			i--
+			out.add(p.x.Apply(worker, w.event))
+			if len(w.removed) > 0 {
+				out.add(p.x.Apply(worker, Event{Kind: Removed, Externals: w.removed}))
+			}
+			for _, b := range w.event.Blocks {
+				if !slices.Contains(w.removed, b.External) {
+					arrived[b.External] = true
+				}
+			}
+			again = true
+		}
+	}
+}
+
+// remove remembers removals of blocks that wait.
+func (l *lot) remove(externals []uint64) {
+	for _, w := range l.waiting {
+		for _, b := range w.event.Blocks {
+			if slices.Contains(externals, b.External) && !slices.Contains(w.removed, b.External) {
+				w.removed = append(w.removed, b.External)
+			}
+		}
+	}
+}
+
+func (l *lot) blocks() (n int) {
+	for _, w := range l.waiting {
+		n += len(w.event.Blocks)
+	}
+	return n
+}
+
+// Expire drops what has waited too long, and returns how many blocks that were, by
+// worker: what these workers hold is not known for certain any more.
+func (p *Parked) Expire(now time.Time) map[int]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var dropped map[int]int
+	for worker, l := range p.workers {
+		n := 0
+		for n < len(l.waiting) && !now.Before(l.waiting[n].until) {
+			n++
+		}
+		if n == 0 {
+			continue
+		}
+		if dropped == nil {
+			dropped = map[int]int{}
+		}
+		dropped[worker] = (&lot{l.waiting[:n]}).blocks()
+		if l.waiting = slices.Delete(l.waiting, 0, n); len(l.waiting) == 0 {
+			delete(p.workers, worker)
+		}
+	}
+	return dropped
+}
+
+// RemoveWorker is [Index.RemoveWorker]; what waits of the worker goes, too.
+func (p *Parked) RemoveWorker(worker int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.workers, worker)
+	p.x.RemoveWorker(worker)
+}
+
+func (o *Outcome) add(p Outcome) {
+	o.Stored += p.Stored
+	o.Removed += p.Removed
+	o.Duplicate += p.Duplicate
+	o.Conflict += p.Conflict
+	o.Orphan += p.Orphan
+	o.Unknown += p.Unknown
+	o.Evicted += p.Evicted
+	o.Refused += p.Refused
+	o.OtherTier += p.OtherTier
+	o.Invalid += p.Invalid
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer_test
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+func stored(parent uint64, blocks ...uint64) indexer.Event {
+	ev := indexer.Event{Kind: indexer.Stored, HasParent: parent != 0, Parent: parent}
+	for _, b := range blocks {
+		ev.Blocks = append(ev.Blocks, indexer.Block{External: b, Local: b})
+	}
+	return ev
+}
+
+func removed(blocks ...uint64) indexer.Event {
+	return indexer.Event{Kind: indexer.Removed, Externals: blocks}
+}
+
+func TestEventsWaitForTheirParent(t *testing.T) {
+	type outcome = indexer.Outcome
+	type step struct {
+		after time.Duration
+		event indexer.Event
+		want  outcome
+	}
+	cleared := indexer.Event{Kind: indexer.Cleared}
+	for name, c := range map[string]struct {
+		steps   []step
+		overlap int32 // with 1 2 3 4 5 6
+	}{
+		"the parent comes": {[]step{
+			{0, stored(2, 3, 4), outcome{Parked: 2}},
+			{0, stored(0, 1, 2), outcome{Stored: 4}},
+		}, 4},
+		"a chain that comes in reverse": {[]step{
+			{0, stored(4, 5, 6), outcome{Parked: 2}},
+			{0, stored(2, 3, 4), outcome{Parked: 2}},
+			{0, stored(0, 1, 2), outcome{Stored: 6}},
+		}, 6},
+		"what waits is removed": {[]step{
+			{0, stored(2, 3, 4), outcome{Parked: 2}},
+			{0, removed(3), outcome{Unknown: 1}},
+			{0, stored(0, 1, 2), outcome{Stored: 4, Removed: 1}},
+			{0, stored(2, 3), outcome{Stored: 1}},
+		}, 4},
+		"what waits is removed and comes again": {[]step{
+			{0, stored(2, 3), outcome{Parked: 1}},
+			{0, removed(3), outcome{Unknown: 1}},
+			{0, stored(0, 3), outcome{Stored: 1}},
+			{0, stored(0, 1, 2), outcome{Stored: 2, Conflict: 1}},
+		}, 2},
+		"a clear ends the wait": {[]step{
+			{0, stored(2, 3), outcome{Parked: 1}},
+			{0, cleared, outcome{Orphan: 1}},
+			{0, stored(0, 1, 2), outcome{Stored: 2}},
+		}, 2},
+		"the parent is removed again": {[]step{
+			{0, stored(0, 1, 2), outcome{Stored: 2}},
+			{0, removed(2), outcome{Removed: 1}},
+			{0, stored(2, 3), outcome{Parked: 1}},
+			{0, stored(1, 2), outcome{Stored: 2}},
+		}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := indexer.New(indexer.Config{})
+			p := indexer.NewParked(x)
+			now := time.Unix(0, 0)
+			for i, s := range c.steps {
+				if got := p.Apply(now.Add(s.after), 0, s.event); got != s.want {
+					t.Errorf("step %d: %+v, want %+v", i, got, s.want)
+				}
+			}
+			dst := make([]int32, 1)
+			if x.Match(dst, []uint64{1, 2, 3, 4, 5, 6}); dst[0] != c.overlap {
+				t.Errorf("overlap %d, want %d", dst[0], c.overlap)
+			}
+		})
+	}
+}
+
+func TestWaitingEnds(t *testing.T) {
+	x := indexer.New(indexer.Config{})
+	p := indexer.NewParked(x)
+	now := time.Unix(0, 0)
+	p.Apply(now, 0, stored(9, 1, 2))
+	p.Apply(now.Add(time.Second), 0, stored(9, 3))
+	p.Apply(now, 1, stored(9, 3))
+	p.RemoveWorker(1)
+	for _, c := range []struct {
+		after time.Duration
+		want  map[int]int
+	}{
+		{30*time.Second - 1, nil},
+		{30 * time.Second, map[int]int{0: 2}},
+		{40 * time.Second, map[int]int{0: 1}},
+		{50 * time.Second, nil},
+	} {
+		if got := p.Expire(now.Add(c.after)); !maps.Equal(got, c.want) {
+			t.Errorf("after %v: dropped %v, want %v", c.after, got, c.want)
+		}
+	}
+	if out := p.Apply(now, 0, stored(0, 9)); out != (indexer.Outcome{Stored: 1}) {
+		t.Errorf("the parent comes too late: %+v", out)
+	}
+	for i := range uint64(1024) {
+		p.Apply(now, 2, stored(5000+i, 1))
+	}
+	if out := p.Apply(now, 2, stored(9000, 1)); out != (indexer.Outcome{Orphan: 1}) {
+		t.Errorf("one too many: %+v, want it dropped", out)
+	}
+}
+
+func TestNamedWorkers(t *testing.T) {
+	const blockSize = 4
+	n := indexer.NewNamed(indexer.Config{}, blockSize)
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}
+	local := indexer.AppendLocalHashes(nil, tokens, blockSize, indexer.Seed("", ""))
+	hold := func(w indexer.Worker, blocks int) {
+		ev := indexer.Event{Kind: indexer.Stored}
+		for i, l := range local[:blocks] {
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: uint64(i), Local: l})
+		}
+		n.Apply(w, ev)
+	}
+	check := func(want map[indexer.Worker]int) {
+		t.Helper()
+		if diff := cmp.Diff(want, n.FindMatchesForRequest(tokens)); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+	}
+	a0, a1, b0, c0 := indexer.Worker{ID: 1 << 63}, indexer.Worker{ID: 1 << 63, DPRank: 1}, indexer.Worker{ID: 2}, indexer.Worker{ID: 3}
+	check(map[indexer.Worker]int{})
+	hold(a0, 3)
+	hold(a1, 1)
+	hold(b0, 2)
+	check(map[indexer.Worker]int{a0: 3, a1: 1, b0: 2})
+	n.RemoveRank(a1)
+	hold(c0, 1) // in a1's place
+	check(map[indexer.Worker]int{a0: 3, b0: 2, c0: 1})
+	n.RemoveWorker(a0.ID)
+	n.RemoveWorker(99)
+	check(map[indexer.Worker]int{b0: 2, c0: 1})
+	if n.Index().Blocks() != 3 {
+		t.Errorf("%d blocks, want 3", n.Index().Blocks())
+	}
+}

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer
+
+import (
+	"math/bits"
+	"slices"
+)
+
+// The changes of the tree. All of this runs under mu and gate; what the changes
+// mean for the table of external hashes is noted, and done without gate.
+
+func (x *Index) childOf(n *node, local uint64) *node {
+	if n == &x.root {
+		return x.firsts[local%256].get(local)
+	}
+	return n.kids.get(local)
+}
+
+func (x *Index) newNode(parent *node, local []uint64, shift uint8) *node {
+	n := &node{local: local, parent: parent, shift: shift}
+	if last := len(x.vacant) - 1; last >= 0 {
+		n.id = x.vacant[last]
+		x.vacant = x.vacant[:last]
+		x.nodes[n.id] = n
+	} else {
+		n.id = uint32(len(x.nodes))
+		x.nodes = append(x.nodes, n)
+	}
+	n.used.Store(x.gate.clock.Load())
+	if x.dump != nil {
+		n.dumped = x.dump.id // it is younger than what is being dumped
+	}
+	return n
+}
+
+func (x *Index) adopt(parent, n *node) {
+	if parent == &x.root {
+		x.firsts[n.local[0]%256].add(n.local[0], n)
+	} else {
+		parent.kids.add(n.local[0], n)
+	}
+}
+
+// store stores blocks that a worker does not have, behind at, and returns where
+// the last one is.
+func (x *Index) store(worker int32, at place, blocks []Block, hashes []uint64) place {
+	for len(blocks) > 0 {
+		n, from := at.n, at.block+1
+		var k int
+		longer := false
+		if from < len(n.local) {
+			if k = commonBlocks(n.local[from:], blocks); k == 0 {
+				x.split(n, from)
+				continue
+			}
+		} else if c := x.childOf(n, blocks[0].Local); c != nil {
+			at = place{c, -1}
+			continue
+		} else if k = x.extend(n, worker, blocks); k > 0 {
+			longer = true
+		} else {
+			k = min(maxRun, len(blocks))
+			c := x.newNode(n, locals(make([]uint64, 0, runCap(k)), blocks[:k]), 0)
+			x.adopt(n, c)
+			x.leaves.add(c)
+			n, from = c, 0
+		}
+		if worker >= 0 {
+			x.hold(worker, n, from, blocks[:k], hashes[:k], longer)
+		}
+		at, blocks = place{n, from + k - 1}, blocks[k:]
+		if worker >= 0 {
+			hashes = hashes[k:]
+		}
+	}
+	return at
+}
+
+func locals(dst []uint64, blocks []Block) []uint64 {
+	for i := range blocks {
+		dst = append(dst, blocks[i].Local)
+	}
+	return dst
+}
+
+// extend makes a node longer by some of the blocks, if its only holder is the
+// worker to store them, and returns by how many. The worker counts as their
+// holder at once; their cells are still to be written.
+func (x *Index) extend(n *node, worker int32, blocks []Block) int {
+	if worker < 0 || n == &x.root || n.kids.n > 0 || len(n.part) > 0 || len(n.own) > 1 ||
+		!n.full.has(worker) || n.full.count() > 1 {
+		return 0
+	}
+	k := min(maxRun-int(n.shift)-len(n.local), len(blocks))
+	if k <= 0 {
+		return 0
+	}
+	x.preserve(n)
+	if size := len(n.local) + k; size > cap(n.local) {
+		room := max(size, len(n.local)+len(n.local)/4+2)
+		n.local = append(make([]uint64, 0, runCap(min(room, maxRun-int(n.shift)))), n.local...)
+	}
+	n.local = locals(n.local, blocks[:k])
+	n.used.Store(x.gate.clock.Load())
+	return k
+}
+
+// hold makes a worker the holder of some blocks of a node, under external hashes
+// that it does not have yet. The blocks may just have made the node longer.
+func (x *Index) hold(worker int32, n *node, from int, blocks []Block, hashes []uint64, longer bool) {
+	x.preserve(n)
+	at := from + int(n.shift)
+	cells := ones(len(blocks)) << at
+	before := n.cells(worker)
+	if longer {
+		before &^= cells
+	}
+	owner, owns := n.findOwn(worker)
+	switch {
+	case owns || n.main == nil || n.main.shares(at, blocks):
+	default:
+		x.secede(worker, n, before)
+		owner, owns = n.findOwn(worker)
+	}
+	var c *column
+	switch {
+	case owns:
+		c = n.own[owner].column
+		for c.live&cells != 0 {
+			// It has these blocks under other hashes, too: another column.
+			if owner++; owner == len(n.own) || n.own[owner].worker != worker {
+				n.own = insert(n.own, owner, own{worker, x.columns.add(n, worker)})
+			}
+			c = n.own[owner].column
+		}
+	case n.main == nil:
+		n.main = x.columns.add(n, mainColumn)
+		c = n.main
+	default:
+		c = n.main
+	}
+	fresh := cells &^ c.live
+	if fresh == cells {
+		c.write(at, blocks)
+		for i := range blocks {
+			x.pending = append(x.pending, entry{hashes[i], c.id, false})
+		}
+	} else {
+		for f := fresh; f != 0; f &= f - 1 {
+			i := bits.TrailingZeros64(f) - at
+			c.write(at+i, blocks[i:i+1])
+			x.pending = append(x.pending, entry{hashes[i], c.id, false})
+		}
+	}
+	c.live |= cells
+	if after := before | cells; after != before {
+		if !longer {
+			n.setCells(worker, before, after)
+		}
+		x.blocks.Add(int64(bits.OnesCount64(after &^ before)))
+	}
+	if before == 0 {
+		x.enter(worker, n)
+	}
+}
+
+// shares reports whether blocks have the same external hashes here, where any stand.
+func (c *column) shares(at int, blocks []Block) bool {
+	for i := range blocks {
+		if c.live>>(at+i)&1 != 0 && c.external(at+i) != blocks[i].External {
+			return false
+		}
+	}
+	return true
+}
+
+// secede gives a worker a column of its own, with what it had in the main one.
+func (x *Index) secede(worker int32, n *node, before uint64) {
+	c := x.columns.add(n, worker)
+	owner, _ := n.findOwn(worker)
+	n.own = insert(n.own, owner, own{worker, c})
+	for cells := before; cells != 0; cells &= cells - 1 {
+		at := bits.TrailingZeros64(cells)
+		e := n.main.external(at)
+		c.write(at, []Block{{External: e}})
+		x.pending = append(x.pending, entry{spread(e), c.id, false})
+	}
+	c.live = before
+	x.bury(n, before)
+}
+
+// bury ends those of the given cells of a node's main column that nobody uses.
+func (x *Index) bury(n *node, cells uint64) {
+	c := n.main
+	if cells &= c.live; cells == 0 {
+		return
+	}
+	if cells &^= n.mainLive(cells); cells == 0 {
+		return
+	}
+	x.kill(c, cells)
+}
+
+// kill ends live cells of a column.
+func (x *Index) kill(c *column, cells uint64) {
+	c.live &^= cells
+	for ; cells != 0; cells &= cells - 1 {
+		x.pending = append(x.pending, entry{spread(c.external(bits.TrailingZeros64(cells))), c.id, true})
+	}
+	if c.live == 0 {
+		c.ext = nil
+	}
+}
+
+// split makes the blocks of n from block on a node of their own, n's only child.
+func (x *Index) split(n *node, block int) {
+	x.preserve(n)
+	t := x.newNode(n, append(make([]uint64, 0, runCap(len(n.local)-block)), n.local[block:]...), n.shift+uint8(block))
+	t.used.Store(n.used.Load())
+	t.number = n.number // what follows a dumped run follows it still
+	t.kids, n.kids = n.kids, children{}
+	for k := range t.kids.all() {
+		k.parent = t
+	}
+	t.tail, n.tail = n.tail, t
+	n.local = append(make([]uint64, 0, runCap(block)), n.local[:block]...)
+	x.adopt(n, t)
+
+	t.full = n.full.clone()
+	for w := range t.full.all() {
+		x.enter(w, t)
+	}
+	parts := n.part
+	n.part = nil
+	for _, p := range parts {
+		low, high := p.cells&n.all(), p.cells&t.all()
+		if low == 0 {
+			x.workers[p.worker].nodes--
+		} else {
+			n.setCells(p.worker, 0, low)
+		}
+		if high != 0 {
+			t.setCells(p.worker, 0, high)
+			x.enter(p.worker, t)
+		}
+	}
+	if t.main = n.main; t.main != nil {
+		t.main.refs++
+	}
+	owns := n.own
+	n.own = nil
+	for _, o := range owns {
+		low, high := o.column.live&n.all() != 0, o.column.live&t.all() != 0
+		if low {
+			n.own = append(n.own, o)
+		}
+		if high {
+			t.own = append(t.own, o)
+		}
+		if low && high {
+			o.column.refs++
+		}
+	}
+	n.own, t.own = slices.Clone(n.own), slices.Clone(t.own)
+	x.leaves.add(t)
+}
+
+// release takes an external hash from a worker that has it.
+func (x *Index) release(worker int32, k cell, hash uint64) {
+	c, at := k.column, int(k.cell)
+	n := c.part(at)
+	x.preserve(n)
+	bit := uint64(1) << at
+	before := n.cells(worker)
+	if c.worker != mainColumn {
+		c.live &^= bit
+		x.pending = append(x.pending, entry{hash, c.id, true})
+		if c.live&n.all() == 0 {
+			x.disown(n, c)
+		}
+		for i, _ := n.findOwn(worker); i < len(n.own) && n.own[i].worker == worker; i++ {
+			if n.own[i].column.live&bit != 0 {
+				return // it has the block under this hash still
+			}
+		}
+	}
+	x.blocks.Add(-1)
+	after := before &^ bit
+	switch {
+	case after == 0:
+		n.setCells(worker, before, 0)
+		x.workers[worker].nodes--
+	case n.kids.n == 0 && before == n.all() && after>>n.shift == ones(len(n.local)-1) && len(n.part) == 0 && n.full.count() == 1:
+		n.local = n.local[:len(n.local)-1] // the most frequent case: an engine forgets its tails first
+	default:
+		n.setCells(worker, before, after)
+	}
+	if c.worker == mainColumn && n.mainLive(bit) == 0 {
+		c.live &^= bit
+		x.pending = append(x.pending, entry{hash, c.id, true})
+		if c.live == 0 {
+			c.ext = nil
+		}
+	}
+	x.tidy(n)
+}
+
+// disown removes an own column from a node.
+func (x *Index) disown(n *node, c *column) {
+	n.own = cut(n.own, slices.IndexFunc(n.own, func(o own) bool { return o.column == c }))
+	x.columns.drop(c)
+}
+
+// leave takes all blocks of a node from a worker.
+func (x *Index) leave(worker int32, n *node) {
+	before := n.cells(worker)
+	if before == 0 {
+		return
+	}
+	x.preserve(n)
+	_, owns := n.findOwn(worker)
+	for i, ok := n.findOwn(worker); ok; i, ok = n.findOwn(worker) {
+		c := n.own[i].column
+		x.kill(c, c.live&n.all())
+		n.own = cut(n.own, i)
+		x.columns.drop(c)
+	}
+	n.setCells(worker, before, 0)
+	x.blocks.Add(-int64(bits.OnesCount64(before)))
+	x.workers[worker].nodes--
+	if !owns {
+		x.bury(n, before)
+	}
+	x.tidy(n)
+}
+
+// tidy drops a node that nobody needs, with what thereby becomes useless, or the
+// end of a leaf that nobody holds.
+func (x *Index) tidy(n *node) {
+	for n != &x.root && n.kids.n == 0 && n.unheld() {
+		parent := n.parent
+		x.preserve(n)
+		if parent == &x.root {
+			x.firsts[n.local[0]%256].remove(n.local[0])
+		} else {
+			parent.kids.remove(n.local[0])
+		}
+		if parent.tail == n {
+			parent.tail = nil
+		}
+		if n.main != nil {
+			x.columns.drop(n.main)
+		}
+		x.nodes[n.id] = nil
+		x.vacant = append(x.vacant, n.id)
+		n.local, n.main, n.parent = nil, nil, nil
+		x.leaves.lost(n)
+		n = parent
+		if n.kids.n == 0 && n != &x.root {
+			x.leaves.add(n)
+		}
+	}
+	if n == &x.root || n.kids.n > 0 || !n.full.empty() {
+		return
+	}
+	if last := bits.Len64(n.union()) - int(n.shift); last < len(n.local) {
+		x.preserve(n)
+		n.local = n.local[:last]
+		n.promote()
+	}
+}
+
+// promote makes those full that hold all that is left of the node.
+func (n *node) promote() {
+	all, kept := n.all(), n.part[:0]
+	for _, p := range n.part {
+		if p.cells == all {
+			n.full.add(p.worker)
+		} else {
+			kept = append(kept, p)
+		}
+	}
+	if n.part = kept; len(kept) == 0 {
+		n.part = nil
+	}
+}
+
+// enter notes that a worker has begun to hold something of a node.
+func (x *Index) enter(worker int32, n *node) {
+	h := &x.workers[worker]
+	h.nodes++
+	if len(h.log) == cap(h.log) {
+		h.log = append(make([]uint32, 0, len(h.log)+len(h.log)/4+4), h.log...)
+	}
+	h.log = append(h.log, n.id)
+}
+
+// settle makes the table agree with the tree.
+func (x *Index) settle() {
+	for _, e := range x.pending {
+		if e.remove {
+			x.table.remove(e.hash, e.column)
+		} else {
+			x.table.add(e.hash, e.column)
+		}
+	}
+	if x.pending = x.pending[:0]; cap(x.pending) > 1<<16 {
+		x.pending = nil
+	}
+	if x.blocks.Load() == 0 && len(x.nodes) > 1<<6 { // all are vacant
+		x.nodes, x.vacant, x.columns, x.leaves = nil, nil, columns{}, leaves{}
+		for i := range x.workers {
+			x.workers[i].log = nil
+		}
+	}
+}
+
+// tidyLog keeps a worker's log in proportion to what it holds.
+func (x *Index) tidyLog(worker int32) {
+	h := &x.workers[worker]
+	if len(h.log) <= 2*h.nodes+16 {
+		return
+	}
+	if h.nodes == 0 {
+		h.log = nil
+		return
+	}
+	slices.Sort(h.log)
+	kept := make([]uint32, 0, h.nodes+h.nodes/4)
+	for _, id := range slices.Compact(h.log) {
+		if n := x.nodes[id]; n != nil && n.cells(worker) != 0 {
+			kept = append(kept, id)
+		}
+	}
+	h.log = kept
+}
