@@ -118,8 +118,8 @@ type indexEvent struct {
 // mix makes hashes of small numbers.
 func mix(v uint64) uint64 { return indexer.NextSequenceHash(v, 0x6b76) }
 
-// stored appends the events that store the sequence with the given number for a
-// worker. Seed makes its external hashes.
+// stored appends the events that store a sequence for a worker. Seed makes its
+// external hashes.
 func stored(dst []indexEvent, worker int, seed uint64, local []uint64) []indexEvent {
 	external := func(i int) uint64 { return mix(seed ^ local[i]) }
 	for i := 0; i < len(local); i += indexBatch {
@@ -210,6 +210,12 @@ func removals(evs []indexEvent, batch int, random bool) (out []indexEvent) {
 	if random {
 		rng := rand.New(rand.NewPCG(1, 2))
 		rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+		// As they are received, one after the other.
+		all := make([]uint64, 0, len(out)*batch)
+		for i := range out {
+			all = append(all, out[i].event.Externals...)
+			out[i].event.Externals = all[len(all)-len(out[i].event.Externals):]
+		}
 	}
 	return out
 }

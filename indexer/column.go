@@ -17,7 +17,8 @@ type column struct {
 	worker int32    // its owner, or mainColumn
 	id     uint32
 	base   uint8
-	refs   uint8 // nodes that have it
+	refs   uint8   // nodes that have it
+	_      [8]byte // to fill a cache line
 }
 
 const mainColumn = -1

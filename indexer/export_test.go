@@ -106,10 +106,11 @@ func (x *Index) Check() error {
 			h := spread(c.external(at))
 			for s, p := x.table.find(h); s != nil; {
 				var id uint32
-				if id, p = s.next(h, p); id == 0 {
+				var cell int
+				if id, cell, p = s.next(h, p); id == 0 {
 					break
 				}
-				found = found || id == c.id
+				found = found || id == c.id && cell == at
 			}
 			if !found {
 				return fmt.Errorf("column %d, cell %d is not in the table", c.id, at)

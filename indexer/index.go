@@ -113,6 +113,7 @@ type cell struct {
 type entry struct {
 	hash   uint64
 	column uint32
+	cell   uint8
 	remove bool
 }
 
@@ -256,7 +257,7 @@ func (x *Index) find(worker int32, external, hash uint64, near cell) cell {
 		return cell{}
 	}
 	for {
-		id, behind := s.next(hash, p)
+		id, at, behind := s.next(hash, p)
 		if id == 0 {
 			return cell{}
 		}
@@ -265,13 +266,8 @@ func (x *Index) find(worker int32, external, hash uint64, near cell) cell {
 		if c.worker != mainColumn && c.worker != worker {
 			continue
 		}
-		for i, e := range c.ext {
-			if e != external {
-				continue
-			}
-			if at := i + int(c.base); c.live>>at&1 != 0 && c.of(worker, at) {
-				return cell{c, int32(at), worker}
-			}
+		if c.holds(at, external) && c.of(worker, at) {
+			return cell{c, int32(at), worker}
 		}
 	}
 }
@@ -354,7 +350,8 @@ func (x *Index) removeLocked(worker int32, externals []uint64) (out Outcome) {
 	x.gate.lock()
 	for i := range externals {
 		// The same hash may come twice.
-		if k := x.known[i]; k.column != nil && k.column.live>>k.cell&1 != 0 && k.column.of(worker, int(k.cell)) {
+		if k := x.known[i]; k.column != nil &&
+			(i == 0 || k.column.live>>k.cell&1 != 0 && k.column.of(worker, int(k.cell))) {
 			x.release(worker, k, x.hashes[i])
 			out.Removed++
 		} else {

@@ -2,6 +2,8 @@
 
 package indexer
 
+import "slices"
+
 // leaves is a queue of the tree's leaves by when they were last matched or stored,
 // longest ago first. It exists only while room is short: it is made when the first
 // room is needed. Matches do not know of it: an entry says when its leaf was used
@@ -169,8 +171,8 @@ func (x *Index) dropTail(n *node) {
 			count(p.worker)
 		}
 	}
-	for i := len(n.own) - 1; i >= 0; i-- { //nolint:modernize // the loop shortens n.own
-		c := n.own[i].column
+	for i, o := range slices.Backward(n.own) {
+		c := o.column
 		if c.live&bit == 0 {
 			continue
 		}

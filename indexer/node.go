@@ -15,21 +15,21 @@ const maxRun = 64
 // node is a run of blocks without a branch between them. Bit i+shift of a word
 // of cells stands for the node's block i.
 type node struct {
+	// What removals read comes first, and together.
 	local []uint64
+	shift uint8
 	full  set    // the workers that hold every block
 	part  []part // those that hold some, by worker
-	kids  children
+	own   []own  // workers with columns of their own, by worker
 
-	main *column // external hashes of the workers that are not in own; nil until there was one
-	own  []own   // workers with columns of their own, by worker
-
+	main   *column // external hashes of the workers that are not in own; nil until there was one
 	parent *node
 	tail   *node // what was split off, while it is in the tree: its cells follow this node's
-	id     uint32
-	shift  uint8
-	marked bool // part of the chain being stored: not to be evicted
-	queued bool // in the queue of leaves
+	kids   children
 
+	id     uint32
+	marked bool   // part of the chain being stored: not to be evicted
+	queued bool   // in the queue of leaves
 	dumped uint32 // the dump that has it
 	number uint32 // its number there
 

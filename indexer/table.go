@@ -5,11 +5,11 @@ package indexer
 import "encoding/binary"
 
 // table finds the columns in which an external hash stands. It does not keep the
-// hashes: an entry is 24 bits of the hash's mix and the number of the column, and
-// who asks looks into the column. Different entries for one hash are the rule
+// hashes: an entry is 18 bits of the hash's mix, the cell and the number of the
+// column, and who asks looks there. Different entries for one hash are the rule
 // where workers number their blocks alike.
 //
-// A segment is one array with linear probing, in the order of the entries' 24
+// A segment is one array with linear probing, in the order of the entries' 18
 // bits, and those alone say where an entry belongs: growing is one pass in order,
 // removing closes the gap, looking for what is not there ends early, and a table
 // that is nearly full is still fast. There are many segments so that no growing
@@ -31,7 +31,11 @@ const (
 	tableSegments = 1024
 	entryBytes    = 6
 	entryMask     = 1<<48 - 1
-	columnMask    = 1<<24 - 1
+	columnBits    = 24
+	columnMask    = 1<<columnBits - 1
+	cellBits      = 6
+	tagShift      = columnBits + cellBits
+	tagBits       = 48 - tagShift
 )
 
 // spread makes all bits of an external hash count.
@@ -43,7 +47,11 @@ func spread(external uint64) uint64 {
 }
 
 func segmentOf(h uint64) int { return int(h >> 54) }
-func tagOf(h uint64) uint64  { return h >> 30 & columnMask }
+func tagOf(h uint64) uint64  { return h << 10 >> (64 - tagBits) }
+
+func entryOf(h uint64, column uint32, cell int) uint64 {
+	return tagOf(h)<<tagShift | uint64(cell)<<columnBits | uint64(column)
+}
 
 func entryAt(data []byte, p int) uint64 {
 	return binary.LittleEndian.Uint64(data[p*entryBytes:]) & entryMask
@@ -56,7 +64,7 @@ func setEntry(data []byte, p int, v uint64) {
 	binary.LittleEndian.PutUint16(b[4:], uint16(v>>32))
 }
 
-func (s *segment) homeOf(tag uint64) int { return int(tag * uint64(s.home) >> 24) }
+func (s *segment) homeOf(tag uint64) int { return int(tag * uint64(s.home) >> tagBits) }
 
 // find returns the place of the first entry that may be of hash h; next goes on
 // from there.
@@ -71,24 +79,24 @@ func (t *table) find(h uint64) (s *segment, p int) {
 	return s, s.homeOf(tagOf(h))
 }
 
-// next returns the column of the first entry of hash h at or behind p, and the
-// place behind it; column 0 is none.
-func (s *segment) next(h uint64, p int) (column uint32, behind int) {
+// next returns the column and the cell of the first entry of hash h at or behind p,
+// and the place behind it; column 0 is none.
+func (s *segment) next(h uint64, p int) (column uint32, cell, behind int) {
 	tag := tagOf(h)
 	for {
 		v := entryAt(s.data, p)
 		p++
-		if v>>24 < tag && v != 0 {
+		if v>>tagShift < tag && v != 0 {
 			continue
 		}
-		if v>>24 == tag {
-			return uint32(v & columnMask), p // an empty place has column 0
+		if v>>tagShift == tag {
+			return uint32(v & columnMask), int(v >> columnBits & (1<<cellBits - 1)), p // an empty place has column 0
 		}
-		return 0, p
+		return 0, 0, p
 	}
 }
 
-func (t *table) add(h uint64, column uint32) {
+func (t *table) add(h uint64, column uint32, cell int) {
 	if t.segments == nil {
 		t.segments = new([tableSegments]segment)
 	}
@@ -97,7 +105,7 @@ func (t *table) add(h uint64, column uint32) {
 	if s.n*6 >= s.home*5 {
 		s.grow(number)
 	}
-	for e := s.add(tagOf(h)<<24 | uint64(column)); e != 0; e = s.add(e) {
+	for e := s.add(entryOf(h, column, cell)); e != 0; e = s.add(e) {
 		s.grow(number)
 	}
 	s.n++
@@ -108,15 +116,17 @@ func (t *table) add(h uint64, column uint32) {
 // the entry, of all, for which there is no room.
 func (s *segment) add(entry uint64) (left uint64) {
 	data, last := s.data, int(s.last)
-	p := s.homeOf(entry >> 24)
+	p := s.homeOf(entry >> tagShift)
 	v := entryAt(data, p)
-	for v>>24 <= entry>>24 && v != 0 {
+	for v>>tagShift <= entry>>tagShift && v != 0 {
 		p++
 		v = entryAt(data, p)
 	}
-	for ; v != 0; p++ {
-		setEntry(data, p, entry)
-		entry, v = v, entryAt(data, p+1)
+	for v != 0 {
+		next := entryAt(data, p+1)
+		binary.LittleEndian.PutUint64(data[p*entryBytes:], entry) // the two bytes too many are written again
+		entry, v = v, next
+		p++
 	}
 	if p >= last {
 		return entry
@@ -125,21 +135,20 @@ func (s *segment) add(entry uint64) (left uint64) {
 	return 0
 }
 
-func (t *table) remove(h uint64, column uint32) {
+func (t *table) remove(h uint64, column uint32, cell int) {
 	number := segmentOf(h)
 	s := &t.segments[number]
 	data := s.data
-	entry := tagOf(h)<<24 | uint64(column)
+	entry := entryOf(h, column, cell)
 	p := s.homeOf(tagOf(h))
 	for entryAt(data, p) != entry {
 		p++
 	}
-	end := p + 1
-	for v := entryAt(data, end); v != 0 && s.homeOf(v>>24) < end; v = entryAt(data, end) {
-		end++
+	for v := entryAt(data, p+1); v != 0 && s.homeOf(v>>tagShift) <= p; v = entryAt(data, p+1) {
+		setEntry(data, p, v)
+		p++
 	}
-	copy(data[p*entryBytes:], data[(p+1)*entryBytes:end*entryBytes])
-	setEntry(data, end-1, 0)
+	setEntry(data, p, 0)
 	s.n--
 	t.n--
 	if t.n == 0 {
@@ -176,18 +185,18 @@ func (s *segment) resize(home int) {
 
 // fill takes over the entries of a smaller or larger segment.
 func (s *segment) fill(old []byte) bool {
-	data, home, p := s.data, uint64(s.home), 0
+	data, home, last, p := s.data, uint64(s.home), int(s.last), 0
 	for len(old) > entryBytes {
 		v := binary.LittleEndian.Uint64(old) & entryMask
 		old = old[entryBytes:]
-		if v == 0 {
-			continue
-		}
-		if p = max(p, int(v>>24*home>>24)); p >= int(s.last) {
+		// Written as 8 bytes, and empty ones, too: what comes next writes over it.
+		if p = max(p, int(v>>tagShift*home>>tagBits)); p >= last {
 			return false
 		}
-		setEntry(data, p, v)
-		p++
+		binary.LittleEndian.PutUint64(data[p*entryBytes:], v)
+		if v != 0 {
+			p++
+		}
 	}
 	return true
 }

@@ -144,13 +144,13 @@ func (x *Index) hold(worker int32, n *node, from int, blocks []Block, hashes []u
 	if fresh == cells {
 		c.write(at, blocks)
 		for i := range blocks {
-			x.pending = append(x.pending, entry{hashes[i], c.id, false})
+			x.pending = append(x.pending, entry{hashes[i], c.id, uint8(at + i), false})
 		}
 	} else {
 		for f := fresh; f != 0; f &= f - 1 {
 			i := bits.TrailingZeros64(f) - at
 			c.write(at+i, blocks[i:i+1])
-			x.pending = append(x.pending, entry{hashes[i], c.id, false})
+			x.pending = append(x.pending, entry{hashes[i], c.id, uint8(at + i), false})
 		}
 	}
 	c.live |= cells
@@ -184,7 +184,7 @@ func (x *Index) secede(worker int32, n *node, before uint64) {
 		at := bits.TrailingZeros64(cells)
 		e := n.main.external(at)
 		c.write(at, []Block{{External: e}})
-		x.pending = append(x.pending, entry{spread(e), c.id, false})
+		x.pending = append(x.pending, entry{spread(e), c.id, uint8(at), false})
 	}
 	c.live = before
 	x.bury(n, before)
@@ -206,7 +206,8 @@ func (x *Index) bury(n *node, cells uint64) {
 func (x *Index) kill(c *column, cells uint64) {
 	c.live &^= cells
 	for ; cells != 0; cells &= cells - 1 {
-		x.pending = append(x.pending, entry{spread(c.external(bits.TrailingZeros64(cells))), c.id, true})
+		at := bits.TrailingZeros64(cells)
+		x.pending = append(x.pending, entry{spread(c.external(at)), c.id, uint8(at), true})
 	}
 	if c.live == 0 {
 		c.ext = nil
@@ -275,7 +276,7 @@ func (x *Index) release(worker int32, k cell, hash uint64) {
 	before := n.cells(worker)
 	if c.worker != mainColumn {
 		c.live &^= bit
-		x.pending = append(x.pending, entry{hash, c.id, true})
+		x.pending = append(x.pending, entry{hash, c.id, uint8(at), true})
 		if c.live&n.all() == 0 {
 			x.disown(n, c)
 		}
@@ -298,7 +299,7 @@ func (x *Index) release(worker int32, k cell, hash uint64) {
 	}
 	if c.worker == mainColumn && n.mainLive(bit) == 0 {
 		c.live &^= bit
-		x.pending = append(x.pending, entry{hash, c.id, true})
+		x.pending = append(x.pending, entry{hash, c.id, uint8(at), true})
 		if c.live == 0 {
 			c.ext = nil
 		}
@@ -400,9 +401,9 @@ func (x *Index) enter(worker int32, n *node) {
 func (x *Index) settle() {
 	for _, e := range x.pending {
 		if e.remove {
-			x.table.remove(e.hash, e.column)
+			x.table.remove(e.hash, e.column, int(e.cell))
 		} else {
-			x.table.add(e.hash, e.column)
+			x.table.add(e.hash, e.column, int(e.cell))
 		}
 	}
 	if x.pending = x.pending[:0]; cap(x.pending) > 1<<16 {
