@@ -23,7 +23,7 @@ func get(t *testing.T, h http.Handler, path string) (status int, body string) {
 
 func newRouter(t *testing.T, workers int) *router.Router {
 	t.Helper()
-	r, err := router.New(router.Config{OverlapWeight: 1})
+	r, err := router.New(router.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,7 @@ import (
 type core struct {
 	mode     Mode
 	settings scorer.Settings
+	rule     scorer.Rule // instead of settings, if not nil
 	seed     uint64
 
 	entries []entry
@@ -168,7 +169,11 @@ func (c *core) decide(now time.Time, q *question, d *Decision) error {
 		chosen = scorer.RoundRobin(len(c.candidates), c.turn)
 		d.Reason = ReasonRoundRobin
 	default:
-		chosen = c.settings.Choose(&c.request, c.inputs, c.costs)
+		if c.rule != nil {
+			chosen = c.rule(&c.request, c.inputs, c.costs)
+		} else {
+			chosen = c.settings.Choose(&c.request, c.inputs, c.costs)
+		}
 		d.Cost = c.costs[chosen]
 		if d.Reason == "" {
 			d.Reason = c.kvReason()

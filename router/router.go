@@ -57,15 +57,18 @@ const (
 )
 
 // Config says how a [Router] decides. The zero value of each field means its
-// default, except for OverlapWeight.
+// default.
 type Config struct {
 	// Mode is the way of choosing. Default [KV].
 	Mode Mode
 
-	// OverlapWeight weighs the prefill that a worker would have to do against
-	// the blocks that it is busy with; see [scorer.Dynamo]. 0 routes by load
-	// alone. Finite, not negative.
-	OverlapWeight float64
+	// Scoring says what a worker costs in the mode KV. Without a policy it is
+	// [scorer.Defaults].
+	Scoring scorer.Settings
+	// Rule, if not nil, chooses in the mode KV instead of Scoring: one of
+	// [scorer.PublishedRules], or the caller's own. It is called under the
+	// pool's lock, with candidates in worker order.
+	Rule scorer.Rule
 
 	// BlockSize is the number of tokens in a block of the workers' caches. 0
 	// takes that of a pool's first worker, or 16 if it names none. Workers of
@@ -105,8 +108,11 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Mode != KV && c.Mode != RoundRobin {
 		return c, fmt.Errorf("router: Mode is %q, want %q or %q", c.Mode, KV, RoundRobin)
 	}
-	if math.IsNaN(c.OverlapWeight) || math.IsInf(c.OverlapWeight, 0) || c.OverlapWeight < 0 {
-		return c, fmt.Errorf("router: OverlapWeight is %v, want a finite number, 0 or more", c.OverlapWeight)
+	if c.Scoring.Policy == "" {
+		c.Scoring = scorer.Defaults()
+	}
+	if err := c.Scoring.Validate(); err != nil {
+		return c, fmt.Errorf("router: %w", err)
 	}
 	if c.BlockSize < 0 || c.BlockSize > maxBlockSize {
 		return c, fmt.Errorf("router: BlockSize is %d, want 0 to %d tokens", c.BlockSize, maxBlockSize)
@@ -208,6 +214,8 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 		return Decision{}, fmt.Errorf("router: model %q: %w", bounded(req.Model), ErrUnknownModel)
 	case r.conf.StrictModels && (t.card == nil || t.card.Prompts == nil):
 		return Decision{}, fmt.Errorf("router: model %q has no tokenizer: %w", bounded(req.Model), ErrUnknownModel)
+	case req.Blocks != nil && len(req.Blocks.Local) != len(req.Blocks.Sequence):
+		return Decision{}, fmt.Errorf("router: %w: %d local and %d sequence hashes", ErrBadBlocks, len(req.Blocks.Local), len(req.Blocks.Sequence))
 	}
 	s := r.scratch.Get().(*scratch)
 	defer r.release(s)
@@ -229,7 +237,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 	if req.ID != "" {
 		r.ring.add(&d)
 		r.metrics.decided(ctx, &d)
-		if r.conf.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil {
+		if r.conf.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
 			r.conf.Observe(Observation{Card: t.card, Model: t.pool.model, Address: d.Address, BlockSize: q.blockSize, Prompt: req.Prompt, IDs: s.tokens})
 		}
 	}
@@ -247,6 +255,13 @@ const bytesSeed = 0x6b76726f75746521
 func (r *Router) hash(ctx context.Context, q *question, s *scratch, card *Card, req Request) {
 	start := r.conf.Now()
 	d := &s.decision
+	if b := req.Blocks; b != nil {
+		s.local = append(s.local[:0], b.Local...)
+		s.sequence = append(s.sequence[:0], b.Sequence...)
+		q.tokens, q.sequence = b.Tokens, s.sequence
+		d.TokenMode, d.PromptTokens, d.PromptBlocks = tokenizer.Exact, b.Tokens, len(s.local)
+		return
+	}
 	prompt := tokenizer.Prompt{IDs: req.Tokens, Exact: len(req.Tokens), Mode: tokenizer.Exact}
 	if req.Tokens == nil {
 		var m *tokenizer.Model
@@ -419,9 +434,7 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 		if len(r.pools) >= maxPools {
 			return fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(model), maxPools+1, maxPools)
 		}
-		settings := scorer.Defaults()
-		settings.Policy, settings.OverlapWeight = scorer.Dynamo, r.conf.OverlapWeight
-		p = &pool{model: model, core: core{mode: r.conf.Mode, settings: settings, seed: r.conf.Seed}}
+		p = &pool{model: model, core: core{mode: r.conf.Mode, settings: r.conf.Scoring, rule: r.conf.Rule, seed: r.conf.Seed}}
 		r.pools[model] = p
 	}
 	if old := r.owners[info.ID]; old != nil && old != p {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -31,6 +32,13 @@ func newRouter(t *testing.T, conf router.Config, n int) *router.Router {
 		set(t, r, worker(uint64(id+1)))
 	}
 	return r
+}
+
+// classic is the classic cost of NVIDIA Dynamo with an overlap weight.
+func classic(weight float64) scorer.Settings {
+	s := scorer.Defaults()
+	s.Policy, s.OverlapWeight = scorer.Dynamo, weight
+	return s
 }
 
 func worker(id uint64) router.WorkerInfo {
@@ -74,7 +82,7 @@ func store(r *router.Router, w router.Worker, letters string) bool {
 // Three conversations that share a beginning: each goes on where most of it is
 // cached.
 func TestConversationsStickToTheirBlocks(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 2)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 2)
 	a, b := router.Worker{ID: 1}, router.Worker{ID: 2}
 	store(r, a, "AB")
 	store(r, a, "ACD")
@@ -113,7 +121,7 @@ func TestConversationsStickToTheirBlocks(t *testing.T) {
 func TestCostOfADecision(t *testing.T) {
 	ten := "0123456789"
 	for _, weight := range []float64{.5, 1, 2} {
-		r := newRouter(t, router.Config{OverlapWeight: weight}, 3)
+		r := newRouter(t, router.Config{Scoring: classic(weight)}, 3)
 		for i, held := range []int{2, 5, 8} {
 			store(r, router.Worker{ID: uint64(i + 1)}, ten[:held])
 		}
@@ -133,7 +141,7 @@ func TestCostOfADecision(t *testing.T) {
 }
 
 func TestTheLoadOfOneDecisionIsSeenByTheNext(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 4)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 4)
 	seen := map[uint64]int{}
 	for i := range 8 {
 		// Prompts without a common block.
@@ -152,7 +160,7 @@ func TestTheLoadOfOneDecisionIsSeenByTheNext(t *testing.T) {
 
 func TestTheSameSeedGivesTheSameDecisions(t *testing.T) {
 	decide := func(seed uint64) string {
-		r := newRouter(t, router.Config{OverlapWeight: 1, Seed: seed}, 8)
+		r := newRouter(t, router.Config{Scoring: classic(1), Seed: seed}, 8)
 		var picks strings.Builder
 		for i := range 50 {
 			d, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint("r", i), Model: "m", Tokens: prompt("x")})
@@ -194,7 +202,7 @@ func TestRoundRobin(t *testing.T) {
 }
 
 func TestWithoutAnIDNothingIsBooked(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 1)
 	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("AB")}); err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +213,7 @@ func TestWithoutAnIDNothingIsBooked(t *testing.T) {
 
 func TestLifeOfASlot(t *testing.T) {
 	now := time.Unix(1755000000, 0)
-	r := newRouter(t, router.Config{OverlapWeight: 1, Now: func() time.Time { return now }}, 1)
+	r := newRouter(t, router.Config{Scoring: classic(1), Now: func() time.Time { return now }}, 1)
 	d, err := r.BestWorker(t.Context(), router.Request{ID: "a", Model: "m", Tokens: prompt("AB")})
 	if err != nil {
 		t.Fatal(err)
@@ -244,7 +252,7 @@ func TestLifeOfASlot(t *testing.T) {
 }
 
 func TestRecentDecisionsAreKeptAndOldOnesNot(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1, KeepDecisions: 3}, 2)
+	r := newRouter(t, router.Config{Scoring: classic(1), KeepDecisions: 3}, 2)
 	for i := range 5 {
 		id := fmt.Sprint(i)
 		if _, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: prompt("A")}); err != nil {
@@ -265,7 +273,7 @@ func TestRecentDecisionsAreKeptAndOldOnesNot(t *testing.T) {
 	if d, ok := r.Decision("3"); !ok || d.Freed.IsZero() {
 		t.Errorf("decision 3: %v, %+v", ok, d)
 	}
-	none := newRouter(t, router.Config{OverlapWeight: 1, KeepDecisions: -1}, 1)
+	none := newRouter(t, router.Config{Scoring: classic(1), KeepDecisions: -1}, 1)
 	if _, err := none.BestWorker(t.Context(), router.Request{ID: "a", Model: "m"}); err != nil || len(none.Decisions(9)) != 0 {
 		t.Errorf("keeping none: %d kept, error %v", len(none.Decisions(9)), err)
 	}
@@ -278,7 +286,7 @@ func TestWhoCanBeChosen(t *testing.T) {
 		return d.Worker.ID, err
 	}
 	with := func(t *testing.T, change ...func(*router.WorkerInfo)) *router.Router {
-		r := newRouter(t, router.Config{OverlapWeight: 1}, 0)
+		r := newRouter(t, router.Config{Scoring: classic(1)}, 0)
 		for i, c := range change {
 			w := worker(uint64(i + 1))
 			c(&w)
@@ -328,7 +336,7 @@ func TestWhoCanBeChosen(t *testing.T) {
 }
 
 func TestAdaptersAndSaltsShareNoBlocks(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 0)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 0)
 	w := worker(1)
 	w.LoRA = []string{"lora"}
 	set(t, r, w)
@@ -345,7 +353,7 @@ func TestAdaptersAndSaltsShareNoBlocks(t *testing.T) {
 }
 
 func TestAWorkerThatLeavesTakesItsStateAlong(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 1)
 	store(r, router.Worker{ID: 1}, "AB")
 	if _, err := r.BestWorker(t.Context(), router.Request{ID: "a", Model: "m", Tokens: prompt("AB")}); err != nil {
 		t.Fatal(err)
@@ -369,7 +377,7 @@ func TestAWorkerThatLeavesTakesItsStateAlong(t *testing.T) {
 }
 
 func TestARestartedWorkerIsEmpty(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 1)
 	store(r, router.Worker{ID: 1}, "AB")
 	same := worker(1)
 	same.Draining = true
@@ -385,7 +393,7 @@ func TestARestartedWorkerIsEmpty(t *testing.T) {
 }
 
 func TestRanks(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 0)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 0)
 	w := worker(1)
 	w.DPStart, w.DPSize = 2, 3
 	w.RankAddresses = map[uint32]netip.AddrPort{3: netip.MustParseAddrPort("10.9.9.9:1")}
@@ -405,7 +413,7 @@ func TestRanks(t *testing.T) {
 }
 
 func TestBlockSizes(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 1)
 	odd, none := worker(2), worker(3)
 	odd.BlockSize, none.BlockSize = 16, 0
 	set(t, r, odd)
@@ -429,7 +437,7 @@ func TestBlockSizes(t *testing.T) {
 }
 
 func TestAWorkerChangesItsModel(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 2)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 2)
 	w := worker(1)
 	w.Models = []string{"n", "alias"}
 	set(t, r, w)
@@ -442,7 +450,7 @@ func TestAWorkerChangesItsModel(t *testing.T) {
 
 // A prompt that cannot be tokenized is routed, by load.
 func TestOddPromptsAreRouted(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 2)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 2)
 	d, err := r.BestWorker(t.Context(), router.Request{ID: "a", Model: "m", Prompt: router.Prompt{Messages: []byte(`[{"role":"user","content":12345}]`)}})
 	if err != nil || d.Reason != router.ReasonTokenizer || d.PromptTokens == 0 {
 		t.Errorf("decision %+v, error %v; want one by load with a guess of the length", d, err)
@@ -454,7 +462,7 @@ func TestOddPromptsAreRouted(t *testing.T) {
 }
 
 func TestACancelledRequestBooksNothing(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 1)
 	why := errors.New("the client left")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
@@ -468,24 +476,24 @@ func TestACancelledRequestBooksNothing(t *testing.T) {
 
 func TestBadSettings(t *testing.T) {
 	for want, c := range map[string]router.Config{
-		"Mode":          {Mode: "fastest"},
-		"OverlapWeight": {OverlapWeight: math.NaN()},
-		"BlockSize":     {BlockSize: -1},
+		"Mode":                 {Mode: "fastest"},
+		"overlap_score_weight": {Scoring: classic(math.NaN())},
+		"BlockSize":            {BlockSize: -1},
 	} {
 		if _, err := router.New(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want one that names %s", c, err, want)
 		}
 	}
-	if _, err := router.New(router.Config{OverlapWeight: -1}); err == nil {
+	if _, err := router.New(router.Config{Scoring: classic(-1)}); err == nil {
 		t.Error("a negative weight must be refused")
 	}
-	if _, err := router.New(router.Config{OverlapWeight: math.Inf(1)}); err == nil {
+	if _, err := router.New(router.Config{Scoring: classic(math.Inf(1))}); err == nil {
 		t.Error("an infinite weight must be refused")
 	}
 }
 
 func TestBadWorkers(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 1)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 1)
 	for want, change := range map[string]func(*router.WorkerInfo){
 		"Models":    func(w *router.WorkerInfo) { w.Models = nil },
 		"Address":   func(w *router.WorkerInfo) { w.Address = netip.AddrPort{} },
@@ -514,7 +522,7 @@ func TestBadWorkers(t *testing.T) {
 
 // Everything at once, for the race detector; at the end nothing is left.
 func TestConcurrentUse(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1, KeepDecisions: 16}, 4)
+	r := newRouter(t, router.Config{Scoring: classic(1), KeepDecisions: 16}, 4)
 	var wg sync.WaitGroup
 	for g := range 4 {
 		wg.Go(func() {
@@ -566,7 +574,7 @@ func cardOf(t *testing.T, name string) router.Card {
 // worker's events are found; one without is not, and says so.
 func TestCards(t *testing.T) {
 	var seen []router.Observation
-	r := newRouter(t, router.Config{OverlapWeight: 1, BlockSize: 2, Cards: []router.Card{cardOf(t, "m")}, Observe: func(o router.Observation) {
+	r := newRouter(t, router.Config{Scoring: classic(1), BlockSize: 2, Cards: []router.Card{cardOf(t, "m")}, Observe: func(o router.Observation) {
 		o.IDs = slices.Clone(o.IDs)
 		seen = append(seen, o)
 	}}, 0)
@@ -639,7 +647,7 @@ func TestStrictModels(t *testing.T) {
 
 // Blocks of text-block mode have hashes that no tokens have.
 func TestBytesMeetNoEvent(t *testing.T) {
-	r := newRouter(t, router.Config{OverlapWeight: 1}, 0)
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 0)
 	w := worker(1)
 	w.BlockSize = 1
 	set(t, r, w)
@@ -653,5 +661,29 @@ func TestBytesMeetNoEvent(t *testing.T) {
 	d, err = r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: ids})
 	if err != nil || d.OverlapBlocks != 1 {
 		t.Errorf("%+v, %v; want the block", d, err)
+	}
+}
+
+// A prompt given as hashes is the same prompt, and a rule of the caller's replaces
+// the cost.
+func TestBlocksAndRule(t *testing.T) {
+	local := indexer.AppendLocalHashes(nil, prompt("abc"), 8, indexer.Seed("", ""))
+	blocks := &router.Blocks{Local: local, Sequence: indexer.AppendSequenceHashes(nil, local), Tokens: 27}
+	last := func(_ *scorer.Request, in []scorer.Input, _ []float64) int { return len(in) - 1 }
+
+	r := newRouter(t, router.Config{}, 3)
+	store(r, router.Worker{ID: 2}, "ab")
+	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Blocks: blocks})
+	if err != nil || d.Worker.ID != 2 || d.OverlapBlocks != 2 || d.PromptTokens != 27 || d.PrefillTokens != 11 {
+		t.Errorf("BestWorker(blocks) = worker %d, %d blocks of %d tokens, %d to compute, %v; want worker 2, 2, 27, 11", d.Worker.ID, d.OverlapBlocks, d.PromptTokens, d.PrefillTokens, err)
+	}
+	r = newRouter(t, router.Config{Rule: last}, 3)
+	store(r, router.Worker{ID: 2}, "ab")
+	if d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Blocks: blocks}); err != nil || d.Worker.ID != 3 {
+		t.Errorf("BestWorker by a rule that takes the last = worker %d, %v, want 3", d.Worker.ID, err)
+	}
+	blocks.Local = blocks.Local[1:]
+	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m", Blocks: blocks}); !errors.Is(err, router.ErrBadBlocks) {
+		t.Errorf("BestWorker(2 local, 3 sequence hashes) = %v, want ErrBadBlocks", err)
 	}
 }

@@ -138,15 +138,25 @@ type Request struct {
 	// Model is the model name of the request: a base model or an adapter.
 	Model string
 
-	// Prompt is tokenized by the router. Tokens, if not nil, is used instead.
+	// Prompt is tokenized by the router. Tokens, if not nil, is used instead,
+	// and Blocks instead of both.
 	Prompt Prompt
 	Tokens []uint32
+	Blocks *Blocks
 
 	// Salt keeps the request's blocks apart from those of other salts.
 	Salt string
 
 	// Explain asks for [Decision.Candidates].
 	Explain bool
+}
+
+// Blocks is a prompt that its caller has hashed, in blocks of the pool's size and
+// with adapter and salt in the seed (package indexer).
+type Blocks struct {
+	Local    []uint64 // local hash of each full block
+	Sequence []uint64 // sequence hashes of the same blocks
+	Tokens   int      // length of the prompt
 }
 
 // Reason says in one word how a decision was reached.
@@ -218,6 +228,8 @@ var (
 	ErrNoWorkers = errors.New("no worker is available")
 	// ErrUnknownModel: workers are known, and none serves the model.
 	ErrUnknownModel = errors.New("the model does not exist")
+	// ErrBadBlocks: Request.Blocks contradicts itself.
+	ErrBadBlocks = errors.New("blocks do not fit together")
 	// ErrDuplicate: a request with this id is in flight.
 	ErrDuplicate = errors.New("a request with this id is in flight")
 )

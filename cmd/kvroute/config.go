@@ -19,6 +19,7 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
 )
 
 // config is everything that can be set about `kvroute serve`. Each scalar is a
@@ -227,6 +228,13 @@ func readFile(file string) (config, error) {
 }
 
 // check refuses values that no package would refuse in words of the user's.
+// scoring is what the flags say of the cost.
+func (c *config) scoring() scorer.Settings {
+	s := scorer.Defaults()
+	s.Policy, s.OverlapWeight = scorer.Dynamo, c.KVOverlapScoreWeight
+	return s
+}
+
 func (c *config) check() error {
 	var errs []error
 	bad := func(name string, value, want string) {

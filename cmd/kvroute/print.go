@@ -29,7 +29,7 @@ func printConfig(_ context.Context, args []string, std stdio) error {
 			return err
 		}
 	}
-	if _, err := router.New(router.Config{Mode: router.Mode(c.RouterMode), OverlapWeight: c.KVOverlapScoreWeight, BlockSize: c.BlockSize}); err != nil {
+	if _, err := router.New(router.Config{Mode: router.Mode(c.RouterMode), Scoring: c.scoring(), BlockSize: c.BlockSize}); err != nil {
 		return err
 	}
 	text, err := yaml.Marshal(c)

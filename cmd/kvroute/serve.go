@@ -135,7 +135,7 @@ func (s *server) open() (err error) {
 		Observe:       observe,
 		StrictModels:  c.StrictModels,
 		Mode:          router.Mode(c.RouterMode),
-		OverlapWeight: c.KVOverlapScoreWeight,
+		Scoring:       c.scoring(),
 		BlockSize:     c.BlockSize,
 		Seed:          c.Seed,
 		KeepDecisions: c.KeepDecisions,
