@@ -159,6 +159,9 @@ type Server struct {
 
 	open  [kinds]atomic.Int64 // streams
 	lines [failures]lineLimit // of the log
+	// told says that Envoy is configured to send response headers: a stream that
+	// ends without them had no response.
+	told atomic.Bool
 
 	drained sync.Once
 	drain   chan struct{} // closed by Drain

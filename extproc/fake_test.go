@@ -101,6 +101,17 @@ func (r *fakeRouter) Free(id string) bool {
 	return true
 }
 
+func (r *fakeRouter) Abandon(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.slots[id] {
+		r.t.Errorf("Abandon called with id %q, which has no slot", id)
+	}
+	r.slots[id] = false
+	r.calls = append(r.calls, "abandon")
+	return true
+}
+
 // will makes r decide by f from now on.
 func (r *fakeRouter) will(f func(ctx context.Context, req router.Request) (router.Decision, error)) {
 	r.mu.Lock()

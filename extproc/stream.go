@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
@@ -26,8 +27,10 @@ type Router interface {
 	// MarkPrefillCompleted notes a request's first token and reports whether
 	// that was news. Unknown ids are no error.
 	MarkPrefillCompleted(id string) bool
-	// Free ends a booking and reports whether there was one.
+	// Free ends a booking and reports whether there was one. Abandon does so for
+	// a request that no worker served.
 	Free(id string) bool
+	Abandon(id string) bool
 }
 
 // stream is one main stream. Its handler's goroutine owns it.
@@ -47,6 +50,7 @@ type stream struct {
 
 	id       string // of our request; none before the decision
 	booked   bool   // the slot must be freed
+	served   bool   // the response began well
 	decision router.Decision
 }
 
@@ -131,7 +135,11 @@ func (s *stream) drain() {
 func (s *stream) free() {
 	if s.booked {
 		s.booked = false
-		s.server.router.Free(s.id)
+		if s.served || !s.server.told.Load() {
+			s.server.router.Free(s.id)
+		} else {
+			s.server.router.Abandon(s.id)
+		}
 	}
 }
 
@@ -235,6 +243,8 @@ func (s *stream) ask(ctx context.Context, fields *openai.Body) error {
 
 // tell answers the response headers.
 func (s *stream) tell(h *extprocv3.HttpHeaders) *extprocv3.ProcessingResponse {
+	s.server.told.Store(true)
+	s.served = strings.HasPrefix(status(h), "2")
 	if s.state != routed {
 		return empty(responseHeaders)
 	}

@@ -62,6 +62,12 @@ type question struct {
 	overlap   []int32 // by ordinal, counted at version
 	version   uint64  // value of core.changes when overlap was counted
 	reason    Reason  // of the decision, unless the policy has a better one
+	guessed   bool    // hashes that no engine has
+
+	// Of a booking.
+	ordinal    int
+	generation uint64 // entry.since of the worker
+	silent     bool   // no events of it are expected
 }
 
 // outdated returns the ordinals of info's process whose blocks no longer count:
@@ -195,6 +201,8 @@ func (c *core) decide(now time.Time, q *question, d *Decision) error {
 		}
 		c.turn++
 		e.routed++
+		q.ordinal, q.generation = ord, e.since
+		q.silent = e.info.NoEvents || e.info.BlockSize != q.blockSize
 	}
 	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
 	c.explain(d)

@@ -45,7 +45,7 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 
 	var indexBlocks, slots, workers metric.Int64ObservableGauge
 	indexBlocks, errs[4] = meter.Int64ObservableGauge("kvroute.router.index.blocks",
-		metric.WithUnit("{block}"), metric.WithDescription("Pairs of block and worker in the index, by model."))
+		metric.WithUnit("{block}"), metric.WithDescription("Pairs of block and worker in the index, by model and by where they are known from."))
 	slots, errs[5] = meter.Int64ObservableGauge("kvroute.router.slots",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests in flight that hold a slot, by model."))
 	workers, errs[6] = meter.Int64ObservableGauge("kvroute.router.workers",
@@ -72,7 +72,12 @@ func (r *Router) observe(o metric.Observer, indexBlocks, slots, workers metric.I
 			byHealth[min(p.core.entries[ord].info.Health, Unhealthy)]++
 		}
 		p.mu.Unlock()
-		o.ObserveInt64(indexBlocks, int64(p.cache.Load().index.Blocks()), metric.WithAttributes(model))
+		c := p.cache.Load()
+		o.ObserveInt64(indexBlocks, int64(c.index.Blocks()), metric.WithAttributes(model, attribute.String("source", "events")))
+		o.ObserveInt64(indexBlocks, int64(c.history.Blocks()), metric.WithAttributes(model, attribute.String("source", "history")))
+		if c.predicted != nil {
+			o.ObserveInt64(indexBlocks, int64(c.predicted.Blocks()), metric.WithAttributes(model, attribute.String("source", "prediction")))
+		}
 		o.ObserveInt64(slots, int64(taken), metric.WithAttributes(model))
 		for h, n := range byHealth {
 			o.ObserveInt64(workers, n, metric.WithAttributes(model, attribute.String("health", Health(h).String())))

@@ -75,6 +75,18 @@ type Config struct {
 	// another size are still routed to, by load alone.
 	BlockSize int
 
+	// NoEvents is for fleets that do not tell what they cache: the router
+	// guesses from the requests that it sent, and takes no events.
+	NoEvents bool
+	// GuessTTL is how long such a guess counts after the last request that
+	// confirms it. Default 120 s.
+	GuessTTL time.Duration
+	// PredictTTL is how long a worker counts as holding the blocks of a request
+	// sent there before its events say so. It should exceed the wait in the
+	// worker's queue, the prefill and the delay of events. Default 10 s; negative
+	// for not at all.
+	PredictTTL time.Duration
+
 	// Cards are the models known beforehand; see [Router.SetCards].
 	Cards []Card
 
@@ -117,6 +129,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.BlockSize < 0 || c.BlockSize > maxBlockSize {
 		return c, fmt.Errorf("router: BlockSize is %d, want 0 to %d tokens", c.BlockSize, maxBlockSize)
 	}
+	if c.GuessTTL < 0 {
+		return c, fmt.Errorf("router: GuessTTL is %v, want 0 or more", c.GuessTTL)
+	}
+	if c.PredictTTL == 0 {
+		c.PredictTTL = 10 * time.Second
+	}
 	if c.KeepDecisions == 0 {
 		c.KeepDecisions = 1024
 	}
@@ -155,12 +173,19 @@ type Router struct {
 	// fleet guards the fields below. Who applies an event holds it for reading,
 	// so that a worker's events cannot meet its leaving.
 	pools  map[string]*pool // by base model
+	saved  map[Worker]saved // guesses of an earlier process, for workers to come
 	owners map[uint64]*pool // by worker id
 	cards  map[string]*Card // by name
 
 	flightMu sync.Mutex
 	// flightMu guards the field below.
-	flight map[string]*pool // requests with a slot
+	flight map[string]flight // requests with a slot
+}
+
+// flight is a request with a slot.
+type flight struct {
+	pool  *pool
+	guess guess
 }
 
 // target is what a model name stands for.
@@ -185,7 +210,7 @@ func New(conf Config) (*Router, error) {
 		ring:   newRing(max(0, conf.KeepDecisions)),
 		pools:  make(map[string]*pool),
 		owners: make(map[uint64]*pool),
-		flight: make(map[string]*pool),
+		flight: make(map[string]flight),
 	}
 	r.names.Store(&map[string]target{})
 	r.SetCards(conf.Cards)
@@ -284,6 +309,7 @@ func (r *Router) hash(ctx context.Context, q *question, s *scratch, card *Card, 
 	switch prompt.Mode {
 	case tokenizer.Bytes:
 		seed ^= bytesSeed
+		q.guessed = true
 	case tokenizer.ExactPrefix:
 		tokens = tokens[:prompt.Exact]
 	case tokenizer.Exact:
@@ -329,23 +355,29 @@ func (r *Router) decide(p *pool, c *cache, q *question, s *scratch) error {
 		r.flightMu.Unlock()
 		return ErrDuplicate
 	}
-	r.flight[q.id] = p
+	r.flight[q.id] = flight{pool: p}
 	r.flightMu.Unlock()
 
 	err := p.decide(r.conf.Now, c, q, s)
 	if err != nil {
 		r.landed(q.id)
+		return err
 	}
-	return err
+	if g := p.guess(s.decision.Time, c, q, s); g.in != nil {
+		r.flightMu.Lock()
+		r.flight[q.id] = flight{p, g}
+		r.flightMu.Unlock()
+	}
+	return nil
 }
 
-// landed takes a request out of flight and returns its pool, or nil.
-func (r *Router) landed(id string) *pool {
+// landed takes a request out of flight; without a pool it was not there.
+func (r *Router) landed(id string) flight {
 	r.flightMu.Lock()
 	defer r.flightMu.Unlock()
-	p := r.flight[id]
+	f := r.flight[id]
 	delete(r.flight, id)
-	return p
+	return f
 }
 
 // release gives the memory of a decision back, unless an unusual prompt made it
@@ -362,7 +394,11 @@ func (r *Router) release(s *scratch) {
 // for an id without a slot and for a repetition, both harmless.
 func (r *Router) MarkPrefillCompleted(id string) bool {
 	r.flightMu.Lock()
-	p := r.flight[id]
+	f := r.flight[id]
+	if f.guess.in != nil {
+		r.flight[id] = flight{pool: f.pool} // what it said is confirmed
+	}
+	p := f.pool
 	r.flightMu.Unlock()
 	if p == nil {
 		return false
@@ -379,14 +415,23 @@ func (r *Router) MarkPrefillCompleted(id string) bool {
 
 // Free gives the slot of a booked request back. It reports whether there was one:
 // false for an unknown id and for a repetition, both harmless.
-func (r *Router) Free(id string) bool {
-	p := r.landed(id)
-	if p == nil {
+func (r *Router) Free(id string) bool { return r.free(r.landed(id), id) }
+
+// Abandon is [Router.Free] for a request that its worker did not serve: its blocks
+// do not count as cached there because of it, unless its first token was noted.
+func (r *Router) Abandon(id string) bool {
+	f := r.landed(id)
+	f.guess.withdraw()
+	return r.free(f, id)
+}
+
+func (r *Router) free(f flight, id string) bool {
+	if f.pool == nil {
 		return false
 	}
-	p.mu.Lock()
-	p.core.slots.Free(id)
-	p.mu.Unlock()
+	f.pool.mu.Lock()
+	f.pool.core.slots.Free(id)
+	f.pool.mu.Unlock()
 	r.ring.noteFreed(id, r.conf.Now())
 	return true
 }
@@ -434,7 +479,7 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 		if len(r.pools) >= maxPools {
 			return fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(model), maxPools+1, maxPools)
 		}
-		p = &pool{model: model, core: core{mode: r.conf.Mode, settings: r.conf.Scoring, rule: r.conf.Rule, seed: r.conf.Seed}}
+		p = &pool{model: model, guessing: guessing{r.conf.NoEvents, r.conf.GuessTTL, r.conf.PredictTTL}, core: core{mode: r.conf.Mode, settings: r.conf.Scoring, rule: r.conf.Rule, seed: r.conf.Seed}}
 		r.pools[model] = p
 	}
 	if old := r.owners[info.ID]; old != nil && old != p {
@@ -449,6 +494,7 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 		blockSize = c.BlockSize
 	}
 	p.setWorker(&info, blockSize)
+	r.recallLocked(p, &info)
 	r.renameLocked()
 	return nil
 }

@@ -21,9 +21,13 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// newRouter makes a router with weight 1 and n workers of block size 8, ids 1 to n.
+// newRouter makes a router with n workers of block size 8, ids 1 to n. Unless the
+// settings say otherwise, it predicts nothing.
 func newRouter(t *testing.T, conf router.Config, n int) *router.Router {
 	t.Helper()
+	if conf.PredictTTL == 0 {
+		conf.PredictTTL = -1
+	}
 	r, err := router.New(conf)
 	if err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ type WorkerState struct {
 	TotalKVBlocks  int            `json:"total_kv_blocks,omitempty"`
 	KVEvents       string         `json:"kv_events"`       // "ok", "none" or "block_size_mismatch"
 	CachedBlocks   int            `json:"cached_blocks"`   // in the index
+	GuessedBlocks  int            `json:"guessed_blocks"`  // taken to be cached, without having been told
 	ActiveRequests int            `json:"active_requests"` // slots
 	ActiveBlocks   int            `json:"active_blocks"`
 	PendTokens     int            `json:"pend_tokens"`
@@ -63,6 +64,7 @@ func (p *pool) appendStates(states []WorkerState) []WorkerState {
 			TotalKVBlocks:  e.info.TotalKVBlocks,
 			KVEvents:       "ok",
 			CachedBlocks:   cache.index.WorkerBlocks(ord),
+			GuessedBlocks:  cache.history.WorkerBlocks(ord),
 			ActiveRequests: load.Requests,
 			ActiveBlocks:   load.Blocks,
 			PendTokens:     load.PendTokens,
@@ -74,6 +76,9 @@ func (p *pool) appendStates(states []WorkerState) []WorkerState {
 			s.KVEvents = "none"
 		default:
 			s.KVEvents = "block_size_mismatch"
+		}
+		if e.info.NoEvents || p.guessing.noEvents {
+			s.KVEvents = "none"
 		}
 		states = append(states, s)
 	}

@@ -68,6 +68,10 @@ type WorkerInfo struct {
 	MaxNumSeqs       int // 0 = unknown
 	MaxBatchedTokens int // 0 = unknown
 
+	// NoEvents says that it does not tell what it caches; so does no BlockSize.
+	// The router guesses from the requests that it sends there.
+	NoEvents bool
+
 	Engine string // "vllm", "sglang", …
 	// ModelCard names the [Card] of its model. Default: that of its model's name.
 	ModelCard string

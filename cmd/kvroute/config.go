@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -54,6 +55,20 @@ type config struct {
 	// KVOverlapScoreWeight weighs prefill against active blocks in mode kv; 0
 	// routes by load alone.
 	KVOverlapScoreWeight float64 `yaml:"kv-overlap-score-weight"`
+	// NoKVEvents is for workers that do not tell what they cache: the router
+	// guesses from the requests that it sent, and listens to no events.
+	NoKVEvents bool `yaml:"no-kv-events"`
+	// RouterTTLSecs is how many seconds such a guess counts after the last
+	// request that confirms it.
+	RouterTTLSecs float64 `yaml:"router-ttl-secs"`
+	// RouterPredictedTTLSecs is how many seconds a worker counts as holding a
+	// request's blocks before its events say so; 0 for not at all.
+	RouterPredictedTTLSecs float64 `yaml:"router-predicted-ttl-secs"`
+	// StateDir is the folder that keeps what a restart should not forget. Empty
+	// keeps nothing.
+	StateDir string `yaml:"state-dir"`
+	// StateInterval is how often it is written; a crash loses what came since.
+	StateInterval time.Duration `yaml:"state-interval"`
 	// BlockSize is the number of tokens in a block of the workers' caches; 0
 	// takes that of each model's first worker.
 	BlockSize int `yaml:"block-size"`
@@ -137,14 +152,18 @@ func defaults() config {
 		RouterMode:           string(router.KV),
 		KVOverlapScoreWeight: 1,
 		KeepDecisions:        1024,
-		FirstToken:           "observer",
-		TokenizerCacheBytes:  64 << 20,
-		MaxBodyBytes:         16 << 20,
-		MaxStreams:           40_000,
-		DecisionTimeout:      1500 * time.Millisecond,
-		DrainTimeout:         25 * time.Second,
-		LogLevel:             "info",
-		LogFormat:            "text",
+
+		RouterTTLSecs:          120,
+		RouterPredictedTTLSecs: 10,
+		StateInterval:          30 * time.Second,
+		FirstToken:             "observer",
+		TokenizerCacheBytes:    64 << 20,
+		MaxBodyBytes:           16 << 20,
+		MaxStreams:             40_000,
+		DecisionTimeout:        1500 * time.Millisecond,
+		DrainTimeout:           25 * time.Second,
+		LogLevel:               "info",
+		LogFormat:              "text",
 	}
 }
 
@@ -160,6 +179,11 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.WorkerNetworks, "worker-networks", c.WorkerNetworks, "`CIDRs`, comma-separated, that workers may be in; empty allows all")
 	fs.StringVar(&c.RouterMode, "router-mode", c.RouterMode, "kv or round-robin")
 	fs.Float64Var(&c.KVOverlapScoreWeight, "kv-overlap-score-weight", c.KVOverlapScoreWeight, "weight of prefill against active blocks; 0 routes by load alone")
+	fs.BoolVar(&c.NoKVEvents, "no-kv-events", c.NoKVEvents, "guess what workers cache from what was sent there, and listen to no events")
+	fs.Float64Var(&c.RouterTTLSecs, "router-ttl-secs", c.RouterTTLSecs, "`seconds` that such a guess counts")
+	fs.Float64Var(&c.RouterPredictedTTLSecs, "router-predicted-ttl-secs", c.RouterPredictedTTLSecs, "`seconds` that a request's blocks count as cached before an event says so; 0 for none")
+	fs.StringVar(&c.StateDir, "state-dir", c.StateDir, "`folder` that keeps what a restart should not forget")
+	fs.DurationVar(&c.StateInterval, "state-interval", c.StateInterval, "`time` between two writings of it")
 	fs.IntVar(&c.BlockSize, "block-size", c.BlockSize, "`tokens` in a block; 0 takes that of a model's first worker")
 	fs.Uint64Var(&c.Seed, "seed", c.Seed, "makes the choice among equal workers reproducible")
 	fs.IntVar(&c.KeepDecisions, "keep-decisions", c.KeepDecisions, "`number` of recent decisions that can be explained")
@@ -227,7 +251,6 @@ func readFile(file string) (config, error) {
 	return c, nil
 }
 
-// check refuses values that no package would refuse in words of the user's.
 // scoring is what the flags say of the cost.
 func (c *config) scoring() scorer.Settings {
 	s := scorer.Defaults()
@@ -235,6 +258,16 @@ func (c *config) scoring() scorer.Settings {
 	return s
 }
 
+// seconds turns a setting in seconds into a time; what is no time becomes one that
+// is refused.
+func seconds(s float64) time.Duration {
+	if math.IsNaN(s) || s < 0 || s > 1e9 {
+		return -1
+	}
+	return time.Duration(s * float64(time.Second))
+}
+
+// check refuses values that no package would refuse in words of the user's.
 func (c *config) check() error {
 	var errs []error
 	bad := func(name string, value, want string) {
@@ -245,6 +278,11 @@ func (c *config) check() error {
 	}{{"http-address", c.HTTPAddress}, {"nats-listen", c.NATSListen}, {"extproc-address", c.ExtprocAddress}} {
 		if _, _, err := splitAddress(a.value); err != nil {
 			bad(a.name, a.value, "ip:port")
+		}
+	}
+	for name, s := range map[string]float64{"router-ttl-secs": c.RouterTTLSecs, "router-predicted-ttl-secs": c.RouterPredictedTTLSecs} {
+		if seconds(s) < 0 {
+			bad(name, fmt.Sprint(s), "0 or more seconds, at most 1e9")
 		}
 	}
 	if c.FirstToken != "observer" && c.FirstToken != "response-headers" {
@@ -258,6 +296,7 @@ func (c *config) check() error {
 		{"max-streams", int64(c.MaxStreams)},
 		{"tokenizer-cache-bytes", int64(c.TokenizerCacheBytes)},
 		{"decision-timeout", int64(c.DecisionTimeout)},
+		{"state-interval", int64(c.StateInterval)},
 		{"drain-timeout", int64(c.DrainTimeout)},
 	} {
 		if n.value <= 0 {

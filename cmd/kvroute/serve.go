@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -90,6 +91,7 @@ type server struct {
 	nc       *nats.Conn
 	prompts  *tokenizer.Cache // of ids, for all models
 	verifier *verifier        // nil unless --verify-tokenizer
+	state    *os.Root         // of --state-dir; nil without
 	router   *router.Router
 	registry *fleet.Registry
 	events   *events.Subscriber
@@ -137,10 +139,16 @@ func (s *server) open() (err error) {
 		Mode:          router.Mode(c.RouterMode),
 		Scoring:       c.scoring(),
 		BlockSize:     c.BlockSize,
+		NoEvents:      c.NoKVEvents,
+		GuessTTL:      seconds(c.RouterTTLSecs),
+		PredictTTL:    cmp.Or(seconds(c.RouterPredictedTTLSecs), -1),
 		Seed:          c.Seed,
 		KeepDecisions: c.KeepDecisions,
 		Meter:         s.metrics.Meter("router"),
 	}); err != nil {
+		return err
+	}
+	if err = s.loadState(); err != nil {
 		return err
 	}
 	if s.events, err = events.NewSubscriber(s.nc, events.SubscriberConfig{
@@ -245,9 +253,15 @@ func (s *server) removeWorker(id uint64) {
 // process starts here or belongs to a server that is started here.
 func (s *server) run(ctx context.Context) error {
 	s.log.Info("kvroute is open", "extproc", s.grpcAt.Addr().String(), "http", s.httpAt.Addr().String())
+	c := &s.conf
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.registry.Run(ctx) })
-	parts.Go(func() error { return s.events.Run(ctx) })
+	if !c.NoKVEvents {
+		parts.Go(func() error { return s.events.Run(ctx) })
+	}
+	if s.state != nil {
+		parts.Go(func() error { return s.keepState(ctx) })
+	}
 	parts.Go(func() error { return s.grpc.Serve(s.grpcAt) })
 	parts.Go(func() error {
 		if err := s.http.Serve(s.httpAt); !errors.Is(err, http.ErrServerClosed) {
@@ -323,6 +337,9 @@ func (s *server) close() error {
 			_ = l.Close() // closed already, if its server ran
 		}
 	}
+	if s.state != nil {
+		_ = s.state.Close() // only a handle
+	}
 	if s.metrics != nil {
 		return s.metrics.Shutdown(context.Background())
 	}
@@ -358,11 +375,10 @@ func writeReady(path string, a addresses) error {
 		return fmt.Errorf("ready-file: %w", err)
 	}
 	defer dir.Close()
-	name := filepath.Base(path)
-	if err := dir.WriteFile(name+".tmp", data, 0o600); err != nil {
+	if err := writeWhole(dir, filepath.Base(path), func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
 		return fmt.Errorf("ready-file: %w", err)
 	}
-	return dir.Rename(name+".tmp", name)
+	return nil
 }
 
 func cutUnix(s string) (path string, ok bool) { return strings.CutPrefix(s, "unix:") }

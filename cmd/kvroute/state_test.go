@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Without events the router knows what it sent, and after a crash what it had saved
+// until shortly before.
+func TestGuessesSurviveACrash(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state", "of", "kvroute")
+	flags := []string{"--no-kv-events", "--state-dir", dir, "--state-interval", "50ms"}
+	d := startStack(t, 4, []string{"--speed", "20"}, flags...)
+	system := strings.Repeat("You know all about caches. ", 40)
+	worker := map[int]string{}
+	for i := range 6 {
+		content := fmt.Sprintf("%d %s", i, system)
+		resp, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, false), nil)
+		worker[i] = resp.Header.Get("X-Sim-Worker")
+	}
+	again := func(when string) {
+		t.Helper()
+		for i := range 6 {
+			content := fmt.Sprintf("%d %s", i, system)
+			resp, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, false), nil)
+			if got := resp.Header.Get("X-Sim-Worker"); got != worker[i] || resp.Header.Get("X-Dynamo-Overlap-Blocks") == "0" {
+				t.Errorf("%s conversation %d went to %s with %s blocks, want %s", when, i, got, resp.Header.Get("X-Dynamo-Overlap-Blocks"), worker[i])
+			}
+		}
+	}
+	again("the second time")
+
+	// Whatever was known by now is in the next writing but one.
+	written := func() time.Time {
+		info, err := os.Stat(filepath.Join(dir, guessFile))
+		if err != nil {
+			return time.Time{}
+		}
+		return info.ModTime()
+	}
+	for range 2 {
+		before := written()
+		eventually(t, "the state is not saved", func() bool { return written().After(before) })
+	}
+	d.router.kill(t)
+	if err := d.startRouter(t.Context(), flags...); err != nil {
+		t.Fatal(err)
+	}
+	again("after a crash")
+
+	// A damaged file is said, and no reason not to serve.
+	d.router.kill(t)
+	if err := os.WriteFile(filepath.Join(dir, guessFile), []byte("KVRGUES1 and then something else"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.startRouter(t.Context(), flags...); err != nil {
+		t.Fatal(err)
+	}
+	if log := d.router.lastLines(); !strings.Contains(log, "what was believed of the workers' caches is lost") {
+		t.Errorf("nothing is said of a damaged file:\n%s", log)
+	}
+	if resp, _ := reply(t, d, "POST", chatPath, chatBody("0 "+system, 4, false), nil); resp.StatusCode != 200 || resp.Header.Get("X-Dynamo-Overlap-Blocks") != "0" {
+		t.Errorf("after the damage: status %d, overlap %s", resp.StatusCode, resp.Header.Get("X-Dynamo-Overlap-Blocks"))
+	}
+}

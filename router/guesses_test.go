@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+)
+
+// clock is a clock that only moves by hand.
+type clock struct{ now time.Time }
+
+func (c *clock) read() time.Time { return c.now }
+
+func (c *clock) pass(d time.Duration) { c.now = c.now.Add(d) }
+
+func newClock() *clock { return &clock{time.Unix(1_000_000, 0)} }
+
+// book sends a prompt and says where it went and what was known there.
+func book(t *testing.T, r *router.Router, id, letters string) (worker uint64, overlap int) {
+	t.Helper()
+	d, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: prompt(letters)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Worker.ID, d.OverlapBlocks
+}
+
+// ask is book without a booking.
+func ask(t *testing.T, r *router.Router, letters string) (worker uint64, overlap int) {
+	t.Helper()
+	return book(t, r, "", letters)
+}
+
+// Without events a router knows what it sent, for as long as the setting says, and
+// takes no events.
+func TestNoEvents(t *testing.T) {
+	c := newClock()
+	r := newRouter(t, router.Config{NoEvents: true, Now: c.read}, 4)
+	first, _ := book(t, r, "1", "abcd")
+	r.Free("1")
+	if w, n := ask(t, r, "abcx"); w != first || n != 3 {
+		t.Errorf("the next turn goes to worker %d with %d blocks, want %d with 3", w, n, first)
+	}
+	other := router.Worker{ID: first%4 + 1}
+	if !store(r, other, "abcxy") {
+		t.Fatal("the event's worker is unknown")
+	}
+	if w, n := ask(t, r, "abcxy"); w != first || n != 3 {
+		t.Errorf("with an event of worker %d the prompt goes to %d with %d blocks, want it ignored", other.ID, w, n)
+	}
+	c.pass(119 * time.Second)
+	book(t, r, "2", "ab")
+	c.pass(2 * time.Second)
+	if _, n := ask(t, r, "abcd"); n != 2 {
+		t.Errorf("after 121 s %d blocks count, want the 2 that were used since", n)
+	}
+	c.pass(120 * time.Second)
+	if _, n := ask(t, r, "abcd"); n != 0 {
+		t.Errorf("%d blocks count for ever", n)
+	}
+}
+
+// A worker's own size bounds what is believed of it.
+func TestNoEventsLimit(t *testing.T) {
+	r := newRouter(t, router.Config{NoEvents: true}, 0)
+	w := worker(1)
+	w.TotalKVBlocks = 3
+	set(t, r, w)
+	book(t, r, "1", "abcdef")
+	if _, n := ask(t, r, "abcdef"); n != 3 {
+		t.Errorf("%d blocks believed of a worker of 3", n)
+	}
+}
+
+// A prediction stands in until the event comes, is replaced by it, and goes with
+// what withdraws it.
+func TestPrediction(t *testing.T) {
+	c := newClock()
+	r := newRouter(t, router.Config{Now: c.read, PredictTTL: 10 * time.Second}, 3)
+	w, n := book(t, r, "1", "abcd")
+	if n != 0 {
+		t.Fatalf("%d blocks known at the start", n)
+	}
+	r.MarkPrefillCompleted("1")
+	if v, n := ask(t, r, "abcd"); v != w || n != 4 {
+		t.Errorf("before its event the prompt is known as %d blocks on worker %d, want 4 on %d", n, v, w)
+	}
+	c.pass(11 * time.Second)
+	if _, n := ask(t, r, "abcd"); n != 0 {
+		t.Errorf("%d blocks of a prediction that never came true", n)
+	}
+
+	// An event confirms, and a later one takes back.
+	w, _ = book(t, r, "2", "xyz")
+	r.MarkPrefillCompleted("2")
+	store(r, router.Worker{ID: w}, "xyz")
+	local := indexer.AppendLocalHashes(nil, prompt("xyz"), 8, indexer.Seed("", ""))
+	sequence := indexer.AppendSequenceHashes(nil, local)
+	r.ApplyEvent(router.Worker{ID: w}, indexer.Event{Kind: indexer.Removed, Externals: []uint64{sequence[2] + 1}})
+	if v, n := ask(t, r, "xyz"); v != w || n != 2 {
+		t.Errorf("after the removal %d blocks count on worker %d, want 2 on %d", n, v, w)
+	}
+	r.ApplyEvent(router.Worker{ID: w}, indexer.Event{Kind: indexer.Cleared})
+	if _, n := ask(t, r, "xyz"); n != 0 {
+		t.Errorf("after the clear %d blocks count", n)
+	}
+
+	// Who was not served predicts nothing; who was, does.
+	book(t, r, "3", "pqr")
+	r.Abandon("3")
+	if _, n := ask(t, r, "pqr"); n != 0 {
+		t.Errorf("an abandoned request left %d blocks", n)
+	}
+	book(t, r, "4", "pqr")
+	r.MarkPrefillCompleted("4")
+	r.Abandon("4")
+	if _, n := ask(t, r, "pqr"); n != 3 {
+		t.Errorf("a request abandoned after its first token left %d blocks, want 3", n)
+	}
+	if r.Abandon("4") || r.Abandon("nobody") {
+		t.Error("Abandon found a slot where there is none")
+	}
+}
+
+// A worker without events is guessed at, beside others that are not.
+func TestSilentWorker(t *testing.T) {
+	c := newClock()
+	r := newRouter(t, router.Config{Now: c.read}, 0)
+	w := worker(1)
+	w.NoEvents = true
+	set(t, r, w)
+	book(t, r, "1", "abc")
+	c.pass(time.Minute)
+	if _, n := ask(t, r, "abc"); n != 3 {
+		t.Errorf("%d blocks known of a worker without events, want 3", n)
+	}
+	set(t, r, w) // a record that is put again changes nothing
+	if _, n := ask(t, r, "abc"); n != 3 {
+		t.Errorf("%d blocks after the record came again, want 3", n)
+	}
+	w.StartedMS = 5
+	set(t, r, w)
+	if _, n := ask(t, r, "abc"); n != 0 {
+		t.Errorf("%d blocks of a worker that restarted", n)
+	}
+	r.RemoveWorker(1)
+	w.ID = 2
+	set(t, r, w)
+	if _, n := ask(t, r, "abc"); n != 0 {
+		t.Errorf("%d blocks of a worker that got the number of another", n)
+	}
+}
+
+// What was believed survives the process, for the rest of its life, and only for
+// the process that it was believed of.
+func TestSaveAndLoadGuesses(t *testing.T) {
+	c := newClock()
+	conf := router.Config{NoEvents: true, Now: c.read}
+	r := newRouter(t, conf, 1)
+	book(t, r, "1", "abcd")
+	c.pass(50 * time.Second)
+	book(t, r, "2", "ab")
+	var file bytes.Buffer
+	if err := r.SaveGuesses(&file); err != nil {
+		t.Fatal(err)
+	}
+
+	c.pass(30 * time.Second)
+	load := func() *router.Router {
+		t.Helper()
+		r := newRouter(t, conf, 0)
+		if n, err := r.LoadGuesses(bytes.NewReader(file.Bytes())); err != nil || n != 4 {
+			t.Fatalf("LoadGuesses = %d blocks, %v, want 4", n, err)
+		}
+		return r
+	}
+	again := load()
+	var second bytes.Buffer
+	if err := again.SaveGuesses(&second); err != nil {
+		t.Fatal(err)
+	}
+	again = newRouter(t, conf, 0)
+	if n, err := again.LoadGuesses(&second); err != nil || n != 4 {
+		t.Fatalf("LoadGuesses of what was saved before the worker came = %d, %v, want 4", n, err)
+	}
+	set(t, again, worker(1))
+	if _, n := ask(t, again, "abcd"); n != 4 {
+		t.Errorf("%d blocks after a restart, want 4", n)
+	}
+	c.pass(45 * time.Second) // 125 s after the first, 75 s after the second
+	if _, n := ask(t, again, "abcd"); n != 2 {
+		t.Errorf("%d blocks after the older ones' end, want 2", n)
+	}
+
+	restarted := worker(1)
+	restarted.StartedMS = 7
+	r = load()
+	set(t, r, restarted)
+	if _, n := ask(t, r, "ab"); n != 0 {
+		t.Errorf("%d blocks of a worker that restarted meanwhile", n)
+	}
+
+	for name, damage := range map[string]func([]byte) []byte{
+		"cut":     func(b []byte) []byte { return b[:len(b)-9] },
+		"flipped": func(b []byte) []byte { b[40] ^= 1; return b },
+		"foreign": func([]byte) []byte { return []byte("something else altogether") },
+		"empty":   func([]byte) []byte { return nil },
+	} {
+		r := newRouter(t, conf, 1)
+		if _, err := r.LoadGuesses(bytes.NewReader(damage(bytes.Clone(file.Bytes())))); !errors.Is(err, router.ErrBadGuesses) {
+			t.Errorf("%s: %v, want ErrBadGuesses", name, err)
+		}
+		if _, n := ask(t, r, "abcd"); n != 0 {
+			t.Errorf("%s: %d blocks of it count", name, n)
+		}
+	}
+}
+
+func FuzzLoadGuesses(f *testing.F) {
+	f.Add([]byte("KVRGUES1\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
+	f.Add([]byte("KVRGUES1\x00\x00\x00\x00\x00\x00\x00\x00\x01\x01\x00m\x10\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := router.New(router.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := r.LoadGuesses(bytes.NewReader(data)); err == nil && n > len(data) {
+			t.Errorf("%d blocks in %d bytes", n, len(data))
+		}
+	})
+}
