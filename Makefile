@@ -28,6 +28,16 @@ bench-demo: build envoy ## play the demo three times and report its figures agai
 bench-index: tools ## measure the index against its targets (ROUNDS=5)
 	@go run bench/index_main.go --rounds $(or $(ROUNDS),5) --commit "$$(git rev-parse --short HEAD)"
 
+PEERS := .cache/peers
+
+.PHONY: bench-peers
+bench-peers: tools ## measure the index and its peers in turn (ROUNDS=5; needs Rust; downloads 30 MB of crates and modules once)
+	@command -v cargo >/dev/null || { echo "make: cargo is missing: install Rust 1.85 or later" >&2; exit 1; }
+	CARGO_TARGET_DIR=$(PEERS) cargo build --quiet --release --locked --manifest-path bench/peers/Cargo.toml
+	go build -C bench/peers -o $(CURDIR)/$(PEERS)/peer-llmd .
+	@go run bench/peers_main.go --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$$(git rev-parse --short HEAD)" \
+		--dynamo $(PEERS)/release/peer-dynamo --llmd $(PEERS)/peer-llmd
+
 .PHONY: test
 test: tools envoy ## run every check that CI runs
 	@test -n "$(RACE)" || echo "no C compiler: the tests run without the race detector"

@@ -50,10 +50,10 @@ func indexShapes() []indexShape {
 	return append(
 		out,
 		indexShape{"match 512 blocks, allocations", "", atMost(0), matchAllocs},
-		indexShape{"match 512 blocks, 64 workers, path of 16 nodes, p50", "µs", atMost(2.5), func() float64 { return matchTime(branchedPath(16)) }},
-		indexShape{"match 512 blocks, 64 workers, path of 512 nodes, p50", "µs", atMost(10), func() float64 { return matchTime(branchedPath(512)) }},
+		indexShape{"match 512 blocks, 64 workers, path of 16 nodes, p50", "µs", atMost(2.5), func() float64 { return matchTime(branchedPath(16, false)) }},
+		indexShape{"match 512 blocks, 64 workers, path of 512 nodes, p50", "µs", atMost(10), func() float64 { return matchTime(branchedPath(512, false)) }},
 		indexShape{"match 512 blocks, 64 workers, under full event load, p99", "µs", atMost(10), matchUnderLoad},
-		indexShape{"match 32 blocks of 10,000 prompts, 4 workers, two threads", "M/s", atLeast(2), matchRandom},
+		indexShape{"match 32 blocks of 10,000 prompts, 4 workers, two threads", "M/s", atLeast(2), func() float64 { return matchRandom(false) }},
 		indexShape{"events of 32 blocks, unique", "M blocks/s", atLeast(7), func() float64 { return applyRate(unique()) }},
 		indexShape{"events of 32 blocks, shared by 64, engine hashes agree", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(true)) }},
 		indexShape{"events of 32 blocks, shared by 64, engine hashes differ", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(false)) }},
@@ -250,17 +250,17 @@ func fullPath(workers int, agree bool) prompt {
 
 // branchedPath is a prompt whose path branches so often that it has the given
 // number of nodes, and that 64 workers leave at different depths.
-func branchedPath(nodes int) prompt {
+func branchedPath(nodes int, agree bool) prompt {
 	p := prompt{indexer.New(indexer.Config{}), 64, sequence(0, indexSequence)}
 	stride := indexSequence / nodes
 	for w := range 64 {
 		depth := (w + 1) * indexSequence / 64
 		depth = max(depth/stride*stride, stride)
-		applyAll(p.x, stored(nil, w, engineSeed(w, false), p.local[:depth]))
+		applyAll(p.x, stored(nil, w, engineSeed(w, agree), p.local[:depth]))
 		for at := stride; at < depth; at += stride {
 			if at/stride%64 == w || w == 63 {
 				branch := indexer.Event{
-					Kind: indexer.Stored, HasParent: true, Parent: mix(engineSeed(w, false) ^ p.local[at-1]),
+					Kind: indexer.Stored, HasParent: true, Parent: mix(engineSeed(w, agree) ^ p.local[at-1]),
 					Blocks: []indexer.Block{{External: mix(uint64(w)<<32 | uint64(at)), Local: uint64(at)}},
 				}
 				p.x.Apply(w, branch)
@@ -341,14 +341,14 @@ func matchUnderLoad() float64 {
 }
 
 // matchRandom returns millions of matches a second of two threads.
-func matchRandom() float64 {
+func matchRandom(agree bool) float64 {
 	const prompts, each = 10_000, 500_000
 	x := indexer.New(indexer.Config{})
 	local := make([][]uint64, prompts)
 	for n := range local {
 		local[n] = sequence(n, 32)
 		for w := range 4 {
-			applyAll(x, stored(nil, w, engineSeed(w, false), local[n]))
+			applyAll(x, stored(nil, w, engineSeed(w, agree), local[n]))
 		}
 	}
 	runtime.GC()
