@@ -231,7 +231,7 @@ func directModules(mod string) (direct []string) {
 type goFile struct{ path, text string }
 
 var (
-	packageDoc = regexp.MustCompile(`(?m)^// (Package (\w+)|Kvroute|Conformance) [^\n]+\n(//.*\n)*package \w+$`)
+	packageDoc = regexp.MustCompile(`(?m)^// (Package (\w+)|Command \S+|Kvroute|Conformance) [^\n]+\n(//.*\n)*package \w+$`)
 	todo       = regexp.MustCompile(`\b(TODO|FIXME|XXX)\b`)
 	todoForm   = regexp.MustCompile(`TODO\(#\d+\)`)
 	badNames   = []string{"util", "utils", "common", "types", "helpers", "manager", "base", "core", "impl", "pkg"}
