@@ -21,21 +21,23 @@ type ApproxConfig struct {
 	// MaxBlocks bounds the (block, worker) pairs remembered; at the bound the
 	// worker that gets a request forgets its oldest blocks. Default 1<<22.
 	MaxBlocks int
-	// Forgettable makes [Approx.Forget] work, for some 40 bytes a block.
-	Forgettable bool
 }
 
 // Approx guesses what workers hold: the blocks of the requests that were sent to
 // them lately. It serves where engines do not tell, and while what they tell is
 // on its way.
 //
+// Each worker has a list of the prompts that it got, the longest unused one first,
+// and the tree of their blocks. A prompt that comes again moves to the list's end.
+// A block counts while a prompt in the list has it, so what a request costs depends
+// on its new blocks, not on those that it shares.
+//
 // # Invariants
 //
-//   - A worker's blocks are ordered by their last use; whatever is in front of a
-//     block in its prompt was used no earlier. So the oldest block is always the
-//     end of a chain, and forgetting the oldest leaves no holes.
-//   - Use fixes the end of life, so the oldest block is also the next to die.
-//   - The index holds a block for a worker exactly if the worker's list does,
+//   - The list is ordered by use, and use fixes the end of life: the first prompt
+//     is the next to die.
+//   - A node of the tree has a child, or is the end of a prompt in the list.
+//   - The index holds a block for a worker exactly if it is in the worker's tree,
 //     but for what the index itself refused.
 //
 // # Concurrency
@@ -46,7 +48,7 @@ type ApproxConfig struct {
 type Approx struct {
 	conf  ApproxConfig
 	index *Index
-	next  atomic.Int64 // step at which the next block dies; math.MaxInt64 = never
+	next  atomic.Int64 // step at which the next prompt dies; math.MaxInt64 = never
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -61,17 +63,26 @@ type Approx struct {
 type guesses struct {
 	generation uint64
 	limit      int
-	lru        *simplelru.LRU[uint64, guess] // by sequence hash
-	byLocal    map[uint64]uint64             // newest sequence hash of a local one; nil if not asked for
+	blocks     int
+	root       guessNode
+	prompts    *simplelru.LRU[uint64, *guess] // by the sequence hash of their last block
 }
 
+// guess is a prompt in a worker's list.
 type guess struct {
-	local  uint64
-	parent uint64 // sequence hash of the block before; none if first
-	stamp  uint64 // of the last request that used it
-	dies   int64  // at this step
-	first  bool
-	fresh  bool // no request used it before that one
+	end   *guessNode // its last block is this node's last
+	dies  int64      // at this step
+	stamp uint64     // of the insertion that made it
+}
+
+// guessNode is a piece of prompts that no prompt leaves before its end.
+type guessNode struct {
+	parent   *guessNode
+	local    []uint64
+	sequence []uint64
+	children map[uint64]*guessNode // by first local hash
+	ends     int                   // prompts that end here
+	gone     bool
 }
 
 const step = int64(100 * time.Millisecond)
@@ -122,11 +133,11 @@ func (a *Approx) Clear(worker int) {
 
 func (a *Approx) clear(worker int) {
 	g := a.of(worker)
-	if g == nil || g.lru == nil {
+	if g == nil || g.prompts == nil {
 		return
 	}
-	a.blocks -= g.lru.Len()
-	g.lru, g.byLocal = nil, nil
+	a.blocks -= g.blocks
+	g.prompts, g.root, g.blocks = nil, guessNode{}, 0
 	a.index.RemoveWorker(worker)
 }
 
@@ -140,7 +151,7 @@ func (a *Approx) of(worker int) *guesses {
 // Insert takes a worker to hold a prompt from now on, given by the local and
 // sequence hashes of its blocks. Of more blocks than the worker's cache has, the
 // leading ones count. The result is for [Approx.Withdraw]; 0 if nothing was
-// inserted.
+// inserted that could be withdrawn.
 func (a *Approx) Insert(now time.Time, worker int, generation uint64, local, sequence []uint64) (stamp uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -149,32 +160,27 @@ func (a *Approx) Insert(now time.Time, worker int, generation uint64, local, seq
 	if g == nil || g.generation != generation || len(local) == 0 {
 		return 0
 	}
-	if g.lru == nil {
-		g.open(&a.conf)
-	}
 	n := min(len(local), g.limit, a.conf.MaxBlocks)
-	ev := &a.event
-	ev.Kind, ev.HasParent, ev.Blocks = Stored, false, ev.Blocks[:0]
-	for i := range n {
-		ev.Blocks = append(ev.Blocks, Block{External: sequence[i], Local: local[i]})
-	}
-	a.index.Apply(worker, *ev)
+	return a.insert(worker, g, local[:n], sequence[:n], ceil(a.now+int64(a.conf.TTL), step))
+}
 
-	a.stamp++
-	before := g.lru.Len()
-	dies := ceil(a.now+int64(a.conf.TTL), step)
-	for i := n - 1; i >= 0; i-- {
-		_, known := g.lru.Peek(sequence[i])
-		v := guess{local: local[i], stamp: a.stamp, dies: dies, first: i == 0, fresh: !known}
-		if i > 0 {
-			v.parent = sequence[i-1]
-		}
-		g.lru.Add(sequence[i], v)
-		if g.byLocal != nil {
-			g.byLocal[local[i]] = sequence[i]
-		}
+// insert puts a prompt at the list's end. It returns 0 if it was in the list.
+func (a *Approx) insert(worker int, g *guesses, local, sequence []uint64, dies int64) uint64 {
+	if g.prompts == nil {
+		// The bound is held by trim, which tells the index what goes.
+		g.prompts, _ = simplelru.NewLRU[uint64, *guess](math.MaxInt, nil)
 	}
-	a.blocks += g.lru.Len() - before
+	last := sequence[len(sequence)-1]
+	if p, known := g.prompts.Get(last); known && p.end.sequence[len(p.end.sequence)-1] == last {
+		p.dies = dies
+		return 0
+	} else if known {
+		a.drop(worker, g, p) // it lost its end
+	}
+	a.stamp++
+	end := a.grow(worker, g, local, sequence)
+	end.ends++
+	g.prompts.Add(last, &guess{end: end, dies: dies, stamp: a.stamp})
 	if a.next.Load() > dies {
 		a.next.Store(dies)
 	}
@@ -182,25 +188,97 @@ func (a *Approx) Insert(now time.Time, worker int, generation uint64, local, seq
 	return a.stamp
 }
 
-func (g *guesses) open(c *ApproxConfig) {
-	// The bound is held by trim, which tells the index what goes.
-	g.lru, _ = simplelru.NewLRU[uint64, guess](math.MaxInt, nil)
-	if c.Forgettable {
-		g.byLocal = make(map[uint64]uint64)
+// grow returns the node that ends with a prompt's last block.
+func (a *Approx) grow(worker int, g *guesses, local, sequence []uint64) *guessNode {
+	n, at := &g.root, 0
+	for at < len(local) {
+		c := n.children[local[at]]
+		if c == nil {
+			break
+		}
+		k := common(c.local, local[at:])
+		if at += k; k < len(c.local) {
+			c.split(k)
+			n = c.parent
+			break
+		}
+		n = c
 	}
+	if at == len(local) {
+		return n
+	}
+	ev := &a.event
+	ev.Kind, ev.HasParent, ev.Blocks = Stored, at > 0, ev.Blocks[:0]
+	if at > 0 {
+		ev.Parent = sequence[at-1]
+	}
+	for i := at; i < len(local); i++ {
+		ev.Blocks = append(ev.Blocks, Block{External: sequence[i], Local: local[i]})
+	}
+	a.index.Apply(worker, *ev)
+	g.blocks += len(local) - at
+	a.blocks += len(local) - at
+	c := &guessNode{parent: n, local: slices.Clone(local[at:]), sequence: slices.Clone(sequence[at:])}
+	n.adopt(c)
+	return c
 }
 
-// trim forgets the oldest blocks of a worker that has too many.
-func (a *Approx) trim(worker int, g *guesses) {
-	if g.lru == nil {
-		return
+func (n *guessNode) adopt(c *guessNode) {
+	if n.children == nil {
+		n.children = make(map[uint64]*guessNode, 1)
 	}
+	c.parent = n
+	n.children[c.local[0]] = c
+}
+
+// split makes the first k blocks of n a node of their own, before n.
+func (n *guessNode) split(k int) {
+	head := &guessNode{parent: n.parent, local: slices.Clone(n.local[:k]), sequence: slices.Clone(n.sequence[:k])}
+	n.parent.adopt(head)
+	n.local, n.sequence = slices.Clone(n.local[k:]), slices.Clone(n.sequence[k:])
+	head.adopt(n)
+}
+
+// drop ends a prompt that has left the list: the blocks go that no other one has.
+func (a *Approx) drop(worker int, g *guesses, p *guess) {
+	p.end.ends--
 	ev := a.removal()
-	for g.lru.Len() > 0 && (g.lru.Len() > g.limit || a.blocks > a.conf.MaxBlocks) {
-		sequence, v, _ := g.lru.RemoveOldest()
-		a.gone(g, sequence, v.local)
+	for n := p.end; n.parent != nil && n.ends == 0 && len(n.children) == 0; n = n.parent {
+		delete(n.parent.children, n.local[0])
+		n.gone = true
+		a.lose(g, n.sequence)
 	}
 	a.apply(worker, ev)
+}
+
+// trim forgets the oldest blocks of a worker that has too many, ends first.
+func (a *Approx) trim(worker int, g *guesses) {
+	for g.prompts != nil && g.prompts.Len() > 0 {
+		over := max(g.blocks-g.limit, a.blocks-a.conf.MaxBlocks)
+		if over <= 0 {
+			return
+		}
+		_, p, _ := g.prompts.GetOldest()
+		n := p.end
+		alone := n.ends == 1 && len(n.children) == 0
+		if !alone || n.parent == &g.root && len(n.local) <= over {
+			g.prompts.RemoveOldest()
+			a.drop(worker, g, p)
+			continue
+		}
+		k := max(0, len(n.local)-over)
+		ev := a.removal()
+		a.lose(g, n.sequence[k:])
+		a.apply(worker, ev)
+		p.stamp = 0
+		if k > 0 {
+			n.local, n.sequence = slices.Clone(n.local[:k]), slices.Clone(n.sequence[:k])
+			continue
+		}
+		delete(n.parent.children, n.local[0])
+		p.end = n.parent
+		p.end.ends++
+	}
 }
 
 func (a *Approx) removal() *Event {
@@ -209,12 +287,13 @@ func (a *Approx) removal() *Event {
 	return ev
 }
 
-// gone notes that a block has left the worker's list.
-func (a *Approx) gone(g *guesses, sequence, local uint64) {
-	a.blocks--
-	a.event.Externals = append(a.event.Externals, sequence)
-	if g.byLocal[local] == sequence {
-		delete(g.byLocal, local)
+// lose adds blocks that have left a worker's tree to the event under way, the last
+// one first.
+func (a *Approx) lose(g *guesses, sequence []uint64) {
+	g.blocks -= len(sequence)
+	a.blocks -= len(sequence)
+	for _, s := range slices.Backward(sequence) {
+		a.event.Externals = append(a.event.Externals, s)
 	}
 }
 
@@ -224,50 +303,76 @@ func (a *Approx) apply(worker int, ev *Event) {
 	}
 }
 
-// Withdraw takes an insertion back: blocks that only it knew, and that no later
-// one used, are forgotten, from its last block back to the first that must stay.
-// last is the sequence hash of that last block; if it has been forgotten already,
-// the rest stays to die by itself.
+// Withdraw takes an insertion back: the blocks go that only it had. last is the
+// sequence hash of its last block. A prompt that was known before, or has been cut
+// since, stays to die by itself.
 func (a *Approx) Withdraw(worker int, generation, stamp, last uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	g := a.of(worker)
-	if g == nil || g.generation != generation || g.lru == nil {
+	if g == nil || g.generation != generation || g.prompts == nil {
 		return
 	}
-	ev := a.removal()
-	for {
-		v, known := g.lru.Peek(last)
-		if !known || v.stamp != stamp || !v.fresh {
-			break
-		}
-		g.lru.Remove(last)
-		a.gone(g, last, v.local)
-		if last = v.parent; v.first {
-			break
-		}
+	if p, known := g.prompts.Peek(last); known && p.stamp == stamp {
+		g.prompts.Remove(last)
+		a.drop(worker, g, p)
 	}
-	a.apply(worker, ev)
 }
 
-// Forget forgets a worker's blocks with these local hashes, because the worker said
-// that they are gone; what lies behind them no longer counts. Of several blocks
-// with one local hash the newest goes.
-func (a *Approx) Forget(worker int, local []uint64) {
+// Forget forgets the last block of a path, given by local hashes from the beginning
+// of a prompt, and all behind it, because the worker said that it is gone.
+func (a *Approx) Forget(worker int, path []uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	g := a.of(worker)
-	if g == nil || g.lru == nil {
+	if g == nil || g.prompts == nil || len(path) == 0 {
 		return
 	}
-	ev := a.removal()
-	for _, l := range local {
-		if sequence, known := g.byLocal[l]; known {
-			g.lru.Remove(sequence)
-			a.gone(g, sequence, l)
+	n, at := &g.root, 0
+	for at < len(path) {
+		c := n.children[path[at]]
+		if c == nil {
+			return
+		}
+		k := common(c.local, path[at:])
+		if at += k; at < len(path) && k < len(c.local) {
+			return
+		}
+		if n = c; at == len(path) && k > 1 {
+			n.split(k - 1)
 		}
 	}
+	a.cut(worker, g, n)
+}
+
+// cut removes a node with all behind it. Prompts that went there end before it.
+func (a *Approx) cut(worker int, g *guesses, n *guessNode) {
+	ev := a.removal()
+	line := []*guessNode{n}
+	for i := 0; i < len(line); i++ {
+		line[i].gone = true
+		for _, c := range line[i].children {
+			line = append(line, c)
+		}
+	}
+	for _, m := range slices.Backward(line) {
+		a.lose(g, m.sequence)
+	}
 	a.apply(worker, ev)
+	before := n.parent
+	delete(before.children, n.local[0])
+	for _, key := range g.prompts.Keys() {
+		p, _ := g.prompts.Peek(key)
+		if !p.end.gone {
+			continue
+		}
+		if p.stamp = 0; before.parent == nil {
+			g.prompts.Remove(key)
+			continue
+		}
+		p.end = before
+		before.ends++
+	}
 }
 
 // Match is [Index.Match] for what workers are taken to hold at a time.
@@ -295,23 +400,18 @@ func (a *Approx) expire(now time.Time) {
 	next := int64(math.MaxInt64)
 	for worker := range a.workers {
 		g := &a.workers[worker]
-		if g.lru == nil {
-			continue
-		}
-		ev := a.removal()
-		for {
-			sequence, v, some := g.lru.GetOldest()
+		for g.prompts != nil {
+			_, p, some := g.prompts.GetOldest()
 			if !some {
 				break
 			}
-			if v.dies > a.now/step {
-				next = min(next, v.dies)
+			if p.dies > a.now/step {
+				next = min(next, p.dies)
 				break
 			}
-			g.lru.RemoveOldest()
-			a.gone(g, sequence, v.local)
+			g.prompts.RemoveOldest()
+			a.drop(worker, g, p)
 		}
-		a.apply(worker, ev)
 	}
 	a.next.Store(next)
 }
@@ -322,104 +422,122 @@ func (a *Approx) Blocks() int { return a.index.Blocks() }
 // WorkerBlocks returns the number of blocks that count for a worker.
 func (a *Approx) WorkerBlocks(worker int) int { return a.index.WorkerBlocks(worker) }
 
-// Guess is a block that a worker is taken to hold.
-type Guess struct {
-	Sequence, Local uint64
-	Parent          uint64 // sequence hash of the block before it, if not First
-	First           bool
-	Left            time.Duration // of its life
+// Guesses are what a worker is taken to hold: pieces of prompts, each behind one
+// before it, and the prompts, the longest unused first.
+type Guesses struct {
+	Pieces  []Piece
+	Prompts []Prompt
 }
 
-// Guesses returns a worker's blocks, the last used first, so that a block comes
-// behind the one before it in its prompt.
-func (a *Approx) Guesses(now time.Time, worker int) []Guess {
+// Piece is a number of consecutive blocks. Parent is the number of the piece before
+// it, from 1; 0 for none.
+type Piece struct {
+	Parent          uint32
+	Local, Sequence []uint64
+}
+
+// Prompt ends with a piece, given by its number from 1. Left is the rest of its life.
+type Prompt struct {
+	Piece uint32
+	Left  time.Duration
+}
+
+// Blocks counts the blocks.
+func (g *Guesses) Blocks() (n int) {
+	for i := range g.Pieces {
+		n += len(g.Pieces[i].Local)
+	}
+	return n
+}
+
+// Guesses returns what a worker is taken to hold. The slices are the caller's.
+func (a *Approx) Guesses(now time.Time, worker int) (out Guesses) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.expire(now)
 	g := a.of(worker)
-	if g == nil || g.lru == nil {
-		return nil
+	if g == nil || g.prompts == nil {
+		return out
 	}
-	list := make([]Guess, 0, g.lru.Len())
-	for _, sequence := range slices.Backward(g.lru.Keys()) {
-		v, _ := g.lru.Peek(sequence)
-		list = append(list, Guess{
-			Sequence: sequence, Local: v.local, Parent: v.parent, First: v.first,
-			Left: time.Duration(v.dies*step - a.now),
-		})
+	numbers := map[*guessNode]uint32{&g.root: 0}
+	line := []*guessNode{&g.root}
+	for i := 0; i < len(line); i++ {
+		n := line[i]
+		for _, c := range n.children {
+			out.Pieces = append(out.Pieces, Piece{numbers[n], slices.Clone(c.local), slices.Clone(c.sequence)})
+			numbers[c] = uint32(len(out.Pieces))
+			line = append(line, c)
+		}
 	}
-	return list
+	for _, key := range g.prompts.Keys() {
+		p, _ := g.prompts.Peek(key)
+		out.Prompts = append(out.Prompts, Prompt{numbers[p.end], time.Duration(p.dies*step - a.now)})
+	}
+	return out
 }
 
-// Restore adds blocks to a worker's, as [Approx.Guesses] gave them, maybe in an
-// earlier process. They count as used before all that the worker has. Blocks
-// without the block before them, without time left, or out of order are left out.
-// It returns how many were taken.
-func (a *Approx) Restore(now time.Time, worker int, generation uint64, list []Guess) (taken int) {
+// Restore gives a worker of which nothing is known what [Approx.Guesses] returned,
+// maybe in an earlier process. Prompts without time left, and those that make no
+// sense, are left out. It returns how many blocks count because of it.
+func (a *Approx) Restore(now time.Time, worker int, generation uint64, from Guesses) (taken int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.expire(now)
 	g := a.of(worker)
-	if g == nil || g.generation != generation {
+	if g == nil || g.generation != generation || g.prompts != nil {
 		return 0
 	}
-	if g.lru == nil {
-		g.open(&a.conf)
-	}
-	newer := g.lru
-	g.lru, _ = simplelru.NewLRU[uint64, guess](math.MaxInt, nil)
-
-	// The oldest of what is there lives shortest; what is older must not live longer.
-	limit := ceil(a.now+int64(a.conf.TTL), step)
-	if _, v, some := newer.GetOldest(); some {
-		limit = min(limit, v.dies)
-	}
-	var keys []uint64
-	var values []guess
-	for _, x := range list {
-		dies := min(limit, ceil(a.now+int64(x.Left), step))
-		if x.Left <= 0 || newer.Contains(x.Sequence) {
-			continue
-		}
-		if len(keys)+newer.Len() >= g.limit || a.blocks+len(keys) >= a.conf.MaxBlocks {
-			break
-		}
-		out := a.index.Apply(worker, Event{Kind: Stored, HasParent: !x.First, Parent: x.Parent, Blocks: []Block{{External: x.Sequence, Local: x.Local}}})
-		if out.Stored == 0 {
-			continue
-		}
-		limit = dies
-		keys = append(keys, x.Sequence)
-		values = append(values, guess{local: x.Local, parent: x.Parent, first: x.First, dies: dies})
-	}
-	for i, key := range slices.Backward(keys) {
-		g.lru.Add(key, values[i])
-		if g.byLocal != nil {
-			g.byLocal[values[i].local] = key
+	longest := ceil(a.now+int64(a.conf.TTL), step)
+	oldest := int64(0)
+	for _, p := range from.Prompts {
+		local, sequence := from.path(p.Piece)
+		if n := min(len(local), g.limit, a.conf.MaxBlocks); n > 0 && p.Left > 0 {
+			// In the list's order nobody dies before who stands before him.
+			oldest = max(oldest, min(longest, ceil(a.now+int64(p.Left), step)))
+			a.insert(worker, g, local[:n], sequence[:n], oldest)
 		}
 	}
-	for _, key := range newer.Keys() {
-		v, _ := newer.Peek(key)
-		g.lru.Add(key, v)
-	}
-	a.blocks += len(keys)
-	if len(values) > 0 {
-		a.next.Store(min(a.next.Load(), values[len(values)-1].dies))
-	}
-	return len(keys)
+	return g.blocks
 }
 
-// AppendLocals appends to dst the local hashes of those of a worker's blocks that
-// the index knows by these external hashes.
-func (x *Index) AppendLocals(dst []uint64, worker int, externals []uint64) []uint64 {
+// path returns the blocks up to the end of a piece; none if the numbers are wrong.
+func (g *Guesses) path(piece uint32) (local, sequence []uint64) {
+	var line []*Piece
+	for n := piece; n > 0; {
+		if int(n) > len(g.Pieces) {
+			return nil, nil
+		}
+		p := &g.Pieces[n-1]
+		// Each is behind one with a lower number, so there is an end.
+		if len(p.Local) != len(p.Sequence) || len(p.Local) == 0 || p.Parent >= n {
+			return nil, nil
+		}
+		line = append(line, p)
+		n = p.Parent
+	}
+	for _, p := range slices.Backward(line) {
+		local, sequence = append(local, p.Local...), append(sequence, p.Sequence...)
+	}
+	return local, sequence
+}
+
+// AppendPath appends to dst the local hashes of a worker's block and of all before
+// it in its sequence, if the index knows the block by this external hash.
+func (x *Index) AppendPath(dst []uint64, worker int, external uint64) []uint64 {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, e := range externals {
-		if k := x.find(int32(worker), e, spread(e), cell{}); k.column != nil {
-			p := k.place()
-			dst = append(dst, p.n.local[p.block])
+	k := x.find(int32(worker), external, spread(external), cell{})
+	if k.column == nil {
+		return dst
+	}
+	p := k.place()
+	begin := len(dst)
+	for n, to := p.n, p.block+1; n != &x.root; n, to = n.parent, len(n.parent.local) {
+		for i := to - 1; i >= 0; i-- {
+			dst = append(dst, n.local[i])
 		}
 	}
+	slices.Reverse(dst[begin:])
 	return dst
 }
 

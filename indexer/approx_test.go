@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -117,13 +118,19 @@ func TestApproxWithdraw(t *testing.T) {
 }
 
 func TestApproxForget(t *testing.T) {
-	a := newApprox(indexer.ApproxConfig{Forgettable: true}, 0, 0)
+	a := newApprox(indexer.ApproxConfig{}, 0, 0)
 	insert(a, at(0), 0, "abcd")
+	insert(a, at(0), 0, "abx")
 	insert(a, at(0), 1, "abcd")
-	local, _ := spell("cz")
-	a.Forget(0, local)
+	for _, path := range []string{"abc", "abcq", "q", "abcdefg", ""} {
+		local, _ := spell(path)
+		a.Forget(0, local)
+	}
 	if got := overlaps(a, at(1), "abcd", 2); !slices.Equal(got, []int32{2, 4}) {
 		t.Errorf("overlaps %v after worker 0 lost c, want 2 and 4", got)
+	}
+	if got := overlaps(a, at(1), "abx", 2); !slices.Equal(got, []int32{3, 2}) {
+		t.Errorf("overlaps %v with what is beside c, want 3 and 2", got)
 	}
 	a.Clear(1)
 	if got := overlaps(a, at(1), "abcd", 2); !slices.Equal(got, []int32{2, 0}) {
@@ -141,90 +148,112 @@ func TestApproxRestore(t *testing.T) {
 	insert(a, at(0), 0, "abc")
 	insert(a, at(50), 0, "abx")
 	saved := a.Guesses(at(60), 0)
-
-	b := newApprox(indexer.ApproxConfig{Forgettable: true}, 0)
-	insert(b, at(70), 0, "q")
-	for i := range saved {
-		saved[i].Left -= 10 * time.Second
+	for i := range saved.Prompts {
+		saved.Prompts[i].Left -= 10 * time.Second
 	}
-	if n := b.Restore(at(70), 0, 1, saved); n != 4 {
-		t.Errorf("%d blocks restored, want 4", n)
+	b := newApprox(indexer.ApproxConfig{}, 0)
+	if n := b.Restore(at(70), 0, 1, saved); n != 4 || saved.Blocks() != 4 {
+		t.Errorf("%d of %d blocks restored, want 4 of 4", n, saved.Blocks())
 	}
 	for _, c := range []struct {
 		at   float64
 		want string
-	}{{70, "2 3 1"}, {119.9, "3 3 1"}, {120, "2 3 1"}, {169.9, "2 3 1"}, {170, "0 0 1"}, {190, "0 0 0"}} {
-		if c.at == 70 {
-			c.want = "3 3 1"
-		}
+	}{{70, "3 3"}, {119.9, "3 3"}, {120, "2 3"}, {169.9, "2 3"}, {170, "0 0"}} {
 		now := at(c.at)
-		got := fmt.Sprint(overlaps(b, now, "abc", 1)[0], overlaps(b, now, "abx", 1)[0], overlaps(b, now, "q", 1)[0])
-		if got != c.want {
-			t.Errorf("at %v s: overlaps of abc, abx and q are %s, want %s", c.at, got, c.want)
+		if got := fmt.Sprint(overlaps(b, now, "abc", 1)[0], overlaps(b, now, "abx", 1)[0]); got != c.want {
+			t.Errorf("at %v s: overlaps of abc and abx are %s, want %s", c.at, got, c.want)
 		}
 	}
-	if n := b.Restore(at(200), 0, 1, []indexer.Guess{{Sequence: 1, Local: 1, Parent: 9, Left: time.Second}}); n != 0 {
-		t.Error("a block without its parent was restored")
+	for name, wrong := range map[string]indexer.Guesses{
+		"no such piece": {Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
+		"a circle":      {Pieces: []indexer.Piece{{Parent: 1, Local: []uint64{1}, Sequence: []uint64{1}}}, Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
+		"unequal":       {Pieces: []indexer.Piece{{Local: []uint64{1}}}, Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
+		"no time":       {Pieces: []indexer.Piece{{Local: []uint64{1}, Sequence: []uint64{1}}}, Prompts: []indexer.Prompt{{Piece: 1}}},
+	} {
+		if n := newApprox(indexer.ApproxConfig{}, 0).Restore(at(200), 0, 1, wrong); n != 0 {
+			t.Errorf("%s: %d blocks restored", name, n)
+		}
 	}
-	if n := b.Restore(at(200), 0, 7, saved); n != 0 {
+	if n := newApprox(indexer.ApproxConfig{}, 0).Restore(at(60), 0, 7, saved); n != 0 {
 		t.Error("blocks of another generation were restored")
 	}
 }
 
-// slowApprox is what Approx must equal: a list of prefixes a worker, searched
-// from one end to the other.
+// slowApprox is what Approx must equal: lists of prompts, searched from one end to
+// the other.
 type slowApprox struct {
 	limits []int
-	lists  [][]slowGuess // by worker, the longest unused first
+	lists  [][]*slowGuess // by worker, the longest unused first
 	stamp  int
 }
 
 type slowGuess struct {
-	prefix string
-	dies   int64 // in 100 ms
+	prompt string // as it was inserted
+	left   string // of it, since it was cut
+	dies   int64  // in 100 ms
 	stamp  int
-	fresh  bool
 }
 
-func (m *slowApprox) insert(now int64, worker int, prompt string) int {
-	m.expire(now)
-	m.stamp++
+func (m *slowApprox) insert(worker int, prompt string, dies int64) int {
 	prompt = prompt[:min(len(prompt), m.limits[worker])]
-	for n := len(prompt); n > 0; n-- {
-		before := len(m.lists[worker])
-		m.drop(worker, prompt[:n])
-		m.lists[worker] = append(m.lists[worker], slowGuess{prompt[:n], now + 50, m.stamp, len(m.lists[worker]) == before})
+	list := &m.lists[worker]
+	if i := slices.IndexFunc(*list, func(g *slowGuess) bool { return g.prompt == prompt }); i >= 0 {
+		g := (*list)[i]
+		*list = slices.Delete(*list, i, i+1)
+		if g.left == prompt {
+			g.dies = dies
+			*list = append(*list, g)
+			return 0
+		}
 	}
-	if over := len(m.lists[worker]) - m.limits[worker]; over > 0 {
-		m.lists[worker] = m.lists[worker][over:]
+	m.stamp++
+	*list = append(*list, &slowGuess{prompt, prompt, dies, m.stamp})
+	for over := len(m.blocks(worker)) - m.limits[worker]; over > 0; over = len(m.blocks(worker)) - m.limits[worker] {
+		oldest := (*list)[0]
+		rest := &slowApprox{lists: [][]*slowGuess{(*list)[1:]}}
+		alone := len(m.blocks(worker)) - len(rest.blocks(0))
+		oldest.left, oldest.stamp = oldest.left[:len(oldest.left)-min(over, alone)], -1
+		if alone == 0 || oldest.left == "" {
+			*list = (*list)[1:]
+		}
 	}
 	return m.stamp
 }
 
-func (m *slowApprox) drop(worker int, prefix string) {
-	m.lists[worker] = slices.DeleteFunc(m.lists[worker], func(g slowGuess) bool { return g.prefix == prefix })
+func (m *slowApprox) withdraw(worker int, prompt string, stamp int) {
+	m.lists[worker] = slices.DeleteFunc(m.lists[worker], func(g *slowGuess) bool { return g.prompt == prompt && g.stamp == stamp })
 }
 
-func (m *slowApprox) withdraw(worker int, prompt string, stamp int) {
-	for ; prompt != ""; prompt = prompt[:len(prompt)-1] {
-		if !slices.ContainsFunc(m.lists[worker], func(g slowGuess) bool { return g.prefix == prompt && g.stamp == stamp && g.fresh }) {
-			return
+func (m *slowApprox) forget(worker int, path string) {
+	for _, g := range m.lists[worker] {
+		if path != "" && strings.HasPrefix(g.left, path) {
+			g.left, g.stamp = path[:len(path)-1], -1
 		}
-		m.drop(worker, prompt)
 	}
+	m.lists[worker] = slices.DeleteFunc(m.lists[worker], func(g *slowGuess) bool { return g.left == "" })
 }
 
 func (m *slowApprox) expire(now int64) {
 	for w := range m.lists {
-		m.lists[w] = slices.DeleteFunc(m.lists[w], func(g slowGuess) bool { return g.dies <= now })
+		m.lists[w] = slices.DeleteFunc(m.lists[w], func(g *slowGuess) bool { return g.dies <= now })
 	}
 }
 
-func (m *slowApprox) match(worker int, prompt string) (n int32) {
-	for ; int(n) < len(prompt); n++ {
-		if !slices.ContainsFunc(m.lists[worker], func(g slowGuess) bool { return g.prefix == prompt[:n+1] }) {
-			break
+// blocks returns the prefixes that count.
+func (m *slowApprox) blocks(worker int) map[string]bool {
+	all := map[string]bool{}
+	for _, g := range m.lists[worker] {
+		for n := range len(g.left) {
+			all[g.left[:n+1]] = true
 		}
+	}
+	return all
+}
+
+func (m *slowApprox) match(worker int, prompt string) (n int32) {
+	all := m.blocks(worker)
+	for int(n) < len(prompt) && all[prompt[:n+1]] {
+		n++
 	}
 	return n
 }
@@ -235,10 +264,10 @@ func TestApproxModel(t *testing.T) {
 	if testing.Short() {
 		operations = 2_000
 	}
-	const workers = 3
+	const workers, ttl = 3, 50 // 100 ms each
 	for seed := range uint64(5) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		m := &slowApprox{limits: []int{5, 12, 1000}, lists: make([][]slowGuess, workers)}
+		m := &slowApprox{limits: []int{5, 12, 1000}, lists: make([][]*slowGuess, workers)}
 		a := newApprox(indexer.ApproxConfig{TTL: 5 * time.Second}, m.limits...)
 		type inserted struct {
 			prompt       string
@@ -250,50 +279,82 @@ func TestApproxModel(t *testing.T) {
 		for op := range operations {
 			now += rng.Int64N(3)
 			clock := time.Unix(1_000_000, now*int64(100*time.Millisecond))
+			m.expire(now)
 			prompt := make([]byte, 1+rng.IntN(8))
 			for i := range prompt {
 				prompt[i] = "abc"[rng.IntN(3)]
 			}
 			worker := rng.IntN(workers)
-			switch rng.IntN(12) {
+			local, sequence := spell(string(prompt))
+			switch rng.IntN(16) {
 			case 0:
 				m.lists[worker] = nil
 				a.Clear(worker)
 			case 1:
 				if len(recent) > 0 {
 					r := recent[rng.IntN(len(recent))]
-					m.expire(now)
 					m.withdraw(r.worker, r.prompt, r.slow)
 					a.Expire(clock)
-					a.Withdraw(r.worker, 1, r.fast, r.last)
+					if r.fast > 0 {
+						a.Withdraw(r.worker, 1, r.fast, r.last)
+					}
 				}
 			case 2: // to another process and back
 				saved := a.Guesses(clock, worker)
 				a.Clear(worker)
 				a.Restore(clock, worker, 1, saved)
-				m.expire(now)
-				for i := range m.lists[worker] { // who inserted what is forgotten
-					m.lists[worker][i].fresh = false
+				before := m.lists[worker]
+				m.lists[worker] = nil
+				for _, g := range before {
+					m.insert(worker, g.left, g.dies)
 				}
+			case 3:
+				a.Expire(clock)
+				a.Forget(worker, local)
+				m.forget(worker, string(prompt))
 			default:
-				local, sequence := spell(string(prompt))
-				r := inserted{prompt: string(prompt[:min(len(prompt), m.limits[worker])]), worker: worker, slow: m.insert(now, worker, string(prompt))}
+				r := inserted{prompt: string(prompt[:min(len(prompt), m.limits[worker])]), worker: worker}
+				r.slow = m.insert(worker, string(prompt), now+ttl)
 				r.fast = a.Insert(clock, worker, 1, local, sequence)
-				r.last = sequence[min(len(sequence), m.limits[worker])-1]
+				r.last = sequence[len(r.prompt)-1]
+				if (r.fast == 0) != (r.slow == 0) {
+					t.Fatalf("seed %d, operation %d: stamp %d, want %d", seed, op, r.fast, r.slow)
+				}
 				if recent = append(recent, r); len(recent) > 8 {
 					recent = recent[1:]
 				}
 			}
-			m.expire(now)
 			got := overlaps(a, clock, string(prompt), workers)
 			for w := range workers {
 				if want := m.match(w, string(prompt)); got[w] != want {
 					t.Fatalf("seed %d, operation %d: worker %d overlaps %s by %d, want %d", seed, op, w, prompt, got[w], want)
 				}
-				if got, want := a.WorkerBlocks(w), len(m.lists[w]); got != want {
+				if got, want := a.WorkerBlocks(w), len(m.blocks(w)); got != want {
 					t.Fatalf("seed %d, operation %d: worker %d has %d blocks, want %d", seed, op, w, got, want)
 				}
 			}
 		}
+	}
+}
+
+// What a prompt costs does not depend on the blocks that are known of it.
+func TestApproxAllocations(t *testing.T) {
+	a := newApprox(indexer.ApproxConfig{}, 0)
+	local := make([]uint64, 4096)
+	for i := range local {
+		local[i] = uint64(i+1) * 0x9E3779B97F4A7C15
+	}
+	sequence := indexer.AppendSequenceHashes(nil, local)
+	a.Insert(at(0), 0, 1, local, sequence)
+	if n := testing.AllocsPerRun(100, func() { a.Insert(at(1), 0, 1, local, sequence) }); n != 0 {
+		t.Errorf("%v allocations for a prompt that is known", n)
+	}
+	next := 0
+	if n := testing.AllocsPerRun(100, func() {
+		next++
+		local[4095], sequence[4095] = uint64(next), uint64(next)<<32
+		a.Insert(at(1), 0, 1, local, sequence)
+	}); n > 24 {
+		t.Errorf("%v allocations for a prompt with one new block", n)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"hash"
 	"hash/crc32"
 	"io"
+	"math"
 	"slices"
 	"time"
 
@@ -18,13 +19,12 @@ import (
 
 // The file of guesses, little endian: magic, unix ms of its making, then for each
 // worker a mark 1, model (u16 length, bytes), block size u32, worker id u64, rank
-// u32, start of its process (unix ms) i64, number of blocks u64 and the blocks:
-// sequence hash, local hash, sequence hash of the block before, all u64, and u32
-// the ms left to live, with the highest bit for blocks that begin a prompt. At the
-// end a mark 0 and the CRC-32C of all before it.
-const guessMagic = "KVRGUES1"
-
-const firstBit = 1 << 31
+// u32, start of its process (unix ms) i64, number of pieces u32, for each the number
+// of the one before it u32, number of blocks u32 and their local and sequence
+// hashes, u64 each, in turn; number of prompts u32, for each the number of its last
+// piece and the ms left to live, both u32. At the end a mark 0 and the CRC-32C of all
+// before it.
+const guessMagic = "KVRGUES2"
 
 // ErrBadGuesses is wrapped by the errors of [Router.LoadGuesses] about what it read.
 var ErrBadGuesses = errors.New("damaged file of guesses")
@@ -35,7 +35,7 @@ type saved struct {
 	blockSize int
 	startedMS int64
 	at        time.Time
-	list      []indexer.Guess
+	guesses   indexer.Guesses
 }
 
 // SaveGuesses writes what the router believes without having been told, so that
@@ -79,7 +79,10 @@ func (r *Router) guesses(now time.Time) func(yield func(Worker, saved) bool) {
 		p.mu.Unlock()
 	}
 	for worker, s := range r.saved {
-		s.list = s.left(now)
+		if s.dead(now) {
+			continue
+		}
+		s.guesses = s.left(now)
 		sources = append(sources, source{worker: worker, saved: s})
 	}
 	r.fleet.RUnlock()
@@ -90,23 +93,29 @@ func (r *Router) guesses(now time.Time) func(yield func(Worker, saved) bool) {
 			if s.from != nil {
 				// A number that has another owner by now tells of the wrong worker,
 				// for as long as the guesses live.
-				s.saved.list = s.from.Guesses(now, s.ord)
+				s.saved.guesses = s.from.Guesses(now, s.ord)
 			}
-			if len(s.saved.list) > 0 && !yield(s.worker, s.saved) {
+			if len(s.saved.guesses.Prompts) > 0 && !yield(s.worker, s.saved) {
 				return
 			}
 		}
 	}
 }
 
-// left returns what is still alive of saved guesses.
-func (s *saved) left(now time.Time) []indexer.Guess {
-	list := slices.Clone(s.list)
+// left returns the guesses with what is left of their lives.
+func (s *saved) left(now time.Time) indexer.Guesses {
+	g := s.guesses
+	g.Prompts = slices.Clone(g.Prompts)
 	gone := max(0, now.Sub(s.at))
-	for i := range list {
-		list[i].Left -= gone
+	for i := range g.Prompts {
+		g.Prompts[i].Left -= gone
 	}
-	return slices.DeleteFunc(list, func(g indexer.Guess) bool { return g.Left <= 0 })
+	return g
+}
+
+// dead says that nothing of it counts any more.
+func (s *saved) dead(now time.Time) bool {
+	return !slices.ContainsFunc(s.guesses.Prompts, func(p indexer.Prompt) bool { return p.Left > now.Sub(s.at) })
 }
 
 type guessWriter struct {
@@ -131,17 +140,21 @@ func (e *guessWriter) worker(w Worker, s *saved) {
 	b = append(le.AppendUint16(b, uint16(len(model))), model...)
 	b = le.AppendUint32(b, uint32(s.blockSize))
 	b = le.AppendUint32(le.AppendUint64(b, w.ID), w.DPRank)
-	b = le.AppendUint64(le.AppendUint64(b, uint64(s.startedMS)), uint64(len(s.list)))
-	for _, g := range s.list {
-		b = le.AppendUint64(le.AppendUint64(le.AppendUint64(b, g.Sequence), g.Local), g.Parent)
-		ms := uint32(min(max(g.Left.Milliseconds(), 1), firstBit-1))
-		if g.First {
-			ms |= firstBit
+	b = le.AppendUint64(b, uint64(s.startedMS))
+	b = le.AppendUint32(b, uint32(len(s.guesses.Pieces)))
+	for _, p := range s.guesses.Pieces {
+		b = le.AppendUint32(le.AppendUint32(b, p.Parent), uint32(len(p.Local)))
+		for i := range p.Local {
+			if b = le.AppendUint64(le.AppendUint64(b, p.Local[i]), p.Sequence[i]); len(b) > 1<<16 {
+				e.write(b)
+				b = b[:0]
+			}
 		}
-		if b = le.AppendUint32(b, ms); len(b) > 1<<16 {
-			e.write(b)
-			b = b[:0]
-		}
+	}
+	b = le.AppendUint32(b, uint32(len(s.guesses.Prompts)))
+	for _, p := range s.guesses.Prompts {
+		ms := uint32(min(max(p.Left.Milliseconds(), 1), math.MaxUint32))
+		b = le.AppendUint32(le.AppendUint32(b, p.Piece), ms)
 	}
 	e.write(b)
 	e.buf = b
@@ -166,13 +179,18 @@ func (r *Router) LoadGuesses(in io.Reader) (blocks int, err error) {
 		s.blockSize = int(read.u32())
 		w := Worker{ID: read.u64(), DPRank: read.u32()}
 		s.startedMS = int64(read.u64())
-		for n := read.u64(); n > 0 && read.err == nil; n-- {
-			g := indexer.Guess{Sequence: read.u64(), Local: read.u64(), Parent: read.u64()}
-			ms := read.u32()
-			g.First, g.Left = ms&firstBit != 0, time.Duration(ms&^firstBit)*time.Millisecond
-			s.list = append(s.list, g)
+		for n := read.u32(); n > 0 && read.err == nil; n-- {
+			p := indexer.Piece{Parent: read.u32()}
+			for n := read.u32(); n > 0 && read.err == nil; n-- {
+				p.Local = append(p.Local, read.u64())
+				p.Sequence = append(p.Sequence, read.u64())
+			}
+			s.guesses.Pieces = append(s.guesses.Pieces, p)
 		}
-		blocks += len(s.list)
+		for n := read.u32(); n > 0 && read.err == nil; n-- {
+			s.guesses.Prompts = append(s.guesses.Prompts, indexer.Prompt{Piece: read.u32(), Left: time.Duration(read.u32()) * time.Millisecond})
+		}
+		blocks += s.guesses.Blocks()
 		all[w] = s
 	}
 	sum := read.sum.Sum32()

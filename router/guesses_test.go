@@ -223,8 +223,8 @@ func TestSaveAndLoadGuesses(t *testing.T) {
 }
 
 func FuzzLoadGuesses(f *testing.F) {
-	f.Add([]byte("KVRGUES1\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
-	f.Add([]byte("KVRGUES1\x00\x00\x00\x00\x00\x00\x00\x00\x01\x01\x00m\x10\x00\x00\x00"))
+	f.Add([]byte("KVRGUES2\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
+	f.Add([]byte("KVRGUES2\x00\x00\x00\x00\x00\x00\x00\x00\x01\x01\x00m\x10\x00\x00\x00"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := router.New(router.Config{})
 		if err != nil {

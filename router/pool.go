@@ -55,7 +55,7 @@ func newCache(blockSize int, g guessing) *cache {
 		history:   indexer.NewApprox(indexer.ApproxConfig{TTL: g.ttl}),
 	}
 	if g.expect > 0 && !g.noEvents {
-		c.predicted = indexer.NewApprox(indexer.ApproxConfig{TTL: g.expect, Forgettable: true})
+		c.predicted = indexer.NewApprox(indexer.ApproxConfig{TTL: g.expect})
 	}
 	return c
 }
@@ -219,7 +219,9 @@ func (p *pool) applyEvent(w Worker, ev indexer.Event) (out indexer.Outcome, know
 	if c.predicted != nil && c.predicted.WorkerBlocks(ord) > 0 {
 		switch ev.Kind {
 		case indexer.Removed:
-			c.predicted.Forget(ord, c.index.AppendLocals(nil, ord, ev.Externals))
+			for _, e := range ev.Externals {
+				c.predicted.Forget(ord, c.index.AppendPath(nil, ord, e))
+			}
 		case indexer.Cleared:
 			c.predicted.Clear(ord)
 		case indexer.Stored:

@@ -56,7 +56,7 @@ func TestGuessesSurviveACrash(t *testing.T) {
 
 	// A damaged file is said, and no reason not to serve.
 	d.router.kill(t)
-	if err := os.WriteFile(filepath.Join(dir, guessFile), []byte("KVRGUES1 and then something else"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, guessFile), []byte("KVRGUES2 and then something else"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.startRouter(t.Context(), flags...); err != nil {
