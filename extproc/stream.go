@@ -194,6 +194,11 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) (
 	if bad != nil {
 		return s.refuse(bad), refused
 	}
+	if fields.Model == "" {
+		// An endpoint without a prompt, of an engine that serves but one model:
+		// any of the pool will do.
+		return empty(m), passed
+	}
 	err := s.ask(ctx, &fields)
 	if err == nil {
 		return s.route(m), routed
@@ -226,6 +231,7 @@ func (s *stream) ask(ctx context.Context, fields *openai.Body) error {
 		ID:     s.id,
 		Model:  fields.Model,
 		Prompt: fields.Request,
+		Tokens: fields.Tokens,
 		Salt:   salt,
 	})
 	if err != nil {

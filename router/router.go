@@ -312,12 +312,12 @@ func (r *Router) hash(ctx context.Context, q *question, s *scratch, card *Card, 
 		q.guessed = true
 	case tokenizer.ExactPrefix:
 		tokens = tokens[:prompt.Exact]
-	case tokenizer.Exact:
+	case tokenizer.Exact, tokenizer.None:
 	}
 	s.local = indexer.AppendLocalHashes(s.local[:0], tokens, q.blockSize, seed)
 	s.sequence = indexer.AppendSequenceHashes(s.sequence[:0], s.local)
-	q.tokens, q.sequence = len(prompt.IDs), s.sequence
-	d.PromptTokens, d.PromptBlocks = len(prompt.IDs), len(s.local)
+	q.tokens, q.sequence = len(prompt.IDs)+prompt.Others, s.sequence
+	d.PromptTokens, d.PromptBlocks = q.tokens, len(s.local)
 	d.TokenizeTime = r.conf.Now().Sub(start)
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
+	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
 // Mode says how the ids of a prompt were made.
@@ -27,6 +28,8 @@ const (
 	// Bytes: text-block mode. The ids stand for four bytes of canonical text
 	// each; equal prompts have equal ones, and no engine knows them.
 	Bytes Mode = "bytes"
+	// None: there is no prompt to route by, only a guess of its length.
+	None Mode = "none"
 )
 
 // Reasons why ids are not exact.
@@ -39,6 +42,14 @@ const (
 	Budget        = "budget"         // the time was up
 	Items         = "items"          // an image or the like
 	Drifted       = "drift"          // the engine was seen to count otherwise
+)
+
+const (
+	// bytesPerToken is a guess where only a size is known: English has about four.
+	bytesPerToken = 4
+	// itemTokens is what an image or the like is taken for. Engines make between
+	// 64 and some thousand tokens of one; only the load is reckoned with it.
+	itemTokens = 256
 )
 
 // MaxPrompt is the largest text in bytes that is encoded exactly.
@@ -122,11 +133,15 @@ type Prompt struct {
 	Mode   Mode
 	Reason string // why not Exact
 	Reused int    // bytes of text whose ids were known
+	// Others is how many tokens the engine has to compute besides: of the other
+	// prompts of a list, of items, of a request without a prompt to route by.
+	// Mostly a guess.
+	Others int
 }
 
 // Encode appends the ids of a request's prompt to dst. Of several prompts in one
-// request, which run as several sequences, it takes the longest. now is what the
-// chat template may say the time is.
+// request, which run as several sequences, it takes the first and counts the
+// others. now is what the chat template may say the time is.
 //
 // What cannot be exact is in text-block mode, with the reason; an exhausted ctx
 // gives what was encoded until then. The error is about a prompt that is not even
@@ -140,13 +155,15 @@ func (m *Model) Encode(ctx context.Context, dst []uint32, q chat.Request, now ti
 
 // Check is Encode whether or not the engine was seen to make other ids.
 func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
-	if isTokenIDs(q.Prompt) {
-		ids, err := appendIDs(dst, q.Prompt)
-		return Prompt{IDs: ids, Exact: len(ids) - len(dst), Mode: Exact}, err
-	}
 	switch {
+	case q.Size > 0:
+		return Prompt{IDs: dst, Mode: None, Reason: q.Inexact, Others: tokensOf(q.Size)}, nil
+	case isTokenIDs(q.Prompt):
+		return givenIDs(dst, q)
 	case m == nil:
 		return inBytes(dst, q, NoTokenizer)
+	case q.Inexact != "":
+		return inBytes(dst, q, q.Inexact)
 	case q.Prompt == nil && m.chat == nil:
 		return inBytes(dst, q, NoRenderer)
 	}
@@ -157,7 +174,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	if len(text.Text) > MaxPrompt {
 		return inBytes(dst, q, TooLarge)
 	}
-	p := Prompt{Mode: Exact}
+	p := Prompt{Mode: Exact, Others: text.Items*itemTokens + tokensOf(text.Others)}
 	var err error
 	if p.IDs, p.Reused, err = m.append(ctx, dst, text.Text[:text.Exact], special); err != nil {
 		p.Mode, p.Reason, p.Exact = ExactPrefix, Budget, len(p.IDs)-len(dst)
@@ -189,17 +206,22 @@ func (m *Model) text(q chat.Request, now time.Time) (text chat.Text, special boo
 	if q.Prompt == nil {
 		text, err := m.chat.Render(q, now)
 		if err != nil {
-			return text, false, TemplateError
+			if _, template := errors.AsType[*jinja.Error](err); template || errors.Is(err, chat.ErrRefused) {
+				return text, false, TemplateError
+			}
+			return text, false, BadText
 		}
 		return text, string(q.AddSpecialTokens) == "true", ""
 	}
-	b, err := chat.AppendText(nil, q)
+	text, err := chat.Completion(q)
 	if err != nil {
 		return text, false, BadText
 	}
-	text = chat.Text{Text: b, Exact: len(b), Kept: chat.Kept(q.TruncatePromptTokens)}
 	return text, string(q.AddSpecialTokens) != "false", ""
 }
+
+// tokensOf is how many tokens so many bytes are taken for.
+func tokensOf(size int) int { return (size + bytesPerToken - 1) / bytesPerToken }
 
 // inBytes is Encode in text-block mode.
 func inBytes(dst []uint32, q chat.Request, why string) (Prompt, error) {
@@ -207,7 +229,7 @@ func inBytes(dst []uint32, q chat.Request, why string) (Prompt, error) {
 	if err != nil {
 		return Prompt{IDs: dst}, err
 	}
-	return Prompt{IDs: AppendBytes(dst, text), Mode: Bytes, Reason: why}, nil
+	return Prompt{IDs: AppendBytes(dst, text), Mode: Bytes, Reason: why, Others: tokensOf(chat.OtherBytes(q.Prompt))}, nil
 }
 
 // AppendBytes appends text as ids of text-block mode: four bytes each, the first
@@ -235,21 +257,33 @@ func isTokenIDs(prompt []byte) bool {
 	return isList && len(prompt) > 0 && (prompt[0] == '[' || prompt[0] == '-' || '0' <= prompt[0] && prompt[0] <= '9')
 }
 
-func appendIDs(dst []uint32, prompt []byte) ([]uint32, error) {
+// givenIDs is Encode of token ids: a list of them, or a list of lists.
+func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 	var ids []uint32
-	err := json.Unmarshal(prompt, &ids)
-	if err == nil {
-		return append(dst, ids...), nil
-	}
-	var lists [][]uint32
-	if json.Unmarshal(prompt, &lists) != nil {
-		return dst, fmt.Errorf("tokenizer: read prompt as token ids: %w", err)
-	}
-	var longest []uint32
-	for _, l := range lists {
-		if len(l) > len(longest) {
-			longest = l
+	err := json.Unmarshal(q.Prompt, &ids)
+	p := Prompt{Mode: Exact, IDs: dst}
+	if err != nil {
+		var lists [][]uint32
+		if json.Unmarshal(q.Prompt, &lists) != nil {
+			return p, fmt.Errorf("tokenizer: read prompt as token ids: %w", err)
+		}
+		for i, l := range lists {
+			if l = kept(l, q); i == 0 {
+				ids = l
+			} else {
+				p.Others += len(l)
+			}
 		}
 	}
-	return append(dst, longest...), nil
+	ids = kept(ids, q)
+	p.IDs, p.Exact = append(dst, ids...), len(ids)
+	return p, nil
+}
+
+// kept are the ids that the engine keeps of a prompt: all, or the last ones.
+func kept(ids []uint32, q chat.Request) []uint32 {
+	if n := chat.Kept(q.TruncatePromptTokens); n > 0 && n < len(ids) {
+		return ids[len(ids)-n:]
+	}
+	return ids
 }

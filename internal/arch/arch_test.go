@@ -26,7 +26,7 @@ const module = "github.com/kvroute/kvroute"
 // missing may import nothing of ours: put it here when it is born. "*" may import
 // everything.
 var ours = map[string]string{
-	"tokenizer":          "tokenizer/chat",
+	"tokenizer":          "tokenizer/chat tokenizer/jinja",
 	"tokenizer/chat":     "tokenizer/jinja",
 	"internal/openai":    "tokenizer/chat",
 	"router":             "tokenizer tokenizer/chat scorer indexer",

@@ -4,6 +4,7 @@ package openai
 
 import (
 	"encoding/json"
+	"math"
 	"unsafe"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
@@ -19,15 +20,21 @@ type Body struct {
 	MaxTokens    int    // max_completion_tokens, else max_tokens; 0 if absent or no count
 	CacheSalt    string // nvext.cache_salt, else cache_salt
 
-	// Request is what makes the prompt, as raw JSON. For ChatCompletions its
-	// Messages are a list that is not empty, for Completions its Prompt is a
-	// string or a list.
+	// Tokens is the prompt as the client tokenized it, in nvext.token_data or a
+	// chat's kv_transfer_params.prompt_token_ids; nil if there is none, or no
+	// list of token ids: what an engine makes of that is its own.
+	Tokens []uint32
+
+	// Request is what makes the prompt, as raw JSON. For ChatCompletions and
+	// Responses its Messages are a list that is not empty, for Completions its
+	// Prompt is a string or a list, for Load it has a Size.
 	chat.Request
 }
 
 // Parse cuts the body of a request for e. Every error has status 400 and says
 // what is wrong and where: malformed JSON by byte offset, a field by its name.
-// For Other no prompt is asked for.
+// For Other no prompt is asked for, and anything that can be one is taken. For
+// Load no model is asked for: many engines serve but one.
 func Parse(e Endpoint, body []byte) (Body, *Error) {
 	var f fields
 	s := scanner{in: body}
@@ -54,8 +61,29 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 	if err != nil {
 		return Body{}, err
 	}
+	switch {
+	case e == Load:
+		b.Request = chat.Request{Size: len(body), Inexact: NoPrompt}
+		return b, nil
+	case e == Responses, e == Other && f.input != nil && f.request.Messages == nil && f.request.Prompt == nil:
+		b.Messages = nil // no field of this endpoint
+		if err := f.response(&b); err != nil {
+			return Body{}, err
+		}
+	case f.promptEmbeds != nil && e == Completions:
+		b.Request = chat.Request{Size: len(body), Inexact: Embeds}
+		return b, b.complete(Other)
+	}
 	return b, b.complete(e)
 }
+
+// Reasons of [chat.Request.Inexact].
+const (
+	NoPrompt   = "no_prompt"   // an endpoint without a prompt
+	Embeds     = "embeds"      // the prompt is no text
+	NoHistory  = "no_history"  // a part of it is at a worker, under a name
+	NoRenderer = "no_renderer" // the engine makes it in a way of its own
+)
 
 // fields are the spans of the fields that matter, nil if absent or null. They are
 // looked at when the scan is over, since a later copy may replace any of them.
@@ -64,8 +92,13 @@ type fields struct {
 
 	model, stream, streamOptions   []byte
 	maxTokens, maxCompletionTokens []byte
-	cacheSalt, nvext               []byte
+	cacheSalt, nvext, kvTransfer   []byte
+	promptEmbeds                   []byte
 	request                        chat.Request
+
+	// Of Responses.
+	input, instructions, reasoning, maxOutputTokens []byte
+	elsewhere                                       []byte // names what is not in the body
 }
 
 // top takes a field of the body.
@@ -85,6 +118,22 @@ func (f *fields) top(name, value []byte) {
 		f.cacheSalt = value
 	case "nvext":
 		f.nvext = value
+	case "kv_transfer_params":
+		f.kvTransfer = value
+	case "prompt_embeds":
+		f.promptEmbeds = value
+	case "input":
+		f.input = value
+	case "instructions":
+		f.instructions = value
+	case "reasoning":
+		f.reasoning = value
+	case "max_output_tokens":
+		f.maxOutputTokens = value
+	case "previous_response_id", "conversation", "previous_input_messages":
+		if value != nil {
+			f.elsewhere = value
+		}
 	case "messages":
 		f.request.Messages = value
 	case "tools":
@@ -133,8 +182,13 @@ func (f *fields) body() (b Body, err *Error) {
 			return b, err
 		}
 	}
-	if b.MaxTokens = count(f.maxCompletionTokens); b.MaxTokens == 0 {
-		b.MaxTokens = count(f.maxTokens)
+	for _, most := range [][]byte{f.maxCompletionTokens, f.maxTokens, f.maxOutputTokens} {
+		if b.MaxTokens = count(most); b.MaxTokens > 0 {
+			break
+		}
+	}
+	if b.Tokens = ids(member(f.nvext, "token_data")); b.Tokens == nil && f.request.Messages != nil {
+		b.Tokens = ids(member(f.kvTransfer, "prompt_token_ids"))
 	}
 	return b, nil
 }
@@ -144,6 +198,10 @@ func (b *Body) complete(e Endpoint) *Error {
 	switch {
 	case b.Model == "":
 		return bad("model", "you must provide a model parameter")
+	case e == Responses && b.Messages == nil:
+		return bad("input", "you must provide input")
+	case e == Responses && !filled(b.Messages):
+		return bad("input", "input must be a string or a list with at least one item")
 	case e == ChatCompletions && b.Messages == nil:
 		return bad("messages", "you must provide messages")
 	case e == ChatCompletions && !filled(b.Messages):
@@ -215,6 +273,35 @@ func count(raw []byte) int {
 	return n
 }
 
+// ids returns a list of token ids, nil if raw is anything else or empty.
+func ids(raw []byte) []uint32 {
+	if raw == nil || raw[0] != '[' {
+		return nil
+	}
+	list := make([]uint32, 0, len(raw)/4)
+	s := scanner{in: raw}
+	_ = s.list(func(v []byte) { // scanned before, so there is no error
+		n := uint64(0)
+		for _, c := range v {
+			if c < '0' || c > '9' || n > math.MaxUint32 {
+				n = math.MaxUint64
+				break
+			}
+			n = n*10 + uint64(c-'0')
+		}
+		if v == nil || n > math.MaxUint32 {
+			list = nil
+		}
+		if list != nil {
+			list = append(list, uint32(n))
+		}
+	})
+	if len(list) == 0 {
+		return nil
+	}
+	return list
+}
+
 // unquote returns the text of a string. It is a part of raw, unless there are
 // escapes in it.
 func unquote(raw []byte) []byte {
@@ -225,4 +312,10 @@ func unquote(raw []byte) []byte {
 	var s string
 	_ = json.Unmarshal(raw, &s) // scanned before, so there is no error
 	return []byte(s)
+}
+
+// quote is the inverse of unquote.
+func quote(text []byte) []byte {
+	out, _ := json.Marshal(string(text)) // strings always marshal
+	return out
 }

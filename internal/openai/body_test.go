@@ -83,6 +83,43 @@ func TestParse(t *testing.T) {
 			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}},
 		},
 		{
+			"ids by the client", openai.ChatCompletions, `{"model":"m","messages":[1],"nvext":{"token_data":[ 7 , 4294967295 ]},"kv_transfer_params":{"prompt_token_ids":[1]}}`,
+			openai.Body{Model: "m", Tokens: []uint32{7, 4294967295}, Request: prompt.Request{Messages: raw(`[1]`)}},
+		},
+		{
+			"ids as vLLM takes them", openai.ChatCompletions, `{"model":"m","messages":[1],"kv_transfer_params":{"do_remote_decode":true,"prompt_token_ids":[1,2]}}`,
+			openai.Body{Model: "m", Tokens: []uint32{1, 2}, Request: prompt.Request{Messages: raw(`[1]`)}},
+		},
+		{
+			"of a completion vLLM does not take them", openai.Completions, `{"model":"m","prompt":"p","kv_transfer_params":{"prompt_token_ids":[1,2]}}`,
+			openai.Body{Model: "m", Request: prompt.Request{Prompt: raw(`"p"`)}},
+		},
+		{
+			"odd ids are the engine's to judge", openai.ChatCompletions,
+			`{"model":"m","messages":[1],"nvext":{"token_data":[1,4294967296,2]},"kv_transfer_params":{"prompt_token_ids":[1,null]}}`,
+			openai.Body{Model: "m", Request: prompt.Request{Messages: raw(`[1]`)}},
+		},
+		{
+			"odd ids, a second time", openai.ChatCompletions, `{"model":"m","messages":[1],"nvext":{"token_data":[-1]},"kv_transfer_params":{"prompt_token_ids":{}}}`,
+			openai.Body{Model: "m", Request: prompt.Request{Messages: raw(`[1]`)}},
+		},
+		{
+			"no ids", openai.ChatCompletions, `{"model":"m","messages":[1],"nvext":{"token_data":[]},"kv_transfer_params":null}`,
+			openai.Body{Model: "m", Request: prompt.Request{Messages: raw(`[1]`)}},
+		},
+		{
+			"a prompt that is no text", openai.Completions, `{"model":"m","prompt_embeds":"AAAA","max_tokens":3}`,
+			openai.Body{Model: "m", MaxTokens: 3, Request: prompt.Request{Size: 51, Inexact: "embeds"}},
+		},
+		{
+			"no prompt to route by", openai.Load, `{"model":"m","input":["a","b"],"prompt":5}`,
+			openai.Body{Model: "m", Request: prompt.Request{Size: 42, Inexact: "no_prompt"}},
+		},
+		{
+			"nor a model", openai.Load, `{"query":"a","documents":["b"]}`,
+			openai.Body{Request: prompt.Request{Size: 31, Inexact: "no_prompt"}},
+		},
+		{
 			"a chat's prompt is not asked for", openai.Other, `{"model":"m"}`,
 			openai.Body{Model: "m"},
 		},

@@ -33,10 +33,12 @@ const (
 	Other           Endpoint = iota
 	ChatCompletions          // /v1/chat/completions
 	Completions              // /v1/completions
+	Responses                // /v1/responses
+	Load                     // embeddings, ranking and the like: no prefix to route by, only load
 )
 
 // Classify tells which endpoint a request is for, by method and path; a query
-// string is ignored. A wrong method on an endpoint of ours is an error with
+// string is ignored. A wrong method on an endpoint with a prompt is an error with
 // status 405, to be answered with the header "allow: POST". OPTIONS is not a
 // wrong one: a browser asks by it whether it may POST, and engines answer that.
 func Classify(method, path string) (Endpoint, *Error) {
@@ -47,6 +49,14 @@ func Classify(method, path string) (Endpoint, *Error) {
 		e = ChatCompletions
 	case "/v1/completions":
 		e = Completions
+	case "/v1/responses":
+		e = Responses
+	case "/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/v1/classify",
+		"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank":
+		if method == http.MethodPost {
+			return Load, nil
+		}
+		return Other, nil
 	default:
 		return Other, nil
 	}

@@ -30,7 +30,16 @@ func TestClassify(t *testing.T) {
 		{"OPTIONS", "/v1/chat/completions", openai.Other, 0}, // a browser's preflight
 		{"GET", "/v1/models", openai.Other, 0},
 		{"GET", "/health", openai.Other, 0},
-		{"POST", "/v1/embeddings", openai.Other, 0},
+		{"POST", "/v1/responses", openai.Responses, 0},
+		{"GET", "/v1/responses", openai.Responses, 405},
+		{"GET", "/v1/responses/resp_1", openai.Other, 0}, // one that a worker keeps
+		{"POST", "/v1/embeddings", openai.Load, 0},
+		{"POST", "/v2/rerank?x", openai.Load, 0},
+		{"POST", "/score", openai.Load, 0},
+		{"POST", "/pooling", openai.Load, 0},
+		{"POST", "/classify", openai.Load, 0},
+		{"GET", "/v1/embeddings", openai.Other, 0},
+		{"POST", "/v1/audio/transcriptions", openai.Other, 0}, // a form, no JSON
 		{"POST", "/v1/chat/completions/", openai.Other, 0},
 		{"POST", "/V1/completions", openai.Other, 0},
 		{"POST", "", openai.Other, 0},

@@ -43,7 +43,7 @@ func (s *scanner) skip() *Error {
 	case c == '{':
 		return s.object(nil)
 	case c == '[':
-		return s.list()
+		return s.list(nil)
 	case c == '-' || '0' <= c && c <= '9':
 		return s.number()
 	case c == 't':
@@ -107,14 +107,20 @@ func span(value []byte) []byte {
 	return value
 }
 
-func (s *scanner) list() *Error {
+// list reads a list. take, if not nil, is handed the span of each element.
+func (s *scanner) list(take func(value []byte)) *Error {
 	if s.depth++; s.depth > maxDepth {
 		return s.malformed("nested too deep")
 	}
 	s.at++ // [
 	for more := s.peek() != ']'; more; {
+		s.peek()
+		start := s.at
 		if err := s.skip(); err != nil {
 			return err
+		}
+		if take != nil {
+			take(span(s.in[start:s.at:s.at]))
 		}
 		switch s.peek() {
 		case ',':

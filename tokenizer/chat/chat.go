@@ -15,9 +15,13 @@
 package chat
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
 // Request holds the fields of a request body that make up the prompt, as raw
@@ -40,6 +44,13 @@ type Request struct {
 	// Both: what has an effect on the ids.
 	AddSpecialTokens     []byte
 	TruncatePromptTokens []byte
+
+	// Inexact says why the spans are not all that the engine makes its prompt
+	// of; empty if they are.
+	Inexact string
+	// Size in bytes is all that is known of a request without a prompt to route
+	// by; 0 for all others.
+	Size int
 }
 
 // message is the part of a chat message that every engine renders.
@@ -56,8 +67,9 @@ type message struct {
 // line that opens the answer. The text of a conversation that went on therefore
 // begins with the text of its earlier turns, up to that last line.
 //
-// Text parts of a content are joined with a newline; parts of other kinds, tools
-// and tool calls stand as the JSON that the client sent. Prompts that are token
+// Text parts of a content are joined with a newline; images and the like stand as
+// a hash of theirs, parts of other kinds, tools and tool calls as the JSON that
+// the client sent. Of several prompts the first is taken. Prompts that are token
 // ids have no text and are refused, as is a span of the wrong JSON type; the
 // error names the field.
 func AppendText(dst []byte, r Request) ([]byte, error) {
@@ -133,15 +145,20 @@ func appendContent(dst []byte, content json.RawMessage) ([]byte, error) {
 		if err := json.Unmarshal(raw, &p); err != nil {
 			return dst, fmt.Errorf("part %d: %w", i, err)
 		}
-		if p.Text != nil {
+		switch {
+		case p.Text != nil:
 			dst = append(dst, *p.Text...)
-		} else {
+		case itemTypes[p.Type] != "":
+			dst = appendItem(dst, raw)
+		default:
 			dst = append(dst, raw...)
 		}
 	}
 	return dst, nil
 }
 
+// appendPrompt appends the prompt of a completion. Of several, which run as several
+// sequences, it takes the first: that is the one a request is routed by.
 func appendPrompt(dst, prompt []byte) ([]byte, error) {
 	if prompt[0] == '"' {
 		return appendString(dst, prompt)
@@ -150,15 +167,51 @@ func appendPrompt(dst, prompt []byte) ([]byte, error) {
 	if err := json.Unmarshal(prompt, &list); err != nil {
 		return dst, fmt.Errorf("chat: read prompt: %w", err)
 	}
-	// Several prompts run as several sequences: the longest is the one that
-	// is worth routing by.
-	var longest string
-	for _, p := range list {
-		if len(p) > len(longest) {
-			longest = p
+	if len(list) == 0 {
+		return dst, nil
+	}
+	return append(dst, list[0]...), nil
+}
+
+// OtherBytes is how long the prompts behind the first one of a list are, as JSON.
+func OtherBytes(prompt []byte) (n int) {
+	if len(prompt) == 0 || prompt[0] != '[' {
+		return 0
+	}
+	var list []json.RawMessage
+	if json.Unmarshal(prompt, &list) != nil {
+		return 0
+	}
+	for i, raw := range list {
+		if i > 0 {
+			n += len(raw)
 		}
 	}
-	return append(dst, longest...), nil
+	return n
+}
+
+// Completion returns the prompt of a completion as an engine reads it. The error
+// is about JSON or text that no engine reads.
+func Completion(q Request) (Text, error) {
+	v, err := jinja.FromJSON(q.Prompt)
+	if err != nil {
+		return Text{}, fmt.Errorf("chat: prompt: %w", err)
+	}
+	list := v.Items()
+	if list == nil && !v.IsList() {
+		list = []jinja.Value{v}
+	}
+	t := Text{Kept: Kept(q.TruncatePromptTokens), Others: OtherBytes(q.Prompt)}
+	for i, p := range list {
+		text, ok := p.Text()
+		if !ok {
+			return Text{}, fmt.Errorf("chat: prompt %d is no string", i)
+		}
+		if i == 0 {
+			t.Text, t.Exact = []byte(text), len(text)
+		}
+	}
+	return t, nil
 }
 
 func appendString(dst []byte, raw []byte) ([]byte, error) {
@@ -167,4 +220,12 @@ func appendString(dst []byte, raw []byte) ([]byte, error) {
 		return dst, err
 	}
 	return append(dst, s...), nil
+}
+
+// appendItem appends what stands for an image or the like, whose JSON is given:
+// equal for equal ones, and short, for an item costs the engine tokens by its
+// kind and not by the bytes that it came in.
+func appendItem(dst, item []byte) []byte {
+	sum := sha256.Sum256(item)
+	return hex.AppendEncode(append(dst, "<|item "...), sum[:16])
 }

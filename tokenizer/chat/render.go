@@ -47,6 +47,9 @@ type Text struct {
 	Exact int
 	// Kept is how many of the prompt's last tokens the engine keeps; 0 is all.
 	Kept int
+	// Items is how many images and the like there are, Others how many bytes the
+	// prompts of a list have that stand behind the first.
+	Items, Others int
 }
 
 // NewRenderer returns a renderer for a model's files. It fails if they have no chat
@@ -96,7 +99,7 @@ func (r *Renderer) Render(q Request, now time.Time) (Text, error) {
 	if err != nil {
 		return Text{}, fmt.Errorf("chat: %w", err)
 	}
-	out := Text{Text: text, Exact: len(text), Kept: c.kept}
+	out := Text{Text: text, Exact: len(text), Kept: c.kept, Items: len(c.items)}
 	if len(c.items) == 0 {
 		return out, nil
 	}
@@ -112,7 +115,7 @@ func (r *Renderer) Render(q Request, now time.Time) (Text, error) {
 		}
 	}
 	for _, item := range c.items {
-		out.Text = append(out.Text, item...)
+		out.Text = appendItem(out.Text, item)
 	}
 	return out, nil
 }

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
+)
+
+// Each kind of request reaches the router with what its prompt is made of.
+func TestKindsOfRequests(t *testing.T) {
+	raw := func(s string) []byte { return []byte(s) }
+	for _, c := range []struct {
+		name, path, body string
+		want             router.Request
+	}{
+		{
+			"chat", "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"a"}],"tools":[1]}`,
+			router.Request{Prompt: router.Prompt{Messages: raw(`[{"role":"user","content":"a"}]`), Tools: raw(`[1]`)}},
+		},
+		{"completion", "/v1/completions", `{"model":"m","prompt":"a"}`, router.Request{Prompt: router.Prompt{Prompt: raw(`"a"`)}}},
+		{"completions", "/v1/completions", `{"model":"m","prompt":["a","b"]}`, router.Request{Prompt: router.Prompt{Prompt: raw(`["a","b"]`)}}},
+		{"completion of ids", "/v1/completions", `{"model":"m","prompt":[1,2]}`, router.Request{Prompt: router.Prompt{Prompt: raw(`[1,2]`)}}},
+		{"completions of ids", "/v1/completions", `{"model":"m","prompt":[[1],[2]]}`, router.Request{Prompt: router.Prompt{Prompt: raw(`[[1],[2]]`)}}},
+		{"completion of embeddings", "/v1/completions", `{"model":"m","prompt_embeds":""}`, router.Request{Prompt: router.Prompt{Size: 32, Inexact: "embeds"}}},
+		{
+			"responses", "/v1/responses", `{"model":"m","instructions":"i","input":"a","cache_salt":"s"}`,
+			router.Request{Salt: "s", Prompt: router.Prompt{Messages: raw(`[{"role":"system","content":"i"},{"role":"user","content":"a"}]`)}},
+		},
+		{
+			"a history elsewhere", "/v1/responses", `{"model":"m","input":"a","previous_response_id":"r"}`,
+			router.Request{Prompt: router.Prompt{Messages: raw(`[{"role":"user","content":"a"}]`), Inexact: "no_history"}},
+		},
+		{"embeddings", "/v1/embeddings", `{"model":"m","input":["a"]}`, router.Request{Prompt: router.Prompt{Size: 27, Inexact: "no_prompt"}}},
+		{
+			"ids for Dynamo", "/v1/chat/completions", `{"model":"m","messages":[1],"nvext":{"token_data":[5,6],"cache_salt":"n"}}`,
+			router.Request{Salt: "n", Tokens: []uint32{5, 6}, Prompt: router.Prompt{Messages: raw(`[1]`)}},
+		},
+		{
+			"ids for vLLM", "/v1/chat/completions", `{"model":"m","messages":[1],"kv_transfer_params":{"prompt_token_ids":[5,6]}}`,
+			router.Request{Tokens: []uint32{5, 6}, Prompt: router.Prompt{Messages: raw(`[1]`)}},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHarness(t, extproc.Config{})
+			x := h.Do(envoytest.Request{Path: c.path, Body: []byte(c.body)})
+			if x.Refusal != nil || x.Header["x-dynamo-worker"] != chosen.Address.String() {
+				t.Fatalf("refusal %+v, header %v", x.Refusal, x.Header)
+			}
+			x.End()
+			h.router.mu.Lock()
+			defer h.router.mu.Unlock()
+			got := h.router.asked[0]
+			c.want.ID, c.want.Model = got.ID, "m"
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("asked (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// An engine with one model needs no name of it where no prompt is routed by.
+func TestEmbeddingsWithoutAModelPass(t *testing.T) {
+	h := newHarness(t, extproc.Config{})
+	x := h.Do(envoytest.Request{Path: "/score", Body: []byte(`{"text_1":"a","text_2":"b"}`)})
+	if x.Refusal != nil || x.Header["x-dynamo-worker"] != "" || len(h.router.take()) > 0 {
+		t.Errorf("refusal %+v, header %v", x.Refusal, x.Header)
+	}
+	x.End()
+}
