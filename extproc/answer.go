@@ -33,11 +33,17 @@ func strip(m message) *extprocv3.ProcessingResponse {
 }
 
 // route answers m with the decision: Envoy's original-destination cluster reads
-// the first header, the observing stream is joined by the second.
-func (s *stream) route(m message) *extprocv3.ProcessingResponse {
-	return setHeaders(m, true,
-		headerWorker, s.decision.Address.String(),
-		headerRequestID, s.id)
+// the first header, the observing stream is joined by the second. A body that is
+// not nil takes the place of the request's.
+func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
+	c := &extprocv3.CommonResponse{
+		HeaderMutation:  mutation([]string{headerWorker, s.decision.Address.String(), headerRequestID, s.id}),
+		ClearRouteCache: true,
+	}
+	if body != nil {
+		c.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
+	}
+	return answer(m, c)
 }
 
 // refuse answers with an error response.

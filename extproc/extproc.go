@@ -101,6 +101,13 @@ type Config struct {
 	// [FirstTokenResponseHeaders].
 	FirstToken string
 
+	// ForwardTokens names the forms, comma-separated, in which prompts are handed
+	// on to workers as token ids: "prompt" of completions, "kv_transfer_params"
+	// of vLLM's chats, "prompt_token_ids" of TensorRT-LLM's, or [ForwardAuto]
+	// for all of them where the worker's version is known to take it. Default
+	// none: bodies stay as they are.
+	ForwardTokens string
+
 	// RouterID is this replica's part of the request ids that it hands out. It
 	// should be another one for each replica.
 	RouterID uint64
@@ -155,6 +162,7 @@ type Server struct {
 	conf    Config
 	router  Router
 	metrics *metrics
+	forms   forms
 	prefix  string // of our request ids
 
 	open  [kinds]atomic.Int64 // streams
@@ -177,12 +185,16 @@ func New(conf Config, r Router) (*Server, error) {
 	if r == nil {
 		return nil, errors.New("extproc: there is no router")
 	}
+	f, err := parseForms(conf.ForwardTokens)
+	if err != nil {
+		return nil, fmt.Errorf("extproc: ForwardTokens: %w", err)
+	}
 	m, err := newMetrics(conf.Meter)
 	if err != nil {
 		return nil, err
 	}
 	return &Server{
-		conf: conf, router: r, metrics: m,
+		conf: conf, router: r, metrics: m, forms: f,
 		prefix: fmt.Sprintf("%016x-", conf.RouterID),
 		drain:  make(chan struct{}),
 	}, nil

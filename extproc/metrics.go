@@ -21,13 +21,14 @@ type metrics struct {
 	firstTokens metric.Int64Counter
 	strays      metric.Int64Counter
 	bodySize    metric.Int64Histogram
+	forwards    metric.Int64Counter
 
 	kinds [kinds]metric.MeasurementOption
 }
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
 	var m metrics
-	var errs [7]error
+	var errs [8]error
 	m.streams, errs[0] = meter.Int64UpDownCounter("kvroute.extproc.streams",
 		metric.WithUnit("{stream}"), metric.WithDescription("Streams open, by kind: main or observer."))
 	m.ends, errs[1] = meter.Int64Counter("kvroute.extproc.stream.ends",
@@ -44,6 +45,8 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		metric.WithUnit("By"), metric.WithDescription("Bodies of requests to be routed."),
 		// From a question to a long document, in powers of four.
 		metric.WithExplicitBucketBoundaries(256, 1<<10, 4<<10, 16<<10, 64<<10, 256<<10, 1<<20, 4<<20, 16<<20))
+	m.forwards, errs[7] = meter.Int64Counter("kvroute.extproc.forwards",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests whose prompt was to be handed on as token ids, by form and by what became of it."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("extproc: make instruments: %w", err)
 	}

@@ -201,7 +201,7 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) (
 	}
 	err := s.ask(ctx, &fields)
 	if err == nil {
-		return s.route(m), routed
+		return s.route(m, s.forward(&fields, m, body)), routed
 	}
 	if ctx.Err() != nil {
 		return nil, s.state
@@ -233,6 +233,8 @@ func (s *stream) ask(ctx context.Context, fields *openai.Body) error {
 		Prompt: fields.Request,
 		Tokens: fields.Tokens,
 		Salt:   salt,
+
+		WantTokens: len(s.server.forms) > 0,
 	})
 	if err != nil {
 		// Nothing is booked, or somebody else's: see router.ErrDuplicate.
@@ -245,6 +247,17 @@ func (s *stream) ask(ctx context.Context, fields *openai.Body) error {
 	}
 	s.decision = d
 	return nil
+}
+
+// forward returns the body with the prompt as ids, nil if it stays as it is.
+func (s *stream) forward(fields *openai.Body, m message, body []byte) []byte {
+	t := s.decision.Tokens
+	if s.decision.Tokens = nil; t == nil || m != requestBody {
+		return nil
+	}
+	out, form, outcome := s.server.forms.forward(s.endpoint, fields, t, body, s.server.conf.MaxBodyBytes)
+	s.server.metrics.forward(form, outcome)
+	return out
 }
 
 // tell answers the response headers.

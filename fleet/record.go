@@ -78,7 +78,7 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		BlockSize: r.BlockSize, DPStart: r.DPStart, DPSize: max(1, r.DPSize),
 		TotalKVBlocks: r.TotalKVBlocks, MaxNumSeqs: r.MaxNumSeqs, MaxBatchedTokens: r.MaxBatchedTokens,
 		ModelCard: clip(r.ModelCard),
-		Engine:    r.Engine, Draining: r.Draining, StartedMS: r.StartedMS,
+		Engine:    r.Engine, EngineVersion: r.EngineVersion, Draining: r.Draining, StartedMS: r.StartedMS,
 	}
 	wrong := func(field string, value any, want string) (router.WorkerInfo, error) {
 		return router.WorkerInfo{}, fmt.Errorf("fleet: worker %q (%d): %s is %v, want %s", clip(r.Name), info.ID, field, value, want)

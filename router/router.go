@@ -266,6 +266,9 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 			r.conf.Observe(Observation{Card: t.card, Model: t.pool.model, Address: d.Address, BlockSize: q.blockSize, Prompt: req.Prompt, IDs: s.tokens})
 		}
 	}
+	if req.WantTokens && req.ID != "" {
+		d.Tokens = r.tokensFor(t, &d, &req, s.tokens)
+	}
 	if d.Candidates = nil; req.Explain {
 		d.Candidates = slices.Clone(s.decision.Candidates)
 	}

@@ -72,7 +72,8 @@ type WorkerInfo struct {
 	// The router guesses from the requests that it sends there.
 	NoEvents bool
 
-	Engine string // "vllm", "sglang", …
+	Engine        string // "vllm", "sglang", …
+	EngineVersion string
 	// ModelCard names the [Card] of its model. Default: that of its model's name.
 	ModelCard string
 	Draining  bool  // gets no new requests, keeps its blocks
@@ -153,6 +154,8 @@ type Request struct {
 
 	// Explain asks for [Decision.Candidates].
 	Explain bool
+	// WantTokens asks for [Decision.Tokens].
+	WantTokens bool
 }
 
 // Blocks is a prompt that its caller has hashed, in blocks of the pool's size and
@@ -203,6 +206,10 @@ type Decision struct {
 	TokenizeTime time.Duration `json:"tokenize_ns"`
 	MatchTime    time.Duration `json:"match_ns"`
 	PickTime     time.Duration `json:"pick_ns"` // waiting for the pool's lock included
+
+	// Tokens is what is needed to hand the prompt on as ids, for a booked request
+	// that asked for it.
+	Tokens *Tokens `json:"-"`
 
 	// Candidates are the inputs of the choice, in worker order. They are
 	// filled if the request asked to explain, and in kept decisions.

@@ -64,7 +64,7 @@ type Model struct {
 	cache *Cache
 	why   string // there is no renderer
 
-	drifted atomic.Bool
+	verdict atomic.Int32 // a Verdict
 }
 
 // ModelConfig says what a model's files do not.
@@ -114,7 +114,7 @@ func (m *Model) Degraded() string {
 	switch {
 	case m == nil:
 		return "no tokenizer"
-	case m.drifted.Load():
+	case m.Verdict() == DriftSeen:
 		return "the engine counts otherwise"
 	case m.why != "":
 		return m.why
@@ -122,9 +122,28 @@ func (m *Model) Degraded() string {
 	return m.tok.Slow
 }
 
-// SetDrifted says whether the engine was seen to make other ids: then prompts are
-// in text-block mode until it is set to false.
-func (m *Model) SetDrifted(d bool) { m.drifted.Store(d) }
+// Verdict is what comparisons with an engine's own ids have shown.
+type Verdict int32
+
+// The verdicts.
+const (
+	Unchecked Verdict = iota // nothing was compared
+	Agreed                   // all that was compared is equal
+	Differs                  // some prompts differ, behind their first block
+	DriftSeen                // prompts differ from the beginning: text-block mode
+)
+
+// SetVerdict says what comparisons have shown. While it is [DriftSeen] prompts
+// are in text-block mode.
+func (m *Model) SetVerdict(v Verdict) { m.verdict.Store(int32(v)) }
+
+// Verdict returns what comparisons have shown; of a nil model nothing.
+func (m *Model) Verdict() Verdict {
+	if m == nil {
+		return Unchecked
+	}
+	return Verdict(m.verdict.Load())
+}
 
 // Prompt is a prompt as ids.
 type Prompt struct {
@@ -147,7 +166,7 @@ type Prompt struct {
 // gives what was encoded until then. The error is about a prompt that is not even
 // text, and names the field.
 func (m *Model) Encode(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
-	if m != nil && m.drifted.Load() && !isTokenIDs(q.Prompt) {
+	if m.Verdict() == DriftSeen && !isTokenIDs(q.Prompt) && q.Size == 0 {
 		return inBytes(dst, q, Drifted)
 	}
 	return m.Check(ctx, dst, q, now)

@@ -88,7 +88,7 @@ func TestModes(t *testing.T) {
 	m := modelOf(t, "bytelevel-qwen2-nfc", chatml)
 	plain := modelOf(t, "metaspace-first", "")
 	drifted := modelOf(t, "bytelevel-qwen2-nfc", chatml)
-	drifted.SetDrifted(true)
+	drifted.SetVerdict(tokenizer.DriftSeen)
 	cancelled, cancel := context.WithCancel(context.Background())
 	cancel()
 	long := []byte(`[{"role":"user","content":"` + strings.Repeat("some words ", 30_000) + `"}]`)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/router"
@@ -107,6 +108,12 @@ type config struct {
 	// later ones, with the worker's own /tokenize. A model whose worker goes on
 	// to make other tokens is routed in text-block mode.
 	VerifyTokenizer bool `yaml:"verify-tokenizer"`
+	// ForwardTokens hands prompts on as token ids, which saves workers from making
+	// them: "auto" wherever the worker's engine and version are known to take them,
+	// or the fields that may be written, comma-separated: "prompt" of completions,
+	// "kv_transfer_params" of vLLM's chats, "prompt_token_ids" of TensorRT-LLM's.
+	// Empty leaves bodies as they are. Needs verify-tokenizer.
+	ForwardTokens string `yaml:"forward-tokens"`
 	// TokenizerCacheBytes is how much memory the ids of prompts take that were
 	// seen before, over all models.
 	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes"`
@@ -195,6 +202,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "longest `time` of a shutdown")
 	fs.BoolVar(&c.StrictModels, "strict-models", c.StrictModels, "answer 404 for models without a tokenizer")
 	fs.BoolVar(&c.VerifyTokenizer, "verify-tokenizer", c.VerifyTokenizer, "compare some prompts with the workers' own tokens")
+	fs.StringVar(&c.ForwardTokens, "forward-tokens", c.ForwardTokens, "hand prompts on as ids: auto, or a list of prompt, kv_transfer_params, prompt_token_ids")
 	fs.IntVar(&c.TokenizerCacheBytes, "tokenizer-cache-bytes", c.TokenizerCacheBytes, "`bytes` for the token ids of prompts seen before")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	fs.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
@@ -305,6 +313,11 @@ func (c *config) check() error {
 	}
 	if _, err := telemetry.NewLogger(io.Discard, c.LogLevel, c.LogFormat); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))
+	}
+	if err := extproc.CheckForwardTokens(c.ForwardTokens); err != nil {
+		errs = append(errs, fmt.Errorf("config: forward-tokens: %w", err))
+	} else if c.ForwardTokens != "" && !c.VerifyTokenizer {
+		errs = append(errs, errors.New("config: forward-tokens needs verify-tokenizer: ids go to workers only where they were compared with a worker's own"))
 	}
 	if _, err := parseNetworks(c.WorkerNetworks); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))

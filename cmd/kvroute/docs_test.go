@@ -66,7 +66,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := fleet.NewRegistry(nil, fleet.RegistryConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newVerifier(nil, n); err != nil {
+	if _, err := newVerifier(nil, n, noWorkers); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile("../../docs/metrics.md")

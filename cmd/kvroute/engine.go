@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,8 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	fs.StringVar(&scope.Endpoint, "endpoint", "generate", "endpoint of the workers' subjects")
 	fs.StringVar(&sim.Name, "name", "worker", "name of the worker")
 	fs.StringVar(&sim.Model, "model", "sim", "name of the model")
+	fs.StringVar(&sim.Engine, "engine", "", "act, and register, as vllm, sglang or trtllm; empty acts as vllm and registers as kvroute-sim")
+	version := fs.String("engine-version", buildVersion(), "version to register")
 	files := fs.String("tokenizer", "", "`folder` with the model's tokenizer and chat template; empty takes a small one of its own")
 	fs.IntVar(&sim.BlockSize, "block-size", 16, "`tokens` in a block")
 	fs.IntVar(&sim.NumBlocks, "num-gpu-blocks", 8192, "capacity of the cache in `blocks`")
@@ -57,6 +60,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	log = log.With("worker", sim.Name)
+	kind := cmp.Or(sim.Engine, "kvroute-sim")
 	card := enginesim.ModelCard
 	if *files != "" {
 		card = ""
@@ -93,7 +97,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	}
 	announcer, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{
 		Scope:  scope,
-		Record: record(e.Config(), card, address),
+		Record: record(e.Config(), card, address, kind, *version),
 		Load:   func() fleet.Load { return loadOf(e) },
 		Log:    log,
 	})
@@ -126,12 +130,12 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	return parts.Wait()
 }
 
-func record(c enginesim.Config, card, address string) fleet.Record {
+func record(c enginesim.Config, card, address, kind, version string) fleet.Record {
 	return fleet.Record{
 		Name: c.Name, Address: address, Models: []string{c.Model},
 		BlockSize: c.BlockSize, TotalKVBlocks: c.NumBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens,
 		ModelCard: card,
-		Engine:    "kvroute-sim", EngineVersion: buildVersion(), StartedMS: time.Now().UnixMilli(),
+		Engine:    kind, EngineVersion: version, StartedMS: time.Now().UnixMilli(),
 	}
 }
 

@@ -127,7 +127,7 @@ func (s *server) open() (err error) {
 	}
 	var observe func(router.Observation)
 	if c.VerifyTokenizer {
-		if s.verifier, err = newVerifier(s.log, s.metrics.Meter("tokenize")); err != nil {
+		if s.verifier, err = newVerifier(s.log, s.metrics.Meter("tokenize"), s.workersOf); err != nil {
 			return err
 		}
 		observe = s.verifier.observe
@@ -188,6 +188,7 @@ func (s *server) openExtproc() (err error) {
 		MaxStreams:      c.MaxStreams,
 		DecisionHeaders: c.DecisionHeaders,
 		FirstToken:      c.FirstToken,
+		ForwardTokens:   c.ForwardTokens,
 		RouterID:        rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 		Log:             s.log,
 		Meter:           s.metrics.Meter("extproc"),
@@ -231,6 +232,16 @@ func (s *server) addresses() addresses {
 		a.NATS = s.bus.url()
 	}
 	return a
+}
+
+// workersOf returns the addresses of a model's workers.
+func (s *server) workersOf(model string) (addresses []netip.AddrPort) {
+	for _, w := range s.router.Workers() {
+		if w.Model == model && w.Health == router.Healthy.String() {
+			addresses = append(addresses, w.Address)
+		}
+	}
+	return addresses
 }
 
 // setWorker tells first the router of a worker and then the events that wait for it.

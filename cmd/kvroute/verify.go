@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -37,14 +38,28 @@ const (
 // verifier compares the ids of requests with those that a worker makes of them,
 // out of band. One goroutine, in run, asks one worker at a time; what it cannot
 // keep up with is not checked.
+//
+// A card begins unchecked. Equal ids make it agreed, other ids behind the first
+// block make it differ, other ids in the first block driftAfter times in a row make
+// it drift, which a later check of the same prompt can take back. A card that was
+// reloaded begins anew.
 type verifier struct {
 	log    *slog.Logger
 	checks metric.Int64Counter
 	queue  chan check
 	client *http.Client
+	again  time.Duration // between checks of a model that drifted
+	// workers returns the addresses of a model's workers.
+	workers func(model string) []netip.AddrPort
 
 	mu   sync.Mutex
-	seen map[string]int // requests observed, by model
+	seen map[string]seen // by model
+}
+
+// seen counts the requests observed with a card.
+type seen struct {
+	card *router.Card
+	n    int
 }
 
 // check is one request to compare, all of it copied.
@@ -52,20 +67,28 @@ type check struct {
 	router.Observation
 }
 
-func newVerifier(log *slog.Logger, meter metric.Meter) (*verifier, error) {
+func newVerifier(log *slog.Logger, meter metric.Meter, workers func(model string) []netip.AddrPort) (*verifier, error) {
 	checks, err := meter.Int64Counter("kvroute.tokenize.checks", metric.WithUnit("{check}"),
 		metric.WithDescription("Prompts compared with a worker's own token ids, by model and outcome."))
 	return &verifier{
-		log: log, checks: checks, queue: make(chan check, 16), seen: map[string]int{},
+		log: log, checks: checks, queue: make(chan check, 16), seen: map[string]seen{}, again: recheckEvery, workers: workers,
 		client: &http.Client{Timeout: checkTimeout},
 	}, err
 }
 
 // observe queues the first requests of a model and then few of them.
 func (v *verifier) observe(o router.Observation) {
+	if !canAsk(o.Prompt) {
+		return
+	}
 	v.mu.Lock()
-	n := v.seen[o.Model]
-	v.seen[o.Model]++
+	s := v.seen[o.Model]
+	if s.card != o.Card {
+		s = seen{card: o.Card}
+	}
+	n := s.n
+	s.n++
+	v.seen[o.Model] = s
 	v.mu.Unlock()
 	if n >= firstChecks && n%laterChecks != 0 {
 		return
@@ -78,6 +101,13 @@ func (v *verifier) observe(o router.Observation) {
 	}
 }
 
+// canAsk reports whether a worker's /tokenize can be told all that this prompt is
+// made of: it takes one text or a chat, and not every field of one.
+func canAsk(p chat.Request) bool {
+	return (p.Messages != nil || len(p.Prompt) > 0 && p.Prompt[0] == '"') &&
+		p.ReasoningEffort == nil && p.Documents == nil && p.TruncatePromptTokens == nil && !bytes.Contains(p.Messages, []byte(`"reasoning`))
+}
+
 func clonePrompt(p chat.Request) chat.Request {
 	for _, span := range []*[]byte{
 		&p.Messages, &p.Tools, &p.Prompt, &p.ToolChoice, &p.AddGenerationPrompt, &p.ContinueFinalMessage, &p.ChatTemplate,
@@ -88,44 +118,83 @@ func clonePrompt(p chat.Request) chat.Request {
 	return p
 }
 
+// trial is what the checks of a model have shown so far.
+type trial struct {
+	card    *router.Card
+	wrong   int   // checks in a row with other ids in the first block
+	drifted check // the last such check, if the model was given up
+}
+
 // run compares until ctx ends.
 func (v *verifier) run(ctx context.Context) error {
-	wrong := map[string]int{}     // checks in a row with other ids in the first block
-	drifted := map[string]check{} // the last such check of models given up
-	again := time.NewTicker(recheckEvery)
+	trials := map[string]*trial{} // by model
+	again := time.NewTicker(v.again)
 	defer again.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case c := <-v.queue:
-			at, ok := v.compare(ctx, c)
-			switch {
-			case !ok:
-			case at < 0 || at >= c.BlockSize:
-				wrong[c.Model] = 0
-			default:
-				if wrong[c.Model]++; wrong[c.Model] == driftAfter {
-					v.log.Error("model is routed in text-block mode: its worker makes other tokens", "model", c.Model, "worker", c.Address)
-					c.Card.Prompts.SetDrifted(true)
-					drifted[c.Model] = c
-				}
+			t := trials[c.Model]
+			if t == nil || t.card != c.Card {
+				t = &trial{card: c.Card}
+				trials[c.Model] = t
+			}
+			if at, ok := v.compare(ctx, c); ok {
+				v.judge(t, c, at)
 			}
 		case <-again.C:
-			for model, c := range drifted {
-				p, err := c.Card.Prompts.Check(ctx, nil, c.Prompt, time.Now())
-				if err != nil {
-					continue
-				}
-				c.IDs = p.IDs
-				if at, ok := v.compare(ctx, c); ok && (at < 0 || at >= c.BlockSize) {
-					v.log.Info("model is tokenized again: its worker makes the same tokens", "model", model)
-					c.Card.Prompts.SetDrifted(false)
-					delete(drifted, model)
-					wrong[model] = 0
+			for _, t := range trials {
+				if t.card.Prompts.Verdict() == tokenizer.DriftSeen {
+					v.retry(ctx, t)
 				}
 			}
 		}
+	}
+}
+
+// judge draws a check's consequences: at is the first position that differs.
+func (v *verifier) judge(t *trial, c check, at int) {
+	prompts := c.Card.Prompts
+	verdict := prompts.Verdict()
+	if at < 0 || at >= c.BlockSize {
+		t.wrong = 0
+	} else {
+		t.wrong++
+	}
+	switch {
+	case verdict == tokenizer.DriftSeen: // only retry takes that back
+	case t.wrong >= driftAfter:
+		v.log.Error("model is routed in text-block mode: its worker makes other tokens", "model", c.Model, "worker", c.Address, "position", at)
+		prompts.SetVerdict(tokenizer.DriftSeen)
+		t.drifted = c
+	case at >= 0:
+		prompts.SetVerdict(tokenizer.Differs)
+	case verdict == tokenizer.Unchecked:
+		prompts.SetVerdict(tokenizer.Agreed)
+	}
+}
+
+// retry looks whether a model that drifted makes its worker's tokens again.
+func (v *verifier) retry(ctx context.Context, t *trial) {
+	c := t.drifted
+	p, err := c.Card.Prompts.Check(ctx, nil, c.Prompt, time.Now())
+	if err != nil {
+		return
+	}
+	c.IDs = p.IDs
+	at, ok := v.compare(ctx, c)
+	for _, c.Address = range v.workers(c.Model) {
+		if ok {
+			break
+		}
+		at, ok = v.compare(ctx, c) // the first one may have left
+	}
+	if ok && (at < 0 || at >= c.BlockSize) {
+		v.log.Info("model is tokenized again: its worker makes the same tokens", "model", c.Model)
+		t.wrong = 0
+		// It has differed: good enough to route by, not to answer from.
+		c.Card.Prompts.SetVerdict(tokenizer.Differs)
 	}
 }
 

@@ -6,12 +6,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -71,7 +74,7 @@ func TestDrift(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			address, asked := tokenizeServer(t, c.ids)
 			var out bytes.Buffer
-			v, err := newVerifier(slog.New(slog.NewTextHandler(&out, nil)), noop.Meter{})
+			v, err := newVerifier(slog.New(slog.NewTextHandler(&out, nil)), noop.Meter{}, noWorkers)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -106,20 +109,174 @@ func TestDrift(t *testing.T) {
 // Of many requests the first are checked, and then one in ten thousand; nobody
 // waits for that.
 func TestFewRequestsAreChecked(t *testing.T) {
-	v, err := newVerifier(slog.New(slog.DiscardHandler), noop.Meter{})
+	v, err := newVerifier(slog.New(slog.DiscardHandler), noop.Meter{}, noWorkers)
 	if err != nil {
 		t.Fatal(err)
 	}
+	o := router.Observation{Model: "m", Card: new(router.Card), Prompt: router.Prompt{Prompt: []byte(`"a"`)}}
 	for range 30_000 {
-		v.observe(router.Observation{Model: "m"})
+		v.observe(o)
 	}
 	if n := len(v.queue); n != firstChecks+2 {
 		t.Errorf("%d checks, want %d", n, firstChecks+2)
 	}
-	for range 100 {
-		v.seen = map[string]int{}
-		v.observe(router.Observation{Model: "m"})
+	// What a worker cannot be asked in full says nothing.
+	for _, p := range []router.Prompt{
+		{}, {Prompt: []byte(`[1]`)}, {Prompt: []byte(`["a"]`)}, {Messages: []byte(`[{"reasoning_content":"x"}]`)},
+		{Messages: []byte(`[1]`), ReasoningEffort: []byte(`"low"`)}, {Messages: []byte(`[1]`), Documents: []byte(`[]`)}, {Prompt: []byte(`"a"`), TruncatePromptTokens: []byte(`3`)},
+	} {
+		v.observe(router.Observation{Model: "other", Prompt: p})
 	}
+	if n := len(v.queue); n != firstChecks+2 {
+		t.Errorf("%d checks, want still %d", n, firstChecks+2)
+	}
+	// A reload begins anew, with as many as the queue has room for.
+	for range 100 {
+		o.Card = new(router.Card)
+		v.observe(o)
+	}
+	if n := len(v.queue); n != cap(v.queue) {
+		t.Errorf("%d checks, want the queue full", n)
+	}
+}
+
+func noWorkers(string) []netip.AddrPort { return nil }
+
+// verifying runs a verifier with a short time between checks, until the test ends.
+func verifying(t *testing.T, log io.Writer, workers func(string) []netip.AddrPort) *verifier {
+	t.Helper()
+	v, err := newVerifier(slog.New(slog.NewTextHandler(log, nil)), noop.Meter{}, workers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.again = 20 * time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- v.run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return v
+}
+
+// tell makes n observations of a prompt with the ids that the card makes of it.
+func tell(t *testing.T, v *verifier, card *router.Card, at netip.AddrPort, n int) {
+	t.Helper()
+	prompt := router.Prompt{Messages: []byte(`[{"role":"user","content":"the worker keeps the shared prefix and the router finds it there"}]`)}
+	p, err := card.Prompts.Check(t.Context(), nil, prompt, time.Now())
+	if err != nil || p.Mode != tokenizer.Exact {
+		t.Fatal(p, err)
+	}
+	for range n {
+		v.observe(router.Observation{Card: card, Model: "sim", Address: at, BlockSize: 16, Prompt: prompt, IDs: p.IDs})
+	}
+}
+
+func hasVerdict(t *testing.T, card *router.Card, want tokenizer.Verdict) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the verdict is not %d", want), func() bool { return card.Prompts.Verdict() == want })
+}
+
+// What a model was seen to do decides whether it is routed exactly, and whether its
+// ids may be handed on: never again after they differed once.
+func TestVerdicts(t *testing.T) {
+	var wrong atomic.Int32 // how many ids the worker puts first, or -1 at the end
+	change := func(ids []uint32) any {
+		switch n := wrong.Load(); {
+		case n < 0:
+			return append(ids, 7)
+		default:
+			return append(make([]uint32, n), ids...)
+		}
+	}
+	address, asked := tokenizeServer(t, change)
+	var log lockedBuffer
+	v := verifying(t, &log, noWorkers)
+
+	card := simCard(t)
+	hasVerdict(t, card, tokenizer.Unchecked)
+	tell(t, v, card, address, 1)
+	hasVerdict(t, card, tokenizer.Agreed)
+	wrong.Store(-1)
+	tell(t, v, card, address, 1)
+	hasVerdict(t, card, tokenizer.Differs)
+	wrong.Store(0)
+	before := asked.Load()
+	tell(t, v, card, address, 1)
+	eventually(t, "the worker is not asked", func() bool { return asked.Load() > before && len(v.queue) == 0 })
+	hasVerdict(t, card, tokenizer.Differs)
+
+	// One wrong beginning may be a worker that is being replaced; two are not.
+	wrong.Store(3)
+	tell(t, v, card, address, 1)
+	eventually(t, "the worker is not asked", func() bool { return strings.Contains(log.String(), "position=0") })
+	hasVerdict(t, card, tokenizer.Differs)
+	tell(t, v, card, address, 1)
+	hasVerdict(t, card, tokenizer.DriftSeen)
+	// The model is tokenized again as soon as the worker agrees.
+	wrong.Store(0)
+	hasVerdict(t, card, tokenizer.Differs)
+	if !strings.Contains(log.String(), "tokenized again") {
+		t.Errorf("log: %s", log.String())
+	}
+
+	// A reloaded card begins anew, in both directions.
+	wrong.Store(3)
+	tell(t, v, card, address, 2)
+	hasVerdict(t, card, tokenizer.DriftSeen)
+	card = simCard(t)
+	tell(t, v, card, address, 1)
+	eventually(t, "the reloaded model is not checked", func() bool { return card.Prompts.Verdict() == tokenizer.Differs })
+	tell(t, v, card, address, 1)
+	hasVerdict(t, card, tokenizer.DriftSeen)
+	wrong.Store(0)
+	card = simCard(t)
+	tell(t, v, card, address, 1)
+	hasVerdict(t, card, tokenizer.Agreed)
+}
+
+// A model that drifted is checked with another worker when the first has left.
+func TestDriftEndsWithAnotherWorker(t *testing.T) {
+	var gone atomic.Bool
+	bad, _ := tokenizeServer(t, func(ids []uint32) any {
+		if gone.Load() {
+			return "no answer"
+		}
+		return ids[1:]
+	})
+	good, _ := tokenizeServer(t, func(ids []uint32) any { return ids })
+	v := verifying(t, io.Discard, func(model string) []netip.AddrPort {
+		if model != "sim" || !gone.Load() {
+			return nil
+		}
+		return []netip.AddrPort{bad, good}
+	})
+	card := simCard(t)
+	tell(t, v, card, bad, 2)
+	hasVerdict(t, card, tokenizer.DriftSeen)
+	gone.Store(true)
+	hasVerdict(t, card, tokenizer.Differs)
+}
+
+// lockedBuffer is a log that may be read while it is written.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }
 
 func TestTokenizeCommand(t *testing.T) {

@@ -6,7 +6,9 @@
 // hardware says, and the words of an answer mean nothing.
 //
 // Prompts go through a model's chat template and tokenizer, by default those of
-// [ModelFiles]. As in vLLM, the headers of a streamed response leave
+// [ModelFiles]; clients may hand ids over as the engine of that kind takes them. The
+// header x-sim-prompt tells what a prompt was made of, and return_token_ids its ids.
+// As in vLLM, the headers of a streamed response leave
 // when the request is admitted, its first chunk when the prompt is computed.
 //
 // # What is promised
@@ -38,6 +40,9 @@ type Config struct {
 	Name  string // told in the header x-sim-worker and in metrics; default "engine"
 	Model string // default "sim"
 
+	// Engine is the kind that it acts as: [VLLM] (default), [SGLang] or [TRTLLM].
+	Engine string
+
 	// Prompts makes the token ids. Default: the model of [ModelFiles].
 	Prompts *tokenizer.Model
 
@@ -64,6 +69,7 @@ type Config struct {
 func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Name, "engine")
 	setDefault(&c.Model, "sim")
+	setDefault(&c.Engine, VLLM)
 	setDefault(&c.BlockSize, 16)
 	setDefault(&c.NumBlocks, 8192)
 	setDefault(&c.MaxNumSeqs, 256)
@@ -83,6 +89,9 @@ func (c Config) withDefaults() (Config, error) {
 		if n.value < 1 || n.value > 1<<26 {
 			return c, fmt.Errorf("enginesim: %s is %d, want 1 to %d", n.name, n.value, 1<<26)
 		}
+	}
+	if c.Engine != VLLM && c.Engine != SGLang && c.Engine != TRTLLM {
+		return c, fmt.Errorf("enginesim: Engine is %q, want vllm, sglang or trtllm", c.Engine)
 	}
 	if _, ok := presets[c.Preset]; !ok {
 		return c, fmt.Errorf("enginesim: Preset is %q, want 8b-1xh100, 32b-2xh100 or 70b-4xh100", c.Preset)

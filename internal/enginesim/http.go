@@ -31,6 +31,8 @@ func (e *Engine) routes() *http.ServeMux {
 	})
 	mux.HandleFunc("/v1/chat/completions", e.generate)
 	mux.HandleFunc("/v1/completions", e.generate)
+	mux.HandleFunc("/v1/responses", e.generate)
+	mux.HandleFunc("POST /v1/embeddings", e.embed)
 	mux.HandleFunc("POST /tokenize", e.tokenize)
 	mux.HandleFunc("GET /v1/models", e.models)
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
@@ -121,8 +123,8 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 	if body.CacheSalt == "" {
 		body.CacheSalt = r.Header.Get("X-Tenant-Id") // as Dynamo's workers do
 	}
-	a := answer{engine: e, body: body, chat: endpoint == openai.ChatCompletions, created: time.Now(), w: w}
-	req, bad := e.request(r.Context(), &a)
+	a := answer{engine: e, body: body, endpoint: endpoint, created: time.Now(), w: w}
+	req, bad := e.request(r.Context(), data, &a)
 	if bad != nil {
 		bad.Write(w)
 		return
@@ -134,21 +136,22 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 }
 
 // request turns a body into a request whose progress a hears of.
-func (e *Engine) request(ctx context.Context, a *answer) (*request, *openai.Error) {
+func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request, *openai.Error) {
 	refuse := func(status int, param, message string) (*request, *openai.Error) {
 		return nil, &openai.Error{Status: status, Message: message, Type: openai.InvalidRequest, Param: param}
 	}
 	if a.body.Model != e.conf.Model {
 		return refuse(http.StatusNotFound, "model", fmt.Sprintf("The model %q does not exist.", a.body.Model))
 	}
-	prompt, err := e.conf.Prompts.Encode(ctx, nil, a.body.Request, a.created)
-	if err == nil && prompt.Mode != tokenizer.Exact {
-		err = fmt.Errorf("no prompt can be made of the request: %s", prompt.Reason)
-	}
+	var fields promptFields
+	tokens, form, err := e.promptOf(ctx, data, &a.body, &fields, a.created)
 	if err != nil {
 		return refuse(http.StatusBadRequest, "", err.Error())
 	}
-	tokens := prompt.IDs
+	a.w.Header().Set("X-Sim-Prompt", form)
+	if fields.ReturnTokenIDs {
+		a.ids = tokens
+	}
 	if len(tokens) == 0 {
 		return refuse(http.StatusBadRequest, "prompt", "The prompt is empty.")
 	}
@@ -177,8 +180,10 @@ func (e *Engine) request(ctx context.Context, a *answer) (*request, *openai.Erro
 type answer struct {
 	engine  *Engine
 	body    openai.Body
-	chat    bool
+	ids     []uint32 // of the prompt, if the client asked for them
 	created time.Time
+
+	endpoint openai.Endpoint
 	w       http.ResponseWriter
 
 	prompt, output int
@@ -270,11 +275,15 @@ type object struct {
 	Model   string   `json:"model"`
 	Choices []choice `json:"choices"`
 	Usage   *usage   `json:"usage,omitempty"`
+
+	PromptTokenIDs []uint32 `json:"prompt_token_ids,omitempty"`
 }
+
+func (a *answer) chat() bool { return a.endpoint == openai.ChatCompletions }
 
 func (a *answer) object(c ...choice) object {
 	o := object{ID: fmt.Sprintf("cmpl-%x", a.created.UnixNano()), Object: "text_completion", Created: a.created.Unix(), Model: a.body.Model, Choices: c}
-	if a.chat {
+	if a.chat() {
 		o.ID = "chat" + o.ID
 		o.Object = "chat.completion"
 		if a.body.Stream {
@@ -291,7 +300,7 @@ func (a *answer) object(c ...choice) object {
 func (a *answer) stream() bool {
 	a.buf.Reset()
 	word := a.word(a.made - 1)
-	if a.chat {
+	if a.chat() {
 		if a.made == 1 {
 			a.event(a.object(choice{Delta: &text{Role: "assistant"}}))
 		}
@@ -317,7 +326,7 @@ func (a *answer) end() {
 	if a.body.Stream {
 		a.buf.Reset()
 		last := choice{FinishReason: &reason}
-		if a.chat {
+		if a.chat() {
 			last.Delta = &text{}
 		} else {
 			last.Text = new("")
@@ -337,12 +346,79 @@ func (a *answer) end() {
 		all.WriteString(a.word(i))
 	}
 	c := choice{FinishReason: &reason}
-	if a.chat {
+	if a.chat() {
 		c.Message = &text{Role: "assistant", Content: all.String()}
 	} else {
 		c.Text = new(all.String())
 	}
+	if a.endpoint == openai.Responses {
+		a.response(all.String())
+		return
+	}
 	o := a.object(c)
-	o.Usage = a.usage()
+	o.Usage, o.PromptTokenIDs = a.usage(), a.ids
 	reply(a.w, o)
+}
+
+// response answers a request of /v1/responses that is not streamed. A streamed one
+// gets the chunks of a completion: what clients make of them is not simulated.
+func (a *answer) response(text string) {
+	type part struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}
+	type item struct {
+		Type    string `json:"type"`
+		Role    string `json:"role"`
+		Status  string `json:"status"`
+		Content []part `json:"content"`
+	}
+	type usage struct {
+		Input   int `json:"input_tokens"`
+		Output  int `json:"output_tokens"`
+		Total   int `json:"total_tokens"`
+		Details struct {
+			Cached int `json:"cached_tokens"`
+		} `json:"input_tokens_details"`
+	}
+	u := usage{Input: a.prompt, Output: a.made, Total: a.prompt + a.made}
+	u.Details.Cached = a.cached
+	reply(a.w, struct {
+		ID     string `json:"id"`
+		Object string `json:"object"`
+		Status string `json:"status"`
+		Model  string `json:"model"`
+		Output []item `json:"output"`
+		Usage  usage  `json:"usage"`
+	}{
+		fmt.Sprintf("resp_%x", a.created.UnixNano()), "response", "completed", a.body.Model,
+		[]item{{"message", "assistant", "completed", []part{{"output_text", text}}}}, u,
+	})
+}
+
+// embed answers with a vector that means nothing, at once and from no cache.
+func (e *Engine) embed(w http.ResponseWriter, r *http.Request) {
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		(&openai.Error{Status: http.StatusBadRequest, Message: err.Error(), Type: openai.InvalidRequest}).Write(w)
+		return
+	}
+	body, bad := openai.Parse(openai.Load, data)
+	if bad == nil && body.Model != e.conf.Model && body.Model != "" {
+		bad = &openai.Error{Status: http.StatusNotFound, Message: fmt.Sprintf("The model %q does not exist.", body.Model), Type: openai.NotFound, Param: "model"}
+	}
+	if bad != nil {
+		bad.Write(w)
+		return
+	}
+	type vector struct {
+		Object    string    `json:"object"`
+		Index     int       `json:"index"`
+		Embedding []float64 `json:"embedding"`
+	}
+	reply(w, struct {
+		Object string   `json:"object"`
+		Data   []vector `json:"data"`
+		Model  string   `json:"model"`
+	}{"list", []vector{{"embedding", 0, []float64{0, 1}}}, e.conf.Model})
 }

@@ -107,6 +107,7 @@ type Refusal struct {
 // forbids, an end with an error.
 type Exchange struct {
 	Header   map[string]string // the request's, as they are now
+	Body     []byte            // in place of the request's, or nil
 	Rerouted bool              // the route was chosen anew
 	Refusal  *Refusal          // or nil
 	Left     bool              // Envoy goes on without the external processor
@@ -271,8 +272,14 @@ func (x *Exchange) apply(a *extprocv3.ProcessingResponse) bool {
 
 func (x *Exchange) common(c *extprocv3.CommonResponse) {
 	x.link.t.Helper()
-	if c.GetStatus() != extprocv3.CommonResponse_CONTINUE || c.GetBodyMutation() != nil || c.GetTrailers() != nil {
-		x.link.t.Errorf("envoytest: the answer changes more than headers: %v", c)
+	if c.GetStatus() != extprocv3.CommonResponse_CONTINUE || c.GetTrailers() != nil {
+		x.link.t.Errorf("envoytest: the answer changes more than headers and body: %v", c)
+	}
+	if b := c.GetBodyMutation(); b != nil {
+		if x.Body != nil || len(b.GetBody()) == 0 {
+			x.link.t.Errorf("envoytest: the body is changed a second time, or taken away")
+		}
+		x.Body = b.GetBody()
 	}
 	x.Rerouted = x.Rerouted || c.GetClearRouteCache()
 	x.mutate(x.Header, c.GetHeaderMutation())

@@ -147,7 +147,7 @@ func TestBreachesAreTold(t *testing.T) {
 		{"a forbidden header", "not allowed by mutation_rules", set(option("x-other", "", "a", overwrite))},
 		{"a value instead of a raw value", "want raw_value", set(option("x-dynamo-worker", "a", "", overwrite))},
 		{"a repeated header", "want it overwritten", set(option("x-dynamo-worker", "", "a", corev3.HeaderValueOption_APPEND_IF_EXISTS_OR_ADD))},
-		{"another body", "changes more than headers", func(a *extprocv3.ProcessingResponse) (answers, error) {
+		{"an empty body", "or taken away", func(a *extprocv3.ProcessingResponse) (answers, error) {
 			if a.GetRequestBody() == nil {
 				return answers{a}, nil
 			}

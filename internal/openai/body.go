@@ -19,6 +19,7 @@ type Body struct {
 	IncludeUsage bool   // stream_options.include_usage
 	MaxTokens    int    // max_completion_tokens, else max_tokens; 0 if absent or no count
 	CacheSalt    string // nvext.cache_salt, else cache_salt
+	Echo         bool   // the client wants the prompt's text back
 
 	// Tokens is the prompt as the client tokenized it, in nvext.token_data or a
 	// chat's kv_transfer_params.prompt_token_ids; nil if there is none, or no
@@ -93,7 +94,7 @@ type fields struct {
 	model, stream, streamOptions   []byte
 	maxTokens, maxCompletionTokens []byte
 	cacheSalt, nvext, kvTransfer   []byte
-	promptEmbeds                   []byte
+	promptEmbeds, echo             []byte
 	request                        chat.Request
 
 	// Of Responses.
@@ -120,6 +121,8 @@ func (f *fields) top(name, value []byte) {
 		f.nvext = value
 	case "kv_transfer_params":
 		f.kvTransfer = value
+	case "echo":
+		f.echo = value
 	case "prompt_embeds":
 		f.promptEmbeds = value
 	case "input":
@@ -163,7 +166,7 @@ func (f *fields) top(name, value []byte) {
 
 // body turns the spans into values.
 func (f *fields) body() (b Body, err *Error) {
-	b = Body{Request: f.request}
+	b = Body{Request: f.request, Echo: string(f.echo) == "true"}
 	if b.Model, err = text(f.model, "model"); err != nil {
 		return b, err
 	}

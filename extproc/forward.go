@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/router"
+)
+
+// Handing prompts on as token ids saves the worker from making them again. It is
+// the only thing that we write into a request's body, and wrong ids there would be
+// wrong answers. So it takes all of these: the operator wants it, the ids are
+// exact, the model's ids were compared with a worker's and always equal, and the
+// chosen worker is of an engine and version that takes them. Else the body stays
+// as it is, which is counted with the first reason why.
+
+// ForwardAuto is [Config.ForwardTokens] for every form that the chosen worker's
+// engine is known to take in its version.
+const ForwardAuto = "auto"
+
+// forms is what of [openai.Form] is on, and whether the operator named it: then the
+// version is the operator's business.
+type forms map[openai.Form]bool
+
+// parseForms reads [Config.ForwardTokens].
+func parseForms(s string) (forms, error) {
+	f := forms{}
+	for item := range strings.SplitSeq(s, ",") {
+		switch item = strings.TrimSpace(item); item {
+		case "":
+		case ForwardAuto:
+			for _, form := range []openai.Form{openai.FormPrompt, openai.FormKVTransfer, openai.FormTokenIDs} {
+				f[form] = f[form] // stays named, if it is
+			}
+		case string(openai.FormPrompt), string(openai.FormKVTransfer), string(openai.FormTokenIDs):
+			f[openai.Form(item)] = true
+		default:
+			return nil, fmt.Errorf("%q is no form of token ids, want auto, prompt, kv_transfer_params or prompt_token_ids", item)
+		}
+	}
+	return f, nil
+}
+
+// CheckForwardTokens returns what is wrong with a value of [Config.ForwardTokens].
+func CheckForwardTokens(s string) error {
+	_, err := parseForms(s)
+	return err
+}
+
+// Outcomes of handing ids on.
+const (
+	forwarded     = "forwarded"
+	keptGiven     = "given"     // the client sent ids itself
+	keptInexact   = "inexact"   // the ids are not the engine's, or not all of the prompt
+	keptOptions   = "options"   // the request needs its prompt as it is: echo, truncation, a list of prompts or ids
+	keptUnchecked = "unchecked" // the model's ids were not compared with a worker's, or differed
+	keptEngine    = "engine"    // the chosen worker's engine does not take them for such a request
+	keptVersion   = "version"   // its version is not known to
+	keptForm      = "form"      // the form is not switched on
+	keptBody      = "body"      // the field has another value already, or the body would be too large
+)
+
+// since is the first version of an engine that takes a form. The kv_transfer_params
+// of vLLM 0.32 were seen to; TensorRT-LLM's field came with 1.0.
+func since(engine string, form openai.Form) string {
+	switch {
+	case form == openai.FormPrompt && (engine == "vllm" || engine == "sglang" || engine == "trtllm" || engine == "kvroute-sim"):
+		return "0"
+	case form == openai.FormKVTransfer && engine == "kvroute-sim":
+		return "0"
+	case form == openai.FormKVTransfer && engine == "vllm":
+		return "0.32.0"
+	case form == openai.FormTokenIDs && engine == "trtllm":
+		return "1.0.0"
+	}
+	return ""
+}
+
+// engineName brings the names that engines register with to one form.
+func engineName(s string) string {
+	switch s = strings.ToLower(s); s {
+	case "tensorrt-llm", "tensorrt_llm", "tensorrtllm":
+		return "trtllm"
+	}
+	return s
+}
+
+// forward returns the body with the prompt as ids, and in which form; or nil and why
+// it stays as it is.
+func (f forms) forward(e openai.Endpoint, b *openai.Body, t *router.Tokens, body []byte, limit int) (out []byte, form openai.Form, outcome string) {
+	engine := engineName(t.Engine)
+	switch {
+	case e == openai.Completions:
+		form = openai.FormPrompt
+	case e == openai.ChatCompletions && engine == "trtllm":
+		form = openai.FormTokenIDs
+	case e == openai.ChatCompletions:
+		form = openai.FormKVTransfer
+	}
+	named, on := f[form]
+	first := since(engine, form)
+	switch {
+	case b.Tokens != nil:
+		return nil, form, keptGiven
+	case form == "" || first == "":
+		return nil, form, keptEngine
+	case !on:
+		return nil, form, keptForm
+	case b.Echo || b.TruncatePromptTokens != nil || b.Prompt != nil && b.Prompt[0] != '"':
+		return nil, form, keptOptions
+	case len(t.IDs) == 0:
+		return nil, form, keptInexact
+	// Of an engine that tells no ids the operator's word has to do.
+	case !t.Agreed && (t.Differs || !named || engine != "trtllm"):
+		return nil, form, keptUnchecked
+	case !named && !atLeast(t.EngineVersion, first):
+		return nil, form, keptVersion
+	}
+	if out = openai.WithTokens(body, form, t.IDs); out == nil || len(out) > limit {
+		return nil, form, keptBody
+	}
+	return out, form, forwarded
+}
+
+// atLeast reports whether a version, as in "v0.32.1rc2.dev7+gabc", is not before
+// another one. What cannot be read is before all, but for "0", which everything is.
+func atLeast(version, first string) bool {
+	if first == "0" {
+		return true
+	}
+	version = strings.TrimPrefix(version, "v")
+	rest := version
+	for want := range strings.SplitSeq(first, ".") {
+		n := 0
+		for n < len(rest) && n < 9 && '0' <= rest[n] && rest[n] <= '9' {
+			n++
+		}
+		have, err := strconv.Atoi(rest[:n])
+		if err != nil {
+			return false
+		}
+		if need, _ := strconv.Atoi(want); have != need {
+			return have > need
+		}
+		rest = strings.TrimPrefix(rest[n:], ".")
+	}
+	// Equal so far: a release, or something built after it, but not before it.
+	for _, before := range []string{"rc", "dev", "a", "b", ".rc", ".dev"} {
+		if strings.HasPrefix(rest, before) {
+			return false
+		}
+	}
+	return true
+}
+
+// forward counts what became of handing ids on.
+func (m *metrics) forward(form openai.Form, outcome string) {
+	m.forwards.Add(context.Background(), 1, metric.WithAttributes(attribute.String("form", string(form)), attribute.String("outcome", outcome)))
+}

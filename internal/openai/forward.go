@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package openai
+
+import "strconv"
+
+// Form is a way of handing a prompt on as token ids.
+type Form string
+
+// The forms, by the field that takes the ids.
+const (
+	FormPrompt     Form = "prompt"             // of completions, in place of the text
+	FormKVTransfer Form = "kv_transfer_params" // of chats: its prompt_token_ids
+	FormTokenIDs   Form = "prompt_token_ids"   // of chats
+)
+
+// WithTokens returns a copy of a body that [Parse] took, with the prompt as ids in
+// the given form. Nothing else of it is changed, not a byte; of a field that stands
+// twice the last one is, which is the one that counts. It returns nil if the
+// field has a value already that ids cannot go into.
+func WithTokens(body []byte, form Form, ids []uint32) []byte {
+	// Where the field's last copy is, and its value.
+	start, end := -1, -1
+	var value []byte
+	s := scanner{in: body}
+	s.peek()
+	_ = s.object(func(name, v []byte) { // scanned before, so there is no error
+		if string(name) == string(form) {
+			value, end = v, s.at
+			if start = end - len(v); v == nil {
+				start = end - len("null")
+			}
+		}
+	})
+	const field = `"prompt_token_ids":`
+	list := appendIDs(make([]byte, 0, 8*len(ids)+2), ids)
+	switch {
+	case form == FormPrompt && value != nil && value[0] == '"':
+		return splice(body, start, end, list)
+	case form == FormPrompt:
+		return nil
+	case form == FormKVTransfer && value != nil:
+		if value[0] != '{' || member(value, "prompt_token_ids") != nil {
+			return nil
+		}
+		first := scanner{in: value, at: 1}
+		if first.peek() == '}' {
+			return splice(body, start+1, start+1, []byte(field), list)
+		}
+		// It goes last: a null of that name may stand before it.
+		return splice(body, end-1, end-1, []byte(`,`+field), list)
+	case form == FormKVTransfer:
+		list = append(append([]byte(`{`+field), list...), '}')
+	case value != nil:
+		return nil
+	}
+	if start >= 0 { // a null
+		return splice(body, start, end, list)
+	}
+	return splice(body, s.at-1, s.at-1, []byte(`,"`+form+`":`), list)
+}
+
+// splice returns a copy of body with parts in the place of its bytes from start
+// to end.
+func splice(body []byte, start, end int, parts ...[]byte) []byte {
+	size := len(body) - (end - start)
+	for _, p := range parts {
+		size += len(p)
+	}
+	out := append(make([]byte, 0, size), body[:start]...)
+	for _, p := range parts {
+		out = append(out, p...)
+	}
+	return append(out, body[end:]...)
+}
+
+func appendIDs(dst []byte, ids []uint32) []byte {
+	dst = append(dst, '[')
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendUint(dst, uint64(id), 10)
+	}
+	return append(dst, ']')
+}

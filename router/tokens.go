@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"slices"
+
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// Tokens is a prompt as ids, with what is known of who would get them. Wrong ids
+// there are wrong answers, not slow ones: whoever hands them on looks at all of it.
+type Tokens struct {
+	// IDs are the whole prompt; nil if it is not exact, or came as ids.
+	IDs []uint32
+	// Agreed: the model's ids were compared with a worker's and always equal.
+	// Differs: they were not, at least once.
+	Agreed, Differs bool
+	// Engine and EngineVersion are the chosen worker's, as it registered.
+	Engine, EngineVersion string
+}
+
+// tokensFor returns what d's worker could be handed, with the ids copied.
+func (r *Router) tokensFor(t target, d *Decision, req *Request, ids []uint32) *Tokens {
+	out := &Tokens{}
+	if d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
+		out.IDs = slices.Clone(ids)
+	}
+	if t.card != nil {
+		v := t.card.Prompts.Verdict()
+		out.Agreed, out.Differs = v == tokenizer.Agreed, v == tokenizer.Differs || v == tokenizer.DriftSeen
+	}
+	t.pool.mu.Lock()
+	defer t.pool.mu.Unlock()
+	// A worker that left meanwhile takes nothing.
+	if ord, ok := t.pool.core.find(d.Worker); ok {
+		info := t.pool.core.entries[ord].info
+		out.Engine, out.EngineVersion = info.Engine, info.EngineVersion
+	}
+	return out
+}
