@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -36,10 +37,12 @@ func strip(m message) *extprocv3.ProcessingResponse {
 // the first header, the observing stream is joined by the second. A body that is
 // not nil takes the place of the request's.
 func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
-	c := &extprocv3.CommonResponse{
-		HeaderMutation:  mutation([]string{headerWorker, s.decision.Address.String(), headerRequestID, s.id}),
-		ClearRouteCache: true,
+	headers := []string{headerWorker, s.decision.Address.String(), headerRequestID, s.id}
+	if body != nil && s.sized {
+		// Envoy answers 500 to a body of another length than the header says.
+		headers = append(headers, "content-length", strconv.Itoa(len(body)))
 	}
+	c := &extprocv3.CommonResponse{HeaderMutation: mutation(headers), ClearRouteCache: true}
 	if body != nil {
 		c.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
 	}

@@ -51,6 +51,7 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 			path = value(v)
 		case "content-length":
 			length, _ = strconv.ParseInt(value(v), 10, 64) // Envoy has checked it
+			s.sized = true
 		case "x-tenant-id":
 			s.salt = value(v)
 		case headerWorker, headerFallback, headerRequestID:

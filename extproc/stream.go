@@ -47,6 +47,7 @@ type stream struct {
 	wrong    *openai.Error // why they are refused
 	salt     string
 	forged   bool // they have some that are ours to set
+	sized    bool // they have the body's length
 
 	id       string // of our request; none before the decision
 	booked   bool   // the slot must be freed

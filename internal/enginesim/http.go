@@ -184,7 +184,7 @@ type answer struct {
 	created time.Time
 
 	endpoint openai.Endpoint
-	w       http.ResponseWriter
+	w        http.ResponseWriter
 
 	prompt, output int
 	cached         int           // set before the first progress

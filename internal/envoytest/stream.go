@@ -36,7 +36,7 @@ const messageTimeout = 2 * time.Second
 
 // allowed are the headers that our configuration lets an external processor set;
 // Envoy drops others.
-var allowed = regexp.MustCompile("^(x-dynamo-.*|content-type|retry-after|allow)$")
+var allowed = regexp.MustCompile("^(x-dynamo-.*|content-type|content-length|retry-after|allow)$")
 
 // Link is a connection from Envoy to an external processor. It may be used by any
 // number of goroutines; each [Exchange] belongs to one.
@@ -283,6 +283,9 @@ func (x *Exchange) common(c *extprocv3.CommonResponse) {
 	}
 	x.Rerouted = x.Rerouted || c.GetClearRouteCache()
 	x.mutate(x.Header, c.GetHeaderMutation())
+	if length, ok := x.Header["content-length"]; ok && x.Body != nil && length != strconv.Itoa(len(x.Body)) {
+		x.link.t.Errorf("envoytest: content-length is %s and the body has %d bytes: Envoy answers 500", length, len(x.Body))
+	}
 }
 
 func (x *Exchange) mutate(h map[string]string, m *extprocv3.HeaderMutation) {
