@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// What a request weighs that has no prompt to route by, or several.
+func TestLoadOfOtherPrompts(t *testing.T) {
+	r := newRouter(t, router.Config{Scoring: classic(1), Cards: []router.Card{cardOf(t, "m")}}, 2)
+	for _, c := range []struct {
+		name   string
+		prompt router.Prompt
+		mode   tokenizer.Mode
+		reason string
+		tokens int
+	}{
+		{"embeddings", router.Prompt{Size: 401, Inexact: "no_prompt"}, tokenizer.None, "no_prompt", 101},
+		{"one prompt", router.Prompt{Prompt: []byte(`"abcd"`)}, tokenizer.Exact, "", 4},
+		{"a list", router.Prompt{Prompt: []byte(`["abcd","bb","` + strings.Repeat("c", 40) + `"]`)}, tokenizer.Exact, "", 4 + (4+42+3)/4},
+		{"lists of ids", router.Prompt{Prompt: []byte(`[[1,2,3],[4],[5,6]]`)}, tokenizer.Exact, "", 6},
+		{"the last ids", router.Prompt{Prompt: []byte(`[[1,2,3],[4],[5,6]]`), TruncatePromptTokens: []byte(`2`)}, tokenizer.Exact, "", 5},
+		{"a history elsewhere", router.Prompt{Messages: []byte(`[{"role":"user","content":"a"}]`), Inexact: "no_history"}, tokenizer.Bytes, "no_history", 7},
+	} {
+		d, err := r.BestWorker(t.Context(), router.Request{ID: "x", Model: "m", Prompt: c.prompt})
+		if err != nil || d.TokenMode != c.mode || d.TokenReason != c.reason || d.PromptTokens != c.tokens || d.PrefillTokens != c.tokens {
+			t.Errorf("%s: %+v, %v; want mode %s, reason %q and %d tokens", c.name, d, err, c.mode, c.reason, c.tokens)
+		}
+		for _, w := range r.Workers() {
+			if w.ActiveRequests == 1 && w.PendTokens != c.tokens {
+				t.Errorf("%s: %d tokens are pending, want %d", c.name, w.PendTokens, c.tokens)
+			}
+		}
+		r.Free("x")
+	}
+}
+
+// Ids to hand on are copies, come with what is known of the chosen worker and of
+// the model, and are kept nowhere.
+func TestTokensForTheWorker(t *testing.T) {
+	card := cardOf(t, "m")
+	r := newRouter(t, router.Config{Scoring: classic(1), Cards: []router.Card{card}}, 0)
+	w := worker(1)
+	w.Engine, w.EngineVersion = "vllm", "0.32.0"
+	set(t, r, w)
+	n := 0
+	ask := func(req router.Request) *router.Tokens {
+		t.Helper()
+		n++
+		req.ID, req.Model = strings.Repeat("x", n), "m"
+		d, err := r.BestWorker(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Free(req.ID)
+		if kept, ok := r.Decision(req.ID); !ok || kept.Tokens != nil {
+			t.Errorf("kept %+v, %v", kept.Tokens, ok)
+		}
+		return d.Tokens
+	}
+	text := router.Prompt{Prompt: []byte(`"abcd"`)}
+	if got := ask(router.Request{Prompt: text}); got != nil {
+		t.Errorf("not asked for: %+v", got)
+	}
+	first := ask(router.Request{Prompt: text, WantTokens: true})
+	if first == nil || !slices.Equal(first.IDs, []uint32{0, 1, 2, 3}) || first.Engine != "vllm" || first.EngineVersion != "0.32.0" || first.Agreed || first.Differs {
+		t.Fatalf("got %+v", first)
+	}
+	ask(router.Request{Prompt: router.Prompt{Prompt: []byte(`"ddddd"`)}, WantTokens: true})
+	if !slices.Equal(first.IDs, []uint32{0, 1, 2, 3}) {
+		t.Errorf("the next request changed them to %d", first.IDs)
+	}
+	for v, want := range map[tokenizer.Verdict][2]bool{tokenizer.Unchecked: {}, tokenizer.Agreed: {true, false}, tokenizer.Differs: {false, true}} {
+		card.Prompts.SetVerdict(v)
+		if got := ask(router.Request{Prompt: text, WantTokens: true}); got.Agreed != want[0] || got.Differs != want[1] {
+			t.Errorf("verdict %d: %+v", v, got)
+		}
+	}
+	card.Prompts.SetVerdict(tokenizer.DriftSeen)
+	if got := ask(router.Request{Prompt: text, WantTokens: true}); got.IDs != nil || !got.Differs {
+		t.Errorf("after drift: %+v", got)
+	}
+	card.Prompts.SetVerdict(tokenizer.Agreed)
+	for name, req := range map[string]router.Request{
+		"ids":       {Tokens: []uint32{1, 2}},
+		"hashes":    {Blocks: &router.Blocks{Tokens: 32, Local: []uint64{1}, Sequence: []uint64{1}}},
+		"no prompt": {Prompt: router.Prompt{Size: 40}},
+		"no text":   {Prompt: router.Prompt{Prompt: []byte(`"\ud800"`)}},
+	} {
+		req.WantTokens = true
+		if got := ask(req); got == nil || got.IDs != nil {
+			t.Errorf("%s: %+v, want no ids", name, got)
+		}
+	}
+}
+
+// An image's tokens are the engine's to make: what stands before it is found in its
+// cache, and nothing behind.
+func TestBlocksBeforeAnItem(t *testing.T) {
+	m, err := tokenizer.LoadModel(fstest.MapFS{
+		"tokenizer.json": {Data: []byte(`{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},
+			"model":{"vocab":{"a":0,"b":1,"c":2,"d":3,"i":4},"merges":[]}}`)},
+		"chat_template.jinja": {Data: []byte(`{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% else %}ii{% endif %}{% endfor %}{% endfor %}`)},
+	}, tokenizer.ModelConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRouter(t, router.Config{Scoring: classic(1), BlockSize: 2, Cards: []router.Card{{Name: "m", Prompts: m}}}, 0)
+	w := worker(1)
+	w.BlockSize = 2
+	set(t, r, w)
+	// What the engine would have: the text, and more placeholders than one.
+	ids := []uint32{0, 1, 2, 3, 0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 0, 1}
+	event := indexer.Event{Kind: indexer.Stored}
+	for i, local := range indexer.AppendLocalHashes(nil, ids, 2, indexer.Seed("", "")) {
+		event.Blocks = append(event.Blocks, indexer.Block{Local: local, External: uint64(i + 1)})
+	}
+	r.ApplyEvent(router.Worker{ID: 1}, event)
+	for _, item := range []string{
+		`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + strings.Repeat("A", 100_000) + `"}}`,
+		`{"type":"input_audio","input_audio":{"data":"AAAA","format":"wav"}}`, `{"type":"video_url","video_url":{"url":"http://x/y.mp4"}}`,
+	} {
+		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Prompt: router.Prompt{Messages: []byte(
+			`[{"role":"user","content":[{"type":"text","text":"abcdabcd"},` + item + `,{"type":"text","text":"ab"}]}]`)}})
+		// Two ids before the item may merge with it, so one block of four is in doubt.
+		if err != nil || d.TokenMode != tokenizer.ExactPrefix || d.TokenReason != tokenizer.Items || d.OverlapBlocks != 3 || d.PromptBlocks != 3 {
+			t.Errorf("%.40s: %+v, %v", item, d, err)
+		}
+		if d.PromptTokens < 256 || d.PromptTokens > 300 {
+			t.Errorf("%.40s: taken for %d tokens, want those of one item and few more", item, d.PromptTokens)
+		}
+	}
+}
