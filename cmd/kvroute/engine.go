@@ -42,6 +42,8 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	fs.StringVar(&scope.Endpoint, "endpoint", "generate", "endpoint of the workers' subjects")
 	fs.StringVar(&sim.Name, "name", "worker", "name of the worker")
 	fs.StringVar(&sim.Model, "model", "sim", "name of the model")
+	aliases := fs.String("alias", "", "other `names` of the model, comma-separated")
+	adapters := fs.String("lora", "", "`names` of its adapters, comma-separated")
 	fs.StringVar(&sim.Engine, "engine", "", "act, and register, as vllm, sglang or trtllm; empty acts as vllm and registers as kvroute-sim")
 	version := fs.String("engine-version", buildVersion(), "version to register")
 	files := fs.String("tokenizer", "", "`folder` with the model's tokenizer and chat template; empty takes a small one of its own")
@@ -60,6 +62,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	log = log.With("worker", sim.Name)
+	sim.Aliases, sim.LoRA = names(*aliases), names(*adapters)
 	kind := cmp.Or(sim.Engine, "kvroute-sim")
 	card := enginesim.ModelCard
 	if *files != "" {
@@ -132,11 +135,21 @@ func engine(ctx context.Context, args []string, std stdio) error {
 
 func record(c enginesim.Config, card, address, kind, version string) fleet.Record {
 	return fleet.Record{
-		Name: c.Name, Address: address, Models: []string{c.Model},
+		Name: c.Name, Address: address, Models: append([]string{c.Model}, c.Aliases...), LoRA: c.LoRA,
 		BlockSize: c.BlockSize, TotalKVBlocks: c.NumBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens,
 		ModelCard: card,
 		Engine:    kind, EngineVersion: version, StartedMS: time.Now().UnixMilli(),
 	}
+}
+
+// names are those of a list, comma-separated.
+func names(list string) (names []string) {
+	for name := range strings.SplitSeq(list, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func loadOf(e *enginesim.Engine) fleet.Load {

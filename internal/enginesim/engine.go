@@ -39,6 +39,9 @@ import (
 type Config struct {
 	Name  string // told in the header x-sim-worker and in metrics; default "engine"
 	Model string // default "sim"
+	// Aliases are other names of the model, LoRA those of its adapters, whose
+	// blocks are their own.
+	Aliases, LoRA []string
 
 	// Engine is the kind that it acts as: [VLLM] (default), [SGLang] or [TRTLLM].
 	Engine string

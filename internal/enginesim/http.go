@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -135,12 +136,22 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// adapter returns the adapter that a model's name stands for, "" for the model
+// itself.
+func (e *Engine) adapter(name string) (lora string, known bool) {
+	if slices.Contains(e.conf.LoRA, name) {
+		return name, true
+	}
+	return "", name == e.conf.Model || slices.Contains(e.conf.Aliases, name)
+}
+
 // request turns a body into a request whose progress a hears of.
 func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request, *openai.Error) {
 	refuse := func(status int, param, message string) (*request, *openai.Error) {
 		return nil, &openai.Error{Status: status, Message: message, Type: openai.InvalidRequest, Param: param}
 	}
-	if a.body.Model != e.conf.Model {
+	lora, known := e.adapter(a.body.Model)
+	if !known {
 		return refuse(http.StatusNotFound, "model", fmt.Sprintf("The model %q does not exist.", a.body.Model))
 	}
 	var fields promptFields
@@ -164,7 +175,7 @@ func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request,
 		return refuse(http.StatusBadRequest, "max_tokens",
 			fmt.Sprintf("This model's maximum context length is %d tokens, you asked for %d.", most, len(tokens)+output))
 	}
-	local := indexer.AppendLocalHashes(nil, tokens, e.conf.BlockSize, indexer.Seed("", a.body.CacheSalt))
+	local := indexer.AppendLocalHashes(nil, tokens, e.conf.BlockSize, indexer.Seed(lora, a.body.CacheSalt))
 	// Room for everything that the engine will ever say, so it never waits for
 	// a slow client.
 	a.prompt, a.output, a.progress = len(tokens), output, make(chan struct{}, output+1)

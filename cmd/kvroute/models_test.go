@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// modelFolder is a folder with a model's files.
+func modelFolder(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir() + "/model"
+	if err := os.CopyFS(dir, enginesim.ModelFiles()); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// addEngine starts one more worker of a stack.
+func addEngine(t *testing.T, d *demonstration, name string, args ...string) {
+	t.Helper()
+	e, err := startChild(t.Context(), d.dir, name, append([]string{"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", d.bus.url()}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.engines = append(d.engines, e)
+	d.workers++
+	if err := d.waitWorkers(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lastDecision is the newest decision that the router keeps.
+func lastDecision(t *testing.T, d *demonstration) router.Decision {
+	t.Helper()
+	var list struct{ Decisions []router.Decision }
+	if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/decisions?limit=1", &list); err != nil || len(list.Decisions) != 1 {
+		t.Fatalf("decisions %+v, %v", list, err)
+	}
+	return list.Decisions[0]
+}
+
+// reload writes the configuration file, and waits until the router has read it.
+func (d *demonstration) reload(t *testing.T, file, text string) {
+	t.Helper()
+	count := func() int {
+		log, err := os.ReadFile(d.router.log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(log), "msg=reloaded")
+	}
+	before := count()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.router.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the configuration is not reloaded", func() bool { return count() > before })
+}
+
+// One kvroute serves several models, each under all its names, and reads them anew
+// while requests are in flight, of which none suffers.
+func TestModelsAreReloadedUnderLoad(t *testing.T) {
+	dir := modelFolder(t)
+	with := func(alias string) string {
+		return fmt.Sprintf("version: 1\nmodels:\n- {name: base, aliases: [%s], lora: [base-lora], tokenizer: %q}\n", alias, dir)
+	}
+	file := writeFile(t, with("latest"))
+	d := startStack(t, 1, []string{"--speed", "20"}, "--config", file)
+	addEngine(t, d, "base-1", "--model", "base", "--alias", "latest,newest", "--lora", "base-lora", "--tokenizer", dir, "--speed", "20")
+	addEngine(t, d, "base-2", "--model", "base", "--alias", "latest,newest", "--lora", "base-lora", "--tokenizer", dir, "--speed", "20")
+
+	body := func(model, content string) string {
+		return strings.Replace(chatBody(content, 2, false), `"sim"`, `"`+model+`"`, 1)
+	}
+	// Names of one model share its cache, adapters do not, nor do other models.
+	content := strings.Repeat("names of one model share what is cached ", 10)
+	for _, c := range []struct {
+		model, pool string
+		cached      bool
+	}{{"base", "base", false}, {"latest", "base", true}, {"base-lora", "base", false}, {"base-lora", "base", true}, {"base", "base", true}, {"sim", "sim", false}, {"sim", "sim", true}} {
+		resp, text := reply(t, d, "POST", chatPath, body(c.model, content), nil)
+		var answer answered
+		if err := json.Unmarshal([]byte(text), &answer); err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%s: status %d, %s, %v", c.model, resp.StatusCode, text, err)
+		}
+		last := lastDecision(t, d)
+		if (answer.Usage.Details.Cached > 0) != c.cached || (last.OverlapBlocks > 0) != c.cached || last.TokenMode != tokenizer.Exact || last.Model != c.pool {
+			t.Errorf("%s: %d tokens cached, decision %+v, want cached %v", c.model, answer.Usage.Details.Cached, last, c.cached)
+		}
+		settle(t, d)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var load sync.WaitGroup
+	var done atomic.Int64
+	for i := range 8 {
+		load.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				model := []string{"base", "latest", "base-lora", "sim"}[(i+n)%4]
+				resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, body(model, fmt.Sprintf("%d of %d: %s", n, i, content)), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				text, err := io.ReadAll(resp.Body)
+				_ = resp.Body.Close() // it was read
+				if err != nil || resp.StatusCode != http.StatusOK || resp.Header.Get("X-Dynamo-Reason") == "" {
+					t.Errorf("%s: status %d, reason %q, %s, %v", model, resp.StatusCode, resp.Header.Get("X-Dynamo-Reason"), text, err)
+				}
+				done.Add(1)
+			}
+		})
+	}
+	for i := range 10 {
+		before := done.Load()
+		// The workers register the alias "latest" themselves.
+		d.reload(t, file, with([]string{"of-the-file", "other"}[i%2]))
+		eventually(t, "no request ends", func() bool { return done.Load() >= before+10 })
+	}
+	cancel()
+	load.Wait()
+	t.Logf("%d requests during 10 reloads", done.Load())
+	for _, name := range []string{"streams_failed", "failure_mode_allowed", "message_timeouts"} {
+		if n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute."+name); err != nil || n != 0 {
+			t.Errorf("Envoy counts %s %d, %v", name, n, err)
+		}
+	}
+	if n, err := d.envoy.Stat(t.Context(), "cluster.pool.upstream_rq_total"); err != nil || n != 0 {
+		t.Errorf("%d requests went to the pool, %v", n, err)
+	}
+	// A name of the file alone comes and goes with it, and a mistake changes nothing.
+	ask := func(model string) int {
+		resp, _ := reply(t, d, "POST", chatPath, body(model, "a"), nil)
+		return resp.StatusCode
+	}
+	d.reload(t, file, with("newest-of-all"))
+	if got := ask("other"); got != http.StatusNotFound {
+		t.Errorf("a name that is gone: status %d", got)
+	}
+	if err := os.WriteFile(file, []byte("version: 1\nmodels:\n- {name: base, tokenizer: /nowhere}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.router.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the mistake is not told", func() bool { return strings.Contains(d.router.lastLines(), "not reloaded") })
+	if got := ask("base"); got != http.StatusOK || lastDecision(t, d).TokenMode != tokenizer.Exact {
+		t.Errorf("after a mistake: status %d, %+v", got, lastDecision(t, d))
+	}
+	eventually(t, "slots are left", func() bool { requests, _, _ := inFlight(t, d); return requests == 0 })
+}
+
+// A worker that names a model card is tokenized by it, under whatever name it
+// serves; one that names a card that is not there is routed in text-block mode.
+func TestAWorkerNamesItsModelCard(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	dir := modelFolder(t)
+	file := writeFile(t, fmt.Sprintf(`version: 1
+models:
+- {name: known, tokenizer: %q}
+workers:
+- {name: a, address: "127.0.0.1:1", models: [first], model_card: known}
+- {name: b, address: "127.0.0.1:2", models: [second], model_card: unknown}
+`, dir))
+	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file,
+		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.stop()
+	d := &demonstration{router: c}
+	// One that registers on the bus names its card there.
+	e, err := startChild(t.Context(), t.TempDir(), "engine", "engine", "--name", "c", "--model", "third", "--listen", "127.0.0.1:0", "--nats-url", c.at.NATS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.stop()
+	eventually(t, "the worker does not register", func() bool { return len(workers(t, d)) == 3 })
+	link := envoytest.Dial(t, c.at.Extproc)
+	for model, want := range map[string]tokenizer.Mode{"first": tokenizer.Exact, "second": tokenizer.Bytes, "third": tokenizer.Exact} {
+		x := link.Do(envoytest.Request{Path: chatPath, Body: []byte(strings.Replace(chatBody("hello", 2, false), `"sim"`, `"`+model+`"`, 1))})
+		if x.Header["x-dynamo-worker"] == "" {
+			t.Errorf("%s: refusal %+v", model, x.Refusal)
+		}
+		x.End()
+		if got := lastDecision(t, d); got.Model != model || got.TokenMode != want {
+			t.Errorf("%s: %+v, want mode %s", model, got, want)
+		}
+	}
+}
+
+// Every kind of request, through Envoy: what the router predicts to be cached is what
+// the engine finds, and nothing is left in the accounts.
+func TestEveryKindOfRequestThroughEnvoy(t *testing.T) {
+	d := startStack(t, 3, []string{"--speed", "20"})
+	words := strings.Repeat("every kind of request is routed ", 12)
+	quoted := fmt.Sprintf("%q", words)
+	ids := strings.TrimSuffix(strings.Repeat("260,", 100), ",")
+	image := `{"type":"image_url","image_url":{"url":"data:image/png;base64,` + strings.Repeat("A", 5000) + `"}}`
+	for _, c := range []struct {
+		name, path, body string
+		mode             tokenizer.Mode
+		reason           string
+		cached           bool // the second time
+	}{
+		{"chat", chatPath, `{"model":"sim","max_tokens":2,"messages":[{"role":"user","content":` + quoted + `}]}`, tokenizer.Exact, "", true},
+		{"chat, streamed", chatPath, `{"model":"sim","max_tokens":2,"stream":true,"stream_options":{"include_usage":true},"messages":[{"role":"system","content":` + quoted + `},{"role":"user","content":"a"}]}`, tokenizer.Exact, "", true},
+		{"completion", "/v1/completions", `{"model":"sim","max_tokens":2,"prompt":` + quoted + `}`, tokenizer.Exact, "", true},
+		{"completions", "/v1/completions", `{"model":"sim","max_tokens":2,"prompt":["1 ` + quoted[1:] + `,"b",` + quoted + `]}`, tokenizer.Exact, "", true},
+		{"completion of ids", "/v1/completions", `{"model":"sim","max_tokens":2,"prompt":[` + ids + `]}`, tokenizer.Exact, "", true},
+		{"completions of ids", "/v1/completions", `{"model":"sim","max_tokens":2,"prompt":[[7,` + ids + `],[1,2]]}`, tokenizer.Exact, "", true},
+		{"ids in a chat", chatPath, `{"model":"sim","max_tokens":2,"messages":[{"role":"user","content":"a"}],"kv_transfer_params":{"prompt_token_ids":[8,` + ids + `]}}`, tokenizer.Exact, "", true},
+		{"responses", "/v1/responses", `{"model":"sim","max_output_tokens":2,"instructions":"Be brief.","input":` + quoted + `}`, tokenizer.Exact, "", true},
+		{"responses of items", "/v1/responses", `{"model":"sim","max_output_tokens":2,"input":[{"role":"user","content":[{"type":"input_text","text":` + quoted + `}]},
+			{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"seen"}]}`, tokenizer.Exact, "", true},
+		{"salted", chatPath, `{"model":"sim","max_tokens":2,"cache_salt":"s","messages":[{"role":"user","content":` + quoted + `}]}`, tokenizer.Exact, "", true},
+		{"salted for Dynamo", chatPath, `{"model":"sim","max_tokens":2,"nvext":{"cache_salt":"t"},"messages":[{"role":"user","content":` + quoted + `}]}`, tokenizer.Exact, "", true},
+		{"embeddings", "/v1/embeddings", `{"model":"sim","input":` + quoted + `}`, tokenizer.None, "no_prompt", false},
+		{"an image", chatPath, `{"model":"sim","max_tokens":2,"messages":[{"role":"system","content":` + quoted + `},{"role":"user","content":[{"type":"text","text":"look"},` + image + `]}]}`, tokenizer.ExactPrefix, tokenizer.Items, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, again := range []bool{false, true} {
+				resp, body := reply(t, d, "POST", c.path, c.body, nil)
+				if resp.StatusCode != http.StatusOK {
+					t.Fatalf("status %d: %s", resp.StatusCode, body)
+				}
+				last := lastDecision(t, d)
+				if last.TokenMode != c.mode || last.TokenReason != c.reason || last.PromptTokens == 0 {
+					t.Errorf("decision %+v, want mode %s, reason %q", last, c.mode, c.reason)
+				}
+				cached := strings.Contains(body, `"cached_tokens":`) && !strings.Contains(body, `"cached_tokens":0`)
+				if again && c.cached && (!cached || last.OverlapBlocks == 0) {
+					t.Errorf("the second time: overlap %d, the engine found something: %v", last.OverlapBlocks, cached)
+				}
+				settle(t, d)
+			}
+		})
+	}
+	eventually(t, "slots are left", func() bool {
+		requests, pend, blocks := inFlight(t, d)
+		return requests+pend+blocks == 0
+	})
+}
