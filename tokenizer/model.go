@@ -5,7 +5,6 @@ package tokenizer
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -278,25 +277,63 @@ func isTokenIDs(prompt []byte) bool {
 
 // givenIDs is Encode of token ids: a list of them, or a list of lists.
 func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
-	var ids []uint32
-	err := json.Unmarshal(q.Prompt, &ids)
 	p := Prompt{Mode: Exact, IDs: dst}
+	r := reader{b: q.Prompt}
+	ids, err := r.ids(nil)
 	if err != nil {
-		var lists [][]uint32
-		if json.Unmarshal(q.Prompt, &lists) != nil {
-			return p, fmt.Errorf("tokenizer: read prompt as token ids: %w", err)
-		}
-		for i, l := range lists {
-			if l = kept(l, q); i == 0 {
-				ids = l
-			} else {
-				p.Others += len(l)
-			}
-		}
+		r = reader{b: q.Prompt}
+		ids, p.Others, err = r.lists(q)
+	}
+	if r.space(); err == nil && r.i < len(r.b) {
+		err = r.fail("more behind the end")
+	}
+	if err != nil {
+		return Prompt{Mode: Exact, IDs: dst}, fmt.Errorf("tokenizer: read prompt as token ids: %w", err)
 	}
 	ids = kept(ids, q)
 	p.IDs, p.Exact = append(dst, ids...), len(ids)
 	return p, nil
+}
+
+// ids appends a list of token ids.
+func (r *reader) ids(dst []uint32) ([]uint32, error) {
+	if err := r.open('['); err != nil {
+		return dst, err
+	}
+	for first := true; ; first = false {
+		ok, err := r.more(first, ']')
+		if !ok {
+			return dst, err
+		}
+		id, err := r.uint()
+		if err != nil {
+			return dst, err
+		}
+		dst = append(dst, id)
+	}
+}
+
+// lists reads a list of lists of token ids: the first one, and how many ids the
+// engine keeps of the others.
+func (r *reader) lists(q chat.Request) (one []uint32, others int, err error) {
+	if err := r.open('['); err != nil {
+		return nil, 0, err
+	}
+	var list []uint32
+	for first := true; ; first = false {
+		ok, err := r.more(first, ']')
+		if !ok {
+			return one, others, err
+		}
+		if list, err = r.ids(list[:0]); err != nil {
+			return nil, 0, err
+		}
+		if first {
+			one, list = list, nil
+		} else {
+			others += len(kept(list, q))
+		}
+	}
 }
 
 // kept are the ids that the engine keeps of a prompt: all, or the last ones.

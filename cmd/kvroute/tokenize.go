@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -32,6 +33,18 @@ type tokenized struct {
 	Load     time.Duration  `json:"load_ns"`
 	Encode   time.Duration  `json:"encode_ns"`
 	Again    time.Duration  `json:"again_ns"` // a second time, its beginning known
+
+	Others int       `json:"other_tokens,omitempty"` // of further prompts and of items, mostly a guess
+	Worker *compared `json:"worker,omitempty"`
+}
+
+// compared is what a worker makes of the same prompt.
+type compared struct {
+	Tokens int `json:"tokens"`
+	// Differs is the position of the first id that differs, -1 if none does.
+	Differs int      `json:"differs"`
+	Ours    []uint32 `json:"ours,omitempty"`   // ids around it
+	Theirs  []uint32 `json:"theirs,omitempty"` // the worker's
 }
 
 // tokenizeFile prints what kvroute makes of a request: ids, blocks and hashes, and
@@ -43,7 +56,8 @@ func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 	fs.StringVar(&m.ChatTemplate, "chat-template", "", "`file` with a chat template instead of the model's")
 	fs.StringVar(&m.Pattern, "pattern", "", "how a rank file parts words: gpt2, cl100k, o200k, or an `expression`")
 	fs.StringVar(&m.Profile, "profile", "vllm", "engine: vllm, sglang or trtllm")
-	file := fs.String("request", "-", "`file` with the body of a chat completion or completion; - reads the standard input")
+	file := fs.String("request", "-", "`file` with the body of a request; - reads the standard input")
+	path := fs.String("path", "", "`path` of the request, as /v1/responses; empty goes by the body's fields")
 	blockSize := fs.Int("block-size", 16, "`tokens` in a block")
 	lora := fs.String("lora", "", "`name` of the adapter")
 	salt := fs.String("salt", "", "cache salt, if the body has none")
@@ -56,9 +70,12 @@ func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 	if *blockSize < 1 {
 		return fmt.Errorf("--block-size is %d, want 1 or more", *blockSize)
 	}
-	body, err := readRequest(*file)
+	body, err := readRequest(*file, *path)
 	if err != nil {
 		return err
+	}
+	if *worker != "" && (body.Tokens != nil || !canAsk(body.Request)) {
+		return errors.New("--worker: a worker's /tokenize cannot be told all of this prompt: it takes one text or a chat, without reasoning, documents, truncation and ids")
 	}
 	start := time.Now()
 	card := router.Card{}
@@ -72,43 +89,57 @@ func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	out := tokenized{Load: time.Since(start)}
-	start = time.Now()
-	p, err := card.Prompts.Encode(ctx, nil, body.Request, start)
-	if err != nil {
-		return err
+	var p tokenizer.Prompt
+	for _, took := range []*time.Duration{&out.Encode, &out.Again} {
+		start = time.Now()
+		if p, err = card.Prompts.Encode(ctx, nil, body.Request, start); err != nil {
+			return err
+		}
+		*took = time.Since(start)
 	}
-	out.Encode = time.Since(start)
-	start = time.Now()
-	if _, err := card.Prompts.Encode(ctx, nil, body.Request, start); err != nil {
-		return err
+	if body.Tokens != nil {
+		p = tokenizer.Prompt{IDs: body.Tokens, Exact: len(body.Tokens), Mode: tokenizer.Exact}
 	}
-	out.Again = time.Since(start)
 	if body.CacheSalt != "" {
 		*salt = body.CacheSalt
 	}
-	out.Mode, out.Reason, out.Exact, out.IDs = p.Mode, p.Reason, p.Exact, p.IDs
+	out.Mode, out.Reason, out.Exact, out.IDs, out.Others = p.Mode, p.Reason, p.Exact, p.IDs, p.Others
 	out.Local = indexer.AppendLocalHashes(nil, p.IDs[:p.Exact], *blockSize, indexer.Seed(*lora, *salt))
 	out.Sequence = indexer.AppendSequenceHashes(nil, out.Local)
+	if *worker != "" {
+		theirs, err := askTokenize(ctx, http.DefaultClient, strings.TrimRight(*worker, "/"), body.Model, body.Request)
+		if err != nil {
+			return err
+		}
+		out.Worker = &compared{Tokens: len(theirs), Differs: tokenizer.FirstDiff(out.IDs, theirs)}
+		if at := out.Worker.Differs; at >= 0 {
+			out.Worker.Ours, out.Worker.Theirs = around(out.IDs, at), around(theirs, at)
+		}
+	}
 	if *asJSON {
 		err = json.NewEncoder(std.out).Encode(out)
 	} else {
 		err = out.print(std.out, card.Prompts, *blockSize, *text)
 	}
-	if err != nil || *worker == "" {
+	switch c := out.Worker; {
+	case err != nil || c == nil:
 		return err
+	case c.Differs >= 0:
+		return fmt.Errorf("the worker makes other tokens from position %d on: ours %d, theirs %d", c.Differs, c.Ours, c.Theirs)
 	}
-	theirs, err := askTokenize(ctx, http.DefaultClient, *worker, body.Model, body.Request)
-	if err != nil {
-		return err
-	}
-	if at := tokenizer.FirstDiff(out.IDs, theirs); at >= 0 {
-		return fmt.Errorf("the worker makes other tokens from position %d on: ours %d, theirs %d", at, around(out.IDs, at), around(theirs, at))
-	}
-	_, err = fmt.Fprintf(std.err, "the worker makes the same %d tokens\n", len(theirs))
+	_, err = fmt.Fprintf(std.err, "the worker makes the same %d tokens\n", out.Worker.Tokens)
 	return err
 }
 
-func readRequest(file string) (openai.Body, error) {
+// readRequest reads the body of a request for the endpoint at path.
+func readRequest(file, path string) (openai.Body, error) {
+	endpoint := openai.Other
+	if path != "" {
+		if endpoint, _ = openai.Classify(http.MethodPost, path); endpoint == openai.Other {
+			return openai.Body{}, fmt.Errorf("--path is %q, want that of an endpoint with a prompt, as /v1/chat/completions", path)
+		}
+	}
+
 	var data []byte
 	var err error
 	if file == "-" {
@@ -119,12 +150,12 @@ func readRequest(file string) (openai.Body, error) {
 	if err != nil {
 		return openai.Body{}, err
 	}
-	body, bad := openai.Parse(openai.Other, data)
+	body, bad := openai.Parse(endpoint, data)
 	switch {
 	case bad != nil:
 		return body, errors.New(bad.Message)
-	case body.Messages == nil && body.Prompt == nil:
-		return body, errors.New("the request has neither messages nor prompt")
+	case body.Messages == nil && body.Prompt == nil && body.Size == 0:
+		return body, errors.New("the request has neither messages nor prompt nor input")
 	}
 	return body, nil
 }
@@ -133,6 +164,9 @@ func (t *tokenized) print(w io.Writer, m *tokenizer.Model, blockSize int, text b
 	fmt.Fprintf(w, "%d tokens, mode %s", len(t.IDs), t.Mode)
 	if t.Reason != "" {
 		fmt.Fprintf(w, " (%s), of which %d are exact", t.Reason, t.Exact)
+	}
+	if t.Others > 0 {
+		fmt.Fprintf(w, ", and about %d of other prompts or items", t.Others)
 	}
 	fmt.Fprintf(w, "; files loaded in %v, encoded in %v, again in %v\n", t.Load.Round(time.Millisecond), t.Encode.Round(time.Microsecond), t.Again.Round(time.Microsecond))
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

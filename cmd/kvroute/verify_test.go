@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -303,17 +304,73 @@ func TestTokenizeCommand(t *testing.T) {
 	if err := tokenizeFile(t.Context(), []string{"--request", file, "--text"}, stdio{&out, &errs}); err != nil || !strings.Contains(out.String(), "mode exact") || !strings.Contains(out.String(), "worker keeps") {
 		t.Errorf("%v, printed %s", err, out.String())
 	}
-	other, _ := tokenizeServer(t, func(ids []uint32) any { return ids[1:] })
-	err := tokenizeFile(t.Context(), []string{"--request", file, "--worker", "http://" + other.String()}, stdio{&out, &errs})
-	if err == nil || !strings.Contains(err.Error(), "from position 0 on") {
+	other, _ := tokenizeServer(t, func(ids []uint32) any { return append(ids[:5:5], 7, 8) })
+	out.Reset()
+	err := tokenizeFile(t.Context(), []string{"--request", file, "--json", "--worker", "http://" + other.String()}, stdio{&out, &errs})
+	if err == nil || !strings.Contains(err.Error(), "from position 5 on") {
 		t.Errorf("error %v, want one that names the position", err)
+	}
+	got = tokenized{}
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Worker == nil || got.Worker.Differs != 5 || got.Worker.Tokens != 7 || len(got.Worker.Theirs) != 6 {
+		t.Errorf("%v, worker %+v", err, got.Worker)
 	}
 	for name, args := range map[string][]string{
 		"no such file": {"--request", file + "x"}, "no such folder": {"--request", file, "--tokenizer", file + "x"}, "block-size": {"--request", file, "--block-size", "0"},
+		"path": {"--request", file, "--path", "/v1/models"}, "no input": {"--request", file, "--path", "/v1/responses"},
 	} {
 		if err := tokenizeFile(t.Context(), args, stdio{&out, &errs}); err == nil {
 			t.Errorf("%s: no error", name)
 		}
+	}
+}
+
+// Each kind of request has ids, or says why not.
+func TestTokenizeEveryKind(t *testing.T) {
+	const words = "the worker keeps the shared prefix and the router finds it there"
+	chat := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}]}`, words)
+	for _, c := range []struct {
+		name, path, body string
+		like             string // another body that has the same ids
+		mode             tokenizer.Mode
+		others           bool
+		asked            bool // a worker can be
+	}{
+		{"chat", "/v1/chat/completions", chat, "", tokenizer.Exact, false, true},
+		{"responses", "/v1/responses", fmt.Sprintf(`{"model":"sim","input":%q}`, words), chat, tokenizer.Exact, false, true},
+		{"responses by their fields", "", fmt.Sprintf(`{"model":"sim","input":[{"role":"user","content":%q}]}`, words), chat, tokenizer.Exact, false, true},
+		{"completions", "", `{"model":"sim","prompt":["the worker","and the router"]}`, `{"model":"sim","prompt":"the worker"}`, tokenizer.Exact, true, false},
+		{"ids", "", `{"model":"sim","prompt":[1,2,3]}`, `{"model":"sim","prompt":[[1,2,3]]}`, tokenizer.Exact, false, false},
+		{"given ids", "", `{"model":"sim","messages":[{"role":"user","content":"x"}],"nvext":{"token_data":[1,2,3]}}`, `{"model":"sim","prompt":[1,2,3]}`, tokenizer.Exact, false, false},
+		{"embeddings", "/v1/embeddings", `{"model":"sim","input":"x"}`, "", tokenizer.None, true, false},
+		{"an effort", "", `{"model":"sim","reasoning_effort":"low","messages":[{"role":"user","content":"x"}]}`, "", tokenizer.Exact, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			run := func(body string, args ...string) (got tokenized, err error) {
+				t.Helper()
+				file := t.TempDir() + "/request.json"
+				if err := os.WriteFile(file, []byte(body), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				var out bytes.Buffer
+				if err := tokenizeFile(t.Context(), append(args, "--request", file, "--json"), stdio{&out, io.Discard}); err != nil {
+					return got, err
+				}
+				return got, json.Unmarshal(out.Bytes(), &got)
+			}
+			got, err := run(c.body, "--path", c.path)
+			if err != nil || got.Mode != c.mode || (got.Others > 0) != c.others {
+				t.Fatalf("%+v, %v; want mode %s, others %v", got, err, c.mode, c.others)
+			}
+			if c.like != "" {
+				if want, err := run(c.like); err != nil || !slices.Equal(got.IDs, want.IDs) || len(want.IDs) == 0 {
+					t.Errorf("ids %d, want %d, %v", got.IDs, want.IDs, err)
+				}
+			}
+			_, err = run(c.body, "--path", c.path, "--worker", "http://127.0.0.1:1")
+			if err == nil || strings.Contains(err.Error(), "cannot be told") == c.asked {
+				t.Errorf("a worker can be asked: %v, error %v", c.asked, err)
+			}
+		})
 	}
 }
 

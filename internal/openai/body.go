@@ -47,7 +47,12 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 			return Body{}, err
 		}
 	default:
-		if err := s.object(f.top); err != nil {
+		numbers, others := 0, 0
+		if err := s.object(func(name, value []byte) {
+			f.top(name, value)
+			f.count(name, s.numbers-numbers, s.others-others)
+			numbers, others = s.numbers, s.others
+		}); err != nil {
 			return Body{}, err
 		}
 		f.object = true
@@ -63,6 +68,9 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 		return Body{}, err
 	}
 	switch {
+	case f.values > maxValues:
+		b.Request = chat.Request{Size: len(body), Inexact: TooLarge}
+		return b, b.complete(Other)
 	case e == Load:
 		b.Request = chat.Request{Size: len(body), Inexact: NoPrompt}
 		return b, nil
@@ -84,12 +92,15 @@ const (
 	Embeds     = "embeds"      // the prompt is no text
 	NoHistory  = "no_history"  // a part of it is at a worker, under a name
 	NoRenderer = "no_renderer" // the engine makes it in a way of its own
+	BadText    = "bad_text"    // text that the engine cannot read
+	TooLarge   = "too_large"   // more values than a prompt has
 )
 
 // fields are the spans of the fields that matter, nil if absent or null. They are
 // looked at when the scan is over, since a later copy may replace any of them.
 type fields struct {
 	object bool // the body is an object
+	values int  // that the prompt is made of
 
 	model, stream, streamOptions   []byte
 	maxTokens, maxCompletionTokens []byte
@@ -100,6 +111,21 @@ type fields struct {
 	// Of Responses.
 	input, instructions, reasoning, maxOutputTokens []byte
 	elsewhere                                       []byte // names what is not in the body
+}
+
+// maxValues bounds the JSON values that a prompt may be made of: reading one takes
+// up to a kilobyte, which a body of small values would multiply. A chat of a
+// thousand messages with all their calls has some ten thousand.
+const maxValues = 200_000
+
+// count adds up the values of fields that make the prompt. Token ids are cheap.
+func (f *fields) count(name []byte, numbers, others int) {
+	switch string(name) {
+	case "messages", "tools", "input", "documents", "chat_template_kwargs":
+		f.values += numbers + others
+	case "prompt":
+		f.values += others
+	}
 }
 
 // top takes a field of the body.

@@ -2,6 +2,11 @@
 
 package openai
 
+import (
+	"bytes"
+	"unicode/utf8"
+)
+
 // A request of /v1/responses becomes the chat that vLLM makes of it: the
 // instructions are a system message, a string is a user message, items are
 // messages; what an assistant thought, said and called in a row is one message.
@@ -273,6 +278,9 @@ func (c *conversation) tools(raw []byte) []byte {
 			}
 			if value == nil {
 				value = []byte("null")
+			}
+			if bytes.ContainsRune(name, utf8.RuneError) {
+				c.inexact = BadText // it is that, or stands for what is no text
 			}
 			out = append(append(append(out, quote(name)...), ':'), value...)
 		})

@@ -17,6 +17,9 @@ type scanner struct {
 	in    []byte
 	at    int // bytes read
 	depth int
+
+	// Values seen so far: numbers, and all others.
+	numbers, others int
 }
 
 func (s *scanner) malformed(what string) *Error {
@@ -37,6 +40,7 @@ func (s *scanner) peek() byte {
 
 // skip reads one value of any type.
 func (s *scanner) skip() *Error {
+	s.others++
 	switch c := s.peek(); {
 	case c == '"':
 		return s.string()
@@ -45,6 +49,8 @@ func (s *scanner) skip() *Error {
 	case c == '[':
 		return s.list(nil)
 	case c == '-' || '0' <= c && c <= '9':
+		s.others--
+		s.numbers++
 		return s.number()
 	case c == 't':
 		return s.word("true")
