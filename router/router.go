@@ -31,6 +31,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -94,6 +95,11 @@ type Config struct {
 	// tokenized exactly, before the decision returns: it must be quick, and must
 	// copy what it keeps.
 	Observe func(Observation)
+
+	// Remote, if not nil, asks a worker for the ids of a prompt whose model has no
+	// tokenizer here. The decision waits for it: it must return soon after ctx
+	// ends, and keep nothing of the prompt.
+	Remote func(ctx context.Context, worker netip.AddrPort, model string, p Prompt) ([]uint32, error)
 
 	// StrictModels refuses models without a card that makes exact prompts, as
 	// if they did not exist.
@@ -249,7 +255,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 	cache := t.pool.cache.Load()
 	q := question{id: req.ID, lora: t.lora, adapter: t.adapter, blockSize: cache.blockSize}
 	if r.conf.Mode == KV {
-		r.hash(ctx, &q, s, t.card, req)
+		r.hash(ctx, &q, s, t, req)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return Decision{}, fmt.Errorf("router: decide for model %q: %w", t.pool.model, err)
@@ -280,7 +286,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 const bytesSeed = 0x6b76726f75746521
 
 // hash fills in the prompt's tokens and hashes, or the reason why there are none.
-func (r *Router) hash(ctx context.Context, q *question, s *scratch, card *Card, req Request) {
+func (r *Router) hash(ctx context.Context, q *question, s *scratch, t target, req Request) {
 	start := r.conf.Now()
 	d := &s.decision
 	if b := req.Blocks; b != nil {
@@ -293,8 +299,8 @@ func (r *Router) hash(ctx context.Context, q *question, s *scratch, card *Card, 
 	prompt := tokenizer.Prompt{IDs: req.Tokens, Exact: len(req.Tokens), Mode: tokenizer.Exact}
 	if req.Tokens == nil {
 		var m *tokenizer.Model
-		if card != nil {
-			m = card.Prompts
+		if t.card != nil {
+			m = t.card.Prompts
 		}
 		var err error
 		if prompt, err = m.Encode(ctx, s.tokens[:0], req.Prompt, start); err != nil {
@@ -305,6 +311,9 @@ func (r *Router) hash(ctx context.Context, q *question, s *scratch, card *Card, 
 			return
 		}
 		s.tokens = prompt.IDs
+		if r.conf.Remote != nil && prompt.Reason == tokenizer.NoTokenizer {
+			r.askWorker(ctx, t.pool, &req, &prompt)
+		}
 	}
 	d.TokenMode, d.TokenReason, d.ReusedBytes = prompt.Mode, prompt.Reason, prompt.Reused
 	seed := indexer.Seed(q.lora, req.Salt)
@@ -315,7 +324,7 @@ func (r *Router) hash(ctx context.Context, q *question, s *scratch, card *Card, 
 		q.guessed = true
 	case tokenizer.ExactPrefix:
 		tokens = tokens[:prompt.Exact]
-	case tokenizer.Exact, tokenizer.None:
+	case tokenizer.Exact, tokenizer.Remote, tokenizer.None:
 	}
 	s.local = indexer.AppendLocalHashes(s.local[:0], tokens, q.blockSize, seed)
 	s.sequence = indexer.AppendSequenceHashes(s.sequence[:0], s.local)

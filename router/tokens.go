@@ -3,7 +3,10 @@
 package router
 
 import (
+	"context"
+	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -38,4 +41,30 @@ func (r *Router) tokensFor(t target, d *Decision, req *Request, ids []uint32) *T
 		out.Engine, out.EngineVersion = info.Engine, info.EngineVersion
 	}
 	return out
+}
+
+// remoteBudget is how long a decision waits for a worker's ids. A worker that is
+// busy computing answers late, and a late decision costs more than one by load.
+const remoteBudget = 300 * time.Millisecond
+
+// askWorker puts a worker's ids in the place of p, which is in text-block mode. It
+// stays that if nobody can be asked, or says anything in time.
+func (r *Router) askWorker(ctx context.Context, p *pool, req *Request, prompt *tokenizer.Prompt) {
+	var at netip.AddrPort
+	p.mu.Lock()
+	for _, ord := range p.core.order {
+		if e := &p.core.entries[ord]; e.info.Health == Healthy && !e.info.Draining {
+			at = e.info.rankAddress(e.worker.DPRank)
+			break
+		}
+	}
+	p.mu.Unlock()
+	if !at.IsValid() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, remoteBudget)
+	defer cancel()
+	if ids, err := r.conf.Remote(ctx, at, req.Model, req.Prompt); err == nil {
+		*prompt = tokenizer.Prompt{IDs: ids, Exact: len(ids), Mode: tokenizer.Remote, Others: prompt.Others}
+	}
 }

@@ -27,6 +27,8 @@ const (
 	// Bytes: text-block mode. The ids stand for four bytes of canonical text
 	// each; equal prompts have equal ones, and no engine knows them.
 	Bytes Mode = "bytes"
+	// Remote: the ids are what a worker says that they are.
+	Remote Mode = "remote"
 	// None: there is no prompt to route by, only a guess of its length.
 	None Mode = "none"
 )
@@ -178,10 +180,10 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 		return Prompt{IDs: dst, Mode: None, Reason: q.Inexact, Others: tokensOf(q.Size)}, nil
 	case isTokenIDs(q.Prompt):
 		return givenIDs(dst, q)
-	case m == nil:
-		return inBytes(dst, q, NoTokenizer)
 	case q.Inexact != "":
 		return inBytes(dst, q, q.Inexact)
+	case m == nil:
+		return inBytes(dst, q, NoTokenizer)
 	case q.Prompt == nil && m.chat == nil:
 		return inBytes(dst, q, NoRenderer)
 	}

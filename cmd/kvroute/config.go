@@ -108,6 +108,10 @@ type config struct {
 	// later ones, with the worker's own /tokenize. A model whose worker goes on
 	// to make other tokens is routed in text-block mode.
 	VerifyTokenizer bool `yaml:"verify-tokenizer"`
+	// RemoteTokenize asks a worker's /tokenize for the ids of prompts whose model
+	// has no tokenizer here, for up to 0.3 s; the answers are kept. Without, such
+	// models are in text-block mode.
+	RemoteTokenize bool `yaml:"remote-tokenize"`
 	// ForwardTokens hands prompts on as token ids, which saves workers from making
 	// them: "auto" wherever the worker's engine and version are known to take them,
 	// or the fields that may be written, comma-separated: "prompt" of completions,
@@ -202,6 +206,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "longest `time` of a shutdown")
 	fs.BoolVar(&c.StrictModels, "strict-models", c.StrictModels, "answer 404 for models without a tokenizer")
 	fs.BoolVar(&c.VerifyTokenizer, "verify-tokenizer", c.VerifyTokenizer, "compare some prompts with the workers' own tokens")
+	fs.BoolVar(&c.RemoteTokenize, "remote-tokenize", c.RemoteTokenize, "ask a worker for the tokens of models without a tokenizer")
 	fs.StringVar(&c.ForwardTokens, "forward-tokens", c.ForwardTokens, "hand prompts on as ids: auto, or a list of prompt, kv_transfer_params, prompt_token_ids")
 	fs.IntVar(&c.TokenizerCacheBytes, "tokenizer-cache-bytes", c.TokenizerCacheBytes, "`bytes` for the token ids of prompts seen before")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")

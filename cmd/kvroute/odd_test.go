@@ -131,7 +131,7 @@ func TestLargePrompts(t *testing.T) {
 	}{
 		{"10 MB", strings.Repeat("ten megabytes of this ", 10<<20/22), tokenizer.Bytes, tokenizer.TooLarge},
 		{"1 MB", strings.Repeat("a megabyte of this ", 1<<20/19), tokenizer.Exact, ""},
-		{"half a MB of one letter", strings.Repeat("a", 1<<19), tokenizer.Exact, ""},
+		{"a long run of one letter", strings.Repeat("a", 1<<17), tokenizer.Exact, ""},
 	} {
 		for i, kind := range oddKinds {
 			if i%4 != 0 {

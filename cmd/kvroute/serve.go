@@ -132,8 +132,13 @@ func (s *server) open() (err error) {
 		}
 		observe = s.verifier.observe
 	}
+	var ask func(context.Context, netip.AddrPort, string, router.Prompt) ([]uint32, error)
+	if c.RemoteTokenize {
+		ask = newRemote(c.TokenizerCacheBytes).ids
+	}
 	if s.router, err = router.New(router.Config{
 		Cards:         cards,
+		Remote:        ask,
 		Observe:       observe,
 		StrictModels:  c.StrictModels,
 		Mode:          router.Mode(c.RouterMode),

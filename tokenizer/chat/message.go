@@ -3,6 +3,7 @@
 package chat
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 
@@ -181,6 +182,16 @@ func (c *conversation) toolCall(v jinja.Value) (jinja.Value, error) {
 var itemTypes = map[string]string{
 	"image_url": "image", "image": "image", "input_image": "image", "image_embeds": "image", "image_pil": "image",
 	"input_audio": "audio", "audio_url": "audio", "audio": "audio", "video_url": "video", "video": "video",
+}
+
+// MayHaveItems reports whether messages have images or the like, or may.
+func MayHaveItems(messages []byte) bool {
+	for name := range itemTypes {
+		if bytes.Contains(messages, []byte(`"`+name+`"`)) {
+			return true
+		}
+	}
+	return false
 }
 
 // content reads the content of a message: a string, null, or a list of parts.
