@@ -38,7 +38,9 @@ func parseForms(s string) (forms, error) {
 		case "":
 		case ForwardAuto:
 			for _, form := range []openai.Form{openai.FormPrompt, openai.FormKVTransfer, openai.FormTokenIDs} {
-				f[form] = f[form] // stays named, if it is
+				if !f[form] { // one that is named stays it
+					f[form] = false
+				}
 			}
 		case string(openai.FormPrompt), string(openai.FormKVTransfer), string(openai.FormTokenIDs):
 			f[openai.Form(item)] = true

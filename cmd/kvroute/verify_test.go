@@ -123,8 +123,13 @@ func TestFewRequestsAreChecked(t *testing.T) {
 	}
 	// What a worker cannot be asked in full says nothing.
 	for _, p := range []router.Prompt{
-		{}, {Prompt: []byte(`[1]`)}, {Prompt: []byte(`["a"]`)}, {Messages: []byte(`[{"reasoning_content":"x"}]`)},
-		{Messages: []byte(`[1]`), ReasoningEffort: []byte(`"low"`)}, {Messages: []byte(`[1]`), Documents: []byte(`[]`)}, {Prompt: []byte(`"a"`), TruncatePromptTokens: []byte(`3`)},
+		{},
+		{Prompt: []byte(`[1]`)},
+		{Prompt: []byte(`["a"]`)},
+		{Messages: []byte(`[{"reasoning_content":"x"}]`)},
+		{Messages: []byte(`[1]`), ReasoningEffort: []byte(`"low"`)},
+		{Messages: []byte(`[1]`), Documents: []byte(`[]`)},
+		{Prompt: []byte(`"a"`), TruncatePromptTokens: []byte(`3`)},
 	} {
 		v.observe(router.Observation{Model: "other", Prompt: p})
 	}

@@ -403,7 +403,8 @@ func (a *answer) response(text string) {
 		Usage  usage  `json:"usage"`
 	}{
 		fmt.Sprintf("resp_%x", a.created.UnixNano()), "response", "completed", a.body.Model,
-		[]item{{"message", "assistant", "completed", []part{{"output_text", text}}}}, u,
+		[]item{{"message", "assistant", "completed", []part{{"output_text", text}}}},
+		u,
 	})
 }
 

@@ -68,8 +68,17 @@ func (i *item) take(name, value []byte) {
 		name string
 		at   *[]byte
 	}{
-		{"type", &i.kind}, {"role", &i.role}, {"content", &i.content}, {"status", &i.status}, {"call_id", &i.callID}, {"name", &i.name},
-		{"namespace", &i.namespace}, {"arguments", &i.arguments}, {"output", &i.output}, {"summary", &i.summary}, {"encrypted_content", &i.encrypted},
+		{"type", &i.kind},
+		{"role", &i.role},
+		{"content", &i.content},
+		{"status", &i.status},
+		{"call_id", &i.callID},
+		{"name", &i.name},
+		{"namespace", &i.namespace},
+		{"arguments", &i.arguments},
+		{"output", &i.output},
+		{"summary", &i.summary},
+		{"encrypted_content", &i.encrypted},
 	} {
 		if string(name) == f.name {
 			*f.at = value
