@@ -5,6 +5,7 @@ package extproc
 import (
 	"bytes"
 	"mime"
+	"slices"
 	"strings"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -71,44 +72,65 @@ func isEventStream(h *extprocv3.HttpHeaders) bool {
 
 // firstEvent looks for the first data line of an event stream that comes in pieces
 // of any size. Comments and other fields are no tokens: engines send comments to
-// keep the connection while a prompt waits. What it carries over from piece to
-// piece is a few bytes, however long a line is.
+// keep the connection while a prompt waits. Nor are the events with which a stream
+// of /v1/responses begins before anything is computed. What is carried over from
+// piece to piece is a few bytes, however long a line is.
 type firstEvent struct {
-	line [len(dataField)]byte // beginning of the current line
-	n    int                  // bytes of it kept
+	line  [32]byte // beginning of the current line
+	n     int      // bytes of it kept
+	early bool     // the current event is one that comes before any token
+	cr    bool     // the last byte was a carriage return
 }
 
-const dataField = "data:"
+// early are the names of events that come before any token.
+//
+//nolint:gochecknoglobals // a table
+var early = []string{"response.created", "response.in_progress", "response.queued"}
 
 // in reads the next piece and reports whether a data line with content has begun.
 func (e *firstEvent) in(piece []byte) bool {
 	for len(piece) > 0 {
-		if e.n < len(e.line) {
-			c := piece[0]
-			piece = piece[1:]
-			if c == '\n' || c == '\r' {
-				e.n = 0
-				continue
+		c := piece[0]
+		if c == '\n' || c == '\r' {
+			if c != '\n' || !e.cr { // both together end one line
+				e.endLine()
 			}
-			e.line[e.n] = c
-			e.n++
+			e.cr = c == '\r'
+			piece = piece[1:]
 			continue
 		}
-		if string(e.line[:]) == dataField {
-			// The field's value, leading space aside.
-			if piece = bytes.TrimLeft(piece, " "); len(piece) == 0 {
-				return false
-			}
-			if piece[0] != '\n' && piece[0] != '\r' {
-				return true
-			}
+		e.cr = false
+		value, isData := bytes.CutPrefix(e.line[:e.n], []byte("data:"))
+		if isData && !e.early && (c != ' ' || len(bytes.TrimLeft(value, " ")) > 0) {
+			return true
+		}
+		if e.n < len(e.line) {
+			e.line[e.n] = c
+			e.n++
+			piece = piece[1:]
+			continue
+		}
+		if isData && !e.early { // but spaces so far
+			piece = piece[1:]
+			continue
 		}
 		end := bytes.IndexAny(piece, "\r\n")
 		if end < 0 {
 			return false
 		}
-		piece = piece[end+1:]
-		e.n = 0
+		piece = piece[end:]
 	}
 	return false
+}
+
+// endLine notes what a line said of the event that it belongs to.
+func (e *firstEvent) endLine() {
+	name, isName := bytes.CutPrefix(e.line[:e.n], []byte("event:"))
+	switch {
+	case e.n == 0: // the event is over
+		e.early = false
+	case isName:
+		e.early = slices.Contains(early, string(bytes.TrimSpace(name)))
+	}
+	e.n = 0
 }

@@ -33,6 +33,30 @@ func TestFirstEventIsFoundHoweverItIsCut(t *testing.T) {
 	}
 }
 
+// A stream of /v1/responses begins with events that say nothing but that it begins.
+func TestEarlyEventsAreNoTokens(t *testing.T) {
+	const before = "event: response.created\ndata: {\"type\":\"response.created\"}\n\nevent:response.in_progress\nid: 1\ndata: {}\ndata: {}\n\n" +
+		": response.queued\n\nevent: response.queued\ndata: {}\n\nevent: response.output_item.added_and_more_than_is_kept\ndata:   "
+	for _, eol := range []string{"\n", "\r\n", "\r"} {
+		text := strings.ReplaceAll(before+"{\"x\":1}\n\n", "\n", eol)
+		first := strings.Index(text, "{\"x")
+		if n := bytewise(text); n != first {
+			t.Errorf("eol %q: byte by byte found at %d, want %d", eol, n, first)
+		}
+		for cut := range len(text) {
+			if got := pieces(text[:cut], text[cut:]); got != (cut <= first) {
+				t.Errorf("eol %q, cut at %d: found in the second piece: %v", eol, cut, got)
+			}
+		}
+	}
+	// Without names, as chats have it, or with others, the first one counts.
+	for _, text := range []string{"data:" + strings.Repeat(" ", 100) + "x\n", "event: response\ndata: x\n", "event: response.created\n\ndata: x\n", "event: response.created.x\ndata: x\n"} {
+		if n, want := bytewise(text), strings.LastIndex(text, "x\n"); n != want {
+			t.Errorf("%q: found at %d, want %d", text, n, want)
+		}
+	}
+}
+
 // pieces reports whether the second piece, and not the first, has the event.
 func pieces(a, b string) bool {
 	f := extproc.NewFirstEvent()

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -261,4 +262,39 @@ func TestEveryKindOfRequestThroughEnvoy(t *testing.T) {
 		requests, pend, blocks := inFlight(t, d)
 		return requests+pend+blocks == 0
 	})
+}
+
+// The events with which a stream of /v1/responses begins are no first token.
+func TestTheFirstTokenOfAResponse(t *testing.T) {
+	d := startStack(t, 1, []string{"--num-gpu-blocks", "16384"})
+	body := fmt.Sprintf(`{"model":"sim","stream":true,"max_output_tokens":100,"input":%q}`, strings.Repeat("a long prompt ", 14_000))
+	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+"/v1/responses", body, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewReader(resp.Body)
+	read := func(want string) {
+		t.Helper()
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasPrefix(line, want) {
+				return
+			}
+		}
+	}
+	read("event: response.created")
+	// The prompt of 42,000 tokens takes two seconds.
+	if _, pend, _ := inFlight(t, d); pend < 40_000 {
+		t.Errorf("after the first event %d prefill tokens are pending, want all", pend)
+	}
+	read("event: response.output_text.delta")
+	eventually(t, "the first token is not noticed", func() bool {
+		requests, pend, _ := inFlight(t, d)
+		return requests == 1 && pend == 0
+	})
+	read("event: response.completed")
 }

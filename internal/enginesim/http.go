@@ -224,6 +224,10 @@ func (a *answer) follow(r *http.Request) bool {
 					// As vLLM does: the headers leave before the prompt is computed.
 					w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 					w.WriteHeader(http.StatusOK)
+					if a.endpoint == openai.Responses {
+						a.named("response.created", a.response(""))
+						_, _ = w.Write(a.buf.Bytes()) // the next write tells of a client that left
+					}
 					flush(w)
 				}
 				continue
@@ -311,7 +315,9 @@ func (a *answer) object(c ...choice) object {
 func (a *answer) stream() bool {
 	a.buf.Reset()
 	word := a.word(a.made - 1)
-	if a.chat() {
+	if a.endpoint == openai.Responses {
+		a.named("response.output_text.delta", delta{word})
+	} else if a.chat() {
 		if a.made == 1 {
 			a.event(a.object(choice{Delta: &text{Role: "assistant"}}))
 		}
@@ -334,6 +340,12 @@ func (a *answer) event(o object) {
 func (a *answer) end() {
 	reason := "length"
 	defer a.engine.metrics.finished(a.prompt, a.made)
+	if a.body.Stream && a.endpoint == openai.Responses {
+		a.buf.Reset()
+		a.named("response.completed", a.response(a.text()))
+		_, _ = a.w.Write(a.buf.Bytes()) // as below
+		return
+	}
 	if a.body.Stream {
 		a.buf.Reset()
 		last := choice{FinishReason: &reason}
@@ -352,18 +364,14 @@ func (a *answer) end() {
 		_, _ = a.w.Write(a.buf.Bytes()) // the last words to a client that may have left
 		return
 	}
-	var all strings.Builder
-	for i := range a.made {
-		all.WriteString(a.word(i))
-	}
 	c := choice{FinishReason: &reason}
 	if a.chat() {
-		c.Message = &text{Role: "assistant", Content: all.String()}
+		c.Message = &text{Role: "assistant", Content: a.text()}
 	} else {
-		c.Text = new(all.String())
+		c.Text = new(a.text())
 	}
 	if a.endpoint == openai.Responses {
-		a.response(all.String())
+		reply(a.w, a.response(a.text()))
 		return
 	}
 	o := a.object(c)
@@ -371,41 +379,13 @@ func (a *answer) end() {
 	reply(a.w, o)
 }
 
-// response answers a request of /v1/responses that is not streamed. A streamed one
-// gets the chunks of a completion: what clients make of them is not simulated.
-func (a *answer) response(text string) {
-	type part struct {
-		Type string `json:"type"`
-		Text string `json:"text"`
+// text is all that was generated.
+func (a *answer) text() string {
+	var all strings.Builder
+	for i := range a.made {
+		all.WriteString(a.word(i))
 	}
-	type item struct {
-		Type    string `json:"type"`
-		Role    string `json:"role"`
-		Status  string `json:"status"`
-		Content []part `json:"content"`
-	}
-	type usage struct {
-		Input   int `json:"input_tokens"`
-		Output  int `json:"output_tokens"`
-		Total   int `json:"total_tokens"`
-		Details struct {
-			Cached int `json:"cached_tokens"`
-		} `json:"input_tokens_details"`
-	}
-	u := usage{Input: a.prompt, Output: a.made, Total: a.prompt + a.made}
-	u.Details.Cached = a.cached
-	reply(a.w, struct {
-		ID     string `json:"id"`
-		Object string `json:"object"`
-		Status string `json:"status"`
-		Model  string `json:"model"`
-		Output []item `json:"output"`
-		Usage  usage  `json:"usage"`
-	}{
-		fmt.Sprintf("resp_%x", a.created.UnixNano()), "response", "completed", a.body.Model,
-		[]item{{"message", "assistant", "completed", []part{{"output_text", text}}}},
-		u,
-	})
+	return all.String()
 }
 
 // embed answers with a vector that means nothing, at once and from no cache.

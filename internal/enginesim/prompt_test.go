@@ -96,6 +96,16 @@ func TestResponsesAndEmbeddings(t *testing.T) {
 			t.Errorf("got %+v, want cached %v", got, cached)
 		}
 	}
+	_, body := ask(t, "POST", url+"/v1/responses", `{"model":"sim","max_output_tokens":3,"stream":true,"input":"a"}`)
+	var events []string
+	for line := range strings.Lines(body) {
+		if name, ok := strings.CutPrefix(line, "event: response."); ok {
+			events = append(events, strings.TrimSpace(name))
+		}
+	}
+	if want := []string{"created", "output_text.delta", "output_text.delta", "output_text.delta", "completed"}; !slices.Equal(events, want) {
+		t.Errorf("events %q, want %q: %s", events, want, body)
+	}
 	if resp, body := ask(t, "POST", url+"/v1/responses", `{"model":"sim","input":"a","previous_response_id":"x"}`); resp.StatusCode != 400 || !strings.Contains(body, "no_history") {
 		t.Errorf("a history that is not there: status %d, %s", resp.StatusCode, body)
 	}
