@@ -298,3 +298,53 @@ func TestTheFirstTokenOfAResponse(t *testing.T) {
 	})
 	read("event: response.completed")
 }
+
+// A model whose template is not its workers' own is noticed at its first requests
+// and routed in text-block mode; with the right one it is exact again.
+func TestAWrongTemplateIsNoticed(t *testing.T) {
+	right := modelFolder(t)
+	template, err := os.ReadFile(right + "/chat_template.jinja")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := writeFile(t, "{{- '<|im_start|>system\nnobody said so<|im_end|>\n' }}"+string(template))
+	with := func(more string) string {
+		return fmt.Sprintf("version: 1\nmodels:\n- {name: sim, tokenizer: %q%s}\n", right, more)
+	}
+	file := writeFile(t, with(fmt.Sprintf(", chat-template: %q", wrong)))
+	d := startStack(t, 1, []string{"--speed", "50"}, "--config", file, "--verify-tokenizer")
+	ask := func() router.Decision {
+		resp, body := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("is this right? ", 20), 2, false), nil)
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("status %d: %s", resp.StatusCode, body)
+		}
+		return lastDecision(t, d)
+	}
+	eventually(t, "the wrong template is not noticed", func() bool { return ask().TokenReason == tokenizer.Drifted })
+	log, err := os.ReadFile(d.router.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"a worker makes other tokens", "position=", "routed in text-block mode"} {
+		if !strings.Contains(string(log), want) {
+			t.Errorf("the log does not say %q: %s", want, log)
+		}
+	}
+	if _, text := get(t, "http://"+d.router.at.HTTP+"/metrics"); !strings.Contains(text, `kvroute_tokenize_checks_total{model="sim",outcome="different"}`) {
+		t.Error("differences are not counted")
+	}
+	d.reload(t, file, with(""))
+	for range 4 {
+		if got := ask(); got.TokenMode != tokenizer.Exact {
+			t.Errorf("with the right template: %+v", got)
+		}
+		settle(t, d)
+	}
+	if got := ask(); got.OverlapBlocks == 0 {
+		t.Errorf("with the right template nothing is found: %+v", got)
+	}
+	eventually(t, "equal ids are not counted", func() bool {
+		_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+		return strings.Contains(text, `kvroute_tokenize_checks_total{model="sim",outcome="ok"}`)
+	})
+}
