@@ -36,6 +36,10 @@ func TestKindsOfRequests(t *testing.T) {
 			"a history elsewhere", "/v1/responses", `{"model":"m","input":"a","previous_response_id":"r"}`,
 			router.Request{Prompt: router.Prompt{Messages: raw(`[{"role":"user","content":"a"}]`), Inexact: "no_history"}},
 		},
+		{
+			"messages", "/v1/messages", `{"model":"m","system":"i","messages":[{"role":"user","content":"a"}]}`,
+			router.Request{Prompt: router.Prompt{Messages: raw(`[{"role":"system","content":"i"},{"role":"user","content":"a"}]`)}},
+		},
 		{"embeddings", "/v1/embeddings", `{"model":"m","input":["a"]}`, router.Request{Prompt: router.Prompt{Size: 27, Inexact: "no_prompt"}}},
 		{
 			"ids for Dynamo", "/v1/chat/completions", `{"model":"m","messages":[1],"nvext":{"token_data":[5,6],"cache_salt":"n"}}`,

@@ -235,6 +235,8 @@ func TestEveryKindOfRequestThroughEnvoy(t *testing.T) {
 		{"responses", "/v1/responses", `{"model":"sim","max_output_tokens":2,"instructions":"Be brief.","input":` + quoted + `}`, tokenizer.Exact, "", true},
 		{"responses of items", "/v1/responses", `{"model":"sim","max_output_tokens":2,"input":[{"role":"user","content":[{"type":"input_text","text":` + quoted + `}]},
 			{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"seen"}]}`, tokenizer.Exact, "", true},
+		{"messages", "/v1/messages", `{"model":"sim","max_tokens":2,"system":[{"type":"text","text":` + quoted + `}],"messages":[{"role":"user","content":[{"type":"text","text":"look"}]},
+			{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"f","input":{"a":1}}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"seen"}]}]}`, tokenizer.Exact, "", true},
 		{"salted", chatPath, `{"model":"sim","max_tokens":2,"cache_salt":"s","messages":[{"role":"user","content":` + quoted + `}]}`, tokenizer.Exact, "", true},
 		{"salted for Dynamo", chatPath, `{"model":"sim","max_tokens":2,"nvext":{"cache_salt":"t"},"messages":[{"role":"user","content":` + quoted + `}]}`, tokenizer.Exact, "", true},
 		{"embeddings", "/v1/embeddings", `{"model":"sim","input":` + quoted + `}`, tokenizer.None, "no_prompt", false},
@@ -250,6 +252,7 @@ func TestEveryKindOfRequestThroughEnvoy(t *testing.T) {
 				if last.TokenMode != c.mode || last.TokenReason != c.reason || last.PromptTokens == 0 {
 					t.Errorf("decision %+v, want mode %s, reason %q", last, c.mode, c.reason)
 				}
+				body = strings.ReplaceAll(body, "cache_read_input_tokens", "cached_tokens")
 				cached := strings.Contains(body, `"cached_tokens":`) && !strings.Contains(body, `"cached_tokens":0`)
 				if again && c.cached && (!cached || last.OverlapBlocks == 0) {
 					t.Errorf("the second time: overlap %d, the engine found something: %v", last.OverlapBlocks, cached)

@@ -49,6 +49,9 @@ var oddKinds = []struct{ name, path, body string }{
 	{"tool", chatPath, `{"model":"sim","messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f","description":%s}}]}`},
 	{"tool of a response", "/v1/responses", `{"model":"sim","input":"a","tools":[{"type":"function","name":"f","description":%s}]}`},
 	{"call", "/v1/responses", `{"model":"sim","input":[{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":%s}]}`},
+	{"message", "/v1/messages", `{"model":"sim","messages":[{"role":"user","content":%s}]}`},
+	{"system", "/v1/messages", `{"model":"sim","system":"a","messages":[{"role":"system","content":[{"type":"text","text":%s}]},{"role":"user","content":"a"}]}`},
+	{"result", "/v1/messages", `{"model":"sim","messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":[{"type":"text","text":%s}]}]}]}`},
 	{"embedding", "/v1/embeddings", `{"model":"sim","input":%s}`},
 }
 

@@ -33,6 +33,7 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("/v1/chat/completions", e.generate)
 	mux.HandleFunc("/v1/completions", e.generate)
 	mux.HandleFunc("/v1/responses", e.generate)
+	mux.HandleFunc("/v1/messages", e.generate)
 	mux.HandleFunc("POST /v1/embeddings", e.embed)
 	mux.HandleFunc("POST /tokenize", e.tokenize)
 	mux.HandleFunc("GET /v1/models", e.models)
@@ -315,14 +316,17 @@ func (a *answer) object(c ...choice) object {
 func (a *answer) stream() bool {
 	a.buf.Reset()
 	word := a.word(a.made - 1)
-	if a.endpoint == openai.Responses {
+	switch {
+	case a.endpoint == openai.Responses:
 		a.named("response.output_text.delta", delta{word})
-	} else if a.chat() {
+	case a.endpoint == openai.Messages:
+		a.named("content_block_delta", delta{word})
+	case a.chat():
 		if a.made == 1 {
 			a.event(a.object(choice{Delta: &text{Role: "assistant"}}))
 		}
 		a.event(a.object(choice{Delta: &text{Content: word}}))
-	} else {
+	default:
 		a.event(a.object(choice{Text: &word}))
 	}
 	_, err := a.w.Write(a.buf.Bytes())
@@ -340,9 +344,13 @@ func (a *answer) event(o object) {
 func (a *answer) end() {
 	reason := "length"
 	defer a.engine.metrics.finished(a.prompt, a.made)
-	if a.body.Stream && a.endpoint == openai.Responses {
+	if a.body.Stream && (a.endpoint == openai.Responses || a.endpoint == openai.Messages) {
 		a.buf.Reset()
-		a.named("response.completed", a.response(a.text()))
+		if a.endpoint == openai.Messages {
+			a.named("message_stop", a.message(a.text()))
+		} else {
+			a.named("response.completed", a.response(a.text()))
+		}
 		_, _ = a.w.Write(a.buf.Bytes()) // as below
 		return
 	}
@@ -370,8 +378,12 @@ func (a *answer) end() {
 	} else {
 		c.Text = new(a.text())
 	}
-	if a.endpoint == openai.Responses {
+	switch a.endpoint {
+	case openai.Responses:
 		reply(a.w, a.response(a.text()))
+		return
+	case openai.Messages:
+		reply(a.w, a.message(a.text()))
 		return
 	}
 	o := a.object(c)

@@ -55,7 +55,30 @@ func (a *answer) response(text string) response {
 	return r
 }
 
-// named adds an event of /v1/responses. Its first one leaves with the headers,
+// anthropic is the answer of /v1/messages, as far as clients here look at it.
+type anthropic struct {
+	ID      string          `json:"id"`
+	Type    string          `json:"type"`
+	Role    string          `json:"role"`
+	Model   string          `json:"model"`
+	Content []responsePart  `json:"content"`
+	Usage   *anthropicUsage `json:"usage"`
+}
+
+type anthropicUsage struct {
+	Input  int `json:"input_tokens"`
+	Output int `json:"output_tokens"`
+	Cached int `json:"cache_read_input_tokens"`
+}
+
+func (a *answer) message(text string) anthropic {
+	return anthropic{
+		ID: fmt.Sprintf("msg_%x", a.created.UnixNano()), Type: "message", Role: "assistant", Model: a.body.Model,
+		Content: []responsePart{{"text", text}}, Usage: &anthropicUsage{Input: a.prompt - a.cached, Output: a.made, Cached: a.cached},
+	}
+}
+
+// named adds an event with a name. The first one of /v1/responses leaves with the headers,
 // before anything is computed.
 func (a *answer) named(name string, data any) {
 	_, _ = fmt.Fprintf(&a.buf, "event: %s\ndata: ", name) // a buffer takes everything

@@ -26,8 +26,8 @@ type Body struct {
 	// list of token ids: what an engine makes of that is its own.
 	Tokens []uint32
 
-	// Request is what makes the prompt, as raw JSON. For ChatCompletions and
-	// Responses its Messages are a list that is not empty, for Completions its
+	// Request is what makes the prompt, as raw JSON. For ChatCompletions,
+	// Responses and Messages its Messages are a list that is not empty, for Completions its
 	// Prompt is a string or a list, for Load it has a Size.
 	chat.Request
 }
@@ -79,6 +79,8 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 		if err := f.response(&b); err != nil {
 			return Body{}, err
 		}
+	case e == Messages && f.request.Messages != nil && filled(f.request.Messages):
+		f.messagesChat(&b)
 	case f.promptEmbeds != nil && e == Completions:
 		b.Request = chat.Request{Size: len(body), Inexact: Embeds}
 		return b, b.complete(Other)
@@ -108,6 +110,8 @@ type fields struct {
 	promptEmbeds, echo             []byte
 	request                        chat.Request
 
+	// Of Messages.
+	system, outputConfig []byte
 	// Of Responses.
 	input, instructions, reasoning, maxOutputTokens []byte
 	elsewhere                                       []byte // names what is not in the body
@@ -121,7 +125,7 @@ const maxValues = 200_000
 // count adds up the values of fields that make the prompt. Token ids are cheap.
 func (f *fields) count(name []byte, numbers, others int) {
 	switch string(name) {
-	case "messages", "tools", "input", "documents", "chat_template_kwargs":
+	case "messages", "tools", "input", "system", "documents", "chat_template_kwargs":
 		f.values += numbers + others
 	case "prompt":
 		f.values += others
@@ -151,6 +155,10 @@ func (f *fields) top(name, value []byte) {
 		f.echo = value
 	case "prompt_embeds":
 		f.promptEmbeds = value
+	case "system":
+		f.system = value
+	case "output_config":
+		f.outputConfig = value
 	case "input":
 		f.input = value
 	case "instructions":
@@ -231,9 +239,9 @@ func (b *Body) complete(e Endpoint) *Error {
 		return bad("input", "you must provide input")
 	case e == Responses && !filled(b.Messages):
 		return bad("input", "input must be a string or a list with at least one item")
-	case e == ChatCompletions && b.Messages == nil:
+	case (e == ChatCompletions || e == Messages) && b.Messages == nil:
 		return bad("messages", "you must provide messages")
-	case e == ChatCompletions && !filled(b.Messages):
+	case (e == ChatCompletions || e == Messages) && !filled(b.Messages):
 		return bad("messages", "messages must be a list with at least one message")
 	case e == Completions && b.Prompt == nil:
 		return bad("prompt", "you must provide a prompt")

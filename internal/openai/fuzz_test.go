@@ -35,7 +35,7 @@ func FuzzRequests(f *testing.F) {
 				}
 			}
 			switch {
-			case e == openai.Responses || e == openai.ChatCompletions:
+			case e == openai.Responses || e == openai.ChatCompletions || e == openai.Messages:
 				var list []json.RawMessage
 				if json.Unmarshal(b.Messages, &list) != nil || len(list) == 0 {
 					t.Fatalf("%q: messages are %q", body, b.Messages)

@@ -34,6 +34,7 @@ const (
 	ChatCompletions          // /v1/chat/completions
 	Completions              // /v1/completions
 	Responses                // /v1/responses
+	Messages                 // /v1/messages, Anthropic's
 	Load                     // embeddings, ranking and the like: no prefix to route by, only load
 )
 
@@ -51,6 +52,8 @@ func Classify(method, path string) (Endpoint, *Error) {
 		e = Completions
 	case "/v1/responses":
 		e = Responses
+	case "/v1/messages":
+		e = Messages
 	case "/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/v1/classify",
 		"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank":
 		if method == http.MethodPost {

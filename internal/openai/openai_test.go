@@ -33,6 +33,8 @@ func TestClassify(t *testing.T) {
 		{"POST", "/v1/responses", openai.Responses, 0},
 		{"GET", "/v1/responses", openai.Responses, 405},
 		{"GET", "/v1/responses/resp_1", openai.Other, 0}, // one that a worker keeps
+		{"POST", "/v1/messages", openai.Messages, 0},
+		{"POST", "/v1/messages/count_tokens", openai.Other, 0},
 		{"POST", "/v1/embeddings", openai.Load, 0},
 		{"POST", "/v2/rerank?x", openai.Load, 0},
 		{"POST", "/score", openai.Load, 0},

@@ -114,9 +114,7 @@ func (c *conversation) item(raw []byte) {
 
 // foreign adds what only the engine can read.
 func (c *conversation) foreign(raw []byte) {
-	if c.inexact == "" {
-		c.inexact = NoRenderer
-	}
+	c.unknown(NoRenderer)
 	if raw == nil {
 		raw = []byte("null")
 	}
@@ -266,9 +264,7 @@ func (c *conversation) tools(raw []byte) []byte {
 			out = append(out, ',')
 		}
 		if tool == nil || stringOr(member(tool, "type"), "") != "function" {
-			if c.inexact == "" {
-				c.inexact = NoRenderer
-			}
+			c.unknown(NoRenderer)
 			if tool == nil {
 				tool = []byte("null")
 			}
