@@ -378,11 +378,11 @@ func (a *answer) end() {
 	} else {
 		c.Text = new(a.text())
 	}
-	switch a.endpoint {
-	case openai.Responses:
+	switch {
+	case a.endpoint == openai.Responses:
 		reply(a.w, a.response(a.text()))
 		return
-	case openai.Messages:
+	case a.endpoint == openai.Messages:
 		reply(a.w, a.message(a.text()))
 		return
 	}
