@@ -63,6 +63,9 @@ func (r *remote) ids(ctx context.Context, worker netip.AddrPort, model string, p
 	ids, err := askTokenize(ctx, r.client, "http://"+worker.String(), model, p)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if errors.Is(err, context.Canceled) {
+		return nil, err // by the client, who left
+	}
 	if err != nil {
 		if len(r.failed) >= 1024 {
 			clear(r.failed) // workers that are gone

@@ -52,6 +52,15 @@ func TestRemoteTokens(t *testing.T) {
 		}
 	}
 
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := r.ids(gone, address, "sim", prompt("left")); !errors.Is(err, context.Canceled) {
+		t.Errorf("a client that left: %v", err)
+	}
+	if _, err := r.ids(t.Context(), address, "sim", prompt("stayed")); err != nil {
+		t.Errorf("after a client that left: %v", err)
+	}
+
 	bad, failures := tokenizeServer(t, func([]uint32) any { return "none" })
 	for range 3 {
 		if _, err := r.ids(t.Context(), bad, "sim", prompt("x")); err == nil {

@@ -378,11 +378,11 @@ func (a *answer) end() {
 	} else {
 		c.Text = new(a.text())
 	}
-	switch {
-	case a.endpoint == openai.Responses:
+	if a.endpoint == openai.Responses {
 		reply(a.w, a.response(a.text()))
 		return
-	case a.endpoint == openai.Messages:
+	}
+	if a.endpoint == openai.Messages {
 		reply(a.w, a.message(a.text()))
 		return
 	}

@@ -26,8 +26,8 @@ type Body struct {
 	// list of token ids: what an engine makes of that is its own.
 	Tokens []uint32
 
-	// Request is what makes the prompt, as raw JSON. For ChatCompletions,
-	// Responses and Messages its Messages are a list that is not empty, for Completions its
+	// Request is what makes the prompt, as raw JSON. For ChatCompletions, Responses
+	// and Messages its Messages are a list that is not empty, for Completions its
 	// Prompt is a string or a list, for Load it has a Size.
 	chat.Request
 }
@@ -72,7 +72,7 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 		b.Request = chat.Request{Size: len(body), Inexact: TooLarge}
 		return b, b.complete(Other)
 	case e == Load:
-		b.Request = chat.Request{Size: len(body), Inexact: NoPrompt}
+		b.Tokens, b.Request = nil, chat.Request{Size: len(body), Inexact: NoPrompt}
 		return b, nil
 	case e == Responses, e == Other && f.input != nil && f.request.Messages == nil && f.request.Prompt == nil:
 		b.Messages = nil // no field of this endpoint

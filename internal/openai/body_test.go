@@ -112,8 +112,8 @@ func TestParse(t *testing.T) {
 			openai.Body{Model: "m", MaxTokens: 3, Request: prompt.Request{Size: 51, Inexact: "embeds"}},
 		},
 		{
-			"no prompt to route by", openai.Load, `{"model":"m","input":["a","b"],"prompt":5}`,
-			openai.Body{Model: "m", Request: prompt.Request{Size: 42, Inexact: "no_prompt"}},
+			"no prompt to route by", openai.Load, `{"model":"m","input":["a","b"],"prompt":5,"nvext":{"token_data":[1]}}`,
+			openai.Body{Model: "m", Request: prompt.Request{Size: 69, Inexact: "no_prompt"}},
 		},
 		{
 			"nor a model", openai.Load, `{"query":"a","documents":["b"]}`,
