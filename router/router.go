@@ -16,7 +16,8 @@
 // of the first. Only workers that it was told of are ever chosen. It never fails
 // a request because of its prompt: what it cannot tokenize is routed by load.
 //
-// It does not queue, retry or talk to anybody, and it starts no goroutine.
+// It does not queue, retry or talk to anybody, unless [Config.Remote] does, and it
+// starts no goroutine.
 //
 // # Concurrency
 //

@@ -9,7 +9,11 @@
 // from strings with escapes, without allocation. What is accepted is exactly one
 // JSON object (RFC 8259) of at most 512 levels; of a field that stands twice the
 // last one counts, as it does for the engines. Scalars become Go values, prompts
-// stay raw spans of the body. Nothing of a body is kept.
+// stay raw spans of the body; those of [Responses] and [Messages] become chats, of
+// the same spans in other brackets. A prompt of more values than any has is not
+// read as one. Nothing of a body is kept.
+//
+// [WithTokens] is the one thing that is written: ids into a copy of a body.
 //
 // # What is not
 //
