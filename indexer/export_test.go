@@ -104,13 +104,14 @@ func (x *Index) Check() error {
 			at := bits.TrailingZeros64(cells)
 			found := false
 			h := spread(c.external(at))
-			for s, p := x.table.find(h); s != nil; {
-				var id uint32
-				var cell int
-				if id, cell, p = s.next(h, p); id == 0 {
-					break
+			s, bucket := x.table.find(h)
+			for steps := 0; s != nil && bucket >= 0; steps++ {
+				b := &s.buckets[bucket]
+				for hits := b.hits(stampOf(h) & tagMask); hits != 0; hits &= hits - 1 {
+					id, cell := b.entry(hits, h)
+					found = found || id == c.id && cell == at
 				}
-				found = found || id == c.id && cell == at
+				bucket = s.after(bucket, steps)
 			}
 			if !found {
 				return fmt.Errorf("column %d, cell %d is not in the table", c.id, at)

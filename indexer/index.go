@@ -90,6 +90,7 @@ type Index struct {
 
 	// What follows is the memory of one event.
 	known   []cell // of each block
+	view    view
 	hashes  []uint64
 	seen    []int32
 	pending []entry
@@ -106,7 +107,6 @@ type holdings struct {
 type cell struct {
 	column *column
 	cell   int32
-	worker int32
 }
 
 // entry is a change of the table that is due when the tree is free again.
@@ -165,6 +165,7 @@ func (x *Index) storeLocked(worker int32, ev *Event) (out Outcome) {
 	}
 	at := place{&x.root, -1}
 	if ev.HasParent {
+		x.view = view{}
 		parent := x.find(worker, ev.Parent, spread(ev.Parent), cell{})
 		if parent.column == nil {
 			return Outcome{Orphan: len(ev.Blocks)}
@@ -230,7 +231,7 @@ func (x *Index) hash(n int, external func(int) uint64) {
 // findAll fills x.known for the blocks of an event, and counts those not known.
 func (x *Index) findAll(worker int32, blocks []Block) (unknown int) {
 	x.table.touch(x.hashes)
-	x.known = x.known[:0]
+	x.known, x.view = x.known[:0], view{}
 	var k cell
 	for i := range blocks {
 		k = x.find(worker, blocks[i].External, x.hashes[i], k)
@@ -247,41 +248,51 @@ func (x *Index) findAll(worker int32, blocks []Block) (unknown int) {
 func (x *Index) find(worker int32, external, hash uint64, near cell) cell {
 	if near.column != nil {
 		for _, at := range [...]int{int(near.cell) + 1, int(near.cell) - 1} {
-			if at < maxRun && near.column.holds(at, external) && near.column.of(worker, at) {
-				return cell{near.column, int32(at), worker}
+			if at < maxRun && near.column.holds(at, external) && x.view.of(worker, near.column, at) {
+				return cell{near.column, int32(at)}
 			}
 		}
 	}
-	s, p := x.table.find(hash)
+	s, at := x.table.find(hash)
 	if s == nil {
 		return cell{}
 	}
-	for {
-		id, at, behind := s.next(hash, p)
-		if id == 0 {
-			return cell{}
+	for steps := 0; at >= 0; steps++ {
+		b := &s.buckets[at]
+		for hits := b.hits(stampOf(hash) & tagMask); hits != 0; hits &= hits - 1 {
+			id, at := b.entry(hits, hash)
+			if id == 0 {
+				continue
+			}
+			c := x.columns.get(id)
+			if c.holds(at, external) && x.view.of(worker, c, at) {
+				return cell{c, int32(at)}
+			}
 		}
-		p = behind
-		c := x.columns.get(id)
-		if c.worker != mainColumn && c.worker != worker {
-			continue
-		}
-		if c.holds(at, external) && c.of(worker, at) {
-			return cell{c, int32(at), worker}
-		}
+		at = s.after(at, steps)
 	}
+	return cell{}
 }
 
-// of reports whether a live cell of the column, of a worker's own or main, is the worker's.
-func (c *column) of(worker int32, at int) bool {
+// view is what a worker holds by one main column in one node, kept while many cells
+// are asked for and none changes.
+type view struct {
+	column   *column
+	from, to int
+	cells    uint64
+}
+
+// of reports whether a live cell of a column is a worker's.
+func (v *view) of(worker int32, c *column, at int) bool {
 	if c.worker != mainColumn {
 		return c.worker == worker
 	}
-	n := c.part(at)
-	if _, has := n.findOwn(worker); has {
-		return false
+	if v.column != c || at < v.from || at >= v.to {
+		n := c.part(at)
+		v.column, v.from, v.to = c, int(n.shift), int(n.shift)+len(n.local)
+		v.cells = n.mainCells(worker)
 	}
-	return n.cells(worker)>>at&1 != 0
+	return v.cells>>at&1 != 0
 }
 
 // part returns the node in which a live cell lies.
@@ -341,21 +352,19 @@ func (x *Index) removeLocked(worker int32, externals []uint64) (out Outcome) {
 	}
 	x.hash(len(externals), func(i int) uint64 { return externals[i] })
 	x.table.touch(x.hashes)
-	x.known = x.known[:0]
+	x.known, x.view = x.known[:0], view{}
 	var k cell
 	for i, e := range externals {
 		k = x.find(worker, e, x.hashes[i], k)
 		x.known = append(x.known, k)
 	}
 	x.gate.lock()
-	for i := range externals {
-		// The same hash may come twice.
-		if k := x.known[i]; k.column != nil &&
-			(i == 0 || k.column.live>>k.cell&1 != 0 && k.column.of(worker, int(k.cell))) {
-			x.release(worker, k, x.hashes[i])
-			out.Removed++
-		} else {
+	for i := 0; i < len(externals); {
+		n := x.release(worker, i)
+		out.Removed += n
+		if i += n; n == 0 {
 			out.Unknown++
+			i++
 		}
 	}
 	x.gate.unlock()

@@ -80,6 +80,16 @@ func (n *node) cells(worker int32) uint64 {
 	return 0
 }
 
+// mainCells returns the cells that a worker holds by the main column.
+func (n *node) mainCells(worker int32) uint64 {
+	if len(n.own) > 0 {
+		if _, owns := n.findOwn(worker); owns {
+			return 0
+		}
+	}
+	return n.cells(worker)
+}
+
 // setCells changes the cells that a worker holds from before to after.
 func (n *node) setCells(worker int32, before, after uint64) {
 	all := n.all()

@@ -2,40 +2,53 @@
 
 package indexer
 
-import "encoding/binary"
+import "math/bits"
 
 // table finds the columns in which an external hash stands. It does not keep the
 // hashes: an entry is 18 bits of the hash's mix, the cell and the number of the
 // column, and who asks looks there. Different entries for one hash are the rule
 // where workers number their blocks alike.
 //
-// A segment is one array with linear probing, in the order of the entries' 18
-// bits, and those alone say where an entry belongs: growing is one pass in order,
-// removing closes the gap, looking for what is not there ends early, and a table
-// that is nearly full is still fast. There are many segments so that no growing
-// takes long.
+// A segment is an array of buckets, each a cache line. The 18 bits of an entry, its
+// stamp, say in which bucket it belongs, however many there are, so that growing
+// needs nothing but the segment. An entry for which there is no room there goes
+// into one of the next, and every bucket counts those that went past it: where none
+// did, a search ends. There are many segments so that no growing takes long.
 type table struct {
 	segments *[tableSegments]segment // nil while empty
 	n        int
-	touched  byte
+	touched  uint64
 }
 
 type segment struct {
-	data []byte // entries of 6 bytes, and 2 more so that each can be read as 8
-	n    int32
-	home int32 // entries belong to one of so many places; some room follows
-	last int32 // the last place; it stays empty, and so ends every search
+	buckets []bucket
+	n       int
+}
+
+// bucket holds up to ten entries, the first ones used.
+type bucket struct {
+	// tags are the lower halves of the entries' stamps, four to a word. Above
+	// the last two are the number of entries and of those that went past.
+	tags [3]uint64
+	// ids are an entry's column, its cell and the upper two bits of its stamp.
+	ids [bucketEntries]uint32
 }
 
 const (
 	tableSegments = 1024
-	entryBytes    = 6
-	entryMask     = 1<<48 - 1
+	bucketBytes   = 64
+	bucketEntries = 10
 	columnBits    = 24
 	columnMask    = 1<<columnBits - 1
 	cellBits      = 6
-	tagShift      = columnBits + cellBits
-	tagBits       = 48 - tagShift
+	idBits        = columnBits + cellBits
+	stampBits     = tagBits + 32 - idBits
+	tagBits       = 16
+	tagMask       = 1<<tagBits - 1
+
+	bucketOne  = 1 << 32 // one entry in tags[2]
+	bucketPast = 1 << 36 // one that went past
+	eachLane   = 1<<48 | 1<<32 | 1<<16 | 1
 )
 
 // spread makes all bits of an external hash count.
@@ -46,29 +59,52 @@ func spread(external uint64) uint64 {
 	return external * 0xBF58476D1CE4E5B9
 }
 
-func segmentOf(h uint64) int { return int(h >> 54) }
-func tagOf(h uint64) uint64  { return h << 10 >> (64 - tagBits) }
-
-func entryOf(h uint64, column uint32, cell int) uint64 {
-	return tagOf(h)<<tagShift | uint64(cell)<<columnBits | uint64(column)
+func segmentOf(h uint64) int  { return int(h >> 54) }
+func stampOf(h uint64) uint64 { return h << 10 >> (64 - stampBits) }
+func idOf(stamp uint64, column uint32, cell int) uint32 {
+	return uint32(stamp>>tagBits)<<idBits | uint32(cell)<<columnBits | column
 }
 
-func entryAt(data []byte, p int) uint64 {
-	return binary.LittleEndian.Uint64(data[p*entryBytes:]) & entryMask
+func (s *segment) homeOf(stamp uint64) int { return int(stamp * uint64(len(s.buckets)) >> stampBits) }
+
+func (b *bucket) len() int   { return int(b.tags[2] >> 32 & 15) }
+func (b *bucket) past() bool { return b.tags[2]>>36 != 0 }
+
+func (b *bucket) tag(slot int) uint64 { return b.tags[slot>>2&3] >> (slot & 3 * tagBits) & tagMask }
+
+// hits returns a word with a bit for each entry that has the tag, and now and then
+// one that has not; slotOf says for which.
+func (b *bucket) hits(tag uint64) uint64 {
+	const low, high = eachLane, eachLane << 15
+	tag *= eachLane
+	x, y, z := b.tags[0]^tag, b.tags[1]^tag, b.tags[2]^tag
+	x, y, z = (x-low)&^x&high, (y-low)&^y&high, (z-low)&^z&(high&(1<<32-1))
+	return x>>15 | y>>14 | z>>13
 }
 
-func setEntry(data []byte, p int, v uint64) {
-	b := data[p*entryBytes:]
-	_ = b[5]
-	binary.LittleEndian.PutUint32(b, uint32(v))
-	binary.LittleEndian.PutUint16(b[4:], uint16(v>>32))
+func slotOf(hit int) int { return hit&3<<2 | hit>>4 }
+
+// put adds an entry, for which there is room.
+func (b *bucket) put(tag uint64, id uint32) {
+	slot := b.len()
+	b.tags[slot>>2&3] |= tag << (slot & 3 * tagBits)
+	b.ids[slot] = id
+	b.tags[2] += bucketOne
 }
 
-func (s *segment) homeOf(tag uint64) int { return int(tag * uint64(s.home) >> tagBits) }
+// cut removes an entry.
+func (b *bucket) cut(slot int) {
+	last := b.len() - 1
+	moved := b.tag(last)
+	b.tags[slot>>2&3] ^= (b.tag(slot) ^ moved) << (slot & 3 * tagBits)
+	b.tags[last>>2&3] ^= b.tag(last) << (last & 3 * tagBits)
+	b.ids[slot] = b.ids[last]
+	b.ids[last] = 0
+	b.tags[2] -= bucketOne
+}
 
-// find returns the place of the first entry that may be of hash h; next goes on
-// from there.
-func (t *table) find(h uint64) (s *segment, p int) {
+// find returns the segment of a hash, and the bucket where a search begins.
+func (t *table) find(h uint64) (s *segment, at int) {
 	if t.segments == nil {
 		return nil, 0
 	}
@@ -76,24 +112,28 @@ func (t *table) find(h uint64) (s *segment, p int) {
 	if s.n == 0 {
 		return nil, 0
 	}
-	return s, s.homeOf(tagOf(h))
+	return s, s.homeOf(stampOf(h))
 }
 
-// next returns the column and the cell of the first entry of hash h at or behind p,
-// and the place behind it; column 0 is none.
-func (s *segment) next(h uint64, p int) (column uint32, cell, behind int) {
-	tag := tagOf(h)
-	for {
-		v := entryAt(s.data, p)
-		p++
-		if v>>tagShift < tag && v != 0 {
-			continue
-		}
-		if v>>tagShift == tag {
-			return uint32(v & columnMask), int(v >> columnBits & (1<<cellBits - 1)), p // an empty place has column 0
-		}
-		return 0, 0, p
+// entry returns the column and the cell of the entry that a hit stands for, or
+// column 0 if it is none of hash h.
+func (b *bucket) entry(hits, h uint64) (column uint32, cell int) {
+	id := b.ids[slotOf(bits.TrailingZeros64(hits))%bucketEntries]
+	if id>>idBits != uint32(stampOf(h)>>tagBits) {
+		return 0, 0
 	}
+	return id & columnMask, int(id >> columnBits & (1<<cellBits - 1)) // where nothing is, column 0 is
+}
+
+// after returns the bucket after one, for whoever has made so many steps, or -1.
+func (s *segment) after(at, steps int) int {
+	switch {
+	case !s.buckets[at].past() || steps >= len(s.buckets):
+		return -1
+	case at+1 == len(s.buckets):
+		return 0
+	}
+	return at + 1
 }
 
 func (t *table) add(h uint64, column uint32, cell int) {
@@ -102,112 +142,92 @@ func (t *table) add(h uint64, column uint32, cell int) {
 	}
 	number := segmentOf(h)
 	s := &t.segments[number]
-	if s.n*6 >= s.home*5 {
+	if s.n*20 >= len(s.buckets)*bucketEntries*17 {
 		s.grow(number)
 	}
-	for e := s.add(entryOf(h, column, cell)); e != 0; e = s.add(e) {
-		s.grow(number)
-	}
+	stamp := stampOf(h)
+	s.put(stamp, idOf(stamp, column, cell))
 	s.n++
 	t.n++
 }
 
-// add puts an entry into its place, and those behind it one place on. It returns
-// the entry, of all, for which there is no room.
-func (s *segment) add(entry uint64) (left uint64) {
-	data, last := s.data, int(s.last)
-	p := s.homeOf(entry >> tagShift)
-	v := entryAt(data, p)
-	for v>>tagShift <= entry>>tagShift && v != 0 {
-		p++
-		v = entryAt(data, p)
+func (s *segment) put(stamp uint64, id uint32) {
+	at := s.homeOf(stamp)
+	b := &s.buckets[at]
+	for b.len() == bucketEntries {
+		b.tags[2] += bucketPast
+		if at++; at == len(s.buckets) {
+			at = 0
+		}
+		b = &s.buckets[at]
 	}
-	for v != 0 {
-		next := entryAt(data, p+1)
-		binary.LittleEndian.PutUint64(data[p*entryBytes:], entry) // the two bytes too many are written again
-		entry, v = v, next
-		p++
-	}
-	if p >= last {
-		return entry
-	}
-	setEntry(data, p, entry)
-	return 0
+	b.put(stamp&tagMask, id)
 }
 
 func (t *table) remove(h uint64, column uint32, cell int) {
-	number := segmentOf(h)
-	s := &t.segments[number]
-	data := s.data
-	entry := entryOf(h, column, cell)
-	p := s.homeOf(tagOf(h))
-	for entryAt(data, p) != entry {
-		p++
+	s := &t.segments[segmentOf(h)]
+	stamp := stampOf(h)
+	id := idOf(stamp, column, cell)
+	at := s.homeOf(stamp)
+	for !s.buckets[at].remove(stamp&tagMask, id) {
+		s.buckets[at].tags[2] -= bucketPast
+		if at++; at == len(s.buckets) {
+			at = 0
+		}
 	}
-	for v := entryAt(data, p+1); v != 0 && s.homeOf(v>>tagShift) <= p; v = entryAt(data, p+1) {
-		setEntry(data, p, v)
-		p++
-	}
-	setEntry(data, p, 0)
 	s.n--
 	t.n--
 	if t.n == 0 {
 		t.segments = nil
 	} else if s.n == 0 {
 		*s = segment{}
-	} else if s.n*3 < s.home && s.home > 32 {
-		s.resize(int(s.n) * 3 / 2)
+	} else if s.n*3 < len(s.buckets)*bucketEntries && len(s.buckets) > 4 {
+		s.resize(s.n*3/2/bucketEntries + 1)
 	}
 }
 
-// grow makes a full segment larger by half. It was given its first size, or when
-// it was small, by its number: the segments do not all grow at the same time, and
-// the table as a whole is always about two thirds full.
+// remove removes an entry if it is in this bucket.
+func (b *bucket) remove(tag uint64, id uint32) bool {
+	for hits := b.hits(tag); hits != 0; hits &= hits - 1 {
+		if slot := slotOf(bits.TrailingZeros64(hits)); b.ids[slot] == id && b.tag(slot) == tag {
+			b.cut(slot)
+			return true
+		}
+	}
+	return false
+}
+
+// grow makes a full segment larger by half. When it was small it was given a size
+// by its number: the segments do not all grow at the same time, and the table as a
+// whole is always about two thirds full.
 func (s *segment) grow(number int) {
-	if s.home < 16 {
-		s.resize(8 + number%13 + int(s.n))
-		return
+	size := len(s.buckets) + len(s.buckets)/2 + 1
+	if len(s.buckets) < 8 && size >= 8 {
+		size = 8 + number%5
 	}
-	s.resize(int(s.home) * 3 / 2)
+	s.resize(size)
 }
 
-func (s *segment) resize(home int) {
-	old := *s
-	room := home + 12 + home/64
-	for {
-		*s = segment{data: make([]byte, room*entryBytes+2), n: old.n, home: int32(home), last: int32(room - 1)}
-		if s.fill(old.data) {
-			return
-		}
-		room += room/2 + 8
-	}
-}
-
-// fill takes over the entries of a smaller or larger segment.
-func (s *segment) fill(old []byte) bool {
-	data, home, last, p := s.data, uint64(s.home), int(s.last), 0
-	for len(old) > entryBytes {
-		v := binary.LittleEndian.Uint64(old) & entryMask
-		old = old[entryBytes:]
-		// Written as 8 bytes, and empty ones, too: what comes next writes over it.
-		if p = max(p, int(v>>tagShift*home>>tagBits)); p >= last {
-			return false
-		}
-		binary.LittleEndian.PutUint64(data[p*entryBytes:], v)
-		if v != 0 {
-			p++
+func (s *segment) resize(size int) {
+	old := s.buckets
+	s.buckets = append([]bucket(nil), make([]bucket, size)...)
+	s.buckets = s.buckets[:cap(s.buckets)] // what the allocator gives anyhow
+	for i := range old {
+		b := &old[i]
+		for slot := range b.len() {
+			id := b.ids[slot]
+			s.put(uint64(id>>idBits)<<tagBits|b.tag(slot), id)
 		}
 	}
-	return true
 }
 
 func (t *table) bytes() (n int) {
 	if t.segments == nil {
 		return 0
 	}
-	n = tableSegments * 40
+	n = tableSegments * 32
 	for i := range t.segments {
-		n += heapSize(cap(t.segments[i].data))
+		n += heapSize(bucketBytes * cap(t.segments[i].buckets))
 	}
 	return n
 }
@@ -218,10 +238,10 @@ func (t *table) touch(hashes []uint64) {
 	if t.segments == nil {
 		return
 	}
-	sum := byte(0)
+	sum := uint64(0)
 	for _, h := range hashes {
 		if s := &t.segments[segmentOf(h)]; s.n > 0 {
-			sum += s.data[s.homeOf(tagOf(h))*entryBytes]
+			sum += s.buckets[s.homeOf(stampOf(h))].tags[0]
 		}
 	}
 	t.touched = sum // so that the compiler does not leave it out

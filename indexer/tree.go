@@ -267,44 +267,73 @@ func (x *Index) split(n *node, block int) {
 	x.leaves.add(t)
 }
 
-// release takes an external hash from a worker that has it.
-func (x *Index) release(worker int32, k cell, hash uint64) {
-	c, at := k.column, int(k.cell)
-	n := c.part(at)
+// release takes from a worker the known external hash i of an event, and those
+// behind it that stand in the same column and node, as far as it has them. It
+// returns how many: none if it has not got the first, since it was named twice.
+func (x *Index) release(worker int32, i int) (released int) {
+	c := x.known[i].column
+	if c == nil || c.live>>x.known[i].cell&1 == 0 {
+		return 0
+	}
+	n := c.part(int(x.known[i].cell))
+	held := c.live & n.all()
+	if c.worker == mainColumn {
+		held = n.mainCells(worker)
+	}
+	var cells uint64
+	for _, k := range x.known[i:] {
+		bit := uint64(1) << k.cell
+		if k.column != c || held&bit == 0 {
+			break
+		}
+		held &^= bit
+		cells |= bit
+		released++
+	}
+	if released == 0 {
+		return 0
+	}
 	x.preserve(n)
-	bit := uint64(1) << at
+	id, dead, gone := c.id, cells, cells // what ends in the table, and in the node
 	before := n.cells(worker)
 	if c.worker != mainColumn {
-		c.live &^= bit
-		x.pending = append(x.pending, entry{hash, c.id, uint8(at), true})
-		if c.live&n.all() == 0 {
+		if c.live &^= cells; c.live&n.all() == 0 {
 			x.disown(n, c)
 		}
 		for i, _ := n.findOwn(worker); i < len(n.own) && n.own[i].worker == worker; i++ {
-			if n.own[i].column.live&bit != 0 {
-				return // it has the block under this hash still
-			}
+			gone &^= n.own[i].column.live // it has these under other hashes still
 		}
 	}
-	x.blocks.Add(-1)
-	after := before &^ bit
-	switch {
-	case after == 0:
-		n.setCells(worker, before, 0)
-		x.workers[worker].nodes--
-	case n.kids.n == 0 && before == n.all() && after>>n.shift == ones(len(n.local)-1) && len(n.part) == 0 && n.full.count() == 1:
-		n.local = n.local[:len(n.local)-1] // the most frequent case: an engine forgets its tails first
-	default:
-		n.setCells(worker, before, after)
+	if after := before &^ gone; gone != 0 {
+		x.blocks.Add(-int64(bits.OnesCount64(gone)))
+		left := bits.OnesCount64(after)
+		switch {
+		case after == 0:
+			n.setCells(worker, before, 0)
+			x.workers[worker].nodes--
+		case n.kids.n == 0 && before == n.all() && after>>n.shift == ones(left) && len(n.part) == 0 && n.full.count() == 1:
+			n.local = n.local[:left] // the most frequent case: an engine forgets its tails first
+		default:
+			n.setCells(worker, before, after)
+		}
 	}
-	if c.worker == mainColumn && n.mainLive(bit) == 0 {
-		c.live &^= bit
-		x.pending = append(x.pending, entry{hash, c.id, uint8(at), true})
-		if c.live == 0 {
+	if c.worker == mainColumn {
+		dead &^= n.mainLive(cells)
+		if c.live &^= dead; c.live == 0 {
 			c.ext = nil
 		}
 	}
-	x.tidy(n)
+	if dead != 0 {
+		for j, k := range x.known[i : i+released] {
+			if dead>>k.cell&1 != 0 {
+				x.pending = append(x.pending, entry{x.hashes[i+j], id, uint8(k.cell), true})
+			}
+		}
+	}
+	if gone != 0 {
+		x.tidy(n)
+	}
+	return released
 }
 
 // disown removes an own column from a node.
