@@ -4,21 +4,21 @@ package indexer
 
 import "math/bits"
 
-// column is the external hashes of a run of blocks: those of one worker, or, as
-// a node's main column, those of all workers that name the blocks alike.
+// column is the external hashes of a run of blocks: those of one owner, or, as
+// a node's main column, those of all owners that name the blocks alike.
 //
 // A cell is a block's place in the run. Splitting a node leaves its columns as
 // they are, now of both parts, and so the table's entries too: who comes from the
 // table goes along the parts (see [node.tail]) until it has come to the cell.
 type column struct {
-	ext    []uint64 // external hashes of the cells from base on
-	live   uint64   // the cells that count; their hashes are in the table
-	node   *node    // the node that it was made for
-	worker int32    // its owner, or mainColumn
-	id     uint32
-	base   uint8
-	refs   uint8   // nodes that have it
-	_      [8]byte // to fill a cache line
+	ext  []uint64 // external hashes of the cells from base on
+	live uint64   // the cells that count; their hashes are in the table
+	node *node    // the node that it was made for
+	who  int32    // its owner, or mainColumn
+	id   uint32
+	base uint8
+	refs uint8   // nodes that have it
+	_    [8]byte // to fill a cache line
 }
 
 const mainColumn = -1
@@ -91,7 +91,7 @@ func (c *columns) full(n int) bool {
 	return len(c.pages)-len(c.empty)+n >= maxColumns/pageColumns
 }
 
-func (c *columns) add(n *node, worker int32) *column {
+func (c *columns) add(n *node, who int32) *column {
 	if len(c.room) == 0 {
 		p := &page{listed: true, free: [pageColumns / 64]uint64{^uint64(0), ^uint64(0)}}
 		if last := len(c.empty) - 1; last >= 0 {
@@ -116,7 +116,7 @@ func (c *columns) add(n *node, worker int32) *column {
 		c.room = c.room[:len(c.room)-1]
 	}
 	col := &p.columns[i]
-	*col = column{node: n, worker: worker, id: number*pageColumns + uint32(i) + 1, refs: 1}
+	*col = column{node: n, who: who, id: number*pageColumns + uint32(i) + 1, refs: 1}
 	return col
 }
 

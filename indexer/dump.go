@@ -19,11 +19,12 @@ type Run struct {
 	Holders []Holder
 }
 
-// Holder is a worker that holds len(Externals) blocks of a run from block Start
-// on, under these external hashes. A worker with holes, or with several external
+// Holder is a worker that holds, on a tier, len(Externals) blocks of a run from
+// block Start on, under these external hashes. Who has holes, or several external
 // hashes for a block, is there several times. Slices may be shared.
 type Holder struct {
 	Worker    int
+	Tier      Tier
 	Start     int
 	Externals []uint64
 }
@@ -111,14 +112,14 @@ func (n *node) run(parent uint32) Run {
 			from := bits.TrailingZeros64(cells)
 			length := bits.TrailingZeros64(^(cells >> from))
 			cells &^= ones(length) << from
-			h := Holder{Worker: int(w), Start: from - int(n.shift)}
-			if c.worker == mainColumn && length == len(n.local) && main.Externals != nil {
+			h := Holder{Worker: int(w & maxWorker), Tier: Tier(w >> tierShift), Start: from - int(n.shift)}
+			if c.who == mainColumn && length == len(n.local) && main.Externals != nil {
 				h.Externals = main.Externals
 			} else {
 				at := from - int(c.base)
 				h.Externals = append([]uint64(nil), c.ext[at:at+length]...)
 			}
-			if c.worker == mainColumn && length == len(n.local) {
+			if c.who == mainColumn && length == len(n.local) {
 				main = h
 			}
 			r.Holders = append(r.Holders, h)
@@ -129,7 +130,7 @@ func (n *node) run(parent uint32) Run {
 		if !owns {
 			add(w, n.main, cells)
 		}
-		for ; i < len(n.own) && n.own[i].worker == w; i++ {
+		for ; i < len(n.own) && n.own[i].who == w; i++ {
 			add(w, n.own[i].column, n.own[i].column.live&n.all())
 		}
 	}
@@ -137,7 +138,7 @@ func (n *node) run(parent uint32) Run {
 		holder(w, n.all())
 	}
 	for _, p := range n.part {
-		holder(p.worker, p.cells)
+		holder(p.who, p.cells)
 	}
 	return r
 }
@@ -181,8 +182,8 @@ func (x *Index) restore(r *Run, ends *[]place, out *Outcome) error {
 	end := x.store(-1, begin, blocks, nil)
 	*ends = append(*ends, end)
 	for _, h := range r.Holders {
-		if h.Worker < 0 || h.Worker > maxWorker || h.Start < 0 || h.Start+len(h.Externals) > len(r.Local) {
-			return fmt.Errorf("%w: run %d, worker %d holds %d blocks from %d on", ErrDump, r.ID, h.Worker, len(h.Externals), h.Start)
+		if h.Worker < 0 || h.Worker > maxWorker || h.Tier > External || h.Start < 0 || h.Start+len(h.Externals) > len(r.Local) {
+			return fmt.Errorf("%w: run %d, worker %d holds %d blocks from %d on, on tier %d", ErrDump, r.ID, h.Worker, len(h.Externals), h.Start, h.Tier)
 		}
 		x.restoreHolder(begin, blocks, h, out)
 		x.settle()
@@ -192,10 +193,8 @@ func (x *Index) restore(r *Run, ends *[]place, out *Outcome) error {
 
 // restoreHolder stores what a worker holds of the blocks behind begin.
 func (x *Index) restoreHolder(begin place, blocks []Block, h Holder, out *Outcome) {
-	for len(x.workers) <= h.Worker {
-		x.workers = append(x.workers, holdings{})
-	}
-	worker := int32(h.Worker)
+	who := ownerOf(h.Worker, h.Tier)
+	o := x.make(who)
 	held := blocks[h.Start : h.Start+len(h.Externals)]
 	for i, e := range h.Externals {
 		held[i].External = e
@@ -205,7 +204,7 @@ func (x *Index) restoreHolder(begin place, blocks []Block, h Holder, out *Outcom
 	if len(held) == 0 {
 		return
 	}
-	if x.contradictory(&ev) || x.findAll(worker, held) < len(held) {
+	if x.contradictory(&ev) || x.findAll(who, held) < len(held) {
 		out.Conflict += len(held)
 		return
 	}
@@ -214,7 +213,7 @@ func (x *Index) restoreHolder(begin place, blocks []Block, h Holder, out *Outcom
 		return
 	}
 	at := x.store(-1, begin, blocks[:h.Start], nil)
-	x.store(worker, at, held, x.hashes)
+	x.store(who, at, held, x.hashes)
 	out.Stored += len(held)
-	x.workers[worker].externals += len(held)
+	o.externals += len(held)
 }

@@ -26,7 +26,7 @@ func (x *Index) Check() error {
 	defer x.mu.Unlock()
 	pairs, live := 0, 0
 	columns := map[*column]int{}
-	nodes := make([]int, len(x.workers))
+	nodes := map[int32]int{}
 	for id, n := range x.nodes {
 		if n == nil {
 			continue
@@ -58,10 +58,10 @@ func (x *Index) Check() error {
 		owned := map[int32]uint64{}
 		for i, o := range n.own {
 			columns[o.column]++
-			if i > 0 && n.own[i-1].worker > o.worker || o.column.worker != o.worker || o.column.live&n.all() == 0 {
-				return fmt.Errorf("node %d: own column %d of worker %d", id, i, o.worker)
+			if i > 0 && n.own[i-1].who > o.who || o.column.who != o.who || o.column.live&n.all() == 0 {
+				return fmt.Errorf("node %d: own column %d of worker %d", id, i, o.who)
 			}
-			owned[o.worker] |= o.column.live & n.all()
+			owned[o.who] |= o.column.live & n.all()
 		}
 		check := func(w int32, cells uint64) error {
 			pairs += bits.OnesCount64(cells)
@@ -78,10 +78,10 @@ func (x *Index) Check() error {
 			}
 		}
 		for i, p := range n.part {
-			if i > 0 && n.part[i-1].worker >= p.worker || p.cells == n.all() {
+			if i > 0 && n.part[i-1].who >= p.who || p.who <= maxWorker && p.cells == n.all() {
 				return fmt.Errorf("node %d: part %d", id, i)
 			}
-			if err := check(p.worker, p.cells); err != nil {
+			if err := check(p.who, p.cells); err != nil {
 				return err
 			}
 		}
@@ -126,9 +126,11 @@ func (x *Index) Check() error {
 	case pairs != x.Blocks():
 		return fmt.Errorf("%d blocks, want %d", x.Blocks(), pairs)
 	}
-	for w, n := range nodes {
-		if x.workers[w].nodes != n {
-			return fmt.Errorf("worker %d is in %d nodes, want %d", w, x.workers[w].nodes, n)
+	for t, list := range x.held {
+		for w := range list {
+			if who := ownerOf(w, Tier(t)); list[w].nodes != nodes[who] {
+				return fmt.Errorf("owner %d is in %d nodes, want %d", who, list[w].nodes, nodes[who])
+			}
 		}
 	}
 	return nil

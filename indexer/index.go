@@ -22,10 +22,12 @@
 //
 // # Invariants
 //
-//   - A block is in worker w's table of external hashes exactly if its node
-//     counts at least one external hash for w, and as many as the table has.
+//   - An owner, which is a worker's cache on one tier, holds a block exactly if a
+//     live cell of a column that counts for it stands for the block; the table has
+//     one entry for each live cell.
 //   - Every node but the root has a holder or a child.
-//   - Blocks() is the sum of the nodes' holders.
+//   - Blocks() is the sum of the nodes' holders, and never above a bound.
+//   - What a worker loses to a bound are ends of its chains.
 //
 // # Concurrency
 //
@@ -41,9 +43,10 @@ import (
 
 // Config sizes an [Index]. The zero value of each field means its default.
 type Config struct {
-	// MaxBlocks bounds the (block, worker) pairs remembered. At the bound the
-	// ends of the chains that were matched or stored longest ago are forgotten.
-	// What a pair costs is in bench/README.md. Default 1<<24, 200 to 600 MB.
+	// MaxBlocks bounds the (block, owner) pairs remembered; an owner is a worker's
+	// cache on one tier. At the bound the ends of the chains that were matched or
+	// stored longest ago are forgotten. What a pair costs is in bench/README.md.
+	// Default 1<<24, 200 to 600 MB. See also [Index.SetLimit].
 	MaxBlocks int
 }
 
@@ -56,9 +59,9 @@ type Outcome struct {
 	Orphan    int // dropped, since the worker never announced their parent
 	Parked    int // wait for their parent (see [Parked])
 	Unknown   int // removed without having been known
-	Evicted   int // (block, worker) pairs forgotten to make room at MaxBlocks, of any worker
-	Refused   int // dropped, since they alone exceed MaxBlocks
-	OtherTier int // dropped, since only blocks on the device are indexed
+	Evicted   int // (block, owner) pairs forgotten to make room: of any worker at MaxBlocks, of this one at its own limit
+	Refused   int // dropped, since they alone exceed a bound
+	OtherTier int // of the stored ones, those that are not on the device
 	Invalid   int // dropped, since the event contradicts itself or has no known kind
 }
 
@@ -78,13 +81,15 @@ type Index struct {
 	firsts  [256]children // the root's, so that none becomes slow to enlarge
 	columns columns
 	table   table
-	workers []holdings
-	nodes   []*node  // by id
-	vacant  []uint32 // ids free again
+	held    [tiers][]holdings // by tier and worker
+	nodes   []*node           // by id
+	vacant  []uint32          // ids free again
 	leaves  leaves
 	dump    *dump // nil while there is none
 	dumps   uint32
 	blocks  atomic.Int64
+	age     atomic.Uint64
+	lower   atomic.Int64 // those of blocks that are not on the device
 
 	dumping sync.Mutex // held during a dump, before mu
 
@@ -94,13 +99,50 @@ type Index struct {
 	hashes  []uint64
 	seen    []int32
 	pending []entry
+	ends    []int32
 }
 
-// holdings is what is known of a worker beside the tree.
+// holdings is what is known of an owner beside the tree.
 type holdings struct {
 	externals int
 	nodes     int      // in which it holds something
 	log       []uint32 // those nodes, and some in which it did
+	limit     int      // of externals; 0 is none
+	truncated bool     // a bound has taken blocks from it
+}
+
+// An owner is a worker's cache on one tier. Its number is the worker's, with the
+// tier above: on the device it is the worker's.
+const (
+	tiers     = int(External) + 1
+	tierShift = 20
+	// maxWorker keeps a number that cannot be dense from taking all memory.
+	maxWorker = 1<<tierShift - 1
+)
+
+func ownerOf(worker int, t Tier) int32 { return int32(t)<<tierShift | int32(worker) }
+
+// of returns an owner's holdings, which must have been made.
+func (x *Index) of(who int32) *holdings { return &x.held[who>>tierShift][who&maxWorker] }
+
+// make returns an owner's holdings.
+func (x *Index) make(who int32) *holdings {
+	list := &x.held[who>>tierShift]
+	for len(*list) <= int(who&maxWorker) {
+		*list = append(*list, holdings{})
+	}
+	return x.of(who)
+}
+
+// has reports whether there are holdings of an owner.
+func (x *Index) has(who int32) bool { return int(who&maxWorker) < len(x.held[who>>tierShift]) }
+
+// count notes that an owner has so many blocks more.
+func (x *Index) count(who int32, blocks int) {
+	x.blocks.Add(int64(blocks))
+	if who > maxWorker {
+		x.lower.Add(int64(blocks))
+	}
 }
 
 // cell is where a known external hash stands; without a column it is not known.
@@ -133,49 +175,45 @@ func New(c Config) *Index {
 }
 
 // Apply applies one event of a worker and tells what it did. The event's slices
-// are not kept.
+// are not kept. A Cleared event is of all tiers. The parent of what is stored on
+// another tier than the device may be on any of the worker's tiers.
 func (x *Index) Apply(worker int, ev Event) Outcome {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	switch {
-	case worker < 0 || worker > maxWorker:
-		return Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}
+	case worker < 0 || worker > maxWorker || ev.Tier > External:
 	case ev.Kind == Cleared:
-		return Outcome{Removed: x.clearLocked(int32(worker))}
-	case ev.Tier != Device:
-		return Outcome{OtherTier: len(ev.Blocks) + len(ev.Externals)}
+		return Outcome{Removed: x.clearLocked(worker)}
 	case ev.Kind == Stored:
-		return x.storeLocked(int32(worker), &ev)
+		return x.storeLocked(ownerOf(worker, ev.Tier), &ev)
 	case ev.Kind == Removed:
-		return x.removeLocked(int32(worker), ev.Externals)
+		return x.removeLocked(ownerOf(worker, ev.Tier), ev.Externals)
 	}
 	return Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}
 }
 
-// maxWorker keeps a number that cannot be dense from taking all memory.
-const maxWorker = 1<<20 - 1
-
-func (x *Index) storeLocked(worker int32, ev *Event) (out Outcome) {
-	for len(x.workers) <= int(worker) {
-		x.workers = append(x.workers, holdings{})
-	}
+func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
+	h := x.make(who)
 	x.hash(len(ev.Blocks), func(i int) uint64 { return ev.Blocks[i].External })
 	if x.contradictory(ev) {
 		return Outcome{Invalid: len(ev.Blocks)}
 	}
 	at := place{&x.root, -1}
 	if ev.HasParent {
-		x.view = view{}
-		parent := x.find(worker, ev.Parent, spread(ev.Parent), cell{})
+		parent := x.parent(who, ev.Parent)
 		if parent.column == nil {
 			return Outcome{Orphan: len(ev.Blocks)}
 		}
 		at = parent.place()
 	}
-	unknown := x.findAll(worker, ev.Blocks)
+	unknown := x.findAll(who, ev.Blocks)
+	if h.limit > 0 && h.externals+unknown > h.limit {
+		out.Evicted = x.shrink(who, unknown, at.n)
+		x.findAll(who, ev.Blocks)
+	}
 	if x.blocks.Load()+int64(unknown) > int64(x.maxBlocks) || x.columns.full(unknown) {
-		out.Evicted = x.makeRoom(unknown, at.n)
-		x.findAll(worker, ev.Blocks)
+		out.Evicted += x.makeRoom(unknown, at.n)
+		x.findAll(who, ev.Blocks)
 	}
 
 	x.gate.lock()
@@ -199,6 +237,9 @@ func (x *Index) storeLocked(worker int32, ev *Event) (out Outcome) {
 		// Blocks held under another external hash take no room.
 		for i < to {
 			room := x.maxBlocks - int(x.blocks.Load())
+			if h.limit > 0 {
+				room = min(room, h.limit-h.externals)
+			}
 			if room <= 0 || x.columns.full(to-i) {
 				out.Refused += len(ev.Blocks) - i
 				to = len(ev.Blocks)
@@ -206,17 +247,36 @@ func (x *Index) storeLocked(worker int32, ev *Event) (out Outcome) {
 				break
 			}
 			n := min(room, to-i)
-			at = x.store(worker, at, ev.Blocks[i:i+n], x.hashes[i:i+n])
+			at = x.store(who, at, ev.Blocks[i:i+n], x.hashes[i:i+n])
 			out.Stored += n
+			h.externals += n
 			i += n
 		}
 	}
 	at.n.used.Store(x.gate.clock.Add(1))
 	x.gate.unlock()
-	x.workers[worker].externals += out.Stored
 	x.settle()
-	x.tidyLog(worker)
+	x.tidyLog(who)
+	if who > maxWorker {
+		out.OtherTier = out.Stored
+	}
 	return out
+}
+
+// parent returns where an owner's blocks are to follow: behind a block of its own,
+// or of the same worker on a faster tier, or on a slower one. On the device, only
+// what is there can be before a block.
+func (x *Index) parent(who int32, external uint64) cell {
+	x.view = view{}
+	hash := spread(external)
+	k := x.find(who, external, hash, cell{})
+	for t := Device; k.column == nil && who > maxWorker && t <= External; t++ {
+		if o := ownerOf(int(who&maxWorker), t); o != who && x.has(o) {
+			x.view = view{}
+			k = x.find(o, external, hash, cell{})
+		}
+	}
+	return k
 }
 
 // hash fills x.hashes. The hashes are needed more than once, and made apart from
@@ -229,12 +289,12 @@ func (x *Index) hash(n int, external func(int) uint64) {
 }
 
 // findAll fills x.known for the blocks of an event, and counts those not known.
-func (x *Index) findAll(worker int32, blocks []Block) (unknown int) {
+func (x *Index) findAll(who int32, blocks []Block) (unknown int) {
 	x.table.touch(x.hashes)
 	x.known, x.view = x.known[:0], view{}
 	var k cell
 	for i := range blocks {
-		k = x.find(worker, blocks[i].External, x.hashes[i], k)
+		k = x.find(who, blocks[i].External, x.hashes[i], k)
 		x.known = append(x.known, k)
 		if k.column == nil {
 			unknown++
@@ -243,12 +303,12 @@ func (x *Index) findAll(worker int32, blocks []Block) (unknown int) {
 	return unknown
 }
 
-// find returns where an external hash of a worker stands. Beside near is where it
+// find returns where an external hash of an owner stands. Beside near is where it
 // looks first.
-func (x *Index) find(worker int32, external, hash uint64, near cell) cell {
+func (x *Index) find(who int32, external, hash uint64, near cell) cell {
 	if near.column != nil {
 		for _, at := range [...]int{int(near.cell) + 1, int(near.cell) - 1} {
-			if at < maxRun && near.column.holds(at, external) && x.view.of(worker, near.column, at) {
+			if at < maxRun && near.column.holds(at, external) && x.view.of(who, near.column, at) {
 				return cell{near.column, int32(at)}
 			}
 		}
@@ -265,7 +325,7 @@ func (x *Index) find(worker int32, external, hash uint64, near cell) cell {
 				continue
 			}
 			c := x.columns.get(id)
-			if c.holds(at, external) && x.view.of(worker, c, at) {
+			if c.holds(at, external) && x.view.of(who, c, at) {
 				return cell{c, int32(at)}
 			}
 		}
@@ -274,7 +334,7 @@ func (x *Index) find(worker int32, external, hash uint64, near cell) cell {
 	return cell{}
 }
 
-// view is what a worker holds by one main column in one node, kept while many cells
+// view is what an owner holds by one main column in one node, kept while many cells
 // are asked for and none changes.
 type view struct {
 	column   *column
@@ -282,15 +342,15 @@ type view struct {
 	cells    uint64
 }
 
-// of reports whether a live cell of a column is a worker's.
-func (v *view) of(worker int32, c *column, at int) bool {
-	if c.worker != mainColumn {
-		return c.worker == worker
+// of reports whether a live cell of a column is an owner's.
+func (v *view) of(who int32, c *column, at int) bool {
+	if c.who != mainColumn {
+		return c.who == who
 	}
 	if v.column != c || at < v.from || at >= v.to {
 		n := c.part(at)
 		v.column, v.from, v.to = c, int(n.shift), int(n.shift)+len(n.local)
-		v.cells = n.mainCells(worker)
+		v.cells = n.mainCells(who)
 	}
 	return v.cells>>at&1 != 0
 }
@@ -345,9 +405,9 @@ func (x *Index) contradictory(ev *Event) bool {
 	return twice
 }
 
-// removeLocked forgets a worker's external hashes.
-func (x *Index) removeLocked(worker int32, externals []uint64) (out Outcome) {
-	if int(worker) >= len(x.workers) {
+// removeLocked forgets an owner's external hashes.
+func (x *Index) removeLocked(who int32, externals []uint64) (out Outcome) {
+	if !x.has(who) {
 		return Outcome{Unknown: len(externals)}
 	}
 	x.hash(len(externals), func(i int) uint64 { return externals[i] })
@@ -355,12 +415,12 @@ func (x *Index) removeLocked(worker int32, externals []uint64) (out Outcome) {
 	x.known, x.view = x.known[:0], view{}
 	var k cell
 	for i, e := range externals {
-		k = x.find(worker, e, x.hashes[i], k)
+		k = x.find(who, e, x.hashes[i], k)
 		x.known = append(x.known, k)
 	}
 	x.gate.lock()
 	for i := 0; i < len(externals); {
-		n := x.release(worker, i)
+		n := x.release(who, i)
 		out.Removed += n
 		if i += n; n == 0 {
 			out.Unknown++
@@ -368,57 +428,98 @@ func (x *Index) removeLocked(worker int32, externals []uint64) (out Outcome) {
 		}
 	}
 	x.gate.unlock()
-	x.workers[worker].externals -= out.Removed
+	x.of(who).externals -= out.Removed
 	x.settle()
-	x.tidyLog(worker)
+	x.tidyLog(who)
 	return out
 }
 
-// RemoveWorker forgets all that a worker holds. Its number may be used again.
+// RemoveWorker forgets all that a worker holds, and its limit. Its number may be
+// used again.
 func (x *Index) RemoveWorker(worker int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if worker >= 0 && worker < len(x.workers) {
-		x.clearLocked(int32(worker))
+	if worker >= 0 && worker <= maxWorker {
+		x.clearLocked(worker)
+		if x.has(int32(worker)) {
+			x.of(int32(worker)).limit = 0
+		}
 	}
 }
 
 // clearLocked lets matches in between, so these may see some blocks gone already
 // and some not yet.
-func (x *Index) clearLocked(worker int32) (removed int) {
-	if int(worker) >= len(x.workers) {
-		return 0
-	}
+func (x *Index) clearLocked(worker int) (removed int) {
 	const atOnce = 16 // nodes; some 10 µs
-	h := &x.workers[worker]
-	log := h.log
-	h.log = nil
-	for len(log) > 0 {
-		part := log[:min(atOnce, len(log))]
-		log = log[len(part):]
-		x.gate.lock()
-		for _, id := range part {
-			if n := x.nodes[id]; n != nil {
-				x.leave(worker, n)
-			}
+	for t := Device; t <= External; t++ {
+		who := ownerOf(worker, t)
+		if !x.has(who) {
+			continue
 		}
-		x.gate.unlock()
-		x.settle()
+		h := x.of(who)
+		log := h.log
+		h.log = nil
+		removed += h.externals
+		for len(log) > 0 {
+			part := log[:min(atOnce, len(log))]
+			log = log[len(part):]
+			x.gate.lock()
+			for _, id := range part {
+				if n := x.nodes[id]; n != nil {
+					x.leave(who, n, n.all())
+				}
+			}
+			x.gate.unlock()
+			x.settle()
+		}
+		*h = holdings{limit: h.limit}
 	}
-	removed = h.externals
-	*h = holdings{}
 	return removed
 }
 
-// Blocks returns the number of (block, worker) pairs remembered.
-func (x *Index) Blocks() int { return int(x.blocks.Load()) }
-
-// WorkerBlocks returns the number of external hashes remembered of a worker.
-func (x *Index) WorkerBlocks(worker int) int {
+// SetLimit bounds the blocks remembered of a worker on the device to so many: no
+// more than its cache has. At the limit the ends of those of its chains go first
+// that were matched or stored longest ago. Zero means no limit of its own.
+func (x *Index) SetLimit(worker, blocks int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if worker < 0 || worker >= len(x.workers) {
-		return 0
+	if worker < 0 || worker > maxWorker {
+		return
 	}
-	return x.workers[worker].externals
+	who := int32(worker)
+	h := x.make(who)
+	if h.limit = max(blocks, 0); h.limit > 0 && h.externals > h.limit {
+		x.known = x.known[:0]
+		x.shrink(who, 0, &x.root)
+	}
+}
+
+// Truncated reports whether a bound has taken blocks from a worker since it was
+// cleared last. That events then name blocks that are not known, as parents or to
+// be removed, does not mean that events were lost.
+func (x *Index) Truncated(worker int) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for t := Device; t <= External; t++ {
+		if who := ownerOf(worker, t); worker >= 0 && worker <= maxWorker && x.has(who) && x.of(who).truncated {
+			return true
+		}
+	}
+	return false
+}
+
+// Blocks returns the number of (block, owner) pairs remembered.
+func (x *Index) Blocks() int { return int(x.blocks.Load()) }
+
+// WorkerBlocks returns the number of external hashes remembered of a worker, on
+// all tiers.
+func (x *Index) WorkerBlocks(worker int) (n int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for t := Device; t <= External; t++ {
+		if who := ownerOf(worker, t); worker >= 0 && worker <= maxWorker && x.has(who) {
+			n += x.of(who).externals
+		}
+	}
+	return n
 }

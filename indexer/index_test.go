@@ -97,26 +97,6 @@ func outcome(o indexer.Outcome) string {
 	return strings.Join(parts, " ") + "\n"
 }
 
-func TestMatchDoesNotAllocate(t *testing.T) {
-	x := indexer.New(indexer.Config{})
-	var prompt []uint64
-	ev := indexer.Event{Kind: indexer.Stored}
-	for i := range uint64(512) {
-		prompt = append(prompt, i)
-		ev.Blocks = append(ev.Blocks, indexer.Block{External: i, Local: i})
-	}
-	for w := range 8 {
-		x.Apply(w, ev)
-	}
-	dst := make([]int32, 8)
-	if n := testing.AllocsPerRun(10, func() { x.Match(dst, prompt) }); n != 0 {
-		t.Errorf("Match makes %v allocations, want 0", n)
-	}
-	if dst[7] != 512 {
-		t.Errorf("overlap is %d, want 512", dst[7])
-	}
-}
-
 func TestEventsOfNoWorkerAreCounted(t *testing.T) {
 	x := indexer.New(indexer.Config{})
 	got := x.Apply(-1, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 1}}})

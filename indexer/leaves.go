@@ -2,7 +2,7 @@
 
 package indexer
 
-import "slices"
+import "math/bits"
 
 // leaves is a queue of the tree's leaves by when they were last matched or stored,
 // longest ago first. It exists only while room is short: it is made when the first
@@ -21,10 +21,13 @@ type leaf struct {
 }
 
 func (l *leaves) add(n *node) {
-	if !l.on || n.queued {
-		return
+	if l.on && !n.queued {
+		n.queued = true
+		l.push(n)
 	}
-	n.queued = true
+}
+
+func (l *leaves) push(n *node) {
 	l.heap = append(l.heap, leaf{n.used.Load(), n})
 	for i := len(l.heap) - 1; i > 0 && l.heap[i].used < l.heap[(i-1)/2].used; i = (i - 1) / 2 {
 		l.heap[i], l.heap[(i-1)/2] = l.heap[(i-1)/2], l.heap[i]
@@ -47,12 +50,13 @@ func (l *leaves) sift(i int) {
 	}
 }
 
-func (l *leaves) pop() {
-	l.heap[0].n.queued = false
+func (l *leaves) pop() *node {
+	n := l.heap[0].n
 	last := len(l.heap) - 1
 	l.heap[0], l.heap[last] = l.heap[last], leaf{}
 	l.heap = l.heap[:last]
 	l.sift(0)
+	return n
 }
 
 // lost notes that a node has left the tree.
@@ -82,9 +86,9 @@ func (l *leaves) oldest() *node {
 		switch used := n.used.Load(); {
 		case n.local == nil:
 			l.gone--
-			l.pop()
+			l.pop().queued = false
 		case n.kids.n > 0:
-			l.pop()
+			l.pop().queued = false
 		case used != l.heap[0].used:
 			l.heap[0].used = used
 			l.sift(0)
@@ -98,17 +102,9 @@ func (l *leaves) oldest() *node {
 // makeRoom forgets the ends of the chains used longest ago until there is room for
 // n more blocks, but nothing of the chain that is being stored: neither the node it
 // continues nor the blocks of it that are known. It returns how many (block,
-// worker) pairs were forgotten.
+// owner) pairs were forgotten.
 func (x *Index) makeRoom(n int, at *node) int {
-	chain := []*node{at}
-	for _, k := range x.known {
-		if k.column != nil {
-			chain = append(chain, k.column.part(int(k.cell)))
-		}
-	}
-	for _, c := range chain {
-		c.marked = true
-	}
+	chain := x.chain(at)
 	if !x.leaves.on {
 		x.leaves.on = true
 		for _, n := range x.nodes {
@@ -122,9 +118,9 @@ func (x *Index) makeRoom(n int, at *node) int {
 	before := x.blocks.Load()
 	var kept []*node
 	for done := false; !done; {
-		const atOnce = 64 // blocks; matches come in between
+		const atOnce = 256 // pairs; matches come in between
 		x.gate.lock()
-		for range atOnce {
+		for pairs := 0; pairs < atOnce; {
 			if done = x.blocks.Load()+int64(n) <= int64(x.maxBlocks) && !x.columns.full(n); done {
 				break
 			}
@@ -133,11 +129,11 @@ func (x *Index) makeRoom(n int, at *node) int {
 				break
 			}
 			if oldest.marked {
-				x.leaves.pop()
+				x.leaves.pop().queued = false
 				kept = append(kept, oldest)
 				continue
 			}
-			x.dropTail(oldest)
+			pairs += x.dropTail(oldest)
 		}
 		x.gate.unlock()
 		x.settle()
@@ -151,62 +147,95 @@ func (x *Index) makeRoom(n int, at *node) int {
 	return int(before - x.blocks.Load())
 }
 
-// dropTail forgets the last block of a leaf, whoever holds it.
-func (x *Index) dropTail(n *node) {
-	x.preserve(n)
+// dropTail forgets the last block of a leaf, whoever holds it, and returns how
+// many did.
+func (x *Index) dropTail(n *node) int {
 	bit := uint64(1) << (int(n.shift) + len(n.local) - 1)
-	cells := n.all()
-	pairs := n.full.count()
-	count := func(w int32) {
-		if _, owns := n.findOwn(w); !owns {
-			x.workers[w].externals--
-		}
-	}
+	x.ends = x.ends[:0]
 	for w := range n.full.all() {
-		count(w)
+		x.ends = append(x.ends, w)
 	}
 	for _, p := range n.part {
 		if p.cells&bit != 0 {
-			pairs++
-			count(p.worker)
+			x.ends = append(x.ends, p.who)
 		}
 	}
-	for i, o := range slices.Backward(n.own) {
-		c := o.column
-		if c.live&bit == 0 {
+	main := false
+	for _, w := range x.ends {
+		x.of(w).truncated = true
+		main = x.take(w, n, bit) || main
+	}
+	if main {
+		x.bury(n, bit)
+	}
+	x.tidy(n)
+	return len(x.ends)
+}
+
+// shrink forgets the ends of those of an owner's chains that were used longest ago
+// until there is room under its limit for n more blocks and some to spare, but
+// nothing of the chain that is being stored, as makeRoom does. It returns how many
+// blocks were forgotten.
+func (x *Index) shrink(who int32, n int, at *node) int {
+	h := x.of(who)
+	blocks := x.blocks.Load()
+	room := max(h.limit-h.limit/16-n, 0) // not to look at all nodes for each event
+	chain := x.chain(at)
+	below := map[*node]int{} // how many nodes of the owner's come next below
+	for m := range x.nodesOf(who) {
+		below[x.heldBefore(who, m)]++
+	}
+	var ends leaves
+	for m := range x.nodesOf(who) {
+		if below[m] == 0 {
+			ends.push(m)
+		}
+	}
+	for h.externals > room && len(ends.heap) > 0 {
+		end := ends.pop()
+		if end.marked {
 			continue
 		}
-		x.workers[c.worker].externals--
-		x.kill(c, bit)
-		if c.live&cells == 0 {
-			n.own = cut(n.own, i)
-			x.columns.drop(c)
+		before := x.heldBefore(who, end)
+		cells := end.cells(who)
+		gone := cells
+		for bits.OnesCount64(gone) > h.externals-room { // the last ones
+			gone &= gone - 1
+		}
+		h.truncated = true
+		x.gate.lock()
+		x.leave(who, end, gone)
+		x.gate.unlock()
+		x.settle()
+		if below[before]--; gone == cells && below[before] == 0 && before != &x.root {
+			ends.push(before)
 		}
 	}
-	if n.main != nil && n.main.live&bit != 0 {
-		x.kill(n.main, bit)
+	for _, c := range chain {
+		c.marked = false
 	}
-	x.blocks.Add(int64(-pairs))
-	if len(n.local) == 1 {
-		for w := range n.full.all() {
-			x.workers[w].nodes--
+	return int(blocks - x.blocks.Load())
+}
+
+// heldBefore returns the last node above n that an owner holds something of, or the
+// root.
+func (x *Index) heldBefore(who int32, n *node) *node {
+	for n = n.parent; n != &x.root && n.cells(who) == 0; n = n.parent {
+	}
+	return n
+}
+
+// chain marks and returns the nodes that hold what is being stored and known, and
+// what it follows.
+func (x *Index) chain(at *node) []*node {
+	chain := []*node{at}
+	for _, k := range x.known {
+		if k.column != nil {
+			chain = append(chain, k.column.part(int(k.cell)))
 		}
-		n.full = set{}
-		x.tidy(n)
-		return
 	}
-	n.local = n.local[:len(n.local)-1]
-	kept := n.part[:0]
-	for _, p := range n.part {
-		if p.cells &^= bit; p.cells == 0 {
-			x.workers[p.worker].nodes--
-		} else {
-			kept = append(kept, p)
-		}
+	for _, c := range chain {
+		c.marked = true
 	}
-	if n.part = kept; len(kept) == 0 {
-		n.part = nil
-	}
-	n.promote()
-	x.tidy(n)
+	return chain
 }

@@ -4,36 +4,174 @@ package indexer
 
 import "math/bits"
 
+// Matches says how much of a prompt workers hold. The caller makes the slices, and
+// those that are nil are not filled; what the others held before is lost. But for
+// Uses they go by the worker's number, and none may be shorter than Device.
+type Matches struct {
+	// Device is how many leading blocks a worker holds on the device.
+	Device []int32
+	// Last is the external hash of the last of these, 0 where there is none.
+	Last []uint64
+	// Lower is how many of the blocks that follow these a worker holds in host
+	// memory, then on disk, then in external storage: each tier goes on where
+	// the one before it ended. Without the first block there are none.
+	Lower [tiers - 1][]int32
+	// Uses is how often each block of the prompt was asked for lately, this time
+	// included; 0 behind the last block that anybody holds. It is counted by runs
+	// of blocks that no branch interrupts, and only by calls that want it. See
+	// [Index.Age]. It must be as long as the prompt.
+	Uses []uint32
+}
+
 // Match counts, for each worker, how many leading blocks of the prompt with the
-// given local hashes it holds: dst[w] is the count of worker w, and dst must be
-// as long as the caller's largest worker number plus one. What dst held before
-// is lost. Match does not allocate.
+// given local hashes it holds on the device: dst[w] is the count of worker w, and
+// dst must be as long as the caller's largest worker number plus one. What dst held
+// before is lost. Match does not allocate.
 func (x *Index) Match(dst []int32, local []uint64) { x.MatchLast(dst, nil, local) }
 
 // MatchLast is Match, and puts into last, unless it is nil, the external hash of
 // each worker's last block counted, 0 where there is none. It must be as long as
 // dst.
 func (x *Index) MatchLast(dst []int32, last []uint64, local []uint64) {
-	clear(dst)
-	clear(last)
-	if len(local) == 0 || len(dst) == 0 {
+	m := Matches{Device: dst, Last: last}
+	x.FindMatches(&m, local)
+}
+
+// FindMatches fills m for the prompt with the given local hashes. It does not
+// allocate for up to 4,096 workers.
+func (x *Index) FindMatches(m *Matches, local []uint64) {
+	clear(m.Device)
+	clear(m.Last)
+	lower := false
+	for _, dst := range m.Lower {
+		clear(dst)
+		lower = lower || dst != nil
+	}
+	clear(m.Uses)
+	if len(local) == 0 || len(m.Device) == 0 {
 		return
 	}
 	var few [matchWords]uint64
 	alive := few[:]
-	if words := (len(dst) + 63) / 64; words > matchWords {
+	if words := (len(m.Device) + 63) / 64; words > matchWords {
 		alive = make([]uint64, words)
 	} else {
 		alive = alive[:words]
 	}
-	m := walk{dst: dst, last: last, alive: alive}
+	w := walk{dst: m.Device, last: m.Last, alive: alive}
 	x.gate.rlock()
 	if n := x.firsts[local[0]%256].get(local[0]); n != nil {
-		m.walk(n, local)
-		m.end.used.Store(x.gate.clock.Add(1))
+		w.walk(n, local)
+		now := x.gate.clock.Add(1)
+		w.end.used.Store(now)
+		if lower && x.lower.Load() > 0 {
+			if end := m.goOn(n, local); end != nil {
+				end.used.Store(now)
+			}
+		}
+		if m.Uses != nil {
+			m.use(n, x.age.Load(), local)
+		}
 	}
 	x.gate.runlock()
 }
+
+// onward goes from n, whose blocks begin depth blocks into a prompt and of which k
+// match, to the node that goes on with it, if there is one.
+func onward(n *node, local []uint64, depth, k int) (next *node, run int) {
+	if depth += k; k < len(n.local) || depth == len(local) {
+		return nil, 0
+	}
+	if next = n.kids.get(local[depth]); next == nil {
+		return nil, 0
+	}
+	return next, common(next.local, local[depth:])
+}
+
+// goOn continues the counts on the lower tiers, and returns the last node where
+// there was anything, or nil. There is no set of workers to be narrowed down: who
+// is not as far as a node, or beyond it, is not concerned by it.
+func (m *Matches) goOn(first *node, local []uint64) (end *node) {
+	deepest := -1
+	for t, dst := range m.Lower {
+		if dst == nil {
+			continue
+		}
+		from, to := ownerOf(0, Tier(t+1)), ownerOf(len(dst), Tier(t+1))
+		depth := 0
+		for n, k := first, common(first.local, local); n != nil; {
+			i, _ := n.findPart(from)
+			for ; i < len(n.part) && n.part[i].who < to; i++ {
+				w := n.part[i].who & maxWorker
+				at := int(m.Device[w]) - depth
+				for faster := range t + 1 {
+					if m.Lower[faster] != nil {
+						at += int(m.Lower[faster][w])
+					}
+				}
+				if at < 0 || at >= k {
+					continue
+				}
+				held := min(bits.TrailingZeros64(^(n.part[i].cells >> n.shift >> at)), k-at)
+				dst[w] += int32(held)
+				if held > 0 && depth > deepest {
+					deepest, end = depth, n
+				}
+			}
+			at := depth + k
+			n, k = onward(n, local, depth, k)
+			depth = at
+		}
+	}
+	return end
+}
+
+// use counts one use of each node on the way of a prompt.
+func (m *Matches) use(n *node, age uint64, local []uint64) {
+	uses := m.Uses[:len(local)]
+	depth := 0
+	for k := common(n.local, local); n != nil; {
+		count := n.use(age)
+		for i := range k {
+			uses[depth+i] = count
+		}
+		at := depth + k
+		n, k = onward(n, local, depth, k)
+		depth = at
+	}
+}
+
+// uses counts the uses of a node: how many in the age before, and how many in this
+// one, which comes uppermost.
+const (
+	usesBits = 24
+	usesMask = 1<<usesBits - 1
+)
+
+// use counts one use, and returns how many there were in this age and the one
+// before.
+func (n *node) use(age uint64) uint32 {
+	age &= 1<<(64-2*usesBits) - 1
+	for {
+		old := n.uses.Load()
+		before, now := old>>usesBits&usesMask, old&usesMask
+		switch age - old>>(2*usesBits) {
+		case 0:
+		case 1:
+			before, now = now, 0
+		default:
+			before, now = 0, 0
+		}
+		now = min(now+1, usesMask)
+		if n.uses.CompareAndSwap(old, age<<(2*usesBits)|before<<usesBits|now) {
+			return uint32(before + now)
+		}
+	}
+}
+
+// Age ends an age: [Matches].Uses counts what was asked for in this age and the one
+// before. Who calls it once a minute counts the last one to two minutes.
+func (x *Index) Age() { x.age.Add(1) }
 
 // matchWords is for how many workers (64 a word) a match needs no memory.
 const matchWords = 64
@@ -59,10 +197,13 @@ func (m *walk) walk(n *node, local []uint64) {
 	depth := common(n.local, local)
 	for i := range n.part {
 		p := &n.part[i]
-		if k := min(bits.TrailingZeros64(^(p.cells >> n.shift)), depth); k > 0 && int(p.worker) < len(m.dst) {
-			m.dst[p.worker] = int32(k)
+		if p.who > maxWorker {
+			break // they come last
+		}
+		if k := min(bits.TrailingZeros64(^(p.cells >> n.shift)), depth); k > 0 && int(p.who) < len(m.dst) {
+			m.dst[p.who] = int32(k)
 			if m.last != nil {
-				m.last[p.worker] = n.external(p.worker, k-1)
+				m.last[p.who] = n.external(p.who, k-1)
 			}
 		}
 	}
@@ -122,7 +263,7 @@ func (m *walk) arrive(from, to int, n *node, depth, run int) {
 			if m.last == nil {
 				continue
 			}
-			for owner < len(n.own) && n.own[owner].worker < w {
+			for owner < len(n.own) && n.own[owner].who < w {
 				owner++
 			}
 			m.last[w] = n.externalFrom(owner, w, run-1)

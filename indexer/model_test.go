@@ -18,26 +18,56 @@ import (
 
 var modelBlocks = flag.Int("model-blocks", 2_000_000, "random block operations of the model test")
 
-// model is what the index must equal: each worker's blocks by external hash, each
-// with the chain of local hashes that leads to it.
+// model is what the index must equal: each owner's blocks by external hash, each
+// with the chain of local hashes that leads to it. Owners are the workers, once for
+// each tier.
 type model struct {
-	workers []modelWorker
+	workers int
+	owners  []modelOwner
 	chains  map[[2]uint64]uint64 // chain before and local hash -> chain; 0 is the empty one
 	before  [][2]uint64          // by chain
 }
 
-type modelWorker struct {
+type modelOwner struct {
 	held   map[uint64]uint64 // external hash -> chain
 	chains map[uint64]int    // how many external hashes a chain has
 	seen   []uint64          // external hashes of late, to choose from
 }
 
+const modelTiers = 4
+
 func newModel(workers int) *model {
-	m := &model{chains: map[[2]uint64]uint64{}, before: [][2]uint64{{}}}
-	for range workers {
-		m.workers = append(m.workers, modelWorker{held: map[uint64]uint64{}, chains: map[uint64]int{}})
+	m := &model{workers: workers, chains: map[[2]uint64]uint64{}, before: [][2]uint64{{}}}
+	for range workers * modelTiers {
+		m.owners = append(m.owners, modelOwner{held: map[uint64]uint64{}, chains: map[uint64]int{}})
 	}
 	return m
+}
+
+func (m *model) owner(worker int, t indexer.Tier) *modelOwner {
+	return &m.owners[int(t)*m.workers+worker]
+}
+
+// held returns how many external hashes a worker has.
+func (m *model) held(worker int) (n int) {
+	for t := range indexer.Tier(modelTiers) {
+		n += len(m.owner(worker, t).held)
+	}
+	return n
+}
+
+// parent returns the chain that a worker's block on a tier stands for, or that on
+// another tier, if the block is to be followed by one that is not on the device.
+func (m *model) parent(worker int, t indexer.Tier, external uint64) (chain uint64, ok bool) {
+	if chain, ok = m.owner(worker, t).held[external]; ok || t == indexer.Device {
+		return chain, ok
+	}
+	for t := range indexer.Tier(modelTiers) {
+		if chain, ok = m.owner(worker, t).held[external]; ok {
+			break
+		}
+	}
+	return chain, ok
 }
 
 func (m *model) chain(before, local uint64) uint64 {
@@ -59,7 +89,7 @@ func (m *model) locals(chain uint64) (local []uint64) {
 	return local
 }
 
-func (w *modelWorker) remove(external uint64) {
+func (w *modelOwner) remove(external uint64) {
 	if c, ok := w.held[external]; ok {
 		delete(w.held, external)
 		if w.chains[c]--; w.chains[c] == 0 {
@@ -69,12 +99,15 @@ func (w *modelWorker) remove(external uint64) {
 }
 
 func (m *model) apply(worker int, ev indexer.Event) (out indexer.Outcome) {
-	w := &m.workers[worker]
+	w := m.owner(worker, ev.Tier)
 	switch ev.Kind {
 	case indexer.Cleared:
-		out.Removed = len(w.held)
-		clear(w.held)
-		clear(w.chains)
+		for t := range indexer.Tier(modelTiers) {
+			w := m.owner(worker, t)
+			out.Removed += len(w.held)
+			clear(w.held)
+			clear(w.chains)
+		}
 	case indexer.Removed:
 		before := len(w.held)
 		for _, e := range ev.Externals {
@@ -94,7 +127,7 @@ func (m *model) apply(worker int, ev indexer.Event) (out indexer.Outcome) {
 		chain := uint64(0)
 		if ev.HasParent {
 			var ok bool
-			if chain, ok = w.held[ev.Parent]; !ok {
+			if chain, ok = m.parent(worker, ev.Tier, ev.Parent); !ok {
 				out.Orphan = len(ev.Blocks)
 				return out
 			}
@@ -115,13 +148,16 @@ func (m *model) apply(worker int, ev indexer.Event) (out indexer.Outcome) {
 			w.seen = append(w.seen, b.External)
 			w.chains[chain]++
 			out.Stored++
+			if ev.Tier != indexer.Device {
+				out.OtherTier++
+			}
 		}
 	}
 	return out
 }
 
 // some returns an external hash that the worker has, if one is soon found.
-func (w *modelWorker) some(rng *rand.Rand) (external uint64) {
+func (w *modelOwner) some(rng *rand.Rand) (external uint64) {
 	for range 4 {
 		if len(w.seen) == 0 {
 			break
@@ -137,28 +173,36 @@ func (w *modelWorker) some(rng *rand.Rand) (external uint64) {
 	return external
 }
 
-// match returns the overlaps with a prompt, and the chain of each one's last block.
-func (m *model) match(local []uint64) (counts []int32, last []uint64) {
-	counts, last = make([]int32, len(m.workers)), make([]uint64, len(m.workers))
+// match returns the overlaps with a prompt by tier, and the chain of each one's
+// last block on the device.
+func (m *model) match(local []uint64) (counts [modelTiers][]int32, last []uint64) {
+	last = make([]uint64, m.workers)
+	for t := range counts {
+		counts[t] = make([]int32, m.workers)
+	}
 	for i := range m.workers {
-		chain := uint64(0)
-		for _, l := range local {
-			next, ok := m.chains[[2]uint64{chain, l}]
-			if !ok || m.workers[i].chains[next] == 0 {
-				break
+		chain, rest := uint64(0), local
+		for t := range counts {
+			for len(rest) > 0 {
+				next, ok := m.chains[[2]uint64{chain, rest[0]}]
+				if !ok || m.owner(i, indexer.Tier(t)).chains[next] == 0 {
+					break
+				}
+				chain, rest = next, rest[1:]
+				counts[t][i]++
 			}
-			chain = next
-			counts[i]++
+			if t == 0 {
+				last[i] = chain
+			}
 		}
-		last[i] = chain
 	}
 	return counts, last
 }
 
-// pairs counts (block, worker) pairs: several external hashes of one block are one.
+// pairs counts (block, owner) pairs: several external hashes of one block are one.
 func (m *model) pairs() (n int) {
-	for i := range m.workers {
-		n += len(m.workers[i].chains)
+	for i := range m.owners {
+		n += len(m.owners[i].chains)
 	}
 	return n
 }
@@ -170,6 +214,7 @@ type shape struct {
 	externals uint64 // different external hashes, or 0: made from the chain, engines agree
 	batch     int    // most blocks of an event
 	stores    int    // of 100 events
+	lower     bool   // half of the events are of other tiers than the device
 }
 
 func shapes() []shape {
@@ -180,12 +225,18 @@ func shapes() []shape {
 		{workers: 70, locals: 2, batch: 70, stores: 55},
 		{workers: 5, locals: 1, batch: 9, stores: 45},
 		{workers: 130, locals: 3, externals: 40, batch: 8, stores: 70},
+		{workers: 5, locals: 2, batch: 40, stores: 55, lower: true},
+		{workers: 3, locals: 2, externals: 60, batch: 6, stores: 60, lower: true},
 	}
 }
 
 // event makes a random event of a worker that m knows.
 func (s *shape) event(rng *rand.Rand, m *model, worker int) indexer.Event {
-	w := &m.workers[worker]
+	tier := indexer.Device
+	if s.lower {
+		tier = indexer.Tier(max(0, rng.IntN(7)-3))
+	}
+	w := m.owner(worker, tier)
 	some := func() uint64 { // one that is known, mostly
 		if s.externals > 0 {
 			return rng.Uint64N(s.externals)
@@ -194,10 +245,13 @@ func (s *shape) event(rng *rand.Rand, m *model, worker int) indexer.Event {
 	}
 	switch n := rng.IntN(100); {
 	case n < s.stores:
-		ev := indexer.Event{Kind: indexer.Stored, HasParent: rng.IntN(3) > 0, Parent: some()}
+		ev := indexer.Event{Kind: indexer.Stored, Tier: tier, HasParent: rng.IntN(3) > 0, Parent: some()}
+		if s.lower && rng.IntN(2) == 0 {
+			ev.Parent = m.owner(worker, indexer.Device).some(rng)
+		}
 		chain := uint64(0)
 		if ev.HasParent {
-			chain = w.held[ev.Parent]
+			chain, _ = m.parent(worker, tier, ev.Parent)
 		}
 		dialect := uint64(0) // of the engine's hashes
 		if rng.IntN(8) == 0 {
@@ -213,7 +267,7 @@ func (s *shape) event(rng *rand.Rand, m *model, worker int) indexer.Event {
 		}
 		return ev
 	case n < 99 || rng.IntN(4) > 0:
-		ev := indexer.Event{Kind: indexer.Removed}
+		ev := indexer.Event{Kind: indexer.Removed, Tier: tier}
 		for range 1 + rng.IntN(s.batch) {
 			ev.Externals = append(ev.Externals, some())
 		}
@@ -225,7 +279,10 @@ func (s *shape) event(rng *rand.Rand, m *model, worker int) indexer.Event {
 
 // prompt returns a prompt that is like what somebody holds.
 func (s *shape) prompt(rng *rand.Rand, m *model) []uint64 {
-	w := &m.workers[rng.IntN(s.workers)]
+	w := m.owner(rng.IntN(s.workers), indexer.Device)
+	if s.lower {
+		w = &m.owners[rng.IntN(len(m.owners))]
+	}
 	local := m.locals(w.held[w.some(rng)])
 	for range rng.IntN(4) {
 		local = append(local, rng.Uint64N(s.locals))
@@ -238,15 +295,20 @@ func (s *shape) prompt(rng *rand.Rand, m *model) []uint64 {
 
 // equal compares what the index and the model say of a prompt.
 func equal(x *indexer.Index, m *model, prompt []uint64) error {
-	counts, last := make([]int32, len(m.workers)), make([]uint64, len(m.workers))
-	x.MatchLast(counts, last, prompt)
-	want, chains := m.match(prompt)
-	if !slices.Equal(counts, want) {
-		return fmt.Errorf("match of %d is %d, want %d", prompt, counts, want)
+	got := indexer.Matches{Device: make([]int32, m.workers), Last: make([]uint64, m.workers)}
+	for t := range got.Lower {
+		got.Lower[t] = make([]int32, m.workers)
 	}
-	for w, e := range last {
-		if want[w] == 0 && e != 0 || want[w] > 0 && m.workers[w].held[e] != chains[w] {
-			return fmt.Errorf("match of %d: the last external hash of worker %d is %d, which is not that of block %d", prompt, w, e, want[w])
+	x.FindMatches(&got, prompt)
+	want, chains := m.match(prompt)
+	for t, counts := range append([][]int32{got.Device}, got.Lower[:]...) {
+		if !slices.Equal(counts, want[t]) {
+			return fmt.Errorf("match of %d on tier %d is %d, want %d", prompt, t, counts, want[t])
+		}
+	}
+	for w, e := range got.Last {
+		if n := got.Device[w]; n == 0 && e != 0 || n > 0 && m.owner(w, indexer.Device).held[e] != chains[w] {
+			return fmt.Errorf("match of %d: the last external hash of worker %d is %d, which is not that of block %d", prompt, w, e, n)
 		}
 	}
 	return nil
@@ -272,7 +334,7 @@ func TestIndexEqualsSlowModel(t *testing.T) {
 				if got, want := x.Blocks(), m.pairs(); got != want {
 					t.Fatalf("step %d: %d blocks, want %d", step, got, want)
 				}
-				if got, want := x.WorkerBlocks(w), len(m.workers[w].held); got != want {
+				if got, want := x.WorkerBlocks(w), m.held(w); got != want {
 					t.Fatalf("step %d: %d external hashes of worker %d, want %d", step, got, w, want)
 				}
 				if step%500 == 0 {
@@ -336,8 +398,8 @@ func sameAfterDump(t *testing.T, x *indexer.Index, m *model, s *shape, rng *rand
 		t.Fatalf("%d blocks restored, want %d", y.Blocks(), m.pairs())
 	}
 	for w, got := range held(y, s.workers) {
-		if want := slices.Sorted(maps.Keys(m.workers[w].held)); !slices.Equal(got, want) {
-			t.Fatalf("worker %d: external hashes %d restored, want %d", w, got, want)
+		if want := slices.Sorted(maps.Keys(m.owners[w].held)); !slices.Equal(got, want) {
+			t.Fatalf("owner %d: external hashes %d restored, want %d", w, got, want)
 		}
 	}
 	for range 20 {
@@ -350,12 +412,13 @@ func sameAfterDump(t *testing.T, x *indexer.Index, m *model, s *shape, rng *rand
 	}
 }
 
-// held returns the workers' external hashes, as a dump has them.
+// held returns the owners' external hashes, as a dump has them.
 func held(x *indexer.Index, workers int) [][]uint64 {
-	externals := make([][]uint64, workers)
+	externals := make([][]uint64, workers*modelTiers)
 	for r := range x.Dump() {
 		for _, h := range r.Holders {
-			externals[h.Worker] = append(externals[h.Worker], h.Externals...)
+			o := int(h.Tier)*workers + h.Worker
+			externals[o] = append(externals[o], h.Externals...)
 		}
 	}
 	for _, e := range externals {
@@ -420,93 +483,10 @@ func TestIndexIsSafeForConcurrentUse(t *testing.T) {
 		got := make([]int32, s.workers)
 		x.Match(got, prompt)
 		for w := range s.workers {
-			if want, _ := models[w].match(prompt); got[w] != want[w] {
-				t.Errorf("worker %d, prompt %d: overlap %d, want %d", w, prompt, got[w], want[w])
+			if want, _ := models[w].match(prompt); got[w] != want[0][w] {
+				t.Errorf("worker %d, prompt %d: overlap %d, want %d", w, prompt, got[w], want[0][w])
 			}
 		}
-	}
-}
-
-// At the bound, what is forgotten is counted, and is always the end of a chain.
-func TestBoundForgetsTailsOnly(t *testing.T) {
-	s := shape{workers: 5, locals: 2, batch: 40, stores: 80}
-	rng := rand.New(rand.NewPCG(1, 5))
-	const bound = 400
-	x, m := indexer.New(indexer.Config{MaxBlocks: bound}), newModel(s.workers)
-	evicted := 0
-	for step := range 20_000 / raceSlows {
-		w := rng.IntN(s.workers)
-		ev := s.event(rng, m, w)
-		out := x.Apply(w, ev)
-		if out.Refused > 0 {
-			t.Fatalf("step %d: %+v: refused, although an event is smaller than the bound", step, out)
-		}
-		before := m.pairs()
-		var have [][]uint64
-		if out.Evicted > 0 { // before the event was stored
-			have = held(x, s.workers)
-		}
-		for w := range have {
-			for e := range m.workers[w].held {
-				if _, ok := slices.BinarySearch(have[w], e); !ok {
-					m.workers[w].remove(e)
-				}
-			}
-		}
-		evicted += out.Evicted
-		if lost := before - m.pairs(); lost != out.Evicted {
-			t.Fatalf("step %d: %+v, but %d blocks are gone", step, out, lost)
-		}
-		m.apply(w, ev)
-		if x.Blocks() > bound || x.Blocks() != m.pairs() {
-			t.Fatalf("step %d: %d blocks, want %d and at most %d", step, x.Blocks(), m.pairs(), bound)
-		}
-		if have == nil {
-			continue
-		}
-		for w, got := range held(x, s.workers) {
-			if want := slices.Sorted(maps.Keys(m.workers[w].held)); !slices.Equal(got, want) || x.WorkerBlocks(w) != len(want) {
-				t.Fatalf("step %d: worker %d has external hashes %d, %d in all, want %d", step, w, got, x.WorkerBlocks(w), want)
-			}
-		}
-		if err := x.Check(); err != nil {
-			t.Fatalf("step %d: %v", step, err)
-		}
-		if err := equal(x, m, s.prompt(rng, m)); err != nil {
-			t.Fatalf("step %d: %v", step, err)
-		}
-	}
-	if evicted < 1000/raceSlows {
-		t.Errorf("%d blocks evicted: the bound was hardly reached", evicted)
-	}
-}
-
-func TestLeastRecentlyMatchedGoesFirst(t *testing.T) {
-	x := indexer.New(indexer.Config{MaxBlocks: 9})
-	store := func(chain uint64) indexer.Outcome {
-		return x.Apply(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{
-			{External: chain, Local: chain}, {External: chain + 1, Local: 1}, {External: chain + 2, Local: 2},
-		}})
-	}
-	overlap := func(chain uint64) int32 {
-		dst := make([]int32, 1)
-		x.Match(dst, []uint64{chain, 1, 2})
-		return dst[0]
-	}
-	for _, chain := range []uint64{10, 20, 30} {
-		store(chain)
-	}
-	overlap(10)
-	if out := store(40); out.Evicted != 3 || out.Stored != 3 {
-		t.Fatalf("outcome %+v, want 3 evicted and stored", out)
-	}
-	if got := []int32{overlap(30), overlap(20), overlap(40), overlap(10)}; !slices.Equal(got, []int32{3, 0, 3, 3}) {
-		t.Fatalf("overlaps %d, want all but that of chain 20", got)
-	}
-	// 30 was matched first: it loses its tail.
-	x.Apply(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 50, Local: 50}}})
-	if got := []int32{overlap(30), overlap(40), overlap(10), overlap(50)}; !slices.Equal(got, []int32{2, 3, 3, 3 - 2}) {
-		t.Fatalf("overlaps %d, want chain 30 to have lost its end", got)
 	}
 }
 

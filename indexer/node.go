@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// maxRun is the most blocks of a node: which of them a worker holds fits into
+// maxRun is the most blocks of a node: which of them an owner holds fits into
 // one word, and events come in batches not much longer.
 const maxRun = 64
 
@@ -18,11 +18,11 @@ type node struct {
 	// What removals read comes first, and together.
 	local []uint64
 	shift uint8
-	full  set    // the workers that hold every block
-	part  []part // those that hold some, by worker
-	own   []own  // workers with columns of their own, by worker
+	full  set    // the workers that hold every block on the device
+	part  []part // the other owners that hold some, by owner
+	own   []own  // owners with columns of their own, by owner
 
-	main   *column // external hashes of the workers that are not in own; nil until there was one
+	main   *column // external hashes of the owners that are not in own; nil until there was one
 	parent *node
 	tail   *node // what was split off, while it is in the tree: its cells follow this node's
 	kids   children
@@ -34,18 +34,19 @@ type node struct {
 	number uint32 // its number there
 
 	used atomic.Uint64 // when it last was the end of a match; by readers
+	uses atomic.Uint64 // see node.use; by readers
 }
 
-// part is a worker that holds some blocks of a node.
+// part is an owner that holds blocks of a node: on the device not all of them.
 type part struct {
-	worker int32
-	cells  uint64
+	who   int32
+	cells uint64
 }
 
-// own is a column of one worker. A worker with several external hashes for a
+// own is a column of one owner. An owner with several external hashes for a
 // block has several columns.
 type own struct {
-	worker int32
+	who    int32
 	column *column
 }
 
@@ -54,60 +55,63 @@ func ones(n int) uint64 { return 1<<n - 1 }
 // all returns the node's cells.
 func (n *node) all() uint64 { return ones(len(n.local)) << n.shift }
 
-func (n *node) findPart(worker int32) (int, bool) {
-	if last := len(n.part) - 1; last < 0 || n.part[last].worker < worker {
+func (n *node) findPart(who int32) (int, bool) {
+	if last := len(n.part) - 1; last < 0 || n.part[last].who < who {
 		return last + 1, false
 	}
-	return slices.BinarySearchFunc(n.part, worker, func(p part, w int32) int { return int(p.worker - w) })
+	return slices.BinarySearchFunc(n.part, who, func(p part, w int32) int { return int(p.who - w) })
 }
 
-// findOwn returns the first of a worker's own columns.
-func (n *node) findOwn(worker int32) (int, bool) {
-	if last := len(n.own) - 1; last < 0 || n.own[last].worker < worker {
+// findOwn returns the first of an owner's own columns.
+func (n *node) findOwn(who int32) (int, bool) {
+	if last := len(n.own) - 1; last < 0 || n.own[last].who < who {
 		return last + 1, false
 	}
-	return slices.BinarySearchFunc(n.own, worker, func(o own, w int32) int { return int(o.worker - w) })
+	return slices.BinarySearchFunc(n.own, who, func(o own, w int32) int { return int(o.who - w) })
 }
 
-// cells returns the cells that a worker holds.
-func (n *node) cells(worker int32) uint64 {
-	if n.full.has(worker) {
+// cells returns the cells that an owner holds.
+func (n *node) cells(who int32) uint64 {
+	if who <= maxWorker && n.full.has(who) {
 		return n.all()
 	}
-	if i, ok := n.findPart(worker); ok {
+	if i, ok := n.findPart(who); ok {
 		return n.part[i].cells
 	}
 	return 0
 }
 
-// mainCells returns the cells that a worker holds by the main column.
-func (n *node) mainCells(worker int32) uint64 {
+// mainCells returns the cells that an owner holds by the main column.
+func (n *node) mainCells(who int32) uint64 {
 	if len(n.own) > 0 {
-		if _, owns := n.findOwn(worker); owns {
+		if _, owns := n.findOwn(who); owns {
 			return 0
 		}
 	}
-	return n.cells(worker)
+	return n.cells(who)
 }
 
-// setCells changes the cells that a worker holds from before to after.
-func (n *node) setCells(worker int32, before, after uint64) {
+// setCells changes the cells that an owner holds from before to after.
+func (n *node) setCells(who int32, before, after uint64) {
 	all := n.all()
-	if before == all {
-		n.full.remove(worker)
+	if who > maxWorker {
+		all = 0 // it is never full
+	}
+	if before == all && all != 0 {
+		n.full.remove(who)
 	} else if before != 0 {
-		i, _ := n.findPart(worker)
+		i, _ := n.findPart(who)
 		if after != all && after != 0 {
 			n.part[i].cells = after
 			return
 		}
 		n.part = cut(n.part, i)
 	}
-	if after == all {
-		n.full.add(worker)
+	if after == all && all != 0 {
+		n.full.add(who)
 	} else if after != 0 {
-		i, _ := n.findPart(worker)
-		n.part = insert(n.part, i, part{worker, after})
+		i, _ := n.findPart(who)
+		n.part = insert(n.part, i, part{who, after})
 	}
 }
 
@@ -122,45 +126,54 @@ func (n *node) union() (cells uint64) {
 	return cells
 }
 
+// onlyFor reports whether an owner holds every block of the node, and nobody else
+// any.
+func (n *node) onlyFor(who int32) bool {
+	if who > maxWorker {
+		return len(n.part) == 1 && n.part[0] == part{who, n.all()} && n.full.empty()
+	}
+	return len(n.part) == 0 && n.full.has(who) && n.full.count() == 1
+}
+
 // unheld reports whether nobody holds a block of the node.
 func (n *node) unheld() bool { return len(n.part) == 0 && n.full.empty() }
 
-// mainLive returns those of the given cells that a worker holds by the main column.
+// mainLive returns those of the given cells that an owner holds by the main column.
 func (n *node) mainLive(cells uint64) (live uint64) {
 	if len(n.own) == 0 {
 		return n.union() & cells
 	}
 	owner := 0
 	for w := range n.full.all() {
-		for owner < len(n.own) && n.own[owner].worker < w {
+		for owner < len(n.own) && n.own[owner].who < w {
 			owner++
 		}
-		if owner == len(n.own) || n.own[owner].worker != w {
+		if owner == len(n.own) || n.own[owner].who != w {
 			return cells
 		}
 	}
 	owner = 0
 	for _, p := range n.part {
-		for owner < len(n.own) && n.own[owner].worker < p.worker {
+		for owner < len(n.own) && n.own[owner].who < p.who {
 			owner++
 		}
-		if owner == len(n.own) || n.own[owner].worker != p.worker {
+		if owner == len(n.own) || n.own[owner].who != p.who {
 			live |= p.cells
 		}
 	}
 	return live & cells
 }
 
-// external returns a worker's external hash of block i, which it holds.
-func (n *node) external(worker int32, i int) uint64 {
-	owner, _ := n.findOwn(worker)
-	return n.externalFrom(owner, worker, i)
+// external returns an owner's external hash of block i, which it holds.
+func (n *node) external(who int32, i int) uint64 {
+	owner, _ := n.findOwn(who)
+	return n.externalFrom(owner, who, i)
 }
 
-// externalFrom is external for who knows where in own the worker would be.
-func (n *node) externalFrom(owner int, worker int32, i int) uint64 {
+// externalFrom is external for who knows where in own the owner would be.
+func (n *node) externalFrom(owner int, who int32, i int) uint64 {
 	cell := i + int(n.shift)
-	for ; owner < len(n.own) && n.own[owner].worker == worker; owner++ {
+	for ; owner < len(n.own) && n.own[owner].who == who; owner++ {
 		if c := n.own[owner].column; c.live>>cell&1 != 0 {
 			return c.external(cell)
 		}

@@ -63,11 +63,11 @@ func (p *Parked) Apply(now time.Time, worker int, ev Event) Outcome {
 			l.waiting = append(l.waiting, &parked{event: ev, until: now.Add(parkedFor)})
 			out.Parked, out.Orphan = out.Orphan, 0
 		}
-	case l == nil || ev.Tier != Device:
+	case l == nil:
 	case ev.Kind == Removed && out.Unknown > 0:
-		l.remove(ev.Externals)
+		l.remove(ev.Tier, ev.Externals)
 	case ev.Kind == Stored && out.Invalid == 0:
-		p.wake(worker, l, ev.Blocks, &out)
+		p.wake(worker, l, ev.Tier, ev.Blocks, &out)
 		if len(l.waiting) == 0 {
 			delete(p.workers, worker)
 		}
@@ -76,34 +76,42 @@ func (p *Parked) Apply(now time.Time, worker int, ev Event) Outcome {
 }
 
 // wake applies what waited for one of the blocks, and for what comes with that.
-func (p *Parked) wake(worker int, l *lot, blocks []Block, out *Outcome) {
-	arrived := make(map[uint64]bool, len(blocks))
-	arrive := func(blocks []Block) {
-		for _, b := range blocks {
-			arrived[b.External] = true
-			for _, w := range l.waiting {
-				// It was stored again after it had been removed.
+func (p *Parked) wake(worker int, l *lot, tier Tier, blocks []Block, out *Outcome) {
+	var arrived [tiers]map[uint64]bool
+	arrive := func(tier Tier, b Block) {
+		if arrived[tier] == nil {
+			arrived[tier] = map[uint64]bool{}
+		}
+		arrived[tier][b.External] = true
+	}
+	for _, b := range blocks {
+		arrive(tier, b)
+		for _, w := range l.waiting {
+			if w.event.Tier == tier { // it was stored again after it had been removed
 				w.removed = slices.DeleteFunc(w.removed, func(e uint64) bool { return e == b.External })
 			}
 		}
 	}
-	arrive(blocks)
 	for again := true; again; {
 		again = false
 		for i := 0; i < len(l.waiting); i++ {
 			w := l.waiting[i]
-			if !arrived[w.event.Parent] {
+			there := arrived[w.event.Tier][w.event.Parent]
+			for t := Device; !there && w.event.Tier != Device && t <= External; t++ {
+				there = arrived[t][w.event.Parent]
+			}
+			if !there {
 				continue
 			}
 			l.waiting = slices.Delete(l.waiting, i, i+1)
 			i--
 			out.add(p.x.Apply(worker, w.event))
 			if len(w.removed) > 0 {
-				out.add(p.x.Apply(worker, Event{Kind: Removed, Externals: w.removed}))
+				out.add(p.x.Apply(worker, Event{Kind: Removed, Tier: w.event.Tier, Externals: w.removed}))
 			}
 			for _, b := range w.event.Blocks {
 				if !slices.Contains(w.removed, b.External) {
-					arrived[b.External] = true
+					arrive(w.event.Tier, b)
 				}
 			}
 			again = true
@@ -112,8 +120,11 @@ func (p *Parked) wake(worker int, l *lot, blocks []Block, out *Outcome) {
 }
 
 // remove remembers removals of blocks that wait.
-func (l *lot) remove(externals []uint64) {
+func (l *lot) remove(tier Tier, externals []uint64) {
 	for _, w := range l.waiting {
+		if w.event.Tier != tier {
+			continue
+		}
 		for _, b := range w.event.Blocks {
 			if slices.Contains(externals, b.External) && !slices.Contains(w.removed, b.External) {
 				w.removed = append(w.removed, b.External)
@@ -130,7 +141,8 @@ func (l *lot) blocks() (n int) {
 }
 
 // Expire drops what has waited too long, and returns how many blocks that were, by
-// worker: what these workers hold is not known for certain any more.
+// worker: what these workers hold is not known for certain any more, unless a bound
+// has taken the parents (see [Index.Truncated]).
 func (p *Parked) Expire(now time.Time) map[int]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -4,6 +4,8 @@ package indexer_test
 
 import (
 	"maps"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -150,5 +152,85 @@ func TestNamedWorkers(t *testing.T) {
 	check(map[indexer.Worker]int{b0: 2, c0: 1})
 	if n.Index().Blocks() != 3 {
 		t.Errorf("%d blocks, want 3", n.Index().Blocks())
+	}
+}
+
+// What is stored on a lower tier may follow what waits on the device, not the other
+// way round.
+func TestTiersWaitForTheirParent(t *testing.T) {
+	x := indexer.New(indexer.Config{})
+	p := indexer.NewParked(x)
+	now := time.Unix(0, 0)
+	host := stored(2, 3)
+	host.Tier = indexer.HostPinned
+	device := stored(3, 4)
+	for i, c := range []struct {
+		event indexer.Event
+		want  indexer.Outcome
+	}{
+		{host, indexer.Outcome{Parked: 1}},
+		{device, indexer.Outcome{Parked: 1}},
+		{stored(0, 1, 2), indexer.Outcome{Stored: 3, OtherTier: 1}}, // 3 is in host memory: 4 still waits
+		{stored(2, 3), indexer.Outcome{Stored: 2}},
+	} {
+		if got := p.Apply(now, 0, c.event); got != c.want {
+			t.Errorf("event %d: %+v, want %+v", i, got, c.want)
+		}
+	}
+	if n := x.WorkerBlocks(0); n != 5 {
+		t.Errorf("%d blocks, want 5", n)
+	}
+}
+
+// Stored events that overtake each other end as if they had not.
+func TestOrderOfStoredEventsDoesNotMatter(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 7))
+	now := time.Unix(0, 0)
+	for range 300 {
+		x, m := indexer.New(indexer.Config{}), newModel(1)
+		p := indexer.NewParked(x)
+		var events []indexer.Event
+		var known []uint64
+		for next := uint64(1); len(events) < 60; {
+			if rng.IntN(6) == 0 && len(known) > 0 {
+				events = append(events, removed(known[rng.IntN(len(known))]))
+				continue
+			}
+			ev := indexer.Event{Kind: indexer.Stored}
+			if ev.HasParent = len(known) > 0 && rng.IntN(4) > 0; ev.HasParent {
+				ev.Parent = known[rng.IntN(len(known))]
+			}
+			for range 1 + rng.IntN(5) {
+				ev.Blocks = append(ev.Blocks, indexer.Block{External: next, Local: rng.Uint64N(3)})
+				known = append(known, next)
+				next++
+			}
+			events = append(events, ev)
+		}
+		for _, ev := range events {
+			m.apply(0, ev)
+		}
+		for i := range events { // up to the next removal, any order is possible
+			to := i
+			for to < len(events) && events[to].Kind == indexer.Stored {
+				to++
+			}
+			if to > i {
+				j := i + rng.IntN(to-i)
+				events[i], events[j] = events[j], events[i]
+			}
+		}
+		for _, ev := range events {
+			p.Apply(now, 0, ev)
+		}
+		want := slices.Sorted(maps.Keys(m.owners[0].held))
+		if got := held(x, 1)[0]; !slices.Equal(got, want) {
+			t.Fatalf("external hashes %d, want %d", got, want)
+		}
+		for range 20 {
+			if err := equal(x, m, (&shape{workers: 1, locals: 3}).prompt(rng, m)); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }

@@ -20,9 +20,12 @@ func (x *Index) Bytes() int {
 	total := x.table.bytes() + x.columns.bytes() + heapSize(int(unsafe.Sizeof(*x))) +
 		heapSize(8*cap(x.nodes)) + heapSize(4*cap(x.vacant)) + heapSize(16*cap(x.leaves.heap)) +
 		heapSize(8*cap(x.hashes)) + heapSize(4*cap(x.seen)) + heapSize(int(unsafe.Sizeof(cell{}))*cap(x.known)) +
-		heapSize(int(unsafe.Sizeof(entry{}))*cap(x.pending)) + heapSize(int(unsafe.Sizeof(holdings{}))*cap(x.workers))
-	for i := range x.workers {
-		total += heapSize(4 * cap(x.workers[i].log))
+		heapSize(int(unsafe.Sizeof(entry{}))*cap(x.pending)) + heapSize(4*cap(x.ends))
+	for _, list := range x.held {
+		total += heapSize(int(unsafe.Sizeof(holdings{})) * cap(list))
+		for i := range list {
+			total += heapSize(4 * cap(list[i].log))
+		}
 	}
 	for i := range x.firsts {
 		total += heapSize(16 * cap(x.firsts[i].slots))

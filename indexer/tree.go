@@ -3,6 +3,7 @@
 package indexer
 
 import (
+	"iter"
 	"math/bits"
 	"slices"
 )
@@ -42,9 +43,9 @@ func (x *Index) adopt(parent, n *node) {
 	}
 }
 
-// store stores blocks that a worker does not have, behind at, and returns where
+// store stores blocks that an owner does not have, behind at, and returns where
 // the last one is.
-func (x *Index) store(worker int32, at place, blocks []Block, hashes []uint64) place {
+func (x *Index) store(who int32, at place, blocks []Block, hashes []uint64) place {
 	for len(blocks) > 0 {
 		n, from := at.n, at.block+1
 		var k int
@@ -57,7 +58,7 @@ func (x *Index) store(worker int32, at place, blocks []Block, hashes []uint64) p
 		} else if c := x.childOf(n, blocks[0].Local); c != nil {
 			at = place{c, -1}
 			continue
-		} else if k = x.extend(n, worker, blocks); k > 0 {
+		} else if k = x.extend(n, who, blocks); k > 0 {
 			longer = true
 		} else {
 			k = min(maxRun, len(blocks))
@@ -66,11 +67,11 @@ func (x *Index) store(worker int32, at place, blocks []Block, hashes []uint64) p
 			x.leaves.add(c)
 			n, from = c, 0
 		}
-		if worker >= 0 {
-			x.hold(worker, n, from, blocks[:k], hashes[:k], longer)
+		if who >= 0 {
+			x.hold(who, n, from, blocks[:k], hashes[:k], longer)
 		}
 		at, blocks = place{n, from + k - 1}, blocks[k:]
-		if worker >= 0 {
+		if who >= 0 {
 			hashes = hashes[k:]
 		}
 	}
@@ -85,11 +86,10 @@ func locals(dst []uint64, blocks []Block) []uint64 {
 }
 
 // extend makes a node longer by some of the blocks, if its only holder is the
-// worker to store them, and returns by how many. The worker counts as their
+// owner to store them, and returns by how many. The owner counts as their
 // holder at once; their cells are still to be written.
-func (x *Index) extend(n *node, worker int32, blocks []Block) int {
-	if worker < 0 || n == &x.root || n.kids.n > 0 || len(n.part) > 0 || len(n.own) > 1 ||
-		!n.full.has(worker) || n.full.count() > 1 {
+func (x *Index) extend(n *node, who int32, blocks []Block) int {
+	if who < 0 || n == &x.root || n.kids.n > 0 || len(n.own) > 1 || !n.onlyFor(who) {
 		return 0
 	}
 	k := min(maxRun-int(n.shift)-len(n.local), len(blocks))
@@ -102,26 +102,29 @@ func (x *Index) extend(n *node, worker int32, blocks []Block) int {
 		n.local = append(make([]uint64, 0, runCap(min(room, maxRun-int(n.shift)))), n.local...)
 	}
 	n.local = locals(n.local, blocks[:k])
+	if who > maxWorker {
+		n.part[0].cells = n.all()
+	}
 	n.used.Store(x.gate.clock.Load())
 	return k
 }
 
-// hold makes a worker the holder of some blocks of a node, under external hashes
+// hold makes an owner the holder of some blocks of a node, under external hashes
 // that it does not have yet. The blocks may just have made the node longer.
-func (x *Index) hold(worker int32, n *node, from int, blocks []Block, hashes []uint64, longer bool) {
+func (x *Index) hold(who int32, n *node, from int, blocks []Block, hashes []uint64, longer bool) {
 	x.preserve(n)
 	at := from + int(n.shift)
 	cells := ones(len(blocks)) << at
-	before := n.cells(worker)
+	before := n.cells(who)
 	if longer {
 		before &^= cells
 	}
-	owner, owns := n.findOwn(worker)
+	owner, owns := n.findOwn(who)
 	switch {
 	case owns || n.main == nil || n.main.shares(at, blocks):
 	default:
-		x.secede(worker, n, before)
-		owner, owns = n.findOwn(worker)
+		x.secede(who, n, before)
+		owner, owns = n.findOwn(who)
 	}
 	var c *column
 	switch {
@@ -129,8 +132,8 @@ func (x *Index) hold(worker int32, n *node, from int, blocks []Block, hashes []u
 		c = n.own[owner].column
 		for c.live&cells != 0 {
 			// It has these blocks under other hashes, too: another column.
-			if owner++; owner == len(n.own) || n.own[owner].worker != worker {
-				n.own = insert(n.own, owner, own{worker, x.columns.add(n, worker)})
+			if owner++; owner == len(n.own) || n.own[owner].who != who {
+				n.own = insert(n.own, owner, own{who, x.columns.add(n, who)})
 			}
 			c = n.own[owner].column
 		}
@@ -156,12 +159,12 @@ func (x *Index) hold(worker int32, n *node, from int, blocks []Block, hashes []u
 	c.live |= cells
 	if after := before | cells; after != before {
 		if !longer {
-			n.setCells(worker, before, after)
+			n.setCells(who, before, after)
 		}
-		x.blocks.Add(int64(bits.OnesCount64(after &^ before)))
+		x.count(who, bits.OnesCount64(after&^before))
 	}
 	if before == 0 {
-		x.enter(worker, n)
+		x.enter(who, n)
 	}
 }
 
@@ -175,11 +178,11 @@ func (c *column) shares(at int, blocks []Block) bool {
 	return true
 }
 
-// secede gives a worker a column of its own, with what it had in the main one.
-func (x *Index) secede(worker int32, n *node, before uint64) {
-	c := x.columns.add(n, worker)
-	owner, _ := n.findOwn(worker)
-	n.own = insert(n.own, owner, own{worker, c})
+// secede gives an owner a column of its own, with what it had in the main one.
+func (x *Index) secede(who int32, n *node, before uint64) {
+	c := x.columns.add(n, who)
+	owner, _ := n.findOwn(who)
+	n.own = insert(n.own, owner, own{who, c})
 	for cells := before; cells != 0; cells &= cells - 1 {
 		at := bits.TrailingZeros64(cells)
 		e := n.main.external(at)
@@ -219,6 +222,7 @@ func (x *Index) split(n *node, block int) {
 	x.preserve(n)
 	t := x.newNode(n, append(make([]uint64, 0, runCap(len(n.local)-block)), n.local[block:]...), n.shift+uint8(block))
 	t.used.Store(n.used.Load())
+	t.uses.Store(n.uses.Load())
 	t.number = n.number // what follows a dumped run follows it still
 	t.kids, n.kids = n.kids, children{}
 	for k := range t.kids.all() {
@@ -237,13 +241,13 @@ func (x *Index) split(n *node, block int) {
 	for _, p := range parts {
 		low, high := p.cells&n.all(), p.cells&t.all()
 		if low == 0 {
-			x.workers[p.worker].nodes--
+			x.of(p.who).nodes--
 		} else {
-			n.setCells(p.worker, 0, low)
+			n.setCells(p.who, 0, low)
 		}
 		if high != 0 {
-			t.setCells(p.worker, 0, high)
-			x.enter(p.worker, t)
+			t.setCells(p.who, 0, high)
+			x.enter(p.who, t)
 		}
 	}
 	if t.main = n.main; t.main != nil {
@@ -267,18 +271,18 @@ func (x *Index) split(n *node, block int) {
 	x.leaves.add(t)
 }
 
-// release takes from a worker the known external hash i of an event, and those
+// release takes from an owner the known external hash i of an event, and those
 // behind it that stand in the same column and node, as far as it has them. It
 // returns how many: none if it has not got the first, since it was named twice.
-func (x *Index) release(worker int32, i int) (released int) {
+func (x *Index) release(who int32, i int) (released int) {
 	c := x.known[i].column
 	if c == nil || c.live>>x.known[i].cell&1 == 0 {
 		return 0
 	}
 	n := c.part(int(x.known[i].cell))
 	held := c.live & n.all()
-	if c.worker == mainColumn {
-		held = n.mainCells(worker)
+	if c.who == mainColumn {
+		held = n.mainCells(who)
 	}
 	var cells uint64
 	for _, k := range x.known[i:] {
@@ -295,29 +299,29 @@ func (x *Index) release(worker int32, i int) (released int) {
 	}
 	x.preserve(n)
 	id, dead, gone := c.id, cells, cells // what ends in the table, and in the node
-	before := n.cells(worker)
-	if c.worker != mainColumn {
+	before := n.cells(who)
+	if c.who != mainColumn {
 		if c.live &^= cells; c.live&n.all() == 0 {
 			x.disown(n, c)
 		}
-		for i, _ := n.findOwn(worker); i < len(n.own) && n.own[i].worker == worker; i++ {
+		for i, _ := n.findOwn(who); i < len(n.own) && n.own[i].who == who; i++ {
 			gone &^= n.own[i].column.live // it has these under other hashes still
 		}
 	}
 	if after := before &^ gone; gone != 0 {
-		x.blocks.Add(-int64(bits.OnesCount64(gone)))
+		x.count(who, -bits.OnesCount64(gone))
 		left := bits.OnesCount64(after)
 		switch {
 		case after == 0:
-			n.setCells(worker, before, 0)
-			x.workers[worker].nodes--
+			n.setCells(who, before, 0)
+			x.of(who).nodes--
 		case n.kids.n == 0 && before == n.all() && after>>n.shift == ones(left) && len(n.part) == 0 && n.full.count() == 1:
 			n.local = n.local[:left] // the most frequent case: an engine forgets its tails first
 		default:
-			n.setCells(worker, before, after)
+			n.setCells(who, before, after)
 		}
 	}
-	if c.worker == mainColumn {
+	if c.who == mainColumn {
 		dead &^= n.mainLive(cells)
 		if c.live &^= dead; c.live == 0 {
 			c.ext = nil
@@ -342,27 +346,45 @@ func (x *Index) disown(n *node, c *column) {
 	x.columns.drop(c)
 }
 
-// leave takes all blocks of a node from a worker.
-func (x *Index) leave(worker int32, n *node) {
-	before := n.cells(worker)
-	if before == 0 {
-		return
-	}
-	x.preserve(n)
-	_, owns := n.findOwn(worker)
-	for i, ok := n.findOwn(worker); ok; i, ok = n.findOwn(worker) {
-		c := n.own[i].column
-		x.kill(c, c.live&n.all())
-		n.own = cut(n.own, i)
-		x.columns.drop(c)
-	}
-	n.setCells(worker, before, 0)
-	x.blocks.Add(-int64(bits.OnesCount64(before)))
-	x.workers[worker].nodes--
-	if !owns {
-		x.bury(n, before)
+// leave takes the blocks of some cells of a node from an owner.
+func (x *Index) leave(who int32, n *node, cells uint64) {
+	if x.take(who, n, cells) {
+		x.bury(n, cells)
 	}
 	x.tidy(n)
+}
+
+// take is leave but for what follows from it: whether nobody uses the cells of the
+// main column any more, if it says that they were used, and whether the node is.
+func (x *Index) take(who int32, n *node, cells uint64) (main bool) {
+	before := n.cells(who)
+	if cells &= before; cells == 0 {
+		return false
+	}
+	x.preserve(n)
+	h := x.of(who)
+	first, owns := n.findOwn(who)
+	last := first
+	for last < len(n.own) && n.own[last].who == who {
+		last++
+	}
+	for i := last - 1; i >= first; i-- {
+		c := n.own[i].column
+		h.externals -= bits.OnesCount64(c.live & cells)
+		if x.kill(c, c.live&cells); c.live&n.all() == 0 {
+			n.own = cut(n.own, i)
+			x.columns.drop(c)
+		}
+	}
+	if !owns {
+		h.externals -= bits.OnesCount64(cells)
+	}
+	n.setCells(who, before, before&^cells)
+	x.count(who, -bits.OnesCount64(cells))
+	if before == cells {
+		h.nodes--
+	}
+	return !owns
 }
 
 // tidy drops a node that nobody needs, with what thereby becomes useless, or the
@@ -405,8 +427,8 @@ func (x *Index) tidy(n *node) {
 func (n *node) promote() {
 	all, kept := n.all(), n.part[:0]
 	for _, p := range n.part {
-		if p.cells == all {
-			n.full.add(p.worker)
+		if p.cells == all && p.who <= maxWorker {
+			n.full.add(p.who)
 		} else {
 			kept = append(kept, p)
 		}
@@ -416,9 +438,9 @@ func (n *node) promote() {
 	}
 }
 
-// enter notes that a worker has begun to hold something of a node.
-func (x *Index) enter(worker int32, n *node) {
-	h := &x.workers[worker]
+// enter notes that an owner has begun to hold something of a node.
+func (x *Index) enter(who int32, n *node) {
+	h := x.of(who)
 	h.nodes++
 	if len(h.log) == cap(h.log) {
 		h.log = append(make([]uint32, 0, len(h.log)+len(h.log)/4+4), h.log...)
@@ -440,15 +462,17 @@ func (x *Index) settle() {
 	}
 	if x.blocks.Load() == 0 && len(x.nodes) > 1<<6 { // all are vacant
 		x.nodes, x.vacant, x.columns, x.leaves = nil, nil, columns{}, leaves{}
-		for i := range x.workers {
-			x.workers[i].log = nil
+		for _, list := range x.held {
+			for i := range list {
+				list[i].log = nil
+			}
 		}
 	}
 }
 
-// tidyLog keeps a worker's log in proportion to what it holds.
-func (x *Index) tidyLog(worker int32) {
-	h := &x.workers[worker]
+// tidyLog keeps an owner's log in proportion to what it holds.
+func (x *Index) tidyLog(who int32) {
+	h := x.of(who)
 	if len(h.log) <= 2*h.nodes+16 {
 		return
 	}
@@ -456,12 +480,23 @@ func (x *Index) tidyLog(worker int32) {
 		h.log = nil
 		return
 	}
-	slices.Sort(h.log)
 	kept := make([]uint32, 0, h.nodes+h.nodes/4)
-	for _, id := range slices.Compact(h.log) {
-		if n := x.nodes[id]; n != nil && n.cells(worker) != 0 {
-			kept = append(kept, id)
-		}
+	for n := range x.nodesOf(who) {
+		kept = append(kept, n.id)
 	}
 	h.log = kept
+}
+
+// nodesOf yields the nodes of which an owner holds something.
+func (x *Index) nodesOf(who int32) iter.Seq[*node] {
+	return func(yield func(*node) bool) {
+		h := x.of(who)
+		slices.Sort(h.log)
+		h.log = slices.Compact(h.log)
+		for _, id := range h.log {
+			if n := x.nodes[id]; n != nil && n.cells(who) != 0 && !yield(n) {
+				return
+			}
+		}
+	}
 }
