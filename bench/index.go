@@ -65,6 +65,8 @@ func indexShapes() []indexShape {
 		indexShape{"bytes per (block, worker), shared by 64, hashes agree", "B", atMost(6), func() float64 { return pairBytes(shared(true)) }},
 		indexShape{"bytes per (block, worker), shared by 64, hashes differ", "B", atMost(20), func() float64 { return pairBytes(shared(false)) }},
 		indexShape{"heap returned after removing everything", "%", atLeast(90), heapReturned},
+		indexShape{"dump of 10 M (block, worker) pairs", "s", atMost(5), dumpTime},
+		indexShape{"restore of 10 M (block, worker) pairs", "s", atMost(5), restoreTime},
 	)
 }
 
@@ -398,6 +400,64 @@ func heapReturned() float64 {
 	runtime.KeepAlive(gone)
 	runtime.KeepAlive(x)
 	return 100 * (full - empty) / (full - before)
+}
+
+// many is an index of 10 M pairs: 8 M of 64 workers that share chains, though not
+// their engine hashes, and 2 M that nobody shares.
+func many() *indexer.Index {
+	const shares, alone = 8 << 20 / 64 / indexSequence, 2 << 20 / indexSequence
+	x := indexer.New(indexer.Config{})
+	for n := range shares {
+		local := sequence(n, indexSequence)
+		for w := range 64 {
+			applyAll(x, stored(nil, w, engineSeed(w, false), local))
+		}
+	}
+	for n := range alone {
+		applyAll(x, stored(nil, n%64, engineSeed(n%64, false), sequence(shares+n, indexSequence)))
+	}
+	return x
+}
+
+func dumpTime() float64 {
+	x := many()
+	runtime.GC()
+	start := time.Now()
+	pairs := 0
+	for r := range x.Dump() {
+		for _, h := range r.Holders {
+			pairs += len(h.Externals)
+		}
+	}
+	seconds := time.Since(start).Seconds()
+	if pairs != x.Blocks() {
+		panic(fmt.Sprintf("bench: %d pairs dumped, want %d", pairs, x.Blocks()))
+	}
+	return seconds
+}
+
+func restoreTime() float64 {
+	runs := slices.Collect(many().Dump())
+	pairs := 0
+	for _, r := range runs {
+		for _, h := range r.Holders {
+			pairs += len(h.Externals)
+		}
+	}
+	runtime.GC()
+	start := time.Now()
+	y, _, err := indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
+		for _, r := range runs {
+			if !yield(r, nil) {
+				return
+			}
+		}
+	})
+	seconds := time.Since(start).Seconds()
+	if err != nil || y.Blocks() != pairs {
+		panic(fmt.Sprintf("bench: %v, %d pairs restored, want %d", err, y.Blocks(), pairs))
+	}
+	return seconds
 }
 
 func match(x *indexer.Index, dst []int32, last, local []uint64) { x.MatchLast(dst, last, local) }
