@@ -441,7 +441,7 @@ func held(x *indexer.Index, workers int) [][]uint64 {
 // Workers on goroutines of their own end with what each would have alone, however
 // many matches and dumps there are meanwhile.
 func TestIndexIsSafeForConcurrentUse(t *testing.T) {
-	s := shape{workers: 6, locals: 2, batch: 40, stores: 52}
+	s := shape{workers: 6, locals: 2, batch: 40, stores: 52, lower: true}
 	x := indexer.New(indexer.Config{})
 	models := make([]*model, s.workers)
 	var writers, readers sync.WaitGroup
@@ -461,19 +461,22 @@ func TestIndexIsSafeForConcurrentUse(t *testing.T) {
 	for r := range uint64(2) {
 		readers.Go(func() {
 			rng := rand.New(rand.NewPCG(r, 3))
-			counts, last := make([]int32, s.workers), make([]uint64, s.workers)
+			all := matches(s.workers, 60)
 			for n := 0; !done.Load(); n++ {
 				prompt := make([]uint64, rng.IntN(60))
 				for i := range prompt {
 					prompt[i] = rng.Uint64N(s.locals)
 				}
-				x.MatchLast(counts, last, prompt)
-				for w, c := range counts {
-					if int(c) > len(prompt) || (c == 0) != (last[w] == 0) {
-						t.Errorf("worker %d: overlap %d of %d, last hash %d", w, c, len(prompt), last[w])
+				x.FindMatches(all, prompt)
+				for w, c := range all.Device {
+					sum := int(c + all.Lower[0][w] + all.Lower[1][w] + all.Lower[2][w])
+					if sum > len(prompt) || (c == 0) != (all.Last[w] == 0) || sum > 0 && all.Uses[sum-1] == 0 {
+						t.Errorf("worker %d: overlap %d, %d on all tiers, of %d, last hash %d, uses %d", w, c, sum, len(prompt), all.Last[w], all.Uses)
 					}
 				}
 				if n%1000 == 0 {
+					x.Age()
+					x.SetLimit(0, 1<<20) // never reached
 					for range x.Dump() {
 					}
 					x.Bytes()

@@ -74,8 +74,8 @@ func TestHitRatesOfTraces(t *testing.T) {
 			{1, 10_000, 61_046},
 		}},
 		{"cc_weka_sessions.jsonl.gz", 10_608_487, []hits{
-			{1, 0, 10_174_440},
 			{1, 80_000, 10_152_557},
+			{1, 0, 10_174_440},
 			{8, 10_000, 1_830_311},
 		}},
 	} {
@@ -85,7 +85,7 @@ func TestHitRatesOfTraces(t *testing.T) {
 			if path == "" {
 				return
 			}
-			if testing.Short() {
+			if testing.Short() || raceSlows > 1 && c.blocks > 100_000 { // nothing here runs at once
 				c.hits = c.hits[:1]
 			}
 			var requests [][]int32
