@@ -24,7 +24,7 @@ func (x *Index) Nodes() int {
 func (x *Index) Check() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	pairs, live := 0, 0
+	pairs, lower, live := 0, 0, 0
 	columns := map[*column]int{}
 	nodes := map[int32]int{}
 	for id, n := range x.nodes {
@@ -65,6 +65,9 @@ func (x *Index) Check() error {
 		}
 		check := func(w int32, cells uint64) error {
 			pairs += bits.OnesCount64(cells)
+			if w > maxWorker {
+				lower += bits.OnesCount64(cells)
+			}
 			nodes[w]++
 			if o, owns := owned[w]; owns && o != cells || cells == 0 || cells&^n.all() != 0 {
 				return fmt.Errorf("node %d: worker %d holds %b, its own columns %b", id, w, cells, o)
@@ -123,6 +126,8 @@ func (x *Index) Check() error {
 		return fmt.Errorf("%d columns are used, want %d", used, len(columns))
 	case live != x.table.n:
 		return fmt.Errorf("the table has %d entries, want %d", x.table.n, live)
+	case lower != int(x.lower.Load()):
+		return fmt.Errorf("%d blocks on lower tiers, want %d", x.lower.Load(), lower)
 	case pairs != x.Blocks():
 		return fmt.Errorf("%d blocks, want %d", x.Blocks(), pairs)
 	}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer
+
+import "math/bits"
+
+// Where the external hashes of an event stand. All of this runs under mu.
+
+// parent returns where an owner's blocks are to follow: behind a block of its own,
+// or of the same worker on a faster tier, or on a slower one. On the device, only
+// what is there can be before a block.
+func (x *Index) parent(who int32, external uint64) cell {
+	x.view = view{}
+	hash := spread(external)
+	k := x.find(who, external, hash, cell{})
+	for t := Device; k.column == nil && who > maxWorker && t <= External; t++ {
+		if o := ownerOf(int(who&maxWorker), t); o != who && x.has(o) {
+			x.view = view{}
+			k = x.find(o, external, hash, cell{})
+		}
+	}
+	return k
+}
+
+// hash fills x.hashes. The hashes are needed more than once, and made apart from
+// their use they do not wait for memory.
+func (x *Index) hash(n int, external func(int) uint64) {
+	x.hashes = x.hashes[:0]
+	for i := range n {
+		x.hashes = append(x.hashes, spread(external(i)))
+	}
+}
+
+// findAll fills x.known for the blocks of an event, and counts those not known.
+func (x *Index) findAll(who int32, blocks []Block) (unknown int) {
+	x.table.touch(x.hashes)
+	x.known, x.view = x.known[:0], view{}
+	var k cell
+	for i := range blocks {
+		k = x.find(who, blocks[i].External, x.hashes[i], k)
+		x.known = append(x.known, k)
+		if k.column == nil {
+			unknown++
+		}
+	}
+	return unknown
+}
+
+// find returns where an external hash of an owner stands. Beside near is where it
+// looks first.
+func (x *Index) find(who int32, external, hash uint64, near cell) cell {
+	if near.column != nil {
+		for _, at := range [...]int{int(near.cell) + 1, int(near.cell) - 1} {
+			if at < maxRun && near.column.holds(at, external) && x.view.of(who, near.column, at) {
+				return cell{near.column, int32(at)}
+			}
+		}
+	}
+	s, at := x.table.find(hash)
+	if s == nil {
+		return cell{}
+	}
+	for steps := 0; at >= 0; steps++ {
+		b := &s.buckets[at]
+		for hits := b.hits(stampOf(hash) & tagMask); hits != 0; hits &= hits - 1 {
+			id, at := b.entry(hits, hash)
+			if id == 0 {
+				continue
+			}
+			c := x.columns.get(id)
+			if c.holds(at, external) && x.view.of(who, c, at) {
+				return cell{c, int32(at)}
+			}
+		}
+		at = s.after(at, steps)
+	}
+	return cell{}
+}
+
+// view is what an owner holds by one main column in one node, kept while many cells
+// are asked for and none changes.
+type view struct {
+	column   *column
+	from, to int
+	cells    uint64
+}
+
+// of reports whether a live cell of a column is an owner's.
+func (v *view) of(who int32, c *column, at int) bool {
+	if c.who != mainColumn {
+		return c.who == who
+	}
+	if v.column != c || at < v.from || at >= v.to {
+		n := c.part(at)
+		v.column, v.from, v.to = c, int(n.shift), int(n.shift)+len(n.local)
+		v.cells = n.mainCells(who)
+	}
+	return v.cells>>at&1 != 0
+}
+
+// part returns the node in which a live cell lies.
+func (c *column) part(at int) *node {
+	n := c.node
+	for at >= int(n.shift)+len(n.local) {
+		n = n.tail
+	}
+	return n
+}
+
+func (k cell) place() place {
+	n := k.column.part(int(k.cell))
+	return place{n, int(k.cell) - int(n.shift)}
+}
+
+// before returns the block before p.
+func (p place) before() place {
+	if p.block > 0 {
+		return place{p.n, p.block - 1}
+	}
+	return place{p.n.parent, len(p.n.parent.local) - 1}
+}
+
+// contradictory reports whether a stored event names a block twice, or a block
+// as its own parent.
+func (x *Index) contradictory(ev *Event) bool {
+	if len(ev.Blocks) == 1 {
+		return ev.HasParent && ev.Parent == ev.Blocks[0].External
+	}
+	size := 1 << bits.Len(uint(4*len(ev.Blocks)))
+	if len(x.seen) < size {
+		x.seen = make([]int32, size)
+	}
+	defer clear(x.seen[:size])
+	mask := uint64(size - 1)
+	twice := false
+	for i := range ev.Blocks {
+		b := ev.Blocks[i].External
+		twice = ev.HasParent && b == ev.Parent
+		p := x.hashes[i] & mask
+		for ; x.seen[p] != 0 && !twice; p = (p + 1) & mask {
+			twice = ev.Blocks[x.seen[p]-1].External == b
+		}
+		if twice {
+			break
+		}
+		x.seen[p] = int32(i + 1)
+	}
+	return twice
+}
