@@ -23,12 +23,16 @@ const (
 	headerRequestID = "x-dynamo-request-id"
 )
 
-// strip answers m by removing the client's own copies of headers that steer Envoy.
+// strip answers m by removing the client's own copies of headers that steer Envoy
+// or us.
 // Our configuration of Envoy removes them before we see any; another one may not,
 // and a request that fails open must not go where its client likes.
 func strip(m message) *extprocv3.ProcessingResponse {
 	return answer(m, &extprocv3.CommonResponse{
-		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: []string{headerWorker, headerFallback, headerRequestID}},
+		HeaderMutation: &extprocv3.HeaderMutation{RemoveHeaders: []string{
+			headerWorker, headerFallback, headerRequestID,
+			headerPin, headerRank, headerPriority, headerStrictPriority, headerTTFT, headerOverride,
+		}},
 		ClearRouteCache: true,
 	})
 }
@@ -57,9 +61,12 @@ func (s *stream) refuse(e *openai.Error) *extprocv3.ProcessingResponse {
 	switch e.Status {
 	case http.StatusMethodNotAllowed:
 		headers = append(headers, "allow", http.MethodPost)
-	case http.StatusServiceUnavailable, http.StatusTooManyRequests:
+	case http.StatusServiceUnavailable:
 		// As long as a worker needs to be seen again after a hiccup.
 		headers = append(headers, "retry-after", "5")
+	}
+	if e.Type == openai.Overloaded {
+		headers = append(headers[:2], "retry-after", "1")
 	}
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
 		ImmediateResponse: &extprocv3.ImmediateResponse{
@@ -71,9 +78,16 @@ func (s *stream) refuse(e *openai.Error) *extprocv3.ProcessingResponse {
 	}}
 }
 
-// refusal maps an error of a decision to what the client is told. It is nil for
-// errors that are not the client's to know: those fail open.
-func refusal(err error, model string) *openai.Error {
+// refusal maps an error of a decision to what the client is told, overload being
+// the status for a lack of room. It is nil for errors that are not the client's to
+// know: those fail open.
+func refusal(err error, model string, overload int) *openai.Error {
+	busy := func(code, message string) *openai.Error {
+		return &openai.Error{Status: overload, Message: message, Type: openai.Overloaded, Code: code}
+	}
+	wrong := func(param, code string) *openai.Error {
+		return &openai.Error{Status: http.StatusBadRequest, Message: err.Error(), Type: openai.InvalidRequest, Param: param, Code: code}
+	}
 	switch {
 	case errors.Is(err, router.ErrUnknownModel):
 		return &openai.Error{
@@ -87,6 +101,24 @@ func refusal(err error, model string) *openai.Error {
 			Message: "no worker of the model is available",
 			Type:    openai.Unavailable, Code: "no_worker",
 		}
+	case errors.Is(err, router.ErrAllBusy):
+		return busy("all_busy", "all workers of the model are busy")
+	case errors.Is(err, router.ErrPinnedBusy):
+		return busy("worker_busy", "the worker that the request names is busy")
+	case errors.Is(err, router.ErrQueueFull):
+		return busy("queue_full", "too many requests wait for a worker of the model")
+	case errors.Is(err, router.ErrTooLate), errors.Is(err, errQueueWait):
+		return busy("queue_timeout", "no worker of the model became free in time")
+	case errors.Is(err, router.ErrPinMissing):
+		return wrong(headerPin, "worker_missing")
+	case errors.Is(err, router.ErrPinnedUnknown):
+		return wrong(headerPin, "worker_not_found")
+	case errors.Is(err, router.ErrPinnedNotAllowed):
+		return wrong(headerPin, "worker_not_allowed")
+	case errors.Is(err, router.ErrBadOverride):
+		return wrong(headerOverride, "bad_override")
+	case errors.Is(err, router.ErrBadRequest):
+		return wrong("", "bad_request")
 	}
 	return nil
 }

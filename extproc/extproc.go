@@ -38,6 +38,9 @@
 // open: Envoy routes it without us. A client's mistake gets an error in OpenAI's
 // form; a lack of workers gets one too, and is never turned into unrouted traffic.
 //
+// A request that has to wait for a worker makes Envoy wait longer, too
+// (override_message_timeout, once); a wait that takes too long is a refusal.
+//
 // What a router does with a context that has ended is its own: a decision is
 // interrupted as soon as the router looks.
 //
@@ -55,6 +58,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -87,6 +91,24 @@ type Config struct {
 	// fails open. It must be less than Envoy's message_timeout, or Envoy gives
 	// up on us first. Default 1.5 s.
 	DecisionTimeout time.Duration
+
+	// QueueWait is the time that a request may wait for a worker before it is
+	// refused with OverloadStatus. Half a second more must not exceed Envoy's
+	// max_message_timeout. Default 9.5 s.
+	QueueWait time.Duration
+
+	// OverloadStatus is what clients get when all workers are busy, too many
+	// requests wait, or the wait was too long: 429, 503 or 529. Default 429.
+	OverloadStatus int
+
+	// SessionHeaders are the request's headers that name its session, in lower
+	// case; the first one that is present counts.
+	SessionHeaders []string
+
+	// TrustOverrides heeds headers and fields of the body that say how a request
+	// is to be routed, AllowDirect those that name its worker. Without them they
+	// are removed unread. For listeners that only trusted clients reach.
+	TrustOverrides, AllowDirect bool
 
 	// MaxStreams bounds the main streams at a time, and the observing ones.
 	// Requests above it fail open at once. Default 40,000, the circuit breaker
@@ -126,6 +148,10 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("extproc: MaxBodyBytes is %d, want a number of bytes", c.MaxBodyBytes)
 	case c.DecisionTimeout < 0:
 		return c, fmt.Errorf("extproc: DecisionTimeout is %v, want a time", c.DecisionTimeout)
+	case c.QueueWait < 0:
+		return c, fmt.Errorf("extproc: QueueWait is %v, want a time", c.QueueWait)
+	case c.OverloadStatus != 0 && c.OverloadStatus != 429 && c.OverloadStatus != 503 && c.OverloadStatus != 529:
+		return c, fmt.Errorf("extproc: OverloadStatus is %d, want 429, 503 or 529", c.OverloadStatus)
 	case c.MaxStreams < 0:
 		return c, fmt.Errorf("extproc: MaxStreams is %d, want a number of streams", c.MaxStreams)
 	}
@@ -134,6 +160,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.DecisionTimeout == 0 {
 		c.DecisionTimeout = 1500 * time.Millisecond
+	}
+	if c.QueueWait == 0 {
+		c.QueueWait = 9500 * time.Millisecond
+	}
+	if c.OverloadStatus == 0 {
+		c.OverloadStatus = http.StatusTooManyRequests
 	}
 	if c.MaxStreams == 0 {
 		c.MaxStreams = 40_000
@@ -153,6 +185,10 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	return c, nil
 }
+
+// answerTime is how much longer Envoy is asked to wait than a request does, so that
+// it is we who refuse.
+const answerTime = 500 * time.Millisecond
 
 // Server is the external processor. Make one with [New]. Its methods may be called
 // by any number of goroutines.

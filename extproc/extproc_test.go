@@ -44,7 +44,10 @@ func TestRouterIsAskedForWhatTheBodySays(t *testing.T) {
 			if got.ID != x.Header["x-dynamo-request-id"] {
 				t.Errorf("asked for id %q, told Envoy %q", got.ID, x.Header["x-dynamo-request-id"])
 			}
-			got.ID = ""
+			if !got.Owned || got.Waiting == nil {
+				t.Errorf("owned: %v, told when it has to wait: %v", got.Owned, got.Waiting != nil)
+			}
+			got.ID, got.Owned, got.Waiting = "", false, nil
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", c.path, diff)
 			}
@@ -137,6 +140,8 @@ func TestNewRefusesBadSettings(t *testing.T) {
 	}{
 		{extproc.Config{MaxBodyBytes: -1}, "extproc: MaxBodyBytes is -1"},
 		{extproc.Config{DecisionTimeout: -1}, "extproc: DecisionTimeout is -1ns"},
+		{extproc.Config{QueueWait: -1}, "extproc: QueueWait is -1ns"},
+		{extproc.Config{OverloadStatus: 500}, "extproc: OverloadStatus is 500, want 429, 503 or 529"},
 		{extproc.Config{MaxStreams: -5}, "extproc: MaxStreams is -5"},
 		{extproc.Config{FirstToken: "maybe"}, `extproc: FirstToken is "maybe", want "observer" or "response-headers"`},
 	} {

@@ -5,6 +5,7 @@ package extproc_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -68,7 +69,10 @@ func (r *fakeRouter) BestWorker(ctx context.Context, req router.Request) (router
 	}
 	// Taken already here, for a panic may come after the booking.
 	r.slots[req.ID] = true
-	r.calls = append(r.calls, fmt.Sprintf("best worker for model %q, salt %q", req.Model, req.Salt))
+	if !req.Owned {
+		r.t.Error("the request is not owned")
+	}
+	r.calls = append(r.calls, fmt.Sprintf("best worker for model %q, salt %q", req.Model, req.Salt)+steered(&req))
 	r.asked = append(r.asked, req)
 	r.mu.Unlock()
 	d, err := chosen, error(nil)
@@ -148,6 +152,44 @@ func errorAfter(d time.Duration, err error) func(context.Context, router.Request
 			return router.Decision{}, err
 		case <-ctx.Done():
 			return router.Decision{}, fmt.Errorf("router: decide: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// steered says what a request asks of its routing.
+func steered(req *router.Request) (text string) {
+	add := func(name string, value any, some bool) {
+		if some {
+			text += fmt.Sprintf(", %s %v", name, value)
+		}
+	}
+	if req.Pinned != nil {
+		add("pin", fmt.Sprint(*req.Pinned, " any rank: ", req.AnyRank), true)
+	}
+	add("session", req.Session, req.Session != "")
+	add("final", true, req.SessionFinal)
+	add("allowed", req.AllowedAddresses, req.AllowedAddresses != nil)
+	add("priority", req.Priority, req.Priority != 0)
+	add("strict", req.StrictPriority, req.StrictPriority != 0)
+	add("target", req.TTFTTarget, req.TTFTTarget != 0)
+	add("output", req.ExpectedOutput, req.ExpectedOutput != 0)
+	add("required", req.RequiredTaints, req.RequiredTaints != nil)
+	add("preferred", req.PreferredTaints, req.PreferredTaints != nil)
+	if req.Override != nil {
+		o, _ := json.Marshal(req.Override)
+		add("override", string(o), true)
+	}
+	return text
+}
+
+// admittedAfter decides when a worker has become free.
+func admittedAfter(d time.Duration) func(context.Context, router.Request) (router.Decision, error) {
+	return func(ctx context.Context, _ router.Request) (router.Decision, error) {
+		select {
+		case <-time.After(d):
+			return chosen, nil
+		case <-ctx.Done():
+			return router.Decision{}, fmt.Errorf("router: %w", context.Cause(ctx))
 		}
 	}
 }

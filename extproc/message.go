@@ -25,6 +25,7 @@ func (s *stream) supported(c *extprocv3.ProtocolConfiguration) bool {
 func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 	switch r := req.GetRequest().(type) {
 	case *extprocv3.ProcessingRequest_RequestHeaders:
+		s.steering.allowed = subset(req)
 		return s.requestHeaders(r.RequestHeaders)
 	case *extprocv3.ProcessingRequest_RequestBody:
 		return requestBody
@@ -56,6 +57,10 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 			s.salt = value(v)
 		case headerWorker, headerFallback, headerRequestID:
 			s.forged = true
+		default:
+			if s.hear(v.GetKey(), value(v)) {
+				s.forged = true
+			}
 		}
 	}
 	s.endpoint, s.wrong = openai.Classify(method, path)

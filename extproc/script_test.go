@@ -114,6 +114,9 @@ func (s *story) config(d *datadriven.TestData) (c extproc.Config) {
 	c.DecisionHeaders = d.HasArg("decision-headers")
 	d.MaybeScanArgs(s.t, "first-token", &c.FirstToken)
 	d.MaybeScanArgs(s.t, "max-body", &c.MaxBodyBytes)
+	d.MaybeScanArgs(s.t, "overload", &c.OverloadStatus)
+	c.TrustOverrides, c.AllowDirect = d.HasArg("trust"), d.HasArg("direct")
+	c.SessionHeaders = []string{"x-dynamo-session-id", "x-session-id"}
 	return c
 }
 
@@ -129,11 +132,21 @@ func decides(t *testing.T, d *datadriven.TestData) func(context.Context, router.
 	if d.HasArg("panic") {
 		return func(context.Context, router.Request) (router.Decision, error) { panic("a fault in the router") }
 	}
+	if d.HasArg("waits") {
+		return func(ctx context.Context, req router.Request) (router.Decision, error) {
+			req.Waiting()
+			return admittedAfter(delay)(ctx, req)
+		}
+	}
 	if name == "" {
 		return nil
 	}
 	errs := map[string]error{
 		"no-workers": router.ErrNoWorkers, "unknown-model": router.ErrUnknownModel, "duplicate": router.ErrDuplicate, "other": errOther,
+		"all-busy": router.ErrAllBusy, "queue-full": router.ErrQueueFull, "too-late": router.ErrTooLate,
+		"pin-missing": router.ErrPinMissing, "pin-unknown": router.ErrPinnedUnknown, "pin-not-allowed": router.ErrPinnedNotAllowed, "pin-busy": router.ErrPinnedBusy,
+		"pin-unknown-direct": fmt.Errorf("%w: %w", router.ErrPinnedUnknown, router.ErrNoWorkers),
+		"bad-override":       fmt.Errorf("%w: alpha is -1", router.ErrBadOverride),
 	}
 	if errs[name] == nil {
 		t.Fatalf("%s: unknown error %q", d.Pos, name)
@@ -160,6 +173,9 @@ func request(t *testing.T, d *datadriven.TestData) envoytest.Request {
 }
 
 func printRequest(b *strings.Builder, x *envoytest.Exchange) {
+	if x.Patience > 0 {
+		fmt.Fprintf(b, "Envoy waits for %v\n", x.Patience)
+	}
 	switch {
 	case x.Refusal != nil:
 		fmt.Fprintf(b, "refused: %d\n", x.Refusal.Status)

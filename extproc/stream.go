@@ -9,8 +9,10 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
@@ -21,8 +23,9 @@ import (
 type Router interface {
 	// BestWorker decides where a request goes and books it under its ID; after
 	// an error nothing is booked. It returns soon after ctx ends. The spans of
-	// req are not kept. Errors other than [router.ErrUnknownModel] and
-	// [router.ErrNoWorkers] make the request fail open.
+	// req are not kept. It may call req.Waiting, in the caller's goroutine.
+	// Errors that are neither the client's mistake nor a lack of workers or of
+	// room make the request fail open.
 	BestWorker(ctx context.Context, req router.Request) (router.Decision, error)
 	// MarkPrefillCompleted notes a request's first token and reports whether
 	// that was news. Unknown ids are no error.
@@ -46,8 +49,9 @@ type stream struct {
 	endpoint openai.Endpoint
 	wrong    *openai.Error // why they are refused
 	salt     string
-	forged   bool // they have some that are ours to set
+	forged   bool // they have some that are ours to set, or to heed
 	sized    bool // they have the body's length
+	steering steering
 
 	id       string // of our request; none before the decision
 	booked   bool   // the slot must be freed
@@ -59,6 +63,8 @@ type stream struct {
 var (
 	errEnded  = errors.New("the stream has ended")
 	errBudget = errors.New("the decision took too long")
+	// errQueueWait is told to the client.
+	errQueueWait = errors.New("the request waited too long for a worker")
 )
 
 // serve plays a main stream to its end and returns the name of the state that it
@@ -200,14 +206,25 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) (
 		// any of the pool will do.
 		return empty(m), passed
 	}
-	err := s.ask(ctx, &fields)
+	req := router.Request{
+		Owned: true,
+		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens, Salt: fields.CacheSalt,
+		WantTokens: len(s.server.forms) > 0,
+	}
+	if req.Salt == "" {
+		req.Salt = s.salt
+	}
+	if bad = s.steer(&req, &fields); bad != nil {
+		return s.refuse(bad), refused
+	}
+	err := s.ask(ctx, req)
 	if err == nil {
 		return s.route(m, s.forward(&fields, m, body)), routed
 	}
 	if ctx.Err() != nil {
 		return nil, s.state
 	}
-	if r := refusal(err, fields.Model); r != nil {
+	if r := refusal(err, fields.Model, s.server.conf.OverloadStatus); r != nil {
 		return s.refuse(r), refused
 	}
 	why := failInternal
@@ -216,38 +233,6 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) (
 	}
 	s.server.failOpen(why, err)
 	return empty(m), passed
-}
-
-// ask gets a decision from the router.
-func (s *stream) ask(ctx context.Context, fields *openai.Body) error {
-	salt := fields.CacheSalt
-	if salt == "" {
-		salt = s.salt
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, s.server.conf.DecisionTimeout, errBudget)
-	defer cancel()
-	s.id = s.server.newID()
-	s.booked = true // before the call, which may panic behind its booking
-	d, err := s.server.router.BestWorker(ctx, router.Request{
-		ID:     s.id,
-		Model:  fields.Model,
-		Prompt: fields.Request,
-		Tokens: fields.Tokens,
-		Salt:   salt,
-
-		WantTokens: len(s.server.forms) > 0,
-	})
-	if err != nil {
-		// Nothing is booked, or somebody else's: see router.ErrDuplicate.
-		s.booked = false
-		return err
-	}
-	if !d.Address.IsValid() {
-		s.free()
-		return fmt.Errorf("extproc: worker %d has no address", d.Worker.ID)
-	}
-	s.decision = d
-	return nil
 }
 
 // forward returns the body with the prompt as ids, nil if it stays as it is.
@@ -261,6 +246,46 @@ func (s *stream) forward(fields *openai.Body, m message, body []byte) []byte {
 	return out
 }
 
+// ask gets a decision from the router. It takes as long as a decision may; if the
+// request has to wait for a worker, Envoy is told to be patient, and it may take
+// as long as a wait may.
+func (s *stream) ask(ctx context.Context, req router.Request) error {
+	conf := &s.server.conf
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	budget := time.AfterFunc(conf.DecisionTimeout, func() { cancel(errBudget) })
+	defer budget.Stop()
+	var patience *time.Timer
+	req.Waiting = func() {
+		if !budget.Stop() {
+			return // it is over
+		}
+		patience = time.AfterFunc(conf.QueueWait, func() { cancel(errQueueWait) })
+		// An error means that the stream is at its end, which ends ctx.
+		_ = s.grpc.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(conf.QueueWait + answerTime)})
+	}
+	defer func() {
+		if patience != nil {
+			patience.Stop()
+		}
+	}()
+	s.id = s.server.newID()
+	s.booked = true // before the call, which may panic behind its booking
+	req.ID = s.id
+	d, err := s.server.router.BestWorker(ctx, req)
+	if err != nil {
+		// Nothing is booked, or somebody else's: see router.ErrDuplicate.
+		s.booked = false
+		return err
+	}
+	if !d.Address.IsValid() {
+		s.free()
+		return fmt.Errorf("extproc: worker %d has no address", d.Worker.ID)
+	}
+	s.decision = d
+	return nil
+}
+
 // tell answers the response headers.
 func (s *stream) tell(h *extprocv3.HttpHeaders) *extprocv3.ProcessingResponse {
 	s.server.told.Store(true)
@@ -268,7 +293,8 @@ func (s *stream) tell(h *extprocv3.HttpHeaders) *extprocv3.ProcessingResponse {
 	if s.state != routed {
 		return empty(responseHeaders)
 	}
-	if s.server.conf.FirstToken == FirstTokenResponseHeaders && status(h) == "200" {
+	// An answer that is no stream comes as a whole: its prompt is computed.
+	if status(h) == "200" && (s.server.conf.FirstToken == FirstTokenResponseHeaders || !isEventStream(h)) {
 		s.server.firstToken(s.id, FirstTokenResponseHeaders)
 	}
 	if !s.server.conf.DecisionHeaders {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
@@ -33,6 +34,11 @@ type Record struct {
 	TotalKVBlocks    int    `json:"total_kv_blocks,omitempty"`
 	MaxNumSeqs       int    `json:"max_num_seqs,omitempty"`
 	MaxBatchedTokens int    `json:"max_num_batched_tokens,omitempty"`
+
+	// Taints are words that requests may require or prefer; Device is "cpu" for a
+	// worker that computes on CPUs.
+	Taints []string `json:"taints,omitempty"`
+	Device string   `json:"device,omitempty"`
 
 	// ModelCard names a card that the router knows, for models that workers serve
 	// under names of their own. Never a path.
@@ -77,6 +83,7 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		Models: r.Models, LoRA: r.LoRA, Role: r.Role,
 		BlockSize: r.BlockSize, DPStart: r.DPStart, DPSize: max(1, r.DPSize),
 		TotalKVBlocks: r.TotalKVBlocks, MaxNumSeqs: r.MaxNumSeqs, MaxBatchedTokens: r.MaxBatchedTokens,
+		Taints: r.Taints, CPU: strings.EqualFold(r.Device, "cpu"),
 		ModelCard: clip(r.ModelCard),
 		Engine:    r.Engine, EngineVersion: r.EngineVersion, Draining: r.Draining, StartedMS: r.StartedMS,
 	}
@@ -100,6 +107,11 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		return wrong("block_size", r.BlockSize, "0 or more tokens")
 	case r.DPSize > maxRanks:
 		return wrong("dp_size", r.DPSize, fmt.Sprintf("at most %d", maxRanks))
+	}
+	for _, taint := range r.Taints {
+		if len(r.Taints) > maxNames || len(taint) > maxNameLen {
+			return wrong("taints", fmt.Sprintf("a list of %d", len(r.Taints)), fmt.Sprintf("at most %d of %d bytes", maxNames, maxNameLen))
+		}
 	}
 	for _, name := range append(append([]string{}, r.Models...), r.LoRA...) {
 		if name == "" || len(name) > maxNameLen {

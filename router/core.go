@@ -9,65 +9,81 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// core is the state machine of one pool: the workers that serve one base model,
-// and the slots of the requests on them. Inputs are worker changes, requests and
-// what becomes of them, each with the time it happened; outputs are decisions.
-// It has no clock, no lock, no goroutine and no randomness of its own, so the
-// same inputs give the same decisions.
+// core is the state machine of one pool: the workers that serve one base model
+// with blocks of one size, the slots of the requests on them, the requests that
+// wait for one, and the sessions bound to them. Inputs are worker changes,
+// requests and what becomes of them, engines' reports and the passing of time,
+// each with the time it happened; outputs are decisions and requests that need
+// not wait any more. It has no clock, no lock, no goroutine and no randomness of
+// its own, so the same inputs give the same decisions.
 //
 // Invariants:
 //
 //   - Every rank of every worker has one ordinal, and order holds the ordinals in
 //     use, sorted by Worker.
-//   - An ordinal is handed out again only after its slots are dropped and, by the
-//     core's owner, its blocks purged from the index.
+//   - An ordinal is handed out again only after its slots and sessions are dropped
+//     and, by the core's owner, its blocks purged from the index.
 //   - changes grows with every ordinal handed out, so overlaps counted before a
 //     change are not mistaken for those of an ordinal's new worker.
+//   - Whoever waits is in the queue once, and leaves it once: admitted, with an
+//     error, or taken out by its caller.
+//   - After each input, the first of each lane of the queue must still wait, or
+//     has been asked to count its overlap anew.
 type core struct {
-	mode     Mode
-	settings scorer.Settings
-	rule     scorer.Rule // instead of settings, if not nil
-	seed     uint64
+	// Set once.
+	conf      *Config
+	blockSize int
 
-	entries []entry
-	free    []int // ordinals to hand out again
-	order   []int
-	slots   scorer.Slots
-	changes uint64
-	turn    uint64 // round robin: requests so far
+	settings   scorer.Settings // instead of conf.Scoring: the model's own attention
+	thresholds scorer.Thresholds
+
+	entries  []entry
+	free     []int // ordinals to hand out again
+	order    []int
+	slots    scorer.Slots
+	sessions sessions
+	queue    *scorer.Queue[*waiter] // nil if nobody waits
+	epoch    time.Time              // beginning of the queue's time
+	changes  uint64
+	turn     uint64 // booked requests so far
+	expired  uint64 // slots that nobody owned and nobody freed
+	skipped  uint64 // thresholds that could not be looked at
 
 	// Scratch of one decision.
+	verdicts   []Exclusion // along order
 	candidates []int
 	request    scorer.Request
 	inputs     []scorer.Input
 	costs      []float64
+	override   scorer.Settings
 }
 
 // entry is what the core knows of the worker with its ordinal.
 type entry struct {
 	worker Worker
 	info   *WorkerInfo
+	key    uint64 // on a hash ring: the same for the worker's whole life
 	since  uint64 // value of core.changes when the worker got the ordinal
 	routed uint64 // requests sent here
+	cold   uint64 // number of the last request sent here that no worker knew
+
+	// The engine's own report of its blocks in use.
+	usedBlocks int
+	usedAt     time.Time
 }
 
-// question is a request, prepared for the core: what the locks need not cover.
-type question struct {
-	id        string
-	lora      string   // adapter of the request
-	adapter   string   // the same, if workers say which ones they have
-	tokens    int      // length of the prompt; 0 if unknown
-	sequence  []uint64 // sequence hashes of its full blocks
-	blockSize int
-	overlap   []int32 // by ordinal, counted at version
-	version   uint64  // value of core.changes when overlap was counted
-	reason    Reason  // of the decision, unless the policy has a better one
-	guessed   bool    // hashes that no engine has
+func newCore(conf *Config, blockSize int) core {
+	c := core{conf: conf, blockSize: blockSize, settings: conf.Scoring, thresholds: conf.Thresholds}
+	c.sessions = newSessions(conf.Sessions)
+	if conf.Queue.Threshold != nil {
+		c.queue = scorer.NewQueue[*waiter](conf.Queue.Policy, conf.Queue.Limit)
+	}
+	return c
+}
 
-	// Of a booking.
-	ordinal    int
-	generation uint64 // entry.since of the worker
-	silent     bool   // no events of it are expected
+// reads says whether the prompts of requests matter.
+func (c *core) reads() bool {
+	return c.conf.Mode == KV || c.queue != nil || c.thresholds != scorer.Thresholds{}
 }
 
 // outdated returns the ordinals of info's process whose blocks no longer count:
@@ -123,7 +139,7 @@ func (c *core) ordinals(id uint64) (ordinals []int) {
 
 func (c *core) add(w Worker, info *WorkerInfo) {
 	c.changes++
-	e := entry{worker: w, info: info, since: c.changes}
+	e := entry{worker: w, info: info, key: ringKey(w), since: c.changes}
 	var ord int
 	if last := len(c.free) - 1; last >= 0 {
 		ord, c.free = c.free[last], c.free[:last]
@@ -140,6 +156,7 @@ func (c *core) drop(ord int) {
 	at, _ := c.search(c.entries[ord].worker)
 	c.order = slices.Delete(c.order, at, at+1)
 	c.slots.RemoveWorker(ord)
+	c.sessions.removeWorker(ord)
 	c.entries[ord] = entry{}
 	c.free = append(c.free, ord)
 }
@@ -157,148 +174,9 @@ func (c *core) find(w Worker) (ord int, found bool) {
 	return 0, false
 }
 
-// decide chooses a worker for q and, if q has an id, takes its slot. d gets the
-// choice and its inputs, the candidates appended to d.Candidates. The caller has
-// filled in what it knows.
-func (c *core) decide(now time.Time, q *question, d *Decision) error {
-	c.eligible(q.adapter)
-	if len(c.candidates) == 0 {
-		return ErrNoWorkers
-	}
-	c.measure(q)
-
-	var chosen int
-	d.Time, d.Reason = now, q.reason
-	switch c.mode {
-	case RoundRobin:
-		c.settings.Costs(&c.request, c.inputs, c.costs)
-		chosen = scorer.RoundRobin(len(c.candidates), c.turn)
-		d.Reason = ReasonRoundRobin
-	default:
-		if c.rule != nil {
-			chosen = c.rule(&c.request, c.inputs, c.costs)
-		} else {
-			chosen = c.settings.Choose(&c.request, c.inputs, c.costs)
-		}
-		d.Cost = c.costs[chosen]
-		if d.Reason == "" {
-			d.Reason = c.kvReason()
-		}
-	}
-
-	ord := c.candidates[chosen]
-	e, in := &c.entries[ord], &c.inputs[chosen]
-	d.OverlapBlocks = in.OverlapBlocks
-	d.CachedTokens = in.OverlapBlocks * q.blockSize
-	// The engine computes the last token of a prompt even if it holds them all.
-	d.PrefillTokens = max(min(1, q.tokens), q.tokens-d.CachedTokens)
-	if q.id != "" {
-		if !c.slots.Add(now, q.id, &scorer.Booking{
-			Worker: ord, Blocks: q.sequence, BlockSize: q.blockSize,
-			PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens, Owned: true,
-		}) {
-			return ErrDuplicate
-		}
-		c.turn++
-		e.routed++
-		q.ordinal, q.generation = ord, e.since
-		q.silent = e.info.NoEvents || e.info.BlockSize != q.blockSize
-	}
-	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
-	c.explain(d)
-	return nil
-}
-
-// eligible collects the ordinals that may take a request: the healthy workers, or
-// the degraded ones while there are no healthy ones. A request for an adapter
-// goes to workers that have it.
-func (c *core) eligible(adapter string) {
-	for _, want := range []Health{Healthy, Degraded} {
-		c.candidates = c.candidates[:0]
-		for _, ord := range c.order {
-			info := c.entries[ord].info
-			if info.Health == want && !info.Draining && info.Role != Prefill &&
-				(adapter == "" || slices.Contains(info.LoRA, adapter)) {
-				c.candidates = append(c.candidates, ord)
-			}
-		}
-		if len(c.candidates) > 0 {
-			return
-		}
-	}
-}
-
-// measure fills in what the request and each candidate bring to the decision.
-func (c *core) measure(q *question) {
-	c.request = scorer.Request{PromptTokens: q.tokens, BlockSize: q.blockSize, Sequence: q.sequence, U: c.draw(q.id), Turn: c.turn}
-	c.inputs = c.inputs[:0]
-	for _, ord := range c.candidates {
-		load := c.slots.Load(ord)
-		in := scorer.Input{
-			PendTokens:       load.PendTokens,
-			ActiveRequests:   load.Requests,
-			WaitingRequests:  load.Waiting,
-			DecodeTokens:     load.DecodeTokens,
-			ActiveBlocks:     load.Blocks,
-			AdditionalBlocks: c.slots.AdditionalBlocks(ord, q.sequence),
-		}
-		if ord < len(q.overlap) && c.entries[ord].since <= q.version {
-			in.OverlapBlocks = int(q.overlap[ord])
-		}
-		c.inputs = append(c.inputs, in)
-	}
-	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
-}
-
-func (c *core) kvReason() Reason {
-	for i := range c.inputs {
-		if c.inputs[i].OverlapBlocks > 0 {
-			return ReasonKV
-		}
-	}
-	return ReasonLoad
-}
-
-// draw returns the one random number of the decision for a request, uniform in
-// [0, 1). It depends on the seed and the id alone, not on other requests.
-func (c *core) draw(id string) float64 {
-	key := c.turn
-	if id != "" {
-		key = scorer.DrawKey(id)
-	}
-	return scorer.Draw(c.seed, key)
-}
-
-func (c *core) explain(d *Decision) {
-	for i, ord := range c.candidates {
-		e, in := &c.entries[ord], &c.inputs[i]
-		d.Candidates = append(d.Candidates, Candidate{
-			Worker:           e.worker,
-			WorkerName:       e.info.Name,
-			Address:          e.info.rankAddress(e.worker.DPRank),
-			OverlapBlocks:    in.OverlapBlocks,
-			PendTokens:       in.PendTokens,
-			ActiveRequests:   in.ActiveRequests,
-			ActiveBlocks:     in.ActiveBlocks,
-			AdditionalBlocks: in.AdditionalBlocks,
-			Cost:             c.costs[i],
-		})
-	}
-}
-
 // size is one more than the largest ordinal in use, which is what an index needs
 // to count overlaps by ordinal.
 func (c *core) size() int { return len(c.entries) }
-
-// blockSizes counts the workers that say how large their blocks are.
-func (c *core) blockSizes() (n int) {
-	for _, ord := range c.order {
-		if c.entries[ord].info.BlockSize > 0 {
-			n++
-		}
-	}
-	return n
-}
 
 // names calls yield for each model name that the pool answers to, with the
 // adapter that the name stands for, if any.
@@ -312,4 +190,37 @@ func (c *core) names(yield func(name, lora string)) {
 			yield(l, l)
 		}
 	}
+}
+
+// report notes how many blocks an engine says to use. A report from the future is
+// one of now: a clock that runs ahead must not keep a worker busy for ever.
+func (c *core) report(now time.Time, w Worker, usedBlocks int, at time.Time) (known bool) {
+	ord, known := c.find(w)
+	if !known {
+		return false
+	}
+	if at.After(now) {
+		at = now
+	}
+	if e := &c.entries[ord]; !at.Before(e.usedAt) {
+		e.usedBlocks, e.usedAt = max(0, usedBlocks), at
+	}
+	return true
+}
+
+// prefillCompleted notes the first token of a request, and binds its session.
+func (c *core) prefillCompleted(now time.Time, id string, session uint64, anew bool) (news bool) {
+	if news = c.slots.MarkPrefillCompleted(now, id); news && session != 0 {
+		ord, _ := c.slots.Worker(id)
+		c.sessions.bind(now, session, ord, anew)
+	}
+	return news
+}
+
+// ringKey returns a number that is spread evenly, whatever the ids are.
+func ringKey(w Worker) uint64 {
+	x := w.ID + uint64(w.DPRank)*0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }

@@ -18,17 +18,17 @@ func TestOverlapOfAnEarlierWorkerDoesNotCount(t *testing.T) {
 	}
 	settings := scorer.Defaults()
 	settings.Policy = scorer.Dynamo
-	c := core{mode: KV, settings: settings}
+	c := newCore(&Config{Mode: KV, Scoring: settings, PrefillThroughput: 1}, 1)
 	c.setWorker(info(1))
-	q := &question{tokens: 4, sequence: []uint64{1, 2, 3, 4}, blockSize: 1, overlap: []int32{4}, version: c.changes}
+	q := &question{Request: &Request{}, tokens: 4, sequence: []uint64{1, 2, 3, 4}, overlap: []int32{4}, version: c.changes}
 	var d Decision
-	if err := c.decide(time.Now(), q, &d); err != nil || d.OverlapBlocks != 4 {
+	if err := c.decide(time.Now(), q, &d, false); err != nil || d.OverlapBlocks != 4 {
 		t.Fatalf("overlap %d, %v; want the 4 blocks that were counted", d.OverlapBlocks, err)
 	}
 	c.removeWorker(1)
 	c.setWorker(info(2))
 	d = Decision{}
-	if err := c.decide(time.Now(), q, &d); err != nil || d.Worker.ID != 2 || d.OverlapBlocks != 0 {
+	if err := c.decide(time.Now(), q, &d, false); err != nil || d.Worker.ID != 2 || d.OverlapBlocks != 0 {
 		t.Errorf("worker %d with overlap %d, %v; want worker 2 with none", d.Worker.ID, d.OverlapBlocks, err)
 	}
 }

@@ -70,11 +70,13 @@ func (r *Router) guesses(now time.Time) func(yield func(Worker, saved) bool) {
 	var sources []source
 	r.fleet.RLock()
 	for _, p := range r.pools {
-		c := p.cache.Load()
+		if p.known == nil {
+			continue
+		}
 		p.mu.Lock()
 		for _, ord := range p.core.order {
 			e := &p.core.entries[ord]
-			sources = append(sources, source{e.worker, ord, saved{model: p.model, blockSize: c.blockSize, startedMS: e.info.StartedMS}, c.history})
+			sources = append(sources, source{e.worker, ord, saved{model: p.model, blockSize: p.blockSize, startedMS: e.info.StartedMS}, p.known.history})
 		}
 		p.mu.Unlock()
 	}
@@ -264,7 +266,9 @@ func (r *Router) recallRankLocked(p *pool, w Worker) {
 	if !some {
 		return
 	}
-	c := p.cache.Load()
+	if p.known == nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ord, known := p.core.find(w)
@@ -273,9 +277,9 @@ func (r *Router) recallRankLocked(p *pool, w Worker) {
 	}
 	delete(r.saved, w)
 	e := &p.core.entries[ord]
-	if s.model != bounded(p.model) || s.blockSize != c.blockSize || s.startedMS != e.info.StartedMS {
+	if s.model != bounded(p.model) || s.blockSize != p.blockSize || s.startedMS != e.info.StartedMS {
 		return
 	}
 	now := r.conf.Now()
-	c.history.Restore(now, ord, e.since, s.left(now))
+	p.known.history.Restore(now, ord, e.since, s.left(now))
 }

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // metrics are the router's instruments. docs/metrics.md lists them.
@@ -21,15 +22,48 @@ type metrics struct {
 	blocks    metric.Int64Counter
 	prompts   metric.Int64Counter
 	reused    metric.Int64Counter
+	refusals  metric.Int64Counter
+	waits     metric.Float64Histogram
+}
+
+// labels are those of one pool's measurements, made once.
+type labels struct {
+	model   attribute.KeyValue
+	add     []metric.AddOption
+	record  []metric.RecordOption
+	exact   []metric.AddOption
+	reasons map[Reason][]metric.AddOption
+}
+
+func newLabels(model string) *labels {
+	m := attribute.String("model", model)
+	l := &labels{
+		model:   m,
+		add:     []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m))},
+		record:  []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(m))},
+		exact:   []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("mode", string(tokenizer.Exact)), attribute.String("reason", "")))},
+		reasons: make(map[Reason][]metric.AddOption),
+	}
+	for _, r := range []Reason{ReasonKV, ReasonLoad, ReasonRoundRobin, ReasonMode, ReasonPinned, ReasonSession, ReasonTokenizer} {
+		l.reasons[r] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("reason", string(r))))}
+	}
+	return l
+}
+
+// gauges are read when somebody looks.
+type gauges struct {
+	blocks, slots, workers, waiting, sessions metric.Int64ObservableGauge
+	skipped, expired                          metric.Int64ObservableCounter
 }
 
 func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 	var m metrics
-	var errs [10]error
+	var g gauges
+	var errs [16]error
 	m.decisions, errs[0] = meter.Int64Counter("kvroute.router.decisions",
 		metric.WithUnit("{decision}"), metric.WithDescription("Booked decisions, by model and reason."))
 	m.duration, errs[1] = meter.Float64Histogram("kvroute.router.decision.duration",
-		metric.WithUnit("s"), metric.WithDescription("Time of a decision: tokens, hashes, match, choice and booking."),
+		metric.WithUnit("s"), metric.WithDescription("Time of a decision: tokens, hashes, match, choice and booking; not waiting for a worker."),
 		// From a short prompt that is matched in microseconds to the budget of a request.
 		metric.WithExplicitBucketBoundaries(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, .1, .25, .5, 1, 2.5))
 	m.overlap, errs[2] = meter.Float64Histogram("kvroute.router.overlap.ratio",
@@ -37,65 +71,139 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		metric.WithExplicitBucketBoundaries(0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, .99, 1))
 	m.blocks, errs[3] = meter.Int64Counter("kvroute.router.event.blocks",
 		metric.WithUnit("{block}"), metric.WithDescription("Blocks in the events of workers, by what became of them."))
-
-	m.prompts, errs[8] = meter.Int64Counter("kvroute.tokenize.requests",
+	m.prompts, errs[4] = meter.Int64Counter("kvroute.tokenize.requests",
 		metric.WithUnit("{request}"), metric.WithDescription("Booked requests whose prompt was read, by model, by how its token ids were made and why not exactly."))
-	m.reused, errs[9] = meter.Int64Counter("kvroute.tokenize.reused.size",
+	m.reused, errs[5] = meter.Int64Counter("kvroute.tokenize.reused.size",
 		metric.WithUnit("By"), metric.WithDescription("Text of prompts whose token ids were known from earlier ones, by model."))
-
-	var indexBlocks, slots, workers metric.Int64ObservableGauge
-	indexBlocks, errs[4] = meter.Int64ObservableGauge("kvroute.router.index.blocks",
+	m.refusals, errs[6] = meter.Int64Counter("kvroute.router.refusals",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests with an id that no worker was found for, by reason."))
+	m.waits, errs[7] = meter.Float64Histogram("kvroute.router.queue.duration",
+		metric.WithUnit("s"), metric.WithDescription("Time that admitted requests waited in the queue, of those that waited."),
+		// From a pause between two first tokens to the longest that Envoy waits.
+		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
+	g.expired, errs[8] = meter.Int64ObservableCounter("kvroute.router.slots.expired",
+		metric.WithUnit("{request}"), metric.WithDescription("Slots that nobody owned and nobody freed for 300 s, by model."))
+	g.blocks, errs[9] = meter.Int64ObservableGauge("kvroute.router.index.blocks",
 		metric.WithUnit("{block}"), metric.WithDescription("Pairs of block and worker in the index, by model and by where they are known from."))
-	slots, errs[5] = meter.Int64ObservableGauge("kvroute.router.slots",
+	g.slots, errs[10] = meter.Int64ObservableGauge("kvroute.router.slots",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests in flight that hold a slot, by model."))
-	workers, errs[6] = meter.Int64ObservableGauge("kvroute.router.workers",
+	g.workers, errs[11] = meter.Int64ObservableGauge("kvroute.router.workers",
 		metric.WithUnit("{worker}"), metric.WithDescription("Workers known, by model and health."))
+	g.waiting, errs[12] = meter.Int64ObservableGauge("kvroute.router.queue.size",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests that wait for a worker, by model."))
+	g.sessions, errs[13] = meter.Int64ObservableGauge("kvroute.router.sessions",
+		metric.WithUnit("{session}"), metric.WithDescription("Sessions bound to a worker, by model."))
+	g.skipped, errs[14] = meter.Int64ObservableCounter("kvroute.router.threshold.skips",
+		metric.WithUnit("{threshold}"), metric.WithDescription("Thresholds that could not be looked at because a worker's capacity is unknown, by model."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("router: make instruments: %w", err)
 	}
-	_, errs[7] = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		r.observe(o, indexBlocks, slots, workers)
+	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		r.observe(o, &g)
 		return nil
-	}, indexBlocks, slots, workers)
-	return &m, errs[7]
+	}, g.blocks, g.slots, g.workers, g.waiting, g.sessions, g.skipped, g.expired)
+	return &m, err
 }
 
-func (r *Router) observe(o metric.Observer, indexBlocks, slots, workers metric.Int64ObservableGauge) {
+// reading is what the gauges say of one model.
+type reading struct {
+	events, history, predicted, slots, waiting, sessions, skipped, expired int64
+	workers                                                                [Unhealthy + 1]int64
+}
+
+func (r *Router) observe(o metric.Observer, g *gauges) {
+	readings := make(map[string]*reading)
 	r.fleet.RLock()
-	defer r.fleet.RUnlock()
-	for _, p := range r.pools {
-		model := attribute.String("model", p.model)
-		var byHealth [Unhealthy + 1]int64
+	for key, p := range r.pools {
+		to := readings[key.model]
+		if to == nil {
+			to = new(reading)
+			readings[key.model] = to
+		}
+		if k := p.known; k != nil {
+			to.events += int64(k.index.Blocks())
+			to.history += int64(k.history.Blocks())
+			if k.predicted != nil {
+				to.predicted += int64(k.predicted.Blocks())
+			}
+		}
 		p.mu.Lock()
-		taken := p.core.slots.Len()
-		for _, ord := range p.core.order {
-			byHealth[min(p.core.entries[ord].info.Health, Unhealthy)]++
+		c := &p.core
+		to.slots += int64(c.slots.Len())
+		to.sessions += int64(len(c.sessions.byKey))
+		to.skipped += int64(c.skipped)
+		to.expired += int64(c.expired)
+		if c.queue != nil {
+			to.waiting += int64(c.queue.Len())
+		}
+		for _, ord := range c.order {
+			to.workers[min(c.entries[ord].info.Health, Unhealthy)]++
 		}
 		p.mu.Unlock()
-		c := p.cache.Load()
-		o.ObserveInt64(indexBlocks, int64(c.index.Blocks()), metric.WithAttributes(model, attribute.String("source", "events")))
-		o.ObserveInt64(indexBlocks, int64(c.history.Blocks()), metric.WithAttributes(model, attribute.String("source", "history")))
-		if c.predicted != nil {
-			o.ObserveInt64(indexBlocks, int64(c.predicted.Blocks()), metric.WithAttributes(model, attribute.String("source", "prediction")))
+	}
+	r.fleet.RUnlock()
+	for name, from := range readings {
+		model := attribute.String("model", name)
+		only := metric.WithAttributes(model)
+		for source, n := range map[string]int64{"events": from.events, "history": from.history, "prediction": from.predicted} {
+			o.ObserveInt64(g.blocks, n, metric.WithAttributes(model, attribute.String("source", source)))
 		}
-		o.ObserveInt64(slots, int64(taken), metric.WithAttributes(model))
-		for h, n := range byHealth {
-			o.ObserveInt64(workers, n, metric.WithAttributes(model, attribute.String("health", Health(h).String())))
+		o.ObserveInt64(g.slots, from.slots, only)
+		o.ObserveInt64(g.waiting, from.waiting, only)
+		o.ObserveInt64(g.sessions, from.sessions, only)
+		o.ObserveInt64(g.skipped, from.skipped, only)
+		o.ObserveInt64(g.expired, from.expired, only)
+		for h, n := range from.workers {
+			o.ObserveInt64(g.workers, n, metric.WithAttributes(model, attribute.String("health", Health(h).String())))
 		}
 	}
 }
 
-func (m *metrics) decided(ctx context.Context, d *Decision) {
-	model := attribute.String("model", d.Model)
-	m.decisions.Add(ctx, 1, metric.WithAttributes(model, attribute.String("reason", string(d.Reason))))
-	m.duration.Record(ctx, (d.TokenizeTime + d.MatchTime + d.PickTime).Seconds(), metric.WithAttributes(model))
-	if d.TokenMode != "" {
-		m.prompts.Add(ctx, 1, metric.WithAttributes(model, attribute.String("mode", string(d.TokenMode)), attribute.String("reason", d.TokenReason)))
-		m.reused.Add(ctx, int64(d.ReusedBytes), metric.WithAttributes(model))
+func (m *metrics) decided(ctx context.Context, l *labels, d *Decision) {
+	m.decisions.Add(ctx, 1, l.reasons[d.Reason]...)
+	m.duration.Record(ctx, (d.TokenizeTime + d.MatchTime + d.PickTime).Seconds(), l.record...)
+	switch d.TokenMode {
+	case "":
+	case tokenizer.Exact:
+		m.prompts.Add(ctx, 1, l.exact...)
+	default:
+		m.prompts.Add(ctx, 1, metric.WithAttributes(l.model, attribute.String("mode", string(d.TokenMode)), attribute.String("reason", d.TokenReason)))
+	}
+	if d.ReusedBytes > 0 {
+		m.reused.Add(ctx, int64(d.ReusedBytes), l.add...)
 	}
 	if d.PromptBlocks > 0 {
-		m.overlap.Record(ctx, float64(d.OverlapBlocks)/float64(d.PromptBlocks), metric.WithAttributes(model))
+		m.overlap.Record(ctx, float64(d.OverlapBlocks)/float64(d.PromptBlocks), l.record...)
 	}
+	if d.QueueTime > 0 {
+		m.waits.Record(ctx, d.QueueTime.Seconds(), l.record...)
+	}
+}
+
+// refused counts a request that no worker was found for.
+func (m *metrics) refused(ctx context.Context, model string, err error) {
+	reason := "other"
+	for _, c := range []struct {
+		err  error
+		name string
+	}{
+		{ErrPinnedUnknown, "pinned_unknown"},
+		{ErrPinnedNotAllowed, "pinned_not_allowed"},
+		{ErrPinnedBusy, "pinned_busy"},
+		{ErrPinMissing, "pin_missing"},
+		{ErrQueueFull, "queue_full"},
+		{ErrTooLate, "too_late"},
+		{ErrAllBusy, "all_busy"},
+		{ErrNoWorkers, "no_workers"},
+		{ErrDuplicate, "duplicate"},
+		{ErrBadOverride, "bad_override"},
+	} {
+		if errors.Is(err, c.err) {
+			reason = c.name
+			break
+		}
+	}
+	m.refusals.Add(ctx, 1, metric.WithAttributes(attribute.String("model", model), attribute.String("reason", reason)))
 }
 
 func (m *metrics) applied(out indexer.Outcome) {

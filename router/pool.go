@@ -4,230 +4,253 @@ package router
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/scorer"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// pool is all that one base model owns: its workers, their index and their slots.
+// pool is all that the workers of one base model with blocks of one size own: their
+// index, their slots, their queue.
 //
 // Decisions read the index before they take the lock; the lock covers the reading
 // of the load, the choice and the booking, so no two requests can see the same
 // empty worker. Nothing blocks under it.
 type pool struct {
-	model string
-	card  string // the name of the model's card, as its workers say; guarded by Router.fleet
+	// Set once.
+	model     string
+	blockSize int
+	known     *known // nil if nothing that workers hold can change a decision
+	cached    bool   // rules want to know how much each worker holds
+	labels    *labels
 
-	// cache is never nil once the pool has had a worker. It changes only while no
-	// worker of the pool has blocks.
-	cache atomic.Pointer[cache]
+	card string // the name of the model's card, as its workers say; guarded by Router.fleet
 
-	guessing guessing
+	// Mirrors of core.reads, core.changes and core.size, for who does not hold the
+	// lock. A size that is too small for the changes costs an overlap.
+	reads   atomic.Bool
+	changes atomic.Uint64
+	size    atomic.Int64
 
 	mu sync.Mutex
 	// mu guards the fields below.
 	core core
 }
 
-// cache is what a pool knows of its workers' caches, with the size of the blocks
-// in it. What a worker holds of a prompt is the most that one of the indexes says.
-type cache struct {
+// poolKey names a pool.
+type poolKey struct {
+	model     string
 	blockSize int
-	index     *indexer.Index // what events say
-	// history is what was routed, for workers without events and for prompts
-	// whose hashes no engine has; predicted is what was routed and is about to
-	// come as an event; nil for none.
-	history, predicted *indexer.Approx
 }
 
-// guessing says what a router believes without being told.
-type guessing struct {
-	noEvents    bool
-	ttl, expect time.Duration // lifetimes in history and predicted; expect <= 0: none
+func (k poolKey) compare(l poolKey) int {
+	return cmp.Or(cmp.Compare(k.model, l.model), cmp.Compare(k.blockSize, l.blockSize))
 }
 
-func newCache(blockSize int, g guessing) *cache {
-	c := &cache{
-		blockSize: blockSize,
-		index:     indexer.New(indexer.Config{}),
-		history:   indexer.NewApprox(indexer.ApproxConfig{TTL: g.ttl}),
+func newPool(conf *Config, key poolKey) *pool {
+	p := &pool{model: key.model, blockSize: key.blockSize, core: newCore(conf, key.blockSize), cached: conf.Rule != nil, labels: newLabels(key.model)}
+	if conf.indexed() {
+		p.known = newKnown(conf)
 	}
-	if g.expect > 0 && !g.noEvents {
-		c.predicted = indexer.NewApprox(indexer.ApproxConfig{TTL: g.expect})
-	}
-	return c
-}
-
-// guesses returns the indexes of guesses that there are.
-func (c *cache) guesses() []*indexer.Approx {
-	if c.predicted == nil {
-		return []*indexer.Approx{c.history}
-	}
-	return []*indexer.Approx{c.history, c.predicted}
-}
-
-// guess is what a booking left in an index of guesses.
-type guess struct {
-	in         *indexer.Approx // nil for nothing
-	ordinal    int
-	generation uint64
-	stamp      uint64
-	last       uint64 // sequence hash of the prompt's last block
+	p.reads.Store(p.core.reads())
+	return p
 }
 
 // scratch is the memory of one decision, kept between requests.
 type scratch struct {
+	request  Request
+	question question
+	waiter   waiter
 	tokens   []uint32
 	local    []uint64
 	sequence []uint64
 	overlap  []int32
 	guessed  []int32
+	cached   []int
+	taints   []taint
+	encoded  tokenizer.Prompt
 	decision Decision
+	at       time.Time // when the hashes were made; zero if they were not
 }
 
-// decide answers q for the prompt whose hashes are in s: overlap without the
-// lock, then load, cost, choice and booking under it.
-func (p *pool) decide(now func() time.Time, c *cache, q *question, s *scratch) error {
-	d := &s.decision
-	start := now()
-	if q.sequence != nil {
-		p.mu.Lock()
-		size := p.core.size()
-		q.version = p.core.changes
-		p.mu.Unlock()
-		s.overlap = resize(s.overlap, size)
-		c.match(start, s)
-		q.overlap = s.overlap
+// match counts the overlap of the prompt whose hashes are in s, without the lock.
+func (p *pool) match(now time.Time, q *question, s *scratch) {
+	if q.sequence == nil || p.known == nil {
+		return
 	}
-	matched := now()
+	q.matched, q.version = now, p.changes.Load()
+	size := int(p.size.Load())
+	s.overlap = resize(s.overlap, size)
+	p.known.match(now, q.local, s)
+	q.overlap = s.overlap
+	if p.cached {
+		s.cached = s.cached[:0]
+		for ord := range size {
+			s.cached = append(s.cached, p.known.told(ord))
+		}
+		q.cached = s.cached
+	}
+}
+
+// decide answers the question in s for the prompt whose hashes are there: overlap
+// without the lock, then load, cost, choice and booking under it; and waits, if
+// the request must.
+func (p *pool) decide(ctx context.Context, now func() time.Time, s *scratch) error {
+	q, d := &s.question, &s.decision
+	start := s.at
+	if start.IsZero() {
+		start = now()
+	}
+	matched := start
+	if q.sequence != nil {
+		p.match(start, q, s)
+		matched = now()
+	}
 	d.MatchTime = matched.Sub(start)
 
+	w := &s.waiter
+	*w = waiter{q: q, d: d}
 	p.mu.Lock()
-	err := p.core.decide(matched, q, d)
+	woken, waits, err := p.core.submit(matched, w)
+	waits = waits && !w.done
 	p.mu.Unlock()
+	wakeAll(woken)
 	d.PickTime = now().Sub(matched)
+	switch {
+	case waits:
+		return p.wait(ctx, now, w, s)
+	case w.done:
+		return w.err
+	}
 	return err
 }
 
-// match fills in the overlap of every ordinal.
-func (c *cache) match(now time.Time, s *scratch) {
-	c.index.Match(s.overlap, s.local)
-	for _, a := range [...]*indexer.Approx{c.history, c.predicted} {
-		if a == nil || a.Blocks() == 0 {
-			continue
-		}
-		s.guessed = resize(s.guessed, len(s.overlap))
-		a.Match(now, s.guessed, s.local)
-		for i, n := range s.guessed {
-			s.overlap[i] = max(s.overlap[i], n)
-		}
+// appeal says how little a pool that shares its model with others asks for a
+// request, for comparison with those: the cost of its best candidate in tokens
+// (in the policy's unit, where that is no block), or the requests in flight for
+// each candidate where there is no cost.
+func (p *pool) appeal(now func() time.Time, s *scratch) (float64, error) {
+	q, d := &s.question, &s.decision
+	p.match(now(), q, s)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	id := q.ID
+	q.ID = "" // nothing is booked
+	defer func() { q.ID = id }()
+	if err := p.core.decide(now(), q, d, false); err != nil {
+		return 0, err
 	}
+	switch d.Policy {
+	case scorer.Dynamo, scorer.DynamoNewer:
+		return d.Cost * float64(p.blockSize), nil
+	case scorer.Tokens, scorer.PredictedTTFT, scorer.Weighted:
+		return d.Cost, nil
+	}
+	if p.core.conf.Rule != nil {
+		return d.Cost, nil
+	}
+	var sum int
+	for i := range p.core.inputs {
+		sum += p.core.inputs[i].ActiveRequests
+	}
+	return float64(sum) / float64(len(p.core.inputs)), nil
 }
 
-// guess remembers a booking as something that its worker will hold.
-func (p *pool) guess(now time.Time, c *cache, q *question, s *scratch) guess {
-	if len(q.sequence) == 0 {
-		return guess{}
-	}
-	g := guess{in: c.predicted, ordinal: q.ordinal, generation: q.generation, last: q.sequence[len(q.sequence)-1]}
-	if q.guessed || q.silent || p.guessing.noEvents {
-		g.in = c.history
-	}
-	if g.in == nil {
-		return guess{}
-	}
-	if g.stamp = g.in.Insert(now, g.ordinal, g.generation, s.local, s.sequence); g.stamp == 0 {
-		return guess{}
-	}
-	return g
+// holds says whether a request has a slot.
+func (p *pool) holds(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, taken := p.core.slots.Worker(id)
+	return taken
 }
 
-// withdraw forgets what a booking left.
-func (g *guess) withdraw() {
-	if g.in != nil {
-		g.in.Withdraw(g.ordinal, g.generation, g.stamp, g.last)
-	}
+// has says whether a pinned worker is in the pool, and bound whether a session is bound
+// to one of its workers.
+func (p *pool) has(q *question) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	from, to := p.core.pin(q)
+	return from < to
+}
+
+func (p *pool) bound(now time.Time, session uint64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, bound := p.core.sessions.worker(now, session)
+	return bound
 }
 
 // setWorker tells the pool of a worker. The caller keeps events of the worker and
 // other changes of the pool away until it returns.
-func (p *pool) setWorker(info *WorkerInfo, blockSize int) {
+func (p *pool) setWorker(now time.Time, info *WorkerInfo) {
 	p.mu.Lock()
-	if p.core.blockSizes() == 0 {
-		blockSize = cmp.Or(blockSize, info.BlockSize, 16)
-		if c := p.cache.Load(); c == nil || c.blockSize != blockSize {
-			p.cache.Store(newCache(blockSize, p.guessing))
-		}
-	}
 	outdated := p.core.outdated(info)
 	p.mu.Unlock()
 
 	p.purge(outdated)
-	p.mu.Lock()
-	p.core.setWorker(info)
-	c := p.cache.Load()
-	for _, ord := range p.core.ordinals(info.ID) {
-		for _, a := range c.guesses() {
-			a.Begin(ord, p.core.entries[ord].since, info.TotalKVBlocks)
-		}
-	}
-	p.mu.Unlock()
+	p.tell(func(c *core) []*waiter {
+		c.setWorker(info)
+		p.known.begin(c, info)
+		p.mirror(c)
+		return c.pump(now)
+	})
 }
 
 // removeWorker is to setWorker what its name says.
-func (p *pool) removeWorker(id uint64) {
+func (p *pool) removeWorker(now time.Time, id uint64) {
 	p.mu.Lock()
 	ordinals := p.core.ordinals(id)
 	p.mu.Unlock()
 
 	p.purge(ordinals)
-	p.mu.Lock()
-	p.core.removeWorker(id)
-	p.mu.Unlock()
+	p.tell(func(c *core) []*waiter {
+		c.removeWorker(id)
+		p.mirror(c)
+		return c.pump(now)
+	})
+}
+
+func (p *pool) mirror(c *core) {
+	p.size.Store(int64(c.size()))
+	p.changes.Store(c.changes)
 }
 
 // purge empties the index for ordinals that are still taken: decisions made
 // meanwhile find no overlap there, and nobody can get the ordinal early.
 func (p *pool) purge(ordinals []int) {
 	for _, ord := range ordinals {
-		c := p.cache.Load()
-		c.index.RemoveWorker(ord)
-		for _, a := range c.guesses() {
-			a.Clear(ord)
-		}
+		p.known.removeWorker(ord)
 	}
 }
 
 // applyEvent applies an event of a worker that is in the pool. It returns false
 // if the worker has no such rank.
 func (p *pool) applyEvent(w Worker, ev indexer.Event) (out indexer.Outcome, known bool) {
-	c := p.cache.Load()
 	p.mu.Lock()
 	ord, known := p.core.find(w)
-	fits := known && p.core.entries[ord].info.BlockSize == c.blockSize
+	silent := known && p.core.entries[ord].info.BlockSize == 0 || p.core.conf.NoEvents
 	p.mu.Unlock()
 	switch {
 	case !known:
 		return out, false
-	case !fits || p.guessing.noEvents:
-		// Blocks of another size would be found under hashes that no prompt has,
-		// and events do not mix with guesses that cover the same.
+	case silent:
+		// Blocks of a size that nobody knows might be found under hashes that no
+		// prompt has, and events do not mix with guesses that cover the same.
 		return indexer.Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}, true
+	case p.known == nil:
+		return out, true
 	}
-	if c.predicted != nil && c.predicted.WorkerBlocks(ord) > 0 {
-		switch ev.Kind {
-		case indexer.Removed:
-			for _, e := range ev.Externals {
-				c.predicted.Forget(ord, c.index.AppendPath(nil, ord, e))
-			}
-		case indexer.Cleared:
-			c.predicted.Clear(ord)
-		case indexer.Stored:
-		}
-	}
-	return c.index.Apply(ord, ev), true
+	return p.known.apply(ord, ev), true
+}
+
+// isAbsence says whether an error of one pool may be no error of another.
+func isAbsence(err error) bool {
+	return errors.Is(err, ErrNoWorkers) || errors.Is(err, ErrAllBusy)
 }
 
 func resize(s []int32, n int) []int32 {

@@ -3,85 +3,114 @@
 package router
 
 import (
+	"cmp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// ring keeps the most recent decisions.
+// ring keeps recent decisions. A request gets a number before it is decided, and
+// with it a place; it keeps the memory of the decision that it replaces there, so
+// a full ring allocates nothing. Requests wait for each other only at one place.
+// One that was refused leaves its place to the decision from before.
+//
+// To look a decision up by its id is to look at all: somebody asks once in a
+// while, and every request would pay for a map.
 type ring struct {
+	last atomic.Uint64 // number of the last request
+	kept []place
+}
+
+type place struct {
 	mu sync.Mutex
 	// mu guards the fields below.
-	kept []Decision // len grows to the limit, then next goes round
-	next int
-	byID map[string]int
+	number   uint64 // 0 = nothing
+	decision Decision
 }
 
-func newRing(size int) *ring {
-	return &ring{kept: make([]Decision, 0, size), byID: make(map[string]int, size)}
-}
+func newRing(size int) *ring { return &ring{kept: make([]place, size)} }
 
-// add keeps a copy of d in place of the oldest one. It re-uses the memory of the
-// one that leaves, so a full ring allocates nothing.
-func (r *ring) add(d *Decision) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if cap(r.kept) == 0 {
+// next returns the number of a request that begins.
+func (r *ring) next() uint64 { return r.last.Add(1) }
+
+func (r *ring) place(number uint64) *place { return &r.kept[number%uint64(len(r.kept))] }
+
+// add keeps a copy of a request's decision.
+func (r *ring) add(number uint64, d *Decision) {
+	if len(r.kept) == 0 {
 		return
 	}
-	if len(r.kept) < cap(r.kept) {
-		r.kept = append(r.kept, Decision{})
+	p := r.place(number)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.number > number {
+		return // it took so long that a later one stands there
 	}
-	at := &r.kept[r.next]
-	delete(r.byID, at.ID)
-	candidates := append(at.Candidates[:0], d.Candidates...)
-	*at = *d
-	at.Candidates = candidates
-	r.byID[d.ID] = r.next
-	r.next = (r.next + 1) % cap(r.kept)
+	candidates := append(p.decision.Candidates[:0], d.Candidates...)
+	p.number, p.decision = number, *d
+	p.decision.Candidates = candidates
 }
 
-// note lets set write to the kept decision id, if it is still there.
-func (r *ring) note(id string, set func(*Decision)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if i, ok := r.byID[id]; ok {
-		set(&r.kept[i])
+// note notes the time of something that became of a request, if its decision is
+// still there.
+func (r *ring) note(number uint64, what func(*Decision) *time.Time, now time.Time) {
+	if len(r.kept) == 0 {
+		return
+	}
+	p := r.place(number)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.number == number {
+		*what(&p.decision) = now
 	}
 }
 
-func (r *ring) noteFirstToken(id string, now time.Time) {
-	r.note(id, func(d *Decision) { d.FirstToken = now })
-}
+func firstToken(d *Decision) *time.Time { return &d.FirstToken }
 
-func (r *ring) noteFreed(id string, now time.Time) {
-	r.note(id, func(d *Decision) { d.Freed = now })
-}
+func freed(d *Decision) *time.Time { return &d.Freed }
 
-func (r *ring) get(id string) (Decision, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	i, ok := r.byID[id]
-	if !ok {
-		return Decision{}, false
+// get returns the latest decision of an id.
+func (r *ring) get(id string) (found Decision, ok bool) {
+	var number uint64
+	for i := range r.kept {
+		p := &r.kept[i]
+		p.mu.Lock()
+		if p.number > number && p.decision.ID == id {
+			number, found = p.number, clone(&p.decision)
+		}
+		p.mu.Unlock()
 	}
-	return clone(r.kept[i]), true
+	return found, number > 0
 }
 
 // recent returns up to n decisions, newest first.
 func (r *ring) recent(n int) []Decision {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n = min(n, len(r.kept))
-	out := make([]Decision, 0, max(n, 0))
-	for i := range n {
-		at := (r.next - 1 - i + 2*len(r.kept)) % len(r.kept)
-		out = append(out, clone(r.kept[at]))
+	type numbered struct {
+		number uint64
+		place  *place
+	}
+	var all []numbered
+	for i := range r.kept {
+		p := &r.kept[i]
+		p.mu.Lock()
+		if p.number > 0 {
+			all = append(all, numbered{p.number, p})
+		}
+		p.mu.Unlock()
+	}
+	slices.SortFunc(all, func(a, b numbered) int { return cmp.Compare(b.number, a.number) })
+	out := make([]Decision, 0, max(0, min(n, len(all))))
+	for _, one := range all[:max(0, min(n, len(all)))] {
+		one.place.mu.Lock()
+		out = append(out, clone(&one.place.decision)) // or one that came in its place
+		one.place.mu.Unlock()
 	}
 	return out
 }
 
-func clone(d Decision) Decision {
-	d.Candidates = slices.Clone(d.Candidates)
-	return d
+func clone(d *Decision) Decision {
+	c := *d
+	c.Candidates = slices.Clone(d.Candidates)
+	return c
 }

@@ -416,27 +416,72 @@ func TestRanks(t *testing.T) {
 	}
 }
 
+// Workers of one model with blocks of several sizes: each is found by its own
+// hashes, and the cheapest of all gets the request.
 func TestBlockSizes(t *testing.T) {
-	r := newRouter(t, router.Config{Scoring: classic(1)}, 1)
+	r := newRouter(t, router.Config{}, 1)
 	odd, none := worker(2), worker(3)
 	odd.BlockSize, none.BlockSize = 16, 0
 	set(t, r, odd)
 	set(t, r, none)
-	if !store(r, router.Worker{ID: 2}, "A") {
-		t.Error("the worker is known")
+	local := indexer.AppendLocalHashes(nil, prompt("AB"), 16, indexer.Seed("", ""))
+	wide := indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 7, Local: local[0]}}}
+	if !store(r, router.Worker{ID: 1}, "A") || !r.ApplyEvent(router.Worker{ID: 2}, wide) || !r.ApplyEvent(router.Worker{ID: 3}, wide) {
+		t.Error("the workers are known")
 	}
-	for i, want := range []string{"ok 0", "block_size_mismatch 0", "none 0"} {
+	for i, want := range []string{"ok 1", "ok 1", "none 0"} {
 		if s := r.Workers()[i]; fmt.Sprint(s.KVEvents, " ", s.CachedBlocks) != want {
 			t.Errorf("worker %d: %s %d, want %s", i+1, s.KVEvents, s.CachedBlocks, want)
 		}
 	}
-	// An empty pool takes the size of whoever comes next.
-	for id := uint64(1); id <= 3; id++ {
-		r.RemoveWorker(id)
+	for letters, want := range map[string][2]int{"AB": {2, 1}, "AC": {1, 1}} { // worker and its overlap
+		d, err := r.BestWorker(t.Context(), router.Request{ID: letters, Model: "m", Tokens: prompt(letters), Explain: true})
+		if err != nil || [2]int{int(d.Worker.ID), d.OverlapBlocks} != want {
+			t.Errorf("%s: worker %d with %d blocks, %v; want %v", letters, d.Worker.ID, d.OverlapBlocks, err, want)
+		}
+		if d.CachedTokens+d.PrefillTokens != 16 && d.PrefillTokens != 1 {
+			t.Errorf("%s: %d cached and %d to compute of 16", letters, d.CachedTokens, d.PrefillTokens)
+		}
+		r.Free(letters)
 	}
+	for id := uint64(1); id <= 3; id++ {
+		pin := router.Worker{ID: id}
+		if d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("Z"), Pinned: &pin}); err != nil || d.Worker != pin {
+			t.Errorf("pinned to %d: %d, %v", id, d.Worker.ID, err)
+		}
+	}
+	pin := router.Worker{ID: 4}
+	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m", Pinned: &pin}); !errors.Is(err, router.ErrPinnedUnknown) {
+		t.Errorf("pinned to nobody: %v", err)
+	}
+	// A worker that says nothing goes with the others.
+	r.RemoveWorker(1)
+	r.RemoveWorker(3)
+	set(t, r, none)
+	if s := r.Workers(); len(s) != 2 || s[1].KVEvents != "none" {
+		t.Errorf("workers %+v", s)
+	}
+	if d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("AB"), Explain: true}); err != nil || len(d.Candidates) != 2 || d.Worker.ID != 2 {
+		t.Errorf("one pool is left: %+v, %v", d, err)
+	}
+}
+
+// Without a cost the pool whose workers have fewer requests gets the next one.
+func TestBlockSizesInOtherModes(t *testing.T) {
+	r := newRouter(t, router.Config{Mode: router.RoundRobin}, 2)
+	odd := worker(3)
+	odd.BlockSize = 16
 	set(t, r, odd)
-	if s := r.Workers()[0]; s.KVEvents != "ok" {
-		t.Errorf("the only worker: %s, want ok", s.KVEvents)
+	seen := map[uint64]int{}
+	for i := range 9 {
+		d, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(i), Model: "m"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[d.Worker.ID]++
+	}
+	if seen[1] != 3 || seen[2] != 3 || seen[3] != 3 {
+		t.Errorf("nine requests were spread as %v, want three each", seen)
 	}
 }
 

@@ -19,9 +19,10 @@ type WorkerState struct {
 	Engine         string         `json:"engine,omitempty"`
 	Health         string         `json:"health"`
 	Draining       bool           `json:"draining"`
+	Taints         []string       `json:"taints,omitempty"`
 	BlockSize      int            `json:"block_size"`
 	TotalKVBlocks  int            `json:"total_kv_blocks,omitempty"`
-	KVEvents       string         `json:"kv_events"`       // "ok", "none" or "block_size_mismatch"
+	KVEvents       string         `json:"kv_events"`       // "ok", or "none": it tells of none
 	CachedBlocks   int            `json:"cached_blocks"`   // in the index
 	GuessedBlocks  int            `json:"guessed_blocks"`  // taken to be cached, without having been told
 	ActiveRequests int            `json:"active_requests"` // slots
@@ -45,7 +46,6 @@ func (r *Router) Workers() []WorkerState {
 }
 
 func (p *pool) appendStates(states []WorkerState) []WorkerState {
-	cache := p.cache.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ord := range p.core.order {
@@ -60,24 +60,18 @@ func (p *pool) appendStates(states []WorkerState) []WorkerState {
 			Engine:         e.info.Engine,
 			Health:         e.info.Health.String(),
 			Draining:       e.info.Draining,
+			Taints:         e.info.Taints,
 			BlockSize:      e.info.BlockSize,
 			TotalKVBlocks:  e.info.TotalKVBlocks,
 			KVEvents:       "ok",
-			CachedBlocks:   cache.index.WorkerBlocks(ord),
-			GuessedBlocks:  cache.history.WorkerBlocks(ord),
+			CachedBlocks:   p.known.told(ord),
+			GuessedBlocks:  p.known.guessedOf(ord),
 			ActiveRequests: load.Requests,
 			ActiveBlocks:   load.Blocks,
 			PendTokens:     load.PendTokens,
 			Routed:         e.routed,
 		}
-		switch e.info.BlockSize {
-		case cache.blockSize:
-		case 0:
-			s.KVEvents = "none"
-		default:
-			s.KVEvents = "block_size_mismatch"
-		}
-		if e.info.NoEvents || p.guessing.noEvents {
+		if e.info.BlockSize == 0 || e.info.NoEvents || p.core.conf.NoEvents {
 			s.KVEvents = "none"
 		}
 		states = append(states, s)

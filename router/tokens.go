@@ -23,21 +23,22 @@ type Tokens struct {
 	Engine, EngineVersion string
 }
 
-// tokensFor returns what d's worker could be handed, with the ids copied.
-func (r *Router) tokensFor(t target, d *Decision, req *Request, ids []uint32) *Tokens {
+// tokensFor returns what the chosen worker could be handed, with the ids copied.
+func (r *Router) tokensFor(t target, p *pool, s *scratch) *Tokens {
 	out := &Tokens{}
+	d, req := &s.decision, &s.request
 	if d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
-		out.IDs = slices.Clone(ids)
+		out.IDs = slices.Clone(s.tokens)
 	}
 	if t.card != nil {
 		v := t.card.Prompts.Verdict()
 		out.Agreed, out.Differs = v == tokenizer.Agreed, v == tokenizer.Differs || v == tokenizer.DriftSeen
 	}
-	t.pool.mu.Lock()
-	defer t.pool.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	// A worker that left meanwhile takes nothing.
-	if ord, ok := t.pool.core.find(d.Worker); ok {
-		info := t.pool.core.entries[ord].info
+	if ord, ok := p.core.find(d.Worker); ok {
+		info := p.core.entries[ord].info
 		out.Engine, out.EngineVersion = info.Engine, info.EngineVersion
 	}
 	return out

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -72,6 +73,11 @@ type WorkerInfo struct {
 	// The router guesses from the requests that it sends there.
 	NoEvents bool
 
+	// Taints are words that requests may require or prefer.
+	Taints []string
+	// CPU says that it computes on CPUs; see [DeviceAware].
+	CPU bool
+
 	Engine        string // "vllm", "sglang", …
 	EngineVersion string
 	// ModelCard names the [Card] of its model. Default: that of its model's name.
@@ -112,9 +118,12 @@ type Card struct {
 	// served as soon as a worker serves the model.
 	Aliases []string
 	LoRA    []string
-	// BlockSize is the number of tokens in a block; 0 takes that of the model's
-	// first worker.
+	// BlockSize is the number of tokens in a block for workers that do not say;
+	// 0 takes [Config.BlockSize].
 	BlockSize int
+	// Attention, if not nil, is the model's attention weight for the tokens
+	// policy, instead of the configured one.
+	Attention *float64
 	// Prompts makes token ids. Nil means text-block mode: prompts meet only
 	// each other, and are found in no worker's cache.
 	Prompts *tokenizer.Model
@@ -133,12 +142,23 @@ type Observation struct {
 // Prompt is the prompt of a request as raw JSON spans of its body.
 type Prompt = chat.Request
 
-// Request asks for a worker.
+// Override changes how one decision is made.
+type Override = scorer.Override
+
+// Thresholds say when a worker is busy.
+type Thresholds = scorer.Thresholds
+
+// Request asks for a worker. Its slices and maps are only read, and not after
+// the call.
 type Request struct {
 	// ID makes the decision a booking: the worker's slot is taken until
 	// [Router.Free]. It must be unique among the requests in flight. With no ID
-	// the decision is read-only: no slot, no record.
+	// the decision is read-only: no slot, no record, no waiting.
 	ID string
+	// Owned says that the caller will call [Router.Free] for certain, whenever
+	// the request ends. The slot of a request that nobody owns is given back
+	// after 300 s without a sign of life.
+	Owned bool
 
 	// Model is the model name of the request: a base model or an adapter.
 	Model string
@@ -152,6 +172,46 @@ type Request struct {
 	// Salt keeps the request's blocks apart from those of other salts.
 	Salt string
 
+	// ExpectedOutput is how many tokens the response will have; 0 = unknown.
+	ExpectedOutput int
+	// EmbeddingHit says that nothing is left to encode; see [DeviceAware].
+	EmbeddingHit bool
+
+	// Pinned, if not nil, is the worker that must take the request: nothing is
+	// compared, and only that worker is waited for.
+	// AnyRank leaves the rank of that worker open.
+	Pinned  *Worker
+	AnyRank bool
+	// Allowed, if not nil, are the only workers that may take it; AllowedAddresses,
+	// if not nil, the only addresses, port 0 standing for all ports.
+	Allowed          []Worker
+	AllowedAddresses []netip.AddrPort
+	// RequiredTaints are those that a worker must have, all of them.
+	// PreferredTaints are weighed: the cost of a worker is multiplied by
+	// e^−tanh(sum of the weights that it has).
+	RequiredTaints  []string
+	PreferredTaints map[string]float64
+
+	// Session names the conversation that the request belongs to; see
+	// [SessionConfig]. SessionFinal says that it is the last one.
+	Session      string
+	SessionFinal bool
+
+	// In the queue, a higher StrictPriority comes first; among equals Priority
+	// is seconds (or weight) that the request is put ahead; see [scorer.QueuePolicy].
+	StrictPriority int
+	Priority       float64
+	// TTFTTarget, if above 0, is how long after its arrival the first token is
+	// still wanted. A request that waits longer leaves the queue with
+	// [ErrTooLate].
+	TTFTTarget time.Duration
+	// Waiting, if not nil, is called once if the request has to wait, before it
+	// does, by the goroutine that called [Router.BestWorker].
+	Waiting func()
+
+	// Override changes how this one decision is made; mode [KV] only.
+	Override *Override
+
 	// Explain asks for [Decision.Candidates].
 	Explain bool
 	// WantTokens asks for [Decision.Tokens].
@@ -164,6 +224,9 @@ type Blocks struct {
 	Local    []uint64 // local hash of each full block
 	Sequence []uint64 // sequence hashes of the same blocks
 	Tokens   int      // length of the prompt
+	// BlockSize is needed if the model's workers have blocks of several sizes:
+	// with those of others no overlap is found. 0 fits all.
+	BlockSize int
 }
 
 // Reason says in one word how a decision was reached.
@@ -174,6 +237,9 @@ const (
 	ReasonKV         Reason = "kv"          // lowest cost, with cached blocks known on some candidate
 	ReasonLoad       Reason = "load"        // lowest cost; nobody holds a block of the prompt
 	ReasonRoundRobin Reason = "round-robin" // the next one in turn
+	ReasonMode       Reason = "mode"        // as the mode says, which looks at load or at nothing
+	ReasonPinned     Reason = "pinned"      // the request named the worker
+	ReasonSession    Reason = "session"     // its session is bound to the worker
 	// ReasonTokenizer: the prompt could not be turned into tokens, so the
 	// choice was made by load.
 	ReasonTokenizer Reason = "fallback:tokenizer"
@@ -200,9 +266,20 @@ type Decision struct {
 	OverlapBlocks int     `json:"overlap_blocks"` // leading ones that the worker holds
 	CachedTokens  int     `json:"cached_tokens"`  // OverlapBlocks in tokens
 	PrefillTokens int     `json:"prefill_tokens"` // left to compute
-	Cost          float64 `json:"cost"`           // in blocks; lower is better; 0 where the mode has none
+	Cost          float64 `json:"cost"`           // in the policy's unit; lower is better; 0 where nothing is compared
+
+	// Policy is what the cost is counted by, empty where nothing is compared.
+	// Equal says how many candidates had the same cost as the worker.
+	Policy scorer.Policy `json:"policy,omitempty"`
+	Equal  int           `json:"equal,omitempty"`
+
+	// When the first token is expected, in ms from now: coarsely, from what is
+	// always known, and by the model of the engine.
+	CoarseTTFT    float64 `json:"coarse_ttft_ms"`
+	EstimatedTTFT float64 `json:"estimated_ttft_ms"`
 
 	// Where the time went. TokenizeTime includes hashing.
+	QueueTime    time.Duration `json:"queue_ns"`
 	TokenizeTime time.Duration `json:"tokenize_ns"`
 	MatchTime    time.Duration `json:"match_ns"`
 	PickTime     time.Duration `json:"pick_ns"` // waiting for the pool's lock included
@@ -231,7 +308,25 @@ type Candidate struct {
 	ActiveBlocks     int            `json:"active_blocks"`     // distinct blocks of those
 	AdditionalBlocks int            `json:"additional_blocks"` // blocks that this request would add
 	Cost             float64        `json:"cost"`
+	// Excluded says why the worker could not be chosen; empty if it could.
+	Excluded Exclusion `json:"excluded,omitempty"`
 }
+
+// Exclusion is why a worker could not be chosen.
+type Exclusion string
+
+// The exclusions.
+const (
+	ExcludedHealth   Exclusion = "health"      // not healthy, while others are
+	ExcludedDraining Exclusion = "draining"    // takes no new requests
+	ExcludedRole     Exclusion = "role"        // for prefill only
+	ExcludedAdapter  Exclusion = "adapter"     // does not have the adapter
+	ExcludedPin      Exclusion = "pin"         // the request is for another one
+	ExcludedAllowed  Exclusion = "not_allowed" // not among those that the request allows
+	ExcludedTaint    Exclusion = "taint"       // lacks a taint that the request requires
+	ExcludedBusy     Exclusion = "busy"        // above a threshold
+	ExcludedSession  Exclusion = "session"     // the session is bound to another one
+)
 
 // Errors of [Router.BestWorker]. They come wrapped with what they are about.
 var (
@@ -241,6 +336,25 @@ var (
 	ErrUnknownModel = errors.New("the model does not exist")
 	// ErrBadBlocks: Request.Blocks contradicts itself.
 	ErrBadBlocks = errors.New("blocks do not fit together")
+	// ErrBadRequest: a field of the request makes no sense.
+	ErrBadRequest = errors.New("bad request")
 	// ErrDuplicate: a request with this id is in flight.
 	ErrDuplicate = errors.New("a request with this id is in flight")
+	// ErrAllBusy: workers could take the request, and all are above a threshold.
+	ErrAllBusy = errors.New("all workers are busy")
+	// ErrQueueFull: the request would have to wait, and too many do.
+	ErrQueueFull = scorer.ErrQueueFull
+	// ErrTooLate: the request waited for longer than its target allows.
+	ErrTooLate = errors.New("no worker became free in time")
+	// ErrPinMissing: mode [Direct] needs a pinned worker.
+	ErrPinMissing = errors.New("the request names no worker")
+	// ErrPinnedUnknown: there is no such worker of the model.
+	ErrPinnedUnknown = errors.New("the worker does not exist")
+	// ErrPinnedNotAllowed: it is not among those that may take the request.
+	ErrPinnedNotAllowed = errors.New("the worker may not take the request")
+	// ErrPinnedBusy: it is above a threshold.
+	ErrPinnedBusy = errors.New("the worker is busy")
+	// ErrBadOverride: Request.Override makes no sense. It also wraps the
+	// [*scorer.SettingError] that names the field.
+	ErrBadOverride = errors.New("override refused")
 )

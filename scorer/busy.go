@@ -25,9 +25,9 @@ func (t *Thresholds) Validate() error {
 	return nil
 }
 
-// reportLife is how long an engine's own report of its blocks counts. An engine
+// ReportLife is how long an engine's own report of its blocks counts. An engine
 // that stops reporting must not stay busy for ever.
-const reportLife = 10 * time.Second
+const ReportLife = 10 * time.Second
 
 // Occupancy is what the thresholds look at.
 type Occupancy struct {
@@ -45,7 +45,7 @@ type Occupancy struct {
 func (t *Thresholds) Busy(o Occupancy) (busy bool, skipped int) {
 	if t.ActiveBlocks != nil {
 		used := o.ActiveBlocks
-		if o.EngineAge <= reportLife {
+		if o.EngineAge <= ReportLife {
 			used = max(used, o.EngineBlocks)
 		}
 		if o.TotalBlocks <= 0 {

@@ -123,6 +123,12 @@ func (q *Queue[T]) find(number int) (at int, found bool) {
 	return slices.BinarySearchFunc(q.lanes, number, func(l *lane[T], n int) int { return cmp.Compare(l.number, n) })
 }
 
+// Waits says whether anybody waits in a lane.
+func (q *Queue[T]) Waits(lane int) bool {
+	_, found := q.find(lane)
+	return found
+}
+
 // Len returns the number of requests that wait.
 func (q *Queue[T]) Len() int { return q.count }
 

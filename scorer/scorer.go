@@ -63,7 +63,7 @@ type Input struct {
 	CPU              bool    // its device class, for [DeviceAware]
 	DecodeOnly       bool    // takes no prefill
 	MaxBatchedTokens int     // 0 = unknown
-	TaintWeight      float64 // sum of the preferred taints that match
+	TaintWeight      float64 // sum of the preferred taints that match; all policies but Weighted
 
 	// What only some rules look at.
 	KVUse        float64 // share of its KV cache in use, 0..1
@@ -161,6 +161,17 @@ func best(n int, u float64, order func(i, j int) int) int {
 		skip--
 	}
 	return first
+}
+
+// Equals returns how many costs [Pick] cannot tell from that of candidate i, which
+// is one of them.
+func Equals(costs []float64, i int) (n int) {
+	for _, c := range costs {
+		if compare(c, costs[i]) == 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // compare orders two costs, the lower one first.

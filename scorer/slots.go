@@ -363,5 +363,14 @@ func (s *Slots) AdditionalBlocks(worker int, blocks []uint64) int {
 	return len(blocks) - s.tree.match(s.workers[worker].root, blocks)
 }
 
+// Worker returns the worker that a request has its slot on.
+func (s *Slots) Worker(id string) (worker int, taken bool) {
+	n, taken := s.ids[id]
+	if !taken {
+		return 0, false
+	}
+	return int(s.slots[n].worker), true
+}
+
 // Len returns the number of slots taken.
 func (s *Slots) Len() int { return len(s.ids) }

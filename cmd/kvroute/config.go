@@ -51,11 +51,80 @@ type config struct {
 	// have addresses in. Empty allows all.
 	WorkerNetworks string `yaml:"worker-networks"`
 
-	// RouterMode is "kv" or "round-robin".
+	// RouterMode is the way of choosing: kv (the cheapest by cache and load),
+	// random, round-robin, direct (the worker that the request names),
+	// least-loaded, power-of-two or device-aware-weighted.
 	RouterMode string `yaml:"router-mode"`
-	// KVOverlapScoreWeight weighs prefill against active blocks in mode kv; 0
-	// routes by load alone.
-	KVOverlapScoreWeight float64 `yaml:"kv-overlap-score-weight"`
+	// Cost says what a worker costs in mode kv: tokens, dynamo, dynamo_newer,
+	// predicted_ttft or weighted. Empty is tokens, or the one that the settings
+	// below belong to; docs/routing.md has the formulas.
+	Cost string `yaml:"cost"`
+	// Alpha is the share of a prefill that each request beside it pays, for the
+	// costs tokens and predicted_ttft. Absent: 0.1.
+	Alpha *float64 `yaml:"alpha"`
+	// Attention is what the attention of a token to one before it costs against
+	// its linear part, for the cost tokens. "auto" takes it from each model's
+	// config.json, 4·layers·heads·head size/parameters, or 6e-5 without one.
+	Attention string `yaml:"attention"`
+	// RouterTemperature above 0 draws the worker, the cheaper the likelier.
+	RouterTemperature float64 `yaml:"router-temperature"`
+	// KVOverlapScoreWeight weighs prefill against active blocks and selects the
+	// cost dynamo; 0 routes by load alone and keeps no index. Absent: 1.
+	KVOverlapScoreWeight *float64 `yaml:"kv-overlap-score-weight"`
+	// The settings of the cost dynamo_newer, each of which selects it: prefill
+	// blocks forgiven for a cached one (absent: 1), the rate at which that
+	// shrinks with pending prefill (0), the weight of prefill (1), blocks that
+	// each request counts by itself (0).
+	OverlapScoreCredit        *float64 `yaml:"router-kv-overlap-score-credit"`
+	OverlapScoreCreditDecay   *float64 `yaml:"router-kv-overlap-score-credit-decay"`
+	PrefillLoadScale          *float64 `yaml:"router-prefill-load-scale"`
+	DecodeActiveRequestWeight *float64 `yaml:"router-decode-active-request-weight"`
+	// EnginePreset is the engine that times are estimated by: 32b, 8b or 70b.
+	EnginePreset string `yaml:"engine-preset"`
+	// DeviceRatio is how many CPU workers do the work of another one, in mode
+	// device-aware-weighted.
+	DeviceRatio float64 `yaml:"device-ratio"`
+	// NoAssumeKVReuse counts the blocks of each request in flight as its own,
+	// NoTrackActiveBlocks and NoTrackPrefillTokens do not count them, or its
+	// prefill tokens, at all.
+	NoAssumeKVReuse      bool `yaml:"no-assume-kv-reuse"`
+	NoTrackActiveBlocks  bool `yaml:"no-track-active-blocks"`
+	NoTrackPrefillTokens bool `yaml:"no-router-track-prefill-tokens"`
+
+	// A worker above one of these gets no requests, in any mode: the share of
+	// its blocks in use, 0 to 1; pending prefill tokens; the same in batches of
+	// the engine. Absent: never. /busy_threshold of the API changes them.
+	BusyThreshold                    *float64 `yaml:"busy-threshold"`
+	ActivePrefillTokensThreshold     *int     `yaml:"active-prefill-tokens-threshold"`
+	ActivePrefillTokensThresholdFrac *float64 `yaml:"active-prefill-tokens-threshold-frac"`
+	// RouterQueueThreshold is how many batches of pending prefill each worker
+	// has, more than this, when requests begin to wait for one. Absent: nobody
+	// waits.
+	RouterQueueThreshold *float64 `yaml:"router-queue-threshold"`
+	// RouterQueuePolicy is fcfs (the first come), lcfs (the last) or wspt (the
+	// shortest prefill); RouterQueueLimit the largest number that waits, by pool.
+	RouterQueuePolicy string `yaml:"router-queue-policy"`
+	RouterQueueLimit  int    `yaml:"router-queue-limit"`
+	// QueueWait is the longest time that a request waits. Half a second more
+	// must not exceed Envoy's max_message_timeout.
+	QueueWait time.Duration `yaml:"queue-wait"`
+	// OverloadStatus is what clients get when all workers are busy, the queue is
+	// full, or the wait was too long: 429, 503 or 529.
+	OverloadStatus int `yaml:"overload-status"`
+	// SessionAffinityTTL is how many seconds without a request a session stays
+	// with its worker; 0: sessions do not matter. In SessionAffinityMode "hard"
+	// it gets that worker or an error, in "soft" another one if that is busy.
+	SessionAffinityTTL  int    `yaml:"session-affinity-ttl-secs"`
+	SessionAffinityMode string `yaml:"session-affinity-mode"`
+	// SessionHeaders are the headers that name a session, comma-separated.
+	SessionHeaders string `yaml:"session-headers"`
+	// TrustOverrides heeds headers with routing hints: priorities, expected
+	// output, the target of the first token, taints, x-dynamo-router-override.
+	// AllowDirect heeds those that name the worker. For listeners that only
+	// trusted clients reach; otherwise they are removed unread.
+	TrustOverrides bool `yaml:"trust-overrides"`
+	AllowDirect    bool `yaml:"allow-direct"`
+
 	// NoKVEvents is for workers that do not tell what they cache: the router
 	// guesses from the requests that it sent, and listens to no events.
 	NoKVEvents bool `yaml:"no-kv-events"`
@@ -70,8 +139,8 @@ type config struct {
 	StateDir string `yaml:"state-dir"`
 	// StateInterval is how often it is written; a crash loses what came since.
 	StateInterval time.Duration `yaml:"state-interval"`
-	// BlockSize is the number of tokens in a block of the workers' caches; 0
-	// takes that of each model's first worker.
+	// BlockSize is the number of tokens in a block of workers that do not say; 0
+	// takes that of the model's other workers, or 16.
 	BlockSize int `yaml:"block-size"`
 	// Seed makes the choice among equal workers reproducible.
 	Seed uint64 `yaml:"seed"`
@@ -153,16 +222,24 @@ type modelConfig struct {
 
 func defaults() config {
 	return config{
-		Version:              1,
-		ExtprocAddress:       "127.0.0.1:9002",
-		HTTPAddress:          "127.0.0.1:9003",
-		NATSListen:           "127.0.0.1:4222",
-		Namespace:            "kvroute",
-		Component:            "workers",
-		Endpoint:             "generate",
-		RouterMode:           string(router.KV),
-		KVOverlapScoreWeight: 1,
-		KeepDecisions:        1024,
+		Version:             1,
+		ExtprocAddress:      "127.0.0.1:9002",
+		HTTPAddress:         "127.0.0.1:9003",
+		NATSListen:          "127.0.0.1:4222",
+		Namespace:           "kvroute",
+		Component:           "workers",
+		Endpoint:            "generate",
+		RouterMode:          string(router.KV),
+		Attention:           "auto",
+		EnginePreset:        "32b",
+		DeviceRatio:         8,
+		RouterQueuePolicy:   string(scorer.FCFS),
+		RouterQueueLimit:    10_000,
+		QueueWait:           9500 * time.Millisecond,
+		OverloadStatus:      429,
+		SessionAffinityMode: "soft",
+		SessionHeaders:      "x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id",
+		KeepDecisions:       1024,
 
 		RouterTTLSecs:          120,
 		RouterPredictedTTLSecs: 10,
@@ -188,14 +265,13 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Component, "component", c.Component, "component of the workers' subjects")
 	fs.StringVar(&c.Endpoint, "endpoint", c.Endpoint, "endpoint of the workers' subjects")
 	fs.StringVar(&c.WorkerNetworks, "worker-networks", c.WorkerNetworks, "`CIDRs`, comma-separated, that workers may be in; empty allows all")
-	fs.StringVar(&c.RouterMode, "router-mode", c.RouterMode, "kv or round-robin")
-	fs.Float64Var(&c.KVOverlapScoreWeight, "kv-overlap-score-weight", c.KVOverlapScoreWeight, "weight of prefill against active blocks; 0 routes by load alone")
+	c.routingFlags(fs)
 	fs.BoolVar(&c.NoKVEvents, "no-kv-events", c.NoKVEvents, "guess what workers cache from what was sent there, and listen to no events")
 	fs.Float64Var(&c.RouterTTLSecs, "router-ttl-secs", c.RouterTTLSecs, "`seconds` that such a guess counts")
 	fs.Float64Var(&c.RouterPredictedTTLSecs, "router-predicted-ttl-secs", c.RouterPredictedTTLSecs, "`seconds` that a request's blocks count as cached before an event says so; 0 for none")
 	fs.StringVar(&c.StateDir, "state-dir", c.StateDir, "`folder` that keeps what a restart should not forget")
 	fs.DurationVar(&c.StateInterval, "state-interval", c.StateInterval, "`time` between two writings of it")
-	fs.IntVar(&c.BlockSize, "block-size", c.BlockSize, "`tokens` in a block; 0 takes that of a model's first worker")
+	fs.IntVar(&c.BlockSize, "block-size", c.BlockSize, "`tokens` in a block of workers that do not say; 0 takes that of the model's others")
 	fs.Uint64Var(&c.Seed, "seed", c.Seed, "makes the choice among equal workers reproducible")
 	fs.IntVar(&c.KeepDecisions, "keep-decisions", c.KeepDecisions, "`number` of recent decisions that can be explained")
 	fs.BoolVar(&c.DecisionHeaders, "decision-headers", c.DecisionHeaders, "tell worker, overlap and reason in the response's headers")
@@ -264,13 +340,6 @@ func readFile(file string) (config, error) {
 	return c, nil
 }
 
-// scoring is what the flags say of the cost.
-func (c *config) scoring() scorer.Settings {
-	s := scorer.Defaults()
-	s.Policy, s.OverlapWeight = scorer.Dynamo, c.KVOverlapScoreWeight
-	return s
-}
-
 // seconds turns a setting in seconds into a time; what is no time becomes one that
 // is refused.
 func seconds(s float64) time.Duration {
@@ -298,6 +367,9 @@ func (c *config) check() error {
 			bad(name, fmt.Sprint(s), "0 or more seconds, at most 1e9")
 		}
 	}
+	if o := c.OverloadStatus; o != 429 && o != 503 && o != 529 {
+		bad("overload-status", fmt.Sprint(o), "429, 503 or 529")
+	}
 	if c.FirstToken != "observer" && c.FirstToken != "response-headers" {
 		bad("first-token", c.FirstToken, "observer or response-headers")
 	}
@@ -309,6 +381,8 @@ func (c *config) check() error {
 		{"max-streams", int64(c.MaxStreams)},
 		{"tokenizer-cache-bytes", int64(c.TokenizerCacheBytes)},
 		{"decision-timeout", int64(c.DecisionTimeout)},
+		{"queue-wait", int64(c.QueueWait)},
+		{"router-queue-limit", int64(c.RouterQueueLimit)},
 		{"state-interval", int64(c.StateInterval)},
 		{"drain-timeout", int64(c.DrainTimeout)},
 	} {

@@ -51,6 +51,11 @@ func (n *notes) Int64ObservableGauge(name string, _ ...metric.Int64ObservableGau
 	return noop.Int64ObservableGauge{}, nil
 }
 
+func (n *notes) Int64ObservableCounter(name string, _ ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
+	n.made[name] = true
+	return noop.Int64ObservableCounter{}, nil
+}
+
 func TestMetricsAreDocumented(t *testing.T) {
 	n := &notes{made: map[string]bool{}}
 	r, err := router.New(router.Config{Meter: n})

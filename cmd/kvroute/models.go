@@ -62,6 +62,36 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	return card, nil
 }
 
+// loadCards loads the models with their own attention weights, unless one is given
+// for all.
+func (c *config) loadCards(cache *tokenizer.Cache, log *slog.Logger) ([]router.Card, error) {
+	cards, err := loadCards(c.Models, cache, log)
+	if err != nil || c.Attention != "auto" {
+		return cards, err
+	}
+	for i := range c.Models {
+		if weight, ok := c.Models[i].attention(); ok {
+			cards[i].Attention = &weight
+		}
+	}
+	return cards, nil
+}
+
+// attention returns the attention weight that the model's config.json tells of. A
+// file that is not there, or does not say, is no error.
+func (m *modelConfig) attention() (weight float64, ok bool) {
+	dir, err := os.OpenRoot(m.Tokenizer)
+	if err != nil {
+		return 0, false
+	}
+	defer func() { _ = dir.Close() }() // it is only read
+	data, err := dir.ReadFile("config.json")
+	if err != nil {
+		return 0, false
+	}
+	return attentionOf(data)
+}
+
 // readBounded reads a file that is named in the configuration.
 func readBounded(name string) ([]byte, error) {
 	dir, err := os.OpenRoot(filepath.Dir(name))

@@ -5,12 +5,15 @@ package main
 import (
 	"context"
 	"flag"
+	"fmt"
+	"io"
 	"strings"
 
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
 )
 
 // printConfig checks a configuration and prints it with its defaults, in the form
@@ -29,14 +32,40 @@ func printConfig(_ context.Context, args []string, std stdio) error {
 			return err
 		}
 	}
-	if _, err := router.New(router.Config{Mode: router.Mode(c.RouterMode), Scoring: c.scoring(), BlockSize: c.BlockSize}); err != nil {
+	rc, err := c.routing()
+	if err != nil {
+		return err
+	}
+	if _, err := router.New(rc); err != nil {
 		return err
 	}
 	text, err := yaml.Marshal(c)
 	if err != nil {
 		return err
 	}
-	_, err = std.out.Write(text)
+	if _, err = std.out.Write(text); err != nil {
+		return err
+	}
+	return c.printCost(std.out, rc.Scoring)
+}
+
+// printCost adds, as comments, what the settings come to.
+func (c *config) printCost(out io.Writer, s scorer.Settings) (err error) {
+	say := func(format string, args ...any) {
+		if err == nil {
+			_, err = fmt.Fprintf(out, "# "+format+"\n", args...)
+		}
+	}
+	say("a worker costs: %s", s.Policy)
+	if s.Policy != scorer.Tokens {
+		return err
+	}
+	say("attention: %.2g", s.Attention)
+	for _, m := range c.Models {
+		if weight, ok := m.attention(); ok && c.Attention == "auto" {
+			say("attention of %s: %.2g, by its config.json", m.Name, weight)
+		}
+	}
 	return err
 }
 

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -121,7 +120,7 @@ func (s *server) open() (err error) {
 		return err
 	}
 	s.prompts = tokenizer.NewCache(c.TokenizerCacheBytes)
-	cards, err := loadCards(c.Models, s.prompts, s.log)
+	cards, err := c.loadCards(s.prompts, s.log)
 	if err != nil {
 		return err
 	}
@@ -132,25 +131,15 @@ func (s *server) open() (err error) {
 		}
 		observe = s.verifier.observe
 	}
-	var ask func(context.Context, netip.AddrPort, string, router.Prompt) ([]uint32, error)
-	if c.RemoteTokenize {
-		ask = newRemote(c.TokenizerCacheBytes).ids
+	rc, err := c.routing()
+	if err != nil {
+		return err
 	}
-	if s.router, err = router.New(router.Config{
-		Cards:         cards,
-		Remote:        ask,
-		Observe:       observe,
-		StrictModels:  c.StrictModels,
-		Mode:          router.Mode(c.RouterMode),
-		Scoring:       c.scoring(),
-		BlockSize:     c.BlockSize,
-		NoEvents:      c.NoKVEvents,
-		GuessTTL:      seconds(c.RouterTTLSecs),
-		PredictTTL:    cmp.Or(seconds(c.RouterPredictedTTLSecs), -1),
-		Seed:          c.Seed,
-		KeepDecisions: c.KeepDecisions,
-		Meter:         s.metrics.Meter("router"),
-	}); err != nil {
+	rc.Cards, rc.Observe, rc.Meter = cards, observe, s.metrics.Meter("router")
+	if c.RemoteTokenize {
+		rc.Remote = newRemote(c.TokenizerCacheBytes).ids
+	}
+	if s.router, err = router.New(rc); err != nil {
 		return err
 	}
 	if err = s.loadState(); err != nil {
@@ -191,6 +180,11 @@ func (s *server) openExtproc() (err error) {
 		MaxBodyBytes:    c.MaxBodyBytes,
 		DecisionTimeout: c.DecisionTimeout,
 		MaxStreams:      c.MaxStreams,
+		QueueWait:       c.QueueWait,
+		OverloadStatus:  c.OverloadStatus,
+		SessionHeaders:  c.sessionHeaders(),
+		TrustOverrides:  c.TrustOverrides,
+		AllowDirect:     c.AllowDirect,
 		DecisionHeaders: c.DecisionHeaders,
 		FirstToken:      c.FirstToken,
 		ForwardTokens:   c.ForwardTokens,
@@ -272,6 +266,7 @@ func (s *server) run(ctx context.Context) error {
 	c := &s.conf
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.registry.Run(ctx) })
+	parts.Go(func() error { return s.router.Run(ctx) })
 	if !c.NoKVEvents {
 		parts.Go(func() error { return s.events.Run(ctx) })
 	}
@@ -326,7 +321,8 @@ func (s *server) reload(ctx context.Context) error {
 		c, err := readFile(s.file)
 		var cards []router.Card
 		if err == nil {
-			cards, err = loadCards(c.Models, s.prompts, s.log)
+			c.Attention = s.conf.Attention // which a flag may have set
+			cards, err = c.loadCards(s.prompts, s.log)
 		}
 		if err == nil {
 			err = s.registry.SetStatic(c.Workers)

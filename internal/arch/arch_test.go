@@ -32,7 +32,7 @@ var ours = map[string]string{
 	"router":             "tokenizer tokenizer/chat scorer indexer",
 	"events":             "indexer internal/wire",
 	"fleet":              "router internal/wire",
-	"api":                "router fleet",
+	"api":                "router fleet internal/openai",
 	"extproc":            "router internal/openai",
 	"internal/enginesim": "indexer tokenizer tokenizer/chat internal/openai events",
 	"cmd/kvroute":        "*",
@@ -56,6 +56,7 @@ var theirs = map[string]string{
 	"golang.org/x/text":                      "tokenizer bench/conformance",
 	"golang.org/x/sync":                      "cmd/kvroute",
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest",
+	"google.golang.org/protobuf":             "extproc envoy internal/envoytest",
 }
 
 // free are the modules that any package may import.

@@ -34,6 +34,9 @@ type TB interface {
 // messageTimeout is how long Envoy waits for an answer in our configuration.
 const messageTimeout = 2 * time.Second
 
+// maxMessageTimeout is the longest that an external processor may ask for instead.
+const maxMessageTimeout = 10 * time.Second
+
 // allowed are the headers that our configuration lets an external processor set;
 // Envoy drops others.
 var allowed = regexp.MustCompile("^(x-dynamo-.*|content-type|content-length|retry-after|allow)$")
@@ -111,6 +114,7 @@ type Exchange struct {
 	Rerouted bool              // the route was chosen anew
 	Refusal  *Refusal          // or nil
 	Left     bool              // Envoy goes on without the external processor
+	Patience time.Duration     // the last message timeout that was asked for
 
 	main    *stream
 	link    *Link
@@ -184,12 +188,27 @@ func (x *Exchange) Stray(m *extprocv3.ProcessingRequest) { x.main.send(m, "") }
 // refused, or left the stream, or took longer than Envoy waits.
 func (x *Exchange) Settle() bool {
 	x.link.t.Helper()
-	select {
-	case a := <-x.main.answers:
-		return x.apply(a)
-	case <-x.main.ended:
-	case <-time.After(messageTimeout):
-		x.main.reset()
+	timeout := time.NewTimer(messageTimeout)
+	defer timeout.Stop()
+	asked := false
+	for waiting := true; waiting; {
+		select {
+		case a := <-x.main.answers:
+			return x.apply(a)
+		case d := <-x.main.patient:
+			// Envoy heeds the first one for a message, if it is no longer than
+			// the configured bound.
+			if asked || d < time.Millisecond || d > maxMessageTimeout {
+				x.link.t.Errorf("envoytest: a message timeout of %v is asked for, before: %v", d, asked)
+			}
+			asked, x.Patience = true, d
+			timeout.Reset(d)
+		case <-x.main.ended:
+			waiting = false
+		case <-timeout.C:
+			x.main.reset()
+			waiting = false
+		}
 	}
 	select {
 	case a := <-x.main.answers: // the last word before the end

@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc/metadata"
@@ -21,6 +22,7 @@ type stream struct {
 	grpc    extprocv3.ExternalProcessor_ProcessClient
 	reset   context.CancelFunc
 	answers chan *extprocv3.ProcessingResponse
+	patient chan time.Duration // asked for with override_message_timeout
 	ended   chan struct{}
 
 	mu sync.Mutex
@@ -42,6 +44,7 @@ func (l *Link) open(observer bool, meta ...string) *stream {
 		t: l.t, grpc: g, reset: cancel, ended: make(chan struct{}),
 		// Room for any number of answers that a test can wait for at once.
 		answers: make(chan *extprocv3.ProcessingResponse, 16),
+		patient: make(chan time.Duration, 16),
 	}
 	go s.receive(observer)
 	l.t.Cleanup(func() {
@@ -65,6 +68,10 @@ func (s *stream) receive(observer bool) {
 			return
 		case observer:
 			s.t.Errorf("envoytest: an observing stream was answered: %v", a)
+			continue
+		}
+		if d := a.GetOverrideMessageTimeout(); d != nil && a.Response == nil {
+			s.patient <- d.AsDuration()
 			continue
 		}
 		s.mu.Lock()

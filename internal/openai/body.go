@@ -19,6 +19,7 @@ type Body struct {
 	IncludeUsage bool   // stream_options.include_usage
 	MaxTokens    int    // max_completion_tokens, else max_tokens; 0 if absent or no count
 	CacheSalt    string // nvext.cache_salt, else cache_salt
+	NVExt        []byte // nvext, for [ParseHints]; nil if absent
 	Echo         bool   // the client wants the prompt's text back
 
 	// Tokens is the prompt as the client tokenized it, in nvext.token_data or a
@@ -200,7 +201,7 @@ func (f *fields) top(name, value []byte) {
 
 // body turns the spans into values.
 func (f *fields) body() (b Body, err *Error) {
-	b = Body{Request: f.request, Echo: string(f.echo) == "true"}
+	b = Body{Request: f.request, NVExt: f.nvext, Echo: string(f.echo) == "true"}
 	if b.Model, err = text(f.model, "model"); err != nil {
 		return b, err
 	}

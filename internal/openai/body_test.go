@@ -129,6 +129,10 @@ func TestParse(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 			continue
 		}
+		if !strings.Contains(c.body, string(got.NVExt)) || (got.NVExt == nil) == (strings.Contains(c.body, `"nvext":`) && !strings.Contains(c.body, `"nvext":null`)) {
+			t.Errorf("%s: nvext is %q", c.name, got.NVExt)
+		}
+		got.NVExt = nil
 		if diff := cmp.Diff(c.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, diff)
 		}

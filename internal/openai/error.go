@@ -13,6 +13,7 @@ const (
 	InvalidRequest = "invalid_request_error"
 	NotFound       = "not_found_error"
 	Unavailable    = "service_unavailable"
+	Overloaded     = "overloaded_error"
 )
 
 // Error is a refusal in OpenAI's form.

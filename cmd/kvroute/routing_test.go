@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// situation is what workers hold of the prompt of ten blocks of eight tokens, and
+// what they are busy with.
+type situation struct {
+	held    []int // leading blocks cached
+	decode  []int // blocks of a request that has its first token; 0 for none
+	pending []int // blocks of a request that has not
+	more    []int // requests of one block, with their first token
+	shared  []int // blocks of the prompt itself, in a request that has its first token
+}
+
+func letters(s string) (tokens []uint32) {
+	for _, l := range s {
+		for range 8 {
+			tokens = append(tokens, uint32(l))
+		}
+	}
+	return tokens
+}
+
+// routerOf makes a router as `kvroute serve` would with flags, in a situation.
+func routerOf(t *testing.T, s situation, flags ...string) *router.Router {
+	t.Helper()
+	c, _, err := readConfig("test", flags, os.Stderr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf, err := c.routing()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := router.New(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const prompt = "ABCDEFGHIJ"
+	for i := range s.held {
+		id := uint64(i + 1)
+		if err := r.SetWorker(router.WorkerInfo{
+			ID: id, Models: []string{"m"}, BlockSize: 8, TotalKVBlocks: 10, MaxBatchedTokens: 16,
+			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(id)}), 80),
+		}); err != nil {
+			t.Fatal(err)
+		}
+		ev := indexer.Event{Kind: indexer.Stored}
+		for n, l := range indexer.AppendLocalHashes(nil, letters(prompt[:s.held[i]]), 8, indexer.Seed("", "")) {
+			ev.Blocks = append(ev.Blocks, indexer.Block{Local: l, External: uint64(n + 1)})
+		}
+		r.ApplyEvent(router.Worker{ID: id}, ev)
+		busy := func(name, text string, done bool) {
+			if text == "" {
+				return
+			}
+			id := fmt.Sprint(name, i)
+			if _, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: letters(text), Pinned: &router.Worker{ID: uint64(i + 1)}}); err != nil {
+				t.Fatal(err)
+			}
+			if done {
+				r.MarkPrefillCompleted(id)
+			}
+		}
+		at := func(list []int) int {
+			if list == nil {
+				return 0
+			}
+			return list[i]
+		}
+		busy("decode", strings.Repeat("x", at(s.decode)), true)
+		busy("pending", strings.Repeat("y", at(s.pending)), false)
+		busy("shared", prompt[:at(s.shared)], true)
+		for n := range at(s.more) {
+			busy(fmt.Sprint("more", n), string(rune('a'+n)), true)
+		}
+	}
+	return r
+}
+
+// Each setting that NVIDIA Dynamo's router has changes where a request goes.
+func TestFlagsChangeDecisions(t *testing.T) {
+	warm := situation{held: []int{2, 5, 8}, decode: []int{5, 0, 4}}
+	for _, c := range []struct {
+		name          string
+		in            situation
+		without, with string
+		from, to      uint64
+	}{
+		{"default", warm, "", "--cost tokens", 3, 3},
+		{"kv-overlap-score-weight", warm, "", "--kv-overlap-score-weight 1", 3, 2},
+		{"its value", warm, "--kv-overlap-score-weight 1", "--kv-overlap-score-weight 2", 2, 3},
+		{"cost", warm, "", "--cost dynamo", 3, 2},
+		{"cost with its weight", warm, "--cost dynamo", "--cost dynamo --kv-overlap-score-weight 4", 2, 3},
+		{"router-kv-overlap-score-credit", warm, "", "--router-kv-overlap-score-credit 1", 3, 2},
+		{"router-prefill-load-scale", warm, "--cost dynamo_newer", "--router-prefill-load-scale 2", 2, 3},
+		{
+			"router-kv-overlap-score-credit-decay",
+			situation{held: []int{8, 0}, decode: []int{0, 7}, pending: []int{7, 0}},
+			"--cost dynamo_newer", "--router-kv-overlap-score-credit-decay 1", 1, 2,
+		},
+		{
+			"router-decode-active-request-weight",
+			situation{held: []int{0, 0}, decode: []int{4, 0}, more: []int{0, 2}},
+			"--cost dynamo_newer", "--router-decode-active-request-weight 10", 2, 1,
+		},
+		{
+			"no-assume-kv-reuse",
+			situation{held: []int{0, 0}, shared: []int{10, 0}, decode: []int{0, 4}},
+			"--kv-overlap-score-weight 0", "--kv-overlap-score-weight 0 --no-assume-kv-reuse", 1, 2,
+		},
+		{
+			"no-track-active-blocks",
+			situation{held: []int{0, 0}, decode: []int{5, 0}, more: []int{0, 2}},
+			"--cost dynamo", "--cost dynamo --no-track-active-blocks", 2, 1,
+		},
+		{
+			"no-router-track-prefill-tokens",
+			situation{held: []int{0, 0}, pending: []int{5, 0}, decode: []int{0, 6}},
+			"--cost dynamo", "--cost dynamo --no-router-track-prefill-tokens", 2, 1,
+		},
+		{
+			"alpha",
+			situation{held: []int{4, 5}, more: []int{0, 3}},
+			"--alpha 0", "--alpha 1", 2, 1,
+		},
+		{
+			"attention",
+			situation{held: []int{0, 4}, pending: []int{0, 5}},
+			"--attention 0", "--attention 1", 1, 2,
+		},
+		{"router-mode", warm, "", "--router-mode round-robin", 3, 3}, // two were booked before
+		{"router-mode", warm, "", "--router-mode least-loaded", 3, 2},
+		{
+			"busy-threshold",
+			situation{held: []int{8, 0}, decode: []int{9, 0}},
+			"", "--busy-threshold 0.8", 1, 2,
+		},
+		{
+			"active-prefill-tokens-threshold",
+			situation{held: []int{8, 0}, pending: []int{1, 0}},
+			"", "--active-prefill-tokens-threshold 7", 1, 2,
+		},
+		{
+			"active-prefill-tokens-threshold-frac",
+			situation{held: []int{8, 0}, pending: []int{1, 0}},
+			"", "--active-prefill-tokens-threshold-frac 0.4", 1, 2,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, side := range []struct {
+				flags string
+				want  uint64
+			}{{c.without, c.from}, {c.with, c.to}} {
+				r := routerOf(t, c.in, strings.Fields(side.flags)...)
+				d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: letters("ABCDEFGHIJ"), Explain: true})
+				if err != nil || d.Worker.ID != side.want {
+					t.Errorf("with %q: worker %d, %v; want %d\n%+v", side.flags, d.Worker.ID, err, side.want, d.Candidates)
+				}
+			}
+		})
+	}
+	t.Run("router-temperature", func(t *testing.T) {
+		seen := map[uint64]bool{}
+		for seed := range 100 {
+			r := routerOf(t, warm, "--router-temperature", "1", "--seed", fmt.Sprint(seed))
+			d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: letters("ABCDEFGHIJ")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen[d.Worker.ID] = true
+		}
+		if len(seen) != 3 {
+			t.Errorf("of three workers %v were drawn", seen)
+		}
+	})
+	t.Run("weight 0 keeps no index", func(t *testing.T) {
+		for _, flags := range []string{"--kv-overlap-score-weight 0", "--router-kv-overlap-score-credit 0"} {
+			r := routerOf(t, warm, strings.Fields(flags)...)
+			if d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: letters("ABCDEFGHIJ")}); err != nil || d.Worker.ID != 2 || d.OverlapBlocks != 0 {
+				t.Errorf("%s: worker %d with %d blocks, %v", flags, d.Worker.ID, d.OverlapBlocks, err)
+			}
+			if w := r.Workers()[2]; w.CachedBlocks != 0 {
+				t.Errorf("%s: %d blocks are kept", flags, w.CachedBlocks)
+			}
+		}
+	})
+}
+
+// Settings that contradict each other name what is wrong.
+func TestContradictoryRouting(t *testing.T) {
+	for flags, want := range map[string]string{
+		"--cost tokens --kv-overlap-score-weight 1": "kv-overlap-score-weight",
+		"--cost nonsense": "cost is nonsense",
+		"--cost tokens --router-prefill-load-scale 2":               "router-prefill-load-scale",
+		"--cost dynamo --router-decode-active-request-weight 2":     "router-decode-active-request-weight",
+		"--cost dynamo --alpha .2":                                  "alpha",
+		"--kv-overlap-score-weight 2 --alpha .2":                    "alpha",
+		"--attention many":                                          `attention is "many"`,
+		"--attention NaN":                                           `attention is "NaN"`,
+		"--attention -1":                                            "attention is -1",
+		"--router-temperature -1":                                   "router_temperature is -1",
+		"--router-kv-overlap-score-credit-decay NaN":                "credit_decay is NaN",
+		"--busy-threshold 1.5":                                      "active_decode_blocks_threshold is 1.5",
+		"--active-prefill-tokens-threshold -1":                      "active_prefill_tokens_threshold is -1",
+		"--router-queue-threshold -1":                               "Queue.Threshold is -1",
+		"--router-queue-threshold NaN":                              "Queue.Threshold is NaN",
+		"--router-queue-policy best":                                "router_queue_policy is best",
+		"--session-affinity-ttl-secs -1":                            "TTL is -1s",
+		"--session-affinity-mode firm":                              `session-affinity-mode is "firm"`,
+		"--engine-preset 1b":                                        `engine-preset is "1b"`,
+		"--device-ratio -1":                                         "DeviceRatio is -1",
+		"--overload-status 500":                                     `overload-status is "500"`,
+		"--queue-wait 0s":                                           "queue-wait",
+		"--kv-overlap-score-weight 1 --router-prefill-load-scale 2": "prefill_load_scale",
+	} {
+		status, _, stderr := runs(t, append([]string{"config"}, strings.Fields(flags)...)...)
+		if status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("%s: status %d, %q; want 1 and %q", flags, status, stderr, want)
+		}
+	}
+}
+
+func TestRoutingFlagsReachTheRouter(t *testing.T) {
+	c, _, err := readConfig("test", strings.Fields("--router-queue-threshold 2 --router-queue-policy wspt --router-queue-limit 5 "+
+		"--session-affinity-ttl-secs 60 --session-affinity-mode hard --router-mode device-aware-weighted --device-ratio 4 --engine-preset 8b"), os.Stderr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.routing()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *r.Queue.Threshold != 2 || r.Queue.Policy != scorer.WSPT || r.Queue.Limit != 5 || r.Sessions != (router.SessionConfig{TTL: time.Minute, Hard: true}) ||
+		r.Mode != router.DeviceAware || r.DeviceRatio != 4 || r.Scoring.Engine != scorer.Dense8B() || r.Scoring.Attention != 6e-5 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// The attention weight of a dense model of 32B with 64 layers and 64 heads of 128.
+func TestAttentionOfAModel(t *testing.T) {
+	dense := `{"num_hidden_layers":64,"hidden_size":5120,"num_attention_heads":64,"num_key_value_heads":8,"head_dim":128,"intermediate_size":25600,"vocab_size":151936,"tie_word_embeddings":false}`
+	if got, ok := attentionOf([]byte(dense)); !ok || math.Abs(got-6.4e-5) > .05e-5 {
+		t.Errorf("attention %v, %v; want 6.4e-5", got, ok)
+	}
+	if got, ok := attentionOf([]byte(`{"text_config":` + dense + `}`)); !ok || math.Abs(got-6.4e-5) > .05e-5 {
+		t.Errorf("inside a model that sees: %v, %v; want 6.4e-5", got, ok)
+	}
+	// Of 128 experts 8 compute a token: 30B parameters, of which 3.3B count.
+	sparse := `{"num_hidden_layers":48,"hidden_size":2048,"num_attention_heads":32,"num_key_value_heads":4,"head_dim":128,"intermediate_size":6144,"moe_intermediate_size":768,"num_experts_per_tok":8,"vocab_size":151936}`
+	if got, ok := attentionOf([]byte(sparse)); !ok || math.Abs(got-2.3e-4) > .1e-4 {
+		t.Errorf("experts: %v, %v; want 2.3e-4", got, ok)
+	}
+	for _, bad := range []string{"", "{}", "[1]", `{"num_hidden_layers":-3,"hidden_size":5}`, `{"num_hidden_layers":64,"num_attention_heads":64,"head_dim":128}`} {
+		if got, ok := attentionOf([]byte(bad)); ok {
+			t.Errorf("%q: attention %v, want none", bad, got)
+		}
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(dir+"/config.json", []byte(dense), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := writeFile(t, "version: 1\nmodels:\n- {name: q, tokenizer: "+dir+"}\n")
+	if _, out, _ := runs(t, "config", "--config", file); !strings.Contains(out, "# attention of q: 6.4e-05, by its config.json") || !strings.Contains(out, "# attention: 6e-05") {
+		t.Errorf("kvroute config says %s", out)
+	}
+	if _, out, _ := runs(t, "config", "--config", file, "--attention", "0"); !strings.Contains(out, "# attention: 0\n") || strings.Contains(out, "of q") {
+		t.Errorf("kvroute config --attention 0 says %s", out)
+	}
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// Mode is a way of choosing.
+type Mode string
+
+// The modes. In all of them requests in flight are counted, and thresholds, pins,
+// sessions and the queue work; prompts are read by KV, and by the others only
+// where a threshold or the queue asks for it.
+const (
+	// KV chooses the lowest cost of cached blocks and load.
+	KV Mode = "kv"
+	// Random draws one of the candidates.
+	Random Mode = "random"
+	// RoundRobin takes the candidates in turn, whatever they cache or do.
+	RoundRobin Mode = "round-robin"
+	// Direct takes the worker that the request names, and refuses others.
+	Direct Mode = "direct"
+	// LeastLoaded takes a candidate with the fewest requests in flight.
+	LeastLoaded Mode = "least-loaded"
+	// PowerOfTwo draws two candidates and takes the one with fewer requests.
+	PowerOfTwo Mode = "power-of-two"
+	// DeviceAware takes a candidate with the fewest requests of the class of
+	// devices, CPU or not, that has fewer for its strength.
+	DeviceAware Mode = "device-aware-weighted"
+)
+
+// Modes returns all modes, the default first.
+func Modes() []Mode {
+	return []Mode{KV, Random, RoundRobin, Direct, LeastLoaded, PowerOfTwo, DeviceAware}
+}
+
+// Config says how a [Router] decides. The zero value of each field means its
+// default.
+type Config struct {
+	// Mode is the way of choosing. Default [KV].
+	Mode Mode
+
+	// Scoring says what a worker costs in the mode KV. Without a policy it is
+	// [scorer.Defaults]. Settings that look at no overlap keep no index; an
+	// override that would need one is refused.
+	Scoring scorer.Settings
+	// Rule, if not nil, chooses in the mode KV instead of Scoring: one of
+	// [scorer.PublishedRules], or the caller's own. It is called under the
+	// pool's lock, with candidates in worker order.
+	Rule scorer.Rule
+	// DeviceRatio is how many CPUs do the work of one other device, in the mode
+	// DeviceAware. Default 8.
+	DeviceRatio float64
+
+	// Thresholds say when a worker is too busy to be a candidate, for models
+	// that have none of their own by [Router.SetThresholds]. Default: never.
+	Thresholds scorer.Thresholds
+	// Queue says which requests wait, and how.
+	Queue QueueConfig
+	// Sessions says whether a conversation stays with its worker.
+	Sessions SessionConfig
+
+	// NoActiveBlocks leaves the blocks of requests in flight out of the account;
+	// their prefill tokens and their number stay.
+	NoActiveBlocks bool
+	// PrefillThroughput is what a worker computes, in tokens per second, for
+	// [Decision.CoarseTTFT]. Default 50,000.
+	PrefillThroughput float64
+
+	// BlockSize is the number of tokens in a block of workers that do not say.
+	// 0 takes that of the model's other workers, or 16 if there are none.
+	BlockSize int
+
+	// NoEvents is for fleets that do not tell what they cache: the router
+	// guesses from the requests that it sent, and takes no events.
+	NoEvents bool
+	// GuessTTL is how long such a guess counts after the last request that
+	// confirms it. Default 120 s.
+	GuessTTL time.Duration
+	// PredictTTL is how long a worker counts as holding the blocks of a request
+	// sent there before its events say so. It should exceed the wait in the
+	// worker's queue, the prefill and the delay of events. Default 10 s; negative
+	// for not at all.
+	PredictTTL time.Duration
+
+	// Cards are the models known beforehand; see [Router.SetCards].
+	Cards []Card
+
+	// Observe, if not nil, is told of each booked request whose prompt was
+	// tokenized exactly, before the decision returns: it must be quick, and must
+	// copy what it keeps.
+	Observe func(Observation)
+
+	// Remote, if not nil, asks a worker for the ids of a prompt whose model has no
+	// tokenizer here. The decision waits for it: it must return soon after ctx
+	// ends, and keep nothing of the prompt.
+	Remote func(ctx context.Context, worker netip.AddrPort, model string, p Prompt) ([]uint32, error)
+
+	// StrictModels refuses models without a card that makes exact prompts, as
+	// if they did not exist.
+	StrictModels bool
+
+	// Seed makes ties and draws reproducible. Any value.
+	Seed uint64
+
+	// KeepDecisions is how many recent decisions can be asked for. Default
+	// 1,024; negative keeps none.
+	KeepDecisions int
+
+	// Now is the clock. Default [time.Now].
+	Now func() time.Time
+
+	// Meter makes the instruments listed in docs/metrics.md. Default none.
+	Meter metric.Meter
+}
+
+// QueueConfig says which requests wait for a worker, and in which order.
+type QueueConfig struct {
+	// Threshold is how many batches of pending prefill tokens each candidate
+	// must have, more than this, for a request to wait instead of being sent to
+	// one. nil means that nobody waits; with the queue, requests for which all
+	// workers are above a busy threshold wait, too.
+	Threshold *float64
+	// Policy is the order. Default [scorer.FCFS].
+	Policy scorer.QueuePolicy
+	// Limit is the largest number that waits, by pool. Default 10,000.
+	Limit int
+}
+
+// SessionConfig says whether the requests of a session go to one worker. A session
+// is bound to the worker of the first of its requests that got a first token, and
+// stays so while it is used.
+type SessionConfig struct {
+	// TTL is how long a session stays bound without a request, from 1 s to
+	// 31,536,000 s. 0 means that sessions do not matter.
+	TTL time.Duration
+	// Hard refuses a request whose session's worker cannot take it, instead of
+	// binding the session anew. A worker that leaves ends its sessions.
+	Hard bool
+	// Limit is the largest number of sessions remembered, by pool; the one unused
+	// for the longest goes first. Default 100,000.
+	Limit int
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Mode == "" {
+		c.Mode = KV
+	}
+	if !slices.Contains(Modes(), c.Mode) {
+		return c, fmt.Errorf("router: Mode is %q, want one of %v", c.Mode, Modes())
+	}
+	if c.Scoring.Policy == "" {
+		c.Scoring = scorer.Defaults()
+	}
+	if err := c.Scoring.Validate(); err != nil {
+		return c, fmt.Errorf("router: %w", err)
+	}
+	if err := c.Thresholds.Validate(); err != nil {
+		return c, fmt.Errorf("router: %w", err)
+	}
+	if c.BlockSize < 0 || c.BlockSize > maxBlockSize {
+		return c, fmt.Errorf("router: BlockSize is %d, want 0 to %d tokens", c.BlockSize, maxBlockSize)
+	}
+	if c.GuessTTL < 0 {
+		return c, fmt.Errorf("router: GuessTTL is %v, want 0 or more", c.GuessTTL)
+	}
+	if c.PredictTTL == 0 {
+		c.PredictTTL = 10 * time.Second
+	}
+	if c.DeviceRatio == 0 {
+		c.DeviceRatio = 8
+	}
+	if c.PrefillThroughput == 0 {
+		c.PrefillThroughput = 50_000
+	}
+	for name, v := range map[string]float64{"DeviceRatio": c.DeviceRatio, "PrefillThroughput": c.PrefillThroughput} {
+		if !(v > 0) || math.IsInf(v, 0) {
+			return c, fmt.Errorf("router: %s is %v, want a finite number above 0", name, v)
+		}
+	}
+	var err error
+	if c.Queue, err = c.Queue.withDefaults(); err != nil {
+		return c, err
+	}
+	if c.Sessions, err = c.Sessions.withDefaults(); err != nil {
+		return c, err
+	}
+	if c.KeepDecisions == 0 {
+		c.KeepDecisions = 1024
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Meter == nil {
+		c.Meter = noop.Meter{}
+	}
+	return c, nil
+}
+
+func (c QueueConfig) withDefaults() (QueueConfig, error) {
+	if t := c.Threshold; t != nil && (!(*t >= 0) || math.IsInf(*t, 0)) {
+		return c, fmt.Errorf("router: Queue.Threshold is %v, want a finite number, 0 or more", *t)
+	}
+	if c.Policy == "" {
+		c.Policy = scorer.FCFS
+	}
+	if err := c.Policy.Validate(); err != nil {
+		return c, fmt.Errorf("router: %w", err)
+	}
+	if c.Limit < 0 {
+		return c, fmt.Errorf("router: Queue.Limit is %d, want a number of requests", c.Limit)
+	}
+	if c.Limit == 0 {
+		c.Limit = 10_000
+	}
+	return c, nil
+}
+
+const (
+	minSessionTTL = time.Second
+	maxSessionTTL = 31_536_000 * time.Second
+)
+
+func (c SessionConfig) withDefaults() (SessionConfig, error) {
+	if c.TTL != 0 && (c.TTL < minSessionTTL || c.TTL > maxSessionTTL) {
+		return c, fmt.Errorf("router: Sessions.TTL is %v, want 0 or %v to %v", c.TTL, minSessionTTL, maxSessionTTL)
+	}
+	if c.Limit < 0 {
+		return c, fmt.Errorf("router: Sessions.Limit is %d, want a number of sessions", c.Limit)
+	}
+	if c.Limit == 0 {
+		c.Limit = 100_000
+	}
+	return c, nil
+}
+
+const (
+	// maxBlockSize is far above any engine's; it guards against a typing error
+	// that would make every prompt shorter than a block.
+	maxBlockSize = 1 << 16
+	// maxPools bounds what registrations can make us keep, and the values of
+	// the label "model".
+	maxPools = 1024
+	// maxRanks bounds the ranks of one worker process.
+	maxRanks = 1024
+	// maxTaints bounds those of one worker.
+	maxTaints = 256
+)
+
+// indexed says whether what workers hold can change a decision.
+func (c *Config) indexed() bool { return c.Mode != KV || c.Rule != nil || c.Scoring.UsesOverlap() }

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+// slowQueue is a model of the queue that recomputes everything from lists: who
+// waits, in which lane, and what each worker has to do.
+type slowQueue struct {
+	workers map[uint64]bool // true if it may be chosen
+	waiting []*waiter
+	pend    map[string]int    // by request in flight, until its first token
+	on      map[string]uint64 // worker of each request in flight
+}
+
+func (m *slowQueue) load(worker uint64) (tokens int) {
+	for id, w := range m.on {
+		if w == worker {
+			tokens += m.pend[id]
+		}
+	}
+	return tokens
+}
+
+// mustWait says whether a waiter could go nowhere without waiting.
+func (m *slowQueue) mustWait(w *waiter, batch int) bool {
+	some := false
+	for id, fine := range m.workers {
+		if !fine || w.q.Pinned != nil && w.q.Pinned.ID != id || w.q.Allowed != nil && !slices.Contains(w.q.Allowed, Worker{ID: id}) {
+			continue
+		}
+		some = true
+		if m.load(id) <= batch {
+			return false
+		}
+	}
+	return some
+}
+
+func (w *waiter) before(v *waiter) bool {
+	if w.q.StrictPriority != v.q.StrictPriority {
+		return w.q.StrictPriority > v.q.StrictPriority
+	}
+	return w.item.Arrival < v.item.Arrival // first come, first served; all arrive at different times
+}
+
+// Whatever happens, nobody is lost or admitted twice, nobody is overtaken in a lane,
+// and nobody waits who need not.
+func TestQueueAgainstASlowModel(t *testing.T) {
+	for seed := range uint64(60) {
+		rnd := rand.New(rand.NewPCG(seed, 5))
+		const batch, limit = 20, 12
+		conf, err := Config{Queue: QueueConfig{Threshold: new(1.), Limit: limit}, Mode: []Mode{KV, LeastLoaded, Random}[seed%3]}.withDefaults()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := newCore(&conf, 8)
+		m := slowQueue{workers: map[uint64]bool{}, pend: map[string]int{}, on: map[string]uint64{}}
+		now := time.Unix(1000, 0)
+		next := 0
+
+		// settle looks at what an input led to.
+		settle := func(woken []*waiter) {
+			t.Helper()
+			for len(woken) > 0 {
+				w := woken[0]
+				woken = woken[1:]
+				at := slices.Index(m.waiting, w)
+				if at < 0 {
+					t.Fatalf("seed %d: %s is told though it does not wait", seed, w.q.ID)
+				}
+				if w.stale {
+					w.stale, w.q.matched = false, now
+					woken = append(woken, c.pump(now)...)
+					continue
+				}
+				m.waiting = slices.Delete(m.waiting, at, at+1)
+				switch {
+				case w.err == nil:
+					for _, v := range m.waiting {
+						if sameLane(v, w) && v.before(w) {
+							t.Fatalf("seed %d: %s is admitted before %s", seed, w.q.ID, v.q.ID)
+						}
+					}
+					m.pend[w.q.ID], m.on[w.q.ID] = w.d.PrefillTokens, w.d.Worker.ID
+				case !errors.Is(w.err, ErrNoWorkers) && !errors.Is(w.err, ErrPinnedUnknown) && !errors.Is(w.err, ErrTooLate):
+					t.Fatalf("seed %d: %s ends with %v", seed, w.q.ID, w.err)
+				}
+			}
+			if c.queue.Len() != len(m.waiting) {
+				t.Fatalf("seed %d: %d wait, want %d", seed, c.queue.Len(), len(m.waiting))
+			}
+			if c.slots.Len() != len(m.on) {
+				t.Fatalf("seed %d: %d slots, want %d", seed, c.slots.Len(), len(m.on))
+			}
+			for _, w := range m.waiting {
+				first := true
+				for _, v := range m.waiting {
+					first = first && (v == w || !sameLane(v, w) || w.before(v))
+				}
+				if first && !m.mustWait(w, batch) {
+					t.Fatalf("seed %d: %s waits without need", seed, w.q.ID)
+				}
+			}
+		}
+		anybody := func() string {
+			ids := []string{"nobody"}
+			for id := range m.on {
+				ids = append(ids, id)
+			}
+			slices.Sort(ids)
+			return ids[rnd.IntN(len(ids))]
+		}
+		for range 400 {
+			now = now.Add(time.Duration(rnd.IntN(900)+1) * time.Millisecond)
+			switch op := rnd.IntN(20); {
+			case op < 9:
+				next++
+				req := &Request{ID: fmt.Sprint("r", next), StrictPriority: rnd.IntN(3), TTFTTarget: time.Duration(rnd.IntN(2)) * 3 * time.Second}
+				if rnd.IntN(3) == 0 {
+					req.Pinned = &Worker{ID: uint64(rnd.IntN(4) + 1)}
+				} else if rnd.IntN(2) == 0 {
+					req.Allowed = []Worker{{ID: uint64(rnd.IntN(3) + 1)}}
+				}
+				w := &waiter{q: &question{Request: req, tokens: rnd.IntN(30) + 1, sequence: []uint64{uint64(next)}, matched: now}, d: new(Decision)}
+				woken, waits, err := c.submit(now, w)
+				switch {
+				case waits:
+					m.waiting = append(m.waiting, w)
+				case err == nil:
+					m.pend[req.ID], m.on[req.ID] = w.d.PrefillTokens, w.d.Worker.ID
+					for _, v := range m.waiting {
+						if sameLane(v, w) {
+							t.Fatalf("seed %d: %s overtakes %s", seed, req.ID, v.q.ID)
+						}
+					}
+				case errors.Is(err, ErrQueueFull) && len(m.waiting) < limit:
+					t.Fatalf("seed %d: %v with %d waiting", seed, err, len(m.waiting))
+				}
+				settle(woken)
+			case op < 12:
+				id := anybody()
+				c.prefillCompleted(now, id, 0, false)
+				delete(m.pend, id)
+				settle(c.pump(now))
+			case op < 15:
+				id := anybody()
+				c.slots.Free(id)
+				delete(m.pend, id)
+				delete(m.on, id)
+				settle(c.pump(now))
+			case op < 17 && len(m.waiting) > 0:
+				at := rnd.IntN(len(m.waiting))
+				w := m.waiting[at]
+				m.waiting = slices.Delete(m.waiting, at, at+1)
+				settle(c.giveUp(now, w))
+			case op < 18 || op == 18 && len(m.waiting) > 5:
+				settle(c.expire(now))
+				for _, w := range m.waiting {
+					if target := w.q.TTFTTarget; target > 0 && now.Sub(w.since) >= target {
+						t.Fatalf("seed %d: %s waits for %v, its target is %v", seed, w.q.ID, now.Sub(w.since), target)
+					}
+				}
+			case op < 19:
+				id := uint64(rnd.IntN(3) + 1)
+				fine := rnd.IntN(4) > 0
+				c.setWorker(&WorkerInfo{ID: id, Models: []string{"m"}, Address: netip.MustParseAddrPort("10.0.0.1:1"), BlockSize: 8, MaxBatchedTokens: batch, Draining: !fine})
+				m.workers[id] = fine
+				settle(c.pump(now))
+			default:
+				id := uint64(rnd.IntN(3) + 1)
+				c.removeWorker(id)
+				delete(m.workers, id)
+				for r, w := range m.on {
+					if w == id {
+						delete(m.on, r)
+						delete(m.pend, r)
+					}
+				}
+				settle(c.pump(now))
+			}
+		}
+	}
+}
+
+func sameLane(a, b *waiter) bool {
+	if a.q.Pinned == nil || b.q.Pinned == nil {
+		return a.q.Pinned == b.q.Pinned
+	}
+	return *a.q.Pinned == *b.q.Pinned
+}

@@ -1,0 +1,505 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// question is a request, prepared for the core: what the locks need not cover.
+type question struct {
+	*Request
+
+	lora     string    // adapter of the request
+	adapter  string    // the same, if workers say which ones they have
+	tokens   int       // length of the prompt; 0 if unknown
+	local    []uint64  // local hashes of its full blocks
+	sequence []uint64  // their sequence hashes
+	overlap  []int32   // by ordinal, counted at version
+	cached   []int     // blocks held of whatever prompt, by ordinal; only for rules
+	version  uint64    // value of core.changes when overlap was counted
+	matched  time.Time // when that was
+	session  uint64    // hash of the session's name; 0 = none that matters
+	rebind   bool      // it is bound, to a worker that is not to take this request
+	taints   []taint   // Request.PreferredTaints, sorted
+	reason   Reason    // of the decision, unless there is a better one
+	number   uint64    // of a booking, in the ring
+	explain  bool      // fill in the candidates
+	guessed  bool      // hashes that no engine has
+
+	// Of a booking.
+	ordinal    int
+	generation uint64 // entry.since of the worker
+	silent     bool   // no events of it are expected
+}
+
+// taint is one of Request.PreferredTaints. They are added up in one order, or the
+// same request could round to another cost.
+type taint struct {
+	name   string
+	weight float64
+}
+
+// errMustWait is an outcome of a decision that is not told to anybody.
+var errMustWait = errors.New("the request must wait")
+
+// decide chooses a worker for q and, if q has an id, takes its slot. d gets the
+// choice and its inputs, the candidates appended to d.Candidates. The caller has
+// filled in what it knows. wait says that others wait already: then so must q, if
+// anybody could take it at all. After an error nothing is booked.
+//
+// The order is fixed: who may take the request, what each has to do, who is busy,
+// whether to wait, where its session is bound, and only then what is best.
+func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error {
+	settings := &c.settings
+	if q.Override != nil {
+		if err := c.overrule(q.Override); err != nil {
+			return err
+		}
+		settings = &c.override
+	}
+	if err := c.eligible(q); err != nil {
+		return err
+	}
+	c.measure(now, q, settings)
+	mayWait := c.queue != nil && q.ID != ""
+	if err := c.leaveOutBusy(now, q); err != nil {
+		if mayWait {
+			return errMustWait
+		}
+		return err
+	}
+	if mayWait && (wait || scorer.MustWait(c.inputs, *c.conf.Queue.Threshold)) {
+		return errMustWait
+	}
+	bound, err := c.followSession(now, q)
+	if err != nil {
+		return err
+	}
+
+	d.Time, d.Reason, d.Cost, d.Policy, d.Equal = now, q.reason, 0, "", 0
+	var chosen int
+	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
+	clear(c.costs)
+	switch {
+	case q.Pinned != nil:
+		d.Reason = ReasonPinned
+		if len(c.candidates) > 1 {
+			chosen = c.choose(settings, d)
+		}
+	case bound:
+		d.Reason = ReasonSession
+	default:
+		chosen = c.choose(settings, d)
+	}
+
+	ord := c.candidates[chosen]
+	e, in := &c.entries[ord], &c.inputs[chosen]
+	d.OverlapBlocks = in.OverlapBlocks
+	d.CachedTokens = in.OverlapBlocks * c.blockSize
+	// The engine computes the last token of a prompt even if it holds them all.
+	d.PrefillTokens = max(min(1, q.tokens), q.tokens-d.CachedTokens)
+	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.conf.PrefillThroughput)
+	d.EstimatedTTFT = settings.ModelTTFT(&c.request, in)
+	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
+	if q.ID != "" {
+		if !c.slots.Add(now, q.ID, &scorer.Booking{
+			Worker: ord, Blocks: q.sequence, BlockSize: c.blockSize,
+			PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens,
+			ExpectedOutput: q.ExpectedOutput, Owned: q.Owned,
+			BlocksUntracked: c.conf.NoActiveBlocks, PrefillUntracked: !settings.TrackPrefill, NoReuse: !settings.AssumeKVReuse,
+		}) {
+			return ErrDuplicate
+		}
+		c.turn++
+		e.routed++
+		q.ordinal, q.generation = ord, e.since
+		q.silent = e.info.NoEvents || e.info.BlockSize == 0
+		if in.OverlapBlocks == 0 && !c.anyOverlap() {
+			e.cold = c.turn
+		}
+		c.sessions.touch(now, q.session, q.SessionFinal)
+	}
+	if q.explain {
+		c.explain(d)
+	}
+	return nil
+}
+
+// overrule works out the settings of one decision.
+func (c *core) overrule(o *scorer.Override) (err error) {
+	if c.conf.Mode != KV || c.conf.Rule != nil {
+		return fmt.Errorf("%w: nothing is compared that it could change: the mode is %s", ErrBadOverride, c.conf.Mode)
+	}
+	if c.override, err = c.settings.With(o); err != nil {
+		return fmt.Errorf("%w: %w", ErrBadOverride, err)
+	}
+	return nil
+}
+
+// eligible collects the ordinals that may take a request: the healthy workers, or
+// the degraded ones while there are no healthy ones. A pinned worker may be
+// either.
+func (c *core) eligible(q *question) error {
+	c.candidates = c.candidates[:0]
+	if q.Pinned != nil {
+		return c.pinned(q)
+	}
+	if c.conf.Mode == Direct {
+		return ErrPinMissing
+	}
+	c.verdicts = slices.Grow(c.verdicts[:0], len(c.order))[:len(c.order)]
+	var degraded bool
+	for i, ord := range c.order {
+		e := &c.entries[ord]
+		c.verdicts[i] = c.exclude(e, q)
+		switch {
+		case c.verdicts[i] != "":
+		case e.info.Health == Healthy:
+			c.candidates = append(c.candidates, ord)
+		default:
+			degraded = degraded || e.info.Health == Degraded
+			c.verdicts[i] = ExcludedHealth
+		}
+	}
+	if len(c.candidates) > 0 {
+		return nil
+	}
+	if !degraded {
+		return ErrNoWorkers
+	}
+	for i, ord := range c.order {
+		if c.verdicts[i] == ExcludedHealth && c.entries[ord].info.Health == Degraded {
+			c.candidates = append(c.candidates, ord)
+			c.verdicts[i] = ""
+		}
+	}
+	return nil
+}
+
+// pinned makes the pinned worker the only candidate, or its ranks, or says why not.
+// In the mode Direct a worker that does not exist is also a lack of workers.
+func (c *core) pinned(q *question) error {
+	from, to := c.pin(q)
+	if from == to {
+		err := ErrPinnedUnknown
+		if c.conf.Mode == Direct {
+			err = fmt.Errorf("%w: %w", ErrPinnedUnknown, ErrNoWorkers)
+		}
+		return q.pinError(err)
+	}
+	c.verdicts = slices.Grow(c.verdicts[:0], len(c.order))[:len(c.order)]
+	for i := range c.verdicts {
+		c.verdicts[i] = ExcludedPin
+	}
+	var err error
+	for at := from; at < to; at++ {
+		ord := c.order[at]
+		e := &c.entries[ord]
+		why := c.exclude(e, q)
+		if why == "" && e.info.Health != Healthy && e.info.Health != Degraded {
+			why = ExcludedHealth
+		}
+		switch c.verdicts[at] = why; why {
+		case "":
+			c.candidates = append(c.candidates, ord)
+		case ExcludedDraining, ExcludedHealth:
+			err = fmt.Errorf("%w: %s", ErrNoWorkers, why)
+		default:
+			err = fmt.Errorf("%w: %s", ErrPinnedNotAllowed, why)
+		}
+	}
+	if len(c.candidates) > 0 {
+		return nil
+	}
+	return q.pinError(err)
+}
+
+// pin returns where the pinned worker stands in the order, or its ranks.
+func (c *core) pin(q *question) (from, to int) {
+	if !q.AnyRank {
+		at, known := c.search(*q.Pinned)
+		if !known {
+			return 0, 0
+		}
+		return at, at + 1
+	}
+	from, _ = c.search(Worker{ID: q.Pinned.ID})
+	for to = from; to < len(c.order) && c.entries[c.order[to]].worker.ID == q.Pinned.ID; to++ {
+	}
+	return from, to
+}
+
+// lane is where a request waits.
+func (c *core) lane(q *question) int {
+	if q.Pinned == nil {
+		return scorer.AnyWorker
+	}
+	if from, to := c.pin(q); from < to {
+		return c.order[from]
+	}
+	return scorer.AnyWorker
+}
+
+func (q *question) pinError(err error) error {
+	if q.AnyRank {
+		return fmt.Errorf("worker %d: %w", q.Pinned.ID, err)
+	}
+	return fmt.Errorf("worker %d, rank %d: %w", q.Pinned.ID, q.Pinned.DPRank, err)
+}
+
+// exclude says why a worker may not take a request, whatever its health and load.
+func (c *core) exclude(e *entry, q *question) Exclusion {
+	switch info := e.info; {
+	case info.Draining:
+		return ExcludedDraining
+	case info.Role == Prefill:
+		return ExcludedRole
+	case q.adapter != "" && !slices.Contains(info.LoRA, q.adapter):
+		return ExcludedAdapter
+	case q.Allowed != nil && !slices.Contains(q.Allowed, e.worker):
+		return ExcludedAllowed
+	case q.AllowedAddresses != nil && !allows(q.AllowedAddresses, info.rankAddress(e.worker.DPRank)):
+		return ExcludedAllowed
+	}
+	for _, t := range q.RequiredTaints {
+		if !slices.Contains(e.info.Taints, t) {
+			return ExcludedTaint
+		}
+	}
+	return ""
+}
+
+func allows(list []netip.AddrPort, a netip.AddrPort) bool {
+	return slices.ContainsFunc(list, func(l netip.AddrPort) bool {
+		return l.Addr() == a.Addr() && (l.Port() == 0 || l.Port() == a.Port())
+	})
+}
+
+// measure fills in what the request and each candidate bring to the decision.
+func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
+	c.request = scorer.Request{
+		PromptTokens: q.tokens, BlockSize: c.blockSize, Sequence: q.sequence,
+		U: c.draw(q.ID), Turn: c.turn, Session: q.session,
+		PrefillUntracked: !s.TrackPrefill, Pinned: q.Pinned != nil, EmbeddingHit: q.EmbeddingHit,
+	}
+	c.inputs = slices.Grow(c.inputs[:0], len(c.candidates))[:len(c.candidates)]
+	for i, ord := range c.candidates {
+		e, load := &c.entries[ord], c.slots.Load(ord)
+		in := &c.inputs[i]
+		*in = scorer.Input{
+			PendTokens:       load.PendTokens,
+			ActiveRequests:   load.Requests,
+			WaitingRequests:  load.Waiting,
+			DecodeTokens:     load.DecodeTokens,
+			ActiveBlocks:     load.Blocks,
+			CPU:              e.info.CPU,
+			DecodeOnly:       e.info.Role == Decode,
+			MaxBatchedTokens: e.info.MaxBatchedTokens,
+			LastCold:         e.cold,
+			Key:              e.key,
+		}
+		switch {
+		case c.conf.NoActiveBlocks:
+		case s.AssumeKVReuse:
+			in.AdditionalBlocks = c.slots.AdditionalBlocks(ord, q.sequence)
+		default:
+			in.AdditionalBlocks = len(q.sequence)
+		}
+		if e.info.TotalKVBlocks > 0 {
+			in.KVUse = min(1, float64(max(load.Blocks, e.reported(now)))/float64(e.info.TotalKVBlocks))
+		}
+		if e.since <= q.version {
+			if ord < len(q.overlap) {
+				in.OverlapBlocks = int(q.overlap[ord])
+			}
+			if ord < len(q.cached) {
+				in.CachedBlocks = q.cached[ord]
+			}
+		}
+		for _, t := range q.taints {
+			if slices.Contains(e.info.Taints, t.name) {
+				in.TaintWeight += t.weight
+			}
+		}
+	}
+}
+
+// reported returns the blocks in use by the engine's own report, 0 if that is too
+// old.
+func (e *entry) reported(now time.Time) int {
+	if e.usedAt.IsZero() || now.Sub(e.usedAt) > scorer.ReportLife {
+		return 0
+	}
+	return e.usedBlocks
+}
+
+// leaveOutBusy takes the candidates out that are above a threshold. That none are
+// left is an error.
+func (c *core) leaveOutBusy(now time.Time, q *question) error {
+	if c.thresholds == (scorer.Thresholds{}) {
+		return nil
+	}
+	kept, at := 0, 0
+	for i, ord := range c.candidates {
+		e, in := &c.entries[ord], &c.inputs[i]
+		busy, skipped := c.thresholds.Busy(scorer.Occupancy{
+			ActiveBlocks: in.ActiveBlocks, PendTokens: in.PendTokens,
+			EngineBlocks: e.reported(now),
+			TotalBlocks:  e.info.TotalKVBlocks, MaxBatchedTokens: e.info.MaxBatchedTokens,
+		})
+		c.skipped += uint64(skipped)
+		if !busy {
+			c.candidates[kept], c.inputs[kept] = ord, *in
+			kept++
+			continue
+		}
+		for c.order[at] != ord { // both are in worker order
+			at++
+		}
+		c.verdicts[at] = ExcludedBusy
+	}
+	if kept > 0 {
+		c.candidates, c.inputs = c.candidates[:kept], c.inputs[:kept]
+		return nil
+	}
+	if q.Pinned == nil {
+		return ErrAllBusy
+	}
+	if c.conf.Mode == Direct {
+		return q.pinError(fmt.Errorf("%w: %w", ErrPinnedBusy, ErrAllBusy))
+	}
+	return q.pinError(ErrPinnedBusy)
+}
+
+// followSession makes the worker that q's session is bound to the only candidate
+// if it is one, and may be.
+func (c *core) followSession(now time.Time, q *question) (bound bool, err error) {
+	q.rebind = false
+	if q.session == 0 || q.Pinned != nil {
+		return false, nil
+	}
+	ord, known := c.sessions.worker(now, q.session)
+	if !known {
+		return false, nil
+	}
+	at := slices.Index(c.candidates, ord)
+	switch {
+	case at < 0 && c.conf.Sessions.Hard:
+		return false, c.sessionLost(ord)
+	case at < 0 || !c.conf.Sessions.Hard && overloaded(c.inputs, at):
+		q.rebind = true
+		return false, nil
+	}
+	for i, other := range c.order {
+		if other != ord && c.verdicts[i] == "" {
+			c.verdicts[i] = ExcludedSession
+		}
+	}
+	c.candidates[0], c.inputs[0] = ord, c.inputs[at]
+	c.candidates, c.inputs = c.candidates[:1], c.inputs[:1]
+	return true, nil
+}
+
+// sessionLost says why the worker of a session cannot take its request.
+func (c *core) sessionLost(ord int) error {
+	w := c.entries[ord].worker
+	at, _ := c.search(w)
+	err := ErrNoWorkers
+	if c.verdicts[at] == ExcludedBusy {
+		err = ErrAllBusy
+	}
+	return fmt.Errorf("the session's worker %d, rank %d (%s): %w", w.ID, w.DPRank, c.verdicts[at], err)
+}
+
+// overloaded says whether a candidate has so much more to do than the others that
+// a session had better leave it: more than twice the mean and 50,000 tokens.
+func overloaded(in []scorer.Input, at int) bool {
+	const slack = 50_000
+	var sum int
+	for i := range in {
+		sum += in[i].PendTokens + in[i].DecodeTokens
+	}
+	own := in[at].PendTokens + in[at].DecodeTokens
+	return float64(own) > 2*float64(sum)/float64(len(in))+slack
+}
+
+// choose returns the candidate that the mode says, which must exist.
+func (c *core) choose(s *scorer.Settings, d *Decision) (chosen int) {
+	reason := ReasonMode
+	switch c.conf.Mode {
+	case RoundRobin:
+		reason = ReasonRoundRobin
+		chosen = scorer.RoundRobin(len(c.candidates), c.turn)
+	case Random:
+		chosen = scorer.Random(len(c.candidates), c.request.U)
+	case LeastLoaded:
+		chosen = scorer.LeastLoaded(c.inputs, c.request.U)
+	case PowerOfTwo:
+		chosen = scorer.PowerOfTwo(c.inputs, c.request.U)
+	case DeviceAware:
+		chosen = scorer.DeviceAware(&c.request, c.inputs, c.conf.DeviceRatio)
+	case KV, Direct: // Direct has only pinned workers
+		if reason = ReasonLoad; c.anyOverlap() {
+			reason = ReasonKV
+		}
+		if c.conf.Rule != nil {
+			chosen = c.conf.Rule(&c.request, c.inputs, c.costs)
+			chosen = max(0, min(chosen, len(c.candidates)-1)) // a caller's rule may err
+		} else {
+			chosen = s.Choose(&c.request, c.inputs, c.costs)
+			d.Policy = s.Policy
+		}
+		d.Cost, d.Equal = c.costs[chosen], scorer.Equals(c.costs, chosen)
+	}
+	if d.Reason == "" {
+		d.Reason = reason
+	}
+	return chosen
+}
+
+func (c *core) anyOverlap() bool {
+	for i := range c.inputs {
+		if c.inputs[i].OverlapBlocks > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// draw returns the one random number of the decision for a request, uniform in
+// [0, 1). It depends on the seed and the id alone, not on other requests.
+func (c *core) draw(id string) float64 {
+	key := c.turn
+	if id != "" {
+		key = scorer.DrawKey(id)
+	}
+	return scorer.Draw(c.conf.Seed, key)
+}
+
+// explain lists every worker of the pool, in worker order.
+func (c *core) explain(d *Decision) {
+	next := 0 // candidate, in the same order
+	for i, ord := range c.order {
+		e := &c.entries[ord]
+		d.Candidates = append(d.Candidates, Candidate{
+			Worker: e.worker, WorkerName: e.info.Name, Address: e.info.rankAddress(e.worker.DPRank), Excluded: c.verdicts[i],
+		})
+		to := &d.Candidates[len(d.Candidates)-1]
+		if c.verdicts[i] != "" {
+			load := c.slots.Load(ord)
+			to.PendTokens, to.ActiveRequests, to.ActiveBlocks = load.PendTokens, load.Requests, load.Blocks
+			continue
+		}
+		in := &c.inputs[next]
+		to.OverlapBlocks, to.PendTokens, to.ActiveRequests = in.OverlapBlocks, in.PendTokens, in.ActiveRequests
+		to.ActiveBlocks, to.AdditionalBlocks, to.Cost = in.ActiveBlocks, in.AdditionalBlocks, c.costs[next]
+		next++
+	}
+}

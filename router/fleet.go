@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// SetCards replaces what is known of models. Decisions in progress go on with
+// what they began with. Of two cards with one name the first counts.
+func (r *Router) SetCards(cards []Card) {
+	known := make(map[string]*Card, len(cards))
+	for i := range cards {
+		if known[cards[i].Name] == nil {
+			c := cards[i]
+			known[c.Name] = &c
+		}
+	}
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	r.cards = known
+	for _, p := range r.pools {
+		r.attentionLocked(p)
+	}
+	r.renameLocked()
+}
+
+// cardLocked returns what is known of a model, or nil. name is what its workers
+// call the card.
+func (r *Router) cardLocked(model, name string) *Card {
+	if c := r.cards[model]; c != nil {
+		return c
+	}
+	return r.cards[name]
+}
+
+// attentionLocked gives a pool the attention weight of its model.
+func (r *Router) attentionLocked(p *pool) {
+	s := r.conf.Scoring
+	if c := r.cardLocked(p.model, p.card); c != nil && c.Attention != nil {
+		s.Attention = *c.Attention
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.core.settings = s
+}
+
+// ApplyEvent applies one event of a worker's cache. Events of one worker must
+// come in the order in which they happened. It returns false, and does nothing,
+// if the worker is not known.
+func (r *Router) ApplyEvent(w Worker, ev indexer.Event) (known bool) {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	p := r.owners[w.ID]
+	if p == nil {
+		return false
+	}
+	out, known := p.applyEvent(w, ev)
+	if known {
+		r.metrics.applied(out)
+	}
+	return known
+}
+
+// ErrBadWorker is wrapped by the errors of [Router.SetWorker].
+var ErrBadWorker = errors.New("worker refused")
+
+func (i *WorkerInfo) check() error {
+	bad := func(field string, value any, want string) error {
+		return fmt.Errorf("router: %w: worker %d: %s is %v, want %s", ErrBadWorker, i.ID, field, value, want)
+	}
+	switch {
+	case len(i.Models) == 0 || slices.Contains(i.Models, ""):
+		return bad("Models", fmt.Sprintf("%q", i.Models), "names")
+	case !i.Address.IsValid() || i.Address.Port() == 0:
+		return bad("Address", fmt.Sprintf("%q", i.Address), "ip:port")
+	case i.BlockSize < 0 || i.BlockSize > maxBlockSize:
+		return bad("BlockSize", i.BlockSize, fmt.Sprintf("0 to %d", maxBlockSize))
+	case i.DPSize > maxRanks || i.DPStart > math.MaxUint32-maxRanks:
+		return bad("ranks", fmt.Sprintf("%d+%d", i.DPStart, i.DPSize), fmt.Sprintf("at most %d", maxRanks))
+	case len(i.Taints) > maxTaints:
+		return bad("Taints", fmt.Sprintf("a list of %d", len(i.Taints)), fmt.Sprintf("at most %d", maxTaints))
+	}
+	return nil
+}
+
+// SetWorker tells of a worker process, new or changed. A worker that changed its
+// base model or its block size leaves its old pool. Worker information that
+// nothing can be routed by is refused with an error that names the field, and
+// whatever was known before stays.
+func (r *Router) SetWorker(info WorkerInfo) error {
+	if err := info.check(); err != nil {
+		return err
+	}
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	key := poolKey{info.Models[0], r.blockSizeLocked(&info)}
+	p := r.pools[key]
+	if p == nil {
+		if len(r.pools) >= maxPools {
+			return fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(key.model), maxPools+1, maxPools)
+		}
+		p = newPool(&r.conf, key)
+		p.card = info.ModelCard
+		if t, own := r.busy[key.model]; own {
+			p.setThresholds(r.conf.Now(), t)
+		}
+		r.pools[key] = p
+	}
+	if info.ModelCard != "" {
+		p.card = info.ModelCard
+	}
+	r.attentionLocked(p)
+	now := r.conf.Now()
+	if old := r.owners[info.ID]; old != nil && old != p {
+		old.removeWorker(now, info.ID)
+	}
+	r.owners[info.ID] = p
+	p.setWorker(now, &info)
+	r.recallLocked(p, &info)
+	r.renameLocked()
+	return nil
+}
+
+// blockSizeLocked returns the block size of the pool that a worker belongs to. One
+// that does not say goes with the others of its model.
+func (r *Router) blockSizeLocked(info *WorkerInfo) int {
+	card := 0
+	if c := r.cardLocked(info.Models[0], info.ModelCard); c != nil {
+		card = c.BlockSize
+	}
+	size := cmp.Or(info.BlockSize, card, r.conf.BlockSize)
+	if size > 0 {
+		return size
+	}
+	if p := r.owners[info.ID]; p != nil && p.model == info.Models[0] {
+		return p.blockSize
+	}
+	for key := range r.pools {
+		if key.model == info.Models[0] && (size == 0 || key.blockSize < size) {
+			size = key.blockSize
+		}
+	}
+	return cmp.Or(size, 16)
+}
+
+// RemoveWorker forgets a worker process with all its blocks, slots and sessions.
+func (r *Router) RemoveWorker(id uint64) {
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	p := r.owners[id]
+	if p == nil {
+		return
+	}
+	delete(r.owners, id)
+	p.removeWorker(r.conf.Now(), id)
+	r.renameLocked()
+}
+
+// SetEngineLoad notes how many blocks of its cache a worker says to use, and when
+// that was. It makes the worker busy, if it does, for 10 s. It returns false if
+// the worker is not known.
+func (r *Router) SetEngineLoad(w Worker, usedBlocks int, at time.Time) (known bool) {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	p := r.owners[w.ID]
+	if p == nil {
+		return false
+	}
+	now := r.conf.Now()
+	p.tell(func(c *core) []*waiter {
+		if known = c.report(now, w, usedBlocks, at); !known {
+			return nil
+		}
+		return c.pump(now)
+	})
+	return known
+}
+
+// ModelThresholds are the thresholds of one base model.
+type ModelThresholds struct {
+	Model string
+	scorer.Thresholds
+}
+
+// Thresholds returns those of every model with workers so far, by name.
+func (r *Router) Thresholds() (all []ModelThresholds) {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	for _, key := range slices.SortedFunc(maps.Keys(r.pools), poolKey.compare) {
+		if len(all) == 0 || all[len(all)-1].Model != key.model {
+			all = append(all, ModelThresholds{key.model, r.thresholdsLocked(key.model)})
+		}
+	}
+	return all
+}
+
+func (r *Router) thresholdsLocked(model string) scorer.Thresholds {
+	if t, own := r.busy[model]; own {
+		return t
+	}
+	return r.conf.Thresholds
+}
+
+// SetThresholds changes the thresholds of the model with this name, from the next
+// decision on: change gets the present ones, and returns the new ones. It fails
+// if the model is not known or a threshold is out of range, and returns what is
+// then in force.
+func (r *Router) SetThresholds(model string, change func(scorer.Thresholds) scorer.Thresholds) (ModelThresholds, error) {
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	t, known := (*r.names.Load())[model]
+	if !known {
+		return ModelThresholds{}, fmt.Errorf("router: model %q: %w", bounded(model), ErrUnknownModel)
+	}
+	base := t.pools[0].model
+	old := r.thresholdsLocked(base)
+	set := change(old)
+	if err := set.Validate(); err != nil {
+		return ModelThresholds{base, old}, fmt.Errorf("router: %w", err)
+	}
+	r.busy[base] = set
+	for _, p := range t.pools {
+		p.setThresholds(r.conf.Now(), set)
+	}
+	return ModelThresholds{base, set}, nil
+}
+
+func (p *pool) empty() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.core.order) == 0
+}
+
+func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
+	p.tell(func(c *core) []*waiter {
+		c.thresholds = t
+		p.reads.Store(c.reads())
+		return c.pump(now)
+	})
+}
+
+// renameLocked works out anew which pools answer to which name. The name of a
+// pool stays when its last worker leaves: its model is away, not unknown. Where
+// two models claim a name, the base model's own goes first. A pool without workers
+// goes if its model has one with workers.
+func (r *Router) renameLocked() {
+	full := make(map[string]bool)
+	for key, p := range r.pools {
+		full[key.model] = full[key.model] || !p.empty()
+	}
+	maps.DeleteFunc(r.pools, func(key poolKey, p *pool) bool { return full[key.model] && p.empty() })
+	names := make(map[string]target)
+	models := make(map[string]target)
+	for _, key := range slices.SortedFunc(maps.Keys(r.pools), poolKey.compare) {
+		p, t := r.pools[key], models[key.model]
+		t.pools = append(t.pools, p)
+		if t.card == nil {
+			t.card = r.cardLocked(p.model, p.card)
+		}
+		models[key.model] = t
+	}
+	maps.Copy(names, models)
+	for _, model := range slices.Sorted(maps.Keys(models)) {
+		t := models[model]
+		add := func(name, lora, adapter string) {
+			if _, taken := names[name]; !taken {
+				names[name] = target{pools: t.pools, lora: lora, adapter: adapter, card: t.card}
+			}
+		}
+		for _, p := range t.pools {
+			p.mu.Lock()
+			p.core.names(func(name, lora string) { add(name, lora, lora) })
+			p.mu.Unlock()
+		}
+		if t.card == nil {
+			continue
+		}
+		for _, name := range t.card.Aliases {
+			add(name, "", "")
+		}
+		for _, name := range t.card.LoRA {
+			add(name, name, "")
+		}
+	}
+	r.names.Store(&names)
+}
+
+// bounded cuts a name that came from a client to what a log line can bear.
+func bounded(s string) string { return s[:min(len(s), 128)] }

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// known is what a pool knows of its workers' caches. What a worker holds of a
+// prompt is the most that one of the indexes says. A nil known knows nothing, and
+// learns nothing.
+type known struct {
+	index *indexer.Index // what events say
+	// history is what was routed, for workers without events and for prompts
+	// whose hashes no engine has; predicted is what was routed and is about to
+	// come as an event; nil for none.
+	history, predicted *indexer.Approx
+
+	noEvents bool
+}
+
+func newKnown(c *Config) *known {
+	k := &known{
+		index:    indexer.New(indexer.Config{}),
+		history:  indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL}),
+		noEvents: c.NoEvents,
+	}
+	if c.PredictTTL > 0 && !c.NoEvents {
+		k.predicted = indexer.NewApprox(indexer.ApproxConfig{TTL: c.PredictTTL})
+	}
+	return k
+}
+
+// match fills in the overlap of every ordinal.
+func (k *known) match(now time.Time, local []uint64, s *scratch) {
+	k.index.Match(s.overlap, local)
+	for _, a := range [...]*indexer.Approx{k.history, k.predicted} {
+		if a == nil || a.Blocks() == 0 {
+			continue
+		}
+		s.guessed = resize(s.guessed, len(s.overlap))
+		a.Match(now, s.guessed, local)
+		for i, n := range s.guessed {
+			s.overlap[i] = max(s.overlap[i], n)
+		}
+	}
+}
+
+// begin makes room for guesses about the ranks of a worker.
+func (k *known) begin(c *core, info *WorkerInfo) {
+	if k == nil {
+		return
+	}
+	for _, ord := range c.ordinals(info.ID) {
+		since := c.entries[ord].since
+		k.history.Begin(ord, since, info.TotalKVBlocks)
+		if k.predicted != nil {
+			k.predicted.Begin(ord, since, info.TotalKVBlocks)
+		}
+	}
+}
+
+func (k *known) removeWorker(ord int) {
+	if k == nil {
+		return
+	}
+	k.index.RemoveWorker(ord)
+	k.history.Clear(ord)
+	if k.predicted != nil {
+		k.predicted.Clear(ord)
+	}
+}
+
+// apply applies an event of a worker.
+func (k *known) apply(ord int, ev indexer.Event) indexer.Outcome {
+	if k.predicted != nil && k.predicted.WorkerBlocks(ord) > 0 {
+		switch ev.Kind {
+		case indexer.Removed:
+			for _, e := range ev.Externals {
+				k.predicted.Forget(ord, k.index.AppendPath(nil, ord, e))
+			}
+		case indexer.Cleared:
+			k.predicted.Clear(ord)
+		case indexer.Stored:
+		}
+	}
+	return k.index.Apply(ord, ev)
+}
+
+// told returns how many blocks events say that a worker holds, guessedOf how many
+// it is taken to hold without having been told.
+func (k *known) told(ord int) int {
+	if k == nil {
+		return 0
+	}
+	return k.index.WorkerBlocks(ord)
+}
+
+func (k *known) guessedOf(ord int) int {
+	if k == nil {
+		return 0
+	}
+	return k.history.WorkerBlocks(ord)
+}
+
+// guess is what a booking left in an index of guesses.
+type guess struct {
+	in         *indexer.Approx // nil for nothing
+	ordinal    int
+	generation uint64
+	stamp      uint64
+	last       uint64 // sequence hash of the prompt's last block
+}
+
+// guess remembers a booking as something that its worker will hold.
+func (k *known) guess(now time.Time, q *question) guess {
+	if k == nil || len(q.sequence) == 0 {
+		return guess{}
+	}
+	g := guess{in: k.predicted, ordinal: q.ordinal, generation: q.generation, last: q.sequence[len(q.sequence)-1]}
+	if q.guessed || q.silent || k.noEvents {
+		g.in = k.history
+	}
+	if g.in == nil {
+		return guess{}
+	}
+	if g.stamp = g.in.Insert(now, g.ordinal, g.generation, q.local, q.sequence); g.stamp == 0 {
+		return guess{}
+	}
+	return g
+}
+
+// withdraw forgets what a booking left.
+func (g *guess) withdraw() {
+	if g.in != nil {
+		g.in.Withdraw(g.ordinal, g.generation, g.stamp, g.last)
+	}
+}

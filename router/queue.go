@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// waiter is a request in the queue. The core owns its fields while it waits;
+// afterwards its caller does.
+type waiter struct {
+	q *question
+	d *Decision
+
+	item  *scorer.Item[*waiter]
+	since time.Time
+	done  bool  // it has left the queue: booked, or with err
+	stale bool  // its overlap is to be counted anew before it is admitted
+	err   error // if done
+
+	wake chan struct{} // has room for one; told after the pool's lock is free
+}
+
+const (
+	// rematchAfter is how old the overlap of a request may be that is admitted.
+	rematchAfter = 10 * time.Second
+	// safetyNet is how often a queue is looked at if nothing happens.
+	safetyNet = 60 * time.Second
+)
+
+// submit decides for w, or puts it into the queue. woken, as everywhere, are
+// those who need no longer wait, or have to count their overlap anew: w may be
+// one of them at once.
+func (c *core) submit(now time.Time, w *waiter) (woken []*waiter, waits bool, err error) {
+	lane := c.lane(w.q)
+	err = c.decide(now, w.q, w.d, c.queue != nil && c.queue.Waits(lane))
+	if !errors.Is(err, errMustWait) {
+		return nil, false, err
+	}
+	if c.epoch.IsZero() {
+		c.epoch = now
+	}
+	place := scorer.Waiting{
+		Strict: w.q.StrictPriority, Jump: w.q.Priority, Lane: lane,
+		Arrival: now.Sub(c.epoch), Uncached: c.leastUncached(),
+	}
+	if t := w.q.TTFTTarget; t > 0 {
+		place.Deadline = place.Arrival + t
+	}
+	w.since, w.wake = now, make(chan struct{}, 1)
+	if w.item, err = c.queue.Push(place, w); err != nil {
+		return nil, false, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
+	}
+	return c.pump(now), true, nil
+}
+
+// leastUncached returns what the best candidate of the last decision would have to
+// compute.
+func (c *core) leastUncached() int {
+	least := c.request.PromptTokens
+	for i := range c.inputs {
+		least = min(least, c.settings.UncachedTokens(&c.request, &c.inputs[i]))
+	}
+	return least
+}
+
+// pump admits those who need not wait any more. It is called after whatever may
+// have made room.
+func (c *core) pump(now time.Time) (woken []*waiter) {
+	if c.queue == nil || c.queue.Len() == 0 {
+		return nil
+	}
+	c.queue.Admit(func(it *scorer.Item[*waiter]) bool {
+		w := it.Value
+		switch {
+		case w.stale:
+			return false // its caller counts
+		case it.Deadline != 0 && it.Deadline <= now.Sub(c.epoch):
+			w.err = ErrTooLate
+		case w.q.sequence != nil && now.Sub(w.q.matched) >= rematchAfter:
+			w.stale = true
+			woken = append(woken, w)
+			return false
+		default:
+			w.err = c.decide(now, w.q, w.d, false)
+		}
+		if errors.Is(w.err, errMustWait) {
+			w.err = nil
+			return false
+		}
+		w.done = true
+		w.d.QueueTime = now.Sub(w.since)
+		woken = append(woken, w)
+		return true
+	})
+	return woken
+}
+
+// expire takes those out whose time is over.
+func (c *core) expire(now time.Time) (woken []*waiter) {
+	if c.queue == nil || c.queue.Len() == 0 {
+		return nil
+	}
+	for _, it := range c.queue.Expire(now.Sub(c.epoch)) {
+		it.Value.done, it.Value.err = true, ErrTooLate
+		woken = append(woken, it.Value)
+	}
+	return append(woken, c.pump(now)...)
+}
+
+// giveUp takes a waiter out of the queue whose caller is not interested any more.
+// If it was booked in the meantime, its slot is given back.
+func (c *core) giveUp(now time.Time, w *waiter) (woken []*waiter) {
+	switch {
+	case !w.done:
+		c.queue.Remove(w.item)
+	case w.err == nil:
+		c.slots.Free(w.q.ID)
+	}
+	w.done, w.err = true, context.Canceled
+	return c.pump(now)
+}
+
+// wakeAll tells waiters that something has happened to them. The pool's lock is
+// free.
+func wakeAll(woken []*waiter) {
+	for _, w := range woken {
+		select {
+		case w.wake <- struct{}{}:
+		default: // it has not looked since it was told the last time
+		}
+	}
+}
+
+// wait returns when w has left the queue, or takes it out when ctx ends.
+func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scratch) error {
+	left := false
+	defer func() {
+		if !left { // also if Waiting panics
+			p.tell(func(c *core) []*waiter { return c.giveUp(now(), w) })
+		}
+	}()
+	if w.q.Waiting != nil {
+		w.q.Waiting()
+	}
+	var late <-chan time.Time
+	if t := w.q.TTFTTarget; t > 0 {
+		timer := time.NewTimer(t)
+		defer timer.Stop()
+		late = timer.C
+	}
+	net := time.NewTicker(safetyNet)
+	defer net.Stop()
+	for {
+		select {
+		case <-w.wake:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-late:
+			p.tell(func(c *core) []*waiter { return c.expire(now()) })
+			continue
+		case <-net.C:
+			p.tell(func(c *core) []*waiter { return c.pump(now()) })
+			continue
+		}
+		p.mu.Lock()
+		done, stale := w.done, w.stale
+		p.mu.Unlock()
+		switch {
+		case done:
+			left = true
+			return w.err
+		case stale:
+			p.recount(now, w, s)
+		}
+	}
+}
+
+// recount counts the overlap of a request anew that has waited for long. It is at
+// the head of its lane, which waits for it.
+func (p *pool) recount(now func() time.Time, w *waiter, s *scratch) {
+	// Nobody else looks at the overlap of a stale waiter, but at w.q itself: so
+	// it is changed under the lock.
+	q := *w.q
+	p.match(now(), &q, s)
+	p.tell(func(c *core) []*waiter {
+		*w.q = q
+		w.stale = false
+		return c.pump(now())
+	})
+}
+
+// tell gives the core an input and wakes those who need not wait any more.
+func (p *pool) tell(input func(*core) []*waiter) {
+	p.mu.Lock()
+	woken := input(&p.core)
+	p.mu.Unlock()
+	wakeAll(woken)
+}

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// queued makes a router whose requests wait above one batch of 8 tokens.
+func queued(t *testing.T, q router.QueueConfig, workers int) *router.Router {
+	t.Helper()
+	if q.Threshold == nil {
+		q.Threshold = new(1.)
+	}
+	r := newRouter(t, router.Config{Queue: q}, 0)
+	for id := range workers {
+		w := worker(uint64(id + 1))
+		w.MaxBatchedTokens = 8
+		set(t, r, w)
+	}
+	return r
+}
+
+// line is requests that wait, and what became of them.
+type line struct {
+	r  *router.Router
+	wg sync.WaitGroup
+
+	mu    sync.Mutex
+	order []string
+	errs  map[string]error
+}
+
+// join sends a request, which is expected to wait.
+func (l *line) join(ctx context.Context, t *testing.T, req router.Request) {
+	t.Helper()
+	waits := make(chan struct{})
+	req.Model = "m"
+	req.Waiting = func() { close(waits) }
+	l.wg.Go(func() {
+		_, err := l.r.BestWorker(ctx, req)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.errs == nil {
+			l.errs = make(map[string]error)
+		}
+		l.errs[req.ID] = err
+		if err == nil {
+			l.order = append(l.order, req.ID)
+		}
+	})
+	synctest.Wait()
+	select {
+	case <-waits:
+	default:
+		t.Errorf("%s does not wait", req.ID)
+	}
+}
+
+func (l *line) admitted() string {
+	synctest.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.order, " ")
+}
+
+func (l *line) err(id string) error {
+	synctest.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.errs[id]
+}
+
+// letters of n blocks that nobody else has.
+func own(id string, n int) []uint32 {
+	return prompt(strings.Repeat(id[:1], n))
+}
+
+func TestQueueThreshold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := queued(t, router.QueueConfig{Threshold: new(2.)}, 2)
+		occupy(t, r, "a", 1, "AB", false) // 16 of 16
+		occupy(t, r, "b", 2, "CD", false)
+		occupy(t, r, "c", 1, "E", false) // 24
+		if got, err := pick(t, r, router.Request{ID: "d", Tokens: prompt("F")}); err != nil || got != 2 {
+			t.Errorf("at the threshold: worker %d, %v; want 2", got, err)
+		}
+		l := line{r: r}
+		l.join(t.Context(), t, router.Request{ID: "e", Tokens: prompt("G")})
+		// Who only asks does not wait.
+		if _, err := pick(t, r, router.Request{}); err != nil {
+			t.Error(err)
+		}
+		r.MarkPrefillCompleted("c")
+		if got := l.admitted(); got != "e" {
+			t.Errorf("admitted %q", got)
+		}
+		if kept, _ := r.Decision("e"); kept.Worker.ID != 1 || kept.QueueTime != 0 {
+			t.Errorf("%+v", kept)
+		}
+	})
+}
+
+// The order is the policy's; what opens the queue is the end of a request, its
+// first token, and a change of the fleet.
+func TestQueueOrder(t *testing.T) {
+	for policy, want := range map[scorer.QueuePolicy]string{scorer.FCFS: "D A B C", scorer.LCFS: "D C B A", scorer.WSPT: "D C B A"} {
+		t.Run(string(policy), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := queued(t, router.QueueConfig{Policy: policy}, 1)
+				occupy(t, r, "x", 1, "XY", false)
+				l := line{r: r}
+				for _, q := range []router.Request{
+					{ID: "A", Tokens: own("A", 8)}, {ID: "B", Tokens: own("B", 4)}, {ID: "C", Tokens: own("C", 2)}, {ID: "D", Tokens: own("D", 8), StrictPriority: 1},
+				} {
+					l.join(t.Context(), t, q)
+					time.Sleep(time.Second)
+				}
+				for _, end := range []func(string) bool{r.Free, r.MarkPrefillCompleted, r.Abandon, r.MarkPrefillCompleted} {
+					id := "x"
+					if all := strings.Fields(l.admitted()); len(all) > 0 {
+						id = all[len(all)-1]
+					}
+					end(id)
+				}
+				if got := l.admitted(); got != want {
+					t.Errorf("admitted %q, want %q", got, want)
+				}
+			})
+		})
+	}
+}
+
+func TestQueueEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := queued(t, router.QueueConfig{Limit: 3}, 1)
+		occupy(t, r, "x", 1, "XY", false)
+		l := line{r: r}
+		cause := errors.New("the client left")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		l.join(ctx, t, router.Request{ID: "leaves"})
+		l.join(t.Context(), t, router.Request{ID: "hurry", TTFTTarget: 500 * time.Millisecond})
+		l.join(t.Context(), t, router.Request{ID: "stays"})
+		if _, err := pick(t, r, router.Request{ID: "one too many"}); !errors.Is(err, router.ErrQueueFull) {
+			t.Errorf("the fourth of three: %v", err)
+		}
+		cancel(cause)
+		if err := l.err("leaves"); !errors.Is(err, cause) {
+			t.Errorf("a caller that gave up: %v", err)
+		}
+		time.Sleep(499 * time.Millisecond)
+		if err := l.err("hurry"); err != nil {
+			t.Errorf("before its time: %v", err)
+		}
+		time.Sleep(time.Millisecond)
+		if err := l.err("hurry"); !errors.Is(err, router.ErrTooLate) {
+			t.Errorf("after its time: %v", err)
+		}
+		l.join(t.Context(), t, router.Request{ID: "again"})
+		r.RemoveWorker(1)
+		for _, id := range []string{"stays", "again"} {
+			if err := l.err(id); !errors.Is(err, router.ErrNoWorkers) {
+				t.Errorf("without workers, %s: %v", id, err)
+			}
+		}
+		for _, id := range []string{"leaves", "hurry", "stays", "again"} {
+			if r.Free(id) {
+				t.Errorf("%s is still in flight", id)
+			}
+		}
+		l.wg.Wait()
+	})
+}
+
+// A pinned request waits for its worker alone, and holds up nobody.
+func TestQueueOfPins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := queued(t, router.QueueConfig{}, 2)
+		occupy(t, r, "x", 1, "XY", false)
+		l := line{r: r}
+		l.join(t.Context(), t, router.Request{ID: "pinned", Pinned: &router.Worker{ID: 1}, StrictPriority: 9})
+		if got, err := pick(t, r, router.Request{ID: "free", Tokens: prompt("PQ")}); err != nil || got != 2 {
+			t.Errorf("another request: worker %d, %v; want 2", got, err)
+		}
+		r.Free("x")
+		if got := l.admitted(); got != "pinned" {
+			t.Errorf("admitted %q", got)
+		}
+		occupy(t, r, "y", 1, "XY", false)
+		l.join(t.Context(), t, router.Request{ID: "orphan", Pinned: &router.Worker{ID: 1}})
+		r.RemoveWorker(1)
+		if err := l.err("orphan"); !errors.Is(err, router.ErrPinnedUnknown) {
+			t.Errorf("its worker left: %v", err)
+		}
+	})
+}
+
+// With the queue, all busy means to wait; a report that grows old is noticed by
+// the safety net.
+func TestQueueOfTheBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conf := router.Config{Queue: router.QueueConfig{Threshold: new(9.)}, Thresholds: scorer.Thresholds{ActiveBlocks: new(.5)}}
+		r := newRouter(t, conf, 0)
+		w := worker(1)
+		w.TotalKVBlocks = 10
+		set(t, r, w)
+		r.SetEngineLoad(router.Worker{ID: 1}, 6, time.Now())
+		l := line{r: r}
+		l.join(t.Context(), t, router.Request{ID: "a"})
+		r.SetEngineLoad(router.Worker{ID: 1}, 5, time.Now())
+		if got := l.admitted(); got != "a" {
+			t.Errorf("after a better report: %q", got)
+		}
+		r.SetEngineLoad(router.Worker{ID: 1}, 7, time.Now())
+		l.join(t.Context(), t, router.Request{ID: "b"})
+		time.Sleep(59 * time.Second)
+		if got := l.admitted(); got != "a" {
+			t.Errorf("nothing has happened: %q", got)
+		}
+		time.Sleep(2 * time.Second)
+		if got := l.admitted(); got != "a b" {
+			t.Errorf("after a minute: %q", got)
+		}
+		r.SetEngineLoad(router.Worker{ID: 1}, 7, time.Now())
+		l.join(t.Context(), t, router.Request{ID: "c"})
+		if _, err := r.SetThresholds("m", func(scorer.Thresholds) scorer.Thresholds { return scorer.Thresholds{} }); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.admitted(); got != "a b c" {
+			t.Errorf("without a threshold: %q", got)
+		}
+	})
+}
+
+// What was cached when a request came is counted anew if it leaves the queue ten
+// seconds later; those behind it come after it all the same.
+func TestQueueCountsOverlapAnew(t *testing.T) {
+	for wait, want := range map[time.Duration]int{9 * time.Second: 0, 11 * time.Second: 3} {
+		synctest.Test(t, func(t *testing.T) {
+			r := queued(t, router.QueueConfig{}, 1)
+			occupy(t, r, "x", 1, "XYZ", false)
+			l := line{r: r}
+			l.join(t.Context(), t, router.Request{ID: "a", Tokens: prompt("QRST")})
+			l.join(t.Context(), t, router.Request{ID: "b", Tokens: prompt("abcd")})
+			store(r, router.Worker{ID: 1}, "QRS")
+			time.Sleep(wait)
+			r.Free("x")
+			got := l.admitted()
+			kept, _ := r.Decision("a")
+			if !strings.HasPrefix(got, "a") || kept.OverlapBlocks != want || kept.QueueTime != wait {
+				t.Errorf("after %v: admitted %q, %d blocks after %v; want a, %d", wait, got, kept.OverlapBlocks, kept.QueueTime, want)
+			}
+			r.Free("a")
+			if got := l.admitted(); got != "a b" {
+				t.Errorf("admitted %q", got)
+			}
+		})
+	}
+}
+
+// A caller that panics when it is told to wait leaves nothing behind.
+func TestQueueOfAPanic(t *testing.T) {
+	r := queued(t, router.QueueConfig{}, 1)
+	occupy(t, r, "x", 1, "XY", false)
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the panic is lost")
+			}
+		}()
+		_, _ = r.BestWorker(t.Context(), router.Request{ID: "p", Model: "m", Waiting: func() { panic("no") }})
+	}()
+	if r.Free("p") {
+		t.Error("it is in flight")
+	}
+	r.Free("x")
+	if got, err := pick(t, r, router.Request{ID: "p"}); err != nil || got != 1 {
+		t.Errorf("worker %d, %v", got, err)
+	}
+}
+
+// Many at once: everybody is admitted or refused, and nothing is left.
+func TestQueueUnderLoad(t *testing.T) {
+	r := queued(t, router.QueueConfig{Limit: 20}, 2)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	outcomes := map[string]int{}
+	for g := range 40 {
+		wg.Go(func() {
+			for i := range 30 {
+				id := fmt.Sprint(g, "-", i)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+g%5)*time.Millisecond)
+				req := router.Request{ID: id, Model: "m", Tokens: own(string(rune('A'+g)), 2), StrictPriority: g % 3}
+				if g%7 == 0 {
+					req.Pinned = &router.Worker{ID: uint64(1 + g%2)}
+				}
+				_, err := r.BestWorker(ctx, req)
+				cancel()
+				what := "admitted"
+				switch {
+				case err == nil:
+					r.MarkPrefillCompleted(id)
+					if !r.Free(id) {
+						what = "lost"
+					}
+				case errors.Is(err, router.ErrQueueFull):
+					what = "full"
+				case errors.Is(err, context.DeadlineExceeded):
+					what = "gave up"
+				default:
+					what = err.Error()
+				}
+				mu.Lock()
+				outcomes[what]++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	for what := range outcomes {
+		if !slices.Contains([]string{"admitted", "full", "gave up"}, what) {
+			t.Error(what)
+		}
+	}
+	if outcomes["admitted"] == 0 {
+		t.Errorf("%v", outcomes)
+	}
+	for _, w := range r.Workers() {
+		if w.ActiveRequests != 0 || w.PendTokens != 0 || w.ActiveBlocks != 0 {
+			t.Errorf("left behind: %+v", w)
+		}
+	}
+}
