@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !race
+
+package router_test
+
+import (
+	"strconv"
+	"testing"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// A decision runs for every request: it allocates nothing, kept or not.
+func TestDecisionsDoNotAllocate(t *testing.T) {
+	for name, conf := range map[string]router.Config{
+		"kept":     {},
+		"not kept": {KeepDecisions: -1},
+		"sessions": {Sessions: router.SessionConfig{TTL: 1e12}},
+		"queue":    {Queue: router.QueueConfig{Threshold: new(2.)}},
+		"no cost":  {Mode: router.LeastLoaded},
+	} {
+		d := newDecider(t, conf)
+		ids := make([]string, 64)
+		for i := range ids {
+			ids[i] = strconv.Itoa(i)
+		}
+		for _, hashed := range []bool{true, false} {
+			n := 0
+			serve := func() {
+				n++
+				if err := d.serve(ids[n%len(ids)], n, hashed); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 5000 { // until tables and scratch have their size
+				serve()
+			}
+			if got := testing.AllocsPerRun(2000, serve); got != 0 {
+				t.Errorf("%s, hashed %v: %v allocations for a decision and its end, want 0", name, hashed, got)
+			}
+		}
+	}
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// What each worker would have to do: blocks that two requests share count once.
+func TestPotentialLoads(t *testing.T) {
+	r := newRouter(t, router.Config{}, 0)
+	w := worker(7)
+	w.DPSize = 2
+	set(t, r, w)
+	set(t, r, worker(8))
+	for id, on := range map[string]router.Worker{"a abc": {ID: 7}, "b abd": {ID: 7}, "c abe": {ID: 7, DPRank: 1}} {
+		id, letters, _ := strings.Cut(id, " ")
+		if _, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: prompt(letters), Pinned: &on}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store(r, router.Worker{ID: 8}, "abcx")
+	check := func(want ...string) {
+		t.Helper()
+		loads, err := r.PotentialLoads(t.Context(), router.Request{ID: "ignored", Model: "m", Tokens: prompt("abcf")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, l := range loads {
+			got = append(got, fmt.Sprint(l.ID, ".", l.DPRank, ": ", l.PotentialPrefillTokens, " tokens, ", l.PotentialDecodeBlocks, " blocks, ", l.ActiveRequests, " requests, ", l.OverlapBlocks, " held"))
+		}
+		if strings.Join(got, "\n") != strings.Join(want, "\n") {
+			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+	check("7.0: 80 tokens, 5 blocks, 2 requests, 0 held", "7.1: 56 tokens, 5 blocks, 1 requests, 0 held", "8.0: 8 tokens, 4 blocks, 0 requests, 3 held")
+	r.Free("b")
+	check("7.0: 56 tokens, 4 blocks, 1 requests, 0 held", "7.1: 56 tokens, 5 blocks, 1 requests, 0 held", "8.0: 8 tokens, 4 blocks, 0 requests, 3 held")
+
+	loads, err := r.PotentialLoads(t.Context(), router.Request{Model: "m", Tokens: prompt("a"), Allowed: []router.Worker{{ID: 8}}})
+	if err != nil || len(loads) != 1 || loads[0].EstimatedTTFT <= 0 {
+		t.Errorf("one allowed: %+v, %v", loads, err)
+	}
+	for want, req := range map[error]router.Request{
+		router.ErrUnknownModel:  {Model: "x"},
+		router.ErrNoWorkers:     {Model: "m", Allowed: []router.Worker{}},
+		router.ErrPinnedUnknown: {Model: "m", Pinned: &router.Worker{ID: 1}},
+		router.ErrBadOverride:   {Model: "m", Override: &scorer.Override{Alpha: new(-1.)}},
+	} {
+		if got, err := r.PotentialLoads(t.Context(), req); !errors.Is(err, want) {
+			t.Errorf("%+v, %v; want %v", got, err, want)
+		}
+	}
+}
+
+// However a response ends, its slot is given back, and the first token was noted
+// at the first chunk that has something in it.
+func TestGenerate(t *testing.T) {
+	fault := errors.New("the worker is on fire")
+	say := func(pieces ...string) router.Dispatch {
+		return func(ctx context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
+			return func(yield func(router.Chunk, error) bool) {
+				for _, p := range pieces {
+					if p == "fault" {
+						yield(router.Chunk{}, fault)
+						return
+					}
+					if p == "wait" {
+						<-ctx.Done()
+						yield(router.Chunk{}, context.Cause(ctx))
+						return
+					}
+					if !yield(router.Chunk{Data: []byte(strings.ReplaceAll(p, "w", fmt.Sprint(d.Worker.ID))), Tokens: len(p)}, nil) {
+						return
+					}
+				}
+			}
+		}
+	}
+	left := errors.New("the client left")
+	for _, c := range []struct {
+		name  string
+		by    router.Dispatch
+		stop  int // the consumer's patience
+		text  string
+		err   error
+		first bool
+		kept  bool // the prompt counts as cached
+	}{
+		{"to the end", say("", "w", "bc"), 9, "1bc", nil, true, true},
+		{"nothing to say", say(), 9, "", nil, false, true},
+		{"fault at once", say("fault"), 9, "", fault, false, false},
+		{"fault in between", say("a", "fault"), 9, "a", fault, true, true},
+		{"the consumer stops", say("a", "b", "c"), 2, "ab", nil, true, true},
+		{"ctx ends", say("a", "wait"), 9, "a", left, true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRouter(t, router.Config{PredictTTL: 1e12}, 1)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			var text string
+			var last error
+			n := 0
+			for chunk, err := range r.Generate(ctx, router.Request{ID: "g", Model: "m", Tokens: prompt("AB")}, c.by) {
+				if last = err; err != nil {
+					continue
+				}
+				if w := r.Workers()[0]; w.ActiveRequests != 1 || (w.PendTokens > 0) != (text+string(chunk.Data) == "") {
+					t.Errorf("during %q: %+v", chunk.Data, w)
+				}
+				text += string(chunk.Data)
+				if n++; n == c.stop {
+					break
+				}
+				if errors.Is(c.err, left) {
+					cancel(left)
+				}
+			}
+			if text != c.text || !errors.Is(last, c.err) {
+				t.Errorf("%q, %v; want %q, %v", text, last, c.text, c.err)
+			}
+			if w := r.Workers()[0]; w.ActiveRequests != 0 || w.PendTokens != 0 || r.Free("g") {
+				t.Errorf("left behind: %+v", w)
+			}
+			if kept, _ := r.Decision("g"); kept.FirstToken.IsZero() == c.first {
+				t.Errorf("first token: %v", kept.FirstToken)
+			}
+			d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("AB")})
+			if err != nil || (d.OverlapBlocks > 0) != c.kept {
+				t.Errorf("afterwards %d blocks count, %v", d.OverlapBlocks, err)
+			}
+		})
+	}
+	t.Run("a dispatch that panics", func(t *testing.T) {
+		r := newRouter(t, router.Config{}, 1)
+		func() {
+			defer func() { _ = recover() }()
+			for range r.Generate(t.Context(), router.Request{ID: "g", Model: "m"}, func(context.Context, router.Request, router.Decision) iter.Seq2[router.Chunk, error] { panic("no") }) {
+				t.Error("a chunk")
+			}
+		}()
+		if r.Free("g") {
+			t.Error("the slot is taken")
+		}
+	})
+	r := newRouter(t, router.Config{}, 0)
+	for want, req := range map[error]router.Request{router.ErrBadRequest: {Model: "m"}, router.ErrNoWorkers: {ID: "g", Model: "m"}} {
+		for _, err := range r.Generate(t.Context(), req, say("a")) {
+			if !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
+		}
+	}
+}
+
+// dumped is an event as it stands in a dump.
+type dumped struct {
+	WorkerID uint64 `json:"worker_id"`
+	Tier     string `json:"storage_tier"`
+	Event    struct {
+		ID   uint64 `json:"event_id"`
+		Rank uint32 `json:"dp_rank"`
+		Data struct {
+			Stored struct {
+				Parent *uint64 `json:"parent_hash"`
+				Blocks []struct {
+					External uint64 `json:"block_hash"`
+					Local    uint64 `json:"tokens_hash"`
+				} `json:"blocks"`
+			} `json:"stored"`
+		} `json:"data"`
+	} `json:"event"`
+}
+
+func dump(t *testing.T, r *router.Router) (events []dumped) {
+	t.Helper()
+	var b bytes.Buffer
+	if err := r.DumpEvents(&b); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(b.Bytes(), &events); err != nil {
+		t.Fatalf("%v\n%s", err, b.String())
+	}
+	return events
+}
+
+// The events of a dump, applied to another router, make it answer alike.
+func TestDumpEvents(t *testing.T) {
+	if got := dump(t, newRouter(t, router.Config{}, 2)); len(got) != 0 {
+		t.Errorf("an empty index: %+v", got)
+	}
+	if got := dump(t, newRouter(t, router.Config{Scoring: classic(0)}, 1)); len(got) != 0 {
+		t.Errorf("no index: %+v", got)
+	}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	text := func() string {
+		b := make([]byte, rnd.IntN(12)+1)
+		for i := range b {
+			b[i] = 'a' + byte(rnd.IntN(2))
+		}
+		return string(b)
+	}
+	for round := range 20 {
+		r := newRouter(t, router.Config{}, 3)
+		for range 40 {
+			w, letters := router.Worker{ID: uint64(rnd.IntN(3) + 1)}, text()
+			if rnd.IntN(4) > 0 {
+				store(r, w, letters)
+				continue
+			}
+			local := indexer.AppendLocalHashes(nil, prompt(letters), 8, indexer.Seed("", ""))
+			sequence := indexer.AppendSequenceHashes(nil, local)
+			r.ApplyEvent(w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{sequence[len(sequence)-1] + 1}})
+		}
+		again := newRouter(t, router.Config{}, 3)
+		seen := map[[2]uint64]bool{}
+		for i, e := range dump(t, r) {
+			stored := e.Event.Data.Stored
+			if e.Event.ID != uint64(i) || e.Tier != "device" || len(stored.Blocks) == 0 {
+				t.Fatalf("event %d: %+v", i, e)
+			}
+			if stored.Parent != nil && !seen[[2]uint64{e.WorkerID, *stored.Parent}] {
+				t.Fatalf("round %d: event %d comes before its parent", round, i)
+			}
+			ev := indexer.Event{Kind: indexer.Stored}
+			if stored.Parent != nil {
+				ev.HasParent, ev.Parent = true, *stored.Parent
+			}
+			for _, b := range stored.Blocks {
+				seen[[2]uint64{e.WorkerID, b.External}] = true
+				ev.Blocks = append(ev.Blocks, indexer.Block{External: b.External, Local: b.Local})
+			}
+			again.ApplyEvent(router.Worker{ID: e.WorkerID, DPRank: e.Event.Rank}, ev)
+		}
+		for range 200 {
+			req := router.Request{Model: "m", Tokens: prompt(text()), Explain: true}
+			a, err := r.BestWorker(t.Context(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := again.BestWorker(t.Context(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range a.Candidates {
+				if a.Candidates[i].OverlapBlocks != b.Candidates[i].OverlapBlocks {
+					t.Fatalf("round %d: worker %d has %d blocks of a prompt, %d after the dump", round, i+1, a.Candidates[i].OverlapBlocks, b.Candidates[i].OverlapBlocks)
+				}
+			}
+		}
+	}
+}
+
+type full struct{ room int }
+
+func (f *full) Write(p []byte) (int, error) {
+	if f.room -= len(p); f.room < 0 {
+		return 0, errors.New("the disk is full")
+	}
+	return len(p), nil
+}
+
+func TestDumpEventsFails(t *testing.T) {
+	r := newRouter(t, router.Config{}, 1)
+	store(r, router.Worker{ID: 1}, "ab")
+	if err := r.DumpEvents(&full{10}); err == nil {
+		t.Error("an error of the writer is lost")
+	}
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// PotentialLoad is what a worker would have to do with a request on it.
+type PotentialLoad struct {
+	Worker
+	PotentialPrefillTokens int     `json:"potential_prefill_tokens"` // pending, and what of the request is not cached
+	PotentialDecodeBlocks  int     `json:"potential_decode_blocks"`  // active, and what the request adds
+	ActiveRequests         int     `json:"active_requests"`          // without it
+	OverlapBlocks          int     `json:"overlap_blocks"`
+	CoarseTTFT             float64 `json:"coarse_ttft_ms"`
+	EstimatedTTFT          float64 `json:"estimated_ttft_ms"` // by the model of the engine
+}
+
+// PotentialLoads returns what each worker that may take a request would have to do
+// with it, in worker order, the busy ones too. It books nothing; the ID does not
+// matter. The errors are those of [Router.BestWorker] but for busy workers.
+func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLoad, error) {
+	s := r.scratch.Get().(*scratch)
+	defer r.release(s)
+	req.ID = ""
+	s.request = req
+	t, err := r.prepare(s)
+	if err != nil {
+		return nil, err
+	}
+	loads := []PotentialLoad{}
+	var lack error
+	encoded := false
+	for _, p := range t.pools {
+		// Asked for, so the prompt is read whatever the mode.
+		if !encoded {
+			encoded = true
+			r.encode(ctx, p, s, t.card)
+		}
+		if err := context.Cause(ctx); err != nil {
+			return nil, fmt.Errorf("router: model %q: %w", p.model, err)
+		}
+		r.hash(p, s)
+		p.match(r.conf.Now(), &s.question, s)
+		p.mu.Lock()
+		loads, err = p.core.potentialLoads(r.conf.Now(), &s.question, loads)
+		p.mu.Unlock()
+		if err != nil {
+			lack = err
+		}
+	}
+	if len(loads) == 0 {
+		return nil, fmt.Errorf("router: model %q: %w", t.pools[0].model, lack)
+	}
+	slices.SortFunc(loads, func(a, b PotentialLoad) int { return a.Worker.Compare(b.Worker) })
+	return loads, nil
+}
+
+// potentialLoads appends one entry for each worker that may take the request.
+func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad) ([]PotentialLoad, error) {
+	settings := &c.settings
+	if q.Override != nil {
+		if err := c.overrule(q.Override); err != nil {
+			return loads, err
+		}
+		settings = &c.override
+	}
+	if err := c.eligible(q); err != nil {
+		return loads, err
+	}
+	c.measure(now, q, settings)
+	for i, ord := range c.candidates {
+		in := &c.inputs[i]
+		l := settings.PotentialLoad(&c.request, in)
+		loads = append(loads, PotentialLoad{
+			Worker:                 c.entries[ord].worker,
+			PotentialPrefillTokens: l.PrefillTokens,
+			PotentialDecodeBlocks:  l.DecodeBlocks,
+			ActiveRequests:         l.Requests,
+			OverlapBlocks:          in.OverlapBlocks,
+			CoarseTTFT:             scorer.CoarseTTFT(settings.UncachedTokens(&c.request, in), in.ActiveRequests, c.conf.PrefillThroughput),
+			EstimatedTTFT:          settings.ModelTTFT(&c.request, in),
+		})
+	}
+	return loads, nil
+}
