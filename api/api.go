@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api serves what operators ask a running kvroute over HTTP: is it alive,
-// is it ready, what does it measure, which workers does it know, and why did a
-// request go where it went.
+// Package api serves what operators and programs ask a running kvroute over HTTP:
+// is it alive, is it ready, what does it measure, which workers does it know, why
+// did a request go where it went; and the router itself, for who does not speak
+// through Envoy.
 //
 //	GET /healthz                  200 while the process runs
 //	GET /readyz                   200 if requests can be routed, else 503; JSON that says what is missing
@@ -10,9 +11,18 @@
 //	GET /v1/workers               JSON: every worker with its cache and load
 //	GET /v1/decisions?id=ID       JSON: one kept decision with every candidate's inputs
 //	GET /v1/decisions?limit=N     JSON: the newest ones, 20 if not said, at most 1,000
+//	GET /busy_threshold           JSON: the thresholds of each model that has some
+//	POST /busy_threshold          changes those of a model, or tells them
 //
-// It has no state of its own and changes nothing. Errors are JSON objects with
-// one key, "error". Any number of requests may run at once.
+//	POST /v1/best_worker          JSON: where a request goes; with request_id, booked
+//	POST /v1/potential_loads      JSON: what each worker would have to do with it
+//	POST /v1/mark_prefill_complete, /v1/add_output_tokens, /v1/free
+//	POST /v1/dump_events          JSON: events that make the index again
+//	POST /v1/generate             a stream of events: routed, sent, accounted for
+//
+// docs/routing.md has the fields. It has no state of its own. Errors are in
+// OpenAI's form. Any number of requests may run at once. Who can reach it can
+// change where requests go: it is for the inside of a network.
 package api
 
 import (
@@ -21,7 +31,9 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"time"
 
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -41,6 +53,12 @@ type Config struct {
 	Router *router.Router
 	// Metrics serves /metrics. Required.
 	Metrics http.Handler
+	// OverloadStatus is the status of requests that are refused because all
+	// workers are busy. Default 429.
+	OverloadStatus int
+	// Client sends the requests of /v1/generate. Default one that heeds neither
+	// proxies nor redirects: requests go to workers only.
+	Client *http.Client
 	// Ready are the checks of /readyz, besides that some worker is known that
 	// can take requests.
 	Ready []Check
@@ -54,6 +72,12 @@ const (
 
 // New returns the handler of the API.
 func New(c Config) http.Handler {
+	if c.Client == nil {
+		c.Client = &http.Client{
+			Transport:     &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		write(w, http.StatusOK, map[string]string{"status": "ok"})
@@ -64,6 +88,15 @@ func New(c Config) http.Handler {
 		write(w, http.StatusOK, map[string][]router.WorkerState{"workers": c.Router.Workers()})
 	})
 	mux.HandleFunc("GET /v1/decisions", c.decisions)
+	mux.HandleFunc("GET /busy_threshold", c.thresholds)
+	mux.HandleFunc("POST /busy_threshold", c.setThresholds)
+	mux.HandleFunc("POST /v1/best_worker", c.bestWorker)
+	mux.HandleFunc("POST /v1/potential_loads", c.potentialLoads)
+	mux.HandleFunc("POST /v1/mark_prefill_complete", about(func(n *named) bool { return c.Router.MarkPrefillCompleted(n.RequestID) }))
+	mux.HandleFunc("POST /v1/add_output_tokens", about(func(n *named) bool { return c.Router.AddOutputTokens(n.RequestID, n.Tokens) }))
+	mux.HandleFunc("POST /v1/free", about(func(n *named) bool { return c.Router.Free(n.RequestID) }))
+	mux.HandleFunc("POST /v1/dump_events", c.dumpEvents)
+	mux.HandleFunc("POST /v1/generate", c.generate)
 	return mux
 }
 
@@ -100,7 +133,7 @@ func (c *Config) decisions(w http.ResponseWriter, req *http.Request) {
 	if id := req.FormValue("id"); id != "" {
 		d, ok := c.Router.Decision(id)
 		if !ok {
-			fail(w, http.StatusNotFound, "no decision is kept under this id: it is unknown or too old")
+			fail(w, http.StatusNotFound, openai.NotFound, "id", "no decision is kept under this id: it is unknown or too old")
 			return
 		}
 		write(w, http.StatusOK, d)
@@ -110,7 +143,7 @@ func (c *Config) decisions(w http.ResponseWriter, req *http.Request) {
 	if text := req.FormValue("limit"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > maxDecisions {
-			fail(w, http.StatusBadRequest, fmt.Sprintf("limit is %q, want 1 to %d", text, maxDecisions))
+			fail(w, http.StatusBadRequest, openai.InvalidRequest, "limit", fmt.Sprintf("limit is %q, want 1 to %d", text, maxDecisions))
 			return
 		}
 		limit = n
@@ -118,8 +151,9 @@ func (c *Config) decisions(w http.ResponseWriter, req *http.Request) {
 	write(w, http.StatusOK, map[string][]router.Decision{"decisions": c.Router.Decisions(limit)})
 }
 
-func fail(w http.ResponseWriter, status int, message string) {
-	write(w, status, map[string]string{"error": message})
+func fail(w http.ResponseWriter, status int, kind, param, message string) {
+	e := openai.Error{Status: status, Message: message, Type: kind, Param: param}
+	e.Write(w)
 }
 
 // write sends v as JSON. An error of the connection is the client's own doing and

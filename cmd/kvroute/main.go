@@ -37,6 +37,7 @@ func commands() []command {
 		{"engine", "run a simulated worker", engine},
 		{"load", "put load on an OpenAI endpoint and measure", load},
 		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
+		{"explain", "print a recent decision of a running kvroute and its inputs", explain},
 		{"config", "check a configuration and print it with its defaults", printConfig},
 		{"config envoy", "print an Envoy bootstrap that fits", printEnvoy},
 		{"healthcheck", "exit 0 if a URL answers 200", healthcheck},

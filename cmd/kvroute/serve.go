@@ -213,7 +213,9 @@ func (s *server) openHTTP() (err error) {
 		Handler: api.New(api.Config{
 			Router:  s.router,
 			Metrics: s.metrics.Handler(),
-			Ready:   []api.Check{{Name: "registry", OK: s.registry.Ready}},
+
+			OverloadStatus: s.conf.OverloadStatus,
+			Ready:          []api.Check{{Name: "registry", OK: s.registry.Ready}},
 		}),
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+	"net/http"
+	"strconv"
+
+	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/router"
+)
+
+// generate routes a request, sends it to the worker and relays the stream of
+// events that comes back.
+func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
+	q, req, ok := c.asked(w, r)
+	if !ok {
+		return
+	}
+	path, body, bad := forward(&q)
+	if bad != nil {
+		bad.Write(w)
+		return
+	}
+	begun := false
+	out := http.NewResponseController(w)
+	for chunk, err := range c.Router.Generate(r.Context(), req, c.dispatch(path, body)) {
+		if err != nil {
+			c.failGenerate(w, err, begun)
+			return
+		}
+		if !begun {
+			begun = true
+			w.Header().Set("Content-Type", "text/event-stream")
+		}
+		if _, err := w.Write(chunk.Data); err != nil {
+			return // the client left
+		}
+		_ = out.Flush() // a writer that cannot is none that matters
+	}
+}
+
+// forward makes the request to the worker.
+func forward(q *question) (path string, body []byte, _ *openai.Error) {
+	bad := func(field, want string) (string, []byte, *openai.Error) {
+		return "", nil, &openai.Error{Status: http.StatusBadRequest, Message: field + " must be " + want, Type: openai.InvalidRequest, Param: field}
+	}
+	if q.RequestID == "" {
+		return bad("request_id", "the id of the request")
+	}
+	fields := maps.Clone(q.Body)
+	if fields == nil {
+		fields = make(map[string]json.RawMessage)
+	}
+	model, err := json.Marshal(q.Model)
+	if err != nil {
+		return bad("model", "a text")
+	}
+	ours := map[string]json.RawMessage{
+		"model": model, "stream": json.RawMessage("true"), "prompt": q.Prompt, "messages": q.Messages,
+		"tools": q.Tools, "tool_choice": q.ToolChoice, "chat_template_kwargs": q.ChatTemplateKwargs,
+	}
+	path = "/v1/completions"
+	switch {
+	case q.TokenIDs != nil:
+		ids, err := json.Marshal(q.TokenIDs)
+		if err != nil {
+			return bad("token_ids", "numbers")
+		}
+		ours["prompt"], ours["messages"] = ids, nil
+	case span(q.Messages) != nil:
+		path = "/v1/chat/completions"
+	}
+	if q.CacheSalt != "" {
+		salt, err := json.Marshal(q.CacheSalt)
+		if err != nil {
+			return bad("cache_salt", "a text")
+		}
+		ours["cache_salt"] = salt
+	}
+	for name, value := range ours {
+		if _, given := fields[name]; given {
+			return bad("body", "without the field "+name+", which stands beside it")
+		}
+		if span(value) != nil {
+			fields[name] = value
+		}
+	}
+	if body, err = json.Marshal(fields); err != nil {
+		return bad("body", "JSON")
+	}
+	return path, body, nil
+}
+
+// workerError is a worker's answer that is no stream.
+type workerError struct {
+	status int
+	body   []byte
+}
+
+func (e *workerError) Error() string { return fmt.Sprintf("it answers with status %d", e.status) }
+
+// failGenerate tells of an error: by a status if none was sent yet, else by an event.
+func (c *Config) failGenerate(w http.ResponseWriter, err error, begun bool) {
+	if begun {
+		e := openai.Error{Message: err.Error(), Type: openai.Unavailable, Code: "worker_failed"}
+		_, _ = fmt.Fprintf(w, "data: %s\n\n", e.JSON()) // the client may have left
+		return
+	}
+	if answer, ok := errors.AsType[*workerError](err); ok && answer.status >= 400 && answer.status < 500 {
+		// A mistake in what the worker was sent, which came from the client.
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(answer.status)
+		_, _ = w.Write(answer.body) // the client may have left
+		return
+	}
+	if _, ok := errors.AsType[*dispatchError](err); ok {
+		e := openai.Error{Status: http.StatusBadGateway, Message: err.Error(), Type: openai.Unavailable, Code: "worker_failed"}
+		e.Write(w)
+		return
+	}
+	c.refuse(w, err)
+}
+
+// dispatchError says that a worker could not be asked, or gave no stream.
+type dispatchError struct{ err error }
+
+func (e *dispatchError) Error() string { return e.err.Error() }
+func (e *dispatchError) Unwrap() error { return e.err }
+
+const (
+	// maxEvent bounds an event of a stream.
+	maxEvent = 1 << 20
+	// maxRefusal bounds the body of a worker's error.
+	maxRefusal = 1 << 16
+)
+
+// dispatch posts a body to the worker of a decision and yields the events that come
+// back, each as it stands. Comments are left out: they are no tokens.
+func (c *Config) dispatch(path string, body []byte) router.Dispatch {
+	return func(ctx context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
+		return func(yield func(router.Chunk, error) bool) {
+			fail := func(err error) { yield(router.Chunk{}, &dispatchError{err}) }
+			post, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.Address.String()+path, bytes.NewReader(body))
+			if err != nil {
+				fail(err)
+				return
+			}
+			post.Header.Set("Content-Type", "application/json")
+			if d.Worker.DPRank > 0 {
+				post.Header.Set("X-Data-Parallel-Rank", strconv.FormatUint(uint64(d.Worker.DPRank), 10))
+			}
+			resp, err := c.Client.Do(post)
+			if err != nil {
+				fail(err)
+				return
+			}
+			defer resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				text, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // as much as there is
+				fail(&workerError{resp.StatusCode, text})
+				return
+			}
+			events := bufio.NewScanner(resp.Body)
+			events.Buffer(nil, maxEvent)
+			events.Split(splitEvents)
+			for events.Scan() {
+				event := events.Bytes()
+				if !bytes.HasPrefix(event, []byte("data:")) && !bytes.Contains(event, []byte("\ndata:")) {
+					continue
+				}
+				chunk := router.Chunk{Data: append(bytes.Clone(event), "\n\n"...), Tokens: 1}
+				if bytes.HasPrefix(bytes.TrimLeft(event[len("data:"):], " "), []byte("[DONE]")) {
+					chunk.Tokens = 0
+				}
+				if !yield(chunk, nil) {
+					return
+				}
+			}
+			if err := events.Err(); err != nil {
+				fail(err)
+			}
+		}
+	}
+}
+
+// splitEvents is a [bufio.SplitFunc] for events, which end with an empty line.
+func splitEvents(data []byte, atEOF bool) (advance int, event []byte, err error) {
+	for i := range data {
+		if data[i] != '\n' {
+			continue
+		}
+		switch rest := data[i+1:]; {
+		case len(rest) > 0 && rest[0] == '\n':
+			return i + 2, bytes.TrimRight(data[:i], "\r"), nil
+		case len(rest) > 1 && rest[0] == '\r' && rest[1] == '\n':
+			return i + 3, bytes.TrimRight(data[:i], "\r"), nil
+		}
+	}
+	if atEOF && len(data) > 0 {
+		return len(data), bytes.TrimRight(data, "\r\n"), nil
+	}
+	return 0, nil, nil
+}

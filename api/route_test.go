@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/router"
+)
+
+// post sends a body and returns what comes back.
+func post(t *testing.T, h http.Handler, path, body string) (status int, text string, header http.Header) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "POST", path, strings.NewReader(body)))
+	return w.Code, w.Body.String(), w.Header()
+}
+
+func TestBestWorker(t *testing.T) {
+	r := newRouter(t, 2)
+	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler()})
+	status, text, _ := post(t, h, "/v1/best_worker", `{"model":"m","request_id":"a","token_ids":[1,2,3,4],"explain":true}`)
+	var got struct {
+		WorkerID      uint64 `json:"worker_id"`
+		OverlapBlocks int    `json:"overlap_blocks"`
+		Address       string `json:"address"`
+		Decision      router.Decision
+	}
+	if err := json.Unmarshal([]byte(text), &got); err != nil || status != 200 || got.WorkerID == 0 || got.Address != "10.0.0.1:8000" || len(got.Decision.Candidates) != 2 {
+		t.Fatalf("%d %s: %v", status, text, err)
+	}
+	again := fmt.Sprintf(`{"model":"m","token_ids":[1,2,3,4],"worker_id":%d}`, got.WorkerID)
+	if _, text, _ = post(t, h, "/v1/best_worker", again); !strings.Contains(text, `"overlap_blocks":1`) {
+		t.Errorf("the same prompt again, only asked for: %s", text)
+	}
+	for body, want := range map[string]string{
+		`{"model":"m","prompt":"hello there"}`:                                            `"token_mode":"bytes"`,
+		`{"model":"m","messages":[{"role":"user","content":"x"}]}`:                        `"prompt_tokens":`,
+		`{"model":"m","token_ids":[9],"worker_id":1}`:                                     `"reason":"pinned"`,
+		`{"model":"m","token_ids":[9],"worker_id":2,"dp_rank":0}`:                         `"worker_id":2`,
+		`{"model":"m","token_ids":[9],"allowed_worker_ids":[2,7]}`:                        `"worker_id":2`,
+		`{"model":"m","token_ids":[9],"router_config_override":{"cost":"dynamo"}}`:        `"policy":"dynamo"`,
+		`{"model":"m","token_ids":[],"priority":3,"strict_priority":1,"session_id":"s"}`:  `"prompt_tokens":0`,
+		`{"model":"m","token_ids":[9],"ttft_target_ms":5,"expected_output_tokens":9}`:     `"prompt_tokens":1`,
+		`{"model":"m","token_ids":[9],"required_taints":null,"preferred_taints":{"a":1}}`: `"prompt_tokens":1`,
+	} {
+		if status, text, _ := post(t, h, "/v1/best_worker", body); status != 200 || !strings.Contains(text, want) {
+			t.Errorf("%s: %d %s, want %s", body, status, text, want)
+		}
+	}
+	if status, text, _ := post(t, h, "/v1/potential_loads", `{"model":"m","token_ids":[1,2,3,4,5]}`); status != 200 || strings.Count(text, `"potential_prefill_tokens"`) != 2 {
+		t.Errorf("potential loads: %d %s", status, text)
+	}
+	for _, c := range []struct{ path, body, want string }{
+		{"mark_prefill_complete", `{"request_id":"a"}`, "true"},
+		{"mark_prefill_complete", `{"request_id":"a"}`, "false"},
+		{"add_output_tokens", `{"request_id":"a","tokens":3}`, "true"},
+		{"free", `{"request_id":"a"}`, "true"},
+		{"free", `{"request_id":"a"}`, "false"},
+		{"mark_prefill_complete", `{"request_id":"a"}`, "false"},
+		{"add_output_tokens", `{"request_id":"a","tokens":3}`, "false"},
+	} {
+		if status, text, _ := post(t, h, "/v1/"+c.path, c.body); status != 200 || !strings.Contains(text, `"changed":`+c.want) {
+			t.Errorf("%s: %d %s, want %s", c.path, status, text, c.want)
+		}
+	}
+	if status, text, _ := post(t, h, "/v1/dump_events", ""); status != 200 || strings.TrimSpace(text) != "[]" {
+		t.Errorf("dump: %d %s", status, text)
+	}
+}
+
+func TestErrorsOfTheRouter(t *testing.T) {
+	r := newRouter(t, 1)
+	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler(), OverloadStatus: 529})
+	post(t, h, "/v1/best_worker", `{"model":"m","request_id":"taken","token_ids":[1]}`)
+	empty := api.New(api.Config{Router: newRouter(t, 0), Metrics: http.NotFoundHandler()})
+	for _, c := range []struct {
+		h      http.Handler
+		path   string
+		body   string
+		status int
+		want   string
+	}{
+		{h, "best_worker", `{"model":"x","token_ids":[1]}`, 404, `"code":"model_not_found"`},
+		{empty, "best_worker", `{"model":"m","token_ids":[1]}`, 503, `"code":"no_worker"`},
+		{h, "best_worker", `{"model":"m","request_id":"taken","token_ids":[1]}`, 409, `"param":"request_id"`},
+		{h, "best_worker", `{"model":"m","token_ids":[1],"worker_id":9}`, 400, `"param":"worker_id"`},
+		{h, "best_worker", `{"model":"m","token_ids":[1],"dp_rank":9}`, 400, `"param":"dp_rank"`},
+		{h, "best_worker", `{"model":"m","token_ids":[1],"router_config_override":{"alpha":-1}}`, 400, `alpha is -1`},
+		{h, "best_worker", `{"model":"m","token_ids":[1],"router_config_override":{"alpa":1}}`, 400, `alpa`},
+		{h, "best_worker", `{"model":"m","token_ids":[1],"expected_output_tokens":-1}`, 400, `ExpectedOutput`},
+		{h, "best_worker", `{"model":"m","token_ids":[1],"ttft_target_ms":-1}`, 400, `ttft_target_ms`},
+		{h, "best_worker", `{"model":"m","token_ids":["a"]}`, 400, `token_ids`},
+		{h, "best_worker", `{"model":"m","token_ids":[1],"colour":"red"}`, 400, `colour`},
+		{h, "best_worker", `{"model":"m","token_ids":[1]} and more`, 400, "follows"},
+		{h, "best_worker", `{"token_ids":[1]}`, 400, `"param":"model"`},
+		{h, "best_worker", `{"model":"m"}`, 400, `"param":"token_ids"`},
+		{h, "best_worker", ``, 400, "EOF"},
+		{h, "best_worker", `{"model":"` + strings.Repeat("x", 65<<20) + `"}`, 413, "too large"},
+		{h, "potential_loads", `{"model":"x","token_ids":[1]}`, 404, `"code":"model_not_found"`},
+		{h, "free", `{}`, 400, `"param":"request_id"`},
+		{h, "free", `{"request_id":5}`, 400, `request_id`},
+		{h, "add_output_tokens", `{"request_id":"a","tokens":-3}`, 400, `tokens`},
+		{h, "generate", `{"model":"m","token_ids":[1]}`, 400, `"param":"request_id"`},
+		{h, "generate", `{"model":"m","token_ids":[1],"request_id":"g","body":{"stream":false}}`, 400, `stream`},
+		{h, "generate", `{"model":"x","token_ids":[1],"request_id":"g"}`, 404, `model_not_found`},
+	} {
+		status, text, _ := post(t, c.h, "/v1/"+c.path, c.body)
+		var e struct {
+			Error struct{ Message, Type string }
+		}
+		if err := json.Unmarshal([]byte(text), &e); err != nil || status != c.status || !strings.Contains(text, c.want) || e.Error.Message == "" || e.Error.Type == "" {
+			t.Errorf("%s %.80s: %d %s, want %d with %s", c.path, c.body, status, text, c.status, c.want)
+		}
+	}
+}
+
+func TestBusyThresholds(t *testing.T) {
+	r := newRouter(t, 1)
+	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler(), OverloadStatus: 529})
+	for _, c := range []struct {
+		method, body string
+		status       int
+		want         string
+	}{
+		{"GET", "", 200, `{"thresholds":[]}`},
+		{"POST", `{"model":"m"}`, 200, `{"model":"m","active_decode_blocks_threshold":null,"active_prefill_tokens_threshold":null,"active_prefill_tokens_threshold_frac":null}`},
+		{"POST", `{"model":"m","active_decode_blocks_threshold":0.85,"active_prefill_tokens_threshold":1}`, 200, `{"model":"m","active_decode_blocks_threshold":0.85,"active_prefill_tokens_threshold":1,"active_prefill_tokens_threshold_frac":null}`},
+		{"POST", `{"model":"m","active_decode_blocks_threshold":0.9}`, 200, `{"model":"m","active_decode_blocks_threshold":0.9,"active_prefill_tokens_threshold":1,"active_prefill_tokens_threshold_frac":null}`},
+		{"POST", `{"model":"m","active_decode_blocks_threshold":1.9}`, 400, "active_decode_blocks_threshold is 1.9"},
+		{"POST", `{"model":"x","active_decode_blocks_threshold":0.9}`, 404, "model_not_found"},
+		{"POST", `{"model":"m","threshold":0.9}`, 400, "threshold"},
+		{"GET", "", 200, `{"thresholds":[{"model":"m","active_decode_blocks_threshold":0.9,"active_prefill_tokens_threshold":1,"active_prefill_tokens_threshold_frac":null}]}`},
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), c.method, "/busy_threshold", strings.NewReader(c.body)))
+		if w.Code != c.status || !strings.Contains(w.Body.String(), c.want) {
+			t.Errorf("%s %s: %d %s, want %d %s", c.method, c.body, w.Code, w.Body, c.status, c.want)
+		}
+	}
+	post(t, h, "/v1/best_worker", `{"model":"m","request_id":"a","token_ids":[1,2,3]}`)
+	if status, text, header := post(t, h, "/v1/best_worker", `{"model":"m","request_id":"b","token_ids":[1]}`); status != 529 || header.Get("Retry-After") == "" {
+		t.Errorf("all busy: %d %s", status, text)
+	}
+}
+
+// engine is a worker that answers completions by a script.
+func engine(t *testing.T, r *router.Router, answer http.HandlerFunc) {
+	t.Helper()
+	s := httptest.NewServer(answer)
+	t.Cleanup(s.Close)
+	if err := r.SetWorker(router.WorkerInfo{ID: 1, Models: []string{"m"}, BlockSize: 4, Address: netip.MustParseAddrPort(s.Listener.Addr().String())}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestGenerate(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		answer http.HandlerFunc
+		body   string
+		status int
+		want   string
+	}{
+		{"a stream", func(w http.ResponseWriter, r *http.Request) {
+			sent, _ := io.ReadAll(r.Body)
+			fmt.Fprintf(w, ": waiting\n\ndata: %s\n\ndata: [DONE]\n\n", sent)
+		}, `"token_ids":[1,2],"body":{"max_tokens":3}`, 200, "data: {\"max_tokens\":3,\"model\":\"m\",\"prompt\":[1,2],\"stream\":true}\n\ndata: [DONE]\n\n"},
+		{"carriage returns", func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprintf(w, "id: 1\r\ndata: %s\r\n\r\ndata: b", r.URL.Path)
+		}, `"messages":[{"role":"user"}],"cache_salt":"s"`, 200, "id: 1\r\ndata: /v1/chat/completions\n\ndata: b\n\n"},
+		{"a refusal", func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(422)
+			fmt.Fprint(w, `{"error":{"message":"no","type":"t"}}`)
+		}, `"token_ids":[1]`, 422, `{"error":{"message":"no","type":"t"}}`},
+		{"a fault", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, `"token_ids":[1]`, 502, "status 500"},
+		{"a redirect", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://example.org/", http.StatusFound)
+		}, `"token_ids":[1]`, 502, "status 302"},
+		{"silence", func(http.ResponseWriter, *http.Request) {}, `"token_ids":[1]`, 200, ""},
+		{"an end in between", func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprint(w, "data: a\n\n")
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}, `"token_ids":[1]`, 200, "data: a\n\ndata: {\"error\""},
+		{"an endless line", func(w http.ResponseWriter, _ *http.Request) {
+			for range 3 << 10 {
+				if _, err := w.Write(make([]byte, 1<<10)); err != nil {
+					return
+				}
+			}
+		}, `"token_ids":[1]`, 502, "too long"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRouter(t, 0)
+			engine(t, r, c.answer)
+			h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler()})
+			status, text, _ := post(t, h, "/v1/generate", `{"model":"m","request_id":"g",`+c.body+`}`)
+			if status != c.status || !strings.Contains(text, c.want) {
+				t.Errorf("%d %q, want %d %q", status, text, c.status, c.want)
+			}
+			if got := r.Workers()[0]; got.ActiveRequests != 0 || r.Free("g") {
+				t.Errorf("left behind: %+v", got)
+			}
+		})
+	}
+}
+
+// Who leaves takes the request along.
+func TestGenerateEndsWithItsClient(t *testing.T) {
+	r := newRouter(t, 0)
+	gone := make(chan struct{})
+	engine(t, r, func(w http.ResponseWriter, req *http.Request) {
+		fmt.Fprint(w, "data: a\n\n")
+		_ = http.NewResponseController(w).Flush()
+		<-req.Context().Done()
+		close(gone)
+	})
+	s := httptest.NewServer(api.New(api.Config{Router: r, Metrics: http.NotFoundHandler()}))
+	defer s.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, "POST", s.URL+"/v1/generate", strings.NewReader(`{"model":"m","request_id":"g","token_ids":[1]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	first := make([]byte, 9)
+	if _, err := io.ReadFull(resp.Body, first); err != nil || r.Workers()[0].ActiveRequests != 1 {
+		t.Errorf("%q, %v, %+v", first, err, r.Workers()[0])
+	}
+	cancel()
+	select {
+	case <-gone:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the worker was not told")
+	}
+	for end := time.Now().Add(10 * time.Second); r.Workers()[0].ActiveRequests != 0; {
+		if time.Now().After(end) {
+			t.Fatal("the slot is taken")
+		}
+	}
+}

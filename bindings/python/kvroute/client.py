@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A client of a running kvroute router, with the method names and return values of
+NVIDIA Dynamo's KvPushRouter.
+
+Nothing but the standard library is needed. Methods are coroutines, as there; each
+HTTP request runs in a thread of asyncio's pool, so any number may be under way at
+once. The *_sync methods are the same without asyncio.
+
+    router = KvPushRouter("http://127.0.0.1:9003", model="llama")
+    worker_id, dp_rank, overlap_blocks = await router.best_worker(token_ids)
+    async for event in await router.generate(token_ids):
+        ...
+"""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+import uuid
+import warnings
+
+__all__ = ["KvPushRouter", "RouterError"]
+
+
+class RouterError(Exception):
+    """What the router, or the worker behind it, answered instead of a result.
+
+    status is the HTTP status, code the machine-readable reason or None, param the
+    field that is wrong or None, retry_after the seconds after which to come again
+    or None.
+    """
+
+    def __init__(self, status, message, code=None, param=None, retry_after=None):
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+
+def _error(answer):
+    """The RouterError for an HTTP answer that is none of success."""
+    text = answer.read(1 << 20)
+    message, code, param = text.decode("utf-8", "replace"), None, None
+    try:
+        detail = json.loads(text)["error"]
+        message, code, param = detail["message"], detail.get("code"), detail.get("param")
+    except (ValueError, KeyError, TypeError):
+        pass  # no JSON of ours; the text will do
+    retry = answer.headers.get("Retry-After")
+    return RouterError(answer.status, message, code, param, float(retry) if retry else None)
+
+
+class KvPushRouter:
+    """The router at url, for one model.
+
+    url is that of kvroute's --http-address. timeout is in seconds, for an answer
+    and between two events of a stream.
+    """
+
+    def __init__(self, url, model, timeout=60.0):
+        self.url = url.rstrip("/")
+        self.model = model
+        self.timeout = timeout
+
+    # --- requests ---------------------------------------------------------
+
+    def _open(self, path, body):
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+            method="POST",
+        )
+        try:
+            return urllib.request.urlopen(request, timeout=self.timeout)
+        except urllib.error.HTTPError as answer:
+            with answer:
+                raise _error(answer) from None
+
+    def _post(self, path, body):
+        with self._open(path, body) as answer:
+            return json.load(answer)
+
+    def _question(self, token_ids, router_config_override, **more):
+        body = {"model": self.model, "token_ids": list(token_ids)}
+        if router_config_override:
+            body["router_config_override"] = router_config_override
+        body.update({name: value for name, value in more.items() if value is not None})
+        return body
+
+    # --- without asyncio --------------------------------------------------
+
+    def best_worker_sync(self, token_ids, router_config_override=None, request_id=None, **more):
+        answer = self._post(
+            "/v1/best_worker",
+            self._question(token_ids, router_config_override, request_id=request_id, **more),
+        )
+        return answer["worker_id"], answer["dp_rank"], answer["overlap_blocks"]
+
+    def get_potential_loads_sync(self, token_ids, router_config_override=None, **more):
+        return self._post("/v1/potential_loads", self._question(token_ids, router_config_override, **more))["loads"]
+
+    def mark_prefill_complete_sync(self, request_id):
+        self._post("/v1/mark_prefill_complete", {"request_id": request_id})
+
+    def free_sync(self, request_id):
+        self._post("/v1/free", {"request_id": request_id})
+
+    def dump_events_sync(self):
+        with self._open("/v1/dump_events", {}) as answer:
+            return answer.read().decode()
+
+    def generate_sync(
+        self,
+        token_ids,
+        stop_conditions=None,
+        sampling_options=None,
+        output_options=None,
+        router_config_override=None,
+        worker_id=None,
+        dp_rank=None,
+        request_id=None,
+        **more,
+    ):
+        """Yields the worker's events as dicts. Leaving the loop early, or closing
+        the generator, ends the request."""
+        options = {}
+        for given in (stop_conditions, sampling_options, output_options):
+            options.update({name: value for name, value in (given or {}).items() if value is not None})
+        body = self._question(
+            token_ids,
+            router_config_override,
+            request_id=request_id or str(uuid.uuid4()),
+            worker_id=worker_id,
+            dp_rank=dp_rank,
+            body=options,
+            **more,
+        )
+        with self._open("/v1/generate", body) as answer:
+            for line in answer:
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[len(b"data:") :].strip()
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if "error" in event and "choices" not in event:
+                    detail = event["error"]
+                    raise RouterError(502, detail.get("message", ""), detail.get("code"))
+                yield event
+
+    # --- the names of the original ----------------------------------------
+
+    async def best_worker(self, token_ids, router_config_override=None, request_id=None, **more):
+        """(worker_id, dp_rank, overlap_blocks). With a request_id the decision is
+        booked, and mark_prefill_complete and free are owed. more are fields of
+        /v1/best_worker: worker_id, dp_rank, session_id, priority and so on."""
+        return await asyncio.to_thread(self.best_worker_sync, token_ids, router_config_override, request_id, **more)
+
+    async def best_worker_id(self, token_ids, router_config_override=None, request_id=None, **more):
+        """(worker_id, overlap_blocks). Deprecated: see best_worker."""
+        warnings.warn("best_worker_id is deprecated, use best_worker", DeprecationWarning, stacklevel=2)
+        worker_id, _, overlap = await self.best_worker(token_ids, router_config_override, request_id, **more)
+        return worker_id, overlap
+
+    async def get_potential_loads(self, token_ids, router_config_override=None, **more):
+        """A list of dicts, one for each worker: worker_id, dp_rank,
+        potential_prefill_tokens, potential_decode_blocks and more."""
+        return await asyncio.to_thread(self.get_potential_loads_sync, token_ids, router_config_override, **more)
+
+    async def mark_prefill_complete(self, request_id):
+        """Notes the first token. Unknown ids are no error."""
+        await asyncio.to_thread(self.mark_prefill_complete_sync, request_id)
+
+    async def free(self, request_id):
+        """Gives the slot back. Unknown ids are no error."""
+        await asyncio.to_thread(self.free_sync, request_id)
+
+    async def dump_events(self):
+        """The index as the text of a JSON array of stored events."""
+        return await asyncio.to_thread(self.dump_events_sync)
+
+    async def generate(self, token_ids, model=None, **options):
+        """An asynchronous iterator over the worker's events. The arguments are those
+        of generate_sync; model, if given, must be the client's own."""
+        if model not in (None, self.model):
+            raise ValueError(f"this client is for the model {self.model!r}, not {model!r}")
+        return _Stream(self.generate_sync(token_ids, **options))
+
+
+class _Stream:
+    """Iterates in threads over a generator. Its end, or aclose, closes that."""
+
+    def __init__(self, events):
+        self._events = events
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        event = await asyncio.to_thread(next, self._events, None)
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def aclose(self):
+        await asyncio.to_thread(self._events.close)
