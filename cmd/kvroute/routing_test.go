@@ -3,10 +3,12 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"math"
 	"net/netip"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -280,5 +282,33 @@ func TestAttentionOfAModel(t *testing.T) {
 	}
 	if _, out, _ := runs(t, "config", "--config", file, "--attention", "0"); !strings.Contains(out, "# attention: 0\n") || strings.Contains(out, "of q") {
 		t.Errorf("kvroute config --attention 0 says %s", out)
+	}
+}
+
+// The page on routing names no flag that is not there.
+func TestRoutingPageNamesFlags(t *testing.T) {
+	text, err := os.ReadFile("../../docs/routing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs := newFlagSet("test", os.Stderr)
+	c := defaults()
+	c.flags(fs)
+	seen := 0
+	for _, m := range regexp.MustCompile("`--([a-z-]+)").FindAllStringSubmatch(string(text), -1) {
+		seen++
+		if fs.Lookup(m[1]) == nil {
+			t.Errorf("--%s does not exist", m[1])
+		}
+	}
+	own := newFlagSet("test", os.Stderr)
+	c.routingFlags(own)
+	own.VisitAll(func(f *flag.Flag) {
+		if !strings.Contains(string(text), "`--"+f.Name) {
+			t.Errorf("--%s is not on the page", f.Name)
+		}
+	})
+	if seen < 20 {
+		t.Errorf("%d flags found", seen)
 	}
 }
