@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package zmtp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Endpoint is where a socket binds or connects.
+type Endpoint struct {
+	// Path is that of a Unix socket; empty means TCP. A first "@" stands for the
+	// abstract name space.
+	Path string
+	// Host is a name, an address, or "*" for every interface.
+	Host string
+	Port int
+}
+
+// ParseEndpoint reads tcp://host:port or ipc://path. A "{rank}" in it is replaced:
+// as the port by base + rank, elsewhere by the rank. Without one, the port of a
+// rank is the port + rank, as engines count them.
+func ParseEndpoint(s string, base, rank int) (Endpoint, error) {
+	marked := strings.Contains(s, "{rank}")
+	text := s
+	if before, ok := strings.CutSuffix(text, ":{rank}"); ok {
+		text = before + ":" + strconv.Itoa(base+rank)
+	}
+	text = strings.ReplaceAll(text, "{rank}", strconv.Itoa(rank))
+	if path, ok := strings.CutPrefix(text, "ipc://"); ok {
+		if path == "" || len(path) > 100 { // the kernel takes 107 bytes
+			return Endpoint{}, fmt.Errorf("zmtp: endpoint %q: want ipc:// and a path of at most 100 bytes", clip(s))
+		}
+		if rank > 0 && !marked {
+			return Endpoint{}, fmt.Errorf("zmtp: endpoint %q: more than one rank needs {rank} in the path", clip(s))
+		}
+		return Endpoint{Path: path}, nil
+	}
+	address, ok := strings.CutPrefix(text, "tcp://")
+	host, portText, err := net.SplitHostPort(address)
+	port, portErr := strconv.ParseUint(portText, 10, 16)
+	if !ok || err != nil || portErr != nil || host == "" {
+		return Endpoint{}, fmt.Errorf("zmtp: endpoint %q: want tcp://host:port or ipc://path", clip(s))
+	}
+	e := Endpoint{Host: host, Port: int(port)}
+	if !marked && e.Port > 0 {
+		e.Port += rank
+	}
+	if e.Port > 65535 {
+		return Endpoint{}, fmt.Errorf("zmtp: endpoint %q: rank %d has no port", clip(s), rank)
+	}
+	return e, nil
+}
+
+func clip(s string) string { return s[:min(len(s), 128)] }
+
+// Anywhere says that the endpoint names no host: it is one to bind.
+func (e Endpoint) Anywhere() bool {
+	ip := net.ParseIP(e.Host)
+	return e.Path == "" && (e.Host == "*" || ip != nil && ip.IsUnspecified())
+}
+
+// At returns the endpoint as others reach it whose own host is host: an endpoint
+// that names no host is at that one.
+func (e Endpoint) At(host string) Endpoint {
+	if e.Anywhere() {
+		e.Host = host
+	}
+	return e
+}
+
+// String returns the endpoint as [ParseEndpoint] reads it.
+func (e Endpoint) String() string {
+	if e.Path != "" {
+		return "ipc://" + e.Path
+	}
+	return "tcp://" + net.JoinHostPort(e.Host, strconv.Itoa(e.Port))
+}
+
+func (e Endpoint) address() (network, address string) {
+	if e.Path != "" {
+		return "unix", e.Path
+	}
+	host := e.Host
+	if host == "*" {
+		host = ""
+	}
+	return "tcp", net.JoinHostPort(host, strconv.Itoa(e.Port))
+}
+
+// Dial connects and shakes hands.
+func Dial(ctx context.Context, e Endpoint, own Role) (*Conn, error) {
+	// A host that vanishes without a word is noticed within half a minute.
+	d := net.Dialer{
+		Timeout:         handshakeTime,
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3},
+	}
+	network, address := e.address()
+	nc, err := d.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, fmt.Errorf("zmtp: connect to %s: %w", e, err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = nc.Close() }) // the handshake then ends
+	defer stop()
+	return NewConn(nc, own)
+}
+
+// Listen binds an endpoint. A Unix socket that nobody listens on any more is
+// replaced.
+func Listen(e Endpoint) (net.Listener, error) {
+	network, address := e.address()
+	if network == "unix" && !strings.HasPrefix(address, "@") {
+		if nc, err := net.Dial(network, address); err == nil {
+			_ = nc.Close() // it was only to see whether somebody is there
+			return nil, fmt.Errorf("zmtp: bind %s: somebody else has", e)
+		}
+		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("zmtp: bind %s: %w", e, err)
+		}
+	}
+	l, err := net.Listen(network, address)
+	if err != nil {
+		return nil, fmt.Errorf("zmtp: bind %s: %w", e, err)
+	}
+	return l, nil
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package zmtp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+// maxConns bounds the connections of a bound socket: the routers of a worker.
+const maxConns = 256
+
+// Serve accepts connections until ctx ends, and gives each that has shaken hands
+// to handle, in a goroutine of its own. It closes the listener and the connections
+// and returns when all of them have ended. Beyond 256 connections at a time new
+// ones are closed at once.
+func Serve(ctx context.Context, l net.Listener, own Role, handle func(*Conn)) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // Accept then ends
+	defer stop()
+	room := make(chan struct{}, maxConns)
+	for {
+		nc, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = nc.Close() // it came too late
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("zmtp: accept: %w", err)
+		case err != nil:
+			// Out of files, or a peer that left meanwhile: it may pass.
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+			continue
+		}
+		select {
+		case room <- struct{}{}:
+		default:
+			_ = nc.Close() // that is the answer
+			continue
+		}
+		wg.Go(func() {
+			defer func() { <-room }()
+			end := context.AfterFunc(ctx, func() { _ = nc.Close() }) // what waits on it then ends
+			defer end()
+			c, err := NewConn(nc, own)
+			if err != nil {
+				return // strangers come to open ports
+			}
+			defer func() { _ = c.Close() }() // again, if it was closed: no matter
+			handle(c)
+		})
+	}
+}
+
+// Publisher is a PUB socket. The zero value is ready; what nobody has subscribed
+// to is dropped.
+type Publisher struct {
+	// Queue bounds the messages that wait for one subscriber; more are dropped
+	// for it. Default 100,000.
+	Queue int
+
+	mu sync.Mutex
+	// mu guards the field below.
+	subscribers []*subscriber
+}
+
+type subscriber struct {
+	conn  *Conn
+	queue chan [][]byte
+
+	mu sync.Mutex
+	// mu guards the field below.
+	prefixes [][]byte
+}
+
+// Send publishes a message whose first frame is the topic. It does not wait. The
+// frames are kept and must not change. It returns for how many subscribers it was
+// dropped.
+func (p *Publisher) Send(frames ...[]byte) (dropped int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.subscribers {
+		if !s.wants(frames[0]) {
+			continue
+		}
+		select {
+		case s.queue <- frames:
+		default:
+			dropped++
+		}
+	}
+	return dropped
+}
+
+// Subscribers returns how many subscribers there are.
+func (p *Publisher) Subscribers() (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.subscribers {
+		if len(s.list()) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *subscriber) list() [][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.prefixes
+}
+
+func (s *subscriber) wants(topic []byte) bool {
+	return slices.ContainsFunc(s.list(), func(prefix []byte) bool { return bytes.HasPrefix(topic, prefix) })
+}
+
+// maxPrefixes bounds the subscriptions of a connection.
+const maxPrefixes = 1024
+
+// change takes a message from the subscriber.
+func (s *subscriber) change(frames [][]byte) {
+	if len(frames) != 1 || len(frames[0]) == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	prefix := frames[0][1:]
+	// The list is replaced, never changed: it is read without the lock.
+	switch {
+	case frames[0][0] == 1 && len(s.prefixes) < maxPrefixes:
+		s.prefixes = append(slices.Clone(s.prefixes), prefix)
+	case frames[0][0] == 0:
+		if i := slices.IndexFunc(s.prefixes, func(p []byte) bool { return bytes.Equal(p, prefix) }); i >= 0 {
+			s.prefixes = slices.Delete(slices.Clone(s.prefixes), i, i+1)
+		}
+	}
+}
+
+// Serve lets subscribers connect until ctx ends.
+func (p *Publisher) Serve(ctx context.Context, l net.Listener) error {
+	return Serve(ctx, l, Pub, p.follow)
+}
+
+// Connect publishes to a subscriber that binds, until ctx ends. It tries again
+// four times a second while there is none.
+func (p *Publisher) Connect(ctx context.Context, e Endpoint) error {
+	for ctx.Err() == nil {
+		if c, err := Dial(ctx, e, Pub); err == nil {
+			stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // follow then ends
+			p.follow(c)
+			stop()
+			_ = c.Close() // closed already, most likely
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(250 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// follow serves one subscriber until its connection ends.
+func (p *Publisher) follow(c *Conn) {
+	queue := p.Queue
+	if queue <= 0 {
+		queue = 100_000
+	}
+	s := &subscriber{conn: c, queue: make(chan [][]byte, queue)}
+	p.mu.Lock()
+	p.subscribers = append(p.subscribers, s)
+	p.mu.Unlock()
+
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	gone := make(chan struct{})
+	defer close(gone)
+	wg.Go(func() {
+		for {
+			select {
+			case <-gone:
+				return
+			case frames := <-s.queue:
+				if err := c.Write(frames...); err != nil {
+					_ = c.Close() // the reader then ends as well
+					return
+				}
+			}
+		}
+	})
+	for {
+		frames, err := c.Read()
+		if err != nil {
+			break
+		}
+		s.change(frames)
+	}
+	_ = c.Close() // the writer then ends, whatever it waits for
+	p.mu.Lock()
+	p.subscribers = slices.DeleteFunc(p.subscribers, func(o *subscriber) bool { return o == s })
+	p.mu.Unlock()
+}

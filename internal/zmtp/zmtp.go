@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package zmtp speaks ZMTP 3.0, the protocol of ZeroMQ sockets, as far as KV
+// events need it: PUB and SUB, DEALER and ROUTER, over TCP and Unix sockets,
+// without encryption. libzmq's sockets are the peers that it is made for.
+//
+// There are connections instead of sockets. A ZeroMQ socket hides when its
+// connection is lost and made again; whoever follows a cache must know, because
+// that is when events get lost and processes restart.
+//
+// # What is promised
+//
+// A message is read whole or not at all. A peer can make us keep at most
+// [MaxMessage] bytes, and only as many as it has sent. A peer that says nothing
+// costs a goroutine and a connection of those that [Serve] allows, for
+// [handshakeTime].
+//
+// # Concurrency
+//
+// One goroutine may read from a [Conn] and any number may write to it.
+package zmtp
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+// Role is the type of a ZeroMQ socket.
+type Role string
+
+// The roles.
+const (
+	Pub    Role = "PUB"
+	Sub    Role = "SUB"
+	Dealer Role = "DEALER"
+	Router Role = "ROUTER"
+)
+
+// fits says whether a socket of role r can talk to the peer's.
+func (r Role) fits(peer string) bool {
+	switch r {
+	case Pub:
+		return peer == "SUB" || peer == "XSUB"
+	case Sub:
+		return peer == "PUB" || peer == "XPUB"
+	case Dealer:
+		return peer == "ROUTER" || peer == "DEALER" || peer == "REP"
+	case Router:
+		return peer == "DEALER" || peer == "REQ" || peer == "ROUTER"
+	default:
+		return false
+	}
+}
+
+const (
+	// MaxMessage bounds the bytes of a message. A batch of an engine has some
+	// kilobytes; replays come batch by batch.
+	MaxMessage = 64 << 20
+	maxFrames  = 64
+	maxCommand = 64 << 10
+	// handshakeTime is how long a peer may take for its part of the handshake.
+	handshakeTime = 5 * time.Second
+	writeTime     = 10 * time.Second
+)
+
+// ErrProtocol is wrapped by errors about bytes that are not ZMTP, or not for us.
+var ErrProtocol = errors.New("protocol error")
+
+// Flags of a frame.
+const (
+	flagMore    = 1
+	flagLong    = 2
+	flagCommand = 4
+)
+
+// Conn is a connection to a peer of a fitting role.
+type Conn struct {
+	nc net.Conn
+	r  *bufio.Reader
+
+	mu sync.Mutex
+	// mu guards the field below.
+	w *bufio.Writer
+}
+
+// NewConn shakes hands over nc. After an error nc is closed; otherwise it is the
+// connection's.
+func NewConn(nc net.Conn, own Role) (*Conn, error) {
+	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, 64<<10), w: bufio.NewWriterSize(nc, 16<<10)}
+	if err := c.shakeHands(own); err != nil {
+		_ = nc.Close() // the other error is the one to tell
+		return nil, fmt.Errorf("zmtp: shake hands with %s: %w", nc.RemoteAddr(), err)
+	}
+	return c, nil
+}
+
+// greeting is the first thing that each side says: signature, version, mechanism,
+// as-server, filler.
+func greeting() []byte {
+	g := make([]byte, 64)
+	g[0], g[8], g[9] = 0xff, 1, 0x7f
+	g[10], g[11] = 3, 0
+	copy(g[12:32], "NULL")
+	return g
+}
+
+func (c *Conn) shakeHands(own Role) error {
+	if err := c.nc.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
+		return err
+	}
+	if _, err := c.nc.Write(greeting()); err != nil {
+		return err
+	}
+	var peer [64]byte
+	if _, err := io.ReadFull(c.r, peer[:]); err != nil {
+		return fmt.Errorf("read greeting: %w", err)
+	}
+	mechanism, _, _ := bytes.Cut(peer[12:32], []byte{0})
+	switch {
+	case peer[0] != 0xff || peer[9] != 0x7f:
+		return fmt.Errorf("%w: it does not speak ZMTP", ErrProtocol)
+	case peer[10] < 3:
+		return fmt.Errorf("%w: it speaks ZMTP %d, want 3", ErrProtocol, peer[10])
+	case string(mechanism) != "NULL":
+		return fmt.Errorf("%w: it wants security mechanism %q, want NULL", ErrProtocol, mechanism)
+	}
+	ready := []byte("\x05READY")
+	for _, p := range [][2]string{{"Socket-Type", string(own)}, {"Identity", ""}} {
+		ready = append(append(ready, byte(len(p[0]))), p[0]...)
+		ready = append(binary.BigEndian.AppendUint32(ready, uint32(len(p[1]))), p[1]...)
+	}
+	if err := c.write(flagCommand, ready); err != nil {
+		return err
+	}
+	flags, size, err := c.header()
+	if err != nil {
+		return fmt.Errorf("read READY: %w", err)
+	}
+	if flags&flagCommand == 0 || size > maxCommand {
+		return fmt.Errorf("%w: no READY", ErrProtocol)
+	}
+	body, err := c.body(nil, size)
+	if err != nil {
+		return fmt.Errorf("read READY: %w", err)
+	}
+	role, err := readReady(body)
+	if err != nil {
+		return err
+	}
+	if !own.fits(role) {
+		return fmt.Errorf("%w: it is a socket of type %q, which does not fit %s", ErrProtocol, role[:min(len(role), 32)], own)
+	}
+	return c.nc.SetDeadline(time.Time{})
+}
+
+// readReady returns the peer's role.
+func readReady(body []byte) (role string, err error) {
+	name, rest, ok := cutShort(body)
+	switch {
+	case ok && string(name) == "ERROR":
+		reason, _, _ := cutShort(rest)
+		return "", fmt.Errorf("%w: it refuses us: %q", ErrProtocol, reason)
+	case !ok || string(name) != "READY":
+		return "", fmt.Errorf("%w: no READY", ErrProtocol)
+	}
+	for len(rest) > 0 {
+		var key []byte
+		if key, rest, ok = cutShort(rest); !ok || len(rest) < 4 {
+			return "", fmt.Errorf("%w: READY is cut short", ErrProtocol)
+		}
+		size := binary.BigEndian.Uint32(rest)
+		if rest = rest[4:]; uint64(size) > uint64(len(rest)) {
+			return "", fmt.Errorf("%w: READY is cut short", ErrProtocol)
+		}
+		if bytes.EqualFold(key, []byte("Socket-Type")) {
+			role = string(rest[:size])
+		}
+		rest = rest[size:]
+	}
+	return role, nil
+}
+
+// cutShort takes off a string with its length in one byte before it.
+func cutShort(b []byte) (s, rest []byte, ok bool) {
+	if len(b) == 0 || int(b[0]) > len(b)-1 {
+		return nil, nil, false
+	}
+	return b[1 : 1+b[0]], b[1+b[0]:], true
+}
+
+func (c *Conn) header() (flags byte, size uint64, err error) {
+	var head [9]byte
+	if head[0], err = c.r.ReadByte(); err != nil {
+		return 0, 0, err
+	}
+	n := 1
+	if head[0]&flagLong != 0 {
+		n = 8
+	}
+	if _, err := io.ReadFull(c.r, head[1:1+n]); err != nil {
+		return 0, 0, err
+	}
+	if head[0]&^(flagMore|flagLong|flagCommand) != 0 {
+		return 0, 0, fmt.Errorf("%w: a frame with flags %#02x", ErrProtocol, head[0])
+	}
+	if n == 1 {
+		return head[0], uint64(head[1]), nil
+	}
+	return head[0], binary.BigEndian.Uint64(head[1:]), nil
+}
+
+// body reads size bytes. What a peer announces is only believed as it comes.
+func (c *Conn) body(dst []byte, size uint64) ([]byte, error) {
+	const step = 1 << 20
+	for size > 0 {
+		n := int(min(size, step))
+		from := len(dst)
+		dst = append(dst, make([]byte, n)...)
+		if _, err := io.ReadFull(c.r, dst[from:]); err != nil {
+			return nil, err
+		}
+		size -= uint64(n)
+	}
+	return dst, nil
+}
+
+// Read waits for the next message and returns its frames, which are the caller's.
+// After an error the connection is of no more use. A subscription, in whichever
+// form the peer sends it, is a message of one frame: 1 or 0 (the end of it), then
+// the prefix of the topics.
+func (c *Conn) Read() ([][]byte, error) {
+	var frames [][]byte
+	room := uint64(MaxMessage)
+	for {
+		flags, size, err := c.header()
+		if err != nil {
+			return nil, fmt.Errorf("zmtp: read: %w", err)
+		}
+		if flags&flagCommand != 0 {
+			if size > maxCommand {
+				return nil, fmt.Errorf("zmtp: read: %w: a command of %d bytes", ErrProtocol, size)
+			}
+			command, err := c.body(nil, size)
+			if err == nil {
+				command, err = c.command(command)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("zmtp: read: %w", err)
+			}
+			if command != nil && len(frames) == 0 {
+				return [][]byte{command}, nil
+			}
+			continue
+		}
+		if size > room || len(frames) >= maxFrames {
+			return nil, fmt.Errorf("zmtp: read: %w: a message of more than %d bytes or %d frames", ErrProtocol, MaxMessage, maxFrames)
+		}
+		room -= size
+		frame, err := c.body(make([]byte, 0, min(size, 64<<10)), size)
+		if err != nil {
+			return nil, fmt.Errorf("zmtp: read: %w", err)
+		}
+		if frames = append(frames, frame); flags&flagMore == 0 {
+			return frames, nil
+		}
+	}
+}
+
+// command answers a command, or turns it into the message that means the same.
+func (c *Conn) command(body []byte) (message []byte, err error) {
+	name, rest, ok := cutShort(body)
+	if !ok {
+		return nil, fmt.Errorf("%w: a command without name", ErrProtocol)
+	}
+	switch string(name) {
+	case "SUBSCRIBE":
+		return append([]byte{1}, rest...), nil
+	case "CANCEL":
+		return append([]byte{0}, rest...), nil
+	case "PING":
+		if len(rest) < 2 {
+			return nil, fmt.Errorf("%w: PING is cut short", ErrProtocol)
+		}
+		return nil, c.write(flagCommand, append([]byte("\x04PONG"), rest[2:]...))
+	default:
+		return nil, nil
+	}
+}
+
+// Write sends a message. It waits while the peer does not read, for ten seconds.
+func (c *Conn) Write(frames ...[]byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.nc.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
+		return fmt.Errorf("zmtp: write: %w", err)
+	}
+	for i, f := range frames {
+		flags := byte(0)
+		if i < len(frames)-1 {
+			flags = flagMore
+		}
+		if err := c.frame(flags, f); err != nil {
+			return fmt.Errorf("zmtp: write: %w", err)
+		}
+	}
+	if err := c.w.Flush(); err != nil {
+		return fmt.Errorf("zmtp: write: %w", err)
+	}
+	return nil
+}
+
+// Subscribe asks a publisher for the topics that begin with prefix.
+func (c *Conn) Subscribe(prefix string) error {
+	return c.Write(append([]byte{1}, prefix...))
+}
+
+func (c *Conn) write(flags byte, body []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.frame(flags, body); err != nil {
+		return err
+	}
+	return c.w.Flush()
+}
+
+// frame writes a frame; the caller holds mu and flushes. The writer keeps its
+// first error.
+func (c *Conn) frame(flags byte, body []byte) error {
+	if len(body) <= 255 {
+		_, _ = c.w.Write([]byte{flags, byte(len(body))})
+	} else {
+		head := [9]byte{flags | flagLong}
+		binary.BigEndian.PutUint64(head[1:], uint64(len(body)))
+		_, _ = c.w.Write(head[:])
+	}
+	_, err := c.w.Write(body)
+	return err
+}
+
+// Close ends the connection, and reads and writes that wait on it.
+func (c *Conn) Close() error { return c.nc.Close() }
+
+// Peer returns the peer's address.
+func (c *Conn) Peer() string { return c.nc.RemoteAddr().String() }
