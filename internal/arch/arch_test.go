@@ -49,7 +49,7 @@ var theirs = map[string]string{
 	"github.com/nats-io/nats-server":         "cmd/kvroute",
 	"github.com/nats-io/nats.go":             "events fleet cmd/kvroute",
 	"github.com/prometheus/client_golang":    "internal/telemetry internal/enginesim",
-	"github.com/tinylib/msgp":                "events",
+	"github.com/tinylib/msgp":                "events internal/enginesim",
 	"github.com/zeebo/xxh3":                  "indexer internal/wire",
 	"go.opentelemetry.io/otel/exporters":     "internal/telemetry",
 	"go.opentelemetry.io/otel/sdk":           "internal/telemetry",

@@ -23,27 +23,33 @@ type cache struct {
 	reserved int // blocks that running requests may still fill
 	blocks   map[uint64]*block
 	unused   *simplelru.LRU[uint64, *block]
-	publish  func(indexer.Event)
+	hash     blockHash
+	publish  func(Change)
 }
 
 type block struct {
-	local, external uint64
-	refs            int
+	local    uint64
+	id       blockID
+	external uint64
+	refs     int
 }
 
-// externalSalt makes the engine's own block hashes differ from the router's, as
-// they do in real engines.
-const externalSalt = 0x656e67696e65
+// Change is what happens to a cache.
+type Change struct {
+	indexer.Event
+	// Tokens are those of the blocks that are stored, Salt the salt that their
+	// sequence was asked with.
+	Tokens []uint32
+	Salt   string
+}
 
-func external(sequence uint64) uint64 { return indexer.NextSequenceHash(sequence, externalSalt) }
-
-func newCache(capacity int, publish func(indexer.Event)) *cache {
+func newCache(capacity int, hash blockHash, publish func(Change)) *cache {
 	// The LRU's own bound is never reached: eviction is our decision.
 	unused, err := simplelru.NewLRU[uint64, *block](capacity+1, nil)
 	if err != nil {
 		panic(err) // capacity was checked
 	}
-	return &cache{capacity: capacity, blocks: make(map[uint64]*block), unused: unused, publish: publish}
+	return &cache{capacity: capacity, blocks: make(map[uint64]*block), unused: unused, hash: hash, publish: publish}
 }
 
 // hit counts the leading blocks that are cached, and how many of those nobody uses.
@@ -77,13 +83,18 @@ func (c *cache) acquire(sequence []uint64) {
 
 // fill references all of a prompt's blocks behind those that it has already, and
 // caches the ones that are new. Each takes the place of a reserved one.
-func (c *cache) fill(local, sequence []uint64, have int) {
-	ev := indexer.Event{Kind: indexer.Stored}
+func (c *cache) fill(r *request, have int) {
+	sequence := r.sequence
+	ev := Change{Event: indexer.Event{Kind: indexer.Stored}, Salt: r.salt}
 	flush := func() {
 		if len(ev.Blocks) > 0 {
 			c.publish(ev)
 		}
-		ev.Blocks = nil
+		ev.Blocks, ev.Tokens = nil, nil
+	}
+	size := 0
+	if len(sequence) > 0 {
+		size = len(r.tokens) / len(sequence)
 	}
 	for i := have; i < len(sequence); i++ {
 		h := sequence[i]
@@ -93,15 +104,20 @@ func (c *cache) fill(local, sequence []uint64, have int) {
 			c.acquire(sequence[i : i+1])
 			continue
 		}
-		b := &block{local: local[i], external: external(h), refs: 1}
+		var parent *block
+		if i > 0 {
+			parent = c.blocks[sequence[i-1]]
+		}
+		tokens := r.tokens[i*size : (i+1)*size]
+		b := &block{local: r.local[i], refs: 1}
+		b.id, b.external = c.hash(parent, h, tokens, r.salt)
 		c.blocks[h] = b
 		if len(ev.Blocks) == 0 {
-			ev.HasParent = i > 0
-			ev.Parent = 0
-			if i > 0 {
-				ev.Parent = external(sequence[i-1])
+			if ev.HasParent, ev.Parent = parent != nil, 0; parent != nil {
+				ev.Parent = parent.external
 			}
 		}
+		ev.Tokens = append(ev.Tokens, tokens...)
 		ev.Blocks = append(ev.Blocks, indexer.Block{External: b.external, Local: b.local})
 	}
 	flush()
@@ -119,7 +135,7 @@ func (c *cache) release(sequence []uint64) {
 
 // evict makes room until everything fits or nothing unused is left.
 func (c *cache) evict() {
-	var ev indexer.Event
+	var ev Change
 	for len(c.blocks)+c.reserved > c.capacity {
 		h, b, ok := c.unused.RemoveOldest()
 		if !ok {
@@ -134,14 +150,13 @@ func (c *cache) evict() {
 	}
 }
 
-// reset empties the cache. It returns false, and does nothing, while blocks are in
-// use.
+// reset empties the cache and says nothing of it. It returns false, and does
+// nothing, while blocks are in use.
 func (c *cache) reset() bool {
 	if c.used() > 0 {
 		return false
 	}
 	clear(c.blocks)
 	c.unused.Purge()
-	c.publish(indexer.Event{Kind: indexer.Cleared})
 	return true
 }

@@ -62,9 +62,17 @@ type Config struct {
 	// Speed is how many simulated seconds pass in a real one. Default 1.
 	Speed float64
 
+	// BlockHash is how the engine names its blocks: "sim" (default), "vllm"
+	// (sha256_cbor), "sglang", "sequence" as Dynamo's mock engine does, or "random",
+	// which gives other names in each process.
+	BlockHash string
+
 	// Publish is told of each change of the cache, one call at a time, in order.
 	// It must not wait. Default: nobody.
 	Publish func(indexer.Event)
+	// Sockets publish each change as a real engine does. The caller runs them.
+	// Default none.
+	Sockets *Sockets
 	// Log takes a line for each odd thing. Default none.
 	Log *slog.Logger
 }
@@ -79,6 +87,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.MaxBatchedTokens, 8192)
 	setDefault(&c.Preset, "32b-2xh100")
 	setDefault(&c.Speed, 1)
+	setDefault(&c.BlockHash, "sim")
 	if c.Prompts == nil {
 		var err error
 		if c.Prompts, err = tokenizer.LoadModel(ModelFiles(), tokenizer.ModelConfig{}); err != nil {
@@ -137,6 +146,10 @@ func New(conf Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	hash, err := newBlockHash(conf.BlockHash)
+	if err != nil {
+		return nil, err
+	}
 	e := &Engine{
 		conf: conf,
 		wake: make(chan struct{}, 1),
@@ -145,9 +158,9 @@ func New(conf Config) (*Engine, error) {
 			blockSize: conf.BlockSize,
 			maxSeqs:   conf.MaxNumSeqs,
 			maxTokens: conf.MaxBatchedTokens,
-			cache:     newCache(conf.NumBlocks, conf.Publish),
 		},
 	}
+	e.model.cache = newCache(conf.NumBlocks, hash, e.publish)
 	e.metrics = newMetrics(e)
 	e.mux = e.routes()
 	return e, nil
@@ -215,7 +228,19 @@ func (e *Engine) Run(ctx context.Context) error {
 		}
 		e.mu.Lock()
 		e.model.finish()
+		if e.conf.Sockets != nil {
+			e.conf.Sockets.flush()
+		}
 		e.mu.Unlock()
+	}
+}
+
+// publish tells of a change of the cache; mu is held. What sockets are told leaves
+// at the end of the step.
+func (e *Engine) publish(c Change) {
+	e.conf.Publish(c.Event)
+	if e.conf.Sockets != nil {
+		e.conf.Sockets.add(c)
 	}
 }
 

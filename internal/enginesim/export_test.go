@@ -17,7 +17,12 @@ type Model struct {
 
 // NewModel returns a model with blocks of 16 tokens.
 func NewModel(preset string, blocks int, publish func(indexer.Event), log func(id int, what string)) *Model {
-	return &Model{model{timing: presets[preset], blockSize: 16, maxSeqs: 256, maxTokens: 8192, cache: newCache(blocks, publish)}, log}
+	hash, err := newBlockHash("sim")
+	if err != nil {
+		panic(err)
+	}
+	cache := newCache(blocks, hash, func(c Change) { publish(c.Event) })
+	return &Model{model{timing: presets[preset], blockSize: 16, maxSeqs: 256, maxTokens: 8192, cache: cache}, log}
 }
 
 // Request is a handle of a request.
@@ -27,6 +32,7 @@ type Request struct{ r *request }
 func (m *Model) Submit(id int, tokens []uint32, output int) Request {
 	local := indexer.AppendLocalHashes(nil, tokens, 16, indexer.Seed("", ""))
 	r := &request{
+		tokens: tokens[:len(local)*16],
 		prompt: len(tokens), local: local, sequence: indexer.AppendSequenceHashes(nil, local), output: output,
 		admitted: func(int) { m.Log(id, "admitted") },
 		token:    func() { m.Log(id, "token") },
@@ -63,4 +69,20 @@ func (m *Model) Externals() map[uint64]uint64 {
 		out[b.external] = b.local
 	}
 	return out
+}
+
+// BlockHashes names the blocks of a prompt.
+func BlockHashes(kind string, tokens []uint32, size int, salt string) ([]uint64, error) {
+	hash, err := newBlockHash(kind)
+	if err != nil {
+		return nil, err
+	}
+	var names []uint64
+	var parent *block
+	for _, sequence := range indexer.AppendSequenceHashes(nil, indexer.AppendLocalHashes(nil, tokens, size, indexer.Seed("", salt))) {
+		b := &block{}
+		b.id, b.external = hash(parent, sequence, tokens[len(names)*size:(len(names)+1)*size], salt)
+		names, parent = append(names, b.external), b
+	}
+	return names, nil
 }

@@ -40,6 +40,10 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.Handle("GET /metrics", e.metrics.handler())
 	mux.HandleFunc("POST /reset_prefix_cache", e.reset)
+	mux.HandleFunc("POST /sim/restart", e.restart)
+	if e.conf.Sockets != nil {
+		e.conf.Sockets.routes(mux, e.conf.BlockSize)
+	}
 	return mux
 }
 
@@ -90,6 +94,23 @@ func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
 func (e *Engine) reset(w http.ResponseWriter, _ *http.Request) {
 	e.mu.Lock()
 	ok := e.model.cache.reset()
+	if ok {
+		e.publish(Change{Event: indexer.Event{Kind: indexer.Cleared}})
+	}
+	e.mu.Unlock()
+	if !ok {
+		(&openai.Error{Status: http.StatusConflict, Message: "blocks are in use", Type: openai.InvalidRequest}).Write(w)
+	}
+}
+
+// restart does to cache and sockets what an end of the process would: nobody is
+// told, and everything begins anew.
+func (e *Engine) restart(w http.ResponseWriter, _ *http.Request) {
+	e.mu.Lock()
+	ok := e.model.cache.reset()
+	if ok && e.conf.Sockets != nil {
+		e.conf.Sockets.restart()
+	}
 	e.mu.Unlock()
 	if !ok {
 		(&openai.Error{Status: http.StatusConflict, Message: "blocks are in use", Type: openai.InvalidRequest}).Write(w)
@@ -181,6 +202,7 @@ func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request,
 	// a slow client.
 	a.prompt, a.output, a.progress = len(tokens), output, make(chan struct{}, output+1)
 	return &request{
+		tokens: tokens[:len(local)*e.conf.BlockSize], salt: a.body.CacheSalt,
 		prompt: len(tokens), local: local, sequence: indexer.AppendSequenceHashes(nil, local), output: output,
 		admitted: func(cached int) { a.cached = cached; a.progress <- struct{}{} },
 		token:    func() { a.progress <- struct{}{} },

@@ -28,6 +28,8 @@ var presets = map[string]preset{
 type request struct {
 	prompt          int // tokens
 	local, sequence []uint64
+	tokens          []uint32 // of the full blocks
+	salt            string
 	output          int // tokens to generate, at least 1
 
 	admitted func(cachedTokens int) // called when it leaves the queue
@@ -151,7 +153,7 @@ func (m *model) finish() {
 			if r.computed += r.planned; r.computed < r.prompt {
 				return false
 			}
-			m.cache.fill(r.local, r.sequence, r.hit)
+			m.cache.fill(r, r.hit)
 			r.hit = len(r.sequence)
 		}
 		r.made++

@@ -152,7 +152,7 @@ func (s *subscriber) change(frames [][]byte) {
 
 // Serve lets subscribers connect until ctx ends.
 func (p *Publisher) Serve(ctx context.Context, l net.Listener) error {
-	return Serve(ctx, l, Pub, p.follow)
+	return Serve(ctx, l, Pub, p.Follow)
 }
 
 // Connect publishes to a subscriber that binds, until ctx ends. It tries again
@@ -160,8 +160,8 @@ func (p *Publisher) Serve(ctx context.Context, l net.Listener) error {
 func (p *Publisher) Connect(ctx context.Context, e Endpoint) error {
 	for ctx.Err() == nil {
 		if c, err := Dial(ctx, e, Pub); err == nil {
-			stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // follow then ends
-			p.follow(c)
+			stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // Follow then ends
+			p.Follow(c)
 			stop()
 			_ = c.Close() // closed already, most likely
 		}
@@ -173,8 +173,8 @@ func (p *Publisher) Connect(ctx context.Context, e Endpoint) error {
 	return nil
 }
 
-// follow serves one subscriber until its connection ends.
-func (p *Publisher) follow(c *Conn) {
+// Follow serves one subscriber until its connection ends.
+func (p *Publisher) Follow(c *Conn) {
 	queue := p.Queue
 	if queue <= 0 {
 		queue = 100_000

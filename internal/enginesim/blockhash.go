@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// blockID is the whole hash of a block, of which events show eight bytes.
+type blockID [32]byte
+
+// blockHash names a block. parent is nil for the first one of a sequence, sequence
+// the router's hash of everything up to its end.
+type blockHash func(parent *block, sequence uint64, tokens []uint32, salt string) (blockID, uint64)
+
+// simSalt makes the names of "sim" differ from the router's hashes, as they do in
+// real engines.
+const simSalt = 0x656e67696e65
+
+func newBlockHash(kind string) (blockHash, error) {
+	switch kind {
+	case "sim":
+		return mixed(simSalt), nil
+	case "random":
+		return mixed(rand.Uint64()), nil
+	case "sequence":
+		return func(_ *block, sequence uint64, _ []uint32, _ string) (blockID, uint64) { return blockID{}, sequence }, nil
+	case "vllm":
+		return vllmHash, nil
+	case "sglang":
+		return sglangHash, nil
+	default:
+		return nil, fmt.Errorf("enginesim: BlockHash is %q, want sim, vllm, sglang, sequence or random", kind)
+	}
+}
+
+func mixed(salt uint64) blockHash {
+	return func(_ *block, sequence uint64, _ []uint32, _ string) (blockID, uint64) {
+		return blockID{}, indexer.NextSequenceHash(sequence, salt)
+	}
+}
+
+// vllmRoot is what stands for the parent of a first block.
+const vllmRoot = "vllm-none-hash"
+
+// vllmHash is vLLM's sha256_cbor: SHA-256 of the CBOR of parent, tokens and extra
+// keys. Events show the last eight bytes.
+func vllmHash(parent *block, _ uint64, tokens []uint32, salt string) (blockID, uint64) {
+	above := blockID(sha256.Sum256(cborText(nil, vllmRoot)))
+	if parent != nil {
+		above = parent.id
+	}
+	b := append(cborHead([]byte{0x83}, 2, uint64(len(above))), above[:]...)
+	b = cborHead(b, 4, uint64(len(tokens)))
+	for _, t := range tokens {
+		b = cborHead(b, 0, uint64(t))
+	}
+	if parent == nil && salt != "" {
+		b = cborText(cborText(append(b, 0x81, 0x82), "cache_salt"), salt)
+	} else {
+		b = append(b, 0xf6) // null
+	}
+	id := blockID(sha256.Sum256(b))
+	return id, binary.BigEndian.Uint64(id[24:])
+}
+
+func cborHead(dst []byte, major byte, n uint64) []byte {
+	major <<= 5
+	switch {
+	case n < 24:
+		return append(dst, major|byte(n))
+	case n < 1<<8:
+		return append(dst, major|24, byte(n))
+	case n < 1<<16:
+		return binary.BigEndian.AppendUint16(append(dst, major|25), uint16(n))
+	default:
+		return binary.BigEndian.AppendUint32(append(dst, major|26), uint32(n))
+	}
+}
+
+func cborText(dst []byte, s string) []byte { return append(cborHead(dst, 3, uint64(len(s))), s...) }
+
+// sglangHash is SGLang's: SHA-256 of the parent's and the tokens. Events show the
+// first eight bytes, or with a salt those of a hash over it and them.
+func sglangHash(parent *block, _ uint64, tokens []uint32, salt string) (blockID, uint64) {
+	h := sha256.New()
+	if parent != nil {
+		h.Write(parent.id[:])
+	}
+	for _, t := range tokens {
+		var b [4]byte
+		binary.LittleEndian.PutUint32(b[:], t)
+		h.Write(b[:])
+	}
+	id := blockID(h.Sum(nil))
+	shown := id
+	if salt != "" {
+		space := sha256.Sum256([]byte(salt))
+		shown = sha256.Sum256(append(space[:], id[:8]...))
+	}
+	return id, binary.BigEndian.Uint64(shown[:])
+}

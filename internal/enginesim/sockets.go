@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/zmtp"
+)
+
+// SocketsConfig describes the ZeroMQ sockets on which an engine tells of its cache.
+// The zero value of each field but Endpoint means its default.
+type SocketsConfig struct {
+	// Format is "vllm" (default) or "sglang".
+	Format string
+	// Endpoint is what the PUB socket binds, or connects to if Connect is set.
+	Endpoint string
+	Connect  bool
+	// Replay is what the ROUTER socket binds that sends batches again. Default
+	// none.
+	Replay string
+	Topic  string
+	Rank   uint32
+	// Buffer is how many batches can be sent again. Default 10,000.
+	Buffer int
+	// DropEvery leaves out each n-th batch, which then only a replay brings. 0
+	// leaves out none.
+	DropEvery int
+}
+
+// Sockets publish what happens in a cache, as vLLM and SGLang do: a batch for each
+// step, numbered from 0.
+type Sockets struct {
+	conf         SocketsConfig
+	format       format
+	pub          zmtp.Publisher
+	connect      zmtp.Endpoint
+	live, replay net.Listener // nil if there is none
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	pending []Change
+	next    uint64
+	buffer  []message // the newest last
+	conns   map[*zmtp.Conn]struct{}
+	drop    int // batches to leave out, besides
+}
+
+type message struct {
+	sequence uint64
+	body     []byte
+}
+
+// format is how an engine writes its events.
+type format struct {
+	signed bool   // block hashes
+	salt   string // the field for it
+
+}
+
+// NewSockets binds the sockets.
+func NewSockets(conf SocketsConfig) (*Sockets, error) {
+	setDefault(&conf.Format, "vllm")
+	setDefault(&conf.Buffer, 10_000)
+	s := &Sockets{conf: conf, conns: make(map[*zmtp.Conn]struct{})}
+	switch conf.Format {
+	case "vllm":
+	case "sglang":
+		s.format = format{signed: true, salt: "cache_salt"}
+	default:
+		return nil, fmt.Errorf("enginesim: Format is %q, want vllm or sglang", conf.Format)
+	}
+	at, err := zmtp.ParseEndpoint(conf.Endpoint, 5557, int(conf.Rank))
+	if err != nil {
+		return nil, err
+	}
+	if s.connect = at; !conf.Connect {
+		if s.live, err = zmtp.Listen(at); err != nil {
+			return nil, err
+		}
+	}
+	if conf.Replay == "" {
+		return s, nil
+	}
+	if at, err = zmtp.ParseEndpoint(conf.Replay, 5657, int(conf.Rank)); err == nil {
+		s.replay, err = zmtp.Listen(at)
+	}
+	if err != nil {
+		if s.live != nil {
+			_ = s.live.Close() // the other error is the one to tell
+		}
+		return nil, err
+	}
+	return s, nil
+}
+
+// Endpoints returns where the sockets are, "" for one that there is not.
+func (s *Sockets) Endpoints() (live, replay string) {
+	at := func(l net.Listener, asked string) string {
+		if l == nil {
+			return asked
+		}
+		if l.Addr().Network() == "unix" {
+			return asked
+		}
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		n, _ := strconv.Atoi(port)
+		e, _ := zmtp.ParseEndpoint(asked, 0, 0) // it was read before
+		e.Port = n
+		return e.String()
+	}
+	if live = s.connect.String(); s.live != nil {
+		live = at(s.live, s.conf.Endpoint)
+	}
+	if s.replay != nil {
+		replay = at(s.replay, s.conf.Replay)
+	}
+	return live, replay
+}
+
+// Run serves the sockets until ctx ends.
+func (s *Sockets) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make(chan error, 2)
+	if s.live != nil {
+		wg.Go(func() { errs <- zmtp.Serve(ctx, s.live, zmtp.Pub, s.kept(s.pub.Follow)) })
+	} else {
+		wg.Go(func() { errs <- s.pub.Connect(ctx, s.connect) })
+	}
+	if s.replay != nil {
+		wg.Go(func() { errs <- zmtp.Serve(ctx, s.replay, zmtp.Router, s.kept(s.answer)) })
+	} else {
+		errs <- nil
+	}
+	first := <-errs
+	if first != nil {
+		cancel()
+	}
+	return errors.Join(first, <-errs)
+}
+
+// kept remembers connections, so that a restart can end them.
+func (s *Sockets) kept(serve func(*zmtp.Conn)) func(*zmtp.Conn) {
+	return func(c *zmtp.Conn) {
+		s.mu.Lock()
+		s.conns[c] = struct{}{}
+		s.mu.Unlock()
+		serve(c)
+		s.mu.Lock()
+		delete(s.conns, c)
+		s.mu.Unlock()
+	}
+}
+
+// answer sends batches again: the newest four-frame form, an empty batch at the
+// end.
+func (s *Sockets) answer(c *zmtp.Conn) {
+	for {
+		frames, err := c.Read()
+		if err != nil {
+			return
+		}
+		if len(frames) != 2 || len(frames[0]) > 0 || len(frames[1]) != 8 {
+			continue
+		}
+		from := binary.BigEndian.Uint64(frames[1])
+		s.mu.Lock()
+		buffer := s.buffer
+		s.mu.Unlock()
+		for _, m := range buffer {
+			if m.sequence < from {
+				continue
+			}
+			if err := c.Write(nil, []byte(s.conf.Topic), binary.BigEndian.AppendUint64(nil, m.sequence), m.body); err != nil {
+				return
+			}
+		}
+		if err := c.Write(nil, nil, binary.BigEndian.AppendUint64(nil, 1<<64-1), nil); err != nil {
+			return
+		}
+	}
+}
+
+// add takes a change; it leaves with the next flush.
+func (s *Sockets) add(c Change) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending = append(s.pending, c)
+}
+
+// flush publishes what was added, as one batch.
+func (s *Sockets) flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.pending) == 0 {
+		return
+	}
+	body := s.format.batch(s.pending, s.conf.Rank)
+	s.pending = nil
+	s.publishLocked(body)
+}
+
+// Publish publishes changes as a batch.
+func (s *Sockets) Publish(changes ...Change) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.publishLocked(s.format.batch(changes, s.conf.Rank))
+}
+
+// PublishBody publishes a body as it is.
+func (s *Sockets) PublishBody(body []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.publishLocked(body)
+}
+
+// PublishFrames publishes frames as they are: nothing that an engine would.
+func (s *Sockets) PublishFrames(frames ...[]byte) { s.pub.Send(frames...) }
+
+func (s *Sockets) publishLocked(body []byte) {
+	m := message{s.next, body}
+	s.next++
+	s.buffer = append(s.buffer, m)
+	if len(s.buffer) > s.conf.Buffer {
+		// Who is being answered reads the old array.
+		s.buffer = append([]message(nil), s.buffer[1:]...)
+	}
+	switch {
+	case s.drop > 0:
+		s.drop--
+	case s.conf.DropEvery > 0 && (m.sequence+1)%uint64(s.conf.DropEvery) == 0:
+	default:
+		s.pub.Send([]byte(s.conf.Topic), binary.BigEndian.AppendUint64(nil, m.sequence), m.body)
+	}
+}
+
+// Drop leaves out the next n batches, which then only a replay brings.
+func (s *Sockets) Drop(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drop = n
+}
+
+// Subscribers returns how many listen.
+func (s *Sockets) Subscribers() int { return s.pub.Subscribers() }
+
+// Restart is what the end of the process and a new one would be to those who
+// listen: connections end, numbers begin anew, nothing is said.
+func (s *Sockets) Restart() { s.restart() }
+
+func (s *Sockets) restart() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending, s.next, s.buffer = nil, 0, nil
+	for c := range s.conns {
+		_ = c.Close() // its goroutine sees to the rest
+	}
+}
+
+// batch writes changes as the engine does: [time, events, rank], an event a map
+// with its type.
+func (f format) batch(changes []Change, rank uint32) []byte {
+	var events []byte
+	n := 0
+	for i := range changes {
+		c := &changes[i]
+		switch c.Kind {
+		case indexer.Stored:
+			events = f.stored(events, c)
+			n++
+		case indexer.Removed:
+			for _, e := range c.Externals { // one each, as vLLM does
+				events = msgp.AppendString(msgp.AppendMapHeader(events, 3), "type")
+				events = msgp.AppendString(events, "BlockRemoved")
+				events = msgp.AppendArrayHeader(msgp.AppendString(events, "block_hashes"), 1)
+				events = f.hash(events, e)
+				events = msgp.AppendString(msgp.AppendString(events, "medium"), "GPU")
+				n++
+			}
+		default:
+			events = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(events, 1), "type"), "AllBlocksCleared")
+			n++
+		}
+	}
+	b := msgp.AppendFloat64(msgp.AppendArrayHeader(nil, 3), float64(time.Now().UnixMicro())/1e6)
+	b = append(msgp.AppendArrayHeader(b, uint32(n)), events...)
+	return msgp.AppendUint32(b, rank)
+}
+
+func (f format) stored(b []byte, c *Change) []byte {
+	size := len(c.Tokens) / len(c.Blocks)
+	salted := c.Salt != "" && (f.salt != "" || !c.HasParent)
+	fields := uint32(8)
+	if salted {
+		fields++
+	}
+	b = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(b, fields), "type"), "BlockStored")
+	b = msgp.AppendArrayHeader(msgp.AppendString(b, "block_hashes"), uint32(len(c.Blocks)))
+	for _, block := range c.Blocks {
+		b = f.hash(b, block.External)
+	}
+	if b = msgp.AppendString(b, "parent_block_hash"); c.HasParent {
+		b = f.hash(b, c.Parent)
+	} else {
+		b = msgp.AppendNil(b)
+	}
+	b = msgp.AppendArrayHeader(msgp.AppendString(b, "token_ids"), uint32(len(c.Tokens)))
+	for _, t := range c.Tokens {
+		b = msgp.AppendUint32(b, t)
+	}
+	b = msgp.AppendInt(msgp.AppendString(b, "block_size"), size)
+	b = msgp.AppendNil(msgp.AppendString(b, "lora_id"))
+	b = msgp.AppendString(msgp.AppendString(b, "medium"), "GPU")
+	b = msgp.AppendNil(msgp.AppendString(b, "lora_name"))
+	switch {
+	case !salted:
+	case f.salt != "":
+		b = msgp.AppendString(msgp.AppendString(b, f.salt), c.Salt)
+	default: // among the extra keys of the first block
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, "extra_keys"), uint32(len(c.Blocks)))
+		b = msgp.AppendString(msgp.AppendArrayHeader(b, 1), c.Salt)
+		for range c.Blocks[1:] {
+			b = msgp.AppendNil(b)
+		}
+	}
+	return b
+}
+
+func (f format) hash(b []byte, hash uint64) []byte {
+	if f.signed {
+		return msgp.AppendInt64(b, int64(hash))
+	}
+	return msgp.AppendUint64(b, hash)
+}
+
+// routes serves what the engines tell of their sockets.
+func (s *Sockets) routes(mux *http.ServeMux, blockSize int) {
+	live, replay := s.Endpoints()
+	if s.conf.Format == "sglang" {
+		e, _ := zmtp.ParseEndpoint(live, 0, 0) // our own
+		mux.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
+			reply(w, map[string]any{"kv_events": map[string]any{
+				"publisher": "zmq", "endpoint_host": e.Host, "endpoint_port_base": e.Port - int(s.conf.Rank), "topic": s.conf.Topic, "block_size": blockSize, "dp_size": 1,
+			}})
+		})
+		return
+	}
+	source := map[string]any{
+		"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": live, "replay_endpoint": nil,
+		"buffer_steps": s.conf.Buffer, "hwm": 100_000, "max_queue_size": 100_000, "topic": s.conf.Topic,
+	}
+	if replay != "" {
+		source["replay_endpoint"] = replay
+	}
+	mux.HandleFunc("GET /kv_event_sources", func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, map[string]any{strconv.Itoa(int(s.conf.Rank)): source})
+	})
+}

