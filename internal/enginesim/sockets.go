@@ -66,7 +66,6 @@ type message struct {
 type format struct {
 	signed bool   // block hashes
 	salt   string // the field for it
-
 }
 
 // NewSockets binds the sockets.

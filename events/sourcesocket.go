@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/zmtp"
+)
+
+const (
+	// settle is how long a subscription is given to reach the engine before a
+	// replay is asked for: what is published in between would be in neither.
+	settle = 20 * time.Millisecond
+	// replayTime bounds an answer, silence and all.
+	replayTime = 30 * time.Second
+	// replayTries is how often a question is put before it is given up.
+	replayTries = 8
+	// rebuildEvery is how often everything is asked for of a suspect rank.
+	rebuildEvery = time.Minute
+	pollEvery    = 100 * time.Millisecond
+)
+
+// rankSource follows the events of one rank.
+type rankSource struct {
+	s      *Sources
+	worker *EngineWorker
+	at     socket
+	log    *slog.Logger
+	engine *Engine
+	stream *stream
+
+	ctx context.Context //nolint:containedctx // the metrics want one wherever something is counted
+	// spoken are the ranks that the socket spoke for.
+	spoken map[uint32]struct{}
+	lied   bool // it spoke for others; said once
+
+	state  atomic.Uint32 // a KnownState
+	copies atomic.Int64
+	misfit bool // blocks were left out for their size
+	fits   bool // blocks were told of
+}
+
+func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *rankSource {
+	r := &rankSource{
+		s: s, worker: w, at: at, log: log,
+		engine: NewEngine(EngineOptions{
+			BlockSize: w.BlockSize, Rank: at.rank, Eagle: w.Eagle, Placeholder: w.Placeholder, LoRA: w.LoRA,
+			SetLike: w.SetLike || w.Engine == "sglang" || w.Engine == "trtllm",
+		}),
+		spoken: map[uint32]struct{}{at.rank: {}},
+	}
+	r.state.Store(uint32(KnownNothing))
+	r.stream = newStream(at.replays, r.apply, r.clear, r.count)
+	return r
+}
+
+func (r *rankSource) known() KnownState { return KnownState(r.state.Load()) }
+
+func (r *rankSource) count(outcome string, n int) {
+	r.s.metrics.count(r.ctx, outcome, n)
+	switch outcome {
+	case sourceLost:
+		r.log.Warn("events of an engine are lost; what is known of the rank may be wrong", "batches", n)
+	case sourceRestart:
+		r.log.Info("an engine started anew; its blocks are forgotten")
+	case sourceGap:
+		r.log.Info("events of an engine are missing; it is asked for them")
+	case sourceOverflow:
+		r.log.Warn("too many events came while lost ones were asked for")
+	}
+}
+
+// run follows the rank until ctx ends.
+func (r *rankSource) run(ctx context.Context) {
+	r.ctx = ctx
+	r.clear() // whatever was known of it is another source's
+	if r.at.url != "" {
+		r.poll(ctx)
+		return
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	news := make(chan news, 64)
+	wg.Go(func() {
+		if r.at.bind {
+			r.listen(ctx, news)
+		} else {
+			r.connect(ctx, news)
+		}
+	})
+	q := question{r: r, news: news}
+	defer q.end()
+	rebuild := time.NewTicker(rebuildEvery)
+	defer rebuild.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case n := <-news:
+			r.take(&q, n)
+		case <-q.due():
+			q.put(ctx, &wg)
+		case <-rebuild.C:
+			r.stream.tryAll()
+			r.copies.Store(int64(r.engine.Copies()))
+		}
+		q.follow()
+		r.judge()
+	}
+}
+
+// news is what the goroutines of a rank's sockets tell.
+type news struct {
+	kind   newsKind
+	closed bool // of a connection: the port was closed before it
+	ask    int  // of an answer: the question
+	err    error
+	frames Frames
+}
+
+type newsKind uint8
+
+const (
+	newsConnected newsKind = iota
+	newsAway
+	newsLive
+	newsReplay
+	newsReplayEnd
+	newsUnanswered
+)
+
+func (r *rankSource) take(q *question, n news) {
+	b := batch{publisher: n.frames.Publisher, sequence: n.frames.Sequence, body: n.frames.Body}
+	switch n.kind {
+	case newsConnected:
+		r.count(sourceConnected, 1)
+		r.log.Info("an engine's events are heard", "endpoint", r.at.events.String(), "replay", r.at.replays)
+		r.state.Store(uint32(KnownWell))
+		r.stream.connected(n.closed)
+	case newsAway:
+		r.count(sourceAway, 1)
+		r.log.Warn("an engine's events are not heard any more", "endpoint", r.at.events.String(), "err", n.err)
+		r.state.Store(uint32(KnownNothing))
+	case newsLive:
+		r.count(sourceLive, 1)
+		r.stream.fromLive(b)
+	case newsReplay:
+		if n.ask == r.stream.asks {
+			r.stream.fromReplay(b)
+		}
+	case newsReplayEnd:
+		if n.ask == r.stream.asks {
+			r.stream.replayEnd()
+		}
+	case newsUnanswered:
+		if n.ask == r.stream.asks {
+			q.failed(n.err)
+		}
+	}
+}
+
+// judge says how well the rank is known.
+func (r *rankSource) judge() {
+	state := KnownWell
+	switch {
+	case r.known() == KnownNothing:
+		return // until it is connected
+	case r.misfit && !r.fits:
+		state = KnownMisfit
+	case r.stream.suspect:
+		state = KnownSuspect
+	case r.stream.partial:
+		state = KnownPartly
+	}
+	if old := KnownState(r.state.Swap(uint32(state))); old != state {
+		r.log.Info("how well a rank's cache is known has changed", "state", state.String())
+	}
+}
+
+// clear tells that nothing is known of the ranks any more.
+func (r *rankSource) clear() {
+	for rank := range r.spoken {
+		r.deliver(r.engine.Clear(rank))
+	}
+}
+
+// apply tells what a batch says.
+func (r *rankSource) apply(body []byte) (cleared bool) {
+	m, err := DecodeMessage(body)
+	switch {
+	case err != nil:
+		r.count(sourceBad, 1)
+		r.log.Debug("a message of an engine cannot be read", "err", err)
+		return false
+	case m.Dialect == DialectEngine:
+		return r.applyBatch(&m.Batch)
+	}
+	// The event plane: a publisher beside the engine made the hashes.
+	if m.Bad > 0 {
+		r.count(sourceBad, m.Bad)
+	}
+	for _, ev := range m.Events {
+		if ev.WorkerID != r.worker.ID || !r.own(ev.DPRank) {
+			r.lie(ev.WorkerID, ev.DPRank)
+			continue
+		}
+		if ev.Foreign || ev.Event.Kind == 0 {
+			continue
+		}
+		r.fits = true
+		r.spoken[ev.DPRank] = struct{}{}
+		cleared = cleared || ev.Event.Kind == indexer.Cleared
+		r.deliver(ev)
+	}
+	return cleared
+}
+
+func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
+	for i := range b.Events {
+		if ev := &b.Events[i]; ev.HasRank {
+			if !r.own(ev.Rank) {
+				r.lie(r.worker.ID, ev.Rank)
+				return false // of one rank is the whole batch
+			}
+			r.spoken[ev.Rank] = struct{}{}
+		}
+	}
+	evs, drops := r.engine.Apply(b)
+	r.s.metrics.drops(r.ctx, drops)
+	if drops[DropSize] > 0 && !r.misfit {
+		r.misfit = true
+		r.log.Error("an engine's blocks are of a size that fits no block of the index", "block_size", r.worker.BlockSize)
+	}
+	for _, ev := range evs {
+		r.fits = r.fits || ev.Event.Kind == indexer.Stored
+		cleared = cleared || ev.Event.Kind == indexer.Cleared
+		r.deliver(ev)
+	}
+	return cleared
+}
+
+func (r *rankSource) own(rank uint32) bool {
+	return rank >= r.worker.DPStart && rank-r.worker.DPStart < max(1, r.worker.DPSize)
+}
+
+func (r *rankSource) lie(worker uint64, rank uint32) {
+	r.count(sourceForeign, 1)
+	if !r.lied {
+		r.lied = true
+		r.log.Warn("a socket speaks for others than its worker's ranks; that is not believed", "claimed_worker", worker, "claimed_rank", rank,
+			"dp_start", r.worker.DPStart, "dp_size", max(1, r.worker.DPSize))
+	}
+}
+
+func (r *rankSource) deliver(ev RouterEvent) {
+	parts(ev.Event, func(part indexer.Event) {
+		r.s.conf.Sink(r.worker.ID, ev.DPRank, part) // a rank that it does not know has no blocks
+	})
+}
+
+// connect keeps a connection to the engine's socket.
+func (r *rankSource) connect(ctx context.Context, out chan<- news) {
+	wait := backoff{}
+	for closed := false; ctx.Err() == nil; {
+		c, err := zmtp.Dial(ctx, r.at.events, zmtp.Sub)
+		if err != nil {
+			closed = closed || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
+			r.log.Debug("an engine's socket is not there", "err", err)
+			wait.wait(ctx)
+			continue
+		}
+		wait = backoff{}
+		r.hear(ctx, c, closed, out)
+		closed = false
+		wait.wait(ctx)
+	}
+}
+
+// listen lets the engine connect. A connection that comes takes the place of the
+// one before: it is the engine's newest try.
+func (r *rankSource) listen(ctx context.Context, out chan<- news) {
+	wait := backoff{}
+	var mu sync.Mutex
+	var current *zmtp.Conn
+	for ctx.Err() == nil {
+		l, err := zmtp.Listen(r.at.events)
+		if err != nil {
+			r.log.Warn("an engine's socket has nowhere to connect to", "err", err)
+			wait.wait(ctx)
+			continue
+		}
+		var turn sync.Mutex // one is heard at a time
+		err = zmtp.Serve(ctx, l, zmtp.Sub, func(c *zmtp.Conn) {
+			mu.Lock()
+			if current != nil {
+				_ = current.Close() // its reader ends
+			}
+			current = c
+			mu.Unlock()
+			turn.Lock()
+			defer turn.Unlock()
+			r.hear(ctx, c, false, out)
+		})
+		if err != nil {
+			r.log.Warn("an engine's socket cannot connect any more", "err", err)
+		}
+		wait.wait(ctx)
+	}
+}
+
+// hear tells what comes over a connection until it ends.
+func (r *rankSource) hear(ctx context.Context, c *zmtp.Conn, closed bool, out chan<- news) {
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // Read then ends
+	defer stop()
+	defer func() { _ = c.Close() }() // again, perhaps
+	err := c.Subscribe(r.at.topic)
+	if err != nil {
+		return
+	}
+	if r.at.replays {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(settle):
+		}
+	}
+	if !tell(ctx, out, news{kind: newsConnected, closed: closed}) {
+		return
+	}
+	for {
+		var frames [][]byte
+		if frames, err = c.Read(); err != nil {
+			break
+		}
+		f, err := SplitFrames(frames)
+		if err != nil || f.End {
+			r.s.metrics.count(ctx, sourceBad, 1)
+			r.log.Debug("a message is not an engine's", "frames", len(frames), "err", err)
+			continue
+		}
+		if f.Plane && f.Topic != Topic {
+			continue // the prefix of ours, and another one
+		}
+		if !tell(ctx, out, news{kind: newsLive, frames: f}) {
+			return
+		}
+	}
+	tell(ctx, out, news{kind: newsAway, err: err})
+}
+
+func tell(ctx context.Context, out chan<- news, n news) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case out <- n:
+		return true
+	}
+}
+
+// question is what the engine is asked: the stream's question as it goes out, is
+// tried again, or is given up.
+type question struct {
+	r      *rankSource
+	news   chan<- news
+	ask    int // the stream's number of the question that is out or due
+	tries  int
+	cancel context.CancelFunc // of the one that is out
+	timer  <-chan time.Time   // nil unless one is due
+	wait   backoff
+}
+
+func (q *question) due() <-chan time.Time { return q.timer }
+
+// follow sees whether the stream has a question other than the one that is out.
+func (q *question) follow() {
+	s := q.r.stream
+	if s.asks == q.ask {
+		return
+	}
+	q.end()
+	q.ask, q.tries, q.wait, q.timer = s.asks, 0, backoff{}, nil
+	if s.asking != askNothing {
+		now := make(chan time.Time, 1)
+		now <- time.Time{}
+		q.timer = now
+	}
+}
+
+func (q *question) end() {
+	if q.cancel != nil {
+		q.cancel()
+		q.cancel = nil
+	}
+}
+
+// put puts the question.
+func (q *question) put(ctx context.Context, wg *sync.WaitGroup) {
+	q.timer = nil
+	q.end()
+	limited, cancel := context.WithTimeout(ctx, replayTime)
+	q.cancel = cancel
+	from, ask := q.r.stream.begin(), q.ask
+	q.r.count(sourceAsked, 1)
+	wg.Go(func() {
+		err := q.r.replay(limited, from, ask, q.news)
+		n := news{kind: newsReplayEnd, ask: ask}
+		if err != nil {
+			n = news{kind: newsUnanswered, ask: ask, err: err}
+		}
+		tell(ctx, q.news, n) // also when the question's own time is over
+	})
+}
+
+// failed puts the question again, later, or gives it up.
+func (q *question) failed(err error) {
+	q.r.count(sourceUnanswered, 1)
+	if q.tries++; q.tries >= replayTries {
+		q.r.log.Warn("an engine does not send lost events again; they are given up for now", "err", err)
+		q.r.stream.giveUp()
+		return
+	}
+	q.r.log.Debug("an engine does not answer", "err", err)
+	q.timer = time.After(q.wait.step())
+}
+
+// replay asks the engine for the batches from a sequence on.
+func (r *rankSource) replay(ctx context.Context, from uint64, ask int, out chan<- news) error {
+	c, err := zmtp.Dial(ctx, r.at.replay, zmtp.Dealer)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // Read then ends
+	defer stop()
+	defer func() { _ = c.Close() }() // again, perhaps
+	request := ReplayFrames(from)
+	if err := c.Write(request[:]...); err != nil {
+		return err
+	}
+	for {
+		frames, err := c.Read()
+		if err != nil {
+			return err
+		}
+		f, err := SplitFrames(frames)
+		switch {
+		case err != nil:
+			return err
+		case f.End:
+			return nil
+		case !tell(ctx, out, news{kind: newsReplay, ask: ask, frames: f}):
+			return ctx.Err()
+		}
+	}
+}
+
+// poll asks TensorRT-LLM's server for what happened. It has no other client: what
+// it answers it forgets.
+func (r *rankSource) poll(ctx context.Context) {
+	wait := backoff{}
+	away := true
+	copies := time.Now()
+	for ctx.Err() == nil {
+		b, err := r.pollOnce(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			if !away {
+				away = true
+				r.count(sourceAway, 1)
+				r.state.Store(uint32(KnownNothing))
+				r.log.Warn("an engine's events are not heard any more", "endpoint", r.at.url, "err", err)
+			}
+			if errors.Is(err, syscall.ECONNREFUSED) && r.stream.heard {
+				r.stream.restart() // its process has ended
+			}
+			wait.wait(ctx)
+			continue
+		}
+		if away {
+			away, wait = false, backoff{}
+			r.count(sourceConnected, 1)
+			r.state.Store(uint32(KnownWell))
+			r.log.Info("an engine's events are heard", "endpoint", r.at.url)
+		}
+		if len(b.Events) > 0 || b.Drops != (Drops{}) {
+			r.count(sourceLive, 1)
+			if !r.stream.heard && len(b.Events) > 0 && b.Events[0].ID > 0 {
+				r.stream.partial = true // somebody else was told the beginning
+			}
+			r.stream.heard = true
+			if r.applyBatch(&b) {
+				r.stream.whole()
+			}
+			r.judge()
+			continue
+		}
+		r.judge()
+		if time.Since(copies) > rebuildEvery {
+			copies = time.Now()
+			r.copies.Store(int64(r.engine.Copies()))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+func (r *rankSource) pollOnce(ctx context.Context) (EngineBatch, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.at.url, bytes.NewReader(nil))
+	if err != nil {
+		return EngineBatch{}, err
+	}
+	body, err := r.s.do(req)
+	if err != nil {
+		return EngineBatch{}, err
+	}
+	return DecodeTRTLLM(body)
+}
