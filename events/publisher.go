@@ -33,6 +33,9 @@ const (
 type PublisherConfig struct {
 	Scope    wire.Scope
 	WorkerID uint64
+	// Lost is told of events that were dropped, by the goroutine of Run. Default
+	// nobody.
+	Lost func(events int)
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
 	// Log takes a line for each loss. Default none.
@@ -178,6 +181,9 @@ func (p *Publisher) flush() {
 		pending = pending[n:]
 	}
 	if dropped > 0 {
+		if p.conf.Lost != nil {
+			p.conf.Lost(dropped)
+		}
 		p.conf.Log.Warn("events are lost", "events", dropped)
 	}
 }

@@ -64,6 +64,12 @@ func (s *Sources) do(req *http.Request) ([]byte, error) {
 	return body, nil
 }
 
+// Discover asks an engine where its events are, as it is done for a worker without
+// an endpoint.
+func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
+	return s.discover(ctx, &w)
+}
+
 // discover asks an engine for its ranks, where their events are, and the size of
 // its blocks: vLLM first, then SGLang.
 func (s *Sources) discover(ctx context.Context, w *EngineWorker) (Found, error) {

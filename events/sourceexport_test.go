@@ -35,7 +35,7 @@ func Discover(ctx context.Context, w EngineWorker) (Found, error) {
 		return Found{}, err
 	}
 	defer s.client.CloseIdleConnections()
-	return s.discover(ctx, &w)
+	return s.Discover(ctx, w)
 }
 
 // TestRank is a rank without sockets.

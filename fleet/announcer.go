@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -20,6 +21,9 @@ type AnnouncerConfig struct {
 	Record Record
 	// Load is asked for each heartbeat. Nil says nothing of the load.
 	Load func() Load
+	// Alive is asked before each heartbeat: the record and the heartbeats of an
+	// engine that is not alive stay out, and it ages. Default always.
+	Alive func() bool
 	// Now is the clock of the heartbeats' time stamps. Default [time.Now].
 	Now func() time.Time
 	// Log takes a line when the registry cannot be reached. Default none.
@@ -28,10 +32,15 @@ type AnnouncerConfig struct {
 
 // Announcer registers a worker and keeps it registered.
 type Announcer struct {
-	conf   AnnouncerConfig
-	nc     *nats.Conn
+	conf       AnnouncerConfig
+	nc         *nats.Conn
+	id         uint64
+	changed    chan struct{} // holds one token while the record is not as it was put
+	registered chan struct{} // closed once the record was put
+
+	mu sync.Mutex
+	// mu guards the field below.
 	record []byte
-	id     uint64
 }
 
 // NewAnnouncer returns an announcer on a connection that stays its caller's. A
@@ -52,8 +61,33 @@ func NewAnnouncer(nc *nats.Conn, conf AnnouncerConfig) (*Announcer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fleet: write record: %w", err)
 	}
-	return &Announcer{conf: conf, nc: nc, record: data, id: id}, nil
+	return &Announcer{conf: conf, nc: nc, record: data, id: id, changed: make(chan struct{}, 1), registered: make(chan struct{})}, nil
 }
+
+// Registered is closed once the worker is registered.
+func (a *Announcer) Registered() <-chan struct{} { return a.registered }
+
+// Update changes the record. A worker stays who it is: its id does not change.
+func (a *Announcer) Update(r Record) error {
+	if _, err := r.Info(nil); err != nil {
+		return err
+	}
+	r.V, r.WorkerID = 1, a.id
+	data, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("fleet: write record: %w", err)
+	}
+	a.mu.Lock()
+	a.record = data
+	a.mu.Unlock()
+	select {
+	case a.changed <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+func (a *Announcer) alive() bool { return a.conf.Alive == nil || a.conf.Alive() }
 
 // Run registers the worker, keeps the record and the heartbeats coming until ctx
 // ends, and takes the record back.
@@ -68,12 +102,23 @@ func (a *Announcer) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return a.leave(ctx)
+		case <-a.changed:
+			next.Reset(0)
 		case <-next.C:
+			if !a.alive() {
+				next.Reset(time.Second)
+				continue
+			}
 			err := a.put(ctx)
 			if err != nil && ctx.Err() == nil {
 				a.conf.Log.Warn("the worker cannot register; it tries again", "err", err)
 				next.Reset(time.Second)
 				continue
+			}
+			select {
+			case <-a.registered:
+			default:
+				close(a.registered)
 			}
 			a.heartbeat()
 			next.Reset(putEvery)
@@ -82,7 +127,9 @@ func (a *Announcer) Run(ctx context.Context) error {
 				connection = now
 				next.Reset(0)
 			}
-			a.heartbeat()
+			if a.alive() {
+				a.heartbeat()
+			}
 		}
 	}
 }
@@ -94,7 +141,10 @@ func (a *Announcer) put(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = bucket.Put(ctx, wire.WorkerKey(a.id), a.record)
+	a.mu.Lock()
+	record := a.record
+	a.mu.Unlock()
+	_, err = bucket.Put(ctx, wire.WorkerKey(a.id), record)
 	return err
 }
 

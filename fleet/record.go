@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"strconv"
 	"strings"
 
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/internal/zmtp"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -44,10 +46,101 @@ type Record struct {
 	// under names of their own. Never a path.
 	ModelCard string `json:"model_card,omitempty"`
 
+	// Events says where its cache events are. Default: on the bus.
+	Events *Events `json:"events,omitempty"`
+	// KVEvents is how well who publishes the events knows the cache: "ok", "partial",
+	// "suspect", "none", or "block_size_mismatch", which publishes none.
+	KVEvents string `json:"kv_events,omitempty"`
+
 	Engine        string `json:"engine,omitempty"`
 	EngineVersion string `json:"engine_version,omitempty"`
 	Draining      bool   `json:"draining,omitempty"`   // takes no new requests, keeps its blocks
 	StartedMS     int64  `json:"started_ms,omitempty"` // unix ms; a changed value means a restart
+}
+
+// Events says where a worker's cache events come from.
+type Events struct {
+	// Transport is "nats" (default), "jetstream", "zmq", "http_poll", "heartbeat" or
+	// "none".
+	Transport string `json:"transport,omitempty"`
+	// Endpoint is the engine's socket, tcp://host:port; ipc://path in the
+	// configuration only. Empty asks the engine. Of "http_poll" a URL.
+	Endpoint string `json:"endpoint,omitempty"`
+	Topic    string `json:"topic,omitempty"`  // prefix of the topics wanted
+	Replay   string `json:"replay,omitempty"` // socket that sends lost events again
+	// Bind makes Endpoint one that the engine connects to. In the configuration
+	// only.
+	Bind bool `json:"bind,omitempty"`
+}
+
+// Direct says that the events come from the engine itself, not over the bus.
+func (e *Events) Direct() bool {
+	return e != nil && (e.Transport == "zmq" || e.Transport == "http_poll")
+}
+
+// check refuses what nobody can listen to. A registration is not trusted with our
+// host: it may name addresses that its worker could have, not our files and ports.
+func (e *Events) check(networks []netip.Prefix, registered bool) error {
+	if e == nil {
+		return nil
+	}
+	wrong := func(field, value, want string) error {
+		return fmt.Errorf("events.%s is %q, want %s", field, clip(value), want)
+	}
+	switch e.Transport {
+	case "", "nats", "jetstream", "heartbeat", "none":
+		return nil
+	case "http_poll":
+		if e.Endpoint == "" {
+			return nil
+		}
+		u, err := url.Parse(e.Endpoint)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			return wrong("endpoint", e.Endpoint, "http://ip:port/path")
+		}
+		if err := near(u.Hostname(), networks, registered); err != nil {
+			return wrong("endpoint", e.Endpoint, err.Error())
+		}
+		return nil
+	case "zmq":
+	default:
+		return wrong("transport", e.Transport, "nats, jetstream, zmq, http_poll, heartbeat or none")
+	}
+	if registered && e.Bind {
+		return wrong("bind", "true", "to be in the configuration")
+	}
+	for field, text := range map[string]string{"endpoint": e.Endpoint, "replay": e.Replay} {
+		if text == "" {
+			continue
+		}
+		at, err := zmtp.ParseEndpoint(text, 0, 0)
+		switch {
+		case err != nil:
+			return wrong(field, text, "tcp://host:port or ipc://path")
+		case at.Path != "" && registered:
+			return wrong(field, text, "tcp://ip:port")
+		case at.Path != "" || at.Anywhere() || e.Bind:
+			continue
+		}
+		if err := near(at.Host, networks, registered); err != nil {
+			return wrong(field, text, err.Error())
+		}
+	}
+	return nil
+}
+
+// near says whether events may come from a host. Names are for the configuration:
+// whoever may register must not choose what we look up.
+func near(host string, networks []netip.Prefix, registered bool) error {
+	a, err := netip.ParseAddr(host)
+	if err != nil {
+		if registered {
+			return fmt.Errorf("an ip")
+		}
+		return nil
+	}
+	_, err = address(netip.AddrPortFrom(a, 1).String(), networks)
+	return err
 }
 
 // ParseRecord reads a record of the registry.

@@ -57,6 +57,9 @@ type RegistryConfig struct {
 	// back.
 	Set    func(router.WorkerInfo)
 	Remove func(id uint64)
+	// Events is told, after Set, of each record that came, for what it says
+	// of the worker's events. Default: nobody.
+	Events func(Record, router.WorkerInfo)
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
 	// Log takes a line for each connection and each refused record. Default none.
@@ -92,7 +95,9 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Registry{conf: conf, nc: nc, metrics: m, table: NewTable(conf.Networks, conf.Set, conf.Remove)}, nil
+	table := NewTable(conf.Networks, conf.Set, conf.Remove)
+	table.events = conf.Events
+	return &Registry{conf: conf, nc: nc, metrics: m, table: table}, nil
 }
 
 // SetStatic replaces the workers of the configuration; see [Table.SetStatic].

@@ -48,6 +48,7 @@ type Table struct {
 	networks []netip.Prefix
 	set      func(router.WorkerInfo)
 	remove   func(id uint64)
+	events   func(Record, router.WorkerInfo) // nil if nobody wants to know
 	workers  map[uint64]*member
 }
 
@@ -78,11 +79,16 @@ func NewTable(networks []netip.Prefix, set func(router.WorkerInfo), remove func(
 // wrong nothing changes, and the error says which and why.
 func (t *Table) SetStatic(records []Record) error {
 	next := make(map[uint64]*member, len(records))
+	byID := make(map[uint64]Record, len(records))
 	for i := range records {
 		info, err := records[i].Info(t.networks)
 		if err != nil {
 			return err
 		}
+		if err := records[i].Events.check(t.networks, false); err != nil {
+			return fmt.Errorf("fleet: worker %q (%d): %w", clip(info.Name), info.ID, err)
+		}
+		byID[info.ID] = records[i]
 		next[info.ID] = &member{info: info, static: true}
 	}
 	for _, id := range slices.Sorted(maps.Keys(t.workers)) {
@@ -93,6 +99,7 @@ func (t *Table) SetStatic(records []Record) error {
 	for _, id := range slices.Sorted(maps.Keys(next)) {
 		t.workers[id] = next[id]
 		t.set(next[id].info)
+		t.tellEvents(byID[id], next[id].info)
 	}
 	return nil
 }
@@ -103,6 +110,9 @@ func (t *Table) Put(now time.Time, r Record) error {
 	info, err := r.Info(t.networks)
 	if err != nil {
 		return err
+	}
+	if err := r.Events.check(t.networks, true); err != nil {
+		return fmt.Errorf("fleet: worker %q (%d): %w", clip(info.Name), info.ID, err)
 	}
 	m := t.workers[info.ID]
 	if m != nil && m.static {
@@ -117,7 +127,14 @@ func (t *Table) Put(now time.Time, r Record) error {
 	}
 	m.info, m.seen = info, now
 	t.set(info)
+	t.tellEvents(r, info)
 	return nil
+}
+
+func (t *Table) tellEvents(r Record, info router.WorkerInfo) {
+	if t.events != nil {
+		t.events(r, info)
+	}
 }
 
 // Delete takes the news that a worker left the registry.

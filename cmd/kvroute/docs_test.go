@@ -68,7 +68,13 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := events.NewSubscriber(nil, events.SubscriberConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := events.NewSources(events.SourcesConfig{Meter: n}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := fleet.NewRegistry(nil, fleet.RegistryConfig{Meter: n}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newPublishMetrics(n, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := newVerifier(nil, n, noWorkers); err != nil {

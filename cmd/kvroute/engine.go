@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvroute/kvroute/events"
@@ -35,7 +36,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("engine", std.err)
 	listen := fs.String("listen", "127.0.0.1:8000", "`ip:port` of the OpenAI endpoint; port 0 picks a free one")
 	advertise := fs.String("advertise", "", "`ip:port` to register; empty takes the address that the bus is reached from")
-	natsURL := fs.String("nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus")
+	natsURL := fs.String("nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus; empty does not register")
 	readyFile := fs.String("ready-file", "", "`file` that gets the address as JSON once it is open")
 	fs.StringVar(&scope.Namespace, "namespace", "kvroute", "namespace of the workers' subjects")
 	fs.StringVar(&scope.Component, "component", "workers", "component of the workers' subjects")
@@ -52,6 +53,15 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	fs.IntVar(&sim.MaxNumSeqs, "max-num-seqs", 256, "largest `number` of requests running at once")
 	fs.IntVar(&sim.MaxBatchedTokens, "max-num-batched-tokens", 8192, "largest `number` of tokens in a step")
 	fs.StringVar(&sim.Preset, "preset", "32b-2xh100", "hardware: 8b-1xh100, 32b-2xh100 or 70b-4xh100")
+	fs.StringVar(&sim.BlockHash, "block-hash", "sim", "names of blocks: sim, vllm, sglang, sequence or random")
+	var sockets enginesim.SocketsConfig
+	kvEvents := fs.String("kv-events", "nats", "how it tells of its cache: nats, zmq or none")
+	fs.StringVar(&sockets.Endpoint, "kv-events-endpoint", "tcp://127.0.0.1:0", "`endpoint` of the events' PUB socket")
+	fs.StringVar(&sockets.Replay, "kv-events-replay-endpoint", "tcp://127.0.0.1:0", "`endpoint` of the ROUTER socket that sends events again; empty has none")
+	fs.StringVar(&sockets.Topic, "kv-events-topic", "kv-events", "topic of the events")
+	fs.StringVar(&sockets.Format, "kv-events-format", "vllm", "vllm or sglang")
+	fs.BoolVar(&sockets.Connect, "kv-events-connect", false, "connect the PUB socket instead of binding it")
+	fs.IntVar(&sockets.DropEvery, "kv-events-drop-every", 0, "leave out each `n`-th message of events, as a network might; 0 leaves out none")
 	fs.Float64Var(&sim.Speed, "speed", 1, "simulated seconds in a real one")
 	fs.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	if err := parse(fs, args); err != nil {
@@ -76,36 +86,61 @@ func engine(ctx context.Context, args []string, std stdio) error {
 			return err
 		}
 	}
-	nc, err := connectNATS(*natsURL, "kvroute engine "+sim.Name, log)
-	if err != nil {
-		return err
+	if *kvEvents != "nats" && *kvEvents != "zmq" && *kvEvents != "none" {
+		return fmt.Errorf("kv-events is %q, want nats, zmq or none", *kvEvents)
 	}
-	defer nc.Close()
+	if *kvEvents == "nats" && *natsURL == "" {
+		return errors.New("kv-events is nats, and there is no nats-url")
+	}
 	at, err := net.Listen("tcp", *listen)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	defer at.Close()
-	address, err := publicAddress(*advertise, at.Addr().String(), *natsURL)
-	if err != nil {
-		return err
-	}
 
-	publisher := events.NewPublisher(nc, events.PublisherConfig{Scope: scope, WorkerID: wire.WorkerID(sim.Name), Log: log})
-	sim.Publish = func(ev indexer.Event) { publisher.Publish(0, ev) }
+	var run []func(context.Context) error
+	var where *fleet.Events
+	switch *kvEvents {
+	case "zmq":
+		if sim.Sockets, err = enginesim.NewSockets(sockets); err != nil {
+			return err
+		}
+		run = append(run, sim.Sockets.Run)
+		live, replay := sim.Sockets.Endpoints()
+		where = &fleet.Events{Transport: "zmq", Endpoint: live, Replay: replay, Topic: sockets.Topic}
+		log.Info("events are on ZeroMQ", "endpoint", live, "replay", replay)
+	case "none":
+		where = &fleet.Events{Transport: "none"}
+	}
 	sim.Log = log
+	var nc *nats.Conn
+	address := at.Addr().String()
+	if *natsURL != "" {
+		if nc, err = connectNATS(*natsURL, "kvroute engine "+sim.Name, log); err != nil {
+			return err
+		}
+		defer nc.Close()
+		if address, err = publicAddress(*advertise, address, *natsURL); err != nil {
+			return err
+		}
+	}
+	if *kvEvents == "nats" {
+		publisher := events.NewPublisher(nc, events.PublisherConfig{Scope: scope, WorkerID: wire.WorkerID(sim.Name), Log: log})
+		sim.Publish = func(ev indexer.Event) { publisher.Publish(0, ev) }
+		run = append(run, publisher.Run)
+	}
 	e, err := enginesim.New(sim)
 	if err != nil {
 		return err
 	}
-	announcer, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{
-		Scope:  scope,
-		Record: record(e.Config(), card, address, kind, *version),
-		Load:   func() fleet.Load { return loadOf(e) },
-		Log:    log,
-	})
-	if err != nil {
-		return err
+	if nc != nil {
+		r := record(e.Config(), card, address, kind, *version)
+		r.Events = where
+		announcer, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: r, Load: func() fleet.Load { return loadOf(e) }, Log: log})
+		if err != nil {
+			return err
+		}
+		run = append(run, announcer.Run)
 	}
 	if *readyFile != "" {
 		if err := writeReady(*readyFile, addresses{HTTP: at.Addr().String()}); err != nil {
@@ -114,11 +149,11 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	}
 	log.Info("engine is open", "address", address, "model", sim.Model)
 
-	// The publisher ends after the engine, whose last events it takes.
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return e.Run(ctx) })
-	parts.Go(func() error { return publisher.Run(ctx) })
-	parts.Go(func() error { return announcer.Run(ctx) })
+	for _, part := range run {
+		parts.Go(func() error { return part(ctx) })
+	}
 	server := &http.Server{Handler: e, ReadHeaderTimeout: 5 * time.Second}
 	parts.Go(func() error {
 		if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {

@@ -35,6 +35,7 @@ func commands() []command {
 		{"serve", "run the external processor", serve},
 		{"demo", "show it at work: Envoy, simulated workers and the same load twice", demo},
 		{"engine", "run a simulated worker", engine},
+		{"publish", "publish an engine's cache events and register it", publish},
 		{"load", "put load on an OpenAI endpoint and measure", load},
 		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
 		{"explain", "print a recent decision of a running kvroute and its inputs", explain},

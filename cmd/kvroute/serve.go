@@ -94,6 +94,7 @@ type server struct {
 	router   *router.Router
 	registry *fleet.Registry
 	events   *events.Subscriber
+	direct   *direct // workers whose engines are heard without the bus
 	extproc  *extproc.Server
 	grpc     *grpc.Server
 	health   *health.Server
@@ -148,6 +149,9 @@ func (s *server) open() (err error) {
 	if s.events, err = events.NewSubscriber(s.nc, events.SubscriberConfig{
 		Scope: s.scope,
 		Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
+			if s.direct.sources.Has(id) {
+				return true // who hears the engine itself needs no second opinion
+			}
 			return s.router.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		},
 		Log:   s.log,
@@ -155,11 +159,15 @@ func (s *server) open() (err error) {
 	}); err != nil {
 		return err
 	}
+	if s.direct, err = newDirect(s.router, s.log, s.metrics.Meter("source")); err != nil {
+		return err
+	}
 	if s.registry, err = fleet.NewRegistry(s.nc, fleet.RegistryConfig{
 		Scope:    s.scope,
 		Networks: s.networks,
 		Set:      s.setWorker,
 		Remove:   s.removeWorker,
+		Events:   s.direct.follow,
 		Log:      s.log,
 		Meter:    s.metrics.Meter("fleet"),
 	}); err != nil {
@@ -247,7 +255,7 @@ func (s *server) workersOf(model string) (addresses []netip.AddrPort) {
 
 // setWorker tells first the router of a worker and then the events that wait for it.
 func (s *server) setWorker(info router.WorkerInfo) {
-	if err := s.router.SetWorker(info); err != nil {
+	if err := s.direct.setWorker(info); err != nil {
 		s.log.Warn("a worker is refused", "err", err)
 		return
 	}
@@ -258,7 +266,7 @@ func (s *server) setWorker(info router.WorkerInfo) {
 func (s *server) removeWorker(id uint64) {
 	s.log.Info("a worker is gone", "worker", id)
 	s.events.Forget(id)
-	s.router.RemoveWorker(id)
+	s.direct.removeWorker(id)
 }
 
 // run runs all parts until ctx ends or one of them fails. Every goroutine of the
@@ -271,6 +279,7 @@ func (s *server) run(ctx context.Context) error {
 	parts.Go(func() error { return s.router.Run(ctx) })
 	if !c.NoKVEvents {
 		parts.Go(func() error { return s.events.Run(ctx) })
+		parts.Go(func() error { return s.direct.sources.Run(ctx) })
 	}
 	if s.state != nil {
 		parts.Go(func() error { return s.keepState(ctx) })

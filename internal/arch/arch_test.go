@@ -31,7 +31,7 @@ var ours = map[string]string{
 	"internal/openai":    "tokenizer/chat",
 	"router":             "tokenizer tokenizer/chat scorer indexer",
 	"events":             "indexer internal/wire internal/zmtp",
-	"fleet":              "router internal/wire",
+	"fleet":              "router internal/wire internal/zmtp",
 	"api":                "router fleet internal/openai",
 	"extproc":            "router internal/openai",
 	"internal/enginesim": "indexer tokenizer tokenizer/chat internal/openai internal/zmtp events",

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"log/slog"
+	"sync"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+)
+
+// direct tells the router of workers, and of the caches of those whose engines are
+// heard without the bus. What such an engine says of itself completes what the
+// registry knows of its worker.
+type direct struct {
+	router  *router.Router
+	sources *events.Sources
+	log     *slog.Logger
+
+	mu sync.Mutex
+	// mu guards the fields below, and orders what the router is told of workers.
+	workers map[uint64]router.WorkerInfo // that are heard, as the registry knows them
+	found   map[uint64]events.Found
+}
+
+func newDirect(r *router.Router, log *slog.Logger, meter metric.Meter) (*direct, error) {
+	d := &direct{router: r, log: log, workers: make(map[uint64]router.WorkerInfo), found: make(map[uint64]events.Found)}
+	var err error
+	d.sources, err = events.NewSources(events.SourcesConfig{
+		Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
+			return r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
+		},
+		Found: d.tell,
+		Log:   log,
+		Meter: meter,
+	})
+	return d, err
+}
+
+// setWorker tells the router of a worker.
+func (d *direct) setWorker(info router.WorkerInfo) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, heard := d.workers[info.ID]; heard {
+		d.workers[info.ID] = info
+	}
+	return d.setLocked(info)
+}
+
+func (d *direct) setLocked(info router.WorkerInfo) error {
+	if f, ok := d.found[info.ID]; ok {
+		info.BlockSize = cmp.Or(info.BlockSize, f.BlockSize)
+		info.TotalKVBlocks = cmp.Or(info.TotalKVBlocks, f.TotalKVBlocks)
+		info.Engine = cmp.Or(info.Engine, f.Engine)
+		info.DPStart, info.DPSize = f.DPStart, f.DPSize
+	}
+	return d.router.SetWorker(info)
+}
+
+// tell takes what an engine says of itself.
+func (d *direct) tell(id uint64, f events.Found) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	info, heard := d.workers[id]
+	if !heard {
+		return
+	}
+	d.found[id] = f
+	if err := d.setLocked(info); err != nil {
+		d.log.Warn("a worker is refused", "err", err)
+	}
+}
+
+// follow takes a record of the registry: its events may be the engine's own.
+func (d *direct) follow(r fleet.Record, info router.WorkerInfo) {
+	id := info.ID
+	if !r.Events.Direct() {
+		d.forget(id)
+		return
+	}
+	d.mu.Lock()
+	d.workers[id] = info
+	d.mu.Unlock()
+	d.sources.Set(events.EngineWorker{
+		ID: id, Name: info.Name, Transport: r.Events.Transport, Address: info.Address.String(),
+		Endpoint: r.Events.Endpoint, Topic: r.Events.Topic, Replay: r.Events.Replay, Bind: r.Events.Bind,
+		DPStart: info.DPStart, DPSize: info.DPSize, BlockSize: info.BlockSize, Engine: info.Engine, Started: info.StartedMS,
+	})
+}
+
+func (d *direct) forget(id uint64) {
+	d.sources.Remove(id)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.workers, id)
+	delete(d.found, id)
+}
+
+func (d *direct) removeWorker(id uint64) {
+	d.forget(id)
+	d.router.RemoveWorker(id)
+}

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/metric"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/telemetry"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// sidecar is what `kvroute publish` is told.
+type sidecar struct {
+	scope     wire.Scope
+	natsURL   string
+	advertise string
+	models    string
+	lora      string
+	health    string
+	http      string
+	ready     string
+	level     string
+	format    string
+
+	engine events.EngineWorker
+	record fleet.Record
+}
+
+func (c *sidecar) flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.natsURL, "nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus")
+	fs.StringVar(&c.scope.Namespace, "namespace", "kvroute", "namespace of the workers' subjects")
+	fs.StringVar(&c.scope.Component, "component", "workers", "component of the workers' subjects")
+	fs.StringVar(&c.scope.Endpoint, "endpoint", "generate", "endpoint of the workers' subjects")
+
+	fs.StringVar(&c.record.Name, "name", "", "name of the worker; empty takes its address")
+	fs.Uint64Var(&c.record.WorkerID, "worker-id", 0, "`number` of the worker; 0 takes one made of its name")
+	fs.StringVar(&c.engine.Address, "engine-address", "127.0.0.1:8000", "`ip:port` of the engine's HTTP server, from here")
+	fs.StringVar(&c.advertise, "advertise", "", "`ip:port` of it to register; empty takes engine-address, or this machine's own as the bus sees it")
+	fs.StringVar(&c.health, "health-path", "/health", "`path` that answers 200 while the engine lives")
+	fs.StringVar(&c.models, "model", "", "`names` of the model, comma-separated; empty asks the engine")
+	fs.StringVar(&c.lora, "lora", "", "`names` of its adapters, comma-separated")
+	fs.StringVar(&c.record.ModelCard, "model-card", "", "name of the routers' `card` for the model")
+	fs.IntVar(&c.record.TotalKVBlocks, "total-kv-blocks", 0, "capacity of its cache in `blocks`; 0 takes what the engine says")
+	fs.IntVar(&c.record.MaxNumSeqs, "max-num-seqs", 0, "largest `number` of requests running at once")
+	fs.IntVar(&c.record.MaxBatchedTokens, "max-num-batched-tokens", 0, "largest `number` of tokens in a step")
+
+	fs.StringVar(&c.engine.Engine, "engine", "", "vllm, sglang or trtllm; empty asks the engine")
+	fs.StringVar(&c.engine.Endpoint, "zmq-endpoint", "", "`endpoint` of the engine's events, tcp://host:port or ipc://path; empty asks the engine")
+	fs.StringVar(&c.engine.Topic, "zmq-topic", "", "`prefix` of the topics to read")
+	fs.StringVar(&c.engine.Replay, "zmq-replay-endpoint", "", "`endpoint` that sends lost events again")
+	fs.BoolVar(&c.engine.Bind, "zmq-bind", false, "let the engine connect to the endpoint")
+	fs.IntVar(&c.record.BlockSize, "block-size", 0, "`tokens` in a block as the routers count; 0 takes the engine's, but at least 16")
+	fs.Var((*rankFlag)(&c.record.DPStart), "dp-start", "first data-parallel `rank`")
+	fs.Var((*rankFlag)(&c.record.DPSize), "dp-size", "`number` of data-parallel ranks; 0 takes what the engine says")
+	fs.BoolVar(&c.engine.SetLike, "set-like", false, "one removal removes all copies of a block: for engines that report blocks again which they have")
+
+	fs.StringVar(&c.http, "http-address", "", "`ip:port` of /metrics and /healthz; empty has none")
+	fs.StringVar(&c.ready, "ready-file", "", "`file` that gets the addresses as JSON once the worker is registered")
+	fs.StringVar(&c.level, "log-level", "info", "debug, info, warn or error")
+	fs.StringVar(&c.format, "log-format", "text", "text or json")
+}
+
+// rankFlag is a number of ranks.
+type rankFlag uint32
+
+func (r *rankFlag) String() string { return fmt.Sprint(uint32(*r)) }
+
+// Set reads it.
+func (r *rankFlag) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 32)
+	*r = rankFlag(n)
+	return err
+}
+
+// publish stands beside an engine until ctx ends: what the engine says of its cache
+// goes to the bus, the worker is registered, and stays so while the engine lives.
+func publish(ctx context.Context, args []string, std stdio) error {
+	var c sidecar
+	fs := newFlagSet("publish", std.err)
+	c.flags(fs)
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	log, err := telemetry.NewLogger(std.err, c.level, c.format)
+	if err != nil {
+		return err
+	}
+	if err := c.check(); err != nil {
+		return err
+	}
+	metrics, err := telemetry.NewMetrics()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = metrics.Shutdown(context.WithoutCancel(ctx)) }() // nothing is exported at the end
+	nc, err := connectNATS(c.natsURL, "kvroute publish "+c.record.Name, log)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+
+	p := beside{sidecar: &c, log: log, nc: nc, client: &http.Client{Timeout: 2 * time.Second}}
+	defer p.client.CloseIdleConnections()
+	if err := p.open(ctx, metrics.Meter("publish")); err != nil {
+		return err
+	}
+	return p.run(ctx, metrics.Handler())
+}
+
+func (c *sidecar) check() error {
+	at, err := netip.ParseAddrPort(c.engine.Address)
+	if err != nil {
+		return fmt.Errorf("engine-address is %q, want ip:port", c.engine.Address)
+	}
+	switch c.engine.Engine {
+	case "", "vllm", "sglang", "trtllm":
+	default:
+		return fmt.Errorf("engine is %q, want vllm, sglang, trtllm or nothing", c.engine.Engine)
+	}
+	if c.engine.Transport = events.TransportZMQ; c.engine.Engine == "trtllm" && c.engine.Endpoint == "" {
+		c.engine.Transport = events.TransportPoll
+	}
+	listener := at.String()
+	first, _, _ := strings.Cut(c.natsURL, ",")
+	if u, err := url.Parse(first); err == nil && at.Addr().IsLoopback() && !isLoopback(u.Hostname()) {
+		// Nobody else reaches the engine there.
+		listener = net.JoinHostPort("0.0.0.0", fmt.Sprint(at.Port()))
+	}
+	if c.record.Address, err = publicAddress(c.advertise, listener, c.natsURL); err != nil {
+		return err
+	}
+	c.record.Name = cmp.Or(c.record.Name, c.record.Address)
+	c.record.Models, c.record.LoRA = commaList(c.models), commaList(c.lora)
+	return nil
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func commaList(s string) (items []string) {
+	for item := range strings.SplitSeq(s, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+// beside is everything that `kvroute publish` consists of.
+type beside struct {
+	*sidecar
+	log    *slog.Logger
+	nc     *nats.Conn
+	client *http.Client
+
+	publisher *events.Publisher
+	sources   *events.Sources
+	announcer *fleet.Announcer
+	lost      metric.Int64Counter
+	alive     atomic.Bool
+	misfit    bool // the engine's blocks fit no block of the routers'
+}
+
+// open waits for the engine, learns what it is, and makes all parts.
+func (p *beside) open(ctx context.Context, meter metric.Meter) (err error) {
+	var sink *events.Publisher
+	if p.sources, err = events.NewSources(events.SourcesConfig{
+		Sink: func(_ uint64, rank uint32, ev indexer.Event) bool {
+			sink.Publish(rank, ev)
+			return true
+		},
+		Log: p.log, Meter: meter,
+	}); err != nil {
+		return err
+	}
+	if err := p.meet(ctx); err != nil {
+		return err
+	}
+	p.record.Engine, p.record.StartedMS = p.engine.Engine, time.Now().UnixMilli()
+	p.engine.ID, p.engine.Name = p.record.ID(), p.record.Name
+	p.engine.DPStart, p.engine.DPSize, p.engine.BlockSize = p.record.DPStart, p.record.DPSize, p.record.BlockSize
+	if p.lost, err = newPublishMetrics(meter, p.nc); err != nil {
+		return err
+	}
+	sink = events.NewPublisher(p.nc, events.PublisherConfig{
+		Scope: p.scope, WorkerID: p.engine.ID, Log: p.log,
+		Lost: func(n int) { p.lost.Add(ctx, int64(n)) },
+	})
+	p.publisher = sink
+	p.announcer, err = fleet.NewAnnouncer(p.nc, fleet.AnnouncerConfig{
+		Scope: p.scope, Record: p.record, Alive: p.alive.Load, Log: p.log,
+	})
+	return err
+}
+
+// newPublishMetrics makes the instruments of what waits for the bus and is lost to
+// it. docs/metrics.md lists them.
+func newPublishMetrics(meter metric.Meter, nc *nats.Conn) (metric.Int64Counter, error) {
+	lost, err1 := meter.Int64Counter("kvroute.publish.lost",
+		metric.WithUnit("{event}"), metric.WithDescription("Events that the bus did not take and that had no more room to wait."))
+	_, err2 := meter.Int64ObservableGauge("kvroute.publish.buffered",
+		metric.WithUnit("By"), metric.WithDescription("Messages that wait for the bus."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			if n, err := nc.Buffered(); err == nil { // closed: nothing waits
+				o.Observe(int64(n))
+			}
+			return nil
+		}))
+	return lost, errors.Join(err1, err2)
+}
+
+// meet waits until the engine answers and has said what was not set.
+func (p *beside) meet(ctx context.Context) error {
+	said := false
+	for {
+		err := p.ask(ctx)
+		if err == nil {
+			p.alive.Store(true)
+			return p.fit()
+		}
+		if ctx.Err() != nil {
+			return errInterrupted
+		}
+		level := slog.LevelDebug
+		if !said {
+			said, level = true, slog.LevelInfo
+		}
+		p.log.Log(ctx, level, "waiting for the engine", "engine", p.engine.Address, "err", err)
+		select {
+		case <-ctx.Done():
+			return errInterrupted
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func (p *beside) ask(ctx context.Context) error {
+	if err := p.get(ctx, p.health, nil); err != nil {
+		return err
+	}
+	if len(p.record.Models) == 0 {
+		var answer struct {
+			Data []struct {
+				ID string `json:"id"`
+			} `json:"data"`
+		}
+		if err := p.get(ctx, "/v1/models", &answer); err != nil {
+			return err
+		}
+		for _, m := range answer.Data {
+			p.record.Models = append(p.record.Models, m.ID)
+		}
+	}
+	if p.engine.Transport != events.TransportZMQ || p.engine.Endpoint != "" {
+		return nil
+	}
+	f, err := p.sources.Discover(ctx, p.engine)
+	if err != nil {
+		return err
+	}
+	p.engine.Engine = cmp.Or(p.engine.Engine, f.Engine)
+	p.record.TotalKVBlocks = cmp.Or(p.record.TotalKVBlocks, f.TotalKVBlocks)
+	p.record.DPStart, p.record.DPSize = f.DPStart, f.DPSize
+	p.engine.BlockSize = f.BlockSize
+	return nil
+}
+
+// get asks the engine and reads the answer into v, unless it is nil.
+func (p *beside) get(ctx context.Context, path string, v any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.engine.Address+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := p.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: status %d", path, resp.StatusCode)
+	}
+	if v == nil {
+		_, err := io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<20))
+		return err
+	}
+	return json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(v)
+}
+
+// smallest is the smallest block that routers are asked to count in. SGLang's pages
+// have one token unless it is told otherwise.
+const smallest = 16
+
+// fit compares the engine's blocks, if their size is known, with the routers'.
+func (p *beside) fit() error {
+	own, theirs := p.engine.BlockSize, p.record.BlockSize
+	switch {
+	case own == 0 && theirs == 0:
+		return errors.New("block-size is 0, and the engine does not say its own")
+	case theirs == 0:
+		p.record.BlockSize = own
+		if own < smallest && smallest%own == 0 {
+			p.record.BlockSize = smallest
+		}
+	case own > 0 && own%theirs != 0 && theirs%own != 0:
+		p.misfit = true
+		p.record.KVEvents = events.KnownMisfit.String()
+		p.log.Error("the engine's blocks fit no block of the routers'; nothing is published, and the worker is routed to by load",
+			"engine_block_size", own, "block_size", theirs)
+	}
+	return nil
+}
+
+func (p *beside) run(ctx context.Context, metrics http.Handler) error {
+	var at net.Listener
+	if p.http != "" {
+		var err error
+		if at, err = net.Listen("tcp", p.http); err != nil {
+			return fmt.Errorf("listen for HTTP: %w", err)
+		}
+		defer at.Close()
+	}
+	// The last events that the sources bring are still published.
+	last, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	parts, ctx := errgroup.WithContext(ctx)
+	parts.Go(func() error { return p.publisher.Run(last) })
+	parts.Go(func() error { return p.announcer.Run(ctx) })
+	parts.Go(func() error { return p.watch(ctx) })
+	parts.Go(func() error {
+		defer end()
+		// Who hears of blocks should know whose they are.
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.announcer.Registered():
+		}
+		p.log.Info("the worker is registered", "worker", p.engine.ID, "address", p.record.Address, "models", p.record.Models,
+			"block_size", p.record.BlockSize, "engine", p.engine.Engine)
+		if p.ready != "" {
+			a := addresses{}
+			if at != nil {
+				a.HTTP = at.Addr().String()
+			}
+			if err := writeReady(p.ready, a); err != nil {
+				return err
+			}
+		}
+		if p.misfit {
+			<-ctx.Done()
+			return nil
+		}
+		p.sources.Set(p.engine)
+		return p.sources.Run(ctx)
+	})
+	if at != nil {
+		mux := http.NewServeMux()
+		mux.Handle("GET /metrics", metrics)
+		mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
+		server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+		parts.Go(func() error {
+			if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
+				return err
+			}
+			return nil
+		})
+		parts.Go(func() error {
+			<-ctx.Done()
+			return server.Close()
+		})
+	}
+	return parts.Wait()
+}
+
+// watch looks whether the engine lives, and how well its cache is known; the record
+// says so.
+func (p *beside) watch(ctx context.Context) error {
+	health, state := time.NewTicker(2500*time.Millisecond), time.NewTicker(time.Second)
+	defer health.Stop()
+	defer state.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-health.C:
+			err := p.get(ctx, p.health, nil)
+			if was := p.alive.Swap(err == nil); was != (err == nil) && ctx.Err() == nil {
+				p.log.Warn("the engine's health has changed", "alive", err == nil, "err", err)
+			}
+		case <-state.C:
+			if now := p.sources.State(p.engine.ID).String(); !p.misfit && now != p.record.KVEvents {
+				p.record.KVEvents = now
+				if err := p.announcer.Update(p.record); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/envoytest"
+)
+
+// The tests of this file have engines that know nothing of kvroute: they publish on
+// ZeroMQ sockets as vLLM and SGLang do.
+
+// bareEngine starts one.
+func bareEngine(t *testing.T, name string, flags ...string) *child {
+	t.Helper()
+	return process(t, name, append([]string{
+		"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "zmq", "--speed", "50",
+	}, flags...)...)
+}
+
+func process(t *testing.T, name string, args ...string) *child {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	c, err := startChild(t.Context(), t.TempDir(), name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.stop()
+		if t.Failed() {
+			t.Logf("%s's log:\n%s", name, c.lastLines())
+		}
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return c
+}
+
+// complete asks an engine for a completion of a prompt of its own.
+func complete(t *testing.T, e *child, prompt string) {
+	t.Helper()
+	resp, body := whole(t, http.MethodPost, "http://"+e.at.HTTP+"/v1/completions",
+		fmt.Sprintf(`{"model":"sim","max_tokens":2,"prompt":%q}`, strings.Repeat(prompt+" ", 40)), nil)
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("status %d: %s", resp.StatusCode, body)
+	}
+}
+
+// knows waits until the router knows as many blocks of each engine as it caches.
+func knows(t *testing.T, d *demonstration, atLeast int, engines ...*child) {
+	t.Helper()
+	eventually(t, "the router does not hear of all blocks", func() bool {
+		known := map[string]int{}
+		for _, w := range workers(t, d) {
+			known[w.Name] = w.CachedBlocks
+		}
+		for _, e := range engines {
+			if n := cachedBlocks(t, e); n != known[e.name] || n < atLeast {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func cachedBlocks(t *testing.T, e *child) (n int) {
+	t.Helper()
+	_, text := get(t, "http://"+e.at.HTTP+"/metrics")
+	_, text, _ = strings.Cut(text, "\nsim:cached_blocks{")
+	_, text, ok := strings.Cut(text, "} ")
+	if _, err := fmt.Sscan(text, &n); !ok || err != nil {
+		t.Fatalf("%s does not say how many blocks it has", e.name)
+	}
+	return n
+}
+
+// A static worker needs nothing but its address: where its events are it says
+// itself.
+func TestEventsStraightFromAStaticEngine(t *testing.T) {
+	a, b := bareEngine(t, "a", "--block-hash", "vllm"), bareEngine(t, "b", "--kv-events-format", "sglang", "--block-hash", "sglang", "--kv-events-drop-every", "1000")
+	complete(t, a, "before anybody listens")
+	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], events: {transport: zmq}}\n- {name: b, address: %q, models: [sim], events: {transport: zmq}}\n", a.at.HTTP, b.at.HTTP))
+	d := &demonstration{router: process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")}
+	eventually(t, "the sockets are not found", func() bool {
+		_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+		return strings.Contains(text, `kvroute_source_ranks{state="ok"} 2`)
+	})
+	complete(t, b, "something else")
+	knows(t, d, 5, a, b)
+	// An engine that starts anew forgets, without a word.
+	if resp, body := whole(t, http.MethodPost, "http://"+a.at.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
+		t.Fatal(body)
+	}
+	knows(t, d, 0, a)
+	complete(t, a, "after the restart")
+	knows(t, d, 5, a, b)
+}
+
+// Workers that register with their sockets are heard there, and lost messages are
+// asked for again.
+func TestEventsStraightFromRegisteredEngines(t *testing.T) {
+	d := startStack(t, 2, []string{"--speed", "50", "--kv-events", "zmq", "--kv-events-drop-every", "3"})
+	hits(t, d)
+	_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+	if !strings.Contains(text, `kvroute_source_batches_total{outcome="replayed"}`) || strings.Contains(text, `kvroute_events_received_total{outcome="accepted"}`) {
+		t.Error("nothing was replayed, or something came over the bus")
+	}
+}
+
+// hits asks conversations twice: the second time the cache is known.
+func hits(t *testing.T, d *demonstration) {
+	t.Helper()
+	for i := range 6 {
+		content := fmt.Sprintf("%d %s", i, strings.Repeat("You know all about sockets. ", 40))
+		if resp, body := reply(t, d, "POST", chatPath, chatBody(content, 4, false), nil); resp.StatusCode != 200 {
+			t.Fatalf("status %d: %s", resp.StatusCode, body)
+		}
+		// The message that says so may be one that is left out: the next one tells.
+		eventually(t, "the second time is no hit", func() bool {
+			again, _ := reply(t, d, "POST", chatPath, chatBody(content+fmt.Sprint(time.Now()), 4, false), nil)
+			return again.Header.Get("X-Dynamo-Overlap-Blocks") != "0" && again.Header.Get("X-Dynamo-Reason") == "kv"
+		})
+	}
+}
+
+// startBeside starts bare engines with a sidecar each, and kvroute behind Envoy.
+func startBeside(t *testing.T, engines int, engine, publish []string) (d *demonstration, sidecars []*child) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts a real Envoy")
+	}
+	path, err := envoytest.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d = &demonstration{out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: engines, load: bench.LoadConfig{Model: "sim"}}
+	if d.bus, err = startNATS("127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		d.engines = nil // they end by themselves
+		d.stop()
+		http.DefaultClient.CloseIdleConnections()
+	})
+	for i := range engines {
+		name := fmt.Sprint("worker-", i+1)
+		e := bareEngine(t, name, engine...)
+		d.engines = append(d.engines, e)
+		sidecars = append(sidecars, process(t, "publish-"+name, append([]string{
+			"publish", "--name", name, "--engine-address", e.at.HTTP, "--nats-url", d.bus.url(), "--model-card", enginesim.ModelCard, "--http-address", "127.0.0.1:0",
+		}, publish...)...))
+	}
+	if err := d.startRouter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return d, sidecars
+}
+
+func TestPublishBesideEngines(t *testing.T) {
+	d, sidecars := startBeside(t, 2, []string{"--block-hash", "random"}, nil)
+	hits(t, d)
+	knows(t, d, 1, d.engines...)
+	// An engine that starts anew.
+	if resp, body := whole(t, http.MethodPost, "http://"+d.engines[0].at.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
+		t.Fatal(body)
+	}
+	knows(t, d, 0, d.engines...)
+	complete(t, d.engines[0], "after the restart")
+	hits(t, d)
+	knows(t, d, 1, d.engines...)
+	_, text := get(t, "http://"+sidecars[0].at.HTTP+"/metrics")
+	for _, want := range []string{`kvroute_source_ranks{state="ok"} 1`, `kvroute_source_news_total{kind="restart"} 1`, "kvroute_publish_buffered_bytes 0"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the sidecar's metrics have no %s", want)
+		}
+	}
+	// One that ends takes its worker along.
+	sidecars[0].stop()
+	eventually(t, "the worker does not leave", func() bool { return len(workers(t, d)) == 1 })
+	// A dead engine is not kept alive by its sidecar.
+	d.engines[1].kill(t)
+	eventually(t, "the worker of a dead engine is healthy", func() bool { return workers(t, d)[0].Health != "healthy" })
+}
+
+// Blocks of another size are joined or split, and refused where neither is possible.
+func TestPublishWithOtherBlockSizes(t *testing.T) {
+	for _, c := range []struct {
+		engine, routers, state string
+		factor                 int // blocks of the routers in a hundred of the engine
+	}{{"16", "32", "ok", 50}, {"64", "16", "ok", 400}, {"24", "16", "block_size_mismatch", 0}} {
+		t.Run(c.engine+" as "+c.routers, func(t *testing.T) {
+			bus, err := startNATS("127.0.0.1:0")
+			if testing.Short() || err != nil {
+				t.Skip("starts processes", err)
+			}
+			t.Cleanup(bus.stop)
+			e := bareEngine(t, "a", "--block-size", c.engine)
+			process(t, "publish", "publish", "--name", "a", "--engine-address", e.at.HTTP, "--nats-url", bus.url(), "--block-size", c.routers)
+			d := &demonstration{router: process(t, "kvroute", "serve", "--nats-url", bus.url(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}
+			eventually(t, "the worker does not register", func() bool { return len(workers(t, d)) == 1 })
+			complete(t, e, "some prompt that is long enough for blocks of any size")
+			eventually(t, "the blocks are not as they should be", func() bool {
+				return workers(t, d)[0].CachedBlocks == cachedBlocks(t, e)*c.factor/100
+			})
+			if got := workers(t, d)[0].BlockSize; fmt.Sprint(got) != c.routers {
+				t.Errorf("the worker has blocks of %d tokens", got)
+			}
+		})
+	}
+}
+
+func TestBadPublishFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"--engine-address here":      `engine-address is "here"`,
+		"--engine abacus":            `engine is "abacus"`,
+		"--advertise there":          `advertise is "there"`,
+		"--dp-size many":             "",
+		"--log-level loud":           `log level is "loud"`,
+		"--zmq-endpoint x --nothing": "",
+	} {
+		status, _, stderr := runs(t, append([]string{"publish", "--nats-url", "nats://127.0.0.1:1"}, strings.Fields(args)...)...)
+		if status == 0 || !strings.Contains(stderr, want) {
+			t.Errorf("%s: status %d, %s; want %s", args, status, stderr, want)
+		}
+	}
+}
