@@ -93,6 +93,9 @@ type SourcesConfig struct {
 	// Found is told what an engine says of itself, before its events and once for
 	// each time that it is asked. It must not call back. Default nobody.
 	Found func(id uint64, f Found)
+	// Changed is told when it may have changed how well a worker is known. It must
+	// not call back. Default nobody.
+	Changed func(id uint64, worst KnownState)
 	// Log takes a line for each loss and each change. Default none.
 	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
@@ -130,6 +133,9 @@ type Sources struct {
 func NewSources(conf SourcesConfig) (*Sources, error) {
 	if conf.Found == nil {
 		conf.Found = func(uint64, Found) {}
+	}
+	if conf.Changed == nil {
+		conf.Changed = func(uint64, KnownState) {}
 	}
 	if conf.Log == nil {
 		conf.Log = slog.New(slog.DiscardHandler)
@@ -271,6 +277,7 @@ func (s *Sources) Run(ctx context.Context) error {
 func (s *Sources) follow(ctx context.Context, w EngineWorker) {
 	log := s.conf.Log.With("worker", w.ID, "name", w.Name)
 	wait := backoff{}
+	level := slog.LevelWarn // once
 	for ctx.Err() == nil {
 		sockets, err := s.sockets(ctx, &w)
 		if err == nil {
@@ -294,7 +301,8 @@ func (s *Sources) follow(ctx context.Context, w EngineWorker) {
 		}
 		if ctx.Err() == nil {
 			s.metrics.count(ctx, sourceUndiscovered, 1)
-			log.Warn("where an engine's events are is not known; it is asked again", "err", err)
+			log.Log(ctx, level, "where an engine's events are is not known; it is asked again", "err", err)
+			level = slog.LevelDebug
 		}
 		wait.wait(ctx)
 	}

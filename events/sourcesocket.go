@@ -147,12 +147,12 @@ func (r *rankSource) take(q *question, n news) {
 	case newsConnected:
 		r.count(sourceConnected, 1)
 		r.log.Info("an engine's events are heard", "endpoint", r.at.events.String(), "replay", r.at.replays)
-		r.state.Store(uint32(KnownWell))
+		r.set(KnownWell)
 		r.stream.connected(n.closed)
 	case newsAway:
 		r.count(sourceAway, 1)
 		r.log.Warn("an engine's events are not heard any more", "endpoint", r.at.events.String(), "err", n.err)
-		r.state.Store(uint32(KnownNothing))
+		r.set(KnownNothing)
 	case newsLive:
 		r.count(sourceLive, 1)
 		r.stream.fromLive(b)
@@ -184,9 +184,15 @@ func (r *rankSource) judge() {
 	case r.stream.partial:
 		state = KnownPartly
 	}
-	if old := KnownState(r.state.Swap(uint32(state))); old != state {
+	if r.known() != state {
 		r.log.Info("how well a rank's cache is known has changed", "state", state.String())
+		r.set(state)
 	}
+}
+
+func (r *rankSource) set(state KnownState) {
+	r.state.Store(uint32(state))
+	r.s.conf.Changed(r.worker.ID, r.s.State(r.worker.ID))
 }
 
 // clear tells that nothing is known of the ranks any more.
@@ -480,7 +486,7 @@ func (r *rankSource) poll(ctx context.Context) {
 			if !away {
 				away = true
 				r.count(sourceAway, 1)
-				r.state.Store(uint32(KnownNothing))
+				r.set(KnownNothing)
 				r.log.Warn("an engine's events are not heard any more", "endpoint", r.at.url, "err", err)
 			}
 			if errors.Is(err, syscall.ECONNREFUSED) && r.stream.heard {
@@ -492,7 +498,7 @@ func (r *rankSource) poll(ctx context.Context) {
 		if away {
 			away, wait = false, backoff{}
 			r.count(sourceConnected, 1)
-			r.state.Store(uint32(KnownWell))
+			r.set(KnownWell)
 			r.log.Info("an engine's events are heard", "endpoint", r.at.url)
 		}
 		if len(b.Events) > 0 || b.Drops != (Drops{}) {

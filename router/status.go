@@ -63,7 +63,7 @@ func (p *pool) appendStates(states []WorkerState) []WorkerState {
 			Taints:         e.info.Taints,
 			BlockSize:      e.info.BlockSize,
 			TotalKVBlocks:  e.info.TotalKVBlocks,
-			KVEvents:       "ok",
+			KVEvents:       cmp.Or(e.info.KVEvents, "ok"),
 			CachedBlocks:   p.known.told(ord),
 			GuessedBlocks:  p.known.guessedOf(ord),
 			ActiveRequests: load.Requests,

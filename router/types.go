@@ -82,6 +82,8 @@ type WorkerInfo struct {
 	EngineVersion string
 	// ModelCard names the [Card] of its model. Default: that of its model's name.
 	ModelCard string
+	// KVEvents is how well its cache is known, in a word for people; "" = well.
+	KVEvents  string
 	Draining  bool  // gets no new requests, keeps its blocks
 	StartedMS int64 // a changed value means that the process restarted empty
 	Health    Health

@@ -27,18 +27,20 @@ type direct struct {
 	// mu guards the fields below, and orders what the router is told of workers.
 	workers map[uint64]router.WorkerInfo // that are heard, as the registry knows them
 	found   map[uint64]events.Found
+	known   map[uint64]events.KnownState
 }
 
 func newDirect(r *router.Router, log *slog.Logger, meter metric.Meter) (*direct, error) {
-	d := &direct{router: r, log: log, workers: make(map[uint64]router.WorkerInfo), found: make(map[uint64]events.Found)}
+	d := &direct{router: r, log: log, workers: make(map[uint64]router.WorkerInfo), found: make(map[uint64]events.Found), known: make(map[uint64]events.KnownState)}
 	var err error
 	d.sources, err = events.NewSources(events.SourcesConfig{
 		Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
 			return r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		},
-		Found: d.tell,
-		Log:   log,
-		Meter: meter,
+		Found:   d.tell,
+		Changed: d.changed,
+		Log:     log,
+		Meter:   meter,
 	})
 	return d, err
 }
@@ -60,7 +62,24 @@ func (d *direct) setLocked(info router.WorkerInfo) error {
 		info.Engine = cmp.Or(info.Engine, f.Engine)
 		info.DPStart, info.DPSize = f.DPStart, f.DPSize
 	}
+	if k, ok := d.known[info.ID]; ok {
+		info.KVEvents = k.String()
+	}
 	return d.router.SetWorker(info)
+}
+
+// changed takes how well a worker's cache is known.
+func (d *direct) changed(id uint64, state events.KnownState) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	info, heard := d.workers[id]
+	if old, ok := d.known[id]; !heard || ok && old == state {
+		return
+	}
+	d.known[id] = state
+	if err := d.setLocked(info); err != nil {
+		d.log.Warn("a worker is refused", "err", err)
+	}
 }
 
 // tell takes what an engine says of itself.
@@ -100,6 +119,7 @@ func (d *direct) forget(id uint64) {
 	defer d.mu.Unlock()
 	delete(d.workers, id)
 	delete(d.found, id)
+	delete(d.known, id)
 }
 
 func (d *direct) removeWorker(id uint64) {

@@ -209,6 +209,9 @@ func TestPublishWithOtherBlockSizes(t *testing.T) {
 			eventually(t, "the worker does not register", func() bool { return len(workers(t, d)) == 1 })
 			complete(t, e, "some prompt that is long enough for blocks of any size")
 			eventually(t, "the blocks are not as they should be", func() bool {
+				if workers(t, d)[0].KVEvents != c.state {
+					return false
+				}
 				return workers(t, d)[0].CachedBlocks == cachedBlocks(t, e)*c.factor/100
 			})
 			if got := workers(t, d)[0].BlockSize; fmt.Sprint(got) != c.routers {
