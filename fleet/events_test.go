@@ -37,7 +37,7 @@ func TestWhereEventsMayBe(t *testing.T) {
 		{fleet.Events{Transport: "http_poll", Endpoint: "file:///etc/passwd"}, "http://ip:port", "http://ip:port"},
 		{fleet.Events{Transport: "pigeon"}, "events.transport", "events.transport"},
 	} {
-		r := fleet.Record{Name: "w", Address: "10.0.0.7:8000", Models: []string{"m"}, Events: &c.events}
+		r := fleet.Record{Name: "w", Address: "10.0.0.7:8000", Models: []string{"m"}, Events: c.events}
 		table := fleet.NewTable(networks, func(router.WorkerInfo) {}, func(uint64) {})
 		for how, err := range map[string]error{c.registered + "/registered": table.Put(time.Now(), r), c.set + "/set": table.SetStatic([]fleet.Record{r})} {
 			want, _, _ := strings.Cut(how, "/re")

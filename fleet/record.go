@@ -47,7 +47,7 @@ type Record struct {
 	ModelCard string `json:"model_card,omitempty"`
 
 	// Events says where its cache events are. Default: on the bus.
-	Events *Events `json:"events,omitempty"`
+	Events Events `json:"events,omitzero"`
 	// KVEvents is how well who publishes the events knows the cache: "ok", "partial",
 	// "suspect", "none", or "block_size_mismatch", which publishes none.
 	KVEvents string `json:"kv_events,omitempty"`
@@ -71,6 +71,8 @@ type Events struct {
 	// Bind makes Endpoint one that the engine connects to. In the configuration
 	// only.
 	Bind bool `json:"bind,omitempty"`
+	// LocalIndexer says that the worker answers queries about its events.
+	LocalIndexer bool `json:"local_indexer,omitempty"`
 }
 
 // Direct says that the events come from the engine itself, not over the bus.
@@ -81,9 +83,6 @@ func (e *Events) Direct() bool {
 // check refuses what nobody can listen to. A registration is not trusted with our
 // host: it may name addresses that its worker could have, not our files and ports.
 func (e *Events) check(networks []netip.Prefix, registered bool) error {
-	if e == nil {
-		return nil
-	}
 	wrong := func(field, value, want string) error {
 		return fmt.Errorf("events.%s is %q, want %s", field, clip(value), want)
 	}

@@ -99,7 +99,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	defer at.Close()
 
 	var run []func(context.Context) error
-	var where *fleet.Events
+	var where fleet.Events
 	switch *kvEvents {
 	case "zmq":
 		if sim.Sockets, err = enginesim.NewSockets(sockets); err != nil {
@@ -107,10 +107,10 @@ func engine(ctx context.Context, args []string, std stdio) error {
 		}
 		run = append(run, sim.Sockets.Run)
 		live, replay := sim.Sockets.Endpoints()
-		where = &fleet.Events{Transport: "zmq", Endpoint: live, Replay: replay, Topic: sockets.Topic}
+		where = fleet.Events{Transport: "zmq", Endpoint: live, Replay: replay, Topic: sockets.Topic}
 		log.Info("events are on ZeroMQ", "endpoint", live, "replay", replay)
 	case "none":
-		where = &fleet.Events{Transport: "none"}
+		where = fleet.Events{Transport: "none"}
 	}
 	sim.Log = log
 	var nc *nats.Conn
