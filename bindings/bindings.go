@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bindings is the event publisher for engines that are not written in Go:
+// what is behind the C library in bindings/c and the Python package in
+// bindings/python. It connects to the bus, registers the worker, keeps it
+// registered, and publishes what the engine says of its cache.
+//
+// # Concurrency
+//
+// The methods of a [Publisher] may be called by any number of goroutines. Events
+// of a rank are published in the order of the calls.
+package bindings
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// Config says who publishes and where. As JSON it is what the other languages pass.
+type Config struct {
+	NATSURL   string `json:"nats_url,omitempty"` // default nats://127.0.0.1:4222
+	Namespace string `json:"namespace,omitempty"`
+	Component string `json:"component,omitempty"`
+	Endpoint  string `json:"endpoint,omitempty"`
+
+	// WorkerID is the worker's number; 0 takes one made of Name.
+	WorkerID uint64 `json:"worker_id,omitempty"`
+	Name     string `json:"name,omitempty"`
+
+	// BlockSize is the number of tokens in a block. Required.
+	BlockSize int `json:"kv_block_size"`
+	// EnableLocalIndexer answers routers that missed events; Durable publishes into
+	// a stream that keeps them.
+	EnableLocalIndexer bool `json:"enable_local_indexer,omitempty"`
+	Durable            bool `json:"durable,omitempty"`
+	// SetLike says that one removal removes all copies of a block. Otherwise a block
+	// that was stored twice stays until it is removed twice.
+	SetLike bool `json:"set_like,omitempty"`
+	// ImageTokenID is the model's token for an image, if it has one.
+	ImageTokenID uint32 `json:"image_token_id,omitempty"`
+
+	// Address is the ip:port of the OpenAI endpoint to register. Without it nothing
+	// is registered: somebody else does that.
+	Address          string   `json:"address,omitempty"`
+	Models           []string `json:"models,omitempty"`
+	LoRA             []string `json:"lora,omitempty"`
+	Role             string   `json:"role,omitempty"`
+	DPStart          uint32   `json:"dp_start,omitempty"`
+	DPSize           uint32   `json:"dp_size,omitempty"`
+	TotalKVBlocks    int      `json:"total_kv_blocks,omitempty"`
+	MaxNumSeqs       int      `json:"max_num_seqs,omitempty"`
+	MaxBatchedTokens int      `json:"max_num_batched_tokens,omitempty"`
+	ModelCard        string   `json:"model_card,omitempty"`
+	Engine           string   `json:"engine,omitempty"`
+
+	// LogLevel is "debug", "info", "warn" or "error" to log to standard error.
+	// Default nothing.
+	LogLevel string `json:"log_level,omitempty"`
+}
+
+// ParseConfig reads a configuration. A field that it does not have is an error: a
+// typing error would otherwise be without effect.
+func ParseConfig(data []byte) (Config, error) {
+	var c Config
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&c); err != nil {
+		return c, fmt.Errorf("bindings: read configuration: %w", err)
+	}
+	return c, nil
+}
+
+// Publisher tells the bus what happens in one worker's cache.
+type Publisher struct {
+	conf      Config
+	nc        *nats.Conn
+	publisher *events.Publisher
+	cancel    context.CancelFunc
+	done      chan error // what Run ended with
+
+	mu sync.Mutex
+	// mu guards the fields below, and orders what is published.
+	engine *events.Engine
+	load   fleet.Load
+	closed bool
+}
+
+// ErrClosed is returned by methods of a publisher after [Publisher.Close].
+var ErrClosed = errors.New("bindings: the publisher is closed")
+
+// Open returns a publisher that runs until it is closed. It does not wait for the
+// bus: while that is away a bounded number of events waits.
+func Open(conf Config) (*Publisher, error) {
+	id := conf.WorkerID
+	if id == 0 && conf.Name != "" {
+		id = wire.WorkerID(conf.Name)
+	}
+	switch {
+	case id == 0:
+		return nil, errors.New("bindings: worker_id is 0 and there is no name to make one of")
+	case conf.BlockSize < 1 || conf.BlockSize > 1<<16:
+		return nil, fmt.Errorf("bindings: kv_block_size is %d, want 1 to %d tokens", conf.BlockSize, 1<<16)
+	}
+	if err := supported(&conf); err != nil {
+		return nil, err
+	}
+	log := slog.New(slog.DiscardHandler)
+	if conf.LogLevel != "" {
+		var level slog.Level
+		if err := level.UnmarshalText([]byte(conf.LogLevel)); err != nil {
+			return nil, fmt.Errorf("bindings: log_level is %q, want debug, info, warn or error", conf.LogLevel)
+		}
+		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	}
+	url := conf.NATSURL
+	if url == "" {
+		url = nats.DefaultURL
+	}
+	nc, err := nats.Connect(url, nats.Name("kvroute publisher "+conf.Name),
+		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond))
+	if err != nil {
+		return nil, fmt.Errorf("bindings: connect to NATS: %w", err)
+	}
+	scope := wire.Scope{Namespace: conf.Namespace, Component: conf.Component, Endpoint: conf.Endpoint}
+	p := &Publisher{
+		conf: conf, nc: nc, done: make(chan error, 1),
+		publisher: events.NewPublisher(nc, publisherConfig(&conf, scope, id, log)),
+		engine:    events.NewEngine(events.EngineOptions{BlockSize: conf.BlockSize, SetLike: conf.SetLike, Placeholder: conf.ImageTokenID}),
+	}
+	var announcer *fleet.Announcer
+	if conf.Address != "" {
+		if announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: conf.record(id), Load: p.loadNow, Log: log}); err != nil {
+			nc.Close()
+			return nil, err
+		}
+	}
+	var ctx context.Context
+	ctx, p.cancel = context.WithCancel(context.Background())
+	go func() { p.done <- p.run(ctx, announcer) }()
+	return p, nil
+}
+
+func (p *Publisher) run(ctx context.Context, announcer *fleet.Announcer) error {
+	var wg sync.WaitGroup
+	var left error
+	if announcer != nil {
+		wg.Go(func() { left = announcer.Run(ctx) })
+	}
+	err := p.publisher.Run(ctx)
+	wg.Wait()
+	return errors.Join(err, left)
+}
+
+// Close publishes what is pending, takes the registration back and ends. Later
+// calls do nothing.
+func (p *Publisher) Close() error {
+	p.mu.Lock()
+	closed := p.closed
+	p.closed = true
+	p.mu.Unlock()
+	if closed {
+		return nil
+	}
+	p.cancel()
+	err := <-p.done
+	p.nc.Close()
+	return err
+}
+
+// SetLoad says how busy the worker is; each heartbeat tells it.
+func (p *Publisher) SetLoad(load fleet.Load) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.load = load
+}
+
+func (p *Publisher) loadNow() fleet.Load {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.load
+}
+
+// Stored is blocks that an engine has stored: consecutive ones of one sequence.
+type Stored struct {
+	DPRank   uint32
+	TokenIDs []uint32
+	// NumBlockTokens is the number of tokens of each block. Blocks from the first
+	// one on that is not of the publisher's size are left out.
+	NumBlockTokens []int
+	// BlockHashes are the engine's own names of the blocks, ParentHash that of the
+	// block before them, if HasParent.
+	BlockHashes []uint64
+	ParentHash  uint64
+	HasParent   bool
+	LoRAName    string
+	CacheSalt   string
+	// Objects are the hashes of each block's images and the like, if it has any.
+	Objects [][]uint64
+	// Eagle says that TokenIDs has the token behind the last block, too, and that
+	// blocks are hashed with the token behind them.
+	Eagle bool
+}
+
+// PublishStored publishes that blocks were stored, and returns how many of them
+// were told: those behind a parent that was never stored are not, because their
+// salt is not known.
+func (p *Publisher) PublishStored(s Stored) (told int, err error) {
+	n := len(s.BlockHashes)
+	if len(s.NumBlockTokens) != n {
+		return 0, fmt.Errorf("bindings: num_block_tokens has %d elements, block_hashes %d", len(s.NumBlockTokens), n)
+	}
+	size, full, tokens := p.conf.BlockSize, 0, 0
+	for full < n && s.NumBlockTokens[full] == size {
+		full++
+		tokens += size
+	}
+	need := tokens
+	if s.Eagle && full > 0 {
+		need++
+	}
+	if need > len(s.TokenIDs) {
+		return 0, fmt.Errorf("bindings: %d token_ids for %d blocks of %d tokens, want %d or more", len(s.TokenIDs), full, size, need)
+	}
+	if full == 0 {
+		return 0, nil
+	}
+	ev := events.EngineEvent{
+		Kind: events.EngineStored, Rank: s.DPRank, HasRank: true,
+		Hashes: s.BlockHashes[:full], Parent: s.ParentHash, HasParent: s.HasParent,
+		Tokens: s.TokenIDs[:need], BlockSize: size, Window: s.Eagle,
+		LoRA: s.LoRAName, Salt: s.CacheSalt, HasSalt: s.CacheSalt != "" || s.LoRAName != "" || !s.HasParent,
+		Objects: s.Objects, Usable: full,
+	}
+	evs, err := p.apply(ev)
+	for _, ev := range evs {
+		told += len(ev.Event.Blocks)
+	}
+	return told, err
+}
+
+// PublishRemoved publishes that blocks were removed.
+func (p *Publisher) PublishRemoved(dpRank uint32, hashes []uint64) error {
+	_, err := p.apply(events.EngineEvent{Kind: events.EngineRemoved, Rank: dpRank, HasRank: true, Hashes: hashes})
+	return err
+}
+
+// PublishCleared publishes that a rank's cache is empty.
+func (p *Publisher) PublishCleared(dpRank uint32) error {
+	_, err := p.apply(events.EngineEvent{Kind: events.EngineCleared, Rank: dpRank, HasRank: true})
+	return err
+}
+
+func (p *Publisher) apply(ev events.EngineEvent) ([]events.RouterEvent, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, ErrClosed
+	}
+	evs, _ := p.engine.Apply(&events.EngineBatch{Events: []events.EngineEvent{ev}})
+	for _, e := range evs {
+		p.publisher.Publish(e.DPRank, e.Event)
+	}
+	return evs, nil
+}

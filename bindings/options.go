@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bindings
+
+import (
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
+)
+
+// supported refuses what this version's publisher cannot do.
+func supported(c *Config) error {
+	switch {
+	case c.EnableLocalIndexer:
+		return errors.New("bindings: enable_local_indexer is not supported by this version")
+	case c.Durable:
+		return errors.New("bindings: durable is not supported by this version")
+	}
+	return nil
+}
+
+func publisherConfig(_ *Config, scope wire.Scope, id uint64, log *slog.Logger) events.PublisherConfig {
+	return events.PublisherConfig{Scope: scope, WorkerID: id, Log: log}
+}
+
+func (c *Config) record(id uint64) fleet.Record {
+	return fleet.Record{
+		WorkerID: id, Name: c.Name, Address: c.Address, Models: c.Models, LoRA: c.LoRA, Role: router.Role(c.Role),
+		BlockSize: c.BlockSize, DPStart: c.DPStart, DPSize: c.DPSize,
+		TotalKVBlocks: c.TotalKVBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens,
+		ModelCard: c.ModelCard, Engine: c.Engine, StartedMS: time.Now().UnixMilli(),
+		Events: fleet.Events{Transport: "nats", LocalIndexer: c.EnableLocalIndexer},
+	}
+}

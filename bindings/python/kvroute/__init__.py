@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell kvroute what is in the KV cache of an engine.
+
+    publisher = kvroute.KvEventPublisher(
+        name="gpu-1", kv_block_size=16, address="10.0.0.7:8000", models=["llama"])
+    publisher.publish_stored(token_ids=[...], num_block_tokens=[16, 16], block_hashes=[1, 2])
+    publisher.publish_removed([2])
+    publisher.publish_cleared()
+    publisher.shutdown()
+
+The class takes the arguments of Dynamo's KvEventPublisher under the same names, and
+says besides where the bus is and whom to register.
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import sys
+import threading
+import weakref
+from typing import Any, Dict, List, Optional, Sequence
+
+__all__ = ["KvEventPublisher", "PublisherError"]
+
+
+class PublisherError(RuntimeError):
+    """What the library refuses, in its words."""
+
+
+def _load() -> ctypes.CDLL:
+    name = "libkvroute_publisher" + (".dylib" if sys.platform == "darwin" else ".so")
+    path = os.environ.get("KVROUTE_PUBLISHER_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    try:
+        lib = ctypes.CDLL(path)
+    except OSError as err:
+        raise ImportError(
+            "kvroute: %s; install the package with pip, or set KVROUTE_PUBLISHER_LIBRARY to a built %s" % (err, name)
+        ) from err
+    u32, u64, size, text = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_char_p
+    u32s, u64s, failure = ctypes.POINTER(u32), ctypes.POINTER(u64), ctypes.POINTER(ctypes.c_void_p)
+    for function, result, arguments in (
+        (lib.kvroute_publisher_open, u64, [text, failure]),
+        (lib.kvroute_publisher_stored, ctypes.c_int64, [u64, u32, u32s, size, u32s, u64s, size, u64s, text, text, ctypes.c_int, failure]),
+        (lib.kvroute_publisher_removed, ctypes.c_int, [u64, u32, u64s, size, failure]),
+        (lib.kvroute_publisher_cleared, ctypes.c_int, [u64, u32, failure]),
+        (lib.kvroute_publisher_load, ctypes.c_int, [u64, u32, u32, u32, ctypes.c_double, failure]),
+        (lib.kvroute_publisher_close, ctypes.c_int, [u64, failure]),
+        (lib.kvroute_free, None, [ctypes.c_void_p]),
+    ):
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+_lock = threading.Lock()
+_library = None
+_open = weakref.WeakSet()
+
+
+def _lib() -> ctypes.CDLL:
+    # At first use and not at import: a process that forks first stays able to.
+    global _library
+    with _lock:
+        if _library is None:
+            _library = _load()
+        return _library
+
+
+def _u64(value: int) -> int:
+    """Hashes may be signed, as engines write them."""
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError("%d does not fit into 64 bits" % value)
+    return value & 0xFFFFFFFFFFFFFFFF
+
+
+def _u32s(values: Sequence[int], what: str):
+    for v in values:
+        if not 0 <= v < 1 << 32:
+            raise ValueError("%s: %d is not an unsigned number of 32 bits" % (what, v))
+    return (ctypes.c_uint32 * len(values))(*values)
+
+
+def _u64s(values: Sequence[int]):
+    return (ctypes.c_uint64 * len(values))(*(_u64(v) for v in values))
+
+
+def _text(value: Optional[str]) -> Optional[bytes]:
+    return value.encode() if value else None
+
+
+class KvEventPublisher:
+    """Publishes the cache events of one worker.
+
+    Args:
+        endpoint: "namespace/component/endpoint", "namespace.component.endpoint", or None for the default.
+        worker_id: number of the worker; None takes one made of name.
+        kv_block_size: tokens in a block.
+        dp_rank: the rank that the publish methods mean unless they say another.
+        enable_local_indexer: answer routers that missed events.
+        durable: publish into a stream that keeps events.
+        nats_url: where the bus is.
+        name: the worker's name, for people.
+        address: "ip:port" of its OpenAI endpoint. Registers the worker, and keeps it
+            registered until shutdown; then models is required.
+        further: set_like, models, lora, role, dp_start, dp_size, total_kv_blocks, max_num_seqs,
+            max_num_batched_tokens, model_card, engine, log_level.
+
+    All methods may be called from any thread, and none waits for the bus. PublisherError
+    says what the library refuses, ValueError and TypeError what cannot be passed to it.
+    """
+
+    def __init__(
+        self,
+        endpoint: Optional[str] = None,
+        worker_id: Optional[int] = None,
+        kv_block_size: int = 0,
+        dp_rank: int = 0,
+        enable_local_indexer: bool = False,
+        *,
+        durable: bool = False,
+        nats_url: Optional[str] = None,
+        name: Optional[str] = None,
+        address: Optional[str] = None,
+        image_token_id: Optional[int] = None,
+        **further: Any
+    ) -> None:
+        self._handle = 0
+        config: Dict[str, Any] = dict(further)
+        if endpoint:
+            parts = str(endpoint).replace("/", ".").split(".")
+            if len(parts) != 3:
+                raise ValueError("endpoint is %r, want namespace/component/endpoint" % (endpoint,))
+            config.update(zip(("namespace", "component", "endpoint"), parts))
+        for key, value in (
+            ("worker_id", worker_id), ("kv_block_size", kv_block_size), ("enable_local_indexer", enable_local_indexer),
+            ("durable", durable), ("nats_url", nats_url), ("name", name), ("address", address), ("image_token_id", image_token_id),
+        ):
+            if value:
+                config[key] = value
+        self._rank = dp_rank
+        failure = ctypes.c_void_p()
+        self._handle = _lib().kvroute_publisher_open(json.dumps(config).encode(), ctypes.byref(failure))
+        self._check(self._handle or -1, failure)
+        _open.add(self)
+
+    @staticmethod
+    def _check(status: int, failure: ctypes.c_void_p) -> int:
+        if status >= 0:
+            return status
+        text = ctypes.string_at(failure.value).decode(errors="replace") if failure.value else "unknown"
+        if failure.value:
+            _lib().kvroute_free(failure)
+        raise PublisherError(text)
+
+    def publish_stored(
+        self,
+        token_ids: List[int],
+        num_block_tokens: List[int],
+        block_hashes: List[int],
+        parent_hash: Optional[int] = None,
+        block_mm_infos: Optional[List[Optional[Dict[str, Any]]]] = None,
+        lora_name: Optional[str] = None,
+        is_eagle: Optional[bool] = None,
+        cache_salt: Optional[str] = None,
+        *,
+        lora_id: int = 0,
+        dp_rank: Optional[int] = None
+    ) -> int:
+        """Publishes that consecutive blocks of one sequence were stored.
+
+        Returns how many were told of. An adapter must have a name: blocks of a lora_id
+        without one are not told of, as another adapter's would be found under them; nor
+        are blocks from the first one on that block_mm_infos says has images or the like.
+        """
+        if lora_id and not lora_name:
+            return 0
+        blocks = len(block_hashes)
+        if len(num_block_tokens) != blocks:
+            raise ValueError("num_block_tokens has %d elements, block_hashes %d" % (len(num_block_tokens), blocks))
+        for i, info in enumerate(block_mm_infos or ()):
+            if info and info.get("mm_objects"):
+                blocks = min(blocks, i)
+        tokens = _u32s(token_ids, "token_ids")
+        parent = None if parent_hash is None else ctypes.byref(ctypes.c_uint64(_u64(parent_hash)))
+        failure = ctypes.c_void_p()
+        return self._check(
+            _lib().kvroute_publisher_stored(
+                self._handle, self._rank if dp_rank is None else dp_rank, tokens, len(token_ids),
+                _u32s(num_block_tokens[:blocks], "num_block_tokens"), _u64s(block_hashes[:blocks]), blocks,
+                parent, _text(lora_name), _text(cache_salt), 1 if is_eagle else 0, ctypes.byref(failure),
+            ),
+            failure,
+        )
+
+    def publish_removed(self, block_hashes: List[int], *, dp_rank: Optional[int] = None) -> None:
+        """Publishes that blocks were removed."""
+        failure = ctypes.c_void_p()
+        rank = self._rank if dp_rank is None else dp_rank
+        status = _lib().kvroute_publisher_removed(self._handle, rank, _u64s(block_hashes), len(block_hashes), ctypes.byref(failure))
+        self._check(status, failure)
+
+    def publish_cleared(self, *, dp_rank: Optional[int] = None) -> None:
+        """Publishes that the cache is empty."""
+        failure = ctypes.c_void_p()
+        self._check(_lib().kvroute_publisher_cleared(self._handle, self._rank if dp_rank is None else dp_rank, ctypes.byref(failure)), failure)
+
+    def set_load(self, running: int = 0, waiting: int = 0, kv_used_blocks: int = 0, kv_utilization: float = 0.0) -> None:
+        """Says how busy the worker is, for its heartbeats."""
+        failure = ctypes.c_void_p()
+        status = _lib().kvroute_publisher_load(self._handle, running, waiting, kv_used_blocks, kv_utilization, ctypes.byref(failure))
+        self._check(status, failure)
+
+    def shutdown(self) -> None:
+        """Publishes what is pending, takes the registration back and ends. Again is no error."""
+        handle, self._handle = self._handle, 0
+        if handle:
+            failure = ctypes.c_void_p()
+            self._check(_lib().kvroute_publisher_close(handle, ctypes.byref(failure)), failure)
+
+    def __enter__(self) -> "KvEventPublisher":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.shutdown()
+
+
+@atexit.register
+def _end() -> None:
+    for publisher in list(_open):
+        try:
+            publisher.shutdown()
+        except PublisherError:
+            pass  # the process ends; there is nobody to tell
