@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+find_program() { # name, place in .cache
+	command -v "$1" || { [ -x ".cache/$2" ] && echo "$PWD/.cache/$2"; } ||
+		{ echo "run.sh: $1 is missing: run make build, or put it on PATH" >&2; exit 1; }
+}
+kvroute=${KVROUTE:-$(find_program kvroute bin/kvroute)}
+folder=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$folder"' EXIT
+
+wait_for() { # what, command …
+	local what=$1
+	shift
+	for _ in $(seq 100); do
+		"$@" >/dev/null 2>&1 && return
+		read -rt 0.1 <> <(:) || true
+	done
+	echo "run.sh: $what" >&2
+	cat "$folder"/*.log >&2
+	exit 1
+}
+
+# Two engines as they are found in the wild: an OpenAI server, and cache events on a ZeroMQ socket.
+"$kvroute" engine --name vllm --listen 127.0.0.1:27001 --nats-url "" --kv-events zmq --block-hash vllm >"$folder/vllm.log" 2>&1 &
+"$kvroute" engine --name sglang --listen 127.0.0.1:27002 --nats-url "" --kv-events zmq --kv-events-format sglang --block-hash sglang >"$folder/sglang.log" 2>&1 &
+wait_for "the first engine does not start" curl -fs http://127.0.0.1:27001/health
+wait_for "the second engine does not start" curl -fs http://127.0.0.1:27002/health
+
+# kvroute hears the first one directly: the file names nothing but its address.
+"$kvroute" serve --config examples/publish/kvroute.yaml >"$folder/kvroute.log" 2>&1 &
+wait_for "kvroute does not start" curl -fs http://127.0.0.1:27903/healthz
+
+# Beside the second one stands a sidecar, which registers it and publishes its events on NATS.
+"$kvroute" publish --name sglang --engine-address 127.0.0.1:27002 --nats-url nats://127.0.0.1:27422 >"$folder/publish.log" 2>&1 &
+
+known() { # name: how many of its blocks kvroute knows, and how well
+	curl -fs http://127.0.0.1:27903/v1/workers |
+		python3 -c 'import json, sys
+for w in json.load(sys.stdin)["workers"]:
+    if w["name"] == sys.argv[1]: print(w["cached_blocks"], w["kv_events"])' "$1"
+}
+heard() { known "$1" | grep -q ' ok$'; }
+wait_for "the first engine is not heard" heard vllm
+wait_for "the second engine is not heard" heard sglang
+
+prompt='Which blocks does a prompt of some forty words take in the cache of an engine, who tells the router of them, and how long does that take, if the engine knows nothing of routers and speaks to whoever listens?'
+for port in 27001 27002; do
+	curl -fsS -o /dev/null "http://127.0.0.1:$port/v1/completions" -H 'content-type: application/json' \
+		-d "{\"model\": \"sim\", \"max_tokens\": 4, \"prompt\": \"$prompt\"}"
+done
+cached() { known "$1" | grep -qv '^0 '; }
+wait_for "the first engine's blocks are not known" cached vllm
+wait_for "the second engine's blocks are not known" cached sglang
+echo "blocks known of vllm:   $(known vllm)"
+echo "blocks known of sglang: $(known sglang)"
