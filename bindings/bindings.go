@@ -26,6 +26,7 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -271,7 +272,7 @@ func (p *Publisher) apply(ev events.EngineEvent) ([]events.RouterEvent, error) {
 	}
 	evs, _ := p.engine.Apply(&events.EngineBatch{Events: []events.EngineEvent{ev}})
 	for _, e := range evs {
-		p.publisher.Publish(e.DPRank, e.Event)
+		events.Parts(e.Event, func(part indexer.Event) { p.publisher.Publish(e.DPRank, part) })
 	}
 	return evs, nil
 }

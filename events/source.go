@@ -396,8 +396,9 @@ func (b *backoff) wait(ctx context.Context) {
 // longer is told in parts, because a bus refuses messages of a megabyte.
 const maxEventBlocks = 4096
 
-// parts calls do for an event, or for the parts of one that is too long.
-func parts(ev indexer.Event, do func(indexer.Event)) {
+// Parts calls do for an event, or one after the other for the parts of one that
+// would be too long a message.
+func Parts(ev indexer.Event, do func(indexer.Event)) {
 	for len(ev.Blocks) > maxEventBlocks {
 		first := ev
 		first.Blocks = ev.Blocks[:maxEventBlocks:maxEventBlocks]

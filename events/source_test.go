@@ -499,3 +499,35 @@ func FuzzSourceFrames(f *testing.F) {
 		}
 	})
 }
+
+// What is too long for a message is told in parts that mean the same.
+func TestLongEventsAreToldInParts(t *testing.T) {
+	var whole, parted caches
+	stored := indexer.Event{Kind: indexer.Stored, Parent: 5, HasParent: true}
+	removed := indexer.Event{Kind: indexer.Removed}
+	for i := range uint64(10_000) {
+		stored.Blocks = append(stored.Blocks, indexer.Block{External: i + 10, Local: i})
+		if i%2 == 0 {
+			removed.Externals = append(removed.Externals, i+10)
+		}
+	}
+	parent := uint64(5)
+	for _, ev := range []indexer.Event{stored, removed, {Kind: indexer.Stored}} {
+		whole.take(7, 0, ev)
+		events.Parts(ev, func(part indexer.Event) {
+			if n := len(part.Blocks) + len(part.Externals); n > 4096 {
+				t.Errorf("a part of %d", n)
+			}
+			if len(part.Blocks) > 0 {
+				if part.Parent != parent {
+					t.Errorf("parent %d, want %d", part.Parent, parent)
+				}
+				parent = part.Blocks[len(part.Blocks)-1].External
+			}
+			parted.take(7, 0, part)
+		})
+	}
+	if a, b := whole.of(7, 0), parted.of(7, 0); len(a) != 5000 || !maps.Equal(a, b) {
+		t.Errorf("%d blocks, in parts %d", len(a), len(b))
+	}
+}

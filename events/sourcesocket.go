@@ -271,7 +271,7 @@ func (r *rankSource) lie(worker uint64, rank uint32) {
 }
 
 func (r *rankSource) deliver(ev RouterEvent) {
-	parts(ev.Event, func(part indexer.Event) {
+	Parts(ev.Event, func(part indexer.Event) {
 		r.s.conf.Sink(r.worker.ID, ev.DPRank, part) // a rank that it does not know has no blocks
 	})
 }

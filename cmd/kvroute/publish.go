@@ -44,6 +44,9 @@ type sidecar struct {
 	level     string
 	format    string
 
+	localIndexer bool
+	durable      bool
+
 	engine events.EngineWorker
 	record fleet.Record
 }
@@ -75,6 +78,9 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 	fs.Var((*rankFlag)(&c.record.DPStart), "dp-start", "first data-parallel `rank`")
 	fs.Var((*rankFlag)(&c.record.DPSize), "dp-size", "`number` of data-parallel ranks; 0 takes what the engine says")
 	fs.BoolVar(&c.engine.SetLike, "set-like", false, "one removal removes all copies of a block: for engines that report blocks again which they have")
+
+	fs.BoolVar(&c.localIndexer, "enable-local-indexer", false, "answer routers' queries about events that they missed")
+	fs.BoolVar(&c.durable, "durable", false, "publish into a stream that keeps events")
 
 	fs.StringVar(&c.http, "http-address", "", "`ip:port` of /metrics and /healthz; empty has none")
 	fs.StringVar(&c.ready, "ready-file", "", "`file` that gets the addresses as JSON once the worker is registered")
@@ -133,6 +139,12 @@ func (c *sidecar) check() error {
 	at, err := netip.ParseAddrPort(c.engine.Address)
 	if err != nil {
 		return fmt.Errorf("engine-address is %q, want ip:port", c.engine.Address)
+	}
+	switch {
+	case c.localIndexer:
+		return errors.New("enable-local-indexer is not supported by this version")
+	case c.durable:
+		return errors.New("durable is not supported by this version")
 	}
 	switch c.engine.Engine {
 	case "", "vllm", "sglang", "trtllm":
@@ -200,6 +212,7 @@ func (p *beside) open(ctx context.Context, meter metric.Meter) (err error) {
 	if err := p.meet(ctx); err != nil {
 		return err
 	}
+	p.record.Events = fleet.Events{Transport: "nats", LocalIndexer: p.localIndexer}
 	p.record.Engine, p.record.StartedMS = p.engine.Engine, time.Now().UnixMilli()
 	p.engine.ID, p.engine.Name = p.record.ID(), p.record.Name
 	p.engine.DPStart, p.engine.DPSize, p.engine.BlockSize = p.record.DPStart, p.record.DPSize, p.record.BlockSize

@@ -35,7 +35,7 @@ var ours = map[string]string{
 	"api":                "router fleet internal/openai",
 	"extproc":            "router internal/openai",
 	"internal/enginesim": "indexer tokenizer tokenizer/chat internal/openai internal/zmtp events",
-	"bindings":           "events fleet router internal/wire",
+	"bindings":           "events fleet indexer router internal/wire",
 	"bindings/c":         "bindings fleet",
 	"cmd/kvroute":        "*",
 	"bench":              "*",
