@@ -178,6 +178,7 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		Taints: r.Taints, CPU: strings.EqualFold(r.Device, "cpu"),
 		ModelCard: clip(r.ModelCard),
 		KVEvents:  clip(r.KVEvents),
+		NoEvents:  r.Events.Transport == "none" || r.Events.Transport == "heartbeat" || r.KVEvents == "block_size_mismatch",
 		Engine:    r.Engine, EngineVersion: r.EngineVersion, Draining: r.Draining, StartedMS: r.StartedMS,
 	}
 	wrong := func(field string, value any, want string) (router.WorkerInfo, error) {

@@ -71,8 +71,11 @@ func (p *pool) appendStates(states []WorkerState) []WorkerState {
 			PendTokens:     load.PendTokens,
 			Routed:         e.routed,
 		}
-		if e.info.BlockSize == 0 || e.info.NoEvents || p.core.conf.NoEvents {
+		switch {
+		case p.core.conf.NoEvents:
 			s.KVEvents = "none"
+		case e.info.BlockSize == 0 || e.info.NoEvents:
+			s.KVEvents = cmp.Or(e.info.KVEvents, "none") // or why it publishes none
 		}
 		states = append(states, s)
 	}

@@ -341,7 +341,7 @@ func (p *beside) fit() error {
 	case own > 0 && own%theirs != 0 && theirs%own != 0:
 		p.misfit = true
 		p.record.KVEvents = events.KnownMisfit.String()
-		p.log.Error("the engine's blocks fit no block of the routers'; nothing is published, and the worker is routed to by load",
+		p.log.Error("the engine's blocks fit no block of the routers'; nothing is published, and routers guess what it caches",
 			"engine_block_size", own, "block_size", theirs)
 	}
 	return nil
