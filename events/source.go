@@ -143,7 +143,11 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 	s := &Sources{
 		conf: conf,
 		// Engines are neighbours, and their answers go no way round.
-		client: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute}},
+		client: &http.Client{
+			Timeout:       5 * time.Second,
+			Transport:     &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
 		wake:   make(chan struct{}, 1),
 		wanted: make(map[uint64]EngineWorker),
 		ranks:  make(map[*rankSource]struct{}),
@@ -354,6 +358,13 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	host, _, err := net.SplitHostPort(w.Address)
 	if err != nil {
 		host = "127.0.0.1"
+	} else if w.BlockSize == 0 {
+		// Only that is asked for, and it is not worth waiting for.
+		if f, err := s.discover(ctx, w); err == nil {
+			w.Engine, w.BlockSize = cmp.Or(w.Engine, f.Engine), f.BlockSize
+			f.DPStart, f.DPSize = w.DPStart, max(1, w.DPSize)
+			s.conf.Found(w.ID, f)
+		}
 	}
 	var sockets []socket
 	for i := range max(1, w.DPSize) {

@@ -397,6 +397,7 @@ func TestDiscoveryOfOddEngines(t *testing.T) {
 		"no list":               {"/kv_event_sources", `[1]`, "unmarshal"},
 		"odd ranks":             {"/kv_event_sources", `{"0":{"endpoint":"tcp://*:1"},"2":{"endpoint":"tcp://*:1"}}`, "ranks [0 2]"},
 		"a rank of text":        {"/kv_event_sources", `{"a":{"endpoint":"tcp://*:1"}}`, `rank "a"`},
+		"another host's pipe":   {"/kv_event_sources", `{"0":{"endpoint":"tcp://[2001:db8::1]:5557"}}`, "set bind"},
 		"no endpoint":           {"/kv_event_sources", `{"0":{"endpoint":"here"}}`, "want tcp"},
 		"it connects":           {"/kv_event_sources", `{"0":{"endpoint":"tcp://10.9.9.9:5557"}}`, "set bind"},
 		"SGLang without events": {"/server_info", `{"kv_events":null}`, "publishes no events"},

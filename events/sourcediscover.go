@@ -152,19 +152,16 @@ func readVLLM(body []byte, host string, w *EngineWorker) (Found, error) {
 
 // foundSocket reads endpoints that an engine tells. One that names no host is
 // bound; one that names the worker's own is, too, or the worker could not be asked.
-// Of any other the engine is the one that connects.
+// Of any other the engine is the one that connects. Nobody is believed who names
+// other hosts.
 func foundSocket(endpoint, replay, host string, w *EngineWorker) (at socket, err error) {
 	if at.events, err = zmtp.ParseEndpoint(endpoint, basePort, 0); err != nil {
 		return at, err
 	}
-	ip := net.ParseIP(host)
-	near := ip != nil && ip.IsLoopback()
 	switch {
 	case w.Bind:
 		at.bind = true
-	case at.events.Path != "" && !near:
-		return at, fmt.Errorf("%w: %s is of another host", errShape, at.events)
-	case at.events.Path == "" && !at.events.Anywhere() && at.events.Host != host:
+	case !ofHost(at.events, host):
 		return at, fmt.Errorf("%w: its socket connects to %s; set bind, and let it connect here", errNoEvents, at.events)
 	default:
 		at.events = at.events.At(host)
@@ -175,11 +172,17 @@ func foundSocket(endpoint, replay, host string, w *EngineWorker) (at socket, err
 	if at.replay, err = zmtp.ParseEndpoint(replay, baseReplayPort, 0); err != nil {
 		return at, err
 	}
-	if !near && at.replay.Path == "" && !at.replay.Anywhere() && at.replay.Host != host {
-		return at, nil // bound where only its neighbours can ask, such as 127.0.0.1
-	}
-	at.replay, at.replays = at.replay.At(host), true
+	// Otherwise it is bound where only its neighbours can ask, such as 127.0.0.1.
+	at.replays = w.Replay != "" || ofHost(at.replay, host)
+	at.replay = at.replay.At(host)
 	return at, nil
+}
+
+// ofHost says whether an endpoint that the worker at host tells is its own.
+func ofHost(e zmtp.Endpoint, host string) bool {
+	ip, other := net.ParseIP(host), net.ParseIP(e.Host)
+	near := ip != nil && ip.IsLoopback()
+	return e.Path != "" && near || e.Path == "" && (e.Anywhere() || e.Host == host || near && other != nil && other.IsLoopback())
 }
 
 var (

@@ -83,7 +83,7 @@ func text(s *C.char) string {
 }
 
 //export kvroute_publisher_open
-func kvroute_publisher_open(config *C.char, failure **C.char) C.uint64_t { //nolint:revive // C's name
+func kvroute_publisher_open(config *C.char, failure **C.char) C.uint64_t {
 	var handle uint64
 	err := guard(func() error {
 		c, err := bindings.ParseConfig([]byte(text(config)))
@@ -106,7 +106,7 @@ func kvroute_publisher_open(config *C.char, failure **C.char) C.uint64_t { //nol
 }
 
 //export kvroute_publisher_stored
-func kvroute_publisher_stored( //nolint:revive // C's name
+func kvroute_publisher_stored(
 	handle C.uint64_t, dpRank C.uint32_t, tokenIDs *C.uint32_t, tokens C.size_t,
 	numBlockTokens *C.uint32_t, blockHashes *C.uint64_t, blocks C.size_t, parentHash *C.uint64_t,
 	loraName, cacheSalt *C.char, eagle C.int, failure **C.char,
@@ -145,7 +145,7 @@ func kvroute_publisher_stored( //nolint:revive // C's name
 }
 
 //export kvroute_publisher_removed
-func kvroute_publisher_removed(handle C.uint64_t, dpRank C.uint32_t, blockHashes *C.uint64_t, blocks C.size_t, failure **C.char) C.int { //nolint:revive // C's name
+func kvroute_publisher_removed(handle C.uint64_t, dpRank C.uint32_t, blockHashes *C.uint64_t, blocks C.size_t, failure **C.char) C.int {
 	return fail(guard(func() error {
 		p, err := find(handle)
 		if err != nil {
@@ -164,7 +164,7 @@ func kvroute_publisher_removed(handle C.uint64_t, dpRank C.uint32_t, blockHashes
 }
 
 //export kvroute_publisher_cleared
-func kvroute_publisher_cleared(handle C.uint64_t, dpRank C.uint32_t, failure **C.char) C.int { //nolint:revive // C's name
+func kvroute_publisher_cleared(handle C.uint64_t, dpRank C.uint32_t, failure **C.char) C.int {
 	return fail(guard(func() error {
 		p, err := find(handle)
 		if err != nil {
@@ -175,7 +175,7 @@ func kvroute_publisher_cleared(handle C.uint64_t, dpRank C.uint32_t, failure **C
 }
 
 //export kvroute_publisher_load
-func kvroute_publisher_load(handle C.uint64_t, running, waiting, kvUsedBlocks C.uint32_t, kvUtilization C.double, failure **C.char) C.int { //nolint:revive // C's name
+func kvroute_publisher_load(handle C.uint64_t, running, waiting, kvUsedBlocks C.uint32_t, kvUtilization C.double, failure **C.char) C.int {
 	return fail(guard(func() error {
 		p, err := find(handle)
 		if err != nil {
@@ -187,7 +187,7 @@ func kvroute_publisher_load(handle C.uint64_t, running, waiting, kvUsedBlocks C.
 }
 
 //export kvroute_publisher_close
-func kvroute_publisher_close(handle C.uint64_t, failure **C.char) C.int { //nolint:revive // C's name
+func kvroute_publisher_close(handle C.uint64_t, failure **C.char) C.int {
 	return fail(guard(func() error {
 		p, err := find(handle)
 		if err != nil {
@@ -201,6 +201,6 @@ func kvroute_publisher_close(handle C.uint64_t, failure **C.char) C.int { //noli
 }
 
 //export kvroute_free
-func kvroute_free(s *C.char) { C.free(unsafe.Pointer(s)) } //nolint:revive // C's name
+func kvroute_free(s *C.char) { C.free(unsafe.Pointer(s)) }
 
 func main() {}

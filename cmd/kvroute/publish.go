@@ -288,16 +288,18 @@ func (p *beside) ask(ctx context.Context) error {
 			p.record.Models = append(p.record.Models, m.ID)
 		}
 	}
-	if p.engine.Transport != events.TransportZMQ || p.engine.Endpoint != "" {
+	if p.engine.Transport != events.TransportZMQ {
 		return nil
 	}
 	f, err := p.sources.Discover(ctx, p.engine)
-	if err != nil {
-		return err
-	}
+	if p.engine.Endpoint == "" {
+		if err != nil {
+			return err
+		}
+		p.record.DPStart, p.record.DPSize = f.DPStart, f.DPSize
+	} // else all that must be known was said, and the rest is welcome
 	p.engine.Engine = cmp.Or(p.engine.Engine, f.Engine)
 	p.record.TotalKVBlocks = cmp.Or(p.record.TotalKVBlocks, f.TotalKVBlocks)
-	p.record.DPStart, p.record.DPSize = f.DPStart, f.DPSize
 	p.engine.BlockSize = f.BlockSize
 	return nil
 }
