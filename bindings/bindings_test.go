@@ -152,9 +152,13 @@ func TestPublishing(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return h.of(2) == 0 })
+	if _, err := p.PublishStored(bindings.Stored{TokenIDs: tokens(4), NumBlockTokens: []int{4}, BlockHashes: []uint64{99}}); err != nil {
+		t.Fatal(err)
+	}
 	if err := errors.Join(p.Close(), p.Close()); err != nil {
 		t.Error(err)
 	}
+	eventually(t, func() bool { return h.of(99) == plain[0] }) // the last word is said
 	if err := p.PublishCleared(0); !errors.Is(err, bindings.ErrClosed) {
 		t.Errorf("after its end: %v", err)
 	}

@@ -243,6 +243,29 @@ func TestStream(t *testing.T) {
 	}
 }
 
+// What an engine does not have any more is not asked for again and again; what it
+// did not answer is.
+func TestOnlyWhatMayBeThereIsAskedForAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		published int
+		answers   bool
+		again     bool
+	}{"it is gone": {7, true, false}, "no answer": {7, false, true}, "all is known": {3, true, false}} {
+		f := newFollower(t, true)
+		f.Connected(false)
+		if c.answers {
+			f.answer(&process{id: 1, published: uint64(c.published), keeps: 5}, 9)
+		} else {
+			f.GiveUp()
+		}
+		asks := f.Asks()
+		f.TryAll()
+		if again := f.Asks() > asks; again != c.again {
+			t.Errorf("%s: asked again: %v", name, again)
+		}
+	}
+}
+
 func TestWaitingForAnAnswerIsBounded(t *testing.T) {
 	f := newFollower(t, true)
 	e := &process{id: 1, keeps: 1 << 20}

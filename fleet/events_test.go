@@ -5,6 +5,7 @@ package fleet_test
 import (
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,5 +47,43 @@ func TestWhereEventsMayBe(t *testing.T) {
 				t.Errorf("%+v: %s: %v", c.events, how, err)
 			}
 		}
+	}
+}
+
+// A sidecar's word counts while its engine lives, and may change.
+func TestAnAnnouncersRecordChanges(t *testing.T) {
+	s := startNATS(t, -1)
+	w := watch(t, s)
+	var alive atomic.Bool
+	record := fleet.Record{Name: "w", Address: "10.0.0.7:8000", Models: []string{"m"}, BlockSize: 16}
+	a, err := fleet.NewAnnouncer(connect(t, s), fleet.AnnouncerConfig{Record: record, Alive: alive.Load})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, a.Run)
+	known := func() string {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, i := range w.workers {
+			return i.Name + " " + i.KVEvents
+		}
+		return ""
+	}
+	select {
+	case <-a.Registered():
+		t.Fatal("a dead engine is registered")
+	case <-time.After(300 * time.Millisecond):
+	}
+	alive.Store(true)
+	<-a.Registered()
+	eventually(t, func() bool { return known() == "w " })
+	record.KVEvents = "suspect"
+	if err := a.Update(record); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return known() == "w suspect" })
+	record.Models = nil
+	if err := a.Update(record); err == nil {
+		t.Error("a record that registries refuse is taken")
 	}
 }
