@@ -59,7 +59,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	fs.StringVar(&sockets.Endpoint, "kv-events-endpoint", "tcp://127.0.0.1:0", "`endpoint` of the events' PUB socket")
 	fs.StringVar(&sockets.Replay, "kv-events-replay-endpoint", "tcp://127.0.0.1:0", "`endpoint` of the ROUTER socket that sends events again; empty has none")
 	fs.StringVar(&sockets.Topic, "kv-events-topic", "kv-events", "topic of the events")
-	fs.StringVar(&sockets.Format, "kv-events-format", "vllm", "vllm or sglang")
+	fs.StringVar(&sockets.Format, "kv-events-format", "", "vllm or sglang; empty as the engine, else vllm")
 	fs.BoolVar(&sockets.Connect, "kv-events-connect", false, "connect the PUB socket instead of binding it")
 	fs.IntVar(&sockets.DropEvery, "kv-events-drop-every", 0, "leave out each `n`-th message of events, as a network might; 0 leaves out none")
 	fs.Float64Var(&sim.Speed, "speed", 1, "simulated seconds in a real one")
@@ -102,6 +102,9 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	var where fleet.Events
 	switch *kvEvents {
 	case "zmq":
+		if sockets.Format == "" && sim.Engine == "sglang" {
+			sockets.Format = sim.Engine
+		}
 		if sim.Sockets, err = enginesim.NewSockets(sockets); err != nil {
 			return err
 		}

@@ -14,9 +14,12 @@ import (
 // blockID is the whole hash of a block, of which events show eight bytes.
 type blockID [32]byte
 
+// keys is what is hashed besides tokens.
+type keys struct{ lora, salt string }
+
 // blockHash names a block. parent is nil for the first one of a sequence, sequence
 // the router's hash of everything up to its end.
-type blockHash func(parent *block, sequence uint64, tokens []uint32, salt string) (blockID, uint64)
+type blockHash func(parent *block, sequence uint64, tokens []uint32, k keys) (blockID, uint64)
 
 // simSalt makes the names of "sim" differ from the router's hashes, as they do in
 // real engines.
@@ -29,7 +32,7 @@ func newBlockHash(kind string) (blockHash, error) {
 	case "random":
 		return mixed(rand.Uint64()), nil
 	case "sequence":
-		return func(_ *block, sequence uint64, _ []uint32, _ string) (blockID, uint64) { return blockID{}, sequence }, nil
+		return func(_ *block, sequence uint64, _ []uint32, _ keys) (blockID, uint64) { return blockID{}, sequence }, nil
 	case "vllm":
 		return vllmHash, nil
 	case "sglang":
@@ -40,7 +43,7 @@ func newBlockHash(kind string) (blockHash, error) {
 }
 
 func mixed(salt uint64) blockHash {
-	return func(_ *block, sequence uint64, _ []uint32, _ string) (blockID, uint64) {
+	return func(_ *block, sequence uint64, _ []uint32, _ keys) (blockID, uint64) {
 		return blockID{}, indexer.NextSequenceHash(sequence, salt)
 	}
 }
@@ -50,7 +53,7 @@ const vllmRoot = "vllm-none-hash"
 
 // vllmHash is vLLM's sha256_cbor: SHA-256 of the CBOR of parent, tokens and extra
 // keys. Events show the last eight bytes.
-func vllmHash(parent *block, _ uint64, tokens []uint32, salt string) (blockID, uint64) {
+func vllmHash(parent *block, _ uint64, tokens []uint32, k keys) (blockID, uint64) {
 	above := blockID(sha256.Sum256(cborText(nil, vllmRoot)))
 	if parent != nil {
 		above = parent.id
@@ -60,10 +63,20 @@ func vllmHash(parent *block, _ uint64, tokens []uint32, salt string) (blockID, u
 	for _, t := range tokens {
 		b = cborHead(b, 0, uint64(t))
 	}
-	if parent == nil && salt != "" {
-		b = cborText(cborText(append(b, 0x81, 0x82), "cache_salt"), salt)
-	} else {
+	salted := parent == nil && k.salt != ""
+	switch {
+	case k.lora != "" && salted:
+		b = append(b, 0x82)
+	case k.lora != "" || salted:
+		b = append(b, 0x81)
+	default:
 		b = append(b, 0xf6) // null
+	}
+	if k.lora != "" { // with the path of its files, which there are none of
+		b = cborText(cborText(cborText(append(b, 0x83), "lora"), k.lora), "")
+	}
+	if salted {
+		b = cborText(cborText(append(b, 0x82), "cache_salt"), k.salt)
 	}
 	id := blockID(sha256.Sum256(b))
 	return id, binary.BigEndian.Uint64(id[24:])
@@ -86,8 +99,9 @@ func cborHead(dst []byte, major byte, n uint64) []byte {
 func cborText(dst []byte, s string) []byte { return append(cborHead(dst, 3, uint64(len(s))), s...) }
 
 // sglangHash is SGLang's: SHA-256 of the parent's and the tokens. Events show the
-// first eight bytes, or with a salt those of a hash over it and them.
-func sglangHash(parent *block, _ uint64, tokens []uint32, salt string) (blockID, uint64) {
+// first eight bytes, or with a salt or an adapter those of a hash over these and
+// them.
+func sglangHash(parent *block, _ uint64, tokens []uint32, k keys) (blockID, uint64) {
 	h := sha256.New()
 	if parent != nil {
 		h.Write(parent.id[:])
@@ -99,8 +113,8 @@ func sglangHash(parent *block, _ uint64, tokens []uint32, salt string) (blockID,
 	}
 	id := blockID(h.Sum(nil))
 	shown := id
-	if salt != "" {
-		space := sha256.Sum256([]byte(salt))
+	if k != (keys{}) {
+		space := sha256.Sum256([]byte(k.lora + "\x00" + k.salt))
 		shown = sha256.Sum256(append(space[:], id[:8]...))
 	}
 	return id, binary.BigEndian.Uint64(shown[:])

@@ -37,10 +37,10 @@ type block struct {
 // Change is what happens to a cache.
 type Change struct {
 	indexer.Event
-	// Tokens are those of the blocks that are stored, Salt the salt that their
-	// sequence was asked with.
-	Tokens []uint32
-	Salt   string
+	// Tokens are those of the blocks that are stored, LoRA and Salt the adapter and
+	// the salt that their sequence was asked with.
+	Tokens     []uint32
+	LoRA, Salt string
 }
 
 func newCache(capacity int, hash blockHash, publish func(Change)) *cache {
@@ -85,7 +85,7 @@ func (c *cache) acquire(sequence []uint64) {
 // caches the ones that are new. Each takes the place of a reserved one.
 func (c *cache) fill(r *request, have int) {
 	sequence := r.sequence
-	ev := Change{Event: indexer.Event{Kind: indexer.Stored}, Salt: r.salt}
+	ev := Change{Event: indexer.Event{Kind: indexer.Stored}, LoRA: r.keys.lora, Salt: r.keys.salt}
 	flush := func() {
 		if len(ev.Blocks) > 0 {
 			c.publish(ev)
@@ -110,7 +110,7 @@ func (c *cache) fill(r *request, have int) {
 		}
 		tokens := r.tokens[i*size : (i+1)*size]
 		b := &block{local: r.local[i], refs: 1}
-		b.id, b.external = c.hash(parent, h, tokens, r.salt)
+		b.id, b.external = c.hash(parent, h, tokens, r.keys)
 		c.blocks[h] = b
 		if len(ev.Blocks) == 0 {
 			if ev.HasParent, ev.Parent = parent != nil, 0; parent != nil {

@@ -81,7 +81,7 @@ func BlockHashes(kind string, tokens []uint32, size int, salt string) ([]uint64,
 	var parent *block
 	for _, sequence := range indexer.AppendSequenceHashes(nil, indexer.AppendLocalHashes(nil, tokens, size, indexer.Seed("", salt))) {
 		b := &block{}
-		b.id, b.external = hash(parent, sequence, tokens[len(names)*size:(len(names)+1)*size], salt)
+		b.id, b.external = hash(parent, sequence, tokens[len(names)*size:(len(names)+1)*size], keys{salt: salt})
 		names, parent = append(names, b.external), b
 	}
 	return names, nil

@@ -202,7 +202,7 @@ func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request,
 	// a slow client.
 	a.prompt, a.output, a.progress = len(tokens), output, make(chan struct{}, output+1)
 	return &request{
-		tokens: tokens[:len(local)*e.conf.BlockSize], salt: a.body.CacheSalt,
+		tokens: tokens[:len(local)*e.conf.BlockSize], keys: keys{lora, a.body.CacheSalt},
 		prompt: len(tokens), local: local, sequence: indexer.AppendSequenceHashes(nil, local), output: output,
 		admitted: func(cached int) { a.cached = cached; a.progress <- struct{}{} },
 		token:    func() { a.progress <- struct{}{} },

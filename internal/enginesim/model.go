@@ -29,7 +29,7 @@ type request struct {
 	prompt          int // tokens
 	local, sequence []uint64
 	tokens          []uint32 // of the full blocks
-	salt            string
+	keys            keys
 	output          int // tokens to generate, at least 1
 
 	admitted func(cachedTokens int) // called when it leaves the queue

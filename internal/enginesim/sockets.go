@@ -304,7 +304,7 @@ func (f format) stored(b []byte, c *Change) []byte {
 	size := len(c.Tokens) / len(c.Blocks)
 	salted := c.Salt != "" && (f.salt != "" || !c.HasParent)
 	fields := uint32(8)
-	if salted {
+	if salted || f.salt == "" && c.LoRA != "" {
 		fields++
 	}
 	b = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(b, fields), "type"), "BlockStored")
@@ -324,16 +324,33 @@ func (f format) stored(b []byte, c *Change) []byte {
 	b = msgp.AppendInt(msgp.AppendString(b, "block_size"), size)
 	b = msgp.AppendNil(msgp.AppendString(b, "lora_id"))
 	b = msgp.AppendString(msgp.AppendString(b, "medium"), "GPU")
-	b = msgp.AppendNil(msgp.AppendString(b, "lora_name"))
+	if b = msgp.AppendString(b, "lora_name"); c.LoRA != "" {
+		b = msgp.AppendString(b, c.LoRA)
+	} else {
+		b = msgp.AppendNil(b)
+	}
 	switch {
-	case !salted:
-	case f.salt != "":
+	case f.salt != "" && salted:
 		b = msgp.AppendString(msgp.AppendString(b, f.salt), c.Salt)
-	default: // among the extra keys of the first block
+	case f.salt == "" && (salted || c.LoRA != ""):
+		// Extra keys: the adapter on each block, the salt on the first.
 		b = msgp.AppendArrayHeader(msgp.AppendString(b, "extra_keys"), uint32(len(c.Blocks)))
-		b = msgp.AppendString(msgp.AppendArrayHeader(b, 1), c.Salt)
-		for range c.Blocks[1:] {
-			b = msgp.AppendNil(b)
+		for i := range c.Blocks {
+			var extra []string
+			if c.LoRA != "" {
+				extra = append(extra, c.LoRA)
+			}
+			if i == 0 && salted {
+				extra = append(extra, c.Salt)
+			}
+			if extra == nil {
+				b = msgp.AppendNil(b)
+				continue
+			}
+			b = msgp.AppendArrayHeader(b, uint32(len(extra)))
+			for _, key := range extra {
+				b = msgp.AppendString(b, key)
+			}
 		}
 	}
 	return b

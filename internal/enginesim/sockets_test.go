@@ -106,10 +106,12 @@ func TestSocketsTellOfTheCache(t *testing.T) {
 		t.Run(format, func(t *testing.T) {
 			s, c, replay := listen(t, enginesim.SocketsConfig{Format: format, Endpoint: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Topic: "kv"})
 			var told []indexer.Event
-			_, url := start(t, enginesim.Config{Speed: fast, BlockHash: format, Sockets: s, Publish: func(ev indexer.Event) { told = append(told, ev) }})
+			_, url := start(t, enginesim.Config{Speed: fast, BlockHash: format, LoRA: []string{"tuned"}, Sockets: s, Publish: func(ev indexer.Event) { told = append(told, ev) }})
 			for _, body := range []string{
 				`{"model":"sim","prompt":"` + strings.Repeat("some words here ", 20) + `","max_tokens":2}`,
 				`{"model":"sim","prompt":"` + strings.Repeat("some words here ", 30) + `","max_tokens":2,"cache_salt":"mine"}`,
+				`{"model":"tuned","prompt":"` + strings.Repeat("some words here ", 20) + `","max_tokens":2}`,
+				`{"model":"tuned","prompt":"` + strings.Repeat("some words here ", 20) + `","max_tokens":2,"cache_salt":"mine"}`,
 			} {
 				if resp, text := ask(t, http.MethodPost, url+"/v1/completions", body); resp.StatusCode != http.StatusOK {
 					t.Fatal(text)
@@ -117,7 +119,7 @@ func TestSocketsTellOfTheCache(t *testing.T) {
 			}
 			engine := events.NewEngine(events.EngineOptions{BlockSize: 16})
 			var heard []indexer.Event
-			for sequence := range uint64(2) {
+			for sequence := range uint64(4) {
 				frames, err := c.Read()
 				if err != nil {
 					t.Fatal(err)
@@ -138,7 +140,7 @@ func TestSocketsTellOfTheCache(t *testing.T) {
 					heard = append(heard, ev.Event)
 				}
 			}
-			if len(told) != 2 || len(heard) != 2 {
+			if len(told) != 4 || len(heard) != 4 {
 				t.Fatalf("%d events were told, %d heard", len(told), len(heard))
 			}
 			for i := range told {
