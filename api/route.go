@@ -67,6 +67,9 @@ type named struct {
 	Tokens    int    `json:"tokens"` // add_output_tokens only
 }
 
+// dumpTime is how long a dump may take to be read.
+const dumpTime = 5 * time.Minute
+
 // maxBody bounds a body: a million token ids take 8 MB.
 const maxBody = 64 << 20
 
@@ -198,7 +201,9 @@ func about(does func(n *named) bool) http.HandlerFunc {
 
 func (c *Config) dumpEvents(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = c.Router.DumpEvents(w) // the client's connection is the client's business
+	// Another dump waits for this one: a client that does not read must not stop it.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(dumpTime)) // a writer that cannot is none that matters
+	_ = c.Router.DumpEvents(w)                                                   // the client's connection is the client's business
 }
 
 // refuse answers with an error of the router.

@@ -254,6 +254,9 @@ const (
 	maxPools = 1024
 	// maxRanks bounds the ranks of one worker process.
 	maxRanks = 1024
+	// maxID bounds the ids of requests, which are kept for as long as they are in
+	// flight.
+	maxID = 1024
 	// maxTaints bounds those of one worker.
 	maxTaints = 256
 )

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -275,8 +276,9 @@ func TestThresholds(t *testing.T) {
 			if _, err := pick(t, r, router.Request{Allowed: only}); !errors.Is(err, router.ErrAllBusy) {
 				t.Errorf("all busy: %v", err)
 			}
-			if got, err := pick(t, r, router.Request{}); err != nil || got != 3 {
-				t.Errorf("worker %d, %v; want 3, whose size nobody knows", got, err)
+			d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("QRS"), Explain: true})
+			if err != nil || d.Worker.ID != 3 || len(d.Candidates) != 3 || d.Candidates[0].Excluded != router.ExcludedBusy || d.Candidates[2].Excluded != "" {
+				t.Errorf("%+v, %v; want 3, whose size nobody knows", d, err)
 			}
 			c.pass(10 * time.Second)
 			check("ten seconds later", []uint64{}...)
@@ -402,6 +404,7 @@ func TestOverrides(t *testing.T) {
 func TestBadRequests(t *testing.T) {
 	r := newRouter(t, router.Config{}, 1)
 	for name, req := range map[string]router.Request{
+		"id":       {ID: strings.Repeat("x", 1025)},
 		"priority": {Priority: math.NaN()},
 		"endless":  {Priority: math.Inf(1)},
 		"output":   {ExpectedOutput: -1},

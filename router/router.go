@@ -195,6 +195,8 @@ func (req *Request) check() error {
 		}
 	}
 	switch {
+	case len(req.ID) > maxID:
+		return fmt.Errorf("%w: ID has %d bytes, want at most %d", ErrBadRequest, len(req.ID), maxID)
 	case math.IsNaN(req.Priority) || math.IsInf(req.Priority, 0):
 		return fmt.Errorf("%w: Priority is %v, want a finite number", ErrBadRequest, req.Priority)
 	case req.ExpectedOutput < 0:

@@ -466,6 +466,19 @@ func TestBlockSizes(t *testing.T) {
 	}
 }
 
+// Costs in blocks of different sizes are compared in tokens.
+func TestCostsOfSeveralBlockSizes(t *testing.T) {
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 1)
+	wide := worker(2)
+	wide.BlockSize = 32
+	set(t, r, wide)
+	store(r, router.Worker{ID: 1}, "ABC")
+	// 1 + 4 blocks of 8 here, 1 + 1 of 32 there.
+	if d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("ABCD")}); err != nil || d.Worker.ID != 1 || d.Cost != 5 {
+		t.Errorf("worker %d for %v blocks, %v; want 1 for 5", d.Worker.ID, d.Cost, err)
+	}
+}
+
 // Without a cost the pool whose workers have fewer requests gets the next one.
 func TestBlockSizesInOtherModes(t *testing.T) {
 	r := newRouter(t, router.Config{Mode: router.RoundRobin}, 2)

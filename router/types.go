@@ -154,7 +154,8 @@ type Thresholds = scorer.Thresholds
 // the call.
 type Request struct {
 	// ID makes the decision a booking: the worker's slot is taken until
-	// [Router.Free]. It must be unique among the requests in flight. With no ID
+	// [Router.Free]. It must be unique among the requests in flight, and have at
+	// most 1,024 bytes. With no ID
 	// the decision is read-only: no slot, no record, no waiting.
 	ID string
 	// Owned says that the caller will call [Router.Free] for certain, whenever
