@@ -130,15 +130,15 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				} else if rnd.IntN(2) == 0 {
 					req.Allowed = []Worker{{ID: uint64(rnd.IntN(3) + 1)}}
 				}
-				w := &waiter{q: &question{Request: req, tokens: rnd.IntN(30) + 1, sequence: []uint64{uint64(next)}, matched: now}, d: new(Decision)}
-				woken, waits, err := c.submit(now, w)
+				q, d := &question{Request: req, tokens: rnd.IntN(30) + 1, sequence: []uint64{uint64(next)}, matched: now}, new(Decision)
+				w, woken, err := c.submit(now, q, d)
 				switch {
-				case waits:
+				case w != nil:
 					m.waiting = append(m.waiting, w)
 				case err == nil:
-					m.pend[req.ID], m.on[req.ID] = w.d.PrefillTokens, w.d.Worker.ID
+					m.pend[req.ID], m.on[req.ID] = d.PrefillTokens, d.Worker.ID
 					for _, v := range m.waiting {
-						if sameLane(v, w) {
+						if sameLane(v, &waiter{q: q}) {
 							t.Fatalf("seed %d: %s overtakes %s", seed, req.ID, v.q.ID)
 						}
 					}

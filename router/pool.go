@@ -65,7 +65,6 @@ func newPool(conf *Config, key poolKey) *pool {
 type scratch struct {
 	request  Request
 	question question
-	waiter   waiter
 	tokens   []uint32
 	local    []uint64
 	sequence []uint64
@@ -113,20 +112,19 @@ func (p *pool) decide(ctx context.Context, now func() time.Time, s *scratch) err
 	}
 	d.MatchTime = matched.Sub(start)
 
-	w := &s.waiter
-	*w = waiter{q: q, d: d}
 	p.mu.Lock()
-	woken, waits, err := p.core.submit(matched, w)
-	waits = waits && !w.done
+	w, woken, err := p.core.submit(matched, q, d)
+	waits := w != nil && !w.done
 	p.mu.Unlock()
 	wakeAll(woken)
-	d.PickTime = now().Sub(matched)
+	pick := now().Sub(matched)
 	switch {
 	case waits:
-		return p.wait(ctx, now, w, s)
-	case w.done:
-		return w.err
+		err = p.wait(ctx, now, w, s)
+	case w != nil:
+		err = w.err
 	}
+	d.PickTime = pick
 	return err
 }
 

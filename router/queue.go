@@ -11,9 +11,11 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// waiter is a request in the queue. The core owns its fields while it waits;
-// afterwards its caller does.
+// waiter is a request in the queue. It is the garbage collector's, and no memory that
+// is used again: who admits it tells it so after the pool's lock is free, when its
+// caller may be gone.
 type waiter struct {
+	// Its caller's, and the core's as long as it waits; guarded by the pool's lock.
 	q *question
 	d *Decision
 
@@ -23,7 +25,7 @@ type waiter struct {
 	stale bool  // its overlap is to be counted anew before it is admitted
 	err   error // if done
 
-	wake chan struct{} // has room for one; told after the pool's lock is free
+	wake chan struct{} // set once; has room for one
 }
 
 const (
@@ -33,30 +35,30 @@ const (
 	safetyNet = 60 * time.Second
 )
 
-// submit decides for w, or puts it into the queue. woken, as everywhere, are
-// those who need no longer wait, or have to count their overlap anew: w may be
-// one of them at once.
-func (c *core) submit(now time.Time, w *waiter) (woken []*waiter, waits bool, err error) {
-	lane := c.lane(w.q)
-	err = c.decide(now, w.q, w.d, c.queue != nil && c.queue.Waits(lane))
+// submit decides for q, or puts it into the queue and returns where it waits. woken,
+// as everywhere, are those who need no longer wait, or have to count their overlap
+// anew: q may be one of them at once.
+func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, woken []*waiter, err error) {
+	lane := c.lane(q)
+	err = c.decide(now, q, d, c.queue != nil && c.queue.Waits(lane))
 	if !errors.Is(err, errMustWait) {
-		return nil, false, err
+		return nil, nil, err
 	}
+	w = &waiter{q: q, d: d, since: now, wake: make(chan struct{}, 1)}
 	if c.epoch.IsZero() {
 		c.epoch = now
 	}
 	place := scorer.Waiting{
-		Strict: w.q.StrictPriority, Jump: w.q.Priority, Lane: lane,
+		Strict: q.StrictPriority, Jump: q.Priority, Lane: lane,
 		Arrival: now.Sub(c.epoch), Uncached: c.leastUncached(),
 	}
-	if t := w.q.TTFTTarget; t > 0 {
+	if t := q.TTFTTarget; t > 0 {
 		place.Deadline = place.Arrival + t
 	}
-	w.since, w.wake = now, make(chan struct{}, 1)
 	if w.item, err = c.queue.Push(place, w); err != nil {
-		return nil, false, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
+		return nil, nil, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
 	}
-	return c.pump(now), true, nil
+	return w, c.pump(now), nil
 }
 
 // leastUncached returns what the best candidate of the last decision would have to

@@ -372,7 +372,7 @@ func (r *Router) release(s *scratch) {
 	if cap(s.tokens) > keepTokens {
 		return
 	}
-	s.request, s.question, s.waiter, s.encoded, s.at = Request{}, question{}, waiter{}, tokenizer.Prompt{}, time.Time{}
+	s.request, s.question, s.encoded, s.at = Request{}, question{}, tokenizer.Prompt{}, time.Time{}
 	clear(s.taints)
 	r.scratch.Put(s)
 }
