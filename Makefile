@@ -61,6 +61,7 @@ golden: $(REFERENCE) ## make the golden data and the Unicode tables anew
 	mv .cache/unicode_table.go tokenizer/unicode_table.go && gofmt -w tokenizer/unicode_table.go
 	$(REFERENCE) tools/golden/tokenizers_golden.py tokenizer/testdata/golden internal/enginesim/model/tokenizer.json
 	TZ=UTC $(REFERENCE) tools/golden/templates_golden.py tokenizer/jinja/testdata/golden.jsonl
+	$(REFERENCE) tools/golden/harmony_golden.py tokenizer/chat/testdata/harmony.jsonl
 
 $(REFERENCE): tools/golden/requirements.txt
 	@command -v python3 >/dev/null || { echo "make: Python 3 is missing" >&2; exit 1; }

@@ -35,8 +35,8 @@ type Cache struct {
 	bytes int
 }
 
-// cacheKey stands for a tokenizer, whether special tokens are added, and the
-// first n·2 KiB of a text. It is keyed by seeds of this process, so nobody
+// cacheKey stands for a tokenizer, what is done with special tokens, and the first
+// n·2 KiB of a text. It is keyed by seeds of this process, so nobody
 // outside can make two texts collide.
 type cacheKey [2]uint64
 
@@ -68,12 +68,21 @@ func (c *Cache) Bytes() int {
 // Append is t.Append with the ids of known beginnings copied. reused is the
 // number of bytes of text that were not encoded anew.
 func (c *Cache) Append(ctx context.Context, dst []uint32, t *Tokenizer, text []byte, special bool) (ids []uint32, reused int, err error) {
+	return c.append(ctx, dst, t, text, formOf(special))
+}
+
+// AppendMarked is t.AppendMarked in the same way.
+func (c *Cache) AppendMarked(ctx context.Context, dst []uint32, t *Tokenizer, text []byte) (ids []uint32, reused int, err error) {
+	return c.append(ctx, dst, t, text, marked)
+}
+
+func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []byte, f form) (ids []uint32, reused int, err error) {
 	if len(text) < c.step {
-		ids, err = t.Append(ctx, dst, text, special)
+		ids, err = t.encode(ctx, dst, text, f, nil)
 		return ids, 0, err
 	}
 	var buf [64]cacheKey
-	keys := c.keys(buf[:0], t, text, special)
+	keys := c.keys(buf[:0], t, text, f)
 	base := len(dst)
 	dst, known, from := c.find(dst, keys)
 	var fresh []*chunk
@@ -81,7 +90,7 @@ func (c *Cache) Append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 	rec := recorder{step: c.step, next: (known + 1) * c.step, last: from, mark: known * c.step}
 	ends := make([]resume, 0, len(keys)-known)
 	rec.add = func(r resume) { ends = append(ends, r) }
-	dst, err = t.encode(ctx, dst, text, special, &rec)
+	dst, err = t.encode(ctx, dst, text, f, &rec)
 	for _, end := range ends {
 		ids := make([]uint32, end.ids-last)
 		copy(ids, dst[base+last:])
@@ -93,11 +102,8 @@ func (c *Cache) Append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 }
 
 // keys appends the keys of the text's steps.
-func (c *Cache) keys(dst []cacheKey, t *Tokenizer, text []byte, special bool) []cacheKey {
-	at := cacheKey{t.identity, t.identity}
-	if special {
-		at[0]++
-	}
+func (c *Cache) keys(dst []cacheKey, t *Tokenizer, text []byte, f form) []cacheKey {
+	at := cacheKey{t.identity + uint64(f), t.identity}
 	for len(text) >= c.step {
 		for k, seed := range c.seeds {
 			h := maphash.Bytes(seed, text[:c.step])

@@ -93,6 +93,7 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 	if c.ChatTemplate != "" {
 		files.Templates["default"] = c.ChatTemplate
 	}
+	files.ID = tok.ID
 	m := &Model{tok: tok, cache: c.Cache}
 	if c.Profile == "" {
 		c.Profile = chat.VLLM
@@ -187,7 +188,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	case q.Prompt == nil && m.chat == nil:
 		return inBytes(dst, q, NoRenderer)
 	}
-	text, special, why := m.text(q, now)
+	text, f, why := m.text(q, now)
 	if why != "" {
 		return inBytes(dst, q, why)
 	}
@@ -196,7 +197,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	}
 	p := Prompt{Mode: Exact, Others: text.Items*itemTokens + tokensOf(text.Others)}
 	var err error
-	if p.IDs, p.Reused, err = m.append(ctx, dst, text.Text[:text.Exact], special); err != nil {
+	if p.IDs, p.Reused, err = m.append(ctx, dst, text.Text[:text.Exact], f); err != nil {
 		p.Mode, p.Reason, p.Exact = ExactPrefix, Budget, len(p.IDs)-len(dst)
 		return p, nil //nolint:nilerr // said in the reason
 	}
@@ -213,31 +214,37 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	return p, nil
 }
 
-func (m *Model) append(ctx context.Context, dst []uint32, text []byte, special bool) ([]uint32, int, error) {
+func (m *Model) append(ctx context.Context, dst []uint32, text []byte, f form) ([]uint32, int, error) {
 	if m.cache != nil {
-		return m.cache.Append(ctx, dst, m.tok, text, special)
+		return m.cache.append(ctx, dst, m.tok, text, f)
 	}
-	ids, err := m.tok.Append(ctx, dst, text, special)
+	ids, err := m.tok.encode(ctx, dst, text, f, nil)
 	return ids, 0, err
 }
 
 // text returns the prompt's text, or why there is none.
-func (m *Model) text(q chat.Request, now time.Time) (text chat.Text, special bool, why string) {
+func (m *Model) text(q chat.Request, now time.Time) (text chat.Text, f form, why string) {
 	if q.Prompt == nil {
 		text, err := m.chat.Render(q, now)
-		if err != nil {
-			if _, template := errors.AsType[*jinja.Error](err); template || errors.Is(err, chat.ErrRefused) {
-				return text, false, TemplateError
+		switch {
+		case text.Marked:
+			return text, marked, ""
+		case err == nil:
+		case errors.Is(err, chat.ErrRefused):
+			return text, bare, TemplateError
+		default:
+			if _, template := errors.AsType[*jinja.Error](err); template {
+				return text, bare, TemplateError
 			}
-			return text, false, BadText
+			return text, bare, BadText
 		}
-		return text, string(q.AddSpecialTokens) == "true", ""
+		return text, formOf(string(q.AddSpecialTokens) == "true"), ""
 	}
 	text, err := chat.Completion(q)
 	if err != nil {
-		return text, false, BadText
+		return text, bare, BadText
 	}
-	return text, string(q.AddSpecialTokens) != "false", ""
+	return text, formOf(string(q.AddSpecialTokens) != "false"), ""
 }
 
 // tokensOf is how many tokens so many bytes are taken for.

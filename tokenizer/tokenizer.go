@@ -22,6 +22,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"unicode/utf8"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // Tokenizer is the tokenizer of one model. It is immutable; any number of
@@ -37,7 +39,8 @@ type Tokenizer struct {
 	cuts        *cuts     // SentencePiece-style text, cut where no merge can cross
 	bpe         bpe
 
-	before, after []uint32 // special tokens around a text
+	before, after []uint32          // special tokens around a text
+	control       map[string]uint32 // tokens that no text becomes, by their names
 	byteLevel     bool
 	strip         int // spaces that decoding takes from the start
 
@@ -71,22 +74,39 @@ const keepBytes = 1 << 20
 // is the context's, or that of an expression that took too long; the ids
 // appended until then are right as far as they go.
 func (t *Tokenizer) Append(ctx context.Context, dst []uint32, text []byte, special bool) ([]uint32, error) {
-	return t.encode(ctx, dst, text, special, nil)
+	return t.encode(ctx, dst, text, formOf(special), nil)
 }
 
-// AppendPlain is Append without special tokens: none are found in the text, none
-// are put around it. Renderings that place their control tokens as ids use it for
-// the text in between.
-func (t *Tokenizer) AppendPlain(ctx context.Context, dst []uint32, text []byte) ([]uint32, error) {
-	e := encoder{t: t, w: t.take(), dst: dst, text: text, ctx: ctx}
-	defer t.give(e.w)
-	e.stretch(0, len(text), len(text)+1, true)
-	return e.dst, e.err
+// AppendMarked appends the ids of a text in which control tokens stand as marks
+// ([chat.AppendMark]). Between two marks is a text of its own: nothing of what
+// stands on the other side of a mark has an effect on its ids, and what reads like
+// a special token in it is text.
+func (t *Tokenizer) AppendMarked(ctx context.Context, dst []uint32, text []byte) ([]uint32, error) {
+	return t.encode(ctx, dst, text, marked, nil)
 }
 
-// ID returns the id of the token whose text is exactly content: an added token,
-// or one of the vocabulary.
+// form says what is done with special tokens.
+type form uint64
+
+const (
+	bare   form = iota // found in the text
+	framed             // and put around it
+	marked             // they stand in the text as marks, and are not looked for
+)
+
+func formOf(special bool) form {
+	if special {
+		return framed
+	}
+	return bare
+}
+
+// ID returns the id of the token whose text is exactly content: a control token,
+// an added token, or one of the vocabulary.
 func (t *Tokenizer) ID(content string) (id uint32, ok bool) {
+	if id, ok = t.control[content]; ok {
+		return id, true
+	}
 	for _, f := range []*finder{t.raw, t.normed} {
 		if f == nil {
 			continue
@@ -190,20 +210,21 @@ type encoder struct {
 	dst   []uint32
 	base  int // the ids in dst before this text
 	text  []byte
+	marks bool // the text has marks
 	rec   *recorder
 	check int // look at the context behind this place
 	err   error
 }
 
-func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, special bool, rec *recorder) ([]uint32, error) {
-	e := encoder{t: t, w: t.take(), dst: dst, base: len(dst), text: text, rec: rec, ctx: ctx, check: checkEvery}
+func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f form, rec *recorder) ([]uint32, error) {
+	e := encoder{t: t, w: t.take(), dst: dst, base: len(dst), text: text, marks: f == marked, rec: rec, ctx: ctx, check: checkEvery}
 	defer t.give(e.w)
 	from := resume{start: true}
 	if rec != nil {
 		from, e.base = rec.last, len(dst)-rec.last.ids
 		e.check += from.at
 	}
-	if special && from.at == 0 && from.ids == 0 {
+	if f == framed && from.at == 0 && from.ids == 0 {
 		e.dst = append(e.dst, t.before...)
 		if rec != nil {
 			rec.last.ids = len(t.before)
@@ -216,7 +237,7 @@ func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, speci
 	if rec != nil {
 		rec.finish(len(text))
 	}
-	if special {
+	if f == framed {
 		e.dst = append(e.dst, t.after...)
 	}
 	return e.dst, nil
@@ -224,6 +245,10 @@ func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, speci
 
 // run encodes the text from a resume point: stretch, added token, stretch, …
 func (e *encoder) run(from resume) {
+	if e.marks {
+		e.runMarked(from)
+		return
+	}
 	at, start := from.at, from.start
 	for at < len(e.text) && e.err == nil {
 		token, ok := e.t.raw.next(e.text, at)
@@ -240,16 +265,34 @@ func (e *encoder) run(from resume) {
 	}
 }
 
+// runMarked encodes the text from a resume point: stretch, mark, stretch, …
+func (e *encoder) runMarked(from resume) {
+	at, start := from.at, from.start
+	for at < len(e.text) && e.err == nil {
+		k, end, id := chat.NextMark(e.text, at)
+		if k < 0 {
+			e.stretch(at, len(e.text), len(e.text)+1, start)
+			return
+		}
+		e.stretch(at, k, k+1, start)
+		if id != chat.NoID {
+			e.dst = append(e.dst, id)
+		}
+		at, start = end, true
+		e.place(at, at, true)
+	}
+}
+
 // place tells the recorder of a place between two decisions.
 func (e *encoder) place(at, looked int, start bool) {
 	if e.rec == nil {
 		return
 	}
 	// A search for an added token begins at each place, and looks ahead.
-	if e.t.raw != nil {
+	if e.t.raw != nil && !e.marks {
 		looked = max(looked, at+e.t.raw.reach)
 	}
-	if e.t.normed != nil {
+	if e.t.normed != nil && !e.marks {
 		looked = max(looked, at+e.t.normed.reach)
 	}
 	e.rec.place(resume{at, len(e.dst) - e.base, start}, min(looked, len(e.text)+1))
@@ -268,7 +311,7 @@ func (e *encoder) stretch(lo, hi, looked int, start bool) {
 	case t.scan != nil && (!t.nfc || isNFC(e.text[lo:hi])):
 		e.words(lo, hi, looked)
 	default:
-		e.general(e.text[lo:hi], lo == 0 && start)
+		e.general(e.text[lo:hi], (lo == 0 || e.marks) && start)
 		if e.rec != nil {
 			// Nothing inside of it is a place to resume at.
 			e.rec.note(looked)
@@ -279,7 +322,7 @@ func (e *encoder) stretch(lo, hi, looked int, start bool) {
 // words encodes a stretch that needs no rewriting and is parted by scanners.
 func (e *encoder) words(lo, hi, looked int) {
 	for lo < hi && e.err == nil {
-		token, ok := e.t.normed.next(e.text[:hi], lo)
+		token, ok := e.normed().next(e.text[:hi], lo)
 		if !ok {
 			e.step(0, lo, hi, looked)
 			return
@@ -293,6 +336,14 @@ func (e *encoder) words(lo, hi, looked int) {
 		lo = token.end
 		e.place(lo, end, true)
 	}
+}
+
+// normed finds the added tokens of the normal form.
+func (e *encoder) normed() *finder {
+	if e.marks {
+		return nil
+	}
+	return e.t.normed
 }
 
 // step parts text[lo:hi] with the scanner at depth and the ones behind it.
@@ -317,7 +368,7 @@ func (e *encoder) step(depth, lo, hi, looked int) {
 func (e *encoder) after(at, looked int) {
 	switch {
 	case e.rec == nil:
-	case e.t.raw.loose() || e.t.normed.loose() || e.t.nfc && at < len(e.text) && !closed(e.text[at:]):
+	case !e.marks && (e.t.raw.loose() || e.t.normed.loose()) || e.t.nfc && at < len(e.text) && !closed(e.text[at:]):
 		e.rec.note(looked)
 	default:
 		e.place(at, looked, false)
@@ -339,7 +390,7 @@ func (e *encoder) general(text []byte, first bool) {
 		}
 	}
 	for at := 0; at < len(text) && e.err == nil; first = false {
-		token, ok := e.t.normed.next(text, at)
+		token, ok := e.normed().next(text, at)
 		end := len(text)
 		if ok {
 			end = token.start
@@ -373,7 +424,7 @@ func (e *encoder) parted(text []byte, first bool) {
 func (e *encoder) characters(lo, hi, looked int, start bool) {
 	c := e.t.cuts
 	word := e.w.text[:0]
-	if start && c.prefixed(e.text[lo:hi], lo == 0) {
+	if start && c.prefixed(e.text[lo:hi], lo == 0 || e.marks) {
 		word = append(word, c.space...)
 	}
 	for i := lo; i < hi && e.err == nil; {

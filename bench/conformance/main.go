@@ -68,6 +68,11 @@ func run(o options) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	more, err := harmony(ref, o)
+	if err != nil {
+		return false, err
+	}
+	figures = append(figures, more...)
 	for _, c := range candidates(o) {
 		path, err := c.unpacked(o.work)
 		if err != nil {

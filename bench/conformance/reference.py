@@ -5,6 +5,7 @@ load   {"path"}                    a tokenizer.json, which later requests speak 
 encode {"texts", "special"}        the ids of each text
 time   {"texts"}                   seconds to encode all of them, one after the other
 parse  {"template"}                a chat template, which later requests speak of
+harmony {"requests", "date"}       for each chat request the ids of its gpt-oss prompt, or null if it is refused
 render {"vars"}                    for each set of variables {"out"} or {"err": "Class: message"}; and the seconds
 """
 import datetime
@@ -15,6 +16,9 @@ import time
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../tools/golden"))
+
+import harmony  # noqa: E402
 import jinja2  # noqa: E402
 import jinja2.ext  # noqa: E402
 import tokenizers  # noqa: E402  (reads the environment)
@@ -59,6 +63,17 @@ def render(template, variables):
         return {"err": f"{type(e).__name__}: {e}"}
 
 
+def prompts(render, requests):
+    """The ids of each request, None for those that are refused."""
+    out = []
+    for r in requests:
+        try:
+            out.append(render(r))
+        except ValueError:
+            out.append(None)
+    return out
+
+
 def main() -> None:
     tok = template = None
     env = environment(datetime.datetime(2026, 8, 22, 12))
@@ -84,6 +99,8 @@ def main() -> None:
             start = time.perf_counter()
             outcomes = [render(template, v) for v in r["vars"]]
             out = {"outcomes": outcomes, "seconds": time.perf_counter() - start}
+        elif op == "harmony":
+            out = {"ids": prompts(lambda q: harmony.render(q, r["date"]), r["requests"])}
         else:
             out = {"error": f"unknown operation {op}"}
         print(json.dumps(out), flush=True)

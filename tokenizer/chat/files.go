@@ -17,13 +17,18 @@ type Files struct {
 	Templates map[string]string
 	// Special are the special tokens' texts by their names, such as bos_token.
 	Special map[string]string
+	// ModelType is the model_type of config.json, "" if there is no such file.
+	ModelType string
+	// ID returns the id of a control token by its text. Models whose prompts
+	// have control tokens by their ids need it; nil knows none.
+	ID func(text string) (id uint32, ok bool)
 
 	specialOrder []string
 }
 
 // LoadFiles reads the chat template and the special tokens: chat_template.jinja,
 // which wins over the chat_template of tokenizer_config.json, and
-// special_tokens_map.json. read returns a file of the model, fs.ErrNotExist in
+// special_tokens_map.json; and config.json, for the kind of model. read returns a file of the model, fs.ErrNotExist in
 // the chain if there is none; all of them may be missing. The error names the file.
 func LoadFiles(read func(name string) ([]byte, error)) (*Files, error) {
 	f := &Files{Templates: map[string]string{}, Special: map[string]string{}}
@@ -39,7 +44,20 @@ func LoadFiles(read func(name string) ([]byte, error)) (*Files, error) {
 			return nil, fmt.Errorf("chat: %s: %w", name, err)
 		}
 	}
-	b, err := optional(read, "chat_template.jinja")
+	b, err := optional(read, "config.json")
+	if err != nil {
+		return nil, err
+	}
+	if b != nil {
+		var config struct {
+			ModelType string `json:"model_type"`
+		}
+		if err := json.Unmarshal(b, &config); err != nil {
+			return nil, fmt.Errorf("chat: config.json: %w", err)
+		}
+		f.ModelType = config.ModelType
+	}
+	b, err = optional(read, "chat_template.jinja")
 	if err != nil {
 		return nil, err
 	}
@@ -51,6 +69,13 @@ func LoadFiles(read func(name string) ([]byte, error)) (*Files, error) {
 	}
 	slices.Sort(f.specialOrder)
 	return f, nil
+}
+
+func (f *Files) id(text string) (uint32, bool) {
+	if f.ID == nil {
+		return NoID, false
+	}
+	return f.ID(text)
 }
 
 func optional(read func(name string) ([]byte, error), name string) ([]byte, error) {

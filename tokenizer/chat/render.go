@@ -36,6 +36,7 @@ type Renderer struct {
 	special  *jinja.Dict     // bos_token and its like
 	parts    bool            // contents are lists of parts, not strings
 	dev      bool            // the template knows the role "developer"
+	harmony  *harmony        // instead of a template
 }
 
 // Text is a rendered prompt.
@@ -45,6 +46,9 @@ type Text struct {
 	// there is an image or other item whose place only the engine can fill.
 	// Behind that stands something that is equal for equal items.
 	Exact int
+	// Marked is set if control tokens stand in Text as marks ([AppendMark]), and
+	// nothing else in it is one.
+	Marked bool
 	// Kept is how many of the prompt's last tokens the engine keeps; 0 is all.
 	Kept int
 	// Items is how many images and the like there are, Others how many bytes the
@@ -54,17 +58,28 @@ type Text struct {
 
 // NewRenderer returns a renderer for a model's files. It fails if they have no chat
 // template or a broken one, naming it.
+//
+// Of gpt-oss models vLLM makes prompts in code, which is done here, and SGLang by
+// the template; what TensorRT-LLM does is not known here.
 func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 	switch p {
 	case VLLM, SGLang, TRTLLM:
 	default:
 		return nil, fmt.Errorf("chat: unknown engine profile %q; known are vllm, sglang, trtllm", p)
 	}
+	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special))}
+	if p != SGLang && f.speaksHarmony() {
+		if p == TRTLLM {
+			return nil, fmt.Errorf("chat: prompts of gpt_oss as TensorRT-LLM makes them: %w", ErrNoTemplate)
+		}
+		var err error
+		r.harmony, err = newHarmony(f)
+		return r, err
+	}
 	text, ok := f.Templates["default"]
 	if !ok {
 		return nil, fmt.Errorf("chat: the model has no chat template: %w", ErrNoTemplate)
 	}
-	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special))}
 	for _, name := range f.specialOrder {
 		r.special.Set(name, jinja.String(f.Special[name]))
 	}
@@ -82,7 +97,8 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 	return r, nil
 }
 
-// ErrNoTemplate is wrapped where a model's files have no chat template.
+// ErrNoTemplate is wrapped where a model's files have no chat template, or the
+// engine has its own way in the place of one that is not known here.
 var ErrNoTemplate = errors.New("no chat template")
 
 // Render returns the prompt of a chat request. now is what the template may say
@@ -92,6 +108,13 @@ var ErrNoTemplate = errors.New("no chat template")
 // [*jinja.Error], then too. Other errors are about JSON that no engine reads.
 func (r *Renderer) Render(q Request, now time.Time) (Text, error) {
 	c := conversation{r: r, now: now}
+	if r.harmony != nil {
+		text, err := r.harmony.render(&c, q, now)
+		if err != nil {
+			return Text{}, fmt.Errorf("chat: %w", err)
+		}
+		return text, nil
+	}
 	if err := c.read(q); err != nil {
 		return Text{}, fmt.Errorf("chat: %w", err)
 	}
@@ -301,6 +324,9 @@ func bareTools(vars *jinja.Dict) (jinja.Value, bool) {
 // readTools returns the tools in the engine's order of keys, nil if there are none.
 func (c *conversation) readTools(q Request) ([]jinja.Value, error) {
 	if q.Tools == nil {
+		if c.r.profile == VLLM && q.ToolChoice != nil && string(q.ToolChoice) != `"none"` {
+			return nil, refused("tool_choice without tools")
+		}
 		return nil, nil
 	}
 	v, err := jinja.FromJSON(q.Tools)

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chat
+
+import (
+	"bytes"
+	"encoding/binary"
+)
+
+// A mark stands in the text of a prompt for a control token that is put there by
+// its id, and not found by its text: a byte that is in no text, and the id.
+const (
+	markByte = 0xff
+	markSize = 5
+)
+
+// NoID is the id in a mark that only parts two texts: each of them is tokenized as
+// if the other were not there.
+const NoID = ^uint32(0)
+
+// AppendMark appends a mark for the control token id, or for none (NoID).
+func AppendMark(dst []byte, id uint32) []byte {
+	return binary.LittleEndian.AppendUint32(append(dst, markByte), id)
+}
+
+// NextMark returns where the first mark in text[from:] begins and ends, and its
+// id; start is -1 if there is none. Behind half a mark, which AppendMark does not
+// make, there is nothing.
+func NextMark(text []byte, from int) (start, end int, id uint32) {
+	k := bytes.IndexByte(text[from:], markByte)
+	if k < 0 {
+		return -1, -1, NoID
+	}
+	start = from + k
+	if len(text)-start < markSize {
+		return start, len(text), NoID
+	}
+	end = start + markSize
+	return start, end, binary.LittleEndian.Uint32(text[start+1 : end])
+}
+
+// marked builds a text with marks.
+type marked struct {
+	b    []byte
+	text bool // b ends in text
+}
+
+func (m *marked) id(id uint32) {
+	m.b = AppendMark(m.b, id)
+	m.text = false
+}
+
+// piece adds a text that is tokenized alone.
+func (m *marked) piece(text string) {
+	if text == "" {
+		return
+	}
+	if m.text {
+		m.b = AppendMark(m.b, NoID)
+	}
+	m.b = append(m.b, text...)
+	m.text = true
+}
