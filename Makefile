@@ -52,7 +52,7 @@ check: tools lint fix ## the inner loop: lint, house rules, short tests
 REFERENCE := .cache/reference/bin/python
 
 .PHONY: conformance
-conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed (downloads 15 MB from PyPI once)
+conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed (downloads 90 MB from PyPI once)
 	@go run ./bench/conformance --python $(REFERENCE) --commit "$$(git rev-parse --short HEAD)"
 
 .PHONY: golden
@@ -62,6 +62,7 @@ golden: $(REFERENCE) ## make the golden data and the Unicode tables anew
 	$(REFERENCE) tools/golden/tokenizers_golden.py tokenizer/testdata/golden internal/enginesim/model/tokenizer.json
 	TZ=UTC $(REFERENCE) tools/golden/templates_golden.py tokenizer/jinja/testdata/golden.jsonl
 	$(REFERENCE) tools/golden/harmony_golden.py tokenizer/chat/testdata/harmony.jsonl
+	$(REFERENCE) tools/golden/mistral_golden.py tokenizer/testdata/mistral
 
 $(REFERENCE): tools/golden/requirements.txt
 	@command -v python3 >/dev/null || { echo "make: Python 3 is missing" >&2; exit 1; }

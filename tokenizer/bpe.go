@@ -377,9 +377,10 @@ func (b *bpe) mergeShort(dst, ids []uint32, word []byte) []uint32 {
 		}
 	}
 	for n > 0 {
+		// By the rank alone: of equal ones, which SentencePiece has, the leftmost.
 		best, at := noMerge, 0
 		for i, p := range pairs[:n] {
-			if p < best {
+			if p>>32 < best>>32 {
 				best, at = p, i
 			}
 		}

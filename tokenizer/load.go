@@ -29,13 +29,21 @@ const (
 var ErrUnsupported = errors.New("not supported")
 
 // Load reads the tokenizer of the model whose files fsys has: tokenizer.json,
-// else a rank file *.tiktoken, for which c says what the file does not. Any of
-// them may be compressed (.gz).
+// else a rank file *.tiktoken, for which c says what the file does not; or, in
+// mistral mode, tekken.json or a SentencePiece model. Any of them may be
+// compressed (.gz).
 //
 // The error names the file, and the component or the byte at which it is broken
 // or cannot be done exactly; the latter wraps [ErrUnsupported]. Nothing in a file
 // makes Load panic or use more than a few times the file's size.
 func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
+	file, is, err := isMistral(fsys, c.Mode)
+	if err != nil {
+		return nil, err
+	}
+	if is {
+		return loadMistral(fsys, file)
+	}
 	b, name, err := readFile(fsys, "tokenizer.json")
 	if errors.Is(err, fs.ErrNotExist) {
 		return loadRanks(fsys, c)

@@ -93,7 +93,7 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 	if c.ChatTemplate != "" {
 		files.Templates["default"] = c.ChatTemplate
 	}
-	files.ID = tok.ID
+	files.ID, files.Mistral = tok.ID, tok.mistral
 	m := &Model{tok: tok, cache: c.Cache}
 	if c.Profile == "" {
 		c.Profile = chat.VLLM

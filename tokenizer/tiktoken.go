@@ -15,13 +15,16 @@ import (
 	"strings"
 )
 
-// Config says what a rank file does not. It is of no effect on tokenizer.json.
+// Config says what the files do not.
 type Config struct {
-	// Pattern parts the text into words: a regular expression, or the name of a
+	// Mode is the engine's way of reading them: hf or mistral. Empty: as vLLM
+	// decides, by which files there are.
+	Mode string
+	// Pattern, for a rank file, parts the text into words: a regular expression, or the name of a
 	// known one: gpt2, cl100k, o200k. Empty: that of the file's name, if it is
 	// one of the published files.
 	Pattern string
-	// Special are the special tokens and their ids. Nil: added_tokens_decoder of
+	// Special, for a rank file, are the special tokens and their ids. Nil: added_tokens_decoder of
 	// tokenizer_config.json, else those of the published file.
 	Special map[string]uint32
 }
@@ -148,16 +151,9 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 	t := &Tokenizer{byteLevel: true, bpe: bpe{vocab: v, whole: true, unk: noID}}
 	t.bpe.mergesOfRanks()
 	t.bpe.prepareBytes()
-	scan := scanners[c.Pattern]
-	if scan != nil {
-		t.steps = []splitter{{scan: scan, behavior: "Isolated"}}
-	} else {
-		re, err := compile(c.Pattern)
-		if err != nil {
-			return nil, unsupported(err)
-		}
-		// What no alternative matches is not part of the result.
-		t.steps = []splitter{{regex: re, behavior: "Removed", invert: true}}
+	var err error
+	if t.steps, err = patternSteps(c.Pattern); err != nil {
+		return nil, unsupported(err)
 	}
 	var special []added
 	for _, content := range slices.Sorted(maps.Keys(c.Special)) {
@@ -175,24 +171,36 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 	return t, nil
 }
 
+// patternSteps returns the step that parts text by the expression of a rank file.
+func patternSteps(pattern string) ([]splitter, error) {
+	if scan := scanners[pattern]; scan != nil {
+		return []splitter{{scan: scan, behavior: "Isolated"}}, nil
+	}
+	re, err := compile(pattern)
+	if err != nil {
+		return nil, err
+	}
+	// What no alternative matches is not part of the result.
+	return []splitter{{regex: re, behavior: "Removed", invert: true}}, nil
+}
+
 // mergesOfRanks makes a merge of each way to cut a token into two tokens.
 func (b *bpe) mergesOfRanks() {
-	each := func(f func(pair uint64, id uint32)) {
-		for id := range b.vocab.token {
-			token := b.vocab.get(uint32(id))
-			for k := 1; k < len(token); k++ {
-				left := b.vocab.id(token[:k])
-				if left == noID {
-					continue
-				}
-				if right := b.vocab.id(token[k:]); right != noID {
-					f(pairOf(left, right), uint32(id))
-				}
+	var all []mergeSlot
+	for id := range b.vocab.token {
+		token := b.vocab.get(uint32(id))
+		for k := 1; k < len(token); k++ {
+			left := b.vocab.id(token[:k])
+			if left == noID {
+				continue
+			}
+			if right := b.vocab.id(token[k:]); right != noID {
+				all = append(all, mergeSlot{pairOf(left, right), uint64(id)<<32 | uint64(id)})
 			}
 		}
 	}
-	count := 0
-	each(func(uint64, uint32) { count++ })
-	b.merges = newMerges(count)
-	each(func(pair uint64, id uint32) { b.merges.put(pair, uint64(id)<<32|uint64(id)) })
+	b.merges = newMerges(len(all))
+	for _, m := range all {
+		b.merges.put(m.key, m.value)
+	}
 }

@@ -7,6 +7,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,17 +19,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 type options struct {
-	python, shared, golden, out, commit, work string
-	strings, rounds, conversations            int
-	seed                                      uint64
+	python, shared, golden, out, commit, work, only string
+	strings, rounds, conversations                  int
+	seed                                            uint64
 }
 
 func main() {
@@ -41,6 +44,7 @@ func main() {
 	flag.IntVar(&o.strings, "strings", 20000, "random texts a tokenizer")
 	flag.IntVar(&o.conversations, "conversations", 200, "random conversations a template")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds of measuring speed")
+	flag.StringVar(&o.only, "only", "", "compare only what has this in its name")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the random texts")
 	flag.Parse()
 	ok, err := run(o)
@@ -73,40 +77,100 @@ func run(o options) (bool, error) {
 		return false, err
 	}
 	figures = append(figures, more...)
-	for _, c := range candidates(o) {
-		path, err := c.unpacked(o.work)
-		if err != nil {
-			return false, err
-		}
-		tok, err := tokenizer.Load(os.DirFS(filepath.Dir(path)), tokenizer.Config{})
-		if err != nil {
-			return false, fmt.Errorf("%s: %w", c.name, err)
-		}
-		var answer struct{ Version string }
-		if err := ref.ask(map[string]any{"op": "load", "path": path}, &answer); err != nil {
-			return false, err
-		}
-		f, err := compare(ref, tok, c, o)
-		if err != nil {
-			return false, err
-		}
-		figures = append(figures, f)
-		if !c.real {
+	all := candidates(o)
+	own, err := mistralFiles(ref, o)
+	if err != nil {
+		return false, err
+	}
+	for _, c := range append(all, own...) {
+		if !strings.Contains(c.name, o.only) {
 			continue
 		}
-		more, err := speeds(ref, tok, c, o)
+		more, err := candidateFigures(ref, c, o)
 		if err != nil {
-			return false, err
+			return false, fmt.Errorf("%s: %w", c.name, err)
 		}
 		figures = append(figures, more...)
 	}
 	return bench.Report(os.Stdout, o.out, bench.NewRun("conformance", o.commit, "make conformance", figures))
 }
 
+func candidateFigures(ref *reference, c candidate, o options) ([]bench.Figure, error) {
+	path, err := c.unpacked(o.work)
+	if err != nil {
+		return nil, err
+	}
+	m, err := tokenizer.LoadModel(os.DirFS(filepath.Dir(path)), tokenizer.ModelConfig{})
+	if err != nil {
+		return nil, err
+	}
+	var answer struct{ Version string }
+	if err := ref.ask(map[string]any{"op": "load", "path": path}, &answer); err != nil {
+		return nil, err
+	}
+	f, err := compare(ref, m.Tokenizer(), c, o)
+	if err != nil {
+		return nil, err
+	}
+	figures := []bench.Figure{f}
+	if c.mistral {
+		g := requests{r: rand.New(rand.NewPCG(o.seed, 4)), strict: true}
+		more, err := prompts(ref, m, g, c.name+" prompts", map[string]any{"op": "mistral"}, 10*o.conversations)
+		if err != nil {
+			return nil, err
+		}
+		figures = append(figures, more...)
+	}
+	if !c.real {
+		return figures, nil
+	}
+	more, err := speeds(ref, m.Tokenizer(), c, o)
+	return append(figures, more...), err
+}
+
 // candidate is one tokenizer to compare.
 type candidate struct {
 	name, file string
-	real       bool // a served model's, large enough to measure speed
+	real       bool   // a served model's, large enough to measure speed
+	mistral    bool   // a file of Mistral's own
+	version    string // that it is turned into; empty leaves it
+}
+
+// mistralFiles are those that the reference has inside, and the project's own.
+func mistralFiles(ref *reference, o options) (all []candidate, err error) {
+	var answer struct{ Files []string }
+	if err := ref.ask(map[string]any{"op": "files"}, &answer); err != nil {
+		return nil, err
+	}
+	for _, f := range answer.Files {
+		if name := filepath.Base(f); strings.HasPrefix(name, "tekken") || strings.Contains(name, ".model") {
+			all = append(all, candidate{name: name, file: f, mistral: true})
+		}
+	}
+	// The project's own, in every version.
+	for _, v := range chat.MistralVersions {
+		n, _ := strconv.Atoi(v[1:])
+		if n >= 3 {
+			all = append(all, candidate{name: "own tekken " + v, file: filepath.Join(o.golden, "../mistral/tekken.json"), mistral: true, version: v})
+		}
+		if n <= 7 {
+			all = append(all, candidate{name: "own tokenizer.model." + v, file: filepath.Join(o.golden, "../mistral/tokenizer.model"), mistral: true, version: v})
+		}
+	}
+	return all, nil
+}
+
+// asVersion returns a tekken.json of version v15 as one of another version.
+func asVersion(b []byte, version string) ([]byte, error) {
+	var file map[string]json.RawMessage
+	if err := json.Unmarshal(b, &file); err != nil {
+		return nil, err
+	}
+	file["config"] = bytes.Replace(file["config"], []byte(`"v15"`), []byte(`"`+version+`"`), 1)
+	if version != "v15" {
+		delete(file, "model_settings_builder")
+	}
+	return json.Marshal(file)
 }
 
 func candidates(o options) (all []candidate) {
@@ -115,22 +179,32 @@ func candidates(o options) (all []candidate) {
 		fmt.Println("no real tokenizers under", o.shared, "- only the project's own are compared, and no speed")
 	}
 	for _, f := range files {
-		all = append(all, candidate{filepath.Base(filepath.Dir(f)), f, true})
+		all = append(all, candidate{name: filepath.Base(filepath.Dir(f)), file: f, real: true})
 	}
 	files, _ = filepath.Glob(filepath.Join(o.golden, "*.json"))
 	for _, f := range files {
-		all = append(all, candidate{strings.TrimSuffix(filepath.Base(f), ".json"), f, false})
+		all = append(all, candidate{name: strings.TrimSuffix(filepath.Base(f), ".json"), file: f})
 	}
 	return all
 }
 
 // unpacked writes the candidate's file where both sides read it.
-func (c candidate) unpacked(work string) (string, error) {
-	path := filepath.Join(work, c.name, "tokenizer.json")
+func (c candidate) unpacked(work string) (path string, err error) {
+	name := "tokenizer.json"
+	switch {
+	case c.mistral && strings.Contains(c.name, "tekken"):
+		name = "tekken.json"
+	case c.mistral:
+		name = strings.TrimPrefix(c.name, "own ")
+	}
+	path = filepath.Join(work, c.name, name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", err
 	}
 	b, err := readMaybeGzip(c.file)
+	if err == nil && c.version != "" && name == "tekken.json" {
+		b, err = asVersion(b, c.version)
+	}
 	if err != nil {
 		return "", err
 	}

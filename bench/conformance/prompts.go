@@ -35,13 +35,13 @@ func harmony(ref *reference, o options) ([]bench.Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	return prompts(ref, m, "gpt-oss prompts", map[string]any{"op": "harmony", "date": day}, o)
+	g := requests{r: rand.New(rand.NewPCG(o.seed, 4))}
+	return prompts(ref, m, g, "gpt-oss prompts", map[string]any{"op": "harmony", "date": day}, 10*o.conversations)
 }
 
-// prompts compares the ids of random chat requests.
-func prompts(ref *reference, m *tokenizer.Model, name string, question map[string]any, o options) ([]bench.Figure, error) {
-	g := requests{rand.New(rand.NewPCG(o.seed, 4)), 0}
-	n, different := 10*o.conversations, 0
+// prompts compares the ids of n random chat requests.
+func prompts(ref *reference, m *tokenizer.Model, g requests, name string, question map[string]any, n int) ([]bench.Figure, error) {
+	different, refused := 0, 0
 	for done := 0; done < n; {
 		bodies := make([]json.RawMessage, min(200, n-done))
 		for i := range bodies {
@@ -63,6 +63,9 @@ func prompts(ref *reference, m *tokenizer.Model, name string, question map[strin
 			if err != nil {
 				return nil, err
 			}
+			if answer.IDs[i] == nil {
+				refused++
+			}
 			if !slices.Equal(ours, answer.IDs[i]) {
 				if different++; different <= 3 {
 					fmt.Println(difference(m, name, ours, answer.IDs[i], body))
@@ -73,7 +76,7 @@ func prompts(ref *reference, m *tokenizer.Model, name string, question map[strin
 	}
 	v := float64(different)
 	return []bench.Figure{{
-		What: fmt.Sprintf("%s: different of %d requests", name, n), Target: "0", Median: v, Min: v, Max: v, Met: different == 0,
+		What: fmt.Sprintf("%s: different of %d requests, %d of which are refused", name, n, refused), Target: "0", Median: v, Min: v, Max: v, Met: different == 0,
 	}}, nil
 }
 
@@ -99,7 +102,7 @@ func difference(m *tokenizer.Model, name string, ours, theirs []uint32, body []b
 		}
 		return fmt.Sprintf("%q", m.Tokenizer().Decode(nil, ids[max(0, min(len(ids), at-10)):min(len(ids), at+20)]))
 	}
-	return fmt.Sprintf("%s: different at %d: got %s, want %s, for %.4000s", name, at, window(ours), window(theirs), body)
+	return fmt.Sprintf("%s: different at %d: got %s, want %s, for %.2000s", name, at, window(ours), window(theirs), body)
 }
 
 // requestOf cuts the fields of a body as package internal/openai does.

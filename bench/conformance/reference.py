@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference's side of `make conformance`: answers one JSON request a line.
 
-load   {"path"}                    a tokenizer.json, which later requests speak of
+load   {"path"}                    a tokenizer.json or a file of Mistral's, which later requests speak of
+files                              the files of Mistral's that the package mistral-common has inside
 encode {"texts", "special"}        the ids of each text
 time   {"texts"}                   seconds to encode all of them, one after the other
 parse  {"template"}                a chat template, which later requests speak of
 harmony {"requests", "date"}       for each chat request the ids of its gpt-oss prompt, or null if it is refused
+mistral {"requests"}               the same, of its prompt with the loaded file of Mistral's
 render {"vars"}                    for each set of variables {"out"} or {"err": "Class: message"}; and the seconds
 """
 import datetime
@@ -21,6 +23,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../tools/golden")
 import harmony  # noqa: E402
 import jinja2  # noqa: E402
 import jinja2.ext  # noqa: E402
+import mistral  # noqa: E402
+import mistral_common  # noqa: E402
 import tokenizers  # noqa: E402  (reads the environment)
 from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
 
@@ -63,6 +67,22 @@ def render(template, variables):
         return {"err": f"{type(e).__name__}: {e}"}
 
 
+class Encoding:
+    def __init__(self, ids):
+        self.ids = ids
+
+
+class Mistral:
+    """A file of Mistral's in the place of a tokenizer.json."""
+
+    def __init__(self, path):
+        self.model = mistral.load(path)
+        self.text = self.model.instruct_tokenizer.tokenizer
+
+    def encode(self, text, add_special_tokens):
+        return Encoding(self.text.encode(text, bos=add_special_tokens, eos=False))
+
+
 def prompts(render, requests):
     """The ids of each request, None for those that are refused."""
     out = []
@@ -81,9 +101,12 @@ def main() -> None:
         r = json.loads(line)
         op = r["op"]
         if op == "load":
-            tok = tokenizers.Tokenizer.from_file(r["path"])
-            tok.no_truncation()
-            tok.no_padding()
+            if os.path.basename(r["path"]) == "tokenizer.json":
+                tok = tokenizers.Tokenizer.from_file(r["path"])
+                tok.no_truncation()
+                tok.no_padding()
+            else:
+                tok = Mistral(r["path"])
             out = {"version": tokenizers.__version__}
         elif op == "encode":
             out = {"ids": [tok.encode(t, add_special_tokens=r["special"]).ids for t in r["texts"]]}
@@ -99,6 +122,11 @@ def main() -> None:
             start = time.perf_counter()
             outcomes = [render(template, v) for v in r["vars"]]
             out = {"outcomes": outcomes, "seconds": time.perf_counter() - start}
+        elif op == "files":
+            data = os.path.join(os.path.dirname(mistral_common.__file__), "data")
+            out = {"files": [os.path.join(data, f) for f in sorted(os.listdir(data))]}
+        elif op == "mistral":
+            out = {"ids": prompts(lambda q: mistral.render(tok.model, q), r["requests"])}
         elif op == "harmony":
             out = {"ids": prompts(lambda q: harmony.render(q, r["date"]), r["requests"])}
         else:

@@ -14,6 +14,10 @@ type requests struct {
 	// strange is how often, in per cent, a request has something that an engine may
 	// refuse, or that no client should send.
 	strange int
+	// strict is set for engines that refuse more: tools have names and schemas as
+	// the standards want them, and a message of the assistant has either content or
+	// calls, and rarely thoughts.
+	strict bool
 }
 
 func (g requests) one(of ...any) any { return of[g.r.IntN(len(of))] }
@@ -51,7 +55,7 @@ func (g requests) request() map[string]any {
 			tools = append(tools, g.tool())
 		}
 		q["tools"] = tools
-		if g.r.IntN(6) == 0 {
+		if g.r.IntN(6) == 0 && !g.strict {
 			q["tool_choice"] = g.one("none", "auto", "required")
 		}
 	}
@@ -113,12 +117,24 @@ func (g requests) content() any {
 	return parts
 }
 
+// some is a text that is not empty, if the engine wants it so.
+func (g requests) some() string {
+	text := g.text()
+	if g.strict && text == "" {
+		return "a"
+	}
+	return text
+}
+
 func (g requests) answer() []any {
 	answer := map[string]any{"role": "assistant", "content": g.content()}
-	if g.r.IntN(3) == 0 {
+	if g.r.IntN(3) == 0 && (!g.strict || g.r.IntN(6) == 0) {
 		answer[g.one("reasoning", "reasoning_content").(string)] = g.text()
 	}
 	if g.r.IntN(3) != 0 {
+		if g.strict && g.r.IntN(30) != 0 {
+			answer["content"] = g.some()
+		}
 		return []any{answer}
 	}
 	out := []any{answer}
@@ -133,14 +149,21 @@ func (g requests) answer() []any {
 		out = append(out, map[string]any{"role": "tool", "tool_call_id": id, "content": g.content()})
 	}
 	answer["tool_calls"] = calls
-	switch g.r.IntN(4) {
+	if len(out) == 3 && g.r.IntN(3) == 0 {
+		out[1], out[2] = out[2], out[1]
+	}
+	choice := 4
+	if g.strict && g.r.IntN(20) != 0 {
+		choice = 2
+	}
+	switch g.r.IntN(choice) {
 	case 0:
 		answer["content"] = nil
 	case 1:
 		delete(answer, "content")
 	}
 	if g.r.IntN(2) == 0 { // and what the assistant said then
-		out = append(out, map[string]any{"role": "assistant", "content": g.text()})
+		out = append(out, map[string]any{"role": "assistant", "content": g.some()})
 	}
 	if g.odd() {
 		out = append(out, map[string]any{"role": "tool", "content": g.text()})
@@ -161,6 +184,9 @@ func (g requests) strangeMessage() any {
 
 func (g requests) tool() any {
 	f := map[string]any{"name": g.one("get_weather", "f", "look_up", "a.b-c_d")}
+	if g.strict {
+		f["name"] = g.one("get_weather", "f", "look_up", "a-b")
+	}
 	if g.r.IntN(5) != 0 {
 		f["description"] = g.one(g.text(), "Gets the weather.\nOf a city.\r\n", "x")
 	}
@@ -219,9 +245,11 @@ func (g requests) schema(depth int) map[string]any {
 	case 0:
 		s["type"] = "string"
 	case 1:
-		s["type"], s["enum"] = "string", g.one([]any{"c", "f\"g"}, []any{}, []any{1, "x", nil})
+		s["type"], s["enum"] = "string", g.one([]any{"c", "f\"g"}, []any{1, "x", nil})
 	case 2:
-		s["type"] = g.one("number", "integer", "boolean", "null", "any")
+		if s["type"] = g.one("number", "integer", "boolean", "null", "any"); g.strict {
+			s["type"] = "number"
+		}
 	case 3:
 		s["type"] = []any{"string", "null"}
 	case 4:
@@ -239,7 +267,7 @@ func (g requests) schema(depth int) map[string]any {
 		}
 	case 8:
 		variants := []any{}
-		for range g.r.IntN(4) {
+		for range 1 + g.r.IntN(3) {
 			variants = append(variants, g.schema(depth+1))
 		}
 		s[g.one("oneOf", "oneOf", "anyOf").(string)] = variants

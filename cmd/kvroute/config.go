@@ -207,9 +207,13 @@ type modelConfig struct {
 	Aliases []string `yaml:"aliases,omitempty"`
 	LoRA    []string `yaml:"lora,omitempty"`
 	// Tokenizer is the folder with the model's tokenizer.json, or rank file
-	// *.tiktoken, and what is beside it: tokenizer_config.json,
-	// chat_template.jinja, special_tokens_map.json.
+	// *.tiktoken, or Mistral's tekken.json or tokenizer.model.v*, and what is
+	// beside it: config.json, tokenizer_config.json, chat_template.jinja,
+	// special_tokens_map.json.
 	Tokenizer string `yaml:"tokenizer"`
+	// TokenizerMode is the engine's --tokenizer-mode: hf or mistral. Empty takes
+	// what vLLM takes by itself.
+	TokenizerMode string `yaml:"tokenizer-mode,omitempty"`
 	// ChatTemplate is a file with a chat template, instead of the model's own.
 	ChatTemplate string `yaml:"chat-template,omitempty"`
 	// Pattern parts words for a rank file: gpt2, cl100k, o200k, or an expression.

@@ -37,7 +37,7 @@ func loadCards(models []modelConfig, cache *tokenizer.Cache, log *slog.Logger) (
 
 func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.Card, error) {
 	card := router.Card{Name: m.Name, Aliases: m.Aliases, LoRA: m.LoRA, BlockSize: m.BlockSize}
-	conf := tokenizer.ModelConfig{Config: tokenizer.Config{Pattern: m.Pattern}, Profile: chat.Profile(m.Profile), Cache: cache}
+	conf := tokenizer.ModelConfig{Config: tokenizer.Config{Mode: m.TokenizerMode, Pattern: m.Pattern}, Profile: chat.Profile(m.Profile), Cache: cache}
 	if m.ChatTemplate != "" {
 		text, err := readBounded(m.ChatTemplate)
 		if err != nil {

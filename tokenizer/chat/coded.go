@@ -11,6 +11,13 @@ import (
 
 // What the prompts that engines make in code, not by a template, have in common.
 
+func (c *conversation) coded(q Request) (Text, error) {
+	if c.r.mistral != nil {
+		return c.r.mistral.render(c, q)
+	}
+	return c.r.harmony.render(c, q, c.now)
+}
+
 // checked returns the messages as the client sent them, once they are such that
 // the engine accepts them.
 func (c *conversation) checked(q Request) ([]*jinja.Dict, error) {
@@ -68,13 +75,14 @@ func callsOf(d *jinja.Dict) []call {
 	return out
 }
 
-// reasoningOf returns what the assistant thought.
-func reasoningOf(d *jinja.Dict) string {
+// thoughtOf returns what the assistant thought; ok is false if the client does not
+// say.
+func thoughtOf(d *jinja.Dict) (text string, ok bool) {
 	for _, name := range []string{"reasoning", "reasoning_content"} {
-		if v, ok := d.Get(name); ok && !v.IsNone() {
-			text, _ := v.Text()
-			return text
+		if v, given := d.Get(name); given && !v.IsNone() {
+			text, ok = v.Text()
+			return text, ok
 		}
 	}
-	return ""
+	return "", false
 }

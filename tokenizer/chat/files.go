@@ -19,6 +19,8 @@ type Files struct {
 	Special map[string]string
 	// ModelType is the model_type of config.json, "" if there is no such file.
 	ModelType string
+	// Mistral is set for files that are Mistral's own.
+	Mistral *Mistral
 	// ID returns the id of a control token by its text. Models whose prompts
 	// have control tokens by their ids need it; nil knows none.
 	ID func(text string) (id uint32, ok bool)

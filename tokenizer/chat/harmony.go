@@ -208,7 +208,7 @@ func harmonyHistory(dst []harmonyMessage, list []*jinja.Dict) ([]harmonyMessage,
 // harmonyAnswer appends what a message of the assistant becomes.
 func harmonyAnswer(dst []harmonyMessage, d *jinja.Dict) []harmonyMessage {
 	thought := func() {
-		if text := reasoningOf(d); text != "" {
+		if text, _ := thoughtOf(d); text != "" {
 			dst = append(dst, harmonyMessage{author: "assistant", channel: "analysis", texts: []string{text}})
 		}
 	}

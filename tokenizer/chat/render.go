@@ -37,6 +37,7 @@ type Renderer struct {
 	parts    bool            // contents are lists of parts, not strings
 	dev      bool            // the template knows the role "developer"
 	harmony  *harmony        // instead of a template
+	mistral  *mistral        // instead of a template
 }
 
 // Text is a rendered prompt.
@@ -68,6 +69,14 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 		return nil, fmt.Errorf("chat: unknown engine profile %q; known are vllm, sglang, trtllm", p)
 	}
 	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special))}
+	if f.Mistral != nil {
+		if p != VLLM {
+			return nil, fmt.Errorf("chat: only vLLM is known to read Mistral's own tokenizer files: %w", ErrNoTemplate)
+		}
+		var err error
+		r.mistral, err = newMistral(f)
+		return r, err
+	}
 	if p != SGLang && f.speaksHarmony() {
 		if p == TRTLLM {
 			return nil, fmt.Errorf("chat: prompts of gpt_oss as TensorRT-LLM makes them: %w", ErrNoTemplate)
@@ -108,8 +117,8 @@ var ErrNoTemplate = errors.New("no chat template")
 // [*jinja.Error], then too. Other errors are about JSON that no engine reads.
 func (r *Renderer) Render(q Request, now time.Time) (Text, error) {
 	c := conversation{r: r, now: now}
-	if r.harmony != nil {
-		text, err := r.harmony.render(&c, q, now)
+	if r.harmony != nil || r.mistral != nil {
+		text, err := c.coded(q)
 		if err != nil {
 			return Text{}, fmt.Errorf("chat: %w", err)
 		}

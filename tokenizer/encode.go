@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"context"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+// checkEvery is how much text is encoded between two looks at the context.
+const checkEvery = 64 << 10
+
+// resume is a place in a text from which encoding can go on without what stands
+// before it.
+type resume struct {
+	at    int  // in the text
+	ids   int  // the number of ids up to there
+	start bool // a stretch between added tokens begins there
+}
+
+// recorder takes the resume points of a text, one for each step of step bytes:
+// the last place at or before the end of the step such that nothing up to the
+// place depends on what stands behind that end.
+type recorder struct {
+	step int
+	next int    // the end of the step that is due
+	last resume // the last place; what it depends on ends at or before next
+	mark int    // where what any decision so far depends on ends
+	add  func(r resume)
+}
+
+// note is told of where the text ends on which the decisions so far depend.
+func (r *recorder) note(mark int) {
+	for r.mark = max(r.mark, mark); r.mark > r.next; r.next += r.step {
+		r.add(r.last)
+	}
+}
+
+// place is told of each place between two decisions, in order.
+func (r *recorder) place(p resume, mark int) {
+	r.note(max(mark, p.at))
+	r.last = p
+}
+
+// finish records the steps up to the end of the text.
+func (r *recorder) finish(length int) {
+	for ; r.next <= length; r.next += r.step {
+		r.add(r.last)
+	}
+}
+
+// encoder encodes one text.
+type encoder struct {
+	t     *Tokenizer
+	w     *work
+	ctx   context.Context //nolint:containedctx // an encoder lives for one call
+	dst   []uint32
+	base  int // the ids in dst before this text
+	text  []byte
+	marks bool // the text has marks
+	rec   *recorder
+	check int // look at the context behind this place
+	err   error
+}
+
+func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f form, rec *recorder) ([]uint32, error) {
+	e := encoder{t: t, w: t.take(), dst: dst, base: len(dst), text: text, marks: f == marked, rec: rec, ctx: ctx, check: checkEvery}
+	defer t.give(e.w)
+	from := resume{start: true}
+	if rec != nil {
+		from, e.base = rec.last, len(dst)-rec.last.ids
+		e.check += from.at
+	}
+	if f == framed && from.at == 0 && from.ids == 0 {
+		e.dst = append(e.dst, t.before...)
+		if rec != nil {
+			rec.last.ids = len(t.before)
+		}
+	}
+	e.run(from)
+	if e.err != nil {
+		return e.dst, e.err
+	}
+	if rec != nil {
+		rec.finish(len(text))
+	}
+	if f == framed {
+		e.dst = append(e.dst, t.after...)
+	}
+	return e.dst, nil
+}
+
+// run encodes the text from a resume point: stretch, added token, stretch, …
+func (e *encoder) run(from resume) {
+	if e.marks {
+		e.runMarked(from)
+		return
+	}
+	at, start := from.at, from.start
+	for at < len(e.text) && e.err == nil {
+		token, ok := e.t.raw.next(e.text, at)
+		if !ok {
+			e.stretch(at, len(e.text), len(e.text)+1, start)
+			return
+		}
+		// What says that the stretch ends here: the token, and why no longer one.
+		looked := min(token.end+e.t.raw.reach, len(e.text)+1)
+		e.stretch(at, token.start, looked, start)
+		e.dst = append(e.dst, token.id)
+		at, start = token.end, true
+		e.place(at, looked, true)
+	}
+}
+
+// runMarked encodes the text from a resume point: stretch, mark, stretch, …
+func (e *encoder) runMarked(from resume) {
+	at, start := from.at, from.start
+	for at < len(e.text) && e.err == nil {
+		k, end, id := chat.NextMark(e.text, at)
+		if k < 0 {
+			e.stretch(at, len(e.text), len(e.text)+1, start)
+			return
+		}
+		e.stretch(at, k, k+1, start)
+		if id != chat.NoID {
+			e.dst = append(e.dst, id)
+		}
+		at, start = end, true
+		e.place(at, at, true)
+	}
+}
+
+// place tells the recorder of a place between two decisions.
+func (e *encoder) place(at, looked int, start bool) {
+	if e.rec == nil {
+		return
+	}
+	// A search for an added token begins at each place, and looks ahead.
+	if e.t.raw != nil && !e.marks {
+		looked = max(looked, at+e.t.raw.reach)
+	}
+	if e.t.normed != nil && !e.marks {
+		looked = max(looked, at+e.t.normed.reach)
+	}
+	if e.t.user != nil {
+		looked = max(looked, at+e.t.user.reach)
+	}
+	e.rec.place(resume{at, len(e.dst) - e.base, start}, min(looked, len(e.text)+1))
+}
+
+// stretch encodes text[lo:hi], which has no added token of the first kind. start
+// says whether a stretch begins at lo, and looked what its end depends on.
+func (e *encoder) stretch(lo, hi, looked int, start bool) {
+	if lo >= hi {
+		return
+	}
+	t := e.t
+	switch {
+	case t.cuts != nil:
+		e.characters(lo, hi, looked, start)
+	case t.scan != nil && (!t.nfc || isNFC(e.text[lo:hi])):
+		e.words(lo, hi, looked)
+	default:
+		e.general(e.text[lo:hi], (lo == 0 || e.marks) && start)
+		if e.rec != nil {
+			// Nothing inside of it is a place to resume at.
+			e.rec.note(looked)
+		}
+	}
+}
+
+// words encodes a stretch that needs no rewriting and is parted by scanners.
+func (e *encoder) words(lo, hi, looked int) {
+	for lo < hi && e.err == nil {
+		token, ok := e.normed().next(e.text[:hi], lo)
+		if !ok {
+			e.step(0, lo, hi, looked)
+			return
+		}
+		end := token.end + e.t.normed.reach
+		if end > hi {
+			end = looked
+		}
+		e.step(0, lo, token.start, end)
+		e.dst = append(e.dst, token.id)
+		lo = token.end
+		e.place(lo, end, true)
+	}
+}
+
+// normed finds the added tokens of the normal form.
+func (e *encoder) normed() *finder {
+	if e.marks {
+		return nil
+	}
+	return e.t.normed
+}
+
+// step parts text[lo:hi] with the scanner at depth and the ones behind it.
+func (e *encoder) step(depth, lo, hi, looked int) {
+	scan, last := e.t.scan[depth], depth == len(e.t.scan)-1
+	for i := lo; i < hi && e.err == nil; {
+		j, l := scan(e.text, i, hi)
+		if l > hi {
+			l = looked
+		}
+		if last {
+			e.dst = e.t.bpe.append(e.dst, e.w, e.text, i, j)
+			e.after(j, l)
+		} else {
+			e.step(depth+1, i, j, l)
+		}
+		i = j
+	}
+}
+
+// after is called behind each piece.
+func (e *encoder) after(at, looked int) {
+	switch {
+	case e.rec == nil:
+	case !e.marks && (e.t.raw.loose() || e.t.normed.loose()) || e.t.nfc && at < len(e.text) && !closed(e.text[at:]):
+		e.rec.note(looked)
+	default:
+		e.place(at, looked, false)
+	}
+	if at >= e.check {
+		e.check = at + checkEvery
+		e.err = e.ctx.Err()
+	}
+}
+
+// general encodes a stretch that must be rewritten, or parted by expressions.
+func (e *encoder) general(text []byte, first bool) {
+	if e.err = e.ctx.Err(); e.err != nil {
+		return
+	}
+	for k := range e.t.normalizers {
+		if text, e.err = e.t.normalizers[k].append(nil, text); e.err != nil {
+			return
+		}
+	}
+	for at := 0; at < len(text) && e.err == nil; first = false {
+		token, ok := e.normed().next(text, at)
+		end := len(text)
+		if ok {
+			end = token.start
+		}
+		e.parted(text[at:end], first && at == 0)
+		if !ok {
+			return
+		}
+		e.dst = append(e.dst, token.id)
+		at = token.end
+	}
+}
+
+func (e *encoder) parted(text []byte, first bool) {
+	if len(text) == 0 {
+		return
+	}
+	p := pieces{text, []span{{0, uint32(len(text))}}}
+	for k := range e.t.steps {
+		if p, e.err = e.t.steps[k].split(p, first); e.err != nil {
+			return
+		}
+	}
+	for _, s := range p.spans {
+		e.dst = e.t.bpe.append(e.dst, e.w, p.text, int(s.start), int(s.end))
+	}
+}
+
+// characters encodes a stretch of SentencePiece-style text, and the user's tokens in
+// it.
+func (e *encoder) characters(lo, hi, looked int, start bool) {
+	prefix := start && e.t.cuts.prefixed(e.text[lo:hi], lo == 0 || e.marks)
+	for e.t.user != nil && e.err == nil {
+		token, ok := e.t.user.next(e.text[:hi], lo)
+		if !ok {
+			break
+		}
+		end := token.end + e.t.user.reach
+		if end > hi {
+			end = looked
+		}
+		e.pieces(lo, token.start, end, prefix)
+		e.dst = append(e.dst, token.id)
+		lo, prefix = token.end, false
+		e.place(lo, end, false)
+	}
+	e.pieces(lo, hi, looked, prefix)
+}
+
+// pieces encodes text[lo:hi], a space before it if prefix is set: a space is written
+// ▁, and pieces end where no merge can cross.
+func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
+	c := e.t.cuts
+	word := e.w.text[:0]
+	if prefix {
+		word = append(word, c.space...)
+		if lo == hi {
+			e.dst = e.t.bpe.append(e.dst, e.w, word, 0, len(word))
+		}
+	}
+	for i := lo; i < hi && e.err == nil; {
+		j, l := c.scan(e.text, i, hi)
+		if l > hi {
+			l = looked
+		}
+		if id := e.t.bpe.alone(e.text, i, j); id != noID && len(word) == 0 {
+			e.dst = append(e.dst, id)
+			i = j
+			e.after(j, l)
+			continue
+		}
+		for _, b := range e.text[i:j] {
+			if b == ' ' {
+				word = append(word, c.space...)
+			} else {
+				word = append(word, b)
+			}
+		}
+		e.dst = e.t.bpe.append(e.dst, e.w, word, 0, len(word))
+		word = word[:0]
+		i = j
+		e.after(j, l)
+	}
+	e.w.text = word[:0]
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// The types of pieces in a SentencePiece model.
+const (
+	pieceNormal  = 1
+	pieceUnknown = 2
+	pieceControl = 3
+	pieceUser    = 4
+	pieceUnused  = 5
+	pieceByte    = 6
+)
+
+// piece is one entry of a SentencePiece vocabulary. Its id is its place.
+type piece struct {
+	text  string
+	score float32
+	kind  uint64
+}
+
+// spmModel is what is read of a SentencePiece model: a protocol buffer.
+type spmModel struct {
+	pieces []piece
+	kind   uint64 // of the model: 1 Unigram, 2 BPE, …
+
+	prefix       bool // a space is put before each text
+	squeeze      bool // runs of spaces become one
+	escape       bool // a space is written ▁
+	suffix       bool // ▁ stands behind words, not before them
+	charsmap     int  // size of the table of a normal form
+	normalRules  int
+	byteFallback bool
+}
+
+// parseSentencePiece reads a SentencePiece model of the type BPE.
+func parseSentencePiece(b []byte) (*Tokenizer, error) {
+	m := spmModel{kind: 1, prefix: true, squeeze: true, escape: true}
+	if err := m.read(b); err != nil {
+		return nil, err
+	}
+	kinds := []string{"", "Unigram", "BPE", "Word", "Char"}
+	switch {
+	case m.kind < uint64(len(kinds)) && m.kind != 2:
+		return nil, unsupported(fmt.Errorf("trainer_spec.model_type: %s; only BPE is done exactly", kinds[m.kind]))
+	case m.kind != 2:
+		return nil, unsupported(fmt.Errorf("trainer_spec.model_type: %d", m.kind))
+	case m.squeeze:
+		return nil, unsupported(errors.New("normalizer_spec.remove_extra_whitespaces"))
+	case !m.escape, m.suffix:
+		return nil, unsupported(errors.New("spaces that are not written as ▁ before a word"))
+	case m.charsmap > 0, m.normalRules > 0:
+		return nil, unsupported(errors.New("normalizer_spec: a normal form"))
+	case len(m.pieces) == 0:
+		return nil, errors.New("no pieces")
+	}
+	return m.tokenizer()
+}
+
+func (m *spmModel) tokenizer() (*Tokenizer, error) {
+	size := 0
+	for _, p := range m.pieces {
+		size += len(p.text)
+	}
+	v := newVocab(len(m.pieces), size)
+	t := &Tokenizer{control: map[string]uint32{}}
+	t.bpe = bpe{vocab: v, unk: noID, fuseUnk: true}
+	var user []added
+	bytes := 0
+	for i, p := range m.pieces {
+		id := uint32(i)
+		switch p.kind {
+		case pieceNormal:
+			if v.id([]byte(p.text)) != noID {
+				return nil, fmt.Errorf("piece %d: %.40q is there twice", i, p.text)
+			}
+		case pieceUnknown:
+			t.bpe.unk = id
+		case pieceControl:
+			if _, twice := t.control[p.text]; twice {
+				return nil, fmt.Errorf("piece %d: control token %.40q is there twice", i, p.text)
+			}
+			t.control[p.text] = id
+		case pieceUser:
+			if strings.ContainsAny(p.text, " ▁") {
+				return nil, unsupported(fmt.Errorf("piece %d: %.40q is a user's, with a space", i, p.text))
+			}
+			user = append(user, added{id: id, content: []byte(p.text)})
+		case pieceByte:
+			var c byte
+			if n, err := fmt.Sscanf(p.text, "<0x%02X>", &c); n != 1 || err != nil || len(p.text) != 6 {
+				return nil, fmt.Errorf("piece %d: %.40q is no byte", i, p.text)
+			}
+			t.bpe.fallback[c] = id
+			bytes++
+		default:
+			return nil, unsupported(fmt.Errorf("piece %d: type %d", i, p.kind))
+		}
+		v.put([]byte(p.text), id, p.kind == pieceNormal)
+	}
+	switch {
+	case m.byteFallback && bytes != 256:
+		return nil, unsupported(fmt.Errorf("byte_fallback with %d of 256 byte pieces", bytes))
+	case t.bpe.unk == noID:
+		return nil, errors.New("no piece for unknown characters")
+	}
+	t.bpe.hasBytes = m.byteFallback
+	if err := t.bpe.mergesOfScores(m.pieces); err != nil {
+		return nil, err
+	}
+	t.normalizers = []normalizer{{kind: "Replace", from: " ", to: "▁"}}
+	if m.prefix {
+		t.normalizers = []normalizer{{kind: "Prepend", to: "▁"}, {kind: "Replace", from: " ", to: "▁"}}
+		t.strip = 1
+	}
+	t.user = newFinder(user)
+	if t.user != nil && !t.bpe.hasBytes {
+		return nil, unsupported(errors.New("a user's pieces in a model without byte_fallback"))
+	}
+	return t, nil
+}
+
+// mergesOfScores makes a merge of each way to cut a piece into two: into pieces, or
+// characters. Those of higher scores come first; of equal ones, the leftmost.
+func (b *bpe) mergesOfScores(pieces []piece) error {
+	order := make([]int, 0, len(pieces))
+	for i, p := range pieces {
+		if p.kind == pieceNormal {
+			order = append(order, i)
+		}
+	}
+	slices.SortStableFunc(order, func(x, y int) int {
+		switch a, b := pieces[x].score, pieces[y].score; {
+		case a > b:
+			return -1
+		case a < b:
+			return 1
+		}
+		return 0
+	})
+	var all []mergeSlot
+	rank := uint64(0)
+	for n, i := range order {
+		if n > 0 && pieces[i].score != pieces[order[n-1]].score {
+			rank++
+		}
+		text := []byte(pieces[i].text)
+		for k, r := range pieces[i].text {
+			if b.vocab.id(text[k:k+utf8.RuneLen(r)]) == noID {
+				return unsupported(fmt.Errorf("piece %d: %.40q has a character that is no piece", i, text))
+			}
+			if k == 0 {
+				continue
+			}
+			left, right := b.vocab.id(text[:k]), b.vocab.id(text[k:])
+			if left != noID && right != noID {
+				all = append(all, mergeSlot{pairOf(left, right), rank<<32 | uint64(i)})
+			}
+		}
+		if len(all) > maxMerges {
+			return fmt.Errorf("more than %d merges", maxMerges)
+		}
+	}
+	b.merges = newMerges(len(all))
+	for _, m := range all {
+		b.merges.put(m.key, m.value)
+	}
+	return nil
+}
+
+// read reads the fields of the model that have an effect on ids.
+func (m *spmModel) read(b []byte) error {
+	return eachField(b, 0, func(f field) error {
+		switch f.number {
+		case 1:
+			if len(m.pieces) >= maxIDs {
+				return fmt.Errorf("more than %d pieces at byte %d", maxIDs, f.at)
+			}
+			p := piece{kind: pieceNormal}
+			err := eachField(f.bytes, f.at, func(f field) error {
+				switch f.number {
+				case 1:
+					p.text = string(f.bytes)
+				case 2:
+					p.score = math.Float32frombits(uint32(f.value))
+				case 3:
+					p.kind = f.value
+				}
+				return nil
+			})
+			switch {
+			case err != nil:
+				return err
+			case p.text == "", len(p.text) >= 1<<16, !utf8.ValidString(p.text), p.score != p.score:
+				return fmt.Errorf("piece %d is not what it must be at byte %d", len(m.pieces), f.at)
+			}
+			m.pieces = append(m.pieces, p)
+		case 2: // trainer_spec
+			return eachField(f.bytes, f.at, func(f field) error {
+				switch f.number {
+				case 3:
+					m.kind = f.value
+				case 24:
+					m.suffix = f.value != 0
+				case 35:
+					m.byteFallback = f.value != 0
+				}
+				return nil
+			})
+		case 3: // normalizer_spec
+			return eachField(f.bytes, f.at, func(f field) error {
+				switch f.number {
+				case 2:
+					m.charsmap = len(f.bytes)
+				case 3:
+					m.prefix = f.value != 0
+				case 4:
+					m.squeeze = f.value != 0
+				case 5:
+					m.escape = f.value != 0
+				case 6:
+					m.normalRules = len(f.bytes)
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+}
+
+// field is a field of a protocol buffer: a number in value, or bytes.
+type field struct {
+	number uint64
+	value  uint64
+	bytes  []byte
+	at     int // of the value, in the file
+}
+
+// eachField calls f with each field of a message that begins at base in the file.
+func eachField(b []byte, base int, f func(field) error) error {
+	fail := func(i int, what string) error { return fmt.Errorf("%s at byte %d", what, base+i) }
+	for i := 0; i < len(b); {
+		tag, n := binary.Uvarint(b[i:])
+		if n <= 0 || tag>>3 == 0 || tag>>3 > 1<<29 {
+			return fail(i, "no field of a SentencePiece model")
+		}
+		i += n
+		x := field{number: tag >> 3, at: base + i}
+		switch tag & 7 {
+		case 0:
+			if x.value, n = binary.Uvarint(b[i:]); n <= 0 {
+				return fail(i, "the file ends in a number")
+			}
+		case 1, 5:
+			n = 8
+			if tag&7 == 5 {
+				n = 4
+			}
+			if len(b)-i < n {
+				return fail(i, "the file ends in a number")
+			}
+			for k := range n {
+				x.value |= uint64(b[i+k]) << (8 * k)
+			}
+		case 2:
+			size, k := binary.Uvarint(b[i:])
+			if k <= 0 || size > uint64(len(b)-i-k) {
+				return fail(i, "the file ends in a field")
+			}
+			x.bytes, x.at = b[i+k:i+k+int(size)], base+i+k
+			n = k + int(size)
+		default:
+			return fail(i, "unknown kind of field")
+		}
+		i += n
+		if err := f(x); err != nil {
+			return err
+		}
+	}
+	return nil
+}

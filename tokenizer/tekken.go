@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+// Mistral's own tokenizer files: tekken.json, a list of tokens by rank, and
+// SentencePiece models whose names end in a version. Engines that read them put
+// control tokens into a prompt by their ids; no text becomes one.
+
+// Modes of reading a model's files, by the engine's option --tokenizer-mode.
+const (
+	ModeAuto    = ""        // mistral if only that can be, or as vLLM tells it: weights named consolidated*.safetensors
+	ModeHF      = "hf"      // tokenizer.json, or a rank file
+	ModeMistral = "mistral" // tekken.json, or tokenizer.model.v1 and its like
+)
+
+var mistralModel = regexp.MustCompile(`^[^.]+\.model(\.(v1|v2|v3|v7|v11|v13|v15)(m1)?)?$`)
+
+// mistralFile returns the file that the engine takes in mistral mode, "" if there
+// is none.
+func mistralFile(fsys fs.FS) (string, error) {
+	entries, err := fs.ReadDir(fsys, ".")
+	if err != nil {
+		return "", fmt.Errorf("tokenizer: %w", err)
+	}
+	best := ""
+	for _, e := range entries {
+		switch name := strings.TrimSuffix(e.Name(), ".gz"); {
+		case name == "tekken.json":
+			return name, nil
+		case mistralModel.MatchString(name):
+			best = max(best, name)
+		}
+	}
+	return best, nil
+}
+
+// isMistral reports whether fsys is read in mistral mode, and from which file.
+func isMistral(fsys fs.FS, mode string) (name string, is bool, err error) {
+	switch mode {
+	case ModeHF:
+		return "", false, nil
+	case ModeAuto, ModeMistral:
+	default:
+		return "", false, fmt.Errorf("tokenizer: unknown mode %q; known are hf and mistral", mode)
+	}
+	if name, err = mistralFile(fsys); err != nil || mode == ModeMistral {
+		if name == "" && err == nil {
+			err = fmt.Errorf("tokenizer: no tekken.json and no *.model: %w", fs.ErrNotExist)
+		}
+		return name, true, err
+	}
+	if name == "" {
+		return "", false, nil
+	}
+	for _, glob := range []string{"tokenizer.json*", "*.tiktoken*", "tiktoken.model*"} {
+		if found, _ := fs.Glob(fsys, glob); len(found) > 0 {
+			weights, _ := fs.Glob(fsys, "consolidated*.safetensors")
+			return name, len(weights) > 0 && !strings.HasSuffix(name, ".model"), nil
+		}
+	}
+	return name, true, nil
+}
+
+func loadMistral(fsys fs.FS, name string) (*Tokenizer, error) {
+	b, found, err := readFile(fsys, name)
+	if err != nil {
+		return nil, err
+	}
+	var t *Tokenizer
+	if name == "tekken.json" {
+		t, err = parseTekken(b)
+	} else {
+		t, err = parseSentencePiece(b)
+		if t != nil {
+			_, version, _ := strings.Cut(name, ".model")
+			version, image, _ := strings.Cut(strings.TrimPrefix(version, "."), "m")
+			t.mistral = &chat.Mistral{Version: version, Images: image != ""}
+			if version == "" {
+				t.mistral.Version = "v1"
+			}
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", found, err)
+	}
+	for _, text := range []string{"<s>", "</s>"} {
+		if _, ok := t.control[text]; !ok {
+			return nil, fmt.Errorf("tokenizer: %s: no control token %s", found, text)
+		}
+	}
+	t.before = []uint32{t.control["<s>"]}
+	if t.plan(); t.user != nil && t.cuts == nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", found, unsupported(errors.New("a user's pieces in text that cannot be cut")))
+	}
+	return t, nil
+}
+
+// tekkenConfig is the part of tekken.json that says how it is to be read.
+type tekkenConfig struct {
+	Pattern string `json:"pattern"`
+	Size    int    `json:"default_vocab_size"`
+	Special int    `json:"default_num_special_tokens"`
+	Version string `json:"version"`
+}
+
+// oldTekkenTokens are the control tokens of files that do not list them.
+//
+//nolint:gochecknoglobals // a table
+var oldTekkenTokens = []string{
+	"<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]",
+	"[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+}
+
+// parseTekken reads tekken.json. The first ids are control tokens, the others
+// follow in the order of their ranks; what the file has beyond its own
+// default_vocab_size is not used.
+func parseTekken(b []byte) (*Tokenizer, error) {
+	file, err := section{b, 0}.sections()
+	if err != nil {
+		return nil, err
+	}
+	var c tekkenConfig
+	if err := unmarshalSection(file, "config", &c); err != nil {
+		return nil, err
+	}
+	words := c.Size - c.Special
+	switch {
+	case !slices.Contains(chat.MistralVersions, c.Version):
+		return nil, unsupported(fmt.Errorf("config.version: %.40q is none of %q", c.Version, chat.MistralVersions))
+	case c.Special < 1 || c.Special >= maxIDs || words < 256 || words >= maxIDs-c.Special:
+		return nil, fmt.Errorf("config: default_vocab_size %d with default_num_special_tokens %d", c.Size, c.Special)
+	}
+	t := &Tokenizer{byteLevel: true, control: map[string]uint32{}}
+	v := newVocab(words, 8*words)
+	t.bpe = bpe{vocab: v, whole: true, unk: noID}
+	if err := readTekkenVocab(file["vocab"], v, words, c.Special); err != nil {
+		return nil, fmt.Errorf("vocab: %w", err)
+	}
+	t.bpe.mergesOfRanks()
+	t.bpe.prepareBytes()
+	if t.steps, err = patternSteps(c.Pattern); err != nil {
+		return nil, unsupported(fmt.Errorf("config.pattern: %w", err))
+	}
+	if err := t.readTekkenSpecial(file, c); err != nil {
+		return nil, fmt.Errorf("special_tokens: %w", err)
+	}
+	t.mistral = &chat.Mistral{Version: c.Version, Images: !file["image"].null() || !file["multimodal"].null(), Audio: !file["audio"].null()}
+	return t, t.readTekkenSettings(file["model_settings_builder"])
+}
+
+func unmarshalSection(file map[string]section, name string, into any) error {
+	if file[name].null() {
+		return fmt.Errorf("no %s", name)
+	}
+	if err := file[name].unmarshal(into); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// readTekkenVocab reads the first count tokens: an object each, with rank and
+// token_bytes.
+func readTekkenVocab(s section, v *vocab, count, shift int) error {
+	if s.null() {
+		return fmt.Errorf("missing")
+	}
+	r := s.reader()
+	if err := r.open('['); err != nil {
+		return err
+	}
+	var token []byte
+	for n := range count {
+		ok, err := r.more(n == 0, ']')
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return r.fail(fmt.Sprintf("%d tokens, want %d", n, count))
+		}
+		at := r.i
+		var rank uint32
+		if rank, token, err = r.tekkenToken(token[:0]); err != nil {
+			return err
+		}
+		switch {
+		case int(rank) != n:
+			r.i = at
+			return r.fail(fmt.Sprintf("rank %d, want %d", int32(rank), n))
+		case len(token) == 0 || len(token) >= 1<<16 || n < 256 && string(token) != string([]byte{byte(n)}):
+			r.i = at
+			return r.fail(fmt.Sprintf("token %d is not what it must be", n))
+		case v.id(token) != noID:
+			r.i = at
+			return r.fail(fmt.Sprintf("token %d is there twice", n))
+		}
+		v.put(token, uint32(n+shift), true)
+	}
+	return nil
+}
+
+func (r *reader) tekkenToken(dst []byte) (rank uint32, token []byte, err error) {
+	rank = noID
+	if err := r.open('{'); err != nil {
+		return rank, dst, err
+	}
+	for first := true; ; first = false {
+		ok, err := r.more(first, '}')
+		if !ok || err != nil {
+			return rank, dst, err
+		}
+		key, err := r.string()
+		if err != nil {
+			return rank, dst, err
+		}
+		isRank, isBytes := string(key) == "rank", string(key) == "token_bytes"
+		if err = r.open(':'); err != nil {
+			return rank, dst, err
+		}
+		switch {
+		case isRank:
+			rank, err = r.uint()
+		case isBytes:
+			var text []byte
+			if text, err = r.string(); err == nil {
+				if dst, err = base64.StdEncoding.AppendDecode(dst[:0], text); err != nil {
+					err = r.fail("token_bytes is not base64")
+				}
+			}
+		default:
+			err = r.skip(1)
+		}
+		if err != nil {
+			return rank, dst, err
+		}
+	}
+}
+
+// readTekkenSpecial names the first ids.
+func (t *Tokenizer) readTekkenSpecial(file map[string]section, c tekkenConfig) error {
+	names := oldTekkenTokens
+	if s := file["special_tokens"]; !s.null() {
+		var list []struct {
+			Rank int    `json:"rank"`
+			Text string `json:"token_str"`
+		}
+		if err := s.unmarshal(&list); err != nil {
+			return err
+		}
+		names = make([]string, len(list))
+		for i, x := range list {
+			if x.Rank != i || x.Text == "" {
+				return fmt.Errorf("token %d has rank %d and the text %.40q", i, x.Rank, x.Text)
+			}
+			names[i] = x.Text
+		}
+	} else if version, _ := strconv.Atoi(c.Version[1:]); version > 7 {
+		return fmt.Errorf("missing, and version %s must have them", c.Version)
+	}
+	if len(names) > c.Special {
+		return fmt.Errorf("%d, more than default_num_special_tokens %d", len(names), c.Special)
+	}
+	for i, name := range names {
+		if _, twice := t.control[name]; twice {
+			return fmt.Errorf("%.40q is there twice", name)
+		}
+		t.control[name] = uint32(i)
+		t.bpe.vocab.put([]byte(name), uint32(i), false)
+	}
+	return nil
+}
+
+// readTekkenSettings reads what a file of version 15 says about the reasoning
+// efforts that the model knows.
+func (t *Tokenizer) readTekkenSettings(s section) error {
+	if s.null() {
+		if t.mistral.Version == "v15" {
+			return fmt.Errorf("no model_settings_builder")
+		}
+		return nil
+	}
+	var builder struct {
+		Effort *struct {
+			Default *string
+			Values  []string
+		} `json:"reasoning_effort"`
+		Schema json.RawMessage `json:"json_schema"`
+	}
+	if err := s.unmarshal(&builder); err != nil {
+		return fmt.Errorf("model_settings_builder: %w", err)
+	}
+	if builder.Effort != nil {
+		t.mistral.Efforts = builder.Effort.Values
+		if builder.Effort.Default != nil {
+			t.mistral.Effort = *builder.Effort.Default
+		}
+	}
+	return nil
+}
