@@ -124,7 +124,9 @@ func TestMistralMode(t *testing.T) {
 		err        string
 	}{
 		{"tekken.json alone", "", fstest.MapFS{"tekken.json": tekken}, true, ""},
-		{"a model alone", "", fstest.MapFS{"tokenizer.model": model}, true, ""},
+		{"a model alone", "", fstest.MapFS{"tokenizer.model.v3": model}, true, ""},
+		{"a model alone, without version", "", fstest.MapFS{"tokenizer.model": model}, false, "mistral mode only"},
+		{"the same, asked for", "mistral", fstest.MapFS{"tokenizer.model": model}, true, ""},
 		{"beside a tokenizer.json", "", fstest.MapFS{"tekken.json": tekken, "tokenizer.json": other}, false, ""},
 		{"with Mistral's weights", "", fstest.MapFS{"tekken.json": tekken, "tokenizer.json": other, "consolidated-1.safetensors": {}}, true, ""},
 		{"a model without version", "", fstest.MapFS{"tokenizer.model": model, "tokenizer.json": other, "consolidated.safetensors": {}}, false, ""},

@@ -72,6 +72,10 @@ func isMistral(fsys fs.FS, mode string) (name string, is bool, err error) {
 			return name, len(weights) > 0 && !strings.HasSuffix(name, ".model"), nil
 		}
 	}
+	if strings.HasSuffix(name, ".model") {
+		// In hf mode engines convert it, and get other ids than it has by itself.
+		return "", false, fmt.Errorf("tokenizer: %s: %w: without a tokenizer.json it is read in mistral mode only", name, ErrUnsupported)
+	}
 	return name, true, nil
 }
 
