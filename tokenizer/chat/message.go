@@ -32,50 +32,58 @@ func (c *conversation) readMessages(span []byte) error {
 		}
 		c.messages = append(c.messages, jinja.FromDict(read))
 	}
-	if c.r.profile == VLLM && !c.r.dev {
+	if c.r.profile == VLLM && !c.template.dev {
 		c.mergeDevelopers(list)
 	}
 	return nil
 }
 
-// mergeDevelopers makes one system message at the front of the messages of the
-// role developer, which the template does not know, and of those of the system.
+// mergeDevelopers makes messages of the role developer, which the template does not
+// know, messages of the system, and one of all of these at the front unless there
+// is only that.
 func (c *conversation) mergeDevelopers(list []jinja.Value) {
-	developers := 0
+	developers, behind := 0, false
 	var texts []string
 	var others []jinja.Value
 	for i, m := range c.messages {
 		role, _ := list[i].Dict().Get("role")
-		text, _ := role.Text()
-		if text == "developer" {
+		switch text, _ := role.Text(); text {
+		case "developer":
 			developers++
-		}
-		if text != "developer" && text != "system" {
+			m.Dict().Set("role", jinja.String("system"))
+		case "system":
+		default:
 			others = append(others, m)
 			continue
 		}
+		behind = behind || i > 0
 		content, _ := m.Dict().Get("content")
-		if s, ok := content.Text(); ok {
-			texts = append(texts, s)
+		text, ok := content.Text()
+		if !ok {
+			var parts []string
+			for _, p := range content.Items() {
+				if t, ok := at(p, "text").Text(); ok {
+					parts = append(parts, t)
+				}
+			}
+			text = strings.Join(parts, "\n")
 		}
-		for _, p := range content.Items() {
-			t, _ := p.Dict().Get("text")
-			s, _ := t.Text()
-			texts = append(texts, s)
+		if text != "" {
+			texts = append(texts, text)
 		}
 	}
-	if developers == 0 {
+	if developers == 0 || !behind {
 		return
 	}
 	system := jinja.NewDict(2)
 	system.Set("role", jinja.String("system"))
-	system.Set("content", c.contentOf(strings.Join(texts, "\n\n")))
+	system.Set("content", jinja.String(strings.Join(texts, "\n\n")))
 	c.messages = append([]jinja.Value{jinja.FromDict(system)}, others...)
 }
 
 // contentOf is a text in the form in which the template gets contents.
 func (c *conversation) contentOf(text string) jinja.Value {
-	if !c.r.parts {
+	if !c.template.parts {
 		return jinja.String(text)
 	}
 	return jinja.List(textPart(text))
@@ -108,20 +116,29 @@ func (c *conversation) message(d *jinja.Dict, last bool) (*jinja.Dict, error) {
 		return nil, err
 	}
 	out.Set("content", content)
-	for _, name := range []string{"name", "tool_call_id", "task"} {
-		if v, ok := d.Get(name); ok && !v.IsNone() {
-			out.Set(name, v)
+	strict := c.r.profile == VLLM
+	for _, f := range []struct{ name, role string }{{"name", ""}, {"tool_call_id", "tool"}, {"task", ""}} {
+		v, ok := d.Get(f.name)
+		if _, isText := v.Text(); ok && !v.IsNone() && (!strict || isText && (f.role == "" || f.role == role)) {
+			out.Set(f.name, v)
 		}
 	}
+	if strict && role == "developer" && c.template.dev {
+		tools, ok := d.Get("tools")
+		if !ok {
+			tools = jinja.None()
+		}
+		out.Set("tools", tools)
+	}
 	for _, name := range []string{"reasoning", "reasoning_content"} {
-		if v, ok := d.Get(name); ok && !v.IsNone() {
+		if v, ok := d.Get(name); ok && !v.IsNone() && (!strict || role == "assistant") {
 			out.Set("reasoning", v)
 			out.Set("reasoning_content", v)
 			break
 		}
 	}
 	calls, ok := d.Get("tool_calls")
-	if !ok || calls.IsNone() || len(calls.Items()) == 0 {
+	if !ok || calls.IsNone() || len(calls.Items()) == 0 || strict && role != "assistant" {
 		return out, nil
 	}
 	var list []jinja.Value
@@ -202,13 +219,20 @@ func (c *conversation) content(d *jinja.Dict, role string, last bool) (jinja.Val
 		tag = resumeTag
 	}
 	if text, ok := v.Text(); ok {
+		if role == "tool" && c.r.profile == VLLM {
+			return jinja.String(text + tag), nil
+		}
+		text, dropped := c.withoutBilling(text, role)
+		if dropped && c.template.parts {
+			return jinja.List(), nil
+		}
 		return c.contentOf(text + tag), nil
 	}
 	if v.IsNone() || v.IsUndefined() {
 		switch {
 		case role != "assistant" && role != "tool" && c.r.profile == VLLM:
 			return v, refused("content is missing")
-		case c.r.parts && !last:
+		case c.template.parts && !last:
 			return jinja.List(), nil
 		}
 		return c.contentOf(tag), nil
@@ -221,17 +245,20 @@ func (c *conversation) content(d *jinja.Dict, role string, last bool) (jinja.Val
 	var read []jinja.Value
 	for i, p := range parts {
 		text, item, err := c.part(p)
+		text, dropped := c.withoutBilling(text, role)
 		switch {
 		case err != nil:
 			return v, fmt.Errorf("content[%d]: %w", i, err)
+		case dropped:
 		case item != nil:
 			read = append(read, jinja.FromDict(item))
-		case text != "" || c.r.profile != VLLM:
+		case text != "" || c.r.profile != VLLM || c.template.parts:
 			texts = append(texts, text)
 			read = append(read, textPart(text))
 		}
 	}
-	if c.r.parts {
+	// A tool's result is a text again if it is nothing but text.
+	if c.template.parts && !(role == "tool" && c.r.profile == VLLM && len(texts) == len(read)) {
 		if last {
 			read = append(read, textPart(tag))
 		}
@@ -246,6 +273,20 @@ func (c *conversation) content(d *jinja.Dict, role string, last bool) (jinja.Val
 		text = strings.Repeat(itemMark+"\n", len(read)-len(texts)) + text
 	}
 	return jinja.String(text + tag), nil
+}
+
+// billing begins a line of the system's that changes from request to request, which
+// vLLM drops.
+const billing = "x-anthropic-billing-header"
+
+// withoutBilling returns a text of the system without its first line, if that is
+// for billing. dropped says that there is no other.
+func (c *conversation) withoutBilling(text, role string) (rest string, dropped bool) {
+	if role != "system" || c.r.profile != VLLM || !strings.HasPrefix(text, billing) {
+		return text, false
+	}
+	_, rest, _ = strings.Cut(text, "\n")
+	return rest, rest == ""
 }
 
 // itemMark stands in a text where an engine puts an item.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,13 +32,32 @@ var ErrRefused = errors.New("the engine would refuse this request")
 // Renderer makes prompts for one model on one kind of engine. It is immutable.
 type Renderer struct {
 	profile  Profile
-	template *jinja.Template
-	tools    *jinja.Template // for requests with tools; nil: template
-	special  *jinja.Dict     // bos_token and its like
-	parts    bool            // contents are lists of parts, not strings
-	dev      bool            // the template knows the role "developer"
-	harmony  *harmony        // instead of a template
-	mistral  *mistral        // instead of a template
+	template template
+	tools    template    // for requests with tools
+	special  *jinja.Dict // bos_token and its like
+	harmony  *harmony    // instead of a template
+	mistral  *mistral    // instead of a template
+}
+
+// template is a chat template, and what the engine sees in it.
+type template struct {
+	*jinja.Template
+	parts bool // contents are lists of parts, not strings
+	dev   bool // it knows the role "developer"
+}
+
+func (r *Renderer) parse(name, text string) (template, error) {
+	parsed, err := jinja.Parse(name, text)
+	if err != nil {
+		return template{}, fmt.Errorf("chat: %w", err)
+	}
+	t := template{Template: parsed, parts: parsed.LoopsOverContent()}
+	if r.profile == SGLang {
+		t.parts = slices.ContainsFunc([]string{"image", "audio", "video", "vision"}, func(kind string) bool { return strings.Contains(text, kind) }) ||
+			slices.ContainsFunc([]string{"message", "msg", "m"}, func(name string) bool { return parsed.LoopsOver(name, "content") })
+	}
+	t.dev = strings.Contains(text, `"developer"`) || strings.Contains(text, `'developer'`)
+	return t, nil
 }
 
 // Text is a rendered prompt.
@@ -93,16 +113,15 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 		r.special.Set(name, jinja.String(f.Special[name]))
 	}
 	var err error
-	if r.template, err = jinja.Parse("chat_template", text); err != nil {
-		return nil, fmt.Errorf("chat: %w", err)
+	if r.template, err = r.parse("chat_template", text); err != nil {
+		return nil, err
 	}
+	r.tools = r.template
 	if text, ok := f.Templates["tool_use"]; ok {
-		if r.tools, err = jinja.Parse("chat_template tool_use", text); err != nil {
-			return nil, fmt.Errorf("chat: %w", err)
+		if r.tools, err = r.parse("chat_template tool_use", text); err != nil {
+			return nil, err
 		}
 	}
-	r.parts = r.template.LoopsOverContent()
-	r.dev = strings.Contains(text, "developer")
 	return r, nil
 }
 
@@ -175,7 +194,7 @@ type conversation struct {
 	now      time.Time
 	messages []jinja.Value
 	vars     *jinja.Dict
-	template *jinja.Template
+	template template
 	resume   bool     // the answer goes on with the last message
 	items    [][]byte // images and the like, each as its JSON
 	kept     int
@@ -212,16 +231,22 @@ func (c *conversation) read(q Request) error {
 		return refused("continue_final_message and add_generation_prompt")
 	}
 	c.kept = Kept(q.TruncatePromptTokens)
+	tools, err := c.readTools(q)
+	if err != nil {
+		return err
+	}
+	if c.template = c.r.template; tools != nil {
+		c.template = c.r.tools
+	}
 	if err := c.readMessages(q.Messages); err != nil {
 		return err
 	}
-	return c.readVariables(q, generate)
+	return c.readVariables(q, tools, generate)
 }
 
 // readVariables collects what the template sees.
-func (c *conversation) readVariables(q Request, generate bool) error {
+func (c *conversation) readVariables(q Request, tools []jinja.Value, generate bool) error {
 	c.vars = jinja.NewDict(16)
-	c.template = c.r.template
 	c.vars.Set("messages", jinja.List(c.messages...))
 	c.vars.Set("tools", jinja.None())
 	if q.ChatTemplateKwargs != nil {
@@ -258,15 +283,8 @@ func (c *conversation) readVariables(q Request, generate bool) error {
 		}
 		c.vars.Set("documents", v)
 	}
-	tools, err := c.readTools(q)
-	if err != nil {
-		return err
-	}
 	if tools != nil {
 		c.vars.Set("tools", jinja.List(tools...))
-		if c.r.tools != nil {
-			c.template = c.r.tools
-		}
 	}
 	c.vars.Set("add_generation_prompt", jinja.Bool(generate))
 	for name, value := range c.r.special.All() {

@@ -100,26 +100,6 @@ func TestUses(t *testing.T) {
 	}
 }
 
-func TestLoopsOverContent(t *testing.T) {
-	for text, want := range map[string]bool{
-		"{% for m in messages %}{{ m.content }}{% endfor %}":                                                                 false,
-		"{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}":                                            true,
-		"{% for m in messages %}{% for c in m['content'] | list %}{% endfor %}{% endfor %}":                                  true,
-		"{% for m in messages[1:] %}{% set x = m['content'] %}{% for c in x %}{% endfor %}{% endfor %}":                      true,
-		"{% set loop_messages = messages[1:] %}{% for m in loop_messages %}{% for c in m.content %}{% endfor %}{% endfor %}": true,
-		"{% for m in messages %}{% for c in m.tool_calls %}{% endfor %}{% endfor %}":                                         false,
-		"{% for c in messages[0].content %}{% endfor %}":                                                                     true,
-	} {
-		tmpl, err := jinja.Parse("t", text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if tmpl.LoopsOverContent() != want {
-			t.Errorf("%s: %v, want %v", text, !want, want)
-		}
-	}
-}
-
 func TestFromJSON(t *testing.T) {
 	tmpl, err := jinja.Parse("t", "{{ x }}")
 	if err != nil {

@@ -18,7 +18,6 @@ type Template struct {
 	body  []stmt
 	names []string // by the numbers that stand for them in the tree
 	loads map[string]bool
-	loops bool
 }
 
 // Parse parses a template. name is for its errors, which are of type [*Error]
@@ -28,7 +27,6 @@ func Parse(name, text string) (*Template, error) {
 	if err == nil {
 		p := &parser{tokens: tokens, ids: map[string]int{}, t: &Template{name: name, loads: map[string]bool{}}}
 		if p.t.body, err = p.body(); err == nil {
-			p.t.loops = loopsOverContent(p.t)
 			return p.t, nil
 		}
 	}
@@ -40,10 +38,6 @@ func Parse(name, text string) (*Template, error) {
 
 // Uses reports whether the template reads a variable of that name anywhere.
 func (t *Template) Uses(name string) bool { return t.loads[name] }
-
-// LoopsOverContent reports whether some loop goes over the content of a message:
-// then engines give it contents as lists of parts, else as strings.
-func (t *Template) LoopsOverContent() bool { return t.loops }
 
 type parser struct {
 	tokens []token
