@@ -52,8 +52,14 @@ check: tools lint fix ## the inner loop: lint, house rules, short tests
 REFERENCE := .cache/reference/bin/python
 
 .PHONY: conformance
-conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed (downloads 90 MB from PyPI once)
+ifdef VLLM
+conformance: tools # compare whole prompts with a real vLLM's, which tools/vllm.sh puts into .cache
+	@tools/vllm.sh .cache/vllm
+	@go run ./bench/conformance --vllm .cache/vllm/bin/vllm --commit "$$(git rev-parse --short HEAD)"
+else
+conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed (downloads 90 MB from PyPI once); VLLM=1 with a real vLLM (3 GB)
 	@go run ./bench/conformance --python $(REFERENCE) --commit "$$(git rev-parse --short HEAD)"
+endif
 
 .PHONY: golden
 golden: $(REFERENCE) ## make the golden data and the Unicode tables anew

@@ -29,9 +29,9 @@ import (
 )
 
 type options struct {
-	python, shared, golden, out, commit, work, only string
-	strings, rounds, conversations                  int
-	seed                                            uint64
+	python, shared, golden, out, commit, work, only, vllm string
+	strings, rounds, conversations                        int
+	seed                                                  uint64
 }
 
 func main() {
@@ -44,6 +44,7 @@ func main() {
 	flag.IntVar(&o.strings, "strings", 20000, "random texts a tokenizer")
 	flag.IntVar(&o.conversations, "conversations", 200, "random conversations a template")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds of measuring speed")
+	flag.StringVar(&o.vllm, "vllm", "", "compare whole prompts with the render server of this `program`, and nothing else")
 	flag.StringVar(&o.only, "only", "", "compare only what has this in its name")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the random texts")
 	flag.Parse()
@@ -63,6 +64,13 @@ func run(o options) (bool, error) {
 		return false, err
 	}
 	defer func() { _ = os.RemoveAll(o.work) }()
+	if o.vllm != "" {
+		figures, err := vllm(o)
+		if err != nil {
+			return false, err
+		}
+		return bench.Report(os.Stdout, o.out, bench.NewRun("vllm", o.commit, "VLLM=1 make conformance", figures))
+	}
 	ref, err := start(o.python)
 	if err != nil {
 		return false, err

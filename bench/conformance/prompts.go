@@ -59,7 +59,7 @@ func prompts(ref *reference, m *tokenizer.Model, g requests, name string, questi
 			return nil, errors.New("the reference process answered for other requests")
 		}
 		for i, body := range bodies {
-			ours, err := encodeRequest(m, body)
+			ours, err := encodeRequest(m, body, today())
 			if err != nil {
 				return nil, err
 			}
@@ -81,12 +81,12 @@ func prompts(ref *reference, m *tokenizer.Model, g requests, name string, questi
 }
 
 // encodeRequest returns the ids of a request, nil if the engine is said to refuse it.
-func encodeRequest(m *tokenizer.Model, body []byte) ([]uint32, error) {
+func encodeRequest(m *tokenizer.Model, body []byte, now time.Time) ([]uint32, error) {
 	q, err := requestOf(body)
 	if err != nil {
 		return nil, err
 	}
-	p, err := m.Encode(context.Background(), nil, q, today())
+	p, err := m.Encode(context.Background(), nil, q, now)
 	if err != nil || p.Mode == tokenizer.Bytes {
 		return nil, err
 	}

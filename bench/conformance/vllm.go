@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// startWithin bounds the time that a render server takes to start: 25 s on an idle
+// machine.
+const startWithin = 5 * time.Minute
+
+// renderServer is `vllm launch render`: request, template and tokenizer of a real
+// engine, without a model.
+type renderServer struct {
+	cmd *exec.Cmd
+	url string
+	log *bytes.Buffer
+}
+
+func startRenderServer(vllm, dir string, args ...string) (*renderServer, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	address := l.Addr().String()
+	_ = l.Close() // the server takes the port
+	_, port, _ := net.SplitHostPort(address)
+	s := &renderServer{url: "http://" + address, log: &bytes.Buffer{}}
+	args = append([]string{"launch", "render", dir, "--host", "127.0.0.1", "--port", port, "--served-model-name", "model", "--max-model-len", "32768"}, args...)
+	s.cmd = exec.Command(vllm, args...)
+	s.cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "OMP_NUM_THREADS=1", "VLLM_SYSTEM_START_DATE="+day)
+	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.cmd.Wait() }()
+	for deadline := time.After(startWithin); ; {
+		if resp, err := http.Get(s.url + "/health"); err == nil {
+			_ = resp.Body.Close() // it has none
+			if resp.StatusCode == http.StatusOK {
+				return s, nil
+			}
+		}
+		select {
+		case err := <-ended:
+			return nil, fmt.Errorf("vllm launch render: %w: %s", err, lastBytes(s.log.String(), 2000))
+		case <-deadline:
+			s.stop()
+			return nil, errors.New("vllm launch render did not start in time")
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func (s *renderServer) stop() {
+	_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGTERM) // it may have ended by itself
+	for range 20 {
+		if syscall.Kill(-s.cmd.Process.Pid, 0) != nil {
+			return
+		}
+		<-time.After(500 * time.Millisecond)
+	}
+	_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL)
+}
+
+func lastBytes(s string, n int) string { return s[max(0, len(s)-n):] }
+
+// render returns the ids of a chat request, nil if the server refuses it.
+func (s *renderServer) render(body []byte) ([]uint32, error) {
+	resp, err := http.Post(s.url+"/v1/chat/completions/render", "application/json", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }() // it was read
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, nil
+	}
+	var answer struct {
+		IDs []uint32 `json:"token_ids"`
+	}
+	if err := json.Unmarshal(b, &answer); err != nil {
+		return nil, fmt.Errorf("%w in %.200s", err, b)
+	}
+	return answer.IDs, nil
+}
+
+// side is one model as both sides have it.
+type side struct {
+	name     string
+	m        *tokenizer.Model
+	template string    // sent along
+	now      time.Time // of the server; zero: the same as here
+	strict   bool
+}
+
+// encode returns our ids of a request that the server rendered after begin. A
+// template may print the second.
+func (x side) encode(body []byte, theirs []uint32, begin time.Time) ([]uint32, error) {
+	if !x.now.IsZero() {
+		return encodeRequest(x.m, body, x.now)
+	}
+	got, err := encodeRequest(x.m, body, begin)
+	if now := time.Now(); err == nil && !slices.Equal(got, theirs) && now.Truncate(time.Second) != begin.Truncate(time.Second) {
+		return encodeRequest(x.m, body, now)
+	}
+	return got, err
+}
+
+// compare sends n random requests to the server, and counts.
+func (s *renderServer) compare(x side, o options, n int) (bench.Figure, error) {
+	g := requests{r: rand.New(rand.NewPCG(o.seed, 5)), strange: 5, strict: x.strict}
+	equal, refused, only, different := 0, 0, 0, 0
+	for range n {
+		q := g.request()
+		ours, err := json.Marshal(q)
+		if err != nil {
+			return bench.Figure{}, err
+		}
+		if q["model"] = "model"; x.template != "" {
+			q["chat_template"] = x.template
+		}
+		body, err := json.Marshal(q)
+		if err != nil {
+			return bench.Figure{}, err
+		}
+		begin := time.Now()
+		theirs, err := s.render(body)
+		if err != nil {
+			return bench.Figure{}, fmt.Errorf("%w for %.2000s", err, ours)
+		}
+		got, err := x.encode(ours, theirs, begin)
+		switch {
+		case err != nil:
+			return bench.Figure{}, err
+		case got == nil && theirs == nil:
+			refused++
+		case theirs == nil:
+			only++ // it gets the engine's error, wherever it is sent
+		case slices.Equal(got, theirs):
+			equal++
+		default:
+			if different++; different <= 3 {
+				fmt.Println(difference(x.m, x.name, got, theirs, ours))
+			}
+		}
+	}
+	fmt.Printf("%s: %d cases, %d equal, %d refused by both, %d by vLLM alone, %d different\n", x.name, n, equal, refused, only, different)
+	v := float64(different)
+	return bench.Figure{
+		What:   fmt.Sprintf("vLLM's render server, %s: different of %d requests (%d equal, %d refused by both, %d by it alone)", x.name, n, equal, refused, only),
+		Target: "0", Median: v, Min: v, Max: v, Met: different == 0,
+	}, nil
+}
+
+// vllm compares whole prompts with a real vLLM's: with each template at hand, for
+// gpt-oss, and in mistral mode.
+func vllm(o options) (figures []bench.Figure, err error) {
+	for _, part := range []func(options) ([]bench.Figure, error){vllmTemplates, vllmHarmony, vllmMistral} {
+		more, err := part(o)
+		if err != nil {
+			return nil, err
+		}
+		figures = append(figures, more...)
+	}
+	return figures, nil
+}
+
+// modelFolder makes a folder that the server takes for a model's.
+func modelFolder(o options, name string, config map[string]any, files map[string]string) (string, error) {
+	dir := filepath.Join(o.work, "vllm", name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	for to, from := range files {
+		b, err := readMaybeGzip(from)
+		if errors.Is(err, os.ErrNotExist) && to != "tokenizer.json" {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(filepath.Join(dir, to), b, 0o644); err != nil {
+			return "", err
+		}
+	}
+	// Its sizes do not matter.
+	for key, value := range map[string]any{
+		"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262144,
+		"max_position_embeddings": 65536, "torch_dtype": "bfloat16", "transformers_version": "4.57.0", "rms_norm_eps": 1e-6, "rope_theta": 10000,
+	} {
+		if _, ok := config[key]; !ok {
+			config[key] = value
+		}
+	}
+	b, err := json.Marshal(config)
+	if err != nil {
+		return "", err
+	}
+	return dir, os.WriteFile(filepath.Join(dir, "config.json"), b, 0o644)
+}
+
+const ownTemplate = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+func vllmTemplates(o options) ([]bench.Figure, error) {
+	files := map[string]string{"tokenizer.json": filepath.Join(o.golden, "bytelevel-qwen2-nfc.json")}
+	templates := map[string]string{"own": ownTemplate}
+	folder := filepath.Join(o.shared, "tokenizers/qwen3")
+	if _, err := os.Stat(folder); err == nil {
+		files = map[string]string{"tokenizer.json": folder + "/tokenizer.json", "tokenizer_config.json": folder + "/tokenizer_config.json"}
+		b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
+		if err != nil {
+			return nil, err
+		}
+		if err := json.Unmarshal(b, &templates); err != nil {
+			return nil, err
+		}
+	}
+	dir, err := modelFolder(o, "templates", map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3"}, files)
+	if err != nil {
+		return nil, err
+	}
+	s, err := startRenderServer(o.vllm, dir, "--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	var figures []bench.Figure
+	for _, name := range slices.Sorted(maps.Keys(templates)) {
+		if !strings.Contains(name, o.only) {
+			continue
+		}
+		m, err := tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{ChatTemplate: templates[name]})
+		if err != nil {
+			return nil, err
+		}
+		f, err := s.compare(side{name: name, m: m, template: templates[name]}, o, o.conversations/4)
+		if err != nil {
+			return nil, err
+		}
+		figures = append(figures, f)
+	}
+	return figures, nil
+}
+
+func vllmHarmony(o options) ([]bench.Figure, error) {
+	folder := filepath.Join(o.shared, "tokenizers/gpt-oss")
+	if _, err := os.Stat(folder); err != nil || !strings.Contains("gpt-oss", o.only) {
+		return nil, nil //nolint:nilerr // said where the prompts are compared with the package
+	}
+	config := map[string]any{
+		"architectures": []string{"GptOssForCausalLM"}, "model_type": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 128,
+		"layer_types": []string{"sliding_attention", "full_attention"},
+	}
+	dir, err := modelFolder(o, "gpt-oss", config, map[string]string{"tokenizer.json": folder + "/tokenizer.json", "tokenizer_config.json": folder + "/tokenizer_config.json"})
+	if err != nil {
+		return nil, err
+	}
+	return vllmOne(o, "gpt-oss", dir, false, "--enable-auto-tool-choice", "--tool-call-parser", "openai")
+}
+
+func vllmMistral(o options) (figures []bench.Figure, err error) {
+	own := filepath.Join(o.golden, "../mistral")
+	// Without a parser of calls: that of this version does not work with its own mistral-common.
+	files := map[string]string{"own tekken.json v15": own + "/tekken.json", "own tokenizer.model.v2": own + "/tokenizer.model"}
+	inside, _ := filepath.Glob(filepath.Join(filepath.Dir(o.vllm), "../lib/python3*/site-packages/mistral_common/data/*"))
+	for _, f := range inside {
+		if name := filepath.Base(f); name == "tekken_240911.json" || strings.HasSuffix(name, ".v7") {
+			files[name] = f
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if !strings.Contains("mistral "+name, o.only) {
+			continue
+		}
+		to := "tekken.json"
+		if k := strings.Index(name, ".model"); k >= 0 {
+			to = "tokenizer" + name[k:]
+		}
+		config := map[string]any{"architectures": []string{"MistralForCausalLM"}, "model_type": "mistral"}
+		dir, err := modelFolder(o, name, config, map[string]string{to: files[name]})
+		if err != nil {
+			return nil, err
+		}
+		f, err := vllmOne(o, "mistral "+name, dir, true, "--tokenizer-mode", "mistral")
+		if err != nil {
+			return nil, err
+		}
+		figures = append(figures, f...)
+	}
+	return figures, nil
+}
+
+func vllmOne(o options, name, dir string, strict bool, args ...string) ([]bench.Figure, error) {
+	m, err := tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{})
+	if err != nil {
+		return nil, err
+	}
+	s, err := startRenderServer(o.vllm, dir, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	f, err := s.compare(side{name: name, m: m, now: today(), strict: strict}, o, 5*o.conversations)
+	return []bench.Figure{f}, err
+}
