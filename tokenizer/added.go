@@ -3,6 +3,8 @@
 package tokenizer
 
 import (
+	"encoding/binary"
+	"math/bits"
 	"unicode"
 	"unicode/utf8"
 )
@@ -21,6 +23,7 @@ type added struct {
 type finder struct {
 	tokens []added
 	first  [256]bool
+	lanes  []uint64 // the bytes of first, each eight times; nil if there are many
 	nodes  []trieNode
 	reach  int  // how far behind a place the search there may look
 	single bool // one of the tokens is a singleWord
@@ -60,6 +63,14 @@ func newFinder(tokens []added) *finder {
 	if f.reach == 0 {
 		return nil
 	}
+	for c, is := range f.first {
+		if is {
+			f.lanes = append(f.lanes, uint64(c)*lowBits)
+		}
+	}
+	if len(f.lanes) > maxLanes {
+		f.lanes = nil
+	}
 	return f
 }
 
@@ -81,7 +92,7 @@ func (f *finder) next(s []byte, from int) (found, bool) {
 	}
 	for i := from; i < len(s); {
 		if !f.first[s[i]] {
-			i++
+			i = f.skip(s, i+1)
 			continue
 		}
 		k, end := f.longest(s, i)
@@ -116,6 +127,34 @@ func (f *finder) next(s []byte, from int) (found, bool) {
 		return m, true
 	}
 	return found{}, false
+}
+
+// maxLanes is the number of different first bytes up to which eight bytes of text are
+// looked at together. Tokens of most models begin with one or two.
+const maxLanes = 3
+
+const (
+	lowBits  = 0x0101010101010101
+	highBits = 0x8080808080808080
+)
+
+// skip returns the first place from i on at which a token may begin.
+func (f *finder) skip(s []byte, i int) int {
+	if f.lanes == nil {
+		return i
+	}
+	for ; i+8 <= len(s); i += 8 {
+		v := binary.LittleEndian.Uint64(s[i:])
+		found := uint64(0)
+		for _, lane := range f.lanes {
+			x := v ^ lane
+			found |= (x - lowBits) &^ x & highBits // a byte that is zero, and maybe some above it
+		}
+		if found != 0 {
+			return i + bits.TrailingZeros64(found)/8
+		}
+	}
+	return i
 }
 
 // longest returns the longest token that begins at s[i], -1 if none does.

@@ -173,7 +173,25 @@ type work struct {
 	prev  []int32
 	heap  []uint64
 	words []wordSlot
+	short []shortSlot
 	text  []byte
+}
+
+// shortSlot keeps the ids of a word of at most seven bytes that has one or two. key
+// is the word's bytes, with its length in the last one.
+type shortSlot struct {
+	key uint64
+	ids [2]uint32 // the second is noID if there is one
+}
+
+// shortSlots is the number of short words kept beside the others: 256 KiB.
+const (
+	shortSlots = 1 << 14
+	shortShift = 64 - 14
+)
+
+func newWork() *work {
+	return &work{words: make([]wordSlot, wordSlots), short: make([]shortSlot, shortSlots)}
 }
 
 // wordSlot keeps the ids of one word: 64 bytes, one cache line. key is the word's
@@ -253,9 +271,17 @@ const longestKey = 31
 // seen appends the ids of s[i:j], a word or, if whole is not set, a part of one.
 // Short ones are looked up among those seen before.
 func (b *bpe) seen(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint32 {
-	if j-i > longestKey {
+	switch n := j - i; {
+	case n <= 7 && i+8 <= len(s):
+		return b.seenShort(dst, w, s, i, j, whole)
+	case n > longestKey:
 		return b.merge(dst, w, s[i:j], whole)
 	}
+	return b.seenLong(dst, w, s, i, j, whole)
+}
+
+// seenLong is seen for at most longestKey bytes.
+func (b *bpe) seenLong(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint32 {
 	key := wordKey(s, i, j)
 	if whole {
 		key[3] |= 1 << 63
@@ -277,6 +303,32 @@ func (b *bpe) seen(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint
 	if got := dst[n:]; len(got) <= len(slot.ids) {
 		slot.key = key
 		slot.n = uint32(copy(slot.ids[:], got))
+	}
+	return dst
+}
+
+// seenShort is seen for at most seven bytes, behind which there is another one. Words
+// of more than two ids are among the long ones.
+func (b *bpe) seenShort(dst []uint32, w *work, s []byte, i, j int, whole bool) []uint32 {
+	n := uint64(j - i)
+	key := binary.LittleEndian.Uint64(s[i:])&(1<<(8*n)-1) | n<<56
+	if whole {
+		key |= 1 << 63
+	}
+	slot := &w.short[key*0x9e3779b97f4a7c15>>shortShift]
+	if slot.key == key {
+		if slot.ids[1] == noID {
+			return append(dst, slot.ids[0])
+		}
+		return append(dst, slot.ids[0], slot.ids[1])
+	}
+	at := len(dst)
+	dst = b.seenLong(dst, w, s, i, j, whole)
+	switch got := dst[at:]; len(got) {
+	case 1:
+		*slot = shortSlot{key, [2]uint32{got[0], noID}}
+	case 2:
+		*slot = shortSlot{key, [2]uint32{got[0], got[1]}}
 	}
 	return dst
 }

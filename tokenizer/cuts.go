@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"math/bits"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -16,9 +17,10 @@ import (
 // between characters is then a part of one: the beginning of the character behind
 // the boundary or the end of the one before.
 type wordCuts struct {
-	near  [128][2]uint64 // pairs of ASCII characters
-	pairs pairSet        // other pairs, of characters or parts of them
-	parts [256][4]uint64 // last byte before and first byte behind a boundary of which a token has but a part
+	near   [128][2]uint64 // pairs of ASCII characters
+	pairs  pairSet        // other pairs of characters
+	partly pairSet        // pairs of which at least one is a part of a character
+	parts  [256][4]uint64 // last byte before and first byte behind a boundary, of those
 }
 
 // bytesOf packs up to four bytes; different bytes give different numbers.
@@ -32,50 +34,52 @@ func bytesOf(s []byte) uint32 {
 
 func newWordCuts(v *vocab) *wordCuts {
 	c := &wordCuts{}
-	count := 0
-	c.each(v, func([]byte, []byte) { count++ })
-	c.pairs = newPairSet(count)
-	c.each(v, func(left, right []byte) { c.pairs.add(bytesOf(left), bytesOf(right)) })
+	c.each(v, func(left, right []byte) {
+		if utf8.Valid(left) && utf8.Valid(right) {
+			c.pairs.add(bytesOf(left), bytesOf(right))
+			return
+		}
+		a, b := left[len(left)-1], right[0]
+		c.parts[a][b>>6] |= 1 << (b & 63)
+		c.partly.add(bytesOf(left), bytesOf(right))
+	})
 	c.pairs.fit()
+	c.partly.fit()
 	return c
 }
 
-// pairSet is a set of pairs. Most lookups are of pairs that are not in it, and
-// end at a bit of a table that stays in the processor's cache.
+// pairSet is a set of pairs that may also claim some that are not in it, which for
+// cuts is safe: they are then not made. One pair in fifty does, and a lookup is
+// of one word of a table that stays in the processor's cache.
 type pairSet struct {
-	all    merges // the values do not matter
-	count  int
-	filter []uint64
+	pairs  []uint64 // until fit
+	filter []uint64 // two bits of one word for each pair
 	shift  uint
 }
 
-func newPairSet(count int) pairSet { return pairSet{all: newMerges(count)} }
-
-func (p *pairSet) add(a, b uint32) {
-	if p.all.get(a, b) == noMerge {
-		p.all.put(pairOf(a, b), 0)
-		p.count++
-	}
-}
+func (p *pairSet) add(a, b uint32) { p.pairs = append(p.pairs, pairOf(a, b)) }
 
 // fit makes the set ready for lookups.
 func (p *pairSet) fit() {
-	p.all.fit(p.count)
-	n := min(max(10, bits.Len(uint(p.count)*8)), 21)
-	p.filter, p.shift = make([]uint64, 1<<(n-6)), uint(64-n)
-	for _, s := range p.all.slots {
-		if s.key != 0 {
-			h := p.hash(s.key - 1)
-			p.filter[h>>6] |= 1 << (h & 63)
-		}
+	slices.Sort(p.pairs)
+	p.pairs = slices.Compact(p.pairs)
+	n := min(max(4, bits.Len(uint(len(p.pairs))*16)-6), 15) // 256 KiB at most
+	p.filter, p.shift = make([]uint64, 1<<n), uint(64-n)
+	for _, pair := range p.pairs {
+		word, mask := p.place(pair)
+		p.filter[word] |= mask
 	}
+	p.pairs = nil
 }
 
-func (p *pairSet) hash(pair uint64) uint64 { return (pair ^ pair>>29) * 0xd6e8feb86659fd93 >> p.shift }
+func (p *pairSet) place(pair uint64) (word, mask uint64) {
+	h := (pair ^ pair>>29) * 0xd6e8feb86659fd93
+	return h >> p.shift, 1<<(h>>20&63) | 1<<(h>>26&63)
+}
 
 func (p *pairSet) has(a, b uint32) bool {
-	h := p.hash(pairOf(a, b))
-	return p.filter[h>>6]>>(h&63)&1 != 0 && p.all.get(a, b) != noMerge
+	word, mask := p.place(pairOf(a, b))
+	return p.filter[word]&mask == mask
 }
 
 // each calls f with what each token has on both sides of each boundary between
@@ -107,9 +111,6 @@ func (c *wordCuts) each(v *vocab, f func(left, right []byte)) {
 					}
 				}
 			}
-			if !utf8.Valid(left) || !utf8.Valid(right) {
-				c.parts[t[k-1]][t[k]>>6] |= 1 << (t[k] & 63)
-			}
 			f(left, right)
 		}
 	}
@@ -117,15 +118,31 @@ func (c *wordCuts) each(v *vocab, f func(left, right []byte)) {
 
 // next returns the end of the part of the word s[:end] that begins at i.
 func (c *wordCuts) next(s []byte, i, end int) int {
-	left := i // of the character before j
-	for j := i + runeLen(s, i, end); j < end; {
-		n := runeLen(s, j, end)
-		if !c.together(s, left, j, j+n) {
+	n := runeLen(s, i, end)
+	for {
+		j := i + n
+		// Most pairs are of characters of three bytes each.
+		for n == 3 && j+3 <= end {
+			b := s[j : j+3 : j+3]
+			if b[0] < 0xe1 || b[0] > 0xec || b[1]&0xc0 != 0x80 || b[2]&0xc0 != 0x80 {
+				break
+			}
+			a := s[i : i+3 : i+3]
+			left, right := uint32(a[0])<<16|uint32(a[1])<<8|uint32(a[2]), uint32(b[0])<<16|uint32(b[1])<<8|uint32(b[2])
+			if !c.pairs.has(left, right) && (c.parts[a[2]][b[0]>>6]>>(b[0]&63)&1 == 0 || !c.inParts(s, i, j, j+3)) {
+				return j
+			}
+			i, j = j, j+3
+		}
+		if j >= end {
+			return end
+		}
+		m := runeLen(s, j, end)
+		if !c.together(s, i, j, j+m) {
 			return j
 		}
-		left, j = j, j+n
+		i, n = j, m
 	}
-	return end
 }
 
 func runeLen(s []byte, i, end int) int {
@@ -147,15 +164,15 @@ func (c *wordCuts) together(s []byte, i, j, k int) bool {
 	if a >= utf8.RuneSelf && j-i == 1 || b >= utf8.RuneSelf && k-j == 1 {
 		return true
 	}
-	if c.pairs.has(bytesOf(s[i:j]), bytesOf(s[j:k])) {
-		return true
-	}
-	if c.parts[a][b>>6]>>(b&63)&1 == 0 {
-		return false
-	}
+	return c.pairs.has(bytesOf(s[i:j]), bytesOf(s[j:k])) || c.parts[a][b>>6]>>(b&63)&1 != 0 && c.inParts(s, i, j, k)
+}
+
+// inParts reports whether a token may have parts of the characters s[i:j] and
+// s[j:k] side by side.
+func (c *wordCuts) inParts(s []byte, i, j, k int) bool {
 	for l := i; l < j; l++ {
 		for r := j + 1; r <= k; r++ {
-			if c.pairs.has(bytesOf(s[l:j]), bytesOf(s[j:r])) {
+			if c.partly.has(bytesOf(s[l:j]), bytesOf(s[j:r])) {
 				return true
 			}
 		}

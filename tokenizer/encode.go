@@ -3,7 +3,9 @@
 package tokenizer
 
 import (
+	"bytes"
 	"context"
+	"slices"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -294,36 +296,86 @@ func (e *encoder) characters(lo, hi, looked int, start bool) {
 // pieces encodes text[lo:hi], a space before it if prefix is set: a space is written
 // ▁, and pieces end where no merge can cross.
 func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
-	c := e.t.cuts
+	c, bpe := e.t.cuts, &e.t.bpe
 	word := e.w.text[:0]
 	if prefix {
 		word = append(word, c.space...)
 		if lo == hi {
-			e.dst = e.t.bpe.append(e.dst, e.w, word, 0, len(word))
+			e.dst = bpe.append(e.dst, e.w, word, 0, len(word))
 		}
 	}
 	for i := lo; i < hi && e.err == nil; {
+		if len(word) == 0 {
+			if i = e.lone(i, hi); i == hi {
+				break
+			}
+		}
 		j, l := c.scan(e.text, i, hi)
 		if l > hi {
 			l = looked
 		}
-		if id := e.t.bpe.alone(e.text, i, j); id != noID && len(word) == 0 {
+		if id := bpe.alone(e.text, i, j); id != noID && len(word) == 0 {
 			e.dst = append(e.dst, id)
 			i = j
 			e.after(j, l)
 			continue
 		}
-		for _, b := range e.text[i:j] {
-			if b == ' ' {
-				word = append(word, c.space...)
-			} else {
-				word = append(word, b)
+		piece := e.text[i:j]
+		for {
+			k := bytes.IndexByte(piece, ' ')
+			if k < 0 {
+				break
 			}
+			word = append(append(word, piece[:k]...), c.space...)
+			piece = piece[k+1:]
 		}
-		e.dst = e.t.bpe.append(e.dst, e.w, word, 0, len(word))
+		word = append(word, piece...)
+		// With room behind it, its key is read in one go.
+		word = slices.Grow(word, longestKey+1)
+		e.dst = bpe.append(e.dst, e.w, word[:len(word)+longestKey+1], 0, len(word))
 		word = word[:0]
 		i = j
 		e.after(j, l)
 	}
 	e.w.text = word[:0]
+}
+
+// lone encodes characters of three bytes from text[i] on, as long as each is a
+// token and may be cut from the one behind it, which has three bytes, too: most of
+// a text of such a script. It returns where it stopped.
+func (e *encoder) lone(i, hi int) int {
+	c, single := e.t.cuts, e.t.bpe.single
+	a, ok := threeBytes(e.text, i, hi)
+	for ok {
+		var b rune
+		if b, ok = threeBytes(e.text, i+3, hi); !ok || c.pairs.has(uint32(a), uint32(b)) {
+			return i
+		}
+		id := single[a]
+		if id == noID {
+			return i
+		}
+		e.dst = append(e.dst, id)
+		i += 3
+		a = b
+		if e.rec != nil || i >= e.check {
+			if e.after(i, i+3); e.err != nil {
+				return i
+			}
+		}
+	}
+	return i
+}
+
+// threeBytes returns the character at s[i] if it has three bytes, of the ranges
+// where all such bytes are one.
+func threeBytes(s []byte, i, end int) (rune, bool) {
+	if i+3 > end {
+		return 0, false
+	}
+	b := s[i : i+3 : i+3]
+	if b[0] < 0xe1 || b[0] > 0xec || b[1]&0xc0 != 0x80 || b[2]&0xc0 != 0x80 {
+		return 0, false
+	}
+	return rune(b[0]&0xf)<<12 | rune(b[1]&0x3f)<<6 | rune(b[2]&0x3f), true
 }

@@ -2,5 +2,43 @@
 
 package tokenizer
 
+import "unicode/utf8"
+
 // SetCacheStep makes steps of a cache small enough for texts of tests.
 func SetCacheStep(c *Cache, step int) { c.step = step }
+
+// ThreeBytesDiffer returns a character for which the short ways of looking at
+// three bytes do not agree with the long ones, 0 if there is none.
+func ThreeBytesDiffer() rune {
+	for r := rune(0x800); r < 0x10000; r++ {
+		s := []byte(string(r))
+		if class := classes().ofThree(s, 0, len(s)); class != 0 && class != classes().of(r) {
+			return r
+		}
+		if utf8.ValidRune(r) && isPlain(s) != isPlainRune(r) {
+			return r
+		}
+		if c, ok := threeBytes(s, 0, len(s)); ok && c != r {
+			return r
+		}
+	}
+	return 0
+}
+
+// MissedPair returns a pair that was put into a set and is not found in it.
+func MissedPair(pairs [][2]uint32) (missed [][2]uint32, extra int) {
+	var set pairSet
+	for _, p := range pairs {
+		set.add(p[0], p[1])
+	}
+	set.fit()
+	for _, p := range pairs {
+		if !set.has(p[0], p[1]) {
+			missed = append(missed, p)
+		}
+		if set.has(p[0]+1<<24, p[1]) {
+			extra++
+		}
+	}
+	return missed, extra
+}

@@ -617,7 +617,7 @@ func (t *Tokenizer) allScanners() bool {
 // planCuts returns where SentencePiece-style text may be cut, nil if its files
 // are of another kind.
 func (t *Tokenizer) planCuts() *cuts {
-	c := &cuts{pairs: newPairSet(len(t.bpe.vocab.bytes))}
+	c := &cuts{}
 	var space string
 	switch {
 	case len(t.normalizers) == 2 && len(t.steps) == 0:

@@ -60,8 +60,9 @@ func isNFC(text []byte) bool { return isPlain(text) || norm.NFC.IsNormal(text) }
 // isPlain reports whether all characters of text are of ranges in which nothing
 // decomposes for good, moves or composes with what stands before it: most text.
 func isPlain(text []byte) bool {
+	three := plainThree()
 	for i := 0; i < len(text); {
-		if i+8 <= len(text) && binary.LittleEndian.Uint64(text[i:])&0x8080808080808080 == 0 {
+		if i+8 <= len(text) && binary.LittleEndian.Uint64(text[i:])&highBits == 0 {
 			i += 8
 			continue
 		}
@@ -69,19 +70,48 @@ func isPlain(text []byte) bool {
 			i++
 			continue
 		}
+		if i+3 <= len(text) {
+			b := text[i : i+3 : i+3]
+			if b[0]&0xf0 == 0xe0 && b[1]&0xc0 == 0x80 && b[2]&0xc0 == 0x80 && three[uint(b[0]&0xf)<<6|uint(b[1]&0x3f)] {
+				i += 3
+				continue
+			}
+		}
 		r, n := decode(text, i, len(text))
-		switch {
-		case r < 0x300, 0x3400 <= r && r < 0xa000: // Latin, Chinese
-		case 0x400 <= r && r < 0x483, 0x2010 <= r && r < 0x2028: // Cyrillic, punctuation
-		case 0x3000 <= r && r < 0x3099, 0x30a0 <= r && r < 0x3130: // kana
-		case 0xac00 <= r && r < 0xd7a4, 0xff01 <= r && r < 0xff61: // Hangul syllables, wide forms
-		default:
+		if !isPlainRune(r) {
 			return false
 		}
 		i += n
 	}
 	return true
 }
+
+func isPlainRune(r rune) bool {
+	switch {
+	case r < 0x300, 0x3400 <= r && r < 0xa000: // Latin, Chinese
+	case 0x400 <= r && r < 0x483, 0x2010 <= r && r < 0x2028: // Cyrillic, punctuation
+	case 0x3000 <= r && r < 0x3099, 0x30a0 <= r && r < 0x3130: // kana
+	case 0xac00 <= r && r < 0xd7a4, 0xff01 <= r && r < 0xff61: // Hangul syllables, wide forms
+	default:
+		return false
+	}
+	return true
+}
+
+// plainThree says of the first two of three bytes whether all of the 64 characters
+// that begin with them are plain.
+//
+//nolint:gochecknoglobals // a table
+var plainThree = sync.OnceValue(func() *[1024]bool {
+	var t [1024]bool
+	for p := range t {
+		t[p] = p >= 0x800/64 // below, three bytes are no character
+		for c := range rune(64) {
+			t[p] = t[p] && isPlainRune(rune(p)*64+c)
+		}
+	}
+	return &t
+})
 
 func appendNFC(dst, text []byte) []byte {
 	if isNFC(text) {

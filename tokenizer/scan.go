@@ -410,6 +410,13 @@ func (t *classTable) run(s []byte, i, end int, mask uint8) int {
 			i++
 			continue
 		}
+		if class := t.ofThree(s, i, end); class != 0 {
+			if class&mask == 0 {
+				return i
+			}
+			i += 3
+			continue
+		}
 		class, n := t.at(s, i, end)
 		if class&mask == 0 {
 			return i

@@ -139,7 +139,7 @@ func (t *Tokenizer) take() *work {
 		t.free = t.free[:n-1]
 		return w
 	}
-	return &work{words: make([]wordSlot, wordSlots)}
+	return newWork()
 }
 
 func (t *Tokenizer) give(w *work) {

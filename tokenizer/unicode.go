@@ -43,6 +43,9 @@ var spaces = [...]rune{
 type classTable struct {
 	page  [(utf8.MaxRune + 1) / 256]uint8
 	class [][256]uint8
+	// three is the class of all characters of three bytes of which the first two
+	// are those of the place: 64 code points, 0 if not all are of one class.
+	three [1024]uint8
 }
 
 //nolint:gochecknoglobals // tables
@@ -88,7 +91,29 @@ func buildClasses() *classTable {
 		}
 		t.page[p] = n
 	}
+	for p := range t.three {
+		t.three[p] = all[p*64]
+		for _, c := range all[p*64 : p*64+64] {
+			if c != t.three[p] {
+				t.three[p] = 0
+				break
+			}
+		}
+	}
 	return t
+}
+
+// ofThree returns the class of the character at s[i] if it has three bytes, and is
+// one of many of that class; else 0.
+func (t *classTable) ofThree(s []byte, i, end int) uint8 {
+	if i+3 > end {
+		return 0
+	}
+	b := s[i : i+3 : i+3]
+	if b[0]&0xf0 != 0xe0 || b[1]&0xc0 != 0x80 || b[2]&0xc0 != 0x80 {
+		return 0
+	}
+	return t.three[uint(b[0]&0xf)<<6|uint(b[1]&0x3f)]
 }
 
 func (t *classTable) of(r rune) uint8 { return t.class[t.page[r>>8]][r&0xff] }

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// The short ways of the scanners see what the long ones see.
+func TestThreeBytes(t *testing.T) {
+	if r := tokenizer.ThreeBytesDiffer(); r != 0 {
+		t.Errorf("U+%04X", r)
+	}
+}
+
+// A set of pairs may claim a pair too many, and never misses one.
+func TestPairSet(t *testing.T) {
+	for _, n := range []int{0, 1, 50, 5000, 200_000} {
+		r := rand.New(rand.NewPCG(1, 2))
+		pairs := make([][2]uint32, n)
+		for i := range pairs {
+			pairs[i] = [2]uint32{r.Uint32N(1 << 24), r.Uint32N(1 << 24)}
+		}
+		missed, extra := tokenizer.MissedPair(pairs)
+		if len(missed) > 0 || n <= 100_000 && extra > n/20+1 {
+			t.Errorf("of %d pairs %d are missed, and %d others are found", n, len(missed), extra)
+		}
+	}
+}
+
+// Eight bytes are looked at together for the beginning of a token: it is found
+// wherever it stands.
+func TestAddedTokenAtEveryOffset(t *testing.T) {
+	tok := golden(t, "added-strip")
+	want, ok := tok.ID("<|im_end|>")
+	if !ok {
+		t.Fatal("no token")
+	}
+	for _, fill := range []string{"x", "é", "漢", "=", ";", "\x00", "\xff"} {
+		for n := range 40 {
+			text := strings.Repeat(fill, n) + "<|im_end|>" + strings.Repeat(fill, n%11) + "<" + fill
+			ids, err := tok.Append(context.Background(), nil, []byte(text), false)
+			if err != nil || !slices.Contains(ids, want) {
+				t.Fatalf("%q: %d, %v", text, ids, err)
+			}
+		}
+	}
+}
