@@ -57,7 +57,7 @@ conformance: tools # compare whole prompts with a real vLLM's, which tools/vllm.
 	@tools/vllm.sh .cache/vllm
 	@go run ./bench/conformance --vllm .cache/vllm/bin/vllm --commit "$$(git rev-parse --short HEAD)"
 else
-conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed (downloads 90 MB from PyPI once); VLLM=1 with a real vLLM (3 GB)
+conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed (downloads 60 MB from PyPI once); VLLM=1 with a real vLLM (3 GB)
 	@go run ./bench/conformance --python $(REFERENCE) --commit "$$(git rev-parse --short HEAD)"
 endif
 

@@ -16,9 +16,10 @@ import (
 // Profile names an engine by how it makes a prompt of a request.
 type Profile string
 
-// The profiles. Their rules were read off running engines: vLLM 0.32 on 78
-// request shapes; those of the other two are of their documentation and source
-// as of July 2026, and not checked against an engine.
+// The profiles. The rules of vLLM are those of version 0.32, read off a running one
+// and compared with it on random requests (bench/conformance); those of the other
+// two are of their documentation and source as of July 2026, and not checked
+// against an engine.
 const (
 	VLLM   Profile = "vllm"
 	SGLang Profile = "sglang"
