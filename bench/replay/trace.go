@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// Trace is a workload: requests whose prompts are chains of blocks. Requests come
+// when they are due (open loop), or, where there are users, after the answers that
+// these wait for (closed loop). A Trace does not change once it is made; any number
+// of simulations may read it.
+type Trace struct {
+	Name      string
+	BlockSize int // tokens in a block
+	Requests  []Request
+	Users     []User // closed loop; none: open loop
+
+	blocks blocks
+}
+
+// Request is one request of a trace.
+type Request struct {
+	// At is when it is due, from the beginning; open loop only.
+	At time.Duration
+	// Think is the time from the end of the user's last response to this
+	// request; closed loop only.
+	Think time.Duration
+
+	Session uint64 // of its conversation; 0 = none
+	Input   int    // tokens of the prompt
+	Output  int    // tokens of the response, at least 1
+	// Blocks are numbers of blocks, dense over the trace. A number stands for
+	// its whole prefix. The last one may be a block that the prompt does not fill.
+	Blocks []int32
+}
+
+// User is one user of a closed loop, who sends requests one after the other.
+type User struct {
+	Start    time.Duration // of the first request
+	Requests []int32       // indexes of Trace.Requests, in order
+}
+
+// blocks gives numbers to blocks: equal numbers mean equal prefixes.
+type blocks struct {
+	ids    map[link]int32
+	local  []uint64 // by number
+	chain  []uint64 // sequence hash, by number
+	parent []int32  // by number; -1 = none
+}
+
+type link struct {
+	parent int32
+	id     uint64
+}
+
+// number returns the number of the block with an id behind parent, -1 if it is
+// the first one.
+func (b *blocks) number(parent int32, id uint64) int32 {
+	key := link{parent, id}
+	if n, ok := b.ids[key]; ok {
+		return n
+	}
+	if b.ids == nil {
+		b.ids = make(map[link]int32)
+	}
+	n := int32(len(b.local))
+	b.ids[key] = n
+	local := indexer.NextSequenceHash(traceSeed, id)
+	sequence := local
+	if parent >= 0 {
+		sequence = indexer.NextSequenceHash(b.chain[parent], local)
+	}
+	b.local = append(b.local, local)
+	b.chain = append(b.chain, sequence)
+	b.parent = append(b.parent, parent)
+	return n
+}
+
+// traceSeed keeps hashes of trace ids apart from those of tokens.
+const traceSeed = 0x7472616365
+
+// Distinct returns the number of distinct blocks.
+func (t *Trace) Distinct() int { return len(t.blocks.local) }
+
+// TotalBlocks returns the number of blocks of all requests.
+func (t *Trace) TotalBlocks() (n int) {
+	for i := range t.Requests {
+		n += len(t.Requests[i].Blocks)
+	}
+	return n
+}
+
+// Head returns the trace's first n requests, all if there are fewer. It is for open
+// loops.
+func (t *Trace) Head(n int) *Trace {
+	h := *t
+	h.Requests = h.Requests[:min(n, len(h.Requests))]
+	return &h
+}
+
+// MooncakeBlock is the number of tokens in a block of the Mooncake traces.
+const MooncakeBlock = 512
+
+const (
+	maxLine     = 64 << 20 // bytes of one line of a trace
+	maxRequests = 1 << 24
+	maxTokens   = 1 << 28 // of one prompt or response
+)
+
+// mooncake is a line of a trace in the Mooncake format.
+type mooncake struct {
+	Timestamp int64    `json:"timestamp"` // ms
+	Input     int      `json:"input_length"`
+	Output    int      `json:"output_length"`
+	HashIDs   []uint64 `json:"hash_ids"`
+	Session   uint64   `json:"session_id,omitempty"` // ours; other readers ignore it
+}
+
+// ReadMooncake reads a trace in the Mooncake format: a JSON object a line, with
+// timestamp in ms, input_length and output_length in tokens, and hash_ids, one for
+// each block of 512 tokens and one for the rest. Requests that the format puts on
+// one tick are spread evenly up to the next one; without this every rule would see
+// bursts that were never there. An error names the line.
+func ReadMooncake(name string, r io.Reader) (*Trace, error) {
+	t := &Trace{Name: name, BlockSize: MooncakeBlock}
+	lines, line := newLines(r), 0
+	for lines.Scan() {
+		line++
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
+		var m mooncake
+		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
+			return nil, fmt.Errorf("replay: %s: line %d: %w", name, line, err)
+		}
+		if err := m.check(); err != nil {
+			return nil, fmt.Errorf("replay: %s: line %d: %w", name, line, err)
+		}
+		if len(t.Requests) >= maxRequests {
+			return nil, fmt.Errorf("replay: %s: line %d: more than %d requests", name, line, maxRequests)
+		}
+		req := Request{At: time.Duration(m.Timestamp) * time.Millisecond, Session: m.Session, Input: m.Input, Output: max(1, m.Output)}
+		parent := int32(-1)
+		for _, id := range m.HashIDs {
+			parent = t.blocks.number(parent, id)
+			req.Blocks = append(req.Blocks, parent)
+		}
+		t.Requests = append(t.Requests, req)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("replay: %s: line %d: %w", name, line+1, err)
+	}
+	if len(t.Requests) == 0 {
+		return nil, fmt.Errorf("replay: %s: no requests", name)
+	}
+	slices.SortStableFunc(t.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	t.spread()
+	return t, nil
+}
+
+func newLines(r io.Reader) *bufio.Scanner {
+	s := bufio.NewScanner(r)
+	s.Buffer(make([]byte, 1<<16), maxLine)
+	return s
+}
+
+func (m *mooncake) check() error {
+	switch want := (m.Input + MooncakeBlock - 1) / MooncakeBlock; {
+	case m.Timestamp < 0 || m.Timestamp > 1<<40:
+		return fmt.Errorf("timestamp is %d, want 0 or more ms", m.Timestamp)
+	case m.Input < 1 || m.Input > maxTokens:
+		return fmt.Errorf("input_length is %d, want 1 to %d", m.Input, maxTokens)
+	case m.Output < 0 || m.Output > maxTokens:
+		return fmt.Errorf("output_length is %d, want 0 to %d", m.Output, maxTokens)
+	case len(m.HashIDs) != want:
+		return fmt.Errorf("%d hash_ids for an input_length of %d, want %d", len(m.HashIDs), m.Input, want)
+	}
+	return nil
+}
+
+// tick is how long the last tick of a trace lasts.
+const tick = 3 * time.Second
+
+// spread moves the requests of a tick apart. A tick that one request has alone
+// stays as it is.
+func (t *Trace) spread() {
+	for from := 0; from < len(t.Requests); {
+		at := t.Requests[from].At
+		to := from + 1
+		for to < len(t.Requests) && t.Requests[to].At == at {
+			to++
+		}
+		next := at + tick
+		if to < len(t.Requests) {
+			next = t.Requests[to].At
+		}
+		for j := from; j < to; j++ {
+			t.Requests[j].At = at + (next-at)*time.Duration(j-from)/time.Duration(to-from)
+		}
+		from = to
+	}
+}
+
+// WriteMooncake writes an open-loop trace in the Mooncake format. Blocks are
+// numbered in the order in which they appear. Times are cut to ms, so requests of
+// one ms come back spread over it.
+func (t *Trace) WriteMooncake(w io.Writer) error {
+	if len(t.Users) > 0 {
+		return fmt.Errorf("replay: %s: a closed loop has no timestamps to write", t.Name)
+	}
+	if t.BlockSize != MooncakeBlock {
+		return fmt.Errorf("replay: %s: blocks of %d tokens, the format has %d", t.Name, t.BlockSize, MooncakeBlock)
+	}
+	out := bufio.NewWriter(w)
+	enc := json.NewEncoder(out)
+	for i := range t.Requests {
+		r := &t.Requests[i]
+		m := mooncake{Timestamp: r.At.Milliseconds(), Input: r.Input, Output: r.Output, Session: r.Session, HashIDs: make([]uint64, len(r.Blocks))}
+		for j, b := range r.Blocks {
+			m.HashIDs[j] = uint64(b)
+		}
+		if err := enc.Encode(&m); err != nil {
+			return fmt.Errorf("replay: write %s: %w", t.Name, err)
+		}
+	}
+	if err := out.Flush(); err != nil {
+		return fmt.Errorf("replay: write %s: %w", t.Name, err)
+	}
+	return nil
+}
+
+// Open opens a file, unpacked if its name ends with .gz.
+func Open(name string) (io.ReadCloser, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("replay: %w", err)
+	}
+	if !strings.HasSuffix(name, ".gz") {
+		return f, nil
+	}
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("replay: %s: %w", name, err), f.Close())
+	}
+	return unpacked{z, f}, nil
+}
+
+type unpacked struct {
+	*gzip.Reader
+	file *os.File
+}
+
+func (u unpacked) Close() error { return errors.Join(u.Reader.Close(), u.file.Close()) }
+
+// LoadMooncake reads a file in the Mooncake format.
+func LoadMooncake(name string) (*Trace, error) {
+	f, err := Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	base, _, _ := strings.Cut(filepath.Base(name), ".")
+	return ReadMooncake(base, f)
+}
