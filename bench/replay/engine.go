@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"math"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// engine is a simulated worker with continuous batching and chunked prefill. Time
+// moves in steps; a step computes one token for each decoding request and as much
+// of the prompts, first come first served, as its budget leaves. What happens to
+// requests is told at the ends of steps.
+//
+// Steps without prefill only grow by a known amount each, so a run of them up to
+// the next end of a request is one event; an arrival cuts it short at the end of
+// the step in which it came.
+//
+// # Invariants
+//
+//   - A request is in exactly one of waiting, prefills and decodes.
+//   - version changes with each planned end; the event of an older plan is void.
+//   - held is the sum over the decoding requests of prompt and output so far.
+type engine struct {
+	model scorer.Engine
+	speed float64 // the times of the model are divided by this
+	block int     // tokens
+	cache *cache
+	reqs  []Request
+
+	waiting  []int32
+	head     int // of waiting
+	prefills []prefill
+	decodes  finishes
+	steps    int64 // so far
+	held     int64 // tokens of the decoding requests
+
+	// The plan: count steps from start, the last one ending at end. Prefills are
+	// in a plan of one step.
+	busy       bool
+	version    uint32
+	start, end int64 // ns
+	count      int64
+	mixed      bool // has prefills
+
+	computed int64 // prompt tokens so far
+}
+
+// prefill is an admitted request whose prompt is being computed.
+type prefill struct {
+	req        int32
+	done, left int // tokens of the prompt; done includes the cached ones
+	now        int // tokens in the current step
+}
+
+// finish is a decoding request, and the step after which it ends.
+type finish struct {
+	step int64
+	req  int32
+}
+
+// finishes is a heap by step, then by request.
+type finishes []finish
+
+func (f finish) before(g finish) bool {
+	return f.step < g.step || f.step == g.step && f.req < g.req
+}
+
+func (h *finishes) push(f finish) {
+	s := append(*h, f)
+	i := len(s) - 1
+	for i > 0 {
+		p := (i - 1) / 2
+		if !s[i].before(s[p]) {
+			break
+		}
+		s[i], s[p] = s[p], s[i]
+		i = p
+	}
+	*h = s
+}
+
+func (h *finishes) pop() finish {
+	s := *h
+	top, last := s[0], len(s)-1
+	s[0] = s[last]
+	s = s[:last]
+	for i := 0; ; {
+		c := 2*i + 1
+		if c >= last {
+			break
+		}
+		if c+1 < last && s[c+1].before(s[c]) {
+			c++
+		}
+		if !s[c].before(s[i]) {
+			break
+		}
+		s[i], s[c] = s[c], s[i]
+		i = c
+	}
+	*h = s
+	return top
+}
+
+// maxRunning is the most requests that an engine computes at a time.
+const maxRunning = 256
+
+// admit takes waiting requests up, in their order, until one does not fit, and
+// notes how many tokens of their prompts were cached.
+func (e *engine) admit(cached []int32) {
+	for e.head < len(e.waiting) && len(e.decodes)+len(e.prefills) < maxRunning {
+		n := e.waiting[e.head]
+		r := &e.reqs[n]
+		need := e.cache.missing(r.Blocks) + e.reserve(r)
+		if e.cache.live+e.cache.reserved+need > e.cache.capacity && len(e.decodes)+len(e.prefills) > 0 {
+			return
+		}
+		hit := e.cache.leading(r.Blocks)
+		if hit*e.block >= r.Input {
+			hit = (r.Input - 1) / e.block
+		}
+		e.cache.acquire(r.Blocks)
+		e.cache.reserved += e.reserve(r)
+		done := hit * e.block
+		e.prefills = append(e.prefills, prefill{req: n, done: done, left: r.Input - done})
+		cached[n] = int32(done)
+		if e.head++; e.head == len(e.waiting) {
+			e.waiting, e.head = e.waiting[:0], 0
+		}
+	}
+}
+
+// reserve is how many blocks are kept free for what a request will put out.
+func (e *engine) reserve(r *Request) int {
+	return max(0, (r.Input+r.Output+e.block-1)/e.block-len(r.Blocks))
+}
+
+// plan works out when the next thing happens, from now on. It returns false if
+// there is nothing to do.
+func (e *engine) plan(now int64) bool {
+	e.version++
+	n := len(e.decodes)
+	e.busy = n+len(e.prefills) > 0
+	if !e.busy {
+		return false
+	}
+	e.start, e.count, e.mixed = now, 1, len(e.prefills) > 0
+	if !e.mixed {
+		e.count = e.decodes[0].step - e.steps
+		e.end = now + e.duration(e.count)
+		return true
+	}
+	budget := max(0, int(e.model.Chunk)-n)
+	tokens, attention := n, 0.
+	for i := range e.prefills {
+		p := &e.prefills[i]
+		p.now = min(p.left, budget)
+		budget -= p.now
+		tokens += p.now
+		attention += float64(p.now) * (float64(p.done) + float64(p.now)/2)
+		if budget == 0 {
+			for j := range e.prefills[i+1:] {
+				e.prefills[i+1+j].now = 0
+			}
+			break
+		}
+	}
+	ms := max(e.model.Floor, e.model.Step+e.model.Token*float64(tokens)) + e.model.Attention*attention + e.model.KVToken*float64(e.held)
+	e.end = now + e.ns(ms)
+	return true
+}
+
+func (e *engine) ns(ms float64) int64 { return int64(math.Round(ms / e.speed * 1e6)) }
+
+// duration returns how long k steps of the decoding requests take, in ns.
+func (e *engine) duration(k int64) int64 {
+	n := float64(len(e.decodes))
+	step := max(e.model.Floor, e.model.Step+e.model.Token*n) + e.model.KVToken*float64(e.held)
+	growth := e.model.KVToken * n // ms that each step takes longer than the one before
+	return e.ns(float64(k)*step + growth*float64(k)*float64(k-1)/2)
+}
+
+// cut shortens a run of steps to those that have begun at the moment. It returns
+// whether that changed the plan.
+func (e *engine) cut(now int64) bool {
+	if e.mixed || e.count == 1 || now >= e.end {
+		return false
+	}
+	low, high := int64(1), e.count // the first k with start + duration(k) ≥ now
+	for low < high {
+		k := (low + high) / 2
+		if e.start+e.duration(k) >= now {
+			high = k
+		} else {
+			low = k + 1
+		}
+	}
+	if low == e.count {
+		return false
+	}
+	e.version++
+	e.count, e.end = low, e.start+e.duration(low)
+	return true
+}
+
+// complete ends the planned steps.
+func (e *engine) complete(t *sim, w int) {
+	e.steps += e.count
+	e.held += e.count * int64(len(e.decodes))
+	for len(e.decodes) > 0 && e.decodes[0].step <= e.steps {
+		e.finish(t, w, e.decodes.pop().req)
+	}
+	if !e.mixed {
+		return
+	}
+	left := e.prefills[:0]
+	for _, p := range e.prefills {
+		p.done += p.now
+		p.left -= p.now
+		e.computed += int64(p.now)
+		if p.left > 0 {
+			left = append(left, p)
+			continue
+		}
+		r := &e.reqs[p.req]
+		known := e.cache.computed(r.Blocks)
+		t.firstToken(w, p.req, known)
+		if r.Output == 1 {
+			e.release(t, w, p.req)
+			continue
+		}
+		e.held += int64(r.Input) + 1
+		e.decodes.push(finish{e.steps + int64(r.Output) - 1, p.req})
+	}
+	e.prefills = left
+}
+
+func (e *engine) finish(t *sim, w int, req int32) {
+	r := &e.reqs[req]
+	e.held -= int64(r.Input + r.Output)
+	e.release(t, w, req)
+}
+
+// release ends a request: its blocks stay cached as long as there is room.
+func (e *engine) release(t *sim, w int, req int32) {
+	r := &e.reqs[req]
+	e.cache.release(r.Blocks)
+	e.cache.reserved -= e.reserve(r)
+	e.cache.trim(e.cache.capacity)
+	t.ended(w, req)
+}
+
+// reset loses everything and returns the requests that were there. A shared cache
+// stays.
+func (e *engine) reset(shared bool, distinct int) (lost []int32) {
+	var running []int32
+	for _, p := range e.prefills {
+		running = append(running, p.req)
+	}
+	for len(e.decodes) > 0 {
+		running = append(running, e.decodes.pop().req)
+	}
+	for _, n := range running {
+		e.cache.release(e.reqs[n].Blocks)
+		e.cache.reserved -= e.reserve(&e.reqs[n])
+	}
+	if !shared {
+		e.cache = newCache(e.cache.capacity, distinct)
+	}
+	lost = append(running, e.waiting[e.head:]...)
+	e.waiting, e.head, e.prefills = nil, 0, nil
+	e.held, e.busy = 0, false
+	e.version++
+	return lost
+}

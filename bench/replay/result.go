@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"slices"
+	"text/tabwriter"
+	"time"
+)
+
+// Result is what a simulation measured. Times are in seconds, from when a request
+// was due.
+type Result struct {
+	Trace    string `json:"trace"`
+	Rule     string `json:"rule"`
+	Requests int    `json:"requests"`
+	Seed     uint64 `json:"seed"`
+	Retried  int    `json:"retried,omitempty"` // requests whose worker went away
+
+	TTFT Times `json:"ttft_s"`
+	TPOT Times `json:"tpot_s"` // time between two tokens of one response
+	E2E  Times `json:"e2e_s"`
+
+	// Goodput is the number of requests a second with a TTFT of at most 2 s and
+	// a TPOT of at most 50 ms.
+	Goodput float64 `json:"goodput_rps"`
+	Span    float64 `json:"span_s"` // from the first request to the last end
+
+	HitRate float64 `json:"token_hit_rate"` // cached share of prompt tokens
+	// LRUShare is HitRate divided by that of one LRU cache of the summed size;
+	// open loop only.
+	LRUShare float64 `json:"lru_share,omitempty"`
+	// Imbalance is the largest of the workers' computed prompt tokens divided by
+	// their mean.
+	Imbalance float64 `json:"imbalance"`
+	// Promised is the mean of the cached tokens that a decision expected minus
+	// those there were, Misjudged the mean of the differences' sizes.
+	Promised  float64 `json:"promised_minus_real_tokens"`
+	Misjudged float64 `json:"misjudged_tokens"`
+
+	Timing *Timing `json:"timing,omitempty"`
+}
+
+// Times sums times up, in seconds.
+type Times struct {
+	Mean float64 `json:"mean"`
+	P50  float64 `json:"p50"`
+	P90  float64 `json:"p90"`
+	P99  float64 `json:"p99"`
+}
+
+// Timing is what the simulation cost on the real clock.
+type Timing struct {
+	DecisionP50 time.Duration `json:"decision_p50_ns"`
+	DecisionP99 time.Duration `json:"decision_p99_ns"`
+	Rate        float64       `json:"requests_per_s"` // simulated
+	Bytes       float64       `json:"bytes_per_request"`
+}
+
+type stopwatch struct {
+	start time.Time
+	bytes uint64
+}
+
+func startTiming(on bool) (w stopwatch) {
+	if on {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		w = stopwatch{time.Now(), m.TotalAlloc}
+	}
+	return w
+}
+
+func (w stopwatch) stop(requests int, decisions []time.Duration) *Timing {
+	taken := time.Since(w.start)
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	slices.Sort(decisions)
+	n := len(decisions)
+	return &Timing{
+		DecisionP50: decisions[n/2], DecisionP99: decisions[n*99/100],
+		Rate: float64(requests) / taken.Seconds(), Bytes: float64(m.TotalAlloc-w.bytes) / float64(requests),
+	}
+}
+
+const (
+	goodTTFT = 2.   // s
+	goodTPOT = .050 // s
+)
+
+func (s *sim) result() *Result {
+	r := &Result{Trace: s.Trace.Name, Rule: s.Rule.Name, Requests: len(s.reqs), Seed: s.Seed, Retried: s.retried}
+	var ttft, tpot, e2e []float64
+	var tokens, hit, promised, misjudged float64
+	begin, last := int64(math.MaxInt64), int64(0)
+	good := 0
+	for i := range s.reqs {
+		req := &s.reqs[i]
+		a, f, e := s.due[i], s.first[i], s.end[i]
+		begin, last = min(begin, a), max(last, e)
+		wait, gap := float64(f-a)/1e9, 0.
+		ttft = append(ttft, wait)
+		e2e = append(e2e, float64(e-a)/1e9)
+		if req.Output > 1 {
+			gap = float64(e-f) / 1e9 / float64(req.Output-1)
+			tpot = append(tpot, gap)
+		}
+		if wait <= goodTTFT && gap <= goodTPOT {
+			good++
+		}
+		tokens += float64(req.Input)
+		hit += float64(s.cached[i])
+		d := float64(s.promised[i] - s.cached[i])
+		promised += d
+		misjudged += math.Abs(d)
+	}
+	n := float64(len(s.reqs))
+	r.TTFT, r.TPOT, r.E2E = times(ttft), times(tpot), times(e2e)
+	r.Span = float64(last-begin) / 1e9
+	r.Goodput = float64(good) / r.Span
+	r.HitRate = hit / tokens
+	r.Promised, r.Misjudged = promised/n, misjudged/n
+	if s.user == nil {
+		h := s.Trace.HitRate(s.Trace.InOrder(), 1, s.KVBlocks*s.Workers)
+		if h.HitTokens > 0 {
+			r.LRUShare = r.HitRate / (float64(h.HitTokens) / float64(h.Tokens))
+		}
+	}
+	var most, sum int64
+	for _, e := range s.engines {
+		most, sum = max(most, e.computed), sum+e.computed
+	}
+	r.Imbalance = float64(most) * float64(s.Workers) / float64(max(1, sum))
+	return r
+}
+
+func times(v []float64) Times {
+	if len(v) == 0 {
+		return Times{}
+	}
+	sum := 0.
+	for _, x := range v {
+		sum += x
+	}
+	slices.Sort(v)
+	at := func(p int) float64 { return v[min(len(v)-1, len(v)*p/100)] }
+	return Times{Mean: sum / float64(len(v)), P50: at(50), P90: at(90), P99: at(99)}
+}
+
+// WriteJSON writes results as a JSON array.
+func WriteJSON(w io.Writer, results []*Result) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(results); err != nil {
+		return fmt.Errorf("replay: write results: %w", err)
+	}
+	return nil
+}
+
+// WriteTable writes results as a table, one a line.
+func WriteTable(w io.Writer, results []*Result) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "rule\tseed\tTTFT mean\tp50\tp90\tp99 s\tTPOT mean\tp99 ms\tE2E mean\tp99 s\tgoodput/s\thits\tof LRU\timbalance\tmisjudged\t")
+	for _, r := range results {
+		fmt.Fprintf(t, "%s\t%d\t%.3f\t%.3f\t%.2f\t%.2f\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%.3f\t%.2f\t%.3f\t%.0f\t\n", r.Rule, r.Seed,
+			r.TTFT.Mean, r.TTFT.P50, r.TTFT.P90, r.TTFT.P99, r.TPOT.Mean*1e3, r.TPOT.P99*1e3, r.E2E.Mean, r.E2E.P99,
+			r.Goodput, r.HitRate, r.LRUShare, r.Imbalance, r.Misjudged)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("replay: write results: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,693 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package replay plays a workload against simulated engines, on a virtual clock,
+// and has the product's own router choose among them: package router with its
+// index, slots and cost rules, told of cached blocks, first tokens and ends as in
+// production, only late or not at all where the scenario says so.
+//
+// The same scenario gives the same result, bit for bit. A [Trace] may be read by
+// any number of simulations at a time; one simulation uses one goroutine.
+package replay
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// Scenario is what is simulated. The zero value of each field means its default.
+type Scenario struct {
+	Trace *Trace // required
+	Rule  Rule   // required
+
+	// Speedup divides the times at which requests of an open loop are due.
+	// Default 1.
+	Speedup float64
+
+	Workers  int           // default 8
+	Engine   scorer.Engine // of each worker; default [scorer.Dense32B]
+	KVBlocks int           // blocks of the trace's size that a worker's cache has; default 2,000
+	// Speeds divide the times of the engine, worker by worker; those without
+	// one have 1.
+	Speeds []float64
+
+	// Replicas is the number of router replicas that requests are spread over
+	// at random. Each hears of its own requests at once, and of the others' after
+	// SyncDelay, or, if that is negative, never. Default 1.
+	Replicas  int
+	SyncDelay time.Duration
+	// Groups parts the workers, in order, into router groups below an upper
+	// router, which knows the groups' load as of the last multiple of
+	// SummaryAge, 0 = now. 0 or 1 = no groups. Not with Replicas.
+	Groups     int
+	SummaryAge time.Duration
+
+	EventDelay time.Duration // of the workers' cache events
+	// EventLoss is the share of cache events lost on the way to a replica. The
+	// next one of the worker makes its blocks forgotten, as a gap does.
+	EventLoss float64
+
+	Changes []Change // of the workers
+	// ColdStart is when the routers are replaced by new ones that know no block
+	// and no request; 0 = never.
+	ColdStart time.Duration
+
+	Seed uint64
+
+	// Timing measures the routers' decisions on the real clock. Only the fields
+	// of [Result.Timing] depend on it.
+	Timing bool
+}
+
+// Change is something that happens to a worker. What a worker was computing when
+// it went is asked for again, at once.
+type Change struct {
+	At     time.Duration
+	Worker int // from 0; one whose first change is Join is not there before
+	Kind   ChangeKind
+}
+
+// ChangeKind says what happens to a worker.
+type ChangeKind string
+
+// The changes of a worker.
+const (
+	Join    ChangeKind = "join"
+	Leave   ChangeKind = "leave"
+	Restart ChangeKind = "restart" // comes back empty, at once
+)
+
+const (
+	maxWorkers  = 4096
+	maxReplicas = 64
+	maxKVBlocks = 1 << 26
+)
+
+func (c Scenario) withDefaults() (Scenario, error) {
+	if c.Speedup == 0 {
+		c.Speedup = 1
+	}
+	if c.Workers == 0 {
+		c.Workers = 8
+	}
+	if c.Engine == (scorer.Engine{}) {
+		c.Engine = scorer.Dense32B()
+	}
+	if c.KVBlocks == 0 {
+		c.KVBlocks = 2000
+	}
+	c.Replicas, c.Groups = max(1, c.Replicas), max(1, c.Groups)
+	positive := func(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
+	switch {
+	case c.Trace == nil || len(c.Trace.Requests) == 0:
+		return c, fmt.Errorf("replay: no trace")
+	case !positive(c.Speedup):
+		return c, fmt.Errorf("replay: speedup is %v, want a number above 0", c.Speedup)
+	case c.Workers < 1 || c.Workers > maxWorkers:
+		return c, fmt.Errorf("replay: %d workers, want 1 to %d", c.Workers, maxWorkers)
+	case c.KVBlocks < 1 || c.KVBlocks > maxKVBlocks:
+		return c, fmt.Errorf("replay: %d KV blocks, want 1 to %d", c.KVBlocks, maxKVBlocks)
+	case len(c.Speeds) > c.Workers:
+		return c, fmt.Errorf("replay: %d speeds for %d workers", len(c.Speeds), c.Workers)
+	case slices.ContainsFunc(c.Speeds, func(v float64) bool { return !positive(v) }):
+		return c, fmt.Errorf("replay: speeds are %v, want numbers above 0", c.Speeds)
+	case c.Replicas > maxReplicas:
+		return c, fmt.Errorf("replay: %d replicas, want at most %d", c.Replicas, maxReplicas)
+	case c.Groups > c.Workers:
+		return c, fmt.Errorf("replay: %d groups of %d workers", c.Groups, c.Workers)
+	case c.Groups > 1 && c.Replicas > 1:
+		return c, fmt.Errorf("replay: %d groups and %d replicas, want one of them 1", c.Groups, c.Replicas)
+	case c.EventDelay < 0 || c.SummaryAge < 0 || c.ColdStart < 0:
+		return c, fmt.Errorf("replay: event delay %v, summary age %v and cold start %v must not be negative", c.EventDelay, c.SummaryAge, c.ColdStart)
+	case !(c.EventLoss >= 0 && c.EventLoss <= 1):
+		return c, fmt.Errorf("replay: event loss is %v, want 0 to 1", c.EventLoss)
+	}
+	for _, ch := range c.Changes {
+		if ch.Worker < 0 || ch.Worker >= c.Workers || ch.At < 0 || !slices.Contains([]ChangeKind{Join, Leave, Restart}, ch.Kind) {
+			return c, fmt.Errorf("replay: change %+v, want join, leave or restart of a worker from 0 to %d", ch, c.Workers-1)
+		}
+	}
+	return c, nil
+}
+
+// sim is one simulation.
+type sim struct {
+	Scenario
+	ctx   context.Context
+	now   int64 // ns
+	queue queue
+	reqs  []Request
+
+	engines []*engine
+	alive   []bool
+	started []int64 // ms; of the workers' current lives
+	routers []*replica
+	rng     *rand.Rand
+
+	// What became of each request.
+	ids      []string
+	user     []int32 // closed loop
+	next     []int32 // of each user: index in its requests
+	due      []int64 // ns
+	first    []int64 // ns; 0 = none yet
+	end      []int64 // ns; 0 = not yet
+	cached   []int32 // tokens of the prompt that the engine found cached
+	promised []int32 // cached tokens that the decision expected
+	worker   []int32 // -1 = not with an engine
+	replica  []int32
+	left     int // requests that have not ended
+	retried  int
+
+	// Delayed events and messages, by number.
+	late     []lateEvent
+	messages []syncMessage
+
+	// Scratch of one event, and of one decision.
+	stored    []indexer.Block
+	externals []uint64
+	local     []uint64
+	sequence  []uint64
+	summaries []groupSummary
+	costs     []float64
+	inputs    []scorer.Input
+
+	decisions []time.Duration
+}
+
+// replica is one router with what the simulation knows of it.
+type replica struct {
+	router  *router.Router
+	workers []int // that it routes to
+	// forced is the candidate that the next decision must take, -1 = none: so a
+	// replica books what another one has decided.
+	forced int
+	broken []bool // by worker: an event was lost since the last one
+}
+
+type lateEvent struct {
+	worker int32
+	event  indexer.Event
+}
+
+type syncMessage struct {
+	from int32
+	req  int32
+	kind syncKind
+}
+
+type syncKind uint8
+
+const (
+	added syncKind = iota
+	started
+	freed
+)
+
+const model = "model"
+
+// Run simulates a scenario to its end, or until ctx ends.
+func Run(ctx context.Context, c Scenario) (*Result, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	n := len(c.Trace.Requests)
+	s := &sim{
+		Scenario: c, ctx: ctx, reqs: c.Trace.Requests, left: n,
+		rng: rand.New(rand.NewPCG(c.Seed, 0x7265706c6963)),
+		ids: make([]string, n), due: make([]int64, n), first: make([]int64, n), end: make([]int64, n),
+		cached: make([]int32, n), promised: make([]int32, n), worker: make([]int32, n), replica: make([]int32, n),
+		alive: make([]bool, c.Workers), started: make([]int64, c.Workers),
+	}
+	for i := range s.ids {
+		s.ids[i] = strconv.Itoa(i)
+		s.worker[i] = -1
+	}
+	s.build()
+	if err := s.newRouters(); err != nil {
+		return nil, err
+	}
+	s.begin()
+	wall := startTiming(c.Timing)
+	if err := s.loop(); err != nil {
+		return nil, err
+	}
+	r := s.result()
+	if c.Timing {
+		r.Timing = wall.stop(n, s.decisions)
+	}
+	return r, nil
+}
+
+// build makes the engines.
+func (s *sim) build() {
+	var shared *cache
+	if s.Rule.Oracle {
+		shared = newCache(s.KVBlocks*s.Workers, s.Trace.Distinct())
+	}
+	for w := range s.Workers {
+		e := &engine{model: s.Engine, speed: 1, block: s.Trace.BlockSize, cache: shared, reqs: s.reqs}
+		if w < len(s.Speeds) {
+			e.speed = s.Speeds[w]
+		}
+		if shared == nil {
+			e.cache = newCache(s.KVBlocks, s.Trace.Distinct())
+		}
+		s.engines = append(s.engines, e)
+		s.alive[w] = !slices.ContainsFunc(s.Changes, func(c Change) bool { return c.Worker == w && c.Kind == Join })
+	}
+}
+
+// newRouters replaces the routers by ones that know the workers only.
+func (s *sim) newRouters() error {
+	s.routers = nil
+	for i := range max(s.Replicas, s.Groups) {
+		rep := &replica{forced: -1, broken: make([]bool, s.Workers)}
+		for w := range s.Workers {
+			if s.Groups == 1 || w*s.Groups/s.Workers == i {
+				rep.workers = append(rep.workers, w)
+			}
+		}
+		conf := router.Config{
+			Scoring: s.Rule.Settings, Rule: s.Rule.Choose, BlockSize: s.Trace.BlockSize,
+			Seed: s.Seed + uint64(i), KeepDecisions: -1,
+			Now: func() time.Time { return time.Unix(0, s.now) },
+		}
+		if s.Replicas > 1 {
+			conf.Rule = rep.choose(conf)
+		}
+		var err error
+		if rep.router, err = router.New(conf); err != nil {
+			return fmt.Errorf("replay: %w", err)
+		}
+		for _, w := range rep.workers {
+			if s.alive[w] {
+				if err := rep.router.SetWorker(s.info(w)); err != nil {
+					return fmt.Errorf("replay: %w", err)
+				}
+			}
+		}
+		s.routers = append(s.routers, rep)
+	}
+	return nil
+}
+
+// choose is the configured way of choosing, except for what a message of another
+// replica has decided.
+func (r *replica) choose(conf router.Config) scorer.Rule {
+	return func(req *scorer.Request, in []scorer.Input, costs []float64) int {
+		switch {
+		case r.forced >= 0:
+			return r.forced
+		case conf.Rule != nil:
+			return conf.Rule(req, in, costs)
+		default:
+			return conf.Scoring.Choose(req, in, costs)
+		}
+	}
+}
+
+func (s *sim) info(w int) router.WorkerInfo {
+	return router.WorkerInfo{
+		ID: uint64(w) + 1, Name: "w" + strconv.Itoa(w), Models: []string{model},
+		Address:   netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, byte(w >> 8), byte(w)}), 8000),
+		BlockSize: s.Trace.BlockSize, TotalKVBlocks: s.KVBlocks, MaxNumSeqs: maxRunning,
+		MaxBatchedTokens: int(s.Engine.Chunk), StartedMS: s.started[w] + 1,
+	}
+}
+
+// begin plans what is known beforehand.
+func (s *sim) begin() {
+	for i, c := range s.Changes {
+		s.queue.push(c.At.Nanoseconds(), change, int32(i), 0)
+	}
+	if s.ColdStart > 0 {
+		s.queue.push(s.ColdStart.Nanoseconds(), coldStart, 0, 0)
+	}
+	if s.Groups > 1 {
+		s.summaries = make([]groupSummary, s.Groups)
+		s.costs, s.inputs = make([]float64, s.Groups), make([]scorer.Input, s.Groups)
+		s.queue.push(0, summary, 0, 0)
+	}
+	if len(s.Trace.Users) == 0 {
+		s.arrive(0)
+		return
+	}
+	s.user, s.next = make([]int32, len(s.reqs)), make([]int32, len(s.Trace.Users))
+	for u := range s.Trace.Users {
+		user := &s.Trace.Users[u]
+		for _, r := range user.Requests {
+			s.user[r] = int32(u)
+		}
+		if len(user.Requests) > 0 {
+			s.queue.push(user.Start.Nanoseconds(), arrival, user.Requests[0], 0)
+		}
+	}
+}
+
+// arrive plans a request of an open loop.
+func (s *sim) arrive(req int) {
+	if req < len(s.reqs) {
+		s.queue.push(int64(math.Round(float64(s.reqs[req].At)/s.Speedup)), arrival, int32(req), 0)
+	}
+}
+
+func (s *sim) loop() error {
+	for n := 0; s.left > 0; n++ {
+		if n%4096 == 0 && s.ctx.Err() != nil {
+			return fmt.Errorf("replay: %w", context.Cause(s.ctx))
+		}
+		e, ok := s.queue.pop()
+		if !ok {
+			return fmt.Errorf("replay: %d requests wait for ever", s.left)
+		}
+		s.now = e.at
+		var err error
+		switch e.kind {
+		case arrival:
+			err = s.arrived(e.a)
+		case stepEnd:
+			s.stepped(int(e.a), e.b)
+		case kvEvent:
+			s.deliver(s.late[e.b].worker, &s.late[e.b].event)
+			s.late[e.b] = lateEvent{}
+		case message:
+			err = s.receive(s.messages[e.b])
+		case change:
+			err = s.changed(s.Changes[e.a])
+		case coldStart:
+			err = s.newRouters()
+		case summary:
+			err = s.summarise()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// arrived takes in a request for the first time.
+func (s *sim) arrived(req int32) error {
+	s.due[req] = s.now
+	if s.user == nil {
+		s.arrive(int(req) + 1)
+	}
+	s.replica[req] = 0
+	if s.Replicas > 1 {
+		s.replica[req] = int32(s.rng.IntN(s.Replicas))
+	}
+	return s.route(req)
+}
+
+// route has a router choose a worker for a request, and sends it there.
+func (s *sim) route(req int32) error {
+	s.hash(req)
+	if s.Groups > 1 {
+		if err := s.chooseGroup(req); err != nil {
+			return err
+		}
+	}
+	d, err := s.decide(s.routers[s.replica[req]], req)
+	if err != nil {
+		return err
+	}
+	w := int(d.Worker.ID) - 1
+	s.promised[req] = int32(min(d.CachedTokens, s.reqs[req].Input))
+	s.worker[req] = int32(w)
+	s.tell(req, added)
+
+	e := s.engines[w]
+	idle := e.head == len(e.waiting)
+	e.waiting = append(e.waiting, req)
+	switch {
+	case !e.busy:
+		s.proceed(w)
+	case idle && e.cut(s.now):
+		s.queue.push(e.end, stepEnd, int32(w), e.version)
+	}
+	return nil
+}
+
+// hash fills in the hashes of a request's blocks.
+func (s *sim) hash(req int32) {
+	b := &s.Trace.blocks
+	s.local, s.sequence = s.local[:0], s.sequence[:0]
+	for _, n := range s.reqs[req].Blocks {
+		s.local = append(s.local, b.local[n])
+		s.sequence = append(s.sequence, b.chain[n])
+	}
+}
+
+// question is what a router is asked; the hashes are those of the last call of hash.
+func (s *sim) question(req int32) router.Request {
+	return router.Request{
+		Model:  model,
+		Blocks: &router.Blocks{Local: s.local, Sequence: s.sequence, Tokens: s.reqs[req].Input},
+	}
+}
+
+func (s *sim) decide(r *replica, req int32) (router.Decision, error) {
+	q := s.question(req)
+	q.ID = s.ids[req]
+	var start time.Time
+	if s.Timing {
+		start = time.Now()
+	}
+	d, err := r.router.BestWorker(s.ctx, q)
+	if s.Timing {
+		s.decisions = append(s.decisions, time.Since(start))
+	}
+	if err != nil {
+		return d, fmt.Errorf("replay: request %d at %v: %w", req, time.Duration(s.now), err)
+	}
+	return d, nil
+}
+
+// proceed lets an engine take up what waits and plan its next step.
+func (s *sim) proceed(w int) {
+	e := s.engines[w]
+	e.admit(s.cached)
+	if e.plan(s.now) {
+		s.queue.push(e.end, stepEnd, int32(w), e.version)
+	}
+}
+
+func (s *sim) stepped(w int, version uint32) {
+	e := s.engines[w]
+	if version != e.version {
+		return
+	}
+	e.complete(s, w)
+	s.proceed(w)
+}
+
+// firstToken is told that the prompt of a request is computed; the first known
+// blocks of it were cached before.
+func (s *sim) firstToken(w int, req int32, known int) {
+	s.first[req] = s.now
+	if s.first[req] == 0 {
+		s.first[req] = 1
+	}
+	s.publishStored(w, req, known)
+	s.tell(req, started)
+}
+
+// ended is told that a request is over.
+func (s *sim) ended(w int, req int32) {
+	s.publishRemoved(w)
+	s.tell(req, freed)
+	s.end[req] = s.now
+	s.worker[req] = -1
+	s.left--
+	if s.user == nil {
+		return
+	}
+	u := s.user[req]
+	user := &s.Trace.Users[u]
+	if s.next[u]++; int(s.next[u]) < len(user.Requests) {
+		next := user.Requests[s.next[u]]
+		s.queue.push(s.now+s.reqs[next].Think.Nanoseconds(), arrival, next, 0)
+	}
+}
+
+// publishStored sends the event of the blocks of a prompt behind the known ones.
+func (s *sim) publishStored(w int, req int32, known int) {
+	all := s.reqs[req].Blocks
+	if known == len(all) {
+		return
+	}
+	b := &s.Trace.blocks
+	ev := indexer.Event{Kind: indexer.Stored}
+	if known > 0 {
+		ev.HasParent, ev.Parent = true, b.chain[all[known-1]]
+	}
+	s.stored = s.stored[:0]
+	for _, n := range all[known:] {
+		s.stored = append(s.stored, indexer.Block{External: b.chain[n], Local: b.local[n]})
+	}
+	ev.Blocks = s.stored
+	s.publish(w, ev)
+}
+
+func (s *sim) publishRemoved(w int) {
+	gone := s.engines[w].cache.evicted
+	if len(gone) == 0 {
+		return
+	}
+	s.externals = s.externals[:0]
+	for _, n := range gone {
+		s.externals = append(s.externals, s.Trace.blocks.chain[n])
+	}
+	s.publish(w, indexer.Event{Kind: indexer.Removed, Externals: s.externals})
+}
+
+// publish sends an event of a worker to the routers. All workers of an oracle hold
+// what one of them holds.
+func (s *sim) publish(w int, ev indexer.Event) {
+	if s.EventDelay > 0 {
+		ev.Blocks, ev.Externals = slices.Clone(ev.Blocks), slices.Clone(ev.Externals)
+	}
+	from, to := w, w+1
+	if s.Rule.Oracle {
+		from, to = 0, s.Workers
+	}
+	for w := from; w < to; w++ {
+		if s.EventDelay == 0 {
+			s.deliver(int32(w), &ev)
+			continue
+		}
+		s.late = append(s.late, lateEvent{int32(w), ev})
+		s.queue.push(s.now+s.EventDelay.Nanoseconds(), kvEvent, 0, uint32(len(s.late)-1))
+	}
+}
+
+// deliver applies an event in each router.
+func (s *sim) deliver(w int32, ev *indexer.Event) {
+	name := router.Worker{ID: uint64(w) + 1}
+	for _, r := range s.routers {
+		if s.EventLoss > 0 {
+			if s.rng.Float64() < s.EventLoss {
+				r.broken[w] = true
+				continue
+			}
+			if r.broken[w] {
+				r.broken[w] = false
+				r.router.ApplyEvent(name, indexer.Event{Kind: indexer.Cleared})
+			}
+		}
+		r.router.ApplyEvent(name, *ev)
+	}
+}
+
+// tell lets the routers know what became of a request: the one that decided at
+// once, the others later.
+func (s *sim) tell(req int32, kind syncKind) {
+	own := s.routers[s.replica[req]]
+	switch kind {
+	case started:
+		own.router.MarkPrefillCompleted(s.ids[req])
+	case freed:
+		own.router.Free(s.ids[req])
+	case added:
+	}
+	if s.Replicas == 1 || s.SyncDelay < 0 {
+		return
+	}
+	s.messages = append(s.messages, syncMessage{s.replica[req], req, kind})
+	s.queue.push(s.now+s.SyncDelay.Nanoseconds(), message, 0, uint32(len(s.messages)-1))
+}
+
+// receive brings a message to the other replicas.
+func (s *sim) receive(m syncMessage) error {
+	if m.kind == added {
+		if s.worker[m.req] < 0 {
+			return nil
+		}
+		s.hash(m.req)
+	}
+	for i, r := range s.routers {
+		if i == int(m.from) {
+			continue
+		}
+		switch m.kind {
+		case started:
+			r.router.MarkPrefillCompleted(s.ids[m.req])
+		case freed:
+			r.router.Free(s.ids[m.req])
+		case added:
+			r.forced = s.candidate(r, int(s.worker[m.req]))
+			if r.forced < 0 {
+				continue
+			}
+			_, err := s.decide(r, m.req)
+			if r.forced = -1; err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// candidate returns the number of a worker among the candidates of a router, -1 if
+// it is not there.
+func (s *sim) candidate(r *replica, worker int) int {
+	n := 0
+	for _, w := range r.workers {
+		if w == worker {
+			if s.alive[w] {
+				return n
+			}
+			return -1
+		}
+		if s.alive[w] {
+			n++
+		}
+	}
+	return -1
+}
+
+// changed applies a change of a worker.
+func (s *sim) changed(c Change) error {
+	w := c.Worker
+	if s.alive[w] == (c.Kind == Join) {
+		return nil
+	}
+	s.alive[w] = c.Kind != Leave
+	s.started[w] = s.now/1e6 + 1
+	for _, r := range s.routers {
+		if !slices.Contains(r.workers, w) {
+			continue
+		}
+		if c.Kind == Leave {
+			r.router.RemoveWorker(uint64(w) + 1)
+		} else if err := r.router.SetWorker(s.info(w)); err != nil {
+			return fmt.Errorf("replay: %w", err)
+		}
+	}
+	if c.Kind == Join {
+		return nil
+	}
+	lost := s.engines[w].reset(s.Rule.Oracle, s.Trace.Distinct())
+	for _, req := range lost {
+		s.tell(req, freed)
+		s.worker[req] = -1
+		s.first[req] = 0
+		s.retried++
+	}
+	for _, req := range lost {
+		if err := s.route(req); err != nil {
+			return err
+		}
+	}
+	return nil
+}
