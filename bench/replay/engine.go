@@ -45,6 +45,8 @@ type engine struct {
 	mixed      bool // has prefills
 
 	computed int64 // prompt tokens so far
+	shared   bool  // the cache is that of all engines
+	single   bool  // tests: plan every step
 }
 
 // prefill is an admitted request whose prompt is being computed.
@@ -148,7 +150,10 @@ func (e *engine) plan(now int64) bool {
 	}
 	e.start, e.count, e.mixed = now, 1, len(e.prefills) > 0
 	if !e.mixed {
-		e.count = e.decodes[0].step - e.steps
+		if e.count = e.decodes[0].step - e.steps; e.single || e.shared && e.head < len(e.waiting) {
+			// Other engines may make room in a shared cache at any time.
+			e.count = 1
+		}
 		e.end = now + e.duration(e.count)
 		return true
 	}

@@ -66,6 +66,8 @@ type Scenario struct {
 	// Timing measures the routers' decisions on the real clock. Only the fields
 	// of [Result.Timing] depend on it.
 	Timing bool
+
+	everyStep bool // tests: no runs of steps
 }
 
 // Change is something that happens to a worker. What a worker was computing when
@@ -155,6 +157,7 @@ type sim struct {
 
 	// What became of each request.
 	ids      []string
+	sessions []string
 	user     []int32 // closed loop
 	next     []int32 // of each user: index in its requests
 	due      []int64 // ns
@@ -224,13 +227,20 @@ func Run(ctx context.Context, c Scenario) (*Result, error) {
 	s := &sim{
 		Scenario: c, ctx: ctx, reqs: c.Trace.Requests, left: n,
 		rng: rand.New(rand.NewPCG(c.Seed, 0x7265706c6963)),
-		ids: make([]string, n), due: make([]int64, n), first: make([]int64, n), end: make([]int64, n),
+		ids: make([]string, n), sessions: make([]string, n), due: make([]int64, n), first: make([]int64, n), end: make([]int64, n),
 		cached: make([]int32, n), promised: make([]int32, n), worker: make([]int32, n), replica: make([]int32, n),
 		alive: make([]bool, c.Workers), started: make([]int64, c.Workers),
 	}
 	for i := range s.ids {
 		s.ids[i] = strconv.Itoa(i)
 		s.worker[i] = -1
+		switch session := s.reqs[i].Session; {
+		case session == 0:
+		case i > 0 && s.reqs[i-1].Session == session:
+			s.sessions[i] = s.sessions[i-1]
+		default:
+			s.sessions[i] = strconv.FormatUint(session, 10)
+		}
 	}
 	s.build()
 	if err := s.newRouters(); err != nil {
@@ -255,7 +265,7 @@ func (s *sim) build() {
 		shared = newCache(s.KVBlocks*s.Workers, s.Trace.Distinct())
 	}
 	for w := range s.Workers {
-		e := &engine{model: s.Engine, speed: 1, block: s.Trace.BlockSize, cache: shared, reqs: s.reqs}
+		e := &engine{model: s.Engine, speed: 1, block: s.Trace.BlockSize, cache: shared, shared: shared != nil, reqs: s.reqs, single: s.everyStep}
 		if w < len(s.Speeds) {
 			e.speed = s.Speeds[w]
 		}
@@ -458,7 +468,7 @@ func (s *sim) question(req int32) router.Request {
 
 func (s *sim) decide(r *replica, req int32) (router.Decision, error) {
 	q := s.question(req)
-	q.ID = s.ids[req]
+	q.ID, q.Session = s.ids[req], s.sessions[req]
 	var start time.Time
 	if s.Timing {
 		start = time.Now()

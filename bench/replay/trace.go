@@ -217,8 +217,9 @@ func (t *Trace) spread() {
 }
 
 // WriteMooncake writes an open-loop trace in the Mooncake format. Blocks are
-// numbered in the order in which they appear. Times are cut to ms, so requests of
-// one ms come back spread over it.
+// numbered as they are in the trace, and a rest of a prompt that has no block gets a
+// number of its own. Times are cut to ms, and requests of one ms come back spread
+// over the time to the next.
 func (t *Trace) WriteMooncake(w io.Writer) error {
 	if len(t.Users) > 0 {
 		return fmt.Errorf("replay: %s: a closed loop has no timestamps to write", t.Name)
@@ -228,11 +229,16 @@ func (t *Trace) WriteMooncake(w io.Writer) error {
 	}
 	out := bufio.NewWriter(w)
 	enc := json.NewEncoder(out)
+	rest := uint64(t.Distinct())
 	for i := range t.Requests {
 		r := &t.Requests[i]
 		m := mooncake{Timestamp: r.At.Milliseconds(), Input: r.Input, Output: r.Output, Session: r.Session, HashIDs: make([]uint64, len(r.Blocks))}
 		for j, b := range r.Blocks {
 			m.HashIDs[j] = uint64(b)
+		}
+		for len(m.HashIDs)*t.BlockSize < r.Input {
+			m.HashIDs = append(m.HashIDs, rest)
+			rest++
 		}
 		if err := enc.Encode(&m); err != nil {
 			return fmt.Errorf("replay: write %s: %w", t.Name, err)

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// small is a workload that keeps eight workers busy for a minute or two.
+func small(t testing.TB) *Trace {
+	t.Helper()
+	trace, err := Generate(GenerateConfig{Requests: 600, Rate: 12, Prefixes: 30, PrefixTokens: 8000, QuestionTokens: 1500, OutputTokens: 100, Turns: 3, Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trace
+}
+
+func rule(t testing.TB, name string) Rule {
+	t.Helper()
+	r, err := ParseRule(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func play(t testing.TB, c Scenario) *Result {
+	t.Helper()
+	r, err := Run(context.Background(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func encode(t testing.TB, r *Result) string {
+	t.Helper()
+	b, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestSameSeedSameBytes(t *testing.T) {
+	trace := small(t)
+	for _, r := range named() {
+		c := Scenario{Trace: trace, Rule: r, KVBlocks: 300, Seed: 3}
+		if a, b := encode(t, play(t, c)), encode(t, play(t, c)); a != b {
+			t.Errorf("%s: two runs of one seed differ:\n%s\n%s", r.Name, a, b)
+		}
+	}
+}
+
+func TestSeedDrawsTies(t *testing.T) {
+	c := Scenario{Trace: small(t), Rule: rule(t, "random"), Seed: 1}
+	a := play(t, c)
+	c.Seed = 2
+	if b := play(t, c); a.TTFT == b.TTFT {
+		t.Errorf("seeds 1 and 2 give the same times: %+v", a.TTFT)
+	}
+}
+
+// Every rule must get what it looks at: none may behave like blind luck, and each
+// differs from each other one.
+func TestRulesDiffer(t *testing.T) {
+	trace := small(t)
+	seen := map[string]string{}
+	for _, r := range named() {
+		res := play(t, Scenario{Trace: trace, Rule: r, KVBlocks: 300, Seed: 1})
+		key := fmt.Sprint(res.TTFT, res.HitRate)
+		if other := seen[key]; other != "" && !alike(other, r.Name) {
+			t.Errorf("%s and %s decide the same", other, r.Name)
+		}
+		seen[key] = r.Name
+	}
+}
+
+// alike are the rules that differ only where this trace has nothing to show.
+func alike(a, b string) bool {
+	pairs := "dynamo dynamo_newer | token-aware-18s token-aware-2s"
+	return strings.Contains(pairs, a+" "+b) || strings.Contains(pairs, b+" "+a)
+}
+
+// digest is what a change of the router's arithmetic must change.
+func digest(t testing.TB) string {
+	trace := small(t)
+	var all []string
+	for _, name := range []string{"tokens", "dynamo", "lmetric"} {
+		all = append(all, encode(t, play(t, Scenario{Trace: trace, Rule: rule(t, name), KVBlocks: 300, Seed: 1})))
+	}
+	return strings.Join(all, "\n")
+}
+
+func TestDigest(t *testing.T) {
+	if name := os.Getenv("KVROUTE_REPLAY_DIGEST"); name != "" {
+		if err := os.WriteFile(name, []byte(digest(t)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The simulation has no rule of its own: what is changed in package scorer changes
+// its results.
+func TestMutatedScorerChangesTheResult(t *testing.T) {
+	if testing.Short() {
+		return
+	}
+	want := strings.Split(digest(t), "\n")
+	for i, m := range []struct{ file, from, to string }{
+		{"policy.go", "return pend + own*", "return .5*pend + own*"},
+		{"policy.go", "return s.OverlapWeight*float64(max(0, prefill))/r.block() + decode", "return s.OverlapWeight*float64(max(0, prefill))/r.block() + 2*decode"},
+		{"rules.go", "return float64(in.PendTokens+r.uncached(in)) * float64(in.ActiveRequests+1)", "return float64(in.PendTokens+r.uncached(in)) * float64(in.ActiveRequests+2)"},
+	} {
+		dir := t.TempDir()
+		name, err := filepath.Abs(filepath.Join("../../scorer", m.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(text), m.from); n != 1 {
+			t.Fatalf("%s has %q %d times, want once: write the mutation anew", m.file, m.from, n)
+		}
+		mutant, overlay, out := filepath.Join(dir, m.file), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "digest")
+		for file, data := range map[string]string{
+			mutant:  strings.Replace(string(text), m.from, m.to, 1),
+			overlay: fmt.Sprintf(`{"Replace":{%q:%q}}`, name, mutant),
+		} {
+			if err := os.WriteFile(file, []byte(data), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cmd := exec.CommandContext(t.Context(), "go", "test", "-overlay", overlay, "-count=1", "-run", "^TestDigest$", ".")
+		cmd.Env = append(os.Environ(), "KVROUTE_REPLAY_DIGEST="+out)
+		if text, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		data, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for j, line := range strings.Split(string(data), "\n") {
+			if (line == want[j]) != (i != j) {
+				t.Errorf("%s: %q: result %d changed: %v", m.file, m.to, j, line != want[j])
+			}
+		}
+	}
+}
+
+// Engine steps take the time of the published model.
+func TestEngineSteps(t *testing.T) {
+	block := func(input, output int) *Trace {
+		return &Trace{BlockSize: MooncakeBlock, Requests: []Request{{Input: input, Output: output}}}
+	}
+	ms := func(s float64) float64 { return math.Round(s*1e6) / 1e3 }
+	r := play(t, Scenario{Trace: block(12_000, 1), Rule: rule(t, "tokens"), Workers: 1})
+	if got, want := ms(r.TTFT.Mean), 400.393+242.567; math.Abs(got-want) > .002 {
+		t.Errorf("a prompt of 12,000 tokens takes %v ms, want %v", got, want)
+	}
+	many := &Trace{BlockSize: MooncakeBlock}
+	for range 8 {
+		many.Requests = append(many.Requests, Request{Input: 9_999, Output: 2})
+	}
+	e := &engine{model: scorer.Dense32B(), speed: 1, block: 512, cache: newCache(1<<20, 0), reqs: many.Requests}
+	for i := range many.Requests {
+		e.decodes.push(finish{1, int32(i)})
+		e.held += 10_000
+	}
+	e.plan(0)
+	if got := float64(e.end) / 1e6; math.Abs(got-15.48) > 1e-6 {
+		t.Errorf("a step of 8 decodes with 80,000 tokens takes %v ms, want 15.48", got)
+	}
+	for _, c := range []struct {
+		model scorer.Engine
+		want  float64
+	}{{scorer.Dense32B(), 400.393}, {scorer.Dense8B(), 172.7}, {scorer.Dense70B(), 582.5}} {
+		r := play(t, Scenario{Trace: block(8192, 1), Rule: rule(t, "tokens"), Workers: 1, Engine: c.model})
+		if got := ms(r.TTFT.Mean); math.Abs(got-c.want) > .05 {
+			t.Errorf("8,192 tokens take %v ms, want %v", got, c.want)
+		}
+	}
+}
+
+// stepwise is the engine without runs of steps: each step is an event.
+func stepwise(c Scenario) Scenario {
+	c.everyStep = true
+	return c
+}
+
+func TestRunsOfStepsEqualSingleSteps(t *testing.T) {
+	trace := small(t)
+	for _, kv := range []int{60, 300, 5000} {
+		for _, name := range []string{"tokens", "round-robin", "oracle"} {
+			c := Scenario{Trace: trace, Rule: rule(t, name), KVBlocks: kv, Seed: 1}
+			a, b := play(t, c), play(t, stepwise(c))
+			// Rounding to ns may differ by one a step.
+			for _, v := range [][2]float64{{a.TTFT.Mean, b.TTFT.Mean}, {a.E2E.Mean, b.E2E.Mean}, {a.HitRate, b.HitRate}} {
+				if math.Abs(v[0]-v[1]) > .002*v[1] {
+					t.Errorf("%s, %d blocks: %v with runs, %v step by step", name, kv, v[0], v[1])
+				}
+			}
+		}
+	}
+}
+
+func TestScenarios(t *testing.T) {
+	trace := small(t)
+	base := Scenario{Trace: trace, Rule: rule(t, "tokens"), KVBlocks: 300, Seed: 1}
+	plain := play(t, base)
+	for name, change := range map[string]func(c *Scenario){
+		"slow workers":   func(c *Scenario) { c.Speeds = []float64{.5, .5} },
+		"twice the load": func(c *Scenario) { c.Speedup = 2 },
+		"few workers":    func(c *Scenario) { c.Workers = 4 },
+		"small caches":   func(c *Scenario) { c.KVBlocks = 60 },
+		"8B":             func(c *Scenario) { c.Engine = scorer.Dense8B() },
+		"late events":    func(c *Scenario) { c.EventDelay = 5 * time.Second },
+		"lost events":    func(c *Scenario) { c.EventLoss = .2 },
+		"replicas alone": func(c *Scenario) { c.Replicas, c.SyncDelay = 4, -1 },
+		"replicas":       func(c *Scenario) { c.Replicas, c.SyncDelay = 4, 100*time.Millisecond },
+		"groups":         func(c *Scenario) { c.Groups, c.SummaryAge = 4, time.Second },
+		"groups live":    func(c *Scenario) { c.Groups = 2 },
+		"cold routers":   func(c *Scenario) { c.ColdStart = 20 * time.Second },
+		"leave":          func(c *Scenario) { c.Changes = []Change{{20 * time.Second, 1, Leave}, {30 * time.Second, 1, Join}} },
+		"restart":        func(c *Scenario) { c.Changes = []Change{{20 * time.Second, 1, Restart}} },
+		"join":           func(c *Scenario) { c.Changes = []Change{{20 * time.Second, 7, Join}} },
+	} {
+		c := base
+		change(&c)
+		a, b := play(t, c), play(t, c)
+		if encode(t, a) != encode(t, b) {
+			t.Errorf("%s: two runs differ", name)
+		}
+		if a.TTFT == plain.TTFT {
+			t.Errorf("%s: changes nothing", name)
+		}
+	}
+}
+
+func TestReplicasThatShareAllAtOnceAreOne(t *testing.T) {
+	c := Scenario{Trace: small(t), Rule: rule(t, "tokens"), Speedup: 2, KVBlocks: 300, Seed: 1}
+	one := play(t, c)
+	c.Replicas = 4
+	four := play(t, c)
+	c.SyncDelay = -1
+	alone := play(t, c)
+	if math.Abs(four.TTFT.Mean-one.TTFT.Mean) > .1*one.TTFT.Mean || alone.TTFT.Mean < one.TTFT.Mean*1.1 {
+		t.Errorf("mean TTFT of one replica %v, of four that share %v, that do not %v", one.TTFT.Mean, four.TTFT.Mean, alone.TTFT.Mean)
+	}
+}
+
+func TestClosedLoop(t *testing.T) {
+	var text strings.Builder
+	for conv := range 12 {
+		var l sessionLine
+		l.BlockSize = 64
+		have := 0
+		for i := range 20 {
+			if i == 10 {
+				l.Requests = append(l.Requests, sessionLine{Requests: []sessionLine{{In: 6400, Out: 9, Runs: [][2]int{{5000, 100}}}}})
+				continue
+			}
+			blocks := 40 + 20*i
+			l.Requests = append(l.Requests, sessionLine{In: blocks*64 + 7, Out: 50, Think: float64(i % 5), Keep: have, Runs: [][2]int{{1000 * conv, 0}, {have + 1, blocks - have}}})
+			have = blocks
+		}
+		b, err := json.Marshal(&l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text.Write(append(b, '\n'))
+	}
+	c, err := ReadConversations("small", strings.NewReader(text.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace, err := c.Deal(DealConfig{Users: 5, Requests: 1000, Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(trace.Requests) != 12*20 {
+		t.Errorf("%d requests, want %d", len(trace.Requests), 12*20)
+	}
+	good := play(t, Scenario{Trace: trace, Rule: rule(t, "tokens"), Workers: 2, KVBlocks: 500})
+	bad := play(t, Scenario{Trace: trace, Rule: rule(t, "round-robin"), Workers: 2, KVBlocks: 500})
+	if good.HitRate < .8 || good.HitRate < bad.HitRate+.1 {
+		t.Errorf("hit rates: tokens %v, round robin %v", good.HitRate, bad.HitRate)
+	}
+}
+
+func TestMooncakeRoundTrip(t *testing.T) {
+	trace := small(t)
+	var b bytes.Buffer
+	if err := trace.WriteMooncake(&b); err != nil {
+		t.Fatal(err)
+	}
+	back, err := ReadMooncake("back", bytes.NewReader(b.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range trace.Requests {
+		a, b := &trace.Requests[i], &back.Requests[i]
+		if a.Input != b.Input || a.Output != b.Output || a.Session != b.Session || len(b.Blocks) != (a.Input+511)/512 || (b.At-a.At).Abs() > time.Second {
+			t.Fatalf("request %d is %+v, was %+v", i, *b, *a)
+		}
+	}
+	if a, b := trace.HitRate(trace.InOrder(), 1, 0), back.HitRate(back.InOrder(), 1, 0); a.Hit != b.Hit {
+		t.Errorf("%d blocks hit, were %d", b.Hit, a.Hit)
+	}
+}
+
+func TestBadTraces(t *testing.T) {
+	for text, want := range map[string]string{
+		"":    "no requests",
+		"{}":  "line 1: input_length is 0",
+		"\n{": "line 2: unexpected end",
+		`{"timestamp":-1,"input_length":1,"hash_ids":[1]}`:                  "timestamp is -1",
+		`{"input_length":513,"output_length":1,"hash_ids":[1]}`:             "1 hash_ids for an input_length of 513, want 2",
+		`{"input_length":1,"output_length":-5,"hash_ids":[1]}`:              "output_length is -5",
+		`{"input_length":1,"output_length":1,"hash_ids":["a"]}`:             "line 1",
+		`{"input_length":1099511627776,"output_length":1,"hash_ids":["a"]}`: "line 1",
+	} {
+		if _, err := ReadMooncake("x", strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	for text, want := range map[string]string{
+		"":                   "no conversations",
+		`{"block_size":0}`:   "block_size is 0",
+		`{"block_size":100}`: "block_size is 100",
+		`{"block_size":64,"requests":[{"in":64,"out":1,"p":1,"h":[]}]}`:                           "keeps 1 blocks of 0",
+		`{"block_size":64,"requests":[{"in":64,"out":1,"p":0,"h":[[1,2]]}]}`:                      "has 2 blocks for 64 tokens",
+		`{"block_size":64,"requests":[{"in":64,"out":1,"p":0,"h":[[-1,2]]}]}`:                     "has the blocks",
+		`{"block_size":64,"requests":[{"type":"subagent","requests":[{"requests":[{"in":1}]}]}]}`: "nested agent",
+	} {
+		if _, err := ReadConversations("x", strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestBadScenarios(t *testing.T) {
+	trace := small(t)
+	for want, c := range map[string]Scenario{
+		"no trace":             {},
+		"speedup is -1":        {Trace: trace, Speedup: -1},
+		"9999 workers":         {Trace: trace, Workers: 9999},
+		"-1 KV blocks":         {Trace: trace, KVBlocks: -1},
+		"2 speeds for 1":       {Trace: trace, Workers: 1, Speeds: []float64{1, 1}},
+		"speeds are [0]":       {Trace: trace, Speeds: []float64{0}},
+		"groups of":            {Trace: trace, Groups: 9},
+		"want one of them 1":   {Trace: trace, Groups: 2, Replicas: 2},
+		"event loss is":        {Trace: trace, EventLoss: 2},
+		"must not be negative": {Trace: trace, EventDelay: -1},
+		"change":               {Trace: trace, Changes: []Change{{Worker: 8, Kind: Leave}}},
+	} {
+		if _, err := Run(context.Background(), c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	for _, text := range []string{"", "nobody", "tokens:beta=1", "tokens:alpha=x", "tokens:alpha=-1", "random:alpha=1"} {
+		if _, err := ParseRule(text); err == nil {
+			t.Errorf("rule %q is taken", text)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := Run(ctx, Scenario{Trace: trace, Rule: rule(t, "tokens")}); err == nil {
+		t.Error("a simulation goes on after its context has ended")
+	}
+}
