@@ -296,8 +296,8 @@ func TestClosedLoop(t *testing.T) {
 	if len(trace.Requests) != 12*20 {
 		t.Errorf("%d requests, want %d", len(trace.Requests), 12*20)
 	}
-	good := play(t, Scenario{Trace: trace, Rule: rule(t, "tokens"), Workers: 2, KVBlocks: 500})
-	bad := play(t, Scenario{Trace: trace, Rule: rule(t, "round-robin"), Workers: 2, KVBlocks: 500})
+	good := play(t, Scenario{Trace: trace, Rule: rule(t, "tokens"), Workers: 4, KVBlocks: 300})
+	bad := play(t, Scenario{Trace: trace, Rule: rule(t, "round-robin"), Workers: 4, KVBlocks: 300})
 	if good.HitRate < .8 || good.HitRate < bad.HitRate+.1 {
 		t.Errorf("hit rates: tokens %v, round robin %v", good.HitRate, bad.HitRate)
 	}
