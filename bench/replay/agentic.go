@@ -175,7 +175,7 @@ func (c *Conversations) Deal(d DealConfig) (*Trace, error) {
 		return nil, fmt.Errorf("replay: %d users and %d requests, want at least one of each", d.Users, d.Requests)
 	}
 	rng := rand.New(rand.NewPCG(d.Seed, 0x6465616c))
-	t := &Trace{Name: c.Name, BlockSize: MooncakeBlock, Users: make([]User, d.Users)}
+	t := &Trace{Name: fmt.Sprintf("%s, %d users", c.Name, d.Users), BlockSize: MooncakeBlock, Users: make([]User, d.Users)}
 	for i := range t.Users {
 		t.Users[i].Start = time.Duration(rng.Float64() * float64(usersStartOver))
 	}

@@ -16,11 +16,12 @@ import (
 // Result is what a simulation measured. Times are in seconds, from when a request
 // was due.
 type Result struct {
-	Trace    string `json:"trace"`
-	Rule     string `json:"rule"`
-	Requests int    `json:"requests"`
-	Seed     uint64 `json:"seed"`
-	Retried  int    `json:"retried,omitempty"` // requests whose worker went away
+	Trace    string  `json:"trace"`
+	Rule     string  `json:"rule"`
+	Requests int     `json:"requests"`
+	Load     float64 `json:"load"` // factor by which the trace was played faster
+	Seed     uint64  `json:"seed"`
+	Retried  int     `json:"retried,omitempty"` // requests whose worker went away
 
 	TTFT Times `json:"ttft_s"`
 	TPOT Times `json:"tpot_s"` // time between two tokens of one response
@@ -94,7 +95,7 @@ const (
 )
 
 func (s *sim) result() *Result {
-	r := &Result{Trace: s.Trace.Name, Rule: s.Rule.Name, Requests: len(s.reqs), Seed: s.Seed, Retried: s.retried}
+	r := &Result{Trace: s.Trace.Name, Rule: s.Rule.Name, Requests: len(s.reqs), Load: s.Speedup, Seed: s.Seed, Retried: s.retried}
 	var ttft, tpot, e2e []float64
 	var tokens, hit, promised, misjudged float64
 	begin, last := int64(math.MaxInt64), int64(0)
@@ -165,9 +166,9 @@ func WriteJSON(w io.Writer, results []*Result) error {
 // WriteTable writes results as a table, one a line.
 func WriteTable(w io.Writer, results []*Result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "rule\tseed\tTTFT mean\tp50\tp90\tp99 s\tTPOT mean\tp99 ms\tE2E mean\tp99 s\tgoodput/s\thits\tof LRU\timbalance\tmisjudged\t")
+	fmt.Fprintln(t, "rule\tload\tseed\tTTFT mean\tp50\tp90\tp99 s\tTPOT mean\tp99 ms\tE2E mean\tp99 s\tgoodput/s\thits\tof LRU\timbalance\tmisjudged\t")
 	for _, r := range results {
-		fmt.Fprintf(t, "%s\t%d\t%.3f\t%.3f\t%.2f\t%.2f\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%.3f\t%.2f\t%.3f\t%.0f\t\n", r.Rule, r.Seed,
+		fmt.Fprintf(t, "%s\t%g\t%d\t%.3f\t%.3f\t%.2f\t%.2f\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%.3f\t%.2f\t%.3f\t%.0f\t\n", r.Rule, r.Load, r.Seed,
 			r.TTFT.Mean, r.TTFT.P50, r.TTFT.P90, r.TTFT.P99, r.TPOT.Mean*1e3, r.TPOT.P99*1e3, r.E2E.Mean, r.E2E.P99,
 			r.Goodput, r.HitRate, r.LRUShare, r.Imbalance, r.Misjudged)
 	}

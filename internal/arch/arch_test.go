@@ -39,6 +39,7 @@ var ours = map[string]string{
 	"bindings/c":         "bindings fleet",
 	"cmd/kvroute":        "*",
 	"bench":              "*",
+	"bench/replay":       "router scorer indexer",
 	"bench/conformance":  "*",
 }
 

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvroute/kvroute/bench/replay"
+	"github.com/kvroute/kvroute/scorer"
+)
+
+const replayHelp = `usage: kvroute replay [flags]
+
+Plays a workload against simulated engines on a virtual clock and has the router of
+this binary choose among them, for each --rule, load and seed. Without a trace the
+workload is made up.
+
+A trace is in the Mooncake format (JSON lines: timestamp in ms, input_length,
+output_length, hash_ids of blocks of 512 tokens; requests of one tick are spread
+up to the next), or, with --users, recorded conversations that so many users work
+through in a closed loop. Files that end with .gz are unpacked.
+
+The result is a table of times in seconds from when a request was due: TTFT to the
+first token, TPOT between two tokens, E2E to the end. goodput counts requests with
+TTFT ≤ 2 s and TPOT ≤ 50 ms; hits are cached tokens of prompts, "of LRU" their
+share of what one cache of the summed size would hit; imbalance is the most prompt
+tokens that a worker computed over the mean; misjudged is by how many cached tokens
+decisions were wrong on average. The same flags give the same bytes, --timing apart.
+
+Rules: %s.
+Settings follow a colon: tokens:alpha=.1,attention=6e-5 or dynamo:weight=4.
+
+flags:
+`
+
+// replayFlags is what the flags of `kvroute replay` say.
+type replayFlags struct {
+	trace    string
+	users    int
+	generate replay.GenerateConfig
+	rules    []string
+	loads    []float64
+	seeds    int
+	engine   string
+	syncOff  bool
+	jsonFile string
+	plotFile string
+	outFile  string
+	hitRate  bool
+	scenario replay.Scenario
+}
+
+func (f *replayFlags) set(fs *flag.FlagSet) {
+	s, g := &f.scenario, &f.generate
+	fs.StringVar(&f.trace, "trace", "", "`file` with the workload; none: made up")
+	fs.IntVar(&f.users, "users", 0, "the trace has conversations, for this `number` of users in a closed loop")
+	fs.IntVar(&g.Requests, "requests", 4000, "`number` of requests made up, or taken from conversations")
+	fs.Float64Var(&g.Rate, "rate", 10, "made up: `requests` a second")
+	fs.IntVar(&g.Prefixes, "prefixes", 150, "made up: `number` of shared prefixes")
+	fs.IntVar(&g.PrefixTokens, "prefix-tokens", 6000, "made up: `tokens` of a prefix")
+	fs.IntVar(&g.QuestionTokens, "question-tokens", 1200, "made up: mean `tokens` of a question")
+	fs.IntVar(&g.OutputTokens, "output-tokens", 1000, "made up: mean `tokens` of an output")
+	fs.IntVar(&g.Turns, "turns", 1, "made up: `requests` of a conversation")
+	fs.Func("rule", "`name` of a way to choose; may be repeated, all stands for each without settings (default "+replay.Default+" and dynamo)", func(v string) error {
+		if v == "all" {
+			f.rules = append(f.rules, replay.RuleNames()...)
+			return nil
+		}
+		_, err := replay.ParseRule(v)
+		f.rules = append(f.rules, v)
+		return err
+	})
+	fs.Func("load", "`factors` by which a trace is played faster, comma-separated (default 1)", numbersFlag(&f.loads))
+	fs.IntVar(&s.Workers, "workers", 8, "`number` of workers")
+	fs.Func("speeds", "relative `speeds` of the first workers, comma-separated", numbersFlag(&s.Speeds))
+	fs.StringVar(&f.engine, "engine", "32b", "`preset` of the engines: 8b (one H100), 32b (two) or 70b (four)")
+	fs.IntVar(&s.KVBlocks, "kv-blocks", 2000, "`blocks` of 512 tokens in a worker's cache")
+	fs.IntVar(&s.Replicas, "replicas", 1, "`number` of router replicas")
+	fs.DurationVar(&s.SyncDelay, "sync-delay", 0, "`time` until replicas hear of each other's requests")
+	fs.BoolVar(&f.syncOff, "sync-off", false, "replicas never hear of each other's requests")
+	fs.IntVar(&s.Groups, "groups", 1, "`number` of router groups below an upper router")
+	fs.DurationVar(&s.SummaryAge, "summary-age", 0, "`time` between two summaries of a group's load; 0 = always fresh")
+	fs.DurationVar(&s.EventDelay, "event-delay", 0, "`time` until routers hear of cache events")
+	fs.Float64Var(&s.EventLoss, "event-loss", 0, "`share` of cache events that are lost")
+	fs.Func("predict", "`time` for which routers believe that a prompt will be cached where they sent it", func(string) error {
+		return errors.New("this router makes no predictions")
+	})
+	fs.Func("change", "a worker's fate as `time:join|leave|restart:number`, as in 60s:leave:3; may be repeated", func(v string) error {
+		c, err := parseChange(v)
+		s.Changes = append(s.Changes, c)
+		return err
+	})
+	fs.DurationVar(&s.ColdStart, "cold-start", 0, "`time` at which the routers are replaced by ones that know nothing")
+	fs.Uint64Var(&s.Seed, "seed", 1, "first seed")
+	fs.IntVar(&f.seeds, "seeds", 1, "`number` of seeds")
+	fs.BoolVar(&s.Timing, "timing", false, "measure what decisions cost here")
+	fs.BoolVar(&f.hitRate, "hit-rate", false, "only print the block hits of caches without time: endless, one of the summed size, round robin")
+	fs.StringVar(&f.jsonFile, "json", "", "`file` that gets the results as JSON, - = standard output instead of the table")
+	fs.StringVar(&f.plotFile, "plot", "", "`file` that gets mean TTFT against --load as SVG")
+	fs.StringVar(&f.outFile, "write-trace", "", "`file` that gets the workload in the Mooncake format")
+}
+
+// runReplay simulates.
+func runReplay(ctx context.Context, args []string, std stdio) error {
+	var f replayFlags
+	fs := newFlagSet("replay", std.err)
+	f.set(fs)
+	fs.Usage = func() {
+		fmt.Fprintf(std.err, replayHelp, strings.Join(replay.RuleNames(), ", "))
+		fs.PrintDefaults()
+	}
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	engines := map[string]scorer.Engine{"8b": scorer.Dense8B(), "32b": scorer.Dense32B(), "70b": scorer.Dense70B()}
+	f.scenario.Engine = engines[strings.ToLower(f.engine)]
+	switch {
+	case f.scenario.Engine == scorer.Engine{}:
+		return fmt.Errorf("--engine is %q, want 8b, 32b or 70b", f.engine)
+	case f.seeds < 1 || f.seeds > 1000:
+		return fmt.Errorf("--seeds is %d, want 1 to 1,000", f.seeds)
+	case f.users > 0 && f.trace == "":
+		return errors.New("--users needs a --trace with conversations")
+	case f.users > 0 && len(f.loads) > 0:
+		return errors.New("--load is for open loops; users set the load of a closed one")
+	}
+	if f.syncOff {
+		f.scenario.SyncDelay = -1
+	}
+	if len(f.rules) == 0 {
+		f.rules = []string{replay.Default, "dynamo"}
+	}
+	if len(f.loads) == 0 {
+		f.loads = []float64{1}
+	}
+	traces, err := f.load()
+	if err != nil {
+		return err
+	}
+	if f.outFile != "" {
+		if err := saveFile(f.outFile, traces[0].WriteMooncake); err != nil {
+			return err
+		}
+	}
+	if f.hitRate {
+		f.printHits(std.out, traces[0])
+		return nil
+	}
+	return f.run(ctx, std, traces)
+}
+
+// load returns the workload of each seed.
+func (f *replayFlags) load() (traces []*replay.Trace, err error) {
+	var conversations *replay.Conversations
+	var trace *replay.Trace
+	switch {
+	case f.users > 0:
+		conversations, err = replay.LoadConversations(f.trace)
+	case f.trace != "":
+		trace, err = replay.LoadMooncake(f.trace)
+	}
+	for i := range f.seeds {
+		seed := f.scenario.Seed + uint64(i)
+		t := trace
+		switch {
+		case err != nil:
+			return nil, err
+		case conversations != nil:
+			t, err = conversations.Deal(replay.DealConfig{Users: f.users, Requests: f.generate.Requests, Seed: seed})
+		case trace == nil:
+			f.generate.Seed = seed
+			t, err = replay.Generate(f.generate)
+		}
+		traces = append(traces, t)
+	}
+	return traces, err
+}
+
+func (f *replayFlags) run(ctx context.Context, std stdio, traces []*replay.Trace) error {
+	var all []replay.Scenario
+	for _, name := range f.rules {
+		rule, err := replay.ParseRule(name)
+		if err != nil {
+			return err
+		}
+		for _, load := range f.loads {
+			for i, trace := range traces {
+				s := f.scenario
+				s.Rule, s.Trace, s.Speedup, s.Seed = rule, trace, load, f.scenario.Seed+uint64(i)
+				all = append(all, s)
+			}
+		}
+	}
+	results, err := replay.RunAll(ctx, all)
+	if err != nil {
+		return err
+	}
+	if f.plotFile != "" {
+		plot := f.plot(results)
+		if err := saveFile(f.plotFile, plot.WriteSVG); err != nil {
+			return err
+		}
+	}
+	switch f.jsonFile {
+	case "-":
+		return replay.WriteJSON(std.out, results)
+	case "":
+	default:
+		if err := saveFile(f.jsonFile, func(w io.Writer) error { return replay.WriteJSON(w, results) }); err != nil {
+			return err
+		}
+	}
+	return replay.WriteTable(std.out, results)
+}
+
+// plot draws the mean over the seeds of each rule and load; results are in the
+// order of rules, loads, seeds.
+func (f *replayFlags) plot(results []*replay.Result) *replay.Plot {
+	p := &replay.Plot{Title: "Mean time to first token, " + results[0].Trace, X: "load", Y: "s", LogY: true}
+	for i, name := range f.rules {
+		s := replay.Series{Name: name}
+		for j, load := range f.loads {
+			at := (i*len(f.loads) + j) * f.seeds
+			sum := 0.
+			for _, r := range results[at : at+f.seeds] {
+				sum += r.TTFT.Mean
+			}
+			s.Points = append(s.Points, replay.Point{X: load, Y: sum / float64(f.seeds)})
+		}
+		p.Series = append(p.Series, s)
+	}
+	return p
+}
+
+func (f *replayFlags) printHits(w io.Writer, t *replay.Trace) {
+	workers, blocks := f.scenario.Workers, f.scenario.KVBlocks
+	for _, c := range []struct {
+		what              string
+		workers, capacity int
+	}{
+		{"endless cache", 1, 0},
+		{fmt.Sprintf("one cache of %d blocks", workers*blocks), 1, workers * blocks},
+		{fmt.Sprintf("round robin over %d caches of %d blocks", workers, blocks), workers, blocks},
+	} {
+		h := t.HitRate(t.InOrder(), c.workers, c.capacity)
+		fmt.Fprintf(w, "%s: %d of %d blocks hit, %.4f (%.4f of tokens)\n", c.what, h.Hit, h.Blocks,
+			float64(h.Hit)/float64(max(1, h.Blocks)), float64(h.HitTokens)/float64(max(1, h.Tokens)))
+	}
+}
+
+// numbersFlag reads comma-separated numbers.
+func numbersFlag(to *[]float64) func(string) error {
+	return func(v string) error {
+		for part := range strings.SplitSeq(v, ",") {
+			n, err := strconv.ParseFloat(strings.TrimSpace(part), 64)
+			if err != nil {
+				return fmt.Errorf("%q is no number", part)
+			}
+			*to = append(*to, n)
+		}
+		return nil
+	}
+}
+
+func parseChange(v string) (c replay.Change, err error) {
+	const form = "%q is not time:join|leave|restart:number"
+	parts := strings.Split(v, ":")
+	if len(parts) != 3 || !slices.Contains([]string{"join", "leave", "restart"}, parts[1]) {
+		return c, fmt.Errorf(form, v)
+	}
+	at, err := time.ParseDuration(parts[0])
+	worker, err2 := strconv.Atoi(parts[2])
+	if cmp.Or(err, err2) != nil {
+		return c, fmt.Errorf(form, v)
+	}
+	return replay.Change{At: at, Kind: replay.ChangeKind(parts[1]), Worker: worker}, nil
+}
+
+// saveFile writes a new file in one go.
+func saveFile(name string, write func(io.Writer) error) (err error) {
+	file, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	return write(file)
+}
