@@ -326,9 +326,13 @@ func (r *replica) choose(conf router.Config) scorer.Rule {
 	}
 }
 
+// id is the name of a worker. It depends on the seed, as where a prompt hashes to
+// is chance.
+func (s *sim) id(w int) uint64 { return s.Seed<<20 + uint64(w) + 1 }
+
 func (s *sim) info(w int) router.WorkerInfo {
 	return router.WorkerInfo{
-		ID: uint64(w) + 1, Name: "w" + strconv.Itoa(w), Models: []string{model},
+		ID: s.id(w), Name: "w" + strconv.Itoa(w), Models: []string{model},
 		Address:   netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, byte(w >> 8), byte(w)}), 8000),
 		BlockSize: s.Trace.BlockSize, TotalKVBlocks: s.KVBlocks, MaxNumSeqs: maxRunning,
 		MaxBatchedTokens: int(s.Engine.Chunk), StartedMS: s.started[w] + 1,
@@ -431,7 +435,7 @@ func (s *sim) route(req int32) error {
 	if err != nil {
 		return err
 	}
-	w := int(d.Worker.ID) - 1
+	w := int(d.Worker.ID - s.id(0))
 	s.promised[req] = int32(min(d.CachedTokens, s.reqs[req].Input))
 	s.worker[req] = int32(w)
 	s.tell(req, added)
@@ -583,7 +587,7 @@ func (s *sim) publish(w int, ev indexer.Event) {
 
 // deliver applies an event in each router.
 func (s *sim) deliver(w int32, ev *indexer.Event) {
-	name := router.Worker{ID: uint64(w) + 1}
+	name := router.Worker{ID: s.id(int(w))}
 	for _, r := range s.routers {
 		if s.EventLoss > 0 {
 			if s.rng.Float64() < s.EventLoss {
@@ -679,7 +683,7 @@ func (s *sim) changed(c Change) error {
 			continue
 		}
 		if c.Kind == Leave {
-			r.router.RemoveWorker(uint64(w) + 1)
+			r.router.RemoveWorker(s.id(w))
 		} else if err := r.router.SetWorker(s.info(w)); err != nil {
 			return fmt.Errorf("replay: %w", err)
 		}
