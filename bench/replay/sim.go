@@ -10,6 +10,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -55,6 +56,10 @@ type Scenario struct {
 	// EventLoss is the share of cache events lost on the way to a replica. The
 	// next one of the worker makes its blocks forgotten, as a gap does.
 	EventLoss float64
+
+	// Predict is how long the routers believe that a worker will have cached a
+	// prompt that they sent it; 0 = not at all.
+	Predict time.Duration
 
 	Changes []Change // of the workers
 	// ColdStart is when the routers are replaced by new ones that know no block
@@ -128,8 +133,8 @@ func (c Scenario) withDefaults() (Scenario, error) {
 		return c, fmt.Errorf("replay: %d groups of %d workers", c.Groups, c.Workers)
 	case c.Groups > 1 && c.Replicas > 1:
 		return c, fmt.Errorf("replay: %d groups and %d replicas, want one of them 1", c.Groups, c.Replicas)
-	case c.EventDelay < 0 || c.SummaryAge < 0 || c.ColdStart < 0:
-		return c, fmt.Errorf("replay: event delay %v, summary age %v and cold start %v must not be negative", c.EventDelay, c.SummaryAge, c.ColdStart)
+	case c.EventDelay < 0 || c.Predict < 0 || c.SummaryAge < 0 || c.ColdStart < 0:
+		return c, fmt.Errorf("replay: event delay %v, prediction %v, summary age %v and cold start %v must not be negative", c.EventDelay, c.Predict, c.SummaryAge, c.ColdStart)
 	case !(c.EventLoss >= 0 && c.EventLoss <= 1):
 		return c, fmt.Errorf("replay: event loss is %v, want 0 to 1", c.EventLoss)
 	}
@@ -289,7 +294,7 @@ func (s *sim) newRouters() error {
 		}
 		conf := router.Config{
 			Scoring: s.Rule.Settings, Rule: s.Rule.Choose, BlockSize: s.Trace.BlockSize,
-			Seed: s.Seed + uint64(i), KeepDecisions: -1,
+			Seed: s.Seed + uint64(i), KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1),
 			Now: func() time.Time { return time.Unix(0, s.now) },
 		}
 		if s.Replicas > 1 {

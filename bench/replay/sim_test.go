@@ -230,6 +230,7 @@ func TestScenarios(t *testing.T) {
 		"small caches":   func(c *Scenario) { c.KVBlocks = 60 },
 		"8B":             func(c *Scenario) { c.Engine = scorer.Dense8B() },
 		"late events":    func(c *Scenario) { c.EventDelay = 5 * time.Second },
+		"predictions":    func(c *Scenario) { c.Predict = 10 * time.Second },
 		"lost events":    func(c *Scenario) { c.EventLoss = .2 },
 		"replicas alone": func(c *Scenario) { c.Replicas, c.SyncDelay = 4, -1 },
 		"replicas":       func(c *Scenario) { c.Replicas, c.SyncDelay = 4, 100*time.Millisecond },

@@ -92,9 +92,7 @@ func (f *replayFlags) set(fs *flag.FlagSet) {
 	fs.DurationVar(&s.SummaryAge, "summary-age", 0, "`time` between two summaries of a group's load; 0 = always fresh")
 	fs.DurationVar(&s.EventDelay, "event-delay", 0, "`time` until routers hear of cache events")
 	fs.Float64Var(&s.EventLoss, "event-loss", 0, "`share` of cache events that are lost")
-	fs.Func("predict", "`time` for which routers believe that a prompt will be cached where they sent it", func(string) error {
-		return errors.New("this router makes no predictions")
-	})
+	fs.DurationVar(&s.Predict, "predict", 10*time.Second, "`time` for which routers believe that a prompt will be cached where they sent it; 0 = not at all")
 	fs.Func("change", "a worker's fate as `time:join|leave|restart:number`, as in 60s:leave:3; may be repeated", func(v string) error {
 		c, err := parseChange(v)
 		s.Changes = append(s.Changes, c)
