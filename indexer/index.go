@@ -317,7 +317,9 @@ func (x *Index) clearLocked(worker int) (removed int) {
 		log := h.log
 		h.log = nil
 		removed += h.externals
-		for len(log) > 0 {
+		// Once the tree is empty it starts anew, and what is left of the log, all of
+		// it outdated, names nodes that are no more.
+		for len(log) > 0 && x.blocks.Load() > 0 {
 			part := log[:min(atOnce, len(log))]
 			log = log[len(part):]
 			x.gate.lock()
