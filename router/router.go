@@ -138,7 +138,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 		r.ring.add(s.question.number, d)
 		r.metrics.decided(ctx, p.labels, d)
 		if r.conf.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
-			r.conf.Observe(Observation{Card: t.card, Model: p.model, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
+			r.conf.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
 		}
 	}
 	answer := *d

@@ -133,6 +133,7 @@ type Card struct {
 
 // Observation is what [Config.Observe] is told of.
 type Observation struct {
+	ID        string // of the request
 	Card      *Card
 	Model     string         // name of the pool
 	Address   netip.AddrPort // of the chosen worker

@@ -147,6 +147,15 @@ type config struct {
 	// KeepDecisions is how many recent decisions the API can explain.
 	KeepDecisions int `yaml:"keep-decisions"`
 
+	// TraceOut is a file that gets a line for each request that was served and
+	// tokenized exactly, in the Mooncake format: hashes of blocks of 512 tokens
+	// under a seed of this process, no text. At 256 MiB it becomes FILE.1 in place
+	// of the last one. An older FILE is overwritten. Empty writes none.
+	TraceOut string `yaml:"trace-out"`
+	// TraceOutTPOT is the time taken for that between two tokens of a response,
+	// whose number is worked out from how long it took.
+	TraceOutTPOT time.Duration `yaml:"trace-out-tpot"`
+
 	// DecisionHeaders tells worker, overlap and reason in headers of the
 	// response. They reveal the addresses of workers.
 	DecisionHeaders bool `yaml:"decision-headers"`
@@ -244,6 +253,7 @@ func defaults() config {
 		SessionAffinityMode: "soft",
 		SessionHeaders:      "x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id",
 		KeepDecisions:       1024,
+		TraceOutTPOT:        20 * time.Millisecond,
 
 		RouterTTLSecs:          120,
 		RouterPredictedTTLSecs: 10,
@@ -278,6 +288,8 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.BlockSize, "block-size", c.BlockSize, "`tokens` in a block of workers that do not say; 0 takes that of the model's others")
 	fs.Uint64Var(&c.Seed, "seed", c.Seed, "makes the choice among equal workers reproducible")
 	fs.IntVar(&c.KeepDecisions, "keep-decisions", c.KeepDecisions, "`number` of recent decisions that can be explained")
+	fs.StringVar(&c.TraceOut, "trace-out", c.TraceOut, "`file` that gets a trace of the requests served, for kvroute replay")
+	fs.DurationVar(&c.TraceOutTPOT, "trace-out-tpot", c.TraceOutTPOT, "`time` between two tokens of a response, for the trace")
 	fs.BoolVar(&c.DecisionHeaders, "decision-headers", c.DecisionHeaders, "tell worker, overlap and reason in the response's headers")
 	fs.StringVar(&c.FirstToken, "first-token", c.FirstToken, "observer or response-headers: what counts as the first token")
 	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", c.MaxBodyBytes, "largest request body in `bytes`")
@@ -387,6 +399,7 @@ func (c *config) check() error {
 		{"decision-timeout", int64(c.DecisionTimeout)},
 		{"queue-wait", int64(c.QueueWait)},
 		{"router-queue-limit", int64(c.RouterQueueLimit)},
+		{"trace-out-tpot", int64(c.TraceOutTPOT)},
 		{"state-interval", int64(c.StateInterval)},
 		{"drain-timeout", int64(c.DrainTimeout)},
 	} {

@@ -90,6 +90,7 @@ type server struct {
 	nc       *nats.Conn
 	prompts  *tokenizer.Cache // of ids, for all models
 	verifier *verifier        // nil unless --verify-tokenizer
+	tracer   *tracer          // nil unless --trace-out
 	state    *os.Root         // of --state-dir; nil without
 	router   *router.Router
 	registry *fleet.Registry
@@ -135,6 +136,12 @@ func (s *server) open() (err error) {
 	rc, err := c.routing()
 	if err != nil {
 		return err
+	}
+	if c.TraceOut != "" {
+		if s.tracer, err = newTracer(c.TraceOut, c.TraceOutTPOT, rand.Uint64(), s.log, s.metrics.Meter("trace")); err != nil {
+			return err
+		}
+		observe = both(observe, s.tracer.observe)
 	}
 	rc.Cards, rc.Observe, rc.Meter = cards, observe, s.metrics.Meter("router")
 	if c.RemoteTokenize {
@@ -184,6 +191,11 @@ func (s *server) open() (err error) {
 
 func (s *server) openExtproc() (err error) {
 	c := &s.conf
+	var decider extproc.Router = s.router
+	if s.tracer != nil {
+		s.tracer.Router = s.router
+		decider = s.tracer
+	}
 	if s.extproc, err = extproc.New(extproc.Config{
 		MaxBodyBytes:    c.MaxBodyBytes,
 		DecisionTimeout: c.DecisionTimeout,
@@ -199,7 +211,7 @@ func (s *server) openExtproc() (err error) {
 		RouterID:        rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 		Log:             s.log,
 		Meter:           s.metrics.Meter("extproc"),
-	}, s.router); err != nil {
+	}, decider); err != nil {
 		return err
 	}
 	s.grpc = grpc.NewServer(s.extproc.ServerOptions()...)
@@ -233,6 +245,17 @@ func (s *server) openHTTP() (err error) {
 		return fmt.Errorf("listen for HTTP: %w", err)
 	}
 	return nil
+}
+
+// both returns a function that calls two, of which the first may be nil.
+func both(a, b func(router.Observation)) func(router.Observation) {
+	if a == nil {
+		return b
+	}
+	return func(o router.Observation) {
+		a(o)
+		b(o)
+	}
 }
 
 func (s *server) addresses() addresses {
@@ -292,6 +315,9 @@ func (s *server) run(ctx context.Context) error {
 		return nil
 	})
 	parts.Go(func() error { return s.reload(ctx) })
+	if s.tracer != nil {
+		parts.Go(func() error { return s.tracer.run(ctx) })
+	}
 	if s.verifier != nil {
 		parts.Go(func() error { return s.verifier.run(ctx) })
 	}

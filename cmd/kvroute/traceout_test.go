@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvroute/kvroute/bench/replay"
+	"github.com/kvroute/kvroute/router"
+)
+
+// deaf stands for a router that takes everything.
+type deaf struct{}
+
+func (deaf) BestWorker(context.Context, router.Request) (router.Decision, error) {
+	return router.Decision{}, nil
+}
+func (deaf) MarkPrefillCompleted(string) bool { return true }
+func (deaf) Free(string) bool                 { return true }
+func (deaf) Abandon(string) bool              { return true }
+
+func newTestTracer(t *testing.T, name string) *tracer {
+	t.Helper()
+	tr, err := newTracer(name, time.Hour, 1, slog.New(slog.DiscardHandler), noop.Meter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.Router = deaf{}
+	return tr
+}
+
+func ids(n int) []uint32 {
+	out := make([]uint32, n)
+	for i := range out {
+		out[i] = uint32(i)
+	}
+	return out
+}
+
+func TestTraceIsReplayed(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "trace.jsonl")
+	tr := newTestTracer(t, name)
+	tr.observe(router.Observation{ID: "a", IDs: ids(1024)})
+	tr.observe(router.Observation{ID: "b", IDs: ids(1100)})
+	tr.observe(router.Observation{ID: "c", IDs: append([]uint32{7}, ids(600)...)})
+	tr.observe(router.Observation{ID: "lost", IDs: ids(10)})
+	for _, id := range []string{"c", "b", "a"} {
+		tr.MarkPrefillCompleted(id)
+		tr.Free(id)
+		tr.Free(id) // as harmless as at the router
+	}
+	tr.Abandon("lost")
+	if len(tr.flight) != 0 {
+		t.Errorf("%d requests are still in flight", len(tr.flight))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := tr.run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	trace, err := replay.LoadMooncake(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := trace.HitRate(trace.InOrder(), 1, 0)
+	if len(trace.Requests) != 3 || h.Blocks != 2+3+2 || h.Hit != 2 {
+		t.Errorf("%d requests, %d of %d blocks hit, want 3, 2 of 7", len(trace.Requests), h.Hit, h.Blocks)
+	}
+}
+
+func TestOutputIsWorkedOut(t *testing.T) {
+	at := time.Unix(100, 0)
+	e := traced{at: at, first: at.Add(time.Second)}
+	e.end(at.Add(2*time.Second), 20*time.Millisecond)
+	if e.line.TTFT != 1000 || e.line.Duration != 2000 || e.line.Output != 51 {
+		t.Errorf("%+v, want a TTFT of 1,000 ms, 2,000 ms in all and 51 tokens", e.line)
+	}
+	e = traced{at: at}
+	if e.end(at.Add(time.Second), time.Second); e.line.Output != 1 || e.line.TTFT != 1000 {
+		t.Errorf("without a first token: %+v", e.line)
+	}
+}
+
+func TestTraceRotatesAndIsBounded(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "trace.jsonl")
+	tr := newTestTracer(t, name)
+	tr.size = 500
+	const most = traceQueue + 10
+	for i := range most {
+		id := fmt.Sprint(i)
+		tr.observe(router.Observation{ID: id, IDs: ids(8)})
+		tr.Free(id)
+	}
+	if len(tr.queue) != traceQueue {
+		t.Errorf("%d requests wait, want %d", len(tr.queue), traceQueue)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := tr.run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{name, name + ".1"} {
+		trace, err := replay.LoadMooncake(file)
+		if err != nil || len(trace.Requests) > 5 {
+			t.Errorf("%s: %v, %v", filepath.Base(file), trace, err)
+		}
+	}
+}
+
+func TestTraceThatCannotBeWritten(t *testing.T) {
+	tr := newTestTracer(t, filepath.Join(t.TempDir(), "no", "folder"))
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if err := tr.run(ctx); err != nil {
+		t.Errorf("it stops the process: %v", err)
+	}
+}
