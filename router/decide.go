@@ -302,6 +302,7 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 			CPU:              e.info.CPU,
 			DecodeOnly:       e.info.Role == Decode,
 			MaxBatchedTokens: e.info.MaxBatchedTokens,
+			MaxRequests:      e.info.MaxNumSeqs,
 			LastCold:         e.cold,
 			Key:              e.key,
 		}

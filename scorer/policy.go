@@ -187,7 +187,22 @@ func tokens(s *Settings, r *Request, in *Input) float64 {
 		return float64(in.ActiveBlocks + in.AdditionalBlocks)
 	}
 	return TokenCost(float64(in.PendTokens), float64(s.UncachedTokens(r, in)), float64(r.PromptTokens),
-		float64(in.ActiveRequests), s.Alpha, s.Attention)
+		float64(in.ActiveRequests), s.Alpha, s.Attention) + crowding(r, in)
+}
+
+// roomy is the share of the requests that an engine computes at a time up to which
+// one more does not wait for a place. Below 1, since others decide meanwhile.
+const roomy = .9
+
+// crowding is the wait for a place in the engine's batch, which no prefill shows:
+// for each request above that share the whole prompt counts once more. Without it
+// short prompts that share a beginning fill the worker that has it, one after the
+// other, and wait there while others have room.
+func crowding(r *Request, in *Input) float64 {
+	if in.MaxRequests <= 0 {
+		return 0
+	}
+	return float64(r.PromptTokens) * max(0, float64(in.ActiveRequests+1)-roomy*float64(in.MaxRequests))
 }
 
 func predictedTTFT(s *Settings, r *Request, in *Input) float64 {

@@ -63,6 +63,7 @@ type Input struct {
 	CPU              bool    // its device class, for [DeviceAware]
 	DecodeOnly       bool    // takes no prefill
 	MaxBatchedTokens int     // 0 = unknown
+	MaxRequests      int     // that its engine computes at a time; 0 = unknown
 	TaintWeight      float64 // sum of the preferred taints that match; all policies but Weighted
 
 	// What only some rules look at.
