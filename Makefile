@@ -38,6 +38,12 @@ bench-peers: tools ## measure the index and its peers in turn (ROUNDS=5; needs R
 	@go run bench/peers_main.go --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$$(git rev-parse --short HEAD)" \
 		--dynamo $(PEERS)/release/peer-dynamo --llmd $(PEERS)/peer-llmd
 
+TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
+
+.PHONY: bench-policy
+bench-policy: tools ## simulate all rules against their targets on public traces in TRACES (SEEDS=3)
+	@go run bench/policy_main.go --traces $(TRACES) --seeds $(or $(SEEDS),3) --commit "$$(git rev-parse --short HEAD)"
+
 .PHONY: test
 test: tools envoy ## run every check that CI runs
 	@test -n "$(RACE)" || echo "no C compiler: the tests run without the race detector"

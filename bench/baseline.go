@@ -73,6 +73,39 @@ func noise(rule string, cell int) float64 {
 	}
 }
 
+// explained says why a rule's row differs from the baseline, beyond noise, "" if
+// nobody knows. Each reason was found by trying the other way: it then came out as
+// in the table.
+func explained(rule string, cell int) string {
+	switch rule {
+	case "longest-prefix", "sglang-cache-aware", "aibrix-prefix-cache", "two-tier-8", "token-aware-18s", "token-aware-2s":
+		return "ties: the sketch drew among equals, here fewer requests win"
+	case "chwbl-1.25", "dualmap", "session-hash":
+		return "chance: where a prompt hashes to"
+	case "random", "power-of-two":
+		return "chance: what is drawn"
+	case "vllm-dp", "gie-3-2-2-2":
+		return "input: waiting are requests before their first token, in the sketch those that the engine had not admitted"
+	case "predicted_ttft", "predicted_ttft:alpha=.1", "predicted_ttft:alpha=.25":
+		if cell < 4 {
+			return "input: tokens held count a shared prefix for each request, in the sketch once"
+		}
+	case "dynamo-agentic":
+		return "input: blocks that requests share count once, in the sketch for each"
+	case "least-requests", "least-pending":
+		if cell < 4 {
+			return "chance: without cache hits the queues grow; seeds differ by half"
+		}
+	}
+	switch {
+	case cell == 2:
+		return "chance: caches smaller than the prompts in flight have two regimes, seeds fall into either"
+	case cell >= 4:
+		return "workload: which conversations a seed deals is not the sketch's choice"
+	}
+	return ""
+}
+
 // Deviation is a value of the baseline table that was not met within its noise.
 type Deviation struct {
 	Rule     string  `json:"rule"`
@@ -80,6 +113,7 @@ type Deviation struct {
 	What     string  `json:"what"`
 	Baseline float64 `json:"baseline"`
 	Measured Range   `json:"measured"`
+	Why      string  `json:"why,omitempty"`
 }
 
 // deviations compares with the baseline table: TTFT and E2E. It returns how many
@@ -101,7 +135,7 @@ func deviations(cells []cell, all []Measured) (values int, out []Deviation) {
 				// The table rounds to two or three digits.
 				slack := noise(b.rule, i)*want + math.Pow(10, math.Floor(math.Log10(want))-1)/2
 				if want < v.got.Min-slack || want > v.got.Max+slack {
-					out = append(out, Deviation{b.rule, c.name, v.what, want, v.got})
+					out = append(out, Deviation{b.rule, c.name, v.what, want, v.got, explained(b.rule, i)})
 				}
 			}
 		}

@@ -39,11 +39,15 @@ type decideLoad struct {
 	blocks []router.Blocks
 }
 
-func newDecideLoad() (*decideLoad, error) {
+func newDecideLoad(predict bool) (*decideLoad, error) {
 	settings := scorer.Defaults()
 	engine := scorer.Dense32B()
 	settings.Attention = engine.AttentionWeight()
-	r, err := router.New(router.Config{Scoring: settings, BlockSize: decideBlock})
+	conf := router.Config{Scoring: settings, BlockSize: decideBlock, PredictTTL: -1}
+	if predict {
+		conf.PredictTTL = 0
+	}
+	r, err := router.New(conf)
 	if err != nil {
 		return nil, err
 	}

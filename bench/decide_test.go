@@ -5,7 +5,7 @@ package bench
 import "testing"
 
 func TestDecideLoadLeavesNothing(t *testing.T) {
-	l, err := newDecideLoad()
+	l, err := newDecideLoad(false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +22,7 @@ func TestDecideLoadLeavesNothing(t *testing.T) {
 }
 
 func BenchmarkDecide(b *testing.B) {
-	l, err := newDecideLoad()
+	l, err := newDecideLoad(false)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -66,11 +66,13 @@ type Measured struct {
 	Misjudged Range `json:"misjudged_tokens"`
 }
 
-// Range is a mean with the lowest and highest value.
-type Range struct {
-	Mean float64 `json:"mean"`
-	Min  float64 `json:"min"`
-	Max  float64 `json:"max"`
+// Range is a mean with the lowest and highest value. In JSON it is the three of
+// them in a list, to four digits.
+type Range struct{ Mean, Min, Max float64 }
+
+// MarshalJSON implements [json.Marshaler].
+func (r Range) MarshalJSON() ([]byte, error) {
+	return fmt.Appendf(nil, "[%.4g,%.4g,%.4g]", r.Mean, r.Min, r.Max), nil
 }
 
 func newRange(v []float64) (r Range) {
@@ -135,13 +137,15 @@ func (b *PolicyBench) agenticCell(users, blocks int) cell {
 	}
 }
 
-func generatedCell(rate float64) cell {
+// generatedCell has 150 prefixes of 6,000 tokens, questions of 1,200 and outputs of
+// 1,000, long enough for queues to settle.
+func generatedCell(rate float64, blocks int) cell {
 	return cell{
-		name: fmt.Sprintf("generated %g/s, 2000 blocks", rate), open: true,
+		name: fmt.Sprintf("generated %g/s, %d blocks", rate, blocks), open: true,
 		trace: func(seed uint64) (*replay.Trace, error) {
-			return replay.Generate(replay.GenerateConfig{Rate: rate, Requests: 3000, Seed: seed})
+			return replay.Generate(replay.GenerateConfig{Rate: rate, Requests: 8000, Seed: seed})
 		},
-		set: func(*replay.Scenario) {},
+		set: func(s *replay.Scenario) { s.KVBlocks = blocks },
 	}
 }
 
@@ -157,16 +161,20 @@ func (c cell) with(what string, set func(s *replay.Scenario)) cell {
 func (b *PolicyBench) play(ctx context.Context, cells []cell, rules []string) ([]Measured, error) {
 	var all []replay.Scenario
 	for _, c := range cells {
+		traces := make([]*replay.Trace, b.Seeds)
+		for i := range traces {
+			var err error
+			if traces[i], err = c.trace(uint64(i) + 1); err != nil {
+				return nil, err
+			}
+		}
 		for _, name := range rules {
 			rule, err := replay.ParseRule(name)
 			if err != nil {
 				return nil, err
 			}
-			for seed := range b.Seeds {
-				s := replay.Scenario{Rule: rule, Seed: uint64(seed) + 1}
-				if s.Trace, err = c.trace(s.Seed); err != nil {
-					return nil, err
-				}
+			for i, t := range traces {
+				s := replay.Scenario{Rule: rule, Trace: t, Seed: uint64(i) + 1}
 				c.set(&s)
 				all = append(all, s)
 			}

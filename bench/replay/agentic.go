@@ -9,6 +9,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -226,6 +228,43 @@ func (t *Trace) add(number int, c *conversation) {
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// When 32 users begin, in ms, and which conversations they take, by line from 0: what
+// the asserted hit rate was counted with.
+const (
+	agenticStarts = `26963 40130 11842 31571 40713 34761 58219 20161 37297 58469 41970 58050 4065 59258 14858 58020 17453 1247 43277 9365 46731 23839 16216 10689 4405 46565 608 54760 47898 24668 41102 18220`
+	agenticOrder  = `201 97 370 197 600 612 217 513 482 196 596 576 556 119 311 283 92 694 544 650 572 659 438 324 121 545 274 676 407 573 632 299 332 387 409 628 473 262 578 619 344 247 687 207 216 649 202 284 357 642 180 701 323 267 73 674 348 83 429 212 434 476 266 425 178 142 175 265 537 455 374 127 397 242 251 271 683 422 115 77 3 338 74 103 67 672 0 555 398 145 668 285 117 133 154 418 688 147 198 27 62 153 464 113 661 686 626 532 606 48 226 625 509`
+)
+
+const recordedRequests = 6000
+
+// Recorded returns the first 6,000 requests of 32 users at their recorded times, as if
+// no server had ever been slower or quicker, in blocks of the recorded size: what the
+// conversations' hit rate is counted with. It needs the 710 conversations that the
+// order was drawn from.
+func (c *Conversations) Recorded() (*Trace, error) {
+	var starts []int64
+	var order []int
+	for _, l := range []struct {
+		text string
+		add  func(n int)
+	}{
+		{agenticStarts, func(n int) { starts = append(starts, int64(n)) }},
+		{agenticOrder, func(n int) { order = append(order, n) }},
+	} {
+		for f := range strings.FieldsSeq(l.text) {
+			n, err := strconv.Atoi(f)
+			if err != nil {
+				return nil, fmt.Errorf("replay: %w", err)
+			}
+			l.add(n)
+		}
+	}
+	if most := slices.Max(order); most >= len(c.list) {
+		return nil, fmt.Errorf("replay: %s: %d conversations, want at least %d", c.Name, len(c.list), most+1)
+	}
+	return c.arrivals(starts, order, recordedRequests), nil
+}
 
 // arrivals plays the recorded times of the conversations without a server: users
 // take conversations in the given order, and the first count requests become a
