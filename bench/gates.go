@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,7 +44,7 @@ func (b *PolicyBench) Figures(ctx context.Context, w io.Writer, dir, plots strin
 	for _, row := range baselines() {
 		rules = append(rules, row.rule)
 	}
-	all, err := b.play(ctx, append(fresh[:len(fresh):len(fresh)], shipped...), rules)
+	all, err := b.play(ctx, append(slices.Clip(fresh), shipped...), rules)
 	if err != nil {
 		return nil, err
 	}
@@ -65,9 +66,9 @@ func (b *PolicyBench) Figures(ctx context.Context, w io.Writer, dir, plots strin
 			return nil, err
 		}
 		axes[a.name] = m
-		all = append(all[:len(all):len(all)], m...)
+		all = append(slices.Clip(all), m...)
 		if a.counted {
-			counted = append(counted[:len(counted):len(counted)], m...)
+			counted = append(slices.Clip(counted), m...)
 		}
 	}
 	if err := printMeasured(w, all); err != nil {

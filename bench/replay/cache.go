@@ -2,6 +2,8 @@
 
 package replay
 
+import "slices"
+
 // cache is the KV cache of an engine: blocks that running requests refer to, and
 // cached ones that nobody refers to, which leave in the order in which they were
 // last used.
@@ -99,8 +101,7 @@ func (c *cache) computed(blocks []int32) (known int) {
 
 // release gives acquired blocks back, the last one first.
 func (c *cache) release(blocks []int32) {
-	for i := len(blocks) - 1; i >= 0; i-- {
-		n := blocks[i]
+	for _, n := range slices.Backward(blocks) {
 		b := c.block(n)
 		if b.refs--; b.refs > 0 {
 			continue

@@ -37,7 +37,7 @@ const (
 )
 
 // lineColours tell the series apart, also for most of those who see fewer colours.
-var lineColours = [...]string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"}
+var lineColours = [...]string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"} //nolint:gochecknoglobals // a table
 
 // WriteSVG draws the plot. The same plot gives the same bytes.
 func (p *Plot) WriteSVG(w io.Writer) error {

@@ -149,8 +149,8 @@ func (c Scenario) withDefaults() (Scenario, error) {
 // sim is one simulation.
 type sim struct {
 	Scenario
-	ctx   context.Context
-	now   int64 // ns
+	ctx   context.Context //nolint:containedctx // a simulation is one call
+	now   int64           // ns
 	queue queue
 	reqs  []Request
 
@@ -253,7 +253,7 @@ func Run(ctx context.Context, c Scenario) (*Result, error) {
 	}
 	s.begin()
 	wall := startTiming(c.Timing)
-	if err := s.loop(); err != nil {
+	if err := s.loop(); err != nil { //nolint:contextcheck // events have no context
 		return nil, err
 	}
 	r := s.result()
