@@ -3,7 +3,9 @@
 package replay
 
 import (
+	"errors"
 	"fmt"
+	"math"
 
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
@@ -25,9 +27,13 @@ func (s *sim) chooseGroup(req int32) error {
 	r := scorer.Request{PromptTokens: s.reqs[req].Input, BlockSize: s.Trace.BlockSize}
 	own := make([]float64, s.Groups)
 	for g := range s.Groups {
+		s.costs[g] = math.Inf(1)
 		candidates, err := s.probe(g, req)
 		if err != nil {
 			return err
+		}
+		if len(candidates) == 0 {
+			continue
 		}
 		best := scorer.Input{}
 		for i := range candidates {
@@ -55,7 +61,10 @@ func (s *sim) probe(g int, req int32) ([]router.Candidate, error) {
 	q := s.question(req)
 	q.Explain = true
 	d, err := s.routers[g].router.BestWorker(s.ctx, q)
-	if err != nil {
+	switch {
+	case errors.Is(err, router.ErrNoWorkers):
+		return nil, nil
+	case err != nil:
 		return nil, fmt.Errorf("replay: group %d: %w", g, err)
 	}
 	return d.Candidates, nil

@@ -203,6 +203,7 @@ type replica struct {
 
 type lateEvent struct {
 	worker int32
+	life   int64 // value of sim.started when it was sent
 	event  indexer.Event
 }
 
@@ -397,7 +398,10 @@ func (s *sim) loop() error {
 		case stepEnd:
 			s.stepped(int(e.a), e.b)
 		case kvEvent:
-			s.deliver(s.late[e.b].worker, &s.late[e.b].event)
+			// Nobody listens to what a worker said in an earlier life.
+			if l := &s.late[e.b]; s.started[l.worker] == l.life {
+				s.deliver(l.worker, &l.event)
+			}
 			s.late[e.b] = lateEvent{}
 		case message:
 			err = s.receive(s.messages[e.b])
@@ -585,7 +589,7 @@ func (s *sim) publish(w int, ev indexer.Event) {
 			s.deliver(int32(w), &ev)
 			continue
 		}
-		s.late = append(s.late, lateEvent{int32(w), ev})
+		s.late = append(s.late, lateEvent{int32(w), s.started[w], ev})
 		s.queue.push(s.now+s.EventDelay.Nanoseconds(), kvEvent, 0, uint32(len(s.late)-1))
 	}
 }

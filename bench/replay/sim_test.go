@@ -235,6 +235,8 @@ func TestScenarios(t *testing.T) {
 		"replicas alone": func(c *Scenario) { c.Replicas, c.SyncDelay = 4, -1 },
 		"replicas":       func(c *Scenario) { c.Replicas, c.SyncDelay = 4, 100*time.Millisecond },
 		"groups":         func(c *Scenario) { c.Groups, c.SummaryAge = 4, time.Second },
+		"empty group":    func(c *Scenario) { c.Groups, c.Changes = 8, []Change{{20 * time.Second, 1, Leave}} },
+		"late restart":   func(c *Scenario) { c.EventDelay, c.Changes = 5*time.Second, []Change{{20 * time.Second, 1, Restart}} },
 		"groups live":    func(c *Scenario) { c.Groups = 2 },
 		"cold routers":   func(c *Scenario) { c.ColdStart = 20 * time.Second },
 		"leave":          func(c *Scenario) { c.Changes = []Change{{20 * time.Second, 1, Leave}, {30 * time.Second, 1, Join}} },
