@@ -41,8 +41,8 @@ bench-peers: tools ## measure the index and its peers in turn (ROUNDS=5; needs R
 TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
 
 .PHONY: bench-policy
-bench-policy: tools ## simulate all rules against their targets on public traces in TRACES (SEEDS=3)
-	@go run bench/policy_main.go --traces $(TRACES) --seeds $(or $(SEEDS),3) --commit "$$(git rev-parse --short HEAD)"
+bench-policy: tools ## simulate all rules against their targets on public traces in TRACES (SEEDS=3, PLOTS=folder)
+	@go run bench/policy_main.go --traces $(TRACES) --plots $(or $(PLOTS),bench/out) --seeds $(or $(SEEDS),3) --commit "$$(git rev-parse --short HEAD)"
 
 .PHONY: test
 test: tools envoy ## run every check that CI runs
