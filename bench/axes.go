@@ -46,6 +46,31 @@ func (b *PolicyBench) axes(tops tops) (out []axis) {
 	for _, rate := range []float64{3, 10, 30, 60} {
 		generated.cells = append(generated.cells, generatedCell(rate, 2000))
 	}
+	// Shapes that no setting of a rule was found with, about 75 to 95 % of what
+	// the oracle bears.
+	unseen := axis{name: unseenAxis}
+	for _, shape := range []struct {
+		name   string
+		config replay.GenerateConfig
+		blocks int
+		rates  []float64
+	}{
+		{"few short prefixes", replay.GenerateConfig{Prefixes: 20, PrefixTokens: 3000, QuestionTokens: 600, OutputTokens: 600}, 2000, []float64{34, 38, 40}},
+		{"many long prefixes", replay.GenerateConfig{Prefixes: 400, PrefixTokens: 12_000, QuestionTokens: 800, OutputTokens: 1500}, 5000, []float64{5, 6, 6.5}},
+		{"conversations", replay.GenerateConfig{Prefixes: 60, PrefixTokens: 4000, QuestionTokens: 500, OutputTokens: 400, Turns: 4}, 2000, []float64{40, 44, 48}},
+	} {
+		for _, rate := range shape.rates {
+			unseen.cells = append(unseen.cells, cell{
+				name: fmt.Sprintf("generated, %s, %g/s, %d blocks", shape.name, rate, shape.blocks), open: true,
+				trace: func(seed uint64) (*replay.Trace, error) {
+					c := shape.config
+					c.Rate, c.Requests, c.Seed = rate, 6000, seed+100
+					return replay.Generate(c)
+				},
+				set: func(s *replay.Scenario) { s.KVBlocks = shape.blocks },
+			})
+		}
+	}
 	users := axis{name: "users", counted: true, cells: []cell{b.agenticCell(128, 1334), b.agenticCell(128, 5000)}}
 	memory := axis{name: "KV per worker", counted: true}
 	for _, blocks := range []int{600, 1334, 2000, 5000, 8000} {
@@ -70,7 +95,7 @@ func (b *PolicyBench) axes(tops tops) (out []axis) {
 		set := func(s *replay.Scenario) { s.Engine = e.model }
 		engines.cells = append(engines.cells, b.chatCell(e.load, 2000).with(e.name, set), b.syntheticCell(e.load, 2000).with(e.name, set))
 	}
-	out = append(out, generated, users, memory, workers, engines)
+	out = append(out, generated, unseen, users, memory, workers, engines)
 
 	late := axis{name: "events", counted: true}
 	for _, c := range three {
@@ -127,7 +152,10 @@ func (b *PolicyBench) axes(tops tops) (out []axis) {
 // levels are shares of the load at which the oracle saturates.
 var levels = []float64{.4, .6, .8, .95, 1.1} //nolint:gochecknoglobals // a table
 
-const alphaAxis = "alpha"
+const (
+	alphaAxis  = "alpha"
+	unseenAxis = "generated, unseen shapes"
+)
 
 var alphas = []float64{0, .05, .1, .25, .5, 1} //nolint:gochecknoglobals // a table
 

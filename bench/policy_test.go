@@ -36,7 +36,7 @@ func TestRivalFiguresFindTheWorstCell(t *testing.T) {
 	}
 	all[8].TTFTp90 = single(3)  // of the oracle: saturated
 	all[14].TTFTp90 = single(3) // a closed loop counts all the same
-	f := rivalFigures(all)
+	f := rivalFigures("", all)
 	if len(f) != 2 || f[0].Median != 1.5 || f[0].Met || !strings.Contains(f[0].What, "worst of 3 cells up to 95 % load: b") {
 		t.Errorf("TTFT: %+v", f)
 	}
@@ -52,8 +52,9 @@ func TestDeviations(t *testing.T) {
 		fixed(cells[1].name, "tokens", .97, 23),      // .96 and 23 in the table
 		fixed(cells[3].name, "two-tier-8", 1.7, 9),   // 2.79 and 11.8
 		fixed(cells[1].name, "tokens:alpha=9", 5, 5), // not in it
+		fixed(cells[0].name, "lmetric", 9, 13.5),     // 1.00 and 13.5
 	})
-	if values != 4 || len(off) != 1 || off[0].Rule != "two-tier-8" || off[0].Why == "" || off[0].Baseline != 2.79 {
+	if values != 6 || len(off) != 2 || off[0].Rule != "two-tier-8" || off[0].Why == "" || off[0].Baseline != 2.79 || off[1].Rule != "lmetric" || off[1].Why != "" {
 		t.Errorf("%d values, off %+v", values, off)
 	}
 }
