@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func replayed(t *testing.T, args ...string) (out string, status int, problem string) {
+	t.Helper()
+	var o, e bytes.Buffer
+	status = run(context.Background(), append([]string{"replay"}, args...), stdio{&o, &e})
+	return o.String(), status, e.String()
+}
+
+func TestReplayRepeatsItself(t *testing.T) {
+	dir := t.TempDir()
+	trace, plot := filepath.Join(dir, "trace.jsonl"), filepath.Join(dir, "ttft.svg")
+	made := []string{"--requests", "300", "--rate", "20", "--seeds", "2", "--rule", "tokens", "--rule", "random", "--load", "1,2", "--json", "-"}
+	a, status, problem := replayed(t, append(made, "--write-trace", trace, "--plot", plot)...)
+	b, _, _ := replayed(t, made...)
+	if status != 0 || a != b || strings.Count(a, `"rule"`) != 8 {
+		t.Errorf("status %d, %s\n%s", status, problem, a)
+	}
+	if svg, err := os.ReadFile(plot); err != nil || !bytes.Contains(svg, []byte("random</text>")) {
+		t.Errorf("plot: %v\n%s", err, svg)
+	}
+	table, status, problem := replayed(t, "--trace", trace, "--change", "5s:leave:3", "--replicas", "2", "--sync-off")
+	if status != 0 || !strings.Contains(table, "dynamo") {
+		t.Errorf("the written trace: status %d, %s\n%s", status, problem, table)
+	}
+	hits, status, _ := replayed(t, "--trace", trace, "--hit-rate")
+	if status != 0 || strings.Count(hits, "blocks hit") != 3 {
+		t.Errorf("hits: %s", hits)
+	}
+}
+
+func TestReplayRefuses(t *testing.T) {
+	for want, args := range map[string][]string{
+		"no such file":           {"--trace", "nowhere.jsonl"},
+		"--users needs":          {"--users", "3"},
+		"--load is for open":     {"--users", "3", "--trace", "x", "--load", "2"},
+		"--engine is":            {"--engine", "9b"},
+		"--seeds is":             {"--seeds", "0"},
+		"is not known":           {"--rule", "nobody"},
+		"is not time:join":       {"--change", "1:2:3"},
+		"is no number":           {"--load", "fast"},
+		"workers, want":          {"--workers", "-1"},
+		"unexpected argument":    {"trace.jsonl"},
+		"want one of them 1":     {"--groups", "2", "--replicas", "2"},
+		"no worker is available": {"--workers", "1", "--change", "1s:leave:0"},
+	} {
+		if _, status, problem := replayed(t, args...); status == 0 || !strings.Contains(problem, want) {
+			t.Errorf("%v: status %d, %q, want %q", args, status, problem, want)
+		}
+	}
+}
