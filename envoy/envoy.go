@@ -49,10 +49,50 @@ type Config struct {
 	// 10 s.
 	MaxMessageTimeout time.Duration
 
+	// BodyMode is how Envoy hands over the request's body. Default [Buffered].
+	BodyMode BodyMode
+
 	// NoObserver leaves out the filter that sees the first token. kvroute must
 	// then be told how else to notice it.
 	NoObserver bool
 }
+
+// BodyMode is a way in which Envoy hands over the request's body.
+type BodyMode string
+
+// The modes. What kvroute can do in each is in docs/envoy.md.
+const (
+	// Buffered holds the request back until its body is complete.
+	Buffered BodyMode = "buffered"
+	// BufferedPartial does so up to Envoy's limit, and cuts longer bodies off.
+	BufferedPartial BodyMode = "buffered-partial"
+	// Streamed hands the body over in chunks once the headers are answered.
+	Streamed BodyMode = "streamed"
+	// StreamedAhead does not wait for that answer.
+	StreamedAhead BodyMode = "streamed-ahead"
+	// FullDuplex hands request and response over in chunks and takes them back.
+	FullDuplex BodyMode = "full-duplex"
+)
+
+// Message returns the mode's name in Envoy's configuration.
+func (m BodyMode) Message() string {
+	switch m {
+	case BufferedPartial:
+		return "BUFFERED_PARTIAL"
+	case Streamed, StreamedAhead:
+		return "STREAMED"
+	case FullDuplex:
+		return "FULL_DUPLEX_STREAMED"
+	default:
+		return "BUFFERED"
+	}
+}
+
+// Ahead says whether chunks come before the headers are answered.
+func (m BodyMode) Ahead() bool { return m == StreamedAhead }
+
+// Duplex says whether bodies go through kvroute.
+func (m BodyMode) Duplex() bool { return m == FullDuplex }
 
 //go:embed bootstrap.yaml.tmpl
 var bootstrap string
@@ -63,6 +103,7 @@ func Render(w io.Writer, c Config) error {
 	c.ListenAddress = cmp.Or(c.ListenAddress, "127.0.0.1:8080")
 	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9901")
 	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, 16<<20)
+	c.BodyMode = cmp.Or(c.BodyMode, Buffered)
 	c.MessageTimeout = cmp.Or(c.MessageTimeout, 2*time.Second)
 	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, 10*time.Second)
 	if err := c.check(); err != nil {
@@ -103,6 +144,11 @@ func (c *Config) check() error {
 		if !validHostPort(a) {
 			return fmt.Errorf("envoy: Pool[%d] is %q, want host:port", i, a)
 		}
+	}
+	switch c.BodyMode {
+	case Buffered, BufferedPartial, Streamed, StreamedAhead, FullDuplex:
+	default:
+		return fmt.Errorf("envoy: BodyMode is %q, want buffered, buffered-partial, streamed, streamed-ahead or full-duplex", c.BodyMode)
 	}
 	switch {
 	case c.MaxBodyBytes < 1 || int64(c.MaxBodyBytes) > 1<<32-1:

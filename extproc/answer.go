@@ -39,7 +39,7 @@ func strip(m message) *extprocv3.ProcessingResponse {
 
 // route answers m with the decision: Envoy's original-destination cluster reads
 // the first header, the observing stream is joined by the second. A body that is
-// not nil takes the place of the request's.
+// not nil takes the place of the request's; where m is the headers, it follows.
 func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
 	headers := []string{headerWorker, s.decision.Address.String(), headerRequestID, s.id}
 	if body != nil && s.sized {
@@ -47,10 +47,31 @@ func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
 		headers = append(headers, "content-length", strconv.Itoa(len(body)))
 	}
 	c := &extprocv3.CommonResponse{HeaderMutation: mutation(headers), ClearRouteCache: true}
-	if body != nil {
+	if body != nil && m == requestBody {
 		c.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
 	}
 	return answer(m, c)
+}
+
+// maxChunk is what Envoy takes of a body in one answer: somewhat below 64 KiB.
+const maxChunk = 62_000
+
+// echo answers a chunk that Envoy wants back.
+func echo(m message, chunk []byte, last bool) *extprocv3.ProcessingResponse {
+	return answer(m, &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
+		Mutation: &extprocv3.BodyMutation_StreamedResponse{
+			StreamedResponse: &extprocv3.StreamedBodyResponse{Body: chunk, EndOfStream: last},
+		},
+	}})
+}
+
+// appendChunks appends the answers that give a part of a body back to Envoy.
+func appendChunks(to []*extprocv3.ProcessingResponse, m message, part []byte, last bool) []*extprocv3.ProcessingResponse {
+	for len(part) > maxChunk {
+		to = append(to, echo(m, part[:maxChunk], false))
+		part = part[maxChunk:]
+	}
+	return append(to, echo(m, part, last))
 }
 
 // refuse answers with an error response.
@@ -160,7 +181,7 @@ func answer(m message, c *extprocv3.CommonResponse) *extprocv3.ProcessingRespons
 		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{
 			RequestHeaders: &extprocv3.HeadersResponse{Response: c},
 		}}
-	case requestBody:
+	case requestChunk, requestBody:
 		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{
 			RequestBody: &extprocv3.BodyResponse{Response: c},
 		}}
@@ -180,7 +201,7 @@ func answer(m message, c *extprocv3.CommonResponse) *extprocv3.ProcessingRespons
 		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
 			ResponseTrailers: &extprocv3.TrailersResponse{HeaderMutation: c.GetHeaderMutation()},
 		}}
-	case unknown, messages:
+	case requestAgain, unknown, messages:
 	}
 	return nil
 }

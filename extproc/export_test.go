@@ -10,15 +10,25 @@ import (
 // Table prints the legal moves of a main stream.
 func Table() string {
 	var b strings.Builder
-	for s := range states {
-		for m := range messages {
-			act, to := next(s, m)
-			switch act {
-			case leave:
-			case decide:
-				fmt.Fprintf(&b, "%s: %s: decide\n", s, m)
-			default:
-				fmt.Fprintf(&b, "%s: %s: %s -> %s\n", s, m, act, to)
+	for f := range flows {
+		for s := range states {
+			for m := range messages {
+				act, to := next(f, s, m)
+				// What is as with bodies in one message stands there.
+				if wholeAct, wholeTo := next(whole, s, m); f != whole && act == wholeAct && to == wholeTo {
+					continue
+				}
+				switch {
+				case act == leave:
+				case f == whole && act == decide:
+					fmt.Fprintf(&b, "%s: %s: decide\n", s, m)
+				case f == whole:
+					fmt.Fprintf(&b, "%s: %s: %s -> %s\n", s, m, act, to)
+				case act == decide:
+					fmt.Fprintf(&b, "%s: %s: %s: decide\n", f, s, m)
+				default:
+					fmt.Fprintf(&b, "%s: %s: %s: %s -> %s\n", f, s, m, act, to)
+				}
 			}
 		}
 	}

@@ -5,9 +5,15 @@
 //
 // # What Envoy may send next, and what is answered
 //
-// One main stream accompanies each HTTP request from its headers to its end, in
-// the processing mode BUFFERED for the request's body, SEND for the response's
-// headers and trailers, NONE for its body:
+// One main stream accompanies each HTTP request from its headers to its end. The
+// first message says how Envoy hands over the request's body:
+//
+//	whole   BUFFERED, BUFFERED_PARTIAL: in one message behind the answer to the headers
+//	behind  STREAMED: in chunks behind that answer; NONE: not at all
+//	ahead   STREAMED without waiting for that answer: in chunks
+//	duplex  FULL_DUPLEX_STREAMED: in chunks that Envoy wants back, those of the response too
+//
+// With whole bodies:
 //
 //	after               may come            answer
 //	nothing             request headers     empty, at once; an error response if no body can mend them;
@@ -21,6 +27,10 @@
 //	response headers    response body       empty; not in our configuration
 //	                    response trailers   empty
 //	error response      nothing
+//
+// With bodies ahead and in duplex the headers and chunks are answered together when
+// the last has come, and the worker's header stands in the answer to the headers.
+// Behind, the choice is made at the headers, unread: by load alone.
 //
 // The whole of it is the switch in next. What should not come makes us leave the
 // stream, so that Envoy does not wait for an answer; and the end may always come.

@@ -12,13 +12,26 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// supported reports whether the body will come in one message. Without a
-// configuration in the first message Envoy is too old to say; BUFFERED is what
-// our configurations ask for.
-func (s *stream) supported(c *extprocv3.ProtocolConfiguration) bool {
-	mode := c.GetRequestBodyMode()
-	s.partial = mode == filterv3.ProcessingMode_BUFFERED_PARTIAL
-	return c == nil || s.partial || mode == filterv3.ProcessingMode_BUFFERED
+// configure reads how Envoy is configured to hand bodies over. Without a
+// configuration in the first message Envoy is too old to say; BUFFERED is what our
+// configurations ask for.
+func (s *stream) configure(c *extprocv3.ProtocolConfiguration) {
+	s.echo = c.GetResponseBodyMode() == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
+	switch c.GetRequestBodyMode() {
+	case filterv3.ProcessingMode_BUFFERED_PARTIAL:
+		s.partial = true
+	case filterv3.ProcessingMode_NONE:
+		if c != nil {
+			s.flow = behind
+		}
+	case filterv3.ProcessingMode_STREAMED:
+		if s.flow = behind; c.GetSendBodyWithoutWaitingForHeaderResponse() {
+			s.flow = ahead
+		}
+	case filterv3.ProcessingMode_FULL_DUPLEX_STREAMED:
+		s.flow = duplex
+	case filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_GRPC:
+	}
 }
 
 // classify tells which message req is, and reads the request headers.
@@ -26,10 +39,20 @@ func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 	switch r := req.GetRequest().(type) {
 	case *extprocv3.ProcessingRequest_RequestHeaders:
 		s.steering.allowed = subset(req)
+		s.ended = r.RequestHeaders.GetEndOfStream()
 		return s.requestHeaders(r.RequestHeaders)
 	case *extprocv3.ProcessingRequest_RequestBody:
+		last := r.RequestBody.GetEndOfStream() || s.flow == whole
+		switch {
+		case s.ended:
+			return requestAgain
+		case !last:
+			return requestChunk
+		}
+		s.ended = true
 		return requestBody
 	case *extprocv3.ProcessingRequest_RequestTrailers:
+		s.ended = true
 		return requestTrailers
 	case *extprocv3.ProcessingRequest_ResponseHeaders:
 		return responseHeaders

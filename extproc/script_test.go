@@ -84,6 +84,8 @@ func (s *story) step(t *testing.T, d *datadriven.TestData) string {
 	case "chunk":
 		text := strings.NewReplacer(`\n`, "\n", `\r`, "\r", "\n", "").Replace(d.Input)
 		s.observer.Chunk([]byte(text), d.HasArg("last"))
+	case "answer":
+		fmt.Fprintf(&b, "back: %s\n", s.x.Answer(strings.Fields(d.Input)...))
 	case "end":
 		s.x.End()
 	case "reset":
@@ -168,7 +170,10 @@ func request(t *testing.T, d *datadriven.TestData) envoytest.Request {
 	var mode string
 	if d.MaybeScanArgs(t, "mode", &mode) {
 		r.Mode = filterv3.ProcessingMode_BodySendMode(filterv3.ProcessingMode_BodySendMode_value[mode])
+		r.NoBodyMode = mode == "NONE"
 	}
+	r.Ahead = d.HasArg("ahead")
+	d.MaybeScanArgs(t, "chunk", &r.Chunk)
 	return r
 }
 
@@ -190,6 +195,9 @@ func printRequest(b *strings.Builder, x *envoytest.Exchange) {
 		fmt.Fprintln(b, "routed as it is")
 	}
 	printHeaders(b, "request: ", x.Header)
+	if x.Body != nil {
+		fmt.Fprintf(b, "body: %s\n", x.Body)
+	}
 }
 
 var requestID = regexp.MustCompile(`^0000000000000abc-[0-9a-f]{32}$`)

@@ -2,13 +2,27 @@
 
 package extproc
 
+// flow is how Envoy hands over the request's body: the filter's processing mode.
+type flow uint8
+
+const (
+	whole  flow = iota // BUFFERED, BUFFERED_PARTIAL: in one message, after the answer to the headers
+	behind             // STREAMED, NONE: in chunks or not at all, after the answer to the headers
+	ahead              // STREAMED without waiting for that answer: in chunks
+	duplex             // FULL_DUPLEX_STREAMED: in chunks, which Envoy wants back
+	flows              // the number of flows
+)
+
+func (f flow) String() string { return [...]string{"whole", "behind", "ahead", "duplex"}[f] }
+
 // state is where a main stream stands.
 type state uint8
 
 const (
 	begun      state = iota // nothing received
-	waiting                 // a request of ours, its body to come
-	passing                 // a request of others, its body to come
+	waiting                 // a request of ours, its body to come in one message
+	gathering               // a request of ours, its headers unanswered, its body coming in chunks
+	passing                 // a request that we do not route, its body to come
 	routed                  // answered with the worker's header
 	passed                  // Envoy routes it: not ours, or failed open
 	responding              // the response has begun
@@ -17,7 +31,7 @@ const (
 )
 
 func (s state) String() string {
-	return [...]string{"begun", "waiting", "passing", "routed", "passed", "responding", "refused"}[s]
+	return [...]string{"begun", "waiting", "gathering", "passing", "routed", "passed", "responding", "refused"}[s]
 }
 
 // message is what came, as far as the state machine tells messages apart.
@@ -29,7 +43,9 @@ const (
 	headersWrong                   // request headers that no body can mend
 	headersOther                   // request headers of anything else, a body follows
 	headersOtherEnd                // the same, and no body follows
-	requestBody
+	requestChunk                   // a part of the request's body that is not the last
+	requestBody                    // the request's body, or its last part
+	requestAgain                   // more of it after its end: Envoy repeats the end of some large bodies
 	requestTrailers
 	responseHeaders
 	responseBody
@@ -42,7 +58,7 @@ func (m message) String() string {
 	return [...]string{
 		"request headers", "request headers without body", "wrong request headers",
 		"request headers of others", "request headers of others without body",
-		"request body", "request trailers", "response headers", "response body", "response trailers", "unknown",
+		"request body chunk", "request body", "request body after its end", "request trailers", "response headers", "response body", "response trailers", "unknown",
 	}[m]
 }
 
@@ -52,48 +68,72 @@ type action uint8
 const (
 	leave   action = iota // end the stream: Envoy must not wait for an answer that has no right form
 	proceed               // answer: go on, nothing changes
-	decide                // answer with a decision, or what comes instead
+	hold                  // answer later: the request is not complete
+	decide                // answer all that is unanswered with a decision, or what comes instead
+	relay                 // answer: this part of a body is as it was; give it back if Envoy wants that
 	refuse                // answer with an error response
 	tell                  // answer with what the response is to tell of the decision
 	ignore                // send nothing; Envoy waits for nothing
 )
 
 func (a action) String() string {
-	return [...]string{"leave", "proceed", "decide", "refuse", "tell", "ignore"}[a]
+	return [...]string{"leave", "proceed", "hold", "decide", "relay", "refuse", "tell", "ignore"}[a]
 }
 
 // next is the whole protocol: what a message calls for in a state, and the state
-// that it leads to. After decide the outcome says which one: routed, passed or
-// refused.
-func next(s state, m message) (action, state) {
-	requestGone := s == routed || s == passed || s == responding || s == refused
+// that it leads to. After decide the outcome says which one: routed, passing,
+// passed or refused.
+func next(f flow, s state, m message) (action, state) {
+	body := m == requestChunk || m == requestBody
 	switch {
 	case s == begun && m == headersOurs:
-		return proceed, waiting
+		switch f {
+		case whole:
+			return proceed, waiting
+		case behind:
+			return decide, s // without having seen the body
+		default:
+			return hold, gathering
+		}
 	case s == begun && m == headersBodyless:
-		return decide, waiting
+		return decide, s
 	case s == begun && m == headersWrong:
 		return refuse, refused
 	case s == begun && m == headersOther:
 		return proceed, passing
 	case s == begun && m == headersOtherEnd:
 		return proceed, passed
+	case s == begun:
+		return leave, s
+
+	case m == requestAgain:
+		return ignore, s
+	case s == refused && (body || m == requestTrailers):
+		return ignore, s // on their way when we refused
+	case s == refused:
+		return leave, s
 
 	case s == waiting && (m == requestBody || m == requestTrailers):
-		return decide, waiting
-	case s == passing && (m == requestBody || m == requestTrailers):
+		return decide, s
+	case s == gathering && m == requestChunk:
+		return hold, s
+	case s == gathering && (m == requestBody || m == requestTrailers):
+		return decide, s
+	case s == passing && m == requestBody:
+		return relay, passed
+	case s == passing && m == requestTrailers:
 		return proceed, passed
-	case (s == routed || s == passed) && m == requestTrailers:
+	case body && s != waiting: // a response may have begun
+		return relay, s
+	case m == requestTrailers:
 		return proceed, s
-	case requestGone && m == requestBody:
-		return ignore, s
 
 	// A response may overtake the request: Envoy's own replies do.
-	case (s == waiting || s == passing || s == routed || s == passed) && m == responseHeaders:
+	case m == responseHeaders && s != responding:
 		return tell, responding
 	// Without response headers where Envoy is configured to skip them.
-	case s != begun && s != refused && (m == responseBody || m == responseTrailers):
-		return proceed, responding
+	case m == responseBody || m == responseTrailers:
+		return relay, responding
 	}
 	return leave, s
 }

@@ -3,6 +3,7 @@
 package extproc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -44,14 +45,21 @@ type stream struct {
 
 	state state
 
-	// From the request headers.
+	// From the first message.
+	flow     flow
 	partial  bool // Envoy may cut the body off
+	echo     bool // Envoy wants the chunks of the response back
 	endpoint openai.Endpoint
 	wrong    *openai.Error // why they are refused
 	salt     string
 	forged   bool // they have some that are ours to set, or to heed
 	sized    bool // they have the body's length
 	steering steering
+
+	ended bool             // the request's last part has come
+	held  [][]byte         // the chunks that are unanswered
+	late  <-chan time.Time // when Envoy will have waited too long for the answer to the headers
+	size  int              // of them together
 
 	id       string // of our request; none before the decision
 	booked   bool   // the slot must be freed
@@ -74,20 +82,27 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer) string {
 	defer st.free()
 	ctx, cancel, in := receive(g)
 	defer cancel(errEnded)
+	drain := s.drain
 	for {
 		// First of all, for select takes any that is ready.
-		if s.draining() {
-			st.drain()
-			return st.state.String()
+		if s.draining() && drain != nil {
+			if st.drain() {
+				return st.state.String()
+			}
+			drain = nil // it leaves later
 		}
 		select {
 		case req := <-in:
-			if !st.handle(ctx, req) {
+			if !st.handle(ctx, req) || drain == nil && st.mayLeave() {
+				return st.state.String()
+			}
+		case <-st.late:
+			if !st.release(failBudget, nil) {
 				return st.state.String()
 			}
 		case <-ctx.Done():
 			return st.state.String()
-		case <-s.drain:
+		case <-drain:
 		}
 	}
 }
@@ -131,11 +146,25 @@ func receive(g extprocv3.ExternalProcessor_ProcessServer) (ctx context.Context, 
 	return ctx, cancel, in
 }
 
-// drain leaves the stream. A routed response goes on untouched.
-func (s *stream) drain() {
-	if s.state == begun || s.state == waiting {
+// drain leaves the stream, unless Envoy needs us for the rest of the request. It
+// returns whether it has. A routed response goes on untouched.
+func (s *stream) drain() bool {
+	switch s.state {
+	case gathering:
+		if !s.release(failDraining, nil) {
+			return true
+		}
+	case begun, waiting:
 		s.server.failOpen(failDraining, nil)
+	default: // the request is on its way
 	}
+	return s.mayLeave()
+}
+
+// mayLeave says whether Envoy can go on without us. Chunks of a request that it has
+// handed over are ours to give back.
+func (s *stream) mayLeave() bool {
+	return s.ended || s.flow == whole || s.state == begun || s.state == refused
 }
 
 // free gives the slot back.
@@ -152,14 +181,11 @@ func (s *stream) free() {
 
 // handle answers one message. It returns false if the stream is of no more use.
 func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) bool {
-	if s.state == begun && !s.supported(req.GetProtocolConfig()) {
-		// Nothing is held back yet, so Envoy can go on with all of the request.
-		s.server.failOpen(failMode, nil)
-		return false
+	if s.state == begun {
+		s.configure(req.GetProtocolConfig())
 	}
 	m := s.classify(req)
-	act, to := next(s.state, m)
-	var answer *extprocv3.ProcessingResponse
+	act, to := next(s.flow, s.state, m)
 	switch act {
 	case leave:
 		s.server.metrics.stray(m)
@@ -168,77 +194,223 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 		s.server.metrics.stray(m)
 		return true
 	case proceed:
-		if answer = empty(m); s.forged && s.state == begun {
-			answer = strip(m)
+		s.state = to
+		if s.forged && (m == headersOther || m == headersOtherEnd || m == headersOurs) {
+			return s.send(strip(m))
 		}
+		return s.send(empty(m))
+	case relay:
+		s.state = to
+		return s.send(s.relay(m, req)...)
+	case hold:
+		s.state = to
+		return s.hold(m, req.GetRequestBody().GetBody())
 	case refuse:
-		answer = s.refuse(s.wrong)
-	case decide:
-		answer, to = s.decide(ctx, m, req.GetRequestBody())
+		s.state = to
+		return s.send(s.refuse(s.wrong))
 	case tell:
-		answer = s.tell(req.GetResponseHeaders())
+		answer := s.tell(req.GetResponseHeaders())
+		s.state = to
+		return s.send(answer)
+	default:
+		return s.decide(ctx, m, req.GetRequestBody())
 	}
-	if answer == nil {
-		return false
-	}
-	s.state = to
-	return s.grpc.Send(answer) == nil
 }
 
-// decide answers the message m, which completed the request, with a worker, a
-// refusal, or nothing: fail open. The answer is nil if nobody waits for it.
-func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) (*extprocv3.ProcessingResponse, state) {
-	if s.partial && m == requestBody && !b.GetEndOfStream() {
-		s.server.failOpen(failMode, errors.New("the body was cut off"))
-		return empty(m), passed
+// send sends answers, and reports whether that is still of use.
+func (s *stream) send(answers ...*extprocv3.ProcessingResponse) bool {
+	for _, a := range answers {
+		if a == nil || s.grpc.Send(a) != nil {
+			return false
+		}
 	}
-	body := b.GetBody()
-	s.server.metrics.received(len(body))
-	if limit := s.server.conf.MaxBodyBytes; len(body) > limit {
-		return s.refuse(tooLarge(limit)), refused
+	return true
+}
+
+// hold keeps a part of the request, unanswered.
+func (s *stream) hold(m message, chunk []byte) bool {
+	if m == headersOurs {
+		if s.flow == ahead {
+			// Envoy waits for no answer longer than for this one. In full duplex
+			// it waits for ever, as it must for a slow client.
+			s.late = time.After(s.server.conf.DecisionTimeout)
+		}
+		return true
 	}
-	fields, bad := openai.Parse(s.endpoint, body)
-	if bad != nil {
-		return s.refuse(bad), refused
+	s.held = append(s.held, chunk)
+	if s.size += len(chunk); s.size > s.server.conf.MaxBodyBytes {
+		s.state = refused
+		return s.send(s.refuse(tooLarge(s.server.conf.MaxBodyBytes)))
 	}
-	if fields.Model == "" {
-		// An endpoint without a prompt, of an engine that serves but one model:
-		// any of the pool will do.
-		return empty(m), passed
+	return true
+}
+
+// release answers all that is held without a decision, for a reason.
+func (s *stream) release(why failure, err error) bool {
+	s.server.failOpen(why, err)
+	if s.state = passing; s.ended {
+		s.state = passed
+	}
+	if s.forged {
+		return s.flush(requestChunk, strip(headersOurs), nil)
+	}
+	return s.flush(requestChunk, empty(headersOurs), nil)
+}
+
+// flush sends the answer to headers that had to wait, the answers to the chunks
+// that came meanwhile, and one to m if that is trailers. A body that is not nil
+// takes the place of the chunks.
+func (s *stream) flush(m message, headers *extprocv3.ProcessingResponse, body []byte) bool {
+	s.late = nil
+	answers := []*extprocv3.ProcessingResponse{headers}
+	held := s.held
+	s.held = nil
+	if s.flow == ahead {
+		for range held {
+			answers = append(answers, empty(requestBody))
+		}
+	} else {
+		if body != nil {
+			held = [][]byte{body}
+		}
+		last := m == requestBody
+		if len(held) == 0 && last {
+			held = [][]byte{nil}
+		}
+		for i, chunk := range held {
+			answers = appendChunks(answers, requestBody, chunk, last && i == len(held)-1)
+		}
+	}
+	if m == requestTrailers {
+		answers = append(answers, empty(m))
+	}
+	return s.send(answers...)
+}
+
+// relay answers a part of a body that stays as it is.
+func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3.ProcessingResponse {
+	b, back := req.GetRequestBody(), s.flow == duplex
+	if m == responseBody {
+		b, back = req.GetResponseBody(), s.echo
+	}
+	if b == nil || !back {
+		return []*extprocv3.ProcessingResponse{empty(m)}
+	}
+	return appendChunks(nil, m, b.GetBody(), b.GetEndOfStream())
+}
+
+// decide answers what is unanswered of the request, the last of it m, with a
+// worker, a refusal, or nothing: fail open. It does not answer if nobody waits.
+func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) bool {
+	blind := m == headersOurs
+	var fields openai.Body
+	body := s.body(b)
+	if !blind {
+		s.server.metrics.received(len(body))
+		if limit := s.server.conf.MaxBodyBytes; len(body) > limit {
+			s.state = refused
+			return s.send(s.refuse(tooLarge(limit)))
+		}
+		var bad *openai.Error
+		fields, bad = openai.Parse(s.endpoint, body)
+		if bad != nil && s.partial && m == requestBody && !b.GetEndOfStream() {
+			// Cut off. What is there may tell the model.
+			blind = true
+			fields, bad = openai.Parse(s.endpoint, openai.Mend(body))
+			if bad != nil {
+				fields, bad = openai.Body{}, nil
+			}
+		}
+		if bad != nil {
+			s.state = refused
+			return s.send(s.refuse(bad))
+		}
+		if fields.Model == "" && !blind {
+			// An endpoint without a prompt, of an engine that serves but one
+			// model: any of the pool will do.
+			return s.pass(m)
+		}
 	}
 	req := router.Request{
 		Owned: true,
 		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens, Salt: fields.CacheSalt,
-		WantTokens: len(s.server.forms) > 0,
+		Unread: blind, WantTokens: len(s.server.forms) > 0,
 	}
 	if req.Salt == "" {
 		req.Salt = s.salt
 	}
-	if bad = s.steer(&req, &fields); bad != nil {
-		return s.refuse(bad), refused
+	if bad := s.steer(&req, &fields); bad != nil {
+		s.state = refused
+		return s.send(s.refuse(bad))
 	}
 	err := s.ask(ctx, req)
-	if err == nil {
-		return s.route(m, s.forward(&fields, m, body)), routed
+	switch {
+	case err == nil:
+		s.state = routed
+		if s.flow == whole || m == headersOurs || m == headersBodyless {
+			return s.send(s.route(m, s.forward(&fields, m, body)))
+		}
+		out := s.forward(&fields, m, body)
+		return s.flush(m, s.route(headersOurs, out), out)
+	case ctx.Err() != nil:
+		return false
 	}
-	if ctx.Err() != nil {
-		return nil, s.state
-	}
-	if r := refusal(err, fields.Model, s.server.conf.OverloadStatus); r != nil {
-		return s.refuse(r), refused
+	// Nothing is known of a request that was not seen, so it is not refused.
+	if r := refusal(err, fields.Model, s.server.conf.OverloadStatus); r != nil && (!blind || errors.Is(err, router.ErrNoWorkers)) {
+		s.state = refused
+		return s.send(s.refuse(r))
 	}
 	why := failInternal
-	if errors.Is(err, errBudget) || errors.Is(err, context.DeadlineExceeded) {
+	switch {
+	case errors.Is(err, errBudget) || errors.Is(err, context.DeadlineExceeded):
 		why = failBudget
+	case blind:
+		why = failMode
 	}
 	s.server.failOpen(why, err)
-	return empty(m), passed
+	return s.pass(m)
+}
+
+// pass answers what is unanswered of the request, the last of it m, with nothing.
+func (s *stream) pass(m message) bool {
+	if s.state = passing; s.ended {
+		s.state = passed
+	}
+	headers := empty(headersOurs)
+	if s.forged {
+		headers = strip(headersOurs)
+	}
+	switch {
+	case m == headersOurs || m == headersBodyless:
+		return s.send(headers)
+	case s.flow == whole:
+		return s.send(empty(m))
+	}
+	return s.flush(m, headers, nil)
+}
+
+// body returns the request's body, of which b is the last part.
+func (s *stream) body(b *extprocv3.HttpBody) []byte {
+	if s.flow == whole {
+		return b.GetBody()
+	}
+	if b != nil {
+		s.held = append(s.held, b.GetBody())
+	}
+	if len(s.held) == 1 {
+		return s.held[0]
+	}
+	return bytes.Join(s.held, nil)
 }
 
 // forward returns the body with the prompt as ids, nil if it stays as it is.
 func (s *stream) forward(fields *openai.Body, m message, body []byte) []byte {
 	t := s.decision.Tokens
 	if s.decision.Tokens = nil; t == nil || m != requestBody {
+		return nil
+	}
+	if s.flow == ahead {
+		s.server.metrics.forward("", keptMode)
 		return nil
 	}
 	out, form, outcome := s.server.forms.forward(s.endpoint, fields, t, body, s.server.conf.MaxBodyBytes)

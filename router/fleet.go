@@ -292,6 +292,11 @@ func (r *Router) renameLocked() {
 			add(name, name, "")
 		}
 	}
+	if len(models) == 1 {
+		for _, t := range models { // see Request.Unread
+			names[""] = t
+		}
+	}
 	r.names.Store(&names)
 }
 

@@ -44,7 +44,7 @@ func newLabels(model string) *labels {
 		exact:   []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("mode", string(tokenizer.Exact)), attribute.String("reason", "")))},
 		reasons: make(map[Reason][]metric.AddOption),
 	}
-	for _, r := range []Reason{ReasonKV, ReasonLoad, ReasonRoundRobin, ReasonMode, ReasonPinned, ReasonSession, ReasonTokenizer} {
+	for _, r := range []Reason{ReasonKV, ReasonLoad, ReasonRoundRobin, ReasonMode, ReasonPinned, ReasonSession, ReasonUnread, ReasonTokenizer} {
 		l.reasons[r] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("reason", string(r))))}
 	}
 	return l

@@ -270,6 +270,8 @@ func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 	req, q, d := &s.request, &s.question, &s.decision
 	s.encoded = tokenizer.Prompt{}
 	switch {
+	case req.Unread:
+		q.reason = ReasonUnread
 	case req.Blocks != nil:
 		q.tokens, d.TokenMode = req.Blocks.Tokens, tokenizer.Exact
 	case req.Tokens != nil:

@@ -173,6 +173,10 @@ type Request struct {
 	Tokens []uint32
 	Blocks *Blocks
 
+	// Unread says that nothing is known of the request but that it came. Where
+	// there is a single model it is taken for one to that, and routed by load.
+	Unread bool
+
 	// Salt keeps the request's blocks apart from those of other salts.
 	Salt string
 
@@ -244,6 +248,9 @@ const (
 	ReasonMode       Reason = "mode"        // as the mode says, which looks at load or at nothing
 	ReasonPinned     Reason = "pinned"      // the request named the worker
 	ReasonSession    Reason = "session"     // its session is bound to the worker
+	// ReasonUnread: the request had to be routed before it could be read, so the
+	// choice was made by load.
+	ReasonUnread Reason = "fallback:unread"
 	// ReasonTokenizer: the prompt could not be turned into tokens, so the
 	// choice was made by load.
 	ReasonTokenizer Reason = "fallback:tokenizer"

@@ -113,6 +113,7 @@ type demonstration struct {
 	workers   int
 	engine    []string // flags of the engines
 	load      bench.LoadConfig
+	bodyMode  envoy.BodyMode
 
 	bus     *embeddedNATS
 	engines []*child
@@ -243,7 +244,7 @@ func (d *demonstration) startRouter(ctx context.Context, flags ...string) (err e
 }
 
 func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
-	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", ExtProc: []string{d.router.at.Extproc}}
+	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", BodyMode: d.bodyMode, ExtProc: []string{d.router.at.Extproc}}
 	for _, e := range d.engines {
 		c.Pool = append(c.Pool, e.at.HTTP)
 	}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/router"
 )
@@ -31,6 +32,12 @@ import (
 // startStack starts workers, kvroute and Envoy. flags are kvroute's.
 func startStack(t *testing.T, workers int, engine []string, flags ...string) *demonstration {
 	t.Helper()
+	return startStackIn(t, envoy.Buffered, workers, engine, flags...)
+}
+
+// startStackIn is startStack with a way in which Envoy hands over bodies.
+func startStackIn(t *testing.T, mode envoy.BodyMode, workers int, engine []string, flags ...string) *demonstration {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}
@@ -38,7 +45,7 @@ func startStack(t *testing.T, workers int, engine []string, flags ...string) *de
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &demonstration{out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: workers, engine: engine, load: bench.LoadConfig{Model: "sim"}}
+	d := &demonstration{bodyMode: mode, out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: workers, engine: engine, load: bench.LoadConfig{Model: "sim"}}
 	t.Cleanup(func() {
 		d.stop()
 		if t.Failed() && d.router != nil {

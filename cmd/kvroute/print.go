@@ -96,6 +96,7 @@ func printEnvoy(_ context.Context, args []string, std stdio) error {
 }
 
 func envoyFlags(fs *flag.FlagSet, c *envoy.Config, replicas, pool *list) {
+	fs.StringVar((*string)(&c.BodyMode), "body-mode", string(envoy.Buffered), "buffered, buffered-partial, streamed, streamed-ahead or full-duplex: how Envoy hands over the request's body")
 	fs.StringVar(&c.ListenAddress, "listen", "127.0.0.1:8080", "`ip:port` that takes the clients' requests")
 	fs.StringVar(&c.AdminAddress, "admin", "127.0.0.1:9901", "`ip:port` of Envoy's administration")
 	fs.Var(replicas, "extproc", "`host:port` of a kvroute replica, or unix:/path; may be given several times (default 127.0.0.1:9002)")

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net"
 	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -95,6 +97,12 @@ type Request struct {
 	// Mode is the filter's mode for the request's body. NONE, the zero value,
 	// stands for BUFFERED.
 	Mode filterv3.ProcessingMode_BodySendMode
+	// Ahead sends the chunks of STREAMED before the headers are answered.
+	Ahead bool
+	// Chunk is the size of a chunk of the modes that have them, 0 for one chunk.
+	Chunk int
+	// NoBodyMode stands for the mode NONE, which the zero value of Mode does not.
+	NoBodyMode bool
 }
 
 // Refusal is the response that an external processor made instead of the worker.
@@ -119,13 +127,22 @@ type Exchange struct {
 	main    *stream
 	link    *Link
 	request Request
+	whole   bool // in full duplex: all of the body has come back
 }
 
 // Do plays the request's half of an exchange.
 func (l *Link) Do(r Request) *Exchange {
 	l.t.Helper()
 	x := l.Begin(r)
-	if x.SendHeaders(); !x.Settle() || r.Body == nil {
+	x.SendHeaders()
+	switch {
+	case x.request.Mode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED || x.request.Ahead:
+		x.stream()
+		return x
+	case !x.Settle() || r.Body == nil || r.NoBodyMode:
+		return x
+	case x.request.Mode == filterv3.ProcessingMode_STREAMED:
+		x.streamSettled()
 		return x
 	}
 	if x.SendBody(); !x.Settle() {
@@ -138,20 +155,96 @@ func (l *Link) Do(r Request) *Exchange {
 	return x
 }
 
+// chunks are the parts in which the request's body goes.
+func (x *Exchange) chunks() [][]byte {
+	if n := x.request.Chunk; n > 0 && len(x.request.Body) > 0 {
+		return slices.Collect(slices.Chunk(x.request.Body, n))
+	}
+	return [][]byte{x.request.Body}
+}
+
+// chunk is the message with a part of the request's body.
+func (x *Exchange) chunk(part []byte, last bool) *extprocv3.ProcessingRequest {
+	return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{
+		RequestBody: &extprocv3.HttpBody{Body: part, EndOfStream: last && !x.request.Trailers},
+	}}
+}
+
+// trailers ends the request by trailers.
+func (x *Exchange) trailers() {
+	x.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}})
+}
+
+// streamSettled sends the body in chunks, each after the answer to the one before.
+func (x *Exchange) streamSettled() {
+	parts := x.chunks()
+	for i, part := range parts {
+		if x.Send(x.chunk(part, i == len(parts)-1)); !x.Settle() {
+			return
+		}
+	}
+	if x.request.Trailers {
+		x.trailers()
+		x.Settle()
+	}
+}
+
+// stream sends the body in chunks, and waits for the answers when all are sent. In
+// full duplex it puts the body together again from what comes back.
+func (x *Exchange) stream() {
+	duplex := x.request.Mode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
+	due := 1
+	if x.request.Body != nil {
+		parts := x.chunks()
+		for i, part := range parts {
+			if m := x.chunk(part, i == len(parts)-1); duplex {
+				x.Stray(m)
+			} else {
+				x.Send(m)
+				due++
+			}
+		}
+	}
+	if x.request.Trailers {
+		x.trailers()
+		due++
+	}
+	for range due {
+		if !x.Settle() {
+			return
+		}
+		if duplex && x.request.Body != nil && !x.whole {
+			x.gather()
+		}
+	}
+}
+
+// gather waits for the parts of a body that come back.
+func (x *Exchange) gather() {
+	x.link.t.Helper()
+	for !x.whole && !(x.request.Trailers && len(x.Body) >= len(x.request.Body)) {
+		if !x.Settle() {
+			x.link.t.Errorf("envoytest: %d bytes of the body came back, and then no more", len(x.Body))
+			return
+		}
+	}
+	x.whole = true
+}
+
 // Begin opens the stream of an exchange and sends nothing.
 func (l *Link) Begin(r Request) *Exchange {
 	l.t.Helper()
 	if r.Method == "" {
 		r.Method = "POST"
 	}
-	if r.Mode == filterv3.ProcessingMode_NONE {
+	if r.Mode == filterv3.ProcessingMode_NONE && !r.NoBodyMode {
 		r.Mode = filterv3.ProcessingMode_BUFFERED
 	}
 	x := &Exchange{link: l, request: r, Header: map[string]string{":method": r.Method, ":path": r.Path}}
 	for i := 0; i < len(r.Header); i += 2 {
 		x.Header[r.Header[i]] = r.Header[i+1]
 	}
-	x.main = l.open(false)
+	x.main = l.open(false, r.Mode == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED)
 	return x
 }
 
@@ -161,9 +254,48 @@ func (x *Exchange) SendHeaders() {
 	h := headers(x.Header)
 	h.EndOfStream = x.request.Body == nil
 	x.Send(&extprocv3.ProcessingRequest{
-		Request:        &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: h},
-		ProtocolConfig: &extprocv3.ProtocolConfiguration{RequestBodyMode: x.request.Mode},
+		Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: h},
+		ProtocolConfig: &extprocv3.ProtocolConfiguration{
+			RequestBodyMode:  x.request.Mode,
+			ResponseBodyMode: x.responseMode(),
+
+			SendBodyWithoutWaitingForHeaderResponse: x.request.Ahead,
+		},
 	})
+}
+
+// responseMode is the mode of the response's body: NONE, or full duplex like the
+// request's, as Envoy demands.
+func (x *Exchange) responseMode() filterv3.ProcessingMode_BodySendMode {
+	if x.main.duplex {
+		return filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
+	}
+	return filterv3.ProcessingMode_NONE
+}
+
+// Answer plays chunks of the response's body in full duplex and returns what comes
+// back of them.
+func (x *Exchange) Answer(chunks ...string) (back string) {
+	x.link.t.Helper()
+	for i, c := range chunks {
+		last := i == len(chunks)-1
+		x.Stray(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseBody{
+			ResponseBody: &extprocv3.HttpBody{Body: []byte(c), EndOfStream: last},
+		}})
+		for ended := false; len(back) < len(strings.Join(chunks[:i+1], "")) || last && !ended; {
+			select {
+			case a := <-x.main.answers:
+				part := streamed(a)
+				if part == nil || a.GetResponseBody() == nil {
+					x.link.t.Fatalf("envoytest: the answer to a chunk of a response is %v", a)
+				}
+				back, ended = back+string(part.GetBody()), part.GetEndOfStream()
+			case <-time.After(messageTimeout):
+				x.link.t.Fatalf("envoytest: %q came back of a response, and then no more", back)
+			}
+		}
+	}
+	return back
 }
 
 // SendBody sends the request's body and does not wait.
@@ -293,6 +425,14 @@ func (x *Exchange) common(c *extprocv3.CommonResponse) {
 	x.link.t.Helper()
 	if c.GetStatus() != extprocv3.CommonResponse_CONTINUE || c.GetTrailers() != nil {
 		x.link.t.Errorf("envoytest: the answer changes more than headers and body: %v", c)
+	}
+	if part := c.GetBodyMutation().GetStreamedResponse(); part != nil {
+		if !x.main.duplex || x.whole || len(part.GetBody()) > 64<<10 {
+			x.link.t.Errorf("envoytest: a part of %d bytes of a body that is not to come back", len(part.GetBody()))
+		}
+		x.Body = append(x.Body, part.GetBody()...)
+		x.whole = x.whole || part.GetEndOfStream()
+		return
 	}
 	if b := c.GetBodyMutation(); b != nil {
 		if x.Body != nil || len(b.GetBody()) == 0 {

@@ -25,6 +25,10 @@ type stream struct {
 	patient chan time.Duration // asked for with override_message_timeout
 	ended   chan struct{}
 
+	// duplex: parts of bodies come back in any number, and no message that has
+	// one is due an answer of its own.
+	duplex bool
+
 	mu sync.Mutex
 	// mu guards the field below.
 	due []string // types of the messages that wait for an answer
@@ -32,7 +36,7 @@ type stream struct {
 
 // open begins a stream. meta are the pairs of its metadata. An observing one has
 // some and must not be answered.
-func (l *Link) open(observer bool, meta ...string) *stream {
+func (l *Link) open(observer, duplex bool, meta ...string) *stream {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(l.t.Context(), meta...))
 	g, err := l.client.Process(ctx)
@@ -41,9 +45,9 @@ func (l *Link) open(observer bool, meta ...string) *stream {
 		l.t.Fatalf("envoytest: open a stream: %v", err)
 	}
 	s := &stream{
-		t: l.t, grpc: g, reset: cancel, ended: make(chan struct{}),
+		t: l.t, grpc: g, reset: cancel, ended: make(chan struct{}), duplex: duplex,
 		// Room for any number of answers that a test can wait for at once.
-		answers: make(chan *extprocv3.ProcessingResponse, 16),
+		answers: make(chan *extprocv3.ProcessingResponse, 1024),
 		patient: make(chan time.Duration, 16),
 	}
 	go s.receive(observer)
@@ -70,6 +74,10 @@ func (s *stream) receive(observer bool) {
 			s.t.Errorf("envoytest: an observing stream was answered: %v", a)
 			continue
 		}
+		if s.duplex && streamed(a) != nil {
+			s.answers <- a
+			continue
+		}
 		if d := a.GetOverrideMessageTimeout(); d != nil && a.Response == nil {
 			s.patient <- d.AsDuration()
 			continue
@@ -89,6 +97,15 @@ func (s *stream) receive(observer bool) {
 			s.answers <- a
 		}
 	}
+}
+
+// streamed returns the part of a body that an answer gives back in full duplex.
+func streamed(a *extprocv3.ProcessingResponse) *extprocv3.StreamedBodyResponse {
+	c := a.GetRequestBody().GetResponse()
+	if a.GetResponseBody() != nil {
+		c = a.GetResponseBody().GetResponse()
+	}
+	return c.GetBodyMutation().GetStreamedResponse()
 }
 
 // answers reports whether a is a right answer to a message of type to. The types
@@ -155,7 +172,7 @@ func (x *Exchange) Observe() *Observer {
 // Observe opens an observing stream for a request id.
 func (l *Link) Observe(id string) *Observer {
 	l.t.Helper()
-	return &Observer{l.open(true, "x-dynamo-request-id", id, "x-dynamo-role", "observer")}
+	return &Observer{l.open(true, false, "x-dynamo-request-id", id, "x-dynamo-role", "observer")}
 }
 
 // Respond plays the response's headers.

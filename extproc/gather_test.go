@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc_test
+
+import (
+	"bytes"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/internal/envoytest"
+)
+
+func part(body string, last bool) *extprocv3.ProcessingRequest {
+	return &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{
+		RequestBody: &extprocv3.HttpBody{Body: []byte(body), EndOfStream: last},
+	}}
+}
+
+func streamed(ahead bool) envoytest.Request {
+	r := chat(hello)
+	r.Mode, r.Ahead = filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, false
+	if ahead {
+		r.Mode, r.Ahead = filterv3.ProcessingMode_STREAMED, true
+	}
+	return r
+}
+
+// Where Envoy waits for the answer to the headers, a client that is slow with its
+// body is served without a decision before Envoy's patience ends.
+func TestASlowBodyFailsOpenInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{DecisionTimeout: time.Second})
+		x := h.Begin(streamed(true))
+		x.SendHeaders()
+		x.Send(part(hello[:5], false))
+		start := time.Now()
+		for _, what := range []string{"headers", "chunk"} {
+			if !x.Settle() {
+				t.Fatalf("the %s were not answered", what)
+			}
+		}
+		if took := time.Since(start); took != time.Second || x.Rerouted {
+			t.Errorf("answered after %v, rerouted: %v; want the decision's time and no", took, x.Rerouted)
+		}
+		x.Send(part(hello[5:], true))
+		if !x.Settle() {
+			t.Error("the rest of the body was not answered")
+		}
+		x.End()
+		if n := h.count(t, "kvroute.extproc.fail_open", "budget"); n != 1 {
+			t.Errorf("%d fail open for the budget, want 1", n)
+		}
+	})
+}
+
+// In full duplex the parts of a request are with us, so a drain gives them back, and
+// what comes behind them, before it leaves.
+func TestADrainGivesBackWhatItHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{})
+		x := h.Begin(streamed(false))
+		x.SendHeaders()
+		x.Stray(part(hello[:5], false))
+		synctest.Wait()
+		h.server.Drain()
+		x.Settle()
+		x.Settle()
+		if string(x.Body) != hello[:5] || x.Ended() {
+			t.Errorf("%q came back, ended: %v; want what was held, and no", x.Body, x.Ended())
+		}
+		x.Stray(part(hello[5:10], false))
+		x.Settle()
+		x.Stray(part(hello[10:], true))
+		x.Settle()
+		synctest.Wait()
+		if string(x.Body) != hello || !x.Ended() {
+			t.Errorf("%q came back, ended: %v; want all of it, and yes", x.Body, x.Ended())
+		}
+	})
+}
+
+// A body that comes in chunks has the same limit.
+func TestALargeBodyInChunksIsRefused(t *testing.T) {
+	for _, ahead := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, extproc.Config{MaxBodyBytes: 1000})
+			x := h.Begin(streamed(ahead))
+			x.SendHeaders()
+			for range 3 {
+				x.Stray(part(string(bytes.Repeat([]byte(" "), 400)), false))
+			}
+			x.Settle()
+			if x.Refusal == nil || x.Refusal.Status != 413 {
+				t.Errorf("ahead %v: refusal %+v, want status 413", ahead, x.Refusal)
+			}
+		})
+	}
+}
+
+// A client that leaves while its body comes has taken nothing.
+func TestLeavingWhileGatheringBooksNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{})
+		x := h.Begin(streamed(false))
+		x.SendHeaders()
+		x.Stray(part(hello[:5], false))
+		synctest.Wait()
+		x.End()
+		synctest.Wait()
+		if calls := h.router.take(); len(calls) != 0 || !x.Ended() {
+			t.Errorf("the router was called: %v; ended: %v", calls, x.Ended())
+		}
+	})
+}
+
+// A body of any size comes back in parts that Envoy takes.
+func TestALargeBodyComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{})
+		r := chat(`{"model":"m","messages":[{"role":"user","content":"` + string(bytes.Repeat([]byte("x"), 300_000)) + `"}]}`)
+		r.Mode, r.Chunk = filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, 150_000
+		x := h.Do(r)
+		if !bytes.Equal(x.Body, r.Body) || !x.Rerouted {
+			t.Errorf("%d bytes of %d came back, rerouted: %v", len(x.Body), len(r.Body), x.Rerouted)
+		}
+		x.End()
+	})
+}
