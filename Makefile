@@ -30,6 +30,11 @@ bench-index: tools ## measure the index against its targets (ROUNDS=5)
 
 PEERS := .cache/peers
 
+.PHONY: bench-envoy
+bench-envoy: build envoy ## measure what kvroute adds to a request through Envoy (10 minutes; ROUNDS=15)
+	@go build -o .cache/bin/bench-envoy ./bench/envoy
+	@.cache/bin/bench-envoy --rounds $(or $(ROUNDS),15) --commit "$$(git rev-parse --short HEAD)"
+
 .PHONY: bench-peers
 bench-peers: tools ## measure the index and its peers in turn (ROUNDS=5; needs Rust; downloads 30 MB of crates and modules once)
 	@command -v cargo >/dev/null || { echo "make: cargo is missing: install Rust 1.85 or later" >&2; exit 1; }

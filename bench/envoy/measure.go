@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvroute/kvroute/bench"
+)
+
+// worker answers at once: a JSON document, or 200 events a millisecond apart.
+type worker struct {
+	server *http.Server
+	at     string
+}
+
+func startWorker() (*worker, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	w := &worker{at: l.Addr().String(), server: &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(answer)}}
+	go func() { _ = w.server.Serve(l) }() // it ends with stop
+	return w, nil
+}
+
+func (w *worker) stop() { _ = w.server.Close() } // nobody waits any more
+
+const events = 200
+
+func answer(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the client is gone
+	}
+	if !bytes.Contains(body[:min(len(body), 64)], []byte(`"stream":true`)) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}`)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	out := http.NewResponseController(w)
+	for i := range events {
+		_, _ = fmt.Fprintf(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"token %d\"}}]}\n\n", i)
+		if out.Flush() != nil {
+			return
+		}
+		pause(r.Context(), time.Millisecond)
+	}
+	_, _ = io.WriteString(w, "data: [DONE]\n\n")
+}
+
+// shape is a kind of request at a rate that leaves the machine some rest.
+type shape struct {
+	name     string
+	size     int
+	rate     float64 // a second
+	stream   bool
+	targets  bool
+	variants []int // of those that main starts
+}
+
+func shapes() []shape {
+	all := []int{0, 1, 2}
+	return []shape{
+		{"1 KB", 1 << 10, 150, false, false, all},
+		{"10 KB", 10 << 10, 150, false, true, all},
+		{"100 KB", 100 << 10, 40, false, false, all},
+		{"1 MB", 1 << 20, 5, false, false, all},
+		{"200 tokens streamed", 10 << 10, 40, true, true, []int{0, 1, 2, 3, 4}},
+	}
+}
+
+// sample is one round of a shape on a variant.
+type sample struct {
+	p50, p99, server, proxy float64 // ms, a request
+	messages                float64 // from Envoy to the server, a request
+}
+
+func measure(ctx context.Context, o options, variants []*variant) (figures []bench.Figure, err error) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	texts := newTexts(rng)
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
+	for _, s := range shapes() {
+		rounds := o.others
+		if s.targets {
+			rounds = o.rounds
+		}
+		got := make(map[int][]sample)
+		for round := range rounds {
+			order := slices.Clone(s.variants)
+			rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+			for _, v := range order {
+				x, err := one(ctx, client, texts, s, variants[v], o.length)
+				if err != nil {
+					return nil, fmt.Errorf("%s, %s: %w", s.name, variants[v].name, err)
+				}
+				got[v] = append(got[v], x)
+			}
+			fmt.Fprintf(os.Stderr, "%s: round %d of %d\n", s.name, round+1, rounds)
+		}
+		figures = append(figures, report(s, variants, got)...)
+	}
+	return figures, nil
+}
+
+// one plays a round in open loop: requests leave when they are due, whatever became
+// of those before, and their time counts from then.
+func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *variant, length time.Duration) (x sample, err error) {
+	n := max(4, int(length.Seconds()*s.rate))
+	bodies := make([][]byte, n)
+	for i := range bodies {
+		bodies[i] = texts.body(s.size, s.stream)
+	}
+	before, err := v.used(ctx)
+	if err != nil {
+		return x, err
+	}
+	took := make([]time.Duration, n)
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	start := time.Now()
+	for i := range n {
+		due := start.Add(time.Duration(float64(i) / s.rate * float64(time.Second)))
+		pause(ctx, time.Until(due))
+		wg.Go(func() {
+			errs[i] = post(ctx, client, v.envoy.URL()+"/v1/chat/completions", bodies[i])
+			took[i] = time.Since(due)
+		})
+	}
+	wg.Wait()
+	for _, e := range errs {
+		if e != nil {
+			return x, e
+		}
+	}
+	pause(ctx, 50*time.Millisecond) // what ends streams ends behind the response
+	after, err := v.used(ctx)
+	if err != nil {
+		return x, err
+	}
+	slices.SortFunc(took, cmp.Compare)
+	ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 }
+	each := func(d time.Duration) float64 { return ms(d) / float64(n) }
+	return sample{
+		p50: ms(took[n/2]), p99: ms(took[n*99/100]),
+		server: each(after.server - before.server), proxy: each(after.proxy - before.proxy),
+		messages: float64(after.messages-before.messages) / float64(n),
+	}, nil
+}
+
+func post(ctx context.Context, client *http.Client, url string, body []byte) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }() // read to its end
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && (resp.StatusCode != http.StatusOK || !bytes.Contains(text, []byte(`"choices"`))) {
+		err = fmt.Errorf("status %d: %.200s", resp.StatusCode, text)
+	}
+	return err
+}
+
+// use is what a variant has taken so far.
+type use struct {
+	server, proxy time.Duration
+	messages      int64
+}
+
+func (v *variant) used(ctx context.Context) (u use, err error) {
+	if u.proxy, err = cpu(v.envoy.Pid()); err != nil || v.server == nil {
+		return u, err
+	}
+	if u.server, err = cpu(v.server.cmd.Process.Pid); err != nil {
+		return u, err
+	}
+	for _, filter := range []string{"kvroute", "kvroute_observer"} {
+		if strings.HasSuffix(v.name, "without observer") && filter != "kvroute" {
+			continue
+		}
+		n, err := v.envoy.Stat(ctx, "http.llm.ext_proc."+filter+".stream_msgs_sent")
+		if err != nil {
+			return u, err
+		}
+		u.messages += n
+	}
+	return u, nil
+}
+
+// report turns the samples of a shape into figures, ratios round by round.
+func report(s shape, variants []*variant, got map[int][]sample) (out []bench.Figure) {
+	add := func(what, unit, target string, met func(float64) bool, value func(i int) float64) {
+		values := make([]float64, len(got[2]))
+		for i := range values {
+			values[i] = value(i)
+		}
+		slices.Sort(values)
+		f := bench.Figure{What: s.name + ": " + what, Unit: unit, Target: target, Median: values[len(values)/2], Min: values[0], Max: values[len(values)-1]}
+		if f.Met = met != nil && met(f.Median); met == nil {
+			f.Target = ""
+		}
+		out = append(out, f)
+	}
+	most := func(limit float64) (string, func(float64) bool) {
+		if !s.targets || s.stream {
+			return "", nil
+		}
+		return "≤ " + strconv.FormatFloat(limit, 'g', -1, 64), func(v float64) bool { return v <= limit }
+	}
+	for _, v := range s.variants {
+		name := variants[v].name
+		add("p50, "+name, "ms", "", nil, func(i int) float64 { return got[v][i].p50 })
+		add("p99, "+name, "ms", "", nil, func(i int) float64 { return got[v][i].p99 })
+		add("Envoy's CPU a request, "+name, "ms", "", nil, func(i int) float64 { return got[v][i].proxy })
+		if variants[v].server != nil {
+			add("server's CPU a request, "+name, "ms", "", nil, func(i int) float64 { return got[v][i].server })
+		}
+	}
+	target, met := most(1.25)
+	add("p50, kvroute ÷ no-op", "×", target, met, func(i int) float64 { return got[2][i].p50 / got[1][i].p50 })
+	target, met = most(1.5)
+	add("p99, kvroute ÷ no-op", "×", target, met, func(i int) float64 { return got[2][i].p99 / got[1][i].p99 })
+	target, met = most(.15)
+	add("server's CPU a request, kvroute − no-op", "ms", target, met, func(i int) float64 { return got[2][i].server - got[1][i].server })
+	if s.stream {
+		few := func(v float64) bool { return v <= 10 }
+		add("messages to kvroute a response", "", "≤ 10", few, func(i int) float64 { return got[2][i].messages })
+		cheap := func(v float64) bool { return v <= 1.25 }
+		// Medians first: a difference of two small times of one round is noise.
+		observer := func(with, without int) float64 { return median(got[with]) - median(got[without]) }
+		add("observer's CPU, kvroute ÷ no-op", "×", "≤ 1.25", cheap, func(int) float64 { return observer(2, 4) / observer(1, 3) })
+	}
+	return out
+}
+
+func median(samples []sample) float64 {
+	v := make([]float64, len(samples))
+	for i := range v {
+		v[i] = samples[i].server
+	}
+	slices.Sort(v)
+	return v[len(v)/2]
+}
+
+// texts makes prompts: a beginning that many share, and an end of their own.
+type texts struct {
+	rng    *rand.Rand
+	words  []string
+	shared string
+}
+
+func newTexts(rng *rand.Rand) *texts {
+	t := &texts{rng: rng}
+	for range 4000 {
+		w := make([]byte, 2+rng.IntN(9))
+		for i := range w {
+			w[i] = "etaoinshrdlucmfwypvbgk"[min(rng.IntN(22), rng.IntN(22))]
+		}
+		t.words = append(t.words, string(w))
+	}
+	t.shared = t.text(1 << 20)
+	return t
+}
+
+func (t *texts) text(size int) string {
+	var b strings.Builder
+	for b.Len() < size {
+		b.WriteString(t.words[t.rng.IntN(len(t.words))])
+		b.WriteByte(' ')
+	}
+	return b.String()[:size]
+}
+
+// body is a chat request of about size bytes; seven tenths of it are the same in all.
+func (t *texts) body(size int, stream bool) []byte {
+	return fmt.Appendf(nil, `{"model":"sim","stream":%v,"messages":[{"role":"system","content":%q},{"role":"user","content":%q}]}`,
+		stream, t.shared[:size*7/10], t.text(size*3/10))
+}
