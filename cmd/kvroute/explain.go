@@ -154,7 +154,7 @@ func because(d *router.Decision) string {
 		return "session: its session is bound to it"
 	case router.ReasonRoundRobin, router.ReasonMode:
 		return fmt.Sprintf("%s: mode %s", d.Reason, d.Mode)
-	case router.ReasonKV, router.ReasonLoad, router.ReasonTokenizer:
+	case router.ReasonKV, router.ReasonLoad, router.ReasonUnread, router.ReasonTokenizer:
 	}
 	text := fmt.Sprintf("%s: cost %.6g by %s", d.Reason, d.Cost, d.Policy)
 	if d.Policy == "" {
