@@ -125,7 +125,7 @@ func (c *Config) ready(w http.ResponseWriter, _ *http.Request) {
 
 func (c *Config) hasWorkers() bool {
 	return slices.ContainsFunc(c.Router.Workers(), func(w router.WorkerState) bool {
-		return w.Health != router.Unhealthy.String() && !w.Draining
+		return (w.Health == router.Healthy.String() || w.Health == router.Degraded.String()) && !w.Draining
 	})
 }
 

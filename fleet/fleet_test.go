@@ -79,7 +79,9 @@ func TestHealthFollowsSignsOfLife(t *testing.T) {
 		{23 * time.Second, false, ""},
 		{24 * time.Second, false, "a degraded"},
 		{25 * time.Second, true, "a healthy"},
-		{69999 * time.Millisecond, false, "a unhealthy"},
+		{54999 * time.Millisecond, false, "a unhealthy"},
+		{55 * time.Second, false, "a expired"}, // 30 s after the last sign
+		{69999 * time.Millisecond, false, ""},
 		{70 * time.Second, false, "gone a"},
 		{71 * time.Second, true, ""}, // of nobody registered
 	} {
@@ -104,6 +106,18 @@ func TestRecordsComeChangeAndGo(t *testing.T) {
 	put(t, tab, start, changed)
 	if got := l.take(); got != "a healthy, a healthy" || !l.workers[wire.WorkerID("a")].Draining {
 		t.Errorf("told %q, draining %v", got, l.workers[wire.WorkerID("a")].Draining)
+	}
+	// Put again as it is, the record is a sign of life; with another start it is
+	// another incarnation.
+	put(t, tab, start.Add(10*time.Second), changed)
+	tab.Tick(start.Add(17 * time.Second))
+	if got := l.take(); got != "" {
+		t.Errorf("told %q of nothing new", got)
+	}
+	changed.StartedMS = 7
+	put(t, tab, start, changed)
+	if got := l.take(); got != "a healthy" || l.workers[wire.WorkerID("a")].StartedMS != 7 {
+		t.Errorf("told %q, started %d", got, l.workers[wire.WorkerID("a")].StartedMS)
 	}
 	tab.Delete(wire.WorkerID("a"))
 	tab.Delete(wire.WorkerID("a"))
@@ -203,6 +217,8 @@ func TestTableEqualsSlowModel(t *testing.T) {
 				switch age := now.Sub(at); {
 				case age >= 45*time.Second:
 					delete(seen, n)
+				case age >= 30*time.Second:
+					want[n] = "expired"
 				case age > 15*time.Second:
 					want[n] = "unhealthy"
 				case age > 7500*time.Millisecond:
@@ -223,7 +239,7 @@ func TestTableEqualsSlowModel(t *testing.T) {
 
 func TestRecords(t *testing.T) {
 	r, err := fleet.ParseRecord([]byte(`{"v":1,"worker_id":18446744073709551615,"name":"x","address":"[fd00::1]:80","models":["m","alias"],"lora":["l"],
-		"role":"decode","block_size":32,"dp_start":2,"dp_size":2,"rank_addresses":{"3":"10.0.0.3:81"},"total_kv_blocks":9,"started_ms":5,"draining":true,"from_the_future":[]}`))
+		"role":"decode","block_size":32,"events":{"transport":"zmq","endpoint":"tcp://10.0.0.1:5557","topic":"kv","replay":"tcp://10.0.0.1:9","local_indexer":true},"dp_start":2,"dp_size":2,"rank_addresses":{"3":"10.0.0.3:81"},"total_kv_blocks":9,"started_ms":5,"draining":true,"from_the_future":[]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,6 +247,7 @@ func TestRecords(t *testing.T) {
 	want := router.WorkerInfo{
 		ID: 1<<64 - 1, Name: "x", Address: netip.MustParseAddrPort("[fd00::1]:80"), Models: []string{"m", "alias"}, LoRA: []string{"l"},
 		Role: router.Decode, BlockSize: 32, DPStart: 2, DPSize: 2, TotalKVBlocks: 9, StartedMS: 5, Draining: true,
+		Events:        router.EventSource{Transport: "zmq", LocalIndexer: true},
 		RankAddresses: map[uint32]netip.AddrPort{3: netip.MustParseAddrPort("10.0.0.3:81")},
 	}
 	if err != nil || !cmp.Equal(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })) {
@@ -259,6 +276,8 @@ func TestRefusedRecords(t *testing.T) {
 		"an empty model":            {func(r *fleet.Record) { r.Models = []string{""} }, "models"},
 		"too many adapters":         {func(r *fleet.Record) { r.LoRA = slices.Repeat([]string{"l"}, 300) }, "lora"},
 		"a role of its own":         {func(r *fleet.Record) { r.Role = "boss" }, "role"},
+		"a way of its own":          {func(r *fleet.Record) { r.Events.Transport = "pigeon" }, "events.transport"},
+		"an endless topic":          {func(r *fleet.Record) { r.Events.Topic = strings.Repeat("x", 300) }, "events"},
 		"a negative block":          {func(r *fleet.Record) { r.BlockSize = -1 }, "block_size"},
 		"too many ranks":            {func(r *fleet.Record) { r.DPSize = 1 << 20 }, "dp_size"},
 		"a name for an address":     {func(r *fleet.Record) { r.Address = "worker:80" }, "address"},

@@ -86,6 +86,11 @@ func (e *Events) check(networks []netip.Prefix, registered bool) error {
 	wrong := func(field, value, want string) error {
 		return fmt.Errorf("events.%s is %q, want %s", field, clip(value), want)
 	}
+	for field, text := range map[string]string{"endpoint": e.Endpoint, "topic": e.Topic, "replay": e.Replay} {
+		if len(text) > maxNameLen {
+			return wrong(field, text, fmt.Sprintf("at most %d bytes", maxNameLen))
+		}
+	}
 	switch e.Transport {
 	case "", "nats", "jetstream", "heartbeat", "none":
 		return nil
@@ -180,6 +185,7 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		KVEvents:  clip(r.KVEvents),
 		NoEvents:  r.Events.Transport == "none" || r.Events.Transport == "heartbeat" || r.KVEvents == "block_size_mismatch",
 		Engine:    r.Engine, EngineVersion: r.EngineVersion, Draining: r.Draining, StartedMS: r.StartedMS,
+		Events: router.EventSource{Transport: r.Events.Transport, LocalIndexer: r.Events.LocalIndexer},
 	}
 	wrong := func(field string, value any, want string) (router.WorkerInfo, error) {
 		return router.WorkerInfo{}, fmt.Errorf("fleet: worker %q (%d): %s is %v, want %s", clip(r.Name), info.ID, field, value, want)

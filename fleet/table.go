@@ -11,7 +11,8 @@
 //
 // A worker is told of when its record comes or changes, with its health, and again
 // with each change of its health: healthy while its last sign of life is at most
-// 7.5 s old, degraded to 15 s, then unhealthy, and forgotten 45 s after it. Records
+// 7.5 s old, degraded to 15 s, then unhealthy, expired from 30 s on, and forgotten
+// 45 s after it. A record put again unchanged is a sign of life and no news. Records
 // that nothing can be routed by are refused, and so are records under a key that is
 // not their worker's id. While NATS is away nobody is heard, yet nobody is called
 // ill for it: ages count from the moment NATS is back.
@@ -26,6 +27,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 
@@ -39,6 +41,7 @@ const maxWorkers = 1 << 16
 const (
 	degradedAfter  = 7500 * time.Millisecond
 	unhealthyAfter = 15 * time.Second
+	expiredAfter   = 30 * time.Second
 	forgetAfter    = 45 * time.Second
 )
 
@@ -118,6 +121,10 @@ func (t *Table) Put(now time.Time, r Record) error {
 	if m != nil && m.static {
 		return nil
 	}
+	if m != nil && m.info.Health == router.Healthy && reflect.DeepEqual(m.info, info) {
+		m.seen = now
+		return nil
+	}
 	if m == nil {
 		if len(t.workers) >= maxWorkers {
 			return fmt.Errorf("fleet: worker %q (%d) would be one above the limit of %d", clip(info.Name), info.ID, maxWorkers)
@@ -187,6 +194,8 @@ func (t *Table) judge(now time.Time, m *member) {
 	health := router.Healthy
 	switch age := now.Sub(m.seen); {
 	case m.static:
+	case age >= expiredAfter:
+		health = router.Expired
 	case age > unhealthyAfter:
 		health = router.Unhealthy
 	case age > degradedAfter:

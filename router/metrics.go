@@ -108,7 +108,7 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 // reading is what the gauges say of one model.
 type reading struct {
 	events, history, predicted, slots, waiting, sessions, skipped, expired int64
-	workers                                                                [Unhealthy + 1]int64
+	workers                                                                [Expired + 1]int64
 }
 
 func (r *Router) observe(o metric.Observer, g *gauges) {
@@ -137,7 +137,7 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 			to.waiting += int64(c.queue.Len())
 		}
 		for _, ord := range c.order {
-			to.workers[min(c.entries[ord].info.Health, Unhealthy)]++
+			to.workers[min(c.entries[ord].info.Health, Expired)]++
 		}
 		p.mu.Unlock()
 	}

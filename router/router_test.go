@@ -315,6 +315,7 @@ func TestWhoCanBeChosen(t *testing.T) {
 		{"nobody is known", "m", nil, 0, router.ErrNoWorkers},
 		{"another model", "x", []func(*router.WorkerInfo){fine}, 0, router.ErrUnknownModel},
 		{"healthy before degraded", "m", []func(*router.WorkerInfo){sick(router.Degraded), fine}, 2, nil},
+		{"never expired", "m", []func(*router.WorkerInfo){sick(router.Expired), sick(router.Degraded)}, 2, nil},
 		{"degraded before nobody", "m", []func(*router.WorkerInfo){sick(router.Unhealthy), sick(router.Degraded)}, 2, nil},
 		{"never unhealthy", "m", []func(*router.WorkerInfo){sick(router.Unhealthy)}, 0, router.ErrNoWorkers},
 		{"a state of health from the future", "m", []func(*router.WorkerInfo){sick(77)}, 0, router.ErrNoWorkers},

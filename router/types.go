@@ -29,11 +29,13 @@ func (w Worker) Compare(v Worker) int {
 type Health uint8
 
 // The states of health. Only healthy workers are candidates; degraded ones
-// stand in while no worker of the pool is healthy.
+// stand in while no worker of the pool is healthy. An expired worker is about to be
+// forgotten.
 const (
 	Healthy Health = iota
 	Degraded
 	Unhealthy
+	Expired
 )
 
 // String returns the state's lower-case name.
@@ -43,9 +45,19 @@ func (h Health) String() string {
 		return "healthy"
 	case Degraded:
 		return "degraded"
-	default:
+	case Unhealthy:
 		return "unhealthy"
+	default:
+		return "expired"
 	}
+}
+
+// EventSource says how the events of a worker's cache come. The router does not
+// look at it: it tells it to those who fetch them.
+type EventSource struct {
+	Transport string // "nats", "jetstream", "zmq", "http_poll", "heartbeat", "none"; empty = not said
+	// LocalIndexer says that the worker answers queries about its events.
+	LocalIndexer bool
 }
 
 // WorkerInfo is what the router is told about one worker process, whatever
@@ -87,6 +99,7 @@ type WorkerInfo struct {
 	Draining  bool  // gets no new requests, keeps its blocks
 	StartedMS int64 // a changed value means that the process restarted empty
 	Health    Health
+	Events    EventSource
 }
 
 func (i *WorkerInfo) hasRank(rank uint32) bool {
