@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"fmt"
+
+	"github.com/tinylib/msgp/msgp"
+)
+
+// Query asks the local indexer of a worker for the events of a rank from Start on.
+// Up to which id is the answerer's choice, at least to End; without Start it asks
+// for all that the worker holds.
+type Query struct {
+	WorkerID uint64
+	DPRank   uint32
+	HasStart bool
+	Start    uint64
+	End      uint64 // 0 = the newest
+	// Kind says what for; a kind that is not known is not answered. Empty counts
+	// as "recovery".
+	Kind string
+}
+
+const recoveryKind = "recovery"
+
+// AnswerKind is what a local indexer answers.
+type AnswerKind uint8
+
+// The answers.
+const (
+	AnswerError        AnswerKind = iota // of any other kind; Message says what
+	AnswerEvents                         // Events from the first one asked for, up to LastEventID
+	AnswerDump                           // Events make what the worker holds after LastEventID
+	AnswerDumpFailed                     // it could not make a dump
+	AnswerTooNew                         // Start is above LastEventID, the newest
+	AnswerInvalidRange                   // End is below Start
+)
+
+// String returns the kind's name.
+func (k AnswerKind) String() string {
+	return [...]string{"error", "events", "dump", "dump_failed", "too_new", "invalid_range"}[min(k, AnswerInvalidRange)]
+}
+
+// Answer is an answer to a query, or a part of one.
+type Answer struct {
+	Kind   AnswerKind
+	Events []RouterEvent
+	// LastEventID is the id of the newest event that the answer knows of; 0 if
+	// there is none. HasLast is false in answers of Dynamo before 1.1.
+	LastEventID uint64
+	HasLast     bool
+	// Bad counts events that cannot be read.
+	Bad        int
+	Start, End uint64 // what was asked, of AnswerTooNew and AnswerInvalidRange
+	Message    string
+}
+
+// AppendQuery appends the encoding of q to dst, in the form of NVIDIA Dynamo 1.6.
+func AppendQuery(dst []byte, q Query) []byte {
+	dst = msgp.AppendMapHeader(dst, 6)
+	dst = msgp.AppendUint64(msgp.AppendString(dst, "worker_id"), q.WorkerID)
+	dst = msgp.AppendUint32(msgp.AppendString(dst, "dp_rank"), q.DPRank)
+	dst = appendOptional(msgp.AppendString(dst, "start_event_id"), q.HasStart, q.Start)
+	dst = appendOptional(msgp.AppendString(dst, "end_event_id"), q.End > 0, q.End)
+	dst = msgp.AppendBool(msgp.AppendString(dst, "supports_tree_dump_failed"), true)
+	kind := q.Kind
+	if kind == "" {
+		kind = recoveryKind
+	}
+	return msgp.AppendString(msgp.AppendString(dst, "kind"), kind)
+}
+
+func appendOptional(dst []byte, has bool, v uint64) []byte {
+	if !has {
+		return msgp.AppendNil(dst)
+	}
+	return msgp.AppendUint64(dst, v)
+}
+
+// DecodeQuery reads a query of either form, and says which it is.
+func DecodeQuery(data []byte) (q Query, isJSON bool, err error) {
+	if len(data) > 0 && data[0] == '{' {
+		q, err = decodeJSONQuery(data)
+		return q, true, err
+	}
+	q.Kind = recoveryKind
+	var worker bool
+	rest, err := eachField(data, func(key, value []byte) (err error) {
+		switch string(key) {
+		case "worker_id":
+			worker = true
+			q.WorkerID, err = readUint(value)
+		case "dp_rank":
+			q.DPRank, err = readRank(value)
+		case "start_event_id":
+			if q.HasStart = !msgp.IsNil(value); q.HasStart {
+				q.Start, err = readUint(value)
+			}
+		case "end_event_id":
+			if !msgp.IsNil(value) {
+				q.End, err = readUint(value)
+			}
+		case "kind":
+			q.Kind, _, err = msgp.ReadStringBytes(value)
+		}
+		return err
+	})
+	if err == nil && (!worker || len(rest) > 0) {
+		err = fmt.Errorf("%w: no worker_id, or bytes behind it", errShape)
+	}
+	if err != nil {
+		return q, false, fmt.Errorf("events: decode query: %w", err)
+	}
+	return q, false, nil
+}
+
+// AppendAnswer appends the encoding of a to dst, in the form of Dynamo 1.6.
+func AppendAnswer(dst []byte, a *Answer) []byte {
+	dst = msgp.AppendMapHeader(dst, 1)
+	switch a.Kind {
+	case AnswerEvents:
+		dst = msgp.AppendMapHeader(msgp.AppendString(dst, "Events"), 2)
+		dst = AppendEvents(msgp.AppendString(dst, "events"), a.Events)
+		return msgp.AppendUint64(msgp.AppendString(dst, "last_event_id"), a.LastEventID)
+	case AnswerDump:
+		dst = msgp.AppendMapHeader(msgp.AppendString(dst, "TreeDump"), 3)
+		dst = AppendEvents(msgp.AppendString(dst, "events"), a.Events)
+		dst = msgp.AppendUint64(msgp.AppendString(dst, "last_event_id"), a.LastEventID)
+		return msgp.AppendString(msgp.AppendString(dst, "reset_scope"), "all")
+	case AnswerDumpFailed:
+		dst = msgp.AppendMapHeader(msgp.AppendString(dst, "TreeDumpFailed"), 2)
+		dst = msgp.AppendUint64(msgp.AppendString(dst, "last_event_id"), a.LastEventID)
+		return msgp.AppendString(msgp.AppendString(dst, "message"), a.Message)
+	case AnswerTooNew:
+		dst = msgp.AppendMapHeader(msgp.AppendString(dst, "TooNew"), 3)
+		dst = msgp.AppendUint64(msgp.AppendString(dst, "requested_start"), a.Start)
+		dst = appendOptional(msgp.AppendString(dst, "requested_end"), a.End > 0, a.End)
+		return msgp.AppendUint64(msgp.AppendString(dst, "newest_available"), a.LastEventID)
+	case AnswerInvalidRange:
+		dst = msgp.AppendMapHeader(msgp.AppendString(dst, "InvalidRange"), 2)
+		dst = msgp.AppendUint64(msgp.AppendString(dst, "start_id"), a.Start)
+		return msgp.AppendUint64(msgp.AppendString(dst, "end_id"), a.End)
+	default:
+		return msgp.AppendString(msgp.AppendString(dst, "Error"), a.Message)
+	}
+}
+
+// DecodeAnswer reads an answer, as MessagePack or JSON, of Dynamo 0.8 and later. An
+// answer of a kind that nobody knows is an [AnswerError].
+func DecodeAnswer(data []byte) (Answer, error) {
+	if len(data) > 0 && data[0] == '{' {
+		return decodeJSONAnswer(data)
+	}
+	a, known := Answer{}, 0
+	rest, err := eachField(data, func(key, value []byte) error {
+		known++
+		return a.read(string(key), value)
+	})
+	if err == nil && (known != 1 || len(rest) > 0) {
+		err = fmt.Errorf("%w: %d answers, %d bytes behind them", errShape, known, len(rest))
+	}
+	if err != nil {
+		return Answer{}, fmt.Errorf("events: decode answer: %w", err)
+	}
+	return a, nil
+}
+
+// read reads the content of an answer of the named kind.
+func (a *Answer) read(name string, data []byte) (err error) {
+	switch name {
+	case "Events", "TreeDump":
+		a.Kind = AnswerEvents
+		if name == "TreeDump" {
+			a.Kind = AnswerDump
+		}
+		if msgp.NextType(data) == msgp.ArrayType {
+			a.Events, a.Bad, err = DecodeEvents(data)
+			return err
+		}
+	case "TreeDumpFailed":
+		a.Kind = AnswerDumpFailed
+	case "TooNew":
+		a.Kind = AnswerTooNew
+	case "InvalidRange":
+		a.Kind = AnswerInvalidRange
+	case "Error":
+		a.Message, _, err = msgp.ReadStringBytes(data)
+		a.Message = a.Message[:min(len(a.Message), 256)]
+		return err
+	default:
+		a.Message = "an answer of the unknown kind " + name[:min(len(name), 32)]
+		return nil
+	}
+	return a.readFields(data)
+}
+
+func (a *Answer) readFields(data []byte) error {
+	hasEvents := false
+	_, err := eachField(data, func(key, value []byte) (err error) {
+		switch string(key) {
+		case "events":
+			hasEvents = true
+			a.Events, a.Bad, err = DecodeEvents(value)
+		case "last_event_id", "newest_available":
+			a.HasLast = true
+			a.LastEventID, err = readUint(value)
+		case "message":
+			a.Message, _, err = msgp.ReadStringBytes(value)
+			a.Message = a.Message[:min(len(a.Message), 256)]
+		case "requested_start", "start_id":
+			a.Start, err = readUint(value)
+		case "requested_end", "end_id":
+			if !msgp.IsNil(value) {
+				a.End, err = readUint(value)
+			}
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case (a.Kind == AnswerEvents || a.Kind == AnswerDump) && !hasEvents:
+		return fmt.Errorf("%w: no events", errShape)
+	case a.Kind == AnswerTooNew && !a.HasLast:
+		return fmt.Errorf("%w: no newest_available", errShape)
+	}
+	return nil
+}
