@@ -7,27 +7,39 @@
 // A publisher numbers the events of each rank from 1 and batches them; the bytes
 // are those of NVIDIA Dynamo's event plane from 1.6 on, so its workers are
 // understood as they are. A subscriber brings each rank's events to the sink in
-// order, once, and says what it missed.
+// order, once, and repairs what it missed.
 //
 // # What is promised
 //
-// For each (worker, rank), what the sink gets is a subsequence of what was
-// published, in the same order, with no event twice. Events are missing only where
-// they were lost on the way; then the rank counts as suspect: what was known of it
-// stays, and may be partly wrong. When a worker's publisher starts anew its rank is
-// cleared first: an empty process caches nothing. Events of a worker that the sink
-// does not know yet wait for it, up to a bound.
+// A worker has one [Source]: the feed that its events are taken from, and whether a
+// local indexer answers queries about them.
 //
-// Nothing is repaired: what NATS core loses stays lost until the worker clears or
-// stores it again.
+// If one does, then whatever the bus loses, repeats or delays, the sink has got
+// what makes the worker's true cache once the queries under way are answered and a
+// later event has shown what is missing: the rank is read when the worker is
+// discovered; events behind a gap wait while what is missing is asked for; a
+// publisher that started anew makes the rank be read anew. If no answer can be had,
+// what waits is applied across the gap, the rank is suspect, and is read again
+// once a minute until that succeeds.
+//
+// If none does, what the sink gets of each rank is a subsequence of what was
+// published, in the same order, with no event twice. A rank with a gap is suspect:
+// what was known of it stays, and may be partly wrong, until it is cleared. When a
+// publisher starts anew its rank is cleared first: an empty process caches nothing.
+//
+// Events of a worker that the sink does not know yet wait for it, up to a bound.
 //
 // # Invariants of the subscriber
 //
-//   - The cursor of a (worker, rank, publisher) is the largest event id seen from
-//     it, and only larger ids get through.
-//   - While events of a worker wait, later ones of it wait behind them.
-//   - Waiting events are at most 1,024 a worker, of at most 256 workers, for at
-//     most 60 seconds; cursors are kept of at most 262,144 ranks.
+//   - The cursor of a (worker, rank, publisher) is the largest event id applied of
+//     it, and only larger ids get through. With a local indexer each id up to the
+//     cursor is in what the sink got, as an event or in a dump.
+//   - A rank is steady, or has one repair; a repair has at most one query under way.
+//   - Of a worker that is not known events wait raw: they touch no cursor.
+//   - Waiting events are at most 1,024 a worker and feed, of at most 256 such, for
+//     at most 60 seconds; cursors are kept of at most 262,144 ranks; events behind a
+//     gap are at most 4,096 a rank, and bounded in blocks over all ranks.
+//   - At most 64 queries are under way, at most 8 of them for dumps.
 //
 // # Concurrency
 //
@@ -36,6 +48,8 @@
 package events
 
 import (
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -54,14 +68,28 @@ const (
 	maxWait           = 60 * time.Second
 	// maxRanks is far above any fleet; it bounds what liars can make us keep.
 	maxRanks = 1 << 18
+	// partialFor is how long a rank that we came late to counts as partial if
+	// nothing of it is missed: what it held before is mostly evicted by then.
+	partialFor = 10 * time.Minute
 )
 
-// tracker keeps the cursors of all ranks and the events that wait. It is the
-// subscriber without NATS, clock and lock.
+// tracker keeps the cursors of all ranks, the events that wait, and the repairs. It
+// is the subscriber without NATS, clock and lock: events, answers, failures and the
+// time go in, events for the sink and queries to send come out. The same inputs
+// give the same outputs.
 type tracker struct {
-	sink    Sink
+	sink Sink
+	// changed is told when the state of a rank changes; count, of what happens.
+	changed func(worker uint64, rank uint32, s State)
+	count   func(what string, n int)
+
 	ranks   map[rankKey]*rank
-	waiting map[uint64]*queue // by worker; never empty
+	owned   map[uint64][]*rank // the same, by worker
+	workers map[uint64]Source  // as told
+	waiting map[waitKey]*queue // never empty
+	repairs repairs
+	saved   map[rankKey]*Saved // by an earlier process, of workers not known yet
+	loaded  time.Time          // when
 }
 
 type rankKey struct {
@@ -69,10 +97,23 @@ type rankKey struct {
 	rank   uint32
 }
 
+type waitKey struct {
+	worker uint64
+	feed   Feed
+}
+
 type rank struct {
+	key     rankKey
 	cursors map[uint64]uint64 // by publisher
-	newest  uint64            // the publisher that was heard first last
+	newest  uint64            // the publisher that counts, or was heard first last; 0 = of no name, or not known
 	many    bool              // two publishers at a time: nothing is cleared any more
+	state   State
+	missed  time.Time // when something was missed last
+
+	// Of ranks with a local indexer:
+	repair   *repair              // nil if steady
+	rejected map[uint64]time.Time // publishers that do not speak for the rank, until when
+	open     bool                 // whatever id comes next is the next one
 }
 
 // maxPublishers bounds the cursors of a rank. More than two are somebody's mistake.
@@ -80,42 +121,106 @@ const maxPublishers = 8
 
 type queue struct {
 	since  time.Time
-	events []RouterEvent
+	events []heldEvent
+}
+
+// heldEvent is an event with its publisher.
+type heldEvent struct {
+	publisher uint64
+	ev        RouterEvent
+	after     uint64 // number of the last query sent before it was heard
 }
 
 // verdict says what became of an event.
 type verdict struct {
 	duplicate bool // dropped
 	gap       bool // events before it are missing
-	restart   bool // of a new publisher: its rank was cleared first
+	restart   bool // of a new publisher: its rank is cleared, or read anew
 	many      bool // an older publisher of the rank was heard again
+	rejected  bool // dropped: of a publisher that does not speak for the rank
 	waiting   bool // the worker is not known yet
+	held      bool // until what is missing before it is there
 	dropped   bool // there was no room to wait
+	other     bool // dropped: the worker's events are taken from another feed
 }
 
 func newTracker(sink Sink) *tracker {
-	return &tracker{sink: sink, ranks: make(map[rankKey]*rank), waiting: make(map[uint64]*queue)}
+	t := &tracker{
+		sink:    sink,
+		changed: func(uint64, uint32, State) {},
+		count:   func(string, int) {},
+		ranks:   make(map[rankKey]*rank),
+		owned:   make(map[uint64][]*rank),
+		workers: make(map[uint64]Source),
+		waiting: make(map[waitKey]*queue),
+	}
+	t.repairs.init(rand.New(rand.NewPCG(rand.Uint64(), 0)))
+	return t
 }
 
-// accept takes one event from a publisher.
-func (t *tracker) accept(now time.Time, publisher uint64, ev RouterEvent) verdict {
-	var v verdict
-	key := rankKey{ev.WorkerID, ev.DPRank}
-	r := t.ranks[key]
-	if r == nil {
-		if len(t.ranks) >= maxRanks {
-			v.dropped = true
-			return v
-		}
-		r = &rank{cursors: make(map[uint64]uint64, 1)}
-		t.ranks[key] = r
-	}
-	cursor, heard := r.cursors[publisher]
+// accept takes one event of a feed from a publisher.
+func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEvent) verdict {
+	src, told := t.workers[ev.WorkerID]
 	switch {
+	case told && !src.takes(feed):
+		return verdict{other: true}
+	case !told:
+		if q := t.waiting[waitKey{ev.WorkerID, feed}]; q != nil || t.waits(ev.WorkerID) {
+			return t.wait(now, feed, publisher, ev)
+		}
+	case !src.has(ev.DPRank):
+		return verdict{dropped: true}
+	}
+	r := t.rank(rankKey{ev.WorkerID, ev.DPRank})
+	if r == nil {
+		return verdict{dropped: true}
+	}
+	if src.Queries {
+		return t.follow(now, r, publisher, ev)
+	}
+	v, known := t.pass(now, r, publisher, ev)
+	if !known && !told {
+		t.drop(r) // nothing of it was taken, so its cursor means nothing
+		return t.wait(now, feed, publisher, ev)
+	}
+	return v
+}
+
+// rank returns what is kept of a rank, or nil if there are too many.
+func (t *tracker) rank(key rankKey) *rank {
+	r := t.ranks[key]
+	if r == nil && len(t.ranks) < maxRanks {
+		r = &rank{key: key, cursors: make(map[uint64]uint64, 1)}
+		t.ranks[key] = r
+		t.owned[key.worker] = append(t.owned[key.worker], r)
+	}
+	return r
+}
+
+// drop forgets a rank.
+func (t *tracker) drop(r *rank) {
+	t.settle(r)
+	delete(t.ranks, r.key)
+	left := slices.DeleteFunc(t.owned[r.key.worker], func(o *rank) bool { return o == r })
+	if len(left) == 0 {
+		delete(t.owned, r.key.worker)
+		return
+	}
+	t.owned[r.key.worker] = left
+}
+
+// pass lets an event through if it is new, whatever is missing before it.
+func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent) (v verdict, known bool) {
+	cursor, heard := r.cursors[publisher]
+	// Without names a beginning tells of a new publisher.
+	anew := heard && publisher == 0 && ev.EventID <= 1 && cursor > 1
+	switch {
+	case anew:
+		v.restart = true
 	case heard && ev.EventID <= cursor:
 		v.duplicate = true
 		// An old publisher that says old things is none.
-		return v
+		return v, true
 	case heard:
 		v.gap = ev.EventID > cursor+1
 		if publisher != r.newest && !r.many {
@@ -133,71 +238,122 @@ func (t *tracker) accept(now time.Time, publisher uint64, ev RouterEvent) verdic
 		r.newest = publisher
 	}
 	r.cursors[publisher] = ev.EventID
-
+	switch {
+	case v.restart && ev.EventID <= 1, ev.Event.Kind == indexer.Cleared && !ev.Foreign:
+		t.set(r, StateOK)
+	case v.restart, v.gap && heard:
+		t.miss(now, r, StateSuspect)
+	case v.gap && t.workers[r.key.worker].Feed != FeedDurable:
+		t.miss(now, r, StatePartial)
+	}
 	if v.restart {
-		t.deliver(now, &v, RouterEvent{WorkerID: ev.WorkerID, DPRank: ev.DPRank, Event: indexer.Event{Kind: indexer.Cleared}})
+		t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
 	}
-	if !ev.Foreign && ev.Event.Kind != 0 {
-		t.deliver(now, &v, ev)
-	}
-	if v.dropped && t.waiting[ev.WorkerID] == nil {
-		delete(t.ranks, key) // nothing of it is kept, so its cursor means nothing
-	}
-	return v
+	return v, t.give(r, &ev)
 }
 
-// deliver gives an event to the sink, or lets it wait for its worker.
-func (t *tracker) deliver(now time.Time, v *verdict, ev RouterEvent) {
-	q := t.waiting[ev.WorkerID]
-	if q == nil {
-		if t.sink(ev.WorkerID, ev.DPRank, ev.Event) {
-			return
+// give gives an event to the sink, unless it does nothing.
+func (t *tracker) give(r *rank, ev *RouterEvent) (known bool) {
+	if ev.Foreign || ev.Event.Kind == 0 {
+		return true
+	}
+	return t.sink(r.key.worker, r.key.rank, ev.Event)
+}
+
+// miss notes that something was missed. Suspect is worse than partial.
+func (t *tracker) miss(now time.Time, r *rank, s State) {
+	r.missed = now
+	t.set(r, max(s, r.state))
+}
+
+func (t *tracker) set(r *rank, s State) {
+	if r.state != s {
+		r.state = s
+		t.changed(r.key.worker, r.key.rank, s)
+	}
+}
+
+// waits reports whether events of a worker wait.
+func (t *tracker) waits(worker uint64) bool {
+	for _, feed := range feeds {
+		if t.waiting[waitKey{worker, feed}] != nil {
+			return true
 		}
+	}
+	return false
+}
+
+// wait lets an event wait for its worker.
+func (t *tracker) wait(now time.Time, feed Feed, publisher uint64, ev RouterEvent) verdict {
+	key := waitKey{ev.WorkerID, feed}
+	q := t.waiting[key]
+	if q == nil {
 		if len(t.waiting) >= maxWaitingWorkers {
-			v.dropped = true
-			return
+			return verdict{dropped: true}
 		}
 		q = &queue{since: now}
-		t.waiting[ev.WorkerID] = q
+		t.waiting[key] = q
 	}
 	if len(q.events) >= maxWaitingEvents {
-		v.dropped = true
-		return
+		return verdict{dropped: true}
 	}
-	v.waiting = true
-	q.events = append(q.events, ev)
+	q.events = append(q.events, heldEvent{publisher: publisher, ev: ev})
+	return verdict{waiting: true}
 }
 
-// known delivers what waited for a worker.
-func (t *tracker) known(worker uint64) {
-	q := t.waiting[worker]
-	if q == nil {
-		return
-	}
-	delete(t.waiting, worker)
-	for _, ev := range q.events {
-		// A rank that the worker does not have keeps nobody waiting.
-		t.sink(ev.WorkerID, ev.DPRank, ev.Event)
-	}
-}
-
-// forget drops cursors and waiting events of a worker.
-func (t *tracker) forget(worker uint64) {
-	delete(t.waiting, worker)
-	for key := range t.ranks {
-		if key.worker == worker {
-			delete(t.ranks, key)
+// known takes the events that waited for a worker.
+func (t *tracker) known(now time.Time, worker uint64) {
+	for _, feed := range feeds {
+		q := t.waiting[waitKey{worker, feed}]
+		if q == nil {
+			continue
+		}
+		delete(t.waiting, waitKey{worker, feed})
+		src := t.workers[worker]
+		if !src.takes(feed) {
+			continue
+		}
+		for _, h := range q.events {
+			r := t.rank(rankKey{worker, h.ev.DPRank})
+			switch {
+			case r == nil || !src.has(h.ev.DPRank):
+			case src.Queries:
+				t.follow(now, r, h.publisher, h.ev)
+			default:
+				// A rank that the worker does not have keeps nobody waiting.
+				t.pass(now, r, h.publisher, h.ev)
+			}
 		}
 	}
 }
 
-// expire forgets workers that nobody got to know in time, and returns how many
-// events went with them.
+// forget drops all that is kept of a worker.
+func (t *tracker) forget(worker uint64) {
+	for _, feed := range feeds {
+		delete(t.waiting, waitKey{worker, feed})
+	}
+	for _, r := range slices.Clone(t.owned[worker]) {
+		t.drop(r)
+	}
+	delete(t.workers, worker)
+}
+
+// expire drops the events of workers that nobody got to know in time, and returns
+// how many these are. Ranks that nothing was missed of for long are no longer
+// partial.
 func (t *tracker) expire(now time.Time) (dropped int) {
-	for worker, q := range t.waiting {
+	for key, q := range t.waiting {
 		if now.Sub(q.since) >= maxWait {
 			dropped += len(q.events)
-			t.forget(worker)
+			delete(t.waiting, key)
+		}
+	}
+	if now.Sub(t.loaded) >= maxWait {
+		t.saved = nil
+	}
+	for _, r := range t.ranks {
+		if r.state == StatePartial && now.Sub(r.missed) >= partialFor {
+			t.set(r, StateOK)
 		}
 	}
 	return dropped

@@ -4,6 +4,8 @@ package events
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,7 +21,7 @@ func NewTracker(sink Sink) Tracker { return Tracker{newTracker(sink)} }
 // Accept takes an event and returns what is true of the verdict, in words.
 func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string {
 	var words []string
-	for f := range strings.FieldsSeq(strings.Trim(fmt.Sprintf("%+v", t.t.accept(now, publisher, ev)), "{}")) {
+	for f := range strings.FieldsSeq(strings.Trim(fmt.Sprintf("%+v", t.t.accept(now, FeedCore, publisher, ev)), "{}")) {
 		if name, ok := strings.CutSuffix(f, ":true"); ok {
 			words = append(words, name)
 		}
@@ -28,7 +30,7 @@ func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string 
 }
 
 // Known, Forget and Expire are the tracker's.
-func (t Tracker) Known(worker uint64)      { t.t.known(worker) }
+func (t Tracker) Known(worker uint64)      { t.t.known(time.Time{}, worker) }
 func (t Tracker) Forget(worker uint64)     { t.t.forget(worker) }
 func (t Tracker) Expire(now time.Time) int { return t.t.expire(now) }
 func (t Tracker) Waiting() (workers, evs int) {
@@ -40,6 +42,93 @@ func (t Tracker) Waiting() (workers, evs int) {
 
 // Ranks counts the ranks whose cursors are kept.
 func (t Tracker) Ranks() int { return len(t.t.ranks) }
+
+// SetWorker, Tick, Answer, Failed, Audit and Doubt are the tracker's.
+func (t Tracker) SetWorker(now time.Time, id uint64, src Source) { t.t.setWorker(now, id, src) }
+func (t Tracker) Audit(now time.Time)                            { t.t.audit(now) }
+func (t Tracker) Doubt(now time.Time, id uint64, dpRank uint32)  { t.t.doubt(now, id, dpRank) }
+func (t Tracker) Failed(now time.Time, id uint64)                { t.t.failed(now, id, "nobody") }
+func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
+	a.Events = slices.Clone(a.Events)
+	t.t.answer(now, id, publisher, &a)
+}
+
+// Ask is a query that a tracker sends.
+type Ask struct {
+	ID    uint64
+	Query Query
+}
+
+// Tick lets time pass, and returns what is asked then.
+func (t Tracker) Tick(now time.Time) (asks []Ask) {
+	t.t.tick(now)
+	for _, a := range t.t.queries(now) {
+		asks = append(asks, Ask{a.id, a.query})
+	}
+	return asks
+}
+
+// Seed makes jitter reproducible; Count is told what happens, Changed of states.
+func (t Tracker) Seed(seed uint64) Tracker {
+	t.t.repairs.rng = rand.New(rand.NewPCG(seed, 9))
+	return t
+}
+func (t Tracker) Count(count func(string, int))               { t.t.count = count }
+func (t Tracker) Changed(changed func(uint64, uint32, State)) { t.t.changed = changed }
+func (t Tracker) Asked() int                                  { return len(t.t.repairs.asked) }
+func (t Tracker) Load(now time.Time, saved ...Saved)          { t.t.load(now, saved) }
+func (t Tracker) State(id uint64, dpRank uint32) (s State) {
+	return t.t.ranks[rankKey{id, dpRank}].state
+}
+func (t Tracker) Cursor(id uint64, dpRank uint32) (last uint64) {
+	return t.t.ranks[rankKey{id, dpRank}].cursor().id
+}
+
+// Repairs counts the ranks under repair, and the blocks that wait for them, in two
+// ways that must agree.
+func (t Tracker) Repairs() (ranks, blocks, sum int) {
+	for _, r := range t.t.ranks {
+		if r.repair != nil {
+			ranks++
+			for _, h := range r.repair.held {
+				sum += weight(&h.ev.Event)
+			}
+		}
+	}
+	return ranks, t.t.repairs.blocks, sum
+}
+
+// Local is a worker's local indexer.
+type Local struct{ l *local }
+
+// NewLocal returns an empty one.
+func NewLocal() Local { return Local{newLocal()} }
+
+// Remember takes an event.
+func (l Local) Remember(now time.Time, ev RouterEvent) { l.l.remember(now, ev) }
+
+// Ask answers a query, whole.
+func (l Local) Ask(q Query) Answer {
+	a, content := l.l.answer(&q)
+	if content != nil {
+		for i, ev := range RankEvents(content, 0) {
+			a.Events = append(a.Events, RouterEvent{WorkerID: q.WorkerID, DPRank: q.DPRank, EventID: uint64(i) + 1, Event: ev})
+		}
+	}
+	return a
+}
+
+// Parts are the parts of an answer.
+func (a *Answer) Parts() []Answer { return a.parts() }
+
+// Bounds of repairs and of the ring.
+const (
+	RingEvents    = ringEvents
+	MaxHeldEvents = maxHeldEvents
+	MaxQueries    = maxQueries
+	MaxDumps      = maxDumps
+	MaxTries      = maxTries
+)
 
 // MaxWaitingEvents and MaxWaitingWorkers are bounds.
 const (

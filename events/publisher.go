@@ -33,6 +33,13 @@ const (
 type PublisherConfig struct {
 	Scope    wire.Scope
 	WorkerID uint64
+	// LocalIndexer keeps what the worker holds and its last events, and answers
+	// queries about them. The worker's record should say so.
+	LocalIndexer bool
+	// Quiet says nothing while there are routers and none of them wants events.
+	// When one does again, those who have no local indexer to ask are told all
+	// that the worker holds.
+	Quiet bool
 	// Lost is told of events that were dropped, by the goroutine of Run. Default
 	// nobody.
 	Lost func(events int)
@@ -51,11 +58,20 @@ type Publisher struct {
 
 	sequence uint64 // of messages; only Run flushes
 
+	// answering is held while the local index is read, before mu: a second dump
+	// would wait for the first.
+	answering sync.Mutex
+
 	mu sync.Mutex
 	// mu guards the fields below.
-	pending []RouterEvent
-	lastID  map[uint32]uint64 // by rank
-	dropped int               // since the last flush
+	pending  []RouterEvent
+	sealed   int               // of pending: those that have their final form
+	lastID   map[uint32]uint64 // by rank
+	lost     map[uint32]bool   // ranks whose last event may have reached nobody
+	dropped  int               // since the last flush
+	local    *local            // nil if nobody needs it
+	audience audience
+	silent   bool
 }
 
 // NewPublisher returns a publisher on a connection that stays its caller's. It is
@@ -67,12 +83,17 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	if conf.Log == nil {
 		conf.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Publisher{
+	p := &Publisher{
 		conf: conf, nc: nc,
 		id:     rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 		wake:   make(chan struct{}, 1),
 		lastID: make(map[uint32]uint64),
+		lost:   make(map[uint32]bool),
 	}
+	if conf.LocalIndexer || conf.Quiet {
+		p.local = newLocal()
+	}
+	return p
 }
 
 // Publish takes an event of a rank, in the order in which they happen. It does not
@@ -82,19 +103,42 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 func (p *Publisher) Publish(dpRank uint32, ev indexer.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := len(p.pending); n > 0 && join(&p.pending[n-1], dpRank, &ev) {
+	Parts(ev, func(part indexer.Event) { p.publishLocked(dpRank, part) })
+}
+
+func (p *Publisher) publishLocked(dpRank uint32, ev indexer.Event) {
+	if n := len(p.pending); n > p.sealed && join(&p.pending[n-1], dpRank, &ev) {
 		return
 	}
 	p.lastID[dpRank]++
-	if len(p.pending) >= maxPending {
-		p.dropped++
+	e := RouterEvent{WorkerID: p.conf.WorkerID, DPRank: dpRank, EventID: p.lastID[dpRank], Event: ev}
+	if p.silent || len(p.pending) >= maxPending {
+		p.sealLocked()
+		if p.local != nil {
+			p.local.remember(p.conf.Now(), e)
+		}
+		if !p.silent {
+			p.dropped++
+			p.lost[dpRank] = true
+		}
 		return
 	}
-	p.pending = append(p.pending, RouterEvent{WorkerID: p.conf.WorkerID, DPRank: dpRank, EventID: p.lastID[dpRank], Event: ev})
+	p.pending = append(p.pending, e)
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
+}
+
+// sealLocked gives what is pending its final form: what is said of it from now on
+// stays true.
+func (p *Publisher) sealLocked() {
+	if p.local != nil {
+		for _, ev := range p.pending[p.sealed:] {
+			p.local.remember(p.conf.Now(), ev)
+		}
+	}
+	p.sealed = len(p.pending)
 }
 
 // join makes ev part of the event before it, if together they say the same.
@@ -125,8 +169,26 @@ func join(last *RouterEvent, dpRank uint32, ev *indexer.Event) bool {
 // Run publishes until ctx ends, then what is pending, and waits up to a second for
 // the bus to have it.
 func (p *Publisher) Run(ctx context.Context) error {
+	subs, err := p.listen()
+	defer func() {
+		for _, sub := range subs {
+			_ = sub.Unsubscribe() // fails if the connection is closed, which does the same
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	connection := p.nc.Stats().Reconnects
 	for {
 		select {
+		case <-tick.C:
+			p.tell(p.conf.Now(), nil)
+			now := p.nc.Stats().Reconnects
+			p.admit(now != connection)
+			connection = now
+			continue
 		case <-ctx.Done():
 			p.flush()
 			if p.nc.IsConnected() {
@@ -151,8 +213,9 @@ func (p *Publisher) Run(ctx context.Context) error {
 // lost by its missing numbers.
 func (p *Publisher) flush() {
 	p.mu.Lock()
+	p.sealLocked()
 	pending, dropped := p.pending, p.dropped
-	p.pending, p.dropped = nil, 0
+	p.pending, p.sealed, p.dropped = nil, 0, 0
 	p.mu.Unlock()
 
 	subject := p.conf.Scope.Topic(Topic)
@@ -176,6 +239,11 @@ func (p *Publisher) flush() {
 		p.sequence++
 		if err := p.nc.Publish(subject, message); err != nil {
 			dropped += n
+			p.mu.Lock()
+			for _, ev := range pending[:n] {
+				p.lost[ev.DPRank] = true
+			}
+			p.mu.Unlock()
 			p.conf.Log.Warn("the bus refuses events", "events", n, "err", err)
 		}
 		pending = pending[n:]

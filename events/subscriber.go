@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +24,9 @@ import (
 type SubscriberConfig struct {
 	Scope wire.Scope
 	Sink  Sink
+	// Changed, if not nil, is told when the state of a rank changes. It must not
+	// call back.
+	Changed func(workerID uint64, dpRank uint32, s State)
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
 	// Log takes a line for each loss. Default none.
@@ -35,11 +40,15 @@ type Subscriber struct {
 	conf    SubscriberConfig
 	nc      *nats.Conn
 	metrics *metrics
+	inbox   string // subject that answers come to, without the query's id
 
 	mu sync.Mutex
-	// mu guards the field below. The sink is called under it: that is what keeps
+	// mu guards the fields below. The sink is called under it: that is what keeps
 	// the events of a worker in order.
 	tracker *tracker
+	answers map[uint64]*collected // by query
+	wanted  [len(feeds) + 1]int   // workers, by feed
+	demand  chan struct{}         // closed when wanted has changed
 }
 
 // NewSubscriber returns a subscriber on a connection that stays its caller's.
@@ -53,18 +62,35 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	if conf.Meter == nil {
 		conf.Meter = noop.Meter{}
 	}
-	m, err := newMetrics(conf.Meter)
-	if err != nil {
+	s := &Subscriber{
+		conf: conf, nc: nc,
+		inbox:   nats.NewInbox() + ".",
+		tracker: newTracker(conf.Sink),
+		answers: make(map[uint64]*collected),
+		demand:  make(chan struct{}),
+	}
+	var err error
+	if s.metrics, err = newMetrics(conf.Meter, s); err != nil {
 		return nil, err
 	}
-	return &Subscriber{conf: conf, nc: nc, metrics: m, tracker: newTracker(conf.Sink)}, nil
+	s.tracker.count = s.metrics.happened
+	if conf.Changed != nil {
+		s.tracker.changed = conf.Changed
+	}
+	return s, nil
 }
 
-// Run listens until ctx ends. A connection that is lost meanwhile comes back by
-// itself; what was published in between shows as a gap.
+// Periods of [Subscriber.Run].
+const (
+	tickEvery   = 20 * time.Millisecond // how exact the times of queries are
+	expireEvery = 5 * time.Second
+)
+
+// Run listens until ctx ends, and asks for what was missed. A connection that is
+// lost meanwhile comes back by itself; then all that can be asked about is asked.
 func (s *Subscriber) Run(ctx context.Context) error {
 	subject := s.conf.Scope.Topic(Topic)
-	sub, err := s.nc.Subscribe(subject, func(m *nats.Msg) { s.message(ctx, m.Data) })
+	sub, err := s.nc.Subscribe(subject, func(m *nats.Msg) { s.Take(ctx, FeedCore, m.Data) })
 	if err != nil {
 		return fmt.Errorf("events: subscribe to %s: %w", subject, err)
 	}
@@ -73,38 +99,146 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	if err := sub.SetPendingLimits(1<<20, 256<<20); err != nil {
 		return fmt.Errorf("events: set limits of %s: %w", subject, err)
 	}
-	tick := time.NewTicker(5 * time.Second)
+	replies, err := s.nc.Subscribe(s.inbox+"*", func(m *nats.Msg) { s.reply(ctx, m) })
+	if err != nil {
+		return fmt.Errorf("events: subscribe to answers: %w", err)
+	}
+	if err := replies.SetPendingLimits(-1, 1<<30); err != nil { // the queries are bounded
+		return fmt.Errorf("events: set limits of answers: %w", err)
+	}
+	defer s.stop()
+	tick, expire := time.NewTicker(tickEvery), time.NewTicker(expireEvery)
 	defer tick.Stop()
+	defer expire.Stop()
+	connection := s.nc.Stats().Reconnects
 	for lost := 0; ; {
 		select {
 		case <-ctx.Done():
-			if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-				return fmt.Errorf("events: unsubscribe from %s: %w", subject, err)
+			for _, sub := range []*nats.Subscription{sub, replies} {
+				if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
+					return fmt.Errorf("events: unsubscribe from %s: %w", sub.Subject, err)
+				}
 			}
 			return nil
 		case <-tick.C:
+			s.tick()
+			if now := s.nc.Stats().Reconnects; now != connection && s.nc.IsConnected() {
+				connection = now
+				s.audit("NATS was away")
+			}
+		case <-expire.C:
 			s.expire(ctx)
 			if n, err := sub.Dropped(); err == nil && n > lost {
 				s.conf.Log.Warn("too slow for the events; messages were dropped", "messages", n-lost)
 				s.metrics.count(ctx, outcomeSlow, n-lost)
 				lost = n
+				s.audit("too slow for the events")
 			}
 		}
 	}
 }
 
-// WorkerKnown tells that the sink knows a worker from now on.
+// SetWorker tells that the sink knows a worker from now on, and where its events
+// are to be taken from; and again when that changes. Told the same again it does
+// nothing.
+func (s *Subscriber) SetWorker(id uint64, src Source) {
+	s.mu.Lock()
+	old, told := s.tracker.workers[id]
+	s.tracker.setWorker(s.conf.Now(), id, src)
+	if told {
+		s.wanted[old.Feed]--
+	}
+	s.wanted[src.Feed]++
+	if !told || old.Feed != src.Feed {
+		close(s.demand)
+		s.demand = make(chan struct{})
+	}
+	s.mu.Unlock()
+}
+
+// WorkerKnown tells that the sink knows a worker from now on. Its events are taken
+// wherever they come from, unless [Subscriber.SetWorker] says otherwise.
 func (s *Subscriber) WorkerKnown(id uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tracker.known(id)
+	s.tracker.known(s.conf.Now(), id)
 }
 
 // Forget tells that the sink has forgotten a worker.
 func (s *Subscriber) Forget(id uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if old, told := s.tracker.workers[id]; told {
+		s.wanted[old.Feed]--
+		close(s.demand)
+		s.demand = make(chan struct{})
+	}
 	s.tracker.forget(id)
+}
+
+// Doubt tells that the sink could not do with what it got of a rank: something is
+// missing, though no event is.
+func (s *Subscriber) Doubt(workerID uint64, dpRank uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tracker.doubt(s.conf.Now(), workerID, dpRank)
+}
+
+// lastStand is how long a feed goes on that no worker needs any more: one that
+// restarts comes back sooner.
+const lastStand = 30 * time.Second
+
+// RunFeed runs a feed's consumer while there are workers whose events come by it,
+// until ctx ends. Messages go to [Subscriber.Take]. An error of the consumer, while
+// it is wanted, is returned.
+func (s *Subscriber) RunFeed(ctx context.Context, feed Feed, run func(context.Context) error) error {
+	for s.await(ctx, feed, true, 0) {
+		inner, cancel := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- run(inner) }()
+		idle := make(chan bool, 1)
+		go func() { idle <- s.await(inner, feed, false, lastStand) }()
+		select {
+		case err := <-done:
+			cancel()
+			<-idle
+			if ctx.Err() == nil {
+				return err
+			}
+		case <-idle:
+			cancel()
+			if err := <-done; err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// await returns when it has been so for a while that the feed is wanted or not. It
+// returns false when ctx ends.
+func (s *Subscriber) await(ctx context.Context, feed Feed, want bool, length time.Duration) bool {
+	for {
+		s.mu.Lock()
+		is, change := s.wanted[feed] > 0, s.demand
+		s.mu.Unlock()
+		var passed <-chan time.Time
+		if is == want {
+			if length == 0 {
+				return true
+			}
+			timer := time.NewTimer(length)
+			defer timer.Stop()
+			passed = timer.C
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-change:
+		case <-passed:
+			return true
+		}
+	}
 }
 
 func (s *Subscriber) expire(ctx context.Context) {
@@ -117,37 +251,199 @@ func (s *Subscriber) expire(ctx context.Context) {
 	}
 }
 
-// message takes one message off the bus. Messages come one after the other.
-func (s *Subscriber) message(ctx context.Context, data []byte) {
-	e, err := DecodeEnvelope(data)
-	if err != nil {
+func (s *Subscriber) audit(why string) {
+	s.mu.Lock()
+	s.tracker.audit(s.conf.Now())
+	s.mu.Unlock()
+	s.conf.Log.Info("the workers are asked for events that may have been missed", "why", why)
+}
+
+// Take takes one message of a feed. Messages of a worker must come one after the
+// other.
+func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
+	m, err := DecodeMessage(data)
+	if err != nil || m.Dialect == DialectEngine {
 		s.metrics.count(ctx, outcomeBad, 1)
-		s.conf.Log.Debug("a message is no envelope", "err", err)
+		s.conf.Log.Debug("a message has no events for us", "err", err)
 		return
 	}
-	evs, bad, err := DecodeEvents(e.Payload)
-	if err != nil {
-		bad = 1
+	if m.Bad > 0 {
+		s.metrics.count(ctx, outcomeBad, m.Bad)
+		s.conf.Log.Debug("events could not be read", "publisher", m.Envelope.PublisherID, "events", m.Bad)
 	}
-	if bad > 0 {
-		s.metrics.count(ctx, outcomeBad, bad)
-		s.conf.Log.Debug("events could not be read", "publisher", e.PublisherID, "events", bad)
-	}
-	s.metrics.delay(ctx, s.conf.Now(), e.PublishedAt)
-
 	now := s.conf.Now()
+	if m.Envelope.PublishedAt > 0 {
+		s.metrics.delay(ctx, now, m.Envelope.PublishedAt)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, ev := range evs {
-		v := s.tracker.accept(now, e.PublisherID, ev)
+	for _, ev := range m.Events {
+		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev)
 		s.metrics.accepted(ctx, ev, v)
 		switch {
+		case v.gap && v.held:
+			s.conf.Log.Debug("events of a worker are missing; they are asked for", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
 		case v.gap:
 			s.conf.Log.Warn("events of a worker are missing; what is known of it stays and may be wrong", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
 		case v.restart:
-			s.conf.Log.Info("a worker's publisher started anew; its blocks are forgotten", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
+			s.conf.Log.Info("a worker's publisher started anew", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
 		case v.many:
 			s.conf.Log.Warn("two publishers speak for one rank; its blocks are not cleared any more", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
 		}
 	}
+}
+
+// tick lets the tracker look at the clock and sends what it asks for.
+func (s *Subscriber) tick() {
+	s.mu.Lock()
+	now := s.conf.Now()
+	s.tracker.tick(now)
+	s.sendLocked(now)
+	for id := range s.answers {
+		if s.tracker.repairs.asked[id] == nil {
+			delete(s.answers, id) // nobody waits for the rest
+		}
+	}
+	s.mu.Unlock()
+}
+
+// sendLocked sends queries. While NATS is away it would only store them.
+func (s *Subscriber) sendLocked(now time.Time) {
+	if !s.nc.IsConnected() {
+		return
+	}
+	for _, a := range s.tracker.queries(now) {
+		q := &a.query
+		err := s.nc.PublishRequest(querySubject(s.conf.Scope, q.WorkerID, strconv.FormatUint(uint64(q.DPRank), 10)),
+			s.inbox+strconv.FormatUint(a.id, 10), AppendQuery(nil, *q))
+		if err != nil {
+			s.tracker.failed(now, a.id, "refused")
+			continue
+		}
+		s.answers[a.id] = &collected{query: *q}
+	}
+}
+
+// reply takes a message that answers a query, or is a part of the answer.
+func (s *Subscriber) reply(ctx context.Context, m *nats.Msg) {
+	id, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, s.inbox), 10, 64)
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	c := s.answers[id]
+	s.mu.Unlock()
+	now := s.conf.Now()
+	if c == nil {
+		s.metrics.happened("stale", 1)
+		return
+	}
+	var done bool
+	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
+		err = errNobody
+	} else {
+		done, err = c.add(m) // replies come one at a time, so c is ours
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case errors.Is(err, errNobody) && !c.legacy && c.query.DPRank == 0:
+		// A worker of Dynamo 0.8 answers elsewhere.
+		c.legacy = true
+		err = s.nc.PublishRequest(legacyQuerySubject(s.conf.Scope, c.query.WorkerID), m.Subject, AppendJSONQuery(nil, c.query))
+		if err == nil {
+			return
+		}
+		fallthrough
+	case err != nil:
+		delete(s.answers, id)
+		why := "bad_answer"
+		if errors.Is(err, errNobody) {
+			why = "nobody"
+		}
+		s.conf.Log.Debug("a query about a worker's events has failed", "worker", c.query.WorkerID, "dp_rank", c.query.DPRank, "err", err)
+		s.tracker.failed(now, id, why)
+	case done:
+		delete(s.answers, id)
+		if n := c.answer.Bad; n > 0 {
+			s.metrics.count(ctx, outcomeBad, n)
+		}
+		s.tracker.answer(now, id, c.publisher, &c.answer)
+	}
+	s.sendLocked(now)
+}
+
+// stop forgets the queries under way: nobody listens to their answers any more.
+func (s *Subscriber) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id := range s.answers {
+		s.tracker.failed(s.conf.Now(), id, "stopped")
+	}
+	clear(s.answers)
+}
+
+// errNobody means that nobody listens to a subject.
+var errNobody = errors.New("nobody answers")
+
+// Bounds of an answer.
+const (
+	maxParts       = 4096
+	maxAnswerBytes = 256 << 20 // of messages; what is kept of them is less
+)
+
+// collected is an answer whose parts come one by one.
+type collected struct {
+	query     Query
+	legacy    bool // asked as Dynamo 0.8
+	parts     []*Answer
+	missing   int
+	size      int
+	publisher uint64
+	answer    Answer // whole
+}
+
+// add takes a part, and reports whether it was the last one that was missing.
+func (c *collected) add(m *nats.Msg) (done bool, err error) {
+	part, parts := 0, 1
+	if text := m.Header.Get(headerParts); text != "" {
+		var errs [2]error
+		part, errs[0] = strconv.Atoi(m.Header.Get(headerPart))
+		parts, errs[1] = strconv.Atoi(text)
+		if errors.Join(errs[:]...) != nil || parts < 1 || parts > maxParts || part < 0 || part >= parts {
+			return false, fmt.Errorf("events: an answer's part %.20q of %.20q", m.Header.Get(headerPart), text)
+		}
+	}
+	if text := m.Header.Get(headerPublisher); text != "" {
+		if c.publisher, err = strconv.ParseUint(text, 16, 64); err != nil {
+			return false, fmt.Errorf("events: an answer's publisher is %.20q", text)
+		}
+	}
+	if c.size += len(m.Data); c.size > maxAnswerBytes {
+		return false, fmt.Errorf("events: an answer has more than %d bytes", maxAnswerBytes)
+	}
+	if c.parts == nil {
+		c.parts, c.missing = make([]*Answer, parts), parts
+	}
+	if len(c.parts) != parts || c.parts[part] != nil {
+		return false, fmt.Errorf("events: an answer's part %d of %d does not fit", part, parts)
+	}
+	a, err := DecodeAnswer(m.Data)
+	if err != nil {
+		return false, err
+	}
+	c.parts[part] = &a
+	if c.missing--; c.missing > 0 {
+		return false, nil
+	}
+	c.answer = *c.parts[0]
+	for _, p := range c.parts[1:] {
+		if p.Kind != c.answer.Kind || p.LastEventID != c.answer.LastEventID {
+			return false, fmt.Errorf("events: an answer's parts contradict each other: %v, %v", c.answer.Kind, p.Kind)
+		}
+		c.answer.Events = append(c.answer.Events, p.Events...)
+		c.answer.Bad += p.Bad
+	}
+	c.parts = nil
+	return true, nil
 }

@@ -36,6 +36,7 @@ func TestWhereEventsMayBe(t *testing.T) {
 		{fleet.Events{Transport: "http_poll", Endpoint: "http://192.168.0.7/x"}, "worker networks", "worker networks"},
 		{fleet.Events{Transport: "http_poll", Endpoint: "http://intranet/x"}, "an ip", ""},
 		{fleet.Events{Transport: "http_poll", Endpoint: "file:///etc/passwd"}, "http://ip:port", "http://ip:port"},
+		{fleet.Events{Transport: "zmq", Topic: strings.Repeat("x", 300)}, "events.topic", "events.topic"},
 		{fleet.Events{Transport: "pigeon"}, "events.transport", "events.transport"},
 	} {
 		r := fleet.Record{Name: "w", Address: "10.0.0.7:8000", Models: []string{"m"}, Events: c.events}

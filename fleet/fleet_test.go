@@ -276,8 +276,6 @@ func TestRefusedRecords(t *testing.T) {
 		"an empty model":            {func(r *fleet.Record) { r.Models = []string{""} }, "models"},
 		"too many adapters":         {func(r *fleet.Record) { r.LoRA = slices.Repeat([]string{"l"}, 300) }, "lora"},
 		"a role of its own":         {func(r *fleet.Record) { r.Role = "boss" }, "role"},
-		"a way of its own":          {func(r *fleet.Record) { r.Events.Transport = "pigeon" }, "events.transport"},
-		"an endless topic":          {func(r *fleet.Record) { r.Events.Topic = strings.Repeat("x", 300) }, "events"},
 		"a negative block":          {func(r *fleet.Record) { r.BlockSize = -1 }, "block_size"},
 		"too many ranks":            {func(r *fleet.Record) { r.DPSize = 1 << 20 }, "dp_size"},
 		"a name for an address":     {func(r *fleet.Record) { r.Address = "worker:80" }, "address"},

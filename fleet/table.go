@@ -58,6 +58,7 @@ type Table struct {
 // member is a worker of the set.
 type member struct {
 	info   router.WorkerInfo
+	record Record    // as it was put
 	static bool      // from the configuration
 	seen   time.Time // last sign of life
 	load   Load
@@ -121,7 +122,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 	if m != nil && m.static {
 		return nil
 	}
-	if m != nil && m.info.Health == router.Healthy && reflect.DeepEqual(m.info, info) {
+	if m != nil && m.info.Health == router.Healthy && reflect.DeepEqual(m.record, r) {
 		m.seen = now
 		return nil
 	}
@@ -132,7 +133,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 		m = &member{}
 		t.workers[info.ID] = m
 	}
-	m.info, m.seen = info, now
+	m.info, m.record, m.seen = info, r, now
 	t.set(info)
 	t.tellEvents(r, info)
 	return nil

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// content describes what a worker holds in an index: a line for each block, its
+// sequence hash and its external hash. Two indexes with equal contents answer
+// alike, now and after any further events.
+func content(x *indexer.Index, worker int) []string {
+	lines := []string{}
+	ends := map[uint32]uint64{}
+	for r := range x.Dump() {
+		sequence := make([]uint64, len(r.Local))
+		last := ends[r.Parent]
+		for i, l := range r.Local {
+			if r.Parent == 0 && i == 0 {
+				last = l
+			} else {
+				last = indexer.NextSequenceHash(last, l)
+			}
+			sequence[i] = last
+		}
+		ends[r.ID] = last
+		for _, h := range r.Holders {
+			if h.Worker != worker {
+				continue
+			}
+			for i, e := range h.Externals {
+				lines = append(lines, fmt.Sprintf("%016x=%x", sequence[h.Start+i], e))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// engine is a worker's cache that makes valid events at random: chains that grow
+// and branch, second names of blocks, removals anywhere, now and then a clear.
+type fakeCache struct {
+	rng  *rand.Rand
+	next uint64
+	held []held
+}
+
+type held struct{ external, local, parent uint64 }
+
+func (c *fakeCache) event() indexer.Event {
+	switch n := c.rng.IntN(20); {
+	case n == 0 && c.rng.IntN(4) == 0:
+		c.held = nil
+		return indexer.Event{Kind: indexer.Cleared}
+	case n < 7 && len(c.held) > 0:
+		ev := indexer.Event{Kind: indexer.Removed}
+		for range 1 + c.rng.IntN(3) {
+			if len(c.held) == 0 {
+				break
+			}
+			i := c.rng.IntN(len(c.held))
+			ev.Externals = append(ev.Externals, c.held[i].external)
+			c.held = slices.Delete(c.held, i, i+1)
+		}
+		return ev
+	case n == 7 && len(c.held) > 0:
+		// The same block once more, under another name.
+		h := c.held[c.rng.IntN(len(c.held))]
+		if i := slices.IndexFunc(c.held, func(p held) bool { return p.external == h.parent }); h.parent == 0 || i >= 0 {
+			c.next++
+			h.external = c.next
+			c.held = append(c.held, h)
+			return indexer.Event{Kind: indexer.Stored, HasParent: h.parent != 0, Parent: h.parent, Blocks: []indexer.Block{{External: h.external, Local: h.local}}}
+		}
+	}
+	ev := indexer.Event{Kind: indexer.Stored}
+	parent := uint64(0)
+	if len(c.held) > 0 && c.rng.IntN(4) > 0 {
+		parent = c.held[c.rng.IntN(len(c.held))].external
+		ev.Parent, ev.HasParent = parent, true
+	}
+	for range 1 + c.rng.IntN(6) {
+		c.next++
+		// Few local hashes, so that chains meet.
+		h := held{external: c.next, local: c.rng.Uint64N(3), parent: parent}
+		ev.Blocks = append(ev.Blocks, indexer.Block{External: h.external, Local: h.local})
+		c.held = append(c.held, h)
+		parent = h.external
+	}
+	return ev
+}
+
+// Whatever a cache went through, the events made of its index make an equal index,
+// and go on making an equal one.
+func TestAnIndexIsMadeOfItsEvents(t *testing.T) {
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		const workers = 3
+		caches := make([]*fakeCache, workers)
+		for w := range caches {
+			caches[w] = &fakeCache{rng: rng}
+		}
+		x := indexer.New(indexer.Config{})
+		for range 150 {
+			w := rng.IntN(workers)
+			x.Apply(w, caches[w].event())
+		}
+		all := events.AllRankEvents(x.Dump())
+		for w := range workers {
+			y := indexer.New(indexer.Config{})
+			evs := events.RankEvents(x.Dump(), w)
+			for _, ev := range evs {
+				if out := y.Apply(0, ev); out.Orphan+out.Unknown+out.Invalid+out.Conflict > 0 {
+					t.Fatalf("seed %d, worker %d: %+v of %+v", seed, w, out, ev)
+				}
+			}
+			if diff := gocmp.Diff(content(x, w), content(y, 0)); diff != "" {
+				t.Fatalf("seed %d, worker %d (-want +got):\n%s", seed, w, diff)
+			}
+			if diff := gocmp.Diff(evs, all[w]); diff != "" && len(evs)+len(all[w]) > 0 {
+				// The order of the workers' common runs may differ, not what they make.
+				z := indexer.New(indexer.Config{})
+				for _, ev := range all[w] {
+					z.Apply(0, ev)
+				}
+				if diff := gocmp.Diff(content(x, w), content(z, 0)); diff != "" {
+					t.Fatalf("seed %d, worker %d, among all (-want +got):\n%s", seed, w, diff)
+				}
+			}
+			for range 30 {
+				ev := caches[w].event()
+				a, b := x.Apply(w, ev), y.Apply(0, ev)
+				a.Evicted, b.Evicted = 0, 0
+				if a != b {
+					t.Fatalf("seed %d, worker %d: %+v did %+v to the index and %+v to its copy", seed, w, ev, a, b)
+				}
+			}
+			if diff := gocmp.Diff(content(x, w), content(y, 0)); diff != "" {
+				t.Fatalf("seed %d, worker %d, later (-want +got):\n%s", seed, w, diff)
+			}
+		}
+	}
+	if got := events.RankEvents(indexer.New(indexer.Config{}).Dump(), 0); len(got) > 0 {
+		t.Errorf("an empty index gave %v", got)
+	}
+}

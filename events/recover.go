@@ -1,0 +1,621 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// State is how far what is known of a rank can be trusted.
+type State uint8
+
+// The states, the better ones first.
+const (
+	StateOK      State = iota
+	StatePartial       // we came late and cannot ask: what was there before is not known
+	StateSuspect       // events are missing
+)
+
+// String returns the state's name.
+func (s State) String() string {
+	return [...]string{"ok", "partial", "suspect"}[min(s, StateSuspect)]
+}
+
+// Bounds and times of repairs.
+const (
+	maxQueries = 64
+	maxDumps   = 8
+	// maxTries times, doubling from firstBackoff to lastBackoff, are 17 s in all;
+	// each may wait for queryTimeout in addition.
+	maxTries     = 8
+	firstBackoff = 200 * time.Millisecond
+	lastBackoff  = 5 * time.Second
+	queryTimeout = 30 * time.Second
+	suspectEvery = time.Minute // a suspect rank is read again
+
+	// Delays of queries: replicas that see the same gap do not ask at the same
+	// time, and an event that was merely overtaken comes before it is asked for.
+	gapSpread       = 50 * time.Millisecond
+	discoverySpread = 100 * time.Millisecond
+	auditSpread     = 2 * time.Second
+
+	// maxHeldEvents and maxHeldBlocks bound what waits behind a gap of one rank,
+	// maxAllHeld of all.
+	maxHeldEvents = 4096
+	maxHeldBlocks = 1 << 20
+	maxAllHeld    = 8 << 20 // blocks: 128 MB
+
+	// rejectFor is how long a publisher is not listened to after the worker said
+	// that another one is its own. The worker may yet be replaced by it.
+	rejectFor   = 10 * time.Second
+	maxRejected = 8
+)
+
+// repair is the way of a rank back to what its worker holds. Its steps:
+//
+//	waiting ──time──► ready ──a query is free──► asked ──answer──► done, or waiting again
+//	   ▲                                           │
+//	   └──────────── failure, backoff ─────────────┘   after maxTries: given up
+//
+// A range becomes a dump when the answer does not continue what is known, when
+// another publisher is heard, and when too much waits.
+type repair struct {
+	dump    bool // all is asked for, else what is behind the cursor
+	step    step
+	id      uint64 // of the query, if asked
+	tries   int
+	passing bool // events do not wait meanwhile: they are applied and, after a dump, once more
+	held    []heldEvent
+	blocks  int  // in held
+	spilled bool // held was emptied
+}
+
+type step uint8
+
+const (
+	stepWaiting step = iota
+	stepReady
+	stepAsked
+)
+
+// repairs is what the repairs of all ranks have in common.
+type repairs struct {
+	rng    *rand.Rand
+	timers map[*rank]time.Time // when a rank is to be looked at
+	ranges []*rank             // ready; some are so no more
+	dumps  []*rank
+	asked  map[uint64]*rank // by query
+	queued int              // dumps among asked
+	last   uint64           // id of a query
+	blocks int              // held
+}
+
+func (p *repairs) init(rng *rand.Rand) {
+	p.rng, p.timers, p.asked = rng, make(map[*rank]time.Time), make(map[uint64]*rank)
+}
+
+func (p *repairs) jitter(spread time.Duration) time.Duration {
+	return time.Duration(p.rng.Int64N(int64(spread)))
+}
+
+// ask is a query to be sent.
+type ask struct {
+	id    uint64
+	query Query
+}
+
+// cursor is the id of the last event applied; not set before the first one.
+type cursor struct {
+	id  uint64
+	set bool
+}
+
+func (r *rank) cursor() cursor {
+	id, set := r.cursors[r.newest]
+	return cursor{id, set}
+}
+
+// next reports whether id follows at once. The first id is 1, or 0.
+func (c cursor) next(id uint64) bool {
+	if c.set {
+		return id == c.id+1
+	}
+	return id <= 1
+}
+
+// follow takes an event of a rank whose worker answers queries.
+func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEvent) (v verdict) {
+	rp := r.repair
+	if rp != nil && !rp.passing {
+		return t.hold(now, r, publisher, ev)
+	}
+	if r.state == StateSuspect {
+		// Nobody answers, so it is as if nobody could.
+		v, _ = t.pass(now, r, publisher, ev)
+		if rp != nil && !v.duplicate {
+			t.keep(now, r, publisher, ev)
+		}
+		return v
+	}
+	if r.newest == 0 && publisher != 0 {
+		// The dump did not say whose ids it counts.
+		if id, ok := r.cursors[0]; ok {
+			r.cursors[publisher] = id
+			delete(r.cursors, 0)
+		}
+		r.newest = publisher
+	}
+	c := r.cursor()
+	switch {
+	case publisher != r.newest && now.Before(r.rejected[publisher]):
+		return verdict{rejected: true}
+	case publisher != r.newest, publisher == 0 && c.set && c.id > 1 && ev.EventID <= 1:
+		// Whether the worker started anew, or somebody lies, its answer tells.
+		t.want(now, r, true, t.repairs.jitter(gapSpread))
+		v = t.hold(now, r, publisher, ev)
+		v.restart = true
+		return v
+	case r.open || c.next(ev.EventID):
+		t.advance(r, &ev)
+		return v
+	case c.set && ev.EventID <= c.id:
+		return verdict{duplicate: true}
+	}
+	t.want(now, r, !c.set, gapSpread/5+t.repairs.jitter(gapSpread))
+	v = t.hold(now, r, publisher, ev)
+	v.gap = true
+	return v
+}
+
+// advance applies the next event.
+func (t *tracker) advance(r *rank, ev *RouterEvent) {
+	r.open = false
+	r.cursors[r.newest] = ev.EventID
+	t.give(r, ev)
+}
+
+// hold lets an event wait for the end of the repair, or for what is missing before
+// it.
+func (t *tracker) hold(now time.Time, r *rank, publisher uint64, ev RouterEvent) verdict {
+	rp := r.repair
+	if !rp.dump {
+		c := r.cursor()
+		switch {
+		case publisher != r.newest && now.Before(r.rejected[publisher]):
+			return verdict{rejected: true}
+		case publisher != r.newest:
+			t.turn(now, r)
+		case ev.EventID <= c.id:
+			return verdict{duplicate: true}
+		case ev.EventID == c.id+1:
+			t.advance(r, &ev)
+			if t.drain(r) == 0 {
+				t.done(now, r) // it was only late
+			}
+			return verdict{}
+		}
+	}
+	t.keep(now, r, publisher, ev)
+	return verdict{held: true}
+}
+
+// keep holds an event.
+func (t *tracker) keep(now time.Time, r *rank, publisher uint64, ev RouterEvent) {
+	rp, w := r.repair, weight(&ev.Event)
+	if len(rp.held) >= maxHeldEvents || rp.blocks+w > maxHeldBlocks || t.repairs.blocks+w > maxAllHeld {
+		t.count("spilled", len(rp.held))
+		t.release(rp)
+		rp.spilled = true
+		t.turn(now, r)
+	}
+	rp.held = append(rp.held, heldEvent{publisher, ev, t.repairs.last})
+	rp.blocks += w
+	t.repairs.blocks += w
+}
+
+func (t *tracker) release(rp *repair) {
+	t.repairs.blocks -= rp.blocks
+	rp.held, rp.blocks = nil, 0
+}
+
+// want begins a repair of a rank, or makes one that is under way ask for all.
+func (t *tracker) want(now time.Time, r *rank, dump bool, delay time.Duration) {
+	switch {
+	case r.repair == nil:
+		r.repair = &repair{dump: dump}
+		t.repairs.timers[r] = now.Add(delay)
+	case dump:
+		t.turn(now, r)
+	}
+}
+
+// turn makes a repair ask for all instead of a range.
+func (t *tracker) turn(now time.Time, r *rank) {
+	rp := r.repair
+	if rp.dump {
+		return
+	}
+	t.unask(r)
+	rp.dump, rp.step = true, stepWaiting
+	t.repairs.timers[r] = now.Add(t.repairs.jitter(gapSpread))
+}
+
+// unask gives up waiting for an answer.
+func (t *tracker) unask(r *rank) {
+	rp := r.repair
+	if rp.step != stepAsked {
+		return
+	}
+	delete(t.repairs.asked, rp.id)
+	if rp.dump {
+		t.repairs.queued--
+	}
+	rp.step = stepWaiting
+}
+
+// settle ends a repair, whatever it still waits for.
+func (t *tracker) settle(r *rank) {
+	if rp := r.repair; rp != nil {
+		t.unask(r)
+		t.release(rp)
+		r.repair = nil
+	}
+	delete(t.repairs.timers, r)
+}
+
+// done ends a repair that has succeeded.
+func (t *tracker) done(now time.Time, r *rank) {
+	t.settle(r)
+	if r.state == StateSuspect { // part of the answer could not be read
+		t.again(now, r)
+	}
+}
+
+// drain applies what waited and follows, and returns how many events still wait.
+func (t *tracker) drain(r *rank) int {
+	rp := r.repair
+	held := slices.DeleteFunc(rp.held, func(h heldEvent) bool { return h.publisher != r.newest })
+	slices.SortStableFunc(held, func(a, b heldEvent) int { return cmp.Compare(a.ev.EventID, b.ev.EventID) })
+	n := 0
+	for ; n < len(held); n++ {
+		ev := &held[n].ev
+		c := r.cursor()
+		if r.open || c.next(ev.EventID) {
+			t.advance(r, ev)
+		} else if !c.set || ev.EventID > c.id {
+			break
+		}
+	}
+	held = slices.Clone(held[n:])
+	t.release(rp)
+	rp.held = held
+	for i := range held {
+		rp.blocks += weight(&held[i].ev.Event)
+	}
+	t.repairs.blocks += rp.blocks
+	return len(held)
+}
+
+// tick looks at the clock: repairs whose time has come get ready, queries that were
+// not answered have failed, and suspect ranks are to be read again.
+func (t *tracker) tick(now time.Time) {
+	var due []*rank
+	for r, at := range t.repairs.timers {
+		if !now.Before(at) {
+			due = append(due, r)
+		}
+	}
+	slices.SortFunc(due, func(a, b *rank) int {
+		return cmp.Or(t.repairs.timers[a].Compare(t.repairs.timers[b]), cmp.Compare(a.key.worker, b.key.worker), cmp.Compare(a.key.rank, b.key.rank))
+	})
+	for _, r := range due {
+		delete(t.repairs.timers, r)
+		rp := r.repair
+		switch {
+		case rp == nil:
+			r.repair = &repair{dump: true, passing: true}
+			t.ready(r)
+		case rp.step == stepAsked:
+			t.count("timeout", 1)
+			t.unask(r)
+			t.fail(now, r)
+		default:
+			t.ready(r)
+		}
+	}
+}
+
+func (t *tracker) ready(r *rank) {
+	r.repair.step = stepReady
+	if r.repair.dump {
+		t.repairs.dumps = append(t.repairs.dumps, r)
+	} else {
+		t.repairs.ranges = append(t.repairs.ranges, r)
+	}
+}
+
+// queries returns the queries to send now.
+func (t *tracker) queries(now time.Time) (asks []ask) {
+	p := &t.repairs
+	for len(p.asked) < maxQueries && len(p.ranges) > 0 {
+		r := p.ranges[0]
+		p.ranges = p.ranges[1:]
+		if rp := r.repair; rp != nil && rp.step == stepReady && !rp.dump {
+			asks = append(asks, t.ask(now, r))
+		}
+	}
+	for len(p.asked) < maxQueries && p.queued < maxDumps && len(p.dumps) > 0 {
+		r := p.dumps[0]
+		p.dumps = p.dumps[1:]
+		if rp := r.repair; rp != nil && rp.step == stepReady && rp.dump {
+			p.queued++
+			asks = append(asks, t.ask(now, r))
+		}
+	}
+	return asks
+}
+
+func (t *tracker) ask(now time.Time, r *rank) ask {
+	p, rp := &t.repairs, r.repair
+	p.last++
+	rp.step, rp.id = stepAsked, p.last
+	p.asked[rp.id] = r
+	p.timers[r] = now.Add(queryTimeout)
+	q := Query{WorkerID: r.key.worker, DPRank: r.key.rank}
+	if rp.dump {
+		t.count("ask_dump", 1)
+	} else {
+		q.HasStart, q.Start = true, r.cursor().id+1
+		t.count("ask_range", 1)
+	}
+	if rp.tries > 0 {
+		t.count("retry", 1)
+	}
+	return ask{rp.id, q}
+}
+
+// failed takes the news that a query will not be answered.
+func (t *tracker) failed(now time.Time, id uint64, why string) {
+	if r := t.repairs.asked[id]; r != nil {
+		t.count(why, 1)
+		t.unask(r)
+		t.fail(now, r)
+	}
+}
+
+// fail lets a repair try again later, or gives it up.
+func (t *tracker) fail(now time.Time, r *rank) {
+	rp := r.repair
+	if rp.passing {
+		t.settle(r)
+		t.again(now, r)
+		return
+	}
+	if rp.tries++; rp.tries >= maxTries {
+		t.giveUp(now, r)
+		return
+	}
+	backoff := min(firstBackoff<<(rp.tries-1), lastBackoff)
+	rp.step = stepWaiting
+	t.repairs.timers[r] = now.Add(backoff*3/4 + t.repairs.jitter(backoff/2))
+}
+
+// again has a suspect rank read later.
+func (t *tracker) again(now time.Time, r *rank) {
+	t.repairs.timers[r] = now.Add(suspectEvery*3/4 + t.repairs.jitter(suspectEvery/2))
+}
+
+// giveUp applies what waits, across the gap.
+func (t *tracker) giveUp(now time.Time, r *rank) {
+	held := r.repair.held
+	t.settle(r)
+	for _, h := range slices.Backward(held) {
+		if h.publisher != r.newest && !now.Before(r.rejected[h.publisher]) {
+			// A new one, and nobody says no.
+			clear(r.cursors)
+			r.newest = h.publisher
+			t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
+			break
+		}
+	}
+	slices.SortStableFunc(held, func(a, b heldEvent) int { return cmp.Compare(a.ev.EventID, b.ev.EventID) })
+	for i := range held {
+		if c := r.cursor(); held[i].publisher == r.newest && (!c.set || held[i].ev.EventID > c.id) {
+			t.advance(r, &held[i].ev)
+		}
+	}
+	t.count("given_up", 1)
+	t.miss(now, r, StateSuspect)
+	t.again(now, r)
+}
+
+// answer takes the answer to a query, all its parts together, and whose event ids
+// it counts, 0 if it does not say. It says what came of it.
+func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
+	r := t.repairs.asked[id]
+	if r == nil {
+		t.count("stale", 1)
+		return
+	}
+	t.unask(r)
+	delete(t.repairs.timers, r)
+	t.honest(r, a)
+	t.count(a.Kind.String(), 1)
+	if a.Kind == AnswerDump {
+		t.replace(now, r, id, publisher, a)
+		return
+	}
+	c := r.cursor()
+	foreign := publisher != 0 && publisher != r.newest
+	switch {
+	case r.repair.dump:
+		t.fail(now, r)
+	case foreign && (a.Kind == AnswerEvents || a.Kind == AnswerTooNew),
+		a.Kind == AnswerTooNew && a.LastEventID < c.id:
+		// Its publisher is another one, or the same that lost its memory.
+		t.turn(now, r)
+	case a.Kind == AnswerTooNew && a.LastEventID == c.id:
+		t.progress(now, r, false)
+	case a.Kind == AnswerEvents && c.continues(a):
+		for i := range a.Events {
+			if ev := &a.Events[i]; ev.EventID > r.cursor().id {
+				t.advance(r, ev)
+			}
+		}
+		t.progress(now, r, r.cursor() != c)
+	case a.Kind == AnswerEvents:
+		t.count("broken", 1)
+		r.repair.dump = true
+		t.fail(now, r)
+	default:
+		t.fail(now, r)
+	}
+}
+
+// honest leaves out the events of an answer that are not of the rank asked for.
+func (t *tracker) honest(r *rank, a *Answer) {
+	n := len(a.Events)
+	a.Events = slices.DeleteFunc(a.Events, func(ev RouterEvent) bool { return ev.WorkerID != r.key.worker || ev.DPRank != r.key.rank })
+	if n -= len(a.Events); n > 0 {
+		t.count("lie", n)
+		a.Bad += n
+	}
+}
+
+// continues reports whether an answer has all events from the cursor on. Those
+// before a clear may be left out.
+func (c cursor) continues(a *Answer) bool {
+	next := c.id + 1
+	for i := range a.Events {
+		switch ev := &a.Events[i]; {
+		case ev.EventID < next:
+		case ev.EventID == next, ev.Event.Kind == indexer.Cleared:
+			next = ev.EventID + 1
+		default:
+			return false
+		}
+	}
+	return a.Bad == 0 && (!a.HasLast || a.LastEventID == next-1)
+}
+
+// progress ends a repair if nothing waits any more. If something does, more was
+// missed meanwhile.
+func (t *tracker) progress(now time.Time, r *rank, moved bool) {
+	before := r.cursor()
+	if t.drain(r) == 0 && !r.repair.spilled {
+		t.done(now, r)
+		return
+	}
+	rp := r.repair
+	rp.spilled = false
+	if !moved && r.cursor() == before {
+		t.fail(now, r)
+		return
+	}
+	rp.tries = 0
+	rp.dump, rp.step = !r.cursor().set, stepWaiting
+	t.repairs.timers[r] = now.Add(t.repairs.jitter(gapSpread))
+}
+
+// replace makes the dump that answers a query what is known of a rank.
+func (t *tracker) replace(now time.Time, r *rank, id, publisher uint64, a *Answer) {
+	rp := r.repair
+	if publisher != 0 && rp.overtaken(id, publisher) {
+		t.fail(now, r)
+		return
+	}
+	if publisher == 0 {
+		publisher = r.newest
+		if n := len(rp.held); n > 0 {
+			publisher = rp.held[n-1].publisher
+		}
+	}
+	before := r.cursor()
+	t.reject(now, r, publisher)
+	r.newest, r.many, r.open = publisher, false, !a.HasLast
+	clear(r.cursors)
+	if a.HasLast && a.LastEventID > 0 {
+		r.cursors[publisher] = a.LastEventID
+	}
+	t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
+	for i := range a.Events {
+		if ev := &a.Events[i]; ev.Event.Kind != indexer.Cleared {
+			t.give(r, ev)
+		}
+	}
+	rp.passing = false
+	if a.Bad > 0 {
+		t.miss(now, r, StateSuspect)
+	} else {
+		t.set(r, StateOK)
+	}
+	t.progress(now, r, r.cursor() != before)
+}
+
+// overtaken reports whether a publisher other than that of the answer to a query was
+// heard for the first time after the query was sent: the one who answered may have
+// ended since.
+func (rp *repair) overtaken(id, publisher uint64) bool {
+	for i, h := range rp.held {
+		if h.publisher != publisher && h.after >= id &&
+			!slices.ContainsFunc(rp.held[:i], func(o heldEvent) bool { return o.publisher == h.publisher }) {
+			return true
+		}
+	}
+	return false
+}
+
+// reject remembers, of all publishers that were heard of a rank, that they do not
+// speak for it: only the given one does.
+func (t *tracker) reject(now time.Time, r *rank, publisher uint64) {
+	if r.rejected == nil {
+		r.rejected = make(map[uint64]time.Time)
+	}
+	put := func(other uint64) {
+		if other == 0 || other == publisher {
+			return
+		}
+		if len(r.rejected) >= maxRejected {
+			clear(r.rejected)
+		}
+		r.rejected[other] = now.Add(rejectFor)
+	}
+	put(r.newest)
+	for _, h := range r.repair.held {
+		put(h.publisher)
+	}
+	delete(r.rejected, publisher)
+}
+
+// audit has all ranks that can be asked about asked: anything may have been lost.
+func (t *tracker) audit(now time.Time) {
+	var steady []*rank
+	for _, r := range t.ranks {
+		if t.workers[r.key.worker].Queries && r.repair == nil && r.state != StateSuspect {
+			steady = append(steady, r)
+		}
+	}
+	slices.SortFunc(steady, func(a, b *rank) int {
+		return cmp.Or(cmp.Compare(a.key.worker, b.key.worker), cmp.Compare(a.key.rank, b.key.rank))
+	})
+	for _, r := range steady {
+		t.want(now, r, !r.cursor().set, t.repairs.jitter(auditSpread))
+	}
+}
+
+// doubt has a rank read anew, since the sink could not do with what it got.
+func (t *tracker) doubt(now time.Time, worker uint64, dpRank uint32) {
+	r := t.ranks[rankKey{worker, dpRank}]
+	switch {
+	case r == nil:
+	case !t.workers[worker].Queries:
+		t.miss(now, r, StateSuspect)
+	case r.state != StateSuspect:
+		t.want(now, r, true, t.repairs.jitter(discoverySpread))
+	}
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// Feed is a way for events to come.
+type Feed uint8
+
+// The feeds. The zero one stands for all of them.
+const (
+	FeedAny     Feed = iota
+	FeedCore         // NATS core
+	FeedDurable      // JetStream
+	FeedZMQ
+	FeedPoll // HTTP
+	FeedNone // events are not wanted
+)
+
+//nolint:gochecknoglobals // a table: the feeds that events come from, in the order in which those that wait are taken
+var feeds = [...]Feed{FeedAny, FeedDurable, FeedCore, FeedZMQ, FeedPoll}
+
+// Source says where the events of a worker are taken from. The zero Source takes
+// them all, of any rank.
+type Source struct {
+	Feed Feed
+	// Queries says that a local indexer of the worker answers queries.
+	Queries bool
+	// DPStart and DPSize are the worker's ranks. A DPSize of 0 stands for any, and
+	// is not for workers that answer queries.
+	DPStart, DPSize uint32
+	// StartedMS and Home name an incarnation of the worker and the place where
+	// its blocks are counted. If either changes, the sink has forgotten them.
+	StartedMS int64
+	Home      string
+}
+
+func (s Source) takes(feed Feed) bool {
+	return s.Feed == feed || s.Feed == FeedAny || feed == FeedAny && s.Feed != FeedNone
+}
+
+func (s Source) has(rank uint32) bool {
+	return s.DPSize == 0 || rank >= s.DPStart && rank-s.DPStart < s.DPSize
+}
+
+// setWorker takes what is known of a worker. Whoever calls it has told the sink
+// first.
+func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
+	old, told := t.workers[id]
+	t.workers[id] = src
+	if told && old == src {
+		return
+	}
+	// What the sink has forgotten, or never got in order, counts for nothing.
+	forgotten := told && (old.StartedMS != src.StartedMS || old.Home != src.Home) || !told && src.Queries
+	for _, r := range slices.Clone(t.owned[id]) {
+		if forgotten || !src.has(r.key.rank) || src.Feed == FeedNone {
+			t.drop(r)
+		}
+	}
+	if src.Feed == FeedNone {
+		t.known(now, id)
+		return
+	}
+	for n := range src.DPSize {
+		t.setRank(now, rankKey{id, src.DPStart + n}, src)
+	}
+	t.known(now, id)
+}
+
+// setRank begins or goes on with one rank of a worker that changed.
+func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
+	r := t.ranks[key]
+	if r != nil && !src.Queries {
+		if r.repair != nil {
+			t.giveUp(now, r) // nobody will answer
+		}
+		delete(t.repairs.timers, r)
+		return
+	}
+	if r == nil {
+		saved := t.saved[key]
+		delete(t.saved, key)
+		if saved == nil && !src.Queries {
+			return // made by its first event
+		}
+		if r = t.rank(key); r == nil {
+			return
+		}
+		if saved != nil && saved.StartedMS == src.StartedMS && saved.StartedMS != 0 {
+			t.restore(now, r, saved, src)
+		}
+	}
+	if src.Queries && r.repair == nil {
+		t.want(now, r, !r.cursor().set || r.state != StateOK, t.repairs.jitter(discoverySpread))
+	}
+}
+
+// restore begins a rank with what was saved of it by an earlier process.
+func (t *tracker) restore(now time.Time, r *rank, s *Saved, src Source) {
+	for i := range s.Events {
+		t.sink(r.key.worker, r.key.rank, s.Events[i])
+	}
+	r.newest = s.Publisher
+	r.cursors[s.Publisher] = s.Cursor
+	t.count("restored", 1)
+	if !src.Queries && src.Feed != FeedDurable {
+		t.miss(now, r, StatePartial)
+	}
+}
+
+// Saved is what is saved of a rank.
+type Saved struct {
+	WorkerID  uint64
+	DPRank    uint32
+	StartedMS int64 // of the worker's incarnation
+	// Publisher and Cursor name the last event that Events know of.
+	Publisher, Cursor uint64
+	// Events make what the rank holds.
+	Events []indexer.Event
+}
+
+func (s *Saved) compare(o *Saved) int {
+	return cmp.Or(cmp.Compare(s.WorkerID, o.WorkerID), cmp.Compare(s.DPRank, o.DPRank))
+}
+
+const (
+	// presencePeriod is how often a router says that it is there.
+	presencePeriod = 2 * time.Second
+	// maxRouters bounds what liars can make a publisher remember.
+	maxRouters = 4096
+)
+
+// audience is the routers that a publisher has heard of. The zero value is one
+// without any.
+type audience struct {
+	routers map[uint64]listener
+}
+
+type listener struct {
+	at    time.Time
+	wants bool
+}
+
+// hear takes a router's presence. A router that does not say whether it wants
+// events is an older one, and does.
+func (a *audience) hear(now time.Time, data []byte) {
+	said := struct {
+		RouterID uint64 `json:"router_id"`
+		Wants    *bool  `json:"wants_events"`
+	}{}
+	if json.Unmarshal(data, &said) != nil || said.RouterID == 0 {
+		return
+	}
+	if a.routers == nil {
+		a.routers = make(map[uint64]listener)
+	}
+	if _, known := a.routers[said.RouterID]; known || len(a.routers) < maxRouters {
+		a.routers[said.RouterID] = listener{now, said.Wants == nil || *said.Wants}
+	}
+}
+
+// listens reports whether to speak: some router wants events, or none is known. The
+// latter may be because they are of another kind or about to start, and a stream
+// may be there to keep the events for them.
+func (a *audience) listens(now time.Time) bool {
+	wanted := false
+	for id, l := range a.routers {
+		if now.Sub(l.at) >= 3*presencePeriod {
+			delete(a.routers, id)
+			continue
+		}
+		wanted = wanted || l.wants
+	}
+	return wanted || len(a.routers) == 0
+}
+
+// load takes what an earlier process saved.
+func (t *tracker) load(now time.Time, saved []Saved) {
+	t.loaded, t.saved = now, make(map[rankKey]*Saved, len(saved))
+	for i := range saved {
+		t.saved[rankKey{saved[i].WorkerID, saved[i].DPRank}] = &saved[i]
+	}
+}
