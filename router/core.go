@@ -65,6 +65,7 @@ type entry struct {
 	key    uint64 // on a hash ring: the same for the worker's whole life
 	since  uint64 // value of core.changes when the worker got the ordinal
 	routed uint64 // requests sent here
+	events string // why its events cannot be trusted; empty if they can
 	cold   uint64 // number of the last request sent here that no worker knew
 
 	// The engine's own report of its blocks in use.

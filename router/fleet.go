@@ -64,7 +64,7 @@ func (r *Router) ApplyEvent(w Worker, ev indexer.Event) (known bool) {
 	if p == nil {
 		return false
 	}
-	out, known := p.applyEvent(w, ev)
+	out, known := p.applyEvent(r.conf.Now(), w, ev)
 	if known {
 		r.metrics.applied(out)
 	}

@@ -12,7 +12,8 @@ import (
 // prompt is the most that one of the indexes says. A nil known knows nothing, and
 // learns nothing.
 type known struct {
-	index *indexer.Index // what events say
+	index  *indexer.Index  // what events say
+	parked *indexer.Parked // in front of it: all events come this way
 	// history is what was routed, for workers without events and for prompts
 	// whose hashes no engine has; predicted is what was routed and is about to
 	// come as an event; nil for none.
@@ -22,8 +23,10 @@ type known struct {
 }
 
 func newKnown(c *Config) *known {
+	x := indexer.New(indexer.Config{})
 	k := &known{
-		index:    indexer.New(indexer.Config{}),
+		index:    x,
+		parked:   indexer.NewParked(x),
 		history:  indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL}),
 		noEvents: c.NoEvents,
 	}
@@ -66,7 +69,7 @@ func (k *known) removeWorker(ord int) {
 	if k == nil {
 		return
 	}
-	k.index.RemoveWorker(ord)
+	k.parked.RemoveWorker(ord)
 	k.history.Clear(ord)
 	if k.predicted != nil {
 		k.predicted.Clear(ord)
@@ -74,7 +77,7 @@ func (k *known) removeWorker(ord int) {
 }
 
 // apply applies an event of a worker.
-func (k *known) apply(ord int, ev indexer.Event) indexer.Outcome {
+func (k *known) apply(now time.Time, ord int, ev indexer.Event) indexer.Outcome {
 	if k.predicted != nil && k.predicted.WorkerBlocks(ord) > 0 {
 		switch ev.Kind {
 		case indexer.Removed:
@@ -86,7 +89,7 @@ func (k *known) apply(ord int, ev indexer.Event) indexer.Outcome {
 		case indexer.Stored:
 		}
 	}
-	return k.index.Apply(ord, ev)
+	return k.parked.Apply(now, ord, ev)
 }
 
 // told returns how many blocks events say that a worker holds, guessedOf how many

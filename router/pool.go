@@ -228,7 +228,7 @@ func (p *pool) purge(ordinals []int) {
 
 // applyEvent applies an event of a worker that is in the pool. It returns false
 // if the worker has no such rank.
-func (p *pool) applyEvent(w Worker, ev indexer.Event) (out indexer.Outcome, known bool) {
+func (p *pool) applyEvent(now time.Time, w Worker, ev indexer.Event) (out indexer.Outcome, known bool) {
 	p.mu.Lock()
 	ord, known := p.core.find(w)
 	silent := known && p.core.entries[ord].info.BlockSize == 0 || p.core.conf.NoEvents
@@ -243,7 +243,24 @@ func (p *pool) applyEvent(w Worker, ev indexer.Event) (out indexer.Outcome, know
 	case p.known == nil:
 		return out, true
 	}
-	return p.known.apply(ord, ev), true
+	return p.known.apply(now, ord, ev), true
+}
+
+// expireEvents drops events that waited too long for their parents, and returns
+// whose they were and how many blocks.
+func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
+	if p.known == nil {
+		return nil, 0
+	}
+	for ord, n := range p.known.parked.Expire(now) {
+		blocks += n
+		p.mu.Lock()
+		if ord < len(p.core.entries) {
+			whose = append(whose, p.core.entries[ord].worker)
+		}
+		p.mu.Unlock()
+	}
+	return whose, blocks
 }
 
 // isAbsence says whether an error of one pool may be no error of another.

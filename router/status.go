@@ -17,12 +17,13 @@ type WorkerState struct {
 	LoRA           []string       `json:"lora,omitempty"`
 	Role           Role           `json:"role"`
 	Engine         string         `json:"engine,omitempty"`
+	Transport      string         `json:"event_transport,omitempty"` // as it registered
 	Health         string         `json:"health"`
 	Draining       bool           `json:"draining"`
 	Taints         []string       `json:"taints,omitempty"`
 	BlockSize      int            `json:"block_size"`
 	TotalKVBlocks  int            `json:"total_kv_blocks,omitempty"`
-	KVEvents       string         `json:"kv_events"`       // "ok", or "none": it tells of none
+	KVEvents       string         `json:"kv_events"`       // "ok", "partial" or "suspect": see package events; "none": it tells of none
 	CachedBlocks   int            `json:"cached_blocks"`   // in the index
 	GuessedBlocks  int            `json:"guessed_blocks"`  // taken to be cached, without having been told
 	ActiveRequests int            `json:"active_requests"` // slots
@@ -58,12 +59,13 @@ func (p *pool) appendStates(states []WorkerState) []WorkerState {
 			LoRA:           e.info.LoRA,
 			Role:           cmp.Or(e.info.Role, Aggregated),
 			Engine:         e.info.Engine,
+			Transport:      e.info.Events.Transport,
 			Health:         e.info.Health.String(),
 			Draining:       e.info.Draining,
 			Taints:         e.info.Taints,
 			BlockSize:      e.info.BlockSize,
 			TotalKVBlocks:  e.info.TotalKVBlocks,
-			KVEvents:       cmp.Or(e.info.KVEvents, "ok"),
+			KVEvents:       cmp.Or(e.events, e.info.KVEvents, "ok"), // what we miss, or what its publisher does
 			CachedBlocks:   p.known.told(ord),
 			GuessedBlocks:  p.known.guessedOf(ord),
 			ActiveRequests: load.Requests,
