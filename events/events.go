@@ -200,6 +200,7 @@ func (t *tracker) rank(key rankKey) *rank {
 // drop forgets a rank.
 func (t *tracker) drop(r *rank) {
 	t.settle(r)
+	t.set(r, StateOK)
 	delete(t.ranks, r.key)
 	left := slices.DeleteFunc(t.owned[r.key.worker], func(o *rank) bool { return o == r })
 	if len(left) == 0 {

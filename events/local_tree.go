@@ -183,7 +183,7 @@ func (t *tree) name(b *branch, at int) uint64 {
 // finish returns the events, the placeholders taken back.
 func (t *tree) finish() []indexer.Event {
 	if len(t.holes) > 0 {
-		t.events = append(t.events, indexer.Event{Kind: indexer.Removed, Externals: t.holes})
+		Parts(indexer.Event{Kind: indexer.Removed, Externals: t.holes}, func(part indexer.Event) { t.events = append(t.events, part) })
 	}
 	return t.events
 }

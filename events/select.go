@@ -3,7 +3,6 @@
 package events
 
 import (
-	"cmp"
 	"encoding/json"
 	"slices"
 	"time"
@@ -88,13 +87,14 @@ func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
 	if r == nil {
 		saved := t.saved[key]
 		delete(t.saved, key)
-		if saved == nil && !src.Queries {
+		if saved == nil && !src.Queries || src.Feed == FeedDurable {
 			return // made by its first event
 		}
 		if r = t.rank(key); r == nil {
 			return
 		}
-		if saved != nil && saved.StartedMS == src.StartedMS && saved.StartedMS != 0 {
+		// Who can be asked tells whether it is the same process.
+		if saved != nil && saved.Home == src.Home && saved.StartedMS == src.StartedMS && (saved.StartedMS != 0 || src.Queries) {
 			t.restore(now, r, saved, src)
 		}
 	}
@@ -120,15 +120,12 @@ func (t *tracker) restore(now time.Time, r *rank, s *Saved, src Source) {
 type Saved struct {
 	WorkerID  uint64
 	DPRank    uint32
-	StartedMS int64 // of the worker's incarnation
+	StartedMS int64  // of the worker's incarnation
+	Home      string // where its blocks are counted
 	// Publisher and Cursor name the last event that Events know of.
 	Publisher, Cursor uint64
 	// Events make what the rank holds.
 	Events []indexer.Event
-}
-
-func (s *Saved) compare(o *Saved) int {
-	return cmp.Or(cmp.Compare(s.WorkerID, o.WorkerID), cmp.Compare(s.DPRank, o.DPRank))
 }
 
 const (
@@ -137,6 +134,32 @@ const (
 	// maxRouters bounds what liars can make a publisher remember.
 	maxRouters = 4096
 )
+
+// ChooseFeed says how to get the events of a worker that registered with a
+// transport, and perhaps a local indexer: by the bus from a worker that can be asked
+// for what the bus loses, else by the stream if there is one, else by the bus all
+// the same; from where the record says if it names another place.
+func ChooseFeed(transport string, localIndexer, durable bool) (feed Feed, queries bool) {
+	switch transport {
+	case "none", "heartbeat":
+		return FeedNone, false
+	case "zmq":
+		return FeedZMQ, false
+	case "http_poll":
+		return FeedPoll, false
+	case "jetstream":
+		if durable {
+			return FeedDurable, false
+		}
+	}
+	switch {
+	case localIndexer:
+		return FeedCore, true
+	case durable:
+		return FeedDurable, false
+	}
+	return FeedCore, false
+}
 
 // audience is the routers that a publisher has heard of. The zero value is one
 // without any.

@@ -10,6 +10,9 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
+// WantsEvents says whether events of the workers' caches can change a decision.
+func (r *Router) WantsEvents() bool { return r.conf.indexed() && !r.conf.NoEvents }
+
 // ExpireEvents drops events that have waited 30 s for the blocks before theirs, and
 // returns whose they were, in worker order: what these hold is not known for
 // certain any more. It is to be called every few seconds.

@@ -63,6 +63,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	fs.BoolVar(&sockets.Connect, "kv-events-connect", false, "connect the PUB socket instead of binding it")
 	fs.IntVar(&sockets.DropEvery, "kv-events-drop-every", 0, "leave out each `n`-th message of events, as a network might; 0 leaves out none")
 	fs.Float64Var(&sim.Speed, "speed", 1, "simulated seconds in a real one")
+	localIndexer := fs.Bool("enable-local-indexer", false, "answer routers' queries about events that they missed")
 	fs.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	if err := parse(fs, args); err != nil {
 		return err
@@ -128,7 +129,10 @@ func engine(ctx context.Context, args []string, std stdio) error {
 		}
 	}
 	if *kvEvents == "nats" {
-		publisher := events.NewPublisher(nc, events.PublisherConfig{Scope: scope, WorkerID: wire.WorkerID(sim.Name), Log: log})
+		where = fleet.Events{Transport: "nats", LocalIndexer: *localIndexer}
+		publisher := events.NewPublisher(nc, events.PublisherConfig{
+			Scope: scope, WorkerID: wire.WorkerID(sim.Name), LocalIndexer: *localIndexer, Quiet: true, Log: log,
+		})
 		sim.Publish = func(ev indexer.Event) { publisher.Publish(0, ev) }
 		run = append(run, publisher.Run)
 	}

@@ -64,7 +64,10 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 		return err
 	}
 
-	s := server{conf: conf, file: file, networks: networks, log: log, scope: conf.scope()}
+	s := server{
+		conf: conf, file: file, networks: networks, log: log, scope: conf.scope(),
+		id: rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
+	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err := s.open(); err != nil {
 		return err
@@ -92,6 +95,7 @@ type server struct {
 	verifier *verifier        // nil unless --verify-tokenizer
 	tracer   *tracer          // nil unless --trace-out
 	state    *os.Root         // of --state-dir; nil without
+	id       uint64           // of this replica
 	router   *router.Router
 	registry *fleet.Registry
 	events   *events.Subscriber
@@ -150,16 +154,13 @@ func (s *server) open() (err error) {
 	if s.router, err = router.New(rc); err != nil {
 		return err
 	}
-	if err = s.loadState(); err != nil {
-		return err
-	}
 	if s.events, err = events.NewSubscriber(s.nc, events.SubscriberConfig{
 		Scope: s.scope,
 		Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
-			if s.direct.sources.Has(id) {
-				return true // who hears the engine itself needs no second opinion
-			}
 			return s.router.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
+		},
+		Changed: func(id uint64, rank uint32, state events.State) {
+			s.router.SetEventState(router.Worker{ID: id, DPRank: rank}, state.String())
 		},
 		Log:   s.log,
 		Meter: s.metrics.Meter("events"),
@@ -167,6 +168,9 @@ func (s *server) open() (err error) {
 		return err
 	}
 	if s.direct, err = newDirect(s.router, s.log, s.metrics.Meter("source")); err != nil {
+		return err
+	}
+	if err = s.loadState(); err != nil {
 		return err
 	}
 	if s.registry, err = fleet.NewRegistry(s.nc, fleet.RegistryConfig{
@@ -208,7 +212,7 @@ func (s *server) openExtproc() (err error) {
 		DecisionHeaders: c.DecisionHeaders,
 		FirstToken:      c.FirstToken,
 		ForwardTokens:   c.ForwardTokens,
-		RouterID:        rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
+		RouterID:        s.id,
 		Log:             s.log,
 		Meter:           s.metrics.Meter("extproc"),
 	}, decider); err != nil {
@@ -283,7 +287,21 @@ func (s *server) setWorker(info router.WorkerInfo) {
 		return
 	}
 	s.log.Debug("worker", "worker", info.ID, "name", info.Name, "address", info.Address.String(), "health", info.Health.String())
-	s.events.WorkerKnown(info.ID)
+	if s.router.WantsEvents() {
+		s.events.SetWorker(info.ID, source(&info))
+	}
+}
+
+// source says where the events of a worker are taken from.
+func source(info *router.WorkerInfo) events.Source {
+	src := events.Source{
+		DPStart: info.DPStart, DPSize: max(1, info.DPSize),
+		StartedMS: info.StartedMS, Home: fmt.Sprint(info.Models[0], "/", info.BlockSize),
+	}
+	if src.Feed, src.Queries = events.ChooseFeed(info.Events.Transport, info.Events.LocalIndexer, false); info.BlockSize == 0 {
+		src.Feed, src.Queries = events.FeedNone, false
+	}
+	return src
 }
 
 func (s *server) removeWorker(id uint64) {
@@ -296,14 +314,19 @@ func (s *server) removeWorker(id uint64) {
 // process starts here or belongs to a server that is started here.
 func (s *server) run(ctx context.Context) error {
 	s.log.Info("kvroute is open", "extproc", s.grpcAt.Addr().String(), "http", s.httpAt.Addr().String())
-	c := &s.conf
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.registry.Run(ctx) })
 	parts.Go(func() error { return s.router.Run(ctx) })
-	if !c.NoKVEvents {
+	if s.router.WantsEvents() {
 		parts.Go(func() error { return s.events.Run(ctx) })
 		parts.Go(func() error { return s.direct.sources.Run(ctx) })
+		parts.Go(func() error { return s.expireEvents(ctx) })
 	}
+	parts.Go(func() error {
+		return fleet.AnnouncePresence(ctx, s.nc, s.scope, fleet.Presence{
+			RouterID: s.id, StartedMS: time.Now().UnixMilli(), Version: buildVersion(), WantsEvents: s.router.WantsEvents(),
+		})
+	})
 	if s.state != nil {
 		parts.Go(func() error { return s.keepState(ctx) })
 	}
@@ -326,6 +349,23 @@ func (s *server) run(ctx context.Context) error {
 		return s.drain()
 	})
 	return parts.Wait()
+}
+
+// expireEvents has workers read anew of which an event waited in vain for what
+// should have come before it.
+func (s *server) expireEvents(ctx context.Context) error {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			for _, w := range s.router.ExpireEvents() {
+				s.events.Doubt(w.ID, w.DPRank)
+			}
+		}
+	}
 }
 
 // drain lets decisions in progress finish. Responses go on without us.

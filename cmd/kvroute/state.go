@@ -11,11 +11,16 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/router"
 )
 
-// guessFile is the file in --state-dir with what the router believes untold.
-const guessFile = "guesses"
+// Files in --state-dir: what the router believes untold, and what the workers'
+// events told. The latter's name has the scope behind it.
+const (
+	guessFile = "guesses"
+	eventFile = "events"
+)
 
 // loadState opens the folder of --state-dir, making it if need be, and reads what
 // an earlier process left there. A damaged file is no reason not to serve.
@@ -29,22 +34,46 @@ func (s *server) loadState() (err error) {
 	if err != nil {
 		return fmt.Errorf("state-dir: %w", err)
 	}
-	f, err := s.state.Open(guessFile)
+	if err := s.loadFile(guessFile, func(f *os.File) error {
+		blocks, err := s.router.LoadGuesses(f)
+		switch {
+		case errors.Is(err, router.ErrBadGuesses):
+			s.log.Warn("what was believed of the workers' caches is lost", "file", f.Name(), "err", err)
+			return nil
+		case err == nil:
+			s.log.Info("what was believed of the workers' caches is back", "blocks", blocks)
+		}
+		return err
+	}); err != nil || !s.router.WantsEvents() {
+		return err
+	}
+	return s.loadFile(s.eventFile(), func(f *os.File) error {
+		ranks, err := s.events.Load(f)
+		switch {
+		case errors.Is(err, events.ErrBadState):
+			s.log.Warn("what was told of the workers' caches is lost; they are asked", "file", f.Name(), "err", err)
+			return nil
+		case err == nil:
+			s.log.Info("what was told of the workers' caches is back", "ranks", ranks)
+		}
+		return err
+	})
+}
+
+func (s *server) eventFile() string { return s.scope.Bucket(eventFile) }
+
+// loadFile reads a file of the folder if it is there.
+func (s *server) loadFile(name string, load func(*os.File) error) error {
+	f, err := s.state.Open(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil:
-		return fmt.Errorf("state-dir: %w", err)
+	case err == nil:
+		err = load(f)
+		_ = f.Close() // only read
 	}
-	defer func() { _ = f.Close() }() // only read
-	blocks, err := s.router.LoadGuesses(f)
-	switch {
-	case errors.Is(err, router.ErrBadGuesses):
-		s.log.Warn("what was believed of the workers' caches is lost", "file", f.Name(), "err", err)
-	case err != nil:
+	if err != nil {
 		return fmt.Errorf("state-dir: %w", err)
-	default:
-		s.log.Info("what was believed of the workers' caches is back", "blocks", blocks)
 	}
 	return nil
 }
@@ -66,10 +95,30 @@ func (s *server) keepState(ctx context.Context) error {
 }
 
 func (s *server) saveState() error {
-	if err := writeWhole(s.state, guessFile, s.router.SaveGuesses); err != nil {
+	err := writeWhole(s.state, guessFile, s.router.SaveGuesses)
+	if s.router.WantsEvents() {
+		err = errors.Join(err, s.router.DumpIndexes(func(begin func() []router.IndexDump) error {
+			return writeWhole(s.state, s.eventFile(), func(w io.Writer) error {
+				return s.events.Save(w, func() []events.Held { return held(begin()) })
+			})
+		}))
+	}
+	if err != nil {
 		return fmt.Errorf("state-dir: %w", err)
 	}
 	return nil
+}
+
+// held is what the router's indexes hold.
+func held(dumps []router.IndexDump) (held []events.Held) {
+	for _, d := range dumps {
+		h := events.Held{Runs: d.Runs}
+		for _, w := range d.Workers {
+			h.Ranks = append(h.Ranks, events.RankName{WorkerID: w.ID, DPRank: w.DPRank})
+		}
+		held = append(held, h)
+	}
+	return held
 }
 
 // writeWhole writes a file that is there whole or not at all, also after a crash of
