@@ -4,6 +4,7 @@ package events
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -51,6 +52,39 @@ func (t Tracker) Failed(now time.Time, id uint64)                { t.t.failed(no
 func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
 	a.Events = slices.Clone(a.Events)
 	t.t.answer(now, id, publisher, &a)
+}
+
+// LimitPending bounds the messages that may wait to be taken.
+func (s *Subscriber) LimitPending(n int) { s.pending = n }
+
+// Ranks counts the ranks that are steady, and those under repair or in doubt.
+func (s *Subscriber) Ranks() (steady, others int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.tracker.ranks {
+		if r.repair == nil && r.state == StateOK {
+			steady++
+		} else {
+			others++
+		}
+	}
+	return steady, others
+}
+
+// Counting has the subscriber count what happens in a map, which it returns a copy
+// of.
+func (s *Subscriber) Counting() func() map[string]int {
+	counts := map[string]int{}
+	before := s.tracker.count
+	s.tracker.count = func(what string, n int) {
+		before(what, n)
+		counts[what] += n
+	}
+	return func() map[string]int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return maps.Clone(counts)
+	}
 }
 
 // Ask is a query that a tracker sends.

@@ -41,6 +41,7 @@ type Subscriber struct {
 	nc      *nats.Conn
 	metrics *metrics
 	inbox   string // subject that answers come to, without the query's id
+	pending int    // messages that may wait to be taken
 
 	mu sync.Mutex
 	// mu guards the fields below. The sink is called under it: that is what keeps
@@ -65,6 +66,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	s := &Subscriber{
 		conf: conf, nc: nc,
 		inbox:   nats.NewInbox() + ".",
+		pending: 1 << 20,
 		tracker: newTracker(conf.Sink),
 		answers: make(map[uint64]*collected),
 		demand:  make(chan struct{}),
@@ -96,7 +98,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	}
 	// A burst of the whole fleet must fit; beyond that we are too slow, and the
 	// loss shows as a gap.
-	if err := sub.SetPendingLimits(1<<20, 256<<20); err != nil {
+	if err := sub.SetPendingLimits(s.pending, 256<<20); err != nil {
 		return fmt.Errorf("events: set limits of %s: %w", subject, err)
 	}
 	replies, err := s.nc.Subscribe(s.inbox+"*", func(m *nats.Msg) { s.reply(ctx, m) })

@@ -1,0 +1,584 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// startServer starts a NATS server that listens; port -1 picks one.
+func startServer(t *testing.T, port int) (s *server.Server, stop func()) {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	stop = sync.OnceFunc(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	t.Cleanup(stop)
+	return s, stop
+}
+
+func connect(t *testing.T, s *server.Server) *nats.Conn {
+	t.Helper()
+	nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0),
+		nats.ReconnectBufSize(4096)) // little is kept while the server is away
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// bed is a worker with a local indexer, and a router that follows it.
+type bed struct {
+	t      *testing.T
+	sub    *events.Subscriber
+	counts func() map[string]int
+
+	mu     sync.Mutex
+	index  *indexer.Index
+	parked *indexer.Parked
+}
+
+// source is how a worker with a local indexer is followed.
+func source(started int64) events.Source {
+	return events.Source{Feed: events.FeedCore, Queries: true, DPSize: 1, StartedMS: started}
+}
+
+func newBed(t *testing.T, nc *nats.Conn, conf events.SubscriberConfig) *bed {
+	t.Helper()
+	b := &bed{t: t, index: indexer.New(indexer.Config{})}
+	b.parked = indexer.NewParked(b.index)
+	conf.Sink = func(worker uint64, _ uint32, ev indexer.Event) bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.parked.Apply(time.Now(), int(worker), ev)
+		return true
+	}
+	var err error
+	if b.sub, err = events.NewSubscriber(nc, conf); err != nil {
+		t.Fatal(err)
+	}
+	b.counts = b.sub.Counting()
+	return b
+}
+
+// process is a worker's process: a cache that changes at random, and its publisher.
+type process struct {
+	*events.Publisher
+
+	id    uint64
+	cache fakeCache
+	truth *indexer.Index
+	stop  func()
+}
+
+func startProcess(t *testing.T, nc *nats.Conn, conf events.PublisherConfig, seed uint64) *process {
+	t.Helper()
+	p := &process{
+		Publisher: events.NewPublisher(nc, conf), id: conf.WorkerID,
+		cache: fakeCache{rng: rand.New(rand.NewPCG(seed, 4))}, truth: indexer.New(indexer.Config{}),
+	}
+	p.stop = running(t, p.Run)
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// change makes the cache change n times.
+func (p *process) change(n int) {
+	for range n {
+		ev := p.cache.event()
+		p.truth.Apply(0, ev)
+		p.Publish(0, ev)
+	}
+}
+
+// changing makes it change all the time, until the returned function is called.
+func (p *process) changing(t *testing.T) (stop func()) {
+	return running(t, func(ctx context.Context) error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(time.Millisecond):
+				p.change(5)
+			}
+		}
+	})
+}
+
+// holds reports whether the router's index equals a worker's cache.
+func (b *bed) holds(p *process) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return p.truth.WorkerBlocks(0) == b.index.WorkerBlocks(int(p.id)) && slices.Equal(content(p.truth, 0), content(b.index, int(p.id)))
+}
+
+// equal waits until the router's index equals the workers' caches.
+func (b *bed) equal(ps ...*process) {
+	b.t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		bad := slices.IndexFunc(ps, func(p *process) bool { return !b.holds(p) })
+		if bad < 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.t.Fatalf("the cache holds (-) and is said to hold (+):\n%.2000s\n%v", gocmp.Diff(content(ps[bad].truth, 0), content(b.index, int(ps[bad].id))), b.counts())
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+// A worker is read when it is discovered, and followed from there; a lost first
+// event shows in that.
+func TestDiscoveryReadsTheWorker(t *testing.T) {
+	nc := bus(t)
+	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p.change(300)
+	b := newBed(t, nc, events.SubscriberConfig{})
+	running(t, b.sub.Run)
+	b.sub.SetWorker(7, source(1))
+	b.equal(p)
+	p.change(50)
+	b.equal(p)
+	if c := b.counts(); c["ask_dump"] != 1 || c["ask_range"] != 0 {
+		t.Errorf("asked %v, want one dump", c)
+	}
+	// It goes, and comes back as another process.
+	b.sub.Forget(7)
+	b.mu.Lock()
+	b.parked.RemoveWorker(7)
+	b.mu.Unlock()
+	p.stop()
+	again := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 2)
+	again.change(20)
+	b.sub.SetWorker(7, source(2))
+	b.equal(again)
+	// It starts anew unseen by the registry; what it says tells.
+	again.stop()
+	third := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 3)
+	third.change(20)
+	b.equal(third)
+}
+
+// A dump of many parts arrives whole, with events on their way meanwhile.
+func TestALargeCacheIsRead(t *testing.T) {
+	nc := bus(t)
+	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	store := func(first, n uint64) {
+		ev := indexer.Event{Kind: indexer.Stored}
+		for i := range n {
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: first + i, Local: (first + i) * 0x9e3779b97f4a7c15})
+		}
+		p.truth.Apply(0, ev)
+		p.Publish(0, ev)
+	}
+	for i := range uint64(20) {
+		store(1+i*10_000, 10_000) // larger than an event may be on the bus
+	}
+	b := newBed(t, nc, events.SubscriberConfig{})
+	running(t, b.sub.Run)
+	b.sub.SetWorker(7, source(1))
+	for i := range uint64(20) {
+		store(1e6+i*10, 10)
+	}
+	b.equal(p)
+	if n := p.truth.WorkerBlocks(0); n != 200_200 || b.counts()["given_up"]+b.counts()["broken"] > 0 {
+		t.Errorf("%d blocks, %v", n, b.counts())
+	}
+}
+
+// Each fault of the bus, with a worker that goes on all the time. In the end the
+// index equals its cache.
+func TestFaultsOfTheBus(t *testing.T) {
+	for name, fault := range map[string]func(t *testing.T, port int, stop func()) (again *server.Server){
+		"it restarts": func(t *testing.T, port int, stop func()) *server.Server {
+			stop()
+			s, _ := startServer(t, port)
+			return s
+		},
+		"it is away for long": func(t *testing.T, port int, stop func()) *server.Server {
+			stop()
+			<-time.After(1500 * time.Millisecond) // 75 times what a connection waits to try again
+			s, _ := startServer(t, port)
+			return s
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, stop := startServer(t, -1)
+			b := newBed(t, connect(t, s), events.SubscriberConfig{})
+			running(t, b.sub.Run)
+			p := startProcess(t, connect(t, s), events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+			b.sub.SetWorker(7, source(1))
+			rest := p.changing(t)
+			eventually(t, func() bool { steady, others := b.sub.Ranks(); return steady == 1 && others == 0 })
+			again := fault(t, s.Addr().(*net.TCPAddr).Port, stop)
+			eventually(t, func() bool { return again.NumClients() == 2 })
+			<-time.After(100 * time.Millisecond)
+			rest()
+			b.equal(p)
+			// All are asked in any case: who knows what else is missing.
+			eventually(t, func() bool { return b.counts()["ask_dump"]+b.counts()["ask_range"] >= 2 })
+			p.stop()
+		})
+	}
+}
+
+// relay carries a scope's events into another scope with faults, and the queries
+// back without.
+func relay(t *testing.T, nc *nats.Conn, from, to wire.Scope, rng *rand.Rand, percent int) {
+	t.Helper()
+	var late [][]byte
+	forward := func(data []byte) {
+		if err := nc.Publish(to.Topic(events.Topic), data); err != nil {
+			t.Error(err)
+		}
+	}
+	sub, err := nc.Subscribe(from.Topic(events.Topic), func(m *nats.Msg) {
+		switch n := rng.IntN(100) / percent; n {
+		case 0: // lost
+		case 1:
+			forward(m.Data)
+			forward(m.Data)
+		case 2:
+			late = append(late, m.Data)
+		default:
+			forward(m.Data)
+			for _, data := range late {
+				forward(data)
+			}
+			late = nil
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	queries, err := nc.Subscribe(to.Own("query", "*", "*"), func(m *nats.Msg) {
+		rest := m.Subject[len(to.Own("query")):]
+		if err := nc.PublishRequest(from.Own("query")+rest, m.Reply, m.Data); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = sub.Unsubscribe()
+		_ = queries.Unsubscribe()
+	})
+}
+
+// 5 % of the messages are lost, 5 % come twice, 5 % come late.
+func TestLossRepetitionAndDelay(t *testing.T) {
+	nc := bus(t)
+	inner, outer := wire.Scope{Namespace: "inner"}, wire.Scope{Namespace: "outer"}
+	relay(t, nc, inner, outer, rand.New(rand.NewPCG(5, 5)), 5)
+	b := newBed(t, nc, events.SubscriberConfig{Scope: outer})
+	running(t, b.sub.Run)
+	var ps []*process
+	var rests []func()
+	for id := range uint64(4) {
+		p := startProcess(t, nc, events.PublisherConfig{Scope: inner, WorkerID: id + 1, LocalIndexer: true}, id)
+		b.sub.SetWorker(p.id, source(1))
+		ps, rests = append(ps, p), append(rests, p.changing(t))
+	}
+	<-time.After(2 * time.Second)
+	for _, rest := range rests {
+		rest()
+	}
+	// The last event may be lost as any other; later ones show it.
+	deadline := time.After(10 * time.Second)
+	for done := false; !done; {
+		for _, p := range ps {
+			p.change(1)
+		}
+		select {
+		case <-deadline:
+			done = true
+		case <-time.After(50 * time.Millisecond):
+			steady, _ := b.sub.Ranks()
+			done = steady == len(ps) && !slices.ContainsFunc(ps, func(p *process) bool { return !b.holds(p) })
+		}
+	}
+	b.equal(ps...)
+	c := b.counts()
+	t.Log(c)
+	if c["ask_range"] < 10 || c["given_up"] > 0 || c["ask_dump"] > len(ps)+5 {
+		t.Errorf("asked %v, want ranges, and dumps only at first", c)
+	}
+}
+
+// A router that is too slow for the bus loses messages, and gets what they said.
+func TestASlowRouterLosesNothing(t *testing.T) {
+	nc := bus(t)
+	b := newBed(t, nc, events.SubscriberConfig{})
+	b.sub.LimitPending(4)
+	running(t, b.sub.Run)
+	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	b.sub.SetWorker(7, source(1))
+	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 1 })
+	b.mu.Lock() // the sink is stuck
+	rest := p.changing(t)
+	<-time.After(200 * time.Millisecond)
+	b.mu.Unlock()
+	<-time.After(50 * time.Millisecond)
+	rest()
+	b.equal(p)
+	if b.counts()["ask_range"] == 0 {
+		t.Errorf("nothing was lost: %v", b.counts())
+	}
+}
+
+// A process that speaks under another's id does no harm to it, and neither do
+// messages of any bytes.
+func TestLiarsAndGarbage(t *testing.T) {
+	nc := bus(t)
+	b := newBed(t, nc, events.SubscriberConfig{})
+	running(t, b.sub.Run)
+	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	b.sub.SetWorker(7, source(1))
+	b.sub.SetWorker(8, source(1)) // nobody answers for it but a liar
+	rest := p.changing(t)
+	rng := rand.New(rand.NewPCG(6, 6))
+	liar, err := nc.Subscribe(wire.Scope{}.Own("query", wire.WorkerKey(8), "0"), func(m *nats.Msg) {
+		data := events.AppendAnswer(nil, &events.Answer{Kind: events.AnswerDump, LastEventID: 3, Events: []events.RouterEvent{stored(7, 1), stored(7, 2)}})
+		switch rng.IntN(3) {
+		case 0:
+			data = data[:rng.IntN(len(data))]
+		case 1:
+			data[rng.IntN(len(data))] ^= byte(1 + rng.IntN(255))
+		}
+		if err := m.Respond(data); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = liar.Unsubscribe() }()
+	for i := range uint64(300) {
+		m := events.AppendEnvelope(nil, events.Envelope{PublisherID: 66 + i%3, Topic: events.Topic, Payload: events.AppendEvents(nil, []events.RouterEvent{stored(7, i)})})
+		if i%3 == 0 {
+			for range 3 {
+				m[rng.IntN(len(m))] = byte(rng.Uint32())
+			}
+		}
+		if err := nc.Publish(wire.Scope{}.Topic(events.Topic), m); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Millisecond)
+	}
+	rest()
+	b.equal(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, line := range content(b.index, 7) {
+		if slices.Contains(content(b.index, 8), line) {
+			t.Errorf("worker 8 got what is worker 7's: %s", line)
+		}
+	}
+}
+
+// Ten thousand workers are there at once: queries stay few at a time, and all are
+// read soon. With nobody there they are asked again and again, but slower and
+// slower.
+func TestManyWorkersAtOnce(t *testing.T) {
+	const workers = 10_000
+	nc := bus(t)
+	b := newBed(t, nc, events.SubscriberConfig{})
+	var mu sync.Mutex
+	inFlight, most, asked := 0, 0, 0
+	answers := make(chan *nats.Msg, workers)
+	sub, err := nc.Subscribe(wire.Scope{}.Own("query", "*", "*"), func(m *nats.Msg) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked++
+		inFlight++
+		most = max(most, inFlight)
+		answers <- m
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	running(t, func(ctx context.Context) error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case m := <-answers:
+				q, _, err := events.DecodeQuery(m.Data)
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				inFlight--
+				mu.Unlock()
+				if err := m.Respond(events.AppendAnswer(nil, &events.Answer{Kind: events.AnswerDump, LastEventID: 1, Events: []events.RouterEvent{stored(q.WorkerID, 1)}})); err != nil {
+					return err
+				}
+			}
+		}
+	})
+	begin := time.Now()
+	for id := range uint64(workers) {
+		b.sub.SetWorker(id+1, source(1))
+	}
+	running(t, b.sub.Run)
+	for {
+		if steady, _ := b.sub.Ranks(); steady == workers {
+			break
+		}
+		if time.Since(begin) > 20*time.Second {
+			t.Fatalf("after 20 s: %v", b.counts())
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	t.Logf("%d workers were read in %v, at most %d at once", workers, time.Since(begin), most)
+	mu.Lock()
+	if most > events.MaxDumps || asked != workers {
+		t.Errorf("%d queries, %d at once; want one each, at most %d at once", asked, most, events.MaxDumps)
+	}
+	mu.Unlock()
+	if n := b.index.Blocks(); n != workers {
+		t.Errorf("%d blocks are known, want one of each worker", n)
+	}
+}
+
+// Two namespaces with the same workers share nothing.
+func TestScopesShareNothing(t *testing.T) {
+	nc := bus(t)
+	var beds []*bed
+	var ps []*process
+	for i, scope := range []wire.Scope{{Namespace: "a"}, {Namespace: "b"}, {Namespace: "a", Endpoint: "e"}} {
+		b := newBed(t, nc, events.SubscriberConfig{Scope: scope})
+		running(t, b.sub.Run)
+		b.sub.SetWorker(7, source(1))
+		beds = append(beds, b)
+		ps = append(ps, startProcess(t, nc, events.PublisherConfig{Scope: scope, WorkerID: 7, LocalIndexer: true}, uint64(i)))
+	}
+	for range 20 {
+		for i, p := range ps {
+			p.change(3 + i)
+			if i == 1 {
+				beds[1].sub.Doubt(7, 0) // read anew in between
+			}
+		}
+		<-time.After(time.Millisecond)
+	}
+	for i, b := range beds {
+		b.equal(ps[i])
+		if c := b.counts(); c["lie"]+c["given_up"]+c["broken"] > 0 {
+			t.Errorf("scope %d: %v", i, c)
+		}
+	}
+}
+
+// While no router wants events workers send none; then those without a local
+// indexer tell all, and the others are asked.
+func TestQuietWorkers(t *testing.T) {
+	for _, local := range []bool{false, true} {
+		t.Run(fmt.Sprint("local indexer ", local), func(t *testing.T) {
+			nc := bus(t)
+			b := newBed(t, nc, events.SubscriberConfig{})
+			messages := make(chan struct{}, 10_000)
+			sub, err := nc.Subscribe(wire.Scope{}.Topic(events.Topic), func(*nats.Msg) { messages <- struct{}{} })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = sub.Unsubscribe() }()
+			var clock struct {
+				sync.Mutex
+				ahead time.Duration
+			}
+			now := func() time.Time {
+				clock.Lock()
+				defer clock.Unlock()
+				return time.Now().Add(clock.ahead)
+			}
+			p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: local, Quiet: true, Now: now}, 1)
+			present := func(text string) {
+				if err := nc.Publish(wire.Scope{}.Own("presence"), []byte(text)); err != nil {
+					t.Fatal(err)
+				}
+				if err := nc.Flush(); err != nil {
+					t.Fatal(err)
+				}
+				<-time.After(20 * time.Millisecond)
+			}
+			drain := func() (n int) {
+				<-time.After(50 * time.Millisecond)
+				for len(messages) > 0 {
+					<-messages
+					n++
+				}
+				return n
+			}
+			p.change(10)
+			if n := drain(); n == 0 {
+				t.Error("without any router known nothing is said")
+			}
+			present(`{"router_id":1,"wants_events":false}`)
+			present(`nonsense`)
+			p.change(40)
+			if n := drain(); n != 0 {
+				t.Errorf("%d messages that nobody wants", n)
+			}
+			running(t, b.sub.Run)
+			src := source(1)
+			src.Queries = local
+			b.sub.SetWorker(7, src)
+			present(`{"router_id":2,"wants_events":true}`)
+			b.equal(p)
+			p.change(40)
+			b.equal(p)
+			if c := b.counts(); (c["ask_dump"] > 0) != local {
+				t.Errorf("asked %v", c)
+			}
+			drain()
+
+			// The one that wanted them is gone, the other is not.
+			clock.Lock()
+			clock.ahead += 7 * time.Second
+			clock.Unlock()
+			present(`{"router_id":1,"wants_events":false}`)
+			p.change(10)
+			if n := drain(); n != 0 {
+				t.Errorf("%d messages that nobody wants any more", n)
+			}
+			// An older router does not say, and wants them.
+			present(`{"router_id":3}`)
+			p.change(10)
+			if n := drain(); n == 0 {
+				t.Error("an older router hears nothing")
+			}
+		})
+	}
+}
