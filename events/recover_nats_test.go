@@ -57,9 +57,10 @@ type bed struct {
 	sub    *events.Subscriber
 	counts func() map[string]int
 
-	mu     sync.Mutex
-	index  *indexer.Index
-	parked *indexer.Parked
+	mu      sync.Mutex
+	index   *indexer.Index
+	parked  *indexer.Parked
+	unknown map[uint64]bool // workers
 }
 
 // source is how a worker with a local indexer is followed.
@@ -69,11 +70,14 @@ func source(started int64) events.Source {
 
 func newBed(t *testing.T, nc *nats.Conn, conf events.SubscriberConfig) *bed {
 	t.Helper()
-	b := &bed{t: t, index: indexer.New(indexer.Config{})}
+	b := &bed{t: t, index: indexer.New(indexer.Config{}), unknown: map[uint64]bool{}}
 	b.parked = indexer.NewParked(b.index)
 	conf.Sink = func(worker uint64, _ uint32, ev indexer.Event) bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
+		if b.unknown[worker] {
+			return false
+		}
 		b.parked.Apply(time.Now(), int(worker), ev)
 		return true
 	}
@@ -101,7 +105,11 @@ func startProcess(t *testing.T, nc *nats.Conn, conf events.PublisherConfig, seed
 		Publisher: events.NewPublisher(nc, conf), id: conf.WorkerID,
 		cache: fakeCache{rng: rand.New(rand.NewPCG(seed, 4))}, truth: indexer.New(indexer.Config{}),
 	}
+	before := nc.NumSubscriptions()
 	p.stop = running(t, p.Run)
+	if conf.LocalIndexer {
+		eventually(t, func() bool { return nc.NumSubscriptions() >= before+2 })
+	}
 	if err := nc.Flush(); err != nil {
 		t.Fatal(err)
 	}

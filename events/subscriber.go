@@ -220,7 +220,7 @@ func (s *Subscriber) RunFeed(ctx context.Context, feed Feed, run func(context.Co
 // await returns when it has been so for a while that the feed is wanted or not. It
 // returns false when ctx ends.
 func (s *Subscriber) await(ctx context.Context, feed Feed, want bool, length time.Duration) bool {
-	for {
+	for ctx.Err() == nil {
 		s.mu.Lock()
 		is, change := s.wanted[feed] > 0, s.demand
 		s.mu.Unlock()
@@ -241,6 +241,7 @@ func (s *Subscriber) await(ctx context.Context, feed Feed, want bool, length tim
 			return true
 		}
 	}
+	return false
 }
 
 func (s *Subscriber) expire(ctx context.Context) {

@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// A ring of the ids 10 to 1033 answers as Dynamo's does.
+func TestRingAnswers(t *testing.T) {
+	l := events.NewLocal()
+	const first, last = 10, 9 + events.RingEvents
+	for id := range uint64(last) {
+		l.Remember(start, events.RouterEvent{WorkerID: 7, EventID: id + 1, Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: id, Local: id}}}})
+	}
+	from := func(start, end uint64) events.Query {
+		return events.Query{WorkerID: 7, HasStart: true, Start: start, End: end}
+	}
+	for _, c := range []struct {
+		q    events.Query
+		want string
+	}{
+		{from(11, 0), "events 11-1033 last 1033"},
+		{from(11, 12), "events 11-1033 last 1033"}, // the end is only looked at
+		{from(11, 2000), "events 11-1033 last 1033"},
+		{from(first, 0), "events 10-1033 last 1033"},
+		{from(last, last), "events 1033-1033 last 1033"},
+		{from(first-1, 0), "dump 1-9 last 1033"}, // 1,033 blocks, 128 an event
+		{from(0, 0), "dump 1-9 last 1033"},
+		{events.Query{WorkerID: 7}, "dump 1-9 last 1033"},
+		{events.Query{WorkerID: 7, End: 5}, "dump 1-9 last 1033"},
+		{from(15, 10), "invalid_range - last 0"},
+		{from(last+1, 0), "too_new - last 1033"},
+		{from(2000, 2001), "too_new - last 1033"},
+		{events.Query{WorkerID: 7, DPRank: 3}, "dump - last 0"}, // nothing was stored there
+		{events.Query{WorkerID: 7, DPRank: 3, HasStart: true, Start: 1}, "too_new - last 0"},
+	} {
+		a := l.Ask(c.q)
+		ids := "-"
+		if n := len(a.Events); n > 0 && a.Kind == events.AnswerEvents {
+			ids = fmt.Sprint(a.Events[0].EventID, "-", a.Events[n-1].EventID)
+		}
+		blocks := 0
+		for _, ev := range a.Events {
+			blocks += len(ev.Event.Blocks)
+		}
+		if a.Kind == events.AnswerDump && blocks == last {
+			ids = "1-9" // however it is cut
+		}
+		if got := fmt.Sprint(a.Kind, " ", ids, " last ", a.LastEventID); got != c.want {
+			t.Errorf("%+v: %s, want %s", c.q, got, c.want)
+		}
+	}
+	// Few large events are bounded, too.
+	l = events.NewLocal()
+	for id := range uint64(40) {
+		l.Remember(start, events.RouterEvent{WorkerID: 7, EventID: id + 1, Event: indexer.Event{Kind: indexer.Removed, Externals: make([]uint64, 1<<16)}})
+	}
+	if a := l.Ask(from(40, 0)); len(a.Events) != 1 {
+		t.Errorf("the last event is not kept: %v", a.Kind)
+	}
+	if a := l.Ask(from(20, 0)); a.Kind != events.AnswerDump {
+		t.Errorf("2 million blocks are kept: %v", a.Kind)
+	}
+}
+
+// Parts are at most 512 KiB each and hold, together, all events in order.
+func TestAnswersComeInParts(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 8))
+	a := events.Answer{Kind: events.AnswerDump, LastEventID: 1 << 63, HasLast: true}
+	for id := range uint64(600) {
+		ev := events.RouterEvent{WorkerID: 1<<64 - 1, DPRank: 1<<32 - 1, EventID: 1<<63 + id, Event: indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: 1<<64 - 1}}
+		if id%3 == 0 {
+			ev.Event = indexer.Event{Kind: indexer.Removed}
+		}
+		for range rng.IntN(4096) {
+			if id%3 == 0 {
+				ev.Event.Externals = append(ev.Event.Externals, rng.Uint64())
+			} else {
+				ev.Event.Blocks = append(ev.Event.Blocks, indexer.Block{External: rng.Uint64(), Local: rng.Uint64()})
+			}
+		}
+		a.Events = append(a.Events, ev)
+	}
+	parts := a.Parts()
+	next := uint64(1 << 63)
+	for i := range parts {
+		if n := len(events.AppendAnswer(nil, &parts[i])); n > 512<<10 {
+			t.Errorf("part %d has %d bytes", i, n)
+		}
+		for _, ev := range parts[i].Events {
+			if ev.EventID != next {
+				t.Fatalf("part %d has event %d, want %d", i, ev.EventID-1<<63, next-1<<63)
+			}
+			next++
+		}
+	}
+	if next != 1<<63+600 || len(parts) < 50 {
+		t.Errorf("%d events in %d parts", next-1<<63, len(parts))
+	}
+	empty := events.Answer{Kind: events.AnswerDump}
+	if n := len(empty.Parts()); n != 1 {
+		t.Errorf("an empty dump has %d parts", n)
+	}
+}
+
+// What Dynamo 0.8 asks in JSON on its own subject is answered in JSON, what nobody
+// understands with an error, and other kinds of questions not at all.
+func TestOtherQueries(t *testing.T) {
+	nc := bus(t)
+	p := startProcess(t, nc, events.PublisherConfig{Scope: wire.Scope{Namespace: "dynamo", Component: "backend"}, WorkerID: 4944555206676074229, LocalIndexer: true}, 1)
+	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1 << 63, Local: 2}}})
+	const legacy = "namespace.dynamo.component.backend.worker_kv_indexer_query.4944555206676074229"
+	native := wire.Scope{Namespace: "dynamo", Component: "backend"}.Own("query", wire.WorkerKey(4944555206676074229), "0")
+	ask := func(subject, data string) (*nats.Msg, error) {
+		return nc.Request(subject, []byte(data), 300*time.Millisecond)
+	}
+	for _, c := range []struct{ subject, query, want string }{
+		{legacy, `{"worker_id":4944555206676074229,"start_event_id":null,"end_event_id":null}`, "dump 1 last 0 false"},
+		{legacy, `{"worker_id":4944555206676074229,"start_event_id":1,"end_event_id":null}`, "events 1 last 0 false"},
+		{legacy, `{"worker_id":4944555206676074229,"start_event_id":9,"end_event_id":null}`, "too_new 0 last 1 true"},
+		{legacy, `{"worker_id":7}`, "error 0 last 0 false"},
+		{native, "nonsense", "error 0 last 0 false"},
+		{native, string(events.AppendQuery(nil, events.Query{WorkerID: 7})), "error 0 last 0 false"},
+		{native, string(events.AppendQuery(nil, events.Query{WorkerID: 4944555206676074229})), "dump 1 last 1 true"},
+	} {
+		m, err := ask(c.subject, c.query)
+		if err != nil {
+			t.Errorf("%s: %v", c.query, err)
+			continue
+		}
+		a, err := events.DecodeAnswer(m.Data)
+		if got := tell(&a); err != nil || got != c.want {
+			t.Errorf("%s: %s, %v; want %s", c.query, got, err, c.want)
+		}
+		if publisher := m.Header.Get("Kvr-Publisher"); (publisher == "") != (c.subject == legacy) {
+			t.Errorf("%s: publisher %q", c.query, publisher)
+		}
+	}
+	if m, err := ask(native, string(events.AppendQuery(nil, events.Query{WorkerID: 4944555206676074229, Kind: "other"}))); !errors.Is(err, nats.ErrTimeout) {
+		t.Errorf("another kind of question is answered: %v, %v", m, err)
+	}
+}
+
+// A worker of Dynamo 0.8 has a subject of its own, and is asked there.
+func TestAWorkerOfDynamo08IsAsked(t *testing.T) {
+	nc := bus(t)
+	b := newBed(t, nc, events.SubscriberConfig{})
+	sub, err := nc.Subscribe("namespace.kvroute.component.workers.worker_kv_indexer_query.7", func(m *nats.Msg) {
+		answer := `{"TreeDump":[{"worker_id":7,"event":{"event_id":0,"data":{"stored":{"parent_hash":null,"blocks":[{"block_hash":5,"tokens_hash":6}]}},"dp_rank":0}}]}`
+		if !strings.HasPrefix(string(m.Data), `{"worker_id":7,"start_event_id":null`) {
+			answer = `{"Error":"what?"}`
+		}
+		if err := m.Respond([]byte(answer)); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	running(t, b.sub.Run)
+	b.sub.SetWorker(7, source(1))
+	eventually(t, func() bool { return b.index.WorkerBlocks(7) == 1 })
+}
+
+// Queries at any moment, while events are joined: nothing is told twice or left
+// out, since what was answered no longer changes.
+func TestQueriesWhileEventsAreJoined(t *testing.T) {
+	nc := bus(t)
+	b := newBed(t, nc, events.SubscriberConfig{})
+	running(t, b.sub.Run)
+	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	b.sub.SetWorker(7, source(1))
+	for i := range uint64(2000) {
+		ev := indexer.Event{Kind: indexer.Stored, HasParent: i > 0, Parent: i, Blocks: []indexer.Block{{External: i + 1, Local: i}}}
+		p.truth.Apply(0, ev)
+		p.Publish(0, ev)
+		if i%100 == 0 {
+			b.sub.Doubt(7, 0)
+			<-time.After(30 * time.Millisecond)
+		}
+	}
+	b.equal(p)
+	if b.counts()["ask_dump"] < 3 {
+		t.Errorf("hardly anything was asked: %v", b.counts())
+	}
+}
+
+// What is saved comes back the same; a file with any byte changed, or cut anywhere,
+// is refused, and so is that of another scope.
+func TestState(t *testing.T) {
+	nc := bus(t)
+	scope := wire.Scope{Namespace: "s"}
+	b := newBed(t, nc, events.SubscriberConfig{Scope: scope})
+	running(t, b.sub.Run)
+	var ps []*process
+	for id := uint64(1); id <= 3; id++ {
+		p := startProcess(t, nc, events.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: true}, id)
+		p.change(int(id) * 40)
+		b.sub.SetWorker(id, source(1))
+		ps = append(ps, p)
+	}
+	empty := startProcess(t, nc, events.PublisherConfig{Scope: scope, WorkerID: 4, LocalIndexer: true}, 4)
+	empty.Publish(0, indexer.Event{Kind: indexer.Cleared})
+	b.sub.SetWorker(4, source(1))
+	b.sub.SetWorker(5, source(1)) // nobody there
+	b.equal(append(ps, empty)...)
+	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 4 })
+
+	// The names of the ranks by number in the index: a number is a worker's id here.
+	held := func() []events.Held {
+		h := events.Held{Runs: b.index.Dump()}
+		for id := range uint64(6) {
+			h.Ranks = append(h.Ranks, events.RankName{WorkerID: id})
+		}
+		return []events.Held{h}
+	}
+	var file bytes.Buffer
+	if err := b.sub.Save(&file, held); err != nil {
+		t.Fatal(err)
+	}
+
+	later := newBed(t, nc, events.SubscriberConfig{Scope: scope})
+	if n, err := later.sub.Load(bytes.NewReader(file.Bytes())); n != 4 || err != nil {
+		t.Fatalf("%d ranks are back, %v; want those of 4 workers", n, err)
+	}
+	ps[0].change(5)
+	running(t, later.sub.Run)
+	for id := uint64(1); id <= 4; id++ {
+		later.sub.SetWorker(id, source(1))
+	}
+	later.equal(append(ps, empty)...)
+	eventually(t, func() bool { steady, _ := later.sub.Ranks(); return steady == 4 })
+	if c := later.counts(); c["ask_dump"] != 0 || c["ask_range"] < 3 || c["restored"] != 4 { // an event that follows at once is as good as a range
+		t.Errorf("asked %v, want ranges only", c)
+	}
+
+	fresh := newBed(t, nc, events.SubscriberConfig{Scope: scope}).sub
+	refused := func(what string, data []byte) {
+		t.Helper()
+		if n, err := fresh.Load(bytes.NewReader(data)); !errors.Is(err, events.ErrBadState) || n != 0 {
+			t.Errorf("%s: %d ranks, %v", what, n, err)
+		}
+	}
+	for i := range file.Len() {
+		damaged := bytes.Clone(file.Bytes())
+		damaged[i] ^= 0x40
+		if i < 200 || i%3 == 0 {
+			refused(fmt.Sprint("with byte ", i, " changed"), damaged)
+		}
+		if i%7 == 0 {
+			refused(fmt.Sprint("cut at ", i), file.Bytes()[:i])
+		}
+	}
+	refused("with more behind it", append(bytes.Clone(file.Bytes()), 0))
+	if n, err := newBed(t, nc, events.SubscriberConfig{}).sub.Load(bytes.NewReader(file.Bytes())); !errors.Is(err, events.ErrBadState) {
+		t.Errorf("of another scope: %d ranks, %v", n, err)
+	}
+	broken := errors.New("broken")
+	if _, err := fresh.Load(io.MultiReader(bytes.NewReader(file.Bytes()[:50]), failing{broken})); !errors.Is(err, broken) {
+		t.Errorf("a reader's error becomes %v", err)
+	}
+	if err := b.sub.Save(failing{broken}, held); !errors.Is(err, broken) {
+		t.Errorf("a writer's error becomes %v", err)
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error)  { return 0, f.err }
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
+
+func TestChooseFeed(t *testing.T) {
+	for _, c := range []struct {
+		transport      string
+		local, durable bool
+		feed           events.Feed
+		queries        bool
+	}{
+		{"", false, false, events.FeedCore, false},
+		{"", true, false, events.FeedCore, true},
+		{"", false, true, events.FeedDurable, false},
+		{"", true, true, events.FeedCore, true},
+		{"nats", true, true, events.FeedCore, true},
+		{"nats", false, true, events.FeedDurable, false},
+		{"jetstream", false, true, events.FeedDurable, false},
+		{"jetstream", true, true, events.FeedDurable, false},
+		{"jetstream", false, false, events.FeedCore, false},
+		{"zmq", true, true, events.FeedZMQ, false},
+		{"http_poll", false, true, events.FeedPoll, false},
+		{"none", true, true, events.FeedNone, false},
+		{"heartbeat", false, false, events.FeedNone, false},
+	} {
+		if feed, queries := events.ChooseFeed(c.transport, c.local, c.durable); feed != c.feed || queries != c.queries {
+			t.Errorf("%+v: feed %d, queries %v", c, feed, queries)
+		}
+	}
+}
+
+// A fleet of all kinds: each worker's events are taken from its feed, copies of them
+// from others are not, and a feed's consumer runs while some worker needs it.
+func TestAMixedFleet(t *testing.T) {
+	nc := bus(t)
+	b := newBed(t, nc, events.SubscriberConfig{})
+	running(t, b.sub.Run)
+	type feed struct {
+		sync.Mutex
+		runs, running int
+	}
+	feeds := map[events.Feed]*feed{events.FeedDurable: {}, events.FeedZMQ: {}}
+	for kind, f := range feeds {
+		running(t, func(ctx context.Context) error {
+			return b.sub.RunFeed(ctx, kind, func(ctx context.Context) error {
+				f.Lock()
+				f.runs++
+				f.running++
+				f.Unlock()
+				<-ctx.Done()
+				f.Lock()
+				f.running--
+				f.Unlock()
+				return nil
+			})
+		})
+	}
+	is := func(kind events.Feed, want int) func() bool {
+		return func() bool {
+			feeds[kind].Lock()
+			defer feeds[kind].Unlock()
+			return feeds[kind].running == want
+		}
+	}
+	say := func(kind events.Feed, worker, id uint64) {
+		b.sub.Take(t.Context(), kind, events.AppendEnvelope(nil, events.Envelope{PublisherID: 9, Topic: events.Topic,
+			Payload: events.AppendEvents(nil, []events.RouterEvent{stored(worker, id)})}))
+	}
+	blocks := func(want ...int) {
+		t.Helper()
+		got := make([]int, len(want))
+		for i := range got {
+			got[i] = b.index.WorkerBlocks(i + 1)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("the workers hold %v blocks, want %v", got, want)
+		}
+	}
+	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 1, LocalIndexer: true}, 1)
+	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 1}}})
+	b.unknown[2] = true
+	say(events.FeedDurable, 2, 1) // not known yet: waits, once for each feed
+	say(events.FeedCore, 2, 2)
+	blocks(0, 0)
+	delete(b.unknown, 2)
+	b.sub.SetWorker(1, source(1))
+	b.sub.SetWorker(2, events.Source{Feed: events.FeedDurable, DPSize: 1})
+	b.sub.SetWorker(3, events.Source{Feed: events.FeedZMQ, DPSize: 1})
+	b.sub.SetWorker(4, events.Source{Feed: events.FeedNone, DPSize: 1})
+	eventually(t, is(events.FeedDurable, 1))
+	eventually(t, is(events.FeedZMQ, 1))
+	eventually(t, func() bool { return b.index.WorkerBlocks(1) == 1 })
+	blocks(1, 1, 0, 0)
+	for _, kind := range []events.Feed{events.FeedCore, events.FeedDurable, events.FeedZMQ, events.FeedPoll} {
+		for worker := uint64(2); worker <= 4; worker++ {
+			say(kind, worker, 2)
+		}
+	}
+	blocks(1, 2, 1, 0)
+
+	// Worker 3 goes over to the stream, which has what it said before.
+	b.sub.SetWorker(3, events.Source{Feed: events.FeedDurable, DPSize: 1})
+	say(events.FeedZMQ, 3, 3)
+	say(events.FeedDurable, 3, 2)
+	say(events.FeedDurable, 3, 3)
+	say(events.FeedDurable, 3, 4)
+	blocks(1, 2, 3, 0)
+	// Worker 4 begins to speak, worker 2 is gone.
+	b.sub.SetWorker(4, events.Source{Feed: events.FeedZMQ, DPSize: 1})
+	say(events.FeedZMQ, 4, 1)
+	blocks(1, 2, 3, 1)
+	b.sub.Forget(2)
+	b.sub.Forget(3)
+	feeds[events.FeedDurable].Lock()
+	defer feeds[events.FeedDurable].Unlock()
+	if f := feeds[events.FeedDurable]; f.running != 1 || f.runs != 1 {
+		t.Errorf("the stream's consumer runs %d times of %d; it was to wait for workers that come back", f.running, f.runs)
+	}
+}
+
+// A consumer that fails while it is needed fails the feed; one that ends because
+// nobody needs it does not.
+func TestAFeedThatFails(t *testing.T) {
+	b := newBed(t, bus(t), events.SubscriberConfig{})
+	broken := errors.New("broken")
+	b.sub.SetWorker(1, events.Source{Feed: events.FeedPoll, DPSize: 1})
+	if err := b.sub.RunFeed(t.Context(), events.FeedPoll, func(context.Context) error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("the error of the consumer becomes %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := b.sub.RunFeed(ctx, events.FeedZMQ, func(context.Context) error { return broken }); err != nil {
+		t.Errorf("a feed that nobody wanted fails: %v", err)
+	}
+}

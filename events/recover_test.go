@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// story drives a tracker of one worker, 7, that can be asked.
+type story struct {
+	t       *testing.T
+	sink    sink
+	tracker events.Tracker
+	now     time.Time
+	asks    []events.Ask
+	happens map[string]int
+	states  []string
+}
+
+func newStory(t *testing.T, src events.Source) *story {
+	s := &story{t: t, sink: sink{known: map[uint64]bool{7: true}}, now: start, happens: map[string]int{}}
+	s.tracker = events.NewTracker(s.sink.take).Seed(1)
+	s.tracker.Count(func(what string, n int) { s.happens[what] += n })
+	s.tracker.Changed(func(_ uint64, _ uint32, state events.State) { s.states = append(s.states, state.String()) })
+	s.tracker.SetWorker(s.now, 7, src)
+	return s
+}
+
+// hear takes live events of a publisher and returns the verdicts.
+func (s *story) hear(publisher uint64, ids ...uint64) string {
+	var verdicts []string
+	for _, id := range ids {
+		verdicts = append(verdicts, s.tracker.Accept(s.now, publisher, stored(7, id)))
+	}
+	return strings.Join(verdicts, ", ")
+}
+
+// pass lets time pass and returns what is asked, in words.
+func (s *story) pass(d time.Duration) string {
+	s.now = s.now.Add(d)
+	s.asks = s.tracker.Tick(s.now)
+	var words []string
+	for _, a := range s.asks {
+		w := "dump"
+		if a.Query.HasStart {
+			w = fmt.Sprint("from ", a.Query.Start)
+		}
+		words = append(words, w)
+	}
+	return strings.Join(words, ", ")
+}
+
+// answer answers the last query.
+func (s *story) answer(publisher uint64, kind events.AnswerKind, last uint64, ids ...uint64) {
+	a := events.Answer{Kind: kind, LastEventID: last, HasLast: true}
+	for _, id := range ids {
+		a.Events = append(a.Events, stored(7, id))
+	}
+	s.tracker.Answer(s.now, s.asks[len(s.asks)-1].ID, publisher, a)
+}
+
+// told checks what the sink was told since the last time: ids of stored events, and
+// X for a clear.
+func (s *story) told(want string) {
+	s.t.Helper()
+	got := strings.NewReplacer("7.0 stored ", "", "7.0 cleared", "X").Replace(strings.Join(s.sink.told, " "))
+	s.sink.told = nil
+	if got != want {
+		s.t.Errorf("the sink was told %q, want %q", got, want)
+	}
+}
+
+func (s *story) want(got, want string) {
+	s.t.Helper()
+	if got != want {
+		s.t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// discovered is a story whose worker has been read up to an event.
+func discovered(t *testing.T, last uint64) *story {
+	s := newStory(t, source(1))
+	s.want(s.pass(time.Second), "dump")
+	s.answer(9, events.AnswerDump, last, 100)
+	s.told("X 100")
+	return s
+}
+
+func TestDiscovery(t *testing.T) {
+	s := newStory(t, source(1))
+	s.want(s.hear(9, 3, 4), "held, held")
+	s.want(s.pass(time.Second), "dump")
+	s.want(s.hear(9, 5, 5), "held, held")
+	s.told("")
+	s.answer(9, events.AnswerDump, 3, 101, 102)
+	s.told("X 101 102 4 5")
+	s.want(s.hear(9, 6, 6, 3), ", duplicate, duplicate")
+	s.told("6")
+	s.want(s.pass(time.Hour), "")
+}
+
+// The first event was lost: the worker's answer has it, whether the loss was before
+// the question or after it.
+func TestALostFirstEventIsFound(t *testing.T) {
+	s := newStory(t, source(1))
+	s.want(s.pass(time.Second), "dump")
+	s.answer(9, events.AnswerDump, 1, 1)
+	s.told("X 1")
+	s.want(s.hear(9, 2), "")
+
+	s = newStory(t, source(1))
+	s.want(s.pass(time.Second), "dump")
+	s.answer(9, events.AnswerDump, 0) // nothing was stored so far
+	s.told("X")
+	s.want(s.hear(9, 2), "gap held")
+	s.want(s.pass(time.Second), "dump") // from nothing on is all
+	s.answer(9, events.AnswerDump, 2, 1, 2)
+	s.told("X 1 2")
+	s.want(s.hear(9, 3), "")
+
+	// Ids may begin with 0 or 1.
+	for _, first := range []uint64{0, 1} {
+		s = newStory(t, source(1))
+		s.pass(time.Second)
+		s.answer(9, events.AnswerDump, 0)
+		s.want(s.hear(9, first, first+1, first+3), ", , gap held")
+		s.told(fmt.Sprint("X ", first, " ", first+1))
+		s.want(s.pass(time.Second), fmt.Sprint("from ", first+2))
+	}
+}
+
+func TestGaps(t *testing.T) {
+	t.Run("what is missing is asked for", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.want(s.hear(9, 6, 9, 10, 12), ", gap held, held, held")
+		s.told("6")
+		s.want(s.pass(time.Millisecond), "") // it may be late only
+		s.want(s.pass(time.Second), "from 7")
+		s.want(s.hear(9, 13), "held")
+		s.answer(9, events.AnswerEvents, 12, 7, 8, 9, 10, 11, 12)
+		s.told("7 8 9 10 11 12 13")
+		s.want(s.hear(9, 14), "")
+	})
+	t.Run("what is late is not asked for", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.want(s.hear(9, 8, 7, 6), "gap held, held, ")
+		s.told("6 7 8")
+		s.want(s.pass(time.Hour), "")
+	})
+	t.Run("more is lost meanwhile", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.hear(9, 8)
+		s.pass(time.Second)
+		s.hear(9, 11)
+		s.answer(9, events.AnswerEvents, 8, 6, 7, 8)
+		s.told("6 7 8")
+		s.want(s.pass(time.Second), "from 9")
+		s.answer(9, events.AnswerEvents, 11, 9, 10, 11)
+		s.told("9 10 11")
+	})
+	t.Run("too old for a range", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.hear(9, 5000)
+		s.want(s.pass(time.Second), "from 6")
+		s.answer(9, events.AnswerDump, 5000, 200, 201)
+		s.told("X 200 201")
+		s.want(s.hear(9, 5001), "")
+	})
+	t.Run("events before a clear may be left out", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.hear(9, 20)
+		s.pass(time.Second)
+		a := events.Answer{Kind: events.AnswerEvents, LastEventID: 20, HasLast: true, Events: []events.RouterEvent{
+			{WorkerID: 7, EventID: 18, Event: indexer.Event{Kind: indexer.Cleared}}, stored(7, 19), stored(7, 20),
+		}}
+		s.tracker.Answer(s.now, s.asks[0].ID, 9, a)
+		s.told("X 19 20")
+	})
+	t.Run("an answer with a hole is no answer", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.hear(9, 20)
+		s.pass(time.Second)
+		s.answer(9, events.AnswerEvents, 20, 6, 7, 20)
+		s.told("")
+		s.want(s.pass(time.Second), "dump")
+		s.answer(9, events.AnswerDump, 20, 300)
+		s.told("X 300")
+	})
+	t.Run("an answer of another worker's events is a lie", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.hear(9, 7)
+		s.pass(time.Second)
+		s.tracker.Answer(s.now, s.asks[0].ID, 9, events.Answer{Kind: events.AnswerEvents, LastEventID: 7, HasLast: true, Events: []events.RouterEvent{stored(8, 6), stored(8, 7)}})
+		s.told("")
+		if s.happens["lie"] != 2 {
+			t.Errorf("what happened: %v", s.happens)
+		}
+	})
+	t.Run("too much waits", func(t *testing.T) {
+		s := discovered(t, 5)
+		for id := range uint64(events.MaxHeldEvents + 10) {
+			s.hear(9, id+7)
+		}
+		s.want(s.pass(time.Second), "dump")
+		if _, blocks, _ := s.tracker.Repairs(); blocks > 30 {
+			t.Errorf("%d blocks wait after there were too many", blocks)
+		}
+		s.answer(9, events.AnswerDump, 4000, 400)
+		s.told("X 400")
+		s.want(s.pass(time.Second), "from 4001") // what was given up is asked for
+		var rest []uint64
+		for id := range uint64(events.MaxHeldEvents + 16 - 4000) {
+			rest = append(rest, 4001+id)
+		}
+		s.answer(9, events.AnswerEvents, events.MaxHeldEvents+16, rest...)
+		if n := len(s.sink.told); n != len(rest) {
+			t.Errorf("%d events were told, want %d", n, len(rest))
+		}
+		if ranks, _, _ := s.tracker.Repairs(); ranks != 0 {
+			t.Error("it does not end")
+		}
+	})
+}
+
+func TestRestarts(t *testing.T) {
+	t.Run("another publisher is heard", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.want(s.hear(4, 1, 2), "restart held, held")
+		s.want(s.hear(9, 6), "held") // the old one's last words
+		s.told("")
+		s.want(s.pass(time.Second), "dump")
+		s.answer(4, events.AnswerDump, 1, 500)
+		s.told("X 500 2")
+		s.want(s.hear(9, 7), "rejected")
+		s.want(s.hear(4, 3), "")
+		s.told("3")
+	})
+	t.Run("it was a liar", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.hear(66, 1)
+		s.want(s.pass(time.Second), "dump")
+		s.hear(9, 6)
+		s.answer(9, events.AnswerDump, 5, 100)
+		s.told("X 100 6")
+		s.want(s.hear(66, 2, 3), "rejected, rejected")
+		// It may yet be the worker's next process.
+		s.pass(11 * time.Second)
+		s.want(s.hear(66, 4), "restart held")
+	})
+	t.Run("the answer was made before it", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.hear(9, 8)
+		s.pass(time.Second)
+		s.hear(4, 1)
+		s.want(s.pass(time.Second), "dump")
+		s.hear(3, 1) // and yet another one
+		s.answer(4, events.AnswerDump, 1, 600)
+		s.told("") // 3 was heard after the question: is 4 still there?
+		s.want(s.pass(time.Second), "dump")
+		s.answer(3, events.AnswerDump, 1, 700)
+		s.told("X 700")
+	})
+	t.Run("the registry tells of it", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.tracker.SetWorker(s.now, 7, source(2))
+		s.want(s.hear(4, 1), "held")
+		s.want(s.pass(time.Second), "dump")
+		s.answer(4, events.AnswerDump, 1, 1)
+		s.told("X 1")
+	})
+	t.Run("the answer to a range tells of it", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.hear(9, 7)
+		s.pass(time.Second)
+		s.answer(4, events.AnswerEvents, 8, 6, 7, 8) // ids of another's
+		s.told("")
+		s.want(s.pass(time.Second), "dump")
+		s.answer(4, events.AnswerDump, 8, 800)
+		s.told("X 800")
+	})
+	t.Run("the worker knows less than we do", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.tracker.Audit(s.now)
+		s.want(s.pass(3*time.Second), "from 6")
+		s.answer(9, events.AnswerTooNew, 2)
+		s.want(s.pass(time.Second), "dump")
+	})
+	t.Run("nothing is missing", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.tracker.Audit(s.now)
+		s.want(s.pass(3*time.Second), "from 6")
+		s.answer(9, events.AnswerTooNew, 5)
+		s.told("")
+		s.want(s.hear(9, 6), "")
+	})
+	t.Run("its blocks are counted elsewhere", func(t *testing.T) {
+		s := discovered(t, 5)
+		src := source(1)
+		src.Home = "another model"
+		s.tracker.SetWorker(s.now, 7, src)
+		s.want(s.pass(time.Second), "dump")
+	})
+	t.Run("it is told of again", func(t *testing.T) {
+		s := discovered(t, 5)
+		s.tracker.SetWorker(s.now, 7, source(1))
+		s.want(s.pass(time.Hour), "")
+	})
+}
+
+// Nobody answers: tried eight times, slower and slower, then events are applied
+// across the gap, and the rank is suspect until a later dump.
+func TestNobodyAnswers(t *testing.T) {
+	s := discovered(t, 5)
+	s.hear(9, 8, 10)
+	var waits []time.Duration
+	last := s.now
+	for len(waits) < events.MaxTries {
+		if s.pass(10*time.Millisecond) == "" {
+			continue
+		}
+		waits = append(waits, s.now.Sub(last))
+		last = s.now
+		s.tracker.Failed(s.now, s.asks[0].ID)
+	}
+	if sum := s.now.Sub(start); sum < 12*time.Second || sum > 30*time.Second || waits[7] < 3*time.Second || waits[1] > time.Second {
+		t.Errorf("waited %v between the tries", waits)
+	}
+	s.told("8 10")
+	s.want(s.hear(9, 11, 13, 9, 13), ", gap, duplicate, duplicate")
+	s.told("11 13")
+	if diff := cmp.Diff([]string{"suspect"}, s.states); diff != "" {
+		t.Errorf("states:\n%s", diff)
+	}
+	s.want(s.pass(40*time.Second), "")
+	s.want(s.pass(55*time.Second), "dump")
+	s.want(s.hear(9, 14), "") // nothing waits meanwhile
+	s.told("14")
+	s.tracker.Failed(s.now, s.asks[0].ID)
+	s.want(s.pass(40*time.Second), "")
+	s.want(s.pass(55*time.Second), "dump")
+	s.hear(9, 15, 16)
+	s.told("15 16")
+	s.answer(9, events.AnswerDump, 15, 900)
+	s.told("X 900 16")
+	if diff := cmp.Diff([]string{"suspect", "ok"}, s.states); diff != "" {
+		t.Errorf("states:\n%s", diff)
+	}
+	s.want(s.hear(9, 17, 19), ", gap held")
+
+	// A query without an answer times out.
+	s = discovered(t, 5)
+	s.hear(9, 8)
+	s.want(s.pass(time.Second), "from 6")
+	s.want(s.pass(29*time.Second), "")
+	s.want(s.pass(2*time.Second), "")
+	s.want(s.pass(time.Second), "from 6")
+	if s.happens["timeout"] != 1 || s.happens["retry"] != 1 {
+		t.Errorf("what happened: %v", s.happens)
+	}
+	// The late answer to the first is nobody's any more.
+	s.tracker.Answer(s.now, s.asks[0].ID-1, 9, events.Answer{Kind: events.AnswerDump})
+	s.told("")
+
+	// A new publisher, and nobody to ask about it.
+	s = discovered(t, 5)
+	s.hear(4, 1, 2)
+	for s.happens["given_up"] == 0 {
+		if s.pass(100*time.Millisecond) != "" {
+			s.tracker.Failed(s.now, s.asks[0].ID)
+		}
+	}
+	s.told("X 1 2")
+	s.want(s.hear(4, 3), "")
+}
+
+// Part of a dump could not be read: it is used, and the rank is read again.
+func TestADamagedDumpIsUsedAndDoubted(t *testing.T) {
+	s := newStory(t, source(1))
+	s.pass(time.Second)
+	s.tracker.Answer(s.now, s.asks[0].ID, 9, events.Answer{Kind: events.AnswerDump, LastEventID: 4, HasLast: true, Bad: 1, Events: []events.RouterEvent{stored(7, 1)}})
+	s.told("X 1")
+	s.want(s.hear(9, 5), "")
+	s.want(s.pass(2*time.Minute), "dump")
+	s.answer(9, events.AnswerDump, 5, 1, 2)
+	s.told("5 X 1 2")
+	if diff := cmp.Diff([]string{"suspect", "ok"}, s.states); diff != "" {
+		t.Errorf("states:\n%s", diff)
+	}
+}
+
+// A worker that cannot be asked: gaps are passed over, and said.
+func TestWorkersThatCannotBeAsked(t *testing.T) {
+	src := source(1)
+	src.Queries = false
+	s := newStory(t, src)
+	s.want(s.hear(9, 4, 5), "gap, ")
+	s.want(s.hear(9, 7), "gap")
+	s.told("4 5 7")
+	s.want(s.pass(time.Hour), "")
+	if diff := cmp.Diff([]string{"partial", "suspect"}, s.states); diff != "" {
+		t.Errorf("states:\n%s", diff)
+	}
+	s.tracker.Accept(s.now, 9, events.RouterEvent{WorkerID: 7, EventID: 8, Event: indexer.Event{Kind: indexer.Cleared}})
+	s.want(s.hear(9, 9), "")
+	s.tracker.Doubt(s.now, 7, 0)
+	s.want(s.hear(4, 1), "restart")
+	if diff := cmp.Diff([]string{"partial", "suspect", "ok", "suspect", "ok"}, s.states); diff != "" {
+		t.Errorf("states:\n%s", diff)
+	}
+	// It learns to answer, and forgets how to.
+	s.tracker.SetWorker(s.now, 7, source(1))
+	s.want(s.pass(time.Second), "from 2")
+	s.want(s.hear(4, 3), "held")
+	s.tracker.SetWorker(s.now, 7, src)
+	s.told("X 9 X 1 3")
+	s.want(s.pass(time.Hour), "")
+
+	// Of one that we came late to, nothing is missed for ten minutes.
+	s = newStory(t, src)
+	s.hear(9, 4, 5)
+	s.tracker.Expire(s.now.Add(10 * time.Minute))
+	if diff := cmp.Diff([]string{"partial", "ok"}, s.states); diff != "" {
+		t.Errorf("states:\n%s", diff)
+	}
+}
+
+// Legacy publishers have no name, and their answers no last id.
+func TestPublishersWithoutAName(t *testing.T) {
+	s := newStory(t, source(1))
+	s.pass(time.Second)
+	s.tracker.Answer(s.now, s.asks[0].ID, 0, events.Answer{Kind: events.AnswerDump, Events: []events.RouterEvent{stored(7, 1)}})
+	s.want(s.hear(0, 12, 13, 15), ", , gap held")
+	s.told("X 1 12 13")
+	s.want(s.pass(time.Second), "from 14")
+	s.answer(0, events.AnswerEvents, 15, 14, 15)
+	s.told("14 15")
+	s.want(s.hear(0, 0), "restart held")
+	s.want(s.pass(time.Second), "dump")
+
+	src := source(1)
+	src.Queries = false
+	s = newStory(t, src)
+	s.want(s.hear(0, 0, 1, 2, 0), ", , , restart")
+	s.told("0 1 2 X 0")
+}
+
+// What an earlier process saved is used if the worker's process is the same; then
+// only what came since is asked for.
+func TestWhatWasSavedIsUsed(t *testing.T) {
+	saved := events.Saved{WorkerID: 7, StartedMS: 1, Publisher: 9, Cursor: 5, Events: []indexer.Event{{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 77, Local: 1}}}}}
+	begin := func(src events.Source, later time.Duration) *story {
+		s := newStory(t, events.Source{})
+		s.tracker.Forget(7)
+		s.tracker.Load(s.now, saved)
+		s.pass(later)
+		s.tracker.Expire(s.now)
+		s.tracker.SetWorker(s.now, 7, src)
+		return s
+	}
+	s := begin(source(1), time.Second)
+	s.told("77")
+	s.want(s.hear(9, 8), "held")
+	s.want(s.pass(time.Second), "from 6")
+	s.answer(9, events.AnswerEvents, 8, 6, 7, 8)
+	s.told("6 7 8")
+
+	other := source(1)
+	other.Home = "elsewhere"
+	for name, s := range map[string]*story{
+		"another process": begin(source(2), time.Second),
+		"another home":    begin(other, time.Second),
+		"a minute later":  begin(source(1), time.Minute),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.t = t
+			s.told("")
+			s.want(s.pass(time.Second), "dump")
+		})
+	}
+
+	// The same worker, whose publisher is another one.
+	s = begin(source(1), time.Second)
+	s.told("77")
+	s.pass(time.Second)
+	s.answer(4, events.AnswerEvents, 8, 6, 7, 8)
+	s.told("")
+	s.want(s.pass(time.Second), "dump")
+}
+
+// Discovery of many, a lost connection: queries stay few at a time and are spread.
+func TestQueriesAreFewAndSpread(t *testing.T) {
+	tr := events.NewTracker(func(uint64, uint32, indexer.Event) bool { return true }).Seed(3)
+	const workers = 1000
+	for id := range uint64(workers) {
+		tr.SetWorker(start, id+1, source(1))
+	}
+	now, most, dumps := start, 0, 0
+	for dumps < workers {
+		now = now.Add(time.Millisecond)
+		asks := tr.Tick(now)
+		most = max(most, tr.Asked())
+		for _, a := range asks {
+			dumps++
+			tr.Answer(now, a.ID, 9, events.Answer{Kind: events.AnswerDump, LastEventID: 1, HasLast: true})
+		}
+		if now.Sub(start) > time.Minute {
+			t.Fatalf("after a minute %d workers are read", dumps)
+		}
+	}
+	if most > events.MaxDumps {
+		t.Errorf("%d dumps at once", most)
+	}
+	tr.Audit(now)
+	asked, most := map[int]int{}, 0
+	for step := range 2100 {
+		for _, a := range tr.Tick(now.Add(time.Duration(step) * time.Millisecond)) {
+			asked[step/100]++
+			tr.Answer(now, a.ID, 9, events.Answer{Kind: events.AnswerTooNew, LastEventID: 1, HasLast: true})
+		}
+	}
+	for _, n := range asked {
+		most = max(most, n)
+	}
+	if len(asked) < 18 || most > workers/5 {
+		t.Errorf("queries by tenths of a second: %v, want them spread over two seconds", asked)
+	}
+	// All are gone, and nothing is left of them.
+	for id := range uint64(workers) {
+		tr.Forget(id + 1)
+	}
+	if tr.Ranks() != 0 || tr.Asked() != 0 || len(tr.Tick(now.Add(time.Hour))) != 0 {
+		t.Errorf("%d ranks, %d queries are left", tr.Ranks(), tr.Asked())
+	}
+}
