@@ -259,9 +259,9 @@ func TestIndexEqualsTheWorkersCaches(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			total := map[string]int{}
-			seeds := uint64(40)
+			seeds := uint64(24)
 			if testing.Short() {
-				seeds = 12
+				seeds = 4
 			}
 			for seed := range seeds {
 				w := newWorld(t, seed, 1+int(seed%3), f)

@@ -375,13 +375,14 @@ func TestLiarsAndGarbage(t *testing.T) {
 	b.sub.SetWorker(8, source(1)) // nobody answers for it but a liar
 	rest := p.changing(t)
 	rng := rand.New(rand.NewPCG(6, 6))
+	lies := rand.New(rand.NewPCG(7, 7))
 	liar, err := nc.Subscribe(wire.Scope{}.Own("query", wire.WorkerKey(8), "0"), func(m *nats.Msg) {
 		data := events.AppendAnswer(nil, &events.Answer{Kind: events.AnswerDump, LastEventID: 3, Events: []events.RouterEvent{stored(7, 1), stored(7, 2)}})
-		switch rng.IntN(3) {
+		switch lies.IntN(3) {
 		case 0:
-			data = data[:rng.IntN(len(data))]
+			data = data[:lies.IntN(len(data))]
 		case 1:
-			data[rng.IntN(len(data))] ^= byte(1 + rng.IntN(255))
+			data[lies.IntN(len(data))] ^= byte(1 + lies.IntN(255))
 		}
 		if err := m.Respond(data); err != nil {
 			t.Error(err)

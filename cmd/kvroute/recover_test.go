@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// The tests of this file start workers and kvroute as processes, without Envoy.
+
+// startFleet starts workers that are asked directly, and kvroute.
+func startFleet(t *testing.T, engine []string, flags ...string) *demonstration {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	d := &demonstration{out: io.Discard, dir: t.TempDir(), workers: 3, engine: append([]string{"--speed", "50"}, engine...), load: bench.LoadConfig{Model: "sim"}}
+	t.Cleanup(func() {
+		d.stop()
+		if t.Failed() && d.router != nil {
+			t.Logf("kvroute's log:\n%s", d.router.lastLines())
+		}
+		http.DefaultClient.CloseIdleConnections()
+	})
+	if err := d.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d.serve(t, flags...)
+	return d
+}
+
+// serve starts kvroute, again if it ran before.
+func (d *demonstration) serve(t *testing.T, flags ...string) {
+	t.Helper()
+	var err error
+	if d.router, err = startChild(t.Context(), d.dir, "kvroute", append([]string{
+		"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", d.bus.url(), "--drain-timeout", "1s",
+	}, flags...)...); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.waitWorkers(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// prompts sends prompts to each worker, so that it caches them.
+func (d *demonstration) prompts(t *testing.T, what string) {
+	t.Helper()
+	for i, e := range d.engines {
+		for n := range 1 + i {
+			content := fmt.Sprint(what, i, n, strings.Repeat(" and so on", 200))
+			if resp, _ := whole(t, http.MethodPost, "http://"+e.at.HTTP+chatPath, chatBody(content, 2, false), nil); resp.StatusCode != http.StatusOK {
+				t.Fatalf("status %d", resp.StatusCode)
+			}
+		}
+	}
+}
+
+// held asks the workers themselves how many blocks they hold.
+func (d *demonstration) held(t *testing.T) map[string]int {
+	t.Helper()
+	nc, err := nats.Connect(d.bus.url())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	blocks := map[string]int{}
+	for _, e := range d.engines {
+		id := wire.WorkerID(e.name)
+		m, err := nc.Request(wire.Scope{}.Own("query", wire.WorkerKey(id), "0"), events.AppendQuery(nil, events.Query{WorkerID: id}), 5*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := events.DecodeAnswer(m.Data)
+		if err != nil || a.Kind != events.AnswerDump {
+			t.Fatalf("%v, %v", a.Kind, err)
+		}
+		blocks[e.name] = 0
+		for _, ev := range a.Events {
+			blocks[e.name] += len(ev.Event.Blocks)
+		}
+	}
+	return blocks
+}
+
+// follows waits until kvroute knows what the workers hold.
+func (d *demonstration) follows(t *testing.T) {
+	t.Helper()
+	want := d.held(t)
+	eventually(t, fmt.Sprint("the workers' caches are not known: ", want), func() bool {
+		for _, w := range workers(t, d) {
+			if w.CachedBlocks != want[w.Name] || w.CachedBlocks == 0 || w.KVEvents != "ok" {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// counter reads a counter of kvroute's.
+func (d *demonstration) counter(t *testing.T, name, label string) int {
+	t.Helper()
+	_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+	sum := 0
+	for _, m := range regexp.MustCompile(`(?m)^`+name+`\{([^}]*)\} (\S+)$`).FindAllStringSubmatch(text, -1) {
+		if strings.Contains(m[1], label) {
+			v, err := strconv.ParseFloat(m[2], 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += int(v)
+		}
+	}
+	return sum
+}
+
+// A router that is killed asks only for what came since; without its file, and with
+// a damaged one, it asks for all.
+func TestARestartAsksForRangesOnly(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	flags := []string{"--state-dir", dir, "--state-interval", "50ms"}
+	d := startFleet(t, []string{"--enable-local-indexer"}, flags...)
+	file := filepath.Join(dir, wire.Scope{}.Bucket(eventFile))
+	asked := func() (ranges, dumps int) {
+		return d.counter(t, "kvroute_events_queries_total", `kind="range"`), d.counter(t, "kvroute_events_queries_total", `kind="dump"`)
+	}
+	saved := func() {
+		t.Helper()
+		written := func() time.Time {
+			info, err := os.Stat(file)
+			if err != nil {
+				return time.Time{}
+			}
+			return info.ModTime()
+		}
+		for range 2 { // what is known by now is in the next writing but one
+			before := written()
+			eventually(t, "the state is not saved", func() bool { return written().After(before) })
+		}
+	}
+	d.prompts(t, "first")
+	d.follows(t)
+	if ranges, dumps := asked(); dumps != d.workers {
+		t.Errorf("asked for %d ranges and %d dumps, want one dump of each worker", ranges, dumps)
+	}
+	saved()
+
+	d.router.kill(t)
+	d.prompts(t, "while nobody listens")
+	d.serve(t, flags...)
+	d.follows(t)
+	if ranges, dumps := asked(); ranges < d.workers || dumps != 0 {
+		t.Errorf("after a crash: asked for %d ranges and %d dumps, want ranges only", ranges, dumps)
+	}
+	d.prompts(t, "afterwards")
+	d.follows(t)
+
+	// Drained, it has saved all.
+	d.router.stop()
+	d.serve(t, flags...)
+	d.follows(t)
+	eventually(t, "nobody is asked after a drain", func() bool { ranges, dumps := asked(); return ranges+dumps >= d.workers })
+	if ranges, dumps := asked(); ranges != d.workers || dumps != 0 {
+		t.Errorf("after a drain: asked for %d ranges and %d dumps, want ranges only", ranges, dumps)
+	}
+
+	// A damaged file is said, and no reason not to serve.
+	d.router.kill(t)
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)/2]++
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.serve(t, flags...)
+	d.follows(t)
+	if ranges, dumps := asked(); dumps != d.workers || !strings.Contains(d.router.lastLines(), "what was told of the workers' caches is lost") {
+		t.Errorf("with a damaged file: asked for %d ranges and %d dumps, log:\n%s", ranges, dumps, d.router.lastLines())
+	}
+
+	// A worker that is another process is read anew.
+	saved()
+	d.router.kill(t)
+	d.engines[0].stop()
+	name := d.engines[0].name
+	if d.engines[0], err = startChild(t.Context(), d.dir, name, append([]string{
+		"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", "sim",
+	}, d.engine...)...); err != nil {
+		t.Fatal(err)
+	}
+	d.prompts(t, "anew")
+	d.serve(t, flags...)
+	d.follows(t)
+	eventually(t, "the others are not asked", func() bool { ranges, dumps := asked(); return ranges+dumps >= d.workers })
+	if ranges, dumps := asked(); ranges != d.workers-1 || dumps != 1 {
+		t.Errorf("asked for %d ranges and %d dumps, want one dump, of the worker that started anew", ranges, dumps)
+	}
+}
+
+// listeners counts who listens to a subject, and to what is below it.
+func listeners(t *testing.T, bus *embeddedNATS, subject string) (n int) {
+	t.Helper()
+	s, err := bus.server.Subsz(&natsserver.SubszOptions{Subscriptions: true, Limit: 10_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sub := range s.Subs {
+		if strings.HasPrefix(sub.Subject, subject) {
+			n++
+		}
+	}
+	return n
+}
+
+// Without a use for events nothing listens to them, nobody is asked and workers say
+// nothing; with one they are followed from where they are.
+func TestUnwantedEventsAreNotSent(t *testing.T) {
+	for _, flags := range [][]string{{"--no-kv-events"}, {"--kv-overlap-score-weight", "0"}} {
+		t.Run(flags[0], func(t *testing.T) {
+			dir := t.TempDir()
+			d := startFleet(t, []string{"--enable-local-indexer"}, append(flags, "--state-dir", dir, "--state-interval", "20ms")...)
+			subject := wire.Scope{}.Topic(events.Topic)
+			nc, err := nats.Connect(d.bus.url())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			heard := make(chan *nats.Msg, 1000)
+			presence, err := nc.SubscribeSync(wire.Scope{}.Own("presence"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // by the second one all workers have heard the first
+				if m, err := presence.NextMsg(5 * time.Second); err != nil || !strings.Contains(string(m.Data), `"wants_events":false`) {
+					t.Fatalf("presence %v, %v", m, err)
+				}
+			}
+			if n := listeners(t, d.bus, subject); n != 0 {
+				t.Errorf("%d listen to events that nobody wants", n)
+			}
+			if _, err := nc.ChanSubscribe(subject, heard); err != nil {
+				t.Fatal(err)
+			}
+			d.prompts(t, "first")
+			<-time.After(100 * time.Millisecond)
+			if n := len(heard); n != 0 {
+				t.Errorf("%d messages were sent", n)
+			}
+			if n := d.counter(t, "kvroute_events_queries_total", ""); n != 0 {
+				t.Errorf("%d queries were sent", n)
+			}
+			if _, err := os.Stat(filepath.Join(dir, wire.Scope{}.Bucket(eventFile))); err == nil {
+				t.Error("what events tell is saved")
+			}
+			d.router.stop()
+			d.serve(t)
+			d.follows(t)
+			d.prompts(t, "second")
+			d.follows(t)
+			if len(heard) == 0 {
+				t.Error("now that they are wanted no events are sent")
+			}
+		})
+	}
+}
