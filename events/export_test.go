@@ -114,6 +114,7 @@ func (t Tracker) Load(now time.Time, saved ...Saved)          { t.t.load(now, sa
 func (t Tracker) State(id uint64, dpRank uint32) (s State) {
 	return t.t.ranks[rankKey{id, dpRank}].state
 }
+
 func (t Tracker) Cursor(id uint64, dpRank uint32) (last uint64) {
 	return t.t.ranks[rankKey{id, dpRank}].cursor().id
 }

@@ -348,8 +348,10 @@ func TestAMixedFleet(t *testing.T) {
 		}
 	}
 	say := func(kind events.Feed, worker, id uint64) {
-		b.sub.Take(t.Context(), kind, events.AppendEnvelope(nil, events.Envelope{PublisherID: 9, Topic: events.Topic,
-			Payload: events.AppendEvents(nil, []events.RouterEvent{stored(worker, id)})}))
+		b.sub.Take(t.Context(), kind, events.AppendEnvelope(nil, events.Envelope{
+			PublisherID: 9, Topic: events.Topic,
+			Payload: events.AppendEvents(nil, []events.RouterEvent{stored(worker, id)}),
+		}))
 	}
 	blocks := func(want ...int) {
 		t.Helper()

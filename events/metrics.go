@@ -97,7 +97,7 @@ func (s *Subscriber) observe(o metric.Observer, held, ranks metric.Int64Observab
 
 // happened counts what a tracker says.
 func (m *metrics) happened(what string, n int) {
-	ctx, as := context.Background(), func(key string) metric.AddOption { return metric.WithAttributes(attribute.String(key, what)) }
+	ctx := context.Background()
 	if kind, ok := strings.CutPrefix(what, "ask_"); ok {
 		m.queries.Add(ctx, int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 		return
@@ -106,10 +106,14 @@ func (m *metrics) happened(what string, n int) {
 	case "retry":
 		m.retries.Add(ctx, int64(n))
 	case "spilled", "given_up", "restored", "broken", "lie":
-		m.repairs.Add(ctx, int64(n), as("what"))
+		m.repairs.Add(ctx, int64(n), metric.WithAttributes(attribute.String("what", what)))
 	default:
-		m.answers.Add(ctx, int64(n), as("end"))
+		m.ended(ctx, what, n)
 	}
+}
+
+func (m *metrics) ended(ctx context.Context, end string, n int) {
+	m.answers.Add(ctx, int64(n), metric.WithAttributes(attribute.String("end", end)))
 }
 
 func (m *metrics) count(ctx context.Context, outcome string, n int) {

@@ -85,11 +85,11 @@ func (s *story) want(got, want string) {
 	}
 }
 
-// discovered is a story whose worker has been read up to an event.
-func discovered(t *testing.T, last uint64) *story {
+// discovered is a story whose worker has been read up to event 5.
+func discovered(t *testing.T) *story {
 	s := newStory(t, source(1))
 	s.want(s.pass(time.Second), "dump")
-	s.answer(9, events.AnswerDump, last, 100)
+	s.answer(9, events.AnswerDump, 5, 100)
 	s.told("X 100")
 	return s
 }
@@ -139,7 +139,7 @@ func TestALostFirstEventIsFound(t *testing.T) {
 
 func TestGaps(t *testing.T) {
 	t.Run("what is missing is asked for", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.want(s.hear(9, 6, 9, 10, 12), ", gap held, held, held")
 		s.told("6")
 		s.want(s.pass(time.Millisecond), "") // it may be late only
@@ -150,13 +150,13 @@ func TestGaps(t *testing.T) {
 		s.want(s.hear(9, 14), "")
 	})
 	t.Run("what is late is not asked for", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.want(s.hear(9, 8, 7, 6), "gap held, held, ")
 		s.told("6 7 8")
 		s.want(s.pass(time.Hour), "")
 	})
 	t.Run("more is lost meanwhile", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.hear(9, 8)
 		s.pass(time.Second)
 		s.hear(9, 11)
@@ -167,7 +167,7 @@ func TestGaps(t *testing.T) {
 		s.told("9 10 11")
 	})
 	t.Run("too old for a range", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.hear(9, 5000)
 		s.want(s.pass(time.Second), "from 6")
 		s.answer(9, events.AnswerDump, 5000, 200, 201)
@@ -175,7 +175,7 @@ func TestGaps(t *testing.T) {
 		s.want(s.hear(9, 5001), "")
 	})
 	t.Run("events before a clear may be left out", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.hear(9, 20)
 		s.pass(time.Second)
 		a := events.Answer{Kind: events.AnswerEvents, LastEventID: 20, HasLast: true, Events: []events.RouterEvent{
@@ -185,7 +185,7 @@ func TestGaps(t *testing.T) {
 		s.told("X 19 20")
 	})
 	t.Run("an answer with a hole is no answer", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.hear(9, 20)
 		s.pass(time.Second)
 		s.answer(9, events.AnswerEvents, 20, 6, 7, 20)
@@ -195,7 +195,7 @@ func TestGaps(t *testing.T) {
 		s.told("X 300")
 	})
 	t.Run("an answer of another worker's events is a lie", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.hear(9, 7)
 		s.pass(time.Second)
 		s.tracker.Answer(s.now, s.asks[0].ID, 9, events.Answer{Kind: events.AnswerEvents, LastEventID: 7, HasLast: true, Events: []events.RouterEvent{stored(8, 6), stored(8, 7)}})
@@ -205,7 +205,7 @@ func TestGaps(t *testing.T) {
 		}
 	})
 	t.Run("too much waits", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		for id := range uint64(events.MaxHeldEvents + 10) {
 			s.hear(9, id+7)
 		}
@@ -232,7 +232,7 @@ func TestGaps(t *testing.T) {
 
 func TestRestarts(t *testing.T) {
 	t.Run("another publisher is heard", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.want(s.hear(4, 1, 2), "restart held, held")
 		s.want(s.hear(9, 6), "held") // the old one's last words
 		s.told("")
@@ -244,7 +244,7 @@ func TestRestarts(t *testing.T) {
 		s.told("3")
 	})
 	t.Run("it was a liar", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.hear(66, 1)
 		s.want(s.pass(time.Second), "dump")
 		s.hear(9, 6)
@@ -256,7 +256,7 @@ func TestRestarts(t *testing.T) {
 		s.want(s.hear(66, 4), "restart held")
 	})
 	t.Run("the answer was made before it", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.hear(9, 8)
 		s.pass(time.Second)
 		s.hear(4, 1)
@@ -269,7 +269,7 @@ func TestRestarts(t *testing.T) {
 		s.told("X 700")
 	})
 	t.Run("the registry tells of it", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.tracker.SetWorker(s.now, 7, source(2))
 		s.want(s.hear(4, 1), "held")
 		s.want(s.pass(time.Second), "dump")
@@ -277,7 +277,7 @@ func TestRestarts(t *testing.T) {
 		s.told("X 1")
 	})
 	t.Run("the answer to a range tells of it", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.hear(9, 7)
 		s.pass(time.Second)
 		s.answer(4, events.AnswerEvents, 8, 6, 7, 8) // ids of another's
@@ -287,14 +287,14 @@ func TestRestarts(t *testing.T) {
 		s.told("X 800")
 	})
 	t.Run("the worker knows less than we do", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.tracker.Audit(s.now)
 		s.want(s.pass(3*time.Second), "from 6")
 		s.answer(9, events.AnswerTooNew, 2)
 		s.want(s.pass(time.Second), "dump")
 	})
 	t.Run("nothing is missing", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.tracker.Audit(s.now)
 		s.want(s.pass(3*time.Second), "from 6")
 		s.answer(9, events.AnswerTooNew, 5)
@@ -302,14 +302,14 @@ func TestRestarts(t *testing.T) {
 		s.want(s.hear(9, 6), "")
 	})
 	t.Run("its blocks are counted elsewhere", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		src := source(1)
 		src.Home = "another model"
 		s.tracker.SetWorker(s.now, 7, src)
 		s.want(s.pass(time.Second), "dump")
 	})
 	t.Run("it is told of again", func(t *testing.T) {
-		s := discovered(t, 5)
+		s := discovered(t)
 		s.tracker.SetWorker(s.now, 7, source(1))
 		s.want(s.pass(time.Hour), "")
 	})
@@ -318,7 +318,7 @@ func TestRestarts(t *testing.T) {
 // Nobody answers: tried eight times, slower and slower, then events are applied
 // across the gap, and the rank is suspect until a later dump.
 func TestNobodyAnswers(t *testing.T) {
-	s := discovered(t, 5)
+	s := discovered(t)
 	s.hear(9, 8, 10)
 	var waits []time.Duration
 	last := s.now
@@ -356,7 +356,7 @@ func TestNobodyAnswers(t *testing.T) {
 	s.want(s.hear(9, 17, 19), ", gap held")
 
 	// A query without an answer times out.
-	s = discovered(t, 5)
+	s = discovered(t)
 	s.hear(9, 8)
 	s.want(s.pass(time.Second), "from 6")
 	s.want(s.pass(29*time.Second), "")
@@ -370,7 +370,7 @@ func TestNobodyAnswers(t *testing.T) {
 	s.told("")
 
 	// A new publisher, and nobody to ask about it.
-	s = discovered(t, 5)
+	s = discovered(t)
 	s.hear(4, 1, 2)
 	for s.happens["given_up"] == 0 {
 		if s.pass(100*time.Millisecond) != "" {

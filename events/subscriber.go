@@ -338,7 +338,7 @@ func (s *Subscriber) reply(ctx context.Context, m *nats.Msg) {
 	s.mu.Unlock()
 	now := s.conf.Now()
 	if c == nil {
-		s.metrics.happened("stale", 1)
+		s.metrics.ended(ctx, "stale", 1)
 		return
 	}
 	var done bool
