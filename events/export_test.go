@@ -54,6 +54,12 @@ func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
 	t.t.answer(now, id, publisher, &a)
 }
 
+// Answer answers a query, whole, as Run does for those on the bus.
+func (p *Publisher) Answer(q Query) Answer { return p.answer(&q) }
+
+// Flush sends what is pending, as Run does.
+func (p *Publisher) Flush() { p.flush() }
+
 // LimitPending bounds the messages that may wait to be taken.
 func (s *Subscriber) LimitPending(n int) { s.pending = n }
 

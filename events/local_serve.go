@@ -74,18 +74,23 @@ func (p *Publisher) query(m *nats.Msg) {
 		p.respond(m.Reply, isJSON, &Answer{Message: "this is another worker"})
 		return
 	}
+	a := p.answer(&q)
+	p.respond(m.Reply, isJSON, &a)
+}
+
+func (p *Publisher) answer(q *Query) Answer {
 	p.answering.Lock()
+	defer p.answering.Unlock()
 	p.mu.Lock()
 	p.sealLocked()
-	a, content := p.local.answer(&q)
+	a, content := p.local.answer(q)
 	p.mu.Unlock()
 	if content != nil {
 		for i, ev := range RankEvents(content, 0) {
 			a.Events = append(a.Events, RouterEvent{WorkerID: q.WorkerID, DPRank: q.DPRank, EventID: uint64(i) + 1, Event: ev})
 		}
 	}
-	p.answering.Unlock()
-	p.respond(m.Reply, isJSON, &a)
+	return a
 }
 
 func (p *Publisher) respond(to string, isJSON bool, a *Answer) {

@@ -259,6 +259,37 @@ func TestFaultsOfTheBus(t *testing.T) {
 	}
 }
 
+// Only the router loses its connection, and nothing comes later that would show
+// what it missed: it asks.
+func TestARouterThatWasAwayAsks(t *testing.T) {
+	s, _ := startServer(t, -1)
+	nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(200*time.Millisecond), nats.ReconnectJitter(0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	b := newBed(t, nc, events.SubscriberConfig{})
+	running(t, b.sub.Run)
+	p := startProcess(t, connect(t, s), events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	b.sub.SetWorker(7, source(1))
+	p.change(20)
+	b.equal(p)
+	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 1 })
+	id, err := nc.GetClientID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.DisconnectClientByID(id); err != nil {
+		t.Fatal(err)
+	}
+	p.change(20)
+	<-time.After(50 * time.Millisecond) // it is on the bus, where nobody listens
+	b.equal(p)
+	if c := b.counts(); c["ask_range"] != 1 || c["ask_dump"] != 1 {
+		t.Errorf("asked %v, want a dump at first and a range later", c)
+	}
+}
+
 // relay carries a scope's events into another scope with faults, and the queries
 // back without.
 func relay(t *testing.T, nc *nats.Conn, from, to wire.Scope, rng *rand.Rand, percent int) {
@@ -355,9 +386,9 @@ func TestASlowRouterLosesNothing(t *testing.T) {
 	b.mu.Lock() // the sink is stuck
 	rest := p.changing(t)
 	<-time.After(200 * time.Millisecond)
-	b.mu.Unlock()
+	rest() // nothing comes later that would show the loss
 	<-time.After(50 * time.Millisecond)
-	rest()
+	b.mu.Unlock()
 	b.equal(p)
 	if b.counts()["ask_range"] == 0 {
 		t.Errorf("nothing was lost: %v", b.counts())

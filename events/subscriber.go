@@ -85,6 +85,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 // Periods of [Subscriber.Run].
 const (
 	tickEvery   = 20 * time.Millisecond // how exact the times of queries are
+	lossesEvery = time.Second
 	expireEvery = 5 * time.Second
 )
 
@@ -109,8 +110,9 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		return fmt.Errorf("events: set limits of answers: %w", err)
 	}
 	defer s.stop()
-	tick, expire := time.NewTicker(tickEvery), time.NewTicker(expireEvery)
+	tick, losses, expire := time.NewTicker(tickEvery), time.NewTicker(lossesEvery), time.NewTicker(expireEvery)
 	defer tick.Stop()
+	defer losses.Stop()
 	defer expire.Stop()
 	connection := s.nc.Stats().Reconnects
 	for lost := 0; ; {
@@ -130,6 +132,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 			}
 		case <-expire.C:
 			s.expire(ctx)
+		case <-losses.C:
 			if n, err := sub.Dropped(); err == nil && n > lost {
 				s.conf.Log.Warn("too slow for the events; messages were dropped", "messages", n-lost)
 				s.metrics.count(ctx, outcomeSlow, n-lost)
