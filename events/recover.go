@@ -71,8 +71,7 @@ type repair struct {
 	tries   int
 	passing bool // events do not wait meanwhile: they are applied and, after a dump, once more
 	held    []heldEvent
-	blocks  int  // in held
-	spilled bool // held was emptied
+	blocks  int // in held
 }
 
 type step uint8
@@ -209,8 +208,7 @@ func (t *tracker) keep(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 	rp, w := r.repair, weight(&ev.Event)
 	if len(rp.held) >= maxHeldEvents || rp.blocks+w > maxHeldBlocks || t.repairs.blocks+w > maxAllHeld {
 		t.count("spilled", len(rp.held))
-		t.release(rp)
-		rp.spilled = true
+		t.release(rp) // this event shows that they are missing
 		t.turn(now, r)
 	}
 	rp.held = append(rp.held, heldEvent{publisher, ev, t.repairs.last})
@@ -507,12 +505,11 @@ func (c cursor) continues(a *Answer) bool {
 // missed meanwhile.
 func (t *tracker) progress(now time.Time, r *rank, moved bool) {
 	before := r.cursor()
-	if t.drain(r) == 0 && !r.repair.spilled {
+	if t.drain(r) == 0 {
 		t.done(now, r)
 		return
 	}
 	rp := r.repair
-	rp.spilled = false
 	if !moved && r.cursor() == before {
 		t.fail(now, r)
 		return
