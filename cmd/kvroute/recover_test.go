@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -280,4 +281,41 @@ func TestUnwantedEventsAreNotSent(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A worker that cannot be asked for what is missing shows as such.
+func TestAWorkerInDoubtShows(t *testing.T) {
+	d := startFleet(t, nil)
+	nc, err := nats.Connect(d.bus.url())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	say := func(id uint64) {
+		t.Helper()
+		ev := events.RouterEvent{WorkerID: wire.WorkerID(d.engines[0].name), EventID: id, Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: id, Local: id}}}}
+		m := events.AppendEnvelope(nil, events.Envelope{PublisherID: 9, Topic: events.Topic, Payload: events.AppendEvents(nil, []events.RouterEvent{ev})})
+		if err := nc.Publish(wire.Scope{}.Topic(events.Topic), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shows := func(want string) {
+		t.Helper()
+		eventually(t, "the worker is not "+want, func() bool {
+			for _, w := range workers(t, d) {
+				if w.Name == d.engines[0].name && w.Transport == "nats" {
+					return w.KVEvents == want
+				}
+			}
+			return false
+		})
+		// A gauge is read as a counter is.
+		if n := d.counter(t, "kvroute_events_ranks", `state="`+want+`"`); n != 1 {
+			t.Errorf("%d ranks are %s, want 1", n, want)
+		}
+	}
+	say(5)
+	shows("partial")
+	say(7)
+	shows("suspect")
 }
