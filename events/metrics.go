@@ -105,7 +105,7 @@ func (m *metrics) happened(what string, n int) {
 	switch what {
 	case "retry":
 		m.retries.Add(ctx, int64(n))
-	case "spilled", "given_up", "restored", "broken", "lie":
+	case "no_room", "spilled", "given_up", "restored", "broken", "lie":
 		m.repairs.Add(ctx, int64(n), metric.WithAttributes(attribute.String("what", what)))
 	default:
 		m.ended(ctx, what, n)

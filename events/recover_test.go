@@ -540,3 +540,23 @@ func TestQueriesAreFewAndSpread(t *testing.T) {
 		t.Errorf("%d ranks, %d queries are left", tr.Ranks(), tr.Asked())
 	}
 }
+
+// A fleet that claims more ranks than can be followed is followed as far as there is
+// room, which is said.
+func TestTooManyRanks(t *testing.T) {
+	tr := events.NewTracker(func(uint64, uint32, indexer.Event) bool { return true })
+	refused := 0
+	tr.Count(func(what string, n int) {
+		if what == "no_room" {
+			refused += n
+		}
+	})
+	src := source(1)
+	src.DPSize = 1024
+	for id := range uint64(events.MaxRanks/1024 + 1) {
+		tr.SetWorker(start, id+1, src)
+	}
+	if tr.Ranks() != events.MaxRanks || refused != 1024 {
+		t.Errorf("%d ranks are followed, %d refused", tr.Ranks(), refused)
+	}
+}

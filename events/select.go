@@ -91,6 +91,7 @@ func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
 			return // made by its first event
 		}
 		if r = t.rank(key); r == nil {
+			t.count("no_room", 1)
 			return
 		}
 		// Who can be asked tells whether it is the same process.
