@@ -20,7 +20,7 @@ import (
 // The file of what is known of the workers' caches, little endian: magic, scope (u16
 // length, bytes), then for each rank a mark 1, home (u16 length, bytes), worker id u64, rank u32, start of its process (unix ms) i64,
 // publisher u64, last event id u64, number of events u32 and the events: kind u8,
-// whether it has a parent u8, parent u64, number of blocks u32 and the blocks;
+// tier u8, whether it has a parent u8, parent u64, number of blocks u32 and the blocks;
 // stored ones as external and local hash, removed ones as external hash, all u64.
 // At the end a mark 0 and the CRC-32C of all before it.
 const stateMagic = "KVREVTS1"
@@ -150,9 +150,9 @@ func (e *stateWriter) rank(s *Saved) {
 	e.write(b)
 	for i := range s.Events {
 		ev := &s.Events[i]
-		b = append(b[:0], byte(ev.Kind), 0)
+		b = append(b[:0], byte(ev.Kind), byte(ev.Tier), 0)
 		if ev.HasParent {
-			b[1] = 1
+			b[2] = 1
 		}
 		b = le.AppendUint64(b, ev.Parent)
 		b = le.AppendUint32(b, uint32(len(ev.Blocks)+len(ev.Externals)))
@@ -256,11 +256,11 @@ func (d *stateReader) rank() (s Saved) {
 }
 
 func (d *stateReader) event() (ev indexer.Event) {
-	head := d.bytes(2)
-	ev.Kind, ev.HasParent = indexer.Kind(head[0]), head[1] == 1
+	head := d.bytes(3)
+	ev.Kind, ev.Tier, ev.HasParent = indexer.Kind(head[0]), indexer.Tier(head[1]), head[2] == 1
 	ev.Parent = d.u64()
 	n := d.u32()
-	if n > maxEventBlocks*4 || ev.Kind != indexer.Stored && ev.Kind != indexer.Removed {
+	if n > maxEventBlocks*4 || int(ev.Tier) >= len(tiers) || ev.Kind != indexer.Stored && ev.Kind != indexer.Removed {
 		d.wrong("an event's length or kind", uint64(n))
 	}
 	for range n {

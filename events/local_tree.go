@@ -3,7 +3,9 @@
 package events
 
 import (
+	"cmp"
 	"iter"
+	"slices"
 
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -14,49 +16,70 @@ import (
 const placeholder = 0x9d3f5c1b7a64e82d
 
 // RankEvents returns events that make an empty index hold what the worker with the
-// given number holds in a dumped one: parents before children. Blocks before a hole
-// are stored and, in the end, removed.
+// given number holds in a dumped one: parents before children, the device before
+// other tiers. Blocks before a hole are stored and, in the end, removed.
 func RankEvents(runs iter.Seq[indexer.Run], worker int) []indexer.Event {
-	t := tree{runs: make(map[uint32]*branch)}
-	for r := range runs {
-		t.add(&r, worker)
-	}
-	return t.finish()
+	return AllRankEvents(func(yield func(indexer.Run) bool) {
+		for r := range runs {
+			r.Holders = slices.DeleteFunc(slices.Clone(r.Holders), func(h indexer.Holder) bool { return h.Worker != worker })
+			if !yield(r) {
+				return
+			}
+		}
+	})[worker]
 }
 
 // AllRankEvents is [RankEvents] for every worker that holds anything.
 func AllRankEvents(runs iter.Seq[indexer.Run]) map[int][]indexer.Event {
-	// Those who only begin somewhere need what is before it, so every tree sees
-	// each run that one of its own may hang on: that is all of them. They share
-	// the runs' hashes.
+	// What is behind a hole needs what is before it, so every tree may have to look
+	// at any run. They share the runs' hashes.
 	all := make(map[uint32]*trunk)
-	trees := make(map[int]*tree)
+	trees := make(map[int]*[len(tiers)]tree)
 	for r := range runs {
 		all[r.ID] = &trunk{parent: r.Parent, local: r.Local}
-		for _, h := range r.Holders {
-			if trees[h.Worker] == nil {
-				trees[h.Worker] = &tree{runs: make(map[uint32]*branch), trunks: all}
+		slices.SortStableFunc(r.Holders, func(a, b indexer.Holder) int {
+			return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Tier, b.Tier))
+		})
+		for rest := r.Holders; len(rest) > 0; {
+			n := 1
+			for n < len(rest) && rest[n].Worker == rest[0].Worker && rest[n].Tier == rest[0].Tier {
+				n++
 			}
-		}
-		for _, h := range r.Holders {
-			// A holder that is there several times is added once, whole.
-			if t := trees[h.Worker]; t.last != r.ID {
-				t.add(&r, h.Worker)
+			w, tier := rest[0].Worker, rest[0].Tier
+			ts := trees[w]
+			if ts == nil {
+				ts = new([len(tiers)]tree)
+				for i := range ts {
+					ts[i] = tree{tier: indexer.Tier(i), device: &ts[indexer.Device], runs: make(map[uint32]*branch), trunks: all}
+				}
+				trees[w] = ts
 			}
+			ts[tier].add(&r, rest[:n])
+			rest = rest[n:]
 		}
 	}
 	events := make(map[int][]indexer.Event, len(trees))
-	for w, t := range trees {
-		events[w] = t.finish()
+	for w, ts := range trees {
+		var evs []indexer.Event
+		for i := range ts {
+			evs = append(evs, ts[i].events...)
+		}
+		for i := range ts {
+			if holes := ts[i].holes; len(holes) > 0 {
+				Parts(indexer.Event{Kind: indexer.Removed, Tier: indexer.Tier(i), Externals: holes}, func(part indexer.Event) { evs = append(evs, part) })
+			}
+		}
+		events[w] = evs
 	}
 	return events
 }
 
-// tree makes the events of one worker.
+// tree makes the events of one worker's tier.
 type tree struct {
+	tier   indexer.Tier
+	device *tree              // of the same worker
 	runs   map[uint32]*branch // where the worker holds something, or a placeholder
-	trunks map[uint32]*trunk  // all runs; nil if they are added to runs
-	last   uint32             // run that was added last
+	trunks map[uint32]*trunk  // all runs
 	events []indexer.Event
 	holes  []uint64 // placeholders
 }
@@ -69,36 +92,22 @@ type trunk struct {
 
 // branch is what a worker holds of a run.
 type branch struct {
+	id uint32
 	trunk
 	external []uint64
 	named    []bool // external is set
 }
 
-func (t *tree) add(r *indexer.Run, worker int) {
-	t.last = r.ID
-	b := &branch{trunk: trunk{r.Parent, r.Local}}
-	held := 0
-	for _, h := range r.Holders {
-		if h.Worker == worker {
-			held += len(h.Externals)
-		}
-	}
-	if held > 0 || t.trunks == nil {
-		t.runs[r.ID] = b
-	}
-	if held == 0 {
-		return
-	}
-	b.external, b.named = make([]uint64, len(r.Local)), make([]bool, len(r.Local))
+// add adds what the worker holds of a run, on the tree's tier.
+func (t *tree) add(r *indexer.Run, holders []indexer.Holder) {
+	b := &branch{id: r.ID, trunk: trunk{r.Parent, r.Local}, external: make([]uint64, len(r.Local)), named: make([]bool, len(r.Local))}
+	t.runs[r.ID] = b
 	type second struct {
 		at       int
 		external uint64
 	}
 	var seconds []second // further names of blocks that have one
-	for _, h := range r.Holders {
-		if h.Worker != worker {
-			continue
-		}
+	for _, h := range holders {
 		for i, e := range h.Externals {
 			if at := h.Start + i; b.named[at] {
 				seconds = append(seconds, second{at, e})
@@ -120,7 +129,7 @@ func (t *tree) add(r *indexer.Run, worker int) {
 		from = to
 	}
 	for _, s := range seconds {
-		ev := indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: s.external, Local: b.local[s.at]}}}
+		ev := indexer.Event{Kind: indexer.Stored, Tier: t.tier, Blocks: []indexer.Block{{External: s.external, Local: b.local[s.at]}}}
 		ev.Parent, ev.HasParent = t.before(b, s.at)
 		t.events = append(t.events, ev)
 	}
@@ -128,7 +137,7 @@ func (t *tree) add(r *indexer.Run, worker int) {
 
 // store tells of blocks from one to before another, all of them named.
 func (t *tree) store(b *branch, from, to int) {
-	ev := indexer.Event{Kind: indexer.Stored, Blocks: make([]indexer.Block, 0, to-from)}
+	ev := indexer.Event{Kind: indexer.Stored, Tier: t.tier, Blocks: make([]indexer.Block, 0, to-from)}
 	ev.Parent, ev.HasParent = t.before(b, from)
 	for i := from; i < to; i++ {
 		ev.Blocks = append(ev.Blocks, indexer.Block{External: b.external[i], Local: b.local[i]})
@@ -154,7 +163,7 @@ func (t *tree) before(b *branch, at int) (external uint64, has bool) {
 	}
 	p := t.runs[b.parent]
 	if p == nil {
-		p = &branch{trunk: *t.trunks[b.parent]}
+		p = &branch{id: b.parent, trunk: *t.trunks[b.parent]}
 		t.runs[b.parent] = p
 	}
 	return t.name(p, len(p.local)-1), true
@@ -167,23 +176,19 @@ func (t *tree) name(b *branch, at int) uint64 {
 	if b.named[at] {
 		return b.external[at]
 	}
+	// What is on the device may be the parent of what is elsewhere.
+	if d := t.device.runs[b.id]; d != nil && d.named != nil && d.named[at] {
+		return d.external[at]
+	}
 	from := at
 	for from > 0 && !b.named[from-1] {
-		from--
+		from-- // if the device has it, a placeholder does no harm
 	}
 	for i := from; i <= at; i++ {
-		hole := placeholder * uint64(len(t.holes)+1)
+		hole := placeholder * uint64((len(t.holes)+1)*len(tiers)+int(t.tier)) // not that of another tier
 		t.holes = append(t.holes, hole)
 		b.external[i], b.named[i] = hole, true
 	}
 	t.store(b, from, at+1)
 	return b.external[at]
-}
-
-// finish returns the events, the placeholders taken back.
-func (t *tree) finish() []indexer.Event {
-	if len(t.holes) > 0 {
-		Parts(indexer.Event{Kind: indexer.Removed, Externals: t.holes}, func(part indexer.Event) { t.events = append(t.events, part) })
-	}
-	return t.events
 }

@@ -37,7 +37,7 @@ func content(x *indexer.Index, worker int) []string {
 				continue
 			}
 			for i, e := range h.Externals {
-				lines = append(lines, fmt.Sprintf("%016x=%x", sequence[h.Start+i], e))
+				lines = append(lines, fmt.Sprintf("%016x=%x on %d", sequence[h.Start+i], e, h.Tier))
 			}
 		}
 	}
@@ -46,56 +46,96 @@ func content(x *indexer.Index, worker int) []string {
 }
 
 // engine is a worker's cache that makes valid events at random: chains that grow
-// and branch, second names of blocks, removals anywhere, now and then a clear.
+// and branch, on all tiers, second names of blocks, copies on lower tiers, removals
+// anywhere, now and then a clear.
 type fakeCache struct {
 	rng  *rand.Rand
 	next uint64
 	held []held
 }
 
-type held struct{ external, local, parent uint64 }
+type held struct {
+	external, local, parent uint64
+	tier                    indexer.Tier
+}
 
 func (c *fakeCache) event() indexer.Event {
+	tier := indexer.Device
+	if c.rng.IntN(4) == 0 {
+		tier = indexer.Tier(1 + c.rng.IntN(3))
+	}
 	switch n := c.rng.IntN(20); {
 	case n == 0 && c.rng.IntN(4) == 0:
 		c.held = nil
 		return indexer.Event{Kind: indexer.Cleared}
 	case n < 7 && len(c.held) > 0:
-		ev := indexer.Event{Kind: indexer.Removed}
+		ev := indexer.Event{Kind: indexer.Removed, Tier: c.held[c.rng.IntN(len(c.held))].tier}
 		for range 1 + c.rng.IntN(3) {
-			if len(c.held) == 0 {
-				break
+			if i := c.pick(func(h held) bool { return h.tier == ev.Tier }); i >= 0 {
+				ev.Externals = append(ev.Externals, c.held[i].external)
+				c.held = slices.Delete(c.held, i, i+1)
 			}
-			i := c.rng.IntN(len(c.held))
-			ev.Externals = append(ev.Externals, c.held[i].external)
-			c.held = slices.Delete(c.held, i, i+1)
 		}
 		return ev
-	case n == 7 && len(c.held) > 0:
+	case n == 7:
 		// The same block once more, under another name.
-		h := c.held[c.rng.IntN(len(c.held))]
-		if i := slices.IndexFunc(c.held, func(p held) bool { return p.external == h.parent }); h.parent == 0 || i >= 0 {
-			c.next++
-			h.external = c.next
-			c.held = append(c.held, h)
-			return indexer.Event{Kind: indexer.Stored, HasParent: h.parent != 0, Parent: h.parent, Blocks: []indexer.Block{{External: h.external, Local: h.local}}}
+		i := c.pick(func(h held) bool { return h.parent == 0 || c.parent(h.parent, h.tier) })
+		if i < 0 {
+			break
 		}
+		h := c.held[i]
+		c.next++
+		h.external = c.next
+		c.held = append(c.held, h)
+		return indexer.Event{Kind: indexer.Stored, Tier: h.tier, HasParent: h.parent != 0, Parent: h.parent, Blocks: []indexer.Block{{External: h.external, Local: h.local}}}
+	case n == 8 && tier != indexer.Device:
+		// A block of the device is copied, under its name.
+		i := c.pick(func(h held) bool {
+			return h.tier == indexer.Device && (h.parent == 0 || c.parent(h.parent, tier)) &&
+				!slices.ContainsFunc(c.held, func(o held) bool { return o.external == h.external && o.tier == tier })
+		})
+		if i < 0 {
+			break
+		}
+		h := c.held[i]
+		h.tier = tier
+		c.held = append(c.held, h)
+		return indexer.Event{Kind: indexer.Stored, Tier: tier, HasParent: h.parent != 0, Parent: h.parent, Blocks: []indexer.Block{{External: h.external, Local: h.local}}}
 	}
-	ev := indexer.Event{Kind: indexer.Stored}
+	ev := indexer.Event{Kind: indexer.Stored, Tier: tier}
 	parent := uint64(0)
-	if len(c.held) > 0 && c.rng.IntN(4) > 0 {
-		parent = c.held[c.rng.IntN(len(c.held))].external
-		ev.Parent, ev.HasParent = parent, true
+	if c.rng.IntN(4) > 0 {
+		if i := c.pick(func(h held) bool { return h.tier == tier || h.tier == indexer.Device }); i >= 0 {
+			parent = c.held[i].external
+			ev.Parent, ev.HasParent = parent, true
+		}
 	}
 	for range 1 + c.rng.IntN(6) {
 		c.next++
 		// Few local hashes, so that chains meet.
-		h := held{external: c.next, local: c.rng.Uint64N(3), parent: parent}
+		h := held{external: c.next, local: c.rng.Uint64N(3), parent: parent, tier: tier}
 		ev.Blocks = append(ev.Blocks, indexer.Block{External: h.external, Local: h.local})
 		c.held = append(c.held, h)
 		parent = h.external
 	}
 	return ev
+}
+
+// pick returns one of the held blocks that fit, or -1.
+func (c *fakeCache) pick(fits func(held) bool) int {
+	for try := 0; try < 20 && len(c.held) > 0; try++ {
+		if i := c.rng.IntN(len(c.held)); fits(c.held[i]) {
+			return i
+		}
+	}
+	return -1
+}
+
+// parent reports whether a block can be the parent of one on a tier.
+func (c *fakeCache) parent(external uint64, tier indexer.Tier) bool {
+	return slices.ContainsFunc(c.held, func(h held) bool {
+		return h.external == external && (h.tier == tier || h.tier == indexer.Device)
+	})
 }
 
 // Whatever a cache went through, the events made of its index make an equal index,

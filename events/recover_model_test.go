@@ -265,7 +265,9 @@ func TestIndexEqualsTheWorkersCaches(t *testing.T) {
 			}
 			for seed := range seeds {
 				w := newWorld(t, seed, 1+int(seed%3), f)
-				w.run(600)
+				if w.run(600); f.deaf {
+					w.run(1400)
+				}
 				w.settle()
 				if err := w.equal(); err != nil {
 					t.Fatalf("seed %d: %v\n%v", seed, err, w.happens)
