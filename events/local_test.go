@@ -224,7 +224,7 @@ func TestState(t *testing.T) {
 	scope := wire.Scope{Namespace: "s"}
 	b := newBed(t, nc, events.SubscriberConfig{Scope: scope})
 	running(t, b.sub.Run)
-	var ps []*process
+	var ps []*liveWorker
 	for id := uint64(1); id <= 3; id++ {
 		p := startProcess(t, nc, events.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: true}, id)
 		p.change(int(id) * 40)

@@ -89,8 +89,8 @@ func newBed(t *testing.T, nc *nats.Conn, conf events.SubscriberConfig) *bed {
 	return b
 }
 
-// process is a worker's process: a cache that changes at random, and its publisher.
-type process struct {
+// liveWorker is a worker's process: a cache that changes at random, and its publisher.
+type liveWorker struct {
 	*events.Publisher
 
 	id    uint64
@@ -99,9 +99,9 @@ type process struct {
 	stop  func()
 }
 
-func startProcess(t *testing.T, nc *nats.Conn, conf events.PublisherConfig, seed uint64) *process {
+func startProcess(t *testing.T, nc *nats.Conn, conf events.PublisherConfig, seed uint64) *liveWorker {
 	t.Helper()
-	p := &process{
+	p := &liveWorker{
 		Publisher: events.NewPublisher(nc, conf), id: conf.WorkerID,
 		cache: fakeCache{rng: rand.New(rand.NewPCG(seed, 4))}, truth: indexer.New(indexer.Config{}),
 	}
@@ -117,7 +117,7 @@ func startProcess(t *testing.T, nc *nats.Conn, conf events.PublisherConfig, seed
 }
 
 // change makes the cache change n times.
-func (p *process) change(n int) {
+func (p *liveWorker) change(n int) {
 	for range n {
 		ev := p.cache.event()
 		p.truth.Apply(0, ev)
@@ -126,7 +126,7 @@ func (p *process) change(n int) {
 }
 
 // changing makes it change all the time, until the returned function is called.
-func (p *process) changing(t *testing.T) (stop func()) {
+func (p *liveWorker) changing(t *testing.T) (stop func()) {
 	return running(t, func(ctx context.Context) error {
 		for {
 			select {
@@ -140,18 +140,18 @@ func (p *process) changing(t *testing.T) (stop func()) {
 }
 
 // holds reports whether the router's index equals a worker's cache.
-func (b *bed) holds(p *process) bool {
+func (b *bed) holds(p *liveWorker) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return p.truth.WorkerBlocks(0) == b.index.WorkerBlocks(int(p.id)) && slices.Equal(content(p.truth, 0), content(b.index, int(p.id)))
 }
 
 // equal waits until the router's index equals the workers' caches.
-func (b *bed) equal(ps ...*process) {
+func (b *bed) equal(ps ...*liveWorker) {
 	b.t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
 	for {
-		bad := slices.IndexFunc(ps, func(p *process) bool { return !b.holds(p) })
+		bad := slices.IndexFunc(ps, func(p *liveWorker) bool { return !b.holds(p) })
 		if bad < 0 {
 			return
 		}
@@ -341,7 +341,7 @@ func TestLossRepetitionAndDelay(t *testing.T) {
 	relay(t, nc, inner, outer, rand.New(rand.NewPCG(5, 5)), 5)
 	b := newBed(t, nc, events.SubscriberConfig{Scope: outer})
 	running(t, b.sub.Run)
-	var ps []*process
+	var ps []*liveWorker
 	var rests []func()
 	for id := range uint64(4) {
 		p := startProcess(t, nc, events.PublisherConfig{Scope: inner, WorkerID: id + 1, LocalIndexer: true}, id)
@@ -363,7 +363,7 @@ func TestLossRepetitionAndDelay(t *testing.T) {
 			done = true
 		case <-time.After(50 * time.Millisecond):
 			steady, _ := b.sub.Ranks()
-			done = steady == len(ps) && !slices.ContainsFunc(ps, func(p *process) bool { return !b.holds(p) })
+			done = steady == len(ps) && !slices.ContainsFunc(ps, func(p *liveWorker) bool { return !b.holds(p) })
 		}
 	}
 	b.equal(ps...)
@@ -516,7 +516,7 @@ func TestManyWorkersAtOnce(t *testing.T) {
 func TestScopesShareNothing(t *testing.T) {
 	nc := bus(t)
 	var beds []*bed
-	var ps []*process
+	var ps []*liveWorker
 	for i, scope := range []wire.Scope{{Namespace: "a"}, {Namespace: "b"}, {Namespace: "a", Endpoint: "e"}} {
 		b := newBed(t, nc, events.SubscriberConfig{Scope: scope})
 		running(t, b.sub.Run)
