@@ -15,17 +15,14 @@ import (
 
 // supported refuses what this version's publisher cannot do.
 func supported(c *Config) error {
-	switch {
-	case c.EnableLocalIndexer:
-		return errors.New("bindings: enable_local_indexer is not supported by this version")
-	case c.Durable:
+	if c.Durable {
 		return errors.New("bindings: durable is not supported by this version")
 	}
 	return nil
 }
 
-func publisherConfig(_ *Config, scope wire.Scope, id uint64, log *slog.Logger) events.PublisherConfig {
-	return events.PublisherConfig{Scope: scope, WorkerID: id, Log: log}
+func publisherConfig(c *Config, scope wire.Scope, id uint64, log *slog.Logger) events.PublisherConfig {
+	return events.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Quiet: true, Log: log}
 }
 
 func (c *Config) record(id uint64) fleet.Record {

@@ -79,7 +79,7 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 	fs.Var((*rankFlag)(&c.record.DPSize), "dp-size", "`number` of data-parallel ranks; 0 takes what the engine says")
 	fs.BoolVar(&c.engine.SetLike, "set-like", false, "one removal removes all copies of a block: for engines that report blocks again which they have")
 
-	fs.BoolVar(&c.localIndexer, "enable-local-indexer", false, "answer routers' queries about events that they missed")
+	fs.BoolVar(&c.localIndexer, "enable-local-indexer", true, "answer routers' queries about events that they missed")
 	fs.BoolVar(&c.durable, "durable", false, "publish into a stream that keeps events")
 
 	fs.StringVar(&c.http, "http-address", "", "`ip:port` of /metrics and /healthz; empty has none")
@@ -140,10 +140,7 @@ func (c *sidecar) check() error {
 	if err != nil {
 		return fmt.Errorf("engine-address is %q, want ip:port", c.engine.Address)
 	}
-	switch {
-	case c.localIndexer:
-		return errors.New("enable-local-indexer is not supported by this version")
-	case c.durable:
+	if c.durable {
 		return errors.New("durable is not supported by this version")
 	}
 	switch c.engine.Engine {
@@ -220,7 +217,7 @@ func (p *beside) open(ctx context.Context, meter metric.Meter) (err error) {
 		return err
 	}
 	sink = events.NewPublisher(p.nc, events.PublisherConfig{
-		Scope: p.scope, WorkerID: p.engine.ID, Log: p.log,
+		Scope: p.scope, WorkerID: p.engine.ID, LocalIndexer: p.localIndexer, Quiet: true, Log: p.log,
 		Lost: func(n int) { p.lost.Add(ctx, int64(n)) },
 	})
 	p.publisher = sink
