@@ -82,6 +82,11 @@ type Config struct {
 	// 0 takes that of the model's other workers, or 16 if there are none.
 	BlockSize int
 
+	// MaxBlocks bounds the (block, worker) pairs that a pool remembers from events.
+	// At the bound the ends of the chains go first that were asked for longest
+	// ago. A worker's own TotalKVBlocks bounds its share. Default 1<<24.
+	MaxBlocks int
+
 	// NoEvents is for fleets that do not tell what they cache: the router
 	// guesses from the requests that it sent, and takes no events.
 	NoEvents bool

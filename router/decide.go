@@ -16,22 +16,23 @@ import (
 type question struct {
 	*Request
 
-	lora     string    // adapter of the request
-	adapter  string    // the same, if workers say which ones they have
-	tokens   int       // length of the prompt; 0 if unknown
-	local    []uint64  // local hashes of its full blocks
-	sequence []uint64  // their sequence hashes
-	overlap  []int32   // by ordinal, counted at version
-	cached   []int     // blocks held of whatever prompt, by ordinal; only for rules
-	version  uint64    // value of core.changes when overlap was counted
-	matched  time.Time // when that was
-	session  uint64    // hash of the session's name; 0 = none that matters
-	rebind   bool      // it is bound, to a worker that is not to take this request
-	taints   []taint   // Request.PreferredTaints, sorted
-	reason   Reason    // of the decision, unless there is a better one
-	number   uint64    // of a booking, in the ring
-	explain  bool      // fill in the candidates
-	guessed  bool      // hashes that no engine has
+	lora     string     // adapter of the request
+	adapter  string     // the same, if workers say which ones they have
+	tokens   int        // length of the prompt; 0 if unknown
+	local    []uint64   // local hashes of its full blocks
+	sequence []uint64   // their sequence hashes
+	overlap  []int32    // by ordinal, counted at version
+	lower    [3][]int32 // blocks behind these in host memory, on disk, in external storage
+	cached   []int      // blocks held of whatever prompt, by ordinal; only for rules
+	version  uint64     // value of core.changes when overlap was counted
+	matched  time.Time  // when that was
+	session  uint64     // hash of the session's name; 0 = none that matters
+	rebind   bool       // it is bound, to a worker that is not to take this request
+	taints   []taint    // Request.PreferredTaints, sorted
+	reason   Reason     // of the decision, unless there is a better one
+	number   uint64     // of a booking, in the ring
+	explain  bool       // fill in the candidates
+	guessed  bool       // hashes that no engine has
 
 	// Of a booking.
 	ordinal    int
@@ -320,6 +321,9 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 			if ord < len(q.overlap) {
 				in.OverlapBlocks = int(q.overlap[ord])
 			}
+			if ord < len(q.lower[0]) {
+				in.HostBlocks, in.DiskBlocks = int(q.lower[0][ord]), int(q.lower[1][ord]+q.lower[2][ord])
+			}
 			if ord < len(q.cached) {
 				in.CachedBlocks = q.cached[ord]
 			}
@@ -499,6 +503,7 @@ func (c *core) explain(d *Decision) {
 			continue
 		}
 		in := &c.inputs[next]
+		to.HostBlocks, to.DiskBlocks = in.HostBlocks, in.DiskBlocks
 		to.OverlapBlocks, to.PendTokens, to.ActiveRequests = in.OverlapBlocks, in.PendTokens, in.ActiveRequests
 		to.ActiveBlocks, to.AdditionalBlocks, to.Cost = in.ActiveBlocks, in.AdditionalBlocks, c.costs[next]
 		next++

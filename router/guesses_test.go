@@ -5,6 +5,7 @@ package router_test
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -234,4 +235,70 @@ func FuzzLoadGuesses(f *testing.F) {
 			t.Errorf("%d blocks in %d bytes", n, len(data))
 		}
 	})
+}
+
+// Blocks that a worker keeps below the device go on where those on it end, and are
+// worth less.
+func TestLowerTiers(t *testing.T) {
+	r := newRouter(t, router.Config{}, 3)
+	local := indexer.AppendLocalHashes(nil, prompt("abcdef"), 8, indexer.Seed("", ""))
+	stored := func(w uint64, tier indexer.Tier, from, to int) {
+		ev := indexer.Event{Kind: indexer.Stored, Tier: tier}
+		if from > 0 {
+			ev.HasParent, ev.Parent = true, uint64(from)
+		}
+		for i := from; i < to; i++ {
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: uint64(i + 1), Local: local[i]})
+		}
+		if !r.ApplyEvent(router.Worker{ID: w}, ev) {
+			t.Fatal("the worker is unknown")
+		}
+	}
+	stored(1, indexer.Device, 0, 2)
+	stored(2, indexer.Device, 0, 2)
+	stored(2, indexer.HostPinned, 2, 4)
+	stored(2, indexer.Disk, 4, 5)
+	stored(3, indexer.HostPinned, 0, 2)
+	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("abcdef"), Explain: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got [][3]int
+	for _, c := range d.Candidates {
+		got = append(got, [3]int{c.OverlapBlocks, c.HostBlocks, c.DiskBlocks})
+	}
+	if want := [][3]int{{2, 0, 0}, {2, 2, 1}, {0, 2, 0}}; !slices.Equal(got, want) || d.Worker.ID != 2 {
+		t.Errorf("blocks on device, host and disk %v, want %v; worker %d, want 2", got, want, d.Worker.ID)
+	}
+	// What is predicted to be on the device is not counted below it again.
+	r = newRouter(t, router.Config{PredictTTL: time.Minute}, 1)
+	stored(1, indexer.Device, 0, 1)
+	stored(1, indexer.HostPinned, 1, 4)
+	book(t, r, "x", "abc")
+	d, err = r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("abcdef"), Explain: true})
+	if c := d.Candidates[0]; err != nil || c.OverlapBlocks != 3 || c.HostBlocks != 1 {
+		t.Errorf("%d blocks on the device and %d below, %v; want 3 and 1", c.OverlapBlocks, c.HostBlocks, err)
+	}
+}
+
+// No more is remembered of a worker than its cache holds, and no more of all than
+// the setting says.
+func TestIndexBounds(t *testing.T) {
+	r := newRouter(t, router.Config{MaxBlocks: 6}, 0)
+	for id := range uint64(2) {
+		w := worker(id + 1)
+		w.TotalKVBlocks = 4
+		set(t, r, w)
+		store(r, router.Worker{ID: id + 1}, "abc")
+		store(r, router.Worker{ID: id + 1}, "xyz")
+	}
+	total := 0
+	for _, w := range r.Workers() {
+		if total += w.CachedBlocks; w.CachedBlocks > 4 {
+			t.Errorf("%d blocks are remembered of a worker of 4", w.CachedBlocks)
+		}
+	}
+	if total == 0 || total > 6 {
+		t.Errorf("%d blocks are remembered in all, want 1 to 6", total)
+	}
 }

@@ -23,7 +23,7 @@ type known struct {
 }
 
 func newKnown(c *Config) *known {
-	x := indexer.New(indexer.Config{})
+	x := indexer.New(indexer.Config{MaxBlocks: c.MaxBlocks})
 	k := &known{
 		index:    x,
 		parked:   indexer.NewParked(x),
@@ -36,9 +36,14 @@ func newKnown(c *Config) *known {
 	return k
 }
 
-// match fills in the overlap of every ordinal.
+// match fills in the overlap of every ordinal, and what follows it on lower tiers.
 func (k *known) match(now time.Time, local []uint64, s *scratch) {
-	k.index.Match(s.overlap, local)
+	m := indexer.Matches{Device: s.overlap}
+	for t := range m.Lower {
+		s.lower[t] = resize(s.lower[t], len(s.overlap))
+		m.Lower[t] = s.lower[t]
+	}
+	k.index.FindMatches(&m, local)
 	for _, a := range [...]*indexer.Approx{k.history, k.predicted} {
 		if a == nil || a.Blocks() == 0 {
 			continue
@@ -46,7 +51,14 @@ func (k *known) match(now time.Time, local []uint64, s *scratch) {
 		s.guessed = resize(s.guessed, len(s.overlap))
 		a.Match(now, s.guessed, local)
 		for i, n := range s.guessed {
-			s.overlap[i] = max(s.overlap[i], n)
+			// What is guessed to be on the device is not counted below it again.
+			more := max(0, n-s.overlap[i])
+			s.overlap[i] += more
+			for t := range m.Lower {
+				twice := min(more, m.Lower[t][i])
+				m.Lower[t][i] -= twice
+				more -= twice
+			}
 		}
 	}
 }
@@ -58,6 +70,7 @@ func (k *known) begin(c *core, info *WorkerInfo) {
 	}
 	for _, ord := range c.ordinals(info.ID) {
 		since := c.entries[ord].since
+		k.index.SetLimit(ord, info.TotalKVBlocks)
 		k.history.Begin(ord, since, info.TotalKVBlocks)
 		if k.predicted != nil {
 			k.predicted.Begin(ord, since, info.TotalKVBlocks)

@@ -69,6 +69,7 @@ type scratch struct {
 	local    []uint64
 	sequence []uint64
 	overlap  []int32
+	lower    [3][]int32 // host memory, disk, external storage
 	guessed  []int32
 	cached   []int
 	taints   []taint
@@ -86,7 +87,7 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	size := int(p.size.Load())
 	s.overlap = resize(s.overlap, size)
 	p.known.match(now, q.local, s)
-	q.overlap = s.overlap
+	q.overlap, q.lower = s.overlap, s.lower
 	if p.cached {
 		s.cached = s.cached[:0]
 		for ord := range size {

@@ -323,7 +323,9 @@ func (r *Router) hash(p *pool, s *scratch) {
 		seed ^= bytesSeed
 		q.guessed = true
 	case tokenizer.ExactPrefix:
-		tokens = tokens[:s.encoded.Exact]
+		// What is behind has hashes that no engine has. Those before it are found
+		// in events all the same.
+		q.guessed = len(tokens) > s.encoded.Exact
 	case tokenizer.Exact, tokenizer.Remote, tokenizer.None:
 	}
 	start := r.conf.Now()

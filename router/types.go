@@ -327,10 +327,12 @@ type Candidate struct {
 	WorkerName       string         `json:"worker_name,omitempty"`
 	Address          netip.AddrPort `json:"address"`
 	OverlapBlocks    int            `json:"overlap_blocks"`
-	PendTokens       int            `json:"pend_tokens"`       // prefill tokens of its requests before their first token
-	ActiveRequests   int            `json:"active_requests"`   // requests on it
-	ActiveBlocks     int            `json:"active_blocks"`     // distinct blocks of those
-	AdditionalBlocks int            `json:"additional_blocks"` // blocks that this request would add
+	HostBlocks       int            `json:"host_blocks,omitempty"` // that follow these in host memory
+	DiskBlocks       int            `json:"disk_blocks,omitempty"` // that follow those on disk or farther
+	PendTokens       int            `json:"pend_tokens"`           // prefill tokens of its requests before their first token
+	ActiveRequests   int            `json:"active_requests"`       // requests on it
+	ActiveBlocks     int            `json:"active_blocks"`         // distinct blocks of those
+	AdditionalBlocks int            `json:"additional_blocks"`     // blocks that this request would add
 	Cost             float64        `json:"cost"`
 	// Excluded says why the worker could not be chosen; empty if it could.
 	Excluded Exclusion `json:"excluded,omitempty"`

@@ -161,7 +161,7 @@ type Prompt struct {
 }
 
 // Encode appends the ids of a request's prompt to dst. Of several prompts in one
-// request, which run as several sequences, it takes the first and counts the
+// request, which run as several sequences, it takes the longest and counts the
 // others. now is what the chat template may say the time is.
 //
 // What cannot be exact is in text-block mode, with the reason; an exhausted ctx
@@ -337,9 +337,10 @@ func (r *reader) lists(q chat.Request) (one []uint32, others int, err error) {
 		if list, err = r.ids(list[:0]); err != nil {
 			return nil, 0, err
 		}
-		if first {
-			one, list = list, nil
-		} else {
+		if first || len(list) > len(one) {
+			one, list = list, one
+		}
+		if !first {
 			others += len(kept(list, q))
 		}
 	}

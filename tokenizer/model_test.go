@@ -26,8 +26,8 @@ func TestEncodeWithoutFiles(t *testing.T) {
 		{"text is four bytes an id", chat.Request{Prompt: []byte(`"aé1"`)}, tokenizer.Bytes, []uint32{'a' | 0xc3<<8 | 0xa9<<16 | '1'<<24}},
 		{"the last is filled up", chat.Request{Prompt: []byte(`"abcdef"`)}, tokenizer.Bytes, []uint32{'a' | 'b'<<8 | 'c'<<16 | 'd'<<24, 'e' | 'f'<<8}},
 		{"ids are taken as they are", chat.Request{Prompt: []byte(`[5, 4294967295]`)}, tokenizer.Exact, []uint32{5, 4294967295}},
-		{"of several lists the first", chat.Request{Prompt: []byte(` [[1],[2,3],[4]]`)[1:]}, tokenizer.Exact, []uint32{1}},
-		{"of several texts the first", chat.Request{Prompt: []byte(`["a","bc"]`)}, tokenizer.Bytes, []uint32{'a'}},
+		{"of several lists the longest", chat.Request{Prompt: []byte(` [[1],[2,3],[4]]`)[1:]}, tokenizer.Exact, []uint32{2, 3}},
+		{"of several texts the longest", chat.Request{Prompt: []byte(`["a","bc"]`)}, tokenizer.Bytes, []uint32{'b' | 'c'<<8}},
 		{"no prompts", chat.Request{Prompt: []byte(`[]`)}, tokenizer.Bytes, nil},
 		{"empty text", chat.Request{Prompt: []byte(`""`)}, tokenizer.Bytes, nil},
 	} {

@@ -125,6 +125,10 @@ type config struct {
 	TrustOverrides bool `yaml:"trust-overrides"`
 	AllowDirect    bool `yaml:"allow-direct"`
 
+	// MaxIndexBlocks bounds the pairs of block and worker that are remembered of
+	// a model from events, some 1 to 30 bytes each. At the bound those go first
+	// that were asked for longest ago.
+	MaxIndexBlocks int `yaml:"max-index-blocks"`
 	// NoKVEvents is for workers that do not tell what they cache: the router
 	// guesses from the requests that it sent, and listens to no events.
 	NoKVEvents bool `yaml:"no-kv-events"`
@@ -255,6 +259,7 @@ func defaults() config {
 		KeepDecisions:       1024,
 		TraceOutTPOT:        20 * time.Millisecond,
 
+		MaxIndexBlocks:         1 << 24,
 		RouterTTLSecs:          120,
 		RouterPredictedTTLSecs: 10,
 		StateInterval:          30 * time.Second,
@@ -280,6 +285,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Endpoint, "endpoint", c.Endpoint, "endpoint of the workers' subjects")
 	fs.StringVar(&c.WorkerNetworks, "worker-networks", c.WorkerNetworks, "`CIDRs`, comma-separated, that workers may be in; empty allows all")
 	c.routingFlags(fs)
+	fs.IntVar(&c.MaxIndexBlocks, "max-index-blocks", c.MaxIndexBlocks, "largest `number` of pairs of block and worker remembered of a model")
 	fs.BoolVar(&c.NoKVEvents, "no-kv-events", c.NoKVEvents, "guess what workers cache from what was sent there, and listen to no events")
 	fs.Float64Var(&c.RouterTTLSecs, "router-ttl-secs", c.RouterTTLSecs, "`seconds` that such a guess counts")
 	fs.Float64Var(&c.RouterPredictedTTLSecs, "router-predicted-ttl-secs", c.RouterPredictedTTLSecs, "`seconds` that a request's blocks count as cached before an event says so; 0 for none")
@@ -401,6 +407,7 @@ func (c *config) check() error {
 		{"router-queue-limit", int64(c.RouterQueueLimit)},
 		{"trace-out-tpot", int64(c.TraceOutTPOT)},
 		{"state-interval", int64(c.StateInterval)},
+		{"max-index-blocks", int64(c.MaxIndexBlocks)},
 		{"drain-timeout", int64(c.DrainTimeout)},
 	} {
 		if n.value <= 0 {

@@ -183,6 +183,7 @@ func (c *config) routing() (router.Config, error) {
 		Sessions:       router.SessionConfig{TTL: time.Duration(c.SessionAffinityTTL) * time.Second, Hard: c.SessionAffinityMode == "hard"},
 		NoActiveBlocks: c.NoTrackActiveBlocks,
 		BlockSize:      c.BlockSize,
+		MaxBlocks:      c.MaxIndexBlocks,
 		NoEvents:       c.NoKVEvents,
 		GuessTTL:       seconds(c.RouterTTLSecs),
 		PredictTTL:     cmp.Or(seconds(c.RouterPredictedTTLSecs), -1),

@@ -343,7 +343,7 @@ func TestTokenizeEveryKind(t *testing.T) {
 		{"chat", "/v1/chat/completions", chat, "", tokenizer.Exact, false, true},
 		{"responses", "/v1/responses", fmt.Sprintf(`{"model":"sim","input":%q}`, words), chat, tokenizer.Exact, false, true},
 		{"responses by their fields", "", fmt.Sprintf(`{"model":"sim","input":[{"role":"user","content":%q}]}`, words), chat, tokenizer.Exact, false, true},
-		{"completions", "", `{"model":"sim","prompt":["the worker","and the router"]}`, `{"model":"sim","prompt":"the worker"}`, tokenizer.Exact, true, false},
+		{"completions", "", `{"model":"sim","prompt":["the worker","and the router"]}`, `{"model":"sim","prompt":"and the router"}`, tokenizer.Exact, true, false},
 		{"ids", "", `{"model":"sim","prompt":[1,2,3]}`, `{"model":"sim","prompt":[[1,2,3]]}`, tokenizer.Exact, false, false},
 		{"given ids", "", `{"model":"sim","messages":[{"role":"user","content":"x"}],"nvext":{"token_data":[1,2,3]}}`, `{"model":"sim","prompt":[1,2,3]}`, tokenizer.Exact, false, false},
 		{"embeddings", "/v1/embeddings", `{"model":"sim","input":"x"}`, "", tokenizer.None, true, false},

@@ -158,7 +158,7 @@ func appendContent(dst []byte, content json.RawMessage) ([]byte, error) {
 }
 
 // appendPrompt appends the prompt of a completion. Of several, which run as several
-// sequences, it takes the first: that is the one a request is routed by.
+// sequences, it takes the longest: that is the one a request is routed by.
 func appendPrompt(dst, prompt []byte) ([]byte, error) {
 	if prompt[0] == '"' {
 		return appendString(dst, prompt)
@@ -170,10 +170,16 @@ func appendPrompt(dst, prompt []byte) ([]byte, error) {
 	if len(list) == 0 {
 		return dst, nil
 	}
-	return append(dst, list[0]...), nil
+	longest := 0
+	for i := range list {
+		if len(list[i]) > len(list[longest]) {
+			longest = i
+		}
+	}
+	return append(dst, list[longest]...), nil
 }
 
-// OtherBytes is how long the prompts behind the first one of a list are, as JSON.
+// OtherBytes is how long the prompts beside the longest one of a list are, as JSON.
 func OtherBytes(prompt []byte) (n int) {
 	if len(prompt) == 0 || prompt[0] != '[' {
 		return 0
@@ -182,12 +188,12 @@ func OtherBytes(prompt []byte) (n int) {
 	if json.Unmarshal(prompt, &list) != nil {
 		return 0
 	}
-	for i, raw := range list {
-		if i > 0 {
-			n += len(raw)
-		}
+	longest := 0
+	for _, raw := range list {
+		n += len(raw)
+		longest = max(longest, len(raw))
 	}
-	return n
+	return n - longest
 }
 
 // Completion returns the prompt of a completion as an engine reads it. The error
@@ -207,7 +213,7 @@ func Completion(q Request) (Text, error) {
 		if !ok {
 			return Text{}, fmt.Errorf("chat: prompt %d is no string", i)
 		}
-		if i == 0 {
+		if i == 0 || len(text) > len(t.Text) {
 			t.Text, t.Exact = []byte(text), len(text)
 		}
 	}
