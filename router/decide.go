@@ -290,6 +290,10 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 		U: c.draw(q.ID), Turn: c.turn, Session: q.session,
 		PrefillUntracked: !s.TrackPrefill, Pinned: q.Pinned != nil, EmbeddingHit: q.EmbeddingHit,
 	}
+	if c.conf.Rule != nil && q.Session != "" {
+		// A rule may look at the session where nothing is bound to it.
+		c.request.Session = max(1, scorer.DrawKey(q.Session))
+	}
 	c.inputs = slices.Grow(c.inputs[:0], len(c.candidates))[:len(c.candidates)]
 	for i, ord := range c.candidates {
 		e, load := &c.entries[ord], c.slots.Load(ord)
