@@ -4,11 +4,13 @@ package tokenizer_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -177,6 +179,30 @@ func sumOf(ids []uint32) string {
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:8])
+}
+
+// A worker's /tokenize says nothing of chats that it does not make with the template.
+func TestAsksAlike(t *testing.T) {
+	file, err := os.ReadFile("testdata/golden/bytelevel-o200k.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := `"added_tokens":[`
+	for i, name := range []string{"start", "channel", "message", "end", "call", "return", "constrain"} {
+		tokens += fmt.Sprintf(`{"id":%d,"content":"<|%s|>","special":true},`, 5000+i, name)
+	}
+	file = bytes.Replace(file, []byte(`"added_tokens":[`), []byte(tokens), 1)
+	fsys := fstest.MapFS{"tokenizer.json": {Data: file}, "chat_template.jinja": {Data: []byte("x")}}
+	for model, alike := range map[string]bool{"gpt_oss": false, "qwen3": true} {
+		fsys["config.json"] = &fstest.MapFile{Data: []byte(`{"model_type":"` + model + `"}`)}
+		m, err := tokenizer.LoadModel(fsys, tokenizer.ModelConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.AsksAlike(chat.Request{Messages: []byte("[]")}) != alike || !m.AsksAlike(chat.Request{Prompt: []byte(`"x"`)}) {
+			t.Errorf("%s: chats alike %v, want %v", model, !alike, alike)
+		}
+	}
 }
 
 // A model that asks for harmony and lacks its tokens is refused.

@@ -135,6 +135,12 @@ const (
 	DriftSeen                // prompts differ from the beginning: text-block mode
 )
 
+// AsksAlike reports whether a worker's /tokenize makes the prompt of q as a
+// completion does. For chats of gpt-oss vLLM's renders the template instead.
+func (m *Model) AsksAlike(q chat.Request) bool {
+	return m == nil || m.chat == nil || q.Prompt != nil || !m.chat.Harmony()
+}
+
 // SetVerdict says what comparisons have shown. While it is [DriftSeen] prompts
 // are in text-block mode.
 func (m *Model) SetVerdict(v Verdict) { m.verdict.Store(int32(v)) }

@@ -78,7 +78,7 @@ func newVerifier(log *slog.Logger, meter metric.Meter, workers func(model string
 
 // observe queues the first requests of a model and then few of them.
 func (v *verifier) observe(o router.Observation) {
-	if !canAsk(o.Prompt) {
+	if !canAsk(o.Prompt) || !o.Card.Prompts.AsksAlike(o.Prompt) {
 		return
 	}
 	v.mu.Lock()

@@ -41,6 +41,9 @@ func (f *Files) speaksHarmony() bool {
 	return true
 }
 
+// Harmony reports whether prompts are made in the format of gpt-oss.
+func (r *Renderer) Harmony() bool { return r.harmony != nil }
+
 func newHarmony(f *Files) (*harmony, error) {
 	h := &harmony{}
 	for text, id := range map[string]*uint32{

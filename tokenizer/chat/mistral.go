@@ -135,7 +135,7 @@ func (m *mistral) render(c *conversation, q Request) (Text, error) {
 	if err := w.write(m.merged(turns), m.system(turns), tools, settings); err != nil {
 		return Text{}, err
 	}
-	out := Text{Text: w.out.b, Exact: len(w.out.b), Marked: true, Kept: Kept(q.TruncatePromptTokens)}
+	out := Text{Text: w.out.b, Exact: len(w.out.b), Marked: true, Kept: Kept(q.TruncatePromptTokens), Items: w.items}
 	if w.exact >= 0 {
 		out.Exact = w.exact
 	}

@@ -13,6 +13,7 @@ type mistralWriter struct {
 	*mistral
 	out   marked
 	exact int // where the first item stands, -1 if there is none
+	items int
 }
 
 // write writes the prompt.
@@ -83,7 +84,8 @@ func (w *mistralWriter) chunks(chunks []chunk) error {
 			if w.exact < 0 {
 				w.exact = len(w.out.b)
 			}
-			w.out.piece(string(c.item))
+			w.out.piece(string(appendItem(nil, c.item)))
+			w.items++
 		}
 	}
 	return nil
