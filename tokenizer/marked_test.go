@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -187,11 +188,12 @@ func TestAsksAlike(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tokens := `"added_tokens":[`
+	var tokens strings.Builder
+	tokens.WriteString(`"added_tokens":[`)
 	for i, name := range []string{"start", "channel", "message", "end", "call", "return", "constrain"} {
-		tokens += fmt.Sprintf(`{"id":%d,"content":"<|%s|>","special":true},`, 5000+i, name)
+		tokens.WriteString(fmt.Sprintf(`{"id":%d,"content":"<|%s|>","special":true},`, 5000+i, name))
 	}
-	file = bytes.Replace(file, []byte(`"added_tokens":[`), []byte(tokens), 1)
+	file = bytes.Replace(file, []byte(`"added_tokens":[`), []byte(tokens.String()), 1)
 	fsys := fstest.MapFS{"tokenizer.json": {Data: file}, "chat_template.jinja": {Data: []byte("x")}}
 	for model, alike := range map[string]bool{"gpt_oss": false, "qwen3": true} {
 		fsys["config.json"] = &fstest.MapFile{Data: []byte(`{"model_type":"` + model + `"}`)}
