@@ -227,6 +227,8 @@ func (c *Config) refuse(w http.ResponseWriter, err error) {
 		w.Header().Set("Retry-After", "1")
 	case errors.Is(err, router.ErrDuplicate):
 		set(http.StatusConflict, openai.InvalidRequest, "request_id", "duplicate")
+	case errors.Is(err, router.ErrFreed):
+		set(http.StatusConflict, openai.InvalidRequest, "request_id", "freed")
 	case errors.Is(err, router.ErrPinMissing), errors.Is(err, router.ErrPinnedUnknown), errors.Is(err, router.ErrPinnedNotAllowed):
 		set(http.StatusBadRequest, openai.InvalidRequest, "worker_id", "bad_worker")
 	case errors.Is(err, router.ErrBadOverride):

@@ -53,14 +53,18 @@ func (f *flights) begin(id string, fl flight) bool {
 	return true
 }
 
-// change replaces what is known of a request, if it is still in flight.
-func (f *flights) change(id string, fl flight) {
+// change replaces what is known of a request. It returns false if that has landed,
+// whether or not its id has taken off again.
+func (f *flights) change(id string, fl flight) bool {
 	p := &f.parts[f.part(id)]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, exists := p.byID[id]; exists {
-		p.byID[id] = fl
+	was, exists := p.byID[id]
+	if !exists || was.pool != fl.pool || was.number != fl.number {
+		return false
 	}
+	p.byID[id] = fl
+	return true
 }
 
 func (f *flights) get(id string) flight {
@@ -91,6 +95,17 @@ func (f *flights) end(id string) flight {
 	fl := p.byID[id]
 	delete(p.byID, id)
 	return fl
+}
+
+// endOf is end for a flight that never got far, unless it has landed already and its
+// id has taken off again.
+func (f *flights) endOf(id string, fl flight) {
+	p := &f.parts[f.part(id)]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if was := p.byID[id]; was.pool == fl.pool && was.number == fl.number {
+		delete(p.byID, id)
+	}
 }
 
 // sweep ends the requests that nobody owns and that have lost their slot: to time,

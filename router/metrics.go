@@ -196,6 +196,7 @@ func (m *metrics) refused(ctx context.Context, model string, err error) {
 		{ErrAllBusy, "all_busy"},
 		{ErrNoWorkers, "no_workers"},
 		{ErrDuplicate, "duplicate"},
+		{ErrFreed, "freed"},
 		{ErrBadOverride, "bad_override"},
 	} {
 		if errors.Is(err, c.err) {

@@ -342,3 +342,42 @@ func TestQueueUnderLoad(t *testing.T) {
 		}
 	}
 }
+
+// Who is freed while waiting holds nothing afterwards, whatever became of the id
+// meanwhile.
+func TestQueueOfTheFreed(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := queued(t, router.QueueConfig{}, 1)
+			occupy(t, r, "x", 1, "XY", false)
+			l := line{r: r}
+			l.join(t.Context(), t, router.Request{ID: "A", Tokens: own("A", 2)})
+			if !r.Free("A") {
+				t.Error("a request that waits cannot be freed")
+			}
+			second := line{r: r}
+			if again {
+				second.join(t.Context(), t, router.Request{ID: "A", Tokens: own("B", 2)})
+			}
+			r.Free("x")
+			if err := l.err("A"); !errors.Is(err, router.ErrFreed) {
+				t.Errorf("the freed request ended with %v, want ErrFreed", err)
+			}
+			if again {
+				// Its id was taken by another one, which gets the place or must try
+				// again; in no case do both.
+				if err := second.err("A"); err == nil && !r.Free("A") {
+					t.Error("the second request of this id has lost its slot")
+				}
+			}
+			for _, w := range r.Workers() {
+				if w.ActiveRequests != 0 || w.PendTokens != 0 || w.ActiveBlocks != 0 {
+					t.Errorf("left behind: %+v", w)
+				}
+			}
+			if _, err := pick(t, r, router.Request{ID: "A", Tokens: prompt("F")}); err != nil {
+				t.Errorf("the id cannot be used again: %v", err)
+			}
+		})
+	}
+}

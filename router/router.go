@@ -351,7 +351,7 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	booked := false
 	defer func() {
 		if !booked {
-			r.flights.end(q.ID)
+			r.flights.endOf(q.ID, fl)
 		}
 	}()
 	if err := p.decide(ctx, r.conf.Now, s); err != nil {
@@ -363,8 +363,15 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	}
 	fl.booked, fl.anew = !q.Owned, q.rebind
 	fl.guess = p.known.guess(s.decision.Time, q)
-	if fl.booked || fl.anew || q.SessionFinal || fl.guess.in != nil {
-		r.flights.change(q.ID, fl)
+	if !r.flights.change(q.ID, fl) {
+		// It was freed while it waited. Nobody will free its slot again.
+		fl.guess.withdraw()
+		p.tell(func(c *core) []*waiter {
+			now := r.conf.Now()
+			c.slots.Free(q.ID)
+			return c.pump(now)
+		})
+		return ErrFreed
 	}
 	return nil
 }

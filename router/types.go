@@ -366,6 +366,8 @@ var (
 	ErrBadRequest = errors.New("bad request")
 	// ErrDuplicate: a request with this id is in flight.
 	ErrDuplicate = errors.New("a request with this id is in flight")
+	// ErrFreed: the request was freed while it waited; it holds no slot.
+	ErrFreed = errors.New("the request was freed while it waited")
 	// ErrAllBusy: workers could take the request, and all are above a threshold.
 	ErrAllBusy = errors.New("all workers are busy")
 	// ErrQueueFull: the request would have to wait, and too many do.
