@@ -150,18 +150,19 @@ func (a *Approx) of(worker int) *guesses {
 
 // Insert takes a worker to hold a prompt from now on, given by the local and
 // sequence hashes of its blocks. Of more blocks than the worker's cache has, the
-// leading ones count. The result is for [Approx.Withdraw]; 0 if nothing was
-// inserted that could be withdrawn.
-func (a *Approx) Insert(now time.Time, worker int, generation uint64, local, sequence []uint64) (stamp uint64) {
+// leading ones count. The results are for [Approx.Withdraw]: a stamp, 0 if nothing was
+// inserted that could be withdrawn, and the sequence hash of the last block that
+// counts.
+func (a *Approx) Insert(now time.Time, worker int, generation uint64, local, sequence []uint64) (stamp, last uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.expire(now)
 	g := a.of(worker)
 	if g == nil || g.generation != generation || len(local) == 0 {
-		return 0
+		return 0, 0
 	}
 	n := min(len(local), g.limit, a.conf.MaxBlocks)
-	return a.insert(worker, g, local[:n], sequence[:n], ceil(a.now+int64(a.conf.TTL), step))
+	return a.insert(worker, g, local[:n], sequence[:n], ceil(a.now+int64(a.conf.TTL), step)), sequence[n-1]
 }
 
 // insert puts a prompt at the list's end. It returns 0 if it was in the list.

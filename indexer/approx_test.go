@@ -34,7 +34,8 @@ func overlaps(a *indexer.Approx, now time.Time, letters string, workers int) []i
 
 func insert(a *indexer.Approx, now time.Time, worker int, letters string) uint64 {
 	local, sequence := spell(letters)
-	return a.Insert(now, worker, 1, local, sequence)
+	stamp, _ := a.Insert(now, worker, 1, local, sequence)
+	return stamp
 }
 
 func newApprox(c indexer.ApproxConfig, limits ...int) *indexer.Approx {
@@ -315,8 +316,7 @@ func TestApproxModel(t *testing.T) {
 			default:
 				r := inserted{prompt: string(prompt[:min(len(prompt), m.limits[worker])]), worker: worker}
 				r.slow = m.insert(worker, string(prompt), now+ttl)
-				r.fast = a.Insert(clock, worker, 1, local, sequence)
-				r.last = sequence[len(r.prompt)-1]
+				r.fast, r.last = a.Insert(clock, worker, 1, local, sequence)
 				if (r.fast == 0) != (r.slow == 0) {
 					t.Fatalf("seed %d, operation %d: stamp %d, want %d", seed, op, r.fast, r.slow)
 				}

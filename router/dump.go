@@ -39,10 +39,11 @@ type dumpedBlock struct {
 }
 
 // DumpEvents writes the index as a JSON array of stored events that make it again:
-// a parent before its children, numbered from 0, one event for each worker and run
-// of blocks without a branch. Blocks that a worker holds behind one that it does
-// not hold are left out: nothing finds them. What is only guessed is no event.
-// Decisions and events go on meanwhile. The error is w's.
+// a parent before its children, numbered from 0, one event for each worker, tier and
+// run of blocks without a branch. Blocks that a worker holds behind one that it does
+// not hold are left out: an event cannot tell where they belong, and nothing finds
+// them. What is only guessed is no event. Decisions and events go on meanwhile. The
+// error is w's.
 func (r *Router) DumpEvents(w io.Writer) error {
 	r.dumping.Lock() // a second dump would wait for the first with the fleet in its hands
 	defer r.dumping.Unlock()
@@ -69,9 +70,14 @@ type dumper struct {
 	next   uint64
 
 	workers map[int]Worker
-	// ends are the external hashes of the last block of each run, by the
-	// ordinals of those who hold it and all before.
-	ends map[uint32]map[int]uint64
+	// left are the last blocks of the events that were left out: what comes
+	// behind them is left out, too.
+	left map[leftOut]bool
+}
+
+type leftOut struct {
+	worker   int
+	external uint64
 }
 
 func (r *Router) dumpPool(key poolKey, d *dumper) error {
@@ -83,65 +89,65 @@ func (r *Router) dumpPool(key poolKey, d *dumper) error {
 		r.fleet.RUnlock()
 		return nil
 	}
-	d.workers, d.ends = make(map[int]Worker), make(map[uint32]map[int]uint64)
+	d.workers, d.left = make(map[int]Worker), make(map[leftOut]bool)
 	p.mu.Lock()
 	for _, ord := range p.core.order {
 		d.workers[ord] = p.core.entries[ord].worker
 	}
 	p.mu.Unlock()
-	next, stop := iter.Pull(p.known.index.Dump())
+	next, stop := iter.Pull(indexer.Chains(p.known.index.Dump()))
 	defer stop()
-	run, more := next()
+	chain, more := next()
 	r.fleet.RUnlock()
-	for ; more; run, more = next() {
-		if err := d.write(&run); err != nil {
+	for ; more; chain, more = next() {
+		if err := d.write(&chain); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// write writes the events of a run.
-func (d *dumper) write(run *indexer.Run) error {
-	ends := make(map[int]uint64)
-	slices.SortStableFunc(run.Holders, func(a, b indexer.Holder) int { return a.Start - b.Start })
-	type place struct{ worker, block int }
-	last := make(map[place]uint64) // external hash of the block before a place, in this run
-	for _, h := range run.Holders {
-		worker, known := d.workers[h.Worker]
-		if !known || len(h.Externals) == 0 {
-			continue
-		}
-		var e dumpedEvent
-		e.WorkerID, e.Tier, e.Event.ID, e.Event.Rank = worker.ID, "device", d.next, worker.DPRank
-		stored := &e.Event.Data.Stored
-		if h.Start > 0 || run.Parent != 0 {
-			parent, held := last[place{h.Worker, h.Start}]
-			if h.Start == 0 {
-				parent, held = d.ends[run.Parent][h.Worker]
-			}
-			if !held {
-				continue
-			}
-			stored.Parent = &parent
-		}
-		for i, external := range h.Externals {
-			stored.Blocks = append(stored.Blocks, dumpedBlock{External: external, Local: run.Local[h.Start+i]})
-			last[place{h.Worker, h.Start + i + 1}] = external
-		}
-		if h.Start+len(h.Externals) == len(run.Local) {
-			ends[h.Worker] = h.Externals[len(h.Externals)-1]
-		}
-		text, err := json.Marshal(&e)
-		if err != nil {
-			return err
-		}
-		_, _ = d.out.WriteString(d.before)
-		if _, err := d.out.Write(text); err != nil {
-			return err
-		}
-		d.before, d.next = ",\n", d.next+1
+// write writes an event.
+func (d *dumper) write(c *indexer.Chain) error {
+	worker, known := d.workers[c.Worker]
+	if !known || len(c.Event.Blocks) == 0 {
+		return nil
 	}
-	d.ends[run.ID] = ends
+	if c.Start > 0 && (!c.Event.HasParent || d.left[leftOut{c.Worker, c.Event.Parent}]) {
+		d.left[leftOut{c.Worker, c.Event.Blocks[len(c.Event.Blocks)-1].External}] = true
+		return nil
+	}
+	var e dumpedEvent
+	e.WorkerID, e.Tier, e.Event.ID, e.Event.Rank = worker.ID, tierName(c.Event.Tier), d.next, worker.DPRank
+	stored := &e.Event.Data.Stored
+	if c.Event.HasParent {
+		stored.Parent = &c.Event.Parent
+	}
+	for _, b := range c.Event.Blocks {
+		stored.Blocks = append(stored.Blocks, dumpedBlock{External: b.External, Local: b.Local})
+	}
+	text, err := json.Marshal(&e)
+	if err != nil {
+		return err
+	}
+	_, _ = d.out.WriteString(d.before)
+	if _, err := d.out.Write(text); err != nil {
+		return err
+	}
+	d.before, d.next = ",\n", d.next+1
 	return nil
+}
+
+// tierName is how a tier is called on the wire.
+func tierName(t indexer.Tier) string {
+	switch t {
+	case indexer.HostPinned:
+		return "host_pinned"
+	case indexer.Disk:
+		return "disk"
+	case indexer.External:
+		return "external"
+	default:
+		return "device"
+	}
 }

@@ -127,7 +127,7 @@ type guess struct {
 	ordinal    int
 	generation uint64
 	stamp      uint64
-	last       uint64 // sequence hash of the prompt's last block
+	last       uint64 // sequence hash of the last block that counts
 }
 
 // guess remembers a booking as something that its worker will hold.
@@ -135,14 +135,14 @@ func (k *known) guess(now time.Time, q *question) guess {
 	if k == nil || len(q.sequence) == 0 {
 		return guess{}
 	}
-	g := guess{in: k.predicted, ordinal: q.ordinal, generation: q.generation, last: q.sequence[len(q.sequence)-1]}
+	g := guess{in: k.predicted, ordinal: q.ordinal, generation: q.generation}
 	if q.guessed || q.silent || k.noEvents {
 		g.in = k.history
 	}
 	if g.in == nil {
 		return guess{}
 	}
-	if g.stamp = g.in.Insert(now, g.ordinal, g.generation, q.local, q.sequence); g.stamp == 0 {
+	if g.stamp, g.last = g.in.Insert(now, g.ordinal, g.generation, q.local, q.sequence); g.stamp == 0 {
 		return guess{}
 	}
 	return g

@@ -213,29 +213,42 @@ func TestDumpEvents(t *testing.T) {
 		}
 		return string(b)
 	}
+	lower := false
 	for round := range 20 {
 		r := newRouter(t, router.Config{}, 3)
 		for range 40 {
 			w, letters := router.Worker{ID: uint64(rnd.IntN(3) + 1)}, text()
-			if rnd.IntN(4) > 0 {
+			local := indexer.AppendLocalHashes(nil, prompt(letters), 8, indexer.Seed("", ""))
+			sequence := indexer.AppendSequenceHashes(nil, local)
+			switch n := len(local) - 1; rnd.IntN(8) {
+			case 0, 1:
+			case 2: // what follows is kept in host memory
+				ev := indexer.Event{Kind: indexer.Stored, Tier: indexer.HostPinned, Blocks: []indexer.Block{{External: sequence[n] + 1, Local: local[n]}}}
+				if n > 0 {
+					ev.HasParent, ev.Parent = true, sequence[n-1]+1
+				}
+				r.ApplyEvent(w, ev)
+				continue
+			default:
 				store(r, w, letters)
 				continue
 			}
-			local := indexer.AppendLocalHashes(nil, prompt(letters), 8, indexer.Seed("", ""))
-			sequence := indexer.AppendSequenceHashes(nil, local)
 			r.ApplyEvent(w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{sequence[len(sequence)-1] + 1}})
 		}
 		again := newRouter(t, router.Config{}, 3)
 		seen := map[[2]uint64]bool{}
 		for i, e := range dump(t, r) {
 			stored := e.Event.Data.Stored
-			if e.Event.ID != uint64(i) || e.Tier != "device" || len(stored.Blocks) == 0 {
+			if e.Event.ID != uint64(i) || e.Tier != "device" && e.Tier != "host_pinned" || len(stored.Blocks) == 0 {
 				t.Fatalf("event %d: %+v", i, e)
 			}
 			if stored.Parent != nil && !seen[[2]uint64{e.WorkerID, *stored.Parent}] {
 				t.Fatalf("round %d: event %d comes before its parent", round, i)
 			}
 			ev := indexer.Event{Kind: indexer.Stored}
+			if e.Tier == "host_pinned" {
+				ev.Tier, lower = indexer.HostPinned, true
+			}
 			if stored.Parent != nil {
 				ev.HasParent, ev.Parent = true, *stored.Parent
 			}
@@ -256,11 +269,14 @@ func TestDumpEvents(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i := range a.Candidates {
-				if a.Candidates[i].OverlapBlocks != b.Candidates[i].OverlapBlocks {
+				if a.Candidates[i].OverlapBlocks != b.Candidates[i].OverlapBlocks || a.Candidates[i].HostBlocks != b.Candidates[i].HostBlocks {
 					t.Fatalf("round %d: worker %d has %d blocks of a prompt, %d after the dump", round, i+1, a.Candidates[i].OverlapBlocks, b.Candidates[i].OverlapBlocks)
 				}
 			}
 		}
+	}
+	if !lower {
+		t.Error("no dump had a block in host memory")
 	}
 }
 

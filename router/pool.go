@@ -255,6 +255,9 @@ func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
 	}
 	for ord, n := range p.known.parked.Expire(now) {
 		blocks += n
+		if p.known.index.Truncated(ord) {
+			continue // the parents are missing because there was no room for them
+		}
 		p.mu.Lock()
 		if ord < len(p.core.entries) {
 			whose = append(whose, p.core.entries[ord].worker)
