@@ -177,6 +177,7 @@ func (s *Settings) UncachedTokens(r *Request, in *Input) int {
 // first token; the product is the harm that one prefill does to the requests
 // decoding beside it. All may be means, as over the members of a router group.
 // Memory in use is no part of it: it would repel the worker that owns the prefix.
+// The policy adds the wait for a place in the engine's batch; see crowding.
 func TokenCost(pend, own, prompt, requests, alpha, attention float64) float64 {
 	return pend + own*(1+attention*(prompt-own/2))*(1+alpha*requests)
 }
