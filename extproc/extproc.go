@@ -241,7 +241,7 @@ func New(conf Config, r Router) (*Server, error) {
 	}
 	return &Server{
 		conf: conf, router: r, metrics: m, forms: f,
-		prefix: fmt.Sprintf("%016x-", conf.RouterID),
+		prefix: IDPrefix(conf.RouterID),
 		drain:  make(chan struct{}),
 	}, nil
 }
@@ -316,6 +316,9 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 	}
 	return nil
 }
+
+// IDPrefix is what the ids begin with that a replica gives to requests.
+func IDPrefix(routerID uint64) string { return fmt.Sprintf("%016x-", routerID) }
 
 // newID returns an id that no client can guess, so none can speak for another's
 // request.

@@ -145,6 +145,7 @@ func (s *server) open() (err error) {
 		if s.tracer, err = newTracer(c.TraceOut, c.TraceOutTPOT, rand.Uint64(), s.log, s.metrics.Meter("trace")); err != nil {
 			return err
 		}
+		s.tracer.prefix = extproc.IDPrefix(s.id)
 		observe = both(observe, s.tracer.observe)
 	}
 	rc.Cards, rc.Observe, rc.Meter = cards, observe, s.metrics.Meter("router")

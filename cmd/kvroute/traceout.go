@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,6 +42,7 @@ const (
 type tracer struct {
 	extproc.Router
 
+	prefix  string // of the ids of Envoy's requests; others do not end here
 	name    string
 	size    int64         // of a file
 	tpot    time.Duration // taken for the time between two tokens of a response
@@ -88,6 +90,9 @@ func (t *tracer) count(outcome string) {
 
 // observe notes a request that was just booked.
 func (t *tracer) observe(o router.Observation) {
+	if !strings.HasPrefix(o.ID, t.prefix) {
+		return
+	}
 	ids := indexer.AppendLocalHashes(nil, o.IDs, replay.MooncakeBlock, t.seed)
 	if rest := o.IDs[len(ids)*replay.MooncakeBlock:]; len(rest) > 0 {
 		ids = indexer.AppendLocalHashes(ids, rest, len(rest), t.seed)

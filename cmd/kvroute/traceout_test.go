@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/bench/replay"
+	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -120,5 +121,19 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 	defer cancel()
 	if err := tr.run(ctx); err != nil {
 		t.Errorf("it stops the process: %v", err)
+	}
+}
+
+// Requests that did not come through Envoy end where the tracer does not see it, so
+// they are not begun either.
+func TestTraceIsOfEnvoysRequests(t *testing.T) {
+	tr := newTestTracer(t, filepath.Join(t.TempDir(), "trace.jsonl"))
+	tr.prefix = extproc.IDPrefix(7)
+	for i := range tracePending + 1 {
+		tr.observe(router.Observation{ID: fmt.Sprint("mine-", i), IDs: ids(1)})
+	}
+	tr.observe(router.Observation{ID: extproc.IDPrefix(7) + "x", IDs: ids(10)})
+	if len(tr.flight) != 1 {
+		t.Errorf("%d requests are in flight, want Envoy's one", len(tr.flight))
 	}
 }
