@@ -95,7 +95,7 @@ func (r *Router) dumpPool(key poolKey, d *dumper) error {
 		d.workers[ord] = p.core.entries[ord].worker
 	}
 	p.mu.Unlock()
-	next, stop := iter.Pull(indexer.Chains(p.known.index.Dump()))
+	next, stop := iter.Pull(indexer.Chains(p.known.index().Dump()))
 	defer stop()
 	chain, more := next()
 	r.fleet.RUnlock()

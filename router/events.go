@@ -82,7 +82,7 @@ func (r *Router) beginDumps() (dumps []IndexDump) {
 		}
 		p.mu.Unlock()
 		// The dump is of the moment when its first run is asked for.
-		next, stop := iter.Pull(p.known.index.Dump())
+		next, stop := iter.Pull(p.known.index().Dump())
 		first, ok := next()
 		d.Runs = func(yield func(indexer.Run) bool) {
 			defer stop()

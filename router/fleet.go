@@ -103,7 +103,15 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 	}
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
-	key := poolKey{info.Models[0], r.blockSizeLocked(&info)}
+	err := r.setWorkerLocked(&info)
+	r.renameLocked()
+	return err
+}
+
+// setWorkerLocked is SetWorker for information that was checked; the caller gives
+// the pools their names anew.
+func (r *Router) setWorkerLocked(info *WorkerInfo) error {
+	key := poolKey{info.Models[0], r.blockSizeLocked(info)}
 	p := r.pools[key]
 	if p == nil {
 		if len(r.pools) >= maxPools {
@@ -125,9 +133,8 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 		old.removeWorker(now, info.ID)
 	}
 	r.owners[info.ID] = p
-	p.setWorker(now, &info)
-	r.recallLocked(p, &info)
-	r.renameLocked()
+	p.setWorker(now, info)
+	r.recallLocked(p, info)
 	return nil
 }
 
@@ -157,6 +164,10 @@ func (r *Router) blockSizeLocked(info *WorkerInfo) int {
 func (r *Router) RemoveWorker(id uint64) {
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
+	r.removeWorkerLocked(id)
+}
+
+func (r *Router) removeWorkerLocked(id uint64) {
 	p := r.owners[id]
 	if p == nil {
 		return

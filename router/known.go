@@ -3,6 +3,7 @@
 package router
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -12,8 +13,7 @@ import (
 // prompt is the most that one of the indexes says. A nil known knows nothing, and
 // learns nothing.
 type known struct {
-	index  *indexer.Index  // what events say
-	parked *indexer.Parked // in front of it: all events come this way
+	told atomic.Pointer[told] // replaced by [Router.Restore]
 	// history is what was routed, for workers without events and for prompts
 	// whose hashes no engine has; predicted is what was routed and is about to
 	// come as an event; nil for none.
@@ -22,14 +22,23 @@ type known struct {
 	noEvents bool
 }
 
+// told is an index of what events say, with what waits in front of it: all events
+// come this way.
+type told struct {
+	index  *indexer.Index
+	parked *indexer.Parked
+}
+
+func newTold(x *indexer.Index) *told { return &told{x, indexer.NewParked(x)} }
+
+func (k *known) index() *indexer.Index { return k.told.Load().index }
+
 func newKnown(c *Config) *known {
-	x := indexer.New(indexer.Config{MaxBlocks: c.MaxBlocks})
 	k := &known{
-		index:    x,
-		parked:   indexer.NewParked(x),
 		history:  indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL}),
 		noEvents: c.NoEvents,
 	}
+	k.told.Store(newTold(indexer.New(indexer.Config{MaxBlocks: c.MaxBlocks})))
 	if c.PredictTTL > 0 && !c.NoEvents {
 		k.predicted = indexer.NewApprox(indexer.ApproxConfig{TTL: c.PredictTTL})
 	}
@@ -43,7 +52,7 @@ func (k *known) match(now time.Time, local []uint64, s *scratch) {
 		s.lower[t] = resize(s.lower[t], len(s.overlap))
 		m.Lower[t] = s.lower[t]
 	}
-	k.index.FindMatches(&m, local)
+	k.index().FindMatches(&m, local)
 	for _, a := range [...]*indexer.Approx{k.history, k.predicted} {
 		if a == nil || a.Blocks() == 0 {
 			continue
@@ -70,7 +79,7 @@ func (k *known) begin(c *core, info *WorkerInfo) {
 	}
 	for _, ord := range c.ordinals(info.ID) {
 		since := c.entries[ord].since
-		k.index.SetLimit(ord, info.TotalKVBlocks)
+		k.index().SetLimit(ord, info.TotalKVBlocks)
 		k.history.Begin(ord, since, info.TotalKVBlocks)
 		if k.predicted != nil {
 			k.predicted.Begin(ord, since, info.TotalKVBlocks)
@@ -82,7 +91,7 @@ func (k *known) removeWorker(ord int) {
 	if k == nil {
 		return
 	}
-	k.parked.RemoveWorker(ord)
+	k.told.Load().parked.RemoveWorker(ord)
 	k.history.Clear(ord)
 	if k.predicted != nil {
 		k.predicted.Clear(ord)
@@ -95,23 +104,23 @@ func (k *known) apply(now time.Time, ord int, ev indexer.Event) indexer.Outcome 
 		switch ev.Kind {
 		case indexer.Removed:
 			for _, e := range ev.Externals {
-				k.predicted.Forget(ord, k.index.AppendPath(nil, ord, e))
+				k.predicted.Forget(ord, k.index().AppendPath(nil, ord, e))
 			}
 		case indexer.Cleared:
 			k.predicted.Clear(ord)
 		case indexer.Stored:
 		}
 	}
-	return k.parked.Apply(now, ord, ev)
+	return k.told.Load().parked.Apply(now, ord, ev)
 }
 
-// told returns how many blocks events say that a worker holds, guessedOf how many
+// toldOf returns how many blocks events say that a worker holds, guessedOf how many
 // it is taken to hold without having been told.
-func (k *known) told(ord int) int {
+func (k *known) toldOf(ord int) int {
 	if k == nil {
 		return 0
 	}
-	return k.index.WorkerBlocks(ord)
+	return k.index().WorkerBlocks(ord)
 }
 
 func (k *known) guessedOf(ord int) int {

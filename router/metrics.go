@@ -121,7 +121,7 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 			readings[key.model] = to
 		}
 		if k := p.known; k != nil {
-			to.events += int64(k.index.Blocks())
+			to.events += int64(k.index().Blocks())
 			to.history += int64(k.history.Blocks())
 			if k.predicted != nil {
 				to.predicted += int64(k.predicted.Blocks())
@@ -137,7 +137,9 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 			to.waiting += int64(c.queue.Len())
 		}
 		for _, ord := range c.order {
-			to.workers[min(c.entries[ord].info.Health, Expired)]++
+			if h := c.entries[ord].info.Health; h != expected {
+				to.workers[min(h, Expired)]++
+			}
 		}
 		p.mu.Unlock()
 	}

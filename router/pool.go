@@ -91,7 +91,7 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	if p.cached {
 		s.cached = s.cached[:0]
 		for ord := range size {
-			s.cached = append(s.cached, p.known.told(ord))
+			s.cached = append(s.cached, p.known.toldOf(ord))
 		}
 		q.cached = s.cached
 	}
@@ -253,9 +253,9 @@ func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
 	if p.known == nil {
 		return nil, 0
 	}
-	for ord, n := range p.known.parked.Expire(now) {
+	for ord, n := range p.known.told.Load().parked.Expire(now) {
 		blocks += n
-		if p.known.index.Truncated(ord) {
+		if p.known.index().Truncated(ord) {
 			continue // the parents are missing because there was no room for them
 		}
 		p.mu.Lock()

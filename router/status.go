@@ -51,6 +51,9 @@ func (p *pool) appendStates(states []WorkerState) []WorkerState {
 	defer p.mu.Unlock()
 	for _, ord := range p.core.order {
 		e, load := &p.core.entries[ord], p.core.slots.Load(ord)
+		if e.info.Health == expected {
+			continue
+		}
 		s := WorkerState{
 			Worker:         e.worker,
 			Name:           e.info.Name,
@@ -66,7 +69,7 @@ func (p *pool) appendStates(states []WorkerState) []WorkerState {
 			BlockSize:      e.info.BlockSize,
 			TotalKVBlocks:  e.info.TotalKVBlocks,
 			KVEvents:       cmp.Or(e.events, e.info.KVEvents, "ok"), // what we miss, or what its publisher does
-			CachedBlocks:   p.known.told(ord),
+			CachedBlocks:   p.known.toldOf(ord),
 			GuessedBlocks:  p.known.guessedOf(ord),
 			ActiveRequests: load.Requests,
 			ActiveBlocks:   load.Blocks,

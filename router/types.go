@@ -36,6 +36,10 @@ const (
 	Degraded
 	Unhealthy
 	Expired
+
+	// expected is the health of a worker that is known from a restoration only;
+	// nobody is told of it.
+	expected
 )
 
 // String returns the state's lower-case name.

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// Restored tells of a [Router.Restore].
+type Restored struct {
+	Blocks int // pairs of block and worker known now
+	// Expected are the workers that are known from the contents only. They get no
+	// requests, and events of theirs are applied, until [Router.SetWorker] tells
+	// of them; whoever restores should remove those that never come.
+	Expected []uint64
+	// Skipped counts the pairs that were left out: of workers that are in another
+	// pool now, that have restarted since, or that are kept as they are.
+	Skipped int
+}
+
+// seat says where the blocks of a holder go.
+type seat struct {
+	worker    Worker
+	startedMS int64
+	since     uint64
+	pool      int
+	ord       int // -1: nowhere
+}
+
+// ErrDumping means that a dump is under way.
+var ErrDumping = errors.New("a dump is under way")
+
+// Restore replaces all that is known of caches from events, in all pools, by c.
+// Decisions go on with what was known until all of c is read and whole, which is
+// asked then, has returned nil; after an error everything is as it was. Events of
+// workers that are not kept must wait until Restore returns: else they are lost.
+// There can be no dump meanwhile: the error is [ErrDumping] if there is one.
+func (r *Router) Restore(c Contents, whole func() error) (out Restored, err error) {
+	if !r.dumping.TryLock() {
+		return out, fmt.Errorf("router: restore: %w", ErrDumping)
+	}
+	defer r.dumping.Unlock()
+	r.whoStays(&c)
+	places := r.reserve(&c, &out)
+	indexes, err := build(indexer.Config{MaxBlocks: r.conf.MaxBlocks}, &c, places, &out)
+	if whole != nil {
+		// It knows more of what is wrong than whoever stumbled over it.
+		if bad := whole(); bad != nil {
+			err = bad
+		}
+	}
+	if err == nil {
+		r.install(&c, places, indexes, &out)
+		return out, nil
+	}
+	for _, id := range out.Expected {
+		r.removeExpected(id)
+	}
+	return Restored{}, fmt.Errorf("router: restore: %w", err)
+}
+
+// numbers returns the number of each pool of the contents.
+func (c *Contents) numbers() map[poolKey]int {
+	numbers := make(map[poolKey]int, len(c.Pools))
+	for i, p := range c.Pools {
+		numbers[poolKey{p.Model, p.BlockSize}] = i
+	}
+	return numbers
+}
+
+func (c *Contents) keeps(id uint64) bool { return c.stays[id] }
+
+// whoStays asks who is kept, of all that are known and named, while no lock is held.
+func (r *Router) whoStays(c *Contents) {
+	if c.Keep == nil {
+		return
+	}
+	r.fleet.RLock()
+	ids := slices.Collect(maps.Keys(r.owners))
+	r.fleet.RUnlock()
+	for i := range c.Workers {
+		ids = append(ids, c.Workers[i].ID)
+	}
+	for _, w := range c.Holders {
+		ids = append(ids, w.ID)
+	}
+	c.stays = make(map[uint64]bool)
+	for _, id := range ids {
+		if c.Keep(id) {
+			c.stays[id] = true
+		}
+	}
+}
+
+// reserve finds an ordinal for each holder. Workers that are not known become so.
+func (r *Router) reserve(c *Contents, out *Restored) []seat {
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	numbers := c.numbers()
+	processes := make(map[uint64]*WorkerInfo, len(c.Workers))
+	for i := range c.Workers {
+		info := c.Workers[i]
+		info.Health = expected
+		processes[info.ID] = &info
+		if r.owners[info.ID] != nil || info.check() != nil || c.keeps(info.ID) {
+			continue
+		}
+		if r.setWorkerLocked(&info) == nil {
+			out.Expected = append(out.Expected, info.ID)
+		}
+	}
+	r.renameLocked()
+	places := make([]seat, len(c.Holders))
+	for i, w := range c.Holders {
+		places[i] = seat{worker: w, ord: -1}
+		p := r.owners[w.ID]
+		if p == nil || p.known == nil || c.keeps(w.ID) {
+			continue
+		}
+		n, named := numbers[poolKey{p.model, p.blockSize}]
+		if !named {
+			continue
+		}
+		p.mu.Lock()
+		if ord, ok := p.core.find(w); ok {
+			e := &p.core.entries[ord]
+			if was := processes[w.ID]; was == nil || was.StartedMS == e.info.StartedMS {
+				places[i] = seat{worker: w, startedMS: e.info.StartedMS, since: e.since, pool: n, ord: ord}
+			}
+		}
+		p.mu.Unlock()
+	}
+	return places
+}
+
+// build makes an index of each pool's runs. The runs of a pool follow each other.
+func build(config indexer.Config, c *Contents, places []seat, out *Restored) ([]*indexer.Index, error) {
+	indexes := make([]*indexer.Index, len(c.Pools))
+	if c.Runs == nil {
+		return indexes, nil
+	}
+	next, stop := iter.Pull2(c.Runs)
+	defer stop()
+	n, run, ok := next()
+	for ok {
+		pool := n
+		if pool < 0 || pool >= len(indexes) || indexes[pool] != nil {
+			return nil, fmt.Errorf("pool %d of %d is there twice or not named", pool, len(indexes))
+		}
+		x, outcome, err := indexer.Restore(config, func(yield func(indexer.Run, error) bool) {
+			for ok && n == pool {
+				kept := run.Holders[:0]
+				for _, h := range run.Holders {
+					if h.Worker < 0 || h.Worker >= len(places) {
+						yield(run, fmt.Errorf("run %d names holder %d of %d", run.ID, h.Worker, len(places)))
+						return
+					}
+					if at := &places[h.Worker]; at.ord >= 0 && at.pool == pool {
+						h.Worker = at.ord
+						kept = append(kept, h)
+					} else {
+						out.Skipped += len(h.Externals)
+					}
+				}
+				run.Holders = kept
+				if !yield(run, nil) {
+					return
+				}
+				n, run, ok = next()
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		out.Skipped += outcome.Refused + outcome.Conflict
+		indexes[pool] = x
+	}
+	return indexes, nil
+}
+
+// install puts the indexes in the place of those there are.
+func (r *Router) install(c *Contents, places []seat, indexes []*indexer.Index, out *Restored) {
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	// Workers may have left or restarted meanwhile.
+	for _, at := range places {
+		if at.ord < 0 || indexes[at.pool] == nil {
+			continue
+		}
+		still := false
+		if p := r.pools[poolKey{c.Pools[at.pool].Model, c.Pools[at.pool].BlockSize}]; p != nil {
+			p.mu.Lock()
+			if ord, ok := p.core.find(at.worker); ok {
+				e := &p.core.entries[ord]
+				still = ord == at.ord && e.since == at.since && e.info.StartedMS == at.startedMS
+			}
+			p.mu.Unlock()
+		}
+		if !still {
+			indexes[at.pool].RemoveWorker(at.ord)
+		}
+	}
+	numbers := c.numbers()
+	for key, p := range r.pools {
+		if p.known == nil {
+			continue
+		}
+		x := indexer.New(indexer.Config{MaxBlocks: r.conf.MaxBlocks})
+		if n, ok := numbers[key]; ok && indexes[n] != nil {
+			x = indexes[n]
+		}
+		p.carry(c, x)
+		p.mu.Lock()
+		for _, ord := range p.core.order {
+			x.SetLimit(ord, p.core.entries[ord].info.TotalKVBlocks)
+		}
+		p.mu.Unlock()
+		p.known.told.Store(newTold(x))
+		out.Blocks += x.Blocks()
+	}
+}
+
+// carry takes what is known of workers that are kept over to another index, but for
+// what lies behind a hole.
+func (p *pool) carry(c *Contents, to *indexer.Index) {
+	keep := make(map[int]bool)
+	p.mu.Lock()
+	for _, ord := range p.core.order {
+		if c.keeps(p.core.entries[ord].worker.ID) {
+			keep[ord] = true
+		}
+	}
+	p.mu.Unlock()
+	if len(keep) == 0 {
+		return
+	}
+	asEvents(func(yield func(int, indexer.Run) bool) {
+		for run := range p.known.index().Dump() {
+			if !yield(0, run) {
+				return
+			}
+		}
+	}, func(ord int, ev *DumpedEvent) bool {
+		if keep[ord] && !ev.Hole {
+			to.Apply(ord, ev.Event)
+		}
+		return true
+	})
+}
+
+// removeExpected removes a worker that only a restoration brought, if it still is
+// that.
+func (r *Router) removeExpected(id uint64) bool {
+	r.fleet.Lock()
+	defer r.fleet.Unlock()
+	p := r.owners[id]
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	ords := p.core.ordinals(id)
+	still := len(ords) > 0 && p.core.entries[ords[0]].info.Health == expected
+	p.mu.Unlock()
+	if still {
+		r.removeWorkerLocked(id)
+	}
+	return still
+}
+
+// RemoveExpected removes those workers that are still known from a restoration
+// only, and returns them.
+func (r *Router) RemoveExpected(ids []uint64) (removed []uint64) {
+	for _, id := range ids {
+		if r.removeExpected(id) {
+			removed = append(removed, id)
+		}
+	}
+	return removed
+}
