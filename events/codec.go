@@ -165,43 +165,51 @@ func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
 }
 
 func decodeEvent(data []byte) (r RouterEvent, err error) {
-	var event []byte
-	_, err = eachField(data, func(key, value []byte) (err error) {
+	hasEvent := false
+	var hasID, hasData bool
+	_, err = walkFields(data, func(key, data []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "worker_id":
-			r.WorkerID, err = readUint(value)
+			r.WorkerID, rest, err = readUintRest(data)
 		case "storage_tier":
-			r.Event.Tier, err = readTier(value)
+			var value []byte
+			if value, rest, err = cut(data); err == nil {
+				r.Event.Tier, err = readTier(value)
+			}
 		case "residency_domain":
-			var domain string
-			domain, _, err = msgp.ReadStringBytes(value)
-			r.Foreign = domain != "worker"
+			var domain []byte
+			domain, rest, err = msgp.ReadStringZC(data)
+			r.Foreign = string(domain) != "worker"
 		case "event":
-			event = value
+			hasEvent = true
+			rest, err = walkFields(data, func(key, data []byte) (rest []byte, err error) {
+				switch string(key) {
+				case "event_id":
+					hasID = true
+					r.EventID, rest, err = readUintRest(data)
+				case "dp_rank":
+					var value []byte
+					if value, rest, err = cut(data); err == nil {
+						r.DPRank, err = readRank(value)
+					}
+				case "data":
+					hasData = true
+					rest, err = decodeData(data, &r.Event)
+				default:
+					rest, err = msgp.Skip(data)
+				}
+				return rest, err
+			})
+		default:
+			rest, err = msgp.Skip(data)
 		}
-		return err
+		return rest, err
 	})
-	if err != nil {
-		return r, err
-	}
-	if event == nil {
-		return r, fmt.Errorf("%w: no event", errShape)
-	}
-	var hasID, hasData bool
-	_, err = eachField(event, func(key, value []byte) (err error) {
-		switch string(key) {
-		case "event_id":
-			hasID = true
-			r.EventID, err = readUint(value)
-		case "dp_rank":
-			r.DPRank, err = readRank(value)
-		case "data":
-			hasData = true
-			err = decodeData(value, &r.Event)
-		}
-		return err
-	})
-	if err == nil && !(hasID && hasData) {
+	switch {
+	case err != nil:
+	case !hasEvent:
+		err = fmt.Errorf("%w: no event", errShape)
+	case !hasID || !hasData:
 		err = fmt.Errorf("%w: no event_id or no data", errShape)
 	}
 	return r, err
@@ -209,44 +217,101 @@ func decodeEvent(data []byte) (r RouterEvent, err error) {
 
 // decodeData reads what happened. Of an unknown kind only the name is known to be
 // right, so the event keeps the zero Kind: its id counts, it does nothing.
-func decodeData(data []byte, ev *indexer.Event) error {
+func decodeData(data []byte, ev *indexer.Event) (rest []byte, err error) {
 	if msgp.NextType(data) == msgp.StrType {
-		kind, _, err := msgp.ReadStringBytes(data)
-		if kind == "cleared" {
+		kind, rest, err := msgp.ReadStringZC(data)
+		if string(kind) == "cleared" {
 			ev.Kind = indexer.Cleared
 		}
-		return err
+		return rest, err
 	}
-	_, err := eachField(data, func(key, value []byte) error {
+	return walkFields(data, func(key, data []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "stored":
 			ev.Kind = indexer.Stored
-			return decodeStored(value, ev)
+			return decodeStored(data, ev)
 		case "removed":
+			var value []byte
+			if value, rest, err = cut(data); err != nil {
+				return rest, err
+			}
 			ev.Kind = indexer.Removed
-			return decodeRemoved(value, ev)
+			return rest, decodeRemoved(value, ev)
 		case "cleared":
 			ev.Kind = indexer.Cleared
 		}
-		return nil
+		return msgp.Skip(data)
 	})
-	return err
 }
 
-func decodeStored(data []byte, ev *indexer.Event) error {
-	_, err := eachField(data, func(key, value []byte) (err error) {
+func decodeStored(data []byte, ev *indexer.Event) (rest []byte, err error) {
+	return walkFields(data, func(key, data []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "parent_hash":
-			if !msgp.IsNil(value) {
-				ev.HasParent = true
-				ev.Parent, err = readUint(value)
+			if msgp.IsNil(data) {
+				return msgp.Skip(data)
 			}
+			ev.HasParent = true
+			ev.Parent, rest, err = readUintRest(data)
+			return rest, err
 		case "blocks":
-			ev.Blocks, err = readList(value, 20, decodeBlock)
+			ev.Blocks, rest, err = decodeBlocks(data)
+			return rest, err
 		}
-		return err
+		return msgp.Skip(data)
 	})
-	return err
+}
+
+// decodeBlocks reads the blocks of a stored event. Most bytes of the bus are these,
+// so those that look as we and Dynamo write them are read at once.
+func decodeBlocks(data []byte) ([]indexer.Block, []byte, error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	if err != nil {
+		return nil, rest, err
+	}
+	// A block takes 20 bytes at least; do not believe the header beyond that.
+	blocks := make([]indexer.Block, 0, min(int(n), len(rest)/20+1))
+	for range n {
+		b, after, ok := plainBlock(rest)
+		if !ok {
+			var value []byte
+			if value, after, err = cut(rest); err != nil {
+				return nil, after, err
+			}
+			if b, err = decodeBlock(value); err != nil {
+				return nil, after, err
+			}
+		}
+		blocks, rest = append(blocks, b), after
+	}
+	return blocks, rest, nil
+}
+
+const (
+	plainBlockBegin  = "\x83\xaablock_hash"
+	plainBlockMiddle = "\xabtokens_hash"
+	plainBlockEnd    = "\xadmm_extra_info\xc0"
+)
+
+// plainBlock reads a block of the three fields in their usual order.
+func plainBlock(data []byte) (b indexer.Block, rest []byte, ok bool) {
+	var err error
+	if len(data) < len(plainBlockBegin) || string(data[:len(plainBlockBegin)]) != plainBlockBegin {
+		return b, data, false
+	}
+	if b.External, rest, err = readUintRest(data[len(plainBlockBegin):]); err != nil {
+		return b, data, false
+	}
+	if len(rest) < len(plainBlockMiddle) || string(rest[:len(plainBlockMiddle)]) != plainBlockMiddle {
+		return b, data, false
+	}
+	if b.Local, rest, err = readUintRest(rest[len(plainBlockMiddle):]); err != nil {
+		return b, data, false
+	}
+	if len(rest) < len(plainBlockEnd) || string(rest[:len(plainBlockEnd)]) != plainBlockEnd {
+		return b, data, false
+	}
+	return b, rest[len(plainBlockEnd):], true
 }
 
 func decodeBlock(data []byte) (b indexer.Block, err error) {
@@ -276,6 +341,31 @@ func decodeRemoved(data []byte, ev *indexer.Event) error {
 		return err
 	})
 	return err
+}
+
+// walkFields calls field for each key of a map, with all that follows the key; field
+// returns what follows its value. Unlike [eachField] it looks at each byte once.
+func walkFields(data []byte, field func(key, data []byte) (rest []byte, err error)) (rest []byte, err error) {
+	n, rest, err := msgp.ReadMapHeaderBytes(data)
+	if err != nil {
+		return rest, err
+	}
+	for range n {
+		var key []byte
+		if key, rest, err = msgp.ReadMapKeyZC(rest); err != nil {
+			return rest, err
+		}
+		if rest, err = field(key, rest); err != nil {
+			return rest, fmt.Errorf("%s: %w", key[:min(len(key), 32)], err)
+		}
+	}
+	return rest, nil
+}
+
+// cut parts the first value from what follows it.
+func cut(data []byte) (value, rest []byte, err error) {
+	rest, err = msgp.Skip(data)
+	return data[:len(data)-len(rest)], rest, err
 }
 
 // eachField calls field for each key of a map, with the encoding of its value, and
@@ -326,12 +416,17 @@ func readList[T any](data []byte, size int, read func([]byte) (T, error)) ([]T, 
 // readUint reads an integer of any width; a negative one keeps its bits, as
 // engines write hashes.
 func readUint(data []byte) (uint64, error) {
-	if len(data) > 0 && (data[0] >= 0xe0 || 0xd0 <= data[0] && data[0] <= 0xd3) {
-		v, _, err := msgp.ReadInt64Bytes(data)
-		return uint64(v), err
-	}
-	v, _, err := msgp.ReadUint64Bytes(data)
+	v, _, err := readUintRest(data)
 	return v, err
+}
+
+// readUintRest is readUint with what follows.
+func readUintRest(data []byte) (uint64, []byte, error) {
+	if len(data) > 0 && (data[0] >= 0xe0 || 0xd0 <= data[0] && data[0] <= 0xd3) {
+		v, rest, err := msgp.ReadInt64Bytes(data)
+		return uint64(v), rest, err
+	}
+	return msgp.ReadUint64Bytes(data)
 }
 
 func readRank(data []byte) (uint32, error) {

@@ -247,3 +247,33 @@ func TestCapturedFrames(t *testing.T) {
 	}
 	t.Logf("%d captured payloads", payloads)
 }
+
+// Blocks mean the same in whatever order and width their fields come.
+func TestBlocksInAnyForm(t *testing.T) {
+	external, local, extra := "\xaablock_hash", "\xabtokens_hash", "\xadmm_extra_info\xc0"
+	for name, block := range map[string]string{
+		"plain":          "\x83" + external + "\x65" + local + "\xcc\xc8" + extra,
+		"without extras": "\x82" + external + "\x65" + local + "\xcc\xc8",
+		"another order":  "\x83" + local + "\xcc\xc8" + extra + external + "\x65",
+		"wide":           "\x83" + external + "\xcf\x00\x00\x00\x00\x00\x00\x00\x65" + local + "\xd1\x00\xc8" + extra,
+		"one more":       "\x84" + external + "\x65" + local + "\xcc\xc8" + extra + "\xa1x\x91\x01",
+		"extras":         "\x83" + external + "\x65" + local + "\xcc\xc8" + "\xadmm_extra_info\x81\xa1x\x01",
+	} {
+		data := "\x91\x82\xa9worker_id\x07\xa5event\x82\xa8event_id\x01\xa4data\x81\xa6stored\x82\xabparent_hash\xc0\xa6blocks\x92" + block + block
+		evs, bad, err := events.DecodeEvents([]byte(data))
+		if err != nil || bad != 0 || len(evs) != 1 || len(evs[0].Event.Blocks) != 2 || evs[0].WorkerID != 7 || evs[0].EventID != 1 {
+			t.Errorf("%s: %+v, %d bad, %v", name, evs, bad, err)
+			continue
+		}
+		for _, b := range evs[0].Event.Blocks {
+			if b.External != 101 || b.Local != 200 {
+				t.Errorf("%s: %+v", name, b)
+			}
+		}
+		for i := range len(data) { // and no end of it is believed
+			if evs, bad, err := events.DecodeEvents([]byte(data[:i])); err == nil && bad == 0 && len(evs) > 0 {
+				t.Errorf("%s: cut after %d bytes: %+v", name, i, evs)
+			}
+		}
+	}
+}
