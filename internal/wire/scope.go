@@ -57,6 +57,21 @@ func (s Scope) Own(parts ...string) string {
 // Bucket returns the name of the scope's bucket of a kind, such as "workers".
 func (s Scope) Bucket(kind string) string { return s.slug() + "-" + kind }
 
+// Stream returns the name of the stream that keeps the events of the scope's
+// component, whatever the endpoint: two streams may not take one subject.
+func (s Scope) Stream() string {
+	s = s.WithDefaults()
+	return fmt.Sprintf("kvr-%s-%s-%08x", slug(s.Namespace), slug(s.Component), uint32(xxh3.HashString(s.Namespace+"\x00"+s.Component)))
+}
+
+// StreamSubjects returns what the stream takes of a topic: that of the component
+// and those of its endpoints.
+func (s Scope) StreamSubjects(topic string) []string {
+	s = s.WithDefaults()
+	component := "namespace." + Segment(s.Namespace) + ".component." + Segment(s.Component)
+	return []string{component + "." + Segment(topic), component + ".endpoint.*." + Segment(topic)}
+}
+
 func (s Scope) slug() string {
 	s = s.WithDefaults()
 	digest := uint32(xxh3.HashStringSeed(s.Namespace+"\x00"+s.Component+"\x00"+s.Endpoint, 0))

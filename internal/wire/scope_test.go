@@ -3,6 +3,7 @@
 package wire_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/kvroute/kvroute/internal/wire"
@@ -20,10 +21,14 @@ func TestNames(t *testing.T) {
 		{def.Own("heartbeat", "*"), "kvroute.v1.kvroute.workers.generate.heartbeat.*"},
 		{def.Own("heartbeat", wire.WorkerKey(255)), "kvroute.v1.kvroute.workers.generate.heartbeat.00000000000000ff"},
 		{wire.Segment("é"), "%C3%A9"},
+		{strings.Join(odd.StreamSubjects("kv-events"), " "), "namespace.A%2Eb.component.c%20d.kv-events namespace.A%2Eb.component.c%20d.endpoint.*.kv-events"},
 	} {
 		if c.got != c.want {
 			t.Errorf("got  %s\nwant %s", c.got, c.want)
 		}
+	}
+	if a, b := dynamo.Stream(), (wire.Scope{Namespace: "dynamo", Component: "backend", Endpoint: "other"}).Stream(); a != b || !strings.HasPrefix(a, "kvr-dynamo-backend-") {
+		t.Errorf("streams %s and %s of one component", a, b)
 	}
 	if a, b := odd.Bucket("x"), (wire.Scope{Namespace: "a-b", Component: "c-d", Endpoint: "e--"}).Bucket("x"); a == b {
 		t.Errorf("two scopes share the name %s", a)
