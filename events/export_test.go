@@ -3,6 +3,7 @@
 package events
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -58,7 +59,7 @@ func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
 func (p *Publisher) Answer(q Query) Answer { return p.answer(&q) }
 
 // Flush sends what is pending, as Run does.
-func (p *Publisher) Flush() { p.flush() }
+func (p *Publisher) Flush() { p.flush(context.Background()) }
 
 // LimitPending bounds the messages that may wait to be taken.
 func (s *Subscriber) LimitPending(n int) { s.pending = n }

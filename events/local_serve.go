@@ -163,8 +163,8 @@ func (p *Publisher) tell(now time.Time, presence []byte) {
 	}
 	p.conf.Log.Info("routers want events, or want none any more", "wanted", !silent)
 	p.silent = silent
-	if silent || p.conf.LocalIndexer {
-		return // who has missed something asks
+	if silent || p.conf.LocalIndexer && !p.conf.Durable {
+		return // who has missed something asks; who reads the stream does not
 	}
 	p.sealLocked()
 	for rank, r := range p.local.ranks {

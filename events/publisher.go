@@ -33,6 +33,12 @@ const (
 type PublisherConfig struct {
 	Scope    wire.Scope
 	WorkerID uint64
+	// Durable publishes into the stream of the scope's component, which is made if
+	// it is not there, and repeats each message until the stream has it.
+	Durable bool
+	// Replicas is how many servers of a NATS cluster keep a stream that this
+	// publisher makes. Default 1.
+	Replicas int
 	// LocalIndexer keeps what the worker holds and its last events, and answers
 	// queries about them. The worker's record should say so.
 	LocalIndexer bool
@@ -55,6 +61,9 @@ type Publisher struct {
 	nc   *nats.Conn
 	id   uint64
 	wake chan struct{} // holds one token while something is pending
+	max  int           // events that may be pending
+
+	stream *streamSender // nil unless durable
 
 	sequence uint64 // of messages; only Run flushes
 
@@ -84,11 +93,14 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 		conf.Log = slog.New(slog.DiscardHandler)
 	}
 	p := &Publisher{
-		conf: conf, nc: nc,
+		conf: conf, nc: nc, max: maxPending,
 		id:     rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 		wake:   make(chan struct{}, 1),
 		lastID: make(map[uint32]uint64),
 		lost:   make(map[uint32]bool),
+	}
+	if conf.Durable {
+		p.max, p.stream = maxPendingDurable, newStreamSender(nc, &conf)
 	}
 	if conf.LocalIndexer || conf.Quiet {
 		p.local = newLocal()
@@ -112,7 +124,7 @@ func (p *Publisher) publishLocked(dpRank uint32, ev indexer.Event) {
 	}
 	p.lastID[dpRank]++
 	e := RouterEvent{WorkerID: p.conf.WorkerID, DPRank: dpRank, EventID: p.lastID[dpRank], Event: ev}
-	if p.silent || len(p.pending) >= maxPending {
+	if p.silent || len(p.pending) >= p.max {
 		p.sealLocked()
 		if p.local != nil {
 			p.local.remember(p.conf.Now(), e)
@@ -166,8 +178,8 @@ func join(last *RouterEvent, dpRank uint32, ev *indexer.Event) bool {
 	}
 }
 
-// Run publishes until ctx ends, then what is pending, and waits up to a second for
-// the bus to have it.
+// Run publishes until ctx ends, then what is pending, and waits up to a second, or
+// five if it is durable, for the bus to have it.
 func (p *Publisher) Run(ctx context.Context) error {
 	subs, err := p.listen()
 	defer func() {
@@ -190,8 +202,8 @@ func (p *Publisher) Run(ctx context.Context) error {
 			connection = now
 			continue
 		case <-ctx.Done():
-			p.flush()
-			if p.nc.IsConnected() {
+			p.flush(ctx)
+			if p.nc.IsConnected() && p.stream == nil {
 				if err := p.nc.FlushTimeout(time.Second); err != nil {
 					return fmt.Errorf("events: flush the last events: %w", err)
 				}
@@ -205,13 +217,21 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-batch.C:
 		}
 		batch.Stop()
-		p.flush()
+		p.flush(ctx)
 	}
+}
+
+// send sends the message with the number before p.sequence.
+func (p *Publisher) send(ctx context.Context, subject string, message []byte) error {
+	if p.stream == nil {
+		return p.nc.Publish(subject, message)
+	}
+	return p.stream.send(ctx, subject, fmt.Sprintf("%x-%d", p.id, p.sequence-1), message)
 }
 
 // flush sends what is pending. What the connection refuses is lost, and seen to be
 // lost by its missing numbers.
-func (p *Publisher) flush() {
+func (p *Publisher) flush(ctx context.Context) {
 	p.mu.Lock()
 	p.sealLocked()
 	pending, dropped := p.pending, p.dropped
@@ -237,7 +257,7 @@ func (p *Publisher) flush() {
 			Payload:     AppendEvents(nil, pending[:n]),
 		})
 		p.sequence++
-		if err := p.nc.Publish(subject, message); err != nil {
+		if err := p.send(ctx, subject, message); err != nil {
 			dropped += n
 			p.mu.Lock()
 			for _, ev := range pending[:n] {

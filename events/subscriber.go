@@ -65,7 +65,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	}
 	s := &Subscriber{
 		conf: conf, nc: nc,
-		inbox:   nats.NewInbox() + ".",
+		inbox:   inbox(nc) + ".",
 		pending: 1 << 20,
 		tracker: newTracker(conf.Sink),
 		answers: make(map[uint64]*collected),
@@ -80,6 +80,14 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 		s.tracker.changed = conf.Changed
 	}
 	return s, nil
+}
+
+// inbox is a subject for answers, below the prefix that the connection is given.
+func inbox(nc *nats.Conn) string {
+	if nc == nil { // of a test
+		return nats.NewInbox()
+	}
+	return nc.NewInbox()
 }
 
 // Periods of [Subscriber.Run].
@@ -187,6 +195,13 @@ func (s *Subscriber) Doubt(workerID uint64, dpRank uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tracker.doubt(s.conf.Now(), workerID, dpRank)
+}
+
+// Wants reports whether there are workers whose events come by a feed.
+func (s *Subscriber) Wants(feed Feed) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wanted[feed] > 0
 }
 
 // lastStand is how long a feed goes on that no worker needs any more: one that

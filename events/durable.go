@@ -1,0 +1,594 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// DurableConfig says how a [Durable] reads the stream. Holdings is required; the zero
+// value of each other field means its default.
+type DurableConfig struct {
+	// Replica names this process among the router replicas. It should be the same
+	// after a restart, and must not be that of another one. Default: random.
+	Replica string
+	// Holdings is what the subscriber's sink makes of the events.
+	Holdings Holdings
+	// Replicas is how many servers of a NATS cluster keep what this process
+	// creates; what is there already stays as it is. Default 1.
+	Replicas int
+	// Memory keeps it in the servers' memory instead of files.
+	Memory bool
+	// SnapshotThreshold is the number of messages in the stream above which a
+	// snapshot is taken and the stream shortened. Default 1,000,000.
+	SnapshotThreshold int
+	// ResetStates begins a new epoch: this and all other replicas forget what they
+	// know and what is stored.
+	ResetStates bool
+	// Drain is how long the last snapshot may take. Default 10 s.
+	Drain time.Duration
+	// Log takes a line for what goes wrong. Default none.
+	Log *slog.Logger
+	// Meter makes the instruments listed in docs/metrics.md. Default none.
+	Meter metric.Meter
+}
+
+// Holdings is what a sink makes of events, as a snapshot holds it. Both functions
+// are called while no event is applied. Streamed tells of workers whose events the
+// stream brings: those of others are in no snapshot.
+type Holdings struct {
+	// Dump fills in what a snapshot has from here: BlockSize, Meta.Pools, Owners,
+	// Workers and Runs, which is read later, while events go on. done must be
+	// called. ok is false while that cannot be: it is tried again.
+	Dump func(s *Snapshot, streamed func(worker uint64) bool) (done func(), ok bool)
+	// Restore replaces everything of such workers by a snapshot once it is read to
+	// its end and whole returns nil; after an error everything must be as it was. A
+	// snapshot without runs forgets everything.
+	Restore func(s *Snapshot, streamed func(worker uint64) bool, whole func() error) error
+}
+
+// timing is what tests shorten.
+type timing struct {
+	maxAge       time.Duration // of messages in the stream
+	duplicates   time.Duration // how far back the stream looks for repeated messages
+	inactive     time.Duration // how long a replica may be away before its consumer goes
+	ackWait      time.Duration // until an unacknowledged message comes again
+	lockTTL      time.Duration
+	lockEvery    time.Duration
+	keepEvery    time.Duration
+	snapshotAge  time.Duration // a newer one is due behind which there are messages
+	snapshotRest time.Duration // least time between two
+	retry        time.Duration
+	call         time.Duration // for a request to NATS
+	stall        time.Duration // without a message although there are some
+	backlog      uint64        // messages from which on a start reads without acknowledgements
+}
+
+func defaultTiming() timing {
+	return timing{
+		maxAge: time.Hour, duplicates: 2 * time.Minute, inactive: 5 * time.Minute, ackWait: 30 * time.Second,
+		lockTTL: time.Minute, lockEvery: 15 * time.Second, keepEvery: time.Second,
+		snapshotAge: 15 * time.Minute, snapshotRest: 30 * time.Second, retry: time.Second, call: 5 * time.Second, stall: 10 * time.Second, backlog: 50_000,
+	}
+}
+
+const (
+	ackBatch      = 256
+	ackAfter      = 100 * time.Millisecond
+	maxAckPending = 1 << 16
+	// caughtUp is the number of messages that do not yet count as a backlog.
+	caughtUp = 1000
+	// What is fetched ahead: enough to keep busy, little enough to keep in memory.
+	fetchMessages = 8192
+	fetchBytes    = 64 << 20
+)
+
+// Durable reads the events from a stream that keeps them, in the place of
+// [Subscriber.Run]. Nothing that the stream has acknowledged is missing from what
+// the sink gets, whatever happens to connections, servers and replicas, and what
+// comes twice counts once. What a replica knows is kept in snapshots, from which
+// another one starts; see docs/protocol.md.
+//
+// # Invariants
+//
+//   - The sink has got exactly the messages up to the position, of those that the
+//     stream kept. Both change together, under one lock: a snapshot is a cut
+//     between two messages.
+//   - Messages are applied in the order of the stream. One that is missing in what
+//     the consumer delivers, by the consumer's own numbers, is asked for again
+//     before anything behind it is applied.
+//   - A message is acknowledged after it was applied; a long backlog is read without
+//     acknowledgements before there is a consumer that needs them. Nothing is purged that some
+//     consumer has not acknowledged, or that the newest snapshot does not contain.
+//   - The newest snapshot is replaced only by one of a later position, by
+//     compare-and-set, by the one who holds the lock.
+type Durable struct {
+	conf     DurableConfig
+	scope    wire.Scope
+	sub      *Subscriber
+	js       jetstream.JetStream
+	metrics  *durableMetrics
+	timing   timing
+	instance string // tells two processes with one name apart
+
+	// pending is the number of messages in the stream that are not applied.
+	pending atomic.Int64
+	live    atomic.Bool // a session is open, and has been up to date
+
+	apply sync.Mutex
+	// apply guards the fields below, and is held while a message is applied.
+	at     position
+	loaded bool
+
+	// The fields below belong to Run.
+	consumer   string
+	subscribed bool // there has been one
+	reset      bool
+	lastTaken  time.Time
+	lastExpire time.Time
+	lastFloor  time.Time
+}
+
+// position is a place in a stream.
+type position struct {
+	stream int64 // when the stream was made, unix ns
+	seq    uint64
+	epoch  uint64
+}
+
+// NewDurable returns one that feeds a subscriber whose Run is not called.
+func NewDurable(sub *Subscriber, conf DurableConfig) (*Durable, error) {
+	instance := strconv.FormatUint(rand.Uint64(), 16)
+	if conf.Replica == "" {
+		conf.Replica = instance
+	}
+	if conf.Replicas == 0 {
+		conf.Replicas = 1
+	}
+	if conf.Replicas < 0 || conf.Replicas > 5 {
+		return nil, fmt.Errorf("events: Replicas is %d, want 1 to 5", conf.Replicas)
+	}
+	if conf.SnapshotThreshold == 0 {
+		conf.SnapshotThreshold = 1_000_000
+	}
+	if conf.SnapshotThreshold < 0 {
+		return nil, fmt.Errorf("events: SnapshotThreshold is %d, want a number of messages", conf.SnapshotThreshold)
+	}
+	if conf.Drain == 0 {
+		conf.Drain = 10 * time.Second
+	}
+	if conf.Log == nil {
+		conf.Log = slog.New(slog.DiscardHandler)
+	}
+	if conf.Meter == nil {
+		conf.Meter = noop.Meter{}
+	}
+	js, err := jetstream.New(sub.nc)
+	if err != nil {
+		return nil, fmt.Errorf("events: use JetStream: %w", err)
+	}
+	d := &Durable{
+		conf: conf, scope: sub.conf.Scope, sub: sub, js: js, timing: defaultTiming(), instance: instance,
+		consumer: "kvroute-" + consumerName(conf.Replica), reset: conf.ResetStates,
+	}
+	d.metrics, err = newDurableMetrics(conf.Meter, d)
+	return d, err
+}
+
+// consumerName makes a replica's name fit for a consumer.
+func consumerName(replica string) string {
+	return strings.Map(func(r rune) rune {
+		if r <= ' ' || r > '~' || strings.ContainsRune(`.*>/\`, r) {
+			return '_'
+		}
+		return r
+	}, replica)
+}
+
+// Ready reports whether the stream is being read and, but for some messages, has
+// been read to its end.
+func (d *Durable) Ready() bool { return d.live.Load() && d.sub.nc.IsConnected() }
+
+// Position returns the number of the last message applied.
+func (d *Durable) Position() uint64 {
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	return d.at.seq
+}
+
+// Run reads the stream until ctx ends, then takes a last snapshot. Whatever goes
+// wrong with NATS, it tries again: what is known stays known meanwhile.
+func (d *Durable) Run(ctx context.Context) error {
+	var last *opened
+	for {
+		o, err := d.session(ctx)
+		d.live.Store(false)
+		if o != nil {
+			last = o
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		if errors.Is(err, errCaughtUp) {
+			continue
+		}
+		d.metrics.reopened(ctx, err)
+		d.conf.Log.Warn("the stream of events is opened anew", "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(d.timing.retry/4 + rand.N(d.timing.retry)):
+		}
+	}
+	if last != nil {
+		d.leave(ctx, last)
+	}
+	return nil
+}
+
+// leave takes a last snapshot, if that would be of use.
+func (d *Durable) leave(ctx context.Context, o *opened) {
+	if !d.sub.nc.IsConnected() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.conf.Drain)
+	defer cancel()
+	if err := d.snapshot(ctx, o); err != nil {
+		d.conf.Log.Warn("the last snapshot failed", "err", err)
+	}
+}
+
+// Reasons to end a session.
+var (
+	errMissed    = errors.New("messages of the stream did not arrive")
+	errEpoch     = errors.New("another replica began a new epoch")
+	errNewStream = errors.New("the stream is gone or another one")
+	errConsumer  = errors.New("the consumer is gone, or delivers nothing")
+	errCaughtUp  = errors.New("the backlog is read")
+)
+
+// opened is what a session works with.
+type opened struct {
+	stream   jetstream.Stream
+	subject  string
+	state    jetstream.KeyValue
+	locks    jetstream.KeyValue
+	objects  jetstream.ObjectStore
+	consumer jetstream.Consumer
+	backlog  bool        // it reads a backlog, and acknowledges nothing
+	created  int64       // the stream's time
+	wanted   atomic.Bool // a snapshot, in the place of one that is of no use
+
+	// The fields below belong to keep.
+	progress uint64    // the position when it last changed,
+	since    time.Time // and when that was
+}
+
+// session opens everything, and reads until it cannot go on.
+func (d *Durable) session(ctx context.Context) (*opened, error) {
+	o, err := d.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	defer end(nil)
+	parts.Go(func() { end(d.keep(ctx, o)) })
+	if err := d.read(ctx, o); err != nil && ctx.Err() == nil {
+		return o, err
+	}
+	return o, context.Cause(ctx)
+}
+
+// open finds or makes all that is needed in NATS, brings the state to a position of
+// the stream, and makes the consumer that goes on from there.
+func (d *Durable) open(ctx context.Context) (*opened, error) {
+	o := &opened{subject: d.scope.Topic(Topic)}
+	err := d.limited(ctx, func(ctx context.Context) (err error) {
+		if o.stream, err = openStream(ctx, d.js, d.scope, d.conf.Replicas, d.conf.Memory, &d.timing); err != nil {
+			return err
+		}
+		o.created = o.stream.CachedInfo().Created.UnixNano()
+		if o.state, err = d.bucket(ctx, "state", 0); err != nil {
+			return err
+		}
+		if o.locks, err = d.bucket(ctx, "lock", d.timing.lockTTL); err != nil {
+			return err
+		}
+		o.objects, err = d.objectStore(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for {
+		e, err := d.epoch(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		if err := d.settle(ctx, o, &e); err != nil {
+			return nil, err
+		}
+		if err := d.limited(ctx, func(ctx context.Context) error { return d.subscribe(ctx, o) }); err != nil {
+			return nil, err
+		}
+		again, err := d.overtaken(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		if !again {
+			return o, nil
+		}
+	}
+}
+
+// limited gives do the time of a few requests.
+func (d *Durable) limited(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, d.timing.call)
+	defer cancel()
+	return do(ctx)
+}
+
+// openStream returns the stream of a scope's component, and makes it if it is not
+// there. Publishers and routers do this, whoever comes first. A stream that is
+// there stays as its owner configured it.
+func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int, memory bool, t *timing) (jetstream.Stream, error) {
+	name := scope.Stream()
+	stream, err := js.Stream(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		storage := jetstream.FileStorage
+		if memory {
+			storage = jetstream.MemoryStorage
+		}
+		stream, err = js.CreateStream(ctx, jetstream.StreamConfig{
+			Name:        name,
+			Description: "kvroute: what happens in the caches of workers",
+			Subjects:    scope.StreamSubjects(Topic),
+			Retention:   jetstream.LimitsPolicy,
+			Discard:     jetstream.DiscardOld,
+			MaxAge:      t.maxAge,
+			Duplicates:  min(t.duplicates, t.maxAge),
+			Storage:     storage,
+			Replicas:    replicas,
+		})
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			stream, err = js.Stream(ctx, name) // somebody was faster
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("events: open stream %s: %w", name, err)
+	}
+	return stream, nil
+}
+
+func (d *Durable) storage() jetstream.StorageType {
+	if d.conf.Memory {
+		return jetstream.MemoryStorage
+	}
+	return jetstream.FileStorage
+}
+
+func (d *Durable) bucket(ctx context.Context, kind string, ttl time.Duration) (jetstream.KeyValue, error) {
+	name := d.scope.Bucket(kind)
+	bucket, err := d.js.KeyValue(ctx, name)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		bucket, err = d.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+			Bucket: name, Description: "kvroute: " + kind + " of the events", TTL: ttl, History: 1,
+			Replicas: d.conf.Replicas, Storage: d.storage(), MaxValueSize: 64 << 10,
+		})
+		if errors.Is(err, jetstream.ErrBucketExists) {
+			bucket, err = d.js.KeyValue(ctx, name)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("events: open bucket %s: %w", name, err)
+	}
+	return bucket, nil
+}
+
+func (d *Durable) objectStore(ctx context.Context) (jetstream.ObjectStore, error) {
+	name := d.scope.Bucket("snap")
+	objects, err := d.js.ObjectStore(ctx, name)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		objects, err = d.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
+			Bucket: name, Description: "kvroute: snapshots of the index",
+			Replicas: d.conf.Replicas, Storage: d.storage(),
+		})
+		if errors.Is(err, jetstream.ErrBucketExists) {
+			objects, err = d.js.ObjectStore(ctx, name)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("events: open object store %s: %w", name, err)
+	}
+	return objects, nil
+}
+
+// epoch returns the epoch to be in, and raises it once if that was asked for.
+func (d *Durable) epoch(ctx context.Context, o *opened) (e epoch, err error) {
+	err = d.limited(ctx, func(ctx context.Context) error {
+		if d.reset {
+			if e, err = o.raiseEpoch(ctx, d.conf.Replica); err != nil {
+				return fmt.Errorf("events: reset states: %w", err)
+			}
+			d.reset = false
+			d.conf.Log.Warn("states are reset: all replicas forget what the workers cache", "epoch", e.N)
+			return nil
+		}
+		if _, err = readKey(ctx, o.state, keyEpoch, &e); err != nil {
+			return fmt.Errorf("events: %w", err)
+		}
+		return nil
+	})
+	return e, err
+}
+
+// subscribe makes the consumer anew, behind the position: one of this name that is
+// there belongs to a memory that is gone.
+func (d *Durable) subscribe(ctx context.Context, o *opened) error {
+	if was, err := o.stream.Consumer(ctx, d.consumer); err == nil {
+		if by := was.CachedInfo().Config.Metadata["instance"]; d.subscribed && by != "" && by != d.instance {
+			// It was made after ours, so its owner lives.
+			d.consumer += "-" + d.instance
+			d.conf.Log.Error("another process has this replica's name; this one goes on under a name of its own", "replica", d.conf.Replica, "consumer", d.consumer)
+		}
+	}
+	if err := o.stream.DeleteConsumer(ctx, d.consumer); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("events: delete consumer %s: %w", d.consumer, err)
+	}
+	info, err := o.stream.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("events: look at the stream: %w", err)
+	}
+	d.apply.Lock()
+	next := d.at.seq + 1
+	d.apply.Unlock()
+	if o.backlog = info.State.LastSeq >= next+d.timing.backlog; o.backlog {
+		// A million acknowledgements would take longer than the messages. What is
+		// purged meanwhile is in a snapshot, and known to be gone at the end.
+		o.consumer, err = o.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
+			Name: d.consumer + "-backlog-" + d.instance, Description: "kvroute replica " + d.conf.Replica,
+			Metadata: map[string]string{"instance": d.instance}, FilterSubject: o.subject,
+			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: next,
+			AckPolicy: jetstream.AckNonePolicy, InactiveThreshold: min(d.timing.inactive, 30*time.Second), MemoryStorage: true,
+		})
+		if err != nil {
+			return fmt.Errorf("events: make a consumer for the backlog: %w", err)
+		}
+		d.behind(int64(o.consumer.CachedInfo().NumPending))
+		return nil
+	}
+	o.consumer, err = o.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
+		Name:              d.consumer,
+		Durable:           d.consumer,
+		Description:       "kvroute replica " + d.conf.Replica,
+		Metadata:          map[string]string{"instance": d.instance},
+		FilterSubject:     o.subject,
+		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
+		OptStartSeq:       next,
+		AckPolicy:         jetstream.AckExplicitPolicy,
+		AckWait:           d.timing.ackWait,
+		MaxAckPending:     maxAckPending,
+		InactiveThreshold: d.timing.inactive,
+		ReplayPolicy:      jetstream.ReplayInstantPolicy,
+		Replicas:          0, // those of the stream
+	})
+	if err != nil {
+		return fmt.Errorf("events: make consumer %s: %w", d.consumer, err)
+	}
+	d.subscribed = true
+	d.behind(int64(o.consumer.CachedInfo().NumPending))
+	return nil
+}
+
+// behind notes how many messages are still to be applied.
+func (d *Durable) behind(n int64) {
+	d.pending.Store(n)
+	if n < caughtUp && !d.live.Load() {
+		d.live.Store(true)
+	}
+}
+
+// read applies what the consumer delivers.
+func (d *Durable) read(ctx context.Context, o *opened) error {
+	messages, err := o.consumer.Messages(jetstream.PullMaxMessagesWithBytesLimit(fetchMessages, fetchBytes))
+	if err != nil {
+		return fmt.Errorf("events: read the stream: %w", err)
+	}
+	defer messages.Stop()
+	r := reader{d: d}
+	defer r.acknowledge()
+	if o.backlog {
+		defer func() {
+			// It would go by itself, later.
+			_ = d.limited(context.WithoutCancel(ctx), func(ctx context.Context) error {
+				return o.stream.DeleteConsumer(ctx, o.consumer.CachedInfo().Name)
+			})
+		}()
+	}
+	for {
+		m, err := messages.Next(jetstream.NextMaxWait(ackAfter))
+		switch {
+		case errors.Is(err, nats.ErrTimeout):
+			r.acknowledge()
+		case err != nil:
+			return fmt.Errorf("events: read the stream: %w", err)
+		default:
+			if err := r.take(ctx, m, o.backlog); err != nil {
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// reader is what one consumer has delivered.
+type reader struct {
+	d         *Durable
+	delivered uint64 // by the consumer's count
+	acks      []jetstream.Msg
+	first     time.Time // of acks
+}
+
+// take applies a message, unless it was before.
+func (r *reader) take(ctx context.Context, m jetstream.Msg, backlog bool) error {
+	meta, err := m.Metadata()
+	if err != nil {
+		return fmt.Errorf("events: read the stream: %w", err)
+	}
+	if meta.Sequence.Consumer != r.delivered+1 {
+		return errMissed
+	}
+	r.delivered++
+	d := r.d
+	d.apply.Lock()
+	if meta.Sequence.Stream > d.at.seq {
+		d.sub.Take(ctx, FeedDurable, m.Data())
+		d.at.seq = meta.Sequence.Stream
+	} else {
+		d.metrics.repeated(ctx)
+	}
+	d.apply.Unlock()
+	d.behind(int64(meta.NumPending))
+	if backlog {
+		if meta.NumPending <= d.timing.backlog/2 {
+			return errCaughtUp
+		}
+		return nil
+	}
+	if len(r.acks) == 0 {
+		r.first = time.Now()
+	}
+	r.acks = append(r.acks, m)
+	if len(r.acks) >= ackBatch || len(r.acks)%16 == 0 && time.Since(r.first) > ackAfter {
+		r.acknowledge()
+	}
+	return nil
+}
+
+// acknowledge tells the stream what was applied. An answer that gets lost is asked
+// for again, and known then.
+func (r *reader) acknowledge() {
+	for _, m := range r.acks {
+		_ = m.Ack() // see above
+	}
+	r.acks = r.acks[:0]
+}

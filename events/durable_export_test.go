@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// TakeLock takes the lock of a bucket, if it is free.
+func TakeLock(ctx context.Context, kv jetstream.KeyValue, every time.Duration) (held context.Context, release func(), ok bool) {
+	l, held, err := takeLock(ctx, kv, "snapshot", "test", every)
+	if err != nil || l == nil {
+		return nil, nil, false
+	}
+	return held, func() { l.release(ctx) }, true
+}
+
+// Hurry makes a Durable do in a second what takes a minute; more changes further.
+func (d *Durable) Hurry(more ...func(*Timing)) {
+	t := Timing{
+		Inactive: 5 * time.Second, AckWait: time.Second, LockTTL: 2 * time.Second, LockEvery: 500 * time.Millisecond,
+		KeepEvery: 20 * time.Millisecond, SnapshotAge: time.Hour, SnapshotRest: 50 * time.Millisecond,
+	}
+	for _, change := range more {
+		change(&t)
+	}
+	d.timing.inactive, d.timing.ackWait, d.timing.lockTTL, d.timing.lockEvery = t.Inactive, t.AckWait, t.LockTTL, t.LockEvery
+	d.timing.keepEvery, d.timing.snapshotAge, d.timing.snapshotRest = t.KeepEvery, t.SnapshotAge, t.SnapshotRest
+	d.timing.retry = 20 * time.Millisecond
+	d.timing.call = 5 * time.Second
+	d.timing.stall = 2 * time.Second
+	d.timing.backlog = 50
+}
+
+// Timing is what tests change.
+type Timing struct {
+	Inactive, AckWait, LockTTL, LockEvery, KeepEvery, SnapshotAge, SnapshotRest time.Duration
+}
+
+// Consumer returns the name of the consumer.
+func (d *Durable) Consumer() string { return d.consumer }
+
+// Interfere puts something between a durable publisher and its stream.
+func (p *Publisher) Interfere(with func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error) {
+	publish := p.stream.publish
+	p.stream.retry = time.Millisecond
+	p.stream.publish = func(ctx context.Context, m *nats.Msg) error { return with(ctx, m, publish) }
+}

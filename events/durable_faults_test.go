@@ -1,0 +1,731 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// What must hold whatever goes wrong: in the end every replica knows exactly what
+// the engines cache. Each test is one thing that goes wrong.
+
+// A NATS server that restarts loses nothing, neither what was on its way nor what
+// happens while it is away.
+func TestNATSRestarts(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	conf := events.DurableConfig{SnapshotThreshold: 40}
+	a := startReplica(t, n.connect(), "a", conf)
+	for range 3 {
+		e.workFor(150 * time.Millisecond)
+		n.stop()
+		e.work(100)
+		n.start()
+	}
+	e.workFor(150 * time.Millisecond)
+	e.mustKnow(a, startReplica(t, n.connect(), "b", conf))
+}
+
+// A minute without NATS (here: seconds, in which as much happens) costs nothing but
+// freshness.
+func TestNATSIsAwayForAMinute(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	e.work(200)
+	e.mustKnow(a)
+	before := a.content()
+	n.stop()
+	eventually(t, func() bool { return !a.Ready() })
+	e.workFor(3 * time.Second)
+	if !slices.Equal(a.content(), before) {
+		t.Error("without NATS the replica forgets or invents something")
+	}
+	n.start()
+	e.mustKnow(a)
+}
+
+// Between publishers and stream, one message in twenty is lost, one is taken
+// without an answer, and one comes again much later.
+func TestDroppedDuplicatedReorderedMessages(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	rng, mu, late := rand.New(rand.NewPCG(1, 1)), sync.Mutex{}, []*nats.Msg{}
+	lost, twice, again := 0, 0, 0
+	e := startEngines(t, n.connect(), 4, func(p *events.Publisher) {
+		p.Interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
+			mu.Lock()
+			fault := rng.IntN(20)
+			var old *nats.Msg
+			switch {
+			case fault == 0:
+				lost++
+			case fault == 1:
+				twice++
+			case fault == 2 && len(late) > 0:
+				old, again = late[rng.IntN(len(late))], again+1
+			}
+			if len(late) < 200 {
+				copied := nats.NewMsg(m.Subject)
+				copied.Data = bytes.Clone(m.Data)
+				late = append(late, copied)
+			}
+			mu.Unlock()
+			switch {
+			case fault == 0:
+				return errors.New("lost")
+			case fault == 1:
+				// Without its id: the stream does not see that it has it.
+				m.Header.Del(jetstream.MsgIDHeader)
+				return errors.Join(publish(ctx, m), errors.New("the answer is lost"))
+			case old != nil:
+				if err := publish(ctx, old); err != nil {
+					return err
+				}
+			}
+			return publish(ctx, m)
+		})
+	})
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 100})
+	e.workFor(2 * time.Second)
+	e.mustKnow(a)
+	mu.Lock()
+	defer mu.Unlock()
+	if lost == 0 || twice == 0 || again == 0 {
+		t.Errorf("%d were lost, %d came twice, %d late: nothing was tested", lost, twice, again)
+	}
+}
+
+// Connections that break in the middle lose what was on its way to the replica; it
+// is delivered again, in order, and counts once.
+func TestBrokenConnections(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	nc := n.connect()
+	a := startReplica(t, nc, "a", events.DurableConfig{SnapshotThreshold: 60})
+	for range 20 {
+		e.workFor(50 * time.Millisecond)
+		if err := nc.ForceReconnect(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.mustKnow(a)
+}
+
+// A replica that is slower than the engines for some time falls behind, and misses
+// nothing: a faster one that takes snapshots purges nothing that it has not read.
+func TestASlowReplica(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	a := newReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 1 << 30}, func(t *events.Timing) { t.AckWait = 50 * time.Millisecond })
+	a.slow = 2 * time.Millisecond
+	running(t, a.Run)
+	fast := startReplica(t, n.connect(), "fast", events.DurableConfig{SnapshotThreshold: 10})
+	e.workUntil(func() bool { return n.hasSnapshot(a.Position() + 20) })
+	e.mustKnow(fast)
+	if behind := a.Position(); behind >= fast.Position() || n.streamInfo().State.FirstSeq > behind+1 {
+		t.Errorf("the slow replica is at %d, the fast one at %d, the stream begins with %d", behind, fast.Position(), n.streamInfo().State.FirstSeq)
+	}
+	a.mu.Lock()
+	a.slow = 0
+	a.mu.Unlock()
+	e.mustKnow(a)
+	if a.log.has("restored") {
+		t.Error("the slow replica needed a snapshot")
+	}
+}
+
+// A replica that was away for longer than its consumer lived finds what it missed
+// purged, and takes it from the snapshot that contains it.
+func TestAReplicaThatWasAwayForLong(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	conf := events.DurableConfig{SnapshotThreshold: 20}
+	quick := func(t *events.Timing) { t.Inactive = 300 * time.Millisecond }
+	way := newWay(t, n)
+	nc, err := nats.Connect("nats://"+way.at, nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectJitter(0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	a, b := startReplica(t, nc, "a", conf, quick), startReplica(t, n.connect(), "b", conf, quick)
+	e.workFor(200 * time.Millisecond)
+	e.mustKnow(a, b)
+	way.cut(true)
+	at := a.Position()
+	eventually(t, func() bool { return !slices.Contains(n.consumers(), "kvroute-a") })
+	e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > at+1 })
+	e.mustKnow(b)
+	way.cut(false)
+	e.mustKnow(a)
+	if !a.log.has("a snapshot is restored") {
+		t.Error("it did not take the snapshot")
+	}
+}
+
+// way is a way to a server that can be cut.
+type way struct {
+	at string
+
+	mu    sync.Mutex
+	gone  bool
+	conns []net.Conn
+}
+
+func newWay(t *testing.T, n *natsd) *way {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &way{at: l.Addr().String()}
+	var both sync.WaitGroup
+	both.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", n.s.Addr().String())
+			w.mu.Lock()
+			if err != nil || w.gone {
+				in.Close()
+				if err == nil {
+					out.Close()
+				}
+				w.mu.Unlock()
+				continue
+			}
+			w.conns = append(w.conns, in, out)
+			w.mu.Unlock()
+			for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
+				both.Go(func() {
+					_, _ = io.Copy(pair[0], pair[1])
+					pair[0].Close()
+				})
+			}
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		w.cut(true)
+		both.Wait()
+	})
+	return w
+}
+
+func (w *way) cut(gone bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.gone = gone
+	for _, c := range w.conns {
+		c.Close()
+	}
+	w.conns = nil
+}
+
+// Events of a worker that has not registered are not lost with the replica that let
+// them wait: they are in its snapshot.
+func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 3)
+	a := newReplica(t, n.connect(), "a", events.DurableConfig{})
+	a.stranger = 2
+	a.stop = running(t, a.Run)
+	eventually(t, a.Ready)
+	e.work(200)
+	e.known(func(w int) bool { return w != 2 }, a)
+	eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
+	a.stop() // leaves a snapshot; the stream is purged
+	if info := n.streamInfo(); info.State.FirstSeq <= info.State.LastSeq {
+		t.Fatalf("the stream still has messages from %d on", info.State.FirstSeq)
+	}
+	b := newReplica(t, n.connect(), "b", events.DurableConfig{})
+	b.stranger = 2
+	running(t, b.Run)
+	eventually(t, b.Ready)
+	b.mu.Lock()
+	b.stranger = 0
+	b.mu.Unlock()
+	b.sub.WorkerKnown(2)
+	e.mustKnow(b)
+}
+
+// A consumer that somebody deletes, and a stream that somebody deletes, are made
+// anew: nothing is lost that a replica has heard of or that is published later.
+func TestConsumerAndStreamAreDeleted(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	js := n.jetStream()
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 30})
+	stream := wire.Scope{}.Stream()
+	for range 3 {
+		e.workFor(100 * time.Millisecond)
+		if err := js.DeleteConsumer(t.Context(), stream, a.Consumer()); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			t.Fatal(err)
+		}
+		e.workFor(100 * time.Millisecond)
+		e.mustKnow(a) // what a stream has that goes is gone
+		if err := js.DeleteStream(t.Context(), stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.workFor(100 * time.Millisecond)
+	e.mustKnow(a)
+	// A new one learns of the time before the stream from a snapshot.
+	eventually(t, func() bool { return n.hasSnapshot(1) })
+	a.stop()
+	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+	e.work(100)
+	e.mustKnow(b)
+	// And if nobody is there when the stream goes, the snapshot's position means
+	// nothing in the next one.
+	b.stop()
+	if err := js.DeleteStream(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	e.work(3)
+	e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}))
+}
+
+// When somebody else purges the stream, those who have read it lose nothing, and
+// soon leave a snapshot for those who have not.
+func TestSomebodyPurgesTheStream(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	e.work(300)
+	e.mustKnow(a)
+	stream, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return n.hasSnapshot(a.Position()) })
+	a.kill()
+	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+	e.mustKnow(b)
+	e.work(100)
+	e.mustKnow(b)
+}
+
+// A snapshot of which only half was written is skipped, and said to be: the one
+// before it counts, or the stream from its beginning.
+func TestHalfASnapshot(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*testing.T, *natsd, jetstream.ObjectStore, string, []byte){
+		"half": func(t *testing.T, _ *natsd, obs jetstream.ObjectStore, object string, data []byte) {
+			if _, err := obs.PutBytes(t.Context(), object, data[:len(data)/2]); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"changed": func(t *testing.T, _ *natsd, obs jetstream.ObjectStore, object string, data []byte) {
+			data[len(data)/3] ^= 4
+			if _, err := obs.PutBytes(t.Context(), object, data); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"in parts": func(t *testing.T, n *natsd, obs jetstream.ObjectStore, object string, _ []byte) {
+			info, err := obs.GetInfo(t.Context(), object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// As after a crash between the two halves of a deletion.
+			bucket := wire.Scope{}.Bucket("snap")
+			stream, err := n.jetStream().Stream(t.Context(), "OBJ_"+bucket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := stream.Purge(t.Context(), jetstream.WithPurgeSubject("$O."+bucket+".C."+info.NUID)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"missing": func(t *testing.T, _ *natsd, obs jetstream.ObjectStore, object string, _ []byte) {
+			if err := obs.Delete(t.Context(), object); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := startJetStream(t)
+			e := startEngines(t, n.connect(), 3)
+			a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+			e.work(200)
+			e.mustKnow(a)
+			a.stop() // leaves a snapshot; the stream is purged
+			e.work(100)
+			b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+			e.mustKnow(b)
+			held := n.streamInfo().State.FirstSeq // b's snapshot purges up to there
+			b.kill()
+
+			obs := n.objects()
+			entry, err := n.state().Get(t.Context(), "head")
+			if err != nil {
+				t.Fatal(err)
+			}
+			object := fmt.Sprintf("index-%020d", a.Position())
+			if !bytes.Contains(entry.Value(), []byte(object)) {
+				t.Fatalf("the head %s does not name %s", entry.Value(), object)
+			}
+			data, err := obs.GetBytes(t.Context(), object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// One before it, which is good.
+			older := fmt.Sprintf("index-%020d", 0)
+			if _, err := obs.PutBytes(t.Context(), older, data); err != nil {
+				t.Fatal(err)
+			}
+			spoil(t, n, obs, object, bytes.Clone(data))
+			c := startReplica(t, n.connect(), "c", events.DurableConfig{})
+			e.mustKnow(c)
+			if !c.log.has("a snapshot is skipped") || !c.log.has(older) {
+				t.Error("the log does not say what was done")
+			}
+			// It puts a good one in the place of the damaged one.
+			eventually(t, func() bool { return n.hasSnapshot(held + 1) })
+			c.kill()
+			e.mustKnow(startReplica(t, n.connect(), "d", events.DurableConfig{}))
+		})
+	}
+	t.Run("no other", func(t *testing.T) {
+		n := startJetStream(t)
+		e := startEngines(t, n.connect(), 3)
+		a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+		e.work(200)
+		e.mustKnow(a)
+		if _, err := n.state().Create(t.Context(), "head", []byte(`{"object":"index-1","last_seq":1}`)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.objects().PutBytes(t.Context(), "index-1", []byte("KVRSNAP1 and nothing")); err != nil {
+			t.Fatal(err)
+		}
+		b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+		e.mustKnow(b) // by the stream alone
+		if !b.log.has("a snapshot is skipped") {
+			t.Error("the log does not say what was done")
+		}
+	})
+}
+
+// Two replicas that want to take a snapshot at the same time, again and again, take
+// them one after the other; the newest is never replaced by an older one.
+func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	often := func(t *events.Timing) { t.SnapshotAge, t.SnapshotRest, t.KeepEvery = 0, 0, time.Millisecond }
+	a, b := startReplica(t, n.connect(), "a", events.DurableConfig{}, often), startReplica(t, n.connect(), "b", events.DurableConfig{}, often)
+	watch, err := n.state().Watch(t.Context(), "head")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.workFor(2 * time.Second)
+	e.mustKnow(a, b)
+	a.stop()
+	b.stop()
+	last, snapshots := uint64(0), 0
+	for done := false; !done; {
+		select {
+		case entry := <-watch.Updates():
+			if entry == nil {
+				continue
+			}
+			var seq uint64
+			i := bytes.Index(entry.Value(), []byte(`"last_seq":`))
+			fmt.Sscanf(string(entry.Value()[i:]), `"last_seq":%d`, &seq)
+			if seq <= last {
+				t.Errorf("a snapshot of position %d came after one of %d", seq, last)
+			}
+			last, snapshots = seq, snapshots+1
+		case <-time.After(200 * time.Millisecond):
+			done = true
+		}
+	}
+	watch.Stop()
+	if snapshots < 5 {
+		t.Errorf("only %d snapshots were taken", snapshots)
+	}
+	if objects, err := n.objects().List(t.Context()); err != nil || len(objects) > 2 {
+		t.Errorf("%d snapshots are kept, %v; want 2", len(objects), err)
+	}
+	e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}))
+}
+
+// The lock of a replica that died while it wrote a snapshot expires; what it had
+// written is removed.
+func TestTheLocksHolderDies(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 1 << 30})
+	e.work(300)
+	e.mustKnow(a)
+	js := n.jetStream()
+	locks, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := locks.Create(t.Context(), "snapshot", []byte(`{"replica":"dead"}`)); err != nil {
+		t.Fatal(err)
+	}
+	half := "$O." + wire.Scope{}.Bucket("snap") + ".C.dead"
+	if _, err := js.Publish(t.Context(), half, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	often := func(t *events.Timing) { t.SnapshotAge = 0 }
+	b := startReplica(t, n.connect(), "b", events.DurableConfig{}, often)
+	e.work(50)
+	e.mustKnow(b)
+	if n.hasSnapshot(1) {
+		t.Error("a snapshot was taken while another one held the lock")
+	}
+	eventually(t, func() bool { return n.hasSnapshot(1) })
+	stream, err := js.Stream(t.Context(), "OBJ_"+wire.Scope{}.Bucket("snap"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool {
+		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter(half))
+		return err == nil && len(info.State.Subjects) == 0
+	})
+}
+
+// A holder that was held up until its lock expired neither replaces the newest
+// snapshot nor purges anything.
+func TestALostLockStopsItsHolder(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	js := n.jetStream()
+	kv, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "locks", TTL: 300 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, release, ok := events.TakeLock(t.Context(), kv, 100*time.Millisecond)
+	if !ok {
+		t.Fatal("the lock is not free")
+	}
+	if _, _, ok := events.TakeLock(t.Context(), kv, 100*time.Millisecond); ok {
+		t.Error("two have the lock")
+	}
+	select {
+	case <-ctx.Done():
+		t.Error("the lock is not kept")
+	case <-time.After(time.Second):
+	}
+	if _, err := kv.Put(t.Context(), "snapshot", []byte("mine now")); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(5 * time.Second):
+		t.Error("the holder does not notice that it lost the lock")
+	}
+	release()
+	if e, err := kv.Get(t.Context(), "snapshot"); err != nil || string(e.Value()) != "mine now" {
+		t.Errorf("the former holder took the lock from its new one: %v", err)
+	}
+	if err := kv.Delete(t.Context(), "snapshot"); err != nil {
+		t.Fatal(err)
+	}
+	if _, release, ok = events.TakeLock(t.Context(), kv, 100*time.Millisecond); !ok {
+		t.Error("the lock is not free again")
+	}
+	release()
+	if _, release, ok = events.TakeLock(t.Context(), kv, 100*time.Millisecond); !ok {
+		t.Error("a released lock is not free")
+	}
+	release()
+}
+
+// A full object store costs the snapshot, not the service: nothing is purged, it is
+// said, and with room again there is a snapshot again.
+func TestTheObjectStoreIsFull(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	js := n.jetStream()
+	bucket := jetstream.ObjectStoreConfig{Bucket: wire.Scope{}.Bucket("snap"), MaxBytes: 2000}
+	if _, err := js.CreateObjectStore(t.Context(), bucket); err != nil {
+		t.Fatal(err)
+	}
+	e := startEngines(t, n.connect(), 4)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 20})
+	e.workUntil(func() bool { return a.log.has("a snapshot failed") })
+	e.mustKnow(a)
+	if first := n.streamInfo().State.FirstSeq; first != 1 || n.hasSnapshot(1) {
+		t.Errorf("the stream was purged to %d without a snapshot", first)
+	}
+	bucket.MaxBytes = -1
+	if _, err := js.UpdateObjectStore(t.Context(), bucket); err != nil {
+		t.Fatal(err)
+	}
+	e.workUntil(func() bool { return n.hasSnapshot(1) && n.streamInfo().State.FirstSeq > 1 })
+	e.mustKnow(a)
+	a.kill()
+	e.mustKnow(startReplica(t, n.connect(), "b", events.DurableConfig{}))
+}
+
+// A worker that says it is another one can spoil what is known of that one, and it
+// is counted; it spoils nothing of anybody else.
+func TestAWorkerLiesAboutItsID(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	e.work(200)
+	e.mustKnow(a)
+	liar := events.NewPublisher(n.connect(), events.PublisherConfig{WorkerID: 2, Durable: true})
+	running(t, liar.Run)
+	for i := range uint64(50) {
+		liar.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 + i, Local: i}}})
+		e.work(10)
+		<-time.After(10 * time.Millisecond)
+	}
+	e.known(func(w int) bool { return w != 2 }, a)
+	eventually(t, func() bool { return a.log.has("two publishers speak for one rank") })
+	e.known(func(w int) bool { return w != 2 }, startReplica(t, n.connect(), "b", events.DurableConfig{}))
+}
+
+// Ten thousand workers on one stream are all heard, and a snapshot has them all.
+func TestTenThousandWorkers(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	nc := n.connect()
+	const workers = 10_000
+	truth := indexer.New(indexer.Config{})
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(workers))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for w := range uint64(workers) {
+		ev := indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: w<<8 | 1, Local: w % 50}, {External: w<<8 | 2, Local: w % 7}}}
+		truth.Apply(int(w), ev)
+		if _, err := js.PublishMsgAsync(&nats.Msg{Subject: wire.Scope{}.Topic(events.Topic), Data: events.AppendEnvelope(nil, events.Envelope{
+			PublisherID: w + 1, Topic: events.Topic,
+			Payload: events.AppendEvents(nil, []events.RouterEvent{{WorkerID: w, EventID: 1, Event: ev}}),
+		})}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := &engines{t: t, truth: truth}
+	e.mustKnow(a)
+	a.stop()
+	eventually(t, func() bool { return n.hasSnapshot(workers) })
+	e.mustKnow(startReplica(t, n.connect(), "b", events.DurableConfig{}))
+}
+
+// On a cluster of three, with three copies of everything, the loss of the server
+// that leads the stream loses nothing that was acknowledged, whatever is under way.
+func TestAClusterLosesItsLeader(t *testing.T) {
+	t.Parallel()
+	nodes := startCluster(t)
+	urls := nodes[0].s.ClientURL() + "," + nodes[1].s.ClientURL() + "," + nodes[2].s.ClientURL()
+	connect := func() *nats.Conn {
+		nc, err := nats.Connect(urls, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0), nats.Timeout(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	conf := events.DurableConfig{Replicas: 3, SnapshotThreshold: 100}
+	a := newReplica(t, connect(), "a", conf)
+	running(t, a.Run)
+	for deadline := time.Now().Add(time.Minute); !a.Ready() && time.Now().Before(deadline); {
+		<-time.After(10 * time.Millisecond)
+	}
+	if !a.Ready() {
+		t.Fatal("the replica does not get ready")
+	}
+	e := startEngines(t, connect(), 4)
+	e.workFor(500 * time.Millisecond)
+	e.mustKnow(a)
+
+	js, err := jetstream.New(connect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), wire.Scope{}.Stream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	info := stream.CachedInfo()
+	if info.Config.Replicas != 3 || info.Cluster == nil {
+		t.Fatalf("the stream has %d copies", info.Config.Replicas)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		<-time.After(300 * time.Millisecond)
+		for _, node := range nodes {
+			if node.s.Name() == info.Cluster.Leader {
+				node.stop()
+			}
+		}
+	}()
+	e.workFor(2 * time.Second)
+	<-done
+	e.mustKnow(a)
+	b := newReplica(t, connect(), "b", conf)
+	running(t, b.Run)
+	e.mustKnow(b)
+}
+
+// startCluster starts three servers that keep JetStream together.
+func startCluster(t *testing.T) (nodes []*natsd) {
+	t.Helper()
+	var routes []string
+	for range 3 {
+		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", loopbackPort(t)))
+	}
+	for i := range 3 {
+		n := &natsd{t: t, opts: server.Options{
+			ServerName: fmt.Sprint("n", i+1), Host: "127.0.0.1", Port: server.RANDOM_PORT,
+			JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
+			Cluster: server.ClusterOpts{Name: "kvroute-test", Host: "127.0.0.1", Port: portOf(t, routes[i])},
+			Routes:  server.RoutesFromStr(routes[0] + "," + routes[1] + "," + routes[2]),
+		}}
+		n.start()
+		t.Cleanup(n.stop)
+		nodes = append(nodes, n)
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		if slices.ContainsFunc(nodes, func(n *natsd) bool { return n.s.JetStreamIsLeader() }) {
+			return nodes
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the cluster does not choose a leader")
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}

@@ -1,0 +1,516 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// settle brings the state to a position of the stream, unless it has one: to that
+// of the newest good snapshot, or to where the epoch begins.
+func (d *Durable) settle(ctx context.Context, o *opened, e *epoch) error {
+	d.apply.Lock()
+	at, loaded := d.at, d.loaded
+	d.apply.Unlock()
+	if loaded && at.epoch == e.N {
+		if at.stream != o.created {
+			// The messages of a new stream are all news.
+			d.conf.Log.Warn("the stream of events is another one; it is read from its beginning")
+			o.wanted.Store(true) // nobody else knows what was in the one before
+			d.apply.Lock()
+			d.at = position{stream: o.created, epoch: e.N}
+			d.apply.Unlock()
+		}
+		return nil
+	}
+	return d.load(ctx, o, e)
+}
+
+// load replaces the state by the newest good snapshot of the epoch, or by nothing.
+func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
+	names, err := d.snapshots(ctx, o)
+	if err != nil {
+		return err
+	}
+	o.wanted.Store(false)
+	for _, name := range names {
+		begin := time.Now()
+		s, err := d.restore(ctx, o, name, e)
+		switch {
+		case err == nil && s != nil:
+			d.metrics.snapshot(ctx, snapshotRestored, time.Since(begin))
+			d.conf.Log.Info("a snapshot is restored", "object", name, "position", s.LastSeq, "workers", len(s.Workers))
+			return nil
+		case err == nil: // of another epoch
+		case errors.Is(err, ErrSnapshot), errors.Is(err, jetstream.ErrObjectNotFound), errors.Is(err, jetstream.ErrDigestMismatch):
+			o.wanted.Store(true)
+			d.metrics.snapshot(ctx, snapshotDamaged, time.Since(begin))
+			d.conf.Log.Warn("a snapshot is skipped", "object", name, "err", err)
+		default:
+			return err
+		}
+	}
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	d.sub.mu.Lock()
+	defer d.sub.mu.Unlock()
+	if err := d.conf.Holdings.Restore(&Snapshot{}, d.sub.tracker.streamed, nil); err != nil {
+		return fmt.Errorf("events: forget everything: %w", err)
+	}
+	d.sub.tracker.importCursors(d.sub.conf.Now(), nil, nil)
+	d.at, d.loaded = position{stream: o.created, seq: e.start(o.created), epoch: e.N}, true
+	return nil
+}
+
+// snapshots returns the names of the snapshots that there are, best first.
+func (d *Durable) snapshots(ctx context.Context, o *opened) (names []string, err error) {
+	err = d.limited(ctx, func(ctx context.Context) error {
+		var h head
+		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
+			return fmt.Errorf("events: %w", err)
+		}
+		infos, err := listObjects(ctx, o.objects)
+		if err != nil {
+			return err
+		}
+		slices.SortFunc(infos, func(a, b *jetstream.ObjectInfo) int { return strings.Compare(b.Name, a.Name) })
+		if h.Object != "" {
+			names = append(names, h.Object)
+		}
+		for _, i := range infos {
+			if i.Name != h.Object && strings.HasPrefix(i.Name, objectPrefix) {
+				names = append(names, i.Name)
+			}
+		}
+		return nil
+	})
+	return names, err
+}
+
+func listObjects(ctx context.Context, objects jetstream.ObjectStore) ([]*jetstream.ObjectInfo, error) {
+	infos, err := objects.List(ctx)
+	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return nil, fmt.Errorf("events: list the snapshots: %w", err)
+	}
+	return infos, nil
+}
+
+// objectPrefix begins the names of snapshots; the position follows.
+const objectPrefix = "index-"
+
+// restore replaces the state by a snapshot. It returns nil if that is of another
+// epoch.
+func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch) (*Snapshot, error) {
+	object, err := d.object(ctx, o, name)
+	if err != nil {
+		return nil, err
+	}
+	defer object.close()
+	s, whole, err := ReadSnapshot(object, d.scope)
+	if err != nil {
+		return nil, err
+	}
+	if s.Meta.Epoch != e.N {
+		return nil, nil
+	}
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	d.sub.mu.Lock()
+	defer d.sub.mu.Unlock()
+	if err := d.conf.Holdings.Restore(s, d.sub.tracker.streamed, whole); err != nil {
+		return nil, err
+	}
+	d.sub.tracker.importCursors(d.sub.conf.Now(), s.Cursors, s.Waiting)
+	d.at, d.loaded = position{stream: o.created, epoch: e.N}, true
+	if s.Meta.Stream == o.created {
+		d.at.seq = s.LastSeq
+	}
+	return s, nil
+}
+
+// overtaken reports whether messages behind the position were purged before the
+// consumer was there to hold them: then a snapshot contains them. If none does they
+// are lost, which the events' own numbers will tell.
+func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err error) {
+	err = d.limited(ctx, func(ctx context.Context) error {
+		var h head
+		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
+			return fmt.Errorf("events: %w", err)
+		}
+		info, err := o.stream.Info(ctx)
+		if err != nil {
+			return fmt.Errorf("events: look at the stream: %w", err)
+		}
+		d.apply.Lock()
+		defer d.apply.Unlock()
+		gone := info.State.NumDeleted > 0 || info.State.FirstSeq > d.at.seq+1
+		newer := h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq > d.at.seq
+		if again = gone && newer && !o.wanted.Load(); again {
+			d.loaded = false
+		} else if gone && info.State.FirstSeq > d.at.seq+1 && d.at.seq > 0 {
+			d.conf.Log.Warn("messages of the stream are gone and in no snapshot", "position", d.at.seq, "first", info.State.FirstSeq)
+		}
+		return nil
+	})
+	return again, err
+}
+
+// keep looks after the stream while it is read: whether it still is the one, and
+// whether a snapshot is due. It returns why the session must end.
+func (d *Durable) keep(ctx context.Context, o *opened) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(d.timing.keepEvery*9/10 + rand.N(d.timing.keepEvery/5)):
+		}
+		if now := time.Now(); now.Sub(d.lastExpire) >= 5*time.Second {
+			d.lastExpire = now
+			d.sub.expire(ctx)
+		}
+		if now := time.Now(); now.Sub(d.lastFloor) >= d.timing.inactive/2 {
+			d.lastFloor = now
+			if err := d.limited(ctx, func(ctx context.Context) error {
+				_, err := d.floor(ctx, o)
+				return err
+			}); err != nil {
+				d.conf.Log.Debug("the consumers are not known", "err", err)
+			}
+		}
+		due, err := d.look(ctx, o)
+		if err != nil {
+			if errors.Is(err, errEpoch) || errors.Is(err, errNewStream) || errors.Is(err, errConsumer) {
+				return err
+			}
+			d.conf.Log.Debug("the state of the stream is not known", "err", err)
+			continue
+		}
+		if due == nothing || time.Since(d.lastTaken) < d.timing.snapshotRest {
+			continue
+		}
+		d.lastTaken = time.Now()
+		if due == purgeDue {
+			err = d.limited(ctx, func(ctx context.Context) error { return d.purge(ctx, o) })
+		} else {
+			err = d.snapshot(ctx, o)
+		}
+		if err != nil && ctx.Err() == nil {
+			d.conf.Log.Warn("a snapshot failed; it is tried again", "err", err)
+		}
+	}
+}
+
+// What may be due.
+type due int
+
+const (
+	nothing due = iota
+	purgeDue
+	snapshotDue
+)
+
+// look finds out what is due.
+func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
+	err = d.limited(ctx, func(ctx context.Context) error {
+		info, err := o.stream.Info(ctx, jetstream.WithSubjectFilter(o.subject))
+		switch {
+		case errors.Is(err, jetstream.ErrStreamNotFound), err == nil && info.Created.UnixNano() != o.created:
+			return errNewStream
+		case err != nil:
+			return err
+		}
+		var e epoch
+		if _, err := readKey(ctx, o.state, keyEpoch, &e); err != nil {
+			return err
+		}
+		var h head
+		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
+			return err
+		}
+		d.apply.Lock()
+		at := d.at
+		d.apply.Unlock()
+		if e.N != at.epoch {
+			return errEpoch
+		}
+		if err := d.delivers(ctx, o, at.seq); err != nil {
+			return err
+		}
+		if h.Stream != at.stream || h.Epoch != at.epoch {
+			h = head{}
+		}
+		start := max(h.LastSeq, e.start(o.created))
+		messages := int(info.State.Subjects[o.subject])
+		threshold := d.conf.SnapshotThreshold
+		switch {
+		case at.seq <= h.LastSeq:
+			if messages > threshold {
+				todo = purgeDue
+			}
+		case o.wanted.Load():
+			todo = snapshotDue
+		case messages > threshold && (at.seq-start)*2 > uint64(threshold):
+			todo = snapshotDue
+		case messages > threshold:
+			// The snapshot is new; somebody has not read what it contains.
+			todo = purgeDue
+		case info.State.FirstSeq > start+1:
+			// The stream does not begin where the snapshot ends any more.
+			todo = snapshotDue
+		case h.Object == "":
+			if messages > 0 && time.Since(info.Created) >= d.timing.snapshotAge {
+				todo = snapshotDue
+			}
+		case time.Since(time.UnixMilli(h.CreatedMS)) >= d.timing.snapshotAge:
+			todo = snapshotDue
+		}
+		return nil
+	})
+	return todo, err
+}
+
+// delivers looks whether the consumer is there, and is ours, and delivers. What the
+// client asks of a consumer that is gone it may never get an answer to.
+func (d *Durable) delivers(ctx context.Context, o *opened, at uint64) error {
+	info, err := o.consumer.Info(ctx)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return errConsumer
+	}
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	if at != o.progress || o.since.IsZero() || info.NumPending == 0 && info.NumAckPending == 0 {
+		o.progress, o.since = at, now
+	}
+	if info.Config.Metadata["instance"] != d.instance || now.Sub(o.since) > d.timing.stall {
+		return errConsumer
+	}
+	return nil
+}
+
+// snapshot writes a snapshot, if nobody else is at it and there is something new,
+// and shortens the stream by what it contains.
+func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
+	begin := time.Now()
+	l, ctx, err := takeLock(ctx, o.locks, "snapshot", d.conf.Replica, d.timing.lockEvery)
+	if err != nil || l == nil {
+		return err
+	}
+	defer l.release(ctx)
+	defer func() {
+		if cause := context.Cause(ctx); err != nil && cause != nil {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+	}()
+	var before head
+	revision, err := readKey(ctx, o.state, keyHead, &before)
+	if err != nil {
+		return err
+	}
+	s, done, ok := d.cut(o)
+	if !ok {
+		return nil
+	}
+	defer done()
+	if before.Stream == s.Meta.Stream && before.Epoch == s.Meta.Epoch && before.LastSeq >= s.LastSeq && !o.wanted.Load() {
+		return nil // there is one
+	}
+	h, err := d.upload(ctx, o, s)
+	if err == nil {
+		err = writeKey(ctx, o.state, keyHead, h, revision)
+	}
+	if err != nil {
+		d.metrics.snapshot(ctx, snapshotFailed, time.Since(begin))
+		// The store may be full of what nobody needs.
+		return errors.Join(err, d.tidy(ctx, o, before.Object))
+	}
+	o.wanted.Store(false)
+	d.metrics.snapshot(ctx, snapshotWritten, time.Since(begin))
+	d.conf.Log.Info("a snapshot is written", "object", h.Object, "bytes", h.Bytes, "seconds", time.Since(begin).Seconds())
+	return errors.Join(d.tidy(ctx, o, h.Object, before.Object), d.purge(ctx, o))
+}
+
+// cut begins a snapshot between two messages.
+func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	d.sub.mu.Lock()
+	defer d.sub.mu.Unlock()
+	s = &Snapshot{
+		Created: d.sub.conf.Now(), LastSeq: d.at.seq,
+		Meta: SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream},
+	}
+	if !d.loaded || d.at.stream != o.created {
+		return nil, nil, false
+	}
+	if done, ok = d.conf.Holdings.Dump(s, d.sub.tracker.streamed); ok {
+		s.Cursors, s.Waiting = d.sub.tracker.exportCursors()
+	}
+	return s, done, ok
+}
+
+// upload writes a snapshot into the object store and looks whether it arrived.
+func (d *Durable) upload(ctx context.Context, o *opened, s *Snapshot) (head, error) {
+	name := fmt.Sprintf("%s%020d", objectPrefix, s.LastSeq)
+	r, w := io.Pipe()
+	var out written
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		var err error
+		out, err = writeSnapshot(w, d.scope, s)
+		_ = w.CloseWithError(err) // never fails
+	}()
+	size, err := d.put(ctx, o, name, r)
+	_ = r.CloseWithError(context.Canceled) // ends the writer if nobody read to the end
+	<-finished
+	if err != nil {
+		return head{}, fmt.Errorf("upload snapshot %s: %w", name, err)
+	}
+	if size != out.bytes {
+		return head{}, fmt.Errorf("upload snapshot %s: %d of %d bytes arrived", name, size, out.bytes)
+	}
+	return head{
+		Object: name, LastSeq: s.LastSeq, CreatedMS: s.Created.UnixMilli(), Bytes: out.bytes,
+		XXH3: fmt.Sprintf("%016x", out.digest), Epoch: s.Meta.Epoch, Stream: s.Meta.Stream,
+	}, nil
+}
+
+// tidy deletes all snapshots but those named, and what is left of uploads that
+// were never finished. It is called under the lock, so there are none under way.
+func (d *Durable) tidy(ctx context.Context, o *opened, keep ...string) error {
+	infos, err := listObjects(ctx, o.objects)
+	if err != nil {
+		return err
+	}
+	used := make(map[string]bool, len(infos))
+	for _, i := range infos {
+		switch {
+		case slices.Contains(keep, i.Name) || !strings.HasPrefix(i.Name, objectPrefix):
+			used[i.NUID] = true
+		default:
+			if err := o.objects.Delete(ctx, i.Name); err != nil {
+				return fmt.Errorf("delete snapshot %s: %w", i.Name, err)
+			}
+		}
+	}
+	chunks := d.chunks("")
+	stream, info, err := d.objectStream(ctx, chunks+"*")
+	if err != nil {
+		return err
+	}
+	for subject := range info.State.Subjects {
+		if !used[strings.TrimPrefix(subject, chunks)] {
+			if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
+				return fmt.Errorf("remove half a snapshot: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// purge removes the messages that the newest snapshot contains and that everybody
+// who reads them has acknowledged.
+func (d *Durable) purge(ctx context.Context, o *opened) error {
+	var h head
+	if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
+		return err
+	}
+	if h.Stream != o.created {
+		return nil
+	}
+	floor, err := d.floor(ctx, o)
+	if err != nil {
+		return err
+	}
+	upTo := min(h.LastSeq, floor)
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx) // the lock may be lost
+	}
+	if upTo == 0 {
+		return nil
+	}
+	if err := o.stream.Purge(ctx, jetstream.WithPurgeSubject(o.subject), jetstream.WithPurgeSequence(upTo+1)); err != nil {
+		return fmt.Errorf("purge the stream: %w", err)
+	}
+	return nil
+}
+
+// floor returns the position up to which every consumer of the subject has
+// acknowledged, and deletes those of replicas that are gone. The server does that
+// itself, but not while messages that they had wait to be acknowledged.
+func (d *Durable) floor(ctx context.Context, o *opened) (uint64, error) {
+	floor := uint64(math.MaxUint64)
+	consumers := o.stream.ListConsumers(ctx)
+	var orphans []string
+	for c := range consumers.Info() {
+		switch {
+		case !reads(&c.Config, o.subject):
+		case d.orphan(c):
+			orphans = append(orphans, c.Name)
+		default:
+			floor = min(floor, c.AckFloor.Stream)
+		}
+	}
+	if err := consumers.Err(); err != nil {
+		return 0, fmt.Errorf("list the consumers: %w", err)
+	}
+	for _, name := range orphans {
+		if err := o.stream.DeleteConsumer(ctx, name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return 0, fmt.Errorf("delete the consumer of a replica that is gone: %w", err)
+		}
+		d.conf.Log.Info("the consumer of a replica that is gone is deleted", "consumer", name)
+	}
+	return floor, nil
+}
+
+// orphan reports whether a consumer is a replica's that neither asks for messages
+// nor was delivered or acknowledged any for too long. One that lives and is only
+// slow makes a new one, and loses nothing.
+func (d *Durable) orphan(c *jetstream.ConsumerInfo) bool {
+	if !strings.HasPrefix(c.Name, "kvroute-") || c.NumWaiting > 0 {
+		return false
+	}
+	last := c.Created
+	for _, t := range []*time.Time{c.Delivered.Last, c.AckFloor.Last} {
+		if t != nil && t.After(last) {
+			last = *t
+		}
+	}
+	// By the server's clock.
+	return c.TimeStamp.Sub(last) > d.timing.inactive && d.timing.inactive > 0
+}
+
+// reads reports whether a consumer may be delivered messages of a subject.
+func reads(c *jetstream.ConsumerConfig, subject string) bool {
+	filters := c.FilterSubjects
+	if c.FilterSubject != "" {
+		filters = append(slices.Clone(filters), c.FilterSubject)
+	}
+	return len(filters) == 0 || slices.ContainsFunc(filters, func(f string) bool { return covers(f, subject) })
+}
+
+// covers reports whether a subject with wildcards covers one without.
+func covers(filter, subject string) bool {
+	want := strings.Split(subject, ".")
+	for i, f := range strings.Split(filter, ".") {
+		switch {
+		case f == ">":
+			return i < len(want)
+		case i >= len(want), f != "*" && f != want[i]:
+			return false
+		}
+	}
+	return strings.Count(filter, ".") == strings.Count(subject, ".")
+}

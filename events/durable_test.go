@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// natsd is a NATS server with JetStream that can be stopped and started again.
+type natsd struct {
+	t    *testing.T
+	opts server.Options
+	s    *server.Server
+	js   jetstream.JetStream // of the test itself
+}
+
+func startJetStream(t *testing.T) *natsd {
+	t.Helper()
+	n := &natsd{t: t, opts: server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true}}
+	n.start()
+	t.Cleanup(n.stop)
+	return n
+}
+
+func (n *natsd) start() {
+	n.t.Helper()
+	opts := n.opts
+	s, err := server.NewServer(&opts)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	go s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		n.t.Fatal("NATS does not start")
+	}
+	n.s = s
+	n.opts.Port = s.Addr().(*net.TCPAddr).Port // the same after a restart
+}
+
+func (n *natsd) stop() {
+	n.s.Shutdown()
+	n.s.WaitForShutdown()
+}
+
+func (n *natsd) connect() *nats.Conn {
+	n.t.Helper()
+	nc, err := nats.Connect(n.s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectJitter(0, 0), nats.Timeout(time.Second))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(nc.Close)
+	return nc
+}
+
+func (n *natsd) jetStream() jetstream.JetStream {
+	n.t.Helper()
+	if n.js == nil {
+		var err error
+		if n.js, err = jetstream.New(n.connect()); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	return n.js
+}
+
+// engines are workers with caches of their own: what they tell their publishers is
+// what truly happens. Workers are numbered from 1.
+type engines struct {
+	t     *testing.T
+	truth *indexer.Index
+	nc    *nats.Conn
+	pubs  []*events.Publisher // durable ones, by worker - 1
+	stops []func()
+	held  [][]uint64
+	rng   *rand.Rand
+	next  uint64
+}
+
+func startEngines(t *testing.T, nc *nats.Conn, n int, prepare ...func(*events.Publisher)) *engines {
+	t.Helper()
+	e := &engines{t: t, nc: nc, truth: indexer.New(indexer.Config{}), held: make([][]uint64, n), rng: rand.New(rand.NewPCG(7, uint64(n)))}
+	for i := range n {
+		p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: uint64(i + 1), Durable: true})
+		for _, f := range prepare {
+			f(p)
+		}
+		e.stops = append(e.stops, running(t, p.Run))
+		e.pubs = append(e.pubs, p)
+	}
+	return e
+}
+
+// work makes something happen n times.
+func (e *engines) work(n int) {
+	for range n {
+		w := e.rng.IntN(len(e.pubs))
+		held := e.held[w]
+		switch k := len(held); {
+		case k > 0 && e.rng.IntN(4) == 0:
+			at := e.rng.IntN(k)
+			e.tell(w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{held[at]}})
+			e.held[w] = slices.Delete(held, at, at+1)
+		case e.rng.IntN(500) == 0:
+			e.tell(w, indexer.Event{Kind: indexer.Cleared})
+			e.held[w] = nil
+		default:
+			ev := indexer.Event{Kind: indexer.Stored}
+			if k > 0 && e.rng.IntN(2) == 0 {
+				ev.HasParent, ev.Parent = true, held[e.rng.IntN(k)]
+			}
+			for range 1 + e.rng.IntN(8) {
+				e.next++
+				ev.Blocks = append(ev.Blocks, indexer.Block{External: e.next<<8 | uint64(w), Local: e.rng.Uint64N(6)})
+				e.held[w] = append(e.held[w], e.next<<8|uint64(w))
+			}
+			e.tell(w, ev)
+		}
+	}
+}
+
+func (e *engines) tell(w int, ev indexer.Event) {
+	e.truth.Apply(w+1, ev)
+	e.pubs[w].Publish(0, ev)
+}
+
+// restart lets a worker begin anew, with an empty cache.
+func (e *engines) restart(w int) {
+	e.t.Helper()
+	e.stops[w]() // sends what is pending
+	p := events.NewPublisher(e.nc, events.PublisherConfig{WorkerID: uint64(w + 1), Durable: true})
+	e.pubs[w], e.stops[w] = p, running(e.t, p.Run)
+	e.truth.Apply(w+1, indexer.Event{Kind: indexer.Cleared})
+	e.held[w] = nil
+	e.tell(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 | uint64(w), Local: 1}}})
+}
+
+// workFor makes things happen for some time.
+func (e *engines) workFor(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		e.work(20)
+		<-time.After(2 * time.Millisecond)
+	}
+}
+
+// workUntil makes things happen until something is so.
+func (e *engines) workUntil(so func() bool) {
+	e.t.Helper()
+	eventually(e.t, func() bool {
+		e.work(20)
+		<-time.After(2 * time.Millisecond)
+		return so()
+	})
+}
+
+// replica is a router replica as far as events are concerned.
+type replica struct {
+	*events.Durable
+	t    *testing.T
+	nc   *nats.Conn
+	sub  *events.Subscriber
+	log  *logged
+	stop func()
+
+	mu    sync.Mutex
+	index *indexer.Index
+	slow  time.Duration // for each event
+	// stranger is a worker that is not known yet.
+	stranger uint64
+}
+
+// logged keeps the lines of a log.
+type logged struct {
+	mu    sync.Mutex
+	lines strings.Builder
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lines.Write(p)
+}
+
+func (l *logged) has(s string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.lines.String(), s)
+}
+
+// newReplica makes a replica that does not run yet.
+func newReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
+	t.Helper()
+	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &logged{}}
+	var err error
+	log := slog.New(slog.NewTextHandler(r.log, nil)).With("replica", name)
+	if r.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Log: log, Sink: r.sink}); err != nil {
+		t.Fatal(err)
+	}
+	conf.Replica, conf.Holdings, conf.Log = name, events.Holdings{Dump: r.dump, Restore: r.restore}, log
+	if r.Durable, err = events.NewDurable(r.sub, conf); err != nil {
+		t.Fatal(err)
+	}
+	r.Hurry(hurry...)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of %s:\n%s", name, r.log.lines.String())
+		}
+	})
+	return r
+}
+
+func startReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
+	t.Helper()
+	r := newReplica(t, nc, name, conf, hurry...)
+	r.stop = running(t, r.Run)
+	eventually(t, r.Ready)
+	return r
+}
+
+// kill ends a replica without a last snapshot.
+func (r *replica) kill() {
+	r.nc.Close()
+	r.stop()
+}
+
+func (r *replica) sink(worker uint64, _ uint32, ev indexer.Event) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.slow > 0 {
+		<-time.After(r.slow)
+	}
+	if worker == r.stranger && worker != 0 {
+		return false
+	}
+	r.index.Apply(int(worker), ev)
+	return true
+}
+
+func (r *replica) dump(s *events.Snapshot, _ func(uint64) bool) (done func(), ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.BlockSize = 16
+	s.Meta.Pools = []events.SnapshotPool{{Model: "m", BlockSize: 16}}
+	for w := range 20_000 {
+		if r.index.WorkerBlocks(w) > 0 || w < 100 {
+			for len(s.Owners) <= w {
+				s.Owners = append(s.Owners, events.Owner{WorkerID: uint64(len(s.Owners))})
+			}
+		}
+	}
+	next, stop := iter.Pull(r.index.Dump())
+	first, some := next() // it has begun
+	s.Runs = func(yield func(int, indexer.Run) bool) {
+		for run, ok := first, some; ok && yield(0, run); run, ok = next() {
+		}
+	}
+	return stop, true
+}
+
+func (r *replica) restore(s *events.Snapshot, _ func(uint64) bool, whole func() error) error {
+	x := indexer.New(indexer.Config{})
+	if s.Runs != nil {
+		var err error
+		if x, _, err = indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
+			for _, run := range s.Runs {
+				for i := range run.Holders {
+					run.Holders[i].Worker = int(s.Owners[run.Holders[i].Worker].WorkerID)
+				}
+				if !yield(run, nil) {
+					return
+				}
+			}
+		}); err != nil {
+			return errors.Join(whole(), err)
+		}
+	}
+	if whole != nil {
+		if err := whole(); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	r.index = x
+	r.mu.Unlock()
+	return nil
+}
+
+// content is what the replica knows.
+func (r *replica) content() []string {
+	r.mu.Lock()
+	x := r.index
+	r.mu.Unlock()
+	return holdings(x)
+}
+
+// mustKnow waits until replicas know exactly what the engines cache.
+func (e *engines) mustKnow(replicas ...*replica) {
+	e.t.Helper()
+	e.known(func(w int) bool { return true }, replicas...)
+}
+
+// known waits until replicas know exactly what some engines cache.
+func (e *engines) known(which func(worker int) bool, replicas ...*replica) {
+	e.t.Helper()
+	pick := func(lines []string) []string {
+		return slices.DeleteFunc(lines, func(line string) bool {
+			var w int
+			fmt.Sscanf(line, "%d", &w)
+			return !which(w)
+		})
+	}
+	want := pick(holdings(e.truth))
+	for _, r := range replicas {
+		var got []string
+		for deadline := time.Now().Add(time.Minute); ; <-time.After(5 * time.Millisecond) {
+			if got = pick(r.content()); slices.Equal(got, want) {
+				break
+			}
+			if time.Now().After(deadline) {
+				e.t.Fatalf("%s knows %d blocks, the engines have %d; %s", r.Consumer(), len(got), len(want), firstDifference(got, want))
+			}
+		}
+	}
+}
+
+func firstDifference(got, want []string) string {
+	for i := range max(len(got), len(want)) {
+		if i >= len(got) || i >= len(want) || got[i] != want[i] {
+			return fmt.Sprintf("line %d: got %v, want %v", i, got[min(i, len(got)):min(i+3, len(got))], want[min(i, len(want)):min(i+3, len(want))])
+		}
+	}
+	return "no difference"
+}
+
+func (n *natsd) streamInfo() *jetstream.StreamInfo {
+	n.t.Helper()
+	s, err := n.jetStream().Stream(n.t.Context(), wire.Scope{}.Stream())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return s.CachedInfo()
+}
+
+// bucketState reads a JSON value of the bucket of states.
+func (n *natsd) state() jetstream.KeyValue {
+	n.t.Helper()
+	kv, err := n.jetStream().KeyValue(n.t.Context(), wire.Scope{}.Bucket("state"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return kv
+}
+
+func (n *natsd) objects() jetstream.ObjectStore {
+	n.t.Helper()
+	obs, err := n.jetStream().ObjectStore(n.t.Context(), wire.Scope{}.Bucket("snap"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return obs
+}
+
+func (n *natsd) consumers() (names []string) {
+	n.t.Helper()
+	s, err := n.jetStream().Stream(n.t.Context(), wire.Scope{}.Stream())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for name := range s.ConsumerNames(n.t.Context()).Name() {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// loopbackPort returns a port of loopback that nobody listens on.
+func loopbackPort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func portOf(t *testing.T, address string) int {
+	t.Helper()
+	u, err := url.Parse(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := strconv.Atoi(u.Port())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+// hasSnapshot reports whether there is one, at or behind a position.
+func (n *natsd) hasSnapshot(from uint64) bool {
+	e, err := n.state().Get(context.Background(), "head")
+	if err != nil {
+		return false
+	}
+	var seq uint64
+	if i := strings.Index(string(e.Value()), `"last_seq":`); i >= 0 {
+		fmt.Sscanf(string(e.Value())[i:], `"last_seq":%d`, &seq)
+	}
+	return seq >= from && seq > 0
+}
+
+func TestReplicasKnowWhatTheEnginesCache(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 5)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	e.work(500)
+	b := startReplica(t, n.connect(), "b", events.DurableConfig{}) // comes late
+	e.work(500)
+	e.mustKnow(a, b)
+	if got, want := n.consumers(), []string{"kvroute-a", "kvroute-b"}; !slices.Equal(got, want) {
+		t.Errorf("consumers %v, want %v", got, want)
+	}
+	info := n.streamInfo()
+	if c := info.Config; c.MaxAge != time.Hour || c.Retention != jetstream.LimitsPolicy || c.Duplicates != 2*time.Minute || c.Discard != jetstream.DiscardOld {
+		t.Errorf("the stream is %+v", c)
+	}
+	if a.Position() != info.State.LastSeq {
+		t.Errorf("position %d, want %d", a.Position(), info.State.LastSeq)
+	}
+}
+
+// Snapshots are taken above the threshold; then the stream is shortened. A third
+// replica that starts when the first two are dead knows everything.
+func TestAThirdReplicaHasTheFullState(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 5)
+	conf := events.DurableConfig{SnapshotThreshold: 50}
+	a, b := startReplica(t, n.connect(), "a", conf), startReplica(t, n.connect(), "b", conf)
+	e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > 50 })
+	e.mustKnow(a, b)
+	a.kill()
+	b.kill()
+	e.work(300) // nobody listens
+	c := startReplica(t, n.connect(), "c", conf)
+	e.mustKnow(c)
+	if !c.log.has("a snapshot is restored") {
+		t.Error("it did not start from a snapshot")
+	}
+}
+
+// A replica that comes back under its name goes on where the snapshot ends.
+func TestARestartUnderTheSameName(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 3)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	e.work(300)
+	e.mustKnow(a)
+	a.stop() // leaves a snapshot
+	at := a.Position()
+	if !n.hasSnapshot(at) {
+		t.Error("the last snapshot is missing")
+	}
+	e.restart(1) // of its life before only the snapshot knows
+	e.work(200)
+	b := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	e.mustKnow(b)
+	if got := n.consumers(); len(got) != 1 {
+		t.Errorf("consumers %v, want one", got)
+	}
+}
+
+func TestSnapshotsAreTakenAfterSomeTime(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 3)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{}, func(t *events.Timing) { t.SnapshotAge = 100 * time.Millisecond })
+	e.work(100)
+	e.mustKnow(a)
+	eventually(t, func() bool { return n.hasSnapshot(a.Position()) })
+	at := a.Position()
+	e.work(100)
+	eventually(t, func() bool { return n.hasSnapshot(at + 1) })
+}
+
+// All replicas forget and read anew when one resets.
+func TestResettingStatesReachesAllReplicas(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	conf := events.DurableConfig{SnapshotThreshold: 30}
+	a, b := startReplica(t, n.connect(), "a", conf), startReplica(t, n.connect(), "b", conf)
+	e.workUntil(func() bool { return n.hasSnapshot(1) })
+	e.mustKnow(a, b)
+
+	// What the engines had then nobody knows afterwards; what they store from now
+	// on everybody does.
+	reset := conf
+	reset.ResetStates = true
+	c := startReplica(t, n.connect(), "c", reset)
+	for _, r := range []*replica{a, b, c} {
+		eventually(t, func() bool { return len(r.content()) == 0 })
+	}
+	e.truth = indexer.New(indexer.Config{})
+	for w := range e.held {
+		e.held[w] = nil
+	}
+	e.workUntil(func() bool { return n.hasSnapshot(1) })
+	e.mustKnow(a, b, c)
+	d := startReplica(t, n.connect(), "d", conf)
+	e.mustKnow(d)
+}
+
+// The consumer of a replica that is gone for long goes, too: it would hold up the
+// purge for ever.
+func TestOrphanConsumersAreRemoved(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 3)
+	quick := func(t *events.Timing) { t.Inactive = 500 * time.Millisecond }
+	conf := events.DurableConfig{SnapshotThreshold: 20}
+	a, b := startReplica(t, n.connect(), "a", conf, quick), startReplica(t, n.connect(), "b", conf, quick)
+	e.workFor(100 * time.Millisecond)
+	e.mustKnow(a, b)
+	b.kill()
+	at := b.Position()
+	e.workFor(200 * time.Millisecond)
+	e.mustKnow(a)
+	eventually(t, func() bool { return slices.Equal(n.consumers(), []string{"kvroute-a"}) })
+	e.workUntil(func() bool { return n.streamInfo().State.FirstSeq > at+1 })
+	again := startReplica(t, n.connect(), "b", conf, quick)
+	e.mustKnow(a, again)
+}
+
+// Two processes with one name do not share what is delivered: the first one goes on
+// under another name.
+func TestTwoProcessesWithOneName(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 3)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	e.work(100)
+	e.mustKnow(a)
+	b := startReplica(t, n.connect(), "a", events.DurableConfig{})
+	e.workFor(300 * time.Millisecond)
+	e.mustKnow(a, b)
+	if !a.log.has("another process has this replica's name") {
+		t.Error("nobody says that two processes have one name")
+	}
+	if got := n.consumers(); len(got) != 2 {
+		t.Errorf("consumers %v, want two", got)
+	}
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// epoch says from where on the stream counts. All replicas of an epoch forget what
+// they knew when it began, and read the stream from the same message on.
+type epoch struct {
+	N uint64 `json:"epoch"` // 0: nobody ever raised it
+	// Start is the first message that counts, in the stream that was made at the
+	// time Stream (unix ns); in a later stream all do.
+	Start   uint64 `json:"start"`
+	Stream  int64  `json:"stream"`
+	Replica string `json:"replica"` // that raised it
+}
+
+// start returns the position before the first message that counts in a stream.
+func (e *epoch) start(stream int64) uint64 {
+	if e.Stream != stream || e.Start == 0 {
+		return 0
+	}
+	return e.Start - 1
+}
+
+// head names the newest snapshot.
+type head struct {
+	Object    string `json:"object"`
+	LastSeq   uint64 `json:"last_seq"`
+	CreatedMS int64  `json:"created_ms"`
+	Bytes     int64  `json:"bytes"`
+	XXH3      string `json:"xxh3"`
+	Epoch     uint64 `json:"epoch"`
+	Stream    int64  `json:"stream"`
+}
+
+// Keys of the bucket of states.
+const (
+	keyEpoch = "epoch"
+	keyHead  = "head"
+)
+
+// readKey reads a key into v. revision is 0 if it is not there, or was deleted.
+// What cannot be read counts as not there, but keeps its revision.
+func readKey[T any](ctx context.Context, bucket jetstream.KeyValue, key string, v *T) (revision uint64, err error) {
+	e, err := bucket.Get(ctx, key)
+	switch {
+	case errors.Is(err, jetstream.ErrKeyNotFound):
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("read %s: %w", key, err)
+	}
+	if json.Unmarshal(e.Value(), v) != nil {
+		*v = *new(T)
+	}
+	return e.Revision(), nil
+}
+
+// writeKey writes a key if it still has the revision.
+func writeKey[T any](ctx context.Context, bucket jetstream.KeyValue, key string, v T, revision uint64) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if revision == 0 {
+		_, err = bucket.Create(ctx, key, data)
+	} else {
+		_, err = bucket.Update(ctx, key, data, revision)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", key, err)
+	}
+	return nil
+}
+
+// raiseEpoch begins a new epoch behind the last message of the stream, and removes
+// what belongs to the one before.
+func (o *opened) raiseEpoch(ctx context.Context, replica string) (epoch, error) {
+	var e epoch
+	revision, err := readKey(ctx, o.state, keyEpoch, &e)
+	if err != nil {
+		return e, err
+	}
+	info, err := o.stream.Info(ctx)
+	if err != nil {
+		return e, fmt.Errorf("look at the stream: %w", err)
+	}
+	e = epoch{N: e.N + 1, Start: info.State.LastSeq + 1, Stream: info.Created.UnixNano(), Replica: replica}
+	if err := writeKey(ctx, o.state, keyEpoch, e, revision); err != nil {
+		return e, err
+	}
+	// From here on nobody reads any of it; what is left over harms nobody.
+	if err := o.state.Delete(ctx, keyHead); err != nil {
+		return e, fmt.Errorf("delete %s: %w", keyHead, err)
+	}
+	if err := o.stream.Purge(ctx, jetstream.WithPurgeSubject(o.subject), jetstream.WithPurgeSequence(e.Start)); err != nil {
+		return e, fmt.Errorf("purge the stream: %w", err)
+	}
+	return e, nil
+}

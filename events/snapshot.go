@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// Snapshot is all that a router replica has made of the events up to a position of
+// the stream. docs/protocol.md has the form that it has as a file.
+type Snapshot struct {
+	// BlockSize is that of all pools, or 0 if they differ.
+	BlockSize int
+	Created   time.Time // to the ms
+	LastSeq   uint64    // position in the stream: the last message applied; 0 = none
+	Meta      SnapshotMeta
+	// Owners are the holders of the runs, by number.
+	Owners []Owner
+	// Workers say of each worker process what makes it recognized before it has
+	// registered. What stands in there is the router's business.
+	Workers []json.RawMessage
+	Cursors []Cursor
+	// Waiting are events that are in no run, since their worker was not known.
+	Waiting []Waiting
+	// Runs are the pools' runs, one pool after the other, each with the number of
+	// its pool in Meta.Pools; see [indexer.Run]. It can be read once. The slices of
+	// a run are good until the next one.
+	Runs iter.Seq2[int, indexer.Run]
+}
+
+// SnapshotMeta is the free part of a snapshot. Unknown keys are ignored.
+type SnapshotMeta struct {
+	Model  string         `json:"model,omitempty"` // of a file without Pools: its only one's
+	Writer string         `json:"writer,omitempty"`
+	Epoch  uint64         `json:"epoch,omitempty"`
+	Stream int64          `json:"stream,omitempty"` // when the stream was made, unix ns: LastSeq means nothing in another
+	Pools  []SnapshotPool `json:"pools,omitempty"`
+}
+
+// SnapshotPool names one of the indexes in a snapshot.
+type SnapshotPool struct {
+	Model     string `json:"model"`
+	BlockSize int    `json:"block_size"`
+}
+
+// Owner is a rank of a worker with a tier of its storage.
+type Owner struct {
+	WorkerID uint64
+	DPRank   uint32
+	Tier     indexer.Tier
+}
+
+// ErrSnapshot is wrapped by errors about bytes that are no whole snapshot, or one
+// of another scope.
+var ErrSnapshot = errors.New("not a good snapshot")
+
+func badSnapshot(format string, args ...any) error {
+	return fmt.Errorf("events: %w: "+format, append([]any{ErrSnapshot}, args...)...)
+}
+
+const (
+	snapshotMagic   = "KVRSNAP1"
+	snapshotVersion = 1
+	snapshotSeed    = 1337 // of the hashes in it
+	headerSize      = 64
+	maxRecord       = 1 << 20 // bytes of a record's payload
+)
+
+// The types of records. Others are skipped.
+const (
+	recordMeta    = 1
+	recordOwner   = 2
+	recordCursor  = 3
+	recordNode    = 4
+	recordWorker  = 5 // JSON of a worker
+	recordPool    = 6 // the nodes behind it are of this pool
+	recordWaiting = 7 // an event that waits for its worker
+	recordEnd     = 255
+)
+
+// Bounds of what a reader keeps beside the index. They are those of what a replica
+// keeps of a fleet, and guard against files that only look good.
+const (
+	maxSnapshotOwners  = 1 << 20
+	maxSnapshotCursors = maxRanks * maxPublishers
+	maxSnapshotWorkers = 1 << 16
+	maxSnapshotPools   = 1 << 10
+)
+
+// scopeDigest stands for the scope in a snapshot's header.
+func scopeDigest(s wire.Scope) uint64 {
+	s = s.WithDefaults()
+	return xxh3.HashString(s.Namespace + "\x00" + s.Component + "\x00" + s.Endpoint)
+}
+
+// written tells of a snapshot that was written.
+type written struct {
+	bytes  int64
+	digest uint64 // XXH3 of all bytes
+	nodes  uint64
+}
+
+// WriteSnapshot writes a snapshot of a scope as a stream; of the runs it keeps none.
+// It returns the number of bytes.
+func WriteSnapshot(w io.Writer, scope wire.Scope, s *Snapshot) (int64, error) {
+	out, err := writeSnapshot(w, scope, s)
+	return out.bytes, err
+}
+
+func writeSnapshot(w io.Writer, scope wire.Scope, s *Snapshot) (written, error) {
+	out := &snapshotWriter{w: bufio.NewWriterSize(w, 1<<18), digest: xxh3.New()}
+	if err := out.all(scope, s); err != nil {
+		return written{}, fmt.Errorf("events: write snapshot: %w", err)
+	}
+	return written{bytes: out.bytes, digest: out.digest.Sum64(), nodes: out.nodes}, nil
+}
+
+type snapshotWriter struct {
+	w       *bufio.Writer
+	digest  *xxh3.Hasher
+	bytes   int64
+	records uint64
+	nodes   uint64
+	buf     []byte // of one record
+	extra   []extra
+}
+
+// extra says that a run of the dump became several nodes: from the next run on, ids
+// are larger by so many.
+type extra struct{ after, by uint32 }
+
+func (o *snapshotWriter) all(scope wire.Scope, s *Snapshot) error {
+	meta, err := json.Marshal(s.Meta)
+	if err != nil {
+		return err
+	}
+	if err := o.write(appendHeader(nil, scope, s)); err != nil {
+		return err
+	}
+	if err := o.record(recordMeta, func(b []byte) []byte { return append(b, meta...) }); err != nil {
+		return err
+	}
+	for i, owner := range s.Owners {
+		err = errors.Join(err, o.record(recordOwner, func(b []byte) []byte {
+			return appendUvarints(b, uint64(i), owner.WorkerID, uint64(owner.DPRank), uint64(owner.Tier))
+		}))
+	}
+	for _, worker := range s.Workers {
+		err = errors.Join(err, o.record(recordWorker, func(b []byte) []byte { return append(b, worker...) }))
+	}
+	for _, c := range s.Cursors {
+		err = errors.Join(err, o.record(recordCursor, func(b []byte) []byte {
+			return appendUvarints(b, c.WorkerID, uint64(c.DPRank), c.PublisherID, c.EventID)
+		}))
+	}
+	for i := range s.Waiting {
+		err = errors.Join(err, o.record(recordWaiting, func(b []byte) []byte {
+			return appendEvent(binary.AppendUvarint(b, s.Waiting[i].PublisherID), &s.Waiting[i].Event)
+		}))
+	}
+	if err != nil {
+		return err
+	}
+	if err := o.runs(s); err != nil {
+		return err
+	}
+	digest := o.digest.Sum64()
+	if err := o.record(recordEnd, func(b []byte) []byte {
+		b = binary.LittleEndian.AppendUint64(b, o.records)
+		b = binary.LittleEndian.AppendUint64(b, o.nodes)
+		return binary.LittleEndian.AppendUint64(b, digest)
+	}); err != nil {
+		return err
+	}
+	return o.w.Flush()
+}
+
+func appendHeader(b []byte, scope wire.Scope, s *Snapshot) []byte {
+	b = append(b, snapshotMagic...)
+	b = binary.LittleEndian.AppendUint16(b, snapshotVersion)
+	b = binary.LittleEndian.AppendUint16(b, 0) // flags
+	b = binary.LittleEndian.AppendUint32(b, uint32(s.BlockSize))
+	b = binary.LittleEndian.AppendUint64(b, uint64(s.Created.UnixMilli()))
+	b = binary.LittleEndian.AppendUint64(b, s.LastSeq)
+	b = binary.LittleEndian.AppendUint64(b, snapshotSeed)
+	b = binary.LittleEndian.AppendUint64(b, scopeDigest(scope))
+	b = append(b, make([]byte, 12)...)
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+func appendUvarints(b []byte, values ...uint64) []byte {
+	for _, v := range values {
+		b = binary.AppendUvarint(b, v)
+	}
+	return b
+}
+
+func (o *snapshotWriter) write(b []byte) error {
+	o.bytes += int64(len(b))
+	_, _ = o.digest.Write(b) // never fails
+	_, err := o.w.Write(b)
+	return err
+}
+
+// record writes a record whose payload is what payload appends.
+func (o *snapshotWriter) record(kind byte, payload func([]byte) []byte) error {
+	b := payload(append(o.buf[:0], kind, 0, 0, 0, 0))
+	o.buf = b
+	if len(b)-5 > maxRecord {
+		return fmt.Errorf("a record of type %d has %d bytes, at most %d are allowed", kind, len(b)-5, maxRecord)
+	}
+	binary.LittleEndian.PutUint32(b[1:], uint32(len(b)-5))
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	o.buf = b
+	o.records++
+	return o.write(b)
+}
+
+// runs writes the nodes. The ids of each pool's runs begin with 1; in the file they
+// go on.
+func (o *snapshotWriter) runs(s *Snapshot) error {
+	if s.Runs == nil {
+		return nil
+	}
+	pool, base := -1, uint32(0)
+	for p, r := range s.Runs {
+		if p != pool {
+			pool, base, o.extra = p, uint32(o.nodes), nil
+			if len(s.Meta.Pools) > 0 {
+				if err := o.record(recordPool, func(b []byte) []byte { return appendUvarints(b, uint64(p)) }); err != nil {
+					return err
+				}
+			}
+		}
+		parent := uint64(0)
+		if r.Parent != 0 {
+			parent = uint64(base + r.Parent + o.more(r.Parent))
+		}
+		if err := o.run(parent, &r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// more returns by how much the id of a run of the dump has grown.
+func (o *snapshotWriter) more(run uint32) uint32 {
+	for _, e := range slices.Backward(o.extra) {
+		if run > e.after {
+			return e.by
+		}
+	}
+	return 0
+}
+
+// run writes a run as a node, or as several of the same blocks if it has too many
+// holders for one record: a reader that knows nothing of it finds them at one place.
+func (o *snapshotWriter) run(parent uint64, r *indexer.Run) error {
+	const room = maxRecord - 64 // for what stands before the owners
+	if 8*len(r.Local) > room/2 {
+		return fmt.Errorf("a run has %d blocks, too many for a record", len(r.Local))
+	}
+	holders := r.Holders
+	for first := true; first || len(holders) > 0; first = false {
+		size, n := 8*len(r.Local), 0
+		for n < len(holders) {
+			size += 32 + 8*len(holders[n].Externals)
+			if n > 0 && size > room {
+				break
+			}
+			n++
+		}
+		o.nodes++
+		if !first {
+			by := uint32(1)
+			if l := len(o.extra); l > 0 {
+				by += o.extra[l-1].by
+			}
+			o.extra = append(o.extra, extra{after: r.ID, by: by})
+		}
+		if err := o.node(parent, r.Local, holders[:n]); err != nil {
+			return err
+		}
+		holders = holders[n:]
+	}
+	return nil
+}
+
+func (o *snapshotWriter) node(parent uint64, local []uint64, holders []indexer.Holder) error {
+	return o.record(recordNode, func(b []byte) []byte {
+		b = appendUvarints(b, o.nodes, parent, uint64(len(local)))
+		for _, l := range local {
+			b = binary.LittleEndian.AppendUint64(b, l)
+		}
+		b = binary.AppendUvarint(b, uint64(len(holders)))
+		for _, h := range holders {
+			b = appendUvarints(b, uint64(h.Worker), 1, uint64(h.Start), uint64(len(h.Externals)))
+			b = append(b, 1)
+			for _, e := range h.Externals {
+				b = binary.LittleEndian.AppendUint64(b, e)
+			}
+		}
+		return b
+	})
+}

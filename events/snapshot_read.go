@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// ReadSnapshot reads a scope's snapshot up to its runs, which are read as they are
+// asked for. Only when Runs has ended and the returned function gives nil was the
+// snapshot whole and unchanged: nothing should be believed before.
+func ReadSnapshot(r io.Reader, scope wire.Scope) (*Snapshot, func() error, error) {
+	in := &snapshotReader{r: bufio.NewReaderSize(r, 1<<18), digest: xxh3.New()}
+	s, err := in.head(scope)
+	if err != nil {
+		return nil, nil, err
+	}
+	if in.err = in.beginning(s); in.err != nil {
+		return nil, nil, in.err
+	}
+	s.Runs = func(yield func(int, indexer.Run) bool) {
+		if in.err == nil && !in.ended {
+			in.err = in.runs(s, yield)
+		}
+	}
+	return s, func() error {
+		if in.err == nil && !in.ended {
+			return badSnapshot("its runs were not read to the end")
+		}
+		return in.err
+	}, nil
+}
+
+type snapshotReader struct {
+	r       *bufio.Reader
+	digest  *xxh3.Hasher
+	records uint64
+	nodes   uint64
+	ended   bool
+	err     error
+
+	// The record that was read last.
+	kind    byte
+	payload []byte
+	buf     []byte
+
+	owners int
+	last   []uint64 // by node: the sequence hash of its last block
+	run    indexer.Run
+	seq    []uint64
+	cells  []uint64 // the memory of the run's externals
+}
+
+// full reads exactly len(b) bytes.
+func (in *snapshotReader) full(b []byte) error {
+	if _, err := io.ReadFull(in.r, b); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return badSnapshot("it ends in the middle")
+		}
+		return fmt.Errorf("events: read snapshot: %w", err)
+	}
+	return nil
+}
+
+func (in *snapshotReader) head(scope wire.Scope) (*Snapshot, error) {
+	var h [headerSize]byte
+	if err := in.full(h[:]); err != nil {
+		return nil, err
+	}
+	_, _ = in.digest.Write(h[:])
+	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(h[at:]) }
+	switch {
+	case string(h[:8]) != snapshotMagic:
+		return nil, badSnapshot("it begins with %q, want %q", h[:8], snapshotMagic)
+	case binary.LittleEndian.Uint32(h[60:]) != crc32.Checksum(h[:60], castagnoli):
+		return nil, badSnapshot("the checksum of the header is wrong")
+	case binary.LittleEndian.Uint16(h[8:]) != snapshotVersion:
+		return nil, badSnapshot("its version is %d, want %d", binary.LittleEndian.Uint16(h[8:]), snapshotVersion)
+	case binary.LittleEndian.Uint16(h[10:]) != 0:
+		return nil, badSnapshot("it has flags %#x, want none", binary.LittleEndian.Uint16(h[10:]))
+	case u64(32) != snapshotSeed:
+		return nil, badSnapshot("its hashes have seed %d, want %d", u64(32), snapshotSeed)
+	case u64(40) != scopeDigest(scope):
+		return nil, badSnapshot("it is of another scope")
+	case u64(16) > 1<<53:
+		return nil, badSnapshot("it is of the year %d", time.UnixMilli(int64(u64(16))).Year())
+	}
+	return &Snapshot{
+		BlockSize: int(binary.LittleEndian.Uint32(h[12:])),
+		Created:   time.UnixMilli(int64(u64(16))),
+		LastSeq:   u64(24),
+	}, nil
+}
+
+// next reads a record.
+func (in *snapshotReader) next() error {
+	var h [5]byte
+	if err := in.full(h[:]); err != nil {
+		return err
+	}
+	n := int(binary.LittleEndian.Uint32(h[1:]))
+	if n > maxRecord {
+		return badSnapshot("record %d has %d bytes, at most %d are allowed", in.records+1, n, maxRecord)
+	}
+	in.buf = slices.Grow(in.buf[:0], n+9)[:n+9]
+	copy(in.buf, h[:])
+	if err := in.full(in.buf[5:]); err != nil {
+		return err
+	}
+	if crc32.Checksum(in.buf[:n+5], castagnoli) != binary.LittleEndian.Uint32(in.buf[n+5:]) {
+		return badSnapshot("the checksum of record %d is wrong", in.records+1)
+	}
+	in.kind, in.payload = h[0], in.buf[5:n+5]
+	if in.kind == recordEnd {
+		return in.end()
+	}
+	in.records++
+	_, _ = in.digest.Write(in.buf)
+	return nil
+}
+
+// end checks what the last record says of all others.
+func (in *snapshotReader) end() error {
+	p := in.payload
+	switch {
+	case len(p) != 24:
+		return badSnapshot("its last record has %d bytes, want 24", len(p))
+	case binary.LittleEndian.Uint64(p) != in.records:
+		return badSnapshot("it has %d records, want %d", in.records, binary.LittleEndian.Uint64(p))
+	case binary.LittleEndian.Uint64(p[8:]) != in.nodes:
+		return badSnapshot("it has %d nodes, want %d", in.nodes, binary.LittleEndian.Uint64(p[8:]))
+	case binary.LittleEndian.Uint64(p[16:]) != in.digest.Sum64():
+		return badSnapshot("its digest is wrong")
+	}
+	switch _, err := in.r.ReadByte(); {
+	case err == nil:
+		return badSnapshot("something follows its last record")
+	case !errors.Is(err, io.EOF):
+		return fmt.Errorf("events: read snapshot: %w", err)
+	}
+	in.ended = true
+	return nil
+}
+
+// beginning reads what stands before the runs. The first record of those is left
+// in in.payload.
+func (in *snapshotReader) beginning(s *Snapshot) error {
+	for {
+		if err := in.next(); err != nil {
+			return err
+		}
+		f := fields{in.payload, false}
+		var err error
+		switch in.kind {
+		case recordMeta:
+			err = json.Unmarshal(in.payload, &s.Meta)
+		case recordOwner:
+			i, o := f.uvarint(), Owner{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), Tier: indexer.Tier(f.uvarint())}
+			if i != uint64(len(s.Owners)) || i >= maxSnapshotOwners {
+				return badSnapshot("owner %d, want %d and at most %d", i, len(s.Owners), maxSnapshotOwners)
+			}
+			s.Owners = append(s.Owners, o)
+		case recordWorker:
+			if len(s.Workers) >= maxSnapshotWorkers {
+				return badSnapshot("more than %d workers", maxSnapshotWorkers)
+			}
+			s.Workers = append(s.Workers, slices.Clone(in.payload))
+		case recordCursor:
+			if len(s.Cursors) >= maxSnapshotCursors {
+				return badSnapshot("more than %d cursors", maxSnapshotCursors)
+			}
+			s.Cursors = append(s.Cursors, Cursor{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), PublisherID: f.uvarint(), EventID: f.uvarint()})
+		case recordWaiting:
+			if len(s.Waiting) >= maxWaitingWorkers*maxWaitingEvents {
+				return badSnapshot("more than %d events wait", maxWaitingWorkers*maxWaitingEvents)
+			}
+			w := Waiting{PublisherID: f.uvarint()}
+			w.Event, err = decodeEvent(f.rest)
+			s.Waiting = append(s.Waiting, w)
+		case recordNode, recordPool, recordEnd:
+			in.owners = len(s.Owners)
+			if len(s.Meta.Pools) > maxSnapshotPools {
+				return badSnapshot("%d pools, at most %d are allowed", len(s.Meta.Pools), maxSnapshotPools)
+			}
+			return nil
+		}
+		if err != nil || f.bad {
+			return badSnapshot("record %d of type %d cannot be read: %v", in.records, in.kind, err)
+		}
+	}
+}
+
+// runs hands out the runs, beginning with the record that was read already.
+func (in *snapshotReader) runs(s *Snapshot, yield func(int, indexer.Run) bool) error {
+	pool, base := 0, uint64(0)
+	pools := max(1, len(s.Meta.Pools))
+	for !in.ended {
+		switch in.kind {
+		case recordPool:
+			f := fields{in.payload, false}
+			n := f.uvarint()
+			if f.bad || n >= uint64(pools) || int(n) < pool || int(n) == pool && in.nodes > base {
+				return badSnapshot("record %d begins pool %d of %d behind pool %d", in.records, n, pools, pool)
+			}
+			pool, base = int(n), in.nodes
+		case recordNode:
+			if err := in.node(base); err != nil {
+				return err
+			}
+			if !yield(pool, in.run) {
+				return badSnapshot("its runs were not read to the end")
+			}
+		case recordMeta, recordOwner, recordWorker, recordCursor, recordWaiting:
+			return badSnapshot("record %d of type %d stands behind the nodes", in.records, in.kind)
+		}
+		if err := in.next(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// node reads a run. base is the number of nodes before its pool.
+func (in *snapshotReader) node(base uint64) error {
+	bad := func(what string, v uint64) error {
+		return badSnapshot("node %d: %s %d is out of range", in.nodes+1, what, v)
+	}
+	f := fields{in.payload, false}
+	id, parent, n := f.uvarint(), f.uvarint(), f.uvarint()
+	switch {
+	case id != in.nodes+1 || id > 1<<32-1:
+		return bad("id", id)
+	case parent >= id || parent != 0 && parent <= base:
+		return bad("parent", parent)
+	case n == 0 || n > uint64(len(f.rest)/8):
+		return bad("length", n)
+	}
+	in.nodes++
+	r := &in.run
+	r.ID, r.Parent = uint32(id-base), 0
+	seq := uint64(0)
+	if parent != 0 {
+		r.Parent, seq = uint32(parent-base), in.last[parent-1]
+	}
+	r.Local, in.seq = r.Local[:0], in.seq[:0]
+	for i := range n {
+		l := f.u64()
+		if i == 0 && parent == 0 {
+			seq = l
+		} else {
+			seq = indexer.NextSequenceHash(seq, l)
+		}
+		r.Local, in.seq = append(r.Local, l), append(in.seq, seq)
+	}
+	in.last = append(in.last, seq)
+	owners := f.uvarint()
+	if owners > uint64(len(f.rest)) {
+		return bad("number of owners", owners)
+	}
+	// At most so many hashes are in it; the holders' slices may not move.
+	in.cells = slices.Grow(in.cells[:0], len(f.rest)/8)
+	r.Holders = r.Holders[:0]
+	for range owners {
+		ord, ranges := f.uvarint(), f.uvarint()
+		if ord >= uint64(in.owners) {
+			return bad("owner", ord)
+		}
+		if ranges > uint64(len(f.rest)) {
+			return bad("number of ranges", ranges)
+		}
+		first := len(r.Holders)
+		for range ranges {
+			start, length := f.uvarint(), f.uvarint()
+			if start > n || length > n-start {
+				return bad("range", start+length)
+			}
+			r.Holders = append(r.Holders, indexer.Holder{Worker: int(ord), Start: int(start), Externals: in.seq[start : start+length]})
+		}
+		if f.byte() == 0 {
+			continue // the engine's hashes are ours
+		}
+		for i := first; i < len(r.Holders); i++ {
+			h := &r.Holders[i]
+			at := len(in.cells)
+			if len(h.Externals) > len(f.rest)/8 {
+				return bad("number of hashes", uint64(len(h.Externals)))
+			}
+			for range h.Externals {
+				in.cells = append(in.cells, f.u64())
+			}
+			h.Externals = in.cells[at:]
+		}
+	}
+	if f.bad || len(f.rest) > 0 {
+		return badSnapshot("node %d cannot be read", id)
+	}
+	return nil
+}
+
+// fields reads a record's payload. After bad bytes it reads zeros.
+type fields struct {
+	rest []byte
+	bad  bool
+}
+
+func (f *fields) uvarint() uint64 {
+	v, n := binary.Uvarint(f.rest)
+	if n <= 0 {
+		f.rest, f.bad = nil, true
+		return 0
+	}
+	f.rest = f.rest[n:]
+	return v
+}
+
+func (f *fields) u64() uint64 {
+	if len(f.rest) < 8 {
+		f.rest, f.bad = nil, true
+		return 0
+	}
+	v := binary.LittleEndian.Uint64(f.rest)
+	f.rest = f.rest[8:]
+	return v
+}
+
+func (f *fields) byte() byte {
+	if len(f.rest) == 0 {
+		f.bad = true
+		return 0
+	}
+	v := f.rest[0]
+	f.rest = f.rest[1:]
+	return v
+}
