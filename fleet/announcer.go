@@ -19,6 +19,9 @@ import (
 type AnnouncerConfig struct {
 	Scope  wire.Scope
 	Record Record
+	// Replicas is how many servers of a NATS cluster keep the registry, if this
+	// process makes it. Default 1.
+	Replicas int
 	// Load is asked for each heartbeat. Nil says nothing of the load.
 	Load func() Load
 	// Alive is asked before each heartbeat: the record and the heartbeats of an
@@ -137,7 +140,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 func (a *Announcer) put(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	bucket, err := openBucket(ctx, a.nc, a.conf.Scope)
+	bucket, err := openBucket(ctx, a.nc, a.conf.Scope, a.conf.Replicas)
 	if err != nil {
 		return err
 	}
@@ -155,7 +158,7 @@ func (a *Announcer) leave(ctx context.Context) error {
 	if !a.nc.IsConnected() {
 		return nil
 	}
-	bucket, err := openBucket(ctx, a.nc, a.conf.Scope)
+	bucket, err := openBucket(ctx, a.nc, a.conf.Scope, a.conf.Replicas)
 	if err == nil {
 		err = bucket.Delete(ctx, wire.WorkerKey(a.id))
 	}

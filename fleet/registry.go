@@ -33,24 +33,37 @@ const (
 
 const heartbeatTopic = "heartbeat"
 
-// openBucket returns the bucket of records, and makes it if it is not there.
-func openBucket(ctx context.Context, nc *nats.Conn, scope wire.Scope) (jetstream.KeyValue, error) {
+// openBucket returns the bucket of records, and makes it if it is not there, kept
+// by so many servers of a cluster. One that is there stays as it is.
+func openBucket(ctx context.Context, nc *nats.Conn, scope wire.Scope, replicas int) (jetstream.KeyValue, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err
 	}
-	return js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+	bucket, err := js.KeyValue(ctx, scope.Bucket("workers"))
+	if !errors.Is(err, jetstream.ErrBucketNotFound) {
+		return bucket, err
+	}
+	bucket, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
 		Bucket:       scope.Bucket("workers"),
 		Description:  "kvroute: records of workers",
 		TTL:          recordTTL,
 		MaxValueSize: 64 << 10,
+		Replicas:     max(1, replicas),
 	})
+	if errors.Is(err, jetstream.ErrBucketExists) {
+		return js.KeyValue(ctx, scope.Bucket("workers")) // somebody was faster
+	}
+	return bucket, err
 }
 
 // RegistryConfig says where workers come from and who is told of them. Set and
 // Remove are required; the zero value of each other field means its default.
 type RegistryConfig struct {
 	Scope wire.Scope
+	// Replicas is how many servers of a NATS cluster keep the registry, if this
+	// process makes it. Default 1.
+	Replicas int
 	// Networks are those that workers may have addresses in. None allows all.
 	Networks []netip.Prefix
 	// Set and Remove are told of workers, one call at a time. They must not call
@@ -145,7 +158,7 @@ func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
 	connection := r.nc.Stats().Reconnects
 	opening, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	bucket, err := openBucket(opening, r.nc, r.conf.Scope)
+	bucket, err := openBucket(opening, r.nc, r.conf.Scope, r.conf.Replicas)
 	if err != nil {
 		return fmt.Errorf("fleet: open the bucket: %w", err)
 	}
