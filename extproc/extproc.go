@@ -69,6 +69,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -144,12 +146,21 @@ type Config struct {
 	// should be another one for each replica.
 	RouterID uint64
 
+	// Networks are those that requests may be sent to, whatever address a worker
+	// has: a decision for another one fails open. None allows all.
+	Networks []netip.Prefix
+
 	// Log takes a few lines a minute at most, and one for each refused request
 	// at level debug. Default none.
 	Log *slog.Logger
 
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
+}
+
+// mayServe reports whether requests may be sent to an address.
+func (c *Config) mayServe(a netip.Addr) bool {
+	return len(c.Networks) == 0 || slices.ContainsFunc(c.Networks, func(n netip.Prefix) bool { return n.Contains(a.Unmap()) })
 }
 
 func (c Config) withDefaults() (Config, error) {

@@ -122,6 +122,24 @@ func TestWorkerWithoutAddressFailsOpen(t *testing.T) {
 	})
 }
 
+// Whoever got a worker past the registry: requests leave for the worker networks
+// only.
+func TestOnlyWorkerNetworksAreRoutedTo(t *testing.T) {
+	for address, want := range map[string]bool{"10.0.0.7:8000": true, "[::ffff:10.0.0.7]:8000": true, "10.1.0.7:8000": false, "[::1]:80": false} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, extproc.Config{Networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}})
+			h.router.will(func(context.Context, router.Request) (router.Decision, error) {
+				return router.Decision{Address: netip.MustParseAddrPort(address)}, nil
+			})
+			x := h.Do(chat(hello))
+			if x.Rerouted != want || h.router.taken() > 0 && !want {
+				t.Errorf("%s: routed there: %v, slots: %d; want %v", address, x.Rerouted, h.router.taken(), want)
+			}
+			x.End()
+		})
+	}
+}
+
 // What panics for one request ends neither the server nor other streams.
 func TestPanicHitsOneStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
