@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replica_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/replica"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
+)
+
+func info(id uint64, model string, blockSize int) router.WorkerInfo {
+	return router.WorkerInfo{
+		ID: id, Name: fmt.Sprint("w", id), Address: netip.MustParseAddrPort("10.0.0.1:8000"), Models: []string{model},
+		BlockSize: blockSize, DPSize: 2, StartedMS: 7,
+	}
+}
+
+func state(r *router.Router, expect func([]uint64)) events.Holdings {
+	return replica.Holdings(replica.Config{
+		Router: r, Direct: func(id uint64) bool { return id == 9 }, Expect: expect, Log: slog.New(slog.DiscardHandler),
+	})
+}
+
+func always(uint64) bool { return true }
+
+func lines(t *testing.T, r *router.Router) (out []string) {
+	t.Helper()
+	d, ok := r.Dump()
+	if !ok {
+		t.Fatal("a dump is under way")
+	}
+	defer d.Close()
+	for ev := range d.Events(true) {
+		out = append(out, fmt.Sprint(ev.Worker, ev.Event.Tier, ev.Position, ev.Event.Blocks, ev.Hole))
+	}
+	return out
+}
+
+// What a router knows of all tiers and pools comes back by a snapshot file; workers
+// that are heard otherwise are in none, and keep what is known of them.
+func TestARouterComesBackFromAFile(t *testing.T) {
+	make2 := func(infos ...router.WorkerInfo) *router.Router {
+		t.Helper()
+		r, err := router.New(router.Config{})
+		for _, i := range infos {
+			if err == nil {
+				err = r.SetWorker(i)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	all := []router.WorkerInfo{info(1, "m", 16), info(2, "m", 32), info(3, "other", 16), info(9, "m", 16)}
+	a := make2(all...)
+	for n, i := range all {
+		for tier := range indexer.External + 1 {
+			at := uint64(n*10 + int(tier))
+			if !a.ApplyEvent(router.Worker{ID: i.ID, DPRank: uint32(tier) % 2}, indexer.Event{Kind: indexer.Stored, Tier: tier, Blocks: []indexer.Block{{External: at, Local: 5}, {External: at + 1000, Local: at}}}) {
+				t.Fatal("an event is refused")
+			}
+		}
+	}
+	want := slices.DeleteFunc(lines(t, a), func(l string) bool { return l[1] == '9' })
+
+	snap := events.Snapshot{Created: time.UnixMilli(1755000000500)}
+	done, ok := state(a, nil).Dump(&snap, always)
+	if !ok {
+		t.Fatal("no dump")
+	}
+	var file bytes.Buffer
+	if _, err := events.WriteSnapshot(&file, wire.Scope{}, &snap); err != nil {
+		t.Fatal(err)
+	}
+	done()
+	if len(snap.Meta.Pools) != 3 || snap.BlockSize != 0 || len(snap.Workers) != 3 {
+		t.Errorf("%d pools of %d tokens, %d workers; want 3 of different sizes, and 3", len(snap.Meta.Pools), snap.BlockSize, len(snap.Workers))
+	}
+
+	b := make2(info(9, "m", 16))
+	b.ApplyEvent(router.Worker{ID: 9}, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 77, Local: 7}}})
+	kept := lines(t, b)
+	var expected []uint64
+	target := state(b, func(ids []uint64) { expected = append(expected, ids...) })
+	for cut := range file.Len() { // no part of it changes anything
+		if cut%97 != 0 {
+			continue
+		}
+		if s, whole, err := events.ReadSnapshot(bytes.NewReader(file.Bytes()[:cut]), wire.Scope{}); err == nil {
+			if err := target.Restore(s, always, whole); !errors.Is(err, events.ErrSnapshot) {
+				t.Fatalf("cut after %d bytes: %v", cut, err)
+			}
+		}
+	}
+	if got := lines(t, b); !slices.Equal(got, kept) || len(expected) != 0 {
+		t.Errorf("after damaged files: %v, expected %v", got, expected)
+	}
+	s, whole, err := events.ReadSnapshot(bytes.NewReader(file.Bytes()), wire.Scope{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := target.Restore(s, always, whole); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(expected)
+	if got := lines(t, b); !slices.Equal(got, append(want, kept...)) || !slices.Equal(expected, []uint64{1, 2, 3}) {
+		t.Errorf("expected %v, restored\n%v\nwant\n%v", expected, got, append(want, kept...))
+	}
+	if err := target.Restore(&events.Snapshot{}, always, nil); err != nil || !slices.Equal(lines(t, b), kept) {
+		t.Errorf("%v; forgetting everything leaves %v", err, lines(t, b))
+	}
+}
