@@ -11,6 +11,8 @@
 //	GET /v1/workers               JSON: every worker with its cache and load
 //	GET /v1/decisions?id=ID       JSON: one kept decision with every candidate's inputs
 //	GET /v1/decisions?limit=N     JSON: the newest ones, 20 if not said, at most 1,000
+//	GET /v1/index/dump            JSON lines: every cached block known, at one moment; with ?sort=1 in an order
+//	                              that two replicas agree on. One at a time, else 503
 //	GET /busy_threshold           JSON: the thresholds of each model that has some
 //	POST /busy_threshold          changes those of a model, or tells them
 //
@@ -62,6 +64,10 @@ type Config struct {
 	// Ready are the checks of /readyz, besides that some worker is known that
 	// can take requests.
 	Ready []Check
+	// Scope is the scope of the workers, as namespace/component/endpoint.
+	Scope string
+	// Stream returns the position in the stream of events. Default: 0.
+	Stream func() uint64
 }
 
 const (
@@ -88,6 +94,7 @@ func New(c Config) http.Handler {
 		write(w, http.StatusOK, map[string][]router.WorkerState{"workers": c.Router.Workers()})
 	})
 	mux.HandleFunc("GET /v1/decisions", c.decisions)
+	mux.HandleFunc("GET /v1/index/dump", c.dump)
 	mux.HandleFunc("GET /busy_threshold", c.thresholds)
 	mux.HandleFunc("POST /busy_threshold", c.setThresholds)
 	mux.HandleFunc("POST /v1/best_worker", c.bestWorker)
