@@ -115,9 +115,6 @@ func Open(conf Config) (*Publisher, error) {
 	case conf.BlockSize < 1 || conf.BlockSize > 1<<16:
 		return nil, fmt.Errorf("bindings: kv_block_size is %d, want 1 to %d tokens", conf.BlockSize, 1<<16)
 	}
-	if err := supported(&conf); err != nil {
-		return nil, err
-	}
 	log := slog.New(slog.DiscardHandler)
 	if conf.LogLevel != "" {
 		var level slog.Level

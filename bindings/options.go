@@ -3,7 +3,6 @@
 package bindings
 
 import (
-	"errors"
 	"log/slog"
 	"time"
 
@@ -13,24 +12,20 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// supported refuses what this version's publisher cannot do.
-func supported(c *Config) error {
-	if c.Durable {
-		return errors.New("bindings: durable is not supported by this version")
-	}
-	return nil
-}
-
 func publisherConfig(c *Config, scope wire.Scope, id uint64, log *slog.Logger) events.PublisherConfig {
-	return events.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Quiet: true, Log: log}
+	return events.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Durable: c.Durable, Quiet: true, Log: log}
 }
 
 func (c *Config) record(id uint64) fleet.Record {
+	transport := "nats"
+	if c.Durable {
+		transport = "jetstream"
+	}
 	return fleet.Record{
 		WorkerID: id, Name: c.Name, Address: c.Address, Models: c.Models, LoRA: c.LoRA, Role: router.Role(c.Role),
 		BlockSize: c.BlockSize, DPStart: c.DPStart, DPSize: c.DPSize,
 		TotalKVBlocks: c.TotalKVBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens,
 		ModelCard: c.ModelCard, Engine: c.Engine, StartedMS: time.Now().UnixMilli(),
-		Events: fleet.Events{Transport: "nats", LocalIndexer: c.EnableLocalIndexer},
+		Events: fleet.Events{Transport: transport, LocalIndexer: c.EnableLocalIndexer},
 	}
 }

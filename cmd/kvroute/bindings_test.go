@@ -81,7 +81,7 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 	}
 	e := process(t, "engine", "engine", "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "none", "--speed", "50")
 	d := &demonstration{out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: 1, engines: []*child{e}, load: bench.LoadConfig{Model: "sim"}}
-	if d.bus, err = startNATS("127.0.0.1:0"); err != nil {
+	if d.bus, err = startNATS("127.0.0.1:0", ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -41,8 +41,14 @@ type config struct {
 	// NATSURL is the bus on which workers register and publish their events.
 	// Empty starts a NATS server inside this process, for trying things out.
 	NATSURL string `yaml:"nats-url"`
-	// NATSListen is where the NATS server inside this process listens: ip:port.
+	// NATSListen is where the NATS server inside this process listens: ip:port. It
+	// keeps what it stores under StateDir, or forgets it at its end.
 	NATSListen string `yaml:"nats-listen"`
+	// What follows is for a bus that wants to know who connects.
+	BusAccess `yaml:",inline"`
+	// NATSReplicas is how many servers of a NATS cluster keep the streams and
+	// buckets that this process makes: 1, 3 or 5.
+	NATSReplicas int `yaml:"nats-replicas"`
 	// Namespace, Component and Endpoint name the scope of the workers' subjects.
 	Namespace string `yaml:"namespace"`
 	Component string `yaml:"component"`
@@ -50,6 +56,19 @@ type config struct {
 	// WorkerNetworks are the networks (CIDR, comma-separated) that workers may
 	// have addresses in. Empty allows all.
 	WorkerNetworks string `yaml:"worker-networks"`
+
+	// DurableKVEvents reads events from a stream that keeps them for an hour, so
+	// that nothing is lost while this process is away. False listens to NATS core.
+	DurableKVEvents bool `yaml:"durable-kv-events"`
+	// Replica is this process's name among the router replicas, the same after a
+	// restart. Empty makes one of the host's name and the port of HTTPAddress.
+	Replica string `yaml:"replica"`
+	// RouterSnapshotThreshold is the number of messages in the stream above which
+	// the index is saved and the stream shortened.
+	RouterSnapshotThreshold int `yaml:"router-snapshot-threshold"`
+	// RouterResetStates makes this and all other replicas forget at the start what
+	// they know from events, and delete what is stored of it.
+	RouterResetStates bool `yaml:"router-reset-states"`
 
 	// RouterMode is the way of choosing: kv (the cheapest by cache and load),
 	// random, round-robin, direct (the worker that the request names),
@@ -259,6 +278,10 @@ func defaults() config {
 		KeepDecisions:       1024,
 		TraceOutTPOT:        20 * time.Millisecond,
 
+		NATSReplicas:            1,
+		DurableKVEvents:         true,
+		RouterSnapshotThreshold: 1_000_000,
+
 		MaxIndexBlocks:         1 << 24,
 		RouterTTLSecs:          120,
 		RouterPredictedTTLSecs: 10,
@@ -280,6 +303,12 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`ip:port` of health, metrics and API")
 	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "`URL` of the NATS bus; empty starts one in this process")
 	fs.StringVar(&c.NATSListen, "nats-listen", c.NATSListen, "`ip:port` of the NATS server in this process")
+	c.BusAccess.flags(fs)
+	fs.IntVar(&c.NATSReplicas, "nats-replicas", c.NATSReplicas, "`number` of NATS servers that keep what is made there")
+	fs.BoolVar(&c.DurableKVEvents, "durable-kv-events", c.DurableKVEvents, "read events from a stream that keeps them")
+	fs.StringVar(&c.Replica, "replica", c.Replica, "`name` of this process among the router replicas, the same after a restart")
+	fs.IntVar(&c.RouterSnapshotThreshold, "router-snapshot-threshold", c.RouterSnapshotThreshold, "`messages` in the stream above which the index is saved")
+	fs.BoolVar(&c.RouterResetStates, "router-reset-states", c.RouterResetStates, "make all replicas forget what they know from events")
 	fs.StringVar(&c.Namespace, "namespace", c.Namespace, "namespace of the workers' subjects")
 	fs.StringVar(&c.Component, "component", c.Component, "component of the workers' subjects")
 	fs.StringVar(&c.Endpoint, "endpoint", c.Endpoint, "endpoint of the workers' subjects")
@@ -421,6 +450,15 @@ func (c *config) check() error {
 		errs = append(errs, fmt.Errorf("config: forward-tokens: %w", err))
 	} else if c.ForwardTokens != "" && !c.VerifyTokenizer {
 		errs = append(errs, errors.New("config: forward-tokens needs verify-tokenizer: ids go to workers only where they were compared with a worker's own"))
+	}
+	if c.RouterSnapshotThreshold <= 0 {
+		bad("router-snapshot-threshold", fmt.Sprint(c.RouterSnapshotThreshold), "a number of messages")
+	}
+	if n := c.NATSReplicas; n != 1 && n != 3 && n != 5 {
+		bad("nats-replicas", fmt.Sprint(n), "1, 3 or 5")
+	}
+	if _, err := c.BusAccess.options(); err != nil {
+		errs = append(errs, fmt.Errorf("config: %w", err))
 	}
 	if _, err := parseNetworks(c.WorkerNetworks); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))

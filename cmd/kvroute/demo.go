@@ -34,6 +34,7 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	report := fs.String("report", "", "`folder` that gets the rounds' figures, which are then printed with targets")
 	commit := fs.String("commit", "", "commit to name in the report")
 	fs.StringVar(&d.envoyPath, "envoy", "", "`path` of an Envoy binary (default: on PATH, or what make envoy installed)")
+	fs.BoolVar(&d.core, "core", false, "let events travel without a stream that keeps them")
 	fs.IntVar(&d.workers, "workers", 4, "`number` of simulated workers")
 	preset := fs.String("preset", "32b-2xh100", "their hardware")
 	blocks := fs.Int("num-gpu-blocks", 2400, "capacity of each worker's cache in `blocks` of 16 tokens")
@@ -113,6 +114,7 @@ type demonstration struct {
 	workers   int
 	engine    []string // flags of the engines
 	load      bench.LoadConfig
+	core      bool // no stream
 	bodyMode  envoy.BodyMode
 
 	bus     *embeddedNATS
@@ -123,7 +125,7 @@ type demonstration struct {
 
 // start starts what both phases share.
 func (d *demonstration) start(ctx context.Context) (err error) {
-	if d.bus, err = startNATS("127.0.0.1:0"); err != nil {
+	if d.bus, err = startNATS("127.0.0.1:0", ""); err != nil {
 		return err
 	}
 	d.engines = make([]*child, d.workers)
@@ -133,13 +135,16 @@ func (d *demonstration) start(ctx context.Context) (err error) {
 			name := fmt.Sprint("worker-", i+1)
 			d.engines[i], err = startChild(ctx, d.dir, name, append([]string{
 				"engine", "--name", name,
-				"--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", d.load.Model,
+				"--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", d.load.Model, d.durable(),
 			}, d.engine...)...)
 			return err
 		})
 	}
 	return all.Wait()
 }
+
+// durable is the flag that says how events travel.
+func (d *demonstration) durable() string { return fmt.Sprint("--durable-kv-events=", !d.core) }
 
 // stop ends everything, the clients of others first.
 func (d *demonstration) stop() {
@@ -227,7 +232,7 @@ func (d *demonstration) startRouter(ctx context.Context, flags ...string) (err e
 	}
 	flags = append([]string{
 		"serve", "--decision-headers", "--extproc-address", extprocAt, "--http-address", httpAt,
-		"--nats-url", d.bus.url(), "--drain-timeout", "1s",
+		"--nats-url", d.bus.url(), "--drain-timeout", "1s", d.durable(),
 	}, flags...)
 	if d.router, err = startChild(ctx, d.dir, "kvroute", flags...); err != nil {
 		return err

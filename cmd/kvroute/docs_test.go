@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
@@ -65,7 +66,11 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := extproc.New(extproc.Config{Meter: n}, r); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := events.NewSubscriber(nil, events.SubscriberConfig{Meter: n}); err != nil {
+	sub, err := events.NewSubscriber(&nats.Conn{}, events.SubscriberConfig{Meter: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := events.NewDurable(sub, events.DurableConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := events.NewSources(events.SourcesConfig{Meter: n}); err != nil {

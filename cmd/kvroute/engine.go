@@ -36,6 +36,10 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("engine", std.err)
 	listen := fs.String("listen", "127.0.0.1:8000", "`ip:port` of the OpenAI endpoint; port 0 picks a free one")
 	advertise := fs.String("advertise", "", "`ip:port` to register; empty takes the address that the bus is reached from")
+	var access BusAccess
+	access.flags(fs)
+	durable := fs.Bool("durable-kv-events", true, "publish events into a stream that keeps them")
+	replicas := fs.Int("nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
 	natsURL := fs.String("nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus; empty does not register")
 	readyFile := fs.String("ready-file", "", "`file` that gets the address as JSON once it is open")
 	fs.StringVar(&scope.Namespace, "namespace", "kvroute", "namespace of the workers' subjects")
@@ -120,7 +124,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	var nc *nats.Conn
 	address := at.Addr().String()
 	if *natsURL != "" {
-		if nc, err = connectNATS(*natsURL, "kvroute engine "+sim.Name, log); err != nil {
+		if nc, err = connectNATS(*natsURL, "kvroute engine "+sim.Name, &access, log); err != nil {
 			return err
 		}
 		defer nc.Close()
@@ -129,9 +133,10 @@ func engine(ctx context.Context, args []string, std stdio) error {
 		}
 	}
 	if *kvEvents == "nats" {
-		where = fleet.Events{Transport: "nats", LocalIndexer: *localIndexer}
+		where = fleet.Events{Transport: transport(*durable), LocalIndexer: *localIndexer}
 		publisher := events.NewPublisher(nc, events.PublisherConfig{
-			Scope: scope, WorkerID: wire.WorkerID(sim.Name), LocalIndexer: *localIndexer, Quiet: true, Log: log,
+			Scope: scope, WorkerID: wire.WorkerID(sim.Name), LocalIndexer: *localIndexer,
+			Durable: *durable, Replicas: *replicas, Quiet: true, Log: log,
 		})
 		sim.Publish = func(ev indexer.Event) { publisher.Publish(0, ev) }
 		run = append(run, publisher.Run)
@@ -143,7 +148,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	if nc != nil {
 		r := record(e.Config(), card, address, kind, *version)
 		r.Events = where
-		announcer, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: r, Load: func() fleet.Load { return loadOf(e) }, Log: log})
+		announcer, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: r, Replicas: *replicas, Load: func() fleet.Load { return loadOf(e) }, Log: log})
 		if err != nil {
 			return err
 		}
@@ -192,6 +197,14 @@ func names(list string) (names []string) {
 		}
 	}
 	return names
+}
+
+// transport is how a record tells where events are published.
+func transport(durable bool) string {
+	if durable {
+		return "jetstream"
+	}
+	return "nats"
 }
 
 func loadOf(e *enginesim.Engine) fleet.Load {

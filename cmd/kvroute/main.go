@@ -37,6 +37,7 @@ func commands() []command {
 		{"engine", "run a simulated worker", engine},
 		{"publish", "publish an engine's cache events and register it", publish},
 		{"load", "put load on an OpenAI endpoint and measure", load},
+		{"dump", "print the index of a running kvroute as JSON lines", dump},
 		{"replay", "play a workload against simulated engines, with the real router", runReplay},
 		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
 		{"explain", "print a recent decision of a running kvroute and its inputs", explain},

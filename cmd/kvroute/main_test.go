@@ -88,7 +88,10 @@ func TestEverySettingIsAFlag(t *testing.T) {
 	fs := newFlagSet("test", os.Stderr)
 	c.flags(fs)
 	var keys, flags []string
-	for field := range reflect.TypeFor[config]().Fields() {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[config]()) {
+		if field.Anonymous {
+			continue
+		}
 		if key, _, _ := strings.Cut(field.Tag.Get("yaml"), ","); key != "version" && key != "workers" && key != "models" {
 			keys = append(keys, key)
 		}

@@ -46,6 +46,8 @@ type sidecar struct {
 
 	localIndexer bool
 	durable      bool
+	access       BusAccess
+	replicas     int
 
 	engine events.EngineWorker
 	record fleet.Record
@@ -80,7 +82,9 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.engine.SetLike, "set-like", false, "one removal removes all copies of a block: for engines that report blocks again which they have")
 
 	fs.BoolVar(&c.localIndexer, "enable-local-indexer", true, "answer routers' queries about events that they missed")
-	fs.BoolVar(&c.durable, "durable", false, "publish into a stream that keeps events")
+	fs.BoolVar(&c.durable, "durable", true, "publish into a stream that keeps events")
+	c.access.flags(fs)
+	fs.IntVar(&c.replicas, "nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
 
 	fs.StringVar(&c.http, "http-address", "", "`ip:port` of /metrics and /healthz; empty has none")
 	fs.StringVar(&c.ready, "ready-file", "", "`file` that gets the addresses as JSON once the worker is registered")
@@ -121,7 +125,7 @@ func publish(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	defer func() { _ = metrics.Shutdown(context.WithoutCancel(ctx)) }() // nothing is exported at the end
-	nc, err := connectNATS(c.natsURL, "kvroute publish "+c.record.Name, log)
+	nc, err := connectNATS(c.natsURL, "kvroute publish "+c.record.Name, &c.access, log)
 	if err != nil {
 		return err
 	}
@@ -139,9 +143,6 @@ func (c *sidecar) check() error {
 	at, err := netip.ParseAddrPort(c.engine.Address)
 	if err != nil {
 		return fmt.Errorf("engine-address is %q, want ip:port", c.engine.Address)
-	}
-	if c.durable {
-		return errors.New("durable is not supported by this version")
 	}
 	switch c.engine.Engine {
 	case "", "vllm", "sglang", "trtllm":
@@ -209,7 +210,7 @@ func (p *beside) open(ctx context.Context, meter metric.Meter) (err error) {
 	if err := p.meet(ctx); err != nil {
 		return err
 	}
-	p.record.Events = fleet.Events{Transport: "nats", LocalIndexer: p.localIndexer}
+	p.record.Events = fleet.Events{Transport: transport(p.durable), LocalIndexer: p.localIndexer}
 	p.record.Engine, p.record.StartedMS = p.engine.Engine, time.Now().UnixMilli()
 	p.engine.ID, p.engine.Name = p.record.ID(), p.record.Name
 	p.engine.DPStart, p.engine.DPSize, p.engine.BlockSize = p.record.DPStart, p.record.DPSize, p.record.BlockSize
@@ -217,12 +218,12 @@ func (p *beside) open(ctx context.Context, meter metric.Meter) (err error) {
 		return err
 	}
 	sink = events.NewPublisher(p.nc, events.PublisherConfig{
-		Scope: p.scope, WorkerID: p.engine.ID, LocalIndexer: p.localIndexer, Quiet: true, Log: p.log,
+		Scope: p.scope, WorkerID: p.engine.ID, LocalIndexer: p.localIndexer, Durable: p.durable, Replicas: p.replicas, Quiet: true, Log: p.log,
 		Lost: func(n int) { p.lost.Add(ctx, int64(n)) },
 	})
 	p.publisher = sink
 	p.announcer, err = fleet.NewAnnouncer(p.nc, fleet.AnnouncerConfig{
-		Scope: p.scope, Record: p.record, Alive: p.alive.Load, Log: p.log,
+		Scope: p.scope, Record: p.record, Replicas: p.replicas, Alive: p.alive.Load, Log: p.log,
 	})
 	return err
 }

@@ -31,7 +31,7 @@ func startFleet(t *testing.T, engine []string, flags ...string) *demonstration {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	d := &demonstration{out: io.Discard, dir: t.TempDir(), workers: 3, engine: append([]string{"--speed", "50"}, engine...), load: bench.LoadConfig{Model: "sim"}}
+	d := &demonstration{out: io.Discard, dir: t.TempDir(), core: true, workers: 3, engine: append([]string{"--speed", "50"}, engine...), load: bench.LoadConfig{Model: "sim"}}
 	t.Cleanup(func() {
 		d.stop()
 		if t.Failed() && d.router != nil {
@@ -51,7 +51,7 @@ func (d *demonstration) serve(t *testing.T, flags ...string) {
 	t.Helper()
 	var err error
 	if d.router, err = startChild(t.Context(), d.dir, "kvroute", append([]string{
-		"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", d.bus.url(), "--drain-timeout", "1s",
+		"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", d.bus.url(), "--drain-timeout", "1s", d.durable(),
 	}, flags...)...); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestARestartAsksForRangesOnly(t *testing.T) {
 	d.engines[0].stop()
 	name := d.engines[0].name
 	if d.engines[0], err = startChild(t.Context(), d.dir, name, append([]string{
-		"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", "sim",
+		"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", "sim", d.durable(),
 	}, d.engine...)...); err != nil {
 		t.Fatal(err)
 	}

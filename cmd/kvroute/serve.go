@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -99,6 +100,8 @@ type server struct {
 	router   *router.Router
 	registry *fleet.Registry
 	events   *events.Subscriber
+	durable  *events.Durable // nil unless --durable-kv-events
+	expected expected
 	direct   *direct // workers whose engines are heard without the bus
 	extproc  *extproc.Server
 	grpc     *grpc.Server
@@ -116,13 +119,17 @@ func (s *server) open() (err error) {
 	}
 	url := c.NATSURL
 	if url == "" {
-		if s.bus, err = startNATS(c.NATSListen); err != nil {
+		store := ""
+		if c.StateDir != "" {
+			store = filepath.Join(c.StateDir, "nats")
+		}
+		if s.bus, err = startNATS(c.NATSListen, store); err != nil {
 			return err
 		}
 		url = s.bus.url()
-		s.log.Info("NATS runs in this process; it forgets everything at its end", "url", url)
+		s.log.Info("NATS runs in this process", "url", url, "keeps", cmp.Or(store, "nothing"))
 	}
-	if s.nc, err = connectNATS(url, "kvroute serve", s.log); err != nil {
+	if s.nc, err = connectNATS(url, "kvroute serve", &c.BusAccess, s.log); err != nil {
 		return err
 	}
 	s.prompts = tokenizer.NewCache(c.TokenizerCacheBytes)
@@ -171,11 +178,15 @@ func (s *server) open() (err error) {
 	if s.direct, err = newDirect(s.router, s.log, s.metrics.Meter("source")); err != nil {
 		return err
 	}
+	if err = s.openDurable(); err != nil {
+		return err
+	}
 	if err = s.loadState(); err != nil {
 		return err
 	}
 	if s.registry, err = fleet.NewRegistry(s.nc, fleet.RegistryConfig{
 		Scope:    s.scope,
+		Replicas: c.NATSReplicas,
 		Networks: s.networks,
 		Set:      s.setWorker,
 		Remove:   s.removeWorker,
@@ -214,6 +225,7 @@ func (s *server) openExtproc() (err error) {
 		FirstToken:      c.FirstToken,
 		ForwardTokens:   c.ForwardTokens,
 		RouterID:        s.id,
+		Networks:        s.networks,
 		Log:             s.log,
 		Meter:           s.metrics.Meter("extproc"),
 	}, decider); err != nil {
@@ -238,9 +250,11 @@ func (s *server) openHTTP() (err error) {
 		Handler: api.New(api.Config{
 			Router:  s.router,
 			Metrics: s.metrics.Handler(),
+			Ready:   s.checks(),
+			Scope:   s.scopeName(),
+			Stream:  s.position,
 
 			OverloadStatus: s.conf.OverloadStatus,
-			Ready:          []api.Check{{Name: "registry", OK: s.registry.Ready}},
 		}),
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,
@@ -289,17 +303,17 @@ func (s *server) setWorker(info router.WorkerInfo) {
 	}
 	s.log.Debug("worker", "worker", info.ID, "name", info.Name, "address", info.Address.String(), "health", info.Health.String())
 	if s.router.WantsEvents() {
-		s.events.SetWorker(info.ID, source(&info))
+		s.events.SetWorker(info.ID, s.source(&info))
 	}
 }
 
 // source says where the events of a worker are taken from.
-func source(info *router.WorkerInfo) events.Source {
+func (s *server) source(info *router.WorkerInfo) events.Source {
 	src := events.Source{
 		DPStart: info.DPStart, DPSize: max(1, info.DPSize),
 		StartedMS: info.StartedMS, Home: fmt.Sprint(info.Models[0], "/", info.BlockSize),
 	}
-	if src.Feed, src.Queries = events.ChooseFeed(info.Events.Transport, info.Events.LocalIndexer, false); info.BlockSize == 0 {
+	if src.Feed, src.Queries = events.ChooseFeed(info.Events.Transport, info.Events.LocalIndexer, s.durable != nil); info.BlockSize == 0 {
 		src.Feed, src.Queries = events.FeedNone, false
 	}
 	return src
@@ -320,6 +334,9 @@ func (s *server) run(ctx context.Context) error {
 	parts.Go(func() error { return s.router.Run(ctx) })
 	if s.router.WantsEvents() {
 		parts.Go(func() error { return s.events.Run(ctx) })
+		if s.durable != nil {
+			parts.Go(func() error { return s.readStream(ctx) })
+		}
 		parts.Go(func() error { return s.direct.sources.Run(ctx) })
 		parts.Go(func() error { return s.expireEvents(ctx) })
 	}

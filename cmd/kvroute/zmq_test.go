@@ -143,7 +143,7 @@ func startBeside(t *testing.T, engines int, engine, publish []string) (d *demons
 		t.Fatal(err)
 	}
 	d = &demonstration{out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: engines, load: bench.LoadConfig{Model: "sim"}}
-	if d.bus, err = startNATS("127.0.0.1:0"); err != nil {
+	if d.bus, err = startNATS("127.0.0.1:0", ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -201,7 +201,7 @@ func TestPublishWithOtherBlockSizes(t *testing.T) {
 			if testing.Short() {
 				t.Skip("starts processes")
 			}
-			bus, err := startNATS("127.0.0.1:0")
+			bus, err := startNATS("127.0.0.1:0", "")
 			if err != nil {
 				t.Fatal(err)
 			}

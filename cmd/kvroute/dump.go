@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// dump prints the index of a running kvroute.
+func dump(ctx context.Context, args []string, std stdio) error {
+	fs := newFlagSet("dump", std.err)
+	url := fs.String("url", "http://127.0.0.1:9003", "`URL` of kvroute's API")
+	sorted := fs.Bool("sort", false, "one block a line, in an order that two replicas agree on")
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	path := "/v1/index/dump"
+	if *sorted {
+		path += "?sort=1"
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, *url+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		return fmt.Errorf("status %d: %s", resp.StatusCode, bytes.TrimSpace(body))
+	}
+	out := bufio.NewWriterSize(std.out, 64<<10)
+	in := bufio.NewReaderSize(resp.Body, 64<<10)
+	whole := false
+	for {
+		line, err := in.ReadSlice('\n') // or a part of a long one, which is an event's
+		if len(line) > 0 {
+			whole = bytes.HasPrefix(line, []byte(`{"kvroute_end":`)) && err == nil
+		}
+		if _, err := out.Write(line); err != nil {
+			return err
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			break
+		}
+	}
+	if err := out.Flush(); err != nil {
+		return err
+	}
+	if !whole {
+		return errors.New("the dump ends in the middle")
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/replica"
+)
+
+// openDurable makes the reader of the stream of events, if there is to be one.
+func (s *server) openDurable() (err error) {
+	c := &s.conf
+	if !c.DurableKVEvents || !s.router.WantsEvents() {
+		return nil
+	}
+	s.durable, err = events.NewDurable(s.events, events.DurableConfig{
+		Replica: replicaName(c),
+		Holdings: replica.Holdings(replica.Config{
+			Router: s.router,
+			Direct: s.direct.sources.Has,
+			Expect: s.expected.add,
+			Log:    s.log,
+		}),
+		Replicas:          c.NATSReplicas,
+		Memory:            s.bus != nil && c.StateDir == "",
+		SnapshotThreshold: c.RouterSnapshotThreshold,
+		ResetStates:       c.RouterResetStates,
+		Drain:             c.DrainTimeout,
+		Log:               s.log,
+		Meter:             s.metrics.Meter("events.durable"),
+	})
+	return err
+}
+
+// replicaName is the setting, or what stays the same when this process is started
+// again in the same way. Where nothing does, it is "": some random name.
+func replicaName(c *config) string {
+	if c.Replica != "" {
+		return c.Replica
+	}
+	host, err := os.Hostname()
+	_, port, portErr := net.SplitHostPort(c.HTTPAddress)
+	if err != nil || portErr != nil || port == "0" {
+		return ""
+	}
+	return host + "-" + port
+}
+
+// readStream reads the stream of events while there are workers whose events come
+// by it. What it has kept finds its workers known: the registry goes first, for
+// some time.
+func (s *server) readStream(ctx context.Context) error {
+	for deadline := time.Now().Add(10 * time.Second); !s.registry.Ready() && time.Now().Before(deadline) && ctx.Err() == nil; {
+		select {
+		case <-ctx.Done():
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	parts.Go(func() { s.forgetExpected(ctx) })
+	if s.conf.RouterResetStates {
+		return s.durable.Run(ctx) // others are to forget, whoever is here
+	}
+	return s.events.RunFeed(ctx, events.FeedDurable, s.durable.Run)
+}
+
+func (s *server) checks() []api.Check {
+	checks := []api.Check{{Name: "registry", OK: s.registry.Ready}}
+	if s.durable != nil {
+		checks = append(checks, api.Check{Name: "events", OK: func() bool {
+			return s.durable.Ready() || !s.events.Wants(events.FeedDurable)
+		}})
+	}
+	return checks
+}
+
+func (s *server) scopeName() string {
+	scope := s.scope.WithDefaults()
+	return scope.Namespace + "/" + scope.Component + "/" + scope.Endpoint
+}
+
+// position is the last message of the stream that was applied; 0 without a stream.
+func (s *server) position() uint64 {
+	if s.durable == nil {
+		return 0
+	}
+	return s.durable.Position()
+}
+
+// expected are workers that are known from a snapshot only.
+type expected struct {
+	mu sync.Mutex
+	// mu guards the fields below.
+	ids   []uint64
+	since time.Time
+}
+
+func (e *expected) add(ids []uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ids, e.since = append(e.ids, ids...), time.Now()
+}
+
+// due returns those that have been expected for long enough.
+func (e *expected) due() (ids []uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if time.Since(e.since) >= expectFor {
+		ids, e.ids = e.ids, nil
+	}
+	return ids
+}
+
+// expectFor is how long the workers of a snapshot have to register: some more than
+// a record in the registry lives.
+const expectFor = time.Minute
+
+// forgetExpected forgets workers of a snapshot that do not register.
+func (s *server) forgetExpected(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !s.registry.Ready() {
+			continue // nobody can register
+		}
+		for _, id := range s.router.RemoveExpected(s.expected.due()) {
+			s.events.Forget(id)
+			s.log.Info("a worker of the snapshot has not registered; it is forgotten", "worker", id)
+		}
+	}
+}

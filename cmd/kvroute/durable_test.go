@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
+)
+
+// The tests of this file start routers and workers as processes, and NATS in this
+// one; no Envoy.
+
+// streamFleet starts NATS and workers that publish into a stream.
+func streamFleet(t *testing.T) (bus *embeddedNATS, engines []*child) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	bus, err := startNATS("127.0.0.1:0", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bus.stop)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	for i := range fleetSize {
+		name := fmt.Sprint("worker-", i+1)
+		e, err := startChild(t.Context(), t.TempDir(), name, "engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", bus.url(), "--speed", "50", "--num-gpu-blocks", "400")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.stop)
+		engines = append(engines, e)
+	}
+	return bus, engines
+}
+
+// fleetSize is the number of workers in these tests.
+const fleetSize = 3
+
+func startReplicaProcess(t *testing.T, bus *embeddedNATS, name string, flags ...string) *child {
+	t.Helper()
+	c, err := startChild(t.Context(), t.TempDir(), name, append([]string{
+		"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", bus.url(), "--replica", name,
+	}, flags...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.stop()
+		if t.Failed() {
+			t.Logf("log of %s:\n%s", name, c.lastLines())
+		}
+	})
+	eventually(t, "a replica does not get ready", func() bool {
+		var ready struct{ Status string }
+		var known struct{ Workers []router.WorkerState }
+		return getJSON(t.Context(), "http://"+c.at.HTTP+"/readyz", &ready) == nil && ready.Status == "ready" &&
+			getJSON(t.Context(), "http://"+c.at.HTTP+"/v1/workers", &known) == nil && len(known.Workers) == fleetSize
+	})
+	return c
+}
+
+var unequal = regexp.MustCompile(`"(event_id|parent_hash|block_hash)":(\d+|null)`)
+
+// indexOf returns what a replica knows, in the form in which two are compared.
+func indexOf(t *testing.T, c *child) []string {
+	t.Helper()
+	resp, body := get(t, "http://"+c.at.HTTP+"/v1/index/dump?sort=1")
+	lines := strings.Split(strings.TrimSpace(body), "\n")
+	if resp.StatusCode != 200 || len(lines) < 2 || !strings.HasPrefix(lines[0], `{"kvroute_dump":1,`) || !strings.HasPrefix(lines[len(lines)-1], `{"kvroute_end":`) {
+		t.Fatalf("status %d, dump %.300s", resp.StatusCode, body)
+	}
+	lines = lines[1 : len(lines)-1]
+	for i := range lines {
+		lines[i] = unequal.ReplaceAllString(lines[i], "")
+	}
+	return lines
+}
+
+// talk makes the engines cache something.
+func talk(t *testing.T, engines []*child, from, to int) {
+	t.Helper()
+	for i := from; i < to; i++ {
+		e := engines[i%len(engines)]
+		body := chatBody(fmt.Sprint(i, strings.Repeat(fmt.Sprintf(" conversation %d goes on and on", i/3), 60)), 4, false)
+		resp, err := send(t, t.Context(), "POST", "http://"+e.at.HTTP+chatPath, body, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != 200 {
+			t.Fatalf("status %d", resp.StatusCode)
+		}
+	}
+}
+
+// engineBlocks is the number of blocks that the engines say they hold.
+func engineBlocks(t *testing.T, engines []*child) (n int) {
+	t.Helper()
+	for _, e := range engines {
+		n += cachedBlocks(t, e)
+	}
+	return n
+}
+
+// A third replica, started when the first two were killed, has the full state: the
+// stream alone does not have it any more.
+func TestAThirdReplicaProcess(t *testing.T) {
+	bus, engines := streamFleet(t)
+	flags := []string{"--router-snapshot-threshold", "5"}
+	a := startReplicaProcess(t, bus, "a", flags...)
+	b := startReplicaProcess(t, bus, "b", flags...)
+	talk(t, engines, 0, 40)
+	nc, err := connectNATS(bus.url(), "test", &BusAccess{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	firstLast := func() (first, last uint64) {
+		s, err := js.Stream(t.Context(), wire.Scope{}.Stream())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.CachedInfo().State.FirstSeq, s.CachedInfo().State.LastSeq
+	}
+	eventually(t, "the stream is not shortened", func() bool { first, _ := firstLast(); return first > 1 })
+	talk(t, engines, 40, 60)
+	var want []string
+	eventually(t, "the replicas do not agree", func() bool {
+		want = indexOf(t, a)
+		_, last := firstLast()
+		var lag bool
+		for _, c := range []*child{a, b} {
+			lag = lag || position(t, c) != last
+		}
+		return !lag && len(want) > 100 && len(want) == engineBlocks(t, engines) && slices.Equal(want, indexOf(t, b))
+	})
+	for _, c := range []*child{a, b} {
+		if err := c.cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		<-c.done
+	}
+	c := startReplicaProcess(t, bus, "c", flags...)
+	var got []string
+	eventually(t, "the third replica does not catch up", func() bool {
+		got = indexOf(t, c)
+		return slices.Equal(got, want)
+	})
+
+	// A reset reaches it, and the dumps of it and of the one that resets are equal:
+	// empty, and then what is stored from now on.
+	d := startReplicaProcess(t, bus, "d", append(flags, "--router-reset-states")...)
+	eventually(t, "a reset does not reach the other replica", func() bool { return len(indexOf(t, c)) == 0 && len(indexOf(t, d)) == 0 })
+	for _, e := range engines {
+		if err := post(t.Context(), "http://"+e.at.HTTP+"/reset_prefix_cache"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	talk(t, engines, 60, 80)
+	eventually(t, "the replicas do not agree after a reset", func() bool {
+		x := indexOf(t, c)
+		return len(x) > 100 && len(x) == engineBlocks(t, engines) && slices.Equal(x, indexOf(t, d))
+	})
+
+	// The command prints the same.
+	status, out, stderr := runs(t, "dump", "--url", "http://"+c.at.HTTP, "--sort")
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if status != 0 || len(lines) != len(indexOf(t, c))+2 {
+		t.Errorf("kvroute dump: status %d, %d lines, %s", status, len(lines), stderr)
+	}
+}
+
+// position is the last message of the stream that a replica has applied.
+func position(t *testing.T, c *child) uint64 {
+	t.Helper()
+	_, body := get(t, "http://"+c.at.HTTP+"/v1/index/dump")
+	line, _, _ := strings.Cut(body, "\n")
+	var head struct {
+		Seq uint64 `json:"last_stream_seq"`
+	}
+	if err := json.NewDecoder(bytes.NewBufferString(line)).Decode(&head); err != nil {
+		t.Fatal(err)
+	}
+	return head.Seq
+}
+
+// A router alone, with its own NATS under --state-dir, knows after a restart what it
+// knew.
+func TestARestartWithItsOwnNATS(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	dir := t.TempDir()
+	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is the same after the restart
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().String()
+	l.Close()
+	start := func() *child {
+		c, err := startChild(t.Context(), t.TempDir(), "serve", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+			"--nats-listen", port, "--state-dir", dir, "--replica", "only")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.stop)
+		return c
+	}
+	c := start()
+	e, err := startChild(t.Context(), t.TempDir(), "worker-1", "engine", "--name", "worker-1", "--listen", "127.0.0.1:0", "--nats-url", c.at.NATS, "--speed", "50")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.stop)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	talk(t, []*child{e}, 0, 10)
+	var want []string
+	eventually(t, "the events do not come", func() bool {
+		want = indexOf(t, c)
+		return len(want) > 100 && len(want) == engineBlocks(t, []*child{e})
+	})
+	c.stop()
+	talk(t, []*child{e}, 0, 3) // again: nothing new, while the bus is away
+	c = start()
+	eventually(t, "what was known is gone", func() bool { return slices.Equal(indexOf(t, c), want) })
+}

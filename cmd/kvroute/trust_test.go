@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// guardedNATS starts a server by the account file of the example, and returns a
+// function that connects as one of its users.
+func guardedNATS(t *testing.T) (url string, as func(user string) *guarded) {
+	t.Helper()
+	for _, user := range []string{"ROUTER", "WORKER", "WORKER_0"} {
+		t.Setenv("KVROUTE_"+user+"_PASSWORD", "secret-of-"+user)
+	}
+	opts, err := natsserver.ProcessConfigFile("../../examples/nats/kvroute.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.Host, opts.Port, opts.StoreDir, opts.NoSigs, opts.NoLog = "127.0.0.1", natsserver.RANDOM_PORT, t.TempDir(), true, true
+	s, err := natsserver.NewServer(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	return s.ClientURL(), func(user string) *guarded {
+		g := &guarded{user: user}
+		password := "secret-of-" + strings.ReplaceAll(strings.ToUpper(user), "-", "_")
+		g.nc, err = nats.Connect(s.ClientURL(), nats.UserInfo(user, password), nats.CustomInboxPrefix("_INBOX_"+strings.ReplaceAll(user, "-", "")),
+			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+				g.mu.Lock()
+				defer g.mu.Unlock()
+				g.errs = append(g.errs, err.Error())
+			}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(g.nc.Close)
+		return g
+	}
+}
+
+// guarded is a connection with what the server refused.
+type guarded struct {
+	user string
+	nc   *nats.Conn
+	mu   sync.Mutex
+	errs []string
+}
+
+// refused reports whether the server has refused something about a subject, and
+// forgets it.
+func (g *guarded) refused(subject string) bool {
+	if g.nc.Flush() != nil {
+		return false
+	}
+	for range 100 {
+		g.mu.Lock()
+		i := slices.IndexFunc(g.errs, func(e string) bool {
+			return strings.Contains(strings.ToLower(e), "permissions violation") && strings.Contains(e, subject)
+		})
+		g.mu.Unlock()
+		if i >= 0 {
+			return true
+		}
+		<-time.After(2 * time.Millisecond)
+	}
+	return false
+}
+
+// Everybody can do what they must: the whole flow, with real processes, over a bus
+// that is guarded by the very file of the example.
+func TestTheGuardedBusServes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	url, _ := guardedNATS(t)
+	with := func(user, password string) string {
+		return strings.Replace(url, "nats://", "nats://"+user+":"+password+"@", 1)
+	}
+	var engines []*child
+	for i, user := range []string{"worker-0", "worker"} {
+		name := fmt.Sprint("worker-", i)
+		e, err := startChild(t.Context(), t.TempDir(), name, "engine", "--name", name, "--listen", "127.0.0.1:0", "--speed", "50",
+			"--nats-url", with(user, "secret-of-"+[]string{"WORKER_0", "WORKER"}[i]), "--nats-inbox-prefix", "_INBOX_"+strings.ReplaceAll(user, "-", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			e.stop()
+			if log := e.lastLines(); strings.Contains(log, "NATS refuses") {
+				t.Errorf("log of %s:\n%s", name, log)
+			}
+		})
+		engines = append(engines, e)
+	}
+	bus := func(name string, more ...string) *child {
+		c, err := startChild(t.Context(), t.TempDir(), name, append([]string{
+			"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--replica", name,
+			"--nats-url", with("router", "secret-of-ROUTER"), "--nats-inbox-prefix", "_INBOX_router", "--router-snapshot-threshold", "3",
+		}, more...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			c.stop()
+			if log := c.lastLines(); strings.Contains(log, "NATS refuses") || strings.Contains(log, "failed") || t.Failed() {
+				t.Errorf("log of %s:\n%s", name, log)
+			}
+		})
+		return c
+	}
+	a := bus("a")
+	agree := func(c *child) {
+		t.Helper()
+		eventually(t, c.name+" does not know what the engines cache", func() bool {
+			x := indexOf(t, c)
+			return len(x) > 100 && len(x) == engineBlocks(t, engines)
+		})
+	}
+	talk(t, engines, 0, 30)
+	agree(a)
+	a.stop() // leaves a snapshot and a shorter stream
+	if log := a.lastLines(); !strings.Contains(log, "a snapshot is written") {
+		t.Errorf("no snapshot:\n%s", log)
+	}
+	b := bus("b")
+	agree(b)
+	if log := b.lastLines(); !strings.Contains(log, "a snapshot is restored") {
+		t.Errorf("nothing is restored:\n%s", log)
+	}
+	c := bus("c", "--router-reset-states")
+	eventually(t, "a reset is not possible", func() bool { return len(indexOf(t, c)) == 0 })
+}
+
+// And nobody can do more.
+func TestTheGuardedBusRefuses(t *testing.T) {
+	url, as := guardedNATS(t)
+	router, worker, worker0 := as("router"), as("worker"), as("worker-0")
+	scope := wire.Scope{}
+	events, registry := scope.Topic("kv-events"), "$KV."+scope.Bucket("workers")+"."
+	own, other := wire.WorkerKey(wire.WorkerID("worker-0")), wire.WorkerKey(wire.WorkerID("worker-1"))
+	for _, c := range []struct {
+		who     *guarded
+		publish bool // or subscribe
+		subject string
+		allowed bool
+	}{
+		{worker, true, events, true},
+		{worker, true, scope.Own("heartbeat", other), true},
+		{worker, true, registry + other, true},
+		{worker, false, events, false}, // what others cache
+		{worker, false, "_INBOX_router.>", false},
+		{worker, false, ">", false},
+		{worker, false, "$KV.>", false},
+		{worker, true, scope.Topic("active_sequences_events"), false},
+		{worker, true, "$JS.API.STREAM.PURGE." + scope.Stream(), false},
+		{worker, true, "$JS.API.STREAM.DELETE." + scope.Stream(), false},
+		{worker, true, "$JS.API.STREAM.UPDATE." + scope.Stream(), false},
+		{worker, true, "$JS.API.CONSUMER.CREATE." + scope.Stream() + ".spy", false},
+		{worker, true, "$JS.API.CONSUMER.DELETE." + scope.Stream() + ".kvroute-a", false},
+		{worker, true, "$KV." + scope.Bucket("state") + ".head", false},
+		{worker, true, "$KV." + scope.Bucket("lock") + ".snapshot", false},
+		{worker, true, "$O." + scope.Bucket("snap") + ".C.x", false},
+		{worker0, true, registry + own, true},
+		{worker0, true, registry + other, false}, // another one's registration
+		{worker0, true, scope.Own("heartbeat", own), true},
+		{worker0, true, scope.Own("heartbeat", other), false},
+		{worker, false, scope.Own("presence"), true},
+		{worker, true, scope.Own("presence"), false}, // a router that wants no events
+		{worker0, false, scope.Own("query", own, "*"), true},
+		{worker0, false, scope.Own("query", other, "*"), false}, // answers in another's name
+		{router, true, scope.Own("presence"), true},
+		{router, false, events, true},
+		{router, false, scope.Own("heartbeat", "*"), true},
+		{router, true, scope.Topic("active_sequences_events"), true},
+		{router, true, events, false}, // what workers cache
+		{router, true, registry + own, false},
+		{router, true, scope.Own("heartbeat", own), false},
+		{router, true, "$JS.API.STREAM.DELETE." + scope.Stream(), false},
+		{router, true, "$JS.API.STREAM.PURGE.KV_" + scope.Bucket("workers"), false},
+		{router, false, "_INBOX_worker.>", false},
+		{router, true, wire.Scope{Endpoint: "other"}.Topic("kv-events"), false},
+	} {
+		var err error
+		if c.publish {
+			err = c.who.nc.Publish(c.subject, []byte("{}"))
+		} else {
+			_, err = c.who.nc.SubscribeSync(c.subject)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.allowed {
+			if err := c.who.nc.Flush(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := c.who.refused(`"` + c.subject + `"`); got == c.allowed {
+			t.Errorf("%s, publishes %v, %s: refused %v", c.who.user, c.publish, c.subject, got)
+		}
+	}
+	for _, url := range []string{url, strings.Replace(url, "nats://", "nats://router:wrong@", 1)} {
+		if nc, err := nats.Connect(url); !errors.Is(err, nats.ErrAuthorization) {
+			nc.Close()
+			t.Errorf("without the right password: %v", err)
+		}
+	}
+	// What is refused is said in words, where the operator looks.
+	var log bytes.Buffer
+	nc, err := connectNATS(strings.Replace(url, "nats://", "nats://worker:secret-of-WORKER@", 1), "test", &BusAccess{NATSInboxPrefix: "_INBOX_worker"}, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteStream(t.Context(), scope.Stream()); err == nil {
+		t.Error("a worker can delete the stream")
+	}
+	nc.Close()
+	if want := "NATS refuses something"; !strings.Contains(log.String(), want) || !strings.Contains(log.String(), "STREAM.DELETE") {
+		t.Errorf("the log is %q, want %q", log.String(), want)
+	}
+}
+
+// Over TLS both sides show certificates; without the right ones nobody connects.
+func TestBusOverTLS(t *testing.T) {
+	dir := t.TempDir()
+	ca, caKey := certificate(t, dir, "ca", nil, nil)
+	server, serverKey := certificate(t, dir, "server", ca, caKey)
+	certificate(t, dir, "client", ca, caKey)
+	certificate(t, dir, "stranger-ca", nil, nil)
+	pool := x509.NewCertPool()
+	pool.AddCert(ca)
+	s, err := natsserver.NewServer(&natsserver.Options{
+		Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, NoSigs: true, NoLog: true, TLS: true, TLSVerify: true, TLSTimeout: 5,
+		TLSConfig: &tls.Config{
+			MinVersion: tls.VersionTLS12, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+			Certificates: []tls.Certificate{{Certificate: [][]byte{server.Raw}, PrivateKey: serverKey}},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	at := func(name string) string { return filepath.Join(dir, name) }
+	url := strings.Replace(s.ClientURL(), "nats://", "tls://", 1)
+	for name, c := range map[string]struct {
+		access BusAccess
+		ok     bool
+	}{
+		"all right":                {BusAccess{NATSCA: at("ca.pem"), NATSCert: at("client.pem"), NATSKey: at("client.key")}, true},
+		"no certificate to show":   {BusAccess{NATSCA: at("ca.pem")}, false},
+		"an unknown authority":     {BusAccess{NATSCert: at("client.pem"), NATSKey: at("client.key")}, false},
+		"another authority's bus":  {BusAccess{NATSCA: at("stranger-ca.pem"), NATSCert: at("client.pem"), NATSKey: at("client.key")}, false},
+		"another one's credential": {BusAccess{NATSCA: at("ca.pem"), NATSCert: at("stranger-ca.pem"), NATSKey: at("stranger-ca.key")}, false},
+	} {
+		nc, err := connectNATS(url, name, &c.access, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		connected := false
+		for end := time.Now().Add(map[bool]time.Duration{true: 5 * time.Second, false: time.Second}[c.ok]); time.Now().Before(end) && !connected; {
+			connected = nc.IsConnected()
+			<-time.After(5 * time.Millisecond)
+		}
+		if connected != c.ok {
+			t.Errorf("%s: connected %v, %v", name, connected, nc.LastError())
+		}
+		nc.Close()
+	}
+}
+
+func TestBusSettingsAreChecked(t *testing.T) {
+	for want, flags := range map[string][]string{
+		"exclude each other": {"--nats-creds", "/dev/null", "--nats-nkey", "/dev/null"},
+		"belong together":    {"--nats-cert", "/dev/null"},
+		"no such file":       {"--nats-ca", "/no/such/file"},
+		"nats-replicas":      {"--nats-replicas", "2"},
+		"snapshot-threshold": {"--router-snapshot-threshold", "0"},
+	} {
+		status, _, stderr := runs(t, append([]string{"config"}, flags...)...)
+		if status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("%q: status %d, %q; want %q", flags, status, stderr, want)
+		}
+	}
+}
+
+// certificate writes NAME.pem and NAME.key, signed by ca or by itself.
+func certificate(t *testing.T, dir, name string, ca *x509.Certificate, caKey *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: ca == nil, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	if ca == nil {
+		ca, caKey = template, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca, &key.PublicKey, caKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, block := range map[string]*pem.Block{".pem": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
+		if err := os.WriteFile(filepath.Join(dir, name+file), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, key
+}
