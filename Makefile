@@ -17,7 +17,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build envoy ## show it at work: the same load round robin and by cache, through a real Envoy (DEMO=--keep leaves it running)
+demo: build envoy ## show it at work: the same load round robin and by cache, through a real Envoy (DEMO=--keep leaves it running, DEMO=--core does without JetStream)
 	@$(BIN) demo $(DEMO)
 
 .PHONY: bench-demo
@@ -42,6 +42,10 @@ bench-peers: tools ## measure the index and its peers in turn (ROUNDS=5; needs R
 	go build -C bench/peers -o $(CURDIR)/$(PEERS)/peer-llmd .
 	@go run bench/peers_main.go --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$$(git rev-parse --short HEAD)" \
 		--dynamo $(PEERS)/release/peer-dynamo --llmd $(PEERS)/peer-llmd
+
+.PHONY: bench-events
+bench-events: tools ## measure events, snapshots and the start of a replica against their targets (ROUNDS=3)
+	@go run bench/events_main.go --rounds $(or $(ROUNDS),3) --commit "$$(git rev-parse --short HEAD)"
 
 TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
 
