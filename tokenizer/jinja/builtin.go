@@ -30,30 +30,36 @@ var (
 
 func globals() map[string]Value {
 	return map[string]Value{
-		"raise_exception": funcOf("raise_exception", func(_ *renderer, a *args) (Value, error) {
+		"raise_exception": funcOf("raise_exception", func(r *renderer, a *args) (Value, error) {
 			v, _ := a.get(0, "message")
-			return Value{}, errorf(Raise, "%s", v.text())
+			return Value{}, errorf(Raise, "%s", r.text(v))
 		}),
 		"strftime_now": funcOf("strftime_now", func(r *renderer, a *args) (Value, error) {
 			format, err := a.word("strftime_now", 0, "format", "")
-			return String(strftime(r.o.Now, format)), err
+			if err == nil {
+				err = r.tick(2 * len(format))
+			}
+			if err != nil {
+				return Value{}, err
+			}
+			return String(strftime(r.o.Now, format)), nil
 		}),
 		"range": funcOf("range", rangeOf),
-		"dict": funcOf("dict", func(_ *renderer, a *args) (Value, error) {
-			d, err := dictOf(a)
+		"dict": funcOf("dict", func(r *renderer, a *args) (Value, error) {
+			d, err := dictOf(r, a)
 			return FromDict(d), err
 		}),
-		"namespace": funcOf("namespace", func(_ *renderer, a *args) (Value, error) {
-			d, err := dictOf(a)
+		"namespace": funcOf("namespace", func(r *renderer, a *args) (Value, error) {
+			d, err := dictOf(r, a)
 			return Value{kind: kindNamespace, ref: d}, err
 		}),
-		"cycler": funcOf("cycler", func(_ *renderer, a *args) (Value, error) {
+		"cycler": funcOf("cycler", func(r *renderer, a *args) (Value, error) {
 			if len(a.pos) == 0 {
 				return Value{}, errorf(TypeError, "at least one item has to be provided")
 			}
 			return cyclerOf(a.pos), nil
 		}),
-		"joiner": funcOf("joiner", func(_ *renderer, a *args) (Value, error) {
+		"joiner": funcOf("joiner", func(r *renderer, a *args) (Value, error) {
 			sep, err := a.word("joiner", 0, "sep", ", ")
 			used := false
 			return funcOf("joiner", func(*renderer, *args) (Value, error) {
@@ -108,23 +114,29 @@ func attrOfFunction(v Value, name string) (Value, bool) {
 	return Value{}, false
 }
 
-func dictOf(a *args) (*Dict, error) {
+func dictOf(r *renderer, a *args) (*Dict, error) {
 	d := NewDict(len(a.kw))
 	if len(a.pos) > 0 {
 		from := a.pos[0]
 		if of := from.Dict(); of != nil {
 			for i, k := range of.keys {
-				d.set(k, of.values[i])
+				if err := r.tick(itemSteps); err != nil {
+					return nil, err
+				}
+				d.set(r, k, of.values[i])
 			}
 		} else {
 			for _, it := range from.Items() {
 				p := it.Items()
-				if len(p) != 2 || !hashable(p[0]) {
+				if len(p) != 2 || !r.hashable(p[0]) {
 					return nil, errorf(ValueError, "dictionary update sequence has an element that is no pair")
 				}
-				d.set(p[0], p[1])
+				d.set(r, p[0], p[1])
 			}
 		}
+	}
+	if err := r.listed(2 * d.Len()); err != nil {
+		return nil, err
 	}
 	for i, name := range a.kwNames {
 		d.Set(name, a.kw[i])
@@ -167,16 +179,25 @@ func rangeOf(r *renderer, a *args) (Value, error) {
 	if count > maxRange || count < 0 {
 		return Value{}, errorf(OverflowError, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange)
 	}
+	if err := r.listed(int(count)); err != nil {
+		return Value{}, err
+	}
 	items := make([]Value, count)
 	for i := range items {
 		items[i] = Int(start + int64(i)*step)
 	}
-	return List(items...), r.made(len(items))
+	return List(items...), nil
 }
 
 func tests() map[string]test {
 	is := func(f func(v Value) bool) test {
-		return func(_ *renderer, v Value, _ *args) (bool, error) { return f(v), nil }
+		return func(r *renderer, v Value, _ *args) (bool, error) { return f(v), nil }
+	}
+	cased := func(this, other func(string) string) test {
+		return func(r *renderer, v Value, _ *args) (bool, error) {
+			s := r.text(v)
+			return s == this(s) && s != other(s), r.tick(len(s) / 8)
+		}
 	}
 	order := func(op string) test {
 		return func(r *renderer, v Value, a *args) (bool, error) {
@@ -185,7 +206,7 @@ func tests() map[string]test {
 		}
 	}
 	number := func(f func(n int64) bool) test {
-		return func(_ *renderer, v Value, _ *args) (bool, error) {
+		return func(r *renderer, v Value, _ *args) (bool, error) {
 			if v.kind == kindUndefined {
 				return false, errUndefined(v)
 			}
@@ -210,8 +231,8 @@ func tests() map[string]test {
 		}),
 		"callable": is(func(v Value) bool { return v.kind == kindFunc || v.kind == kindUndefined || v.kind == kindLoop }),
 		"escaped":  is(func(v Value) bool { return v.kind == kindSafe }),
-		"lower":    is(func(v Value) bool { s := v.text(); return s == strings.ToLower(s) && s != strings.ToUpper(s) }),
-		"upper":    is(func(v Value) bool { s := v.text(); return s == strings.ToUpper(s) && s != strings.ToLower(s) }),
+		"lower":    cased(strings.ToLower, strings.ToUpper),
+		"upper":    cased(strings.ToUpper, strings.ToLower),
 		"odd":      number(func(n int64) bool { return n%2 != 0 }), "even": number(func(n int64) bool { return n%2 == 0 }),
 		"divisibleby": func(r *renderer, v Value, a *args) (bool, error) {
 			x, _ := a.get(0, "num")
@@ -222,12 +243,12 @@ func tests() map[string]test {
 			x, _ := a.get(0, "seq")
 			return r.contains(x, v)
 		},
-		"sameas": func(_ *renderer, v Value, a *args) (bool, error) {
+		"sameas": func(r *renderer, v Value, a *args) (bool, error) {
 			x, _ := a.get(0, "other")
 			return v.kind == x.kind && v.num == x.num && v.str == x.str && (v.ref == x.ref), nil
 		},
-		"filter": func(r *renderer, v Value, _ *args) (bool, error) { return r.filters[v.text()] != nil, nil },
-		"test":   func(r *renderer, v Value, _ *args) (bool, error) { return r.tests[v.text()] != nil, nil },
+		"filter": func(r *renderer, v Value, _ *args) (bool, error) { return r.filters[r.text(v)] != nil, nil },
+		"test":   func(r *renderer, v Value, _ *args) (bool, error) { return r.tests[r.text(v)] != nil, nil },
 	}
 	for op, names := range map[string][]string{
 		"==": {"eq", "equalto", "=="}, "!=": {"ne", "!="}, "<": {"lt", "lessthan", "<"}, "<=": {"le", "<="}, ">": {"gt", "greaterthan", ">"}, ">=": {"ge", ">="},
@@ -241,11 +262,17 @@ func tests() map[string]test {
 
 // key returns what an attribute name or path of a filter picks of an item.
 func (r *renderer) key(v, attribute Value) (Value, error) {
+	if err := r.tick(1); err != nil {
+		return Value{}, err
+	}
 	if attribute.isInt() {
 		return r.item(v, attribute)
 	}
-	for part := range strings.SplitSeq(attribute.text(), ".") {
-		var err error
+	for part := range strings.SplitSeq(r.text(attribute), ".") {
+		err := r.tick(1 + len(part)/stringStep)
+		if err != nil {
+			return Value{}, err
+		}
 		k := String(part)
 		if n, e := strconv.Atoi(part); e == nil {
 			k = Int(int64(n))
@@ -258,8 +285,9 @@ func (r *renderer) key(v, attribute Value) (Value, error) {
 }
 
 // folded is how sorting sees a value: strings without case.
-func folded(v Value) Value {
+func (r *renderer) folded(v Value) Value {
 	if v.isString() {
+		r.spend(1 + len(v.str)/stringStep)
 		return String(strings.ToLower(v.str))
 	}
 	return v
@@ -267,18 +295,21 @@ func folded(v Value) Value {
 
 // keyed returns the items with the values that they are ordered by.
 func (r *renderer) keyed(items []Value, attribute Value, fold bool) ([][2]Value, error) {
+	if err := r.listed(3 * len(items)); err != nil {
+		return nil, err
+	}
 	out := make([][2]Value, len(items))
 	for i, it := range items {
 		k := it
 		if attribute.kind != kindUndefined && !attribute.IsNone() {
 			var parts []Value
-			for part := range strings.SplitSeq(attribute.text(), ",") {
+			for part := range strings.SplitSeq(r.text(attribute), ",") {
 				x, err := r.key(it, String(part))
 				if err != nil {
 					return nil, err
 				}
 				if fold {
-					x = folded(x)
+					x = r.folded(x)
 				}
 				parts = append(parts, x)
 			}
@@ -286,11 +317,11 @@ func (r *renderer) keyed(items []Value, attribute Value, fold bool) ([][2]Value,
 				k = tupleOf(parts...)
 			}
 		} else if fold {
-			k = folded(k)
+			k = r.folded(k)
 		}
 		out[i] = [2]Value{k, it}
 	}
-	return out, r.made(8 * len(items))
+	return out, r.broken
 }
 
 func (r *renderer) sorted(items []Value, attribute Value, fold, reverse bool) ([]Value, error) {
@@ -299,7 +330,7 @@ func (r *renderer) sorted(items []Value, attribute Value, fold, reverse bool) ([
 		return nil, err
 	}
 	err = sortBy(all, func(a, b [2]Value) (int, error) {
-		c, err := compare(a[0], b[0])
+		c, err := r.compare(a[0], b[0])
 		if reverse {
 			c = -c
 		}
@@ -325,15 +356,15 @@ func (r *renderer) predicate(a *args, skip int) (func(v Value) (bool, error), er
 	}
 	check := func(v Value) (bool, error) { return v.truth(), nil }
 	if len(pos) > 0 {
-		t, ok := r.tests[pos[0].text()]
+		t, ok := r.tests[r.text(pos[0])]
 		if !ok {
-			return nil, errorf(RuntimeError, "No test named '%s'.", pos[0].text())
+			return nil, errorf(RuntimeError, "No test named '%s'.", r.text(pos[0]))
 		}
 		rest := &args{pos: pos[1:], kwNames: a.kwNames, kw: a.kw}
 		check = func(v Value) (bool, error) { return t(r, v, rest) }
 	}
 	return func(v Value) (bool, error) {
-		if err := r.tick(1); err != nil {
+		if err := r.tick(1 + itemSteps); err != nil {
 			return false, err
 		}
 		if skip > 0 {
@@ -375,6 +406,9 @@ func mapped(r *renderer, v Value, a *args) (Value, error) {
 	if err != nil {
 		return Value{}, err
 	}
+	if err := r.listed(len(items)); err != nil {
+		return Value{}, err
+	}
 	out := make([]Value, len(items))
 	if attribute, ok := a.named("attribute"); ok && len(a.pos) == 0 {
 		def, hasDef := a.named("default")
@@ -388,14 +422,14 @@ func mapped(r *renderer, v Value, a *args) (Value, error) {
 			}
 			out[i] = x
 		}
-		return List(out...), r.made(len(out))
+		return List(out...), nil
 	}
 	if len(a.pos) == 0 {
 		return Value{}, errorf(TypeError, "map requires a filter argument")
 	}
-	f, ok := r.filters[a.pos[0].text()]
+	f, ok := r.filters[r.text(a.pos[0])]
 	if !ok {
-		return Value{}, errorf(RuntimeError, "No filter named '%s'.", a.pos[0].text())
+		return Value{}, errorf(RuntimeError, "No filter named '%s'.", r.text(a.pos[0]))
 	}
 	rest := &args{pos: a.pos[1:], kwNames: a.kwNames, kw: a.kw}
 	for i, it := range items {
@@ -409,12 +443,12 @@ func mapped(r *renderer, v Value, a *args) (Value, error) {
 	return List(out...), nil
 }
 
-func lengthOf(_ *renderer, v Value, _ *args) (Value, error) {
+func lengthOf(r *renderer, v Value, _ *args) (Value, error) {
 	switch v.kind {
 	case kindUndefined:
 		return Int(0), nil
 	case kindString, kindSafe:
-		return Int(int64(utf8.RuneCountInString(v.str))), nil
+		return Int(int64(utf8.RuneCountInString(v.str))), r.scanned(len(v.str))
 	case kindList, kindTuple:
 		return Int(int64(len(v.Items()))), nil
 	case kindDict:
@@ -438,23 +472,28 @@ func tojson(r *renderer, v Value, a *args) (Value, error) {
 		}
 	}
 	if x, ok := a.get(2, "separators"); ok && len(x.Items()) == 2 {
-		o.comma, o.colon = x.Items()[0].text(), x.Items()[1].text()
+		o.comma, o.colon = r.text(x.Items()[0]), r.text(x.Items()[1])
 	}
 	x, _ = a.get(3, "sort_keys")
 	o.sortKeys = x.truth()
 	start := len(r.out)
-	b, err := appendJSON(r.out, v, &o, 0)
+	b, err := r.appendJSON(r.out, v, &o, 0)
+	r.out = b[:start] // grown once, not each time
 	if err != nil {
 		return Value{}, err
 	}
 	s := string(b[start:])
-	return String(s), r.made(len(s))
+	return String(s), nil
 }
 
 func filters() map[string]filter {
 	text := func(f func(string) string) filter {
 		return func(r *renderer, v Value, _ *args) (Value, error) {
-			s := f(v.text())
+			in := r.text(v)
+			if err := r.tick(len(in) / 4); err != nil {
+				return Value{}, err
+			}
+			s := f(in)
 			return String(s), r.made(len(s))
 		}
 	}
@@ -477,7 +516,7 @@ func filters() map[string]filter {
 			}
 			best := all[0]
 			for _, x := range all[1:] {
-				c, err := compare(x[0], best[0])
+				c, err := r.compare(x[0], best[0])
 				if err != nil {
 					return Value{}, err
 				}
@@ -488,7 +527,7 @@ func filters() map[string]filter {
 			return best[1], nil
 		})
 	}
-	def := func(_ *renderer, v Value, a *args) (Value, error) {
+	def := func(r *renderer, v Value, a *args) (Value, error) {
 		x, ok := a.get(0, "default_value")
 		if !ok {
 			x = String("")
@@ -499,11 +538,12 @@ func filters() map[string]filter {
 		}
 		return v, nil
 	}
-	escape := func(_ *renderer, v Value, _ *args) (Value, error) {
+	escape := func(r *renderer, v Value, _ *args) (Value, error) {
 		if v.kind == kindSafe {
 			return v, nil
 		}
-		return Value{kind: kindSafe, str: escaped(v.text())}, nil
+		s := escaped(r.text(v))
+		return Value{kind: kindSafe, str: s}, r.made(len(s))
 	}
 	toList := func(r *renderer, v Value, _ *args) (Value, error) {
 		items, err := r.iterate(v)
@@ -511,20 +551,21 @@ func filters() map[string]filter {
 	}
 	f := map[string]filter{
 		"tojson": tojson, "length": lengthOf, "count": lengthOf, "list": toList, "default": def, "d": def,
-		"string": func(_ *renderer, v Value, _ *args) (Value, error) {
+		"string": func(r *renderer, v Value, _ *args) (Value, error) {
 			if v.kind == kindSafe {
 				return v, nil
 			}
-			return String(v.text()), nil
+			return String(r.text(v)), nil
 		},
-		"safe": func(_ *renderer, v Value, _ *args) (Value, error) { return Value{kind: kindSafe, str: v.text()}, nil },
+		"safe": func(r *renderer, v Value, _ *args) (Value, error) { return Value{kind: kindSafe, str: r.text(v)}, nil },
 		"e":    escape, "escape": escape,
-		"forceescape": func(_ *renderer, v Value, _ *args) (Value, error) {
-			return Value{kind: kindSafe, str: escaped(v.text())}, nil
+		"forceescape": func(r *renderer, v Value, _ *args) (Value, error) {
+			s := escaped(r.text(v))
+			return Value{kind: kindSafe, str: s}, r.made(len(s))
 		},
 		"upper": text(strings.ToUpper), "lower": text(strings.ToLower), "capitalize": text(capitalized), "title": text(titleWords),
-		"trim": func(_ *renderer, v Value, a *args) (Value, error) {
-			s, err := trimmed(v.text(), a, "strip", true, true)
+		"trim": func(r *renderer, v Value, a *args) (Value, error) {
+			s, err := trimmed(r.text(v), a, "strip", true, true)
 			if v.kind == kindSafe {
 				return Value{kind: kindSafe, str: s}, err
 			}
@@ -534,11 +575,11 @@ func filters() map[string]filter {
 			if v.isString() {
 				return r.replace(v, a)
 			}
-			return r.replace(String(v.text()), a)
+			return r.replace(String(r.text(v)), a)
 		},
 		"join": ofItems(joined), "map": mapped,
 		"select": selecting(0, true), "reject": selecting(0, false), "selectattr": selecting(1, true), "rejectattr": selecting(1, false),
-		"first": ofItems(func(_ *renderer, items []Value, _ *args) (Value, error) {
+		"first": ofItems(func(r *renderer, items []Value, _ *args) (Value, error) {
 			if len(items) == 0 {
 				return undefined("No first item, sequence was empty."), nil
 			}
@@ -554,14 +595,15 @@ func filters() map[string]filter {
 			}
 			return items[len(items)-1], nil
 		},
-		"items": func(_ *renderer, v Value, _ *args) (Value, error) {
+		"items": func(r *renderer, v Value, _ *args) (Value, error) {
 			switch {
 			case v.kind == kindUndefined:
 				return List(), nil
 			case v.kind != kindDict:
 				return Value{}, errorf(TypeError, "Can only get item pairs from a mapping.")
 			}
-			return List(pairs(v.ref.(*Dict))...), nil
+			items, err := r.pairs(v.ref.(*Dict))
+			return List(items...), err
 		},
 		"dictsort": dictsort,
 		"sort": ofItems(func(r *renderer, items []Value, a *args) (Value, error) {
@@ -581,11 +623,11 @@ func filters() map[string]filter {
 			seen := &Dict{}
 			var out []Value
 			for _, x := range all {
-				if !hashable(x[0]) {
+				if !r.hashable(x[0]) {
 					return Value{}, errorf(TypeError, "unhashable type: '%s'", x[0].typeName())
 				}
-				if seen.find(x[0]) < 0 {
-					seen.set(x[0], None())
+				if seen.find(r, x[0]) < 0 {
+					seen.set(r, x[0], None())
 					out = append(out, x[1])
 				}
 				if err := r.tick(1 + seen.Len()/64); err != nil {
@@ -597,6 +639,9 @@ func filters() map[string]filter {
 		"reverse": func(r *renderer, v Value, _ *args) (Value, error) {
 			items, err := r.iterate(v)
 			if err != nil {
+				return Value{}, err
+			}
+			if err := r.listed(len(items)); err != nil {
 				return Value{}, err
 			}
 			items = slices.Clone(items)
@@ -625,7 +670,7 @@ func filters() map[string]filter {
 			}
 			return total, err
 		}),
-		"batch": ofItems(func(_ *renderer, items []Value, a *args) (Value, error) {
+		"batch": ofItems(func(r *renderer, items []Value, a *args) (Value, error) {
 			n, err := a.count("batch", 0, "linecount", 0)
 			if err != nil || n <= 0 {
 				return List(), err
@@ -633,6 +678,13 @@ func filters() map[string]filter {
 			fill, filled := a.get(1, "fill_with")
 			var out []Value
 			for at := 0; at < len(items); at += n {
+				size := min(n, len(items)-at)
+				if filled {
+					size = min(n, maxRange)
+				}
+				if err := r.listed(2 + size); err != nil {
+					return Value{}, err
+				}
 				row := slices.Clone(items[at:min(at+n, len(items))])
 				for filled && !fill.IsNone() && len(row) < n && len(row) < maxRange {
 					row = append(row, fill)
@@ -641,12 +693,15 @@ func filters() map[string]filter {
 			}
 			return List(out...), nil
 		}),
-		"slice": ofItems(func(_ *renderer, items []Value, a *args) (Value, error) {
+		"slice": ofItems(func(r *renderer, items []Value, a *args) (Value, error) {
 			n, err := a.count("slice", 0, "slices", 0)
 			if err != nil || n <= 0 || n > maxRange {
 				return List(), err
 			}
 			fill, filled := a.get(1, "fill_with")
+			if err := r.listed(len(items) + 3*n); err != nil {
+				return Value{}, err
+			}
 			per, more := len(items)/n, len(items)%n
 			var out []Value
 			at := 0
@@ -679,7 +734,7 @@ func filters() map[string]filter {
 			for i := 0; i < len(all); {
 				j := i
 				var group []Value
-				for ; j < len(all) && equal(all[j][0], all[i][0]); j++ {
+				for ; j < len(all) && r.equal(all[j][0], all[i][0]); j++ {
 					group = append(group, all[j][1])
 				}
 				k, err := r.key(all[i][1], attribute)
@@ -691,7 +746,7 @@ func filters() map[string]filter {
 			}
 			return List(out...), nil
 		}),
-		"abs": func(_ *renderer, v Value, _ *args) (Value, error) {
+		"abs": func(r *renderer, v Value, _ *args) (Value, error) {
 			switch {
 			case v.kind == kindUndefined:
 				return Value{}, errUndefined(v)
@@ -703,7 +758,10 @@ func filters() map[string]filter {
 			return Value{}, errorf(TypeError, "bad operand type for abs(): '%s'", v.typeName())
 		},
 		"round": round, "int": toInteger,
-		"float": func(_ *renderer, v Value, a *args) (Value, error) {
+		"float": func(r *renderer, v Value, a *args) (Value, error) {
+			if err := r.tick(len(v.str) / 8); err != nil {
+				return Value{}, err
+			}
 			d, ok := a.get(0, "default")
 			if !ok {
 				d = Float(0)
@@ -728,14 +786,17 @@ func filters() map[string]filter {
 			}
 			return noAttribute(v, name), nil
 		},
-		"wordcount": func(_ *renderer, v Value, _ *args) (Value, error) {
-			return Int(int64(len(strings.FieldsFunc(v.text(), func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsNumber(r) })))), nil
+		"wordcount": func(r *renderer, v Value, _ *args) (Value, error) {
+			if err := r.tick(len(v.str) / 4); err != nil {
+				return Value{}, err
+			}
+			return Int(int64(len(strings.FieldsFunc(r.text(v), func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsNumber(r) })))), nil
 		},
 		"center": func(r *renderer, v Value, a *args) (Value, error) {
 			if len(a.pos) == 0 && len(a.kw) == 0 {
 				a = &args{pos: []Value{Int(80)}}
 			}
-			return stringMethods()["center"](r, String(v.text()), a)
+			return stringMethods()["center"](r, String(r.text(v)), a)
 		},
 		"striptags": text(func(s string) string {
 			var b strings.Builder
@@ -777,18 +838,20 @@ func filters() map[string]filter {
 					list = append(list, it.Items())
 				}
 			} else {
-				return String(quote(v.text(), "/")), nil
+				s := quote(r.text(v), "/")
+				return String(s), r.made(3 * len(s))
 			}
 			var parts []string
 			for _, p := range list {
 				if len(p) != 2 {
 					return Value{}, errorf(ValueError, "not enough values to unpack")
 				}
-				parts = append(parts, strings.ReplaceAll(quote(p[0].text(), ""), "%20", "+")+"="+strings.ReplaceAll(quote(p[1].text(), ""), "%20", "+"))
+				parts = append(parts, strings.ReplaceAll(quote(r.text(p[0]), ""), "%20", "+")+"="+strings.ReplaceAll(quote(r.text(p[1]), ""), "%20", "+"))
 			}
-			return String(strings.Join(parts, "&")), nil
+			s := strings.Join(parts, "&")
+			return String(s), r.made(len(s))
 		},
-		"xmlattr": func(_ *renderer, v Value, a *args) (Value, error) {
+		"xmlattr": func(r *renderer, v Value, a *args) (Value, error) {
 			d := v.Dict()
 			if d == nil {
 				return Value{}, errorf(TypeError, "'%s' object has no items", v.typeName())
@@ -796,10 +859,10 @@ func filters() map[string]filter {
 			var parts []string
 			for i, k := range d.keys {
 				if x := d.values[i]; !x.IsNone() && x.kind != kindUndefined {
-					if strings.ContainsAny(k.text(), " \t\n\f\r/>=") {
-						return Value{}, errorf(ValueError, "Invalid character in attribute name: %s", k.appendRepr(nil))
+					if strings.ContainsAny(r.text(k), " \t\n\f\r/>=") {
+						return Value{}, errorf(ValueError, "Invalid character in attribute name: %s", r.repr(k))
 					}
-					parts = append(parts, escaped(k.text())+`="`+escaped(x.text())+`"`)
+					parts = append(parts, escaped(r.text(k))+`="`+escaped(r.text(x))+`"`)
 				}
 			}
 			s := strings.Join(parts, " ")
@@ -808,17 +871,17 @@ func filters() map[string]filter {
 			}
 			return String(s), nil
 		},
-		"pprint": func(_ *renderer, v Value, _ *args) (Value, error) { return String(string(v.appendRepr(nil))), nil },
+		"pprint": func(r *renderer, v Value, _ *args) (Value, error) { return String(r.repr(v)), nil },
 		"format": func(r *renderer, v Value, a *args) (Value, error) {
 			x := tupleOf(a.pos...)
 			if len(a.kw) > 0 {
-				d, err := dictOf(&args{kwNames: a.kwNames, kw: a.kw})
+				d, err := dictOf(r, &args{kwNames: a.kwNames, kw: a.kw})
 				if err != nil {
 					return Value{}, err
 				}
 				x = FromDict(d)
 			}
-			s, err := r.percent(v.text(), x)
+			s, err := r.percent(r.text(v), x)
 			return String(s), err
 		},
 	}
@@ -852,6 +915,9 @@ func joined(r *renderer, items []Value, a *args) (Value, error) {
 	attribute, picks := a.get(1, "attribute")
 	var b []byte
 	for i, it := range items {
+		if err := r.tick(1 + len(sep)/stringStep); err != nil {
+			return Value{}, err
+		}
 		if i > 0 {
 			b = append(b, sep...)
 		}
@@ -860,14 +926,14 @@ func joined(r *renderer, items []Value, a *args) (Value, error) {
 				return Value{}, err
 			}
 		}
-		if b = it.appendStr(b); len(b) > r.o.MaxOutput {
+		if b = r.appendStr(b, it); len(b) > r.o.MaxOutput {
 			break
 		}
 	}
 	return String(string(b)), r.made(len(b))
 }
 
-func dictsort(_ *renderer, v Value, a *args) (Value, error) {
+func dictsort(r *renderer, v Value, a *args) (Value, error) {
 	d := v.Dict()
 	if v.kind == kindUndefined {
 		return Value{}, errUndefined(v)
@@ -879,20 +945,23 @@ func dictsort(_ *renderer, v Value, a *args) (Value, error) {
 	by, _ := a.get(1, "by")
 	reverse, _ := a.get(2, "reverse")
 	pick := 0
-	switch by.text() {
+	switch r.text(by) {
 	case "", "key":
 	case "value":
 		pick = 1
 	default:
 		return Value{}, errorf(ValueError, `You can only sort by either "key" or "value"`)
 	}
-	items := pairs(d)
-	err := sortBy(items, func(x, y Value) (int, error) {
+	items, err := r.pairs(d)
+	if err != nil {
+		return Value{}, err
+	}
+	err = sortBy(items, func(x, y Value) (int, error) {
 		p, q := x.Items()[pick], y.Items()[pick]
 		if !sensitive.truth() {
-			p, q = folded(p), folded(q)
+			p, q = r.folded(p), r.folded(q)
 		}
-		c, err := compare(p, q)
+		c, err := r.compare(p, q)
 		if reverse.truth() {
 			c = -c
 		}
@@ -901,7 +970,7 @@ func dictsort(_ *renderer, v Value, a *args) (Value, error) {
 	return List(items...), err
 }
 
-func round(_ *renderer, v Value, a *args) (Value, error) {
+func round(r *renderer, v Value, a *args) (Value, error) {
 	n, err := a.count("round", 0, "precision", 0)
 	if err != nil {
 		return Value{}, err
@@ -934,12 +1003,15 @@ func round(_ *renderer, v Value, a *args) (Value, error) {
 	return Value{}, errorf(ValueError, "method must be common, ceil or floor")
 }
 
-func toInteger(_ *renderer, v Value, a *args) (Value, error) {
+func toInteger(r *renderer, v Value, a *args) (Value, error) {
 	d, ok := a.get(0, "default")
 	if !ok {
 		d = Int(0)
 	}
 	base, err := a.count("int", 1, "base", 10)
+	if err == nil {
+		err = r.tick(len(v.str) / 4)
+	}
 	if err != nil {
 		return Value{}, err
 	}
@@ -982,8 +1054,8 @@ func indent(r *renderer, v Value, a *args) (Value, error) {
 	}
 	first, _ := a.get(1, "first")
 	blank, _ := a.get(2, "blank")
-	lines := strings.Split(strings.TrimSuffix(v.text()+"\n", "\n"), "\n")
-	if err := r.made(len(v.text()) + len(lines)*len(pad)); err != nil {
+	lines := strings.Split(strings.TrimSuffix(r.text(v)+"\n", "\n"), "\n")
+	if err := r.made(len(r.text(v)) + len(lines)*len(pad)); err != nil {
 		return Value{}, err
 	}
 	var b strings.Builder

@@ -287,9 +287,19 @@ type jsonOptions struct {
 }
 
 // appendJSON appends what Python's json.dumps gives.
-func appendJSON(dst []byte, v Value, o *jsonOptions, level int) ([]byte, error) {
+func (r *renderer) appendJSON(dst []byte, v Value, o *jsonOptions, level int) ([]byte, error) {
+	if level == 0 {
+		r.longest = len(dst) + r.o.MaxOutput
+	}
 	if level > maxNesting {
 		return dst, errorf(RecursionError, "maximum recursion depth exceeded")
+	}
+	// more says whether n bytes may follow, before they are written.
+	more := func(n int) error {
+		if r.spend(1+n/stringStep) && r.fits(len(dst)+n) {
+			return nil
+		}
+		return r.broken
 	}
 	newline := func(level int) {
 		if o.pretty {
@@ -306,7 +316,7 @@ func appendJSON(dst []byte, v Value, o *jsonOptions, level int) ([]byte, error) 
 	case kindBool:
 		return strconv.AppendBool(dst, v.num != 0), nil
 	case kindInt, kindBig:
-		return v.appendRepr(dst), nil
+		return r.appendRepr(dst, v), nil
 	case kindFloat:
 		switch f := v.float(); {
 		case math.IsNaN(f):
@@ -316,17 +326,23 @@ func appendJSON(dst []byte, v Value, o *jsonOptions, level int) ([]byte, error) 
 		case math.IsInf(f, -1):
 			return append(dst, "-Infinity"...), nil
 		}
-		return v.appendRepr(dst), nil
+		return r.appendRepr(dst, v), nil
 	case kindString, kindSafe:
+		if err := more(len(v.str)); err != nil {
+			return dst, err
+		}
 		return appendJSONString(dst, v.str, o.ascii), nil
 	case kindList, kindTuple:
 		dst = append(dst, '[')
 		for i, it := range v.Items() {
+			if err := more(len(o.comma) + (level+1)*len(o.indent)); err != nil {
+				return dst, err
+			}
 			if i > 0 {
 				dst = append(dst, o.comma...)
 			}
 			newline(level + 1)
-			if dst, err = appendJSON(dst, it, o, level+1); err != nil {
+			if dst, err = r.appendJSON(dst, it, o, level+1); err != nil {
 				return dst, err
 			}
 		}
@@ -336,17 +352,23 @@ func appendJSON(dst []byte, v Value, o *jsonOptions, level int) ([]byte, error) 
 		return append(dst, ']'), nil
 	case kindDict:
 		d := v.ref.(*Dict)
+		if err := more(d.Len()); err != nil {
+			return dst, err
+		}
 		order := make([]int, d.Len())
 		for i := range order {
 			order[i] = i
 		}
 		if o.sortKeys {
-			if err := sortBy(order, func(a, b int) (int, error) { return compare(d.keys[a], d.keys[b]) }); err != nil {
+			if err := sortBy(order, func(a, b int) (int, error) { return r.compare(d.keys[a], d.keys[b]) }); err != nil {
 				return dst, err
 			}
 		}
 		dst = append(dst, '{')
 		for n, i := range order {
+			if err := more(len(o.comma) + len(o.colon) + (level+1)*len(o.indent) + len(d.keys[i].str)); err != nil {
+				return dst, err
+			}
 			if n > 0 {
 				dst = append(dst, o.comma...)
 			}
@@ -356,7 +378,7 @@ func appendJSON(dst []byte, v Value, o *jsonOptions, level int) ([]byte, error) 
 				dst = appendJSONString(dst, k.str, o.ascii)
 			case kindNone, kindBool, kindInt, kindBig, kindFloat:
 				dst = append(dst, '"')
-				if dst, err = appendJSON(dst, k, o, level+1); err != nil {
+				if dst, err = r.appendJSON(dst, k, o, level+1); err != nil {
 					return dst, err
 				}
 				dst = append(dst, '"')
@@ -364,7 +386,7 @@ func appendJSON(dst []byte, v Value, o *jsonOptions, level int) ([]byte, error) 
 				return dst, errorf(TypeError, "keys must be str, int, float, bool or None, not %s", k.typeName())
 			}
 			dst = append(dst, o.colon...)
-			if dst, err = appendJSON(dst, d.values[i], o, level+1); err != nil {
+			if dst, err = r.appendJSON(dst, d.values[i], o, level+1); err != nil {
 				return dst, err
 			}
 		}

@@ -5,9 +5,11 @@ package jinja_test
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
@@ -52,6 +54,86 @@ func TestLimits(t *testing.T) {
 				t.Errorf("error %v, want one of kind %s that names the template", err, c.want)
 			}
 		})
+	}
+}
+
+// What a template can build is no danger to the process: values that hold
+// themselves, are deep or share their parts end the rendering where they are
+// printed, compared or sorted, and work is counted by its size.
+func TestHostileValues(t *testing.T) {
+	const (
+		itself  = "{% set ns = namespace() %}{% set ns.a = ns %}\n"
+		deep    = "{% set ns = namespace(l=[], m=[]) %}{% for a in range(100) %}{% for b in range(1000) %}{% set ns.l = [ns.l] %}{% set ns.m = [ns.m] %}{% endfor %}{% endfor %}\n"
+		tuples  = "{% set ns = namespace(l=(), m=()) %}{% for a in range(1000) %}{% set ns.l = (ns.l,) %}{% set ns.m = (ns.m,) %}{% endfor %}\n"
+		shared  = "{% set ns = namespace(s=['x'], t=['x']) %}{% for a in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% set ns.t = [ns.t, ns.t] %}{% endfor %}\n"
+		sharedT = "{% set ns = namespace(s=('x',), t=('x',)) %}{% for a in range(60) %}{% set ns.s = (ns.s, ns.s) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}\n"
+	)
+	for _, c := range []struct {
+		text string
+		want jinja.Kind
+		line int
+	}{
+		{itself + "{{ ns }}", jinja.RecursionError, 2},
+		{itself + "{{ ns | pprint }}", jinja.RecursionError, 2},
+		{itself + "{{ [ns] }}", jinja.RecursionError, 2},
+		{itself + "{{ 'a' ~ ns }}", jinja.RecursionError, 2},
+		{itself + "{{ '%s' % [ns] }}", jinja.RecursionError, 2},
+		{itself + "{{ '{}'.format([ns]) }}", jinja.RecursionError, 2},
+		{itself + "{{ [[ns]] | join }}", jinja.RecursionError, 2},
+		{itself + "{{ [ns] | upper }}", jinja.RecursionError, 2},
+		{itself + "{{ raise_exception(ns) }}", jinja.RecursionError, 2},
+		{itself + "{% filter replace(ns, 1) %}x{% endfilter %}", jinja.TypeError, 2},
+		{"{% set ns = namespace(l=[]) %}{% for a in range(2200) %}{% for b in range(2200) %}{% set ns.l = [ns.l] %}{% endfor %}{% endfor %}{{ ns.l }}", jinja.LimitError, 1},
+		{deep + "{{ ns.l | string }}", jinja.RecursionError, 2},
+		{deep + "{{ ns.l | tojson }}", jinja.RecursionError, 2},
+		{deep + "{{ ns.l == ns.m }}", jinja.RecursionError, 2},
+		{deep + "{{ ns.l < ns.m }}", jinja.RecursionError, 2},
+		{deep + "{{ [ns.l, ns.m] | sort }}", jinja.RecursionError, 2},
+		{deep + "{{ ns.l in [ns.m] }}", jinja.RecursionError, 2},
+		{deep + "{{ [1, ns.l].index(ns.m) }}", jinja.RecursionError, 2},
+		{deep + "{{ {'a': ns.l} == {'a': ns.m} }}", jinja.RecursionError, 2},
+		{tuples + "{{ {ns.l: 1} }}", jinja.RecursionError, 2},
+		{tuples + "{{ [ns.l, ns.m] | unique | list }}", jinja.RecursionError, 2},
+		{shared + "{{ ns.s | tojson }}", jinja.LimitError, 2},
+		{shared + "{{ ns.s | tojson(indent=900) }}", jinja.LimitError, 2},
+		{shared + "{{ ns.s | string }}", jinja.LimitError, 2},
+		{shared + "{{ ns.s == ns.t }}", jinja.LimitError, 2},
+		{shared + "{{ ns.s > ns.t }}", jinja.LimitError, 2},
+		{shared + "{{ ns.s is eq(ns.t) }}", jinja.LimitError, 2},
+		{sharedT + "{{ {ns.s: 1}[ns.t] }}", jinja.LimitError, 2},
+		{"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", jinja.LimitError, 1},
+		{"{% set l = range(65536) | list %}{% for a in range(3000) %}\n{% set x = l | sort %}{% endfor %}", jinja.LimitError, 2},
+		{"{% set l = range(65536) | list %}\n{{ l | unique | list }}", jinja.LimitError, 2},
+		{"{% set l = range(65536) | list %}{% for a in range(9999) %}\n{% set x = l[::2] %}{% endfor %}", jinja.LimitError, 2},
+		{"{% set l = range(65536) | list %}{% for a in range(9999) %}\n{% set x = l + l %}{% endfor %}", jinja.LimitError, 2},
+		{"{% set l = range(65536) | list %}{% for a in range(99999) %}\n{% set x = l == l %}{% endfor %}", jinja.LimitError, 2},
+		{"{% set l = ['x'] * 65536 %}{% for a in range(9999) %}\n{% set x = l | join(',') %}{% endfor %}", jinja.LimitError, 2},
+		{"{% set l = ['x' * 100000] * 100000 %}\n{{ ','.join(l) }}", jinja.LimitError, 2},
+		{"{% set s = 'x' * 1000000 %}{% for a in range(99999) %}\n{% set x = s.strip('x') %}{% endfor %}", jinja.LimitError, 2},
+		{"{% set s = 'x ' * 10000000 %}\n{{ s.split() | length }}", jinja.LimitError, 2},
+		{"{% set s = 'x ' * 10000000 %}\n{{ s.split(' ') | length }}", jinja.LimitError, 2},
+		{"{% set s = '9' * 4300 %}{% for a in range(99999) %}\n{% set x = s | int %}{% endfor %}", jinja.LimitError, 2},
+		{"{% for a in range(99999) %}\n{% set x = 3 ** 40000 %}{% endfor %}", jinja.LimitError, 2},
+		{"{% set s = 'x' * 1000000 %}{% for a in range(99999) %}\n{% set x %}{{ s }}{% endset %}{% endfor %}", jinja.LimitError, 2},
+	} {
+		start := time.Now()
+		tmpl, err := jinja.Parse("hostile", c.text)
+		if err != nil {
+			t.Fatalf("%s: %v", c.text, err)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err = tmpl.Render(nil, nil, jinja.Options{})
+		runtime.ReadMemStats(&after)
+		var e *jinja.Error
+		if !errors.As(err, &e) || e.Kind != c.want || e.Name != "hostile" || e.Line != c.line {
+			t.Errorf("%s: error %v, want one of kind %s that names the template and line %d", c.text, err, c.want, c.line)
+		}
+		made := (after.TotalAlloc - before.TotalAlloc) >> 20
+		t.Logf("%v, %d MiB: %.140q", time.Since(start).Round(time.Millisecond), made, c.text[max(0, len(c.text)-60):])
+		if made > 2048 {
+			t.Errorf("%s: %d MiB allocated", c.text, made)
+		}
 	}
 }
 

@@ -46,14 +46,14 @@ func unsafe(r *renderer, v Value, _ *args) (Value, error) {
 
 var dictMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:gochecknoglobals // a table
 	m := map[string]methodFunc{
-		"get": func(_ *renderer, v Value, a *args) (Value, error) {
+		"get": func(r *renderer, v Value, a *args) (Value, error) {
 			if len(a.pos) == 0 {
 				return Value{}, errorf(TypeError, "get expected at least 1 argument, got 0")
 			}
-			if !hashable(a.pos[0]) {
+			if !r.hashable(a.pos[0]) {
 				return Value{}, errorf(TypeError, "unhashable type: '%s'", a.pos[0].typeName())
 			}
-			if x, ok := v.ref.(*Dict).get(a.pos[0]); ok {
+			if x, ok := v.ref.(*Dict).get(r, a.pos[0]); ok {
 				return x, nil
 			}
 			if len(a.pos) > 1 {
@@ -61,14 +61,15 @@ var dictMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:gocheck
 			}
 			return None(), nil
 		},
-		"items": func(_ *renderer, v Value, _ *args) (Value, error) {
-			return view("dict_items", pairs(v.ref.(*Dict))), nil
+		"items": func(r *renderer, v Value, _ *args) (Value, error) {
+			items, err := r.pairs(v.ref.(*Dict))
+			return view("dict_items", items), err
 		},
-		"keys": func(_ *renderer, v Value, _ *args) (Value, error) { return view("dict_keys", v.ref.(*Dict).keys), nil },
-		"values": func(_ *renderer, v Value, _ *args) (Value, error) {
+		"keys": func(r *renderer, v Value, _ *args) (Value, error) { return view("dict_keys", v.ref.(*Dict).keys), nil },
+		"values": func(r *renderer, v Value, _ *args) (Value, error) {
 			return view("dict_values", v.ref.(*Dict).values), nil
 		},
-		"copy": func(_ *renderer, v Value, _ *args) (Value, error) { return v, nil },
+		"copy": func(r *renderer, v Value, _ *args) (Value, error) { return v, nil },
 	}
 	for _, name := range []string{"update", "pop", "popitem", "setdefault", "clear"} {
 		m[name] = unsafe
@@ -81,7 +82,10 @@ func view(name string, items []Value) Value {
 	return Value{kind: kindList, str: name, ref: &list{items}}
 }
 
-func pairs(d *Dict) []Value {
+func (r *renderer) pairs(d *Dict) ([]Value, error) {
+	if err := r.listed(3 * d.Len()); err != nil {
+		return nil, err
+	}
 	items := make([]Value, d.Len())
 	backing := make([]Value, 2*d.Len())
 	for i := range items {
@@ -89,29 +93,35 @@ func pairs(d *Dict) []Value {
 		p[0], p[1] = d.keys[i], d.values[i]
 		items[i] = tupleOf(p...)
 	}
-	return items
+	return items, nil
 }
 
 var listMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:gochecknoglobals // a table
 	m := map[string]methodFunc{
-		"index": func(_ *renderer, v Value, a *args) (Value, error) {
+		"index": func(r *renderer, v Value, a *args) (Value, error) {
 			for i, it := range v.Items() {
-				if len(a.pos) > 0 && equal(it, a.pos[0]) {
+				if !r.spend(1) {
+					return Value{}, r.broken
+				}
+				if len(a.pos) > 0 && r.equal(it, a.pos[0]) {
 					return Int(int64(i)), nil
 				}
 			}
 			return Value{}, errorf(ValueError, "value is not in list")
 		},
-		"count": func(_ *renderer, v Value, a *args) (Value, error) {
+		"count": func(r *renderer, v Value, a *args) (Value, error) {
 			n := 0
 			for _, it := range v.Items() {
-				if len(a.pos) > 0 && equal(it, a.pos[0]) {
+				if !r.spend(1) {
+					return Value{}, r.broken
+				}
+				if len(a.pos) > 0 && r.equal(it, a.pos[0]) {
 					n++
 				}
 			}
 			return Int(int64(n)), nil
 		},
-		"copy": func(_ *renderer, v Value, _ *args) (Value, error) { return v, nil },
+		"copy": func(r *renderer, v Value, _ *args) (Value, error) { return v, nil },
 	}
 	for _, name := range []string{"append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse"} {
 		m[name] = unsafe
@@ -170,24 +180,34 @@ func trimmed(s string, a *args, f string, left, right bool) (string, error) {
 var stringMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:gochecknoglobals // a table
 	text := func(f func(string) string) methodFunc {
 		return func(r *renderer, v Value, _ *args) (Value, error) {
+			if err := r.tick(len(v.str) / 8); err != nil {
+				return Value{}, err
+			}
 			s := f(v.str)
 			return Value{kind: v.kind, str: s}, r.made(len(s))
 		}
 	}
 	strip := func(name string, left, right bool) methodFunc {
-		return func(_ *renderer, v Value, a *args) (Value, error) {
+		return func(r *renderer, v Value, a *args) (Value, error) {
 			s, err := trimmed(v.str, a, name, left, right)
+			if set, ok := a.get(0, "chars"); err == nil {
+				n := (len(v.str) - len(s)) / 8
+				if ok {
+					n *= 1 + len(set.str)/8
+				}
+				err = r.tick(n)
+			}
 			return Value{kind: v.kind, str: s}, err
 		}
 	}
 	is := func(f func(string) bool) methodFunc {
-		return func(_ *renderer, v Value, _ *args) (Value, error) { return Bool(f(v.str)), nil }
+		return func(r *renderer, v Value, _ *args) (Value, error) { return Bool(f(v.str)), r.tick(len(v.str) / 8) }
 	}
 	all := func(f func(rune) bool) func(string) bool {
 		return func(s string) bool { return s != "" && strings.IndexFunc(s, func(r rune) bool { return !f(r) }) < 0 }
 	}
 	affix := func(has func(s, x string) bool) methodFunc {
-		return func(_ *renderer, v Value, a *args) (Value, error) {
+		return func(r *renderer, v Value, a *args) (Value, error) {
 			if len(a.pos) == 0 {
 				return Value{}, errorf(TypeError, "startswith() takes at least 1 argument (0 given)")
 			}
@@ -203,7 +223,13 @@ var stringMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:goche
 				}
 				s = sliceString(s, a.pos[1], stop)
 			}
+			if len(a.pos) > 1 {
+				r.spend(len(v.str) / stringStep)
+			}
 			for _, x := range of {
+				if !r.spend(1 + min(len(x.str), len(s))/scanStep) {
+					return Value{}, r.broken
+				}
 				if x.kind == kindUndefined {
 					return Value{}, errUndefined(x)
 				}
@@ -218,11 +244,12 @@ var stringMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:goche
 		}
 	}
 	find := func(last, must bool) methodFunc {
-		return func(_ *renderer, v Value, a *args) (Value, error) {
+		return func(r *renderer, v Value, a *args) (Value, error) {
 			x, err := a.word("find", 0, "sub", "")
 			if err != nil {
 				return Value{}, err
 			}
+			r.spend(len(v.str) / stringStep)
 			skipped := ""
 			s := v.str
 			if len(a.pos) > 1 {
@@ -243,7 +270,7 @@ var stringMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:goche
 		}
 	}
 	partition := func(last bool) methodFunc {
-		return func(_ *renderer, v Value, a *args) (Value, error) {
+		return func(r *renderer, v Value, a *args) (Value, error) {
 			sep, err := a.word("partition", 0, "sep", "")
 			if err != nil {
 				return Value{}, err
@@ -251,6 +278,7 @@ var stringMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:goche
 			if sep == "" {
 				return Value{}, errorf(ValueError, "empty separator")
 			}
+			r.spend(len(v.str) / scanStep)
 			i := strings.Index(v.str, sep)
 			if last {
 				i = strings.LastIndex(v.str, sep)
@@ -274,6 +302,7 @@ var stringMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:goche
 			if err != nil {
 				return Value{}, err
 			}
+			r.spend(len(v.str) / scanStep)
 			n := width - utf8.RuneCountInString(v.str)
 			if n <= 0 {
 				return v, nil
@@ -309,17 +338,18 @@ var stringMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:goche
 		"partition": partition(false), "rpartition": partition(true),
 		"ljust": pad("ljust", false, true), "rjust": pad("rjust", true, false), "center": pad("center", true, true),
 		"replace": func(r *renderer, v Value, a *args) (Value, error) { return r.replace(v, a) },
-		"removeprefix": func(_ *renderer, v Value, a *args) (Value, error) {
+		"removeprefix": func(r *renderer, v Value, a *args) (Value, error) {
 			x, err := a.word("removeprefix", 0, "prefix", "")
 			return Value{kind: v.kind, str: strings.TrimPrefix(v.str, x)}, err
 		},
-		"removesuffix": func(_ *renderer, v Value, a *args) (Value, error) {
+		"removesuffix": func(r *renderer, v Value, a *args) (Value, error) {
 			x, err := a.word("removesuffix", 0, "suffix", "")
 			return Value{kind: v.kind, str: strings.TrimSuffix(v.str, x)}, err
 		},
-		"count": func(_ *renderer, v Value, a *args) (Value, error) {
+		"count": func(r *renderer, v Value, a *args) (Value, error) {
 			x, err := a.word("count", 0, "sub", "")
-			return Int(int64(strings.Count(v.str, x))), err
+			r.spend(len(v.str) / scanStep)
+			return Int(int64(strings.Count(v.str, x))), r.sound(err)
 		},
 		"join": func(r *renderer, v Value, a *args) (Value, error) {
 			if len(a.pos) == 0 {
@@ -329,21 +359,29 @@ var stringMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:goche
 			if err != nil {
 				return Value{}, err
 			}
+			if err := r.listed(len(items)); err != nil {
+				return Value{}, err
+			}
+			size := 0
 			parts := make([]string, len(items))
 			for i, it := range items {
 				if !it.isString() {
 					return Value{}, errorf(TypeError, "sequence item %d: expected str instance, %s found", i, it.typeName())
 				}
 				parts[i] = it.str
+				size += len(it.str) + len(v.str)
 			}
-			s := strings.Join(parts, v.str)
-			return String(s), r.made(len(s))
+			if err := r.made(size); err != nil {
+				return Value{}, err
+			}
+			return String(strings.Join(parts, v.str)), nil
 		},
 		"zfill": func(r *renderer, v Value, a *args) (Value, error) {
 			width, err := a.count("zfill", 0, "width", 0)
 			if err != nil {
 				return Value{}, err
 			}
+			r.spend(len(v.str) / scanStep)
 			n := width - utf8.RuneCountInString(v.str)
 			if err := r.made(max(n, 0)); err != nil || n <= 0 {
 				return v, err
@@ -409,14 +447,17 @@ func (r *renderer) split(v Value, a *args, fromRight bool) (Value, error) {
 	given, ok := a.get(0, "sep")
 	switch {
 	case !ok || given.IsNone():
-		parts = fields(v.str, limit, fromRight)
+		parts = r.fields(v.str, limit, fromRight)
 	case sep == "":
 		return Value{}, errorf(ValueError, "empty separator")
 	case limit < 0:
+		if err := r.listed(strings.Count(v.str, sep)); err != nil {
+			return Value{}, err
+		}
 		parts = strings.Split(v.str, sep)
 	case fromRight:
 		s := v.str
-		for ; limit > 0; limit-- {
+		for ; limit > 0 && r.spend(itemSteps); limit-- {
 			i := strings.LastIndex(s, sep)
 			if i < 0 {
 				break
@@ -429,6 +470,9 @@ func (r *renderer) split(v Value, a *args, fromRight bool) (Value, error) {
 			parts[i], parts[j] = parts[j], parts[i]
 		}
 	default:
+		if err := r.listed(min(limit, strings.Count(v.str, sep))); err != nil {
+			return Value{}, err
+		}
 		parts = strings.SplitN(v.str, sep, limit+1)
 	}
 	items := make([]Value, len(parts))
@@ -439,10 +483,10 @@ func (r *renderer) split(v Value, a *args, fromRight bool) (Value, error) {
 }
 
 // fields parts at runs of white space, at most limit times if that is not negative.
-func fields(s string, limit int, fromRight bool) (parts []string) {
+func (r *renderer) fields(s string, limit int, fromRight bool) (parts []string) {
 	if fromRight && limit >= 0 {
 		s = strings.TrimRightFunc(s, isSpace)
-		for s != "" {
+		for s != "" && r.spend(itemSteps) {
 			if len(parts) == limit {
 				parts = append(parts, s)
 				break
@@ -462,7 +506,7 @@ func fields(s string, limit int, fromRight bool) (parts []string) {
 		return parts
 	}
 	s = strings.TrimLeftFunc(s, isSpace)
-	for s != "" {
+	for s != "" && r.spend(itemSteps) {
 		if limit >= 0 && len(parts) == limit {
 			return append(parts, strings.TrimRightFunc(s, isSpace))
 		}
@@ -483,7 +527,7 @@ func splitLines(r *renderer, v Value, a *args) (Value, error) {
 	}
 	var items []Value
 	s := v.str
-	for s != "" {
+	for s != "" && r.spend(itemSteps) {
 		i := strings.IndexAny(s, "\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029")
 		if i < 0 {
 			items = append(items, String(s))
@@ -567,22 +611,30 @@ func (r *renderer) braces(v Value, a *args) (Value, error) {
 		if !ok {
 			return Value{}, errorf(ValueError, "Replacement index %s out of range", field)
 		}
-		text, err := formatted(x, spec)
+		text, err := r.formatted(x, spec)
 		if err != nil {
 			return Value{}, err
 		}
 		b.WriteString(text)
-		if err := r.made(b.Len()); err != nil {
+		if err := r.grown(b.Len(), len(text)); err != nil {
 			return Value{}, err
 		}
 	}
 	return Value{kind: v.kind, str: b.String()}, nil
 }
 
+// grown counts n bytes more of a string that has size bytes.
+func (r *renderer) grown(size, n int) error {
+	if size > r.o.MaxOutput {
+		return r.made(size)
+	}
+	return r.made(n)
+}
+
 // formatted is format(v, spec) for [[fill]align][0][width][,][.precision][type].
-func formatted(v Value, spec string) (string, error) {
+func (r *renderer) formatted(v Value, spec string) (string, error) {
 	if spec == "" {
-		return v.text(), nil
+		return r.text(v), nil
 	}
 	bad := func() (string, error) { return "", errorf(ValueError, "Invalid format specifier %q", spec) }
 	fill, align := " ", byte(0)
@@ -636,11 +688,11 @@ func formatted(v Value, spec string) (string, error) {
 			text = strings.ToUpper(text)
 		}
 	case rest == "d" && v.isInt(), rest == "" && v.isNumber() && precision < 0:
-		text = v.text()
+		text = r.text(v)
 		if v.kind == kindBool {
 			text = strconv.FormatInt(v.int(), 10)
 		}
-	case (rest == "" || rest == "s") && v.isString():
+	case (rest == "" || rest == "s") && v.isString() && !comma:
 		text = v.str
 		if precision >= 0 {
 			text = sliceString(text, None(), Int(int64(precision)))
@@ -650,10 +702,14 @@ func formatted(v Value, spec string) (string, error) {
 	}
 	if comma {
 		whole, fraction, point := strings.Cut(text, ".")
-		for i := len(whole) - 3; i > 0 && whole[i-1] != '-'; i -= 3 {
-			whole = whole[:i] + "," + whole[i:]
+		var b strings.Builder
+		for i := range len(whole) {
+			if i > 0 && (len(whole)-i)%3 == 0 && whole[i-1] != '-' {
+				b.WriteByte(',')
+			}
+			b.WriteByte(whole[i])
 		}
-		if text = whole; point {
+		if text = b.String(); point {
 			text += "." + fraction
 		}
 	}
@@ -731,21 +787,21 @@ func (r *renderer) percent(format string, v Value) (string, error) {
 		var err error
 		switch c := format[i]; c {
 		case 's':
-			text, err = formatted(String(x.text()), spec+"s")
+			text, err = r.formatted(String(r.text(x)), spec+"s")
 		case 'r':
-			text, err = formatted(String(string(x.appendRepr(nil))), spec+"s")
+			text, err = r.formatted(String(r.repr(x)), spec+"s")
 		case 'd', 'i', 'u':
 			if !x.isNumber() {
 				return "", errorf(TypeError, "%%d format: a real number is required, not %s", x.typeName())
 			}
-			text, err = formatted(toInt(x), spec+"d")
+			text, err = r.formatted(toInt(x), spec+"d")
 		case 'f', 'F', 'e':
 			if !x.isNumber() {
 				return "", errorf(TypeError, "must be real number, not %s", x.typeName())
 			}
-			text, err = formatted(x, spec+strings.ToLower(string(c)))
+			text, err = r.formatted(x, spec+strings.ToLower(string(c)))
 		case 'x', 'X', 'o':
-			text, err = formatted(x, spec+string(c))
+			text, err = r.formatted(x, spec+string(c))
 		default:
 			return "", errorf(ValueError, "unsupported format character '%c'", c)
 		}
@@ -753,7 +809,7 @@ func (r *renderer) percent(format string, v Value) (string, error) {
 			return "", err
 		}
 		b.WriteString(text)
-		if err := r.made(b.Len()); err != nil {
+		if err := r.grown(b.Len(), len(text)); err != nil {
 			return "", err
 		}
 	}

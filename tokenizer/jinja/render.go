@@ -20,7 +20,8 @@ type Options struct {
 	// MaxOutput is the largest text in bytes. Default 64 MiB.
 	MaxOutput int
 	// MaxSteps is how many statements, iterations and operations may be run.
-	// Default 10 million, some seconds.
+	// Making and looking through values counts by
+	// their size. Default 10 million, about a second.
 	MaxSteps int
 }
 
@@ -28,6 +29,12 @@ const (
 	defaultOutput = 64 << 20
 	defaultSteps  = 10_000_000
 	maxCalls      = 200
+
+	// What one step pays for: bytes that are made, bytes that are looked at. An
+	// item of a list, of some 50 bytes, takes itemSteps.
+	stringStep = 16
+	scanStep   = 64
+	itemSteps  = 2
 )
 
 // renderer is one rendering.
@@ -44,6 +51,9 @@ type renderer struct {
 	filters map[string]filter
 	tests   map[string]test
 	free    []*args // to be used again
+	deep    int     // of the values that are walked through
+	longest int     // that the text which is being written may get, with what is before it
+	broken  error   // what stopped a walk; every step fails with it
 	kept    int     // scopes that a macro has kept
 }
 
@@ -64,15 +74,17 @@ func (s *scope) set(id int, v Value) {
 	s.ids, s.values = append(s.ids, id), append(s.values, v)
 }
 
-func (s *scope) get(id int) (Value, bool) {
+// get returns also how many variables it looked at.
+func (s *scope) get(id int) (v Value, ok bool, looked int) {
 	for ; s != nil; s = s.parent {
 		for i, have := range s.ids {
 			if have == id {
-				return s.values[i], true
+				return s.values[i], true, looked + i
 			}
 		}
+		looked += len(s.ids)
 	}
-	return Value{}, false
+	return Value{}, false, looked
 }
 
 // Render appends the text of the template with the given variables to dst. The
@@ -90,7 +102,7 @@ func (t *Template) Render(dst []byte, vars *Dict, o Options) ([]byte, error) {
 	}
 	r := &renderer{t: t, vars: vars, o: o, out: dst, base: len(dst), scope: &scope{}, filters: filterTable(), tests: testTable()}
 	_, err := r.run(t.body)
-	if err != nil {
+	if err = r.sound(err); err != nil {
 		if e, ok := errors.AsType[*Error](err); ok && e.Name == "" {
 			e.Name = t.name
 		}
@@ -106,24 +118,68 @@ func at(line int, err error) error {
 	return err
 }
 
-// tick counts n steps.
+// tick counts n steps. It fails once anything has stopped the rendering.
 func (r *renderer) tick(n int) error {
-	if r.steps += n; r.steps > r.o.MaxSteps {
-		return errorf(LimitError, "more than %d steps", r.o.MaxSteps)
+	if r.broken != nil {
+		return r.broken
 	}
-	if len(r.out)-r.base > r.o.MaxOutput {
-		return errorf(LimitError, "more than %d bytes of output", r.o.MaxOutput)
+	if n < 0 || n > r.o.MaxSteps-r.steps {
+		r.broken = errorf(LimitError, "more than %d steps", r.o.MaxSteps)
+	} else if r.steps += n; len(r.out)-r.base > r.o.MaxOutput {
+		r.broken = errorf(LimitError, "more than %d bytes of output", r.o.MaxOutput)
 	}
-	return nil
+	return r.broken
 }
 
-// made counts the making of a value of n bytes or items.
+// spend is tick for what returns no errors: it reports whether to go on. Whoever
+// called that asks sound or a later tick for the error.
+func (r *renderer) spend(n int) bool { return n == 0 && r.broken == nil || r.tick(n) == nil }
+
+// sound returns what stopped the rendering, else err, which may only follow from it.
+func (r *renderer) sound(err error) error {
+	if r.broken != nil {
+		return r.broken
+	}
+	return err
+}
+
+// enter goes one level down in a value, which may hold itself; leave undoes it,
+// also when enter failed.
+func (r *renderer) enter() bool {
+	if r.deep++; r.deep > maxNesting && r.broken == nil {
+		r.broken = errorf(RecursionError, "maximum recursion depth exceeded")
+	}
+	return r.spend(1)
+}
+
+func (r *renderer) leave() { r.deep-- }
+
+// fits counts one step of writing a value and reports whether to go on.
+func (r *renderer) fits(n int) bool {
+	if n > r.longest && r.broken == nil {
+		r.broken = errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
+	}
+	return r.spend(1)
+}
+
+// made counts the making of a string of n bytes.
 func (r *renderer) made(n int) error {
 	if n > r.o.MaxOutput {
 		return errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
 	}
-	return r.tick(1 + n/64)
+	return r.tick(1 + n/stringStep)
 }
+
+// listed counts the making of a list of n items. It comes before the list.
+func (r *renderer) listed(n int) error {
+	if n > r.o.MaxOutput/8 {
+		return errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
+	}
+	return r.tick(1 + n*itemSteps)
+}
+
+// scanned counts looking through n bytes.
+func (r *renderer) scanned(n int) error { return r.tick(n / scanStep) }
 
 func (r *renderer) run(body []stmt) (jump, error) {
 	for _, s := range body {
@@ -146,18 +202,30 @@ func (r *renderer) within(body []stmt) (jump, error) {
 	return j, err
 }
 
+// cut takes what was written from start on back.
+func (r *renderer) cut(start int) string {
+	r.spend((len(r.out) - start) / stringStep)
+	text := string(r.out[start:])
+	r.out = r.out[:start]
+	return text
+}
+
+// write appends what Python's str gives to the output.
+func (r *renderer) write(v Value) error {
+	r.out = r.appendStr(r.out, v)
+	return r.broken
+}
+
 // captured returns the text of a body that runs in a scope of its own.
 func (r *renderer) captured(body []stmt) (string, error) {
 	start := len(r.out)
 	_, err := r.within(body)
-	text := string(r.out[start:])
-	r.out = r.out[:start]
-	return text, err
+	return r.cut(start), r.sound(err)
 }
 
 func (s *dataStmt) run(r *renderer) (jump, error) {
 	r.out = append(r.out, s.text...)
-	return onward, nil
+	return onward, r.scanned(len(s.text))
 }
 
 func (s *outputStmt) run(r *renderer) (jump, error) {
@@ -166,8 +234,10 @@ func (s *outputStmt) run(r *renderer) (jump, error) {
 		if err != nil {
 			return onward, at(s.line, err)
 		}
-		r.out = v.appendStr(r.out)
-		return onward, nil
+		return onward, at(s.line, r.write(v))
+	}
+	if err := r.tick(len(s.parts)); err != nil {
+		return onward, at(s.line, err)
 	}
 	var few [12]Value
 	values := few[:0]
@@ -182,7 +252,9 @@ func (s *outputStmt) run(r *renderer) (jump, error) {
 	}
 	if plain {
 		for _, v := range values {
-			r.out = append(r.out, v.str...)
+			if err := r.write(v); err != nil {
+				return onward, at(s.line, err)
+			}
 		}
 		return onward, nil
 	}
@@ -193,8 +265,7 @@ func (s *outputStmt) run(r *renderer) (jump, error) {
 			return onward, at(s.line, err)
 		}
 	}
-	r.out = sum.appendStr(r.out)
-	return onward, nil
+	return onward, at(s.line, r.write(sum))
 }
 
 func (s *groupStmt) run(r *renderer) (jump, error) { return r.run(s.body) }
@@ -207,6 +278,9 @@ func (s *ifStmt) run(r *renderer) (jump, error) {
 		}
 		if v.truth() {
 			return r.run(s.branches[i].body)
+		}
+		if err := r.tick(1); err != nil {
+			return onward, err
 		}
 	}
 	return r.run(s.otherwise)
@@ -230,7 +304,7 @@ func (s *setStmt) run(r *renderer) (jump, error) {
 func (s *setBlockStmt) run(r *renderer) (jump, error) {
 	text, err := r.captured(s.body)
 	if err != nil {
-		return onward, err
+		return onward, at(s.line, err)
 	}
 	v := String(text)
 	if s.filter != nil {
@@ -273,6 +347,7 @@ func (r *renderer) assign(t target, v Value) error {
 		ns.ref.(*Dict).Set(t.attr, v)
 	default:
 		r.scope.set(t.id, v)
+		return r.scanned(8 * len(r.scope.ids))
 	}
 	return nil
 }
@@ -280,14 +355,13 @@ func (r *renderer) assign(t target, v Value) error {
 func (s *filterStmt) run(r *renderer) (jump, error) {
 	text, err := r.captured(s.body)
 	if err != nil {
-		return onward, err
+		return onward, at(s.line, err)
 	}
 	v, err := r.filtered(s.filter, String(text))
 	if err != nil {
 		return onward, at(s.line, err)
 	}
-	r.out = v.appendStr(r.out)
-	return onward, nil
+	return onward, at(s.line, r.write(v))
 }
 
 func (s *withStmt) run(r *renderer) (jump, error) {
@@ -329,6 +403,9 @@ func (r *renderer) callMacro(m *macro, around *scope, a *args) (Value, error) {
 		return Value{}, errorf(RecursionError, "maximum recursion depth exceeded")
 	}
 	defer func() { r.calls-- }()
+	if err := r.tick(len(a.pos) + (1+len(a.kw))*(1+len(m.names))/8); err != nil {
+		return Value{}, err
+	}
 	inner := &scope{parent: around}
 	outer := r.scope
 	defer func() { r.scope = outer }()
@@ -370,9 +447,7 @@ func (r *renderer) callMacro(m *macro, around *scope, a *args) (Value, error) {
 	}
 	start := len(r.out)
 	_, err := r.run(m.body)
-	text := string(r.out[start:])
-	r.out = r.out[:start]
-	return String(text), err
+	return String(r.cut(start)), r.sound(err)
 }
 
 func (s *callStmt) run(r *renderer) (jump, error) {
@@ -390,8 +465,7 @@ func (s *callStmt) run(r *renderer) (jump, error) {
 	if err != nil {
 		return onward, at(s.line, err)
 	}
-	r.out = v.appendStr(r.out)
-	return onward, nil
+	return onward, at(s.line, r.write(v))
 }
 
 // loop is the variable of that name.
@@ -460,14 +534,15 @@ func (s *forStmt) over(r *renderer, v Value, depth int) error {
 			r.scope = outer
 			err := s.over(r, v, depth+1)
 			r.scope = around
-			text := string(r.out[start:])
-			r.out = r.out[:start]
-			return String(text), err
+			return String(r.cut(start)), r.sound(err)
 		}}
 	}
 	loopValue := Value{kind: kindLoop, ref: l}
 	inner, kept := &scope{parent: outer}, r.kept
 	for i, it := range items {
+		if err := r.tick(1); err != nil {
+			return err
+		}
 		l.at = i
 		if r.kept != kept { // a macro may want the last one
 			inner, kept = &scope{parent: outer}, r.kept
@@ -528,8 +603,8 @@ func (r *renderer) attrOfLoop(l *loop, name string) (Value, bool) {
 			return a.pos[l.at%len(a.pos)], nil
 		}), true
 	case "changed":
-		return funcOf("changed", func(_ *renderer, a *args) (Value, error) {
-			same := l.changed != nil && equal(tupleOf(l.changed...), tupleOf(a.pos...))
+		return funcOf("changed", func(r *renderer, a *args) (Value, error) {
+			same := l.changed != nil && r.equal(tupleOf(l.changed...), tupleOf(a.pos...))
 			l.changed = append([]Value{}, a.pos...)
 			return Bool(!same), nil
 		}), true
@@ -547,10 +622,11 @@ func (r *renderer) iterate(v Value) ([]Value, error) {
 	case kindDict:
 		return v.ref.(*Dict).keys, nil
 	case kindString, kindSafe:
-		if err := r.made(8 * len(v.str)); err != nil {
+		n := utf8.RuneCountInString(v.str)
+		if err := r.listed(n); err != nil {
 			return nil, err
 		}
-		items := make([]Value, 0, len(v.str))
+		items := make([]Value, 0, n)
 		for i, c := range v.str {
 			items = append(items, Value{kind: v.kind, str: v.str[i : i+utf8.RuneLen(c)]})
 		}
@@ -569,17 +645,22 @@ func (e *nameExpr) eval(r *renderer) (Value, error) {
 }
 
 func (r *renderer) lookup(id int) (Value, bool) {
-	if v, ok := r.scope.get(id); ok {
+	v, ok, looked := r.scope.get(id)
+	r.spend(looked / scanStep)
+	if ok {
 		return v, true
 	}
 	if v, ok := r.vars.Get(r.t.names[id]); ok {
 		return v, true
 	}
-	v, ok := globalTable()[r.t.names[id]]
+	v, ok = globalTable()[r.t.names[id]]
 	return v, ok
 }
 
 func (e *listExpr) eval(r *renderer) (Value, error) {
+	if err := r.listed(len(e.items)); err != nil {
+		return Value{}, err
+	}
 	items := make([]Value, len(e.items))
 	for i, it := range e.items {
 		var err error
@@ -590,10 +671,13 @@ func (e *listExpr) eval(r *renderer) (Value, error) {
 	if e.tuple {
 		return tupleOf(items...), nil
 	}
-	return List(items...), r.made(len(items))
+	return List(items...), nil
 }
 
 func (e *dictExpr) eval(r *renderer) (Value, error) {
+	if err := r.listed(3 * len(e.keys)); err != nil {
+		return Value{}, at(e.line, err)
+	}
 	d := NewDict(len(e.keys))
 	for i := range e.keys {
 		k, err := e.keys[i].eval(r)
@@ -604,21 +688,25 @@ func (e *dictExpr) eval(r *renderer) (Value, error) {
 		if err != nil {
 			return Value{}, err
 		}
-		if !hashable(k) {
-			return Value{}, at(e.line, errorf(TypeError, "unhashable type: '%s'", k.typeName()))
+		if !r.hashable(k) {
+			return Value{}, at(e.line, r.sound(errorf(TypeError, "unhashable type: '%s'", k.typeName())))
 		}
-		d.set(k, v)
+		d.set(r, k, v)
 	}
-	return FromDict(d), nil
+	return FromDict(d), at(e.line, r.broken)
 }
 
-func hashable(v Value) bool {
+func (r *renderer) hashable(v Value) bool {
 	switch v.kind {
 	case kindList, kindDict:
 		return false
 	case kindTuple:
+		defer r.leave()
+		if !r.enter() {
+			return false
+		}
 		for _, it := range v.Items() {
-			if !hashable(it) {
+			if !r.spend(1) || !r.hashable(it) {
 				return false
 			}
 		}
@@ -631,8 +719,9 @@ func (e *attrExpr) eval(r *renderer) (Value, error) {
 	if err != nil {
 		return Value{}, err
 	}
+	r.spend(1)
 	v, err = r.attr(v, e.name)
-	return v, at(e.line, err)
+	return v, at(e.line, r.sound(err))
 }
 
 // attr is v.name: an attribute, else an item.
@@ -698,7 +787,7 @@ func (r *renderer) item(v, k Value) (Value, error) {
 	case kindUndefined:
 		return Value{}, errUndefined(v)
 	case kindDict:
-		if x, ok := v.ref.(*Dict).get(k); ok {
+		if x, ok := v.ref.(*Dict).get(r, k); ok {
 			return x, nil
 		}
 	case kindList, kindTuple:
@@ -709,6 +798,7 @@ func (r *renderer) item(v, k Value) (Value, error) {
 		}
 	case kindString, kindSafe:
 		if k.isInt() {
+			r.spend(len(v.str) / scanStep)
 			if i, ok := position(k.int(), utf8.RuneCountInString(v.str)); ok {
 				for at, c := range v.str {
 					if i--; i < 0 {
@@ -719,6 +809,7 @@ func (r *renderer) item(v, k Value) (Value, error) {
 		}
 	}
 	if k.isString() {
+		r.spend(len(k.str) / stringStep)
 		if v.kind == kindLoop || v.kind == kindNamespace || v.kind == kindFunc {
 			return r.attr(v, k.str)
 		}
@@ -727,7 +818,7 @@ func (r *renderer) item(v, k Value) (Value, error) {
 		}
 		return noAttribute(v, k.str), nil
 	}
-	return undefined(v.typeName() + " object has no element " + string(k.appendRepr(nil))), nil
+	return undefined(v.typeName() + " object has no element " + r.repr(k)), nil
 }
 
 func position(i int64, n int) (int, bool) {
@@ -769,7 +860,7 @@ func (r *renderer) slice(v Value, b [3]Value) (Value, error) {
 		return Value{}, errUndefined(v)
 	case kindString, kindSafe:
 		if step := b[2]; step.IsNone() || step.int() == 1 {
-			return Value{kind: v.kind, str: sliceString(v.str, b[0], b[1])}, nil
+			return Value{kind: v.kind, str: sliceString(v.str, b[0], b[1])}, r.scanned(4 * len(v.str))
 		}
 		var err error
 		if items, err = r.iterate(v); err != nil {
@@ -815,15 +906,16 @@ func (r *renderer) slice(v Value, b [3]Value) (Value, error) {
 		}
 		return List(items[lo:hi:hi]...), nil
 	}
+	// As if it took all: a slice with a step is rare.
+	if err := r.listed(len(items)); err != nil {
+		return Value{}, err
+	}
 	var out []Value
 	for i := lo; step > 0 && i < hi || step < 0 && i > hi; i += step {
 		out = append(out, items[i])
 		if step > n || step < -n {
 			break
 		}
-	}
-	if err := r.made(len(out)); err != nil {
-		return Value{}, err
 	}
 	if v.isString() {
 		var s strings.Builder
@@ -866,6 +958,9 @@ func sliceString(s string, lo, hi Value) string {
 }
 
 func (e *condExpr) eval(r *renderer) (Value, error) {
+	if err := r.tick(1); err != nil {
+		return Value{}, err
+	}
 	c, err := e.cond.eval(r)
 	switch {
 	case err != nil:
@@ -879,6 +974,9 @@ func (e *condExpr) eval(r *renderer) (Value, error) {
 }
 
 func (e *logicExpr) eval(r *renderer) (Value, error) {
+	if err := r.tick(1); err != nil {
+		return Value{}, err
+	}
 	v, err := e.left.eval(r)
 	if err != nil || v.truth() == e.or {
 		return v, err
@@ -902,6 +1000,8 @@ func (e *compareExpr) eval(r *renderer) (Value, error) {
 			return Value{}, err
 		}
 		ok, err := r.compared(op, left, right)
+		r.spend(1)
+		err = r.sound(err)
 		if err != nil {
 			return Value{}, at(e.line, err)
 		}
@@ -916,9 +1016,9 @@ func (e *compareExpr) eval(r *renderer) (Value, error) {
 func (r *renderer) compared(op string, a, b Value) (bool, error) {
 	switch op {
 	case "==":
-		return equal(a, b), nil
+		return r.equal(a, b), nil
 	case "!=":
-		return !equal(a, b), nil
+		return !r.equal(a, b), nil
 	case "in", "not in":
 		is, err := r.contains(b, a)
 		return is == (op == "in"), err
@@ -926,7 +1026,7 @@ func (r *renderer) compared(op string, a, b Value) (bool, error) {
 	if a.kind == kindFloat && math.IsNaN(a.float()) || b.kind == kindFloat && math.IsNaN(b.float()) {
 		return false, nil
 	}
-	c, err := compare(a, b)
+	c, err := r.compare(a, b)
 	switch op {
 	case "<":
 		return c < 0, err
@@ -950,19 +1050,22 @@ func (r *renderer) contains(of, v Value) (bool, error) {
 			}
 			return false, errorf(TypeError, "'in <string>' requires string as left operand, not %s", v.typeName())
 		}
-		return strings.Contains(of.str, v.str), r.made(len(of.str))
+		return strings.Contains(of.str, v.str), r.scanned(len(of.str))
 	case kindList, kindTuple:
-		for _, it := range of.Items() {
-			if equal(it, v) {
-				return true, nil
+		for i, it := range of.Items() {
+			if r.equal(it, v) {
+				return true, r.tick(i / 4)
+			}
+			if r.broken != nil {
+				return false, r.broken
 			}
 		}
-		return false, r.made(len(of.Items()))
+		return false, r.tick(len(of.Items()) / 4)
 	case kindDict:
-		if !hashable(v) {
+		if !r.hashable(v) {
 			return false, errorf(TypeError, "unhashable type: '%s'", v.typeName())
 		}
-		return of.ref.(*Dict).find(v) >= 0, nil
+		return of.ref.(*Dict).find(r, v) >= 0, nil
 	}
 	return false, errorf(TypeError, "argument of type '%s' is not iterable", of.typeName())
 }
@@ -974,12 +1077,18 @@ func (e *concatExpr) eval(r *renderer) (Value, error) {
 		if err != nil {
 			return Value{}, err
 		}
-		b = v.appendStr(b)
+		if b = r.appendStr(b, v); len(b) > r.o.MaxOutput {
+			break
+		}
+		r.spend(1)
 	}
 	return String(string(b)), r.made(len(b))
 }
 
 func (e *unaryExpr) eval(r *renderer) (Value, error) {
+	if err := r.tick(1); err != nil {
+		return Value{}, err
+	}
 	v, err := e.of.eval(r)
 	if err != nil {
 		return Value{}, err
@@ -1000,6 +1109,9 @@ func (e *unaryExpr) eval(r *renderer) (Value, error) {
 }
 
 func (e *binaryExpr) eval(r *renderer) (Value, error) {
+	if err := r.tick(1); err != nil {
+		return Value{}, err
+	}
 	a, err := e.left.eval(r)
 	if err != nil {
 		return Value{}, err
@@ -1020,7 +1132,10 @@ func (e *binaryExpr) eval(r *renderer) (Value, error) {
 func (r *renderer) add(a, b Value) (Value, error) {
 	switch {
 	case a.kind == kindString && b.kind == kindString:
-		return String(a.str + b.str), r.made(len(a.str) + len(b.str))
+		if err := r.made(len(a.str) + len(b.str)); err != nil {
+			return Value{}, err
+		}
+		return String(a.str + b.str), nil
 	case a.kind == kindUndefined || b.kind == kindUndefined:
 		return Value{}, errUndefined(a, b)
 	case a.isString() && b.isString():
@@ -1034,8 +1149,11 @@ func (r *renderer) add(a, b Value) (Value, error) {
 		return Value{kind: kindSafe, str: x + y}, r.made(len(x) + len(y))
 	case a.isSequence() && a.kind == b.kind:
 		x, y := a.Items(), b.Items()
+		if err := r.listed(len(x) + len(y)); err != nil {
+			return Value{}, err
+		}
 		items := make([]Value, 0, len(x)+len(y))
-		return Value{kind: a.kind, ref: &list{append(append(items, x...), y...)}}, r.made(8 * (len(x) + len(y)))
+		return Value{kind: a.kind, ref: &list{append(append(items, x...), y...)}}, nil
 	case a.isString():
 		return Value{}, errorf(TypeError, "can only concatenate str (not \"%s\") to str", b.typeName())
 	}
@@ -1071,14 +1189,18 @@ func (r *renderer) repeated(v Value, n int64) (Value, error) {
 	if size > 0 && n > int64(r.o.MaxOutput/size) {
 		return Value{}, errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
 	}
-	if err := r.made(size * int(n)); err != nil {
-		return Value{}, err
-	}
 	if v.isString() {
+		if err := r.made(size * int(n)); err != nil {
+			return Value{}, err
+		}
 		return Value{kind: v.kind, str: strings.Repeat(v.str, int(n))}, nil
 	}
 	var items []Value
+	if err := r.listed(len(v.Items()) * int(n)); err != nil {
+		return Value{}, err
+	}
 	if size > 0 {
+		items = make([]Value, 0, len(v.Items())*int(n))
 		for range n {
 			items = append(items, v.Items()...)
 		}
@@ -1114,6 +1236,9 @@ func floats(op string, x, y float64) (Value, error) {
 }
 
 func (r *renderer) integers(op string, x, y *big.Int) (Value, error) {
+	if err := r.tick((x.BitLen() + y.BitLen()) / 16); err != nil {
+		return Value{}, err
+	}
 	z := new(big.Int)
 	switch op {
 	case "+":
@@ -1134,6 +1259,9 @@ func (r *renderer) integers(op string, x, y *big.Int) (Value, error) {
 		}
 		if !y.IsInt64() || x.BitLen() > 1 && y.Int64() > int64(1<<16/x.BitLen()) {
 			return Value{}, errorf(LimitError, "an integer of more than %d bits", 1<<16)
+		}
+		if err := r.tick(x.BitLen() * int(min(y.Int64(), 1<<16)) / 16); err != nil {
+			return Value{}, err
 		}
 		return bigInt(z.Exp(x, y, nil)), nil
 	}
@@ -1214,6 +1342,9 @@ func (r *renderer) evalArgs(e *argsExpr, a *args) error {
 		if err != nil {
 			return err
 		}
+		if err := r.listed(len(items)); err != nil {
+			return err
+		}
 		a.pos = append(a.pos, items...)
 	}
 	for i, name := range e.kwNames {
@@ -1232,8 +1363,11 @@ func (r *renderer) evalArgs(e *argsExpr, a *args) error {
 		if d == nil {
 			return errorf(TypeError, "argument after ** must be a mapping, not %s", v.typeName())
 		}
+		if err := r.listed(2 * d.Len()); err != nil {
+			return err
+		}
 		for i, k := range d.keys {
-			a.kwNames, a.kw = append(a.kwNames, k.text()), append(a.kw, d.values[i])
+			a.kwNames, a.kw = append(a.kwNames, r.text(k)), append(a.kw, d.values[i])
 		}
 	}
 	return r.tick(1)
@@ -1256,7 +1390,7 @@ func (e *callExpr) eval(r *renderer) (Value, error) {
 				return Value{}, at(e.line, err)
 			}
 			v, err = m(r, v, a)
-			return v, at(e.line, err)
+			return v, at(e.line, r.sound(err))
 		}
 		if f, err = r.attr(v, of.name); err != nil {
 			return Value{}, at(e.line, err)
@@ -1270,7 +1404,7 @@ func (e *callExpr) eval(r *renderer) (Value, error) {
 		return Value{}, at(e.line, err)
 	}
 	v, err := r.call(f, a)
-	return v, at(e.line, err)
+	return v, at(e.line, r.sound(err))
 }
 
 func (r *renderer) call(f Value, a *args) (Value, error) {
@@ -1302,7 +1436,7 @@ func (e *filterExpr) eval(r *renderer) (Value, error) {
 		return Value{}, at(e.line, err)
 	}
 	v, err := e.filter(r, v, a)
-	return v, at(e.line, err)
+	return v, at(e.line, r.sound(err))
 }
 
 func (e *testExpr) eval(r *renderer) (Value, error) {
@@ -1316,5 +1450,5 @@ func (e *testExpr) eval(r *renderer) (Value, error) {
 		return Value{}, at(e.line, err)
 	}
 	ok, err := e.test(r, v, a)
-	return Bool(ok != e.not), at(e.line, err)
+	return Bool(ok != e.not), at(e.line, r.sound(err))
 }

@@ -15,6 +15,7 @@
 package jinja
 
 import (
+	"cmp"
 	"iter"
 	"maps"
 	"math"
@@ -215,25 +216,29 @@ func (v Value) typeName() string {
 }
 
 // appendStr appends what Python's str gives.
-func (v Value) appendStr(dst []byte) []byte {
+func (r *renderer) appendStr(dst []byte, v Value) []byte {
 	switch v.kind {
 	case kindUndefined:
 		return dst
 	case kindString, kindSafe:
+		r.spend(len(v.str) / stringStep)
 		return append(dst, v.str...)
 	}
-	return v.appendRepr(dst)
+	return r.appendRepr(dst, v)
 }
 
-func (v Value) text() string {
+func (r *renderer) text(v Value) string {
 	if v.isString() {
 		return v.str
 	}
-	return string(v.appendStr(nil))
+	return string(r.appendStr(nil, v))
 }
 
-// appendRepr appends what Python's repr gives.
-func (v Value) appendRepr(dst []byte) []byte {
+func (r *renderer) repr(v Value) string { return string(r.appendRepr(nil, v)) }
+
+// appendRepr appends what Python's repr gives. A value that is too deep or too
+// long stops the rendering: dst is then cut short.
+func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 	switch v.kind {
 	case kindUndefined:
 		return append(dst, "Undefined"...)
@@ -247,40 +252,60 @@ func (v Value) appendRepr(dst []byte) []byte {
 	case kindInt:
 		return strconv.AppendInt(dst, v.int(), 10)
 	case kindBig:
+		r.spend(v.big().BitLen() / 16)
 		return v.big().Append(dst, 10)
 	case kindFloat:
 		return appendFloat(dst, v.float())
 	case kindString:
+		r.spend(len(v.str) / stringStep)
 		return appendQuoted(dst, v.str)
 	case kindSafe:
+		r.spend(len(v.str) / stringStep)
 		return append(appendQuoted(append(dst, "Markup("...), v.str), ')')
-	case kindList:
-		if v.str != "" { // the view of a dictionary
-			return append(appendItems(append(append(dst, v.str...), "(["...), v.Items()), "])"...)
+	case kindList, kindTuple, kindDict, kindNamespace:
+		if r.deep == 0 {
+			r.longest = len(dst) + r.o.MaxOutput
 		}
-		return append(appendItems(append(dst, '['), v.Items()), ']')
-	case kindTuple:
-		dst = appendItems(append(dst, '('), v.Items())
-		if len(v.Items()) == 1 {
-			dst = append(dst, ',')
+		if r.enter() {
+			dst = r.appendReprs(dst, v)
 		}
-		return append(dst, ')')
-	case kindDict:
-		return v.ref.(*Dict).appendRepr(dst)
-	case kindNamespace:
-		return append(v.ref.(*Dict).appendRepr(append(dst, "<Namespace "...)), '>')
+		r.leave()
+		return dst
 	case kindFunc:
 		return append(append(append(dst, "<function "...), v.ref.(*function).name...), '>')
 	}
 	return append(dst, "<LoopContext>"...)
 }
 
-func appendItems(dst []byte, items []Value) []byte {
+// appendReprs is appendRepr for what holds other values.
+func (r *renderer) appendReprs(dst []byte, v Value) []byte {
+	switch v.kind {
+	case kindTuple:
+		dst = r.appendItems(append(dst, '('), v.Items())
+		if len(v.Items()) == 1 {
+			dst = append(dst, ',')
+		}
+		return append(dst, ')')
+	case kindDict:
+		return r.appendDict(dst, v.ref.(*Dict))
+	case kindNamespace:
+		return append(r.appendDict(append(dst, "<Namespace "...), v.ref.(*Dict)), '>')
+	}
+	if v.str != "" { // the view of a dictionary
+		return append(r.appendItems(append(append(dst, v.str...), "(["...), v.Items()), "])"...)
+	}
+	return append(r.appendItems(append(dst, '['), v.Items()), ']')
+}
+
+func (r *renderer) appendItems(dst []byte, items []Value) []byte {
 	for i, it := range items {
+		if !r.fits(len(dst)) {
+			return dst
+		}
 		if i > 0 {
 			dst = append(dst, ", "...)
 		}
-		dst = it.appendRepr(dst)
+		dst = r.appendRepr(dst, it)
 	}
 	return dst
 }
@@ -351,15 +376,16 @@ func NewDict(n int) *Dict {
 }
 
 // Set sets the value of a string key. A key that is there keeps its place.
-func (d *Dict) Set(key string, v Value) { d.set(String(key), v) }
+func (d *Dict) Set(key string, v Value) { d.set(nil, String(key), v) }
 
 // Get returns the value of a string key.
-func (d *Dict) Get(key string) (Value, bool) { return d.get(String(key)) }
+func (d *Dict) Get(key string) (Value, bool) { return d.get(nil, String(key)) }
 
 // indexFrom is the number of keys from which a map finds them.
 const indexFrom = 12
 
-func (d *Dict) find(key Value) int {
+// find returns the place of a key, -1 if it is absent. Only keys that are no strings need r.
+func (d *Dict) find(r *renderer, key Value) int {
 	if key.isString() {
 		if d.index != nil {
 			if i, ok := d.index[key.str]; ok {
@@ -375,22 +401,25 @@ func (d *Dict) find(key Value) int {
 		return -1
 	}
 	for i := range d.keys {
-		if equal(d.keys[i], key) {
+		if i%2 == 1 && !r.spend(1) {
+			return -1
+		}
+		if r.equal(d.keys[i], key) {
 			return i
 		}
 	}
 	return -1
 }
 
-func (d *Dict) get(key Value) (Value, bool) {
-	if i := d.find(key); i >= 0 {
+func (d *Dict) get(r *renderer, key Value) (Value, bool) {
+	if i := d.find(r, key); i >= 0 {
 		return d.values[i], true
 	}
 	return Value{}, false
 }
 
-func (d *Dict) set(key, v Value) {
-	if i := d.find(key); i >= 0 {
+func (d *Dict) set(r *renderer, key, v Value) {
+	if i := d.find(r, key); i >= 0 {
 		d.values[i] = v
 		return
 	}
@@ -408,20 +437,23 @@ func (d *Dict) set(key, v Value) {
 	}
 }
 
-func (d *Dict) appendRepr(dst []byte) []byte {
+func (r *renderer) appendDict(dst []byte, d *Dict) []byte {
 	dst = append(dst, '{')
 	for i := range d.keys {
+		if !r.fits(len(dst)) {
+			return dst
+		}
 		if i > 0 {
 			dst = append(dst, ", "...)
 		}
-		dst = append(d.keys[i].appendRepr(dst), ": "...)
-		dst = d.values[i].appendRepr(dst)
+		dst = append(r.appendRepr(dst, d.keys[i]), ": "...)
+		dst = r.appendRepr(dst, d.values[i])
 	}
 	return append(dst, '}')
 }
 
-// equal is Python's ==.
-func equal(a, b Value) bool {
+// equal is Python's ==. Values that are too deep stop the rendering.
+func (r *renderer) equal(a, b Value) bool {
 	switch {
 	case a.isNumber() && b.isNumber():
 		if a.isInt() && b.isInt() {
@@ -432,6 +464,10 @@ func equal(a, b Value) bool {
 		}
 		return a.toBig().Cmp(b.toBig()) == 0
 	case a.isString() && b.isString():
+		if len(a.str) != len(b.str) {
+			return false
+		}
+		r.spend(len(a.str) / scanStep)
 		return a.str == b.str
 	case a.kind != b.kind:
 		return false
@@ -444,8 +480,12 @@ func equal(a, b Value) bool {
 		if len(x) != len(y) {
 			return false
 		}
+		defer r.leave()
+		if !r.enter() {
+			return false
+		}
 		for i := range x {
-			if !equal(x[i], y[i]) {
+			if !r.spend(1) || !r.equal(x[i], y[i]) {
 				return false
 			}
 		}
@@ -455,9 +495,13 @@ func equal(a, b Value) bool {
 		if x.Len() != y.Len() {
 			return false
 		}
+		defer r.leave()
+		if !r.enter() {
+			return false
+		}
 		for i, k := range x.keys {
-			v, ok := y.get(k)
-			if !ok || !equal(x.values[i], v) {
+			v, ok := y.get(r, k)
+			if !r.spend(1) || !ok || !r.equal(x.values[i], v) {
 				return false
 			}
 		}
@@ -468,8 +512,13 @@ func equal(a, b Value) bool {
 
 // compare is Python's order of a and b, which must be two numbers, strings or
 // sequences.
-func compare(a, b Value) (int, error) {
+func (r *renderer) compare(a, b Value) (int, error) {
+	if !r.spend(1) {
+		return 0, r.broken
+	}
 	switch {
+	case a.isInt() && b.isInt():
+		return cmp.Compare(a.int(), b.int()), nil
 	case a.isNumber() && b.isNumber():
 		if a.kind == kindFloat || b.kind == kindFloat {
 			x, y := a.number(), b.number()
@@ -483,12 +532,20 @@ func compare(a, b Value) (int, error) {
 		}
 		return a.toBig().Cmp(b.toBig()), nil
 	case a.isString() && b.isString():
+		r.spend(min(len(a.str), len(b.str)) / scanStep)
 		return strings.Compare(a.str, b.str), nil // of UTF-8, the order of code points
 	case a.isSequence() && a.kind == b.kind:
+		defer r.leave()
+		if !r.enter() {
+			return 0, r.broken
+		}
 		x, y := a.Items(), b.Items()
 		for i := range min(len(x), len(y)) {
-			if !equal(x[i], y[i]) {
-				return compare(x[i], y[i])
+			if !r.spend(1) {
+				return 0, r.broken
+			}
+			if !r.equal(x[i], y[i]) {
+				return r.compare(x[i], y[i])
 			}
 		}
 		return len(x) - len(y), nil
@@ -520,5 +577,6 @@ func (v Value) IsList() bool { return v.kind == kindList }
 // AppendJSON appends v as Python's json.dumps writes it, without \u escapes. It
 // fails for values that are none of JSON's.
 func AppendJSON(dst []byte, v Value) ([]byte, error) {
-	return appendJSON(dst, v, &jsonOptions{comma: ", ", colon: ": "}, 0)
+	r := &renderer{o: Options{MaxOutput: math.MaxInt - len(dst), MaxSteps: math.MaxInt}}
+	return r.appendJSON(dst, v, &jsonOptions{comma: ", ", colon: ": "}, 0)
 }
