@@ -63,11 +63,13 @@ type encoder struct {
 	marks bool // the text has marks
 	rec   *recorder
 	check int // look at the context behind this place
+	room  int // bytes that rewritten stretches may still take
 	err   error
 }
 
 func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f form, rec *recorder) ([]uint32, error) {
 	e := encoder{t: t, w: t.take(), dst: dst, base: len(dst), text: text, marks: f == marked, rec: rec, ctx: ctx, check: checkEvery}
+	e.room = grows * max(MaxPrompt, len(text))
 	defer t.give(e.w)
 	from := resume{start: true}
 	if rec != nil {
@@ -238,10 +240,11 @@ func (e *encoder) general(text []byte, first bool) {
 		return
 	}
 	for k := range e.t.normalizers {
-		if text, e.err = e.t.normalizers[k].append(nil, text); e.err != nil {
+		if text, e.err = e.t.normalizers[k].append(nil, text, e.room); e.err != nil {
 			return
 		}
 	}
+	e.room -= len(text) // so that many short stretches do not grow without bound either
 	for at := 0; at < len(text) && e.err == nil; first = false {
 		token, ok := e.normed().next(text, at)
 		end := len(text)
@@ -263,10 +266,11 @@ func (e *encoder) parted(text []byte, first bool) {
 	}
 	p := pieces{text, []span{{0, uint32(len(text))}}}
 	for k := range e.t.steps {
-		if p, e.err = e.t.steps[k].split(p, first); e.err != nil {
+		if p, e.err = e.t.steps[k].split(p, first, e.room+len(text)); e.err != nil {
 			return
 		}
 	}
+	e.room -= max(0, len(p.text)-len(text))
 	for _, s := range p.spans {
 		e.dst = e.t.bpe.append(e.dst, e.w, p.text, int(s.start), int(s.end))
 	}

@@ -42,3 +42,13 @@ func MissedPair(pairs [][2]uint32) (missed [][2]uint32, extra int) {
 	}
 	return missed, extra
 }
+
+// PrefixEach puts a byte before each of n pieces of a byte.
+func PrefixEach(n, limit int) error {
+	in := pieces{text: make([]byte, n)}
+	for k := range uint32(n) {
+		in.spans = append(in.spans, span{k, k + 1})
+	}
+	_, err := (&splitter{prefix: []byte("x")}).split(in, true, limit)
+	return err
+}

@@ -6,15 +6,19 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 	"unicode/utf8"
 
 	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // Whatever the text, encoding does not panic, decoding gives the text back, and
@@ -104,6 +108,15 @@ func TestBadFiles(t *testing.T) {
 		{"expression", `{"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(["},"behavior":"Isolated"},` + model + `}`, "(", true},
 		{"dropout", `{"model":{"dropout":0.1,"vocab":{"a":0},"merges":[]}}`, "dropout", true},
 		{"suffix", `{"model":{"end_of_word_suffix":"</w>","vocab":{"a":0},"merges":[]}}`, "end_of_word_suffix", true},
+		{"long prepend", `{"normalizer":{"type":"Prepend","prepend":"` + strings.Repeat("a", 64<<10+1) + `"},` + model + `}`, "normalizer: Prepend: prepend of 65537 bytes", true},
+		{"long content", `{"normalizer":{"type":"Replace","pattern":{"String":"a"},"content":"` + strings.Repeat("a", 64<<10+1) + `"},` + model + `}`, "normalizer: Replace: content of 65537 bytes", true},
+		{"long pattern", `{"normalizer":{"type":"Replace","pattern":{"String":"` + strings.Repeat("a", 64<<10+1) + `"},"content":"b"},` + model + `}`, "normalizer: Replace: pattern of 65537 bytes", true},
+		{"long split", `{"pre_tokenizer":{"type":"Split","pattern":{"String":"` + strings.Repeat("a", 64<<10+1) + `"},"behavior":"Isolated"},` + model + `}`, "pre_tokenizer: Split: pattern of 65537 bytes", true},
+		{"long added token", `{"added_tokens":[{"id":3,"content":"` + strings.Repeat("a", 64<<10+1) + `"}],` + model + `}`, "added_tokens: content of 65537 bytes", false},
+		{"added token that grows", `{"added_tokens":[{"id":3,"content":"aaaa","normalized":true}],"normalizer":` + growing(2) + `,` + model + `}`, `added_tokens: the normal form of "aaaa"`, false},
+		{"added tokens that grow", `{"added_tokens":[` + manyTokens(300) + `],"normalizer":{"type":"Prepend","prepend":"` + strings.Repeat("a", 64<<10-8) + `"},` + model + `}`, "added_tokens: the normal form of", false},
+		{"many ids around", `{"post_processor":` + framing(200, 1000) + `,` + model + `}`, "post_processor: more than 1024 ids", false},
+		{"many ids in steps", `{"post_processor":{"type":"Sequence","processors":[` + framing(1, 1000) + `,` + framing(1, 1000) + `]},` + model + `}`, "post_processor: more than 1024 ids", false},
 		{"unk", `{"model":{"unk_token":"<unk>","vocab":{"a":0},"merges":[]}}`, "<unk>", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -115,6 +128,64 @@ func TestBadFiles(t *testing.T) {
 				t.Errorf("%v: ErrUnsupported is %v, want %v", err, !c.unsupported, c.unsupported)
 			}
 		})
+	}
+}
+
+// growing is a normalizer whose steps make a thousand characters of each a.
+func growing(steps int) string {
+	step := `{"type":"Replace","pattern":{"String":"a"},"content":"` + strings.Repeat("a", 1000) + `"}`
+	return `{"type":"Sequence","normalizers":[` + strings.TrimSuffix(strings.Repeat(step+",", steps), ",") + `]}`
+}
+
+func manyTokens(n int) string {
+	var all []string
+	for k := range n {
+		all = append(all, fmt.Sprintf(`{"id":%d,"content":"t%d","normalized":true}`, 3+k, k))
+	}
+	return strings.Join(all, ",")
+}
+
+// framing is a post-processor that puts n special tokens of so many ids each
+// before a text.
+func framing(n, ids int) string {
+	return `{"type":"TemplateProcessing","single":[` + strings.Repeat(`{"SpecialToken":{"id":"s"}},`, n) + `{"Sequence":{"id":"A"}}],"special_tokens":{"s":{"ids":[` +
+		strings.TrimSuffix(strings.Repeat("0,", ids), ",") + `]}}}`
+}
+
+// A file whose steps make gigabytes of a short prompt gives an error, and a
+// prompt in text-block mode, before it takes the memory.
+func TestTextsThatGrow(t *testing.T) {
+	const model = `"added_tokens":[{"id":3,"content":"<m>"}],"model":{"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}`
+	for name, c := range map[string]struct{ steps, text string }{
+		"replaced":   {`"normalizer":` + growing(4), strings.Repeat("a", 207)},
+		"expression": {`"normalizer":{"type":"Sequence","normalizers":[` + growing(1) + `,{"type":"Replace","pattern":{"Regex":"a"},"content":"` + strings.Repeat("b", 1000) + `"}]}`, strings.Repeat("a", 40)},
+		"prepended":  {`"normalizer":{"type":"Prepend","prepend":"` + strings.Repeat("a", 64<<10) + `"}`, strings.Repeat("b<m>", 2000)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, err := tokenizer.LoadModel(fstest.MapFS{"tokenizer.json": {Data: []byte(`{` + c.steps + `,` + model + `}`)}}, tokenizer.ModelConfig{Cache: tokenizer.NewCache(1 << 20)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			p, err := m.Encode(context.Background(), nil, chat.Request{Prompt: []byte(`"` + c.text + `"`)}, time.Time{})
+			runtime.ReadMemStats(&after)
+			if err != nil || p.Mode != tokenizer.Bytes || p.Reason != tokenizer.TooLarge || len(p.IDs) == 0 {
+				t.Errorf("mode %s, reason %q, %d ids, %v; want text-block mode and %s", p.Mode, p.Reason, len(p.IDs), err, tokenizer.TooLarge)
+			}
+			if got := after.TotalAlloc - before.TotalAlloc; got > 1<<30 {
+				t.Errorf("%d MB were taken", got>>20)
+			}
+		})
+	}
+}
+
+// Pieces that each get a prefix are bounded as well.
+func TestPrefixesAreBounded(t *testing.T) {
+	for limit, fails := range map[int]bool{19: true, 20: false} {
+		if err := tokenizer.PrefixEach(10, limit); (err != nil) != fails {
+			t.Errorf("10 pieces of one byte, each with one before it, and room for %d: error %v", limit, err)
+		}
 	}
 }
 

@@ -22,7 +22,19 @@ const (
 	maxIDs    = 1 << 21
 	maxMerges = 1 << 22
 	maxAdded  = 1 << 16
+	maxFrame  = 1 << 10  // special tokens before and behind a text; real files have one or two
+	maxText   = 64 << 10 // bytes of one text of a step, or of an added token
+	maxNormed = 16 << 20 // bytes of the normal forms of all added tokens
 )
+
+// bounded returns an error that names the field if its text is too long: a step
+// repeats the text wherever it applies.
+func bounded(field, text string) error {
+	if len(text) > maxText {
+		return fmt.Errorf("%s of %d bytes, more than %d KiB", field, len(text), maxText>>10)
+	}
+	return nil
+}
 
 // ErrUnsupported is in the chain of the error when a file is sound but asks for
 // something that is not done exactly here, such as a Unigram model.
@@ -437,10 +449,13 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
 		return fmt.Errorf("added_tokens: %d, more than %d", len(list), maxAdded)
 	}
 	var raw, normed []added
-	next := uint32(0)
+	next, room := uint32(0), maxNormed
 	for _, a := range list {
 		if a.Content == "" {
 			continue
+		}
+		if err := bounded("content", a.Content); err != nil {
+			return fmt.Errorf("added_tokens: %w", err)
 		}
 		// The reference goes by the vocabulary, then by the order, and not by the
 		// id that the file gives.
@@ -461,10 +476,11 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
 		}
 		for k := range t.normalizers {
 			var err error
-			if x.content, err = t.normalizers[k].append(nil, x.content); err != nil {
-				return err
+			if x.content, err = t.normalizers[k].append(nil, x.content, min(room, maxText)); err != nil {
+				return fmt.Errorf("added_tokens: the normal form of %.40q: %w", a.Content, err)
 			}
 		}
+		room -= len(x.content)
 		normed = append(normed, x)
 	}
 	t.raw, t.normed = newFinder(raw), newFinder(normed)
@@ -506,7 +522,9 @@ func readPost(s section, depth int) (before, after []uint32, err error) {
 			if err != nil {
 				return nil, nil, err
 			}
-			before, after = append(b, before...), append(after, a...)
+			if before, after = append(b, before...), append(after, a...); len(before)+len(after) > maxFrame {
+				return nil, nil, fmt.Errorf("post_processor: more than %d ids around a text", maxFrame)
+			}
 		}
 		return before, after, nil
 	case "TemplateProcessing":
@@ -521,6 +539,9 @@ func readPost(s section, depth int) (before, after []uint32, err error) {
 				ids, ok := c.SpecialTokens[x.SpecialToken.ID]
 				if !ok {
 					return nil, nil, fmt.Errorf("post_processor: special token %q has no ids", x.SpecialToken.ID)
+				}
+				if len(before)+len(after)+len(ids.IDs) > maxFrame {
+					return nil, nil, fmt.Errorf("post_processor: more than %d ids around a text", maxFrame)
 				}
 				if seen {
 					after = append(after, ids.IDs...)

@@ -39,7 +39,7 @@ const (
 	NoRenderer    = "no_renderer"    // no chat template
 	TemplateError = "template_error" // the template, or the engine, refuses the request
 	BadText       = "bad_text"       // JSON or text that the engine cannot read
-	TooLarge      = "too_large"      // more than MaxPrompt
+	TooLarge      = "too_large"      // more than MaxPrompt, as it is or rewritten
 	Budget        = "budget"         // the time was up
 	Items         = "items"          // an image or the like
 	Drifted       = "drift"          // the engine was seen to count otherwise
@@ -53,7 +53,8 @@ const (
 	itemTokens = 256
 )
 
-// MaxPrompt is the largest text in bytes that is encoded exactly.
+// MaxPrompt is the largest text in bytes that is encoded exactly. Rewritten as the
+// model's files want it, it may take four times as much.
 const MaxPrompt = 8 << 20
 
 // Model makes prompts for one model: its chat template, its tokenizer, and a
@@ -204,6 +205,9 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	p := Prompt{Mode: Exact, Others: text.Items*itemTokens + tokensOf(text.Others)}
 	var err error
 	if p.IDs, p.Reused, err = m.append(ctx, dst, text.Text[:text.Exact], f); err != nil {
+		if errors.Is(err, errGrown) {
+			return inBytes(dst, q, TooLarge)
+		}
 		p.Mode, p.Reason, p.Exact = ExactPrefix, Budget, len(p.IDs)-len(dst)
 		return p, nil //nolint:nilerr // said in the reason
 	}

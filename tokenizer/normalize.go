@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -23,27 +24,56 @@ type normalizer struct {
 	regex    *regex // Replace with a regular expression
 }
 
+// errGrown says that rewriting makes a text too large: a few steps of a hostile
+// file make gigabytes of a few bytes.
+var errGrown = errors.New("the file's rewriting makes too large a text")
+
+// grows is how many times its size, or that of the largest prompt, a text may take
+// rewritten. A space that becomes ▁ takes three times its own.
+const grows = 4
+
 // append appends the normal form of text to dst. A stretch without text has no
-// normal form but itself.
-func (n *normalizer) append(dst, text []byte) ([]byte, error) {
+// normal form but itself. A form of more than limit bytes is an error, found before
+// the memory for it is taken.
+func (n *normalizer) append(dst, text []byte, limit int) ([]byte, error) {
 	switch {
 	case len(text) == 0:
 		return dst, nil
 	case n.kind == "NFC":
-		return appendNFC(dst, text), nil
+		start := len(dst)
+		if dst = appendNFC(dst, text); len(dst)-start > limit { // three times the text at most
+			return dst[:start], errGrown
+		}
+		return dst, nil
 	case n.kind == "Prepend":
+		if len(n.to)+len(text) > limit {
+			return dst, errGrown
+		}
 		return append(append(dst, n.to...), text...), nil
 	case n.regex == nil:
+		if len(text)+bytes.Count(text, []byte(n.from))*(len(n.to)-len(n.from)) > limit {
+			return dst, errGrown
+		}
 		return append(dst, bytes.ReplaceAll(text, []byte(n.from), []byte(n.to))...), nil
 	}
-	at := 0
 	spans, err := n.regex.matches(nil, text)
+	size := len(text)
+	for _, s := range spans {
+		size += len(n.to) - int(s.end-s.start)
+	}
+	if err == nil && size > limit {
+		err = errGrown
+	}
+	if err != nil {
+		return dst, err
+	}
+	at := 0
 	for _, s := range spans {
 		dst = append(dst, text[at:s.start]...)
 		dst = append(dst, n.to...)
 		at = int(s.end)
 	}
-	return append(dst, text[at:]...), err
+	return append(dst, text[at:]...), nil
 }
 
 // old holds the code points of Unicode 9.0. The reference tokenizers compose by
@@ -150,6 +180,11 @@ func readNormalizers(s section) ([]normalizer, error) {
 	}
 	if err := s.unmarshal(&c); err != nil {
 		return nil, fmt.Errorf("normalizer: %w", err)
+	}
+	for _, f := range [][2]string{{"prepend", c.Prepend}, {"content", c.Content}, {"pattern", c.Pattern.String}} {
+		if err := bounded(f[0], f[1]); err != nil {
+			return nil, fmt.Errorf("normalizer: %s: %w", c.Type, err)
+		}
 	}
 	switch c.Type {
 	case "Sequence":

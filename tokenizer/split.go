@@ -32,10 +32,11 @@ type pieces struct {
 	spans []span
 }
 
-// split parts the pieces of in. The result may share in's text.
-func (p *splitter) split(in pieces, atStart bool) (pieces, error) {
+// split parts the pieces of in. The result may share in's text; more than limit
+// bytes of text are an error.
+func (p *splitter) split(in pieces, atStart bool, limit int) (pieces, error) {
 	if p.prefix != nil || p.space != nil {
-		return p.prefixed(in, atStart), nil
+		return p.prefixed(in, atStart, limit)
 	}
 	out := pieces{text: in.text, spans: make([]span, 0, len(in.spans))}
 	for _, s := range in.spans {
@@ -49,7 +50,7 @@ func (p *splitter) split(in pieces, atStart bool) (pieces, error) {
 }
 
 // prefixed copies the pieces, with the prefix where it is due.
-func (p *splitter) prefixed(in pieces, atStart bool) pieces {
+func (p *splitter) prefixed(in pieces, atStart bool, limit int) (pieces, error) {
 	var out pieces
 	for k, s := range in.spans {
 		piece := in.text[s.start:s.end]
@@ -62,9 +63,12 @@ func (p *splitter) prefixed(in pieces, atStart bool) pieces {
 			piece = bytes.ReplaceAll(piece, []byte{' '}, p.space)
 		}
 		out.text = append(out.text, piece...)
+		if len(out.text) > limit {
+			return out, errGrown
+		}
 		out.spans = append(out.spans, span{start, uint32(len(out.text))})
 	}
-	return out
+	return out, nil
 }
 
 // part is a stretch of a piece, matched or not.
@@ -192,6 +196,9 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 	}
 	if err := s.unmarshal(&c); err != nil {
 		return nil, false, fmt.Errorf("pre_tokenizer: %w", err)
+	}
+	if err := bounded("pattern", c.Pattern.String); err != nil {
+		return nil, false, fmt.Errorf("pre_tokenizer: %s: %w", c.Type, err)
 	}
 	isTrue := func(b *bool) bool { return b == nil || *b }
 	switch c.Type {
