@@ -53,12 +53,16 @@ TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
 bench-policy: tools ## simulate all rules against their targets on public traces in TRACES (SEEDS=3, PLOTS=folder)
 	@go run bench/policy_main.go --traces $(TRACES) --plots $(or $(PLOTS),bench/out) --seeds $(or $(SEEDS),3) --commit "$$(git rev-parse --short HEAD)"
 
+FIXTURES := $(CURDIR)/.cache/fixtures.log
+
 .PHONY: test
-test: tools envoy ## run every check that CI runs
+test: tools envoy ## run every check that CI runs, and say how much reference data they had
 	@test -n "$(RACE)" || echo "no C compiler: the tests run without the race detector"
 	go vet ./...
 	@$(MAKE) --no-print-directory fix
-	go test $(RACE) -shuffle=on -count=1 ./...
+	@mkdir -p .cache && rm -f $(FIXTURES)
+	KVROUTE_FIXTURES_LOG=$(FIXTURES) go test $(RACE) -shuffle=on -count=1 ./...
+	@KVROUTE_FIXTURES_LOG=$(FIXTURES) go test -count=1 -v -run '^TestReferenceData$$' ./internal/fixtures | sed -n 's/^.*_test.go:[0-9]*: //p'
 
 .PHONY: check
 check: tools lint fix ## the inner loop: lint, house rules, short tests

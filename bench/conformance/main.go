@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -36,8 +37,13 @@ type options struct {
 
 func main() {
 	var o options
+	shared, err := fixtures.Dir()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		os.Exit(2)
+	}
 	flag.StringVar(&o.python, "python", "python3", "a Python that has the packages of tools/golden/requirements.txt")
-	flag.StringVar(&o.shared, "shared", "../shared/data", "reference data; what is not there is left out, and said")
+	flag.StringVar(&o.shared, "shared", shared, "reference data; what is not there is left out, and said")
 	flag.StringVar(&o.golden, "golden", "tokenizer/testdata/golden", "the project's own tokenizers")
 	flag.StringVar(&o.out, "out", "bench/out", "where the JSON goes")
 	flag.StringVar(&o.commit, "commit", "", "recorded in the JSON")
