@@ -52,3 +52,7 @@ func PrefixEach(n, limit int) error {
 	_, err := (&splitter{prefix: []byte("x")}).split(in, true, limit)
 	return err
 }
+
+// LoadGeneral loads a tokenizer.json that encodes all text by the general path, as
+// the steps stand in the file.
+func LoadGeneral(b []byte) (*Tokenizer, error) { return parse(b) }

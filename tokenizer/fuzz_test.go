@@ -211,7 +211,7 @@ func TestBadRankFiles(t *testing.T) {
 func TestHostileTexts(t *testing.T) {
 	const size = 1 << 17
 	for name, tok := range goldens(t) {
-		if tok.Slow != "" {
+		if strings.Contains(tok.Slow, "expression") || strings.Contains(tok.Slow, "no scanner") {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

@@ -67,6 +67,7 @@ func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", name, err)
 	}
+	t.plan()
 	return t, nil
 }
 
@@ -118,6 +119,8 @@ type addedToken struct {
 	Normalized bool   `json:"normalized"`
 }
 
+// parse reads a tokenizer.json. Its result encodes by the general path until plan
+// has chosen another.
 func parse(b []byte) (*Tokenizer, error) {
 	file, err := section{b, 0}.sections()
 	if err != nil {
@@ -145,7 +148,6 @@ func parse(b []byte) (*Tokenizer, error) {
 	if t.strip, err = readDecoder(file["decoder"]); err != nil {
 		return nil, err
 	}
-	t.plan()
 	return t, nil
 }
 
@@ -598,6 +600,7 @@ func readDecoder(s section) (int, error) {
 func (t *Tokenizer) plan() {
 	t.identity = identities.Add(1) << 8 // the low bits are for what else tells texts apart
 	t.nfc = len(t.normalizers) == 1 && t.normalizers[0].kind == "NFC"
+	t.steps = t.matching()
 	for k := range t.steps {
 		if t.steps[k].regex != nil {
 			t.Slow = fmt.Sprintf("pre_tokenizer: no scanner for %q", t.steps[k].regex.expr)
@@ -621,6 +624,31 @@ func (t *Tokenizer) plan() {
 			t.bpe.prepareSingle()
 		}
 	}
+	if t.scan == nil && t.cuts == nil && t.Slow == "" {
+		t.Slow = "normalizer and pre_tokenizer: steps that only the general way can do together"
+	}
+}
+
+// matching returns the steps without the first ones that never match, as Gemma's
+// files have: a Split on a space behind a Replace of each space.
+//
+// All text that a step sees is a part of what the last normalizer returned, between
+// whatever added tokens. If that one replaces each occurrence of one byte by a text
+// without the byte, no part has it: a literal of one byte cannot come to be where
+// two texts meet. A Split without a match leaves a piece as it is, unless it is
+// inverted. Steps behind others stay, since those may put the byte back.
+func (t *Tokenizer) matching() []splitter {
+	if len(t.normalizers) == 0 {
+		return t.steps
+	}
+	r, steps := t.normalizers[len(t.normalizers)-1], t.steps
+	if r.kind != "Replace" || r.regex != nil || len(r.from) != 1 || strings.Contains(r.to, r.from) {
+		return steps
+	}
+	for len(steps) > 0 && string(steps[0].literal) == r.from && !steps[0].invert {
+		steps = steps[1:]
+	}
+	return steps
 }
 
 // scanAll takes all of a stretch for one piece.

@@ -46,8 +46,9 @@ type Tokenizer struct {
 	byteLevel     bool
 	strip         int // spaces that decoding takes from the start
 
-	// Slow says why encoding goes through a general regular expression engine,
-	// some ten times slower and without reuse of prefixes; empty if it does not.
+	// Slow says why encoding goes the general way, with a regular expression engine
+	// or copies of the text: up to ten times slower, and without reuse of prefixes.
+	// Empty if it does not.
 	Slow string
 
 	identity uint64 // of this Tokenizer in a [Cache]
@@ -67,7 +68,7 @@ const keepBytes = 1 << 20
 // Append appends the ids of text to dst: what the reference's encode gives for
 // it, with the special tokens around it if special is set. It allocates nothing
 // but what dst lacks, scratch memory for the first texts, and, for files marked
-// Slow, what the regular expression engine needs.
+// Slow, what rewriting the text or the regular expression engine needs.
 //
 // text should be valid UTF-8; other bytes are characters of no class. The error
 // is the context's, or that of an expression that took too long, or of a file whose
