@@ -86,8 +86,12 @@ func run(o options) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	more, err := harmony(ref, o)
+	more, err := renderFigures(o)
 	if err != nil {
+		return false, err
+	}
+	figures = append(figures, more...)
+	if more, err = harmony(ref, o); err != nil {
 		return false, err
 	}
 	figures = append(figures, more...)
@@ -139,6 +143,15 @@ func candidateFigures(ref *reference, c candidate, o options) ([]bench.Figure, e
 		return figures, nil
 	}
 	more, err := speeds(ref, m.Tokenizer(), c, o)
+	if err != nil {
+		return nil, err
+	}
+	figures = append(figures, more...)
+	if more, err = turnFigures(m.Tokenizer(), c, o); err != nil {
+		return nil, err
+	}
+	figures = append(figures, more...)
+	more, err = loadFigures(c, path, o)
 	return append(figures, more...), err
 }
 
@@ -318,12 +331,11 @@ func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) ([
 			if err := ref.ask(map[string]any{"op": "time", "texts": texts}, &theirs); err != nil {
 				return nil, err
 			}
-			tok.Forget()
-			first, err := timeAll(tok, texts)
+			first, err := timeAll(tok, texts, true)
 			if err != nil {
 				return nil, err
 			}
-			again, err := timeAll(tok, texts)
+			again, err := timeAll(tok, texts, false)
 			if err != nil {
 				return nil, err
 			}
@@ -349,20 +361,29 @@ func figure(what, unit string, atLeast float64, values []float64) bench.Figure {
 	return f
 }
 
-func timeAll(tok *tokenizer.Tokenizer, texts []string) (float64, error) {
+// timeAll returns the seconds that the texts take, cold: each as the first one,
+// with no word seen before. What forgets them is not timed.
+func timeAll(tok *tokenizer.Tokenizer, texts []string, cold bool) (float64, error) {
 	all := make([][]byte, len(texts))
 	for i, t := range texts {
 		all[i] = []byte(t)
 	}
 	dst := make([]uint32, 0, 16<<10)
-	start := time.Now()
+	var took time.Duration
 	for _, t := range all {
+		if cold {
+			if err := forget(tok); err != nil {
+				return 0, err
+			}
+		}
+		start := time.Now()
 		var err error
 		if dst, err = tok.Append(context.Background(), dst[:0], t, false); err != nil {
 			return 0, err
 		}
+		took += time.Since(start)
 	}
-	return time.Since(start).Seconds(), nil
+	return took.Seconds(), nil
 }
 
 // reference is the Python process.
