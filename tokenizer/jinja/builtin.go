@@ -983,8 +983,8 @@ func round(r *renderer, v Value, a *args) (Value, error) {
 		return Value{}, errUndefined(v)
 	case !v.isNumber():
 		return Value{}, errorf(TypeError, "type %s doesn't define __round__ method", v.typeName())
-	case v.isInt() && how == "common":
-		return Int(v.int()), nil
+	case v.kind != kindFloat && how == "common":
+		return roundInt(v.toBig(), -n), nil
 	}
 	n = min(max(n, -300), 300)
 	x, scale := v.number(), math.Pow(10, float64(n))
@@ -1001,6 +1001,23 @@ func round(r *renderer, v Value, a *args) (Value, error) {
 		return Float(math.RoundToEven(x*scale) / scale), nil
 	}
 	return Value{}, errorf(ValueError, "method must be common, ceil or floor")
+}
+
+// roundInt makes the last zeros digits of x zeros, halves to even.
+func roundInt(x *big.Int, zeros int) Value {
+	if zeros <= 0 {
+		return bigInt(x)
+	}
+	if zeros > x.BitLen() { // 2**bits is less than half of 10**zeros
+		return Int(0)
+	}
+	unit := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(zeros)), nil)
+	rest := new(big.Int)
+	q, _ := new(big.Int).DivMod(x, unit, rest) // rounded down
+	if c := rest.Lsh(rest, 1).Cmp(unit); c > 0 || c == 0 && q.Bit(0) == 1 {
+		q.Add(q, big.NewInt(1))
+	}
+	return bigInt(q.Mul(q, unit))
 }
 
 func toInteger(r *renderer, v Value, a *args) (Value, error) {
@@ -1056,6 +1073,9 @@ func indent(r *renderer, v Value, a *args) (Value, error) {
 	blank, _ := a.get(2, "blank")
 	lines := strings.Split(strings.TrimSuffix(r.text(v)+"\n", "\n"), "\n")
 	if err := r.made(len(r.text(v)) + len(lines)*len(pad)); err != nil {
+		return Value{}, err
+	}
+	if err := r.listed(len(lines)); err != nil {
 		return Value{}, err
 	}
 	var b strings.Builder

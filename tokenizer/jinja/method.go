@@ -522,7 +522,7 @@ func (r *renderer) fields(s string, limit int, fromRight bool) (parts []string) 
 
 func splitLines(r *renderer, v Value, a *args) (Value, error) {
 	keep, _ := a.get(0, "keepends")
-	if err := r.made(len(v.str)); err != nil {
+	if err := r.tick(len(v.str) / 4); err != nil {
 		return Value{}, err
 	}
 	var items []Value
