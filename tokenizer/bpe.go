@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"hash/maphash"
 	"math/bits"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -167,6 +168,8 @@ type bpe struct {
 
 // work is the memory that encoding one text needs, and the words it has seen.
 type work struct {
+	budget
+
 	ids   []uint32
 	pairs []uint64
 	next  []int32
@@ -208,7 +211,8 @@ const wordSlots = 1 << 15
 // cutFrom is the length in bytes from which a word is cut before it is merged.
 const cutFrom = 12
 
-// append appends the ids of the word s[i:j] to dst.
+// append appends the ids of the word s[i:j] to dst; of a long one only some, all of
+// them right, if w.err says that time is up.
 func (b *bpe) append(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	n := j - i
 	if n == 1 && b.bytePair != nil {
@@ -226,6 +230,9 @@ func (b *bpe) append(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	}
 	for i < j {
 		k := b.cuts.next(s, i, j)
+		if w.spend(k - i) {
+			return dst
+		}
 		if id := b.alone(s, i, k); id != noID {
 			dst = append(dst, id)
 		} else {
@@ -369,8 +376,14 @@ func (b *bpe) merge(dst []uint32, w *work, word []byte, whole bool) []uint32 {
 			return append(dst, id)
 		}
 	}
-	ids := b.symbols(w.ids[:0], word)
+	if len(word) > shortWord && w.spend(len(word)) {
+		return dst
+	}
+	ids := b.symbols(w, word)
 	w.ids = ids
+	if len(word) > shortWord && w.err != nil {
+		return dst
+	}
 	switch {
 	case len(ids) < 2:
 		return append(dst, ids...)
@@ -381,8 +394,10 @@ func (b *bpe) merge(dst []uint32, w *work, word []byte, whole bool) []uint32 {
 }
 
 // symbols appends what the word consists of before any merge.
-func (b *bpe) symbols(ids []uint32, word []byte) []uint32 {
+func (b *bpe) symbols(w *work, word []byte) []uint32 {
+	ids := w.ids[:0]
 	if b.bytePair != nil {
+		ids = slices.Grow(ids, len(word))
 		for _, c := range word {
 			if id := b.byteID[c]; id != noID {
 				ids = append(ids, id)
@@ -396,7 +411,9 @@ func (b *bpe) symbols(ids []uint32, word []byte) []uint32 {
 	for len(word) > 0 {
 		_, n := utf8.DecodeRune(word)
 		char := word[:n]
-		word = word[n:]
+		if word = word[n:]; len(word) > shortWord && w.spend(8) {
+			break
+		}
 		if id := b.vocab.id(char); id != noID {
 			ids, unknown = append(ids, id), false
 			continue
@@ -454,13 +471,16 @@ func (b *bpe) mergeShort(dst, ids []uint32, word []byte) []uint32 {
 }
 
 // mergeLong merges with a heap of (rank, position) over a linked list of symbols,
-// in O(n log n). An entry of the heap counts only while the pair at its position
+// in O(n log n). It appends nothing if time is up before its end. An entry of the heap counts only while the pair at its position
 // still has that rank.
 func (b *bpe) mergeLong(dst []uint32, w *work, ids []uint32) []uint32 {
 	n := len(ids)
 	w.grow(n)
 	pairs, next, prev, heap := w.pairs[:n], w.next[:n], w.prev[:n], w.heap[:0]
 	for i := range n {
+		if i&4095 == 4095 && w.spend(4096) {
+			return dst
+		}
 		next[i], prev[i] = int32(i+1), int32(i-1)
 		pairs[i] = noMerge
 		if i+1 < n {
@@ -470,6 +490,9 @@ func (b *bpe) mergeLong(dst []uint32, w *work, ids []uint32) []uint32 {
 		}
 	}
 	for i := len(heap)/2 - 1; i >= 0; i-- {
+		if i&4095 == 4095 && w.spend(4096) {
+			return dst
+		}
 		siftDown(heap, i)
 	}
 	renew := func(at int32) {
@@ -481,6 +504,10 @@ func (b *bpe) mergeLong(dst []uint32, w *work, ids []uint32) []uint32 {
 		}
 	}
 	for len(heap) > 0 {
+		// A step jumps about in the memory: as dear as 16 bytes of text.
+		if w.spend(16) {
+			return dst
+		}
 		top := heap[0]
 		last := len(heap) - 1
 		heap[0] = heap[last]
@@ -514,6 +541,7 @@ func (w *work) grow(n int) {
 		w.pairs = make([]uint64, n)
 		w.next = make([]int32, n)
 		w.prev = make([]int32, n)
+		w.heap = make([]uint64, 0, n)
 	}
 }
 

@@ -70,6 +70,7 @@ type encoder struct {
 func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f form, rec *recorder) ([]uint32, error) {
 	e := encoder{t: t, w: t.take(), dst: dst, base: len(dst), text: text, marks: f == marked, rec: rec, ctx: ctx, check: checkEvery}
 	e.room = grows * max(MaxPrompt, len(text))
+	e.w.budget = budget{ctx: ctx, size: len(text), left: checkEvery}
 	defer t.give(e.w)
 	from := resume{start: true}
 	if rec != nil {
@@ -110,7 +111,9 @@ func (e *encoder) run(from resume) {
 		}
 		// What says that the stretch ends here: the token, and why no longer one.
 		looked := min(token.end+e.t.raw.reach, len(e.text)+1)
-		e.stretch(at, token.start, looked, start)
+		if e.stretch(at, token.start, looked, start); e.err != nil {
+			return
+		}
 		e.dst = append(e.dst, token.id)
 		at, start = token.end, true
 		e.place(at, looked, true)
@@ -126,7 +129,9 @@ func (e *encoder) runMarked(from resume) {
 			e.stretch(at, len(e.text), len(e.text)+1, start)
 			return
 		}
-		e.stretch(at, k, k+1, start)
+		if e.stretch(at, k, k+1, start); e.err != nil {
+			return
+		}
 		if id != chat.NoID {
 			e.dst = append(e.dst, id)
 		}
@@ -186,7 +191,9 @@ func (e *encoder) words(lo, hi, looked int) {
 		if end > hi {
 			end = looked
 		}
-		e.step(0, lo, token.start, end)
+		if e.step(0, lo, token.start, end); e.err != nil {
+			return
+		}
 		e.dst = append(e.dst, token.id)
 		lo = token.end
 		e.place(lo, end, true)
@@ -211,6 +218,9 @@ func (e *encoder) step(depth, lo, hi, looked int) {
 		}
 		if last {
 			e.dst = e.t.bpe.append(e.dst, e.w, e.text, i, j)
+			if e.err = e.w.err; e.err != nil {
+				return
+			}
 			e.after(j, l)
 		} else {
 			e.step(depth+1, i, j, l)
@@ -240,7 +250,7 @@ func (e *encoder) general(text []byte, first bool) {
 		return
 	}
 	for k := range e.t.normalizers {
-		if text, e.err = e.t.normalizers[k].append(nil, text, e.room); e.err != nil {
+		if text, e.err = e.t.normalizers[k].append(&e.w.budget, nil, text, e.room); e.err != nil {
 			return
 		}
 	}
@@ -252,7 +262,7 @@ func (e *encoder) general(text []byte, first bool) {
 			end = token.start
 		}
 		e.parted(text[at:end], first && at == 0)
-		if !ok {
+		if !ok || e.err != nil {
 			return
 		}
 		e.dst = append(e.dst, token.id)
@@ -266,14 +276,20 @@ func (e *encoder) parted(text []byte, first bool) {
 	}
 	p := pieces{text, []span{{0, uint32(len(text))}}}
 	for k := range e.t.steps {
-		if p, e.err = e.t.steps[k].split(p, first, e.room+len(text)); e.err != nil {
+		if p, e.err = e.t.steps[k].split(&e.w.budget, p, first, e.room+len(text)); e.err != nil {
 			return
 		}
 	}
 	e.room -= max(0, len(p.text)-len(text))
 	for _, s := range p.spans {
-		e.dst = e.t.bpe.append(e.dst, e.w, p.text, int(s.start), int(s.end))
+		if e.w.spend(int(s.end - s.start)) {
+			break
+		}
+		if e.dst = e.t.bpe.append(e.dst, e.w, p.text, int(s.start), int(s.end)); e.w.err != nil {
+			break
+		}
 	}
+	e.err = e.w.err
 }
 
 // characters encodes a stretch of SentencePiece-style text, and the user's tokens in
@@ -289,12 +305,16 @@ func (e *encoder) characters(lo, hi, looked int, start bool) {
 		if end > hi {
 			end = looked
 		}
-		e.pieces(lo, token.start, end, prefix)
+		if e.pieces(lo, token.start, end, prefix); e.err != nil {
+			return
+		}
 		e.dst = append(e.dst, token.id)
 		lo, prefix = token.end, false
 		e.place(lo, end, false)
 	}
-	e.pieces(lo, hi, looked, prefix)
+	if e.err == nil {
+		e.pieces(lo, hi, looked, prefix)
+	}
 }
 
 // pieces encodes text[lo:hi], a space before it if prefix is set: a space is written
@@ -306,6 +326,7 @@ func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
 		word = append(word, c.space...)
 		if lo == hi {
 			e.dst = bpe.append(e.dst, e.w, word, 0, len(word))
+			e.err = e.w.err
 		}
 	}
 	for i := lo; i < hi && e.err == nil; {
@@ -338,6 +359,9 @@ func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
 		word = slices.Grow(word, longestKey+1)
 		e.dst = bpe.append(e.dst, e.w, word[:len(word)+longestKey+1], 0, len(word))
 		word = word[:0]
+		if e.err = e.w.err; e.err != nil {
+			break
+		}
 		i = j
 		e.after(j, l)
 	}

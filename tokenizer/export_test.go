@@ -49,10 +49,36 @@ func PrefixEach(n, limit int) error {
 	for k := range uint32(n) {
 		in.spans = append(in.spans, span{k, k + 1})
 	}
-	_, err := (&splitter{prefix: []byte("x")}).split(in, true, limit)
+	_, err := (&splitter{prefix: []byte("x")}).split(&budget{}, in, true, limit)
 	return err
 }
 
 // LoadGeneral loads a tokenizer.json that encodes all text by the general path, as
 // the steps stand in the file.
 func LoadGeneral(b []byte) (*Tokenizer, error) { return parse(b) }
+
+// Split returns the pieces into which an expression parts a text: of a Split that
+// keeps the matches apart, or, for a rank file, the matches alone.
+func Split(expr, text string, rank bool) (out []string, err error) {
+	var steps []splitter
+	if rank {
+		steps, err = patternSteps(expr)
+	} else {
+		var re *regex
+		re, err = compile(expr)
+		steps = []splitter{{regex: re, behavior: "Isolated"}}
+	}
+	if err != nil {
+		return nil, err
+	}
+	p := pieces{[]byte(text), []span{{0, uint32(len(text))}}}
+	for k := range steps {
+		if p, err = steps[k].split(&budget{}, p, true, 1<<30); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range p.spans {
+		out = append(out, text[s.start:s.end])
+	}
+	return out, nil
+}

@@ -478,7 +478,7 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
 		}
 		for k := range t.normalizers {
 			var err error
-			if x.content, err = t.normalizers[k].append(nil, x.content, min(room, maxText)); err != nil {
+			if x.content, err = t.normalizers[k].append(&budget{}, nil, x.content, min(room, maxText)); err != nil {
 				return fmt.Errorf("added_tokens: the normal form of %.40q: %w", a.Content, err)
 			}
 		}

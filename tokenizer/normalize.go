@@ -35,7 +35,7 @@ const grows = 4
 // append appends the normal form of text to dst. A stretch without text has no
 // normal form but itself. A form of more than limit bytes is an error, found before
 // the memory for it is taken.
-func (n *normalizer) append(dst, text []byte, limit int) ([]byte, error) {
+func (n *normalizer) append(b *budget, dst, text []byte, limit int) ([]byte, error) {
 	switch {
 	case len(text) == 0:
 		return dst, nil
@@ -56,7 +56,7 @@ func (n *normalizer) append(dst, text []byte, limit int) ([]byte, error) {
 		}
 		return append(dst, bytes.ReplaceAll(text, []byte(n.from), []byte(n.to))...), nil
 	}
-	spans, err := n.regex.matches(nil, text)
+	spans, err := n.regex.matches(b, nil, text)
 	size := len(text)
 	for _, s := range spans {
 		size += len(n.to) - int(s.end-s.start)

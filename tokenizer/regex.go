@@ -3,45 +3,86 @@
 package tokenizer
 
 import (
+	"context"
 	"fmt"
-	"strings"
+	"math"
+	"runtime"
+	"sync"
 	"time"
 	"unicode/utf8"
 
 	"github.com/dlclark/regexp2"
 )
 
-// regexTime bounds one search: a backtracking engine can need exponential time
-// for an expression that somebody put into a file. It is a time by the clock, which
-// on a busy machine passes while nothing is computed: an honest search takes
-// microseconds, and must not fail for that.
+// regexTime and ten microseconds for each byte bound all searches in one text: a
+// backtracking engine can need exponential time for an expression that somebody
+// put into a file. It is a time by the clock, which on a busy machine passes while
+// nothing is computed: an honest text takes a tenth of it.
 const regexTime = 2 * time.Second
 
 // regex is an expression without a scanner of ours, run by a backtracking engine.
+// Any number of goroutines may use it at once.
 type regex struct {
-	re   *regexp2.Regexp
-	expr string // as it stands in the file
+	expr  string // as it stands in the file
+	known string // in the engine's words
+
+	// An engine has one time limit for all who use it; so each text has its own.
+	mu   sync.Mutex
+	free []*regexp2.Regexp
 }
 
 func compile(expr string) (*regex, error) {
 	if len(expr) > 16<<10 {
 		return nil, fmt.Errorf("expression of %d bytes, more than 16 KiB", len(expr))
 	}
-	known, err := withClasses(expr)
-	if err != nil {
-		return nil, err
-	}
-	re, err := regexp2.Compile(known, regexp2.None)
+	known, err := translate(expr)
 	if err != nil {
 		return nil, fmt.Errorf("expression %q: %w", expr, err)
 	}
-	re.MatchTimeout = regexTime
-	return &regex{re, expr}, nil
+	r := &regex{expr: expr, known: known}
+	re, err := r.take()
+	if err != nil {
+		return nil, err
+	}
+	r.give(re)
+	return r, nil
+}
+
+func (r *regex) take() (*regexp2.Regexp, error) {
+	r.mu.Lock()
+	if n := len(r.free); n > 0 {
+		defer r.mu.Unlock()
+		re := r.free[n-1]
+		r.free = r.free[:n-1]
+		return re, nil
+	}
+	r.mu.Unlock()
+	re, err := regexp2.Compile(r.known, regexp2.None)
+	if err != nil {
+		return nil, fmt.Errorf("expression %q: %w", r.expr, err)
+	}
+	return re, nil
+}
+
+func (r *regex) give(re *regexp2.Regexp) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.free) < runtime.GOMAXPROCS(0) {
+		r.free = append(r.free, re)
+	}
 }
 
 // matches appends the spans of text that the expression matches, in bytes.
-func (r *regex) matches(dst []span, text []byte) ([]span, error) {
-	m, err := r.re.FindRunesMatch([]rune(string(text)))
+func (r *regex) matches(b *budget, dst []span, text []byte) ([]span, error) {
+	re, err := r.take()
+	if err != nil {
+		return dst, err
+	}
+	defer r.give(re)
+	if re.MatchTimeout, err = b.remaining(); err != nil {
+		return dst, fmt.Errorf("tokenizer: match %q: %w", r.expr, err)
+	}
+	m, err := re.FindRunesMatch([]rune(string(text)))
 	at, bytes := 0, 0 // the same place in runes and in bytes
 	to := func(index int) uint32 {
 		for ; at < index; at++ {
@@ -50,90 +91,68 @@ func (r *regex) matches(dst []span, text []byte) ([]span, error) {
 		}
 		return uint32(bytes)
 	}
-	for ; m != nil && err == nil; m, err = r.re.FindNextMatch(m) {
-		if m.Length > 0 {
-			start := to(m.Index)
-			dst = append(dst, span{start, to(m.Index + m.Length)})
+	for m != nil && err == nil {
+		start := to(m.Index)
+		dst = append(dst, span{start, to(m.Index + m.Length)})
+		if re.MatchTimeout, err = b.remaining(); err == nil {
+			m, err = re.FindNextMatch(m)
 		}
 	}
 	if err != nil {
+		if late := b.late(); late != nil {
+			err = late
+		}
 		return dst, fmt.Errorf("tokenizer: match %q: %w", r.expr, err)
 	}
 	return dst, nil
 }
 
-// classOf are the general categories for which we have tables of our own. The
-// engine's tables are Go's, of an older Unicode.
-//
-//nolint:gochecknoglobals // a table
-var classOf = map[string]uint8{
-	"L": classLetter, "N": classNumber, "M": classMark, "P": classPunct, "S": classSymbol,
+// budget is the time that encoding one text may take. The zero budget has no end
+// but that of its expressions.
+type budget struct {
+	ctx  context.Context //nolint:containedctx // a budget is of one call
+	size int             // of the text
+	left int             // what may be done before the next look at the context
+	end  time.Time       // of all searches of expressions; zero before the first
+	err  error           // the context's, once seen
 }
 
-// withClasses replaces \p{L} and its like in an expression by the ranges of our
-// tables, inside and outside of brackets.
-func withClasses(expr string) (string, error) {
-	var b strings.Builder
-	inside := false
-	for i := 0; i < len(expr); i++ {
-		c := expr[i]
-		switch {
-		case c == '\\' && i+1 < len(expr) && (expr[i+1] == 'p' || expr[i+1] == 'P'):
-			not := expr[i+1] == 'P'
-			end := strings.IndexByte(expr[i:], '}')
-			if i+2 >= len(expr) || expr[i+2] != '{' || end < 0 {
-				return "", fmt.Errorf(`expression %q: want \p{…} at %d`, expr, i)
-			}
-			name := expr[i+3 : i+end]
-			class, ok := classOf[name]
-			switch {
-			case !ok:
-				b.WriteString(expr[i : i+end+1])
-			case inside:
-				writeRanges(&b, class, not)
-			default:
-				b.WriteByte('[')
-				writeRanges(&b, class, not)
-				b.WriteByte(']')
-			}
-			i += end
-			continue
-		case c == '\\' && i+1 < len(expr):
-			b.WriteByte(c)
-			i++
-			c = expr[i]
-		case c == '[' && !inside:
-			inside = true
-		case c == ']':
-			inside = false
-		}
-		b.WriteByte(c)
+// spend reports whether to stop; n is what was done, in bytes or steps about as
+// dear. Once it has said so it always does.
+func (b *budget) spend(n int) bool {
+	if b.left -= n; b.left > 0 {
+		return false
 	}
-	return b.String(), nil
+	if b.late() == nil {
+		b.left = checkEvery
+	}
+	return b.err != nil
 }
 
-func writeRanges(b *strings.Builder, class uint8, not bool) {
-	t := classes()
-	for lo := rune(0); lo <= utf8.MaxRune; {
-		in := t.of(lo)&class != 0
-		hi := lo
-		for hi < utf8.MaxRune && (t.of(hi+1)&class != 0) == in {
-			hi++
-		}
-		if in != not {
-			fmt.Fprintf(b, `%s-%s`, literal(lo), literal(hi))
-		}
-		lo = hi + 1
+func (b *budget) late() error {
+	if b.ctx != nil && b.err == nil {
+		b.err = b.ctx.Err()
 	}
+	return b.err
 }
 
-// literal writes a code point so that it means itself inside of brackets.
-func literal(r rune) string {
-	if r < 0x80 {
-		return fmt.Sprintf(`\x%02x`, r)
+// remaining is the time that the next search may take.
+func (b *budget) remaining() (time.Duration, error) {
+	if err := b.late(); err != nil {
+		return 0, err
 	}
-	if 0xd800 <= r && r < 0xe000 {
-		return fmt.Sprintf(`\u%04x`, r)
+	now := time.Now()
+	if b.end.IsZero() {
+		b.end = now.Add(regexTime + time.Duration(min(b.size, math.MaxInt32))*10*time.Microsecond)
 	}
-	return string(r)
+	end, err := b.end, errSlow
+	if b.ctx != nil {
+		if d, ok := b.ctx.Deadline(); ok && d.Before(end) {
+			end, err = d, context.DeadlineExceeded
+		}
+	}
+	if d := end.Sub(now); d > 0 {
+		return d, nil
+	}
+	return 0, err
 }

@@ -34,13 +34,16 @@ type pieces struct {
 
 // split parts the pieces of in. The result may share in's text; more than limit
 // bytes of text are an error.
-func (p *splitter) split(in pieces, atStart bool, limit int) (pieces, error) {
+func (p *splitter) split(b *budget, in pieces, atStart bool, limit int) (pieces, error) {
 	if p.prefix != nil || p.space != nil {
 		return p.prefixed(in, atStart, limit)
 	}
 	out := pieces{text: in.text, spans: make([]span, 0, len(in.spans))}
 	for _, s := range in.spans {
-		matches, err := p.matches(in.text[s.start:s.end])
+		if b.spend(int(s.end-s.start) + 16) {
+			return in, b.err
+		}
+		matches, err := p.matches(b, in.text[s.start:s.end])
 		if err != nil {
 			return in, err
 		}
@@ -77,7 +80,7 @@ type part struct {
 	match bool
 }
 
-func (p *splitter) matches(text []byte) ([]part, error) {
+func (p *splitter) matches(b *budget, text []byte) ([]part, error) {
 	var spans []span
 	switch {
 	case p.scan != nil:
@@ -91,7 +94,7 @@ func (p *splitter) matches(text []byte) ([]part, error) {
 		}
 	case p.regex != nil:
 		var err error
-		if spans, err = p.regex.matches(nil, text); err != nil {
+		if spans, err = p.regex.matches(b, nil, text); err != nil {
 			return nil, err
 		}
 	default:

@@ -145,6 +145,7 @@ func (t *Tokenizer) take() *work {
 }
 
 func (t *Tokenizer) give(w *work) {
+	w.budget = budget{}
 	if cap(w.ids)*4 > keepBytes {
 		w.ids = nil
 	}

@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+var errSlow = errors.New("the expression takes too long")
+
+// maxKnown bounds a translated expression: \p{L} alone becomes 6 KB.
+const maxKnown = 1 << 20
+
+// dialect reads an expression and writes one for the engine used here. It knows
+// only what means the same to Oniguruma, for tokenizer.json, and to Rust's
+// fancy-regex, for rank files; anything else is refused by name. All that depends on tables
+// of Unicode or on case is written as explicit ranges, from our own tables.
+//
+//	alternatives = sequence {"|" sequence}
+//	sequence     = {item [("*"|"+"|"?"|"{n}"|"{n,}"|"{n,m}") ["?"]]}
+//	item         = character | escape | "." | class | group
+//	group        = ("(" | "(?:" | "(?>" | "(?=" | "(?!" | "(?i:") alternatives ")"
+type dialect struct {
+	expr   string
+	i      int
+	out    strings.Builder
+	depth  int
+	fold   bool // in (?i:
+	tables map[string][]runeRange
+}
+
+type runeRange struct{ lo, hi rune }
+
+// item says what matters of an item to what stands beside it.
+type item struct {
+	empty bool   // it can match nothing
+	fold  bool   // it is a (?i: group
+	chars string // in (?i: what it matches
+}
+
+func translate(expr string) (string, error) {
+	if !utf8.ValidString(expr) {
+		return "", errors.New("not UTF-8")
+	}
+	d := &dialect{expr: expr, tables: map[string][]runeRange{}}
+	empty, err := d.alternatives()
+	switch {
+	case err != nil:
+		return "", err
+	case d.i < len(expr):
+		return "", d.refuse(d.i, "a ) too many")
+	case empty:
+		return "", d.refuse(0, "a match of the empty text")
+	}
+	return d.out.String(), nil
+}
+
+func (d *dialect) refuse(at int, what string) error {
+	return fmt.Errorf("at %d: %s cannot be done exactly", at, what)
+}
+
+func (d *dialect) has(s string) bool { return strings.HasPrefix(d.expr[d.i:], s) }
+
+// take consumes s if it stands here.
+func (d *dialect) take(s string) bool {
+	if !d.has(s) {
+		return false
+	}
+	d.i += len(s)
+	return true
+}
+
+// alternatives reads up to a ) or the end, and tells whether it can match nothing.
+func (d *dialect) alternatives() (empty bool, err error) {
+	for {
+		e, err := d.sequence()
+		if err != nil {
+			return false, err
+		}
+		empty = empty || e
+		if !d.take("|") {
+			return empty, nil
+		}
+		d.out.WriteByte('|')
+	}
+}
+
+func (d *dialect) sequence() (empty bool, err error) {
+	empty = true
+	var last item
+	for d.i < len(d.expr) && !d.has("|") && !d.has(")") {
+		at := d.i
+		x, err := d.item()
+		if err != nil {
+			return false, err
+		}
+		// Oniguruma takes some pairs of letters for one character: ss for ß.
+		if x.fold && last.fold || joins(last.chars, x.chars) {
+			return false, d.refuse(at, "(?i: with letters that are together one character")
+		}
+		if err := d.quantifier(&x); err != nil {
+			return false, err
+		}
+		empty = empty && x.empty
+		last = x
+		if d.out.Len() > maxKnown {
+			return false, d.refuse(at, "an expression as large as this")
+		}
+	}
+	return empty, nil
+}
+
+// joins reports whether a character of a and one of b begin what some character
+// is in full case folding.
+func joins(a, b string) bool {
+	for _, p := range []string{"ss", "st", "ff", "fi", "fl"} {
+		if strings.Contains(a, p[:1]) && strings.Contains(b, p[1:]) {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *dialect) quantifier(x *item) error {
+	if d.i == len(d.expr) {
+		return nil
+	}
+	at := d.i
+	low, exact := 0, false
+	switch c := d.expr[d.i]; c {
+	case '*', '?', '+':
+		d.i++
+		if c == '+' {
+			low = 1
+		}
+	case '{':
+		end := strings.IndexByte(d.expr[d.i:], '}')
+		if end < 0 {
+			return d.refuse(at, "{")
+		}
+		a, b, two := strings.Cut(d.expr[d.i+1:d.i+end], ",")
+		n, err := strconv.ParseUint(a, 10, 10)
+		if err != nil {
+			return d.refuse(at, d.expr[at:at+end+1])
+		}
+		if b != "" {
+			if m, err := strconv.ParseUint(b, 10, 10); err != nil || m < n || m == 0 {
+				return d.refuse(at, d.expr[at:at+end+1])
+			}
+		}
+		d.i += end + 1
+		low, exact = int(n), !two
+		if exact && n == 0 {
+			return d.refuse(at, "{0}")
+		}
+	default:
+		return nil
+	}
+	switch {
+	case x.empty:
+		return d.refuse(at, "to repeat what can match nothing")
+	case d.fold, x.fold && d.expr[at:d.i] != "?":
+		return d.refuse(at, "to repeat in (?i:")
+	case exact && d.has("?"):
+		return d.refuse(at, "{n}?")
+	}
+	d.take("?")
+	if d.i < len(d.expr) && strings.IndexByte("*+?{", d.expr[d.i]) >= 0 {
+		return d.refuse(d.i, "a possessive or second quantifier")
+	}
+	d.out.WriteString(d.expr[at:d.i])
+	x.empty = low == 0
+	return nil
+}
+
+func (d *dialect) item() (item, error) {
+	at := d.i
+	switch c := d.expr[d.i]; c {
+	case '(':
+		return d.group()
+	case '[':
+		return d.class()
+	case '.':
+		if d.fold {
+			return item{}, d.refuse(at, ". in (?i:")
+		}
+		d.i++
+		d.out.WriteString(`[^\x0a]`)
+		return item{}, nil
+	case '^', '$', '*', '+', '?', '{', '}', ']':
+		return item{}, d.refuse(at, string(c)+" here")
+	}
+	set, err := d.one()
+	if err != nil {
+		return item{}, err
+	}
+	return d.write(at, set, false)
+}
+
+func (d *dialect) group() (item, error) {
+	at := d.i
+	open := ""
+	for _, s := range []string{"(?:", "(?>", "(?=", "(?!", "(?i:", "("} {
+		if d.take(s) {
+			open = s
+			break
+		}
+	}
+	switch {
+	case open == "(" && (d.has("?") || d.has("*")):
+		return item{}, d.refuse(at, d.expr[at:min(at+4, len(d.expr))])
+	case d.fold:
+		return item{}, d.refuse(at, "a group in (?i:")
+	case d.depth == maxDepth:
+		return item{}, d.refuse(at, "a group as deep as this")
+	}
+	fold := open == "(?i:"
+	if fold || open == "(" {
+		d.out.WriteString("(?:") // the cases are written out, and nothing refers to groups
+	} else {
+		d.out.WriteString(open)
+	}
+	d.depth++
+	d.fold = fold
+	empty, err := d.alternatives()
+	d.fold = false
+	d.depth--
+	if err != nil {
+		return item{}, err
+	}
+	if !d.take(")") {
+		return item{}, d.refuse(at, "( without )")
+	}
+	d.out.WriteByte(')')
+	return item{empty: empty || open == "(?=" || open == "(?!", fold: fold}, nil
+}
+
+// class reads what stands in brackets: characters, ranges and escapes.
+func (d *dialect) class() (item, error) {
+	at := d.i
+	d.i++
+	not := d.take("^")
+	var set []runeRange
+	var halves [2]bool // \p{Lm} and \p{Lo}, for which there is a table of both only
+	for first := true; ; first = false {
+		switch {
+		case d.i == len(d.expr):
+			return item{}, d.refuse(at, "[ without ]")
+		case d.has("]"):
+			if first {
+				return item{}, d.refuse(d.i, "] as the first in brackets")
+			}
+			d.i++
+			if halves[0] != halves[1] {
+				return item{}, d.refuse(at, `one of \p{Lm} and \p{Lo}`)
+			}
+			return d.write(at, set, not)
+		case d.has("["):
+			return item{}, d.refuse(d.i, "[ in brackets")
+		case d.has("&&"), d.has("--"), d.has("~~"):
+			return item{}, d.refuse(d.i, d.expr[d.i:d.i+2]+" in brackets")
+		case d.has("-") && !first && !d.has("-]"):
+			return item{}, d.refuse(d.i, "- between these")
+		case d.take(`\p{Lm}`):
+			halves[0] = true
+			set = append(set, d.table("LmLo")...)
+			continue
+		case d.take(`\p{Lo}`):
+			halves[1] = true
+			continue
+		}
+		from := d.i
+		one, err := d.one()
+		if err != nil {
+			return item{}, err
+		}
+		if d.has("-") && !d.has("-]") {
+			d.i++
+			if d.i == len(d.expr) || d.has("[") || d.has("-") {
+				return item{}, d.refuse(from, "this range")
+			}
+			to, err := d.one()
+			if err != nil {
+				return item{}, err
+			}
+			if !single(one) || !single(to) || one[0].lo > to[0].lo {
+				return item{}, d.refuse(from, "this range")
+			}
+			one = []runeRange{{one[0].lo, to[0].lo}}
+		}
+		set = append(set, one...)
+	}
+}
+
+func single(set []runeRange) bool { return len(set) == 1 && set[0].lo == set[0].hi }
+
+// one reads one character or escape.
+func (d *dialect) one() ([]runeRange, error) {
+	at := d.i
+	r, n := utf8.DecodeRuneInString(d.expr[d.i:])
+	d.i += n
+	if r != '\\' {
+		return []runeRange{{r, r}}, nil
+	}
+	if d.i == len(d.expr) {
+		return nil, d.refuse(at, `\ at the end`)
+	}
+	c := d.expr[d.i]
+	d.i++
+	switch k := strings.IndexByte("tnvfr", c); {
+	case k >= 0:
+		r = '\t' + rune(k)
+	case strings.IndexByte(`\.+*?()[]{}|^$-/&~#"!,:;=@% `, c) >= 0:
+		r = rune(c)
+	case c == 's':
+		return d.table("s"), nil
+	case c == 'S':
+		return complement(d.table("s")), nil
+	case c == 'u' && d.i+4 <= len(d.expr):
+		n, err := strconv.ParseUint(d.expr[d.i:d.i+4], 16, 16)
+		if err != nil || !utf8.ValidRune(rune(n)) {
+			return nil, d.refuse(at, `\u`)
+		}
+		d.i += 4
+		r = rune(n)
+	case c == 'p' || c == 'P':
+		end := strings.IndexByte(d.expr[d.i:], '}')
+		if !d.has("{") || end < 0 {
+			return nil, d.refuse(at, `\p without {…}`)
+		}
+		name := d.expr[d.i+1 : d.i+end]
+		d.i += end + 1
+		if !slices.Contains([]string{"L", "N", "M", "P", "S", "Lu", "Ll", "Lt"}, name) {
+			return nil, d.refuse(at, d.expr[at:d.i])
+		}
+		if c == 'P' {
+			return complement(d.table(name)), nil
+		}
+		return d.table(name), nil
+	default:
+		_, n := utf8.DecodeRuneInString(d.expr[at+1:])
+		return nil, d.refuse(at, d.expr[at:at+1+n])
+	}
+	return []runeRange{{r, r}}, nil
+}
+
+// write writes a set, in (?i: with the other cases of its characters.
+func (d *dialect) write(at int, set []runeRange, not bool) (item, error) {
+	var x item
+	if d.fold {
+		if not {
+			return x, d.refuse(at, "[^ in (?i:")
+		}
+		for _, c := range slices.Clone(set) {
+			if c.lo != c.hi || c.lo >= utf8.RuneSelf {
+				return x, d.refuse(at, "more than a character of ASCII in (?i:")
+			}
+			lower := unicode.ToLower(c.lo)
+			x.chars += string(lower)
+			for r := unicode.SimpleFold(lower); r != lower; r = unicode.SimpleFold(r) {
+				set = append(set, runeRange{r, r})
+			}
+			set = append(set, runeRange{lower, lower})
+		}
+	}
+	d.out.WriteByte('[')
+	if not {
+		d.out.WriteByte('^')
+	}
+	for _, r := range set {
+		d.out.WriteString(literal(r.lo))
+		if r.lo != r.hi {
+			d.out.WriteString("-" + literal(r.hi))
+		}
+	}
+	d.out.WriteByte(']')
+	return x, nil
+}
+
+// table returns the code points of a class.
+func (d *dialect) table(name string) []runeRange {
+	if t := d.tables[name]; t != nil {
+		return t
+	}
+	var in func(class uint8, r rune) bool
+	of := func(want uint8) func(uint8, rune) bool {
+		return func(class uint8, _ rune) bool { return class&want != 0 }
+	}
+	const both = classUpper | classLower
+	switch name {
+	case "L":
+		in = of(classLetter)
+	case "N":
+		in = of(classNumber)
+	case "M":
+		in = of(classMark)
+	case "P":
+		in = of(classPunct)
+	case "S":
+		in = of(classSymbol)
+	case "s":
+		in = of(classSpace)
+	case "Ll":
+		in = func(class uint8, _ rune) bool { return class&both == classLower }
+	case "Lu": // no version of Unicode since 3.1 has added to Lt
+		in = func(class uint8, r rune) bool { return class&both == classUpper && !unicode.Is(unicode.Lt, r) }
+	case "Lt":
+		in = func(_ uint8, r rune) bool { return unicode.Is(unicode.Lt, r) }
+	case "LmLo":
+		in = func(class uint8, _ rune) bool { return class&classLetter != 0 && class&both == both }
+	}
+	t := classes()
+	var set []runeRange
+	for r := rune(0); r <= utf8.MaxRune; r++ {
+		switch n := len(set); {
+		case !in(t.of(r), r):
+		case n > 0 && set[n-1].hi == r-1:
+			set[n-1].hi = r
+		default:
+			set = append(set, runeRange{r, r})
+		}
+	}
+	d.tables[name] = set
+	return set
+}
+
+func complement(set []runeRange) []runeRange {
+	var out []runeRange
+	next := rune(0)
+	for _, r := range set {
+		if r.lo > next {
+			out = append(out, runeRange{next, r.lo - 1})
+		}
+		next = r.hi + 1
+	}
+	if next <= utf8.MaxRune {
+		out = append(out, runeRange{next, utf8.MaxRune})
+	}
+	return out
+}
+
+// literal writes a code point so that it means itself inside of brackets.
+func literal(r rune) string {
+	if r < 0x80 {
+		return fmt.Sprintf(`\x%02x`, r)
+	}
+	if 0xd800 <= r && r < 0xe000 {
+		return fmt.Sprintf(`\u%04x`, r)
+	}
+	return string(r)
+}
