@@ -209,7 +209,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 			return inBytes(dst, q, TooLarge)
 		}
 		p.Mode, p.Reason, p.Exact = ExactPrefix, Budget, len(p.IDs)-len(dst)
-		return p, nil //nolint:nilerr // said in the reason
+		return p, nil
 	}
 	p.Exact = len(p.IDs) - len(dst)
 	switch {
