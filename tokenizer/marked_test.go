@@ -191,7 +191,7 @@ func TestAsksAlike(t *testing.T) {
 	var tokens strings.Builder
 	tokens.WriteString(`"added_tokens":[`)
 	for i, name := range []string{"start", "channel", "message", "end", "call", "return", "constrain"} {
-		tokens.WriteString(fmt.Sprintf(`{"id":%d,"content":"<|%s|>","special":true},`, 5000+i, name))
+		fmt.Fprintf(&tokens, `{"id":%d,"content":"<|%s|>","special":true},`, 5000+i, name)
 	}
 	file = bytes.Replace(file, []byte(`"added_tokens":[`), []byte(tokens.String()), 1)
 	fsys := fstest.MapFS{"tokenizer.json": {Data: file}, "chat_template.jinja": {Data: []byte("x")}}
