@@ -358,3 +358,25 @@ func TestApproxAllocations(t *testing.T) {
 		t.Errorf("%v allocations for a prompt with one new block", n)
 	}
 }
+
+// Moved is what only the moved request used; all of the prompt is then elsewhere.
+func TestApproxMove(t *testing.T) {
+	a := newApprox(indexer.ApproxConfig{}, 0, 0)
+	insert(a, at(0), 0, "ab")
+	stamp := insert(a, at(1), 0, "abcd")
+	_, sequence := spell("abcd")
+	if moved, _ := a.Move(at(1), 0, 2, stamp, sequence[3], 1, 1); moved != 0 {
+		t.Error("a move of another generation's")
+	}
+	moved, last := a.Move(at(1), 0, 1, stamp, sequence[3], 1, 1)
+	if got := overlaps(a, at(1), "abcd", 2); moved == 0 || last != sequence[3] || got[0] != 2 || got[1] != 4 {
+		t.Errorf("stamp %d, last %x, blocks %v, want 2 and 4", moved, last, got)
+	}
+	if again, _ := a.Move(at(1), 0, 1, stamp, sequence[3], 1, 1); again != 0 {
+		t.Error("it moved twice")
+	}
+	a.Withdraw(1, 1, moved, last)
+	if got := overlaps(a, at(1), "abcd", 2); got[0] != 2 || got[1] != 0 {
+		t.Errorf("after its withdrawal blocks %v, want 2 and 0", got)
+	}
+}

@@ -99,6 +99,7 @@ type slot struct {
 	seen      time.Time // last sign of life
 	started   bool      // has its first token
 	owned     bool
+	free      bool // its prompt arrives computed
 	blocks    bool // tracked
 	taken     bool // not vacant
 }
@@ -141,7 +142,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	*t = slot{
 		id: id, worker: int32(b.Worker), blockSize: int32(b.BlockSize),
 		prompt: max(0, b.PromptTokens), expected: max(0, b.ExpectedOutput),
-		replica: b.Replica, seen: now, owned: b.Owned, blocks: !b.BlocksUntracked, taken: true,
+		replica: b.Replica, seen: now, owned: b.Owned, free: b.PrefillUntracked, blocks: !b.BlocksUntracked, taken: true,
 	}
 	if !b.PrefillUntracked {
 		t.pend = max(0, b.PromptTokens-b.CachedTokens)

@@ -435,6 +435,15 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 				if exists {
 					slot.out, slot.seen = slot.out+k, now
 				}
+			case op < 80:
+				to, cached := rng.IntN(workers+1)-1, rng.IntN(60)
+				want := exists && to >= 0 && to != slot.Worker
+				if got := s.Move(now, id, to, cached); got != want {
+					fail(step, "%s moved to %d: %v, want %v", id, to, got, want)
+				}
+				if want {
+					slot.Worker, slot.CachedTokens, slot.seen = to, cached, now
+				}
 			case op < 96:
 				if got := s.Free(id); got != exists {
 					fail(step, "end of %s was news: %v, want %v", id, got, exists)

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer
+
+import "time"
+
+// Move takes a request's slot to another worker, which served it in the place of
+// the one it was booked on: everything that counted there counts here, the prefill
+// tokens anew, of which the new worker has cached. It returns false, and changes
+// nothing, if the id has no slot, or if the worker is no worker or has it already.
+func (s *Slots) Move(now time.Time, id string, worker, cached int) bool {
+	n, exists := s.ids[id]
+	if !exists || worker < 0 || int(s.slots[n].worker) == worker {
+		return false
+	}
+	t := s.slots[n]
+	b := Booking{
+		Worker: worker, BlockSize: int(t.blockSize), PromptTokens: t.prompt, CachedTokens: cached,
+		ExpectedOutput: t.expected, Owned: t.owned, Replica: t.replica,
+		BlocksUntracked: !t.blocks, PrefillUntracked: t.free,
+	}
+	if t.leaf == 0 && t.lone > 0 {
+		// Unshared blocks are a number only; any will do.
+		b.NoReuse, b.Blocks = true, make([]uint64, t.lone)
+	} else {
+		b.Blocks = s.tree.path(t.leaf)
+	}
+	s.drop(n)
+	s.Add(now, id, &b)
+	if t.started {
+		s.MarkPrefillCompleted(now, id)
+	}
+	if t.out > 0 {
+		s.AddOutputTokens(now, id, t.out)
+	}
+	return true
+}
+
+// path returns the blocks from a tree's root to the end of a node.
+func (t *prefixTree) path(leaf int32) []uint64 {
+	size := 0
+	for at := leaf; at != 0 && t.nodes[at].parent != 0; at = t.nodes[at].parent {
+		size += len(t.nodes[at].blocks)
+	}
+	blocks := make([]uint64, size)
+	for at := leaf; at != 0 && t.nodes[at].parent != 0; at = t.nodes[at].parent {
+		size -= len(t.nodes[at].blocks)
+		copy(blocks[size:], t.nodes[at].blocks)
+	}
+	return blocks
+}
