@@ -99,6 +99,11 @@ type Config struct {
 	// for not at all.
 	PredictTTL time.Duration
 
+	// AvoidFailing is for how long a worker is kept out of decisions that refused
+	// a request or failed, while others can take them; longer if it fails again.
+	// Default 0: for no time.
+	AvoidFailing time.Duration
+
 	// Cards are the models known beforehand; see [Router.SetCards].
 	Cards []Card
 
@@ -179,6 +184,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.GuessTTL < 0 {
 		return c, fmt.Errorf("router: GuessTTL is %v, want 0 or more", c.GuessTTL)
+	}
+	if c.AvoidFailing < 0 || c.AvoidFailing > time.Hour {
+		return c, fmt.Errorf("router: AvoidFailing is %v, want 0 to 1h", c.AvoidFailing)
 	}
 	if c.PredictTTL == 0 {
 		c.PredictTTL = 10 * time.Second

@@ -52,6 +52,7 @@ type core struct {
 	// Scratch of one decision.
 	verdicts   []Exclusion // along order
 	candidates []int
+	eligibles  int // of these and inputs, before a session left but one
 	request    scorer.Request
 	inputs     []scorer.Input
 	costs      []float64
@@ -67,6 +68,7 @@ type entry struct {
 	routed uint64 // requests sent here
 	events string // why its events cannot be trusted; empty if they can
 	cold   uint64 // number of the last request sent here that no worker knew
+	avoid  avoidance
 
 	// The engine's own report of its blocks in use.
 	usedBlocks int
@@ -105,6 +107,9 @@ func (c *core) outdated(info *WorkerInfo) (ordinals []int) {
 func (c *core) setWorker(info *WorkerInfo) {
 	for _, ord := range c.ordinals(info.ID) {
 		if e := &c.entries[ord]; info.hasRank(e.worker.DPRank) {
+			if e.info.StartedMS != info.StartedMS {
+				e.avoid = avoidance{} // it is another process
+			}
 			e.info = info
 		} else {
 			c.drop(ord)

@@ -65,7 +65,7 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 		}
 		settings = &c.override
 	}
-	if err := c.eligible(q); err != nil {
+	if err := c.eligible(now, q); err != nil {
 		return err
 	}
 	c.measure(now, q, settings)
@@ -79,12 +79,13 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 	if mayWait && (wait || scorer.MustWait(c.inputs, *c.conf.Queue.Threshold)) {
 		return errMustWait
 	}
+	c.eligibles = len(c.candidates)
 	bound, err := c.followSession(now, q)
 	if err != nil {
 		return err
 	}
 
-	d.Time, d.Reason, d.Cost, d.Policy, d.Equal = now, q.reason, 0, "", 0
+	d.Time, d.Reason, d.Cost, d.Policy, d.Equal, d.Second = now, q.reason, 0, "", 0, Second{}
 	var chosen int
 	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
 	clear(c.costs)
@@ -109,6 +110,9 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.conf.PrefillThroughput)
 	d.EstimatedTTFT = settings.ModelTTFT(&c.request, in)
 	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
+	if q.WantSecond && q.Pinned == nil && !(bound && c.conf.Sessions.Hard) {
+		d.Second = c.second(chosen, !bound && c.compares())
+	}
 	if q.ID != "" {
 		if !c.slots.Add(now, q.ID, &scorer.Booking{
 			Worker: ord, Blocks: q.sequence, BlockSize: c.blockSize,
@@ -145,9 +149,9 @@ func (c *core) overrule(o *scorer.Override) (err error) {
 }
 
 // eligible collects the ordinals that may take a request: the healthy workers, or
-// the degraded ones while there are no healthy ones. A pinned worker may be
-// either.
-func (c *core) eligible(q *question) error {
+// the degraded ones, and those that failed lately, while there are no healthy ones.
+// A pinned worker may be any of them.
+func (c *core) eligible(now time.Time, q *question) error {
 	c.candidates = c.candidates[:0]
 	if q.Pinned != nil {
 		return c.pinned(q)
@@ -162,6 +166,9 @@ func (c *core) eligible(q *question) error {
 		c.verdicts[i] = c.exclude(e, q)
 		switch {
 		case c.verdicts[i] != "":
+		case e.info.Health == Healthy && now.Before(e.avoid.until):
+			degraded = true
+			c.verdicts[i] = ExcludedFailing
 		case e.info.Health == Healthy:
 			c.candidates = append(c.candidates, ord)
 		default:
@@ -176,7 +183,7 @@ func (c *core) eligible(q *question) error {
 		return ErrNoWorkers
 	}
 	for i, ord := range c.order {
-		if c.verdicts[i] == ExcludedHealth && c.entries[ord].info.Health == Degraded {
+		if v := c.verdicts[i]; v == ExcludedFailing || v == ExcludedHealth && c.entries[ord].info.Health == Degraded {
 			c.candidates = append(c.candidates, ord)
 			c.verdicts[i] = ""
 		}
@@ -411,7 +418,8 @@ func (c *core) followSession(now time.Time, q *question) (bound bool, err error)
 			c.verdicts[i] = ExcludedSession
 		}
 	}
-	c.candidates[0], c.inputs[0] = ord, c.inputs[at]
+	c.candidates[0], c.candidates[at] = ord, c.candidates[0]
+	c.inputs[0], c.inputs[at] = c.inputs[at], c.inputs[0]
 	c.candidates, c.inputs = c.candidates[:1], c.inputs[:1]
 	return true, nil
 }
@@ -472,6 +480,9 @@ func (c *core) choose(s *scorer.Settings, d *Decision) (chosen int) {
 	}
 	return chosen
 }
+
+// compares says whether a choice leaves a cost for each candidate.
+func (c *core) compares() bool { return c.conf.Mode == KV }
 
 func (c *core) anyOverlap() bool {
 	for i := range c.inputs {

@@ -23,6 +23,9 @@ type flights struct {
 type flight struct {
 	pool    *pool
 	number  uint64 // of its decision in the ring
+	first   Worker // that it was booked on
+	second  Worker
+	held    int32  // blocks of the prompt that the second choice holds
 	session uint64 // to be bound at its first token; 0 = none
 	anew    bool   // even if it is bound by then
 	guess   guess  // until it is confirmed by the first token

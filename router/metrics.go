@@ -16,14 +16,15 @@ import (
 
 // metrics are the router's instruments. docs/metrics.md lists them.
 type metrics struct {
-	decisions metric.Int64Counter
-	duration  metric.Float64Histogram
-	overlap   metric.Float64Histogram
-	blocks    metric.Int64Counter
-	prompts   metric.Int64Counter
-	reused    metric.Int64Counter
-	refusals  metric.Int64Counter
-	waits     metric.Float64Histogram
+	decisions             metric.Int64Counter
+	duration              metric.Float64Histogram
+	overlap               metric.Float64Histogram
+	blocks                metric.Int64Counter
+	prompts               metric.Int64Counter
+	reused                metric.Int64Counter
+	refusals              metric.Int64Counter
+	waits                 metric.Float64Histogram
+	failovers, avoidances metric.Int64Counter
 }
 
 // labels are those of one pool's measurements, made once.
@@ -59,7 +60,7 @@ type gauges struct {
 func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 	var m metrics
 	var g gauges
-	var errs [16]error
+	var errs [18]error
 	m.decisions, errs[0] = meter.Int64Counter("kvroute.router.decisions",
 		metric.WithUnit("{decision}"), metric.WithDescription("Booked decisions, by model and reason."))
 	m.duration, errs[1] = meter.Float64Histogram("kvroute.router.decision.duration",
@@ -95,6 +96,10 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		metric.WithUnit("{session}"), metric.WithDescription("Sessions bound to a worker, by model."))
 	g.skipped, errs[14] = meter.Int64ObservableCounter("kvroute.router.threshold.skips",
 		metric.WithUnit("{threshold}"), metric.WithDescription("Thresholds that could not be looked at because a worker's capacity is unknown, by model."))
+	m.failovers, errs[15] = meter.Int64Counter("kvroute.router.failovers",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests that another worker served than the decision's, by model."))
+	m.avoidances, errs[16] = meter.Int64Counter("kvroute.router.avoidances",
+		metric.WithUnit("{period}"), metric.WithDescription("Times that a worker began to be avoided because it failed, by model."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("router: make instruments: %w", err)
 	}

@@ -71,7 +71,7 @@ func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad)
 		}
 		settings = &c.override
 	}
-	if err := c.eligible(q); err != nil {
+	if err := c.eligible(now, q); err != nil {
 		return loads, err
 	}
 	c.measure(now, q, settings)

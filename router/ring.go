@@ -55,6 +55,11 @@ func (r *ring) add(number uint64, d *Decision) {
 // note notes the time of something that became of a request, if its decision is
 // still there.
 func (r *ring) note(number uint64, what func(*Decision) *time.Time, now time.Time) {
+	r.change(number, func(d *Decision) { *what(d) = now })
+}
+
+// change changes what is kept of a request's decision, if it is still there.
+func (r *ring) change(number uint64, to func(*Decision)) {
 	if len(r.kept) == 0 {
 		return
 	}
@@ -62,7 +67,7 @@ func (r *ring) note(number uint64, what func(*Decision) *time.Time, now time.Tim
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.number == number {
-		*what(&p.decision) = now
+		to(&p.decision)
 	}
 }
 

@@ -362,6 +362,7 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 		fl.session = 0
 	}
 	fl.booked, fl.anew = !q.Owned, q.rebind
+	fl.first, fl.second, fl.held = s.decision.Worker, s.decision.Second.Worker, int32(s.decision.Second.OverlapBlocks)
 	fl.guess = p.known.guess(s.decision.Time, q)
 	if !r.flights.change(q.ID, fl) {
 		// It was freed while it waited. Nobody will free its slot again.

@@ -19,6 +19,7 @@ type WorkerState struct {
 	Engine         string         `json:"engine,omitempty"`
 	Transport      string         `json:"event_transport,omitempty"` // as it registered
 	Health         string         `json:"health"`
+	Failing        bool           `json:"failing,omitempty"` // avoided, because it failed lately
 	Draining       bool           `json:"draining"`
 	Taints         []string       `json:"taints,omitempty"`
 	BlockSize      int            `json:"block_size"`
@@ -64,6 +65,7 @@ func (p *pool) appendStates(states []WorkerState) []WorkerState {
 			Engine:         e.info.Engine,
 			Transport:      e.info.Events.Transport,
 			Health:         e.info.Health.String(),
+			Failing:        p.core.conf.Now().Before(e.avoid.until),
 			Draining:       e.info.Draining,
 			Taints:         e.info.Taints,
 			BlockSize:      e.info.BlockSize,

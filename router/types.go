@@ -239,8 +239,8 @@ type Request struct {
 
 	// Explain asks for [Decision.Candidates].
 	Explain bool
-	// WantTokens asks for [Decision.Tokens].
-	WantTokens bool
+	// WantTokens asks for [Decision.Tokens], WantSecond for [Decision.Second].
+	WantTokens, WantSecond bool
 }
 
 // Blocks is a prompt that its caller has hashed, in blocks of the pool's size and
@@ -284,6 +284,11 @@ type Decision struct {
 	WorkerName string         `json:"worker_name,omitempty"`
 	Address    netip.AddrPort `json:"address"`
 
+	// Second is where the request goes if the worker does not take it, for requests
+	// that ask for it: without an address if there is no other candidate, or none
+	// that may stand in for a pinned worker or a hard session's.
+	Second Second `json:"second,omitzero"`
+
 	// How the prompt was tokenized, and why not exactly.
 	TokenMode   tokenizer.Mode `json:"token_mode,omitempty"`
 	TokenReason string         `json:"token_reason,omitempty"`
@@ -323,6 +328,8 @@ type Decision struct {
 	// What became of a kept decision: zero until it happens.
 	FirstToken time.Time `json:"first_token,omitzero"`
 	Freed      time.Time `json:"freed,omitzero"`
+	// Served is the worker that answered, if it was not the decision's.
+	Served netip.AddrPort `json:"served,omitzero"`
 }
 
 // Candidate is one worker that a decision could have gone to.
@@ -348,6 +355,7 @@ type Exclusion string
 // The exclusions.
 const (
 	ExcludedHealth   Exclusion = "health"      // not healthy, while others are
+	ExcludedFailing  Exclusion = "failing"     // failed lately, while others did not
 	ExcludedDraining Exclusion = "draining"    // takes no new requests
 	ExcludedRole     Exclusion = "role"        // for prefill only
 	ExcludedAdapter  Exclusion = "adapter"     // does not have the adapter

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"context"
+	"net/netip"
+	"time"
+)
+
+// Second is where a request goes that its worker does not take.
+type Second struct {
+	Worker        Worker         `json:"worker"`
+	WorkerName    string         `json:"worker_name,omitempty"`
+	Address       netip.AddrPort `json:"address"`
+	OverlapBlocks int            `json:"overlap_blocks"` // leading blocks of the prompt that it holds
+}
+
+// Response is what the proxy knows when the response to a booked request begins.
+type Response struct {
+	// Address is that of the worker that was asked last; invalid if unknown.
+	Address netip.AddrPort
+	// Status is the response's HTTP status.
+	Status int
+	// Local says that no worker sent the response: it is the proxy's own.
+	Local bool
+}
+
+// avoidance is what a worker's failures have led to. A worker that fails is kept
+// out of decisions for a while, twice as long at each failure that follows within
+// a minute, at most for 16 times as long. While nobody better is left it is a
+// candidate all the same.
+type avoidance struct {
+	until   time.Time // it is avoided before
+	last    time.Time // its last failure
+	strikes int       // failures that had consequences
+	errors  int       // server errors in a row
+}
+
+const (
+	strikesForgotten = time.Minute
+	mostStrikes      = 5 // 2⁴ times the first period
+	// errorsInRow is how many responses of 500 and above, one after the other, are
+	// the worker's fault. One alone may be the request's.
+	errorsInRow = 5
+)
+
+// fail notes a failure. It reports whether the worker is avoided now and was not
+// before.
+func (a *avoidance) fail(now time.Time, first time.Duration) bool {
+	a.errors = 0
+	if first <= 0 || now.Before(a.until) {
+		a.last = now
+		return false // another request of the same misfortune
+	}
+	if now.Sub(a.last) > strikesForgotten {
+		a.strikes = 0
+	}
+	a.strikes = min(a.strikes+1, mostStrikes)
+	a.last, a.until = now, now.Add(first<<(a.strikes-1))
+	return true
+}
+
+// answer notes a response that the worker sent. It reports as fail does.
+func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool {
+	switch {
+	case status == 502 || status == 503 || status == 504:
+		return a.fail(now, first) // it says itself that it cannot serve
+	case status >= 500:
+		if a.errors++; a.errors >= errorsInRow {
+			return a.fail(now, first)
+		}
+	default:
+		a.errors = 0
+	}
+	return false
+}
+
+// second finds the next best of the candidates for the request just decided: the
+// one of another process that costs least, or where nothing is compared, has the
+// fewest tokens to compute.
+func (c *core) second(chosen int, compared bool) (s Second) {
+	first := c.entries[c.candidates[chosen]].worker.ID
+	best := -1
+	all := c.inputs[:c.eligibles] // followSession may have left but one
+	less := func(i, j int) bool {
+		if compared && c.costs[i] != c.costs[j] {
+			return c.costs[i] < c.costs[j]
+		}
+		a, b := &all[i], &all[j]
+		if a.PendTokens != b.PendTokens {
+			return a.PendTokens < b.PendTokens
+		}
+		return a.ActiveRequests < b.ActiveRequests
+	}
+	for i, ord := range c.candidates[:c.eligibles] {
+		if c.entries[ord].worker.ID != first && (best < 0 || less(i, best)) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return s
+	}
+	e := &c.entries[c.candidates[:c.eligibles][best]]
+	return Second{Worker: e.worker, WorkerName: e.info.Name, Address: e.info.rankAddress(e.worker.DPRank), OverlapBlocks: all[best].OverlapBlocks}
+}
+
+// serving is what a core made of a response.
+type serving struct {
+	moved    bool
+	from, to int    // ordinals, if it moved
+	since    uint64 // generation of to
+	avoided  []Worker
+}
+
+// served notes who answered a request. The slot follows the worker that serves.
+func (c *core) served(now time.Time, id string, fl *flight, r Response) (s serving) {
+	strike := func(ord int, local bool) {
+		e := &c.entries[ord]
+		var news bool
+		if local {
+			news = e.avoid.fail(now, c.conf.AvoidFailing)
+		} else {
+			news = e.avoid.answer(now, r.Status, c.conf.AvoidFailing)
+		}
+		if news {
+			s.avoided = append(s.avoided, e.worker)
+		}
+	}
+	ord, booked := c.slots.Worker(id)
+	if !booked {
+		return s
+	}
+	if c.entries[ord].worker != fl.first {
+		return s // it moved before
+	}
+	at := c.at(ord, r.Address, fl.second)
+	if at == ord || at < 0 {
+		if r.Local || r.Address.IsValid() {
+			strike(ord, r.Local)
+		}
+		return s
+	}
+	strike(ord, true) // another one was asked after it
+	strike(at, r.Local)
+	cached := 0
+	if c.entries[at].worker == fl.second {
+		cached = int(fl.held) * c.blockSize
+	}
+	if s.moved = c.slots.Move(now, id, at, cached); s.moved {
+		c.entries[at].routed++
+		s.from, s.to, s.since = ord, at, c.entries[at].since
+	}
+	return s
+}
+
+// at returns the ordinal of the worker with an address: ord if that is its own,
+// −1 if it is nobody's.
+func (c *core) at(ord int, a netip.AddrPort, second Worker) int {
+	has := func(ord int) bool {
+		e := &c.entries[ord]
+		return e.info.rankAddress(e.worker.DPRank) == a
+	}
+	if !a.IsValid() || has(ord) {
+		return ord
+	}
+	if other, known := c.find(second); known && has(other) {
+		return other
+	}
+	for _, other := range c.order {
+		if has(other) {
+			return other
+		}
+	}
+	return -1
+}
+
+// Served notes what answered a booked request, when its response begins. If the
+// request was served by another worker than the decision's (its second choice, or
+// any other of the fleet), its slot moves there, and it reports true. Workers that
+// refuse or fail are avoided for a while (see [Config.AvoidFailing]); those that
+// begin to be are returned. Unknown ids are no error.
+func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker) {
+	fl := r.flights.get(id)
+	if fl.pool == nil {
+		return false, nil
+	}
+	now := r.conf.Now()
+	var s serving
+	fl.pool.tell(func(c *core) []*waiter {
+		if s = c.served(now, id, &fl, resp); !s.moved {
+			return nil
+		}
+		return c.pump(now)
+	})
+	if len(s.avoided) > 0 {
+		r.metrics.avoidances.Add(context.Background(), int64(len(s.avoided)), fl.pool.labels.add...)
+	}
+	if !s.moved {
+		return false, s.avoided
+	}
+	r.metrics.failovers.Add(context.Background(), 1, fl.pool.labels.add...)
+	r.ring.change(fl.number, func(d *Decision) { d.Served = resp.Address })
+	if g := fl.guess; g.in != nil {
+		fl.guess.stamp, fl.guess.last = g.in.Move(now, g.ordinal, g.generation, g.stamp, g.last, s.to, s.since)
+		if fl.guess.ordinal, fl.guess.generation = s.to, s.since; fl.guess.stamp == 0 {
+			fl.guess = guess{}
+		}
+		if !r.flights.change(id, fl) {
+			fl.guess.withdraw() // it ended meanwhile, and cannot have known
+		}
+	}
+	return true, s.avoided
+}

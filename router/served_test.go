@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+func decided(t *testing.T, r *router.Router, id, letters string, more ...func(*router.Request)) router.Decision {
+	t.Helper()
+	req := router.Request{ID: id, Owned: true, Model: "m", Tokens: prompt(letters), WantSecond: true}
+	for _, m := range more {
+		m(&req)
+	}
+	d, err := r.BestWorker(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func byID(t *testing.T, r *router.Router) map[uint64]router.WorkerState {
+	t.Helper()
+	states := map[uint64]router.WorkerState{}
+	for _, w := range r.Workers() {
+		states[w.ID] = w
+	}
+	return states
+}
+
+// The second choice is the next best one of another process.
+func TestSecondChoice(t *testing.T) {
+	for _, mode := range []router.Mode{router.KV, router.RoundRobin, router.LeastLoaded, router.Random, router.PowerOfTwo} {
+		t.Run(string(mode), func(t *testing.T) {
+			r := newRouter(t, router.Config{Mode: mode}, 3)
+			two := worker(2)
+			two.DPSize = 4 // ranks share their process's fate
+			set(t, r, two)
+			for _, id := range []string{"a", "b", "c", "d", "e"} {
+				d := decided(t, r, id, "abcd")
+				if s := d.Second; !s.Address.IsValid() || s.Worker.ID == d.Worker.ID || s.Address == d.Address {
+					t.Errorf("decision for %v, second choice %+v", d.Worker, s)
+				}
+			}
+			if d := decided(t, r, "not asked", "abcd", func(q *router.Request) { q.WantSecond = false }); d.Second.Address.IsValid() {
+				t.Errorf("a second choice nobody asked for: %+v", d.Second)
+			}
+			if d := decided(t, r, "pinned", "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} }); d.Second.Address.IsValid() {
+				t.Errorf("a pinned request's second choice: %+v", d.Second)
+			}
+		})
+	}
+	r := newRouter(t, router.Config{Scoring: classic(1)}, 3)
+	store(r, router.Worker{ID: 3}, "abcdef")
+	store(r, router.Worker{ID: 1}, "abcd")
+	if d := decided(t, r, "a", "abcdef"); d.Worker.ID != 3 || d.Second.Worker.ID != 1 || d.Second.OverlapBlocks != 4 {
+		t.Errorf("decision for %v, second choice %+v; want 3, then 1 with 4 blocks", d.Worker, d.Second)
+	}
+	alone := newRouter(t, router.Config{}, 1)
+	if d := decided(t, alone, "a", "abcd"); d.Second.Address.IsValid() {
+		t.Errorf("the only worker's second choice: %+v", d.Second)
+	}
+}
+
+// A session that is bound softly may go elsewhere, one that is bound hard may not.
+func TestSecondChoiceOfSessions(t *testing.T) {
+	for _, hard := range []bool{false, true} {
+		r := newRouter(t, router.Config{Sessions: router.SessionConfig{TTL: time.Minute, Hard: hard}}, 3)
+		session := func(q *router.Request) { q.Session = "s" }
+		first := decided(t, r, "a", "abcd", session)
+		r.MarkPrefillCompleted("a")
+		again := decided(t, r, "b", "abcd", session)
+		if again.Reason != router.ReasonSession || again.Worker != first.Worker || again.Second.Address.IsValid() == hard {
+			t.Errorf("hard %v: %v for %v, second choice %+v", hard, again.Reason, again.Worker, again.Second)
+		}
+		// It is bound to who serves it.
+		if moved, _ := r.Served("b", router.Response{Address: again.Second.Address, Status: 200}); moved == hard {
+			t.Errorf("hard %v: moved %v", hard, moved)
+		}
+	}
+}
+
+// The booking follows the worker that serves: slots, prefill and what is expected
+// to be cached.
+func TestTheSlotFollowsTheWorkerThatServes(t *testing.T) {
+	for _, events := range []bool{true, false} {
+		c := &clock{time.Unix(1000, 0)}
+		r := newRouter(t, router.Config{Scoring: classic(1), NoEvents: !events, PredictTTL: time.Minute, AvoidFailing: 2 * time.Second, Now: c.read}, 2)
+		d := decided(t, r, "a", "abcd")
+		moved, avoided := r.Served("a", router.Response{Address: d.Second.Address, Status: 200})
+		if !moved || len(avoided) != 1 || avoided[0] != d.Worker {
+			t.Fatalf("moved %v, avoided %v, want %v", moved, avoided, d.Worker)
+		}
+		states := byID(t, r)
+		if first, second := states[d.Worker.ID], states[d.Second.Worker.ID]; first.ActiveRequests+first.PendTokens+first.ActiveBlocks != 0 || !first.Failing ||
+			second.ActiveRequests != 1 || second.PendTokens != 32 || second.ActiveBlocks != 4 || second.Failing {
+			t.Errorf("events %v: first %+v, second %+v", events, first, second)
+		}
+		if kept, _ := r.Decision("a"); kept.Served != d.Second.Address {
+			t.Errorf("the kept decision was served by %v", kept.Served)
+		}
+		if moved, _ := r.Served("a", router.Response{Address: d.Second.Address, Status: 200}); moved {
+			t.Error("it moved twice")
+		}
+		r.MarkPrefillCompleted("a")
+		c.now = c.now.Add(3 * time.Second) // nobody is avoided
+		if next := decided(t, r, "b", "abcd"); next.Worker != d.Second.Worker || next.OverlapBlocks != 4 {
+			t.Errorf("events %v: the next one goes to %v with %d blocks, want %v with 4", events, next.Worker, next.OverlapBlocks, d.Second.Worker)
+		}
+		r.Free("a")
+		r.Free("b")
+		for _, w := range r.Workers() {
+			if w.ActiveRequests+w.PendTokens+w.ActiveBlocks != 0 {
+				t.Errorf("after the end: %+v", w)
+			}
+		}
+		if moved, avoided := r.Served("a", router.Response{Local: true}); moved || avoided != nil {
+			t.Error("the end does not end it")
+		}
+	}
+}
+
+// Failures keep a worker out of decisions for 2, 4, 8, 16, 32 s, unless there is
+// nobody else.
+func TestFailingWorkersAreAvoided(t *testing.T) {
+	c := &clock{time.Unix(1000, 0)}
+	r := newRouter(t, router.Config{AvoidFailing: 2 * time.Second, Now: c.read}, 2)
+	one := worker(1).Address
+	fail := func(resp router.Response) bool {
+		t.Helper()
+		d := decided(t, r, "x", "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} })
+		defer r.Free(d.ID)
+		_, avoided := r.Served(d.ID, resp)
+		return len(avoided) > 0
+	}
+	refused := router.Response{Address: one, Status: 503, Local: true}
+	for _, seconds := range []int{2, 4, 8, 16, 32, 32} {
+		if !fail(refused) || fail(refused) {
+			t.Fatal("a failure begins a period, another one in it does not")
+		}
+		c.now = c.now.Add(time.Duration(seconds)*time.Second - 1)
+		if d := decided(t, r, "y", "abcd"); d.Worker.ID != 2 || !byID(t, r)[1].Failing {
+			t.Fatalf("after almost %d s: %v, %+v", seconds, d.Worker, byID(t, r)[1])
+		}
+		r.Free("y")
+		if c.now = c.now.Add(1); byID(t, r)[1].Failing {
+			t.Fatalf("it is avoided after %d s", seconds)
+		}
+	}
+	c.now = c.now.Add(61 * time.Second)
+	fail(refused)
+	if c.now = c.now.Add(2 * time.Second); byID(t, r)[1].Failing {
+		t.Error("failures are not forgotten after a minute")
+	}
+
+	c.now = c.now.Add(61 * time.Second)
+	for status, times := range map[int]int{502: 1, 503: 1, 504: 1, 500: 5, 501: 5, 429: 0, 400: 0, 200: 0} {
+		for i := range 6 {
+			if i+1 == times != fail(router.Response{Address: one, Status: status}) && i < times {
+				t.Errorf("status %d: wrong at the response %d", status, i+1)
+			}
+		}
+		if times == 0 != !byID(t, r)[1].Failing {
+			t.Errorf("status %d: failing %v", status, byID(t, r)[1].Failing)
+		}
+		c.now = c.now.Add(200 * time.Second)
+		fail(router.Response{Address: one, Status: 200})
+	}
+
+	fail(refused)
+	d := decided(t, r, "z", "abcd", func(q *router.Request) { q.Allowed = []router.Worker{{ID: 1}} })
+	if d.Worker.ID != 1 {
+		t.Errorf("nobody else may take it: %v", d.Worker)
+	}
+	anew := worker(1)
+	anew.StartedMS = 5
+	set(t, r, anew)
+	if byID(t, r)[1].Failing {
+		t.Error("a new process has the old one's past")
+	}
+
+	never := newRouter(t, router.Config{}, 2)
+	decided(t, never, "a", "abcd", func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} })
+	if _, avoided := never.Served("a", refused); avoided != nil || byID(t, never)[1].Failing {
+		t.Error("it is avoided without the setting")
+	}
+	if moved, avoided := never.Served("nobody", router.Response{Address: netip.MustParseAddrPort("10.9.9.9:1")}); moved || avoided != nil {
+		t.Error("an unknown id has an effect")
+	}
+	// An address of nobody: not a worker of ours, which is nobody's fault.
+	if moved, avoided := never.Served("a", router.Response{Address: netip.MustParseAddrPort("10.9.9.9:1"), Status: 200}); moved || avoided != nil {
+		t.Error("an unknown address has an effect")
+	}
+}
