@@ -29,24 +29,32 @@ const (
 // and a request that fails open must not go where its client likes.
 func strip(m message) *extprocv3.ProcessingResponse {
 	return answer(m, &extprocv3.CommonResponse{
-		HeaderMutation: &extprocv3.HeaderMutation{RemoveHeaders: []string{
-			headerWorker, headerFallback, headerRequestID,
-			headerPin, headerRank, headerPriority, headerStrictPriority, headerTTFT, headerOverride,
-		}},
+		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: steeringHeaders()},
 		ClearRouteCache: true,
 	})
 }
 
-// route answers m with the decision: Envoy's original-destination cluster reads
-// the first header, the observing stream is joined by the second. A body that is
+// steeringHeaders are those that no client may hand on.
+func steeringHeaders() []string {
+	return []string{
+		headerWorker, headerFallback, headerRequestID,
+		headerPin, headerRank, headerPriority, headerStrictPriority, headerTTFT, headerOverride,
+	}
+}
+
+// route answers m with the decision: where to go, and by which id the observing
+// stream is joined. A body that is
 // not nil takes the place of the request's; where m is the headers, it follows.
 func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
-	headers := []string{headerWorker, s.decision.Address.String(), headerRequestID, s.id}
+	headers := append(s.destination(), headerRequestID, s.id)
 	if body != nil && s.sized {
 		// Envoy answers 500 to a body of another length than the header says.
 		headers = append(headers, "content-length", strconv.Itoa(len(body)))
 	}
 	c := &extprocv3.CommonResponse{HeaderMutation: mutation(headers), ClearRouteCache: true}
+	if s.forged {
+		c.HeaderMutation.RemoveHeaders = steeringHeaders() // Envoy removes before it sets
+	}
 	if body != nil && m == requestBody {
 		c.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
 	}

@@ -142,6 +142,10 @@ type Config struct {
 	// none: bodies stay as they are.
 	ForwardTokens string
 
+	// SecondChoice is how Envoy is told where a request goes that its worker
+	// refuses: [SecondHeader], the default, [SecondList] or [SecondNone].
+	SecondChoice string
+
 	// RouterID is this replica's part of the request ids that it hands out. It
 	// should be another one for each replica.
 	RouterID uint64
@@ -190,6 +194,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.MaxStreams == 0 {
 		c.MaxStreams = 40_000
+	}
+	if c.SecondChoice == "" {
+		c.SecondChoice = SecondHeader
+	}
+	if err := checkSecond(c.SecondChoice); err != nil {
+		return c, err
 	}
 	switch c.FirstToken {
 	case "":

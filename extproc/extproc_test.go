@@ -44,10 +44,10 @@ func TestRouterIsAskedForWhatTheBodySays(t *testing.T) {
 			if got.ID != x.Header["x-dynamo-request-id"] {
 				t.Errorf("asked for id %q, told Envoy %q", got.ID, x.Header["x-dynamo-request-id"])
 			}
-			if !got.Owned || got.Waiting == nil {
-				t.Errorf("owned: %v, told when it has to wait: %v", got.Owned, got.Waiting != nil)
+			if !got.Owned || got.Waiting == nil || !got.WantSecond {
+				t.Errorf("owned: %v, told when it has to wait: %v, second choice wanted: %v", got.Owned, got.Waiting != nil, got.WantSecond)
 			}
-			got.ID, got.Owned, got.Waiting = "", false, nil
+			got.ID, got.Owned, got.Waiting, got.WantSecond = "", false, nil, false
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", c.path, diff)
 			}

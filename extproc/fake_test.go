@@ -27,13 +27,16 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The worker that a fakeRouter chooses unless told otherwise.
+// The worker that a fakeRouter chooses unless told otherwise, and the one in its place.
 var chosen = router.Decision{
 	Worker:        router.Worker{ID: 1<<63 + 5},
 	Address:       netip.MustParseAddrPort("10.0.0.7:8000"),
 	OverlapBlocks: 12,
 	Reason:        router.ReasonKV,
+	Second:        second,
 }
+
+var second = router.Second{Worker: router.Worker{ID: 9}, Address: netip.MustParseAddrPort("10.0.0.9:8000")}
 
 // fakeRouter decides what it is told and fails the test if it is misused: an id
 // used twice, a slot freed twice or never, a slot of nobody's freed.
@@ -79,6 +82,9 @@ func (r *fakeRouter) BestWorker(ctx context.Context, req router.Request) (router
 	if decide != nil {
 		d, err = decide(ctx, req)
 	}
+	if !req.WantSecond {
+		d.Second = router.Second{}
+	}
 	if err != nil {
 		r.mu.Lock()
 		r.slots[req.ID] = false
@@ -114,6 +120,18 @@ func (r *fakeRouter) Abandon(id string) bool {
 	r.slots[id] = false
 	r.calls = append(r.calls, "abandon")
 	return true
+}
+
+func (r *fakeRouter) Served(id string, resp router.Response) (moved bool, avoided []router.Worker) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.slots[id] {
+		r.t.Errorf("Served called with id %q, which has no slot", id)
+	}
+	if resp.Address.IsValid() || resp.Local {
+		r.calls = append(r.calls, fmt.Sprintf("served by %v, status %d, local %v", resp.Address, resp.Status, resp.Local))
+	}
+	return resp.Address == second.Address, nil
 }
 
 // will makes r decide by f from now on.

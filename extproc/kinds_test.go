@@ -61,7 +61,7 @@ func TestKindsOfRequests(t *testing.T) {
 			defer h.router.mu.Unlock()
 			got := h.router.asked[0]
 			got.Owned, got.Waiting = false, nil
-			c.want.ID, c.want.Model = got.ID, "m"
+			c.want.ID, c.want.Model, c.want.WantSecond = got.ID, "m", true
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("asked (-want +got):\n%s", diff)
 			}

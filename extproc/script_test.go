@@ -70,6 +70,8 @@ func (s *story) step(t *testing.T, d *datadriven.TestData) string {
 		typ := "text/event-stream"
 		d.ScanArgs(t, "status", &status)
 		d.MaybeScanArgs(t, "type", &typ)
+		d.MaybeScanArgs(t, "from", &s.x.Upstream)
+		d.MaybeScanArgs(t, "details", &s.x.Details)
 		printHeaders(&b, "response: ", s.x.Respond(status, "content-type", typ))
 	case "respond-trailers":
 		s.x.RespondTrailers()
@@ -110,6 +112,7 @@ func (s *story) step(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *story) config(d *datadriven.TestData) (c extproc.Config) {
+	c.SecondChoice = extproc.SecondNone
 	if d.Cmd != "server" {
 		return c
 	}
@@ -117,6 +120,7 @@ func (s *story) config(d *datadriven.TestData) (c extproc.Config) {
 	d.MaybeScanArgs(s.t, "first-token", &c.FirstToken)
 	d.MaybeScanArgs(s.t, "max-body", &c.MaxBodyBytes)
 	d.MaybeScanArgs(s.t, "overload", &c.OverloadStatus)
+	d.MaybeScanArgs(s.t, "second", &c.SecondChoice)
 	c.TrustOverrides, c.AllowDirect = d.HasArg("trust"), d.HasArg("direct")
 	c.SessionHeaders = []string{"x-dynamo-session-id", "x-session-id"}
 	return c

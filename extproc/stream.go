@@ -35,6 +35,9 @@ type Router interface {
 	// a request that no worker served.
 	Free(id string) bool
 	Abandon(id string) bool
+	// Served notes who answered a request when its response begins, so that its
+	// booking can follow, and reports whether it did and who is avoided from now.
+	Served(id string, r router.Response) (moved bool, avoided []router.Worker)
 }
 
 // stream is one main stream. Its handler's goroutine owns it.
@@ -209,7 +212,7 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 		s.state = to
 		return s.send(s.refuse(s.wrong))
 	case tell:
-		answer := s.tell(req.GetResponseHeaders())
+		answer := s.tell(req)
 		s.state = to
 		return s.send(answer)
 	default:
@@ -334,7 +337,7 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	req := router.Request{
 		Owned: true,
 		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens, Salt: fields.CacheSalt,
-		Unread: blind, WantTokens: len(s.server.forms) > 0,
+		Unread: blind, WantTokens: len(s.server.forms) > 0, WantSecond: s.server.conf.SecondChoice != SecondNone,
 	}
 	if req.Salt == "" {
 		req.Salt = s.salt
@@ -463,12 +466,14 @@ func (s *stream) ask(ctx context.Context, req router.Request) error {
 }
 
 // tell answers the response headers.
-func (s *stream) tell(h *extprocv3.HttpHeaders) *extprocv3.ProcessingResponse {
+func (s *stream) tell(req *extprocv3.ProcessingRequest) *extprocv3.ProcessingResponse {
+	h := req.GetResponseHeaders()
 	s.server.told.Store(true)
 	s.served = strings.HasPrefix(status(h), "2")
 	if s.state != routed {
 		return empty(responseHeaders)
 	}
+	s.note(req)
 	// An answer that is no stream comes as a whole: its prompt is computed.
 	if status(h) == "200" && (s.server.conf.FirstToken == FirstTokenResponseHeaders || !isEventStream(h)) {
 		s.server.firstToken(s.id, FirstTokenResponseHeaders)

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // TB is what a [Link] needs of a test. It is not testing.TB itself, so that the
@@ -123,6 +124,10 @@ type Exchange struct {
 	Refusal  *Refusal          // or nil
 	Left     bool              // Envoy goes on without the external processor
 	Patience time.Duration     // the last message timeout that was asked for
+
+	// Upstream is the address that the response comes from, Details how Envoy came by
+	// it; empty for what Envoy does not say.
+	Upstream, Details string
 
 	main    *stream
 	link    *Link
@@ -358,6 +363,15 @@ func (x *Exchange) Respond(status int, header ...string) map[string]string {
 	m := &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: headers(h)}}
 	if x.Left {
 		return h
+	}
+	if x.Upstream != "" || x.Details != "" {
+		fields := map[string]*structpb.Value{}
+		for name, v := range map[string]string{"upstream.address": x.Upstream, "response.code_details": x.Details} {
+			if v != "" {
+				fields[name] = structpb.NewStringValue(v)
+			}
+		}
+		m.Attributes = map[string]*structpb.Struct{"envoy.filters.http.ext_proc": {Fields: fields}}
 	}
 	x.Send(m)
 	request := x.Header

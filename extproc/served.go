@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// How Envoy is told where a request goes that its worker refuses.
+const (
+	// SecondHeader names the second choice in x-dynamo-worker-fallback.
+	SecondHeader = "header"
+	// SecondList names it behind the first one in x-dynamo-worker.
+	SecondList = "list"
+	// SecondNone names none.
+	SecondNone = "none"
+)
+
+// second returns the second choice if it may serve.
+func (s *stream) second() (a netip.AddrPort) {
+	if a = s.decision.Second.Address; !a.IsValid() || !s.server.conf.mayServe(a.Addr()) {
+		return netip.AddrPort{}
+	}
+	return a
+}
+
+// destination returns the headers that tell Envoy where to go, as name and value.
+func (s *stream) destination() []string {
+	first, second := s.decision.Address.String(), s.second()
+	switch {
+	case !second.IsValid():
+		return []string{headerWorker, first}
+	case s.server.conf.SecondChoice == SecondList:
+		return []string{headerWorker, first + "," + second.String()}
+	}
+	return []string{headerWorker, first, headerFallback, second.String()}
+}
+
+// note tells the router who answered the request, and how.
+func (s *stream) note(req *extprocv3.ProcessingRequest) {
+	r := router.Response{}
+	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
+	for _, filter := range req.GetAttributes() {
+		f := filter.GetFields()
+		// Envoy's own replies have the address of the last attempt, too.
+		r.Address = address(f["upstream.address"])
+		switch d := f["response.code_details"].GetStringValue(); {
+		case d == "" || d == "via_upstream": // not asked for, or the worker's
+		case strings.HasPrefix(d, "upstream_"):
+			r.Local = true // reset, refused, too slow
+		default:
+			return // no worker was reached: nobody is to blame
+		}
+	}
+	moved, avoided := s.server.router.Served(s.id, r)
+	if moved {
+		s.server.conf.Log.Debug("another worker served", "first", s.decision.Address, "served", r.Address)
+	}
+	for _, w := range avoided {
+		s.server.conf.Log.Warn("a worker failed and is avoided for a while", "worker", w.ID, "rank", w.DPRank, "status", r.Status, "local", r.Local)
+	}
+}
+
+// address reads ip:port; it is invalid if v has none.
+func address(v *structpb.Value) netip.AddrPort {
+	a, err := netip.ParseAddrPort(v.GetStringValue())
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
+
+func checkSecond(choice string) error {
+	switch choice {
+	case SecondHeader, SecondList, SecondNone:
+		return nil
+	}
+	return fmt.Errorf("extproc: SecondChoice is %q, want %q, %q or %q", choice, SecondHeader, SecondList, SecondNone)
+}
