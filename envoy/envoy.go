@@ -18,6 +18,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
@@ -39,6 +40,14 @@ type Config struct {
 	// Pool are all workers: host:port each. Requests that kvroute does not route
 	// go there. Empty answers them with 503.
 	Pool []string
+	// PoolFile is where these are instead, a file that kvroute keeps up to date
+	// (its flag --endpoint-file): an absolute path of a file that must exist when
+	// Envoy starts. [Endpoints] is its form.
+	PoolFile string
+
+	// Failover is what becomes of a request that its worker refuses. Default
+	// [Composite].
+	Failover Failover
 
 	// MaxBodyBytes is the largest request body. Default 16 MiB, as kvroute's own.
 	MaxBodyBytes int
@@ -56,6 +65,31 @@ type Config struct {
 	// then be told how else to notice it.
 	NoObserver bool
 }
+
+// Failover is a way to reach the second choice where the first one refuses the
+// connection, does not accept it, or answers 503.
+type Failover string
+
+// The ways.
+const (
+	// Composite takes the address in the header x-dynamo-worker-fallback: any
+	// address. kvroute's --second-choice must be header.
+	Composite Failover = "composite"
+	// List takes the next address in the header x-dynamo-worker, which must all be
+	// of the pool; then any of the pool. kvroute's --second-choice must be list.
+	List Failover = "list"
+	// NoFailover answers with an error.
+	NoFailover Failover = "none"
+)
+
+// Composite says whether f is [Composite].
+func (f Failover) Composite() bool { return f == Composite }
+
+// List says whether f is [List].
+func (f Failover) List() bool { return f == List }
+
+// None says whether f is [NoFailover].
+func (f Failover) None() bool { return f == NoFailover }
 
 // BodyMode is a way in which Envoy hands over the request's body.
 type BodyMode string
@@ -104,6 +138,7 @@ func Render(w io.Writer, c Config) error {
 	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9901")
 	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, 16<<20)
 	c.BodyMode = cmp.Or(c.BodyMode, Buffered)
+	c.Failover = cmp.Or(c.Failover, Composite)
 	c.MessageTimeout = cmp.Or(c.MessageTimeout, 2*time.Second)
 	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, 10*time.Second)
 	if err := c.check(); err != nil {
@@ -144,6 +179,23 @@ func (c *Config) check() error {
 		if !validHostPort(a) {
 			return fmt.Errorf("envoy: Pool[%d] is %q, want host:port", i, a)
 		}
+	}
+	if c.PoolFile != "" {
+		switch {
+		case !pathForm.MatchString(c.PoolFile):
+			return fmt.Errorf("envoy: PoolFile is %q, want an absolute path of letters, digits, '.', '_' and '-'", c.PoolFile)
+		case len(c.Pool) > 0:
+			return fmt.Errorf("envoy: Pool and PoolFile are both given, want one")
+		}
+	}
+	switch c.Failover {
+	case Composite, NoFailover:
+	case List:
+		if len(c.Pool) == 0 && c.PoolFile == "" {
+			return fmt.Errorf("envoy: Failover is list, which needs Pool or PoolFile")
+		}
+	default:
+		return fmt.Errorf("envoy: Failover is %q, want composite, list or none", c.Failover)
 	}
 	switch c.BodyMode {
 	case Buffered, BufferedPartial, Streamed, StreamedAhead, FullDuplex:
@@ -192,6 +244,9 @@ func address(s string) (string, error) {
 	}
 	return fmt.Sprintf("{socket_address: {address: %q, port_value: %s}}", host, port), nil
 }
+
+// PoolDirectory is where Envoy looks for a new PoolFile.
+func (c Config) PoolDirectory() string { return path.Dir(c.PoolFile) }
 
 // discovery is STRICT_DNS as soon as one address is a name.
 func discovery(addresses []string) string {

@@ -5,6 +5,7 @@ package envoy_test
 import (
 	"bytes"
 	"flag"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,10 +14,13 @@ import (
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/composite/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/override_host/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"github.com/goccy/go-yaml"
@@ -33,10 +37,14 @@ import (
 var update = flag.Bool("update", false, "write the golden file")
 
 var configs = map[string]envoy.Config{
-	"default": {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001", "127.0.0.1:8002"}},
-	"no pool": {ExtProc: []string{"127.0.0.1:9002"}},
-	"names":   {ExtProc: []string{"kvroute-1:9002", "kvroute-2:9002"}, Pool: []string{"worker-1.example:8000"}},
-	"socket":  {ExtProc: []string{"unix:/run/kvroute.sock"}, Pool: []string{"[::1]:8001"}},
+	"default":           {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001", "127.0.0.1:8002"}},
+	"no pool":           {ExtProc: []string{"127.0.0.1:9002"}},
+	"names":             {ExtProc: []string{"kvroute-1:9002", "kvroute-2:9002"}, Pool: []string{"worker-1.example:8000"}},
+	"socket":            {ExtProc: []string{"unix:/run/kvroute.sock"}, Pool: []string{"[::1]:8001"}},
+	"a list of choices": {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, Failover: envoy.List},
+	"a list in a file":  {ExtProc: []string{"127.0.0.1:9002"}, PoolFile: "/run/kvroute/pool.json", Failover: envoy.List},
+	"a file":            {ExtProc: []string{"127.0.0.1:9002"}, PoolFile: "/run/kvroute/pool.json"},
+	"one choice":        {ExtProc: []string{"127.0.0.1:9002"}, Failover: envoy.NoFailover},
 	"everything else": {
 		ListenAddress: "0.0.0.0:0", AdminAddress: "[::1]:0", ExtProc: []string{"[fd00::1]:1"}, Pool: []string{"10.0.0.1:65535"},
 		MaxBodyBytes: 1 << 20, MessageTimeout: 250 * time.Millisecond, MaxMessageTimeout: time.Second, NoObserver: true,
@@ -195,6 +203,10 @@ func TestRefusedSettings(t *testing.T) {
 		`Pool[0] is "a\": {x: y}, b: \"c:1"`:     {ExtProc: ok, Pool: []string{`a": {x: y}, b: "c:1`}},
 		`Pool[0] is "a\nb:1"`:                    {ExtProc: ok, Pool: []string{"a\nb:1"}},
 		`Pool[0] is "{{.}}:1"`:                   {ExtProc: ok, Pool: []string{"{{.}}:1"}},
+		`Failover is "b"`:                        {ExtProc: ok, Failover: "b"},
+		"Failover is list, which needs":          {ExtProc: ok, Failover: envoy.List},
+		`PoolFile is "a.json"`:                   {ExtProc: ok, PoolFile: "a.json"},
+		"Pool and PoolFile are both given":       {ExtProc: ok, PoolFile: "/a.json", Pool: ok},
 		"MaxBodyBytes is -1":                     {ExtProc: ok, MaxBodyBytes: -1},
 		"MessageTimeout is -1s":                  {ExtProc: ok, MessageTimeout: -time.Second},
 		"MaxMessageTimeout is 1s, want at least": {ExtProc: ok, MaxMessageTimeout: time.Second},
@@ -217,7 +229,14 @@ func TestEnvoyValidates(t *testing.T) {
 	}
 	for name, c := range configs {
 		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "envoy.yaml")
+			dir := t.TempDir()
+			file := filepath.Join(dir, "envoy.yaml")
+			if c.PoolFile != "" { // which Envoy wants to exist
+				c.PoolFile = filepath.Join(dir, "pool.json")
+				if err := os.WriteFile(c.PoolFile, envoy.Endpoints("1", []netip.AddrPort{netip.MustParseAddrPort("[::1]:1")}), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
 			if err := os.WriteFile(file, render(t, c), 0o600); err != nil {
 				t.Fatal(err)
 			}

@@ -179,6 +179,20 @@ type config struct {
 	// whose number is worked out from how long it took.
 	TraceOutTPOT time.Duration `yaml:"trace-out-tpot"`
 
+	// SecondChoice is how Envoy is told where a request goes that its worker
+	// refuses: "header" names it in x-dynamo-worker-fallback, "list" behind the
+	// first one in x-dynamo-worker, "none" not at all. It must fit Envoy's
+	// configuration: kvroute config envoy --failover.
+	SecondChoice string `yaml:"second-choice"`
+	// AvoidFailing is for how long a worker gets no requests that refused one or
+	// failed, while others can take them; up to 16 times as long if it goes on.
+	// 0 avoids none.
+	AvoidFailing time.Duration `yaml:"avoid-failing"`
+	// EndpointFile is a file that is kept up to date with the addresses of the
+	// healthy workers, in the form that Envoy reads (kvroute config envoy
+	// --pool-file): with kvroute gone, Envoy goes on with them. Empty keeps none.
+	EndpointFile string `yaml:"endpoint-file"`
+
 	// DecisionHeaders tells worker, overlap and reason in headers of the
 	// response. They reveal the addresses of workers.
 	DecisionHeaders bool `yaml:"decision-headers"`
@@ -277,6 +291,8 @@ func defaults() config {
 		SessionHeaders:      "x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id",
 		KeepDecisions:       1024,
 		TraceOutTPOT:        20 * time.Millisecond,
+		SecondChoice:        extproc.SecondHeader,
+		AvoidFailing:        2 * time.Second,
 
 		NATSReplicas:            1,
 		DurableKVEvents:         true,
@@ -325,6 +341,9 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.KeepDecisions, "keep-decisions", c.KeepDecisions, "`number` of recent decisions that can be explained")
 	fs.StringVar(&c.TraceOut, "trace-out", c.TraceOut, "`file` that gets a trace of the requests served, for kvroute replay")
 	fs.DurationVar(&c.TraceOutTPOT, "trace-out-tpot", c.TraceOutTPOT, "`time` between two tokens of a response, for the trace")
+	fs.StringVar(&c.SecondChoice, "second-choice", c.SecondChoice, "header, list or none: how Envoy is told where a request goes that its worker refuses")
+	fs.DurationVar(&c.AvoidFailing, "avoid-failing", c.AvoidFailing, "how `long` a worker that fails gets no requests, at first; 0 avoids none")
+	fs.StringVar(&c.EndpointFile, "endpoint-file", c.EndpointFile, "`file` kept up to date with the healthy workers, for Envoy's pool")
 	fs.BoolVar(&c.DecisionHeaders, "decision-headers", c.DecisionHeaders, "tell worker, overlap and reason in the response's headers")
 	fs.StringVar(&c.FirstToken, "first-token", c.FirstToken, "observer or response-headers: what counts as the first token")
 	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", c.MaxBodyBytes, "largest request body in `bytes`")

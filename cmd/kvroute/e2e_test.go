@@ -38,6 +38,15 @@ func startStack(t *testing.T, workers int, engine []string, flags ...string) *de
 // startStackIn is startStack with a way in which Envoy hands over bodies.
 func startStackIn(t *testing.T, mode envoy.BodyMode, workers int, engine []string, flags ...string) *demonstration {
 	t.Helper()
+	d := newStack(t, workers, engine)
+	d.bodyMode = mode
+	d.begin(t, flags...)
+	return d
+}
+
+// newStack returns a stack that [demonstration.begin] starts.
+func newStack(t *testing.T, workers int, engine []string) *demonstration {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}
@@ -45,7 +54,11 @@ func startStackIn(t *testing.T, mode envoy.BodyMode, workers int, engine []strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &demonstration{bodyMode: mode, out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: workers, engine: engine, load: bench.LoadConfig{Model: "sim"}}
+	return &demonstration{bodyMode: envoy.Buffered, out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: workers, engine: engine, load: bench.LoadConfig{Model: "sim"}}
+}
+
+func (d *demonstration) begin(t *testing.T, flags ...string) {
+	t.Helper()
 	t.Cleanup(func() {
 		d.stop()
 		if t.Failed() && d.router != nil {
@@ -59,7 +72,6 @@ func startStackIn(t *testing.T, mode envoy.BodyMode, workers int, engine []strin
 	if err := d.startRouter(t.Context(), flags...); err != nil {
 		t.Fatal(err)
 	}
-	return d
 }
 
 // prompt is a chat request; long prompts take the engine long.

@@ -101,6 +101,8 @@ func envoyFlags(fs *flag.FlagSet, c *envoy.Config, replicas, pool *list) {
 	fs.StringVar(&c.AdminAddress, "admin", "127.0.0.1:9901", "`ip:port` of Envoy's administration")
 	fs.Var(replicas, "extproc", "`host:port` of a kvroute replica, or unix:/path; may be given several times (default 127.0.0.1:9002)")
 	fs.Var(pool, "pool", "`host:port` of a worker, for requests that kvroute does not route; may be given several times")
+	fs.StringVar(&c.PoolFile, "pool-file", "", "`file` with the workers instead, which kvroute's --endpoint-file keeps up to date")
+	fs.StringVar((*string)(&c.Failover), "failover", string(envoy.Composite), "composite, list or none: how the second choice is reached if the first one refuses")
 	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", defaults().MaxBodyBytes, "largest request body in `bytes`")
 	fs.DurationVar(&c.MessageTimeout, "message-timeout", 0, "how `long` Envoy waits for kvroute (default 2s)")
 	fs.BoolVar(&c.NoObserver, "no-observer", false, "leave out the filter that sees the first token")

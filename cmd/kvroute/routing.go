@@ -188,6 +188,7 @@ func (c *config) routing() (router.Config, error) {
 		GuessTTL:       seconds(c.RouterTTLSecs),
 		PredictTTL:     cmp.Or(seconds(c.RouterPredictedTTLSecs), -1),
 		StrictModels:   c.StrictModels,
+		AvoidFailing:   c.AvoidFailing,
 		Seed:           c.Seed,
 		KeepDecisions:  c.KeepDecisions,
 	}, nil

@@ -224,6 +224,7 @@ func (s *server) openExtproc() (err error) {
 		DecisionHeaders: c.DecisionHeaders,
 		FirstToken:      c.FirstToken,
 		ForwardTokens:   c.ForwardTokens,
+		SecondChoice:    c.SecondChoice,
 		RouterID:        s.id,
 		Networks:        s.networks,
 		Log:             s.log,
@@ -332,6 +333,10 @@ func (s *server) run(ctx context.Context) error {
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.registry.Run(ctx) })
 	parts.Go(func() error { return s.router.Run(ctx) })
+	if s.conf.EndpointFile != "" {
+		f := &endpointFile{path: s.conf.EndpointFile, workers: s.router.Workers, log: s.log}
+		parts.Go(func() error { return f.run(ctx) })
+	}
 	if s.router.WantsEvents() {
 		parts.Go(func() error { return s.events.Run(ctx) })
 		if s.durable != nil {

@@ -26,6 +26,9 @@ func (deaf) BestWorker(context.Context, router.Request) (router.Decision, error)
 func (deaf) MarkPrefillCompleted(string) bool { return true }
 func (deaf) Free(string) bool                 { return true }
 func (deaf) Abandon(string) bool              { return true }
+func (deaf) Served(string, router.Response) (moved bool, avoided []router.Worker) {
+	return false, nil
+}
 
 func newTestTracer(t *testing.T, name string) *tracer {
 	t.Helper()

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/router"
+)
+
+// endpointFile keeps Envoy's pool up to date, so that it serves today's workers
+// while no kvroute is there. Two replicas may keep one file: each writes all of it
+// under a name of its own and renames that.
+//
+// A fleet without workers is never written: it may be one that is not known yet, or
+// not any more, and the last workers known are a better guess than none.
+type endpointFile struct {
+	path    string
+	workers func() []router.WorkerState
+	log     *slog.Logger
+
+	written []netip.AddrPort
+}
+
+// endpointFileEvery is how often the fleet is compared with the file.
+const endpointFileEvery = 500 * time.Millisecond
+
+// run keeps the file until ctx ends. The first write must succeed, later ones are
+// tried again.
+func (f *endpointFile) run(ctx context.Context) error {
+	if _, err := os.Stat(f.path); os.IsNotExist(err) {
+		// Envoy does not start without it.
+		if err := f.write(nil); err != nil {
+			return fmt.Errorf("endpoint-file: %w", err)
+		}
+	}
+	ticker := time.NewTicker(endpointFileEvery)
+	defer ticker.Stop()
+	failed := false
+	for {
+		if err := f.update(); err != nil {
+			if !failed {
+				f.log.Error("the endpoint file is not up to date", "err", err)
+			}
+			failed = true
+		} else if failed {
+			failed = false
+			f.log.Info("the endpoint file is up to date again")
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// update writes the file if the fleet has changed.
+func (f *endpointFile) update() error {
+	pool := poolOf(f.workers())
+	if len(pool) == 0 || slices.Equal(pool, f.written) {
+		return nil
+	}
+	if err := f.write(pool); err != nil {
+		return err
+	}
+	f.written = pool
+	f.log.Debug("the endpoint file has changed", "endpoints", len(pool))
+	return nil
+}
+
+func (f *endpointFile) write(pool []netip.AddrPort) error {
+	h := fnv.New64a()
+	fmt.Fprint(h, pool)
+	out, err := os.CreateTemp(filepath.Dir(f.path), "."+filepath.Base(f.path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(out.Name()) }() // fails if it was renamed
+	// Envoy may be another user.
+	err = out.Chmod(0o644)
+	if err == nil {
+		_, err = out.Write(envoy.Endpoints(fmt.Sprintf("%016x", h.Sum64()), pool))
+	}
+	if closed := out.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return err
+	}
+	return os.Rename(out.Name(), f.path)
+}
+
+// poolOf returns the addresses of the workers that can take any request: the
+// healthy ones, or if there are none, those that may be, or all.
+func poolOf(workers []router.WorkerState) (pool []netip.AddrPort) {
+	for _, fits := range []func(*router.WorkerState) bool{
+		func(w *router.WorkerState) bool {
+			return w.Health == router.Healthy.String() && !w.Draining && !w.Failing
+		},
+		func(w *router.WorkerState) bool {
+			return w.Health == router.Healthy.String() || w.Health == router.Degraded.String()
+		},
+		func(*router.WorkerState) bool { return true },
+	} {
+		for i := range workers {
+			if w := &workers[i]; w.Role != router.Prefill && w.Address.IsValid() && fits(w) {
+				pool = append(pool, w.Address)
+			}
+		}
+		if len(pool) > 0 {
+			break
+		}
+	}
+	slices.SortFunc(pool, netip.AddrPort.Compare)
+	return slices.Compact(pool)
+}

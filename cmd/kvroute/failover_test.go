@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/router"
+)
+
+// named returns the engine with a name.
+func (d *demonstration) named(t *testing.T, name string) *child {
+	t.Helper()
+	for _, e := range d.engines {
+		if e != nil && e.name == name {
+			return e
+		}
+	}
+	t.Fatalf("there is no engine %q", name)
+	return nil
+}
+
+// newest returns the latest decision.
+func newest(t *testing.T, d *demonstration) router.Decision {
+	t.Helper()
+	var list struct{ Decisions []router.Decision }
+	if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/decisions?limit=1", &list); err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Decisions) == 0 {
+		t.Fatal("there are no decisions")
+	}
+	return list.Decisions[0]
+}
+
+func idle(t *testing.T, d *demonstration) {
+	t.Helper()
+	eventually(t, "slots stay taken", func() bool {
+		requests, pend, blocks := inFlight(t, d)
+		return requests+pend+blocks == 0
+	})
+}
+
+// A worker that has died gets the request whose prefix it has; the second choice
+// serves it, and the dead one gets no more.
+func TestTheSecondChoiceServes(t *testing.T) {
+	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
+		t.Run(string(failover), func(t *testing.T) {
+			d := newStack(t, 3, []string{"--speed", "20"})
+			d.failover, d.poolFile = failover, filepath.Join(d.dir, "pool.json")
+			d.begin(t, "--second-choice", choice, "--endpoint-file", d.poolFile, "--avoid-failing", "1m")
+			content := strings.Repeat("a prefix to be found again ", 50)
+			first, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, true), nil)
+			settle(t, d)
+			dead := first.Header.Get("X-Sim-Worker")
+			d.named(t, dead).kill(t)
+
+			resp, body := reply(t, d, "POST", chatPath, chatBody(content, 4, true), nil)
+			if resp.StatusCode != 200 || resp.Header.Get("X-Sim-Worker") == dead {
+				t.Fatalf("status %d from %q: %s", resp.StatusCode, resp.Header.Get("X-Sim-Worker"), body)
+			}
+			eventually(t, "the decision does not say who served", func() bool { return newest(t, d).Served.IsValid() })
+			if got := newest(t, d); got.WorkerName != dead || got.Served != got.Second.Address || got.Second.WorkerName != resp.Header.Get("X-Sim-Worker") {
+				t.Errorf("decision for %s, second %+v, served by %v, answer from %s", got.WorkerName, got.Second, got.Served, resp.Header.Get("X-Sim-Worker"))
+			}
+			idle(t, d)
+			again, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, false), nil)
+			if got := newest(t, d); again.StatusCode != 200 || got.WorkerName == dead || got.Served.IsValid() {
+				t.Errorf("status %d, decision for %s, served by %v: the dead worker is not avoided", again.StatusCode, got.WorkerName, got.Served)
+			}
+			for _, w := range workers(t, d) {
+				if w.Failing != (w.Name == dead) {
+					t.Errorf("%s: failing %v", w.Name, w.Failing)
+				}
+			}
+		})
+	}
+}
+
+// A worker that answers 503 has not begun anything, so another one may.
+func TestA503IsServedByAnother(t *testing.T) {
+	d := newStack(t, 2, []string{"--speed", "20"})
+	var mu sync.Mutex
+	asked := 0
+	faulty := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			mu.Lock()
+			asked++
+			mu.Unlock()
+		}
+		http.Error(w, "not yet", http.StatusServiceUnavailable)
+	})
+	file := filepath.Join(d.dir, "kvroute.yaml")
+	text := fmt.Sprintf("version: 1\nworkers:\n- {name: faulty, address: %q, models: [sim], block_size: 16}\n", faulty)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.begin(t, "--config", file, "--router-mode", "round-robin", "--avoid-failing", "0")
+	for i := range 9 {
+		resp, body := reply(t, d, "POST", chatPath, chatBody(fmt.Sprint(i), 2, false), nil)
+		if resp.StatusCode != 200 || resp.Header.Get("X-Sim-Worker") == "" {
+			t.Fatalf("request %d: status %d: %s", i, resp.StatusCode, body)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if asked < 2 {
+		t.Errorf("the faulty worker was asked %d times, want every third", asked)
+	}
+	idle(t, d)
+}
+
+// With kvroute dead, Envoy goes on with the workers of today: those that came
+// since it started, and not those that left.
+func TestThePoolIsKeptUpToDate(t *testing.T) {
+	d := newStack(t, 2, []string{"--speed", "20"})
+	d.poolFile = filepath.Join(d.dir, "pool.json")
+	d.begin(t, "--endpoint-file", d.poolFile)
+	late, err := startChild(t.Context(), d.dir, "late", "engine", "--name", "late", "--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", "sim", "--speed", "20")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.engines = append(d.engines, late)
+	gone := d.engines[0]
+	gone.stop()
+	eventually(t, "the endpoint file does not follow the fleet", func() bool {
+		text, err := os.ReadFile(d.poolFile)
+		port := func(c *child) string { return fmt.Sprintf(": %s\n", c.at.HTTP[strings.LastIndex(c.at.HTTP, ":")+1:]) }
+		return err == nil && strings.Contains(string(text), port(late)) && !strings.Contains(string(text), port(gone))
+	})
+	d.router.kill(t)
+	served := map[string]int{}
+	err = poll(t.Context(), patience, "Envoy does not go on with today's workers", func(context.Context) bool {
+		resp, _ := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
+		if resp.StatusCode != 200 {
+			t.Errorf("status %d", resp.StatusCode)
+		}
+		served[resp.Header.Get("X-Sim-Worker")]++
+		return served["late"] > 0 && served["worker-2"] > 0
+	})
+	if err != nil || served["worker-1"] > 0 {
+		t.Errorf("%v; requests served: %v", err, served)
+	}
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package envoy
+
+import (
+	"encoding/json"
+	"net/netip"
+)
+
+// Endpoints returns the file of [Config.PoolFile] for a pool: a discovery response
+// in JSON with one cluster of the name "pool". version should be another one for
+// other endpoints. An empty pool is one that serves nothing.
+func Endpoints(version string, pool []netip.AddrPort) []byte {
+	type socket struct {
+		Address string `json:"address"`
+		Port    uint16 `json:"port_value"`
+	}
+	type object = map[string]any
+	endpoints := make([]object, 0, len(pool))
+	for _, a := range pool {
+		endpoints = append(endpoints, object{"endpoint": object{"address": object{"socket_address": socket{a.Addr().String(), a.Port()}}}})
+	}
+	text, err := json.MarshalIndent(object{
+		"version_info": version,
+		"resources": []object{{
+			"@type":        "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
+			"cluster_name": "pool",
+			"endpoints":    []object{{"lb_endpoints": endpoints}},
+		}},
+	}, "", " ")
+	if err != nil {
+		panic(err) // these types always have a JSON form
+	}
+	return append(text, '\n')
+}
