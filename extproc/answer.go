@@ -36,10 +36,10 @@ func strip(m message) *extprocv3.ProcessingResponse {
 
 // steeringHeaders are those that no client may hand on.
 func steeringHeaders() []string {
-	return []string{
+	return append([]string{
 		headerWorker, headerFallback, headerRequestID,
 		headerPin, headerRank, headerPriority, headerStrictPriority, headerTTFT, headerOverride,
-	}
+	}, pickerHeaders()...)
 }
 
 // route answers m with the decision: where to go, and by which id the observing
@@ -58,7 +58,7 @@ func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
 	if body != nil && m == requestBody {
 		c.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
 	}
-	return answer(m, c)
+	return s.picked(answer(m, c))
 }
 
 // maxChunk is what Envoy takes of a body in one answer: somewhat below 64 KiB.
@@ -96,6 +96,9 @@ func (s *stream) refuse(e *openai.Error) *extprocv3.ProcessingResponse {
 	}
 	if e.Type == openai.Overloaded {
 		headers = append(headers[:2], "retry-after", "1")
+	}
+	if (e.Type == openai.Overloaded || e.Type == openai.Unavailable) && e.Code != "" {
+		headers = append(headers, "x-dynamo-reason", e.Code)
 	}
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
 		ImmediateResponse: &extprocv3.ImmediateResponse{

@@ -146,6 +146,12 @@ type Config struct {
 	// refuses: [SecondHeader], the default, [SecondList] or [SecondNone].
 	SecondChoice string
 
+	// EndpointPicker also speaks the endpoint-picker protocol of the Gateway API
+	// Inference Extension: the choices in x-gateway-destination-endpoint and in
+	// dynamic metadata, and a choice for every request. With AllowDirect it heeds
+	// the hooks of the extension's conformance tests.
+	EndpointPicker bool
+
 	// RouterID is this replica's part of the request ids that it hands out. It
 	// should be another one for each replica.
 	RouterID uint64

@@ -42,7 +42,7 @@ const headerSessionFinal = "x-dynamo-session-final"
 // Where Envoy's filters before us may list the endpoints that a request may go to.
 const (
 	subsetNamespace = "envoy.lb.subset_hint"
-	subsetKey       = "x-gateway-destination-endpoint-subset"
+	subsetKey       = destinationKey + "-subset"
 )
 
 // steering is what the headers of a request say of its routing, as text.
@@ -54,6 +54,7 @@ type steering struct {
 	final   bool
 
 	allowed []netip.AddrPort // nil: all
+	test    bool             // of conformance
 }
 
 // hear takes note of a header. ours says that it is to be removed.
@@ -72,6 +73,12 @@ func (s *stream) hear(name, value string) (ours bool) {
 		t.ttft, ours = value, true
 	case headerOverride:
 		t.override, ours = value, true
+	case destinationKey, servedKey, subsetKey, "x-gateway-inference-objective", "x-gateway-inference-fairness-id", "x-gateway-model-name-rewrite":
+		ours = true
+	case headerTestSelection:
+		if s.server.conf.EndpointPicker && s.server.conf.AllowDirect {
+			t.allowed, t.test = endpointList(strings.Split(value, ",")), true
+		}
 	case aliasPin:
 		if t.pin == "" {
 			t.pin = value
@@ -174,14 +181,5 @@ func subset(req *extprocv3.ProcessingRequest) []netip.AddrPort {
 	default:
 		return nil
 	}
-	allowed := make([]netip.AddrPort, 0, len(items))
-	for _, item := range items {
-		item = strings.TrimSpace(item)
-		if a, err := netip.ParseAddrPort(item); err == nil {
-			allowed = append(allowed, netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
-		} else if a, err := netip.ParseAddr(item); err == nil {
-			allowed = append(allowed, netip.AddrPortFrom(a.Unmap(), 0))
-		}
-	}
-	return allowed
+	return endpointList(items)
 }

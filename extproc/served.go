@@ -35,13 +35,18 @@ func (s *stream) second() (a netip.AddrPort) {
 // destination returns the headers that tell Envoy where to go, as name and value.
 func (s *stream) destination() []string {
 	first, second := s.decision.Address.String(), s.second()
+	headers := []string{headerWorker, first}
 	switch {
 	case !second.IsValid():
-		return []string{headerWorker, first}
 	case s.server.conf.SecondChoice == SecondList:
-		return []string{headerWorker, first + "," + second.String()}
+		headers[1] = s.endpoints()
+	default:
+		headers = append(headers, headerFallback, second.String())
 	}
-	return []string{headerWorker, first, headerFallback, second.String()}
+	if s.server.conf.EndpointPicker {
+		headers = append(headers, destinationKey, s.endpoints())
+	}
+	return headers
 }
 
 // note tells the router who answered the request, and how.
@@ -59,6 +64,9 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 		default:
 			return // no worker was reached: nobody is to blame
 		}
+	}
+	if !r.Address.IsValid() {
+		r.Address = servedBy(req)
 	}
 	moved, avoided := s.server.router.Served(s.id, r)
 	if moved {

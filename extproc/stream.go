@@ -198,6 +198,9 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 		return true
 	case proceed:
 		s.state = to
+		if s.server.conf.EndpointPicker && (m == headersOther || m == headersOtherEnd) {
+			return s.pickAny(ctx, m)
+		}
 		if s.forged && (m == headersOther || m == headersOtherEnd || m == headersOurs) {
 			return s.send(strip(m))
 		}
@@ -470,7 +473,7 @@ func (s *stream) tell(req *extprocv3.ProcessingRequest) *extprocv3.ProcessingRes
 	h := req.GetResponseHeaders()
 	s.server.told.Store(true)
 	s.served = strings.HasPrefix(status(h), "2")
-	if s.state != routed {
+	if !s.booked {
 		return empty(responseHeaders)
 	}
 	s.note(req)
@@ -478,12 +481,19 @@ func (s *stream) tell(req *extprocv3.ProcessingRequest) *extprocv3.ProcessingRes
 	if status(h) == "200" && (s.server.conf.FirstToken == FirstTokenResponseHeaders || !isEventStream(h)) {
 		s.server.firstToken(s.id, FirstTokenResponseHeaders)
 	}
-	if !s.server.conf.DecisionHeaders {
+	var headers []string
+	if s.server.conf.DecisionHeaders {
+		d := &s.decision
+		headers = append(headers,
+			"x-dynamo-worker-instance-id", strconv.FormatUint(d.Worker.ID, 10),
+			"x-dynamo-overlap-blocks", strconv.Itoa(d.OverlapBlocks),
+			"x-dynamo-reason", string(d.Reason))
+	}
+	if s.steering.test {
+		headers = append(headers, s.testHeaders(req)...)
+	}
+	if headers == nil {
 		return empty(responseHeaders)
 	}
-	d := &s.decision
-	return setHeaders(responseHeaders, false,
-		"x-dynamo-worker-instance-id", strconv.FormatUint(d.Worker.ID, 10),
-		"x-dynamo-overlap-blocks", strconv.Itoa(d.OverlapBlocks),
-		"x-dynamo-reason", string(d.Reason))
+	return setHeaders(responseHeaders, false, headers...)
 }

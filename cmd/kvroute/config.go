@@ -184,6 +184,9 @@ type config struct {
 	// first one in x-dynamo-worker, "none" not at all. It must fit Envoy's
 	// configuration: kvroute config envoy --failover.
 	SecondChoice string `yaml:"second-choice"`
+	// EndpointPicker also speaks the endpoint-picker protocol of the Gateway API
+	// Inference Extension, for gateways that route by it.
+	EndpointPicker bool `yaml:"endpoint-picker"`
 	// AvoidFailing is for how long a worker gets no requests that refused one or
 	// failed, while others can take them; up to 16 times as long if it goes on.
 	// 0 avoids none.
@@ -342,6 +345,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.TraceOut, "trace-out", c.TraceOut, "`file` that gets a trace of the requests served, for kvroute replay")
 	fs.DurationVar(&c.TraceOutTPOT, "trace-out-tpot", c.TraceOutTPOT, "`time` between two tokens of a response, for the trace")
 	fs.StringVar(&c.SecondChoice, "second-choice", c.SecondChoice, "header, list or none: how Envoy is told where a request goes that its worker refuses")
+	fs.BoolVar(&c.EndpointPicker, "endpoint-picker", c.EndpointPicker, "also speak the endpoint-picker protocol of the Gateway API Inference Extension")
 	fs.DurationVar(&c.AvoidFailing, "avoid-failing", c.AvoidFailing, "how `long` a worker that fails gets no requests, at first; 0 avoids none")
 	fs.StringVar(&c.EndpointFile, "endpoint-file", c.EndpointFile, "`file` kept up to date with the healthy workers, for Envoy's pool")
 	fs.BoolVar(&c.DecisionHeaders, "decision-headers", c.DecisionHeaders, "tell worker, overlap and reason in the response's headers")

@@ -225,6 +225,7 @@ func (s *server) openExtproc() (err error) {
 		FirstToken:      c.FirstToken,
 		ForwardTokens:   c.ForwardTokens,
 		SecondChoice:    c.SecondChoice,
+		EndpointPicker:  c.EndpointPicker,
 		RouterID:        s.id,
 		Networks:        s.networks,
 		Log:             s.log,
@@ -235,6 +236,9 @@ func (s *server) openExtproc() (err error) {
 	s.grpc = grpc.NewServer(s.extproc.ServerOptions()...)
 	s.extproc.Register(s.grpc)
 	s.health = health.NewServer()
+	for _, name := range append(healthServices(), "liveness") {
+		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+	}
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	network, address, err := splitAddress(c.ExtprocAddress)
 	if err != nil {
@@ -391,10 +395,20 @@ func (s *server) expireEvents(ctx context.Context) error {
 	}
 }
 
+// healthServices are the names, besides the empty one and "liveness", by which
+// health checks ask whether this replica takes requests.
+func healthServices() []string {
+	return []string{"readiness", "envoy.service.ext_proc.v3.ExternalProcessor"}
+}
+
 // drain lets decisions in progress finish. Responses go on without us.
 func (s *server) drain() error {
 	s.log.Info("draining")
-	s.health.Shutdown() // tells Envoy's health checks that this replica leaves
+	// Tell the health checks that this replica leaves. It is alive, though: nobody
+	// should end it.
+	for _, name := range append(healthServices(), "") {
+		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_NOT_SERVING)
+	}
 	s.extproc.Drain()
 	force := time.AfterFunc(s.conf.DrainTimeout, s.grpc.Stop)
 	defer force.Stop()

@@ -47,7 +47,7 @@ var ours = map[string]string{
 
 // theirs lists the only packages that may import a module of others.
 var theirs = map[string]string{
-	"github.com/envoyproxy/go-control-plane": "extproc envoy internal/envoytest",
+	"github.com/envoyproxy/go-control-plane": "extproc envoy internal/envoytest internal/epptest",
 	"github.com/dlclark/regexp2":             "tokenizer",
 	"github.com/goccy/go-yaml":               "cmd/kvroute",
 	"github.com/hashicorp/golang-lru":        "indexer tokenizer internal/enginesim",
@@ -60,8 +60,8 @@ var theirs = map[string]string{
 	"go.opentelemetry.io/otel/sdk":           "internal/telemetry",
 	"golang.org/x/text":                      "tokenizer bench/conformance",
 	"golang.org/x/sync":                      "cmd/kvroute",
-	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest bench/envoy",
-	"google.golang.org/protobuf":             "extproc envoy internal/envoytest",
+	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest internal/epptest bench/envoy",
+	"google.golang.org/protobuf":             "extproc envoy internal/envoytest internal/epptest",
 }
 
 // free are the modules that any package may import.

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// The endpoint-picker protocol of the Gateway API Inference Extension, proposal 004:
+// gateways that speak it choose no worker themselves. Config.EndpointPicker adds what
+// it asks for to our own headers.
+const (
+	// destinationKey is a header and, in the namespace, an entry of the dynamic
+	// metadata: the endpoints in the order in which they are to be tried.
+	destinationKey       = "x-gateway-destination-endpoint"
+	destinationNamespace = "envoy.lb"
+	// servedKey is where the gateway says which of them served.
+	servedKey = "x-gateway-destination-endpoint-served"
+
+	// Hooks of the extension's conformance tests: the request's header says which
+	// endpoints may be picked, the response's who was picked and who served.
+	headerTestSelection = "test-epp-endpoint-selection"
+	headerTestPicked    = "x-conformance-test-selected-endpoint"
+	headerTestServed    = "x-conformance-test-served-endpoint"
+)
+
+// pickerHeaders are those that no client may hand on, besides steeringHeaders.
+func pickerHeaders() []string {
+	return []string{
+		destinationKey, servedKey, subsetKey,
+		"x-gateway-inference-objective", "x-gateway-inference-fairness-id", "x-gateway-model-name-rewrite",
+	}
+}
+
+// endpoints returns the choices as the protocol wants them.
+func (s *stream) endpoints() string {
+	list := s.decision.Address.String()
+	if second := s.second(); second.IsValid() {
+		list += "," + second.String()
+	}
+	return list
+}
+
+// picked adds what the protocol wants of an answer that routes.
+func (s *stream) picked(a *extprocv3.ProcessingResponse) *extprocv3.ProcessingResponse {
+	if !s.server.conf.EndpointPicker {
+		return a
+	}
+	a.DynamicMetadata = &structpb.Struct{Fields: map[string]*structpb.Value{
+		destinationNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+			destinationKey: structpb.NewStringValue(s.endpoints()),
+		}}),
+	}}
+	return a
+}
+
+// pickAny routes a request of others, which nothing is known of, by load: a gateway
+// that speaks the protocol has nowhere else to send it. It does so if there is one
+// model only, and else leaves it to the gateway.
+func (s *stream) pickAny(ctx context.Context, m message) bool {
+	err := s.ask(ctx, router.Request{
+		Owned: true, Unread: true, AllowedAddresses: s.steering.allowed,
+		WantSecond: s.server.conf.SecondChoice != SecondNone,
+	})
+	switch {
+	case err == nil:
+		return s.send(s.route(m, nil))
+	case ctx.Err() != nil:
+		return false
+	}
+	if r := refusal(err, "", s.server.conf.OverloadStatus); r != nil && !errors.Is(err, router.ErrUnknownModel) {
+		s.state = refused
+		return s.send(s.refuse(r))
+	}
+	s.server.failOpen(failMode, err)
+	return s.send(strip(m))
+}
+
+// servedBy is what a gateway says of the endpoint that served; invalid if nothing.
+func servedBy(req *extprocv3.ProcessingRequest) netip.AddrPort {
+	f := req.GetMetadataContext().GetFilterMetadata()[destinationNamespace].GetFields()
+	return address(f[servedKey])
+}
+
+// testHeaders are what a conformance test looks for in the response.
+func (s *stream) testHeaders(req *extprocv3.ProcessingRequest) []string {
+	served := "fail: missing destination endpoint served metadata"
+	if a := servedBy(req); a.IsValid() {
+		served = a.String()
+	}
+	return []string{headerTestPicked, s.decision.Address.String(), headerTestServed, served}
+}
+
+// endpointList reads ip or ip:port, separated by commas. What is no address allows
+// nothing.
+func endpointList(items []string) []netip.AddrPort {
+	list := make([]netip.AddrPort, 0, len(items))
+	for _, item := range items {
+		item = strings.TrimSpace(item)
+		if a, err := netip.ParseAddrPort(item); err == nil {
+			list = append(list, netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
+		} else if a, err := netip.ParseAddr(item); err == nil {
+			list = append(list, netip.AddrPortFrom(a.Unmap(), 0))
+		}
+	}
+	return list
+}
