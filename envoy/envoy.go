@@ -37,6 +37,12 @@ type Config struct {
 
 	// ExtProc are the kvroute replicas: host:port each, or one unix:/path.
 	ExtProc []string
+	// CA, Cert and Key secure the connections to ExtProc: PEM files, absolute paths, of
+	// the authority that kvroute's certificate is from, and of Envoy's own certificate
+	// and key. Cert and Key need each other and CA. ServerName is the name in
+	// kvroute's certificate; without one any certificate of CA's will do.
+	CA, Cert, Key, ServerName string
+
 	// Pool are all workers: host:port each. Requests that kvroute does not route
 	// go there. Empty answers them with 503.
 	Pool []string
@@ -180,6 +186,9 @@ func (c *Config) check() error {
 			return fmt.Errorf("envoy: Pool[%d] is %q, want host:port", i, a)
 		}
 	}
+	if err := c.checkTLS(); err != nil {
+		return err
+	}
 	if c.PoolFile != "" {
 		switch {
 		case !pathForm.MatchString(c.PoolFile):
@@ -209,6 +218,23 @@ func (c *Config) check() error {
 		return fmt.Errorf("envoy: MessageTimeout is %v, want more than 0", c.MessageTimeout)
 	case c.MaxMessageTimeout < c.MessageTimeout:
 		return fmt.Errorf("envoy: MaxMessageTimeout is %v, want at least MessageTimeout, %v", c.MaxMessageTimeout, c.MessageTimeout)
+	}
+	return nil
+}
+
+func (c *Config) checkTLS() error {
+	for field, path := range map[string]string{"CA": c.CA, "Cert": c.Cert, "Key": c.Key} {
+		if path != "" && !pathForm.MatchString(path) {
+			return fmt.Errorf("envoy: %s is %q, want an absolute path of letters, digits, '.', '_' and '-'", field, path)
+		}
+	}
+	switch {
+	case (c.Cert == "") != (c.Key == ""):
+		return fmt.Errorf("envoy: Cert and Key need each other")
+	case c.CA == "" && (c.Cert != "" || c.ServerName != ""):
+		return fmt.Errorf("envoy: Cert, Key and ServerName need CA")
+	case c.ServerName != "" && !hostForm.MatchString(c.ServerName):
+		return fmt.Errorf("envoy: ServerName is %q, want a host name", c.ServerName)
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/override_host/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
@@ -44,6 +45,7 @@ var configs = map[string]envoy.Config{
 	"a list of choices": {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, Failover: envoy.List},
 	"a list in a file":  {ExtProc: []string{"127.0.0.1:9002"}, PoolFile: "/run/kvroute/pool.json", Failover: envoy.List},
 	"a file":            {ExtProc: []string{"127.0.0.1:9002"}, PoolFile: "/run/kvroute/pool.json"},
+	"TLS":               {ExtProc: []string{"127.0.0.1:9002"}, CA: "/etc/ca.pem", ServerName: "kvroute.internal"},
 	"one choice":        {ExtProc: []string{"127.0.0.1:9002"}, Failover: envoy.NoFailover},
 	"everything else": {
 		ListenAddress: "0.0.0.0:0", AdminAddress: "[::1]:0", ExtProc: []string{"[fd00::1]:1"}, Pool: []string{"10.0.0.1:65535"},
@@ -205,6 +207,10 @@ func TestRefusedSettings(t *testing.T) {
 		`Pool[0] is "{{.}}:1"`:                   {ExtProc: ok, Pool: []string{"{{.}}:1"}},
 		`Failover is "b"`:                        {ExtProc: ok, Failover: "b"},
 		"Failover is list, which needs":          {ExtProc: ok, Failover: envoy.List},
+		`CA is "a.pem"`:                          {ExtProc: ok, CA: "a.pem"},
+		"Cert and Key need each other":           {ExtProc: ok, CA: "/a.pem", Cert: "/b.pem"},
+		"Cert, Key and ServerName need CA":       {ExtProc: ok, ServerName: "a"},
+		`ServerName is "a b"`:                    {ExtProc: ok, CA: "/a.pem", ServerName: "a b"},
 		`PoolFile is "a.json"`:                   {ExtProc: ok, PoolFile: "a.json"},
 		"Pool and PoolFile are both given":       {ExtProc: ok, PoolFile: "/a.json", Pool: ok},
 		"MaxBodyBytes is -1":                     {ExtProc: ok, MaxBodyBytes: -1},
@@ -231,6 +237,12 @@ func TestEnvoyValidates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			file := filepath.Join(dir, "envoy.yaml")
+			if c.CA != "" { // any certificate
+				c.CA = filepath.Join(dir, "ca.pem")
+				if err := os.WriteFile(c.CA, envoytest.NewAuthority(t).PEM(), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
 			if c.PoolFile != "" { // which Envoy wants to exist
 				c.PoolFile = filepath.Join(dir, "pool.json")
 				if err := os.WriteFile(c.PoolFile, envoy.Endpoints("1", []netip.AddrPort{netip.MustParseAddrPort("[::1]:1")}), 0o600); err != nil {

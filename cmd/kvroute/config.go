@@ -184,6 +184,12 @@ type config struct {
 	// first one in x-dynamo-worker, "none" not at all. It must fit Envoy's
 	// configuration: kvroute config envoy --failover.
 	SecondChoice string `yaml:"second-choice"`
+	// ExtprocTLSCert and ExtprocTLSKey are PEM files that Envoy's connections are
+	// secured with, ExtprocTLSClientCA one with the authorities whose clients alone
+	// may connect. They are read again when they change. Empty for none.
+	ExtprocTLSCert     string `yaml:"extproc-tls-cert"`
+	ExtprocTLSKey      string `yaml:"extproc-tls-key"`
+	ExtprocTLSClientCA string `yaml:"extproc-tls-client-ca"`
 	// EndpointPicker also speaks the endpoint-picker protocol of the Gateway API
 	// Inference Extension, for gateways that route by it.
 	EndpointPicker bool `yaml:"endpoint-picker"`
@@ -345,6 +351,9 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.TraceOut, "trace-out", c.TraceOut, "`file` that gets a trace of the requests served, for kvroute replay")
 	fs.DurationVar(&c.TraceOutTPOT, "trace-out-tpot", c.TraceOutTPOT, "`time` between two tokens of a response, for the trace")
 	fs.StringVar(&c.SecondChoice, "second-choice", c.SecondChoice, "header, list or none: how Envoy is told where a request goes that its worker refuses")
+	fs.StringVar(&c.ExtprocTLSCert, "extproc-tls-cert", c.ExtprocTLSCert, "`file` with the certificate that Envoy's connections are secured with")
+	fs.StringVar(&c.ExtprocTLSKey, "extproc-tls-key", c.ExtprocTLSKey, "`file` with its key")
+	fs.StringVar(&c.ExtprocTLSClientCA, "extproc-tls-client-ca", c.ExtprocTLSClientCA, "`file` with the authorities whose clients alone may connect")
 	fs.BoolVar(&c.EndpointPicker, "endpoint-picker", c.EndpointPicker, "also speak the endpoint-picker protocol of the Gateway API Inference Extension")
 	fs.DurationVar(&c.AvoidFailing, "avoid-failing", c.AvoidFailing, "how `long` a worker that fails gets no requests, at first; 0 avoids none")
 	fs.StringVar(&c.EndpointFile, "endpoint-file", c.EndpointFile, "`file` kept up to date with the healthy workers, for Envoy's pool")

@@ -117,7 +117,8 @@ type demonstration struct {
 	core      bool // no stream
 	bodyMode  envoy.BodyMode
 	failover  envoy.Failover
-	poolFile  string // instead of the engines' addresses
+	poolFile  string       // instead of the engines' addresses
+	secure    envoy.Config // what it says of TLS
 
 	bus     *embeddedNATS
 	engines []*child
@@ -252,6 +253,7 @@ func (d *demonstration) startRouter(ctx context.Context, flags ...string) (err e
 
 func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", BodyMode: d.bodyMode, Failover: d.failover, PoolFile: d.poolFile, ExtProc: []string{d.router.at.Extproc}}
+	c.CA, c.Cert, c.Key, c.ServerName = d.secure.CA, d.secure.Cert, d.secure.Key, d.secure.ServerName
 	for _, e := range d.engines {
 		if d.poolFile == "" {
 			c.Pool = append(c.Pool, e.at.HTTP)

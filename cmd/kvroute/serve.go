@@ -233,7 +233,15 @@ func (s *server) openExtproc() (err error) {
 	}, decider); err != nil {
 		return err
 	}
-	s.grpc = grpc.NewServer(s.extproc.ServerOptions()...)
+	options := s.extproc.ServerOptions()
+	secured, err := c.tls(s.log)
+	if err != nil {
+		return err
+	}
+	if secured != nil {
+		options = append(options, grpc.Creds(secured))
+	}
+	s.grpc = grpc.NewServer(options...)
 	s.extproc.Register(s.grpc)
 	s.health = health.NewServer()
 	for _, name := range append(healthServices(), "liveness") {
