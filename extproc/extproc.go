@@ -160,6 +160,11 @@ type Config struct {
 	// has: a decision for another one fails open. None allows all.
 	Networks []netip.Prefix
 
+	// Started, if not nil, reports whether the fleet is known: until then requests
+	// that no worker is known for fail open instead of being refused. It must not
+	// block.
+	Started func() bool
+
 	// Log takes a few lines a minute at most, and one for each refused request
 	// at level debug. Default none.
 	Log *slog.Logger

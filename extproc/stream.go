@@ -361,6 +361,10 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	case ctx.Err() != nil:
 		return false
 	}
+	if started := s.server.conf.Started; started != nil && !started() && (errors.Is(err, router.ErrNoWorkers) || errors.Is(err, router.ErrUnknownModel)) {
+		s.server.failOpen(failStarting, err)
+		return s.pass(m)
+	}
 	// Nothing is known of a request that was not seen, so it is not refused.
 	if r := refusal(err, fields.Model, s.server.conf.OverloadStatus); r != nil && (!blind || errors.Is(err, router.ErrNoWorkers)) {
 		s.state = refused

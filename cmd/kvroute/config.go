@@ -218,7 +218,11 @@ type config struct {
 	// DecisionTimeout is the time that a decision may take before the request
 	// is left to Envoy's choice. Less than Envoy's message_timeout.
 	DecisionTimeout time.Duration `yaml:"decision-timeout"`
-	// DrainTimeout is how long a shutdown waits for decisions in progress.
+	// DrainDelay is how long a shutdown goes on deciding after it has told Envoy's
+	// health checks that this replica leaves: longer than their interval.
+	DrainDelay time.Duration `yaml:"drain-delay"`
+	// DrainTimeout is the longest time of a shutdown, which waits for decisions in
+	// progress.
 	DrainTimeout time.Duration `yaml:"drain-timeout"`
 
 	// LogLevel is "debug", "info", "warn" or "error"; LogFormat "text" or "json".
@@ -316,6 +320,7 @@ func defaults() config {
 		MaxBodyBytes:           16 << 20,
 		MaxStreams:             40_000,
 		DecisionTimeout:        1500 * time.Millisecond,
+		DrainDelay:             2 * time.Second,
 		DrainTimeout:           25 * time.Second,
 		LogLevel:               "info",
 		LogFormat:              "text",
@@ -362,6 +367,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", c.MaxBodyBytes, "largest request body in `bytes`")
 	fs.IntVar(&c.MaxStreams, "max-streams", c.MaxStreams, "largest `number` of requests in flight")
 	fs.DurationVar(&c.DecisionTimeout, "decision-timeout", c.DecisionTimeout, "longest `time` of a decision")
+	fs.DurationVar(&c.DrainDelay, "drain-delay", c.DrainDelay, "how `long` a shutdown goes on deciding, so that Envoy's health checks notice it")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "longest `time` of a shutdown")
 	fs.BoolVar(&c.StrictModels, "strict-models", c.StrictModels, "answer 404 for models without a tokenizer")
 	fs.BoolVar(&c.VerifyTokenizer, "verify-tokenizer", c.VerifyTokenizer, "compare some prompts with the workers' own tokens")
@@ -469,6 +475,7 @@ func (c *config) check() error {
 		{"trace-out-tpot", int64(c.TraceOutTPOT)},
 		{"state-interval", int64(c.StateInterval)},
 		{"max-index-blocks", int64(c.MaxIndexBlocks)},
+		{"drain-delay", int64(c.DrainDelay)},
 		{"drain-timeout", int64(c.DrainTimeout)},
 	} {
 		if n.value <= 0 {

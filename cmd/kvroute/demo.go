@@ -119,6 +119,7 @@ type demonstration struct {
 	failover  envoy.Failover
 	poolFile  string       // instead of the engines' addresses
 	secure    envoy.Config // what it says of TLS
+	replicas  []string     // addresses for Envoy, instead of the router's alone
 
 	bus     *embeddedNATS
 	engines []*child
@@ -235,7 +236,7 @@ func (d *demonstration) startRouter(ctx context.Context, flags ...string) (err e
 	}
 	flags = append([]string{
 		"serve", "--decision-headers", "--extproc-address", extprocAt, "--http-address", httpAt,
-		"--nats-url", d.bus.url(), "--drain-timeout", "1s", d.durable(),
+		"--nats-url", d.bus.url(), "--drain-timeout", "1s", "--drain-delay", "0", d.durable(),
 	}, flags...)
 	if d.router, err = startChild(ctx, d.dir, "kvroute", flags...); err != nil {
 		return err
@@ -253,6 +254,9 @@ func (d *demonstration) startRouter(ctx context.Context, flags ...string) (err e
 
 func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", BodyMode: d.bodyMode, Failover: d.failover, PoolFile: d.poolFile, ExtProc: []string{d.router.at.Extproc}}
+	if len(d.replicas) > 0 {
+		c.ExtProc = d.replicas
+	}
 	c.CA, c.Cert, c.Key, c.ServerName = d.secure.CA, d.secure.Cert, d.secure.Key, d.secure.ServerName
 	for _, e := range d.engines {
 		if d.poolFile == "" {

@@ -51,7 +51,7 @@ func (d *demonstration) serve(t *testing.T, flags ...string) {
 	t.Helper()
 	var err error
 	if d.router, err = startChild(t.Context(), d.dir, "kvroute", append([]string{
-		"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", d.bus.url(), "--drain-timeout", "1s", d.durable(),
+		"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", d.bus.url(), "--drain-timeout", "1s", "--drain-delay", "0", d.durable(),
 	}, flags...)...); err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -106,6 +107,7 @@ type server struct {
 	extproc  *extproc.Server
 	grpc     *grpc.Server
 	health   *health.Server
+	started  atomic.Bool // the fleet is known
 	http     *http.Server
 	grpcAt   net.Listener
 	httpAt   net.Listener
@@ -228,6 +230,7 @@ func (s *server) openExtproc() (err error) {
 		EndpointPicker:  c.EndpointPicker,
 		RouterID:        s.id,
 		Networks:        s.networks,
+		Started:         s.started.Load,
 		Log:             s.log,
 		Meter:           s.metrics.Meter("extproc"),
 	}, decider); err != nil {
@@ -244,9 +247,8 @@ func (s *server) openExtproc() (err error) {
 	s.grpc = grpc.NewServer(options...)
 	s.extproc.Register(s.grpc)
 	s.health = health.NewServer()
-	for _, name := range append(healthServices(), "liveness") {
-		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
-	}
+	s.health.SetServingStatus("liveness", healthpb.HealthCheckResponse_SERVING)
+	s.serving(healthpb.HealthCheckResponse_NOT_SERVING)
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	network, address, err := splitAddress(c.ExtprocAddress)
 	if err != nil {
@@ -345,6 +347,7 @@ func (s *server) run(ctx context.Context) error {
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.registry.Run(ctx) })
 	parts.Go(func() error { return s.router.Run(ctx) })
+	parts.Go(func() error { return s.warmUp(ctx) })
 	if s.conf.EndpointFile != "" {
 		f := &endpointFile{path: s.conf.EndpointFile, workers: s.router.Workers, log: s.log}
 		parts.Go(func() error { return f.run(ctx) })
@@ -403,23 +406,15 @@ func (s *server) expireEvents(ctx context.Context) error {
 	}
 }
 
-// healthServices are the names, besides the empty one and "liveness", by which
-// health checks ask whether this replica takes requests.
-func healthServices() []string {
-	return []string{"readiness", "envoy.service.ext_proc.v3.ExternalProcessor"}
-}
-
-// drain lets decisions in progress finish. Responses go on without us.
+// drain tells Envoy that this replica leaves, decides until Envoy has heard, and lets
+// decisions in progress finish. Responses go on without us.
 func (s *server) drain() error {
 	s.log.Info("draining")
-	// Tell the health checks that this replica leaves. It is alive, though: nobody
-	// should end it.
-	for _, name := range append(healthServices(), "") {
-		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_NOT_SERVING)
-	}
-	s.extproc.Drain()
 	force := time.AfterFunc(s.conf.DrainTimeout, s.grpc.Stop)
 	defer force.Stop()
+	s.serving(healthpb.HealthCheckResponse_NOT_SERVING)
+	<-time.After(min(s.conf.DrainDelay, s.conf.DrainTimeout))
+	s.extproc.Drain()
 	s.grpc.GracefulStop()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

@@ -95,7 +95,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	later(f.cert, "no certificate")
-	if get() != first || get() != first || strings.Count(log.String(), "the old ones stay") != 1 {
+	if one, two := get(), get(); one != first || two != first || strings.Count(log.String(), "the old ones stay") != 1 {
 		t.Errorf("a bad file is in force, or said more than once:\n%s", &log)
 	}
 	later(f.cert, string(good))

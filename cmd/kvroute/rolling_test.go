@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// startReplicas starts a second replica beside the router, and an Envoy that knows
+// both.
+func (d *demonstration) startReplicas(t *testing.T) (replicas [2]*child) {
+	t.Helper()
+	second, err := startChild(t.Context(), d.dir, "kvroute-2", "serve", "--decision-headers", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+		"--nats-url", d.bus.url(), "--replica", "kvroute-2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(second.stop)
+	d.replicas = []string{d.router.at.Extproc, second.at.Extproc}
+	if err := d.envoy.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.startEnvoy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return [2]*child{d.router, second}
+}
+
+// again starts a child that has ended with the same flags and addresses.
+func (c *child) again(t *testing.T, dir string) *child {
+	t.Helper()
+	args := append([]string{}, c.cmd.Args[1:len(c.cmd.Args)-2]...)
+	for i, a := range args {
+		switch a {
+		case "--extproc-address":
+			args[i+1] = c.at.Extproc
+		case "--http-address":
+			args[i+1] = c.at.HTTP
+		}
+	}
+	next, err := startChild(t.Context(), dir, c.name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return next
+}
+
+// Two replicas are restarted in turn, twenty times, while clients ask without a
+// break: none of them notices, and nearly all requests are decided.
+func TestRollingRestartsHarmNobody(t *testing.T) {
+	d := newStack(t, 2, []string{"--speed", "50"})
+	d.begin(t, "--replica", "kvroute-1", "--drain-delay", "2s", "--drain-timeout", "10s")
+	replicas := d.startReplicas(t)
+
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var clients sync.WaitGroup
+	var asked, decided, failed atomic.Int64
+	for c := range 4 {
+		clients.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				<-time.After(10 * time.Millisecond) // this machine has other work
+				body := chatBody(fmt.Sprintf("%d %d %s", c, i%7, strings.Repeat("a prefix ", 30)), 60, i%2 == 0)
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.envoy.URL()+chatPath, strings.NewReader(body))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				resp, err := http.DefaultClient.Do(req)
+				if err != nil {
+					failed.Add(1)
+					t.Errorf("request %d of client %d: %v", i, c, err)
+					continue
+				}
+				text, err := io.ReadAll(resp.Body)
+				_ = resp.Body.Close() // all was read
+				whole := strings.Contains(string(text), `"finish_reason":"length"`)
+				if asked.Add(1); err != nil || resp.StatusCode != 200 || !whole {
+					failed.Add(1)
+					t.Errorf("request %d of client %d: status %d, whole: %v, error %v: %.200s", i, c, resp.StatusCode, whole, err, text)
+				}
+				if resp.Header.Get("X-Dynamo-Reason") != "" {
+					decided.Add(1)
+				}
+			}
+		})
+	}
+	for i := range 20 {
+		r := i % 2
+		before := asked.Load()
+		replicas[r].stop()
+		replicas[r] = replicas[r].again(t, d.dir)
+		// Envoy sees within a second that it is back.
+		eventually(t, "the other replica is not found healthy", func() bool {
+			n, err := d.envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
+			return err == nil && n == 2 && asked.Load() >= before+4
+		})
+	}
+	stop()
+	clients.Wait()
+	if d.router = replicas[0]; failed.Load() > 0 {
+		t.Errorf("%d of %d requests failed", failed.Load(), asked.Load())
+	}
+	t.Cleanup(replicas[1].stop)
+	if asked.Load() < 80 || decided.Load() < asked.Load()*9/10 {
+		t.Errorf("%d of %d requests were decided, want nine in ten of 80 or more", decided.Load(), asked.Load())
+	}
+	t.Logf("%d requests, %d decided", asked.Load(), decided.Load())
+}

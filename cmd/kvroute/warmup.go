@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"time"
+
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/kvroute/kvroute/events"
+)
+
+// A replica that has just started knows no workers and none of their caches. Until
+// it does, the health checks of Envoy hear NOT_SERVING, so that other replicas take
+// the requests; those that come all the same fail open where no worker is known.
+
+const (
+	// warmUpLimit is the longest that a replica keeps requests away: a registry that
+	// does not answer must not keep it out of service.
+	warmUpLimit = 15 * time.Second
+	warmUpEvery = 20 * time.Millisecond
+)
+
+// serving tells the health checks, by all names that ask whether this replica takes
+// requests. "liveness" is none of them: who restarts what is not alive must not do
+// so while it drains.
+func (s *server) serving(status healthpb.HealthCheckResponse_ServingStatus) {
+	for _, name := range []string{"", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"} {
+		s.health.SetServingStatus(name, status)
+	}
+}
+
+// warmUp waits until the fleet and what it caches are known, and then lets requests
+// come.
+func (s *server) warmUp(ctx context.Context) error {
+	begin := time.Now()
+	tick := time.NewTicker(warmUpEvery)
+	defer tick.Stop()
+	for {
+		fleet := s.registry.Ready()
+		late := time.Since(begin) >= warmUpLimit
+		if fleet || late {
+			s.started.Store(true)
+		}
+		if late || fleet && (s.durable == nil || s.durable.Ready() || !s.events.Wants(events.FeedDurable)) {
+			if late {
+				s.log.Warn("requests are taken, though not all is known yet", "registry", fleet)
+			}
+			s.serving(healthpb.HealthCheckResponse_SERVING)
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
