@@ -160,6 +160,12 @@ type Config struct {
 	// has: a decision for another one fails open. None allows all.
 	Networks []netip.Prefix
 
+	// ModeOverride asks Envoy, in the answer to the request's headers, for the
+	// response's headers and trailers, which is what keeps a stream open to its end:
+	// for filters that cannot be configured so but have allow_mode_override, such as
+	// Envoy Gateway's. Bodies must be buffered there.
+	ModeOverride bool
+
 	// Started, if not nil, reports whether the fleet is known: until then requests
 	// that no worker is known for fail open instead of being refused. It must not
 	// block.

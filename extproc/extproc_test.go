@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/router"
@@ -154,5 +156,35 @@ func TestNewRefusesBadSettings(t *testing.T) {
 	}
 	if _, err := extproc.New(extproc.Config{}, newRouter(t)); err != nil {
 		t.Errorf("the zero Config: %v", err)
+	}
+}
+
+// Filters that cannot be configured to stay to the end of the response are asked to.
+func TestModeOverride(t *testing.T) {
+	for _, on := range []bool{false, true} {
+		h := newHarness(t, extproc.Config{ModeOverride: on})
+		for name, r := range map[string]envoytest.Request{
+			"a chat": chat(hello), "without a body": {Path: "/v1/chat/completions"}, "of others": {Method: "GET", Path: "/v1/models"},
+			"cut off": {Path: "/v1/chat/completions", Body: []byte(hello), Mode: filterv3.ProcessingMode_BUFFERED_PARTIAL},
+		} {
+			x := h.Do(r)
+			if (x.Mode != nil) != (on && x.Refusal == nil) {
+				t.Errorf("%s: asked for %v", name, x.Mode)
+			}
+			if m := x.Mode; m != nil && (m.GetResponseHeaderMode() != filterv3.ProcessingMode_SEND || m.GetResponseTrailerMode() != filterv3.ProcessingMode_SEND ||
+				m.GetRequestBodyMode() != max(r.Mode, filterv3.ProcessingMode_BUFFERED)) {
+				t.Errorf("%s: asked for %v", name, m)
+			}
+			x.End()
+		}
+		for _, mode := range []filterv3.ProcessingMode_BodySendMode{filterv3.ProcessingMode_STREAMED, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED} {
+			r := chat(hello)
+			r.Mode = mode
+			if x := h.Do(r); x.Mode != nil {
+				t.Errorf("%v: asked for %v", mode, x.Mode)
+			} else {
+				x.End()
+			}
+		}
 	}
 }

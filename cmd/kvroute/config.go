@@ -184,6 +184,9 @@ type config struct {
 	// first one in x-dynamo-worker, "none" not at all. It must fit Envoy's
 	// configuration: kvroute config envoy --failover.
 	SecondChoice string `yaml:"second-choice"`
+	// ModeOverride asks Envoy for what keeps its stream open to the end of the
+	// response, where the filter's configuration cannot: see examples/envoy-gateway.
+	ModeOverride bool `yaml:"mode-override"`
 	// ExtprocTLSCert and ExtprocTLSKey are PEM files that Envoy's connections are
 	// secured with, ExtprocTLSClientCA one with the authorities whose clients alone
 	// may connect. They are read again when they change. Empty for none.
@@ -356,6 +359,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.TraceOut, "trace-out", c.TraceOut, "`file` that gets a trace of the requests served, for kvroute replay")
 	fs.DurationVar(&c.TraceOutTPOT, "trace-out-tpot", c.TraceOutTPOT, "`time` between two tokens of a response, for the trace")
 	fs.StringVar(&c.SecondChoice, "second-choice", c.SecondChoice, "header, list or none: how Envoy is told where a request goes that its worker refuses")
+	fs.BoolVar(&c.ModeOverride, "mode-override", c.ModeOverride, "ask Envoy for the response's headers and trailers, for Envoy Gateway")
 	fs.StringVar(&c.ExtprocTLSCert, "extproc-tls-cert", c.ExtprocTLSCert, "`file` with the certificate that Envoy's connections are secured with")
 	fs.StringVar(&c.ExtprocTLSKey, "extproc-tls-key", c.ExtprocTLSKey, "`file` with its key")
 	fs.StringVar(&c.ExtprocTLSClientCA, "extproc-tls-client-ca", c.ExtprocTLSClientCA, "`file` with the authorities whose clients alone may connect")
@@ -475,12 +479,14 @@ func (c *config) check() error {
 		{"trace-out-tpot", int64(c.TraceOutTPOT)},
 		{"state-interval", int64(c.StateInterval)},
 		{"max-index-blocks", int64(c.MaxIndexBlocks)},
-		{"drain-delay", int64(c.DrainDelay)},
 		{"drain-timeout", int64(c.DrainTimeout)},
 	} {
 		if n.value <= 0 {
 			bad(n.name, fmt.Sprint(n.value), "more than 0")
 		}
+	}
+	if c.DrainDelay < 0 {
+		bad("drain-delay", c.DrainDelay.String(), "0 or more")
 	}
 	if _, err := telemetry.NewLogger(io.Discard, c.LogLevel, c.LogFormat); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))

@@ -228,6 +228,7 @@ func (s *server) openExtproc() (err error) {
 		ForwardTokens:   c.ForwardTokens,
 		SecondChoice:    c.SecondChoice,
 		EndpointPicker:  c.EndpointPicker,
+		ModeOverride:    c.ModeOverride,
 		RouterID:        s.id,
 		Networks:        s.networks,
 		Started:         s.started.Load,

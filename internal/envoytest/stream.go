@@ -3,6 +3,7 @@
 package envoytest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -118,12 +119,13 @@ type Refusal struct {
 // wrong kind, a second or an unsolicited one, a mutation that our configuration
 // forbids, an end with an error.
 type Exchange struct {
-	Header   map[string]string // the request's, as they are now
-	Body     []byte            // in place of the request's, or nil
-	Rerouted bool              // the route was chosen anew
-	Refusal  *Refusal          // or nil
-	Left     bool              // Envoy goes on without the external processor
-	Patience time.Duration     // the last message timeout that was asked for
+	Header   map[string]string        // the request's, as they are now
+	Body     []byte                   // in place of the request's, or nil
+	Rerouted bool                     // the route was chosen anew
+	Refusal  *Refusal                 // or nil
+	Left     bool                     // Envoy goes on without the external processor
+	Patience time.Duration            // the last message timeout that was asked for
+	Mode     *filterv3.ProcessingMode // that was asked for
 
 	// Upstream is the address that the response comes from, Details how Envoy came by
 	// it; empty for what Envoy does not say.
@@ -414,7 +416,8 @@ func (x *Exchange) Ended() bool { return x.main.over() }
 // apply does what an answer says.
 func (x *Exchange) apply(a *extprocv3.ProcessingResponse) bool {
 	x.link.t.Helper()
-	if a.GetModeOverride() != nil || a.GetDynamicMetadata() != nil || a.GetOverrideMessageTimeout() != nil {
+	x.Mode = cmp.Or(a.GetModeOverride(), x.Mode)
+	if a.GetDynamicMetadata() != nil || a.GetOverrideMessageTimeout() != nil {
 		x.link.t.Errorf("envoytest: the answer has more than our configuration allows: %v", a)
 	}
 	switch r := a.Response.(type) {
