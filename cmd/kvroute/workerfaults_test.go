@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// faulty is a worker that does what the prompt says: it hangs until hang is closed,
+// and resets streams whose beginning the client has seen, as begun says.
+func faulty(hang, begun <-chan struct{}) http.HandlerFunc {
+	reset := func(w http.ResponseWriter) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0) // the end is a reset
+		}
+		_ = conn.Close()
+	}
+	event := func(w http.ResponseWriter) {
+		fmt.Fprint(w, "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n")
+		_ = http.NewResponseController(w).Flush()
+	}
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		does := func(what string) bool { return strings.Contains(string(body), what) }
+		if does("stream") {
+			w.Header().Set("Content-Type", "text/event-stream")
+		} else {
+			w.Header().Set("Content-Type", "application/json")
+		}
+		switch {
+		case does("reset before headers"):
+			reset(w)
+		case does("reset in the stream"):
+			event(w)
+			<-begun
+			reset(w)
+		case does("hang before headers"):
+			<-hang
+		case does("hang in the stream"):
+			event(w)
+			<-hang
+		case does("fail"):
+			http.Error(w, `{"error":"a fault"}`, http.StatusInternalServerError)
+		default:
+			fmt.Fprint(w, `{"choices":[]}`)
+		}
+	}
+}
+
+// Whatever a worker does, and whenever its client gives up: the client gets what
+// docs/envoy.md says, and no slot is left.
+func TestWorkersFaults(t *testing.T) {
+	d := newStack(t, 0, nil)
+	hang, begun := make(chan struct{}), make(chan struct{}, 1)
+	defer close(hang)
+	address := startHTTP(t, faulty(hang, begun))
+	file := filepath.Join(d.dir, "kvroute.yaml")
+	text := fmt.Sprintf("version: 1\nworkers:\n- {name: faulty, address: %q, models: [sim], block_size: 16}\n", address)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.begin(t, "--config", file, "--avoid-failing", "0")
+	for _, c := range []struct {
+		does   string
+		stream bool
+		leave  bool // the client gives up
+		status int  // 0: the client sees a broken response, or none
+		body   string
+	}{
+		{does: "reset before headers", status: 503, body: "worker_failed"},
+		{does: "reset in the stream", stream: true},
+		{does: "hang before headers", leave: true},
+		{does: "hang before headers", stream: true, leave: true},
+		{does: "hang in the stream", stream: true, leave: true},
+		{does: "fail", status: 500, body: "a fault"},
+		{does: "answer", status: 200, body: "choices"},
+	} {
+		t.Run(fmt.Sprint(c.does, " ", c.stream), func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if c.leave {
+				go func() {
+					eventually(t, "no slot is taken", func() bool { n, _, _ := inFlight(t, d); return n == 1 })
+					cancel()
+				}()
+			}
+			resp, err := send(t, ctx, "POST", d.envoy.URL()+chatPath, chatBody(c.does, 4, c.stream), nil)
+			var got []byte
+			if err == nil {
+				defer resp.Body.Close()
+				if c.does == "reset in the stream" {
+					begun <- struct{}{}
+				}
+				got, err = io.ReadAll(resp.Body)
+			}
+			switch {
+			case c.status == 0 && err == nil:
+				t.Errorf("the response is whole: status %d, %s", resp.StatusCode, got)
+			case c.status != 0 && (err != nil || resp.StatusCode != c.status || !strings.Contains(string(got), c.body)):
+				t.Errorf("%v: %s: want status %d with %q", err, got, c.status, c.body)
+			case c.leave && !errors.Is(err, context.Canceled):
+				t.Errorf("the client's end is %v", err)
+			}
+			idle(t, d)
+		})
+	}
+}
+
+// A kvroute that hangs while it decides, and is killed then: the requests it was
+// asked about are served by the pool.
+func TestAHangingRouterFailsOpen(t *testing.T) {
+	d := startStack(t, 2, []string{"--speed", "20"})
+	hold := func(signal syscall.Signal) {
+		t.Helper()
+		if err := d.router.cmd.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := func() (resp *http.Response, took time.Duration) {
+		t.Helper()
+		begin := time.Now()
+		resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
+		if resp.StatusCode != 200 {
+			t.Errorf("status %d: %s", resp.StatusCode, body)
+		}
+		return resp, time.Since(begin)
+	}
+	hold(syscall.SIGSTOP)
+	if resp, took := ask(); resp.Header.Get("X-Dynamo-Reason") != "" || took < time.Second {
+		t.Errorf("decided %q after %v by a router that stands still", resp.Header.Get("X-Dynamo-Reason"), took)
+	}
+	var waiting sync.WaitGroup
+	waiting.Go(func() { ask() }) // is killed under it
+	eventually(t, "the request does not reach kvroute", func() bool {
+		n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
+		closed, _ := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_closed")
+		failed, _ := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_failed")
+		return err == nil && n > closed+failed
+	})
+	d.router.kill(t)
+	waiting.Wait()
+}
+
+// An Envoy that is killed leaves no slots behind; its successor is served.
+func TestEnvoyRestarts(t *testing.T) {
+	d := startStack(t, 2, []string{"--num-gpu-blocks", "16384"})
+	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("tell me a long story", 4000, true), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if n, _, _ := inFlight(t, d); n != 1 {
+		t.Errorf("%d requests in flight, want 1", n)
+	}
+	if err := syscall.Kill(d.envoy.Pid(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-d.envoy.Done()
+	idle(t, d)
+	if err := d.startEnvoy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the new Envoy's requests are not decided", func() bool {
+		resp, _ := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
+		return resp.StatusCode == 200 && resp.Header.Get("X-Dynamo-Reason") != ""
+	})
+	idle(t, d)
+}
+
+// Bodies of ten megabytes go to a worker whole; larger ones than allowed are an
+// error in the API's form.
+func TestLargeBodies(t *testing.T) {
+	d := startStack(t, 1, []string{"--speed", "1000", "--num-gpu-blocks", "400000"})
+	large := chatBody(strings.Repeat("word ", 10<<20/5), 2, false)
+	resp, body := reply(t, d, "POST", chatPath, large, nil)
+	// The simulated engine has its own idea of how long a prompt may be.
+	if resp.StatusCode != 200 && !strings.Contains(body, "too_large") {
+		t.Errorf("10 MB: status %d: %.300s", resp.StatusCode, body)
+	}
+	if resp.Header.Get("X-Dynamo-Reason") == "" {
+		t.Error("10 MB: not decided")
+	}
+	idle(t, d)
+	resp, body = reply(t, d, "POST", chatPath, chatBody(strings.Repeat("word ", 17<<20/5), 2, false), nil)
+	if resp.StatusCode != 413 || !strings.Contains(body, "body_too_large") {
+		t.Errorf("17 MB: status %d: %.300s", resp.StatusCode, body)
+	}
+	idle(t, d)
+}
