@@ -64,6 +64,10 @@ test: tools envoy ## run every check that CI runs, and say how much reference da
 	KVROUTE_FIXTURES_LOG=$(FIXTURES) go test $(RACE) -shuffle=on -count=1 ./...
 	@KVROUTE_FIXTURES_LOG=$(FIXTURES) go test -count=1 -v -run '^TestReferenceData$$' ./internal/fixtures | sed -n 's/^.*_test.go:[0-9]*: //p'
 
+.PHONY: gateway
+gateway: tools ## translate examples/envoy-gateway anew with Envoy Gateway's own tool and compare (builds it: 20 minutes once; WRITE=1 takes what comes out)
+	@tools/gateway.sh $(if $(WRITE),--write)
+
 ENVOYS := 1.38.3 1.39.3 1.40.0
 
 .PHONY: test-envoys

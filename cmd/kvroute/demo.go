@@ -117,9 +117,10 @@ type demonstration struct {
 	core      bool // no stream
 	bodyMode  envoy.BodyMode
 	failover  envoy.Failover
-	poolFile  string       // instead of the engines' addresses
-	secure    envoy.Config // what it says of TLS
-	replicas  []string     // addresses for Envoy, instead of the router's alone
+	poolFile  string          // instead of the engines' addresses
+	secure    envoy.Config    // what it says of TLS
+	replicas  []string        // addresses for Envoy, instead of the router's alone
+	dump      *envoytest.Dump // Envoy's configuration, instead of ours
 
 	bus     *embeddedNATS
 	engines []*child
@@ -264,7 +265,15 @@ func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 		}
 	}
 	var text bytes.Buffer
-	if err := envoy.Render(&text, c); err != nil {
+	if d.dump != nil {
+		boot, err := d.dump.Bootstrap(map[string]string{
+			"10.0.0.2:9002": d.router.at.Extproc, "10.0.1.1:8000": d.engines[0].at.HTTP, "10.0.1.2:8000": d.engines[1].at.HTTP,
+		})
+		if err != nil {
+			return err
+		}
+		text.Write(boot)
+	} else if err := envoy.Render(&text, c); err != nil {
 		return err
 	}
 	d.envoy, err = envoytest.Start(ctx, envoytest.Options{Path: d.envoyPath, Config: text.Bytes()})

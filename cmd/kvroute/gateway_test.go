@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+
+	"github.com/kvroute/kvroute/internal/envoytest"
+)
+
+func gatewayDump(t *testing.T, variant string) *envoytest.Dump {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "envoy-gateway", "translated", variant+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dump, err := envoytest.ParseDump(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The one that only says whether Envoy is ready has a port of Envoy Gateway's own.
+	dump.Listeners = slices.DeleteFunc(dump.Listeners, func(l *envoytest.Listener) bool { return strings.Contains(l.GetName(), "proxy-ready") })
+	return dump
+}
+
+// A policy that matches nothing says so nowhere: what each is there for must be in
+// what Envoy Gateway makes of it.
+func TestGatewayPoliciesMatch(t *testing.T) {
+	for variant, cluster := range map[string]string{"endpoint-override": "httproute/default/llm/rule/0", "original-destination": "kvroute-workers"} {
+		t.Run(variant, func(t *testing.T) {
+			dump := gatewayDump(t, variant)
+			if len(dump.Listeners) != 1 || dump.Listeners[0].GetPerConnectionBufferLimitBytes().GetValue() != 16<<20 {
+				t.Fatalf("%d listeners, the body limit is not 16 MiB", len(dump.Listeners))
+			}
+			hcm := &hcmv3.HttpConnectionManager{}
+			if err := dump.Listeners[0].GetDefaultFilterChain().GetFilters()[0].GetTypedConfig().UnmarshalTo(hcm); err != nil {
+				t.Fatal(err)
+			}
+			filter := hcm.GetHttpFilters()[0]
+			text := filter.String()
+			for _, want := range []string{"failure_mode_allow:true", "allow_mode_override:true", "request_body_mode:BUFFERED", "upstream.address", "base_interval:{nanos:5000000}"} {
+				if !strings.Contains(strings.ReplaceAll(text, "  ", " "), want) {
+					t.Errorf("the filter has no %s: %s", want, text)
+				}
+			}
+			if got := len(hcm.GetEarlyHeaderMutationExtensions()); got != 1 {
+				t.Errorf("%d early header mutations: clients could name workers", got)
+			}
+			routes := dump.Routes[hcm.GetRds().GetRouteConfigName()].GetVirtualHosts()[0].GetRoutes()
+			asks := routes[len(routes)-1]
+			if asks.GetTypedPerFilterConfig()[filter.GetName()] == nil {
+				t.Errorf("the route %s does not ask kvroute", asks.GetName())
+			}
+			decided := routes[0].GetRoute()
+			if decided.GetCluster() != cluster || decided.GetRetryPolicy().GetNumRetries().GetValue() != 1 || !slices.Contains(decided.GetRetryPolicy().GetRetriableStatusCodes(), 503) || decided.GetTimeout().AsDuration() != 0 {
+				t.Errorf("what kvroute decided goes to %v", decided)
+			}
+			named := 0
+			for _, c := range dump.Clusters {
+				if text := c.String(); strings.Contains(text, "x-dynamo-worker") {
+					named++
+				}
+			}
+			if want := map[string]int{"endpoint-override": 1, "original-destination": 2}[variant]; named != want {
+				t.Errorf("%d clusters go where kvroute says, want %d", named, want)
+			}
+		})
+	}
+}
+
+// What Envoy Gateway makes of the manifests runs in a real Envoy.
+func TestGateway(t *testing.T) {
+	for variant, choice := range map[string]string{"endpoint-override": "list", "original-destination": "header"} {
+		t.Run(variant, func(t *testing.T) {
+			d := newStack(t, 2, []string{"--speed", "20"})
+			d.dump = gatewayDump(t, variant)
+			d.begin(t, "--mode-override", "--second-choice", choice, "--avoid-failing", "1m")
+
+			content := strings.Repeat("a prefix to be found again ", 50)
+			first, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, true), nil)
+			settle(t, d)
+			victim := startHTTP(t, func(http.ResponseWriter, *http.Request) { t.Error("the client's choice was reached") })
+			again, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, true), http.Header{"X-Dynamo-Worker": {victim}, "X-Dynamo-Worker-Fallback": {victim}})
+			home := first.Header.Get("X-Sim-Worker")
+			if again.Header.Get("X-Sim-Worker") != home || again.Header.Get("X-Dynamo-Overlap-Blocks") == "0" {
+				t.Errorf("first at %s, then at %s with %s blocks", home, again.Header.Get("X-Sim-Worker"), again.Header.Get("X-Dynamo-Overlap-Blocks"))
+			}
+			large, body := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("word ", 200_000), 2, false), nil)
+			if large.Header.Get("X-Dynamo-Reason") == "" {
+				t.Errorf("a body of 1 MB is not decided: status %d, %.200s", large.StatusCode, body)
+			}
+
+			// The stream stays to the end of the response: the slot is held until then.
+			resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("a long story", 400, true), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n, _, _ := inFlight(t, d); n != 1 {
+				t.Errorf("%d requests in flight while a response goes on, want 1", n)
+			}
+			_ = resp.Body.Close()
+			idle(t, d)
+
+			d.named(t, home).kill(t)
+			second, body := reply(t, d, "POST", chatPath, chatBody(content, 4, true), nil)
+			if second.StatusCode != 200 || second.Header.Get("X-Sim-Worker") == home {
+				t.Errorf("the second choice: status %d from %q: %s", second.StatusCode, second.Header.Get("X-Sim-Worker"), body)
+			}
+			eventually(t, "the decision does not say who served", func() bool { return newest(t, d).Served.IsValid() })
+			idle(t, d)
+			if err := d.named(t, home).restart(t); err != nil {
+				t.Fatal(err)
+			}
+
+			d.router.kill(t)
+			for range 4 {
+				if open, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), http.Header{"X-Dynamo-Worker": {victim}}); open.StatusCode != 200 {
+					t.Errorf("with kvroute dead: status %d: %s", open.StatusCode, body)
+				}
+			}
+		})
+	}
+}
