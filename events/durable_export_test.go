@@ -46,7 +46,8 @@ func (d *Durable) Consumer() string { return d.consumer }
 
 // Interfere puts something between a durable publisher and its stream.
 func (p *Publisher) Interfere(with func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error) {
-	publish := p.stream.publish
-	p.stream.retry = time.Millisecond
-	p.stream.publish = func(ctx context.Context, m *nats.Msg) error { return with(ctx, m, publish) }
+	stream := p.out.(*natsOutlet).stream
+	publish := stream.publish
+	stream.retry = time.Millisecond
+	stream.publish = func(ctx context.Context, m *nats.Msg) error { return with(ctx, m, publish) }
 }

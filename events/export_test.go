@@ -48,6 +48,7 @@ func (t Tracker) Ranks() int { return len(t.t.ranks) }
 // SetWorker, Tick, Answer, Failed, Audit and Doubt are the tracker's.
 func (t Tracker) SetWorker(now time.Time, id uint64, src Source) { t.t.setWorker(now, id, src) }
 func (t Tracker) Audit(now time.Time)                            { t.t.audit(now) }
+func (t Tracker) Missed(now time.Time, id uint64, dpRank uint32) { t.t.missed(now, id, dpRank) }
 func (t Tracker) Doubt(now time.Time, id uint64, dpRank uint32)  { t.t.doubt(now, id, dpRank) }
 func (t Tracker) Failed(now time.Time, id uint64)                { t.t.failed(now, id, "nobody") }
 func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
@@ -103,7 +104,7 @@ type Ask struct {
 // Tick lets time pass, and returns what is asked then.
 func (t Tracker) Tick(now time.Time) (asks []Ask) {
 	t.t.tick(now)
-	for _, a := range t.t.queries(now) {
+	for _, a := range t.t.queries(now, func(uint64) bool { return true }) {
 		asks = append(asks, Ask{a.id, a.query})
 	}
 	return asks
@@ -201,4 +202,11 @@ func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weigh
 		}
 	}
 	return told, weight
+}
+
+// LimitQueue bounds the messages that wait for a subscriber of a socket.
+func (p *Publisher) LimitQueue(n int) {
+	for _, r := range p.out.(*socketOutlet).ranks {
+		r.pub.Queue = n
+	}
 }

@@ -3,22 +3,11 @@
 package events
 
 import (
-	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
-)
-
-// Headers of an answer.
-const (
-	headerPublisher = "Kvr-Publisher" // whose event ids they are, 16 hex digits
-	headerPart      = "Kvr-Part"      // number of the part, from 0
-	headerParts     = "Kvr-Parts"     // how many there are; absent: one
 )
 
 // querySubject is where the local indexer of a worker's rank is asked.
@@ -37,45 +26,20 @@ func legacyQuerySubject(scope wire.Scope, worker uint64) string {
 // there.
 const presenceTopic = "presence"
 
-// listen opens what the publisher listens to. It returns what it has opened even
-// if not all could be.
-func (p *Publisher) listen() (subs []*nats.Subscription, err error) {
-	open := func(subject string, take nats.MsgHandler) {
-		sub, e := p.nc.Subscribe(subject, take)
-		if e != nil {
-			err = errors.Join(err, fmt.Errorf("events: subscribe to %s: %w", subject, e))
-			return
-		}
-		subs = append(subs, sub)
-	}
-	if p.conf.LocalIndexer {
-		open(querySubject(p.conf.Scope, p.conf.WorkerID, "*"), p.query)
-		open(legacyQuerySubject(p.conf.Scope, p.conf.WorkerID), p.query)
-	}
-	if p.conf.Quiet {
-		open(p.conf.Scope.Own(presenceTopic), func(m *nats.Msg) { p.tell(p.conf.Now(), m.Data) })
-	}
-	return subs, err
-}
-
-// query answers a message that asks for events.
-func (p *Publisher) query(m *nats.Msg) {
-	if m.Reply == "" {
-		return
-	}
-	q, isJSON, err := DecodeQuery(m.Data)
+// reply answers data that asks for events, or returns nil if it is not to be
+// answered.
+func (p *Publisher) reply(data []byte) (a *Answer, isJSON bool) {
+	q, isJSON, err := DecodeQuery(data)
 	switch {
 	case err != nil:
-		p.respond(m.Reply, isJSON, &Answer{Message: "the query cannot be read"})
-		return
+		return &Answer{Message: "the query cannot be read"}, isJSON
 	case q.Kind != recoveryKind:
-		return // not for us, and never answered
+		return nil, isJSON // not for us, and never answered
 	case q.WorkerID != p.conf.WorkerID:
-		p.respond(m.Reply, isJSON, &Answer{Message: "this is another worker"})
-		return
+		return &Answer{Message: "this is another worker"}, isJSON
 	}
-	a := p.answer(&q)
-	p.respond(m.Reply, isJSON, &a)
+	answer := p.answer(&q)
+	return &answer, isJSON
 }
 
 func (p *Publisher) answer(q *Query) Answer {
@@ -93,30 +57,6 @@ func (p *Publisher) answer(q *Query) Answer {
 	return a
 }
 
-func (p *Publisher) respond(to string, isJSON bool, a *Answer) {
-	parts := a.parts()
-	if isJSON {
-		parts = []Answer{*a} // that dialect has no parts
-	}
-	for i := range parts {
-		m := nats.NewMsg(to)
-		if isJSON {
-			m.Data = AppendJSONAnswer(nil, &parts[i])
-		} else {
-			m.Data = AppendAnswer(nil, &parts[i])
-			m.Header.Set(headerPublisher, wire.WorkerKey(p.id))
-		}
-		if len(parts) > 1 {
-			m.Header.Set(headerPart, strconv.Itoa(i))
-			m.Header.Set(headerParts, strconv.Itoa(len(parts)))
-		}
-		if err := p.nc.PublishMsg(m); err != nil {
-			p.conf.Log.Warn("a query about the worker's events cannot be answered", "err", err)
-			return
-		}
-	}
-}
-
 // admit publishes an event without content for each rank whose last one may have
 // been lost, if the bus is there to take it: readers see by its number what they
 // miss. After a new connection that may be any.
@@ -128,7 +68,7 @@ func (p *Publisher) admit(reconnected bool) {
 			p.lost[rank] = true
 		}
 	}
-	if len(p.lost) == 0 || !p.nc.IsConnected() {
+	if len(p.lost) == 0 || !p.out.takes() {
 		return
 	}
 	lost := p.lost

@@ -4,7 +4,6 @@ package events
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -46,6 +45,10 @@ type PublisherConfig struct {
 	// When one does again, those who have no local indexer to ask are told all
 	// that the worker holds.
 	Quiet bool
+	// Sockets are the publisher's own, by rank. If there are any, then it speaks
+	// through them instead of NATS: it is not Durable, not Quiet, and answers
+	// queries, so that LocalIndexer is implied. Events of other ranks are lost.
+	Sockets map[uint32]RankSockets
 	// Lost is told of events that were dropped, by the goroutine of Run. Default
 	// nobody.
 	Lost func(events int)
@@ -58,14 +61,10 @@ type PublisherConfig struct {
 // Publisher tells the bus what happens in one worker's cache.
 type Publisher struct {
 	conf PublisherConfig
-	nc   *nats.Conn
+	out  outlet // only Run sends
 	id   uint64
 	wake chan struct{} // holds one token while something is pending
 	max  int           // events that may be pending
-
-	stream *streamSender // nil unless durable
-
-	sequence uint64 // of messages; only Run flushes
 
 	// answering is held while the local index is read, before mu: a second dump
 	// would wait for the first.
@@ -83,8 +82,9 @@ type Publisher struct {
 	silent   bool
 }
 
-// NewPublisher returns a publisher on a connection that stays its caller's. It is
-// a new one for all who listen: what they knew of the worker they forget.
+// NewPublisher returns a publisher on a connection that stays its caller's, and may
+// be nil if the publisher has sockets. It is a new one for all who listen: what they
+// knew of the worker they forget.
 func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	if conf.Now == nil {
 		conf.Now = time.Now
@@ -92,15 +92,23 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	if conf.Log == nil {
 		conf.Log = slog.New(slog.DiscardHandler)
 	}
+	if len(conf.Sockets) > 0 {
+		conf.Durable, conf.Quiet, conf.LocalIndexer = false, false, true
+	}
 	p := &Publisher{
-		conf: conf, nc: nc, max: maxPending,
+		conf: conf, max: maxPending,
 		id:     rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 		wake:   make(chan struct{}, 1),
 		lastID: make(map[uint32]uint64),
 		lost:   make(map[uint32]bool),
 	}
-	if conf.Durable {
-		p.max, p.stream = maxPendingDurable, newStreamSender(nc, &conf)
+	switch {
+	case len(conf.Sockets) > 0:
+		p.out = newSocketOutlet(conf.Sockets)
+	case conf.Durable:
+		p.max, p.out = maxPendingDurable, &natsOutlet{nc: nc, stream: newStreamSender(nc, &conf)}
+	default:
+		p.out = &natsOutlet{nc: nc}
 	}
 	if conf.LocalIndexer || conf.Quiet {
 		p.local = newLocal()
@@ -181,34 +189,25 @@ func join(last *RouterEvent, dpRank uint32, ev *indexer.Event) bool {
 // Run publishes until ctx ends, then what is pending, and waits up to a second, or
 // five if it is durable, for the bus to have it.
 func (p *Publisher) Run(ctx context.Context) error {
-	subs, err := p.listen()
-	defer func() {
-		for _, sub := range subs {
-			_ = sub.Unsubscribe() // fails if the connection is closed, which does the same
-		}
-	}()
+	end, err := p.out.open(p)
+	defer end()
 	if err != nil {
 		return err
 	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	connection := p.nc.Stats().Reconnects
+	connection := p.out.connection()
 	for {
 		select {
 		case <-tick.C:
 			p.tell(p.conf.Now(), nil)
-			now := p.nc.Stats().Reconnects
+			now := p.out.connection()
 			p.admit(now != connection)
 			connection = now
 			continue
 		case <-ctx.Done():
 			p.flush(ctx)
-			if p.nc.IsConnected() && p.stream == nil {
-				if err := p.nc.FlushTimeout(time.Second); err != nil {
-					return fmt.Errorf("events: flush the last events: %w", err)
-				}
-			}
-			return nil
+			return p.out.flush()
 		case <-p.wake:
 		}
 		batch := time.NewTimer(flushAfter)
@@ -221,14 +220,6 @@ func (p *Publisher) Run(ctx context.Context) error {
 	}
 }
 
-// send sends the message with the number before p.sequence.
-func (p *Publisher) send(ctx context.Context, subject string, message []byte) error {
-	if p.stream == nil {
-		return p.nc.Publish(subject, message)
-	}
-	return p.stream.send(ctx, subject, fmt.Sprintf("%x-%d", p.id, p.sequence-1), message)
-}
-
 // flush sends what is pending. What the connection refuses is lost, and seen to be
 // lost by its missing numbers.
 func (p *Publisher) flush(ctx context.Context) {
@@ -238,26 +229,22 @@ func (p *Publisher) flush(ctx context.Context) {
 	p.pending, p.sealed, p.dropped = nil, 0, 0
 	p.mu.Unlock()
 
-	subject := p.conf.Scope.Topic(Topic)
 	for len(pending) > 0 {
-		n, blocks := 0, 0
+		n, blocks, rank := 0, 0, pending[0].DPRank
 		for n < len(pending) && n < maxMessageEvents {
 			size := len(pending[n].Event.Blocks) + len(pending[n].Event.Externals)
-			if n > 0 && blocks+size > maxMessageBlocks {
+			if n > 0 && blocks+size > maxMessageBlocks || len(p.conf.Sockets) > 0 && pending[n].DPRank != rank {
 				break
 			}
 			blocks += size
 			n++
 		}
-		message := AppendEnvelope(nil, Envelope{
+		if err := p.out.send(ctx, p.conf.Scope, rank, Envelope{
 			PublisherID: p.id,
-			Sequence:    p.sequence,
 			PublishedAt: uint64(p.conf.Now().UnixMilli()),
 			Topic:       Topic,
 			Payload:     AppendEvents(nil, pending[:n]),
-		})
-		p.sequence++
-		if err := p.send(ctx, subject, message); err != nil {
+		}); err != nil {
 			dropped += n
 			p.mu.Lock()
 			for _, ev := range pending[:n] {

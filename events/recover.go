@@ -337,24 +337,26 @@ func (t *tracker) ready(r *rank) {
 	}
 }
 
-// queries returns the queries to send now.
-func (t *tracker) queries(now time.Time) (asks []ask) {
+// queries returns the queries to send now, to workers that can be reached.
+func (t *tracker) queries(now time.Time, reached func(worker uint64) bool) (asks []ask) {
 	p := &t.repairs
-	for len(p.asked) < maxQueries && len(p.ranges) > 0 {
-		r := p.ranges[0]
-		p.ranges = p.ranges[1:]
-		if rp := r.repair; rp != nil && rp.step == stepReady && !rp.dump {
-			asks = append(asks, t.ask(now, r))
+	take := func(ready []*rank, dump bool, room func() bool) (left []*rank) {
+		for i, r := range ready {
+			rp := r.repair
+			switch {
+			case rp == nil || rp.step != stepReady || rp.dump != dump: // no more
+			case !room():
+				return append(left, ready[i:]...)
+			case !reached(r.key.worker):
+				left = append(left, r)
+			default:
+				asks = append(asks, t.ask(now, r))
+			}
 		}
+		return left
 	}
-	for len(p.asked) < maxQueries && p.queued < maxDumps && len(p.dumps) > 0 {
-		r := p.dumps[0]
-		p.dumps = p.dumps[1:]
-		if rp := r.repair; rp != nil && rp.step == stepReady && rp.dump {
-			p.queued++
-			asks = append(asks, t.ask(now, r))
-		}
-	}
+	p.ranges = take(p.ranges, false, func() bool { return len(p.asked) < maxQueries })
+	p.dumps = take(p.dumps, true, func() bool { return len(p.asked) < maxQueries && p.queued < maxDumps })
 	return asks
 }
 
@@ -366,6 +368,7 @@ func (t *tracker) ask(now time.Time, r *rank) ask {
 	p.timers[r] = now.Add(queryTimeout)
 	q := Query{WorkerID: r.key.worker, DPRank: r.key.rank}
 	if rp.dump {
+		p.queued++
 		t.count("ask_dump", 1)
 	} else {
 		q.HasStart, q.Start = true, r.cursor().id+1
@@ -602,6 +605,25 @@ func (t *tracker) audit(now time.Time) {
 	})
 	for _, r := range steady {
 		t.want(now, r, !r.cursor().set, t.repairs.jitter(auditSpread))
+	}
+}
+
+// missed has a rank asked at once: it can be reached again, and anything may have
+// been lost before.
+func (t *tracker) missed(now time.Time, worker uint64, dpRank uint32) {
+	r := t.ranks[rankKey{worker, dpRank}]
+	if r == nil || !t.workers[worker].Queries {
+		return
+	}
+	soon := now.Add(t.repairs.jitter(gapSpread))
+	switch rp := r.repair; {
+	case rp == nil && r.state == StateSuspect: // the timer of its next reading
+		t.repairs.timers[r] = soon
+	case rp == nil:
+		t.want(now, r, !r.cursor().set, soon.Sub(now))
+	case rp.step == stepWaiting:
+		rp.tries = 0
+		t.repairs.timers[r] = soon
 	}
 }
 

@@ -145,7 +145,7 @@ func ChooseFeed(transport string, localIndexer, durable bool) (feed Feed, querie
 	case "none", "heartbeat":
 		return FeedNone, false
 	case "zmq":
-		return FeedZMQ, false
+		return FeedZMQ, localIndexer
 	case "http_poll":
 		return FeedPoll, false
 	case "jetstream":

@@ -51,6 +51,11 @@ type EngineWorker struct {
 	// round.
 	Bind bool
 
+	// Queries says that a publisher of ours is at Endpoint, and is asked at Replay
+	// for what was missed: [SourcesConfig].Subscriber takes what it says. Both must be
+	// set, with [TransportZMQ].
+	Queries bool
+
 	// DPStart and DPSize are the ranks; DPSize 0 is 1, or what the engine says.
 	DPStart, DPSize uint32
 	// BlockSize is the index's. 0 takes the engine's, if it says so.
@@ -90,6 +95,9 @@ func (k KnownState) String() string {
 type SourcesConfig struct {
 	// Sink takes the events. It is called by one goroutine at a time for a rank.
 	Sink Sink
+	// Subscriber takes those of workers with Queries, and is to ask by [Sources.Ask].
+	// Default: such workers are not followed.
+	Subscriber *Subscriber
 	// Found is told what an engine says of itself, before its events and once for
 	// each time that it is asked. It must not call back. Default nobody.
 	Found func(id uint64, f Found)
@@ -320,6 +328,7 @@ type socket struct {
 	url            string // of TransportPoll
 	events, replay zmtp.Endpoint
 	replays        bool // replay is set
+	plane          bool // a publisher of ours, that answers queries there
 }
 
 // basePort and baseReplayPort are those of rank 0 where an endpoint's port is
@@ -344,6 +353,9 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	default:
 		return nil, fmt.Errorf("events: transport is %q, want %s or %s", w.Transport, TransportZMQ, TransportPoll)
 	}
+	if w.Queries && (s.conf.Subscriber == nil || w.Endpoint == "" || w.Replay == "" || w.Bind) {
+		return nil, errors.New("events: a publisher that answers queries needs an endpoint, and one to ask at")
+	}
 	if w.Endpoint == "" {
 		f, err := s.discover(ctx, w)
 		if err != nil {
@@ -358,7 +370,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	host, _, err := net.SplitHostPort(w.Address)
 	if err != nil {
 		host = "127.0.0.1"
-	} else if w.BlockSize == 0 {
+	} else if w.BlockSize == 0 && !w.Queries {
 		// Only that is asked for, and it is not worth waiting for.
 		if f, err := s.discover(ctx, w); err == nil {
 			w.Engine, w.BlockSize = cmp.Or(w.Engine, f.Engine), f.BlockSize
@@ -368,8 +380,12 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	}
 	var sockets []socket
 	for i := range max(1, w.DPSize) {
-		at := socket{rank: w.DPStart + i, topic: w.Topic, bind: w.Bind}
-		if at.events, err = zmtp.ParseEndpoint(w.Endpoint, basePort, int(at.rank)); err != nil {
+		at := socket{rank: w.DPStart + i, topic: w.Topic, bind: w.Bind, plane: w.Queries}
+		live, ask := basePort, baseReplayPort
+		if at.plane {
+			at.topic, live, ask = Topic, PlanePort, QueryPort
+		}
+		if at.events, err = zmtp.ParseEndpoint(w.Endpoint, live, int(at.rank)); err != nil {
 			return nil, err
 		}
 		if !w.Bind {
@@ -377,7 +393,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 		}
 		if w.Replay != "" {
 			at.replays = true
-			if at.replay, err = zmtp.ParseEndpoint(w.Replay, baseReplayPort, int(at.rank)); err != nil {
+			if at.replay, err = zmtp.ParseEndpoint(w.Replay, ask, int(at.rank)); err != nil {
 				return nil, err
 			}
 			at.replay = at.replay.At(host)

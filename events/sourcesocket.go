@@ -83,6 +83,10 @@ func (r *rankSource) count(outcome string, n int) {
 // run follows the rank until ctx ends.
 func (r *rankSource) run(ctx context.Context) {
 	r.ctx = ctx
+	if r.at.plane {
+		r.followPlane(ctx)
+		return
+	}
 	r.clear() // whatever was known of it is another source's
 	if r.at.url != "" {
 		r.poll(ctx)

@@ -27,6 +27,10 @@ type SubscriberConfig struct {
 	// Changed, if not nil, is told when the state of a rank changes. It must not
 	// call back.
 	Changed func(workerID uint64, dpRank uint32, s State)
+	// Ask puts a query to a worker of [FeedZMQ], and hands on the parts of the
+	// answer until part says that it was the last one. The error says why no more
+	// come. Default: nobody answers.
+	Ask func(ctx context.Context, q Query, part func(AnswerPart) (more bool)) error
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
 	// Log takes a line for each loss. Default none.
@@ -40,8 +44,9 @@ type Subscriber struct {
 	conf    SubscriberConfig
 	nc      *nats.Conn
 	metrics *metrics
-	inbox   string // subject that answers come to, without the query's id
-	pending int    // messages that may wait to be taken
+	inbox   string         // subject that answers come to, without the query's id
+	pending int            // messages that may wait to be taken
+	asking  sync.WaitGroup // queries to workers of FeedZMQ
 
 	mu sync.Mutex
 	// mu guards the fields below. The sink is called under it: that is what keeps
@@ -62,6 +67,9 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	}
 	if conf.Meter == nil {
 		conf.Meter = noop.Meter{}
+	}
+	if conf.Ask == nil {
+		conf.Ask = func(context.Context, Query, func(AnswerPart) bool) error { return errNobody }
 	}
 	s := &Subscriber{
 		conf: conf, nc: nc,
@@ -117,7 +125,12 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	if err := replies.SetPendingLimits(-1, 1<<30); err != nil { // the queries are bounded
 		return fmt.Errorf("events: set limits of answers: %w", err)
 	}
-	defer s.stop()
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		s.stop()
+		s.asking.Wait()
+	}()
 	tick, losses, expire := time.NewTicker(tickEvery), time.NewTicker(lossesEvery), time.NewTicker(expireEvery)
 	defer tick.Stop()
 	defer losses.Stop()
@@ -133,7 +146,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 			}
 			return nil
 		case <-tick.C:
-			s.tick()
+			s.tick(ctx)
 			if now := s.nc.Stats().Reconnects; now != connection && s.nc.IsConnected() {
 				connection = now
 				s.audit("NATS was away")
@@ -282,6 +295,12 @@ func (s *Subscriber) audit(why string) {
 // Take takes one message of a feed. Messages of a worker must come one after the
 // other.
 func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
+	s.takeFrom(ctx, feed, data, nil)
+}
+
+// takeFrom takes one message of a feed, of which whose, if it is not nil, says which
+// ranks it may speak for.
+func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool) {
 	m, err := DecodeMessage(data)
 	if err != nil || m.Dialect == DialectEngine {
 		s.metrics.count(ctx, outcomeBad, 1)
@@ -299,6 +318,9 @@ func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, ev := range m.Events {
+		if whose != nil && !whose(ev.WorkerID, ev.DPRank) {
+			continue
+		}
 		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev)
 		s.metrics.accepted(ctx, ev, v)
 		switch {
@@ -314,12 +336,20 @@ func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
 	}
 }
 
+// Missed tells that a rank of a worker of [FeedZMQ] can be heard and asked from now
+// on, and that anything may have been missed before.
+func (s *Subscriber) Missed(workerID uint64, dpRank uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tracker.missed(s.conf.Now(), workerID, dpRank)
+}
+
 // tick lets the tracker look at the clock and sends what it asks for.
-func (s *Subscriber) tick() {
+func (s *Subscriber) tick(ctx context.Context) {
 	s.mu.Lock()
 	now := s.conf.Now()
 	s.tracker.tick(now)
-	s.sendLocked(now)
+	s.sendLocked(ctx, now)
 	for id := range s.answers {
 		if s.tracker.repairs.asked[id] == nil {
 			delete(s.answers, id) // nobody waits for the rest
@@ -328,70 +358,97 @@ func (s *Subscriber) tick() {
 	s.mu.Unlock()
 }
 
-// sendLocked sends queries. While NATS is away it would only store them.
-func (s *Subscriber) sendLocked(now time.Time) {
-	if !s.nc.IsConnected() {
-		return
-	}
-	for _, a := range s.tracker.queries(now) {
+// sendLocked sends queries. While NATS is away it would only store those for others
+// than the workers with sockets of their own.
+func (s *Subscriber) sendLocked(ctx context.Context, now time.Time) {
+	connected := s.nc.IsConnected()
+	for _, a := range s.tracker.queries(now, func(worker uint64) bool { return connected || s.tracker.workers[worker].Feed == FeedZMQ }) {
 		q := &a.query
+		s.answers[a.id] = &collected{query: *q}
+		if s.tracker.workers[q.WorkerID].Feed == FeedZMQ {
+			s.asking.Go(func() { s.ask(ctx, a.id, a.query) })
+			continue
+		}
 		err := s.nc.PublishRequest(querySubject(s.conf.Scope, q.WorkerID, strconv.FormatUint(uint64(q.DPRank), 10)),
 			s.inbox+strconv.FormatUint(a.id, 10), AppendQuery(nil, *q))
 		if err != nil {
+			delete(s.answers, a.id)
 			s.tracker.failed(now, a.id, "refused")
-			continue
 		}
-		s.answers[a.id] = &collected{query: *q}
 	}
 }
 
-// reply takes a message that answers a query, or is a part of the answer.
+// ask puts a query to a worker's socket and waits for the answer.
+func (s *Subscriber) ask(ctx context.Context, id uint64, q Query) {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	if err := s.conf.Ask(ctx, q, func(p AnswerPart) (more bool) { return s.part(ctx, id, p, nil) }); err != nil {
+		s.part(ctx, id, AnswerPart{}, err)
+	}
+}
+
+// reply takes a message of NATS that answers a query, or is a part of the answer.
 func (s *Subscriber) reply(ctx context.Context, m *nats.Msg) {
 	id, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, s.inbox), 10, 64)
 	if err != nil {
 		return
 	}
+	if len(m.Data) > 0 || m.Header.Get("Status") != "503" {
+		p, err := partOf(m)
+		s.part(ctx, id, p, err)
+		return
+	}
+	s.mu.Lock()
+	c := s.answers[id]
+	legacy := c != nil && !c.legacy && c.query.DPRank == 0
+	s.mu.Unlock()
+	err = errNobody
+	if legacy {
+		// A worker of Dynamo 0.8 answers elsewhere.
+		c.legacy = true // replies come one at a time, so c is ours
+		err = s.nc.PublishRequest(legacyQuerySubject(s.conf.Scope, c.query.WorkerID), m.Subject, AppendJSONQuery(nil, c.query))
+	}
+	if err != nil {
+		s.part(ctx, id, AnswerPart{}, err)
+	}
+}
+
+// part takes a part of the answer to a query, or why there is none. It reports
+// whether more are wanted. Those of one query come one at a time.
+func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err error) (more bool) {
 	s.mu.Lock()
 	c := s.answers[id]
 	s.mu.Unlock()
-	now := s.conf.Now()
 	if c == nil {
 		s.metrics.ended(ctx, "stale", 1)
-		return
+		return false
 	}
 	var done bool
-	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
-		err = errNobody
-	} else {
-		done, err = c.add(m) // replies come one at a time, so c is ours
+	if err == nil {
+		done, err = c.add(p)
+	}
+	if err == nil && !done {
+		return true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case errors.Is(err, errNobody) && !c.legacy && c.query.DPRank == 0:
-		// A worker of Dynamo 0.8 answers elsewhere.
-		c.legacy = true
-		err = s.nc.PublishRequest(legacyQuerySubject(s.conf.Scope, c.query.WorkerID), m.Subject, AppendJSONQuery(nil, c.query))
-		if err == nil {
-			return
+	now := s.conf.Now()
+	delete(s.answers, id)
+	if err == nil {
+		if n := c.answer.Bad; n > 0 {
+			s.metrics.count(ctx, outcomeBad, n)
 		}
-		fallthrough
-	case err != nil:
-		delete(s.answers, id)
+		s.tracker.answer(now, id, c.publisher, &c.answer)
+	} else {
 		why := "bad_answer"
 		if errors.Is(err, errNobody) {
 			why = "nobody"
 		}
 		s.conf.Log.Debug("a query about a worker's events has failed", "worker", c.query.WorkerID, "dp_rank", c.query.DPRank, "err", err)
 		s.tracker.failed(now, id, why)
-	case done:
-		delete(s.answers, id)
-		if n := c.answer.Bad; n > 0 {
-			s.metrics.count(ctx, outcomeBad, n)
-		}
-		s.tracker.answer(now, id, c.publisher, &c.answer)
 	}
-	s.sendLocked(now)
+	s.sendLocked(ctx, now)
+	return false
 }
 
 // stop forgets the queries under way: nobody listens to their answers any more.
@@ -424,21 +481,40 @@ type collected struct {
 	answer    Answer // whole
 }
 
-// add takes a part, and reports whether it was the last one that was missing.
-func (c *collected) add(m *nats.Msg) (done bool, err error) {
-	part, parts := 0, 1
+// AnswerPart is one of the messages that make an answer.
+type AnswerPart struct {
+	Index, Count int    // from 0
+	Publisher    uint64 // whose event ids it counts; 0: not said
+	Data         []byte
+}
+
+// partOf reads the headers of a part that came over NATS.
+func partOf(m *nats.Msg) (p AnswerPart, err error) {
+	p.Data, p.Count = m.Data, 1
 	if text := m.Header.Get(headerParts); text != "" {
 		var errs [2]error
-		part, errs[0] = strconv.Atoi(m.Header.Get(headerPart))
-		parts, errs[1] = strconv.Atoi(text)
-		if errors.Join(errs[:]...) != nil || parts < 1 || parts > maxParts || part < 0 || part >= parts {
-			return false, fmt.Errorf("events: an answer's part %.20q of %.20q", m.Header.Get(headerPart), text)
+		p.Index, errs[0] = strconv.Atoi(m.Header.Get(headerPart))
+		p.Count, errs[1] = strconv.Atoi(text)
+		if errors.Join(errs[:]...) != nil {
+			return p, fmt.Errorf("events: an answer's part %.20q of %.20q", m.Header.Get(headerPart), text)
 		}
 	}
 	if text := m.Header.Get(headerPublisher); text != "" {
-		if c.publisher, err = strconv.ParseUint(text, 16, 64); err != nil {
-			return false, fmt.Errorf("events: an answer's publisher is %.20q", text)
+		if p.Publisher, err = strconv.ParseUint(text, 16, 64); err != nil {
+			return p, fmt.Errorf("events: an answer's publisher is %.20q", text)
 		}
+	}
+	return p, nil
+}
+
+// add takes a part, and reports whether it was the last one that was missing.
+func (c *collected) add(m AnswerPart) (done bool, err error) {
+	part, parts := m.Index, m.Count
+	if parts < 1 || parts > maxParts || part < 0 || part >= parts {
+		return false, fmt.Errorf("events: an answer's part %d of %d", part, parts)
+	}
+	if m.Publisher != 0 {
+		c.publisher = m.Publisher
 	}
 	if c.size += len(m.Data); c.size > maxAnswerBytes {
 		return false, fmt.Errorf("events: an answer has more than %d bytes", maxAnswerBytes)

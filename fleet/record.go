@@ -71,7 +71,8 @@ type Events struct {
 	// Bind makes Endpoint one that the engine connects to. In the configuration
 	// only.
 	Bind bool `json:"bind,omitempty"`
-	// LocalIndexer says that the worker answers queries about its events.
+	// LocalIndexer says that the worker answers queries about its events. With "zmq"
+	// that is a publisher of ours at Endpoint, which is asked at Replay.
 	LocalIndexer bool `json:"local_indexer,omitempty"`
 }
 
@@ -205,6 +206,8 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		return wrong("role", fmt.Sprintf("%q", clip(string(r.Role))), "aggregated, prefill or decode")
 	case r.BlockSize < 0:
 		return wrong("block_size", r.BlockSize, "0 or more tokens")
+	case r.Events.Transport == "zmq" && r.Events.LocalIndexer && (r.BlockSize == 0 || r.Events.Endpoint == "" || r.Events.Replay == "" || r.Events.Bind):
+		return wrong("events.local_indexer", "true", "with zmq block_size, events.endpoint and events.replay beside it, and no bind")
 	case r.DPSize > maxRanks:
 		return wrong("dp_size", r.DPSize, fmt.Sprintf("at most %d", maxRanks))
 	}

@@ -30,13 +30,15 @@ type direct struct {
 	known   map[uint64]events.KnownState
 }
 
-func newDirect(r *router.Router, log *slog.Logger, meter metric.Meter) (*direct, error) {
+func newDirect(r *router.Router, sub *events.Subscriber, log *slog.Logger, meter metric.Meter) (*direct, error) {
 	d := &direct{router: r, log: log, workers: make(map[uint64]router.WorkerInfo), found: make(map[uint64]events.Found), known: make(map[uint64]events.KnownState)}
 	var err error
 	d.sources, err = events.NewSources(events.SourcesConfig{
 		Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
 			return r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		},
+		Subscriber: sub,
+
 		Found:   d.tell,
 		Changed: d.changed,
 		Log:     log,
@@ -108,7 +110,7 @@ func (d *direct) follow(r fleet.Record, info router.WorkerInfo) {
 	d.mu.Unlock()
 	d.sources.Set(events.EngineWorker{
 		ID: id, Name: info.Name, Transport: r.Events.Transport, Address: info.Address.String(),
-		Endpoint: r.Events.Endpoint, Topic: r.Events.Topic, Replay: r.Events.Replay, Bind: r.Events.Bind,
+		Endpoint: r.Events.Endpoint, Topic: r.Events.Topic, Replay: r.Events.Replay, Bind: r.Events.Bind, Queries: r.Events.LocalIndexer,
 		DPStart: info.DPStart, DPSize: info.DPSize, BlockSize: info.BlockSize, Engine: info.Engine, Started: info.StartedMS,
 	})
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
 // sidecar is what `kvroute publish` is told.
@@ -46,6 +47,8 @@ type sidecar struct {
 
 	localIndexer bool
 	durable      bool
+	bindEvents   string
+	bindQueries  string
 	access       BusAccess
 	replicas     int
 
@@ -54,7 +57,7 @@ type sidecar struct {
 }
 
 func (c *sidecar) flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.natsURL, "nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus")
+	fs.StringVar(&c.natsURL, "nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus; empty needs none, with bind-events and a router that has the worker in its configuration")
 	fs.StringVar(&c.scope.Namespace, "namespace", "kvroute", "namespace of the workers' subjects")
 	fs.StringVar(&c.scope.Component, "component", "workers", "component of the workers' subjects")
 	fs.StringVar(&c.scope.Endpoint, "endpoint", "generate", "endpoint of the workers' subjects")
@@ -83,6 +86,8 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 
 	fs.BoolVar(&c.localIndexer, "enable-local-indexer", true, "answer routers' queries about events that they missed")
 	fs.BoolVar(&c.durable, "durable", true, "publish into a stream that keeps events")
+	fs.StringVar(&c.bindEvents, "bind-events", "", "`endpoint` to publish events at instead of NATS, as tcp://*:5558; the ports of further ranks follow")
+	fs.StringVar(&c.bindQueries, "bind-queries", "", "`endpoint` at which routers then ask for what they missed; empty takes the port 5658 beside bind-events")
 	c.access.flags(fs)
 	fs.IntVar(&c.replicas, "nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
 
@@ -125,14 +130,14 @@ func publish(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	defer func() { _ = metrics.Shutdown(context.WithoutCancel(ctx)) }() // nothing is exported at the end
-	nc, err := connectNATS(c.natsURL, "kvroute publish "+c.record.Name, &c.access, log)
-	if err != nil {
-		return err
-	}
-	defer nc.Close()
-
-	p := beside{sidecar: &c, log: log, nc: nc, client: &http.Client{Timeout: 2 * time.Second}}
+	p := beside{sidecar: &c, log: log, client: &http.Client{Timeout: 2 * time.Second}}
 	defer p.client.CloseIdleConnections()
+	if c.natsURL != "" {
+		if p.nc, err = connectNATS(c.natsURL, "kvroute publish "+c.record.Name, &c.access, log); err != nil {
+			return err
+		}
+		defer p.nc.Close()
+	}
 	if err := p.open(ctx, metrics.Meter("publish")); err != nil {
 		return err
 	}
@@ -149,12 +154,18 @@ func (c *sidecar) check() error {
 	default:
 		return fmt.Errorf("engine is %q, want vllm, sglang, trtllm or nothing", c.engine.Engine)
 	}
+	if c.natsURL == "" && c.bindEvents == "" {
+		return errors.New("nats-url is empty, and so is bind-events: there is nowhere to publish")
+	}
+	if c.bindQueries != "" && c.bindEvents == "" {
+		return errors.New("bind-queries is set, and bind-events is not")
+	}
 	if c.engine.Transport = events.TransportZMQ; c.engine.Engine == "trtllm" && c.engine.Endpoint == "" {
 		c.engine.Transport = events.TransportPoll
 	}
 	listener := at.String()
 	first, _, _ := strings.Cut(c.natsURL, ",")
-	if u, err := url.Parse(first); err == nil && at.Addr().IsLoopback() && !isLoopback(u.Hostname()) {
+	if u, err := url.Parse(first); err == nil && c.natsURL != "" && at.Addr().IsLoopback() && !isLoopback(u.Hostname()) {
 		// Nobody else reaches the engine there.
 		listener = net.JoinHostPort("0.0.0.0", fmt.Sprint(at.Port()))
 	}
@@ -184,12 +195,12 @@ func commaList(s string) (items []string) {
 type beside struct {
 	*sidecar
 	log    *slog.Logger
-	nc     *nats.Conn
+	nc     *nats.Conn // nil if there is no bus
 	client *http.Client
 
 	publisher *events.Publisher
 	sources   *events.Sources
-	announcer *fleet.Announcer
+	announcer *fleet.Announcer // nil if there is no bus
 	lost      metric.Int64Counter
 	alive     atomic.Bool
 	misfit    bool // the engine's blocks fit no block of the routers'
@@ -211,6 +222,10 @@ func (p *beside) open(ctx context.Context, meter metric.Meter) (err error) {
 		return err
 	}
 	p.record.Events = fleet.Events{Transport: transport(p.durable), LocalIndexer: p.localIndexer}
+	sockets, err := p.bind()
+	if err != nil {
+		return err
+	}
 	p.record.Engine, p.record.StartedMS = p.engine.Engine, time.Now().UnixMilli()
 	p.engine.ID, p.engine.Name = p.record.ID(), p.record.Name
 	p.engine.DPStart, p.engine.DPSize, p.engine.BlockSize = p.record.DPStart, p.record.DPSize, p.record.BlockSize
@@ -219,13 +234,73 @@ func (p *beside) open(ctx context.Context, meter metric.Meter) (err error) {
 	}
 	sink = events.NewPublisher(p.nc, events.PublisherConfig{
 		Scope: p.scope, WorkerID: p.engine.ID, LocalIndexer: p.localIndexer, Durable: p.durable, Replicas: p.replicas, Quiet: true, Log: p.log,
-		Lost: func(n int) { p.lost.Add(ctx, int64(n)) },
+		Sockets: sockets,
+		Lost:    func(n int) { p.lost.Add(ctx, int64(n)) },
 	})
 	p.publisher = sink
+	if p.nc == nil {
+		return nil
+	}
 	p.announcer, err = fleet.NewAnnouncer(p.nc, fleet.AnnouncerConfig{
 		Scope: p.scope, Record: p.record, Replicas: p.replicas, Alive: p.alive.Load, Log: p.log,
 	})
 	return err
+}
+
+// bind opens the sockets of each rank, if events are to be had there, and says so in
+// the record.
+func (p *beside) bind() (map[uint32]events.RankSockets, error) {
+	switch {
+	case p.misfit && p.nc == nil:
+		return nil, errors.New("block-size does not fit the engine's, and there is no bus to say so on")
+	case p.bindEvents == "" || p.misfit:
+		return nil, nil
+	}
+	queries := p.bindQueries
+	if queries == "" {
+		live, err := zmtp.ParseEndpoint(p.bindEvents, events.PlanePort, 0)
+		if err != nil {
+			return nil, fmt.Errorf("bind-events: %w", err)
+		}
+		if live.Path != "" {
+			return nil, errors.New("bind-events is a path, so bind-queries must be one")
+		}
+		live.Port = events.QueryPort
+		queries = live.String()
+	}
+	sockets := make(map[uint32]events.RankSockets)
+	for i := range max(1, uint32(p.record.DPSize)) {
+		rank := uint32(p.record.DPStart) + i
+		var at events.RankSockets
+		for _, s := range []struct {
+			flag, endpoint string
+			base           int
+			to             *net.Listener
+			said           *string
+		}{
+			{"bind-events", p.bindEvents, events.PlanePort, &at.Events, &p.record.Events.Endpoint},
+			{"bind-queries", queries, events.QueryPort, &at.Queries, &p.record.Events.Replay},
+		} {
+			e, err := zmtp.ParseEndpoint(s.endpoint, s.base, int(rank))
+			if err == nil {
+				*s.to, err = zmtp.Listen(e)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", s.flag, err)
+			}
+			*s.said = s.endpoint
+			if e.Path == "" && e.Port == 0 {
+				if p.record.DPSize > 1 {
+					return nil, fmt.Errorf("%s is %q: several ranks need a port", s.flag, s.endpoint)
+				}
+				e.Port = (*s.to).Addr().(*net.TCPAddr).Port
+				*s.said = e.String()
+			}
+		}
+		sockets[rank] = at
+	}
+	p.record.Events.Transport, p.record.Events.LocalIndexer = events.TransportZMQ, true
+	return sockets, nil
 }
 
 // newPublishMetrics makes the instruments of what waits for the bus and is lost to
@@ -236,6 +311,9 @@ func newPublishMetrics(meter metric.Meter, nc *nats.Conn) (metric.Int64Counter, 
 	_, err2 := meter.Int64ObservableGauge("kvroute.publish.buffered",
 		metric.WithUnit("By"), metric.WithDescription("Messages that wait for the bus."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			if nc == nil {
+				return nil
+			}
 			if n, err := nc.Buffered(); err == nil { // closed: nothing waits
 				o.Observe(int64(n))
 			}
@@ -347,6 +425,21 @@ func (p *beside) fit() error {
 	return nil
 }
 
+// registered is closed once routers can know whose the events are.
+func (p *beside) registered() <-chan struct{} {
+	if p.announcer != nil {
+		return p.announcer.Registered()
+	}
+	now := make(chan struct{})
+	close(now)
+	r := p.record
+	r.StartedMS = 0 // it would not be true for long
+	if text, err := json.Marshal(r); err == nil {
+		p.log.Info("there is no bus to register on: routers need this worker in their configuration", "record", string(text))
+	}
+	return now
+}
+
 func (p *beside) run(ctx context.Context, metrics http.Handler) error {
 	var at net.Listener
 	if p.http != "" {
@@ -361,7 +454,9 @@ func (p *beside) run(ctx context.Context, metrics http.Handler) error {
 	defer end()
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return p.publisher.Run(last) })
-	parts.Go(func() error { return p.announcer.Run(ctx) })
+	if p.announcer != nil {
+		parts.Go(func() error { return p.announcer.Run(ctx) })
+	}
 	parts.Go(func() error { return p.watch(ctx) })
 	parts.Go(func() error {
 		defer end()
@@ -369,12 +464,14 @@ func (p *beside) run(ctx context.Context, metrics http.Handler) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-p.announcer.Registered():
+		case <-p.registered():
 		}
-		p.log.Info("the worker is registered", "worker", p.engine.ID, "address", p.record.Address, "models", p.record.Models,
-			"block_size", p.record.BlockSize, "engine", p.engine.Engine)
+		if p.announcer != nil {
+			p.log.Info("the worker is registered", "worker", p.engine.ID, "address", p.record.Address, "models", p.record.Models,
+				"block_size", p.record.BlockSize, "engine", p.engine.Engine)
+		}
 		if p.ready != "" {
-			a := addresses{}
+			a := addresses{Events: p.record.Events.Endpoint, Queries: p.record.Events.Replay}
 			if at != nil {
 				a.HTTP = at.Addr().String()
 			}
@@ -425,7 +522,9 @@ func (p *beside) watch(ctx context.Context) error {
 			}
 		case <-state.C:
 			if now := p.sources.State(p.engine.ID).String(); !p.misfit && now != p.record.KVEvents {
-				p.record.KVEvents = now
+				if p.record.KVEvents = now; p.announcer == nil {
+					continue
+				}
 				if err := p.announcer.Update(p.record); err != nil {
 					return err
 				}

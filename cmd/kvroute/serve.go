@@ -45,6 +45,8 @@ type addresses struct {
 	Extproc string `json:"extproc,omitempty"`
 	HTTP    string `json:"http"`
 	NATS    string `json:"nats,omitempty"`
+	Events  string `json:"events,omitempty"`
+	Queries string `json:"queries,omitempty"`
 }
 
 // serve runs the external processor until ctx ends, then drains.
@@ -172,12 +174,15 @@ func (s *server) open() (err error) {
 		Changed: func(id uint64, rank uint32, state events.State) {
 			s.router.SetEventState(router.Worker{ID: id, DPRank: rank}, state.String())
 		},
+		Ask: func(ctx context.Context, q events.Query, part func(events.AnswerPart) bool) error {
+			return s.direct.sources.Ask(ctx, q, part)
+		},
 		Log:   s.log,
 		Meter: s.metrics.Meter("events"),
 	}); err != nil {
 		return err
 	}
-	if s.direct, err = newDirect(s.router, s.log, s.metrics.Meter("source")); err != nil {
+	if s.direct, err = newDirect(s.router, s.events, s.log, s.metrics.Meter("source")); err != nil {
 		return err
 	}
 	if err = s.openDurable(); err != nil {

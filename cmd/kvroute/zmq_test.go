@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/wire"
 )
 
 // The tests of this file have engines that know nothing of kvroute: they publish on
@@ -232,10 +235,72 @@ func TestBadPublishFlags(t *testing.T) {
 		"--dp-size many":             "",
 		"--log-level loud":           `log level is "loud"`,
 		"--zmq-endpoint x --nothing": "",
+		"--nats-url=":                "nowhere to publish",
+		"--bind-queries tcp://*:1":   "bind-events is not",
 	} {
 		status, _, stderr := runs(t, append([]string{"publish", "--nats-url", "nats://127.0.0.1:1"}, strings.Fields(args)...)...)
 		if status == 0 || !strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %s; want %s", args, status, stderr, want)
 		}
 	}
+}
+
+// Without NATS a sidecar publishes at sockets of its own, and is asked there: also
+// for just what came while kvroute was away.
+func TestPublishWithoutNATS(t *testing.T) {
+	e := bareEngine(t, "a", "--block-hash", "random")
+	beside := []string{
+		"publish", "--name", "a", "--engine-address", e.at.HTTP, "--nats-url", "",
+		"--bind-events", "tcp://127.0.0.1:0", "--bind-queries", "tcp://127.0.0.1:0", "--http-address", "127.0.0.1:0",
+	}
+	p := process(t, "publish", beside...)
+	complete(t, e, "before anybody listens")
+	config := func() string {
+		return writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], block_size: 16, events: {transport: zmq, endpoint: %q, replay: %q, local_indexer: true}}\n",
+			e.at.HTTP, p.at.Events, p.at.Queries))
+	}
+	dir := t.TempDir()
+	d := &demonstration{}
+	serve := func(file string) {
+		d.router = process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+			"--nats-listen", "127.0.0.1:0", "--state-dir", dir, "--state-interval", "50ms")
+	}
+	file := config()
+	serve(file)
+	knows(t, d, 5, e)
+	complete(t, e, "while it is heard")
+	knows(t, d, 10, e)
+	asked := func() (ranges, dumps int) {
+		return d.counter(t, "kvroute_events_queries_total", `kind="range"`), d.counter(t, "kvroute_events_queries_total", `kind="dump"`)
+	}
+	if _, dumps := asked(); dumps != 1 {
+		t.Errorf("asked for %d dumps, want 1", dumps)
+	}
+
+	// kvroute is away for a while; it had saved what it knew.
+	before, saved := time.Now(), filepath.Join(dir, wire.Scope{}.Bucket(eventFile))
+	eventually(t, "the state is not saved", func() bool {
+		info, err := os.Stat(saved)
+		return err == nil && info.ModTime().After(before.Add(100*time.Millisecond))
+	})
+	d.router.kill(t)
+	complete(t, e, "while nobody listens")
+	serve(file)
+	knows(t, d, 15, e)
+	if ranges, dumps := asked(); ranges == 0 || dumps != 0 {
+		t.Errorf("after a crash: asked for %d ranges and %d dumps, want ranges only", ranges, dumps)
+	}
+
+	// Another sidecar, at the same sockets, of an engine that started anew meanwhile.
+	p.stop()
+	beside[len(beside)-5], beside[len(beside)-3] = p.at.Events, p.at.Queries
+	if resp, body := whole(t, http.MethodPost, "http://"+e.at.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
+		t.Fatal(body)
+	}
+	complete(t, e, "after the restart")
+	process(t, "publish", beside...)
+	knows(t, d, 5, e)
+	complete(t, e, "heard again")
+	knows(t, d, 10, e)
+	eventually(t, "the worker's cache is in doubt", func() bool { return workers(t, d)[0].KVEvents == "ok" })
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -76,11 +77,15 @@ type Publisher struct {
 	mu sync.Mutex
 	// mu guards the field below.
 	subscribers []*subscriber
+
+	joined atomic.Uint64
 }
 
 type subscriber struct {
 	conn  *Conn
 	queue chan [][]byte
+	sent  atomic.Uint64 // messages that have left the queue for good
+	taken uint64        // messages that came into it; guarded by the publisher's mu
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -99,6 +104,7 @@ func (p *Publisher) Send(frames ...[]byte) (dropped int) {
 		}
 		select {
 		case s.queue <- frames:
+			s.taken++
 		default:
 			dropped++
 		}
@@ -118,6 +124,24 @@ func (p *Publisher) Subscribers() (n int) {
 	return n
 }
 
+// Joined counts subscriptions since the beginning. Who has subscribed gets what is
+// sent after that was counted.
+func (p *Publisher) Joined() uint64 { return p.joined.Load() }
+
+// Drain waits until what was sent has left for those who listen, at most until the
+// deadline.
+func (p *Publisher) Drain(deadline time.Time) {
+	for time.Now().Before(deadline) {
+		p.mu.Lock()
+		idle := !slices.ContainsFunc(p.subscribers, func(s *subscriber) bool { return s.sent.Load() < s.taken })
+		p.mu.Unlock()
+		if idle {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 func (s *subscriber) list() [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,10 +155,10 @@ func (s *subscriber) wants(topic []byte) bool {
 // maxPrefixes bounds the subscriptions of a connection.
 const maxPrefixes = 1024
 
-// change takes a message from the subscriber.
-func (s *subscriber) change(frames [][]byte) {
+// change takes a message from the subscriber, and reports whether it subscribes.
+func (s *subscriber) change(frames [][]byte) (joins bool) {
 	if len(frames) != 1 || len(frames[0]) == 0 {
-		return
+		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,11 +167,13 @@ func (s *subscriber) change(frames [][]byte) {
 	switch {
 	case frames[0][0] == 1 && len(s.prefixes) < maxPrefixes:
 		s.prefixes = append(slices.Clone(s.prefixes), prefix)
+		return true
 	case frames[0][0] == 0:
 		if i := slices.IndexFunc(s.prefixes, func(p []byte) bool { return bytes.Equal(p, prefix) }); i >= 0 {
 			s.prefixes = slices.Delete(slices.Clone(s.prefixes), i, i+1)
 		}
 	}
+	return false
 }
 
 // Serve lets subscribers connect until ctx ends.
@@ -198,6 +224,7 @@ func (p *Publisher) Follow(c *Conn) {
 					_ = c.Close() // the reader then ends as well
 					return
 				}
+				s.sent.Add(1)
 			}
 		}
 	})
@@ -206,7 +233,9 @@ func (p *Publisher) Follow(c *Conn) {
 		if err != nil {
 			break
 		}
-		s.change(frames)
+		if s.change(frames) {
+			p.joined.Add(1)
+		}
 	}
 	_ = c.Close() // the writer then ends, whatever it waits for
 	p.mu.Lock()

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/zmtp"
+)
+
+// socketBed is a router that hears publishers on their own sockets.
+type socketBed struct {
+	*bed
+	sources *events.Sources
+}
+
+func newSocketBed(t *testing.T) *socketBed {
+	t.Helper()
+	b := &socketBed{}
+	b.bed = newBed(t, bus(t), events.SubscriberConfig{
+		Ask: func(ctx context.Context, q events.Query, part func(events.AnswerPart) bool) error {
+			return b.sources.Ask(ctx, q, part)
+		},
+	})
+	var err error
+	if b.sources, err = events.NewSources(events.SourcesConfig{
+		Sink: func(uint64, uint32, indexer.Event) bool {
+			t.Error("an event went past the subscriber")
+			return true
+		},
+		Subscriber: b.sub,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	running(t, b.sub.Run)
+	running(t, b.sources.Run)
+	return b
+}
+
+// know tells the router of a worker whose sockets are somewhere.
+func (b *socketBed) know(id uint64, ranks uint32, live, ask string) {
+	b.sub.SetWorker(id, events.Source{Feed: events.FeedZMQ, Queries: true, DPSize: ranks, StartedMS: 1})
+	b.sources.Set(events.EngineWorker{ID: id, Transport: events.TransportZMQ, Endpoint: live, Replay: ask, Queries: true, DPSize: ranks, BlockSize: 16})
+}
+
+// ear is an address that forwards to another one, which may change, and whose
+// connections can be cut.
+type ear struct {
+	at string
+
+	mu    sync.Mutex
+	to    string
+	conns []net.Conn
+}
+
+func listenFor(t *testing.T) *ear {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &ear{at: "tcp://" + l.Addr().String()}
+	var wg sync.WaitGroup
+	t.Cleanup(func() {
+		_ = l.Close()
+		e.cut()
+		wg.Wait()
+	})
+	wg.Go(func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			e.mu.Lock()
+			to, err := net.Dial("tcp", e.to)
+			if err != nil {
+				_ = from.Close()
+				e.mu.Unlock()
+				continue
+			}
+			e.conns = append(e.conns, from, to)
+			e.mu.Unlock()
+			for _, pair := range [][2]net.Conn{{from, to}, {to, from}} {
+				wg.Go(func() {
+					buf := make([]byte, 4096)
+					for {
+						n, err := pair[0].Read(buf)
+						if _, err2 := pair[1].Write(buf[:n]); err != nil || err2 != nil {
+							_ = pair[0].Close()
+							_ = pair[1].Close()
+							return
+						}
+					}
+				})
+			}
+		}
+	})
+	return e
+}
+
+func (e *ear) point(to string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.to = to
+}
+
+func (e *ear) cut() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, c := range e.conns {
+		_ = c.Close()
+	}
+	e.conns = nil
+}
+
+func sockets(t *testing.T) events.RankSockets {
+	t.Helper()
+	var at events.RankSockets
+	for _, l := range []*net.Listener{&at.Events, &at.Queries} {
+		var err error
+		if *l, err = zmtp.Listen(zmtp.Endpoint{Host: "127.0.0.1"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return at
+}
+
+// startOnSockets starts a worker's process that no bus carries.
+func startOnSockets(t *testing.T, id uint64, at events.RankSockets, seed uint64, lost ...func(int)) *liveWorker {
+	t.Helper()
+	conf := events.PublisherConfig{WorkerID: id, Sockets: map[uint32]events.RankSockets{0: at}}
+	for _, f := range lost {
+		conf.Lost = f
+	}
+	p := &liveWorker{
+		Publisher: events.NewPublisher(nil, conf), id: id,
+		cache: fakeCache{rng: rand.New(rand.NewPCG(seed, 4))}, truth: indexer.New(indexer.Config{}),
+	}
+	p.stop = running(t, p.Run)
+	return p
+}
+
+// A publisher without NATS is read when it is discovered, followed from there, asked
+// for what a broken connection lost, and read anew when it is another process.
+func TestAPublisherWithoutNATS(t *testing.T) {
+	b := newSocketBed(t)
+	live, ask := listenFor(t), listenFor(t)
+	point := func(at events.RankSockets) {
+		live.point(at.Events.Addr().String())
+		ask.point(at.Queries.Addr().String())
+	}
+	at := sockets(t)
+	point(at)
+	p := startOnSockets(t, 7, at, 1)
+	p.change(300)
+	b.know(7, 1, live.at, ask.at)
+	b.equal(p)
+	if c := b.counts(); c["dump"] != 1 || c["events"] > 1 {
+		t.Errorf("at discovery: %v, want one dump", c)
+	}
+
+	// Connections break while the cache changes. What was missed is asked for, and
+	// only that.
+	rest := p.changing(t)
+	for range 20 {
+		<-time.After(20 * time.Millisecond)
+		live.cut()
+	}
+	rest()
+	b.equal(p)
+	if c := b.counts(); c["events"] == 0 || c["dump"] > 2 {
+		t.Errorf("after broken connections: %v, want ranges, and at most one more dump", c)
+	}
+
+	// Another process under the same addresses.
+	p.stop()
+	at = sockets(t)
+	point(at)
+	again := startOnSockets(t, 7, at, 2)
+	again.change(50)
+	live.cut()
+	ask.cut()
+	b.equal(again)
+
+	// It is away for longer than it is asked, then comes back with another cache.
+	again.stop()
+	live.cut()
+	eventually(t, func() bool { return b.sources.State(7) == events.KnownNothing })
+	at = sockets(t)
+	third := startOnSockets(t, 7, at, 3)
+	third.change(70)
+	point(at)
+	b.equal(third)
+	third.stop()
+}
+
+// A subscriber that is too slow loses messages, and gets what they said although
+// nothing comes later that would show the loss.
+func TestASlowListenerOfASocket(t *testing.T) {
+	b := newSocketBed(t)
+	at := sockets(t)
+	live := "tcp://" + at.Events.Addr().String()
+	var lost atomic.Int64
+	p := startOnSockets(t, 7, at, 5, func(n int) { lost.Add(int64(n)) })
+	p.LimitQueue(2)
+	b.know(7, 1, live, "tcp://"+at.Queries.Addr().String())
+	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 1 })
+	b.mu.Lock() // the sink is stuck
+	for deadline := time.Now().Add(20 * time.Second); lost.Load() == 0 && time.Now().Before(deadline); <-time.After(10 * time.Millisecond) {
+		// More than the buffers of a connection take.
+		for range 50 {
+			ev := indexer.Event{Kind: indexer.Stored}
+			for range 4000 {
+				id := p.cache.rng.Uint64()
+				ev.Blocks = append(ev.Blocks, indexer.Block{External: id, Local: id})
+			}
+			p.truth.Apply(0, ev)
+			p.Publish(0, ev)
+		}
+	}
+	b.mu.Unlock()
+	if lost.Load() == 0 {
+		t.Fatal("nothing was lost")
+	}
+	b.equal(p)
+}
+
+// Each rank has its own sockets, and speaks for no other.
+func TestRanksOnSockets(t *testing.T) {
+	b := newSocketBed(t)
+	// Consecutive ports, as a worker with two ranks has them.
+	var at map[uint32]events.RankSockets
+	var live, ask string
+	for tries := 0; at == nil && tries < 100; tries++ {
+		first := sockets(t)
+		second := events.RankSockets{}
+		var errs [2]error
+		second.Events, errs[0] = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first.Events.Addr().(*net.TCPAddr).Port+1))
+		second.Queries, errs[1] = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first.Queries.Addr().(*net.TCPAddr).Port+1))
+		if errs[0] == nil && errs[1] == nil {
+			at = map[uint32]events.RankSockets{0: first, 1: second}
+			live, ask = "tcp://"+first.Events.Addr().String(), "tcp://"+first.Queries.Addr().String()
+			break
+		}
+		for _, l := range []net.Listener{first.Events, first.Queries, second.Events, second.Queries} {
+			if l != nil {
+				_ = l.Close()
+			}
+		}
+	}
+	if at == nil {
+		t.Fatal("no two ports in a row are free")
+	}
+	p := events.NewPublisher(nil, events.PublisherConfig{WorkerID: 7, Sockets: at})
+	running(t, p.Run)
+	b.know(7, 2, live, ask)
+	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 2 })
+	for rank := range uint32(2) {
+		for i := range uint64(10) {
+			p.Publish(rank, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: uint64(rank)*100 + i, Local: uint64(rank)*100 + i}}})
+		}
+	}
+	p.Publish(0, indexer.Event{Kind: indexer.Removed, Externals: []uint64{3}})
+	eventually(t, func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.index.WorkerBlocks(7) == 19 // the bed has one index for all ranks: 10 + 10 - 1
+	})
+
+	// Another worker's socket says things of this one.
+	lies := sockets(t)
+	liar := startOnSockets(t, 7, lies, 9)
+	b.know(8, 1, "tcp://"+lies.Events.Addr().String(), "tcp://"+lies.Queries.Addr().String())
+	eventually(t, func() bool { return b.sources.State(8) == events.KnownWell })
+	liar.change(50)
+	p.Publish(1, indexer.Event{Kind: indexer.Removed, Externals: []uint64{103}})
+	eventually(t, func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.index.WorkerBlocks(7) == 18
+	})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := b.index.WorkerBlocks(8); n != 0 {
+		t.Errorf("the liar has %d blocks", n)
+	}
+}
+
+// What a stranger says to the sockets harms nobody.
+func TestStrangersAtASocket(t *testing.T) {
+	b := newSocketBed(t)
+	at := sockets(t)
+	p := startOnSockets(t, 7, at, 1)
+	for _, frames := range [][][]byte{
+		{{}},
+		{{}, {0xc1}},
+		{{1}, events.AppendQuery(nil, events.Query{WorkerID: 7})},
+		{{}, events.AppendJSONQuery(nil, events.Query{WorkerID: 7})},
+		{{}, events.AppendQuery(nil, events.Query{WorkerID: 8})},
+		{{}, events.AppendQuery(nil, events.Query{WorkerID: 7, Kind: "gossip"})},
+	} {
+		c, err := zmtp.Dial(t.Context(), zmtp.Endpoint{Host: "127.0.0.1", Port: at.Queries.Addr().(*net.TCPAddr).Port}, zmtp.Dealer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Write(frames...); err != nil {
+			t.Fatal(err)
+		}
+		if len(frames) == 2 && frames[1][0] == 0xc1 {
+			answer, err := c.Read()
+			if err != nil || len(answer) != 3 {
+				t.Errorf("an answer of %d frames, %v", len(answer), err)
+			}
+		}
+		_ = c.Close()
+	}
+	p.change(20)
+	b.know(7, 1, "tcp://"+at.Events.Addr().String(), "tcp://"+at.Queries.Addr().String())
+	b.equal(p)
+}
