@@ -60,10 +60,11 @@ func (t *tracker) exportCursors() (cursors []Cursor, waiting []Waiting) {
 	return cursors, waiting
 }
 
-// importCursors replaces what the tracker knows by the stream. That two publishers
+// importCursors replaces what the tracker knows by the stream, by what it was at a
+// time. That two publishers
 // speak for one rank is noticed anew when the older one is heard again. What waits
 // has come now.
-func (t *tracker) importCursors(now time.Time, cursors []Cursor, waiting []Waiting) {
+func (t *tracker) importCursors(now, at time.Time, cursors []Cursor, waiting []Waiting) {
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
 		if t.streamed(r.key.worker) {
 			t.drop(r)
@@ -74,7 +75,13 @@ func (t *tracker) importCursors(now time.Time, cursors []Cursor, waiting []Waiti
 			delete(t.waiting, key)
 		}
 	}
+	t.forgetVoices(func(key waitKey, _ *voice) bool { return key.feed == FeedDurable })
 	for _, c := range cursors {
+		v := &voice{DialectUnknown, at}
+		if c.PublisherID == 0 {
+			v.dialect = DialectJSON
+		}
+		t.voices[waitKey{c.WorkerID, FeedDurable}] = v // of the newest publisher in the end
 		if !t.streamed(c.WorkerID) || !t.workers[c.WorkerID].has(c.DPRank) {
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,6 +39,10 @@ type DurableConfig struct {
 	// SnapshotThreshold is the number of messages in the stream above which a
 	// snapshot is taken and the stream shortened. Default 1,000,000.
 	SnapshotThreshold int
+	// Legacy has the stream take in what Dynamo before 1.4 writes into its own, if that
+	// is there or comes: the names of the component say which. That stream is only
+	// read; nothing of it is acknowledged or purged.
+	Legacy bool
 	// ResetStates begins a new epoch: this and all other replicas forget what they
 	// know and what is stored.
 	ResetStates bool
@@ -265,7 +270,8 @@ var (
 // opened is what a session works with.
 type opened struct {
 	stream   jetstream.Stream
-	subject  string
+	subject  string // of the scope
+	common   string // of the component: of Dynamo before 1.4
 	state    jetstream.KeyValue
 	locks    jetstream.KeyValue
 	objects  jetstream.ObjectStore
@@ -299,10 +305,15 @@ func (d *Durable) session(ctx context.Context) (*opened, error) {
 // open finds or makes all that is needed in NATS, brings the state to a position of
 // the stream, and makes the consumer that goes on from there.
 func (d *Durable) open(ctx context.Context) (*opened, error) {
-	o := &opened{subject: d.scope.Topic(Topic)}
+	o := &opened{subject: d.scope.Topic(Topic), common: d.scope.ComponentTopics(Topic)[0]}
 	err := d.limited(ctx, func(ctx context.Context) (err error) {
 		if o.stream, err = openStream(ctx, d.js, d.scope, d.conf.Replicas, d.conf.Memory, &d.timing); err != nil {
 			return err
+		}
+		if d.conf.Legacy {
+			if err := d.takeIn(ctx, o); err != nil {
+				return err
+			}
 		}
 		o.created = o.stream.CachedInfo().Created.UnixNano()
 		if o.state, err = d.bucket(ctx, "state", 0); err != nil {
@@ -375,6 +386,28 @@ func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, r
 		return nil, fmt.Errorf("events: open stream %s: %w", name, err)
 	}
 	return stream, nil
+}
+
+// takeIn makes the legacy stream a source of ours, so that its messages are in one
+// order with the others: as if they had been published for the component. The server
+// reads it, with a consumer that nobody else sees: routers of Dynamo delete those that
+// they do not know.
+func (d *Durable) takeIn(ctx context.Context, o *opened) error {
+	conf := o.stream.CachedInfo().Config
+	name := d.scope.LegacyStream()
+	if slices.ContainsFunc(conf.Sources, func(s *jetstream.StreamSource) bool { return s.Name == name }) {
+		return nil
+	}
+	conf.Sources = append(conf.Sources, &jetstream.StreamSource{
+		Name: name, SubjectTransforms: []jetstream.SubjectTransformConfig{{Source: name + ".*", Destination: o.common}},
+	})
+	stream, err := d.js.UpdateStream(ctx, conf)
+	if err != nil {
+		return fmt.Errorf("events: take in stream %s: %w", name, err)
+	}
+	d.conf.Log.Info("the events of an older Dynamo are taken in", "stream", name)
+	o.stream = stream
+	return nil
 }
 
 func (d *Durable) storage() jetstream.StorageType {
@@ -464,7 +497,7 @@ func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 		// purged meanwhile is in a snapshot, and known to be gone at the end.
 		o.consumer, err = o.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
 			Name: d.consumer + "-backlog-" + d.instance, Description: "kvroute replica " + d.conf.Replica,
-			Metadata: map[string]string{"instance": d.instance}, FilterSubject: o.subject,
+			Metadata: map[string]string{"instance": d.instance}, FilterSubjects: []string{o.subject, o.common},
 			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: next,
 			AckPolicy: jetstream.AckNonePolicy, InactiveThreshold: min(d.timing.inactive, 30*time.Second), MemoryStorage: true,
 		})
@@ -479,7 +512,7 @@ func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 		Durable:           d.consumer,
 		Description:       "kvroute replica " + d.conf.Replica,
 		Metadata:          map[string]string{"instance": d.instance},
-		FilterSubject:     o.subject,
+		FilterSubjects:    []string{o.subject, o.common},
 		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
 		OptStartSeq:       next,
 		AckPolicy:         jetstream.AckExplicitPolicy,
@@ -561,7 +594,7 @@ func (r *reader) take(ctx context.Context, m jetstream.Msg, backlog bool) error 
 	d := r.d
 	d.apply.Lock()
 	if meta.Sequence.Stream > d.at.seq {
-		d.sub.Take(ctx, FeedDurable, m.Data())
+		d.sub.takeFrom(ctx, FeedDurable, meta.Timestamp, m.Data(), nil)
 		d.at.seq = meta.Sequence.Stream
 	} else {
 		d.metrics.repeated(ctx)

@@ -67,7 +67,7 @@ func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
 	if err := d.conf.Holdings.Restore(&Snapshot{}, d.sub.tracker.streamed, nil); err != nil {
 		return fmt.Errorf("events: forget everything: %w", err)
 	}
-	d.sub.tracker.importCursors(d.sub.conf.Now(), nil, nil)
+	d.sub.tracker.importCursors(d.sub.conf.Now(), time.Time{}, nil, nil)
 	d.at, d.loaded = position{stream: o.created, seq: e.start(o.created), epoch: e.N}, true
 	return nil
 }
@@ -130,7 +130,7 @@ func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch)
 	if err := d.conf.Holdings.Restore(s, d.sub.tracker.streamed, whole); err != nil {
 		return nil, err
 	}
-	d.sub.tracker.importCursors(d.sub.conf.Now(), s.Cursors, s.Waiting)
+	d.sub.tracker.importCursors(d.sub.conf.Now(), s.Created, s.Cursors, s.Waiting)
 	d.at, d.loaded = position{stream: o.created, epoch: e.N}, true
 	if s.Meta.Stream == o.created {
 		d.at.seq = s.LastSeq
@@ -222,7 +222,7 @@ const (
 // look finds out what is due.
 func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 	err = d.limited(ctx, func(ctx context.Context) error {
-		info, err := o.stream.Info(ctx, jetstream.WithSubjectFilter(o.subject))
+		info, err := o.stream.Info(ctx, jetstream.WithSubjectFilter(strings.TrimSuffix(o.common, Topic)+">"))
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound), err == nil && info.Created.UnixNano() != o.created:
 			return errNewStream
@@ -250,7 +250,7 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 			h = head{}
 		}
 		start := max(h.LastSeq, e.start(o.created))
-		messages := int(info.State.Subjects[o.subject])
+		messages := int(info.State.Subjects[o.subject] + info.State.Subjects[o.common])
 		threshold := d.conf.SnapshotThreshold
 		switch {
 		case at.seq <= h.LastSeq:
@@ -421,7 +421,8 @@ func (d *Durable) tidy(ctx context.Context, o *opened, keep ...string) error {
 }
 
 // purge removes the messages that the newest snapshot contains and that everybody
-// who reads them has acknowledged.
+// who reads them has acknowledged. Those for the whole component stay until they are
+// too old: snapshots of other scopes may not contain them.
 func (d *Durable) purge(ctx context.Context, o *opened) error {
 	var h head
 	if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {

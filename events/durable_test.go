@@ -187,6 +187,15 @@ type replica struct {
 	slow  time.Duration // for each event
 	// stranger is a worker that is not known yet.
 	stranger uint64
+	names    map[int]uint64 // of workers whose ids are no small numbers
+}
+
+// number is a worker's in indexes.
+func number(worker uint64) int {
+	if worker < 20_000 {
+		return int(worker)
+	}
+	return 10_000 + int(worker%10_007)
 }
 
 // logged keeps the lines of a log.
@@ -210,10 +219,15 @@ func (l *logged) has(s string) bool {
 // newReplica makes a replica that does not run yet.
 func newReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
 	t.Helper()
-	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &logged{}}
+	return newReplicaIn(t, nc, wire.Scope{}, name, conf, hurry...)
+}
+
+func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
+	t.Helper()
+	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &logged{}, names: map[int]uint64{}}
 	var err error
 	log := slog.New(slog.NewTextHandler(r.log, nil)).With("replica", name)
-	if r.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Log: log, Sink: r.sink}); err != nil {
+	if r.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: scope, Log: log, Sink: r.sink}); err != nil {
 		t.Fatal(err)
 	}
 	conf.Replica, conf.Holdings, conf.Log = name, events.Holdings{Dump: r.dump, Restore: r.restore}, log
@@ -252,7 +266,8 @@ func (r *replica) sink(worker uint64, _ uint32, ev indexer.Event) bool {
 	if worker == r.stranger && worker != 0 {
 		return false
 	}
-	r.index.Apply(int(worker), ev)
+	r.names[number(worker)] = worker
+	r.index.Apply(number(worker), ev)
 	return true
 }
 
@@ -264,7 +279,11 @@ func (r *replica) dump(s *events.Snapshot, _ func(uint64) bool) (done func(), ok
 	for w := range 20_000 {
 		if r.index.WorkerBlocks(w) > 0 || w < 100 {
 			for len(s.Owners) <= w {
-				s.Owners = append(s.Owners, events.Owner{WorkerID: uint64(len(s.Owners))})
+				id := uint64(len(s.Owners))
+				if name, ok := r.names[len(s.Owners)]; ok {
+					id = name
+				}
+				s.Owners = append(s.Owners, events.Owner{WorkerID: id})
 			}
 		}
 	}
@@ -284,7 +303,9 @@ func (r *replica) restore(s *events.Snapshot, _ func(uint64) bool, whole func() 
 		if x, _, err = indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
 			for _, run := range s.Runs {
 				for i := range run.Holders {
-					run.Holders[i].Worker = int(s.Owners[run.Holders[i].Worker].WorkerID)
+					id := s.Owners[run.Holders[i].Worker].WorkerID
+					run.Holders[i].Worker = number(id)
+					r.names[number(id)] = id
 				}
 				if !yield(run, nil) {
 					return

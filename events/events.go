@@ -35,6 +35,7 @@
 //     it, and only larger ids get through. With a local indexer each id up to the
 //     cursor is in what the sink got, as an event or in a dump.
 //   - A rank is steady, or has one repair; a repair has at most one query under way.
+//   - A worker is understood in one dialect; see voice.
 //   - Of a worker that is not known events wait raw: they touch no cursor.
 //   - Waiting events are at most 1,024 a worker and feed, of at most 256 such, for
 //     at most 60 seconds; cursors are kept of at most 262,144 ranks; events behind a
@@ -87,6 +88,7 @@ type tracker struct {
 	owned   map[uint64][]*rank // the same, by worker
 	workers map[uint64]Source  // as told
 	waiting map[waitKey]*queue // never empty
+	voices  map[waitKey]*voice
 	repairs repairs
 	saved   map[rankKey]*Saved // by an earlier process, of workers not known yet
 	loaded  time.Time          // when
@@ -153,6 +155,7 @@ func newTracker(sink Sink) *tracker {
 		owned:   make(map[uint64][]*rank),
 		workers: make(map[uint64]Source),
 		waiting: make(map[waitKey]*queue),
+		voices:  make(map[waitKey]*voice),
 	}
 	t.repairs.init(rand.New(rand.NewPCG(rand.Uint64(), 0)))
 	return t
@@ -332,6 +335,7 @@ func (t *tracker) known(now time.Time, worker uint64) {
 func (t *tracker) forget(worker uint64) {
 	for _, feed := range feeds {
 		delete(t.waiting, waitKey{worker, feed})
+		delete(t.voices, waitKey{worker, feed})
 	}
 	for _, r := range slices.Clone(t.owned[worker]) {
 		t.drop(r)
@@ -349,6 +353,10 @@ func (t *tracker) expire(now time.Time) (dropped int) {
 			delete(t.waiting, key)
 		}
 	}
+	t.forgetVoices(func(key waitKey, v *voice) bool {
+		_, told := t.workers[key.worker]
+		return !told && now.Sub(v.heard) >= maxWait
+	})
 	if now.Sub(t.loaded) >= maxWait {
 		t.saved = nil
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -48,7 +49,7 @@ func (r *rankSource) followPlane(ctx context.Context) {
 				continue
 			}
 			r.count(sourceLive, 1)
-			sub.takeFrom(ctx, FeedZMQ, n.frames.Body, func(worker uint64, dpRank uint32) bool {
+			sub.takeFrom(ctx, FeedZMQ, time.Time{}, n.frames.Body, func(worker uint64, dpRank uint32) bool {
 				own := worker == r.worker.ID && dpRank == r.at.rank
 				if !own {
 					r.lie(worker, dpRank)

@@ -108,15 +108,19 @@ const (
 // Run listens until ctx ends, and asks for what was missed. A connection that is
 // lost meanwhile comes back by itself; then all that can be asked about is asked.
 func (s *Subscriber) Run(ctx context.Context) error {
-	subject := s.conf.Scope.Topic(Topic)
-	sub, err := s.nc.Subscribe(subject, func(m *nats.Msg) { s.Take(ctx, FeedCore, m.Data) })
-	if err != nil {
-		return fmt.Errorf("events: subscribe to %s: %w", subject, err)
-	}
-	// A burst of the whole fleet must fit; beyond that we are too slow, and the
-	// loss shows as a gap.
-	if err := sub.SetPendingLimits(s.pending, 256<<20); err != nil {
-		return fmt.Errorf("events: set limits of %s: %w", subject, err)
+	var subs []*nats.Subscription
+	// Dynamo before 1.4 publishes for the whole component.
+	for _, subject := range append([]string{s.conf.Scope.Topic(Topic)}, s.conf.Scope.ComponentTopics(Topic)...) {
+		sub, err := s.nc.Subscribe(subject, func(m *nats.Msg) { s.Take(ctx, FeedCore, m.Data) })
+		if err != nil {
+			return fmt.Errorf("events: subscribe to %s: %w", subject, err)
+		}
+		// A burst of the whole fleet must fit; beyond that we are too slow, and the
+		// loss shows as a gap.
+		if err := sub.SetPendingLimits(s.pending, 256<<20); err != nil {
+			return fmt.Errorf("events: set limits of %s: %w", subject, err)
+		}
+		subs = append(subs, sub)
 	}
 	replies, err := s.nc.Subscribe(s.inbox+"*", func(m *nats.Msg) { s.reply(ctx, m) })
 	if err != nil {
@@ -139,7 +143,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	for lost := 0; ; {
 		select {
 		case <-ctx.Done():
-			for _, sub := range []*nats.Subscription{sub, replies} {
+			for _, sub := range append(subs, replies) {
 				if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 					return fmt.Errorf("events: unsubscribe from %s: %w", sub.Subject, err)
 				}
@@ -154,7 +158,13 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		case <-expire.C:
 			s.expire(ctx)
 		case <-losses.C:
-			if n, err := sub.Dropped(); err == nil && n > lost {
+			n := 0
+			for _, sub := range subs {
+				if dropped, err := sub.Dropped(); err == nil {
+					n += dropped
+				}
+			}
+			if n > lost {
 				s.conf.Log.Warn("too slow for the events; messages were dropped", "messages", n-lost)
 				s.metrics.count(ctx, outcomeSlow, n-lost)
 				lost = n
@@ -295,12 +305,12 @@ func (s *Subscriber) audit(why string) {
 // Take takes one message of a feed. Messages of a worker must come one after the
 // other.
 func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
-	s.takeFrom(ctx, feed, data, nil)
+	s.takeFrom(ctx, feed, time.Time{}, data, nil)
 }
 
-// takeFrom takes one message of a feed, of which whose, if it is not nil, says which
-// ranks it may speak for.
-func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool) {
+// takeFrom takes one message of a feed that was sent at a time, zero for now. Whose, if
+// it is not nil, says which ranks it may speak for.
+func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, data []byte, whose func(worker uint64, dpRank uint32) bool) {
 	m, err := DecodeMessage(data)
 	if err != nil || m.Dialect == DialectEngine {
 		s.metrics.count(ctx, outcomeBad, 1)
@@ -312,6 +322,9 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, data []byte, whose
 		s.conf.Log.Debug("events could not be read", "publisher", m.Envelope.PublisherID, "events", m.Bad)
 	}
 	now := s.conf.Now()
+	if sent.IsZero() {
+		sent = now
+	}
 	if m.Envelope.PublishedAt > 0 {
 		s.metrics.delay(ctx, now, m.Envelope.PublishedAt)
 	}
@@ -319,6 +332,10 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, data []byte, whose
 	defer s.mu.Unlock()
 	for _, ev := range m.Events {
 		if whose != nil && !whose(ev.WorkerID, ev.DPRank) {
+			continue
+		}
+		if !s.tracker.speaks(sent, feed, ev.WorkerID, m.Dialect) {
+			s.metrics.accepted(ctx, ev, verdict{other: true})
 			continue
 		}
 		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev)

@@ -60,6 +60,9 @@ type config struct {
 	// DurableKVEvents reads events from a stream that keeps them for an hour, so
 	// that nothing is lost while this process is away. False listens to NATS core.
 	DurableKVEvents bool `yaml:"durable-kv-events"`
+	// LegacyJetstream takes in the stream into which Dynamo before 1.4 writes its
+	// durable events, whose name follows from Namespace and Component.
+	LegacyJetstream bool `yaml:"legacy-jetstream"`
 	// Replica is this process's name among the router replicas, the same after a
 	// restart. Empty makes one of the host's name and the port of HTTPAddress.
 	Replica string `yaml:"replica"`
@@ -339,6 +342,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	c.BusAccess.flags(fs)
 	fs.IntVar(&c.NATSReplicas, "nats-replicas", c.NATSReplicas, "`number` of NATS servers that keep what is made there")
 	fs.BoolVar(&c.DurableKVEvents, "durable-kv-events", c.DurableKVEvents, "read events from a stream that keeps them")
+	fs.BoolVar(&c.LegacyJetstream, "legacy-jetstream", c.LegacyJetstream, "take in the stream of durable events of Dynamo before 1.4")
 	fs.StringVar(&c.Replica, "replica", c.Replica, "`name` of this process among the router replicas, the same after a restart")
 	fs.IntVar(&c.RouterSnapshotThreshold, "router-snapshot-threshold", c.RouterSnapshotThreshold, "`messages` in the stream above which the index is saved")
 	fs.BoolVar(&c.RouterResetStates, "router-reset-states", c.RouterResetStates, "make all replicas forget what they know from events")
@@ -498,6 +502,9 @@ func (c *config) check() error {
 	}
 	if c.RouterSnapshotThreshold <= 0 {
 		bad("router-snapshot-threshold", fmt.Sprint(c.RouterSnapshotThreshold), "a number of messages")
+	}
+	if c.LegacyJetstream && !c.DurableKVEvents {
+		errs = append(errs, errors.New("config: legacy-jetstream needs durable-kv-events: it is our stream that takes the other in"))
 	}
 	if n := c.NATSReplicas; n != 1 && n != 3 && n != 5 {
 		bad("nats-replicas", fmt.Sprint(n), "1, 3 or 5")

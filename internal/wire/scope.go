@@ -39,6 +39,32 @@ func (s Scope) Topic(topic string) string {
 		".endpoint." + Segment(s.Endpoint) + "." + Segment(topic)
 }
 
+// ComponentTopics returns the subjects of a topic of the whole component, as Dynamo
+// before 1.4 names them: encoded as ours, and, where that differs and can be one, as
+// its names are.
+func (s Scope) ComponentTopics(topic string) []string {
+	s = s.WithDefaults()
+	subjects := []string{"namespace." + Segment(s.Namespace) + ".component." + Segment(s.Component) + "." + Segment(topic)}
+	raw := "namespace." + s.Namespace + ".component." + s.Component + "." + topic
+	if raw != subjects[0] && !strings.ContainsAny(raw, "*> \t\r\n") && !strings.Contains(raw, "..") {
+		subjects = append(subjects, raw)
+	}
+	return subjects
+}
+
+// LegacyStream returns the name of the stream into which Dynamo before 1.4 writes its
+// durable events.
+func (s Scope) LegacyStream() string {
+	s = s.WithDefaults()
+	name := strings.Map(func(r rune) rune {
+		if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' || r == '_' {
+			return r
+		}
+		return '_'
+	}, strings.ToLower("namespace."+s.Namespace+".component."+s.Component+".kv-events"))
+	return strings.ReplaceAll(strings.TrimLeft(name, "_"), "_", "-")
+}
+
 // Own returns a subject of kvroute's own, such as "heartbeat" or, with further
 // parts, that of one worker. The part "*" stands for any one part.
 func (s Scope) Own(parts ...string) string {
@@ -68,8 +94,8 @@ func (s Scope) Stream() string {
 // and those of its endpoints.
 func (s Scope) StreamSubjects(topic string) []string {
 	s = s.WithDefaults()
-	component := "namespace." + Segment(s.Namespace) + ".component." + Segment(s.Component)
-	return []string{component + "." + Segment(topic), component + ".endpoint.*." + Segment(topic)}
+	component := s.ComponentTopics(topic)[0]
+	return []string{component, strings.TrimSuffix(component, Segment(topic)) + "endpoint.*." + Segment(topic)}
 }
 
 func (s Scope) slug() string {

@@ -21,6 +21,11 @@ func TestNames(t *testing.T) {
 		{def.Own("heartbeat", "*"), "kvroute.v1.kvroute.workers.generate.heartbeat.*"},
 		{def.Own("heartbeat", wire.WorkerKey(255)), "kvroute.v1.kvroute.workers.generate.heartbeat.00000000000000ff"},
 		{wire.Segment("é"), "%C3%A9"},
+		{strings.Join(dynamo.ComponentTopics("kv-events"), " "), "namespace.dynamo.component.backend.kv-events"},
+		{strings.Join(wire.Scope{Namespace: "a.b", Component: "c"}.ComponentTopics("kv-events"), " "), "namespace.a%2Eb.component.c.kv-events namespace.a.b.component.c.kv-events"},
+		{strings.Join(odd.ComponentTopics("kv-events"), " "), "namespace.A%2Eb.component.c%20d.kv-events"},
+		{dynamo.LegacyStream(), "namespace-dynamo-component-backend-kv-events"},
+		{wire.Scope{Namespace: "My_NS.x", Component: "c d"}.LegacyStream(), "namespace-my-ns-x-component-c-d-kv-events"},
 		{strings.Join(odd.StreamSubjects("kv-events"), " "), "namespace.A%2Eb.component.c%20d.kv-events namespace.A%2Eb.component.c%20d.endpoint.*.kv-events"},
 	} {
 		if c.got != c.want {
