@@ -59,7 +59,7 @@ type DurableConfig struct {
 // stream brings: those of others are in no snapshot.
 type Holdings struct {
 	// Dump fills in what a snapshot has from here: BlockSize, Meta.Pools, Owners,
-	// Workers and Runs, which is read later, while events go on. done must be
+	// Workers, Parked and Runs, which is read later, while events go on. done must be
 	// called. ok is false while that cannot be: it is tried again.
 	Dump func(s *Snapshot, streamed func(worker uint64) bool) (done func(), ok bool)
 	// Restore replaces everything of such workers by a snapshot once it is read to
@@ -118,6 +118,9 @@ const (
 //   - Messages are applied in the order of the stream. One that is missing in what
 //     the consumer delivers, by the consumer's own numbers, is asked for again
 //     before anything behind it is applied.
+//   - What the messages up to the position said is all in a snapshot of it: in its
+//     runs, as an event that waits for its worker, or as one that waits for its
+//     parent, which the index lets wait although the cursor has passed it.
 //   - A message is acknowledged after it was applied; a long backlog is read without
 //     acknowledgements before there is a consumer that needs them. Nothing is purged that some
 //     consumer has not acknowledged, or that the newest snapshot does not contain.

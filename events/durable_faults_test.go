@@ -275,6 +275,46 @@ func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
 	e.mustKnow(b)
 }
 
+// Events whose parent comes later are not lost with the replica that let them wait,
+// although the stream does not have them any more.
+func TestParkedEventsAreInTheSnapshot(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 2)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 10})
+	e.work(100)
+	e.mustKnow(a)
+	store := func(parent uint64, blocks ...uint64) indexer.Event {
+		ev := indexer.Event{Kind: indexer.Stored, HasParent: parent > 0, Parent: parent << 32}
+		for _, b := range blocks {
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: b << 32, Local: b})
+		}
+		return ev
+	}
+	// The last blocks of a chain first; one of them goes again.
+	parent, child, grandchild := store(0, 1, 2), store(2, 3, 4), store(4, 5)
+	goes := indexer.Event{Kind: indexer.Removed, Externals: []uint64{3 << 32}}
+	e.pubs[0].Publish(0, grandchild)
+	e.pubs[0].Publish(0, child)
+	e.pubs[0].Publish(0, goes)
+	from := n.streamInfo().State.LastSeq
+	e.workUntil(func() bool { return n.hasSnapshot(from + 5) }) // with what waits in it
+	e.known(func(w int) bool { return w == 2 }, a)
+	eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
+	a.stop() // leaves another one
+	if info := n.streamInfo(); info.State.FirstSeq <= info.State.LastSeq {
+		t.Fatalf("the stream still has messages from %d on", info.State.FirstSeq)
+	}
+	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+	b.kill() // so what it let wait again is in nobody's memory
+	c := startReplica(t, n.connect(), "c", events.DurableConfig{})
+	e.pubs[0].Publish(0, parent)
+	for _, ev := range []indexer.Event{parent, child, grandchild, goes} {
+		e.truth.Apply(1, ev)
+	}
+	e.mustKnow(c)
+}
+
 // A consumer that somebody deletes, and a stream that somebody deletes, are made
 // anew: nothing is lost that a replica has heard of or that is published later.
 func TestConsumerAndStreamAreDeleted(t *testing.T) {

@@ -182,9 +182,10 @@ type replica struct {
 	log  *logged
 	stop func()
 
-	mu    sync.Mutex
-	index *indexer.Index
-	slow  time.Duration // for each event
+	mu     sync.Mutex
+	index  *indexer.Index
+	parked *indexer.Parked // in front of it
+	slow   time.Duration   // for each event
 	// stranger is a worker that is not known yet.
 	stranger uint64
 	names    map[int]uint64 // of workers whose ids are no small numbers
@@ -225,6 +226,7 @@ func newReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableCon
 func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
 	t.Helper()
 	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &logged{}, names: map[int]uint64{}}
+	r.parked = indexer.NewParked(r.index)
 	var err error
 	log := slog.New(slog.NewTextHandler(r.log, nil)).With("replica", name)
 	if r.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: scope, Log: log, Sink: r.sink}); err != nil {
@@ -267,7 +269,7 @@ func (r *replica) sink(worker uint64, _ uint32, ev indexer.Event) bool {
 		return false
 	}
 	r.names[number(worker)] = worker
-	r.index.Apply(number(worker), ev)
+	r.parked.Apply(time.Now(), number(worker), ev)
 	return true
 }
 
@@ -285,6 +287,15 @@ func (r *replica) dump(s *events.Snapshot, _ func(uint64) bool) (done func(), ok
 				}
 				s.Owners = append(s.Owners, events.Owner{WorkerID: id})
 			}
+		}
+	}
+	for w, evs := range r.parked.Waiting() {
+		id := uint64(w)
+		if name, ok := r.names[w]; ok {
+			id = name
+		}
+		for _, ev := range evs {
+			s.Parked = append(s.Parked, events.RouterEvent{WorkerID: id, Event: ev})
 		}
 	}
 	next, stop := iter.Pull(r.index.Dump())
@@ -321,7 +332,10 @@ func (r *replica) restore(s *events.Snapshot, _ func(uint64) bool, whole func() 
 		}
 	}
 	r.mu.Lock()
-	r.index = x
+	r.index, r.parked = x, indexer.NewParked(x)
+	for _, ev := range s.Parked {
+		r.parked.Apply(time.Now(), number(ev.WorkerID), ev.Event)
+	}
 	r.mu.Unlock()
 	return nil
 }

@@ -154,9 +154,7 @@ func (l Local) Remember(now time.Time, ev RouterEvent) { l.l.remember(now, ev) }
 func (l Local) Ask(q Query) Answer {
 	a, content := l.l.answer(&q)
 	if content != nil {
-		for i, ev := range RankEvents(content, 0) {
-			a.Events = append(a.Events, RouterEvent{WorkerID: q.WorkerID, DPRank: q.DPRank, EventID: uint64(i) + 1, Event: ev})
-		}
+		a.dumped(&q, content)
 	}
 	return a
 }

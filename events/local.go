@@ -72,7 +72,8 @@ func (l *local) remember(now time.Time, ev RouterEvent) {
 func weight(ev *indexer.Event) int { return 1 + len(ev.Blocks) + len(ev.Externals) }
 
 // answer answers a query. What makes up a dump comes in content, to be read when
-// nobody has to wait for it any more: it is what the worker holds now.
+// nobody has to wait for it any more: it is what the worker holds now. Behind it
+// belongs what is in the answer already: events that wait for their parents.
 func (l *local) answer(q *Query) (a Answer, content iter.Seq[indexer.Run]) {
 	r := l.ranks[q.DPRank]
 	if r == nil {
@@ -88,8 +89,27 @@ func (l *local) answer(q *Query) (a Answer, content iter.Seq[indexer.Run]) {
 		return Answer{Kind: AnswerEvents, Events: slices.Clone(r.ring[max(start, 1)-first:]), LastEventID: r.last, HasLast: true}, nil
 	case r.index != nil:
 		content = frozen(r.index)
+		for _, ev := range r.parked.Waiting()[0] {
+			a.Events = append(a.Events, RouterEvent{Event: ev})
+		}
 	}
-	return Answer{Kind: AnswerDump, LastEventID: r.last, HasLast: true}, content
+	a.Kind, a.LastEventID, a.HasLast = AnswerDump, r.last, true
+	return a, content
+}
+
+// dumped makes the content of a dump the events of an answer, in front of those that
+// are there.
+func (a *Answer) dumped(q *Query, content iter.Seq[indexer.Run]) {
+	waiting := a.Events
+	a.Events = nil
+	for _, ev := range RankEvents(content, 0) {
+		a.Events = append(a.Events, RouterEvent{Event: ev})
+	}
+	a.Events = append(a.Events, waiting...)
+	for i := range a.Events {
+		ev := &a.Events[i]
+		ev.WorkerID, ev.DPRank, ev.EventID = q.WorkerID, q.DPRank, uint64(i)+1
+	}
 }
 
 // frozen returns what an index holds now. It must be read, though not to its end.

@@ -50,9 +50,7 @@ func (p *Publisher) answer(q *Query) Answer {
 	a, content := p.local.answer(q)
 	p.mu.Unlock()
 	if content != nil {
-		for i, ev := range RankEvents(content, 0) {
-			a.Events = append(a.Events, RouterEvent{WorkerID: q.WorkerID, DPRank: q.DPRank, EventID: uint64(i) + 1, Event: ev})
-		}
+		a.dumped(q, content)
 	}
 	return a
 }
@@ -108,7 +106,7 @@ func (p *Publisher) tell(now time.Time, presence []byte) {
 	}
 	p.sealLocked()
 	for rank, r := range p.local.ranks {
-		evs := RankEvents(frozen(r.index), 0)
+		evs := append(RankEvents(frozen(r.index), 0), r.parked.Waiting()[0]...)
 		p.publishLocked(rank, indexer.Event{Kind: indexer.Cleared})
 		for _, ev := range evs {
 			p.publishLocked(rank, ev)

@@ -36,6 +36,9 @@ type Snapshot struct {
 	Cursors []Cursor
 	// Waiting are events that are in no run, since their worker was not known.
 	Waiting []Waiting
+	// Parked are events, and removals of their blocks, that are in no run, since the
+	// parent of their blocks was not there. They are applied behind the runs.
+	Parked []RouterEvent
 	// Runs are the pools' runs, one pool after the other, each with the number of
 	// its pool in Meta.Pools; see [indexer.Run]. It can be read once. The slices of
 	// a run are good until the next one.
@@ -89,6 +92,7 @@ const (
 	recordWorker  = 5 // JSON of a worker
 	recordPool    = 6 // the nodes behind it are of this pool
 	recordWaiting = 7 // an event that waits for its worker
+	recordParked  = 8 // an event that waits for its parent
 	recordEnd     = 255
 )
 
@@ -99,6 +103,7 @@ const (
 	maxSnapshotCursors = maxRanks * maxPublishers
 	maxSnapshotWorkers = 1 << 16
 	maxSnapshotPools   = 1 << 10
+	maxSnapshotParked  = 1 << 20
 )
 
 // scopeDigest stands for the scope in a snapshot's header.
@@ -171,6 +176,13 @@ func (o *snapshotWriter) all(scope wire.Scope, s *Snapshot) error {
 		err = errors.Join(err, o.record(recordWaiting, func(b []byte) []byte {
 			return appendEvent(binary.AppendUvarint(b, s.Waiting[i].PublisherID), &s.Waiting[i].Event)
 		}))
+	}
+	for i := range s.Parked {
+		Parts(s.Parked[i].Event, func(ev indexer.Event) { // a record has its bound, too
+			r := s.Parked[i]
+			r.Event = ev
+			err = errors.Join(err, o.record(recordParked, func(b []byte) []byte { return appendEvent(b, &r) }))
+		})
 	}
 	if err != nil {
 		return err

@@ -190,6 +190,13 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 			w := Waiting{PublisherID: f.uvarint()}
 			w.Event, err = decodeEvent(f.rest)
 			s.Waiting = append(s.Waiting, w)
+		case recordParked:
+			if len(s.Parked) >= maxSnapshotParked {
+				return badSnapshot("more than %d events wait for their parents", maxSnapshotParked)
+			}
+			var ev RouterEvent
+			ev, err = decodeEvent(in.payload)
+			s.Parked = append(s.Parked, ev)
 		case recordNode, recordPool, recordEnd:
 			in.owners = len(s.Owners)
 			if len(s.Meta.Pools) > maxSnapshotPools {
@@ -223,7 +230,7 @@ func (in *snapshotReader) runs(s *Snapshot, yield func(int, indexer.Run) bool) e
 			if !yield(pool, in.run) {
 				return badSnapshot("its runs were not read to the end")
 			}
-		case recordMeta, recordOwner, recordWorker, recordCursor, recordWaiting:
+		case recordMeta, recordOwner, recordWorker, recordCursor, recordWaiting, recordParked:
 			return badSnapshot("record %d of type %d stands behind the nodes", in.records, in.kind)
 		}
 		if err := in.next(); err != nil {

@@ -205,6 +205,7 @@ func TestSnapshotsComeBack(t *testing.T) {
 			s.Cursors = append(s.Cursors, events.Cursor{WorkerID: rng.Uint64(), DPRank: rng.Uint32(), PublisherID: rng.Uint64(), EventID: rng.Uint64()})
 			ev := stored(rng.Uint64(), rng.Uint64())
 			s.Waiting = append(s.Waiting, events.Waiting{PublisherID: rng.Uint64(), Event: ev})
+			s.Parked = append(s.Parked, stored(rng.Uint64(), rng.Uint64()))
 		}
 		s.Runs = func(yield func(int, indexer.Run) bool) {
 			for p, x := range pools {

@@ -19,6 +19,9 @@ const (
 // Parked applies events to an index, and lets those wait whose parent is not there
 // yet: until the parent comes, for up to 30 s, up to 1,024 events of a worker. It
 // may be used by any number of goroutines. Times must not go back.
+//
+// Invariant: no block is both in the index and among the removed ones of an event that
+// waits, of one worker and tier.
 type Parked struct {
 	x *Index
 
@@ -83,14 +86,14 @@ func (p *Parked) wake(worker int, l *lot, tier Tier, blocks []Block, out *Outcom
 			arrived[tier] = map[uint64]bool{}
 		}
 		arrived[tier][b.External] = true
-	}
-	for _, b := range blocks {
-		arrive(tier, b)
 		for _, w := range l.waiting {
 			if w.event.Tier == tier { // it was stored again after it had been removed
 				w.removed = slices.DeleteFunc(w.removed, func(e uint64) bool { return e == b.External })
 			}
 		}
+	}
+	for _, b := range blocks {
+		arrive(tier, b)
 	}
 	for again := true; again; {
 		again = false
@@ -138,6 +141,23 @@ func (l *lot) blocks() (n int) {
 		n += len(w.event.Blocks)
 	}
 	return n
+}
+
+// Waiting returns what waits, by worker: events that bring an empty Parked in front of
+// the same index into the same state, but for the time that they have waited.
+func (p *Parked) Waiting() map[int][]Event {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make(map[int][]Event, len(p.workers))
+	for worker, l := range p.workers {
+		for _, w := range l.waiting {
+			all[worker] = append(all[worker], w.event)
+			if len(w.removed) > 0 {
+				all[worker] = append(all[worker], Event{Kind: Removed, Tier: w.event.Tier, Externals: slices.Sorted(slices.Values(w.removed))})
+			}
+		}
+	}
+	return all
 }
 
 // Expire drops what has waited too long, and returns how many blocks that were, by

@@ -5,6 +5,7 @@ package indexer_test
 import (
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -232,5 +233,64 @@ func TestOrderOfStoredEventsDoesNotMatter(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// Whatever happened before, the index and what waits are all that matters for what
+// happens then.
+func TestWaitingEventsCanBeHandedOn(t *testing.T) {
+	waited := 0
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 77))
+		now := time.Unix(1755000000, 0)
+		event := func() indexer.Event {
+			tier := indexer.Tier(rng.IntN(2))
+			if rng.IntN(4) == 0 {
+				return indexer.Event{Kind: indexer.Removed, Tier: tier, Externals: []uint64{1 + rng.Uint64N(25), 1 + rng.Uint64N(25)}}
+			}
+			ev := indexer.Event{Kind: indexer.Stored, Tier: tier}
+			if rng.IntN(5) > 0 {
+				ev.HasParent, ev.Parent = true, 1+rng.Uint64N(25)
+			}
+			for range 1 + rng.IntN(3) {
+				b := 1 + rng.Uint64N(25)
+				ev.Blocks = append(ev.Blocks, indexer.Block{External: b, Local: b % 7})
+			}
+			return ev
+		}
+		x := indexer.New(indexer.Config{})
+		p := indexer.NewParked(x)
+		for range rng.IntN(60) {
+			p.Apply(now, rng.IntN(2), event())
+		}
+		y, _, err := indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
+			for r := range x.Dump() {
+				if !yield(r, nil) {
+					return
+				}
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := indexer.NewParked(y)
+		for worker, evs := range p.Waiting() {
+			for _, ev := range evs {
+				q.Apply(now, worker, ev)
+				waited++
+			}
+		}
+		for step := range 60 {
+			if a, b := p.Waiting(), q.Waiting(); !reflect.DeepEqual(a, b) {
+				t.Fatalf("seed %d, step %d: waiting (-was +is):\n%s", seed, step, cmp.Diff(a, b))
+			}
+			w, ev := rng.IntN(2), event()
+			if a, b := p.Apply(now, w, ev), q.Apply(now, w, ev); a != b {
+				t.Fatalf("seed %d, step %d: %+v makes %+v, and then %+v", seed, step, ev, a, b)
+			}
+		}
+	}
+	if waited < 300 {
+		t.Errorf("%d events waited", waited)
 	}
 }

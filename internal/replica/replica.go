@@ -66,6 +66,11 @@ func (c *Config) dump(s *events.Snapshot, streamed func(uint64) bool) (done func
 		}
 		s.Workers = append(s.Workers, data)
 	}
+	for _, p := range c.Router.ParkedEvents() {
+		if streamed(p.Worker.ID) && !c.Direct(p.Worker.ID) {
+			s.Parked = append(s.Parked, events.RouterEvent{WorkerID: p.Worker.ID, DPRank: p.Worker.DPRank, Event: p.Event})
+		}
+	}
 	s.Runs = func(yield func(int, indexer.Run) bool) {
 		for p, run := range d.Runs {
 			kept := run.Holders[:0]
@@ -126,6 +131,12 @@ func (c *Config) restore(s *events.Snapshot, streamed func(uint64) bool, whole f
 			}
 		}
 		return fmt.Errorf("%w: %w", events.ErrSnapshot, err)
+	}
+	for _, ev := range s.Parked {
+		if !contents.Keep(ev.WorkerID) {
+			// Of a worker that is not known any more nothing is.
+			c.Router.ApplyEvent(router.Worker{ID: ev.WorkerID, DPRank: ev.DPRank}, ev.Event)
+		}
 	}
 	c.Expect(out.Expected)
 	if s.Runs != nil {

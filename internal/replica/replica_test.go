@@ -73,6 +73,12 @@ func TestARouterComesBackFromAFile(t *testing.T) {
 			}
 		}
 	}
+	// Two wait for their parent: one of a worker whose events the stream does not bring.
+	child := indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: 500, Blocks: []indexer.Block{{External: 501, Local: 51}}}
+	parent := indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 500, Local: 50}}}
+	for _, id := range []uint64{2, 9} {
+		a.ApplyEvent(router.Worker{ID: id, DPRank: 1}, child)
+	}
 	want := slices.DeleteFunc(lines(t, a), func(l string) bool { return l[1] == '9' })
 
 	snap := events.Snapshot{Created: time.UnixMilli(1755000000500)}
@@ -85,7 +91,7 @@ func TestARouterComesBackFromAFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	done()
-	if len(snap.Meta.Pools) != 3 || snap.BlockSize != 0 || len(snap.Workers) != 3 {
+	if len(snap.Meta.Pools) != 3 || snap.BlockSize != 0 || len(snap.Workers) != 3 || len(snap.Parked) != 1 {
 		t.Errorf("%d pools of %d tokens, %d workers; want 3 of different sizes, and 3", len(snap.Meta.Pools), snap.BlockSize, len(snap.Workers))
 	}
 
@@ -117,6 +123,15 @@ func TestARouterComesBackFromAFile(t *testing.T) {
 	slices.Sort(expected)
 	if got := lines(t, b); !slices.Equal(got, append(want, kept...)) || !slices.Equal(expected, []uint64{1, 2, 3}) {
 		t.Errorf("expected %v, restored\n%v\nwant\n%v", expected, got, append(want, kept...))
+	}
+	for _, r := range []*router.Router{a, b} {
+		if !r.ApplyEvent(router.Worker{ID: 2, DPRank: 1}, parent) {
+			t.Fatal("an event is refused")
+		}
+	}
+	want = slices.DeleteFunc(lines(t, a), func(l string) bool { return l[1] == '9' })
+	if got := lines(t, b); !slices.Equal(got, append(want, kept...)) {
+		t.Errorf("when the parent came\n%v\nwant\n%v", got, append(want, kept...))
 	}
 	if err := target.Restore(&events.Snapshot{}, always, nil); err != nil || !slices.Equal(lines(t, b), kept) {
 		t.Errorf("%v; forgetting everything leaves %v", err, lines(t, b))
