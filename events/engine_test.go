@@ -591,3 +591,162 @@ func FuzzBatch(f *testing.F) {
 		}
 	})
 }
+
+// An engine that evicts leaves first, saved and restored, goes on as if nothing had
+// been, and tells the index what it had told it.
+func TestAnEngineComesBack(t *testing.T) {
+	for _, opt := range []events.EngineOptions{
+		{BlockSize: 4},
+		{BlockSize: 4, SetLike: true},
+		{BlockSize: 8}, // joined
+		{BlockSize: 2}, // split
+	} {
+		blocks := 0
+		for seed := range uint64(100) {
+			rng := rand.New(rand.NewPCG(seed, uint64(opt.BlockSize)))
+			a, x := engineAfter(rng, opt, leafFirst)
+			b, told := events.ComeBack(a, opt)
+			y := index(t, told)
+			if a, b := holdings(x), holdings(y); !slices.Equal(a, b) {
+				t.Fatalf("seed %d, blocks of %d: %s", seed, opt.BlockSize, firstDifference(b, a))
+			}
+			blocks += len(holdings(x))
+			for step := range 40 {
+				batch := leafFirst(rng)
+				if was, is := means(a, x, batch), means(b, y, batch); was != is {
+					t.Fatalf("seed %d, step %d, blocks of %d: %+v\nmeant %s\nmeans %s", seed, step, opt.BlockSize, batch, was, is)
+				}
+				if _, weight := b.Told(); weight != b.Blocks() {
+					t.Fatalf("seed %d: %d blocks are counted, %d are kept", seed, b.Blocks(), weight)
+				}
+			}
+		}
+		if blocks < 500 {
+			t.Errorf("blocks of %d: %d were told", opt.BlockSize, blocks)
+		}
+	}
+}
+
+// Where blocks behind a hole were known they are not told of, and nothing is told that
+// the engine does not have; a cleared engine is as any other.
+func TestAnEngineWithHolesComesBack(t *testing.T) {
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 8))
+		opt := events.EngineOptions{BlockSize: []int{4, 8, 2}[seed%3]}
+		a, x := engineAfter(rng, opt, anyhow)
+		b, told := events.ComeBack(a, opt)
+		y := index(t, told)
+		for range 30 {
+			was, _ := a.Told()
+			is, weight := b.Told()
+			if weight != b.Blocks() {
+				t.Fatalf("seed %d: %d blocks are counted, %d are kept", seed, b.Blocks(), weight)
+			}
+			for r := range y.Dump() {
+				for _, h := range r.Holders {
+					for _, id := range h.Externals {
+						if !is[uint32(h.Worker)][h.Tier][id] || !was[uint32(h.Worker)][h.Tier][id] {
+							t.Fatalf("seed %d: the index has block %d of rank %d on %v, which the engine does not have", seed, id, h.Worker, h.Tier)
+						}
+					}
+				}
+			}
+			batch := anyhow(rng)
+			means(a, x, batch)
+			means(b, y, batch)
+		}
+		for rank := range uint32(2) {
+			wipe := events.EngineBatch{Events: []events.EngineEvent{{Kind: events.EngineCleared, Rank: rank, HasRank: true}}}
+			means(a, x, wipe)
+			means(b, y, wipe)
+		}
+		for range 10 {
+			batch := anyhow(rng)
+			if was, is := means(a, x, batch), means(b, y, batch); was != is {
+				t.Fatalf("seed %d: %+v\nmeant %s\nmeans %s", seed, batch, was, is)
+			}
+		}
+	}
+}
+
+// means applies a batch, and returns what came of it.
+func means(e *events.Engine, x *indexer.Index, b events.EngineBatch) string {
+	evs, drops := e.Apply(&b)
+	for _, ev := range evs {
+		x.Apply(int(ev.DPRank), ev.Event)
+	}
+	return fmt.Sprint(evs, drops)
+}
+
+func engineAfter(rng *rand.Rand, opt events.EngineOptions, batch func(*rand.Rand) events.EngineBatch) (*events.Engine, *indexer.Index) {
+	e, x := events.NewEngine(opt), indexer.New(indexer.Config{})
+	for range rng.IntN(80) {
+		means(e, x, batch(rng))
+	}
+	return e, x
+}
+
+// index is what events make that need nothing else.
+func index(t *testing.T, told []events.RouterEvent) *indexer.Index {
+	t.Helper()
+	y := indexer.New(indexer.Config{})
+	for _, ev := range told {
+		if out := y.Apply(int(ev.DPRank), ev.Event); out.Orphan+out.Conflict+out.Invalid > 0 {
+			t.Fatalf("told %+v: %+v", ev, out)
+		}
+	}
+	return y
+}
+
+// Of three sequences, one block a level, ids are branch*100 + level + 1.
+
+func levels(branch uint64, from, to int) (ev events.EngineEvent) {
+	ev = events.EngineEvent{Kind: events.EngineStored, BlockSize: 4, HasRank: true, Usable: 8}
+	if from > 0 {
+		ev.HasParent, ev.Parent = true, branch*100+uint64(from)
+	} else {
+		ev.HasSalt, ev.Salt = true, fmt.Sprint(branch)
+	}
+	for ; from < to; from++ {
+		ev.Hashes = append(ev.Hashes, branch*100+uint64(from)+1)
+		for i := range 4 {
+			ev.Tokens = append(ev.Tokens, uint32(branch)*1000+uint32(from*4+i))
+		}
+	}
+	return ev
+}
+
+// leafFirst is what an engine says that has no holes.
+func leafFirst(rng *rand.Rand) (b events.EngineBatch) {
+	for range 1 + rng.IntN(3) {
+		branch, rank, tier := rng.Uint64N(3), uint32(rng.IntN(2)), indexer.Tier(rng.IntN(2))
+		ev := levels(branch, 0, 1+rng.IntN(6))
+		if rng.IntN(3) == 0 {
+			ev.Kind = events.EngineRemoved
+			ev.Hashes = nil
+			for level := 5; level >= rng.IntN(6); level-- {
+				ev.Hashes = append(ev.Hashes, branch*100+uint64(level)+1)
+			}
+		}
+		ev.Rank, ev.Tier = rank, tier
+		b.Events = append(b.Events, ev)
+	}
+	return b
+}
+
+// anyhow is what an engine may say.
+func anyhow(rng *rand.Rand) (b events.EngineBatch) {
+	for range 1 + rng.IntN(3) {
+		branch, from := rng.Uint64N(3), rng.IntN(6)
+		ev := levels(branch, from, min(6, from+1+rng.IntN(4)))
+		ev.Rank, ev.Tier = uint32(rng.IntN(2)), indexer.Tier(rng.IntN(2))
+		switch rng.IntN(6) {
+		case 0:
+			ev.Kind = events.EngineRemoved
+		case 1:
+			ev.Kind, ev.From, ev.Tier = events.EngineMoved, indexer.Device, indexer.HostPinned
+		}
+		b.Events = append(b.Events, ev)
+	}
+	return b
+}

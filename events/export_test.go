@@ -3,7 +3,9 @@
 package events
 
 import (
+	"bytes"
 	"context"
+	"encoding/gob"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -207,4 +209,18 @@ func (p *Publisher) LimitQueue(n int) {
 	for _, r := range p.out.(*socketOutlet).ranks {
 		r.pub.Queue = n
 	}
+}
+
+// ComeBack returns an engine made of what another one saves, and what it tells.
+func ComeBack(e *Engine, opt EngineOptions) (*Engine, []RouterEvent) {
+	blob, err := (&savedRank{Ranks: e.save()}).encode()
+	if err != nil {
+		panic(err)
+	}
+	var saved savedRank
+	if err := gob.NewDecoder(bytes.NewReader(blob)).Decode(&saved); err != nil {
+		panic(err)
+	}
+	again := NewEngine(opt)
+	return again, again.restore(saved.Ranks)
 }

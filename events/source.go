@@ -135,6 +135,8 @@ type Sources struct {
 	// mu guards the fields below.
 	wanted map[uint64]EngineWorker
 	ranks  map[*rankSource]struct{}
+	saved  map[rankKey][]byte // by an earlier process, of ranks not followed yet
+	loaded time.Time          // when
 }
 
 // NewSources returns sources of no workers yet.
@@ -288,6 +290,7 @@ func (s *Sources) Run(ctx context.Context) error {
 // follow follows one worker until ctx ends.
 func (s *Sources) follow(ctx context.Context, w EngineWorker) {
 	log := s.conf.Log.With("worker", w.ID, "name", w.Name)
+	asked := w // sockets fills in what is not said
 	wait := backoff{}
 	level := slog.LevelWarn // once
 	for ctx.Err() == nil {
@@ -302,13 +305,7 @@ func (s *Sources) follow(ctx context.Context, w EngineWorker) {
 				wg.Go(func() { r.run(ctx) })
 			}
 			wg.Wait()
-			s.mu.Lock()
-			for r := range s.ranks {
-				if r.worker.ID == w.ID {
-					delete(s.ranks, r)
-				}
-			}
-			s.mu.Unlock()
+			s.ended(asked)
 			return
 		}
 		if ctx.Err() == nil {

@@ -31,6 +31,7 @@ const (
 	sourceAsked        = "replay"
 	sourceUnanswered   = "replay_failed"
 	sourceUndiscovered = "discovery_failed"
+	sourceRestored     = "restored"
 )
 
 // sourceMetrics are the instruments of [Sources]. docs/metrics.md lists them.

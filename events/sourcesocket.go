@@ -39,6 +39,10 @@ type rankSource struct {
 	engine *Engine
 	stream *stream
 
+	// mu is held while anything below, the engine or the stream changes: a state that is
+	// saved is one between two batches.
+	mu sync.Mutex
+
 	ctx context.Context //nolint:containedctx // the metrics want one wherever something is counted
 	// spoken are the ranks that the socket spoke for.
 	spoken map[uint32]struct{}
@@ -87,7 +91,8 @@ func (r *rankSource) run(ctx context.Context) {
 		r.followPlane(ctx)
 		return
 	}
-	r.clear() // whatever was known of it is another source's
+	r.locked(r.clear) // whatever was known of it is another source's
+	r.restore()
 	if r.at.url != "" {
 		r.poll(ctx)
 		return
@@ -113,16 +118,22 @@ func (r *rankSource) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case n := <-news:
-			r.take(&q, n)
+			r.locked(func() { r.take(&q, n) })
 		case <-q.due():
-			q.put(ctx, &wg)
+			r.locked(func() { q.put(ctx, &wg) })
 		case <-rebuild.C:
-			r.stream.tryAll()
+			r.locked(r.stream.tryAll)
 			r.copies.Store(int64(r.engine.Copies()))
 		}
 		q.follow()
 		r.judge()
 	}
+}
+
+func (r *rankSource) locked(do func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	do()
 }
 
 // news is what the goroutines of a rank's sockets tell.
@@ -494,7 +505,7 @@ func (r *rankSource) poll(ctx context.Context) {
 				r.log.Warn("an engine's events are not heard any more", "endpoint", r.at.url, "err", err)
 			}
 			if errors.Is(err, syscall.ECONNREFUSED) && r.stream.heard {
-				r.stream.restart() // its process has ended
+				r.locked(r.stream.restart) // its process has ended
 			}
 			wait.wait(ctx)
 			continue
@@ -507,13 +518,15 @@ func (r *rankSource) poll(ctx context.Context) {
 		}
 		if len(b.Events) > 0 || b.Drops != (Drops{}) {
 			r.count(sourceLive, 1)
-			if !r.stream.heard && len(b.Events) > 0 && b.Events[0].ID > 0 {
-				r.stream.partial = true // somebody else was told the beginning
-			}
-			r.stream.heard = true
-			if r.applyBatch(&b) {
-				r.stream.whole()
-			}
+			r.locked(func() {
+				if !r.stream.heard && len(b.Events) > 0 && b.Events[0].ID > 0 {
+					r.stream.partial = true // somebody else was told the beginning
+				}
+				r.stream.heard = true
+				if r.applyBatch(&b) {
+					r.stream.whole()
+				}
+			})
 			r.judge()
 			continue
 		}

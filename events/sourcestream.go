@@ -2,7 +2,7 @@
 
 package events
 
-import "hash/maphash"
+import "github.com/zeebo/xxh3"
 
 // stream puts the batches of one engine's socket in order: the live ones, and
 // those that the engine sends again when it is asked. It is a source without
@@ -29,7 +29,6 @@ type stream struct {
 	apply func(body []byte) (cleared bool)
 	clear func()
 	count func(outcome string, n int)
-	seed  maphash.Seed
 
 	// What was applied last, if anything since the last clear.
 	heard     bool
@@ -81,7 +80,7 @@ const (
 )
 
 func newStream(replays bool, apply func([]byte) bool, wipe func(), count func(string, int)) *stream {
-	return &stream{replays: replays, apply: apply, clear: wipe, count: count, seed: maphash.MakeSeed()}
+	return &stream{replays: replays, apply: apply, clear: wipe, count: count}
 }
 
 // missing returns how many batches are missing before one of a sequence.
@@ -190,7 +189,7 @@ func (s *stream) take(b batch) {
 		s.count(sourceLost, int(min(n, 1<<30)))
 		s.partial, s.suspect = s.partial || !s.heard, s.suspect || s.heard
 	}
-	s.heard, s.publisher, s.last, s.digest = true, b.publisher, b.sequence, maphash.Bytes(s.seed, b.body)
+	s.heard, s.publisher, s.last, s.digest = true, b.publisher, b.sequence, xxh3.Hash(b.body)
 	if s.apply(b.body) {
 		s.whole()
 	}
@@ -201,7 +200,7 @@ func (s *stream) fromReplay(b batch) {
 	switch {
 	case s.asking == askTail && b.sequence == s.last && !s.answered:
 		s.answered, s.closed = true, false
-		if maphash.Bytes(s.seed, b.body) != s.digest {
+		if xxh3.Hash(b.body) != s.digest {
 			s.restart()
 			s.ask()
 		}

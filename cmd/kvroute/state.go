@@ -15,11 +15,13 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Files in --state-dir: what the router believes untold, and what the workers'
-// events told. The latter's name has the scope behind it.
+// Files in --state-dir: what the router believes untold, what the workers' events
+// told, and what engines that are heard directly did. The names of the latter two have
+// the scope before them.
 const (
-	guessFile = "guesses"
-	eventFile = "events"
+	guessFile  = "guesses"
+	eventFile  = "events"
+	sourceFile = "sources"
 )
 
 // loadState opens the folder of --state-dir, making it if need be, and reads what
@@ -45,6 +47,19 @@ func (s *server) loadState() (err error) {
 		}
 		return err
 	}); err != nil || !s.router.WantsEvents() {
+		return err
+	}
+	if err := s.loadFile(s.scope.Bucket(sourceFile), func(f *os.File) error {
+		ranks, err := s.direct.sources.Load(f)
+		switch {
+		case errors.Is(err, events.ErrBadState):
+			s.log.Warn("what was known of engines is lost; they are asked", "file", f.Name(), "err", err)
+			return nil
+		case err == nil:
+			s.log.Info("what was known of engines is back", "ranks", ranks)
+		}
+		return err
+	}); err != nil {
 		return err
 	}
 	return s.loadFile(s.eventFile(), func(f *os.File) error {
@@ -97,6 +112,7 @@ func (s *server) keepState(ctx context.Context) error {
 func (s *server) saveState() error {
 	err := writeWhole(s.state, guessFile, s.router.SaveGuesses)
 	if s.router.WantsEvents() {
+		err = errors.Join(err, writeWhole(s.state, s.scope.Bucket(sourceFile), s.direct.sources.Save))
 		err = errors.Join(err, s.router.DumpIndexes(func(begin func() []router.IndexDump) error {
 			return writeWhole(s.state, s.eventFile(), func(w io.Writer) error {
 				return s.events.Save(w, func() []events.Held { return held(begin()) })

@@ -304,3 +304,47 @@ func TestPublishWithoutNATS(t *testing.T) {
 	knows(t, d, 10, e)
 	eventually(t, "the worker's cache is in doubt", func() bool { return workers(t, d)[0].KVEvents == "ok" })
 }
+
+// A router that is killed asks an engine for what came since, by its own socket.
+func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
+	e := bareEngine(t, "a", "--block-hash", "vllm")
+	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], events: {transport: zmq}}\n", e.at.HTTP))
+	dir := t.TempDir()
+	d := &demonstration{}
+	serve := func() {
+		d.router = process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+			"--nats-listen", "127.0.0.1:0", "--state-dir", dir, "--state-interval", "50ms")
+	}
+	replayed := func() int { return d.counter(t, "kvroute_source_batches_total", `outcome="replayed"`) }
+	for i := range 10 {
+		complete(t, e, fmt.Sprint(i, " before anybody listens"))
+	}
+	serve()
+	knows(t, d, 50, e)
+	all := replayed()
+	before := time.Now()
+	eventually(t, "the state is not saved", func() bool {
+		info, err := os.Stat(filepath.Join(dir, wire.Scope{}.Bucket(sourceFile)))
+		return err == nil && info.ModTime().After(before.Add(100*time.Millisecond))
+	})
+	d.router.kill(t)
+	complete(t, e, "while nobody listens")
+	serve()
+	knows(t, d, 55, e)
+	if n := replayed(); n == 0 || n*4 > all {
+		t.Errorf("after a crash %d batches were sent again; %d at first", n, all)
+	}
+	if n := d.counter(t, "kvroute_source_news_total", `kind="restored"`); n != 1 {
+		t.Errorf("%d ranks were restored, want 1", n)
+	}
+	// An engine that was replaced meanwhile.
+	d.router.stop()
+	if resp, body := whole(t, http.MethodPost, "http://"+e.at.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
+		t.Fatal(body)
+	}
+	complete(t, e, "after the restart")
+	serve()
+	knows(t, d, 5, e)
+	complete(t, e, "heard again")
+	knows(t, d, 10, e)
+}
