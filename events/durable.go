@@ -121,9 +121,15 @@ const (
 //   - What the messages up to the position said is all in a snapshot of it: in its
 //     runs, as an event that waits for its worker, or as one that waits for its
 //     parent, which the index lets wait although the cursor has passed it.
-//   - A message is acknowledged after it was applied; a long backlog is read without
-//     acknowledgements before there is a consumer that needs them. Nothing is purged that some
-//     consumer has not acknowledged, or that the newest snapshot does not contain.
+//   - A message is acknowledged after it was applied, by the consumer that outlives a
+//     session. A long backlog is read by another one before, for which what was
+//     delivered counts as acknowledged: it holds back what was not, and at most
+//     fetchMessages of fetchBytes are delivered and not applied. What is purged of
+//     those, by others, is in a snapshot; who loses them unapplied, because it dies or
+//     its session ends, goes on from that snapshot (see overtaken).
+//   - Nothing is purged that was not delivered to every consumer of the subject, or,
+//     but for a backlog, not acknowledged by it, or that the newest snapshot does not
+//     contain.
 //   - The newest snapshot is replaced only by one of a later position, by
 //     compare-and-set, by the one who holds the lock.
 type Durable struct {

@@ -448,7 +448,8 @@ func (q *question) put(ctx context.Context, wg *sync.WaitGroup) {
 func (q *question) failed(err error) {
 	q.r.count(sourceUnanswered, 1)
 	if q.tries++; q.tries >= replayTries {
-		q.r.log.Warn("an engine does not send lost events again; they are given up for now", "err", err)
+		q.r.log.Warn("an engine does not send lost events again: what came since is applied without them, the rank is suspect, and everything is asked for every minute",
+			"tries", q.tries, "every", rebuildEvery.String(), "err", err)
 		q.r.stream.giveUp()
 		return
 	}
