@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -40,6 +41,7 @@ type sidecar struct {
 	models    string
 	lora      string
 	health    string
+	metrics   string
 	http      string
 	ready     string
 	level     string
@@ -66,6 +68,7 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 	fs.Uint64Var(&c.record.WorkerID, "worker-id", 0, "`number` of the worker; 0 takes one made of its name")
 	fs.StringVar(&c.engine.Address, "engine-address", "127.0.0.1:8000", "`ip:port` of the engine's HTTP server, from here")
 	fs.StringVar(&c.advertise, "advertise", "", "`ip:port` of it to register; empty takes engine-address, or this machine's own as the bus sees it")
+	fs.StringVar(&c.metrics, "metrics-path", "", "`path` of the engine's metrics, for its load; empty tries the usual ones")
 	fs.StringVar(&c.health, "health-path", "/health", "`path` that answers 200 while the engine lives")
 	fs.StringVar(&c.models, "model", "", "`names` of the model, comma-separated; empty asks the engine")
 	fs.StringVar(&c.lora, "lora", "", "`names` of its adapters, comma-separated")
@@ -131,6 +134,7 @@ func publish(ctx context.Context, args []string, std stdio) error {
 	}
 	defer func() { _ = metrics.Shutdown(context.WithoutCancel(ctx)) }() // nothing is exported at the end
 	p := beside{sidecar: &c, log: log, client: &http.Client{Timeout: 2 * time.Second}}
+	p.scrape.id = rand.Uint64() & (1<<53 - 1) // every JSON reader keeps it exactly
 	defer p.client.CloseIdleConnections()
 	if c.natsURL != "" {
 		if p.nc, err = connectNATS(c.natsURL, "kvroute publish "+c.record.Name, &c.access, log); err != nil {
@@ -203,6 +207,8 @@ type beside struct {
 	announcer *fleet.Announcer // nil if there is no bus
 	lost      metric.Int64Counter
 	alive     atomic.Bool
+	scrape    scrape
+	counted   bool // the capacity is in the engine's blocks
 	misfit    bool // the engine's blocks fit no block of the routers'
 }
 
@@ -242,7 +248,7 @@ func (p *beside) open(ctx context.Context, meter metric.Meter) (err error) {
 		return nil
 	}
 	p.announcer, err = fleet.NewAnnouncer(p.nc, fleet.AnnouncerConfig{
-		Scope: p.scope, Record: p.record, Replicas: p.replicas, Alive: p.alive.Load, Log: p.log,
+		Scope: p.scope, Record: p.record, Replicas: p.replicas, Alive: p.alive.Load, Load: p.scrape.load, Log: p.log,
 	})
 	return err
 }
@@ -375,12 +381,15 @@ func (p *beside) ask(ctx context.Context) error {
 		p.record.DPStart, p.record.DPSize = f.DPStart, f.DPSize
 	} // else all that must be known was said, and the rest is welcome
 	p.engine.Engine = cmp.Or(p.engine.Engine, f.Engine)
-	p.record.TotalKVBlocks = cmp.Or(p.record.TotalKVBlocks, f.TotalKVBlocks)
+	if p.record.TotalKVBlocks == 0 {
+		p.record.TotalKVBlocks, p.counted = f.TotalKVBlocks, true
+	}
 	p.engine.BlockSize = f.BlockSize
 	return nil
 }
 
-// get asks the engine and reads the answer into v, unless it is nil.
+// get asks the engine and reads the answer into v: as it is into a *[]byte, else as
+// JSON; nil is for nobody.
 func (p *beside) get(ctx context.Context, path string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.engine.Address+path, nil)
 	if err != nil {
@@ -394,11 +403,16 @@ func (p *beside) get(ctx context.Context, path string, v any) error {
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s: status %d", path, resp.StatusCode)
 	}
-	if v == nil {
-		_, err := io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<20))
+	body := io.LimitReader(resp.Body, 8<<20)
+	switch v := v.(type) {
+	case nil:
+		_, err := io.Copy(io.Discard, body)
+		return err
+	case *[]byte:
+		*v, err = io.ReadAll(body)
 		return err
 	}
-	return json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(v)
+	return json.NewDecoder(body).Decode(v)
 }
 
 // smallest is the smallest block that routers are asked to count in. SGLang's pages
@@ -421,6 +435,9 @@ func (p *beside) fit() error {
 		p.record.KVEvents = events.KnownMisfit.String()
 		p.log.Error("the engine's blocks fit no block of the routers'; nothing is published, and routers guess what it caches",
 			"engine_block_size", own, "block_size", theirs)
+	}
+	if own > 0 && p.counted {
+		p.record.TotalKVBlocks = p.record.TotalKVBlocks * own / p.record.BlockSize
 	}
 	return nil
 }
@@ -517,6 +534,9 @@ func (p *beside) watch(ctx context.Context) error {
 			return nil
 		case <-health.C:
 			err := p.get(ctx, p.health, nil)
+			if err == nil {
+				p.measure(ctx)
+			}
 			if was := p.alive.Swap(err == nil); was != (err == nil) && ctx.Err() == nil {
 				p.log.Warn("the engine's health has changed", "alive", err == nil, "err", err)
 			}

@@ -3,8 +3,11 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -12,7 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -347,4 +354,60 @@ func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 	knows(t, d, 5, e)
 	complete(t, e, "heard again")
 	knows(t, d, 10, e)
+}
+
+// The heartbeats of a sidecar say how busy its engine is, and so does kv_metrics.
+func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	bus, err := startNATS("127.0.0.1:0", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bus.stop)
+	nc, err := nats.Connect(bus.url())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	id := wire.WorkerID("a")
+	beats, err := nc.SubscribeSync(wire.Scope{}.Own("heartbeat", wire.WorkerKey(id)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	used, err := nc.SubscribeSync(wire.Scope{}.Topic(events.LoadTopic))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := bareEngine(t, "a", "--speed", "0.05", "--num-gpu-blocks", "500")
+	process(t, "publish", "publish", "--name", "a", "--engine-address", e.at.HTTP, "--nats-url", bus.url())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	body := fmt.Sprintf(`{"model":"sim","max_tokens":4000,"stream":true,"prompt":%q}`, strings.Repeat("a long one ", 100))
+	resp, err := send(t, ctx, http.MethodPost, "http://"+e.at.HTTP+"/v1/completions", body, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		m, err := beats.NextMsg(time.Until(deadline))
+		if err != nil {
+			t.Fatalf("no heartbeat says that a request is running: %v", err)
+		}
+		var h fleet.Heartbeat
+		if err := json.Unmarshal(m.Data, &h); err != nil || h.WorkerID != id {
+			t.Fatalf("%s: %v", m.Data, err)
+		}
+		if h.Running == 1 && h.KVUsedBlocks > 10 && math.Abs(h.KVUtilization*500-float64(h.KVUsedBlocks)) <= 1 {
+			break
+		}
+	}
+	m, err := used.NextMsg(10 * time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if env, err := events.DecodeEnvelope(m.Data); err != nil || env.Topic != events.LoadTopic || !strings.HasPrefix(string(env.Payload), string(events.AppendUsedBlocks(nil, id, 0, 0)[:20])) {
+		t.Errorf("%+v, %v", env, err)
+	}
 }
