@@ -57,6 +57,7 @@ func indexShapes() []indexShape {
 		indexShape{"events of 32 blocks, unique", "M blocks/s", atLeast(7), func() float64 { return applyRate(unique()) }},
 		indexShape{"events of 32 blocks, shared by 64, engine hashes agree", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(true)) }},
 		indexShape{"events of 32 blocks, shared by 64, engine hashes differ", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(false)) }},
+		indexShape{"events of 32 blocks, one deviant first of 64, as a share of where all agree", "", atLeast(.5), deviantRate},
 		indexShape{"removals, 1 per event, tails first", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, false) }},
 		indexShape{"removals, 1 per event, tails first, shared by 64", "M blocks/s", atLeast(3), func() float64 { return removeRate(shared(false), 1, false) }},
 		indexShape{"removals, 1 per event, at random", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, true) }},
@@ -171,6 +172,19 @@ func shared(agree bool) (evs []indexEvent) {
 		}
 	}
 	return evs
+}
+
+// deviantRate is the rate where the first of the workers names blocks otherwise than
+// all others, as a share of the rate where all agree.
+func deviantRate() float64 {
+	var evs []indexEvent
+	for n := range indexPairs / indexSequence / 64 {
+		local := sequence(n, indexSequence)
+		for w := range 64 {
+			evs = stored(evs, w, engineSeed(min(w, 1), false), local)
+		}
+	}
+	return applyRate(evs) / applyRate(shared(true))
 }
 
 func applyAll(x *indexer.Index, evs []indexEvent) {

@@ -527,8 +527,12 @@ func (g *Guesses) path(piece uint32) (local, sequence []uint64) {
 func (x *Index) AppendPath(dst []uint64, worker int, external uint64) []uint64 {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if worker < 0 || worker > maxWorker || !x.has(int32(worker)) {
+		return dst
+	}
+	x.view = view{}
 	k := x.find(int32(worker), external, spread(external), cell{})
-	if k.column == nil {
+	if !k.mine {
 		return dst
 	}
 	p := k.place()

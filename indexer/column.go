@@ -4,8 +4,17 @@ package indexer
 
 import "math/bits"
 
-// column is the external hashes of a run of blocks: those of one owner, or, as
-// a node's main column, those of all owners that name the blocks alike.
+// column is the external hashes of a run of blocks, for all owners that name the
+// blocks alike, whichever of them came first. A node has a main column, which
+// counts for whoever is not listed with columns of his own, and any number of
+// others.
+//
+// A live cell of a shared column is in the table under its external hash, and no
+// two shared cells have the same one. So who looks for a hash has seen all that
+// may be shared once he has seen one cell. Where owners name different blocks alike
+// (by small numbers, say) the first has the shared cell, and the others' cells are
+// in private columns, which are in the table under the hash and the owner together:
+// there, too, is one cell at most.
 //
 // A cell is a block's place in the run. Splitting a node leaves its columns as
 // they are, now of both parts, and so the table's entries too: who comes from the
@@ -14,14 +23,27 @@ type column struct {
 	ext  []uint64 // external hashes of the cells from base on
 	live uint64   // the cells that count; their hashes are in the table
 	node *node    // the node that it was made for
-	who  int32    // its owner, or mainColumn
+	who  int32    // the only owner that has used it since it was last empty, or anybody
 	id   uint32
+	refs uint32 // how often nodes name it, as main or in own
 	base uint8
-	refs uint8   // nodes that have it
-	_    [8]byte // to fill a cache line
+	// private means that its cells are in the table under their hashes and who,
+	// and that nobody else ever uses it.
+	private bool
+	_       [10]byte // to fill a cache line
 }
 
-const mainColumn = -1
+const anybody = -1
+
+// key is where in the table a cell with a hash belongs.
+func (c *column) key(hash uint64) uint64 {
+	if c.private {
+		return privateKey(hash, c.who)
+	}
+	return hash
+}
+
+func privateKey(hash uint64, who int32) uint64 { return hash + uint64(who+1)*0x9E3779B97F4A7C15 }
 
 func (c *column) external(cell int) uint64 { return c.ext[cell-int(c.base)] }
 
@@ -91,7 +113,8 @@ func (c *columns) full(n int) bool {
 	return len(c.pages)-len(c.empty)+n >= maxColumns/pageColumns
 }
 
-func (c *columns) add(n *node, who int32) *column {
+// add returns a new column, which nothing names yet.
+func (c *columns) add(n *node, who int32, private bool) *column {
 	if len(c.room) == 0 {
 		p := &page{listed: true, free: [pageColumns / 64]uint64{^uint64(0), ^uint64(0)}}
 		if last := len(c.empty) - 1; last >= 0 {
@@ -116,11 +139,11 @@ func (c *columns) add(n *node, who int32) *column {
 		c.room = c.room[:len(c.room)-1]
 	}
 	col := &p.columns[i]
-	*col = column{node: n, who: who, id: number*pageColumns + uint32(i) + 1, refs: 1}
+	*col = column{node: n, who: who, id: number*pageColumns + uint32(i) + 1, private: private}
 	return col
 }
 
-// drop takes one node away from a column, and frees it if that was the last.
+// drop takes away one of the names of a column, and frees it if that was the last.
 func (c *columns) drop(col *column) {
 	if col.refs--; col.refs > 0 {
 		return

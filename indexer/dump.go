@@ -113,13 +113,13 @@ func (n *node) run(parent uint32) Run {
 			length := bits.TrailingZeros64(^(cells >> from))
 			cells &^= ones(length) << from
 			h := Holder{Worker: int(w & maxWorker), Tier: Tier(w >> tierShift), Start: from - int(n.shift)}
-			if c.who == mainColumn && length == len(n.local) && main.Externals != nil {
+			if c == n.main && length == len(n.local) && main.Externals != nil {
 				h.Externals = main.Externals
 			} else {
 				at := from - int(c.base)
 				h.Externals = append([]uint64(nil), c.ext[at:at+length]...)
 			}
-			if c.who == mainColumn && length == len(n.local) {
+			if c == n.main && length == len(n.local) {
 				main = h
 			}
 			r.Holders = append(r.Holders, h)
@@ -131,7 +131,7 @@ func (n *node) run(parent uint32) Run {
 			add(w, n.main, cells)
 		}
 		for ; i < len(n.own) && n.own[i].who == w; i++ {
-			add(w, n.own[i].column, n.own[i].column.live&n.all())
+			add(w, n.own[i].column, n.own[i].cells)
 		}
 	}
 	for w := range n.full.all() {
@@ -179,7 +179,7 @@ func (x *Index) restore(r *Run, ends *[]place, out *Outcome) error {
 		blocks[i].Local = l
 	}
 	begin := (*ends)[r.Parent]
-	end := x.store(-1, begin, blocks, nil)
+	end := x.store(-1, begin, blocks, nil, nil)
 	*ends = append(*ends, end)
 	for _, h := range r.Holders {
 		if h.Worker < 0 || h.Worker > maxWorker || h.Tier > External || h.Start < 0 || h.Start+len(h.Externals) > len(r.Local) {
@@ -212,8 +212,8 @@ func (x *Index) restoreHolder(begin place, blocks []Block, h Holder, out *Outcom
 		out.Refused += len(held)
 		return
 	}
-	at := x.store(-1, begin, blocks[:h.Start], nil)
-	x.store(who, at, held, x.hashes)
+	at := x.store(-1, begin, blocks[:h.Start], nil, nil)
+	x.store(who, at, held, x.known, x.hashes)
 	out.Stored += len(held)
 	o.externals += len(held)
 }

@@ -20,13 +20,50 @@ func (x *Index) Nodes() int {
 	return n
 }
 
+// Columns counts the columns, and how often owners are listed with one.
+func (x *Index) Columns() (columns, listed int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, p := range x.columns.pages {
+		if p != nil {
+			columns += int(p.used)
+		}
+	}
+	for _, n := range x.nodes {
+		if n != nil {
+			listed += len(n.own)
+		}
+	}
+	return columns, listed
+}
+
+// Probes counts the entries of the table that are compared to look for an external
+// hash of a worker if none of them is what is looked for.
+func (x *Index) Probes(worker int, external uint64) (compared int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, key := range []uint64{spread(external), privateKey(spread(external), int32(worker))} {
+		s, at := x.table.find(key)
+		for steps := 0; s != nil && at >= 0; steps++ {
+			for hits := s.buckets[at].hits(stampOf(key) & tagMask); hits != 0; hits &= hits - 1 {
+				if id, _ := s.buckets[at].entry(hits, key); id != 0 {
+					compared++
+				}
+			}
+			at = s.after(at, steps)
+		}
+	}
+	return compared
+}
+
 // Check returns the first broken invariant.
 func (x *Index) Check() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	pairs, lower, live := 0, 0, 0
 	columns := map[*column]int{}
-	nodes := map[int32]int{}
+	nodes, private := map[int32]int{}, map[int32]int{}
+	standing := map[[2]uint64]bool{} // external hashes, with the owner where they are private
 	for id, n := range x.nodes {
 		if n == nil {
 			continue
@@ -48,20 +85,31 @@ func (x *Index) Check() error {
 		}
 		if n.main != nil {
 			columns[n.main]++
-			if dead := n.main.live & n.all() &^ n.mainLive(n.all()); dead != 0 {
-				return fmt.Errorf("node %d: nobody uses cells %b of the main column", id, dead)
-			}
-			if missing := n.mainLive(n.all()) &^ n.main.live; missing != 0 {
-				return fmt.Errorf("node %d: cells %b of the main column are used and not live", id, missing)
+			if live, used := n.main.live&n.all(), n.standing(n.main, n.all()); live != used {
+				return fmt.Errorf("node %d: cells %b of the main column are live, %b used", id, live, used)
 			}
 		}
 		owned := map[int32]uint64{}
 		for i, o := range n.own {
 			columns[o.column]++
-			if i > 0 && n.own[i-1].who > o.who || o.column.who != o.who || o.column.live&n.all() == 0 {
-				return fmt.Errorf("node %d: own column %d of worker %d", id, i, o.who)
+			for j := i - 1; j >= 0 && n.own[j].who == o.who; j-- {
+				if n.own[j].column == o.column {
+					return fmt.Errorf("node %d: worker %d is listed twice with column %d", id, o.who, o.column.id)
+				}
 			}
-			owned[o.who] |= o.column.live & n.all()
+			if i > 0 && n.own[i-1].who > o.who || o.cells == 0 || o.cells&^n.all() != 0 {
+				return fmt.Errorf("node %d: own column %d of worker %d, cells %b", id, i, o.who, o.cells)
+			}
+			if o.column.who != anybody && o.column.who != o.who || o.column.private && o.column.who == anybody {
+				return fmt.Errorf("node %d: column %d of %d is worker %d's, too", id, o.column.id, o.column.who, o.who)
+			}
+			if live, used := o.column.live&n.all(), n.standing(o.column, n.all()); live != used {
+				return fmt.Errorf("node %d: cells %b of column %d are live, %b used", id, live, o.column.id, used)
+			}
+			owned[o.who] |= o.cells
+			if o.column.private {
+				private[o.who] += bits.OnesCount64(o.cells)
+			}
 		}
 		check := func(w int32, cells uint64) error {
 			pairs += bits.OnesCount64(cells)
@@ -106,7 +154,15 @@ func (x *Index) Check() error {
 			live++
 			at := bits.TrailingZeros64(cells)
 			found := false
-			h := spread(c.external(at))
+			h := c.key(spread(c.external(at)))
+			key := [2]uint64{c.external(at), 0}
+			if c.private {
+				key[1] = uint64(c.who) + 1
+			}
+			if standing[key] {
+				return fmt.Errorf("external hash %d stands twice, in column %d, too", key[0], c.id)
+			}
+			standing[key] = true
 			s, bucket := x.table.find(h)
 			for steps := 0; s != nil && bucket >= 0; steps++ {
 				b := &s.buckets[bucket]
@@ -135,6 +191,8 @@ func (x *Index) Check() error {
 		for w := range list {
 			if who := ownerOf(w, Tier(t)); list[w].nodes != nodes[who] {
 				return fmt.Errorf("owner %d is in %d nodes, want %d", who, list[w].nodes, nodes[who])
+			} else if list[w].private != private[who] {
+				return fmt.Errorf("owner %d has %d private cells, want %d", who, list[w].private, private[who])
 			}
 		}
 	}

@@ -13,7 +13,7 @@ func (x *Index) parent(who int32, external uint64) cell {
 	x.view = view{}
 	hash := spread(external)
 	k := x.find(who, external, hash, cell{})
-	for t := Device; k.column == nil && who > maxWorker && t <= External; t++ {
+	for t := Device; !k.mine && who > maxWorker && t <= External; t++ {
 		if o := ownerOf(int(who&maxWorker), t); o != who && x.has(o) {
 			x.view = view{}
 			k = x.find(o, external, hash, cell{})
@@ -39,37 +39,56 @@ func (x *Index) findAll(who int32, blocks []Block) (unknown int) {
 	for i := range blocks {
 		k = x.find(who, blocks[i].External, x.hashes[i], k)
 		x.known = append(x.known, k)
-		if k.column == nil {
+		if !k.mine {
 			unknown++
 		}
 	}
 	return unknown
 }
 
-// find returns where an external hash of an owner stands. Beside near is where it
+// find returns where an external hash of an owner stands. If he has not got it, it
+// returns the shared cell of that hash, if there is one. Beside near is where it
 // looks first.
-func (x *Index) find(who int32, external, hash uint64, near cell) cell {
+func (x *Index) find(who int32, external, hash uint64, near cell) (k cell) {
 	if near.column != nil {
 		for _, at := range [...]int{int(near.cell) + 1, int(near.cell) - 1} {
-			if at < maxRun && near.column.holds(at, external) && x.view.of(who, near.column, at) {
-				return cell{near.column, int32(at)}
+			if at < maxRun && near.column.holds(at, external) {
+				k = cell{near.column, int32(at), x.view.of(who, near.column, at)}
+				break
 			}
 		}
 	}
-	s, at := x.table.find(hash)
+	if k.column == nil {
+		if k = x.search(hash, external, anybody); k.column != nil {
+			k.mine = x.view.of(who, k.column, int(k.cell))
+		}
+	}
+	if !k.mine && x.of(who).private > 0 {
+		if p := x.search(privateKey(hash, who), external, who); p.column != nil {
+			p.mine = true
+			return p
+		}
+	}
+	return k
+}
+
+// search looks for an external hash in the shared columns, or in an owner's private
+// ones. There is one at most.
+func (x *Index) search(key, external uint64, private int32) cell {
+	s, at := x.table.find(key)
 	if s == nil {
 		return cell{}
 	}
 	for steps := 0; at >= 0; steps++ {
 		b := &s.buckets[at]
-		for hits := b.hits(stampOf(hash) & tagMask); hits != 0; hits &= hits - 1 {
-			id, at := b.entry(hits, hash)
+		for hits := b.hits(stampOf(key) & tagMask); hits != 0; hits &= hits - 1 {
+			id, at := b.entry(hits, key)
 			if id == 0 {
 				continue
 			}
 			c := x.columns.get(id)
-			if c.holds(at, external) && x.view.of(who, c, at) {
-				return cell{c, int32(at)}
+			if c.holds(at, external) && (private == anybody && !c.private || c.private && c.who == private) {
+				return cell{column: c, cell: int32(at)}
 			}
 		}
 		at = s.after(at, steps)
@@ -77,7 +96,7 @@ func (x *Index) find(who int32, external, hash uint64, near cell) cell {
 	return cell{}
 }
 
-// view is what an owner holds by one main column in one node, kept while many cells
+// view is what an owner holds by one column in one node, kept while many cells
 // are asked for and none changes.
 type view struct {
 	column   *column
@@ -87,13 +106,13 @@ type view struct {
 
 // of reports whether a live cell of a column is an owner's.
 func (v *view) of(who int32, c *column, at int) bool {
-	if c.who != mainColumn {
+	if c.who != anybody {
 		return c.who == who
 	}
 	if v.column != c || at < v.from || at >= v.to {
 		n := c.part(at)
 		v.column, v.from, v.to = c, int(n.shift), int(n.shift)+len(n.local)
-		v.cells = n.mainCells(who)
+		v.cells = n.cellsBy(who, c)
 	}
 	return v.cells>>at&1 != 0
 }

@@ -13,15 +13,12 @@ import (
 // behind it that stand in the same column and node, as far as it has them. It
 // returns how many: none if it has not got the first, since it was named twice.
 func (x *Index) release(who int32, i int) (released int) {
-	c := x.known[i].column
-	if c == nil || c.live>>x.known[i].cell&1 == 0 {
+	c, first := x.known[i].column, x.known[i].cell
+	if !x.known[i].mine || c.live>>first&1 == 0 {
 		return 0
 	}
-	n := c.part(int(x.known[i].cell))
-	held := c.live & n.all()
-	if c.who == mainColumn {
-		held = n.mainCells(who)
-	}
+	n := c.part(int(first))
+	held := n.cellsBy(who, c)
 	var cells uint64
 	for _, k := range x.known[i:] {
 		bit := uint64(1) << k.cell
@@ -36,14 +33,15 @@ func (x *Index) release(who int32, i int) (released int) {
 		return 0
 	}
 	x.preserve(n)
-	id, dead, gone := c.id, cells, cells // what ends in the table, and in the node
-	before := n.cells(who)
-	if c.who != mainColumn {
-		if c.live &^= cells; c.live&n.all() == 0 {
-			x.disown(n, c)
-		}
-		for i, _ := n.findOwn(who); i < len(n.own) && n.own[i].who == who; i++ {
-			gone &^= n.own[i].column.live // it has these under other hashes still
+	before, gone := n.cells(who), cells // what ends in the node
+	spent := -1                         // what of own is no longer needed
+	if o, owns := n.findOwn(who); owns {
+		for ; o < len(n.own) && n.own[o].who == who; o++ {
+			if n.own[o].column != c {
+				gone &^= n.own[o].cells // it has these under other hashes still
+			} else if n.own[o].cells &^= cells; n.own[o].cells == 0 {
+				spent = o
+			}
 		}
 	}
 	if after := before &^ gone; gone != 0 {
@@ -59,18 +57,21 @@ func (x *Index) release(who int32, i int) (released int) {
 			n.setCells(who, before, after)
 		}
 	}
-	if c.who == mainColumn {
-		dead &^= n.mainLive(cells)
-		if c.live &^= dead; c.live == 0 {
-			c.ext = nil
-		}
+	dead := cells // what ends in the table
+	if c.who == anybody {
+		dead &^= n.standing(c, cells)
 	}
 	if dead != 0 {
 		for j, k := range x.known[i : i+released] {
 			if dead>>k.cell&1 != 0 {
-				x.pending = append(x.pending, entry{x.hashes[i+j], id, uint8(k.cell), true})
+				x.pending = append(x.pending, entry{c.key(x.hashes[i+j]), c.id, uint8(k.cell), true})
 			}
 		}
+		x.end(c, dead)
+	}
+	if spent >= 0 {
+		n.own = cut(n.own, spent)
+		x.columns.drop(c)
 	}
 	if gone != 0 {
 		x.tidy(n)
@@ -78,26 +79,19 @@ func (x *Index) release(who int32, i int) (released int) {
 	return released
 }
 
-// disown removes an own column from a node.
-func (x *Index) disown(n *node, c *column) {
-	n.own = cut(n.own, slices.IndexFunc(n.own, func(o own) bool { return o.column == c }))
-	x.columns.drop(c)
-}
-
 // leave takes the blocks of some cells of a node from an owner.
 func (x *Index) leave(who int32, n *node, cells uint64) {
-	if x.take(who, n, cells) {
-		x.bury(n, cells)
-	}
+	x.take(who, n, cells)
+	x.bury(n, cells)
 	x.tidy(n)
 }
 
-// take is leave but for what follows from it: whether nobody uses the cells of the
-// main column any more, if it says that they were used, and whether the node is.
-func (x *Index) take(who int32, n *node, cells uint64) (main bool) {
+// take is leave but for what follows from it: whether anybody still uses the cells
+// of the columns that x.worn names, and whether the node is needed.
+func (x *Index) take(who int32, n *node, cells uint64) {
 	before := n.cells(who)
 	if cells &= before; cells == 0 {
-		return false
+		return
 	}
 	x.preserve(n)
 	h := x.of(who)
@@ -107,22 +101,47 @@ func (x *Index) take(who int32, n *node, cells uint64) (main bool) {
 		last++
 	}
 	for i := last - 1; i >= first; i-- {
-		c := n.own[i].column
-		h.externals -= bits.OnesCount64(c.live & cells)
-		if x.kill(c, c.live&cells); c.live&n.all() == 0 {
+		o := &n.own[i]
+		c, gone := o.column, o.cells&cells
+		h.externals -= bits.OnesCount64(gone)
+		o.cells &^= gone
+		if x.wear(c, gone); o.cells == 0 {
 			n.own = cut(n.own, i)
 			x.columns.drop(c)
 		}
 	}
 	if !owns {
 		h.externals -= bits.OnesCount64(cells)
+		x.wear(n.main, cells)
 	}
 	n.setCells(who, before, before&^cells)
 	x.count(who, -bits.OnesCount64(cells))
 	if before == cells {
 		h.nodes--
 	}
-	return !owns
+}
+
+// wear ends cells of a column that an owner no longer holds by it, if nobody else
+// can; otherwise bury is to look.
+func (x *Index) wear(c *column, cells uint64) {
+	switch {
+	case c.who != anybody:
+		x.kill(c, cells)
+	case cells != 0 && !slices.Contains(x.worn, c):
+		c.refs++ // it is not to go before
+		x.worn = append(x.worn, c)
+	}
+}
+
+// bury ends those of the given cells that nobody uses of the columns in x.worn.
+func (x *Index) bury(n *node, cells uint64) {
+	for _, c := range x.worn {
+		if left := cells & c.live; left != 0 {
+			x.kill(c, left&^n.standing(c, left))
+		}
+		x.columns.drop(c)
+	}
+	x.worn = x.worn[:0]
 }
 
 // tidy drops a node that nobody needs, with what thereby becomes useless, or the
@@ -176,26 +195,21 @@ func (n *node) promote() {
 	}
 }
 
-// bury ends those of the given cells of a node's main column that nobody uses.
-func (x *Index) bury(n *node, cells uint64) {
-	c := n.main
-	if cells &= c.live; cells == 0 {
-		return
-	}
-	if cells &^= n.mainLive(cells); cells == 0 {
-		return
-	}
-	x.kill(c, cells)
-}
-
 // kill ends live cells of a column.
 func (x *Index) kill(c *column, cells uint64) {
-	c.live &^= cells
-	for ; cells != 0; cells &= cells - 1 {
-		at := bits.TrailingZeros64(cells)
-		x.pending = append(x.pending, entry{spread(c.external(at)), c.id, uint8(at), true})
+	for rest := cells; rest != 0; rest &= rest - 1 {
+		at := bits.TrailingZeros64(rest)
+		x.pending = append(x.pending, entry{c.key(spread(c.external(at))), c.id, uint8(at), true})
 	}
-	if c.live == 0 {
+	x.end(c, cells)
+}
+
+// end is kill but for the table.
+func (x *Index) end(c *column, cells uint64) {
+	if c.private {
+		x.of(c.who).private -= bits.OnesCount64(cells)
+	}
+	if c.live &^= cells; c.live == 0 {
 		c.ext = nil
 	}
 }

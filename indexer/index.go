@@ -23,8 +23,10 @@
 // # Invariants
 //
 //   - An owner, which is a worker's cache on one tier, holds a block exactly if a
-//     live cell of a column that counts for it stands for the block; the table has
-//     one entry for each live cell.
+//     live cell of a column that counts for it stands for the block; a cell is live
+//     exactly if it counts for somebody; the table has one entry for each live cell,
+//     and for each external hash one that is shared and one an owner that is private,
+//     at most. So looking for a hash takes two searches, whoever else uses it.
 //   - Every node but the root has a holder or a child.
 //   - Blocks() is the sum of the nodes' holders, and never above a bound.
 //   - What a worker loses to a bound are ends of its chains.
@@ -99,11 +101,13 @@ type Index struct {
 	seen    []int32
 	pending []entry
 	ends    []int32
+	worn    []*column // shared ones that an owner has left
 }
 
 // holdings is what is known of an owner beside the tree.
 type holdings struct {
 	externals int
+	private   int      // of externals, those in private columns
 	nodes     int      // in which it holds something
 	log       []uint32 // those nodes, and some in which it did
 	limit     int      // of externals; 0 is none
@@ -144,10 +148,11 @@ func (x *Index) count(who int32, blocks int) {
 	}
 }
 
-// cell is where a known external hash stands; without a column it is not known.
+// cell is where an external hash stands; without a column it stands nowhere.
 type cell struct {
 	column *column
 	cell   int32
+	mine   bool // the owner that is asked for holds it there
 }
 
 // entry is a change of the table that is due when the tree is free again.
@@ -200,7 +205,7 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 	at := place{&x.root, -1}
 	if ev.HasParent {
 		parent := x.parent(who, ev.Parent)
-		if parent.column == nil {
+		if !parent.mine {
 			return Outcome{Orphan: len(ev.Blocks)}
 		}
 		at = parent.place()
@@ -217,7 +222,7 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 
 	x.gate.lock()
 	for i := 0; i < len(ev.Blocks); {
-		if k := x.known[i]; k.column != nil {
+		if k := x.known[i]; k.mine {
 			p := k.place()
 			if p.before() == at && p.n.local[p.block] == ev.Blocks[i].Local {
 				out.Duplicate++
@@ -230,7 +235,7 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 			continue
 		}
 		to := i + 1
-		for to < len(ev.Blocks) && x.known[to].column == nil {
+		for to < len(ev.Blocks) && !x.known[to].mine {
 			to++
 		}
 		// Blocks held under another external hash take no room.
@@ -246,7 +251,7 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 				break
 			}
 			n := min(room, to-i)
-			at = x.store(who, at, ev.Blocks[i:i+n], x.hashes[i:i+n])
+			at = x.store(who, at, ev.Blocks[i:i+n], x.known[i:i+n], x.hashes[i:i+n])
 			out.Stored += n
 			h.externals += n
 			i += n

@@ -160,14 +160,11 @@ func (x *Index) dropTail(n *node) int {
 			x.ends = append(x.ends, p.who)
 		}
 	}
-	main := false
 	for _, w := range x.ends {
 		x.of(w).truncated = true
-		main = x.take(w, n, bit) || main
+		x.take(w, n, bit)
 	}
-	if main {
-		x.bury(n, bit)
-	}
+	x.bury(n, bit)
 	x.tidy(n)
 	return len(x.ends)
 }
@@ -230,7 +227,7 @@ func (x *Index) heldBefore(who int32, n *node) *node {
 func (x *Index) chain(at *node) []*node {
 	chain := []*node{at}
 	for _, k := range x.known {
-		if k.column != nil {
+		if k.mine {
 			chain = append(chain, k.column.part(int(k.cell)))
 		}
 	}

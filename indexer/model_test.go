@@ -221,6 +221,7 @@ type shape struct {
 	batch     int    // most blocks of an event
 	stores    int    // of 100 events
 	lower     bool   // half of the events are of other tiers than the device
+	engines   int    // kinds of engines, each with hashes of its own; worker 0 has them to itself
 }
 
 func shapes() []shape {
@@ -233,6 +234,8 @@ func shapes() []shape {
 		{workers: 130, locals: 3, externals: 40, batch: 8, stores: 70},
 		{workers: 5, locals: 2, batch: 40, stores: 55, lower: true},
 		{workers: 3, locals: 2, externals: 60, batch: 6, stores: 60, lower: true},
+		{workers: 9, locals: 2, batch: 40, stores: 60, engines: 2},
+		{workers: 20, locals: 2, batch: 70, stores: 55, engines: 3, lower: true},
 	}
 }
 
@@ -260,8 +263,11 @@ func (s *shape) event(rng *rand.Rand, m *model, worker int) indexer.Event {
 			chain, _ = m.parent(worker, tier, ev.Parent)
 		}
 		dialect := uint64(0) // of the engine's hashes
+		if s.engines > 0 && worker > 0 {
+			dialect = uint64(1 + worker%(s.engines-1))
+		}
 		if rng.IntN(8) == 0 {
-			dialect = uint64(worker) + 1
+			dialect = 1000 + uint64(worker)
 		}
 		for range 1 + rng.IntN(s.batch) {
 			b := indexer.Block{External: some(), Local: rng.Uint64N(s.locals)}

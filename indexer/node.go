@@ -20,7 +20,7 @@ type node struct {
 	shift uint8
 	full  set    // the workers that hold every block on the device
 	part  []part // the other owners that hold some, by owner
-	own   []own  // owners with columns of their own, by owner
+	own   []own  // what is held by other columns than the main one, by owner
 
 	main   *column // external hashes of the owners that are not in own; nil until there was one
 	parent *node
@@ -43,11 +43,13 @@ type part struct {
 	cells uint64
 }
 
-// own is a column of one owner. An owner with several external hashes for a
-// block has several columns.
+// own is what an owner holds by a column: who is listed holds by the columns that
+// he is listed with and no other, each once. An owner with several external hashes
+// for a block has several columns.
 type own struct {
 	who    int32
 	column *column
+	cells  uint64 // at least one, and none of another node
 }
 
 func ones(n int) uint64 { return 1<<n - 1 }
@@ -62,7 +64,7 @@ func (n *node) findPart(who int32) (int, bool) {
 	return slices.BinarySearchFunc(n.part, who, func(p part, w int32) int { return int(p.who - w) })
 }
 
-// findOwn returns the first of an owner's own columns.
+// findOwn returns where in own an owner is first.
 func (n *node) findOwn(who int32) (int, bool) {
 	if last := len(n.own) - 1; last < 0 || n.own[last].who < who {
 		return last + 1, false
@@ -81,14 +83,27 @@ func (n *node) cells(who int32) uint64 {
 	return 0
 }
 
-// mainCells returns the cells that an owner holds by the main column.
-func (n *node) mainCells(who int32) uint64 {
-	if len(n.own) > 0 {
-		if _, owns := n.findOwn(who); owns {
+// cellsBy returns the cells that an owner holds by a column.
+func (n *node) cellsBy(who int32, c *column) uint64 {
+	if c.who != anybody {
+		if c.who != who {
 			return 0
 		}
+		return c.live & n.all()
 	}
-	return n.cells(who)
+	i, owns := n.findOwn(who)
+	if !owns {
+		if c != n.main {
+			return 0
+		}
+		return n.cells(who)
+	}
+	for ; i < len(n.own) && n.own[i].who == who; i++ {
+		if n.own[i].column == c {
+			return n.own[i].cells
+		}
+	}
+	return 0
 }
 
 // setCells changes the cells that an owner holds from before to after.
@@ -135,11 +150,27 @@ func (n *node) onlyFor(who int32) bool {
 	return len(n.part) == 0 && n.full.has(who) && n.full.count() == 1
 }
 
+// holders returns how many owners hold anything of the node.
+func (n *node) holders() int { return n.full.count() + len(n.part) }
+
 // unheld reports whether nobody holds a block of the node.
 func (n *node) unheld() bool { return len(n.part) == 0 && n.full.empty() }
 
-// mainLive returns those of the given cells that an owner holds by the main column.
-func (n *node) mainLive(cells uint64) (live uint64) {
+// standing returns those of the given cells that anybody holds by a column.
+func (n *node) standing(c *column, cells uint64) (live uint64) {
+	for i := range n.own {
+		if n.own[i].column == c {
+			live |= n.own[i].cells
+		}
+	}
+	if c == n.main && live&cells != cells {
+		live |= n.byDefault(cells)
+	}
+	return live & cells
+}
+
+// byDefault returns those of the given cells that anybody holds who is not in own.
+func (n *node) byDefault(cells uint64) (live uint64) {
 	if len(n.own) == 0 {
 		return n.union() & cells
 	}
@@ -174,8 +205,8 @@ func (n *node) external(who int32, i int) uint64 {
 func (n *node) externalFrom(owner int, who int32, i int) uint64 {
 	cell := i + int(n.shift)
 	for ; owner < len(n.own) && n.own[owner].who == who; owner++ {
-		if c := n.own[owner].column; c.live>>cell&1 != 0 {
-			return c.external(cell)
+		if o := &n.own[owner]; o.cells>>cell&1 != 0 {
+			return o.column.external(cell)
 		}
 	}
 	return n.main.external(cell)

@@ -27,6 +27,11 @@ func (x *Index) Bytes() int {
 			total += heapSize(4 * cap(list[i].log))
 		}
 	}
+	for _, p := range x.columns.pages {
+		for i := 0; p != nil && i < pageColumns; i++ {
+			total += heapSize(8 * cap(p.columns[i].ext))
+		}
+	}
 	for i := range x.firsts {
 		total += heapSize(16 * cap(x.firsts[i].slots))
 	}
@@ -45,19 +50,9 @@ func (x *Index) Bytes() int {
 	return total
 }
 
-// bytes counts a column's hashes at the node that it was made for.
 func (n *node) bytes() int {
-	total := heapSize(nodeBytes) + heapSize(8*cap(n.local)) + heapSize(8*cap(n.full.more)) + heapSize(16*cap(n.part)) +
-		heapSize(16*cap(n.own)) + heapSize(16*cap(n.kids.slots))
-	if n.main != nil && n.main.node == n {
-		total += heapSize(8 * cap(n.main.ext))
-	}
-	for _, o := range n.own {
-		if o.column.node == n {
-			total += heapSize(8 * cap(o.column.ext))
-		}
-	}
-	return total
+	return heapSize(nodeBytes) + heapSize(8*cap(n.local)) + heapSize(8*cap(n.full.more)) + heapSize(16*cap(n.part)) +
+		heapSize(24*cap(n.own)) + heapSize(16*cap(n.kids.slots))
 }
 
 // heapSize returns about what the allocator takes for n bytes: it rounds up to its

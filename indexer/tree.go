@@ -44,8 +44,8 @@ func (x *Index) adopt(parent, n *node) {
 }
 
 // store stores blocks that an owner does not have, behind at, and returns where
-// the last one is.
-func (x *Index) store(who int32, at place, blocks []Block, hashes []uint64) place {
+// the last one is. Known says where else their external hashes stand.
+func (x *Index) store(who int32, at place, blocks []Block, known []cell, hashes []uint64) place {
 	for len(blocks) > 0 {
 		n, from := at.n, at.block+1
 		var k int
@@ -68,12 +68,10 @@ func (x *Index) store(who int32, at place, blocks []Block, hashes []uint64) plac
 			n, from = c, 0
 		}
 		if who >= 0 {
-			x.hold(who, n, from, blocks[:k], hashes[:k], longer)
+			x.hold(who, n, from, blocks[:k], known[:k], hashes[:k], longer)
+			known, hashes = known[k:], hashes[k:]
 		}
 		at, blocks = place{n, from + k - 1}, blocks[k:]
-		if who >= 0 {
-			hashes = hashes[k:]
-		}
 	}
 	return at
 }
@@ -111,7 +109,7 @@ func (x *Index) extend(n *node, who int32, blocks []Block) int {
 
 // hold makes an owner the holder of some blocks of a node, under external hashes
 // that it does not have yet. The blocks may just have made the node longer.
-func (x *Index) hold(who int32, n *node, from int, blocks []Block, hashes []uint64, longer bool) {
+func (x *Index) hold(who int32, n *node, from int, blocks []Block, known []cell, hashes []uint64, longer bool) {
 	x.preserve(n)
 	at := from + int(n.shift)
 	cells := ones(len(blocks)) << at
@@ -119,44 +117,34 @@ func (x *Index) hold(who int32, n *node, from int, blocks []Block, hashes []uint
 	if longer {
 		before &^= cells
 	}
-	owner, owns := n.findOwn(who)
-	switch {
-	case owns || n.main == nil || n.main.shares(at, blocks):
-	default:
-		x.secede(who, n, before)
-		owner, owns = n.findOwn(who)
-	}
-	var c *column
-	switch {
-	case owns:
-		c = n.own[owner].column
-		for c.live&cells != 0 {
-			// It has these blocks under other hashes, too: another column.
-			if owner++; owner == len(n.own) || n.own[owner].who != who {
-				n.own = insert(n.own, owner, own{who, x.columns.add(n, who)})
+	byDefault := before // what it holds without being in own
+	var joined *column  // one in own
+	for i := 0; i < len(blocks); {
+		k, elsewhere := 1, known[i].column != nil
+		c := known[i].column
+		if elsewhere && int(known[i].cell) == at+i && c.part(at+i) == n {
+			for i+k < len(blocks) && known[i+k].column == c && int(known[i+k].cell) == at+i+k {
+				k++
 			}
-			c = n.own[owner].column
+			if c.who != who {
+				c.who = anybody
+			}
+		} else {
+			for i+k < len(blocks) && (known[i+k].column != nil) == elsewhere && (!elsewhere || int(known[i+k].cell) != at+i+k) {
+				k++
+			}
+			c = x.columnFor(who, n, at+i, elsewhere)
+			k = min(k, bits.TrailingZeros64(c.live>>(at+i)))
+			x.write(who, c, at+i, blocks[i:i+k], hashes[i:i+k])
 		}
-	case n.main == nil:
-		n.main = x.columns.add(n, mainColumn)
-		c = n.main
-	default:
-		c = n.main
+		run := ones(k) << (at + i)
+		if n.assign(who, c, run, byDefault) {
+			byDefault |= run
+		} else if c.who == anybody {
+			joined = c
+		}
+		i += k
 	}
-	fresh := cells &^ c.live
-	if fresh == cells {
-		c.write(at, blocks)
-		for i := range blocks {
-			x.pending = append(x.pending, entry{hashes[i], c.id, uint8(at + i), false})
-		}
-	} else {
-		for f := fresh; f != 0; f &= f - 1 {
-			i := bits.TrailingZeros64(f) - at
-			c.write(at+i, blocks[i:i+1])
-			x.pending = append(x.pending, entry{hashes[i], c.id, uint8(at + i), false})
-		}
-	}
-	c.live |= cells
 	if after := before | cells; after != before {
 		if !longer {
 			n.setCells(who, before, after)
@@ -166,31 +154,123 @@ func (x *Index) hold(who int32, n *node, from int, blocks []Block, hashes []uint
 	if before == 0 {
 		x.enter(who, n)
 	}
+	if joined != nil {
+		x.elect(n, joined)
+	}
 }
 
-// shares reports whether blocks have the same external hashes here, where any stand.
-func (c *column) shares(at int, blocks []Block) bool {
+// columnFor returns a column for new external hashes of an owner from a cell on,
+// which is free there: a private one for hashes that stand elsewhere already.
+func (x *Index) columnFor(who int32, n *node, at int, private bool) *column {
+	i, owns := n.findOwn(who)
+	for ; i < len(n.own) && n.own[i].who == who; i++ {
+		if c := n.own[i].column; c.private == private && c.live>>at&1 == 0 {
+			return c
+		}
+	}
+	if !private {
+		if n.main == nil {
+			n.main = x.columns.add(n, who, false)
+			n.main.refs++
+		}
+		if !owns && n.main.live>>at&1 == 0 {
+			return n.main
+		}
+	}
+	return x.columns.add(n, who, private)
+}
+
+// write writes new external hashes of an owner into free cells of a column.
+func (x *Index) write(who int32, c *column, at int, blocks []Block, hashes []uint64) {
+	c.write(at, blocks)
+	switch {
+	case c.private:
+		x.of(who).private += len(blocks)
+	case c.live == 0:
+		c.who = who
+	case c.who != who:
+		c.who = anybody
+	}
+	c.live |= ones(len(blocks)) << at
 	for i := range blocks {
-		if c.live>>(at+i)&1 != 0 && c.external(at+i) != blocks[i].External {
+		x.pending = append(x.pending, entry{c.key(hashes[i]), c.id, uint8(at + i), false})
+	}
+}
+
+// assign notes that an owner holds cells by a column. So far it holds some by
+// default, if it is not in own; assign reports whether these, too, are held so.
+func (n *node) assign(who int32, c *column, cells, byDefault uint64) bool {
+	i, owns := n.findOwn(who)
+	switch {
+	case !owns && c == n.main:
+		return true
+	case !owns && byDefault != 0:
+		n.name(i, own{who, n.main, byDefault})
+	}
+	for ; i < len(n.own) && n.own[i].who == who; i++ {
+		if n.own[i].column == c {
+			n.own[i].cells |= cells
 			return false
 		}
 	}
-	return true
+	n.name(i, own{who, c, cells})
+	return false
 }
 
-// secede gives an owner a column of its own, with what it had in the main one.
-func (x *Index) secede(who int32, n *node, before uint64) {
-	c := x.columns.add(n, who)
-	owner, _ := n.findOwn(who)
-	n.own = insert(n.own, owner, own{who, c})
-	for cells := before; cells != 0; cells &= cells - 1 {
-		at := bits.TrailingZeros64(cells)
-		e := n.main.external(at)
-		c.write(at, []Block{{External: e}})
-		x.pending = append(x.pending, entry{spread(e), c.id, uint8(at), false})
+func (n *node) name(i int, o own) {
+	n.own = insert(n.own, i, o)
+	o.column.refs++
+}
+
+// elect makes a column the main one if by far more owners hold by it: those of the
+// main one are then listed instead. So the list is short where most agree, whoever
+// came first, and no change of majorities costs more than the changes it took.
+func (x *Index) elect(n *node, c *column) {
+	holders := n.holders()
+	if 2*len(n.own) <= holders || c == n.main {
+		return
 	}
-	c.live = before
-	x.bury(n, before)
+	users, listed := 0, 0
+	for i := range n.own {
+		if n.own[i].column == c {
+			users++
+		}
+		if i == 0 || n.own[i].who != n.own[i-1].who {
+			listed++
+		}
+	}
+	if users <= 2*(holders-listed) {
+		return
+	}
+	kept := make([]own, 0, len(n.own)-users+holders-listed)
+	byDefault := func(who int32, cells uint64) {
+		if _, owns := n.findOwn(who); !owns {
+			kept = append(kept, own{who, n.main, cells})
+			n.main.refs++
+		}
+	}
+	for w := range n.full.all() {
+		byDefault(w, n.all())
+	}
+	for _, p := range n.part {
+		byDefault(p.who, p.cells)
+	}
+	for i, o := range n.own {
+		alone := (i == 0 || n.own[i-1].who != o.who) && (i == len(n.own)-1 || n.own[i+1].who != o.who)
+		if alone && o.column == c {
+			c.refs-- // by default from now on
+		} else {
+			kept = append(kept, o)
+		}
+	}
+	slices.SortStableFunc(kept, func(a, b own) int { return int(a.who - b.who) })
+	n.own = kept
+	if len(kept) == 0 {
+		n.own = nil
+	}
+	c.refs++
+	x.columns.drop(n.main)
+	n.main = c
 }
 
 // split makes the blocks of n from block on a node of their own, n's only child.
@@ -232,14 +312,14 @@ func (x *Index) split(n *node, block int) {
 	owns := n.own
 	n.own = nil
 	for _, o := range owns {
-		low, high := o.column.live&n.all() != 0, o.column.live&t.all() != 0
-		if low {
-			n.own = append(n.own, o)
+		low, high := o.cells&n.all(), o.cells&t.all()
+		if low != 0 {
+			n.own = append(n.own, own{o.who, o.column, low})
 		}
-		if high {
-			t.own = append(t.own, o)
+		if high != 0 {
+			t.own = append(t.own, own{o.who, o.column, high})
 		}
-		if low && high {
+		if low != 0 && high != 0 {
 			o.column.refs++
 		}
 	}

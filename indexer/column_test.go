@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer_test
+
+import (
+	"testing"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// named is event, with an engine's external hashes, that stores local hashes.
+func named(engine uint64, local []uint64) indexer.Event {
+	ev := indexer.Event{Kind: indexer.Stored}
+	for _, l := range local {
+		ev.Blocks = append(ev.Blocks, indexer.Block{External: indexer.NextSequenceHash(l, engine), Local: l})
+	}
+	return ev
+}
+
+func apply(t *testing.T, x *indexer.Index, worker int, ev indexer.Event, want indexer.Outcome) {
+	t.Helper()
+	if got := x.Apply(worker, ev); got != want {
+		t.Fatalf("worker %d: outcome %+v, want %+v", worker, got, want)
+	}
+}
+
+// Workers whose hashes agree share columns, whoever came first: one for each run and
+// each kind of engine, and only the fewer of the workers are listed beside the run.
+func TestWorkersWhoseHashesAgreeShareColumns(t *testing.T) {
+	const runs, blocks = 20, 32
+	for name, c := range map[string]struct {
+		engine          func(worker int) int // its kind
+		columns, listed int                  // of a run, at most
+	}{
+		"all agree":                                    {func(int) int { return 0 }, 1, 0},
+		"the first one deviates":                       {func(w int) int { return min(w, 1) }, 2, 1},
+		"the second one deviates":                      {func(w int) int { return map[int]int{1: 1}[w] }, 2, 1},
+		"the last one deviates":                        {func(w int) int { return w / 63 }, 2, 1},
+		"the first three deviate, each in its own way": {func(w int) int { return min(w, 3) }, 4, 3},
+		"two halves":                                   {func(w int) int { return w / 32 }, 2, 32},
+		"two in turn":                                  {func(w int) int { return w % 2 }, 2, 40},
+		"nobody agrees":                                {func(w int) int { return w }, 64, 63},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := indexer.New(indexer.Config{})
+			local := make([][]uint64, runs)
+			for r := range local {
+				for i := range uint64(blocks) {
+					local[r] = append(local[r], uint64(r)<<32|i)
+				}
+				for w := range 64 {
+					apply(t, x, w, named(uint64(c.engine(w)), local[r]), indexer.Outcome{Stored: blocks})
+				}
+			}
+			columns, listed := x.Columns()
+			if columns > c.columns*runs || listed > c.listed*runs {
+				t.Errorf("%d columns, %d listings, want at most %d and %d", columns, listed, c.columns*runs, c.listed*runs)
+			}
+			if err := x.Check(); err != nil {
+				t.Fatal(err)
+			}
+			got := indexer.Matches{Device: make([]int32, 64), Last: make([]uint64, 64)}
+			for _, l := range local {
+				x.FindMatches(&got, l)
+				for w := range 64 {
+					last := indexer.NextSequenceHash(l[blocks-1], uint64(c.engine(w)))
+					if got.Device[w] != blocks || got.Last[w] != last {
+						t.Fatalf("worker %d: %d blocks up to %d, want %d up to %d", w, got.Device[w], got.Last[w], blocks, last)
+					}
+				}
+			}
+			for w := range 64 {
+				for _, l := range local {
+					var ev indexer.Event
+					for _, b := range named(uint64(c.engine(w)), l).Blocks {
+						ev.Externals = append(ev.Externals, b.External)
+					}
+					ev.Kind = indexer.Removed
+					apply(t, x, w, ev, indexer.Outcome{Removed: blocks})
+				}
+			}
+			if columns, _ := x.Columns(); columns != 0 || x.Blocks() != 0 {
+				t.Errorf("%d columns and %d blocks left", columns, x.Blocks())
+			}
+		})
+	}
+}
+
+// Engines that number their blocks, all from 1 on, use the same hashes for different
+// blocks. Looking for one of them compares no more entries for that.
+func TestLookupsAreShortWhereAllUseTheSameHashes(t *testing.T) {
+	const workers, blocks = 512, 16
+	x := indexer.New(indexer.Config{})
+	for w := range workers {
+		ev := indexer.Event{Kind: indexer.Stored}
+		for i := range uint64(blocks) {
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: i + 1, Local: uint64(w)<<32 | i})
+		}
+		apply(t, x, w, ev, indexer.Outcome{Stored: blocks})
+	}
+	if err := x.Check(); err != nil {
+		t.Fatal(err)
+	}
+	compared := 0
+	for w := range workers {
+		for i := range uint64(blocks) {
+			n := x.Probes(w, i+1)
+			if compared += n; n > 4 {
+				t.Errorf("worker %d, hash %d: %d entries are compared", w, i+1, n)
+			}
+		}
+	}
+	// One in the shared columns, one among the worker's own (the first has none).
+	if limit := workers * blocks * 21 / 10; compared > limit || compared < workers*blocks {
+		t.Errorf("%d entries are compared, want at most %d", compared, limit)
+	}
+	for w := range workers {
+		got := indexer.Matches{Device: make([]int32, workers), Last: make([]uint64, workers)}
+		x.FindMatches(&got, []uint64{uint64(w) << 32, uint64(w)<<32 | 1})
+		if got.Device[w] != 2 || got.Last[w] != 2 {
+			t.Fatalf("worker %d: %d blocks up to %d, want 2 up to 2", w, got.Device[w], got.Last[w])
+		}
+		apply(t, x, w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{2, 1, 2}}, indexer.Outcome{Removed: 2, Unknown: 1})
+	}
+	if n := x.Blocks(); n != workers*(blocks-2) {
+		t.Errorf("%d blocks left, want %d", n, workers*(blocks-2))
+	}
+}
+
+// What one worker was asked for last does not count for the next.
+func TestAppendPathIsTheWorkersOwn(t *testing.T) {
+	x := indexer.New(indexer.Config{})
+	local := []uint64{7, 8, 9}
+	apply(t, x, 0, named(0, local), indexer.Outcome{Stored: 3})
+	apply(t, x, 1, named(0, local[:1]), indexer.Outcome{Stored: 1})
+	third := indexer.NextSequenceHash(9, 0)
+	apply(t, x, 0, named(0, local), indexer.Outcome{Duplicate: 3})
+	for w, want := range []int{3, 0, 0} {
+		if got := x.AppendPath(nil, w, third); len(got) != want {
+			t.Errorf("worker %d: path %d, want %d blocks", w, got, want)
+		}
+	}
+}
