@@ -48,7 +48,7 @@ func (x *Index) Dump() iter.Seq[Run] {
 		x.dumps++
 		d := &dump{id: x.dumps}
 		x.dump = d
-		nodes := len(x.nodes)
+		end := x.nodes.end()
 		x.mu.Unlock()
 		defer func() {
 			x.mu.Lock()
@@ -56,11 +56,11 @@ func (x *Index) Dump() iter.Seq[Run] {
 			x.mu.Unlock()
 		}()
 		const atOnce = 64 // nodes; events wait for 64 * 64 * workers hashes at most
-		for i := 0; i < nodes; {
+		for i := uint32(1); i < end; {
 			x.mu.Lock()
-			for to := i + atOnce; i < min(to, nodes); i++ {
-				if i < len(x.nodes) && x.nodes[i] != nil {
-					x.preserve(x.nodes[i])
+			for to := i + atOnce; i < min(to, end); i++ {
+				if n := x.nodes.at(i); n != nil && *n != nil {
+					x.preserve(*n)
 				}
 			}
 			runs := d.runs
@@ -152,7 +152,7 @@ var ErrDump = errors.New("indexer: not a dump of an index")
 func Restore(c Config, runs iter.Seq2[Run, error]) (*Index, Outcome, error) {
 	x := New(c)
 	var out Outcome
-	ends := []place{{&x.root, -1}} // by run: its last block
+	ends := []lastCell{{&x.root, -1}} // by run
 	for r, err := range runs {
 		if err == nil {
 			err = x.restore(&r, &ends, &out)
@@ -161,16 +161,31 @@ func Restore(c Config, runs iter.Seq2[Run, error]) (*Index, Outcome, error) {
 			return nil, out, err
 		}
 	}
-	for _, n := range x.nodes {
-		if n != nil && n.local != nil {
-			x.tidy(n) // a run that nobody holds
+	for n := range x.nodes.all() {
+		if *n != nil {
+			x.tidy(*n) // a run that nobody holds
 		}
 	}
 	x.settle()
 	return x, out, nil
 }
 
-func (x *Index) restore(r *Run, ends *[]place, out *Outcome) error {
+// lastCell is the cell of a restored run's last block. The node may be split before
+// it is asked for; the root, of cell -1, is not.
+type lastCell struct {
+	n    *node
+	cell int
+}
+
+func (l lastCell) place() place {
+	n := l.n
+	if n.parent != nil {
+		n = n.with(l.cell)
+	}
+	return place{n, l.cell - int(n.shift)}
+}
+
+func (x *Index) restore(r *Run, ends *[]lastCell, out *Outcome) error {
 	if int(r.ID) != len(*ends) || int(r.Parent) >= len(*ends) || len(r.Local) == 0 {
 		return fmt.Errorf("%w: run %d of %d blocks behind run %d, want run %d", ErrDump, r.ID, len(r.Local), r.Parent, len(*ends))
 	}
@@ -178,14 +193,14 @@ func (x *Index) restore(r *Run, ends *[]place, out *Outcome) error {
 	for i, l := range r.Local {
 		blocks[i].Local = l
 	}
-	begin := (*ends)[r.Parent]
-	end := x.store(-1, begin, blocks, nil, nil)
-	*ends = append(*ends, end)
+	before := (*ends)[r.Parent]
+	end := x.store(-1, before.place(), blocks, nil, nil)
+	*ends = append(*ends, lastCell{end.n, end.block + int(end.n.shift)})
 	for _, h := range r.Holders {
 		if h.Worker < 0 || h.Worker > maxWorker || h.Tier > External || h.Start < 0 || h.Start+len(h.Externals) > len(r.Local) {
 			return fmt.Errorf("%w: run %d, worker %d holds %d blocks from %d on, on tier %d", ErrDump, r.ID, h.Worker, len(h.Externals), h.Start, h.Tier)
 		}
-		x.restoreHolder(begin, blocks, h, out)
+		x.restoreHolder(before.place(), blocks, h, out)
 		x.settle()
 	}
 	return nil
@@ -208,7 +223,7 @@ func (x *Index) restoreHolder(begin place, blocks []Block, h Holder, out *Outcom
 		out.Conflict += len(held)
 		return
 	}
-	if x.blocks.Load()+int64(len(held)) > int64(x.maxBlocks) || x.columns.full(len(held)) {
+	if x.blocks.Load()+int64(len(held)) > int64(x.maxBlocks) || x.crowded(len(held)) {
 		out.Refused += len(held)
 		return
 	}

@@ -7,13 +7,22 @@ import (
 	"math/bits"
 )
 
+func (p *pages[T]) used() (n int) {
+	for _, at := range p.list {
+		if at != nil {
+			n += int(at.used)
+		}
+	}
+	return n
+}
+
 // Nodes counts the nodes of the tree, without the root.
 func (x *Index) Nodes() int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	n := 0
-	for _, node := range x.nodes {
-		if node != nil {
+	for node := range x.nodes.all() {
+		if *node != nil {
 			n++
 		}
 	}
@@ -24,17 +33,12 @@ func (x *Index) Nodes() int {
 func (x *Index) Columns() (columns, listed int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, p := range x.columns.pages {
-		if p != nil {
-			columns += int(p.used)
+	for n := range x.nodes.all() {
+		if *n != nil {
+			listed += len((*n).own)
 		}
 	}
-	for _, n := range x.nodes {
-		if n != nil {
-			listed += len(n.own)
-		}
-	}
-	return columns, listed
+	return x.columns.used(), listed
 }
 
 // Probes counts the entries of the table that are compared to look for an external
@@ -64,21 +68,32 @@ func (x *Index) Check() error {
 	columns := map[*column]int{}
 	nodes, private := map[int32]int{}, map[int32]int{}
 	standing := map[[2]uint64]bool{} // external hashes, with the owner where they are private
-	for id, n := range x.nodes {
-		if n == nil {
+	for id := range x.nodes.end() {
+		place := x.nodes.at(id)
+		if place == nil || *place == nil {
 			continue
 		}
-		if int(n.id) != id || len(n.local) == 0 || int(n.shift)+len(n.local) > maxRun {
+		n := *place
+		if n.id != id || len(n.local) == 0 || int(n.shift)+len(n.local) > maxRun {
 			return fmt.Errorf("node %d: id %d, %d blocks, shift %d", id, n.id, len(n.local), n.shift)
 		}
-		if x.childOf(n.parent, n.local[0]) != n {
+		if n.parent.kids.get(n.local[0]) != n {
 			return fmt.Errorf("node %d is not its parent's child", id)
 		}
 		if n.unheld() && n.kids.n == 0 {
 			return fmt.Errorf("node %d has neither holder nor child", id)
 		}
-		if n.tail != nil && (n.tail.parent != n || n.tail.shift != n.shift+uint8(len(n.local))) {
-			return fmt.Errorf("node %d: its tail does not follow", id)
+		if p := n.parent; n.shift > 0 && (p == &x.root || int(p.shift)+len(p.local) != int(n.shift)) {
+			return fmt.Errorf("node %d: its first cell is %d, and its parent ends elsewhere", id, n.shift)
+		}
+		children := 0
+		for k := range n.kids.each() {
+			if children++; k.node.parent != n || k.node.local[0] != k.local {
+				return fmt.Errorf("node %d: child %d is another's", id, k.node.id)
+			}
+		}
+		if children != n.kids.n {
+			return fmt.Errorf("node %d: %d children, want %d", id, children, n.kids.n)
 		}
 		if n.kids.n == 0 && n.union()>>(int(n.shift)+len(n.local)-1) == 0 {
 			return fmt.Errorf("leaf %d: nobody holds its end", id)
@@ -140,12 +155,7 @@ func (x *Index) Check() error {
 			return fmt.Errorf("node %d: own columns of %d workers that hold nothing", id, len(owned))
 		}
 	}
-	used := 0
-	for _, p := range x.columns.pages {
-		if p != nil {
-			used += int(p.used)
-		}
-	}
+	used := x.columns.used()
 	for c, refs := range columns {
 		if int(c.refs) != refs {
 			return fmt.Errorf("column %d: %d references, want %d", c.id, c.refs, refs)

@@ -119,9 +119,17 @@ func (v *view) of(who int32, c *column, at int) bool {
 
 // part returns the node in which a live cell lies.
 func (c *column) part(at int) *node {
-	n := c.node
-	for at >= int(n.shift)+len(n.local) {
-		n = n.tail
+	for c.node.local == nil { // the last part is gone
+		c.node = c.node.parent
+	}
+	return c.node.with(at)
+}
+
+// with returns the part in which a cell lies of what once was one node, and of which
+// n is the last.
+func (n *node) with(at int) *node {
+	for at < int(n.shift) {
+		n = n.parent
 	}
 	return n
 }

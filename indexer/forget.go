@@ -71,7 +71,7 @@ func (x *Index) release(who int32, i int) (released int) {
 	}
 	if spent >= 0 {
 		n.own = cut(n.own, spent)
-		x.columns.drop(c)
+		x.drop(c)
 	}
 	if gone != 0 {
 		x.tidy(n)
@@ -107,7 +107,7 @@ func (x *Index) take(who int32, n *node, cells uint64) {
 		o.cells &^= gone
 		if x.wear(c, gone); o.cells == 0 {
 			n.own = cut(n.own, i)
-			x.columns.drop(c)
+			x.drop(c)
 		}
 	}
 	if !owns {
@@ -139,7 +139,7 @@ func (x *Index) bury(n *node, cells uint64) {
 		if left := cells & c.live; left != 0 {
 			x.kill(c, left&^n.standing(c, left))
 		}
-		x.columns.drop(c)
+		x.drop(c)
 	}
 	x.worn = x.worn[:0]
 }
@@ -150,20 +150,12 @@ func (x *Index) tidy(n *node) {
 	for n != &x.root && n.kids.n == 0 && n.unheld() {
 		parent := n.parent
 		x.preserve(n)
-		if parent == &x.root {
-			x.firsts[n.local[0]%256].remove(n.local[0])
-		} else {
-			parent.kids.remove(n.local[0])
-		}
-		if parent.tail == n {
-			parent.tail = nil
-		}
+		parent.kids.remove(n.local[0])
 		if n.main != nil {
-			x.columns.drop(n.main)
+			x.drop(n.main)
 		}
-		x.nodes[n.id] = nil
-		x.vacant = append(x.vacant, n.id)
-		n.local, n.main, n.parent = nil, nil, nil
+		x.nodes.drop(n.id)
+		n.local, n.main = nil, nil // columns that it shared with the parent still lead there
 		x.leaves.lost(n)
 		n = parent
 		if n.kids.n == 0 && n != &x.root {

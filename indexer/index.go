@@ -79,12 +79,10 @@ type Index struct {
 	// below; those of the tree change under gate, too.
 	mu      sync.Mutex
 	root    node
-	firsts  [256]children // the root's, so that none becomes slow to enlarge
-	columns columns
+	columns pages[column]
 	table   table
 	held    [tiers][]holdings // by tier and worker
-	nodes   []*node           // by id
-	vacant  []uint32          // ids free again
+	nodes   pages[*node]
 	leaves  leaves
 	dump    *dump // nil while there is none
 	dumps   uint32
@@ -215,7 +213,7 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 		out.Evicted = x.shrink(who, unknown, at.n)
 		x.findAll(who, ev.Blocks)
 	}
-	if x.blocks.Load()+int64(unknown) > int64(x.maxBlocks) || x.columns.full(unknown) {
+	if x.blocks.Load()+int64(unknown) > int64(x.maxBlocks) || x.crowded(unknown) {
 		out.Evicted += x.makeRoom(unknown, at.n)
 		x.findAll(who, ev.Blocks)
 	}
@@ -244,7 +242,7 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 			if h.limit > 0 {
 				room = min(room, h.limit-h.externals)
 			}
-			if room <= 0 || x.columns.full(to-i) {
+			if room <= 0 || x.crowded(to-i) {
 				out.Refused += len(ev.Blocks) - i
 				to = len(ev.Blocks)
 				i = to
@@ -329,8 +327,8 @@ func (x *Index) clearLocked(worker int) (removed int) {
 			log = log[len(part):]
 			x.gate.lock()
 			for _, id := range part {
-				if n := x.nodes[id]; n != nil {
-					x.leave(who, n, n.all())
+				if n := x.nodes.at(id); n != nil && *n != nil {
+					x.leave(who, *n, (*n).all())
 				}
 			}
 			x.gate.unlock()

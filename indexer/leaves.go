@@ -107,8 +107,8 @@ func (x *Index) makeRoom(n int, at *node) int {
 	chain := x.chain(at)
 	if !x.leaves.on {
 		x.leaves.on = true
-		for _, n := range x.nodes {
-			if n != nil {
+		for n := range x.nodes.all() {
+			if n := *n; n != nil {
 				if n.queued = false; n.kids.n == 0 {
 					x.leaves.add(n)
 				}
@@ -121,7 +121,7 @@ func (x *Index) makeRoom(n int, at *node) int {
 		const atOnce = 256 // pairs; matches come in between
 		x.gate.lock()
 		for pairs := 0; pairs < atOnce; {
-			if done = x.blocks.Load()+int64(n) <= int64(x.maxBlocks) && !x.columns.full(n); done {
+			if done = x.blocks.Load()+int64(n) <= int64(x.maxBlocks) && !x.crowded(n); done {
 				break
 			}
 			oldest := x.leaves.oldest()

@@ -60,7 +60,7 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 	}
 	w := walk{dst: m.Device, last: m.Last, alive: alive}
 	x.gate.rlock()
-	if n := x.firsts[local[0]%256].get(local[0]); n != nil {
+	if n := x.root.kids.get(local[0]); n != nil {
 		w.walk(n, local)
 		now := x.gate.clock.Add(1)
 		w.end.used.Store(now)

@@ -535,6 +535,41 @@ func TestRestoreRefusesWhatIsNoDump(t *testing.T) {
 	}
 }
 
+// A run that another one splits, and one that ends within another, are followed by
+// what names them, not by what is in their place.
+func TestRestoreOfRunsThatShareBlocks(t *testing.T) {
+	run := func(id, parent uint32, worker int, externals []uint64, local ...uint64) indexer.Run {
+		return indexer.Run{ID: id, Parent: parent, Local: local, Holders: []indexer.Holder{{Worker: worker, Externals: externals}}}
+	}
+	x, out, err := indexer.Restore(indexer.Config{}, all([]indexer.Run{
+		run(1, 0, 0, []uint64{1, 2, 3, 4}, 1, 2, 3, 4),
+		run(2, 0, 1, []uint64{1, 2}, 1, 2),
+		run(3, 0, 2, []uint64{1, 9}, 1, 9), // splits behind the first block
+		run(4, 2, 1, []uint64{8}, 8),       // splits behind the second
+		run(5, 1, 0, []uint64{5}, 5),
+	}))
+	if err != nil || out.Stored != 10 {
+		t.Fatalf("restore: %+v, %v", out, err)
+	}
+	for _, c := range []struct{ prompt, want []uint64 }{
+		{[]uint64{1, 2, 3, 4, 5}, []uint64{5, 2, 1}},
+		{[]uint64{1, 2, 8}, []uint64{2, 3, 1}},
+		{[]uint64{1, 9}, []uint64{1, 1, 2}},
+	} {
+		got := make([]int32, 3)
+		x.Match(got, c.prompt)
+		for w := range got {
+			if uint64(got[w]) != c.want[w] {
+				t.Errorf("prompt %d: overlaps %d, want %d", c.prompt, got, c.want)
+				break
+			}
+		}
+	}
+	if err := x.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
 func all(runs []indexer.Run) iter.Seq2[indexer.Run, error] {
 	return func(yield func(indexer.Run, error) bool) {
 		for _, r := range runs {

@@ -24,7 +24,6 @@ type node struct {
 
 	main   *column // external hashes of the owners that are not in own; nil until there was one
 	parent *node
-	tail   *node // what was split off, while it is in the tree: its cells follow this node's
 	kids   children
 
 	id     uint32
@@ -359,119 +358,6 @@ func (s *set) all() func(yield func(int32) bool) {
 				if !yield(int32(i*64 + bits.TrailingZeros64(w))) {
 					return
 				}
-			}
-		}
-	}
-}
-
-// children finds a node's children by their first local hash: a list while there
-// are few, then a table with linear probing.
-type children struct {
-	slots []child
-	n     int
-}
-
-type child struct {
-	local uint64
-	node  *node
-}
-
-const maxList = 8
-
-func (c *children) get(local uint64) *node {
-	if len(c.slots) <= maxList {
-		for i := range c.slots {
-			if c.slots[i].local == local {
-				return c.slots[i].node
-			}
-		}
-		return nil
-	}
-	for i := c.place(local); c.slots[i].node != nil; i = c.after(i) {
-		if c.slots[i].local == local {
-			return c.slots[i].node
-		}
-	}
-	return nil
-}
-
-func (c *children) place(local uint64) int { return int(spread(local) >> 32 & uint64(len(c.slots)-1)) }
-
-func (c *children) after(i int) int { return (i + 1) & (len(c.slots) - 1) }
-
-// add adds a child whose local hash no other one has.
-func (c *children) add(local uint64, n *node) {
-	c.n++
-	if c.n <= maxList && len(c.slots) < maxList {
-		c.slots = insert(c.slots, len(c.slots), child{local, n})
-		return
-	}
-	if len(c.slots) <= maxList || c.n*4 > len(c.slots)*3 {
-		c.resize(max(2*maxList, 2*len(c.slots)))
-	}
-	c.put(child{local, n})
-}
-
-func (c *children) put(k child) {
-	i := c.place(k.local)
-	for c.slots[i].node != nil {
-		i = c.after(i)
-	}
-	c.slots[i] = k
-}
-
-func (c *children) resize(size int) {
-	old := c.slots
-	if size <= maxList {
-		c.slots = make([]child, 0, c.n)
-	} else {
-		c.slots = make([]child, size)
-	}
-	for _, k := range old {
-		if k.node == nil {
-			continue
-		}
-		if size <= maxList {
-			c.slots = append(c.slots, k)
-		} else {
-			c.put(k)
-		}
-	}
-}
-
-func (c *children) remove(local uint64) {
-	c.n--
-	if len(c.slots) <= maxList {
-		c.slots = cut(c.slots, slices.IndexFunc(c.slots, func(k child) bool { return k.local == local }))
-		return
-	}
-	i := c.place(local)
-	for c.slots[i].node == nil || c.slots[i].local != local {
-		i = c.after(i)
-	}
-	hole := i
-	for j := c.after(i); c.slots[j].node != nil; j = c.after(j) {
-		// What does not belong behind the hole closes it.
-		if mask := len(c.slots) - 1; (j-c.place(c.slots[j].local))&mask >= (j-hole)&mask {
-			c.slots[hole] = c.slots[j]
-			hole = j
-		}
-	}
-	c.slots[hole] = child{}
-	switch {
-	case c.n < maxList:
-		c.resize(c.n)
-	case c.n*5 < len(c.slots) && len(c.slots) > 2*maxList:
-		c.resize(len(c.slots) / 2)
-	}
-}
-
-// all yields the children in no order.
-func (c *children) all() func(yield func(*node) bool) {
-	return func(yield func(*node) bool) {
-		for _, k := range c.slots {
-			if k.node != nil && !yield(k.node) {
-				return
 			}
 		}
 	}

@@ -5,8 +5,10 @@ package indexer
 import "unsafe"
 
 const (
-	columnBytes = int(unsafe.Sizeof(column{}))
-	nodeBytes   = int(unsafe.Sizeof(node{}))
+	nodeBytes = int(unsafe.Sizeof(node{}))
+
+	childBytes    = int(unsafe.Sizeof(child{}))
+	childrenBytes = int(unsafe.Sizeof(children{}))
 )
 
 // Bytes returns what the index takes of the heap, as far as its parts can tell:
@@ -18,7 +20,7 @@ func (x *Index) Bytes() int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	total := x.table.bytes() + x.columns.bytes() + heapSize(int(unsafe.Sizeof(*x))) +
-		heapSize(8*cap(x.nodes)) + heapSize(4*cap(x.vacant)) + heapSize(16*cap(x.leaves.heap)) +
+		x.nodes.bytes() + heapSize(16*cap(x.leaves.heap)) +
 		heapSize(8*cap(x.hashes)) + heapSize(4*cap(x.seen)) + heapSize(int(unsafe.Sizeof(cell{}))*cap(x.known)) +
 		heapSize(int(unsafe.Sizeof(entry{}))*cap(x.pending)) + heapSize(4*cap(x.ends))
 	for _, list := range x.held {
@@ -27,24 +29,17 @@ func (x *Index) Bytes() int {
 			total += heapSize(4 * cap(list[i].log))
 		}
 	}
-	for _, p := range x.columns.pages {
-		for i := 0; p != nil && i < pageColumns; i++ {
-			total += heapSize(8 * cap(p.columns[i].ext))
-		}
+	for c := range x.columns.all() {
+		total += heapSize(8 * cap(c.ext))
 	}
-	for i := range x.firsts {
-		total += heapSize(16 * cap(x.firsts[i].slots))
-	}
-	for i := 0; i < len(x.nodes); i++ {
+	total += x.root.kids.bytes()
+	for i := uint32(1); i < x.nodes.end(); i++ {
 		if i%atOnce == atOnce-1 {
 			x.mu.Unlock()
 			x.mu.Lock()
-			if i >= len(x.nodes) {
-				break
-			}
 		}
-		if n := x.nodes[i]; n != nil {
-			total += n.bytes()
+		if n := x.nodes.at(i); n != nil && *n != nil {
+			total += (*n).bytes()
 		}
 	}
 	return total
@@ -52,7 +47,7 @@ func (x *Index) Bytes() int {
 
 func (n *node) bytes() int {
 	return heapSize(nodeBytes) + heapSize(8*cap(n.local)) + heapSize(8*cap(n.full.more)) + heapSize(16*cap(n.part)) +
-		heapSize(24*cap(n.own)) + heapSize(16*cap(n.kids.slots))
+		heapSize(24*cap(n.own)) + n.kids.bytes()
 }
 
 // heapSize returns about what the allocator takes for n bytes: it rounds up to its

@@ -11,36 +11,15 @@ import (
 // The changes of the tree. All of this runs under mu and gate; what the changes
 // mean for the table of external hashes is noted, and done without gate.
 
-func (x *Index) childOf(n *node, local uint64) *node {
-	if n == &x.root {
-		return x.firsts[local%256].get(local)
-	}
-	return n.kids.get(local)
-}
-
 func (x *Index) newNode(parent *node, local []uint64, shift uint8) *node {
 	n := &node{local: local, parent: parent, shift: shift}
-	if last := len(x.vacant) - 1; last >= 0 {
-		n.id = x.vacant[last]
-		x.vacant = x.vacant[:last]
-		x.nodes[n.id] = n
-	} else {
-		n.id = uint32(len(x.nodes))
-		x.nodes = append(x.nodes, n)
-	}
+	id, place := x.nodes.add()
+	n.id, *place = id, n
 	n.used.Store(x.gate.clock.Load())
 	if x.dump != nil {
 		n.dumped = x.dump.id // it is younger than what is being dumped
 	}
 	return n
-}
-
-func (x *Index) adopt(parent, n *node) {
-	if parent == &x.root {
-		x.firsts[n.local[0]%256].add(n.local[0], n)
-	} else {
-		parent.kids.add(n.local[0], n)
-	}
 }
 
 // store stores blocks that an owner does not have, behind at, and returns where
@@ -52,10 +31,10 @@ func (x *Index) store(who int32, at place, blocks []Block, known []cell, hashes 
 		longer := false
 		if from < len(n.local) {
 			if k = commonBlocks(n.local[from:], blocks); k == 0 {
-				x.split(n, from)
+				at.n = x.split(n, from)
 				continue
 			}
-		} else if c := x.childOf(n, blocks[0].Local); c != nil {
+		} else if c := n.kids.get(blocks[0].Local); c != nil {
 			at = place{c, -1}
 			continue
 		} else if k = x.extend(n, who, blocks); k > 0 {
@@ -63,7 +42,7 @@ func (x *Index) store(who int32, at place, blocks []Block, known []cell, hashes 
 		} else {
 			k = min(maxRun, len(blocks))
 			c := x.newNode(n, locals(make([]uint64, 0, runCap(k)), blocks[:k]), 0)
-			x.adopt(n, c)
+			n.kids.add(blocks[0].Local, c)
 			x.leaves.add(c)
 			n, from = c, 0
 		}
@@ -170,14 +149,14 @@ func (x *Index) columnFor(who int32, n *node, at int, private bool) *column {
 	}
 	if !private {
 		if n.main == nil {
-			n.main = x.columns.add(n, who, false)
+			n.main = x.newColumn(n, who, false)
 			n.main.refs++
 		}
 		if !owns && n.main.live>>at&1 == 0 {
 			return n.main
 		}
 	}
-	return x.columns.add(n, who, private)
+	return x.newColumn(n, who, private)
 }
 
 // write writes new external hashes of an owner into free cells of a column.
@@ -269,62 +248,61 @@ func (x *Index) elect(n *node, c *column) {
 		n.own = nil
 	}
 	c.refs++
-	x.columns.drop(n.main)
+	x.drop(n.main)
 	n.main = c
 }
 
-// split makes the blocks of n from block on a node of their own, n's only child.
-func (x *Index) split(n *node, block int) {
+// split gives the blocks of n before block a node of their own, of which n is the only
+// child, and returns it. It is the first part that is new, since the second may
+// have any number of children.
+func (x *Index) split(n *node, block int) *node {
 	x.preserve(n)
-	t := x.newNode(n, append(make([]uint64, 0, runCap(len(n.local)-block)), n.local[block:]...), n.shift+uint8(block))
-	t.used.Store(n.used.Load())
-	t.uses.Store(n.uses.Load())
-	t.number = n.number // what follows a dumped run follows it still
-	t.kids, n.kids = n.kids, children{}
-	for k := range t.kids.all() {
-		k.parent = t
-	}
-	t.tail, n.tail = n.tail, t
-	n.local = append(make([]uint64, 0, runCap(block)), n.local[:block]...)
-	x.adopt(n, t)
+	h := x.newNode(n.parent, append(make([]uint64, 0, runCap(block)), n.local[:block]...), n.shift)
+	h.used.Store(n.used.Load())
+	h.uses.Store(n.uses.Load())
+	h.parent.kids.replace(n.local[0], h)
+	n.parent = h
+	n.local = append(make([]uint64, 0, runCap(len(n.local)-block)), n.local[block:]...)
+	n.shift += uint8(block)
+	h.kids.add(n.local[0], n)
 
-	t.full = n.full.clone()
-	for w := range t.full.all() {
-		x.enter(w, t)
+	h.full = n.full.clone()
+	for w := range h.full.all() {
+		x.enter(w, h)
 	}
 	parts := n.part
 	n.part = nil
 	for _, p := range parts {
-		low, high := p.cells&n.all(), p.cells&t.all()
-		if low == 0 {
-			x.of(p.who).nodes--
-		} else {
-			n.setCells(p.who, 0, low)
+		low, high := p.cells&h.all(), p.cells&n.all()
+		if low != 0 {
+			h.setCells(p.who, 0, low)
+			x.enter(p.who, h)
 		}
 		if high != 0 {
-			t.setCells(p.who, 0, high)
-			x.enter(p.who, t)
+			n.setCells(p.who, 0, high)
+		} else {
+			x.of(p.who).nodes--
 		}
 	}
-	if t.main = n.main; t.main != nil {
-		t.main.refs++
+	if h.main = n.main; h.main != nil {
+		h.main.refs++
 	}
 	owns := n.own
 	n.own = nil
 	for _, o := range owns {
-		low, high := o.cells&n.all(), o.cells&t.all()
+		low, high := o.cells&h.all(), o.cells&n.all()
 		if low != 0 {
-			n.own = append(n.own, own{o.who, o.column, low})
+			h.own = append(h.own, own{o.who, o.column, low})
 		}
 		if high != 0 {
-			t.own = append(t.own, own{o.who, o.column, high})
+			n.own = append(n.own, own{o.who, o.column, high})
 		}
 		if low != 0 && high != 0 {
 			o.column.refs++
 		}
 	}
-	n.own, t.own = slices.Clone(n.own), slices.Clone(t.own)
-	x.leaves.add(t)
+	h.own, n.own = slices.Clone(h.own), slices.Clone(n.own)
+	return h
 }
 
 // enter notes that an owner has begun to hold something of a node.
@@ -349,8 +327,8 @@ func (x *Index) settle() {
 	if x.pending = x.pending[:0]; cap(x.pending) > 1<<16 {
 		x.pending = nil
 	}
-	if x.blocks.Load() == 0 && len(x.nodes) > 1<<6 { // all are vacant
-		x.nodes, x.vacant, x.columns, x.leaves = nil, nil, columns{}, leaves{}
+	if x.blocks.Load() == 0 && x.nodes.size() > pageSize { // all are vacant
+		x.nodes, x.columns, x.leaves = pages[*node]{}, pages[column]{}, leaves{}
 		for _, list := range x.held {
 			for i := range list {
 				list[i].log = nil
@@ -383,7 +361,7 @@ func (x *Index) nodesOf(who int32) iter.Seq[*node] {
 		slices.Sort(h.log)
 		h.log = slices.Compact(h.log)
 		for _, id := range h.log {
-			if n := x.nodes[id]; n != nil && n.cells(who) != 0 && !yield(n) {
+			if n := x.nodes.at(id); n != nil && *n != nil && (*n).cells(who) != 0 && !yield(*n) {
 				return
 			}
 		}
