@@ -151,6 +151,8 @@ func (x *Index) tidy(n *node) {
 		parent := n.parent
 		x.preserve(n)
 		parent.kids.remove(n.local[0])
+		// A match that ended there went through the parent.
+		parent.used.Store(max(parent.used.Load(), n.used.Load()))
 		if n.main != nil {
 			x.drop(n.main)
 		}
