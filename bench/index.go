@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"regexp"
 	"runtime"
@@ -62,6 +63,7 @@ func indexShapes() []indexShape {
 		indexShape{"removals, 1 per event, tails first, shared by 64", "M blocks/s", atLeast(3), func() float64 { return removeRate(shared(false), 1, false) }},
 		indexShape{"removals, 1 per event, at random", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, true) }},
 		indexShape{"removals, 32 per event, tails first", "M blocks/s", atLeast(11), func() float64 { return removeRate(unique(), 32, false) }},
+		indexShape{"removals, 32 per event, each block at random", "M blocks/s", atLeast(3), func() float64 { return scatteredRate(unique(), 32) }},
 		indexShape{"bytes per (block, worker), unshared", "B", atMost(48), func() float64 { return pairBytes(unique()) }},
 		indexShape{"bytes per (block, worker), shared by 64, hashes agree", "B", atMost(6), func() float64 { return pairBytes(shared(true)) }},
 		indexShape{"bytes per (block, worker), shared by 64, hashes differ", "B", atMost(20), func() float64 { return pairBytes(shared(false)) }},
@@ -237,9 +239,34 @@ func removals(evs []indexEvent, batch int, random bool) (out []indexEvent) {
 }
 
 func removeRate(evs []indexEvent, batch int, random bool) float64 {
+	return goneRate(evs, removals(evs, batch, random))
+}
+
+// scatteredRate is removeRate where the blocks of an event have nothing in common but
+// their worker.
+func scatteredRate(evs []indexEvent, batch int) float64 {
+	var gone []indexEvent
+	of := map[int][]uint64{}
+	for i := range evs {
+		for _, b := range evs[i].event.Blocks {
+			of[evs[i].worker] = append(of[evs[i].worker], b.External)
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, w := range slices.Sorted(maps.Keys(of)) {
+		rng.Shuffle(len(of[w]), func(i, j int) { of[w][i], of[w][j] = of[w][j], of[w][i] })
+		for part := range slices.Chunk(of[w], batch) {
+			gone = append(gone, indexEvent{w, indexer.Event{Kind: indexer.Removed, Externals: part}})
+		}
+	}
+	rng.Shuffle(len(gone), func(i, j int) { gone[i], gone[j] = gone[j], gone[i] })
+	return goneRate(evs, gone)
+}
+
+// goneRate is the rate at which events remove all that others have stored.
+func goneRate(evs, gone []indexEvent) float64 {
 	x := indexer.New(indexer.Config{})
 	applyAll(x, evs)
-	gone := removals(evs, batch, random)
 	runtime.GC()
 	r := rate(x, gone)
 	if x.Blocks() != 0 {

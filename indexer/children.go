@@ -10,9 +10,9 @@ import "slices"
 // than one table has, however many children there are: the millions that begin a
 // sequence stand in such a fan, too.
 type children struct {
+	n     int
 	slots []child
 	fan   *[fanOut]children // then there are no slots
-	n     int
 }
 
 type child struct {

@@ -31,6 +31,38 @@ func (x *Index) hash(n int, external func(int) uint64) {
 	}
 }
 
+// touchCells asks memory for the cells that the hashes of an event seem to stand for
+// and their nodes, all at once: blocks that are removed together need not lie together.
+// The table has been touched.
+func (x *Index) touchCells() {
+	if len(x.hashes) < 4 {
+		return
+	}
+	x.known = x.known[:0]
+	sum := uint64(0)
+	for _, h := range x.hashes {
+		s, at := x.table.find(h)
+		if s == nil {
+			continue
+		}
+		b := &s.buckets[at]
+		if hits := b.hits(stampOf(h) & tagMask); hits != 0 {
+			if id, at := b.entry(hits, h); id != 0 {
+				c := x.columns.get(id)
+				x.known = append(x.known, cell{column: c, cell: int32(at)})
+				sum += c.live
+			}
+		}
+	}
+	for _, k := range x.known {
+		if i := int(k.cell) - int(k.column.base); i >= 0 && i < len(k.column.ext) {
+			sum += k.column.ext[i]
+		}
+		sum += uint64(k.column.node.shift)
+	}
+	x.table.touched = sum
+}
+
 // findAll fills x.known for the blocks of an event, and counts those not known.
 func (x *Index) findAll(who int32, blocks []Block) (unknown int) {
 	x.table.touch(x.hashes)

@@ -272,6 +272,7 @@ func (x *Index) removeLocked(who int32, externals []uint64) (out Outcome) {
 	}
 	x.hash(len(externals), func(i int) uint64 { return externals[i] })
 	x.table.touch(x.hashes)
+	x.touchCells()
 	x.known, x.view = x.known[:0], view{}
 	var k cell
 	for i, e := range externals {
