@@ -141,3 +141,151 @@ func TestAppendPathIsTheWorkersOwn(t *testing.T) {
 		}
 	}
 }
+
+// A block that a worker has under three hashes is held until the last of them is
+// removed; one that was stored three times under one hash is gone with it.
+func TestBlockIsHeldUntilItsLastHashIsRemoved(t *testing.T) {
+	x := indexer.New(indexer.Config{})
+	overlaps := func() [2]int32 {
+		got := make([]int32, 2)
+		x.Match(got, []uint64{1, 2, 3})
+		return [2]int32(got)
+	}
+	three := func(base uint64) indexer.Event {
+		return indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: base + 1, Local: 1}, {External: base + 2, Local: 2}, {External: base + 3, Local: 3}}}
+	}
+	gone := func(worker int, want int, externals ...uint64) {
+		t.Helper()
+		apply(t, x, worker, indexer.Event{Kind: indexer.Removed, Externals: externals}, indexer.Outcome{Removed: want, Unknown: len(externals) - want})
+	}
+	for _, base := range []uint64{10, 20, 30} {
+		apply(t, x, 0, three(base), indexer.Outcome{Stored: 3})
+	}
+	apply(t, x, 1, three(20), indexer.Outcome{Stored: 3})
+	apply(t, x, 1, three(20), indexer.Outcome{Duplicate: 3})
+	if n := x.Blocks(); n != 6 || x.WorkerBlocks(0) != 9 {
+		t.Errorf("%d pairs and %d hashes of worker 0, want 6 and 9", n, x.WorkerBlocks(0))
+	}
+	for _, step := range []struct {
+		worker int
+		gone   []uint64
+		want   [2]int32
+	}{
+		{0, []uint64{12}, [2]int32{3, 3}},
+		{0, []uint64{32}, [2]int32{3, 3}},
+		{0, []uint64{22}, [2]int32{1, 3}},
+		{1, []uint64{23}, [2]int32{1, 2}},
+		{0, []uint64{21, 11}, [2]int32{1, 2}},
+		{0, []uint64{31}, [2]int32{0, 2}},
+		{0, []uint64{13, 23, 33}, [2]int32{0, 2}},
+		{1, []uint64{21, 22}, [2]int32{0, 0}},
+	} {
+		gone(step.worker, len(step.gone), step.gone...)
+		gone(step.worker, 0, step.gone...) // they are not known any more
+		if got := overlaps(); got != step.want {
+			t.Errorf("after %d of worker %d: overlaps %d, want %d", step.gone, step.worker, got, step.want)
+		}
+		if err := x.Check(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := x.Nodes(); n != 0 {
+		t.Errorf("%d nodes left", n)
+	}
+}
+
+// A hole that one of many workers makes in the middle of a run is that worker's alone,
+// and closes when the blocks are stored again, under whatever hashes.
+func TestHoleInTheMiddleIsOneWorkers(t *testing.T) {
+	const workers, blocks = 200, 48
+	var local []uint64
+	for i := range uint64(blocks) {
+		local = append(local, 1000+i)
+	}
+	for name, engine := range map[string]func(int) uint64{
+		"hashes agree":  func(int) uint64 { return 0 },
+		"hashes differ": func(w int) uint64 { return uint64(w) },
+		"two kinds":     func(w int) uint64 { return uint64(w % 2) },
+	} {
+		x := indexer.New(indexer.Config{})
+		for w := range workers {
+			apply(t, x, w, named(engine(w), local), indexer.Outcome{Stored: blocks})
+		}
+		want := make([]int32, workers)
+		for w := range workers {
+			want[w] = blocks
+		}
+		check := func(what string) {
+			t.Helper()
+			got := indexer.Matches{Device: make([]int32, workers), Last: make([]uint64, workers)}
+			x.FindMatches(&got, local)
+			for w := range workers {
+				if got.Device[w] != want[w] || got.Last[w] != indexer.NextSequenceHash(local[want[w]-1], engine(w)) {
+					t.Fatalf("%s, %s: overlap of worker %d is %d up to %d, want %d", name, what, w, got.Device[w], got.Last[w], want[w])
+				}
+			}
+			if err := x.Check(); err != nil {
+				t.Fatalf("%s, %s: %v", name, what, err)
+			}
+		}
+		for _, w := range []int{0, 7, 63, 64, 199} {
+			from := 5 + w%7
+			ev := indexer.Event{Kind: indexer.Removed}
+			for _, b := range named(engine(w), local[from:from+9]).Blocks {
+				ev.Externals = append(ev.Externals, b.External)
+			}
+			apply(t, x, w, ev, indexer.Outcome{Removed: 9})
+			want[w] = int32(from)
+			check("with holes")
+		}
+		for _, w := range []int{0, 7, 63, 64, 199} {
+			ev := named(engine(w), local[want[w]:want[w]+9])
+			ev.HasParent, ev.Parent = true, indexer.NextSequenceHash(local[want[w]-1], engine(w))
+			apply(t, x, w, ev, indexer.Outcome{Stored: 9})
+			want[w] = blocks
+			check("closed")
+		}
+		if columns, _ := x.Columns(); columns > map[string]int{"hashes agree": 1, "hashes differ": workers, "two kinds": 2}[name] {
+			t.Errorf("%s: %d columns", name, columns)
+		}
+	}
+}
+
+// A number that is used again knows nothing of the worker that had it, also where
+// the sets of workers have many words.
+func TestUsedAgainNumberHoldsNothing(t *testing.T) {
+	const workers, blocks = 150, 10
+	local := []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
+	x := indexer.New(indexer.Config{})
+	for w := range workers {
+		apply(t, x, w, named(uint64(w%3), local), indexer.Outcome{Stored: blocks})
+	}
+	for _, w := range []int{0, 64, 127, 149} {
+		x.RemoveWorker(w)
+		apply(t, x, w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{indexer.NextSequenceHash(1, uint64(w%3))}}, indexer.Outcome{Unknown: 1})
+		after := named(uint64(w%3), local[4:6])
+		after.HasParent, after.Parent = true, indexer.NextSequenceHash(4, uint64(w%3))
+		apply(t, x, w, after, indexer.Outcome{Orphan: 2})
+		apply(t, x, w, named(9, local[:3]), indexer.Outcome{Stored: 3})
+		got := indexer.Matches{Device: make([]int32, workers), Last: make([]uint64, workers)}
+		x.FindMatches(&got, local)
+		for other, n := range got.Device {
+			want, engine := int32(blocks), uint64(other%3)
+			switch {
+			case other == w:
+				want, engine = 3, 9
+			case other < w && (other == 0 || other == 64 || other == 127):
+				want, engine = 3, 9
+			}
+			if n != want || got.Last[other] != indexer.NextSequenceHash(local[want-1], engine) {
+				t.Fatalf("after worker %d: overlap of %d is %d up to %d, want %d", w, other, n, got.Last[other], want)
+			}
+		}
+		if x.WorkerBlocks(w) != 3 {
+			t.Errorf("%d blocks of worker %d, want 3", x.WorkerBlocks(w), w)
+		}
+		if err := x.Check(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

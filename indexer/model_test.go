@@ -16,7 +16,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-var modelBlocks = flag.Int("model-blocks", 2_000_000, "random block operations of the model test, a tenth of it with -short")
+var modelBlocks = flag.Int("model-blocks", 2_000_000, "random block operations of the model test, a fifth of it with -short")
 
 // model is what the index must equal: each owner's blocks by external hash, each
 // with the chain of local hashes that leads to it. Owners are the workers, once for
@@ -234,6 +234,8 @@ func shapes() []shape {
 		{workers: 130, locals: 3, externals: 40, batch: 8, stores: 70},
 		{workers: 5, locals: 2, batch: 40, stores: 55, lower: true},
 		{workers: 3, locals: 2, externals: 60, batch: 6, stores: 60, lower: true},
+		{workers: 4, locals: 1, externals: 10, batch: 6, stores: 60},
+		{workers: 3, locals: 1, externals: 30, batch: 12, stores: 60, lower: true},
 		{workers: 9, locals: 2, batch: 40, stores: 60, engines: 2},
 		{workers: 20, locals: 2, batch: 70, stores: 55, engines: 3, lower: true},
 	}
@@ -332,10 +334,11 @@ func TestIndexEqualsSlowModel(t *testing.T) {
 			t.Parallel()
 			rng := rand.New(rand.NewPCG(uint64(i), 1))
 			x, m := indexer.New(indexer.Config{}), newModel(s.workers)
-			budget := *modelBlocks / len(shapes()) / (1 + s.workers/64)
+			budget := *modelBlocks
 			if testing.Short() {
-				budget /= 10
+				budget /= 5
 			}
+			budget /= len(shapes())
 			for step := 0; budget > 0; step++ {
 				w := rng.IntN(s.workers)
 				ev := s.event(rng, m, w)
