@@ -142,6 +142,38 @@ func TestAppendPathIsTheWorkersOwn(t *testing.T) {
 	}
 }
 
+// Of blocks some of whose hashes stand for other blocks elsewhere, those that agree
+// are shared nevertheless.
+func TestOnlyWhatStandsElsewhereIsPrivate(t *testing.T) {
+	x := indexer.New(indexer.Config{})
+	event := func(externals ...uint64) indexer.Event {
+		ev := indexer.Event{Kind: indexer.Stored}
+		for i, e := range externals {
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: e, Local: uint64(i)})
+		}
+		return ev
+	}
+	apply(t, x, 0, event(11, 12, 13, 14, 15), indexer.Outcome{Stored: 5})
+	apply(t, x, 1, event(15, 12, 11, 14), indexer.Outcome{Stored: 4})
+	apply(t, x, 2, event(11, 12, 13, 14, 15), indexer.Outcome{Stored: 5})
+	if columns, listed := x.Columns(); columns != 2 || listed != 2 {
+		t.Errorf("%d columns, %d listings, want a shared and a private one, and the second worker with both", columns, listed)
+	}
+	for _, e := range []uint64{12, 14} {
+		if x.Private(1, e) {
+			t.Errorf("hash %d is private", e)
+		}
+	}
+	for _, e := range []uint64{15, 11} {
+		if !x.Private(1, e) {
+			t.Errorf("hash %d is not private", e)
+		}
+	}
+	if err := x.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A block that a worker has under three hashes is held until the last of them is
 // removed; one that was stored three times under one hash is gone with it.
 func TestBlockIsHeldUntilItsLastHashIsRemoved(t *testing.T) {

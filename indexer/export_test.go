@@ -41,6 +41,15 @@ func (x *Index) Columns() (columns, listed int) {
 	return x.columns.used(), listed
 }
 
+// Private reports whether an external hash of a worker stands in a private column.
+func (x *Index) Private(worker int, external uint64) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.view = view{}
+	k := x.find(int32(worker), external, spread(external), cell{})
+	return k.mine && k.column.private
+}
+
 // Probes counts the entries of the table that are compared to look for an external
 // hash of a worker if none of them is what is looked for.
 func (x *Index) Probes(worker int, external uint64) (compared int) {

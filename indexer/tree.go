@@ -66,7 +66,7 @@ func locals(dst []uint64, blocks []Block) []uint64 {
 // owner to store them, and returns by how many. The owner counts as their
 // holder at once; their cells are still to be written.
 func (x *Index) extend(n *node, who int32, blocks []Block) int {
-	if who < 0 || n == &x.root || n.kids.n > 0 || len(n.own) > 1 || !n.onlyFor(who) {
+	if who < 0 || n == &x.root || n.kids.n > 0 || !n.onlyFor(who) {
 		return 0
 	}
 	k := min(maxRun-int(n.shift)-len(n.local), len(blocks))
