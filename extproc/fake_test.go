@@ -184,6 +184,9 @@ func steered(req *router.Request) (text string) {
 	if req.Pinned != nil {
 		add("pin", fmt.Sprint(*req.Pinned, " any rank: ", req.AnyRank), true)
 	}
+	if req.Beginnings != nil {
+		text += ", a beginning"
+	}
 	add("session", req.Session, req.Session != "")
 	add("final", true, req.SessionFinal)
 	add("allowed", req.AllowedAddresses, req.AllowedAddresses != nil)

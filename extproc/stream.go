@@ -313,6 +313,7 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) bool {
 	blind := m == headersOurs
 	var fields openai.Body
+	var rest openai.Beginnings
 	body := s.body(b)
 	if !blind {
 		s.server.metrics.received(len(body))
@@ -323,9 +324,9 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 		var bad *openai.Error
 		fields, bad = openai.Parse(s.endpoint, body)
 		if bad != nil && s.partial && m == requestBody && !b.GetEndOfStream() {
-			// Cut off. What is there may tell the model.
+			// Cut off. What is there may tell the model, and how the prompt begins.
 			blind = true
-			fields, bad = openai.Parse(s.endpoint, openai.Mend(body))
+			fields, rest, bad = openai.ParseBeginning(s.endpoint, body)
 			if bad != nil {
 				fields, bad = openai.Body{}, nil
 			}
@@ -343,7 +344,8 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	req := router.Request{
 		Owned: true,
 		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens, Salt: fields.CacheSalt,
-		Unread: blind, WantTokens: len(s.server.forms) > 0, WantSecond: s.server.conf.SecondChoice != SecondNone,
+		Unread: blind && rest == nil, Beginnings: rest,
+		WantTokens: len(s.server.forms) > 0, WantSecond: s.server.conf.SecondChoice != SecondNone,
 	}
 	if req.Salt == "" {
 		req.Salt = s.salt

@@ -81,16 +81,23 @@ func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 		ids, err = t.encode(ctx, dst, text, f, nil)
 		return ids, 0, err
 	}
+	var rec recorder
+	return c.record(ctx, dst, t, text, f, &rec)
+}
+
+// record is append of a text of at least one step, with a recorder whose limit and
+// safe are the caller's.
+func (c *Cache) record(ctx context.Context, dst []uint32, t *Tokenizer, text []byte, f form, rec *recorder) (ids []uint32, reused int, err error) {
 	var buf [64]cacheKey
 	keys := c.keys(buf[:0], t, text, f)
 	base := len(dst)
 	dst, known, from := c.find(dst, keys)
 	var fresh []*chunk
 	last := from.ids
-	rec := recorder{step: c.step, next: (known + 1) * c.step, last: from, mark: known * c.step}
+	rec.step, rec.next, rec.mark, rec.last, rec.safe = c.step, (known+1)*c.step, known*c.step, from, from
 	ends := make([]resume, 0, len(keys)-known)
 	rec.add = func(r resume) { ends = append(ends, r) }
-	dst, err = t.encode(ctx, dst, text, f, &rec)
+	dst, err = t.encode(ctx, dst, text, f, rec)
 	for _, end := range ends {
 		ids := make([]uint32, end.ids-last)
 		copy(ids, dst[base+last:])

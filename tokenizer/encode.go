@@ -30,6 +30,10 @@ type recorder struct {
 	last resume // the last place; what it depends on ends at or before next
 	mark int    // where what any decision so far depends on ends
 	add  func(r resume)
+
+	// safe is the last place up to which nothing depends on what stands behind limit.
+	limit int
+	safe  resume
 }
 
 // note is told of where the text ends on which the decisions so far depend.
@@ -43,6 +47,9 @@ func (r *recorder) note(mark int) {
 func (r *recorder) place(p resume, mark int) {
 	r.note(max(mark, p.at))
 	r.last = p
+	if r.mark <= r.limit {
+		r.safe = p
+	}
 }
 
 // finish records the steps up to the end of the text.
@@ -80,7 +87,7 @@ func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f for
 	if f == framed && from.at == 0 && from.ids == 0 {
 		e.dst = append(e.dst, t.before...)
 		if rec != nil {
-			rec.last.ids = len(t.before)
+			rec.last.ids, rec.safe.ids = len(t.before), len(t.before)
 		}
 	}
 	e.run(from)

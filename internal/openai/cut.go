@@ -7,54 +7,74 @@ import (
 	"unicode/utf8"
 )
 
-// Mend makes JSON of the beginning of a JSON object that was cut off somewhere: a
-// string ends where it was cut, what is open is closed, and a member or element of
-// which less is known goes. It returns nil if nothing of it is left. Of a text that
-// was no beginning of JSON it makes none either.
-//
-// The text must not be changed while the result is used; the result is a copy.
-func Mend(body []byte) []byte {
-	var open []byte // '{' and '[', the outermost first
-	safe := 0       // what is known whole: all before it
-	depth := 0      // of what is open there
-	key := false    // the next string is a name
+// ending is where a text breaks off.
+type ending struct {
+	text []byte // as much of it as makes sense
+	// quoted says that it ends inside of a string, which is no name. name is of the
+	// member that the string is, nil for none, and before how much of the text makes
+	// sense without it.
+	quoted bool
+	name   []byte
+	before int
+	open   []opened // what is open there, the outermost first; nothing if it is whole
+}
+
+// opened is an object or a list that is not closed.
+type opened struct {
+	kind  byte   // '{' or '['
+	name  []byte // of the member of the object around it that it is, nil for none
+	start int    // of it in the text
+	// before is how much of the text makes sense without it: all that stands before
+	// it, and before its name.
+	before int
+}
+
+// endOf finds where the beginning of a JSON object breaks off: what is left makes
+// sense, and with its end is JSON again. A string ends where it was cut, and a member or
+// element of which less is known is not there. Of other texts there is nothing.
+func endOf(body []byte) ending {
+	var open []opened
+	safe := 0  // what is known whole: all before it
+	depth := 0 // of what is open there
+	key := false
+	var name []byte // of the value to come
 	i := skipSpace(body, 0)
 	if i == len(body) || body[i] != '{' {
-		return nil
+		return ending{}
 	}
 	for i < len(body) {
 		switch c := body[i]; c {
 		case ' ', '\t', '\n', '\r', ':':
 			i++
 		case '{', '[':
-			if open = append(open, c); len(open) > maxDepth {
-				return nil
+			if open = append(open, opened{c, name, i, safe}); len(open) > maxDepth {
+				return ending{}
 			}
 			i++
-			key = c == '{'
+			key, name = c == '{', nil
 			safe, depth = i, len(open)
 		case '}', ']':
-			if len(open) == 0 || open[len(open)-1] != c-2 {
-				return nil
+			if len(open) == 0 || open[len(open)-1].kind != c-2 {
+				return ending{}
 			}
 			open = open[:len(open)-1]
 			i++
-			key = false
+			key, name = false, nil
 			safe, depth = i, len(open)
 		case ',':
 			i++
-			key = len(open) > 0 && open[len(open)-1] == '{'
+			key, name = len(open) > 0 && open[len(open)-1].kind == '{', nil
 		case '"':
 			end, whole := stringEnd(body, i)
 			switch {
 			case whole && key:
-				key = false
+				key, name = false, body[i+1:end-1]
 			case whole:
 				safe, depth = end, len(open)
 			case key:
-				return closed(body[:safe], "", open[:depth])
+				return ending{text: body[:safe], open: open[:depth]}
 			default:
-				return closed(body[:end], `"`, open)
+				return ending{text: body[:end], quoted: true, name: name, before: safe, open: open}
 			}
 			i = end
 		default: // a number or a word
@@ -64,29 +84,63 @@ func Mend(body []byte) []byte {
 			}
 			switch {
 			case end == i:
-				return nil
+				return ending{}
 			case end < len(body): // else there may be more of it
 				safe, depth = end, len(open)
 			}
 			i = end
 		}
 		if len(open) == 0 && depth == 0 && safe == i && i > 0 {
-			return append([]byte(nil), body[:i]...) // it was whole
+			return ending{text: body[:i]} // it was whole
 		}
 	}
-	return closed(body[:safe], "", open[:depth])
+	return ending{text: body[:safe], open: open[:depth]}
 }
 
-// closed ends a text in which open is open.
-func closed(text []byte, end string, open []byte) []byte {
-	if len(open) == 0 {
+// with returns the text with an end: tail goes on with the string that it breaks off
+// in, if it does, and more has what is put behind that into the objects and lists that
+// are open, the outermost first. All of it must be JSON that fits there. It is a copy,
+// and nil if there is nothing.
+func (e *ending) with(tail string, more []string) []byte {
+	if len(e.text) == 0 || len(e.open) == 0 && e.text[len(e.text)-1] != '}' {
 		return nil
 	}
-	out := append(append(make([]byte, 0, len(text)+len(end)+len(open)), text...), end...)
-	for _, c := range slices.Backward(open) {
-		out = append(out, c+2)
+	size := len(e.text) + len(tail) + 1 + len(e.open)
+	for _, m := range more {
+		size += 1 + len(m)
+	}
+	out := append(make([]byte, 0, size), e.text...)
+	if e.quoted {
+		out = append(append(out, tail...), '"')
+	}
+	for i, o := range slices.Backward(e.open) {
+		if i < len(more) && more[i] != "" {
+			if len(out) > o.start+1 { // it is not empty
+				out = append(out, ',')
+			}
+			out = append(out, more[i]...)
+		}
+		out = append(out, o.kind+2)
 	}
 	return out
+}
+
+// without returns the text as it is without the i-th of what is open.
+func (e *ending) without(i int) ending {
+	return ending{text: e.text[:e.open[i].before], open: e.open[:i]}
+}
+
+// unquoted returns the text as it is without the string that it breaks off in.
+func (e *ending) unquoted() ending {
+	if !e.quoted {
+		return *e
+	}
+	return ending{text: e.text[:e.before], open: e.open}
+}
+
+// in reports whether the i-th of what is open is a member of that name.
+func (e *ending) in(i int, name string) bool {
+	return i < len(e.open) && string(e.open[i].name) == name
 }
 
 // stringEnd returns where the string that begins at i ends, or as much of it as

@@ -52,6 +52,17 @@ func FuzzMend(f *testing.F) {
 	f.Add(`{"a":{"b":[[],{}]}}`, uint16(9))
 	f.Fuzz(func(t *testing.T, text string, at uint16) {
 		body := []byte(text)[:min(int(at), len(text))]
+		for _, e := range []openai.Endpoint{openai.ChatCompletions, openai.Completions, openai.Responses, openai.Messages, openai.Load} {
+			_, rest, err := openai.ParseBeginning(e, body)
+			if err != nil || rest == nil {
+				continue
+			}
+			for q := range rest {
+				if q.Messages == nil && q.Prompt == nil {
+					t.Errorf("%q may be the beginning of a request without a prompt", body)
+				}
+			}
+		}
 		got := openai.Mend(body)
 		if got == nil {
 			return
