@@ -9,6 +9,7 @@
 //	GET /readyz                   200 if requests can be routed, else 503; JSON that says what is missing
 //	GET /metrics                  Prometheus text
 //	GET /v1/workers               JSON: every worker with its cache and load
+//	GET /v1/models                JSON: every model with its names and how its prompts become token ids
 //	GET /v1/decisions?id=ID       JSON: one kept decision with every candidate's inputs
 //	GET /v1/decisions?limit=N     JSON: the newest ones, 20 if not said, at most 1,000
 //	GET /v1/index/dump            JSON lines: every cached block known, at one moment; with ?sort=1 in an order
@@ -92,6 +93,9 @@ func New(c Config) http.Handler {
 	mux.Handle("GET /metrics", c.Metrics)
 	mux.HandleFunc("GET /v1/workers", func(w http.ResponseWriter, _ *http.Request) {
 		write(w, http.StatusOK, map[string][]router.WorkerState{"workers": c.Router.Workers()})
+	})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		write(w, http.StatusOK, map[string][]router.ModelState{"models": c.Router.Models()})
 	})
 	mux.HandleFunc("GET /v1/decisions", c.decisions)
 	mux.HandleFunc("GET /v1/index/dump", c.dump)

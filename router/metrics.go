@@ -21,6 +21,7 @@ type metrics struct {
 	overlap               metric.Float64Histogram
 	blocks                metric.Int64Counter
 	prompts               metric.Int64Counter
+	text                  metric.Int64Counter
 	reused                metric.Int64Counter
 	refusals              metric.Int64Counter
 	waits                 metric.Float64Histogram
@@ -53,14 +54,14 @@ func newLabels(model string) *labels {
 
 // gauges are read when somebody looks.
 type gauges struct {
-	blocks, slots, workers, waiting, sessions metric.Int64ObservableGauge
-	skipped, expired                          metric.Int64ObservableCounter
+	blocks, slots, workers, waiting, sessions, models metric.Int64ObservableGauge
+	skipped, expired                                  metric.Int64ObservableCounter
 }
 
 func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 	var m metrics
 	var g gauges
-	var errs [18]error
+	var errs [19]error
 	m.decisions, errs[0] = meter.Int64Counter("kvroute.router.decisions",
 		metric.WithUnit("{decision}"), metric.WithDescription("Booked decisions, by model and reason."))
 	m.duration, errs[1] = meter.Float64Histogram("kvroute.router.decision.duration",
@@ -76,6 +77,8 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		metric.WithUnit("{request}"), metric.WithDescription("Booked requests whose prompt was read, by model, by how its token ids were made and why not exactly."))
 	m.reused, errs[5] = meter.Int64Counter("kvroute.tokenize.reused.size",
 		metric.WithUnit("By"), metric.WithDescription("Text of prompts whose token ids were known from earlier ones, by model."))
+	m.text, errs[17] = meter.Int64Counter("kvroute.tokenize.text.size",
+		metric.WithUnit("By"), metric.WithDescription("Text of prompts that was made into token ids, by model."))
 	m.refusals, errs[6] = meter.Int64Counter("kvroute.router.refusals",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests with an id that no worker was found for, by reason."))
 	m.waits, errs[7] = meter.Float64Histogram("kvroute.router.queue.duration",
@@ -100,13 +103,15 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		metric.WithUnit("{request}"), metric.WithDescription("Requests that another worker served than the decision's, by model."))
 	m.avoidances, errs[16] = meter.Int64Counter("kvroute.router.avoidances",
 		metric.WithUnit("{period}"), metric.WithDescription("Times that a worker began to be avoided because it failed, by model."))
+	g.models, errs[18] = meter.Int64ObservableGauge("kvroute.tokenize.models",
+		metric.WithUnit("{model}"), metric.WithDescription("Models known, by how the token ids of their chats are made and why not exactly; 1 for what is so."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("router: make instruments: %w", err)
 	}
 	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		r.observe(o, &g)
 		return nil
-	}, g.blocks, g.slots, g.workers, g.waiting, g.sessions, g.skipped, g.expired)
+	}, g.blocks, g.slots, g.workers, g.waiting, g.sessions, g.models, g.skipped, g.expired)
 	return &m, err
 }
 
@@ -149,6 +154,9 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 		p.mu.Unlock()
 	}
 	r.fleet.RUnlock()
+	for _, m := range r.Models() {
+		o.ObserveInt64(g.models, 1, metric.WithAttributes(attribute.String("model", m.Model), attribute.String("mode", string(m.TokenMode)), attribute.String("reason", m.TokenReason)))
+	}
 	for name, from := range readings {
 		model := attribute.String("model", name)
 		only := metric.WithAttributes(model)
@@ -175,6 +183,9 @@ func (m *metrics) decided(ctx context.Context, l *labels, d *Decision) {
 		m.prompts.Add(ctx, 1, l.exact...)
 	default:
 		m.prompts.Add(ctx, 1, metric.WithAttributes(l.model, attribute.String("mode", string(d.TokenMode)), attribute.String("reason", d.TokenReason)))
+	}
+	if d.TextBytes > 0 {
+		m.text.Add(ctx, int64(d.TextBytes), l.add...)
 	}
 	if d.ReusedBytes > 0 {
 		m.reused.Add(ctx, int64(d.ReusedBytes), l.add...)

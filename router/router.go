@@ -280,7 +280,8 @@ func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 		if s.encoded, ok = m.EncodeBeginning(ctx, s.tokens[:0], req.Beginnings, start); ok {
 			s.tokens = s.encoded.IDs
 			q.tokens = len(s.encoded.IDs) + s.encoded.Others
-			d.TokenMode, d.TokenReason, d.ReusedBytes = s.encoded.Mode, s.encoded.Reason, s.encoded.Reused
+			d.TokenMode, d.TokenReason = s.encoded.Mode, s.encoded.Reason
+			d.TextBytes, d.ReusedBytes = s.encoded.Size, s.encoded.Reused
 		} else {
 			q.reason = ReasonUnread
 		}
@@ -310,7 +311,8 @@ func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 				r.askWorker(ctx, p, req, &s.encoded)
 			}
 			q.tokens = len(s.encoded.IDs) + s.encoded.Others
-			d.TokenMode, d.TokenReason, d.ReusedBytes = s.encoded.Mode, s.encoded.Reason, s.encoded.Reused
+			d.TokenMode, d.TokenReason = s.encoded.Mode, s.encoded.Reason
+			d.TextBytes, d.ReusedBytes = s.encoded.Size, s.encoded.Reused
 		}
 		d.TokenizeTime = r.conf.Now().Sub(start)
 	}

@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // WorkerState is what the router knows of one worker.
@@ -87,6 +89,79 @@ func (p *pool) appendStates(states []WorkerState) []WorkerState {
 		states = append(states, s)
 	}
 	return states
+}
+
+// ModelState is what the router knows of one model.
+type ModelState struct {
+	Model   string   `json:"model"` // base model
+	Names   []string `json:"names"` // all that requests may use, adapters' and the model's own included
+	Workers int      `json:"workers"`
+	// BlockSizes are those of its workers: each has its own index.
+	BlockSizes []int `json:"block_sizes"`
+	// TokenMode and TokenReason say how the token ids of chats are made, as those of a
+	// [Decision] do; [tokenizer.None] where nobody looks at prompts. Why says the same
+	// to people, and what is slow.
+	TokenMode   tokenizer.Mode `json:"token_mode"`
+	TokenReason string         `json:"token_reason,omitempty"`
+	Why         string         `json:"why,omitempty"`
+	Checks      string         `json:"checks"` // "unchecked", "agreed", "differs" or "drift": see [tokenizer.Verdict]
+}
+
+// Models returns what is known of every model that workers serve or served, by name.
+func (r *Router) Models() []ModelState {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	states := []ModelState{} // an empty list in JSON, not null
+	names := *r.names.Load()
+	for name, t := range names {
+		if name != t.pools[0].model {
+			continue
+		}
+		states = append(states, r.modelState(name, t))
+		s := &states[len(states)-1]
+		for other, t := range names {
+			if other != "" && t.pools[0].model == name {
+				s.Names = append(s.Names, other)
+			}
+		}
+		slices.Sort(s.Names)
+	}
+	slices.SortFunc(states, func(a, b ModelState) int { return cmp.Compare(a.Model, b.Model) })
+	return states
+}
+
+func (r *Router) modelState(name string, t target) ModelState {
+	var prompts *tokenizer.Model
+	s := ModelState{Model: name}
+	if t.card != nil {
+		prompts, s.Why = t.card.Prompts, t.card.Why
+	} else {
+		s.Why = "it is none of the configured models"
+	}
+	s.TokenMode, s.TokenReason = prompts.Usual()
+	s.Checks = prompts.Verdict().String()
+	if prompts != nil {
+		s.Why = prompts.Degraded()
+	}
+	if s.TokenReason == tokenizer.NoTokenizer && r.conf.Remote != nil {
+		s.TokenMode = tokenizer.Remote
+	}
+	reads := false
+	for _, p := range t.pools {
+		reads = reads || p.reads.Load()
+		s.BlockSizes = append(s.BlockSizes, p.blockSize)
+		p.mu.Lock()
+		for _, ord := range p.core.order {
+			if p.core.entries[ord].info.Health != expected {
+				s.Workers++
+			}
+		}
+		p.mu.Unlock()
+	}
+	if !reads {
+		s.TokenMode, s.TokenReason, s.Why = tokenizer.None, "", "no prompt is looked at in this mode"
+	}
+	return s
 }
 
 // Decision returns a kept decision by its request id.

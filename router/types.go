@@ -145,8 +145,10 @@ type Card struct {
 	// policy, instead of the configured one.
 	Attention *float64
 	// Prompts makes token ids. Nil means text-block mode: prompts meet only
-	// each other, and are found in no worker's cache.
+	// each other, and are found in no worker's cache. Why says to people why there
+	// is none.
 	Prompts *tokenizer.Model
+	Why     string
 }
 
 // Observation is what [Config.Observe] is told of.
@@ -297,7 +299,8 @@ type Decision struct {
 	// How the prompt was tokenized, and why not exactly.
 	TokenMode   tokenizer.Mode `json:"token_mode,omitempty"`
 	TokenReason string         `json:"token_reason,omitempty"`
-	ReusedBytes int            `json:"reused_bytes,omitempty"` // of the prompt's text, whose ids were known
+	TextBytes   int            `json:"text_bytes,omitempty"`   // of text that was encoded
+	ReusedBytes int            `json:"reused_bytes,omitempty"` // of these, those whose ids were known
 
 	PromptTokens  int     `json:"prompt_tokens"`  // length of the prompt
 	PromptBlocks  int     `json:"prompt_blocks"`  // full blocks in it

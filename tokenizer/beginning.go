@@ -102,11 +102,12 @@ func (m *Model) beginning(ctx context.Context, dst []uint32, all iter.Seq2[chat.
 	p = Prompt{Mode: ExactPrefix, Reason: Cut, Others: tokensOf(len(first.Text)-likely) + first.Items*itemTokens}
 	base := len(dst)
 	var err error
-	if p.IDs, p.Exact, err = m.stable(ctx, dst, c.text[:exact], f); err != nil {
+	p.Size = likely
+	if p.IDs, p.Exact, p.Reused, err = m.stable(ctx, dst, c.text[:exact], f); err != nil {
 		return p, false
 	}
 	if likely > exact {
-		if p.IDs, _, err = m.stable(ctx, dst, c.text[:likely], f); err != nil {
+		if p.IDs, _, p.Reused, err = m.stable(ctx, dst, c.text[:likely], f); err != nil {
 			return p, false
 		}
 	}
@@ -114,18 +115,18 @@ func (m *Model) beginning(ctx context.Context, dst []uint32, all iter.Seq2[chat.
 }
 
 // stable appends the ids that every text that begins with this one, and is longer,
-// begins with, and returns their number.
-func (m *Model) stable(ctx context.Context, dst []uint32, text []byte, f form) (ids []uint32, n int, err error) {
+// begins with, and returns their number, and how many bytes were known.
+func (m *Model) stable(ctx context.Context, dst []uint32, text []byte, f form) (ids []uint32, n, reused int, err error) {
 	rec := recorder{step: len(text) + 1, next: len(text) + 1, add: func(resume) {}}
 	// A character behind the end may still compose with the one before it.
 	rec.limit, rec.last, rec.safe = len(text)-1, resume{start: true}, resume{start: true}
 	if m.cache != nil && len(text) >= m.cache.step {
-		ids, _, err = m.cache.record(ctx, dst, m.tok, text, f, &rec)
+		ids, reused, err = m.cache.record(ctx, dst, m.tok, text, f, &rec)
 	} else {
 		ids, err = m.tok.encode(ctx, dst, text, f, &rec)
 	}
 	n = rec.safe.ids
-	return ids[:len(dst)+n], n, err
+	return ids[:len(dst)+n], n, reused, err
 }
 
 // common is what texts begin with.

@@ -125,6 +125,19 @@ func (m *Model) Degraded() string {
 	return m.tok.Slow
 }
 
+// Usual says how chats are encoded as a rule, and why not exactly.
+func (m *Model) Usual() (mode Mode, reason string) {
+	switch {
+	case m == nil:
+		return Bytes, NoTokenizer
+	case m.Verdict() == DriftSeen:
+		return Bytes, Drifted
+	case m.chat == nil:
+		return Bytes, NoRenderer
+	}
+	return Exact, ""
+}
+
 // Verdict is what comparisons with an engine's own ids have shown.
 type Verdict int32
 
@@ -135,6 +148,10 @@ const (
 	Differs                  // some prompts differ, behind their first block
 	DriftSeen                // prompts differ from the beginning: text-block mode
 )
+
+func (v Verdict) String() string {
+	return [...]string{"unchecked", "agreed", "differs", "drift"}[v]
+}
 
 // AsksAlike reports whether a worker's /tokenize makes the prompt of q as a
 // completion does. For chats of gpt-oss vLLM's renders the template instead.
@@ -160,7 +177,8 @@ type Prompt struct {
 	Exact  int // how many of them, from the first, are the engine's
 	Mode   Mode
 	Reason string // why not Exact
-	Reused int    // bytes of text whose ids were known
+	Size   int    // bytes of text that were encoded
+	Reused int    // of them those whose ids were known
 	// Others is how many tokens the engine has to compute besides: of the other
 	// prompts of a list, of items, of a request without a prompt to route by.
 	// Mostly a guess.
@@ -202,7 +220,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	if len(text.Text) > MaxPrompt {
 		return inBytes(dst, q, TooLarge)
 	}
-	p := Prompt{Mode: Exact, Others: text.Items*itemTokens + tokensOf(text.Others)}
+	p := Prompt{Mode: Exact, Size: text.Exact, Others: text.Items*itemTokens + tokensOf(text.Others)}
 	var err error
 	if p.IDs, p.Reused, err = m.append(ctx, dst, text.Text[:text.Exact], f); err != nil {
 		if errors.Is(err, errGrown) {

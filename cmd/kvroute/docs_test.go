@@ -85,6 +85,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := newVerifier(nil, n, noWorkers); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := newReloads(n); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := newTracer("", 1, 1, nil, n); err != nil {
 		t.Fatal(err)
 	}

@@ -53,6 +53,7 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	card.Prompts, err = tokenizer.LoadModel(dir.FS(), conf)
 	switch {
 	case errors.Is(err, tokenizer.ErrUnsupported):
+		card.Why = err.Error()
 		log.Warn("model is routed in text-block mode", "model", m.Name, "folder", m.Tokenizer, "err", err)
 	case err != nil:
 		return card, err

@@ -10,6 +10,8 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -167,6 +169,19 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 	if got := ask("base"); got != http.StatusOK || lastDecision(t, d).TokenMode != tokenizer.Exact {
 		t.Errorf("after a mistake: status %d, %+v", got, lastDecision(t, d))
 	}
+	_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+	for _, want := range []string{`kvroute_config_reloads_total{outcome="done"} 11`, `kvroute_config_reloads_total{outcome="refused"} 1`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the metrics do not say %s", want)
+		}
+	}
+	// A new template is used by the next request.
+	template := writeFile(t, "{% for m in messages %}{{ m.content }}{% endfor %}")
+	long := lastDecision(t, d).PromptTokens
+	d.reload(t, file, strings.Replace(with("latest"), "tokenizer:", fmt.Sprintf("chat-template: %q, tokenizer:", template), 1))
+	if got := ask("base"); got != http.StatusOK || lastDecision(t, d).PromptTokens >= long {
+		t.Errorf("with a shorter template: status %d, %d tokens, want fewer than %d", got, lastDecision(t, d).PromptTokens, long)
+	}
 	eventually(t, "slots are left", func() bool { requests, _, _ := inFlight(t, d); return requests == 0 })
 }
 
@@ -208,6 +223,94 @@ workers:
 		if got := lastDecision(t, d); got.Model != model || got.TokenMode != want {
 			t.Errorf("%s: %+v, want mode %s", model, got, want)
 		}
+	}
+}
+
+// What each model's prompts become is told by the API, by a gauge and, where it is not
+// exact, by the log.
+func TestEachModelTellsItsMode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	dir := t.TempDir()
+	put := func(name, text string) string {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(dir+"/"+name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(dir+"/"+name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return filepath.Dir(dir + "/" + name)
+	}
+	exact := modelFolder(t)
+	unigram := put("unigram/tokenizer.json", `{"model":{"type":"Unigram","vocab":[["a",0]]}}`)
+	pieces := put("pieces/tokenizer.json", `{"model":{"type":"WordPiece","vocab":{"a":0}}}`)
+	bare := put("bare/tokenizer.json", `{"model":{"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}`)
+	file := writeFile(t, fmt.Sprintf(`version: 1
+models:
+- {name: exact, aliases: [also], lora: [adapter], tokenizer: %q}
+- {name: unigram, tokenizer: %q}
+- {name: pieces, tokenizer: %q}
+- {name: bare, tokenizer: %q}
+workers:
+- {name: a, address: "127.0.0.1:1", models: [exact], block_size: 16}
+- {name: b, address: "127.0.0.1:2", models: [unigram]}
+- {name: c, address: "127.0.0.1:3", models: [pieces]}
+- {name: d, address: "127.0.0.1:4", models: [bare]}
+- {name: e, address: "127.0.0.1:5", models: [nobodys]}
+- {name: f, address: "127.0.0.1:6", models: [exact], block_size: 32}
+`, exact, unigram, pieces, bare))
+	for _, c := range []struct {
+		flags []string
+		modes map[string][2]string // mode and reason, by model
+	}{
+		{nil, map[string][2]string{
+			"exact": {"exact", ""}, "unigram": {"bytes", "no_tokenizer"}, "pieces": {"bytes", "no_tokenizer"}, "bare": {"bytes", "no_renderer"}, "nobodys": {"bytes", "no_tokenizer"},
+		}},
+		{[]string{"--remote-tokenize"}, map[string][2]string{
+			"exact": {"exact", ""}, "unigram": {"remote", "no_tokenizer"}, "pieces": {"remote", "no_tokenizer"}, "bare": {"bytes", "no_renderer"}, "nobodys": {"remote", "no_tokenizer"},
+		}},
+		{[]string{"--router-mode", "round-robin"}, map[string][2]string{
+			"exact": {"none", ""}, "unigram": {"none", ""}, "pieces": {"none", ""}, "bare": {"none", ""}, "nobodys": {"none", ""},
+		}},
+	} {
+		t.Run(strings.Join(c.flags, " "), func(t *testing.T) {
+			r, err := startChild(t.Context(), t.TempDir(), "kvroute", append([]string{
+				"serve", "--config", file,
+				"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0",
+			}, c.flags...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.stop()
+			var list struct{ Models []router.ModelState }
+			if err := getJSON(t.Context(), "http://"+r.at.HTTP+"/v1/models", &list); err != nil || len(list.Models) != len(c.modes) {
+				t.Fatalf("models %+v, %v", list, err)
+			}
+			_, metrics := get(t, "http://"+r.at.HTTP+"/metrics")
+			for _, m := range list.Models {
+				want := c.modes[m.Model]
+				if string(m.TokenMode) != want[0] || m.TokenReason != want[1] || (m.Why == "") != (want[0] == "exact") || m.Checks != "unchecked" {
+					t.Errorf("%+v, want mode %s, reason %q", m, want[0], want[1])
+				}
+				if gauge := fmt.Sprintf(`kvroute_tokenize_models{mode=%q,model=%q,reason=%q} 1`, want[0], m.Model, want[1]); strings.Count(metrics, gauge) != 1 {
+					t.Errorf("the metrics do not say %s", gauge)
+				}
+				if m.Model == "exact" && (m.Workers != 2 || !slices.Equal(m.BlockSizes, []int{16, 32}) || !slices.Equal(m.Names, []string{"adapter", "also", "exact"})) {
+					t.Errorf("%+v", m)
+				}
+			}
+			log, err := os.ReadFile(r.log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range []string{"model=unigram", "Unigram", "model=pieces", "WordPiece", "model=bare", "no chat template"} {
+				if !strings.Contains(string(log), want) {
+					t.Errorf("the log does not say %q", want)
+				}
+			}
+		})
 	}
 }
 

@@ -24,6 +24,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -96,10 +98,11 @@ type server struct {
 	bus      *embeddedNATS // nil if the bus is elsewhere
 	nc       *nats.Conn
 	prompts  *tokenizer.Cache // of ids, for all models
-	verifier *verifier        // nil unless --verify-tokenizer
-	tracer   *tracer          // nil unless --trace-out
-	state    *os.Root         // of --state-dir; nil without
-	id       uint64           // of this replica
+	reloads  metric.Int64Counter
+	verifier *verifier // nil unless --verify-tokenizer
+	tracer   *tracer   // nil unless --trace-out
+	state    *os.Root  // of --state-dir; nil without
+	id       uint64    // of this replica
 	router   *router.Router
 	registry *fleet.Registry
 	events   *events.Subscriber
@@ -134,6 +137,9 @@ func (s *server) open() (err error) {
 		s.log.Info("NATS runs in this process", "url", url, "keeps", cmp.Or(store, "nothing"))
 	}
 	if s.nc, err = connectNATS(url, "kvroute serve", &c.BusAccess, s.log); err != nil {
+		return err
+	}
+	if s.reloads, err = newReloads(s.metrics.Meter("config")); err != nil {
 		return err
 	}
 	s.prompts = tokenizer.NewCache(c.TokenizerCacheBytes)
@@ -430,6 +436,10 @@ func (s *server) drain() error {
 	return nil
 }
 
+func newReloads(meter metric.Meter) (metric.Int64Counter, error) {
+	return meter.Int64Counter("kvroute.config.reloads", metric.WithUnit("{reload}"), metric.WithDescription("SIGHUPs, by what became of the file."))
+}
+
 // reload reads the models and workers of the configuration file anew on SIGHUP.
 func (s *server) reload(ctx context.Context) error {
 	hup := make(chan os.Signal, 1)
@@ -451,10 +461,12 @@ func (s *server) reload(ctx context.Context) error {
 			err = s.registry.SetStatic(c.Workers)
 		}
 		if err != nil {
+			s.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "refused")))
 			s.log.Error("the configuration is not reloaded; the old one stays", "err", err)
 			continue
 		}
 		s.router.SetCards(cards)
+		s.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "done")))
 		s.log.Info("reloaded", "models", len(c.Models), "workers", len(c.Workers))
 	}
 }
