@@ -42,6 +42,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // Router decides where requests go. Make one with [New].
@@ -292,7 +293,12 @@ func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 		q.tokens, d.TokenMode = req.Blocks.Tokens, tokenizer.Exact
 	case req.Tokens != nil:
 		s.encoded = tokenizer.Prompt{IDs: req.Tokens, Exact: len(req.Tokens), Mode: tokenizer.Exact}
-		q.tokens, d.TokenMode = len(req.Tokens), tokenizer.Exact
+		if chat.MayHaveItems(req.Prompt.Messages) {
+			// The placeholders of an image are ids like others, but the engine's blocks
+			// of them are of that image.
+			s.encoded.Exact, s.encoded.Mode, s.encoded.Reason = 0, tokenizer.ExactPrefix, tokenizer.Items
+		}
+		q.tokens, d.TokenMode, d.TokenReason = len(req.Tokens), s.encoded.Mode, s.encoded.Reason
 	default:
 		start := r.conf.Now()
 		var m *tokenizer.Model

@@ -154,6 +154,31 @@ func TestBlocksBeforeAnItem(t *testing.T) {
 	}
 }
 
+// Ids that a client made of a chat with an image are found in the engines' caches up to
+// the image: whose blocks behind that are, the ids do not say.
+func TestGivenIDsOfAnItem(t *testing.T) {
+	const text, image = `[{"role":"user","content":"abcd"}]`, `[{"role":"user","content":[{"type":"text","text":"ab"},{"type":"image_url","image_url":{"url":"u"}}]}]`
+	r := newRouter(t, router.Config{Scoring: classic(1), BlockSize: 2}, 0)
+	w := worker(1)
+	w.BlockSize = 2
+	set(t, r, w)
+	ids := []uint32{0, 1, 4, 4, 4, 4}
+	event := indexer.Event{Kind: indexer.Stored}
+	locals := indexer.AppendLocalHashes(nil, ids, 2, indexer.Seed("", ""))
+	locals[1] = indexer.ObjectHash(ids[2:4], []uint64{7}, indexer.Seed("", ""))
+	locals[2] = indexer.ObjectHash(ids[4:6], []uint64{7}, indexer.Seed("", ""))
+	for i, local := range locals {
+		event.Blocks = append(event.Blocks, indexer.Block{Local: local, External: uint64(i + 1)})
+	}
+	r.ApplyEvent(router.Worker{ID: 1}, event)
+	for messages, want := range map[string]tokenizer.Mode{text: tokenizer.Exact, image: tokenizer.ExactPrefix} {
+		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: ids, Prompt: router.Prompt{Messages: []byte(messages)}})
+		if err != nil || d.TokenMode != want || (d.TokenReason == tokenizer.Items) != (want == tokenizer.ExactPrefix) || d.OverlapBlocks != 1 {
+			t.Errorf("%s: %+v, %v; want mode %s and the one block before the image", messages, d, err, want)
+		}
+	}
+}
+
 // For a model without a tokenizer a worker may say the ids: then its blocks are
 // found. What it does not say, or cannot be told, is in text-block mode.
 func TestAWorkerSaysTheIDs(t *testing.T) {
