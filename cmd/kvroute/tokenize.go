@@ -62,7 +62,7 @@ func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 	blockSize := fs.Int("block-size", 16, "`tokens` in a block")
 	lora := fs.String("lora", "", "`name` of the adapter")
 	salt := fs.String("salt", "", "cache salt, if the body has none")
-	worker := fs.String("worker", "", "`URL` of a worker to compare with, by its /tokenize")
+	worker := fs.String("worker", "", "`URL` of a worker to compare with, by its /tokenize; ip:port will do")
 	asJSON := fs.Bool("json", false, "print all as JSON")
 	text := fs.Bool("text", false, "print each token's text")
 	if err := parse(fs, args); err != nil {
@@ -107,14 +107,20 @@ func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 	out.Mode, out.Reason, out.Exact, out.IDs, out.Others = p.Mode, p.Reason, p.Exact, p.IDs, p.Others
 	out.Local = indexer.AppendLocalHashes(nil, p.IDs[:p.Exact], *blockSize, indexer.Seed(*lora, *salt))
 	out.Sequence = indexer.AppendSequenceHashes(nil, out.Local)
+	var unasked error // told behind our own ids
 	if *worker != "" {
-		theirs, err := askTokenize(ctx, http.DefaultClient, strings.TrimRight(*worker, "/"), body.Model, body.Request)
-		if err != nil {
-			return err
+		url := strings.TrimRight(*worker, "/")
+		if !strings.Contains(url, "://") {
+			url = "http://" + url
 		}
-		out.Worker = &compared{Tokens: len(theirs), Differs: tokenizer.FirstDiff(out.IDs, theirs)}
-		if at := out.Worker.Differs; at >= 0 {
-			out.Worker.Ours, out.Worker.Theirs = around(out.IDs, at), around(theirs, at)
+		ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+		defer cancel()
+		var theirs []uint32
+		if theirs, unasked = askTokenize(ctx, http.DefaultClient, url, body.Model, body.Request); unasked == nil {
+			out.Worker = &compared{Tokens: len(theirs), Differs: tokenizer.FirstDiff(out.IDs, theirs)}
+			if at := out.Worker.Differs; at >= 0 {
+				out.Worker.Ours, out.Worker.Theirs = around(out.IDs, at), around(theirs, at)
+			}
 		}
 	}
 	if *asJSON {
@@ -123,8 +129,10 @@ func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 		err = out.print(std.out, card.Prompts, *blockSize, *text)
 	}
 	switch c := out.Worker; {
-	case err != nil || c == nil:
-		return err
+	case err != nil || unasked != nil:
+		return errors.Join(err, unasked)
+	case c == nil:
+		return nil
 	case c.Differs >= 0:
 		return fmt.Errorf("the worker makes other tokens from position %d on: ours %d, theirs %d", c.Differs, c.Ours, c.Theirs)
 	}

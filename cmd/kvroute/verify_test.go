@@ -292,7 +292,7 @@ func TestTokenizeCommand(t *testing.T) {
 	}
 	address, _ := tokenizeServer(t, func(ids []uint32) any { return ids })
 	var out, errs bytes.Buffer
-	if err := tokenizeFile(t.Context(), []string{"--request", file, "--block-size", "4", "--json", "--worker", "http://" + address.String()}, stdio{&out, &errs}); err != nil {
+	if err := tokenizeFile(t.Context(), []string{"--request", file, "--block-size", "4", "--json", "--worker", address.String()}, stdio{&out, &errs}); err != nil {
 		t.Fatal(err)
 	}
 	var got tokenized
@@ -318,6 +318,12 @@ func TestTokenizeCommand(t *testing.T) {
 	got = tokenized{}
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Worker == nil || got.Worker.Differs != 5 || got.Worker.Tokens != 7 || len(got.Worker.Theirs) != 6 {
 		t.Errorf("%v, worker %+v", err, got.Worker)
+	}
+	// A worker that does not answer is no reason not to show our own ids.
+	out.Reset()
+	err = tokenizeFile(t.Context(), []string{"--request", file, "--worker", "http://127.0.0.1:1"}, stdio{&out, &errs})
+	if err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") || !strings.Contains(out.String(), "mode exact") {
+		t.Errorf("without a worker: error %v, printed %s", err, out.String())
 	}
 	for name, args := range map[string][]string{
 		"no such file": {"--request", file + "x"}, "no such folder": {"--request", file, "--tokenizer", file + "x"}, "block-size": {"--request", file, "--block-size", "0"},
