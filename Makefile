@@ -82,15 +82,17 @@ check: tools lint fix ## the inner loop: lint, house rules, short tests
 	go test -short -count=1 ./...
 
 REFERENCE := .cache/reference/bin/python
+# What a record says it is of: a commit that there is, and whether anything was changed.
+COMMIT     = $(shell git rev-parse HEAD)$(shell git diff --quiet HEAD || echo -dirty)
 
 .PHONY: conformance
 ifdef VLLM
 conformance: tools # compare whole prompts with a real vLLM's, which tools/vllm.sh puts into .cache
 	@tools/vllm.sh .cache/vllm
-	@go run ./bench/conformance --vllm .cache/vllm/bin/vllm --commit "$$(git rev-parse --short HEAD)"
+	@go run ./bench/conformance --vllm .cache/vllm/bin/vllm --commit "$(COMMIT)" $(if $(OUT),--out $(OUT))
 else
-conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed (downloads 60 MB from PyPI once); VLLM=1 with a real vLLM (3 GB)
-	@go run ./bench/conformance --python $(REFERENCE) --commit "$$(git rev-parse --short HEAD)"
+conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed, in 10 minutes (OUT=folder, ONLY=name; downloads 60 MB from PyPI once); VLLM=1 with a real vLLM (3 GB)
+	@go run ./bench/conformance --python $(REFERENCE) --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only '$(ONLY)')
 endif
 
 .PHONY: golden

@@ -6,5 +6,5 @@ package bench
 
 import "time"
 
-// cpuTime returns the time of the clock, where that of the cores is not known.
-func cpuTime() time.Duration { return time.Duration(time.Now().UnixNano()) }
+// CPUTime returns the time of the clock, where that of the cores is not known.
+func CPUTime() time.Duration { return time.Duration(time.Now().UnixNano()) }

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// cpuTime returns how long the cores have worked for this process: what others do
+// CPUTime returns how long the cores have worked for this process: what others do
 // on the machine does not count.
-func cpuTime() time.Duration {
+func CPUTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		return 0

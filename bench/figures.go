@@ -26,6 +26,31 @@ type Figure struct {
 	Met    bool    `json:"met"`
 }
 
+// Comparison is one thing that was held against its reference: how many of the cases
+// are equal, and what they took, in turn, in the same run. Any difference is a target
+// that was missed.
+type Comparison struct {
+	Kind      string `json:"kind"` // "tokenizer", "template", "prompts"
+	Name      string `json:"name"`
+	Cases     int    `json:"cases"`
+	Equal     int    `json:"equal"`
+	Different int    `json:"different"`
+	Refused   int    `json:"refused,omitempty"` // of the equal ones: by both
+	// Micros is what a case took, in µs, and Ratio how many times that it took the
+	// reference.
+	Micros float64 `json:"us"`
+	Ratio  float64 `json:"ratio"`
+}
+
+// NewComparison fills in what follows from the rest: the cases that differ, and the
+// times of both sides for all of them.
+func NewComparison(kind, name string, cases, different int, ours, theirs time.Duration) Comparison {
+	return Comparison{
+		Kind: kind, Name: name, Cases: cases, Equal: cases - different, Different: different,
+		Micros: float64(ours.Nanoseconds()) / 1e3 / float64(max(1, cases)), Ratio: float64(theirs) / float64(max(1, ours)),
+	}
+}
+
 // Run says what was measured, where and how.
 type Run struct {
 	Name    string    `json:"name"`    // of the target without "make ", as in "bench-index"
@@ -34,6 +59,8 @@ type Run struct {
 	Date    time.Time `json:"date"`
 	Cores   int       `json:"cores"`
 	Figures []Figure  `json:"figures"`
+
+	Compared []Comparison `json:"compared,omitempty"`
 }
 
 // NewRun returns a run of today on this machine.
@@ -47,9 +74,25 @@ func Report(w io.Writer, dir string, r Run) (met bool, err error) {
 	if r.Name == "" || strings.ContainsAny(r.Name, `/\`) {
 		return false, fmt.Errorf("bench: the name of a run is %q, want one without slashes", r.Name)
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "what\ttarget\tmedian\tmin – max\tmet")
 	reached, targets := 0, 0
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if len(r.Compared) > 0 {
+		fmt.Fprintln(t, "kind\tname\tcases\tequal\tdifferent\tµs a case\ttimes the reference's speed")
+	}
+	for _, c := range r.Compared {
+		targets++
+		if c.Different == 0 {
+			reached++
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%.3g\t%.3g\n", c.Kind, c.Name, c.Cases, c.Equal, c.Different, c.Micros, c.Ratio)
+	}
+	if len(r.Compared) > 0 {
+		if err := t.Flush(); err != nil {
+			return false, fmt.Errorf("bench: print %s: %w", r.Name, err)
+		}
+		fmt.Fprintln(w)
+	}
+	fmt.Fprintln(t, "what\ttarget\tmedian\tmin – max\tmet")
 	for _, f := range r.Figures {
 		verdict := "–"
 		if f.Target != "" {

@@ -5,10 +5,12 @@ package bench_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/bench"
 )
@@ -43,6 +45,17 @@ func TestReport(t *testing.T) {
 		var r bench.Run
 		if err := json.Unmarshal(data, &r); err != nil || len(r.Figures) != len(c.figures) || r.Commit != "abc" || r.Cores < 1 || r.Date.IsZero() {
 			t.Errorf("wrote %s, %v", data, err)
+		}
+	}
+	// Any difference from a reference is a target that was missed.
+	for different, last := range map[int]string{0: "2 of 2 targets met", 3: "1 of 2 targets met"} {
+		r := bench.NewRun("conformance", "abc", "make conformance", []bench.Figure{good})
+		r.Compared = []bench.Comparison{bench.NewComparison("template", "t.jinja", 200, different, 2*time.Millisecond, 30*time.Millisecond)}
+		var out bytes.Buffer
+		met, err := bench.Report(&out, t.TempDir(), r)
+		row := fmt.Sprintf("template t.jinja 200 %d %d 10 15", 200-different, different)
+		if text := strings.Join(strings.Fields(out.String()), " "); err != nil || met != (different == 0) || !strings.Contains(text, row) || !strings.HasSuffix(text, last) {
+			t.Errorf("met %v, error %v, printed\n%s", met, err, out.String())
 		}
 	}
 	if _, err := bench.Report(&bytes.Buffer{}, t.TempDir(), bench.Run{Name: "../evil"}); err == nil {

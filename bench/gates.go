@@ -157,12 +157,12 @@ func (b *PolicyBench) speedFigures() (out []Figure, err error) {
 		var first []byte
 		same := 1.
 		for range max(3, b.Seeds) {
-			start := cpuTime()
+			start := CPUTime()
 			r, err := replay.Run(context.Background(), replay.Scenario{Trace: c.trace, Rule: rule, KVBlocks: 1334, Seed: 1})
 			if err != nil {
 				return nil, err
 			}
-			rates = append(rates, float64(len(c.trace.Requests))/(cpuTime()-start).Seconds())
+			rates = append(rates, float64(len(c.trace.Requests))/(CPUTime()-start).Seconds())
 			text, err := json.Marshal(r)
 			if err != nil {
 				return nil, fmt.Errorf("bench: %w", err)
@@ -201,13 +201,13 @@ func decideFigures() (out []Figure, err error) {
 		var rates, busy []float64
 		for range 5 {
 			const rounds = 20
-			start := cpuTime()
+			start := CPUTime()
 			rate, err := l.rate(c.hashed, rounds)
 			if err != nil {
 				return nil, err
 			}
 			rates = append(rates, rate)
-			busy = append(busy, rounds*decideRequests/(cpuTime()-start).Seconds())
+			busy = append(busy, rounds*decideRequests/(CPUTime()-start).Seconds())
 		}
 		out = append(out, figure(c.what, "/s", c.target, newRange(rates)),
 			figure("  … for a second of one core", "/s", limit{}, newRange(busy)))

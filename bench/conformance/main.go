@@ -82,77 +82,77 @@ func run(o options) (bool, error) {
 		return false, err
 	}
 	defer ref.stop()
-	figures, err := templates(ref, o)
-	if err != nil {
+	report := bench.NewRun("conformance", o.commit, "make conformance", nil)
+	if report.Compared, err = templates(ref, o); err != nil {
 		return false, err
 	}
-	more, err := renderFigures(o)
-	if err != nil {
+	if report.Figures, err = renderFigures(o); err != nil {
 		return false, err
 	}
-	figures = append(figures, more...)
-	if more, err = harmony(ref, o); err != nil {
-		return false, err
+	if strings.Contains("gpt-oss prompts", o.only) {
+		more, err := harmony(ref, o)
+		if err != nil {
+			return false, err
+		}
+		report.Compared = append(report.Compared, more...)
 	}
-	figures = append(figures, more...)
-	all := candidates(o)
 	own, err := mistralFiles(ref, o)
 	if err != nil {
 		return false, err
 	}
-	for _, c := range append(all, own...) {
+	for _, c := range append(candidates(o), own...) {
 		if !strings.Contains(c.name, o.only) {
 			continue
 		}
-		more, err := candidateFigures(ref, c, o)
-		if err != nil {
+		if err := hold(&report, ref, c, o); err != nil {
 			return false, fmt.Errorf("%s: %w", c.name, err)
 		}
-		figures = append(figures, more...)
 	}
-	return bench.Report(os.Stdout, o.out, bench.NewRun("conformance", o.commit, "make conformance", figures))
+	return bench.Report(os.Stdout, o.out, report)
 }
 
-func candidateFigures(ref *reference, c candidate, o options) ([]bench.Figure, error) {
+// hold adds to a report what one tokenizer shows.
+func hold(report *bench.Run, ref *reference, c candidate, o options) error {
 	path, err := c.unpacked(o.work)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	m, err := tokenizer.LoadModel(os.DirFS(filepath.Dir(path)), tokenizer.ModelConfig{})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var answer struct{ Version string }
 	if err := ref.ask(map[string]any{"op": "load", "path": path}, &answer); err != nil {
-		return nil, err
+		return err
 	}
-	f, err := compare(ref, m.Tokenizer(), c, o)
+	compared, err := compare(ref, m.Tokenizer(), c, o)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	figures := []bench.Figure{f}
+	report.Compared = append(report.Compared, compared)
 	if c.mistral {
 		g := requests{r: rand.New(rand.NewPCG(o.seed, 4)), strict: true}
-		more, err := prompts(ref, m, g, c.name+" prompts", map[string]any{"op": "mistral"}, 10*o.conversations)
+		compared, err := prompts(ref, m, g, c.name, map[string]any{"op": "mistral"}, 10*o.conversations)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		figures = append(figures, more...)
+		report.Compared = append(report.Compared, compared)
 	}
 	if !c.real {
-		return figures, nil
+		return nil
 	}
-	more, err := speeds(ref, m.Tokenizer(), c, o)
-	if err != nil {
-		return nil, err
+	for _, measure := range []func() ([]bench.Figure, error){
+		func() ([]bench.Figure, error) { return speeds(ref, m.Tokenizer(), c, o) },
+		func() ([]bench.Figure, error) { return turnFigures(m.Tokenizer(), c, o) },
+		func() ([]bench.Figure, error) { return loadFigures(c, path, o) },
+	} {
+		figures, err := measure()
+		if err != nil {
+			return err
+		}
+		report.Figures = append(report.Figures, figures...)
 	}
-	figures = append(figures, more...)
-	if more, err = turnFigures(m.Tokenizer(), c, o); err != nil {
-		return nil, err
-	}
-	figures = append(figures, more...)
-	more, err = loadFigures(c, path, o)
-	return append(figures, more...), err
+	return nil
 }
 
 // candidate is one tokenizer to compare.
@@ -240,12 +240,13 @@ func (c candidate) unpacked(work string) (path string, err error) {
 
 // compare encodes random texts on both sides. Of a difference it prints the
 // shortest text that it finds.
-func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (bench.Figure, error) {
+func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (bench.Comparison, error) {
 	n := o.strings
 	if !c.real {
 		n /= 4
 	}
 	r := rand.New(rand.NewPCG(o.seed, 1))
+	var ours, theirs time.Duration
 	different := 0
 	for done := 0; done < n; {
 		texts := make([]string, min(500, n-done))
@@ -253,36 +254,36 @@ func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (
 			texts[i] = randomText(r)
 		}
 		special := done%1000 == 500
-		ids, err := ref.encode(texts, special)
+		ids, took, err := ref.encode(texts, special)
 		if err != nil {
-			return bench.Figure{}, err
+			return bench.Comparison{}, err
 		}
+		theirs += took
 		for i, text := range texts {
+			start := bench.CPUTime()
 			got, err := tok.Append(context.Background(), nil, []byte(text), special)
+			ours += bench.CPUTime() - start
 			if err != nil {
-				return bench.Figure{}, err
+				return bench.Comparison{}, err
 			}
 			if slices.Equal(got, ids[i]) {
 				continue
 			}
 			if different++; different <= 5 {
 				if err := shrink(ref, tok, text, special); err != nil {
-					return bench.Figure{}, err
+					return bench.Comparison{}, err
 				}
 			}
 		}
 		done += len(texts)
 	}
-	v := float64(different)
-	return bench.Figure{
-		What: fmt.Sprintf("%s: different of %d texts", c.name, n), Target: "0", Median: v, Min: v, Max: v, Met: different == 0,
-	}, nil
+	return bench.NewComparison("tokenizer", c.name, n, different, ours, theirs), nil
 }
 
 // shrink prints a short text on which the two sides differ.
 func shrink(ref *reference, tok *tokenizer.Tokenizer, text string, special bool) error {
 	differs := func(s string) (bool, []uint32, []uint32, error) {
-		ids, err := ref.encode([]string{s}, special)
+		ids, _, err := ref.encode([]string{s}, special)
 		if err != nil {
 			return false, nil, nil, err
 		}
@@ -376,12 +377,12 @@ func timeAll(tok *tokenizer.Tokenizer, texts []string, cold bool) (float64, erro
 				return 0, err
 			}
 		}
-		start := time.Now()
+		start := bench.CPUTime()
 		var err error
 		if dst, err = tok.Append(context.Background(), dst[:0], t, false); err != nil {
 			return 0, err
 		}
-		took += time.Since(start)
+		took += bench.CPUTime() - start
 	}
 	return took.Seconds(), nil
 }
@@ -425,16 +426,22 @@ func (r *reference) ask(question, answer any) error {
 	return json.Unmarshal(line, answer)
 }
 
-func (r *reference) encode(texts []string, special bool) ([][]uint32, error) {
-	var answer struct{ IDs [][]uint32 }
+// encode returns the ids of texts, and how long it took.
+func (r *reference) encode(texts []string, special bool) ([][]uint32, time.Duration, error) {
+	var answer struct {
+		IDs     [][]uint32
+		Seconds float64
+	}
 	if err := r.ask(map[string]any{"op": "encode", "texts": texts, "special": special}, &answer); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if len(answer.IDs) != len(texts) {
-		return nil, errors.New("the reference process answered for other texts")
+		return nil, 0, errors.New("the reference process answered for other texts")
 	}
-	return answer.IDs, nil
+	return answer.IDs, seconds(answer.Seconds), nil
 }
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 func (r *reference) stop() {
 	_ = r.in.Close() // ends it

@@ -26,7 +26,7 @@ func today() time.Time { return time.Date(2026, 8, 22, 12, 0, 0, 0, time.UTC) }
 
 // harmony compares whole prompts of gpt-oss with the package that vLLM makes them
 // with, if the model's tokenizer is at hand.
-func harmony(ref *reference, o options) ([]bench.Figure, error) {
+func harmony(ref *reference, o options) ([]bench.Comparison, error) {
 	m, err := tokenizer.LoadModel(os.DirFS(filepath.Join(o.shared, "tokenizers/gpt-oss")), tokenizer.ModelConfig{})
 	if errors.Is(err, fs.ErrNotExist) {
 		fmt.Println("no gpt-oss under", o.shared, "- its prompts are not compared")
@@ -36,48 +36,55 @@ func harmony(ref *reference, o options) ([]bench.Figure, error) {
 		return nil, err
 	}
 	g := requests{r: rand.New(rand.NewPCG(o.seed, 4))}
-	return prompts(ref, m, g, "gpt-oss prompts", map[string]any{"op": "harmony", "date": day}, 10*o.conversations)
+	c, err := prompts(ref, m, g, "gpt-oss", map[string]any{"op": "harmony", "date": day}, 10*o.conversations)
+	return []bench.Comparison{c}, err
 }
 
 // prompts compares the ids of n random chat requests.
-func prompts(ref *reference, m *tokenizer.Model, g requests, name string, question map[string]any, n int) ([]bench.Figure, error) {
+func prompts(ref *reference, m *tokenizer.Model, g requests, name string, question map[string]any, n int) (bench.Comparison, error) {
+	var ours, theirs time.Duration
 	different, refused := 0, 0
 	for done := 0; done < n; {
 		bodies := make([]json.RawMessage, min(200, n-done))
 		for i := range bodies {
 			var err error
 			if bodies[i], err = json.Marshal(g.request()); err != nil {
-				return nil, err
+				return bench.Comparison{}, err
 			}
 		}
 		question["requests"] = bodies
-		var answer struct{ IDs [][]uint32 }
+		var answer struct {
+			IDs     [][]uint32
+			Seconds float64
+		}
 		if err := ref.ask(question, &answer); err != nil {
-			return nil, err
+			return bench.Comparison{}, err
 		}
 		if len(answer.IDs) != len(bodies) {
-			return nil, errors.New("the reference process answered for other requests")
+			return bench.Comparison{}, errors.New("the reference process answered for other requests")
 		}
+		theirs += seconds(answer.Seconds)
 		for i, body := range bodies {
-			ours, err := encodeRequest(m, body, today())
+			start := bench.CPUTime()
+			got, err := encodeRequest(m, body, today())
+			ours += bench.CPUTime() - start
 			if err != nil {
-				return nil, err
+				return bench.Comparison{}, err
 			}
 			if answer.IDs[i] == nil {
 				refused++
 			}
-			if !slices.Equal(ours, answer.IDs[i]) {
+			if !slices.Equal(got, answer.IDs[i]) {
 				if different++; different <= 3 {
-					fmt.Println(difference(m, name, ours, answer.IDs[i], body))
+					fmt.Println(difference(m, name, got, answer.IDs[i], body))
 				}
 			}
 		}
 		done += len(bodies)
 	}
-	v := float64(different)
-	return []bench.Figure{{
-		What: fmt.Sprintf("%s: different of %d requests, %d of which are refused", name, n, refused), Target: "0", Median: v, Min: v, Max: v, Met: different == 0,
-	}}, nil
+	c := bench.NewComparison("prompts", name, n, different, ours, theirs)
+	c.Refused = refused
+	return c, nil
 }
 
 // encodeRequest returns the ids of a request, nil if the engine is said to refuse it.

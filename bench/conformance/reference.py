@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference's side of `make conformance`: answers one JSON request a line.
+"""The reference's side of `make conformance`: answers one JSON request a line. Seconds are of CPU time.
 
 load   {"path"}                    a tokenizer.json or a file of Mistral's, which later requests speak of
 files                              the files of Mistral's that the package mistral-common has inside
-encode {"texts", "special"}        the ids of each text
+encode {"texts", "special"}        the ids of each text, and the seconds
 time   {"texts"}                   seconds to encode all of them, one after the other
 parse  {"template"}                a chat template, which later requests speak of
-harmony {"requests", "date"}       for each chat request the ids of its gpt-oss prompt, or null if it is refused
+harmony {"requests", "date"}       for each chat request the ids of its gpt-oss prompt, or null if it is refused; and the seconds
 mistral {"requests"}               the same, of its prompt with the loaded file of Mistral's
 render {"vars"}                    for each set of variables {"out"} or {"err": "Class: message"}; and the seconds
 """
@@ -84,14 +84,15 @@ class Mistral:
 
 
 def prompts(render, requests):
-    """The ids of each request, None for those that are refused."""
+    """The ids of each request, None for those that are refused; and the seconds."""
     out = []
+    start = time.process_time()
     for r in requests:
         try:
             out.append(render(r))
         except ValueError:
             out.append(None)
-    return out
+    return {"ids": out, "seconds": time.process_time() - start}
 
 
 def main() -> None:
@@ -109,26 +110,28 @@ def main() -> None:
                 tok = Mistral(r["path"])
             out = {"version": tokenizers.__version__}
         elif op == "encode":
-            out = {"ids": [tok.encode(t, add_special_tokens=r["special"]).ids for t in r["texts"]]}
+            start = time.process_time()
+            encoded = [tok.encode(t, add_special_tokens=r["special"]) for t in r["texts"]]
+            out = {"seconds": time.process_time() - start, "ids": [e.ids for e in encoded]}
         elif op == "time":
-            start = time.perf_counter()
+            start = time.process_time()
             for t in r["texts"]:
                 tok.encode(t, add_special_tokens=False)
-            out = {"seconds": time.perf_counter() - start}
+            out = {"seconds": time.process_time() - start}
         elif op == "parse":
             template = env.from_string(r["template"])
             out = {"version": jinja2.__version__}
         elif op == "render":
-            start = time.perf_counter()
+            start = time.process_time()
             outcomes = [render(template, v) for v in r["vars"]]
-            out = {"outcomes": outcomes, "seconds": time.perf_counter() - start}
+            out = {"outcomes": outcomes, "seconds": time.process_time() - start}
         elif op == "files":
             data = os.path.join(os.path.dirname(mistral_common.__file__), "data")
             out = {"files": [os.path.join(data, f) for f in sorted(os.listdir(data))]}
         elif op == "mistral":
-            out = {"ids": prompts(lambda q: mistral.render(tok.model, q), r["requests"])}
+            out = prompts(lambda q: mistral.render(tok.model, q), r["requests"])
         elif op == "harmony":
-            out = {"ids": prompts(lambda q: harmony.render(q, r["date"]), r["requests"])}
+            out = prompts(lambda q: harmony.render(q, r["date"]), r["requests"])
         else:
             out = {"error": f"unknown operation {op}"}
         print(json.dumps(out), flush=True)

@@ -22,45 +22,55 @@ import (
 )
 
 // templates compares the renderings of random conversations, template by template.
-func templates(ref *reference, o options) ([]bench.Figure, error) {
+func templates(ref *reference, o options) ([]bench.Comparison, error) {
+	all, err := templateTexts(o)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		fmt.Println("no templates under", o.shared)
+	}
+	r := rand.New(rand.NewPCG(o.seed, 3))
+	var compared []bench.Comparison
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if !strings.Contains(name, o.only) {
+			continue
+		}
+		c, err := template(ref, r, name, all[name], o.conversations)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		compared = append(compared, c)
+	}
+	return compared, nil
+}
+
+// templateTexts are the templates of the reference data, by name; none if it is not
+// at hand.
+func templateTexts(o options) (all map[string]string, err error) {
 	b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
 	if errors.Is(err, os.ErrNotExist) {
-		fmt.Println("no templates under", o.shared)
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	var all map[string]string
-	if err := json.Unmarshal(b, &all); err != nil {
-		return nil, err
-	}
-	r := rand.New(rand.NewPCG(o.seed, 3))
-	var figures []bench.Figure
-	var ratios []float64
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		f, ratio, err := template(ref, r, name, all[name], o.conversations)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		figures, ratios = append(figures, f), append(ratios, ratio)
-	}
-	return append(figures, figure("templates, times the reference's speed", "×", 0, ratios)), nil
+	return all, json.Unmarshal(b, &all)
 }
 
-func template(ref *reference, r *rand.Rand, name, text string, conversations int) (f bench.Figure, ratio float64, err error) {
+func template(ref *reference, r *rand.Rand, name, text string, conversations int) (f bench.Comparison, err error) {
 	var parsed struct{ Version string }
 	if err := ref.ask(map[string]any{"op": "parse", "template": text}, &parsed); err != nil {
-		return f, 0, err
+		return f, err
 	}
 	ours, err := jinja.Parse(name, text)
 	if err != nil {
-		return f, 0, err
+		return f, err
 	}
 	vars := make([]json.RawMessage, conversations)
 	for i := range vars {
 		if vars[i], err = json.Marshal(conversation(r)); err != nil {
-			return f, 0, err
+			return f, err
 		}
 	}
 	var theirs struct {
@@ -68,21 +78,21 @@ func template(ref *reference, r *rand.Rand, name, text string, conversations int
 		Seconds  float64
 	}
 	if err := ref.ask(map[string]any{"op": "render", "vars": vars}, &theirs); err != nil {
-		return f, 0, err
+		return f, err
 	}
 	if len(theirs.Outcomes) != len(vars) {
-		return f, 0, errors.New("the reference process answered for other conversations")
+		return f, errors.New("the reference process answered for other conversations")
 	}
 	different := 0
 	var took time.Duration
 	for i, v := range vars {
 		value, err := jinja.FromJSON(v)
 		if err != nil {
-			return f, 0, err
+			return f, err
 		}
-		start := time.Now()
+		start := bench.CPUTime()
 		out, err := ours.Render(nil, value.Dict(), jinja.Options{Now: time.Date(2026, 8, 22, 12, 0, 0, 0, time.UTC)})
-		took += time.Since(start)
+		took += bench.CPUTime() - start
 		if same(out, err, theirs.Outcomes[i].Out, theirs.Outcomes[i].Err) {
 			continue
 		}
@@ -90,10 +100,7 @@ func template(ref *reference, r *rand.Rand, name, text string, conversations int
 			fmt.Printf("%s: different: got %s; want %s; for %s\n", name, describe(out, err, theirs.Outcomes[i].Out), describeTheirs(theirs.Outcomes[i].Out, theirs.Outcomes[i].Err, out), v)
 		}
 	}
-	v := float64(different)
-	return bench.Figure{
-		What: fmt.Sprintf("%s: different of %d conversations", name, len(vars)), Target: "0", Median: v, Min: v, Max: v, Met: different == 0,
-	}, theirs.Seconds / took.Seconds(), nil
+	return bench.NewComparison("template", name, len(vars), different, took, seconds(theirs.Seconds)), nil
 }
 
 // describe shows an outcome, a text from shortly before it differs from other.

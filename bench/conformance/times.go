@@ -5,13 +5,13 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing/fstest"
 	"time"
 
@@ -34,7 +34,8 @@ func atMost(what, unit string, most float64, values []float64) bench.Figure {
 	return f
 }
 
-func milliseconds(since time.Time) float64 { return float64(time.Since(since)) / 1e6 }
+// milliseconds returns how much the cores have worked since they had for so long.
+func milliseconds(since time.Duration) float64 { return float64(bench.CPUTime()-since) / 1e6 }
 
 // turnFigures measures a conversation of 100,000 tokens: all of it with nothing
 // known, neither words nor beginnings, and each next turn with its cache.
@@ -59,14 +60,14 @@ func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figu
 		if err := forget(tok); err != nil {
 			return nil, err
 		}
-		start := time.Now()
+		start := bench.CPUTime()
 		if _, _, err := cache.Append(ctx, dst, tok, text, false); err != nil {
 			return nil, err
 		}
 		scratch = append(scratch, milliseconds(start))
 		for range turns {
 			text = append(text, document(r, chatWords, " ", turnBytes)...)
-			start := time.Now()
+			start := bench.CPUTime()
 			if _, _, err := cache.Append(ctx, dst, tok, text, false); err != nil {
 				return nil, err
 			}
@@ -99,7 +100,7 @@ func loadFigures(c candidate, path string, o options) ([]bench.Figure, error) {
 	var took, kept []float64
 	for range o.rounds {
 		before := heap()
-		start := time.Now()
+		start := bench.CPUTime()
 		tok, err := tokenizer.Load(fsys, tokenizer.Config{})
 		if err != nil {
 			return nil, err
@@ -130,15 +131,8 @@ var timedTemplates = []string{"real/qwen3", "vllm_ex/tool_chat_template_hermes",
 
 // renderFigures measures rendering of a chat of 100 messages with tools.
 func renderFigures(o options) ([]bench.Figure, error) {
-	b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
+	all, err := templateTexts(o)
 	if err != nil {
-		return nil, err
-	}
-	var all map[string]string
-	if err := json.Unmarshal(b, &all); err != nil {
 		return nil, err
 	}
 	body, err := json.Marshal(longChat(rand.New(rand.NewPCG(o.seed, 6))))
@@ -151,7 +145,7 @@ func renderFigures(o options) ([]bench.Figure, error) {
 	}
 	var out []bench.Figure
 	for _, name := range timedTemplates {
-		if all[name] == "" {
+		if all[name] == "" || !strings.Contains(name, o.only) {
 			continue
 		}
 		r, err := chat.NewRenderer(chat.VLLM, &chat.Files{Templates: map[string]string{"default": all[name]}})
@@ -160,7 +154,7 @@ func renderFigures(o options) ([]bench.Figure, error) {
 		}
 		var took []float64
 		for range 20 * o.rounds {
-			start := time.Now()
+			start := bench.CPUTime()
 			if _, err := r.Render(q, today()); err != nil {
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}
