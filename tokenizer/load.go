@@ -97,8 +97,10 @@ func readFile(fsys fs.FS, name string) (b []byte, found string, err error) {
 		}
 	}
 	var buf bytes.Buffer
-	if info, err := f.Stat(); err == nil && info.Size() < maxFile {
+	if info, err := f.Stat(); err == nil && info.Size() <= maxFile {
 		buf.Grow(int(info.Size()) + bytes.MinRead)
+	} else if err == nil {
+		return nil, "", fmt.Errorf("tokenizer: %s: %d MB, more than %d MB", name, info.Size()>>20, maxFile>>20)
 	}
 	if _, err := buf.ReadFrom(io.LimitReader(in, maxFile+1)); err != nil {
 		return nil, "", fmt.Errorf("tokenizer: %s: %w", name, err)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
+	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
 // loadCards loads the configured models, and that of kvroute's simulated engines.
@@ -51,16 +53,35 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	}
 	defer func() { _ = dir.Close() }() // it is only read
 	card.Prompts, err = tokenizer.LoadModel(dir.FS(), conf)
+	if _, ok := errors.AsType[*jinja.Error](err); ok {
+		err = fmt.Errorf("%s: %w", m.templateFile(dir), err)
+	}
+	if bad, ok := errors.AsType[*json.SyntaxError](err); ok {
+		err = fmt.Errorf("%w at byte %d", err, bad.Offset)
+	}
 	switch {
 	case errors.Is(err, tokenizer.ErrUnsupported):
 		card.Why = err.Error()
 		log.Warn("model is routed in text-block mode", "model", m.Name, "folder", m.Tokenizer, "err", err)
 	case err != nil:
-		return card, err
+		return card, fmt.Errorf("%s: %w", m.Tokenizer, err)
 	case card.Prompts.Degraded() != "":
 		log.Warn("model is not exact, or slow, in part", "model", m.Name, "folder", m.Tokenizer, "why", card.Prompts.Degraded())
 	}
 	return card, nil
+}
+
+// templateFile names the file that the chat template stands in.
+func (m *modelConfig) templateFile(dir *os.Root) string {
+	if m.ChatTemplate != "" {
+		return m.ChatTemplate
+	}
+	for _, name := range []string{"chat_template.jinja", "chat_template.jinja.gz"} {
+		if _, err := dir.Stat(name); err == nil {
+			return name
+		}
+	}
+	return "tokenizer_config.json"
 }
 
 // loadCards loads the models with their own attention weights, unless one is given
@@ -93,12 +114,13 @@ func (m *modelConfig) attention() (weight float64, ok bool) {
 	return attentionOf(data)
 }
 
-// readBounded reads a file that is named in the configuration.
+// readBounded reads a file that is named in the configuration, if it is no larger than
+// those of a model.
 func readBounded(name string) ([]byte, error) {
 	dir, err := os.OpenRoot(filepath.Dir(name))
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }() // it is only read
-	return dir.ReadFile(filepath.Base(name))
+	return tokenizer.ReadFile(dir.FS(), filepath.Base(name))
 }

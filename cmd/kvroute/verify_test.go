@@ -423,7 +423,7 @@ func TestModelCards(t *testing.T) {
 		}
 	}
 	for want, m := range map[string]modelConfig{
-		"broken/tokenizer.json": {}, "no such file": {Tokenizer: dir + "/none"}, "bad.jinja": {Tokenizer: dir + "/good", ChatTemplate: dir + "/t/bad.jinja"},
+		"broken: tokenizer: tokenizer.json: the file ends at byte 9": {}, "no such file": {Tokenizer: dir + "/none"}, "bad.jinja": {Tokenizer: dir + "/good", ChatTemplate: dir + "/t/bad.jinja"},
 		"unknown engine profile": {Tokenizer: dir + "/good", ChatTemplate: dir + "/t/template.jinja", Profile: "x"},
 	} {
 		m.Name = "m"
@@ -431,7 +431,7 @@ func TestModelCards(t *testing.T) {
 			m.Tokenizer = dir + "/broken"
 		}
 		_, err := loadCards([]modelConfig{m}, cache, log)
-		if err == nil || !strings.Contains(err.Error(), `model "m"`) {
+		if err == nil || !strings.Contains(err.Error(), `model "m"`) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want one that names the model", want, err)
 		}
 	}
