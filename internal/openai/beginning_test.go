@@ -271,7 +271,7 @@ func randomBody(r *rand.Rand) (openai.Endpoint, []byte) {
 		return "{" + strings.Join(members, some(",", ", ")) + "}"
 	}
 	var fields []string
-	e := openai.Endpoint(0)
+	var e openai.Endpoint
 	switch r.IntN(8) {
 	case 0:
 		fields = append(fields, member("prompt", some(quoted(words()+words()), "[1,22,333,4]", "["+quoted(words())+","+quoted(words())+"]", "[[1,2],[33,4,5]]")))
