@@ -12,9 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
