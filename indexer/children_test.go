@@ -24,7 +24,7 @@ func TestChildrenEqualAMap(t *testing.T) {
 				local := hash(rng)
 				table := tableOf(&c, local)
 				before, entries := address(table.slots), table.n
-				n, known := all[local]
+				_, known := all[local]
 				switch add := rng.IntN(4) > 0 == (step/100_000%2 == 0); {
 				case add && known:
 					all[local] = &node{}
@@ -36,9 +36,8 @@ func TestChildrenEqualAMap(t *testing.T) {
 					c.remove(local)
 					delete(all, local)
 				}
-				n = all[local]
-				if got := c.get(local); got != n {
-					t.Fatalf("step %d: child %d is %p, want %p", step, local, got, n)
+				if got := c.get(local); got != all[local] {
+					t.Fatalf("step %d: child %d is %p, want %p", step, local, got, all[local])
 				}
 				if after := tableOf(&c, local); address(after.slots) != before {
 					changes++
