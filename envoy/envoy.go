@@ -131,6 +131,9 @@ func (m BodyMode) Message() string {
 // Ahead says whether chunks come before the headers are answered.
 func (m BodyMode) Ahead() bool { return m == StreamedAhead }
 
+// Partial says whether longer bodies are cut off.
+func (m BodyMode) Partial() bool { return m == BufferedPartial }
+
 // Duplex says whether bodies go through kvroute.
 func (m BodyMode) Duplex() bool { return m == FullDuplex }
 

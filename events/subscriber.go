@@ -108,6 +108,12 @@ const (
 // Run listens until ctx ends, and asks for what was missed. A connection that is
 // lost meanwhile comes back by itself; then all that can be asked about is asked.
 func (s *Subscriber) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		s.stop()
+		s.asking.Wait()
+	}()
 	var subs []*nats.Subscription
 	// Dynamo before 1.4 publishes for the whole component.
 	for _, subject := range append([]string{s.conf.Scope.Topic(Topic)}, s.conf.Scope.ComponentTopics(Topic)...) {
@@ -129,12 +135,6 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	if err := replies.SetPendingLimits(-1, 1<<30); err != nil { // the queries are bounded
 		return fmt.Errorf("events: set limits of answers: %w", err)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer func() {
-		cancel()
-		s.stop()
-		s.asking.Wait()
-	}()
 	tick, losses, expire := time.NewTicker(tickEvery), time.NewTicker(lossesEvery), time.NewTicker(expireEvery)
 	defer tick.Stop()
 	defer losses.Stop()
