@@ -128,8 +128,8 @@ const (
 //     those, by others, is in a snapshot; who loses them unapplied, because it dies or
 //     its session ends, goes on from that snapshot (see overtaken).
 //   - Nothing is purged that was not delivered to every consumer of the subject, or,
-//     but for a backlog, not acknowledged by it, or that the newest snapshot does not
-//     contain.
+//     but for a backlog, not acknowledged by it, or that the two newest
+//     snapshots do not contain: each of them, with the stream, makes everything.
 //   - The newest snapshot is replaced only by one of a later position, by
 //     compare-and-set, by the one who holds the lock.
 type Durable struct {
@@ -144,15 +144,19 @@ type Durable struct {
 	// pending is the number of messages in the stream that are not applied.
 	pending atomic.Int64
 	live    atomic.Bool // a session is open, and has been up to date
+	wanted  atomic.Bool // a snapshot, in the place of one that is of no use
 
 	apply sync.Mutex
 	// apply guards the fields below, and is held while a message is applied.
 	at     position
 	loaded bool
 
-	// The fields below belong to Run.
+	// The fields below belong to Run, and while a session is open to those who look
+	// after it.
 	consumer   string
-	subscribed bool // there has been one
+	base       head     // the snapshot that was restored; zero if none
+	damaged    []string // snapshots that could not be
+	subscribed bool     // there has been one
 	reset      bool
 	lastTaken  time.Time
 	lastExpire time.Time
@@ -285,9 +289,8 @@ type opened struct {
 	locks    jetstream.KeyValue
 	objects  jetstream.ObjectStore
 	consumer jetstream.Consumer
-	backlog  bool        // it reads a backlog, and acknowledges nothing
-	created  int64       // the stream's time
-	wanted   atomic.Bool // a snapshot, in the place of one that is of no use
+	backlog  bool  // it reads a backlog, and acknowledges nothing
+	created  int64 // the stream's time
 
 	// The fields below belong to keep.
 	progress uint64    // the position when it last changed,

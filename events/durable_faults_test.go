@@ -5,6 +5,7 @@ package events_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -260,10 +261,8 @@ func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
 	e.work(200)
 	e.known(func(w int) bool { return w != 2 }, a)
 	eventually(t, func() bool { return a.Position() == n.streamInfo().State.LastSeq })
-	a.stop() // leaves a snapshot; the stream is purged
-	if info := n.streamInfo(); info.State.FirstSeq <= info.State.LastSeq {
-		t.Fatalf("the stream still has messages from %d on", info.State.FirstSeq)
-	}
+	a.stop() // leaves a snapshot
+	n.purge()
 	b := newReplica(t, n.connect(), "b", events.DurableConfig{})
 	b.stranger = 2
 	running(t, b.Run)
@@ -362,13 +361,7 @@ func TestSomebodyPurgesTheStream(t *testing.T) {
 	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
 	e.work(300)
 	e.mustKnow(a)
-	stream, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Purge(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	n.purge()
 	eventually(t, func() bool { return n.hasSnapshot(a.Position()) })
 	a.kill()
 	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
@@ -377,19 +370,83 @@ func TestSomebodyPurgesTheStream(t *testing.T) {
 	e.mustKnow(b)
 }
 
-// A snapshot of which only half was written is skipped, and said to be: the one
-// before it counts, or the stream from its beginning.
+// headOf is what a test reads of the head.
+type headOf struct {
+	Object      string
+	LastSeq     uint64 `json:"last_seq"`
+	Previous    string
+	PreviousSeq uint64 `json:"previous_seq"`
+}
+
+func (n *natsd) head() (h headOf) {
+	n.t.Helper()
+	entry, err := n.state().Get(n.t.Context(), "head")
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return h
+	}
+	if err == nil {
+		err = json.Unmarshal(entry.Value(), &h)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return h
+}
+
+// twoSnapshots is a stream that was shortened, with two snapshots of different
+// positions and a tail, and no replica.
+func twoSnapshots(t *testing.T, n *natsd) (e *engines) {
+	t.Helper()
+	e = startEngines(t, n.connect(), 3)
+	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 30})
+	var first headOf
+	e.workUntil(func() bool { first = n.head(); return first.Previous != "" && n.streamInfo().State.FirstSeq > 1 })
+	e.mustKnow(a)
+	a.kill()
+	e.work(50)
+	h := n.head()
+	if h.Previous == "" || h.PreviousSeq == 0 || h.PreviousSeq >= h.LastSeq {
+		t.Fatalf("the head is %+v", h)
+	}
+	return e
+}
+
+// What the newest snapshot alone contains stays in the stream, although everybody has
+// acknowledged it.
+func TestThePurgeStopsAtTheOlderSnapshot(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 2)
+	startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 8})
+	acknowledged := func() bool {
+		s, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := s.Consumer(t.Context(), "kvroute-a")
+		return err == nil && c.CachedInfo().AckFloor.Stream == s.CachedInfo().State.LastSeq
+	}
+	seen := map[string]bool{}
+	for len(seen) < 4 {
+		e.work(1)
+		eventually(t, acknowledged)
+		info := n.streamInfo() // before the head: purges only follow it
+		h := n.head()
+		seen[h.Object] = true
+		if first := info.State.FirstSeq; first > h.PreviousSeq+1 {
+			t.Fatalf("the stream begins with %d, the snapshots end with %d and %d", first, h.PreviousSeq, h.LastSeq)
+		}
+	}
+	eventually(t, func() bool { h := n.head(); return n.streamInfo().State.FirstSeq == h.PreviousSeq+1 })
+}
+
+// A snapshot that is damaged in any way is skipped, and said to be: the one before it
+// and the stream make everything, and a new one takes its place.
 func TestHalfASnapshot(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*testing.T, *natsd, jetstream.ObjectStore, string, []byte){
 		"half": func(t *testing.T, _ *natsd, obs jetstream.ObjectStore, object string, data []byte) {
 			if _, err := obs.PutBytes(t.Context(), object, data[:len(data)/2]); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"changed": func(t *testing.T, _ *natsd, obs jetstream.ObjectStore, object string, data []byte) {
-			data[len(data)/3] ^= 4
-			if _, err := obs.PutBytes(t.Context(), object, data); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -416,47 +473,63 @@ func TestHalfASnapshot(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := startJetStream(t)
-			e := startEngines(t, n.connect(), 3)
-			a := startReplica(t, n.connect(), "a", events.DurableConfig{})
-			e.work(200)
-			e.mustKnow(a)
-			a.stop() // leaves a snapshot; the stream is purged
-			e.work(100)
-			b := startReplica(t, n.connect(), "b", events.DurableConfig{})
-			e.mustKnow(b)
-			held := n.streamInfo().State.FirstSeq // b's snapshot purges up to there
-			b.kill()
-
+			e := twoSnapshots(t, n)
 			obs := n.objects()
-			entry, err := n.state().Get(t.Context(), "head")
+			h := n.head()
+			data, err := obs.GetBytes(t.Context(), h.Object)
 			if err != nil {
 				t.Fatal(err)
 			}
-			object := fmt.Sprintf("index-%020d", a.Position())
-			if !bytes.Contains(entry.Value(), []byte(object)) {
-				t.Fatalf("the head %s does not name %s", entry.Value(), object)
-			}
-			data, err := obs.GetBytes(t.Context(), object)
-			if err != nil {
-				t.Fatal(err)
-			}
-			// One before it, which is good.
-			older := fmt.Sprintf("index-%020d", 0)
-			if _, err := obs.PutBytes(t.Context(), older, data); err != nil {
-				t.Fatal(err)
-			}
-			spoil(t, n, obs, object, bytes.Clone(data))
+			spoil(t, n, obs, h.Object, data)
 			c := startReplica(t, n.connect(), "c", events.DurableConfig{})
 			e.mustKnow(c)
-			if !c.log.has("a snapshot is skipped") || !c.log.has(older) {
+			if !c.log.has("a snapshot is skipped") || !c.log.has(h.Previous) {
 				t.Error("the log does not say what was done")
 			}
-			// It puts a good one in the place of the damaged one.
-			eventually(t, func() bool { return n.hasSnapshot(held + 1) })
+			// It puts a good one in the place of the damaged one, which nobody falls
+			// back on.
+			eventually(t, func() bool { return n.head().LastSeq > h.LastSeq })
+			after := n.head()
+			if after.Previous != h.Previous || after.PreviousSeq != h.PreviousSeq {
+				t.Errorf("the head is %+v, want %q before it", after, h.Previous)
+			}
 			c.kill()
 			e.mustKnow(startReplica(t, n.connect(), "d", events.DurableConfig{}))
+			if err := obs.Delete(t.Context(), after.Object); err != nil {
+				t.Fatal(err)
+			}
+			e.mustKnow(startReplica(t, n.connect(), "e", events.DurableConfig{}))
 		})
 	}
+	t.Run("any byte", func(t *testing.T) {
+		n := startJetStream(t)
+		e := twoSnapshots(t, n)
+		obs := n.objects()
+		h := n.head()
+		data, err := obs.GetBytes(t.Context(), h.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		step := max(1, len(data)/20)
+		if testing.Short() {
+			step = max(1, len(data)/4)
+		}
+		for at := 0; at < len(data); at += step {
+			changed := bytes.Clone(data)
+			changed[at] ^= 1 << (at % 8)
+			for what, bad := range map[string][]byte{"changed": changed, "cut": data[:at]} {
+				if _, err := obs.PutBytes(t.Context(), h.Object, bad); err != nil {
+					t.Fatal(err)
+				}
+				c := startReplica(t, n.connect(), "c", events.DurableConfig{}, func(t *events.Timing) { t.KeepEvery = time.Hour })
+				e.mustKnow(c)
+				if !c.log.has("a snapshot is skipped") {
+					t.Errorf("%s at byte %d is not noticed", what, at)
+				}
+				c.kill()
+			}
+		}
+	})
 	t.Run("no other", func(t *testing.T) {
 		n := startJetStream(t)
 		e := startEngines(t, n.connect(), 3)

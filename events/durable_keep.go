@@ -26,7 +26,7 @@ func (d *Durable) settle(ctx context.Context, o *opened, e *epoch) error {
 		if at.stream != o.created {
 			// The messages of a new stream are all news.
 			d.conf.Log.Warn("the stream of events is another one; it is read from its beginning")
-			o.wanted.Store(true) // nobody else knows what was in the one before
+			d.wanted.Store(true) // nobody else knows what was in the one before
 			d.apply.Lock()
 			d.at = position{stream: o.created, epoch: e.N}
 			d.apply.Unlock()
@@ -42,18 +42,21 @@ func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
 	if err != nil {
 		return err
 	}
-	o.wanted.Store(false)
+	d.wanted.Store(false)
+	d.base, d.damaged = head{}, nil
 	for _, name := range names {
 		begin := time.Now()
 		s, err := d.restore(ctx, o, name, e)
 		switch {
 		case err == nil && s != nil:
 			d.metrics.snapshot(ctx, snapshotRestored, time.Since(begin))
+			d.base = head{Object: name, LastSeq: s.LastSeq, Stream: s.Meta.Stream}
 			d.conf.Log.Info("a snapshot is restored", "object", name, "position", s.LastSeq, "workers", len(s.Workers))
 			return nil
 		case err == nil: // of another epoch
 		case errors.Is(err, ErrSnapshot), errors.Is(err, jetstream.ErrObjectNotFound), errors.Is(err, jetstream.ErrDigestMismatch):
-			o.wanted.Store(true)
+			d.wanted.Store(true)
+			d.damaged = append(d.damaged, name)
 			d.metrics.snapshot(ctx, snapshotDamaged, time.Since(begin))
 			d.conf.Log.Warn("a snapshot is skipped", "object", name, "err", err)
 		default:
@@ -155,7 +158,7 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 		defer d.apply.Unlock()
 		gone := info.State.NumDeleted > 0 || info.State.FirstSeq > d.at.seq+1
 		newer := h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq > d.at.seq
-		if again = gone && newer && !o.wanted.Load(); again {
+		if again = gone && newer && !d.wanted.Load(); again {
 			d.loaded = false
 		} else if gone && info.State.FirstSeq > d.at.seq+1 && d.at.seq > 0 {
 			d.conf.Log.Warn("messages of the stream are gone and in no snapshot", "position", d.at.seq, "first", info.State.FirstSeq)
@@ -257,7 +260,7 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 			if messages > threshold {
 				todo = purgeDue
 			}
-		case o.wanted.Load():
+		case d.wanted.Load():
 			todo = snapshotDue
 		case messages > threshold && (at.seq-start)*2 > uint64(threshold):
 			todo = snapshotDue
@@ -323,22 +326,24 @@ func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
 		return nil
 	}
 	defer done()
-	if before.Stream == s.Meta.Stream && before.Epoch == s.Meta.Epoch && before.LastSeq >= s.LastSeq && !o.wanted.Load() {
-		return nil // there is one
+	if before.Stream == s.Meta.Stream && before.Epoch == s.Meta.Epoch && before.LastSeq >= s.LastSeq && !d.wanted.Load() {
+		// There is one. Whoever wrote it may have been stopped before it tidied up.
+		return d.tidy(ctx, o, before.Object, before.Previous)
 	}
 	h, err := d.upload(ctx, o, s)
 	if err == nil {
+		h.Previous, h.PreviousSeq = d.before(&before, o, h.Object, h.Epoch)
 		err = writeKey(ctx, o.state, keyHead, h, revision)
 	}
 	if err != nil {
 		d.metrics.snapshot(ctx, snapshotFailed, time.Since(begin))
 		// The store may be full of what nobody needs.
-		return errors.Join(err, d.tidy(ctx, o, before.Object))
+		return errors.Join(err, d.tidy(ctx, o, before.Object, before.Previous))
 	}
-	o.wanted.Store(false)
+	d.wanted.Store(false)
 	d.metrics.snapshot(ctx, snapshotWritten, time.Since(begin))
 	d.conf.Log.Info("a snapshot is written", "object", h.Object, "bytes", h.Bytes, "seconds", time.Since(begin).Seconds())
-	return errors.Join(d.tidy(ctx, o, h.Object, before.Object), d.purge(ctx, o))
+	return errors.Join(d.tidy(ctx, o, h.Object, h.Previous), d.purge(ctx, o))
 }
 
 // cut begins a snapshot between two messages.
@@ -420,8 +425,9 @@ func (d *Durable) tidy(ctx context.Context, o *opened, keep ...string) error {
 	return nil
 }
 
-// purge removes the messages that the newest snapshot contains and that everybody
-// who reads them has acknowledged. Those for the whole component stay until they are
+// purge removes the messages that the snapshot before the newest contains and that
+// everybody who reads them has acknowledged: if the newest is damaged, that one and the
+// stream still make everything. Those for the whole component stay until they are
 // too old: snapshots of other scopes may not contain them.
 func (d *Durable) purge(ctx context.Context, o *opened) error {
 	var h head
@@ -435,7 +441,7 @@ func (d *Durable) purge(ctx context.Context, o *opened) error {
 	if err != nil {
 		return err
 	}
-	upTo := min(h.LastSeq, floor)
+	upTo := min(h.PreviousSeq, floor)
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx) // the lock may be lost
 	}

@@ -396,7 +396,19 @@ func (n *natsd) streamInfo() *jetstream.StreamInfo {
 	return s.CachedInfo()
 }
 
-// bucketState reads a JSON value of the bucket of states.
+// purge empties the stream, as somebody else might.
+func (n *natsd) purge() {
+	n.t.Helper()
+	s, err := n.jetStream().Stream(n.t.Context(), wire.Scope{}.Stream())
+	if err == nil {
+		err = s.Purge(n.t.Context())
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// state is the bucket of states.
 func (n *natsd) state() jetstream.KeyValue {
 	n.t.Helper()
 	kv, err := n.jetStream().KeyValue(n.t.Context(), wire.Scope{}.Bucket("state"))

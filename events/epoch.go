@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -30,7 +31,7 @@ func (e *epoch) start(stream int64) uint64 {
 	return e.Start - 1
 }
 
-// head names the newest snapshot.
+// head names the newest snapshot, and the one to take if that turns out damaged.
 type head struct {
 	Object    string `json:"object"`
 	LastSeq   uint64 `json:"last_seq"`
@@ -39,6 +40,29 @@ type head struct {
 	XXH3      string `json:"xxh3"`
 	Epoch     uint64 `json:"epoch"`
 	Stream    int64  `json:"stream"`
+	// Previous is the snapshot before, "" if there is no good one. The stream goes
+	// on from PreviousSeq, its position; 0 if that is of another stream.
+	Previous    string `json:"previous,omitempty"`
+	PreviousSeq uint64 `json:"previous_seq,omitempty"`
+}
+
+// before returns the snapshot that a new one is to fall back on, as a head's Previous
+// and PreviousSeq: the newest of those known that is not damaged.
+func (d *Durable) before(h *head, o *opened, object string, epoch uint64) (previous string, seq uint64) {
+	known := []head{d.base}
+	if h.Epoch == epoch {
+		known = []head{*h, {Object: h.Previous, LastSeq: h.PreviousSeq, Stream: h.Stream}, d.base}
+	}
+	for _, k := range known {
+		switch {
+		case k.Object == "" || k.Object == object || slices.Contains(d.damaged, k.Object):
+		case k.Stream != o.created:
+			return k.Object, 0
+		default:
+			return k.Object, k.LastSeq
+		}
+	}
+	return "", 0
 }
 
 // Keys of the bucket of states.
