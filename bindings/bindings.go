@@ -140,7 +140,7 @@ func Open(conf Config) (*Publisher, error) {
 	}
 	var announcer *fleet.Announcer
 	if conf.Address != "" {
-		if announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: conf.record(id), Load: p.loadNow, Log: log}); err != nil {
+		if announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: conf.record(id, p.publisher.ID()), Load: p.loadNow, Log: log}); err != nil {
 			nc.Close()
 			return nil, err
 		}

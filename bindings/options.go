@@ -16,7 +16,12 @@ func publisherConfig(c *Config, scope wire.Scope, id uint64, log *slog.Logger) e
 	return events.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Durable: c.Durable, Quiet: true, Log: log}
 }
 
-func (c *Config) record(id uint64) fleet.Record {
+// record is what is registered. A worker of several ranks may have a publisher for
+// each, so none of them is said to be the only one.
+func (c *Config) record(id, publisher uint64) fleet.Record {
+	if c.DPSize > 1 {
+		publisher = 0
+	}
 	transport := "nats"
 	if c.Durable {
 		transport = "jetstream"
@@ -26,6 +31,6 @@ func (c *Config) record(id uint64) fleet.Record {
 		BlockSize: c.BlockSize, DPStart: c.DPStart, DPSize: c.DPSize,
 		TotalKVBlocks: c.TotalKVBlocks, MaxNumSeqs: c.MaxNumSeqs, MaxBatchedTokens: c.MaxBatchedTokens,
 		ModelCard: c.ModelCard, Engine: c.Engine, StartedMS: time.Now().UnixMilli(),
-		Events: fleet.Events{Transport: transport, LocalIndexer: c.EnableLocalIndexer},
+		Events: fleet.Events{Transport: transport, LocalIndexer: c.EnableLocalIndexer, PublisherID: publisher},
 	}
 }

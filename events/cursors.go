@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/kvroute/kvroute/indexer"
 )
 
 // Cursor is the last event that counted of a publisher of a rank. Of several
@@ -16,6 +18,14 @@ type Cursor struct {
 	DPRank      uint32
 	PublisherID uint64
 	EventID     uint64
+}
+
+// RankState is a rank that is not known well, and since when something is missing.
+type RankState struct {
+	WorkerID uint64
+	DPRank   uint32
+	State    State
+	Missed   time.Time // to the ms
 }
 
 // Waiting is an event that waits for its worker, with its publisher. It has touched
@@ -30,9 +40,17 @@ func (t *tracker) streamed(worker uint64) bool {
 	return t.workers[worker].takes(FeedDurable) // also if it is not known yet
 }
 
-// exportCursors returns what the tracker knows by the stream, in an order that does
-// not depend on chance.
-func (t *tracker) exportCursors() (cursors []Cursor, waiting []Waiting) {
+// knowledge is what a tracker knows by the stream beside what the sink has.
+type knowledge struct {
+	cursors []Cursor
+	waiting []Waiting
+	states  []RankState
+}
+
+// export returns what the tracker knows by the stream, in an order that does not
+// depend on chance. Of a rank under repair it is what counted so far: whoever restores
+// it finds the same gap, and asks.
+func (t *tracker) export() (k knowledge) {
 	for _, key := range slices.SortedFunc(maps.Keys(t.ranks), func(a, b rankKey) int {
 		return cmp.Or(cmp.Compare(a.worker, b.worker), cmp.Compare(a.rank, b.rank))
 	}) {
@@ -42,11 +60,19 @@ func (t *tracker) exportCursors() (cursors []Cursor, waiting []Waiting) {
 		r := t.ranks[key]
 		for _, p := range slices.Sorted(maps.Keys(r.cursors)) {
 			if p != r.newest {
-				cursors = append(cursors, Cursor{key.worker, key.rank, p, r.cursors[p]})
+				k.cursors = append(k.cursors, Cursor{key.worker, key.rank, p, r.cursors[p]})
 			}
 		}
-		if id, ok := r.cursors[r.newest]; ok {
-			cursors = append(cursors, Cursor{key.worker, key.rank, r.newest, id})
+		id, heard := r.cursors[r.newest]
+		if heard {
+			k.cursors = append(k.cursors, Cursor{key.worker, key.rank, r.newest, id})
+		}
+		state, missed := r.state, r.missed
+		if rp := r.repair; rp != nil && rp.dump && heard && !rp.passing {
+			state = StateSuspect // until the dump is there
+		}
+		if state != StateOK {
+			k.states = append(k.states, RankState{key.worker, key.rank, state, missed})
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(t.waiting), func(a, b waitKey) int { return cmp.Compare(a.worker, b.worker) }) {
@@ -54,17 +80,16 @@ func (t *tracker) exportCursors() (cursors []Cursor, waiting []Waiting) {
 			continue
 		}
 		for _, h := range t.waiting[key].events {
-			waiting = append(waiting, Waiting{h.publisher, h.ev})
+			k.waiting = append(k.waiting, Waiting{h.publisher, h.ev})
 		}
 	}
-	return cursors, waiting
+	return k
 }
 
-// importCursors replaces what the tracker knows by the stream, by what it was at a
-// time. That two publishers
-// speak for one rank is noticed anew when the older one is heard again. What waits
-// has come now.
-func (t *tracker) importCursors(now, at time.Time, cursors []Cursor, waiting []Waiting) {
+// restored replaces what the tracker knows by the stream, by what it was at a time.
+// That two publishers speak for one rank is noticed anew when the older one is heard
+// again. What waits has come now.
+func (t *tracker) restored(now, at time.Time, k knowledge) {
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
 		if t.streamed(r.key.worker) {
 			t.drop(r)
@@ -76,20 +101,75 @@ func (t *tracker) importCursors(now, at time.Time, cursors []Cursor, waiting []W
 		}
 	}
 	t.forgetVoices(func(key waitKey, _ *voice) bool { return key.feed == FeedDurable })
-	for _, c := range cursors {
+	t.current = false
+	known := func(worker uint64, dpRank uint32) *rank {
+		if !t.streamed(worker) || !t.workers[worker].has(dpRank) {
+			return nil
+		}
+		r := t.rank(rankKey{worker, dpRank})
+		if r != nil {
+			r.restored = true
+		}
+		return r
+	}
+	for _, c := range k.cursors {
 		v := &voice{DialectUnknown, at}
 		if c.PublisherID == 0 {
 			v.dialect = DialectJSON
 		}
 		t.voices[waitKey{c.WorkerID, FeedDurable}] = v // of the newest publisher in the end
-		if !t.streamed(c.WorkerID) || !t.workers[c.WorkerID].has(c.DPRank) {
-			continue
-		}
-		if r := t.rank(rankKey{c.WorkerID, c.DPRank}); r != nil && len(r.cursors) < maxPublishers {
+		if r := known(c.WorkerID, c.DPRank); r != nil && len(r.cursors) < maxPublishers {
 			r.cursors[c.PublisherID], r.newest = c.EventID, c.PublisherID
 		}
 	}
-	for _, w := range waiting {
-		t.accept(now, FeedDurable, w.PublisherID, w.Event)
+	for _, r := range slices.Collect(maps.Values(t.ranks)) {
+		if src := t.workers[r.key.worker]; r.restored && !r.only(src.Publisher) {
+			t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared}) // of a process that is gone
+			t.drop(r)
+		}
+	}
+	for _, w := range k.waiting {
+		if _, told := t.workers[w.Event.WorkerID]; told {
+			t.accept(now, FeedDurable, w.PublisherID, w.Event)
+		} else {
+			t.wait(now, FeedDurable, w.PublisherID, w.Event)
+		}
+	}
+	for _, s := range k.states {
+		if r := known(s.WorkerID, s.DPRank); r != nil {
+			t.miss(s.Missed, r, s.State)
+			if r.repair != nil {
+				t.turn(now, r)
+			}
+		}
+	}
+}
+
+// caughtUp takes the news that the stream has been read to its end. What it did not
+// bring, since it was lost or is older than the stream, is asked for now, where
+// somebody can be asked; elsewhere, if there was anything, ranks may lack something.
+func (t *tracker) caughtUp(now time.Time, lost bool) {
+	t.current = true
+	for _, id := range slices.Sorted(maps.Keys(t.workers)) {
+		src := t.workers[id]
+		if src.Feed != FeedDurable || !src.Queries && !lost {
+			continue
+		}
+		for n := range src.DPSize {
+			r := t.rank(rankKey{id, src.DPStart + n})
+			switch {
+			case r == nil:
+				t.count("no_room", 1)
+			case !src.Queries:
+				t.miss(now, r, StatePartial)
+			case r.repair == nil:
+				t.want(now, r, !r.cursor().set || r.state != StateOK, t.repairs.jitter(auditSpread))
+			}
+		}
+	}
+	for _, r := range t.ranks {
+		if lost && t.streamed(r.key.worker) && !t.workers[r.key.worker].Queries {
+			t.miss(now, r, StatePartial)
+		}
 	}
 }

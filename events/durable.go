@@ -112,9 +112,13 @@ const (
 //
 // # Invariants
 //
-//   - The sink has got exactly the messages up to the position, of those that the
+//   - The tracker has got exactly the messages up to the position, of those that the
 //     stream kept. Both change together, under one lock: a snapshot is a cut
-//     between two messages.
+//     between two messages. What it says of a rank is what the rank's events make up to
+//     its cursor, which an answer of the worker may have brought beyond the position:
+//     messages behind the position that say no more are dropped by their ids.
+//   - After each restoration, once the stream is read to its end, all are asked that can
+//     be; of the others it is known whether messages may be missing.
 //   - Messages are applied in the order of the stream. One that is missing in what
 //     the consumer delivers, by the consumer's own numbers, is asked for again
 //     before anything behind it is applied.
@@ -145,6 +149,9 @@ type Durable struct {
 	pending atomic.Int64
 	live    atomic.Bool // a session is open, and has been up to date
 	wanted  atomic.Bool // a snapshot, in the place of one that is of no use
+	// review is to be done at the stream's end: what it did not bring is asked for.
+	review atomic.Bool
+	lost   atomic.Bool // messages, before the position or behind it
 
 	apply sync.Mutex
 	// apply guards the fields below, and is held while a message is applied.
@@ -356,6 +363,7 @@ func (d *Durable) open(ctx context.Context) (*opened, error) {
 			return nil, err
 		}
 		if !again {
+			d.behind(d.pending.Load())
 			return o, nil
 		}
 	}
@@ -516,7 +524,7 @@ func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 		if err != nil {
 			return fmt.Errorf("events: make a consumer for the backlog: %w", err)
 		}
-		d.behind(int64(o.consumer.CachedInfo().NumPending))
+		d.pending.Store(int64(o.consumer.CachedInfo().NumPending))
 		return nil
 	}
 	o.consumer, err = o.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
@@ -538,16 +546,20 @@ func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 		return fmt.Errorf("events: make consumer %s: %w", d.consumer, err)
 	}
 	d.subscribed = true
-	d.behind(int64(o.consumer.CachedInfo().NumPending))
+	d.pending.Store(int64(o.consumer.CachedInfo().NumPending))
 	return nil
 }
 
 // behind notes how many messages are still to be applied.
 func (d *Durable) behind(n int64) {
 	d.pending.Store(n)
-	if n < caughtUp && !d.live.Load() {
-		d.live.Store(true)
+	if n >= caughtUp {
+		return
 	}
+	if d.review.CompareAndSwap(true, false) {
+		d.sub.caughtUp(d.lost.Swap(false))
+	}
+	d.live.Store(true)
 }
 
 // read applies what the consumer delivers.

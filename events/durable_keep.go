@@ -27,6 +27,7 @@ func (d *Durable) settle(ctx context.Context, o *opened, e *epoch) error {
 			// The messages of a new stream are all news.
 			d.conf.Log.Warn("the stream of events is another one; it is read from its beginning")
 			d.wanted.Store(true) // nobody else knows what was in the one before
+			d.review.Store(true) // what was in it and did not come
 			d.apply.Lock()
 			d.at = position{stream: o.created, epoch: e.N}
 			d.apply.Unlock()
@@ -70,7 +71,9 @@ func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
 	if err := d.conf.Holdings.Restore(&Snapshot{}, d.sub.tracker.streamed, nil); err != nil {
 		return fmt.Errorf("events: forget everything: %w", err)
 	}
-	d.sub.tracker.importCursors(d.sub.conf.Now(), time.Time{}, nil, nil)
+	d.sub.tracker.restored(d.sub.conf.Now(), time.Time{}, knowledge{})
+	d.review.Store(true)
+	d.lost.Store(e.N > 0) // whoever was there when the epoch began holds something
 	d.at, d.loaded = position{stream: o.created, seq: e.start(o.created), epoch: e.N}, true
 	return nil
 }
@@ -133,7 +136,9 @@ func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch)
 	if err := d.conf.Holdings.Restore(s, d.sub.tracker.streamed, whole); err != nil {
 		return nil, err
 	}
-	d.sub.tracker.importCursors(d.sub.conf.Now(), s.Created, s.Cursors, s.Waiting)
+	d.sub.tracker.restored(d.sub.conf.Now(), s.Created, knowledge{s.Cursors, s.Waiting, s.States})
+	d.review.Store(true)
+	d.lost.Store(false)
 	d.at, d.loaded = position{stream: o.created, epoch: e.N}, true
 	if s.Meta.Stream == o.created {
 		d.at.seq = s.LastSeq
@@ -143,14 +148,15 @@ func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch)
 
 // overtaken reports whether messages behind the position were purged before the
 // consumer was there to hold them: then a snapshot contains them. If none does they
-// are lost, which the events' own numbers will tell.
+// are lost, unless they were all of other endpoints of the component, which purge what
+// is theirs. The events' own numbers will tell.
 func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err error) {
 	err = d.limited(ctx, func(ctx context.Context) error {
 		var h head
 		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
 			return fmt.Errorf("events: %w", err)
 		}
-		info, err := o.stream.Info(ctx)
+		info, err := o.stream.Info(ctx, o.everybody())
 		if err != nil {
 			return fmt.Errorf("events: look at the stream: %w", err)
 		}
@@ -160,12 +166,37 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 		newer := h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq > d.at.seq
 		if again = gone && newer && !d.wanted.Load(); again {
 			d.loaded = false
-		} else if gone && info.State.FirstSeq > d.at.seq+1 && d.at.seq > 0 {
-			d.conf.Log.Warn("messages of the stream are gone and in no snapshot", "position", d.at.seq, "first", info.State.FirstSeq)
+			return nil
+		}
+		if info.State.FirstSeq <= d.at.seq+1 {
+			return nil
+		}
+		d.review.Store(true)
+		others := 0
+		for subject := range info.State.Subjects {
+			if subject != o.subject && subject != o.common {
+				others++
+			}
+		}
+		at := []any{"position", d.at.seq, "first", info.State.FirstSeq}
+		switch {
+		case others > 0:
+			d.conf.Log.Info("the stream begins behind the position; what is gone may be of other endpoints", at...)
+		case d.at.seq == 0:
+			d.lost.Store(true)
+			d.conf.Log.Info("the stream has lost its beginning, and there is no snapshot", at...)
+		default:
+			d.lost.Store(true)
+			d.conf.Log.Warn("messages of the stream are gone and in no snapshot", at...)
 		}
 		return nil
 	})
 	return again, err
+}
+
+// everybody asks for the subjects of all endpoints of the component.
+func (o *opened) everybody() jetstream.StreamInfoOpt {
+	return jetstream.WithSubjectFilter(strings.TrimSuffix(o.common, Topic) + ">")
 }
 
 // keep looks after the stream while it is read: whether it still is the one, and
@@ -225,7 +256,7 @@ const (
 // look finds out what is due.
 func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 	err = d.limited(ctx, func(ctx context.Context) error {
-		info, err := o.stream.Info(ctx, jetstream.WithSubjectFilter(strings.TrimSuffix(o.common, Topic)+">"))
+		info, err := o.stream.Info(ctx, o.everybody())
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound), err == nil && info.Created.UnixNano() != o.created:
 			return errNewStream
@@ -360,7 +391,8 @@ func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
 		return nil, nil, false
 	}
 	if done, ok = d.conf.Holdings.Dump(s, d.sub.tracker.streamed); ok {
-		s.Cursors, s.Waiting = d.sub.tracker.exportCursors()
+		k := d.sub.tracker.export()
+		s.Cursors, s.Waiting, s.States = k.cursors, k.waiting, k.states
 	}
 	return s, done, ok
 }

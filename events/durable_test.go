@@ -95,20 +95,48 @@ type engines struct {
 	held  [][]uint64
 	rng   *rand.Rand
 	next  uint64
+	local bool // they have local indexers
 }
 
 func startEngines(t *testing.T, nc *nats.Conn, n int, prepare ...func(*events.Publisher)) *engines {
 	t.Helper()
 	e := &engines{t: t, nc: nc, truth: indexer.New(indexer.Config{}), held: make([][]uint64, n), rng: rand.New(rand.NewPCG(7, uint64(n)))}
+	e.start(n, prepare...)
+	return e
+}
+
+// startAskable starts engines with local indexers.
+func startAskable(t *testing.T, nc *nats.Conn, n int, prepare ...func(*events.Publisher)) *engines {
+	t.Helper()
+	e := startEngines(t, nc, 0)
+	e.local, e.held = true, make([][]uint64, n)
+	e.start(n, prepare...)
+	return e
+}
+
+func (e *engines) start(n int, prepare ...func(*events.Publisher)) {
 	for i := range n {
-		p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: uint64(i + 1), Durable: true})
+		p := events.NewPublisher(e.nc, events.PublisherConfig{WorkerID: uint64(i + 1), Durable: true, LocalIndexer: e.local})
 		for _, f := range prepare {
 			f(p)
 		}
-		e.stops = append(e.stops, running(t, p.Run))
+		e.stops = append(e.stops, running(e.t, p.Run))
 		e.pubs = append(e.pubs, p)
 	}
-	return e
+}
+
+// source is what the record of a worker says, from 0.
+func (e *engines) source(w int) events.Source {
+	return events.Source{Feed: events.FeedDurable, Queries: e.local, DPSize: 1, Publisher: e.pubs[w].ID()}
+}
+
+// register tells replicas of the workers.
+func (e *engines) register(replicas ...*replica) {
+	for _, r := range replicas {
+		for w := range e.pubs {
+			r.sub.SetWorker(uint64(w+1), e.source(w))
+		}
+	}
 }
 
 // work makes something happen n times.
@@ -148,7 +176,7 @@ func (e *engines) tell(w int, ev indexer.Event) {
 func (e *engines) restart(w int) {
 	e.t.Helper()
 	e.stops[w]() // sends what is pending
-	p := events.NewPublisher(e.nc, events.PublisherConfig{WorkerID: uint64(w + 1), Durable: true})
+	p := events.NewPublisher(e.nc, events.PublisherConfig{WorkerID: uint64(w + 1), Durable: true, LocalIndexer: e.local})
 	e.pubs[w], e.stops[w] = p, running(e.t, p.Run)
 	e.truth.Apply(w+1, indexer.Event{Kind: indexer.Cleared})
 	e.held[w] = nil
@@ -186,6 +214,8 @@ type replica struct {
 	index  *indexer.Index
 	parked *indexer.Parked // in front of it
 	slow   time.Duration   // for each event
+	// states are those of ranks 0, by worker, but ok.
+	states map[uint64]events.State
 	// stranger is a worker that is not known yet.
 	stranger uint64
 	names    map[int]uint64 // of workers whose ids are no small numbers
@@ -225,11 +255,11 @@ func newReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableCon
 
 func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
 	t.Helper()
-	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &logged{}, names: map[int]uint64{}}
+	r := &replica{t: t, nc: nc, index: indexer.New(indexer.Config{}), log: &logged{}, names: map[int]uint64{}, states: map[uint64]events.State{}}
 	r.parked = indexer.NewParked(r.index)
 	var err error
 	log := slog.New(slog.NewTextHandler(r.log, nil)).With("replica", name)
-	if r.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: scope, Log: log, Sink: r.sink}); err != nil {
+	if r.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: scope, Log: log, Sink: r.sink, Changed: r.changed}); err != nil {
 		t.Fatal(err)
 	}
 	conf.Replica, conf.Holdings, conf.Log = name, events.Holdings{Dump: r.dump, Restore: r.restore}, log
@@ -251,6 +281,42 @@ func startReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableC
 	r.stop = running(t, r.Run)
 	eventually(t, r.Ready)
 	return r
+}
+
+// startMember starts a replica that knows of the engines as if they had registered,
+// and asks them.
+func (e *engines) startMember(nc *nats.Conn, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
+	e.t.Helper()
+	r := newReplica(e.t, nc, name, conf, hurry...)
+	e.register(r)
+	asking := running(e.t, r.sub.Run)
+	reading := running(e.t, r.Run)
+	r.stop = func() { reading(); asking() }
+	eventually(e.t, r.Ready)
+	return r
+}
+
+func (r *replica) changed(worker uint64, _ uint32, s events.State) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.states[worker] = s; s == events.StateOK {
+		delete(r.states, worker)
+	}
+}
+
+// isIn waits until all of some workers are in a state.
+func (r *replica) isIn(s events.State, workers int) {
+	r.t.Helper()
+	eventually(r.t, func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for w := range workers {
+			if r.states[uint64(w+1)] != s {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // kill ends a replica without a last snapshot.

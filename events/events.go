@@ -22,18 +22,28 @@
 // what waits is applied across the gap, the rank is suspect, and is read again
 // once a minute until that succeeds.
 //
+// Of a worker whose events come by the stream the same is true, but its ranks are not
+// read when it is discovered: the stream is. At its end all such ranks are asked for
+// what is behind it.
+//
 // If none does, what the sink gets of each rank is a subsequence of what was
 // published, in the same order, with no event twice. A rank with a gap is suspect:
-// what was known of it stays, and may be partly wrong, until it is cleared. When a
-// publisher starts anew its rank is cleared first: an empty process caches nothing.
+// what was known of it stays, and may be partly wrong, until it is cleared. One whose
+// beginning is not known is partial. When a publisher starts anew its rank is cleared
+// first: an empty process caches nothing.
 //
-// Events of a worker that the sink does not know yet wait for it, up to a bound.
+// Events of a worker that the sink does not know yet wait for it, up to a bound. If
+// its record names its publisher, those of any other wait, too, until it names that
+// one: whoever speaks for a worker without being named changes nothing.
 //
 // # Invariants of the subscriber
 //
 //   - The cursor of a (worker, rank, publisher) is the largest event id applied of
 //     it, and only larger ids get through. With a local indexer each id up to the
-//     cursor is in what the sink got, as an event or in a dump.
+//     cursor is in what the sink got, as an event or in a dump, unless the rank is
+//     suspect.
+//   - A rank that is ok, and has no repair, lacks nothing that an id has shown to be
+//     missing, nor what the stream is known to have lost.
 //   - A rank is steady, or has one repair; a repair has at most one query under way.
 //   - A worker is understood in one dialect; see voice.
 //   - Of a worker that is not known events wait raw: they touch no cursor.
@@ -92,6 +102,7 @@ type tracker struct {
 	repairs repairs
 	saved   map[rankKey]*Saved // by an earlier process, of workers not known yet
 	loaded  time.Time          // when
+	current bool               // the stream has been read to its end since it was opened
 }
 
 type rankKey struct {
@@ -111,6 +122,8 @@ type rank struct {
 	many    bool              // two publishers at a time: nothing is cleared any more
 	state   State
 	missed  time.Time // when something was missed last
+	// restored says that it is known from a snapshot of the stream.
+	restored bool
 
 	// Of ranks with a local indexer:
 	repair   *repair              // nil if steady
@@ -139,8 +152,9 @@ type verdict struct {
 	gap       bool // events before it are missing
 	restart   bool // of a new publisher: its rank is cleared, or read anew
 	many      bool // an older publisher of the rank was heard again
-	rejected  bool // dropped: of a publisher that does not speak for the rank
-	waiting   bool // the worker is not known yet
+	rejected  bool // of a publisher that does not speak for the rank
+	stranger  bool // the first of such that waits for its worker's record to change
+	waiting   bool // the worker, or its publisher, is not known yet
 	held      bool // until what is missing before it is there
 	dropped   bool // there was no room to wait
 	other     bool // dropped: the worker's events are taken from another feed
@@ -171,8 +185,16 @@ func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEv
 		if q := t.waiting[waitKey{ev.WorkerID, feed}]; q != nil || t.waits(ev.WorkerID) {
 			return t.wait(now, feed, publisher, ev)
 		}
+		if feed != FeedDurable && slices.ContainsFunc(t.owned[ev.WorkerID], func(r *rank) bool { return r.restored }) {
+			return verdict{other: true} // the stream brings it, in its place
+		}
 	case !src.has(ev.DPRank):
 		return verdict{dropped: true}
+	case !src.hears(publisher):
+		v := verdict{stranger: t.waiting[waitKey{ev.WorkerID, feed}] == nil}
+		w := t.wait(now, feed, publisher, ev)
+		v.rejected, v.waiting, v.dropped = true, w.waiting, w.dropped
+		return v
 	}
 	r := t.rank(rankKey{ev.WorkerID, ev.DPRank})
 	if r == nil {
@@ -187,6 +209,13 @@ func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEv
 		return t.wait(now, feed, publisher, ev)
 	}
 	return v
+}
+
+// past reports whether a message is of a process that its worker's record does not
+// name any more: one before it, as the clock of its publisher says.
+func (t *tracker) past(e Envelope, worker uint64) bool {
+	src, told := t.workers[worker]
+	return told && !src.hears(e.PublisherID) && e.PublishedAt > 0 && e.PublishedAt < uint64(max(0, src.StartedMS))
 }
 
 // rank returns what is kept of a rank, or nil if there are too many.
@@ -228,7 +257,9 @@ func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 	case heard:
 		v.gap = ev.EventID > cursor+1
 		if publisher != r.newest && !r.many {
+			// So it was wrong to clear the rank.
 			r.many, v.many = true, true
+			t.miss(now, r, StateSuspect)
 		}
 	case len(r.cursors) == 0:
 		v.gap = ev.EventID > 1 // we came late
@@ -247,7 +278,7 @@ func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 		t.set(r, StateOK)
 	case v.restart, v.gap && heard:
 		t.miss(now, r, StateSuspect)
-	case v.gap && t.workers[r.key.worker].Feed != FeedDurable:
+	case v.gap:
 		t.miss(now, r, StatePartial)
 	}
 	if v.restart {
@@ -318,6 +349,9 @@ func (t *tracker) known(now time.Time, worker uint64) {
 			continue
 		}
 		for _, h := range q.events {
+			if !src.hears(h.publisher) {
+				continue
+			}
 			r := t.rank(rankKey{worker, h.ev.DPRank})
 			switch {
 			case r == nil || !src.has(h.ev.DPRank):

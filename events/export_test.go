@@ -33,6 +33,18 @@ func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string 
 	return strings.Join(words, " ")
 }
 
+// AcceptStream takes an event of the stream; Export, Restored and CaughtUp are the
+// tracker's.
+func (t Tracker) AcceptStream(now time.Time, publisher uint64, ev RouterEvent) {
+	t.t.accept(now, FeedDurable, publisher, ev)
+}
+func (t Tracker) Export() Knowledge                   { return Knowledge{t.t.export()} }
+func (t Tracker) Restored(now time.Time, k Knowledge) { t.t.restored(now, now, k.k) }
+func (t Tracker) CaughtUp(now time.Time, lost bool)   { t.t.caughtUp(now, lost) }
+
+// Knowledge is what a snapshot has of a tracker.
+type Knowledge struct{ k knowledge }
+
 // Known, Forget and Expire are the tracker's.
 func (t Tracker) Known(worker uint64)      { t.t.known(time.Time{}, worker) }
 func (t Tracker) Forget(worker uint64)     { t.t.forget(worker) }
@@ -122,11 +134,17 @@ func (t Tracker) Changed(changed func(uint64, uint32, State)) { t.t.changed = ch
 func (t Tracker) Asked() int                                  { return len(t.t.repairs.asked) }
 func (t Tracker) Load(now time.Time, saved ...Saved)          { t.t.load(now, saved) }
 func (t Tracker) State(id uint64, dpRank uint32) (s State) {
-	return t.t.ranks[rankKey{id, dpRank}].state
+	if r := t.t.ranks[rankKey{id, dpRank}]; r != nil {
+		s = r.state
+	}
+	return s
 }
 
 func (t Tracker) Cursor(id uint64, dpRank uint32) (last uint64) {
-	return t.t.ranks[rankKey{id, dpRank}].cursor().id
+	if r := t.t.ranks[rankKey{id, dpRank}]; r != nil {
+		last = r.cursor().id
+	}
+	return last
 }
 
 // Repairs counts the ranks under repair, and the blocks that wait for them, in two

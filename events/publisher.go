@@ -116,6 +116,10 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	return p
 }
 
+// ID is the id by which the publisher signs its messages, at most 53 bits. A worker's
+// record may name it.
+func (p *Publisher) ID() uint64 { return p.id }
+
 // Publish takes an event of a rank, in the order in which they happen. It does not
 // wait: the event leaves within 5 ms, together with what else came. The event's
 // slices are kept. If more waits than there is room for, the event is dropped and

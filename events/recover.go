@@ -447,6 +447,11 @@ func (t *tracker) answer(now time.Time, id, publisher uint64, a *Answer) {
 	delete(t.repairs.timers, r)
 	t.honest(r, a)
 	t.count(a.Kind.String(), 1)
+	if src := t.workers[r.key.worker]; publisher != 0 && !src.hears(publisher) {
+		t.count("foreign", 1) // the record will name it, or somebody else answers
+		t.fail(now, r)
+		return
+	}
 	if a.Kind == AnswerDump {
 		t.replace(now, r, id, publisher, a)
 		return

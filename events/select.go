@@ -39,11 +39,18 @@ type Source struct {
 	// its blocks are counted. If either changes, the sink has forgotten them.
 	StartedMS int64
 	Home      string
+	// Publisher is the one that speaks for all of the worker's ranks, as its record
+	// says; 0 if that does not say. Of any other the events wait, for the record to
+	// name it: see the package's promises.
+	Publisher uint64
 }
 
 func (s Source) takes(feed Feed) bool {
 	return s.Feed == feed || s.Feed == FeedAny || feed == FeedAny && s.Feed != FeedNone
 }
+
+// hears reports whether a publisher may speak for the worker.
+func (s Source) hears(publisher uint64) bool { return s.Publisher == 0 || s.Publisher == publisher }
 
 func (s Source) has(rank uint32) bool {
 	return s.DPSize == 0 || rank >= s.DPStart && rank-s.DPStart < s.DPSize
@@ -58,9 +65,13 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 		return
 	}
 	// What the sink has forgotten, or never got in order, counts for nothing.
-	forgotten := told && (old.StartedMS != src.StartedMS || old.Home != src.Home) || !told && src.Queries
+	// The stream brings all in order, whether the worker is known or not.
+	forgotten := told && (old.StartedMS != src.StartedMS || old.Home != src.Home) || !told && src.Queries && src.Feed != FeedDurable
 	for _, r := range slices.Clone(t.owned[id]) {
 		if forgotten || !src.has(r.key.rank) || src.Feed == FeedNone {
+			t.drop(r)
+		} else if !r.only(src.Publisher) {
+			t.sink(id, r.key.rank, indexer.Event{Kind: indexer.Cleared}) // of a process that is gone
 			t.drop(r)
 		}
 	}
@@ -72,6 +83,21 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 		t.setRank(now, rankKey{id, src.DPStart + n}, src)
 	}
 	t.known(now, id)
+}
+
+// only reports whether all that is known of a rank is by the publisher that its worker
+// names, if it names one. What others said before that did not count.
+func (r *rank) only(publisher uint64) bool {
+	if publisher == 0 || len(r.cursors) == 0 {
+		return true
+	}
+	id, ok := r.cursors[publisher]
+	if ok && r.newest == publisher && !r.many {
+		clear(r.cursors)
+		r.cursors[publisher] = id
+		return true
+	}
+	return false
 }
 
 // setRank begins or goes on with one rank of a worker that changed.
@@ -87,8 +113,11 @@ func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
 	if r == nil {
 		saved := t.saved[key]
 		delete(t.saved, key)
-		if saved == nil && !src.Queries || src.Feed == FeedDurable {
-			return // made by its first event
+		if src.Feed == FeedDurable {
+			saved = nil // what the stream said is in its snapshots
+		}
+		if saved == nil && !src.Queries || src.Feed == FeedDurable && !t.current {
+			return // made by its first event, or at the end of the stream
 		}
 		if r = t.rank(key); r == nil {
 			t.count("no_room", 1)
@@ -99,7 +128,7 @@ func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
 			t.restore(now, r, saved, src)
 		}
 	}
-	if src.Queries && r.repair == nil {
+	if src.Queries && r.repair == nil && (src.Feed != FeedDurable || t.current) {
 		t.want(now, r, !r.cursor().set || r.state != StateOK, t.repairs.jitter(discoverySpread))
 	}
 }
@@ -112,7 +141,7 @@ func (t *tracker) restore(now time.Time, r *rank, s *Saved, src Source) {
 	r.newest = s.Publisher
 	r.cursors[s.Publisher] = s.Cursor
 	t.count("restored", 1)
-	if !src.Queries && src.Feed != FeedDurable {
+	if !src.Queries {
 		t.miss(now, r, StatePartial)
 	}
 }
@@ -137,9 +166,12 @@ const (
 )
 
 // ChooseFeed says how to get the events of a worker that registered with a
-// transport, and perhaps a local indexer: by the bus from a worker that can be asked
-// for what the bus loses, else by the stream if there is one, else by the bus all
-// the same; from where the record says if it names another place.
+// transport, and perhaps a local indexer: by the stream, if there is one, from a
+// worker that publishes into it; by the bus from another one that can be asked for
+// what the bus loses; else by the stream if there is one, else by the bus all the
+// same; from where the record says if it names another place. Whoever has a local
+// indexer is asked, whatever the feed: a stream loses events too, to its bounds, to
+// whoever purges it, and with its store.
 func ChooseFeed(transport string, localIndexer, durable bool) (feed Feed, queries bool) {
 	switch transport {
 	case "none", "heartbeat":
@@ -150,7 +182,7 @@ func ChooseFeed(transport string, localIndexer, durable bool) (feed Feed, querie
 		return FeedPoll, false
 	case "jetstream":
 		if durable {
-			return FeedDurable, false
+			return FeedDurable, localIndexer
 		}
 	}
 	switch {

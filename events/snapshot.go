@@ -39,6 +39,8 @@ type Snapshot struct {
 	// Parked are events, and removals of their blocks, that are in no run, since the
 	// parent of their blocks was not there. They are applied behind the runs.
 	Parked []RouterEvent
+	// States are the ranks that are not known well.
+	States []RankState
 	// Runs are the pools' runs, one pool after the other, each with the number of
 	// its pool in Meta.Pools; see [indexer.Run]. It can be read once. The slices of
 	// a run are good until the next one.
@@ -93,6 +95,7 @@ const (
 	recordPool    = 6 // the nodes behind it are of this pool
 	recordWaiting = 7 // an event that waits for its worker
 	recordParked  = 8 // an event that waits for its parent
+	recordState   = 9 // of a rank that is not known well
 	recordEnd     = 255
 )
 
@@ -170,6 +173,11 @@ func (o *snapshotWriter) all(scope wire.Scope, s *Snapshot) error {
 	for _, c := range s.Cursors {
 		err = errors.Join(err, o.record(recordCursor, func(b []byte) []byte {
 			return appendUvarints(b, c.WorkerID, uint64(c.DPRank), c.PublisherID, c.EventID)
+		}))
+	}
+	for _, r := range s.States {
+		err = errors.Join(err, o.record(recordState, func(b []byte) []byte {
+			return appendUvarints(b, r.WorkerID, uint64(r.DPRank), uint64(r.State), uint64(max(0, r.Missed.UnixMilli())))
 		}))
 	}
 	for i := range s.Waiting {

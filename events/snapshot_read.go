@@ -197,6 +197,13 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 			var ev RouterEvent
 			ev, err = decodeEvent(in.payload)
 			s.Parked = append(s.Parked, ev)
+		case recordState:
+			if len(s.States) >= maxRanks {
+				return badSnapshot("more than %d states", maxRanks)
+			}
+			r := RankState{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), State: State(min(f.uvarint(), uint64(StateSuspect)))}
+			r.Missed = time.UnixMilli(int64(f.uvarint()))
+			s.States = append(s.States, r)
 		case recordNode, recordPool, recordEnd:
 			in.owners = len(s.Owners)
 			if len(s.Meta.Pools) > maxSnapshotPools {
@@ -230,7 +237,7 @@ func (in *snapshotReader) runs(s *Snapshot, yield func(int, indexer.Run) bool) e
 			if !yield(pool, in.run) {
 				return badSnapshot("its runs were not read to the end")
 			}
-		case recordMeta, recordOwner, recordWorker, recordCursor, recordWaiting, recordParked:
+		case recordMeta, recordOwner, recordWorker, recordCursor, recordWaiting, recordParked, recordState:
 			return badSnapshot("record %d of type %d stands behind the nodes", in.records, in.kind)
 		}
 		if err := in.next(); err != nil {

@@ -206,6 +206,9 @@ func TestSnapshotsComeBack(t *testing.T) {
 			ev := stored(rng.Uint64(), rng.Uint64())
 			s.Waiting = append(s.Waiting, events.Waiting{PublisherID: rng.Uint64(), Event: ev})
 			s.Parked = append(s.Parked, stored(rng.Uint64(), rng.Uint64()))
+			s.States = append(s.States, events.RankState{
+				WorkerID: rng.Uint64(), DPRank: rng.Uint32(), State: events.StatePartial + events.State(rng.IntN(2)), Missed: time.UnixMilli(rng.Int64N(1 << 42)),
+			})
 		}
 		s.Runs = func(yield func(int, indexer.Run) bool) {
 			for p, x := range pools {

@@ -290,9 +290,17 @@ func (s *Subscriber) expire(ctx context.Context) {
 	dropped := s.tracker.expire(s.conf.Now())
 	s.mu.Unlock()
 	if dropped > 0 {
-		s.conf.Log.Warn("events of workers that never registered were dropped", "events", dropped)
+		s.conf.Log.Warn("events of workers that never registered, or of publishers that their records do not name, were dropped", "events", dropped)
 		s.metrics.count(ctx, outcomeDropped, dropped)
 	}
+}
+
+// caughtUp tells that the stream has been read to its end, and whether messages of
+// it were lost.
+func (s *Subscriber) caughtUp(lost bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tracker.caughtUp(s.conf.Now(), lost)
 }
 
 func (s *Subscriber) audit(why string) {
@@ -338,9 +346,15 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, da
 			s.metrics.accepted(ctx, ev, verdict{other: true})
 			continue
 		}
+		if s.tracker.past(m.Envelope, ev.WorkerID) {
+			s.metrics.accepted(ctx, ev, verdict{rejected: true})
+			continue
+		}
 		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev)
 		s.metrics.accepted(ctx, ev, v)
 		switch {
+		case v.stranger:
+			s.conf.Log.Warn("a publisher speaks for a worker whose record names another one; its events wait for the record to change", "worker", ev.WorkerID, "publisher", m.Envelope.PublisherID)
 		case v.gap && v.held:
 			s.conf.Log.Debug("events of a worker are missing; they are asked for", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
 		case v.gap:

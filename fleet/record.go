@@ -74,6 +74,9 @@ type Events struct {
 	// LocalIndexer says that the worker answers queries about its events. With "zmq"
 	// that is a publisher of ours at Endpoint, which is asked at Replay.
 	LocalIndexer bool `json:"local_indexer,omitempty"`
+	// PublisherID is the id by which the worker's publisher signs its messages, if
+	// that one alone speaks for all of the worker's ranks: others are not listened to.
+	PublisherID uint64 `json:"publisher_id,omitempty"`
 }
 
 // Direct says that the events come from the engine itself, not over the bus.
@@ -186,7 +189,7 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		KVEvents:  clip(r.KVEvents),
 		NoEvents:  r.Events.Transport == "none" || r.Events.Transport == "heartbeat" || r.KVEvents == "block_size_mismatch",
 		Engine:    r.Engine, EngineVersion: r.EngineVersion, Draining: r.Draining, StartedMS: r.StartedMS,
-		Events: router.EventSource{Transport: r.Events.Transport, LocalIndexer: r.Events.LocalIndexer},
+		Events: router.EventSource{Transport: r.Events.Transport, LocalIndexer: r.Events.LocalIndexer, PublisherID: r.Events.PublisherID},
 	}
 	wrong := func(field string, value any, want string) (router.WorkerInfo, error) {
 		return router.WorkerInfo{}, fmt.Errorf("fleet: worker %q (%d): %s is %v, want %s", clip(r.Name), info.ID, field, value, want)

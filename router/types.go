@@ -63,6 +63,9 @@ type EventSource struct {
 	Transport string // "nats", "jetstream", "zmq", "http_poll", "heartbeat", "none"; empty = not said
 	// LocalIndexer says that the worker answers queries about its events.
 	LocalIndexer bool
+	// PublisherID is the one who alone speaks for all of the worker's ranks; 0 = not
+	// said.
+	PublisherID uint64
 }
 
 // WorkerInfo is what the router is told about one worker process, whatever

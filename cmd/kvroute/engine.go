@@ -138,6 +138,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 			Scope: scope, WorkerID: wire.WorkerID(sim.Name), LocalIndexer: *localIndexer,
 			Durable: *durable, Replicas: *replicas, Quiet: true, Log: log,
 		})
+		where.PublisherID = publisher.ID()
 		sim.Publish = func(ev indexer.Event) { publisher.Publish(0, ev) }
 		run = append(run, publisher.Run)
 	}

@@ -244,6 +244,7 @@ func (p *beside) open(ctx context.Context, meter metric.Meter) (err error) {
 		Lost:    func(n int) { p.lost.Add(ctx, int64(n)) },
 	})
 	p.publisher = sink
+	p.record.Events.PublisherID = sink.ID()
 	if p.nc == nil {
 		return nil
 	}

@@ -339,6 +339,7 @@ func (s *server) source(info *router.WorkerInfo) events.Source {
 	src := events.Source{
 		DPStart: info.DPStart, DPSize: max(1, info.DPSize),
 		StartedMS: info.StartedMS, Home: fmt.Sprint(info.Models[0], "/", info.BlockSize),
+		Publisher: info.Events.PublisherID,
 	}
 	if src.Feed, src.Queries = events.ChooseFeed(info.Events.Transport, info.Events.LocalIndexer, s.durable != nil); info.BlockSize == 0 {
 		src.Feed, src.Queries = events.FeedNone, false

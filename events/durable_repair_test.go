@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// What the stream has lost is asked of the workers that can be asked, whether another
+// event shows that it is missing or not.
+func TestLocalIndexersMendTheStream(t *testing.T) {
+	t.Parallel()
+	spoil := func(n *natsd) {
+		infos, err := n.objects().List(n.t.Context())
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		for _, i := range infos {
+			if _, err := n.objects().PutBytes(n.t.Context(), i.Name, []byte("KVRSNAP1 and nothing")); err != nil {
+				n.t.Fatal(err)
+			}
+		}
+	}
+	for name, story := range map[string]func(n *natsd, e *engines){
+		"purged while nobody was there": func(n *natsd, e *engines) {
+			a := e.startMember(n.connect(), "a", events.DurableConfig{SnapshotThreshold: 20})
+			e.workUntil(func() bool { return n.head().Previous != "" })
+			e.mustKnow(a)
+			a.kill()
+			e.workFor(100 * time.Millisecond)
+			n.purge()
+		},
+		"gone before the first router came": func(n *natsd, e *engines) {
+			e.workFor(200 * time.Millisecond)
+			eventually(n.t, func() bool { return n.streamInfo().State.LastSeq > 0 })
+			n.purge()
+		},
+		"snapshots damaged, the stream purged": func(n *natsd, e *engines) {
+			a := e.startMember(n.connect(), "a", events.DurableConfig{SnapshotThreshold: 20})
+			e.workUntil(func() bool { return n.head().Previous != "" })
+			a.kill()
+			spoil(n)
+			n.purge()
+		},
+		"another stream": func(n *natsd, e *engines) {
+			a := e.startMember(n.connect(), "a", events.DurableConfig{})
+			e.workFor(100 * time.Millisecond)
+			e.mustKnow(a)
+			a.stop()
+			e.workFor(100 * time.Millisecond)
+			if err := n.jetStream().DeleteStream(n.t.Context(), wire.Scope{}.Stream()); err != nil {
+				n.t.Fatal(err)
+			}
+			e.workFor(50 * time.Millisecond)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := startJetStream(t)
+			e := startAskable(t, n.connect(), 4)
+			story(n, e)
+			b := e.startMember(n.connect(), "b", events.DurableConfig{})
+			e.mustKnow(b) // without another event
+			b.isIn(events.StateOK, 4)
+			e.work(50)
+			e.mustKnow(b)
+			b.stop() // leaves a snapshot of what was mended
+			c := e.startMember(n.connect(), "c", events.DurableConfig{})
+			e.mustKnow(c)
+			c.isIn(events.StateOK, 4)
+		})
+	}
+}
+
+// Events that the stream refuses are missing with their numbers, and asked for.
+func TestWhatThePublisherLosesIsAskedFor(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	var refuse atomic.Bool
+	var refused atomic.Int64
+	e := startAskable(t, n.connect(), 3, func(p *events.Publisher) {
+		p.Interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
+			if refuse.Load() {
+				refused.Add(1)
+				return nats.ErrMaxPayload // for good
+			}
+			return publish(ctx, m)
+		})
+	})
+	a := e.startMember(n.connect(), "a", events.DurableConfig{})
+	asked := a.sub.Counting()
+	e.workFor(100 * time.Millisecond)
+	e.mustKnow(a)
+	refuse.Store(true)
+	e.workUntil(func() bool { return refused.Load() > 5 })
+	refuse.Store(false)
+	e.mustKnow(a)
+	a.isIn(events.StateOK, 3)
+	if c := asked(); c["ask_range"]+c["ask_dump"] == 0 {
+		t.Errorf("nobody was asked: %v", c)
+	}
+}
+
+// When states are reset every replica rebuilds from the workers, and they agree.
+func TestResetReplicasRebuild(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startAskable(t, n.connect(), 4)
+	conf := events.DurableConfig{SnapshotThreshold: 30}
+	a, b := e.startMember(n.connect(), "a", conf), e.startMember(n.connect(), "b", conf)
+	e.workUntil(func() bool { return n.head().Previous != "" })
+	e.mustKnow(a, b)
+	reset := conf
+	reset.ResetStates = true
+	c := e.startMember(n.connect(), "c", reset)
+	eventually(t, func() bool { return a.log.has("began a new epoch") && b.log.has("began a new epoch") })
+	e.mustKnow(a, b, c) // although nothing happens any more
+	e.workFor(100 * time.Millisecond)
+	e.mustKnow(a, b, c)
+	for _, r := range []*replica{a, b, c} {
+		r.isIn(events.StateOK, 4)
+	}
+	for _, r := range []*replica{a, b, c} {
+		r.kill()
+	}
+	e.mustKnow(e.startMember(n.connect(), "d", conf))
+}
+
+// Where nobody can be asked, a replica says what it does not know, and its snapshots
+// say so to the next one.
+func TestWhatIsMissingIsShown(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 3)
+	for w := range e.pubs { // of each there is something
+		e.tell(w, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<50 | uint64(w), Local: 1}}})
+	}
+	a := e.startMember(n.connect(), "a", events.DurableConfig{})
+	e.mustKnow(a)
+	a.isIn(events.StateOK, 3)
+	a.stop()
+
+	// A hole behind the snapshot: partial at once, suspect when an event shows it.
+	publish := func() {
+		before := n.streamInfo().State.LastSeq
+		for w := range e.pubs {
+			e.tell(w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{1}})
+		}
+		eventually(t, func() bool { return n.streamInfo().State.LastSeq >= before+3 })
+	}
+	publish()
+	n.purge()
+	b := e.startMember(n.connect(), "b", events.DurableConfig{})
+	b.isIn(events.StatePartial, 3)
+	publish()
+	b.isIn(events.StateSuspect, 3)
+	b.stop()
+	c := e.startMember(n.connect(), "c", events.DurableConfig{})
+	c.isIn(events.StateSuspect, 3)
+
+	// The next epoch knows nothing of before.
+	d := e.startMember(n.connect(), "d", events.DurableConfig{ResetStates: true})
+	for _, r := range []*replica{c, d} {
+		r.isIn(events.StatePartial, 3)
+	}
+	publish()
+	for w := range e.pubs {
+		e.tell(w, indexer.Event{Kind: indexer.Cleared})
+	}
+	for _, r := range []*replica{c, d} {
+		r.isIn(events.StateOK, 3)
+	}
+	e.mustKnow(c, d)
+
+	// Who came late and finds no snapshot has the beginning of nobody.
+	c.kill()
+	d.kill()
+	for _, key := range []string{"head", "epoch"} {
+		if err := n.state().Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	infos, err := n.objects().List(t.Context())
+	for _, i := range infos {
+		if e := n.objects().Delete(t.Context(), i.Name); err == nil {
+			err = e
+		}
+	}
+	if err != nil && len(infos) > 0 {
+		t.Fatal(err)
+	}
+	n.purge()
+	publish()
+	f := e.startMember(n.connect(), "f", events.DurableConfig{})
+	f.isIn(events.StatePartial, 3)
+}
+
+// Whoever speaks for a worker without being named by its record changes nothing that
+// is known of it; the worker's next process is heard from its first event on, whether
+// that or the record comes first.
+func TestStrangersAreNotHeard(t *testing.T) {
+	t.Parallel()
+	for _, local := range []bool{true, false} {
+		t.Run(fmt.Sprint("local indexer ", local), func(t *testing.T) {
+			t.Parallel()
+			n := startJetStream(t)
+			start := startEngines
+			if local {
+				start = startAskable
+			}
+			e := start(t, n.connect(), 3)
+			a := e.startMember(n.connect(), "a", events.DurableConfig{})
+			e.work(200)
+			e.mustKnow(a)
+			var liars []*events.Publisher
+			for w := range uint64(3) {
+				liar := events.NewPublisher(n.connect(), events.PublisherConfig{WorkerID: w + 1, Durable: true})
+				running(t, liar.Run)
+				liar.Publish(0, indexer.Event{Kind: indexer.Cleared})
+				liars = append(liars, liar)
+			}
+			eventually(t, func() bool { return a.log.has("a publisher speaks for a worker whose record names another one") })
+			for i := range uint64(50) {
+				liars[i%3].Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 + i, Local: i}}})
+				e.work(10)
+			}
+			e.mustKnow(a)
+			a.isIn(events.StateOK, 3)
+
+			e.restart(1)
+			e.work(50)
+			position := n.streamInfo().State.LastSeq
+			eventually(t, func() bool { return a.Position() >= position })
+			b := e.startMember(n.connect(), "b", events.DurableConfig{}) // the record first
+			e.register(a)                                                // the events first
+			e.mustKnow(a, b)
+			a.isIn(events.StateOK, 3)
+			b.isIn(events.StateOK, 3)
+		})
+	}
+}

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// land is workers, a stream that loses things, snapshots of which any may turn out
+// damaged, and router replicas that die. All is one goroutine and a clock of its own.
+type land struct {
+	t       *testing.T
+	rng     *rand.Rand
+	now     time.Time
+	faults  landFaults
+	workers []*worker
+	asks    []bool   // the workers that have a local indexer, by number
+	names   []bool   // those whose records name their publishers
+	stream  []said   // by position - 1
+	first   uint64   // position of the first message that is not purged
+	snaps   [2]*snap // newest first; nil if there is none
+	epoch   uint64
+	start   uint64 // the epoch's: position of its first message
+	nodes   []*node
+	bus     []func()
+	happens map[string]int
+}
+
+// landFaults are chances, per mille of a step.
+type landFaults struct{ lose, purge, restart, crash, damage, reset, lie, loseAnswers int }
+
+type said struct {
+	publisher uint64
+	ev        events.RouterEvent
+}
+
+// snap is a snapshot.
+type snap struct {
+	position, epoch uint64
+	known           events.Knowledge
+	runs            []indexer.Run
+	started         map[uint64]int64 // of the workers that it has, as the router keeps it
+}
+
+// node is a router replica.
+type node struct {
+	l               *land
+	tracker         events.Tracker
+	index           *indexer.Index
+	parked          *indexer.Parked
+	position, epoch uint64
+	review, lost    bool
+	told            map[uint64]int64 // started
+	life            int
+}
+
+func newLand(t *testing.T, seed uint64, workers, nodes int, f landFaults) *land {
+	l := &land{t: t, rng: rand.New(rand.NewPCG(seed, 11)), now: start, faults: f, first: 1, happens: map[string]int{}}
+	for i := range workers {
+		p := &worker{id: uint64(i) + 1, cache: fakeCache{rng: l.rng}}
+		l.workers = append(l.workers, p)
+		l.asks, l.names = append(l.asks, i%3 != 2), append(l.names, i%4 != 3)
+		l.begin(p)
+	}
+	for range nodes {
+		n := &node{l: l}
+		l.nodes = append(l.nodes, n)
+		n.open()
+	}
+	return l
+}
+
+func (l *land) mille(n int) bool   { return l.rng.IntN(1000) < n }
+func (l *land) last() uint64       { return uint64(len(l.stream)) }
+func (l *land) happen(what string) { l.happens[what]++ }
+func (p *worker) number() int      { return int(p.id) - 1 }
+func (l *land) source(p *worker) (src events.Source) {
+	src = events.Source{Feed: events.FeedDurable, Queries: l.asks[p.number()], DPSize: 1, StartedMS: p.started}
+	if l.names[p.number()] {
+		src.Publisher = p.publisher
+	}
+	return src
+}
+
+// begin starts a worker's process, with an empty cache; its record reaches each
+// replica some time.
+func (l *land) begin(p *worker) {
+	p.publisher, p.last, p.cache.held = l.rng.Uint64()>>11|1, 0, nil
+	p.started++
+	p.local, p.truth = events.NewLocal(), indexer.New(indexer.Config{})
+	for _, n := range l.nodes {
+		l.bus = append(l.bus, func() { n.tell(p) })
+	}
+}
+
+// tell tells a replica what the registry says of a worker.
+func (n *node) tell(p *worker) {
+	if was, known := n.told[p.id]; known && was != p.started {
+		n.parked.RemoveWorker(int(p.id)) // as the router does
+	}
+	n.told[p.id] = p.started
+	n.tracker.SetWorker(n.l.now, p.id, n.l.source(p))
+}
+
+// open starts a replica: with nothing but what the snapshots and the stream have.
+func (n *node) open() {
+	l := n.l
+	n.life++
+	n.told = map[uint64]int64{}
+	n.index = indexer.New(indexer.Config{})
+	n.parked = indexer.NewParked(n.index)
+	n.tracker = events.NewTracker(func(id uint64, _ uint32, ev indexer.Event) bool {
+		if _, known := n.told[id]; !known {
+			return false
+		}
+		n.parked.Apply(l.now, int(id), ev)
+		return true
+	}).Seed(l.rng.Uint64())
+	n.tracker.Count(func(what string, k int) { l.happens[what] += k })
+	early := l.rng.IntN(4) > 0 // the registry mostly answers first
+	for _, p := range l.workers {
+		if early {
+			n.tell(p)
+		} else {
+			l.bus = append(l.bus, func() { n.tell(p) })
+		}
+	}
+	n.load()
+}
+
+// load brings a replica to the newest snapshot that is not damaged.
+func (n *node) load() {
+	l := n.l
+	n.epoch, n.review = l.epoch, true
+	for i, s := range l.snaps {
+		if s == nil || s.epoch != l.epoch || i == 0 && l.mille(l.faults.damage) {
+			continue
+		}
+		n.restore(s)
+		if n.lost = l.first > n.position+1; n.lost {
+			l.happen("hole")
+		}
+		return
+	}
+	n.index = indexer.New(indexer.Config{})
+	n.parked = indexer.NewParked(n.index)
+	n.position = max(l.start, 1) - 1
+	n.tracker.Restored(l.now, events.Knowledge{})
+	n.lost = l.epoch > 0 || l.first > n.position+1
+}
+
+func (n *node) restore(s *snap) {
+	x, _, err := indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
+		for _, run := range s.runs {
+			run.Holders = slices.DeleteFunc(slices.Clone(run.Holders), func(h indexer.Holder) bool {
+				id := uint64(h.Worker)
+				was, known := n.told[id]
+				return known && was != s.started[id] // as the router does
+			})
+			if !yield(run, nil) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		n.l.t.Fatal(err)
+	}
+	n.index, n.parked, n.position = x, indexer.NewParked(x), s.position
+	for id, at := range s.started {
+		if _, known := n.told[id]; !known {
+			n.told[id] = at
+		}
+	}
+	n.tracker.Restored(n.l.now, s.known)
+}
+
+// snapshot takes one of a replica, and shortens the stream.
+func (l *land) snapshot(n *node) {
+	if n.epoch != l.epoch || l.snaps[0] != nil && l.snaps[0].epoch == l.epoch && l.snaps[0].position >= n.position {
+		return
+	}
+	s := &snap{position: n.position, epoch: n.epoch, known: n.tracker.Export(), started: map[uint64]int64{}}
+	for run := range n.index.Dump() {
+		run.Local, run.Holders = slices.Clone(run.Local), slices.Clone(run.Holders)
+		for i := range run.Holders {
+			run.Holders[i].Externals = slices.Clone(run.Holders[i].Externals)
+		}
+		s.runs = append(s.runs, run)
+	}
+	for id, at := range n.told {
+		s.started[id] = at
+	}
+	l.snaps = [2]*snap{s, l.snaps[0]}
+	if before := l.snaps[1]; before != nil && before.epoch == l.epoch {
+		upTo := before.position
+		for _, n := range l.nodes {
+			upTo = min(upTo, n.position)
+		}
+		l.first = max(l.first, upTo+1)
+	}
+	l.happen("snapshot")
+}
+
+// publish makes a worker's cache change.
+func (l *land) publish(p *worker, sure bool) {
+	p.last++
+	ev := events.RouterEvent{WorkerID: p.id, EventID: p.last, Event: p.cache.event()}
+	p.local.Remember(l.now, ev)
+	p.truth.Apply(0, ev.Event)
+	if sure || !l.mille(l.faults.lose) {
+		l.stream = append(l.stream, said{p.publisher, ev})
+		if !sure && l.mille(20) {
+			l.stream = append(l.stream, said{p.publisher, ev}) // its answer was lost
+		}
+	}
+}
+
+// read lets a replica read one message.
+func (n *node) read() {
+	l := n.l
+	if n.epoch != l.epoch {
+		n.load()
+	}
+	n.position = max(n.position, l.first-1)
+	if n.position < l.last() {
+		n.position++
+		m := l.stream[n.position-1]
+		n.tracker.AcceptStream(l.now, m.publisher, m.ev)
+	}
+	if n.position >= l.last() && n.review {
+		n.tracker.CaughtUp(l.now, n.lost)
+		n.review, n.lost = false, false
+	}
+}
+
+// tick lets a replica ask. Queries travel, and answers do.
+func (n *node) tick() {
+	l, life := n.l, n.life
+	for _, a := range n.tracker.Tick(l.now) {
+		if l.mille(l.faults.loseAnswers) {
+			l.bus = append(l.bus, func() {
+				if n.life == life {
+					n.tracker.Failed(l.now, a.ID)
+				}
+			})
+			continue
+		}
+		p := l.workers[a.Query.WorkerID-1]
+		if !l.asks[p.number()] {
+			l.t.Fatalf("worker %d is asked, and has no local indexer", p.id)
+		}
+		l.bus = append(l.bus, func() {
+			answer, publisher := p.local.Ask(a.Query), p.publisher
+			l.bus = append(l.bus, func() {
+				if n.life == life {
+					n.tracker.Answer(l.now, a.ID, publisher, answer)
+				}
+			})
+		})
+	}
+}
+
+func (l *land) deliver() {
+	if len(l.bus) > 0 {
+		arrive := l.bus[0]
+		l.bus = l.bus[1:]
+		arrive()
+	}
+}
+
+func (l *land) run(steps int) {
+	for range steps {
+		l.now = l.now.Add(time.Duration(l.rng.Int64N(int64(30 * time.Millisecond))))
+		p, n := l.workers[l.rng.IntN(len(l.workers))], l.nodes[l.rng.IntN(len(l.nodes))]
+		f := &l.faults
+		switch {
+		case l.mille(f.restart):
+			l.begin(p)
+		case l.mille(f.crash):
+			n.open()
+		case l.mille(f.purge):
+			l.first = l.last() + 1
+			l.happen("purge")
+		case l.mille(f.reset):
+			l.epoch, l.start = l.epoch+1, l.last()+1
+			l.first = l.start
+		case l.mille(f.lie) && l.names[p.number()]:
+			// Somebody speaks for the worker who is not it.
+			l.stream = append(l.stream, said{l.rng.Uint64N(3) + 1, events.RouterEvent{
+				WorkerID: p.id, EventID: l.rng.Uint64N(30), Event: (&fakeCache{rng: l.rng, next: 1 << 40}).event(),
+			}})
+		case l.mille(30):
+			l.snapshot(n)
+		case l.mille(300):
+			l.publish(p, false)
+		case l.mille(600):
+			n.read()
+		default:
+			l.deliver()
+		}
+		for _, n := range l.nodes {
+			n.tick()
+		}
+	}
+}
+
+// settle lets everything arrive, with one more event of each worker.
+func (l *land) settle() {
+	l.faults = landFaults{}
+	quiet := func() {
+		for range 100_000 {
+			busy := len(l.bus) > 0
+			l.deliver()
+			l.now = l.now.Add(5 * time.Millisecond)
+			for _, n := range l.nodes {
+				n.read()
+				n.tick()
+				ranks, _, _ := n.tracker.Repairs()
+				busy = busy || ranks > 0 || n.position < l.last()
+			}
+			if !busy {
+				return
+			}
+		}
+		l.t.Fatal("it does not come to rest")
+	}
+	quiet()
+	l.now = l.now.Add(11 * time.Second) // nobody is rejected any more
+	for _, p := range l.workers {
+		l.publish(p, true)
+	}
+	quiet()
+	l.now = l.now.Add(2 * time.Minute) // suspect ranks are read again
+	quiet()
+}
+
+// check compares what the replicas know with what the workers hold: of workers that
+// can be asked it must be the same, of the others it must be what it is said to be.
+func (l *land) check() error {
+	for i, n := range l.nodes {
+		for _, p := range l.workers {
+			state := n.tracker.State(p.id, 0)
+			diff := gocmp.Diff(content(p.truth, 0), content(n.index, int(p.id)))
+			switch {
+			case l.asks[p.number()] && state != events.StateOK:
+				return fmt.Errorf("replica %d: worker %d could be asked, and is %v", i, p.id, state)
+			case state != events.StateOK:
+				l.happen("said to be " + state.String())
+			case diff != "":
+				return fmt.Errorf("replica %d: worker %d is said to be ok; it holds (-), and is said to hold (+):\n%s", i, p.id, diff)
+			case n.tracker.Cursor(p.id, 0) != p.last:
+				return fmt.Errorf("replica %d: worker %d: cursor %d, last event %d", i, p.id, n.tracker.Cursor(p.id, 0), p.last)
+			}
+		}
+	}
+	return nil
+}
+
+// Whatever the stream loses and whoever dies, all replicas know what the workers cache
+// that can be asked, and say which others they do not know well.
+func TestReplicasEqualTheWorkersCaches(t *testing.T) {
+	t.Parallel()
+	for name, f := range map[string]landFaults{
+		"a good stream": {},
+		"replicas die":  {crash: 10},
+		"damage":        {crash: 20, damage: 500},
+		"loss":          {lose: 100, crash: 5},
+		"purges":        {purge: 5, crash: 10, damage: 300},
+		"restarts":      {restart: 10, crash: 10},
+		"liars":         {lie: 30, crash: 5, restart: 5},
+		"resets":        {reset: 5, crash: 5},
+		"answers lost":  {lose: 50, purge: 3, loseAnswers: 400, crash: 5},
+		"all of it":     {lose: 30, purge: 2, restart: 5, crash: 10, damage: 200, reset: 2, lie: 10, loseAnswers: 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			total := map[string]int{}
+			seeds := uint64(30)
+			if testing.Short() {
+				seeds = 5
+			}
+			for seed := range seeds {
+				l := newLand(t, seed, 1+int(seed%8), 1+int(seed%3), f)
+				l.run(2000)
+				l.settle()
+				if err := l.check(); err != nil {
+					t.Fatalf("seed %d: %v\n%v", seed, err, l.happens)
+				}
+				for k, n := range l.happens {
+					total[k] += n
+				}
+			}
+			t.Log(total)
+			if f == (landFaults{}) || f == (landFaults{crash: 10}) {
+				for what, n := range total {
+					if n > 0 && (what == "hole" || what == "said to be suspect" || what == "said to be partial") {
+						t.Errorf("without a loss it is %s, %d times", what, n)
+					}
+				}
+			}
+			if total["snapshot"] == 0 {
+				t.Error("no snapshot was taken")
+			}
+		})
+	}
+}
