@@ -20,6 +20,7 @@ func (c *conversation) readMessages(span []byte) error {
 	if len(list) == 0 {
 		return refused("messages is empty or no list")
 	}
+	c.messages = make([]jinja.Value, 0, len(list))
 	for i, m := range list {
 		d := m.Dict()
 		if d == nil {
@@ -104,7 +105,7 @@ func (c *conversation) message(d *jinja.Dict, last bool) (*jinja.Dict, error) {
 	if !ok {
 		return nil, refused("role is no string")
 	}
-	out := jinja.NewDict(8)
+	out := jinja.NewDict(d.Len() + 1)
 	if c.r.profile == SGLang {
 		for name, v := range d.All() {
 			out.Set(name, v)

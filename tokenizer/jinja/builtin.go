@@ -82,17 +82,17 @@ func cyclerOf(items []Value) Value {
 		call: func(*renderer, *args) (Value, error) {
 			return Value{}, errorf(TypeError, "'Cycler' object is not callable")
 		},
-		attr: func(name string) (Value, bool) {
+		attr: func(r *renderer, name string) (Value, bool) {
 			switch name {
 			case "current":
 				return items[at], true
 			case "reset":
-				return funcOf(name, func(*renderer, *args) (Value, error) {
+				return r.funcOf(name, func(*renderer, *args) (Value, error) {
 					at = 0
 					return None(), nil
 				}), true
 			case "next":
-				return funcOf(name, func(*renderer, *args) (Value, error) {
+				return r.funcOf(name, func(*renderer, *args) (Value, error) {
 					x := items[at]
 					at = (at + 1) % len(items)
 					return x, nil
@@ -104,12 +104,29 @@ func cyclerOf(items []Value) Value {
 }
 
 // attrOfFunction is an attribute of a macro or another function.
-func attrOfFunction(v Value, name string) (Value, bool) {
-	switch f := v.ref.(*function); {
-	case f.attr != nil:
-		return f.attr(name)
-	case name == "name":
+func (r *renderer) attrOfFunction(v Value, name string) (Value, bool) {
+	f := v.ref.(*function)
+	if f.attr != nil {
+		return f.attr(r, name)
+	}
+	if f.macro == nil {
+		return Value{}, false
+	}
+	switch name {
+	case "name":
 		return String(f.name), true
+	case "arguments":
+		items := make([]Value, len(f.macro.names))
+		for i, n := range f.macro.names {
+			items[i] = String(n)
+		}
+		return tupleOf(items...), r.listed(len(items)) == nil
+	case "catch_kwargs":
+		return Bool(f.macro.reads.kwargs), true
+	case "catch_varargs":
+		return Bool(f.macro.reads.varargs), true
+	case "caller":
+		return Bool(f.macro.reads.caller), true
 	}
 	return Value{}, false
 }
@@ -170,36 +187,61 @@ func rangeOf(r *renderer, a *args) (Value, error) {
 	if step == 0 {
 		return Value{}, errorf(ValueError, "range() arg 3 must not be zero")
 	}
-	count := int64(0)
-	if step > 0 && stop > start {
-		count = (stop - start + step - 1) / step
-	} else if step < 0 && stop < start {
-		count = (start - stop - step - 1) / -step
-	}
-	if count > maxRange || count < 0 {
-		return Value{}, errorf(OverflowError, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange)
-	}
-	if err := r.listed(int(count)); err != nil {
-		return Value{}, err
-	}
-	items := make([]Value, count)
-	for i := range items {
-		items[i] = Int(start + int64(i)*step)
-	}
-	return List(items...), nil
+	return r.rangeOf(start, stop, step)
 }
 
-func tests() map[string]test {
-	is := func(f func(v Value) bool) test {
-		return func(r *renderer, v Value, _ *args) (bool, error) { return f(v), nil }
+func (r *renderer) rangeOf(start, stop, step int64) (Value, error) {
+	const limit = 1 << 40 // so that nothing overflows
+	count := int64(0)
+	switch {
+	case max(start, -start) > limit || max(stop, -stop) > limit:
+		count = maxRange + 1
+	case step > 0 && stop > start:
+		count = (stop-start-1)/step + 1
+	case step < 0 && stop < start:
+		count = (start-stop-1)/-step + 1
 	}
+	if count > maxRange {
+		return Value{}, errorf(OverflowError, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange)
+	}
+	r.hold(boxSize)
+	return Value{kind: kindRange, ref: &span{start, stop, step, int(count)}}, nil
+}
+
+// quickTests are those that ask of nothing but the value.
+var quickTests = sync.OnceValue(func() map[string]func(Value) bool { //nolint:gochecknoglobals // a table
+	return map[string]func(Value) bool{
+		"defined": func(v Value) bool { return v.kind != kindUndefined }, "undefined": Value.IsUndefined,
+		"none": Value.IsNone, "string": Value.isString, "number": Value.isNumber,
+		"integer": func(v Value) bool { return v.kind == kindInt || v.kind == kindBig },
+		"float":   func(v Value) bool { return v.kind == kindFloat },
+		"boolean": func(v Value) bool { return v.kind == kindBool },
+		"true":    func(v Value) bool { return v.kind == kindBool && v.num == 1 },
+		"false":   func(v Value) bool { return v.kind == kindBool && v.num == 0 },
+		"mapping": func(v Value) bool { return v.kind == kindDict },
+		"sequence": func(v Value) bool {
+			return v.isString() || v.isSequence() || v.kind == kindDict || v.kind == kindUndefined || v.kind == kindRange
+		},
+		"iterable": func(v Value) bool {
+			switch v.kind {
+			case kindLoop, kindDict, kindUndefined, kindRange, kindView, kindGenerator:
+				return true
+			}
+			return v.isString() || v.isSequence()
+		},
+		"callable": func(v Value) bool { return v.kind == kindFunc || v.kind == kindUndefined || v.kind == kindLoop },
+		"escaped":  func(v Value) bool { return v.kind == kindSafe },
+	}
+})
+
+func tests() map[string]test {
 	cased := func(this, other func(string) string) test {
 		return func(r *renderer, v Value, _ *args) (bool, error) {
 			s := r.text(v)
 			return s == this(s) && s != other(s), r.tick(len(s) / 8)
 		}
 	}
-	order := func(op string) test {
+	order := func(op comparison) test {
 		return func(r *renderer, v Value, a *args) (bool, error) {
 			x, _ := a.get(0, "other")
 			return r.compared(op, v, x)
@@ -217,23 +259,9 @@ func tests() map[string]test {
 		}
 	}
 	t := map[string]test{
-		"defined": is(func(v Value) bool { return v.kind != kindUndefined }), "undefined": is(Value.IsUndefined),
-		"none": is(Value.IsNone), "string": is(Value.isString), "number": is(Value.isNumber),
-		"integer": is(func(v Value) bool { return v.kind == kindInt || v.kind == kindBig }), "float": is(func(v Value) bool { return v.kind == kindFloat }),
-		"boolean": is(func(v Value) bool { return v.kind == kindBool }),
-		"true":    is(func(v Value) bool { return v.kind == kindBool && v.num == 1 }), "false": is(func(v Value) bool { return v.kind == kindBool && v.num == 0 }),
-		"mapping": is(func(v Value) bool { return v.kind == kindDict }),
-		"sequence": is(func(v Value) bool {
-			return v.isString() || v.isSequence() || v.kind == kindDict || v.kind == kindUndefined
-		}),
-		"iterable": is(func(v Value) bool {
-			return v.isString() || v.isSequence() || v.kind == kindDict || v.kind == kindUndefined || v.kind == kindLoop
-		}),
-		"callable": is(func(v Value) bool { return v.kind == kindFunc || v.kind == kindUndefined || v.kind == kindLoop }),
-		"escaped":  is(func(v Value) bool { return v.kind == kindSafe }),
-		"lower":    cased(strings.ToLower, strings.ToUpper),
-		"upper":    cased(strings.ToUpper, strings.ToLower),
-		"odd":      number(func(n int64) bool { return n%2 != 0 }), "even": number(func(n int64) bool { return n%2 == 0 }),
+		"lower": cased(strings.ToLower, strings.ToUpper),
+		"upper": cased(strings.ToUpper, strings.ToLower),
+		"odd":   number(func(n int64) bool { return n%2 != 0 }), "even": number(func(n int64) bool { return n%2 == 0 }),
 		"divisibleby": func(r *renderer, v Value, a *args) (bool, error) {
 			x, _ := a.get(0, "num")
 			m, err := r.arithmetic("%", v, x)
@@ -250,8 +278,11 @@ func tests() map[string]test {
 		"filter": func(r *renderer, v Value, _ *args) (bool, error) { return r.filters[r.text(v)] != nil, nil },
 		"test":   func(r *renderer, v Value, _ *args) (bool, error) { return r.tests[r.text(v)] != nil, nil },
 	}
-	for op, names := range map[string][]string{
-		"==": {"eq", "equalto", "=="}, "!=": {"ne", "!="}, "<": {"lt", "lessthan", "<"}, "<=": {"le", "<="}, ">": {"gt", "greaterthan", ">"}, ">=": {"ge", ">="},
+	for name, f := range quickTests() {
+		t[name] = func(_ *renderer, v Value, _ *args) (bool, error) { return f(v), nil }
+	}
+	for op, names := range map[comparison][]string{
+		isEqual: {"eq", "equalto", "=="}, isUnequal: {"ne", "!="}, isLess: {"lt", "lessthan", "<"}, isAtMost: {"le", "<="}, isMore: {"gt", "greaterthan", ">"}, isAtLeast: {"ge", ">="},
 	} {
 		for _, n := range names {
 			t[n] = order(op)
@@ -449,12 +480,14 @@ func lengthOf(r *renderer, v Value, _ *args) (Value, error) {
 		return Int(0), nil
 	case kindString, kindSafe:
 		return Int(int64(utf8.RuneCountInString(v.str))), r.scanned(len(v.str))
-	case kindList, kindTuple:
+	case kindList, kindTuple, kindView:
 		return Int(int64(len(v.Items()))), nil
 	case kindDict:
 		return Int(int64(v.ref.(*Dict).Len())), nil
 	case kindLoop:
-		return Int(int64(len(v.ref.(*loop).items))), nil
+		return Int(int64(v.ref.(*loop).count)), nil
+	case kindRange:
+		return Int(int64(v.ref.(*span).count)), nil
 	}
 	return Value{}, errorf(TypeError, "object of type '%s' has no len()", v.typeName())
 }
@@ -781,10 +814,7 @@ func filters() map[string]filter {
 			if err != nil {
 				return Value{}, err
 			}
-			if m, ok := method(v, name); ok {
-				return m, nil
-			}
-			return noAttribute(v, name), nil
+			return r.attribute(v, name), nil
 		},
 		"wordcount": func(r *renderer, v Value, _ *args) (Value, error) {
 			if err := r.tick(len(v.str) / 4); err != nil {

@@ -216,7 +216,7 @@ func appendNodes(dst []any, n any) []any {
 	switch n := n.(type) {
 	case *outputStmt:
 		exprs(n.parts...)
-	case *groupStmt:
+	case *scopeStmt:
 		body(n.body)
 	case *ifStmt:
 		for _, b := range n.branches {

@@ -43,10 +43,10 @@ func errUndefined(values ...Value) *Error {
 	for _, v := range values {
 		switch {
 		case v.kind != kindUndefined:
-		case v.num != 0:
-			return errorf(SecurityError, "%s", v.str)
+		case v.num&isUnsafe != 0:
+			return errorf(SecurityError, "%s", v.hint())
 		case v.str != "":
-			return errorf(UndefinedError, "%s", v.str)
+			return errorf(UndefinedError, "%s", v.hint())
 		}
 	}
 	return errorf(UndefinedError, "the value is undefined")

@@ -20,7 +20,8 @@ const maxNesting = 900
 // size, NaN and Infinity are numbers. Half a surrogate pair and text that is not
 // UTF-8 are errors, which name the byte.
 func FromJSON(b []byte) (Value, error) {
-	p := jsonParser{b: b}
+	p := jsonParser{b: string(b)}
+	p.valid = utf8.ValidString(p.b)
 	p.space()
 	v, err := p.value(0)
 	if err != nil {
@@ -32,9 +33,32 @@ func FromJSON(b []byte) (Value, error) {
 	return v, nil
 }
 
+// jsonParser makes values that share memory: strings without escapes are parts of
+// one copy of the document.
 type jsonParser struct {
-	b []byte
-	i int
+	b     string
+	i     int
+	valid bool            // all of it is UTF-8
+	text  strings.Builder // of strings with escapes; it never grows once it is in use
+	stack []Value         // of the lists and objects that are being read
+	slab  []Value         // room for items
+}
+
+// slabValues is how many values are made at once; a chat has about four a message.
+const slabValues = 128
+
+// take returns the values of the stack from start on, and takes them off it.
+func (p *jsonParser) take(start int) []Value {
+	n := len(p.stack) - start
+	if n > len(p.slab) {
+		p.slab = make([]Value, max(n, min(slabValues, len(p.b)/16+n)))
+	}
+	items := p.slab[:n:n]
+	p.slab = p.slab[n:]
+	copy(items, p.stack[start:])
+	clear(p.stack[start:])
+	p.stack = p.stack[:start]
+	return items
 }
 
 func (p *jsonParser) fail(what string) error {
@@ -63,23 +87,30 @@ func (p *jsonParser) value(depth int) (Value, error) {
 		s, err := p.string()
 		return String(s), err
 	}
-	for _, w := range []struct {
-		text string
-		v    Value
-	}{
+	for _, w := range words() {
+		if strings.HasPrefix(p.b[p.i:], w.text) {
+			p.i += len(w.text)
+			return w.v, nil
+		}
+	}
+	return p.number()
+}
+
+// word is a value that JSON has a name for.
+type word struct {
+	text string
+	v    Value
+}
+
+func words() [6]word {
+	return [6]word{
 		{"null", None()},
 		{"true", Bool(true)},
 		{"false", Bool(false)},
 		{"NaN", Float(math.NaN())},
 		{"Infinity", Float(math.Inf(1))},
 		{"-Infinity", Float(math.Inf(-1))},
-	} {
-		if len(p.b)-p.i >= len(w.text) && string(p.b[p.i:p.i+len(w.text)]) == w.text {
-			p.i += len(w.text)
-			return w.v, nil
-		}
 	}
-	return p.number()
 }
 
 func (p *jsonParser) number() (Value, error) {
@@ -117,7 +148,7 @@ func (p *jsonParser) number() (Value, error) {
 			isFloat = true
 		}
 	}
-	text := string(p.b[start:p.i])
+	text := p.b[start:p.i]
 	if isFloat {
 		f, err := strconv.ParseFloat(text, 64) // out of range is infinite, as in Python
 		if err != nil && !math.IsInf(f, 0) {
@@ -140,9 +171,9 @@ func (p *jsonParser) number() (Value, error) {
 
 func (p *jsonParser) array(depth int) (Value, error) {
 	p.i++
-	var items []Value
+	start := len(p.stack)
 	for p.space(); ; p.space() {
-		if p.i < len(p.b) && p.b[p.i] == ']' && len(items) == 0 {
+		if p.i < len(p.b) && p.b[p.i] == ']' && len(p.stack) == start {
 			p.i++
 			return List(), nil
 		}
@@ -150,25 +181,25 @@ func (p *jsonParser) array(depth int) (Value, error) {
 		if err != nil {
 			return Value{}, err
 		}
-		items = append(items, v)
+		p.stack = append(p.stack, v)
 		p.space()
 		if p.i >= len(p.b) || p.b[p.i] != ',' && p.b[p.i] != ']' {
 			return Value{}, p.fail("want , or ]")
 		}
 		p.i++
 		if p.b[p.i-1] == ']' {
-			return List(items...), nil
+			return List(p.take(start)...), nil
 		}
 	}
 }
 
 func (p *jsonParser) object(depth int) (Value, error) {
 	p.i++
-	d := &Dict{}
+	start := len(p.stack)
 	for p.space(); ; p.space() {
-		if p.i < len(p.b) && p.b[p.i] == '}' && d.Len() == 0 {
+		if p.i < len(p.b) && p.b[p.i] == '}' && len(p.stack) == start {
 			p.i++
-			return FromDict(d), nil
+			return FromDict(&Dict{}), nil
 		}
 		if p.i >= len(p.b) || p.b[p.i] != '"' {
 			return Value{}, p.fail("want a key")
@@ -187,56 +218,94 @@ func (p *jsonParser) object(depth int) (Value, error) {
 		if err != nil {
 			return Value{}, err
 		}
-		d.Set(key, v)
+		p.stack = append(p.stack, String(key), v)
 		p.space()
 		if p.i >= len(p.b) || p.b[p.i] != ',' && p.b[p.i] != '}' {
 			return Value{}, p.fail("want , or }")
 		}
 		p.i++
 		if p.b[p.i-1] == '}' {
-			return FromDict(d), nil
+			return FromDict(p.dict(start)), nil
 		}
 	}
+}
+
+// dict returns the dictionary of the keys and values from start on.
+func (p *jsonParser) dict(start int) *Dict {
+	pairs := p.stack[start:]
+	n := len(pairs) / 2
+	unique := n < indexFrom
+	for i := 2; i < len(pairs) && unique; i += 2 {
+		for k := 0; k < i; k += 2 {
+			unique = unique && pairs[k].str != pairs[i].str
+		}
+	}
+	if !unique {
+		d := NewDict(n)
+		for i := 0; i < len(pairs); i += 2 {
+			d.Set(pairs[i].str, pairs[i+1])
+		}
+		p.take(start)
+		return d
+	}
+	all := p.take(start)
+	// The keys to the front.
+	keys := make([]Value, 0, indexFrom)
+	for i := 0; i < len(all); i += 2 {
+		keys = append(keys, all[i])
+	}
+	for i := n - 1; i >= 0; i-- { // values move up to places that are free by then
+		all[n+i] = all[2*i+1]
+	}
+	copy(all, keys)
+	return &Dict{keys: all[:n:n], values: all[n:]}
 }
 
 func (p *jsonParser) string() (string, error) {
 	p.i++
 	start := p.i
-	for p.i < len(p.b) {
+	for ; p.i < len(p.b); p.i++ {
 		switch c := p.b[p.i]; {
 		case c == '"':
 			p.i++
-			s := string(p.b[start : p.i-1])
-			if !utf8.ValidString(s) {
-				return "", p.fail("text that is not UTF-8")
-			}
-			return s, nil
+			return p.utf8(p.b[start : p.i-1])
 		case c == '\\':
 			return p.escaped(start)
 		case c < ' ':
 			return "", p.fail("control character in a string")
 		}
-		p.i++
 	}
 	return "", p.fail("unexpected end in a string")
 }
 
+func (p *jsonParser) utf8(s string) (string, error) {
+	if !p.valid && !utf8.ValidString(s) {
+		return "", p.fail("text that is not UTF-8")
+	}
+	return s, nil
+}
+
+// escaped reads the rest of a string from its first escape on.
 func (p *jsonParser) escaped(start int) (string, error) {
-	var b strings.Builder
-	b.Write(p.b[start:p.i])
+	if p.text.Cap() == 0 {
+		p.text.Grow(len(p.b) - start) // an escape is longer than what it stands for
+	}
+	from := p.text.Len()
+	p.text.WriteString(p.b[start:p.i])
 	for p.i < len(p.b) {
 		c := p.b[p.i]
 		p.i++
 		switch {
 		case c == '"':
-			if !utf8.ValidString(b.String()) {
-				return "", p.fail("text that is not UTF-8")
-			}
-			return b.String(), nil
+			return p.utf8(p.text.String()[from:])
 		case c < ' ':
 			return "", p.fail("control character in a string")
 		case c != '\\':
-			b.WriteByte(c)
+			plain := p.i - 1
+			for p.i < len(p.b) && p.b[p.i] >= ' ' && p.b[p.i] != '"' && p.b[p.i] != '\\' {
+				p.i++
+			}
+			p.text.WriteString(p.b[plain:p.i])
 			continue
 		case p.i >= len(p.b):
 			return "", p.fail("unexpected end in a string")
@@ -248,7 +317,7 @@ func (p *jsonParser) escaped(start int) (string, error) {
 			if k < 0 {
 				return "", p.fail("unknown escape")
 			}
-			b.WriteByte("\"\\/\b\f\n\r\t"[k])
+			p.text.WriteByte("\"\\/\b\f\n\r\t"[k])
 			continue
 		}
 		r, ok := p.hex()
@@ -264,7 +333,7 @@ func (p *jsonParser) escaped(start int) (string, error) {
 		if !ok || utf16.IsSurrogate(r) {
 			return "", p.fail("bad escape, or half a surrogate pair,")
 		}
-		b.WriteRune(r)
+		p.text.WriteRune(r)
 	}
 	return "", p.fail("unexpected end in a string")
 }
@@ -273,7 +342,7 @@ func (p *jsonParser) hex() (rune, bool) {
 	if p.i+4 > len(p.b) {
 		return 0, false
 	}
-	n, err := strconv.ParseUint(string(p.b[p.i:p.i+4]), 16, 16)
+	n, err := strconv.ParseUint(p.b[p.i:p.i+4], 16, 16)
 	p.i += 4
 	return rune(n), err == nil
 }

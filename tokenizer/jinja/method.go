@@ -13,30 +13,49 @@ import (
 // methodFunc is a method of Python's strings, lists or dictionaries.
 type methodFunc func(r *renderer, v Value, a *args) (Value, error)
 
-// methodOf returns a method of v, nil if there is none of that name.
-func methodOf(v Value, name string) methodFunc {
+// methods are those of one name.
+type methods struct{ ofString, ofDict, ofList, ofTuple methodFunc }
+
+func methodsOf(name string) methods {
+	m := methods{ofString: stringMethods()[name], ofDict: dictMethods()[name], ofList: listMethods()[name]}
+	if name == "index" || name == "count" {
+		m.ofTuple = m.ofList
+	}
+	return m
+}
+
+// of returns the method of v, nil if it has none of that name.
+func (m *methods) of(v Value) methodFunc {
 	switch v.kind {
 	case kindString, kindSafe:
-		return stringMethods()[name]
+		return m.ofString
 	case kindDict:
-		return dictMethods()[name]
+		return m.ofDict
 	case kindList:
-		return listMethods()[name]
+		return m.ofList
 	case kindTuple:
-		if name == "index" || name == "count" {
-			return listMethods()[name]
-		}
+		return m.ofTuple
 	}
 	return nil
 }
 
-// method returns a method of v as a value.
-func method(v Value, name string) (Value, bool) {
-	m := methodOf(v, name)
-	if m == nil {
-		return Value{}, false
+// methodOf returns a method of v, nil if it has none of that name.
+func methodOf(v Value, name string) methodFunc {
+	m := methodsOf(name)
+	return m.of(v)
+}
+
+// attribute is v.name, or undefined.
+func (r *renderer) attribute(v Value, name string) Value {
+	if m := methodOf(v, name); m != nil {
+		return r.bound(v, name, m)
 	}
-	return funcOf(name, func(r *renderer, a *args) (Value, error) { return m(r, v, a) }), true
+	return noAttribute(v, name)
+}
+
+// bound returns a method of v as a value.
+func (r *renderer) bound(v Value, name string, m methodFunc) Value {
+	return r.funcOf(name, func(r *renderer, a *args) (Value, error) { return m(r, v, a) })
 }
 
 // unsafe is what stands for a method that would change its value.
@@ -79,7 +98,7 @@ var dictMethods = sync.OnceValue(func() map[string]methodFunc { //nolint:gocheck
 
 // view is what the methods of a dictionary give: a list that prints otherwise.
 func view(name string, items []Value) Value {
-	return Value{kind: kindList, str: name, ref: &list{items}}
+	return Value{kind: kindView, str: name, ref: &list{items: items}}
 }
 
 func (r *renderer) pairs(d *Dict) ([]Value, error) {

@@ -2,6 +2,8 @@
 
 package jinja
 
+import "slices"
+
 // expr is a node that has a value, stmt one that has an effect.
 type (
 	expr interface {
@@ -26,6 +28,8 @@ type (
 	nameExpr  struct {
 		id   int
 		name string
+		up   int   // frames to the first one that may have it
+		decl *decl // in that one; nil: a variable of the rendering
 	}
 	listExpr struct {
 		items []expr
@@ -36,9 +40,10 @@ type (
 		line         int
 	}
 	attrExpr struct {
-		of   expr
-		name string
-		line int
+		of      expr
+		name    string
+		methods methods // of that name
+		line    int
 	}
 	indexExpr struct {
 		of, index expr
@@ -67,12 +72,13 @@ type (
 		line   int
 	}
 	testExpr struct {
-		of   expr
-		name string
-		test test
-		not  bool
-		args *argsExpr
-		line int
+		of    expr
+		name  string
+		test  test
+		quick func(Value) bool // test, if it asks of nothing but the value
+		not   bool
+		args  *argsExpr
+		line  int
 	}
 	condExpr  struct{ cond, yes, no expr }
 	logicExpr struct {
@@ -82,7 +88,7 @@ type (
 	notExpr     struct{ of expr }
 	compareExpr struct {
 		first expr
-		ops   []string
+		ops   []comparison
 		rest  []expr
 		line  int
 	}
@@ -105,8 +111,11 @@ type (
 		parts []expr // of a sum of strings, or one expression
 		line  int
 	}
-	groupStmt struct{ body []stmt }
-	branch    struct {
+	scopeStmt struct {
+		names *names
+		body  []stmt
+	}
+	branch struct {
 		cond expr
 		body []stmt
 	}
@@ -119,9 +128,12 @@ type (
 		iter      expr
 		test      expr
 		body      []stmt
+		names     *names // of target, test and body
 		otherwise []stmt
+		others    *names // of otherwise
 		recursive bool
-		loopID    int
+		loop      int // the slot of that name
+		always    int // so many slots, from the first, are set for each item
 		line      int
 	}
 	setStmt struct {
@@ -132,11 +144,12 @@ type (
 	setBlockStmt struct {
 		target target
 		filter expr
+		names  *names
 		body   []stmt
 		line   int
 	}
 	macroStmt struct {
-		id    int
+		slot  int
 		macro *macro
 	}
 	callStmt struct {
@@ -147,9 +160,11 @@ type (
 	withStmt struct {
 		targets []target
 		values  []expr
+		names   *names
 		body    []stmt
 	}
 	filterStmt struct {
+		names  *names
 		body   []stmt
 		filter expr
 		line   int
@@ -160,18 +175,38 @@ type (
 // target is what is assigned to.
 type target struct {
 	id    int
-	attr  string   // of a namespace
-	parts []target // of a tuple
+	slot  int
+	attr  string    // of a namespace
+	of    *nameExpr // the namespace
+	parts []target  // of a tuple
 }
 
-// macro is the code of a macro, or of a call block.
+// macro is the code of a macro, or of a call block. Parameters are slots.
 type macro struct {
 	name                    string
 	params                  []int
 	names                   []string
+	scope                   *names
 	defaults                []expr
 	body                    []stmt
 	varargs, kwargs, caller int
+	reads                   special
+}
+
+// special says which of a macro's variables of these names its body reads: it takes
+// no others than those.
+type special struct{ varargs, kwargs, caller bool }
+
+// note tells m that its body reads a variable.
+func (m *macro) note(name string) {
+	switch name {
+	case "varargs":
+		m.reads.varargs = !slices.Contains(m.names, name)
+	case "kwargs":
+		m.reads.kwargs = !slices.Contains(m.names, name)
+	case "caller":
+		m.reads.caller = !slices.Contains(m.names, name)
+	}
 }
 
 // newOutput makes a sum of which every operand may be a string into parts, so

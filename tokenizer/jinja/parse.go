@@ -16,6 +16,7 @@ const maxParseDepth = 120
 type Template struct {
 	name  string
 	body  []stmt
+	scope *names
 	names []string // by the numbers that stand for them in the tree
 	loads map[string]bool
 }
@@ -26,7 +27,9 @@ func Parse(name, text string) (*Template, error) {
 	tokens, err := lex(text)
 	if err == nil {
 		p := &parser{tokens: tokens, ids: map[string]int{}, t: &Template{name: name, loads: map[string]bool{}}}
+		p.t.scope = p.open()
 		if p.t.body, err = p.body(); err == nil {
+			p.resolve()
 			return p.t, nil
 		}
 	}
@@ -45,6 +48,10 @@ type parser struct {
 	depth  int
 	loop   int // loops around
 	ids    map[string]int
+	scope  *names // that is being parsed
+	scopes []*names
+	reads  []read
+	macros []*macro // around
 	t      *Template
 }
 
@@ -56,6 +63,33 @@ func (p *parser) id(name string) int {
 	p.ids[name] = id
 	p.t.names = append(p.t.names, name)
 	return id
+}
+
+// open begins a scope; close ends it.
+func (p *parser) open() *names {
+	p.scope = &names{around: p.scope}
+	p.scopes = append(p.scopes, p.scope)
+	return p.scope
+}
+
+func (p *parser) close() { p.scope = p.scope.around }
+
+// name returns an expression that reads a variable.
+func (p *parser) name(name string) *nameExpr {
+	e := &nameExpr{id: p.id(name), name: name}
+	p.reads = append(p.reads, read{e, p.scope})
+	for _, m := range p.macros {
+		m.note(name)
+	}
+	return e
+}
+
+// scoped parses a block with variables of its own.
+func (p *parser) scoped(end string) (*names, []stmt, error) {
+	s := p.open()
+	body, err := p.block(end)
+	p.close()
+	return s, body, err
 }
 
 func (p *parser) peek() *token { return &p.tokens[p.at] }
@@ -219,11 +253,14 @@ func (p *parser) statement() (stmt, error) {
 		if err != nil {
 			return nil, err
 		}
-		body, err := p.block("endfilter")
-		return &filterStmt{body: body, filter: f, line: line}, err
+		s, body, err := p.scoped("endfilter")
+		return &filterStmt{names: s, body: body, filter: f, line: line}, err
 	case "generation":
-		body, err := p.block("endgeneration")
-		return &groupStmt{body}, err
+		loop := p.loop
+		p.loop = 0
+		s, body, err := p.scoped("endgeneration")
+		p.loop = loop
+		return &scopeStmt{s, body}, err
 	case "break", "continue":
 		if p.loop == 0 {
 			return nil, p.fail("'%s' outside of a loop", name)
@@ -260,24 +297,30 @@ func (p *parser) ifBlock() (stmt, error) {
 }
 
 func (p *parser) forBlock(line int) (stmt, error) {
-	s := &forStmt{line: line}
+	outer := p.scope
+	s := &forStmt{line: line, names: p.open()}
+	inner := p.scope
+	defer func() { p.scope = outer }()
 	var err error
 	if s.target, err = p.target(false); err != nil {
 		return nil, err
 	}
+	s.loop = s.names.declare(p.id("loop"))
+	s.always = len(s.names.slots)
 	if !p.skipName("in") {
 		return nil, p.fail("expected 'in', got %s", describe(p.peek()))
 	}
+	p.scope = outer
 	if s.iter, err = p.items(p.or, "recursive"); err != nil {
 		return nil, err
 	}
+	p.scope = inner
 	if p.skipName("if") {
 		if s.test, err = p.expression(); err != nil {
 			return nil, err
 		}
 	}
 	s.recursive = p.skipName("recursive")
-	s.loopID = p.id("loop")
 	if err := p.want(tokBlockEnd); err != nil {
 		return nil, err
 	}
@@ -287,6 +330,8 @@ func (p *parser) forBlock(line int) (stmt, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.scope = outer
+	s.others = p.open()
 	if p.next().text == "else" {
 		s.otherwise, err = p.block("endfor")
 		return s, err
@@ -312,7 +357,7 @@ func (p *parser) setBlock(line int) (stmt, error) {
 			return nil, err
 		}
 	}
-	s.body, err = p.block("endset")
+	s.names, s.body, err = p.scoped("endset")
 	return s, err
 }
 
@@ -331,7 +376,10 @@ func (p *parser) parameters(m *macro) error {
 		if err != nil {
 			return err
 		}
-		m.params, m.names = append(m.params, p.id(name)), append(m.names, name)
+		if slices.Contains(m.names, name) {
+			return p.fail("duplicate argument '%s' in a macro", name)
+		}
+		m.params, m.names = append(m.params, p.scope.declare(p.id(name))), append(m.names, name)
 		var def expr
 		if p.skipOp("=") {
 			if def, err = p.expression(); err != nil {
@@ -339,14 +387,18 @@ func (p *parser) parameters(m *macro) error {
 			}
 		} else if len(m.defaults) > 0 && m.defaults[len(m.defaults)-1] != nil {
 			return p.fail("non-default argument follows default argument")
+		} else if name == "caller" {
+			return p.fail("When defining macros or call blocks the special \"caller\" argument must be omitted or be given a default.")
 		}
 		m.defaults = append(m.defaults, def)
 	}
 	return nil
 }
 
+// macroOf begins a macro, and its scope.
 func (p *parser) macroOf(name string) *macro {
-	return &macro{name: name, varargs: p.id("varargs"), kwargs: p.id("kwargs"), caller: p.id("caller")}
+	s := p.open()
+	return &macro{name: name, scope: s, varargs: s.declare(p.id("varargs")), kwargs: s.declare(p.id("kwargs")), caller: s.declare(p.id("caller"))}
 }
 
 func (p *parser) macroBlock() (stmt, error) {
@@ -354,41 +406,53 @@ func (p *parser) macroBlock() (stmt, error) {
 	if err != nil {
 		return nil, err
 	}
+	slot := p.scope.declare(p.id(name))
 	m := p.macroOf(name)
+	defer p.close()
 	if err := p.parameters(m); err != nil {
 		return nil, err
 	}
 	loop := p.loop
 	p.loop = 0
+	p.macros = append(p.macros, m)
 	m.body, err = p.block("endmacro")
+	p.macros = p.macros[:len(p.macros)-1]
 	p.loop = loop
-	return &macroStmt{id: p.id(name), macro: m}, err
+	return &macroStmt{slot: slot, macro: m}, err
 }
 
 func (p *parser) callBlock(line int) (stmt, error) {
 	m := p.macroOf("caller")
+	inner := p.scope
+	defer func() { p.scope = inner.around }()
 	if p.isOp("(") {
 		if err := p.parameters(m); err != nil {
 			return nil, err
 		}
 	}
+	p.scope = inner.around
 	e, err := p.expression()
 	if err != nil {
 		return nil, err
 	}
+	p.scope = inner
 	call, ok := e.(*callExpr)
 	if !ok {
 		return nil, p.fail("expected call")
 	}
 	loop := p.loop
 	p.loop = 0
+	p.macros = append(p.macros, m)
 	m.body, err = p.block("endcall")
+	p.macros = p.macros[:len(p.macros)-1]
 	p.loop = loop
 	return &callStmt{call: call, caller: m, line: line}, err
 }
 
 func (p *parser) withBlock() (stmt, error) {
-	s := &withStmt{}
+	s := &withStmt{names: p.open()}
+	inner := p.scope
+	defer func() { p.scope = inner.around }()
 	for p.peek().kind != tokBlockEnd {
 		if len(s.values) > 0 {
 			if err := p.wantOp(","); err != nil {
@@ -402,10 +466,12 @@ func (p *parser) withBlock() (stmt, error) {
 		if err := p.wantOp("="); err != nil {
 			return nil, err
 		}
+		p.scope = inner.around
 		e, err := p.expression()
 		if err != nil {
 			return nil, err
 		}
+		p.scope = inner
 		s.targets, s.values = append(s.targets, t), append(s.values, e)
 	}
 	var err error
@@ -427,6 +493,9 @@ func (p *parser) target(withNamespace bool) (target, error) {
 			if t.attr, err = p.wantName(); err != nil {
 				return target{}, err
 			}
+			t.of = p.name(name)
+		} else {
+			t.slot = p.scope.declare(t.id)
 		}
 		all = append(all, t)
 		if !p.skipOp(",") {
@@ -470,7 +539,50 @@ func (p *parser) items(one func() (expr, error), ends ...string) (expr, error) {
 		}
 		items = append(items, e)
 	}
-	return &listExpr{items: items, tuple: true}, nil
+	return folded(&listExpr{items: items, tuple: true}), nil
+}
+
+// folded makes a list, tuple or dictionary of constants one constant: nothing can
+// change it.
+func folded(e expr) expr {
+	constants := func(of []expr) ([]Value, bool) {
+		values := make([]Value, len(of))
+		for i, e := range of {
+			c, ok := e.(*constExpr)
+			if !ok {
+				return nil, false
+			}
+			values[i] = c.value
+		}
+		return values, true
+	}
+	switch e := e.(type) {
+	case *listExpr:
+		if items, ok := constants(e.items); ok && e.tuple {
+			return &constExpr{tupleOf(items...)}
+		} else if ok {
+			return &constExpr{List(items...)}
+		}
+	case *dictExpr:
+		keys, ok := constants(e.keys)
+		values, also := constants(e.values)
+		if !ok || !also || slices.ContainsFunc(keys, func(k Value) bool { return !k.isString() }) {
+			return e
+		}
+		d := NewDict(len(keys))
+		for i, k := range keys {
+			d.Set(k.str, values[i])
+		}
+		return &constExpr{FromDict(d)}
+	case *unaryExpr:
+		if c, ok := e.of.(*constExpr); ok && e.minus && (c.value.kind == kindFloat || c.value.kind == kindInt && c.value.num != 1<<63) {
+			if c.value.kind == kindFloat {
+				return &constExpr{Float(-c.value.float())}
+			}
+			return &constExpr{Int(-c.value.int())}
+		}
+	}
+	return e
 }
 
 func (p *parser) expression() (expr, error) {
@@ -538,19 +650,20 @@ func (p *parser) comparison() (expr, error) {
 	}
 	c := &compareExpr{first: e, line: p.peek().line}
 	for {
-		op := ""
+		op := noComparison
 		switch t := p.peek(); {
-		case t.kind == tokOp && slices.Contains([]string{"==", "!=", "<", "<=", ">", ">="}, t.text):
-			op = t.text
-			p.at++
+		case t.kind == tokOp:
+			if op = comparisonOf(t.text); op != noComparison {
+				p.at++
+			}
 		case p.isName("in"):
-			op = "in"
+			op = isIn
 			p.at++
 		case p.isName("not") && p.tokens[p.at+1].kind == tokName && p.tokens[p.at+1].text == "in":
-			op = "not in"
+			op = notIn
 			p.at += 2
 		}
-		if op == "" {
+		if op == noComparison {
 			break
 		}
 		r, err := p.sum()
@@ -615,7 +728,9 @@ func (p *parser) unary(withFilters bool) (expr, error) {
 	case p.isOp("-"), p.isOp("+"):
 		t := p.next()
 		e, err = p.unary(false)
-		e = &unaryExpr{minus: t.text == "-", of: e, line: t.line}
+		if err == nil {
+			e = folded(&unaryExpr{minus: t.text == "-", of: e, line: t.line})
+		}
 	default:
 		e, err = p.primary()
 	}
@@ -641,7 +756,7 @@ func (p *parser) primary() (expr, error) {
 			return &constExpr{None()}, nil
 		}
 		p.t.loads[t.text] = true
-		return &nameExpr{id: p.id(t.text), name: t.text}, nil
+		return p.name(t.text), nil
 	case tokString:
 		var s strings.Builder
 		s.WriteString(t.text)
@@ -655,7 +770,7 @@ func (p *parser) primary() (expr, error) {
 		switch t.text {
 		case "(":
 			if p.skipOp(")") {
-				return &listExpr{tuple: true}, nil
+				return folded(&listExpr{tuple: true}), nil
 			}
 			e, err := p.tuple()
 			if err != nil {
@@ -679,7 +794,7 @@ func (p *parser) primary() (expr, error) {
 				}
 				l.items = append(l.items, e)
 			}
-			return l, nil
+			return folded(l), nil
 		case "{":
 			return p.dict()
 		}
@@ -712,7 +827,7 @@ func (p *parser) dict() (expr, error) {
 		}
 		d.keys, d.values = append(d.keys, k), append(d.values, v)
 	}
-	return d, nil
+	return folded(d), nil
 }
 
 func (p *parser) postfix(e expr) (expr, error) {
@@ -722,7 +837,7 @@ func (p *parser) postfix(e expr) (expr, error) {
 		case p.skipOp("."):
 			switch t := p.next(); t.kind {
 			case tokName:
-				e = &attrExpr{of: e, name: t.text, line: line}
+				e = &attrExpr{of: e, name: t.text, methods: methodsOf(t.text), line: line}
 			case tokNumber:
 				e = &indexExpr{of: e, index: &constExpr{t.value}, line: line}
 			default:
@@ -774,7 +889,7 @@ func (p *parser) subscript(e expr, line int) (expr, error) {
 				}
 				l.items = append(l.items, item)
 			}
-			parts[0] = l
+			parts[0] = folded(l)
 		}
 	}
 	switch {
@@ -902,6 +1017,9 @@ func (p *parser) test(e expr) (expr, error) {
 			arg, err = p.postfix(arg)
 		}
 		x.args.pos = append(x.args.pos, arg)
+	}
+	if a := x.args; len(a.pos) == 0 && len(a.kw) == 0 && a.star == nil && a.starKw == nil {
+		x.quick = quickTests()[name]
 	}
 	return x, err
 }

@@ -43,17 +43,27 @@ const (
 	kindNamespace
 	kindFunc
 	kindLoop
+	kindRange
+	kindView      // what the methods of a dictionary give; str is its type
+	kindGenerator // what gives its items once
+	kindUnset     // no value: a variable that is not set
 )
 
 // Value is a Python value. The zero Value is undefined.
 type Value struct {
 	kind kind
-	num  uint64 // of bool, int and float; not 0 in an undefined value that is unsafe
+	num  uint64 // of bool, int and float; of an undefined value, why it is
 	str  string // of strings; of an undefined value, what is undefined
-	ref  any    // *big.Int, *list, *Dict, *function or *loop
+	ref  any    // *big.Int, *list, *Dict, *function, *loop, *span or *generator
 }
 
-type list struct{ items []Value }
+// list is what a list or tuple has. Nothing changes items; but lists that a
+// rendering made by adding to others share memory: grown is how much of it is in use
+// by the longest of them, which may be added to in place.
+type list struct {
+	items []Value
+	grown *int // nil: the memory is not to be written to
+}
 
 // Dict is a dictionary that keeps the order of its keys.
 type Dict struct {
@@ -64,9 +74,10 @@ type Dict struct {
 
 // function is something that a template can call.
 type function struct {
-	name string
-	call func(r *renderer, a *args) (Value, error)
-	attr func(name string) (Value, bool) // nil: it has none but its name
+	name  string
+	call  func(r *renderer, a *args) (Value, error)
+	attr  func(r *renderer, name string) (Value, bool) // nil: it has none
+	macro *macro                                       // that it is
 }
 
 // None returns Python's None.
@@ -90,9 +101,9 @@ func Float(f float64) Value { return Value{kind: kindFloat, num: math.Float64bit
 func String(s string) Value { return Value{kind: kindString, str: s} }
 
 // List returns a list of items, which is kept.
-func List(items ...Value) Value { return Value{kind: kindList, ref: &list{items}} }
+func List(items ...Value) Value { return Value{kind: kindList, ref: &list{items: items}} }
 
-func tupleOf(items ...Value) Value { return Value{kind: kindTuple, ref: &list{items}} }
+func tupleOf(items ...Value) Value { return Value{kind: kindTuple, ref: &list{items: items}} }
 
 // FromDict returns d as a value.
 func FromDict(d *Dict) Value { return Value{kind: kindDict, ref: d} }
@@ -101,6 +112,12 @@ func undefined(hint string) Value { return Value{str: hint} }
 
 func funcOf(name string, f func(r *renderer, a *args) (Value, error)) Value {
 	return Value{kind: kindFunc, ref: &function{name: name, call: f}}
+}
+
+// funcOf is the function for what a rendering makes.
+func (r *renderer) funcOf(name string, f func(r *renderer, a *args) (Value, error)) Value {
+	r.hold(2 * boxSize)
+	return funcOf(name, f)
 }
 
 // IsNone reports whether v is None.
@@ -120,7 +137,7 @@ func (v Value) Dict() *Dict {
 // Items returns the items of the list or tuple that v is, nil if it is none.
 // They must not be changed.
 func (v Value) Items() []Value {
-	if v.kind != kindList && v.kind != kindTuple {
+	if v.kind != kindList && v.kind != kindTuple && v.kind != kindView {
 		return nil
 	}
 	return v.ref.(*list).items
@@ -176,10 +193,14 @@ func (v Value) truth() bool {
 		return v.float() != 0
 	case kindString, kindSafe:
 		return v.str != ""
-	case kindList, kindTuple:
+	case kindList, kindTuple, kindView:
 		return len(v.ref.(*list).items) > 0
 	case kindDict:
 		return v.ref.(*Dict).Len() > 0
+	case kindRange:
+		return v.ref.(*span).count > 0
+	case kindBig:
+		return v.big().Sign() != 0
 	}
 	return true
 }
@@ -211,6 +232,19 @@ func (v Value) typeName() string {
 		return "Namespace"
 	case kindLoop:
 		return "LoopContext"
+	case kindRange:
+		return "range"
+	case kindView:
+		return v.str
+	case kindGenerator:
+		if g, ok := v.ref.(*generator); ok {
+			return g.name
+		}
+		return "generator"
+	case kindFunc:
+		if f, ok := v.ref.(*function); ok && f.macro != nil {
+			return "Macro"
+		}
 	}
 	return "function"
 }
@@ -231,10 +265,16 @@ func (r *renderer) text(v Value) string {
 	if v.isString() {
 		return v.str
 	}
-	return string(r.appendStr(nil, v))
+	return r.counted(r.appendStr(nil, v))
 }
 
-func (r *renderer) repr(v Value) string { return string(r.appendRepr(nil, v)) }
+func (r *renderer) repr(v Value) string { return r.counted(r.appendRepr(nil, v)) }
+
+// counted returns b as a string that counts.
+func (r *renderer) counted(b []byte) string {
+	r.hold(2 * len(b))
+	return string(b)
+}
 
 // appendRepr appends what Python's repr gives. A value that is too deep or too
 // long stops the rendering: dst is then cut short.
@@ -262,7 +302,7 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 	case kindSafe:
 		r.spend(len(v.str) / stringStep)
 		return append(appendQuoted(append(dst, "Markup("...), v.str), ')')
-	case kindList, kindTuple, kindDict, kindNamespace:
+	case kindList, kindTuple, kindView, kindDict, kindNamespace:
 		if r.deep == 0 {
 			r.longest = len(dst) + r.o.MaxOutput
 		}
@@ -272,9 +312,26 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 		r.leave()
 		return dst
 	case kindFunc:
+		if f := v.ref.(*function); f.macro != nil {
+			return append(appendQuoted(append(dst, "<Macro "...), f.name), '>')
+		}
 		return append(append(append(dst, "<function "...), v.ref.(*function).name...), '>')
+	case kindRange:
+		s := v.ref.(*span)
+		dst = strconv.AppendInt(append(dst, "range("...), s.start, 10)
+		dst = strconv.AppendInt(append(dst, ", "...), s.stop, 10)
+		if s.step != 1 {
+			dst = strconv.AppendInt(append(dst, ", "...), s.step, 10)
+		}
+		return append(dst, ')')
+	case kindGenerator:
+		return append(append(append(dst, '<'), v.ref.(*generator).name...), " object>"...)
+	case kindLoop:
+		l := v.ref.(*loop)
+		dst = strconv.AppendInt(append(dst, "<LoopContext "...), int64(l.at+1), 10)
+		return append(strconv.AppendInt(append(dst, '/'), int64(l.count), 10), '>')
 	}
-	return append(dst, "<LoopContext>"...)
+	return dst
 }
 
 // appendReprs is appendRepr for what holds other values.
@@ -291,7 +348,7 @@ func (r *renderer) appendReprs(dst []byte, v Value) []byte {
 	case kindNamespace:
 		return append(r.appendDict(append(dst, "<Namespace "...), v.ref.(*Dict)), '>')
 	}
-	if v.str != "" { // the view of a dictionary
+	if v.kind == kindView {
 		return append(r.appendItems(append(append(dst, v.str...), "(["...), v.Items()), "])"...)
 	}
 	return append(r.appendItems(append(dst, '['), v.Items()), ']')
@@ -372,7 +429,8 @@ func (d *Dict) Len() int { return len(d.keys) }
 
 // NewDict returns an empty dictionary with room for n keys.
 func NewDict(n int) *Dict {
-	return &Dict{keys: make([]Value, 0, n), values: make([]Value, 0, n)}
+	both := make([]Value, 2*n)
+	return &Dict{keys: both[:0:n], values: both[n:n]}
 }
 
 // Set sets the value of a string key. A key that is there keeps its place.
@@ -475,6 +533,9 @@ func (r *renderer) equal(a, b Value) bool {
 	switch a.kind {
 	case kindUndefined, kindNone:
 		return true
+	case kindRange:
+		x, y := a.ref.(*span), b.ref.(*span)
+		return x.count == y.count && (x.count == 0 || x.start == y.start && (x.count == 1 || x.step == y.step))
 	case kindList, kindTuple:
 		x, y := a.Items(), b.Items()
 		if len(x) != len(y) {
@@ -513,8 +574,8 @@ func (r *renderer) equal(a, b Value) bool {
 // compare is Python's order of a and b, which must be two numbers, strings or
 // sequences.
 func (r *renderer) compare(a, b Value) (int, error) {
-	if !r.spend(1) {
-		return 0, r.broken
+	if err := r.tick(1); err != nil {
+		return 0, err
 	}
 	switch {
 	case a.isInt() && b.isInt():
@@ -577,6 +638,6 @@ func (v Value) IsList() bool { return v.kind == kindList }
 // AppendJSON appends v as Python's json.dumps writes it, without \u escapes. It
 // fails for values that are none of JSON's.
 func AppendJSON(dst []byte, v Value) ([]byte, error) {
-	r := &renderer{o: Options{MaxOutput: math.MaxInt - len(dst), MaxSteps: math.MaxInt}}
+	r := &renderer{o: Options{MaxOutput: math.MaxInt - len(dst)}, left: math.MaxInt, room: math.MaxInt}
 	return r.appendJSON(dst, v, &jsonOptions{comma: ", ", colon: ": "}, 0)
 }
