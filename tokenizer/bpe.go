@@ -3,6 +3,7 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/binary"
 	"hash/maphash"
 	"math/bits"
@@ -160,6 +161,7 @@ type bpe struct {
 	cuts     *wordCuts
 
 	// Words of characters.
+	space    []byte      // what a space in a word is written as, nil if as itself
 	fallback [256]uint32 // <0xNN>
 	hasBytes bool        // fallback is complete
 	unk      uint32      // noID: unknown characters vanish
@@ -178,6 +180,8 @@ type work struct {
 	words []wordSlot
 	short []shortSlot
 	text  []byte
+	// spaced is a word with its spaces written.
+	spaced []byte
 }
 
 // shortSlot keeps the ids of a word of at most seven bytes that has one or two. key
@@ -223,24 +227,66 @@ func (b *bpe) append(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	if b.cuts == nil || n < cutFrom || n <= longestKey && s[i] < utf8.RuneSelf && s[j-1] < utf8.RuneSelf {
 		return b.seen(dst, w, s, i, j, b.whole)
 	}
-	if b.whole && n <= b.vocab.most {
+	if b.whole && n <= b.vocab.most && b.cuts.isLong(s, i, j) {
 		if id := b.vocab.id(s[i:j]); id != noID {
 			return append(dst, id)
 		}
 	}
+	return b.parts(dst, w, s, i, j)
+}
+
+// parts is append for a word that is cut.
+func (b *bpe) parts(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	for i < j {
-		k := b.cuts.next(s, i, j)
-		if w.spend(k - i) {
-			return dst
+		from := i
+		n, cuts := b.cuts.threes(s, i, j)
+		// The parts of the run of characters of three bytes, but the last one.
+		for cuts != 0 {
+			k := from + 3*bits.TrailingZeros64(cuts)
+			cuts &= cuts - 1
+			dst = b.part(dst, w, s, i, k)
+			i = k
 		}
-		if id := b.alone(s, i, k); id != noID {
-			dst = append(dst, id)
-		} else {
-			dst = b.seen(dst, w, s, i, k, false)
+		switch {
+		case n == 0:
+			k := b.cuts.next(s, i, j)
+			dst = b.part(dst, w, s, i, k)
+			i = k
+		case from+3*n == j || n < maxThrees || i == from:
+			k := b.cuts.next(s, from+3*(n-1), j)
+			dst = b.part(dst, w, s, i, k)
+			i = k
 		}
-		i = k
+		if w.spend(i - from) {
+			break
+		}
 	}
 	return dst
+}
+
+// part appends the ids of s[i:j], which is a part of a word. What is known of short
+// ones is appended without a branch that depends on the number of ids: the text
+// decides that, and no processor foresees it.
+func (b *bpe) part(dst []uint32, w *work, s []byte, i, j int) []uint32 {
+	if j-i > 7 || i+8 > len(s) {
+		return b.seen(dst, w, s, i, j, false)
+	}
+	n := uint64(j-i) & 7
+	key := binary.LittleEndian.Uint64(s[i:i+8])&(1<<(8*n)-1) | n<<56
+	slot := &w.short[key*0x9e3779b97f4a7c15>>shortShift]
+	if slot.key == key {
+		dst = append(dst, slot.ids[0], slot.ids[1])
+		less := 0
+		if slot.ids[1] == noID {
+			less = 1
+		}
+		return dst[:len(dst)-less]
+	}
+	if id := b.alone(s, i, j); id != noID {
+		*slot = shortSlot{key, [2]uint32{id, noID}}
+		return append(dst, id)
+	}
+	return b.seenShort(dst, w, s, i, j, false)
 }
 
 // alone returns the token of s[i:j] if that is one character of three bytes, as
@@ -371,6 +417,9 @@ func wordKey(s []byte, i, j int) (key [4]uint64) {
 
 // merge appends the ids of word without looking it up among the words seen.
 func (b *bpe) merge(dst []uint32, w *work, word []byte, whole bool) []uint32 {
+	if b.space != nil {
+		word = b.written(w, word)
+	}
 	if whole && len(word) <= b.vocab.most {
 		if id := b.vocab.id(word); id != noID {
 			return append(dst, id)
@@ -391,6 +440,22 @@ func (b *bpe) merge(dst []uint32, w *work, word []byte, whole bool) []uint32 {
 		return b.mergeShort(dst, ids, word)
 	}
 	return b.mergeLong(dst, w, ids)
+}
+
+// written returns a word with its spaces as the model writes them. Words are looked
+// up as they are in the text, so that this is done once for each.
+func (b *bpe) written(w *work, word []byte) []byte {
+	k := bytes.IndexByte(word, ' ')
+	if k < 0 {
+		return word
+	}
+	out := w.spaced[:0]
+	for ; k >= 0; k = bytes.IndexByte(word, ' ') {
+		out = append(append(out, word[:k]...), b.space...)
+		word = word[k+1:]
+	}
+	w.spaced = append(out, word...)
+	return w.spaced
 }
 
 // symbols appends what the word consists of before any merge.

@@ -3,6 +3,7 @@
 package tokenizer
 
 import (
+	"encoding/binary"
 	"math/bits"
 	"slices"
 	"unicode/utf8"
@@ -21,6 +22,18 @@ type wordCuts struct {
 	pairs  pairSet        // other pairs of characters
 	partly pairSet        // pairs of which at least one is a part of a character
 	parts  [256][4]uint64 // last byte before and first byte behind a boundary, of those
+	long   pairSet        // tokens of at least cutFrom bytes, by both of their ends
+}
+
+// isLong reports whether s[i:j], of at least cutFrom bytes, may be a token.
+func (c *wordCuts) isLong(s []byte, i, j int) bool {
+	return c.long.hasKey(endsOf(s, i, j))
+}
+
+// endsOf mixes the first and last eight bytes of s[i:j], and its length.
+func endsOf(s []byte, i, j int) uint64 {
+	first, last := binary.LittleEndian.Uint64(s[i:j]), binary.LittleEndian.Uint64(s[j-8:j])
+	return first*0x9e3779b97f4a7c15 ^ bits.RotateLeft64(last, 31) ^ uint64(j-i)<<56
 }
 
 // bytesOf packs up to four bytes; different bytes give different numbers.
@@ -43,8 +56,14 @@ func newWordCuts(v *vocab) *wordCuts {
 		c.parts[a][b>>6] |= 1 << (b & 63)
 		c.partly.add(bytesOf(left), bytesOf(right))
 	})
+	for id := range v.token {
+		if t := v.get(uint32(id)); len(t) >= cutFrom {
+			c.long.pairs = append(c.long.pairs, endsOf(t, 0, len(t)))
+		}
+	}
 	c.pairs.fit()
 	c.partly.fit()
+	c.long.fit()
 	return c
 }
 
@@ -77,8 +96,10 @@ func (p *pairSet) place(pair uint64) (word, mask uint64) {
 	return h >> p.shift, 1<<(h>>20&63) | 1<<(h>>26&63)
 }
 
-func (p *pairSet) has(a, b uint32) bool {
-	word, mask := p.place(pairOf(a, b))
+func (p *pairSet) has(a, b uint32) bool { return p.hasKey(pairOf(a, b)) }
+
+func (p *pairSet) hasKey(key uint64) bool {
+	word, mask := p.place(key)
 	return p.filter[word]&mask == mask
 }
 
@@ -121,19 +142,6 @@ func (c *wordCuts) next(s []byte, i, end int) int {
 	n := runeLen(s, i, end)
 	for {
 		j := i + n
-		// Most pairs are of characters of three bytes each.
-		for n == 3 && j+3 <= end {
-			b := s[j : j+3 : j+3]
-			if b[0] < 0xe1 || b[0] > 0xec || b[1]&0xc0 != 0x80 || b[2]&0xc0 != 0x80 {
-				break
-			}
-			a := s[i : i+3 : i+3]
-			left, right := uint32(a[0])<<16|uint32(a[1])<<8|uint32(a[2]), uint32(b[0])<<16|uint32(b[1])<<8|uint32(b[2])
-			if !c.pairs.has(left, right) && (c.parts[a[2]][b[0]>>6]>>(b[0]&63)&1 == 0 || !c.inParts(s, i, j, j+3)) {
-				return j
-			}
-			i, j = j, j+3
-		}
 		if j >= end {
 			return end
 		}
@@ -143,6 +151,51 @@ func (c *wordCuts) next(s []byte, i, end int) int {
 		}
 		i, n = j, m
 	}
+}
+
+// threePacked returns the three bytes of the character at s[i], 0 if it has not
+// three, or is not of the ranges where all such bytes are one.
+func threePacked(s []byte, i, end int) uint32 {
+	if i+3 > end {
+		return 0
+	}
+	b := s[i : i+3 : i+3]
+	v := uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2])
+	if v&0xc0c0 != 0x8080 || b[0] < 0xe1 || b[0] > 0xec {
+		return 0
+	}
+	return v
+}
+
+// maxThrees is how many characters threes looks at: one bit each.
+const maxThrees = 64
+
+// threes looks at the characters of three bytes from s[i] on: there are n, or more
+// if n is maxThrees, and bit k of cuts is set if a word may be cut before the one at
+// i+3*k. It is not known whether it may be cut behind the last one.
+func (c *wordCuts) threes(s []byte, i, end int) (n int, cuts uint64) {
+	left := threePacked(s, i, end)
+	if left == 0 {
+		return 0, 0
+	}
+	for n = 1; n < maxThrees; n++ {
+		right := threePacked(s, i+3*n, end)
+		if right == 0 {
+			break
+		}
+		var cut uint64
+		if !c.pairs.has(left, right) {
+			cut = 1
+		}
+		if c.parts[left&0xff][right>>22]>>(right>>16&63)&1 != 0 && cut != 0 {
+			if k := i + 3*n; c.inParts(s, k-3, k, k+3) {
+				cut = 0
+			}
+		}
+		cuts |= cut << (n & 63)
+		left = right
+	}
+	return n, cuts
 }
 
 func runeLen(s []byte, i, end int) int {

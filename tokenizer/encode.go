@@ -3,9 +3,7 @@
 package tokenizer
 
 import (
-	"bytes"
 	"context"
-	"slices"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -352,20 +350,13 @@ func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
 			e.after(j, l)
 			continue
 		}
-		piece := e.text[i:j]
-		for {
-			k := bytes.IndexByte(piece, ' ')
-			if k < 0 {
-				break
-			}
-			word = append(append(word, piece[:k]...), c.space...)
-			piece = piece[k+1:]
+		if len(word) == 0 {
+			e.dst = bpe.append(e.dst, e.w, e.text, i, j)
+		} else {
+			word = append(word, e.text[i:j]...)
+			e.dst = bpe.append(e.dst, e.w, word, 0, len(word))
+			word = word[:0]
 		}
-		word = append(word, piece...)
-		// With room behind it, its key is read in one go.
-		word = slices.Grow(word, longestKey+1)
-		e.dst = bpe.append(e.dst, e.w, word[:len(word)+longestKey+1], 0, len(word))
-		word = word[:0]
 		if e.err = e.w.err; e.err != nil {
 			break
 		}

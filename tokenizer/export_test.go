@@ -82,3 +82,19 @@ func Split(expr, text string, rank bool) (out []string, err error) {
 	}
 	return out, nil
 }
+
+// CutsDiffer returns the place in a word at which the quick way of finding cuts
+// does not agree with the slow one, -1 if there is none.
+func CutsDiffer(t *Tokenizer, word []byte) int {
+	c := t.bpe.cuts
+	for i := range word {
+		n, cuts := c.threes(word, i, len(word))
+		for k := 1; k < n; k++ {
+			at := i + 3*k
+			if cuts>>k&1 == 0 != c.together(word, at-3, at, at+3) {
+				return at
+			}
+		}
+	}
+	return -1
+}

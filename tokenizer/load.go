@@ -623,6 +623,7 @@ func (t *Tokenizer) plan() {
 		}
 	case !t.byteLevel && t.normed == nil && t.bpe.hasBytes:
 		if t.cuts = t.planCuts(); t.cuts != nil {
+			t.bpe.space = t.cuts.space
 			t.bpe.prepareSingle()
 		}
 	}

@@ -174,15 +174,14 @@ func (t *classTable) cased(s []byte, i, end int, lower bool) (j, looked int) {
 		return j, looked
 	}
 	// No lower case behind the run: it gives back up to its last character that is both.
-	last := i
-	for k := i; k < upper; {
-		class, n := t.at(s, k, end)
-		k += n
-		if class&classLower != 0 {
-			last = k
+	for k := upper; k > i; {
+		_, n := utf8.DecodeLastRune(s[i:k])
+		if class, _ := t.at(s, k-n, end); class&classLower != 0 {
+			return k, looked
 		}
+		k -= n
 	}
-	return last, looked
+	return i, looked
 }
 
 // scanNumbers3 is the expression \p{N}{1,3}; what lies between two matches is a

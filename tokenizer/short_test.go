@@ -52,3 +52,30 @@ func TestAddedTokenAtEveryOffset(t *testing.T) {
 		}
 	}
 }
+
+// Words of characters of three bytes are cut in runs where they are cut one by one.
+func TestCutsInRuns(t *testing.T) {
+	toks := []*tokenizer.Tokenizer{golden(t, "bytelevel-qwen2-nfc"), golden(t, "bytelevel-o200k")}
+	for _, name := range []string{"qwen3", "gpt-oss", "gpt2"} {
+		if tok := reference(t, name); tok != nil {
+			toks = append(toks, tok)
+		}
+	}
+	r := rand.New(rand.NewPCG(1, 6))
+	parts := []string{"路由", "缓存", "の", "です", "サーバー", "한", "국어", "，", "a", "é", "😀", "\xe4\xb8", "\xff", "ก", "\u3099", "\ufeff"}
+	for range 300 {
+		var word []byte
+		for n := r.IntN(60); n >= 0; n-- {
+			if r.IntN(3) == 0 {
+				word = append(word, parts[r.IntN(len(parts))]...)
+			} else {
+				word = append(word, string(rune(0x4e00+r.IntN(600)))...)
+			}
+		}
+		for _, tok := range toks {
+			if at := tokenizer.CutsDiffer(tok, word); at >= 0 {
+				t.Fatalf("%q at %d", word, at)
+			}
+		}
+	}
+}

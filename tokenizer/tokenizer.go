@@ -155,8 +155,8 @@ func (t *Tokenizer) give(w *work) {
 	if cap(w.heap)*8 > keepBytes {
 		w.heap = nil
 	}
-	if cap(w.text) > keepBytes {
-		w.text = nil
+	if cap(w.text)+cap(w.spaced) > keepBytes {
+		w.text, w.spaced = nil, nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
