@@ -199,7 +199,15 @@ type conversation struct {
 	resume   bool     // the answer goes on with the last message
 	items    [][]byte // images and the like, each as its JSON
 	kept     int
+	size     int // of messages and tools, in bytes
 }
+
+// What the values may take that a template makes: a template that works on its
+// messages makes some copies of them.
+const (
+	leastMemory   = 24 << 20
+	memoryPerByte = 4
+)
 
 // resumeTag stands behind the text that the answer goes on with: what is behind
 // it in the rendering is cut off. The space at its end tells whether the template
@@ -232,6 +240,7 @@ func (c *conversation) read(q Request) error {
 		return refused("continue_final_message and add_generation_prompt")
 	}
 	c.kept = Kept(q.TruncatePromptTokens)
+	c.size = len(q.Messages) + len(q.Tools)
 	tools, err := c.readTools(q)
 	if err != nil {
 		return err
@@ -308,7 +317,7 @@ func (c *conversation) text(instead []byte) ([]byte, error) {
 		}
 		vars.Set("messages", jinja.List(replaced...))
 	}
-	o := jinja.Options{Now: c.now}
+	o := jinja.Options{Now: c.now, MaxMemory: max(leastMemory, c.size*memoryPerByte)}
 	out, err := c.template.Render(nil, vars, o)
 	if err != nil && c.r.profile == SGLang {
 		// SGLang tries once more with the functions of the tools alone.

@@ -103,8 +103,7 @@ func (r *renderer) arithmetic(op string, a, b Value) (Value, error) {
 	case a.kind == kindUndefined || b.kind == kindUndefined:
 		return Value{}, errUndefined(a, b)
 	case op == "%" && a.isString():
-		s, err := r.percent(a.str, b)
-		return Value{kind: a.kind, str: s}, err
+		return r.percent(a, b)
 	case op == "*" && (a.isString() || a.isSequence()) && b.isInt():
 		return r.repeated(a, b.int())
 	case op == "*" && (b.isString() || b.isSequence()) && a.isInt():
@@ -112,7 +111,15 @@ func (r *renderer) arithmetic(op string, a, b Value) (Value, error) {
 	case !a.isNumber() || !b.isNumber():
 		return Value{}, errorf(TypeError, "unsupported operand type(s) for %s: '%s' and '%s'", op, a.typeName(), b.typeName())
 	case a.kind == kindFloat || b.kind == kindFloat:
-		return floats(op, a.number(), b.number())
+		x, err := a.toFloat()
+		if err != nil {
+			return Value{}, err
+		}
+		y, err := b.toFloat()
+		if err != nil {
+			return Value{}, err
+		}
+		return floats(op, x, y)
 	case a.isInt() && b.isInt():
 		if n, ok := smallInts(op, a.int(), b.int()); ok {
 			return Int(n), nil
@@ -155,7 +162,16 @@ func floats(op string, x, y float64) (Value, error) {
 	case "*":
 		return Float(x * y), nil
 	case "**":
-		return Float(math.Pow(x, y)), nil
+		z := math.Pow(x, y)
+		switch {
+		case x == 0 && y < 0:
+			return Value{}, errorf(ZeroDivision, "0.0 cannot be raised to a negative power")
+		case x < 0 && y != math.Trunc(y) && !math.IsInf(x, 0):
+			return Value{}, errorf(LimitError, "complex numbers")
+		case math.IsInf(z, 0) && !math.IsInf(x, 0) && !math.IsInf(y, 0):
+			return Value{}, errorf(OverflowError, "(34, 'Numerical result out of range')")
+		}
+		return Float(z), nil
 	}
 	if y == 0 {
 		return Value{}, errorf(ZeroDivision, "division by zero")

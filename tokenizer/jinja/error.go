@@ -20,6 +20,12 @@ const (
 	SyntaxError    Kind = "TemplateSyntaxError"
 	LimitError     Kind = "LimitError" // a limit of ours, which the reference does not have
 	ZeroDivision   Kind = "ZeroDivisionError"
+	KeyError       Kind = "KeyError"
+	IndexError     Kind = "IndexError"
+	AttributeError Kind = "AttributeError"
+	AssertionError Kind = "AssertionError"
+	FilterError    Kind = "FilterArgumentError"
+	RunError       Kind = "RuntimeError"
 )
 
 // Error is what parsing and rendering return.

@@ -74,7 +74,7 @@ func (e *attrExpr) eval(r *renderer) (Value, error) {
 	if err != nil {
 		return Value{}, err
 	}
-	if v.kind == kindNamespace || v.kind == kindDict && e.methods.ofDict == nil {
+	if v.kind == kindNamespace || v.kind == kindDict && e.methods.ofDict == nil && !e.changes {
 		if x, ok := v.ref.(*Dict).Get(e.name); ok {
 			return x, at(e.line, r.tick(1))
 		}
@@ -102,7 +102,7 @@ func (r *renderer) attr(v Value, name string, m *methods) (Value, error) {
 		if f := m.of(v); f != nil {
 			return r.bound(v, name, f), nil
 		}
-		if v.kind == kindDict {
+		if v.kind == kindDict && !changes(v, name) {
 			if x, ok := v.ref.(*Dict).Get(name); ok {
 				return x, nil
 			}
@@ -111,6 +111,9 @@ func (r *renderer) attr(v Value, name string, m *methods) (Value, error) {
 			if x, ok := r.attrOfFunction(v, name); ok {
 				return x, nil
 			}
+		}
+		if x, ok := field(v, name); ok {
+			return x, nil
 		}
 	}
 	return noAttribute(v, name), nil
@@ -127,7 +130,7 @@ const (
 // noAttribute is what comes of a name that v does not have.
 func noAttribute(v Value, name string) Value {
 	u := Value{num: isMissing | uint64(v.kind)<<kindShift, str: name}
-	if strings.HasPrefix(name, "__") {
+	if strings.HasPrefix(name, "__") || changes(v, name) {
 		u.num |= isUnsafe
 	}
 	return u
@@ -150,6 +153,11 @@ func (e *indexExpr) eval(r *renderer) (Value, error) {
 	v, err := e.of.eval(r)
 	if err != nil {
 		return Value{}, err
+	}
+	if e.key != "" && v.kind == kindDict {
+		if x, ok := v.ref.(*Dict).Get(e.key); ok {
+			return x, nil
+		}
 	}
 	k, err := e.index.eval(r)
 	if err != nil {
@@ -197,10 +205,7 @@ func (r *renderer) item(v, k Value) (Value, error) {
 		if v.kind == kindLoop || v.kind == kindNamespace || v.kind == kindFunc {
 			return r.attr(v, k.str, &methods{})
 		}
-		if f := methodOf(v, k.str); f != nil {
-			return r.bound(v, k.str, f), nil
-		}
-		return noAttribute(v, k.str), nil
+		return r.attribute(v, k.str), nil
 	}
 	return undefined(v.typeName() + " object has no element " + r.repr(k)), nil
 }
@@ -424,6 +429,9 @@ func (e *compareExpr) holds(r *renderer) (bool, error) {
 		right, err := e.rest[i].eval(r)
 		if err != nil {
 			return false, err
+		}
+		if op <= isUnequal && len(e.ops) == 1 && left.kind == kindString && right.kind == kindString {
+			return (left.str == right.str) == (op == isEqual), at(e.line, r.tick(1+min(len(left.str), len(right.str))/scanStep))
 		}
 		ok, err := r.compared(op, left, right)
 		r.spend(1)

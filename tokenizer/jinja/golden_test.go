@@ -21,7 +21,17 @@ type goldenCase struct {
 
 func golden(t testing.TB) (vars *jinja.Dict, o jinja.Options, all []goldenCase) {
 	t.Helper()
-	f, err := os.Open("testdata/golden.jsonl")
+	for _, name := range []string{"golden", "methods", "filters"} {
+		var more []goldenCase
+		vars, o, more = goldenFile(t, name)
+		all = append(all, more...)
+	}
+	return vars, o, all
+}
+
+func goldenFile(t testing.TB, name string) (vars *jinja.Dict, o jinja.Options, all []goldenCase) {
+	t.Helper()
+	f, err := os.Open("testdata/" + name + ".jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +65,7 @@ func golden(t testing.TB) (vars *jinja.Dict, o jinja.Options, all []goldenCase) 
 // What Jinja2 makes of each feature: the text, or the kind of error.
 func TestGolden(t *testing.T) {
 	vars, o, all := golden(t)
-	if len(all) < 500 {
+	if len(all) < 1500 {
 		t.Fatalf("%d cases", len(all))
 	}
 	for _, c := range all {

@@ -43,10 +43,12 @@ type (
 		of      expr
 		name    string
 		methods methods // of that name
+		changes bool    // a method of a dictionary that the sandbox forbids has that name
 		line    int
 	}
 	indexExpr struct {
 		of, index expr
+		key       string // that index is, if it is a constant
 		line      int
 	}
 	sliceExpr struct {
@@ -195,7 +197,7 @@ type macro struct {
 
 // special says which of a macro's variables of these names its body reads: it takes
 // no others than those.
-type special struct{ varargs, kwargs, caller bool }
+type special struct{ varargs, kwargs, caller, ownCaller bool }
 
 // note tells m that its body reads a variable.
 func (m *macro) note(name string) {
@@ -205,7 +207,8 @@ func (m *macro) note(name string) {
 	case "kwargs":
 		m.reads.kwargs = !slices.Contains(m.names, name)
 	case "caller":
-		m.reads.caller = !slices.Contains(m.names, name)
+		m.reads.ownCaller = slices.Contains(m.names, name)
+		m.reads.caller = !m.reads.ownCaller
 	}
 }
 

@@ -26,7 +26,7 @@ type Template struct {
 func Parse(name, text string) (*Template, error) {
 	tokens, err := lex(text)
 	if err == nil {
-		p := &parser{tokens: tokens, ids: map[string]int{}, t: &Template{name: name, loads: map[string]bool{}}}
+		p := &parser{tokens: tokens, ids: map[string]int{}, methods: tablesOfMethods(), t: &Template{name: name, loads: map[string]bool{}}}
 		p.t.scope = p.open()
 		if p.t.body, err = p.body(); err == nil {
 			p.resolve()
@@ -53,6 +53,8 @@ type parser struct {
 	reads  []read
 	macros []*macro // around
 	t      *Template
+
+	methods methodTables
 }
 
 func (p *parser) id(name string) int {
@@ -387,8 +389,6 @@ func (p *parser) parameters(m *macro) error {
 			}
 		} else if len(m.defaults) > 0 && m.defaults[len(m.defaults)-1] != nil {
 			return p.fail("non-default argument follows default argument")
-		} else if name == "caller" {
-			return p.fail("When defining macros or call blocks the special \"caller\" argument must be omitted or be given a default.")
 		}
 		m.defaults = append(m.defaults, def)
 	}
@@ -418,6 +418,9 @@ func (p *parser) macroBlock() (stmt, error) {
 	m.body, err = p.block("endmacro")
 	p.macros = p.macros[:len(p.macros)-1]
 	p.loop = loop
+	if i := slices.Index(m.names, "caller"); err == nil && m.reads.ownCaller && m.defaults[i] == nil {
+		return nil, p.fail("When defining macros or call blocks the special \"caller\" argument must be omitted or be given a default.")
+	}
 	return &macroStmt{slot: slot, macro: m}, err
 }
 
@@ -481,42 +484,51 @@ func (p *parser) withBlock() (stmt, error) {
 
 // target parses what is assigned to: a name, names, or an attribute of a namespace.
 func (p *parser) target(withNamespace bool) (target, error) {
-	var all []target
-	paren := p.skipOp("(")
-	for {
-		name, err := p.wantName()
+	first, err := p.oneTarget(withNamespace)
+	if err != nil || !p.isOp(",") {
+		return first, err
+	}
+	all := []target{first}
+	for p.skipOp(",") {
+		if p.isName("in") || p.isOp("=") || p.isOp(")") || p.peek().kind == tokBlockEnd {
+			break
+		}
+		t, err := p.oneTarget(withNamespace)
 		if err != nil {
 			return target{}, err
 		}
-		t := target{id: p.id(name)}
-		if withNamespace && p.skipOp(".") {
-			if t.attr, err = p.wantName(); err != nil {
-				return target{}, err
-			}
-			t.of = p.name(name)
-		} else {
-			t.slot = p.scope.declare(t.id)
-		}
 		all = append(all, t)
-		if !p.skipOp(",") {
-			if len(all) == 1 && !paren {
-				return t, nil
-			}
-			break
-		}
-		if p.isName("in") || p.isOp("=") || p.isOp(")") {
-			break
-		}
-	}
-	if paren {
-		if err := p.wantOp(")"); err != nil {
-			return target{}, err
-		}
-		if len(all) == 1 {
-			return all[0], nil
-		}
 	}
 	return target{parts: all}, nil
+}
+
+// oneTarget parses a name, or targets in parentheses.
+func (p *parser) oneTarget(withNamespace bool) (target, error) {
+	if p.skipOp("(") {
+		if err := p.enter(); err != nil {
+			return target{}, err
+		}
+		defer func() { p.depth-- }()
+		t, err := p.target(withNamespace)
+		if err != nil {
+			return target{}, err
+		}
+		return t, p.wantOp(")")
+	}
+	name, err := p.wantName()
+	if err != nil {
+		return target{}, err
+	}
+	t := target{id: p.id(name)}
+	if withNamespace && p.skipOp(".") {
+		if t.attr, err = p.wantName(); err != nil {
+			return target{}, err
+		}
+		t.of = p.name(name)
+		return t, nil
+	}
+	t.slot = p.scope.declare(t.id)
+	return t, nil
 }
 
 // tuple parses an expression, or several with commas between them: a tuple.
@@ -837,7 +849,7 @@ func (p *parser) postfix(e expr) (expr, error) {
 		case p.skipOp("."):
 			switch t := p.next(); t.kind {
 			case tokName:
-				e = &attrExpr{of: e, name: t.text, methods: methodsOf(t.text), line: line}
+				e = &attrExpr{of: e, name: t.text, methods: p.methods.named(t.text), changes: changes(Value{kind: kindDict}, t.text), line: line}
 			case tokNumber:
 				e = &indexExpr{of: e, index: &constExpr{t.value}, line: line}
 			default:
@@ -898,7 +910,11 @@ func (p *parser) subscript(e expr, line int) (expr, error) {
 	case parts[0] == nil:
 		return nil, p.fail("expected subscript expression")
 	}
-	return &indexExpr{of: e, index: parts[0], line: line}, nil
+	x := &indexExpr{of: e, index: parts[0], line: line}
+	if c, ok := parts[0].(*constExpr); ok && c.value.isString() {
+		x.key = c.value.str
+	}
+	return x, nil
 }
 
 func (p *parser) callArgs() (*argsExpr, error) {

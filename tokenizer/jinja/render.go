@@ -64,6 +64,7 @@ type renderer struct {
 	free    []*args
 	filters map[string]filter
 	tests   map[string]test
+	methods methodTables
 	deep    int   // of the values that are walked through
 	longest int   // that the text which is being written may get, with what is before it
 	broken  error // what stopped the rendering; every step fails with it
@@ -102,7 +103,7 @@ func (t *Template) Render(dst []byte, vars *Dict, o Options) ([]byte, error) {
 func (r *renderer) begin(t *Template, vars *Dict, o Options) {
 	o = o.withDefaults()
 	r.t, r.vars, r.o = t, vars, o
-	r.filters, r.tests = filterTable(), testTable()
+	r.filters, r.tests, r.methods = filterTable(), testTable(), tablesOfMethods()
 	r.left, r.room = o.MaxSteps, o.MaxMemory
 	r.known = slices.Grow(r.known[:0], len(t.names))[:len(t.names)]
 	for i := range r.known {
@@ -359,6 +360,9 @@ func (s *ifStmt) run(r *renderer) (jump, error) {
 		if err := r.tick(1); err != nil {
 			return onward, err
 		}
+	}
+	if len(s.otherwise) == 0 {
+		return onward, nil
 	}
 	return r.run(s.otherwise)
 }

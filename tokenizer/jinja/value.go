@@ -315,7 +315,14 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 		if f := v.ref.(*function); f.macro != nil {
 			return append(appendQuoted(append(dst, "<Macro "...), f.name), '>')
 		}
-		return append(append(append(dst, "<function "...), v.ref.(*function).name...), '>')
+		switch name := v.ref.(*function).name; name {
+		case "dict":
+			return append(dst, "<class 'dict'>"...)
+		case "Namespace", "Cycler", "Joiner":
+			return append(append(append(dst, "<class 'jinja2.utils."...), name...), "'>"...)
+		default:
+			return append(append(append(dst, "<function "...), name...), '>')
+		}
 	case kindRange:
 		s := v.ref.(*span)
 		dst = strconv.AppendInt(append(dst, "range("...), s.start, 10)
@@ -406,17 +413,8 @@ func appendQuoted(dst []byte, s string) []byte {
 			dst = append(dst, `\r`...)
 		case r == '\t':
 			dst = append(dst, `\t`...)
-		case r < ' ' || r == 0x7f || r >= 0x80 && r < 0x100 && !strconv.IsPrint(r):
-			dst = append(dst, `\x`...)
-			dst = append(dst, "0123456789abcdef"[r>>4], "0123456789abcdef"[r&15])
-		case r >= 0x100 && !strconv.IsPrint(r):
-			digits := strconv.FormatInt(int64(r), 16)
-			if r < 0x10000 {
-				dst = append(append(dst, `\u`...), "0000"[len(digits):]...)
-			} else {
-				dst = append(append(dst, `\U`...), "00000000"[len(digits):]...)
-			}
-			dst = append(dst, digits...)
+		case r < ' ' || r == 0x7f || r >= 0x80 && !strconv.IsPrint(r):
+			dst = appendEscape(dst, r)
 		default:
 			dst = utf8.AppendRune(dst, r)
 		}
@@ -437,7 +435,21 @@ func NewDict(n int) *Dict {
 func (d *Dict) Set(key string, v Value) { d.set(nil, String(key), v) }
 
 // Get returns the value of a string key.
-func (d *Dict) Get(key string) (Value, bool) { return d.get(nil, String(key)) }
+func (d *Dict) Get(key string) (Value, bool) {
+	if d.index != nil {
+		i, ok := d.index[key]
+		if !ok {
+			return Value{}, false
+		}
+		return d.values[i], true
+	}
+	for i := range d.keys {
+		if k := &d.keys[i]; k.str == key && k.isString() {
+			return d.values[i], true
+		}
+	}
+	return Value{}, false
+}
 
 // indexFrom is the number of keys from which a map finds them.
 const indexFrom = 12
@@ -518,7 +530,7 @@ func (r *renderer) equal(a, b Value) bool {
 			return a.num == b.num
 		}
 		if a.kind == kindFloat || b.kind == kindFloat {
-			return a.number() == b.number()
+			return !a.isNaN() && !b.isNaN() && compareNumbers(a, b) == 0
 		}
 		return a.toBig().Cmp(b.toBig()) == 0
 	case a.isString() && b.isString():
@@ -532,6 +544,16 @@ func (r *renderer) equal(a, b Value) bool {
 	}
 	switch a.kind {
 	case kindUndefined, kindNone:
+		return true
+	case kindView:
+		if a.str != b.str || a.str == "dict_values" || len(a.Items()) != len(b.Items()) {
+			return a.ref == b.ref
+		}
+		for _, it := range a.Items() {
+			if ok, err := r.contains(b, it); !ok || err != nil {
+				return false
+			}
+		}
 		return true
 	case kindRange:
 		x, y := a.ref.(*span), b.ref.(*span)
@@ -571,6 +593,29 @@ func (r *renderer) equal(a, b Value) bool {
 	return a.ref == b.ref
 }
 
+func (v Value) isNaN() bool { return v.kind == kindFloat && math.IsNaN(v.float()) }
+
+// compareNumbers compares two numbers, none of them NaN, by their exact values.
+func compareNumbers(a, b Value) int {
+	const exact = 1 << 53
+	small := func(v Value) bool { return v.kind == kindFloat || v.isInt() && v.int() > -exact && v.int() < exact }
+	if small(a) && small(b) || a.kind == kindFloat && math.IsInf(a.float(), 0) || b.kind == kindFloat && math.IsInf(b.float(), 0) {
+		return cmp.Compare(a.number(), b.number())
+	}
+	x, y := new(big.Float), new(big.Float)
+	for _, to := range []struct {
+		f *big.Float
+		v Value
+	}{{x, a}, {y, b}} {
+		if to.v.kind == kindFloat {
+			to.f.SetFloat64(to.v.float())
+		} else {
+			to.f.SetInt(to.v.toBig())
+		}
+	}
+	return x.Cmp(y)
+}
+
 // compare is Python's order of a and b, which must be two numbers, strings or
 // sequences.
 func (r *renderer) compare(a, b Value) (int, error) {
@@ -581,17 +626,7 @@ func (r *renderer) compare(a, b Value) (int, error) {
 	case a.isInt() && b.isInt():
 		return cmp.Compare(a.int(), b.int()), nil
 	case a.isNumber() && b.isNumber():
-		if a.kind == kindFloat || b.kind == kindFloat {
-			x, y := a.number(), b.number()
-			switch {
-			case x < y:
-				return -1, nil
-			case x > y:
-				return 1, nil
-			}
-			return 0, nil
-		}
-		return a.toBig().Cmp(b.toBig()), nil
+		return compareNumbers(a, b), nil
 	case a.isString() && b.isString():
 		r.spend(min(len(a.str), len(b.str)) / scanStep)
 		return strings.Compare(a.str, b.str), nil // of UTF-8, the order of code points

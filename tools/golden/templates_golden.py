@@ -169,4 +169,5 @@ def split(line):
     return parts + [now]
 
 
-main()
+if __name__ == "__main__":
+    main()
