@@ -241,32 +241,78 @@ func (d *dialect) group() (item, error) {
 	return item{empty: empty || open == "(?=" || open == "(?!", fold: fold}, nil
 }
 
-// class reads what stands in brackets: characters, ranges and escapes.
+// class reads what stands in brackets: characters, ranges, escapes and classes, which
+// together are an operand, or operands with && between them, of which it is what all
+// have.
 func (d *dialect) class() (item, error) {
 	at := d.i
+	set, not, err := d.set(0)
+	if err != nil {
+		return item{}, err
+	}
+	if len(set) == 0 {
+		return item{}, d.refuse(at, "a class of nothing")
+	}
+	return d.write(at, set, not)
+}
+
+// set reads a class without writing it; not says that it is all but set.
+func (d *dialect) set(depth int) (set []runeRange, not bool, err error) {
+	at := d.i
 	d.i++
-	not := d.take("^")
-	var set []runeRange
+	not = d.take("^")
+	var operands [][]runeRange
+	for {
+		x, err := d.operand(at, depth)
+		if err != nil {
+			return nil, false, err
+		}
+		if operands = append(operands, x); d.take("]") {
+			break
+		}
+		if d.fold {
+			return nil, false, d.refuse(d.i, "&& in (?i:")
+		}
+		d.i += len("&&")
+	}
+	set = operands[0]
+	for _, x := range operands[1:] { // what is in both: not what is outside of one
+		set = complement(union(append(complement(union(set)), complement(union(x))...)))
+	}
+	return set, not, nil
+}
+
+// operand reads up to ] or &&.
+func (d *dialect) operand(open, depth int) (set []runeRange, err error) {
 	var halves [2]bool // \p{Lm} and \p{Lo}, for which there is a table of both only
 	for first := true; ; first = false {
 		switch {
 		case d.i == len(d.expr):
-			return item{}, d.refuse(at, "[ without ]")
-		case d.has("]"):
-			if first {
-				return item{}, d.refuse(d.i, "] as the first in brackets")
+			return nil, d.refuse(open, "[ without ]")
+		case d.has("]"), d.has("&&"):
+			if first || d.has("&&&") {
+				return nil, d.refuse(d.i, d.expr[d.i:d.i+1]+" as the first in brackets")
 			}
-			d.i++
 			if halves[0] != halves[1] {
-				return item{}, d.refuse(at, `one of \p{Lm} and \p{Lo}`)
+				return nil, d.refuse(open, `one of \p{Lm} and \p{Lo}`)
 			}
-			return d.write(at, set, not)
+			return set, nil
+		case d.has("[:"), d.has("[="), d.has("[."), d.has("[") && (d.fold || depth == maxClassDepth):
+			return nil, d.refuse(d.i, "[ in brackets")
 		case d.has("["):
-			return item{}, d.refuse(d.i, "[ in brackets")
-		case d.has("&&"), d.has("--"), d.has("~~"):
-			return item{}, d.refuse(d.i, d.expr[d.i:d.i+2]+" in brackets")
+			in, not, err := d.set(depth + 1)
+			if err != nil {
+				return nil, err
+			}
+			if not {
+				in = complement(union(in))
+			}
+			set = append(set, in...)
+			continue
+		case d.has("--"), d.has("~~"):
+			return nil, d.refuse(d.i, d.expr[d.i:d.i+2]+" in brackets")
 		case d.has("-") && !first && !d.has("-]"):
-			return item{}, d.refuse(d.i, "- between these")
+			return nil, d.refuse(d.i, "- between these")
 		case d.take(`\p{Lm}`):
 			halves[0] = true
 			set = append(set, d.table("LmLo")...)
@@ -278,24 +324,42 @@ func (d *dialect) class() (item, error) {
 		from := d.i
 		one, err := d.one()
 		if err != nil {
-			return item{}, err
+			return nil, err
 		}
 		if d.has("-") && !d.has("-]") {
 			d.i++
-			if d.i == len(d.expr) || d.has("[") || d.has("-") {
-				return item{}, d.refuse(from, "this range")
+			if d.i == len(d.expr) || d.has("[") || d.has("-") || d.has("&&") {
+				return nil, d.refuse(from, "this range")
 			}
 			to, err := d.one()
 			if err != nil {
-				return item{}, err
+				return nil, err
 			}
 			if !single(one) || !single(to) || one[0].lo > to[0].lo {
-				return item{}, d.refuse(from, "this range")
+				return nil, d.refuse(from, "this range")
 			}
 			one = []runeRange{{one[0].lo, to[0].lo}}
 		}
 		set = append(set, one...)
 	}
+}
+
+// maxClassDepth bounds classes in classes; those in use have one.
+const maxClassDepth = 8
+
+// union returns the same code points as ranges in order that do not touch.
+func union(set []runeRange) []runeRange {
+	set = slices.Clone(set)
+	slices.SortFunc(set, func(a, b runeRange) int { return int(a.lo - b.lo) })
+	out := set[:0]
+	for _, r := range set {
+		if n := len(out); n > 0 && r.lo <= out[n-1].hi+1 {
+			out[n-1].hi = max(out[n-1].hi, r.hi)
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
 }
 
 func single(set []runeRange) bool { return len(set) == 1 && set[0].lo == set[0].hi }
@@ -336,7 +400,7 @@ func (d *dialect) one() ([]runeRange, error) {
 		}
 		name := d.expr[d.i+1 : d.i+end]
 		d.i += end + 1
-		if !slices.Contains([]string{"L", "N", "M", "P", "S", "Lu", "Ll", "Lt"}, name) {
+		if !slices.Contains([]string{"L", "N", "M", "P", "S", "Lu", "Ll", "Lt", "Han"}, name) {
 			return nil, d.refuse(at, d.expr[at:d.i])
 		}
 		if c == 'P' {
@@ -412,6 +476,8 @@ func (d *dialect) table(name string) []runeRange {
 		in = func(class uint8, r rune) bool { return class&both == classUpper && !unicode.Is(unicode.Lt, r) }
 	case "Lt":
 		in = func(_ uint8, r rune) bool { return unicode.Is(unicode.Lt, r) }
+	case "Han":
+		in = func(_ uint8, r rune) bool { return isHan(r) }
 	case "LmLo":
 		in = func(class uint8, _ rune) bool { return class&classLetter != 0 && class&both == both }
 	}

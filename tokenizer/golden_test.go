@@ -102,3 +102,43 @@ func TestGolden(t *testing.T) {
 		})
 	}
 }
+
+// A rank file of our own gives tiktoken's ids, with patterns that have a scanner and
+// with one that has none.
+func TestRanks(t *testing.T) {
+	ranks, err := os.ReadFile("testdata/ranks/own.tiktoken")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"kimi", "o200k", "sets"} {
+		b, err := os.ReadFile("testdata/ranks/" + name + ".jsonl")
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+		var head struct {
+			Pattern string
+			Special map[string]uint32
+		}
+		if err := json.Unmarshal([]byte(lines[0]), &head); err != nil {
+			t.Fatal(err)
+		}
+		tok, err := tokenizer.Load(fstest.MapFS{"own.tiktoken": {Data: ranks}}, tokenizer.Config{Pattern: head.Pattern, Special: head.Special})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if (tok.Slow == "") != (name != "sets") {
+			t.Errorf("%s: slow: %q", name, tok.Slow)
+		}
+		for _, line := range lines[1:] {
+			var c goldenCase
+			if err := json.Unmarshal([]byte(line), &c); err != nil {
+				t.Fatal(err)
+			}
+			got, err := tok.Append(context.Background(), nil, []byte(c.Text), false)
+			if err != nil || !slices.Equal(got, c.IDs) {
+				t.Errorf("%s: %q: %d, %v; want %d", name, c.Text, got, err, c.IDs)
+			}
+		}
+	}
+}

@@ -19,8 +19,16 @@ import (
 // the error says what and where.
 func TestRefusedExpressions(t *testing.T) {
 	for _, c := range []struct{ expr, want string }{
-		{`[\p{L}&&[^\p{P}]]+`, "at 6: && in brackets"},
-		{`[a[0-9]]`, "at 2: [ in brackets"},
+		{`[a&&]`, "at 4: ] as the first"},
+		{`[&&a]`, "at 1: & as the first"},
+		{`[a&&&b]`, "at 2: & as the first"},
+		{`[!-&&b]`, "at 1: this range"},
+		{`[a[]]`, "at 3: ] as the first"},
+		{`[a&&b]`, "at 0: a class of nothing"},
+		{`[a[b`, "at 2: [ without ]"},
+		{`(?i:[a[b]])`, "at 6: [ in brackets"},
+		{`(?i:[a&&b])`, "at 6: && in (?i:"},
+		{strings.Repeat("[a", 20), "[ in brackets"},
 		{`[[:alpha:]]+`, "at 1: [ in brackets"},
 		{`[a--b]`, "at 1: this range"},
 		{`[a~~b]`, "at 2: ~~"},
@@ -66,7 +74,7 @@ func TestRefusedExpressions(t *testing.T) {
 		{`a|`, "at 0: a match of the empty text"},
 		{`(?=a)`, "at 0: a match of the empty text"},
 		{`(?:a?){2}b`, "at 6: to repeat what can match nothing"},
-		{`\p{Han}`, `at 0: \p{Han}`},
+		{`\p{Hiragana}`, `at 0: \p{Hiragana}`},
 		{`\p{Nd}`, `at 0: \p{Nd}`},
 		{`\p{^L}`, `at 0: \p{^L}`},
 		{`\pL`, `at 0: \p without`},

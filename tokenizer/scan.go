@@ -26,6 +26,7 @@ var scanners = map[string]scanner{
 	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: scanQwen35,
 	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: scanO200K,
 	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`:                                                                scanTekken,
+	patterns["kimi"]:   scanKimi,
 	`\p{N}{1,3}`:       scanNumbers3,
 	`[一-龥぀-ゟ゠-ヿ]+`:     scanCJK,
 	deepSeek("\\r\\n"): scanDeepSeek,
@@ -104,18 +105,28 @@ func scanWords(s []byte, i, end int, letters uint8, digits int) (j, looked int) 
 }
 
 func scanO200K(s []byte, i, end int) (j, looked int) {
-	return scanCased(s, i, end, true, 3)
+	return classes().scanCased(s, i, end, true, 3, "\r\n/")
 }
 
 func scanTekken(s []byte, i, end int) (j, looked int) {
-	return scanCased(s, i, end, false, 1)
+	return classes().scanCased(s, i, end, false, 1, "\r\n/")
+}
+
+// scanKimi is o200k behind a rule for Chinese characters, which its other rules for
+// letters do not take.
+func scanKimi(s []byte, i, end int) (j, looked int) {
+	t := hanClasses()
+	if class, n := t.at(s, i, end); class&classHan != 0 {
+		j = t.run(s, i+n, end, classHan)
+		return j, reach(s, j, end)
+	}
+	return t.scanCased(s, i, end, true, 3, "\r\n")
 }
 
 // scanCased is the family of o200k: a word is a run of upper case and then a run
 // of lower case, with at most one other character before it and, if suffixes is
-// set, a contraction behind it.
-func scanCased(s []byte, i, end int, suffixes bool, digits int) (j, looked int) {
-	t := classes()
+// set, a contraction behind it. tail may stand behind punctuation.
+func (t *classTable) scanCased(s []byte, i, end int, suffixes bool, digits int, tail string) (j, looked int) {
 	class, n := t.at(s, i, end)
 	first := i // where a word behind its leading character would begin
 	if class&(classLetter|classNumber) == 0 && s[i] != '\r' && s[i] != '\n' {
@@ -132,7 +143,7 @@ func scanCased(s []byte, i, end int, suffixes bool, digits int) (j, looked int) 
 	if class&classNumber != 0 {
 		return t.numbers(s, i, end, digits)
 	}
-	j, l := t.punctuation(s, i, end, classSpace|classLetter|classNumber, "\r\n/")
+	j, l := t.punctuation(s, i, end, classSpace|classLetter|classNumber, tail)
 	if j == i {
 		j, l = t.lines(s, i, end)
 	}

@@ -22,6 +22,9 @@ const (
 	classSymbol             // \p{S}
 )
 
+// classHan is \p{Han} in the table for Kimi's expression, which asks for no mark.
+const classHan = classMark
+
 // classRange says the class of the code points lo to hi, both included. The
 // spaces are not in the generated table: \s is not a category.
 type classRange struct {
@@ -51,7 +54,10 @@ type classTable struct {
 //nolint:gochecknoglobals // tables
 var (
 	asciiClass = buildASCII()
-	classes    = sync.OnceValue(buildClasses)
+	classes    = sync.OnceValue(func() *classTable { return buildClasses(false) })
+	// hanClasses are those of an expression that takes Chinese characters, of any class,
+	// for nothing else.
+	hanClasses = sync.OnceValue(func() *classTable { return buildClasses(true) })
 )
 
 func buildASCII() (t [128]uint8) {
@@ -68,7 +74,7 @@ func buildASCII() (t [128]uint8) {
 	return t
 }
 
-func buildClasses() *classTable {
+func buildClasses(han bool) *classTable {
 	all := make([]uint8, utf8.MaxRune+1)
 	for _, r := range classRanges {
 		for c := r.lo; c <= r.hi; c++ {
@@ -77,6 +83,16 @@ func buildClasses() *classTable {
 	}
 	for _, c := range spaces {
 		all[c] |= classSpace
+	}
+	if han {
+		for c := range all {
+			all[c] &^= classHan
+		}
+		for _, r := range hanRanges {
+			for c := r.lo; c <= r.hi; c++ {
+				all[c] = all[c]&^(classUpper|classLower) | classHan
+			}
+		}
 	}
 	t := &classTable{}
 	seen := map[[256]uint8]uint8{}
@@ -123,7 +139,14 @@ func isWord(r rune) bool {
 	if classes().of(r)&(classLetter|classMark) != 0 {
 		return true
 	}
-	_, ok := slices.BinarySearchFunc(wordRanges[:], r, func(w classRange, r rune) int {
+	return inRanges(wordRanges[:], r)
+}
+
+// isHan reports whether r is of the script Han.
+func isHan(r rune) bool { return inRanges(hanRanges[:], r) }
+
+func inRanges(ranges []classRange, r rune) bool {
+	_, ok := slices.BinarySearchFunc(ranges, r, func(w classRange, r rune) int {
 		switch {
 		case w.hi < r:
 			return -1

@@ -5,12 +5,14 @@ Run through `make golden`. Each is trained on the text below by the PyPI package
 requirements.txt, and written by it; the ids are what it gives. NAME.json is the tokenizer, NAME.jsonl its cases:
 {"text": …, "special": whether special tokens are added, "ids": […]}.
 """
+import base64
 import json
 import pathlib
 import random
 import re
 import sys
 
+import tiktoken
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = """
@@ -52,6 +54,16 @@ TEKKEN = f"{LEAD}{UPPER}*{LOWER}+|{LEAD}{UPPER}+{LOWER}*|\\p{{N}}|{REST}"
 DEEPSEEK = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
+HAN = r"[\p{Han}]+"
+NO_HAN = r"&&[^\p{Han}]]"
+KUPPER, KLOWER = UPPER[:-1] + NO_HAN, LOWER[:-1] + NO_HAN
+KIMI = f"{HAN}|{LEAD}{KUPPER}*{KLOWER}+{SUFFIX}|{LEAD}{KUPPER}+{KLOWER}*{SUFFIX}|\\p{{N}}{{1,3}}| ?[^\\s\\p{{L}}\\p{{N}}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+# Classes in classes, and what several have in common.
+SETS = r"[\p{L}\p{M}&&[^\p{Han}a-e]]+|[\p{Han}[0-9]]{1,3}|[^\p{L}&&[^a-c]&&\P{N}]|[\S&&\P{L}x-z]+|[^\s&&\S\n]+"
+
+HAN_TEXTS = [
+    "中文abc中", "a中B文c", "々〇〡中 々", " 中", "中'sA's", "1〇2中", "!⺀x⼀", "ｱ中カﾀ", "\u0301中\u0301a", "\U00020000a\U0002ebf0", "中\n文 \n", "ABC中DEf", "Ａ中ａ", "中ʰªa", "?中\r\n/中", "x-z中&[^", "aeiou xyz 中12中345",
+]
 
 
 def split(pattern, behavior="isolated", invert=False):
@@ -102,6 +114,8 @@ def all_tokenizers():
         "bytelevel-o200k": byte_level(split(O200K)),
         "bytelevel-tekken": byte_level(split(TEKKEN)),
         "bytelevel-deepseek": byte_level([split(r"\p{N}{1,3}"), split("[一-龥\u3040-ゟ゠-ヿ]+"), split(DEEPSEEK)]),
+        "bytelevel-kimi": byte_level(split(KIMI)),
+        "bytelevel-sets": byte_level(split(SETS)),
         "bytelevel-digits": byte_level([pre_tokenizers.Digits(individual_digits=True), split(GPT2)]),
         "bytelevel-digit-runs": byte_level([pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.Punctuation()]),
         "bytelevel-whitespace": byte_level([pre_tokenizers.Whitespace()]),
@@ -162,10 +176,41 @@ def main() -> None:
         (folder / f"{name}.json").write_text(text)
         t = Tokenizer.from_str(text)
         with open(folder / f"{name}.jsonl", "w") as f:
-            for k, x in enumerate(TEXTS + joined):
+            more = HAN_TEXTS if name in ("bytelevel-kimi", "bytelevel-sets") else []
+            for k, x in enumerate(TEXTS + joined + more):
                 special = k % 7 == 3
                 row = {"text": x, "special": special, "ids": t.encode(x, add_special_tokens=special).ids}
                 f.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+    ranks(folder.parent / "ranks", joined)
+
+
+def ranks(folder, joined):
+    """A rank file, and what tiktoken makes of it with two patterns."""
+    folder.mkdir(exist_ok=True)
+    spec = json.loads(byte_level(split(KIMI)).to_str())["model"]["vocab"]
+    decoder = {c: b for b, c in bytes_to_chars().items()}
+    vocab = {bytes(decoder[c] for c in token): i for token, i in spec.items()}
+    with open(folder / "own.tiktoken", "w") as f:
+        for token, i in sorted(vocab.items(), key=lambda kv: kv[1]):
+            f.write(f"{base64.b64encode(token).decode()} {i}\n")
+    special = {"<|im_start|>": 1000, "<|im_end|>": 1001}
+    for name, pattern in {"kimi": KIMI, "sets": SETS, "o200k": O200K}.items():
+        t = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=vocab, special_tokens=special)
+        with open(folder / f"{name}.jsonl", "w") as f:
+            f.write(json.dumps({"pattern": pattern, "special": special}, ensure_ascii=False) + "\n")
+            for x in TEXTS + joined[:20] + HAN_TEXTS:
+                f.write(json.dumps({"text": x, "ids": t.encode(x, allowed_special="all")}, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def bytes_to_chars():
+    chars, n = {}, 256
+    for b in range(256):
+        if b <= 0x20 or 0x7F <= b <= 0xA0 or b == 0xAD:
+            chars[b] = chr(n)
+            n += 1
+        else:
+            chars[b] = chr(b)
+    return chars
 
 
 main()

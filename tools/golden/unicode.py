@@ -48,10 +48,30 @@ def main() -> None:
     print("}\n")
     print("// wordRanges lists the word characters (\\w of the reference) that are neither letter nor mark.")
     print("var wordRanges = [...]classRange{")
-    rows = [f"{{{lo:#x}, {hi:#x}, 1}}" for lo, hi in words()]
+    ranges(words())
+    print("// hanRanges lists the code points of the script Han, as the reference's regex engine has them.")
+    print("var hanRanges = [...]classRange{")
+    ranges(han())
+
+
+def ranges(all):
+    rows = [f"{{{lo:#x}, {hi:#x}, 1}}" for lo, hi in all]
     for i in range(0, len(rows), 6):
         print("\t" + ", ".join(rows[i : i + 6]) + ",")
-    print("}")
+    print("}\n")
+
+
+def han():
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"\p{Han}"), "removed")
+    out = []
+    for cp in range(0x110000):
+        if 0xD800 <= cp < 0xE000 or split.pre_tokenize_str(chr(cp)):
+            continue
+        if out and out[-1][1] == cp - 1:
+            out[-1][1] = cp
+        else:
+            out.append([cp, cp])
+    return out
 
 
 def words():
