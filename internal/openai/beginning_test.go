@@ -140,7 +140,7 @@ func TestBeginnings(t *testing.T) {
 // begins with, or none: of random requests, with any template.
 func TestExactBeginningsAreTheWholeBodys(t *testing.T) {
 	templates := map[string]string{"own": ""}
-	rounds := 4
+	rounds := 2
 	if path := fixtures.Path(t, "templates", "templates.json"); path != "" {
 		data, err := os.ReadFile(path)
 		if err != nil {
@@ -209,7 +209,7 @@ func TestExactBeginningsWithAnyTokenizer(t *testing.T) {
 			}
 			r := rand.New(rand.NewPCG(3, 4))
 			told := 0
-			for n := 0; n < 4 && (n == 0 || !testing.Short()); n++ {
+			for n := 0; n < 2 && (n == 0 || !testing.Short()); n++ {
 				e, body := randomBody(r)
 				told += cutEverywhere(t, m, e, body)
 			}
