@@ -15,8 +15,8 @@ import (
 // Cut is the reason of a prompt of whose request only the beginning is there.
 const Cut = "cut"
 
-// proof is how many bytes of text are made to find what is certain: forty ways in which
-// 100 KB may go on. Where that is not enough a prompt is only likely.
+// proof is how many bytes of text are made to find what is certain: fifty ways in which
+// 80 KB may go on. Where that is not enough a prompt is only likely.
 const proof = 4 << 20
 
 // EncodeBeginning appends the ids that a prompt begins with of which only a beginning

@@ -5,6 +5,7 @@ package openai
 import (
 	"iter"
 	"slices"
+	"strings"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -56,12 +57,14 @@ func ParseBeginning(e Endpoint, body []byte) (b Body, rest Beginnings, err *Erro
 		return b, nil, nil
 	}
 	return b, func(yield func(chat.Request, bool) bool) {
-		for _, w := range ways {
+		for i, w := range ways {
 			p, err := Parse(e, end.with(w.tail, w.more))
 			switch {
 			case err != nil: // there is no such body
 			case p.Tokens != nil || p.Size > 0 || p.Inexact != "":
-				return
+				if i == 0 {
+					return // so is every other
+				}
 			case !yield(p.Request, w.usual):
 				return
 			}
@@ -156,8 +159,20 @@ func trimMessage(end *ending) {
 		*end = end.unquoted()
 	}
 	ok := len(end.open) == 3 || parts
-	// What an assistant says may be cut out again, as thoughts are.
-	if role := end.member(2, "role"); !ok || !slices.Contains([]string{"user", "system", "developer", "tool"}, stringOr(role, "")) || end.member(2, "content") == nil {
+	switch stringOr(end.member(2, "role"), "") {
+	case "user":
+	case "system", "developer": // a first line for billing is left out
+		text := stringOr(end.member(2, "content"), "")
+		if len(end.open) == 5 {
+			text = stringOr(end.member(4, "text"), "")
+		}
+		ok = ok && !(end.quoted && (strings.HasPrefix(billing, text) || strings.HasPrefix(text, billing)))
+	case "tool": // of whose call the result is may be written before it
+		ok = ok && end.member(2, "tool_call_id") != nil
+	default: // what an assistant says may be cut out again, as thoughts are
+		ok = false
+	}
+	if !ok || end.member(2, "content") == nil {
 		*end = end.without(2)
 	}
 }
@@ -213,28 +228,36 @@ func messageWays(end *ending, e Endpoint) (ways []way) {
 	}
 	for _, then := range []string{"", laterUser} {
 		if end.quoted {
-			// What templates look for in texts, or take away at the ends of one.
-			for _, tail := range []string{`\n\n` + filler, ` </think>` + filler, `</tool_response>`, `</think>\n</tool_response>`} {
+			// What templates look for in texts, or take away at the ends of one; and what
+			// a text is put in other quotes for.
+			for _, tail := range []string{`\n\n` + filler, ` </think>` + filler, `</tool_response>`, `</think>\n</tool_response>`, `'` + filler, `'\"` + filler} {
 				ways = append(ways, way{tail, []string{"", then}, false})
 			}
 		}
 		if len(end.open) == 4 || len(end.open) == 5 {
-			for i, part := range []string{
-				`{"type":"text","text":"` + filler + `"}`, `{"type":"image_url","image_url":{"url":"` + filler + `"}}`,
-				`{"type":"tool_result","tool_use_id":"zqzqzqzqz","content":"` + filler + `"}`,
-			} {
-				ways = append(ways, way{"", []string{"", then, "", part}, i == 0})
+			for i, part := range partsOf(e) {
+				ways = append(ways, way{"", []string{"", then, "", part}, i < 2})
 			}
 		}
 		if len(end.open) > 2 {
-			for _, name := range []string{"name", "tool_call_id"} {
-				if end.member(2, name) == nil {
-					ways = append(ways, way{"", []string{"", then, `"` + name + `":"zqzqzqzqz"`}, false})
+			if end.member(2, "name") == nil {
+				for _, name := range []string{`"name":"zq"`, `"name":"Kv"`} {
+					ways = append(ways, way{"", []string{"", then, name}, false})
 				}
 			}
 		}
 	}
 	return ways
+}
+
+// partsOf returns parts that a content may go on with, two usual ones first.
+func partsOf(e Endpoint) []string {
+	parts := []string{`{"type":"text","text":"` + filler + `"}`, `{"type":"text","text":"Kv"}`}
+	if e == Messages {
+		// What a tool found stands before the texts that came with it.
+		return append(parts, `{"type":"image","source":{"type":"url","url":"zq"}}`, `{"type":"tool_result","tool_use_id":"zqzqzqzqz","content":"zq"}`)
+	}
+	return append(parts, `{"type":"image_url","image_url":{"url":"zq"}}`)
 }
 
 // names returns those of an object's members, null or not.
@@ -248,13 +271,16 @@ func names(object []byte) (list []string) {
 // field is one that has an effect on the prompt, with a value that has.
 type field struct{ name, member string }
 
-// fieldsOf returns the fields of a chat that may come behind its messages.
+// fieldsOf returns the fields of a chat that may come behind its messages. A template may
+// refuse a chat without one, so that each comes with more than one value.
 func fieldsOf(e Endpoint) []field {
 	const thinking = `"chat_template_kwargs":{"enable_thinking":`
 	if e == Messages {
 		return []field{
 			{"system", `"system":"zq"`},
+			{"system", `"system":"Kv"`},
 			{"tools", `"tools":[{"name":"zq","description":"zq","input_schema":{"type":"object","properties":{}}}]`},
+			{"tools", `"tools":[{"name":"Kv","input_schema":{}}]`},
 			{"output_config", `"output_config":{"effort":"low"}`},
 			{"output_config", `"output_config":{"effort":"high"}`},
 			{"chat_template_kwargs", thinking + `true,"thinking":true}`},
@@ -263,8 +289,10 @@ func fieldsOf(e Endpoint) []field {
 	}
 	return []field{
 		{"tools", `"tools":[{"type":"function","function":{"name":"zq","description":"zq","parameters":{"type":"object","properties":{}}}}]`},
+		{"tools", `"tools":[{"type":"function","function":{"name":"Kv"}}]`},
 		{"tool_choice", `"tool_choice":"none"`},
 		{"documents", `"documents":[{"title":"zq","text":"zq"}]`},
+		{"documents", `"documents":[{"title":"Kv","text":"Kv"}]`},
 		{"reasoning_effort", `"reasoning_effort":"low"`},
 		{"reasoning_effort", `"reasoning_effort":"high"`},
 		{"reasoning_effort", `"reasoning_effort":"none"`},

@@ -139,35 +139,98 @@ func TestBeginnings(t *testing.T) {
 // Whatever a body is cut at, the exact ids are those that the whole body's prompt
 // begins with, or none: of random requests, with any template.
 func TestExactBeginningsAreTheWholeBodys(t *testing.T) {
-	templates := map[string]string{"own": ""}
-	rounds := 2
-	if path := fixtures.Path(t, "templates", "templates.json"); path != "" {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal(data, &templates); err != nil {
-			t.Fatal(err)
-		}
+	own, seen := simulated(t, "", tokenizer.NewCache(1<<20)), 0
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 3 {
+		e, body := randomBody(r)
+		seen += checkCuts(t, own, e, body, everywhere(body))
 	}
-	if testing.Short() {
-		rounds = 1
+	if seen == 0 {
+		t.Error("nothing was told")
 	}
-	names := slices.Sorted(maps.Keys(templates))
-	if testing.Short() {
-		names = names[:min(len(names), 12)]
+	path := fixtures.Path(t, "templates", "templates.json")
+	if path == "" {
+		return
 	}
-	for _, name := range names {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var templates map[string]string
+	if err := json.Unmarshal(data, &templates); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(templates)) {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			m := simulated(t, templates[name], tokenizer.NewCache(1<<20))
-			r := rand.New(rand.NewPCG(1, 2))
-			for range rounds {
+			for range 2 {
 				e, body := randomBody(r)
-				cutEverywhere(t, m, e, body)
+				checkCuts(t, m, e, body, somewhere(r, body))
 			}
 		})
 	}
+}
+
+// Beginnings of which more was told once than is certain.
+func TestBeginningsOfWhichTooMuchWasTold(t *testing.T) {
+	const plain = `{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}`
+	for name, c := range map[string]struct {
+		template string
+		endpoint openai.Endpoint
+		body     string
+	}{
+		"a first line for billing goes": {plain, openai.ChatCompletions, `{"model":"m","messages":[{"role":"system","content":"x-anthropic-billing-header: a\nYou are kind to everybody, always and ever."},{"role":"user","content":"a"}]}`},
+		"whose result it is, is written first": {
+			`{% for m in messages %}[{{ m.role }}{% if m.role == 'tool' %}{% if not m.tool_call_id %}{{ raise_exception('of what?') }}{% endif %}{{ m.tool_call_id }}{% endif %}]{{ m.content }}{% endfor %}`, openai.ChatCompletions,
+			`{"model":"m","messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"tool","content":"what was found in the whole city of Bern","tool_call_id":"called"}]}`,
+		},
+		"results stand before the texts beside them": {plain, openai.Messages, `{"model":"m","system":"s","tools":[],"messages":[{"role":"user","content":[{"type":"text","text":"this is what was found in the whole city"},{"type":"tool_result","tool_use_id":"called","content":"a fountain"}]}]}`},
+		"quotes depend on all of the text":           {`{% for m in messages %}{{ [m.content] }}{% endfor %}`, openai.ChatCompletions, `{"model":"m","messages":[{"role":"user","content":"it's what everybody says of the \"fountain\""}]}`},
+		"nothing goes without a user": {
+			`{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}{{ raise_exception('nobody asks') }}{% endif %}` + plain, openai.ChatCompletions,
+			`{"model":"m","messages":[{"role":"system","content":"You are kind to everybody, always and ever."},{"role":"user","content":"a question"}]}`,
+		},
+		"nothing goes without tools": {
+			`{% if not tools %}{{ raise_exception('no tools') }}{% endif %}{{ tools | tojson }}` + plain, openai.ChatCompletions,
+			`{"model":"m","messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}],"tools":[{"type":"function","function":{"name":"f","description":"finds what there is to be found"}}]}`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if checkCuts(t, simulated(t, c.template, nil), c.endpoint, []byte(c.body), everywhere([]byte(c.body))) == 0 {
+				t.Error("nothing was told")
+			}
+		})
+	}
+}
+
+// everywhere are the places to cut a body at, somewhere a few of them.
+func everywhere(body []byte) (at []int) {
+	for k := range body {
+		at = append(at, k)
+	}
+	return at
+}
+
+func somewhere(r *rand.Rand, body []byte) []int { return r.Perm(len(body))[:min(len(body), 12)] }
+
+// FuzzBeginnings looks for a request and a place to cut it at of which too much is told.
+func FuzzBeginnings(f *testing.F) {
+	models := []*tokenizer.Model{
+		simulated(f, "", nil),
+		// What templates do: they look at the last messages, take thoughts out, trim, put
+		// tools before the last user's message, and refuse orders of roles.
+		simulated(f, `{%- if tools %}{{ tools | tojson }}{% endif %}{%- for m in messages %}{%- set c = m.content | trim %}
+{%- if m.role == 'assistant' and '</think>' in c %}{% set c = c.split('</think>')[-1] %}{% endif %}{%- if loop.last and c.endswith('</tool_response>') %}LAST {% endif %}{{ m.role + c }}{% endfor %}`, nil),
+		simulated(f, `{%- set user = namespace(at=-1) %}{%- for m in messages %}{% if m.role == 'user' %}{% set user.at = loop.index0 %}{% endif %}{% endfor %}{%- if user.at < 0 %}{{ raise_exception('nobody asks') }}{% endif %}
+{%- for m in messages %}{%- if loop.index0 == user.at and tools %}{{ tools | tojson }}{% endif %}{{ '[' + m.role + ']' + (m.content or '') }}{% endfor %}{{ enable_thinking }}`, nil),
+	}
+	for seed := range uint64(8) {
+		f.Add(seed, uint16(seed*50), uint8(seed))
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, at uint16, model uint8) {
+		e, body := randomBody(rand.New(rand.NewPCG(seed, 0)))
+		checkCuts(t, models[int(model)%len(models)], e, body, []int{int(at) % len(body)})
+	})
 }
 
 // So it is with any tokenizer, whatever it rewrites and joins, and with prompts that are
@@ -190,7 +253,6 @@ func TestExactBeginningsWithAnyTokenizer(t *testing.T) {
 	const chatML = `{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}`
 	for _, name := range slices.Sorted(maps.Keys(folders)) {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			files, conf := os.DirFS(folders[name]), tokenizer.ModelConfig{Cache: tokenizer.NewCache(1 << 20)}
 			if ext := filepath.Ext(name); ext == ".json" || name == "mistral" {
 				data, err := os.ReadFile(folders[name])
@@ -209,9 +271,10 @@ func TestExactBeginningsWithAnyTokenizer(t *testing.T) {
 			}
 			r := rand.New(rand.NewPCG(3, 4))
 			told := 0
-			for n := 0; n < 2 && (n == 0 || !testing.Short()); n++ {
+			// An engine refuses most of what is random, if it is strict.
+			for n := 0; n < 4 || told == 0 && n < 100; n++ {
 				e, body := randomBody(r)
-				told += cutEverywhere(t, m, e, body)
+				told += checkCuts(t, m, e, body, somewhere(r, body))
 			}
 			// A text that is rewritten as a whole may be rewritten in another way as a longer one.
 			if rewritten := strings.HasPrefix(name, "unk-"); told == 0 && !rewritten {
@@ -221,15 +284,15 @@ func TestExactBeginningsWithAnyTokenizer(t *testing.T) {
 	}
 }
 
-// cutEverywhere compares the beginnings of a body with the whole, if an engine takes
-// that, and returns how many of them tell some ids.
-func cutEverywhere(t *testing.T, m *tokenizer.Model, e openai.Endpoint, body []byte) (told int) {
+// checkCuts compares the beginnings of a body with the whole, if an engine takes that,
+// and returns how many of them tell some ids.
+func checkCuts(t *testing.T, m *tokenizer.Model, e openai.Endpoint, body []byte, places []int) (told int) {
 	t.Helper()
 	w := whole(t, m, e, body)
 	if w.Mode == tokenizer.Bytes {
 		return 0
 	}
-	for at := range body {
+	for _, at := range places {
 		p, ok := begin(t, m, e, body[:at])
 		if !ok || p.Mode == tokenizer.Bytes {
 			continue
