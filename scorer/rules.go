@@ -28,11 +28,13 @@ func PublishedRules() []PublishedRule {
 		{"least-pending", LeastPending},
 		{"longest-prefix", LongestPrefix},
 		{"session-hash", SessionHash},
-		{"chwbl-1.25", CHWBL(1.25)},
+		{"chwbl-1.25", CHWBL(1.25, false)},
+		{"chwbl-1.25-scattered", CHWBL(1.25, true)},
 		{"sglang-cache-aware", SGLangCacheAware(.5, 32, 1.1)},
 		{"aibrix-prefix-cache", AIBrixPrefixCache(8, 1)},
 		{"gie-3-2-2-2", GIEBlend(3, 2, 2, 2)},
-		{"dualmap", DualMap(5)},
+		{"dualmap", DualMap(5, false)},
+		{"dualmap-first", DualMap(5, true)},
 		{"two-tier-8", TwoTier(8)},
 		{"token-aware-18s", TokenAwareFilter(18)},
 		{"token-aware-2s", TokenAwareFilter(2)},
@@ -91,17 +93,6 @@ func SessionHash(r *Request, in []Input, _ []float64) int {
 	return first
 }
 
-// SessionOverloaded says whether the worker that a session is bound to has so much
-// more to do than the others that the session should move: more than twice the
-// mean of pending and held tokens, and 50,000 on top.
-func SessionOverloaded(in []Input, bound int) bool {
-	var sum float64
-	for i := range in {
-		sum += float64(in[i].PendTokens + in[i].DecodeTokens)
-	}
-	return float64(in[bound].PendTokens+in[bound].DecodeTokens) > 2*sum/float64(len(in))+50_000
-}
-
 // ring returns the two workers that a key hashes to, -1 for those that are not
 // there. When a worker comes or goes, only keys that it gains or owned move.
 func ring(in []Input, key uint64) (first, second int) {
@@ -137,20 +128,36 @@ func (r *Request) prefixKey(n int) uint64 {
 
 // CHWBL is consistent hashing of the first two blocks with bounded loads: a worker
 // with more than factor times the mean of the requests is passed over for the next
-// one in worker order.
-func CHWBL(factor float64) Rule {
+// one in worker order, or, scattered, for the next one that the hash leads to, which
+// is another one for each prefix, as on a ring with very many points.
+func CHWBL(factor float64, scattered bool) Rule {
 	return func(r *Request, in []Input, _ []float64) int {
-		start, _ := ring(in, r.prefixKey(2))
+		key := r.prefixKey(2)
+		start, _ := ring(in, key)
+		if scattered {
+			bound := loadBound(in, factor)
+			return best(len(in), 0, func(i, j int) int {
+				if a, b := float64(in[i].ActiveRequests) <= bound, float64(in[j].ActiveRequests) <= bound; a != b {
+					return sign(a)
+				}
+				return sign(mix(key^mix(in[i].Key)) > mix(key^mix(in[j].Key)))
+			})
+		}
 		return bounded(in, start, factor)
 	}
 }
 
-func bounded(in []Input, start int, factor float64) int {
+// loadBound is factor times the mean of the requests, the new one included.
+func loadBound(in []Input, factor float64) float64 {
 	total := 1
 	for i := range in {
 		total += in[i].ActiveRequests
 	}
-	bound := factor * float64(total) / float64(len(in))
+	return factor * float64(total) / float64(len(in))
+}
+
+func bounded(in []Input, start int, factor float64) int {
+	bound := loadBound(in, factor)
 	for k := range in {
 		if i := (start + k) % len(in); float64(in[i].ActiveRequests) <= bound {
 			return i
@@ -264,23 +271,25 @@ func coldRank(in []Input, i int) float64 {
 
 // DualMap hashes the first four blocks to two workers and takes the one with the
 // longer match, unless the prefill there takes more than gate seconds; then the
-// quicker one.
-func DualMap(gate float64) Rule {
+// quicker one. Of equal matches it takes the quicker one, or, if first is set, the
+// first as if its match were longer.
+func DualMap(gate float64, first bool) Rule {
 	return func(r *Request, in []Input, costs []float64) int {
 		i, j := ring(in, r.prefixKey(4))
 		if j < 0 {
 			return i
 		}
-		return dual(r, in, i, j, gate)
+		return dual(r, in, i, j, gate, first)
 	}
 }
 
-func dual(r *Request, in []Input, i, j int, gate float64) int {
+func dual(r *Request, in []Input, i, j int, gate float64, first bool) int {
 	seconds := func(i int) float64 { return float64(in[i].PendTokens+r.uncached(&in[i])) / PeakPrefill }
 	if in[j].OverlapBlocks > in[i].OverlapBlocks {
 		i, j = j, i
 	}
-	if in[i].OverlapBlocks > in[j].OverlapBlocks && seconds(i) <= gate || seconds(i) <= seconds(j) {
+	longer := first || in[i].OverlapBlocks > in[j].OverlapBlocks
+	if longer && seconds(i) <= gate || seconds(i) <= seconds(j) {
 		return i
 	}
 	return j

@@ -65,19 +65,19 @@ func TestBoundedHash(t *testing.T) {
 		t.Errorf("C has room, and %c is taken", 'A'+got)
 	}
 	// The second block names the prefix, not what follows.
-	home := CHWBL(100)(&r, in, nil)
+	home := CHWBL(100, false)(&r, in, nil)
 	r.Sequence[2] = 99
-	if got := CHWBL(100)(&r, in, nil); got != home {
+	if got := CHWBL(100, false)(&r, in, nil); got != home {
 		t.Errorf("another third block leads to %d, want %d", got, home)
 	}
-	if got := CHWBL(1.25)(&r, nil, nil); got != -1 {
+	if got := CHWBL(1.25, false)(&r, nil, nil); got != -1 {
 		t.Errorf("of nobody: %d, want -1", got)
 	}
 }
 
 func TestDualMap(t *testing.T) {
 	r, in := fixture()
-	const a, b, c, d = 0, 1, 2, 3
+	const a, c, d = 0, 2, 3
 	for _, k := range []struct {
 		name string
 		i, j int
@@ -91,13 +91,48 @@ func TestDualMap(t *testing.T) {
 		{"equal matches: the shorter time", d, c, 5, c},
 		{"equal matches: the shorter time, whatever the order", c, d, 5, c},
 	} {
-		if got := dual(&r, in, k.i, k.j, k.gate); got != k.want {
+		if got := dual(&r, in, k.i, k.j, k.gate, false); got != k.want {
 			t.Errorf("%s: %c, want %c", k.name, 'A'+got, 'A'+k.want)
 		}
 	}
-	_ = b
-	if got := DualMap(5)(&r, in[:1], nil); got != 0 {
+	if got := dual(&r, in, d, c, 5, true); got != d {
+		t.Errorf("equal matches, the first: %c, want D", 'A'+got)
+	}
+	if got := dual(&r, in, c, a, 5, true); got != c {
+		t.Errorf("the longer match is first: %c, want C", 'A'+got)
+	}
+	if got := dual(&r, in, a, c, 5, true); got != c {
+		t.Errorf("the longer match is second: %c, want C", 'A'+got)
+	}
+	if got := DualMap(5, false)(&r, in[:1], nil); got != 0 {
 		t.Errorf("of one: %d", got)
+	}
+}
+
+// Scattered, what a full home passes on goes everywhere.
+func TestScatteredHash(t *testing.T) {
+	_, in := fixture()
+	rule := CHWBL(1.25, true)
+	to := map[[2]int]int{}
+	for key := range uint64(4000) {
+		r := Request{Sequence: []uint64{0, key}}
+		idle := make([]Input, len(in))
+		for i := range in {
+			idle[i].Key = in[i].Key
+		}
+		home := rule(&r, idle, nil)
+		if first, _ := ring(in, key); home != first {
+			t.Fatalf("key %d: home %d, want %d", key, home, first)
+		}
+		idle[home].ActiveRequests = 100
+		next := rule(&r, idle, nil)
+		if _, second := ring(in, key); next != second {
+			t.Fatalf("key %d: %d after its home, want %d", key, next, second)
+		}
+		to[[2]int{home, next}]++
+	}
+	if len(to) != 12 {
+		t.Errorf("%d pairs of a home and the one after it, want all 12", len(to))
 	}
 }
 
@@ -163,19 +198,12 @@ func TestTokenAwareFilterOpens(t *testing.T) {
 	}
 }
 
-func TestSessions(t *testing.T) {
+func TestSessionHashStays(t *testing.T) {
 	_, in := fixture()
 	a := SessionHash(&Request{Session: 77}, in, nil)
 	in[a].ActiveRequests, in[a].PendTokens = 900, 1_000_000
 	if b := SessionHash(&Request{Session: 77}, in, nil); a != b {
 		t.Errorf("a session moves from %d to %d", a, b)
-	}
-	if !SessionOverloaded(in, a) || SessionOverloaded(in, (a+1)%4) {
-		t.Error("the worker with a million tokens is overloaded, and no other")
-	}
-	two := []Input{{PendTokens: 50_000}, {}}
-	if SessionOverloaded(two, 0) {
-		t.Error("50,000 tokens more than nothing are not yet too many")
 	}
 }
 

@@ -170,8 +170,9 @@ const (
 // the user with the fewest requests so far, until there are enough of them. Users
 // begin uniformly within 30 s. The next request comes after the response and the
 // recorded think time, at most 60 s, the next conversation after 5 s. Of a
-// conversation the first 150 requests count, and of these prompts up to 200,000
-// tokens. Blocks are put together to 512 tokens; what is left over is not shared.
+// conversation the first 150 requests count; one with a prompt of more than 200,000
+// tokens among them is left out. Blocks are put together to 512 tokens; what is left
+// over is not shared.
 func (c *Conversations) Deal(d DealConfig) (*Trace, error) {
 	if d.Users < 1 || d.Users > 1<<16 || d.Requests < 1 || d.Requests > maxRequests {
 		return nil, fmt.Errorf("replay: %d users and %d requests, want at least one of each", d.Users, d.Requests)
@@ -184,6 +185,9 @@ func (c *Conversations) Deal(d DealConfig) (*Trace, error) {
 	for _, n := range rng.Perm(len(c.list)) {
 		if len(t.Requests) >= d.Requests {
 			break
+		}
+		if c.list[n].tooLong() {
+			continue
 		}
 		user := &t.Users[0]
 		for i := range t.Users {
@@ -200,7 +204,15 @@ func (c *Conversations) Deal(d DealConfig) (*Trace, error) {
 			user.Requests = append(user.Requests, int32(i))
 		}
 	}
+	if len(t.Requests) == 0 {
+		return nil, fmt.Errorf("replay: %s: each conversation has a prompt of more than %d tokens", c.Name, dealtInput)
+	}
 	return t, nil
+}
+
+// tooLong says whether a request that counts has a prompt above the bound.
+func (c *conversation) tooLong() bool {
+	return slices.ContainsFunc(c.turns[:min(dealtTurns, len(c.turns))], func(t turn) bool { return t.input > dealtInput })
 }
 
 // add appends the requests of a conversation.
@@ -208,7 +220,7 @@ func (t *Trace) add(number int, c *conversation) {
 	group := t.BlockSize / c.blockSize
 	left := dealtTurns
 	c.unroll(func(u *turn, ids []int) {
-		if left--; left < 0 || u.input > dealtInput {
+		if left--; left < 0 {
 			return
 		}
 		r := Request{

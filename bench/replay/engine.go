@@ -28,6 +28,7 @@ type engine struct {
 	block int     // tokens
 	cache *cache
 	reqs  []Request
+	role  role
 
 	waiting  []int32
 	head     int // of waiting
@@ -48,6 +49,15 @@ type engine struct {
 	shared   bool  // the cache is that of all engines
 	single   bool  // tests: plan every step
 }
+
+// role is what an engine does with a request.
+type role uint8
+
+const (
+	both        role = iota
+	prefillOnly      // ends at the first token
+	decodeOnly       // begins behind it
+)
 
 // prefill is an admitted request whose prompt is being computed.
 type prefill struct {
@@ -125,17 +135,31 @@ func (e *engine) admit(cached []int32) {
 		}
 		e.cache.acquire(r.Blocks)
 		e.cache.reserved += e.reserve(r)
-		done := hit * e.block
-		e.prefills = append(e.prefills, prefill{req: n, done: done, left: r.Input - done})
-		cached[n] = int32(done)
+		if e.role == decodeOnly {
+			e.decode(n)
+		} else {
+			done := hit * e.block
+			e.prefills = append(e.prefills, prefill{req: n, done: done, left: r.Input - done})
+			cached[n] = int32(done)
+		}
 		if e.head++; e.head == len(e.waiting) {
 			e.waiting, e.head = e.waiting[:0], 0
 		}
 	}
 }
 
+// decode lets a request whose prompt is computed make the rest of its output.
+func (e *engine) decode(n int32) {
+	r := &e.reqs[n]
+	e.held += int64(r.Input) + 1
+	e.decodes.push(finish{e.steps + int64(r.Output) - 1, n})
+}
+
 // reserve is how many blocks are kept free for what a request will put out.
 func (e *engine) reserve(r *Request) int {
+	if e.role == prefillOnly {
+		return 0
+	}
 	return max(0, (r.Input+r.Output+e.block-1)/e.block-len(r.Blocks))
 }
 
@@ -231,13 +255,13 @@ func (e *engine) complete(t *sim, w int) {
 		}
 		r := &e.reqs[p.req]
 		known := e.cache.computed(r.Blocks)
+		e.cache.trim(e.cache.capacity)
 		t.firstToken(w, p.req, known)
-		if r.Output == 1 {
+		if r.Output == 1 || e.role == prefillOnly {
 			e.release(t, w, p.req)
 			continue
 		}
-		e.held += int64(r.Input) + 1
-		e.decodes.push(finish{e.steps + int64(r.Output) - 1, p.req})
+		e.decode(p.req)
 	}
 	e.prefills = left
 }

@@ -3,6 +3,7 @@
 package replay
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -15,7 +16,8 @@ type GenerateConfig struct {
 	Rate     float64 // requests a second, as a Poisson process; default 10
 	Prefixes int     // distinct ones, equally likely; default 150
 	// Lengths in tokens: of a prefix, 6,000, of a question, 1,200, and of the
-	// output, 1,000. Questions and outputs vary by up to half of it.
+	// output, 1,000. Questions and outputs vary by up to half of it. One of the
+	// first two may be [NoTokens].
 	PrefixTokens   int
 	QuestionTokens int
 	OutputTokens   int
@@ -24,6 +26,9 @@ type GenerateConfig struct {
 	Turns int
 	Seed  uint64
 }
+
+// NoTokens is a length of 0, which stands for the default.
+const NoTokens = -1
 
 func (c GenerateConfig) withDefaults() (GenerateConfig, error) {
 	for _, n := range []struct {
@@ -42,9 +47,16 @@ func (c GenerateConfig) withDefaults() (GenerateConfig, error) {
 		if *n.value == 0 {
 			*n.value = n.or
 		}
+		if none := *n.value == NoTokens && (n.value == &c.PrefixTokens || n.value == &c.QuestionTokens); none {
+			*n.value = 0
+			continue
+		}
 		if *n.value < 1 || *n.value > n.most {
 			return c, fmt.Errorf("replay: %s is %d, want 1 to %d", n.name, *n.value, n.most)
 		}
+	}
+	if c.PrefixTokens+c.QuestionTokens == 0 {
+		return c, errors.New("replay: prompts without prefix and question")
 	}
 	if c.Rate == 0 {
 		c.Rate = 10
@@ -63,7 +75,7 @@ func Generate(c GenerateConfig) (*Trace, error) {
 	}
 	t := &Trace{Name: "generated", BlockSize: MooncakeBlock}
 	rng := rand.New(rand.NewPCG(c.Seed, 0x67656e))
-	around := func(mean int) int { return max(1, mean/2+rng.IntN(mean+1)) }
+	around := func(mean int) int { return mean/2 + rng.IntN(mean+1) }
 	// Conversations with turns to come; a request takes any of them.
 	type conversation struct {
 		session uint64
@@ -89,7 +101,7 @@ func Generate(c GenerateConfig) (*Trace, error) {
 		} else {
 			o = open[rng.IntN(len(open))]
 		}
-		o.input += around(c.QuestionTokens)
+		o.input = max(1, o.input+around(c.QuestionTokens))
 		for len(o.blocks) < o.input/t.BlockSize {
 			unique++
 			parent := none
@@ -104,7 +116,7 @@ func Generate(c GenerateConfig) (*Trace, error) {
 			open = open[:len(open)-1]
 		}
 		t.Requests = append(t.Requests, Request{
-			At: seconds(at), Session: o.session, Input: o.input, Output: around(c.OutputTokens),
+			At: seconds(at), Session: o.session, Input: o.input, Output: max(1, around(c.OutputTokens)),
 			Blocks: slices.Clone(o.blocks),
 		})
 	}

@@ -20,7 +20,9 @@ const (
 	message                  // between replicas, number b
 	change                   // of the workers, number a
 	coldStart
-	summary // of the router groups
+	summary  // of the router groups
+	handOver // of request a from prefill to decode
+	tick     // of the routers
 )
 
 // queue is a heap of events by time, then turn.

@@ -37,7 +37,7 @@ type Result struct {
 	// open loop only.
 	LRUShare float64 `json:"lru_share,omitempty"`
 	// Imbalance is the largest of the workers' computed prompt tokens divided by
-	// their mean.
+	// the mean of those that compute prompts.
 	Imbalance float64 `json:"imbalance"`
 	// Promised is the mean of the cached tokens that a decision expected minus
 	// those there were, Misjudged the mean of the differences' sizes.
@@ -133,10 +133,14 @@ func (s *sim) result() *Result {
 		}
 	}
 	var most, sum int64
+	able := 0
 	for _, e := range s.engines {
 		most, sum = max(most, e.computed), sum+e.computed
+		if e.role != decodeOnly {
+			able++
+		}
 	}
-	r.Imbalance = float64(most) * float64(s.Workers) / float64(max(1, sum))
+	r.Imbalance = float64(most) * float64(able) / float64(max(1, sum))
 	return r
 }
 

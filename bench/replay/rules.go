@@ -4,6 +4,7 @@ package replay
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +21,19 @@ type Rule struct {
 	// Oracle gives all workers one cache of their summed size: what routing
 	// alone cannot reach, since no prefix would be in the wrong place.
 	Oracle bool
+
+	// Ties says how equals are told apart: "" as the product does, by requests and
+	// then by blocks; "requests" by requests alone; "draw" not at all. What is left
+	// is drawn.
+	Ties string
+	// EngineInputs has the rule see what the engines themselves would report at
+	// the moment, where it looks at waiting requests or at the cache in use: those
+	// that the engine has not begun, and the blocks it refers to. Otherwise it sees
+	// the router's account: those without a first token, and its active blocks.
+	EngineInputs bool
+	// Sticky binds a conversation to the worker that its first request went to,
+	// softly: one with far more to do than the others gives it away.
+	Sticky bool
 }
 
 // Default is the rule that kvroute recommends where the engine is known: tokens
@@ -37,6 +51,7 @@ func named() []Rule {
 		return Rule{Name: name, Settings: s}
 	}
 	agentic := scorer.Agentic(MooncakeBlock)
+	agentic.AssumeKVReuse = false
 	rules := []Rule{
 		policy("tokens", scorer.Tokens, func(s *scorer.Settings) { s.Attention = 0 }),
 		policy("dynamo", scorer.Dynamo, nil),
@@ -47,6 +62,9 @@ func named() []Rule {
 		policy("oracle", scorer.PredictedTTFT, func(s *scorer.Settings) { s.Alpha = .25 }),
 	}
 	rules[len(rules)-1].Oracle = true
+	sticky := policy("session-sticky", scorer.Tokens, nil)
+	sticky.Sticky = true
+	rules = append(rules, sticky)
 	for _, r := range scorer.PublishedRules() {
 		rules = append(rules, Rule{Name: r.Name, Settings: scorer.Defaults(), Choose: r.Rule})
 	}
@@ -88,15 +106,23 @@ func ParseRule(text string) (Rule, error) {
 	if !changed {
 		return r, nil
 	}
-	if r.Choose != nil {
-		return Rule{}, fmt.Errorf("replay: rule %q has no settings", name)
-	}
 	for part := range strings.SplitSeq(rest, ",") {
 		key, value, _ := strings.Cut(part, "=")
+		switch part {
+		case "ties=requests", "ties=draw":
+			r.Ties = value
+			continue
+		case "inputs=engine":
+			r.EngineInputs = true
+			continue
+		}
+		if r.Choose != nil {
+			return Rule{}, fmt.Errorf("replay: rule %q: %q is no setting; it has ties=requests, ties=draw and inputs=engine", name, part)
+		}
 		at := knobs(&r.Settings)[key]
 		v, err := strconv.ParseFloat(value, 64)
 		if at == nil || err != nil {
-			return Rule{}, fmt.Errorf("replay: rule %q: %q is no setting; they are alpha, attention, weight, credit, scale, request, temperature, each with =number", name, part)
+			return Rule{}, fmt.Errorf("replay: rule %q: %q is no setting; they are alpha, attention, weight, credit, scale, request, temperature, each with =number, ties=requests, ties=draw and inputs=engine", name, part)
 		}
 		*at = v
 	}
@@ -104,4 +130,60 @@ func ParseRule(text string) (Rule, error) {
 		return Rule{}, fmt.Errorf("replay: rule %q: %w", name, err)
 	}
 	return r, nil
+}
+
+// choose is the rule of a replica's router, nil for that of the router's settings.
+func (s *sim) choose(rep *replica) scorer.Rule {
+	rule := s.Rule.Choose
+	if s.Rule.Ties == "" && !s.Rule.EngineInputs {
+		return rule
+	}
+	if rule == nil {
+		rule = s.Rule.Settings.Choose
+	}
+	var seen []scorer.Input
+	return func(req *scorer.Request, in []scorer.Input, costs []float64) int {
+		seen = append(seen[:0], in...)
+		if s.Rule.EngineInputs {
+			s.report(rep, seen)
+		}
+		if s.Rule.Ties == "" {
+			return rule(req, seen, costs)
+		}
+		for i := range costs {
+			costs[i] = math.NaN()
+		}
+		blocks := s.Rule.Choose == nil // a cost may be made of them
+		for i := range seen {
+			if !blocks {
+				seen[i].ActiveBlocks = 0
+			}
+		}
+		chosen := rule(req, seen, costs)
+		if chosen < 0 || math.IsNaN(costs[chosen]) {
+			return chosen // the rule has compared without costs
+		}
+		for i := range seen {
+			requests := seen[i].ActiveRequests
+			seen[i] = scorer.Input{}
+			if s.Rule.Ties == "requests" {
+				seen[i].ActiveRequests = requests
+			}
+		}
+		return scorer.Pick(costs, seen, req.U)
+	}
+}
+
+// report fills in what the engines of a replica's candidates know themselves.
+func (s *sim) report(rep *replica, in []scorer.Input) {
+	i := 0
+	for _, w := range rep.workers {
+		if !s.alive[w] || i == len(in) {
+			continue
+		}
+		e := s.engines[w]
+		in[i].WaitingRequests = len(e.waiting) - e.head
+		in[i].KVUse = min(1, float64(e.cache.live+e.cache.reserved)/float64(e.cache.capacity))
+		i++
+	}
 }

@@ -12,6 +12,7 @@ package replay
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -33,6 +34,10 @@ type Scenario struct {
 	// Speedup divides the times at which requests of an open loop are due.
 	// Default 1.
 	Speedup float64
+	// Jitter moves each request of an open loop later by up to this much, by the
+	// seed, but never past the next one: how far results hang on nothing at all.
+	// Default 0.
+	Jitter time.Duration
 
 	Workers  int           // default 8
 	Engine   scorer.Engine // of each worker; default [scorer.Dense32B]
@@ -46,6 +51,10 @@ type Scenario struct {
 	// SyncDelay, or, if that is negative, never. Default 1.
 	Replicas  int
 	SyncDelay time.Duration
+	// SyncLost is when replicas stop to hear of each other, for SyncLostFor:
+	// messages of that time are lost for good. What they would have ended, ends
+	// when the router gives it up. SyncLostFor 0 = they always hear.
+	SyncLost, SyncLostFor time.Duration
 	// Groups parts the workers, in order, into router groups below an upper
 	// router, which knows the groups' load as of the last multiple of
 	// SummaryAge, 0 = now. 0 or 1 = no groups. Not with Replicas.
@@ -60,6 +69,14 @@ type Scenario struct {
 	// Predict is how long the routers believe that a worker will have cached a
 	// prompt that they sent it; 0 = not at all.
 	Predict time.Duration
+
+	// PrefillWorkers is how many of the workers, the first ones, compute prompts
+	// only; the others get the KV cache of these at Transfer tokens a second and
+	// make the output. 0 = each worker does both. Not with Replicas, Groups,
+	// Changes, ColdStart or an oracle.
+	PrefillWorkers int
+	// Transfer is by default 190,000: 50 GB/s of a cache with 262 kB a token.
+	Transfer float64
 
 	Changes []Change // of the workers
 	// ColdStart is when the routers are replaced by new ones that know no block
@@ -97,6 +114,7 @@ const (
 	maxWorkers  = 4096
 	maxReplicas = 64
 	maxKVBlocks = 1 << 26
+	maxJitter   = time.Hour
 )
 
 func (c Scenario) withDefaults() (Scenario, error) {
@@ -112,11 +130,14 @@ func (c Scenario) withDefaults() (Scenario, error) {
 	if c.KVBlocks == 0 {
 		c.KVBlocks = 2000
 	}
-	c.Replicas, c.Groups = max(1, c.Replicas), max(1, c.Groups)
+	c.Replicas, c.Groups = cmp.Or(c.Replicas, 1), cmp.Or(c.Groups, 1)
+	c.Transfer = cmp.Or(c.Transfer, 190_000)
 	positive := func(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
 	switch {
 	case c.Trace == nil || len(c.Trace.Requests) == 0:
 		return c, fmt.Errorf("replay: no trace")
+	case c.Jitter < 0 || c.Jitter > maxJitter:
+		return c, fmt.Errorf("replay: jitter is %v, want 0 to %v", c.Jitter, maxJitter)
 	case !positive(c.Speedup):
 		return c, fmt.Errorf("replay: speedup is %v, want a number above 0", c.Speedup)
 	case c.Workers < 1 || c.Workers > maxWorkers:
@@ -127,9 +148,9 @@ func (c Scenario) withDefaults() (Scenario, error) {
 		return c, fmt.Errorf("replay: %d speeds for %d workers", len(c.Speeds), c.Workers)
 	case slices.ContainsFunc(c.Speeds, func(v float64) bool { return !positive(v) }):
 		return c, fmt.Errorf("replay: speeds are %v, want numbers above 0", c.Speeds)
-	case c.Replicas > maxReplicas:
-		return c, fmt.Errorf("replay: %d replicas, want at most %d", c.Replicas, maxReplicas)
-	case c.Groups > c.Workers:
+	case c.Replicas < 1 || c.Replicas > maxReplicas:
+		return c, fmt.Errorf("replay: %d replicas, want 1 to %d", c.Replicas, maxReplicas)
+	case c.Groups < 1 || c.Groups > c.Workers:
 		return c, fmt.Errorf("replay: %d groups of %d workers", c.Groups, c.Workers)
 	case c.Groups > 1 && c.Replicas > 1:
 		return c, fmt.Errorf("replay: %d groups and %d replicas, want one of them 1", c.Groups, c.Replicas)
@@ -137,6 +158,16 @@ func (c Scenario) withDefaults() (Scenario, error) {
 		return c, fmt.Errorf("replay: event delay %v, prediction %v, summary age %v and cold start %v must not be negative", c.EventDelay, c.Predict, c.SummaryAge, c.ColdStart)
 	case !(c.EventLoss >= 0 && c.EventLoss <= 1):
 		return c, fmt.Errorf("replay: event loss is %v, want 0 to 1", c.EventLoss)
+	}
+	switch alone := c.Replicas == 1 && c.Groups == 1 && len(c.Changes) == 0 && c.ColdStart == 0 && !c.Rule.Oracle; {
+	case c.SyncLost < 0 || c.SyncLostFor < 0:
+		return c, fmt.Errorf("replay: sync lost at %v for %v, want no negative times", c.SyncLost, c.SyncLostFor)
+	case c.PrefillWorkers < 0 || c.PrefillWorkers > 0 && c.PrefillWorkers >= c.Workers:
+		return c, fmt.Errorf("replay: %d prefill workers of %d workers, want at least one of either kind", c.PrefillWorkers, c.Workers)
+	case c.PrefillWorkers > 0 && !alone:
+		return c, errors.New("replay: prefill workers go with one router, and workers that stay; there is no oracle for them")
+	case !positive(c.Transfer):
+		return c, fmt.Errorf("replay: transfer is %v tokens a second, want a number above 0", c.Transfer)
 	}
 	for _, ch := range c.Changes {
 		if ch.Worker < 0 || ch.Worker >= c.Workers || ch.At < 0 || !slices.Contains([]ChangeKind{Join, Leave, Restart}, ch.Kind) {
@@ -158,7 +189,9 @@ type sim struct {
 	alive   []bool
 	started []int64 // ms; of the workers' current lives
 	routers []*replica
+	decoder *replica // of the workers that only decode, nil if there are none
 	rng     *rand.Rand
+	jitter  *rand.Rand
 
 	// What became of each request.
 	ids      []string
@@ -171,6 +204,7 @@ type sim struct {
 	cached   []int32 // tokens of the prompt that the engine found cached
 	promised []int32 // cached tokens that the decision expected
 	worker   []int32 // -1 = not with an engine
+	second   []int32 // worker that decodes, if it is another one
 	replica  []int32
 	left     int // requests that have not ended
 	retried  int
@@ -223,6 +257,9 @@ const (
 
 const model = "model"
 
+// tickEvery is how often routers look for what nobody ended.
+const tickEvery = 15 * time.Second
+
 // Run simulates a scenario to its end, or until ctx ends.
 func Run(ctx context.Context, c Scenario) (*Result, error) {
 	c, err := c.withDefaults()
@@ -232,9 +269,9 @@ func Run(ctx context.Context, c Scenario) (*Result, error) {
 	n := len(c.Trace.Requests)
 	s := &sim{
 		Scenario: c, ctx: ctx, reqs: c.Trace.Requests, left: n,
-		rng: rand.New(rand.NewPCG(c.Seed, 0x7265706c6963)),
+		rng: rand.New(rand.NewPCG(c.Seed, 0x7265706c6963)), jitter: rand.New(rand.NewPCG(c.Seed, 0x6a6974746572)),
 		ids: make([]string, n), sessions: make([]string, n), due: make([]int64, n), first: make([]int64, n), end: make([]int64, n),
-		cached: make([]int32, n), promised: make([]int32, n), worker: make([]int32, n), replica: make([]int32, n),
+		cached: make([]int32, n), promised: make([]int32, n), worker: make([]int32, n), replica: make([]int32, n), second: make([]int32, n),
 		alive: make([]bool, c.Workers), started: make([]int64, c.Workers),
 	}
 	for i := range s.ids {
@@ -275,6 +312,12 @@ func (s *sim) build() {
 		if w < len(s.Speeds) {
 			e.speed = s.Speeds[w]
 		}
+		if s.PrefillWorkers > 0 {
+			e.role = decodeOnly
+			if w < s.PrefillWorkers {
+				e.role = prefillOnly
+			}
+		}
 		if shared == nil {
 			e.cache = newCache(s.KVBlocks, s.Trace.Distinct())
 		}
@@ -289,37 +332,71 @@ func (s *sim) newRouters() error {
 	for i := range max(s.Replicas, s.Groups) {
 		rep := &replica{forced: -1, broken: make([]bool, s.Workers)}
 		for w := range s.Workers {
-			if s.Groups == 1 || w*s.Groups/s.Workers == i {
+			if s.engines[w].role != decodeOnly && (s.Groups == 1 || w*s.Groups/s.Workers == i) {
 				rep.workers = append(rep.workers, w)
 			}
 		}
 		conf := router.Config{
-			Scoring: s.Rule.Settings, Rule: s.Rule.Choose, BlockSize: s.Trace.BlockSize,
+			Scoring: s.Rule.Settings, Rule: s.choose(rep), BlockSize: s.Trace.BlockSize,
 			Seed: s.Seed + uint64(i), KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1),
 			Now: func() time.Time { return time.Unix(0, s.now) },
+			// A worker that only prefills keeps nothing for later tokens.
+			NoActiveBlocks: s.PrefillWorkers > 0,
+		}
+		if s.Rule.Sticky {
+			conf.Sessions.TTL = 24 * time.Hour
 		}
 		if s.Replicas > 1 {
-			conf.Rule = rep.choose(conf)
+			conf.Rule = rep.forcible(conf)
 		}
-		var err error
-		if rep.router, err = router.New(conf); err != nil {
-			return fmt.Errorf("replay: %w", err)
-		}
-		for _, w := range rep.workers {
-			if s.alive[w] {
-				if err := rep.router.SetWorker(s.info(w)); err != nil {
-					return fmt.Errorf("replay: %w", err)
-				}
-			}
+		if err := s.start(rep, conf); err != nil {
+			return err
 		}
 		s.routers = append(s.routers, rep)
+	}
+	if s.PrefillWorkers == 0 {
+		return nil
+	}
+	s.decoder = &replica{forced: -1, broken: make([]bool, s.Workers)}
+	for w := s.PrefillWorkers; w < s.Workers; w++ {
+		s.decoder.workers = append(s.decoder.workers, w)
+	}
+	return s.start(s.decoder, router.Config{
+		Scoring: decodeSettings(s.Rule.Settings), BlockSize: s.Trace.BlockSize,
+		Seed: s.Seed, KeepDecisions: -1, PredictTTL: -1,
+		Now: func() time.Time { return time.Unix(0, s.now) },
+	})
+}
+
+// start makes a replica's router and tells it of the workers that are there.
+func (s *sim) start(rep *replica, conf router.Config) (err error) {
+	if rep.router, err = router.New(conf); err != nil {
+		return fmt.Errorf("replay: %w", err)
+	}
+	for _, w := range rep.workers {
+		if s.alive[w] {
+			if err := rep.router.SetWorker(s.info(w)); err != nil {
+				return fmt.Errorf("replay: %w", err)
+			}
+		}
 	}
 	return nil
 }
 
-// choose is the configured way of choosing, except for what a message of another
+// decodeSettings choose by load alone: what such a worker has cached is of no use,
+// and prompts arrive computed.
+func decodeSettings(s scorer.Settings) scorer.Settings {
+	s.AssumeKVReuse, s.TrackPrefill = false, false
+	s.OverlapWeight, s.OverlapCredit = 0, 0
+	if s.Policy != scorer.Dynamo && s.Policy != scorer.DynamoNewer {
+		s.Policy = scorer.Tokens
+	}
+	return s
+}
+
+// forcible is the configured way of choosing, except for what a message of another
 // replica has decided.
-func (r *replica) choose(conf router.Config) scorer.Rule {
+func (r *replica) forcible(conf router.Config) scorer.Rule {
 	return func(req *scorer.Request, in []scorer.Input, costs []float64) int {
 		switch {
 		case r.forced >= 0:
@@ -353,6 +430,9 @@ func (s *sim) begin() {
 	if s.ColdStart > 0 {
 		s.queue.push(s.ColdStart.Nanoseconds(), coldStart, 0, 0)
 	}
+	if s.SyncLostFor > 0 {
+		s.queue.push(tickEvery.Nanoseconds(), tick, 0, 0)
+	}
 	if s.Groups > 1 {
 		s.summaries = make([]groupSummary, s.Groups)
 		s.costs, s.inputs = make([]float64, s.Groups), make([]scorer.Input, s.Groups)
@@ -376,10 +456,21 @@ func (s *sim) begin() {
 
 // arrive plans a request of an open loop.
 func (s *sim) arrive(req int) {
-	if req < len(s.reqs) {
-		s.queue.push(int64(math.Round(float64(s.reqs[req].At)/s.Speedup)), arrival, int32(req), 0)
+	if req >= len(s.reqs) {
+		return
 	}
+	at := s.dueAt(req)
+	if s.Jitter > 0 {
+		at += s.jitter.Int64N(s.Jitter.Nanoseconds())
+		if req+1 < len(s.reqs) {
+			at = min(at, s.dueAt(req+1))
+		}
+	}
+	s.queue.push(at, arrival, int32(req), 0)
 }
+
+// dueAt is when a request of an open loop is due, in ns.
+func (s *sim) dueAt(req int) int64 { return int64(math.Round(float64(s.reqs[req].At) / s.Speedup)) }
 
 func (s *sim) loop() error {
 	for n := 0; s.left > 0; n++ {
@@ -409,6 +500,15 @@ func (s *sim) loop() error {
 			err = s.changed(s.Changes[e.a])
 		case coldStart:
 			err = s.newRouters()
+		case handOver:
+			s.worker[e.a] = s.second[e.a]
+			s.decoder.router.MarkPrefillCompleted(s.ids[e.a])
+			s.send(int(s.second[e.a]), e.a)
+		case tick:
+			for _, r := range s.routers {
+				r.router.Tick()
+			}
+			s.queue.push(s.now+tickEvery.Nanoseconds(), tick, 0, 0)
 		case summary:
 			err = s.summarise()
 		}
@@ -448,7 +548,19 @@ func (s *sim) route(req int32) error {
 	s.promised[req] = int32(min(d.CachedTokens, s.reqs[req].Input))
 	s.worker[req] = int32(w)
 	s.tell(req, added)
+	if s.decoder != nil && s.reqs[req].Output > 1 {
+		d, err := s.decide(s.decoder, req)
+		if err != nil {
+			return err
+		}
+		s.second[req] = int32(d.Worker.ID - s.id(0))
+	}
+	s.send(w, req)
+	return nil
+}
 
+// send puts a request into the queue of an engine.
+func (s *sim) send(w int, req int32) {
 	e := s.engines[w]
 	idle := e.head == len(e.waiting)
 	e.waiting = append(e.waiting, req)
@@ -458,7 +570,6 @@ func (s *sim) route(req int32) error {
 	case idle && e.cut(s.now):
 		s.queue.push(e.end, stepEnd, int32(w), e.version)
 	}
-	return nil
 }
 
 // hash fills in the hashes of a request's blocks.
@@ -521,14 +632,28 @@ func (s *sim) firstToken(w int, req int32, known int) {
 	if s.first[req] == 0 {
 		s.first[req] = 1
 	}
+	// What must go for it goes first: no cache ever holds more than it can.
+	s.publishRemoved(w)
 	s.publishStored(w, req, known)
 	s.tell(req, started)
 }
 
-// ended is told that a request is over.
+// ended is told that a request is over on a worker.
 func (s *sim) ended(w int, req int32) {
 	s.publishRemoved(w)
-	s.tell(req, freed)
+	switch s.engines[w].role {
+	case prefillOnly:
+		s.tell(req, freed)
+		if s.reqs[req].Output > 1 {
+			took := float64(s.reqs[req].Input) / s.Transfer
+			s.queue.push(s.now+int64(took*1e9), handOver, req, 0)
+			return
+		}
+	case decodeOnly:
+		s.decoder.router.Free(s.ids[req])
+	case both:
+		s.tell(req, freed)
+	}
 	s.end[req] = s.now
 	s.worker[req] = -1
 	s.left--
@@ -580,6 +705,9 @@ func (s *sim) publish(w int, ev indexer.Event) {
 	if s.EventDelay > 0 {
 		ev.Blocks, ev.Externals = slices.Clone(ev.Blocks), slices.Clone(ev.Externals)
 	}
+	if s.engines[w].role == decodeOnly {
+		return
+	}
 	from, to := w, w+1
 	if s.Rule.Oracle {
 		from, to = 0, s.Workers
@@ -623,7 +751,8 @@ func (s *sim) tell(req int32, kind syncKind) {
 		own.router.Free(s.ids[req])
 	case added:
 	}
-	if s.Replicas == 1 || s.SyncDelay < 0 {
+	lost := s.now >= s.SyncLost.Nanoseconds() && s.now < (s.SyncLost+s.SyncLostFor).Nanoseconds()
+	if s.Replicas == 1 || s.SyncDelay < 0 || lost {
 		return
 	}
 	s.messages = append(s.messages, syncMessage{s.replica[req], req, kind})

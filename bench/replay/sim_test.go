@@ -234,6 +234,10 @@ func TestScenarios(t *testing.T) {
 		"lost events":    func(c *Scenario) { c.EventLoss = .2 },
 		"replicas alone": func(c *Scenario) { c.Replicas, c.SyncDelay = 4, -1 },
 		"replicas":       func(c *Scenario) { c.Replicas, c.SyncDelay = 4, 100*time.Millisecond },
+		"a split":        func(c *Scenario) { c.PrefillWorkers = 5 },
+		"slow transfer":  func(c *Scenario) { c.PrefillWorkers, c.Transfer = 5, 10_000 },
+		"jitter":         func(c *Scenario) { c.Jitter = 50 * time.Millisecond },
+		"lost messages":  func(c *Scenario) { c.Replicas, c.SyncLost, c.SyncLostFor = 4, 10*time.Second, 20*time.Second },
 		"groups":         func(c *Scenario) { c.Groups, c.SummaryAge = 4, time.Second },
 		"empty group":    func(c *Scenario) { c.Groups, c.Changes = 8, []Change{{20 * time.Second, 1, Leave}} },
 		"late restart":   func(c *Scenario) { c.EventDelay, c.Changes = 5*time.Second, []Change{{20 * time.Second, 1, Restart}} },
@@ -264,6 +268,87 @@ func TestReplicasThatShareAllAtOnceAreOne(t *testing.T) {
 	alone := play(t, c)
 	if math.Abs(four.TTFT.Mean-one.TTFT.Mean) > .1*one.TTFT.Mean || alone.TTFT.Mean < one.TTFT.Mean*1.1 {
 		t.Errorf("mean TTFT of one replica %v, of four that share %v, that do not %v", one.TTFT.Mean, four.TTFT.Mean, alone.TTFT.Mean)
+	}
+}
+
+// One prompt goes from the worker that computes it to the one that decodes.
+func TestSplitTakesTheTimesOfBoth(t *testing.T) {
+	trace := &Trace{BlockSize: MooncakeBlock, Requests: []Request{{Input: 8192, Output: 11}}}
+	r := play(t, Scenario{Trace: trace, Rule: rule(t, "tokens"), Workers: 2, PrefillWorkers: 1})
+	first, steps := .400393, 0.
+	for k := range 10 {
+		steps += (11 + 5.6e-5*float64(8193+k)) / 1e3
+	}
+	if want := first + 8192/190_000. + steps; math.Abs(r.TTFT.Mean-first) > 1e-5 || math.Abs(r.E2E.Mean-want) > 1e-5 {
+		t.Errorf("first token after %v s, the last after %v, want %v and %v", r.TTFT.Mean, r.E2E.Mean, first, want)
+	}
+}
+
+// Prompts and output of a split add up to those of workers that do both.
+func TestSplitServesAll(t *testing.T) {
+	for _, name := range []string{"tokens", "dynamo", "dynamo-agentic", "predicted_ttft", "lmetric"} {
+		c := Scenario{Trace: small(t), Rule: rule(t, name), KVBlocks: 300, Seed: 1, PrefillWorkers: 5}
+		r := play(t, c)
+		if r.HitRate < .3 || r.TPOT.P99 > .05 || r.Imbalance > 1.5 || r.Imbalance < 1 {
+			t.Errorf("%s: %+v", name, r)
+		}
+		if whole := play(t, stepwise(c)); math.Abs(whole.E2E.Mean-r.E2E.Mean) > .002*r.E2E.Mean {
+			t.Errorf("%s: E2E %v with runs of steps, %v step by step", name, r.E2E.Mean, whole.E2E.Mean)
+		}
+	}
+}
+
+// Replicas that lose all messages are replicas without any.
+func TestLostSyncIsNoSync(t *testing.T) {
+	c := Scenario{Trace: small(t), Rule: rule(t, "tokens"), Speedup: 2, KVBlocks: 300, Seed: 1, Replicas: 4, SyncDelay: -1}
+	alone := encode(t, play(t, c))
+	c.SyncDelay, c.SyncLostFor = 10*time.Millisecond, time.Hour
+	if lost := encode(t, play(t, c)); lost != alone {
+		t.Errorf("with all messages lost\n%s\nwithout any\n%s", lost, alone)
+	}
+}
+
+// What a rule is shown in place of the router's account changes what it does, and
+// nothing else does.
+func TestRulesAsOthersReadThem(t *testing.T) {
+	trace := small(t)
+	for _, c := range []struct {
+		name    string
+		changes bool
+	}{
+		{"vllm-dp:inputs=engine", true},
+		{"gie-3-2-2-2:inputs=engine", true},
+		{"sglang-cache-aware:ties=draw", true},
+		{"least-requests:ties=requests", true},
+		{"least-pending:ties=draw", true},
+		{"dynamo:inputs=engine", false},
+		{"round-robin:ties=draw", false},
+	} {
+		name, _, _ := strings.Cut(c.name, ":")
+		base := Scenario{Trace: trace, Rule: rule(t, name), KVBlocks: 300, Seed: 1, Speedup: 2}
+		plain := play(t, base)
+		base.Rule = rule(t, c.name)
+		if got := play(t, base); (got.TTFT == plain.TTFT) == c.changes {
+			t.Errorf("%s: TTFT %+v, as it is %+v", c.name, got.TTFT, plain.TTFT)
+		}
+	}
+}
+
+func TestConversationsTooLongAreLeftOut(t *testing.T) {
+	line := func(in int) string {
+		return fmt.Sprintf(`{"block_size":64,"requests":[{"in":64,"out":1,"h":[[1,1]]},{"in":%d,"out":1,"p":0,"h":[[2,%d]]}]}`+"\n", in, in/64)
+	}
+	c, err := ReadConversations("two", strings.NewReader(line(200_000)+line(200_064)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace, err := c.Deal(DealConfig{Users: 1, Requests: 100, Seed: 1})
+	if err != nil || len(trace.Requests) != 2 || trace.Requests[1].Input != 200_000 {
+		t.Errorf("%v: %+v, want the two requests of the first conversation", err, trace)
+	}
+	c.list = c.list[1:]
+	if _, err := c.Deal(DealConfig{Users: 1, Requests: 100, Seed: 1}); err == nil {
+		t.Error("a trace of no requests")
 	}
 }
 
@@ -367,6 +452,12 @@ func TestBadScenarios(t *testing.T) {
 		"2 speeds for 1":       {Trace: trace, Workers: 1, Speeds: []float64{1, 1}},
 		"speeds are [0]":       {Trace: trace, Speeds: []float64{0}},
 		"groups of":            {Trace: trace, Groups: 9},
+		"8 prefill workers":    {Trace: trace, PrefillWorkers: 8},
+		"one router":           {Trace: trace, PrefillWorkers: 4, Replicas: 2},
+		"transfer is -1":       {Trace: trace, Transfer: -1},
+		"jitter is -1ns":       {Trace: trace, Jitter: -1},
+		"sync lost at -1ns":    {Trace: trace, SyncLost: -1},
+		"-1 replicas":          {Trace: trace, Replicas: -1},
 		"want one of them 1":   {Trace: trace, Groups: 2, Replicas: 2},
 		"event loss is":        {Trace: trace, EventLoss: 2},
 		"must not be negative": {Trace: trace, EventDelay: -1},
@@ -376,7 +467,7 @@ func TestBadScenarios(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	for _, text := range []string{"", "nobody", "tokens:beta=1", "tokens:alpha=x", "tokens:alpha=-1", "random:alpha=1"} {
+	for _, text := range []string{"", "nobody", "tokens:beta=1", "tokens:alpha=x", "tokens:alpha=-1", "random:alpha=1", "random:ties=luck", "tokens:inputs=none"} {
 		if _, err := ParseRule(text); err == nil {
 			t.Errorf("rule %q is taken", text)
 		}

@@ -193,8 +193,8 @@ func (m *mooncake) check() error {
 	return nil
 }
 
-// tick is how long the last tick of a trace lasts.
-const tick = 3 * time.Second
+// lastTick is how long the last tick of a trace lasts.
+const lastTick = 3 * time.Second
 
 // spread moves the requests of a tick apart. A tick that one request has alone
 // stays as it is.
@@ -205,7 +205,7 @@ func (t *Trace) spread() {
 		for to < len(t.Requests) && t.Requests[to].At == at {
 			to++
 		}
-		next := at + tick
+		next := at + lastTick
 		if to < len(t.Requests) {
 			next = t.Requests[to].At
 		}

@@ -81,6 +81,7 @@ func (f *replayFlags) set(fs *flag.FlagSet) {
 		return err
 	})
 	fs.Func("load", "`factors` by which a trace is played faster, comma-separated (default 1)", numbersFlag(&f.loads))
+	fs.DurationVar(&s.Jitter, "jitter", 0, "`time` up to which each request of an open loop comes later, by the seed")
 	fs.IntVar(&s.Workers, "workers", 8, "`number` of workers")
 	fs.Func("speeds", "relative `speeds` of the first workers, comma-separated", numbersFlag(&s.Speeds))
 	fs.StringVar(&f.engine, "engine", "32b", "`preset` of the engines: 8b (one H100), 32b (two) or 70b (four)")
@@ -88,11 +89,23 @@ func (f *replayFlags) set(fs *flag.FlagSet) {
 	fs.IntVar(&s.Replicas, "replicas", 1, "`number` of router replicas")
 	fs.DurationVar(&s.SyncDelay, "sync-delay", 0, "`time` until replicas hear of each other's requests")
 	fs.BoolVar(&f.syncOff, "sync-off", false, "replicas never hear of each other's requests")
+	fs.Func("sync-lost", "when replicas stop to hear of each other, and for how long, as `time:duration`", func(v string) error {
+		at, long, _ := strings.Cut(v, ":")
+		var err, err2 error
+		s.SyncLost, err = time.ParseDuration(at)
+		s.SyncLostFor, err2 = time.ParseDuration(long)
+		if err != nil || err2 != nil {
+			return fmt.Errorf("%q is not time:duration, as in 200s:10s", v)
+		}
+		return nil
+	})
 	fs.IntVar(&s.Groups, "groups", 1, "`number` of router groups below an upper router")
 	fs.DurationVar(&s.SummaryAge, "summary-age", 0, "`time` between two summaries of a group's load; 0 = always fresh")
 	fs.DurationVar(&s.EventDelay, "event-delay", 0, "`time` until routers hear of cache events")
 	fs.Float64Var(&s.EventLoss, "event-loss", 0, "`share` of cache events that are lost")
 	fs.DurationVar(&s.Predict, "predict", 10*time.Second, "`time` for which routers believe that a prompt will be cached where they sent it; 0 = not at all")
+	fs.IntVar(&s.PrefillWorkers, "prefill-workers", 0, "`number` of workers that compute prompts only, while the others decode; 0 = each does both")
+	fs.Float64Var(&s.Transfer, "transfer", 190_000, "`tokens` a second that go from prefill to decode")
 	fs.Func("change", "a worker's fate as `time:join|leave|restart:number`, as in 60s:leave:3; may be repeated", func(v string) error {
 		c, err := parseChange(v)
 		s.Changes = append(s.Changes, c)
@@ -132,6 +145,9 @@ func runReplay(ctx context.Context, args []string, std stdio) error {
 	case f.users > 0 && len(f.loads) > 0:
 		return errors.New("--load is for open loops; users set the load of a closed one")
 	}
+	if err := f.positive(); err != nil {
+		return err
+	}
 	if f.syncOff {
 		f.scenario.SyncDelay = -1
 	}
@@ -155,6 +171,41 @@ func runReplay(ctx context.Context, args []string, std stdio) error {
 		return nil
 	}
 	return f.run(ctx, std, traces)
+}
+
+// positive refuses what must be at least one, or above 0, before 0 comes to mean a
+// default. Prompts may do without one of their parts.
+func (f *replayFlags) positive() error {
+	s, g := &f.scenario, &f.generate
+	for _, n := range []struct {
+		flag  string
+		value int
+	}{
+		{"requests", g.Requests}, {"prefixes", g.Prefixes}, {"output-tokens", g.OutputTokens}, {"turns", g.Turns},
+		{"workers", s.Workers}, {"kv-blocks", s.KVBlocks}, {"replicas", s.Replicas}, {"groups", s.Groups},
+	} {
+		if n.value < 1 {
+			return fmt.Errorf("--%s is %d, want 1 or more", n.flag, n.value)
+		}
+	}
+	switch {
+	case f.users < 0:
+		return fmt.Errorf("--users is %d, want 0 or more", f.users)
+	case !(g.Rate > 0):
+		return fmt.Errorf("--rate is %v, want a number above 0", g.Rate)
+	case !(s.Transfer > 0):
+		return fmt.Errorf("--transfer is %v, want a number above 0", s.Transfer)
+	case g.PrefixTokens < 0 || g.QuestionTokens < 0 || g.PrefixTokens+g.QuestionTokens == 0:
+		return fmt.Errorf("--prefix-tokens is %d and --question-tokens %d, want 0 or more, and one of them above 0", g.PrefixTokens, g.QuestionTokens)
+	}
+	for _, v := range f.loads {
+		if !(v > 0) {
+			return fmt.Errorf("--load is %v, want numbers above 0", v)
+		}
+	}
+	// Here 0 is none; there it would be the default.
+	g.PrefixTokens, g.QuestionTokens = cmp.Or(g.PrefixTokens, replay.NoTokens), cmp.Or(g.QuestionTokens, replay.NoTokens)
+	return nil
 }
 
 // load returns the workload of each seed.

@@ -40,6 +40,20 @@ func TestReplayRepeatsItself(t *testing.T) {
 	}
 }
 
+// Prompts without a shared prefix have nothing in common, and those without a
+// question of their own are all cached after the first time.
+func TestReplayWithoutAPart(t *testing.T) {
+	args := []string{"--requests", "200", "--rate", "5", "--prefixes", "4", "--rule", "tokens", "--hit-rate"}
+	alone, status, problem := replayed(t, append(args, "--prefix-tokens", "0")...)
+	if status != 0 || !strings.Contains(alone, "endless cache: 0 of") {
+		t.Errorf("no prefix: status %d, %s\n%s", status, problem, alone)
+	}
+	shared, status, problem := replayed(t, append(args, "--question-tokens", "0")...)
+	if status != 0 || !strings.Contains(shared, "endless cache: 2156 of 2200") {
+		t.Errorf("no question: status %d, %s\n%s", status, problem, shared)
+	}
+}
+
 func TestReplayRefuses(t *testing.T) {
 	for want, args := range map[string][]string{
 		"no such file":           {"--trace", "nowhere.jsonl"},
@@ -50,7 +64,20 @@ func TestReplayRefuses(t *testing.T) {
 		"is not known":           {"--rule", "nobody"},
 		"is not time:join":       {"--change", "1:2:3"},
 		"is no number":           {"--load", "fast"},
-		"workers, want":          {"--workers", "-1"},
+		"--workers is -1":        {"--workers", "-1"},
+		"--kv-blocks is 0":       {"--kv-blocks", "0"},
+		"--requests is 0":        {"--requests", "0"},
+		"--turns is 0":           {"--turns", "0"},
+		"--output-tokens is 0":   {"--output-tokens", "0"},
+		"--replicas is 0":        {"--replicas", "0"},
+		"--groups is 0":          {"--groups", "0"},
+		"--rate is 0":            {"--rate", "0"},
+		"--load is 0":            {"--load", "1,0"},
+		"--transfer is 0":        {"--transfer", "0"},
+		"--users is -1":          {"--users", "-1"},
+		"one of them above 0":    {"--prefix-tokens", "0", "--question-tokens", "0"},
+		"is not time:duration":   {"--sync-lost", "10s"},
+		"of either kind":         {"--workers", "2", "--prefill-workers", "2"},
 		"unexpected argument":    {"trace.jsonl"},
 		"want one of them 1":     {"--groups", "2", "--replicas", "2"},
 		"no worker is available": {"--workers", "1", "--change", "1s:leave:0"},
