@@ -4,6 +4,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -48,14 +49,49 @@ func TestRivalFiguresFindTheWorstCell(t *testing.T) {
 func TestDeviations(t *testing.T) {
 	b := &PolicyBench{}
 	cells := b.cells()
+	hits := func(m Measured, rate float64) Measured {
+		m.HitRate = single(rate)
+		return m
+	}
 	values, off := deviations(cells, []Measured{
-		fixed(cells[1].name, "tokens", .97, 23),      // .96 and 23 in the table
-		fixed(cells[3].name, "two-tier-8", 1.7, 9),   // 2.79 and 11.8
-		fixed(cells[1].name, "tokens:alpha=9", 5, 5), // not in it
-		fixed(cells[0].name, "lmetric", 9, 13.5),     // 1.00 and 13.5
+		hits(fixed(cells[1].name, "tokens", .97, 23), .225),      // .96, 23 and .225 in the table
+		hits(fixed(cells[3].name, "two-tier-8", 1.7, 9), .4),     // 2.79, 11.8 and .437
+		hits(fixed(cells[1].name, "tokens:alpha=9", 5, 5), .5),   // not in it
+		hits(fixed(cells[0].name, "lmetric", 9, 13.5), .095),     // 1.00, 13.5 and .085
+		hits(fixed(cells[6].name, "dynamo:weight=32", 1, 13), 1), // .96, 13.0 and none
 	})
-	if values != 6 || len(off) != 2 || off[0].Rule != "two-tier-8" || off[0].Why == "" || off[0].Baseline != 2.79 || off[1].Rule != "lmetric" || off[1].Why != "" {
+	if values != 11 || len(off) != 3 || off[0].Rule != "two-tier-8" || off[0].Baseline != 2.79 || off[1].What != "TTFT" || off[2].What != "hits" {
 		t.Errorf("%d values, off %+v", values, off)
+	}
+}
+
+// What more seeds, or the rule as the sketch ran it, bring about is a reason;
+// nothing else is.
+func TestExplain(t *testing.T) {
+	b := &PolicyBench{Log: io.Discard}
+	c := cell{name: "small", open: true, set: func(*replay.Scenario) {}, trace: func(seed uint64) (*replay.Trace, error) {
+		return replay.Generate(replay.GenerateConfig{Requests: 300, Rate: 4, PrefixTokens: replay.NoTokens, QuestionTokens: 16_000, OutputTokens: 100, Seed: seed})
+	}}
+	wide := *b
+	wide.Seeds = experimentSeeds
+	all, err := wide.play(context.Background(), []cell{c.with("a millisecond", func(s *replay.Scenario) { s.Jitter = experimentJitter })}, []string{"random", "dualmap", "dualmap-first"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all[1].TTFT.Max*1.2 > all[2].TTFT.Mean {
+		t.Fatalf("ties make no difference here: %+v and %+v", all[1].TTFT, all[2].TTFT)
+	}
+	off := []Deviation{
+		{Rule: "random", What: "TTFT", Baseline: all[0].TTFT.Max},
+		{Rule: "dualmap", What: "TTFT", Baseline: all[2].TTFT.Mean},
+		{Rule: "random", What: "E2E", Baseline: 2 * all[0].E2E.Max},
+		{Rule: "dualmap", What: "TTFT", Baseline: all[1].TTFT.Mean, cell: 1}, // of no cell here
+	}
+	if err := b.explain(context.Background(), []cell{c}, off); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(off[0].Why, "ten seeds") || !strings.HasPrefix(off[1].Why, "the same") || off[2].Why != "" || off[2].Then == (Range{}) || off[3].Why != "" {
+		t.Errorf("%+v", off)
 	}
 }
 
@@ -83,8 +119,10 @@ func TestAxesAreSound(t *testing.T) {
 		t.Errorf("%d cells", n)
 	}
 	for _, row := range baselines() {
-		if _, err := replay.ParseRule(row.rule); err != nil {
-			t.Error(err)
+		for _, rule := range []string{row.rule, cmp.Or(asSketched(row.rule), row.rule)} {
+			if _, err := replay.ParseRule(rule); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }
