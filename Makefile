@@ -47,11 +47,13 @@ bench-peers: tools ## measure the index and its peers in turn (ROUNDS=5; needs R
 bench-events: tools ## measure events, snapshots and the start of a replica against their targets (ROUNDS=3)
 	@go run bench/events_main.go --rounds $(or $(ROUNDS),3) --commit "$$(git rev-parse --short HEAD)"
 
+# What is checked out, and whether it was changed.
+COMMIT = $$(git rev-parse HEAD)$$(git diff --quiet HEAD || echo -dirty)
 TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
 
 .PHONY: bench-policy
 bench-policy: tools ## simulate all rules against their targets on public traces in TRACES (SEEDS=3, PLOTS=folder)
-	@go run bench/policy_main.go --traces $(TRACES) --plots $(or $(PLOTS),bench/out) --seeds $(or $(SEEDS),3) --commit "$$(git rev-parse --short HEAD)"
+	@go run bench/policy_main.go --traces $(TRACES) --plots $(or $(PLOTS),bench/out) --seeds $(or $(SEEDS),3) --commit "$(COMMIT)"
 
 FIXTURES := $(CURDIR)/.cache/fixtures.log
 

@@ -130,6 +130,20 @@ func (b *PolicyBench) axes(tops tops) (out []axis) {
 			}
 		}
 	}
+	for _, c := range three {
+		replicas.cells = append(replicas.cells, c.with("4 replicas, 10ms, lost for 10 s", func(s *replay.Scenario) {
+			s.Replicas, s.SyncDelay, s.SyncLost, s.SyncLostFor = 4, 10*time.Millisecond, 200*time.Second, 10*time.Second
+		}))
+	}
+	split := axis{name: "prefill and decode apart", rules: []string{defaultRule, rivalRule}}
+	for _, c := range three {
+		split.cells = append(split.cells, c.with("prediction", predicting))
+		for _, n := range []int{4, 5, 6} {
+			split.cells = append(split.cells, c.with("prediction", predicting).with(fmt.Sprintf("%d prefill, %d decode", n, 8-n), func(s *replay.Scenario) {
+				s.PrefillWorkers = n
+			}))
+		}
+	}
 	groups := axis{name: "router groups", rules: []string{defaultRule}}
 	for _, c := range []cell{b.chatCell(8, 2000), b.syntheticCell(6, 2000), b.agenticCell(256, 1334)} {
 		c = c.with("32 workers", func(s *replay.Scenario) { s.Workers = 32 })
@@ -146,7 +160,7 @@ func (b *PolicyBench) axes(tops tops) (out []axis) {
 	for _, alpha := range alphas {
 		knob.rules = append(knob.rules, alphaRule(alpha))
 	}
-	return append(out, late, disturbed, replicas, groups, knob)
+	return append(out, late, disturbed, replicas, split, groups, knob)
 }
 
 // levels are shares of the load at which the oracle saturates.

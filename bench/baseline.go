@@ -7,9 +7,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"time"
-
-	"github.com/kvroute/kvroute/bench/replay"
 )
 
 // baseline is what an independent sketch of the same engine model measured for a
@@ -153,28 +150,23 @@ func deviations(cells []cell, all []Measured) (values int, out []Deviation) {
 	return values, out
 }
 
-const (
-	experimentSeeds  = 10
-	experimentJitter = time.Millisecond
-)
+// manySeeds is for what three seeds are too few for.
+const manySeeds = 10
 
 // explain looks for what makes the difference of each deviation. The experiments are
-// the same for all of them: more seeds, with each request of an open loop up to a
-// millisecond later, since a rule that draws nothing has no range otherwise, and
-// where a cache is full one that draws hardly any; then also the rule as the sketch
-// ran it. The first that gives the value within its noise is the reason.
+// the same for all of them: more seeds; then also the rule as the sketch ran it. The
+// first that gives the value within its noise is the reason.
 func (b *PolicyBench) explain(ctx context.Context, cells []cell, off []Deviation) error {
 	wide := *b
-	wide.Seeds = experimentSeeds
+	wide.Seeds = manySeeds
 	for _, e := range []struct {
 		why string
 		as  func(rule string) string
 	}{
-		{"ten seeds and a millisecond", func(rule string) string { return rule }},
-		{"the same, ties and inputs as the sketch took them", asSketched},
+		{"ten seeds", func(rule string) string { return rule }},
+		{"ten seeds, ties and inputs as the sketch took them", asSketched},
 	} {
 		for i, c := range cells {
-			c = c.with("a millisecond", func(s *replay.Scenario) { s.Jitter = experimentJitter })
 			var rules []string
 			for _, d := range off {
 				if as := e.as(d.Rule); d.cell == i && d.Why == "" && as != "" && !slices.Contains(rules, as) {

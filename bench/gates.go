@@ -48,6 +48,26 @@ func (b *PolicyBench) Figures(ctx context.Context, w io.Writer, dir, plots strin
 	if err != nil {
 		return nil, err
 	}
+	baseline := slices.Clone(all)
+	// What the targets divide by each other needs more seeds than what is shown.
+	wide := *b
+	wide.Seeds = max(b.Seeds, manySeeds)
+	b.log("the same, the rules of the targets with %d seeds", wide.Seeds)
+	many, err := wide.play(ctx, append(slices.Clip(fresh), shipped...), []string{defaultRule, rivalRule, oracleRule})
+	if err != nil {
+		return nil, err
+	}
+	for i := range many {
+		*find(all, many[i].Cell, many[i].Rule) = many[i]
+	}
+	larger := b.largerCells()
+	good := contenders(shipped, all)
+	b.log("%d larger and fuller cells, the %d rules that are near the default in a smaller one", len(larger), len(good))
+	more, err := b.play(ctx, larger, good)
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, more...)
 	cells := all
 	tops, err := b.saturations(ctx)
 	if err != nil {
@@ -74,13 +94,13 @@ func (b *PolicyBench) Figures(ctx context.Context, w io.Writer, dir, plots strin
 	if err := printMeasured(w, all); err != nil {
 		return nil, err
 	}
-	figures = append(figures, cellFigures(fresh, shipped, cells)...)
+	figures = append(figures, cellFigures(fresh, shipped, larger, cells)...)
 	// The same without prediction, which is not how it runs by default.
-	for _, f := range cellFigures(fresh, fresh, cells) {
+	for _, f := range cellFigures(fresh, fresh, nil, cells) {
 		f.What, f.Target, f.Met = "without prediction: "+f.What, "", false
 		figures = append(figures, f)
 	}
-	based, err := b.baselineFigures(ctx, w, fresh, cells)
+	based, err := b.baselineFigures(ctx, w, fresh, baseline)
 	if err != nil {
 		return nil, err
 	}
@@ -222,9 +242,36 @@ func decideFigures() (out []Figure, err error) {
 // ratio is a divided by b, seed by seed only in its mean; its range is the widest.
 func ratio(a, b Range) Range { return Range{a.Mean / b.Mean, a.Min / b.Max, a.Max / b.Min} }
 
+// largerCells are the open loops that the baseline's text names beside its table: more
+// workers, and one that is saturated whatever the rule, the last.
+func (b *PolicyBench) largerCells() (out []cell) {
+	for _, n := range []int{16, 32} {
+		set := func(s *replay.Scenario) { s.Workers = n }
+		load := 2 * float64(n) / 8
+		for _, c := range []cell{b.chatCell(load, 2000), b.syntheticCell(load, 2000)} {
+			out = append(out, c.with(fmt.Sprintf("%d workers", n), set).with("prediction", predicting))
+		}
+	}
+	return append(out, b.chatCell(2, 600).with("prediction", predicting))
+}
+
+// contenders are the rules whose mean E2E is at most a quarter above the default's in
+// one of the open cells, and the default itself.
+func contenders(cells []cell, all []Measured) (rules []string) {
+	for i := range all {
+		m := &all[i]
+		for _, c := range cells {
+			if c.open && c.name == m.Cell && m.Rule != oracleRule && m.E2E.Mean <= 1.25*find(all, c.name, defaultRule).E2E.Mean && !slices.Contains(rules, m.Rule) {
+				rules = append(rules, m.Rule)
+			}
+		}
+	}
+	return rules
+}
+
 // cellFigures are the targets about the cells of the baseline table, all rules with
 // prediction as it is by default. The rival counts as it does best.
-func cellFigures(fresh, shipped []cell, all []Measured) (out []Figure) {
+func cellFigures(fresh, shipped, larger []cell, all []Measured) (out []Figure) {
 	synthetic2, agentic32, agentic64 := 3, 4, 5
 	for _, c := range []int{synthetic2, agentic64} {
 		rival := find(all, shipped[c].name, rivalRule)
@@ -245,16 +292,36 @@ func cellFigures(fresh, shipped []cell, all []Measured) (out []Figure) {
 			figure("mean E2E of the default over the oracle's, "+fresh[c.cell].name, "×", atMost(c.e2e), ratio(own.E2E, best.E2E)),
 		)
 	}
-	worst, where := single(0), ""
+	var open []cell
 	imbalance := single(0)
 	for _, c := range shipped {
 		if !c.open {
 			continue
 		}
-		own := find(all, c.name, defaultRule)
-		if own.Imbalance.Mean > imbalance.Mean {
+		open = append(open, c)
+		if own := find(all, c.name, defaultRule); own.Imbalance.Mean > imbalance.Mean {
 			imbalance = own.Imbalance
 		}
+	}
+	if n := len(larger); n > 0 {
+		worst, where := worstE2E(larger[n-1:], all)
+		out = append(out, figure("mean E2E of the default over the best other rule's, saturated: "+where, "×", limit{}, worst))
+		open = append(open, larger[:n-1]...)
+	}
+	worst, where := worstE2E(open, all)
+	return append(
+		out,
+		figure(fmt.Sprintf("mean E2E of the default over the best other rule's, worst of %d open cells: %s", len(open), where), "×", atMost(1.10), worst),
+		figure("most prompt tokens computed by a worker over the mean, worst of chat and synthetic", "×", atMost(1.3), imbalance),
+		figure("token hit rate of the default, "+fresh[agentic32].name, "", atLeast(.95), find(all, shipped[agentic32].name, defaultRule).HitRate),
+	)
+}
+
+// worstE2E returns the largest ratio of the default's mean E2E to that of another rule,
+// and where it is.
+func worstE2E(cells []cell, all []Measured) (worst Range, where string) {
+	for _, c := range cells {
+		own := find(all, c.name, defaultRule)
 		for i := range all {
 			if m := &all[i]; m.Cell == c.name && m.Rule != defaultRule && m.Rule != oracleRule {
 				if r := ratio(own.E2E, m.E2E); r.Mean > worst.Mean {
@@ -263,12 +330,7 @@ func cellFigures(fresh, shipped []cell, all []Measured) (out []Figure) {
 			}
 		}
 	}
-	return append(
-		out,
-		figure("mean E2E of the default over the best other rule's, worst open cell: "+where, "×", atMost(1.10), worst),
-		figure("most prompt tokens computed by a worker over the mean, worst of chat and synthetic", "×", atMost(1.3), imbalance),
-		figure("token hit rate of the default, "+fresh[agentic32].name, "", atLeast(.95), find(all, shipped[agentic32].name, defaultRule).HitRate),
-	)
+	return worst, where
 }
 
 // baselineFigures compare with the baseline table, whose rules did not predict.
@@ -372,8 +434,8 @@ func (b *PolicyBench) drawAll(dir string, axes map[string][]Measured) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("bench: %w", err)
 	}
-	for _, name := range []string{"chat", "synthetic"} {
-		p := &replay.Plot{Title: "Mean time to first token, Mooncake " + name + ", 8 workers of 32B", X: "% of the load that the oracle bears", Y: "s", LogY: true}
+	for _, name := range []string{"chat", "synthetic", "generated"} {
+		p := &replay.Plot{Title: "Mean time to first token, " + name + " trace, 8 workers of 32B", X: "% of the load that the oracle bears", Y: "s", LogY: true}
 		for _, rule := range []string{"round-robin", rivalRule, defaultRule, oracleRule} {
 			s := replay.Series{Name: shortName(rule)}
 			for i, m := range of(axes["load, "+name], rule) {

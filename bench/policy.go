@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"text/tabwriter"
+	"time"
 
 	"github.com/kvroute/kvroute/bench/replay"
 )
@@ -99,11 +100,17 @@ func (b *PolicyBench) load() error {
 
 // The cells.
 
+// jitter is by how much requests of a recorded open loop come later at most. Where
+// caches are full or engines are, one decision that falls otherwise changes all that
+// follow: without it a rule that draws nothing would show one of its results as if
+// there were no others.
+const jitter = time.Millisecond
+
 func (b *PolicyBench) openCell(name, short string, trace func() *replay.Trace, load float64, blocks int) cell {
 	return cell{
 		name: name, short: short, open: true,
 		trace: func(uint64) (*replay.Trace, error) { return trace(), nil },
-		set:   func(s *replay.Scenario) { s.Speedup, s.KVBlocks = load, blocks },
+		set:   func(s *replay.Scenario) { s.Speedup, s.KVBlocks, s.Jitter = load, blocks, jitter },
 	}
 }
 

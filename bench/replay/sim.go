@@ -89,7 +89,8 @@ type Scenario struct {
 	// of [Result.Timing] depend on it.
 	Timing bool
 
-	everyStep bool // tests: no runs of steps
+	everyStep bool                               // tests: no runs of steps
+	decided   func(req int32, d router.Decision) // tests: told of each decision
 }
 
 // Change is something that happens to a worker. What a worker was computing when
@@ -600,6 +601,9 @@ func (s *sim) decide(r *replica, req int32) (router.Decision, error) {
 	d, err := r.router.BestWorker(s.ctx, q)
 	if s.Timing {
 		s.decisions = append(s.decisions, time.Since(start))
+	}
+	if s.decided != nil {
+		s.decided(req, d)
 	}
 	if err != nil {
 		return d, fmt.Errorf("replay: request %d at %v: %w", req, time.Duration(s.now), err)

@@ -11,10 +11,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 )
 
@@ -61,6 +63,42 @@ func TestSameSeedSameBytes(t *testing.T) {
 		c := Scenario{Trace: trace, Rule: r, KVBlocks: 300, Seed: 3}
 		if a, b := encode(t, play(t, c)), encode(t, play(t, c)); a != b {
 			t.Errorf("%s: two runs of one seed differ:\n%s\n%s", r.Name, a, b)
+		}
+	}
+}
+
+// decisions plays a scenario and returns all that its routers decided, in order, but
+// for what it took them on the real clock.
+func decisions(t testing.TB, c Scenario) []string {
+	t.Helper()
+	var all []string
+	c.decided = func(req int32, d router.Decision) {
+		d.TokenizeTime, d.MatchTime, d.PickTime = 0, 0, 0
+		all = append(all, fmt.Sprintf("%d: %+v", req, d))
+	}
+	play(t, c)
+	return all
+}
+
+// One seed gives the same decisions, bit for bit: workers, overlaps, costs and all.
+func TestSameSeedSameDecisions(t *testing.T) {
+	trace := small(t)
+	for _, c := range []Scenario{
+		{Rule: rule(t, Default)},
+		{Rule: rule(t, "dynamo")},
+		{Rule: rule(t, "random")},
+		{Rule: rule(t, "tokens:temperature=.5")},
+		{Rule: rule(t, Default), Replicas: 4, SyncDelay: 10 * time.Millisecond, EventLoss: .1, EventDelay: time.Second, Predict: 10 * time.Second},
+		{Rule: rule(t, Default), PrefillWorkers: 5, Jitter: time.Second},
+	} {
+		c.Trace, c.KVBlocks, c.Seed = trace, 300, 7
+		a, b := decisions(t, c), decisions(t, c)
+		if len(a) < len(trace.Requests) || !slices.Equal(a, b) {
+			t.Errorf("%s: %d and %d decisions, which differ", c.Rule.Name, len(a), len(b))
+		}
+		c.Seed = 8
+		if slices.Equal(a, decisions(t, c)) {
+			t.Errorf("%s: another seed decides the same", c.Rule.Name)
 		}
 	}
 }
@@ -409,6 +447,29 @@ func TestMooncakeRoundTrip(t *testing.T) {
 	}
 	if a, b := trace.HitRate(trace.InOrder(), 1, 0), back.HitRate(back.InOrder(), 1, 0); a.Hit != b.Hit {
 		t.Errorf("%d blocks hit, were %d", b.Hit, a.Hit)
+	}
+	// What is in the format stays what it is: the same bytes, and, where each
+	// request has a millisecond of its own, the same simulation.
+	for i := range back.Requests {
+		back.Requests[i].At = time.Duration(i) * 83 * time.Millisecond
+	}
+	texts := make([]string, 2)
+	results := make([]string, 2)
+	for i, last := range []*Trace{back, nil} {
+		if last == nil {
+			if last, err = ReadMooncake("back", strings.NewReader(texts[i-1])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var b strings.Builder
+		if err := last.WriteMooncake(&b); err != nil {
+			t.Fatal(err)
+		}
+		texts[i] = b.String()
+		results[i] = encode(t, play(t, Scenario{Trace: last, Rule: rule(t, Default), KVBlocks: 300, Seed: 1}))
+	}
+	if texts[0] != texts[1] || results[0] != results[1] {
+		t.Errorf("read and written again: the text is the same: %v; results\n%s\n%s", texts[0] == texts[1], results[0], results[1])
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,6 +77,10 @@ func TestTraceIsReplayed(t *testing.T) {
 	h := trace.HitRate(trace.InOrder(), 1, 0)
 	if len(trace.Requests) != 3 || h.Blocks != 2+3+2 || h.Hit != 2 {
 		t.Errorf("%d requests, %d of %d blocks hit, want 3, 2 of 7", len(trace.Requests), h.Hit, h.Blocks)
+	}
+	out, status, problem := replayed(t, "--trace", name, "--workers", "2", "--rule", "tokens", "--json", "-")
+	if status != 0 || !strings.Contains(out, `"requests": 3,`) {
+		t.Errorf("replay: status %d, %s\n%s", status, problem, out)
 	}
 }
 
