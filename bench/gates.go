@@ -289,7 +289,11 @@ func cellFigures(fresh, shipped, larger []cell, all []Measured) (out []Figure) {
 		out = append(
 			out,
 			figure("mean TTFT of the default over the oracle's, "+fresh[c.cell].name, "×", atMost(c.ttft), ratio(own.TTFT, best.TTFT)),
+			// Where the distance lies.
+			figure("  … of the distance in TTFT: waiting for others' prefill", "s", limit{}, single(own.Wait.Mean-best.Wait.Mean)),
+			figure("  … and computing the prompt, in steps that decodes make longer", "s", limit{}, single(own.TTFT.Mean-own.Wait.Mean-best.TTFT.Mean+best.Wait.Mean)),
 			figure("mean E2E of the default over the oracle's, "+fresh[c.cell].name, "×", atMost(c.e2e), ratio(own.E2E, best.E2E)),
+			figure("  … of the distance in E2E: between two tokens", "ms", limit{}, single(own.TPOT.Mean-best.TPOT.Mean)),
 		)
 	}
 	var open []cell

@@ -55,6 +55,7 @@ type Measured struct {
 	Rule string `json:"rule"`
 	// Means over the seeds, and the lowest and highest seed.
 	TTFT      Range `json:"ttft_s"`
+	Wait      Range `json:"wait_s"` // the part of TTFT before the prompt is begun
 	TTFTp99   Range `json:"ttft_p99_s"`
 	TTFTp90   Range `json:"ttft_p90_s"`
 	E2E       Range `json:"e2e_s"`
@@ -212,6 +213,7 @@ func measured(cell, rule string, results []*replay.Result) Measured {
 	return Measured{
 		Cell: cell, Rule: rule,
 		TTFT:      over(func(r *replay.Result) float64 { return r.TTFT.Mean }),
+		Wait:      over(func(r *replay.Result) float64 { return r.Wait.Mean }),
 		TTFTp90:   over(func(r *replay.Result) float64 { return r.TTFT.P90 }),
 		TTFTp99:   over(func(r *replay.Result) float64 { return r.TTFT.P99 }),
 		E2E:       over(func(r *replay.Result) float64 { return r.E2E.Mean }),
@@ -246,10 +248,10 @@ func printMeasured(w io.Writer, all []Measured) error {
 				return fmt.Errorf("bench: %w", err)
 			}
 			fmt.Fprintf(w, "\n%s\n", m.Cell)
-			fmt.Fprintln(t, "  rule\tTTFT mean s\tp99\tE2E mean s\tTPOT ms\tgoodput/s\thits\tof LRU\timbalance")
+			fmt.Fprintln(t, "  rule\tTTFT mean s\tof it waiting\tp99\tE2E mean s\tTPOT ms\tgoodput/s\thits\tof LRU\timbalance")
 			last = m.Cell
 		}
-		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%.2f\t%.3f\t%.2f\t%.2f\n", m.Rule, m.TTFT.text(), m.TTFTp99.text(), m.E2E.text(), m.TPOT.text(),
+		fmt.Fprintf(t, "  %s\t%s\t%.3g\t%s\t%s\t%s\t%.2f\t%.3f\t%.2f\t%.2f\n", m.Rule, m.TTFT.text(), m.Wait.Mean, m.TTFTp99.text(), m.E2E.text(), m.TPOT.text(),
 			m.Goodput.Mean, m.HitRate.Mean, m.LRUShare.Mean, m.Imbalance.Mean)
 	}
 	if err := t.Flush(); err != nil {

@@ -29,6 +29,7 @@ type engine struct {
 	cache *cache
 	reqs  []Request
 	role  role
+	begun []int64 // by request: ns when its prompt was begun, if it was
 
 	waiting  []int32
 	head     int // of waiting
@@ -185,7 +186,9 @@ func (e *engine) plan(now int64) bool {
 	tokens, attention := n, 0.
 	for i := range e.prefills {
 		p := &e.prefills[i]
-		p.now = min(p.left, budget)
+		if p.now = min(p.left, budget); e.begun[p.req] < 0 {
+			e.begun[p.req] = now
+		}
 		budget -= p.now
 		tokens += p.now
 		attention += float64(p.now) * (float64(p.done) + float64(p.now)/2)

@@ -24,6 +24,9 @@ type Result struct {
 	Retried  int     `json:"retried,omitempty"` // requests whose worker went away
 
 	TTFT Times `json:"ttft_s"`
+	// Wait is the part of TTFT before an engine began with the prompt; the rest of
+	// it is computing.
+	Wait Times `json:"wait_s"`
 	TPOT Times `json:"tpot_s"` // time between two tokens of one response
 	E2E  Times `json:"e2e_s"`
 
@@ -96,7 +99,7 @@ const (
 
 func (s *sim) result() *Result {
 	r := &Result{Trace: s.Trace.Name, Rule: s.Rule.Name, Requests: len(s.reqs), Load: s.Speedup, Seed: s.Seed, Retried: s.retried}
-	var ttft, tpot, e2e []float64
+	var ttft, waits, tpot, e2e []float64
 	var tokens, hit, promised, misjudged float64
 	begin, last := int64(math.MaxInt64), int64(0)
 	good := 0
@@ -106,6 +109,7 @@ func (s *sim) result() *Result {
 		begin, last = min(begin, a), max(last, e)
 		wait, gap := float64(f-a)/1e9, 0.
 		ttft = append(ttft, wait)
+		waits = append(waits, float64(s.begun[i]-a)/1e9)
 		e2e = append(e2e, float64(e-a)/1e9)
 		if req.Output > 1 {
 			gap = float64(e-f) / 1e9 / float64(req.Output-1)
@@ -121,7 +125,7 @@ func (s *sim) result() *Result {
 		misjudged += math.Abs(d)
 	}
 	n := float64(len(s.reqs))
-	r.TTFT, r.TPOT, r.E2E = times(ttft), times(tpot), times(e2e)
+	r.TTFT, r.Wait, r.TPOT, r.E2E = times(ttft), times(waits), times(tpot), times(e2e)
 	r.Span = float64(last-begin) / 1e9
 	r.Goodput = float64(good) / r.Span
 	r.HitRate = hit / tokens

@@ -200,6 +200,7 @@ type sim struct {
 	user     []int32 // closed loop
 	next     []int32 // of each user: index in its requests
 	due      []int64 // ns
+	begun    []int64 // ns; when an engine began with the prompt, -1 = not yet
 	first    []int64 // ns; 0 = none yet
 	end      []int64 // ns; 0 = not yet
 	cached   []int32 // tokens of the prompt that the engine found cached
@@ -271,13 +272,13 @@ func Run(ctx context.Context, c Scenario) (*Result, error) {
 	s := &sim{
 		Scenario: c, ctx: ctx, reqs: c.Trace.Requests, left: n,
 		rng: rand.New(rand.NewPCG(c.Seed, 0x7265706c6963)), jitter: rand.New(rand.NewPCG(c.Seed, 0x6a6974746572)),
-		ids: make([]string, n), sessions: make([]string, n), due: make([]int64, n), first: make([]int64, n), end: make([]int64, n),
+		ids: make([]string, n), sessions: make([]string, n), due: make([]int64, n), begun: make([]int64, n), first: make([]int64, n), end: make([]int64, n),
 		cached: make([]int32, n), promised: make([]int32, n), worker: make([]int32, n), replica: make([]int32, n), second: make([]int32, n),
 		alive: make([]bool, c.Workers), started: make([]int64, c.Workers),
 	}
 	for i := range s.ids {
 		s.ids[i] = strconv.Itoa(i)
-		s.worker[i] = -1
+		s.worker[i], s.begun[i] = -1, -1
 		switch session := s.reqs[i].Session; {
 		case session == 0:
 		case i > 0 && s.reqs[i-1].Session == session:
@@ -309,7 +310,7 @@ func (s *sim) build() {
 		shared = newCache(s.KVBlocks*s.Workers, s.Trace.Distinct())
 	}
 	for w := range s.Workers {
-		e := &engine{model: s.Engine, speed: 1, block: s.Trace.BlockSize, cache: shared, shared: shared != nil, reqs: s.reqs, single: s.everyStep}
+		e := &engine{model: s.Engine, speed: 1, block: s.Trace.BlockSize, cache: shared, shared: shared != nil, reqs: s.reqs, begun: s.begun, single: s.everyStep}
 		if w < len(s.Speeds) {
 			e.speed = s.Speeds[w]
 		}
@@ -837,7 +838,7 @@ func (s *sim) changed(c Change) error {
 	for _, req := range lost {
 		s.tell(req, freed)
 		s.worker[req] = -1
-		s.first[req] = 0
+		s.begun[req], s.first[req] = -1, 0
 		s.retried++
 	}
 	for _, req := range lost {

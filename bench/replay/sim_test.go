@@ -215,7 +215,7 @@ func TestEngineSteps(t *testing.T) {
 	for range 8 {
 		many.Requests = append(many.Requests, Request{Input: 9_999, Output: 2})
 	}
-	e := &engine{model: scorer.Dense32B(), speed: 1, block: 512, cache: newCache(1<<20, 0), reqs: many.Requests}
+	e := &engine{model: scorer.Dense32B(), speed: 1, block: 512, cache: newCache(1<<20, 0), reqs: many.Requests, begun: make([]int64, len(many.Requests))}
 	for i := range many.Requests {
 		e.decodes.push(finish{1, int32(i)})
 		e.held += 10_000
@@ -232,6 +232,16 @@ func TestEngineSteps(t *testing.T) {
 		if got := ms(r.TTFT.Mean); math.Abs(got-c.want) > .05 {
 			t.Errorf("8,192 tokens take %v ms, want %v", got, c.want)
 		}
+	}
+}
+
+// The wait ends where the computing begins: the second of two prompts waits for the
+// step that the first one is in.
+func TestWaitIsThePartBeforeThePrompt(t *testing.T) {
+	trace := &Trace{BlockSize: MooncakeBlock, Requests: []Request{{Input: 8192, Output: 1}, {At: 100 * time.Millisecond, Input: 8192, Output: 1}}}
+	r := play(t, Scenario{Trace: trace, Rule: rule(t, "tokens"), Workers: 1})
+	if want := .300393 / 2; math.Abs(r.Wait.Mean-want) > 1e-5 || math.Abs(r.TTFT.Mean-r.Wait.Mean-.400393) > 1e-5 {
+		t.Errorf("mean wait %v s of a mean TTFT of %v, want %v and .400393 of computing", r.Wait.Mean, r.TTFT.Mean, want)
 	}
 }
 
