@@ -171,6 +171,9 @@ func (c Config) withDefaults() (Config, error) {
 	if err := c.Scoring.Validate(); err != nil {
 		return c, fmt.Errorf("router: %w", err)
 	}
+	if err := heard(&c.Scoring); err != nil {
+		return c, fmt.Errorf("router: %w", err)
+	}
 	if err := c.Thresholds.Validate(); err != nil {
 		return c, fmt.Errorf("router: %w", err)
 	}
@@ -265,6 +268,14 @@ const (
 	// maxTaints bounds those of one worker.
 	maxTaints = 256
 )
+
+// heard refuses a setting about something that the router does not hear of.
+func heard(s *scorer.Settings) error {
+	if s.SharedMultiplier != 0 {
+		return &scorer.SettingError{Setting: "shared_cache_multiplier", Value: s.SharedMultiplier, Want: "0: nobody tells the router what a shared cache holds"}
+	}
+	return nil
+}
 
 // indexed says whether what workers hold can change a decision.
 func (c *Config) indexed() bool { return c.Mode != KV || c.Rule != nil || c.Scoring.UsesOverlap() }

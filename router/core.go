@@ -34,8 +34,9 @@ type core struct {
 	conf      *Config
 	blockSize int
 
-	settings   scorer.Settings // instead of conf.Scoring: the model's own attention
-	thresholds scorer.Thresholds
+	// Replaced, never changed: kept decisions refer to them.
+	settings   *scorer.Settings // instead of conf.Scoring: the model's own attention
+	thresholds *scorer.Thresholds
 
 	entries  []entry
 	free     []int // ordinals to hand out again
@@ -55,7 +56,6 @@ type core struct {
 	request    scorer.Request
 	inputs     []scorer.Input
 	costs      []float64
-	override   scorer.Settings
 }
 
 // entry is what the core knows of the worker with its ordinal.
@@ -74,7 +74,7 @@ type entry struct {
 }
 
 func newCore(conf *Config, blockSize int) core {
-	c := core{conf: conf, blockSize: blockSize, settings: conf.Scoring, thresholds: conf.Thresholds}
+	c := core{conf: conf, blockSize: blockSize, settings: &conf.Scoring, thresholds: &conf.Thresholds}
 	c.sessions = newSessions(conf.Sessions)
 	if conf.Queue.Threshold != nil {
 		c.queue = scorer.NewQueue[*waiter](conf.Queue.Policy, conf.Queue.Limit)
@@ -84,7 +84,7 @@ func newCore(conf *Config, blockSize int) core {
 
 // reads says whether the prompts of requests matter.
 func (c *core) reads() bool {
-	return c.conf.Mode == KV || c.queue != nil || c.thresholds != scorer.Thresholds{}
+	return c.conf.Mode == KV || c.queue != nil || *c.thresholds != scorer.Thresholds{}
 }
 
 // outdated returns the ordinals of info's process whose blocks no longer count:

@@ -64,12 +64,9 @@ func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLo
 
 // potentialLoads appends one entry for each worker that may take the request.
 func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad) ([]PotentialLoad, error) {
-	settings := &c.settings
-	if q.Override != nil {
-		if err := c.overrule(q.Override); err != nil {
-			return loads, err
-		}
-		settings = &c.override
+	settings, err := c.settingsFor(q)
+	if err != nil {
+		return loads, err
 	}
 	if err := c.eligible(q); err != nil {
 		return loads, err

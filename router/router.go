@@ -135,7 +135,6 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 
 	d := &s.decision
 	if req.ID != "" {
-		r.ring.add(s.question.number, d)
 		r.metrics.decided(ctx, p.labels, d)
 		if r.conf.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
 			r.conf.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
@@ -145,8 +144,11 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 	if req.WantTokens && req.ID != "" {
 		answer.Tokens = r.tokensFor(t, p, s)
 	}
-	if answer.Candidates = nil; req.Explain {
-		answer.Candidates = slices.Clone(d.Candidates)
+	if req.Explain {
+		answer.Candidates = s.considered.candidates(d)
+	}
+	if req.ID != "" {
+		r.ring.add(s.question.number, d, &s.considered)
 	}
 	return answer, nil
 }
@@ -167,7 +169,7 @@ func (r *Router) prepare(s *scratch) (target, error) {
 	if err := req.check(); err != nil {
 		return t, fmt.Errorf("router: model %q: %w", bounded(req.Model), err)
 	}
-	s.question = question{Request: req, lora: t.lora, adapter: t.adapter, explain: req.Explain || req.ID != "" && r.conf.KeepDecisions > 0}
+	s.question = question{Request: req, lora: t.lora, adapter: t.adapter, explain: req.Explain || req.ID != "" && r.conf.KeepDecisions > 0, considered: &s.considered}
 	q := &s.question
 	if r.conf.Sessions.TTL > 0 && req.Session != "" {
 		q.session = max(1, scorer.DrawKey(req.Session))
@@ -180,7 +182,7 @@ func (r *Router) prepare(s *scratch) (target, error) {
 		slices.SortFunc(s.taints, func(a, b taint) int { return strings.Compare(a.name, b.name) })
 		q.taints = s.taints
 	}
-	s.decision = Decision{ID: req.ID, Model: t.pools[0].model, Mode: r.conf.Mode, Candidates: s.decision.Candidates[:0]}
+	s.decision = Decision{ID: req.ID, Model: t.pools[0].model, Mode: r.conf.Mode}
 	return t, nil
 }
 
@@ -243,7 +245,6 @@ func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error)
 		if err := ready(p); err != nil {
 			return nil, err
 		}
-		s.decision.Candidates = s.decision.Candidates[:0]
 		switch a, err := p.appeal(r.conf.Now, s); {
 		case err != nil && !isAbsence(err):
 			return nil, err
@@ -256,7 +257,6 @@ func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error)
 	if best == nil {
 		best = reserve
 	}
-	s.decision.Candidates = s.decision.Candidates[:0]
 	return best, ready(best)
 }
 
@@ -334,7 +334,7 @@ func (r *Router) hash(p *pool, s *scratch) {
 	q.local, q.sequence = s.local, s.sequence
 	s.decision.PromptBlocks = len(s.local)
 	s.at = r.conf.Now()
-	s.decision.TokenizeTime += s.at.Sub(start)
+	s.decision.HashTime += s.at.Sub(start)
 }
 
 // decide asks the pool, and keeps track of which pool has the request's slot.

@@ -10,35 +10,37 @@ import (
 // Settings say how a decision is made. Begin with [Defaults]; what is not checked
 // by [Settings.Validate] must not be used.
 type Settings struct {
-	Policy Policy
+	Policy Policy `json:"cost"`
 	// Temperature above 0 draws the worker by [Softmax]; 0 takes the lowest cost.
-	Temperature float64
+	Temperature float64 `json:"router_temperature"`
 
 	// Dynamo: weight of prefill against decode. 0 routes by load alone.
-	OverlapWeight float64
+	OverlapWeight float64 `json:"overlap_score_weight"`
 
 	// DynamoNewer.
-	OverlapCredit    float64 // prefill blocks forgiven for a block on the device; 0 routes by load alone
-	CreditDecay      float64 // shrinks that credit on workers with more pending prefill than the idlest
-	PrefillScale     float64 // weight of prefill against decode
-	RequestWeight    float64 // blocks that a request on the worker counts by itself
-	SharedMultiplier float64 // prefill blocks forgiven for a block in a shared cache
+	OverlapCredit    float64 `json:"overlap_score_credit"`       // prefill blocks forgiven for a block on the device; 0 routes by load alone
+	CreditDecay      float64 `json:"overlap_score_credit_decay"` // shrinks that credit on workers with more pending prefill than the idlest
+	PrefillScale     float64 `json:"prefill_load_scale"`         // weight of prefill against decode
+	RequestWeight    float64 `json:"active_request_weight"`      // blocks that a request on the worker counts by itself
+	SharedMultiplier float64 `json:"shared_cache_multiplier"`    // prefill blocks forgiven for a block in a shared cache
 
 	// Blocks that a block of a lower tier is worth. They count for all policies
 	// but Dynamo and Weighted, which know the device alone.
-	HostWeight, DiskWeight float64
+	HostWeight float64 `json:"host_cache_weight"`
+	DiskWeight float64 `json:"disk_cache_weight"`
 
 	// Tokens and PredictedTTFT: share of a prefill that each request beside it
 	// pays. Higher values give smoother output and a later first token.
-	Alpha float64
+	Alpha float64 `json:"alpha"`
 	// Tokens: cost of attention to one earlier token, in tokens.
-	Attention float64
+	Attention float64 `json:"attention"`
 
-	Engine   Engine  // PredictedTTFT, and estimates
-	MaxBatch float64 // Weighted: requests that fill a worker
+	Engine   Engine  `json:"engine"`    // PredictedTTFT, and estimates
+	MaxBatch float64 `json:"max_batch"` // Weighted: requests that fill a worker
 
 	// How requests are booked; see [Booking].
-	AssumeKVReuse, TrackPrefill bool
+	AssumeKVReuse bool `json:"assume_kv_reuse"`
+	TrackPrefill  bool `json:"track_prefill_tokens"`
 }
 
 // Defaults returns the settings that need no calibration.
