@@ -123,7 +123,8 @@ type Config struct {
 	// 1,024; negative keeps none.
 	KeepDecisions int
 
-	// Now is the clock. Default [time.Now].
+	// Now is the clock. Default one of the router's own, which follows a change of
+	// the time of day at the next [Router.Tick].
 	Now func() time.Time
 
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
@@ -206,9 +207,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.KeepDecisions == 0 {
 		c.KeepDecisions = 1024
-	}
-	if c.Now == nil {
-		c.Now = time.Now
 	}
 	if c.Meter == nil {
 		c.Meter = noop.Meter{}

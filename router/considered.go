@@ -6,13 +6,29 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// considered is what one decision knew of each worker of its pool. It is handed on
-// from the core to who asked and to the ring by exchange, so that a decision copies
-// nothing that is seldom looked at.
+// workspace is the memory of one decision. It is the request's and not the pool's, so
+// that it stays near the processor that the request is on: what processors share
+// must travel between them while others wait for the pool's lock.
+type workspace struct {
+	considered
+
+	request    scorer.Request
+	verdicts   []Exclusion // along core.order
+	candidates []int
+}
+
+// considered is what a decision knew of each worker of its pool.
 type considered struct {
-	workers []seen         // in worker order
+	workers []seen         // in worker order; filled if somebody wants to know
 	inputs  []scorer.Input // first those of the candidates, in worker order
 	costs   []float64      // of the candidates
+}
+
+// copy makes c the same as from, in its own memory.
+func (c *considered) copy(from *considered) {
+	c.workers = append(c.workers[:0], from.workers...)
+	c.inputs = append(c.inputs[:0], from.inputs...)
+	c.costs = append(c.costs[:0], from.costs...)
 }
 
 // seen is a worker in a decision.
@@ -24,9 +40,9 @@ type seen struct {
 	reported int // blocks in use by the engine's own report
 }
 
-// candidates lists the workers for people.
-func (c *considered) candidates(d *Decision) []Candidate {
-	list := make([]Candidate, 0, len(c.workers))
+// list names the workers for people.
+func (c *considered) list(d *Decision) []Candidate {
+	all := make([]Candidate, 0, len(c.workers))
 	var chances []float64
 	if d.Policy != "" && d.Settings.Temperature > 0 {
 		chances = make([]float64, len(c.costs))
@@ -49,7 +65,7 @@ func (c *considered) candidates(d *Decision) []Candidate {
 				to.Probability = chances[w.input]
 			}
 		}
-		list = append(list, to)
+		all = append(all, to)
 	}
-	return list
+	return all
 }

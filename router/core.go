@@ -50,12 +50,7 @@ type core struct {
 	expired  uint64 // slots that nobody owned and nobody freed
 	skipped  uint64 // thresholds that could not be looked at
 
-	// Scratch of one decision.
-	verdicts   []Exclusion // along order
-	candidates []int
-	request    scorer.Request
-	inputs     []scorer.Input
-	costs      []float64
+	*workspace // of the request that is being decided
 }
 
 // entry is what the core knows of the worker with its ordinal.

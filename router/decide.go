@@ -31,10 +31,10 @@ type question struct {
 	taints   []taint    // Request.PreferredTaints, sorted
 	reason   Reason     // of the decision, unless there is a better one
 	number   uint64     // of a booking, in the ring
-	explain  bool       // fill in considered
+	explain  bool       // fill in workspace.workers
 	guessed  bool       // hashes that no engine has
 
-	considered *considered
+	workspace *workspace
 
 	// Of a booking.
 	ordinal    int
@@ -53,13 +53,14 @@ type taint struct {
 var errMustWait = errors.New("the request must wait")
 
 // decide chooses a worker for q and, if q has an id, takes its slot. d gets the
-// choice, and q.considered its inputs if q.explain. The caller has filled in what
+// choice, and q.workspace its inputs. The caller has filled in what
 // it knows. wait says that others wait already: then so must q, if
 // anybody could take it at all. After an error nothing is booked.
 //
 // The order is fixed: who may take the request, what each has to do, who is busy,
 // whether to wait, where its session is bound, and only then what is best.
 func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error {
+	c.workspace = q.workspace
 	settings, err := c.settingsFor(q)
 	if err != nil {
 		return err
@@ -129,7 +130,7 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 		c.sessions.touch(now, q.session, q.SessionFinal)
 	}
 	if q.explain {
-		c.explain(now, q.considered)
+		c.explain(now)
 	}
 	return nil
 }
@@ -506,10 +507,9 @@ func (c *core) draw(id string) float64 {
 	return scorer.Draw(c.conf.Seed, key)
 }
 
-// explain puts down every worker of the pool as the decision saw it. It must come last:
-// inputs and costs go with it, in exchange for the memory of another decision.
-func (c *core) explain(now time.Time, to *considered) {
-	to.workers = to.workers[:0]
+// explain puts down every worker of the pool as the decision saw it.
+func (c *core) explain(now time.Time) {
+	c.workers = c.workers[:0]
 	next := 0 // candidate, in the same order
 	for i, ord := range c.order {
 		e, at := &c.entries[ord], next
@@ -520,8 +520,6 @@ func (c *core) explain(now time.Time, to *considered) {
 			c.inputs = append(c.inputs, scorer.Input{})
 			c.load(now, ord, &c.inputs[at])
 		}
-		to.workers = append(to.workers, seen{e.worker, e.info, c.verdicts[i], at, e.reported(now)})
+		c.workers = append(c.workers, seen{e.worker, e.info, c.verdicts[i], at, e.reported(now)})
 	}
-	to.inputs, c.inputs = c.inputs, to.inputs[:0]
-	to.costs, c.costs = c.costs, to.costs[:0]
 }

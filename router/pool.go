@@ -63,20 +63,20 @@ func newPool(conf *Config, key poolKey) *pool {
 
 // scratch is the memory of one decision, kept between requests.
 type scratch struct {
-	request    Request
-	question   question
-	tokens     []uint32
-	local      []uint64
-	sequence   []uint64
-	overlap    []int32
-	lower      [3][]int32 // host memory, disk, external storage
-	guessed    []int32
-	cached     []int
-	taints     []taint
-	encoded    tokenizer.Prompt
-	decision   Decision
-	considered considered
-	at         time.Time // when the hashes were made; zero if they were not
+	request   Request
+	question  question
+	tokens    []uint32
+	local     []uint64
+	sequence  []uint64
+	overlap   []int32
+	lower     [3][]int32 // host memory, disk, external storage
+	guessed   []int32
+	cached    []int
+	taints    []taint
+	encoded   tokenizer.Prompt
+	decision  Decision
+	workspace workspace
+	at        time.Time // when the hashes were made; zero if they were not
 }
 
 // match counts the overlap of the prompt whose hashes are in s, without the lock.
@@ -140,7 +140,7 @@ func (p *pool) appeal(now func() time.Time, s *scratch) (float64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	id, explain := q.ID, q.explain
-	q.ID, q.explain = "", false // nothing is booked, and the inputs stay here
+	q.ID, q.explain = "", false // nothing is booked, and the inputs are the candidates' alone
 	defer func() { q.ID, q.explain = id, explain }()
 	if err := p.core.decide(now(), q, d, false); err != nil {
 		return 0, err

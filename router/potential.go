@@ -64,6 +64,7 @@ func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLo
 
 // potentialLoads appends one entry for each worker that may take the request.
 func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad) ([]PotentialLoad, error) {
+	c.workspace = q.workspace
 	settings, err := c.settingsFor(q)
 	if err != nil {
 		return loads, err

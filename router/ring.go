@@ -37,7 +37,7 @@ func (r *ring) next() uint64 { return r.last.Add(1) }
 
 func (r *ring) place(number uint64) *place { return &r.kept[number%uint64(len(r.kept))] }
 
-// add keeps a request's decision, and what it considered in exchange for older memory.
+// add keeps a copy of a request's decision and of what it considered.
 func (r *ring) add(number uint64, d *Decision, c *considered) {
 	if len(r.kept) == 0 {
 		return
@@ -49,7 +49,7 @@ func (r *ring) add(number uint64, d *Decision, c *considered) {
 		return // it took so long that a later one stands there
 	}
 	p.number, p.decision = number, *d
-	p.considered, *c = *c, p.considered
+	p.considered.copy(c)
 }
 
 // note notes the time of something that became of a request, if its decision is
@@ -112,6 +112,6 @@ func (r *ring) recent(n int) []Decision {
 // tell returns the decision that stands there, for people. mu is held.
 func (p *place) tell() Decision {
 	d := p.decision
-	d.Candidates = p.considered.candidates(&d)
+	d.Candidates = p.considered.list(&d)
 	return d
 }

@@ -69,6 +69,7 @@ type Router struct {
 	busy map[string]scorer.Thresholds
 
 	flights *flights
+	clock   *clock // nil if it is the caller's
 }
 
 // target is what a model name stands for.
@@ -95,6 +96,10 @@ func New(conf Config) (*Router, error) {
 		owners:  make(map[uint64]*pool),
 		busy:    make(map[string]scorer.Thresholds),
 		flights: newFlights(),
+	}
+	if conf.Now == nil {
+		r.clock = newClock()
+		r.conf.Now = r.clock.now
 	}
 	r.names.Store(&map[string]target{})
 	r.SetCards(conf.Cards)
@@ -145,10 +150,10 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 		answer.Tokens = r.tokensFor(t, p, s)
 	}
 	if req.Explain {
-		answer.Candidates = s.considered.candidates(d)
+		answer.Candidates = s.workspace.list(d)
 	}
 	if req.ID != "" {
-		r.ring.add(s.question.number, d, &s.considered)
+		r.ring.add(s.question.number, d, &s.workspace.considered)
 	}
 	return answer, nil
 }
@@ -169,7 +174,7 @@ func (r *Router) prepare(s *scratch) (target, error) {
 	if err := req.check(); err != nil {
 		return t, fmt.Errorf("router: model %q: %w", bounded(req.Model), err)
 	}
-	s.question = question{Request: req, lora: t.lora, adapter: t.adapter, explain: req.Explain || req.ID != "" && r.conf.KeepDecisions > 0, considered: &s.considered}
+	s.question = question{Request: req, lora: t.lora, adapter: t.adapter, explain: req.Explain || req.ID != "" && r.conf.KeepDecisions > 0, workspace: &s.workspace}
 	q := &s.question
 	if r.conf.Sessions.TTL > 0 && req.Session != "" {
 		q.session = max(1, scorer.DrawKey(req.Session))
@@ -345,13 +350,14 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	}
 	q.number = r.ring.next()
 	fl := flight{pool: p, session: q.session, number: q.number}
-	if !r.flights.begin(q.ID, fl) {
+	ticket, ok := r.flights.begin(q.ID, fl)
+	if !ok {
 		return ErrDuplicate
 	}
 	booked := false
 	defer func() {
 		if !booked {
-			r.flights.endOf(q.ID, fl)
+			r.flights.endOf(q.ID, ticket)
 		}
 	}()
 	if err := p.decide(ctx, r.conf.Now, s); err != nil {
@@ -363,7 +369,7 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	}
 	fl.booked, fl.anew = !q.Owned, q.rebind
 	fl.guess = p.known.guess(s.decision.Time, q)
-	if !r.flights.change(q.ID, fl) {
+	if !r.flights.change(ticket, fl) {
 		// It was freed while it waited. Nobody will free its slot again.
 		fl.guess.withdraw()
 		p.tell(func(c *core) []*waiter {
@@ -453,6 +459,9 @@ func (r *Router) free(fl flight, id string) bool {
 // waiting that has lasted too long. It may be called as often as is handy, and
 // must be once in a while if such slots or sessions are used; see [Router.Run].
 func (r *Router) Tick() {
+	if r.clock != nil {
+		r.clock.wind()
+	}
 	now := r.conf.Now()
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
