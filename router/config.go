@@ -74,6 +74,13 @@ type Config struct {
 	// NoActiveBlocks leaves the blocks of requests in flight out of the account;
 	// their prefill tokens and their number stay.
 	NoActiveBlocks bool
+	// EstimateOutput takes outputs that nobody tells of by [Router.AddOutputTokens]
+	// for as long as their time allows: each request with its first token makes
+	// OutputRate tokens a second; if that is 0, as many as others on its worker did
+	// that were told of, or as Scoring.Engine would. It is for who cannot see the
+	// tokens of a response.
+	EstimateOutput bool
+	OutputRate     float64
 	// PrefillThroughput is what a worker computes, in tokens per second, for
 	// [Decision.CoarseTTFT]. Default 50,000.
 	PrefillThroughput float64
@@ -197,6 +204,12 @@ func (c Config) withDefaults() (Config, error) {
 		if !(v > 0) || math.IsInf(v, 0) {
 			return c, fmt.Errorf("router: %s is %v, want a finite number above 0", name, v)
 		}
+	}
+	if !(c.OutputRate >= 0) || math.IsInf(c.OutputRate, 0) {
+		return c, fmt.Errorf("router: OutputRate is %v, want a finite number of tokens a second, 0 or more", c.OutputRate)
+	}
+	if c.OutputRate > 0 && !c.EstimateOutput {
+		return c, fmt.Errorf("router: OutputRate is %v, want 0 without EstimateOutput", c.OutputRate)
 	}
 	var err error
 	if c.Queue, err = c.Queue.withDefaults(); err != nil {

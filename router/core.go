@@ -50,6 +50,10 @@ type core struct {
 	expired  uint64 // slots that nobody owned and nobody freed
 	skipped  uint64 // thresholds that could not be looked at
 
+	ended uint64        // requests that ended
+	stay  time.Duration // for which requests hold their slots, newer ones counting more; 0 = unknown
+	grown time.Time     // when outputs were estimated the last time
+
 	*workspace // of the request that is being decided
 }
 
@@ -202,6 +206,30 @@ func (c *core) report(now time.Time, w Worker, usedBlocks int, at time.Time) (kn
 		e.usedBlocks, e.usedAt = max(0, usedBlocks), at
 	}
 	return true
+}
+
+// growEvery is how old estimates of outputs may be: a fast engine fills a block in
+// about this time.
+const growEvery = 250 * time.Millisecond
+
+// grow estimates the outputs that nobody tells of. It is called before loads are
+// read.
+func (c *core) grow(now time.Time) {
+	if !c.conf.EstimateOutput || now.Sub(c.grown) < growEvery {
+		return
+	}
+	c.grown = now
+	for _, ord := range c.order {
+		rate := c.conf.OutputRate
+		if rate == 0 {
+			rate = c.slots.OutputRate(ord)
+		}
+		if rate == 0 {
+			l := c.slots.Load(ord)
+			rate = 1000 / c.settings.Engine.DecodeStep(l.Requests-l.Waiting, l.DecodeTokens)
+		}
+		c.slots.Grow(now, ord, rate)
+	}
 }
 
 // prefillCompleted notes the first token of a request, and binds its session.

@@ -68,6 +68,7 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 	if err := c.eligible(q); err != nil {
 		return err
 	}
+	c.grow(now)
 	c.measure(now, q, settings)
 	mayWait := c.queue != nil && q.ID != ""
 	if err := c.leaveOutBusy(now, q); err != nil {
@@ -416,7 +417,7 @@ func (c *core) followSession(now time.Time, q *question) (bound bool, err error)
 	switch {
 	case at < 0 && c.conf.Sessions.Hard:
 		return false, c.sessionLost(ord)
-	case at < 0 || !c.conf.Sessions.Hard && overloaded(c.inputs, at):
+	case at < 0 || !c.conf.Sessions.Hard && scorer.SessionOverloaded(c.inputs, at):
 		q.rebind = true
 		return false, nil
 	}
@@ -439,18 +440,6 @@ func (c *core) sessionLost(ord int) error {
 		err = ErrAllBusy
 	}
 	return fmt.Errorf("the session's worker %d, rank %d (%s): %w", w.ID, w.DPRank, c.verdicts[at], err)
-}
-
-// overloaded says whether a candidate has so much more to do than the others that
-// a session had better leave it: more than twice the mean and 50,000 tokens.
-func overloaded(in []scorer.Input, at int) bool {
-	const slack = 50_000
-	var sum int
-	for i := range in {
-		sum += in[i].PendTokens + in[i].DecodeTokens
-	}
-	own := in[at].PendTokens + in[at].DecodeTokens
-	return float64(own) > 2*float64(sum)/float64(len(in))+slack
 }
 
 // choose returns the candidate that the mode says, which must exist.

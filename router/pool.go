@@ -126,6 +126,11 @@ func (p *pool) decide(ctx context.Context, now func() time.Time, s *scratch) err
 	case w != nil:
 		err = w.err
 	}
+	if err != nil && (waits || isCrowded(err)) {
+		p.mu.Lock()
+		err = p.core.crowded(now(), q, err)
+		p.mu.Unlock()
+	}
 	d.PickTime = pick
 	return err
 }
@@ -266,6 +271,11 @@ func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
 		p.mu.Unlock()
 	}
 	return whose, blocks
+}
+
+// isCrowded says whether an error is a lack of room.
+func isCrowded(err error) bool {
+	return errors.Is(err, ErrAllBusy) || errors.Is(err, ErrPinnedBusy) || errors.Is(err, ErrQueueFull) || errors.Is(err, ErrTooLate)
 }
 
 // isAbsence says whether an error of one pool may be no error of another.

@@ -72,6 +72,7 @@ func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad)
 	if err := c.eligible(q); err != nil {
 		return loads, err
 	}
+	c.grow(now)
 	c.measure(now, q, settings)
 	for i, ord := range c.candidates {
 		in := &c.inputs[i]

@@ -448,7 +448,7 @@ func (r *Router) free(fl flight, id string) bool {
 	}
 	now := r.conf.Now()
 	fl.pool.tell(func(c *core) []*waiter {
-		c.slots.Free(id)
+		c.end(now, id)
 		return c.pump(now)
 	})
 	r.ring.note(fl.number, freed, now)

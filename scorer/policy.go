@@ -258,8 +258,17 @@ const waiting = 1.15
 func (e *Engine) ttft(uncached, prompt int, in *Input) float64 {
 	pend := float64(in.PendTokens)
 	step := e.Floor + e.KVToken*float64(in.DecodeTokens)
-	return e.own(uncached, prompt) + waiting*e.Token*pend + (pend+float64(uncached))/e.Chunk*step
+	return e.own(uncached, prompt) + e.PrefillTime(in.PendTokens) + (pend+float64(uncached))/e.Chunk*step
 }
+
+// DecodeStep is the time in ms of a step that computes one token of each of some
+// requests, which hold so many tokens together.
+func (e *Engine) DecodeStep(requests, held int) float64 {
+	return max(e.Floor, e.Step+e.Token*float64(requests)) + e.KVToken*float64(held)
+}
+
+// PrefillTime is the time in ms that pending prefill tokens take.
+func (e *Engine) PrefillTime(tokens int) float64 { return waiting * e.Token * float64(tokens) }
 
 // ModelTTFT estimates by the engine's model when the first token of the request
 // would come from this worker, in ms.
