@@ -144,6 +144,9 @@ func (c *core) settingsFor(q *question) (*scorer.Settings, error) {
 	if c.conf.Mode != KV || c.conf.Rule != nil {
 		return nil, fmt.Errorf("%w: nothing is compared that it could change: the mode is %s", ErrBadOverride, c.conf.Mode)
 	}
+	if q.Pinned != nil && !q.AnyRank && q.Override.Compares() {
+		return nil, fmt.Errorf("%w: nothing is compared that it could change: the request names its worker", ErrBadOverride)
+	}
 	s, err := c.settings.With(q.Override)
 	if err == nil {
 		err = heard(&s)

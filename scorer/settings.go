@@ -161,6 +161,13 @@ type Override struct {
 	TrackPrefillTokens *bool `json:"track_prefill_tokens,omitempty"`
 }
 
+// Compares says whether the override is about how workers are compared, and not
+// only about how the request is booked.
+func (o *Override) Compares() bool {
+	booking := Override{AssumeKVReuse: o.AssumeKVReuse, TrackPrefillTokens: o.TrackPrefillTokens}
+	return *o != booking
+}
+
 // With returns the settings for one request. No field of the override is without
 // effect: one that the policy does not know selects the policy that it belongs
 // to, as overlap_score_weight selects Dynamo, unless cost names another, which is
@@ -204,6 +211,9 @@ func (s Settings) With(o *Override) (Settings, error) {
 	if err := t.Validate(); err != nil {
 		return s, err
 	}
+	if err := t.idle(given); err != nil {
+		return s, err
+	}
 	if !s.UsesOverlap() && t.UsesOverlap() {
 		return s, s.noIndex(o, given)
 	}
@@ -245,6 +255,23 @@ func (s *Settings) target(o *Override, given []knob) (Policy, error) {
 		}
 	}
 	return s.Policy, nil
+}
+
+// idle refuses numbers that only weigh prefill where prefill is not tracked, and so
+// costs nothing. A weight of 0 says as much itself.
+func (s *Settings) idle(given []knob) error {
+	if s.TrackPrefill || s.Policy == PredictedTTFT {
+		return nil
+	}
+	for _, k := range given {
+		switch k.name {
+		case "overlap_score_weight", "prefill_load_scale", "alpha", "attention":
+			if k.value != nil && *k.value > 0 {
+				return &SettingError{k.name, *k.value, "none where prefill is not tracked: it weighs nothing else"}
+			}
+		}
+	}
+	return nil
 }
 
 // setWeight is what overlap_score_weight does to either form of Dynamo's cost.
