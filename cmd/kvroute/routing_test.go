@@ -31,6 +31,8 @@ type situation struct {
 	cpu   []bool       // workers on CPUs
 	tier  indexer.Tier // that holds lower blocks behind those held
 	lower []int
+
+	places int // requests that each computes at a time; 0 = unknown
 }
 
 func letters(s string) (tokens []uint32) {
@@ -69,7 +71,7 @@ func routerWith(t *testing.T, s situation, flags ...string) (*router.Router, con
 	for i := range s.held {
 		id := uint64(i + 1)
 		if err := r.SetWorker(router.WorkerInfo{
-			ID: id, Models: []string{"m"}, BlockSize: 8, TotalKVBlocks: 10, MaxBatchedTokens: 16, CPU: s.cpu != nil && s.cpu[i],
+			ID: id, Models: []string{"m"}, BlockSize: 8, TotalKVBlocks: 10, MaxBatchedTokens: 16, CPU: s.cpu != nil && s.cpu[i], MaxNumSeqs: s.places, Taints: []string{[2]string{"even", "odd"}[id%2]},
 			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(id)}), 80),
 		}); err != nil {
 			t.Fatal(err)
