@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,7 +36,7 @@ type pool struct {
 	changes atomic.Uint64
 	size    atomic.Int64
 
-	mu sync.Mutex
+	mu quickMutex
 	// mu guards the fields below.
 	core core
 }

@@ -86,7 +86,7 @@ func (e *SettingError) Error() string {
 
 // Validate returns a *[SettingError] for the first setting that makes no sense.
 func (s *Settings) Validate() error {
-	if policy(s.Policy) == nil {
+	if !slices.Contains(Policies(), s.Policy) {
 		return &SettingError{"cost", string(s.Policy), fmt.Sprintf("one of %v", Policies())}
 	}
 	for _, c := range []struct {
@@ -233,7 +233,7 @@ func (k *knob) in(p Policy) bool { return k.value == nil || slices.Contains(k.kn
 func (s *Settings) target(o *Override, given []knob) (Policy, error) {
 	if o.Cost != nil {
 		for _, k := range given {
-			if !k.in(*o.Cost) && policy(*o.Cost) != nil {
+			if !k.in(*o.Cost) && slices.Contains(Policies(), *o.Cost) {
 				return "", &SettingError{k.name, *k.value, fmt.Sprintf("a cost that knows it, which %q does not", *o.Cost)}
 			}
 		}
