@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/openai"
@@ -224,7 +225,7 @@ func (c *Config) refuse(w http.ResponseWriter, err error) {
 		w.Header().Set("Retry-After", "5")
 	case errors.Is(err, router.ErrAllBusy), errors.Is(err, router.ErrPinnedBusy), errors.Is(err, router.ErrQueueFull), errors.Is(err, router.ErrTooLate):
 		set(overload, openai.Overloaded, "", "overloaded")
-		w.Header().Set("Retry-After", "1")
+		w.Header().Set("Retry-After", strconv.Itoa(router.RetryAfter(err)))
 	case errors.Is(err, router.ErrDuplicate):
 		set(http.StatusConflict, openai.InvalidRequest, "request_id", "duplicate")
 	case errors.Is(err, router.ErrFreed):

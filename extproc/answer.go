@@ -87,15 +87,11 @@ func (s *stream) refuse(e *openai.Error) *extprocv3.ProcessingResponse {
 	s.server.metrics.refused(e.Status)
 	s.server.conf.Log.Debug("request refused", "status", e.Status, "err", e.Message)
 	headers := []string{"content-type", "application/json"}
-	switch e.Status {
-	case http.StatusMethodNotAllowed:
+	if e.Status == http.StatusMethodNotAllowed {
 		headers = append(headers, "allow", http.MethodPost)
-	case http.StatusServiceUnavailable:
-		// As long as a worker needs to be seen again after a hiccup.
-		headers = append(headers, "retry-after", "5")
 	}
-	if e.Type == openai.Overloaded {
-		headers = append(headers[:2], "retry-after", "1")
+	if e.Retry > 0 {
+		headers = append(headers, "retry-after", strconv.Itoa(e.Retry))
 	}
 	if (e.Type == openai.Overloaded || e.Type == openai.Unavailable) && e.Code != "" {
 		headers = append(headers, "x-dynamo-reason", e.Code)
@@ -115,7 +111,7 @@ func (s *stream) refuse(e *openai.Error) *extprocv3.ProcessingResponse {
 // know: those fail open.
 func refusal(err error, model string, overload int) *openai.Error {
 	busy := func(code, message string) *openai.Error {
-		return &openai.Error{Status: overload, Message: message, Type: openai.Overloaded, Code: code}
+		return &openai.Error{Status: overload, Message: message, Type: openai.Overloaded, Code: code, Retry: router.RetryAfter(err)}
 	}
 	wrong := func(param, code string) *openai.Error {
 		return &openai.Error{Status: http.StatusBadRequest, Message: err.Error(), Type: openai.InvalidRequest, Param: param, Code: code}
@@ -132,6 +128,7 @@ func refusal(err error, model string, overload int) *openai.Error {
 			Status:  http.StatusServiceUnavailable,
 			Message: "no worker of the model is available",
 			Type:    openai.Unavailable, Code: "no_worker",
+			Retry: 5, // a worker is seen again by then after a hiccup
 		}
 	case errors.Is(err, router.ErrAllBusy):
 		return busy("all_busy", "all workers of the model are busy")

@@ -4,6 +4,8 @@ package indexer
 
 import (
 	"encoding/binary"
+	"math/bits"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 )
@@ -31,6 +33,28 @@ func Seed(lora, salt string) uint64 {
 // little-endian 32-bit numbers. A tail that does not fill a block has no hash.
 // It allocates only what dst must grow. blockSize must be positive.
 func AppendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
+	if blockSize < leastMixed || blockSize > mostMixed {
+		return appendLocalHashes(dst, tokens, blockSize, seed)
+	}
+	n := len(tokens) / blockSize
+	dst = slices.Grow(dst, n)
+	m := newMixer(seed)
+	if blockSize == 16 { // what engines use most
+		for range n {
+			dst = append(dst, m.hash16((*[16]uint32)(tokens)))
+			tokens = tokens[16:]
+		}
+		return dst
+	}
+	for range n {
+		dst = append(dst, m.hash(tokens[:blockSize]))
+		tokens = tokens[blockSize:]
+	}
+	return dst
+}
+
+// appendLocalHashes is the same for blocks of any size.
+func appendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
 	var stack [1024]byte // blocks of up to 256 tokens need no heap
 	buf := stack[:]
 	if n := blockSize * 4; n > len(buf) {
@@ -53,6 +77,7 @@ func AppendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64
 // XXH3-64 over its predecessor and the block's local hash. The seed is the base
 // seed always; LoRA and salt take part through the local hashes.
 func AppendSequenceHashes(dst, local []uint64) []uint64 {
+	dst = slices.Grow(dst, len(local))
 	var prev uint64
 	for i, b := range local {
 		if i == 0 {
@@ -68,8 +93,7 @@ func AppendSequenceHashes(dst, local []uint64) []uint64 {
 // NextSequenceHash returns the sequence hash of the block with the given local
 // hash that follows the block with sequence hash prev.
 func NextSequenceHash(prev, local uint64) uint64 {
-	var buf [16]byte
-	binary.LittleEndian.PutUint64(buf[:8], prev)
-	binary.LittleEndian.PutUint64(buf[8:], local)
-	return xxh3.HashSeed(buf[:], baseSeed)
+	low := prev ^ (secret024 ^ secret032 + baseSeed)
+	high := local ^ (secret040 ^ secret048 - baseSeed)
+	return avalanche(16 + bits.ReverseBytes64(low) + high + fold(low, high))
 }

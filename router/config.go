@@ -74,6 +74,13 @@ type Config struct {
 	// NoActiveBlocks leaves the blocks of requests in flight out of the account;
 	// their prefill tokens and their number stay.
 	NoActiveBlocks bool
+	// EstimateOutput takes outputs that nobody tells of by [Router.AddOutputTokens]
+	// for as long as their time allows: each request with its first token makes
+	// OutputRate tokens a second; if that is 0, as many as others on its worker did
+	// that were told of, or as Scoring.Engine would. It is for who cannot see the
+	// tokens of a response.
+	EstimateOutput bool
+	OutputRate     float64
 	// PrefillThroughput is what a worker computes, in tokens per second, for
 	// [Decision.CoarseTTFT]. Default 50,000.
 	PrefillThroughput float64
@@ -128,7 +135,8 @@ type Config struct {
 	// 1,024; negative keeps none.
 	KeepDecisions int
 
-	// Now is the clock. Default [time.Now].
+	// Now is the clock. Default one of the router's own, which follows a change of
+	// the time of day at the next [Router.Tick].
 	Now func() time.Time
 
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
@@ -176,6 +184,9 @@ func (c Config) withDefaults() (Config, error) {
 	if err := c.Scoring.Validate(); err != nil {
 		return c, fmt.Errorf("router: %w", err)
 	}
+	if err := heard(&c.Scoring); err != nil {
+		return c, fmt.Errorf("router: %w", err)
+	}
 	if err := c.Thresholds.Validate(); err != nil {
 		return c, fmt.Errorf("router: %w", err)
 	}
@@ -202,6 +213,12 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("router: %s is %v, want a finite number above 0", name, v)
 		}
 	}
+	if !(c.OutputRate >= 0) || math.IsInf(c.OutputRate, 0) {
+		return c, fmt.Errorf("router: OutputRate is %v, want a finite number of tokens a second, 0 or more", c.OutputRate)
+	}
+	if c.OutputRate > 0 && !c.EstimateOutput {
+		return c, fmt.Errorf("router: OutputRate is %v, want 0 without EstimateOutput", c.OutputRate)
+	}
 	var err error
 	if c.Queue, err = c.Queue.withDefaults(); err != nil {
 		return c, err
@@ -211,9 +228,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.KeepDecisions == 0 {
 		c.KeepDecisions = 1024
-	}
-	if c.Now == nil {
-		c.Now = time.Now
 	}
 	if c.Meter == nil {
 		c.Meter = noop.Meter{}
@@ -273,6 +287,14 @@ const (
 	// maxTaints bounds those of one worker.
 	maxTaints = 256
 )
+
+// heard refuses a setting about something that the router does not hear of.
+func heard(s *scorer.Settings) error {
+	if s.SharedMultiplier != 0 {
+		return &scorer.SettingError{Setting: "shared_cache_multiplier", Value: s.SharedMultiplier, Want: "0: nobody tells the router what a shared cache holds"}
+	}
+	return nil
+}
 
 // indexed says whether what workers hold can change a decision.
 func (c *Config) indexed() bool { return c.Mode != KV || c.Rule != nil || c.Scoring.UsesOverlap() }

@@ -34,8 +34,9 @@ type core struct {
 	conf      *Config
 	blockSize int
 
-	settings   scorer.Settings // instead of conf.Scoring: the model's own attention
-	thresholds scorer.Thresholds
+	// Replaced, never changed: kept decisions refer to them.
+	settings   *scorer.Settings // instead of conf.Scoring: the model's own attention
+	thresholds *scorer.Thresholds
 
 	entries  []entry
 	free     []int // ordinals to hand out again
@@ -49,14 +50,11 @@ type core struct {
 	expired  uint64 // slots that nobody owned and nobody freed
 	skipped  uint64 // thresholds that could not be looked at
 
-	// Scratch of one decision.
-	verdicts   []Exclusion // along order
-	candidates []int
-	eligibles  int // of these and inputs, before a session left but one
-	request    scorer.Request
-	inputs     []scorer.Input
-	costs      []float64
-	override   scorer.Settings
+	ended uint64        // requests that ended
+	stay  time.Duration // for which requests hold their slots, newer ones counting more; 0 = unknown
+	grown time.Time     // when outputs were estimated the last time
+
+	*workspace // of the request that is being decided
 }
 
 // entry is what the core knows of the worker with its ordinal.
@@ -76,7 +74,7 @@ type entry struct {
 }
 
 func newCore(conf *Config, blockSize int) core {
-	c := core{conf: conf, blockSize: blockSize, settings: conf.Scoring, thresholds: conf.Thresholds}
+	c := core{conf: conf, blockSize: blockSize, settings: &conf.Scoring, thresholds: &conf.Thresholds}
 	c.sessions = newSessions(conf.Sessions)
 	if conf.Queue.Threshold != nil {
 		c.queue = scorer.NewQueue[*waiter](conf.Queue.Policy, conf.Queue.Limit)
@@ -86,7 +84,7 @@ func newCore(conf *Config, blockSize int) core {
 
 // reads says whether the prompts of requests matter.
 func (c *core) reads() bool {
-	return c.conf.Mode == KV || c.queue != nil || c.thresholds != scorer.Thresholds{}
+	return c.conf.Mode == KV || c.queue != nil || *c.thresholds != scorer.Thresholds{}
 }
 
 // outdated returns the ordinals of info's process whose blocks no longer count:
@@ -212,6 +210,30 @@ func (c *core) report(now time.Time, w Worker, usedBlocks int, at time.Time) (kn
 		e.usedBlocks, e.usedAt = max(0, usedBlocks), at
 	}
 	return true
+}
+
+// growEvery is how old estimates of outputs may be: a fast engine fills a block in
+// about this time.
+const growEvery = 250 * time.Millisecond
+
+// grow estimates the outputs that nobody tells of. It is called before loads are
+// read.
+func (c *core) grow(now time.Time) {
+	if !c.conf.EstimateOutput || now.Sub(c.grown) < growEvery {
+		return
+	}
+	c.grown = now
+	for _, ord := range c.order {
+		rate := c.conf.OutputRate
+		if rate == 0 {
+			rate = c.slots.OutputRate(ord)
+		}
+		if rate == 0 {
+			l := c.slots.Load(ord)
+			rate = 1000 / c.settings.Engine.DecodeStep(l.Requests-l.Waiting, l.DecodeTokens)
+		}
+		c.slots.Grow(now, ord, rate)
+	}
 }
 
 // prefillCompleted notes the first token of a request, and binds its session.

@@ -130,7 +130,7 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				} else if rnd.IntN(2) == 0 {
 					req.Allowed = []Worker{{ID: uint64(rnd.IntN(3) + 1)}}
 				}
-				q, d := &question{Request: req, tokens: rnd.IntN(30) + 1, sequence: []uint64{uint64(next)}, matched: now}, new(Decision)
+				q, d := &question{Request: req, tokens: rnd.IntN(30) + 1, sequence: []uint64{uint64(next)}, matched: now, workspace: new(workspace)}, new(Decision)
 				w, woken, err := c.submit(now, q, d)
 				switch {
 				case w != nil:

@@ -20,7 +20,7 @@ func TestOverlapOfAnEarlierWorkerDoesNotCount(t *testing.T) {
 	settings.Policy = scorer.Dynamo
 	c := newCore(&Config{Mode: KV, Scoring: settings, PrefillThroughput: 1}, 1)
 	c.setWorker(info(1))
-	q := &question{Request: &Request{}, tokens: 4, sequence: []uint64{1, 2, 3, 4}, overlap: []int32{4}, version: c.changes}
+	q := &question{Request: &Request{}, tokens: 4, sequence: []uint64{1, 2, 3, 4}, overlap: []int32{4}, version: c.changes, workspace: new(workspace)}
 	var d Decision
 	if err := c.decide(time.Now(), q, &d, false); err != nil || d.OverlapBlocks != 4 {
 		t.Fatalf("overlap %d, %v; want the 4 blocks that were counted", d.OverlapBlocks, err)

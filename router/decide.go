@@ -31,8 +31,10 @@ type question struct {
 	taints   []taint    // Request.PreferredTaints, sorted
 	reason   Reason     // of the decision, unless there is a better one
 	number   uint64     // of a booking, in the ring
-	explain  bool       // fill in the candidates
+	explain  bool       // fill in workspace.workers
 	guessed  bool       // hashes that no engine has
+
+	workspace *workspace
 
 	// Of a booking.
 	ordinal    int
@@ -51,23 +53,22 @@ type taint struct {
 var errMustWait = errors.New("the request must wait")
 
 // decide chooses a worker for q and, if q has an id, takes its slot. d gets the
-// choice and its inputs, the candidates appended to d.Candidates. The caller has
-// filled in what it knows. wait says that others wait already: then so must q, if
+// choice, and q.workspace its inputs. The caller has filled in what
+// it knows. wait says that others wait already: then so must q, if
 // anybody could take it at all. After an error nothing is booked.
 //
 // The order is fixed: who may take the request, what each has to do, who is busy,
 // whether to wait, where its session is bound, and only then what is best.
 func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error {
-	settings := &c.settings
-	if q.Override != nil {
-		if err := c.overrule(q.Override); err != nil {
-			return err
-		}
-		settings = &c.override
+	c.workspace = q.workspace
+	settings, err := c.settingsFor(q)
+	if err != nil {
+		return err
 	}
 	if err := c.eligible(now, q); err != nil {
 		return err
 	}
+	c.grow(now)
 	c.measure(now, q, settings)
 	mayWait := c.queue != nil && q.ID != ""
 	if err := c.leaveOutBusy(now, q); err != nil {
@@ -86,6 +87,8 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 	}
 
 	d.Time, d.Reason, d.Cost, d.Policy, d.Equal, d.Second = now, q.reason, 0, "", 0, Second{}
+	d.BlockSize, d.Draw, d.Turn = c.blockSize, c.request.U, c.request.Turn
+	d.Settings, d.Thresholds = settings, c.thresholds
 	var chosen int
 	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
 	clear(c.costs)
@@ -132,20 +135,30 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 		c.sessions.touch(now, q.session, q.SessionFinal)
 	}
 	if q.explain {
-		c.explain(d)
+		c.explain(now)
 	}
 	return nil
 }
 
-// overrule works out the settings of one decision.
-func (c *core) overrule(o *scorer.Override) (err error) {
+// settingsFor works out the settings of one decision.
+func (c *core) settingsFor(q *question) (*scorer.Settings, error) {
+	if q.Override == nil {
+		return c.settings, nil
+	}
 	if c.conf.Mode != KV || c.conf.Rule != nil {
-		return fmt.Errorf("%w: nothing is compared that it could change: the mode is %s", ErrBadOverride, c.conf.Mode)
+		return nil, fmt.Errorf("%w: nothing is compared that it could change: the mode is %s", ErrBadOverride, c.conf.Mode)
 	}
-	if c.override, err = c.settings.With(o); err != nil {
-		return fmt.Errorf("%w: %w", ErrBadOverride, err)
+	if q.Pinned != nil && !q.AnyRank && q.Override.Compares() {
+		return nil, fmt.Errorf("%w: nothing is compared that it could change: the request names its worker", ErrBadOverride)
 	}
-	return nil
+	s, err := c.settings.With(q.Override)
+	if err == nil {
+		err = heard(&s)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrBadOverride, err)
+	}
+	return &s, nil
 }
 
 // eligible collects the ordinals that may take a request: the healthy workers, or
@@ -303,30 +316,14 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	}
 	c.inputs = slices.Grow(c.inputs[:0], len(c.candidates))[:len(c.candidates)]
 	for i, ord := range c.candidates {
-		e, load := &c.entries[ord], c.slots.Load(ord)
-		in := &c.inputs[i]
-		*in = scorer.Input{
-			PendTokens:       load.PendTokens,
-			ActiveRequests:   load.Requests,
-			WaitingRequests:  load.Waiting,
-			DecodeTokens:     load.DecodeTokens,
-			ActiveBlocks:     load.Blocks,
-			CPU:              e.info.CPU,
-			DecodeOnly:       e.info.Role == Decode,
-			MaxBatchedTokens: e.info.MaxBatchedTokens,
-			MaxRequests:      e.info.MaxNumSeqs,
-			LastCold:         e.cold,
-			Key:              e.key,
-		}
+		e, in := &c.entries[ord], &c.inputs[i]
+		c.load(now, ord, in)
 		switch {
 		case c.conf.NoActiveBlocks:
 		case s.AssumeKVReuse:
 			in.AdditionalBlocks = c.slots.AdditionalBlocks(ord, q.sequence)
 		default:
 			in.AdditionalBlocks = len(q.sequence)
-		}
-		if e.info.TotalKVBlocks > 0 {
-			in.KVUse = min(1, float64(max(load.Blocks, e.reported(now)))/float64(e.info.TotalKVBlocks))
 		}
 		if e.since <= q.version {
 			if ord < len(q.overlap) {
@@ -347,6 +344,27 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	}
 }
 
+// load fills in what a worker is and does, whatever the request.
+func (c *core) load(now time.Time, ord int, in *scorer.Input) {
+	e, load := &c.entries[ord], c.slots.Load(ord)
+	*in = scorer.Input{
+		PendTokens:       load.PendTokens,
+		ActiveRequests:   load.Requests,
+		WaitingRequests:  load.Waiting,
+		DecodeTokens:     load.DecodeTokens,
+		ActiveBlocks:     load.Blocks,
+		CPU:              e.info.CPU,
+		DecodeOnly:       e.info.Role == Decode,
+		MaxBatchedTokens: e.info.MaxBatchedTokens,
+		MaxRequests:      e.info.MaxNumSeqs,
+		LastCold:         e.cold,
+		Key:              e.key,
+	}
+	if e.info.TotalKVBlocks > 0 {
+		in.KVUse = min(1, float64(max(load.Blocks, e.reported(now)))/float64(e.info.TotalKVBlocks))
+	}
+}
+
 // reported returns the blocks in use by the engine's own report, 0 if that is too
 // old.
 func (e *entry) reported(now time.Time) int {
@@ -359,7 +377,7 @@ func (e *entry) reported(now time.Time) int {
 // leaveOutBusy takes the candidates out that are above a threshold. That none are
 // left is an error.
 func (c *core) leaveOutBusy(now time.Time, q *question) error {
-	if c.thresholds == (scorer.Thresholds{}) {
+	if *c.thresholds == (scorer.Thresholds{}) {
 		return nil
 	}
 	kept, at := 0, 0
@@ -409,7 +427,7 @@ func (c *core) followSession(now time.Time, q *question) (bound bool, err error)
 	switch {
 	case at < 0 && c.conf.Sessions.Hard:
 		return false, c.sessionLost(ord)
-	case at < 0 || !c.conf.Sessions.Hard && overloaded(c.inputs, at):
+	case at < 0 || !c.conf.Sessions.Hard && scorer.SessionOverloaded(c.inputs, at):
 		q.rebind = true
 		return false, nil
 	}
@@ -435,18 +453,6 @@ func (c *core) sessionLost(ord int) error {
 	return fmt.Errorf("the session's worker %d, rank %d (%s): %w", w.ID, w.DPRank, c.verdicts[at], err)
 }
 
-// overloaded says whether a candidate has so much more to do than the others that
-// a session had better leave it: more than twice the mean and 50,000 tokens.
-func overloaded(in []scorer.Input, at int) bool {
-	const slack = 50_000
-	var sum int
-	for i := range in {
-		sum += in[i].PendTokens + in[i].DecodeTokens
-	}
-	own := in[at].PendTokens + in[at].DecodeTokens
-	return float64(own) > 2*float64(sum)/float64(len(in))+slack
-}
-
 // choose returns the candidate that the mode says, which must exist.
 func (c *core) choose(s *scorer.Settings, d *Decision) (chosen int) {
 	reason := ReasonMode
@@ -462,6 +468,7 @@ func (c *core) choose(s *scorer.Settings, d *Decision) (chosen int) {
 		chosen = scorer.PowerOfTwo(c.inputs, c.request.U)
 	case DeviceAware:
 		chosen = scorer.DeviceAware(&c.request, c.inputs, c.conf.DeviceRatio)
+		d.DeviceRatio = c.conf.DeviceRatio
 	case KV, Direct: // Direct has only pinned workers
 		if reason = ReasonLoad; c.anyOverlap() {
 			reason = ReasonKV
@@ -503,24 +510,19 @@ func (c *core) draw(id string) float64 {
 	return scorer.Draw(c.conf.Seed, key)
 }
 
-// explain lists every worker of the pool, in worker order.
-func (c *core) explain(d *Decision) {
+// explain puts down every worker of the pool as the decision saw it.
+func (c *core) explain(now time.Time) {
+	c.workers = c.workers[:0]
 	next := 0 // candidate, in the same order
 	for i, ord := range c.order {
-		e := &c.entries[ord]
-		d.Candidates = append(d.Candidates, Candidate{
-			Worker: e.worker, WorkerName: e.info.Name, Address: e.info.rankAddress(e.worker.DPRank), Excluded: c.verdicts[i],
-		})
-		to := &d.Candidates[len(d.Candidates)-1]
-		if c.verdicts[i] != "" {
-			load := c.slots.Load(ord)
-			to.PendTokens, to.ActiveRequests, to.ActiveBlocks = load.PendTokens, load.Requests, load.Blocks
-			continue
+		e, at := &c.entries[ord], next
+		if c.verdicts[i] == "" {
+			next++
+		} else {
+			at = len(c.inputs)
+			c.inputs = append(c.inputs, scorer.Input{})
+			c.load(now, ord, &c.inputs[at])
 		}
-		in := &c.inputs[next]
-		to.HostBlocks, to.DiskBlocks = in.HostBlocks, in.DiskBlocks
-		to.OverlapBlocks, to.PendTokens, to.ActiveRequests = in.OverlapBlocks, in.PendTokens, in.ActiveRequests
-		to.ActiveBlocks, to.AdditionalBlocks, to.Cost = in.ActiveBlocks, in.AdditionalBlocks, c.costs[next]
-		next++
+		c.workers = append(c.workers, seen{e.worker, e.info, c.verdicts[i], at, e.reported(now)})
 	}
 }

@@ -366,6 +366,8 @@ func TestOverrides(t *testing.T) {
 		{"negative", &scorer.Override{Temperature: num(-1)}, 0, 0, "router_temperature"},
 		{"contradiction", &scorer.Override{Cost: new(scorer.Tokens), OverlapScoreWeight: num(1)}, 0, 0, "overlap_score_weight"},
 		{"unknown cost", &scorer.Override{Cost: new(scorer.Policy("cheap"))}, 0, 0, "cost"},
+		{"a cache that nobody hears of", &scorer.Override{SharedCacheMultiplier: num(.5)}, 0, 0, "shared_cache_multiplier"},
+		{"prefill that is not tracked", &scorer.Override{Alpha: num(.5), TrackPrefillTokens: new(bool)}, 0, 0, "alpha"},
 	} {
 		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("0123456789"), Override: c.override})
 		if c.field == "" {
@@ -390,6 +392,15 @@ func TestOverrides(t *testing.T) {
 	other := newRouter(t, router.Config{Mode: router.Random}, 1)
 	if _, err := pick(t, other, router.Request{Override: &scorer.Override{Alpha: num(1)}}); !errors.Is(err, router.ErrBadOverride) {
 		t.Errorf("an override where nothing is compared: %v", err)
+	}
+	// A pinned request compares nothing, unless its rank is open.
+	pinned := router.Request{Override: &scorer.Override{Alpha: num(1)}, Pinned: &router.Worker{ID: 2}}
+	if _, err := pick(t, r, pinned); !errors.Is(err, router.ErrBadOverride) || !strings.Contains(err.Error(), "names its worker") {
+		t.Errorf("an override beside a pin: %v", err)
+	}
+	pinned.AnyRank = true
+	if w, err := pick(t, r, pinned); err != nil || w != 2 {
+		t.Errorf("an override beside a pin to any rank: %v", err)
 	}
 	// What is booked follows the override, too.
 	no := false

@@ -51,7 +51,7 @@ func (r *Router) attentionLocked(p *pool) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.core.settings = s
+	p.core.settings = &s
 }
 
 // ApplyEvent applies one event of a worker's cache. Events of one worker must
@@ -254,7 +254,7 @@ func (p *pool) empty() bool {
 
 func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
 	p.tell(func(c *core) []*waiter {
-		c.thresholds = t
+		c.thresholds = &t
 		p.reads.Store(c.reads())
 		return c.pump(now)
 	})

@@ -11,13 +11,19 @@ import (
 // each with a lock, so that requests seldom wait for each other here.
 type flights struct {
 	seed  maphash.Seed
-	parts [64]struct {
-		mu sync.Mutex
-		// mu guards the field below.
-		byID map[string]flight
-		_    [64]byte // no two locks on one cache line
-	}
+	parts [64]part
 }
+
+type part struct {
+	mu sync.Mutex
+	// mu guards the fields below.
+	byID   map[string]*flight
+	vacant []*flight // to be used again
+	_      [64]byte  // no two locks on one cache line
+}
+
+// maxVacant bounds the memory that is kept for flights to come.
+const maxVacant = 1024
 
 // flight is a request from its question to its end.
 type flight struct {
@@ -35,7 +41,7 @@ type flight struct {
 func newFlights() *flights {
 	f := &flights{seed: maphash.MakeSeed()}
 	for i := range f.parts {
-		f.parts[i].byID = make(map[string]flight)
+		f.parts[i].byID = make(map[string]*flight)
 	}
 	return f
 }
@@ -44,29 +50,56 @@ func (f *flights) part(id string) int {
 	return int(maphash.String(f.seed, id) % uint64(len(f.parts)))
 }
 
+// ticket finds a flight without looking its id up. The number tells whether it has
+// landed: then what it points to is another one's, or nobody's.
+type ticket struct {
+	part   int
+	flight *flight
+	number uint64
+}
+
 // begin returns false if the id is in flight already.
-func (f *flights) begin(id string, fl flight) bool {
-	p := &f.parts[f.part(id)]
+func (f *flights) begin(id string, fl flight) (t ticket, ok bool) {
+	t.part, t.number = f.part(id), fl.number
+	p := &f.parts[t.part]
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, exists := p.byID[id]; exists {
-		return false
+		return t, false
 	}
-	p.byID[id] = fl
-	return true
+	if last := len(p.vacant) - 1; last >= 0 {
+		t.flight, p.vacant = p.vacant[last], p.vacant[:last]
+	} else {
+		t.flight = new(flight)
+	}
+	*t.flight = fl
+	p.byID[id] = t.flight
+	return t, true
 }
 
 // change replaces what is known of a request. It returns false if that has landed,
 // whether or not its id has taken off again.
-func (f *flights) change(id string, fl flight) bool {
+func (f *flights) change(t ticket, fl flight) bool {
+	p := &f.parts[t.part]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if t.flight.number != t.number {
+		return false
+	}
+	*t.flight = fl
+	return true
+}
+
+// replace is change for who has no ticket, but a copy of the flight.
+func (f *flights) replace(id string, fl flight) bool {
 	p := &f.parts[f.part(id)]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	was, exists := p.byID[id]
-	if !exists || was.pool != fl.pool || was.number != fl.number {
+	was := p.byID[id]
+	if was == nil || was.number != fl.number {
 		return false
 	}
-	p.byID[id] = fl
+	*was = fl
 	return true
 }
 
@@ -74,7 +107,10 @@ func (f *flights) get(id string) flight {
 	p := &f.parts[f.part(id)]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.byID[id]
+	if fl := p.byID[id]; fl != nil {
+		return *fl
+	}
+	return flight{}
 }
 
 // confirm is get at the first token of a request: what it left as a guess is true.
@@ -82,12 +118,13 @@ func (f *flights) confirm(id string) flight {
 	p := &f.parts[f.part(id)]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fl, exists := p.byID[id]
-	if exists && fl.guess.in != nil {
-		fl.guess = guess{}
-		p.byID[id] = fl
+	fl := p.byID[id]
+	if fl == nil {
+		return flight{}
 	}
-	return fl
+	was := *fl
+	was.guess, fl.guess = guess{}, guess{}
+	return was
 }
 
 // end takes a request out of flight and returns what was known of it.
@@ -95,20 +132,30 @@ func (f *flights) end(id string) flight {
 	p := &f.parts[f.part(id)]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fl := p.byID[id]
-	delete(p.byID, id)
-	return fl
+	return p.land(id, p.byID[id])
 }
 
-// endOf is end for a flight that never got far, unless it has landed already and its
-// id has taken off again.
-func (f *flights) endOf(id string, fl flight) {
-	p := &f.parts[f.part(id)]
+// endOf is end for a flight that never got far, unless it has landed already.
+func (f *flights) endOf(id string, t ticket) {
+	p := &f.parts[t.part]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if was := p.byID[id]; was.pool == fl.pool && was.number == fl.number {
-		delete(p.byID, id)
+	if t.flight.number == t.number {
+		p.land(id, t.flight)
 	}
+}
+
+// land takes out what stands under an id; nil is nothing. mu is held.
+func (p *part) land(id string, fl *flight) (was flight) {
+	if fl == nil {
+		return flight{}
+	}
+	was, *fl = *fl, flight{}
+	delete(p.byID, id)
+	if len(p.vacant) < maxVacant {
+		p.vacant = append(p.vacant, fl)
+	}
+	return was
 }
 
 // sweep ends the requests that nobody owns and that have lost their slot: to time,
@@ -120,7 +167,7 @@ func (f *flights) sweep() {
 		for id, fl := range p.byID {
 			// A pool's lock under ours: nobody takes them the other way round.
 			if fl.booked && !fl.pool.holds(id) {
-				delete(p.byID, id)
+				p.land(id, fl)
 			}
 		}
 		p.mu.Unlock()

@@ -176,7 +176,7 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 
 func (m *metrics) decided(ctx context.Context, l *labels, d *Decision) {
 	m.decisions.Add(ctx, 1, l.reasons[d.Reason]...)
-	m.duration.Record(ctx, (d.TokenizeTime + d.MatchTime + d.PickTime).Seconds(), l.record...)
+	m.duration.Record(ctx, (d.TokenizeTime + d.HashTime + d.MatchTime + d.PickTime).Seconds(), l.record...)
 	switch d.TokenMode {
 	case "":
 	case tokenizer.Exact:

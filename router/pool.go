@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,7 +36,7 @@ type pool struct {
 	changes atomic.Uint64
 	size    atomic.Int64
 
-	mu sync.Mutex
+	mu quickMutex
 	// mu guards the fields below.
 	core core
 }
@@ -63,19 +62,20 @@ func newPool(conf *Config, key poolKey) *pool {
 
 // scratch is the memory of one decision, kept between requests.
 type scratch struct {
-	request  Request
-	question question
-	tokens   []uint32
-	local    []uint64
-	sequence []uint64
-	overlap  []int32
-	lower    [3][]int32 // host memory, disk, external storage
-	guessed  []int32
-	cached   []int
-	taints   []taint
-	encoded  tokenizer.Prompt
-	decision Decision
-	at       time.Time // when the hashes were made; zero if they were not
+	request   Request
+	question  question
+	tokens    []uint32
+	local     []uint64
+	sequence  []uint64
+	overlap   []int32
+	lower     [3][]int32 // host memory, disk, external storage
+	guessed   []int32
+	cached    []int
+	taints    []taint
+	encoded   tokenizer.Prompt
+	decision  Decision
+	workspace workspace
+	at        time.Time // when the hashes were made; zero if they were not
 }
 
 // match counts the overlap of the prompt whose hashes are in s, without the lock.
@@ -125,6 +125,11 @@ func (p *pool) decide(ctx context.Context, now func() time.Time, s *scratch) err
 	case w != nil:
 		err = w.err
 	}
+	if err != nil && (waits || isCrowded(err)) {
+		p.mu.Lock()
+		err = p.core.crowded(now(), q, err)
+		p.mu.Unlock()
+	}
 	d.PickTime = pick
 	return err
 }
@@ -138,9 +143,9 @@ func (p *pool) appeal(now func() time.Time, s *scratch) (float64, error) {
 	p.match(now(), q, s)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	id := q.ID
-	q.ID = "" // nothing is booked
-	defer func() { q.ID = id }()
+	id, explain := q.ID, q.explain
+	q.ID, q.explain = "", false // nothing is booked, and the inputs are the candidates' alone
+	defer func() { q.ID, q.explain = id, explain }()
 	if err := p.core.decide(now(), q, d, false); err != nil {
 		return 0, err
 	}
@@ -265,6 +270,11 @@ func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
 		p.mu.Unlock()
 	}
 	return whose, blocks
+}
+
+// isCrowded says whether an error is a lack of room.
+func isCrowded(err error) bool {
+	return errors.Is(err, ErrAllBusy) || errors.Is(err, ErrPinnedBusy) || errors.Is(err, ErrQueueFull) || errors.Is(err, ErrTooLate)
 }
 
 // isAbsence says whether an error of one pool may be no error of another.

@@ -64,16 +64,15 @@ func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLo
 
 // potentialLoads appends one entry for each worker that may take the request.
 func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad) ([]PotentialLoad, error) {
-	settings := &c.settings
-	if q.Override != nil {
-		if err := c.overrule(q.Override); err != nil {
-			return loads, err
-		}
-		settings = &c.override
+	c.workspace = q.workspace
+	settings, err := c.settingsFor(q)
+	if err != nil {
+		return loads, err
 	}
 	if err := c.eligible(now, q); err != nil {
 		return loads, err
 	}
+	c.grow(now)
 	c.measure(now, q, settings)
 	for i, ord := range c.candidates {
 		in := &c.inputs[i]

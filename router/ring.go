@@ -25,8 +25,9 @@ type ring struct {
 type place struct {
 	mu sync.Mutex
 	// mu guards the fields below.
-	number   uint64 // 0 = nothing
-	decision Decision
+	number     uint64 // 0 = nothing
+	decision   Decision
+	considered considered
 }
 
 func newRing(size int) *ring { return &ring{kept: make([]place, size)} }
@@ -36,8 +37,8 @@ func (r *ring) next() uint64 { return r.last.Add(1) }
 
 func (r *ring) place(number uint64) *place { return &r.kept[number%uint64(len(r.kept))] }
 
-// add keeps a copy of a request's decision.
-func (r *ring) add(number uint64, d *Decision) {
+// add keeps a copy of a request's decision and of what it considered.
+func (r *ring) add(number uint64, d *Decision, c *considered) {
 	if len(r.kept) == 0 {
 		return
 	}
@@ -47,9 +48,8 @@ func (r *ring) add(number uint64, d *Decision) {
 	if p.number > number {
 		return // it took so long that a later one stands there
 	}
-	candidates := append(p.decision.Candidates[:0], d.Candidates...)
 	p.number, p.decision = number, *d
-	p.decision.Candidates = candidates
+	p.considered.copy(c)
 }
 
 // note notes the time of something that became of a request, if its decision is
@@ -82,7 +82,7 @@ func (r *ring) get(id string) (found Decision, ok bool) {
 		p := &r.kept[i]
 		p.mu.Lock()
 		if p.number > number && p.decision.ID == id {
-			number, found = p.number, clone(&p.decision)
+			number, found = p.number, p.tell()
 		}
 		p.mu.Unlock()
 	}
@@ -108,14 +108,15 @@ func (r *ring) recent(n int) []Decision {
 	out := make([]Decision, 0, max(0, min(n, len(all))))
 	for _, one := range all[:max(0, min(n, len(all)))] {
 		one.place.mu.Lock()
-		out = append(out, clone(&one.place.decision)) // or one that came in its place
+		out = append(out, one.place.tell()) // or one that came in its place
 		one.place.mu.Unlock()
 	}
 	return out
 }
 
-func clone(d *Decision) Decision {
-	c := *d
-	c.Candidates = slices.Clone(d.Candidates)
-	return c
+// tell returns the decision that stands there, for people. mu is held.
+func (p *place) tell() Decision {
+	d := p.decision
+	d.Candidates = p.considered.list(&d)
+	return d
 }

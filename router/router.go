@@ -70,6 +70,7 @@ type Router struct {
 	busy map[string]scorer.Thresholds
 
 	flights *flights
+	clock   *clock // nil if it is the caller's
 }
 
 // target is what a model name stands for.
@@ -96,6 +97,10 @@ func New(conf Config) (*Router, error) {
 		owners:  make(map[uint64]*pool),
 		busy:    make(map[string]scorer.Thresholds),
 		flights: newFlights(),
+	}
+	if conf.Now == nil {
+		r.clock = newClock()
+		r.conf.Now = r.clock.now
 	}
 	r.names.Store(&map[string]target{})
 	r.SetCards(conf.Cards)
@@ -136,7 +141,6 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 
 	d := &s.decision
 	if req.ID != "" {
-		r.ring.add(s.question.number, d)
 		r.metrics.decided(ctx, p.labels, d)
 		if r.conf.Observe != nil && d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
 			r.conf.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
@@ -146,8 +150,11 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 	if req.WantTokens && req.ID != "" {
 		answer.Tokens = r.tokensFor(t, p, s)
 	}
-	if answer.Candidates = nil; req.Explain {
-		answer.Candidates = slices.Clone(d.Candidates)
+	if req.Explain {
+		answer.Candidates = s.workspace.list(d)
+	}
+	if req.ID != "" {
+		r.ring.add(s.question.number, d, &s.workspace.considered)
 	}
 	return answer, nil
 }
@@ -168,7 +175,7 @@ func (r *Router) prepare(s *scratch) (target, error) {
 	if err := req.check(); err != nil {
 		return t, fmt.Errorf("router: model %q: %w", bounded(req.Model), err)
 	}
-	s.question = question{Request: req, lora: t.lora, adapter: t.adapter, explain: req.Explain || req.ID != "" && r.conf.KeepDecisions > 0}
+	s.question = question{Request: req, lora: t.lora, adapter: t.adapter, explain: req.Explain || req.ID != "" && r.conf.KeepDecisions > 0, workspace: &s.workspace}
 	q := &s.question
 	if r.conf.Sessions.TTL > 0 && req.Session != "" {
 		q.session = max(1, scorer.DrawKey(req.Session))
@@ -181,7 +188,7 @@ func (r *Router) prepare(s *scratch) (target, error) {
 		slices.SortFunc(s.taints, func(a, b taint) int { return strings.Compare(a.name, b.name) })
 		q.taints = s.taints
 	}
-	s.decision = Decision{ID: req.ID, Model: t.pools[0].model, Mode: r.conf.Mode, Candidates: s.decision.Candidates[:0]}
+	s.decision = Decision{ID: req.ID, Model: t.pools[0].model, Mode: r.conf.Mode}
 	return t, nil
 }
 
@@ -244,7 +251,6 @@ func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error)
 		if err := ready(p); err != nil {
 			return nil, err
 		}
-		s.decision.Candidates = s.decision.Candidates[:0]
 		switch a, err := p.appeal(r.conf.Now, s); {
 		case err != nil && !isAbsence(err):
 			return nil, err
@@ -257,7 +263,6 @@ func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error)
 	if best == nil {
 		best = reserve
 	}
-	s.decision.Candidates = s.decision.Candidates[:0]
 	return best, ready(best)
 }
 
@@ -357,7 +362,7 @@ func (r *Router) hash(p *pool, s *scratch) {
 	q.local, q.sequence = s.local, s.sequence
 	s.decision.PromptBlocks = len(s.local)
 	s.at = r.conf.Now()
-	s.decision.TokenizeTime += s.at.Sub(start)
+	s.decision.HashTime += s.at.Sub(start)
 }
 
 // decide asks the pool, and keeps track of which pool has the request's slot.
@@ -368,13 +373,14 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	}
 	q.number = r.ring.next()
 	fl := flight{pool: p, session: q.session, number: q.number}
-	if !r.flights.begin(q.ID, fl) {
+	ticket, ok := r.flights.begin(q.ID, fl)
+	if !ok {
 		return ErrDuplicate
 	}
 	booked := false
 	defer func() {
 		if !booked {
-			r.flights.endOf(q.ID, fl)
+			r.flights.endOf(q.ID, ticket)
 		}
 	}()
 	if err := p.decide(ctx, r.conf.Now, s); err != nil {
@@ -387,7 +393,7 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	fl.booked, fl.anew = !q.Owned, q.rebind
 	fl.first, fl.second, fl.held = s.decision.Worker, s.decision.Second.Worker, int32(s.decision.Second.OverlapBlocks)
 	fl.guess = p.known.guess(s.decision.Time, q)
-	if !r.flights.change(q.ID, fl) {
+	if !r.flights.change(ticket, fl) {
 		// It was freed while it waited. Nobody will free its slot again.
 		fl.guess.withdraw()
 		p.tell(func(c *core) []*waiter {
@@ -466,7 +472,7 @@ func (r *Router) free(fl flight, id string) bool {
 	}
 	now := r.conf.Now()
 	fl.pool.tell(func(c *core) []*waiter {
-		c.slots.Free(id)
+		c.end(now, id)
 		return c.pump(now)
 	})
 	r.ring.note(fl.number, freed, now)
@@ -477,6 +483,9 @@ func (r *Router) free(fl flight, id string) bool {
 // waiting that has lasted too long. It may be called as often as is handy, and
 // must be once in a while if such slots or sessions are used; see [Router.Run].
 func (r *Router) Tick() {
+	if r.clock != nil {
+		r.clock.wind()
+	}
 	now := r.conf.Now()
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()

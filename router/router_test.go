@@ -542,6 +542,20 @@ func TestBadSettings(t *testing.T) {
 		"Mode":                 {Mode: "fastest"},
 		"overlap_score_weight": {Scoring: classic(math.NaN())},
 		"BlockSize":            {BlockSize: -1},
+		"cost":                 {Scoring: scorer.Settings{Policy: "cheap"}},
+		"GuessTTL":             {GuessTTL: -1},
+		"DeviceRatio":          {DeviceRatio: math.NaN()},
+		"PrefillThroughput":    {PrefillThroughput: -1},
+		"OutputRate":           {EstimateOutput: true, OutputRate: math.Inf(1)},
+		"Queue.Threshold":      {Queue: router.QueueConfig{Threshold: new(math.NaN())}},
+		"Queue.Limit":          {Queue: router.QueueConfig{Limit: -1}},
+		"queue_policy":         {Queue: router.QueueConfig{Policy: "best"}},
+		"Sessions.TTL":         {Sessions: router.SessionConfig{TTL: 1}},
+		"Sessions.Limit":       {Sessions: router.SessionConfig{Limit: -1}},
+
+		"active_decode_blocks_threshold":       {Thresholds: scorer.Thresholds{ActiveBlocks: new(1.5)}},
+		"active_prefill_tokens_threshold is":   {Thresholds: scorer.Thresholds{PrefillTokens: new(-1)}},
+		"active_prefill_tokens_threshold_frac": {Thresholds: scorer.Thresholds{PrefillFraction: new(math.NaN())}},
 	} {
 		if _, err := router.New(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want one that names %s", c, err, want)

@@ -206,7 +206,7 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 		if fl.guess.ordinal, fl.guess.generation = s.to, s.since; fl.guess.stamp == 0 {
 			fl.guess = guess{}
 		}
-		if !r.flights.change(id, fl) {
+		if !r.flights.replace(id, fl) {
 			fl.guess.withdraw() // it ended meanwhile, and cannot have known
 		}
 	}

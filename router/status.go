@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -41,7 +42,7 @@ func (r *Router) Workers() []WorkerState {
 	defer r.fleet.RUnlock()
 	states := []WorkerState{} // an empty list in JSON, not null
 	for _, p := range r.pools {
-		states = p.appendStates(states)
+		states = p.appendStates(r.conf.Now(), states)
 	}
 	slices.SortFunc(states, func(a, b WorkerState) int {
 		return cmp.Or(a.Worker.Compare(b.Worker), cmp.Compare(a.Model, b.Model))
@@ -49,9 +50,10 @@ func (r *Router) Workers() []WorkerState {
 	return states
 }
 
-func (p *pool) appendStates(states []WorkerState) []WorkerState {
+func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.core.grow(now)
 	for _, ord := range p.core.order {
 		e, load := &p.core.entries[ord], p.core.slots.Load(ord)
 		if e.info.Health == expected {

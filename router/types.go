@@ -322,9 +322,21 @@ type Decision struct {
 	CoarseTTFT    float64 `json:"coarse_ttft_ms"`
 	EstimatedTTFT float64 `json:"estimated_ttft_ms"`
 
-	// Where the time went. TokenizeTime includes hashing.
+	// What is needed to work the decision out again from Candidates: the one random
+	// number of the decision, the requests booked before it, which say whose turn
+	// it is, the settings with the request's override in them, and the thresholds.
+	BlockSize  int                `json:"block_size"`
+	Draw       float64            `json:"draw"`
+	Turn       uint64             `json:"turn"`
+	Settings   *scorer.Settings   `json:"settings,omitempty"`   // not to be changed
+	Thresholds *scorer.Thresholds `json:"thresholds,omitempty"` // not to be changed
+	// DeviceRatio is that of the mode DeviceAware.
+	DeviceRatio float64 `json:"device_ratio,omitempty"`
+
+	// Where the time went.
 	QueueTime    time.Duration `json:"queue_ns"`
 	TokenizeTime time.Duration `json:"tokenize_ns"`
+	HashTime     time.Duration `json:"hash_ns"`
 	MatchTime    time.Duration `json:"match_ns"`
 	PickTime     time.Duration `json:"pick_ns"` // waiting for the pool's lock included
 
@@ -332,8 +344,8 @@ type Decision struct {
 	// that asked for it.
 	Tokens *Tokens `json:"-"`
 
-	// Candidates are the inputs of the choice, in worker order. They are
-	// filled if the request asked to explain, and in kept decisions.
+	// Candidates are all workers of the pool with the inputs of the choice, in worker
+	// order, if the request asked to explain, and of kept decisions.
 	Candidates []Candidate `json:"candidates,omitempty"`
 
 	// What became of a kept decision: zero until it happens.
@@ -343,19 +355,38 @@ type Decision struct {
 	Served netip.AddrPort `json:"served,omitzero"`
 }
 
-// Candidate is one worker that a decision could have gone to.
+// Candidate is one worker that a decision could have gone to. What is known of the
+// request on it, and the cost, is 0 if it was excluded.
 type Candidate struct {
-	Worker           Worker         `json:"worker"`
-	WorkerName       string         `json:"worker_name,omitempty"`
-	Address          netip.AddrPort `json:"address"`
-	OverlapBlocks    int            `json:"overlap_blocks"`
-	HostBlocks       int            `json:"host_blocks,omitempty"` // that follow these in host memory
-	DiskBlocks       int            `json:"disk_blocks,omitempty"` // that follow those on disk or farther
-	PendTokens       int            `json:"pend_tokens"`           // prefill tokens of its requests before their first token
-	ActiveRequests   int            `json:"active_requests"`       // requests on it
-	ActiveBlocks     int            `json:"active_blocks"`         // distinct blocks of those
-	AdditionalBlocks int            `json:"additional_blocks"`     // blocks that this request would add
-	Cost             float64        `json:"cost"`
+	Worker     Worker         `json:"worker"`
+	WorkerName string         `json:"worker_name,omitempty"`
+	Address    netip.AddrPort `json:"address"`
+
+	// Blocks of the prompt that it holds: the leading ones on the device, those that
+	// follow these in host memory, and those that follow them on disk or farther.
+	OverlapBlocks int `json:"overlap_blocks"`
+	HostBlocks    int `json:"host_blocks,omitempty"`
+	DiskBlocks    int `json:"disk_blocks,omitempty"`
+
+	PendTokens       int     `json:"pend_tokens"`               // prefill tokens of its requests before their first token
+	ActiveRequests   int     `json:"active_requests"`           // requests on it
+	WaitingRequests  int     `json:"waiting_requests"`          // those before their first token
+	DecodeTokens     int     `json:"decode_tokens"`             // prompt and output of the others
+	ActiveBlocks     int     `json:"active_blocks"`             // distinct blocks of its requests
+	AdditionalBlocks int     `json:"additional_blocks"`         // blocks that this request would add
+	ReportedBlocks   int     `json:"reported_blocks,omitempty"` // in use by the engine's own report of the last 10 s
+	KVUse            float64 `json:"kv_use"`                    // the larger of the two, as a share of its blocks
+
+	// What it is; 0 = unknown.
+	TotalBlocks      int  `json:"total_blocks,omitempty"`
+	MaxRequests      int  `json:"max_requests,omitempty"` // computed at a time
+	MaxBatchedTokens int  `json:"max_batched_tokens,omitempty"`
+	CPU              bool `json:"cpu,omitempty"`
+	DecodeOnly       bool `json:"decode_only,omitempty"`
+
+	TaintWeight float64 `json:"taint_weight,omitempty"` // sum of the preferred taints that it has
+	Cost        float64 `json:"cost"`
+	Probability float64 `json:"probability,omitempty"` // of being drawn, with a temperature
 	// Excluded says why the worker could not be chosen; empty if it could.
 	Excluded Exclusion `json:"excluded,omitempty"`
 }

@@ -67,12 +67,6 @@ func (t *Thresholds) Busy(o Occupancy) (busy bool, skipped int) {
 	return busy, skipped
 }
 
-// BlocksAfter returns the blocks active on a worker with a prompt on it, for
-// admission: unlike in the cost, the partial block at its end counts.
-func BlocksAfter(active, additional, promptTokens, fullBlocks, blockSize int) int {
-	return active + additional + max(0, blocks(promptTokens, blockSize)-fullBlocks)
-}
-
 // blocks returns how many blocks hold the tokens, a partial one counted.
 func blocks(tokens, blockSize int) int {
 	blockSize = max(1, blockSize)

@@ -64,11 +64,3 @@ func TestThresholdsRefuseNonsense(t *testing.T) {
 		t.Errorf("zeros: %v", err)
 	}
 }
-
-func TestBlocksAfterCountsThePartialOne(t *testing.T) {
-	for _, c := range [][4]int{{32, 0, 0, 102}, {32, 2, 2, 102}, {32, 2, 0, 100}, {33, 2, 2, 103}} {
-		if got := scorer.BlocksAfter(100, c[2], c[0], c[1], 16); got != c[3] {
-			t.Errorf("%d tokens, %d full blocks, %d additional: %d, want %d", c[0], c[1], c[2], got, c[3])
-		}
-	}
-}

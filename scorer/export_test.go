@@ -6,7 +6,7 @@ import "fmt"
 
 // Left counts what must be gone when all slots are freed.
 func (s *Slots) Left() int {
-	left := len(s.ids) + len(s.slots) - len(s.vacant) + len(s.tree.heads)
+	left := len(s.ids) + len(s.slots) - len(s.vacant) + s.tree.heads.used
 	for _, w := range s.workers {
 		if w != (account{}) {
 			left++
@@ -43,7 +43,7 @@ func (s *Slots) Broken() string {
 		}
 		if n.refs > 0 {
 			below[n.root] += len(n.blocks)
-			if len(n.blocks) == 0 || s.tree.heads[branch{n.parent, n.blocks[0]}] != at {
+			if len(n.blocks) == 0 || s.tree.heads.get(n.parent, n.blocks[0]) != at {
 				return fmt.Sprintf("nothing leads to node %d", i)
 			}
 		}
@@ -53,8 +53,8 @@ func (s *Slots) Broken() string {
 			return fmt.Sprintf("below node %d are %d blocks, not %d", i, below[int32(i)], n.below)
 		}
 	}
-	if len(refs) != len(s.tree.heads) {
-		return fmt.Sprintf("%d heads of %d nodes", len(s.tree.heads), len(refs))
+	if len(refs) != s.tree.heads.used {
+		return fmt.Sprintf("%d heads of %d nodes", s.tree.heads.used, len(refs))
 	}
 	return ""
 }

@@ -27,12 +27,14 @@ func (s *Slots) Move(now time.Time, id string, worker, cached int) bool {
 	}
 	s.drop(n)
 	s.Add(now, id, &b)
+	m := s.ids[id]
+	to := &s.slots[m]
+	to.added, to.told, to.estimate = t.added, t.told, t.estimate
 	if t.started {
 		s.MarkPrefillCompleted(now, id)
+		to.first, to.grown = t.first, t.grown
 	}
-	if t.out > 0 {
-		s.AddOutputTokens(now, id, t.out)
-	}
+	s.lengthen(m, t.out)
 	return true
 }
 

@@ -29,27 +29,6 @@ const (
 	Weighted Policy = "weighted"
 )
 
-// costFunc fills costs, as long as in, with what each candidate costs.
-type costFunc func(s *Settings, r *Request, in []Input, costs []float64)
-
-// policy returns the function of a policy, nil if the name is unknown.
-func policy(p Policy) costFunc {
-	switch p {
-	case Tokens:
-		return func(s *Settings, r *Request, in []Input, costs []float64) { each(tokens, s, r, in, costs) }
-	case Dynamo:
-		return func(s *Settings, r *Request, in []Input, costs []float64) { each(dynamo, s, r, in, costs) }
-	case DynamoNewer:
-		return dynamoNewer
-	case PredictedTTFT:
-		return func(s *Settings, r *Request, in []Input, costs []float64) { each(predictedTTFT, s, r, in, costs) }
-	case Weighted:
-		return func(s *Settings, r *Request, in []Input, costs []float64) { each(weighted, s, r, in, costs) }
-	default:
-		return nil
-	}
-}
-
 // Policies returns the names of all policies, the default first.
 func Policies() []Policy {
 	return []Policy{Tokens, Dynamo, DynamoNewer, PredictedTTFT, Weighted}
@@ -59,11 +38,28 @@ func Policies() []Policy {
 // times e^−tanh(weight) for the preferred taints that it matches: between .37 and
 // 2.72, whatever the weights. The settings must be valid.
 func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
-	f := policy(s.Policy)
-	if f == nil {
+	switch s.Policy {
+	case Tokens:
+		for i := range in {
+			costs[i] = tokens(s, r, &in[i])
+		}
+	case Dynamo:
+		for i := range in {
+			costs[i] = dynamo(s, r, &in[i])
+		}
+	case DynamoNewer:
+		dynamoNewer(s, r, in, costs)
+	case PredictedTTFT:
+		for i := range in {
+			costs[i] = predictedTTFT(s, r, &in[i])
+		}
+	case Weighted:
+		for i := range in {
+			costs[i] = weighted(s, r, &in[i])
+		}
+	default:
 		return
 	}
-	f(s, r, in, costs)
 	if s.Policy == Weighted || r.Pinned {
 		return // a score may be negative, and a factor would turn it around
 	}
@@ -86,14 +82,6 @@ func (s *Settings) Choose(r *Request, in []Input, costs []float64) int {
 		return best(len(costs), 0, func(i, j int) int { return compare(costs[i], costs[j]) })
 	default:
 		return Pick(costs, in, r.U)
-	}
-}
-
-// each fills costs with the cost of one candidate after the other. It is no
-// function that returns one, which would have to be allocated.
-func each(cost func(s *Settings, r *Request, in *Input) float64, s *Settings, r *Request, in []Input, costs []float64) {
-	for i := range in {
-		costs[i] = cost(s, r, &in[i])
 	}
 }
 
@@ -159,6 +147,9 @@ func (s *Settings) lowerTiers(in *Input) float64 {
 // those of the lower tiers by their weight. They may exceed the prompt if the
 // index claims so.
 func (s *Settings) CachedTokens(r *Request, in *Input) int {
+	if in.HostBlocks|in.DiskBlocks == 0 {
+		return in.OverlapBlocks * max(1, r.BlockSize) // nothing to round
+	}
 	return int(math.Round((float64(in.OverlapBlocks) + s.lowerTiers(in)) * r.block()))
 }
 
@@ -219,12 +210,12 @@ func weighted(s *Settings, r *Request, in *Input) float64 {
 //
 //	max(Floor, Step + Token · tokens) + Attention · Σ new · (context + new/2) + KVToken · tokens held
 type Engine struct {
-	Floor     float64 // of a step
-	Step      float64 // each step
-	Token     float64 // each token computed
-	Attention float64 // each pair of a token and one before it
-	KVToken   float64 // each token held by a decoding request
-	Chunk     float64 // prefill tokens in a step at most
+	Floor     float64 `json:"floor"`     // of a step
+	Step      float64 `json:"step"`      // each step
+	Token     float64 `json:"token"`     // each token computed
+	Attention float64 `json:"attention"` // each pair of a token and one before it
+	KVToken   float64 `json:"kv_token"`  // each token held by a decoding request
+	Chunk     float64 `json:"chunk"`     // prefill tokens in a step at most
 }
 
 // Dense32B is the engine of a dense model of 32B on two H100.
@@ -258,8 +249,17 @@ const waiting = 1.15
 func (e *Engine) ttft(uncached, prompt int, in *Input) float64 {
 	pend := float64(in.PendTokens)
 	step := e.Floor + e.KVToken*float64(in.DecodeTokens)
-	return e.own(uncached, prompt) + waiting*e.Token*pend + (pend+float64(uncached))/e.Chunk*step
+	return e.own(uncached, prompt) + e.PrefillTime(in.PendTokens) + (pend+float64(uncached))/e.Chunk*step
 }
+
+// DecodeStep is the time in ms of a step that computes one token of each of some
+// requests, which hold so many tokens together.
+func (e *Engine) DecodeStep(requests, held int) float64 {
+	return max(e.Floor, e.Step+e.Token*float64(requests)) + e.KVToken*float64(held)
+}
+
+// PrefillTime is the time in ms that pending prefill tokens take.
+func (e *Engine) PrefillTime(tokens int) float64 { return waiting * e.Token * float64(tokens) }
 
 // ModelTTFT estimates by the engine's model when the first token of the request
 // would come from this worker, in ms.

@@ -331,3 +331,14 @@ func TokenAwareFilter(gate float64) Rule {
 		return Pick(costs, in, r.U)
 	}
 }
+
+// SessionOverloaded says whether the worker that a session is bound to has so much
+// more to do than the others that the session should move: more than twice the
+// mean of pending and held tokens, and 50,000 on top.
+func SessionOverloaded(in []Input, bound int) bool {
+	var sum float64
+	for i := range in {
+		sum += float64(in[i].PendTokens + in[i].DecodeTokens)
+	}
+	return float64(in[bound].PendTokens+in[bound].DecodeTokens) > 2*sum/float64(len(in))+50_000
+}

@@ -10,35 +10,37 @@ import (
 // Settings say how a decision is made. Begin with [Defaults]; what is not checked
 // by [Settings.Validate] must not be used.
 type Settings struct {
-	Policy Policy
+	Policy Policy `json:"cost"`
 	// Temperature above 0 draws the worker by [Softmax]; 0 takes the lowest cost.
-	Temperature float64
+	Temperature float64 `json:"router_temperature"`
 
 	// Dynamo: weight of prefill against decode. 0 routes by load alone.
-	OverlapWeight float64
+	OverlapWeight float64 `json:"overlap_score_weight"`
 
 	// DynamoNewer.
-	OverlapCredit    float64 // prefill blocks forgiven for a block on the device; 0 routes by load alone
-	CreditDecay      float64 // shrinks that credit on workers with more pending prefill than the idlest
-	PrefillScale     float64 // weight of prefill against decode
-	RequestWeight    float64 // blocks that a request on the worker counts by itself
-	SharedMultiplier float64 // prefill blocks forgiven for a block in a shared cache
+	OverlapCredit    float64 `json:"overlap_score_credit"`       // prefill blocks forgiven for a block on the device; 0 routes by load alone
+	CreditDecay      float64 `json:"overlap_score_credit_decay"` // shrinks that credit on workers with more pending prefill than the idlest
+	PrefillScale     float64 `json:"prefill_load_scale"`         // weight of prefill against decode
+	RequestWeight    float64 `json:"active_request_weight"`      // blocks that a request on the worker counts by itself
+	SharedMultiplier float64 `json:"shared_cache_multiplier"`    // prefill blocks forgiven for a block in a shared cache
 
 	// Blocks that a block of a lower tier is worth. They count for all policies
 	// but Dynamo and Weighted, which know the device alone.
-	HostWeight, DiskWeight float64
+	HostWeight float64 `json:"host_cache_weight"`
+	DiskWeight float64 `json:"disk_cache_weight"`
 
 	// Tokens and PredictedTTFT: share of a prefill that each request beside it
 	// pays. Higher values give smoother output and a later first token.
-	Alpha float64
+	Alpha float64 `json:"alpha"`
 	// Tokens: cost of attention to one earlier token, in tokens.
-	Attention float64
+	Attention float64 `json:"attention"`
 
-	Engine   Engine  // PredictedTTFT, and estimates
-	MaxBatch float64 // Weighted: requests that fill a worker
+	Engine   Engine  `json:"engine"`    // PredictedTTFT, and estimates
+	MaxBatch float64 `json:"max_batch"` // Weighted: requests that fill a worker
 
 	// How requests are booked; see [Booking].
-	AssumeKVReuse, TrackPrefill bool
+	AssumeKVReuse bool `json:"assume_kv_reuse"`
+	TrackPrefill  bool `json:"track_prefill_tokens"`
 }
 
 // Defaults returns the settings that need no calibration.
@@ -84,7 +86,7 @@ func (e *SettingError) Error() string {
 
 // Validate returns a *[SettingError] for the first setting that makes no sense.
 func (s *Settings) Validate() error {
-	if policy(s.Policy) == nil {
+	if !slices.Contains(Policies(), s.Policy) {
 		return &SettingError{"cost", string(s.Policy), fmt.Sprintf("one of %v", Policies())}
 	}
 	for _, c := range []struct {
@@ -159,6 +161,13 @@ type Override struct {
 	TrackPrefillTokens *bool `json:"track_prefill_tokens,omitempty"`
 }
 
+// Compares says whether the override is about how workers are compared, and not
+// only about how the request is booked.
+func (o *Override) Compares() bool {
+	booking := Override{AssumeKVReuse: o.AssumeKVReuse, TrackPrefillTokens: o.TrackPrefillTokens}
+	return *o != booking
+}
+
 // With returns the settings for one request. No field of the override is without
 // effect: one that the policy does not know selects the policy that it belongs
 // to, as overlap_score_weight selects Dynamo, unless cost names another, which is
@@ -202,6 +211,9 @@ func (s Settings) With(o *Override) (Settings, error) {
 	if err := t.Validate(); err != nil {
 		return s, err
 	}
+	if err := t.idle(given); err != nil {
+		return s, err
+	}
 	if !s.UsesOverlap() && t.UsesOverlap() {
 		return s, s.noIndex(o, given)
 	}
@@ -221,7 +233,7 @@ func (k *knob) in(p Policy) bool { return k.value == nil || slices.Contains(k.kn
 func (s *Settings) target(o *Override, given []knob) (Policy, error) {
 	if o.Cost != nil {
 		for _, k := range given {
-			if !k.in(*o.Cost) && policy(*o.Cost) != nil {
+			if !k.in(*o.Cost) && slices.Contains(Policies(), *o.Cost) {
 				return "", &SettingError{k.name, *k.value, fmt.Sprintf("a cost that knows it, which %q does not", *o.Cost)}
 			}
 		}
@@ -243,6 +255,23 @@ func (s *Settings) target(o *Override, given []knob) (Policy, error) {
 		}
 	}
 	return s.Policy, nil
+}
+
+// idle refuses numbers that only weigh prefill where prefill is not tracked, and so
+// costs nothing. A weight of 0 says as much itself.
+func (s *Settings) idle(given []knob) error {
+	if s.TrackPrefill || s.Policy == PredictedTTFT {
+		return nil
+	}
+	for _, k := range given {
+		switch k.name {
+		case "overlap_score_weight", "prefill_load_scale", "alpha", "attention":
+			if k.value != nil && *k.value > 0 {
+				return &SettingError{k.name, *k.value, "none where prefill is not tracked: it weighs nothing else"}
+			}
+		}
+	}
+	return nil
 }
 
 // setWeight is what overlap_score_weight does to either form of Dynamo's cost.

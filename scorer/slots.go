@@ -33,8 +33,10 @@ type Slots struct {
 	slots   []slot
 	vacant  []int32 // slots to hand out again
 	workers []account
+	rates   []float64 // by worker: output tokens a second of a request, as told; 0 = nobody has
 	tree    prefixTree
 
+	epoch time.Time // of the first slot: the slots' times count from there
 	swept time.Time // last sweep of Expire
 
 	// Slots of replicas that were freed lately, by the moment when that is
@@ -96,12 +98,24 @@ type slot struct {
 	expected  int
 	off       int64 // what expected output takes off the blocks, in 1/fraction
 	replica   uint64
-	seen      time.Time // last sign of life
-	started   bool      // has its first token
-	owned     bool
-	free      bool // its prompt arrives computed
-	blocks    bool // tracked
-	taken     bool // not vacant
+	added     time.Duration
+	seen      time.Duration // last sign of life
+	first     time.Duration // its first token, if started
+	started   bool
+
+	// Of an output that is estimated: how long it is, until when that holds, and
+	// the slot's neighbours in the list of its worker, each one more than their
+	// number.
+	estimate       float64
+	grown          time.Duration
+	next, previous int32
+	linked         bool
+	told           bool // somebody tells of the output
+
+	owned  bool
+	free   bool // its prompt arrives computed
+	blocks bool // tracked
+	taken  bool // not vacant
 }
 
 // account is the sum over the slots of a worker.
@@ -110,6 +124,7 @@ type account struct {
 	blocks                          int
 	off                             int64 // what expected output takes off blocks, in 1/fraction
 	root                            int32
+	untold                          int32 // one more than the first slot that Grow is about; 0 = none
 }
 
 // fraction is the unit of what expected output takes off: sums of integers do not
@@ -136,13 +151,16 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	if s.ids == nil {
 		s.ids = make(map[string]int32)
 	}
-	n := s.vacancy()
+	if s.epoch.IsZero() {
+		s.epoch = now
+	}
+	n, since := s.vacancy(), now.Sub(s.epoch)
 	s.ids[id] = n
 	t, w := &s.slots[n], &s.workers[b.Worker]
 	*t = slot{
 		id: id, worker: int32(b.Worker), blockSize: int32(b.BlockSize),
 		prompt: max(0, b.PromptTokens), expected: max(0, b.ExpectedOutput),
-		replica: b.Replica, seen: now, owned: b.Owned, free: b.PrefillUntracked, blocks: !b.BlocksUntracked, taken: true,
+		replica: b.Replica, added: since, seen: since, owned: b.Owned, free: b.PrefillUntracked, blocks: !b.BlocksUntracked, taken: true,
 	}
 	if !b.PrefillUntracked {
 		t.pend = max(0, b.PromptTokens-b.CachedTokens)
@@ -203,41 +221,52 @@ func (s *Slots) MarkPrefillCompleted(now time.Time, id string) bool {
 		return false
 	}
 	t := &s.slots[n]
-	t.seen = now
+	t.seen = now.Sub(s.epoch)
 	if t.started {
 		return false
 	}
-	t.started = true
+	t.started, t.first, t.grown = true, t.seen, t.seen
 	w := &s.workers[t.worker]
 	w.waiting--
 	w.pend -= t.pend
 	w.decode += t.prompt + t.out
+	if !t.told {
+		s.link(n)
+	}
 	return true
 }
 
 // AddOutputTokens notes that a request has k more tokens of output. Each block
-// that they begin, beyond the prompt's last one, is one more on the worker. It
-// returns false, and changes nothing, if the id has no slot.
+// that they begin, beyond the prompt's last one, is one more on the worker. What
+// [Slots.Grow] took the output for counts no more. It returns false, and changes
+// nothing, if the id has no slot.
 func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
 	n, exists := s.ids[id]
 	if !exists {
 		return false
 	}
 	t := &s.slots[n]
-	t.seen = now
-	k = max(0, k)
-	t.out += k
-	w := &s.workers[t.worker]
-	if t.started {
-		w.decode += k
+	t.seen = now.Sub(s.epoch)
+	if k <= 0 {
+		return true
 	}
-	if size := int(t.blockSize); t.blocks && size > 0 {
-		output := blocks(t.prompt+t.out, size) - blocks(t.prompt, size)
-		w.blocks += output - t.output
-		t.output = output
+	if !t.told {
+		t.told = true
+		s.unlink(n)
+		k -= t.out
 	}
-	s.reweigh(n)
+	s.lengthen(n, k)
+	s.learn(t)
 	return true
+}
+
+// Age returns how long ago a request took its slot.
+func (s *Slots) Age(now time.Time, id string) (age time.Duration, taken bool) {
+	n, taken := s.ids[id]
+	if !taken {
+		return 0, false
+	}
+	return now.Sub(s.epoch) - s.slots[n].added, true
 }
 
 // Free gives the slot of a request back. It returns false, and changes nothing,
@@ -282,6 +311,7 @@ func (s *Slots) drop(n int32) {
 	t := &s.slots[n]
 	w := &s.workers[t.worker]
 	delete(s.ids, t.id)
+	s.unlink(n)
 	w.requests--
 	if t.started {
 		w.decode -= t.prompt + t.out
@@ -319,6 +349,9 @@ func (s *Slots) dropIf(condition func(*slot) bool) (dropped int) {
 // RemoveWorker drops every slot on a worker. Its number may be used again.
 func (s *Slots) RemoveWorker(worker int) {
 	s.dropIf(func(t *slot) bool { return int(t.worker) == worker })
+	if worker >= 0 && worker < len(s.rates) {
+		s.rates[worker] = 0
+	}
 }
 
 // RemoveReplica drops every slot of another router replica, gone silent.
@@ -335,7 +368,8 @@ func (s *Slots) Expire(now time.Time) int {
 		return 0
 	}
 	s.swept = now
-	return s.dropIf(func(t *slot) bool { return !t.owned && now.Sub(t.seen) >= ownerlessLife })
+	since := now.Sub(s.epoch)
+	return s.dropIf(func(t *slot) bool { return !t.owned && since-t.seen >= ownerlessLife })
 }
 
 // Load returns what the slots on a worker add up to.

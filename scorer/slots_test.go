@@ -291,6 +291,24 @@ type slowSlot struct {
 	completed bool
 	out       int
 	seen      time.Time
+
+	told     bool
+	estimate float64
+	grown    time.Time
+}
+
+// grow is Grow as it is said: so much a second since the first token, unless told.
+func (m slowSlots) grow(now time.Time, worker int, perSecond float64) {
+	for _, s := range m {
+		if s.Worker != worker || !s.completed || s.told {
+			continue
+		}
+		s.estimate += now.Sub(s.grown).Seconds() * perSecond
+		if s.ExpectedOutput > 0 {
+			s.estimate = min(s.estimate, float64(s.ExpectedOutput))
+		}
+		s.out, s.grown = int(s.estimate), now
+	}
 }
 
 func (m slowSlots) load(worker int) (l scorer.Load) {
@@ -424,13 +442,19 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 				if got, want := s.MarkPrefillCompleted(now, id), exists && !slot.completed; got != want {
 					fail(step, "first token of %s was news: %v, want %v", id, got, want)
 				}
+				if exists && !slot.completed {
+					slot.completed, slot.grown = true, now
+				}
 				if exists {
-					slot.completed, slot.seen = true, now
+					slot.seen = now
 				}
 			case op < 75:
 				k := rng.IntN(9)
 				if got := s.AddOutputTokens(now, id, k); got != exists {
 					fail(step, "output of %s was news: %v, want %v", id, got, exists)
+				}
+				if exists && k > 0 && !slot.told {
+					slot.told, slot.out = true, 0
 				}
 				if exists {
 					slot.out, slot.seen = slot.out+k, now
@@ -444,6 +468,10 @@ func TestSlotsEqualSlowModel(t *testing.T) {
 				if want {
 					slot.Worker, slot.CachedTokens, slot.seen = to, cached, now
 				}
+			case op < 85:
+				w, perSecond := rng.IntN(workers+2)-1, rng.Float64()*20
+				s.Grow(now, w, perSecond)
+				m.grow(now, w, perSecond)
 			case op < 96:
 				if got := s.Free(id); got != exists {
 					fail(step, "end of %s was news: %v, want %v", id, got, exists)

@@ -19,12 +19,7 @@ package scorer
 type prefixTree struct {
 	nodes  []node // nodes[0] is nobody's, so that 0 means none
 	vacant []int32
-	heads  map[branch]int32
-}
-
-type branch struct {
-	parent int32
-	block  uint64
+	heads  heads
 }
 
 type node struct {
@@ -40,8 +35,7 @@ type node struct {
 const keptBlocks = 1024
 
 func (t *prefixTree) newNode(n node) int32 {
-	if t.heads == nil {
-		t.heads = make(map[branch]int32)
+	if len(t.nodes) == 0 {
 		t.nodes = append(t.nodes, node{})
 	}
 	if last := len(t.vacant) - 1; last >= 0 {
@@ -78,8 +72,8 @@ func (t *prefixTree) dropRoot(root int32) {
 func (t *prefixTree) match(root int32, blocks []uint64) (matched int) {
 	at := root
 	for matched < len(blocks) {
-		next, ok := t.heads[branch{at, blocks[matched]}]
-		if !ok {
+		next := t.heads.get(at, blocks[matched])
+		if next == 0 {
 			break
 		}
 		own := t.nodes[next].blocks
@@ -110,10 +104,10 @@ func common(a, b []uint64) int {
 func (t *prefixTree) add(root int32, blocks []uint64, user int32, lone func(user int32, delta int)) int32 {
 	at := root
 	for len(blocks) > 0 {
-		next, ok := t.heads[branch{at, blocks[0]}]
-		if !ok {
+		next := t.heads.get(at, blocks[0])
+		if next == 0 {
 			leaf := t.newNode(node{parent: at, root: root, users: user, refs: 1, blocks: blocks})
-			t.heads[branch{at, blocks[0]}] = leaf
+			t.heads.put(at, blocks[0], leaf)
 			t.nodes[root].below += len(blocks)
 			lone(user, len(blocks))
 			return leaf
@@ -138,11 +132,11 @@ func (t *prefixTree) add(root int32, blocks []uint64, user int32, lone func(user
 func (t *prefixTree) split(i int32, k int) int32 {
 	old := t.nodes[i]
 	upper := t.newNode(node{parent: old.parent, root: old.root, users: old.users, refs: old.refs, blocks: old.blocks[:k]})
-	t.heads[branch{old.parent, old.blocks[0]}] = upper
+	t.heads.put(old.parent, old.blocks[0], upper)
 	n := &t.nodes[i]
 	n.parent = upper
 	n.blocks = n.blocks[:copy(n.blocks, n.blocks[k:])]
-	t.heads[branch{upper, n.blocks[0]}] = i
+	t.heads.put(upper, n.blocks[0], i)
 	return upper
 }
 
@@ -156,7 +150,7 @@ func (t *prefixTree) remove(leaf, user int32, lone func(user int32, delta int)) 
 		switch n.refs {
 		case 0:
 			t.nodes[n.root].below -= len(n.blocks)
-			delete(t.heads, branch{parent, n.blocks[0]})
+			t.heads.remove(parent, n.blocks[0])
 			t.retire(at)
 		case 1:
 			lone(n.users, len(n.blocks))

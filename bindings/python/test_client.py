@@ -5,6 +5,7 @@ tokenizer in blocks of 16: python3 test_client.py URL MODEL."""
 
 import asyncio
 import json
+import os
 import sys
 import unittest
 import warnings
@@ -94,17 +95,98 @@ class ClientTest(unittest.IsolatedAsyncioTestCase):
         with self.assertRaises(ValueError):
             await self.router.generate(PROMPT, "another")
 
-    async def test_leaving_early(self):
-        stream = await self.router.generate(PROMPT, stop_conditions={"max_tokens": 2000}, request_id="early")
-        async for _ in stream:
-            break
-        self.assertEqual(sum(w["active_requests"] for w in (await self.loads()).values()), 1)
-        await stream.aclose()
-        for _ in range(200):
-            if sum(w["active_requests"] for w in (await self.loads()).values()) == 0:
+    async def active(self):
+        return sum(w["active_requests"] for w in (await self.loads()).values())
+
+    async def ends(self, what):
+        """Waits until no request holds a slot."""
+        for _ in range(400):
+            if await self.active() == 0:
                 return
             await asyncio.sleep(0.05)
-        self.fail("the request goes on")
+        self.fail(f"{what}: the request goes on")
+
+    def connections(self):
+        """Connections of this process to the router."""
+        port = f":{int(URL.rsplit(':', 1)[1]):04X}"
+        with open("/proc/net/tcp") as table:
+            rows = [line.split() for line in table][1:]
+        own = set()
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                own.add(os.readlink(f"/proc/self/fd/{fd}"))
+            except OSError:
+                pass  # the one of the listing itself
+        return sum(row[2].endswith(port) and f"socket:[{row[9]}]" in own for row in rows)
+
+    async def test_leaving_early(self):
+        async def leave(stream):
+            await stream.aclose()
+
+        async def close(stream):
+            stream.close()
+
+        async def manage(stream):
+            async with stream:
+                pass
+
+        async def cancel(stream):
+            # The reader is inside of a wait for the next event.
+            async def read():
+                async for _ in stream:
+                    pass
+
+            task = asyncio.create_task(read())
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+
+        for name, leaves in {"aclose": leave, "close": close, "async with": manage, "cancel": cancel}.items():
+            stream = await self.router.generate(PROMPT, stop_conditions={"max_tokens": 100_000}, request_id="early " + name)
+            self.assertEqual(await self.active(), 1, name)
+            async for _ in stream:
+                break
+            self.assertEqual(self.connections(), 1, name)
+            await leaves(stream)
+            await leaves(stream) if name != "cancel" else await stream.aclose()
+            with self.assertRaises(StopAsyncIteration):
+                await stream.__anext__()
+            self.assertEqual(self.connections(), 0, name)
+            await self.ends(name)
+
+    async def test_closing_wakes_the_reader(self):
+        stream = await self.router.generate(PROMPT, stop_conditions={"max_tokens": 100_000})
+
+        async def read():
+            return sum([1 async for _ in stream])
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.05)
+        await stream.aclose()
+        self.assertGreaterEqual(await asyncio.wait_for(task, 10), 0)
+        await self.ends("a reader")
+
+    async def test_cancelled_before_it_is_routed(self):
+        task = asyncio.create_task(self.router.generate(PROMPT, stop_conditions={"max_tokens": 100_000}))
+        await asyncio.sleep(0)
+        task.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+            await task
+        await self.ends("a cancelled question")
+
+    def test_leaving_early_without_asyncio(self):
+        with self.router.generate_sync(PROMPT, {"max_tokens": 100_000}) as events:
+            self.assertTrue(next(events))
+            self.assertEqual(self.connections(), 1)
+        self.assertEqual(list(events), [])
+        self.assertEqual(self.connections(), 0)
+        del events
+        events = self.router.generate_sync(PROMPT, {"max_tokens": 100_000})
+        next(events)
+        del events  # nobody knows of it any more
+        self.assertEqual(self.connections(), 0)
+        asyncio.run(self.ends("without asyncio"))
 
     async def test_errors_of_the_connection(self):
         with self.assertRaises(OSError):

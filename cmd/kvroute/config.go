@@ -101,6 +101,10 @@ type config struct {
 	OverlapScoreCreditDecay   *float64 `yaml:"router-kv-overlap-score-credit-decay"`
 	PrefillLoadScale          *float64 `yaml:"router-prefill-load-scale"`
 	DecodeActiveRequestWeight *float64 `yaml:"router-decode-active-request-weight"`
+	// What a cached block in host memory, and one on disk or farther, is worth in
+	// blocks on the device, for all costs but dynamo and weighted. Absent: 0.75, 0.25.
+	HostCacheHitWeight *float64 `yaml:"router-host-cache-hit-weight"`
+	DiskCacheHitWeight *float64 `yaml:"router-disk-cache-hit-weight"`
 	// EnginePreset is the engine that times are estimated by: 32b, 8b or 70b.
 	EnginePreset string `yaml:"engine-preset"`
 	// DeviceRatio is how many CPU workers do the work of another one, in mode
@@ -112,6 +116,12 @@ type config struct {
 	NoAssumeKVReuse      bool `yaml:"no-assume-kv-reuse"`
 	NoTrackActiveBlocks  bool `yaml:"no-track-active-blocks"`
 	NoTrackPrefillTokens bool `yaml:"no-router-track-prefill-tokens"`
+	// NoTrackOutputBlocks does not count the blocks that outputs fill. Nobody sees
+	// the tokens of a response behind Envoy: they are estimated by the time since the
+	// first one. OutputRate is how many a request makes a second; 0 takes what is
+	// known of its worker from requests through the API, or the engine preset.
+	NoTrackOutputBlocks bool    `yaml:"no-router-track-output-blocks"`
+	OutputRate          float64 `yaml:"output-rate"`
 
 	// A worker above one of these gets no requests, in any mode: the share of
 	// its blocks in use, 0 to 1; pending prefill tokens; the same in batches of

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
 )
 
 // explain prints a kept decision of a running kvroute: what it knew of each worker,
@@ -103,11 +104,22 @@ func printDecision(out io.Writer, d *router.Decision) error {
 		mode += ": " + d.TokenReason
 	}
 	line("model", "%s", d.Model)
-	line("prompt", "%d tokens (%s), %d full blocks", d.PromptTokens, mode, d.PromptBlocks)
+	line("prompt", "%d tokens (%s), %d full blocks of %d", d.PromptTokens, mode, d.PromptBlocks, d.BlockSize)
+	line("mode", "%s", modeOf(d))
+	if d.Policy != "" && d.Settings != nil {
+		line("settings", "%s", settingsOf(d.Settings))
+	}
+	if t := d.Thresholds; t != nil && *t != (router.Thresholds{}) {
+		text, err := json.Marshal(t)
+		if err != nil {
+			return err
+		}
+		line("thresholds", "%s", text)
+	}
 	line("worker", "%s at %s", nameOf(d.Worker, d.WorkerName), d.Address)
 	line("reason", "%s", because(d))
 	line("expected", "%d of its blocks are cached, %d tokens to compute, first token in %.0f ms (%.0f ms by rule of thumb)", d.OverlapBlocks, d.PrefillTokens, d.EstimatedTTFT, d.CoarseTTFT)
-	steps := fmt.Sprintf("tokens and hashes %v, match %v, choice and booking %v", d.TokenizeTime, d.MatchTime, d.PickTime)
+	steps := fmt.Sprintf("tokens %v, hashes %v, match %v, choice and booking %v", d.TokenizeTime, d.HashTime, d.MatchTime, d.PickTime)
 	if d.QueueTime > 0 {
 		steps = fmt.Sprintf("waited %v; ", d.QueueTime) + steps
 	}
@@ -122,9 +134,23 @@ func printDecision(out io.Writer, d *router.Decision) error {
 		return err
 	}
 	fmt.Fprintln(out)
+	return printCandidates(out, d)
+}
+
+// exactly prints a number so that it can be counted on.
+func exactly(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+
+// printCandidates prints a row of inputs for each worker.
+func printCandidates(out io.Writer, d *router.Decision) error {
 	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(t, "worker\tcached\tpending\trequests\tactive\tadds\tcost\t\t\n")
-	for _, c := range d.Candidates {
+	drawn := drawn(d)
+	head := "worker\tcached\thost\tdisk\tpending\twaiting\trequests\tdecoding\tactive\tadds\tkv use\tplaces\ttaints\tcost\t"
+	if drawn {
+		head += "chance\t"
+	}
+	fmt.Fprint(t, head+"\t\n")
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
 		mark := ""
 		switch {
 		case c.Worker == d.Worker:
@@ -134,15 +160,77 @@ func printDecision(out io.Writer, d *router.Decision) error {
 		}
 		cost := "-"
 		if d.Policy != "" && c.Excluded == "" {
-			cost = strconv.FormatFloat(c.Cost, 'g', 6, 64)
+			cost = exactly(c.Cost)
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", nameOf(c.Worker, c.WorkerName), c.OverlapBlocks, c.PendTokens, c.ActiveRequests, c.ActiveBlocks, c.AdditionalBlocks, cost, mark)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%d\t%s\t%s\t", nameOf(c.Worker, c.WorkerName),
+			c.OverlapBlocks, c.HostBlocks, c.DiskBlocks, c.PendTokens, c.WaitingRequests, c.ActiveRequests, c.DecodeTokens,
+			c.ActiveBlocks, c.AdditionalBlocks, exactly(c.KVUse), c.MaxRequests, exactly(c.TaintWeight), cost)
+		if drawn {
+			fmt.Fprintf(t, "%s\t", exactly(c.Probability))
+		}
+		fmt.Fprintf(t, "%s\t\n", mark)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(out, "cached, active, adds: blocks; pending: tokens")
+	_, err := fmt.Fprintln(out, "cached, host, disk: blocks of the prompt; active, adds: blocks of requests; pending, decoding: tokens;\n"+
+		"places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas.")
 	return err
+}
+
+// drawn says whether a temperature made the choice. An older kvroute tells of no
+// settings.
+func drawn(d *router.Decision) bool {
+	return d.Policy != "" && d.Settings != nil && d.Settings.Temperature > 0
+}
+
+// modeOf says what the mode needs to choose.
+func modeOf(d *router.Decision) string {
+	switch d.Mode {
+	case router.RoundRobin:
+		return fmt.Sprintf("%s, turn %d", d.Mode, d.Turn)
+	case router.DeviceAware:
+		return fmt.Sprintf("%s, ratio %s, random number %s", d.Mode, exactly(d.DeviceRatio), exactly(d.Draw))
+	case router.Direct, router.LeastLoaded, router.KV, router.Random, router.PowerOfTwo:
+	}
+	return fmt.Sprintf("%s, random number %s", d.Mode, exactly(d.Draw))
+}
+
+// settingsOf lists what the policy looks at.
+func settingsOf(s *scorer.Settings) string {
+	text := "cost " + string(s.Policy)
+	add := func(name string, value float64) { text += fmt.Sprintf(", %s %s", name, exactly(value)) }
+	switch s.Policy {
+	case scorer.Tokens:
+		add("alpha", s.Alpha)
+		add("attention", s.Attention)
+	case scorer.Dynamo:
+		add("overlap_score_weight", s.OverlapWeight)
+	case scorer.DynamoNewer:
+		add("overlap_score_credit", s.OverlapCredit)
+		add("overlap_score_credit_decay", s.CreditDecay)
+		add("prefill_load_scale", s.PrefillScale)
+		add("active_request_weight", s.RequestWeight)
+	case scorer.PredictedTTFT:
+		add("alpha", s.Alpha)
+		e := &s.Engine
+		text += fmt.Sprintf(", engine floor %s, step %s, token %s, attention %s, kv_token %s, chunk %s",
+			exactly(e.Floor), exactly(e.Step), exactly(e.Token), exactly(e.Attention), exactly(e.KVToken), exactly(e.Chunk))
+	case scorer.Weighted:
+		add("max_batch", s.MaxBatch)
+	}
+	if s.Policy != scorer.Dynamo && s.Policy != scorer.Weighted {
+		add("host_cache_weight", s.HostWeight)
+		add("disk_cache_weight", s.DiskWeight)
+	}
+	add("router_temperature", s.Temperature)
+	if !s.TrackPrefill {
+		text += ", prefill is not tracked"
+	}
+	if !s.AssumeKVReuse {
+		text += ", no reuse is assumed"
+	}
+	return text
 }
 
 // because says in words why the worker was chosen.
@@ -160,7 +248,10 @@ func because(d *router.Decision) string {
 	if d.Policy == "" {
 		text = fmt.Sprintf("%s: cost %.6g by a rule of its own", d.Reason, d.Cost)
 	}
-	if d.Equal > 1 {
+	switch {
+	case drawn(d):
+		text += "; drawn by temperature"
+	case d.Equal > 1:
 		text += fmt.Sprintf("; %d cost the same: fewer requests, then fewer blocks, then a draw", d.Equal)
 	}
 	return text

@@ -27,7 +27,7 @@ func TestExplain(t *testing.T) {
 	r.MarkPrefillCompleted("why")
 	r.Free("why")
 	for args, want := range map[string][]string{
-		"why":        {"prompt    ", "80 tokens (exact), 10 full blocks", "reason", "kv: cost 17.676 by tokens", "8 of its blocks are cached, 16 tokens to compute", "tokens and hashes", "first token  after", "end          after", "<- chosen", "not: busy", "40.144"},
+		"why":        {"prompt    ", "80 tokens (exact), 10 full blocks of 8", "kv, random number 0.", "cost tokens, alpha 0.1, attention 6e-05, host", `thresholds   {"active_decode_blocks_threshold":0.45}`, "reason", "kv: cost 17.676 by tokens", "8 of its blocks are cached, 16 tokens to compute", "hashes ", "first token  after", "end          after", "<- chosen", "not: busy", "40.144"},
 		"last":       {"pin", "pinned: the request names it", "not: pin"},
 		"--json why": {`"policy": "tokens"`, `"candidates": [`, `"excluded": "busy"`},
 	} {

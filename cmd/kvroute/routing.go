@@ -44,11 +44,15 @@ func (c *config) routingFlags(fs *flag.FlagSet) {
 	optional(fs, &c.OverlapScoreCreditDecay, "router-kv-overlap-score-credit-decay", "`rate` at which that credit shrinks with pending prefill, selects dynamo_newer", parseFloat)
 	optional(fs, &c.PrefillLoadScale, "router-prefill-load-scale", "`weight` of prefill against active blocks, selects dynamo_newer", parseFloat)
 	optional(fs, &c.DecodeActiveRequestWeight, "router-decode-active-request-weight", "`blocks` that each request counts by itself, selects dynamo_newer", parseFloat)
+	optional(fs, &c.HostCacheHitWeight, "router-host-cache-hit-weight", "`blocks` that a cached one in host memory is worth, not for dynamo and weighted (default 0.75)", parseFloat)
+	optional(fs, &c.DiskCacheHitWeight, "router-disk-cache-hit-weight", "the same on disk or farther (default 0.25)", parseFloat)
 	fs.StringVar(&c.EnginePreset, "engine-preset", c.EnginePreset, "32b, 8b or 70b: the engine that times are estimated by")
 	fs.Float64Var(&c.DeviceRatio, "device-ratio", c.DeviceRatio, "`CPUs` that do the work of one GPU, in mode device-aware-weighted")
 	fs.BoolVar(&c.NoAssumeKVReuse, "no-assume-kv-reuse", c.NoAssumeKVReuse, "count the blocks of each request as its own")
 	fs.BoolVar(&c.NoTrackActiveBlocks, "no-track-active-blocks", c.NoTrackActiveBlocks, "do not count the blocks of requests in flight")
 	fs.BoolVar(&c.NoTrackPrefillTokens, "no-router-track-prefill-tokens", c.NoTrackPrefillTokens, "do not count the prefill tokens of requests in flight")
+	fs.BoolVar(&c.NoTrackOutputBlocks, "no-router-track-output-blocks", c.NoTrackOutputBlocks, "do not estimate the blocks that outputs fill")
+	fs.Float64Var(&c.OutputRate, "output-rate", c.OutputRate, "`tokens` a second that a request makes, for that; 0 takes what workers are known for, or the engine preset")
 	optional(fs, &c.BusyThreshold, "busy-threshold", "`share` of a worker's blocks, 0 to 1, above which it gets no requests", parseFloat)
 	optional(fs, &c.ActivePrefillTokensThreshold, "active-prefill-tokens-threshold", "pending prefill `tokens` above which a worker gets no requests", strconv.Atoi)
 	optional(fs, &c.ActivePrefillTokensThresholdFrac, "active-prefill-tokens-threshold-frac", "the same in `batches` of the engine", parseFloat)
@@ -109,6 +113,7 @@ func (c *config) scoring() (scorer.Settings, error) {
 		}
 		o.Cost = new(scorer.DynamoNewer)
 	}
+	s.HostWeight, s.DiskWeight = *cmp.Or(c.HostCacheHitWeight, &s.HostWeight), *cmp.Or(c.DiskCacheHitWeight, &s.DiskWeight)
 	s.CreditDecay, s.RequestWeight = *cmp.Or(c.OverlapScoreCreditDecay, &s.CreditDecay), *cmp.Or(c.DecodeActiveRequestWeight, &s.RequestWeight)
 	t, err := s.With(&o)
 	if err != nil {
@@ -118,7 +123,61 @@ func (c *config) scoring() (scorer.Settings, error) {
 		}
 		return s, fmt.Errorf("config: %w", err)
 	}
-	return t, nil
+	return t, c.pointless(&t)
+}
+
+// pointless refuses settings beside others that keep them from ever changing
+// anything: who set them expects something else. What the API or a request may turn
+// on while kvroute runs is not among them.
+func (c *config) pointless(s *scorer.Settings) error {
+	d := defaults()
+	kv := c.RouterMode == string(router.KV)
+	mode := "router-mode " + c.RouterMode
+	knowsTiers := s.Policy != scorer.Dynamo && s.Policy != scorer.Weighted
+	for _, p := range []struct {
+		setting string
+		given   bool
+		useful  bool
+		beside  string
+	}{
+		{"cost", c.Cost != "", kv, mode},
+		{"alpha", c.Alpha != nil, kv, mode},
+		{"attention", c.Attention != d.Attention, kv, mode},
+		{"router-temperature", c.RouterTemperature != 0, kv, mode},
+		{"kv-overlap-score-weight", c.KVOverlapScoreWeight != nil, kv, mode},
+		{"router-kv-overlap-score-credit", c.OverlapScoreCredit != nil, kv, mode},
+		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay != nil, kv, mode},
+		{"router-prefill-load-scale", c.PrefillLoadScale != nil, kv, mode},
+		{"router-decode-active-request-weight", c.DecodeActiveRequestWeight != nil, kv, mode},
+		{"router-host-cache-hit-weight", c.HostCacheHitWeight != nil, kv, mode},
+		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight != nil, kv, mode},
+		{"device-ratio", c.DeviceRatio != d.DeviceRatio, c.RouterMode == string(router.DeviceAware), mode},
+
+		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay != nil, s.TrackPrefill, "no-router-track-prefill-tokens"},
+		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay != nil, s.OverlapCredit > 0, "router-kv-overlap-score-credit 0"},
+		{"router-host-cache-hit-weight", c.HostCacheHitWeight != nil, knowsTiers, "cost " + string(s.Policy)},
+		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight != nil, knowsTiers, "cost " + string(s.Policy)},
+		{"router-host-cache-hit-weight", c.HostCacheHitWeight != nil, s.UsesOverlap(), "router-kv-overlap-score-credit 0"},
+		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight != nil, s.UsesOverlap(), "router-kv-overlap-score-credit 0"},
+
+		{"router-ttl-secs", c.RouterTTLSecs != d.RouterTTLSecs, s.UsesOverlap(), "a weight of 0, which keeps no index"},
+		{"router-predicted-ttl-secs", c.RouterPredictedTTLSecs != d.RouterPredictedTTLSecs, s.UsesOverlap() || c.RouterPredictedTTLSecs == 0, "a weight of 0, which keeps no index"},
+		{"router-predicted-ttl-secs", c.RouterPredictedTTLSecs != d.RouterPredictedTTLSecs, !c.NoKVEvents || c.RouterPredictedTTLSecs == 0, "no-kv-events, where router-ttl-secs counts"},
+		{"max-index-blocks", c.MaxIndexBlocks != d.MaxIndexBlocks, s.UsesOverlap(), "a weight of 0, which keeps no index"},
+		{"max-index-blocks", c.MaxIndexBlocks != d.MaxIndexBlocks, !c.NoKVEvents, "no-kv-events"},
+
+		{"output-rate", c.OutputRate != 0, !c.NoTrackOutputBlocks, "no-router-track-output-blocks"},
+		{"router-queue-policy", c.RouterQueuePolicy != d.RouterQueuePolicy, c.RouterQueueThreshold != nil, "no router-queue-threshold"},
+		{"router-queue-limit", c.RouterQueueLimit != d.RouterQueueLimit, c.RouterQueueThreshold != nil, "no router-queue-threshold"},
+		{"queue-wait", c.QueueWait != d.QueueWait, c.RouterQueueThreshold != nil, "no router-queue-threshold"},
+		{"session-affinity-mode", c.SessionAffinityMode != d.SessionAffinityMode, c.SessionAffinityTTL != 0, "session-affinity-ttl-secs 0"},
+		{"session-headers", c.SessionHeaders != d.SessionHeaders, c.SessionAffinityTTL != 0, "session-affinity-ttl-secs 0"},
+	} {
+		if p.given && !p.useful {
+			return fmt.Errorf("config: %s has no effect beside %s", p.setting, p.beside)
+		}
+	}
+	return nil
 }
 
 // flagOf says which flag a setting comes from, where the name is another one.
@@ -134,6 +193,10 @@ func flagOf(setting string) string {
 		return "router-prefill-load-scale"
 	case "active_request_weight":
 		return "router-decode-active-request-weight"
+	case "host_cache_weight":
+		return "router-host-cache-hit-weight"
+	case "disk_cache_weight":
+		return "router-disk-cache-hit-weight"
 	}
 	return ""
 }
@@ -182,6 +245,8 @@ func (c *config) routing() (router.Config, error) {
 		Queue:          router.QueueConfig{Threshold: c.RouterQueueThreshold, Policy: scorer.QueuePolicy(c.RouterQueuePolicy), Limit: c.RouterQueueLimit},
 		Sessions:       router.SessionConfig{TTL: time.Duration(c.SessionAffinityTTL) * time.Second, Hard: c.SessionAffinityMode == "hard"},
 		NoActiveBlocks: c.NoTrackActiveBlocks,
+		EstimateOutput: !c.NoTrackOutputBlocks,
+		OutputRate:     c.OutputRate,
 		BlockSize:      c.BlockSize,
 		MaxBlocks:      c.MaxIndexBlocks,
 		NoEvents:       c.NoKVEvents,

@@ -10,6 +10,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +27,12 @@ type situation struct {
 	pending []int // blocks of a request that has not
 	more    []int // requests of one block, with their first token
 	shared  []int // blocks of the prompt itself, in a request that has its first token
+
+	cpu   []bool       // workers on CPUs
+	tier  indexer.Tier // that holds lower blocks behind those held
+	lower []int
+
+	places int // requests that each computes at a time; 0 = unknown
 }
 
 func letters(s string) (tokens []uint32) {
@@ -39,6 +46,12 @@ func letters(s string) (tokens []uint32) {
 
 // routerOf makes a router as `kvroute serve` would with flags, in a situation.
 func routerOf(t *testing.T, s situation, flags ...string) *router.Router {
+	r, _, _ := routerWith(t, s, flags...)
+	return r
+}
+
+// routerWith also returns the configuration, and what lets time pass.
+func routerWith(t *testing.T, s situation, flags ...string) (*router.Router, config, func(time.Duration)) {
 	t.Helper()
 	c, _, err := readConfig("test", flags, os.Stderr, nil)
 	if err != nil {
@@ -48,6 +61,8 @@ func routerOf(t *testing.T, s situation, flags ...string) *router.Router {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var now atomic.Int64
+	conf.Now = func() time.Time { return time.Unix(1e9, now.Load()) }
 	r, err := router.New(conf)
 	if err != nil {
 		t.Fatal(err)
@@ -56,16 +71,22 @@ func routerOf(t *testing.T, s situation, flags ...string) *router.Router {
 	for i := range s.held {
 		id := uint64(i + 1)
 		if err := r.SetWorker(router.WorkerInfo{
-			ID: id, Models: []string{"m"}, BlockSize: 8, TotalKVBlocks: 10, MaxBatchedTokens: 16,
+			ID: id, Models: []string{"m"}, BlockSize: 8, TotalKVBlocks: 10, MaxBatchedTokens: 16, CPU: s.cpu != nil && s.cpu[i], MaxNumSeqs: s.places, Taints: []string{[2]string{"even", "odd"}[id%2]},
 			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(id)}), 80),
 		}); err != nil {
 			t.Fatal(err)
 		}
 		ev := indexer.Event{Kind: indexer.Stored}
-		for n, l := range indexer.AppendLocalHashes(nil, letters(prompt[:s.held[i]]), 8, indexer.Seed("", "")) {
+		for n, l := range indexer.AppendLocalHashes(nil, letters(prompt), 8, indexer.Seed("", "")) {
 			ev.Blocks = append(ev.Blocks, indexer.Block{Local: l, External: uint64(n + 1)})
 		}
+		all := ev.Blocks
+		ev.Blocks = all[:s.held[i]]
 		r.ApplyEvent(router.Worker{ID: id}, ev)
+		if s.lower != nil && s.lower[i] > 0 {
+			ev.Tier, ev.Parent, ev.HasParent, ev.Blocks = s.tier, uint64(s.held[i]), true, all[s.held[i]:s.held[i]+s.lower[i]]
+			r.ApplyEvent(router.Worker{ID: id}, ev)
+		}
 		busy := func(name, text string, done bool) {
 			if text == "" {
 				return
@@ -91,23 +112,25 @@ func routerOf(t *testing.T, s situation, flags ...string) *router.Router {
 			busy(fmt.Sprint("more", n), string(rune('a'+n)), true)
 		}
 	}
-	return r
+	return r, c, func(d time.Duration) { now.Add(int64(d)) }
 }
 
-// Each setting that NVIDIA Dynamo's router has changes where a request goes.
+// Each flag about routing changes where a request goes, or what becomes of it. A new
+// one must be added here.
 func TestFlagsChangeDecisions(t *testing.T) {
 	warm := situation{held: []int{2, 5, 8}, decode: []int{5, 0, 4}}
+	seen := map[string]bool{"router-temperature": true} // which has a test of its own below
 	for _, c := range []struct {
-		name          string
+		flag          string
 		in            situation
 		without, with string
 		from, to      uint64
 	}{
-		{"default", warm, "", "--cost tokens", 3, 3},
+		{"cost", warm, "", "--cost tokens", 3, 3}, // the default
 		{"kv-overlap-score-weight", warm, "", "--kv-overlap-score-weight 1", 3, 2},
-		{"its value", warm, "--kv-overlap-score-weight 1", "--kv-overlap-score-weight 2", 2, 3},
+		{"kv-overlap-score-weight", warm, "--kv-overlap-score-weight 1", "--kv-overlap-score-weight 2", 2, 3},
 		{"cost", warm, "", "--cost dynamo", 3, 2},
-		{"cost with its weight", warm, "--cost dynamo", "--cost dynamo --kv-overlap-score-weight 4", 2, 3},
+		{"cost", warm, "--cost dynamo", "--cost dynamo --kv-overlap-score-weight 4", 2, 3},
 		{"router-kv-overlap-score-credit", warm, "", "--router-kv-overlap-score-credit 1", 3, 2},
 		{"router-prefill-load-scale", warm, "--cost dynamo_newer", "--router-prefill-load-scale 2", 2, 3},
 		{
@@ -162,8 +185,24 @@ func TestFlagsChangeDecisions(t *testing.T) {
 			situation{held: []int{8, 0}, pending: []int{1, 0}},
 			"", "--active-prefill-tokens-threshold-frac 0.4", 1, 2,
 		},
+		{
+			"router-host-cache-hit-weight",
+			situation{held: []int{2, 6}, lower: []int{8, 0}, tier: indexer.HostPinned},
+			"", "--router-host-cache-hit-weight 0.25", 1, 2,
+		},
+		{
+			"router-disk-cache-hit-weight",
+			situation{held: []int{2, 6}, lower: []int{8, 0}, tier: indexer.Disk},
+			"", "--router-disk-cache-hit-weight 1", 2, 1,
+		},
+		{
+			"device-ratio",
+			situation{held: []int{0, 0}, cpu: []bool{true, false}, more: []int{1, 5}},
+			"--router-mode device-aware-weighted", "--router-mode device-aware-weighted --device-ratio 4", 2, 1,
+		},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		seen[c.flag] = true
+		t.Run(c.flag, func(t *testing.T) {
 			for _, side := range []struct {
 				flags string
 				want  uint64
@@ -176,6 +215,25 @@ func TestFlagsChangeDecisions(t *testing.T) {
 			}
 		})
 	}
+	for _, c := range moreFlags() {
+		seen[c.flag] = true
+		t.Run(c.flag, func(t *testing.T) {
+			for _, side := range []struct{ flags, want string }{{c.without, c.from}, {c.with, c.to}} {
+				r, conf, pass := routerWith(t, c.in, strings.Fields(side.flags)...)
+				if got := c.outcome(&flagTest{t, r, conf, pass}); got != side.want {
+					t.Errorf("with %q: %q, want %q", side.flags, got, side.want)
+				}
+			}
+		})
+	}
+	c := defaults()
+	fs := newFlagSet("test", os.Stderr)
+	c.routingFlags(fs)
+	fs.VisitAll(func(f *flag.Flag) {
+		if !seen[f.Name] {
+			t.Errorf("--%s: nothing shows that it changes anything", f.Name)
+		}
+	})
 	t.Run("router-temperature", func(t *testing.T) {
 		seen := map[uint64]bool{}
 		for seed := range 100 {
@@ -208,31 +266,94 @@ func TestContradictoryRouting(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--cost tokens --kv-overlap-score-weight 1": "kv-overlap-score-weight",
 		"--cost nonsense": "cost is nonsense",
-		"--cost tokens --router-prefill-load-scale 2":               "router-prefill-load-scale",
-		"--cost dynamo --router-decode-active-request-weight 2":     "router-decode-active-request-weight",
-		"--cost dynamo --alpha .2":                                  "alpha",
-		"--kv-overlap-score-weight 2 --alpha .2":                    "alpha",
-		"--attention many":                                          `attention is "many"`,
-		"--attention NaN":                                           `attention is "NaN"`,
-		"--attention -1":                                            "attention is -1",
-		"--router-temperature -1":                                   "router_temperature is -1",
-		"--router-kv-overlap-score-credit-decay NaN":                "credit_decay is NaN",
-		"--busy-threshold 1.5":                                      "active_decode_blocks_threshold is 1.5",
-		"--active-prefill-tokens-threshold -1":                      "active_prefill_tokens_threshold is -1",
-		"--router-queue-threshold -1":                               "Queue.Threshold is -1",
-		"--router-queue-threshold NaN":                              "Queue.Threshold is NaN",
-		"--router-queue-policy best":                                "router_queue_policy is best",
-		"--session-affinity-ttl-secs -1":                            "TTL is -1s",
-		"--session-affinity-mode firm":                              `session-affinity-mode is "firm"`,
-		"--engine-preset 1b":                                        `engine-preset is "1b"`,
-		"--device-ratio -1":                                         "DeviceRatio is -1",
-		"--overload-status 500":                                     `overload-status is "500"`,
-		"--queue-wait 0s":                                           "queue-wait",
-		"--kv-overlap-score-weight 1 --router-prefill-load-scale 2": "prefill_load_scale",
+		"--cost tokens --router-prefill-load-scale 2":                "router-prefill-load-scale",
+		"--cost dynamo --router-decode-active-request-weight 2":      "router-decode-active-request-weight",
+		"--cost dynamo --alpha .2":                                   "alpha",
+		"--kv-overlap-score-weight 2 --alpha .2":                     "alpha",
+		"--attention many":                                           `attention is "many"`,
+		"--attention NaN":                                            `attention is "NaN"`,
+		"--attention -1":                                             "attention is -1",
+		"--router-temperature -1":                                    "router_temperature is -1",
+		"--router-kv-overlap-score-credit-decay NaN":                 "credit_decay is NaN",
+		"--busy-threshold 1.5":                                       "active_decode_blocks_threshold is 1.5",
+		"--active-prefill-tokens-threshold -1":                       "active_prefill_tokens_threshold is -1",
+		"--router-queue-threshold -1":                                "Queue.Threshold is -1",
+		"--router-queue-threshold NaN":                               "Queue.Threshold is NaN",
+		"--router-queue-threshold 1 --router-queue-policy best":      "router_queue_policy is best",
+		"--session-affinity-ttl-secs -1":                             "TTL is -1s",
+		"--session-affinity-ttl-secs 9 --session-affinity-mode firm": `session-affinity-mode is "firm"`,
+		"--engine-preset 1b":                                         `engine-preset is "1b"`,
+		"--router-mode device-aware-weighted --device-ratio -1":      "DeviceRatio is -1",
+		"--output-rate NaN":                                          "OutputRate is NaN",
+		"--output-rate -1":                                           "OutputRate is -1",
+		"--router-host-cache-hit-weight -1":                          "router-host-cache-hit-weight: scorer: host_cache_weight is -1",
+		"--router-disk-cache-hit-weight +Inf":                        "router-disk-cache-hit-weight: scorer: disk_cache_weight is +Inf",
+		"--overload-status 500":                                      `overload-status is "500"`,
+		"--queue-wait 0s":                                            "queue-wait",
+		"--kv-overlap-score-weight 1 --router-prefill-load-scale 2":  "prefill_load_scale",
 	} {
 		status, _, stderr := runs(t, append([]string{"config"}, strings.Fields(flags)...)...)
 		if status != 1 || !strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %q; want 1 and %q", flags, status, stderr, want)
+		}
+	}
+}
+
+// A setting that can change nothing, because of another one, is refused by name.
+func TestPointlessSettingsAreRefused(t *testing.T) {
+	const (
+		idle    = "no-router-track-prefill-tokens"
+		noIndex = "keeps no index"
+		noQueue = "no router-queue-threshold"
+		noTTL   = "session-affinity-ttl-secs 0"
+	)
+	for flags, want := range map[string][2]string{
+		"--router-mode random --cost tokens":                            {"cost", "router-mode random"},
+		"--router-mode least-loaded --alpha .2":                         {"alpha", "router-mode least-loaded"},
+		"--router-mode round-robin --attention 0":                       {"attention", "router-mode round-robin"},
+		"--router-mode round-robin --router-temperature 1":              {"router-temperature", "router-mode round-robin"},
+		"--router-mode power-of-two --kv-overlap-score-weight 1":        {"kv-overlap-score-weight", "router-mode power-of-two"},
+		"--router-mode random --router-kv-overlap-score-credit 1":       {"router-kv-overlap-score-credit", "router-mode random"},
+		"--router-mode random --router-kv-overlap-score-credit-decay 1": {"router-kv-overlap-score-credit-decay", "router-mode random"},
+		"--router-mode random --router-prefill-load-scale 1":            {"router-prefill-load-scale", "router-mode random"},
+		"--router-mode random --router-decode-active-request-weight 1":  {"router-decode-active-request-weight", "router-mode random"},
+		"--router-mode random --router-host-cache-hit-weight 1":         {"router-host-cache-hit-weight", "router-mode random"},
+		"--router-mode random --router-disk-cache-hit-weight 1":         {"router-disk-cache-hit-weight", "router-mode random"},
+		"--device-ratio 4": {"device-ratio", "router-mode kv"},
+		"--cost dynamo --router-host-cache-hit-weight 1":                              {"router-host-cache-hit-weight", "cost dynamo"},
+		"--cost weighted --router-disk-cache-hit-weight 1":                            {"router-disk-cache-hit-weight", "cost weighted"},
+		"--router-kv-overlap-score-credit 0 --router-host-cache-hit-weight 1":         {"router-host-cache-hit-weight", "credit 0"},
+		"--router-kv-overlap-score-credit 0 --router-disk-cache-hit-weight 1":         {"router-disk-cache-hit-weight", "credit 0"},
+		"--router-kv-overlap-score-credit 0 --router-kv-overlap-score-credit-decay 1": {"router-kv-overlap-score-credit-decay", "credit 0"},
+		"--no-router-track-prefill-tokens --router-kv-overlap-score-credit-decay 1":   {"router-kv-overlap-score-credit-decay", idle},
+		"--no-router-track-prefill-tokens --alpha .2":                                 {"alpha", "prefill is not tracked"},
+		"--no-router-track-prefill-tokens --attention .2":                             {"attention", "prefill is not tracked"},
+		"--no-router-track-prefill-tokens --kv-overlap-score-weight 2":                {"kv-overlap-score-weight", "prefill is not tracked"},
+		"--no-router-track-prefill-tokens --router-prefill-load-scale 2":              {"router-prefill-load-scale", "prefill is not tracked"},
+		"--kv-overlap-score-weight 0 --router-ttl-secs 9":                             {"router-ttl-secs", noIndex},
+		"--kv-overlap-score-weight 0 --router-predicted-ttl-secs 9":                   {"router-predicted-ttl-secs", noIndex},
+		"--kv-overlap-score-weight 0 --max-index-blocks 9":                            {"max-index-blocks", noIndex},
+		"--no-kv-events --router-predicted-ttl-secs 9":                                {"router-predicted-ttl-secs", "no-kv-events"},
+		"--no-kv-events --max-index-blocks 9":                                         {"max-index-blocks", "no-kv-events"},
+		"--no-router-track-output-blocks --output-rate 9":                             {"output-rate", "no-router-track-output-blocks"},
+		"--router-queue-policy lcfs":                                                  {"router-queue-policy", noQueue},
+		"--router-queue-limit 9":                                                      {"router-queue-limit", noQueue},
+		"--queue-wait 1s":                                                             {"queue-wait", noQueue},
+		"--session-affinity-mode hard":                                                {"session-affinity-mode", noTTL},
+		"--session-headers x":                                                         {"session-headers", noTTL},
+	} {
+		status, _, stderr := runs(t, append([]string{"config"}, strings.Fields(flags)...)...)
+		if status != 1 || !strings.Contains(stderr, want[0]) || !strings.Contains(stderr, want[1]) {
+			t.Errorf("%s: status %d, %q; want 1 and %q", flags, status, stderr, want)
+		}
+	}
+	for _, flags := range []string{
+		"", "--kv-overlap-score-weight 0 --no-kv-events --router-predicted-ttl-secs 0", "--no-kv-events --router-ttl-secs 9",
+		"--no-router-track-prefill-tokens --kv-overlap-score-weight 0", "--no-router-track-prefill-tokens --cost predicted_ttft --alpha .2",
+		"--router-mode random --busy-threshold .9 --no-assume-kv-reuse",
+	} {
+		if status, _, stderr := runs(t, append([]string{"config"}, strings.Fields(flags)...)...); status != 0 {
+			t.Errorf("%s: %s", flags, stderr)
 		}
 	}
 }

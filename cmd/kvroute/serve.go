@@ -225,27 +225,10 @@ func (s *server) openExtproc() (err error) {
 		s.tracer.Router = s.router
 		decider = s.tracer
 	}
-	if s.extproc, err = extproc.New(extproc.Config{
-		MaxBodyBytes:    c.MaxBodyBytes,
-		DecisionTimeout: c.DecisionTimeout,
-		MaxStreams:      c.MaxStreams,
-		QueueWait:       c.QueueWait,
-		OverloadStatus:  c.OverloadStatus,
-		SessionHeaders:  c.sessionHeaders(),
-		TrustOverrides:  c.TrustOverrides,
-		AllowDirect:     c.AllowDirect,
-		DecisionHeaders: c.DecisionHeaders,
-		FirstToken:      c.FirstToken,
-		ForwardTokens:   c.ForwardTokens,
-		SecondChoice:    c.SecondChoice,
-		EndpointPicker:  c.EndpointPicker,
-		ModeOverride:    c.ModeOverride,
-		RouterID:        s.id,
-		Networks:        s.networks,
-		Started:         s.started.Load,
-		Log:             s.log,
-		Meter:           s.metrics.Meter("extproc"),
-	}, decider); err != nil {
+	conf := c.extproc()
+	conf.RouterID, conf.Networks, conf.Log, conf.Meter = s.id, s.networks, s.log, s.metrics.Meter("extproc")
+	conf.Started = s.started.Load
+	if s.extproc, err = extproc.New(conf, decider); err != nil {
 		return err
 	}
 	options := s.extproc.ServerOptions()
@@ -270,6 +253,26 @@ func (s *server) openExtproc() (err error) {
 		return fmt.Errorf("listen for Envoy: %w", err)
 	}
 	return nil
+}
+
+// extproc is what the flags say of Envoy's streams.
+func (c *config) extproc() extproc.Config {
+	return extproc.Config{
+		MaxBodyBytes:    c.MaxBodyBytes,
+		DecisionTimeout: c.DecisionTimeout,
+		MaxStreams:      c.MaxStreams,
+		QueueWait:       c.QueueWait,
+		OverloadStatus:  c.OverloadStatus,
+		SessionHeaders:  c.sessionHeaders(),
+		TrustOverrides:  c.TrustOverrides,
+		AllowDirect:     c.AllowDirect,
+		DecisionHeaders: c.DecisionHeaders,
+		FirstToken:      c.FirstToken,
+		ForwardTokens:   c.ForwardTokens,
+		SecondChoice:    c.SecondChoice,
+		EndpointPicker:  c.EndpointPicker,
+		ModeOverride:    c.ModeOverride,
+	}
 }
 
 func (s *server) openHTTP() (err error) {

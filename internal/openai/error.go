@@ -23,6 +23,7 @@ type Error struct {
 	Type    string // one of the types above
 	Param   string // field of the body, or ""
 	Code    string // machine-readable reason, or ""
+	Retry   int    // seconds after which to come again, for a header; 0 = not said
 }
 
 // Error returns status and message.

@@ -14,8 +14,12 @@ once. The *_sync methods are the same without asyncio.
 """
 
 import asyncio
+import http.client
 import json
+import socket
+import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 import uuid
 import warnings
@@ -124,8 +128,8 @@ class KvPushRouter:
         request_id=None,
         **more,
     ):
-        """Yields the worker's events as dicts. Leaving the loop early, or closing
-        the generator, ends the request."""
+        """An iterator over the worker's events as dicts. It has a connection of its
+        own; close, or the end of a with block, frees that and the request's slot."""
         options = {}
         for given in (stop_conditions, sampling_options, output_options):
             options.update({name: value for name, value in (given or {}).items() if value is not None})
@@ -138,18 +142,7 @@ class KvPushRouter:
             body=options,
             **more,
         )
-        with self._open("/v1/generate", body) as answer:
-            for line in answer:
-                if not line.startswith(b"data:"):
-                    continue
-                data = line[len(b"data:") :].strip()
-                if data == b"[DONE]":
-                    return
-                event = json.loads(data)
-                if "error" in event and "choices" not in event:
-                    detail = event["error"]
-                    raise RouterError(502, detail.get("message", ""), detail.get("code"))
-                yield event
+        return _Events(self.url + "/v1/generate", body, self.timeout)
 
     # --- the names of the original ----------------------------------------
 
@@ -183,15 +176,107 @@ class KvPushRouter:
         return await asyncio.to_thread(self.dump_events_sync)
 
     async def generate(self, token_ids, model=None, **options):
-        """An asynchronous iterator over the worker's events. The arguments are those
-        of generate_sync; model, if given, must be the client's own."""
+        """An asynchronous iterator over the worker's events, once the request is
+        routed. The arguments are those of generate_sync; model, if given, must be the
+        client's own. Who leaves the loop early must call aclose, or use async with:
+        that frees the connection and the request's slot. A task that is cancelled
+        while it waits for an event has done so."""
         if model not in (None, self.model):
             raise ValueError(f"this client is for the model {self.model!r}, not {model!r}")
-        return _Stream(self.generate_sync(token_ids, **options))
+        return _Stream(await _in_thread(lambda: self.generate_sync(token_ids, **options), lambda events: events.close()))
+
+
+class _Events:
+    """The events of one /v1/generate. close may be called at any time, by any thread,
+    also while another one waits for the next event: that one gets StopIteration."""
+
+    def __init__(self, url, body, timeout):
+        self._lock = threading.Lock()
+        self._closed = False
+        self._socket = None
+        self._answer = None
+        parts = urllib.parse.urlsplit(url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname, parts.port, timeout=timeout)
+        try:
+            connection.request("POST", parts.path, json.dumps(body).encode(), {"Content-Type": "application/json", "Connection": "close"})
+            # The answer takes the socket over, which is needed to wake who reads it.
+            self._socket = connection.sock
+            self._answer = connection.getresponse()
+            if self._answer.status != 200:
+                raise _error(self._answer)
+        except BaseException:
+            self.close()
+            connection.close()
+            raise
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        try:
+            while not self._closed:
+                line = self._answer.readline()
+                if not line:
+                    break
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[len(b"data:") :].strip()
+                if data == b"[DONE]":
+                    break
+                event = json.loads(data)
+                if "error" in event and "choices" not in event:
+                    detail = event["error"]
+                    raise RouterError(502, detail.get("message", ""), detail.get("code"))
+                return event
+        except (OSError, ValueError, AttributeError, http.client.HTTPException):
+            if not self._closed:  # or the socket was closed under us, which these say
+                self.close()
+                raise
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise StopIteration
+
+    def close(self):
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._socket is not None:
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes who reads
+            except OSError:
+                pass  # the other side was first
+            self._socket.close()
+        if self._answer is not None:
+            self._answer.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+
+async def _in_thread(work, undo):
+    """The result of work, done in a thread. If the caller is cancelled meanwhile, what
+    comes of it is undone."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda done: done.cancelled() or done.exception() or undo(done.result()))
+        raise
 
 
 class _Stream:
-    """Iterates in threads over a generator. Its end, or aclose, closes that."""
+    """Iterates in threads over events. Its end, aclose, close, or the cancellation of
+    who waits for an event frees the connection and the request's slot."""
 
     def __init__(self, events):
         self._events = events
@@ -200,10 +285,23 @@ class _Stream:
         return self
 
     async def __anext__(self):
-        event = await asyncio.to_thread(next, self._events, None)
+        try:
+            event = await asyncio.to_thread(next, self._events, None)
+        except asyncio.CancelledError:
+            self._events.close()
+            raise
         if event is None:
             raise StopAsyncIteration
         return event
 
+    def close(self):
+        self._events.close()
+
     async def aclose(self):
-        await asyncio.to_thread(self._events.close)
+        self._events.close()
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        self._events.close()

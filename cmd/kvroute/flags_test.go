@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
+)
+
+// flagTest is a router made with some flags.
+type flagTest struct {
+	*testing.T
+	router *router.Router
+	conf   config
+	pass   func(time.Duration)
+}
+
+// decide says where the prompt goes, or why nowhere.
+func (f *flagTest) decide(req router.Request) string {
+	req.Model, req.Tokens = "m", letters("ABCDEFGHIJ")
+	d, err := f.router.BestWorker(f.Context(), req)
+	if err != nil {
+		return reasonOf(err)
+	}
+	return fmt.Sprint("worker ", d.Worker.ID)
+}
+
+func reasonOf(err error) string {
+	for _, e := range []error{router.ErrQueueFull, router.ErrAllBusy, router.ErrNoWorkers, context.Canceled} {
+		if errors.Is(err, e) {
+			return e.Error()
+		}
+	}
+	return err.Error()
+}
+
+// wait books a request that has to wait, and returns once it does, or says where it
+// went.
+func (f *flagTest) wait(id string) (result chan string) {
+	result = make(chan string, 1)
+	waits := make(chan struct{})
+	go func() { result <- f.decide(router.Request{ID: id, Waiting: func() { close(waits) }}) }()
+	select {
+	case <-waits:
+	case got := <-result:
+		result <- got
+	}
+	return result
+}
+
+// envoy sends the prompt through Envoy's stream and says what became of it.
+func (f *flagTest) envoy(header ...string) *envoytest.Exchange {
+	s, err := extproc.New(f.conf.extproc(), f.router)
+	if err != nil {
+		f.Fatal(err)
+	}
+	g := grpc.NewServer(s.ServerOptions()...)
+	s.Register(g)
+	body := `{"model":"m","prompt":[`
+	for i, token := range letters("ABCDEFGHIJ") {
+		if i > 0 {
+			body += ","
+		}
+		body += fmt.Sprint(token)
+	}
+	x := envoytest.Serve(f.T, g).Do(envoytest.Request{Path: "/v1/completions", Header: header, Body: []byte(body + "]}")})
+	f.Cleanup(x.End)
+	return x
+}
+
+func sentTo(x *envoytest.Exchange) string {
+	if x.Refusal != nil {
+		return fmt.Sprint("status ", x.Refusal.Status)
+	}
+	return x.Header["x-dynamo-worker"]
+}
+
+// flagCase is a flag that changes something else than the worker of one request.
+type flagCase struct {
+	flag          string
+	in            situation
+	without, with string
+	outcome       func(f *flagTest) string
+	from, to      string
+}
+
+func moreFlags() []flagCase {
+	warm := situation{held: []int{2, 5, 8}, decode: []int{5, 0, 4}}
+	full := situation{held: []int{0}, pending: []int{1}}
+	// The second worker's blocks stay as they are; the first one makes tokens.
+	decodes := func(second int) situation {
+		return situation{held: []int{0, 0}, decode: []int{1, 0}, pending: []int{0, second}}
+	}
+	afterASecond := func(f *flagTest) string {
+		f.pass(time.Second)
+		return f.decide(router.Request{})
+	}
+	const load, queue = "--kv-overlap-score-weight 0", "--router-queue-threshold 0"
+	waits := func(f *flagTest) string {
+		waiter := f.wait("a")
+		select {
+		case got := <-waiter:
+			return got
+		default:
+		}
+		f.router.Free("pending0")
+		<-waiter
+		return "waits"
+	}
+	return []flagCase{
+		{"no-router-track-output-blocks", decodes(8), load, load + " --no-router-track-output-blocks", afterASecond, "worker 2", "worker 1"},
+		{"output-rate", decodes(8), load, load + " --output-rate 8", afterASecond, "worker 2", "worker 1"},
+		// 90 tokens in a second, or 172.
+		{"engine-preset", decodes(16), load, load + " --engine-preset 8b", afterASecond, "worker 1", "worker 2"},
+
+		{"router-queue-threshold", full, "", queue, waits, "worker 1", "waits"},
+		{"router-queue-policy", full, queue, queue + " --router-queue-policy lcfs", func(f *flagTest) string {
+			first := f.wait("first")
+			f.pass(time.Second)
+			second := f.wait("second")
+			f.router.Free("pending0")
+			select {
+			case <-first:
+				f.router.Free("first")
+				<-second
+				return "the first one"
+			case <-second:
+				f.router.Free("second")
+				<-first
+				return "the second one"
+			}
+		}, "the first one", "the second one"},
+		{"router-queue-limit", full, queue, queue + " --router-queue-limit 1", func(f *flagTest) string {
+			first := f.wait("first")
+			second := f.wait("second")
+			f.router.Free("pending0")
+			<-first
+			f.router.Free("first")
+			return <-second
+		}, "worker 1", router.ErrQueueFull.Error()},
+		{"queue-wait", full, queue + " --queue-wait 20ms", queue + " --queue-wait 40ms", func(f *flagTest) string {
+			x := f.envoy()
+			return fmt.Sprint(sentTo(x), " after ", x.Patience)
+		}, "status 429 after 520ms", "status 429 after 540ms"},
+		// 100,000 tokens take 4.4 s.
+		{"overload-status", situation{held: []int{0}}, "--active-prefill-tokens-threshold 0", "--active-prefill-tokens-threshold 0 --overload-status 529", func(f *flagTest) string {
+			if _, err := f.router.BestWorker(f.Context(), router.Request{ID: "long", Model: "m", Blocks: &router.Blocks{Tokens: 100_000}}); err != nil {
+				f.Fatal(err)
+			}
+			x := f.envoy()
+			return fmt.Sprint(sentTo(x), ", again in ", x.Refusal.Header["retry-after"], " s")
+		}, "status 429, again in 5 s", "status 529, again in 5 s"},
+
+		{"session-affinity-ttl-secs", warm, "", "--session-affinity-ttl-secs 9", func(f *flagTest) string { return f.session("x-session-id") }, "10.0.0.3:80", "10.0.0.1:80"},
+		{"session-headers", warm, "--session-affinity-ttl-secs 9", "--session-affinity-ttl-secs 9 --session-headers x-talk", func(f *flagTest) string {
+			return f.session("x-talk")
+		}, "10.0.0.3:80", "10.0.0.1:80"},
+		{"session-affinity-mode", warm, "--session-affinity-ttl-secs 9", "--session-affinity-ttl-secs 9 --session-affinity-mode hard", func(f *flagTest) string {
+			f.bind("s")
+			w := router.WorkerInfo{ID: 1, Models: []string{"m"}, BlockSize: 8, Address: f.router.Workers()[0].Address, Draining: true}
+			if err := f.router.SetWorker(w); err != nil {
+				f.Fatal(err)
+			}
+			return f.decide(router.Request{Session: "s"})
+		}, "worker 3", router.ErrNoWorkers.Error()},
+
+		{"trust-overrides", warm, "", "--trust-overrides", func(f *flagTest) string {
+			return sentTo(f.envoy("x-dynamo-router-override", `{"overlap_score_weight":1}`))
+		}, "10.0.0.3:80", "10.0.0.2:80"},
+		{"allow-direct", warm, "", "--allow-direct", func(f *flagTest) string {
+			return sentTo(f.envoy("x-dynamo-worker-instance-id", "1"))
+		}, "10.0.0.3:80", "10.0.0.1:80"},
+	}
+}
+
+// bind binds a session to the first worker, where it would not go by itself.
+func (f *flagTest) bind(session string) {
+	if _, err := f.router.BestWorker(f.Context(), router.Request{
+		ID: "bound", Model: "m", Tokens: letters("Z"), Session: session, Pinned: &router.Worker{ID: 1},
+	}); err != nil {
+		f.Fatal(err)
+	}
+	f.router.MarkPrefillCompleted("bound")
+	f.router.Free("bound")
+}
+
+// session says where a request of a session goes that is bound to the first worker.
+func (f *flagTest) session(header string) string {
+	f.bind("s")
+	return sentTo(f.envoy(header, "s"))
+}

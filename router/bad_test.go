@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// With no worker there is an error, with one it is that one: in every mode, by every
+// policy, drawn or not.
+func TestNobodyAndOne(t *testing.T) {
+	configs := map[string]router.Config{}
+	for _, m := range router.Modes() {
+		configs[string(m)] = router.Config{Mode: m}
+	}
+	for _, p := range scorer.Policies() {
+		s := scorer.Defaults()
+		s.Policy = p
+		configs[string(p)] = router.Config{Scoring: s}
+		s.Temperature = 1
+		configs[string(p)+", drawn"] = router.Config{Scoring: s}
+	}
+	for name, conf := range configs {
+		t.Run(name, func(t *testing.T) {
+			r := newRouter(t, conf, 1)
+			req := router.Request{ID: "r"}
+			if conf.Mode == router.Direct {
+				req.Pinned = &router.Worker{ID: 1}
+			}
+			if w, err := pick(t, r, req); err != nil || w != 1 {
+				t.Errorf("of one: worker %d, %v", w, err)
+			}
+			r.Free("r")
+			r.RemoveWorker(1)
+			want := router.ErrNoWorkers
+			if req.Pinned != nil {
+				want = router.ErrPinnedUnknown
+			}
+			if _, err := pick(t, r, req); !errors.Is(err, want) {
+				t.Errorf("of none: %v, want %v", err, want)
+			}
+			if _, err := pick(t, newRouter(t, conf, 0), router.Request{}); !errors.Is(err, router.ErrNoWorkers) {
+				t.Errorf("of none ever: %v", err)
+			}
+			if loads, err := r.PotentialLoads(t.Context(), router.Request{Model: "m", Tokens: prompt("A"), Pinned: req.Pinned}); !errors.Is(err, want) {
+				t.Errorf("loads of none: %v, %v", loads, err)
+			}
+		})
+	}
+}
+
+// A worker may leave at any moment of a request's life; what is said of the request
+// afterwards does nothing, and its id is free again.
+func TestAWorkerVanishes(t *testing.T) {
+	r := newRouter(t, router.Config{Queue: router.QueueConfig{Threshold: new(0.)}}, 0)
+	for id := range uint64(2) {
+		w := worker(id + 1)
+		w.MaxBatchedTokens = 8
+		set(t, r, w)
+	}
+	store(r, router.Worker{ID: 1}, "QRS")
+
+	// Between a choice and its booking by hand.
+	d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("QRS")})
+	if err != nil || d.Worker.ID != 1 {
+		t.Fatal(d.Worker, err)
+	}
+	r.RemoveWorker(1)
+	if _, err := pick(t, r, router.Request{ID: "r", Pinned: &d.Worker}); !errors.Is(err, router.ErrPinnedUnknown) {
+		t.Errorf("booked where nobody is: %v", err)
+	}
+	if r.Free("r") || r.MarkPrefillCompleted("r") || r.AddOutputTokens("r", 1) {
+		t.Error("the request holds something")
+	}
+
+	// Between a booking and its end.
+	if w, err := pick(t, r, router.Request{ID: "r"}); err != nil || w != 2 {
+		t.Fatal(w, err)
+	}
+	// While somebody waits for it.
+	waits, left := make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := r.BestWorker(context.Background(), router.Request{
+			ID: "waits", Model: "m", Tokens: prompt("A"), Pinned: &router.Worker{ID: 2}, Waiting: func() { close(waits) },
+		})
+		left <- err
+	}()
+	<-waits
+	r.RemoveWorker(2)
+	if err := <-left; !errors.Is(err, router.ErrPinnedUnknown) {
+		t.Errorf("who waited for it: %v", err)
+	}
+	if r.MarkPrefillCompleted("r") || r.AddOutputTokens("r", 1) {
+		t.Error("the request has a slot on nobody")
+	}
+	r.Free("r")
+	if r.Free("r") || r.Free("nobody") || r.MarkPrefillCompleted("nobody") || r.AddOutputTokens("nobody", 1) || r.Abandon("nobody") {
+		t.Error("an unknown request holds something")
+	}
+	set(t, r, worker(3))
+	if w, err := pick(t, r, router.Request{ID: "r"}); err != nil || w != 3 {
+		t.Errorf("the id again: worker %d, %v", w, err)
+	}
+	r.MarkPrefillCompleted("r")
+	r.Free("r")
+	if r.MarkPrefillCompleted("r") {
+		t.Error("a first token after the end is news")
+	}
+	if s := r.Workers()[0]; s.ActiveRequests != 0 || s.ActiveBlocks != 0 || s.PendTokens != 0 {
+		t.Errorf("left over: %+v", s)
+	}
+}

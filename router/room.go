@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"errors"
+	"time"
+)
+
+// Crowded is what [Router.BestWorker] wraps an error in that there is no room: it
+// says when there should be some.
+type Crowded struct {
+	Err        error
+	RetryAfter time.Duration // 1 s to 60 s, estimated
+}
+
+// Error implements error.
+func (e *Crowded) Error() string { return e.Err.Error() }
+
+// Unwrap makes errors.Is see the reason.
+func (e *Crowded) Unwrap() error { return e.Err }
+
+// RetryAfter returns when it makes sense to come again after an error of
+// [Router.BestWorker], in whole seconds, as HTTP says it: 1 where nothing is known.
+func RetryAfter(err error) (seconds int) {
+	if c, ok := errors.AsType[*Crowded](err); ok {
+		return int((c.RetryAfter + time.Second - 1) / time.Second)
+	}
+	return 1
+}
+
+const (
+	minRetry = time.Second
+	maxRetry = time.Minute
+	// usualStay is how long a request is taken to hold its slot before any has ended.
+	usualStay = 10 * time.Second
+	// sampleStays is of how many ended requests one is looked at.
+	sampleStays = 16
+)
+
+// crowded wraps an error that is about a lack of room.
+func (c *core) crowded(now time.Time, q *question, err error) error {
+	return &Crowded{err, min(max(c.roomIn(now, q), minRetry), maxRetry)}
+}
+
+// roomIn estimates when the first worker that may take a request is below all
+// thresholds, if nothing more comes; 0 if there is such a worker, or none at all.
+func (c *core) roomIn(now time.Time, q *question) time.Duration {
+	from, to := 0, len(c.order)
+	if q.Pinned != nil {
+		from, to = c.pin(q)
+	}
+	least := maxRetry
+	some := false
+	for _, ord := range c.order[from:to] {
+		e := &c.entries[ord]
+		if c.exclude(e, q) == "" && (e.info.Health == Healthy || e.info.Health == Degraded) {
+			least, some = min(least, c.roomOn(now, ord)), true
+		}
+	}
+	if !some {
+		return 0
+	}
+	return least
+}
+
+// roomOn is roomIn for one worker: its prefill goes by the model of the engine, and
+// its blocks evenly in the time that a request stays.
+func (c *core) roomOn(now time.Time, ord int) time.Duration {
+	info, load := c.entries[ord].info, c.slots.Load(ord)
+	var wait time.Duration
+	drain := func(limit float64) {
+		if over := float64(load.PendTokens) - limit; over > 0 {
+			ms := c.settings.Engine.PrefillTime(int(over))
+			wait = max(wait, time.Duration(min(ms, float64(maxRetry.Milliseconds()))*float64(time.Millisecond)))
+		}
+	}
+	if t := c.thresholds.PrefillTokens; t != nil {
+		drain(float64(*t))
+	}
+	if batch := float64(info.MaxBatchedTokens); batch > 0 {
+		if t := c.thresholds.PrefillFraction; t != nil {
+			drain(*t * batch)
+		}
+		if c.queue != nil {
+			drain(*c.conf.Queue.Threshold * batch)
+		}
+	}
+	if t := c.thresholds.ActiveBlocks; t != nil && info.TotalKVBlocks > 0 {
+		used := float64(max(load.Blocks, c.entries[ord].reported(now)))
+		if over := used - *t*float64(info.TotalKVBlocks); over > 0 {
+			stay := c.stay
+			if stay == 0 {
+				stay = usualStay
+			}
+			wait = max(wait, time.Duration(float64(min(stay, maxRetry))*over/used))
+		}
+	}
+	return wait
+}
+
+// end gives the slot of a request back, and learns how long requests stay.
+func (c *core) end(now time.Time, id string) {
+	if c.ended%sampleStays == 0 {
+		if stay, taken := c.slots.Age(now, id); taken && c.stay == 0 {
+			c.stay = stay
+		} else if taken {
+			c.stay += (stay - c.stay) / 8
+		}
+	}
+	c.ended++
+	c.slots.Free(id)
+}
