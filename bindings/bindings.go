@@ -27,12 +27,19 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
 // Config says who publishes and where. As JSON it is what the other languages pass.
 type Config struct {
-	NATSURL   string `json:"nats_url,omitempty"` // default nats://127.0.0.1:4222
+	NATSURL string `json:"nats_url,omitempty"` // default nats://127.0.0.1:4222
+	// Access is how the publisher shows the bus who it is.
+	bus.Access
+	// NATSReplicas is how many servers of a NATS cluster keep what this publisher
+	// creates there. Default 1.
+	NATSReplicas int `json:"nats_replicas,omitempty"`
+
 	Namespace string `json:"namespace,omitempty"`
 	Component string `json:"component,omitempty"`
 	Endpoint  string `json:"endpoint,omitempty"`
@@ -114,6 +121,8 @@ func Open(conf Config) (*Publisher, error) {
 		return nil, errors.New("bindings: worker_id is 0 and there is no name to make one of")
 	case conf.BlockSize < 1 || conf.BlockSize > 1<<16:
 		return nil, fmt.Errorf("bindings: kv_block_size is %d, want 1 to %d tokens", conf.BlockSize, 1<<16)
+	case conf.NATSReplicas < 0 || conf.NATSReplicas > 5:
+		return nil, fmt.Errorf("bindings: nats_replicas is %d, want 1 to 5, or 0 for 1", conf.NATSReplicas)
 	}
 	log := slog.New(slog.DiscardHandler)
 	if conf.LogLevel != "" {
@@ -127,8 +136,16 @@ func Open(conf Config) (*Publisher, error) {
 	if url == "" {
 		url = nats.DefaultURL
 	}
-	nc, err := nats.Connect(url, nats.Name("kvroute publisher "+conf.Name),
-		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond))
+	opts, err := conf.Options()
+	if err == nil {
+		err = bus.CheckURL(url)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bindings: %w", err)
+	}
+	nc, err := nats.Connect(url, append(opts, nats.Name("kvroute publisher "+conf.Name),
+		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn("NATS refuses something", "err", err) }))...)
 	if err != nil {
 		return nil, fmt.Errorf("bindings: connect to NATS: %w", err)
 	}
@@ -140,7 +157,7 @@ func Open(conf Config) (*Publisher, error) {
 	}
 	var announcer *fleet.Announcer
 	if conf.Address != "" {
-		if announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: conf.record(id, p.publisher.ID()), Load: p.loadNow, Log: log}); err != nil {
+		if announcer, err = fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Scope: scope, Record: conf.record(id, p.publisher.ID()), Replicas: conf.NATSReplicas, Load: p.loadNow, Log: log}); err != nil {
 			nc.Close()
 			return nil, err
 		}

@@ -174,6 +174,10 @@ func TestBadConfigurations(t *testing.T) {
 		`{"name":"a","kv_block_size":16,"nats_url":"nats://127.0.0.1:1","address":"here","models":["m"]}`: `address is "here"`,
 		`{"name":"a","kv_block_size":16,"nats_url":"nats://127.0.0.1:1","address":"127.0.0.1:1"}`:         "models",
 		`{"name":"a","kv_block_size":16,"nats_url":"nats://127.0.0.1:1","log_level":"loud"}`:              `log_level is "loud"`,
+		`{"name":"a","kv_block_size":16,"nats_url":"bogus://127.0.0.1:1"}`:                                `"bogus"`,
+		`{"name":"a","kv_block_size":16,"nats_creds":"/not/there"}`:                                       "/not/there",
+		`{"name":"a","kv_block_size":16,"nats_cert":"/not/there"}`:                                        "belong together",
+		`{"name":"a","kv_block_size":16,"nats_replicas":6}`:                                               "nats_replicas is 6",
 	} {
 		c, err := bindings.ParseConfig([]byte(text))
 		if err == nil {

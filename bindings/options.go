@@ -13,7 +13,7 @@ import (
 )
 
 func publisherConfig(c *Config, scope wire.Scope, id uint64, log *slog.Logger) events.PublisherConfig {
-	return events.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Durable: c.Durable, Quiet: true, Log: log}
+	return events.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Quiet: true, Log: log}
 }
 
 // record is what is registered. A worker of several ranks may have a publisher for

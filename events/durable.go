@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -241,6 +242,7 @@ func (d *Durable) Position() uint64 {
 // wrong with NATS, it tries again: what is known stays known meanwhile.
 func (d *Durable) Run(ctx context.Context) error {
 	var last *opened
+	var retry bus.Retry
 	for {
 		o, err := d.session(ctx)
 		d.live.Store(false)
@@ -255,9 +257,13 @@ func (d *Durable) Run(ctx context.Context) error {
 		}
 		d.metrics.reopened(ctx, err)
 		d.conf.Log.Warn("the stream of events is opened anew", "err", err)
+		wait := d.timing.retry
+		if errors.Is(err, bus.ErrNoJetStream) {
+			wait = retry.After(err)
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(d.timing.retry/4 + rand.N(d.timing.retry)):
+		case <-time.After(wait/4 + rand.N(wait)):
 		}
 	}
 	if last != nil {
@@ -403,7 +409,7 @@ func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, r
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("events: open stream %s: %w", name, err)
+		return nil, fmt.Errorf("events: open stream %s: %w", name, bus.Explain(err))
 	}
 	return stream, nil
 }

@@ -286,16 +286,17 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 		start := max(h.LastSeq, e.start(o.created))
 		messages := int(info.State.Subjects[o.subject] + info.State.Subjects[o.common])
 		threshold := d.conf.SnapshotThreshold
+		purgeable := h.PreviousSeq >= info.State.FirstSeq
 		switch {
 		case at.seq <= h.LastSeq:
-			if messages > threshold {
+			if messages > threshold && purgeable {
 				todo = purgeDue
 			}
 		case d.wanted.Load():
 			todo = snapshotDue
 		case messages > threshold && (at.seq-start)*2 > uint64(threshold):
 			todo = snapshotDue
-		case messages > threshold:
+		case messages > threshold && purgeable:
 			// The snapshot is new; somebody has not read what it contains.
 			todo = purgeDue
 		case info.State.FirstSeq > start+1:

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -38,7 +39,9 @@ type streamSender struct {
 	// publish asks the stream to take a message.
 	publish func(ctx context.Context, m *nats.Msg) error
 	retry   time.Duration // first wait
-	leave   time.Duration // for what is left when the context has ended
+	leave   time.Duration // for all that is left when the context has ended
+	leaving sync.Once
+	until   time.Time // set by leaving
 }
 
 func newStreamSender(nc *nats.Conn, conf *PublisherConfig) *streamSender {
@@ -64,7 +67,8 @@ func (s *streamSender) send(ctx context.Context, subject, id string, data []byte
 	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	defer context.AfterFunc(ctx, func() {
-		time.AfterFunc(s.leave, func() { cancel(context.Cause(ctx)) })
+		s.leaving.Do(func() { s.until = time.Now().Add(s.leave) })
+		time.AfterFunc(time.Until(s.until), func() { cancel(context.Cause(ctx)) })
 	})()
 	var last error
 	for wait := s.retry; ; wait = min(2*wait, slowestRetry) {

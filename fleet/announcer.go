@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -101,6 +102,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	// which may have lost it.
 	next, connection := time.NewTimer(0), a.nc.Stats().Reconnects
 	defer next.Stop()
+	var retry bus.Retry
 	for {
 		select {
 		case <-ctx.Done():
@@ -114,8 +116,9 @@ func (a *Announcer) Run(ctx context.Context) error {
 			}
 			err := a.put(ctx)
 			if err != nil && ctx.Err() == nil {
-				a.conf.Log.Warn("the worker cannot register; it tries again", "err", err)
-				next.Reset(time.Second)
+				wait := retry.After(err)
+				a.conf.Log.Warn("the worker cannot register; it tries again", "err", err, "in", wait)
+				next.Reset(wait)
 				continue
 			}
 			select {

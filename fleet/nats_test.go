@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -281,4 +282,62 @@ func TestPresence(t *testing.T) {
 		t.Errorf("said again after %v, want 2 s", passed)
 	}
 	stop()
+}
+
+// A bus without JetStream is said to be one, by both sides, and not asked every second
+// for ever.
+func TestNATSWithoutJetStream(t *testing.T) {
+	t.Parallel()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	for name, run := range map[string]func(log *slog.Logger) func(context.Context) error{
+		"router": func(log *slog.Logger) func(context.Context) error {
+			r, err := fleet.NewRegistry(connect(t, s), fleet.RegistryConfig{Set: func(router.WorkerInfo) {}, Remove: func(uint64) {}, Log: log})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r.Run
+		},
+		"worker": func(log *slog.Logger) func(context.Context) error {
+			a, err := fleet.NewAnnouncer(connect(t, s), fleet.AnnouncerConfig{Record: fleet.Record{Name: "w", Address: "10.0.0.1:80", Models: []string{"m"}}, Log: log})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return a.Run
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			lines := make(chan string, 64)
+			running(t, run(slog.New(slog.NewTextHandler(lineWriter(lines), nil))))
+			for _, in := range []string{"in=1s", "in=2s", "in=4s"} {
+				select {
+				case line := <-lines:
+					if !strings.Contains(line, "JetStream is off") || !strings.Contains(line, in) {
+						t.Errorf("it says %q, want JetStream is off, %s", line, in)
+					}
+				case <-time.After(30 * time.Second):
+					t.Fatal("it says nothing")
+				}
+			}
+		})
+	}
+}
+
+// lineWriter is a log's lines.
+type lineWriter chan string
+
+func (w lineWriter) Write(p []byte) (int, error) {
+	select {
+	case w <- string(p):
+	default:
+	}
+	return len(p), nil
 }

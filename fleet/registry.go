@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -42,7 +43,7 @@ func openBucket(ctx context.Context, nc *nats.Conn, scope wire.Scope, replicas i
 	}
 	bucket, err := js.KeyValue(ctx, scope.Bucket("workers"))
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
-		return bucket, err
+		return bucket, bus.Explain(err)
 	}
 	bucket, err = js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
 		Bucket:       scope.Bucket("workers"),
@@ -133,6 +134,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("fleet: subscribe to %s: %w", subject, err)
 	}
+	var retry bus.Retry
 	for {
 		err := r.watch(ctx, beats)
 		r.ready.Store(false)
@@ -142,10 +144,11 @@ func (r *Registry) Run(ctx context.Context) error {
 			}
 			return nil
 		}
-		r.conf.Log.Warn("the registry of workers is not available; it is tried again", "err", err)
+		wait := retry.After(err)
+		r.conf.Log.Warn("the registry of workers is not available; it is tried again", "err", err, "in", wait)
 		select {
 		case <-ctx.Done():
-		case <-time.After(time.Second):
+		case <-time.After(wait):
 		}
 	}
 }

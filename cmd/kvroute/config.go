@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
@@ -45,7 +46,7 @@ type config struct {
 	// keeps what it stores under StateDir, or forgets it at its end.
 	NATSListen string `yaml:"nats-listen"`
 	// What follows is for a bus that wants to know who connects.
-	BusAccess `yaml:",inline"`
+	bus.Access `yaml:",inline"`
 	// NATSReplicas is how many servers of a NATS cluster keep the streams and
 	// buckets that this process makes: 1, 3 or 5.
 	NATSReplicas int `yaml:"nats-replicas"`
@@ -349,7 +350,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`ip:port` of health, metrics and API")
 	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "`URL` of the NATS bus; empty starts one in this process")
 	fs.StringVar(&c.NATSListen, "nats-listen", c.NATSListen, "`ip:port` of the NATS server in this process")
-	c.BusAccess.flags(fs)
+	busFlags(fs, &c.Access)
 	fs.IntVar(&c.NATSReplicas, "nats-replicas", c.NATSReplicas, "`number` of NATS servers that keep what is made there")
 	fs.BoolVar(&c.DurableKVEvents, "durable-kv-events", c.DurableKVEvents, "read events from a stream that keeps them")
 	fs.BoolVar(&c.LegacyJetstream, "legacy-jetstream", c.LegacyJetstream, "take in the stream of durable events of Dynamo before 1.4")
@@ -519,8 +520,13 @@ func (c *config) check() error {
 	if n := c.NATSReplicas; n != 1 && n != 3 && n != 5 {
 		bad("nats-replicas", fmt.Sprint(n), "1, 3 or 5")
 	}
-	if _, err := c.BusAccess.options(); err != nil {
+	if _, err := c.Options(); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))
+	}
+	if c.NATSURL != "" {
+		if err := bus.CheckURL(c.NATSURL); err != nil {
+			errs = append(errs, fmt.Errorf("config: %w", err))
+		}
 	}
 	if _, err := parseNetworks(c.WorkerNetworks); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))

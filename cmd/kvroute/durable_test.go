@@ -126,7 +126,8 @@ func TestAThirdReplicaProcess(t *testing.T) {
 	a := startReplicaProcess(t, bus, "a", flags...)
 	b := startReplicaProcess(t, bus, "b", flags...)
 	talk(t, engines, 0, 40)
-	nc, err := connectNATS(bus.url(), "test", &BusAccess{}, slog.New(slog.DiscardHandler))
+	var none config
+	nc, err := connectNATS(bus.url(), "test", &none.Access, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

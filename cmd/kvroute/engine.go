@@ -21,6 +21,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -36,8 +37,8 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("engine", std.err)
 	listen := fs.String("listen", "127.0.0.1:8000", "`ip:port` of the OpenAI endpoint; port 0 picks a free one")
 	advertise := fs.String("advertise", "", "`ip:port` to register; empty takes the address that the bus is reached from")
-	var access BusAccess
-	access.flags(fs)
+	var access bus.Access
+	busFlags(fs, &access)
 	durable := fs.Bool("durable-kv-events", true, "publish events into a stream that keeps them")
 	replicas := fs.Int("nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
 	natsURL := fs.String("nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus; empty does not register")

@@ -14,6 +14,8 @@ import (
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/internal/bus"
 )
 
 // embeddedNATS is a NATS server with JetStream inside this process.
@@ -77,25 +79,8 @@ func (e *embeddedNATS) stop() {
 	}
 }
 
-// BusAccess is how a process shows the bus who it is, and how it knows the bus.
-type BusAccess struct {
-	// NATSCreds is a credentials file, with a JWT and its key.
-	NATSCreds string `yaml:"nats-creds"`
-	// NATSNkey is a file with the seed of an nkey.
-	NATSNkey string `yaml:"nats-nkey"`
-	// NATSCA is a PEM file with the certificates that the bus's own must go back
-	// to. Empty takes those of the system. For TLS, NATSURL begins with tls://.
-	NATSCA string `yaml:"nats-ca"`
-	// NATSCert and NATSKey are PEM files with the certificate that this process
-	// shows to the bus, and its key.
-	NATSCert string `yaml:"nats-cert"`
-	NATSKey  string `yaml:"nats-key"`
-	// NATSInboxPrefix begins the subjects on which answers come. One for each kind
-	// of client keeps them from reading each other's; see examples/nats.
-	NATSInboxPrefix string `yaml:"nats-inbox-prefix"`
-}
-
-func (b *BusAccess) flags(fs *flag.FlagSet) {
+// busFlags adds the settings of an access to the bus.
+func busFlags(fs *flag.FlagSet, b *bus.Access) {
 	fs.StringVar(&b.NATSCreds, "nats-creds", b.NATSCreds, "`file` with credentials for NATS: a JWT and its key")
 	fs.StringVar(&b.NATSNkey, "nats-nkey", b.NATSNkey, "`file` with the seed of an nkey for NATS")
 	fs.StringVar(&b.NATSCA, "nats-ca", b.NATSCA, "PEM `file` with the certificates that NATS is trusted by")
@@ -104,47 +89,13 @@ func (b *BusAccess) flags(fs *flag.FlagSet) {
 	fs.StringVar(&b.NATSInboxPrefix, "nats-inbox-prefix", b.NATSInboxPrefix, "`subject` that answers of NATS come below; empty for _INBOX")
 }
 
-// options turns the settings into those of a connection.
-func (b *BusAccess) options() (opts []nats.Option, err error) {
-	if b.NATSCreds != "" && b.NATSNkey != "" {
-		return nil, errors.New("nats-creds and nats-nkey exclude each other")
-	}
-	if (b.NATSCert == "") != (b.NATSKey == "") {
-		return nil, errors.New("nats-cert and nats-key belong together")
-	}
-	for _, file := range []string{b.NATSCreds, b.NATSNkey, b.NATSCA, b.NATSCert, b.NATSKey} {
-		if file != "" {
-			if _, err := os.Stat(file); err != nil {
-				return nil, fmt.Errorf("credentials for NATS: %w", err)
-			}
-		}
-	}
-	if b.NATSCreds != "" {
-		opts = append(opts, nats.UserCredentials(b.NATSCreds))
-	}
-	if b.NATSNkey != "" {
-		nkey, err := nats.NkeyOptionFromSeed(b.NATSNkey)
-		if err != nil {
-			return nil, fmt.Errorf("nats-nkey: %w", err)
-		}
-		opts = append(opts, nkey)
-	}
-	if b.NATSCA != "" {
-		opts = append(opts, nats.RootCAs(b.NATSCA))
-	}
-	if b.NATSCert != "" {
-		opts = append(opts, nats.ClientCert(b.NATSCert, b.NATSKey))
-	}
-	if b.NATSInboxPrefix != "" {
-		opts = append(opts, nats.CustomInboxPrefix(b.NATSInboxPrefix))
-	}
-	return opts, nil
-}
-
 // connectNATS connects for good: a bus that is not there yet or goes away is
 // waited for, and routing goes on meanwhile with what is known.
-func connectNATS(url, name string, access *BusAccess, log *slog.Logger) (*nats.Conn, error) {
-	opts, err := access.options()
+func connectNATS(url, name string, access *bus.Access, log *slog.Logger) (*nats.Conn, error) {
+	opts, err := access.Options()
+	if err == nil {
+		err = bus.CheckURL(url)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/internal/zmtp"
@@ -51,7 +52,7 @@ type sidecar struct {
 	durable      bool
 	bindEvents   string
 	bindQueries  string
-	access       BusAccess
+	access       bus.Access
 	replicas     int
 
 	engine events.EngineWorker
@@ -91,7 +92,7 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.durable, "durable", true, "publish into a stream that keeps events")
 	fs.StringVar(&c.bindEvents, "bind-events", "", "`endpoint` to publish events at instead of NATS, as tcp://*:5558; the ports of further ranks follow")
 	fs.StringVar(&c.bindQueries, "bind-queries", "", "`endpoint` at which routers then ask for what they missed; empty takes the port 5658 beside bind-events")
-	c.access.flags(fs)
+	busFlags(fs, &c.access)
 	fs.IntVar(&c.replicas, "nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
 
 	fs.StringVar(&c.http, "http-address", "", "`ip:port` of /metrics and /healthz; empty has none")

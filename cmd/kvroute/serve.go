@@ -136,7 +136,7 @@ func (s *server) open() (err error) {
 		url = s.bus.url()
 		s.log.Info("NATS runs in this process", "url", url, "keeps", cmp.Or(store, "nothing"))
 	}
-	if s.nc, err = connectNATS(url, "kvroute serve", &c.BusAccess, s.log); err != nil {
+	if s.nc, err = connectNATS(url, "kvroute serve", &c.Access, s.log); err != nil {
 		return err
 	}
 	if s.reloads, err = newReloads(s.metrics.Meter("config")); err != nil {

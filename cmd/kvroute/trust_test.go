@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -28,7 +29,11 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/bindings"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
+	routing "github.com/kvroute/kvroute/router"
 )
 
 // guardedNATS starts a server by the account file of the example, and returns a
@@ -162,6 +167,73 @@ func TestTheGuardedBusServes(t *testing.T) {
 	eventually(t, "a reset is not possible", func() bool { return len(indexOf(t, c)) == 0 })
 }
 
+// An engine in another language says who it is as the programs do: it registers, and
+// its events are heard; with an access that the bus does not grant it ends soon all the
+// same.
+func TestTheGuardedBusServesBindings(t *testing.T) {
+	url, as := guardedNATS(t)
+	router := as("router")
+	registered := make(chan routing.WorkerInfo, 16)
+	registry, err := fleet.NewRegistry(router.nc, fleet.RegistryConfig{Set: func(i routing.WorkerInfo) { registered <- i }, Remove: func(uint64) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- registry.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	heard := make(chan *nats.Msg, 16)
+	if _, err := router.nc.ChanSubscribe(wire.Scope{}.Topic("kv-events"), heard); err != nil {
+		t.Fatal(err)
+	}
+	open := func(name, prefix string) *bindings.Publisher {
+		c, err := bindings.ParseConfig(fmt.Appendf(nil, `{"nats_url":%q,"nats_inbox_prefix":%q,"name":%q,"nats_replicas":1,
+			"kv_block_size":2,"address":"127.0.0.1:8000","models":["m"],"durable":true,"enable_local_indexer":true}`,
+			strings.Replace(url, "nats://", "nats://worker:secret-of-WORKER@", 1), prefix, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := bindings.Open(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.PublishStored(bindings.Stored{TokenIDs: []uint32{1, 2}, NumBlockTokens: []int{2}, BlockHashes: []uint64{7}}); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	p := open("right", "_INBOX_worker")
+	for what, c := range map[string]func() bool{
+		"register": func() bool { i := <-registered; return i.Name == "right" && i.Events.PublisherID != 0 },
+		"speak":    func() bool { <-heard; return true },
+	} {
+		ok := make(chan bool, 1)
+		go func() { ok <- c() }()
+		select {
+		case right := <-ok:
+			if !right {
+				t.Errorf("it does not %s as itself", what)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatalf("it cannot %s", what)
+		}
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	p = open("wrong", "_INBOX_other")
+	for range 500 {
+		if err := p.PublishRemoved(0, []uint64{7}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin := time.Now()
+	_ = p.Close() // what it says is the log's business
+	if took := time.Since(begin); took > 9*time.Second {
+		t.Errorf("to end took %v", took)
+	}
+}
+
 // And nobody can do more.
 func TestTheGuardedBusRefuses(t *testing.T) {
 	url, as := guardedNATS(t)
@@ -202,7 +274,16 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 		{router, true, scope.Own("presence"), true},
 		{router, false, events, true},
 		{router, false, scope.Own("heartbeat", "*"), true},
-		{router, true, scope.Topic("active_sequences_events"), true},
+		{router, true, scope.Topic("active_sequences_events"), false}, // what nobody reads
+		{router, true, scope.Own("replica", "x"), false},
+		{router, false, scope.Own("replica", "x"), false},
+		{router, false, scope.Topic("kv_metrics"), false},
+		{worker, true, scope.Topic("kv_metrics"), false},
+		{router, true, "$JS.API.CONSUMER.PAUSE." + scope.Stream() + ".kvroute-a", false},
+		{router, true, "$JS.API.STREAM.UPDATE." + scope.Stream(), false},
+		{router, true, "$JS.FC.KV_other.x", false},
+		{worker, true, "$JS.API.CONSUMER.CREATE.KV_" + scope.Bucket("workers") + ".x", false}, // who publishes for another
+		{worker, true, "$JS.API.DIRECT.GET.KV_" + scope.Bucket("workers") + ".x", false},
 		{router, true, events, false}, // what workers cache
 		{router, true, registry + own, false},
 		{router, true, scope.Own("heartbeat", own), false},
@@ -237,7 +318,7 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 	}
 	// What is refused is said in words, where the operator looks.
 	var log bytes.Buffer
-	nc, err := connectNATS(strings.Replace(url, "nats://", "nats://worker:secret-of-WORKER@", 1), "test", &BusAccess{NATSInboxPrefix: "_INBOX_worker"}, slog.New(slog.NewTextHandler(&log, nil)))
+	nc, err := connectNATS(strings.Replace(url, "nats://", "nats://worker:secret-of-WORKER@", 1), "test", &bus.Access{NATSInboxPrefix: "_INBOX_worker"}, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,14 +362,14 @@ func TestBusOverTLS(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	url := strings.Replace(s.ClientURL(), "nats://", "tls://", 1)
 	for name, c := range map[string]struct {
-		access BusAccess
+		access bus.Access
 		ok     bool
 	}{
-		"all right":                {BusAccess{NATSCA: at("ca.pem"), NATSCert: at("client.pem"), NATSKey: at("client.key")}, true},
-		"no certificate to show":   {BusAccess{NATSCA: at("ca.pem")}, false},
-		"an unknown authority":     {BusAccess{NATSCert: at("client.pem"), NATSKey: at("client.key")}, false},
-		"another authority's bus":  {BusAccess{NATSCA: at("stranger-ca.pem"), NATSCert: at("client.pem"), NATSKey: at("client.key")}, false},
-		"another one's credential": {BusAccess{NATSCA: at("ca.pem"), NATSCert: at("stranger-ca.pem"), NATSKey: at("stranger-ca.key")}, false},
+		"all right":                {bus.Access{NATSCA: at("ca.pem"), NATSCert: at("client.pem"), NATSKey: at("client.key")}, true},
+		"no certificate to show":   {bus.Access{NATSCA: at("ca.pem")}, false},
+		"an unknown authority":     {bus.Access{NATSCert: at("client.pem"), NATSKey: at("client.key")}, false},
+		"another authority's bus":  {bus.Access{NATSCA: at("stranger-ca.pem"), NATSCert: at("client.pem"), NATSKey: at("client.key")}, false},
+		"another one's credential": {bus.Access{NATSCA: at("ca.pem"), NATSCert: at("stranger-ca.pem"), NATSKey: at("stranger-ca.key")}, false},
 	} {
 		nc, err := connectNATS(url, name, &c.access, slog.New(slog.DiscardHandler))
 		if err != nil {

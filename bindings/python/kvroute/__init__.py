@@ -102,7 +102,8 @@ class KvEventPublisher:
         name: the worker's name, for people.
         address: "ip:port" of its OpenAI endpoint. Registers the worker, and keeps it
             registered until shutdown; then models is required.
-        further: set_like, models, lora, role, dp_start, dp_size, total_kv_blocks, max_num_seqs,
+        further: nats_creds, nats_nkey, nats_ca, nats_cert, nats_key, nats_inbox_prefix,
+            nats_replicas (see the server's account file in examples/nats), set_like, models, lora, role, dp_start, dp_size, total_kv_blocks, max_num_seqs,
             max_num_batched_tokens, model_card, engine, log_level.
 
     All methods may be called from any thread, and none waits for the bus. PublisherError

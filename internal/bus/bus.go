@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bus says how a process shows the NATS bus who it is, and what is wrong when
+// the bus does not do what is needed. It has no state.
+package bus
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Access is how a process shows the bus who it is, and how it knows the bus.
+type Access struct {
+	// NATSCreds is a credentials file, with a JWT and its key.
+	NATSCreds string `json:"nats_creds,omitempty" yaml:"nats-creds"`
+	// NATSNkey is a file with the seed of an nkey.
+	NATSNkey string `json:"nats_nkey,omitempty" yaml:"nats-nkey"`
+	// NATSCA is a PEM file with the certificates that the bus's own must go back
+	// to. Empty takes those of the system. For TLS, the URL begins with tls://.
+	NATSCA string `json:"nats_ca,omitempty" yaml:"nats-ca"`
+	// NATSCert and NATSKey are PEM files with the certificate that this process
+	// shows to the bus, and its key.
+	NATSCert string `json:"nats_cert,omitempty" yaml:"nats-cert"`
+	NATSKey  string `json:"nats_key,omitempty" yaml:"nats-key"`
+	// NATSInboxPrefix begins the subjects on which answers come. One for each kind
+	// of client keeps them from reading each other's; see examples/nats.
+	NATSInboxPrefix string `json:"nats_inbox_prefix,omitempty" yaml:"nats-inbox-prefix"`
+}
+
+// Options turns the settings into those of a connection. An error names the setting
+// that is wrong.
+func (a *Access) Options() (opts []nats.Option, err error) {
+	if a.NATSCreds != "" && a.NATSNkey != "" {
+		return nil, errors.New("nats-creds and nats-nkey exclude each other")
+	}
+	if (a.NATSCert == "") != (a.NATSKey == "") {
+		return nil, errors.New("nats-cert and nats-key belong together")
+	}
+	for _, file := range []string{a.NATSCreds, a.NATSNkey, a.NATSCA, a.NATSCert, a.NATSKey} {
+		if file != "" {
+			if _, err := os.Stat(file); err != nil {
+				return nil, fmt.Errorf("credentials for NATS: %w", err)
+			}
+		}
+	}
+	if a.NATSCreds != "" {
+		opts = append(opts, nats.UserCredentials(a.NATSCreds))
+	}
+	if a.NATSNkey != "" {
+		nkey, err := nats.NkeyOptionFromSeed(a.NATSNkey)
+		if err != nil {
+			return nil, fmt.Errorf("nats-nkey: %w", err)
+		}
+		opts = append(opts, nkey)
+	}
+	if a.NATSCA != "" {
+		opts = append(opts, nats.RootCAs(a.NATSCA))
+	}
+	if a.NATSCert != "" {
+		opts = append(opts, nats.ClientCert(a.NATSCert, a.NATSKey))
+	}
+	if a.NATSInboxPrefix != "" {
+		opts = append(opts, nats.CustomInboxPrefix(a.NATSInboxPrefix))
+	}
+	return opts, nil
+}
+
+// CheckURL refuses an address of the bus, or a list with commas of such, that nobody
+// could ever connect to: a client that waits for its bus would wait for ever.
+func CheckURL(list string) error {
+	schemes := []string{"nats", "tls", "ws", "wss"}
+	secure := 0
+	all := strings.Split(list, ",")
+	for _, text := range all {
+		text = strings.TrimSpace(text)
+		if !strings.Contains(text, "://") {
+			text = "nats://" + text
+		}
+		u, err := url.Parse(text)
+		switch {
+		case err != nil:
+			return fmt.Errorf("nats-url: an address cannot be read: %w", errors.Unwrap(err)) // without the password in it
+		case !slices.Contains(schemes, u.Scheme):
+			return fmt.Errorf("nats-url: %q is no scheme of NATS, want %s", u.Scheme, strings.Join(schemes, ", "))
+		case u.Hostname() == "":
+			return fmt.Errorf("nats-url: an address without a host, want %s://host:port", u.Scheme)
+		}
+		if strings.HasPrefix(u.Scheme, "ws") {
+			secure++
+		}
+	}
+	if secure > 0 && secure < len(all) {
+		return errors.New("nats-url: addresses with ws:// or wss:// cannot be mixed with others")
+	}
+	return nil
+}
+
+// ErrNoJetStream means that the bus answers, but keeps nothing.
+var ErrNoJetStream = errors.New("the NATS server answers, but JetStream is off there (nats-server -js turns it on), or not for this account, or has no leader yet")
+
+// Explain says what an error of JetStream means where that is not plain.
+func Explain(err error) error {
+	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
+		return fmt.Errorf("%w: %w", ErrNoJetStream, err)
+	}
+	return err
+}
+
+const (
+	// soon is for what may be over at once, as a connection that was lost.
+	soon = time.Second
+	// slowest is for what somebody has to configure.
+	slowest = 30 * time.Second
+)
+
+// Retry is how long to wait before something is tried again. The zero value is one
+// before the first failure.
+type Retry struct{ wait time.Duration }
+
+// After returns the wait after a failure: a second, and of a bus without JetStream
+// twice the one before, up to 30 s.
+func (r *Retry) After(err error) time.Duration {
+	if !errors.Is(err, ErrNoJetStream) {
+		r.wait = 0
+		return soon
+	}
+	r.wait = min(max(soon, 2*r.wait), slowest)
+	return r.wait
+}
