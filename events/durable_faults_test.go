@@ -712,8 +712,9 @@ func TestTheObjectStoreIsFull(t *testing.T) {
 	e.mustKnow(startReplica(t, n.connect(), "b", events.DurableConfig{}))
 }
 
-// A worker that says it is another one can spoil what is known of that one, and it
-// is counted; it spoils nothing of anybody else.
+// A worker that says it is another one can spoil what is known of that one if nothing
+// says who its publisher is (else see TestStrangersAreNotHeard), and it is counted; it
+// spoils nothing of anybody else.
 func TestAWorkerLiesAboutItsID(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)

@@ -4,12 +4,14 @@ package events_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
@@ -246,5 +248,131 @@ func TestStrangersAreNotHeard(t *testing.T) {
 			a.isIn(events.StateOK, 3)
 			b.isIn(events.StateOK, 3)
 		})
+	}
+}
+
+// A message that is repeated, since its acknowledgement was lost, is in the stream
+// once: it has the same id.
+func TestARepeatedMessageIsInTheStreamOnce(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	var sent atomic.Int64
+	var id atomic.Pointer[string]
+	p := events.NewPublisher(n.connect(), events.PublisherConfig{WorkerID: 1, Durable: true})
+	p.Interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
+		err := publish(ctx, m)
+		now := m.Header.Get(jetstream.MsgIDHeader)
+		if before := id.Swap(&now); before != nil && *before != now {
+			t.Errorf("the message is %q first and %q then", *before, now)
+		}
+		if err == nil && sent.Add(1) < 3 {
+			return errors.New("the answer is lost")
+		}
+		return err
+	})
+	running(t, p.Run)
+	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
+	eventually(t, func() bool { return sent.Load() == 3 })
+	if got := n.streamInfo().State; got.Msgs != 1 || got.LastSeq != 1 {
+		t.Errorf("the stream has %d messages, the last is %d; want one", got.Msgs, got.LastSeq)
+	}
+	if want := fmt.Sprintf("%x-0", p.ID()); *id.Load() != want {
+		t.Errorf("the message is called %q, want %q", *id.Load(), want)
+	}
+}
+
+// A publisher whose stream takes nothing waits once at its end, whatever is pending.
+func TestAPublisherLeavesInTime(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	p := events.NewPublisher(n.connect(), events.PublisherConfig{WorkerID: 1, Durable: true})
+	p.Interfere(func(context.Context, *nats.Msg, func(context.Context, *nats.Msg) error) error {
+		return errors.New("refused")
+	})
+	p.LeaveWithin(500 * time.Millisecond)
+	stop := running(t, p.Run)
+	for i := range uint64(128 * 100) {
+		p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: i, Local: i}}})
+	}
+	begin := time.Now()
+	stop()
+	if took := time.Since(begin); took > 25*time.Second { // 100 messages would wait for 50 s
+		t.Errorf("it takes %v", took)
+	}
+}
+
+// The head is only replaced by who has read the one that is there.
+func TestTheHeadIsComparedAndSet(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	kv, err := n.jetStream().CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "state"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := events.WriteKey(t.Context(), kv, "head", 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	at := func() uint64 {
+		e, err := kv.Get(t.Context(), "head")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e.Revision()
+	}
+	old := at()
+	if err := events.WriteKey(t.Context(), kv, "head", 2, old); err != nil {
+		t.Fatal(err)
+	}
+	for _, revision := range []uint64{0, old, old + 7} {
+		before := at()
+		if err := events.WriteKey(t.Context(), kv, "head", 3, revision); err == nil || at() != before {
+			t.Errorf("who read revision %d of %d can write: %v", revision, before, err)
+		}
+	}
+}
+
+// What another endpoint of the component purges from the common stream is not missed.
+func TestOtherEndpointsPurge(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	one, other := wire.Scope{Endpoint: "one"}, wire.Scope{Endpoint: "other"}
+	conf := events.DurableConfig{SnapshotThreshold: 10}
+	start := func(scope wire.Scope, name string) (*replica, *events.Publisher) {
+		r := newReplicaIn(t, n.connect(), scope, name, conf)
+		r.stop = running(t, r.Run)
+		p := events.NewPublisher(n.connect(), events.PublisherConfig{Scope: scope, WorkerID: 1, Durable: true})
+		running(t, p.Run)
+		return r, p
+	}
+	a, quiet := start(one, "a")
+	quiet.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 1}}})
+	eventually(t, func() bool { return a.Position() == 1 })
+	a.stop()
+	_, busy := start(other, "b")
+	eventually(t, func() bool {
+		busy.Publish(0, indexer.Event{Kind: indexer.Cleared})
+		<-time.After(2 * time.Millisecond)
+		return n.streamInfo().State.NumDeleted > 0
+	})
+	// Of a stream without the quiet one's message, too.
+	s, err := n.jetStream().Stream(t.Context(), wire.Scope{}.Stream())
+	if err == nil {
+		err = s.Purge(t.Context(), jetstream.WithPurgeSubject(one.Topic(events.Topic)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newReplicaIn(t, n.connect(), one, "c", conf)
+	running(t, c.Run)
+	eventually(t, c.Ready)
+	if !c.log.has("a snapshot is restored") || !c.log.has("may be of other endpoints") || c.log.has("in no snapshot") {
+		t.Error("the log does not say what happened")
+	}
+	c.isIn(events.StateOK, 1)
+	quiet.Publish(0, indexer.Event{Kind: indexer.Removed, Externals: []uint64{5}})
+	eventually(t, func() bool { return c.Position() > 1 })
+	c.isIn(events.StateOK, 1)
+	if got := c.content(); len(got) != 1 {
+		t.Errorf("it knows %v, want one block", got)
 	}
 }
