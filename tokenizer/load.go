@@ -509,7 +509,8 @@ func readPost(s section, depth int) (before, after []uint32, err error) {
 		SpecialTokens map[string]struct {
 			IDs []uint32 `json:"ids"`
 		} `json:"special_tokens"`
-		CLS, SEP []any
+		CLS json.RawMessage `json:"cls"`
+		SEP json.RawMessage `json:"sep"`
 	}
 	if err := s.unmarshal(&c); err != nil {
 		return nil, nil, fmt.Errorf("post_processor: %w", err)
@@ -531,6 +532,11 @@ func readPost(s section, depth int) (before, after []uint32, err error) {
 			}
 		}
 		return before, after, nil
+	case "RobertaProcessing", "BertProcessing":
+		if before, err = readAround("cls", c.CLS); err == nil {
+			after, err = readAround("sep", c.SEP)
+		}
+		return before, after, err
 	case "TemplateProcessing":
 		seen := false
 		for _, x := range c.Single {
@@ -557,6 +563,17 @@ func readPost(s section, depth int) (before, after []uint32, err error) {
 		return before, after, nil
 	}
 	return nil, nil, unsupported(fmt.Errorf("post_processor: type %q", c.Type))
+}
+
+// readAround reads one of the two tokens around a text: its text and its id.
+func readAround(name string, raw json.RawMessage) ([]uint32, error) {
+	var content string
+	var id uint32
+	pair := []any{&content, &id}
+	if err := json.Unmarshal(raw, &pair); err != nil || len(pair) != 2 {
+		return nil, fmt.Errorf("post_processor: %s is no pair of a token and its id", name)
+	}
+	return []uint32{id}, nil
 }
 
 // readDecoder returns how many spaces decoding takes from the start of a text.

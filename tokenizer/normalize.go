@@ -19,10 +19,16 @@ import (
 
 // normalizer rewrites a stretch of text between two added tokens.
 type normalizer struct {
-	kind     string // the type's name in the file: NFC, Prepend, Replace
-	from, to string
-	regex    *regex // Replace with a regular expression
+	kind        string // the type's name in the file: NFC, Prepend, Replace, …
+	from, to    string
+	regex       *regex // Replace with a regular expression
+	left, right bool   // Strip
 }
+
+// forms are the normal forms of Unicode.
+//
+//nolint:gochecknoglobals // a table
+var forms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
 
 // errGrown says that rewriting makes a text too large: a few steps of a hostile
 // file make gigabytes of a few bytes.
@@ -39,12 +45,36 @@ func (n *normalizer) append(b *budget, dst, text []byte, limit int) ([]byte, err
 	switch {
 	case len(text) == 0:
 		return dst, nil
-	case n.kind == "NFC":
-		start := len(dst)
-		if dst = appendNFC(dst, text); len(dst)-start > limit { // three times the text at most
-			return dst[:start], errGrown
+	case n.kind == "NFC" && isNFC(text):
+		if len(text) > limit {
+			return dst, errGrown
 		}
-		return dst, nil
+		return append(dst, text...), nil
+	case n.kind == "Lowercase":
+		return n.each(b, dst, text, limit, appendLower)
+	case n.kind == "StripAccents":
+		return n.each(b, dst, text, limit, func(dst []byte, r rune) []byte {
+			if accents().has(r) {
+				return dst
+			}
+			return utf8.AppendRune(dst, r)
+		})
+	case n.kind == "Strip":
+		if n.left {
+			text = bytes.TrimLeftFunc(text, unicode.IsSpace)
+		}
+		if n.right {
+			text = bytes.TrimRightFunc(text, unicode.IsSpace)
+		}
+		if len(text) > limit {
+			return dst, errGrown
+		}
+		return append(dst, text...), nil
+	}
+	if form, ok := forms[n.kind]; ok {
+		return appendForm(b, dst, text, form, limit)
+	}
+	switch {
 	case n.kind == "Prepend":
 		if len(n.to)+len(text) > limit {
 			return dst, errGrown
@@ -74,6 +104,48 @@ func (n *normalizer) append(b *budget, dst, text []byte, limit int) ([]byte, err
 		at = int(s.end)
 	}
 	return append(dst, text[at:]...), nil
+}
+
+// each rewrites text character by character. Bytes that are no character stay.
+func (n *normalizer) each(b *budget, dst, text []byte, limit int, f func(dst []byte, r rune) []byte) ([]byte, error) {
+	start := len(dst)
+	next := 0 // where to look at the time
+	for i := 0; i < len(text); {
+		if i >= next {
+			if next += rewriteStep; b.spend(rewriteStep) {
+				return dst, b.err
+			}
+			if len(dst)-start > limit {
+				return dst[:start], errGrown
+			}
+		}
+		r, size := utf8.DecodeRune(text[i:])
+		if r == utf8.RuneError && size == 1 {
+			dst = append(dst, text[i])
+		} else {
+			dst = f(dst, r)
+		}
+		i += size
+	}
+	if len(dst)-start > limit {
+		return dst[:start], errGrown
+	}
+	return dst, nil
+}
+
+// rewriteStep is how many bytes are rewritten between two looks at the time.
+const rewriteStep = 16 << 10
+
+// appendLower appends the small form of one character: a sigma has one, wherever it
+// stands.
+func appendLower(dst []byte, r rune) []byte {
+	if r == 'İ' {
+		return append(dst, "i\u0307"...)
+	}
+	if to, ok := newLower[r]; ok {
+		return utf8.AppendRune(dst, to)
+	}
+	return utf8.AppendRune(dst, unicode.ToLower(r))
 }
 
 // old holds the code points of Unicode 9.0. The reference tokenizers compose by
@@ -143,22 +215,46 @@ var plainThree = sync.OnceValue(func() *[1024]bool {
 	return &t
 })
 
-func appendNFC(dst, text []byte) []byte {
-	if isNFC(text) {
-		return append(dst, text...)
+// appendForm appends a normal form of text by the tables of Unicode 9.0.
+func appendForm(b *budget, dst, text []byte, form norm.Form, limit int) ([]byte, error) {
+	begin := len(dst)
+	stretch := func(s []byte) error {
+		for len(s) > 0 {
+			n := len(s)
+			if n > rewriteStep {
+				if n = form.LastBoundary(s[:rewriteStep]); n <= 0 {
+					if n = form.NextBoundary(s, true); n <= 0 {
+						n = len(s)
+					}
+				}
+			}
+			if b.spend(n) {
+				return b.err
+			}
+			// Not Append: it would compose with what dst ends in.
+			dst = append(dst, form.Bytes(s[:n])...)
+			if s = s[n:]; len(dst)-begin > limit {
+				return errGrown
+			}
+		}
+		return nil
 	}
 	start := 0
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
 		if r >= utf8.RuneSelf && !unicode.Is(old(), r) {
-			// Not Append: it would compose with what dst ends in.
-			dst = append(dst, norm.NFC.Bytes(text[start:i])...)
+			if err := stretch(text[start:i]); err != nil {
+				return dst[:begin], err
+			}
 			dst = append(dst, text[i:i+n]...)
 			start = i + n
 		}
 		i += n
 	}
-	return append(dst, norm.NFC.Bytes(text[start:])...)
+	if err := stretch(text[start:]); err != nil {
+		return dst[:begin], err
+	}
+	return dst, nil
 }
 
 // closed reports whether nothing that follows can change the normal form of what
@@ -177,6 +273,8 @@ func readNormalizers(s section) ([]normalizer, error) {
 		Prepend     string            `json:"prepend"`
 		Pattern     pattern           `json:"pattern"`
 		Content     string            `json:"content"`
+		Left        *bool             `json:"strip_left"`
+		Right       *bool             `json:"strip_right"`
 	}
 	if err := s.unmarshal(&c); err != nil {
 		return nil, fmt.Errorf("normalizer: %w", err)
@@ -199,8 +297,13 @@ func readNormalizers(s section) ([]normalizer, error) {
 			}
 		}
 		return all, nil
-	case "NFC":
+	case "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents":
 		return []normalizer{{kind: c.Type}}, nil
+	case "Strip":
+		if c.Left == nil || c.Right == nil {
+			return nil, fmt.Errorf("normalizer: Strip without strip_left and strip_right")
+		}
+		return []normalizer{{kind: c.Type, left: *c.Left, right: *c.Right}}, nil
 	case "Prepend":
 		return []normalizer{{kind: c.Type, to: c.Prepend}}, nil
 	case "Replace":
@@ -215,7 +318,7 @@ func readNormalizers(s section) ([]normalizer, error) {
 		}
 		return []normalizer{n}, nil
 	}
-	return nil, fmt.Errorf("normalizer: cannot do %q exactly; known are NFC, Prepend, Replace, Sequence", c.Type)
+	return nil, fmt.Errorf("normalizer: cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, Sequence", c.Type)
 }
 
 // pattern is a text or a regular expression, of which a file has one.

@@ -27,7 +27,9 @@ var scanners = map[string]scanner{
 	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: scanO200K,
 	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`:                                                                scanTekken,
 	patterns["kimi"]:   scanKimi,
+	bloom:              scanBloom,
 	`\p{N}{1,3}`:       scanNumbers3,
+	`[0-9][0-9][0-9]`:  scanThousands,
 	`[一-龥぀-ゟ゠-ヿ]+`:     scanCJK,
 	deepSeek("\\r\\n"): scanDeepSeek,
 	deepSeek("\r\n"):   scanDeepSeek,
@@ -282,7 +284,7 @@ func isASCIILetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 // scanDigits gives each number a piece of its own; scanDigitRuns does not part
 // numbers that stand together.
 func scanDigits(s []byte, i, end int) (j, looked int) {
-	t := classes()
+	t := digitClasses()
 	if class, _ := t.at(s, i, end); class&classNumber != 0 {
 		return t.numbers(s, i, end, 1)
 	}
@@ -291,13 +293,120 @@ func scanDigits(s []byte, i, end int) (j, looked int) {
 }
 
 func scanDigitRuns(s []byte, i, end int) (j, looked int) {
-	t := classes()
+	t := digitClasses()
 	if class, _ := t.at(s, i, end); class&classNumber != 0 {
 		j = t.run(s, i, end, classNumber)
 	} else {
 		j = t.runNot(s, i, end, classNumber)
 	}
 	return j, reach(s, j, end)
+}
+
+// Behind the step ByteLevel a character stands for each byte, and those of some bytes
+// are numbers: of the digits, and of the bytes that are ¹ ² ³ ¼ ½ ¾ in Latin-1. The
+// steps of Falcon's files part there even characters of several bytes.
+func isByteDigit(c byte) bool {
+	switch c {
+	case 0xb2, 0xb3, 0xb9, 0xbc, 0xbd, 0xbe:
+		return true
+	}
+	return '0' <= c && c <= '9'
+}
+
+// scanByteDigits and scanByteDigitRuns are scanDigits and scanDigitRuns of bytes.
+func scanByteDigits(s []byte, i, end int) (j, looked int) {
+	if isByteDigit(s[i]) {
+		return i + 1, i + 1
+	}
+	return scanByteDigitRuns(s, i, end)
+}
+
+func scanByteDigitRuns(s []byte, i, end int) (j, looked int) {
+	is := isByteDigit(s[i])
+	for j = i + 1; j < end && isByteDigit(s[j]) == is; j++ {
+	}
+	return j, min(j, end) + 1
+}
+
+// scanThousands is the expression [0-9][0-9][0-9], with what lies between two matches.
+func scanThousands(s []byte, i, end int) (j, looked int) {
+	digit := func(k int) bool { return k < end && '0' <= s[k] && s[k] <= '9' }
+	for j = i; j < end; j++ {
+		if digit(j) && digit(j+1) && digit(j+2) {
+			if j == i {
+				return i + 3, i + 3
+			}
+			return j, j + 3
+		}
+	}
+	return end, end + 1
+}
+
+// scanSigns parts runs of signs from the rest, scanEachSign each sign.
+func scanSigns(s []byte, i, end int) (j, looked int) {
+	t := puncts()
+	r, n := decode(s, i, end)
+	is := t.has(r)
+	for j = i + n; j < end; j += n {
+		if r, n = decode(s, j, end); t.has(r) != is {
+			break
+		}
+	}
+	return j, reach(s, j, end)
+}
+
+func scanEachSign(s []byte, i, end int) (j, looked int) {
+	if r, n := decode(s, i, end); puncts().has(r) {
+		return i + n, i + n
+	}
+	return scanSigns(s, i, end)
+}
+
+// bloom is the expression of BLOOM's files.
+const bloom = ` ?[^(\s|[.,!?…。，、।۔،])]+`
+
+// scanBloom is that expression: runs of all but white space and some signs, with a
+// space before. What it does not match is a piece up to the next match.
+func scanBloom(s []byte, i, end int) (j, looked int) {
+	t := classes()
+	// in returns the length of the character at k if it is of the run, else 0.
+	in := func(k int) int {
+		if k >= end {
+			return 0
+		}
+		class, n := t.at(s, k, end)
+		if class&classSpace != 0 {
+			return 0
+		}
+		if class&(classPunct|classSymbol) != 0 {
+			r, _ := decode(s, k, end)
+			for _, x := range "(|.,!?…。，、।۔،)" {
+				if x == r {
+					return 0
+				}
+			}
+		}
+		return n
+	}
+	for k := i; k < end; {
+		j := k
+		if s[k] == ' ' && in(k+1) > 0 {
+			j++
+		}
+		start := j
+		for n := in(j); n > 0; n = in(j) {
+			j += n
+		}
+		if j > start {
+			if k > i {
+				return k, reach(s, k+1, end)
+			}
+			return j, reach(s, j, end)
+		}
+		_, n := t.at(s, k, end)
+		k += n
+	}
+	return end, end + 1
 }
 
 // scanWhitespace parts runs of word characters, of other visible characters and

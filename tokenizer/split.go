@@ -17,7 +17,8 @@ type splitter struct {
 	scan     scanner // nil: another kind below
 	regex    *regex
 	literal  []byte
-	behavior string // of Split: Isolated, Removed, MergedWithPrevious, …
+	set      *runeSet // each character of it is a match
+	behavior string   // of Split: Isolated, Removed, MergedWithPrevious, …
 	invert   bool
 	drop     bool // pieces that begin with white space vanish
 
@@ -96,6 +97,14 @@ func (p *splitter) matches(b *budget, text []byte) ([]part, error) {
 		var err error
 		if spans, err = p.regex.matches(b, nil, text); err != nil {
 			return nil, err
+		}
+	case p.set != nil:
+		for i := 0; i < len(text); {
+			r, n := utf8.DecodeRune(text[i:])
+			if p.set.has(r) {
+				spans = append(spans, span{uint32(i), uint32(i + n)})
+			}
+			i += n
 		}
 	default:
 		for i := 0; ; {
@@ -196,6 +205,7 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 		Replacement      string            `json:"replacement"`
 		PrependScheme    string            `json:"prepend_scheme"`
 		Split            *bool             `json:"split"`
+		Delimiter        string            `json:"delimiter"`
 	}
 	if err := s.unmarshal(&c); err != nil {
 		return nil, false, fmt.Errorf("pre_tokenizer: %w", err)
@@ -208,7 +218,14 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 	case "Sequence":
 		for _, raw := range c.Pretokenizers {
 			if byteLevel {
-				return nil, false, fmt.Errorf("pre_tokenizer: a step behind ByteLevel cannot be done exactly")
+				step, err := readBehindBytes(section{raw, s.base})
+				if err != nil {
+					return nil, false, err
+				}
+				if steps = append(steps, step); len(steps) > maxDepth {
+					return nil, false, fmt.Errorf("pre_tokenizer: more than %d steps", maxDepth)
+				}
+				continue
 			}
 			more, b, err := readSplitters(section{raw, s.base})
 			if err != nil {
@@ -254,13 +271,23 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 		return []splitter{p}, false, nil
 	case "Punctuation":
 		p := splitter{behavior: c.Behavior}
-		if p.behavior == "" {
-			p.behavior = "Isolated"
-		}
-		if p.regex, err = compile("[\\p{P}!-/:-@\\[-`{-~]"); err != nil {
-			return nil, false, err
+		switch p.behavior {
+		case "", "Isolated":
+			p.behavior, p.scan = "Isolated", scanEachSign
+		case "Contiguous":
+			p.behavior, p.scan = "Isolated", scanSigns
+		default:
+			if !slices.Contains(behaviors, c.Behavior) {
+				return nil, false, fmt.Errorf("pre_tokenizer: Punctuation: unknown behavior %q", c.Behavior)
+			}
+			p.set = puncts()
 		}
 		return []splitter{p}, false, nil
+	case "CharDelimiterSplit":
+		if utf8.RuneCountInString(c.Delimiter) != 1 {
+			return nil, false, fmt.Errorf("pre_tokenizer: CharDelimiterSplit: delimiter %q is not one character", c.Delimiter)
+		}
+		return []splitter{{literal: []byte(c.Delimiter), behavior: "Removed"}}, false, nil
 	case "Whitespace":
 		return []splitter{{scan: scanWhitespace, behavior: "Isolated", drop: true}}, false, nil
 	case "WhitespaceSplit":
@@ -269,6 +296,32 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 		return metaspace(c.Replacement, c.PrependScheme, isTrue(c.AddPrefixSpace), isTrue(c.Split))
 	}
 	return nil, false, fmt.Errorf("pre_tokenizer: cannot do %q exactly", c.Type)
+}
+
+// readBehindBytes returns a step behind ByteLevel. It sees a character for each byte,
+// so only those can be done that mean something of bytes.
+func readBehindBytes(s section) (splitter, error) {
+	var c struct {
+		Type             string  `json:"type"`
+		Pattern          pattern `json:"pattern"`
+		Behavior         string  `json:"behavior"`
+		IndividualDigits bool    `json:"individual_digits"`
+	}
+	if err := s.unmarshal(&c); err != nil {
+		return splitter{}, fmt.Errorf("pre_tokenizer: %w", err)
+	}
+	p := splitter{behavior: "Isolated"}
+	switch {
+	case c.Type == "Digits" && c.IndividualDigits:
+		p.scan = scanByteDigits
+	case c.Type == "Digits":
+		p.scan = scanByteDigitRuns
+	case c.Type == "Split" && c.Pattern.Regex == "[0-9][0-9][0-9]" && c.Behavior == "Isolated":
+		p.scan = scanThousands
+	default:
+		return p, fmt.Errorf("pre_tokenizer: %q behind ByteLevel cannot be done exactly", c.Type)
+	}
+	return p, nil
 }
 
 // metaspace makes the steps of Metaspace. Old files have add_prefix_space

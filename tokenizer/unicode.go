@@ -54,10 +54,33 @@ type classTable struct {
 //nolint:gochecknoglobals // tables
 var (
 	asciiClass = buildASCII()
-	classes    = sync.OnceValue(func() *classTable { return buildClasses(false) })
+	classes    = sync.OnceValue(func() *classTable { return buildClasses(func([]uint8) {}) })
 	// hanClasses are those of an expression that takes Chinese characters, of any class,
 	// for nothing else.
-	hanClasses = sync.OnceValue(func() *classTable { return buildClasses(true) })
+	hanClasses = sync.OnceValue(func() *classTable {
+		return buildClasses(func(all []uint8) {
+			for c := range all {
+				all[c] &^= classHan
+			}
+			for _, r := range hanRanges {
+				for c := r.lo; c <= r.hi; c++ {
+					all[c] = all[c]&^(classUpper|classLower) | classHan
+				}
+			}
+		})
+	})
+	// digitClasses are those of the step Digits, which knows newer numbers.
+	digitClasses = sync.OnceValue(func() *classTable {
+		return buildClasses(func(all []uint8) {
+			for _, r := range newDigits {
+				for c := r.lo; c <= r.hi; c++ {
+					all[c] |= classNumber
+				}
+			}
+		})
+	})
+	puncts  = sync.OnceValue(func() *runeSet { return runeSetOf(punctRanges[:]) })
+	accents = sync.OnceValue(func() *runeSet { return runeSetOf(accentRanges[:]) })
 )
 
 func buildASCII() (t [128]uint8) {
@@ -74,7 +97,8 @@ func buildASCII() (t [128]uint8) {
 	return t
 }
 
-func buildClasses(han bool) *classTable {
+// buildClasses returns the table of Unicode 16.0 as change makes it.
+func buildClasses(change func(all []uint8)) *classTable {
 	all := make([]uint8, utf8.MaxRune+1)
 	for _, r := range classRanges {
 		for c := r.lo; c <= r.hi; c++ {
@@ -84,16 +108,7 @@ func buildClasses(han bool) *classTable {
 	for _, c := range spaces {
 		all[c] |= classSpace
 	}
-	if han {
-		for c := range all {
-			all[c] &^= classHan
-		}
-		for _, r := range hanRanges {
-			for c := r.lo; c <= r.hi; c++ {
-				all[c] = all[c]&^(classUpper|classLower) | classHan
-			}
-		}
-	}
+	change(all)
 	t := &classTable{}
 	seen := map[[256]uint8]uint8{}
 	for p := range t.page {
@@ -118,6 +133,21 @@ func buildClasses(han bool) *classTable {
 	}
 	return t
 }
+
+// runeSet has a bit for each code point.
+type runeSet [(utf8.MaxRune + 64) / 64]uint64
+
+func runeSetOf(ranges []classRange) *runeSet {
+	var s runeSet
+	for _, r := range ranges {
+		for c := r.lo; c <= r.hi; c++ {
+			s[c>>6] |= 1 << (c & 63)
+		}
+	}
+	return &s
+}
+
+func (s *runeSet) has(r rune) bool { return s[r>>6]>>(r&63)&1 != 0 }
 
 // ofThree returns the class of the character at s[i] if it has three bytes, and is
 // one of many of that class; else 0.

@@ -61,6 +61,26 @@ KIMI = f"{HAN}|{LEAD}{KUPPER}*{KLOWER}+{SUFFIX}|{LEAD}{KUPPER}+{KLOWER}*{SUFFIX}
 # Classes in classes, and what several have in common.
 SETS = r"[\p{L}\p{M}&&[^\p{Han}a-e]]+|[\p{Han}[0-9]]{1,3}|[^\p{L}&&[^a-c]&&\P{N}]|[\S&&\P{L}x-z]+|[^\s&&\S\n]+"
 
+# Steps behind ByteLevel, as Falcon has them, see a character for each byte.
+BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+
+
+def behind_bytes(before, behind):
+    t = byte_level(before + [split(GPT2)])
+    t.pre_tokenizer = pre_tokenizers.Sequence(before + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)] + behind)
+    return t
+
+
+def framed(t, post):
+    t.post_processor = post
+    return t
+
+
+UNICODE_TEXTS = [
+    "ﬁ ﷺ ㋿ ½ Ⅷ ｱﾊﾟ ①", "İSTANBUL ΑΣ ǅ Ʞ Ა ᏸ", "  lead and trail \u3000", "Å e\u0301\u0327 \u1e9b\u0323", "\U00010d50\U00016ea0\ua7da", "a\u1abf\u0898b", "½²³ ９ ٣ ¹a¼", "²b³ 1a22b333c4444d55555 1000000", "٪ ؟ 。！？ ،a، ।b", "…x..y!!z?",
+    "\u166d a\u2e43b \u061d", "(a|b) (c,d). | e", "x\u00b2y é¼ \u00a0\u00b9", "a\u0301\u0301\u0301 \uac01\u11a8 \u1100\u1161\u11a8", "\u0344\u0958\u2126\u212b\ufb1d", "\U00011de0 \U00016ff4 12", "中é¾é", "éeée", "a e b",
+]
+
 HAN_TEXTS = [
     "中文abc中", "a中B文c", "々〇〡中 々", " 中", "中'sA's", "1〇2中", "!⺀x⼀", "ｱ中カﾀ", "\u0301中\u0301a", "\U00020000a\U0002ebf0", "中\n文 \n", "ABC中DEf", "Ａ中ａ", "中ʰªa", "?中\r\n/中", "x-z中&[^", "aeiou xyz 中12中345",
 ]
@@ -105,6 +125,9 @@ def sentencepiece(norm=None, pre=None, fallback=True, fuse=True, size=600):
     return t
 
 
+NEW = ["falcon", "falcon3", "bloom", "starcoder", "neox", "norm-nfd", "norm-nfkc-strip", "norm-nfkd-lower", "punctuation", "bytelevel-digit-runs"]
+
+
 def all_tokenizers():
     out = {
         "bytelevel-gpt2": byte_level(split(GPT2)),
@@ -116,6 +139,15 @@ def all_tokenizers():
         "bytelevel-deepseek": byte_level([split(r"\p{N}{1,3}"), split("[一-龥\u3040-ゟ゠-ヿ]+"), split(DEEPSEEK)]),
         "bytelevel-kimi": byte_level(split(KIMI)),
         "bytelevel-sets": byte_level(split(SETS)),
+        "falcon": behind_bytes([pre_tokenizers.Punctuation("contiguous")], [pre_tokenizers.Digits(False), split("[0-9][0-9][0-9]")]),
+        "falcon3": behind_bytes([pre_tokenizers.Punctuation("contiguous")], [pre_tokenizers.Digits(True)]),
+        "bloom": byte_level(split(BLOOM)),
+        "starcoder": framed(byte_level([pre_tokenizers.Digits(True), split(GPT2)]), processors.RobertaProcessing(("<|im_end|>", 401), ("<|im_start|>", 400))),
+        "neox": framed(byte_level(split(GPT2), normalizers.NFC()), processors.BertProcessing(("<|im_end|>", 401), ("<|im_start|>", 400))),
+        "norm-nfd": byte_level(split(GPT2), normalizers.NFD()),
+        "norm-nfkc-strip": byte_level(split(GPT2), normalizers.Sequence([normalizers.NFKC(), normalizers.Strip(left=True, right=False)])),
+        "norm-nfkd-lower": byte_level(split(CL100K), normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.Strip()])),
+        "punctuation": byte_level([pre_tokenizers.Punctuation("merged_with_next"), pre_tokenizers.Punctuation("isolated"), pre_tokenizers.CharDelimiterSplit("e")]),
         "bytelevel-digits": byte_level([pre_tokenizers.Digits(individual_digits=True), split(GPT2)]),
         "bytelevel-digit-runs": byte_level([pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.Punctuation()]),
         "bytelevel-whitespace": byte_level([pre_tokenizers.Whitespace()]),
@@ -176,8 +208,9 @@ def main() -> None:
         (folder / f"{name}.json").write_text(text)
         t = Tokenizer.from_str(text)
         with open(folder / f"{name}.jsonl", "w") as f:
-            more = HAN_TEXTS if name in ("bytelevel-kimi", "bytelevel-sets") else []
-            for k, x in enumerate(TEXTS + joined + more):
+            more = HAN_TEXTS if name in ("bytelevel-kimi", "bytelevel-sets") else UNICODE_TEXTS if name in NEW else []
+            few = joined[:24] if more and name != "bytelevel-digit-runs" else joined
+            for k, x in enumerate(TEXTS + few + more):
                 special = k % 7 == 3
                 row = {"text": x, "special": special, "ids": t.encode(x, add_special_tokens=special).ids}
                 f.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
