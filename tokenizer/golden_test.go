@@ -142,3 +142,34 @@ func TestRanks(t *testing.T) {
 		}
 	}
 }
+
+// A rank file without any special token says so: engines have some that nothing in
+// the folder names.
+func TestRanksWithoutSpecialTokens(t *testing.T) {
+	ranks, err := os.ReadFile("testdata/ranks/own.tiktoken")
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoder := []byte(`{"added_tokens_decoder":{"1000":{"content":"<|im_start|>"}}}`)
+	for _, c := range []struct {
+		name  string
+		files fstest.MapFS
+		conf  tokenizer.Config
+		doubt bool
+	}{
+		{"nothing", fstest.MapFS{}, tokenizer.Config{Pattern: "kimi"}, true},
+		{"a configuration without tokens", fstest.MapFS{"tokenizer_config.json": {Data: []byte(`{}`)}}, tokenizer.Config{Pattern: "kimi"}, true},
+		{"a configuration with tokens", fstest.MapFS{"tokenizer_config.json": {Data: decoder}}, tokenizer.Config{Pattern: "kimi"}, false},
+		{"given ones", fstest.MapFS{}, tokenizer.Config{Pattern: "kimi", Special: map[string]uint32{"<s>": 1000}}, false},
+		{"given none", fstest.MapFS{}, tokenizer.Config{Pattern: "kimi", Special: map[string]uint32{}}, false},
+	} {
+		c.files["own.tiktoken"] = &fstest.MapFile{Data: ranks}
+		m, err := tokenizer.LoadModel(c.files, tokenizer.ModelConfig{Config: c.conf, ChatTemplate: "x"})
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if got := m.Degraded(); strings.Contains(got, "no special tokens") != c.doubt || c.doubt && !strings.Contains(got, "own.tiktoken") {
+			t.Errorf("%s: %q", c.name, got)
+		}
+	}
+}

@@ -121,6 +121,8 @@ func (m *Model) Degraded() string {
 		return "the engine counts otherwise"
 	case m.why != "":
 		return m.why
+	case m.tok.Doubt != "":
+		return m.tok.Doubt
 	}
 	return m.tok.Slow
 }

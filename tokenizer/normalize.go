@@ -30,6 +30,9 @@ type normalizer struct {
 //nolint:gochecknoglobals // a table
 var forms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
 
+// quickBytes is how many bytes are copied in the time in which one is encoded.
+const quickBytes = 16
+
 // errGrown says that rewriting makes a text too large: a few steps of a hostile
 // file make gigabytes of a few bytes.
 var errGrown = errors.New("the file's rewriting makes too large a text")
@@ -42,6 +45,9 @@ const grows = 4
 // normal form but itself. A form of more than limit bytes is an error, found before
 // the memory for it is taken.
 func (n *normalizer) append(b *budget, dst, text []byte, limit int) ([]byte, error) {
+	if b.spend(len(text) / quickBytes) {
+		return dst, b.err
+	}
 	switch {
 	case len(text) == 0:
 		return dst, nil

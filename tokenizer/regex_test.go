@@ -3,6 +3,7 @@
 package tokenizer_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -180,6 +181,38 @@ func (c *countdown) Err() error {
 		return context.Canceled
 	}
 	return nil
+}
+
+// looks is a context that counts the looks at it.
+type looks struct {
+	context.Context //nolint:containedctx // it is one
+	n               int
+}
+
+func (c *looks) Err() error {
+	c.n++
+	return nil
+}
+
+// Rewriting and parting a large stretch look at the context, too, not only what
+// comes behind them: nothing of these texts is left for that.
+func TestTimeWithinALargeStretch(t *testing.T) {
+	const size, every = 2 << 20, 64 << 10
+	for name, char := range map[string]string{"norm-nfkd-lower": "\u0301", "punctuation": "e"} {
+		tok := golden(t, name)
+		text := bytes.Repeat([]byte(char), size/len(char))
+		ctx := &looks{Context: context.Background()}
+		if ids, err := tok.Append(ctx, nil, text, false); err != nil || len(ids) > 0 {
+			t.Fatalf("%s: %d ids, %v", name, len(ids), err)
+		}
+		if ctx.n < size/every/2 {
+			t.Errorf("%s: %d looks at the context", name, ctx.n)
+		}
+		half := &countdown{context.Background(), ctx.n / 2}
+		if _, err := tok.Append(half, nil, text, false); !errors.Is(err, context.Canceled) || half.left < -4 {
+			t.Errorf("%s: %v, %d looks after the end", name, err, -half.left)
+		}
+	}
 }
 
 // Wherever time is up, within a piece too, what was encoded is right as far as it

@@ -37,7 +37,7 @@ type pieces struct {
 // bytes of text are an error.
 func (p *splitter) split(b *budget, in pieces, atStart bool, limit int) (pieces, error) {
 	if p.prefix != nil || p.space != nil {
-		return p.prefixed(in, atStart, limit)
+		return p.prefixed(b, in, atStart, limit)
 	}
 	out := pieces{text: in.text, spans: make([]span, 0, len(in.spans))}
 	for _, s := range in.spans {
@@ -54,9 +54,12 @@ func (p *splitter) split(b *budget, in pieces, atStart bool, limit int) (pieces,
 }
 
 // prefixed copies the pieces, with the prefix where it is due.
-func (p *splitter) prefixed(in pieces, atStart bool, limit int) (pieces, error) {
+func (p *splitter) prefixed(b *budget, in pieces, atStart bool, limit int) (pieces, error) {
 	var out pieces
 	for k, s := range in.spans {
+		if b.spend(len(p.prefix) + int(s.end-s.start)/quickBytes) {
+			return out, b.err
+		}
 		piece := in.text[s.start:s.end]
 		start := uint32(len(out.text))
 		begins := p.prefix == nil || bytes.HasPrefix(piece, p.prefix) || p.space != nil && len(piece) > 0 && piece[0] == ' '
@@ -88,6 +91,9 @@ func (p *splitter) matches(b *budget, text []byte) ([]part, error) {
 		// Every piece of a scanner is a match, for those that we use here.
 		for i := 0; i < len(text); {
 			j, _ := p.scan(text, i, len(text))
+			if b.spend(j - i) {
+				return nil, b.err
+			}
 			if class, _ := classes().at(text, i, len(text)); !p.drop || class&classSpace == 0 {
 				spans = append(spans, span{uint32(i), uint32(j)})
 			}
@@ -101,6 +107,9 @@ func (p *splitter) matches(b *budget, text []byte) ([]part, error) {
 	case p.set != nil:
 		for i := 0; i < len(text); {
 			r, n := utf8.DecodeRune(text[i:])
+			if b.spend(n) {
+				return nil, b.err
+			}
 			if p.set.has(r) {
 				spans = append(spans, span{uint32(i), uint32(i + n)})
 			}
@@ -111,6 +120,9 @@ func (p *splitter) matches(b *budget, text []byte) ([]part, error) {
 			k := bytes.Index(text[i:], p.literal)
 			if k < 0 {
 				break
+			}
+			if b.spend(len(p.literal) + k/quickBytes) {
+				return nil, b.err
 			}
 			spans = append(spans, span{uint32(i + k), uint32(i + k + len(p.literal))})
 			i += k + len(p.literal)

@@ -25,7 +25,8 @@ type Config struct {
 	// one of the published files.
 	Pattern string
 	// Special, for a rank file, are the special tokens and their ids. Nil: added_tokens_decoder of
-	// tokenizer_config.json, else those of the published file.
+	// tokenizer_config.json, else those of the published file, else none, which is
+	// told by the Tokenizer's Doubt.
 	Special map[string]uint32
 }
 
@@ -75,6 +76,9 @@ func loadRanks(fsys fs.FS, c Config) (*Tokenizer, error) {
 	t, err := parseRanks(b, c)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", found, err)
+	}
+	if c.Special == nil {
+		t.Doubt = found + ": no special tokens: no tokenizer_config.json has them, so a text with one is encoded as any other"
 	}
 	return t, nil
 }

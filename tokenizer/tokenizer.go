@@ -50,6 +50,9 @@ type Tokenizer struct {
 	// or copies of the text: up to ten times slower, and without reuse of prefixes.
 	// Empty if it does not.
 	Slow string
+	// Doubt says what the files leave open that the engine may know, so that ids may
+	// not be the engine's. Empty if nothing is known of that kind.
+	Doubt string
 
 	identity uint64 // of this Tokenizer in a [Cache]
 

@@ -292,7 +292,7 @@ type modelConfig struct {
 	TokenizerMode string `yaml:"tokenizer-mode,omitempty"`
 	// ChatTemplate is a file with a chat template, instead of the model's own.
 	ChatTemplate string `yaml:"chat-template,omitempty"`
-	// Pattern parts words for a rank file: gpt2, cl100k, o200k, or an expression.
+	// Pattern parts words for a rank file: gpt2, cl100k, o200k, kimi, or an expression.
 	Pattern string `yaml:"pattern,omitempty"`
 	// Profile is the engine that serves the model: vllm (default), sglang, trtllm.
 	Profile string `yaml:"profile,omitempty"`

@@ -54,7 +54,7 @@ func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("tokenize", std.err)
 	fs.StringVar(&m.Tokenizer, "tokenizer", "", "`folder` with the model's files; empty takes that of the simulated engine")
 	fs.StringVar(&m.ChatTemplate, "chat-template", "", "`file` with a chat template instead of the model's")
-	fs.StringVar(&m.Pattern, "pattern", "", "how a rank file parts words: gpt2, cl100k, o200k, or an `expression`")
+	fs.StringVar(&m.Pattern, "pattern", "", "how a rank file parts words: gpt2, cl100k, o200k, kimi, or an `expression`")
 	fs.StringVar(&m.TokenizerMode, "tokenizer-mode", "", "the engine's --tokenizer-mode: hf or mistral; empty takes what vLLM takes by itself")
 	fs.StringVar(&m.Profile, "profile", "vllm", "engine: vllm, sglang or trtllm")
 	file := fs.String("request", "-", "`file` with the body of a request; - reads the standard input")
