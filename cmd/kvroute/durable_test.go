@@ -123,9 +123,12 @@ func engineBlocks(t *testing.T, engines []*child) (n int) {
 func TestAThirdReplicaProcess(t *testing.T) {
 	bus, engines := streamFleet(t)
 	flags := []string{"--router-snapshot-threshold", "5"}
+	early := startReplicaProcess(t, bus, "early", flags...)
+	talk(t, engines, 0, 20)
+	early.stop() // leaves a snapshot; behind a second one the stream is shortened
 	a := startReplicaProcess(t, bus, "a", flags...)
 	b := startReplicaProcess(t, bus, "b", flags...)
-	talk(t, engines, 0, 40)
+	talk(t, engines, 20, 40)
 	var none config
 	nc, err := connectNATS(bus.url(), "test", &none.Access, slog.New(slog.DiscardHandler))
 	if err != nil {

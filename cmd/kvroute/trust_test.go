@@ -278,7 +278,7 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 		{router, true, scope.Own("replica", "x"), false},
 		{router, false, scope.Own("replica", "x"), false},
 		{router, false, scope.Topic("kv_metrics"), false},
-		{worker, true, scope.Topic("kv_metrics"), false},
+		{worker, true, scope.Topic("kv_metrics"), true},
 		{router, true, "$JS.API.CONSUMER.PAUSE." + scope.Stream() + ".kvroute-a", false},
 		{router, true, "$JS.API.STREAM.UPDATE." + scope.Stream(), false},
 		{router, true, "$JS.FC.KV_other.x", false},
