@@ -54,6 +54,69 @@ func FuzzEncode(f *testing.F) {
 	})
 }
 
+// The quick ways of encoding give the ids of the general one, which takes the steps as
+// they stand in the file.
+func FuzzGeneral(f *testing.F) {
+	type pair struct{ quick, general *tokenizer.Tokenizer }
+	var pairs []pair
+	for _, name := range []string{
+		"bytelevel-gpt2", "bytelevel-qwen2-nfc", "bytelevel-kimi", "falcon", "falcon3", "bloom", "starcoder", "metaspace-first", "metaspace-always-split",
+		"metaspace-never", "prepend-replace", "replace-only", "added-flags", "added-strip",
+	} {
+		b, err := os.ReadFile(filepath.Join("testdata/golden", name+".json"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		quick := golden(f, name)
+		general, err := tokenizer.LoadGeneral(b)
+		if err != nil {
+			f.Fatal(err)
+		}
+		pairs = append(pairs, pair{quick, general})
+	}
+	for _, s := range alphabet {
+		f.Add("a" + s + "中 " + s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		text = strings.ToValidUTF8(text, "?")
+		for i, p := range pairs {
+			want, err := p.general.Append(context.Background(), nil, []byte(text), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := p.quick.Append(context.Background(), nil, []byte(text), false); err != nil || !slices.Equal(got, want) {
+				t.Errorf("tokenizer %d: %q: %d, %v; want %d", i, text, got, err, want)
+			}
+		}
+	})
+}
+
+// Whatever a rank file and its pattern are, loading them gives a tokenizer or an
+// error.
+func FuzzRanks(f *testing.F) {
+	ranks, err := os.ReadFile("testdata/ranks/own.tiktoken")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(ranks[:400], "kimi")
+	f.Add([]byte("YQ== 0\nYg== 1\nYWI= 2\n"), `[\p{L}&&[^\p{Han}a-c]]+|[^\s[0-9]]{1,3}|\s+(?!\S)`)
+	f.Add([]byte("YQ== 0\n\nYg==\n"), `(?i:'s|k)|(?>a+)b`)
+	f.Fuzz(func(t *testing.T, b []byte, pattern string) {
+		tok, err := tokenizer.Load(fstest.MapFS{"a.tiktoken": {Data: b}}, tokenizer.Config{Pattern: pattern})
+		if (tok == nil) == (err == nil) {
+			t.Fatalf("a tokenizer and an error: %v", err)
+		}
+		if err != nil {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if _, err := tok.Append(ctx, nil, []byte("ab a\u0301 中 b 12's"), true); err != nil {
+			t.Log(err)
+		}
+	})
+}
+
 // Whatever a file holds, loading it gives a tokenizer or an error.
 func FuzzLoad(f *testing.F) {
 	for _, name := range []string{"added-flags", "metaspace-always-split", "bytelevel-deepseek", "unk-single"} {

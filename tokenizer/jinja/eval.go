@@ -154,9 +154,16 @@ func (e *indexExpr) eval(r *renderer) (Value, error) {
 	if err != nil {
 		return Value{}, err
 	}
-	if e.key != "" && v.kind == kindDict {
-		if x, ok := v.ref.(*Dict).Get(e.key); ok {
-			return x, nil
+	if e.key != "" {
+		switch v.kind {
+		case kindDict:
+			if x, ok := v.ref.(*Dict).Get(e.key); ok {
+				return x, nil
+			}
+		case kindString:
+			if e.methods.ofString == nil {
+				return noAttribute(v, e.key), nil
+			}
 		}
 	}
 	k, err := e.index.eval(r)

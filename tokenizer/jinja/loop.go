@@ -119,7 +119,9 @@ func (s *forStmt) over(r *renderer, v Value, depth int) error {
 		}
 		r.frame = inner
 		inner.slots[s.loop] = loopValue
-		if err := r.assign(&s.target, l.current()); err != nil {
+		if s.target.parts == nil { // an attribute cannot be a loop's
+			inner.slots[s.target.slot] = l.current()
+		} else if err := r.assign(&s.target, l.current()); err != nil {
 			return err
 		}
 		j, err := r.run(s.body)

@@ -49,6 +49,7 @@ type (
 	indexExpr struct {
 		of, index expr
 		key       string // that index is, if it is a constant
+		methods   methods
 		line      int
 	}
 	sliceExpr struct {

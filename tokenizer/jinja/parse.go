@@ -912,7 +912,7 @@ func (p *parser) subscript(e expr, line int) (expr, error) {
 	}
 	x := &indexExpr{of: e, index: parts[0], line: line}
 	if c, ok := parts[0].(*constExpr); ok && c.value.isString() {
-		x.key = c.value.str
+		x.key, x.methods = c.value.str, p.methods.named(c.value.str)
 	}
 	return x, nil
 }
@@ -1034,8 +1034,11 @@ func (p *parser) test(e expr) (expr, error) {
 		}
 		x.args.pos = append(x.args.pos, arg)
 	}
+	if err != nil {
+		return nil, err
+	}
 	if a := x.args; len(a.pos) == 0 && len(a.kw) == 0 && a.star == nil && a.starKw == nil {
 		x.quick = quickTests()[name]
 	}
-	return x, err
+	return x, nil
 }
