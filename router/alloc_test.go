@@ -19,6 +19,7 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 		"sessions": {Sessions: router.SessionConfig{TTL: 1e12}},
 		"queue":    {Queue: router.QueueConfig{Threshold: new(2.)}},
 		"no cost":  {Mode: router.LeastLoaded},
+		"outputs":  {EstimateOutput: true},
 	} {
 		d := newDecider(t, conf)
 		ids := make([]string, 64)

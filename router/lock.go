@@ -31,7 +31,7 @@ func (m *quickMutex) Lock() {
 	}
 	if runtime.GOMAXPROCS(0) > 1 { // else whoever holds it cannot run meanwhile
 		for range lockTries {
-			for pause := 0; pause < lockPause; pause++ {
+			for range lockPause {
 			}
 			if m.mu.TryLock() {
 				return

@@ -7,23 +7,23 @@ import (
 	"time"
 )
 
-// Crowded is what [Router.BestWorker] wraps an error in that there is no room: it
+// CrowdedError is what [Router.BestWorker] wraps an error in that there is no room: it
 // says when there should be some.
-type Crowded struct {
+type CrowdedError struct {
 	Err        error
 	RetryAfter time.Duration // 1 s to 60 s, estimated
 }
 
 // Error implements error.
-func (e *Crowded) Error() string { return e.Err.Error() }
+func (e *CrowdedError) Error() string { return e.Err.Error() }
 
 // Unwrap makes errors.Is see the reason.
-func (e *Crowded) Unwrap() error { return e.Err }
+func (e *CrowdedError) Unwrap() error { return e.Err }
 
 // RetryAfter returns when it makes sense to come again after an error of
 // [Router.BestWorker], in whole seconds, as HTTP says it: 1 where nothing is known.
 func RetryAfter(err error) (seconds int) {
-	if c, ok := errors.AsType[*Crowded](err); ok {
+	if c, ok := errors.AsType[*CrowdedError](err); ok {
 		return int((c.RetryAfter + time.Second - 1) / time.Second)
 	}
 	return 1
@@ -40,7 +40,7 @@ const (
 
 // crowded wraps an error that is about a lack of room.
 func (c *core) crowded(now time.Time, q *question, err error) error {
-	return &Crowded{err, min(max(c.roomIn(now, q), minRetry), maxRetry)}
+	return &CrowdedError{err, min(max(c.roomIn(now, q), minRetry), maxRetry)}
 }
 
 // roomIn estimates when the first worker that may take a request is below all

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -65,14 +66,15 @@ func (f *flagTest) envoy(header ...string) *envoytest.Exchange {
 	}
 	g := grpc.NewServer(s.ServerOptions()...)
 	s.Register(g)
-	body := `{"model":"m","prompt":[`
+	var body strings.Builder
+	body.WriteString(`{"model":"m","prompt":[`)
 	for i, token := range letters("ABCDEFGHIJ") {
 		if i > 0 {
-			body += ","
+			body.WriteString(",")
 		}
-		body += fmt.Sprint(token)
+		fmt.Fprint(&body, token)
 	}
-	x := envoytest.Serve(f.T, g).Do(envoytest.Request{Path: "/v1/completions", Header: header, Body: []byte(body + "]}")})
+	x := envoytest.Serve(f.T, g).Do(envoytest.Request{Path: "/v1/completions", Header: header, Body: []byte(body.String() + "]}")})
 	f.Cleanup(x.End)
 	return x
 }
