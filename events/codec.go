@@ -371,24 +371,13 @@ func cut(data []byte) (value, rest []byte, err error) {
 // eachField calls field for each key of a map, with the encoding of its value, and
 // returns what follows the map. Keys that nobody knows are no error.
 func eachField(data []byte, field func(key, value []byte) error) (rest []byte, err error) {
-	n, rest, err := msgp.ReadMapHeaderBytes(data)
-	if err != nil {
+	return walkFields(data, func(key, data []byte) ([]byte, error) {
+		value, rest, err := cut(data)
+		if err == nil {
+			err = field(key, value)
+		}
 		return rest, err
-	}
-	for range n {
-		var key []byte
-		if key, rest, err = msgp.ReadMapKeyZC(rest); err != nil {
-			return rest, err
-		}
-		value := rest
-		if rest, err = msgp.Skip(rest); err != nil {
-			return rest, fmt.Errorf("%s: %w", key[:min(len(key), 32)], err)
-		}
-		if err = field(key, value[:len(value)-len(rest)]); err != nil {
-			return rest, fmt.Errorf("%s: %w", key[:min(len(key), 32)], err)
-		}
-	}
-	return rest, nil
+	})
 }
 
 // readList reads an array whose elements take at least size bytes each, so that a

@@ -166,7 +166,7 @@ func TestAReplicaThatWasAwayForLong(t *testing.T) {
 	e := startEngines(t, n.connect(), 4)
 	conf := events.DurableConfig{SnapshotThreshold: 20}
 	quick := func(t *events.Timing) { t.Inactive = 300 * time.Millisecond }
-	way := newWay(t, n)
+	way := newWay(t, func() string { return n.s.Addr().String() })
 	nc, err := nats.Connect("nats://"+way.at, nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.ReconnectJitter(0, 0))
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +196,7 @@ type way struct {
 	conns []net.Conn
 }
 
-func newWay(t *testing.T, n *natsd) *way {
+func newWay(t *testing.T, to func() string) *way {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -210,7 +210,7 @@ func newWay(t *testing.T, n *natsd) *way {
 			if err != nil {
 				return
 			}
-			out, err := net.Dial("tcp", n.s.Addr().String())
+			out, err := net.Dial("tcp", to())
 			w.mu.Lock()
 			if err != nil || w.gone {
 				in.Close()

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -52,75 +51,25 @@ func (b *socketBed) know(id uint64, ranks uint32, live, ask string) {
 	b.sources.Set(events.EngineWorker{ID: id, Transport: events.TransportZMQ, Endpoint: live, Replay: ask, Queries: true, DPSize: ranks, BlockSize: 16})
 }
 
-// ear is an address that forwards to another one, which may change, and whose
-// connections can be cut.
+// ear is an address in front of another one that changes.
 type ear struct {
-	at string
+	*way
 
-	mu    sync.Mutex
-	to    string
-	conns []net.Conn
+	to atomic.Pointer[string]
 }
 
 func listenFor(t *testing.T) *ear {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := &ear{at: "tcp://" + l.Addr().String()}
-	var wg sync.WaitGroup
-	t.Cleanup(func() {
-		_ = l.Close()
-		e.cut()
-		wg.Wait()
-	})
-	wg.Go(func() {
-		for {
-			from, err := l.Accept()
-			if err != nil {
-				return
-			}
-			e.mu.Lock()
-			to, err := net.Dial("tcp", e.to)
-			if err != nil {
-				_ = from.Close()
-				e.mu.Unlock()
-				continue
-			}
-			e.conns = append(e.conns, from, to)
-			e.mu.Unlock()
-			for _, pair := range [][2]net.Conn{{from, to}, {to, from}} {
-				wg.Go(func() {
-					buf := make([]byte, 4096)
-					for {
-						n, err := pair[0].Read(buf)
-						if _, err2 := pair[1].Write(buf[:n]); err != nil || err2 != nil {
-							_ = pair[0].Close()
-							_ = pair[1].Close()
-							return
-						}
-					}
-				})
-			}
-		}
-	})
+	e := &ear{}
+	e.way = newWay(t, func() string { return *e.to.Load() })
 	return e
 }
 
-func (e *ear) point(to string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.to = to
-}
+func (e *ear) endpoint() string { return "tcp://" + e.at }
 
-func (e *ear) cut() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, c := range e.conns {
-		_ = c.Close()
-	}
-	e.conns = nil
+func (e *ear) point(to net.Addr) {
+	text := to.String()
+	e.to.Store(&text)
 }
 
 func sockets(t *testing.T) events.RankSockets {
@@ -156,14 +105,14 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 	b := newSocketBed(t)
 	live, ask := listenFor(t), listenFor(t)
 	point := func(at events.RankSockets) {
-		live.point(at.Events.Addr().String())
-		ask.point(at.Queries.Addr().String())
+		live.point(at.Events.Addr())
+		ask.point(at.Queries.Addr())
 	}
 	at := sockets(t)
 	point(at)
 	p := startOnSockets(t, 7, at, 1)
 	p.change(300)
-	b.know(7, 1, live.at, ask.at)
+	b.know(7, 1, live.endpoint(), ask.endpoint())
 	b.equal(p)
 	if c := b.counts(); c["dump"] != 1 || c["events"] > 1 {
 		t.Errorf("at discovery: %v, want one dump", c)
@@ -174,7 +123,7 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 	rest := p.changing(t)
 	for range 20 {
 		<-time.After(20 * time.Millisecond)
-		live.cut()
+		live.cut(false)
 	}
 	rest()
 	b.equal(p)
@@ -188,13 +137,13 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 	point(at)
 	again := startOnSockets(t, 7, at, 2)
 	again.change(50)
-	live.cut()
-	ask.cut()
+	live.cut(false)
+	ask.cut(false)
 	b.equal(again)
 
 	// It is away for longer than it is asked, then comes back with another cache.
 	again.stop()
-	live.cut()
+	live.cut(false)
 	eventually(t, func() bool { return b.sources.State(7) == events.KnownNothing })
 	at = sockets(t)
 	third := startOnSockets(t, 7, at, 3)

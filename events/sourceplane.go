@@ -10,8 +10,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
 // followPlane hands what a publisher says on its own socket to the subscriber until
@@ -68,32 +66,14 @@ func (s *Sources) Ask(ctx context.Context, q Query, part func(AnswerPart) (more 
 	if !ok {
 		return errNobody
 	}
-	c, err := zmtp.Dial(ctx, at.replay, zmtp.Dealer)
+	err := askSocket(ctx, at.replay, [][]byte{nil, AppendQuery(nil, q)}, func(frames [][]byte) (more bool, err error) {
+		p, err := splitPart(frames)
+		return err == nil && part(p), err
+	})
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("%w: %w", errNobody, err)
 	}
-	if err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // Read then ends
-	defer stop()
-	defer func() { _ = c.Close() }() // again, perhaps
-	if err := c.Write(nil, AppendQuery(nil, q)); err != nil {
-		return err
-	}
-	for {
-		frames, err := c.Read()
-		if err != nil {
-			return err
-		}
-		p, err := splitPart(frames)
-		if err != nil {
-			return err
-		}
-		if !part(p) {
-			return nil
-		}
-	}
+	return err
 }
 
 // splitPart takes a part of an answer apart: an empty frame; number and count, u32

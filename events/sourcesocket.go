@@ -459,15 +459,30 @@ func (q *question) failed(err error) {
 
 // replay asks the engine for the batches from a sequence on.
 func (r *rankSource) replay(ctx context.Context, from uint64, ask int, out chan<- news) error {
-	c, err := zmtp.Dial(ctx, r.at.replay, zmtp.Dealer)
+	request := ReplayFrames(from)
+	return askSocket(ctx, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
+		f, err := SplitFrames(frames)
+		switch {
+		case err != nil, f.End:
+			return false, err
+		case !tell(ctx, out, news{kind: newsReplay, ask: ask, frames: f}):
+			return false, ctx.Err()
+		}
+		return true, nil
+	})
+}
+
+// askSocket sends a request to a ROUTER socket and takes what comes back, until take
+// wants no more.
+func askSocket(ctx context.Context, at zmtp.Endpoint, request [][]byte, take func(frames [][]byte) (more bool, err error)) error {
+	c, err := zmtp.Dial(ctx, at, zmtp.Dealer)
 	if err != nil {
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // Read then ends
 	defer stop()
 	defer func() { _ = c.Close() }() // again, perhaps
-	request := ReplayFrames(from)
-	if err := c.Write(request[:]...); err != nil {
+	if err := c.Write(request...); err != nil {
 		return err
 	}
 	for {
@@ -475,14 +490,8 @@ func (r *rankSource) replay(ctx context.Context, from uint64, ask int, out chan<
 		if err != nil {
 			return err
 		}
-		f, err := SplitFrames(frames)
-		switch {
-		case err != nil:
+		if more, err := take(frames); !more || err != nil {
 			return err
-		case f.End:
-			return nil
-		case !tell(ctx, out, news{kind: newsReplay, ask: ask, frames: f}):
-			return ctx.Err()
 		}
 	}
 }

@@ -55,6 +55,25 @@ func process(t *testing.T, name string, args ...string) *child {
 	return c
 }
 
+// emptyBus starts NATS for processes that the test starts, and connects to it.
+func emptyBus(t *testing.T) (*embeddedNATS, *nats.Conn) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	bus, err := startNATS("127.0.0.1:0", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bus.stop)
+	nc, err := nats.Connect(bus.url())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return bus, nc
+}
+
 // complete asks an engine for a completion of a prompt of its own.
 func complete(t *testing.T, e *child, prompt string) {
 	t.Helper()
@@ -208,14 +227,7 @@ func TestPublishWithOtherBlockSizes(t *testing.T) {
 		factor                 int // blocks of the routers in a hundred of the engine
 	}{{"16", "32", "ok", 50}, {"64", "16", "ok", 400}, {"24", "16", "block_size_mismatch", 0}} {
 		t.Run(c.engine+" as "+c.routers, func(t *testing.T) {
-			if testing.Short() {
-				t.Skip("starts processes")
-			}
-			bus, err := startNATS("127.0.0.1:0", "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(bus.stop)
+			bus, _ := emptyBus(t)
 			e := bareEngine(t, "a", "--block-size", c.engine)
 			process(t, "publish", "publish", "--name", "a", "--engine-address", e.at.HTTP, "--nats-url", bus.url(), "--block-size", c.routers)
 			d := &demonstration{router: process(t, "kvroute", "serve", "--nats-url", bus.url(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}
@@ -358,19 +370,7 @@ func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 
 // The heartbeats of a sidecar say how busy its engine is, and so does kv_metrics.
 func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts processes")
-	}
-	bus, err := startNATS("127.0.0.1:0", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(bus.stop)
-	nc, err := nats.Connect(bus.url())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
+	bus, nc := emptyBus(t)
 	id := wire.WorkerID("a")
 	beats, err := nc.SubscribeSync(wire.Scope{}.Own("heartbeat", wire.WorkerKey(id)))
 	if err != nil {
