@@ -13,6 +13,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -191,9 +192,26 @@ func TestAReplicaThatWasAwayForLong(t *testing.T) {
 type way struct {
 	at string
 
+	// deaf swallows what the server should hear.
+	deaf atomic.Bool
+
 	mu    sync.Mutex
 	gone  bool
 	conns []net.Conn
+}
+
+// mute is a connection's other end, to which nothing comes while it is deaf.
+type mute struct {
+	net.Conn
+
+	deaf *atomic.Bool
+}
+
+func (m mute) Write(p []byte) (int, error) {
+	if m.deaf.Load() {
+		return len(p), nil
+	}
+	return m.Conn.Write(p)
 }
 
 func newWay(t *testing.T, to func() string) *way {
@@ -224,7 +242,11 @@ func newWay(t *testing.T, to func() string) *way {
 			w.mu.Unlock()
 			for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
 				both.Go(func() {
-					_, _ = io.Copy(pair[0], pair[1])
+					if pair[0] == out {
+						_, _ = io.Copy(mute{out, &w.deaf}, pair[1])
+					} else {
+						_, _ = io.Copy(pair[0], pair[1])
+					}
 					pair[0].Close()
 				})
 			}

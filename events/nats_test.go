@@ -179,6 +179,33 @@ func TestTooManyPendingEventsLeaveAGap(t *testing.T) {
 	}
 }
 
+// A bus that goes away while the last events leave is no error: it might as well have
+// been away before.
+func TestTheBusGoesAwayAtTheEnd(t *testing.T) {
+	s, _ := startServer(t, -1)
+	w := newWay(t, func() string { return s.Addr().String() })
+	nc, err := nats.Connect("nats://"+w.at, nats.MaxReconnects(-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 1})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	eventually(t, nc.IsConnected)
+	w.deaf.Store(true)
+	sent := nc.Stats().OutMsgs
+	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
+	cancel()
+	eventually(t, func() bool { return nc.Stats().OutMsgs > sent })
+	<-time.After(100 * time.Millisecond) // the flush waits for its answer, up to a second
+	w.cut(true)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestGarbageOnTheBusIsHarmless(t *testing.T) {
 	nc := bus(t)
 	l := listen(t, nc, wire.Scope{})

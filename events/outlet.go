@@ -120,7 +120,11 @@ func (o *natsOutlet) flush() error {
 	if !o.nc.IsConnected() || o.stream != nil {
 		return nil // who is away cannot be waited for, and a stream has acknowledged
 	}
-	if err := o.nc.FlushTimeout(time.Second); err != nil {
+	err := o.nc.FlushTimeout(time.Second)
+	if errors.Is(err, nats.ErrConnectionClosed) {
+		return nil // it went away meanwhile, which is no other end than before
+	}
+	if err != nil {
 		return fmt.Errorf("events: flush the last events: %w", err)
 	}
 	return nil

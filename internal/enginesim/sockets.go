@@ -257,6 +257,9 @@ func (s *Sockets) Drop(n int) {
 // Subscribers returns how many listen.
 func (s *Sockets) Subscribers() int { return s.pub.Subscribers() }
 
+// Joined counts subscriptions since the beginning.
+func (s *Sockets) Joined() uint64 { return s.pub.Joined() }
+
 // Restart is what the end of the process and a new one would be to those who
 // listen: connections end, numbers begin anew, nothing is said.
 func (s *Sockets) Restart() { s.restart() }
