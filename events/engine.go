@@ -41,6 +41,15 @@ const (
 // for the index. It remembers the blocks, because engines name the salt only where
 // a sequence begins, move blocks between tiers without saying what is in them, and
 // store several copies of one block. It is not safe for concurrent use.
+//
+// # Invariants
+//
+//   - The index was told of exactly the blocks that are published, and is told of their
+//     removal before they are forgotten.
+//   - A block has as many copies as were stored and not removed; with SetLike one.
+//   - blocks is the sum of the weights of what is kept, at most MaxBlocks.
+//   - A part of a block of the index's size names each published block that ends with
+//     others behind it, and that one names its parts.
 type Engine struct {
 	opt    EngineOptions
 	ranks  map[uint32]*engineRank

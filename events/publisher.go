@@ -59,6 +59,16 @@ type PublisherConfig struct {
 }
 
 // Publisher tells the bus what happens in one worker's cache.
+//
+// # Invariants
+//
+//   - The events of a rank have the numbers 1, 2, 3 and so on in the order of Publish,
+//     also those that are dropped; an event that joins the one before has its number.
+//   - Of pending, the first sealed ones are as they will be sent, and are what the local
+//     index knows: an answer to a query and the events behind it never overlap.
+//   - A rank whose last event may have reached nobody is in lost until another event
+//     with a number of its own has left.
+//   - At most max events are pending.
 type Publisher struct {
 	conf PublisherConfig
 	out  outlet // only Run sends

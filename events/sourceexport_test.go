@@ -58,3 +58,6 @@ func (r TestRank) Take(frames [][]byte) {
 		r.r.take(nil, news{kind: newsLive, frames: f})
 	}
 }
+
+// SplitPart takes a part of an answer apart.
+func SplitPart(frames [][]byte) (AnswerPart, error) { return splitPart(frames) }

@@ -234,3 +234,34 @@ func (p *poller) says(event, block uint64) {
 	defer p.mu.Unlock()
 	p.list = append(p.list, trtStored(int(event), "null", trtBlock(fmt.Sprint(block), trtTokens(int(block)*4, 4), "")))
 }
+
+func FuzzLoadSources(f *testing.F) {
+	f.Add([]byte("KVRSRCS1\x00\x00\x00\x00"))
+	f.Add([]byte("KVRSRCS1\x04\x00\x00\x00abcd\x00\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := events.NewSources(events.SourcesConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := s.Load(bytes.NewReader(data))
+		if err != nil && (n != 0 || !errors.Is(err, events.ErrBadState)) {
+			t.Errorf("%d ranks, %v", n, err)
+		}
+		var again bytes.Buffer
+		if err := s.Save(&again); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func FuzzAnswerParts(f *testing.F) {
+	f.Add([]byte{}, []byte{0, 0, 0, 0, 0, 0, 0, 1, 0x81}, []byte{0, 0, 0, 0, 0, 0, 0, 9})
+	f.Fuzz(func(t *testing.T, a, b, c []byte) {
+		for _, frames := range [][][]byte{{a}, {a, b}, {a, b, c}, {a, b, c, a}} {
+			p, err := events.SplitPart(frames)
+			if err == nil && (len(a) > 0 || len(p.Data) != len(b)-8 || p.Index < 0 || p.Count < 0) {
+				t.Errorf("%x: %+v", frames, p)
+			}
+		}
+	})
+}

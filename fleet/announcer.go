@@ -35,6 +35,10 @@ type AnnouncerConfig struct {
 }
 
 // Announcer registers a worker and keeps it registered.
+//
+// Invariant: while it runs and the worker is alive, the record was put at most putEvery
+// ago, or NATS does not take it and it is tried every second; a record that changed is
+// put at once, the newest last.
 type Announcer struct {
 	conf       AnnouncerConfig
 	nc         *nats.Conn
