@@ -285,9 +285,9 @@ func startReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableC
 
 // startMember starts a replica that knows of the engines as if they had registered,
 // and asks them.
-func (e *engines) startMember(nc *nats.Conn, name string, conf events.DurableConfig, hurry ...func(*events.Timing)) *replica {
+func (e *engines) startMember(nc *nats.Conn, name string, conf events.DurableConfig) *replica {
 	e.t.Helper()
-	r := newReplica(e.t, nc, name, conf, hurry...)
+	r := newReplica(e.t, nc, name, conf)
 	e.register(r)
 	asking := running(e.t, r.sub.Run)
 	reading := running(e.t, r.Run)

@@ -20,7 +20,6 @@ import (
 
 // The tests of this file play what was captured of older Dynamo over a real NATS.
 
-//nolint:gochecknoglobals // a constant
 var dynamoScope = wire.Scope{Namespace: "dynamo", Component: "backend", Endpoint: "generate"}
 
 // played is a message as it was captured.

@@ -85,8 +85,9 @@ func sockets(t *testing.T) events.RankSockets {
 }
 
 // startOnSockets starts a worker's process that no bus carries.
-func startOnSockets(t *testing.T, id uint64, at events.RankSockets, seed uint64, lost ...func(int)) *liveWorker {
+func startOnSockets(t *testing.T, at events.RankSockets, seed uint64, lost ...func(int)) *liveWorker {
 	t.Helper()
+	const id = 7
 	conf := events.PublisherConfig{WorkerID: id, Sockets: map[uint32]events.RankSockets{0: at}}
 	for _, f := range lost {
 		conf.Lost = f
@@ -110,7 +111,7 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 	}
 	at := sockets(t)
 	point(at)
-	p := startOnSockets(t, 7, at, 1)
+	p := startOnSockets(t, at, 1)
 	p.change(300)
 	b.know(7, 1, live.endpoint(), ask.endpoint())
 	b.equal(p)
@@ -135,7 +136,7 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 	p.stop()
 	at = sockets(t)
 	point(at)
-	again := startOnSockets(t, 7, at, 2)
+	again := startOnSockets(t, at, 2)
 	again.change(50)
 	live.cut(false)
 	ask.cut(false)
@@ -146,7 +147,7 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 	live.cut(false)
 	eventually(t, func() bool { return b.sources.State(7) == events.KnownNothing })
 	at = sockets(t)
-	third := startOnSockets(t, 7, at, 3)
+	third := startOnSockets(t, at, 3)
 	third.change(70)
 	point(at)
 	b.equal(third)
@@ -160,7 +161,7 @@ func TestASlowListenerOfASocket(t *testing.T) {
 	at := sockets(t)
 	live := "tcp://" + at.Events.Addr().String()
 	var lost atomic.Int64
-	p := startOnSockets(t, 7, at, 5, func(n int) { lost.Add(int64(n)) })
+	p := startOnSockets(t, at, 5, func(n int) { lost.Add(int64(n)) })
 	p.LimitQueue(2)
 	b.know(7, 1, live, "tcp://"+at.Queries.Addr().String())
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 1 })
@@ -228,7 +229,7 @@ func TestRanksOnSockets(t *testing.T) {
 
 	// Another worker's socket says things of this one.
 	lies := sockets(t)
-	liar := startOnSockets(t, 7, lies, 9)
+	liar := startOnSockets(t, lies, 9)
 	b.know(8, 1, "tcp://"+lies.Events.Addr().String(), "tcp://"+lies.Queries.Addr().String())
 	eventually(t, func() bool { return b.sources.State(8) == events.KnownWell })
 	liar.change(50)
@@ -249,7 +250,7 @@ func TestRanksOnSockets(t *testing.T) {
 func TestStrangersAtASocket(t *testing.T) {
 	b := newSocketBed(t)
 	at := sockets(t)
-	p := startOnSockets(t, 7, at, 1)
+	p := startOnSockets(t, at, 1)
 	for _, frames := range [][][]byte{
 		{{}},
 		{{}, {0xc1}},

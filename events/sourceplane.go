@@ -54,6 +54,7 @@ func (r *rankSource) followPlane(ctx context.Context) {
 				}
 				return own
 			})
+		case newsReplay, newsReplayEnd, newsUnanswered: // of engines: queries are asked by sub
 		}
 	}
 }

@@ -4,6 +4,7 @@ package events_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -196,9 +197,7 @@ func (l *land) snapshot(n *node) {
 		}
 		s.runs = append(s.runs, run)
 	}
-	for id, at := range n.told {
-		s.started[id] = at
-	}
+	maps.Copy(s.started, n.told)
 	l.snaps = [2]*snap{s, l.snaps[0]}
 	if before := l.snaps[1]; before != nil && before.epoch == l.epoch {
 		upTo := before.position

@@ -24,7 +24,8 @@ vllm:num_requests_running{engine="0",model_name="m"} 3.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 99.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
-`, fleet.Capacity{Blocks: 1000, BlockSize: 16},
+`,
+			fleet.Capacity{Blocks: 1000, BlockSize: 16},
 			map[uint32]fleet.Load{0: {Running: 3, Waiting: 2, KVUtilization: 0.25, KVUsedBlocks: 250}},
 			fleet.Load{Running: 3, Waiting: 2, KVUtilization: 0.25, KVUsedBlocks: 250},
 		},
@@ -40,7 +41,8 @@ sglang:num_running_reqs{engine_type="unified",model_name="a",tp_rank="1",dp_rank
 sglang:num_queue_reqs{model_name="a",tp_rank="0",dp_rank="1"} 6.0
 sglang:token_usage{model_name="a",tp_rank="0",dp_rank="1"} 0.5
 sglang:num_used_tokens{model_name="a",tp_rank="0",dp_rank="1"} 161
-`, fleet.Capacity{BlockSize: 16},
+`,
+			fleet.Capacity{BlockSize: 16},
 			map[uint32]fleet.Load{1: {Running: 4, Waiting: 6, KVUtilization: 0.5, KVUsedBlocks: 11}},
 			fleet.Load{Running: 4, Waiting: 6, KVUtilization: 0.5, KVUsedBlocks: 11},
 		},

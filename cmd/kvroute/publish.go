@@ -277,8 +277,8 @@ func (p *beside) bind() (map[uint32]events.RankSockets, error) {
 		queries = live.String()
 	}
 	sockets := make(map[uint32]events.RankSockets)
-	for i := range max(1, uint32(p.record.DPSize)) {
-		rank := uint32(p.record.DPStart) + i
+	for i := range max(1, p.record.DPSize) {
+		rank := p.record.DPStart + i
 		var at events.RankSockets
 		for _, s := range []struct {
 			flag, endpoint string

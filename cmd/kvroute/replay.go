@@ -181,8 +181,14 @@ func (f *replayFlags) positive() error {
 		flag  string
 		value int
 	}{
-		{"requests", g.Requests}, {"prefixes", g.Prefixes}, {"output-tokens", g.OutputTokens}, {"turns", g.Turns},
-		{"workers", s.Workers}, {"kv-blocks", s.KVBlocks}, {"replicas", s.Replicas}, {"groups", s.Groups},
+		{"requests", g.Requests},
+		{"prefixes", g.Prefixes},
+		{"output-tokens", g.OutputTokens},
+		{"turns", g.Turns},
+		{"workers", s.Workers},
+		{"kv-blocks", s.KVBlocks},
+		{"replicas", s.Replicas},
+		{"groups", s.Groups},
 	} {
 		if n.value < 1 {
 			return fmt.Errorf("--%s is %d, want 1 or more", n.flag, n.value)

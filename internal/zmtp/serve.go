@@ -138,7 +138,7 @@ func (p *Publisher) Drain(deadline time.Time) {
 		if idle {
 			return
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 }
 
