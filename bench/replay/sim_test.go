@@ -74,7 +74,11 @@ func decisions(t testing.TB, c Scenario) []string {
 	var all []string
 	c.decided = func(req int32, d router.Decision) {
 		d.TokenizeTime, d.MatchTime, d.PickTime = 0, 0, 0
-		all = append(all, fmt.Sprintf("%d: %+v", req, d))
+		text, err := json.Marshal(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, fmt.Sprintf("%d: %s", req, text))
 	}
 	play(t, c)
 	return all
