@@ -118,7 +118,7 @@ type demonstration struct {
 	bodyMode  envoy.BodyMode
 	failover  envoy.Failover
 	poolFile  string          // instead of the engines' addresses
-	secure    envoy.Config    // what it says of TLS, and of the size of bodies
+	secure    envoy.Config    // what it says of TLS, of bodies and of time
 	replicas  []string        // addresses for Envoy, instead of the router's alone
 	dump      *envoytest.Dump // Envoy's configuration, instead of ours
 
@@ -259,7 +259,7 @@ func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 		c.ExtProc = d.replicas
 	}
 	c.CA, c.Cert, c.Key, c.ServerName = d.secure.CA, d.secure.Cert, d.secure.Key, d.secure.ServerName
-	c.MaxBodyBytes = d.secure.MaxBodyBytes
+	c.MaxBodyBytes, c.MessageTimeout, c.MaxMessageTimeout = d.secure.MaxBodyBytes, d.secure.MessageTimeout, d.secure.MaxMessageTimeout
 	for _, e := range d.engines {
 		if d.poolFile == "" {
 			c.Pool = append(c.Pool, e.at.HTTP)

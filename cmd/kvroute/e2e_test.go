@@ -431,7 +431,10 @@ func TestADrainHarmsNoResponse(t *testing.T) {
 }
 
 func TestManyStreamsAtOnce(t *testing.T) {
-	d := startStack(t, 4, []string{"--speed", "5"})
+	d := newStack(t, 4, []string{"--speed", "5"})
+	// On a busy machine some of so many would fail open, which is not what this is about.
+	d.secure.MessageTimeout, d.secure.MaxMessageTimeout = 30*time.Second, 40*time.Second
+	d.begin(t, "--decision-timeout", "25s")
 	var wg sync.WaitGroup
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2000}}
 	defer client.CloseIdleConnections()

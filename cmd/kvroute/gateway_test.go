@@ -97,6 +97,7 @@ func TestGateway(t *testing.T) {
 				t.Errorf("a body of 1 MB is not decided: status %d, %.200s", large.StatusCode, body)
 			}
 
+			idle(t, d)
 			// The stream stays to the end of the response: the slot is held until then.
 			resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("a long story", 400, true), nil)
 			if err != nil {

@@ -16,9 +16,11 @@ import (
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
 )
@@ -291,10 +293,28 @@ func TestAWorkerInDoubtShows(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
+	// Events of another publisher than the worker's record names would wait.
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker := wire.WorkerID(d.engines[0].name)
+	entry, err := bucket.Get(t.Context(), wire.WorkerKey(worker))
+	if err != nil {
+		t.Fatal(err)
+	}
+	record, err := fleet.ParseRecord(entry.Value())
+	if err != nil {
+		t.Fatal(err)
+	}
 	say := func(id uint64) {
 		t.Helper()
-		ev := events.RouterEvent{WorkerID: wire.WorkerID(d.engines[0].name), EventID: id, Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: id, Local: id}}}}
-		m := events.AppendEnvelope(nil, events.Envelope{PublisherID: 9, Topic: events.Topic, Payload: events.AppendEvents(nil, []events.RouterEvent{ev})})
+		ev := events.RouterEvent{WorkerID: worker, EventID: id, Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: id, Local: id}}}}
+		m := events.AppendEnvelope(nil, events.Envelope{PublisherID: record.Events.PublisherID, Topic: events.Topic, Payload: events.AppendEvents(nil, []events.RouterEvent{ev})})
 		if err := nc.Publish(wire.Scope{}.Topic(events.Topic), m); err != nil {
 			t.Fatal(err)
 		}
