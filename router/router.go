@@ -298,7 +298,7 @@ func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 		q.tokens, d.TokenMode = req.Blocks.Tokens, tokenizer.Exact
 	case req.Tokens != nil:
 		s.encoded = tokenizer.Prompt{IDs: req.Tokens, Exact: len(req.Tokens), Mode: tokenizer.Exact}
-		if chat.MayHaveItems(req.Prompt.Messages) {
+		if len(req.Prompt.Messages) > 0 && chat.MayHaveItems(req.Prompt.Messages) {
 			// The placeholders of an image are ids like others, but the engine's blocks
 			// of them are of that image.
 			s.encoded.Exact, s.encoded.Mode, s.encoded.Reason = 0, tokenizer.ExactPrefix, tokenizer.Items
