@@ -189,7 +189,9 @@ func TestEnvoyRestarts(t *testing.T) {
 // Bodies of ten megabytes go to a worker whole; larger ones than allowed are an
 // error in the API's form.
 func TestLargeBodies(t *testing.T) {
-	d := startStack(t, 1, []string{"--speed", "1000", "--num-gpu-blocks", "400000"})
+	d := newStack(t, 1, []string{"--speed", "1000", "--num-gpu-blocks", "400000"})
+	d.secure.MessageTimeout, d.secure.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
+	d.begin(t, "--decision-timeout", "25s")
 	large := chatBody(strings.Repeat("word ", 10<<20/5), 2, false)
 	resp, body := reply(t, d, "POST", chatPath, large, nil)
 	// The simulated engine has its own idea of how long a prompt may be.
