@@ -215,7 +215,7 @@ func settle(t *testing.T, d *demonstration) {
 
 func TestADecisionCanBeExplained(t *testing.T) {
 	d := startStack(t, 2, []string{"--speed", "20"})
-	resp, _ := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("why? ", 50), 8, true), nil)
+	resp, _ := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("why? ", 50), 200, true), nil)
 	var list struct{ Decisions []router.Decision }
 	eventually(t, "the newest decision has no end", func() bool {
 		if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/decisions?limit=1", &list); err != nil {
