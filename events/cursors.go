@@ -108,7 +108,7 @@ func (t *tracker) restored(now, at time.Time, k knowledge) {
 		}
 		r := t.rank(rankKey{worker, dpRank})
 		if r != nil {
-			r.restored = true
+			t.fromSnapshot(r)
 		}
 		return r
 	}

@@ -95,7 +95,7 @@ type tracker struct {
 	count   func(what string, n int)
 
 	ranks   map[rankKey]*rank
-	owned   map[uint64][]*rank // the same, by worker
+	owned   map[uint64]owned   // the same, by worker
 	workers map[uint64]Source  // as told
 	waiting map[waitKey]*queue // never empty
 	voices  map[waitKey]*voice
@@ -115,8 +115,16 @@ type waitKey struct {
 	feed   Feed
 }
 
+// owned are the ranks of a worker, in no order. Liars can give one worker all that
+// there is room for, so nothing that an event does may look at each of them.
+type owned struct {
+	ranks    []*rank
+	restored int // so many are known from a snapshot
+}
+
 type rank struct {
 	key     rankKey
+	at      int               // place among its worker's
 	cursors map[uint64]uint64 // by publisher
 	newest  uint64            // the publisher that counts, or was heard first last; 0 = of no name, or not known
 	many    bool              // two publishers at a time: nothing is cleared any more
@@ -166,7 +174,7 @@ func newTracker(sink Sink) *tracker {
 		changed: func(uint64, uint32, State) {},
 		count:   func(string, int) {},
 		ranks:   make(map[rankKey]*rank),
-		owned:   make(map[uint64][]*rank),
+		owned:   make(map[uint64]owned),
 		workers: make(map[uint64]Source),
 		waiting: make(map[waitKey]*queue),
 		voices:  make(map[waitKey]*voice),
@@ -185,7 +193,7 @@ func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEv
 		if q := t.waiting[waitKey{ev.WorkerID, feed}]; q != nil || t.waits(ev.WorkerID) {
 			return t.wait(now, feed, publisher, ev)
 		}
-		if feed != FeedDurable && slices.ContainsFunc(t.owned[ev.WorkerID], func(r *rank) bool { return r.restored }) {
+		if feed != FeedDurable && t.owned[ev.WorkerID].restored > 0 {
 			return verdict{other: true} // the stream brings it, in its place
 		}
 	case !src.has(ev.DPRank):
@@ -222,9 +230,11 @@ func (t *tracker) past(e Envelope, worker uint64) bool {
 func (t *tracker) rank(key rankKey) *rank {
 	r := t.ranks[key]
 	if r == nil && len(t.ranks) < maxRanks {
-		r = &rank{key: key, cursors: make(map[uint64]uint64, 1)}
+		o := t.owned[key.worker]
+		r = &rank{key: key, at: len(o.ranks), cursors: make(map[uint64]uint64, 1)}
 		t.ranks[key] = r
-		t.owned[key.worker] = append(t.owned[key.worker], r)
+		o.ranks = append(o.ranks, r)
+		t.owned[key.worker] = o
 	}
 	return r
 }
@@ -234,12 +244,30 @@ func (t *tracker) drop(r *rank) {
 	t.settle(r)
 	t.set(r, StateOK)
 	delete(t.ranks, r.key)
-	left := slices.DeleteFunc(t.owned[r.key.worker], func(o *rank) bool { return o == r })
-	if len(left) == 0 {
+	o := t.owned[r.key.worker]
+	last := o.ranks[len(o.ranks)-1]
+	o.ranks[r.at], last.at = last, r.at
+	o.ranks[len(o.ranks)-1] = nil
+	o.ranks = o.ranks[:len(o.ranks)-1]
+	if r.restored {
+		o.restored--
+	}
+	if len(o.ranks) == 0 {
 		delete(t.owned, r.key.worker)
 		return
 	}
-	t.owned[r.key.worker] = left
+	t.owned[r.key.worker] = o
+}
+
+// fromSnapshot notes that a rank is known from a snapshot of the stream.
+func (t *tracker) fromSnapshot(r *rank) {
+	if r.restored {
+		return
+	}
+	r.restored = true
+	o := t.owned[r.key.worker]
+	o.restored++
+	t.owned[r.key.worker] = o
 }
 
 // pass lets an event through if it is new, whatever is missing before it.
@@ -371,7 +399,7 @@ func (t *tracker) forget(worker uint64) {
 		delete(t.waiting, waitKey{worker, feed})
 		delete(t.voices, waitKey{worker, feed})
 	}
-	for _, r := range slices.Clone(t.owned[worker]) {
+	for _, r := range slices.Clone(t.owned[worker].ranks) {
 		t.drop(r)
 	}
 	delete(t.workers, worker)

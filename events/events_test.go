@@ -151,6 +151,10 @@ func TestRanksAreBounded(t *testing.T) {
 	if last != "dropped" || tr.Ranks() != events.MaxRanks {
 		t.Errorf("one rank too many: %q, %d kept", last, tr.Ranks())
 	}
+	// All of one worker: what the square of them cost would not come to an end here.
+	if tr.Forget(1); tr.Ranks() != 0 {
+		t.Errorf("%d ranks are kept of a worker that is forgotten", tr.Ranks())
+	}
 }
 
 // Whatever a bus does to the events of a worker whose publisher restarts now and

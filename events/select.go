@@ -67,7 +67,7 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	// What the sink has forgotten, or never got in order, counts for nothing.
 	// The stream brings all in order, whether the worker is known or not.
 	forgotten := told && (old.StartedMS != src.StartedMS || old.Home != src.Home) || !told && src.Queries && src.Feed != FeedDurable
-	for _, r := range slices.Clone(t.owned[id]) {
+	for _, r := range slices.Clone(t.owned[id].ranks) {
 		if forgotten || !src.has(r.key.rank) || src.Feed == FeedNone {
 			t.drop(r)
 		} else if !r.only(src.Publisher) {

@@ -41,7 +41,7 @@ func (t *tracker) speaks(sent time.Time, feed Feed, worker uint64, d Dialect) bo
 	case v.dialect != d:
 		v.dialect = d
 		if src, told := t.workers[worker]; !told || src.takes(feed) {
-			for _, r := range slices.Clone(t.owned[worker]) {
+			for _, r := range slices.Clone(t.owned[worker].ranks) {
 				t.sink(worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
 				t.drop(r)
 			}
