@@ -743,7 +743,7 @@ func TestAWorkerLiesAboutItsID(t *testing.T) {
 	e.work(200)
 	e.mustKnow(a)
 	liar := events.NewPublisher(n.connect(), events.PublisherConfig{WorkerID: 2, Durable: true})
-	running(t, liar.Run)
+	stop := running(t, liar.Run)
 	for i := range uint64(50) {
 		liar.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 + i, Local: i}}})
 		e.work(10)
@@ -751,7 +751,14 @@ func TestAWorkerLiesAboutItsID(t *testing.T) {
 	}
 	e.known(func(w int) bool { return w != 2 }, a)
 	eventually(t, func() bool { return a.log.has("two publishers speak for one rank") })
-	e.known(func(w int) bool { return w != 2 }, startReplica(t, n.connect(), "b", events.DurableConfig{}))
+	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+	e.known(func(w int) bool { return w != 2 }, b)
+	// Once it is silent, and the worker has cleared its cache, all is true again.
+	stop()
+	e.tell(1, indexer.Event{Kind: indexer.Cleared})
+	e.held[1] = nil
+	e.work(200)
+	e.mustKnow(a, b)
 }
 
 // Ten thousand workers on one stream are all heard, and a snapshot has them all.

@@ -218,7 +218,8 @@ type replica struct {
 	states map[uint64]events.State
 	// stranger is a worker that is not known yet.
 	stranger uint64
-	names    map[int]uint64 // of workers whose ids are no small numbers
+	runs     func(func(int, indexer.Run) bool) // in the place of what the index has
+	names    map[int]uint64                    // of workers whose ids are no small numbers
 }
 
 // number is a worker's in indexes.
@@ -363,6 +364,10 @@ func (r *replica) dump(s *events.Snapshot, _ func(uint64) bool) (done func(), ok
 		for _, ev := range evs {
 			s.Parked = append(s.Parked, events.RouterEvent{WorkerID: id, Event: ev})
 		}
+	}
+	if r.runs != nil {
+		s.Runs = r.runs
+		return func() {}, true
 	}
 	next, stop := iter.Pull(r.index.Dump())
 	first, some := next() // it has begun
