@@ -13,7 +13,8 @@
 //	GET /v1/decisions?id=ID       JSON: one kept decision with every candidate's inputs
 //	GET /v1/decisions?limit=N     JSON: the newest ones, 20 if not said, at most 1,000
 //	GET /v1/index/dump            JSON lines: every cached block known, at one moment; with ?sort=1 in an order
-//	                              that two replicas agree on. One at a time, else 503
+//	                              that two replicas agree on, if it is not too large (422).
+//	                              One at a time, else 503
 //	GET /busy_threshold           JSON: the thresholds of each model that has some
 //	POST /busy_threshold          changes those of a model, or tells them
 //

@@ -4,12 +4,14 @@ package api
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
 
-	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
@@ -46,7 +48,9 @@ const dumpStall = 10 * time.Second
 // dumpWait is how long a dump waits for another one, or for a snapshot.
 const dumpWait = 2 * time.Second
 
-// dump writes the index as JSON lines, as it is at one moment.
+// dump writes the index as JSON lines, event by event, as it is at one moment; see
+// [router.Router.Dump]. If it is given up, because the client reads too slowly for
+// what changes meanwhile, its last line is missing.
 func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 	sorted := false
 	switch v := req.FormValue("sort"); v {
@@ -57,20 +61,20 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 		fail(w, http.StatusBadRequest, openai.InvalidRequest, "sort", "sort is "+strconv.Quote(v)+", want 0 or 1")
 		return
 	}
-	d, ok := c.Router.Dump()
-	for patience := time.After(dumpWait); !ok && patience != nil && req.Context().Err() == nil; d, ok = c.Router.Dump() {
-		select {
-		case <-patience:
-			patience = nil
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	if !ok {
+	ctx, cancel := context.WithTimeoutCause(req.Context(), dumpWait, errors.New("another dump, or a snapshot, takes longer"))
+	defer cancel()
+	d, err := c.Router.AwaitDump(ctx)
+	if err != nil {
 		w.Header().Set("Retry-After", "5")
 		fail(w, http.StatusServiceUnavailable, openai.Unavailable, "", "another dump or snapshot is being made; ask again")
 		return
 	}
 	defer d.Close()
+	d.Begin()
+	if sorted && d.Blocks > router.MaxSorted {
+		fail(w, http.StatusUnprocessableEntity, openai.InvalidRequest, "sort", fmt.Sprintf("the index has %d blocks, at most %d are sorted; sort the lines of a dump that is not", d.Blocks, router.MaxSorted))
+		return
+	}
 	head := dumpHeader{Dump: 1, Scope: c.Scope, HashSeed: 1337, CreatedMS: time.Now().UnixMilli(), Owners: len(d.Holders), Pools: []dumpPool{}}
 	if c.Stream != nil {
 		head.LastStreamSeq = c.Stream()
@@ -94,14 +98,16 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 	var end dumpEnd
 	var line []byte
 	for ev := range d.Events(sorted) {
-		line = appendDumped(line[:0], &ev, end.End.Events)
+		line = append(ev.AppendJSON(line[:0], end.End.Events), '\n')
 		if _, err := out.Write(line); err != nil {
 			return
 		}
 		end.End.Events++
 		end.End.Blocks += len(ev.Event.Blocks)
 	}
-	_ = enc.Encode(end) // see above
+	if d.Err() == nil { // a dump that was given up has no last line
+		_ = enc.Encode(end) // see above
+	}
 }
 
 // patient gives each write its time.
@@ -114,39 +120,4 @@ func (p *patient) Write(b []byte) (int, error) {
 	// Writers of tests have no deadline.
 	_ = p.control.SetWriteDeadline(time.Now().Add(dumpStall))
 	return p.w.Write(b)
-}
-
-// tierNames are the names of the storage tiers on the bus.
-//
-//nolint:gochecknoglobals // a table
-var tierNames = [...]string{"device", "host_pinned", "disk", "external"}
-
-// appendDumped appends an event in the form in which events travel as JSON.
-func appendDumped(b []byte, ev *router.DumpedEvent, id int) []byte {
-	b = strconv.AppendUint(append(b, `{"worker_id":`...), ev.Worker.ID, 10)
-	b = append(append(b, `,"storage_tier":"`...), tierNames[min(ev.Event.Tier, indexer.External)]...)
-	b = strconv.AppendInt(append(b, `","event":{"event_id":`...), int64(id), 10)
-	b = append(b, `,"data":{"stored":{"parent_hash":`...)
-	if ev.Event.HasParent {
-		b = strconv.AppendUint(b, ev.Event.Parent, 10)
-	} else {
-		b = append(b, "null"...)
-	}
-	b = append(b, `,"start_position":`...)
-	if ev.Hole {
-		b = strconv.AppendInt(b, int64(ev.Position), 10)
-	} else {
-		b = append(b, "null"...)
-	}
-	b = append(b, `,"blocks":[`...)
-	for i, block := range ev.Event.Blocks {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendUint(append(b, `{"block_hash":`...), block.External, 10)
-		b = strconv.AppendUint(append(b, `,"tokens_hash":`...), block.Local, 10)
-		b = append(b, `,"mm_extra_info":null}`...)
-	}
-	b = strconv.AppendUint(append(b, `]}},"dp_rank":`...), uint64(ev.Worker.DPRank), 10)
-	return append(b, "}}\n"...)
 }

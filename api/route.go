@@ -3,6 +3,7 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -200,11 +201,15 @@ func about(does func(n *named) bool) http.HandlerFunc {
 	}
 }
 
-func (c *Config) dumpEvents(w http.ResponseWriter, _ *http.Request) {
+func (c *Config) dumpEvents(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	// Another dump waits for this one: a client that does not read must not stop it.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(dumpTime)) // a writer that cannot is none that matters
-	_ = c.Router.DumpEvents(w)                                                   // the client's connection is the client's business
+	ctx, cancel := context.WithTimeout(req.Context(), dumpTime)
+	defer cancel()
+	if err := c.Router.DumpEvents(ctx, w); errors.Is(err, router.ErrDumping) {
+		fail(w, http.StatusServiceUnavailable, openai.Unavailable, "", "another dump or snapshot is being made; ask again")
+	} // after any other error the array has no end; the client's connection is the client's business
 }
 
 // refuse answers with an error of the router.

@@ -465,7 +465,10 @@ func dumpTime() float64 {
 	runtime.GC()
 	start := time.Now()
 	pairs := 0
-	for r := range x.Dump() {
+	for r, err := range x.Dump() {
+		if err != nil {
+			panic(fmt.Sprintf("bench: %v", err))
+		}
 		for _, h := range r.Holders {
 			pairs += len(h.Externals)
 		}
@@ -478,12 +481,18 @@ func dumpTime() float64 {
 }
 
 func restoreTime() float64 {
-	runs := slices.Collect(many().Dump())
+	var runs []indexer.Run
 	pairs := 0
-	for _, r := range runs {
-		for _, h := range r.Holders {
-			pairs += len(h.Externals)
+	for r, err := range many().Dump() {
+		if err != nil {
+			panic(fmt.Sprintf("bench: %v", err))
 		}
+		r.Local, r.Holders = slices.Clone(r.Local), slices.Clone(r.Holders)
+		for i := range r.Holders {
+			r.Holders[i].Externals = slices.Clone(r.Holders[i].Externals)
+			pairs += len(r.Holders[i].Externals)
+		}
+		runs = append(runs, r)
 	}
 	runtime.GC()
 	start := time.Now()

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -369,12 +368,16 @@ func (r *replica) dump(s *events.Snapshot, _ func(uint64) bool) (done func(), ok
 		s.Runs = r.runs
 		return func() {}, true
 	}
-	next, stop := iter.Pull(r.index.Dump())
-	first, some := next() // it has begun
+	runs, stop := r.index.DumpNow()
+	var failed error
 	s.Runs = func(yield func(int, indexer.Run) bool) {
-		for run, ok := first, some; ok && yield(0, run); run, ok = next() {
+		for run, err := range runs {
+			if failed = err; err != nil || !yield(0, run) {
+				return
+			}
 		}
 	}
+	s.Failed = func() error { return failed }
 	return stop, true
 }
 

@@ -79,6 +79,14 @@ func (p *Publisher) Flush() { p.flush(context.Background()) }
 // LimitPending bounds the messages that may wait to be taken.
 func (s *Subscriber) LimitPending(n int) { s.pending = n }
 
+// Follow takes one event of a worker's rank 0, with the given id.
+func (s *Subscriber) Follow(worker, publisher, id uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tracker.known(time.Time{}, worker)
+	s.tracker.accept(time.Time{}, FeedCore, publisher, RouterEvent{WorkerID: worker, EventID: id, Event: indexer.Event{Kind: indexer.Removed}})
+}
+
 // Ranks counts the ranks that are steady, and those under repair or in doubt.
 func (s *Subscriber) Ranks() (steady, others int) {
 	s.mu.Lock()
@@ -173,9 +181,7 @@ func (l Local) Remember(now time.Time, ev RouterEvent) { l.l.remember(now, ev) }
 // Ask answers a query, whole.
 func (l Local) Ask(q Query) Answer {
 	a, content := l.l.answer(&q)
-	if content != nil {
-		a.dumped(&q, content)
-	}
+	a.complete(&q, content)
 	return a
 }
 

@@ -74,7 +74,7 @@ func weight(ev *indexer.Event) int { return 1 + len(ev.Blocks) + len(ev.External
 // answer answers a query. What makes up a dump comes in content, to be read when
 // nobody has to wait for it any more: it is what the worker holds now. Behind it
 // belongs what is in the answer already: events that wait for their parents.
-func (l *local) answer(q *Query) (a Answer, content iter.Seq[indexer.Run]) {
+func (l *local) answer(q *Query) (a Answer, content *frozen) {
 	r := l.ranks[q.DPRank]
 	if r == nil {
 		r = &localRank{}
@@ -88,7 +88,7 @@ func (l *local) answer(q *Query) (a Answer, content iter.Seq[indexer.Run]) {
 	case q.HasStart && max(start, 1) >= first:
 		return Answer{Kind: AnswerEvents, Events: slices.Clone(r.ring[max(start, 1)-first:]), LastEventID: r.last, HasLast: true}, nil
 	case r.index != nil:
-		content = frozen(r.index)
+		content = freeze(r.index)
 		for _, ev := range r.parked.Waiting()[0] {
 			a.Events = append(a.Events, RouterEvent{Event: ev})
 		}
@@ -97,31 +97,43 @@ func (l *local) answer(q *Query) (a Answer, content iter.Seq[indexer.Run]) {
 	return a, content
 }
 
-// dumped makes the content of a dump the events of an answer, in front of those that
-// are there.
-func (a *Answer) dumped(q *Query, content iter.Seq[indexer.Run]) {
+// frozen is what an index of one rank held at one moment. It must be read.
+type frozen struct {
+	runs iter.Seq2[indexer.Run, error]
+	stop func()
+}
+
+func freeze(x *indexer.Index) *frozen {
+	runs, stop := x.DumpNow()
+	return &frozen{runs, stop}
+}
+
+// events returns events that make it.
+func (f *frozen) events() ([]indexer.Event, error) {
+	defer f.stop()
+	return RankEvents(f.runs, 0)
+}
+
+// complete makes the content of a dump, if there is one, the events of an answer, in
+// front of those that are there.
+func (a *Answer) complete(q *Query, content *frozen) {
+	if content == nil {
+		return
+	}
+	evs, err := content.events()
+	if err != nil {
+		*a = Answer{Kind: AnswerDumpFailed, LastEventID: a.LastEventID, HasLast: a.HasLast, Message: err.Error()}
+		return
+	}
 	waiting := a.Events
-	a.Events = nil
-	for _, ev := range RankEvents(content, 0) {
+	a.Events = make([]RouterEvent, 0, len(evs)+len(waiting))
+	for _, ev := range evs {
 		a.Events = append(a.Events, RouterEvent{Event: ev})
 	}
 	a.Events = append(a.Events, waiting...)
 	for i := range a.Events {
 		ev := &a.Events[i]
 		ev.WorkerID, ev.DPRank, ev.EventID = q.WorkerID, q.DPRank, uint64(i)+1
-	}
-}
-
-// frozen returns what an index holds now. It must be read, though not to its end.
-func frozen(x *indexer.Index) iter.Seq[indexer.Run] {
-	// The dump is of the moment when its first run is asked for.
-	next, stop := iter.Pull(x.Dump())
-	r, ok := next()
-	return func(yield func(indexer.Run) bool) {
-		defer stop()
-		for ; ok && yield(r); r, ok = next() {
-			continue
-		}
 	}
 }
 

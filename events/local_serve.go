@@ -49,9 +49,7 @@ func (p *Publisher) answer(q *Query) Answer {
 	p.sealLocked()
 	a, content := p.local.answer(q)
 	p.mu.Unlock()
-	if content != nil {
-		a.dumped(q, content)
-	}
+	a.complete(q, content)
 	return a
 }
 
@@ -106,7 +104,12 @@ func (p *Publisher) tell(now time.Time, presence []byte) {
 	}
 	p.sealLocked()
 	for rank, r := range p.local.ranks {
-		evs := append(RankEvents(frozen(r.index), 0), r.parked.Waiting()[0]...)
+		evs, err := freeze(r.index).events()
+		if err != nil { // it cannot be overtaken: we hold mu
+			p.lost[rank] = true
+			continue
+		}
+		evs = append(evs, r.parked.Waiting()[0]...)
 		p.publishLocked(rank, indexer.Event{Kind: indexer.Cleared})
 		for _, ev := range evs {
 			p.publishLocked(rank, ev)

@@ -239,12 +239,20 @@ func TestState(t *testing.T) {
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 4 })
 
 	// The names of the ranks by number in the index: a number is a worker's id here.
-	held := func() []events.Held {
-		h := events.Held{Runs: b.index.Dump()}
+	held := func() (events.Held, error) { //nolint:unparam // it is what Save calls
+		var failed error
+		h := events.Held{Pools: []events.SnapshotPool{{Model: "m", BlockSize: 16}}, Failed: func() error { return failed }}
+		h.Runs = func(yield func(int, indexer.Run) bool) {
+			for r, err := range b.index.Dump() {
+				if failed = err; err != nil || !yield(0, r) {
+					return
+				}
+			}
+		}
 		for id := range uint64(6) {
 			h.Ranks = append(h.Ranks, events.RankName{WorkerID: id})
 		}
-		return []events.Held{h}
+		return h, nil
 	}
 	var file bytes.Buffer
 	if err := b.sub.Save(&file, held); err != nil {
@@ -279,7 +287,7 @@ func TestState(t *testing.T) {
 	fresh := newBed(t, nc, events.SubscriberConfig{Scope: scope}).sub
 	refused := func(what string, data []byte) {
 		t.Helper()
-		if n, err := fresh.Load(bytes.NewReader(data)); !errors.Is(err, events.ErrBadState) || n != 0 {
+		if n, err := fresh.Load(bytes.NewReader(data)); !errors.Is(err, events.ErrSnapshot) || n != 0 {
 			t.Errorf("%s: %d ranks, %v", what, n, err)
 		}
 	}
@@ -294,7 +302,7 @@ func TestState(t *testing.T) {
 		}
 	}
 	refused("with more behind it", append(bytes.Clone(file.Bytes()), 0))
-	if n, err := newBed(t, nc, events.SubscriberConfig{}).sub.Load(bytes.NewReader(file.Bytes())); !errors.Is(err, events.ErrBadState) {
+	if n, err := newBed(t, nc, events.SubscriberConfig{}).sub.Load(bytes.NewReader(file.Bytes())); !errors.Is(err, events.ErrSnapshot) {
 		t.Errorf("of another scope: %d ranks, %v", n, err)
 	}
 	broken := errors.New("broken")
@@ -303,6 +311,40 @@ func TestState(t *testing.T) {
 	}
 	if err := b.sub.Save(failing{broken}, held); !errors.Is(err, broken) {
 		t.Errorf("a writer's error becomes %v", err)
+	}
+	if err := b.sub.Save(io.Discard, func() (events.Held, error) { return events.Held{}, broken }); !errors.Is(err, broken) {
+		t.Errorf("an error of what is held becomes %v", err)
+	}
+	if err := b.sub.Save(io.Discard, func() (events.Held, error) {
+		h, err := held()
+		h.Failed = func() error { return broken }
+		return h, err
+	}); !errors.Is(err, broken) {
+		t.Errorf("that the dump was overtaken becomes %v", err)
+	}
+	if _, err := fresh.Load(strings.NewReader("KVREVTS1 and what followed then")); !errors.Is(err, events.ErrSnapshot) || !strings.Contains(err.Error(), "KVREVTS1") {
+		t.Errorf("a file of an older form: %v", err)
+	}
+	// Who has not come back by then is saved again.
+	var again bytes.Buffer
+	waiting := newBed(t, nc, events.SubscriberConfig{Scope: scope})
+	if _, err := waiting.sub.Load(bytes.NewReader(file.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	if err := waiting.sub.Save(&again, func() (events.Held, error) { return events.Held{}, nil }); err != nil {
+		t.Fatal(err)
+	}
+	last := newBed(t, nc, events.SubscriberConfig{Scope: scope})
+	if n, err := last.sub.Load(&again); n != 4 || err != nil {
+		t.Fatalf("%d ranks are back, %v; want those of 4 workers", n, err)
+	}
+	running(t, last.sub.Run)
+	for id := uint64(1); id <= 4; id++ {
+		last.sub.SetWorker(id, source(1))
+	}
+	last.equal(append(ps, empty)...)
+	if c := last.counts(); c["ask_dump"] != 0 || c["restored"] != 4 {
+		t.Errorf("asked %v, want ranges only", c)
 	}
 }
 

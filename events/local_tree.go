@@ -17,25 +17,31 @@ const placeholder = 0x9d3f5c1b7a64e82d
 
 // RankEvents returns events that make an empty index hold what the worker with the
 // given number holds in a dumped one: parents before children, the device before
-// other tiers. Blocks before a hole are stored and, in the end, removed.
-func RankEvents(runs iter.Seq[indexer.Run], worker int) []indexer.Event {
-	return AllRankEvents(func(yield func(indexer.Run) bool) {
-		for r := range runs {
-			r.Holders = slices.DeleteFunc(slices.Clone(r.Holders), func(h indexer.Holder) bool { return h.Worker != worker })
-			if !yield(r) {
+// other tiers. Blocks before a hole are stored and, in the end, removed. It keeps
+// what it returns, and the hashes of all runs.
+func RankEvents(runs iter.Seq2[indexer.Run, error], worker int) ([]indexer.Event, error) {
+	all, err := AllRankEvents(func(yield func(indexer.Run, error) bool) {
+		for r, err := range runs {
+			r.Holders = slices.DeleteFunc(r.Holders, func(h indexer.Holder) bool { return h.Worker != worker })
+			if !yield(r, err) {
 				return
 			}
 		}
-	})[worker]
+	})
+	return all[worker], err
 }
 
 // AllRankEvents is [RankEvents] for every worker that holds anything.
-func AllRankEvents(runs iter.Seq[indexer.Run]) map[int][]indexer.Event {
+func AllRankEvents(runs iter.Seq2[indexer.Run, error]) (map[int][]indexer.Event, error) {
 	// What is behind a hole needs what is before it, so every tree may have to look
 	// at any run. They share the runs' hashes.
 	all := make(map[uint32]*trunk)
 	trees := make(map[int]*[len(tiers)]tree)
-	for r := range runs {
+	for r, err := range runs {
+		if err != nil {
+			return nil, err
+		}
+		r.Local = slices.Clone(r.Local)
 		all[r.ID] = &trunk{parent: r.Parent, local: r.Local}
 		slices.SortStableFunc(r.Holders, func(a, b indexer.Holder) int {
 			return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Tier, b.Tier))
@@ -71,7 +77,7 @@ func AllRankEvents(runs iter.Seq[indexer.Run]) map[int][]indexer.Event {
 		}
 		events[w] = evs
 	}
-	return events
+	return events, nil
 }
 
 // tree makes the events of one worker's tier.

@@ -153,10 +153,16 @@ func TestAnIndexIsMadeOfItsEvents(t *testing.T) {
 			w := rng.IntN(workers)
 			x.Apply(w, caches[w].event())
 		}
-		all := events.AllRankEvents(x.Dump())
+		all, err := events.AllRankEvents(x.Dump())
+		if err != nil {
+			t.Fatal(err)
+		}
 		for w := range workers {
 			y := indexer.New(indexer.Config{})
-			evs := events.RankEvents(x.Dump(), w)
+			evs, err := events.RankEvents(x.Dump(), w)
+			if err != nil {
+				t.Fatal(err)
+			}
 			for _, ev := range evs {
 				if out := y.Apply(0, ev); out.Orphan+out.Unknown+out.Invalid+out.Conflict > 0 {
 					t.Fatalf("seed %d, worker %d: %+v of %+v", seed, w, out, ev)
@@ -188,7 +194,7 @@ func TestAnIndexIsMadeOfItsEvents(t *testing.T) {
 			}
 		}
 	}
-	if got := events.RankEvents(indexer.New(indexer.Config{}).Dump(), 0); len(got) > 0 {
-		t.Errorf("an empty index gave %v", got)
+	if got, err := events.RankEvents(indexer.New(indexer.Config{}).Dump(), 0); len(got) > 0 || err != nil {
+		t.Errorf("an empty index gave %v, %v", got, err)
 	}
 }

@@ -3,12 +3,10 @@
 package events
 
 import (
-	"bufio"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"iter"
 	"slices"
@@ -17,6 +15,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -45,6 +44,9 @@ type Snapshot struct {
 	// its pool in Meta.Pools; see [indexer.Run]. It can be read once. The slices of
 	// a run are good until the next one.
 	Runs iter.Seq2[int, indexer.Run]
+	// Failed is asked, when Runs has ended, whether that was too early. Nil is for
+	// runs that always end well; those of [ReadSnapshot] tell otherwise.
+	Failed func() error
 }
 
 // SnapshotMeta is the free part of a snapshot. Unknown keys are ignored.
@@ -71,7 +73,7 @@ type Owner struct {
 
 // ErrSnapshot is wrapped by errors about bytes that are no whole snapshot, or one
 // of another scope.
-var ErrSnapshot = errors.New("not a good snapshot")
+var ErrSnapshot = records.ErrBad
 
 func badSnapshot(format string, args ...any) error {
 	return fmt.Errorf("events: %w: "+format, append([]any{ErrSnapshot}, args...)...)
@@ -81,8 +83,6 @@ const (
 	snapshotMagic   = "KVRSNAP1"
 	snapshotVersion = 1
 	snapshotSeed    = 1337 // of the hashes in it
-	headerSize      = 64
-	maxRecord       = 1 << 20 // bytes of a record's payload
 )
 
 // The types of records. Others are skipped.
@@ -96,7 +96,6 @@ const (
 	recordWaiting = 7 // an event that waits for its worker
 	recordParked  = 8 // an event that waits for its parent
 	recordState   = 9 // of a rank that is not known well
-	recordEnd     = 255
 )
 
 // Bounds of what a reader keeps beside the index. They are those of what a replica
@@ -130,58 +129,56 @@ func WriteSnapshot(w io.Writer, scope wire.Scope, s *Snapshot) (int64, error) {
 }
 
 func writeSnapshot(w io.Writer, scope wire.Scope, s *Snapshot) (written, error) {
-	out := &snapshotWriter{w: bufio.NewWriterSize(w, 1<<18), digest: xxh3.New()}
-	if err := out.all(scope, s); err != nil {
+	return writeState(w, snapshotMagic, scope, s)
+}
+
+// writeState is writeSnapshot for files with another magic.
+func writeState(w io.Writer, magic string, scope wire.Scope, s *Snapshot) (written, error) {
+	out := &snapshotWriter{Writer: records.NewWriter(w, s.header(magic, scope))}
+	if err := out.all(s); err != nil {
 		return written{}, fmt.Errorf("events: write snapshot: %w", err)
 	}
-	return written{bytes: out.bytes, digest: out.digest.Sum64(), nodes: out.nodes}, nil
+	return written{bytes: out.Bytes(), digest: out.Digest(), nodes: out.nodes}, nil
 }
 
 type snapshotWriter struct {
-	w       *bufio.Writer
-	digest  *xxh3.Hasher
-	bytes   int64
-	records uint64
-	nodes   uint64
-	buf     []byte // of one record
-	extra   []extra
+	*records.Writer
+	nodes uint64
+	extra []extra
 }
 
 // extra says that a run of the dump became several nodes: from the next run on, ids
 // are larger by so many.
 type extra struct{ after, by uint32 }
 
-func (o *snapshotWriter) all(scope wire.Scope, s *Snapshot) error {
+func (o *snapshotWriter) all(s *Snapshot) error {
 	meta, err := json.Marshal(s.Meta)
 	if err != nil {
 		return err
 	}
-	if err := o.write(appendHeader(nil, scope, s)); err != nil {
-		return err
-	}
-	if err := o.record(recordMeta, func(b []byte) []byte { return append(b, meta...) }); err != nil {
+	if err := o.Record(recordMeta, func(b []byte) []byte { return append(b, meta...) }); err != nil {
 		return err
 	}
 	for i, owner := range s.Owners {
-		err = errors.Join(err, o.record(recordOwner, func(b []byte) []byte {
+		err = errors.Join(err, o.Record(recordOwner, func(b []byte) []byte {
 			return appendUvarints(b, uint64(i), owner.WorkerID, uint64(owner.DPRank), uint64(owner.Tier))
 		}))
 	}
 	for _, worker := range s.Workers {
-		err = errors.Join(err, o.record(recordWorker, func(b []byte) []byte { return append(b, worker...) }))
+		err = errors.Join(err, o.Record(recordWorker, func(b []byte) []byte { return append(b, worker...) }))
 	}
 	for _, c := range s.Cursors {
-		err = errors.Join(err, o.record(recordCursor, func(b []byte) []byte {
+		err = errors.Join(err, o.Record(recordCursor, func(b []byte) []byte {
 			return appendUvarints(b, c.WorkerID, uint64(c.DPRank), c.PublisherID, c.EventID)
 		}))
 	}
 	for _, r := range s.States {
-		err = errors.Join(err, o.record(recordState, func(b []byte) []byte {
+		err = errors.Join(err, o.Record(recordState, func(b []byte) []byte {
 			return appendUvarints(b, r.WorkerID, uint64(r.DPRank), uint64(r.State), uint64(max(0, r.Missed.UnixMilli())))
 		}))
 	}
 	for i := range s.Waiting {
-		err = errors.Join(err, o.record(recordWaiting, func(b []byte) []byte {
+		err = errors.Join(err, o.Record(recordWaiting, func(b []byte) []byte {
 			return appendEvent(binary.AppendUvarint(b, s.Waiting[i].PublisherID), &s.Waiting[i].Event)
 		}))
 	}
@@ -189,7 +186,7 @@ func (o *snapshotWriter) all(scope wire.Scope, s *Snapshot) error {
 		Parts(s.Parked[i].Event, func(ev indexer.Event) { // a record has its bound, too
 			r := s.Parked[i]
 			r.Event = ev
-			err = errors.Join(err, o.record(recordParked, func(b []byte) []byte { return appendEvent(b, &r) }))
+			err = errors.Join(err, o.Record(recordParked, func(b []byte) []byte { return appendEvent(b, &r) }))
 		})
 	}
 	if err != nil {
@@ -198,28 +195,24 @@ func (o *snapshotWriter) all(scope wire.Scope, s *Snapshot) error {
 	if err := o.runs(s); err != nil {
 		return err
 	}
-	digest := o.digest.Sum64()
-	if err := o.record(recordEnd, func(b []byte) []byte {
-		b = binary.LittleEndian.AppendUint64(b, o.records)
-		b = binary.LittleEndian.AppendUint64(b, o.nodes)
-		return binary.LittleEndian.AppendUint64(b, digest)
-	}); err != nil {
-		return err
+	if s.Failed != nil {
+		if err := s.Failed(); err != nil {
+			return err
+		}
 	}
-	return o.w.Flush()
+	return o.Close(o.nodes)
 }
 
-func appendHeader(b []byte, scope wire.Scope, s *Snapshot) []byte {
-	b = append(b, snapshotMagic...)
-	b = binary.LittleEndian.AppendUint16(b, snapshotVersion)
-	b = binary.LittleEndian.AppendUint16(b, 0) // flags
-	b = binary.LittleEndian.AppendUint32(b, uint32(s.BlockSize))
-	b = binary.LittleEndian.AppendUint64(b, uint64(s.Created.UnixMilli()))
-	b = binary.LittleEndian.AppendUint64(b, s.LastSeq)
-	b = binary.LittleEndian.AppendUint64(b, snapshotSeed)
-	b = binary.LittleEndian.AppendUint64(b, scopeDigest(scope))
-	b = append(b, make([]byte, 12)...)
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+// header makes the file's. Its body has block size, time, position, seed and scope.
+func (s *Snapshot) header(magic string, scope wire.Scope) records.Header {
+	h := records.Header{Magic: magic, Version: snapshotVersion}
+	le := binary.LittleEndian
+	le.PutUint32(h.Body[0:], uint32(s.BlockSize))
+	le.PutUint64(h.Body[4:], uint64(s.Created.UnixMilli()))
+	le.PutUint64(h.Body[12:], s.LastSeq)
+	le.PutUint64(h.Body[20:], snapshotSeed)
+	le.PutUint64(h.Body[28:], scopeDigest(scope))
+	return h
 }
 
 func appendUvarints(b []byte, values ...uint64) []byte {
@@ -227,27 +220,6 @@ func appendUvarints(b []byte, values ...uint64) []byte {
 		b = binary.AppendUvarint(b, v)
 	}
 	return b
-}
-
-func (o *snapshotWriter) write(b []byte) error {
-	o.bytes += int64(len(b))
-	_, _ = o.digest.Write(b) // never fails
-	_, err := o.w.Write(b)
-	return err
-}
-
-// record writes a record whose payload is what payload appends.
-func (o *snapshotWriter) record(kind byte, payload func([]byte) []byte) error {
-	b := payload(append(o.buf[:0], kind, 0, 0, 0, 0))
-	o.buf = b
-	if len(b)-5 > maxRecord {
-		return fmt.Errorf("a record of type %d has %d bytes, at most %d are allowed", kind, len(b)-5, maxRecord)
-	}
-	binary.LittleEndian.PutUint32(b[1:], uint32(len(b)-5))
-	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
-	o.buf = b
-	o.records++
-	return o.write(b)
 }
 
 // runs writes the nodes. The ids of each pool's runs begin with 1; in the file they
@@ -261,7 +233,7 @@ func (o *snapshotWriter) runs(s *Snapshot) error {
 		if p != pool {
 			pool, base, o.extra = p, uint32(o.nodes), nil
 			if len(s.Meta.Pools) > 0 {
-				if err := o.record(recordPool, func(b []byte) []byte { return appendUvarints(b, uint64(p)) }); err != nil {
+				if err := o.Record(recordPool, func(b []byte) []byte { return appendUvarints(b, uint64(p)) }); err != nil {
 					return err
 				}
 			}
@@ -290,7 +262,7 @@ func (o *snapshotWriter) more(run uint32) uint32 {
 // run writes a run as a node, or as several of the same blocks if it has too many
 // holders for one record: a reader that knows nothing of it finds them at one place.
 func (o *snapshotWriter) run(parent uint64, r *indexer.Run) error {
-	const room = maxRecord - 64 // for what stands before the owners
+	const room = records.Max - 64 // for what stands before the owners
 	if 8*len(r.Local) > room/2 {
 		return fmt.Errorf("a run has %d blocks, too many for a record", len(r.Local))
 	}
@@ -321,7 +293,7 @@ func (o *snapshotWriter) run(parent uint64, r *indexer.Run) error {
 }
 
 func (o *snapshotWriter) node(parent uint64, local []uint64, holders []indexer.Holder) error {
-	return o.record(recordNode, func(b []byte) []byte {
+	return o.Record(recordNode, func(b []byte) []byte {
 		b = appendUvarints(b, o.nodes, parent, uint64(len(local)))
 		for _, l := range local {
 			b = binary.LittleEndian.AppendUint64(b, l)

@@ -3,19 +3,16 @@
 package events
 
 import (
-	"bufio"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"slices"
 	"time"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -23,8 +20,17 @@ import (
 // asked for. Only when Runs has ended and the returned function gives nil was the
 // snapshot whole and unchanged: nothing should be believed before.
 func ReadSnapshot(r io.Reader, scope wire.Scope) (*Snapshot, func() error, error) {
-	in := &snapshotReader{r: bufio.NewReaderSize(r, 1<<18), digest: xxh3.New()}
-	s, err := in.head(scope)
+	return readState(r, snapshotMagic, scope)
+}
+
+// readState is ReadSnapshot for files with another magic.
+func readState(r io.Reader, magic string, scope wire.Scope) (*Snapshot, func() error, error) {
+	file, h, err := records.NewReader(r, magic, snapshotVersion)
+	if err != nil {
+		return nil, nil, fmt.Errorf("events: read snapshot: %w", err)
+	}
+	in := &snapshotReader{file: file}
+	s, err := in.head(h, scope)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -45,17 +51,14 @@ func ReadSnapshot(r io.Reader, scope wire.Scope) (*Snapshot, func() error, error
 }
 
 type snapshotReader struct {
-	r       *bufio.Reader
-	digest  *xxh3.Hasher
-	records uint64
-	nodes   uint64
-	ended   bool
-	err     error
+	file  *records.Reader
+	nodes uint64
+	ended bool
+	err   error
 
 	// The record that was read last.
 	kind    byte
 	payload []byte
-	buf     []byte
 
 	owners int
 	last   []uint64 // by node: the sequence hash of its last block
@@ -64,92 +67,33 @@ type snapshotReader struct {
 	cells  []uint64 // the memory of the run's externals
 }
 
-// full reads exactly len(b) bytes.
-func (in *snapshotReader) full(b []byte) error {
-	if _, err := io.ReadFull(in.r, b); err != nil {
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return badSnapshot("it ends in the middle")
-		}
-		return fmt.Errorf("events: read snapshot: %w", err)
-	}
-	return nil
-}
-
-func (in *snapshotReader) head(scope wire.Scope) (*Snapshot, error) {
-	var h [headerSize]byte
-	if err := in.full(h[:]); err != nil {
-		return nil, err
-	}
-	_, _ = in.digest.Write(h[:])
-	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(h[at:]) }
+func (in *snapshotReader) head(h *records.Header, scope wire.Scope) (*Snapshot, error) {
+	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(h.Body[at:]) }
 	switch {
-	case string(h[:8]) != snapshotMagic:
-		return nil, badSnapshot("it begins with %q, want %q", h[:8], snapshotMagic)
-	case binary.LittleEndian.Uint32(h[60:]) != crc32.Checksum(h[:60], castagnoli):
-		return nil, badSnapshot("the checksum of the header is wrong")
-	case binary.LittleEndian.Uint16(h[8:]) != snapshotVersion:
-		return nil, badSnapshot("its version is %d, want %d", binary.LittleEndian.Uint16(h[8:]), snapshotVersion)
-	case binary.LittleEndian.Uint16(h[10:]) != 0:
-		return nil, badSnapshot("it has flags %#x, want none", binary.LittleEndian.Uint16(h[10:]))
-	case u64(32) != snapshotSeed:
-		return nil, badSnapshot("its hashes have seed %d, want %d", u64(32), snapshotSeed)
-	case u64(40) != scopeDigest(scope):
+	case u64(20) != snapshotSeed:
+		return nil, badSnapshot("its hashes have seed %d, want %d", u64(20), snapshotSeed)
+	case u64(28) != scopeDigest(scope):
 		return nil, badSnapshot("it is of another scope")
-	case u64(16) > 1<<53:
-		return nil, badSnapshot("it is of the year %d", time.UnixMilli(int64(u64(16))).Year())
+	case u64(4) > 1<<53:
+		return nil, badSnapshot("it is of the year %d", time.UnixMilli(int64(u64(4))).Year())
 	}
 	return &Snapshot{
-		BlockSize: int(binary.LittleEndian.Uint32(h[12:])),
-		Created:   time.UnixMilli(int64(u64(16))),
-		LastSeq:   u64(24),
+		BlockSize: int(binary.LittleEndian.Uint32(h.Body[0:])),
+		Created:   time.UnixMilli(int64(u64(4))),
+		LastSeq:   u64(12),
 	}, nil
 }
 
 // next reads a record.
-func (in *snapshotReader) next() error {
-	var h [5]byte
-	if err := in.full(h[:]); err != nil {
-		return err
-	}
-	n := int(binary.LittleEndian.Uint32(h[1:]))
-	if n > maxRecord {
-		return badSnapshot("record %d has %d bytes, at most %d are allowed", in.records+1, n, maxRecord)
-	}
-	in.buf = slices.Grow(in.buf[:0], n+9)[:n+9]
-	copy(in.buf, h[:])
-	if err := in.full(in.buf[5:]); err != nil {
-		return err
-	}
-	if crc32.Checksum(in.buf[:n+5], castagnoli) != binary.LittleEndian.Uint32(in.buf[n+5:]) {
-		return badSnapshot("the checksum of record %d is wrong", in.records+1)
-	}
-	in.kind, in.payload = h[0], in.buf[5:n+5]
-	if in.kind == recordEnd {
-		return in.end()
-	}
-	in.records++
-	_, _ = in.digest.Write(in.buf)
-	return nil
-}
-
-// end checks what the last record says of all others.
-func (in *snapshotReader) end() error {
-	p := in.payload
-	switch {
-	case len(p) != 24:
-		return badSnapshot("its last record has %d bytes, want 24", len(p))
-	case binary.LittleEndian.Uint64(p) != in.records:
-		return badSnapshot("it has %d records, want %d", in.records, binary.LittleEndian.Uint64(p))
-	case binary.LittleEndian.Uint64(p[8:]) != in.nodes:
-		return badSnapshot("it has %d nodes, want %d", in.nodes, binary.LittleEndian.Uint64(p[8:]))
-	case binary.LittleEndian.Uint64(p[16:]) != in.digest.Sum64():
-		return badSnapshot("its digest is wrong")
-	}
-	switch _, err := in.r.ReadByte(); {
-	case err == nil:
-		return badSnapshot("something follows its last record")
+func (in *snapshotReader) next() (err error) {
+	switch in.kind, in.payload, err = in.file.Next(); {
 	case !errors.Is(err, io.EOF):
-		return fmt.Errorf("events: read snapshot: %w", err)
+		if err != nil {
+			err = fmt.Errorf("events: read snapshot: %w", err)
+		}
+		return err
+	case in.file.Count() != in.nodes:
+		return badSnapshot("it has %d nodes, want %d", in.nodes, in.file.Count())
 	}
 	in.ended = true
 	return nil
@@ -204,7 +148,7 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 			r := RankState{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), State: State(min(f.uvarint(), uint64(StateSuspect)))}
 			r.Missed = time.UnixMilli(int64(f.uvarint()))
 			s.States = append(s.States, r)
-		case recordNode, recordPool, recordEnd:
+		case recordNode, recordPool, records.End:
 			in.owners = len(s.Owners)
 			if len(s.Meta.Pools) > maxSnapshotPools {
 				return badSnapshot("%d pools, at most %d are allowed", len(s.Meta.Pools), maxSnapshotPools)
@@ -212,7 +156,7 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 			return nil
 		}
 		if err != nil || f.bad {
-			return badSnapshot("record %d of type %d cannot be read: %v", in.records, in.kind, err)
+			return badSnapshot("record %d of type %d cannot be read: %v", in.file.Records(), in.kind, err)
 		}
 	}
 }
@@ -227,7 +171,7 @@ func (in *snapshotReader) runs(s *Snapshot, yield func(int, indexer.Run) bool) e
 			f := fields{in.payload, false}
 			n := f.uvarint()
 			if f.bad || n >= uint64(pools) || int(n) < pool || int(n) == pool && in.nodes > base {
-				return badSnapshot("record %d begins pool %d of %d behind pool %d", in.records, n, pools, pool)
+				return badSnapshot("record %d begins pool %d of %d behind pool %d", in.file.Records(), n, pools, pool)
 			}
 			pool, base = int(n), in.nodes
 		case recordNode:
@@ -238,7 +182,7 @@ func (in *snapshotReader) runs(s *Snapshot, yield func(int, indexer.Run) bool) e
 				return badSnapshot("its runs were not read to the end")
 			}
 		case recordMeta, recordOwner, recordWorker, recordCursor, recordWaiting, recordParked, recordState:
-			return badSnapshot("record %d of type %d stands behind the nodes", in.records, in.kind)
+			return badSnapshot("record %d of type %d stands behind the nodes", in.file.Records(), in.kind)
 		}
 		if err := in.next(); err != nil {
 			return err

@@ -3,13 +3,10 @@
 package events
 
 import (
-	"bufio"
 	"bytes"
-	"encoding/binary"
 	"encoding/gob"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"maps"
 	"reflect"
@@ -17,12 +14,20 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/records"
 )
 
-// The file of what is known of engines that are heard directly: magic, then for each
-// rank its length (u32, little endian), a savedRank as gob, and the CRC-32C of that. A
-// length of 0 ends it. What is not read whole is not read at all.
-const sourceMagic = "KVRSRCS1"
+// The file of what is known of engines that are heard directly is one of [records]: for
+// each rank a savedRank as gob, cut into records of at most sourcePiece bytes, the
+// first of sourceRank, the rest of sourceMore. The number of its own at the end is that
+// of the ranks.
+const (
+	sourceMagic   = "KVRSRCS2"
+	sourceVersion = 1
+	sourceRank    = 1
+	sourceMore    = 2
+	sourcePiece   = 1 << 18
+)
 
 // maxSavedRank bounds a rank in the file: a few times what 2 M blocks take.
 const maxSavedRank = 1 << 30
@@ -81,15 +86,23 @@ func (s *Sources) Save(w io.Writer) error {
 		blobs = append(blobs, b)
 	}
 	s.mu.Unlock()
-	out := bufio.NewWriterSize(w, 1<<16)
-	_, _ = out.WriteString(sourceMagic) // Flush tells
-	put := func(blob []byte) {
-		_, _ = out.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(blob))))
-		_, _ = out.Write(blob)
-		_, _ = out.Write(binary.LittleEndian.AppendUint32(nil, crc32.Checksum(blob, castagnoli)))
+	out := records.NewWriter(w, records.Header{Magic: sourceMagic, Version: sourceVersion})
+	n := uint64(0)
+	put := func(blob []byte) error {
+		n++
+		kind := byte(sourceRank)
+		for piece := range slices.Chunk(blob, sourcePiece) {
+			if err := out.Record(kind, func(b []byte) []byte { return append(b, piece...) }); err != nil {
+				return err
+			}
+			kind = sourceMore
+		}
+		return nil
 	}
 	for _, b := range blobs {
-		put(b)
+		if err := put(b); err != nil {
+			return err
+		}
 	}
 	for _, r := range ranks {
 		state, ok := r.save()
@@ -97,13 +110,14 @@ func (s *Sources) Save(w io.Writer) error {
 			continue
 		}
 		blob, err := state.encode()
+		if err == nil {
+			err = put(blob)
+		}
 		if err != nil {
 			return err
 		}
-		put(blob)
 	}
-	_, _ = out.Write(make([]byte, 4))
-	return out.Flush()
+	return out.Close(n)
 }
 
 // ended forgets the ranks of a worker that is not followed any more. If it still should
@@ -142,50 +156,9 @@ func (s *savedRank) encode() ([]byte, error) {
 
 // Load takes what an earlier process saved, before Run. Each rank is used when its
 // worker is followed within a minute, if that asks for the same. The error wraps
-// [ErrBadState], unless it is in's; then nothing is taken.
+// [ErrSnapshot], unless it is in's; then nothing is taken.
 func (s *Sources) Load(in io.Reader) (ranks int, err error) {
-	saved := make(map[rankKey][]byte)
-	r := bufio.NewReaderSize(in, 1<<16)
-	read := func(n int) []byte {
-		if err != nil {
-			return nil
-		}
-		// Nothing is reserved on the word of a number.
-		var b bytes.Buffer
-		if _, err = io.CopyN(&b, r, int64(n)); errors.Is(err, io.EOF) {
-			err = fmt.Errorf("%w: it ends too early", ErrBadState)
-		}
-		return b.Bytes()
-	}
-	number := func() uint32 {
-		if b := read(4); err == nil {
-			return binary.LittleEndian.Uint32(b)
-		}
-		return 0
-	}
-	if magic := read(len(sourceMagic)); err == nil && string(magic) != sourceMagic {
-		err = fmt.Errorf("%w: it begins with %q", ErrBadState, magic)
-	}
-	for n := number(); n > 0 && err == nil; n = number() {
-		if n > maxSavedRank || len(saved) >= maxRanks {
-			err = fmt.Errorf("%w: a rank of %d bytes, behind %d others", ErrBadState, n, len(saved))
-			break
-		}
-		blob := read(int(n))
-		if sum := number(); err == nil && sum != crc32.Checksum(blob, castagnoli) {
-			err = fmt.Errorf("%w: a checksum is wrong", ErrBadState)
-		}
-		var head struct { // of what is in it only this is wanted now
-			Worker uint64
-			Rank   uint32
-		}
-		if err == nil {
-			if e := gob.NewDecoder(bytes.NewReader(blob)).Decode(&head); e != nil {
-				err = fmt.Errorf("%w: %w", ErrBadState, e)
-			}
-		}
-		saved[rankKey{head.Worker, head.Rank}] = blob
-	}
+	saved, err := readSources(in)
 	if err != nil {
 		return 0, fmt.Errorf("events: load: %w", err)
 	}
@@ -193,6 +166,56 @@ func (s *Sources) Load(in io.Reader) (ranks int, err error) {
 	defer s.mu.Unlock()
 	s.saved, s.loaded = saved, time.Now()
 	return len(saved), nil
+}
+
+func readSources(in io.Reader) (map[rankKey][]byte, error) {
+	file, _, err := records.NewReader(in, sourceMagic, sourceVersion)
+	if err != nil {
+		return nil, err
+	}
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: "+format, append([]any{ErrSnapshot}, args...)...)
+	}
+	saved := make(map[rankKey][]byte)
+	var blob []byte // of the rank whose records are read
+	keep := func() error {
+		if blob == nil {
+			return nil
+		}
+		var head struct { // of what is in it only this is wanted now
+			Worker uint64
+			Rank   uint32
+		}
+		if err := gob.NewDecoder(bytes.NewReader(blob)).Decode(&head); err != nil {
+			return bad("rank %d cannot be read: %w", len(saved)+1, err)
+		}
+		saved[rankKey{head.Worker, head.Rank}] = blob
+		return nil
+	}
+	for {
+		kind, payload, err := file.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			if err := keep(); err != nil {
+				return nil, err
+			}
+			if file.Count() != uint64(len(saved)) {
+				return nil, bad("it has %d ranks, want %d", len(saved), file.Count())
+			}
+			return saved, nil
+		case err != nil:
+			return nil, err
+		case kind == sourceRank && len(saved) < maxRanks:
+			if err := keep(); err != nil {
+				return nil, err
+			}
+			blob = slices.Clone(payload)
+		case kind == sourceMore && blob != nil && len(blob)+len(payload) <= maxSavedRank:
+			blob = append(blob, payload...)
+		default:
+			return nil, bad("record %d of type %d, behind %d ranks and %d bytes of one", file.Records(), kind, len(saved), len(blob))
+		}
+	}
 }
 
 // options are those of a rank's [Engine], as they are compared.

@@ -101,10 +101,10 @@ func TestSourcesComeBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := src.Load(bytes.NewReader(bad)); n != 0 || !errors.Is(err, events.ErrBadState) {
+		if n, err := src.Load(bytes.NewReader(bad)); n != 0 || !errors.Is(err, events.ErrSnapshot) {
 			t.Fatalf("byte %d: %d ranks, %v", i, n, err)
 		}
-		if n, err := src.Load(bytes.NewReader(file[:i])); n != 0 || !errors.Is(err, events.ErrBadState) {
+		if n, err := src.Load(bytes.NewReader(file[:i])); n != 0 || !errors.Is(err, events.ErrSnapshot) {
 			t.Fatalf("cut at %d: %d ranks, %v", i, n, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
@@ -55,6 +56,7 @@ type Approx struct {
 	now     int64 // the latest time seen, in ns; it never goes back
 	stamp   uint64
 	blocks  int
+	evicted int // blocks that went for lack of room
 	workers []guesses
 	event   Event // scratch
 }
@@ -64,6 +66,8 @@ type guesses struct {
 	generation uint64
 	limit      int
 	blocks     int
+	nodes      int // in the tree, without the root
+	maps       int // of children
 	root       guessNode
 	prompts    *simplelru.LRU[uint64, *guess] // by the sequence hash of their last block
 }
@@ -137,7 +141,7 @@ func (a *Approx) clear(worker int) {
 		return
 	}
 	a.blocks -= g.blocks
-	g.prompts, g.root, g.blocks = nil, guessNode{}, 0
+	g.prompts, g.root, g.blocks, g.nodes, g.maps = nil, guessNode{}, 0, 0, 0
 	a.index.RemoveWorker(worker)
 }
 
@@ -199,7 +203,7 @@ func (a *Approx) grow(worker int, g *guesses, local, sequence []uint64) *guessNo
 		}
 		k := common(c.local, local[at:])
 		if at += k; k < len(c.local) {
-			c.split(k)
+			g.split(c, k)
 			n = c.parent
 			break
 		}
@@ -220,24 +224,40 @@ func (a *Approx) grow(worker int, g *guesses, local, sequence []uint64) *guessNo
 	g.blocks += len(local) - at
 	a.blocks += len(local) - at
 	c := &guessNode{parent: n, local: slices.Clone(local[at:]), sequence: slices.Clone(sequence[at:])}
-	n.adopt(c)
+	g.nodes++
+	g.adopt(n, c)
 	return c
 }
 
-func (n *guessNode) adopt(c *guessNode) {
+func (g *guesses) adopt(n, c *guessNode) {
 	if n.children == nil {
 		n.children = make(map[uint64]*guessNode, 1)
+		g.maps++
 	}
 	c.parent = n
 	n.children[c.local[0]] = c
 }
 
 // split makes the first k blocks of n a node of their own, before n.
-func (n *guessNode) split(k int) {
+func (g *guesses) split(n *guessNode, k int) {
 	head := &guessNode{parent: n.parent, local: slices.Clone(n.local[:k]), sequence: slices.Clone(n.sequence[:k])}
-	n.parent.adopt(head)
+	g.nodes++
+	g.adopt(n.parent, head)
 	n.local, n.sequence = slices.Clone(n.local[k:]), slices.Clone(n.sequence[k:])
-	head.adopt(n)
+	g.adopt(head, n)
+}
+
+// remove takes a node without children that count from its parent.
+func (g *guesses) remove(n *guessNode) {
+	delete(n.parent.children, n.local[0])
+	g.forget(n)
+}
+
+func (g *guesses) forget(n *guessNode) {
+	g.nodes--
+	if n.children != nil {
+		g.maps--
+	}
 }
 
 // drop ends a prompt that has left the list: the blocks go that no other one has.
@@ -245,7 +265,7 @@ func (a *Approx) drop(worker int, g *guesses, p *guess) {
 	p.end.ends--
 	ev := a.removal()
 	for n := p.end; n.parent != nil && n.ends == 0 && len(n.children) == 0; n = n.parent {
-		delete(n.parent.children, n.local[0])
+		g.remove(n)
 		n.gone = true
 		a.lose(g, n.sequence)
 	}
@@ -254,6 +274,8 @@ func (a *Approx) drop(worker int, g *guesses, p *guess) {
 
 // trim forgets the oldest blocks of a worker that has too many, ends first.
 func (a *Approx) trim(worker int, g *guesses) {
+	before := a.blocks
+	defer func() { a.evicted += before - a.blocks }()
 	for g.prompts != nil && g.prompts.Len() > 0 {
 		over := max(g.blocks-g.limit, a.blocks-a.conf.MaxBlocks)
 		if over <= 0 {
@@ -276,7 +298,7 @@ func (a *Approx) trim(worker int, g *guesses) {
 			n.local, n.sequence = slices.Clone(n.local[:k]), slices.Clone(n.sequence[:k])
 			continue
 		}
-		delete(n.parent.children, n.local[0])
+		g.remove(n)
 		p.end = n.parent
 		p.end.ends++
 	}
@@ -340,7 +362,7 @@ func (a *Approx) Forget(worker int, path []uint64) {
 			return
 		}
 		if n = c; at == len(path) && k > 1 {
-			n.split(k - 1)
+			g.split(n, k-1)
 		}
 	}
 	a.cut(worker, g, n)
@@ -352,6 +374,7 @@ func (a *Approx) cut(worker int, g *guesses, n *guessNode) {
 	line := []*guessNode{n}
 	for i := 0; i < len(line); i++ {
 		line[i].gone = true
+		g.forget(line[i])
 		for _, c := range line[i].children {
 			line = append(line, c)
 		}
@@ -419,6 +442,36 @@ func (a *Approx) expire(now time.Time) {
 
 // Blocks returns the number of (block, worker) pairs that count.
 func (a *Approx) Blocks() int { return a.index.Blocks() }
+
+// Evicted returns how many blocks have been forgotten for lack of room: more than a
+// worker's cache has, or than [ApproxConfig.MaxBlocks] of all.
+func (a *Approx) Evicted() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.evicted
+}
+
+// Bytes returns what the guesses take of the heap, as far as they can tell; see
+// [Index.Bytes]. Of its own it looks at the workers only.
+func (a *Approx) Bytes() int {
+	const (
+		nodeBytes = 80 + 16      // and what the two slices are rounded up by
+		mapBytes  = 48 + 144     // with up to 8 children
+		prompt    = 80 + 24 + 27 // an entry of the list, a guess, and a place in a map that is two thirds full
+	)
+	total := a.index.Bytes()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	total += heapSize(int(unsafe.Sizeof(guesses{}))*cap(a.workers)) + heapSize(16*cap(a.event.Blocks)) + heapSize(8*cap(a.event.Externals))
+	for i := range a.workers {
+		g := &a.workers[i]
+		total += g.nodes*nodeBytes + g.maps*mapBytes + g.blocks*16 + 27*len(g.root.children)
+		if g.prompts != nil {
+			total += g.prompts.Len() * prompt
+		}
+	}
+	return total
+}
 
 // WorkerBlocks returns the number of blocks that count for a worker.
 func (a *Approx) WorkerBlocks(worker int) int { return a.index.WorkerBlocks(worker) }

@@ -3,11 +3,13 @@
 package indexer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"iter"
 	"math/bits"
 	"slices"
+	"unsafe"
 )
 
 // Run is a piece of an index: consecutive blocks, behind the last block of another
@@ -15,6 +17,7 @@ import (
 type Run struct {
 	ID      uint32 // from 1, one more each
 	Parent  uint32 // a run before this one, or 0: the run begins a sequence
+	Depth   int    // blocks of the sequence before this run
 	Local   []uint64
 	Holders []Holder
 }
@@ -27,26 +30,115 @@ type Holder struct {
 	Tier      Tier
 	Start     int
 	Externals []uint64
+
+	// Parent is an external hash of the last block of the run before, for a Start of
+	// 0: on the same tier or, unless that is the device, on any. HasParent is false
+	// if the worker does not hold that block there. [Restore] needs neither.
+	Parent    uint64
+	HasParent bool
 }
+
+// ErrOvertaken means that a dump was given up: while it was read more changed
+// than [Config.DumpWords] allows to keep for it.
+var ErrOvertaken = errors.New("indexer: the index changed faster than its dump was read")
 
 // dump is a dump under way. It walks over all nodes; whoever is about to change a
 // node that it has not come to hands it over first, after those before it.
+//
+// Invariants, while it is not given up:
+//
+//   - A node that is not taken is what it was when the dump began, and so are the
+//     nodes above it, or the ends of the runs that they were taken as are in tails.
+//   - Runs are handed out in the order of their numbers, a run after its parent.
+//   - What is kept, which is fill and tails, has at most limit words, but for one
+//     batch and one change.
 type dump struct {
 	id   uint32
 	last uint32 // number of the last run
-	runs []Run  // to be handed out
+	fill batch  // taken, and not handed out
+	// tails are the ends of runs whose nodes changed after they were taken, as they
+	// were: what follows them may be taken still.
+	tails map[uint32][]tail
+	kept  int // words of tails
+	limit int
+	over  bool // it is given up
+
+	line    []*node  // memory of take
+	holders []Holder // memory of run
 }
 
-// Dump yields the index as it is when the loop begins. Events and matches go on
-// meanwhile; what they change is kept as it was until the loop has had it. A
-// second dump waits for the first.
-func (x *Index) Dump() iter.Seq[Run] {
-	return func(yield func(Run) bool) {
+// tail is the last block of a run for an owner.
+type tail struct {
+	who      int32
+	external uint64
+}
+
+// batch is some runs with their memory, which is used again.
+type batch struct {
+	runs    []Run
+	holders arena[Holder]
+	words   arena[uint64]
+	size    int // in words, roughly
+}
+
+func (b *batch) reset() {
+	b.runs, b.size = b.runs[:0], 0
+	b.holders.reset()
+	b.words.reset()
+}
+
+// arena holds copies of slices, in large pieces that never move.
+type arena[T any] struct {
+	pieces [][]T
+	at     int // the piece in use
+}
+
+func (a *arena[T]) reset() {
+	a.at = 0
+	for i := range a.pieces {
+		a.pieces[i] = a.pieces[i][:0]
+	}
+}
+
+// add copies a slice into the arena.
+func (a *arena[T]) add(s []T) []T {
+	const piece = 1 << 12
+	for ; a.at < len(a.pieces) && cap(a.pieces[a.at])-len(a.pieces[a.at]) < len(s); a.at++ {
+	}
+	if a.at == len(a.pieces) {
+		a.pieces = append(a.pieces, make([]T, 0, max(piece, len(s))))
+	}
+	p := &a.pieces[a.at]
+	from := len(*p)
+	*p = append(*p, s...)
+	return (*p)[from:len(*p):len(*p)]
+}
+
+const (
+	// dumpBatch is how many words are taken at once: some 50 µs.
+	dumpBatch = 1 << 14
+	// runWords and holderWords are what a run and a holder take beside the hashes.
+	runWords    = int(unsafe.Sizeof(Run{})) / 8
+	holderWords = int(unsafe.Sizeof(Holder{})) / 8
+)
+
+// Dump yields the whole index, all workers together, as it is when the loop begins:
+// exactly what the events applied by then have made, and nothing of later ones.
+// A run and its slices are good until the next one.
+//
+// Events and matches go on meanwhile. An event waits for at most one batch of some
+// 50 µs, or for as long as it takes to copy the longest sequence with all who hold
+// it, and copies what it is the first to change. These copies are kept until the
+// loop has had them: at most [Config.DumpWords]; beyond, the last thing yielded is
+// [ErrOvertaken]. Beside that a dump takes less than 2 MB, however large the index is.
+// A second dump waits for the first.
+func (x *Index) Dump() iter.Seq2[Run, error] {
+	return func(yield func(Run, error) bool) {
 		x.dumping.Lock()
 		defer x.dumping.Unlock()
 		x.mu.Lock()
 		x.dumps++
-		d := &dump{id: x.dumps}
+		d := &dump{id: x.dumps, limit: x.dumpWords, tails: make(map[uint32][]tail)}
 		x.dump = d
 		end := x.nodes.end()
 		x.mu.Unlock()
@@ -55,83 +147,132 @@ func (x *Index) Dump() iter.Seq[Run] {
 			x.dump = nil
 			x.mu.Unlock()
 		}()
-		const atOnce = 64 // nodes; events wait for 64 * 64 * workers hashes at most
-		for i := uint32(1); i < end; {
+		var out batch
+		for i, more := uint32(1), true; more; {
+			out.reset()
 			x.mu.Lock()
-			for to := i + atOnce; i < min(to, end); i++ {
+			for from := i; i < end && d.fill.size < dumpBatch && i-from < dumpBatch; i++ {
 				if n := x.nodes.at(i); n != nil && *n != nil {
-					x.preserve(*n)
+					d.take(&x.root, *n)
 				}
 			}
-			runs := d.runs
-			d.runs = nil
+			more = i < end
+			over := d.over
+			out, d.fill = d.fill, out
 			x.mu.Unlock()
-			for _, r := range runs {
-				if !yield(r) {
+			if over {
+				yield(Run{}, ErrOvertaken)
+				return
+			}
+			for _, r := range out.runs {
+				if !yield(r, nil) {
 					return
 				}
 			}
 		}
-		x.mu.Lock()
-		runs := d.runs // of nodes that are gone
-		x.mu.Unlock()
-		for _, r := range runs {
-			if !yield(r) {
-				return
-			}
-		}
 	}
+}
+
+// DumpNow is [Index.Dump] of the moment when it is called. The runs can be read
+// once. Stop must be called, whether they were read or not; until it is, or until
+// they have been read, other dumps wait.
+func (x *Index) DumpNow() (runs iter.Seq2[Run, error], stop func()) {
+	next, stop := iter.Pull2(x.Dump())
+	r, err, ok := next()
+	return func(yield func(Run, error) bool) {
+		for ; ok && yield(r, err); r, err, ok = next() {
+			continue
+		}
+	}, stop
 }
 
 // preserve gives a dump under way what a node is, before it changes.
 func (x *Index) preserve(n *node) {
-	if d := x.dump; d != nil && n.dumped != d.id && n != &x.root {
+	d := x.dump
+	if d == nil || n == &x.root {
+		return
+	}
+	if n.dumped != d.id {
 		d.take(&x.root, n)
 	}
+	if n.kids.n > 0 {
+		if _, has := d.tails[n.number]; !has {
+			ends := n.ends()
+			d.tails[n.number] = ends
+			d.kept += len(ends)*int(unsafe.Sizeof(tail{}))/8 + runWords
+		}
+	}
+	if d.fill.size+d.kept > d.limit {
+		// Nobody needs it any more; what it holds can go.
+		*d = dump{id: d.id, over: true}
+		x.dump = nil
+	}
 }
 
+// take takes a node that is not taken, and before it those above that are not.
 func (d *dump) take(root, n *node) {
-	var line []*node // from n up to what is known
+	d.line = d.line[:0]
 	for ; n != root && n.dumped != d.id; n = n.parent {
-		line = append(line, n)
+		d.line = append(d.line, n)
 	}
-	parent := n.number // the root's is 0
-	for _, n := range slices.Backward(line) {
+	depth := 0
+	for p := n; p != root; p = p.parent {
+		depth += len(p.local)
+	}
+	for _, n := range slices.Backward(d.line) {
 		d.last++
 		n.dumped, n.number = d.id, d.last
-		d.runs = append(d.runs, n.run(parent))
-		parent = n.number
+		d.add(root, n, depth)
+		depth += len(n.local)
 	}
 }
 
-func (n *node) run(parent uint32) Run {
-	r := Run{ID: n.number, Parent: parent, Local: append([]uint64(nil), n.local...)}
+// add adds a node to what is to be handed out. That the nodes above it may have
+// been split since they were taken changes neither its depth nor who is before it.
+func (d *dump) add(root, n *node, depth int) {
+	b := &d.fill
+	r := Run{ID: n.number, Depth: depth, Local: b.words.add(n.local)}
+	words := runWords + len(n.local)
+	if n.parent != root {
+		r.Parent = n.parent.number
+	}
+	tails, changed := d.tails[r.Parent]
+	d.holders = d.holders[:0]
 	var main Holder // of the workers that hold all by the main column
-	add := func(w int32, c *column, cells uint64) {
+	piece := func(w int32, c *column, cells uint64) {
 		for cells != 0 {
 			from := bits.TrailingZeros64(cells)
 			length := bits.TrailingZeros64(^(cells >> from))
 			cells &^= ones(length) << from
 			h := Holder{Worker: int(w & maxWorker), Tier: Tier(w >> tierShift), Start: from - int(n.shift)}
-			if c == n.main && length == len(n.local) && main.Externals != nil {
+			if all := c == n.main && length == len(n.local); all && main.Externals != nil {
 				h.Externals = main.Externals
 			} else {
 				at := from - int(c.base)
-				h.Externals = append([]uint64(nil), c.ext[at:at+length]...)
+				h.Externals = b.words.add(c.ext[at : at+length])
+				words += length
+				if all {
+					main = h
+				}
 			}
-			if c == n.main && length == len(n.local) {
-				main = h
+			if h.Start == 0 && r.Parent != 0 {
+				if changed {
+					h.Parent, h.HasParent = parentIn(tails, w)
+				} else {
+					h.Parent, h.HasParent = n.parent.end(w)
+				}
 			}
-			r.Holders = append(r.Holders, h)
+			words += holderWords
+			d.holders = append(d.holders, h)
 		}
 	}
 	holder := func(w int32, cells uint64) {
 		i, owns := n.findOwn(w)
 		if !owns {
-			add(w, n.main, cells)
+			piece(w, n.main, cells)
 		}
 		for ; i < len(n.own) && n.own[i].who == w; i++ {
-			add(w, n.own[i].column, n.own[i].cells)
+			piece(w, n.own[i].column, n.own[i].cells)
 		}
 	}
 	for w := range n.full.all() {
@@ -140,7 +281,61 @@ func (n *node) run(parent uint32) Run {
 	for _, p := range n.part {
 		holder(p.who, p.cells)
 	}
-	return r
+	r.Holders = b.holders.add(d.holders)
+	b.runs = append(b.runs, r)
+	b.size += words
+}
+
+// ends returns the owners that hold the last block, by owner.
+func (n *node) ends() (ends []tail) {
+	last := len(n.local) - 1
+	for w := range n.full.all() {
+		ends = append(ends, tail{w, n.external(w, last)})
+	}
+	for _, p := range n.part {
+		if p.cells>>(last+int(n.shift))&1 != 0 {
+			ends = append(ends, tail{p.who, n.external(p.who, last)})
+		}
+	}
+	slices.SortFunc(ends, func(a, b tail) int { return cmp.Compare(a.who, b.who) })
+	return ends
+}
+
+// end returns a hash of the node's last block that may be the parent of what an
+// owner holds.
+func (n *node) end(who int32) (external uint64, ok bool) {
+	last := len(n.local) - 1
+	for w := range parents(who) {
+		if n.cells(w)>>(last+int(n.shift))&1 != 0 {
+			return n.external(w, last), true
+		}
+	}
+	return 0, false
+}
+
+// parentIn is end for tails.
+func parentIn(tails []tail, who int32) (external uint64, ok bool) {
+	for w := range parents(who) {
+		if i, ok := slices.BinarySearchFunc(tails, w, func(t tail, w int32) int { return cmp.Compare(t.who, w) }); ok {
+			return tails[i].external, true
+		}
+	}
+	return 0, false
+}
+
+// parents yields the owners whose blocks may be the parent of what an owner holds,
+// itself first.
+func parents(who int32) iter.Seq[int32] {
+	return func(yield func(int32) bool) {
+		if !yield(who) || who <= maxWorker {
+			return
+		}
+		for t := Device; t <= External; t++ {
+			if w := ownerOf(int(who&maxWorker), t); w != who && !yield(w) {
+				return
+			}
+		}
+	}
 }
 
 // ErrDump means that runs do not make an index.

@@ -23,6 +23,11 @@ const (
 	External
 )
 
+// String returns how a tier is called on the wire.
+func (t Tier) String() string {
+	return [...]string{"device", "host_pinned", "disk", "external"}[min(t, External)]
+}
+
 // Block names one cached block: External is the engine's own opaque id, Local
 // the hash of the block's tokens under our scheme (see [AppendLocalHashes]).
 type Block struct {

@@ -49,6 +49,10 @@ type Config struct {
 	// stored longest ago are forgotten. What a pair costs is in bench/README.md.
 	// Default 1<<24, 200 to 600 MB. See also [Index.SetLimit].
 	MaxBlocks int
+
+	// DumpWords bounds what is kept for a dump under way of what has changed since it
+	// began, in words of 8 bytes; see [Index.Dump]. Default 1<<23, 64 MB.
+	DumpWords int
 }
 
 // Outcome counts what one event did, in blocks.
@@ -71,6 +75,7 @@ type Outcome struct {
 // another worker, [Index.RemoveWorker] must have been called for it.
 type Index struct {
 	maxBlocks int
+	dumpWords int
 
 	// gate is between the matches and the changes of the tree.
 	gate gate
@@ -173,7 +178,10 @@ func New(c Config) *Index {
 	if c.MaxBlocks <= 0 {
 		c.MaxBlocks = 1 << 24
 	}
-	return &Index{maxBlocks: c.MaxBlocks}
+	if c.DumpWords <= 0 {
+		c.DumpWords = 1 << 23
+	}
+	return &Index{maxBlocks: c.MaxBlocks, dumpWords: c.DumpWords}
 }
 
 // Apply applies one event of a worker and tells what it did. The event's slices
@@ -342,19 +350,21 @@ func (x *Index) clearLocked(worker int) (removed int) {
 
 // SetLimit bounds the blocks remembered of a worker on the device to so many: no
 // more than its cache has. At the limit the ends of those of its chains go first
-// that were matched or stored longest ago. Zero means no limit of its own.
-func (x *Index) SetLimit(worker, blocks int) {
+// that were matched or stored longest ago; it returns how many blocks did. Zero means
+// no limit of its own.
+func (x *Index) SetLimit(worker, blocks int) (evicted int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if worker < 0 || worker > maxWorker {
-		return
+		return 0
 	}
 	who := int32(worker)
 	h := x.make(who)
 	if h.limit = max(blocks, 0); h.limit > 0 && h.externals > h.limit {
 		x.known = x.known[:0]
-		x.shrink(who, 0, &x.root)
+		evicted = x.shrink(who, 0, &x.root)
 	}
+	return evicted
 }
 
 // Truncated reports whether a bound has taken blocks from a worker since it was

@@ -95,3 +95,49 @@ func TestBytesAreTheHeaps(t *testing.T) {
 		})
 	}
 }
+
+// So does an index of guesses, also after many of them have gone.
+func TestBytesOfGuesses(t *testing.T) {
+	if raceSlows > 1 {
+		t.Skip("the race detector pads what is allocated")
+	}
+	for name, c := range map[string]struct{ prompts, shared, own int }{
+		"long prompts, nothing shared": {1500, 0, 250},
+		"long prompts, half shared":    {3000, 100, 100},
+		"short prompts":                {30_000, 2, 2},
+		"conversations of many turns":  {3000, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := heap()
+			a := newApprox(indexer.ApproxConfig{}, make([]int, 16)...)
+			var local, sequence []uint64
+			for n := range c.prompts {
+				local = local[:0]
+				for i := range c.shared {
+					local = append(local, uint64(n%16)<<32|uint64(i))
+				}
+				for i := range c.own {
+					local = append(local, uint64(n)<<20|uint64(i)<<1|1)
+				}
+				for i := range n % 20 * 3 * max(0, 1-c.shared-c.own) {
+					local = append(local, uint64(n/20)<<20|uint64(i)<<1|1)
+				}
+				if len(local) == 0 {
+					continue
+				}
+				sequence = indexer.AppendSequenceHashes(sequence[:0], local)
+				a.Insert(at(0), n/20%16, 1, local, sequence)
+			}
+			full, got := heap()-before, a.Bytes()
+			t.Logf("%d blocks, %.1f bytes each, %.1f by its own account", a.Blocks(), float64(full)/float64(a.Blocks()), float64(got)/float64(a.Blocks()))
+			if got*10 < full*9 || got*10 > full*11 {
+				t.Errorf("Bytes() is %d, but the heap has %d more", got, full)
+			}
+			a.Expire(at(200))
+			if left, got := heap()-before, a.Bytes(); left*10 > full || got*10 > full {
+				t.Errorf("%d of %d bytes are left when all have died, %d by its own account", left, full, got)
+			}
+			runtime.KeepAlive(a)
+		})
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -291,4 +292,86 @@ func TestKeptWorkers(t *testing.T) {
 		t.Errorf("%+v, %v; want the 3 blocks of the kept worker skipped", out, err)
 	}
 	same(t, "one of three kept", want, lines(t, b))
+}
+
+// What a dump allocates, in each of its forms, does not grow with the index, but for
+// what a sorted one is made of.
+func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
+	fill := func(sequences int) *router.Router {
+		r := newRouter(t, router.Config{}, 4)
+		for n := range uint64(sequences) {
+			for w := range uint64(4) {
+				ev := indexer.Event{Kind: indexer.Stored}
+				for i := range uint64(40) {
+					ev.Blocks = append(ev.Blocks, indexer.Block{External: n<<20 | i<<8 | w, Local: n/8<<32 | n*(i/20)<<8 | i})
+				}
+				r.ApplyEvent(router.Worker{ID: w + 1}, ev)
+			}
+		}
+		return r
+	}
+	small, large := fill(500), fill(10_000)
+	for name, dump := range map[string]func(r *router.Router) int{
+		"runs": func(r *router.Router) (n int) {
+			d, _ := r.Dump()
+			defer d.Close()
+			for _, run := range d.Runs {
+				n += len(run.Holders)
+			}
+			return n
+		},
+		"events": func(r *router.Router) (n int) {
+			d, _ := r.Dump()
+			defer d.Close()
+			for ev := range d.Events(false) {
+				n += len(ev.Event.Blocks)
+			}
+			return n
+		},
+		"JSON": func(r *router.Router) int {
+			c := counter(0)
+			if err := r.DumpEvents(t.Context(), &c); err != nil {
+				t.Error(err)
+			}
+			return int(c)
+		},
+	} {
+		var took, read [2]int
+		for i, r := range []*router.Router{small, large} {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			read[i] = dump(r)
+			runtime.ReadMemStats(&after)
+			took[i] = int(after.TotalAlloc - before.TotalAlloc)
+		}
+		t.Logf("%s: %d bytes for %d, %d for %d", name, took[0], read[0], took[1], read[1])
+		if read[1] < 15*read[0] || took[1] > 2<<20 || took[1] > took[0]+64<<10 {
+			t.Errorf("%s: %d bytes allocated for %d, %d for %d; want the same and at most 2 MB", name, took[0], read[0], took[1], read[1])
+		}
+	}
+}
+
+type counter int
+
+func (c *counter) Write(b []byte) (int, error) { *c += counter(len(b)); return len(b), nil }
+
+// More than a sorted dump may keep is an error, and nothing is told.
+func TestTooMuchToSort(t *testing.T) {
+	const workers = 128
+	r := newRouter(t, router.Config{}, workers)
+	for w := range uint64(workers) {
+		ev := indexer.Event{Kind: indexer.Stored}
+		for i := range uint64(router.MaxSorted/workers + 1) {
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: i, Local: i})
+		}
+		r.ApplyEvent(router.Worker{ID: w + 1}, ev)
+	}
+	d, _ := r.Dump()
+	defer d.Close()
+	for ev := range d.Events(true) {
+		t.Fatalf("%+v is told", ev)
+	}
+	if d.Err() == nil || d.Blocks != router.MaxSorted+workers {
+		t.Errorf("%v with %d blocks", d.Err(), d.Blocks)
+	}
 }

@@ -4,150 +4,217 @@ package router
 
 import (
 	"bufio"
-	"encoding/json"
+	"cmp"
+	"context"
+	"fmt"
 	"io"
 	"iter"
-	"maps"
 	"slices"
+	"strconv"
 
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// The form of a stored event, as NVIDIA Dynamo's routers write it.
-type dumpedEvent struct {
-	WorkerID uint64 `json:"worker_id"`
-	Tier     string `json:"storage_tier"`
-	Event    struct {
-		ID   uint64 `json:"event_id"`
-		Data struct {
-			Stored dumpedBlocks `json:"stored"`
-		} `json:"data"`
-		Rank uint32 `json:"dp_rank"`
-	} `json:"event"`
+// DumpedEvent stands for blocks that a worker holds: applied in their order to an
+// empty index, the events of a dump make one that equals the one dumped, but for
+// the blocks behind a hole.
+type DumpedEvent struct {
+	Worker   Worker
+	Position int // of the first block in its sequence
+	// Hole: the worker does not hold the block before the first one, so Event has
+	// no parent although Position is not 0.
+	Hole  bool
+	Event indexer.Event // Stored
+
+	sequence uint64 // of the first block, if the events are sorted
 }
 
-type dumpedBlocks struct {
-	Parent *uint64       `json:"parent_hash"`
-	Start  *uint32       `json:"start_position"`
-	Blocks []dumpedBlock `json:"blocks"`
+// MaxSorted is the most blocks that [Dump.Events] sorts: some 150 MB.
+const MaxSorted = 1 << 20
+
+// Events turns the runs into events, parents before children; they are read once,
+// and an event's slices are good until the next one. They need the memory of one run.
+//
+// Sorted gives one event for each block, ordered by worker, tier, position and
+// sequence hash: two routers that know the same give the same, up to the engines'
+// hashes. It keeps all of them, and ends with an error before the first of them
+// where there are more than [MaxSorted].
+//
+// Look at [Dump.Err] at the end.
+func (d *Dump) Events(sorted bool) iter.Seq[DumpedEvent] {
+	if sorted {
+		return d.sorted
+	}
+	return func(yield func(DumpedEvent) bool) {
+		for c := range indexer.Chains(func(yield func(indexer.Run) bool) {
+			for _, run := range d.Runs {
+				if !yield(run) {
+					return
+				}
+			}
+		}) {
+			if !yield(d.event(&c)) {
+				return
+			}
+		}
+	}
 }
 
-type dumpedBlock struct {
-	External uint64 `json:"block_hash"`
-	Local    uint64 `json:"tokens_hash"`
-	Media    *int   `json:"mm_extra_info"`
+func (d *Dump) event(c *indexer.Chain) DumpedEvent {
+	return DumpedEvent{Worker: d.Holders[c.Worker], Position: c.Start, Hole: c.Start > 0 && !c.Event.HasParent, Event: c.Event}
+}
+
+func (d *Dump) sorted(yield func(DumpedEvent) bool) {
+	var all []DumpedEvent
+	var ends []uint64   // by run of a pool: the sequence hash of its last block
+	var seq []uint64    // of the run's blocks
+	var run indexer.Run // the one that the chains are of
+	pool := -1
+	for c := range indexer.Chains(func(yield func(indexer.Run) bool) {
+		for p, r := range d.Runs {
+			if p != pool {
+				pool, ends = p, append(ends[:0], 0)
+			}
+			seq = seq[:0]
+			at := ends[r.Parent]
+			for i, l := range r.Local {
+				if r.Depth+i == 0 {
+					at = l
+				} else {
+					at = indexer.NextSequenceHash(at, l)
+				}
+				seq = append(seq, at)
+			}
+			ends, run = append(ends, at), r
+			if !yield(r) {
+				return
+			}
+		}
+	}) {
+		if len(all)+len(c.Event.Blocks) > MaxSorted {
+			d.err = fmt.Errorf("router: more than %d blocks to sort", MaxSorted)
+			return
+		}
+		ev, blocks := d.event(&c), slices.Clone(c.Event.Blocks)
+		for i := range blocks {
+			one := ev
+			one.Position, one.Event.Blocks, one.sequence = ev.Position+i, blocks[i:i+1:i+1], seq[c.Start-run.Depth+i]
+			if i > 0 {
+				one.Hole, one.Event.HasParent, one.Event.Parent = false, true, blocks[i-1].External
+			}
+			all = append(all, one)
+		}
+	}
+	if d.err != nil {
+		return
+	}
+	slices.SortFunc(all, func(a, b DumpedEvent) int {
+		return cmp.Or(a.Worker.Compare(b.Worker), cmp.Compare(a.Event.Tier, b.Event.Tier), cmp.Compare(a.Position, b.Position), cmp.Compare(a.sequence, b.sequence),
+			cmp.Compare(a.Event.Blocks[0].External, b.Event.Blocks[0].External))
+	})
+	for _, ev := range all {
+		if !yield(ev) {
+			return
+		}
+	}
+}
+
+// AppendJSON appends the event in the form in which NVIDIA Dynamo's routers write
+// theirs, with a number of the caller's.
+func (ev *DumpedEvent) AppendJSON(b []byte, id int) []byte {
+	b = strconv.AppendUint(append(b, `{"worker_id":`...), ev.Worker.ID, 10)
+	b = append(append(b, `,"storage_tier":"`...), ev.Event.Tier.String()...)
+	b = strconv.AppendInt(append(b, `","event":{"event_id":`...), int64(id), 10)
+	b = append(b, `,"data":{"stored":{"parent_hash":`...)
+	if ev.Event.HasParent {
+		b = strconv.AppendUint(b, ev.Event.Parent, 10)
+	} else {
+		b = append(b, "null"...)
+	}
+	b = append(b, `,"start_position":`...)
+	if ev.Hole {
+		b = strconv.AppendInt(b, int64(ev.Position), 10)
+	} else {
+		b = append(b, "null"...)
+	}
+	b = append(b, `,"blocks":[`...)
+	for i, block := range ev.Event.Blocks {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendUint(append(b, `{"block_hash":`...), block.External, 10)
+		b = strconv.AppendUint(append(b, `,"tokens_hash":`...), block.Local, 10)
+		b = append(b, `,"mm_extra_info":null}`...)
+	}
+	b = strconv.AppendUint(append(b, `]}},"dp_rank":`...), uint64(ev.Worker.DPRank), 10)
+	return append(b, "}}"...)
 }
 
 // DumpEvents writes the index as a JSON array of stored events that make it again:
 // a parent before its children, numbered from 0, one event for each worker, tier and
 // run of blocks without a branch. Blocks that a worker holds behind one that it does
-// not hold are left out: an event cannot tell where they belong, and nothing finds
-// them. What is only guessed is no event. Decisions and events go on meanwhile. The
-// error is w's.
-func (r *Router) DumpEvents(w io.Writer) error {
-	r.dumping.Lock() // a second dump would wait for the first with the fleet in its hands
-	defer r.dumping.Unlock()
-	r.fleet.RLock()
-	pools := slices.SortedFunc(maps.Keys(r.pools), poolKey.compare)
-	r.fleet.RUnlock()
-	d := dumper{out: bufio.NewWriterSize(w, 1<<16), before: "["}
-	for _, key := range pools {
-		if err := r.dumpPool(key, &d); err != nil {
-			return err
-		}
-	}
-	if d.before == "[" {
-		_, _ = d.out.WriteString("[") // Flush tells of an error
-	}
-	_, _ = d.out.WriteString("]\n")
-	return d.out.Flush()
-}
-
-// dumper writes events.
-type dumper struct {
-	out    *bufio.Writer
-	before string // what separates an event from what was written
-	next   uint64
-
-	workers map[int]Worker
-	// left are the last blocks of the events that were left out: what comes
-	// behind them is left out, too.
-	left map[leftOut]bool
-}
-
-type leftOut struct {
-	worker   int
-	external uint64
-}
-
-func (r *Router) dumpPool(key poolKey, d *dumper) error {
-	// The dump shows the index as it is at its first step: until then no worker
-	// may come or go.
-	r.fleet.RLock()
-	p := r.pools[key]
-	if p == nil || p.known == nil {
-		r.fleet.RUnlock()
-		return nil
-	}
-	d.workers, d.left = make(map[int]Worker), make(map[leftOut]bool)
-	p.mu.Lock()
-	for _, ord := range p.core.order {
-		d.workers[ord] = p.core.entries[ord].worker
-	}
-	p.mu.Unlock()
-	next, stop := iter.Pull(indexer.Chains(p.known.index().Dump()))
-	defer stop()
-	chain, more := next()
-	r.fleet.RUnlock()
-	for ; more; chain, more = next() {
-		if err := d.write(&chain); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// write writes an event.
-func (d *dumper) write(c *indexer.Chain) error {
-	worker, known := d.workers[c.Worker]
-	if !known || len(c.Event.Blocks) == 0 {
-		return nil
-	}
-	if c.Start > 0 && (!c.Event.HasParent || d.left[leftOut{c.Worker, c.Event.Parent}]) {
-		d.left[leftOut{c.Worker, c.Event.Blocks[len(c.Event.Blocks)-1].External}] = true
-		return nil
-	}
-	var e dumpedEvent
-	e.WorkerID, e.Tier, e.Event.ID, e.Event.Rank = worker.ID, tierName(c.Event.Tier), d.next, worker.DPRank
-	stored := &e.Event.Data.Stored
-	if c.Event.HasParent {
-		stored.Parent = &c.Event.Parent
-	}
-	for _, b := range c.Event.Blocks {
-		stored.Blocks = append(stored.Blocks, dumpedBlock{External: b.External, Local: b.Local})
-	}
-	text, err := json.Marshal(&e)
+// not hold are left out: the event cannot tell where they belong, and nothing finds
+// them. What is only guessed is no event. It waits for other dumps until ctx ends,
+// writes event by event, and is of one moment; see [Router.Dump]. After an error, which
+// is that of w or the dump's, the array has no end.
+func (r *Router) DumpEvents(ctx context.Context, w io.Writer) error {
+	d, err := r.AwaitDump(ctx)
 	if err != nil {
 		return err
 	}
-	_, _ = d.out.WriteString(d.before)
-	if _, err := d.out.Write(text); err != nil {
+	defer d.Close()
+	d.Begin()
+	out := bufio.NewWriterSize(w, 1<<16)
+	_ = out.WriteByte('[') // Flush tells of an error
+	left := leftOut{last: make(map[heldBy]bool), lost: make(map[Worker]bool)}
+	n := 0
+	var line []byte
+	for ev := range d.Events(false) {
+		if left.out(&ev) {
+			continue
+		}
+		if line = line[:0]; n > 0 {
+			line = append(line, ",\n"...)
+		}
+		line = ev.AppendJSON(line, n)
+		if _, err := out.Write(line); err != nil {
+			return err
+		}
+		n++
+	}
+	if err := d.Err(); err != nil {
 		return err
 	}
-	d.before, d.next = ",\n", d.next+1
-	return nil
+	_, _ = out.WriteString("]\n")
+	return out.Flush()
 }
 
-// tierName is how a tier is called on the wire.
-func tierName(t indexer.Tier) string {
-	switch t {
-	case indexer.HostPinned:
-		return "host_pinned"
-	case indexer.Disk:
-		return "disk"
-	case indexer.External:
-		return "external"
-	default:
-		return "device"
+// leftOut knows what lies behind holes.
+type leftOut struct {
+	// last are the last blocks of the events that were left out: what comes behind
+	// them is left out, too.
+	last map[heldBy]bool
+	// lost are those of whom that is no longer known for lack of room: all of theirs
+	// that comes behind anything is left out from there on.
+	lost map[Worker]bool
+}
+
+type heldBy struct {
+	worker   Worker
+	external uint64
+}
+
+// maxLeft bounds what is remembered of events left out: some 40 MB.
+const maxLeft = 1 << 19
+
+func (l *leftOut) out(ev *DumpedEvent) bool {
+	if ev.Position == 0 || ev.Event.HasParent && !l.lost[ev.Worker] && !l.last[heldBy{ev.Worker, ev.Event.Parent}] {
+		return false
 	}
+	if len(l.last) < maxLeft {
+		l.last[heldBy{ev.Worker, ev.Event.Blocks[len(ev.Event.Blocks)-1].External}] = true
+	} else {
+		l.lost[ev.Worker] = true
+	}
+	return true
 }

@@ -3,8 +3,6 @@
 package router
 
 import (
-	"iter"
-	"maps"
 	"slices"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -46,51 +44,4 @@ func (r *Router) SetEventState(w Worker, state string) {
 		}
 		p.core.entries[ord].events = state
 	}
-}
-
-// IndexDump is what the events told to one pool hold at one moment.
-type IndexDump struct {
-	Model     string
-	BlockSize int
-	Workers   []Worker // by number; a number that nobody has stands for the zero Worker
-	Runs      iter.Seq[indexer.Run]
-}
-
-// DumpIndexes calls use with a function that returns what all indexes hold at the
-// moment when it is called; no other dump is under way meanwhile. Decisions and
-// events go on. Each of the Runs must be read, from one goroutine, before use
-// returns. The error is that of use.
-func (r *Router) DumpIndexes(use func(begin func() []IndexDump) error) error {
-	// A second dump would wait for the first with the fleet in its hands.
-	r.dumping.Lock()
-	defer r.dumping.Unlock()
-	return use(r.beginDumps)
-}
-
-func (r *Router) beginDumps() (dumps []IndexDump) {
-	r.fleet.RLock()
-	defer r.fleet.RUnlock()
-	for _, key := range slices.SortedFunc(maps.Keys(r.pools), poolKey.compare) {
-		p := r.pools[key]
-		if p.known == nil {
-			continue
-		}
-		d := IndexDump{Model: p.model, BlockSize: p.blockSize}
-		p.mu.Lock()
-		for i := range p.core.entries {
-			d.Workers = append(d.Workers, p.core.entries[i].worker)
-		}
-		p.mu.Unlock()
-		// The dump is of the moment when its first run is asked for.
-		next, stop := iter.Pull(p.known.index().Dump())
-		first, ok := next()
-		d.Runs = func(yield func(indexer.Run) bool) {
-			defer stop()
-			for run := first; ok && yield(run); run, ok = next() {
-				continue
-			}
-		}
-		dumps = append(dumps, d)
-	}
-	return dumps
 }

@@ -3,6 +3,7 @@
 package router_test
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"testing"
@@ -59,20 +60,33 @@ func cached(r *router.Router) (blocks [2]int) {
 	return blocks
 }
 
-// A dump is of the moment when it was asked for, and knows the workers' names.
-func TestDumpIndexes(t *testing.T) {
+// A dump that was waited for is of the moment when it begins, and knows the workers'
+// names.
+func TestADumpThatWaited(t *testing.T) {
 	r, err := router.New(router.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.DumpIndexes(func(begin func() []router.IndexDump) error {
-		if got := begin(); len(got) > 0 {
-			t.Errorf("an empty router dumps %d indexes", len(got))
-		}
-		return nil
-	}); err != nil {
-		t.Error(err)
+	first, ok := r.Dump()
+	if !ok || len(first.Pools) > 0 {
+		t.Fatalf("an empty router dumps %v, %v", first.Pools, ok)
 	}
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := r.AwaitDump(short); !errors.Is(err, router.ErrDumping) {
+		t.Errorf("a second dump at the same time: %v", err)
+	}
+	waited := make(chan *router.Dump)
+	go func() {
+		d, err := r.AwaitDump(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		waited <- d
+	}()
+	first.Close()
+	d := <-waited
+	defer d.Close()
 	for id := uint64(1); id <= 3; id++ {
 		model := "m"
 		if id == 3 {
@@ -85,29 +99,24 @@ func TestDumpIndexes(t *testing.T) {
 			r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: id*10 + uint64(rank), Local: 7}}})
 		}
 	}
+	d.Begin()
+	r.RemoveWorker(1)
+	r.ApplyEvent(router.Worker{ID: 2}, indexer.Event{Kind: indexer.Cleared})
 	got := map[string]map[router.Worker]uint64{}
-	broken := errors.New("broken")
-	if err := r.DumpIndexes(func(begin func() []router.IndexDump) error {
-		dumps := begin()
-		r.RemoveWorker(1)
-		r.ApplyEvent(router.Worker{ID: 2}, indexer.Event{Kind: indexer.Cleared})
-		for _, d := range dumps {
-			got[d.Model] = map[router.Worker]uint64{}
-			for run := range d.Runs {
-				for _, h := range run.Holders {
-					got[d.Model][d.Workers[h.Worker]] = h.Externals[0]
-				}
-			}
+	for p, run := range d.Runs {
+		model := d.Pools[p].Model
+		if got[model] == nil {
+			got[model] = map[router.Worker]uint64{}
 		}
-		return broken
-	}); !errors.Is(err, broken) {
-		t.Errorf("the error becomes %v", err)
+		for _, h := range run.Holders {
+			got[model][d.Holders[h.Worker]] = h.Externals[0]
+		}
 	}
 	want := map[string]map[router.Worker]uint64{
 		"m": {{ID: 1}: 10, {ID: 1, DPRank: 1}: 11, {ID: 2}: 20, {ID: 2, DPRank: 1}: 21},
 		"n": {{ID: 3}: 30, {ID: 3, DPRank: 1}: 31},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, got); diff != "" || d.Err() != nil || d.Blocks != 6 {
+		t.Errorf("%v, %d blocks (-want +got):\n%s", d.Err(), d.Blocks, diff)
 	}
 }

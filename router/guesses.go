@@ -3,31 +3,42 @@
 package router
 
 import (
-	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash"
-	"hash/crc32"
 	"io"
 	"math"
 	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/records"
 )
 
-// The file of guesses, little endian: magic, unix ms of its making, then for each
-// worker a mark 1, model (u16 length, bytes), block size u32, worker id u64, rank
-// u32, start of its process (unix ms) i64, number of pieces u32, for each the number
-// of the one before it u32, number of blocks u32 and their local and sequence
-// hashes, u64 each, in turn; number of prompts u32, for each the number of its last
-// piece and the ms left to live, both u32. At the end a mark 0 and the CRC-32C of all
-// before it.
-const guessMagic = "KVRGUES2"
-
-// ErrBadGuesses is wrapped by the errors of [Router.LoadGuesses] about what it read.
-var ErrBadGuesses = errors.New("damaged file of guesses")
+// The file of guesses is one of [records]; its header has the unix ms of its making in
+// the first 8 bytes of its body. For each worker there is a record that begins it,
+// and behind it records with its pieces and its prompts, each in their order:
+//
+//	guessWorker   model (u16 length, bytes), block size u32, worker id u64, rank u32,
+//	              start of its process (unix ms) i64
+//	guessPieces   pieces: the number of the one before it u32, number of blocks u32 and
+//	              their local and sequence hashes, u64 each, in turn
+//	guessMore     further blocks of the last piece, as in there
+//	guessPrompts  prompts: the number of the last piece, the ms left to live, both u32
+//
+// The number of its own at the end is that of the blocks.
+const (
+	guessMagic   = "KVRGUES3"
+	guessVersion = 1
+	guessWorker  = 1
+	guessPieces  = 2
+	guessPrompts = 3
+	guessMore    = 4
+	// guessBatch is how large a record gets in bytes, but for its last piece;
+	// guessRoom is how many blocks of a piece are in one.
+	guessBatch = 1 << 16
+	guessRoom  = guessBatch / 16
+)
 
 // saved are the guesses about a worker from an earlier process.
 type saved struct {
@@ -43,19 +54,15 @@ type saved struct {
 // meanwhile. The error is w's.
 func (r *Router) SaveGuesses(w io.Writer) error {
 	now := r.conf.Now()
-	out := bufio.NewWriterSize(w, 1<<16)
-	e := guessWriter{w: out, sum: crc32.New(crc32.MakeTable(crc32.Castagnoli))}
-	e.write([]byte(guessMagic))
-	e.write(binary.LittleEndian.AppendUint64(nil, uint64(now.UnixMilli())))
+	h := records.Header{Magic: guessMagic, Version: guessVersion}
+	binary.LittleEndian.PutUint64(h.Body[:], uint64(now.UnixMilli()))
+	out := guessWriter{Writer: records.NewWriter(w, h)}
 	for worker, s := range r.guesses(now) {
-		e.worker(worker, &s)
+		if err := out.worker(worker, &s); err != nil {
+			return err
+		}
 	}
-	e.write([]byte{0})
-	e.write(binary.LittleEndian.AppendUint32(nil, e.sum.Sum32()))
-	if e.err == nil {
-		e.err = out.Flush()
-	}
-	return e.err
+	return out.Close(out.blocks)
 }
 
 // guesses yields what is believed of each worker: those in the fleet, and those
@@ -121,86 +128,113 @@ func (s *saved) dead(now time.Time) bool {
 }
 
 type guessWriter struct {
-	w   io.Writer
-	sum hash.Hash32
-	buf []byte
-	err error
+	*records.Writer
+	blocks uint64
 }
 
-func (e *guessWriter) write(b []byte) {
-	if e.err != nil {
-		return
-	}
-	_, _ = e.sum.Write(b) // a hash takes everything
-	_, e.err = e.w.Write(b)
-}
-
-func (e *guessWriter) worker(w Worker, s *saved) {
+func (e *guessWriter) worker(w Worker, s *saved) error {
 	le := binary.LittleEndian
-	b := append(e.buf[:0], 1)
-	model := bounded(s.model)
-	b = append(le.AppendUint16(b, uint16(len(model))), model...)
-	b = le.AppendUint32(b, uint32(s.blockSize))
-	b = le.AppendUint32(le.AppendUint64(b, w.ID), w.DPRank)
-	b = le.AppendUint64(b, uint64(s.startedMS))
-	b = le.AppendUint32(b, uint32(len(s.guesses.Pieces)))
-	for _, p := range s.guesses.Pieces {
-		b = le.AppendUint32(le.AppendUint32(b, p.Parent), uint32(len(p.Local)))
-		for i := range p.Local {
-			if b = le.AppendUint64(le.AppendUint64(b, p.Local[i]), p.Sequence[i]); len(b) > 1<<16 {
-				e.write(b)
-				b = b[:0]
+	err := e.Record(guessWorker, func(b []byte) []byte {
+		model := bounded(s.model)
+		b = append(le.AppendUint16(b, uint16(len(model))), model...)
+		b = le.AppendUint32(b, uint32(s.blockSize))
+		b = le.AppendUint32(le.AppendUint64(b, w.ID), w.DPRank)
+		return le.AppendUint64(b, uint64(s.startedMS))
+	})
+	for pieces := s.guesses.Pieces; len(pieces) > 0 && err == nil; {
+		var p *indexer.Piece
+		err = e.Record(guessPieces, func(b []byte) []byte {
+			begin := len(b)
+			for p == nil || len(pieces) > 0 && len(p.Local) <= guessRoom && len(b)-begin < guessBatch {
+				p, pieces = &pieces[0], pieces[1:]
+				b = le.AppendUint32(le.AppendUint32(b, p.Parent), uint32(min(len(p.Local), guessRoom)))
+				b = e.appendBlocks(b, p, 0)
 			}
+			return b
+		})
+		for at := guessRoom; at < len(p.Local) && err == nil; at += guessRoom {
+			err = e.Record(guessMore, func(b []byte) []byte { return e.appendBlocks(b, p, at) })
 		}
 	}
-	b = le.AppendUint32(b, uint32(len(s.guesses.Prompts)))
-	for _, p := range s.guesses.Prompts {
-		ms := uint32(min(max(p.Left.Milliseconds(), 1), math.MaxUint32))
-		b = le.AppendUint32(le.AppendUint32(b, p.Piece), ms)
+	for prompts := range slices.Chunk(s.guesses.Prompts, guessBatch/8) {
+		if err != nil {
+			break
+		}
+		err = e.Record(guessPrompts, func(b []byte) []byte {
+			for _, p := range prompts {
+				ms := uint32(min(max(p.Left.Milliseconds(), 1), math.MaxUint32))
+				b = le.AppendUint32(le.AppendUint32(b, p.Piece), ms)
+			}
+			return b
+		})
 	}
-	e.write(b)
-	e.buf = b
+	return err
+}
+
+// appendBlocks appends the blocks of a piece from one on, as many as a record has.
+func (e *guessWriter) appendBlocks(b []byte, p *indexer.Piece, from int) []byte {
+	to := min(from+guessRoom, len(p.Local))
+	for i := from; i < to; i++ {
+		b = binary.LittleEndian.AppendUint64(b, p.Local[i])
+		b = binary.LittleEndian.AppendUint64(b, p.Sequence[i])
+	}
+	e.blocks += uint64(to - from)
+	return b
 }
 
 // LoadGuesses reads what [Router.SaveGuesses] wrote. The guesses about a worker
 // count from the moment that it is in the fleet, if it is still the same process
 // with the same model, as long as they would have lived. It returns how many
-// blocks were read. A damaged file is an error that wraps [ErrBadGuesses], and
-// none of it counts.
+// blocks were read. A file that is damaged or of another form is refused with an
+// error that says so, and none of it counts.
 func (r *Router) LoadGuesses(in io.Reader) (blocks int, err error) {
-	read := guessReader{r: bufio.NewReaderSize(in, 1<<16), sum: crc32.New(crc32.MakeTable(crc32.Castagnoli))}
+	file, h, err := records.NewReader(in, guessMagic, guessVersion)
+	if err != nil {
+		return 0, fmt.Errorf("router: guesses: %w", err)
+	}
+	at := time.UnixMilli(int64(binary.LittleEndian.Uint64(h.Body[:])))
 	all := make(map[Worker]saved)
-	magic := read.bytes(len(guessMagic))
-	if read.err == nil && string(magic) != guessMagic {
-		return 0, fmt.Errorf("router: %w: it begins with %q", ErrBadGuesses, magic)
+	var w Worker
+	var s *saved // of the worker whose records are read
+	keep := func() {
+		if s != nil {
+			blocks += s.guesses.Blocks()
+			all[w] = *s
+		}
 	}
-	at := time.UnixMilli(int64(read.u64()))
-	for read.mark() {
-		s := saved{at: at}
-		s.model = string(read.bytes(int(read.u16())))
-		s.blockSize = int(read.u32())
-		w := Worker{ID: read.u64(), DPRank: read.u32()}
-		s.startedMS = int64(read.u64())
-		for n := read.u32(); n > 0 && read.err == nil; n-- {
-			p := indexer.Piece{Parent: read.u32()}
-			for n := read.u32(); n > 0 && read.err == nil; n-- {
-				p.Local = append(p.Local, read.u64())
-				p.Sequence = append(p.Sequence, read.u64())
+	for {
+		kind, payload, err := file.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		d := guessFields{rest: payload}
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("router: guesses: %w", err)
+		case kind == guessWorker:
+			keep()
+			s = &saved{at: at, model: string(d.bytes(int(d.u16()))), blockSize: int(d.u32())}
+			w = Worker{ID: d.u64(), DPRank: d.u32()}
+			s.startedMS = int64(d.u64())
+		case kind == guessPieces && s != nil:
+			for len(d.rest) > 0 && !d.bad {
+				s.guesses.Pieces = append(s.guesses.Pieces, d.piece())
 			}
-			s.guesses.Pieces = append(s.guesses.Pieces, p)
+		case kind == guessMore && s != nil && len(s.guesses.Pieces) > 0:
+			d.blocks(&s.guesses.Pieces[len(s.guesses.Pieces)-1], len(payload)/16)
+		case kind == guessPrompts && s != nil:
+			for len(d.rest) > 0 && !d.bad {
+				s.guesses.Prompts = append(s.guesses.Prompts, indexer.Prompt{Piece: d.u32(), Left: time.Duration(d.u32()) * time.Millisecond})
+			}
+		default:
+			d.bad = true
 		}
-		for n := read.u32(); n > 0 && read.err == nil; n-- {
-			s.guesses.Prompts = append(s.guesses.Prompts, indexer.Prompt{Piece: read.u32(), Left: time.Duration(read.u32()) * time.Millisecond})
+		if d.bad || len(d.rest) > 0 {
+			return 0, fmt.Errorf("router: guesses: %w: record %d of type %d cannot be read", records.ErrBad, file.Records(), kind)
 		}
-		blocks += s.guesses.Blocks()
-		all[w] = s
 	}
-	sum := read.sum.Sum32()
-	if got := read.u32(); read.err == nil && got != sum {
-		return 0, fmt.Errorf("router: %w: checksum %08x, want %08x", ErrBadGuesses, got, sum)
-	}
-	if read.err != nil {
-		return 0, fmt.Errorf("router: %w: at byte %d: %w", ErrBadGuesses, read.at, read.err)
+	if keep(); file.Count() != uint64(blocks) {
+		return 0, fmt.Errorf("router: guesses: %w: it has %d blocks, want %d", records.ErrBad, blocks, file.Count())
 	}
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
@@ -213,42 +247,41 @@ func (r *Router) LoadGuesses(in io.Reader) (blocks int, err error) {
 	return blocks, nil
 }
 
-type guessReader struct {
-	r   *bufio.Reader
-	sum hash.Hash32
-	at  int64
-	buf [1 << 16]byte
-	err error
+// guessFields reads a record's payload. After bad bytes it reads zeros.
+type guessFields struct {
+	rest []byte
+	bad  bool
 }
 
-// bytes returns the next n bytes, at most 65,535, until the next call.
-func (d *guessReader) bytes(n int) []byte {
-	if d.err != nil {
-		return d.buf[:n]
+func (d *guessFields) bytes(n int) []byte {
+	if d.bad = d.bad || n > len(d.rest); d.bad {
+		d.rest = nil
+		return make([]byte, min(n, 8))
 	}
-	if _, d.err = io.ReadFull(d.r, d.buf[:n]); errors.Is(d.err, io.EOF) {
-		d.err = io.ErrUnexpectedEOF
-	}
-	if d.err != nil {
-		clear(d.buf[:n])
-		return d.buf[:n]
-	}
-	d.at += int64(n)
-	_, _ = d.sum.Write(d.buf[:n]) // a hash takes everything
-	return d.buf[:n]
+	b := d.rest[:n]
+	d.rest = d.rest[n:]
+	return b
 }
 
-func (d *guessReader) u16() uint16 { return binary.LittleEndian.Uint16(d.bytes(2)) }
-func (d *guessReader) u32() uint32 { return binary.LittleEndian.Uint32(d.bytes(4)) }
-func (d *guessReader) u64() uint64 { return binary.LittleEndian.Uint64(d.bytes(8)) }
+func (d *guessFields) u16() uint16 { return binary.LittleEndian.Uint16(d.bytes(2)) }
+func (d *guessFields) u32() uint32 { return binary.LittleEndian.Uint32(d.bytes(4)) }
+func (d *guessFields) u64() uint64 { return binary.LittleEndian.Uint64(d.bytes(8)) }
 
-// mark reads whether another worker follows.
-func (d *guessReader) mark() bool {
-	m := d.bytes(1)[0]
-	if m > 1 && d.err == nil {
-		d.err = fmt.Errorf("mark %d, want 0 or 1", m)
+func (d *guessFields) piece() (p indexer.Piece) {
+	p.Parent = d.u32()
+	d.blocks(&p, int(d.u32()))
+	return p
+}
+
+// blocks adds n blocks to a piece.
+func (d *guessFields) blocks(p *indexer.Piece, n int) {
+	if n > len(d.rest)/16 {
+		d.rest, d.bad = nil, true
+		return
 	}
-	return m == 1 && d.err == nil
+	for range n {
+		p.Local, p.Sequence = append(p.Local, d.u64()), append(p.Sequence, d.u64())
+	}
 }
 
 // recallLocked gives a worker what an earlier process believed of it.

@@ -5,11 +5,15 @@ package router_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -212,10 +216,11 @@ func TestSaveAndLoadGuesses(t *testing.T) {
 		"flipped": func(b []byte) []byte { b[40] ^= 1; return b },
 		"foreign": func([]byte) []byte { return []byte("something else altogether") },
 		"empty":   func([]byte) []byte { return nil },
+		"older":   func([]byte) []byte { return []byte("KVRGUES2 and a form of its own") },
 	} {
 		r := newRouter(t, conf, 1)
-		if _, err := r.LoadGuesses(bytes.NewReader(damage(bytes.Clone(file.Bytes())))); !errors.Is(err, router.ErrBadGuesses) {
-			t.Errorf("%s: %v, want ErrBadGuesses", name, err)
+		if _, err := r.LoadGuesses(bytes.NewReader(damage(bytes.Clone(file.Bytes())))); !errors.Is(err, records.ErrBad) {
+			t.Errorf("%s: %v, want that the file is bad", name, err)
 		}
 		if _, n := ask(t, r, "abcd"); n != 0 {
 			t.Errorf("%s: %d blocks of it count", name, n)
@@ -223,16 +228,60 @@ func TestSaveAndLoadGuesses(t *testing.T) {
 	}
 }
 
+// Of a very long prompt, and of many short ones, nothing is lost.
+func TestManyGuessesComeBack(t *testing.T) {
+	c := newClock()
+	conf := router.Config{NoEvents: true, Now: c.read}
+	r := newRouter(t, conf, 1)
+	book(t, r, "long", strings.Repeat("abcdefg", 3000))
+	for n := range 200 {
+		book(t, r, fmt.Sprint(n), strings.Repeat("xyz", 5+n)+strings.Repeat("q", n))
+	}
+	var file bytes.Buffer
+	if err := r.SaveGuesses(&file); err != nil {
+		t.Fatal(err)
+	}
+	again := newRouter(t, conf, 1)
+	// 200 numbers of xyz that share beginnings, and what follows each but the first.
+	if n, err := again.LoadGuesses(&file); err != nil || n != 21_000+3*204+199*200/2 {
+		t.Errorf("%d blocks are back, %v, want %d", n, err, 21_000+3*204+199*200/2)
+	}
+	if _, n := ask(t, again, strings.Repeat("abcdefg", 3000)); n != 21_000 {
+		t.Errorf("%d blocks of the long prompt, want 21,000", n)
+	}
+	if _, n := ask(t, again, strings.Repeat("xyz", 105)+strings.Repeat("q", 100)); n != 415 {
+		t.Errorf("%d blocks of a short prompt, want 415", n)
+	}
+}
+
+// The frame is that of every file, with right checksums: only what is in it varies.
 func FuzzLoadGuesses(f *testing.F) {
-	f.Add([]byte("KVRGUES2\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
-	f.Add([]byte("KVRGUES2\x00\x00\x00\x00\x00\x00\x00\x00\x01\x01\x00m\x10\x00\x00\x00"))
-	f.Fuzz(func(t *testing.T, data []byte) {
+	f.Add([]byte{1, 1, 0, 'm', 16, 0, 0, 0}, []byte{0, 0, 0, 0, 1, 0, 0, 0}, []byte{1, 0, 0, 0, 9, 9, 0, 0}, uint64(0))
+	f.Add(append([]byte{0, 0}, make([]byte, 24)...), append([]byte{0, 0, 0, 0, 1, 0, 0, 0}, make([]byte, 16)...), []byte{1, 0, 0, 0, 9, 9, 0, 0}, uint64(1))
+	f.Fuzz(func(t *testing.T, worker, pieces, prompts []byte, count uint64) {
 		r, err := router.New(router.Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := r.LoadGuesses(bytes.NewReader(data)); err == nil && n > len(data) {
-			t.Errorf("%d blocks in %d bytes", n, len(data))
+		if err := r.SetWorker(router.WorkerInfo{ID: 0, Name: "w", Address: netip.MustParseAddrPort("10.0.0.1:80"), Models: []string{"m"}, BlockSize: 16, NoEvents: true}); err != nil {
+			t.Fatal(err)
+		}
+		var file bytes.Buffer
+		w := records.NewWriter(&file, records.Header{Magic: "KVRGUES3", Version: 1})
+		for i, payload := range [][]byte{worker, pieces, pieces, prompts} {
+			kind := []byte{1, 2, 4, 3}[i]
+			if len(payload) > records.Max || kind == 4 && count%2 == 0 {
+				continue
+			}
+			if err := w.Record(kind, func(b []byte) []byte { return append(b, payload...) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(count); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := r.LoadGuesses(bytes.NewReader(file.Bytes())); err == nil && n > file.Len() {
+			t.Errorf("%d blocks in %d bytes", n, file.Len())
 		}
 	})
 }

@@ -20,6 +20,7 @@ type known struct {
 	history, predicted *indexer.Approx
 
 	noEvents bool
+	shrunk   atomic.Int64 // blocks forgotten since a worker's cache turned out to be smaller
 }
 
 // told is an index of what events say, with what waits in front of it: all events
@@ -79,12 +80,32 @@ func (k *known) begin(c *core, info *WorkerInfo) {
 	}
 	for _, ord := range c.ordinals(info.ID) {
 		since := c.entries[ord].since
-		k.index().SetLimit(ord, info.TotalKVBlocks)
+		k.shrunk.Add(int64(k.index().SetLimit(ord, info.TotalKVBlocks)))
 		k.history.Begin(ord, since, info.TotalKVBlocks)
 		if k.predicted != nil {
 			k.predicted.Begin(ord, since, info.TotalKVBlocks)
 		}
 	}
+}
+
+// source is an index by where its blocks are known from.
+type source struct {
+	name    string
+	blocks  int
+	bytes   int
+	evicted int // of what events told, only what their outcomes do not count
+}
+
+// sources reads what the indexes take. It looks at all nodes of the index.
+func (k *known) sources() []source {
+	x := k.index()
+	all := []source{{"events", x.Blocks(), x.Bytes(), int(k.shrunk.Load())}}
+	for i, a := range [...]*indexer.Approx{k.history, k.predicted} {
+		if a != nil {
+			all = append(all, source{[...]string{"history", "prediction"}[i], a.Blocks(), a.Bytes(), a.Evicted()})
+		}
+	}
+	return all
 }
 
 func (k *known) removeWorker(ord int) {

@@ -8,10 +8,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
@@ -188,7 +190,7 @@ type dumped struct {
 func dump(t *testing.T, r *router.Router) (events []dumped) {
 	t.Helper()
 	var b bytes.Buffer
-	if err := r.DumpEvents(&b); err != nil {
+	if err := r.DumpEvents(t.Context(), &b); err != nil {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal(b.Bytes(), &events); err != nil {
@@ -292,7 +294,17 @@ func (f *full) Write(p []byte) (int, error) {
 func TestDumpEventsFails(t *testing.T) {
 	r := newRouter(t, router.Config{}, 1)
 	store(r, router.Worker{ID: 1}, "ab")
-	if err := r.DumpEvents(&full{10}); err == nil {
+	if err := r.DumpEvents(t.Context(), &full{10}); err == nil {
 		t.Error("an error of the writer is lost")
+	}
+	d, ok := r.Dump()
+	if !ok {
+		t.Fatal("the dump that failed was not ended")
+	}
+	defer d.Close()
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := r.DumpEvents(short, io.Discard); !errors.Is(err, router.ErrDumping) {
+		t.Errorf("beside another dump: %v", err)
 	}
 }

@@ -54,14 +54,14 @@ func newLabels(model string) *labels {
 
 // gauges are read when somebody looks.
 type gauges struct {
-	blocks, slots, workers, waiting, sessions, models metric.Int64ObservableGauge
-	skipped, expired                                  metric.Int64ObservableCounter
+	blocks, bytes, slots, workers, waiting, sessions, models metric.Int64ObservableGauge
+	skipped, expired, evicted, dumps                         metric.Int64ObservableCounter
 }
 
 func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 	var m metrics
 	var g gauges
-	var errs [19]error
+	var errs [22]error
 	m.decisions, errs[0] = meter.Int64Counter("kvroute.router.decisions",
 		metric.WithUnit("{decision}"), metric.WithDescription("Booked decisions, by model and reason."))
 	m.duration, errs[1] = meter.Float64Histogram("kvroute.router.decision.duration",
@@ -105,24 +105,31 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		metric.WithUnit("{period}"), metric.WithDescription("Times that a worker began to be avoided because it failed, by model."))
 	g.models, errs[18] = meter.Int64ObservableGauge("kvroute.tokenize.models",
 		metric.WithUnit("{model}"), metric.WithDescription("Models known, by how the token ids of their chats are made and why not exactly; 1 for what is so."))
+	g.dumps, errs[19] = meter.Int64ObservableCounter("kvroute.router.dumps",
+		metric.WithUnit("{dump}"), metric.WithDescription("Dumps of the index, by how they ended."))
+	g.bytes, errs[20] = meter.Int64ObservableGauge("kvroute.router.index.size",
+		metric.WithUnit("By"), metric.WithDescription("Memory of the index, by model and by where its blocks are known from."))
+	g.evicted, errs[21] = meter.Int64ObservableCounter("kvroute.router.index.evicted",
+		metric.WithUnit("{block}"), metric.WithDescription("Blocks forgotten for lack of room that no event counts, by model and by where they were known from."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("router: make instruments: %w", err)
 	}
 	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		r.observe(o, &g)
 		return nil
-	}, g.blocks, g.slots, g.workers, g.waiting, g.sessions, g.models, g.skipped, g.expired)
+	}, g.blocks, g.bytes, g.slots, g.workers, g.waiting, g.sessions, g.models, g.skipped, g.expired, g.evicted, g.dumps)
 	return &m, err
 }
 
 // reading is what the gauges say of one model.
 type reading struct {
-	events, history, predicted, slots, waiting, sessions, skipped, expired int64
-	workers                                                                [Expired + 1]int64
+	slots, waiting, sessions, skipped, expired int64
+	workers                                    [Expired + 1]int64
 }
 
 func (r *Router) observe(o metric.Observer, g *gauges) {
 	readings := make(map[string]*reading)
+	indexes := make(map[string][]*known)
 	r.fleet.RLock()
 	for key, p := range r.pools {
 		to := readings[key.model]
@@ -130,12 +137,8 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 			to = new(reading)
 			readings[key.model] = to
 		}
-		if k := p.known; k != nil {
-			to.events += int64(k.index().Blocks())
-			to.history += int64(k.history.Blocks())
-			if k.predicted != nil {
-				to.predicted += int64(k.predicted.Blocks())
-			}
+		if p.known != nil {
+			indexes[key.model] = append(indexes[key.model], p.known)
 		}
 		p.mu.Lock()
 		c := &p.core
@@ -157,12 +160,13 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 	for _, m := range r.Models() {
 		o.ObserveInt64(g.models, 1, metric.WithAttributes(attribute.String("model", m.Model), attribute.String("mode", string(m.TokenMode)), attribute.String("reason", m.TokenReason)))
 	}
+	for end := range r.dumps {
+		o.ObserveInt64(g.dumps, r.dumps[end].Load(), metric.WithAttributes(attribute.String("outcome", [...]string{"whole", "overtaken", "left"}[end])))
+	}
 	for name, from := range readings {
 		model := attribute.String("model", name)
 		only := metric.WithAttributes(model)
-		for source, n := range map[string]int64{"events": from.events, "history": from.history, "prediction": from.predicted} {
-			o.ObserveInt64(g.blocks, n, metric.WithAttributes(model, attribute.String("source", source)))
-		}
+		observeIndexes(o, g, model, indexes[name])
 		o.ObserveInt64(g.slots, from.slots, only)
 		o.ObserveInt64(g.waiting, from.waiting, only)
 		o.ObserveInt64(g.sessions, from.sessions, only)
@@ -171,6 +175,23 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 		for h, n := range from.workers {
 			o.ObserveInt64(g.workers, n, metric.WithAttributes(model, attribute.String("health", Health(h).String())))
 		}
+	}
+}
+
+// observeIndexes looks at every node: nothing is held meanwhile that others need.
+func observeIndexes(o metric.Observer, g *gauges, model attribute.KeyValue, indexes []*known) {
+	sums := map[string]source{}
+	for _, k := range indexes {
+		for _, s := range k.sources() {
+			sum := sums[s.name]
+			sums[s.name] = source{s.name, sum.blocks + s.blocks, sum.bytes + s.bytes, sum.evicted + s.evicted}
+		}
+	}
+	for name, s := range sums {
+		of := metric.WithAttributes(model, attribute.String("source", name))
+		o.ObserveInt64(g.blocks, int64(s.blocks), of)
+		o.ObserveInt64(g.bytes, int64(s.bytes), of)
+		o.ObserveInt64(g.evicted, int64(s.evicted), of)
 	}
 }
 

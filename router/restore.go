@@ -3,7 +3,6 @@
 package router
 
 import (
-	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -33,19 +32,18 @@ type seat struct {
 	ord       int // -1: nowhere
 }
 
-// ErrDumping means that a dump is under way.
-var ErrDumping = errors.New("a dump is under way")
-
 // Restore replaces all that is known of caches from events, in all pools, by c.
 // Decisions go on with what was known until all of c is read and whole, which is
 // asked then, has returned nil; after an error everything is as it was. Events of
 // workers that are not kept must wait until Restore returns: else they are lost.
 // There can be no dump meanwhile: the error is [ErrDumping] if there is one.
 func (r *Router) Restore(c Contents, whole func() error) (out Restored, err error) {
-	if !r.dumping.TryLock() {
+	select {
+	case r.dumping <- struct{}{}:
+	default:
 		return out, fmt.Errorf("router: restore: %w", ErrDumping)
 	}
-	defer r.dumping.Unlock()
+	defer func() { <-r.dumping }()
 	r.whoStays(&c)
 	places := r.reserve(&c, &out)
 	indexes, err := build(indexer.Config{MaxBlocks: r.conf.MaxBlocks}, &c, places, &out)
@@ -218,7 +216,7 @@ func (r *Router) install(c *Contents, places []seat, indexes []*indexer.Index, o
 		p.carry(c, x)
 		p.mu.Lock()
 		for _, ord := range p.core.order {
-			x.SetLimit(ord, p.core.entries[ord].info.TotalKVBlocks)
+			p.known.shrunk.Add(int64(x.SetLimit(ord, p.core.entries[ord].info.TotalKVBlocks)))
 		}
 		p.mu.Unlock()
 		p.known.told.Store(newTold(x))
@@ -240,18 +238,21 @@ func (p *pool) carry(c *Contents, to *indexer.Index) {
 	if len(keep) == 0 {
 		return
 	}
-	asEvents(func(yield func(int, indexer.Run) bool) {
-		for run := range p.known.index().Dump() {
-			if !yield(0, run) {
+	for c := range indexer.Chains(func(yield func(indexer.Run) bool) {
+		for run, err := range p.known.index().Dump() {
+			if err != nil {
+				return // which cannot be: nothing overtakes it, since the fleet is ours
+			}
+			run.Holders = slices.DeleteFunc(run.Holders, func(h indexer.Holder) bool { return !keep[h.Worker] })
+			if !yield(run) {
 				return
 			}
 		}
-	}, func(ord int, ev *DumpedEvent) bool {
-		if keep[ord] && !ev.Hole {
-			to.Apply(ord, ev.Event)
+	}) {
+		if c.Start == 0 || c.Event.HasParent {
+			to.Apply(c.Worker, c.Event)
 		}
-		return true
-	})
+	}
 }
 
 // removeExpected removes a worker that only a restoration brought, if it still is

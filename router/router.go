@@ -56,7 +56,8 @@ type Router struct {
 	// changed.
 	names atomic.Pointer[map[string]target]
 
-	dumping sync.Mutex // held by the one dump under way
+	dumping chan struct{}   // has something in it while a dump is under way
+	dumps   [3]atomic.Int64 // by how they ended: see dumpWhole
 
 	fleet sync.RWMutex
 	// fleet guards the fields below. Who applies an event holds it for reading,
@@ -91,6 +92,7 @@ func New(conf Config) (*Router, error) {
 		return nil, err
 	}
 	r := &Router{
+		dumping: make(chan struct{}, 1),
 		conf:    conf,
 		ring:    newRing(max(0, conf.KeepDecisions)),
 		pools:   make(map[poolKey]*pool),

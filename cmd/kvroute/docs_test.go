@@ -88,6 +88,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := newReloads(n); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := newStateFiles(n); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := newTracer("", 1, 1, nil, n); err != nil {
 		t.Fatal(err)
 	}

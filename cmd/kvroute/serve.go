@@ -36,6 +36,7 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
@@ -99,10 +100,11 @@ type server struct {
 	nc       *nats.Conn
 	prompts  *tokenizer.Cache // of ids, for all models
 	reloads  metric.Int64Counter
-	verifier *verifier // nil unless --verify-tokenizer
-	tracer   *tracer   // nil unless --trace-out
-	state    *os.Root  // of --state-dir; nil without
-	id       uint64    // of this replica
+	verifier *verifier  // nil unless --verify-tokenizer
+	tracer   *tracer    // nil unless --trace-out
+	state    *os.Root   // of --state-dir; nil without
+	files    stateFiles // counts those in there
+	id       uint64     // of this replica
 	router   *router.Router
 	registry *fleet.Registry
 	events   *events.Subscriber
@@ -526,7 +528,7 @@ func writeReady(path string, a addresses) error {
 		return fmt.Errorf("ready-file: %w", err)
 	}
 	defer dir.Close()
-	if err := writeWhole(dir, filepath.Base(path), func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
+	if err := records.WriteFile(dir, filepath.Base(path), func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
 		return fmt.Errorf("ready-file: %w", err)
 	}
 	return nil

@@ -11,8 +11,11 @@ import (
 	"os"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/kvroute/kvroute/events"
-	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/internal/records"
 )
 
 // Files in --state-dir: what the router believes untold, what the workers' events
@@ -25,7 +28,7 @@ const (
 )
 
 // loadState opens the folder of --state-dir, making it if need be, and reads what
-// an earlier process left there. A damaged file is no reason not to serve.
+// an earlier process left there. A file that is refused is no reason not to serve.
 func (s *server) loadState() (err error) {
 	if s.conf.StateDir == "" {
 		return nil
@@ -36,61 +39,61 @@ func (s *server) loadState() (err error) {
 	if err != nil {
 		return fmt.Errorf("state-dir: %w", err)
 	}
-	if err := s.loadFile(guessFile, func(f *os.File) error {
-		blocks, err := s.router.LoadGuesses(f)
-		switch {
-		case errors.Is(err, router.ErrBadGuesses):
-			s.log.Warn("what was believed of the workers' caches is lost", "file", f.Name(), "err", err)
-			return nil
-		case err == nil:
-			s.log.Info("what was believed of the workers' caches is back", "blocks", blocks)
-		}
-		return err
-	}); err != nil || !s.router.WantsEvents() {
+	if s.files, err = newStateFiles(s.metrics.Meter("state")); err != nil {
 		return err
 	}
-	if err := s.loadFile(s.scope.Bucket(sourceFile), func(f *os.File) error {
-		ranks, err := s.direct.sources.Load(f)
-		switch {
-		case errors.Is(err, events.ErrBadState):
-			s.log.Warn("what was known of engines is lost; they are asked", "file", f.Name(), "err", err)
-			return nil
-		case err == nil:
-			s.log.Info("what was known of engines is back", "ranks", ranks)
-		}
-		return err
-	}); err != nil {
+	if err := s.loadFile(guessFile, guessFile, s.router.LoadGuesses); err != nil || !s.router.WantsEvents() {
 		return err
 	}
-	return s.loadFile(s.eventFile(), func(f *os.File) error {
-		ranks, err := s.events.Load(f)
-		switch {
-		case errors.Is(err, events.ErrBadState):
-			s.log.Warn("what was told of the workers' caches is lost; they are asked", "file", f.Name(), "err", err)
-			return nil
-		case err == nil:
-			s.log.Info("what was told of the workers' caches is back", "ranks", ranks)
-		}
+	if err := s.loadFile(sourceFile, s.scope.Bucket(sourceFile), s.direct.sources.Load); err != nil {
 		return err
-	})
+	}
+	return s.loadFile(eventFile, s.eventFile(), s.events.Load)
 }
 
 func (s *server) eventFile() string { return s.scope.Bucket(eventFile) }
 
-// loadFile reads a file of the folder if it is there.
-func (s *server) loadFile(name string, load func(*os.File) error) error {
+// loadFile reads a file of the folder if it is there. One that is damaged, or of
+// another version of kvroute, is refused as a whole; the next saving replaces it.
+func (s *server) loadFile(what, name string, load func(io.Reader) (int, error)) error {
 	f, err := s.state.Open(name)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
-	case err == nil:
-		err = load(f)
+	}
+	n := 0
+	if err == nil {
+		n, err = load(f)
 		_ = f.Close() // only read
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, records.ErrBad):
+		s.files.count(what, "refused")
+		s.log.Warn("a state file is refused; what it says of the workers' caches is lost", "file", f.Name(), "err", err)
+		return nil
+	case err != nil:
 		return fmt.Errorf("state-dir: %w", err)
 	}
+	s.files.count(what, "loaded")
+	s.log.Info("a state file is read", "file", f.Name(), stateUnits[what], n)
 	return nil
+}
+
+// stateUnits say what is counted in a file.
+//
+//nolint:gochecknoglobals // a table
+var stateUnits = map[string]string{guessFile: "blocks", eventFile: "ranks", sourceFile: "ranks"}
+
+// stateFiles counts the files of --state-dir. docs/metrics.md lists it.
+type stateFiles struct{ files metric.Int64Counter }
+
+func newStateFiles(meter metric.Meter) (stateFiles, error) {
+	c, err := meter.Int64Counter("kvroute.state.files",
+		metric.WithUnit("{file}"), metric.WithDescription("Files in --state-dir, by file and by what became of them."))
+	return stateFiles{c}, err
+}
+
+func (c stateFiles) count(what, outcome string) {
+	c.files.Add(context.Background(), 1, metric.WithAttributes(attribute.String("file", what), attribute.String("outcome", outcome)))
 }
 
 // keepState saves again and again, and at the end.
@@ -109,47 +112,50 @@ func (s *server) keepState(ctx context.Context) error {
 	}
 }
 
+// saveWait is how long saving waits for a dump that a client reads.
+const saveWait = 15 * time.Second
+
+// saveState writes all files, also if one of them fails.
 func (s *server) saveState() error {
-	err := writeWhole(s.state, guessFile, s.router.SaveGuesses)
+	err := s.saveFile(guessFile, guessFile, s.router.SaveGuesses)
 	if s.router.WantsEvents() {
-		err = errors.Join(err, writeWhole(s.state, s.scope.Bucket(sourceFile), s.direct.sources.Save))
-		err = errors.Join(err, s.router.DumpIndexes(func(begin func() []router.IndexDump) error {
-			return writeWhole(s.state, s.eventFile(), func(w io.Writer) error {
-				return s.events.Save(w, func() []events.Held { return held(begin()) })
-			})
-		}))
+		err = errors.Join(err, s.saveFile(sourceFile, s.scope.Bucket(sourceFile), s.direct.sources.Save))
+		err = errors.Join(err, s.saveFile(eventFile, s.eventFile(), s.saveEvents))
 	}
+	return err
+}
+
+func (s *server) saveFile(what, name string, write func(io.Writer) error) error {
+	err := records.WriteFile(s.state, name, write)
 	if err != nil {
-		return fmt.Errorf("state-dir: %w", err)
+		s.files.count(what, "failed")
+		return fmt.Errorf("state-dir: %s: %w", name, err)
 	}
+	s.files.count(what, "saved")
 	return nil
 }
 
-// held is what the router's indexes hold.
-func held(dumps []router.IndexDump) (held []events.Held) {
-	for _, d := range dumps {
-		h := events.Held{Runs: d.Runs}
-		for _, w := range d.Workers {
-			h.Ranks = append(h.Ranks, events.RankName{WorkerID: w.ID, DPRank: w.DPRank})
-		}
-		held = append(held, h)
-	}
-	return held
-}
-
-// writeWhole writes a file that is there whole or not at all, also after a crash of
-// the machine.
-func writeWhole(dir *os.Root, name string, write func(io.Writer) error) error {
-	f, err := dir.OpenFile(name+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+// saveEvents writes what the events told.
+func (s *server) saveEvents(w io.Writer) error {
+	ctx, cancel := context.WithTimeout(context.Background(), saveWait)
+	defer cancel()
+	d, err := s.router.AwaitDump(ctx)
 	if err != nil {
 		return err
 	}
-	err = write(f)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return dir.Rename(name+".tmp", name)
+	defer d.Close()
+	return s.events.Save(w, func() (events.Held, error) {
+		d.Begin()
+		held := events.Held{Runs: d.Runs, Failed: d.Err}
+		for _, p := range d.Pools {
+			held.Pools = append(held.Pools, events.SnapshotPool{Model: p.Model, BlockSize: p.BlockSize})
+		}
+		for _, p := range s.router.ParkedEvents() {
+			held.Parked = append(held.Parked, events.RouterEvent{WorkerID: p.Worker.ID, DPRank: p.Worker.DPRank, Event: p.Event})
+		}
+		for _, w := range d.Holders {
+			held.Ranks = append(held.Ranks, events.RankName{WorkerID: w.ID, DPRank: w.DPRank})
+		}
+		return held, nil
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -54,16 +55,19 @@ func TestGuessesSurviveACrash(t *testing.T) {
 	}
 	again("after a crash")
 
-	// A damaged file is said, and no reason not to serve.
+	// A file of an older form is said and counted, and no reason not to serve.
 	d.router.kill(t)
-	if err := os.WriteFile(filepath.Join(dir, guessFile), []byte("KVRGUES2 and then something else"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, guessFile), []byte("KVRGUES2 and what it said then"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.startRouter(t.Context(), flags...); err != nil {
 		t.Fatal(err)
 	}
-	if log := d.router.lastLines(); !strings.Contains(log, "what was believed of the workers' caches is lost") {
-		t.Errorf("nothing is said of a damaged file:\n%s", log)
+	if log := d.router.lastLines(); !strings.Contains(log, "a state file is refused") || !strings.Contains(log, `it begins with \"KVRGUES2\", want \"KVRGUES3\"`) {
+		t.Errorf("nothing is said of a file of an older form:\n%s", log)
+	}
+	if _, text := get(t, "http://"+d.router.at.HTTP+"/metrics"); !regexp.MustCompile(`(?m)^kvroute_state_files_total\{[^}]*file="guesses"[^}]*outcome="refused"[^}]*\} 1$`).MatchString(text) {
+		t.Error("the file is not counted as refused")
 	}
 	if resp, _ := reply(t, d, "POST", chatPath, chatBody("0 "+system, 4, false), nil); resp.StatusCode != 200 || resp.Header.Get("X-Dynamo-Overlap-Blocks") != "0" {
 		t.Errorf("after the damage: status %d, overlap %s", resp.StatusCode, resp.Header.Get("X-Dynamo-Overlap-Blocks"))

@@ -71,6 +71,7 @@ func (c *Config) dump(s *events.Snapshot, streamed func(uint64) bool) (done func
 			s.Parked = append(s.Parked, events.RouterEvent{WorkerID: p.Worker.ID, DPRank: p.Worker.DPRank, Event: p.Event})
 		}
 	}
+	s.Failed = d.Err
 	s.Runs = func(yield func(int, indexer.Run) bool) {
 		for p, run := range d.Runs {
 			kept := run.Holders[:0]
