@@ -115,7 +115,8 @@ func (a *arena[T]) add(s []T) []T {
 }
 
 const (
-	// dumpBatch is how many words are taken at once: some 50 µs.
+	// dumpBatch is how many words are taken at once: some 50 µs. Whoever begins a dump
+	// may hold up others until it has begun, so its first batches are smaller.
 	dumpBatch = 1 << 14
 	// runWords and holderWords are what a run and a holder take beside the hashes.
 	runWords    = int(unsafe.Sizeof(Run{})) / 8
@@ -148,10 +149,10 @@ func (x *Index) Dump() iter.Seq2[Run, error] {
 			x.mu.Unlock()
 		}()
 		var out batch
-		for i, more := uint32(1), true; more; {
+		for i, size, more := uint32(1), 1, true; more; size = min(2*size, dumpBatch) {
 			out.reset()
 			x.mu.Lock()
-			for from := i; i < end && d.fill.size < dumpBatch && i-from < dumpBatch; i++ {
+			for from := i; i < end && d.fill.size < size && i-from < dumpBatch; i++ {
 				if n := x.nodes.at(i); n != nil && *n != nil {
 					d.take(&x.root, *n)
 				}

@@ -5,8 +5,10 @@ package indexer_test
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,16 +16,79 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// print stands for what an owner holds: external hashes with their places. It does
-// not depend on the order, so that it can follow one event after the other.
-func pairPrint(tier indexer.Tier, external, sequence uint64) uint64 {
-	return indexer.NextSequenceHash(external+uint64(tier)<<60, sequence)
+// content is what the owners hold: by owner, as a model has them, external hashes and
+// the sequence hashes of their places.
+type content []map[uint64]uint64
+
+func (m *model) content() content {
+	c := make(content, len(m.owners))
+	for i := range m.owners {
+		c[i] = make(map[uint64]uint64, len(m.owners[i].held))
+		for external, chain := range m.owners[i].held {
+			c[i][external] = m.sequence(chain)
+		}
+	}
+	return c
 }
 
-func (m *model) print(worker int) (sum uint64) {
-	for t := range indexer.Tier(modelTiers) {
-		for external, chain := range m.owner(worker, t).held {
-			sum += pairPrint(t, external, m.sequence(chain))
+// contentOf is what a dump says that the owners hold. It looks at all that a run says.
+func contentOf(runs iter.Seq2[indexer.Run, error], workers int) (content, error) {
+	c := make(content, workers*modelTiers)
+	for i := range c {
+		c[i] = map[uint64]uint64{}
+	}
+	type end struct {
+		sequence uint64
+		depth    int
+		held     map[int][]uint64 // by owner: the external hashes of the last block
+	}
+	ends := []end{{}}
+	for r, err := range runs {
+		if err != nil {
+			return nil, err
+		}
+		if int(r.ID) != len(ends) || int(r.Parent) >= len(ends) || r.Depth != ends[r.Parent].depth {
+			return nil, fmt.Errorf("run %d of depth %d behind run %d, want run %d", r.ID, r.Depth, r.Parent, len(ends))
+		}
+		before := ends[r.Parent]
+		is := end{before.sequence, r.Depth + len(r.Local), map[int][]uint64{}}
+		for i, l := range r.Local {
+			if is.sequence = indexer.NextSequenceHash(is.sequence, l); r.Depth+i == 0 {
+				is.sequence = l
+			}
+			for _, h := range r.Holders {
+				at := i - h.Start
+				if at < 0 || at >= len(h.Externals) {
+					continue
+				}
+				o := int(h.Tier)*workers + h.Worker
+				c[o][h.Externals[at]] = is.sequence
+				if i == len(r.Local)-1 {
+					is.held[o] = append(is.held[o], h.Externals[at])
+				}
+			}
+		}
+		for _, h := range r.Holders {
+			may := before.held[int(h.Tier)*workers+h.Worker]
+			for t := range indexer.Tier(modelTiers) {
+				if h.Tier != indexer.Device && len(may) == 0 {
+					may = before.held[int(t)*workers+h.Worker]
+				}
+			}
+			if h.Start == 0 && (h.HasParent != (len(may) > 0) || h.HasParent && !slices.Contains(may, h.Parent)) {
+				return nil, fmt.Errorf("run %d behind %d: %+v, but the block before is held as %d", r.ID, r.Parent, h, may)
+			}
+		}
+		ends = append(ends, is)
+	}
+	return c, nil
+}
+
+// print stands for what a worker holds.
+func (c content) print(worker, workers int) (sum uint64) {
+	for o := worker; o < len(c); o += workers {
+		for external, sequence := range c[o] {
+			sum += indexer.NextSequenceHash(external+uint64(o)<<40, sequence)
 		}
 	}
 	return sum
@@ -65,7 +130,7 @@ func TestADumpIsOfOneMomentOfEachWorker(t *testing.T) {
 				}
 				ev := s.event(rng, m, w)
 				m.apply(w, ev)
-				prints[w] = append(prints[w], m.print(w))
+				prints[w] = append(prints[w], m.content().print(w, s.workers))
 				begun[w].Add(1)
 				x.Apply(w, ev)
 				ended[w].Add(1)
@@ -80,44 +145,12 @@ func TestADumpIsOfOneMomentOfEachWorker(t *testing.T) {
 		for w := range d.from {
 			d.from[w] = uint64(ended[w].Load())
 		}
-		ends := map[string]uint64{} // external hash of a run's last block
-		at := []uint64{0}           // sequence hash at the end of each run
-		for r, err := range x.Dump() {
-			if err != nil {
-				t.Fatal(err)
-			}
-			sequence := []uint64{at[r.Parent]}
-			for i, l := range r.Local {
-				next := indexer.NextSequenceHash(sequence[i], l)
-				if r.Depth+i == 0 {
-					next = l
-				}
-				sequence = append(sequence, next)
-			}
-			at = append(at, sequence[len(r.Local)])
-			for _, h := range r.Holders {
-				for i, e := range h.Externals {
-					d.got[h.Worker] += pairPrint(h.Tier, e, sequence[h.Start+i+1])
-				}
-				if h.Start+len(h.Externals) == len(r.Local) {
-					ends[fmt.Sprint(r.ID, h.Worker, h.Tier, h.Externals[len(h.Externals)-1])] = 1
-					ends[fmt.Sprint(r.ID, h.Worker, h.Tier)] = 1
-				}
-				if h.Start > 0 {
-					continue
-				}
-				held := ends[fmt.Sprint(r.Parent, h.Worker, h.Tier)] > 0
-				named := ends[fmt.Sprint(r.Parent, h.Worker, h.Tier, h.Parent)] > 0
-				for t := range indexer.Tier(modelTiers) {
-					if h.Tier != indexer.Device && !held {
-						named = named || ends[fmt.Sprint(r.Parent, h.Worker, t, h.Parent)] > 0
-					}
-				}
-				if h.HasParent != named || held && !h.HasParent {
-					t.Fatalf("run %d behind %d: %+v, but that the block before is held is %v", r.ID, r.Parent, h, held)
-				}
-			}
-			runtime.Gosched()
+		c, err := contentOf(slowly(x.Dump()), s.workers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for w := range d.got {
+			d.got[w] = c.print(w, s.workers)
 		}
 		for w := range d.to {
 			d.to[w] = uint64(begun[w].Load())
@@ -139,6 +172,17 @@ func TestADumpIsOfOneMomentOfEachWorker(t *testing.T) {
 	}
 	if between == 0 {
 		t.Error("nothing happened during the dumps")
+	}
+}
+
+// slowly lets others run between two runs.
+func slowly(runs iter.Seq2[indexer.Run, error]) iter.Seq2[indexer.Run, error] {
+	return func(yield func(indexer.Run, error) bool) {
+		for r, err := range runs {
+			if runtime.Gosched(); !yield(r, err) {
+				return
+			}
+		}
 	}
 }
 
