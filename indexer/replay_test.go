@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -81,10 +82,7 @@ func TestHitRatesOfTraces(t *testing.T) {
 	} {
 		t.Run(c.trace, func(t *testing.T) {
 			t.Parallel()
-			path := fixtures.Path(t, "traces", c.trace)
-			if path == "" {
-				return
-			}
+			path := fixtures.Need(t, "traces", c.trace)
 			if testing.Short() || raceSlows > 1 && c.blocks > 100_000 { // nothing here runs at once
 				c.hits = c.hits[:1]
 			}
@@ -115,6 +113,48 @@ func TestHitRatesOfTraces(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A made-up trace, whose hits are counted by a cache that is a plain list: the same
+// measure where the recorded ones are not at hand.
+func TestHitRatesOfAMadeUpTrace(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 12))
+	var requests [][]int32
+	next := int32(0)
+	for range 400 { // conversations go on, branch and begin
+		var r []int32
+		if len(requests) > 0 && rng.IntN(5) > 0 {
+			before := requests[rng.IntN(len(requests))]
+			r = slices.Clone(before[:rng.IntN(len(before)+1)])
+		}
+		for range 1 + rng.IntN(40) {
+			r = append(r, next)
+			next++
+		}
+		requests = append(requests, r)
+	}
+	for _, c := range []hits{{1, 0, 0}, {1, 200, 0}, {4, 0, 0}, {4, 100, 0}, {4, 1000, 0}} {
+		caches := make([][]int32, c.workers) // what was used last comes last
+		want := 0
+		for i, r := range requests {
+			cache := &caches[i%c.workers]
+			hit := 0
+			for hit < len(r) && slices.Contains(*cache, r[hit]) {
+				hit++
+			}
+			want += hit
+			for _, b := range slices.Backward(r) {
+				*cache = append(slices.DeleteFunc(*cache, func(other int32) bool { return other == b }), b)
+			}
+			if c.capacity > 0 {
+				*cache = (*cache)[max(0, len(*cache)-c.capacity):]
+			}
+		}
+		got, err := replay(requests, c.workers, c.capacity)
+		if err != nil || got != want || want == 0 {
+			t.Errorf("%d workers of %d blocks: %d blocks hit, want %d, %v", c.workers, c.capacity, got, want, err)
+		}
 	}
 }
 

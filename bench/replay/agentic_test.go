@@ -9,10 +9,7 @@ import (
 )
 
 func TestHitRateOfTheConversations(t *testing.T) {
-	name := fixtures.Path(t, "traces", "cc_weka_sessions.jsonl.gz")
-	if name == "" {
-		return
-	}
+	name := fixtures.Need(t, "traces", "cc_weka_sessions.jsonl.gz")
 	c, err := LoadConversations(name)
 	if err != nil {
 		t.Fatal(err)

