@@ -9,6 +9,8 @@ BIN       := .cache/bin/kvroute
 DEMO      ?=
 FUZZTIME  ?= 30s
 GOLANGCI  := go tool -modfile=tools/go.mod golangci-lint
+# What measurements are of: the commit's whole hash, with "-dirty" behind it if the tree is not that commit.
+COMMIT     = $(shell git describe --always --abbrev=40 --exclude='*' --dirty)
 # The race detector needs a C compiler; without one the tests run without it.
 RACE      := $(shell command -v cc >/dev/null 2>&1 && echo -race)
 
@@ -22,38 +24,36 @@ demo: build envoy ## show it at work: the same load round robin and by cache, th
 
 .PHONY: bench-demo
 bench-demo: build envoy ## play the demo three times and report its figures against targets
-	@$(BIN) demo --rounds 3 --report bench/out --commit "$$(git rev-parse --short HEAD)"
+	@$(BIN) demo --rounds 3 --report bench/out --commit "$(COMMIT)"
 
 .PHONY: bench-index
 bench-index: tools ## measure the index against its targets (ROUNDS=5)
-	@go run bench/index_main.go --rounds $(or $(ROUNDS),5) --commit "$$(git rev-parse --short HEAD)"
+	@go run bench/main.go index --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$(COMMIT)"
 
 PEERS := .cache/peers
 
 .PHONY: bench-envoy
 bench-envoy: build envoy ## measure what kvroute adds to a request through Envoy (10 minutes; ROUNDS=15)
 	@go build -o .cache/bin/bench-envoy ./bench/envoy
-	@.cache/bin/bench-envoy --rounds $(or $(ROUNDS),15) --commit "$$(git rev-parse --short HEAD)"
+	@.cache/bin/bench-envoy --rounds $(or $(ROUNDS),15) --commit "$(COMMIT)"
 
 .PHONY: bench-peers
 bench-peers: tools ## measure the index and its peers in turn (ROUNDS=5; needs Rust; downloads 30 MB of crates and modules once)
 	@command -v cargo >/dev/null || { echo "make: cargo is missing: install Rust 1.85 or later" >&2; exit 1; }
 	CARGO_TARGET_DIR=$(PEERS) cargo build --quiet --release --locked --manifest-path bench/peers/Cargo.toml
 	go build -C bench/peers -o $(CURDIR)/$(PEERS)/peer-llmd .
-	@go run bench/peers_main.go --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$$(git rev-parse --short HEAD)" \
+	@go run bench/main.go peers --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$(COMMIT)" \
 		--dynamo $(PEERS)/release/peer-dynamo --llmd $(PEERS)/peer-llmd
 
 .PHONY: bench-events
 bench-events: tools ## measure events, snapshots and the start of a replica against their targets (ROUNDS=3)
-	@go run bench/events_main.go --rounds $(or $(ROUNDS),3) --commit "$$(git rev-parse --short HEAD)"
+	@go run bench/main.go events --rounds $(or $(ROUNDS),3) --only '$(ONLY)' --commit "$(COMMIT)"
 
-# What is checked out, and whether it was changed.
-COMMIT = $$(git rev-parse HEAD)$$(git diff --quiet HEAD || echo -dirty)
 TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
 
 .PHONY: bench-policy
 bench-policy: tools ## simulate all rules against their targets on public traces in TRACES (SEEDS=3, PLOTS=folder)
-	@go run bench/policy_main.go --traces $(TRACES) --plots $(or $(PLOTS),bench/out) --seeds $(or $(SEEDS),3) --commit "$(COMMIT)"
+	@go run bench/main.go policy --traces $(TRACES) --plots $(or $(PLOTS),bench/out) --rounds $(or $(SEEDS),3) --commit "$(COMMIT)"
 
 FIXTURES := $(CURDIR)/.cache/fixtures.log
 
@@ -84,8 +84,6 @@ check: tools lint fix ## the inner loop: lint, house rules, short tests
 	go test -short -count=1 ./...
 
 REFERENCE := .cache/reference/bin/python
-# What a record says it is of: a commit that there is, and whether anything was changed.
-COMMIT     = $(shell git rev-parse HEAD)$(shell git diff --quiet HEAD || echo -dirty)
 
 .PHONY: conformance
 ifdef VLLM
