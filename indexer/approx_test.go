@@ -5,6 +5,7 @@ package indexer_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -378,5 +379,44 @@ func TestApproxMove(t *testing.T) {
 	a.Withdraw(1, 1, moved, last)
 	if got := overlaps(a, at(1), "abcd", 2); got[0] != 2 || got[1] != 0 {
 		t.Errorf("after its withdrawal blocks %v, want 2 and 0", got)
+	}
+}
+
+// However much is guessed, nothing runs for it: what dies goes at the next call.
+func TestGuessesHaveNoGoroutines(t *testing.T) {
+	before := runtime.NumGoroutine()
+	a := newApprox(indexer.ApproxConfig{}, make([]int, 10)...)
+	for n := range 20_000 {
+		local := []uint64{uint64(n), uint64(n) + 1<<40, uint64(n) + 2<<40}
+		a.Insert(at(float64(n)/1000), n%10, 1, local, indexer.AppendSequenceHashes(nil, local))
+	}
+	if n := runtime.NumGoroutine(); n > before || a.Blocks() != 60_000 {
+		t.Errorf("%d goroutines for %d blocks, want no more than the %d of before", n, a.Blocks(), before)
+	}
+	a.Expire(at(130)) // those up to second 10 have died
+	if n := a.Blocks(); n != 29_997 {
+		t.Errorf("%d blocks are left after 120 s of the earlier half, want 29,997", n)
+	}
+}
+
+// What goes for lack of room is counted, what dies is not.
+func TestGuessesThatHaveNoRoomAreCounted(t *testing.T) {
+	a := newApprox(indexer.ApproxConfig{MaxBlocks: 10}, 4, 0)
+	insert(a, at(0), 0, "abc")
+	insert(a, at(1), 0, "xyz") // the worker has room for one more than that
+	if n := a.Evicted(); n != 2 {
+		t.Errorf("%d blocks evicted, want 2 of the worker's first prompt", n)
+	}
+	insert(a, at(2), 1, "abcdefgh") // eight, and ten in all
+	if n := a.Evicted(); n != 2+2 {
+		t.Errorf("%d blocks evicted, want 2 more for the bound of all", n)
+	}
+	a.Begin(1, 1, 5)
+	if n := a.Evicted(); n != 2+2+1 {
+		t.Errorf("%d blocks evicted, want 1 more for a smaller cache", n)
+	}
+	a.Expire(at(200))
+	if n := a.Evicted(); n != 5 || a.Blocks() != 0 {
+		t.Errorf("%d blocks evicted, %d left after all have died", n, a.Blocks())
 	}
 }

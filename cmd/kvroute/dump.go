@@ -7,8 +7,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"net/http"
 )
 
@@ -24,19 +22,11 @@ func dump(ctx context.Context, args []string, std stdio) error {
 	if *sorted {
 		path += "?sort=1"
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, *url+path, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := open(ctx, http.DefaultClient, http.MethodGet, *url+path)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
-		return fmt.Errorf("status %d: %s", resp.StatusCode, bytes.TrimSpace(body))
-	}
 	out := bufio.NewWriterSize(std.out, 64<<10)
 	in := bufio.NewReaderSize(resp.Body, 64<<10)
 	whole := false

@@ -42,7 +42,7 @@ func explain(ctx context.Context, args []string, std stdio) error {
 	if id == "last" {
 		query = "limit=1"
 	}
-	text, err := ask(ctx, strings.TrimRight(*base, "/")+"/v1/decisions?"+query)
+	text, err := fetch(ctx, http.DefaultClient, http.MethodGet, strings.TrimRight(*base, "/")+"/v1/decisions?"+query)
 	if err != nil {
 		return err
 	}
@@ -66,31 +66,6 @@ func explain(ctx context.Context, args []string, std stdio) error {
 		return enc.Encode(d)
 	}
 	return printDecision(std.out, d)
-}
-
-// ask gets a URL of kvroute's.
-func ask(ctx context.Context, from string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		var e struct{ Error struct{ Message string } }
-		if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
-			return nil, errors.New(e.Error.Message)
-		}
-		return nil, fmt.Errorf("%s answers with status %d", from, resp.StatusCode)
-	}
-	return text, nil
 }
 
 func printDecision(out io.Writer, d *router.Decision) error {

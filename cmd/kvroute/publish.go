@@ -9,7 +9,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -393,28 +392,15 @@ func (p *beside) ask(ctx context.Context) error {
 // get asks the engine and reads the answer into v: as it is into a *[]byte, else as
 // JSON; nil is for nobody.
 func (p *beside) get(ctx context.Context, path string, v any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.engine.Address+path, nil)
-	if err != nil {
+	body, err := fetch(ctx, p.client, http.MethodGet, "http://"+p.engine.Address+path)
+	if err != nil || v == nil {
 		return err
 	}
-	resp, err := p.client.Do(req)
-	if err != nil {
-		return err
+	if raw, ok := v.(*[]byte); ok {
+		*raw = body
+		return nil
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: status %d", path, resp.StatusCode)
-	}
-	body := io.LimitReader(resp.Body, 8<<20)
-	switch v := v.(type) {
-	case nil:
-		_, err := io.Copy(io.Discard, body)
-		return err
-	case *[]byte:
-		*v, err = io.ReadAll(body)
-		return err
-	}
-	return json.NewDecoder(body).Decode(v)
+	return json.Unmarshal(body, v)
 }
 
 // smallest is the smallest block that routers are asked to count in. SGLang's pages

@@ -7,13 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
-// Without events the router knows what it sent, and after a crash what it had saved
-// until shortly before.
+// Without events the router knows what it sent: after a crash what it had saved until
+// shortly before, after a drain all.
 func TestGuessesSurviveACrash(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state", "of", "kvroute")
 	flags := []string{"--no-kv-events", "--state-dir", dir, "--state-interval", "50ms"}
@@ -54,6 +55,24 @@ func TestGuessesSurviveACrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	again("after a crash")
+
+	// What came since the last writing is saved at a drain.
+	d.router.kill(t)
+	seldom := slices.Concat(flags, []string{"--state-interval", "1h"})
+	if err := d.startRouter(t.Context(), seldom...); err != nil {
+		t.Fatal(err)
+	}
+	late := chatBody("late "+strings.Repeat("You know all about drains. ", 40), 4, false)
+	resp, _ := reply(t, d, "POST", chatPath, late, nil)
+	before := resp.Header.Get("X-Sim-Worker")
+	d.router.stop()
+	if err := d.startRouter(t.Context(), seldom...); err != nil {
+		t.Fatal(err)
+	}
+	again("after a drain")
+	if resp, _ := reply(t, d, "POST", chatPath, late, nil); resp.Header.Get("X-Sim-Worker") != before || resp.Header.Get("X-Dynamo-Overlap-Blocks") == "0" {
+		t.Errorf("after a drain the last conversation went to %s with %s blocks, want %s", resp.Header.Get("X-Sim-Worker"), resp.Header.Get("X-Dynamo-Overlap-Blocks"), before)
+	}
 
 	// A file of an older form is said and counted, and no reason not to serve.
 	d.router.kill(t)

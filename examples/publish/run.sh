@@ -1,27 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-
-find_program() { # name, place in .cache
-	command -v "$1" || { [ -x ".cache/$2" ] && echo "$PWD/.cache/$2"; } ||
-		{ echo "run.sh: $1 is missing: run make build, or put it on PATH" >&2; exit 1; }
-}
-kvroute=${KVROUTE:-$(find_program kvroute bin/kvroute)}
-folder=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$folder"' EXIT
-
-wait_for() { # what, command …
-	local what=$1
-	shift
-	for _ in $(seq 100); do
-		"$@" >/dev/null 2>&1 && return
-		read -rt 0.1 <> <(:) || true
-	done
-	echo "run.sh: $what" >&2
-	cat "$folder"/*.log >&2
-	exit 1
-}
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 # Two engines as they are found in the wild: an OpenAI server, and cache events on a ZeroMQ socket.
 "$kvroute" engine --name vllm --listen 127.0.0.1:27001 --nats-url "" --kv-events zmq --block-hash vllm >"$folder/vllm.log" 2>&1 &

@@ -1,39 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-
-find_program() { # name, place in .cache
-	command -v "$1" || { [ -x ".cache/$2" ] && echo "$PWD/.cache/$2"; } ||
-		{ echo "run.sh: $1 is missing: run make build and make envoy, or put it on PATH" >&2; exit 1; }
-}
-kvroute=${KVROUTE:-$(find_program kvroute bin/kvroute)}
-envoy=$(find_program envoy envoy/bin/envoy)
-folder=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$folder"' EXIT
-
-wait_for() { # what, command …
-	local what=$1
-	shift
-	for _ in $(seq 100); do
-		"$@" >/dev/null 2>&1 && return
-		read -rt 0.1 <> <(:) || true
-	done
-	echo "run.sh: $what does not start" >&2
-	cat "$folder"/*.log >&2
-	exit 1
-}
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+envoy=$(find_program envoy envoy/bin/envoy "make envoy")
 
 "$kvroute" serve --config examples/static-workers/kvroute.yaml >"$folder/kvroute.log" 2>&1 &
-wait_for kvroute curl -fs http://127.0.0.1:29003/healthz
+wait_for "kvroute does not start" curl -fs http://127.0.0.1:29003/healthz
 for i in 1 2; do
 	"$kvroute" engine --name gpu-$i --listen 127.0.0.1:2800$i --nats-url nats://127.0.0.1:24222 >"$folder/gpu-$i.log" 2>&1 &
-	wait_for "worker $i" curl -fs http://127.0.0.1:2800$i/health
+	wait_for "worker $i does not start" curl -fs http://127.0.0.1:2800$i/health
 done
 "$kvroute" config envoy --listen 127.0.0.1:28080 --admin 127.0.0.1:29901 --extproc 127.0.0.1:29002 \
 	--pool 127.0.0.1:28001 --pool 127.0.0.1:28002 >"$folder/envoy.yaml"
 "$envoy" -c "$folder/envoy.yaml" --disable-hot-restart --concurrency 1 --log-level error >"$folder/envoy.log" 2>&1 &
-wait_for Envoy curl -fs http://127.0.0.1:28080/v1/models
+wait_for "Envoy does not start" curl -fs http://127.0.0.1:28080/v1/models
 
 ask() {
 	curl -fsS -D - -o /dev/null http://127.0.0.1:28080/v1/chat/completions -H 'content-type: application/json' -d '{

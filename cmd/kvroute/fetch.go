@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// fetchMax is the most that is read of an answer.
+const fetchMax = 64 << 20
+
+// open sends a request without a body. An answer with another status than 200 is an
+// error with what the answer says; else the caller closes its body.
+func open(ctx context.Context, client *http.Client, method, url string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // what came of it says enough
+		_ = resp.Body.Close()
+		var e struct{ Error struct{ Message string } } // the form of the API's errors
+		if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
+			text = []byte(e.Error.Message)
+		}
+		return nil, fmt.Errorf("%s answers with status %d: %s", url, resp.StatusCode, bytes.TrimSpace(text))
+	}
+	return resp, nil
+}
+
+// fetch is open for answers that are read whole.
+func fetch(ctx context.Context, client *http.Client, method, url string) ([]byte, error) {
+	resp, err := open(ctx, client, method, url)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(io.LimitReader(resp.Body, fetchMax))
+}
+
+// getJSON fetches JSON of kvroute's own.
+func getJSON[T any](ctx context.Context, url string, into *T) error {
+	body, err := fetch(ctx, http.DefaultClient, http.MethodGet, url)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(body, into)
+}
