@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
@@ -168,17 +167,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	for _, part := range run {
 		parts.Go(func() error { return part(ctx) })
 	}
-	server := &http.Server{Handler: e, ReadHeaderTimeout: 5 * time.Second}
-	parts.Go(func() error {
-		if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
-	})
-	parts.Go(func() error {
-		<-ctx.Done()
-		return server.Close() // responses in progress have no engine any more
-	})
+	serveHTTP(ctx, parts, at, e) // at the end, responses in progress have no engine any more
 	return parts.Wait()
 }
 

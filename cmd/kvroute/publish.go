@@ -495,17 +495,7 @@ func (p *beside) run(ctx context.Context, metrics http.Handler) error {
 		mux := http.NewServeMux()
 		mux.Handle("GET /metrics", metrics)
 		mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
-		server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-		parts.Go(func() error {
-			if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
-				return err
-			}
-			return nil
-		})
-		parts.Go(func() error {
-			<-ctx.Done()
-			return server.Close()
-		})
+		serveHTTP(ctx, parts, at, mux)
 	}
 	return parts.Wait()
 }

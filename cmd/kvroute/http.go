@@ -6,9 +6,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // fetchMax is the most that is read of an answer.
@@ -54,4 +59,19 @@ func getJSON[T any](ctx context.Context, url string, into *T) error {
 		return err
 	}
 	return json.Unmarshal(body, into)
+}
+
+// serveHTTP adds a server to the parts of a command, which ends with ctx at once.
+func serveHTTP(ctx context.Context, parts *errgroup.Group, at net.Listener, h http.Handler) {
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	parts.Go(func() error {
+		if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	parts.Go(func() error {
+		<-ctx.Done()
+		return server.Close()
+	})
 }
