@@ -653,6 +653,32 @@ func TestTheLocksHolderDies(t *testing.T) {
 	})
 }
 
+// A replacement that was interrupted may have arrived without an answer. The lock is
+// given back all the same, not only when it expires.
+func TestAnInterruptedReplacementLeavesNoLock(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	kv, err := n.jetStream().CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "locks", TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, release, ok := events.TakeLock(t.Context(), kv, time.Hour)
+	if !ok {
+		t.Fatal("the lock is not free")
+	}
+	e, err := kv.Get(t.Context(), "snapshot")
+	if err == nil {
+		_, err = kv.Put(t.Context(), "snapshot", e.Value())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	if _, _, ok := events.TakeLock(t.Context(), kv, time.Hour); !ok {
+		t.Error("the lock is not free again")
+	}
+}
+
 // A holder that was held up until its lock expired neither replaces the newest
 // snapshot nor purges anything.
 func TestALostLockStopsItsHolder(t *testing.T) {

@@ -3,6 +3,7 @@
 package events
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -48,6 +49,7 @@ func takeLock(ctx context.Context, bucket jetstream.KeyValue, key, holder string
 	case errors.Is(err, jetstream.ErrKeyExists):
 		return nil, nil, nil
 	case err != nil:
+		l.remove(ctx) // it may be ours: not every answer arrives
 		return nil, nil, fmt.Errorf("take the lock: %w", err)
 	}
 	held, end := context.WithCancelCause(ctx)
@@ -79,7 +81,20 @@ func (l *lock) refresh(ctx context.Context, end context.CancelCauseFunc, every t
 func (l *lock) release(ctx context.Context) {
 	l.stop()
 	l.done.Wait()
+	l.remove(ctx)
+}
+
+// remove deletes the entry if it is ours, as its value says: of a replacement that was
+// interrupted the revision is not known, and an entry that nobody deletes keeps all
+// from the lock until it expires.
+func (l *lock) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = l.bucket.Delete(ctx, l.key, jetstream.LastRevision(l.revision)) // see above
+	for range 3 { // a replacement that is still under way comes between
+		e, err := l.bucket.Get(ctx, l.key)
+		if err != nil || !bytes.Equal(e.Value(), l.value) ||
+			l.bucket.Delete(ctx, l.key, jetstream.LastRevision(e.Revision())) == nil {
+			return
+		}
+	}
 }

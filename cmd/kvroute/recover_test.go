@@ -195,7 +195,7 @@ func TestARestartAsksForRangesOnly(t *testing.T) {
 	}
 	d.serve(t, flags...)
 	d.follows(t)
-	if ranges, dumps := asked(); dumps != d.workers || !strings.Contains(d.router.lastLines(), "what was told of the workers' caches is lost") {
+	if ranges, dumps := asked(); dumps != d.workers || !strings.Contains(d.router.lastLines(), "what it says of the workers' caches is lost") {
 		t.Errorf("with a damaged file: asked for %d ranges and %d dumps, log:\n%s", ranges, dumps, d.router.lastLines())
 	}
 
