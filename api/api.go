@@ -21,6 +21,10 @@
 //	POST /v1/best_worker          JSON: where a request goes; with request_id, booked
 //	POST /v1/potential_loads      JSON: what each worker would have to do with it
 //	POST /v1/mark_prefill_complete, /v1/add_output_tokens, /v1/free
+//	POST /v1/workers              registers a worker that does not speak NATS; its record, as in docs/fleet.md
+//	POST /v1/workers/ID/heartbeat its sign of life, every 2.5 s; 404 if it is to register anew
+//	DELETE /v1/workers/ID         takes its record back. ID is a worker_id or a name
+//
 //	POST /v1/dump_events          JSON: events that make the index again
 //	POST /v1/generate             a stream of events: routed, sent, accounted for
 //
@@ -37,6 +41,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
@@ -70,6 +75,8 @@ type Config struct {
 	Scope string
 	// Stream returns the position in the stream of events. Default: 0.
 	Stream func() uint64
+	// Fleet registers workers. Default: none can be registered here.
+	Fleet *fleet.Registry
 }
 
 const (
@@ -109,6 +116,11 @@ func New(c Config) http.Handler {
 	mux.HandleFunc("POST /v1/free", about(func(n *named) bool { return c.Router.Free(n.RequestID) }))
 	mux.HandleFunc("POST /v1/dump_events", c.dumpEvents)
 	mux.HandleFunc("POST /v1/generate", c.generate)
+	if c.Fleet != nil {
+		mux.HandleFunc("POST /v1/workers", c.register)
+		mux.HandleFunc("POST /v1/workers/{id}/heartbeat", c.heartbeat)
+		mux.HandleFunc("DELETE /v1/workers/{id}", c.deregister)
+	}
 	return mux
 }
 

@@ -41,7 +41,7 @@ func TestWhereEventsMayBe(t *testing.T) {
 	} {
 		r := fleet.Record{Name: "w", Address: "10.0.0.7:8000", Models: []string{"m"}, Events: c.events}
 		table := fleet.NewTable(networks, func(router.WorkerInfo) {}, func(uint64) {})
-		for how, err := range map[string]error{c.registered + "/registered": table.Put(time.Now(), r), c.set + "/set": table.SetStatic([]fleet.Record{r})} {
+		for how, err := range map[string]error{c.registered + "/registered": table.Put(time.Now(), r), c.set + "/set": table.SetStatic(time.Now(), []fleet.Record{r})} {
 			want, _, _ := strings.Cut(how, "/re")
 			want, _, _ = strings.Cut(want, "/set")
 			if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {

@@ -87,9 +87,9 @@ func TestHealthFollowsSignsOfLife(t *testing.T) {
 	} {
 		now := start.Add(c.after)
 		if c.beat {
-			tab.Heartbeat(now, id, fleet.Load{})
+			tab.Heartbeat(now, &fleet.Heartbeat{WorkerID: id})
 		} else {
-			tab.Tick(now)
+			tab.Tick(now, false)
 		}
 		if got := l.take(); got != c.want {
 			t.Errorf("after %v told %q, want %q", c.after, got, c.want)
@@ -110,7 +110,7 @@ func TestRecordsComeChangeAndGo(t *testing.T) {
 	// Put again as it is, the record is a sign of life; with another start it is
 	// another incarnation.
 	put(t, tab, start.Add(10*time.Second), changed)
-	tab.Tick(start.Add(17 * time.Second))
+	tab.Tick(start.Add(17*time.Second), false)
 	if got := l.take(); got != "" {
 		t.Errorf("told %q of nothing new", got)
 	}
@@ -124,13 +124,13 @@ func TestRecordsComeChangeAndGo(t *testing.T) {
 	if got := l.take(); got != "gone a" {
 		t.Errorf("told %q", got)
 	}
-	if tab.Heartbeat(start, wire.WorkerID("a"), fleet.Load{}) {
+	if tab.Heartbeat(start, &fleet.Heartbeat{WorkerID: wire.WorkerID("a")}) {
 		t.Error("a heartbeat of nobody counts")
 	}
 	// A silence that was the bus's fault is over.
 	put(t, tab, start, record("b"))
 	tab.Refresh(start.Add(time.Hour))
-	tab.Tick(start.Add(time.Hour))
+	tab.Tick(start.Add(time.Hour), false)
 	if got := l.take(); got != "b healthy" {
 		t.Errorf("told %q", got)
 	}
@@ -145,7 +145,7 @@ func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
 		}
 		return records
 	}
-	if err := tab.SetStatic(list("a", "b")); err != nil {
+	if err := tab.SetStatic(start, list("a", "b")); err != nil {
 		t.Fatal(err)
 	}
 	l.take()
@@ -153,20 +153,92 @@ func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
 	other := record("a")
 	other.Address = "10.9.9.9:1"
 	put(t, tab, start, other) // the file's own goes first
-	tab.Tick(start.Add(time.Minute))
+	tab.Tick(start.Add(time.Minute), false)
 	tab.Delete(wire.WorkerID("a"))
 	if got := l.take(); got != "c healthy, gone c" || l.workers[wire.WorkerID("a")].Address.String() != "10.0.0.7:8000" {
 		t.Errorf("told %q, a at %v", got, l.workers[wire.WorkerID("a")].Address)
 	}
-	if err := tab.SetStatic(list("b", "d")); err != nil {
+	if err := tab.SetStatic(start, list("b", "d")); err != nil {
 		t.Fatal(err)
 	}
 	if got := l.take(); !strings.HasPrefix(got, "gone a, ") || len(l.workers) != 2 {
 		t.Errorf("told %q, left with %d workers", got, len(l.workers))
 	}
 	bad := append(list("e"), fleet.Record{Name: "f", Models: []string{"m"}, Address: "nowhere"})
-	if err := tab.SetStatic(bad); err == nil || !strings.Contains(err.Error(), `"f"`) || len(l.workers) != 2 {
+	if err := tab.SetStatic(start, bad); err == nil || !strings.Contains(err.Error(), `"f"`) || len(l.workers) != 2 {
 		t.Errorf("error %v, %d workers; want one about f, and nothing changed", err, len(l.workers))
+	}
+}
+
+// A worker that keeps coming back stands in only when nobody else does, until it has
+// been well for half a minute.
+func TestFlappingIsDamped(t *testing.T) {
+	var l told
+	tab := fleet.NewTable(nil, l.set, l.remove)
+	put(t, tab, start, record("a"))
+	beat := &fleet.Heartbeat{WorkerID: wire.WorkerID("a")}
+	now := start
+	for i, want := range []string{"a healthy", "a healthy", "a degraded"} {
+		now = now.Add(16 * time.Second)
+		tab.Tick(now, false)
+		l.take()
+		tab.Heartbeat(now, beat)
+		if got := l.take(); got != want {
+			t.Errorf("return %d: told %q, want %q", i+1, got, want)
+		}
+	}
+	for range 29 {
+		now = now.Add(time.Second)
+		tab.Heartbeat(now, beat)
+		tab.Tick(now, false)
+	}
+	if got := l.take(); got != "" {
+		t.Errorf("told %q before it has been well for long enough", got)
+	}
+	now = now.Add(time.Second)
+	if tab.Tick(now, false); l.take() != "a healthy" {
+		t.Error("it is not healthy again")
+	}
+}
+
+// A worker of the configuration that is to be probed ages without answers, but is never
+// forgotten; the bus has nothing to do with it.
+func TestProbedWorkersOfTheConfiguration(t *testing.T) {
+	var l told
+	tab := fleet.NewTable(nil, l.set, l.remove)
+	probed, other := record("a"), record("b")
+	probed.Health = &fleet.Probe{}
+	list := []fleet.Record{probed, other}
+	if err := tab.SetStatic(start, list); err != nil {
+		t.Fatal(err)
+	}
+	l.take()
+	tab.Tick(start.Add(16*time.Second), true)
+	if got := l.take(); got != "a unhealthy" {
+		t.Errorf("without answers: told %q", got)
+	}
+	tab.Refresh(start.Add(17 * time.Second))
+	tab.Tick(start.Add(time.Hour), true)
+	if got := l.take(); got != "a expired" || len(l.workers) != 2 {
+		t.Errorf("after an hour: told %q, %d workers", got, len(l.workers))
+	}
+	if err := tab.SetStatic(start.Add(time.Hour), list); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.take(); !strings.Contains(got, "a expired") {
+		t.Errorf("read again: told %q", got)
+	}
+	tab.Alive(start.Add(time.Hour), wire.WorkerID("a"))
+	if got := l.take(); got != "a healthy" {
+		t.Errorf("after an answer: told %q", got)
+	}
+	list[0].Health = &fleet.Probe{Path: "health"}
+	if err := tab.SetStatic(start, list); err == nil || !strings.Contains(err.Error(), `path is "health"`) {
+		t.Errorf("a path without /: %v", err)
+	}
+	list[0].Health = &fleet.Probe{Interval: "1ms"}
+	if err := tab.SetStatic(start, list); err == nil || !strings.Contains(err.Error(), `interval is "1ms"`) {
+		t.Errorf("an interval too short: %v", err)
 	}
 }
 
@@ -191,9 +263,12 @@ func TestTableEqualsSlowModel(t *testing.T) {
 		var l told
 		tab := fleet.NewTable(nil, l.set, l.remove)
 		seen := map[string]time.Time{}
+		was := map[string]string{}          // health, as told last
+		returns := map[string][]time.Time{} // to health
+		rests := map[string]time.Time{}
 		now := start
 		for step := range 500 {
-			now = now.Add(time.Duration(rng.IntN(3000)) * time.Millisecond)
+			now = now.Add(time.Duration(rng.IntN(6000)) * time.Millisecond)
 			name := string(rune('a' + rng.IntN(4)))
 			switch rng.IntN(10) {
 			case 0, 1:
@@ -202,16 +277,19 @@ func TestTableEqualsSlowModel(t *testing.T) {
 			case 2:
 				tab.Delete(wire.WorkerID(name))
 				delete(seen, name)
+				delete(returns, name)
+				delete(rests, name)
+				delete(was, name)
 			case 3, 4:
 				_, known := seen[name]
-				if tab.Heartbeat(now, wire.WorkerID(name), fleet.Load{}) != known {
+				if tab.Heartbeat(now, &fleet.Heartbeat{WorkerID: wire.WorkerID(name)}) != known {
 					t.Fatalf("seed %d, step %d: a heartbeat of %s counts: %v, want %v", seed, step, name, !known, known)
 				}
 				if known {
 					seen[name] = now
 				}
 			}
-			tab.Tick(now)
+			tab.Tick(now, false)
 			want, got := map[string]string{}, map[string]string{}
 			for n, at := range seen {
 				switch age := now.Sub(at); {
@@ -225,8 +303,24 @@ func TestTableEqualsSlowModel(t *testing.T) {
 					want[n] = "degraded"
 				default:
 					want[n] = "healthy"
+					if was[n] == "unhealthy" || was[n] == "expired" {
+						returns[n] = append(returns[n], now)
+						if k := len(returns[n]); k >= 3 && now.Sub(returns[n][k-3]) <= time.Minute {
+							rests[n] = now.Add(30 * time.Second)
+						}
+					}
+					if now.Before(rests[n]) {
+						want[n] = "degraded"
+					}
 				}
 			}
+			for n := range was {
+				if _, known := want[n]; !known { // whoever comes after it begins anew
+					delete(returns, n)
+					delete(rests, n)
+				}
+			}
+			was = want
 			for _, w := range l.workers {
 				got[w.Name] = w.Health.String()
 			}

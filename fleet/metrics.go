@@ -4,10 +4,12 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 )
 
 // Kinds of news about workers.
@@ -17,6 +19,7 @@ const (
 	newsHeartbeat = "heartbeat" // a sign of life
 	newsStranger  = "stranger"  // a heartbeat of nobody registered
 	newsRefused   = "refused"   // not readable, or a lie
+	newsFlaps     = "flaps"     // a worker came back too often to be believed
 )
 
 // metrics are the package's instruments. docs/metrics.md lists them.
@@ -33,4 +36,31 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 
 func (m *metrics) count(ctx context.Context, kind string) {
 	m.news.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", kind)))
+}
+
+// probeMetrics are the instruments of a [Prober].
+type probeMetrics struct{ probes metric.Int64Counter }
+
+func newProbeMetrics(meter metric.Meter) (*probeMetrics, error) {
+	if meter == nil {
+		meter = noop.Meter{}
+	}
+	probes, err := meter.Int64Counter("kvroute.fleet.probes",
+		metric.WithUnit("{probe}"), metric.WithDescription("Questions to workers over HTTP, by kind and outcome."))
+	if err != nil {
+		return nil, fmt.Errorf("fleet: make instruments: %w", err)
+	}
+	return &probeMetrics{probes}, nil
+}
+
+func (m *probeMetrics) count(ctx context.Context, kind int, err error) {
+	outcome := "answered"
+	switch {
+	case errors.Is(err, ErrNoLoad):
+		outcome = "nothing said"
+	case err != nil:
+		outcome = "failed"
+	}
+	m.probes.Add(ctx, 1, metric.WithAttributes(
+		attribute.String("kind", [...]string{askHealth: "health", askLoad: "metrics"}[kind]), attribute.String("outcome", outcome)))
 }

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/internal/zmtp"
@@ -48,6 +49,13 @@ type Record struct {
 
 	// Events says where its cache events are. Default: on the bus.
 	Events Events `json:"events,omitzero"`
+	// Health asks for probes: an answer of 200 to 299 is a sign of life. Default path
+	// /health, every 2.5s. A worker of the configuration without it is always healthy;
+	// a registered one has its heartbeats.
+	Health *Probe `json:"health,omitempty"`
+	// Metrics asks for the engine's own metrics to be read, for how full its cache is.
+	// Default path: those of LoadPaths; every 5s.
+	Metrics *Probe `json:"metrics,omitempty"`
 	// KVEvents is how well who publishes the events knows the cache: "ok", "partial",
 	// "suspect", "none", or "block_size_mismatch", which publishes none.
 	KVEvents string `json:"kv_events,omitempty"`
@@ -56,6 +64,38 @@ type Record struct {
 	EngineVersion string `json:"engine_version,omitempty"`
 	Draining      bool   `json:"draining,omitempty"`   // takes no new requests, keeps its blocks
 	StartedMS     int64  `json:"started_ms,omitempty"` // unix ms; a changed value means a restart
+}
+
+// Probe says what to ask a worker over HTTP, at its address, and how often. An empty
+// field means its default.
+type Probe struct {
+	Path     string `json:"path,omitempty"`     // begins with "/"
+	Interval string `json:"interval,omitempty"` // such as "2.5s": 100 ms to 1 h
+}
+
+// check refuses what cannot be asked.
+func (p *Probe) check() error {
+	if p == nil {
+		return nil
+	}
+	if p.Path != "" && (p.Path[0] != '/' || len(p.Path) > maxNameLen || strings.ContainsFunc(p.Path, func(r rune) bool { return r <= ' ' || r == 0x7f || r == '#' })) {
+		return fmt.Errorf("path is %q, want one that begins with /, of at most %d bytes", clip(p.Path), maxNameLen)
+	}
+	if p.Interval == "" {
+		return nil
+	}
+	if d, err := time.ParseDuration(p.Interval); err != nil || d < 100*time.Millisecond || d > time.Hour {
+		return fmt.Errorf("interval is %q, want 100ms to 1h", clip(p.Interval))
+	}
+	return nil
+}
+
+// every is how often, given what is meant if nothing is said.
+func (p *Probe) every(otherwise time.Duration) time.Duration {
+	if d, err := time.ParseDuration(p.Interval); err == nil {
+		return d
+	}
+	return otherwise
 }
 
 // Events says where a worker's cache events come from.
@@ -213,6 +253,11 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		return wrong("events.local_indexer", "true", "with zmq block_size, events.endpoint and events.replay beside it, and no bind")
 	case r.DPSize > maxRanks:
 		return wrong("dp_size", r.DPSize, fmt.Sprintf("at most %d", maxRanks))
+	}
+	for field, probe := range map[string]*Probe{"health": r.Health, "metrics": r.Metrics} {
+		if err := probe.check(); err != nil {
+			return wrong(field, "not what can be asked", err.Error())
+		}
 	}
 	for _, taint := range r.Taints {
 		if len(r.Taints) > maxNames || len(taint) > maxNameLen {

@@ -74,6 +74,11 @@ type RegistryConfig struct {
 	// Events is told, after Set, of each record that came, for what it says
 	// of the worker's events. Default: nobody.
 	Events func(Record, router.WorkerInfo)
+	// Load is told of what each heartbeat says of its worker's work, Prefixes of the
+	// prompts that it says to hold, where Record.Events.Transport is "heartbeat"
+	// ([ParsePrefixes] reads them). Default: nobody.
+	Load     func(router.WorkerInfo, Load)
+	Prefixes func(id uint64, cached map[string]int)
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
 	// Log takes a line for each connection and each refused record. Default none.
@@ -110,7 +115,8 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 		return nil, err
 	}
 	table := NewTable(conf.Networks, conf.Set, conf.Remove)
-	table.events = conf.Events
+	table.events, table.load, table.prefixes = conf.Events, conf.Load, conf.Prefixes
+	table.flapped = func() { m.count(context.Background(), newsFlaps) }
 	return &Registry{conf: conf, nc: nc, metrics: m, table: table}, nil
 }
 
@@ -118,8 +124,11 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 func (r *Registry) SetStatic(records []Record) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.table.SetStatic(records)
+	return r.table.SetStatic(r.conf.Now(), records)
 }
+
+// Alive takes the news that a worker answered a probe.
+func (r *Registry) Alive(id uint64) { r.locked(func(t *Table) { t.Alive(r.conf.Now(), id) }) }
 
 // Ready reports whether the registry is connected and has heard of all who were
 // registered.
@@ -134,6 +143,9 @@ func (r *Registry) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("fleet: subscribe to %s: %w", subject, err)
 	}
+	var judge sync.WaitGroup
+	defer judge.Wait()
+	judge.Go(func() { r.judge(ctx) })
 	var retry bus.Retry
 	for {
 		err := r.watch(ctx, beats)
@@ -152,6 +164,23 @@ func (r *Registry) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// judge looks for who is silent, until ctx ends.
+func (r *Registry) judge(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			r.locked(func(t *Table) { t.Tick(r.conf.Now(), r.away()) })
+		}
+	}
+}
+
+// away says whether the workers' silence may be the bus's.
+func (r *Registry) away() bool { return !r.Ready() }
 
 // errAway ends a watch when NATS has been away: what was missed is read anew.
 var errAway = errors.New("NATS was away")
@@ -194,7 +223,6 @@ func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
 			if !r.nc.IsConnected() || r.nc.Stats().Reconnects != connection {
 				return errAway
 			}
-			r.locked(func(t *Table) { t.Tick(r.conf.Now()) })
 		}
 	}
 }
@@ -241,6 +269,9 @@ type Heartbeat struct {
 	WorkerID uint64 `json:"worker_id"`
 	TS       int64  `json:"ts_ms"`
 	Load
+	// CachedPrefixes is all that the worker holds: tokens by what [ParsePrefixes] reads.
+	// Nil says nothing.
+	CachedPrefixes map[string]int `json:"cached_prefixes,omitempty"`
 }
 
 func (r *Registry) heartbeat(ctx context.Context, m *nats.Msg) {
@@ -251,7 +282,7 @@ func (r *Registry) heartbeat(ctx context.Context, m *nats.Msg) {
 		return
 	}
 	known := false
-	r.locked(func(t *Table) { known = t.Heartbeat(r.conf.Now(), h.WorkerID, h.Load) })
+	r.locked(func(t *Table) { known = t.Heartbeat(r.conf.Now(), &h) })
 	if known {
 		r.metrics.count(ctx, newsHeartbeat)
 	} else {

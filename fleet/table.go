@@ -2,17 +2,21 @@
 
 // Package fleet knows which workers there are, and how they are.
 //
-// Workers come from two sources into one set: a list in the configuration, always
-// healthy, and a registry in a NATS key-value bucket, where each worker puts its
-// record and sends heartbeats. [Table] is the bookkeeping, [Registry] feeds it from
-// NATS in a router replica, [Announcer] is the worker's side.
+// Workers come from two sources into one set: a list in the configuration, and a
+// registry in a NATS key-value bucket, where each worker puts its record and sends
+// heartbeats, or has a router do both for it over HTTP ([Registry.Register]). A
+// worker of either kind may ask to be probed ([Prober]); one of the configuration
+// that does not is always healthy. [Table] is the bookkeeping, [Registry] feeds it
+// from NATS in a router replica, [Announcer] is the worker's side.
 //
 // # What is promised
 //
 // A worker is told of when its record comes or changes, with its health, and again
 // with each change of its health: healthy while its last sign of life is at most
 // 7.5 s old, degraded to 15 s, then unhealthy, expired from 30 s on, and forgotten
-// 45 s after it. A record put again unchanged is a sign of life and no news. Records
+// 45 s after it, unless the configuration has it. Who has come back from unhealthy
+// three times within a minute is degraded until it has not been so for 30 s. A
+// record put again unchanged is a sign of life and no news. Records
 // that nothing can be routed by are refused, and so are records under a key that is
 // not their worker's id. While NATS is away nobody is heard, yet nobody is called
 // ill for it: ages count from the moment NATS is back.
@@ -45,6 +49,14 @@ const (
 	forgetAfter    = 45 * time.Second
 )
 
+// A worker flaps if it came back so often within so long; then it has to be well
+// for a while before it is healthy.
+const (
+	flapReturns = 3
+	flapWithin  = time.Minute
+	flapRest    = 30 * time.Second
+)
+
 // Table is the set of workers known. The zero value is not ready; make one with
 // [NewTable].
 type Table struct {
@@ -52,6 +64,9 @@ type Table struct {
 	set      func(router.WorkerInfo)
 	remove   func(id uint64)
 	events   func(Record, router.WorkerInfo) // nil if nobody wants to know
+	load     func(router.WorkerInfo, Load)   // the same
+	prefixes func(id uint64, p map[string]int)
+	flapped  func()
 	workers  map[uint64]*member
 }
 
@@ -60,8 +75,12 @@ type member struct {
 	info   router.WorkerInfo
 	record Record    // as it was put
 	static bool      // from the configuration
+	probed bool      // has to answer probes
 	seen   time.Time // last sign of life
-	load   Load
+	put    time.Time // when we put its record, if we did
+
+	returns [flapReturns]time.Time // when it came back the last times, the newest last
+	rests   time.Time              // until when it is degraded for that
 }
 
 // Load is what a worker last said of its work.
@@ -80,8 +99,9 @@ func NewTable(networks []netip.Prefix, set func(router.WorkerInfo), remove func(
 }
 
 // SetStatic replaces the workers of the configuration. If one of the records is
-// wrong nothing changes, and the error says which and why.
-func (t *Table) SetStatic(records []Record) error {
+// wrong nothing changes, and the error says which and why. One that is to be probed
+// counts as seen now.
+func (t *Table) SetStatic(now time.Time, records []Record) error {
 	next := make(map[uint64]*member, len(records))
 	byID := make(map[uint64]Record, len(records))
 	for i := range records {
@@ -93,7 +113,7 @@ func (t *Table) SetStatic(records []Record) error {
 			return fmt.Errorf("fleet: worker %q (%d): %w", clip(info.Name), info.ID, err)
 		}
 		byID[info.ID] = records[i]
-		next[info.ID] = &member{info: info, static: true}
+		next[info.ID] = &member{info: info, record: records[i], static: true, probed: records[i].Health != nil}
 	}
 	for _, id := range slices.Sorted(maps.Keys(t.workers)) {
 		if t.workers[id].static && next[id] == nil {
@@ -101,8 +121,14 @@ func (t *Table) SetStatic(records []Record) error {
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(next)) {
-		t.workers[id] = next[id]
-		t.set(next[id].info)
+		m, old := next[id], t.workers[id]
+		m.seen = now
+		if old != nil && old.static && old.probed && m.probed && old.info.Address == m.info.Address {
+			// It is not well because its entry was read again.
+			m.seen, m.returns, m.rests, m.info.Health = old.seen, old.returns, old.rests, old.info.Health
+		}
+		t.workers[id] = m
+		t.set(m.info)
 		t.tellEvents(byID[id], next[id].info)
 	}
 	return nil
@@ -122,8 +148,9 @@ func (t *Table) Put(now time.Time, r Record) error {
 	if m != nil && m.static {
 		return nil
 	}
-	if m != nil && m.info.Health == router.Healthy && reflect.DeepEqual(m.record, r) {
+	if m != nil && reflect.DeepEqual(m.record, r) {
 		m.seen = now
+		t.judge(now, m)
 		return nil
 	}
 	if m == nil {
@@ -133,9 +160,11 @@ func (t *Table) Put(now time.Time, r Record) error {
 		m = &member{}
 		t.workers[info.ID] = m
 	}
-	m.info, m.record, m.seen = info, r, now
-	t.set(info)
-	t.tellEvents(r, info)
+	info.Health = m.info.Health
+	m.info, m.record, m.seen, m.probed = info, r, now, r.Health != nil
+	m.info.Health = t.health(now, m)
+	t.set(m.info)
+	t.tellEvents(r, m.info)
 	return nil
 }
 
@@ -153,23 +182,37 @@ func (t *Table) Delete(id uint64) {
 }
 
 // Heartbeat takes a sign of life. It returns false if the worker is not registered.
-func (t *Table) Heartbeat(now time.Time, id uint64, load Load) bool {
-	m := t.workers[id]
+func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
+	m := t.workers[h.WorkerID]
 	if m == nil {
 		return false
 	}
-	m.seen, m.load = now, load
+	if m.seen = now; t.load != nil {
+		t.load(m.info, h.Load)
+	}
+	if t.prefixes != nil && h.CachedPrefixes != nil && m.record.Events.Transport == "heartbeat" {
+		t.prefixes(h.WorkerID, h.CachedPrefixes)
+	}
 	t.judge(now, m)
 	return true
 }
 
-// Tick looks for workers that have been silent for too long.
-func (t *Table) Tick(now time.Time) {
+// Alive takes the news that a worker answered a probe.
+func (t *Table) Alive(now time.Time, id uint64) {
+	if m := t.workers[id]; m != nil {
+		m.seen = now
+		t.judge(now, m)
+	}
+}
+
+// Tick looks for workers that have been silent for too long. While the bus is away
+// only those are looked at that are probed and do not need it.
+func (t *Table) Tick(now time.Time, away bool) {
 	for _, id := range slices.Sorted(maps.Keys(t.workers)) {
 		m := t.workers[id]
 		switch {
-		case m.static:
-		case now.Sub(m.seen) >= forgetAfter:
+		case m.static && !m.probed, away && !m.static:
+		case !m.static && now.Sub(m.seen) >= forgetAfter:
 			t.drop(id)
 		default:
 			t.judge(now, m)
@@ -181,7 +224,9 @@ func (t *Table) Tick(now time.Time) {
 // registered was last seen at now.
 func (t *Table) Refresh(now time.Time) {
 	for _, m := range t.workers {
-		m.seen = now
+		if !m.static {
+			m.seen = now
+		}
 	}
 }
 
@@ -192,18 +237,37 @@ func (t *Table) drop(id uint64) {
 
 // judge tells of m if its health has changed.
 func (t *Table) judge(now time.Time, m *member) {
-	health := router.Healthy
-	switch age := now.Sub(m.seen); {
-	case m.static:
-	case age >= expiredAfter:
-		health = router.Expired
-	case age > unhealthyAfter:
-		health = router.Unhealthy
-	case age > degradedAfter:
-		health = router.Degraded
-	}
-	if health != m.info.Health {
+	if health := t.health(now, m); health != m.info.Health {
 		m.info.Health = health
 		t.set(m.info)
 	}
+}
+
+// health works out how a worker is, and remembers when it comes back.
+func (t *Table) health(now time.Time, m *member) router.Health {
+	if m.static && !m.probed {
+		return router.Healthy
+	}
+	switch age := now.Sub(m.seen); {
+	case age >= expiredAfter:
+		return router.Expired
+	case age > unhealthyAfter:
+		return router.Unhealthy
+	case age > degradedAfter:
+		return router.Degraded
+	}
+	if m.info.Health == router.Unhealthy || m.info.Health == router.Expired {
+		copy(m.returns[:], m.returns[1:])
+		m.returns[flapReturns-1] = now
+		if !m.returns[0].IsZero() && now.Sub(m.returns[0]) <= flapWithin {
+			m.rests = now.Add(flapRest)
+			if t.flapped != nil {
+				t.flapped()
+			}
+		}
+	}
+	if now.Before(m.rests) {
+		return router.Degraded
+	}
+	return router.Healthy
 }

@@ -19,6 +19,7 @@ type known struct {
 	// come as an event; nil for none.
 	history, predicted *indexer.Approx
 
+	prefixes prefixes // what workers say in their heartbeats
 	noEvents bool
 	shrunk   atomic.Int64 // blocks forgotten since a worker's cache turned out to be smaller
 }
@@ -114,6 +115,7 @@ func (k *known) removeWorker(ord int) {
 	}
 	k.told.Load().parked.RemoveWorker(ord)
 	k.history.Clear(ord)
+	k.prefixes.set(ord, nil)
 	if k.predicted != nil {
 		k.predicted.Clear(ord)
 	}

@@ -87,6 +87,9 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	size := int(p.size.Load())
 	s.overlap = resize(s.overlap, size)
 	p.known.match(now, q.local, s)
+	if q.lora == "" && q.Salt == "" { // workers name beginnings that neither sets apart
+		p.known.prefixes.match(s.overlap, s.encoded.IDs, p.blockSize)
+	}
 	q.overlap, q.lower = s.overlap, s.lower
 	if p.cached {
 		s.cached = s.cached[:0]

@@ -33,7 +33,8 @@ type WorkerState struct {
 	ActiveRequests int            `json:"active_requests"` // slots
 	ActiveBlocks   int            `json:"active_blocks"`
 	PendTokens     int            `json:"pend_tokens"`
-	Routed         uint64         `json:"routed"` // requests sent there so far
+	EngineBlocks   int            `json:"engine_blocks,omitempty"` // in use, as it said itself within the last 10 s
+	Routed         uint64         `json:"routed"`                  // requests sent there so far
 }
 
 // Workers returns what is known of every worker, in worker order.
@@ -80,6 +81,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			ActiveRequests: load.Requests,
 			ActiveBlocks:   load.Blocks,
 			PendTokens:     load.PendTokens,
+			EngineBlocks:   e.reported(p.core.conf.Now()),
 			Routed:         e.routed,
 		}
 		switch {

@@ -107,6 +107,7 @@ type server struct {
 	id       uint64     // of this replica
 	router   *router.Router
 	registry *fleet.Registry
+	prober   *fleet.Prober
 	events   *events.Subscriber
 	durable  *events.Durable // nil unless --durable-kv-events
 	expected expected
@@ -205,9 +206,18 @@ func (s *server) open() (err error) {
 		Networks: s.networks,
 		Set:      s.setWorker,
 		Remove:   s.removeWorker,
-		Events:   s.direct.follow,
+		Events:   s.follow,
+		Load:     s.engineLoad,
+		Prefixes: s.cachedPrefixes,
 		Log:      s.log,
 		Meter:    s.metrics.Meter("fleet"),
+	}); err != nil {
+		return err
+	}
+	if s.prober, err = fleet.NewProber(fleet.ProberConfig{
+		Alive: s.registry.Alive,
+		Load:  s.rankLoads,
+		Meter: s.metrics.Meter("fleet"),
 	}); err != nil {
 		return err
 	}
@@ -285,6 +295,7 @@ func (s *server) openHTTP() (err error) {
 			Ready:   s.checks(),
 			Scope:   s.scopeName(),
 			Stream:  s.position,
+			Fleet:   s.registry,
 
 			OverloadStatus: s.conf.OverloadStatus,
 		}),
@@ -354,6 +365,7 @@ func (s *server) source(info *router.WorkerInfo) events.Source {
 
 func (s *server) removeWorker(id uint64) {
 	s.log.Info("a worker is gone", "worker", id)
+	s.prober.Remove(id)
 	s.events.Forget(id)
 	s.direct.removeWorker(id)
 }
@@ -364,6 +376,7 @@ func (s *server) run(ctx context.Context) error {
 	s.log.Info("kvroute is open", "extproc", s.grpcAt.Addr().String(), "http", s.httpAt.Addr().String())
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.registry.Run(ctx) })
+	parts.Go(func() error { return s.prober.Run(ctx) })
 	parts.Go(func() error { return s.router.Run(ctx) })
 	parts.Go(func() error { return s.warmUp(ctx) })
 	if s.conf.EndpointFile != "" {

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// A worker without NATS registers over HTTP and says in its heartbeats what it holds
+// and how full it is.
+func TestWorkersRegisterOverHTTP(t *testing.T) {
+	t.Parallel()
+	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.stop)
+	call := func(method, path, body string) (int, string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+c.at.HTTP+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(text)
+	}
+	expect := func(method, path, body string, status int, part string) {
+		t.Helper()
+		if got, text := call(method, path, body); got != status || !strings.Contains(text, part) {
+			t.Errorf("%s %s: %d %s, want %d with %q", method, path, got, text, status, part)
+		}
+	}
+	eventually(t, "the registry is not there", func() bool {
+		status, _ := call("POST", "/v1/workers", `{"name":"first","address":"127.0.0.1:9001","models":["m"],"block_size":16,"total_kv_blocks":100,"events":{"transport":"heartbeat"}}`)
+		return status == http.StatusCreated
+	})
+	expect("POST", "/v1/workers/second/heartbeat", `{}`, 404, "not registered")
+	expect("POST", "/v1/workers", `{"name":"second","address":"127.0.0.1:9002","models":["m"],"block_size":16,"total_kv_blocks":100,"events":{"transport":"heartbeat"}}`, 201, `"worker_id":`)
+	expect("POST", "/v1/workers", `{"name":"third","address":"127.0.0.1","models":["m"]}`, 400, "address")
+	expect("POST", "/v1/workers", `{"nam":"third"}`, 400, "nam")
+	// The hash of token ids 1 to 16.
+	expect("POST", "/v1/workers/second/heartbeat", `{"batch_size":1,"kv_used_blocks":90,"ts_ms":1,"cached_prefixes":{"77d735ce838418aa":16}}`, 200, `"worker_id":`)
+	expect("POST", "/v1/workers/second/heartbeat", `{"cached_prefixes":{"zz":16}}`, 400, "16 hex digits")
+	ids := make([]int, 40)
+	for i := range ids {
+		ids[i] = i + 1
+	}
+	prompt, _ := json.Marshal(ids)
+	status, text := call("POST", "/v1/best_worker", fmt.Sprintf(`{"model":"m","token_ids":%s}`, prompt))
+	var best struct {
+		Overlap  int    `json:"overlap_blocks"`
+		Address  string `json:"address"`
+		Decision struct {
+			Reason string `json:"reason"`
+		} `json:"decision"`
+	}
+	if err := json.Unmarshal([]byte(text), &best); err != nil || best.Overlap != 1 || best.Address != "127.0.0.1:9002" {
+		t.Errorf("%d %s, want one block on the second worker", status, text)
+	}
+	// How full it is counts, too.
+	expect("POST", "/busy_threshold", `{"model":"m","active_decode_blocks_threshold":0.5}`, 200, "")
+	status, text = call("POST", "/v1/best_worker", fmt.Sprintf(`{"model":"m","token_ids":%s}`, prompt))
+	if err := json.Unmarshal([]byte(text), &best); err != nil || best.Address != "127.0.0.1:9001" {
+		t.Errorf("%d %s, want the first worker, since the second is full", status, text)
+	}
+	expect("DELETE", "/v1/workers/second", "", 200, `"worker_id":`)
+	expect("DELETE", "/v1/workers/second", "", 404, "not registered")
+	if _, text := call("GET", "/v1/workers", ""); strings.Contains(text, "second") {
+		t.Errorf("the second worker is still there: %s", text)
+	}
+}
+
+// A worker of the configuration that does not answer its probes gets no requests, and
+// gets some again once it answers. Its engine's metrics say how full it is.
+func TestStaticWorkersAreProbed(t *testing.T) {
+	t.Parallel()
+	var sick atomic.Bool
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case sick.Load():
+			w.WriteHeader(http.StatusInternalServerError)
+		case r.URL.Path == "/metrics":
+			fmt.Fprint(w, "vllm:num_requests_running 3\nvllm:kv_cache_usage_perc 0.25\n")
+		case r.URL.Path != "/health":
+			http.NotFound(w, r)
+		}
+	}))
+	defer engine.Close()
+	file := writeFile(t, fmt.Sprintf(`version: 1
+workers:
+- {name: a, address: "%s", models: [m], block_size: 16, total_kv_blocks: 1000, health: {interval: 100ms}, metrics: {interval: 100ms}}
+- {name: b, address: "127.0.0.1:9", models: [m], block_size: 16}
+`, strings.TrimPrefix(engine.URL, "http://")))
+	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.stop)
+	health := func() (state string, used int) {
+		resp, err := http.Get("http://" + c.at.HTTP + "/v1/workers")
+		if err != nil {
+			return "", 0
+		}
+		defer resp.Body.Close()
+		var all struct {
+			Workers []struct {
+				Name   string `json:"name"`
+				Health string `json:"health"`
+				Used   int    `json:"engine_blocks"`
+			} `json:"workers"`
+		}
+		if err := json.NewDecoder(resp.Body).Decode(&all); err != nil {
+			return "", 0
+		}
+		for _, w := range all.Workers {
+			if w.Name == "a" {
+				return w.Health, w.Used
+			}
+		}
+		return "", 0
+	}
+	eventually(t, "its load is not known", func() bool { state, used := health(); return state == "healthy" && used == 250 })
+	sick.Store(true)
+	if err := poll(t.Context(), 2*patience, "it is still healthy", func(context.Context) bool {
+		state, _ := health()
+		return state == "unhealthy" // after 15 s
+	}); err != nil {
+		t.Fatal(err)
+	}
+	sick.Store(false)
+	eventually(t, "it is not healthy again", func() bool { state, _ := health(); return state == "healthy" })
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
+)
+
+// asked is a prober and what it told.
+type asked struct {
+	*fleet.Prober
+
+	mu    sync.Mutex
+	alive map[uint64]int
+	loads map[string]fleet.Load
+}
+
+func ask(t *testing.T) *asked {
+	t.Helper()
+	a := &asked{alive: map[uint64]int{}, loads: map[string]fleet.Load{}}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	var err error
+	if a.Prober, err = fleet.NewProber(fleet.ProberConfig{
+		Alive: func(id uint64) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.alive[id]++
+		},
+		Load: func(info router.WorkerInfo, ranks map[uint32]fleet.Load) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			for r, l := range ranks {
+				a.loads[fmt.Sprint(info.Name, ".", r)] = l
+			}
+		},
+		Client: client,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	running(t, a.Run)
+	return a
+}
+
+func (a *asked) answers(name string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.alive[wire.WorkerID(name)]
+}
+
+func (a *asked) set(t *testing.T, s *httptest.Server, r fleet.Record) {
+	t.Helper()
+	r.Address = strings.TrimPrefix(s.URL, "http://")
+	info, err := r.Info([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Set(r, info)
+}
+
+func TestWorkersAreProbed(t *testing.T) {
+	var sick atomic.Bool
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case sick.Load():
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case r.URL.Path == "/metrics":
+			fmt.Fprint(w, "vllm:num_requests_running{engine=\"0\"} 3\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n")
+		case r.URL.Path != "/health":
+			http.NotFound(w, r)
+		}
+	}))
+	defer engine.Close()
+	hanging := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer hanging.Close()
+	a := ask(t)
+	often := func(name string) fleet.Record {
+		r := record(name)
+		r.TotalKVBlocks = 1000
+		r.Health, r.Metrics = &fleet.Probe{Interval: "100ms"}, &fleet.Probe{Interval: "100ms"}
+		return r
+	}
+	elsewhere := often("elsewhere")
+	elsewhere.Health.Path = "/alive"
+	unasked := record("unasked")
+	a.set(t, engine, often("a"))
+	a.set(t, hanging, often("hanging"))
+	a.set(t, engine, elsewhere)
+	a.set(t, engine, unasked)
+	eventually(t, func() bool { return a.answers("a") >= 3 })
+	eventually(t, func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.loads["a.0"] == fleet.Load{Running: 3, KVUtilization: .25, KVUsedBlocks: 250} && a.loads["a.1"].KVUsedBlocks == 500
+	})
+	for _, name := range []string{"hanging", "elsewhere", "unasked"} {
+		if a.answers(name) != 0 {
+			t.Errorf("%s has answered", name)
+		}
+	}
+	// An error is no answer, and who is removed is not asked.
+	sick.Store(true)
+	<-time.After(300 * time.Millisecond) // what was on its way
+	before := a.answers("a")
+	<-time.After(300 * time.Millisecond)
+	if got := a.answers("a"); got != before {
+		t.Errorf("%d answers of a sick worker count", got-before)
+	}
+	sick.Store(false)
+	eventually(t, func() bool { return a.answers("a") > before })
+	a.Remove(wire.WorkerID("a"))
+	<-time.After(300 * time.Millisecond)
+	before = a.answers("a")
+	<-time.After(300 * time.Millisecond)
+	if got := a.answers("a"); got != before {
+		t.Errorf("asked %d times after it was removed", got-before)
+	}
+}
