@@ -2,7 +2,16 @@
 
 package events
 
-import "github.com/tinylib/msgp/msgp"
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/nats-io/nats.go"
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvroute/kvroute/internal/wire"
+)
 
 // LoadTopic is the name of the event plane's topic for how full caches are.
 const LoadTopic = "kv_metrics"
@@ -17,4 +26,66 @@ func AppendUsedBlocks(dst []byte, worker uint64, dpRank uint32, blocks uint64) [
 	dst = msgp.AppendNil(msgp.AppendString(dst, "active_decode_blocks"))
 	dst = msgp.AppendNil(msgp.AppendString(dst, "active_prefill_tokens"))
 	return msgp.AppendUint64(msgp.AppendString(dst, "kv_used_blocks"), blocks)
+}
+
+// UsedBlocks is how many blocks of a rank's cache are used, as its engine says.
+type UsedBlocks struct {
+	WorkerID uint64
+	DPRank   uint32
+	Blocks   int
+}
+
+// ReadUsedBlocks reads the payload of a message of [LoadTopic]. It returns false for one
+// that says nothing of the blocks used: such as Dynamo's routers sent to each other up
+// to 1.3.
+func ReadUsedBlocks(payload []byte) (u UsedBlocks, said bool, err error) {
+	_, err = eachField(payload, func(key, value []byte) (err error) {
+		switch string(key) {
+		case "worker_id":
+			u.WorkerID, err = readUint(value)
+		case "dp_rank":
+			u.DPRank, err = readRank(value)
+		case "kv_used_blocks":
+			if msgp.IsNil(value) {
+				break
+			}
+			var n uint64
+			if n, _, err = msgp.ReadUint64Bytes(value); err == nil {
+				u.Blocks, said = int(min(n, math.MaxInt32)), true
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return UsedBlocks{}, false, fmt.Errorf("events: read a load: %w", err)
+	}
+	return u, said, nil
+}
+
+// FollowUsedBlocks tells of what the engines of a scope say on the bus about their
+// caches' use, one message at a time, until ctx ends. What cannot be read is left out.
+func FollowUsedBlocks(ctx context.Context, nc *nats.Conn, scope wire.Scope, tell func(UsedBlocks)) error {
+	messages := make(chan *nats.Msg, 4096)
+	// Dynamo before 1.4 says it for the whole namespace.
+	for _, subject := range []string{scope.Topic(LoadTopic), scope.NamespaceTopic(LoadTopic)} {
+		sub, err := nc.ChanSubscribe(subject, messages)
+		if err != nil {
+			return fmt.Errorf("events: subscribe to %s: %w", subject, err)
+		}
+		defer func() { _ = sub.Unsubscribe() }() // fails if the connection is closed
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case m := <-messages:
+			e, err := DecodeEnvelope(m.Data)
+			if err != nil {
+				continue
+			}
+			if u, said, err := ReadUsedBlocks(e.Payload); err == nil && said {
+				tell(u)
+			}
+		}
+	}
 }

@@ -41,9 +41,31 @@ func TestUsedBlocks(t *testing.T) {
 		if err != nil || !bytes.Equal(e.Payload, events.AppendUsedBlocks(nil, said.Worker, said.Rank, said.Used)) {
 			t.Fatalf("%s: %x, %v", row.Payload, e.Payload, err)
 		}
+		if u, known, err := events.ReadUsedBlocks(e.Payload); err != nil || !known || u != (events.UsedBlocks{WorkerID: said.Worker, DPRank: said.Rank, Blocks: int(said.Used)}) {
+			t.Fatalf("%s: %+v, %v, %v", row.Payload, u, known, err)
+		}
 		checked++
 	}
 	if checked == 0 {
 		t.Error("no message was captured")
+	}
+}
+
+func TestOddUsedBlocks(t *testing.T) {
+	for name, c := range map[string]struct {
+		payload string
+		said    bool
+		bad     bool
+	}{
+		"of a router":  {"85a9776f726b65725f6964cfbe48767ac7b96708a764705f72616e6b00b46163746976655f6465636f64655f626c6f636b7304b56163746976655f70726566696c6c5f746f6b656e7340ae6b765f757365645f626c6f636b73c0", false, false},
+		"no number":    {"81ae6b765f757365645f626c6f636b73a178", false, true},
+		"negative":     {"81ae6b765f757365645f626c6f636b73ff", false, true},
+		"no map":       {"01", false, true},
+		"cut":          {"82a9776f726b65725f696407", false, true},
+		"without rank": {"82a9776f726b65725f696407ae6b765f757365645f626c6f636b7305", true, false},
+	} {
+		if _, said, err := events.ReadUsedBlocks(unhex(t, c.payload)); said != c.said || err != nil != c.bad {
+			t.Errorf("%s: said %v, %v", name, said, err)
+		}
 	}
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"time"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/router"
 )
@@ -30,6 +31,11 @@ func (s *server) rankLoads(info router.WorkerInfo, ranks map[uint32]fleet.Load) 
 	for rank, l := range ranks {
 		s.router.SetEngineLoad(router.Worker{ID: info.ID, DPRank: rank}, l.KVUsedBlocks, now)
 	}
+}
+
+// usedBlocks takes how full a rank is by what its engine says on the bus.
+func (s *server) usedBlocks(u events.UsedBlocks) {
+	s.router.SetEngineLoad(router.Worker{ID: u.WorkerID, DPRank: u.DPRank}, u.Blocks, time.Now())
 }
 
 // cachedPrefixes takes what a worker says to hold in a heartbeat.

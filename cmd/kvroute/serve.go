@@ -377,6 +377,7 @@ func (s *server) run(ctx context.Context) error {
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.registry.Run(ctx) })
 	parts.Go(func() error { return s.prober.Run(ctx) })
+	parts.Go(func() error { return events.FollowUsedBlocks(ctx, s.nc, s.scope, s.usedBlocks) })
 	parts.Go(func() error { return s.router.Run(ctx) })
 	parts.Go(func() error { return s.warmUp(ctx) })
 	if s.conf.EndpointFile != "" {

@@ -277,7 +277,8 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 		{router, true, scope.Topic("active_sequences_events"), false}, // what nobody reads
 		{router, true, scope.Own("replica", "x"), false},
 		{router, false, scope.Own("replica", "x"), false},
-		{router, false, scope.Topic("kv_metrics"), false},
+		{router, false, scope.Topic("kv_metrics"), true},
+		{router, true, scope.Topic("kv_metrics"), false},
 		{worker, true, scope.Topic("kv_metrics"), true},
 		{router, true, "$JS.API.CONSUMER.PAUSE." + scope.Stream() + ".kvroute-a", false},
 		{router, true, "$JS.API.STREAM.UPDATE." + scope.Stream(), false},

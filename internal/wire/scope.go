@@ -52,6 +52,12 @@ func (s Scope) ComponentTopics(topic string) []string {
 	return subjects
 }
 
+// NamespaceTopic returns the subject of a topic of the whole namespace, as Dynamo before
+// 1.4 has it for loads.
+func (s Scope) NamespaceTopic(topic string) string {
+	return "namespace." + Segment(s.WithDefaults().Namespace) + "." + Segment(topic)
+}
+
 // LegacyStream returns the name of the stream into which Dynamo before 1.4 writes its
 // durable events.
 func (s Scope) LegacyStream() string {
