@@ -270,8 +270,10 @@ type config struct {
 	// Models are the models whose prompts are tokenized exactly. Reloaded on
 	// SIGHUP.
 	Models []modelConfig `yaml:"models,omitempty"`
-	// Workers are known from the start and always count as healthy. Their
-	// fields are those of a registration. Reloaded on SIGHUP; nothing else is.
+	// Workers are known from the start, and count as healthy unless they ask for
+	// probes. Their fields are those of a registration; an address may be a name,
+	// which stands for a worker at each of its addresses and is looked up every 10 s.
+	// Reloaded on SIGHUP; nothing else is.
 	Workers workerList `yaml:"workers"`
 }
 

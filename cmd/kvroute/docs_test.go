@@ -79,6 +79,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := fleet.NewRegistry(nil, fleet.RegistryConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := fleet.NewProber(fleet.ProberConfig{Meter: n}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := newPublishMetrics(n, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -162,7 +162,7 @@ func TestBadConfigurationFiles(t *testing.T) {
 		"version: 1\nworkers:\n- models: five": "models",
 		"version: 1\nworkers:\n- name: a":      "models",
 		"version: 1\n  bad: [":                 "kvroute.yaml",
-		"version: 1\nworkers:\n- {name: a, models: [m], address: \"host:80\"}": "address",
+		"version: 1\nworkers:\n- {name: a, models: [m], address: \"host\"}": "address",
 	} {
 		status, _, stderr := runs(t, "config", "--config", writeFile(t, text))
 		if status != 1 || !strings.Contains(stderr, want) {

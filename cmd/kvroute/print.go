@@ -7,18 +7,20 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 )
 
 // printConfig checks a configuration and prints it with its defaults, in the form
 // of the configuration file.
-func printConfig(_ context.Context, args []string, std stdio) error {
+func printConfig(ctx context.Context, args []string, std stdio) error {
 	c, _, err := readConfig("config", args, std.err, nil)
 	if err != nil {
 		return err
@@ -27,8 +29,16 @@ func printConfig(_ context.Context, args []string, std stdio) error {
 	if err != nil {
 		return err
 	}
-	for i := range c.Workers {
-		if _, err := c.Workers[i].Info(networks); err != nil {
+	// Names are not looked up: whether they are known here says nothing about there.
+	names := fleet.Names{Lookup: func(context.Context, string) ([]netip.Addr, error) {
+		if len(networks) > 0 {
+			return []netip.Addr{networks[0].Addr()}, nil
+		}
+		return []netip.Addr{netip.IPv6Loopback()}, nil
+	}}
+	workers, _ := names.Resolve(ctx, c.Workers)
+	for i := range workers {
+		if _, err := workers[i].Info(networks); err != nil {
 			return err
 		}
 	}

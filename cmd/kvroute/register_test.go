@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -25,20 +24,8 @@ func TestWorkersRegisterOverHTTP(t *testing.T) {
 	t.Cleanup(c.stop)
 	call := func(method, path, body string) (int, string) {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+c.at.HTTP+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp.StatusCode, string(text)
+		resp, text := whole(t, method, "http://"+c.at.HTTP+path, body, nil)
+		return resp.StatusCode, text
 	}
 	expect := func(method, path, body string, status int, part string) {
 		t.Helper()
@@ -105,13 +92,16 @@ func TestStaticWorkersAreProbed(t *testing.T) {
 	file := writeFile(t, fmt.Sprintf(`version: 1
 workers:
 - {name: a, address: "%s", models: [m], block_size: 16, total_kv_blocks: 1000, health: {interval: 100ms}, metrics: {interval: 100ms}}
-- {name: b, address: "127.0.0.1:9", models: [m], block_size: 16}
+- {name: b, address: "localhost:9", models: [m], block_size: 16}
 `, strings.TrimPrefix(engine.URL, "http://")))
 	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.stop)
+	if _, text := get(t, "http://"+c.at.HTTP+"/v1/workers"); !strings.Contains(text, `"b@127.0.0.1:9"`) {
+		t.Errorf("a worker with a name for its address is not there: %s", text)
+	}
 	health := func() (state string, used int) {
 		resp, err := http.Get("http://" + c.at.HTTP + "/v1/workers")
 		if err != nil {

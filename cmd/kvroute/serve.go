@@ -108,6 +108,7 @@ type server struct {
 	router   *router.Router
 	registry *fleet.Registry
 	prober   *fleet.Prober
+	static   *static
 	events   *events.Subscriber
 	durable  *events.Durable // nil unless --durable-kv-events
 	expected expected
@@ -221,7 +222,8 @@ func (s *server) open() (err error) {
 	}); err != nil {
 		return err
 	}
-	if err = s.registry.SetStatic(c.Workers); err != nil {
+	s.static = newStatic(s.registry.SetStatic, s.log)
+	if err = s.static.set(context.Background(), c.Workers); err != nil {
 		return err
 	}
 	if err = s.openExtproc(); err != nil {
@@ -377,6 +379,7 @@ func (s *server) run(ctx context.Context) error {
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return s.registry.Run(ctx) })
 	parts.Go(func() error { return s.prober.Run(ctx) })
+	parts.Go(func() error { return s.static.run(ctx) })
 	parts.Go(func() error { return events.FollowUsedBlocks(ctx, s.nc, s.scope, s.usedBlocks) })
 	parts.Go(func() error { return s.router.Run(ctx) })
 	parts.Go(func() error { return s.warmUp(ctx) })
@@ -478,7 +481,7 @@ func (s *server) reload(ctx context.Context) error {
 			cards, err = c.loadCards(s.prompts, s.log)
 		}
 		if err == nil {
-			err = s.registry.SetStatic(c.Workers)
+			err = s.static.set(ctx, c.Workers)
 		}
 		if err != nil {
 			s.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "refused")))

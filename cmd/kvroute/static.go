@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/kvroute/kvroute/fleet"
+)
+
+const (
+	lookUpEvery = 10 * time.Second // no answer of DNS says how long it holds through the resolver
+	lookUpTime  = 2 * time.Second
+)
+
+// static keeps the fleet's workers of the configuration as their names say.
+type static struct {
+	tell func([]fleet.Record) error
+	log  *slog.Logger
+
+	mu sync.Mutex
+	// mu guards the fields below, and orders what is told.
+	names   fleet.Names
+	records []fleet.Record // as configured
+	told    []fleet.Record // as last resolved
+}
+
+func newStatic(tell func([]fleet.Record) error, log *slog.Logger) *static {
+	lookup := func(ctx context.Context, host string) ([]netip.Addr, error) {
+		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	}
+	return &static{tell: tell, log: log, names: fleet.Names{Lookup: lookup}}
+}
+
+// set replaces the workers of the configuration. After an error the old ones stay.
+func (s *static) set(ctx context.Context, records []fleet.Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := s.resolve(ctx, records)
+	if err := s.tell(all); err != nil {
+		return err
+	}
+	s.records, s.told = records, all
+	return nil
+}
+
+func (s *static) resolve(ctx context.Context, records []fleet.Record) []fleet.Record {
+	ctx, cancel := context.WithTimeout(ctx, lookUpTime)
+	defer cancel()
+	all, failed := s.names.Resolve(ctx, records)
+	for _, err := range failed {
+		s.log.Warn("a worker's name is not found; it stands for what it stood for last", "err", err)
+	}
+	return all
+}
+
+// run looks the names up again and again, until ctx ends.
+func (s *static) run(ctx context.Context) error {
+	tick := time.NewTicker(lookUpEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			s.again(ctx)
+		}
+	}
+}
+
+func (s *static) again(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.names.Some(s.records) {
+		return
+	}
+	all := s.resolve(ctx, s.records)
+	if reflect.DeepEqual(all, s.told) {
+		return
+	}
+	if err := s.tell(all); err != nil {
+		s.log.Warn("a worker's new addresses are refused; the old ones stay", "err", err)
+		return
+	}
+	s.told = all
+	s.log.Info("names of workers stand for other addresses", "workers", len(all))
+}
