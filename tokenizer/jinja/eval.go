@@ -242,11 +242,28 @@ func (e *sliceExpr) eval(r *renderer) (Value, error) {
 			if bounds[i].kind == kindUndefined || v.kind == kindUndefined {
 				return Value{}, at(e.line, errUndefined(v, bounds[i]))
 			}
-			return undefined("slice indices must be integers or None"), nil
+			return e.failed(errorf(TypeError, "slice indices must be integers or None"))
 		}
 	}
-	v, err = r.slice(v, bounds)
-	return v, at(e.line, err)
+	switch v.kind {
+	case kindUndefined, kindString, kindSafe, kindList, kindTuple, kindRange:
+		v, err = r.slice(v, bounds)
+		return v, at(e.line, err)
+	case kindDict:
+		return e.failed(errorf(TypeError, "unhashable type: 'slice'"))
+	}
+	return e.failed(errorf(TypeError, "'%s' object is not subscriptable", v.typeName()))
+}
+
+// failed is the error of a slice that cannot be. One of constants is undefined instead:
+// Jinja makes it ahead, in another way.
+func (e *sliceExpr) failed(err *Error) (Value, error) {
+	for _, part := range []expr{e.of, e.start, e.stop, e.step} {
+		if _, constant := part.(*constExpr); part != nil && !constant {
+			return Value{}, at(e.line, err)
+		}
+	}
+	return undefined(err.Message), nil
 }
 
 func (r *renderer) slice(v Value, b [3]Value) (Value, error) {
@@ -267,8 +284,6 @@ func (r *renderer) slice(v Value, b [3]Value) (Value, error) {
 		items = v.Items()
 	case kindRange:
 		n = int64(v.ref.(*span).count)
-	default:
-		return undefined(v.typeName() + " object cannot be sliced"), nil
 	}
 	step := int64(1)
 	if !b[2].IsNone() {

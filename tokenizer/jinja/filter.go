@@ -76,14 +76,18 @@ func ofItems(f func(r *renderer, items []Value, a *args) (Value, error)) filter 
 	}
 }
 
-// lazily makes a filter that gives a generator, whose errors come when it is used.
-func lazily(f func(r *renderer, items []Value, a *args) ([]Value, error)) filter {
+// lazily makes a filter that gives a generator, whose errors come when it is used. One of
+// truly takes what is not true for a list of nothing, numbers and none as well.
+func lazily(truly bool, f func(r *renderer, items []Value, a *args) ([]Value, error)) filter {
 	return func(r *renderer, v Value, a *args) (Value, error) {
 		kept := &args{pos: slices.Clone(a.pos), kwNames: slices.Clone(a.kwNames), kw: slices.Clone(a.kw)}
 		if err := r.listed(2 + len(a.pos) + len(a.kw)); err != nil {
 			return Value{}, err
 		}
 		return r.generated("generator", func() ([]Value, error) {
+			if truly && !v.truth() {
+				return nil, nil
+			}
 			items, err := r.iterate(v)
 			if err != nil {
 				return nil, err
@@ -149,13 +153,13 @@ func listFilters() map[string]filterOf {
 			out, err := r.sorted(items, attribute, None(), true, !sensitive.truth(), reverse.truth())
 			return List(out...), err
 		})},
-		"unique":  {"case_sensitive attribute", lazily(unique)},
+		"unique":  {"case_sensitive attribute", lazily(false, unique)},
 		"reverse": {"", reversed},
 		"min":     {"case_sensitive attribute", extreme(-1)},
 		"max":     {"case_sensitive attribute", extreme(1)},
 		"sum":     {"attribute start", sum},
-		"batch":   {"linecount! fill_with", lazily(batched)},
-		"slice":   {"slices! fill_with", lazily(sliced)},
+		"batch":   {"linecount! fill_with", lazily(false, batched)},
+		"slice":   {"slices! fill_with", lazily(false, sliced)},
 		"groupby": {"attribute! default case_sensitive", grouping},
 		"attr": {"name!", func(r *renderer, v Value, a *args) (Value, error) {
 			name, err := a.must("attr", 0, "name")
@@ -299,7 +303,7 @@ func (r *renderer) predicate(a *args, skip int) (func(v Value) (bool, error), er
 }
 
 func selecting(skip int, want bool) filter {
-	return lazily(func(r *renderer, items []Value, a *args) ([]Value, error) {
+	return lazily(true, func(r *renderer, items []Value, a *args) ([]Value, error) {
 		ok, err := r.predicate(a, skip)
 		if err != nil {
 			return nil, err
@@ -320,7 +324,7 @@ func selecting(skip int, want bool) filter {
 }
 
 func mapped(r *renderer, v Value, a *args) (Value, error) {
-	return lazily(mappedItems)(r, v, a)
+	return lazily(true, mappedItems)(r, v, a)
 }
 
 func mappedItems(r *renderer, items []Value, a *args) ([]Value, error) {

@@ -82,7 +82,9 @@ func (s *forStmt) run(r *renderer) (jump, error) {
 	return onward, at(s.line, s.over(r, v, 1))
 }
 
-// over runs the loop for the items of v.
+// over runs the loop for the items of v, and what stands behind "else" unless an item's
+// turn came to its end: that is how Jinja tells that there was none, so a break or continue
+// in each looks to it as no item does.
 func (s *forStmt) over(r *renderer, v Value, depth int) error {
 	l, err := r.loopOver(v)
 	if err != nil {
@@ -95,10 +97,6 @@ func (s *forStmt) over(r *renderer, v Value, depth int) error {
 			return err
 		}
 	}
-	if l.count == 0 {
-		_, err := r.within(s.others, s.otherwise)
-		return err
-	}
 	l.depth = depth
 	r.hold(2 * boxSize)
 	if s.recursive {
@@ -106,6 +104,7 @@ func (s *forStmt) over(r *renderer, v Value, depth int) error {
 	}
 	loopValue := Value{kind: kindLoop, ref: l}
 	inner := r.newFrame(s.names, outer)
+	through := false // some item's turn ended without a break or continue
 	for i := range l.count {
 		if err := r.tick(1); err != nil {
 			return err
@@ -131,9 +130,15 @@ func (s *forStmt) over(r *renderer, v Value, depth int) error {
 		if j == jumpBreak {
 			break
 		}
+		through = through || j == onward
 	}
 	r.drop(inner)
-	return nil
+	if through {
+		return nil
+	}
+	r.frame = outer
+	_, err = r.within(s.others, s.otherwise)
+	return err
 }
 
 // filter leaves the items for which the loop's test is true.

@@ -1081,6 +1081,13 @@ none in [none]
 {% set ns = namespace(a=1) %}{{ ns['a'] }}{{ ns.b is defined }}{{ ns }}
 {% set x.y = 1 %}
 {% set d.y = 1 %}
+{% for x in l %}{% break %}{% else %}else{% endfor %}
+{% for x in l %}{% continue %}{% else %}else{{ x }}{% endfor %}
+{% for x in l %}{% if loop.first %}{% continue %}{% endif %}{% break %}{% else %}else{% endfor %}
+{% for x in l %}{% if loop.last %}{% break %}{% endif %}{% else %}else{% endfor %}
+{% for x in l %}{% for y in l %}{% break %}{% else %}y{% endfor %}{% else %}x{% endfor %}
+{% for x in l recursive %}{{ x }}{% if loop.first and loop.depth == 1 %}{{ loop([7]) }}{% endif %}{% continue %}{% else %}else{% endfor %}
+{% for x in l if x > 1 %}{% break %}{% else %}else{% endfor %}
 {% generation %}{% set g = 1 %}{{ g }}{% endgeneration %}{{ g }}
 {% for x in [1, 2] %}{% generation %}{{ x }}{{ loop.index }}{% endgeneration %}{% endfor %}
 {% if missing %}a{% elif 0.0 %}b{% elif range(0) %}c{% elif {}.items() %}d{% else %}e{% endif %}
@@ -1092,6 +1099,32 @@ none in [none]
 {{ 'a' + missing.x + raise_exception('no') }}
 {{ 'a' + 1 + raise_exception('no') }}
 {{ raise_exception('first') + missing.x }}
+none|select|list
+0|reject('none')|list
+false|map('upper')|list
+missing|selectattr('a')|list
+none|rejectattr('a')|list
+0.0|map(attribute='a')|list
+1|select|list
+true|map('upper')|list
+2.5|rejectattr('a')|list
+none|select('nope')|list
+none|selectattr()|list
+none|map()|list
+none|map('nope')|list
+n[1:]
+f[::-1]
+none[:2]
+true[1:]
+d[1:]
+(d.items())[1:]
+(l|map('string'))[1:]
+(l|reverse)[1:]
+namespace(a=1)[1:]
+range(5)[1:3]|list
+'abc'['a':]
+l['a':]
+n['a':]
 """
 
 
