@@ -186,12 +186,15 @@ func (e *encoder) stretch(lo, hi, looked int, start bool) {
 
 // words encodes a stretch that needs no rewriting and is parted by scanners.
 func (e *encoder) words(lo, hi, looked int) {
+	start := lo // before it, the search for added tokens sees nothing
 	for lo < hi && e.err == nil {
-		token, ok := e.normed().next(e.text[:hi], lo)
+		token, ok := e.normed().next(e.text[start:hi], lo-start)
 		if !ok {
 			e.step(0, lo, hi, looked)
 			return
 		}
+		token.start += start
+		token.end += start
 		end := token.end + e.t.normed.reach
 		if end > hi {
 			end = looked
@@ -200,8 +203,13 @@ func (e *encoder) words(lo, hi, looked int) {
 			return
 		}
 		e.dst = append(e.dst, token.id)
-		lo = token.end
-		e.place(lo, end, true)
+		switch lo = token.end; {
+		case e.rec == nil:
+		case e.t.normed.loose(): // a search from here would not see what stands before
+			e.rec.note(end)
+		default:
+			e.place(lo, end, true)
+		}
 	}
 }
 

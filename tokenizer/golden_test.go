@@ -173,3 +173,38 @@ func TestRanksWithoutSpecialTokens(t *testing.T) {
 		}
 	}
 }
+
+// Where a stretch begins, nothing stands before it: not for the neighbours of a token
+// that counts as a single word only, nor for the first prefix. The ids are the reference's.
+func TestBeginningsOfStretches(t *testing.T) {
+	for _, c := range []struct {
+		file string
+		want map[string][]uint32
+	}{
+		{
+			`{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"use_regex":false},"added_tokens":[{"id":9,"content":"A"},
+				{"id":9,"content":"<m","single_word":true,"normalized":true}],"model":{"vocab":{"A":0,"<":1,"m":2,">":3},"merges":[]}}`,
+			map[string][]uint32{"A<m>": {0, 4, 3}, "<m>A<m<m": {4, 3, 0, 4, 1, 2}, "m<m>": {2, 1, 2, 3}, "<m<m>": {4, 1, 2, 3}, "<m>m<m>": {4, 3, 2, 1, 2, 3}},
+		},
+		{
+			`{"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"WhitespaceSplit"},{"type":"Metaspace","replacement":"▁","prepend_scheme":"first"}]},
+				"model":{"vocab":{"▁":0,"a":1,"b":2},"merges":[]}}`,
+			map[string][]uint32{"ab a": {0, 1, 2, 1}, " ab a": {1, 2, 1}, "a b": {0, 1, 2}},
+		},
+	} {
+		tok, err := loadBytes([]byte(c.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for text, want := range c.want {
+			cache := tokenizer.NewCache(1 << 20)
+			tokenizer.SetCacheStep(cache, 2)
+			for range 2 {
+				got, _, err := cache.Append(context.Background(), nil, tok, []byte(text), false)
+				if err != nil || !slices.Equal(got, want) {
+					t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+				}
+			}
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -136,6 +137,13 @@ func parse(b []byte) (*Tokenizer, error) {
 	t.normalizers = normalizers
 	if t.steps, t.byteLevel, err = readSplitters(file["pre_tokenizer"]); err != nil {
 		return nil, unsupported(err)
+	}
+	for k := range t.steps {
+		if t.steps[k].first {
+			if err := keepFirst(normalizers); err != nil {
+				return nil, unsupported(err)
+			}
+		}
 	}
 	keys, err := t.readModel(file["model"])
 	if err != nil {
@@ -454,10 +462,16 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
 	}
 	var raw, normed []added
 	next, room := uint32(0), maxNormed
+	flags := map[string]addedToken{}
 	for _, a := range list {
 		if a.Content == "" {
 			continue
 		}
+		a.ID = 0
+		if b, twice := flags[a.Content]; twice && a != b {
+			return unsupported(fmt.Errorf("added_tokens: %.40q stands there twice, with other flags", a.Content))
+		}
+		flags[a.Content] = a
 		if err := bounded("content", a.Content); err != nil {
 			return fmt.Errorf("added_tokens: %w", err)
 		}
@@ -487,8 +501,27 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
 		room -= len(x.content)
 		normed = append(normed, x)
 	}
+	for _, tokens := range [][]added{raw, normed} {
+		if err := overlapping(tokens); err != nil {
+			return unsupported(fmt.Errorf("added_tokens: %w", err))
+		}
+	}
 	t.raw, t.normed = newFinder(raw), newFinder(normed)
 	return nil
+}
+
+// overlapping returns an error if a token may take along the white space that another one
+// begins with: the reference finds both there, and goes on behind the second one.
+func overlapping(tokens []added) error {
+	takes := slices.IndexFunc(tokens, func(a added) bool { return a.rstrip })
+	begins := slices.IndexFunc(tokens, func(a added) bool {
+		r, _ := utf8.DecodeRune(a.content)
+		return unicode.IsSpace(r)
+	})
+	if takes < 0 || begins < 0 {
+		return nil
+	}
+	return fmt.Errorf("%.40q takes white space behind it along, %.40q begins with some", tokens[takes].content, tokens[begins].content)
 }
 
 // readPost returns the special tokens that stand before and behind a text.
@@ -524,12 +557,16 @@ func readPost(s section, depth int) (before, after []uint32, err error) {
 		}
 		for _, raw := range c.Processors {
 			b, a, err := readPost(section{raw, s.base}, depth+1)
-			if err != nil {
+			switch {
+			case err != nil:
 				return nil, nil, err
+			case len(b)+len(a) == 0:
+				continue
+			case len(before)+len(after) > 0:
+				// The second puts its ids around each id of the first.
+				return nil, nil, unsupported(errors.New("post_processor: two steps that put ids around a text"))
 			}
-			if before, after = append(b, before...), append(after, a...); len(before)+len(after) > maxFrame {
-				return nil, nil, fmt.Errorf("post_processor: more than %d ids around a text", maxFrame)
-			}
+			before, after = b, a
 		}
 		return before, after, nil
 	case "RobertaProcessing", "BertProcessing":
@@ -541,8 +578,8 @@ func readPost(s section, depth int) (before, after []uint32, err error) {
 		seen := false
 		for _, x := range c.Single {
 			switch {
-			case x.Sequence != nil && seen:
-				return nil, nil, unsupported(errors.New("post_processor: the text stands twice in the template"))
+			case x.Sequence != nil && (seen || x.Sequence.ID != "A"):
+				return nil, nil, unsupported(errors.New("post_processor: the template has more than the text"))
 			case x.Sequence != nil:
 				seen = true
 			case x.SpecialToken != nil:
@@ -559,6 +596,9 @@ func readPost(s section, depth int) (before, after []uint32, err error) {
 					before = append(before, ids.IDs...)
 				}
 			}
+		}
+		if !seen {
+			return nil, nil, unsupported(errors.New("post_processor: the template does not have the text"))
 		}
 		return before, after, nil
 	}

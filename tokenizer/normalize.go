@@ -327,6 +327,19 @@ func readNormalizers(s section) ([]normalizer, error) {
 	return nil, fmt.Errorf("normalizer: cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, Sequence", c.Type)
 }
 
+// keepFirst returns an error if a step may drop the first character: the reference
+// does not take what follows for the start of the text then.
+func keepFirst(steps []normalizer) error {
+	for _, n := range steps {
+		drops := n.kind == "StripAccents" || n.kind == "Strip" && n.left ||
+			n.kind == "Replace" && (n.regex != nil || n.to == "" || utf8.RuneCountInString(n.from) > 1)
+		if drops {
+			return fmt.Errorf("pre_tokenizer: prepend_scheme first behind a normalizer %s that may drop the first character", n.kind)
+		}
+	}
+	return nil
+}
+
 // pattern is a text or a regular expression, of which a file has one.
 type pattern struct{ String, Regex string }
 

@@ -53,17 +53,18 @@ func (p *splitter) split(b *budget, in pieces, atStart bool, limit int) (pieces,
 	return out, nil
 }
 
-// prefixed copies the pieces, with the prefix where it is due.
+// prefixed copies the pieces, with the prefix where it is due. The first piece is not at
+// the start if what stood before it was dropped.
 func (p *splitter) prefixed(b *budget, in pieces, atStart bool, limit int) (pieces, error) {
 	var out pieces
-	for k, s := range in.spans {
+	for _, s := range in.spans {
 		if b.spend(len(p.prefix) + int(s.end-s.start)/quickBytes) {
 			return out, b.err
 		}
 		piece := in.text[s.start:s.end]
 		start := uint32(len(out.text))
 		begins := p.prefix == nil || bytes.HasPrefix(piece, p.prefix) || p.space != nil && len(piece) > 0 && piece[0] == ' '
-		if !begins && (!p.first || atStart && k == 0) {
+		if !begins && (!p.first || atStart && s.start == 0) {
 			out.text = append(out.text, p.prefix...)
 		}
 		if p.space != nil {
