@@ -6,14 +6,17 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // loadBytes loads a tokenizer.json.
@@ -204,6 +207,60 @@ func TestBeginningsOfStretches(t *testing.T) {
 				if err != nil || !slices.Equal(got, want) {
 					t.Errorf("%q: %d, %v; want %d", text, got, err, want)
 				}
+			}
+		}
+	}
+}
+
+// Kimi's folders do not say how text is parted into words; the class that they name does,
+// and makes special tokens of the ids behind the ranks. Its chats with tools are made by
+// code that is not here.
+func TestKimi(t *testing.T) {
+	ranks, err := os.ReadFile("testdata/ranks/own.tiktoken")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := tokenizer.Load(fstest.MapFS{"tiktoken.model": {Data: ranks}}, tokenizer.Config{Pattern: "kimi", Special: map[string]uint32{"<|im_end|>": 402, "<|reserved_token_403|>": 403, "<|reserved_token_657|>": 657}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const decoder = `"added_tokens_decoder":{"402":{"content":"<|im_end|>","special":true}}`
+	for _, c := range []struct {
+		config string
+		is     bool
+	}{
+		{`{"tokenizer_class":"TikTokenTokenizer","auto_map":{"AutoTokenizer":["tokenization_kimi.TikTokenTokenizer",null]},` + decoder + `}`, true},
+		{`{"auto_map":{"AutoTokenizer":"tokenization_moonshot.TikTokenTokenizer"},` + decoder + `}`, true},
+		{`{"auto_map":{"AutoTokenizer":["moonshotai/Any--tokenization_kimi.TikTokenTokenizer",null]},` + decoder + `}`, true},
+		{`{"auto_map":{"AutoTokenizer":["tokenization_other.TikTokenTokenizer",null]},` + decoder + `}`, false},
+		{`{"tokenizer_class":"TikTokenTokenizer",` + decoder + `}`, false},
+		{`{"auto_map":{"AutoTokenizer":[]},` + decoder + `}`, false},
+		{`{"auto_map":{"AutoTokenizer":[7]},` + decoder + `}`, false},
+	} {
+		files := fstest.MapFS{"tiktoken.model": {Data: ranks}, "tokenizer_config.json": {Data: []byte(c.config)}, "chat_template.jinja": {Data: []byte("{{ messages[0].content }}")}}
+		m, err := tokenizer.LoadModel(files, tokenizer.ModelConfig{})
+		if !c.is {
+			if !errors.Is(err, tokenizer.ErrUnsupported) || !strings.Contains(err.Error(), "pattern") {
+				t.Errorf("%s: error %v, want that the pattern is missing", c.config, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", c.config, err)
+		}
+		if why := m.Degraded(); why != "" {
+			t.Errorf("%s: %s", c.config, why)
+		}
+		const text = "The WORLDs中文 <|im_end|><|reserved_token_402|><|reserved_token_403|><|reserved_token_657|><|reserved_token_658|> it's 12345"
+		ids, _ := want.Append(context.Background(), nil, []byte(text), false)
+		for tools, mode := range map[string]tokenizer.Mode{"": tokenizer.Exact, `[{"type":"function","function":{"name":"f"}}]`: tokenizer.Bytes} {
+			q := chat.Request{Messages: []byte(`[{"role":"user","content":"` + text + `"}]`)}
+			if tools != "" {
+				q.Tools = []byte(tools)
+			}
+			p, err := m.Encode(context.Background(), nil, q, time.Time{})
+			if err != nil || p.Mode != mode || mode == tokenizer.Exact && !slices.Equal(p.IDs, ids) || mode == tokenizer.Bytes && p.Reason != tokenizer.NoRenderer {
+				t.Errorf("%s, tools %s: %s %s, %v, differs at %d", c.config, tools, p.Mode, p.Reason, err, tokenizer.FirstDiff(p.IDs, ids))
 			}
 		}
 	}

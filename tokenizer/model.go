@@ -212,7 +212,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 		return inBytes(dst, q, q.Inexact)
 	case m == nil:
 		return inBytes(dst, q, NoTokenizer)
-	case q.Prompt == nil && m.chat == nil:
+	case q.Prompt == nil && (m.chat == nil || m.tok.toolsInCode && hasTools(q.Tools)):
 		return inBytes(dst, q, NoRenderer)
 	}
 	text, f, why := m.text(q, now)
@@ -250,6 +250,12 @@ func (m *Model) append(ctx context.Context, dst []uint32, text []byte, f form) (
 	}
 	ids, err := m.tok.encode(ctx, dst, text, f, nil)
 	return ids, 0, err
+}
+
+// hasTools reports whether a request's tools are more than an empty list.
+func hasTools(tools []byte) bool {
+	inside, isList := bytes.CutPrefix(bytes.TrimSpace(tools), []byte{'['})
+	return isList && string(bytes.TrimSpace(inside)) != "]"
 }
 
 // text returns the prompt's text, or why there is none.

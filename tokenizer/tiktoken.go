@@ -22,12 +22,17 @@ type Config struct {
 	Mode string
 	// Pattern, for a rank file, parts the text into words: a regular expression, or the name of a
 	// known one: gpt2, cl100k, o200k, kimi. Empty: that of the file's name, if it is
-	// one of the published files.
+	// one of the published files, or of the class that tokenizer_config.json names, if
+	// that is Kimi's.
 	Pattern string
 	// Special, for a rank file, are the special tokens and their ids. Nil: added_tokens_decoder of
 	// tokenizer_config.json, else those of the published file, else none, which is
 	// told by the Tokenizer's Doubt.
 	Special map[string]uint32
+
+	// reserved is how many ids behind the ranks are special tokens, those without a name
+	// under one made of the id.
+	reserved int
 }
 
 // patterns are the expressions of rank files by name.
@@ -77,7 +82,7 @@ func loadRanks(fsys fs.FS, c Config) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", found, err)
 	}
-	if c.Special == nil {
+	if c.Special == nil && c.reserved == 0 {
 		t.Doubt = found + ": no special tokens: no tokenizer_config.json has them, so a text with one is encoded as any other"
 	}
 	return t, nil
@@ -89,6 +94,24 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 	if c.Pattern == "" {
 		c.Pattern = known.Pattern
 	}
+	var file struct {
+		Added   map[string]addedToken `json:"added_tokens_decoder"`
+		AutoMap map[string]any        `json:"auto_map"`
+	}
+	b, found, err := readFile(fsys, "tokenizer_config.json")
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return c, err
+	default:
+		if err := json.Unmarshal(b, &file); err != nil {
+			return c, fmt.Errorf("tokenizer: %s: %w", found, err)
+		}
+	}
+	kimi := isKimi(file.AutoMap["AutoTokenizer"])
+	if kimi && c.Pattern == "" {
+		c.Pattern = "kimi"
+	}
 	if c.Pattern == "" {
 		return c, fmt.Errorf("tokenizer: %s: %w: a rank file without a pattern", name, ErrUnsupported)
 	}
@@ -99,18 +122,8 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 		return c, nil
 	}
 	c.Special = known.Special
-	b, found, err := readFile(fsys, "tokenizer_config.json")
-	if errors.Is(err, fs.ErrNotExist) {
-		return c, nil
-	}
-	if err != nil {
-		return c, err
-	}
-	var file struct {
-		Added map[string]addedToken `json:"added_tokens_decoder"`
-	}
-	if err := json.Unmarshal(b, &file); err != nil {
-		return c, fmt.Errorf("tokenizer: %s: %w", found, err)
+	if kimi {
+		c.reserved = kimiReserved
 	}
 	if len(file.Added) == 0 {
 		return c, nil
@@ -126,10 +139,27 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 	return c, nil
 }
 
+// kimiReserved is how many special tokens Kimi's class makes behind the ranks.
+const kimiReserved = 258
+
+// isKimi reports whether the class that an auto_map names is Kimi's: its files do not say
+// the pattern, its code does. Others call theirs the same, so the module decides.
+func isKimi(class any) bool {
+	if list, ok := class.([]any); ok && len(list) > 0 {
+		class = list[0]
+	}
+	name, _ := class.(string)
+	if _, behind, ok := strings.Cut(name, "--"); ok { // the repository that has the code
+		name = behind
+	}
+	return name == "tokenization_kimi.TikTokenTokenizer" || name == "tokenization_moonshot.TikTokenTokenizer"
+}
+
 func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 	lines := bytes.Count(b, []byte{'\n'}) + 1
 	v := newVocab(min(lines, maxIDs), len(b)/2)
 	token := make([]byte, 0, 256)
+	ranks := 0
 	for n := 1; len(b) > 0; n++ {
 		line := b
 		if k := bytes.IndexByte(b, '\n'); k >= 0 {
@@ -149,11 +179,13 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 			return nil, fmt.Errorf("line %d: token in base64: %w", n, err)
 		}
 		v.put(token, uint32(id), true)
+		ranks++
 	}
 	if len(v.token) == 0 {
 		return nil, errors.New("no tokens")
 	}
-	t := &Tokenizer{byteLevel: true, bpe: bpe{vocab: v, whole: true, unk: noID}}
+	c.Special = withReserved(c, ranks)
+	t := &Tokenizer{byteLevel: true, toolsInCode: c.reserved > 0, bpe: bpe{vocab: v, whole: true, unk: noID}}
 	t.bpe.mergesOfRanks()
 	t.bpe.prepareBytes()
 	var err error
@@ -174,6 +206,23 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 	t.raw = newFinder(special)
 	t.plan()
 	return t, nil
+}
+
+// withReserved returns the special tokens of c, and the reserved ones from the id first on.
+func withReserved(c Config, first int) map[string]uint32 {
+	if c.reserved == 0 {
+		return c.Special
+	}
+	all, named := map[string]uint32{}, map[uint32]bool{}
+	for content, id := range c.Special {
+		all[content], named[id] = id, true
+	}
+	for id := first; id < first+c.reserved; id++ {
+		if !named[uint32(id)] {
+			all[fmt.Sprintf("<|reserved_token_%d|>", id)] = uint32(id)
+		}
+	}
+	return all
 }
 
 // patternSteps returns the step that parts text by the expression of a rank file.

@@ -44,7 +44,8 @@ type Tokenizer struct {
 	user          *finder           // tokens that part SentencePiece-style text, of which none begins anew
 	mistral       *chat.Mistral     // the files are Mistral's own; else nil
 	byteLevel     bool
-	strip         int // spaces that decoding takes from the start
+	toolsInCode   bool // chats with tools are rendered by code of the model's own
+	strip         int  // spaces that decoding takes from the start
 
 	// Slow says why encoding goes the general way, with a regular expression engine
 	// or copies of the text: up to ten times slower, and without reuse of prefixes.

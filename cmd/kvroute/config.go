@@ -295,6 +295,7 @@ type modelConfig struct {
 	// ChatTemplate is a file with a chat template, instead of the model's own.
 	ChatTemplate string `yaml:"chat-template,omitempty"`
 	// Pattern parts words for a rank file: gpt2, cl100k, o200k, kimi, or an expression.
+	// Empty: what its name or the class in tokenizer_config.json tells.
 	Pattern string `yaml:"pattern,omitempty"`
 	// Profile is the engine that serves the model: vllm (default), sglang, trtllm.
 	Profile string `yaml:"profile,omitempty"`
