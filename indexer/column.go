@@ -94,6 +94,7 @@ func (x *Index) newColumn(n *node, who int32, private bool) *column {
 func (x *Index) drop(c *column) {
 	if c.refs--; c.refs == 0 {
 		x.columns.drop(c.id)
+		x.dropped = true
 	}
 }
 

@@ -3,6 +3,7 @@
 package indexer_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -318,6 +319,52 @@ func TestUsedAgainNumberHoldsNothing(t *testing.T) {
 		}
 		if err := x.Check(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// What is removed beside what was removed before leaves the table together with others:
+// few at a time, and all of them when anything else is removed or a column ends.
+func TestNeighboursLeaveTheTableTogether(t *testing.T) {
+	const blocks = 3 * 64
+	local := make([]uint64, blocks)
+	for i := range local {
+		local[i] = uint64(i) + 1
+	}
+	for _, engine := range []uint64{0, 1} { // the second worker has columns of its own
+		x := indexer.New(indexer.Config{})
+		stored := named(engine, local)
+		apply(t, x, 0, stored, indexer.Outcome{Stored: blocks})
+		apply(t, x, 1, named(0, local), indexer.Outcome{Stored: blocks})
+		remove := func(i, due int) {
+			t.Helper()
+			apply(t, x, 0, indexer.Event{Kind: indexer.Removed, Externals: []uint64{stored.Blocks[i].External}}, indexer.Outcome{Removed: 1})
+			if x.Due() != due*int(engine) {
+				t.Fatalf("%d entries are due after block %d was removed, want %d", x.Due(), i, due)
+			}
+			if err := x.Check(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		remove(blocks-1, 0)
+		for i := 1; i < 32; i++ {
+			remove(blocks-1-i, i)
+		}
+		remove(blocks-33, 0)
+		remove(blocks-34, 1)
+		remove(5, 0)
+		remove(4, 1)
+		remove(3, 2)
+		apply(t, x, 0, stored, indexer.Outcome{Stored: 37, Duplicate: blocks - 37})
+		if err := x.Check(); err != nil || x.Due() != 0 {
+			t.Fatalf("%d entries are due after blocks were stored: %v", x.Due(), err)
+		}
+		x.RemoveWorker(1)
+		for _, b := range slices.Backward(stored.Blocks) {
+			apply(t, x, 0, indexer.Event{Kind: indexer.Removed, Externals: []uint64{b.External}}, indexer.Outcome{Removed: 1})
+		}
+		if columns, _ := x.Columns(); columns > 0 || x.Due() != 0 {
+			t.Errorf("%d columns are left and %d entries are due after the end of all", columns, x.Due())
 		}
 	}
 }

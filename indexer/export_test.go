@@ -69,6 +69,13 @@ func (x *Index) Probes(worker int, external uint64) (compared int) {
 	return compared
 }
 
+// Due returns how many dead cells the table still has.
+func (x *Index) Due() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.pending)
+}
+
 // Check returns the first broken invariant.
 func (x *Index) Check() error {
 	x.mu.Lock()
@@ -199,8 +206,8 @@ func (x *Index) Check() error {
 	switch {
 	case used != len(columns):
 		return fmt.Errorf("%d columns are used, want %d", used, len(columns))
-	case live != x.table.n:
-		return fmt.Errorf("the table has %d entries, want %d", x.table.n, live)
+	case live+len(x.pending) != x.table.n:
+		return fmt.Errorf("the table has %d entries, want %d and %d that are due to go", x.table.n, live, len(x.pending))
 	case lower != int(x.lower.Load()):
 		return fmt.Errorf("%d blocks on lower tiers, want %d", x.lower.Load(), lower)
 	case pairs != x.Blocks():

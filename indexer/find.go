@@ -31,10 +31,14 @@ func (x *Index) hash(n int, external func(int) uint64) {
 	}
 }
 
-// touchCells asks memory for the cells that the hashes of an event seem to stand for
-// and their nodes, all at once: blocks that are removed together need not lie together.
-// The table has been touched.
-func (x *Index) touchCells() {
+// touchRemoved asks memory for what the hashes of an event seem to stand for: all
+// buckets at once, then all cells and their nodes, since blocks that are removed
+// together need not lie together.
+func (x *Index) touchRemoved() {
+	if len(x.hashes) == 1 {
+		return // the search is as soon there
+	}
+	x.table.touch(x.hashes)
 	if len(x.hashes) < 4 {
 		return
 	}
@@ -58,9 +62,25 @@ func (x *Index) touchCells() {
 		if i := int(k.cell) - int(k.column.base); i >= 0 && i < len(k.column.ext) {
 			sum += k.column.ext[i]
 		}
-		sum += uint64(k.column.node.shift)
+		sum += k.column.node.touch()
 	}
 	x.table.touched = sum
+}
+
+// lastRemoved returns where the block stood that an owner removed last, if these
+// external hashes of his seem to be its neighbours.
+func (x *Index) lastRemoved(who int32, h *holdings, externals []uint64) cell {
+	c := x.columns.at(h.near)
+	if c == nil || c.private && c.who != who {
+		return cell{}
+	}
+	for _, step := range [...]int{-1, 1} {
+		at, n := int(h.cell), len(externals)
+		if c.holds(at+step, externals[0]) && c.holds(at+step*n, externals[n-1]) {
+			return cell{column: c, cell: int32(at)}
+		}
+	}
+	return cell{}
 }
 
 // findAll fills x.known for the blocks of an event, and counts those not known.

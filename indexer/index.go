@@ -102,7 +102,8 @@ type Index struct {
 	view    view
 	hashes  []uint64
 	seen    []int32
-	pending []entry
+	pending []entry // in order; see pendingRemovals
+	dropped bool    // a column that pending may name is no more
 	ends    []int32
 	worn    []*column // shared ones that an owner has left
 }
@@ -115,6 +116,11 @@ type holdings struct {
 	log       []uint32 // those nodes, and some in which it did
 	limit     int      // of externals; 0 is none
 	truncated bool     // a bound has taken blocks from it
+
+	// near and cell are where the block stood that was removed last: an engine
+	// forgets neighbours one after the other.
+	cell uint8
+	near uint32 // a column, which may be another one by now; 0 is none
 }
 
 // An owner is a worker's cache on one tier. Its number is the worker's, with the
@@ -275,17 +281,24 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 
 // removeLocked forgets an owner's external hashes.
 func (x *Index) removeLocked(who int32, externals []uint64) (out Outcome) {
-	if !x.has(who) {
+	if !x.has(who) || len(externals) == 0 {
 		return Outcome{Unknown: len(externals)}
 	}
+	h := x.of(who)
 	x.hash(len(externals), func(i int) uint64 { return externals[i] })
-	x.table.touch(x.hashes)
-	x.touchCells()
+	k := x.lastRemoved(who, h, externals)
+	near := k.column != nil
+	if !near {
+		x.touchRemoved()
+	}
 	x.known, x.view = x.known[:0], view{}
-	var k cell
 	for i, e := range externals {
 		k = x.find(who, e, x.hashes[i], k)
 		x.known = append(x.known, k)
+	}
+	if k.mine {
+		h.near, h.cell = k.column.id, uint8(k.cell)
+		x.table.touched += k.column.node.touch()
 	}
 	x.gate.lock()
 	for i := 0; i < len(externals); {
@@ -297,8 +310,13 @@ func (x *Index) removeLocked(who int32, externals []uint64) (out Outcome) {
 		}
 	}
 	x.gate.unlock()
-	x.of(who).externals -= out.Removed
-	x.settle()
+	h.externals -= out.Removed
+	if !near || len(x.pending) >= pendingRemovals || x.dropped {
+		if near || len(x.pending) > out.Removed {
+			x.table.touchPending(x.pending)
+		}
+		x.settle()
+	}
 	x.tidyLog(who)
 	return out
 }

@@ -32,6 +32,7 @@ type modelOwner struct {
 	held   map[uint64]uint64 // external hash -> chain
 	chains map[uint64]int    // how many external hashes a chain has
 	seen   []uint64          // external hashes of late, to choose from
+	tails  []uint64          // external hashes to be removed, the last one first
 }
 
 const modelTiers = 4
@@ -173,6 +174,29 @@ func (w *modelOwner) some(rng *rand.Rand) (external uint64) {
 	return external
 }
 
+// next returns an external hash that the worker has; in the next calls, those of its
+// neighbours in the chain, on the way to its begin or away from there.
+func (w *modelOwner) next(rng *rand.Rand, m *model) (external uint64) {
+	if len(w.tails) == 0 {
+		of := make(map[uint64]uint64, len(w.held)) // chain -> external hash
+		for e, chain := range w.held {
+			of[chain] = max(of[chain], e)
+		}
+		for chain := w.held[w.some(rng)]; chain != 0; chain = m.before[chain][0] {
+			if e, held := of[chain]; held {
+				w.tails = append(w.tails, e)
+			}
+		}
+		if rng.IntN(4) > 0 {
+			slices.Reverse(w.tails)
+		}
+	}
+	if last := len(w.tails) - 1; last >= 0 {
+		external, w.tails = w.tails[last], w.tails[:last]
+	}
+	return external
+}
+
 // match returns the overlaps with a prompt by tier, and the chain of each one's
 // last block on the device.
 func (m *model) match(local []uint64) (counts [modelTiers][]int32, last []uint64) {
@@ -221,6 +245,7 @@ type shape struct {
 	batch     int    // most blocks of an event
 	stores    int    // of 100 events
 	lower     bool   // half of the events are of other tiers than the device
+	tails     bool   // removed are neighbours one after the other
 	engines   int    // kinds of engines, each with hashes of its own; worker 0 has them to itself
 }
 
@@ -238,6 +263,8 @@ func shapes() []shape {
 		{workers: 3, locals: 1, externals: 30, batch: 12, stores: 60, lower: true},
 		{workers: 9, locals: 2, batch: 40, stores: 60, engines: 2},
 		{workers: 20, locals: 2, batch: 70, stores: 55, engines: 3, lower: true},
+		{workers: 3, locals: 1, batch: 60, stores: 5, engines: 2, tails: true},
+		{workers: 5, locals: 2, batch: 60, stores: 7, engines: 3, tails: true, lower: true},
 	}
 }
 
@@ -280,8 +307,14 @@ func (s *shape) event(rng *rand.Rand, m *model, worker int) indexer.Event {
 			ev.Blocks = append(ev.Blocks, b)
 		}
 		return ev
-	case n < 99 || rng.IntN(4) > 0:
+	case n < 99 || rng.IntN(4) > 0 || s.tails && rng.IntN(10) > 0:
 		ev := indexer.Event{Kind: indexer.Removed, Tier: tier}
+		if s.tails {
+			for range max(1, rng.IntN(12)-8) {
+				ev.Externals = append(ev.Externals, w.next(rng, m))
+			}
+			return ev
+		}
 		for range 1 + rng.IntN(s.batch) {
 			ev.Externals = append(ev.Externals, some())
 		}

@@ -51,6 +51,9 @@ type own struct {
 	cells  uint64 // at least one, and none of another node
 }
 
+// touch reads a word of each cache line that a removal needs.
+func (n *node) touch() uint64 { return uint64(n.shift) + uint64(len(n.part)) + uint64(n.kids.n) }
+
 func ones(n int) uint64 { return 1<<n - 1 }
 
 // all returns the node's cells.

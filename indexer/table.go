@@ -246,3 +246,14 @@ func (t *table) touch(hashes []uint64) {
 	}
 	t.touched = sum // so that the compiler does not leave it out
 }
+
+// touchPending is touch for changes that are due.
+func (t *table) touchPending(pending []entry) {
+	sum := uint64(0)
+	for i := range pending {
+		if s, at := t.find(pending[i].hash); s != nil {
+			sum += s.buckets[at].tags[0]
+		}
+	}
+	t.touched = sum
+}

@@ -315,8 +315,14 @@ func (x *Index) enter(who int32, n *node) {
 	h.log = append(h.log, n.id)
 }
 
+// pendingRemovals is how many dead cells removals leave in the table if they have not
+// come by there: no search takes them for live ones, and their buckets are asked of
+// memory together. None may be left when a column's number is used again.
+const pendingRemovals = 32
+
 // settle makes the table agree with the tree.
 func (x *Index) settle() {
+	x.dropped = false
 	for _, e := range x.pending {
 		if e.remove {
 			x.table.remove(e.hash, e.column, int(e.cell))
