@@ -393,7 +393,7 @@ func (x *Index) restore(r *Run, ends *[]lastCell, out *Outcome) error {
 	end := x.store(-1, before.place(), blocks, nil, nil)
 	*ends = append(*ends, lastCell{end.n, end.block + int(end.n.shift)})
 	for _, h := range r.Holders {
-		if h.Worker < 0 || h.Worker > maxWorker || h.Tier > External || h.Start < 0 || h.Start+len(h.Externals) > len(r.Local) {
+		if h.Worker < 0 || h.Worker > maxWorker || h.Tier > External || h.Start < 0 || h.Start > len(r.Local)-len(h.Externals) {
 			return fmt.Errorf("%w: run %d, worker %d holds %d blocks from %d on, on tier %d", ErrDump, r.ID, h.Worker, len(h.Externals), h.Start, h.Tier)
 		}
 		x.restoreHolder(before.place(), blocks, h, out)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -556,6 +557,7 @@ func TestRestoreRefusesWhatIsNoDump(t *testing.T) {
 		"a worker below 0":         {{ID: 1, Local: []uint64{1}, Holders: []indexer.Holder{{Worker: -1}}}},
 		"a start behind the end":   {{ID: 1, Local: []uint64{1}, Holders: []indexer.Holder{{Start: 2}}}},
 		"a start before the begin": {{ID: 1, Local: []uint64{1}, Holders: []indexer.Holder{{Start: -1}}}},
+		"a start without an end":   {{ID: 1, Local: []uint64{1}, Holders: []indexer.Holder{{Start: math.MaxInt, Externals: []uint64{7}}}}},
 	} {
 		if _, _, err := indexer.Restore(indexer.Config{}, all(runs)); err == nil {
 			t.Errorf("%s: no error", what)
