@@ -99,8 +99,9 @@ type source struct {
 
 // sources reads what the indexes take. It looks at all nodes of the index.
 func (k *known) sources() []source {
-	x := k.index()
-	all := []source{{"events", x.Blocks(), x.Bytes(), int(k.shrunk.Load())}}
+	told := k.told.Load()
+	x := told.index
+	all := []source{{"events", x.Blocks(), x.Bytes() + told.parked.Bytes(), int(k.shrunk.Load())}}
 	for i, a := range [...]*indexer.Approx{k.history, k.predicted} {
 		if a != nil {
 			all = append(all, source{[...]string{"history", "prediction"}[i], a.Blocks(), a.Bytes(), a.Evicted()})
