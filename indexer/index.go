@@ -47,7 +47,8 @@ type Config struct {
 	// MaxBlocks bounds the (block, owner) pairs remembered; an owner is a worker's
 	// cache on one tier. At the bound the ends of the chains that were matched or
 	// stored longest ago are forgotten. What a pair costs is in bench/README.md.
-	// Default 1<<24, 200 to 600 MB. See also [Index.SetLimit].
+	// Default 1<<24: 500 MB where nothing is shared, less where much is, up to 4 GB
+	// where sequences are, or were left with, a single block. See also [Index.SetLimit].
 	MaxBlocks int
 
 	// DumpWords bounds what is kept for a dump under way of what has changed since it
