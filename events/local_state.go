@@ -11,6 +11,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -102,6 +103,8 @@ func (s *Subscriber) Save(w io.Writer, hold func() (Held, error)) error {
 			state.Parked = append(state.Parked, ev)
 		}
 	}
+	back, waiting := notBack(known, owners)
+	state.Parked = append(state.Parked, waiting...)
 	state.Runs = func(yield func(int, indexer.Run) bool) {
 		first := make([]int, len(held.Ranks)) // by number in the held runs
 		for i, r := range held.Ranks {
@@ -118,7 +121,6 @@ func (s *Subscriber) Save(w io.Writer, hold func() (Held, error)) error {
 				}
 			}
 		}
-		back := notBack(known, owners)
 		for run, err := range back.Dump() {
 			own(&run, nil)
 			if broken = err; err != nil || !yield(len(held.Pools), run) {
@@ -148,17 +150,24 @@ func own(run *indexer.Run, first []int) {
 }
 
 // notBack makes an index of what an earlier process saved of workers that are not
-// known yet, by their first owners.
-func notBack(known map[rankKey]Saved, owners map[rankKey]int) *indexer.Index {
-	x := indexer.New(indexer.Config{MaxBlocks: math.MaxInt})
+// known yet, by their first owners, and returns it with what waits in front of it.
+func notBack(known map[rankKey]Saved, owners map[rankKey]int) (x *indexer.Index, waiting []RouterEvent) {
+	x = indexer.New(indexer.Config{MaxBlocks: math.MaxInt})
+	parked := indexer.NewParked(x)
 	for key, r := range known {
 		if o, ok := owners[key]; ok {
 			for i := range r.Events {
-				x.Apply(o, r.Events[i])
+				parked.Apply(time.Time{}, o, r.Events[i])
 			}
 		}
 	}
-	return x
+	all := parked.Waiting()
+	for key, o := range owners {
+		for _, ev := range all[o] {
+			waiting = append(waiting, RouterEvent{WorkerID: key.worker, DPRank: key.rank, Event: ev})
+		}
+	}
+	return x, waiting
 }
 
 // Load takes what an earlier process saved, and returns of how many ranks. Each is

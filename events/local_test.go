@@ -238,22 +238,7 @@ func TestState(t *testing.T) {
 	b.equal(append(ps, empty)...)
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 4 })
 
-	// The names of the ranks by number in the index: a number is a worker's id here.
-	held := func() (events.Held, error) { //nolint:unparam // it is what Save calls
-		var failed error
-		h := events.Held{Pools: []events.SnapshotPool{{Model: "m", BlockSize: 16}}, Failed: func() error { return failed }}
-		h.Runs = func(yield func(int, indexer.Run) bool) {
-			for r, err := range b.index.Dump() {
-				if failed = err; err != nil || !yield(0, r) {
-					return
-				}
-			}
-		}
-		for id := range uint64(6) {
-			h.Ranks = append(h.Ranks, events.RankName{WorkerID: id})
-		}
-		return h, nil
-	}
+	held := b.held(6)
 	var file bytes.Buffer
 	if err := b.sub.Save(&file, held); err != nil {
 		t.Fatal(err)
@@ -486,5 +471,90 @@ func TestAFeedThatFails(t *testing.T) {
 	cancel()
 	if err := b.sub.RunFeed(ctx, events.FeedZMQ, func(context.Context) error { return broken }); err != nil {
 		t.Errorf("a feed that nobody wanted fails: %v", err)
+	}
+}
+
+// An event that waits for its parent is saved, also by a process that its worker has
+// not come back to: the cursor has passed it, so that nobody sends it again.
+func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
+	nc := bus(t)
+	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 1, LocalIndexer: true}, 1)
+	p.change(20)
+	b := newBed(t, nc, events.SubscriberConfig{})
+	running(t, b.sub.Run)
+	b.sub.SetWorker(1, source(1))
+	b.equal(p)
+	chain := func(parent uint64, blocks ...uint64) indexer.Event {
+		ev := indexer.Event{Kind: indexer.Stored, HasParent: parent > 0, Parent: parent << 32}
+		for _, n := range blocks {
+			ev.Blocks = append(ev.Blocks, indexer.Block{External: n << 32, Local: n})
+		}
+		return ev
+	}
+	first, second, third := chain(0, 1, 2), chain(2, 3, 4), chain(4, 5)
+	goes := indexer.Event{Kind: indexer.Removed, Externals: []uint64{3 << 32}}
+	for _, ev := range []indexer.Event{third, second, goes} {
+		p.Publish(0, ev)
+	}
+	eventually(t, func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.parked.Waiting()[1]) == 3
+	})
+
+	var file bytes.Buffer
+	save := func(b *bed) {
+		t.Helper()
+		file.Reset()
+		if err := b.sub.Save(&file, b.held(2)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load := func() *bed {
+		t.Helper()
+		later := newBed(t, nc, events.SubscriberConfig{})
+		if n, err := later.sub.Load(&file); n != 1 || err != nil {
+			t.Fatalf("%d ranks are back, %v; want 1", n, err)
+		}
+		return later
+	}
+	save(b)
+	save(load()) // by one that the worker did not come back to
+	later := load()
+	running(t, later.sub.Run)
+	later.sub.SetWorker(1, source(1))
+	p.Publish(0, first)
+	for _, ev := range []indexer.Event{first, second, third, goes} {
+		p.truth.Apply(0, ev)
+	}
+	later.equal(p)
+	if c := later.counts(); c["ask_dump"] != 0 {
+		t.Errorf("asked %v, want no dump", c)
+	}
+}
+
+// held is what a bed holds, of workers with numbers below n: a number in the index is
+// a worker's id.
+func (b *bed) held(n int) func() (events.Held, error) {
+	return func() (events.Held, error) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		var failed error
+		h := events.Held{Pools: []events.SnapshotPool{{Model: "m", BlockSize: 16}}, Failed: func() error { return failed }}
+		h.Runs = func(yield func(int, indexer.Run) bool) {
+			for r, err := range b.index.Dump() {
+				if failed = err; err != nil || !yield(0, r) {
+					return
+				}
+			}
+		}
+		waiting := b.parked.Waiting()
+		for id := range n {
+			h.Ranks = append(h.Ranks, events.RankName{WorkerID: uint64(id)})
+			for _, ev := range waiting[id] {
+				h.Parked = append(h.Parked, events.RouterEvent{WorkerID: uint64(id), Event: ev})
+			}
+		}
+		return h, nil
 	}
 }
