@@ -22,6 +22,7 @@ type child struct {
 	name string
 	cmd  *exec.Cmd
 	log  string // path
+	file string // its addresses, once it is ready
 	at   addresses
 	done chan struct{} // closed when it has ended
 }
@@ -29,20 +30,31 @@ type child struct {
 // startChild starts a kvroute command that has the flag --ready-file, and waits for
 // its addresses. dir gets its log.
 func startChild(ctx context.Context, dir, name string, args ...string) (*child, error) {
+	c, err := launchChild(dir, name, args...)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.waitReady(ctx); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// launchChild is startChild without waiting.
+func launchChild(dir, name string, args ...string) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	c := &child{name: name, log: filepath.Join(dir, name+".log"), done: make(chan struct{})}
-	ready := filepath.Join(dir, name+".ready")
-	if err := os.Remove(ready); err != nil && !errors.Is(err, os.ErrNotExist) {
+	c := &child{name: name, log: filepath.Join(dir, name+".log"), file: filepath.Join(dir, name+".ready"), done: make(chan struct{})}
+	if err := os.Remove(c.file); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	log, err := os.OpenFile(c.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	c.cmd = exec.Command(self, append(args, "--ready-file", ready)...)
+	c.cmd = exec.Command(self, append(args, "--ready-file", c.file)...)
 	c.cmd.Stdout, c.cmd.Stderr = log, log
 	c.cmd.SysProcAttr = envoytest.OwnGroup()
 	err = c.cmd.Start()
@@ -54,18 +66,23 @@ func startChild(ctx context.Context, dir, name string, args ...string) (*child, 
 		_ = c.cmd.Wait() // how it ended is in its log
 		close(c.done)
 	}()
-	if err := c.waitReady(ctx, ready); err != nil {
-		c.stop()
-		return nil, fmt.Errorf("start %s: %w\n%s", name, err, c.lastLines())
-	}
 	return c, nil
 }
 
-func (c *child) waitReady(ctx context.Context, path string) error {
+// waitReady waits for the child's addresses, and stops it if they do not come.
+func (c *child) waitReady(ctx context.Context) error {
+	if err := c.addresses(ctx); err != nil {
+		c.stop()
+		return fmt.Errorf("start %s: %w\n%s", c.name, err, c.lastLines())
+	}
+	return nil
+}
+
+func (c *child) addresses(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for {
-		if data, err := os.ReadFile(path); err == nil {
+		if data, err := os.ReadFile(c.file); err == nil {
 			return json.Unmarshal(data, &c.at)
 		}
 		select {

@@ -630,6 +630,51 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	}
 }
 
+// A SIGHUP while kvroute starts does not end it: the file is read again once it runs.
+func TestAReloadWhileStarting(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	// Whoever reads it waits for who writes it, and the other way round.
+	file := filepath.Join(t.TempDir(), "kvroute.yaml")
+	if err := syscall.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write := func(worker string, before func()) {
+		t.Helper()
+		var f *os.File
+		eventually(t, "nobody reads the file", func() (ok bool) {
+			var err error
+			f, err = os.OpenFile(file, os.O_WRONLY|syscall.O_NONBLOCK, 0) // fails while nobody does
+			return err == nil
+		})
+		defer f.Close()
+		before()
+		if _, err := fmt.Fprintf(f, "version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n", worker); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := launchChild(t.TempDir(), "kvroute", "serve", "--config", file,
+		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.stop()
+	write("a", func() {
+		if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err := c.waitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	write("b", func() {})
+	eventually(t, "the workers are not reloaded", func() bool {
+		ws := workers(t, &demonstration{router: c})
+		return len(ws) == 1 && ws[0].Name == "b"
+	})
+}
+
 // Ctrl-C at any moment leaves no process behind, and neither does a crash.
 func TestTheDemoLeavesNothingBehind(t *testing.T) {
 	if testing.Short() {

@@ -54,6 +54,10 @@ type addresses struct {
 
 // serve runs the external processor until ctx ends, then drains.
 func serve(ctx context.Context, args []string, std stdio) (err error) {
+	// Before the configuration is read: later an early SIGHUP would end the process.
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
 	var readyFile string
 	conf, file, err := readConfig("serve", args, std.err, func(fs *flag.FlagSet) {
 		fs.StringVar(&readyFile, "ready-file", "", "`file` that gets the addresses as JSON once they are open")
@@ -72,7 +76,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	}
 
 	s := server{
-		conf: conf, file: file, networks: networks, log: log, scope: conf.scope(),
+		conf: conf, file: file, hup: hup, networks: networks, log: log, scope: conf.scope(),
 		id: rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
@@ -91,6 +95,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 type server struct {
 	conf     config
 	file     string
+	hup      <-chan os.Signal // SIGHUPs since before the file was read
 	networks []netip.Prefix
 	log      *slog.Logger
 	scope    wire.Scope
@@ -465,14 +470,11 @@ func newReloads(meter metric.Meter) (metric.Int64Counter, error) {
 
 // reload reads the models and workers of the configuration file anew on SIGHUP.
 func (s *server) reload(ctx context.Context) error {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-hup:
+		case <-s.hup:
 		}
 		c, err := readFile(s.file)
 		var cards []router.Card
