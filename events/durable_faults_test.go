@@ -22,8 +22,10 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
 )
 
 // What must hold whatever goes wrong: in the end every replica knows exactly what
@@ -64,6 +66,104 @@ func TestNATSIsAwayForAMinute(t *testing.T) {
 		t.Error("without NATS the replica forgets or invents something")
 	}
 	n.start()
+	e.mustKnow(a)
+}
+
+// NATS is away for longer than records live in the registry, so that it knows nobody
+// when it is back: workers that were alive all the time stay known with their blocks,
+// and one that ended meanwhile goes with its own.
+func TestNATSIsAwayBeyondTheRecordsLife(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	bucket := wire.Scope{}.Bucket("workers")
+	// What is there stays as it is.
+	records, err := n.jetStream().CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: bucket, TTL: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := startAskable(t, n.connect(), 4)
+	var leave []func()
+	for w := range e.pubs {
+		a, err := fleet.NewAnnouncer(e.nc, fleet.AnnouncerConfig{Record: fleet.Record{
+			WorkerID: uint64(w + 1), Name: fmt.Sprint("worker-", w+1), Address: "127.0.0.1:1", Models: []string{"m"}, BlockSize: 16,
+			Events: fleet.Events{Transport: "jetstream", LocalIndexer: true, PublisherID: e.pubs[w].ID()},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave = append(leave, running(t, a.Run))
+	}
+
+	a := newReplica(t, n.connect(), "a", events.DurableConfig{})
+	var mu sync.Mutex
+	var forgotten []uint64
+	clock := time.Now() // its time; it stands still,
+	var hurry time.Time // and from here on is ten times as fast
+	looks := 0          // at it
+	registry, err := fleet.NewRegistry(a.nc, fleet.RegistryConfig{
+		Set: func(w router.WorkerInfo) { a.sub.SetWorker(w.ID, e.source(int(w.ID)-1)) },
+		Remove: func(id uint64) {
+			a.sub.Forget(id)
+			a.mu.Lock()
+			a.parked.RemoveWorker(number(id))
+			a.mu.Unlock()
+			mu.Lock()
+			forgotten = append(forgotten, id)
+			mu.Unlock()
+		},
+		Now: func() time.Time {
+			mu.Lock()
+			defer mu.Unlock()
+			looks++
+			if hurry.IsZero() {
+				return clock
+			}
+			return clock.Add(10 * time.Since(hurry))
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, a.sub.Run)
+	running(t, a.Run)
+	running(t, registry.Run)
+	eventually(t, func() bool { return a.Ready() && registry.Ready() })
+	e.work(300)
+	e.mustKnow(a)
+
+	n.stop()
+	eventually(t, func() bool { return !a.Ready() && !registry.Ready() })
+	// It ends without a word: what it would say does not arrive.
+	leave[3]()
+	e.stops[3]()
+	e.live = 3
+	e.workFor(1500 * time.Millisecond) // longer than a record lives
+	e.known(func(w int) bool { return w == 4 }, a)
+	mu.Lock()
+	clock = clock.Add(time.Minute)
+	mu.Unlock()
+	n.start()
+	eventually(t, func() bool {
+		keys, err := records.Keys(t.Context())
+		return err == nil && len(keys) == 3
+	})
+	e.work(100)
+	e.mustKnow(a)
+	eventually(t, registry.Ready)
+	mu.Lock()
+	until := looks + 10 // more than the workers' records and heartbeats make it look, so that it looks for silent ones
+	mu.Unlock()
+	eventually(t, func() bool { mu.Lock(); defer mu.Unlock(); return looks >= until })
+	mu.Lock()
+	early := slices.Clone(forgotten)
+	hurry = time.Now()
+	mu.Unlock()
+	if len(early) > 0 {
+		t.Errorf("workers %d were forgotten as soon as NATS was back", early)
+	}
+	e.truth.RemoveWorker(4)
+	e.mustKnow(a)
+	e.work(100)
 	e.mustKnow(a)
 }
 

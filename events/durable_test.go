@@ -95,6 +95,7 @@ type engines struct {
 	rng   *rand.Rand
 	next  uint64
 	local bool // they have local indexers
+	live  int  // so many go on; the others have ended
 }
 
 func startEngines(t *testing.T, nc *nats.Conn, n int, prepare ...func(*events.Publisher)) *engines {
@@ -114,6 +115,7 @@ func startAskable(t *testing.T, nc *nats.Conn, n int, prepare ...func(*events.Pu
 }
 
 func (e *engines) start(n int, prepare ...func(*events.Publisher)) {
+	e.live = n
 	for i := range n {
 		p := events.NewPublisher(e.nc, events.PublisherConfig{WorkerID: uint64(i + 1), Durable: true, LocalIndexer: e.local})
 		for _, f := range prepare {
@@ -141,7 +143,7 @@ func (e *engines) register(replicas ...*replica) {
 // work makes something happen n times.
 func (e *engines) work(n int) {
 	for range n {
-		w := e.rng.IntN(len(e.pubs))
+		w := e.rng.IntN(e.live)
 		held := e.held[w]
 		switch k := len(held); {
 		case k > 0 && e.rng.IntN(4) == 0:
