@@ -605,7 +605,10 @@ func TestAnEngineComesBack(t *testing.T) {
 		for seed := range uint64(100) {
 			rng := rand.New(rand.NewPCG(seed, uint64(opt.BlockSize)))
 			a, x := engineAfter(rng, opt, leafFirst)
-			b, told := events.ComeBack(a, opt)
+			b, told, untold := events.ComeBack(a, opt)
+			if untold > 0 {
+				t.Fatalf("seed %d, blocks of %d: %d are behind holes", seed, opt.BlockSize, untold)
+			}
 			y := index(t, told)
 			if a, b := holdings(x), holdings(y); !slices.Equal(a, b) {
 				t.Fatalf("seed %d, blocks of %d: %s", seed, opt.BlockSize, firstDifference(b, a))
@@ -634,8 +637,11 @@ func TestAnEngineWithHolesComesBack(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 8))
 		opt := events.EngineOptions{BlockSize: []int{4, 8, 2}[seed%3]}
 		a, x := engineAfter(rng, opt, anyhow)
-		b, told := events.ComeBack(a, opt)
+		b, told, untold := events.ComeBack(a, opt)
 		y := index(t, told)
+		if lost := published(a) - published(b); lost != untold {
+			t.Fatalf("seed %d: %d blocks are behind holes, %d are said to be", seed, lost, untold)
+		}
 		for range 30 {
 			was, _ := a.Told()
 			is, weight := b.Told()
@@ -667,6 +673,17 @@ func TestAnEngineWithHolesComesBack(t *testing.T) {
 			}
 		}
 	}
+}
+
+// published is how many blocks the index is to know.
+func published(e *events.Engine) (n int) {
+	told, _ := e.Told()
+	for _, tiers := range told {
+		for _, ids := range tiers {
+			n += len(ids)
+		}
+	}
+	return n
 }
 
 // means applies a batch, and returns what came of it.

@@ -235,8 +235,9 @@ func (p *Publisher) LimitQueue(n int) {
 	}
 }
 
-// ComeBack returns an engine made of what another one saves, and what it tells.
-func ComeBack(e *Engine, opt EngineOptions) (*Engine, []RouterEvent) {
+// ComeBack returns an engine made of what another one saves, what it tells, and how
+// many blocks it cannot tell of.
+func ComeBack(e *Engine, opt EngineOptions) (again *Engine, told []RouterEvent, untold int) {
 	blob, err := (&savedRank{Ranks: e.save()}).encode()
 	if err != nil {
 		panic(err)
@@ -245,6 +246,7 @@ func ComeBack(e *Engine, opt EngineOptions) (*Engine, []RouterEvent) {
 	if err := gob.NewDecoder(bytes.NewReader(blob)).Decode(&saved); err != nil {
 		panic(err)
 	}
-	again := NewEngine(opt)
-	return again, again.restore(saved.Ranks)
+	again = NewEngine(opt)
+	told, untold = again.restore(saved.Ranks)
+	return again, told, untold
 }

@@ -267,16 +267,17 @@ func (r *rankSource) restore() {
 		r.log.Info("what was known of an engine is not used: it is another one, or blocks are counted otherwise")
 		return
 	}
-	for _, ev := range r.engine.restore(saved.Ranks) {
+	told, untold := r.engine.restore(saved.Ranks)
+	for _, ev := range told {
 		r.spoken[ev.DPRank] = struct{}{}
 		r.fits = true
 		r.deliver(ev)
 	}
 	st := r.stream
 	st.heard, st.publisher, st.last, st.digest = saved.Heard, saved.Publisher, saved.Last, saved.Digest
-	st.partial, st.suspect = saved.Partial, saved.Suspect
+	st.partial, st.suspect, st.review = saved.Partial, saved.Suspect || untold > 0, untold > 0
 	r.count(sourceRestored, 1)
-	r.log.Info("what was known of an engine is back", "blocks", r.engine.Blocks(), "sequence", saved.Last)
+	r.log.Info("what was known of an engine is back", "blocks", r.engine.Blocks(), "behind_holes", untold, "sequence", saved.Last)
 }
 
 // save returns a copy of what is remembered.
@@ -325,8 +326,8 @@ func partNames(blocks map[uint64]known) map[*more]uint64 {
 
 // restore takes what was saved and returns what the index is to be told. A block behind
 // one that is gone is not told of, and remembered as such: nobody knows any more at
-// which place it is. If it is stored again it counts again.
-func (e *Engine) restore(saved map[uint32]*savedEngineRank) (told []RouterEvent) {
+// which place it is. If it is stored again it counts again. untold is how many those are.
+func (e *Engine) restore(saved map[uint32]*savedEngineRank) (told []RouterEvent, untold int) {
 	for rank, in := range saved {
 		if len(e.ranks) >= maxEngineRanks {
 			break
@@ -367,14 +368,15 @@ func (e *Engine) restore(saved map[uint32]*savedEngineRank) (told []RouterEvent)
 				k.more.register(b.Hash)
 			}
 		}
-		told = append(told, e.tell(rank)...)
+		evs, n := e.tell(rank)
+		told, untold = append(told, evs...), untold+n
 	}
-	return told
+	return told, untold
 }
 
 // tell returns the events that make what a rank has, the faster tiers first and parents
-// before children.
-func (e *Engine) tell(rank uint32) (told []RouterEvent) {
+// before children, and how many blocks no event can make.
+func (e *Engine) tell(rank uint32) (told []RouterEvent, untold int) {
 	r := e.ranks[rank]
 	var there [len(tiers)]map[uint64]bool // what the index knows then
 	for t := range there {
@@ -421,6 +423,7 @@ func (e *Engine) tell(rank uint32) (told []RouterEvent) {
 			}
 			for hash, k := range blocks {
 				if k.published && !there[t][hash] {
+					untold += k.weight()
 					e.blocks += 1 - k.weight()
 					k.more.unregister(hash)
 					blocks[hash] = known{count: k.count}
@@ -428,5 +431,5 @@ func (e *Engine) tell(rank uint32) (told []RouterEvent) {
 			}
 		}
 	}
-	return told
+	return told, untold
 }

@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
@@ -107,6 +108,62 @@ func TestSourcesComeBack(t *testing.T) {
 		if n, err := src.Load(bytes.NewReader(file[:i])); n != 0 || !errors.Is(err, events.ErrSnapshot) {
 			t.Fatalf("cut at %d: %d ranks, %v", i, n, err)
 		}
+	}
+}
+
+// What is known of blocks whose parents are gone cannot be told after a restart: the rank
+// is suspect, and read from its beginning at once if the engine still has that.
+func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
+	for name, buffer := range map[string]int{"the engine has all": 0, "it has the end": 3} {
+		t.Run(name, func(t *testing.T) {
+			s := simulate(t, enginesim.SocketsConfig{Replay: freePort, Buffer: buffer})
+			s.store(6)
+			var file bytes.Buffer
+			var c caches
+			src, err := events.NewSources(events.SourcesConfig{Sink: c.take})
+			if err != nil {
+				t.Fatal(err)
+			}
+			src.Set(zmqWorker(7, s))
+			stop := running(t, src.Run)
+			if buffer > 0 { // what is gone from the buffer is not known
+				eventually(t, func() bool { return src.State(7) == events.KnownPartly })
+				s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Cleared}})
+				s.held, s.last = map[uint64]uint64{}, 100
+				s.store(6)
+			}
+			first := s.last - 6
+			s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{1000 + first + 2}}})
+			delete(s.held, 1000+first+2)
+			agree(t, &c, 0, s)
+			stop()
+			if err := src.Save(&file); err != nil {
+				t.Fatal(err)
+			}
+
+			var later caches
+			src, err = events.NewSources(events.SourcesConfig{Sink: later.take})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := src.Load(&file); err != nil {
+				t.Fatal(err)
+			}
+			src.Set(zmqWorker(7, s))
+			running(t, src.Run)
+			s.store(1)
+			if buffer == 0 {
+				agree(t, &later, 0, s)
+				eventually(t, func() bool { return src.State(7) == events.KnownWell })
+				return
+			}
+			eventually(t, func() bool { return src.State(7) == events.KnownSuspect && len(later.of(7, 0)) > 0 })
+			for id := range later.of(7, 0) {
+				if _, ok := s.held[id]; !ok {
+					t.Errorf("block %d is known, which the engine does not have", id)
+				}
+			}
+		})
 	}
 }
 

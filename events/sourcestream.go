@@ -55,6 +55,7 @@ type stream struct {
 
 	partial  bool // it began before we heard of it: blocks are unknown
 	suspect  bool // something is missing in between: blocks may be wrongly known
+	review   bool // everything is to be asked for behind the next answer, if that can be
 	hopeless bool // and the engine does not have it any more
 }
 
@@ -245,6 +246,10 @@ func (s *stream) replayEnd() {
 	}
 	s.asking, s.rebuild = askNothing, false
 	s.drain(s.again >= maxAgain)
+	if s.review {
+		s.review = false
+		s.tryAll()
+	}
 }
 
 // giveUp ends a question without an answer.
