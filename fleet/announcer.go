@@ -5,12 +5,14 @@ package fleet
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -45,6 +47,7 @@ type Announcer struct {
 	id         uint64
 	changed    chan struct{} // holds one token while the record is not as it was put
 	registered chan struct{} // closed once the record was put
+	revision   uint64        // of the record as Run put it; 0 if that is not known
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -154,11 +157,12 @@ func (a *Announcer) put(ctx context.Context) error {
 	a.mu.Lock()
 	record := a.record
 	a.mu.Unlock()
-	_, err = bucket.Put(ctx, wire.WorkerKey(a.id), record)
+	a.revision, err = bucket.Put(ctx, wire.WorkerKey(a.id), record)
 	return err
 }
 
-// leave takes the record back. If that fails it expires by itself.
+// leave takes the record back, unless another process has put one since: the worker goes
+// on with that. If it fails the record expires by itself.
 func (a *Announcer) leave(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
@@ -167,9 +171,17 @@ func (a *Announcer) leave(ctx context.Context) error {
 	}
 	bucket, err := openBucket(ctx, a.nc, a.conf.Scope, a.conf.Replicas)
 	if err == nil {
-		err = bucket.Delete(ctx, wire.WorkerKey(a.id))
+		var only []jetstream.KVDeleteOpt
+		if a.revision > 0 {
+			only = append(only, jetstream.LastRevision(a.revision))
+		}
+		err = bucket.Delete(ctx, wire.WorkerKey(a.id), only...)
 	}
-	if err != nil {
+	var refused *jetstream.APIError
+	switch {
+	case errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
+		a.conf.Log.Info("the worker's record stays: another process has put one since")
+	case err != nil:
 		a.conf.Log.Warn("the worker's record could not be taken back; it expires", "err", err)
 	}
 	return nil

@@ -142,6 +142,38 @@ func TestWorkersRegisterAndLeave(t *testing.T) {
 	eventually(t, func() bool { return early.names() == "map[b:healthy]" && late.names() == "map[b:healthy]" })
 }
 
+// A process that ends after its successor has registered does not take the worker along.
+func TestASuccessorStaysRegistered(t *testing.T) {
+	s := startNATS(t, -1)
+	w := watch(t, s)
+	nc := connect(t, s)
+	register := func() (stop func()) {
+		a, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Record: record("a")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop = running(t, a.Run)
+		<-a.Registered()
+		return stop
+	}
+	first := register()
+	second := register()
+	first()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bucket.Get(t.Context(), wire.WorkerKey(wire.WorkerID("a"))); err != nil {
+		t.Errorf("the record of the process that goes on: %v", err)
+	}
+	second()
+	eventually(t, func() bool { return w.names() == "map[]" })
+}
+
 func TestRegistryRefusesLies(t *testing.T) {
 	s := startNATS(t, -1)
 	w := watch(t, s)
