@@ -20,7 +20,6 @@ import (
 	"log/slog"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -136,18 +135,9 @@ func Open(conf Config) (*Publisher, error) {
 	if url == "" {
 		url = nats.DefaultURL
 	}
-	opts, err := conf.Options()
-	if err == nil {
-		err = bus.CheckURL(url)
-	}
+	nc, err := bus.Connect(url, "kvroute publisher "+conf.Name, &conf.Access, log)
 	if err != nil {
 		return nil, fmt.Errorf("bindings: %w", err)
-	}
-	nc, err := nats.Connect(url, append(opts, nats.Name("kvroute publisher "+conf.Name),
-		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn("NATS refuses something", "err", err) }))...)
-	if err != nil {
-		return nil, fmt.Errorf("bindings: connect to NATS: %w", err)
 	}
 	scope := wire.Scope{Namespace: conf.Namespace, Component: conf.Component, Endpoint: conf.Endpoint}
 	p := &Publisher{

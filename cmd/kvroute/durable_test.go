@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"regexp"
@@ -15,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/internal/wire"
@@ -129,8 +129,7 @@ func TestAThirdReplicaProcess(t *testing.T) {
 	a := startReplicaProcess(t, bus, "a", flags...)
 	b := startReplicaProcess(t, bus, "b", flags...)
 	talk(t, engines, 20, 40)
-	var none config
-	nc, err := connectNATS(bus.url(), "test", &none.Access, slog.New(slog.DiscardHandler))
+	nc, err := nats.Connect(bus.url())
 	if err != nil {
 		t.Fatal(err)
 	}

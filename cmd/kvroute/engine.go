@@ -124,7 +124,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	var nc *nats.Conn
 	address := at.Addr().String()
 	if *natsURL != "" {
-		if nc, err = connectNATS(*natsURL, "kvroute engine "+sim.Name, &access, log); err != nil {
+		if nc, err = bus.Connect(*natsURL, "kvroute engine "+sim.Name, &access, log); err != nil {
 			return err
 		}
 		defer nc.Close()

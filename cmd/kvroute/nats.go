@@ -6,14 +6,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"strconv"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/internal/bus"
 )
@@ -87,36 +85,4 @@ func busFlags(fs *flag.FlagSet, b *bus.Access) {
 	fs.StringVar(&b.NATSCert, "nats-cert", b.NATSCert, "PEM `file` with the certificate to show to NATS")
 	fs.StringVar(&b.NATSKey, "nats-key", b.NATSKey, "PEM `file` with its key")
 	fs.StringVar(&b.NATSInboxPrefix, "nats-inbox-prefix", b.NATSInboxPrefix, "`subject` that answers of NATS come below; empty for _INBOX")
-}
-
-// connectNATS connects for good: a bus that is not there yet or goes away is
-// waited for, and routing goes on meanwhile with what is known.
-func connectNATS(url, name string, access *bus.Access, log *slog.Logger) (*nats.Conn, error) {
-	opts, err := access.Options()
-	if err == nil {
-		err = bus.CheckURL(url)
-	}
-	if err != nil {
-		return nil, err
-	}
-	nc, err := nats.Connect(url, append(
-		opts,
-		nats.Name(name),
-		nats.RetryOnFailedConnect(true),
-		nats.MaxReconnects(-1),
-		nats.ReconnectWait(250*time.Millisecond),
-		nats.ReconnectJitter(250*time.Millisecond, time.Second),
-		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("connected to NATS", "url", nc.ConnectedUrlRedacted()) }),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			if err != nil { // nil: we closed it
-				log.Warn("NATS is away", "err", err)
-			}
-		}),
-		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("NATS is back", "url", nc.ConnectedUrlRedacted()) }),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn("NATS refuses something", "err", err) }),
-	)...)
-	if err != nil {
-		return nil, fmt.Errorf("connect to NATS: %w", err)
-	}
-	return nc, nil
 }

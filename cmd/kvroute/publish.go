@@ -137,7 +137,7 @@ func publish(ctx context.Context, args []string, std stdio) error {
 	p.scrape.id = rand.Uint64() & (1<<53 - 1) // every JSON reader keeps it exactly
 	defer p.client.CloseIdleConnections()
 	if c.natsURL != "" {
-		if p.nc, err = connectNATS(c.natsURL, "kvroute publish "+c.record.Name, &c.access, log); err != nil {
+		if p.nc, err = bus.Connect(c.natsURL, "kvroute publish "+c.record.Name, &c.access, log); err != nil {
 			return err
 		}
 		defer p.nc.Close()

@@ -36,6 +36,7 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -145,7 +146,7 @@ func (s *server) open() (err error) {
 		url = s.bus.url()
 		s.log.Info("NATS runs in this process", "url", url, "keeps", cmp.Or(store, "nothing"))
 	}
-	if s.nc, err = connectNATS(url, "kvroute serve", &c.Access, s.log); err != nil {
+	if s.nc, err = bus.Connect(url, "kvroute serve", &c.Access, s.log); err != nil {
 		return err
 	}
 	if s.reloads, err = newReloads(s.metrics.Meter("config")); err != nil {

@@ -319,7 +319,7 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 	}
 	// What is refused is said in words, where the operator looks.
 	var log bytes.Buffer
-	nc, err := connectNATS(strings.Replace(url, "nats://", "nats://worker:secret-of-WORKER@", 1), "test", &bus.Access{NATSInboxPrefix: "_INBOX_worker"}, slog.New(slog.NewTextHandler(&log, nil)))
+	nc, err := bus.Connect(strings.Replace(url, "nats://", "nats://worker:secret-of-WORKER@", 1), "test", &bus.Access{NATSInboxPrefix: "_INBOX_worker"}, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -372,7 +372,7 @@ func TestBusOverTLS(t *testing.T) {
 		"another authority's bus":  {bus.Access{NATSCA: at("stranger-ca.pem"), NATSCert: at("client.pem"), NATSKey: at("client.key")}, false},
 		"another one's credential": {bus.Access{NATSCA: at("ca.pem"), NATSCert: at("stranger-ca.pem"), NATSKey: at("stranger-ca.key")}, false},
 	} {
-		nc, err := connectNATS(url, name, &c.access, slog.New(slog.DiscardHandler))
+		nc, err := bus.Connect(url, name, &c.access, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -437,4 +437,76 @@ func certificate(t *testing.T, dir, name string, ca *x509.Certificate, caKey *ec
 		}
 	}
 	return cert, key
+}
+
+// A bus that does not let this process in, at first or after a while, does so for as long
+// as it takes: the connection is not given up, and the log says why it is not there.
+func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
+	opts := natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, Username: "router", Password: "later", NoSigs: true, NoLog: true}
+	start := func(password string) (stop func()) {
+		t.Helper()
+		o := opts
+		o.Password = password
+		s, err := natsserver.NewServer(&o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go s.Start()
+		if !s.ReadyForConnections(10 * time.Second) {
+			t.Fatal("NATS does not start")
+		}
+		opts.Port = s.Addr().(*net.TCPAddr).Port
+		return sync.OnceFunc(func() { s.Shutdown(); s.WaitForShutdown() })
+	}
+	stop := start("other")
+	defer func() { stop() }()
+	var log lines
+	nc, err := bus.Connect(fmt.Sprintf("nats://router:secret@127.0.0.1:%d", opts.Port), "test", &bus.Access{}, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	refused := func() {
+		t.Helper()
+		before := nc.Stats().Reconnects
+		// More often than those tries after which a client usually ends.
+		eventually(t, "it is not tried again", func() bool { return nc.Stats().Reconnects >= before+4 })
+		if nc.IsConnected() || nc.IsClosed() {
+			t.Fatalf("the connection is %v", nc.Status())
+		}
+		if !strings.Contains(log.String(), "Authorization Violation") {
+			t.Errorf("the log does not say why:\n%s", log.String())
+		}
+	}
+	refused()
+	stop()
+	stop = start("secret")
+	eventually(t, "it does not connect", nc.IsConnected)
+	stop()
+	stop = start("other")
+	refused()
+	stop()
+	stop = start("secret")
+	eventually(t, "it does not connect again", nc.IsConnected)
+	if n := strings.Count(log.String(), "level=WARN"); n > 12 {
+		t.Errorf("the log has %d warnings:\n%s", n, log.String())
+	}
+}
+
+// lines are those of a log, that may be read meanwhile.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bus says how a process shows the NATS bus who it is, and what is wrong when
-// the bus does not do what is needed. It has no state.
+// Package bus connects to the NATS bus: how a process shows it who it is, and what is
+// wrong when the bus does not do what is needed.
 package bus
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -71,6 +74,61 @@ func (a *Access) Options() (opts []nats.Option, err error) {
 		opts = append(opts, nats.CustomInboxPrefix(a.NATSInboxPrefix))
 	}
 	return opts, nil
+}
+
+// Connect connects for good: a bus that is not there yet, goes away or does not let this
+// process in is tried again until the connection is closed, and is back by itself.
+func Connect(url, name string, access *Access, log *slog.Logger) (*nats.Conn, error) {
+	opts, err := access.Options()
+	if err == nil {
+		err = CheckURL(url)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var r refusals
+	nc, err := nats.Connect(url, append(
+		opts,
+		nats.Name(name),
+		nats.RetryOnFailedConnect(true),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(250*time.Millisecond),
+		nats.ReconnectJitter(250*time.Millisecond, time.Second),
+		// Else the second refusal ends the connection for good, though whoever keeps the
+		// accounts may only not be there yet.
+		nats.IgnoreAuthErrorAbort(),
+		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("connected to NATS", "url", nc.ConnectedUrlRedacted()) }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil { // nil: we closed it
+				log.Warn("NATS is away", "err", err)
+			}
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("NATS is back", "url", nc.ConnectedUrlRedacted()) }),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { r.log(log, "NATS cannot be reached; it is tried again", err) }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { r.log(log, "NATS refuses something", err) }),
+	)...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	return nc, nil
+}
+
+// refusals keeps the log from being filled with one error: it is told again after a
+// while, and below that at the level of details.
+type refusals struct {
+	mu   sync.Mutex
+	last string
+	at   time.Time
+}
+
+func (r *refusals) log(log *slog.Logger, what string, err error) {
+	r.mu.Lock()
+	level := slog.LevelDebug
+	if text := err.Error(); text != r.last || time.Since(r.at) >= slowest {
+		r.last, r.at, level = text, time.Now(), slog.LevelWarn
+	}
+	r.mu.Unlock()
+	log.Log(context.Background(), level, what, "err", err)
 }
 
 // CheckURL refuses an address of the bus, or a list with commas of such, that nobody
