@@ -83,6 +83,7 @@ type timing struct {
 	retry        time.Duration
 	call         time.Duration // for a request to NATS
 	stall        time.Duration // without a message although there are some
+	fetch        int           // messages that are fetched ahead
 	backlog      uint64        // messages from which on a start reads without acknowledgements
 }
 
@@ -90,7 +91,7 @@ func defaultTiming() timing {
 	return timing{
 		maxAge: time.Hour, duplicates: 2 * time.Minute, inactive: 5 * time.Minute, ackWait: 30 * time.Second,
 		lockTTL: time.Minute, lockEvery: 15 * time.Second, keepEvery: time.Second,
-		snapshotAge: 15 * time.Minute, snapshotRest: 30 * time.Second, retry: time.Second, call: 5 * time.Second, stall: 10 * time.Second, backlog: 50_000,
+		snapshotAge: 15 * time.Minute, snapshotRest: 30 * time.Second, retry: time.Second, call: 5 * time.Second, stall: 10 * time.Second, backlog: 50_000, fetch: fetchMessages,
 	}
 }
 
@@ -135,6 +136,10 @@ const (
 //   - Nothing is purged that was not delivered to every consumer of the subject, or,
 //     but for a backlog, not acknowledged by it, or that the two newest
 //     snapshots do not contain: each of them, with the stream, makes everything.
+//   - What others purge although this replica has not read it is in the snapshot of
+//     one that has: nothing is applied, and no snapshot written, until that is there,
+//     unless there is no other replica, or none leaves one in time. Then it is gone,
+//     and the ranks whose events have a gap are suspect.
 //   - The newest snapshot is replaced only by one of a later position, by
 //     compare-and-set, by the one who holds the lock.
 type Durable struct {
@@ -156,8 +161,10 @@ type Durable struct {
 
 	apply sync.Mutex
 	// apply guards the fields below, and is held while a message is applied.
-	at     position
-	loaded bool
+	at       position
+	loaded   bool
+	hole     uint64    // a message before which unread ones were purged; 0 = none
+	holeSeen time.Time // when
 
 	// The fields below belong to Run, and while a session is open to those who look
 	// after it.
@@ -291,6 +298,7 @@ var (
 	errNewStream = errors.New("the stream is gone or another one")
 	errConsumer  = errors.New("the consumer is gone, or delivers nothing")
 	errCaughtUp  = errors.New("the backlog is read")
+	errPurged    = errors.New("messages that were not read yet were purged")
 )
 
 // opened is what a session works with.
@@ -570,7 +578,7 @@ func (d *Durable) behind(n int64) {
 
 // read applies what the consumer delivers.
 func (d *Durable) read(ctx context.Context, o *opened) error {
-	messages, err := o.consumer.Messages(jetstream.PullMaxMessagesWithBytesLimit(fetchMessages, fetchBytes))
+	messages, err := o.consumer.Messages(jetstream.PullMaxMessagesWithBytesLimit(d.timing.fetch, fetchBytes))
 	if err != nil {
 		return fmt.Errorf("events: read the stream: %w", err)
 	}
@@ -593,7 +601,7 @@ func (d *Durable) read(ctx context.Context, o *opened) error {
 		case err != nil:
 			return fmt.Errorf("events: read the stream: %w", err)
 		default:
-			if err := r.take(ctx, m, o.backlog); err != nil {
+			if err := r.take(ctx, m, o); err != nil {
 				return err
 			}
 		}
@@ -612,7 +620,7 @@ type reader struct {
 }
 
 // take applies a message, unless it was before.
-func (r *reader) take(ctx context.Context, m jetstream.Msg, backlog bool) error {
+func (r *reader) take(ctx context.Context, m jetstream.Msg, o *opened) error {
 	meta, err := m.Metadata()
 	if err != nil {
 		return fmt.Errorf("events: read the stream: %w", err)
@@ -623,15 +631,28 @@ func (r *reader) take(ctx context.Context, m jetstream.Msg, backlog bool) error 
 	r.delivered++
 	d := r.d
 	d.apply.Lock()
-	if meta.Sequence.Stream > d.at.seq {
-		d.sub.takeFrom(ctx, FeedDurable, meta.Timestamp, m.Data(), nil)
+	before := d.at.seq
+	if meta.Sequence.Stream > before {
+		gap := d.sub.takeFrom(ctx, FeedDurable, meta.Timestamp, m.Data(), nil)
 		d.at.seq = meta.Sequence.Stream
+		if gap && before > 0 && d.at.seq > before+1 {
+			d.hole, d.holeSeen = d.at.seq, time.Now() // until it is known to be none
+		}
 	} else {
 		d.metrics.repeated(ctx)
 	}
+	hole := d.hole > 0
 	d.apply.Unlock()
 	d.behind(int64(meta.NumPending))
-	if backlog {
+	if hole {
+		if d.purgedBehind(ctx, o, before) {
+			return errPurged
+		}
+		d.apply.Lock()
+		d.hole = 0
+		d.apply.Unlock()
+	}
+	if o.backlog {
 		if meta.NumPending <= d.timing.backlog/2 {
 			return errCaughtUp
 		}

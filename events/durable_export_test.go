@@ -34,11 +34,16 @@ func (d *Durable) Hurry(more ...func(*Timing)) {
 	d.timing.call = 5 * time.Second
 	d.timing.stall = 2 * time.Second
 	d.timing.backlog = 50
+	if t.Fetch > 0 {
+		d.timing.fetch = t.Fetch
+	}
 }
 
 // Timing is what tests change.
 type Timing struct {
 	Inactive, AckWait, LockTTL, LockEvery, KeepEvery, SnapshotAge, SnapshotRest time.Duration
+	// Fetch is the number of messages fetched ahead; 0 leaves it.
+	Fetch int
 }
 
 // Consumer returns the name of the consumer.

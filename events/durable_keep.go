@@ -29,7 +29,7 @@ func (d *Durable) settle(ctx context.Context, o *opened, e *epoch) error {
 			d.wanted.Store(true) // nobody else knows what was in the one before
 			d.review.Store(true) // what was in it and did not come
 			d.apply.Lock()
-			d.at = position{stream: o.created, epoch: e.N}
+			d.at, d.hole = position{stream: o.created, epoch: e.N}, 0
 			d.apply.Unlock()
 		}
 		return nil
@@ -74,7 +74,7 @@ func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
 	d.sub.tracker.restored(d.sub.conf.Now(), time.Time{}, knowledge{})
 	d.review.Store(true)
 	d.lost.Store(e.N > 0) // whoever was there when the epoch began holds something
-	d.at, d.loaded = position{stream: o.created, seq: e.start(o.created), epoch: e.N}, true
+	d.at, d.loaded, d.hole = position{stream: o.created, seq: e.start(o.created), epoch: e.N}, true, 0
 	return nil
 }
 
@@ -139,7 +139,7 @@ func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch)
 	d.sub.tracker.restored(d.sub.conf.Now(), s.Created, knowledge{s.Cursors, s.Waiting, s.States})
 	d.review.Store(true)
 	d.lost.Store(false)
-	d.at, d.loaded = position{stream: o.created, epoch: e.N}, true
+	d.at, d.loaded, d.hole = position{stream: o.created, epoch: e.N}, true, 0
 	if s.Meta.Stream == o.created {
 		d.at.seq = s.LastSeq
 	}
@@ -162,6 +162,10 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 		}
 		d.apply.Lock()
 		defer d.apply.Unlock()
+		if d.hole > 0 {
+			again, err = d.fill(ctx, o, &h)
+			return err
+		}
 		gone := info.State.NumDeleted > 0 || info.State.FirstSeq > d.at.seq+1
 		newer := h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq > d.at.seq
 		if again = gone && newer && !d.wanted.Load(); again {
@@ -197,6 +201,46 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 // everybody asks for the subjects of all endpoints of the component.
 func (o *opened) everybody() jetstream.StreamInfoOpt {
 	return jetstream.WithSubjectFilter(strings.TrimSuffix(o.common, Topic) + ">")
+}
+
+// purgedBehind reports whether messages directly behind a position are gone. That
+// events are missing there may then be more than their publisher's loss.
+func (d *Durable) purgedBehind(ctx context.Context, o *opened, at uint64) (gone bool) {
+	if err := d.limited(ctx, func(ctx context.Context) error {
+		info, err := o.stream.Info(ctx)
+		gone = err == nil && info.State.FirstSeq > at+1
+		return err
+	}); err != nil {
+		d.conf.Log.Debug("the state of the stream is not known", "err", err)
+	}
+	return gone
+}
+
+// fill reports whether there is a snapshot with what was purged unread. The error says
+// that there is none yet, and may be one. It is called under the lock.
+func (d *Durable) fill(ctx context.Context, o *opened, h *head) (again bool, err error) {
+	if h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq >= d.hole-1 && !d.wanted.Load() {
+		d.loaded = false
+		return true, nil
+	}
+	others := false
+	consumers := o.stream.ListConsumers(ctx)
+	for c := range consumers.Info() {
+		others = others || c.Config.Metadata["instance"] != d.instance && strings.HasPrefix(c.Name, "kvroute-") && reads(&c.Config, o.subject) && !d.orphan(c)
+	}
+	if err := consumers.Err(); err != nil {
+		return false, fmt.Errorf("events: list the consumers: %w", err)
+	}
+	// Whoever has read it sees at once that the stream begins too late, but may have
+	// taken a snapshot just now.
+	if others && time.Since(d.holeSeen) < 2*d.timing.snapshotRest {
+		return false, errPurged
+	}
+	d.conf.Log.Warn("messages of the stream are gone, unread and in no snapshot", "before", d.hole)
+	d.hole = 0
+	d.review.Store(true)
+	d.lost.Store(true)
+	return false, nil
 }
 
 // keep looks after the stream while it is read: whether it still is the one, and
@@ -388,7 +432,7 @@ func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
 		Created: d.sub.conf.Now(), LastSeq: d.at.seq,
 		Meta: SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream},
 	}
-	if !d.loaded || d.at.stream != o.created {
+	if !d.loaded || d.hole > 0 || d.at.stream != o.created {
 		return nil, nil, false
 	}
 	if done, ok = d.conf.Holdings.Dump(s, d.sub.tracker.streamed); ok {

@@ -4,6 +4,7 @@ package events_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -78,4 +79,58 @@ func TestAReplicaDiesWhileItWritesASnapshot(t *testing.T) {
 		t.Errorf("%d objects have chunks, %d are named", got, len(objects))
 	}
 	e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}))
+}
+
+// Somebody purges the stream while a replica is behind: what it had not read is in the
+// snapshot that one takes who has, and it waits for that.
+func TestSomebodyPurgesWhatAReplicaHasNotRead(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), 4)
+	conf := events.DurableConfig{SnapshotThreshold: 1 << 30}
+	a := startReplica(t, n.connect(), "a", conf)
+	b := startReplica(t, n.connect(), "b", conf, func(x *events.Timing) { x.Fetch, x.SnapshotRest = 4, 2*time.Second })
+	e.work(50)
+	e.mustKnow(a, b)
+	b.mu.Lock()
+	b.slow = 5 * time.Millisecond
+	b.mu.Unlock()
+	e.workUntil(func() bool { return a.Position() > b.Position()+20 })
+	e.mustKnow(a)
+	n.purge()
+	if at, first := b.Position(), n.streamInfo().State.FirstSeq; first <= at+10 {
+		t.Fatalf("the replica is at %d, the stream begins with %d: nothing is missing", at, first)
+	}
+	b.mu.Lock()
+	b.slow = 0
+	b.mu.Unlock()
+	e.work(100)
+	e.mustKnow(a, b)
+	if !b.log.has("were purged") || !b.log.has("a snapshot is restored") {
+		t.Error("it did not take the snapshot of the one who had read all")
+	}
+
+	// If nobody has read it, it is gone, and what is known says so until it is true
+	// again.
+	a.stop()
+	b.mu.Lock()
+	b.slow = 5 * time.Millisecond
+	b.mu.Unlock()
+	for w := range e.pubs {
+		e.tell(w, indexer.Event{Kind: indexer.Cleared})
+		e.held[w] = nil
+	}
+	from := b.Position()
+	e.workUntil(func() bool { return n.streamInfo().State.LastSeq > from+40 })
+	n.purge()
+	b.mu.Lock()
+	b.slow = 0
+	b.mu.Unlock()
+	e.workUntil(func() bool { return b.log.has("unread and in no snapshot") })
+	for w := range e.pubs {
+		e.tell(w, indexer.Event{Kind: indexer.Cleared})
+		e.held[w] = nil
+	}
+	e.work(100)
+	e.mustKnow(b)
 }

@@ -317,13 +317,14 @@ func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
 }
 
 // takeFrom takes one message of a feed that was sent at a time, zero for now. Whose, if
-// it is not nil, says which ranks it may speak for.
-func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, data []byte, whose func(worker uint64, dpRank uint32) bool) {
+// it is not nil, says which ranks it may speak for. It reports whether events before
+// those are missing, and not asked for.
+func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, data []byte, whose func(worker uint64, dpRank uint32) bool) (gap bool) {
 	m, err := DecodeMessage(data)
 	if err != nil || m.Dialect == DialectEngine {
 		s.metrics.count(ctx, outcomeBad, 1)
 		s.conf.Log.Debug("a message has no events for us", "err", err)
-		return
+		return false
 	}
 	if m.Bad > 0 {
 		s.metrics.count(ctx, outcomeBad, m.Bad)
@@ -352,6 +353,7 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, da
 		}
 		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev)
 		s.metrics.accepted(ctx, ev, v)
+		gap = gap || v.gap && !v.held
 		switch {
 		case v.stranger:
 			s.conf.Log.Warn("a publisher speaks for a worker whose record names another one; its events wait for the record to change", "worker", ev.WorkerID, "publisher", m.Envelope.PublisherID)
@@ -365,6 +367,7 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, da
 			s.conf.Log.Warn("two publishers speak for one rank; its blocks are not cleared any more", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
 		}
 	}
+	return gap
 }
 
 // Missed tells that a rank of a worker of [FeedZMQ] can be heard and asked from now
