@@ -34,6 +34,7 @@
 package api
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -183,9 +184,14 @@ func fail(w http.ResponseWriter, status int, kind, param, message string) {
 // write sends v as JSON. An error of the connection is the client's own doing and
 // has nobody to be told to.
 func write[T any](w http.ResponseWriter, status int, v T) {
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		fail(w, http.StatusInternalServerError, openai.Unavailable, "", "the answer cannot be written: "+err.Error())
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v)
+	_, _ = w.Write(text.Bytes())
 }

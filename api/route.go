@@ -126,12 +126,14 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		}
 	}
 	if q.AllowedWorkerIDs != nil {
-		req.Allowed = []router.Worker{}
+		ids := make(map[uint64]bool, min(len(q.AllowedWorkerIDs), 1024))
+		for _, id := range q.AllowedWorkerIDs {
+			ids[id] = true
+		}
+		req.Allowed = []router.Worker{} // of those that exist, however many are named
 		for _, w := range c.Router.Workers() {
-			for _, id := range q.AllowedWorkerIDs {
-				if w.ID == id {
-					req.Allowed = append(req.Allowed, w.Worker)
-				}
+			if ids[w.ID] {
+				req.Allowed = append(req.Allowed, w.Worker)
 			}
 		}
 	}

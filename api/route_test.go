@@ -44,15 +44,17 @@ func TestBestWorker(t *testing.T) {
 		t.Errorf("the same prompt again, only asked for: %s", text)
 	}
 	for body, want := range map[string]string{
-		`{"model":"m","prompt":"hello there"}`:                                            `"token_mode":"bytes"`,
-		`{"model":"m","messages":[{"role":"user","content":"x"}]}`:                        `"prompt_tokens":`,
-		`{"model":"m","token_ids":[9],"worker_id":1}`:                                     `"reason":"pinned"`,
-		`{"model":"m","token_ids":[9],"worker_id":2,"dp_rank":0}`:                         `"worker_id":2`,
-		`{"model":"m","token_ids":[9],"allowed_worker_ids":[2,7]}`:                        `"worker_id":2`,
-		`{"model":"m","token_ids":[9],"router_config_override":{"cost":"dynamo"}}`:        `"policy":"dynamo"`,
-		`{"model":"m","token_ids":[],"priority":3,"strict_priority":1,"session_id":"s"}`:  `"prompt_tokens":0`,
-		`{"model":"m","token_ids":[9],"ttft_target_ms":5,"expected_output_tokens":9}`:     `"prompt_tokens":1`,
-		`{"model":"m","token_ids":[9],"required_taints":null,"preferred_taints":{"a":1}}`: `"prompt_tokens":1`,
+		`{"model":"m","prompt":"hello there"}`:                                                                             `"token_mode":"bytes"`,
+		`{"model":"m","messages":[{"role":"user","content":"x"}]}`:                                                         `"prompt_tokens":`,
+		`{"model":"m","token_ids":[9],"worker_id":1}`:                                                                      `"reason":"pinned"`,
+		`{"model":"m","token_ids":[9],"worker_id":2,"dp_rank":0}`:                                                          `"worker_id":2`,
+		`{"model":"m","token_ids":[9],"allowed_worker_ids":[2,7]}`:                                                         `"worker_id":2`,
+		`{"model":"m","token_ids":[9],"router_config_override":{"prefill_load_scale":1e308,"overlap_score_credit":1e308}}`: `"cost":`,
+		`{"model":"m","token_ids":[1,2,3,4],"router_config_override":{"overlap_score_weight":1e308}}`:                      `"cost":`,
+		`{"model":"m","token_ids":[9],"router_config_override":{"cost":"dynamo"}}`:                                         `"policy":"dynamo"`,
+		`{"model":"m","token_ids":[],"priority":3,"strict_priority":1,"session_id":"s"}`:                                   `"prompt_tokens":0`,
+		`{"model":"m","token_ids":[9],"ttft_target_ms":5,"expected_output_tokens":9}`:                                      `"prompt_tokens":1`,
+		`{"model":"m","token_ids":[9],"required_taints":null,"preferred_taints":{"a":1}}`:                                  `"prompt_tokens":1`,
 	} {
 		if status, text, _ := post(t, h, "/v1/best_worker", body); status != 200 || !strings.Contains(text, want) {
 			t.Errorf("%s: %d %s, want %s", body, status, text, want)

@@ -4,7 +4,9 @@ package router_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"math"
 	"testing"
 
 	"github.com/kvroute/kvroute/router"
@@ -113,5 +115,53 @@ func TestAWorkerVanishes(t *testing.T) {
 	}
 	if s := r.Workers()[0]; s.ActiveRequests != 0 || s.ActiveBlocks != 0 || s.PendTokens != 0 {
 		t.Errorf("left over: %+v", s)
+	}
+}
+
+// What a request brings is bounded in number, and in what it weighs.
+func TestEnormousRequests(t *testing.T) {
+	r := newRouter(t, router.Config{}, 0)
+	w := worker(1)
+	w.Taints = []string{"a", "b"}
+	set(t, r, w)
+	set(t, r, worker(2))
+	names, weights := make([]string, 257), map[string]float64{}
+	for i := range names {
+		names[i] = "a"
+		weights[string(rune('A'+i))] = 1
+	}
+	for name, req := range map[string]router.Request{
+		"required taints":  {RequiredTaints: names},
+		"preferred taints": {PreferredTaints: weights},
+	} {
+		if _, err := pick(t, r, req); !errors.Is(err, router.ErrBadRequest) {
+			t.Errorf("%d %s: %v", len(names), name, err)
+		}
+	}
+	blocks := router.Request{Model: "m", Blocks: &router.Blocks{Tokens: math.MaxInt}}
+	if _, err := r.BestWorker(t.Context(), blocks); !errors.Is(err, router.ErrBadBlocks) {
+		t.Errorf("a prompt of %d tokens: %v", math.MaxInt, err)
+	}
+	huge := router.Request{
+		ID: "r", Model: "m", Tokens: prompt("ABC"), Explain: true,
+		PreferredTaints: map[string]float64{"a": -1e308, "b": -1e308},
+		Override:        &router.Override{OverlapScoreWeight: new(1e308)},
+	}
+	d, err := r.BestWorker(t.Context(), huge)
+	if err != nil || d.Worker.ID != 2 {
+		t.Fatal(d.Worker, err)
+	}
+	if _, err := json.Marshal(d); err != nil {
+		t.Errorf("the decision cannot be told: %v", err)
+	}
+	own := newRouter(t, router.Config{Rule: func(_ *scorer.Request, _ []scorer.Input, costs []float64) int {
+		costs[0] = math.NaN()
+		return 0
+	}}, 1)
+	if d, err = own.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("A"), Explain: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := json.Marshal(d); err != nil {
+		t.Errorf("the decision of a rule cannot be told: %v", err)
 	}
 }

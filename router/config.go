@@ -284,7 +284,11 @@ const (
 	// maxID bounds the ids of requests, which are kept for as long as they are in
 	// flight.
 	maxID = 1024
-	// maxTaints bounds those of one worker.
+	// mostWeight is what a preferred taint weighs at most, either way: the effect is
+	// the same from 20 on, and a sum of such weights is finite.
+	mostWeight = 1e6
+	// maxTaints bounds those of one worker, and those that a request names of a kind:
+	// each candidate is held against them under the pool's lock.
 	maxTaints = 256
 )
 

@@ -476,6 +476,7 @@ func (c *core) choose(s *scorer.Settings, d *Decision) (chosen int) {
 		if c.conf.Rule != nil {
 			chosen = c.conf.Rule(&c.request, c.inputs, c.costs)
 			chosen = max(0, min(chosen, len(c.candidates)-1)) // a caller's rule may err
+			scorer.Bound(c.costs)
 		} else {
 			chosen = s.Choose(&c.request, c.inputs, c.costs)
 			d.Policy = s.Policy

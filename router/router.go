@@ -185,7 +185,7 @@ func (r *Router) prepare(s *scratch) (target, error) {
 	if len(req.PreferredTaints) > 0 {
 		s.taints = s.taints[:0]
 		for name, weight := range req.PreferredTaints {
-			s.taints = append(s.taints, taint{name, weight})
+			s.taints = append(s.taints, taint{name, min(max(weight, -mostWeight), mostWeight)})
 		}
 		slices.SortFunc(s.taints, func(a, b taint) int { return strings.Compare(a.name, b.name) })
 		q.taints = s.taints
@@ -196,7 +196,7 @@ func (r *Router) prepare(s *scratch) (target, error) {
 
 // check refuses what contradicts itself.
 func (req *Request) check() error {
-	if b := req.Blocks; b != nil && (len(b.Local) != len(b.Sequence) || b.Tokens < 0) {
+	if b := req.Blocks; b != nil && (len(b.Local) != len(b.Sequence) || b.Tokens < 0 || b.Tokens > scorer.MostTokens) {
 		return fmt.Errorf("%w: %d local and %d sequence hashes of %d tokens", ErrBadBlocks, len(b.Local), len(b.Sequence), b.Tokens)
 	}
 	for name, weight := range req.PreferredTaints {
@@ -205,6 +205,8 @@ func (req *Request) check() error {
 		}
 	}
 	switch {
+	case len(req.RequiredTaints) > maxTaints || len(req.PreferredTaints) > maxTaints:
+		return fmt.Errorf("%w: %d required and %d preferred taints, want at most %d of a kind", ErrBadRequest, len(req.RequiredTaints), len(req.PreferredTaints), maxTaints)
 	case len(req.ID) > maxID:
 		return fmt.Errorf("%w: ID has %d bytes, want at most %d", ErrBadRequest, len(req.ID), maxID)
 	case math.IsNaN(req.Priority) || math.IsInf(req.Priority, 0):

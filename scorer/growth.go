@@ -29,9 +29,11 @@ func (s *Slots) Grow(now time.Time, worker int, perSecond float64) {
 		}
 		t.grown = since
 		t.estimate += d.Seconds() * perSecond
+		most := MostTokens
 		if t.expected > 0 {
-			t.estimate = min(t.estimate, float64(t.expected))
+			most = t.expected
 		}
+		t.estimate = min(t.estimate, float64(most))
 		if k := int(t.estimate) - t.out; k > 0 {
 			s.lengthen(n, k)
 		}

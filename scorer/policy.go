@@ -36,7 +36,8 @@ func Policies() []Policy {
 
 // Costs fills costs, as long as in, with what each candidate costs by the policy,
 // times e^−tanh(weight) for the preferred taints that it matches: between .37 and
-// 2.72, whatever the weights. The settings must be valid.
+// 2.72, whatever the weights. Costs are finite; see [Bound]. The settings must be
+// valid.
 func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 	switch s.Policy {
 	case Tokens:
@@ -60,13 +61,24 @@ func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 	default:
 		return
 	}
-	if s.Policy == Weighted || r.Pinned {
-		return // a score may be negative, and a factor would turn it around
-	}
-	for i := range in {
-		if w := in[i].TaintWeight; w != 0 {
-			costs[i] *= math.Exp(-math.Tanh(w))
+	if s.Policy != Weighted && !r.Pinned { // a score may be negative, and a factor would turn it around
+		for i := range in {
+			if w := in[i].TaintWeight; w != 0 {
+				costs[i] *= math.Exp(-math.Tanh(w))
+			}
 		}
+	}
+	Bound(costs)
+}
+
+// Bound makes costs finite that are not, the highest there are for those that are no
+// numbers: enormous weights are no mistake, but their costs must be printed, too.
+func Bound(costs []float64) {
+	for i, c := range costs {
+		if math.IsNaN(c) {
+			c = math.MaxFloat64
+		}
+		costs[i] = min(max(c, -math.MaxFloat64), math.MaxFloat64)
 	}
 }
 
@@ -150,7 +162,7 @@ func (s *Settings) CachedTokens(r *Request, in *Input) int {
 	if in.HostBlocks|in.DiskBlocks == 0 {
 		return in.OverlapBlocks * max(1, r.BlockSize) // nothing to round
 	}
-	return int(math.Round((float64(in.OverlapBlocks) + s.lowerTiers(in)) * r.block()))
+	return int(math.Round(min((float64(in.OverlapBlocks)+s.lowerTiers(in))*r.block(), MostTokens)))
 }
 
 // UncachedTokens returns the tokens of the prompt that the worker would compute,
@@ -199,7 +211,7 @@ func crowding(r *Request, in *Input) float64 {
 
 func predictedTTFT(s *Settings, r *Request, in *Input) float64 {
 	own := s.UncachedTokens(r, in)
-	return s.Engine.ttft(own, r.PromptTokens, in) + s.Alpha*s.Engine.own(own, r.PromptTokens)*float64(in.ActiveRequests)
+	return s.Engine.ttft(own, r.PromptTokens, in) + s.Alpha*float64(in.ActiveRequests)*s.Engine.own(own, r.PromptTokens)
 }
 
 func weighted(s *Settings, r *Request, in *Input) float64 {

@@ -5,6 +5,8 @@ package scorer_test
 import (
 	"errors"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -571,5 +573,43 @@ func TestPotentialLoad(t *testing.T) {
 	got = s.PotentialLoad(&scorer.Request{PromptTokens: 100, BlockSize: 16}, &scorer.Input{OverlapBlocks: 8})
 	if got.PrefillTokens != 0 {
 		t.Errorf("more cached than asked: %+v, want no prefill", got)
+	}
+}
+
+// Enormous settings make enormous costs, but numbers, and a worker that is idle
+// costs no more than the same one with a request.
+func TestCostsAreFinite(t *testing.T) {
+	huge := []float64{0, 1, 1e300, math.MaxFloat64}
+	rng := rand.New(rand.NewPCG(1, 1))
+	of := func() float64 { return huge[rng.IntN(len(huge))] }
+	for range 20_000 {
+		s := scorer.Defaults()
+		s.Policy = scorer.Policies()[rng.IntN(len(scorer.Policies()))]
+		s.OverlapWeight, s.OverlapCredit, s.CreditDecay, s.PrefillScale, s.RequestWeight = of(), of(), of(), of(), of()
+		s.SharedMultiplier, s.HostWeight, s.DiskWeight, s.Alpha, s.Attention = of(), of(), of(), of(), of()
+		if err := s.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		r := scorer.Request{PromptTokens: 1 + rng.IntN(2000), BlockSize: 16}
+		idle := scorer.Input{OverlapBlocks: rng.IntN(3), HostBlocks: rng.IntN(3), SharedBlocks: rng.IntN(3), TaintWeight: float64(rng.IntN(3) - 1)}
+		busy := idle
+		busy.PendTokens, busy.ActiveRequests, busy.ActiveBlocks = rng.IntN(5000), 1+rng.IntN(9), rng.IntN(500)
+		costs := make([]float64, 2)
+		s.Costs(&r, []scorer.Input{idle, busy}, costs)
+		if own := s.UncachedTokens(&r, &idle); own < 1 || own > r.PromptTokens {
+			t.Fatalf("%+v, %+v: %d of %d tokens to compute", s, idle, own, r.PromptTokens)
+		}
+		for _, c := range costs {
+			if math.IsNaN(c) || math.IsInf(c, 0) {
+				t.Fatalf("%+v: costs %v", s, costs)
+			}
+		}
+		if s.CreditDecay == 0 && costs[0] > costs[1] {
+			t.Fatalf("%+v, %+v, %+v: costs %v", s, idle, busy, costs)
+		}
+	}
+	costs := []float64{math.NaN(), math.Inf(1), math.Inf(-1), 5}
+	if scorer.Bound(costs); !slices.Equal(costs, []float64{math.MaxFloat64, math.MaxFloat64, -math.MaxFloat64, 5}) {
+		t.Errorf("bounded: %v", costs)
 	}
 }

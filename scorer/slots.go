@@ -127,6 +127,10 @@ type account struct {
 	untold                          int32 // one more than the first slot that Grow is about; 0 = none
 }
 
+// MostTokens is the most that a prompt or an output counts as, far above what any
+// engine holds: no sum over a worker's slots overflows, whatever callers tell.
+const MostTokens = 1 << 30
+
 // fraction is the unit of what expected output takes off: sums of integers do not
 // depend on the order of their terms.
 const fraction = 1 << 20
@@ -159,11 +163,11 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	t, w := &s.slots[n], &s.workers[b.Worker]
 	*t = slot{
 		id: id, worker: int32(b.Worker), blockSize: int32(b.BlockSize),
-		prompt: max(0, b.PromptTokens), expected: max(0, b.ExpectedOutput),
+		prompt: min(max(0, b.PromptTokens), MostTokens), expected: min(max(0, b.ExpectedOutput), MostTokens),
 		replica: b.Replica, added: since, seen: since, owned: b.Owned, free: b.PrefillUntracked, blocks: !b.BlocksUntracked, taken: true,
 	}
 	if !b.PrefillUntracked {
-		t.pend = max(0, b.PromptTokens-b.CachedTokens)
+		t.pend = max(0, t.prompt-max(0, b.CachedTokens))
 	}
 	w.requests++
 	w.waiting++
@@ -250,12 +254,13 @@ func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
 	if k <= 0 {
 		return true
 	}
+	k = min(k, MostTokens)
 	if !t.told {
 		t.told = true
 		s.unlink(n)
 		k -= t.out
 	}
-	s.lengthen(n, k)
+	s.lengthen(n, min(k, MostTokens-t.out))
 	s.learn(t)
 	return true
 }

@@ -708,3 +708,31 @@ func BenchmarkSlots(b *testing.B) {
 		s.Add(time.Time{}, ids[n%1000], booking)
 	}
 }
+
+// Whatever callers tell of a request, no sum turns over.
+func TestEnormousRequests(t *testing.T) {
+	var s scorer.Slots
+	for i, id := range []string{"a", "b", "c", "d"} {
+		s.Add(at(0), id, &scorer.Booking{PromptTokens: math.MaxInt - i, CachedTokens: math.MinInt, BlockSize: 1, ExpectedOutput: math.MaxInt})
+		s.MarkPrefillCompleted(at(1), id)
+	}
+	before := s.Load(0)
+	for _, id := range []string{"a", "a", "b", "c"} {
+		s.AddOutputTokens(at(2), id, math.MaxInt)
+	}
+	s.Grow(at(3), 0, math.MaxFloat64)
+	l := s.Load(0)
+	if before.DecodeTokens != 4*scorer.MostTokens || l.DecodeTokens != 8*scorer.MostTokens || l.Blocks < 0 || l.PendTokens != 0 {
+		t.Errorf("before %+v, after %+v", before, l)
+	}
+	s.Add(at(4), "e", &scorer.Booking{PromptTokens: math.MaxInt, CachedTokens: math.MinInt, BlockSize: 1})
+	if l := s.Load(0); l.PendTokens != scorer.MostTokens {
+		t.Errorf("pending: %+v", l)
+	}
+	for _, id := range []string{"a", "b", "c", "d", "e"} {
+		s.Free(id)
+	}
+	if l := s.Load(0); l != (scorer.Load{}) || s.Len() != 0 {
+		t.Errorf("left over: %+v", l)
+	}
+}
