@@ -12,8 +12,10 @@ import (
 	"io"
 	"iter"
 	"maps"
+	"net"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
@@ -33,7 +35,7 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	}
 	begun := false
 	out := http.NewResponseController(w)
-	for chunk, err := range c.Router.Generate(r.Context(), req, c.dispatch(path, body)) {
+	for chunk, err := range c.Router.Generate(r.Context(), req, dispatch(c.Client, path, body)) {
 		if err != nil {
 			c.failGenerate(w, err, begun)
 			return
@@ -46,6 +48,44 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 			return // the client left
 		}
 		_ = out.Flush() // a writer that cannot is none that matters
+	}
+}
+
+// Dispatch returns what [router.Router.Generate] sends requests with to the workers'
+// HTTP endpoints: the prompt as token ids, where the request has them, to
+// /v1/completions, or its messages to /v1/chat/completions, with more fields of the
+// body beside it. A chunk is an event of the stream that comes back. client may be
+// nil: the default of [Config.Client]. Fields that the request itself sets, and those
+// that are no JSON, are an error.
+func Dispatch(client *http.Client, fields map[string]json.RawMessage) (router.Dispatch, error) {
+	if client == nil {
+		client = newClient()
+	}
+	// What is wrong with the fields is so whatever the request.
+	if _, _, bad := forward(&question{RequestID: "-", TokenIDs: []uint32{}, Body: fields}); bad != nil {
+		return nil, fmt.Errorf("api: %s", bad.Message)
+	}
+	return func(ctx context.Context, req router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
+		p := &req.Prompt
+		path, body, bad := forward(&question{
+			Model: req.Model, RequestID: req.ID, TokenIDs: req.Tokens, CacheSalt: req.Salt, Body: fields,
+			Prompt: p.Prompt, Messages: p.Messages, Tools: p.Tools, ToolChoice: p.ToolChoice, ChatTemplateKwargs: p.ChatTemplateKwargs,
+		})
+		if bad != nil {
+			return func(yield func(router.Chunk, error) bool) { yield(router.Chunk{}, fmt.Errorf("api: %s", bad.Message)) }
+		}
+		return dispatch(client, path, body)(ctx, req, d)
+	}, nil
+}
+
+// newClient returns one that goes to workers only: it heeds neither proxies nor
+// redirects.
+func newClient() *http.Client {
+	// A worker whose machine is gone answers nothing at all.
+	dialer := &net.Dialer{Timeout: 5 * time.Second}
+	return &http.Client{
+		Transport:     &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
 
@@ -101,14 +141,6 @@ func forward(q *question) (path string, body []byte, _ *openai.Error) {
 	return path, body, nil
 }
 
-// workerError is a worker's answer that is no stream.
-type workerError struct {
-	status int
-	body   []byte
-}
-
-func (e *workerError) Error() string { return fmt.Sprintf("it answers with status %d", e.status) }
-
 // failGenerate tells of an error: by a status if none was sent yet, else by an event.
 func (c *Config) failGenerate(w http.ResponseWriter, err error, begun bool) {
 	if begun {
@@ -116,11 +148,11 @@ func (c *Config) failGenerate(w http.ResponseWriter, err error, begun bool) {
 		_, _ = fmt.Fprintf(w, "data: %s\n\n", e.JSON()) // the client may have left
 		return
 	}
-	if answer, ok := errors.AsType[*workerError](err); ok && answer.status >= 400 && answer.status < 500 {
+	if answer, ok := errors.AsType[*router.StatusError](err); ok && answer.Status >= 400 && answer.Status < 500 {
 		// A mistake in what the worker was sent, which came from the client.
 		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(answer.status)
-		_, _ = w.Write(answer.body) // the client may have left
+		w.WriteHeader(answer.Status)
+		_, _ = w.Write(answer.Body) // the client may have left
 		return
 	}
 	if _, ok := errors.AsType[*dispatchError](err); ok {
@@ -146,7 +178,7 @@ const (
 
 // dispatch posts a body to the worker of a decision and yields the events that come
 // back, each as it stands. Comments are left out: they are no tokens.
-func (c *Config) dispatch(path string, body []byte) router.Dispatch {
+func dispatch(client *http.Client, path string, body []byte) router.Dispatch {
 	return func(ctx context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
 		return func(yield func(router.Chunk, error) bool) {
 			fail := func(err error) { yield(router.Chunk{}, &dispatchError{err}) }
@@ -159,7 +191,7 @@ func (c *Config) dispatch(path string, body []byte) router.Dispatch {
 			if d.Worker.DPRank > 0 {
 				post.Header.Set("X-Data-Parallel-Rank", strconv.FormatUint(uint64(d.Worker.DPRank), 10))
 			}
-			resp, err := c.Client.Do(post)
+			resp, err := client.Do(post)
 			if err != nil {
 				fail(err)
 				return
@@ -167,7 +199,7 @@ func (c *Config) dispatch(path string, body []byte) router.Dispatch {
 			defer resp.Body.Close()
 			if resp.StatusCode != http.StatusOK {
 				text, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // as much as there is
-				fail(&workerError{resp.StatusCode, text})
+				fail(&router.StatusError{Status: resp.StatusCode, Body: text})
 				return
 			}
 			events := bufio.NewScanner(resp.Body)

@@ -257,3 +257,42 @@ func TestGenerateEndsWithItsClient(t *testing.T) {
 		}
 	}
 }
+
+// The dispatch for programs sends what /v1/generate sends.
+func TestDispatch(t *testing.T) {
+	r := newRouter(t, 0)
+	engine(t, r, func(w http.ResponseWriter, req *http.Request) {
+		sent, _ := io.ReadAll(req.Body)
+		fmt.Fprintf(w, "data: %s %s\n\n", req.URL.Path, sent)
+	})
+	by, err := api.Dispatch(nil, map[string]json.RawMessage{"max_tokens": json.RawMessage("3")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, req := range map[string]router.Request{
+		`/v1/completions {"cache_salt":"s","max_tokens":3,"model":"m","prompt":[1,2],"stream":true}`:                        {Tokens: []uint32{1, 2}, Salt: "s"},
+		`/v1/completions {"max_tokens":3,"model":"m","prompt":"x","stream":true}`:                                           {Prompt: router.Prompt{Prompt: []byte(`"x"`)}},
+		`/v1/chat/completions {"max_tokens":3,"messages":[{"role":"user"}],"model":"m","stream":true,"tool_choice":"auto"}`: {Prompt: router.Prompt{Messages: []byte(`[{"role":"user"}]`), ToolChoice: []byte(`"auto"`)}},
+	} {
+		req.ID, req.Model = "g", "m"
+		var got string
+		for chunk, err := range r.Generate(t.Context(), req, by) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got += string(chunk.Data)
+		}
+		if got != "data: "+want+"\n\n" {
+			t.Errorf("%q, want %s", got, want)
+		}
+	}
+	for name, fields := range map[string]map[string]json.RawMessage{
+		"stream":  {"stream": json.RawMessage("false")},
+		"prompt":  {"prompt": json.RawMessage(`"x"`)},
+		"no JSON": {"max_tokens": json.RawMessage("three")},
+	} {
+		if _, err := api.Dispatch(nil, fields); err == nil || !strings.Contains(err.Error(), "api: body must be") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

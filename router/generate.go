@@ -4,6 +4,7 @@ package router
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 )
@@ -14,8 +15,19 @@ type Chunk struct {
 	Tokens int // of output in it; 0 if unknown
 }
 
+// StatusError is a worker's answer that is no response: another status than 200.
+type StatusError struct {
+	Status int
+	Body   []byte // as much of it as there is
+}
+
+// Error implements error.
+func (e *StatusError) Error() string { return fmt.Sprintf("it answers with status %d", e.Status) }
+
 // Dispatch sends a request to the worker of its decision and yields the response
-// piece by piece. An error ends it. It must end soon after ctx.
+// piece by piece. An error ends it. Before the first piece it is the worker's failure
+// (see [Config.AvoidFailing]), unless ctx has ended, or one by the status of a
+// [StatusError]. It must end soon after ctx.
 type Dispatch func(ctx context.Context, req Request, d Decision) iter.Seq2[Chunk, error]
 
 // Generate routes a request, which needs an ID, sends it by dispatch and yields
@@ -43,15 +55,19 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 				r.Abandon(req.ID)
 			}
 		}()
-		ctx, cancel := context.WithCancel(ctx)
+		worker, cancel := context.WithCancel(ctx)
 		defer cancel()
-		for c, err := range dispatch(ctx, req, d) {
+		for c, err := range dispatch(worker, req, d) {
 			if err != nil {
+				if !served && ctx.Err() == nil {
+					r.failed(req.ID, &d, err)
+				}
 				yield(Chunk{}, fmt.Errorf("router: worker %d: %w", d.Worker.ID, err))
 				return
 			}
 			if len(c.Data) > 0 && !served {
 				served = true
+				r.Served(req.ID, Response{Address: d.Address, Status: 200})
 				r.MarkPrefillCompleted(req.ID)
 			}
 			if c.Tokens > 0 {
@@ -61,6 +77,15 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 				return
 			}
 		}
-		served = true // to its end, if without a word
+		served = served || ctx.Err() == nil // to its end, if without a word
 	}
+}
+
+// failed notes that a worker gave no response.
+func (r *Router) failed(id string, d *Decision, err error) {
+	resp := Response{Address: d.Address, Local: true}
+	if s, ok := errors.AsType[*StatusError](err); ok {
+		resp.Status, resp.Local = s.Status, false
+	}
+	r.Served(id, resp)
 }

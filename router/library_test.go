@@ -158,6 +158,19 @@ func TestGenerate(t *testing.T) {
 			t.Error("the slot is taken")
 		}
 	})
+	t.Run("ctx ends without a word", func(t *testing.T) {
+		r := newRouter(t, router.Config{PredictTTL: 1e12}, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		for range r.Generate(ctx, router.Request{ID: "g", Model: "m", Tokens: prompt("AB")}, func(context.Context, router.Request, router.Decision) iter.Seq2[router.Chunk, error] {
+			cancel()
+			return func(func(router.Chunk, error) bool) {}
+		}) {
+			t.Error("a chunk")
+		}
+		if d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("AB")}); err != nil || d.OverlapBlocks != 0 {
+			t.Errorf("%d blocks count that nobody computed, %v", d.OverlapBlocks, err)
+		}
+	})
 	r := newRouter(t, router.Config{}, 0)
 	for want, req := range map[error]router.Request{router.ErrBadRequest: {Model: "m"}, router.ErrNoWorkers: {ID: "g", Model: "m"}} {
 		for _, err := range r.Generate(t.Context(), req, say("a")) {
@@ -165,6 +178,67 @@ func TestGenerate(t *testing.T) {
 				t.Errorf("%v, want %v", err, want)
 			}
 		}
+	}
+}
+
+// A worker that gives no response is avoided, as behind a proxy: it is idle, and would
+// get all requests otherwise.
+func TestGenerateAvoidsWhoFails(t *testing.T) {
+	refused := errors.New("connection refused")
+	for name, c := range map[string]struct {
+		err     error
+		before  string // what it says before
+		leave   bool
+		n       int
+		failing bool
+	}{
+		"refused":              {err: refused, n: 1, failing: true},
+		"502":                  {err: &router.StatusError{Status: 502}, n: 1, failing: true},
+		"500 once":             {err: &router.StatusError{Status: 500}, n: 4},
+		"500 again and again":  {err: &router.StatusError{Status: 500}, n: 5, failing: true},
+		"its client's mistake": {err: &router.StatusError{Status: 422}, n: 9},
+		"in between":           {err: refused, before: "a", n: 3},
+		"its client left":      {err: refused, leave: true, n: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRouter(t, router.Config{AvoidFailing: time.Minute}, 2)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			by := func(context.Context, router.Request, router.Decision) iter.Seq2[router.Chunk, error] {
+				return func(yield func(router.Chunk, error) bool) {
+					if c.leave {
+						cancel()
+					}
+					if c.before == "" || yield(router.Chunk{Data: []byte(c.before)}, nil) {
+						yield(router.Chunk{}, fmt.Errorf("dispatch: %w", c.err))
+					}
+				}
+			}
+			for i := range c.n {
+				for range r.Generate(ctx, router.Request{ID: fmt.Sprint(i), Model: "m", Pinned: &router.Worker{ID: 1}}, by) { //nolint:revive // only its end matters
+				}
+			}
+			if states := byID(t, r); states[1].Failing != c.failing || states[2].Failing || states[1].ActiveRequests != 0 {
+				t.Errorf("failing %v, want %v: %+v", states[1].Failing, c.failing, states)
+			}
+		})
+	}
+	// A response in between is a sign of health.
+	r := newRouter(t, router.Config{AvoidFailing: time.Minute}, 1)
+	for i := range 9 {
+		for range r.Generate(t.Context(), router.Request{ID: fmt.Sprint(i), Model: "m"}, func(context.Context, router.Request, router.Decision) iter.Seq2[router.Chunk, error] {
+			return func(yield func(router.Chunk, error) bool) {
+				if i == 4 {
+					yield(router.Chunk{Data: []byte("a")}, nil)
+				} else {
+					yield(router.Chunk{}, &router.StatusError{Status: 500})
+				}
+			}
+		}) { //nolint:revive // only its end matters
+		}
+	}
+	if r.Workers()[0].Failing {
+		t.Error("four faults and four faults are not five in a row")
 	}
 }
 
