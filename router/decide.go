@@ -65,6 +65,9 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 	if err != nil {
 		return err
 	}
+	if c.conf.Mode == Direct && q.Pinned == nil {
+		return ErrPinMissing
+	}
 	if err := c.eligible(now, q); err != nil {
 		return err
 	}
@@ -168,9 +171,6 @@ func (c *core) eligible(now time.Time, q *question) error {
 	c.candidates = c.candidates[:0]
 	if q.Pinned != nil {
 		return c.pinned(q)
-	}
-	if c.conf.Mode == Direct {
-		return ErrPinMissing
 	}
 	c.verdicts = slices.Grow(c.verdicts[:0], len(c.order))[:len(c.order)]
 	var degraded bool

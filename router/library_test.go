@@ -68,6 +68,26 @@ func TestPotentialLoads(t *testing.T) {
 	}
 }
 
+// Who chooses by a rule of his own looks at all workers first, and names one then: the
+// mode for that must let him.
+func TestPotentialLoadsInModeDirect(t *testing.T) {
+	r := newRouter(t, router.Config{Mode: router.Direct}, 3)
+	store(r, router.Worker{ID: 2}, "AB")
+	loads, err := r.PotentialLoads(t.Context(), router.Request{Model: "m", Tokens: prompt("ABC")})
+	if err != nil || len(loads) != 3 || loads[1].OverlapBlocks != 2 {
+		t.Fatalf("%+v, %v", loads, err)
+	}
+	if d, err := r.BestWorker(t.Context(), router.Request{ID: "r", Model: "m", Tokens: prompt("ABC"), Pinned: &loads[1].Worker}); err != nil || d.Worker.ID != 2 {
+		t.Errorf("%v, %v", d.Worker, err)
+	}
+	if _, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("ABC")}); !errors.Is(err, router.ErrPinMissing) {
+		t.Errorf("nobody is named: %v", err)
+	}
+	if _, err := newRouter(t, router.Config{Mode: router.Direct}, 0).PotentialLoads(t.Context(), router.Request{Model: "m"}); !errors.Is(err, router.ErrNoWorkers) {
+		t.Errorf("of none: %v", err)
+	}
+}
+
 // However a response ends, its slot is given back, and the first token was noted
 // at the first chunk that has something in it.
 func TestGenerate(t *testing.T) {

@@ -24,7 +24,8 @@ type PotentialLoad struct {
 
 // PotentialLoads returns what each worker that may take a request would have to do
 // with it, in worker order, the busy ones too. It books nothing; the ID does not
-// matter. The errors are those of [Router.BestWorker] but for busy workers.
+// matter. The errors are those of [Router.BestWorker] but for busy workers, and in
+// mode [Direct] no worker need be named: who names one later may choose by this.
 func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLoad, error) {
 	s := r.scratch.Get().(*scratch)
 	defer r.release(s)
