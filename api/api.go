@@ -40,6 +40,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/openai"
@@ -65,6 +66,9 @@ type Config struct {
 	// OverloadStatus is the status of requests that are refused because all
 	// workers are busy. Default 429.
 	OverloadStatus int
+	// QueueWait is the longest time for which a booking waits, if the router has a
+	// queue. Default 0: for as long as the client, or the request's own target.
+	QueueWait time.Duration
 	// Client sends the requests of /v1/generate. Default one that heeds neither
 	// proxies nor redirects: requests go to workers only.
 	Client *http.Client

@@ -119,6 +119,9 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		return bad("ttft_target_ms", "a number of milliseconds")
 	}
 	req.TTFTTarget = time.Duration(q.TTFTTargetMS * float64(time.Millisecond))
+	if c.QueueWait > 0 && (req.TTFTTarget == 0 || req.TTFTTarget > c.QueueWait) {
+		req.TTFTTarget = c.QueueWait // which is how long it may wait
+	}
 	if q.WorkerID != nil {
 		req.Pinned, req.AnyRank = &router.Worker{ID: *q.WorkerID}, q.DPRank == nil
 		if q.DPRank != nil {

@@ -296,3 +296,33 @@ func TestDispatch(t *testing.T) {
 		}
 	}
 }
+
+// A booking waits for as long as is set, or for its own target if that is shorter.
+func TestABookingWaitsNotForEver(t *testing.T) {
+	r, err := router.New(router.Config{Queue: router.QueueConfig{Threshold: new(0.)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetWorker(router.WorkerInfo{ID: 1, Models: []string{"m"}, BlockSize: 4, MaxBatchedTokens: 8, Address: netip.MustParseAddrPort("10.0.0.1:8000")}); err != nil {
+		t.Fatal(err)
+	}
+	const wait = 200 * time.Millisecond
+	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler(), QueueWait: wait})
+	post(t, h, "/v1/best_worker", `{"model":"m","request_id":"first","token_ids":[1]}`)
+	for body, least := range map[string]time.Duration{
+		`"ttft_target_ms":20`:      20 * time.Millisecond,
+		`"ttft_target_ms":9000000`: wait,
+		`"priority":1`:             wait,
+	} {
+		for _, path := range []string{"/v1/best_worker", "/v1/generate"} {
+			start := time.Now()
+			status, text, header := post(t, h, path, `{"model":"m","request_id":"next","token_ids":[1],`+body+`}`)
+			if took := time.Since(start); status != 429 || header.Get("Retry-After") == "" || took < least {
+				t.Errorf("%s, %s: status %d after %v, %s", path, body, status, took, text)
+			}
+		}
+	}
+	if w := r.Workers()[0]; w.ActiveRequests != 1 {
+		t.Errorf("left behind: %+v", w)
+	}
+}

@@ -306,6 +306,7 @@ func (s *server) openHTTP() (err error) {
 			Fleet:   s.registry,
 
 			OverloadStatus: s.conf.OverloadStatus,
+			QueueWait:      s.conf.QueueWait,
 		}),
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,
