@@ -171,14 +171,28 @@ func WriteJSON(w io.Writer, results []*Result) error {
 	return nil
 }
 
-// WriteTable writes results as a table, one a line.
+// WriteTable writes results as a table, one a line. What decisions cost is at its end
+// if it was measured.
 func WriteTable(w io.Writer, results []*Result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "rule\tload\tseed\tTTFT mean\tp50\tp90\tp99 s\tTPOT mean\tp99 ms\tE2E mean\tp99 s\tgoodput/s\thits\tof LRU\timbalance\tmisjudged\t")
+	timed := slices.ContainsFunc(results, func(r *Result) bool { return r.Timing != nil })
+	fmt.Fprint(t, "rule\tload\tseed\tTTFT mean\tp50\tp90\tp99 s\tTPOT mean\tp99 ms\tE2E mean\tp99 s\tgoodput/s\thits\tof LRU\timbalance\tmisjudged\t")
+	if timed {
+		fmt.Fprint(t, "decision p50\tp99 µs\trequests/s\tB/request\t")
+	}
+	fmt.Fprintln(t)
 	for _, r := range results {
-		fmt.Fprintf(t, "%s\t%g\t%d\t%.3f\t%.3f\t%.2f\t%.2f\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%.3f\t%.2f\t%.3f\t%.0f\t\n", r.Rule, r.Load, r.Seed,
+		share := "-" // of a closed loop, whose order depends on the rule
+		if r.LRUShare > 0 {
+			share = fmt.Sprintf("%.2f", r.LRUShare)
+		}
+		fmt.Fprintf(t, "%s\t%g\t%d\t%.3f\t%.3f\t%.2f\t%.2f\t%.1f\t%.1f\t%.2f\t%.1f\t%.2f\t%.3f\t%s\t%.3f\t%.0f\t", r.Rule, r.Load, r.Seed,
 			r.TTFT.Mean, r.TTFT.P50, r.TTFT.P90, r.TTFT.P99, r.TPOT.Mean*1e3, r.TPOT.P99*1e3, r.E2E.Mean, r.E2E.P99,
-			r.Goodput, r.HitRate, r.LRUShare, r.Imbalance, r.Misjudged)
+			r.Goodput, r.HitRate, share, r.Imbalance, r.Misjudged)
+		if c := r.Timing; c != nil {
+			fmt.Fprintf(t, "%.1f\t%.1f\t%.0f\t%.0f\t", float64(c.DecisionP50)/1e3, float64(c.DecisionP99)/1e3, c.Rate, c.Bytes)
+		}
+		fmt.Fprintln(t)
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("replay: write results: %w", err)

@@ -79,17 +79,25 @@ func RuleNames() (names []string) {
 	return names
 }
 
-// knobs are the settings that a rule's name may change.
-func knobs(s *scorer.Settings) map[string]*float64 {
-	return map[string]*float64{
-		"alpha":       &s.Alpha,
-		"attention":   &s.Attention,
-		"weight":      &s.OverlapWeight,
-		"credit":      &s.OverlapCredit,
-		"scale":       &s.PrefillScale,
-		"request":     &s.RequestWeight,
-		"temperature": &s.Temperature,
+// knob returns the setting that a rule's name may change, nil if its policy does not
+// look at it.
+func knob(s *scorer.Settings, name string) *float64 {
+	known := map[string]struct {
+		setting *float64
+		by      []scorer.Policy
+	}{
+		"alpha":       {&s.Alpha, []scorer.Policy{scorer.Tokens, scorer.PredictedTTFT}},
+		"attention":   {&s.Attention, []scorer.Policy{scorer.Tokens}},
+		"weight":      {&s.OverlapWeight, []scorer.Policy{scorer.Dynamo}},
+		"credit":      {&s.OverlapCredit, []scorer.Policy{scorer.DynamoNewer}},
+		"scale":       {&s.PrefillScale, []scorer.Policy{scorer.DynamoNewer}},
+		"request":     {&s.RequestWeight, []scorer.Policy{scorer.DynamoNewer}},
+		"temperature": {&s.Temperature, scorer.Policies()},
 	}
+	if k := known[name]; slices.Contains(k.by, s.Policy) {
+		return k.setting
+	}
+	return nil
 }
 
 // ParseRule returns the rule with a name, its settings changed by what follows a
@@ -119,10 +127,10 @@ func ParseRule(text string) (Rule, error) {
 		if r.Choose != nil {
 			return Rule{}, fmt.Errorf("replay: rule %q: %q is no setting; it has ties=requests, ties=draw and inputs=engine", name, part)
 		}
-		at := knobs(&r.Settings)[key]
+		at := knob(&r.Settings, key)
 		v, err := strconv.ParseFloat(value, 64)
 		if at == nil || err != nil {
-			return Rule{}, fmt.Errorf("replay: rule %q: %q is no setting; they are alpha, attention, weight, credit, scale, request, temperature, each with =number, ties=requests, ties=draw and inputs=engine", name, part)
+			return Rule{}, fmt.Errorf("replay: rule %q: %q is none of its settings; alpha belongs to tokens and predicted_ttft, attention to tokens, weight to dynamo, credit, scale and request to dynamo_newer, temperature to all, each with =number, and ties=requests, ties=draw and inputs=engine", name, part)
 		}
 		*at = v
 	}

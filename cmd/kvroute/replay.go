@@ -148,6 +148,9 @@ func runReplay(ctx context.Context, args []string, std stdio) error {
 	if err := f.positive(); err != nil {
 		return err
 	}
+	if err := f.pointless(fs); err != nil {
+		return err
+	}
 	if f.syncOff {
 		f.scenario.SyncDelay = -1
 	}
@@ -212,6 +215,35 @@ func (f *replayFlags) positive() error {
 	// Here 0 is none; there it would be the default.
 	g.PrefixTokens, g.QuestionTokens = cmp.Or(g.PrefixTokens, replay.NoTokens), cmp.Or(g.QuestionTokens, replay.NoTokens)
 	return nil
+}
+
+// pointless refuses flags that others keep from changing anything.
+func (f *replayFlags) pointless(fs *flag.FlagSet) (err error) {
+	s := &f.scenario
+	made, alone, together := f.trace == "" && f.users == 0, s.Replicas == 1, s.Groups == 1
+	idle := map[string]string{}
+	add := func(when bool, beside string, flags ...string) {
+		for _, name := range flags {
+			if when {
+				idle[name] = beside
+			}
+		}
+	}
+	add(!made, "a --trace", "rate", "prefixes", "prefix-tokens", "question-tokens", "output-tokens", "turns")
+	add(!made && f.users == 0, "a --trace that is played whole", "requests")
+	add(f.users > 0, "--users, who set the load themselves", "jitter")
+	add(alone, "one replica", "sync-delay", "sync-off", "sync-lost")
+	add(f.syncOff, "--sync-off", "sync-delay", "sync-lost")
+	add(together, "one group", "summary-age")
+	add(s.PrefillWorkers == 0, "workers that do both", "transfer")
+	add(f.hitRate, "--hit-rate, which plays nothing", "rule", "load", "jitter", "speeds", "engine", "replicas", "sync-delay", "sync-off", "sync-lost",
+		"groups", "summary-age", "event-delay", "event-loss", "predict", "prefill-workers", "transfer", "change", "cold-start", "seeds", "timing", "json", "plot")
+	fs.Visit(func(given *flag.Flag) {
+		if beside := idle[given.Name]; beside != "" && err == nil {
+			err = fmt.Errorf("--%s has no effect beside %s", given.Name, beside)
+		}
+	})
+	return err
 }
 
 // load returns the workload of each seed.

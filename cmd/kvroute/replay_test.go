@@ -34,6 +34,10 @@ func TestReplayRepeatsItself(t *testing.T) {
 	if status != 0 || !strings.Contains(table, "dynamo") {
 		t.Errorf("the written trace: status %d, %s\n%s", status, problem, table)
 	}
+	timed, status, problem := replayed(t, "--requests", "50", "--timing", "--rule", "tokens")
+	if status != 0 || !strings.Contains(timed, "decision p50") || len(strings.Fields(strings.Split(timed, "\n")[1])) != 20 {
+		t.Errorf("what decisions cost: status %d, %s\n%s", status, problem, timed)
+	}
 	hits, status, _ := replayed(t, "--trace", trace, "--hit-rate")
 	if status != 0 || strings.Count(hits, "blocks hit") != 3 {
 		t.Errorf("hits: %s", hits)
@@ -43,7 +47,7 @@ func TestReplayRepeatsItself(t *testing.T) {
 // Prompts without a shared prefix have nothing in common, and those without a
 // question of their own are all cached after the first time.
 func TestReplayWithoutAPart(t *testing.T) {
-	args := []string{"--requests", "200", "--rate", "5", "--prefixes", "4", "--rule", "tokens", "--hit-rate"}
+	args := []string{"--requests", "200", "--rate", "5", "--prefixes", "4", "--hit-rate"}
 	alone, status, problem := replayed(t, append(args, "--prefix-tokens", "0")...)
 	if status != 0 || !strings.Contains(alone, "endless cache: 0 of") {
 		t.Errorf("no prefix: status %d, %s\n%s", status, problem, alone)
@@ -81,6 +85,18 @@ func TestReplayRefuses(t *testing.T) {
 		"unexpected argument":    {"trace.jsonl"},
 		"want one of them 1":     {"--groups", "2", "--replicas", "2"},
 		"no worker is available": {"--workers", "1", "--change", "1s:leave:0"},
+
+		"--rate has no effect beside a --trace":           {"--trace", "x", "--rate", "3"},
+		"--requests has no effect beside a --trace":       {"--trace", "x", "--requests", "3"},
+		"--jitter has no effect beside --users":           {"--trace", "x", "--users", "3", "--jitter", "1s"},
+		"--sync-lost has no effect beside one replica":    {"--sync-lost", "1s:1s"},
+		"--sync-delay has no effect beside --sync-off":    {"--sync-delay", "1s", "--sync-off", "--replicas", "2"},
+		"--summary-age has no effect beside one group":    {"--summary-age", "1s"},
+		"--transfer has no effect beside workers that do": {"--transfer", "1000"},
+		"--rule has no effect beside --hit-rate":          {"--hit-rate", "--rule", "tokens"},
+		`"alpha=1" is none of its settings`:               {"--rule", "dynamo:alpha=1"},
+		`"weight=1" is none of its settings`:              {"--rule", "tokens:weight=1"},
+		`"credit=1" is none of its settings`:              {"--rule", "dynamo:credit=1"},
 	} {
 		if _, status, problem := replayed(t, args...); status == 0 || !strings.Contains(problem, want) {
 			t.Errorf("%v: status %d, %q, want %q", args, status, problem, want)
