@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -406,7 +407,8 @@ func TestAttentionOfAModel(t *testing.T) {
 	}
 }
 
-// The page on routing names no flag that is not there.
+// The page on routing names no flag that is not there, those of replay in its section
+// on that, and all that there are about routing and replaying.
 func TestRoutingPageNamesFlags(t *testing.T) {
 	text, err := os.ReadFile("../../docs/routing.md")
 	if err != nil {
@@ -415,21 +417,36 @@ func TestRoutingPageNamesFlags(t *testing.T) {
 	fs := newFlagSet("test", os.Stderr)
 	c := defaults()
 	c.flags(fs)
-	seen := 0
-	for _, m := range regexp.MustCompile("`--([a-z-]+)").FindAllStringSubmatch(string(text), -1) {
-		seen++
-		if fs.Lookup(m[1]) == nil {
-			t.Errorf("--%s does not exist", m[1])
-		}
+	before, rest, found := strings.Cut(string(text), "## Replaying a load\n")
+	section, after, more := strings.Cut(rest, "\n## ")
+	if !found || !more {
+		t.Fatal("there is no section on replaying a load")
 	}
-	own := newFlagSet("test", os.Stderr)
+	own, replays := newFlagSet("test", os.Stderr), newFlagSet("test", os.Stderr)
 	c.routingFlags(own)
-	own.VisitAll(func(f *flag.Flag) {
-		if !strings.Contains(string(text), "`--"+f.Name) {
-			t.Errorf("--%s is not on the page", f.Name)
+	new(replayFlags).set(replays)
+	for _, part := range []struct {
+		name, text string
+		known      []*flag.FlagSet
+		all        *flag.FlagSet
+	}{
+		{"the page", before + after, []*flag.FlagSet{fs}, own},
+		{"the section on replaying", section, []*flag.FlagSet{replays, fs}, replays},
+	} {
+		seen := 0
+		for _, m := range regexp.MustCompile("`(?:kvroute serve\\s+)?--([a-z-]+)").FindAllStringSubmatch(part.text, -1) {
+			seen++
+			if !slices.ContainsFunc(part.known, func(fs *flag.FlagSet) bool { return fs.Lookup(m[1]) != nil }) {
+				t.Errorf("%s: --%s does not exist", part.name, m[1])
+			}
 		}
-	})
-	if seen < 20 {
-		t.Errorf("%d flags found", seen)
+		part.all.VisitAll(func(f *flag.Flag) {
+			if !regexp.MustCompile("`--" + f.Name + "[` ]").MatchString(part.text) {
+				t.Errorf("%s: --%s is missing", part.name, f.Name)
+			}
+		})
+		if seen < 20 {
+			t.Errorf("%s: %d flags found", part.name, seen)
+		}
 	}
 }
