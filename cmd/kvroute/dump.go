@@ -13,7 +13,7 @@ import (
 // dump prints the index of a running kvroute.
 func dump(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("dump", std.err)
-	url := fs.String("url", "http://127.0.0.1:9003", "`URL` of kvroute's API")
+	at := apiFlag(fs)
 	sorted := fs.Bool("sort", false, "one block a line, in an order that two replicas agree on")
 	if err := parse(fs, args); err != nil {
 		return err
@@ -22,7 +22,7 @@ func dump(ctx context.Context, args []string, std stdio) error {
 	if *sorted {
 		path += "?sort=1"
 	}
-	resp, err := open(ctx, http.DefaultClient, http.MethodGet, *url+path)
+	resp, err := open(ctx, http.DefaultClient, http.MethodGet, at(path))
 	if err != nil {
 		return err
 	}

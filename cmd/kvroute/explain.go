@@ -6,13 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -24,13 +21,10 @@ import (
 // why it chose the one, and where the time went.
 func explain(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("explain", std.err)
-	base := fs.String("url", "http://127.0.0.1:9003", "`URL` of the running kvroute")
+	at := apiFlag(fs)
 	raw := fs.Bool("json", false, "print the decision as JSON")
-	if err := fs.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return err
-		}
-		return errUsage
+	if err := parseFlags(fs, args); err != nil {
+		return err
 	}
 	if fs.NArg() != 1 {
 		return errors.New("want the id of a request, as in x-dynamo-request-id, or \"last\"")
@@ -42,16 +36,12 @@ func explain(ctx context.Context, args []string, std stdio) error {
 	if id == "last" {
 		query = "limit=1"
 	}
-	text, err := fetch(ctx, http.DefaultClient, http.MethodGet, strings.TrimRight(*base, "/")+"/v1/decisions?"+query)
-	if err != nil {
-		return err
-	}
 	var answer struct {
 		router.Decision
 		Decisions []router.Decision `json:"decisions"`
 	}
-	if err := json.Unmarshal(text, &answer); err != nil {
-		return fmt.Errorf("read the answer of %s: %w", *base, err)
+	if err := getJSON(ctx, at("/v1/decisions?"+query), &answer); err != nil {
+		return err
 	}
 	d := &answer.Decision
 	if id == "last" {

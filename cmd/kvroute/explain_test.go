@@ -38,10 +38,13 @@ func TestExplain(t *testing.T) {
 			}
 		}
 	}
+	text := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) }))
+	defer text.Close()
 	for args, want := range map[string]string{
 		"--url " + s.URL + " nobody":      "no decision is kept",
 		"--url " + s.URL:                  "want the id",
 		"--url http://127.0.0.1:1 x":      "refused",
+		"--url " + text.URL + " x":        "read the answer of " + text.URL + "/v1/decisions?id=x",
 		"--url " + s.URL + "/elsewhere x": "status 404",
 	} {
 		if status, _, stderr := runs(t, append([]string{"explain"}, strings.Fields(args)...)...); status != 1 || !strings.Contains(stderr, want) {

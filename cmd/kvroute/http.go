@@ -58,7 +58,10 @@ func getJSON[T any](ctx context.Context, url string, into *T) error {
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(body, into)
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("read the answer of %s: %w", url, err)
+	}
+	return nil
 }
 
 // serveHTTP adds a server to the parts of a command, which ends with ctx at once.

@@ -115,16 +115,29 @@ func newFlagSet(name string, out io.Writer) *flag.FlagSet {
 // parse refuses what is left over: a forgotten dash would otherwise make a flag
 // silently without effect.
 func parse(fs *flag.FlagSet, args []string) error {
-	if err := fs.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return err
-		}
-		return errUsage
+	if err := parseFlags(fs, args); err != nil {
+		return err
 	}
 	if fs.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", fs.Arg(0))
 	}
 	return nil
+}
+
+// parseFlags is parse for commands that take arguments.
+func parseFlags(fs *flag.FlagSet, args []string) error {
+	err := fs.Parse(args)
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		return errUsage
+	}
+	return err
+}
+
+// apiFlag adds the flag of commands that ask a running kvroute. What it returns is
+// the URL of a path there, once the flags are parsed.
+func apiFlag(fs *flag.FlagSet) (at func(path string) string) {
+	base := fs.String("url", "http://127.0.0.1:9003", "`URL` of kvroute's API")
+	return func(path string) string { return strings.TrimRight(*base, "/") + path }
 }
 
 func version(_ context.Context, args []string, io stdio) error {
