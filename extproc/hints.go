@@ -4,7 +4,9 @@ package extproc
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"net/netip"
@@ -105,6 +107,9 @@ func (s *stream) steer(req *router.Request, body *openai.Body) *openai.Error {
 	t := &s.steering
 	req.Session, req.SessionFinal = t.session, t.final
 	req.AllowedAddresses = t.allowed
+	if s.server.conf.AllowDirect && t.rank != "" && t.pin == "" {
+		return badHeader(headerRank, t.rank, "a worker beside it, in "+headerPin)
+	}
 	if s.server.conf.AllowDirect && t.pin != "" {
 		id, err := strconv.ParseUint(t.pin, 10, 64)
 		if err != nil {
@@ -147,14 +152,25 @@ func (s *stream) steer(req *router.Request, body *openai.Body) *openai.Error {
 		req.TTFTTarget = time.Duration(ms * float64(time.Millisecond))
 	}
 	if t.override != "" {
-		dec := json.NewDecoder(strings.NewReader(t.override))
-		dec.DisallowUnknownFields()
-		req.Override = new(router.Override)
-		if err := dec.Decode(req.Override); err != nil {
+		var err error
+		if req.Override, err = parseOverride(t.override); err != nil {
 			return badHeader(headerOverride, t.override, "a JSON object with known fields: "+err.Error())
 		}
 	}
 	return nil
+}
+
+func parseOverride(text string) (*router.Override, error) {
+	dec := json.NewDecoder(strings.NewReader(text))
+	dec.DisallowUnknownFields()
+	o := new(router.Override)
+	if err := dec.Decode(o); err != nil {
+		return nil, err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("something follows its end")
+	}
+	return o, nil
 }
 
 func badHeader(name, value, want string) *openai.Error {
