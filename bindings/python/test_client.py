@@ -10,7 +10,7 @@ import sys
 import unittest
 import warnings
 
-from kvroute.client import KvPushRouter, RouterError
+from kvroute.client import KvPushRouter, KvRouter, RouterError
 
 URL, MODEL = sys.argv.pop(1), sys.argv.pop(1)
 PROMPT = list(range(1000, 1064))
@@ -20,6 +20,9 @@ OWN = list(range(5000, 5064))  # of the test that wants it unknown
 class ClientTest(unittest.IsolatedAsyncioTestCase):
     def setUp(self):
         self.router = KvPushRouter(URL + "/", MODEL, timeout=20)
+
+    def test_names(self):
+        self.assertIs(KvRouter, KvPushRouter)
 
     async def loads(self, prompt=PROMPT):
         return {(w["worker_id"], w["dp_rank"]): w for w in await self.router.get_potential_loads(prompt)}
@@ -82,6 +85,9 @@ class ClientTest(unittest.IsolatedAsyncioTestCase):
             ]
             text = "".join(choice["text"] for event in events for choice in event["choices"])
             self.assertTrue(text, events)
+            # The order of arguments is the original's.
+            stream = await self.router.generate(PROMPT, MODEL, {"max_tokens": 2}, {"temperature": 0}, None, None, worker_id, dp_rank)
+            self.assertEqual(sum([1 for event in [event async for event in stream] if event["choices"][0]["text"]]), 2)
         self.assertEqual({w["active_requests"] for w in (await self.loads()).values()}, {0})
         # What was computed is known after a moment, and dumped.
         for _ in range(200):

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A client of a running kvroute router, with the method names and return values of
-NVIDIA Dynamo's KvPushRouter.
+"""A client of a running kvroute router, with the method names, the order of arguments
+and the return values of NVIDIA Dynamo's KvRouter, which it called KvPushRouter.
+
+Differences: the router is named by url and model. The events of generate are those of
+the worker's OpenAI endpoint, with text in choices, not token_ids. dp_rank needs a
+worker_id beside it. More arguments are fields of the HTTP API, by keyword.
 
 Nothing but the standard library is needed. Methods are coroutines, as there; each
 HTTP request runs in a thread of asyncio's pool, so any number may be under way at
@@ -24,7 +28,7 @@ import urllib.request
 import uuid
 import warnings
 
-__all__ = ["KvPushRouter", "RouterError"]
+__all__ = ["KvPushRouter", "KvRouter", "RouterError"]
 
 
 class RouterError(Exception):
@@ -103,7 +107,7 @@ class KvPushRouter:
         )
         return answer["worker_id"], answer["dp_rank"], answer["overlap_blocks"]
 
-    def get_potential_loads_sync(self, token_ids, router_config_override=None, **more):
+    def get_potential_loads_sync(self, token_ids, *, router_config_override=None, **more):
         return self._post("/v1/potential_loads", self._question(token_ids, router_config_override, **more))["loads"]
 
     def mark_prefill_complete_sync(self, request_id):
@@ -158,10 +162,10 @@ class KvPushRouter:
         worker_id, _, overlap = await self.best_worker(token_ids, router_config_override, request_id, **more)
         return worker_id, overlap
 
-    async def get_potential_loads(self, token_ids, router_config_override=None, **more):
-        """A list of dicts, one for each worker: worker_id, dp_rank,
-        potential_prefill_tokens, potential_decode_blocks and more."""
-        return await asyncio.to_thread(self.get_potential_loads_sync, token_ids, router_config_override, **more)
+    async def get_potential_loads(self, token_ids, **more):
+        """A list of dicts, one for each worker and rank: worker_id, dp_rank,
+        potential_prefill_tokens, potential_decode_blocks, active_requests and more."""
+        return await asyncio.to_thread(self.get_potential_loads_sync, token_ids, **more)
 
     async def mark_prefill_complete(self, request_id):
         """Notes the first token. Unknown ids are no error."""
@@ -175,15 +179,18 @@ class KvPushRouter:
         """The index as the text of a JSON array of stored events."""
         return await asyncio.to_thread(self.dump_events_sync)
 
-    async def generate(self, token_ids, model=None, **options):
+    async def generate(self, token_ids, model=None, *options, **more):
         """An asynchronous iterator over the worker's events, once the request is
-        routed. The arguments are those of generate_sync; model, if given, must be the
-        client's own. Who leaves the loop early must call aclose, or use async with:
+        routed. Behind model, which must be the client's own if it is given, the
+        arguments are those of generate_sync behind token_ids. Who leaves the loop early must call aclose, or use async with:
         that frees the connection and the request's slot. A task that is cancelled
         while it waits for an event has done so."""
         if model not in (None, self.model):
             raise ValueError(f"this client is for the model {self.model!r}, not {model!r}")
-        return _Stream(await _in_thread(lambda: self.generate_sync(token_ids, **options), lambda events: events.close()))
+        return _Stream(await _in_thread(lambda: self.generate_sync(token_ids, *options, **more), lambda events: events.close()))
+
+
+KvRouter = KvPushRouter
 
 
 class _Events:
