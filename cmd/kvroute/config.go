@@ -181,7 +181,7 @@ type config struct {
 	BlockSize int `yaml:"block-size"`
 	// Seed makes the choice among equal workers reproducible.
 	Seed uint64 `yaml:"seed"`
-	// KeepDecisions is how many recent decisions the API can explain.
+	// KeepDecisions is how many recent decisions the API can explain; 0 keeps none.
 	KeepDecisions int `yaml:"keep-decisions"`
 
 	// TraceOut is a file that gets a line for each request that was served and
@@ -373,7 +373,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.StateInterval, "state-interval", c.StateInterval, "`time` between two writings of it")
 	fs.IntVar(&c.BlockSize, "block-size", c.BlockSize, "`tokens` in a block of workers that do not say; 0 takes that of the model's others")
 	fs.Uint64Var(&c.Seed, "seed", c.Seed, "makes the choice among equal workers reproducible")
-	fs.IntVar(&c.KeepDecisions, "keep-decisions", c.KeepDecisions, "`number` of recent decisions that can be explained")
+	fs.IntVar(&c.KeepDecisions, "keep-decisions", c.KeepDecisions, "`number` of recent decisions that can be explained, 0 for none")
 	fs.StringVar(&c.TraceOut, "trace-out", c.TraceOut, "`file` that gets a trace of the requests served, for kvroute replay")
 	fs.DurationVar(&c.TraceOutTPOT, "trace-out-tpot", c.TraceOutTPOT, "`time` between two tokens of a response, for the trace")
 	fs.StringVar(&c.SecondChoice, "second-choice", c.SecondChoice, "header, list or none: how Envoy is told where a request goes that its worker refuses")
@@ -460,6 +460,9 @@ func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second))
 }
 
+// maxSessionSecs is a year, as package router has it.
+const maxSessionSecs = 31_536_000
+
 // check refuses values that no package would refuse in words of the user's.
 func (c *config) check() error {
 	var errs []error
@@ -473,10 +476,21 @@ func (c *config) check() error {
 			bad(a.name, a.value, "ip:port")
 		}
 	}
-	for name, s := range map[string]float64{"router-ttl-secs": c.RouterTTLSecs, "router-predicted-ttl-secs": c.RouterPredictedTTLSecs} {
-		if seconds(s) < 0 {
-			bad(name, fmt.Sprint(s), "0 or more seconds, at most 1e9")
-		}
+	// Where packages take 0 for their default, a person does not mean that.
+	if s := c.RouterTTLSecs; seconds(s) <= 0 {
+		bad("router-ttl-secs", fmt.Sprint(s), "more than 0 seconds, at most 1e9")
+	}
+	if s := c.RouterPredictedTTLSecs; seconds(s) < 0 {
+		bad("router-predicted-ttl-secs", fmt.Sprint(s), "0 or more seconds, at most 1e9")
+	}
+	if r := c.DeviceRatio; !(r > 0) {
+		bad("device-ratio", fmt.Sprint(r), "a number above 0")
+	}
+	if c.KeepDecisions < 0 {
+		bad("keep-decisions", fmt.Sprint(c.KeepDecisions), "0 or more")
+	}
+	if s := c.SessionAffinityTTL; s < 0 || s > maxSessionSecs {
+		bad("session-affinity-ttl-secs", fmt.Sprint(s), fmt.Sprintf("0 to %d", maxSessionSecs))
 	}
 	if o := c.OverloadStatus; o != 429 && o != 503 && o != 529 {
 		bad("overload-status", fmt.Sprint(o), "429, 503 or 529")

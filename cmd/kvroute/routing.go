@@ -117,13 +117,17 @@ func (c *config) scoring() (scorer.Settings, error) {
 	s.CreditDecay, s.RequestWeight = *cmp.Or(c.OverlapScoreCreditDecay, &s.CreditDecay), *cmp.Or(c.DecodeActiveRequestWeight, &s.RequestWeight)
 	t, err := s.With(&o)
 	if err != nil {
-		bad, ok := errors.AsType[*scorer.SettingError](err)
-		if ok && flagOf(bad.Setting) != "" {
-			return s, fmt.Errorf("config: %s: %w", flagOf(bad.Setting), err)
-		}
-		return s, fmt.Errorf("config: %w", err)
+		return s, named(err)
 	}
 	return t, c.pointless(&t)
+}
+
+// named makes an error of package scorer say which flag is meant.
+func named(err error) error {
+	if bad, ok := errors.AsType[*scorer.SettingError](err); ok && flagOf(bad.Setting) != "" {
+		return fmt.Errorf("config: %s: %w", flagOf(bad.Setting), err)
+	}
+	return fmt.Errorf("config: %w", err)
 }
 
 // pointless refuses settings beside others that keep them from ever changing
@@ -197,6 +201,12 @@ func flagOf(setting string) string {
 		return "router-host-cache-hit-weight"
 	case "disk_cache_weight":
 		return "router-disk-cache-hit-weight"
+	case "active_decode_blocks_threshold":
+		return "busy-threshold"
+	case "active_prefill_tokens_threshold":
+		return "active-prefill-tokens-threshold"
+	case "active_prefill_tokens_threshold_frac":
+		return "active-prefill-tokens-threshold-frac"
 	}
 	return ""
 }
@@ -235,13 +245,17 @@ func (c *config) routing() (router.Config, error) {
 	if m := c.SessionAffinityMode; m != "hard" && m != "soft" {
 		return router.Config{}, fmt.Errorf("config: session-affinity-mode is %q, want hard or soft", m)
 	}
+	thresholds := scorer.Thresholds{
+		ActiveBlocks: c.BusyThreshold, PrefillTokens: c.ActivePrefillTokensThreshold, PrefillFraction: c.ActivePrefillTokensThresholdFrac,
+	}
+	if err := thresholds.Validate(); err != nil {
+		return router.Config{}, named(err)
+	}
 	return router.Config{
-		Mode:        router.Mode(c.RouterMode),
-		Scoring:     scoring,
-		DeviceRatio: c.DeviceRatio,
-		Thresholds: scorer.Thresholds{
-			ActiveBlocks: c.BusyThreshold, PrefillTokens: c.ActivePrefillTokensThreshold, PrefillFraction: c.ActivePrefillTokensThresholdFrac,
-		},
+		Mode:           router.Mode(c.RouterMode),
+		Scoring:        scoring,
+		DeviceRatio:    c.DeviceRatio,
+		Thresholds:     thresholds,
 		Queue:          router.QueueConfig{Threshold: c.RouterQueueThreshold, Policy: scorer.QueuePolicy(c.RouterQueuePolicy), Limit: c.RouterQueueLimit},
 		Sessions:       router.SessionConfig{TTL: time.Duration(c.SessionAffinityTTL) * time.Second, Hard: c.SessionAffinityMode == "hard"},
 		NoActiveBlocks: c.NoTrackActiveBlocks,
@@ -255,7 +269,7 @@ func (c *config) routing() (router.Config, error) {
 		StrictModels:   c.StrictModels,
 		AvoidFailing:   c.AvoidFailing,
 		Seed:           c.Seed,
-		KeepDecisions:  c.KeepDecisions,
+		KeepDecisions:  cmp.Or(c.KeepDecisions, -1),
 	}, nil
 }
 

@@ -276,15 +276,20 @@ func TestContradictoryRouting(t *testing.T) {
 		"--attention -1":                                             "attention is -1",
 		"--router-temperature -1":                                    "router_temperature is -1",
 		"--router-kv-overlap-score-credit-decay NaN":                 "credit_decay is NaN",
-		"--busy-threshold 1.5":                                       "active_decode_blocks_threshold is 1.5",
-		"--active-prefill-tokens-threshold -1":                       "active_prefill_tokens_threshold is -1",
+		"--busy-threshold 1.5":                                       "busy-threshold: scorer: active_decode_blocks_threshold is 1.5",
+		"--active-prefill-tokens-threshold -1":                       "active-prefill-tokens-threshold: scorer: active_prefill_tokens_threshold is -1",
 		"--router-queue-threshold -1":                                "Queue.Threshold is -1",
 		"--router-queue-threshold NaN":                               "Queue.Threshold is NaN",
 		"--router-queue-threshold 1 --router-queue-policy best":      "router_queue_policy is best",
-		"--session-affinity-ttl-secs -1":                             "TTL is -1s",
+		"--session-affinity-ttl-secs -1":                             `session-affinity-ttl-secs is "-1"`,
+		"--session-affinity-ttl-secs 18446744083":                    `session-affinity-ttl-secs is "18446744083"`, // 9 s in an int64 of ns
+		"--router-mode device-aware-weighted --device-ratio 0":       `device-ratio is "0"`,
+		"--router-ttl-secs 0":                                        `router-ttl-secs is "0"`,
+		"--router-predicted-ttl-secs -1":                             `router-predicted-ttl-secs is "-1"`,
+		"--keep-decisions -1":                                        `keep-decisions is "-1"`,
 		"--session-affinity-ttl-secs 9 --session-affinity-mode firm": `session-affinity-mode is "firm"`,
 		"--engine-preset 1b":                                         `engine-preset is "1b"`,
-		"--router-mode device-aware-weighted --device-ratio -1":      "DeviceRatio is -1",
+		"--router-mode device-aware-weighted --device-ratio -1":      `device-ratio is "-1"`,
 		"--output-rate NaN":                                          "OutputRate is NaN",
 		"--output-rate -1":                                           "OutputRate is -1",
 		"--router-host-cache-hit-weight -1":                          "router-host-cache-hit-weight: scorer: host_cache_weight is -1",
@@ -372,6 +377,37 @@ func TestRoutingFlagsReachTheRouter(t *testing.T) {
 	if *r.Queue.Threshold != 2 || r.Queue.Policy != scorer.WSPT || r.Queue.Limit != 5 || r.Sessions != (router.SessionConfig{TTL: time.Minute, Hard: true}) ||
 		r.Mode != router.DeviceAware || r.DeviceRatio != 4 || r.Scoring.Engine != scorer.Dense8B() || r.Scoring.Attention != 6e-5 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// What is switched off with a 0 is off, where the packages take 0 for a default.
+func TestZeroIsNone(t *testing.T) {
+	kept := func(flags string) bool {
+		r := routerOf(t, situation{held: []int{0}}, strings.Fields(flags)...)
+		if _, err := r.BestWorker(t.Context(), router.Request{ID: "r", Model: "m", Tokens: letters("A")}); err != nil {
+			t.Fatal(err)
+		}
+		_, found := r.Decision("r")
+		return found
+	}
+	if !kept("") || kept("--keep-decisions 0") {
+		t.Error("--keep-decisions 0 must keep none")
+	}
+	predicted := func(flags string) int {
+		r := routerOf(t, situation{held: []int{0}}, strings.Fields(flags)...)
+		for _, id := range []string{"first", ""} {
+			d, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: letters("AB")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if id == "" {
+				return d.OverlapBlocks
+			}
+		}
+		return -1
+	}
+	if on, off := predicted(""), predicted("--router-predicted-ttl-secs 0"); on != 2 || off != 0 {
+		t.Errorf("--router-predicted-ttl-secs 0: %d blocks predicted, %d without it", off, on)
 	}
 }
 
