@@ -365,10 +365,14 @@ func (c *core) load(now time.Time, ord int, in *scorer.Input) {
 	}
 }
 
+// reportLife is how long an engine's own report of its blocks counts. An engine that
+// stops reporting must not stay busy for ever.
+const reportLife = 10 * time.Second
+
 // reported returns the blocks in use by the engine's own report, 0 if that is too
 // old.
 func (e *entry) reported(now time.Time) int {
-	if e.usedAt.IsZero() || now.Sub(e.usedAt) > scorer.ReportLife {
+	if e.usedAt.IsZero() || now.Sub(e.usedAt) > reportLife {
 		return 0
 	}
 	return e.usedBlocks

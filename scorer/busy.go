@@ -2,8 +2,6 @@
 
 package scorer
 
-import "time"
-
 // Thresholds say when a worker is too busy to be a candidate. nil is off.
 type Thresholds struct {
 	ActiveBlocks    *float64 `json:"active_decode_blocks_threshold,omitempty"`       // share of the worker's blocks, 0..1
@@ -25,18 +23,13 @@ func (t *Thresholds) Validate() error {
 	return nil
 }
 
-// ReportLife is how long an engine's own report of its blocks counts. An engine
-// that stops reporting must not stay busy for ever.
-const ReportLife = 10 * time.Second
-
 // Occupancy is what the thresholds look at.
 type Occupancy struct {
 	ActiveBlocks     int // by our account
 	PendTokens       int
-	EngineBlocks     int           // in use by the engine's own account; 0 = no report
-	EngineAge        time.Duration // of that report
-	TotalBlocks      int           // 0 = unknown
-	MaxBatchedTokens int           // 0 = unknown
+	EngineBlocks     int // in use by the engine's own account; 0 = no report that still counts
+	TotalBlocks      int // 0 = unknown
+	MaxBatchedTokens int // 0 = unknown
 }
 
 // Busy says whether a worker is above one of the thresholds; at the threshold it
@@ -44,13 +37,9 @@ type Occupancy struct {
 // worker's capacity is unknown.
 func (t *Thresholds) Busy(o Occupancy) (busy bool, skipped int) {
 	if t.ActiveBlocks != nil {
-		used := o.ActiveBlocks
-		if o.EngineAge <= ReportLife {
-			used = max(used, o.EngineBlocks)
-		}
 		if o.TotalBlocks <= 0 {
 			skipped++
-		} else if float64(used) > *t.ActiveBlocks*float64(o.TotalBlocks) {
+		} else if float64(max(o.ActiveBlocks, o.EngineBlocks)) > *t.ActiveBlocks*float64(o.TotalBlocks) {
 			busy = true
 		}
 	}

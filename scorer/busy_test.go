@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math"
 	"testing"
-	"time"
 
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -27,8 +26,7 @@ func TestBusy(t *testing.T) {
 		{"off", scorer.Thresholds{}, scorer.Occupancy{ActiveBlocks: 1e6, PendTokens: 1e6, TotalBlocks: 1, MaxBatchedTokens: 1}, false, 0},
 		{"800 of 1,000", blocks, scorer.Occupancy{ActiveBlocks: 800, TotalBlocks: 1000}, false, 0},
 		{"801 of 1,000", blocks, scorer.Occupancy{ActiveBlocks: 801, TotalBlocks: 1000}, true, 0},
-		{"the engine says 801", blocks, scorer.Occupancy{EngineBlocks: 801, EngineAge: 10 * time.Second, TotalBlocks: 1000}, true, 0},
-		{"it said so long ago", blocks, scorer.Occupancy{EngineBlocks: 801, EngineAge: 10*time.Second + 1, TotalBlocks: 1000}, false, 0},
+		{"the engine says 801", blocks, scorer.Occupancy{EngineBlocks: 801, TotalBlocks: 1000}, true, 0},
 		{"size unknown", blocks, scorer.Occupancy{ActiveBlocks: 801}, false, 1},
 		{"10,000 tokens", pend, scorer.Occupancy{PendTokens: 10_000}, false, 0},
 		{"10,001 tokens", pend, scorer.Occupancy{PendTokens: 10_001}, true, 0},

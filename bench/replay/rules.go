@@ -57,6 +57,7 @@ func named() []Rule {
 		policy("dynamo", scorer.Dynamo, nil),
 		policy("dynamo_newer", scorer.DynamoNewer, nil),
 		{Name: "dynamo-agentic", Settings: agentic},
+		{Name: "dynamo-load-aware", Settings: scorer.LoadAware()},
 		policy("predicted_ttft", scorer.PredictedTTFT, func(s *scorer.Settings) { s.Alpha = 0 }),
 		policy("weighted", scorer.Weighted, nil),
 		policy("oracle", scorer.PredictedTTFT, func(s *scorer.Settings) { s.Alpha = .25 }),
