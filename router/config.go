@@ -131,8 +131,8 @@ type Config struct {
 	// Seed makes ties and draws reproducible. Any value.
 	Seed uint64
 
-	// KeepDecisions is how many recent decisions can be asked for. Default
-	// 1,024; negative keeps none.
+	// KeepDecisions is how many recent decisions can be asked for, each of some 210
+	// bytes for each worker of its pool. Default 1,024; negative keeps none.
 	KeepDecisions int
 
 	// Now is the clock. Default one of the router's own, which follows a change of
