@@ -59,6 +59,7 @@ type Approx struct {
 	evicted int // blocks that went for lack of room
 	workers []guesses
 	event   Event // scratch
+	line    []*node
 }
 
 // guesses are one worker's.
@@ -342,30 +343,75 @@ func (a *Approx) Withdraw(worker int, generation, stamp, last uint64) {
 	}
 }
 
-// Forget forgets the last block of a path, given by local hashes from the beginning
-// of a prompt, and all behind it, because the worker said that it is gone.
-func (a *Approx) Forget(worker int, path []uint64) {
+// Forget forgets blocks, and all behind them, because the worker says that they are
+// gone: those that x knows it to hold on the device by these external hashes.
+func (a *Approx) Forget(worker int, x *Index, externals []uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	g := a.of(worker)
-	if g == nil || g.prompts == nil || len(path) == 0 {
-		return
-	}
-	n, at := &g.root, 0
-	for at < len(path) {
-		c := n.children[path[at]]
-		if c == nil {
+	for _, e := range externals {
+		g := a.of(worker)
+		if g == nil || g.prompts == nil {
 			return
 		}
-		k := common(c.local, path[at:])
-		if at += k; at < len(path) && k < len(c.local) {
-			return
+		n, block := a.find(g, x, worker, e)
+		if n == nil {
+			continue
 		}
-		if n = c; at == len(path) && k > 1 {
-			g.split(n, k-1)
+		if block > 0 {
+			g.split(n, block)
+		}
+		a.cut(worker, g, n)
+	}
+}
+
+// find returns the node that has a worker's block that x knows by an external hash, and
+// which of the node's it is; nil if there is none.
+func (a *Approx) find(g *guesses, x *Index, worker int, external uint64) (n *guessNode, block int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if worker > maxWorker || !x.has(int32(worker)) {
+		return nil, 0
+	}
+	x.view = view{}
+	k := x.find(int32(worker), external, spread(external), cell{})
+	if !k.mine {
+		return nil, 0
+	}
+	p := k.place()
+	defer func() { clear(a.line) }()
+	a.line = a.line[:0]
+	for m := p.n; m != &x.root; m = m.parent {
+		a.line = append(a.line, m)
+	}
+	n, held := &g.root, 0
+	for i, m := range slices.Backward(a.line) {
+		local := m.local
+		if i == 0 {
+			local = local[:p.block+1]
+		}
+		if n, held = n.follow(held, local); n == nil {
+			return nil, 0
 		}
 	}
-	a.cut(worker, g, n)
+	return n, held - 1
+}
+
+// follow goes on from the first blocks of n, of the given number, along others, and
+// returns where these end; nil if they are not all there.
+func (n *guessNode) follow(from int, local []uint64) (*guessNode, int) {
+	for len(local) > 0 {
+		if from == len(n.local) {
+			if n, from = n.children[local[0]], 0; n == nil {
+				return nil, 0
+			}
+		}
+		k := common(n.local[from:], local)
+		if k == 0 {
+			return nil, 0
+		}
+		from, local = from+k, local[k:]
+	}
+	return n, from
 }
 
 // cut removes a node with all behind it. Prompts that went there end before it.
@@ -573,30 +619,6 @@ func (g *Guesses) path(piece uint32) (local, sequence []uint64) {
 		local, sequence = append(local, p.Local...), append(sequence, p.Sequence...)
 	}
 	return local, sequence
-}
-
-// AppendPath appends to dst the local hashes of a worker's block and of all before
-// it in its sequence, if the index knows the block by this external hash.
-func (x *Index) AppendPath(dst []uint64, worker int, external uint64) []uint64 {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if worker < 0 || worker > maxWorker || !x.has(int32(worker)) {
-		return dst
-	}
-	x.view = view{}
-	k := x.find(int32(worker), external, spread(external), cell{})
-	if !k.mine {
-		return dst
-	}
-	p := k.place()
-	begin := len(dst)
-	for n, to := p.n, p.block+1; n != &x.root; n, to = n.parent, len(n.parent.local) {
-		for i := to - 1; i >= 0; i-- {
-			dst = append(dst, n.local[i])
-		}
-	}
-	slices.Reverse(dst[begin:])
-	return dst
 }
 
 func ceil(a, unit int64) int64 { return (a + unit - 1) / unit }

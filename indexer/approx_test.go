@@ -119,6 +119,21 @@ func TestApproxWithdraw(t *testing.T) {
 	}
 }
 
+// unlearn says that a worker has removed the last block of a path. The index that knows
+// it has the path in several nodes.
+func unlearn(a *indexer.Approx, worker int, local []uint64) {
+	x := indexer.New(indexer.Config{})
+	ev := indexer.Event{Kind: indexer.Stored}
+	for i, l := range local {
+		ev.Blocks = append(ev.Blocks, indexer.Block{External: uint64(i) + 1, Local: l})
+	}
+	x.Apply(worker, ev)
+	for i := 0; i < len(local); i += 2 {
+		x.Apply(worker, indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: uint64(i) + 1, Blocks: []indexer.Block{{External: uint64(i) + 100, Local: 1}}})
+	}
+	a.Forget(worker, x, []uint64{uint64(len(local)), 99})
+}
+
 func TestApproxForget(t *testing.T) {
 	a := newApprox(indexer.ApproxConfig{}, 0, 0)
 	insert(a, at(0), 0, "abcd")
@@ -126,7 +141,7 @@ func TestApproxForget(t *testing.T) {
 	insert(a, at(0), 1, "abcd")
 	for _, path := range []string{"abc", "abcq", "q", "abcdefg", ""} {
 		local, _ := spell(path)
-		a.Forget(0, local)
+		unlearn(a, 0, local)
 	}
 	if got := overlaps(a, at(1), "abcd", 2); !slices.Equal(got, []int32{2, 4}) {
 		t.Errorf("overlaps %v after worker 0 lost c, want 2 and 4", got)
@@ -141,6 +156,28 @@ func TestApproxForget(t *testing.T) {
 	a.Begin(0, 2, 0)
 	if insert(a, at(1), 0, "ab"); overlaps(a, at(1), "ab", 1)[0] != 0 {
 		t.Error("an insertion of the number's last owner counts for the next")
+	}
+}
+
+// What a worker removes is mostly not guessed at, and costs the guesses no more than
+// to see where the two differ.
+func TestForgettingWhatIsNotGuessedDoesNotAllocate(t *testing.T) {
+	a := newApprox(indexer.ApproxConfig{}, 0)
+	x := indexer.New(indexer.Config{})
+	local := make([]uint64, 512)
+	for i := range local {
+		local[i] = uint64(i) + 1
+	}
+	ev := named(0, local)
+	x.Apply(0, ev)
+	local[400] = 0
+	a.Insert(at(0), 0, 1, local, indexer.AppendSequenceHashes(nil, local))
+	last := []uint64{ev.Blocks[511].External}
+	if n := testing.AllocsPerRun(100, func() { a.Forget(0, x, last) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if a.Forget(0, x, []uint64{ev.Blocks[399].External}); a.WorkerBlocks(0) != 399 {
+		t.Errorf("%d blocks, want the 399 before the one forgotten", a.WorkerBlocks(0))
 	}
 }
 
@@ -312,7 +349,7 @@ func TestApproxModel(t *testing.T) {
 				}
 			case 3:
 				a.Expire(clock)
-				a.Forget(worker, local)
+				unlearn(a, worker, local)
 				m.forget(worker, string(prompt))
 			default:
 				r := inserted{prompt: string(prompt[:min(len(prompt), m.limits[worker])]), worker: worker}

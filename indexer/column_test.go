@@ -128,17 +128,20 @@ func TestLookupsAreShortWhereAllUseTheSameHashes(t *testing.T) {
 	}
 }
 
-// What one worker was asked for last does not count for the next.
-func TestAppendPathIsTheWorkersOwn(t *testing.T) {
+// A guess goes with a block of the worker's own, whatever others call theirs.
+func TestForgottenIsWhatTheWorkerHas(t *testing.T) {
 	x := indexer.New(indexer.Config{})
+	a := newApprox(indexer.ApproxConfig{}, 0, 0, 0)
 	local := []uint64{7, 8, 9}
-	apply(t, x, 0, named(0, local), indexer.Outcome{Stored: 3})
-	apply(t, x, 1, named(0, local[:1]), indexer.Outcome{Stored: 1})
+	for w, blocks := range []int{3, 1} {
+		apply(t, x, w, named(0, local[:blocks]), indexer.Outcome{Stored: blocks})
+	}
 	third := indexer.NextSequenceHash(9, 0)
 	apply(t, x, 0, named(0, local), indexer.Outcome{Duplicate: 3})
-	for w, want := range []int{3, 0, 0} {
-		if got := x.AppendPath(nil, w, third); len(got) != want {
-			t.Errorf("worker %d: path %d, want %d blocks", w, got, want)
+	for w, want := range []int{2, 3, 3} {
+		a.Insert(at(0), w, 1, local, indexer.AppendSequenceHashes(nil, local))
+		if a.Forget(w, x, []uint64{third}); a.WorkerBlocks(w) != want {
+			t.Errorf("worker %d: %d blocks, want %d", w, a.WorkerBlocks(w), want)
 		}
 	}
 }

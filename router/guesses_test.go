@@ -116,6 +116,22 @@ func TestPrediction(t *testing.T) {
 		t.Errorf("after the clear %d blocks count", n)
 	}
 
+	// What leaves the host's memory takes nothing back of the device.
+	w, _ = book(t, r, "5", "klmn")
+	r.MarkPrefillCompleted("5")
+	store(r, router.Worker{ID: w}, "klm")
+	local = indexer.AppendLocalHashes(nil, prompt("klm"), 8, indexer.Seed("", ""))
+	sequence = indexer.AppendSequenceHashes(nil, local)
+	host := indexer.Event{
+		Kind: indexer.Stored, Tier: indexer.HostPinned, HasParent: true, Parent: sequence[1] + 1,
+		Blocks: []indexer.Block{{External: sequence[2] + 1, Local: local[2]}},
+	}
+	r.ApplyEvent(router.Worker{ID: w}, host)
+	r.ApplyEvent(router.Worker{ID: w}, indexer.Event{Kind: indexer.Removed, Tier: indexer.HostPinned, Externals: []uint64{sequence[2] + 1}})
+	if v, n := ask(t, r, "klmn"); v != w || n != 4 {
+		t.Errorf("after a removal in host memory %d blocks count on worker %d, want 4 on %d", n, v, w)
+	}
+
 	// Who was not served predicts nothing; who was, does.
 	book(t, r, "3", "pqr")
 	r.Abandon("3")

@@ -127,8 +127,8 @@ func (k *known) apply(now time.Time, ord int, ev indexer.Event) indexer.Outcome 
 	if k.predicted != nil && k.predicted.WorkerBlocks(ord) > 0 {
 		switch ev.Kind {
 		case indexer.Removed:
-			for _, e := range ev.Externals {
-				k.predicted.Forget(ord, k.index().AppendPath(nil, ord, e))
+			if ev.Tier == indexer.Device {
+				k.predicted.Forget(ord, k.index(), ev.Externals)
 			}
 		case indexer.Cleared:
 			k.predicted.Clear(ord)
