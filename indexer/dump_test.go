@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -172,6 +173,78 @@ func TestADumpIsOfOneMomentOfEachWorker(t *testing.T) {
 	}
 	if between == 0 {
 		t.Error("nothing happened during the dumps")
+	}
+}
+
+// Bounds take blocks, of whomever, while a dump is read: it says what the index was when
+// it began, or that it was overtaken.
+func TestADumpIsOfItsBeginWhateverBoundsTake(t *testing.T) {
+	whole, overtaken := 0, 0
+	for seed := range uint64(8) {
+		for i, s := range shapes() {
+			rng := rand.New(rand.NewPCG(seed, uint64(i)))
+			most := 50 + rng.IntN(3000)
+			x := indexer.New(indexer.Config{MaxBlocks: most, DumpWords: 1 << (11 + rng.IntN(10))})
+			m := newModel(s.workers)
+			change := func() {
+				w := rng.IntN(s.workers)
+				switch rng.IntN(60) {
+				case 0:
+					x.RemoveWorker(w)
+				case 1:
+					x.SetLimit(w, rng.IntN(most))
+				case 2:
+					x.SetLimit(w, 0)
+				case 3:
+					x.Match(make([]int32, s.workers), s.prompt(rng, m))
+				default:
+					ev := s.event(rng, m, w)
+					m.apply(w, ev)
+					x.Apply(w, ev)
+				}
+			}
+			for range 3 {
+				for range 150 {
+					change()
+				}
+				want, err := contentOf(x.Dump(), s.workers)
+				if err != nil {
+					t.Fatal(err)
+				}
+				runs, stop := x.DumpNow()
+				often := rng.IntN(12)
+				got, err := contentOf(func(yield func(indexer.Run, error) bool) {
+					for r, err := range runs {
+						for range often {
+							change()
+						}
+						if !yield(r, err) {
+							return
+						}
+					}
+				}, s.workers)
+				stop()
+				if errors.Is(err, indexer.ErrOvertaken) {
+					overtaken++
+					continue
+				}
+				if err != nil {
+					t.Fatalf("seed %d, shape %d: %v", seed, i, err)
+				}
+				whole++
+				for o := range want {
+					if !maps.Equal(got[o], want[o]) {
+						t.Fatalf("seed %d, shape %d: owner %d holds %d blocks, want the %d of the begin", seed, i, o, len(got[o]), len(want[o]))
+					}
+				}
+				if err := x.Check(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if whole < 200 || overtaken == 0 {
+		t.Errorf("%d dumps were whole, %d overtaken", whole, overtaken)
 	}
 }
 
