@@ -3,7 +3,9 @@
 package router
 
 import (
+	"errors"
 	"net/netip"
+	"reflect"
 	"testing"
 	"time"
 
@@ -30,5 +32,97 @@ func TestOverlapOfAnEarlierWorkerDoesNotCount(t *testing.T) {
 	d = Decision{}
 	if err := c.decide(time.Now(), q, &d, false); err != nil || d.Worker.ID != 2 || d.OverlapBlocks != 0 {
 		t.Errorf("worker %d with overlap %d, %v; want worker 2 with none", d.Worker.ID, d.OverlapBlocks, err)
+	}
+}
+
+// coreOf returns a core with workers of a batch of 8 tokens, and a way to ask it.
+func coreOf(t *testing.T, conf Config, workers int) (c *core, ask func(now time.Time, id string, tokens int, target time.Duration) (*waiter, Decision, error)) {
+	t.Helper()
+	conf, err := conf.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := newCore(&conf, 8)
+	c = &made
+	for id := range workers {
+		c.setWorker(&WorkerInfo{ID: uint64(id) + 1, Models: []string{"m"}, Address: netip.MustParseAddrPort("10.0.0.1:1"), BlockSize: 8, DPSize: 1, MaxBatchedTokens: 8})
+	}
+	return c, func(now time.Time, id string, tokens int, target time.Duration) (*waiter, Decision, error) {
+		q := &question{Request: &Request{ID: id, TTFTTarget: target}, tokens: tokens, session: 7, workspace: new(workspace)}
+		d := new(Decision)
+		w, _, err := c.submit(now, q, d)
+		return w, *d, err
+	}
+}
+
+// Whoever is too late when room is made gets none of it, though nobody has looked at
+// the time before.
+func TestRoomIsNotForTheLate(t *testing.T) {
+	c, ask := coreOf(t, Config{Queue: QueueConfig{Threshold: new(0.)}}, 1)
+	now := time.Unix(1000, 0)
+	if w, _, err := ask(now, "first", 9, 0); w != nil || err != nil {
+		t.Fatal(w, err)
+	}
+	late, _, err := ask(now, "late", 9, time.Second)
+	if err != nil || late == nil {
+		t.Fatal(err)
+	}
+	next, _, err := ask(now, "next", 9, time.Hour)
+	if err != nil || next == nil {
+		t.Fatal(err)
+	}
+	c.end(now, "first")
+	woken := c.pump(now.Add(time.Second))
+	if len(woken) != 2 || !errors.Is(late.err, ErrTooLate) || next.err != nil || !next.done {
+		t.Errorf("%d are told; who is too late: %v, who is not: %v", len(woken), late.err, next.err)
+	}
+	if _, taken := c.slots.Worker("late"); taken {
+		t.Error("who is too late has a slot")
+	}
+}
+
+// A session that is used lives on before the first token of what uses it: a long
+// prompt must not lose it.
+func TestABookingIsAUseOfItsSession(t *testing.T) {
+	c, ask := coreOf(t, Config{Sessions: SessionConfig{TTL: time.Minute}}, 3)
+	now := time.Unix(1000, 0)
+	_, d, err := ask(now, "first", 9, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.prefillCompleted(now, "first", 7, false)
+	for range 3 {
+		now = now.Add(50 * time.Second)
+		_, again, err := ask(now, now.String(), 9, 0)
+		if err != nil || again.Worker != d.Worker || again.Reason != ReasonSession {
+			t.Fatalf("worker %d, %s, %v; want %d by its session", again.Worker.ID, again.Reason, err, d.Worker.ID)
+		}
+	}
+}
+
+// A threshold that cannot be looked at is counted, and rules see which worker was the
+// last to get a prompt that nobody knew.
+func TestWhatOnlyFewLookAt(t *testing.T) {
+	c, ask := coreOf(t, Config{Thresholds: Thresholds{ActiveBlocks: new(.5), PrefillFraction: new(.5)}}, 3)
+	now := time.Unix(1000, 0)
+	if _, _, err := ask(now, "a", 4, 0); err != nil || c.skipped != 3 {
+		t.Errorf("%d skipped, %v; want the blocks of 3 workers", c.skipped, err)
+	}
+	var seen [][]uint64
+	c, ask = coreOf(t, Config{Rule: func(_ *scorer.Request, in []scorer.Input, _ []float64) int {
+		var cold []uint64
+		for i := range in {
+			cold = append(cold, in[i].LastCold)
+		}
+		seen = append(seen, cold)
+		return len(seen) % 2
+	}}, 2)
+	for _, id := range []string{"a", "b", "c"} {
+		if _, _, err := ask(now, id, 4, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := [][]uint64{{0, 0}, {0, 1}, {2, 1}}; !reflect.DeepEqual(seen, want) {
+		t.Errorf("the last cold requests: %v, want %v", seen, want)
 	}
 }
