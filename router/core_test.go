@@ -109,7 +109,7 @@ func TestWhatOnlyFewLookAt(t *testing.T) {
 		t.Errorf("%d skipped, %v; want the blocks of 3 workers", c.skipped, err)
 	}
 	var seen [][]uint64
-	c, ask = coreOf(t, Config{Rule: func(_ *scorer.Request, in []scorer.Input, _ []float64) int {
+	_, ask = coreOf(t, Config{Rule: func(_ *scorer.Request, in []scorer.Input, _ []float64) int {
 		var cold []uint64
 		for i := range in {
 			cold = append(cold, in[i].LastCold)

@@ -60,14 +60,14 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 		for c, err := range dispatch(worker, req, d) {
 			if err != nil {
 				if !served && ctx.Err() == nil {
-					r.failed(req.ID, &d, err)
+					r.failed(req.ID, &d, err) //nolint:contextcheck // noted whatever becomes of the client
 				}
 				yield(Chunk{}, fmt.Errorf("router: worker %d: %w", d.Worker.ID, err))
 				return
 			}
 			if len(c.Data) > 0 && !served {
 				served = true
-				r.Served(req.ID, Response{Address: d.Address, Status: 200})
+				r.Served(req.ID, Response{Address: d.Address, Status: 200}) //nolint:contextcheck // as above
 				r.MarkPrefillCompleted(req.ID)
 			}
 			if c.Tokens > 0 {

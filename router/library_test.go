@@ -235,7 +235,7 @@ func TestGenerateAvoidsWhoFails(t *testing.T) {
 				}
 			}
 			for i := range c.n {
-				for range r.Generate(ctx, router.Request{ID: fmt.Sprint(i), Model: "m", Pinned: &router.Worker{ID: 1}}, by) { //nolint:revive // only its end matters
+				for range r.Generate(ctx, router.Request{ID: fmt.Sprint(i), Model: "m", Pinned: &router.Worker{ID: 1}}, by) {
 				}
 			}
 			if states := byID(t, r); states[1].Failing != c.failing || states[2].Failing || states[1].ActiveRequests != 0 {
@@ -254,7 +254,7 @@ func TestGenerateAvoidsWhoFails(t *testing.T) {
 					yield(router.Chunk{}, &router.StatusError{Status: 500})
 				}
 			}
-		}) { //nolint:revive // only its end matters
+		}) {
 		}
 	}
 	if r.Workers()[0].Failing {
