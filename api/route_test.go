@@ -275,15 +275,15 @@ func TestDispatch(t *testing.T) {
 		`/v1/chat/completions {"max_tokens":3,"messages":[{"role":"user"}],"model":"m","stream":true,"tool_choice":"auto"}`: {Prompt: router.Prompt{Messages: []byte(`[{"role":"user"}]`), ToolChoice: []byte(`"auto"`)}},
 	} {
 		req.ID, req.Model = "g", "m"
-		var got string
+		var got strings.Builder
 		for chunk, err := range r.Generate(t.Context(), req, by) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got += string(chunk.Data)
+			got.WriteString(string(chunk.Data))
 		}
-		if got != "data: "+want+"\n\n" {
-			t.Errorf("%q, want %s", got, want)
+		if got.String() != "data: "+want+"\n\n" {
+			t.Errorf("%q, want %s", got.String(), want)
 		}
 	}
 	for name, fields := range map[string]map[string]json.RawMessage{
