@@ -180,6 +180,8 @@ type work struct {
 	words []wordSlot
 	short []shortSlot
 	text  []byte
+	// How many slots of the two were taken.
+	wordCount, shortCount int
 	// spaced is a word with its spaces written.
 	spaced []byte
 }
@@ -191,14 +193,84 @@ type shortSlot struct {
 	ids [2]uint32 // the second is noID if there is one
 }
 
-// shortSlots is the number of short words kept beside the others: 256 KiB.
+// The words of a text are kept in tables that grow fourfold each time that they are a
+// quarter full, up to 2 MiB, and 256 KiB for short ones: a text of some kilobytes touches
+// no more memory than the processor's cache has. A word has two places, its own and the
+// one beside it; a third word for them takes its own.
 const (
-	shortSlots = 1 << 14
-	shortShift = 64 - 14
+	fewWords  = 1 << 11
+	mostWords = 1 << 15
+	fewShort  = 1 << 10
+	mostShort = 1 << 14
 )
 
 func newWork() *work {
-	return &work{words: make([]wordSlot, wordSlots), short: make([]shortSlot, shortSlots)}
+	return &work{words: make([]wordSlot, fewWords), short: make([]shortSlot, fewShort)}
+}
+
+// word returns the slot that has the word, or the one for it.
+func (w *work) word(key *[4]uint64) *wordSlot {
+	h := (key[0] ^ bits.RotateLeft64(key[1], 23)) * 0x9e3779b97f4a7c15
+	h = (h ^ key[2] ^ bits.RotateLeft64(key[3], 17)) * 0xbf58476d1ce4e5b9
+	i := (h ^ h>>32) & uint64(len(w.words)-1)
+	slot := &w.words[i]
+	if slot.key == *key || slot.key[3] == 0 {
+		return slot
+	}
+	if beside := &w.words[i^1]; beside.key == *key || beside.key[3] == 0 {
+		return beside
+	}
+	return slot
+}
+
+// keep remembers the ids of a word.
+func (w *work) keep(key *[4]uint64, ids []uint32) {
+	slot := w.word(key)
+	if slot.key[3] == 0 {
+		if w.wordCount++; 4*w.wordCount > len(w.words) && len(w.words) < mostWords {
+			old := w.words
+			w.words = make([]wordSlot, 4*len(old))
+			for k := range old {
+				if old[k].key[3] != 0 {
+					*w.word(&old[k].key) = old[k]
+				}
+			}
+			slot = w.word(key)
+		}
+	}
+	slot.key = *key
+	slot.n = uint32(copy(slot.ids[:], ids))
+}
+
+// shortWord is word for a short one.
+func (w *work) shortWord(key uint64) *shortSlot {
+	i := key * 0x9e3779b97f4a7c15 >> 32 & uint64(len(w.short)-1)
+	slot := &w.short[i]
+	if slot.key == key || slot.key == 0 {
+		return slot
+	}
+	if beside := &w.short[i^1]; beside.key == key || beside.key == 0 {
+		return beside
+	}
+	return slot
+}
+
+// keepShort is keep for a short word, of one or two ids.
+func (w *work) keepShort(s shortSlot) {
+	slot := w.shortWord(s.key)
+	if slot.key == 0 {
+		if w.shortCount++; 4*w.shortCount > len(w.short) && len(w.short) < mostShort {
+			old := w.short
+			w.short = make([]shortSlot, 4*len(old))
+			for _, x := range old {
+				if x.key != 0 {
+					*w.shortWord(x.key) = x
+				}
+			}
+			slot = w.shortWord(s.key)
+		}
+	}
+	*slot = s
 }
 
 // wordSlot keeps the ids of one word: 64 bytes, one cache line. key is the word's
@@ -208,9 +280,6 @@ type wordSlot struct {
 	ids [7]uint32
 	n   uint32
 }
-
-// wordSlots is the number of words kept for each text that is being encoded: 2 MiB.
-const wordSlots = 1 << 15
 
 // cutFrom is the length in bytes from which a word is cut before it is merged.
 const cutFrom = 12
@@ -273,7 +342,7 @@ func (b *bpe) part(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	}
 	n := uint64(j-i) & 7
 	key := binary.LittleEndian.Uint64(s[i:i+8])&(1<<(8*n)-1) | n<<56
-	slot := &w.short[key*0x9e3779b97f4a7c15>>shortShift]
+	slot := w.shortWord(key)
 	if slot.key == key {
 		dst = append(dst, slot.ids[0], slot.ids[1])
 		less := 0
@@ -283,7 +352,7 @@ func (b *bpe) part(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 		return dst[:len(dst)-less]
 	}
 	if id := b.alone(s, i, j); id != noID {
-		*slot = shortSlot{key, [2]uint32{id, noID}}
+		w.keepShort(shortSlot{key, [2]uint32{id, noID}})
 		return append(dst, id)
 	}
 	return b.seenShort(dst, w, s, i, j, false)
@@ -339,9 +408,7 @@ func (b *bpe) seenLong(dst []uint32, w *work, s []byte, i, j int, whole bool) []
 	if whole {
 		key[3] |= 1 << 63
 	}
-	h := (key[0] ^ bits.RotateLeft64(key[1], 23)) * 0x9e3779b97f4a7c15
-	h = (h ^ key[2] ^ bits.RotateLeft64(key[3], 17)) * 0xbf58476d1ce4e5b9
-	slot := &w.words[(h^h>>32)&(wordSlots-1)]
+	slot := w.word(&key)
 	if slot.key == key {
 		switch slot.n {
 		case 1:
@@ -354,8 +421,7 @@ func (b *bpe) seenLong(dst []uint32, w *work, s []byte, i, j int, whole bool) []
 	n := len(dst)
 	dst = b.merge(dst, w, s[i:j], whole)
 	if got := dst[n:]; len(got) <= len(slot.ids) {
-		slot.key = key
-		slot.n = uint32(copy(slot.ids[:], got))
+		w.keep(&key, got)
 	}
 	return dst
 }
@@ -368,7 +434,7 @@ func (b *bpe) seenShort(dst []uint32, w *work, s []byte, i, j int, whole bool) [
 	if whole {
 		key |= 1 << 63
 	}
-	slot := &w.short[key*0x9e3779b97f4a7c15>>shortShift]
+	slot := w.shortWord(key)
 	if slot.key == key {
 		if slot.ids[1] == noID {
 			return append(dst, slot.ids[0])
@@ -379,9 +445,9 @@ func (b *bpe) seenShort(dst []uint32, w *work, s []byte, i, j int, whole bool) [
 	dst = b.seenLong(dst, w, s, i, j, whole)
 	switch got := dst[at:]; len(got) {
 	case 1:
-		*slot = shortSlot{key, [2]uint32{got[0], noID}}
+		w.keepShort(shortSlot{key, [2]uint32{got[0], noID}})
 	case 2:
-		*slot = shortSlot{key, [2]uint32{got[0], got[1]}}
+		w.keepShort(shortSlot{key, [2]uint32{got[0], got[1]}})
 	}
 	return dst
 }

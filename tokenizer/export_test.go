@@ -98,3 +98,21 @@ func CutsDiffer(t *Tokenizer, word []byte) int {
 	}
 	return -1
 }
+
+// KnownWords returns how many words the scratch memory of t has room for and how many it
+// knows, long and short ones.
+func KnownWords(t *Tokenizer) (room, known [2]int) {
+	w := t.take()
+	defer t.give(w)
+	for _, s := range w.words {
+		if s.key[3] != 0 {
+			known[0]++
+		}
+	}
+	for _, s := range w.short {
+		if s.key != 0 {
+			known[1]++
+		}
+	}
+	return [2]int{len(w.words), len(w.short)}, known
+}

@@ -79,3 +79,54 @@ func TestCutsInRuns(t *testing.T) {
 		}
 	}
 }
+
+// The tables of the words seen grow with their number up to a bound, know what they knew
+// when they have grown, and change no id.
+func TestTablesOfWords(t *testing.T) {
+	tok := golden(t, "bytelevel-gpt2")
+	r := rand.New(rand.NewPCG(1, 7))
+	var text []byte
+	var want []uint32
+	add := func(n int) {
+		for range n {
+			word := []byte{' '}
+			for range 7 + r.IntN(14) {
+				word = append(word, byte('a'+r.IntN(26)))
+			}
+			for _, part := range [][]byte{word, {'7'}, {byte('A' + r.IntN(26)), byte('a' + r.IntN(26))}, {'7'}, {byte('a' + r.IntN(26)), byte('a' + r.IntN(26))}, {'7'}} {
+				tok.Forget()
+				ids, err := tok.Append(context.Background(), nil, part, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				text, want = append(text, part...), append(want, ids...)
+			}
+		}
+	}
+	for _, c := range []struct{ words, room, short int }{{100, 1 << 11, 1 << 10}, {400, 1 << 13, 1 << 12}, {1500, 1 << 13, 1 << 14}} {
+		add(c.words)
+		tok.Forget()
+		for range 2 {
+			if got, err := tok.Append(context.Background(), nil, text, false); err != nil || !slices.Equal(got, want) {
+				t.Fatalf("%d bytes: %v, differs at %d", len(text), err, tokenizer.FirstDiff(got, want))
+			}
+		}
+		room, known := tokenizer.KnownWords(tok)
+		if room != [2]int{c.room, c.short} || 4*known[0] > room[0] || known[0] < 20 || known[1] < 100 {
+			t.Errorf("%d bytes: room for %d words, %d known", len(text), room, known)
+		}
+	}
+	var many []byte
+	for len(many) < 1<<20 {
+		for n := r.IntN(14); n >= 0; n-- {
+			many = append(many, byte('a'+r.IntN(26)))
+		}
+		many = append(many, byte('A'+r.IntN(26)), byte('a'+r.IntN(26)), '7', ' ')
+	}
+	if _, err := tok.Append(context.Background(), nil, many, false); err != nil {
+		t.Fatal(err)
+	}
+	if room, known := tokenizer.KnownWords(tok); room != [2]int{1 << 15, 1 << 14} || known[0] < 1<<14 || known[1] < 300 {
+		t.Errorf("a megabyte of words: room for %d, %d known", room, known)
+	}
+}
