@@ -53,11 +53,7 @@ func TestNATSRestarts(t *testing.T) {
 // freshness.
 func TestNATSIsAwayForAMinute(t *testing.T) {
 	t.Parallel()
-	n := startJetStream(t)
-	e := startEngines(t, n.connect(), 4)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
-	e.work(200)
-	e.mustKnow(a)
+	n, e, a := settled(t, 4, 200, events.DurableConfig{})
 	before := a.content()
 	n.stop()
 	eventually(t, func() bool { return !a.Ready() })
@@ -400,11 +396,7 @@ func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
 // although the stream does not have them any more.
 func TestParkedEventsAreInTheSnapshot(t *testing.T) {
 	t.Parallel()
-	n := startJetStream(t)
-	e := startEngines(t, n.connect(), 2)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 10})
-	e.work(100)
-	e.mustKnow(a)
+	n, e, a := settled(t, 2, 100, events.DurableConfig{SnapshotThreshold: 10})
 	store := func(parent uint64, blocks ...uint64) indexer.Event {
 		ev := indexer.Event{Kind: indexer.Stored, HasParent: parent > 0, Parent: parent << 32}
 		for _, b := range blocks {
@@ -476,11 +468,7 @@ func TestConsumerAndStreamAreDeleted(t *testing.T) {
 // soon leave a snapshot for those who have not.
 func TestSomebodyPurgesTheStream(t *testing.T) {
 	t.Parallel()
-	n := startJetStream(t)
-	e := startEngines(t, n.connect(), 4)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
-	e.work(300)
-	e.mustKnow(a)
+	n, e, a := settled(t, 4, 300, events.DurableConfig{})
 	n.purge()
 	eventually(t, func() bool { return n.hasSnapshot(a.Position()) })
 	a.kill()
@@ -651,11 +639,7 @@ func TestHalfASnapshot(t *testing.T) {
 		}
 	})
 	t.Run("no other", func(t *testing.T) {
-		n := startJetStream(t)
-		e := startEngines(t, n.connect(), 3)
-		a := startReplica(t, n.connect(), "a", events.DurableConfig{})
-		e.work(200)
-		e.mustKnow(a)
+		n, e, _ := settled(t, 3, 200, events.DurableConfig{})
 		if _, err := n.state().Create(t.Context(), "head", []byte(`{"object":"index-1","last_seq":1}`)); err != nil {
 			t.Fatal(err)
 		}
@@ -718,11 +702,7 @@ func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
 // written is removed.
 func TestTheLocksHolderDies(t *testing.T) {
 	t.Parallel()
-	n := startJetStream(t)
-	e := startEngines(t, n.connect(), 4)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 1 << 30})
-	e.work(300)
-	e.mustKnow(a)
+	n, e, _ := settled(t, 4, 300, events.DurableConfig{SnapshotThreshold: 1 << 30})
 	js := n.jetStream()
 	locks, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("lock"))
 	if err != nil {
@@ -863,11 +843,7 @@ func TestTheObjectStoreIsFull(t *testing.T) {
 // spoils nothing of anybody else.
 func TestAWorkerLiesAboutItsID(t *testing.T) {
 	t.Parallel()
-	n := startJetStream(t)
-	e := startEngines(t, n.connect(), 4)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
-	e.work(200)
-	e.mustKnow(a)
+	n, e, a := settled(t, 4, 200, events.DurableConfig{})
 	liar := events.NewPublisher(n.connect(), events.PublisherConfig{WorkerID: 2, Durable: true})
 	stop := running(t, liar.Run)
 	for i := range uint64(50) {

@@ -285,6 +285,18 @@ func startReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableC
 	return r
 }
 
+// settled starts NATS, engines in which something has happened, and a replica that knows
+// of it all.
+func settled(t *testing.T, workers, happened int, conf events.DurableConfig) (*natsd, *engines, *replica) {
+	t.Helper()
+	n := startJetStream(t)
+	e := startEngines(t, n.connect(), workers)
+	a := startReplica(t, n.connect(), "a", conf)
+	e.work(happened)
+	e.mustKnow(a)
+	return n, e, a
+}
+
 // startMember starts a replica that knows of the engines as if they had registered,
 // and asks them.
 func (e *engines) startMember(nc *nats.Conn, name string, conf events.DurableConfig) *replica {
@@ -597,11 +609,7 @@ func TestAThirdReplicaHasTheFullState(t *testing.T) {
 // A replica that comes back under its name goes on where the snapshot ends.
 func TestARestartUnderTheSameName(t *testing.T) {
 	t.Parallel()
-	n := startJetStream(t)
-	e := startEngines(t, n.connect(), 3)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
-	e.work(300)
-	e.mustKnow(a)
+	n, e, a := settled(t, 3, 300, events.DurableConfig{})
 	a.stop() // leaves a snapshot
 	at := a.Position()
 	if !n.hasSnapshot(at) {
@@ -682,11 +690,7 @@ func TestOrphanConsumersAreRemoved(t *testing.T) {
 // under another name.
 func TestTwoProcessesWithOneName(t *testing.T) {
 	t.Parallel()
-	n := startJetStream(t)
-	e := startEngines(t, n.connect(), 3)
-	a := startReplica(t, n.connect(), "a", events.DurableConfig{})
-	e.work(100)
-	e.mustKnow(a)
+	n, e, a := settled(t, 3, 100, events.DurableConfig{})
 	b := startReplica(t, n.connect(), "a", events.DurableConfig{})
 	e.workFor(300 * time.Millisecond)
 	e.mustKnow(a, b)

@@ -213,14 +213,22 @@ func (w *world) settle() {
 		}
 		w.t.Fatal("it does not come to rest")
 	}
+	calm(&w.now, quiet, func() {
+		for _, p := range w.workers {
+			w.register(p)
+			w.publish(p, true)
+		}
+	})
+}
+
+// calm lets a model come to rest, its workers speak once more, and all be repaired that
+// needs time.
+func calm(now *time.Time, quiet, speak func()) {
 	quiet()
-	w.now = w.now.Add(11 * time.Second) // nobody is rejected any more
-	for _, p := range w.workers {
-		w.register(p)
-		w.publish(p, true)
-	}
+	*now = now.Add(11 * time.Second) // nobody is rejected any more
+	speak()
 	quiet()
-	w.now = w.now.Add(2 * time.Minute) // suspect ranks are read again
+	*now = now.Add(2 * time.Minute) // suspect ranks are read again
 	quiet()
 }
 

@@ -72,13 +72,13 @@ func newBed(t *testing.T, nc *nats.Conn, conf events.SubscriberConfig) *bed {
 	t.Helper()
 	b := &bed{t: t, index: indexer.New(indexer.Config{}), unknown: map[uint64]bool{}}
 	b.parked = indexer.NewParked(b.index)
-	conf.Sink = func(worker uint64, _ uint32, ev indexer.Event) bool {
+	conf.Sink = func(worker uint64, dpRank uint32, ev indexer.Event) bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if b.unknown[worker] {
 			return false
 		}
-		b.parked.Apply(time.Now(), int(worker), ev)
+		b.parked.Apply(time.Now(), rankNumber(worker, dpRank), ev)
 		return true
 	}
 	var err error
@@ -88,6 +88,9 @@ func newBed(t *testing.T, nc *nats.Conn, conf events.SubscriberConfig) *bed {
 	b.counts = b.sub.Counting()
 	return b
 }
+
+// rankNumber is a rank's in the index of a bed; of rank 0 it is the worker's id.
+func rankNumber(worker uint64, dpRank uint32) int { return int(worker) + 10_000*int(dpRank) }
 
 // liveWorker is a worker's process: a cache that changes at random, and its publisher.
 type liveWorker struct {

@@ -223,7 +223,7 @@ func TestRanksOnSockets(t *testing.T) {
 	eventually(t, func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.index.WorkerBlocks(7) == 19 // the bed has one index for all ranks: 10 + 10 - 1
+		return b.index.WorkerBlocks(rankNumber(7, 0)) == 9 && b.index.WorkerBlocks(rankNumber(7, 1)) == 10
 	})
 
 	// Another worker's socket says things of this one.
@@ -236,7 +236,7 @@ func TestRanksOnSockets(t *testing.T) {
 	eventually(t, func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.index.WorkerBlocks(7) == 18
+		return b.index.WorkerBlocks(rankNumber(7, 0)) == 9 && b.index.WorkerBlocks(rankNumber(7, 1)) == 9
 	})
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -332,14 +332,11 @@ func (l *land) settle() {
 		}
 		l.t.Fatal("it does not come to rest")
 	}
-	quiet()
-	l.now = l.now.Add(11 * time.Second) // nobody is rejected any more
-	for _, p := range l.workers {
-		l.publish(p, true)
-	}
-	quiet()
-	l.now = l.now.Add(2 * time.Minute) // suspect ranks are read again
-	quiet()
+	calm(&l.now, quiet, func() {
+		for _, p := range l.workers {
+			l.publish(p, true)
+		}
+	})
 }
 
 // check compares what the replicas know with what the workers hold: of workers that
