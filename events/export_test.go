@@ -76,6 +76,13 @@ func (p *Publisher) Answer(q Query) Answer { return p.answer(&q) }
 // Flush sends what is pending, as Run does.
 func (p *Publisher) Flush() { p.flush(context.Background()) }
 
+// Silent reports whether nobody wants what it would say.
+func (p *Publisher) Silent() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.silent
+}
+
 // LimitPending bounds the messages that may wait to be taken.
 func (s *Subscriber) LimitPending(n int) { s.pending = n }
 

@@ -546,8 +546,8 @@ func TestQuietWorkers(t *testing.T) {
 		t.Run(fmt.Sprint("local indexer ", local), func(t *testing.T) {
 			nc := bus(t)
 			b := newBed(t, nc, events.SubscriberConfig{})
-			messages := make(chan struct{}, 10_000)
-			sub, err := nc.Subscribe(wire.Scope{}.Topic(events.Topic), func(*nats.Msg) { messages <- struct{}{} })
+			messages := make(chan *nats.Msg, 10_000)
+			sub, err := nc.ChanSubscribe(wire.Scope{}.Topic(events.Topic), messages)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -569,26 +569,43 @@ func TestQuietWorkers(t *testing.T) {
 				if err := nc.Flush(); err != nil {
 					t.Fatal(err)
 				}
-				<-time.After(20 * time.Millisecond)
 			}
-			drain := func() (n int) {
-				<-time.After(50 * time.Millisecond)
+			// heard is the largest number of an event that was heard.
+			largest := uint64(0)
+			heard := func() uint64 {
 				for len(messages) > 0 {
-					<-messages
-					n++
+					m, err := events.DecodeMessage((<-messages).Data)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, ev := range m.Events {
+						largest = max(largest, ev.EventID)
+					}
 				}
-				return n
+				return largest
 			}
-			p.change(10)
-			if n := drain(); n == 0 {
-				t.Error("without any router known nothing is said")
+			speaks := func() {
+				t.Helper()
+				before := heard()
+				p.change(10)
+				eventually(t, func() bool { return heard() > before })
 			}
+			keepsQuiet := func() {
+				t.Helper()
+				eventually(t, p.Silent)
+				p.Flush()
+				<-time.After(50 * time.Millisecond) // what was on its way
+				before := heard()
+				p.change(40)
+				<-time.After(50 * time.Millisecond)
+				if n := heard(); n != before {
+					t.Errorf("events %d to %d, that nobody wants", before+1, n)
+				}
+			}
+			speaks() // nobody knows who listens
 			present(`{"router_id":1,"wants_events":false}`)
 			present(`nonsense`)
-			p.change(40)
-			if n := drain(); n != 0 {
-				t.Errorf("%d messages that nobody wants", n)
-			}
+			keepsQuiet()
 			running(t, b.sub.Run)
 			src := source(1)
 			src.Queries = local
@@ -600,23 +617,17 @@ func TestQuietWorkers(t *testing.T) {
 			if c := b.counts(); (c["ask_dump"] > 0) != local {
 				t.Errorf("asked %v", c)
 			}
-			drain()
 
 			// The one that wanted them is gone, the other is not.
 			clock.Lock()
 			clock.ahead += 7 * time.Second
 			clock.Unlock()
 			present(`{"router_id":1,"wants_events":false}`)
-			p.change(10)
-			if n := drain(); n != 0 {
-				t.Errorf("%d messages that nobody wants any more", n)
-			}
+			keepsQuiet()
 			// An older router does not say, and wants them.
 			present(`{"router_id":3}`)
-			p.change(10)
-			if n := drain(); n == 0 {
-				t.Error("an older router hears nothing")
-			}
+			eventually(t, func() bool { return !p.Silent() })
+			speaks()
 		})
 	}
 }
