@@ -104,8 +104,12 @@ func Connect(url, name string, access *Access, log *slog.Logger) (*nats.Conn, er
 			}
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("NATS is back", "url", nc.ConnectedUrlRedacted()) }),
-		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { r.log(log, "NATS cannot be reached; it is tried again", err) }),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { r.log(log, "NATS refuses something", err) }),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
+			log.Log(context.Background(), r.level(err), "NATS cannot be reached; it is tried again", "err", err)
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			log.Log(context.Background(), r.level(err), "NATS refuses something", "err", err)
+		}),
 	)...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)
@@ -121,14 +125,15 @@ type refusals struct {
 	at   time.Time
 }
 
-func (r *refusals) log(log *slog.Logger, what string, err error) {
+// level is that at which to tell of an error now.
+func (r *refusals) level(err error) slog.Level {
 	r.mu.Lock()
-	level := slog.LevelDebug
+	defer r.mu.Unlock()
 	if text := err.Error(); text != r.last || time.Since(r.at) >= slowest {
-		r.last, r.at, level = text, time.Now(), slog.LevelWarn
+		r.last, r.at = text, time.Now()
+		return slog.LevelWarn
 	}
-	r.mu.Unlock()
-	log.Log(context.Background(), level, what, "err", err)
+	return slog.LevelDebug
 }
 
 // CheckURL refuses an address of the bus, or a list with commas of such, that nobody
