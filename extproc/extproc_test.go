@@ -32,12 +32,12 @@ func TestRouterIsAskedForWhatTheBodySays(t *testing.T) {
 			want       router.Request
 		}{
 			{
-				"/v1/chat/completions?x=1", `{"tools":[{"a": 1}],"model":"m/1", "messages" : [ {"content":"h\u00e9"} ]}`,
+				"/v1/chat/completions?x=1", `{"tools":[{"a": 1}],"model":"m/1", "messages" : [ {"content":"h\u00e9"} ],"stream":true}`,
 				router.Request{Model: "m/1", Prompt: router.Prompt{Messages: []byte(`[ {"content":"h\u00e9"} ]`), Tools: []byte(`[{"a": 1}]`)}},
 			},
 			{
 				"/v1/completions", `{"model":"m","prompt":["a","b"],"cache_salt":"s"}`,
-				router.Request{Model: "m", Prompt: router.Prompt{Prompt: []byte(`["a","b"]`)}, Salt: "s"},
+				router.Request{Model: "m", Prompt: router.Prompt{Prompt: []byte(`["a","b"]`)}, Salt: "s", Unseen: true},
 			},
 		} {
 			x := h.Do(envoytest.Request{Path: c.path, Body: []byte(c.body)})

@@ -93,10 +93,10 @@ func (r *fakeRouter) BestWorker(ctx context.Context, req router.Request) (router
 	return d, err
 }
 
-func (r *fakeRouter) MarkPrefillCompleted(id string) bool {
+func (r *fakeRouter) FirstToken(id string, by router.Sign) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.calls = append(r.calls, "prefill completed")
+	r.calls = append(r.calls, "first token by "+string(by))
 	return r.slots[id]
 }
 

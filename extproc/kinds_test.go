@@ -61,7 +61,7 @@ func TestKindsOfRequests(t *testing.T) {
 			defer h.router.mu.Unlock()
 			got := h.router.asked[0]
 			got.Owned, got.Waiting = false, nil
-			c.want.ID, c.want.Model, c.want.WantSecond = got.ID, "m", true
+			c.want.ID, c.want.Model, c.want.WantSecond, c.want.Unseen = got.ID, "m", true, true
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("asked (-want +got):\n%s", diff)
 			}

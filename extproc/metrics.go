@@ -14,21 +14,20 @@ import (
 // metrics are the package's instruments. docs/metrics.md lists them. Labels that
 // every request needs are made once.
 type metrics struct {
-	streams     metric.Int64UpDownCounter
-	ends        metric.Int64Counter
-	failOpen    metric.Int64Counter
-	refusals    metric.Int64Counter
-	firstTokens metric.Int64Counter
-	strays      metric.Int64Counter
-	bodySize    metric.Int64Histogram
-	forwards    metric.Int64Counter
+	streams  metric.Int64UpDownCounter
+	ends     metric.Int64Counter
+	failOpen metric.Int64Counter
+	refusals metric.Int64Counter
+	strays   metric.Int64Counter
+	bodySize metric.Int64Histogram
+	forwards metric.Int64Counter
 
 	kinds [kinds]metric.MeasurementOption
 }
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
 	var m metrics
-	var errs [8]error
+	var errs [7]error
 	m.streams, errs[0] = meter.Int64UpDownCounter("kvroute.extproc.streams",
 		metric.WithUnit("{stream}"), metric.WithDescription("Streams open, by kind: main or observer."))
 	m.ends, errs[1] = meter.Int64Counter("kvroute.extproc.stream.ends",
@@ -37,15 +36,13 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		metric.WithUnit("{request}"), metric.WithDescription("Requests that Envoy was left to route, by reason."))
 	m.refusals, errs[3] = meter.Int64Counter("kvroute.extproc.refusals",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests answered with an error, by status."))
-	m.firstTokens, errs[4] = meter.Int64Counter("kvroute.extproc.first_tokens",
-		metric.WithUnit("{request}"), metric.WithDescription("First tokens noticed, by source."))
-	m.strays, errs[5] = meter.Int64Counter("kvroute.extproc.strays",
+	m.strays, errs[4] = meter.Int64Counter("kvroute.extproc.strays",
 		metric.WithUnit("{message}"), metric.WithDescription("Messages of Envoy that were not expected, by message."))
-	m.bodySize, errs[6] = meter.Int64Histogram("kvroute.extproc.request.body.size",
+	m.bodySize, errs[5] = meter.Int64Histogram("kvroute.extproc.request.body.size",
 		metric.WithUnit("By"), metric.WithDescription("Bodies of requests to be routed."),
 		// From a question to a long document, in powers of four.
 		metric.WithExplicitBucketBoundaries(256, 1<<10, 4<<10, 16<<10, 64<<10, 256<<10, 1<<20, 4<<20, 16<<20))
-	m.forwards, errs[7] = meter.Int64Counter("kvroute.extproc.forwards",
+	m.forwards, errs[6] = meter.Int64Counter("kvroute.extproc.forwards",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests whose prompt was to be handed on as token ids, by form and by what became of it."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("extproc: make instruments: %w", err)
@@ -76,10 +73,6 @@ func (m *metrics) failedOpen(why failure) {
 
 func (m *metrics) refused(status int) {
 	m.refusals.Add(context.Background(), 1, metric.WithAttributes(attribute.Int("status", status)))
-}
-
-func (m *metrics) firstToken(source string) {
-	m.firstTokens.Add(context.Background(), 1, label("source", source))
 }
 
 func (m *metrics) stray(what message) {

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/kvroute/kvroute/router"
 )
 
 // observe watches a response for its first token and says in a word how that
@@ -33,7 +35,7 @@ func (s *Server) observe(g extprocv3.ExternalProcessor_ProcessServer, id string)
 				}
 			case *extprocv3.ProcessingRequest_ResponseBody:
 				if events.in(r.ResponseBody.GetBody()) {
-					s.firstToken(id, FirstTokenObserver)
+					s.router.FirstToken(id, router.SignObserver)
 					return "first_token"
 				}
 				if r.ResponseBody.GetEndOfStream() {
@@ -45,13 +47,6 @@ func (s *Server) observe(g extprocv3.ExternalProcessor_ProcessServer, id string)
 		case <-s.drain:
 			return "draining"
 		}
-	}
-}
-
-// firstToken tells the router of a request's first token.
-func (s *Server) firstToken(id, source string) {
-	if s.router.MarkPrefillCompleted(id) {
-		s.metrics.firstToken(source)
 	}
 }
 

@@ -67,7 +67,7 @@ func (s *stream) picked(a *extprocv3.ProcessingResponse) *extprocv3.ProcessingRe
 // model only, and else leaves it to the gateway.
 func (s *stream) pickAny(ctx context.Context, m message) bool {
 	err := s.ask(ctx, router.Request{
-		Owned: true, Unread: true, AllowedAddresses: s.steering.allowed,
+		Owned: true, Unread: true, Unseen: true, AllowedAddresses: s.steering.allowed,
 		WantSecond: s.server.conf.SecondChoice != SecondNone,
 	})
 	switch {

@@ -28,9 +28,9 @@ type Router interface {
 	// Errors that are neither the client's mistake nor a lack of workers or of
 	// room make the request fail open.
 	BestWorker(ctx context.Context, req router.Request) (router.Decision, error)
-	// MarkPrefillCompleted notes a request's first token and reports whether
-	// that was news. Unknown ids are no error.
-	MarkPrefillCompleted(id string) bool
+	// FirstToken notes a request's first token, or with [router.SignEnd] that it came
+	// before, and reports whether that was news. Unknown ids are no error.
+	FirstToken(id string, by router.Sign) bool
 	// Free ends a booking and reports whether there was one. Abandon does so for
 	// a request that no worker served.
 	Free(id string) bool
@@ -345,6 +345,9 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 		Owned: true,
 		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens, Salt: fields.CacheSalt,
 		Unread: blind && rest == nil, Beginnings: rest,
+		// What is not known to be a stream is taken for none: a first token that is seen
+		// all the same counts as well.
+		Unseen:     !fields.Stream,
 		WantTokens: len(s.server.forms) > 0, WantSecond: s.server.conf.SecondChoice != SecondNone,
 	}
 	if req.Salt == "" {
@@ -486,9 +489,12 @@ func (s *stream) tell(req *extprocv3.ProcessingRequest) *extprocv3.ProcessingRes
 		return empty(responseHeaders)
 	}
 	s.note(req)
-	// An answer that is no stream comes as a whole: its prompt is computed.
-	if status(h) == "200" && (s.server.conf.FirstToken == FirstTokenResponseHeaders || !isEventStream(h)) {
-		s.server.firstToken(s.id, FirstTokenResponseHeaders)
+	switch {
+	case status(h) != "200":
+	case !isEventStream(h): // it comes as a whole: its prompt was computed some time ago
+		s.server.router.FirstToken(s.id, router.SignEnd)
+	case s.server.conf.FirstToken == FirstTokenResponseHeaders:
+		s.server.router.FirstToken(s.id, router.SignHeaders)
 	}
 	var headers []string
 	if s.server.conf.DecisionHeaders {

@@ -37,6 +37,7 @@ type Record struct {
 	TotalKVBlocks    int    `json:"total_kv_blocks,omitempty"`
 	MaxNumSeqs       int    `json:"max_num_seqs,omitempty"`
 	MaxBatchedTokens int    `json:"max_num_batched_tokens,omitempty"`
+	Reorders         bool   `json:"reorders,omitempty"` // prompts are not computed in the order of their arrival
 
 	// Taints are words that requests may require or prefer; Device is "cpu" for a
 	// worker that computes on CPUs.
@@ -223,7 +224,7 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		ID: r.ID(), Name: r.Name,
 		Models: r.Models, LoRA: r.LoRA, Role: r.Role,
 		BlockSize: r.BlockSize, DPStart: r.DPStart, DPSize: max(1, r.DPSize),
-		TotalKVBlocks: r.TotalKVBlocks, MaxNumSeqs: r.MaxNumSeqs, MaxBatchedTokens: r.MaxBatchedTokens,
+		TotalKVBlocks: r.TotalKVBlocks, MaxNumSeqs: r.MaxNumSeqs, MaxBatchedTokens: r.MaxBatchedTokens, Reorders: r.Reorders,
 		Taints: r.Taints, CPU: strings.EqualFold(r.Device, "cpu"),
 		ModelCard: clip(r.ModelCard),
 		KVEvents:  clip(r.KVEvents),

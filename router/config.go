@@ -81,6 +81,10 @@ type Config struct {
 	// tokens of a response.
 	EstimateOutput bool
 	OutputRate     float64
+	// InferFirstTokens takes the prompt of a request for computed whose first token
+	// nobody tells of: when one that was booked on its worker later has its own, or when
+	// its worker should be done at the rate that was seen of it. See package scorer.
+	InferFirstTokens bool
 	// PrefillThroughput is what a worker computes, in tokens per second, for
 	// [Decision.CoarseTTFT]. Default 50,000.
 	PrefillThroughput float64

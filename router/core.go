@@ -53,6 +53,8 @@ type core struct {
 	ended uint64        // requests that ended
 	stay  time.Duration // for which requests hold their slots, newer ones counting more; 0 = unknown
 	grown time.Time     // when outputs were estimated the last time
+	// looked is when it was looked for prefills that are due the last time.
+	looked time.Time
 
 	*workspace // of the request that is being decided
 }
@@ -76,6 +78,9 @@ type entry struct {
 func newCore(conf *Config, blockSize int) core {
 	c := core{conf: conf, blockSize: blockSize, settings: &conf.Scoring, thresholds: &conf.Thresholds}
 	c.sessions = newSessions(conf.Sessions)
+	if conf.InferFirstTokens {
+		c.slots.InferFirstTokens()
+	}
 	if conf.Queue.Threshold != nil {
 		c.queue = scorer.NewQueue[*waiter](conf.Queue.Policy, conf.Queue.Limit)
 	}
@@ -109,6 +114,7 @@ func (c *core) setWorker(info *WorkerInfo) {
 				e.avoid = avoidance{} // it is another process
 			}
 			e.info = info
+			c.slots.SetReorders(ord, info.Reorders)
 		} else {
 			c.drop(ord)
 		}
@@ -152,6 +158,7 @@ func (c *core) add(w Worker, info *WorkerInfo) {
 		ord = len(c.entries)
 		c.entries = append(c.entries, e)
 	}
+	c.slots.SetReorders(ord, info.Reorders)
 	at, _ := c.search(w)
 	c.order = slices.Insert(c.order, at, ord)
 }
@@ -234,15 +241,6 @@ func (c *core) grow(now time.Time) {
 		}
 		c.slots.Grow(now, ord, rate)
 	}
-}
-
-// prefillCompleted notes the first token of a request, and binds its session.
-func (c *core) prefillCompleted(now time.Time, id string, session uint64, anew bool) (news bool) {
-	if news = c.slots.MarkPrefillCompleted(now, id); news && session != 0 {
-		ord, _ := c.slots.Worker(id)
-		c.sessions.bind(now, session, ord, anew)
-	}
-	return news
 }
 
 // ringKey returns a number that is spread evenly, whatever the ids are.

@@ -148,7 +148,7 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				settle(woken)
 			case op < 12:
 				id := anybody()
-				c.prefillCompleted(now, id, 0, false)
+				c.prefillCompleted(now, id, 0, false, SignTold)
 				delete(m.pend, id)
 				settle(c.pump(now))
 			case op < 15:

@@ -123,7 +123,7 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 		if !c.slots.Add(now, q.ID, &scorer.Booking{
 			Worker: ord, Blocks: q.sequence, BlockSize: c.blockSize,
 			PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens,
-			ExpectedOutput: q.ExpectedOutput, Owned: q.Owned,
+			ExpectedOutput: q.ExpectedOutput, Owned: q.Owned, Unseen: q.Unseen, Number: q.number,
 			BlocksUntracked: c.conf.NoActiveBlocks, PrefillUntracked: !settings.TrackPrefill, NoReuse: !settings.AssumeKVReuse,
 		}) {
 			return ErrDuplicate

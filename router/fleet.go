@@ -118,6 +118,7 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) error {
 			return fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(key.model), maxPools+1, maxPools)
 		}
 		p = newPool(&r.conf, key)
+		p.told = r.noteInferred
 		p.card = info.ModelCard
 		if t, own := r.busy[key.model]; own {
 			p.setThresholds(r.conf.Now(), t)

@@ -26,6 +26,7 @@ type metrics struct {
 	refusals              metric.Int64Counter
 	waits                 metric.Float64Histogram
 	failovers, avoidances metric.Int64Counter
+	firstTokens           metric.Int64Counter
 }
 
 // labels are those of one pool's measurements, made once.
@@ -35,6 +36,7 @@ type labels struct {
 	record  []metric.RecordOption
 	exact   []metric.AddOption
 	reasons map[Reason][]metric.AddOption
+	signs   map[Sign][]metric.AddOption
 }
 
 func newLabels(model string) *labels {
@@ -45,6 +47,10 @@ func newLabels(model string) *labels {
 		record:  []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(m))},
 		exact:   []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("mode", string(tokenizer.Exact)), attribute.String("reason", "")))},
 		reasons: make(map[Reason][]metric.AddOption),
+		signs:   make(map[Sign][]metric.AddOption),
+	}
+	for _, by := range []Sign{SignTold, SignObserver, SignHeaders, SignOrder, SignRate, SignEnd} {
+		l.signs[by] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("source", string(by))))}
 	}
 	for _, r := range []Reason{ReasonKV, ReasonLoad, ReasonRoundRobin, ReasonMode, ReasonPinned, ReasonSession, ReasonUnread, ReasonTokenizer} {
 		l.reasons[r] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("reason", string(r))))}
@@ -61,7 +67,7 @@ type gauges struct {
 func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 	var m metrics
 	var g gauges
-	var errs [22]error
+	var errs [23]error
 	m.decisions, errs[0] = meter.Int64Counter("kvroute.router.decisions",
 		metric.WithUnit("{decision}"), metric.WithDescription("Booked decisions, by model and reason."))
 	m.duration, errs[1] = meter.Float64Histogram("kvroute.router.decision.duration",
@@ -111,6 +117,8 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		metric.WithUnit("By"), metric.WithDescription("Memory of the index, by model and by where its blocks are known from."))
 	g.evicted, errs[21] = meter.Int64ObservableCounter("kvroute.router.index.evicted",
 		metric.WithUnit("{block}"), metric.WithDescription("Blocks forgotten for lack of room that no event counts, by model and by where they were known from."))
+	m.firstTokens, errs[22] = meter.Int64Counter("kvroute.router.first_tokens",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests whose prompt was taken for computed, by model and by what said so first."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("router: make instruments: %w", err)
 	}

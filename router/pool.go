@@ -27,6 +27,7 @@ type pool struct {
 	known     *known // nil if nothing that workers hold can change a decision
 	cached    bool   // rules want to know how much each worker holds
 	labels    *labels
+	told      func(*pool, []scorer.Inference) // takes what was inferred, without the lock
 
 	card string // the name of the model's card, as its workers say; guarded by Router.fleet
 
@@ -119,8 +120,10 @@ func (p *pool) decide(ctx context.Context, now func() time.Time, s *scratch) err
 	p.mu.Lock()
 	w, woken, err := p.core.submit(matched, q, d)
 	waits := w != nil && !w.done
+	inferred := p.core.slots.TakeInferred()
 	p.mu.Unlock()
 	wakeAll(woken)
+	p.inferred(inferred)
 	pick := now().Sub(matched)
 	switch {
 	case waits:
@@ -166,6 +169,13 @@ func (p *pool) appeal(now func() time.Time, s *scratch) (float64, error) {
 		sum += p.core.inputs[i].ActiveRequests
 	}
 	return float64(sum) / float64(len(p.core.inputs)), nil
+}
+
+// inferred hands on what the core has inferred. The lock is free.
+func (p *pool) inferred(list []scorer.Inference) {
+	if len(list) > 0 {
+		p.told(p, list)
+	}
 }
 
 // holds says whether a request has a slot.

@@ -39,10 +39,11 @@ const (
 // as everywhere, are those who need no longer wait, or have to count their overlap
 // anew: q may be one of them at once.
 func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, woken []*waiter, err error) {
+	woken = c.infer(now)
 	lane := c.lane(q)
 	err = c.decide(now, q, d, c.queue != nil && c.queue.Waits(lane))
 	if !errors.Is(err, errMustWait) {
-		return nil, nil, err
+		return nil, woken, err
 	}
 	w = &waiter{q: q, d: d, since: now, wake: make(chan struct{}, 1)}
 	if c.epoch.IsZero() {
@@ -56,9 +57,9 @@ func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, woken
 		place.Deadline = place.Arrival + t
 	}
 	if w.item, err = c.queue.Push(place, w); err != nil {
-		return nil, nil, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
+		return nil, woken, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
 	}
-	return w, c.pump(now), nil
+	return w, append(woken, c.pump(now)...), nil
 }
 
 // leastUncached returns what the best candidate of the last decision would have to
@@ -201,6 +202,8 @@ func (p *pool) recount(now func() time.Time, w *waiter, s *scratch) {
 func (p *pool) tell(input func(*core) []*waiter) {
 	p.mu.Lock()
 	woken := input(&p.core)
+	inferred := p.core.slots.TakeInferred()
 	p.mu.Unlock()
 	wakeAll(woken)
+	p.inferred(inferred)
 }

@@ -71,8 +71,6 @@ func (r *ring) change(number uint64, to func(*Decision)) {
 	}
 }
 
-func firstToken(d *Decision) *time.Time { return &d.FirstToken }
-
 func freed(d *Decision) *time.Time { return &d.Freed }
 
 // get returns the latest decision of an id.

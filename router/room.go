@@ -99,8 +99,9 @@ func (c *core) roomOn(now time.Time, ord int) time.Duration {
 	return wait
 }
 
-// end gives the slot of a request back, and learns how long requests stay.
-func (c *core) end(now time.Time, id string) {
+// end gives the slot of a request back, and learns how long requests stay. It reports
+// whether nothing was known of a first token of it.
+func (c *core) end(now time.Time, id string) (silent bool) {
 	if c.ended%sampleStays == 0 {
 		if stay, taken := c.slots.Age(now, id); taken && c.stay == 0 {
 			c.stay = stay
@@ -109,5 +110,7 @@ func (c *core) end(now time.Time, id string) {
 		}
 	}
 	c.ended++
+	silent = c.slots.Waits(id)
 	c.slots.Free(id)
+	return silent
 }

@@ -422,28 +422,6 @@ func (r *Router) release(s *scratch) {
 	r.scratch.Put(s)
 }
 
-// MarkPrefillCompleted notes the first token of a booked request: its prompt
-// tokens no longer wait to be computed. It reports whether that was news: false
-// for an id without a slot and for a repetition, both harmless.
-func (r *Router) MarkPrefillCompleted(id string) bool {
-	fl := r.flights.confirm(id)
-	if fl.pool == nil {
-		return false
-	}
-	now := r.conf.Now()
-	var news bool
-	fl.pool.tell(func(c *core) []*waiter {
-		if news = c.prefillCompleted(now, id, fl.session, fl.anew); !news {
-			return nil
-		}
-		return c.pump(now)
-	})
-	if news {
-		r.ring.note(fl.number, firstToken, now)
-	}
-	return news
-}
-
 // AddOutputTokens notes that a booked request has k more tokens of output, which
 // fill blocks on its worker. It is optional, and a sign of life of requests that
 // nobody owns. It reports whether the request has a slot.
@@ -460,25 +438,30 @@ func (r *Router) AddOutputTokens(id string, k int) bool {
 
 // Free gives the slot of a booked request back. It reports whether the request was
 // in flight: false for an unknown id and for a repetition, both harmless.
-func (r *Router) Free(id string) bool { return r.free(r.flights.end(id), id) }
+func (r *Router) Free(id string) bool { return r.free(r.flights.end(id), id, true) }
 
 // Abandon is [Router.Free] for a request that its worker did not serve: its blocks
 // do not count as cached there because of it, unless its first token was noted.
 func (r *Router) Abandon(id string) bool {
 	fl := r.flights.end(id)
 	fl.guess.withdraw()
-	return r.free(fl, id)
+	return r.free(fl, id, false)
 }
 
-func (r *Router) free(fl flight, id string) bool {
+func (r *Router) free(fl flight, id string, served bool) bool {
 	if fl.pool == nil {
 		return false
 	}
 	now := r.conf.Now()
+	var silent bool
 	fl.pool.tell(func(c *core) []*waiter {
-		c.end(now, id)
+		silent = c.end(now, id)
 		return c.pump(now)
 	})
+	if silent && served {
+		r.noteFirstToken(fl.number, time.Time{}, SignEnd)
+		r.metrics.firstToken(fl.pool.labels, SignEnd)
+	}
 	r.ring.note(fl.number, freed, now)
 	return true
 }
@@ -497,7 +480,7 @@ func (r *Router) Tick() {
 		p.tell(func(c *core) []*waiter {
 			c.expired += uint64(c.slots.Expire(now))
 			c.sessions.expire(now)
-			return c.expire(now)
+			return append(c.infer(now), c.expire(now)...)
 		})
 	}
 	r.flights.sweep()
@@ -508,12 +491,21 @@ func (r *Router) Run(ctx context.Context) error {
 	const every = 15 * time.Second // slots are looked at every 30 s at most
 	t := time.NewTicker(every)
 	defer t.Stop()
+	var due <-chan time.Time
+	if r.conf.InferFirstTokens && r.conf.Queue.Threshold != nil {
+		// Who waits in the queue waits for prefills, which may end without a word.
+		i := time.NewTicker(inferQueued)
+		defer i.Stop()
+		due = i.C
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-t.C:
 			r.Tick()
+		case <-due:
+			r.infer()
 		}
 	}
 }

@@ -35,6 +35,8 @@ type WorkerState struct {
 	PendTokens     int            `json:"pend_tokens"`
 	EngineBlocks   int            `json:"engine_blocks,omitempty"` // in use, as it said itself within the last 10 s
 	Routed         uint64         `json:"routed"`                  // requests sent there so far
+	PrefillRate    float64        `json:"prefill_rate,omitempty"`  // prompt tokens a second, as seen
+	Reorders       bool           `json:"reorders,omitempty"`      // computes prompts in an order of its own, as said or seen
 }
 
 // Workers returns what is known of every worker, in worker order.
@@ -84,6 +86,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			EngineBlocks:   e.reported(p.core.conf.Now()),
 			Routed:         e.routed,
 		}
+		s.PrefillRate, s.Reorders = p.core.slots.PrefillRate(ord)
 		switch {
 		case p.core.conf.NoEvents:
 			s.KVEvents = "none"

@@ -97,6 +97,9 @@ type WorkerInfo struct {
 	Taints []string
 	// CPU says that it computes on CPUs; see [DeviceAware].
 	CPU bool
+	// Reorders says that it computes prompts in an order of its own, so that nothing
+	// follows from it; see [Config.InferFirstTokens].
+	Reorders bool
 
 	Engine        string // "vllm", "sglang", …
 	EngineVersion string
@@ -207,6 +210,9 @@ type Request struct {
 	// Salt keeps the request's blocks apart from those of other salts.
 	Salt string
 
+	// Unseen says that nobody will notice the first token when it comes, as that of a
+	// response that is no stream; see [Config.InferFirstTokens].
+	Unseen bool
 	// ExpectedOutput is how many tokens the response will have; 0 = unknown.
 	ExpectedOutput int
 	// EmbeddingHit says that nothing is left to encode; see [DeviceAware].
@@ -351,6 +357,9 @@ type Decision struct {
 	// What became of a kept decision: zero until it happens.
 	FirstToken time.Time `json:"first_token,omitzero"`
 	Freed      time.Time `json:"freed,omitzero"`
+	// FirstTokenBy is how the first token was noticed, or inferred. [SignEnd] without a
+	// time: not at all.
+	FirstTokenBy Sign `json:"first_token_by,omitempty"`
 	// Served is the worker that answered, if it was not the decision's.
 	Served netip.AddrPort `json:"served,omitzero"`
 }

@@ -17,6 +17,7 @@ func (s *Slots) Move(now time.Time, id string, worker, cached int) bool {
 	b := Booking{
 		Worker: worker, BlockSize: int(t.blockSize), PromptTokens: t.prompt, CachedTokens: cached,
 		ExpectedOutput: t.expected, Owned: t.owned, Replica: t.replica,
+		Unseen: t.unseen, Number: t.number,
 		BlocksUntracked: !t.blocks, PrefillUntracked: t.free,
 	}
 	if t.leaf == 0 && t.lone > 0 {
@@ -31,8 +32,8 @@ func (s *Slots) Move(now time.Time, id string, worker, cached int) bool {
 	to := &s.slots[m]
 	to.added, to.told, to.estimate = t.added, t.told, t.estimate
 	if t.started {
-		s.MarkPrefillCompleted(now, id)
-		to.first, to.grown = t.first, t.grown
+		s.start(m, t.first)
+		to.confirmed, to.grown = t.confirmed, t.grown
 	}
 	s.lengthen(m, t.out)
 	return true

@@ -34,6 +34,7 @@ type Slots struct {
 	vacant  []int32 // slots to hand out again
 	workers []account
 	rates   []float64 // by worker: output tokens a second of a request, as told; 0 = nobody has
+	paces   []pace    // by worker
 	tree    prefixTree
 
 	epoch time.Time // of the first slot: the slots' times count from there
@@ -43,6 +44,10 @@ type Slots struct {
 	// forgotten, and in the order it happened.
 	freed map[string]time.Time
 	order []string
+
+	infers   bool   // first tokens
+	turn     uint64 // bookings so far
+	inferred []Inference
 }
 
 const (
@@ -68,6 +73,11 @@ type Booking struct {
 	// Replica is the router replica that the request is on; 0 = this one. A
 	// request whose end has come before its beginning gets no slot.
 	Replica uint64
+
+	// Unseen says that nobody will tell of the first token when it comes. Number
+	// means nothing here: an [Inference] has it.
+	Unseen bool
+	Number uint64
 
 	BlocksUntracked  bool // for workers whose blocks do not matter: prefill only
 	PrefillUntracked bool // the prompt arrives computed
@@ -102,15 +112,22 @@ type slot struct {
 	seen      time.Duration // last sign of life
 	first     time.Duration // its first token, if started
 	started   bool
+	confirmed bool // its first token was told
 
-	// Of an output that is estimated: how long it is, until when that holds, and
-	// the slot's neighbours in the list of its worker, each one more than their
-	// number.
-	estimate       float64
-	grown          time.Duration
+	// Of a prefill: its booking's number and that of its caller, and when it began to wait.
+	turn, number uint64
+	listed       time.Duration
+	unseen       bool // nobody will tell of its first token
+	counted      bool // its work is in a queue's account already
+
+	// The slot's neighbours, each one more than their number: in the list of its worker's
+	// waiting ones, and then in that of those whose output is estimated.
 	next, previous int32
-	linked         bool
-	told           bool // somebody tells of the output
+	// Of an output that is estimated: how long it is, and until when that holds.
+	estimate float64
+	grown    time.Duration
+	linked   bool
+	told     bool // somebody tells of the output
 
 	owned  bool
 	free   bool // its prompt arrives computed
@@ -125,6 +142,7 @@ type account struct {
 	off                             int64 // what expected output takes off blocks, in 1/fraction
 	root                            int32
 	untold                          int32 // one more than the first slot that Grow is about; 0 = none
+	queue                           queue
 }
 
 // MostTokens is the most that a prompt or an output counts as, far above what any
@@ -164,7 +182,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	*t = slot{
 		id: id, worker: int32(b.Worker), blockSize: int32(b.BlockSize),
 		prompt: min(max(0, b.PromptTokens), MostTokens), expected: min(max(0, b.ExpectedOutput), MostTokens),
-		replica: b.Replica, added: since, seen: since, owned: b.Owned, free: b.PrefillUntracked, blocks: !b.BlocksUntracked, taken: true,
+		replica: b.Replica, unseen: b.Unseen, number: b.Number, added: since, seen: since, owned: b.Owned, free: b.PrefillUntracked, blocks: !b.BlocksUntracked, taken: true,
 	}
 	if !b.PrefillUntracked {
 		t.pend = max(0, t.prompt-max(0, b.CachedTokens))
@@ -172,6 +190,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	w.requests++
 	w.waiting++
 	w.pend += t.pend
+	s.enqueue(n)
 	switch {
 	case !t.blocks:
 	case b.NoReuse:
@@ -220,24 +239,8 @@ func (s *Slots) reweigh(n int32) {
 // no longer pending. It returns false, and changes nothing, if the id has no slot
 // or its first token was noted before.
 func (s *Slots) MarkPrefillCompleted(now time.Time, id string) bool {
-	n, exists := s.ids[id]
-	if !exists {
-		return false
-	}
-	t := &s.slots[n]
-	t.seen = now.Sub(s.epoch)
-	if t.started {
-		return false
-	}
-	t.started, t.first, t.grown = true, t.seen, t.seen
-	w := &s.workers[t.worker]
-	w.waiting--
-	w.pend -= t.pend
-	w.decode += t.prompt + t.out
-	if !t.told {
-		s.link(n)
-	}
-	return true
+	news, _ := s.FirstToken(now, id, true)
+	return news
 }
 
 // AddOutputTokens notes that a request has k more tokens of output. Each block
@@ -321,6 +324,7 @@ func (s *Slots) drop(n int32) {
 	if t.started {
 		w.decode -= t.prompt + t.out
 	} else {
+		s.unqueue(n)
 		w.waiting--
 		w.pend -= t.pend
 	}
@@ -356,6 +360,9 @@ func (s *Slots) RemoveWorker(worker int) {
 	s.dropIf(func(t *slot) bool { return int(t.worker) == worker })
 	if worker >= 0 && worker < len(s.rates) {
 		s.rates[worker] = 0
+	}
+	if worker >= 0 && worker < len(s.paces) {
+		s.paces[worker] = pace{}
 	}
 }
 

@@ -569,13 +569,13 @@ func TestMetricsAreThere(t *testing.T) {
 	eventually(t, "no events arrive", func() bool { return workers(t, d)[0].CachedBlocks > 0 })
 	eventually(t, "no first token is seen", func() bool {
 		resp, body := get(t, "http://"+d.router.at.HTTP+"/metrics")
-		return resp.StatusCode == http.StatusOK && strings.Contains(body, `kvroute_extproc_first_tokens_total{source="observer"}`)
+		return resp.StatusCode == http.StatusOK && strings.Contains(body, `kvroute_router_first_tokens_total{model="sim",source="observer"}`)
 	})
 	_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
 	for _, want := range []string{
 		`kvroute_router_decisions_total{model="sim",reason="load"}`, "kvroute_router_decision_duration_seconds_bucket",
 		"kvroute_router_overlap_ratio_bucket", `kvroute_router_index_blocks{model="sim",source="events"}`, `kvroute_router_index_size_bytes{model="sim",source="events"}`, `kvroute_router_index_evicted_total{model="sim",source="history"} 0`, `kvroute_router_slots{model="sim"}`,
-		`kvroute_extproc_streams{kind="main"}`, `kvroute_extproc_first_tokens_total{source="observer"}`,
+		`kvroute_extproc_streams{kind="main"}`, `kvroute_router_first_tokens_total{model="sim",source="observer"}`,
 		`kvroute_events_received_total{outcome="accepted"}`, `kvroute_fleet_news_total{kind="record"}`,
 	} {
 		if !strings.Contains(text, want) {

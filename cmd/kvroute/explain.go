@@ -89,8 +89,11 @@ func printDecision(out io.Writer, d *router.Decision) error {
 		steps = fmt.Sprintf("waited %v; ", d.QueueTime) + steps
 	}
 	line("time", "%s", steps)
-	if !d.FirstToken.IsZero() {
-		line("first token", "after %v", d.FirstToken.Sub(d.Time))
+	switch {
+	case !d.FirstToken.IsZero():
+		line("first token", "after %v, %s", d.FirstToken.Sub(d.Time), noticed(d.FirstTokenBy))
+	case d.FirstTokenBy == router.SignEnd:
+		line("first token", "not noticed before the end")
 	}
 	if !d.Freed.IsZero() {
 		line("end", "after %v", d.Freed.Sub(d.Time))
@@ -100,6 +103,20 @@ func printDecision(out io.Writer, d *router.Decision) error {
 	}
 	fmt.Fprintln(out)
 	return printCandidates(out, d)
+}
+
+// noticed says how a first token came to be known.
+func noticed(by router.Sign) string {
+	switch by {
+	case router.SignOrder:
+		return "inferred: one that came later had its own"
+	case router.SignRate:
+		return "inferred from the worker's rate"
+	case router.SignEnd:
+		return "at the latest: the response came as a whole"
+	default:
+		return "noticed by " + string(by)
+	}
 }
 
 // exactly prints a number so that it can be counted on.

@@ -270,6 +270,8 @@ func (c *config) routing() (router.Config, error) {
 		AvoidFailing:   c.AvoidFailing,
 		Seed:           c.Seed,
 		KeepDecisions:  cmp.Or(c.KeepDecisions, -1),
+
+		InferFirstTokens: true,
 	}, nil
 }
 

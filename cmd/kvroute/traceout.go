@@ -114,14 +114,14 @@ func (t *tracer) observe(o router.Observation) {
 	}
 }
 
-// MarkPrefillCompleted implements [extproc.Router].
-func (t *tracer) MarkPrefillCompleted(id string) bool {
+// FirstToken implements [extproc.Router].
+func (t *tracer) FirstToken(id string, by router.Sign) bool {
 	t.mu.Lock()
 	if e := t.flight[id]; e != nil && e.first.IsZero() {
 		e.first = time.Now()
 	}
 	t.mu.Unlock()
-	return t.Router.MarkPrefillCompleted(id)
+	return t.Router.FirstToken(id, by)
 }
 
 // Free implements [extproc.Router].

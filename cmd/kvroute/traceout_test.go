@@ -24,9 +24,9 @@ type deaf struct{}
 func (deaf) BestWorker(context.Context, router.Request) (router.Decision, error) {
 	return router.Decision{}, nil
 }
-func (deaf) MarkPrefillCompleted(string) bool { return true }
-func (deaf) Free(string) bool                 { return true }
-func (deaf) Abandon(string) bool              { return true }
+func (deaf) FirstToken(string, router.Sign) bool { return true }
+func (deaf) Free(string) bool                    { return true }
+func (deaf) Abandon(string) bool                 { return true }
 func (deaf) Served(string, router.Response) (moved bool, avoided []router.Worker) {
 	return false, nil
 }
@@ -57,7 +57,7 @@ func TestTraceIsReplayed(t *testing.T) {
 	tr.observe(router.Observation{ID: "c", IDs: append([]uint32{7}, ids(600)...)})
 	tr.observe(router.Observation{ID: "lost", IDs: ids(10)})
 	for _, id := range []string{"c", "b", "a"} {
-		tr.MarkPrefillCompleted(id)
+		tr.FirstToken(id, router.SignObserver)
 		tr.Free(id)
 		tr.Free(id) // as harmless as at the router
 	}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// Sign is how a first token was noticed.
+type Sign string
+
+// The signs.
+const (
+	SignTold     Sign = "told"             // its caller said so: [Router.MarkPrefillCompleted]
+	SignObserver Sign = "observer"         // it was seen in the response
+	SignHeaders  Sign = "response-headers" // the headers of a stream came, which its worker sends with it
+	SignOrder    Sign = scorer.ByOrder     // inferred: one that was booked later on the worker has its own
+	SignRate     Sign = scorer.ByRate      // inferred: its worker should have computed its prompt by now
+	SignEnd      Sign = "end"              // only by the whole response, or by its end
+)
+
+// inferEvery is how old the account may be of prefills that are due: much less than
+// one takes that matters.
+const inferEvery = time.Millisecond
+
+// inferQueued is how often prefills are looked at for those who wait in a queue.
+const inferQueued = 50 * time.Millisecond
+
+// infer starts the requests whose prefill should be done by now. It is called before
+// loads are read.
+//
+// Every rank is looked at, since the decision that follows looks at every rank, too: to
+// keep them in the order of what is due next would cost more than the comparison saves.
+func (c *core) infer(now time.Time) (woken []*waiter) {
+	if !c.conf.InferFirstTokens || now.Sub(c.looked) < inferEvery {
+		return nil
+	}
+	c.looked = now
+	inferred := 0
+	for _, ord := range c.order {
+		inferred += c.slots.InferByRate(now, ord)
+	}
+	if inferred == 0 {
+		return nil
+	}
+	return c.pump(now)
+}
+
+// prefillCompleted notes the first token of a request, and binds its session. inferred
+// says that it was noted before, by itself.
+func (c *core) prefillCompleted(now time.Time, id string, session uint64, anew bool, by Sign) (news, inferred bool) {
+	if news, inferred = c.slots.FirstToken(now, id, by != SignEnd); news && session != 0 {
+		ord, _ := c.slots.Worker(id)
+		c.sessions.bind(now, session, ord, anew)
+	}
+	return news, inferred
+}
+
+// MarkPrefillCompleted notes the first token of a booked request: its prompt
+// tokens no longer wait to be computed. It reports whether that was news: false
+// for an id without a slot and for a repetition, both harmless.
+func (r *Router) MarkPrefillCompleted(id string) bool { return r.FirstToken(id, SignTold) }
+
+// FirstToken is [Router.MarkPrefillCompleted] for who can say how it was noticed. With
+// [SignEnd] the first token came at some time before.
+func (r *Router) FirstToken(id string, by Sign) bool {
+	fl := r.flights.confirm(id)
+	if fl.pool == nil {
+		return false
+	}
+	now := r.conf.Now()
+	var news, inferred bool
+	fl.pool.tell(func(c *core) []*waiter {
+		if news, inferred = c.prefillCompleted(now, id, fl.session, fl.anew, by); !news {
+			return nil
+		}
+		return c.pump(now)
+	})
+	if news {
+		r.noteFirstToken(fl.number, now, by)
+	}
+	if news && !inferred {
+		r.metrics.firstToken(fl.pool.labels, by)
+	}
+	return news
+}
+
+func (r *Router) noteFirstToken(number uint64, at time.Time, by Sign) {
+	r.ring.change(number, func(d *Decision) { d.FirstToken, d.FirstTokenBy = at, by })
+}
+
+// noteInferred notes what a pool has inferred.
+func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
+	for _, i := range list {
+		r.noteFirstToken(i.Number, i.At, Sign(i.By))
+		r.metrics.firstToken(p.labels, Sign(i.By))
+	}
+}
+
+// infer lets time pass for the queues, where somebody waits for prefills to be done.
+func (r *Router) infer() {
+	now := r.conf.Now()
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	for _, p := range r.pools {
+		p.tell(func(c *core) []*waiter {
+			if c.queue == nil || c.queue.Len() == 0 {
+				return nil // the next decision looks
+			}
+			return c.infer(now)
+		})
+	}
+}
+
+func (m *metrics) firstToken(l *labels, by Sign) {
+	m.firstTokens.Add(context.Background(), 1, l.signs[by]...)
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// signs counts the first tokens by their source.
+func signs(t *testing.T, reader *sdkmetric.ManualReader) map[string]int64 {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int64{}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if sum, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == "kvroute.router.first_tokens" {
+				for _, p := range sum.DataPoints {
+					source, _ := p.Attributes.Value("source")
+					got[source.AsString()] += p.Value
+				}
+			}
+		}
+	}
+	return got
+}
+
+// long is a prompt of n tokens that begins as no other one.
+func long(id string, n int) []uint32 {
+	tokens := make([]uint32, n)
+	for i := range tokens {
+		tokens[i] = uint32(id[i%len(id)])<<8 + uint32(len(id))
+	}
+	return tokens
+}
+
+// Requests whose first token nobody sees are started by order and by rate, once each,
+// and explained; what is told later of them counts all the same.
+func TestFirstTokensAreInferred(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reader := sdkmetric.NewManualReader()
+		r := newRouter(t, router.Config{
+			InferFirstTokens: true, Sessions: router.SessionConfig{TTL: time.Hour},
+			Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test"),
+		}, 1)
+		book := func(id string, unseen bool) {
+			t.Helper()
+			if _, err := r.BestWorker(t.Context(), router.Request{ID: id, Owned: true, Model: "m", Tokens: long(id, 1000), Unseen: unseen, Session: id}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		check := func(id string, by router.Sign, pend int) {
+			t.Helper()
+			d, ok := r.Decision(id)
+			if got := r.Workers()[0].PendTokens; !ok || d.FirstTokenBy != by || d.FirstToken.IsZero() != (by == "" || id == "again") || got != pend {
+				t.Errorf("%s: first token %v by %q, %d tokens pending; want %q and %d", id, d.FirstToken, d.FirstTokenBy, got, by, pend)
+			}
+		}
+		for i := range 6 {
+			a, b := fmt.Sprint("silent", i), fmt.Sprint("seen", i)
+			book(a, true)
+			book(b, false)
+			time.Sleep(200 * time.Millisecond)
+			if !r.FirstToken(b, router.SignObserver) {
+				t.Fatal("a first token is no news")
+			}
+			check(a, router.SignOrder, 0)
+			check(b, router.SignObserver, 0)
+		}
+		if rate := r.Workers()[0].PrefillRate; rate < 9_900 || rate > 10_100 {
+			t.Errorf("rate %v, want 10,000", rate)
+		}
+		book("due", true)
+		time.Sleep(50 * time.Millisecond)
+		r.Tick()
+		check("due", "", 1000)
+		time.Sleep(60 * time.Millisecond)
+		r.Tick()
+		check("due", router.SignRate, 0)
+		// It is news that it has come, for its session; but no other request.
+		if !r.FirstToken("due", router.SignEnd) || r.FirstToken("due", router.SignEnd) {
+			t.Error("what was inferred and then told must be news once")
+		}
+		check("due", router.SignEnd, 0)
+		book("again", false)
+		r.Free("again")
+		check("again", router.SignEnd, 0)
+		book("lost", false)
+		r.Abandon("lost")
+		check("lost", "", 0)
+		want := map[string]int64{"order": 6, "observer": 6, "rate": 1, "end": 1}
+		if got := signs(t, reader); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("first tokens %v, want %v", got, want)
+		}
+	})
+}
+
+// A session is bound by a first token that was told, not by one that was inferred.
+func TestInferenceBindsNoSession(t *testing.T) {
+	r := newRouter(t, router.Config{InferFirstTokens: true, Sessions: router.SessionConfig{TTL: time.Hour}}, 1)
+	for _, id := range []string{"a", "b"} {
+		decided(t, r, id, "abcd", func(q *router.Request) { q.Session = id })
+	}
+	reason := func(session string) router.Reason {
+		id := "of " + session
+		defer r.Free(id)
+		return decided(t, r, id, "abcd", func(q *router.Request) { q.Session = session }).Reason
+	}
+	r.MarkPrefillCompleted("b")
+	if got := reason("a"); got == router.ReasonSession {
+		t.Errorf("a's session is bound by b's first token")
+	}
+	if got := reason("b"); got != router.ReasonSession {
+		t.Errorf("b's session is not bound: %s", got)
+	}
+	if !r.MarkPrefillCompleted("a") || reason("a") != router.ReasonSession {
+		t.Errorf("a's session is not bound by its own first token")
+	}
+}
+
+// Of a worker that reorders nothing is inferred, whether it is said to or shows it.
+func TestWorkersThatReorder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRouter(t, router.Config{InferFirstTokens: true}, 1)
+		overtake := func(i int) (inferred bool) {
+			a, b := fmt.Sprint("a", i), fmt.Sprint("b", i)
+			decided(t, r, a, "abcd")
+			decided(t, r, b, "bcde")
+			time.Sleep(time.Second)
+			r.MarkPrefillCompleted(b)
+			d, _ := r.Decision(a)
+			time.Sleep(time.Second)
+			r.MarkPrefillCompleted(a)
+			r.Free(a)
+			r.Free(b)
+			return d.FirstTokenBy == router.SignOrder
+		}
+		for i := range 4 {
+			if !overtake(i) {
+				t.Errorf("pair %d: nothing is inferred", i)
+			}
+		}
+		if overtake(5) || !r.Workers()[0].Reorders {
+			t.Error("order is inferred on a worker that reorders")
+		}
+		fresh := newRouter(t, router.Config{InferFirstTokens: true}, 0)
+		w := worker(1)
+		w.Reorders = true
+		set(t, fresh, w)
+		r = fresh
+		if overtake(6) || !r.Workers()[0].Reorders {
+			t.Error("order is inferred on a worker that is said to reorder")
+		}
+	})
+}
+
+// Who waits for room is admitted when a prefill should be done, without a word from
+// anybody.
+func TestInferenceAdmits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRouter(t, router.Config{InferFirstTokens: true, Queue: router.QueueConfig{Threshold: new(1.)}}, 0)
+		w := worker(1)
+		w.MaxBatchedTokens = 512
+		set(t, r, w)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { _ = r.Run(ctx) }()
+		for i := range 5 {
+			id := fmt.Sprint("seen", i)
+			if _, err := r.BestWorker(ctx, router.Request{ID: id, Owned: true, Model: "m", Tokens: long(id, 1000)}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+			r.FirstToken(id, router.SignObserver)
+		}
+		if _, err := r.BestWorker(ctx, router.Request{ID: "silent", Owned: true, Model: "m", Tokens: long("silent", 10_000), Unseen: true}); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if _, err := r.BestWorker(ctx, router.Request{ID: "waits", Owned: true, Model: "m", Tokens: long("waits", 100)}); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took < 900*time.Millisecond || took > 1200*time.Millisecond {
+			t.Errorf("admitted after %v, want about 1 s", took)
+		}
+	})
+}

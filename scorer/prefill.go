@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer
+
+import (
+	"math"
+	"math/bits"
+	"slices"
+	"time"
+)
+
+// The first tokens that nobody sees are inferred, if that is switched on: those of
+// responses that are no streams, and those whose observer was lost.
+//
+// A slot is waiting, then started, then confirmed:
+//
+//	from     to         when
+//	waiting  confirmed  its first token is told
+//	waiting  started    by order: one that was booked on the worker later has its first token
+//	waiting  started    by rate: the prefill tokens booked before it, and its own, are due
+//	started  confirmed  its first token is told after all
+//	any      gone       it is freed, or its worker or replica is
+//
+// By order goes what engines do: first come, first served. Of a worker of which a
+// quarter of the last 16 first tokens came more than 250 ms after one that was booked
+// later, or which is said to reorder, nothing is inferred.
+//
+// By rate goes only who will not be seen (Booking.Unseen), as far as nobody stands
+// before it who will be: a worker that hangs does not compute. The rate is the median
+// of the last 15 samples of the worker, 5 of them at least. A sample is what the worker
+// computed up to a first token since the one before (or since it had nothing to do),
+// for as long; or the request's own tokens for its own stay, which the rate cannot be
+// below. Of less than 256 tokens or 5 ms no sample is taken: requests that are computed
+// together have their first tokens together, and count with the next one.
+//
+// # Invariants
+//
+//   - The waiting slots of a worker are in one list, in the order in which they were booked.
+//   - The slots of other replicas are never inferred here: their own router infers
+//     them, and tells. So what replicas know after all messages is the same. Nor does
+//     what is told of them prove anything here: it may have been inferred.
+//   - Who is confirmed was told, and is told of once.
+//   - Each inference is handed out once, by TakeInferred.
+
+const (
+	orderGrace   = 250 * time.Millisecond // of a first token that is only a little late; being wrong for so long does no harm
+	overtakings  = 4                      // of the last 16 first tokens: who has more of them reorders
+	leastSamples = 5
+	leastSample  = 256 // tokens
+	leastTime    = 5 * time.Millisecond
+	leastRate    = 1. // tokens a second: slower is no rate
+	never        = time.Duration(math.MaxInt64)
+)
+
+// How a first token was inferred.
+const (
+	ByOrder = "order"
+	ByRate  = "rate"
+)
+
+// Inference is a first token that was inferred.
+type Inference struct {
+	ID     string
+	Number uint64 // of the booking
+	By     string
+	At     time.Time
+}
+
+// queue is the prefills of a worker.
+type queue struct {
+	head, tail int32 // of the waiting slots, each one more than the number; 0 = none
+
+	// The worker computes what is waiting since began, and has done some of it.
+	began time.Duration
+	done  int
+	due   time.Duration // nothing is due by rate before; 0 = unknown
+
+	// The first token that was seen of the latest booking, and when.
+	newest   uint64
+	newestAt time.Duration
+}
+
+// pace is what is known of how a worker computes. It outlives its slots.
+type pace struct {
+	samples [15]float64 // tokens a second
+	taken   int         // samples so far
+	rate    float64     // their median; 0 = unknown
+	late    uint16      // of the last first tokens, those that were overtaken
+	said    bool        // to reorder
+}
+
+func (p *pace) reorders() bool { return p.said || bits.OnesCount16(p.late) >= overtakings }
+
+func (p *pace) sample(rate float64) {
+	p.samples[p.taken%len(p.samples)] = rate
+	p.taken++
+	if p.taken < leastSamples {
+		return
+	}
+	sorted := p.samples
+	some := sorted[:min(p.taken, len(sorted))]
+	slices.Sort(some)
+	p.rate = some[len(some)/2]
+}
+
+func (p *pace) note(overtaken bool) {
+	p.late <<= 1
+	if overtaken {
+		p.late |= 1
+	}
+}
+
+// InferFirstTokens switches inference on, before the first slot is taken.
+func (s *Slots) InferFirstTokens() { s.infers = true }
+
+// SetReorders notes whether a worker is said to compute prompts in an order of its own.
+func (s *Slots) SetReorders(worker int, reorders bool) {
+	s.pace(worker).said = reorders
+}
+
+// PrefillRate returns how many prompt tokens a second a worker computes, 0 if that is
+// not known, and whether it reorders.
+func (s *Slots) PrefillRate(worker int) (rate float64, reorders bool) {
+	if worker < 0 || worker >= len(s.paces) {
+		return 0, false
+	}
+	p := &s.paces[worker]
+	return p.rate, p.reorders()
+}
+
+// TakeInferred returns what was inferred since the last call; nil for nothing.
+func (s *Slots) TakeInferred() []Inference {
+	taken := s.inferred
+	s.inferred = nil
+	return taken
+}
+
+// Waits says whether a request has a slot, and no first token.
+func (s *Slots) Waits(id string) bool {
+	n, exists := s.ids[id]
+	return exists && !s.slots[n].started
+}
+
+func (s *Slots) pace(worker int) *pace {
+	for len(s.paces) <= worker {
+		s.paces = append(s.paces, pace{})
+	}
+	return &s.paces[worker]
+}
+
+// FirstToken notes that a request has its first token: now, if it is exact, or at some
+// time before. news is false, and nothing changes, if the id has no slot or this was
+// noted before; inferred says that it counted as started already.
+func (s *Slots) FirstToken(now time.Time, id string, exact bool) (news, inferred bool) {
+	n, exists := s.ids[id]
+	if !exists {
+		return false, false
+	}
+	t := &s.slots[n]
+	t.seen = now.Sub(s.epoch)
+	if t.confirmed {
+		return false, true
+	}
+	t.confirmed, inferred = true, t.started
+	if s.infers {
+		s.evidence(n, exact)
+	}
+	if inferred {
+		t.first = t.seen
+	} else {
+		s.start(n, t.seen)
+	}
+	return true, inferred
+}
+
+// evidence draws the conclusions from a first token that was told just now.
+func (s *Slots) evidence(n int32, exact bool) {
+	t := &s.slots[n]
+	q, p := &s.workers[t.worker].queue, s.pace(int(t.worker))
+	q.due = 0
+	if t.replica != 0 {
+		if !t.started {
+			q.done += t.work()
+		}
+		return
+	}
+	if exact {
+		late := t.started && t.seen-t.first > orderGrace || !t.started && t.turn < q.newest && t.seen-q.newestAt > orderGrace
+		p.note(late)
+		if t.turn > q.newest {
+			q.newest, q.newestAt = t.turn, t.seen
+		}
+	}
+	if p.reorders() {
+		return
+	}
+	work := 0
+	for next := q.head; next != 0; {
+		o := &s.slots[next-1]
+		if o.turn >= t.turn {
+			break
+		}
+		work += o.work()
+		o.counted = true
+		m := next - 1
+		if next = o.next; o.replica == 0 {
+			s.infer(m, ByOrder, t.seen)
+		}
+	}
+	if !t.started {
+		work += t.work()
+		t.counted = true
+	}
+	q.done += work
+	took := t.seen - q.began
+	if !exact || t.started || took < leastTime {
+		return
+	}
+	if q.done >= leastSample {
+		rate := float64(q.done) / took.Seconds()
+		if stay := t.seen - t.listed; t.pend >= leastSample && stay >= leastTime {
+			rate = max(rate, float64(t.pend)/stay.Seconds())
+		}
+		p.sample(max(rate, leastRate))
+	}
+	q.began, q.done = t.seen, 0
+}
+
+// work is what a slot adds to what its worker has to do.
+func (t *slot) work() int {
+	if t.counted {
+		return 0
+	}
+	return t.pend
+}
+
+// infer starts a waiting slot without having been told.
+func (s *Slots) infer(n int32, by string, at time.Duration) {
+	t := &s.slots[n]
+	s.start(n, at)
+	s.inferred = append(s.inferred, Inference{ID: t.id, Number: t.number, By: by, At: s.epoch.Add(at)})
+}
+
+// start takes a slot out of the waiting ones.
+func (s *Slots) start(n int32, at time.Duration) {
+	t := &s.slots[n]
+	s.unqueue(n)
+	t.started, t.first, t.grown = true, at, at
+	w := &s.workers[t.worker]
+	w.waiting--
+	w.pend -= t.pend
+	w.decode += t.prompt + t.out
+	if !t.told {
+		s.link(n)
+	}
+}
+
+// InferByRate infers the first tokens on a worker that are due, and returns how many. It
+// costs a comparison if none is, so it may be called for each decision.
+func (s *Slots) InferByRate(now time.Time, worker int) (inferred int) {
+	if !s.infers || worker < 0 || worker >= len(s.workers) {
+		return 0
+	}
+	q := &s.workers[worker].queue
+	since := now.Sub(s.epoch)
+	if q.head == 0 || since < q.due {
+		return 0
+	}
+	q.due = never // until something happens
+	p := s.pace(worker)
+	if p.rate == 0 || p.reorders() {
+		return 0
+	}
+	done := q.done
+	for next := q.head; next != 0; {
+		t := &s.slots[next-1]
+		if !t.unseen {
+			break
+		}
+		done += t.work()
+		if at := q.began + time.Duration(float64(done)/p.rate*float64(time.Second)); since < at {
+			q.due = at
+			break
+		}
+		m := next - 1
+		if next = t.next; t.replica != 0 {
+			continue
+		}
+		q.done += t.work()
+		t.counted = true
+		s.infer(m, ByRate, since)
+		inferred++
+	}
+	return inferred
+}
+
+// enqueue puts a new slot behind those that wait on its worker, unqueue takes a
+// waiting one out.
+func (s *Slots) enqueue(n int32) {
+	t := &s.slots[n]
+	q := &s.workers[t.worker].queue
+	s.turn++
+	t.turn, t.listed = s.turn, t.seen
+	if q.head == 0 {
+		q.head, q.began, q.done = n+1, t.seen, 0
+	} else {
+		s.slots[q.tail-1].next = n + 1
+	}
+	t.previous, q.tail, q.due = q.tail, n+1, 0
+}
+
+func (s *Slots) unqueue(n int32) {
+	t := &s.slots[n]
+	q := &s.workers[t.worker].queue
+	if t.previous != 0 {
+		s.slots[t.previous-1].next = t.next
+	} else {
+		q.head = t.next
+	}
+	if t.next != 0 {
+		s.slots[t.next-1].previous = t.previous
+	} else {
+		q.tail = t.previous
+	}
+	t.next, t.previous, q.due = 0, 0, 0
+}

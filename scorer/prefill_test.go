@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// slowWorker is what follows from first tokens, worked out from lists: everything that
+// was booked on a worker, in its order, and what became of each.
+type slowWorker struct {
+	booked  []*slowPrefill // those that are not gone, in their order
+	samples []float64      // all of them
+	late    []bool         // of each first token that was seen
+	began   time.Time
+	done    int // tokens that are computed of those that waited since began
+	newest  *slowPrefill
+	seen    time.Time // when newest was
+}
+
+type slowPrefill struct {
+	id               string
+	at, first        time.Time
+	tokens           int
+	number           int // in the order of all bookings
+	unseen, remote   bool
+	started, counted bool
+	confirmed        bool
+}
+
+func (w *slowWorker) waiting() (list []*slowPrefill) {
+	for _, p := range w.booked {
+		if !p.started {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+func (w *slowWorker) reorders() bool {
+	n := 0
+	for i, late := range w.late {
+		if late && i >= len(w.late)-16 {
+			n++
+		}
+	}
+	return n >= 4
+}
+
+func (w *slowWorker) rate() float64 {
+	if len(w.samples) < 5 {
+		return 0
+	}
+	last := slices.Sorted(slices.Values(w.samples[max(0, len(w.samples)-15):]))
+	return last[len(last)/2]
+}
+
+func (w *slowWorker) take(p *slowPrefill) (tokens int) {
+	if !p.counted {
+		tokens = p.tokens
+	}
+	p.counted = true
+	return tokens
+}
+
+// told is a first token; it returns who is inferred.
+func (w *slowWorker) told(now time.Time, p *slowPrefill, exact bool) (inferred []string) {
+	before := p.started
+	p.confirmed = true
+	defer func() {
+		p.started, p.first = true, now
+	}()
+	if p.remote {
+		if !before && !p.counted {
+			w.done += p.tokens
+		}
+		return nil
+	}
+	if exact {
+		const grace = 250 * time.Millisecond
+		overtaken := w.newest != nil && p.number < w.newest.number && now.Sub(w.seen) > grace
+		if before {
+			overtaken = now.Sub(p.first) > grace
+		}
+		w.late = append(w.late, overtaken)
+		if w.newest == nil || p.number > w.newest.number {
+			w.newest, w.seen = p, now
+		}
+	}
+	if w.reorders() {
+		return nil
+	}
+	for _, o := range w.waiting() {
+		if o.number >= p.number {
+			continue
+		}
+		w.done += w.take(o)
+		if !o.remote {
+			o.started, o.first = true, now
+			inferred = append(inferred, o.id)
+		}
+	}
+	if !before {
+		w.done += w.take(p)
+	}
+	took := now.Sub(w.began)
+	if !exact || before || took < 5*time.Millisecond {
+		return inferred
+	}
+	if w.done >= 256 {
+		rate := float64(w.done) / took.Seconds()
+		if stay := now.Sub(p.at); p.tokens >= 256 && stay >= 5*time.Millisecond {
+			rate = max(rate, float64(p.tokens)/stay.Seconds())
+		}
+		w.samples = append(w.samples, max(rate, 1))
+	}
+	w.began, w.done = now, 0
+	return inferred
+}
+
+// due is who is inferred by rate.
+func (w *slowWorker) due(now time.Time) (inferred []string) {
+	rate := w.rate()
+	if rate == 0 || w.reorders() {
+		return nil
+	}
+	sum := w.done
+	for _, p := range w.waiting() {
+		if !p.counted {
+			sum += p.tokens
+		}
+		if !p.unseen || now.Sub(w.began) < time.Duration(float64(sum)/rate*float64(time.Second)) {
+			break
+		}
+		if p.remote {
+			continue
+		}
+		w.done += w.take(p)
+		p.started, p.first = true, now
+		inferred = append(inferred, p.id)
+	}
+	return inferred
+}
+
+// Whatever comes in which order, what is inferred is what follows from the lists; it
+// is told once, of waiting requests of our own; and nothing is left after the end.
+func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
+	seen := map[string]int{}
+	for seed := range uint64(40) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		var s scorer.Slots
+		s.InferFirstTokens()
+		workers := []*slowWorker{{}, {}}
+		where := map[string]int{}
+		live := map[string]*slowPrefill{}
+		now, number := at(0), 0
+		inferences := map[string]int{}
+		gone := func(id string) {
+			w := workers[where[id]]
+			w.booked = slices.DeleteFunc(w.booked, func(p *slowPrefill) bool { return p.id == id })
+			if len(w.booked) == 0 {
+				w.newest, w.done = nil, 0
+			}
+			delete(live, id)
+		}
+		book := func(id string, on int, p *slowPrefill) {
+			w := workers[on]
+			if len(w.waiting()) == 0 {
+				w.began, w.done = now, 0
+			}
+			number++
+			p.id, p.at, p.number, p.counted = id, now, number, false
+			w.booked, where[id], live[id] = append(w.booked, p), on, p
+		}
+		for step := range 800 {
+			now = now.Add(time.Duration(rng.IntN(60)) * time.Millisecond)
+			id := ""
+			if ids := slices.Sorted(maps.Keys(live)); len(ids) > 0 {
+				// Mostly in order, or everybody would reorder.
+				id = ids[rng.IntN(len(ids))]
+				if w := workers[where[id]].waiting(); len(w) > 0 && rng.IntN(int(2+seed%8)) > 0 {
+					id = w[rng.IntN(min(2, len(w)))].id
+				}
+			}
+			var want []string
+			what := ""
+			switch op := rng.IntN(100); {
+			case op < 30 || id == "":
+				id = fmt.Sprintf("r%05d", step)
+				what = "booked " + id
+				p := &slowPrefill{tokens: rng.IntN(3000), unseen: rng.IntN(2) == 0, remote: rng.IntN(6) == 0}
+				b := scorer.Booking{Worker: rng.IntN(2), PromptTokens: p.tokens, Unseen: p.unseen, Number: uint64(number + 1), Owned: true}
+				if p.remote {
+					b.Replica = 3
+				}
+				s.Add(now, id, &b)
+				book(id, b.Worker, p)
+			case op < 60:
+				exact := rng.IntN(3) > 0
+				what = fmt.Sprintf("told %s, exact %v", id, exact)
+				p := live[id]
+				wasStarted, wasTold := p.started, p.confirmed
+				if !wasTold {
+					want = workers[where[id]].told(now, p, exact)
+				}
+				if news, inferred := s.FirstToken(now, id, exact); news == wasTold || news && inferred != wasStarted {
+					t.Fatalf("seed %d, %s: news %v, inferred %v; told before %v, started %v", seed, what, news, inferred, wasTold, wasStarted)
+				}
+				if s.MarkPrefillCompleted(now, id) {
+					t.Fatalf("seed %d, %s: it is news twice", seed, what)
+				}
+			case op < 80:
+				what = "freed " + id
+				s.Free(id)
+				gone(id)
+			case op < 84:
+				p, to := live[id], 1-where[id]
+				what = "moved " + id
+				if s.Move(now, id, to, 0) {
+					copied := *p
+					gone(id)
+					book(id, to, &copied)
+				}
+			default:
+				on := rng.IntN(2)
+				what = fmt.Sprint("looked at ", on)
+				want = workers[on].due(now)
+				if got := s.InferByRate(now, on); got != len(want) {
+					t.Fatalf("seed %d, step %d, %s: %d due, want %v", seed, step, what, got, want)
+				}
+			}
+			var got []string
+			for _, i := range s.TakeInferred() {
+				got = append(got, i.ID)
+				seen[i.By]++
+				if inferences[i.ID]++; inferences[i.ID] > 1 || !i.At.Equal(now) || live[i.ID].remote {
+					t.Fatalf("seed %d, %s: inference %+v, number %d of it, of a replica's: %v", seed, what, i, inferences[i.ID], live[i.ID].remote)
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("seed %d, step %d, %s: inferred %v, want %v", seed, step, what, got, want)
+			}
+			for on, w := range workers {
+				l, pend := s.Load(on), 0
+				for _, p := range w.waiting() {
+					pend += p.tokens
+				}
+				rate, reorders := s.PrefillRate(on)
+				if reorders {
+					seen["reorders"]++
+				}
+				if l.Waiting != len(w.waiting()) || l.PendTokens != pend || l.Requests != len(w.booked) || rate != w.rate() || reorders != w.reorders() {
+					t.Fatalf("seed %d, step %d, %s: worker %d: %+v, rate %v, reorders %v; want %d of %d waiting with %d, %v, %v",
+						seed, step, what, on, l, rate, reorders, len(w.waiting()), len(w.booked), pend, w.rate(), w.reorders())
+				}
+			}
+		}
+		for id := range live {
+			s.Free(id)
+		}
+		for on := range workers {
+			if l := s.Load(on); l != (scorer.Load{}) || s.InferByRate(now.Add(time.Hour), on) != 0 {
+				t.Fatalf("seed %d: worker %d is left with %+v", seed, on, l)
+			}
+		}
+	}
+	for _, what := range []string{scorer.ByOrder, scorer.ByRate, "reorders"} {
+		if seen[what] < 100 {
+			t.Errorf("%s was seen %d times: the test tests too little", what, seen[what])
+		}
+	}
+}
+
+// A worker that computes 10,000 tokens a second, one request after the other: after some
+// first tokens that were seen the others are inferred to within a tenth of their time.
+func TestTheRateIsLearned(t *testing.T) {
+	var s scorer.Slots
+	s.InferFirstTokens()
+	free, now := at(0), at(0)
+	end := func(tokens int) time.Time {
+		if free.Before(now) {
+			free = now
+		}
+		free = free.Add(time.Duration(tokens) * 100 * time.Microsecond)
+		return free
+	}
+	for i := range 20 {
+		id := fmt.Sprint("seen", i)
+		s.Add(now, id, &scorer.Booking{PromptTokens: 1000 + 100*i, Owned: true})
+		now = end(1000 + 100*i)
+		s.MarkPrefillCompleted(now, id)
+	}
+	if rate, reorders := s.PrefillRate(0); rate < 9_900 || rate > 10_100 || reorders {
+		t.Fatalf("rate %v, reorders %v; want 10,000", rate, reorders)
+	}
+	s.Add(now, "a", &scorer.Booking{PromptTokens: 4000, Unseen: true, Owned: true})
+	s.Add(now, "b", &scorer.Booking{PromptTokens: 2000, Unseen: true, Owned: true})
+	for _, c := range []struct {
+		after time.Duration
+		pend  int
+	}{{380 * time.Millisecond, 6000}, {420 * time.Millisecond, 2000}, {580 * time.Millisecond, 2000}, {620 * time.Millisecond, 0}} {
+		s.InferByRate(now.Add(c.after), 0)
+		if got := s.Load(0).PendTokens; got != c.pend {
+			t.Errorf("after %v: %d tokens pending, want %d", c.after, got, c.pend)
+		}
+	}
+}
+
+// A worker that hangs computes nothing, whatever its rate was: what is behind a request
+// whose first token would be seen waits with it.
+func TestAHangingWorkerStaysLoaded(t *testing.T) {
+	var s scorer.Slots
+	s.InferFirstTokens()
+	for i := range 8 {
+		id := fmt.Sprint("seen", i)
+		s.Add(at(float64(i)), id, &scorer.Booking{PromptTokens: 1000, Owned: true})
+		s.MarkPrefillCompleted(at(float64(i)+.1), id)
+	}
+	s.Add(at(10), "watched", &scorer.Booking{PromptTokens: 1000, Owned: true})
+	s.Add(at(10), "not", &scorer.Booking{PromptTokens: 1000, Unseen: true, Owned: true})
+	if n := s.InferByRate(at(1000), 0); n != 0 || s.Load(0).PendTokens != 2000 {
+		t.Errorf("%d inferred on a worker that hangs, %+v", n, s.Load(0))
+	}
+	s.MarkPrefillCompleted(at(1000), "watched")
+	if n := s.InferByRate(at(1000.2), 0); n != 1 || s.Load(0).PendTokens != 0 {
+		t.Errorf("%d inferred behind a first token, %+v", n, s.Load(0))
+	}
+}
+
+// Requests that are computed in one step have their first tokens at once. That is no
+// infinite rate.
+func TestABatchIsOneSample(t *testing.T) {
+	var s scorer.Slots
+	s.InferFirstTokens()
+	for i := range 20 {
+		for j := range 4 {
+			s.Add(at(float64(i)), fmt.Sprint(i, "-", j), &scorer.Booking{PromptTokens: 1000, Owned: true})
+		}
+		for j := range 4 {
+			s.MarkPrefillCompleted(at(float64(i)+.4+float64(j)/10_000), fmt.Sprint(i, "-", j))
+		}
+	}
+	if rate, _ := s.PrefillRate(0); rate < 2_000 || rate > 20_000 {
+		t.Errorf("rate %v; want about 10,000", rate)
+	}
+}
