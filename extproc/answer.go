@@ -27,19 +27,11 @@ const (
 // or us.
 // Our configuration of Envoy removes them before we see any; another one may not,
 // and a request that fails open must not go where its client likes.
-func strip(m message) *extprocv3.ProcessingResponse {
+func (s *stream) strip(m message) *extprocv3.ProcessingResponse {
 	return answer(m, &extprocv3.CommonResponse{
-		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: steeringHeaders()},
+		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: s.forged},
 		ClearRouteCache: true,
 	})
-}
-
-// steeringHeaders are those that no client may hand on.
-func steeringHeaders() []string {
-	return append([]string{
-		headerWorker, headerFallback, headerRequestID,
-		headerPin, headerRank, headerPriority, headerStrictPriority, headerTTFT, headerOverride,
-	}, pickerHeaders()...)
 }
 
 // route answers m with the decision: where to go, and by which id the observing
@@ -47,14 +39,13 @@ func steeringHeaders() []string {
 // not nil takes the place of the request's; where m is the headers, it follows.
 func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
 	headers := append(s.destination(), headerRequestID, s.id)
+	headers = append(headers, s.named()...)
 	if body != nil && s.sized {
 		// Envoy answers 500 to a body of another length than the header says.
 		headers = append(headers, "content-length", strconv.Itoa(len(body)))
 	}
 	c := &extprocv3.CommonResponse{HeaderMutation: mutation(headers), ClearRouteCache: true}
-	if s.forged {
-		c.HeaderMutation.RemoveHeaders = steeringHeaders() // Envoy removes before it sets
-	}
+	c.HeaderMutation.RemoveHeaders = s.forged // Envoy removes before it sets
 	if body != nil && m == requestBody {
 		c.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
 	}

@@ -3,6 +3,7 @@
 package extproc
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,17 +27,41 @@ import (
 const (
 	headerPin            = "x-dynamo-worker-instance-id"
 	headerRank           = "x-dynamo-dp-rank"
+	headerPrefillPin     = "x-dynamo-prefill-instance-id"
+	headerPrefillRank    = "x-dynamo-prefill-dp-rank"
+	headerRoutingMode    = "x-dynamo-routing-mode"
 	headerPriority       = "x-dynamo-request-priority"
 	headerStrictPriority = "x-dynamo-request-strict-priority"
 	headerTTFT           = "x-dynamo-slo-ttft-ms"
 	headerOverride       = "x-dynamo-router-override"
+	headerClass          = "x-dynamo-meta-policy-class"
 )
 
-// Other names of two of these. Our configuration of Envoy does not let us remove
-// them, so the worker sees them.
+// Other names of the pins, which count where those above are missing.
 const (
-	aliasPin  = "x-worker-instance-id"
-	aliasRank = "x-dp-rank"
+	aliasPin         = "x-worker-instance-id"
+	aliasRank        = "x-dp-rank"
+	aliasPrefillPin  = "x-prefill-instance-id"
+	aliasPrefillRank = "x-prefill-dp-rank"
+)
+
+// Headers that routers tell workers and gateways. Nobody else has a say in them.
+const (
+	headerList          = "x-dynamo-worker-list"
+	headerPrefillWorker = "x-dynamo-prefill-worker"
+	headerPrefiller     = "x-prefiller-host-port"
+	headerOverlap       = "x-dynamo-overlap-blocks"
+	headerVLLMRank      = "x-data-parallel-rank"
+)
+
+// What a gateway says of a request, under two names each: with this prefix or that of
+// llm-d.
+const (
+	prefixGateway = "x-gateway-"
+	prefixLLMD    = "x-llm-d-"
+	nameObjective = "inference-objective"
+	nameFairness  = "inference-fairness-id"
+	nameRewrite   = "model-name-rewrite"
 )
 
 const headerSessionFinal = "x-dynamo-session-final"
@@ -49,7 +74,8 @@ const (
 
 // steering is what the headers of a request say of its routing, as text.
 type steering struct {
-	pin, rank, priority, strict, ttft, override string
+	pin, rank, prefillPin, prefillRank, mode string
+	priority, strict, ttft, override         string
 
 	session string
 	place   int // of session in Config.SessionHeaders, from 1; 0 = none yet
@@ -57,37 +83,74 @@ type steering struct {
 
 	allowed []netip.AddrPort // nil: all
 	test    bool             // of conformance
+
+	// What is kept beside the decision.
+	id, class, objective, fairness string
 }
 
 // hear takes note of a header. ours says that it is to be removed.
 func (s *stream) hear(name, value string) (ours bool) {
 	t := &s.steering
+	alias := func(to *string) {
+		if *to == "" {
+			*to = value
+		}
+	}
 	switch name {
 	case headerPin:
-		t.pin, ours = value, true
+		t.pin = value
 	case headerRank:
-		t.rank, ours = value, true
+		t.rank = value
+	case headerPrefillPin:
+		t.prefillPin = value
+	case headerPrefillRank:
+		t.prefillRank = value
+	case aliasPin:
+		alias(&t.pin)
+	case aliasRank:
+		alias(&t.rank)
+	case aliasPrefillPin:
+		alias(&t.prefillPin)
+	case aliasPrefillRank:
+		alias(&t.prefillRank)
+	case headerRoutingMode:
+		t.mode = value
 	case headerPriority:
-		t.priority, ours = value, true
+		t.priority = value
 	case headerStrictPriority:
-		t.strict, ours = value, true
+		t.strict = value
 	case headerTTFT:
-		t.ttft, ours = value, true
+		t.ttft = value
 	case headerOverride:
-		t.override, ours = value, true
-	case destinationKey, servedKey, subsetKey, "x-gateway-inference-objective", "x-gateway-inference-fairness-id", "x-gateway-model-name-rewrite":
-		ours = true
+		t.override = value
+	case headerClass:
+		t.class = value
+	case prefixGateway + nameObjective:
+		t.objective = value
+	case prefixLLMD + nameObjective:
+		alias(&t.objective)
+	case prefixGateway + nameFairness:
+		t.fairness = value
+	case prefixLLMD + nameFairness:
+		alias(&t.fairness)
+	case headerWorker, headerFallback, headerRequestID, headerList, headerPrefillWorker, headerPrefiller, headerOverlap, headerVLLMRank,
+		destinationKey, servedKey, subsetKey, prefixGateway + nameRewrite, prefixLLMD + nameRewrite:
+	default:
+		s.overhear(name, value)
+		return false
+	}
+	return true
+}
+
+// overhear takes note of a header that goes on to the worker.
+func (s *stream) overhear(name, value string) {
+	t := &s.steering
+	switch name {
+	case "x-request-id":
+		t.id = value
 	case headerTestSelection:
 		if s.server.conf.EndpointPicker && s.server.conf.AllowDirect {
 			t.allowed, t.test = endpointList(strings.Split(value, ",")), true
-		}
-	case aliasPin:
-		if t.pin == "" {
-			t.pin = value
-		}
-	case aliasRank:
-		if t.rank == "" {
-			t.rank = value
 		}
 	case headerSessionFinal:
 		t.final = value == "true"
@@ -98,7 +161,6 @@ func (s *stream) hear(name, value string) (ours bool) {
 			}
 		}
 	}
-	return ours
 }
 
 // steer fills in what headers and body say of the request's routing, as far as the
@@ -107,19 +169,11 @@ func (s *stream) steer(req *router.Request, body *openai.Body) *openai.Error {
 	t := &s.steering
 	req.Session, req.SessionFinal = t.session, t.final
 	req.AllowedAddresses = t.allowed
-	if s.server.conf.AllowDirect && t.rank != "" && t.pin == "" {
-		return badHeader(headerRank, t.rank, "a worker beside it, in "+headerPin)
-	}
-	if s.server.conf.AllowDirect && t.pin != "" {
-		id, err := strconv.ParseUint(t.pin, 10, 64)
-		if err != nil {
-			return badHeader(headerPin, t.pin, "a number")
+	req.Labels = t.labels()
+	if s.server.conf.AllowDirect {
+		if bad := t.pinned(req, body); bad != nil {
+			return bad
 		}
-		rank, err := strconv.ParseUint(t.rank, 10, 32)
-		if err != nil && t.rank != "" {
-			return badHeader(headerRank, t.rank, "a number")
-		}
-		req.Pinned, req.AnyRank = &router.Worker{ID: id, DPRank: uint32(rank)}, t.rank == ""
 	}
 	if !s.server.conf.TrustOverrides {
 		return nil
@@ -130,6 +184,7 @@ func (s *stream) steer(req *router.Request, body *openai.Body) *openai.Error {
 	}
 	req.Priority, req.StrictPriority, req.ExpectedOutput = h.Priority, h.StrictPriority, h.ExpectedOutput
 	req.RequiredTaints, req.PreferredTaints, req.TTFTTarget = h.RequiredTaints, h.PreferredTaints, h.TTFTTarget
+	req.Labels.ITLTarget = h.ITLTarget
 	if t.priority != "" {
 		v, err := strconv.ParseInt(t.priority, 10, 32)
 		if err != nil {
@@ -171,6 +226,69 @@ func parseOverride(text string) (*router.Override, error) {
 		return nil, errors.New("something follows its end")
 	}
 	return o, nil
+}
+
+// labels are what is kept of a request for people.
+func (t *steering) labels() router.Labels {
+	return router.Labels{RequestID: clip(t.id), Class: clip(cmp.Or(t.class, t.objective)), Fairness: clip(t.fairness)}
+}
+
+// clip bounds what is kept of a client's text.
+func clip(s string) string { return s[:min(len(s), 128)] }
+
+// pinned fills in the worker that headers name, or else the body does.
+func (t *steering) pinned(req *router.Request, body *openai.Body) *openai.Error {
+	pins, bad := openai.ParsePins(body.NVExt)
+	if bad != nil {
+		return bad
+	}
+	number := func(header, text string, bits int, from *uint64) (*uint64, *openai.Error) {
+		if text == "" {
+			return from, nil
+		}
+		n, err := strconv.ParseUint(text, 10, bits)
+		if err != nil {
+			return nil, badHeader(header, text, "a number")
+		}
+		return &n, nil
+	}
+	var id, rank, prefill, prefillRank *uint64
+	for _, c := range []struct {
+		header, text string
+		bits         int
+		from         *uint64
+		to           **uint64
+	}{
+		{headerPin, t.pin, 64, pins.Worker, &id},
+		{headerRank, t.rank, 32, pins.Rank, &rank},
+		{headerPrefillPin, t.prefillPin, 64, pins.Prefill, &prefill},
+		{headerPrefillRank, t.prefillRank, 32, pins.PrefillRank, &prefillRank},
+	} {
+		if *c.to, bad = number(c.header, c.text, c.bits, c.from); bad != nil {
+			return bad
+		}
+	}
+	if t.mode != "" && t.mode != "aggregated" {
+		return badHeader(headerRoutingMode, t.mode, "aggregated: prefill and decode are not split")
+	}
+	// One worker does both, so it may be named twice.
+	if prefill != nil && (id == nil || *prefill != *id) || prefillRank != nil && (rank == nil || *prefillRank != *rank) {
+		return &openai.Error{
+			Status: http.StatusBadRequest, Type: openai.InvalidRequest, Param: headerPrefillPin, Code: "no_prefill_worker",
+			Message: "the request names a worker for prefill other than the one for decode: prefill and decode are not split",
+		}
+	}
+	switch {
+	case id == nil && rank != nil:
+		return badHeader(headerRank, strconv.FormatUint(*rank, 10), "a worker beside it, in "+headerPin)
+	case id == nil:
+		return nil
+	}
+	req.Pinned, req.AnyRank = &router.Worker{ID: *id}, rank == nil
+	if rank != nil {
+		req.Pinned.DPRank = uint32(*rank)
+	}
+	return nil
 }
 
 func badHeader(name, value, want string) *openai.Error {

@@ -3,6 +3,7 @@
 package extproc
 
 import (
+	"slices"
 	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -92,11 +93,9 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 			s.sized = true
 		case "x-tenant-id":
 			s.salt = value(v)
-		case headerWorker, headerFallback, headerRequestID:
-			s.forged = true
 		default:
-			if s.hear(v.GetKey(), value(v)) {
-				s.forged = true
+			if name := v.GetKey(); s.hear(name, value(v)) && !slices.Contains(s.forged, name) {
+				s.forged = append(s.forged, name)
 			}
 		}
 	}

@@ -21,13 +21,14 @@ type metrics struct {
 	strays   metric.Int64Counter
 	bodySize metric.Int64Histogram
 	forwards metric.Int64Counter
+	queries  metric.Int64Counter
 
 	kinds [kinds]metric.MeasurementOption
 }
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
 	var m metrics
-	var errs [7]error
+	var errs [8]error
 	m.streams, errs[0] = meter.Int64UpDownCounter("kvroute.extproc.streams",
 		metric.WithUnit("{stream}"), metric.WithDescription("Streams open, by kind: main or observer."))
 	m.ends, errs[1] = meter.Int64Counter("kvroute.extproc.stream.ends",
@@ -44,6 +45,8 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		metric.WithExplicitBucketBoundaries(256, 1<<10, 4<<10, 16<<10, 64<<10, 256<<10, 1<<20, 4<<20, 16<<20))
 	m.forwards, errs[6] = meter.Int64Counter("kvroute.extproc.forwards",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests whose prompt was to be handed on as token ids, by form and by what became of it."))
+	m.queries, errs[7] = meter.Int64Counter("kvroute.extproc.queries",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests that only asked for their worker, and were told."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("extproc: make instruments: %w", err)
 	}
@@ -78,5 +81,7 @@ func (m *metrics) refused(status int) {
 func (m *metrics) stray(what message) {
 	m.strays.Add(context.Background(), 1, label("message", what.String()))
 }
+
+func (m *metrics) query() { m.queries.Add(context.Background(), 1) }
 
 func (m *metrics) received(n int) { m.bodySize.Record(context.Background(), int64(n)) }

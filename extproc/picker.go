@@ -32,14 +32,6 @@ const (
 	headerTestServed    = "x-conformance-test-served-endpoint"
 )
 
-// pickerHeaders are those that no client may hand on, besides steeringHeaders.
-func pickerHeaders() []string {
-	return []string{
-		destinationKey, servedKey, subsetKey,
-		"x-gateway-inference-objective", "x-gateway-inference-fairness-id", "x-gateway-model-name-rewrite",
-	}
-}
-
 // endpoints returns the choices as the protocol wants them.
 func (s *stream) endpoints() string {
 	list := s.decision.Address.String()
@@ -81,7 +73,7 @@ func (s *stream) pickAny(ctx context.Context, m message) bool {
 		return s.send(s.refuse(r))
 	}
 	s.server.failOpen(failMode, err)
-	return s.send(strip(m))
+	return s.send(s.strip(m))
 }
 
 // servedBy is what a gateway says of the endpoint that served; invalid if nothing.

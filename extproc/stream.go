@@ -55,8 +55,8 @@ type stream struct {
 	endpoint openai.Endpoint
 	wrong    *openai.Error // why they are refused
 	salt     string
-	forged   bool // they have some that are ours to set, or to heed
-	sized    bool // they have the body's length
+	forged   []string // those of them that are ours to set, or to heed
+	sized    bool     // they have the body's length
 	steering steering
 
 	ended bool             // the request's last part has come
@@ -201,8 +201,8 @@ func (s *stream) handle(ctx context.Context, req *extprocv3.ProcessingRequest) b
 		if s.server.conf.EndpointPicker && (m == headersOther || m == headersOtherEnd) {
 			return s.pickAny(ctx, m)
 		}
-		if s.forged && (m == headersOther || m == headersOtherEnd || m == headersOurs) {
-			return s.send(strip(m))
+		if s.forged != nil && (m == headersOther || m == headersOtherEnd || m == headersOurs) {
+			return s.send(s.strip(m))
 		}
 		return s.send(empty(m))
 	case relay:
@@ -260,8 +260,8 @@ func (s *stream) release(why failure, err error) bool {
 	if s.state = passing; s.ended {
 		s.state = passed
 	}
-	if s.forged {
-		return s.flush(requestChunk, strip(headersOurs), nil)
+	if s.forged != nil {
+		return s.flush(requestChunk, s.strip(headersOurs), nil)
 	}
 	return s.flush(requestChunk, empty(headersOurs), nil)
 }
@@ -357,6 +357,9 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 		s.state = refused
 		return s.send(s.refuse(bad))
 	}
+	if s.server.conf.AllowDirect && openai.Queries(fields.NVExt) {
+		return s.query(ctx, req, fields.Model)
+	}
 	err := s.ask(ctx, req)
 	switch {
 	case err == nil:
@@ -395,8 +398,8 @@ func (s *stream) pass(m message) bool {
 		s.state = passed
 	}
 	headers := empty(headersOurs)
-	if s.forged {
-		headers = strip(headersOurs)
+	if s.forged != nil {
+		headers = s.strip(headersOurs)
 	}
 	switch {
 	case m == headersOurs || m == headersBodyless:

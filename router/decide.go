@@ -116,6 +116,7 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.conf.PrefillThroughput)
 	d.EstimatedTTFT = settings.ModelTTFT(&c.request, in)
 	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
+	d.Engine, d.NameRank = e.info.Engine, e.info.wantsRank(e.worker.DPRank)
 	if q.WantSecond && q.Pinned == nil && !(bound && c.conf.Sessions.Hard) {
 		d.Second = c.second(chosen, !bound && c.compares())
 	}

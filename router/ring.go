@@ -73,13 +73,13 @@ func (r *ring) change(number uint64, to func(*Decision)) {
 
 func freed(d *Decision) *time.Time { return &d.Freed }
 
-// get returns the latest decision of an id.
+// get returns the latest decision of an id, ours or the client's.
 func (r *ring) get(id string) (found Decision, ok bool) {
 	var number uint64
 	for i := range r.kept {
 		p := &r.kept[i]
 		p.mu.Lock()
-		if p.number > number && p.decision.ID == id {
+		if p.number > number && (p.decision.ID == id || id != "" && p.decision.Labels.RequestID == id) {
 			number, found = p.number, p.tell()
 		}
 		p.mu.Unlock()

@@ -149,7 +149,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 		}
 	}
 	answer := *d
-	if req.WantTokens && req.ID != "" {
+	if req.WantTokens {
 		answer.Tokens = r.tokensFor(t, p, s)
 	}
 	if req.Explain {
@@ -190,7 +190,7 @@ func (r *Router) prepare(s *scratch) (target, error) {
 		slices.SortFunc(s.taints, func(a, b taint) int { return strings.Compare(a.name, b.name) })
 		q.taints = s.taints
 	}
-	s.decision = Decision{ID: req.ID, Model: t.pools[0].model, Mode: r.conf.Mode}
+	s.decision = Decision{ID: req.ID, Model: t.pools[0].model, Mode: r.conf.Mode, Labels: req.Labels}
 	return t, nil
 }
 

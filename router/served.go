@@ -78,9 +78,11 @@ func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool 
 
 // second finds the next best of the candidates for the request just decided: the
 // one of another process that costs least, or where nothing is compared, has the
-// fewest tokens to compute.
+// fewest tokens to compute. Where the rank is named in the request it is of that rank.
 func (c *core) second(chosen int, compared bool) (s Second) {
-	first := c.entries[c.candidates[chosen]].worker.ID
+	chosenEntry := &c.entries[c.candidates[chosen]]
+	first := chosenEntry.worker
+	named := chosenEntry.info.wantsRank(first.DPRank)
 	best := -1
 	all := c.inputs[:c.eligibles] // followSession may have left but one
 	less := func(i, j int) bool {
@@ -94,7 +96,12 @@ func (c *core) second(chosen int, compared bool) (s Second) {
 		return a.ActiveRequests < b.ActiveRequests
 	}
 	for i, ord := range c.candidates[:c.eligibles] {
-		if c.entries[ord].worker.ID != first && (best < 0 || less(i, best)) {
+		e := &c.entries[ord]
+		switch {
+		case e.worker.ID == first.ID:
+		case named && (e.worker.DPRank != first.DPRank || !e.info.wantsRank(e.worker.DPRank)):
+			// The request says which rank is meant, once for both.
+		case best < 0 || less(i, best):
 			best = i
 		}
 	}

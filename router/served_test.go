@@ -66,6 +66,54 @@ func TestSecondChoice(t *testing.T) {
 	}
 }
 
+// Where the request names the rank, its second choice is of the same rank.
+func TestSecondChoiceOfANamedRank(t *testing.T) {
+	r := newRouter(t, router.Config{Mode: router.RoundRobin}, 0)
+	for id := range uint64(3) {
+		w := worker(id + 1)
+		w.Engine, w.DPSize = "vLLM", 2
+		if id == 2 {
+			w.DPSize = 1 // it refuses requests that name a rank
+		}
+		set(t, r, w)
+	}
+	named := 0
+	for i := range 15 {
+		d := decided(t, r, string(rune('a'+i)), "abcd")
+		if d.NameRank != (d.Worker.ID != 3) || !d.Second.Address.IsValid() || d.NameRank && (d.Second.Worker.DPRank != d.Worker.DPRank || d.Second.Worker.ID == 3) {
+			t.Errorf("decision for %v, rank named: %v, second choice %+v", d.Worker, d.NameRank, d.Second)
+		}
+		if d.NameRank {
+			named++
+		}
+	}
+	if named != 12 {
+		t.Errorf("%d of 15 name their rank, want 12", named)
+	}
+	own := worker(1)
+	own.Engine, own.DPSize = "vllm", 2
+	own.RankAddresses = map[uint32]netip.AddrPort{0: netip.MustParseAddrPort("10.0.1.0:1"), 1: netip.MustParseAddrPort("10.0.1.1:1")}
+	alone := newRouter(t, router.Config{}, 0)
+	set(t, alone, own)
+	if d := decided(t, alone, "a", "abcd"); d.NameRank {
+		t.Error("a rank with an address of its own is named")
+	}
+}
+
+// A decision is found by the client's name of its request, too: the latest.
+func TestLabelsAreKept(t *testing.T) {
+	r := newRouter(t, router.Config{}, 1)
+	for _, id := range []string{"a", "b"} {
+		decided(t, r, id, "abcd", func(q *router.Request) { q.Labels = router.Labels{RequestID: "client", Class: "batch"} })
+	}
+	if d, ok := r.Decision("client"); !ok || d.ID != "b" || d.Labels.Class != "batch" {
+		t.Errorf("found %v, %q, %+v", ok, d.ID, d.Labels)
+	}
+	if _, ok := r.Decision(""); ok {
+		t.Error("nothing has a decision")
+	}
+}
+
 // A session that is bound softly may go elsewhere, one that is bound hard may not.
 func TestSecondChoiceOfSessions(t *testing.T) {
 	for _, hard := range []bool{false, true} {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"iter"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -122,6 +123,13 @@ func (i *WorkerInfo) rankAddress(rank uint32) netip.AddrPort {
 		return a
 	}
 	return i.Address
+}
+
+// wantsRank says whether requests for a rank have to name it: it has the address of
+// others, and an engine that can be told.
+func (i *WorkerInfo) wantsRank(rank uint32) bool {
+	_, own := i.RankAddresses[rank]
+	return i.DPSize > 1 && !own && strings.EqualFold(i.Engine, "vllm")
 }
 
 // Role says which phase of a request a worker takes.
@@ -246,6 +254,8 @@ type Request struct {
 	// still wanted. A request that waits longer leaves the queue with
 	// [ErrTooLate].
 	TTFTTarget time.Duration
+	// Labels are kept with the decision, and mean nothing to it.
+	Labels Labels
 	// Waiting, if not nil, is called once if the request has to wait, before it
 	// does, by the goroutine that called [Router.BestWorker].
 	Waiting func()
@@ -257,6 +267,14 @@ type Request struct {
 	Explain bool
 	// WantTokens asks for [Decision.Tokens], WantSecond for [Decision.Second].
 	WantTokens, WantSecond bool
+}
+
+// Labels are what is known of a request beside what it asks for.
+type Labels struct {
+	RequestID string        `json:"request_id,omitempty"`    // the client's; it may not be the only one
+	Class     string        `json:"policy_class,omitempty"`  // of requests
+	Fairness  string        `json:"fairness_id,omitempty"`   // whose it is
+	ITLTarget time.Duration `json:"itl_target_ns,omitempty"` // time between two tokens that is wanted
 }
 
 // Blocks is a prompt that its caller has hashed, in blocks of the pool's size and
@@ -299,6 +317,11 @@ type Decision struct {
 	Worker     Worker         `json:"worker"`
 	WorkerName string         `json:"worker_name,omitempty"`
 	Address    netip.AddrPort `json:"address"`
+	Labels     Labels         `json:"labels,omitzero"`
+	// Engine is the worker's, as it registered. NameRank says that the request has to
+	// name the rank: others of the worker have the same address.
+	Engine   string `json:"engine,omitempty"`
+	NameRank bool   `json:"name_rank,omitempty"`
 
 	// Second is where the request goes if the worker does not take it, for requests
 	// that ask for it: without an address if there is no other candidate, or none
@@ -346,8 +369,8 @@ type Decision struct {
 	MatchTime    time.Duration `json:"match_ns"`
 	PickTime     time.Duration `json:"pick_ns"` // waiting for the pool's lock included
 
-	// Tokens is what is needed to hand the prompt on as ids, for a booked request
-	// that asked for it.
+	// Tokens is what is needed to hand the prompt on as ids, for a request that asked
+	// for it.
 	Tokens *Tokens `json:"-"`
 
 	// Candidates are all workers of the pool with the inputs of the choice, in worker

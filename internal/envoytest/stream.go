@@ -43,7 +43,7 @@ const maxMessageTimeout = 10 * time.Second
 
 // allowed are the headers that our configuration lets an external processor set;
 // Envoy drops others.
-var allowed = regexp.MustCompile("^(x-dynamo-.*|x-gateway-.*|content-type|content-length|retry-after|allow)$")
+var allowed = regexp.MustCompile("^(x-(dynamo|gateway|llm-d|prefill|prefiller|worker|dp|data)-.*|content-(type|length)|retry-after|allow)$")
 
 // Link is a connection from Envoy to an external processor. It may be used by any
 // number of goroutines; each [Exchange] belongs to one.

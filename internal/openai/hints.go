@@ -5,18 +5,71 @@ package openai
 import (
 	"encoding/json"
 	"math"
+	"strings"
 	"time"
 )
 
 // Hints are what a request says of itself in nvext. Fields that are absent are
 // zero.
 type Hints struct {
-	Priority        float64            // agent_hints.priority
+	Priority        float64            // agent_hints.priority, else latency_sensitivity
 	StrictPriority  int                // agent_hints.strict_priority
 	ExpectedOutput  int                // agent_hints.osl, in tokens
 	RequiredTaints  []string           // routing_constraints.required_taints
 	PreferredTaints map[string]float64 // routing_constraints.preferred_taints
 	TTFTTarget      time.Duration      // router.ttft_target, in ms
+	ITLTarget       time.Duration      // router.itl_target, in ms
+}
+
+// Pins are the workers that a request names in nvext; nil for none.
+type Pins struct {
+	Worker, Rank         *uint64 // decode_worker_id or backend_instance_id; dp_rank, else decode_dp_rank
+	Prefill, PrefillRank *uint64 // prefill_worker_id, prefill_dp_rank
+}
+
+// ParsePins reads the pins of a body's nvext. Every error has status 400.
+func ParsePins(nvext []byte) (Pins, *Error) {
+	if len(nvext) == 0 {
+		return Pins{}, nil
+	}
+	var raw struct {
+		Backend     *uint64 `json:"backend_instance_id"`
+		Decode      *uint64 `json:"decode_worker_id"`
+		Prefill     *uint64 `json:"prefill_worker_id"`
+		Rank        *uint32 `json:"dp_rank"`
+		DecodeRank  *uint32 `json:"decode_dp_rank"` // as answers say it
+		PrefillRank *uint32 `json:"prefill_dp_rank"`
+	}
+	if json.Unmarshal(nvext, &raw) != nil {
+		return Pins{}, bad("nvext", "nvext must be an object, and the workers and ranks that it names numbers")
+	}
+	if raw.Decode == nil {
+		raw.Decode = raw.Backend
+	}
+	if raw.Backend != nil && *raw.Backend != *raw.Decode {
+		return Pins{}, bad("nvext.backend_instance_id", "nvext.backend_instance_id and nvext.decode_worker_id name different workers")
+	}
+	if raw.Rank == nil {
+		raw.Rank = raw.DecodeRank
+	}
+	wide := func(n *uint32) *uint64 {
+		if n == nil {
+			return nil
+		}
+		return new(uint64(*n))
+	}
+	return Pins{Worker: raw.Decode, Rank: wide(raw.Rank), Prefill: raw.Prefill, PrefillRank: wide(raw.PrefillRank)}, nil
+}
+
+// Queries reports whether nvext has the annotation query_instance_id, alone or with a
+// value behind a colon: the request is not to be served, but its worker to be told.
+func Queries(nvext []byte) (queries bool) {
+	const key = "query_instance_id"
+	each(member(nvext, "annotations"), func(a []byte) {
+		name, _, _ := strings.Cut(stringOr(a, ""), ":")
+		queries = queries || name == key
+	})
+	return queries
 }
 
 // maxHint bounds the numbers of hints, far above any that means something.
@@ -36,6 +89,7 @@ func ParseHints(nvext []byte) (h Hints, err *Error) {
 			Priority       *float64 `json:"priority"`
 			StrictPriority *float64 `json:"strict_priority"`
 			OSL            *float64 `json:"osl"`
+			Latency        *float64 `json:"latency_sensitivity"`
 		} `json:"agent_hints"`
 		Constraints struct {
 			Required  []string           `json:"required_taints"`
@@ -43,22 +97,25 @@ func ParseHints(nvext []byte) (h Hints, err *Error) {
 		} `json:"routing_constraints"`
 		Router struct {
 			TTFTTarget *float64 `json:"ttft_target"`
+			ITLTarget  *float64 `json:"itl_target"`
 		} `json:"router"`
 	}
 	if json.Unmarshal(nvext, &raw) != nil {
 		return h, bad("nvext", "nvext must be an object, its hints numbers, its taints a list of strings and an object of numbers")
 	}
-	var strict, output, target float64
+	var strict, output, target, between float64
 	for _, n := range []struct {
 		name     string
 		value    *float64
 		to       *float64
 		negative bool
 	}{
+		{"nvext.agent_hints.latency_sensitivity", raw.AgentHints.Latency, &h.Priority, true}, // older, so priority wins
 		{"nvext.agent_hints.priority", raw.AgentHints.Priority, &h.Priority, true},
 		{"nvext.agent_hints.strict_priority", raw.AgentHints.StrictPriority, &strict, false},
 		{"nvext.agent_hints.osl", raw.AgentHints.OSL, &output, false},
 		{"nvext.router.ttft_target", raw.Router.TTFTTarget, &target, false},
+		{"nvext.router.itl_target", raw.Router.ITLTarget, &between, false},
 	} {
 		if n.value == nil {
 			continue
@@ -70,6 +127,7 @@ func ParseHints(nvext []byte) (h Hints, err *Error) {
 	}
 	h.StrictPriority, h.ExpectedOutput = int(strict), int(output)
 	h.TTFTTarget = time.Duration(target * float64(time.Millisecond))
+	h.ITLTarget = time.Duration(between * float64(time.Millisecond))
 	h.RequiredTaints, h.PreferredTaints = raw.Constraints.Required, raw.Constraints.Preferred
 	if len(h.RequiredTaints) > maxTaints || len(h.PreferredTaints) > maxTaints {
 		return Hints{}, bad("nvext.routing_constraints", "nvext.routing_constraints names too many taints")

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
+)
+
+// The listeners of the table: what each heeds.
+var listeners = []struct {
+	name string
+	conf extproc.Config
+}{
+	{"plain", extproc.Config{}},
+	{"direct", extproc.Config{AllowDirect: true}},
+	{"trusted", extproc.Config{TrustOverrides: true}},
+}
+
+// Everything that a request may say of its routing, by header and by field of its body,
+// and what becomes of it on each listener: pins need --allow-direct and nothing else,
+// hints --trust-overrides and nothing else, the rest is heeded always.
+func TestInputs(t *testing.T) {
+	const pinned = ", pin {7 0} any rank: true"
+	for _, c := range []struct {
+		name   string
+		header []string // name, value
+		body   string   // members of the body
+		gone   bool     // the headers are removed
+		// What the router is asked, or with which status and code the request is refused;
+		// "" for nothing special.
+		plain, direct, trusted string
+	}{
+		// 8.1
+		{name: "pin", header: []string{"x-dynamo-worker-instance-id", "7"}, gone: true, direct: pinned},
+		{name: "pin, other name", header: []string{"x-worker-instance-id", "7"}, gone: true, direct: pinned},
+		{name: "pin, both names", header: []string{"x-worker-instance-id", "8", "x-dynamo-worker-instance-id", "7"}, gone: true, direct: pinned},
+		{name: "pin of 64 bits", header: []string{"x-dynamo-worker-instance-id", "18446744073709551615"}, gone: true, direct: ", pin {18446744073709551615 0} any rank: true"},
+		{name: "no pin", header: []string{"x-dynamo-worker-instance-id", "-1"}, gone: true, direct: "400 bad_header"},
+		{name: "rank", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-dp-rank", "3"}, gone: true, direct: ", pin {7 3} any rank: false"},
+		{name: "rank, other name", header: []string{"x-worker-instance-id", "7", "x-dp-rank", "3"}, gone: true, direct: ", pin {7 3} any rank: false"},
+		{name: "no rank", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-dp-rank", "4294967296"}, gone: true, direct: "400 bad_header"},
+		{name: "rank alone", header: []string{"x-dynamo-dp-rank", "3"}, gone: true, direct: "400 bad_header"},
+		{name: "prefill pin of the same", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-prefill-instance-id", "7"}, gone: true, direct: pinned},
+		{name: "prefill pin of another", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-prefill-instance-id", "8"}, gone: true, direct: "400 no_prefill_worker"},
+		{name: "prefill pin, other name", header: []string{"x-prefill-instance-id", "8"}, gone: true, direct: "400 no_prefill_worker"},
+		{name: "prefill rank", header: []string{"x-dynamo-prefill-dp-rank", "8"}, gone: true, direct: "400 no_prefill_worker"},
+		{name: "prefill rank, other name", header: []string{"x-prefill-dp-rank", "x"}, gone: true, direct: "400 bad_header"},
+		{name: "aggregated", header: []string{"x-dynamo-routing-mode", "aggregated"}, gone: true},
+		{name: "disaggregated", header: []string{"x-dynamo-routing-mode", "disaggregated"}, gone: true, direct: "400 bad_header"},
+		{name: "session", header: []string{"x-dynamo-session-id", "s"}, plain: ", session s", direct: ", session s", trusted: ", session s"},
+		{name: "session, another header", header: []string{"x-claude-code-session-id", "s"}, plain: ", session s", direct: ", session s", trusted: ", session s"},
+		{
+			name: "session, the first one counts", header: []string{"session-id", "c", "x-session-id", "b", "x-dynamo-session-id", "a"},
+			plain: ", session a", direct: ", session a", trusted: ", session a",
+		},
+		{
+			name: "last of a session", header: []string{"x-session-id", "s", "x-dynamo-session-final", "true"},
+			plain: ", session s, final true", direct: ", session s, final true", trusted: ", session s, final true",
+		},
+		{name: "priority", header: []string{"x-dynamo-request-priority", "-5"}, gone: true, trusted: ", priority -5"},
+		{name: "priority beyond an i32", header: []string{"x-dynamo-request-priority", "2147483648"}, gone: true, trusted: "400 bad_header"},
+		{name: "strict priority", header: []string{"x-dynamo-request-strict-priority", "2"}, gone: true, trusted: ", strict 2"},
+		{name: "target", header: []string{"x-dynamo-slo-ttft-ms", "250"}, gone: true, trusted: ", target 250ms"},
+		{name: "override", header: []string{"x-dynamo-router-override", `{"alpha":0}`}, gone: true, trusted: `, override {"alpha":0}`},
+		{
+			name: "policy class", header: []string{"x-dynamo-meta-policy-class", "batch"}, gone: true,
+			plain: ", labels {Class:batch}", direct: ", labels {Class:batch}", trusted: ", labels {Class:batch}",
+		},
+		{
+			name: "objective and fairness", header: []string{"x-gateway-inference-objective", "batch", "x-gateway-inference-fairness-id", "me", "x-gateway-model-name-rewrite", "n"}, gone: true,
+			plain: ", labels {Class:batch Fairness:me}", direct: ", labels {Class:batch Fairness:me}", trusted: ", labels {Class:batch Fairness:me}",
+		},
+		{
+			name: "their other names", header: []string{"x-llm-d-inference-objective", "batch", "x-llm-d-inference-fairness-id", "me", "x-llm-d-model-name-rewrite", "n"}, gone: true,
+			plain: ", labels {Class:batch Fairness:me}", direct: ", labels {Class:batch Fairness:me}", trusted: ", labels {Class:batch Fairness:me}",
+		},
+		{
+			name: "request id", header: []string{"x-request-id", "r-1"},
+			plain: ", labels {RequestID:r-1}", direct: ", labels {RequestID:r-1}", trusted: ", labels {RequestID:r-1}",
+		},
+		{name: "tenant", header: []string{"x-tenant-id", "t"}, plain: ", salt t", direct: ", salt t", trusted: ", salt t"},
+		// 8.2: what only routers say
+		{
+			name: "ours", gone: true, header: []string{
+				"x-dynamo-worker", "10.9.9.9:1", "x-dynamo-worker-fallback", "10.9.9.9:1", "x-dynamo-worker-list", "10.9.9.9:1", "x-dynamo-request-id", "x",
+				"x-dynamo-prefill-worker", "10.9.9.9:1", "x-prefiller-host-port", "10.9.9.9:1", "x-dynamo-overlap-blocks", "9", "x-data-parallel-rank", "9",
+				"x-gateway-destination-endpoint", "10.9.9.9:1", "x-gateway-destination-endpoint-subset", "10.9.9.9:1", "x-gateway-destination-endpoint-served", "10.9.9.9:1",
+			},
+		},
+		// 8.3
+		{name: "token data", body: `"nvext":{"token_data":[5,6]}`, plain: ", tokens [5 6]", direct: ", tokens [5 6]", trusted: ", tokens [5 6]"},
+		{
+			name: "kv_transfer_params", body: `"kv_transfer_params":{"prompt_token_ids":[5,6],"do_remote_decode":true}`,
+			plain: ", tokens [5 6]", direct: ", tokens [5 6]", trusted: ", tokens [5 6]",
+		},
+		{name: "pin of the body", body: `"nvext":{"backend_instance_id":7}`, direct: pinned},
+		{name: "pin of the body, other name", body: `"nvext":{"decode_worker_id":18446744073709551615,"dp_rank":2}`, direct: ", pin {18446744073709551615 2} any rank: false"},
+		{name: "two pins of the body", body: `"nvext":{"decode_worker_id":7,"backend_instance_id":8}`, direct: "400"},
+		{name: "no pin in the body", body: `"nvext":{"backend_instance_id":"7"}`, direct: "400"},
+		{name: "the header wins", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-dp-rank", "1"}, gone: true, body: `"nvext":{"backend_instance_id":8,"dp_rank":2}`, direct: ", pin {7 1} any rank: false"},
+		{name: "prefill pin of the body", body: `"nvext":{"decode_worker_id":7,"prefill_worker_id":8}`, direct: "400 no_prefill_worker"},
+		{name: "prefill rank of the body", body: `"nvext":{"decode_worker_id":7,"dp_rank":1,"prefill_worker_id":7,"prefill_dp_rank":1}`, direct: ", pin {7 1} any rank: false"},
+		{name: "priority of the body", body: `"nvext":{"agent_hints":{"priority":3,"strict_priority":1,"osl":9,"latency_sensitivity":8}}`, trusted: ", priority 3, strict 1, output 9"},
+		{name: "priority, older name", body: `"nvext":{"agent_hints":{"latency_sensitivity":0.5}}`, trusted: ", priority 0.5"},
+		{name: "the priority's header wins", header: []string{"x-dynamo-request-priority", "4"}, gone: true, body: `"nvext":{"agent_hints":{"priority":3}}`, trusted: ", priority 4"},
+		{name: "no hints", body: `"nvext":{"agent_hints":{"priority":"high"}}`, trusted: "400"},
+		{name: "salt", body: `"cache_salt":"b"`, header: []string{"x-tenant-id", "t"}, plain: ", salt b", direct: ", salt b", trusted: ", salt b"},
+		{name: "salt of nvext", body: `"cache_salt":"b","nvext":{"cache_salt":"n"}`, plain: ", salt n", direct: ", salt n", trusted: ", salt n"},
+		{
+			name: "taints", body: `"nvext":{"routing_constraints":{"required_taints":["gold"],"preferred_taints":{"rack":0.5}}}`,
+			trusted: ", required [gold], preferred map[rack:0.5]",
+		},
+		{name: "targets of the body", body: `"nvext":{"router":{"ttft_target":250,"itl_target":20}}`, trusted: ", target 250ms, labels {ITLTarget:20ms}"},
+		{name: "override of the body", body: `"router_config_override":{"router_temperature":1},"nvext":{"router_config_override":{"router_temperature":1}}`},
+		{name: "extra fields", body: `"nvext":{"extra_fields":["worker_id"],"annotations":["llm_metrics","query","query_instance"]}`},
+		{name: "model of an adapter, stream, length", body: `"stream":false,"max_tokens":5`},
+	} {
+		for _, l := range listeners {
+			t.Run(c.name+" "+l.name, func(t *testing.T) {
+				l.conf.SessionHeaders = []string{"x-dynamo-session-id", "x-session-id", "session-id", "x-claude-code-session-id"}
+				h := newHarness(t, l.conf)
+				body := `{"model":"m","messages":[1]}`
+				if c.body != "" {
+					body = strings.TrimSuffix(body, "}") + "," + c.body + "}"
+				}
+				x := h.Do(envoytest.Request{Path: "/v1/chat/completions", Header: c.header, Body: []byte(body)})
+				want := map[string]string{"plain": c.plain, "direct": c.direct, "trusted": c.trusted}[l.name]
+				if got := outcome(h, x); got != want {
+					t.Errorf("asked %q, want %q", got, want)
+				}
+				for i := 0; i < len(c.header); i += 2 {
+					value, there := x.Header[c.header[i]]
+					if c.gone && there && value == c.header[i+1] || !c.gone && !there {
+						t.Errorf("the worker gets %s: %q, want it removed: %v", c.header[i], value, c.gone)
+					}
+				}
+				if x.Body != nil {
+					t.Errorf("the body is changed: %s", x.Body)
+				}
+				x.End()
+			})
+		}
+	}
+}
+
+// outcome says what the router was asked beside the usual, or how it was refused.
+func outcome(h *harness, x *envoytest.Exchange) string {
+	if x.Refusal != nil {
+		var e struct {
+			Error struct{ Code string }
+		}
+		_ = json.Unmarshal([]byte(x.Refusal.Body), &e)
+		return strings.TrimSpace(fmt.Sprint(x.Refusal.Status, " ", e.Error.Code))
+	}
+	h.router.mu.Lock()
+	defer h.router.mu.Unlock()
+	req := &h.router.asked[0]
+	text := steered(req)
+	if req.Salt != "" {
+		text += ", salt " + req.Salt
+	}
+	if req.Tokens != nil {
+		text += fmt.Sprint(", tokens ", req.Tokens)
+	}
+	if l := req.Labels; l != (router.Labels{}) {
+		var some []string
+		for _, f := range []struct{ name, value string }{{"RequestID", l.RequestID}, {"Class", l.Class}, {"Fairness", l.Fairness}} {
+			if f.value != "" {
+				some = append(some, f.name+":"+f.value)
+			}
+		}
+		if l.ITLTarget != 0 {
+			some = append(some, fmt.Sprint("ITLTarget:", l.ITLTarget))
+		}
+		text += ", labels {" + strings.Join(some, " ") + "}"
+	}
+	return text
+}
+
+// The subset of endpoints comes by a filter of Envoy's, so it is heeded on each listener;
+// nobody in it is a 503.
+func TestSubsetLeavesNobody(t *testing.T) {
+	for _, l := range listeners {
+		h := newHarness(t, l.conf)
+		h.router.will(func(_ context.Context, req router.Request) (router.Decision, error) {
+			for _, a := range req.AllowedAddresses {
+				if a == chosen.Address || a.Port() == 0 && a.Addr() == chosen.Address.Addr() {
+					return chosen, nil
+				}
+			}
+			return router.Decision{}, fmt.Errorf("router: %w", router.ErrNoWorkers)
+		})
+		for hint, want := range map[string]string{"10.0.0.7:8000": "", "10.0.0.7": "", "10.0.0.7:9": "503 no_worker", "10.0.0.1": "503 no_worker", "": "503 no_worker"} {
+			x := h.Begin(envoytest.Request{Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"x"}`)})
+			fields, err := structpb.NewStruct(map[string]any{"x-gateway-destination-endpoint-subset": hint})
+			if err != nil {
+				t.Fatal(err)
+			}
+			x.Send(&extprocv3.ProcessingRequest{
+				Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{
+					Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{{Key: ":method", Value: "POST"}, {Key: ":path", Value: "/v1/completions"}}},
+				}},
+				MetadataContext: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"envoy.lb.subset_hint": fields}},
+			})
+			x.Settle()
+			x.SendBody()
+			x.Settle()
+			got := ""
+			if x.Refusal != nil {
+				got = outcome(h, x)
+			}
+			if got != want {
+				t.Errorf("%s listener, hint %q: %q, want %q", l.name, hint, got, want)
+			}
+			x.End()
+		}
+	}
+}
+
+// A request with the annotation query_instance_id is told its worker and goes nowhere,
+// on a listener that lets clients name workers; on others it is a request like all.
+func TestQueryInstanceID(t *testing.T) {
+	const body = `{"model":"m","messages":[1],"nvext":{"annotations":["query_instance_id:"],"agent_hints":{}}}`
+	told := chosen
+	told.Worker.DPRank = 3
+	told.Tokens = &router.Tokens{IDs: []uint32{1, 2}}
+	h := newHarness(t, extproc.Config{AllowDirect: true})
+	h.router.queries = true
+	h.router.will(func(_ context.Context, req router.Request) (router.Decision, error) {
+		if req.ID != "" || !req.WantTokens || req.WantSecond {
+			t.Errorf("asked with id %q, for tokens %v, for a second choice %v", req.ID, req.WantTokens, req.WantSecond)
+		}
+		return told, nil
+	})
+	x := h.Do(chat(body))
+	const want = `{"worker_id":{"decode_worker_id":9223372036854775813,"decode_dp_rank":3,"prefill_worker_id":9223372036854775813,"prefill_dp_rank":3},"overlap_blocks":12,"token_ids":[1,2]}`
+	if x.Refusal == nil || x.Refusal.Status != 200 || x.Refusal.Header["content-type"] != "application/json" || x.Refusal.Body != want {
+		t.Errorf("answered %+v, want %s", x.Refusal, want)
+	}
+	x.End()
+	if n := h.count(t, "kvroute.extproc.queries"); n != 1 || h.router.taken() != 0 {
+		t.Errorf("%d queries counted, %d slots taken; want 1 and none", n, h.router.taken())
+	}
+	// What was told can be sent back: the same worker, for both parts.
+	var answer struct {
+		Worker json.RawMessage `json:"worker_id"`
+	}
+	if err := json.Unmarshal([]byte(x.Refusal.Body), &answer); err != nil {
+		t.Fatal(err)
+	}
+	back := newHarness(t, extproc.Config{AllowDirect: true})
+	x = back.Do(chat(fmt.Sprintf(`{"model":"m","messages":[1],"nvext":%s}`, answer.Worker)))
+	if got := outcome(back, x); got != ", pin {9223372036854775813 3} any rank: false" {
+		t.Errorf("sent back it is %q", got)
+	}
+	x.End()
+
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"no workers":    {router.ErrNoWorkers, "503 no_worker"},
+		"unknown model": {router.ErrUnknownModel, "404 model_not_found"},
+		"our fault":     {errOther, "503 no_decision"},
+	} {
+		h.router.will(func(context.Context, router.Request) (router.Decision, error) { return router.Decision{}, c.err })
+		x := h.Do(chat(body))
+		if got := outcome(h, x); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+		x.End()
+	}
+
+	for _, conf := range []extproc.Config{{}, {TrustOverrides: true}} {
+		h := newHarness(t, conf)
+		x := h.Do(chat(body))
+		if x.Refusal != nil || x.Header["x-dynamo-worker"] != chosen.Address.String() {
+			t.Errorf("without trust: %+v, header %v", x.Refusal, x.Header)
+		}
+		x.End()
+	}
+}
+
+// Workers that need to be told which rank is meant are: vLLM with one port for all, and
+// Dynamo's fronts. Whatever the client says there.
+func TestRanksAreNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		decision router.Decision
+		want     map[string]string
+	}{
+		"vLLM, a port for all ranks": {router.Decision{Engine: "vllm", NameRank: true}, map[string]string{"x-data-parallel-rank": "3"}},
+		"vLLM, a port of its own":    {router.Decision{Engine: "vllm"}, map[string]string{"x-data-parallel-rank": ""}},
+		"Dynamo": {router.Decision{Engine: "dynamo"}, map[string]string{
+			"x-dynamo-worker-instance-id": "7", "x-dynamo-dp-rank": "3", "x-dynamo-routing-mode": "aggregated", "x-data-parallel-rank": "",
+		}},
+		"another": {router.Decision{Engine: "sglang"}, map[string]string{"x-data-parallel-rank": "", "x-dynamo-worker-instance-id": ""}},
+	} {
+		h := newHarness(t, extproc.Config{})
+		h.router.will(func(context.Context, router.Request) (router.Decision, error) {
+			d := c.decision
+			d.Worker, d.Address = router.Worker{ID: 7, DPRank: 3}, netip.MustParseAddrPort("10.0.0.7:8000")
+			return d, nil
+		})
+		x := h.Do(envoytest.Request{Path: "/v1/chat/completions", Body: []byte(hello), Header: []string{"x-data-parallel-rank", "9", "x-dynamo-worker-instance-id", "9"}})
+		for header, want := range c.want {
+			if got := x.Header[header]; got != want {
+				t.Errorf("%s: %s is %q, want %q", name, header, got, want)
+			}
+		}
+		x.End()
+	}
+}
+
+// A query has as long as a decision has.
+func TestQueriesAreBounded(t *testing.T) {
+	h := newHarness(t, extproc.Config{AllowDirect: true, DecisionTimeout: 20 * time.Millisecond})
+	h.router.queries = true
+	h.router.will(until(nil))
+	x := h.Do(chat(`{"model":"m","messages":[1],"nvext":{"annotations":["query_instance_id"]}}`))
+	if got := outcome(h, x); got != "503 no_decision" {
+		t.Errorf("%s, want 503", got)
+	}
+	x.End()
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+
+	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/router"
+)
+
+// queried is the answer to a request that only asks for its worker, in Dynamo's form:
+// one worker does prefill and decode.
+type queried struct {
+	Worker struct {
+		Decode      uint64 `json:"decode_worker_id"`
+		DecodeRank  uint32 `json:"decode_dp_rank"`
+		Prefill     uint64 `json:"prefill_worker_id"`
+		PrefillRank uint32 `json:"prefill_dp_rank"`
+	} `json:"worker_id"`
+	Overlap int      `json:"overlap_blocks"`
+	Tokens  []uint32 `json:"token_ids,omitempty"` // only exact ones
+}
+
+// query answers a request with the worker that it would go to. Nothing is booked, and
+// it goes nowhere. What the answer tells of the fleet and its caches is for trusted
+// listeners.
+func (s *stream) query(ctx context.Context, req router.Request, model string) bool {
+	conf := &s.server.conf
+	ctx, cancel := context.WithTimeoutCause(ctx, conf.DecisionTimeout, errBudget)
+	defer cancel()
+	req.ID, req.Owned, req.WantTokens, req.WantSecond = "", false, true, false
+	d, err := s.server.router.BestWorker(ctx, req)
+	s.state = refused
+	if err != nil {
+		r := refusal(err, model, conf.OverloadStatus)
+		if r == nil { // a request would fail open, but nobody wants this one served
+			r = &openai.Error{Status: http.StatusServiceUnavailable, Message: "no worker could be chosen in time", Type: openai.Unavailable, Code: "no_decision"}
+		}
+		return s.send(s.refuse(r))
+	}
+	var a queried
+	a.Worker.Decode, a.Worker.DecodeRank = d.Worker.ID, d.Worker.DPRank
+	a.Worker.Prefill, a.Worker.PrefillRank = d.Worker.ID, d.Worker.DPRank
+	if a.Overlap = d.OverlapBlocks; d.Tokens != nil {
+		a.Tokens = d.Tokens.IDs
+	}
+	body, _ := json.Marshal(a) // numbers always marshal
+	s.server.metrics.query()
+	return s.send(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
+		ImmediateResponse: &extprocv3.ImmediateResponse{
+			Status:  &typev3.HttpStatus{Code: typev3.StatusCode_OK},
+			Headers: mutation([]string{"content-type", "application/json"}),
+			Body:    body,
+			Details: "kvroute_query",
+		},
+	}})
+}
+
+// named are the headers that tell the worker which of its ranks is meant, or which
+// instance, as name and value.
+func (s *stream) named() []string {
+	d := &s.decision
+	rank := strconv.FormatUint(uint64(d.Worker.DPRank), 10)
+	switch engine := engineName(d.Engine); {
+	case d.NameRank: // without it the server chooses a rank by itself
+		return []string{headerVLLMRank, rank}
+	case engine == "dynamo": // a front that forwards to the instance that is named
+		return []string{headerPin, strconv.FormatUint(d.Worker.ID, 10), headerRank, rank, headerRoutingMode, "aggregated"}
+	}
+	return nil
+}
