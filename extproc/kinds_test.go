@@ -3,6 +3,8 @@
 package extproc_test
 
 import (
+	"context"
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -49,6 +51,14 @@ func TestKindsOfRequests(t *testing.T) {
 			"ids for vLLM", "/v1/chat/completions", `{"model":"m","messages":[1],"kv_transfer_params":{"prompt_token_ids":[5,6]}}`,
 			router.Request{Tokens: []uint32{5, 6}, Prompt: router.Prompt{Messages: raw(`[1]`)}},
 		},
+		{"SGLang's text", "/generate", `{"model":"m","text":"a"}`, router.Request{Prompt: router.Prompt{Prompt: raw(`"a"`)}}},
+		{"SGLang's texts", "/generate", `{"model":"m","text":["a","b"]}`, router.Request{Prompt: router.Prompt{Prompt: raw(`["a","b"]`)}}},
+		{"SGLang's ids", "/generate", `{"model":"m","input_ids":[5,6]}`, router.Request{Prompt: router.Prompt{Prompt: raw(`[5,6]`)}}},
+		{"SGLang's lists of ids", "/generate", `{"model":"m","input_ids":[[5],[6]]}`, router.Request{Prompt: router.Prompt{Prompt: raw(`[[5],[6]]`)}}},
+		{"SGLang's images", "/generate", `{"model":"m","text":"a","image_data":"i"}`, router.Request{Prompt: router.Prompt{Size: 41, Inexact: "no_renderer"}}},
+		{"vLLM's ids in", "/inference/v1/generate", `{"model":"m","token_ids":[5,6],"cache_salt":"s"}`, router.Request{Salt: "s", Prompt: router.Prompt{Prompt: raw(`[5,6]`)}}},
+		{"tokenize", "/tokenize", `{"model":"m","prompt":"a"}`, router.Request{Prompt: router.Prompt{Size: 1, Inexact: "no_prompt"}}},
+		{"count", "/v1/messages/count_tokens", `{"model":"m","messages":[1]}`, router.Request{Prompt: router.Prompt{Size: 1, Inexact: "no_prompt"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHarness(t, extproc.Config{})
@@ -77,4 +87,42 @@ func TestEmbeddingsWithoutAModelPass(t *testing.T) {
 		t.Errorf("refusal %+v, header %v", x.Refusal, x.Header)
 	}
 	x.End()
+}
+
+// Engines' own endpoints name no model. The router knows whether there is but one; if
+// there are several the request is the pool's.
+func TestPromptsWithoutAModel(t *testing.T) {
+	for path, body := range map[string]string{
+		"/generate":              `{"text":"a"}`,
+		"/inference/v1/generate": `{"token_ids":[1]}`,
+	} {
+		h := newHarness(t, extproc.Config{})
+		x := h.Do(envoytest.Request{Path: path, Body: []byte(body)})
+		if x.Refusal != nil || x.Header["x-dynamo-worker"] != chosen.Address.String() {
+			t.Errorf("%s: refusal %+v, header %v", path, x.Refusal, x.Header)
+		}
+		x.End()
+		h.router.will(func(context.Context, router.Request) (router.Decision, error) {
+			return router.Decision{}, fmt.Errorf("router: %w", router.ErrUnknownModel)
+		})
+		x = h.Do(envoytest.Request{Path: path, Body: []byte(body)})
+		if x.Refusal != nil || x.Header["x-dynamo-worker"] != "" {
+			t.Errorf("%s with several models: refusal %+v, header %v", path, x.Refusal, x.Header)
+		}
+		x.End()
+	}
+}
+
+// What is nobody's endpoint passes, whatever is in it.
+func TestUnknownPathsPass(t *testing.T) {
+	h := newHarness(t, extproc.Config{})
+	for _, path := range []string{"/", "/v1/files", "/v1/audio/transcriptions", "/generate_stream", "/get_model_info"} {
+		for _, r := range []envoytest.Request{{Path: path, Body: []byte("no JSON")}, {Path: path, Method: "GET"}} {
+			x := h.Do(r)
+			if x.Refusal != nil || x.Header["x-dynamo-worker"] != "" || x.Left || len(h.router.take()) > 0 {
+				t.Errorf("%s %s: refusal %+v, header %v", r.Method, path, x.Refusal, x.Header)
+			}
+			x.End()
+		}
+	}
 }

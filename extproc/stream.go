@@ -335,8 +335,8 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 			s.state = refused
 			return s.send(s.refuse(bad))
 		}
-		if fields.Model == "" && !blind {
-			// An endpoint without a prompt, of an engine that serves but one
+		if fields.Model == "" && !blind && fields.Size > 0 {
+			// A request without a prompt, for an engine that serves but one
 			// model: any of the pool will do.
 			return s.pass(m)
 		}
@@ -375,6 +375,9 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	if started := s.server.conf.Started; started != nil && !started() && (errors.Is(err, router.ErrNoWorkers) || errors.Is(err, router.ErrUnknownModel)) {
 		s.server.failOpen(failStarting, err)
 		return s.pass(m)
+	}
+	if fields.Model == "" && !blind && errors.Is(err, router.ErrUnknownModel) {
+		return s.pass(m) // there are several, and one of the pool knows its own
 	}
 	// Nothing is known of a request that was not seen, so it is not refused.
 	if r := refusal(err, fields.Model, s.server.conf.OverloadStatus); r != nil && (!blind || errors.Is(err, router.ErrNoWorkers)) {

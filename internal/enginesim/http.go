@@ -34,6 +34,9 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("/v1/completions", e.generate)
 	mux.HandleFunc("/v1/responses", e.generate)
 	mux.HandleFunc("/v1/messages", e.generate)
+	// Engines' own endpoints; the answers are those of completions.
+	mux.HandleFunc("POST /generate", e.generate)
+	mux.HandleFunc("POST /inference/v1/generate", e.generate)
 	mux.HandleFunc("POST /v1/embeddings", e.embed)
 	mux.HandleFunc("POST /tokenize", e.tokenize)
 	mux.HandleFunc("GET /v1/models", e.models)
@@ -122,7 +125,7 @@ func reply[T any](w http.ResponseWriter, v T) {
 	_ = json.NewEncoder(w).Encode(v) // a client that left needs no answer
 }
 
-// generate serves both endpoints.
+// generate serves all endpoints with a prompt.
 func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 	endpoint, bad := openai.Classify(r.Method, r.URL.Path)
 	if bad != nil {
@@ -159,12 +162,12 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 }
 
 // adapter returns the adapter that a model's name stands for, "" for the model
-// itself.
+// itself, which some requests need not name.
 func (e *Engine) adapter(name string) (lora string, known bool) {
 	if slices.Contains(e.conf.LoRA, name) {
 		return name, true
 	}
-	return "", name == e.conf.Model || slices.Contains(e.conf.Aliases, name)
+	return "", name == "" || name == e.conf.Model || slices.Contains(e.conf.Aliases, name)
 }
 
 // request turns a body into a request whose progress a hears of.

@@ -30,13 +30,14 @@ type Body struct {
 	// Request is what makes the prompt, as raw JSON. For ChatCompletions, Responses
 	// and Messages its Messages are a list that is not empty, for Completions its
 	// Prompt is a string or a list, for Load it has a Size.
+	// For Generate and Ids it has a Prompt like that of Completions, or a Size.
 	chat.Request
 }
 
 // Parse cuts the body of a request for e. Every error has status 400 and says
 // what is wrong and where: malformed JSON by byte offset, a field by its name.
-// For Other no prompt is asked for, and anything that can be one is taken. For
-// Load no model is asked for: many engines serve but one.
+// For Other no prompt is asked for, and anything that can be one is taken. Where
+// [Endpoint.NeedsModel] says so no model is asked for.
 func Parse(e Endpoint, body []byte) (Body, *Error) {
 	var f fields
 	s := scanner{in: body}
@@ -71,9 +72,18 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 	switch {
 	case f.values > maxValues:
 		b.Request = chat.Request{Size: len(body), Inexact: TooLarge}
+		if !e.NeedsModel() {
+			return b, nil
+		}
 		return b, b.complete(Other)
 	case e == Load:
 		b.Tokens, b.Request = nil, chat.Request{Size: len(body), Inexact: NoPrompt}
+		return b, nil
+	case e == Text:
+		b.Tokens, b.Request = nil, chat.Request{Size: 1, Inexact: NoPrompt} // no load to speak of
+		return b, nil
+	case e == Generate || e == Ids:
+		f.engineRequest(e, &b, len(body))
 		return b, nil
 	case e == Responses, e == Other && f.input != nil && f.request.Messages == nil && f.request.Prompt == nil:
 		b.Messages = nil // no field of this endpoint
@@ -111,6 +121,7 @@ type fields struct {
 	promptEmbeds, echo             []byte
 	request                        chat.Request
 
+	engine engineFields // of Generate and Ids
 	// Of Messages.
 	system, outputConfig []byte
 	// Of Responses.
@@ -128,7 +139,7 @@ func (f *fields) count(name []byte, numbers, others int) {
 	switch string(name) {
 	case "messages", "tools", "input", "system", "documents", "chat_template_kwargs":
 		f.values += numbers + others
-	case "prompt":
+	case "prompt", "text", "input_ids", "token_ids":
 		f.values += others
 	}
 }
@@ -196,6 +207,8 @@ func (f *fields) top(name, value []byte) {
 		f.request.AddSpecialTokens = value
 	case "truncate_prompt_tokens":
 		f.request.TruncatePromptTokens = value
+	default:
+		f.engine.top(name, value)
 	}
 }
 

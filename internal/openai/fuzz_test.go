@@ -15,9 +15,11 @@ import (
 // reads; a refusal is the client's, and in OpenAI's form. The corpus is in testdata.
 func FuzzRequests(f *testing.F) {
 	f.Add([]byte(`{"model":"m","input":"x"}`))
+	f.Add([]byte(`{"text":["a",""],"input_ids":[[1],[2]],"sampling_params":{"max_new_tokens":3},"lora_path":"l","extra_key":"k"}`))
+	f.Add([]byte(`{"token_ids":[1,2],"features":null,"sampling_params":{"max_tokens":3},"cache_salt":"s"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		original := string(body)
-		for e := openai.Other; e <= openai.Load; e++ {
+		for e := openai.Other; e <= openai.Text; e++ {
 			b, err := openai.Parse(e, body)
 			if string(body) != original {
 				t.Fatal("the body was changed")
@@ -28,7 +30,7 @@ func FuzzRequests(f *testing.F) {
 				}
 				continue
 			}
-			for what, span := range map[string][]byte{"messages": b.Messages, "tools": b.Tools, "effort": b.ReasoningEffort} {
+			for what, span := range map[string][]byte{"messages": b.Messages, "tools": b.Tools, "effort": b.ReasoningEffort, "prompt": b.Prompt} {
 				// An item becomes a message with at most a role and brackets about it.
 				if span != nil && (!json.Valid(span) || len(span) > 64*len(body)) {
 					t.Fatalf("%q: %s is %q", body, what, span)

@@ -41,8 +41,15 @@ const (
 	Completions              // /v1/completions
 	Responses                // /v1/responses
 	Messages                 // /v1/messages, Anthropic's
+	Generate                 // /generate, SGLang's
+	Ids                      // /inference/v1/generate, vLLM's
 	Load                     // embeddings, ranking and the like: no prefix to route by, only load
+	Text                     // tokenizing, rendering, counting: the model computes nothing
 )
+
+// NeedsModel reports whether requests of a kind must name their model. The others do not:
+// many engines serve but one.
+func (e Endpoint) NeedsModel() bool { return e != Load && e != Text && e != Generate && e != Ids }
 
 // Classify tells which endpoint a request is for, by method and path; a query
 // string is ignored. A wrong method on an endpoint with a prompt is an error with
@@ -60,12 +67,16 @@ func Classify(method, path string) (Endpoint, *Error) {
 		e = Responses
 	case "/v1/messages":
 		e = Messages
+	case "/generate":
+		return onlyPost(method, Generate), nil
+	case "/inference/v1/generate":
+		return onlyPost(method, Ids), nil
+	case "/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens",
+		"/v1/chat/completions/render", "/v1/completions/render":
+		return onlyPost(method, Text), nil
 	case "/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/v1/classify",
 		"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank":
-		if method == http.MethodPost {
-			return Load, nil
-		}
-		return Other, nil
+		return onlyPost(method, Load), nil
 	default:
 		return Other, nil
 	}
@@ -81,6 +92,14 @@ func Classify(method, path string) (Endpoint, *Error) {
 		Type:    InvalidRequest,
 		Code:    "method_not_allowed",
 	}
+}
+
+// onlyPost is Other for any method but POST: what that does is the engine's to say.
+func onlyPost(method string, e Endpoint) Endpoint {
+	if method == http.MethodPost {
+		return e
+	}
+	return Other
 }
 
 // clip bounds text of a client's that goes into a message.

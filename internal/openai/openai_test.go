@@ -34,7 +34,16 @@ func TestClassify(t *testing.T) {
 		{"GET", "/v1/responses", openai.Responses, 405},
 		{"GET", "/v1/responses/resp_1", openai.Other, 0}, // one that a worker keeps
 		{"POST", "/v1/messages", openai.Messages, 0},
-		{"POST", "/v1/messages/count_tokens", openai.Other, 0},
+		{"POST", "/v1/messages/count_tokens", openai.Text, 0},
+		{"POST", "/tokenize", openai.Text, 0},
+		{"POST", "/detokenize", openai.Text, 0},
+		{"POST", "/v1/chat/completions/render", openai.Text, 0},
+		{"GET", "/tokenize", openai.Other, 0},
+		{"POST", "/generate?x", openai.Generate, 0},
+		{"PUT", "/generate", openai.Other, 0}, // SGLang takes it, nobody sends it
+		{"POST", "/inference/v1/generate", openai.Ids, 0},
+		{"GET", "/inference/v1/generate", openai.Other, 0},
+		{"POST", "/inference/v2/generate", openai.Other, 0},
 		{"POST", "/v1/embeddings", openai.Load, 0},
 		{"POST", "/v2/rerank?x", openai.Load, 0},
 		{"POST", "/score", openai.Load, 0},
