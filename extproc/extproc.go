@@ -249,6 +249,8 @@ type Server struct {
 	forms   forms
 	prefix  string // of our request ids
 
+	inflater inflater
+
 	open  [kinds]atomic.Int64 // streams
 	lines [failures]lineLimit // of the log
 	// told says that Envoy is configured to send response headers: a stream that

@@ -20,13 +20,14 @@ const (
 	failLimit                   // too many streams at a time
 	failDraining                // we are shutting down
 	failMode                    // Envoy is configured for a processing mode that we do not know
+	failEncoding                // the body is compressed in a way that we cannot read
 	failStarting                // we do not know the fleet yet
 	failInternal                // an error that no client can mend
 	failures                    // the number of reasons
 )
 
 func (f failure) String() string {
-	return [...]string{"budget", "panic", "limit", "draining", "unsupported_mode", "starting", "internal"}[f]
+	return [...]string{"budget", "panic", "limit", "draining", "unsupported_mode", "unreadable_encoding", "starting", "internal"}[f]
 }
 
 // failOpen is called for each request that is left to Envoy to route: answered

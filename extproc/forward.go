@@ -66,6 +66,7 @@ const (
 	keptUnchecked = "unchecked" // the model's ids were not compared with a worker's, or differed
 	keptEngine    = "engine"    // the chosen worker's engine does not take them for such a request
 	keptVersion   = "version"   // its version is not known to
+	keptEncoding  = "encoding"  // the body is compressed
 	keptForm      = "form"      // the form is not switched on
 	keptMode      = "mode"      // Envoy's processing mode lets the body stay only as it is
 	keptBody      = "body"      // the field has another value already, or the body would be too large

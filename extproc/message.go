@@ -82,6 +82,7 @@ func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 	var method, path string
 	var length int64
+	var coded []string
 	for _, v := range h.GetHeaders().GetHeaders() {
 		switch v.GetKey() {
 		case ":method":
@@ -91,6 +92,8 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 		case "content-length":
 			length, _ = strconv.ParseInt(value(v), 10, 64) // Envoy has checked it
 			s.sized = true
+		case "content-encoding":
+			coded = append(coded, value(v))
 		case "x-tenant-id":
 			s.salt = value(v)
 		default:
@@ -99,6 +102,7 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 			}
 		}
 	}
+	s.encoding = encodings(coded)
 	s.endpoint, s.wrong = openai.Classify(method, path)
 	switch {
 	case s.wrong != nil:

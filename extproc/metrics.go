@@ -14,21 +14,22 @@ import (
 // metrics are the package's instruments. docs/metrics.md lists them. Labels that
 // every request needs are made once.
 type metrics struct {
-	streams  metric.Int64UpDownCounter
-	ends     metric.Int64Counter
-	failOpen metric.Int64Counter
-	refusals metric.Int64Counter
-	strays   metric.Int64Counter
-	bodySize metric.Int64Histogram
-	forwards metric.Int64Counter
-	queries  metric.Int64Counter
+	streams   metric.Int64UpDownCounter
+	ends      metric.Int64Counter
+	failOpen  metric.Int64Counter
+	refusals  metric.Int64Counter
+	strays    metric.Int64Counter
+	bodySize  metric.Int64Histogram
+	forwards  metric.Int64Counter
+	encodings metric.Int64Counter
+	queries   metric.Int64Counter
 
 	kinds [kinds]metric.MeasurementOption
 }
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
 	var m metrics
-	var errs [8]error
+	var errs [9]error
 	m.streams, errs[0] = meter.Int64UpDownCounter("kvroute.extproc.streams",
 		metric.WithUnit("{stream}"), metric.WithDescription("Streams open, by kind: main or observer."))
 	m.ends, errs[1] = meter.Int64Counter("kvroute.extproc.stream.ends",
@@ -47,6 +48,8 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		metric.WithUnit("{request}"), metric.WithDescription("Requests whose prompt was to be handed on as token ids, by form and by what became of it."))
 	m.queries, errs[7] = meter.Int64Counter("kvroute.extproc.queries",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests that only asked for their worker, and were told."))
+	m.encodings, errs[8] = meter.Int64Counter("kvroute.extproc.encodings",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests with a compressed body, by its encoding and by what became of it."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("extproc: make instruments: %w", err)
 	}
@@ -83,5 +86,10 @@ func (m *metrics) stray(what message) {
 }
 
 func (m *metrics) query() { m.queries.Add(context.Background(), 1) }
+
+// encoded counts a compressed body; both names are of our own sets.
+func (m *metrics) encoded(name, outcome string) {
+	m.encodings.Add(context.Background(), 1, label("encoding", name), label("outcome", outcome))
+}
 
 func (m *metrics) received(n int) { m.bodySize.Record(context.Background(), int64(n)) }

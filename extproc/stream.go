@@ -57,6 +57,7 @@ type stream struct {
 	salt     string
 	forged   []string // those of them that are ours to set, or to heed
 	sized    bool     // they have the body's length
+	encoding string   // of the body; "" for none
 	steering steering
 
 	ended bool             // the request's last part has come
@@ -321,12 +322,22 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 			s.state = refused
 			return s.send(s.refuse(tooLarge(limit)))
 		}
+		cut := s.partial && m == requestBody && !b.GetEndOfStream()
+		text, read, err := s.plain(ctx, body, cut)
+		if err != nil {
+			s.state = refused
+			return s.send(s.refuse(tooLarge(s.server.conf.MaxBodyBytes)))
+		}
 		var bad *openai.Error
-		fields, bad = openai.Parse(s.endpoint, body)
-		if bad != nil && s.partial && m == requestBody && !b.GetEndOfStream() {
-			// Cut off. What is there may tell the model, and how the prompt begins.
+		if read {
+			fields, bad = openai.Parse(s.endpoint, text)
+		} else {
 			blind = true
-			fields, rest, bad = openai.ParseBeginning(s.endpoint, body)
+		}
+		if bad != nil && cut {
+			// What is there may tell the model, and how the prompt begins.
+			blind = true
+			fields, rest, bad = openai.ParseBeginning(s.endpoint, text)
 			if bad != nil {
 				fields, bad = openai.Body{}, nil
 			}
@@ -388,6 +399,8 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	switch {
 	case errors.Is(err, errBudget) || errors.Is(err, context.DeadlineExceeded):
 		why = failBudget
+	case blind && s.encoding != "":
+		why = failEncoding
 	case blind:
 		why = failMode
 	}
@@ -433,7 +446,11 @@ func (s *stream) forward(fields *openai.Body, m message, body []byte) []byte {
 	if s.decision.Tokens = nil; t == nil || m != requestBody {
 		return nil
 	}
-	if s.flow == ahead {
+	switch {
+	case s.encoding != "":
+		s.server.metrics.forward("", keptEncoding)
+		return nil
+	case s.flow == ahead:
 		s.server.metrics.forward("", keptMode)
 		return nil
 	}

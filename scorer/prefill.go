@@ -185,8 +185,11 @@ func (s *Slots) evidence(n int32, exact bool) {
 		return
 	}
 	if exact {
-		late := t.started && t.seen-t.first > orderGrace || !t.started && t.turn < q.newest && t.seen-q.newestAt > orderGrace
-		p.note(late)
+		since := q.newestAt
+		if t.overtaken {
+			since = t.first
+		}
+		p.note((t.overtaken || t.turn < q.newest) && t.seen-since > orderGrace)
 		if t.turn > q.newest {
 			q.newest, q.newestAt = t.turn, t.seen
 		}
@@ -238,6 +241,7 @@ func (t *slot) work() int {
 func (s *Slots) infer(n int32, by string, at time.Duration) {
 	t := &s.slots[n]
 	s.start(n, at)
+	t.overtaken = by == ByOrder
 	s.inferred = append(s.inferred, Inference{ID: t.id, Number: t.number, By: by, At: s.epoch.Add(at)})
 }
 

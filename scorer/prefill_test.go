@@ -33,6 +33,7 @@ type slowPrefill struct {
 	unseen, remote   bool
 	started, counted bool
 	confirmed        bool
+	passed           bool // started because a later one was
 }
 
 func (w *slowWorker) waiting() (list []*slowPrefill) {
@@ -86,7 +87,7 @@ func (w *slowWorker) told(now time.Time, p *slowPrefill, exact bool) (inferred [
 	if exact {
 		const grace = 250 * time.Millisecond
 		overtaken := w.newest != nil && p.number < w.newest.number && now.Sub(w.seen) > grace
-		if before {
+		if p.passed {
 			overtaken = now.Sub(p.first) > grace
 		}
 		w.late = append(w.late, overtaken)
@@ -103,7 +104,7 @@ func (w *slowWorker) told(now time.Time, p *slowPrefill, exact bool) (inferred [
 		}
 		w.done += w.take(o)
 		if !o.remote {
-			o.started, o.first = true, now
+			o.started, o.first, o.passed = true, now, true
 			inferred = append(inferred, o.id)
 		}
 	}
@@ -176,7 +177,7 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 				w.began, w.done = now, 0
 			}
 			number++
-			p.id, p.at, p.number, p.counted = id, now, number, false
+			p.id, p.at, p.number, p.counted, p.passed = id, now, number, false, false
 			w.booked, where[id], live[id] = append(w.booked, p), on, p
 		}
 		for step := range 800 {

@@ -119,6 +119,7 @@ type slot struct {
 	listed       time.Duration
 	unseen       bool // nobody will tell of its first token
 	counted      bool // its work is in a queue's account already
+	overtaken    bool // its first token was inferred by order
 
 	// The slot's neighbours, each one more than their number: in the list of its worker's
 	// waiting ones, and then in that of those whose output is estimated.
