@@ -48,7 +48,7 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 			return
 		}
 		served := false
-		defer func() {
+		defer func() { //nolint:contextcheck // what is counted at the end is not of the request's time
 			if served {
 				r.Free(req.ID)
 			} else {
@@ -68,7 +68,7 @@ func (r *Router) Generate(ctx context.Context, req Request, dispatch Dispatch) i
 			if len(c.Data) > 0 && !served {
 				served = true
 				r.Served(req.ID, Response{Address: d.Address, Status: 200}) //nolint:contextcheck // as above
-				r.MarkPrefillCompleted(req.ID)
+				r.MarkPrefillCompleted(req.ID)                              //nolint:contextcheck // as above
 			}
 			if c.Tokens > 0 {
 				r.AddOutputTokens(req.ID, c.Tokens)

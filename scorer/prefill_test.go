@@ -191,7 +191,7 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 				}
 			}
 			var want []string
-			what := ""
+			var what string
 			switch op := rng.IntN(100); {
 			case op < 30 || id == "":
 				id = fmt.Sprintf("r%05d", step)
