@@ -233,8 +233,14 @@ func (t *steering) labels() router.Labels {
 	return router.Labels{RequestID: clip(t.id), Class: clip(cmp.Or(t.class, t.objective)), Fairness: clip(t.fairness)}
 }
 
-// clip bounds what is kept of a client's text.
-func clip(s string) string { return s[:min(len(s), 128)] }
+// clip bounds what is kept of a client's text, in memory, too.
+func clip(s string) string {
+	const most = 128
+	if len(s) <= most {
+		return s
+	}
+	return strings.Clone(s[:most])
+}
 
 // pinned fills in the worker that headers name, or else the body does.
 func (t *steering) pinned(req *router.Request, body *openai.Body) *openai.Error {

@@ -92,6 +92,10 @@ func TestInputs(t *testing.T) {
 			name: "request id", header: []string{"x-request-id", "r-1"},
 			plain: ", labels {RequestID:r-1}", direct: ", labels {RequestID:r-1}", trusted: ", labels {RequestID:r-1}",
 		},
+		{
+			name: "a long request id", header: []string{"x-request-id", strings.Repeat("r", 200)},
+			plain: ", labels {RequestID:" + strings.Repeat("r", 128) + "}", direct: ", labels {RequestID:" + strings.Repeat("r", 128) + "}", trusted: ", labels {RequestID:" + strings.Repeat("r", 128) + "}",
+		},
 		{name: "tenant", header: []string{"x-tenant-id", "t"}, plain: ", salt t", direct: ", salt t", trusted: ", salt t"},
 		// 8.2: what only routers say
 		{

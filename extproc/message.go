@@ -122,9 +122,12 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 }
 
 // status returns the status of a response, "" if there is none.
-func status(h *extprocv3.HttpHeaders) string {
+func status(h *extprocv3.HttpHeaders) string { return header(h, ":status") }
+
+// header returns the first header of a name, "" if there is none.
+func header(h *extprocv3.HttpHeaders, name string) string {
 	for _, v := range h.GetHeaders().GetHeaders() {
-		if v.GetKey() == ":status" {
+		if v.GetKey() == name {
 			return value(v)
 		}
 	}

@@ -53,16 +53,22 @@ func (s *Server) observe(g extprocv3.ExternalProcessor_ProcessServer, id string)
 // isEventStream reports whether events will follow. A complete JSON answer comes
 // at its end and has no first token to be seen.
 func isEventStream(h *extprocv3.HttpHeaders) bool {
-	if status(h) != "200" {
-		return false
+	return status(h) == "200" && media(h) == "text/event-stream"
+}
+
+// isWhole reports whether a response came into being before its headers: it is JSON, or
+// its length is known.
+func isWhole(h *extprocv3.HttpHeaders) bool {
+	return h.GetEndOfStream() || media(h) == "application/json" || header(h, "content-length") != ""
+}
+
+// media returns the type of a response's content.
+func media(h *extprocv3.HttpHeaders) string {
+	t, _, err := mime.ParseMediaType(header(h, "content-type"))
+	if err != nil {
+		return ""
 	}
-	for _, v := range h.GetHeaders().GetHeaders() {
-		if v.GetKey() == "content-type" {
-			media, _, err := mime.ParseMediaType(value(v))
-			return err == nil && media == "text/event-stream"
-		}
-	}
-	return false
+	return t
 }
 
 // firstEvent looks for the first data line of an event stream that comes in pieces

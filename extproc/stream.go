@@ -514,8 +514,9 @@ func (s *stream) tell(req *extprocv3.ProcessingRequest) *extprocv3.ProcessingRes
 	s.note(req)
 	switch {
 	case status(h) != "200":
-	case !isEventStream(h): // it comes as a whole: its prompt was computed some time ago
+	case isWhole(h): // its prompt was computed some time ago
 		s.server.router.FirstToken(s.id, router.SignEnd)
+	case !isEventStream(h): // a stream of another kind: nothing is known before its end
 	case s.server.conf.FirstToken == FirstTokenResponseHeaders:
 		s.server.router.FirstToken(s.id, router.SignHeaders)
 	}

@@ -26,7 +26,8 @@ import (
 // later, or which is said to reorder, nothing is inferred.
 //
 // By rate goes only who will not be seen (Booking.Unseen), as far as nobody stands
-// before it who will be: a worker that hangs does not compute. The rate is the median
+// before it who will be: a worker that hangs does not compute. Where the first one is
+// given up, the worker begins with the next at the next look. The rate is the median
 // of the last 15 samples of the worker, 5 of them at least. A sample is what the worker
 // computed up to a first token since the one before (or since it had nothing to do),
 // for as long; or the request's own tokens for its own stay, which the rate cannot be
@@ -73,7 +74,10 @@ type queue struct {
 	// The worker computes what is waiting since began, and has done some of it.
 	began time.Duration
 	done  int
-	due   time.Duration // nothing is due by rate before; 0 = unknown
+	// broken says that the first of them was taken out, as if it had never been there:
+	// when the worker began with the next is not known.
+	broken bool
+	due    time.Duration // nothing is due by rate before; 0 = unknown
 
 	// The first token that was seen of the latest booking, and when.
 	newest   uint64
@@ -219,14 +223,14 @@ func (s *Slots) evidence(n int32, exact bool) {
 	if !exact || t.started || took < leastTime {
 		return
 	}
-	if q.done >= leastSample {
+	if q.done >= leastSample && !q.broken {
 		rate := float64(q.done) / took.Seconds()
 		if stay := t.seen - t.listed; t.pend >= leastSample && stay >= leastTime {
 			rate = max(rate, float64(t.pend)/stay.Seconds())
 		}
 		p.sample(max(rate, leastRate))
 	}
-	q.began, q.done = t.seen, 0
+	q.began, q.done, q.broken = t.seen, 0, false
 }
 
 // work is what a slot adds to what its worker has to do.
@@ -271,6 +275,9 @@ func (s *Slots) InferByRate(now time.Time, worker int) (inferred int) {
 		return 0
 	}
 	q.due = never // until something happens
+	if q.broken {
+		q.began, q.done, q.broken = since, 0, false
+	}
 	p := s.pace(worker)
 	if p.rate == 0 || p.reorders() {
 		return 0
@@ -306,7 +313,7 @@ func (s *Slots) enqueue(n int32) {
 	s.turn++
 	t.turn, t.listed = s.turn, t.seen
 	if q.head == 0 {
-		q.head, q.began, q.done = n+1, t.seen, 0
+		q.head, q.began, q.done, q.broken = n+1, t.seen, 0, false
 	} else {
 		s.slots[q.tail-1].next = n + 1
 	}

@@ -325,6 +325,9 @@ func (s *Slots) drop(n int32) {
 	if t.started {
 		w.decode -= t.prompt + t.out
 	} else {
+		if t.previous == 0 {
+			w.queue.broken = true
+		}
 		s.unqueue(n)
 		w.waiting--
 		w.pend -= t.pend
