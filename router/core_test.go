@@ -90,7 +90,7 @@ func TestABookingIsAUseOfItsSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.prefillCompleted(now, "first", 7, false)
+	c.prefillCompleted(now, "first", 7, false, SignTold)
 	for range 3 {
 		now = now.Add(50 * time.Second)
 		_, again, err := ask(now, now.String(), 9, 0)
