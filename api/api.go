@@ -30,7 +30,8 @@
 //
 // docs/routing.md has the fields. It has no state of its own. Errors are in
 // OpenAI's form. Any number of requests may run at once. Who can reach it can
-// change where requests go: it is for the inside of a network.
+// change where requests go: it is for the inside of a network, and with
+// [Config.Tokens] for who has one. /healthz, /readyz and /metrics want none.
 package api
 
 import (
@@ -81,6 +82,8 @@ type Config struct {
 	Stream func() uint64
 	// Fleet registers workers. Default: none can be registered here.
 	Fleet *fleet.Registry
+	// Tokens open everything but the probes and the metrics. Default: it is open.
+	Tokens *Tokens
 }
 
 const (
@@ -121,6 +124,9 @@ func New(c Config) http.Handler {
 		mux.HandleFunc("POST /v1/workers", c.register)
 		mux.HandleFunc("POST /v1/workers/{id}/heartbeat", c.heartbeat)
 		mux.HandleFunc("DELETE /v1/workers/{id}", c.deregister)
+	}
+	if c.Tokens != nil {
+		return c.Tokens.guard(mux)
 	}
 	return mux
 }

@@ -11,6 +11,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -38,6 +39,13 @@ type config struct {
 	// HTTPAddress serves health, metrics and the API: ip:port. Port 0 picks a
 	// free one.
 	HTTPAddress string `yaml:"http-address"`
+	// APITokenFile is a file of bearer tokens, one a line, 16 or more visible ASCII
+	// characters each. With it the API answers only requests with one of them;
+	// /healthz, /readyz and /metrics want none. Read again on SIGHUP.
+	APITokenFile string `yaml:"api-token-file"`
+	// APIOpen lets everybody who reaches HTTPAddress use the API. Without it and
+	// without APITokenFile, HTTPAddress must be a loopback address.
+	APIOpen bool `yaml:"api-open"`
 
 	// NATSURL is the bus on which workers register and publish their events.
 	// Empty starts a NATS server inside this process, for trying things out.
@@ -274,7 +282,7 @@ type config struct {
 	// Workers are known from the start, and count as healthy unless they ask for
 	// probes. Their fields are those of a registration; an address may be a name,
 	// which stands for a worker at each of its addresses and is looked up every 10 s.
-	// Reloaded on SIGHUP; nothing else is.
+	// Reloaded on SIGHUP.
 	Workers workerList `yaml:"workers"`
 }
 
@@ -352,6 +360,8 @@ func defaults() config {
 func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.ExtprocAddress, "extproc-address", c.ExtprocAddress, "where Envoy reaches the external processor: `ip:port` or unix:/path")
 	fs.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`ip:port` of health, metrics and API")
+	fs.StringVar(&c.APITokenFile, "api-token-file", c.APITokenFile, "`file` of bearer tokens, one a line, that open the API")
+	fs.BoolVar(&c.APIOpen, "api-open", c.APIOpen, "let everybody who reaches http-address use the API")
 	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "`URL` of the NATS bus; empty starts one in this process")
 	fs.StringVar(&c.NATSListen, "nats-listen", c.NATSListen, "`ip:port` of the NATS server in this process")
 	busFlags(fs, &c.Access)
@@ -493,6 +503,12 @@ func (c *config) check() error {
 	if s := c.SessionAffinityTTL; s < 0 || s > maxSessionSecs {
 		bad("session-affinity-ttl-secs", fmt.Sprint(s), fmt.Sprintf("0 to %d", maxSessionSecs))
 	}
+	switch {
+	case c.APIOpen && c.APITokenFile != "":
+		errs = append(errs, errors.New("config: api-open and api-token-file are both given, want one"))
+	case !c.APIOpen && c.APITokenFile == "" && !loopback(c.HTTPAddress):
+		errs = append(errs, fmt.Errorf("config: http-address is %q, which others can reach: who does could change where requests go; give api-token-file, or api-open if the network sees to it", c.HTTPAddress))
+	}
 	if o := c.OverloadStatus; o != 429 && o != 503 && o != 529 {
 		bad("overload-status", fmt.Sprint(o), "429, 503 or 529")
 	}
@@ -565,6 +581,16 @@ func (c *config) check() error {
 		names[m.Name] = true
 	}
 	return errors.Join(errs...)
+}
+
+// loopback says whether only this machine can reach an address.
+func loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil || host == "localhost" {
+		return true // what is no address is refused as such
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
 }
 
 // splitAddress tells the network and the address of a listener.

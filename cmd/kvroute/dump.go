@@ -7,13 +7,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net/http"
 )
 
 // dump prints the index of a running kvroute.
 func dump(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("dump", std.err)
-	at := apiFlag(fs)
+	var from apiFlags
+	from.add(fs)
 	sorted := fs.Bool("sort", false, "one block a line, in an order that two replicas agree on")
 	if err := parse(fs, args); err != nil {
 		return err
@@ -22,7 +22,7 @@ func dump(ctx context.Context, args []string, std stdio) error {
 	if *sorted {
 		path += "?sort=1"
 	}
-	resp, err := open(ctx, http.DefaultClient, http.MethodGet, at(path))
+	resp, err := from.get(ctx, path)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,8 @@ import (
 // why it chose the one, and where the time went.
 func explain(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("explain", std.err)
-	at := apiFlag(fs)
+	var from apiFlags
+	from.add(fs)
 	raw := fs.Bool("json", false, "print the decision as JSON")
 	if err := parseFlags(fs, args); err != nil {
 		return err
@@ -36,12 +37,17 @@ func explain(ctx context.Context, args []string, std stdio) error {
 	if id == "last" {
 		query = "limit=1"
 	}
+	resp, err := from.get(ctx, "/v1/decisions?"+query)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
 	var answer struct {
 		router.Decision
 		Decisions []router.Decision `json:"decisions"`
 	}
-	if err := getJSON(ctx, at("/v1/decisions?"+query), &answer); err != nil {
-		return err
+	if err := json.NewDecoder(io.LimitReader(resp.Body, fetchMax)).Decode(&answer); err != nil {
+		return fmt.Errorf("read the answer of %s: %w", from.url, err)
 	}
 	d := &answer.Decision
 	if id == "last" {

@@ -7,24 +7,32 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/kvroute/kvroute/api"
 )
 
 // fetchMax is the most that is read of an answer.
 const fetchMax = 64 << 20
 
-// open sends a request without a body. An answer with another status than 200 is an
-// error with what the answer says; else the caller closes its body.
-func open(ctx context.Context, client *http.Client, method, url string) (*http.Response, error) {
+// open sends a request without a body, with a bearer token if there is one. An answer
+// with another status than 200 is an error with what the answer says; else the caller
+// closes its body.
+func open(ctx context.Context, client *http.Client, method, url, token string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
 		return nil, err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token) // which does not follow to other hosts
 	}
 	resp, err := client.Do(req)
 	if err != nil {
@@ -44,12 +52,33 @@ func open(ctx context.Context, client *http.Client, method, url string) (*http.R
 
 // fetch is open for answers that are read whole.
 func fetch(ctx context.Context, client *http.Client, method, url string) ([]byte, error) {
-	resp, err := open(ctx, client, method, url)
+	resp, err := open(ctx, client, method, url, "")
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
 	return io.ReadAll(io.LimitReader(resp.Body, fetchMax))
+}
+
+// apiFlags are those of commands that ask a running kvroute.
+type apiFlags struct{ url, tokenFile string }
+
+func (f *apiFlags) add(fs *flag.FlagSet) {
+	fs.StringVar(&f.url, "url", "http://127.0.0.1:9003", "`URL` of kvroute's API")
+	fs.StringVar(&f.tokenFile, "api-token-file", "", "`file` whose first line is the token that opens it")
+}
+
+// get asks for a path of the API.
+func (f *apiFlags) get(ctx context.Context, path string) (*http.Response, error) {
+	token := ""
+	if f.tokenFile != "" {
+		tokens, err := api.ReadTokens(f.tokenFile)
+		if err != nil {
+			return nil, err
+		}
+		token = tokens[0]
+	}
+	return open(ctx, http.DefaultClient, http.MethodGet, strings.TrimRight(f.url, "/")+path, token)
 }
 
 // getJSON fetches JSON of kvroute's own.

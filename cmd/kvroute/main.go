@@ -133,13 +133,6 @@ func parseFlags(fs *flag.FlagSet, args []string) error {
 	return err
 }
 
-// apiFlag adds the flag of commands that ask a running kvroute. What it returns is
-// the URL of a path there, once the flags are parsed.
-func apiFlag(fs *flag.FlagSet) (at func(path string) string) {
-	base := fs.String("url", "http://127.0.0.1:9003", "`URL` of kvroute's API")
-	return func(path string) string { return strings.TrimRight(*base, "/") + path }
-}
-
 func version(_ context.Context, args []string, io stdio) error {
 	if err := parse(newFlagSet("version", io.err), args); err != nil {
 		return err

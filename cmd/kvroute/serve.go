@@ -123,6 +123,7 @@ type server struct {
 	grpc     *grpc.Server
 	health   *health.Server
 	started  atomic.Bool // the fleet is known
+	tokens   *api.Tokens // nil unless --api-token-file
 	http     *http.Server
 	grpcAt   net.Listener
 	httpAt   net.Listener
@@ -296,6 +297,11 @@ func (c *config) extproc() extproc.Config {
 }
 
 func (s *server) openHTTP() (err error) {
+	if s.conf.APITokenFile != "" {
+		if s.tokens, err = api.OpenTokens(s.conf.APITokenFile); err != nil {
+			return fmt.Errorf("config: %w", err)
+		}
+	}
 	s.http = &http.Server{
 		Handler: api.New(api.Config{
 			Router:  s.router,
@@ -304,6 +310,7 @@ func (s *server) openHTTP() (err error) {
 			Scope:   s.scopeName(),
 			Stream:  s.position,
 			Fleet:   s.registry,
+			Tokens:  s.tokens,
 
 			OverloadStatus: s.conf.OverloadStatus,
 			QueueWait:      s.conf.QueueWait,
@@ -470,7 +477,8 @@ func newReloads(meter metric.Meter) (metric.Int64Counter, error) {
 	return meter.Int64Counter("kvroute.config.reloads", metric.WithUnit("{reload}"), metric.WithDescription("SIGHUPs, by what became of the file."))
 }
 
-// reload reads the models and workers of the configuration file anew on SIGHUP.
+// reload reads the models and workers of the configuration file, and the tokens of the
+// API, anew on SIGHUP: all of them, or none if one has a mistake.
 func (s *server) reload(ctx context.Context) error {
 	for {
 		select {
@@ -484,6 +492,10 @@ func (s *server) reload(ctx context.Context) error {
 			c.Attention = s.conf.Attention // which a flag may have set
 			cards, err = c.loadCards(s.prompts, s.log)
 		}
+		commit := func() {}
+		if err == nil && s.tokens != nil {
+			commit, err = s.tokens.Read()
+		}
 		if err == nil {
 			err = s.static.set(ctx, c.Workers)
 		}
@@ -493,6 +505,7 @@ func (s *server) reload(ctx context.Context) error {
 			continue
 		}
 		s.router.SetCards(cards)
+		commit()
 		s.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "done")))
 		s.log.Info("reloaded", "models", len(c.Models), "workers", len(c.Workers))
 	}

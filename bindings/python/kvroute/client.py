@@ -64,13 +64,15 @@ class KvPushRouter:
     """The router at url, for one model.
 
     url is that of kvroute's --http-address. timeout is in seconds, for an answer
-    and between two events of a stream.
+    and between two events of a stream. token is one of kvroute's --api-token-file, if
+    it has one; it is sent to url only, whatever that redirects to.
     """
 
-    def __init__(self, url, model, timeout=60.0):
+    def __init__(self, url, model, timeout=60.0, token=None):
         self.url = url.rstrip("/")
         self.model = model
         self.timeout = timeout
+        self.token = token
 
     # --- requests ---------------------------------------------------------
 
@@ -81,6 +83,8 @@ class KvPushRouter:
             headers={"Content-Type": "application/json"},
             method="POST",
         )
+        if self.token:
+            request.add_unredirected_header("Authorization", "Bearer " + self.token)
         try:
             return urllib.request.urlopen(request, timeout=self.timeout)
         except urllib.error.HTTPError as answer:
@@ -146,7 +150,7 @@ class KvPushRouter:
             body=options,
             **more,
         )
-        return _Events(self.url + "/v1/generate", body, self.timeout)
+        return _Events(self.url + "/v1/generate", body, self.timeout, self.token)
 
     # --- the names of the original ----------------------------------------
 
@@ -197,7 +201,7 @@ class _Events:
     """The events of one /v1/generate. close may be called at any time, by any thread,
     also while another one waits for the next event: that one gets StopIteration."""
 
-    def __init__(self, url, body, timeout):
+    def __init__(self, url, body, timeout, token):
         self._lock = threading.Lock()
         self._closed = False
         self._socket = None
@@ -206,7 +210,10 @@ class _Events:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname, parts.port, timeout=timeout)
         try:
-            connection.request("POST", parts.path, json.dumps(body).encode(), {"Content-Type": "application/json", "Connection": "close"})
+            headers = {"Content-Type": "application/json", "Connection": "close"}
+            if token:
+                headers["Authorization"] = "Bearer " + token
+            connection.request("POST", parts.path, json.dumps(body).encode(), headers)
             # The answer takes the socket over, which is needed to wake who reads it.
             self._socket = connection.sock
             self._answer = connection.getresponse()

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
+
+	"github.com/kvroute/kvroute/internal/openai"
+)
+
+// Tokens are the bearer tokens that open the API: the lines of a file, any of which
+// will do, so that one can take the place of another without a gap. Only their hashes
+// are kept. A reader of the file may run beside any number of requests.
+type Tokens struct {
+	path string
+	sums atomic.Pointer[[][sha256.Size]byte] // never empty
+}
+
+const (
+	// minToken is the shortest token that nobody guesses: 96 bits in base64.
+	minToken = 16
+	// maxTokenFile bounds the file: some hundred tokens.
+	maxTokenFile = 64 << 10
+)
+
+// OpenTokens reads the file at path.
+func OpenTokens(path string) (*Tokens, error) {
+	t := &Tokens{path: path}
+	commit, err := t.Read()
+	if err != nil {
+		return nil, err
+	}
+	commit()
+	return t, nil
+}
+
+// Read reads the file anew. What it says counts once commit is called; an error names
+// the file and the line, and leaves the old tokens in force.
+func (t *Tokens) Read() (commit func(), err error) {
+	list, err := ReadTokens(t.path)
+	if err != nil {
+		return nil, err
+	}
+	sums := make([][sha256.Size]byte, len(list))
+	for i, token := range list {
+		sums[i] = sha256.Sum256([]byte(token))
+	}
+	return func() { t.sums.Store(&sums) }, nil
+}
+
+// ReadTokens returns the tokens of a file: one or more. Empty lines are none.
+func ReadTokens(path string) (tokens []string, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("api-token-file: %w", err)
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxTokenFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("api-token-file: %w", err)
+	}
+	if len(text) > maxTokenFile {
+		return nil, fmt.Errorf("api-token-file: %s has more than %d bytes", path, maxTokenFile)
+	}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		token := strings.TrimSpace(line)
+		if token == "" {
+			continue
+		}
+		if len(token) < minToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return nil, fmt.Errorf("api-token-file: %s:%d is no token, want %d or more visible ASCII characters", path, n, minToken)
+		}
+		tokens = append(tokens, token)
+	}
+	if len(tokens) == 0 {
+		return nil, fmt.Errorf("api-token-file: %s holds no token", path)
+	}
+	return tokens, nil
+}
+
+// has says whether a token is one of t's, in a time that tells nothing of how much
+// of it is right.
+func (t *Tokens) has(token string) bool {
+	sum, found := sha256.Sum256([]byte(token)), 0
+	for _, s := range *t.sums.Load() {
+		found |= subtle.ConstantTimeCompare(s[:], sum[:])
+	}
+	return found == 1
+}
+
+// guard lets only requests with a token through to h, but for what is open: the
+// probes, which whoever starts kvroute must be able to ask, and the metrics, whose
+// readers should not hold what changes where requests go.
+func (t *Tokens) guard(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/healthz", "/readyz", "/metrics":
+			h.ServeHTTP(w, r)
+			return
+		}
+		what := ""
+		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		switch {
+		case scheme == "":
+			what = "there is no header Authorization"
+		case !strings.EqualFold(scheme, "Bearer"):
+			what = "the header Authorization is not of the form Bearer TOKEN"
+		case !t.has(strings.TrimSpace(token)):
+			what = "the token in the header Authorization is not one of kvroute's --api-token-file"
+		default:
+			h.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("WWW-Authenticate", `Bearer realm="kvroute"`)
+		e := openai.Error{Status: http.StatusUnauthorized, Message: what, Type: "authentication_error", Param: "Authorization", Code: "unauthorized"}
+		e.Write(w)
+	})
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/internal/openai"
+)
+
+// The API of a kvroute with --api-token-file answers who has a token; commands and the
+// Python client send it, and SIGHUP brings another one, also when the file had no
+// sense in between.
+func TestTheAPIHasATokenOfItsOwn(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	worker := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "" {
+			e := openai.Error{Status: http.StatusBadRequest, Message: "the worker got a token"}
+			e.Write(w)
+			return
+		}
+		fmt.Fprint(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: [DONE]\n\n")
+	})
+	const first, second = "first-token-0123456789", "second-token-0123456789"
+	dir := t.TempDir()
+	tokens := filepath.Join(dir, "tokens")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(tokens, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(first + "\n")
+	file := writeFile(t, fmt.Sprintf("version: 1\napi-token-file: %s\nworkers:\n- {name: a, address: %q, models: [m], block_size: 16}\n", tokens, worker))
+	c, err := startChild(t.Context(), dir, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	t.Cleanup(c.stop)
+	url := "http://" + c.at.HTTP
+	status := func(path, token string) int {
+		t.Helper()
+		header := http.Header{}
+		if token != "" {
+			header.Set("Authorization", "Bearer "+token)
+		}
+		resp, _ := whole(t, http.MethodGet, url+path, "", header)
+		return resp.StatusCode
+	}
+	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
+		if got := status(path, ""); got != 200 {
+			t.Errorf("%s without a token: status %d", path, got)
+		}
+	}
+	for token, want := range map[string]int{"": 401, second: 401, first: 200} {
+		if got := status("/v1/workers", token); got != want {
+			t.Errorf("with %q: status %d, want %d", token, got, want)
+		}
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "python3", "-B", "test_token.py", url, "m", first)
+	cmd.Dir = "../../bindings/python"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	// What is open names no worker.
+	if _, text := get(t, url+"/metrics"); strings.Contains(text, worker) || !strings.Contains(text, `model="m"`) {
+		t.Errorf("the metrics name the worker %s, or not its model:\n%s", worker, text)
+	}
+	for _, command := range []string{"dump --url " + url, "explain --url " + url + " last"} {
+		name, rest, _ := strings.Cut(command, " ")
+		if status, _, stderr := runs(t, strings.Fields(command)...); status != 1 || !strings.Contains(stderr, "there is no header Authorization") {
+			t.Errorf("%s without a token: status %d, %s", name, status, stderr)
+		}
+		if status, out, stderr := runs(t, append([]string{name, "--api-token-file", tokens}, strings.Fields(rest)...)...); status != 0 || out == "" {
+			t.Errorf("%s with a token: status %d, %s", name, status, stderr)
+		}
+	}
+
+	reload := func(text, says string) {
+		t.Helper()
+		write(text)
+		if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "kvroute does not say "+says, func() bool { return strings.Contains(c.lastLines(), says) })
+	}
+	reload("", "holds no token")
+	if got := status("/v1/workers", first); got != 200 {
+		t.Errorf("after a file without tokens: status %d", got)
+	}
+	reload(second, "msg=reloaded")
+	if was, is := status("/v1/workers", first), status("/v1/workers", second); was != 401 || is != 200 {
+		t.Errorf("after a new file: status %d with the old token, %d with the new one", was, is)
+	}
+}
