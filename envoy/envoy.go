@@ -64,6 +64,14 @@ type Config struct {
 	// 10 s.
 	MaxMessageTimeout time.Duration
 
+	// RequestTimeout is how long a client may take to send a request, and a tenth of
+	// it, a second at least, how long for the headers. Default 5 minutes: 16 MiB at
+	// half a megabit a second.
+	RequestTimeout time.Duration
+	// IdleTimeout is how long nothing may happen between a client and its worker:
+	// the longest silence before a first token. Default 1 hour.
+	IdleTimeout time.Duration
+
 	// BodyMode is how Envoy hands over the request's body. Default [Buffered].
 	BodyMode BodyMode
 
@@ -150,6 +158,8 @@ func Render(w io.Writer, c Config) error {
 	c.Failover = cmp.Or(c.Failover, Composite)
 	c.MessageTimeout = cmp.Or(c.MessageTimeout, 2*time.Second)
 	c.MaxMessageTimeout = cmp.Or(c.MaxMessageTimeout, 10*time.Second)
+	c.RequestTimeout = cmp.Or(c.RequestTimeout, 5*time.Minute)
+	c.IdleTimeout = cmp.Or(c.IdleTimeout, time.Hour)
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -221,6 +231,10 @@ func (c *Config) check() error {
 		return fmt.Errorf("envoy: MessageTimeout is %v, want more than 0", c.MessageTimeout)
 	case c.MaxMessageTimeout < c.MessageTimeout:
 		return fmt.Errorf("envoy: MaxMessageTimeout is %v, want at least MessageTimeout, %v", c.MaxMessageTimeout, c.MessageTimeout)
+	case c.RequestTimeout < time.Second:
+		return fmt.Errorf("envoy: RequestTimeout is %v, want a second or more", c.RequestTimeout)
+	case c.IdleTimeout < time.Second:
+		return fmt.Errorf("envoy: IdleTimeout is %v, want a second or more", c.IdleTimeout)
 	}
 	return nil
 }
@@ -276,6 +290,9 @@ func address(s string) (string, error) {
 
 // PoolDirectory is where Envoy looks for a new PoolFile.
 func (c Config) PoolDirectory() string { return path.Dir(c.PoolFile) }
+
+// HeadersTimeout is how long a client may take to send a request's headers.
+func (c Config) HeadersTimeout() time.Duration { return max(time.Second, c.RequestTimeout/10) }
 
 // discovery is STRICT_DNS as soon as one address is a name.
 func discovery(addresses []string) string {

@@ -46,6 +46,7 @@ var configs = map[string]envoy.Config{
 	"a list in a file":  {ExtProc: []string{"127.0.0.1:9002"}, PoolFile: "/run/kvroute/pool.json", Failover: envoy.List},
 	"a file":            {ExtProc: []string{"127.0.0.1:9002"}, PoolFile: "/run/kvroute/pool.json"},
 	"TLS":               {ExtProc: []string{"127.0.0.1:9002"}, CA: "/etc/ca.pem", ServerName: "kvroute.internal"},
+	"full duplex":       {ExtProc: []string{"127.0.0.1:9002"}, BodyMode: envoy.FullDuplex},
 	"one choice":        {ExtProc: []string{"127.0.0.1:9002"}, Failover: envoy.NoFailover},
 	"everything else": {
 		ListenAddress: "0.0.0.0:0", AdminAddress: "[::1]:0", ExtProc: []string{"[fd00::1]:1"}, Pool: []string{"10.0.0.1:65535"},
@@ -215,6 +216,8 @@ func TestRefusedSettings(t *testing.T) {
 		"Pool and PoolFile are both given":       {ExtProc: ok, PoolFile: "/a.json", Pool: ok},
 		"MaxBodyBytes is -1":                     {ExtProc: ok, MaxBodyBytes: -1},
 		"MessageTimeout is -1s":                  {ExtProc: ok, MessageTimeout: -time.Second},
+		"RequestTimeout is 1ms, want a second":   {ExtProc: ok, RequestTimeout: time.Millisecond},
+		"IdleTimeout is -1s, want a second":      {ExtProc: ok, IdleTimeout: -time.Second},
 		"MaxMessageTimeout is 1s, want at least": {ExtProc: ok, MaxMessageTimeout: time.Second},
 	} {
 		var out bytes.Buffer

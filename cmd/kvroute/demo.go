@@ -121,6 +121,7 @@ type demonstration struct {
 	secure    envoy.Config    // what it says of TLS, of bodies and of time
 	replicas  []string        // addresses for Envoy, instead of the router's alone
 	dump      *envoytest.Dump // Envoy's configuration, instead of ours
+	unrouted  bool            // no request is decided, or none has to be
 
 	bus     *embeddedNATS
 	engines []*child
@@ -250,6 +251,9 @@ func (d *demonstration) startRouter(ctx context.Context, flags ...string) (err e
 			return err
 		}
 	}
+	if d.unrouted {
+		return nil
+	}
 	return d.waitRouted(ctx)
 }
 
@@ -260,6 +264,7 @@ func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 	}
 	c.CA, c.Cert, c.Key, c.ServerName = d.secure.CA, d.secure.Cert, d.secure.Key, d.secure.ServerName
 	c.MaxBodyBytes, c.MessageTimeout, c.MaxMessageTimeout = d.secure.MaxBodyBytes, d.secure.MessageTimeout, d.secure.MaxMessageTimeout
+	c.RequestTimeout, c.IdleTimeout = d.secure.RequestTimeout, d.secure.IdleTimeout
 	for _, e := range d.engines {
 		if d.poolFile == "" {
 			c.Pool = append(c.Pool, e.at.HTTP)

@@ -98,16 +98,12 @@ func TestA503IsServedByAnother(t *testing.T) {
 		}
 		http.Error(w, "not yet", http.StatusServiceUnavailable)
 	})
-	file := filepath.Join(d.dir, "kvroute.yaml")
-	text := fmt.Sprintf("version: 1\nworkers:\n- {name: faulty, address: %q, models: [sim], block_size: 16}\n", faulty)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	d.begin(t, "--config", file, "--router-mode", "round-robin", "--avoid-failing", "0")
+	d.begin(t, append(static(t, d, "faulty", faulty), "--router-mode", "round-robin", "--avoid-failing", "0")...)
 	for i := range 9 {
-		resp, body := reply(t, d, "POST", chatPath, chatBody(fmt.Sprint(i), 2, false), nil)
-		if resp.StatusCode != 200 || resp.Header.Get("X-Sim-Worker") == "" {
-			t.Fatalf("request %d: status %d: %s", i, resp.StatusCode, body)
+		got := d.send(t, fmt.Sprint(i), i%2 == 0)
+		outcomeOf(t, "the worker answers 503").check(t, got)
+		if got.header.Get("X-Sim-Worker") == "" {
+			t.Fatalf("request %d: %s", i, got.body)
 		}
 	}
 	mu.Lock()

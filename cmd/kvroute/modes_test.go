@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -128,12 +129,56 @@ func TestBodyModes(t *testing.T) {
 			_, _ = io.Copy(io.Discard, resp.Body)
 			_ = resp.Body.Close()
 			idle()
+			defer func() { dies(t, d, c.mode == envoy.FullDuplex) }()
 			for _, stat := range []string{"streams_failed", "message_timeouts", "spurious_msgs_received", "rejected_header_mutations"} {
 				if n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute."+stat); err != nil || n != 0 {
 					t.Errorf("Envoy counts %d %s, %v", n, stat, err)
 				}
 			}
 		})
+	}
+}
+
+// dies kills kvroute in a response, while it decides, and before a request.
+func dies(t *testing.T, d *demonstration, holds bool) {
+	t.Helper()
+	resp, err := send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("a long story", 1500, true), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.router.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	started, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := make(chan sight)
+	go func() {
+		asked <- look(send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("hello", 4, false), nil))
+	}()
+	eventually(t, "Envoy does not ask kvroute", func() bool {
+		n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
+		return err == nil && n > started
+	})
+	d.router.kill(t)
+	after, during := outcomeOf(t, "kvroute dies after the decision"), outcomeOf(t, "kvroute dies while it decides")
+	if holds {
+		after, during = outcomeOf(t, "in full duplex kvroute dies after the decision"), outcomeOf(t, "in full duplex kvroute dies while it decides")
+	}
+	after.check(t, look(resp, nil))
+	during.check(t, <-asked)
+	if holds {
+		eventually(t, "Envoy does not notice that kvroute is not there", func() bool {
+			n, err := d.envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
+			return err == nil && n == 0
+		})
+	}
+	for i := range 4 {
+		outcomeOf(t, "kvroute is not there").check(t, d.send(t, "hello", i%2 == 0))
 	}
 }
 

@@ -119,5 +119,7 @@ func envoyFlags(fs *flag.FlagSet, c *envoy.Config, replicas, pool *list) {
 	fs.StringVar((*string)(&c.Failover), "failover", string(envoy.Composite), "composite, list or none: how the second choice is reached if the first one refuses")
 	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", defaults().MaxBodyBytes, "largest request body in `bytes`")
 	fs.DurationVar(&c.MessageTimeout, "message-timeout", 0, "how `long` Envoy waits for kvroute (default 2s)")
+	fs.DurationVar(&c.RequestTimeout, "request-timeout", 0, "how `long` a client may take to send a request (default 5m)")
+	fs.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "the longest `silence` of a response, before its first token for example (default 1h)")
 	fs.BoolVar(&c.NoObserver, "no-observer", false, "leave out the filter that sees the first token")
 }

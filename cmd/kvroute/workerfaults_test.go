@@ -9,8 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -73,26 +71,21 @@ func TestWorkersFaults(t *testing.T) {
 	hang, begun := make(chan struct{}), make(chan struct{}, 1)
 	defer close(hang)
 	address := startHTTP(t, faulty(hang, begun))
-	file := filepath.Join(d.dir, "kvroute.yaml")
-	text := fmt.Sprintf("version: 1\nworkers:\n- {name: faulty, address: %q, models: [sim], block_size: 16}\n", address)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	d.begin(t, "--config", file, "--avoid-failing", "0")
+	d.begin(t, append(static(t, d, "faulty", address), "--avoid-failing", "0")...)
 	for _, c := range []struct {
+		row    string
 		does   string
 		stream bool
 		leave  bool // the client gives up
-		status int  // 0: the client sees a broken response, or none
 		body   string
 	}{
-		{does: "reset before headers", status: 503, body: "worker_failed"},
-		{does: "reset in the stream", stream: true},
-		{does: "hang before headers", leave: true},
-		{does: "hang before headers", stream: true, leave: true},
-		{does: "hang in the stream", stream: true, leave: true},
-		{does: "fail", status: 500, body: "a fault"},
-		{does: "answer", status: 200, body: "choices"},
+		{row: "the worker resets the connection before the response", does: "reset before headers"},
+		{row: "the worker resets it in the response", does: "reset in the stream", stream: true},
+		{row: "the client leaves", does: "hang before headers", leave: true},
+		{row: "the client leaves", does: "hang before headers", stream: true, leave: true},
+		{row: "the client leaves", does: "hang in the stream", stream: true, leave: true},
+		{row: "the worker answers with an error", does: "fail", body: "a fault"},
+		{row: "kvroute decides", does: "answer", body: "choices"},
 	} {
 		t.Run(fmt.Sprint(c.does, " ", c.stream), func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -104,23 +97,20 @@ func TestWorkersFaults(t *testing.T) {
 				}()
 			}
 			resp, err := send(t, ctx, "POST", d.envoy.URL()+chatPath, chatBody(c.does, 4, c.stream), nil)
-			var got []byte
-			if err == nil {
-				defer resp.Body.Close()
-				if c.does == "reset in the stream" {
-					begun <- struct{}{}
+			if err == nil && c.does == "reset in the stream" {
+				begun <- struct{}{}
+			}
+			got := look(resp, err)
+			if c.leave {
+				if !errors.Is(got.err, context.Canceled) {
+					t.Errorf("the client's end is %v", got.err)
 				}
-				got, err = io.ReadAll(resp.Body)
+				got.status = 0 // it looks no more
 			}
-			switch {
-			case c.status == 0 && err == nil:
-				t.Errorf("the response is whole: status %d, %s", resp.StatusCode, got)
-			case c.status != 0 && (err != nil || resp.StatusCode != c.status || !strings.Contains(string(got), c.body)):
-				t.Errorf("%v: %s: want status %d with %q", err, got, c.status, c.body)
-			case c.leave && !errors.Is(err, context.Canceled):
-				t.Errorf("the client's end is %v", err)
+			if outcomeOf(t, c.row).check(t, got); !strings.Contains(got.body, c.body) {
+				t.Errorf("%.300s, want %q", got.body, c.body)
 			}
-			idle(t, d)
+			atRest(t, d)
 		})
 	}
 }
@@ -135,21 +125,20 @@ func TestAHangingRouterFailsOpen(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ask := func() (resp *http.Response, took time.Duration) {
+	ask := func(row string) (reason string, took time.Duration) {
 		t.Helper()
 		begin := time.Now()
-		resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
-		if resp.StatusCode != 200 {
-			t.Errorf("status %d: %s", resp.StatusCode, body)
-		}
-		return resp, time.Since(begin)
+		got := d.send(t, "hello", false)
+		outcomeOf(t, row).check(t, got)
+		return got.header.Get("X-Dynamo-Reason"), time.Since(begin)
 	}
+	hangs, dies := outcomeOf(t, "kvroute hangs"), outcomeOf(t, "kvroute dies while it decides")
 	hold(syscall.SIGSTOP)
-	if resp, took := ask(); resp.Header.Get("X-Dynamo-Reason") != "" || took < time.Second {
-		t.Errorf("decided %q after %v by a router that stands still", resp.Header.Get("X-Dynamo-Reason"), took)
+	if reason, took := ask(hangs.what); reason != "" || took < time.Second {
+		t.Errorf("decided %q after %v by a router that stands still", reason, took)
 	}
 	var waiting sync.WaitGroup
-	waiting.Go(func() { ask() }) // is killed under it
+	waiting.Go(func() { ask(dies.what) }) // is killed under it
 	eventually(t, "the request does not reach kvroute", func() bool {
 		n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
 		closed, _ := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_closed")
@@ -175,7 +164,11 @@ func TestEnvoyRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-d.envoy.Done()
-	idle(t, d)
+	if _, err := io.ReadAll(resp.Body); err == nil {
+		t.Error("the response is whole")
+	}
+	outcomeOf(t, "Envoy dies").check(t, look(send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("hello", 2, false), nil)))
+	atRest(t, d)
 	if err := d.startEnvoy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -202,9 +195,6 @@ func TestLargeBodies(t *testing.T) {
 		t.Error("10 MB: not decided")
 	}
 	idle(t, d)
-	resp, body = reply(t, d, "POST", chatPath, chatBody(strings.Repeat("word ", 17<<20/5), 2, false), nil)
-	if resp.StatusCode != 413 || !strings.Contains(body, "body_too_large") {
-		t.Errorf("17 MB: status %d: %.300s", resp.StatusCode, body)
-	}
+	outcomeOf(t, "the body is larger than the limit").check(t, d.send(t, strings.Repeat("word ", 17<<20/5), false))
 	idle(t, d)
 }
