@@ -66,6 +66,11 @@ test: tools envoy ## run every check that CI runs, and say how much reference da
 	KVROUTE_FIXTURES_LOG=$(FIXTURES) go test $(RACE) -timeout 40m -shuffle=on -count=1 ./...
 	@KVROUTE_FIXTURES_LOG=$(FIXTURES) go test -count=1 -v -run '^TestReferenceData$$' ./internal/fixtures | sed -n 's/^.*_test.go:[0-9]*: //p'
 
+.PHONY: test-long
+test-long: tools envoy ## five minutes of faults at random under load, and rolling restarts thrice (8 minutes)
+	KVROUTE_SOAK=5m go test $(RACE) -timeout 20m -count=1 -v -run '^TestSoak$$' ./cmd/kvroute | grep -v '^=== '
+	go test $(RACE) -timeout 20m -count=3 -v -run '^TestRollingRestartsHarmNobody$$' ./cmd/kvroute | grep -v '^=== '
+
 .PHONY: gateway
 gateway: tools ## translate examples/envoy-gateway anew with Envoy Gateway's own tool and compare (builds it: 20 minutes once; WRITE=1 takes what comes out)
 	@tools/gateway.sh $(if $(WRITE),--write)
