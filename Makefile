@@ -33,9 +33,9 @@ bench-index: tools ## measure the index against its targets (ROUNDS=5)
 PEERS := .cache/peers
 
 .PHONY: bench-envoy
-bench-envoy: build envoy ## measure what kvroute adds to a request through Envoy (10 minutes; ROUNDS=15)
+bench-envoy: build envoy ## measure what kvroute adds to a request through Envoy (8 minutes; ROUNDS=15, ONLY=name)
 	@go build -o .cache/bin/bench-envoy ./bench/envoy
-	@.cache/bin/bench-envoy --rounds $(or $(ROUNDS),15) --commit "$(COMMIT)"
+	@.cache/bin/bench-envoy --rounds $(or $(ROUNDS),15) --only '$(ONLY)' --commit "$(COMMIT)"
 
 .PHONY: bench-peers
 bench-peers: tools ## measure the index and its peers in turn (ROUNDS=5; needs Rust; downloads 30 MB of crates and modules once)

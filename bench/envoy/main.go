@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -31,7 +30,7 @@ type options struct {
 	binary, tokenizer, out, commit string
 	rounds, others                 int
 	length                         time.Duration
-	noop, worker                   string
+	noop, worker, only             string
 }
 
 func main() {
@@ -43,6 +42,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 15, "rounds of the shapes that have targets")
 	flag.IntVar(&o.others, "others", 5, "rounds of the other shapes")
 	flag.DurationVar(&o.length, "length", 2*time.Second, "of a round of one variant")
+	flag.StringVar(&o.only, "only", "", "measure only the shapes whose names contain this")
 	flag.StringVar(&o.noop, "noop", "", "be the processor that does nothing, and write the address to this file")
 	flag.StringVar(&o.worker, "worker", "", "the worker that it names")
 	flag.Parse()
@@ -231,27 +231,4 @@ func absolute(path string) string {
 		return p
 	}
 	return path
-}
-
-// cpu returns the time that a process has computed so far.
-func cpu(pid int) (time.Duration, error) {
-	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0, err
-	}
-	// Behind the name, which may hold anything: state is field 3 of the page.
-	_, rest, _ := strings.Cut(string(data), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
-	}
-	var ticks int64
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * 10 * time.Millisecond, nil
 }
