@@ -75,10 +75,10 @@ test-long: tools envoy ## five minutes of faults at random under load, and rolli
 gateway: tools ## translate examples/envoy-gateway anew with Envoy Gateway's own tool and compare (builds it: 20 minutes once; WRITE=1 takes what comes out)
 	@tools/gateway.sh $(if $(WRITE),--write)
 
-ENVOYS := 1.38.3 1.39.3 1.40.0
+ENVOYS := 1.38.2 1.38.3 1.39.0 1.39.1 1.39.3 1.40.0
 
 .PHONY: test-envoys
-test-envoys: tools ## run what needs a real Envoy with every supported version of it (ENVOYS; 5 minutes and 150 MB each)
+test-envoys: tools ## run what needs a real Envoy with every supported version of it (ENVOYS; 10 minutes and 150 MB each)
 	@for v in $(ENVOYS); do \
 		tools/envoy.sh $$v && echo "Envoy $$v" && \
 		PATH="$(CURDIR)/.cache/envoy-$$v/bin:$$PATH" go test -count=1 ./envoy ./internal/envoytest ./cmd/kvroute || exit 1; \

@@ -51,6 +51,10 @@ type Config struct {
 	// Envoy starts. [Endpoints] is its form.
 	PoolFile string
 
+	// WorkerHTTP2 speaks HTTP/2 to workers, without TLS; they must all understand it.
+	// Default HTTP/1.1.
+	WorkerHTTP2 bool
+
 	// Failover is what becomes of a request that its worker refuses. Default
 	// [Composite].
 	Failover Failover

@@ -47,6 +47,7 @@ var configs = map[string]envoy.Config{
 	"a file":            {ExtProc: []string{"127.0.0.1:9002"}, PoolFile: "/run/kvroute/pool.json"},
 	"TLS":               {ExtProc: []string{"127.0.0.1:9002"}, CA: "/etc/ca.pem", ServerName: "kvroute.internal"},
 	"full duplex":       {ExtProc: []string{"127.0.0.1:9002"}, BodyMode: envoy.FullDuplex},
+	"HTTP/2":            {ExtProc: []string{"127.0.0.1:9002"}, Pool: []string{"127.0.0.1:8001"}, WorkerHTTP2: true},
 	"one choice":        {ExtProc: []string{"127.0.0.1:9002"}, Failover: envoy.NoFailover},
 	"everything else": {
 		ListenAddress: "0.0.0.0:0", AdminAddress: "[::1]:0", ExtProc: []string{"[fd00::1]:1"}, Pool: []string{"10.0.0.1:65535"},

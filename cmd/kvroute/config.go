@@ -216,6 +216,10 @@ type config struct {
 	ExtprocTLSCert     string `yaml:"extproc-tls-cert"`
 	ExtprocTLSKey      string `yaml:"extproc-tls-key"`
 	ExtprocTLSClientCA string `yaml:"extproc-tls-client-ca"`
+	// ExtprocConnectionAge is after how long Envoy is asked to open a new connection,
+	// so that replicas which come get their share behind balancers of connections. What
+	// runs on the old one ends there. 0 asks never.
+	ExtprocConnectionAge time.Duration `yaml:"extproc-connection-age"`
 	// EndpointPicker also speaks the endpoint-picker protocol of the Gateway API
 	// Inference Extension, for gateways that route by it.
 	EndpointPicker bool `yaml:"endpoint-picker"`
@@ -336,6 +340,8 @@ func defaults() config {
 		SecondChoice:        extproc.SecondHeader,
 		AvoidFailing:        2 * time.Second,
 
+		ExtprocConnectionAge: 10 * time.Minute,
+
 		NATSReplicas:            1,
 		DurableKVEvents:         true,
 		RouterSnapshotThreshold: 1_000_000,
@@ -392,6 +398,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.ExtprocTLSCert, "extproc-tls-cert", c.ExtprocTLSCert, "`file` with the certificate that Envoy's connections are secured with")
 	fs.StringVar(&c.ExtprocTLSKey, "extproc-tls-key", c.ExtprocTLSKey, "`file` with its key")
 	fs.StringVar(&c.ExtprocTLSClientCA, "extproc-tls-client-ca", c.ExtprocTLSClientCA, "`file` with the authorities whose clients alone may connect")
+	fs.DurationVar(&c.ExtprocConnectionAge, "extproc-connection-age", c.ExtprocConnectionAge, "after how `long` Envoy is asked to open a new connection; 0 for never")
 	fs.BoolVar(&c.EndpointPicker, "endpoint-picker", c.EndpointPicker, "also speak the endpoint-picker protocol of the Gateway API Inference Extension")
 	fs.DurationVar(&c.AvoidFailing, "avoid-failing", c.AvoidFailing, "how `long` a worker that fails gets no requests, at first; 0 avoids none")
 	fs.StringVar(&c.EndpointFile, "endpoint-file", c.EndpointFile, "`file` kept up to date with the healthy workers, for Envoy's pool")
@@ -533,6 +540,9 @@ func (c *config) check() error {
 		if n.value <= 0 {
 			bad(n.name, fmt.Sprint(n.value), "more than 0")
 		}
+	}
+	if c.ExtprocConnectionAge < 0 {
+		bad("extproc-connection-age", c.ExtprocConnectionAge.String(), "0 or more")
 	}
 	if c.DrainDelay < 0 {
 		bad("drain-delay", c.DrainDelay.String(), "0 or more")

@@ -116,6 +116,7 @@ func envoyFlags(fs *flag.FlagSet, c *envoy.Config, replicas, pool *list) {
 	fs.StringVar(&c.Key, "extproc-key", "", "`file` with its key")
 	fs.StringVar(&c.ServerName, "extproc-name", "", "`name` in kvroute's certificate")
 	fs.StringVar(&c.PoolFile, "pool-file", "", "`file` with the workers instead, which kvroute's --endpoint-file keeps up to date")
+	fs.BoolVar(&c.WorkerHTTP2, "worker-http2", false, "speak HTTP/2 to the workers, without TLS")
 	fs.StringVar((*string)(&c.Failover), "failover", string(envoy.Composite), "composite, list or none: how the second choice is reached if the first one refuses")
 	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", defaults().MaxBodyBytes, "largest request body in `bytes`")
 	fs.DurationVar(&c.MessageTimeout, "message-timeout", 0, "how `long` Envoy waits for kvroute (default 2s)")

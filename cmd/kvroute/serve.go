@@ -30,6 +30,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/events"
@@ -253,6 +254,10 @@ func (s *server) openExtproc() (err error) {
 		return err
 	}
 	options := s.extproc.ServerOptions()
+	if c.ExtprocConnectionAge > 0 {
+		// Without a time of grace: what runs on an old connection ends there.
+		options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: c.ExtprocConnectionAge}))
+	}
 	secured, err := c.tls(s.log)
 	if err != nil {
 		return err
@@ -266,14 +271,32 @@ func (s *server) openExtproc() (err error) {
 	s.health.SetServingStatus("liveness", healthpb.HealthCheckResponse_SERVING)
 	s.serving(healthpb.HealthCheckResponse_NOT_SERVING)
 	healthpb.RegisterHealthServer(s.grpc, s.health)
-	network, address, err := splitAddress(c.ExtprocAddress)
-	if err != nil {
-		return fmt.Errorf("extproc-address: %w", err)
-	}
-	if s.grpcAt, err = net.Listen(network, address); err != nil {
+	if s.grpcAt, err = listen(c.ExtprocAddress); err != nil {
 		return fmt.Errorf("listen for Envoy: %w", err)
 	}
 	return nil
+}
+
+// listen opens a listener at ip:port or unix:/path. A socket that a process left behind
+// which was killed is taken over, one that somebody listens at is not.
+func listen(at string) (net.Listener, error) {
+	network, address, err := splitAddress(at)
+	if err != nil {
+		return nil, err
+	}
+	if network == "unix" {
+		conn, err := net.DialTimeout(network, address, time.Second)
+		switch {
+		case err == nil:
+			_ = conn.Close() // it was only a question
+			return nil, fmt.Errorf("somebody else listens at %s", address)
+		case errors.Is(err, syscall.ECONNREFUSED):
+			if err := os.Remove(address); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return net.Listen(network, address)
 }
 
 // extproc is what the flags say of Envoy's streams.
@@ -338,6 +361,9 @@ func both(a, b func(router.Observation)) func(router.Observation) {
 
 func (s *server) addresses() addresses {
 	a := addresses{HTTP: s.httpAt.Addr().String(), Extproc: s.grpcAt.Addr().String()}
+	if s.grpcAt.Addr().Network() == "unix" {
+		a.Extproc = "unix:" + a.Extproc
+	}
 	if s.bus != nil {
 		a.NATS = s.bus.url()
 	}

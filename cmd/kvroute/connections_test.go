@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Envoy reaches kvroute at a socket in the file system, also when the kvroute before
+// was killed and left it behind; one that is in use is not taken away.
+func TestUnixSocket(t *testing.T) {
+	d := newStack(t, 2, []string{"--speed", "20"})
+	at := "unix:" + filepath.Join(d.dir, "kvroute.sock")
+	d.begin(t, "--extproc-address", at)
+	if d.router.at.Extproc != at {
+		t.Fatalf("kvroute is at %s", d.router.at.Extproc)
+	}
+	decided := func() bool { return d.send(t, "hello", false).header.Get("X-Dynamo-Reason") != "" }
+	if !decided() {
+		t.Error("kvroute did not decide")
+	}
+	if status, _, stderr := runs(t, "serve", "--extproc-address", at, "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0"); status != 1 || !strings.Contains(stderr, "somebody else listens at") {
+		t.Errorf("a second kvroute at the socket: status %d, %s", status, stderr)
+	}
+	d.router.kill(t)
+	outcomeOf(t, "kvroute is not there").check(t, d.send(t, "hello", false))
+	d.router = d.router.again(t, d.dir)
+	eventually(t, "the next kvroute does not decide", decided)
+	atRest(t, d)
+}
+
+// Connections from Envoy are renewed now and then; what runs on the old ones goes on.
+func TestConnectionsAreRenewed(t *testing.T) {
+	d := newStack(t, 0, nil)
+	hang := make(chan struct{})
+	d.begin(t, append(static(t, d, "faulty", startHTTP(t, faulty(hang, nil))), "--extproc-connection-age", "200ms")...)
+	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("hang in the stream", 4, true), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := func() int64 {
+		n, err := d.envoy.Stat(t.Context(), "cluster.kvroute.upstream_cx_total")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := opened()
+	undecided := 0
+	eventually(t, "connections are not renewed", func() bool {
+		got := d.send(t, "hello", false)
+		if outcomeOf(t, "kvroute decides").check(t, got); got.header.Get("X-Dynamo-Reason") == "" {
+			undecided++
+		}
+		return opened() >= before+4
+	})
+	if undecided > 0 {
+		t.Errorf("%d requests were not decided", undecided)
+	}
+	if n, _, _ := inFlight(t, d); n < 1 {
+		t.Error("the response that goes on holds no slot")
+	}
+	close(hang)
+	outcomeOf(t, "kvroute decides").check(t, look(resp, nil))
+	if n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_failed"); err != nil || n != 0 {
+		t.Errorf("Envoy counts %d failed streams, %v", n, err)
+	}
+	atRest(t, d)
+}
+
+// Workers that speak HTTP/2: streams, errors, resets and clients that leave are as with
+// those that do not, and the first token is seen.
+func TestWorkersOverHTTP2(t *testing.T) {
+	hang := make(chan struct{})
+	seen := make(chan string, 100)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Proto
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		does := func(what string) bool { return strings.Contains(string(body), what) }
+		switch {
+		case does("reset before headers"):
+			panic(http.ErrAbortHandler)
+		case does("fail"):
+			http.Error(w, `{"error":"a fault"}`, http.StatusInternalServerError)
+		case does(`"stream":true`):
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprint(w, "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n")
+			_ = http.NewResponseController(w).Flush() // the client may have left
+			if does("reset in the stream") {
+				<-hang
+				panic(http.ErrAbortHandler)
+			}
+			if does("hang in the stream") {
+				<-r.Context().Done() // the client leaves
+				return
+			}
+			fmt.Fprint(w, "data: [DONE]\n\n")
+		default:
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"choices":[]}`)
+		}
+	}))
+	s.Config.Protocols = new(http.Protocols)
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Start()
+	t.Cleanup(s.Close)
+
+	d := newStack(t, 0, nil)
+	d.secure.WorkerHTTP2 = true
+	refuses := closedPort(t)
+	d.begin(t, append(static(t, d, "h2", strings.TrimPrefix(s.URL, "http://"), "dead", refuses), "--avoid-failing", "0", "--router-mode", "round-robin")...)
+	for range 4 {
+		outcomeOf(t, "the worker refuses the connection").check(t, d.send(t, "answer", false))
+		outcomeOf(t, "kvroute decides").check(t, d.send(t, "answer", true))
+		outcomeOf(t, "the worker answers with an error").check(t, d.send(t, "fail", false))
+		atRest(t, d)
+	}
+	if proto := <-seen; proto != "HTTP/2.0" {
+		t.Errorf("the worker is spoken to in %s", proto)
+	}
+	for len(seen) > 0 {
+		<-seen
+	}
+	for range 4 { // whether it is the first choice or the second
+		outcomeOf(t, "the worker resets the connection before the response").check(t, d.send(t, "reset before headers", true))
+		atRest(t, d)
+	}
+	if n := len(seen); n != 4 {
+		t.Errorf("the worker got 4 requests %d times", n)
+	}
+	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("reset in the stream", 4, true), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the first token is not noticed", func() bool { n, pend, _ := inFlight(t, d); return n == 1 && pend == 0 })
+	close(hang)
+	outcomeOf(t, "the worker resets it in the response").check(t, look(resp, nil))
+	atRest(t, d)
+
+	var conn net.Conn
+	for range 2 {
+		conn = dial(t, d)
+		body := chatBody("hang in the stream", 4, true)
+		if _, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, "200") {
+			t.Errorf("the response begins with %q, %v", line, err)
+		}
+		_ = conn.Close()
+		atRest(t, d)
+	}
+}
