@@ -402,28 +402,39 @@ func (c *child) restart(t *testing.T) error {
 	return err
 }
 
-// A shutdown lets responses go on and answers nothing wrongly.
+// A shutdown lets responses go on and answers nothing wrongly, however Envoy hands over
+// bodies.
 func TestADrainHarmsNoResponse(t *testing.T) {
-	d := startStack(t, 2, []string{"--speed", "20"})
-	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
-	if err != nil {
-		t.Fatal(err)
+	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.StreamedAhead, envoy.FullDuplex} {
+		t.Run(string(mode), func(t *testing.T) {
+			d := startStackIn(t, mode, 2, []string{"--speed", "20"})
+			resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			lines := bufio.NewReader(resp.Body)
+			if _, err := lines.ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			d.router.stop()
+			if took := time.Since(start); took > 4*time.Second {
+				t.Errorf("the shutdown took %v", took)
+			}
+			rest, err := io.ReadAll(lines)
+			if n := bytes.Count(rest, []byte("data: ")); err != nil || n < 1500 || !bytes.HasSuffix(rest, []byte("data: [DONE]\n\n")) {
+				t.Errorf("the response ended after %d events with %q, %v", n, rest[max(0, len(rest)-80):], err)
+			}
+			if mode == envoy.FullDuplex { // see docs/envoy.md
+				eventually(t, "Envoy does not notice that kvroute is not there", func() bool {
+					n, err := d.envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
+					return err == nil && n == 0
+				})
+			}
+			outcomeOf(t, "kvroute drains").check(t, d.send(t, "hello", false))
+		})
 	}
-	defer resp.Body.Close()
-	lines := bufio.NewReader(resp.Body)
-	if _, err := lines.ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
-	start := time.Now()
-	d.router.stop()
-	if took := time.Since(start); took > 4*time.Second {
-		t.Errorf("the shutdown took %v", took)
-	}
-	rest, err := io.ReadAll(lines)
-	if err != nil || !bytes.HasSuffix(rest, []byte("data: [DONE]\n\n")) {
-		t.Errorf("the response ended with %q, %v", rest[max(0, len(rest)-80):], err)
-	}
-	outcomeOf(t, "kvroute drains").check(t, d.send(t, "hello", false))
 }
 
 func TestManyStreamsAtOnce(t *testing.T) {
