@@ -21,10 +21,11 @@ import (
 // while no kvroute is there. Two replicas may keep one file: each writes all of it
 // under a name of its own and renames that.
 //
-// A fleet without workers is never written: it may be one that is not known yet, or
-// not any more, and the last workers known are a better guess than none.
+// A fleet without workers is never written, nor one before it is known: it may be what
+// is known so far, or not any more, and the last workers known are a better guess.
 type endpointFile struct {
 	path    string
+	known   func() bool // whether the fleet is
 	workers func() []router.WorkerState
 	log     *slog.Logger
 
@@ -67,7 +68,7 @@ func (f *endpointFile) run(ctx context.Context) error {
 // update writes the file if the fleet has changed.
 func (f *endpointFile) update() error {
 	pool := poolOf(f.workers())
-	if len(pool) == 0 || slices.Equal(pool, f.written) {
+	if !f.known() || len(pool) == 0 || slices.Equal(pool, f.written) {
 		return nil
 	}
 	if err := f.write(pool); err != nil {

@@ -424,7 +424,7 @@ func (s *server) run(ctx context.Context) error {
 	parts.Go(func() error { return s.router.Run(ctx) })
 	parts.Go(func() error { return s.warmUp(ctx) })
 	if s.conf.EndpointFile != "" {
-		f := &endpointFile{path: s.conf.EndpointFile, workers: s.router.Workers, log: s.log}
+		f := &endpointFile{path: s.conf.EndpointFile, known: s.started.Load, workers: s.router.Workers, log: s.log}
 		parts.Go(func() error { return f.run(ctx) })
 	}
 	if s.router.WantsEvents() {

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// The file is made if it is missing, follows the fleet once that is known, and keeps
+// the last workers when all are gone or the disk refuses.
+func TestTheEndpointFileKeepsTheLastGuess(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "pool.yaml")
+	var fleet []router.WorkerState
+	known := false
+	worker := func(port int, health router.Health, failing bool) router.WorkerState {
+		return router.WorkerState{Address: netip.MustParseAddrPort(fmt.Sprint("10.0.0.1:", port)), Health: health.String(), Failing: failing}
+	}
+	f := &endpointFile{path: path, known: func() bool { return known }, workers: func() []router.WorkerState { return fleet }, log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	ports := func() (got string) {
+		t.Helper()
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for port := 1; port < 9; port++ {
+			if strings.Contains(string(text), fmt.Sprintf(": %d\n", port)) || strings.Contains(string(text), fmt.Sprintf(": %d}", port)) {
+				got += fmt.Sprint(port)
+			}
+		}
+		return got
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := f.run(ended); err != nil || ports() != "" {
+		t.Fatalf("at first: %v, %s", err, ports())
+	}
+	for _, step := range []struct {
+		name  string
+		known bool
+		fleet []router.WorkerState
+		want  string
+	}{
+		{"a part that is known so far", false, []router.WorkerState{worker(1, router.Healthy, false)}, ""},
+		{"the fleet", true, []router.WorkerState{worker(1, router.Healthy, false), worker(2, router.Healthy, false), worker(3, router.Healthy, true)}, "12"},
+		{"none is healthy", true, []router.WorkerState{worker(1, router.Unhealthy, false), worker(2, router.Degraded, false)}, "2"},
+		{"all are gone", true, nil, "2"},
+		{"others come", true, []router.WorkerState{worker(4, router.Healthy, false)}, "4"},
+	} {
+		if fleet, known = step.fleet, step.known; f.update() != nil || ports() != step.want {
+			t.Errorf("%s: the file has %q, want %q", step.name, ports(), step.want)
+		}
+	}
+	f.path = filepath.Join(dir, "nowhere", "pool.yaml")
+	if fleet = []router.WorkerState{worker(5, router.Healthy, false)}; f.update() == nil {
+		t.Error("a folder that is missing is no error")
+	}
+	if f.path = path; f.update() != nil || ports() != "5" {
+		t.Errorf("the write that failed is not repeated: %s", ports())
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, ".pool*")); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v are left behind", left, err)
+	}
+}
