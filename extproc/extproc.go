@@ -308,7 +308,8 @@ func (s *Server) Register(to grpc.ServiceRegistrar) { extprocv3.RegisterExternal
 // Drain ends all streams but those with a decision in progress, which get their
 // answer first, and from now on each new one at once; Envoy goes on without us,
 // live responses are not touched, and the slots are freed. All handlers have
-// returned within DecisionTimeout if the router heeds its context. Call it when
+// returned within DecisionTimeout if the router heeds its context, but for those whose
+// responses come to us in chunks (full duplex), which stay to their end. Call it when
 // the health service has told Envoy to send no new streams, and the gRPC server's
 // GracefulStop after it.
 func (s *Server) Drain() { s.drained.Do(func() { close(s.drain) }) }

@@ -58,8 +58,8 @@ func TestASlowBodyFailsOpenInTime(t *testing.T) {
 	})
 }
 
-// In full duplex the parts of a request are with us, so a drain gives them back, and
-// what comes behind them, before it leaves.
+// In full duplex the parts of a request and of its response are with us, so a drain
+// gives them back, and what comes behind them, and leaves at the end.
 func TestADrainGivesBackWhatItHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, extproc.Config{})
@@ -78,9 +78,14 @@ func TestADrainGivesBackWhatItHolds(t *testing.T) {
 		x.Stray(part(hello[10:], true))
 		x.Settle()
 		synctest.Wait()
-		if string(x.Body) != hello || !x.Ended() {
-			t.Errorf("%q came back, ended: %v; want all of it, and yes", x.Body, x.Ended())
+		if string(x.Body) != hello || x.Ended() {
+			t.Errorf("%q came back, ended: %v; want all of it, and no", x.Body, x.Ended())
 		}
+		x.Respond(200, "content-type", "text/event-stream")
+		if back := x.Answer("data: 1\n\n", "data: 2\n\n"); back != "data: 1\n\ndata: 2\n\n" {
+			t.Errorf("of the response came back %q", back)
+		}
+		x.End()
 	})
 }
 

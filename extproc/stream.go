@@ -166,8 +166,12 @@ func (s *stream) drain() bool {
 }
 
 // mayLeave says whether Envoy can go on without us. Chunks of a request that it has
-// handed over are ours to give back.
+// handed over are ours to give back; of a response that comes to us in chunks, some may
+// be on their way, and would be missing from it in silence.
 func (s *stream) mayLeave() bool {
+	if s.echo && s.state != begun && s.state != refused {
+		return false
+	}
 	return s.ended || s.flow == whole || s.state == begun || s.state == refused
 }
 
