@@ -61,7 +61,7 @@ func ReadTokens(path string) (tokens []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("api-token-file: %w", err)
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }() // it was only read
 	text, err := io.ReadAll(io.LimitReader(file, maxTokenFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("api-token-file: %w", err)
@@ -107,7 +107,7 @@ func (t *Tokens) guard(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
-		what := ""
+		var what string
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		switch {
 		case scheme == "":

@@ -42,7 +42,7 @@ func TestUnixSocket(t *testing.T) {
 func TestConnectionsAreRenewed(t *testing.T) {
 	d := newStack(t, 0, nil)
 	hang := make(chan struct{})
-	d.begin(t, append(static(t, d, "faulty", startHTTP(t, faulty(hang, nil))), "--extproc-connection-age", "200ms")...)
+	d.begin(t, append(staticFlags(t, d, "faulty", startHTTP(t, faulty(hang, nil))), "--extproc-connection-age", "200ms")...)
 	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("hang in the stream", 4, true), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestWorkersOverHTTP2(t *testing.T) {
 	d := newStack(t, 0, nil)
 	d.secure.WorkerHTTP2 = true
 	refuses := closedPort(t)
-	d.begin(t, append(static(t, d, "h2", strings.TrimPrefix(s.URL, "http://"), "dead", refuses), "--avoid-failing", "0", "--router-mode", "round-robin")...)
+	d.begin(t, append(staticFlags(t, d, "h2", strings.TrimPrefix(s.URL, "http://"), "dead", refuses), "--avoid-failing", "0", "--router-mode", "round-robin")...)
 	for range 4 {
 		outcomeOf(t, "the worker refuses the connection").check(t, d.send(t, "answer", false))
 		outcomeOf(t, "kvroute decides").check(t, d.send(t, "answer", true))

@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -26,7 +25,7 @@ func TestTheEndpointFileKeepsTheLastGuess(t *testing.T) {
 	worker := func(port int, health router.Health, failing bool) router.WorkerState {
 		return router.WorkerState{Address: netip.MustParseAddrPort(fmt.Sprint("10.0.0.1:", port)), Health: health.String(), Failing: failing}
 	}
-	f := &endpointFile{path: path, known: func() bool { return known }, workers: func() []router.WorkerState { return fleet }, log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	f := &endpointFile{path: path, known: func() bool { return known }, workers: func() []router.WorkerState { return fleet }, log: slog.New(slog.DiscardHandler)}
 	ports := func() (got string) {
 		t.Helper()
 		text, err := os.ReadFile(path)

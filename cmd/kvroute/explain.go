@@ -47,7 +47,7 @@ func explain(ctx context.Context, args []string, std stdio) error {
 		Decisions []router.Decision `json:"decisions"`
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, fetchMax)).Decode(&answer); err != nil {
-		return fmt.Errorf("read the answer of %s: %w", from.url, err)
+		return fmt.Errorf("read the answer of %s: %w", resp.Request.URL, err)
 	}
 	d := &answer.Decision
 	if id == "last" {

@@ -98,7 +98,7 @@ func TestA503IsServedByAnother(t *testing.T) {
 		}
 		http.Error(w, "not yet", http.StatusServiceUnavailable)
 	})
-	d.begin(t, append(static(t, d, "faulty", faulty), "--router-mode", "round-robin", "--avoid-failing", "0")...)
+	d.begin(t, append(staticFlags(t, d, "faulty", faulty), "--router-mode", "round-robin", "--avoid-failing", "0")...)
 	for i := range 9 {
 		got := d.send(t, fmt.Sprint(i), i%2 == 0)
 		outcomeOf(t, "the worker answers 503").check(t, got)

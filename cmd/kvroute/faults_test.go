@@ -20,9 +20,9 @@ import (
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
-// static writes a configuration file with workers of the model "sim", given as name
+// staticFlags writes a configuration file with workers of the model "sim", given as name
 // and address in turn, and returns the flag that names it.
-func static(t *testing.T, d *demonstration, pairs ...string) []string {
+func staticFlags(t *testing.T, d *demonstration, pairs ...string) []string {
 	t.Helper()
 	var text strings.Builder
 	text.WriteString("version: 1\nworkers:\n")
@@ -114,7 +114,7 @@ func TestWorkersThatCannotBeReached(t *testing.T) {
 	} {
 		t.Run(c.row, func(t *testing.T) {
 			d := newStack(t, 1, []string{"--speed", "20"})
-			d.begin(t, append(static(t, d, "bad", c.bad), "--router-mode", "round-robin", "--avoid-failing", "0")...)
+			d.begin(t, append(staticFlags(t, d, "bad", c.bad), "--router-mode", "round-robin", "--avoid-failing", "0")...)
 			reached := 0
 			for i := range 6 {
 				begin := time.Now()
@@ -137,7 +137,7 @@ func TestWorkersThatCannotBeReached(t *testing.T) {
 	t.Run("neither", func(t *testing.T) {
 		d := newStack(t, 0, nil)
 		d.unrouted = true
-		d.begin(t, append(static(t, d, "refuses", closedPort(t), "swallows", hole), "--router-mode", "round-robin", "--avoid-failing", "0")...)
+		d.begin(t, append(staticFlags(t, d, "refuses", closedPort(t), "swallows", hole), "--router-mode", "round-robin", "--avoid-failing", "0")...)
 		for i := range 4 {
 			outcomeOf(t, "the second choice fails as well").check(t, d.send(t, fmt.Sprint(i), i%2 == 0))
 			atRest(t, d)
@@ -172,7 +172,7 @@ func TestClientsLeave(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
 	address := startHTTP(t, faulty(hang, make(chan struct{})))
-	d.begin(t, append(static(t, d, "faulty", address), "--avoid-failing", "0", "--router-queue-threshold", "0", "--queue-wait", "9s")...)
+	d.begin(t, append(staticFlags(t, d, "faulty", address), "--avoid-failing", "0", "--router-queue-threshold", "0", "--queue-wait", "9s")...)
 	write := func(t *testing.T, conn net.Conn, text string) {
 		t.Helper()
 		if _, err := io.WriteString(conn, text); err != nil {
@@ -340,7 +340,7 @@ func TestTimeouts(t *testing.T) {
 	defer close(hang)
 	address := startHTTP(t, faulty(hang, make(chan struct{})))
 	d.secure.RequestTimeout, d.secure.IdleTimeout = 2*time.Second, 2*time.Second
-	d.begin(t, append(static(t, d, "faulty", address), "--avoid-failing", "0")...)
+	d.begin(t, append(staticFlags(t, d, "faulty", address), "--avoid-failing", "0")...)
 	for _, stream := range []bool{false, true} {
 		outcomeOf(t, "the worker hangs before the response").check(t, d.send(t, "hang before headers", stream))
 		atRest(t, d)
@@ -434,7 +434,7 @@ func TestRefusalsForLackOfRoom(t *testing.T) {
 	d := newStack(t, 0, nil)
 	hang := make(chan struct{})
 	defer close(hang)
-	flags := static(t, d, "faulty", startHTTP(t, faulty(hang, make(chan struct{}))))
+	flags := staticFlags(t, d, "faulty", startHTTP(t, faulty(hang, make(chan struct{}))))
 	d.begin(t, append(flags, "--active-prefill-tokens-threshold", "0")...)
 	for _, c := range []struct {
 		row   string

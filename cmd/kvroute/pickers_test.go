@@ -50,7 +50,7 @@ func TestErrorsAreToldByTheirStatus(t *testing.T) {
 		}
 	}
 	d := newStack(t, 0, nil)
-	d.begin(t, append(static(t, d, "fails", startHTTP(t, answers(500, "200")), "serves", startHTTP(t, answers(200, "500")), "refuses", startHTTP(t, answers(400, "500"))),
+	d.begin(t, append(staticFlags(t, d, "fails", startHTTP(t, answers(500, "200")), "serves", startHTTP(t, answers(200, "500")), "refuses", startHTTP(t, answers(400, "500"))),
 		"--router-mode", "round-robin", "--avoid-failing", "1m")...)
 	statuses := map[int]int{}
 	for i := range 24 {

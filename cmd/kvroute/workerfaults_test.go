@@ -71,7 +71,7 @@ func TestWorkersFaults(t *testing.T) {
 	hang, begun := make(chan struct{}), make(chan struct{}, 1)
 	defer close(hang)
 	address := startHTTP(t, faulty(hang, begun))
-	d.begin(t, append(static(t, d, "faulty", address), "--avoid-failing", "0")...)
+	d.begin(t, append(staticFlags(t, d, "faulty", address), "--avoid-failing", "0")...)
 	for _, c := range []struct {
 		row    string
 		does   string
