@@ -69,10 +69,14 @@ func NewRun(name, commit, command string, figures []Figure) Run {
 }
 
 // Report prints a run as a table whose last line is "N of M targets met", and
-// writes it as JSON to dir/NAME.json. It tells whether all targets were met.
+// writes it as JSON to dir/NAME.json. It tells whether all targets were met. A run
+// without figures is an error: a filter that fits nothing meets no target.
 func Report(w io.Writer, dir string, r Run) (met bool, err error) {
 	if r.Name == "" || strings.ContainsAny(r.Name, `/\`) {
 		return false, fmt.Errorf("bench: the name of a run is %q, want one without slashes", r.Name)
+	}
+	if len(r.Compared)+len(r.Figures) == 0 {
+		return false, fmt.Errorf("bench: %s: nothing was measured: is the reference data there, and does the name asked for exist?", r.Name)
 	}
 	reached, targets := 0, 0
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

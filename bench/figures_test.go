@@ -26,7 +26,7 @@ func TestReport(t *testing.T) {
 	}{
 		{[]bench.Figure{good, extra}, "1 of 1 targets met", true},
 		{[]bench.Figure{good, missed, extra}, "1 of 2 targets met", false},
-		{nil, "0 of 0 targets met", true},
+		{[]bench.Figure{extra}, "0 of 0 targets met", true},
 	} {
 		dir := filepath.Join(t.TempDir(), "out")
 		var out bytes.Buffer
@@ -57,6 +57,9 @@ func TestReport(t *testing.T) {
 		if text := strings.Join(strings.Fields(out.String()), " "); err != nil || met != (different == 0) || !strings.Contains(text, row) || !strings.HasSuffix(text, last) {
 			t.Errorf("met %v, error %v, printed\n%s", met, err, out.String())
 		}
+	}
+	if met, err := bench.Report(&bytes.Buffer{}, t.TempDir(), bench.Run{Name: "empty"}); met || err == nil {
+		t.Errorf("a run of nothing: %v, %v", met, err)
 	}
 	if _, err := bench.Report(&bytes.Buffer{}, t.TempDir(), bench.Run{Name: "../evil"}); err == nil {
 		t.Error("a name with a slash must be refused")
