@@ -83,9 +83,8 @@ type guess struct {
 // guessNode is a piece of prompts that no prompt leaves before its end.
 type guessNode struct {
 	parent   *guessNode
-	local    []uint64
 	sequence []uint64
-	children map[uint64]*guessNode // by first local hash
+	children map[uint64]*guessNode // by first sequence hash
 	ends     int                   // prompts that end here
 	gone     bool
 }
@@ -153,25 +152,25 @@ func (a *Approx) of(worker int) *guesses {
 	return &a.workers[worker]
 }
 
-// Insert takes a worker to hold a prompt from now on, given by the local and
-// sequence hashes of its blocks. Of more blocks than the worker's cache has, the
+// Insert takes a worker to hold a prompt from now on, given by the sequence hashes of
+// its blocks. Of more blocks than the worker's cache has, the
 // leading ones count. The results are for [Approx.Withdraw]: a stamp, 0 if nothing was
 // inserted that could be withdrawn, and the sequence hash of the last block that
 // counts.
-func (a *Approx) Insert(now time.Time, worker int, generation uint64, local, sequence []uint64) (stamp, last uint64) {
+func (a *Approx) Insert(now time.Time, worker int, generation uint64, sequence []uint64) (stamp, last uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.expire(now)
 	g := a.of(worker)
-	if g == nil || g.generation != generation || len(local) == 0 {
+	if g == nil || g.generation != generation || len(sequence) == 0 {
 		return 0, 0
 	}
-	n := min(len(local), g.limit, a.conf.MaxBlocks)
-	return a.insert(worker, g, local[:n], sequence[:n], ceil(a.now+int64(a.conf.TTL), step)), sequence[n-1]
+	n := min(len(sequence), g.limit, a.conf.MaxBlocks)
+	return a.insert(worker, g, sequence[:n], ceil(a.now+int64(a.conf.TTL), step)), sequence[n-1]
 }
 
 // insert puts a prompt at the list's end. It returns 0 if it was in the list.
-func (a *Approx) insert(worker int, g *guesses, local, sequence []uint64, dies int64) uint64 {
+func (a *Approx) insert(worker int, g *guesses, sequence []uint64, dies int64) uint64 {
 	if g.prompts == nil {
 		// The bound is held by trim, which tells the index what goes.
 		g.prompts, _ = simplelru.NewLRU[uint64, *guess](math.MaxInt, nil)
@@ -184,7 +183,7 @@ func (a *Approx) insert(worker int, g *guesses, local, sequence []uint64, dies i
 		a.drop(worker, g, p) // it lost its end
 	}
 	a.stamp++
-	end := a.grow(worker, g, local, sequence)
+	end := a.grow(worker, g, sequence)
 	end.ends++
 	g.prompts.Add(last, &guess{end: end, dies: dies, stamp: a.stamp})
 	if a.next.Load() > dies {
@@ -195,22 +194,22 @@ func (a *Approx) insert(worker int, g *guesses, local, sequence []uint64, dies i
 }
 
 // grow returns the node that ends with a prompt's last block.
-func (a *Approx) grow(worker int, g *guesses, local, sequence []uint64) *guessNode {
+func (a *Approx) grow(worker int, g *guesses, sequence []uint64) *guessNode {
 	n, at := &g.root, 0
-	for at < len(local) {
-		c := n.children[local[at]]
+	for at < len(sequence) {
+		c := n.children[sequence[at]]
 		if c == nil {
 			break
 		}
-		k := common(c.local, local[at:])
-		if at += k; k < len(c.local) {
+		k := common(c.sequence, sequence[at:])
+		if at += k; k < len(c.sequence) {
 			g.split(c, k)
 			n = c.parent
 			break
 		}
 		n = c
 	}
-	if at == len(local) {
+	if at == len(sequence) {
 		return n
 	}
 	ev := &a.event
@@ -218,13 +217,13 @@ func (a *Approx) grow(worker int, g *guesses, local, sequence []uint64) *guessNo
 	if at > 0 {
 		ev.Parent = sequence[at-1]
 	}
-	for i := at; i < len(local); i++ {
-		ev.Blocks = append(ev.Blocks, Block{External: sequence[i], Local: local[i]})
+	for _, s := range sequence[at:] {
+		ev.Blocks = append(ev.Blocks, Block{External: s, Local: s})
 	}
 	a.index.Apply(worker, *ev)
-	g.blocks += len(local) - at
-	a.blocks += len(local) - at
-	c := &guessNode{parent: n, local: slices.Clone(local[at:]), sequence: slices.Clone(sequence[at:])}
+	g.blocks += len(sequence) - at
+	a.blocks += len(sequence) - at
+	c := &guessNode{parent: n, sequence: slices.Clone(sequence[at:])}
 	g.nodes++
 	g.adopt(n, c)
 	return c
@@ -236,21 +235,21 @@ func (g *guesses) adopt(n, c *guessNode) {
 		g.maps++
 	}
 	c.parent = n
-	n.children[c.local[0]] = c
+	n.children[c.sequence[0]] = c
 }
 
 // split makes the first k blocks of n a node of their own, before n.
 func (g *guesses) split(n *guessNode, k int) {
-	head := &guessNode{parent: n.parent, local: slices.Clone(n.local[:k]), sequence: slices.Clone(n.sequence[:k])}
+	head := &guessNode{parent: n.parent, sequence: slices.Clone(n.sequence[:k])}
 	g.nodes++
 	g.adopt(n.parent, head)
-	n.local, n.sequence = slices.Clone(n.local[k:]), slices.Clone(n.sequence[k:])
+	n.sequence = slices.Clone(n.sequence[k:])
 	g.adopt(head, n)
 }
 
 // remove takes a node without children that count from its parent.
 func (g *guesses) remove(n *guessNode) {
-	delete(n.parent.children, n.local[0])
+	delete(n.parent.children, n.sequence[0])
 	g.forget(n)
 }
 
@@ -285,18 +284,18 @@ func (a *Approx) trim(worker int, g *guesses) {
 		_, p, _ := g.prompts.GetOldest()
 		n := p.end
 		alone := n.ends == 1 && len(n.children) == 0
-		if !alone || n.parent == &g.root && len(n.local) <= over {
+		if !alone || n.parent == &g.root && len(n.sequence) <= over {
 			g.prompts.RemoveOldest()
 			a.drop(worker, g, p)
 			continue
 		}
-		k := max(0, len(n.local)-over)
+		k := max(0, len(n.sequence)-over)
 		ev := a.removal()
 		a.lose(g, n.sequence[k:])
 		a.apply(worker, ev)
 		p.stamp = 0
 		if k > 0 {
-			n.local, n.sequence = slices.Clone(n.local[:k]), slices.Clone(n.sequence[:k])
+			n.sequence = slices.Clone(n.sequence[:k])
 			continue
 		}
 		g.remove(n)
@@ -384,34 +383,34 @@ func (a *Approx) find(g *guesses, x *Index, worker int, external uint64) (n *gue
 		a.line = append(a.line, m)
 	}
 	n, held := &g.root, 0
+	var s uint64
 	for i, m := range slices.Backward(a.line) {
 		local := m.local
 		if i == 0 {
 			local = local[:p.block+1]
 		}
-		if n, held = n.follow(held, local); n == nil {
-			return nil, 0
+		for j, l := range local {
+			if s = NextSequenceHash(s, l); m.parent == &x.root && j == 0 {
+				s = l
+			}
+			if n, held = n.follow(held, s); n == nil {
+				return nil, 0
+			}
 		}
 	}
 	return n, held - 1
 }
 
-// follow goes on from the first blocks of n, of the given number, along others, and
-// returns where these end; nil if they are not all there.
-func (n *guessNode) follow(from int, local []uint64) (*guessNode, int) {
-	for len(local) > 0 {
-		if from == len(n.local) {
-			if n, from = n.children[local[0]], 0; n == nil {
-				return nil, 0
-			}
-		}
-		k := common(n.local[from:], local)
-		if k == 0 {
-			return nil, 0
-		}
-		from, local = from+k, local[k:]
+// follow goes on from the first blocks of n, of the given number, by another one, and
+// returns where it is; nil if it is not there.
+func (n *guessNode) follow(from int, sequence uint64) (*guessNode, int) {
+	if from == len(n.sequence) {
+		return n.children[sequence], 1
 	}
-	return n, from
+	if n.sequence[from] != sequence {
+		return nil, 0
+	}
+	return n, from + 1
 }
 
 // cut removes a node with all behind it. Prompts that went there end before it.
@@ -430,7 +429,7 @@ func (a *Approx) cut(worker int, g *guesses, n *guessNode) {
 	}
 	a.apply(worker, ev)
 	before := n.parent
-	delete(before.children, n.local[0])
+	delete(before.children, n.sequence[0])
 	for _, key := range g.prompts.Keys() {
 		p, _ := g.prompts.Peek(key)
 		if !p.end.gone {
@@ -446,9 +445,9 @@ func (a *Approx) cut(worker int, g *guesses, n *guessNode) {
 }
 
 // Match is [Index.Match] for what workers are taken to hold at a time.
-func (a *Approx) Match(now time.Time, dst []int32, local []uint64) {
+func (a *Approx) Match(now time.Time, dst []int32, sequence []uint64) {
 	a.Expire(now)
-	a.index.Match(dst, local)
+	a.index.Match(dst, sequence)
 }
 
 // Expire forgets what has died. The other methods do so too; it is for the times
@@ -501,7 +500,7 @@ func (a *Approx) Evicted() int {
 // [Index.Bytes]. Of its own it looks at the workers only.
 func (a *Approx) Bytes() int {
 	const (
-		nodeBytes = 80 + 16      // and what the two slices are rounded up by
+		nodeBytes = 64 + 8       // and what the slice is rounded up by
 		mapBytes  = 48 + 144     // with up to 8 children
 		prompt    = 80 + 24 + 27 // an entry of the list, a guess, and a place in a map that is two thirds full
 	)
@@ -511,7 +510,7 @@ func (a *Approx) Bytes() int {
 	total += heapSize(int(unsafe.Sizeof(guesses{}))*cap(a.workers)) + heapSize(16*cap(a.event.Blocks)) + heapSize(8*cap(a.event.Externals))
 	for i := range a.workers {
 		g := &a.workers[i]
-		total += g.nodes*nodeBytes + g.maps*mapBytes + g.blocks*16 + 27*len(g.root.children)
+		total += g.nodes*nodeBytes + g.maps*mapBytes + g.blocks*8 + 27*len(g.root.children)
 		if g.prompts != nil {
 			total += g.prompts.Len() * prompt
 		}
@@ -532,8 +531,8 @@ type Guesses struct {
 // Piece is a number of consecutive blocks. Parent is the number of the piece before
 // it, from 1; 0 for none.
 type Piece struct {
-	Parent          uint32
-	Local, Sequence []uint64
+	Parent   uint32
+	Sequence []uint64
 }
 
 // Prompt ends with a piece, given by its number from 1. Left is the rest of its life.
@@ -545,7 +544,7 @@ type Prompt struct {
 // Blocks counts the blocks.
 func (g *Guesses) Blocks() (n int) {
 	for i := range g.Pieces {
-		n += len(g.Pieces[i].Local)
+		n += len(g.Pieces[i].Sequence)
 	}
 	return n
 }
@@ -564,7 +563,7 @@ func (a *Approx) Guesses(now time.Time, worker int) (out Guesses) {
 	for i := 0; i < len(line); i++ {
 		n := line[i]
 		for _, c := range n.children {
-			out.Pieces = append(out.Pieces, Piece{numbers[n], slices.Clone(c.local), slices.Clone(c.sequence)})
+			out.Pieces = append(out.Pieces, Piece{numbers[n], slices.Clone(c.sequence)})
 			numbers[c] = uint32(len(out.Pieces))
 			line = append(line, c)
 		}
@@ -590,35 +589,35 @@ func (a *Approx) Restore(now time.Time, worker int, generation uint64, from Gues
 	longest := ceil(a.now+int64(a.conf.TTL), step)
 	oldest := int64(0)
 	for _, p := range from.Prompts {
-		local, sequence := from.path(p.Piece)
-		if n := min(len(local), g.limit, a.conf.MaxBlocks); n > 0 && p.Left > 0 {
+		sequence := from.path(p.Piece)
+		if n := min(len(sequence), g.limit, a.conf.MaxBlocks); n > 0 && p.Left > 0 {
 			// In the list's order nobody dies before who stands before him.
 			oldest = max(oldest, min(longest, ceil(a.now+int64(p.Left), step)))
-			a.insert(worker, g, local[:n], sequence[:n], oldest)
+			a.insert(worker, g, sequence[:n], oldest)
 		}
 	}
 	return g.blocks
 }
 
 // path returns the blocks up to the end of a piece; none if the numbers are wrong.
-func (g *Guesses) path(piece uint32) (local, sequence []uint64) {
+func (g *Guesses) path(piece uint32) (sequence []uint64) {
 	var line []*Piece
 	for n := piece; n > 0; {
 		if int(n) > len(g.Pieces) {
-			return nil, nil
+			return nil
 		}
 		p := &g.Pieces[n-1]
 		// Each is behind one with a lower number, so there is an end.
-		if len(p.Local) != len(p.Sequence) || len(p.Local) == 0 || p.Parent >= n {
-			return nil, nil
+		if len(p.Sequence) == 0 || p.Parent >= n {
+			return nil
 		}
 		line = append(line, p)
 		n = p.Parent
 	}
 	for _, p := range slices.Backward(line) {
-		local, sequence = append(local, p.Local...), append(sequence, p.Sequence...)
+		sequence = append(sequence, p.Sequence...)
 	}
-	return local, sequence
+	return sequence
 }
 
 func ceil(a, unit int64) int64 { return (a + unit - 1) / unit }

@@ -27,15 +27,15 @@ func spell(letters string) (local, sequence []uint64) {
 }
 
 func overlaps(a *indexer.Approx, now time.Time, letters string, workers int) []int32 {
-	local, _ := spell(letters)
+	_, sequence := spell(letters)
 	dst := make([]int32, workers)
-	a.Match(now, dst, local)
+	a.Match(now, dst, sequence)
 	return dst
 }
 
 func insert(a *indexer.Approx, now time.Time, worker int, letters string) uint64 {
-	local, sequence := spell(letters)
-	stamp, _ := a.Insert(now, worker, 1, local, sequence)
+	_, sequence := spell(letters)
+	stamp, _ := a.Insert(now, worker, 1, sequence)
 	return stamp
 }
 
@@ -171,7 +171,7 @@ func TestForgettingWhatIsNotGuessedDoesNotAllocate(t *testing.T) {
 	ev := named(0, local)
 	x.Apply(0, ev)
 	local[400] = 0
-	a.Insert(at(0), 0, 1, local, indexer.AppendSequenceHashes(nil, local))
+	a.Insert(at(0), 0, 1, indexer.AppendSequenceHashes(nil, local))
 	last := []uint64{ev.Blocks[511].External}
 	if n := testing.AllocsPerRun(100, func() { a.Forget(0, x, last) }); n > 0 {
 		t.Errorf("%v allocations", n)
@@ -205,9 +205,9 @@ func TestApproxRestore(t *testing.T) {
 	}
 	for name, wrong := range map[string]indexer.Guesses{
 		"no such piece": {Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
-		"a circle":      {Pieces: []indexer.Piece{{Parent: 1, Local: []uint64{1}, Sequence: []uint64{1}}}, Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
-		"unequal":       {Pieces: []indexer.Piece{{Local: []uint64{1}}}, Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
-		"no time":       {Pieces: []indexer.Piece{{Local: []uint64{1}, Sequence: []uint64{1}}}, Prompts: []indexer.Prompt{{Piece: 1}}},
+		"a circle":      {Pieces: []indexer.Piece{{Parent: 1, Sequence: []uint64{1}}}, Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
+		"no blocks":     {Pieces: []indexer.Piece{{}}, Prompts: []indexer.Prompt{{Piece: 1, Left: time.Second}}},
+		"no time":       {Pieces: []indexer.Piece{{Sequence: []uint64{1}}}, Prompts: []indexer.Prompt{{Piece: 1}}},
 	} {
 		if n := newApprox(indexer.ApproxConfig{}, 0).Restore(at(200), 0, 1, wrong); n != 0 {
 			t.Errorf("%s: %d blocks restored", name, n)
@@ -354,7 +354,7 @@ func TestApproxModel(t *testing.T) {
 			default:
 				r := inserted{prompt: string(prompt[:min(len(prompt), m.limits[worker])]), worker: worker}
 				r.slow = m.insert(worker, string(prompt), now+ttl)
-				r.fast, r.last = a.Insert(clock, worker, 1, local, sequence)
+				r.fast, r.last = a.Insert(clock, worker, 1, sequence)
 				if (r.fast == 0) != (r.slow == 0) {
 					t.Fatalf("seed %d, operation %d: stamp %d, want %d", seed, op, r.fast, r.slow)
 				}
@@ -383,15 +383,15 @@ func TestApproxAllocations(t *testing.T) {
 		local[i] = uint64(i+1) * 0x9E3779B97F4A7C15
 	}
 	sequence := indexer.AppendSequenceHashes(nil, local)
-	a.Insert(at(0), 0, 1, local, sequence)
-	if n := testing.AllocsPerRun(100, func() { a.Insert(at(1), 0, 1, local, sequence) }); n != 0 {
+	a.Insert(at(0), 0, 1, sequence)
+	if n := testing.AllocsPerRun(100, func() { a.Insert(at(1), 0, 1, sequence) }); n != 0 {
 		t.Errorf("%v allocations for a prompt that is known", n)
 	}
 	next := 0
 	if n := testing.AllocsPerRun(100, func() {
 		next++
-		local[4095], sequence[4095] = uint64(next), uint64(next)<<32
-		a.Insert(at(1), 0, 1, local, sequence)
+		sequence[4095] = uint64(next) << 32
+		a.Insert(at(1), 0, 1, sequence)
 	}); n > 24 {
 		t.Errorf("%v allocations for a prompt with one new block", n)
 	}
@@ -425,7 +425,7 @@ func TestGuessesHaveNoGoroutines(t *testing.T) {
 	a := newApprox(indexer.ApproxConfig{}, make([]int, 10)...)
 	for n := range 20_000 {
 		local := []uint64{uint64(n), uint64(n) + 1<<40, uint64(n) + 2<<40}
-		a.Insert(at(float64(n)/1000), n%10, 1, local, indexer.AppendSequenceHashes(nil, local))
+		a.Insert(at(float64(n)/1000), n%10, 1, indexer.AppendSequenceHashes(nil, local))
 	}
 	if n := runtime.NumGoroutine(); n > before || a.Blocks() != 60_000 {
 		t.Errorf("%d goroutines for %d blocks, want no more than the %d of before", n, a.Blocks(), before)

@@ -11,31 +11,30 @@ import "time"
 func (a *Approx) Move(now time.Time, from int, generation, stamp, last uint64, to int, toGeneration uint64) (newStamp, newLast uint64) {
 	a.mu.Lock()
 	g := a.of(from)
-	var local, sequence []uint64
+	var sequence []uint64
 	if g != nil && g.generation == generation && g.prompts != nil {
 		if p, known := g.prompts.Peek(last); known && p.stamp == stamp {
-			local, sequence = p.end.path()
+			sequence = p.end.path()
 		}
 	}
 	a.mu.Unlock()
-	if local == nil {
+	if sequence == nil {
 		return 0, 0
 	}
 	a.Withdraw(from, generation, stamp, last)
-	return a.Insert(now, to, toGeneration, local, sequence)
+	return a.Insert(now, to, toGeneration, sequence)
 }
 
 // path returns the blocks from the beginning of a prompt to the end of n.
-func (n *guessNode) path() (local, sequence []uint64) {
+func (n *guessNode) path() (sequence []uint64) {
 	size := 0
 	for m := n; m.parent != nil; m = m.parent {
-		size += len(m.local)
+		size += len(m.sequence)
 	}
-	local, sequence = make([]uint64, size), make([]uint64, size)
+	sequence = make([]uint64, size)
 	for m := n; m.parent != nil; m = m.parent {
-		size -= len(m.local)
-		copy(local[size:], m.local)
+		size -= len(m.sequence)
 		copy(sequence[size:], m.sequence)
 	}
-	return local, sequence
+	return sequence
 }

@@ -139,7 +139,7 @@ func TestForgottenIsWhatTheWorkerHas(t *testing.T) {
 	third := indexer.NextSequenceHash(9, 0)
 	apply(t, x, 0, named(0, local), indexer.Outcome{Duplicate: 3})
 	for w, want := range []int{2, 3, 3} {
-		a.Insert(at(0), w, 1, local, indexer.AppendSequenceHashes(nil, local))
+		a.Insert(at(0), w, 1, indexer.AppendSequenceHashes(nil, local))
 		if a.Forget(w, x, []uint64{third}); a.WorkerBlocks(w) != want {
 			t.Errorf("worker %d: %d blocks, want %d", w, a.WorkerBlocks(w), want)
 		}

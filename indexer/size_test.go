@@ -126,7 +126,7 @@ func TestBytesOfGuesses(t *testing.T) {
 					continue
 				}
 				sequence = indexer.AppendSequenceHashes(sequence[:0], local)
-				a.Insert(at(0), n/20%16, 1, local, sequence)
+				a.Insert(at(0), n/20%16, 1, sequence)
 			}
 			full, got := heap()-before, a.Bytes()
 			t.Logf("%d blocks, %.1f bytes each, %.1f by its own account", a.Blocks(), float64(full)/float64(a.Blocks()), float64(got)/float64(a.Blocks()))

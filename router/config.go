@@ -128,6 +128,11 @@ type Config struct {
 	// ends, and keep nothing of the prompt.
 	Remote func(ctx context.Context, worker netip.AddrPort, model string, p Prompt) ([]uint32, error)
 
+	// Tell, if not nil, is told of each change of the slots of the router's own
+	// requests, and of first tokens of others' that were noticed here. It must not
+	// block nor call the router, and must copy what it keeps; see [Change].
+	Tell func(Change)
+
 	// StrictModels refuses models without a card that makes exact prompts, as
 	// if they did not exist.
 	StrictModels bool

@@ -59,9 +59,10 @@ func (c *core) prefillCompleted(now time.Time, id string, session uint64, anew b
 	return news, inferred
 }
 
-// MarkPrefillCompleted notes the first token of a booked request: its prompt
-// tokens no longer wait to be computed. It reports whether that was news: false
-// for an id without a slot and for a repetition, both harmless.
+// MarkPrefillCompleted notes the first token of a booked request, or of one that
+// another replica booked: its prompt tokens no longer wait to be computed. It reports
+// whether that was news: false for an id without a slot and for a repetition, both
+// harmless.
 func (r *Router) MarkPrefillCompleted(id string) bool { return r.FirstToken(id, SignTold) }
 
 // FirstToken is [Router.MarkPrefillCompleted] for who can say how it was noticed. With
@@ -79,10 +80,16 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 		}
 		return c.pump(now)
 	})
-	if news {
-		r.noteFirstToken(fl.number, now, by)
+	switch {
+	case !news:
+		return false
+	case fl.peer != 0:
+		r.tell(Change{Kind: FirstToken, ID: id, Owner: fl.peer, Worker: fl.first})
+		return true
 	}
-	if news && !inferred {
+	r.noteFirstToken(fl.number, now, by)
+	r.tell(Change{Kind: FirstToken, ID: id})
+	if !inferred {
 		r.metrics.firstToken(fl.pool.labels, by)
 	}
 	return news
@@ -95,8 +102,12 @@ func (r *Router) noteFirstToken(number uint64, at time.Time, by Sign) {
 // noteInferred notes what a pool has inferred.
 func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 	for _, i := range list {
+		if i.Number >= peerNumbers {
+			continue // it counts where it was decided
+		}
 		r.noteFirstToken(i.Number, i.At, Sign(i.By))
 		r.metrics.firstToken(p.labels, Sign(i.By))
+		r.tell(Change{Kind: FirstToken, ID: i.ID})
 	}
 }
 

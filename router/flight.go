@@ -35,6 +35,7 @@ type flight struct {
 	session uint64 // to be bound at its first token; 0 = none
 	anew    bool   // even if it is bound by then
 	guess   guess  // until it is confirmed by the first token
+	peer    uint64 // replica whose request it is; 0 = ours
 	booked  bool   // known to have a slot, so that one without has lost it; only of requests that nobody owns
 }
 
@@ -127,12 +128,31 @@ func (f *flights) confirm(id string) flight {
 	return was
 }
 
-// end takes a request out of flight and returns what was known of it.
-func (f *flights) end(id string) flight {
+// end takes a request of ours (0) or of a peer out of flight and returns what was
+// known of it.
+func (f *flights) end(id string, peer uint64) flight {
 	p := &f.parts[f.part(id)]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.land(id, p.byID[id])
+	fl := p.byID[id]
+	if fl == nil || fl.peer != peer {
+		return flight{}
+	}
+	return p.land(id, fl)
+}
+
+// endAll takes all requests of a peer out of flight.
+func (f *flights) endAll(peer uint64) {
+	for i := range f.parts {
+		p := &f.parts[i]
+		p.mu.Lock()
+		for id, fl := range p.byID {
+			if fl.peer == peer {
+				p.land(id, fl)
+			}
+		}
+		p.mu.Unlock()
+	}
 }
 
 // endOf is end for a flight that never got far, unless it has landed already.
@@ -158,18 +178,21 @@ func (p *part) land(id string, fl *flight) (was flight) {
 	return was
 }
 
-// sweep ends the requests that nobody owns and that have lost their slot: to time,
-// or with their worker.
-func (f *flights) sweep() {
+// sweep ends the requests that nobody owns, and those of peers, that have lost their
+// slot: to time, or with their worker. It returns those of ours.
+func (f *flights) sweep() (ended []string) {
 	for i := range f.parts {
 		p := &f.parts[i]
 		p.mu.Lock()
 		for id, fl := range p.byID {
 			// A pool's lock under ours: nobody takes them the other way round.
 			if fl.booked && !fl.pool.holds(id) {
-				p.land(id, fl)
+				if p.land(id, fl).peer == 0 {
+					ended = append(ended, id)
+				}
 			}
 		}
 		p.mu.Unlock()
 	}
+	return ended
 }

@@ -22,14 +22,14 @@ import (
 //	guessWorker   model (u16 length, bytes), block size u32, worker id u64, rank u32,
 //	              start of its process (unix ms) i64
 //	guessPieces   pieces: the number of the one before it u32, number of blocks u32 and
-//	              their local and sequence hashes, u64 each, in turn
+//	              their sequence hashes, u64 each
 //	guessMore     further blocks of the last piece, as in there
 //	guessPrompts  prompts: the number of the last piece, the ms left to live, both u32
 //
 // The number of its own at the end is that of the blocks.
 const (
 	guessMagic   = "KVRGUES3"
-	guessVersion = 1
+	guessVersion = 2
 	guessWorker  = 1
 	guessPieces  = 2
 	guessPrompts = 3
@@ -37,7 +37,7 @@ const (
 	// guessBatch is how large a record gets in bytes, but for its last piece;
 	// guessRoom is how many blocks of a piece are in one.
 	guessBatch = 1 << 16
-	guessRoom  = guessBatch / 16
+	guessRoom  = guessBatch / 8
 )
 
 // saved are the guesses about a worker from an earlier process.
@@ -145,14 +145,14 @@ func (e *guessWriter) worker(w Worker, s *saved) error {
 		var p *indexer.Piece
 		err = e.Record(guessPieces, func(b []byte) []byte {
 			begin := len(b)
-			for p == nil || len(pieces) > 0 && len(p.Local) <= guessRoom && len(b)-begin < guessBatch {
+			for p == nil || len(pieces) > 0 && len(p.Sequence) <= guessRoom && len(b)-begin < guessBatch {
 				p, pieces = &pieces[0], pieces[1:]
-				b = le.AppendUint32(le.AppendUint32(b, p.Parent), uint32(min(len(p.Local), guessRoom)))
+				b = le.AppendUint32(le.AppendUint32(b, p.Parent), uint32(min(len(p.Sequence), guessRoom)))
 				b = e.appendBlocks(b, p, 0)
 			}
 			return b
 		})
-		for at := guessRoom; at < len(p.Local) && err == nil; at += guessRoom {
+		for at := guessRoom; at < len(p.Sequence) && err == nil; at += guessRoom {
 			err = e.Record(guessMore, func(b []byte) []byte { return e.appendBlocks(b, p, at) })
 		}
 	}
@@ -173,10 +173,9 @@ func (e *guessWriter) worker(w Worker, s *saved) error {
 
 // appendBlocks appends the blocks of a piece from one on, as many as a record has.
 func (e *guessWriter) appendBlocks(b []byte, p *indexer.Piece, from int) []byte {
-	to := min(from+guessRoom, len(p.Local))
-	for i := from; i < to; i++ {
-		b = binary.LittleEndian.AppendUint64(b, p.Local[i])
-		b = binary.LittleEndian.AppendUint64(b, p.Sequence[i])
+	to := min(from+guessRoom, len(p.Sequence))
+	for _, s := range p.Sequence[from:to] {
+		b = binary.LittleEndian.AppendUint64(b, s)
 	}
 	e.blocks += uint64(to - from)
 	return b
@@ -221,7 +220,7 @@ func (r *Router) LoadGuesses(in io.Reader) (blocks int, err error) {
 				s.guesses.Pieces = append(s.guesses.Pieces, d.piece())
 			}
 		case kind == guessMore && s != nil && len(s.guesses.Pieces) > 0:
-			d.blocks(&s.guesses.Pieces[len(s.guesses.Pieces)-1], len(payload)/16)
+			d.blocks(&s.guesses.Pieces[len(s.guesses.Pieces)-1], len(payload)/8)
 		case kind == guessPrompts && s != nil:
 			for len(d.rest) > 0 && !d.bad {
 				s.guesses.Prompts = append(s.guesses.Prompts, indexer.Prompt{Piece: d.u32(), Left: time.Duration(d.u32()) * time.Millisecond})
@@ -275,12 +274,12 @@ func (d *guessFields) piece() (p indexer.Piece) {
 
 // blocks adds n blocks to a piece.
 func (d *guessFields) blocks(p *indexer.Piece, n int) {
-	if n > len(d.rest)/16 {
+	if n > len(d.rest)/8 {
 		d.rest, d.bad = nil, true
 		return
 	}
 	for range n {
-		p.Local, p.Sequence = append(p.Local, d.u64()), append(p.Sequence, d.u64())
+		p.Sequence = append(p.Sequence, d.u64())
 	}
 }
 

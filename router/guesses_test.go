@@ -283,7 +283,7 @@ func FuzzLoadGuesses(f *testing.F) {
 			t.Fatal(err)
 		}
 		var file bytes.Buffer
-		w := records.NewWriter(&file, records.Header{Magic: "KVRGUES3", Version: 1})
+		w := records.NewWriter(&file, records.Header{Magic: "KVRGUES3", Version: 2})
 		for i, payload := range [][]byte{worker, pieces, pieces, prompts} {
 			kind := []byte{1, 2, 4, 3}[i]
 			if len(payload) > records.Max || kind == 4 && count%2 == 0 {

@@ -48,7 +48,7 @@ func newKnown(c *Config) *known {
 }
 
 // match fills in the overlap of every ordinal, and what follows it on lower tiers.
-func (k *known) match(now time.Time, local []uint64, s *scratch) {
+func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
 	m := indexer.Matches{Device: s.overlap}
 	for t := range m.Lower {
 		s.lower[t] = resize(s.lower[t], len(s.overlap))
@@ -60,7 +60,7 @@ func (k *known) match(now time.Time, local []uint64, s *scratch) {
 			continue
 		}
 		s.guessed = resize(s.guessed, len(s.overlap))
-		a.Match(now, s.guessed, local)
+		a.Match(now, s.guessed, sequence)
 		for i, n := range s.guessed {
 			// What is guessed to be on the device is not counted below it again.
 			more := max(0, n-s.overlap[i])
@@ -175,7 +175,7 @@ func (k *known) guess(now time.Time, q *question) guess {
 	if g.in == nil {
 		return guess{}
 	}
-	if g.stamp, g.last = g.in.Insert(now, g.ordinal, g.generation, q.local, q.sequence); g.stamp == 0 {
+	if g.stamp, g.last = g.in.Insert(now, g.ordinal, g.generation, q.sequence); g.stamp == 0 {
 		return guess{}
 	}
 	return g

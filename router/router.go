@@ -70,8 +70,9 @@ type Router struct {
 	// busy are the models' own thresholds, by base model.
 	busy map[string]scorer.Thresholds
 
-	flights *flights
-	clock   *clock // nil if it is the caller's
+	flights     *flights
+	peerFlights atomic.Uint64 // flights of peers so far
+	clock       *clock        // nil if it is the caller's
 }
 
 // target is what a model name stands for.
@@ -407,6 +408,9 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 		})
 		return ErrFreed
 	}
+	if r.conf.Tell != nil {
+		r.conf.Tell(q.told(&s.decision))
+	}
 	return nil
 }
 
@@ -427,7 +431,7 @@ func (r *Router) release(s *scratch) {
 // nobody owns. It reports whether the request has a slot.
 func (r *Router) AddOutputTokens(id string, k int) bool {
 	fl := r.flights.get(id)
-	if fl.pool == nil {
+	if fl.pool == nil || fl.peer != 0 {
 		return false
 	}
 	now := r.conf.Now()
@@ -438,12 +442,12 @@ func (r *Router) AddOutputTokens(id string, k int) bool {
 
 // Free gives the slot of a booked request back. It reports whether the request was
 // in flight: false for an unknown id and for a repetition, both harmless.
-func (r *Router) Free(id string) bool { return r.free(r.flights.end(id), id, true) }
+func (r *Router) Free(id string) bool { return r.free(r.flights.end(id, 0), id, true) }
 
 // Abandon is [Router.Free] for a request that its worker did not serve: its blocks
 // do not count as cached there because of it, unless its first token was noted.
 func (r *Router) Abandon(id string) bool {
-	fl := r.flights.end(id)
+	fl := r.flights.end(id, 0)
 	fl.guess.withdraw()
 	return r.free(fl, id, false)
 }
@@ -463,6 +467,7 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 		r.metrics.firstToken(fl.pool.labels, SignEnd)
 	}
 	r.ring.note(fl.number, freed, now)
+	r.tell(Change{Kind: SlotFreed, ID: id, Abandoned: !served})
 	return true
 }
 
@@ -474,6 +479,13 @@ func (r *Router) Tick() {
 		r.clock.wind()
 	}
 	now := r.conf.Now()
+	for _, id := range r.tick(now) {
+		r.tell(Change{Kind: SlotFreed, ID: id})
+	}
+}
+
+// tick returns our requests that ended without having been freed.
+func (r *Router) tick(now time.Time) (ended []string) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
 	for _, p := range r.pools {
@@ -483,7 +495,7 @@ func (r *Router) Tick() {
 			return append(c.infer(now), c.expire(now)...)
 		})
 	}
-	r.flights.sweep()
+	return r.flights.sweep()
 }
 
 // Run calls Tick until ctx ends.

@@ -117,6 +117,8 @@ type serving struct {
 	moved    bool
 	from, to int    // ordinals, if it moved
 	since    uint64 // generation of to
+	worker   Worker // that of to
+	cached   int    // tokens that it has
 	avoided  []Worker
 }
 
@@ -157,6 +159,7 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	if s.moved = c.slots.Move(now, id, at, cached); s.moved {
 		c.entries[at].routed++
 		s.from, s.to, s.since = ord, at, c.entries[at].since
+		s.worker, s.cached = c.entries[at].worker, cached
 	}
 	return s
 }
@@ -189,7 +192,7 @@ func (c *core) at(ord int, a netip.AddrPort, second Worker) int {
 // begin to be are returned. Unknown ids are no error.
 func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker) {
 	fl := r.flights.get(id)
-	if fl.pool == nil {
+	if fl.pool == nil || fl.peer != 0 {
 		return false, nil
 	}
 	now := r.conf.Now()
@@ -208,14 +211,22 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 	}
 	r.metrics.failovers.Add(context.Background(), 1, fl.pool.labels.add...)
 	r.ring.change(fl.number, func(d *Decision) { d.Served = resp.Address })
+	if fl.guess.in != nil {
+		r.moved(now, id, fl, s)
+	}
+	r.tell(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})
+	return true, s.avoided
+}
+
+// moved takes what a request left as a guess to where its slot went.
+func (r *Router) moved(now time.Time, id string, fl flight, s serving) {
 	if g := fl.guess; g.in != nil {
 		fl.guess.stamp, fl.guess.last = g.in.Move(now, g.ordinal, g.generation, g.stamp, g.last, s.to, s.since)
 		if fl.guess.ordinal, fl.guess.generation = s.to, s.since; fl.guess.stamp == 0 {
 			fl.guess = guess{}
 		}
-		if !r.flights.replace(id, fl) {
-			fl.guess.withdraw() // it ended meanwhile, and cannot have known
-		}
 	}
-	return true, s.avoided
+	if !r.flights.replace(id, fl) {
+		fl.guess.withdraw() // it ended meanwhile, and cannot have known
+	}
 }

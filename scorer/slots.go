@@ -70,8 +70,9 @@ type Booking struct {
 
 	// Owned says that a live stream will free the slot, so it never expires.
 	Owned bool
-	// Replica is the router replica that the request is on; 0 = this one. A
-	// request whose end has come before its beginning gets no slot.
+	// Replica is the router replica that the request is on; 0 = this one. Who owns
+	// such a request tells of it in order; of others, one whose end has come before
+	// its beginning gets no slot.
 	Replica uint64
 
 	// Unseen says that nobody will tell of the first token when it comes. Number
@@ -161,7 +162,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	if _, exists := s.ids[id]; exists || b.Worker < 0 {
 		return false
 	}
-	if b.Replica != 0 {
+	if b.Replica != 0 && !b.Owned {
 		if s.forget(now); len(s.freed) > 0 {
 			if _, ended := s.freed[id]; ended {
 				return false

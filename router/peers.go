@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"strings"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// Router replicas that tell each other what they book see each other's load. This
+// file is the router's side of it: [Config.Tell] says what happened to the router's
+// own requests, [Router.PeerChanged] takes what others say of theirs. Who carries the
+// one to the other is not the router's business (package fleet does).
+//
+// # Invariants
+//
+//   - Of each own request that got a slot SlotTaken is told once, before anything else
+//     of it, and SlotFreed once, whoever or whatever ended it. What stands between the
+//     two is told in the order in which it happened, but for a first token that is
+//     noticed, or inferred, while the request begins or ends: that may be told outside.
+//     One that was inferred is told again when it is noticed.
+//   - A peer's request is a flight like an own one, under its key, which no other
+//     peer's request has; it has at most one slot. Only its peer moves or frees it.
+//   - What a peer tells changes load, and what is guessed of caches: never a request of
+//     our own, a session, or the turn of workers.
+
+// ChangeKind is what happened to a slot.
+type ChangeKind uint8
+
+// The kinds of changes.
+const (
+	SlotTaken  ChangeKind = iota + 1
+	FirstToken            // its prompt is computed
+	SlotMoved             // to another worker, which served the request
+	SlotFreed
+)
+
+// String returns the kind in lower case.
+func (k ChangeKind) String() string {
+	switch k {
+	case SlotTaken:
+		return "taken"
+	case FirstToken:
+		return "first_token"
+	case SlotMoved:
+		return "moved"
+	case SlotFreed:
+		return "freed"
+	default:
+		return "unknown"
+	}
+}
+
+// Change is something that happened to the slot of a request.
+type Change struct {
+	Kind ChangeKind
+	ID   string // of the request, at the replica that booked it
+	// Owner is the replica whose request had its first token, if it was noticed here
+	// and the request is not ours; 0 otherwise.
+	Owner uint64
+	// Worker has the slot from now on: of SlotTaken and SlotMoved, and of the first
+	// token of a peer's request.
+	Worker Worker
+	// Abandoned says of SlotFreed that no worker served the request.
+	Abandoned bool
+
+	// CachedTokens is how much of the prompt the worker need not compute: of SlotTaken
+	// and SlotMoved.
+	CachedTokens int
+
+	// The rest is about SlotTaken. Sequence are the sequence hashes of the prompt's full
+	// blocks; good during the call only.
+	Sequence         []uint64
+	PromptTokens     int
+	OverlapBlocks    int
+	ExpectedOutput   int // tokens; 0 = unknown
+	PrefillUntracked bool
+	// Guessed says that the hashes are such that no engine has.
+	Guessed bool
+	// Expires says of a peer's request that nobody will tell if the peer is gone, nor
+	// whether its changes are in order: it ends after 300 s without a sign of life, and
+	// an end that comes before its beginning is remembered for 60 s.
+	Expires bool
+}
+
+// tell tells of a change, if anybody wants to know. No pool's lock is held.
+func (r *Router) tell(c Change) {
+	if r.conf.Tell != nil {
+		r.conf.Tell(c)
+	}
+}
+
+// told is what a booking is told as.
+func (q *question) told(d *Decision) Change {
+	return Change{
+		Kind: SlotTaken, ID: q.ID, Worker: d.Worker, Sequence: q.sequence,
+		PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens, OverlapBlocks: d.OverlapBlocks,
+		ExpectedOutput: q.ExpectedOutput, PrefillUntracked: !d.Settings.TrackPrefill, Guessed: q.guessed,
+	}
+}
+
+// peerKey is the id of a peer's request among all, as two replicas may see one id:
+// behind the peer's number in 16 hex digits, where it does not begin with that.
+func peerKey(peer uint64, id string) string {
+	const digits = "0123456789abcdef"
+	var prefix [17]byte
+	for i := range 16 {
+		prefix[i] = digits[peer>>(60-4*i)&15]
+	}
+	if prefix[16] = '-'; strings.HasPrefix(id, string(prefix[:])) {
+		return id
+	}
+	prefix[16] = ':' // its id behind "-" is another request's
+	return string(prefix[:]) + id
+}
+
+// peerNumbers is where the numbers of peers' flights begin: above those of all
+// decisions.
+const peerNumbers = 1 << 63
+
+// PeerChanged takes what another router replica tells of one of its requests. It
+// returns false, and keeps nothing but that a request has ended, if the worker is not
+// known, or not the request that the change is about; a request that moves to such a
+// worker has no slot any more. Of a slot that is taken already it changes nothing. Changes of one peer must come in their order, one at a time;
+// peers do not wait for each other.
+func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
+	if peer == 0 || c.ID == "" || len(c.ID) > maxID {
+		return false
+	}
+	key := peerKey(peer, c.ID)
+	now := r.conf.Now()
+	// A worker cannot leave, and come back as another one's, meanwhile.
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	if c.Kind == SlotTaken {
+		return r.peerTook(now, peer, key, &c)
+	}
+	fl := r.flights.get(key)
+	if fl.pool == nil || fl.peer != peer {
+		if p := r.owners[c.Worker.ID]; p != nil && c.Kind == SlotFreed && c.Expires {
+			p.tell(func(core *core) []*waiter {
+				core.slots.FreeRemote(now, key) // a slot to come is not to be taken
+				return nil
+			})
+		}
+		return false
+	}
+	switch c.Kind {
+	case FirstToken:
+		r.flights.confirm(key)
+		fl.pool.tell(func(core *core) []*waiter {
+			_, known = core.slots.Worker(key)
+			if news, _ := core.prefillCompleted(now, key, 0, false, SignTold); !news {
+				return nil
+			}
+			return core.pump(now)
+		})
+	case SlotMoved:
+		known = r.peerMoved(now, key, fl, &c)
+	case SlotFreed:
+		r.flights.end(key, peer)
+		if c.Abandoned {
+			fl.guess.withdraw()
+		}
+		fl.pool.tell(func(core *core) []*waiter {
+			if known = core.slots.Free(key); c.Expires {
+				core.slots.FreeRemote(now, key)
+			}
+			return core.pump(now)
+		})
+	}
+	return known
+}
+
+// peerTook books a peer's request. The fleet is held.
+func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (known bool) {
+	p := r.owners[c.Worker.ID]
+	if p == nil {
+		return false
+	}
+	fl := flight{pool: p, peer: peer, first: c.Worker, number: peerNumbers + r.peerFlights.Add(1)}
+	ticket, ok := r.flights.begin(key, fl)
+	if !ok {
+		was := r.flights.get(key)
+		if was.peer != peer || was.pool != nil && was.pool.holds(key) {
+			return true
+		}
+		// It lost its slot with its worker, which is back.
+		r.flights.end(key, peer)
+		if ticket, ok = r.flights.begin(key, fl); !ok {
+			return true
+		}
+	}
+	q := question{sequence: c.Sequence, guessed: c.Guessed}
+	booked := false
+	p.tell(func(core *core) []*waiter {
+		if q.ordinal, known = core.find(c.Worker); !known {
+			return nil
+		}
+		cached := c.CachedTokens
+		if c.PromptTokens > 0 && cached < 0 {
+			cached = c.OverlapBlocks * core.blockSize
+		}
+		b := core.peerBooking(peer, q.ordinal, cached, c)
+		b.Number = fl.number
+		booked = core.slots.Add(now, key, b)
+		e := &core.entries[q.ordinal]
+		q.generation, q.silent = e.since, e.info.NoEvents || e.info.BlockSize == 0
+		return nil
+	})
+	if !booked {
+		r.flights.endOf(key, ticket)
+		return known
+	}
+	fl.booked, fl.guess = true, p.known.guess(now, &q)
+	r.flights.change(ticket, fl)
+	return true
+}
+
+// peerMoved moves a peer's request. The fleet is held.
+func (r *Router) peerMoved(now time.Time, key string, fl flight, c *Change) (known bool) {
+	var s serving
+	fl.pool.tell(func(core *core) []*waiter {
+		from, booked := core.slots.Worker(key)
+		to, there := core.find(c.Worker)
+		if known = booked && there; !known {
+			core.slots.Free(key)
+			return core.pump(now)
+		}
+		if s.moved = core.slots.Move(now, key, to, max(0, c.CachedTokens)); !s.moved {
+			return nil
+		}
+		s.from, s.to, s.since = from, to, core.entries[to].since
+		return core.pump(now)
+	})
+	switch {
+	case !known:
+		r.flights.end(key, fl.peer)
+	case s.moved:
+		fl.first = c.Worker
+		r.moved(now, key, fl, s)
+	}
+	return known
+}
+
+func (c *core) peerBooking(peer uint64, ordinal, cached int, change *Change) *scorer.Booking {
+	return &scorer.Booking{
+		Worker: ordinal, Blocks: change.Sequence, BlockSize: c.blockSize,
+		PromptTokens: change.PromptTokens, CachedTokens: max(0, cached), ExpectedOutput: change.ExpectedOutput,
+		Owned: !change.Expires, Replica: peer, BlocksUntracked: c.conf.NoActiveBlocks,
+		PrefillUntracked: change.PrefillUntracked, NoReuse: !c.settings.AssumeKVReuse,
+	}
+}
+
+// RemovePeer drops the slots of another router replica, which is gone.
+func (r *Router) RemovePeer(peer uint64) {
+	if peer == 0 {
+		return
+	}
+	now := r.conf.Now()
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	r.flights.endAll(peer)
+	for _, p := range r.pools {
+		p.tell(func(c *core) []*waiter {
+			c.slots.RemoveReplica(peer)
+			return c.pump(now)
+		})
+	}
+}
