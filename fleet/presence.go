@@ -26,6 +26,17 @@ type Presence struct {
 	// WantsEvents says whether it reads the workers' events. While no replica
 	// does, workers need not send them.
 	WantsEvents bool `json:"wants_events"`
+	// Replica is its name, the same after a restart, Group that of the workers it
+	// routes to, where there are several groups.
+	Replica string `json:"replica,omitempty"`
+	Group   string `json:"group,omitempty"`
+
+	// What [Sync] says: the number of the next message, how many requests are in
+	// flight by the messages before, and their digest in 16 hex digits. Absent of
+	// replicas that do not tell.
+	SyncSeq        *uint64 `json:"sync_seq,omitempty"`
+	ActiveRequests int     `json:"active_requests,omitempty"`
+	Digest         string  `json:"digest,omitempty"`
 }
 
 // AnnouncePresence says every two seconds that a router replica is there, until ctx

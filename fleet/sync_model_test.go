@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// syncWorld is a number of replicas with real routers on a bus in memory that can lose
+// and repeat messages. Everything happens in one goroutine, on a clock moved by hand;
+// the replicas' clocks are minutes apart.
+type syncWorld struct {
+	t        testing.TB
+	rand     *rand.Rand
+	now      time.Time
+	replicas []*syncReplica
+	workers  []uint64
+	loss     float64 // share of the messages that do not arrive
+	repeat   float64 // and that arrive twice
+	calm     bool    // nothing is lost: then no first token is that another replica noticed
+
+	live map[string]*liveRequest // the slow model: by replica and id
+}
+
+type syncReplica struct {
+	number int
+	id     uint64
+	router *router.Router
+	sync   *Sync
+	out    *outgoing
+	in     *peers
+	inbox  []*nats.Msg
+	away   bool
+	breaks uint64
+	ahead  time.Duration
+	booked int
+	told   []router.Change // in the order in which they were told
+}
+
+type liveRequest struct {
+	replica, worker int
+	id, prompt      string // a letter is a block
+	started         bool
+}
+
+const syncBlock = 8
+
+func workerIDs(set map[uint64]bool) []uint64 { return slices.Sorted(maps.Keys(set)) }
+
+func interleave(r *rand.Rand, by map[uint64][][]byte) (all [][]byte) {
+	left := maps.Clone(by)
+	for len(left) > 0 {
+		keys := slices.Sorted(maps.Keys(left))
+		k := keys[r.IntN(len(keys))]
+		all = append(all, left[k][0])
+		if left[k] = left[k][1:]; len(left[k]) == 0 {
+			delete(left, k)
+		}
+	}
+	return all
+}
+
+func newSyncWorld(t testing.TB, seed uint64, n int, workers ...uint64) *syncWorld {
+	w := &syncWorld{t: t, rand: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1_755_000_000, 0), workers: workers, live: map[string]*liveRequest{}}
+	for range n {
+		w.join()
+	}
+	return w
+}
+
+func workerInfo(at int, id uint64) router.WorkerInfo {
+	return router.WorkerInfo{ID: id, Models: []string{"m"}, BlockSize: syncBlock, Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(at >> 8), byte(at)}), 8000)}
+}
+
+// join starts a replica that knows all workers and nothing of the others.
+func (w *syncWorld) join() *syncReplica {
+	r := &syncReplica{number: len(w.replicas), id: w.rand.Uint64() & (1<<53 - 1), ahead: time.Duration(w.rand.IntN(600)-300) * time.Second}
+	now := func() time.Time { return w.now.Add(r.ahead) }
+	var err error
+	if r.router, err = router.New(router.Config{
+		Now: now, PredictTTL: -1, Seed: w.rand.Uint64(),
+		Tell: func(c router.Change) {
+			c.Sequence = slices.Clone(c.Sequence)
+			r.told = append(r.told, c)
+			r.sync.Tell(c)
+		},
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	for i, id := range w.workers {
+		if err := r.router.SetWorker(workerInfo(i, id)); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	if r.sync, err = NewSync(nil, SyncConfig{
+		ID: r.id, Changed: r.router.PeerChanged, Gone: r.router.RemovePeer, FirstToken: r.router.MarkPrefillCompleted, Now: now,
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	r.sync.period.jitter = 0
+	r.sync.link = link{
+		publish:   func(subject, reply string, data []byte) error { w.publish(r, subject, reply, data); return nil },
+		connected: func() bool { return !r.away },
+		breaks:    func() uint64 { return r.breaks },
+		room:      func() int { return 6 << 10 }, // so that batches and answers are cut
+	}
+	r.out, r.in = newOutgoing(r.sync), newPeers(r.sync)
+	w.replicas = append(w.replicas, r)
+	r.out.present()
+	return r
+}
+
+func (w *syncWorld) publish(from *syncReplica, subject, reply string, data []byte) {
+	for _, to := range w.replicas {
+		if to.away || to != from && w.rand.Float64() < w.loss {
+			continue
+		}
+		for copies := 1; copies > 0; copies-- {
+			if w.rand.Float64() < w.repeat {
+				copies++
+			}
+			to.inbox = append(to.inbox, &nats.Msg{Subject: subject, Reply: reply, Data: slices.Clone(data)})
+		}
+	}
+}
+
+// deliver has a replica read up to n messages.
+func (w *syncWorld) deliver(r *syncReplica, n int) {
+	for ; n > 0 && len(r.inbox) > 0; n-- {
+		m := r.inbox[0]
+		r.inbox = r.inbox[1:]
+		switch {
+		case m.Subject == r.sync.questions(r.id):
+			r.out.answer([]string{m.Reply})
+		case slices.Contains([]string{r.sync.topic, r.sync.presence, r.sync.answers}, m.Subject):
+			r.in.message(m.Subject, m.Data)
+		}
+		select {
+		case <-r.sync.greet:
+			r.out.present()
+		default:
+		}
+	}
+}
+
+// settle lets everything calm down: nothing is lost any more, and time passes.
+func (w *syncWorld) settle() {
+	w.loss, w.repeat = 0, 0
+	for range 20 {
+		for _, r := range w.replicas {
+			r.out.take()
+			r.out.present()
+		}
+		for range 3 {
+			w.now = w.now.Add(presentEvery / 3)
+			for range 4 {
+				for _, r := range w.replicas {
+					w.deliver(r, len(r.inbox))
+				}
+			}
+			for _, r := range w.replicas {
+				r.in.tick(len(r.inbox) == 0)
+			}
+		}
+	}
+}
+
+func (w *syncWorld) prompt() string {
+	letters := "ab"
+	n := w.rand.IntN(12)
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = letters[w.rand.IntN(len(letters))]
+	}
+	return string(b)
+}
+
+func syncTokens(prompt string) (tokens []uint32) {
+	for _, l := range prompt {
+		for range syncBlock {
+			tokens = append(tokens, uint32(l))
+		}
+	}
+	return append(tokens, 7) // in no full block
+}
+
+func (w *syncWorld) book(r *syncReplica, id string) {
+	q := &liveRequest{replica: r.number, id: id, prompt: w.prompt()}
+	d, err := r.router.BestWorker(w.t.Context(), router.Request{ID: id, Owned: true, Model: "m", Tokens: syncTokens(q.prompt)})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	q.worker = slices.Index(w.workers, d.Worker.ID)
+	w.live[fmt.Sprint(r.number, "/", id)] = q
+}
+
+func (w *syncWorld) some() (string, *liveRequest) {
+	keys := slices.Sorted(maps.Keys(w.live))
+	if len(keys) == 0 {
+		return "", nil
+	}
+	k := keys[w.rand.IntN(len(keys))]
+	return k, w.live[k]
+}
+
+// load is what a worker's requests add up to.
+type syncLoad struct{ requests, pending, blocks int }
+
+// want recomputes every worker's load from the list of requests.
+func (w *syncWorld) want() []syncLoad {
+	loads, blocks := make([]syncLoad, len(w.workers)), make([]map[string]bool, len(w.workers))
+	for i := range blocks {
+		blocks[i] = map[string]bool{}
+	}
+	for _, q := range w.live {
+		l := &loads[q.worker]
+		if l.requests++; !q.started {
+			l.pending += len(q.prompt)*syncBlock + 1
+		}
+		for i := range q.prompt {
+			blocks[q.worker][q.prompt[:i+1]] = true
+		}
+		l.blocks = len(blocks[q.worker])
+	}
+	return loads
+}
+
+func (w *syncWorld) check(when string) {
+	w.t.Helper()
+	want := w.want()
+	for _, r := range w.replicas {
+		for _, s := range r.router.Workers() {
+			at := slices.Index(w.workers, s.Worker.ID)
+			if got := (syncLoad{s.ActiveRequests, s.PendTokens, s.ActiveBlocks}); got != want[at] {
+				w.t.Fatalf("%s: replica %d of %d holds %+v on worker %d, want %+v", when, r.number, len(w.replicas), got, s.Worker.ID, want[at])
+			}
+		}
+		for _, from := range r.in.all {
+			if !from.whole {
+				w.t.Fatalf("%s: replica %d is not sure of %d", when, r.number, from.id)
+			}
+		}
+	}
+}
+
+// kill ends a replica with all it has in flight.
+func (w *syncWorld) kill(r *syncReplica) {
+	maps.DeleteFunc(w.live, func(_ string, q *liveRequest) bool { return q.replica == r.number })
+	w.replicas = slices.DeleteFunc(w.replicas, func(o *syncReplica) bool { return o == r })
+}
+
+// Whatever the bus did, once it is quiet every replica's load is that of all replicas'
+// requests, recomputed from their list.
+func TestSyncWorld(t *testing.T) {
+	seeds := uint64(120)
+	if testing.Short() {
+		seeds = 30
+	}
+	for seed := range seeds {
+		w := newSyncWorld(t, seed, 2+int(seed%3), 11, 12, 13)
+		all := slices.Clone(w.replicas)
+		w.calm = seed%12 == 0 && seed%5 != 0
+		for round := range 3 {
+			w.loss, w.repeat = float64(seed%4)/10, float64(seed%3)/10
+			for range 150 {
+				w.step()
+			}
+			for _, r := range w.replicas {
+				if r.away {
+					r.away = false
+					r.breaks++
+				}
+			}
+			if seed%5 == 0 && round == 1 {
+				w.kill(w.replicas[0])
+				all = append(all, w.join())
+				all[len(all)-1].number = len(all) - 1
+			}
+			w.settle()
+			w.check(fmt.Sprintf("seed %d, round %d", seed, round))
+		}
+		for _, q := range w.live {
+			all[q.replica].router.Free(q.id)
+		}
+		clear(w.live)
+		w.settle()
+		w.check(fmt.Sprintf("seed %d, at the end", seed))
+		for _, r := range all {
+			checkTold(t, r.told)
+		}
+	}
+}
+
+// step has one thing happen.
+func (w *syncWorld) step() {
+	r := w.replicas[w.rand.IntN(len(w.replicas))]
+	key, q := w.some()
+	var owner *syncReplica
+	for _, o := range w.replicas {
+		if q != nil && o.number == q.replica {
+			owner = o
+		}
+	}
+	switch n := w.rand.IntN(20); {
+	case n < 6:
+		// Two replicas may see one id, and one of them again later (but not where messages
+		// are lost: who missed the end of the first would take the second for it); some
+		// ids say whose they are.
+		id := fmt.Sprint("r", w.rand.IntN(40))
+		if !w.calm {
+			r.booked++
+			id = fmt.Sprint("r", r.booked)
+		}
+		if w.rand.IntN(2) == 0 {
+			id = fmt.Sprintf("%016x-%s", r.id, id)
+		}
+		if w.live[fmt.Sprint(r.number, "/", id)] == nil {
+			w.book(r, id)
+		}
+	case n < 8 && owner != nil:
+		if owner.router.MarkPrefillCompleted(q.id) == q.started {
+			w.t.Fatalf("the first token of %s was news: %v", key, q.started)
+		}
+		q.started = true
+	case n < 9 && owner != nil && len(q.id) > 17 && w.calm:
+		// Another replica notices it, if it knows of the request.
+		if r != owner && r.router.MarkPrefillCompleted(q.id) {
+			q.started = true
+		}
+	case n < 10 && owner != nil:
+		to := w.rand.IntN(len(w.workers))
+		owner.router.Served(q.id, router.Response{Address: workerInfo(to, 0).Address, Status: 200})
+		if first := firstWorker(owner.told, q.id); q.worker == slices.Index(w.workers, first.ID) {
+			q.worker = to // a request moves once, from where it was booked
+		}
+	case n < 14 && owner != nil:
+		if w.rand.IntN(2) == 0 {
+			owner.router.Free(q.id)
+		} else {
+			owner.router.Abandon(q.id)
+		}
+		delete(w.live, key)
+	case n < 15:
+		w.now = w.now.Add(time.Duration(w.rand.IntN(1000)) * time.Millisecond)
+	case n < 16:
+		for _, r := range w.replicas {
+			r.in.tick(len(r.inbox) == 0)
+		}
+	case n < 17:
+		r.out.present()
+	case n < 18 && !w.calm && w.rand.IntN(8) == 0:
+		if r.away = !r.away; !r.away {
+			r.breaks++
+		}
+	default:
+		r.out.take()
+		w.deliver(r, 1+w.rand.IntN(20))
+	}
+}
+
+// firstWorker is where the last request with an id was booked.
+func firstWorker(told []router.Change, id string) router.Worker {
+	for _, c := range slices.Backward(told) {
+		if c.ID == id && c.Kind == router.SlotTaken {
+			return c.Worker
+		}
+	}
+	return router.Worker{}
+}
+
+// checkTold says what is wrong with the order in which a router told of its slots.
+func checkTold(t *testing.T, told []router.Change) {
+	t.Helper()
+	started := map[string]bool{}
+	for i, c := range told {
+		was, taken := started[c.ID]
+		switch {
+		case c.Owner != 0:
+		case (c.Kind == router.SlotTaken) == taken, c.Kind == router.FirstToken && was:
+			t.Fatalf("change %d, %v of %s, does not follow", i, c.Kind, c.ID)
+		case c.Kind == router.SlotFreed:
+			delete(started, c.ID)
+		default:
+			started[c.ID] = was || c.Kind == router.FirstToken
+		}
+	}
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/router"
+)
+
+// replica is a router with its exchange over a real bus.
+type replica struct {
+	*router.Router
+	stop func()
+}
+
+// startReplica starts one that knows workers 1 to 3. Its clock is ahead of others'.
+func startReplica(t *testing.T, nc *nats.Conn, id uint64, ahead time.Duration, conf router.Config) *replica {
+	t.Helper()
+	var s *fleet.Sync
+	conf.Tell = func(c router.Change) { s.Tell(c) }
+	conf.PredictTTL = -1
+	conf.Now = func() time.Time { return time.Now().Add(ahead) }
+	r, err := router.New(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for w := range uint64(3) {
+		if err := r.SetWorker(router.WorkerInfo{
+			ID: w + 1, Models: []string{"m"}, BlockSize: 8, MaxBatchedTokens: 100,
+			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(w)}), 8000),
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s, err = fleet.NewSync(nc, fleet.SyncConfig{
+		ID: id, Presence: fleet.Presence{Replica: fmt.Sprint("replica-", id)},
+		Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted, Now: conf.Now,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s.Quicken(200 * time.Millisecond)
+	return &replica{r, running(t, s.Run)}
+}
+
+// book has a replica book n requests, and returns how to end them.
+func (r *replica) book(t *testing.T, name string, n int) (free func()) {
+	t.Helper()
+	for i := range n {
+		if _, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(name, i), Owned: true, Model: "m", Tokens: make([]uint32, 20)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func() {
+		for i := range n {
+			r.Free(fmt.Sprint(name, i))
+		}
+	}
+}
+
+// active returns how many requests a replica counts on all workers, and their pending
+// tokens.
+func (r *replica) active() (requests, pending int) {
+	for _, w := range r.Workers() {
+		requests += w.ActiveRequests
+		pending += w.PendTokens
+	}
+	return requests, pending
+}
+
+// counts waits until a replica counts so many requests.
+func (r *replica) counts(t *testing.T, what string, want int) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; <-time.After(2 * time.Millisecond) {
+		got, pending := r.active()
+		if got == want && pending == 20*want {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: %d requests with %d tokens, want %d", what, got, pending, want)
+		}
+	}
+}
+
+// A replica that dies takes its requests along, one that comes learns of all, and who
+// waits for room that another replica makes is woken.
+func TestReplicasComeAndGo(t *testing.T) {
+	s := startNATS(t, -1)
+	a := startReplica(t, connect(t, s), 1, 0, router.Config{})
+	b := startReplica(t, connect(t, s), 2, 5*time.Minute, router.Config{})
+	a.book(t, "a", 100)
+	freeB := b.book(t, "b", 10)
+	a.counts(t, "a, of both", 110)
+	b.counts(t, "b, of both", 110)
+
+	threshold := 0.0
+	c := startReplica(t, connect(t, s), 3, -5*time.Minute, router.Config{Queue: router.QueueConfig{Threshold: &threshold}})
+	c.counts(t, "c, which came later", 110)
+	booked := make(chan error, 1)
+	go func() {
+		_, err := c.BestWorker(context.WithoutCancel(t.Context()), router.Request{ID: "c0", Owned: true, Model: "m", Tokens: make([]uint32, 20)})
+		booked <- err
+	}()
+
+	a.stop() // without a word, as if it had been killed
+	b.counts(t, "b, without a", 10)
+	c.counts(t, "c, without a", 10)
+	select {
+	case err := <-booked:
+		t.Fatalf("a request does not wait for the requests of b: %v", err)
+	default:
+	}
+	freeB()
+	select {
+	case err := <-booked:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the room that b made wakes nobody at c")
+	}
+	b.counts(t, "b, at the end", 1)
+	c.Free("c0")
+	b.counts(t, "b, of nothing", 0)
+}
+
+// An observer that meets another replica's request tells everybody of its first token.
+func TestFirstTokenElsewhere(t *testing.T) {
+	s := startNATS(t, -1)
+	a := startReplica(t, connect(t, s), 0xa, 0, router.Config{})
+	b := startReplica(t, connect(t, s), 0xb, 0, router.Config{})
+	c := startReplica(t, connect(t, s), 0xc, 0, router.Config{})
+	const id = "000000000000000a-1"
+	if _, err := a.BestWorker(t.Context(), router.Request{ID: id, Owned: true, Model: "m", Tokens: make([]uint32, 20)}); err != nil {
+		t.Fatal(err)
+	}
+	b.counts(t, "b, of a", 1)
+	c.counts(t, "c, of a", 1)
+	if !b.MarkPrefillCompleted(id) || b.MarkPrefillCompleted(id) || b.Free(id) || b.AddOutputTokens(id, 1) {
+		t.Error("the first token of a's request is not noted once at b, or b can end it")
+	}
+	for _, r := range []*replica{a, b, c} {
+		for end := time.Now().Add(30 * time.Second); ; <-time.After(2 * time.Millisecond) {
+			if requests, pending := r.active(); requests == 1 && pending == 0 {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatal("a first token that another replica noticed does not come through")
+			}
+		}
+	}
+	a.Free(id)
+	c.counts(t, "c, at the end", 0)
+}
+
+// While NATS is away nobody is called gone, and what happened meanwhile is known soon
+// after.
+func TestReplicasOutliveNATS(t *testing.T) {
+	s := startNATS(t, -1)
+	port := s.Addr().(*net.TCPAddr).Port
+	var all []*replica
+	var frees []func()
+	for i := range 4 {
+		r := startReplica(t, connect(t, s), uint64(i+1), time.Duration(i-2)*150*time.Second, router.Config{})
+		all = append(all, r)
+		frees = append(frees, r.book(t, "before", 25))
+	}
+	for i, r := range all {
+		r.counts(t, fmt.Sprint("replica ", i, " before"), 100)
+	}
+	s.Shutdown()
+	s.WaitForShutdown()
+	frees[0]()
+	after := all[1].book(t, "meanwhile", 7)
+	// As long as it takes to call somebody gone, twice.
+	<-time.After(1200 * time.Millisecond)
+	if n, _ := all[2].active(); n != 100 {
+		t.Errorf("replica 2 counts %d requests without NATS, want the 100 from before", n)
+	}
+	startNATS(t, port)
+	for i, r := range all {
+		r.counts(t, fmt.Sprint("replica ", i, " afterwards"), 82)
+	}
+	var ends sync.WaitGroup
+	for _, free := range append(frees[1:], after) {
+		ends.Go(free)
+	}
+	ends.Wait()
+	for i, r := range all {
+		r.counts(t, fmt.Sprint("replica ", i, " at the end"), 0)
+	}
+}
+
+func TestSyncNeedsWhatItNeeds(t *testing.T) {
+	if _, err := fleet.NewSync(nil, fleet.SyncConfig{ID: 1}); err == nil || errors.Unwrap(err) == nil {
+		t.Errorf("without functions: %v", err)
+	}
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// What waits to be sent is bounded: first tokens go first, then beginnings with all that
+// follows, and ends never.
+func TestSyncQueueIsBounded(t *testing.T) {
+	q := syncQueue{limit: 4, wake: make(chan struct{}, 1), full: make(chan struct{}, 1)}
+	put := func(k router.ChangeKind, id string) string {
+		c := router.Change{Kind: k, ID: id}
+		if k == router.SlotTaken {
+			c.Sequence = []uint64{uint64(id[0])}
+		}
+		return q.put(&c)
+	}
+	for _, c := range []struct {
+		kind router.ChangeKind
+		id   string
+		lost string
+	}{
+		{router.SlotTaken, "a", ""},
+		{router.FirstToken, "a", ""},
+		{router.SlotTaken, "b", ""},
+		{router.FirstToken, "b", ""},
+		{router.FirstToken, "c", "first_token"}, // there is no room for it
+		{router.SlotTaken, "d", "first_token"},  // takes the room of the others
+		{router.SlotTaken, "e", ""},
+		{router.SlotTaken, "f", "taken"},
+		{router.FirstToken, "f", ""}, // nobody knows of f
+		{router.SlotFreed, "a", ""},  // always
+		{router.SlotFreed, "f", ""},
+		{router.SlotTaken, "f", "taken"}, // another one, later
+	} {
+		if lost := put(c.kind, c.id); lost != c.lost {
+			t.Errorf("%v of %s loses %q, want %q", c.kind, c.id, lost, c.lost)
+		}
+	}
+	told := q.take(syncTold{})
+	var got []string
+	for _, c := range told.changes {
+		got = append(got, fmt.Sprint(c.Kind, " ", c.ID))
+		if c.Kind == router.SlotTaken && !slices.Equal(told.hashes[c.from:c.to], []uint64{uint64(c.ID[0])}) {
+			t.Errorf("%s has the sequence %v", c.ID, told.hashes[c.from:c.to])
+		}
+	}
+	if want := []string{"taken a", "taken b", "taken d", "taken e", "freed a"}; !slices.Equal(got, want) {
+		t.Errorf("left are %q, want %q", got, want)
+	}
+}
+
+func TestTellAllocatesNothing(t *testing.T) {
+	w := newSyncWorld(t, 1, 1, 1)
+	s := w.replicas[0].sync
+	c := router.Change{Kind: router.SlotTaken, ID: "a", Sequence: make([]uint64, 500)}
+	var empty syncTold
+	turn := func() {
+		for range 100 {
+			s.Tell(c)
+		}
+		empty = s.queue.take(empty)
+		empty.reset()
+	}
+	turn()
+	turn() // both memories have grown
+	if n := testing.AllocsPerRun(20, turn); n > 0 {
+		t.Errorf("%v allocations for 100 changes", n)
+	}
+}
+
+// A request on a worker that is not known yet counts when it comes, if that is soon; one
+// whose worker went for a while counts again.
+func TestSyncWaitsForWorkers(t *testing.T) {
+	w := newSyncWorld(t, 1, 2, 1)
+	a, b := w.replicas[0], w.replicas[1]
+	b.router.RemoveWorker(1)
+	b.sync.WorkerChanged(1, false)
+	w.book(a, "x")
+	w.settle()
+	if n := len(b.router.Workers()); n != 0 {
+		t.Fatalf("%d workers", n)
+	}
+	back := func() {
+		t.Helper()
+		if err := b.router.SetWorker(workerInfo(0, 1)); err != nil {
+			t.Fatal(err)
+		}
+		b.sync.WorkerChanged(1, true)
+		w.settle()
+	}
+	back()
+	w.check("the worker came")
+	b.router.RemoveWorker(1)
+	b.sync.WorkerChanged(1, false)
+	w.settle()
+	back()
+	w.check("it came again")
+	if a.router.Free("x"); len(w.live) != 1 {
+		t.Fatal("one request is expected")
+	}
+	clear(w.live)
+	w.settle()
+	w.check("the request is over")
+}
+
+// How old a message is does not depend on the difference of two clocks.
+func TestLateness(t *testing.T) {
+	var l lateness
+	start := time.UnixMilli(1_755_000_000_000)
+	at := func(ms int64) uint64 { return uint64(start.UnixMilli() + ms) }
+	for _, c := range []struct {
+		received  time.Duration
+		published uint64 // by a clock 300 s ahead
+		want      time.Duration
+	}{
+		{0, at(300_000 - 7), 0},
+		{time.Second, at(301_000 - 2), 0},
+		{2 * time.Second, at(302_000 - 152), 150 * time.Millisecond},
+		{62 * time.Second, at(362_000 - 152), 150 * time.Millisecond},
+		{123 * time.Second, at(423_000 - 152), 0}, // for minutes nothing was quicker
+	} {
+		if got := l.of(start.Add(c.received), c.published); got != c.want {
+			t.Errorf("after %v: %v, want %v", c.received, got, c.want)
+		}
+	}
+}
+
+// BenchmarkSync is what a request costs one replica: to tell of its three changes, as in
+// batches of a busy one, and, at another one, to take them.
+func BenchmarkSync(b *testing.B) {
+	for _, blocks := range []int{16, 256} {
+		b.Run(fmt.Sprint(blocks, "blocks"), func(b *testing.B) {
+			w := newSyncWorld(b, 1, 2, 1, 2, 3, 4, 5, 6, 7, 8)
+			from, to := w.replicas[0], w.replicas[1]
+			var payloads [][]byte
+			from.sync.link.publish = func(_, _ string, data []byte) error {
+				payloads = append(payloads, slices.Clone(data))
+				return nil
+			}
+			const batch = 64
+			c := router.Change{PromptTokens: blocks * 16, Sequence: make([]uint64, blocks)}
+			ids := make([]string, b.N+batch)
+			for i := range ids {
+				ids[i] = fmt.Sprintf("%016x-%024x", from.id, i)
+			}
+			b.ResetTimer()
+			b.ReportAllocs()
+			for n := 0; n < b.N; n += batch {
+				for _, k := range [...]router.ChangeKind{router.SlotTaken, router.FirstToken, router.SlotFreed} {
+					for i := n; i < n+batch; i++ {
+						one := c
+						one.Kind, one.ID, one.Worker.ID = k, ids[i], uint64(i%8+1)
+						if k != router.SlotTaken {
+							one.Sequence = nil
+						} else {
+							for j := range one.Sequence[blocks/2:] {
+								one.Sequence[blocks/2+j] = uint64(i*blocks+j) * 0x9e3779b97f4a7c15
+							}
+						}
+						from.sync.Tell(one)
+					}
+				}
+				from.out.take()
+				for _, p := range payloads {
+					to.in.message(to.sync.topic, p)
+				}
+				payloads = payloads[:0]
+			}
+			b.StopTimer()
+			if n := len(to.in.all[from.id].requests); n > 0 {
+				b.Fatalf("%d requests are left", n)
+			}
+		})
+	}
+}

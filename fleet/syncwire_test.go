@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/router"
+)
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// readAll reads a payload and keeps what it says.
+func readAll(data []byte) (all []syncEvent, p syncPayload, bad int, err error) {
+	var r syncReader
+	p, bad, err = r.read(data, func(e *syncEvent) {
+		one := *e
+		one.Sequence = slices.Clone(e.Sequence)
+		all = append(all, one)
+	})
+	return all, p, bad, err
+}
+
+// The wire form is the one that Dynamo's routers speak.
+func TestSyncVectors(t *testing.T) {
+	of := func(c router.Change) syncEvent {
+		c.ID, c.Worker = "req-1", router.Worker{ID: 7}
+		return syncEvent{router: 99, Change: c}
+	}
+	for _, c := range []struct {
+		name, hex string
+		event     syncEvent
+	}{
+		{"S1", "85aa726571756573745f6964a57265712d31a6776f726b657282a9776f726b65725f696407a764705f72616e6b00a46461746181aa4164645265717565737486ae746f6b656e5f73657175656e636592cfcb38e4d7fb2dca5ccf44a2b2379d6d3c3db4747261636b5f70726566696c6c5f746f6b656e73c3b665787065637465645f6f75747075745f746f6b656e73c0b170726566696c6c5f6c6f61645f68696e7482d920696e697469616c5f6566666563746976655f70726566696c6c5f746f6b656e730ab965787065637465645f70726566696c6c5f6475726174696f6ec0a369736c0aa76f7665726c617000a9726f757465725f696463a96c6f72615f6e616d65c0",
+			of(router.Change{Kind: router.SlotTaken, Sequence: []uint64{0xcb38e4d7fb2dca5c, 0x44a2b2379d6d3c3d}, PromptTokens: 10})},
+		{"S2", "85aa726571756573745f6964a57265712d31a6776f726b657282a9776f726b65725f696407a764705f72616e6b00a464617461b44d61726b50726566696c6c436f6d706c65746564a9726f757465725f696463a96c6f72615f6e616d65c0",
+			of(router.Change{Kind: router.FirstToken})},
+		{"S3", "85aa726571756573745f6964a57265712d31a6776f726b657282a9776f726b65725f696407a764705f72616e6b00a464617461a446726565a9726f757465725f696463a96c6f72615f6e616d65c0",
+			of(router.Change{Kind: router.SlotFreed})},
+	} {
+		want := unhex(t, c.hex)
+		if got := appendSyncEvent(nil, &c.event); !bytes.Equal(got, want) {
+			t.Errorf("%s is written as\n%x, want\n%x", c.name, got, want)
+		}
+		all, _, bad, err := readAll(want)
+		if diff := cmp.Diff([]syncEvent{c.event}, all, cmp.AllowUnexported(syncEvent{})); diff != "" || bad > 0 || err != nil {
+			t.Errorf("%s is read as (-want +got), %d bad, %v\n%s", c.name, bad, err, diff)
+		}
+	}
+}
+
+// What only kvroute says comes through, alone and in batches, and what nobody knows yet
+// does not take the rest along.
+func TestSyncEventsComeThrough(t *testing.T) {
+	w := router.Worker{ID: 1<<64 - 1, DPRank: 3}
+	sent := []syncEvent{
+		{router: 1, Change: router.Change{Kind: router.SlotTaken, ID: "a", Worker: w, PromptTokens: 117, CachedTokens: 64, OverlapBlocks: 4, Sequence: []uint64{1, 2}, Guessed: true, ExpectedOutput: 9}},
+		{router: 1, started: true, Change: router.Change{Kind: router.SlotTaken, ID: "b", Worker: w, PromptTokens: 9, CachedTokens: -1, Sequence: []uint64{3}}},
+		{router: 1, Change: router.Change{Kind: router.SlotTaken, ID: "c", Worker: w, PromptTokens: 9, CachedTokens: -1, PrefillUntracked: true}},
+		{router: 1, Change: router.Change{Kind: router.SlotMoved, ID: "a", Worker: w, CachedTokens: 12}},
+		{router: 2, Change: router.Change{Kind: router.FirstToken, ID: "a", Worker: w}},
+		{router: 1, Change: router.Change{Kind: router.SlotFreed, ID: "a", Worker: w, Abandoned: true}},
+	}
+	batch := msgp.AppendMapHeader(nil, 4)
+	batch = msgp.AppendInt(msgp.AppendString(batch, "part"), 1)
+	batch = msgp.AppendInt(msgp.AppendString(batch, "parts"), 2)
+	batch = msgp.AppendString(msgp.AppendString(batch, "later"), "what nobody knows")
+	batch = msgp.AppendArrayHeader(msgp.AppendString(batch, "events"), uint32(len(sent)+2))
+	batch = msgp.AppendString(batch, "no event")
+	for i := range sent {
+		single := appendSyncEvent(nil, &sent[i])
+		all, _, bad, err := readAll(single)
+		if diff := cmp.Diff(sent[i:i+1], all, cmp.AllowUnexported(syncEvent{})); diff != "" || bad > 0 || err != nil {
+			t.Errorf("event %d (-sent +read), %d bad, %v\n%s", i, bad, err, diff)
+		}
+		batch = append(batch, single...)
+	}
+	kind := bytes.Replace(appendSyncEvent(nil, &sent[5]), []byte("Free"), []byte("Grow"), 1)
+	batch = append(batch, kind...)
+	all, p, bad, err := readAll(batch)
+	if err != nil || bad != 1 || p != (syncPayload{1, 2}) || len(all) != len(sent)+1 || all[len(sent)].Kind != 0 {
+		t.Fatalf("%d events, %+v, %d bad, %v", len(all), p, bad, err)
+	}
+	if diff := cmp.Diff(sent, all[:len(sent)], cmp.AllowUnexported(syncEvent{})); diff != "" {
+		t.Errorf("a batch (-sent +read)\n%s", diff)
+	}
+}
+
+func FuzzSyncRead(f *testing.F) {
+	e := syncEvent{router: 1, Change: router.Change{Kind: router.SlotTaken, ID: "a", PromptTokens: 3, Sequence: []uint64{1}}}
+	f.Add(appendSyncEvent(nil, &e))
+	f.Add([]byte("\x81\xa6events\xdd\xff\xff\xff\xff"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		all, _, _, err := readAll(data)
+		for i := range all {
+			if e := &all[i]; e.ID == "" || len(e.ID) > maxSyncID || e.router == 0 || len(e.Sequence) > len(data) ||
+				e.PromptTokens < 0 || e.PromptTokens > maxSyncTokens || e.CachedTokens > e.PromptTokens {
+				t.Errorf("read %+v, %v", e, err)
+			}
+		}
+	})
+}
+
+// Frames of real Dynamo routers and workers: all can be read, in whatever order their
+// publishers come all requests end, and nothing stays on any worker.
+func TestSyncReadsDynamo(t *testing.T) {
+	for _, version := range []string{"1.3.1", "1.6.1"} {
+		file, err := os.Open(fixtures.Need(t, "vectors", "dynamo-"+version, "events_nats.jsonl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		byPublisher := map[uint64][][]byte{}
+		var captured [][]byte
+		workers := map[uint64]bool{}
+		for lines := bufio.NewScanner(file); lines.Scan(); {
+			var row struct {
+				Subject, Data string
+			}
+			if !bytes.Contains(lines.Bytes(), []byte(syncTopic)) {
+				continue
+			}
+			if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
+				t.Fatal(err)
+			}
+			data := unhex(t, row.Data)
+			env, err := events.DecodeEnvelope(data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all, _, bad, err := readAll(env.Payload)
+			if err != nil || bad > 0 || len(all) == 0 {
+				t.Fatalf("%s: %d events, %d bad, %v", version, len(all), bad, err)
+			}
+			workers[all[0].Worker.ID] = true
+			captured = append(captured, data)
+			byPublisher[env.PublisherID] = append(byPublisher[env.PublisherID], data)
+		}
+		if len(captured) < 40 {
+			t.Fatalf("%s: only %d messages", version, len(captured))
+		}
+		for seed := range uint64(50) {
+			w := newSyncWorld(t, seed, 1, workerIDs(workers)...)
+			order := captured
+			if seed > 0 {
+				order = interleave(w.rand, byPublisher)
+			}
+			for _, data := range order {
+				w.replicas[0].in.message(w.replicas[0].sync.topic, data)
+			}
+			for _, s := range w.replicas[0].router.Workers() {
+				if s.ActiveRequests != 0 || s.PendTokens != 0 || s.ActiveBlocks != 0 {
+					t.Fatalf("%s, seed %d: worker %d is left with %+v", version, seed, s.Worker.ID, s)
+				}
+			}
+		}
+	}
+}
