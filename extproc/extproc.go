@@ -170,6 +170,9 @@ type Config struct {
 	// that no worker is known for fail open instead of being refused. It must not
 	// block.
 	Started func() bool
+	// Synced says that the router knows the requests of other replicas: first tokens of
+	// these are noticed, too.
+	Synced bool
 
 	// Log takes a few lines a minute at most, and one for each refused request
 	// at level debug. Default none.

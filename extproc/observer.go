@@ -19,7 +19,7 @@ func (s *Server) observe(g extprocv3.ExternalProcessor_ProcessServer, id string)
 	switch {
 	case id == "" || id == "-": // Envoy's word for "no such header"
 		return "unrouted"
-	case !strings.HasPrefix(id, s.prefix):
+	case !s.conf.Synced && !strings.HasPrefix(id, s.prefix):
 		return "elsewhere"
 	}
 	ctx, cancel, in := receive(g)

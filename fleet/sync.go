@@ -104,6 +104,7 @@ const (
 	syncEarlyFor  = 30 * time.Second // for which a first token, or an end, waits for its request
 	syncMemory    = 1 << 16          // of those, at most
 	syncPeers     = 1024             // replicas listened to, at most
+	syncRequests  = 1 << 18          // requests of one of them, at most
 	syncLate      = 100 * time.Millisecond
 	syncAnswers   = 50 * time.Millisecond // between two answers to those who ask for all
 )

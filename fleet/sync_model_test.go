@@ -103,7 +103,7 @@ func (w *syncWorld) join() *syncReplica {
 		}
 	}
 	if r.sync, err = NewSync(nil, SyncConfig{
-		ID: r.id, Changed: r.router.PeerChanged, Gone: r.router.RemovePeer, FirstToken: r.router.MarkPrefillCompleted, Now: now,
+		ID: r.id, Single: r.id%3 == 0, Changed: r.router.PeerChanged, Gone: r.router.RemovePeer, FirstToken: r.router.MarkPrefillCompleted, Now: now,
 	}); err != nil {
 		w.t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ const (
 	syncAsked     = "asked"     // for all requests of a peer
 	syncAnswered  = "answered"  // to who asked
 	syncGone      = "gone"      // a peer that was silent for too long
-	syncTooMany   = "too_many"  // peers: one is not listened to
+	syncTooMany   = "too_many"  // peers, or requests of one: not all are listened to
 	syncTooLate   = "late"      // a message that took longer than 100 ms
 )
 

@@ -271,6 +271,10 @@ func (p *peers) remember(now time.Time, e *syncEvent) {
 
 // took holds a request, and tells the router.
 func (p *peers) took(now time.Time, from *peer, e *syncEvent) {
+	if len(from.requests) >= syncRequests {
+		p.metrics.count(syncTooMany)
+		return
+	}
 	c := e.Change
 	c.Expires = !from.native
 	held := heldRequest{worker: c.Worker, started: e.started, since: now}

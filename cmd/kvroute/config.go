@@ -82,6 +82,13 @@ type config struct {
 	// they know from events, and delete what is stored of it.
 	RouterResetStates bool `yaml:"router-reset-states"`
 
+	// RouterReplicaSync tells the other router replicas of the requests that this one
+	// sends to workers, and counts theirs. Without, each decides by its own alone.
+	RouterReplicaSync bool `yaml:"router-replica-sync"`
+	// SyncBatch sends several changes in a message. False sends each as a message of its
+	// own, which routers of Dynamo up to 1.4 need on NATS to understand them.
+	SyncBatch bool `yaml:"sync-batch"`
+
 	// RouterMode is the way of choosing: kv (the cheapest by cache and load),
 	// random, round-robin, direct (the worker that the request names),
 	// least-loaded, power-of-two or device-aware-weighted.
@@ -344,6 +351,8 @@ func defaults() config {
 
 		NATSReplicas:            1,
 		DurableKVEvents:         true,
+		RouterReplicaSync:       true,
+		SyncBatch:               true,
 		RouterSnapshotThreshold: 1_000_000,
 
 		MaxIndexBlocks:         1 << 24,
@@ -372,6 +381,8 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.NATSListen, "nats-listen", c.NATSListen, "`ip:port` of the NATS server in this process")
 	busFlags(fs, &c.Access)
 	fs.IntVar(&c.NATSReplicas, "nats-replicas", c.NATSReplicas, "`number` of NATS servers that keep what is made there")
+	fs.BoolVar(&c.RouterReplicaSync, "router-replica-sync", c.RouterReplicaSync, "exchange requests in flight with other router replicas")
+	fs.BoolVar(&c.SyncBatch, "sync-batch", c.SyncBatch, "send several changes in a message to other replicas")
 	fs.BoolVar(&c.DurableKVEvents, "durable-kv-events", c.DurableKVEvents, "read events from a stream that keeps them")
 	fs.BoolVar(&c.LegacyJetstream, "legacy-jetstream", c.LegacyJetstream, "take in the stream of durable events of Dynamo before 1.4")
 	fs.StringVar(&c.Replica, "replica", c.Replica, "`name` of this process among the router replicas, the same after a restart")

@@ -116,6 +116,7 @@ type server struct {
 	registry *fleet.Registry
 	prober   *fleet.Prober
 	static   *static
+	sync     *fleet.Sync // nil without --router-replica-sync
 	events   *events.Subscriber
 	durable  *events.Durable // nil unless --durable-kv-events
 	expected expected
@@ -181,7 +182,11 @@ func (s *server) open() (err error) {
 	if c.RemoteTokenize {
 		rc.Remote = newRemote(c.TokenizerCacheBytes).ids
 	}
+	rc.Tell = s.tell()
 	if s.router, err = router.New(rc); err != nil {
+		return err
+	}
+	if err := s.openSync(); err != nil {
 		return err
 	}
 	if s.events, err = events.NewSubscriber(s.nc, events.SubscriberConfig{
@@ -250,6 +255,7 @@ func (s *server) openExtproc() (err error) {
 	conf := c.extproc()
 	conf.RouterID, conf.Networks, conf.Log, conf.Meter = s.id, s.networks, s.log, s.metrics.Meter("extproc")
 	conf.Started = s.started.Load
+	conf.Synced = s.sync != nil
 	if s.extproc, err = extproc.New(conf, decider); err != nil {
 		return err
 	}
@@ -386,6 +392,7 @@ func (s *server) setWorker(info router.WorkerInfo) {
 		s.log.Warn("a worker is refused", "err", err)
 		return
 	}
+	s.workerChanged(info.ID, true)
 	s.log.Debug("worker", "worker", info.ID, "name", info.Name, "address", info.Address.String(), "health", info.Health.String())
 	if s.router.WantsEvents() {
 		s.events.SetWorker(info.ID, s.source(&info))
@@ -410,6 +417,7 @@ func (s *server) removeWorker(id uint64) {
 	s.prober.Remove(id)
 	s.events.Forget(id)
 	s.direct.removeWorker(id)
+	s.workerChanged(id, false)
 }
 
 // run runs all parts until ctx ends or one of them fails. Every goroutine of the
@@ -435,11 +443,7 @@ func (s *server) run(ctx context.Context) error {
 		parts.Go(func() error { return s.direct.sources.Run(ctx) })
 		parts.Go(func() error { return s.expireEvents(ctx) })
 	}
-	parts.Go(func() error {
-		return fleet.AnnouncePresence(ctx, s.nc, s.scope, fleet.Presence{
-			RouterID: s.id, StartedMS: time.Now().UnixMilli(), Version: buildVersion(), WantsEvents: s.router.WantsEvents(),
-		})
-	})
+	parts.Go(func() error { return s.beHeard(ctx) })
 	if s.state != nil {
 		parts.Go(func() error { return s.keepState(ctx) })
 	}

@@ -274,7 +274,17 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 		{router, true, scope.Own("presence"), true},
 		{router, false, events, true},
 		{router, false, scope.Own("heartbeat", "*"), true},
-		{router, true, scope.Topic("active_sequences_events"), false}, // what nobody reads
+		{router, true, scope.Topic("active_sequences_events"), true}, // what replicas tell each other
+		{router, false, scope.Topic("active_sequences_events"), true},
+		{router, false, scope.ComponentTopics("active_sequences_events")[0], true},
+		{router, true, scope.Own("sync", other), true},
+		{router, true, scope.Own("dump", other), true},
+		{router, false, scope.Own("sync", own), true},
+		{router, false, scope.Own("dump", own), true},
+		{worker, false, scope.Topic("active_sequences_events"), false},
+		{worker, true, scope.Own("sync", own), false},
+		{worker, true, scope.Own("dump", own), false},
+		{worker, false, scope.Own("dump", own), false},
 		{router, true, scope.Own("replica", "x"), false},
 		{router, false, scope.Own("replica", "x"), false},
 		{router, false, scope.Topic("kv_metrics"), true},

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Two replicas decide by the load of both: what one sends to a worker is busy for the
+// other, and who waits there goes on when it ends here.
+func TestReplicasShareTheirLoad(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	bus, err := startNATS("127.0.0.1:0", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bus.stop()
+	file := filepath.Join(t.TempDir(), "kvroute.yaml")
+	const workers = `
+version: 1
+workers:
+- {name: w0, address: '127.0.0.1:9', models: [m], block_size: 8, max_num_batched_tokens: 64}
+- {name: w1, address: '127.0.0.1:10', models: [m], block_size: 8, max_num_batched_tokens: 64}
+`
+	if err := os.WriteFile(file, []byte(workers), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start := func(name string, more ...string) *child {
+		c, err := startChild(t.Context(), t.TempDir(), name, append([]string{
+			"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", bus.url(), "--replica", name,
+		}, more...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			c.stop()
+			if t.Failed() {
+				t.Logf("log of %s:\n%s", name, c.lastLines())
+			}
+		})
+		return c
+	}
+	post := func(c *child, path string, body any, into any) {
+		t.Helper()
+		data, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, text := whole(t, http.MethodPost, "http://"+c.at.HTTP+path, string(data), nil)
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s%s: %s: %s", c.name, path, resp.Status, text)
+		}
+		if into != nil {
+			if err := json.Unmarshal([]byte(text), into); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	type answer struct {
+		WorkerID uint64 `json:"worker_id"`
+	}
+	book := func(c *child, id string, letter int) (a answer) {
+		t.Helper()
+		tokens := make([]int, 800)
+		for i := range tokens {
+			tokens[i] = letter
+		}
+		post(c, "/v1/best_worker", map[string]any{"model": "m", "request_id": id, "token_ids": tokens}, &a)
+		return a
+	}
+	load := func(c *child) map[uint64][2]int {
+		_, text := get(t, "http://"+c.at.HTTP+"/v1/workers")
+		var list struct {
+			Workers []struct {
+				WorkerID uint64 `json:"worker_id"`
+				Active   int    `json:"active_requests"`
+				Pending  int    `json:"pend_tokens"`
+			} `json:"workers"`
+		}
+		if err := json.Unmarshal([]byte(text), &list); err != nil {
+			t.Fatal(err)
+		}
+		loads := map[uint64][2]int{}
+		for _, w := range list.Workers {
+			if w.Active > 0 {
+				loads[w.WorkerID] = [2]int{w.Active, w.Pending}
+			}
+		}
+		return loads
+	}
+
+	a, b := start("a"), start("b", "--router-queue-threshold", "0")
+	alone := start("alone", "--router-replica-sync=false")
+	first := book(a, "r1", 1)
+	eventually(t, "b does not see what a does", func() bool { return load(b)[first.WorkerID] == [2]int{1, 800} })
+	second := book(b, "r1", 2) // the same id at another replica is another request
+	if second.WorkerID == first.WorkerID {
+		t.Error("b sends a request to the worker that a has just made busy")
+	}
+	eventually(t, "a does not see what b does", func() bool { return load(a)[second.WorkerID] == [2]int{1, 800} })
+
+	// Both workers are busy, by a's account and by b's.
+	waited := make(chan answer, 1)
+	go func() { waited <- book(b, "r2", 3) }()
+	eventually(t, "nobody waits at b", func() bool {
+		_, text := get(t, "http://"+b.at.HTTP+"/metrics")
+		return strings.Contains(text, `kvroute_router_queue_size{model="m"} 1`)
+	})
+	c := start("c")
+	eventually(t, "c, which came later, does not know of both", func() bool { return len(load(c)) == 2 })
+	post(a, "/v1/free", map[string]string{"request_id": "r1"}, nil)
+	if got := <-waited; got.WorkerID != first.WorkerID {
+		t.Errorf("the request that waited goes to %d, want %d, which a left", got.WorkerID, first.WorkerID)
+	}
+	for _, id := range []string{"r1", "r2"} {
+		post(b, "/v1/mark_prefill_complete", map[string]string{"request_id": id}, nil)
+	}
+	eventually(t, "a does not see the first tokens at b", func() bool {
+		return load(a)[first.WorkerID] == [2]int{1, 0} && load(a)[second.WorkerID] == [2]int{1, 0}
+	})
+	if n := len(load(alone)); n > 0 {
+		t.Errorf("a replica without the sync knows of requests on %d workers", n)
+	}
+	_, text := get(t, "http://"+a.at.HTTP+"/metrics")
+	for _, want := range []string{"kvroute_sync_peers", "kvroute_sync_delay_seconds_bucket", `kvroute_sync_changes_total{direction="received",kind="taken"`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %s among the metrics", want)
+		}
+	}
+	b.kill(t)
+	eventually(t, "a keeps what a dead replica did", func() bool { return len(load(a)) == 0 })
+}
