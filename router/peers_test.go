@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+)
+
+// sequenceOf are the sequence hashes of a prompt.
+func sequenceOf(letters string) []uint64 {
+	return indexer.AppendSequenceHashes(nil, indexer.AppendLocalHashes(nil, prompt(letters), 8, indexer.Seed("", "")))
+}
+
+func taken(id, letters string, worker uint64) router.Change {
+	return router.Change{
+		Kind: router.SlotTaken, ID: id, Worker: router.Worker{ID: worker},
+		Sequence: sequenceOf(letters), PromptTokens: 8 * len(letters),
+	}
+}
+
+func loads(r *router.Router) (all string) {
+	for _, w := range r.Workers() {
+		all += fmt.Sprintf("%d:%d/%d/%d ", w.Worker.ID, w.ActiveRequests, w.PendTokens, w.ActiveBlocks)
+	}
+	return all
+}
+
+// A peer's request counts from its beginning to its end, under a name of its own, and
+// nobody but its peer ends it.
+func TestPeerChanged(t *testing.T) {
+	r := newRouter(t, router.Config{}, 2)
+	c := func(k router.ChangeKind, id string, worker uint64) router.Change {
+		return router.Change{Kind: k, ID: id, Worker: router.Worker{ID: worker}}
+	}
+	moved := c(router.SlotMoved, "x", 2)
+	moved.CachedTokens = 8
+	for i, s := range []struct {
+		peer  uint64
+		c     router.Change
+		known bool
+		want  string
+	}{
+		{7, c(router.FirstToken, "x", 1), false, "1:0/0/0 2:0/0/0 "},
+		{7, c(router.SlotFreed, "x", 1), false, "1:0/0/0 2:0/0/0 "},
+		{7, taken("x", "abc", 1), true, "1:1/24/3 2:0/0/0 "},
+		{7, taken("x", "abcd", 2), true, "1:1/24/3 2:0/0/0 "}, // is there already
+		{8, taken("x", "abd", 1), true, "1:2/48/4 2:0/0/0 "},  // another peer's
+		{8, taken("y", "abd", 3), false, "1:2/48/4 2:0/0/0 "}, // on no worker
+		{8, c(router.SlotFreed, "z", 1), false, "1:2/48/4 2:0/0/0 "},
+		{7, moved, true, "1:1/24/3 2:1/16/3 "},
+		{7, c(router.FirstToken, "x", 2), true, "1:1/24/3 2:1/0/3 "},
+		{7, c(router.FirstToken, "x", 2), true, "1:1/24/3 2:1/0/3 "},
+		{7, c(router.SlotFreed, "x", 2), true, "1:1/24/3 2:0/0/0 "},
+		{7, taken("x", "a", 2), true, "1:1/24/3 2:1/8/1 "}, // the id anew
+		{7, c(router.SlotMoved, "x", 9), false, "1:1/24/3 2:0/0/0 "},
+		{8, c(router.ChangeKind(99), "x", 1), false, "1:1/24/3 2:0/0/0 "},
+		{0, taken("y", "a", 1), false, "1:1/24/3 2:0/0/0 "},
+		{8, router.Change{Kind: router.SlotTaken, ID: "o", Worker: router.Worker{ID: 1}, PromptTokens: 20, OverlapBlocks: 2, CachedTokens: -1}, true, "1:2/28/3 2:0/0/0 "},
+	} {
+		if known := r.PeerChanged(s.peer, s.c); known != s.known || loads(r) != s.want {
+			t.Errorf("step %d: known %v, loads %s; want %v, %s", i, known, loads(r), s.known, s.want)
+		}
+	}
+	for _, id := range []string{"x", "0000000000000008:x"} {
+		if r.Free(id) || r.Abandon(id) || r.AddOutputTokens(id, 1) {
+			t.Errorf("%s can be ended here", id)
+		}
+	}
+	r.RemovePeer(8)
+	if got, want := loads(r), "1:0/0/0 2:0/0/0 "; got != want {
+		t.Errorf("without its peer %s, want %s", got, want)
+	}
+}
+
+// A router tells of each of its own slots, in order, and of none that it never gave.
+func TestTell(t *testing.T) {
+	var told []string
+	c := newClock()
+	r := newRouter(t, router.Config{Now: c.read, Tell: func(c router.Change) {
+		told = append(told, fmt.Sprint(c.Kind, " ", c.ID, " ", c.Worker.ID, " ", len(c.Sequence), " ", c.PromptTokens-c.CachedTokens, " ", c.Owner, " ", c.Abandoned))
+	}}, 1)
+	book(t, r, "a", "xy")
+	book(t, r, "", "xy")
+	if _, err := r.BestWorker(t.Context(), router.Request{ID: "b", Model: "none"}); err == nil {
+		t.Error("an unknown model is served")
+	}
+	r.MarkPrefillCompleted("a")
+	r.MarkPrefillCompleted("a")
+	r.Free("a")
+	r.Free("a")
+	book(t, r, "c", "x")
+	r.Abandon("c")
+	book(t, r, "d", "") // nobody owns it
+	r.PeerChanged(9, taken("0000000000000009-p", "x", 1))
+	r.MarkPrefillCompleted("0000000000000009-p")
+	c.pass(301 * time.Second)
+	r.Tick()
+	want := []string{
+		"taken a 1 2 16 0 false", "first_token a 0 0 0 0 false", "freed a 0 0 0 0 false",
+		"taken c 1 1 8 0 false", "freed c 0 0 0 0 true", "taken d 1 0 0 0 false",
+		"first_token 0000000000000009-p 1 0 0 9 false", "freed d 0 0 0 0 false",
+	}
+	if fmt.Sprint(told) != fmt.Sprint(want) {
+		t.Errorf("told\n%q, want\n%q", told, want)
+	}
+}
+
+// What a peer sends to a worker is guessed to be cached there, as what we send, and
+// forgotten if it was abandoned. Guesses of both are one.
+func TestPeersFeedGuesses(t *testing.T) {
+	for name, conf := range map[string]router.Config{"history": {NoEvents: true}, "prediction": {PredictTTL: 10 * time.Second}} {
+		t.Run(name, func(t *testing.T) {
+			c := newClock()
+			conf.Now = c.read
+			r := newRouter(t, conf, 4)
+			r.PeerChanged(7, taken("1", "abcd", 3))
+			r.PeerChanged(7, router.Change{Kind: router.FirstToken, ID: "1", Worker: router.Worker{ID: 3}})
+			r.PeerChanged(7, router.Change{Kind: router.SlotFreed, ID: "1", Worker: router.Worker{ID: 3}})
+			if w, n := ask(t, r, "abcx"); w != 3 || n != 3 {
+				t.Errorf("the next turn goes to worker %d with %d blocks, want 3 with 3", w, n)
+			}
+			r.PeerChanged(7, taken("2", "klmn", 2))
+			r.PeerChanged(7, router.Change{Kind: router.SlotFreed, ID: "2", Worker: router.Worker{ID: 2}, Abandoned: true})
+			if _, n := ask(t, r, "klmn"); n != 0 {
+				t.Errorf("%d blocks of an abandoned request count", n)
+			}
+			r.PeerChanged(7, taken("3", "rst", 2))
+			r.PeerChanged(7, router.Change{Kind: router.SlotMoved, ID: "3", Worker: router.Worker{ID: 4}})
+			r.PeerChanged(7, router.Change{Kind: router.SlotFreed, ID: "3", Worker: router.Worker{ID: 4}})
+			if w, n := ask(t, r, "rst"); w != 4 || n != 3 {
+				t.Errorf("after a move the prompt goes to worker %d with %d blocks, want 4 with 3", w, n)
+			}
+		})
+	}
+}
+
+// What a peer frees, and what it held when it went, makes room for who waits.
+func TestPeersWakeTheQueue(t *testing.T) {
+	for name, end := range map[string]func(*router.Router){
+		"free": func(r *router.Router) {
+			r.PeerChanged(7, router.Change{Kind: router.SlotFreed, ID: "p", Worker: router.Worker{ID: 1}})
+		},
+		"first token": func(r *router.Router) {
+			r.PeerChanged(7, router.Change{Kind: router.FirstToken, ID: "p", Worker: router.Worker{ID: 1}})
+		},
+		"gone": func(r *router.Router) { r.RemovePeer(7) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			threshold := 0.0
+			r := newRouter(t, router.Config{Queue: router.QueueConfig{Threshold: &threshold}}, 0)
+			w := worker(1)
+			w.MaxBatchedTokens = 8
+			set(t, r, w)
+			r.PeerChanged(7, taken("p", "ab", 1))
+			waits, done := make(chan struct{}), make(chan error, 1)
+			go func() {
+				_, err := r.BestWorker(context.WithoutCancel(t.Context()), router.Request{ID: "o", Model: "m", Tokens: prompt("c"), Waiting: func() { close(waits) }})
+				done <- err
+			}()
+			<-waits
+			end(r)
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(30 * time.Second):
+				t.Fatal("it still waits")
+			}
+		})
+	}
+}
