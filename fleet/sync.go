@@ -223,14 +223,14 @@ func (s *Sync) Run(ctx context.Context) error {
 		}
 	}()
 	var both sync.WaitGroup
-	both.Go(func() { s.send(ctx, asked) })
-	s.receive(ctx, in)
+	both.Go(func() { s.send(ctx.Done(), asked) }) //nolint:contextcheck // counters need none
+	s.receive(ctx.Done(), in)                     //nolint:contextcheck // as before
 	both.Wait()
 	return nil
 }
 
 // send is the goroutine that everything of this replica leaves by.
-func (s *Sync) send(ctx context.Context, asked <-chan *nats.Msg) {
+func (s *Sync) send(done <-chan struct{}, asked <-chan *nats.Msg) {
 	o := newOutgoing(s)
 	o.present()
 	tick := time.NewTicker(s.period.presence)
@@ -241,14 +241,14 @@ func (s *Sync) send(ctx context.Context, asked <-chan *nats.Msg) {
 	var again <-chan time.Time
 	for {
 		select {
-		case <-ctx.Done():
+		case <-done:
 			return
 		case <-s.queue.wake:
 			timer.Reset(syncDelay)
 			select {
 			case <-timer.C:
 			case <-s.queue.full:
-			case <-ctx.Done():
+			case <-done:
 				return
 			}
 			o.take()
@@ -280,13 +280,13 @@ func askers(first *nats.Msg, more <-chan *nats.Msg) (replies []string) {
 }
 
 // receive is the goroutine that everything of other replicas comes in by.
-func (s *Sync) receive(ctx context.Context, in <-chan *nats.Msg) {
+func (s *Sync) receive(done <-chan struct{}, in <-chan *nats.Msg) {
 	p := newPeers(s)
 	tick := time.NewTicker(max(s.period.presence/20, time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {
-		case <-ctx.Done():
+		case <-done:
 			return
 		case m := <-in:
 			p.message(m.Subject, m.Data)

@@ -98,6 +98,7 @@ func (o *outgoing) note(c *router.Change) (e syncEvent, news bool) {
 	}
 	o.digest ^= digestOf(own.ID, own.Worker, own.started)
 	switch c.Kind {
+	case router.SlotTaken: // see above
 	case router.FirstToken:
 		news = !own.started
 		own.started = true

@@ -270,6 +270,18 @@ func TestManyGuessesComeBack(t *testing.T) {
 	}
 }
 
+// Guesses of versions that found them by other hashes are refused in words.
+func TestGuessesOfAnEarlierVersion(t *testing.T) {
+	r := newRouter(t, router.Config{NoEvents: true}, 1)
+	var file bytes.Buffer
+	if err := records.NewWriter(&file, records.Header{Magic: "KVRGUES3", Version: 1}).Close(0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.LoadGuesses(&file); !errors.Is(err, records.ErrBad) || !strings.Contains(err.Error(), "version is 1, want 2") {
+		t.Errorf("a file of version 1: %v", err)
+	}
+}
+
 // The frame is that of every file, with right checksums: only what is in it varies.
 func FuzzLoadGuesses(f *testing.F) {
 	f.Add([]byte{1, 1, 0, 'm', 16, 0, 0, 0}, []byte{0, 0, 0, 0, 1, 0, 0, 0}, []byte{1, 0, 0, 0, 9, 9, 0, 0}, uint64(0))

@@ -148,6 +148,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 		return false
 	}
 	switch c.Kind {
+	case SlotTaken: // see above
 	case FirstToken:
 		r.flights.confirm(key)
 		fl.pool.tell(func(core *core) []*waiter {
