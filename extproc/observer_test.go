@@ -133,6 +133,24 @@ func TestObserverOfOthersLeavesAtOnce(t *testing.T) {
 	})
 }
 
+// Where replicas tell each other of their requests, the first token of another one's is
+// told to the router.
+func TestObserverOfAReplicasRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{Synced: true})
+		o := h.Observe("0000000000000def-00")
+		o.Respond(200, "content-type", "text/event-stream")
+		o.Chunk([]byte("data: {}\n\n"), false)
+		synctest.Wait()
+		if !o.Ended() {
+			t.Error("the observer stays after the first token")
+		}
+		if diff := cmp.Diff([]string{"first token by observer"}, h.router.take()); diff != "" {
+			t.Errorf("calls (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // An observer that nothing happens on ends with its response, or with us.
 func TestObserverEndsWithTheResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -176,3 +176,25 @@ func TestPeersWakeTheQueue(t *testing.T) {
 		})
 	}
 }
+
+// Peers cannot infer when our requests have their first token, so they are told what
+// we inferred.
+func TestInferredFirstTokensAreTold(t *testing.T) {
+	var told []string
+	r := newRouter(t, router.Config{InferFirstTokens: true, Tell: func(c router.Change) {
+		told = append(told, fmt.Sprint(c.Kind, " ", c.ID))
+	}}, 1)
+	book(t, r, "a", "abcd")
+	book(t, r, "b", "bcde")
+	r.MarkPrefillCompleted("b")
+	want := map[string]bool{"taken a": true, "taken b": true, "first_token a": true, "first_token b": true}
+	for _, what := range told {
+		if !want[what] {
+			t.Errorf("told %q, which did not happen, or twice", what)
+		}
+		delete(want, what)
+	}
+	if len(want) > 0 {
+		t.Errorf("not told: %v", want)
+	}
+}
