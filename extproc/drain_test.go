@@ -3,11 +3,14 @@
 package extproc_test
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/router"
 )
 
 // A drain waits for decisions and for nothing else, whatever clients and workers
@@ -76,4 +79,24 @@ func TestDrainLetsADecisionFinish(t *testing.T) {
 			t.Errorf("stream ended: %v, %d slots taken; want the stream left and no slot", x.Ended(), h.router.taken())
 		}
 	})
+}
+
+// Before the fleet is known a request that no worker can take fails open, though the
+// fleet becomes known while it is decided; afterwards it is refused.
+func TestAFleetThatIsNotKnownYetRefusesNobody(t *testing.T) {
+	var known atomic.Bool
+	h := newHarness(t, extproc.Config{Started: known.Load})
+	h.router.will(func(context.Context, router.Request) (router.Decision, error) {
+		known.Store(true) // too late for this one
+		return router.Decision{}, router.ErrNoWorkers
+	})
+	if x := h.Do(chat(hello)); x.Refusal != nil || x.Rerouted {
+		t.Errorf("refused with %+v, rerouted %v, want neither", x.Refusal, x.Rerouted)
+	}
+	if x := h.Do(chat(hello)); x.Refusal == nil {
+		t.Error("a request behind it is not refused")
+	}
+	if n := h.count(t, "kvroute.extproc.fail_open", "starting"); n != 1 {
+		t.Errorf("%d requests failed open at the start, want one", n)
+	}
 }
