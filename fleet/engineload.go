@@ -98,6 +98,24 @@ func EngineLoad(body []byte, c Capacity) (map[uint32]Load, error) {
 	return loads, nil
 }
 
+// AskLoad asks an engine for its metrics on one path after the other, by get, until one
+// says something of the load, and returns that with the path. The error has what was
+// wrong with each.
+func AskLoad(paths []string, c Capacity, get func(path string) ([]byte, error)) (ranks map[uint32]Load, from string, err error) {
+	var errs []error
+	for _, path := range paths {
+		body, err := get(path)
+		if err == nil {
+			ranks, err = EngineLoad(body, c)
+		}
+		if err == nil {
+			return ranks, path, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, "", errors.Join(errs...)
+}
+
 // Total is the load of all ranks together.
 func Total(ranks map[uint32]Load) (sum Load) {
 	for _, l := range ranks {

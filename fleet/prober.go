@@ -4,12 +4,12 @@ package fleet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -145,6 +145,7 @@ type duty struct {
 	id   uint64
 	kind int
 	target
+	from string // path that answered, if several may
 }
 
 // due returns at most n questions whose time has come. Those of one moment spread out
@@ -162,7 +163,7 @@ func (p *Prober) due(now time.Time, n int) (duties []duty) {
 				return duties
 			}
 			t.busy, t.next = true, now.Add(t.every-t.every/16+rand.N(t.every/8))
-			duties = append(duties, duty{id, kind, *t})
+			duties = append(duties, duty{id: id, kind: kind, target: *t})
 		}
 	}
 	return duties
@@ -175,7 +176,12 @@ func (d *duty) do(ctx context.Context, p *Prober) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if both := p.targets[d.id]; both != nil {
-		both[d.kind].busy = false
+		t := &both[d.kind]
+		t.busy = false
+		if at := slices.Index(t.paths, d.from); at > 0 { // it is asked first from now on
+			t.paths = slices.Clone(t.paths)
+			t.paths[0], t.paths[at] = t.paths[at], t.paths[0]
+		}
 	}
 }
 
@@ -189,20 +195,14 @@ func (d *duty) ask(ctx context.Context, p *Prober) error {
 		p.conf.Alive(d.id)
 		return nil
 	}
-	var errs []error
-	for _, path := range d.paths {
-		body, err := p.get(ctx, d.info.Address, path)
-		var ranks map[uint32]Load
-		if err == nil {
-			ranks, err = EngineLoad(body, Capacity{Blocks: d.info.TotalKVBlocks, BlockSize: d.info.BlockSize})
-		}
-		if err == nil {
-			p.conf.Load(d.info, ranks)
-			return nil
-		}
-		errs = append(errs, err)
+	ranks, from, err := AskLoad(d.paths, Capacity{Blocks: d.info.TotalKVBlocks, BlockSize: d.info.BlockSize},
+		func(path string) ([]byte, error) { return p.get(ctx, d.info.Address, path) })
+	if err != nil {
+		return err
 	}
-	return errors.Join(errs...)
+	d.from = from
+	p.conf.Load(d.info, ranks)
+	return nil
 }
 
 func (p *Prober) get(ctx context.Context, at netip.AddrPort, path string) ([]byte, error) {

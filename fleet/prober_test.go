@@ -71,11 +71,16 @@ func (a *asked) set(t *testing.T, s *httptest.Server, r fleet.Record) {
 
 func TestWorkersAreProbed(t *testing.T) {
 	var sick atomic.Bool
+	var answered, elsewhereAsked atomic.Int32 // for the load
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case sick.Load():
 			w.WriteHeader(http.StatusServiceUnavailable)
+		case r.URL.Path == "/prometheus/metrics":
+			elsewhereAsked.Add(1)
+			http.NotFound(w, r)
 		case r.URL.Path == "/metrics":
+			answered.Add(1)
 			fmt.Fprint(w, "vllm:num_requests_running{engine=\"0\"} 3\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n")
 		case r.URL.Path != "/health":
 			http.NotFound(w, r)
@@ -104,6 +109,11 @@ func TestWorkersAreProbed(t *testing.T) {
 		defer a.mu.Unlock()
 		return a.loads["a.0"] == fleet.Load{Running: 3, KVUtilization: .25, KVUsedBlocks: 250} && a.loads["a.1"].KVUsedBlocks == 500
 	})
+	// The path that answered is asked first from then on, by each of the two.
+	eventually(t, func() bool { return answered.Load() >= 8 })
+	if n := elsewhereAsked.Load(); n > 2 {
+		t.Errorf("the other path was asked %d times, want once for each worker", n)
+	}
 	for _, name := range []string{"hanging", "elsewhere", "unasked"} {
 		if a.answers(name) != 0 {
 			t.Errorf("%s has answered", name)

@@ -47,18 +47,11 @@ func (p *beside) measure(ctx context.Context) {
 	case p.scrape.path != "":
 		paths = []string{p.scrape.path}
 	}
-	var ranks map[uint32]fleet.Load
-	var err error
-	for _, path := range paths {
-		var body []byte
-		if err = p.get(ctx, path, &body); err == nil {
-			ranks, err = fleet.EngineLoad(body, fleet.Capacity{Blocks: p.record.TotalKVBlocks, BlockSize: p.record.BlockSize})
-		}
-		if err == nil {
-			p.scrape.path = path
-			break
-		}
-	}
+	ranks, from, err := fleet.AskLoad(paths, fleet.Capacity{Blocks: p.record.TotalKVBlocks, BlockSize: p.record.BlockSize},
+		func(path string) (body []byte, err error) {
+			err = p.get(ctx, path, &body)
+			return body, err
+		})
 	if err != nil {
 		if !p.scrape.silent && p.scrape.path == "" && ctx.Err() == nil {
 			p.scrape.silent = true
@@ -66,6 +59,7 @@ func (p *beside) measure(ctx context.Context) {
 		}
 		return
 	}
+	p.scrape.path = from
 	p.scrape.mu.Lock()
 	p.scrape.ranks, p.scrape.at = ranks, time.Now()
 	p.scrape.mu.Unlock()
