@@ -291,8 +291,12 @@ func (s *Sync) receive(done <-chan struct{}, in <-chan *nats.Msg) {
 		case m := <-in:
 			p.message(m.Subject, m.Data)
 		case <-tick.C:
-			// Who waits in the channel is not silent.
-			p.tick(len(in) == 0)
+			// Who waits in the channel is not silent: first all that came before the tick.
+			for range len(in) {
+				m := <-in
+				p.message(m.Subject, m.Data)
+			}
+			p.tick()
 		}
 	}
 }

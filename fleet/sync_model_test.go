@@ -51,6 +51,7 @@ type liveRequest struct {
 	replica, worker int
 	id, prompt      string // a letter is a block
 	started         bool
+	noticed         bool // by another replica, whose word may be on its way
 }
 
 const syncBlock = 8
@@ -169,7 +170,8 @@ func (w *syncWorld) settle() {
 				}
 			}
 			for _, r := range w.replicas {
-				r.in.tick(len(r.inbox) == 0)
+				w.deliver(r, len(r.inbox))
+				r.in.tick()
 			}
 		}
 	}
@@ -328,14 +330,14 @@ func (w *syncWorld) step() {
 			w.book(r, id)
 		}
 	case n < 8 && owner != nil:
-		if owner.router.MarkPrefillCompleted(q.id) == q.started {
+		if owner.router.MarkPrefillCompleted(q.id) == q.started && !q.noticed {
 			w.t.Fatalf("the first token of %s was news: %v", key, q.started)
 		}
 		q.started = true
 	case n < 9 && owner != nil && len(q.id) > 17 && w.calm:
 		// Another replica notices it, if it knows of the request.
 		if r != owner && r.router.MarkPrefillCompleted(q.id) {
-			q.started = true
+			q.started, q.noticed = true, true
 		}
 	case n < 10 && owner != nil:
 		to := w.rand.IntN(len(w.workers))
@@ -354,7 +356,8 @@ func (w *syncWorld) step() {
 		w.now = w.now.Add(time.Duration(w.rand.IntN(1000)) * time.Millisecond)
 	case n < 16:
 		for _, r := range w.replicas {
-			r.in.tick(len(r.inbox) == 0)
+			w.deliver(r, len(r.inbox))
+			r.in.tick()
 		}
 	case n < 17:
 		r.out.present()

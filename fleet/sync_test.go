@@ -5,8 +5,11 @@ package fleet
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/router"
 )
@@ -179,5 +182,55 @@ func BenchmarkSync(b *testing.B) {
 				b.Fatalf("%d requests are left", n)
 			}
 		})
+	}
+}
+
+// A bus on which there is always something to read does not keep a dead replica alive.
+func TestABusyBusDoesNotKeepTheDead(t *testing.T) {
+	gone := make(chan uint64, 2)
+	s, err := NewSync(nil, SyncConfig{
+		ID: 1, Changed: func(uint64, router.Change) bool { return true }, Gone: func(id uint64) { gone <- id }, FirstToken: func(string) bool { return false },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.period.presence = 20 * time.Millisecond
+	s.link = link{
+		publish:   func(string, string, []byte) error { return nil },
+		connected: func() bool { return true },
+		breaks:    func() uint64 { return 0 },
+		room:      func() int { return 1 << 20 },
+	}
+	in, done := make(chan *nats.Msg, 1024), make(chan struct{})
+	var receiving sync.WaitGroup
+	receiving.Go(func() { s.receive(done, in) })
+	defer receiving.Wait()
+	defer close(done)
+	in <- &nats.Msg{Subject: s.presence, Data: []byte(`{"router_id":7,"started_ms":1,"sync_seq":1,"digest":"0000000000000000"}`)}
+	over := make(chan struct{})
+	var busy sync.WaitGroup
+	for range 8 { // so many that hardly ever nothing waits
+		busy.Go(func() {
+			for {
+				select {
+				case in <- &nats.Msg{Subject: s.topic, Data: []byte("no message")}:
+				case <-over:
+					return
+				}
+			}
+		})
+	}
+	defer busy.Wait()
+	defer close(over)
+	end := time.After(30 * time.Second)
+	for range 2 { // the first one is for what was held of it before it came
+		select {
+		case id := <-gone:
+			if id != 7 {
+				t.Errorf("%d is called gone, want 7", id)
+			}
+		case <-end:
+			t.Fatal("a replica that says nothing is never called gone")
+		}
 	}
 }

@@ -483,15 +483,22 @@ func (p *peers) replace(now time.Time, from *peer, all map[string]syncEvent) {
 	}
 }
 
-// tick does what time alone brings. read says that no message waits to be read.
-func (p *peers) tick(read bool) {
+// tick does what time alone brings. All messages that came before it have been taken.
+func (p *peers) tick() {
 	now := p.conf.Now()
 	stalled := now.Sub(p.ticked) > p.period.presence
 	p.ticked = now
-	if connected := p.link.connected(); !connected || !read || stalled {
-		// Who could not be heard is not silent.
+	if connected := p.link.connected(); !connected || stalled {
+		// Who could not be heard is not silent: it has the time that a presence takes once more.
+		// Without a connection that time does not even begin.
+		latest := now
+		if connected {
+			latest = now.Add(-3 * p.period.presence / 2)
+		}
 		for _, from := range p.all {
-			from.seen = now
+			if from.seen.Before(latest) {
+				from.seen = latest
+			}
 		}
 		if p.away = p.away || !connected; !connected {
 			return
