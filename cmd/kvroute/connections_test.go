@@ -20,7 +20,7 @@ import (
 func TestUnixSocket(t *testing.T) {
 	d := newStack(t, 2, []string{"--speed", "20"})
 	at := "unix:" + filepath.Join(d.dir, "kvroute.sock")
-	d.begin(t, "--extproc-address", at)
+	d.begin(t, "--extproc-address", at, "--http-address", heldAddress(t))
 	if d.router.at.Extproc != at {
 		t.Fatalf("kvroute is at %s", d.router.at.Extproc)
 	}
@@ -119,7 +119,7 @@ func TestWorkersOverHTTP2(t *testing.T) {
 
 	d := newStack(t, 0, nil)
 	d.secure.WorkerHTTP2 = true
-	refuses := closedPort(t)
+	refuses := heldAddress(t)
 	d.begin(t, append(staticFlags(t, d, "h2", strings.TrimPrefix(s.URL, "http://"), "dead", refuses), "--avoid-failing", "0", "--router-mode", "round-robin")...)
 	for range 4 {
 		outcomeOf(t, "the worker refuses the connection").check(t, d.send(t, "answer", false))

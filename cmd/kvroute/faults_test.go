@@ -66,15 +66,29 @@ func blackHole(t *testing.T) string {
 	return ""
 }
 
-// closedPort is an address that refuses connections.
-func closedPort(t *testing.T) string {
+// heldAddress is an address of loopback that refuses connections, but for those to a child
+// of ours that listens there. Nobody else gets it before the test ends, while such a child
+// is away least of all: a socket is bound to it that does not listen.
+func heldAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	syscall.CloseOnExec(fd)
+	// Children set it as well; without it they could not share the address.
+	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	at, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint("127.0.0.1:", at.(*syscall.SockaddrInet4).Port)
 }
 
 // atRest waits until no request is in flight, none waits, and no stream is open.
@@ -109,7 +123,7 @@ func TestWorkersThatCannotBeReached(t *testing.T) {
 		bad     string
 		atLeast time.Duration
 	}{
-		{row: "the worker refuses the connection", bad: closedPort(t)},
+		{row: "the worker refuses the connection", bad: heldAddress(t)},
 		{row: "the worker does not accept the connection", bad: hole, atLeast: 400 * time.Millisecond},
 	} {
 		t.Run(c.row, func(t *testing.T) {
@@ -137,7 +151,7 @@ func TestWorkersThatCannotBeReached(t *testing.T) {
 	t.Run("neither", func(t *testing.T) {
 		d := newStack(t, 0, nil)
 		d.unrouted = true
-		d.begin(t, append(staticFlags(t, d, "refuses", closedPort(t), "swallows", hole), "--router-mode", "round-robin", "--avoid-failing", "0")...)
+		d.begin(t, append(staticFlags(t, d, "refuses", heldAddress(t), "swallows", hole), "--router-mode", "round-robin", "--avoid-failing", "0")...)
 		for i := range 4 {
 			outcomeOf(t, "the second choice fails as well").check(t, d.send(t, fmt.Sprint(i), i%2 == 0))
 			atRest(t, d)

@@ -18,7 +18,7 @@ import (
 // both.
 func (d *demonstration) startReplicas(t *testing.T) (replicas [2]*child) {
 	t.Helper()
-	second, err := startChild(t.Context(), d.dir, "kvroute-2", "serve", "--decision-headers", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+	second, err := startChild(t.Context(), d.dir, "kvroute-2", "serve", "--decision-headers", "--extproc-address", heldAddress(t), "--http-address", heldAddress(t),
 		"--nats-url", d.bus.url(), "--replica", "kvroute-2")
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func (c *child) again(t *testing.T, dir string) *child {
 // break: none of them notices, and nearly all requests are decided.
 func TestRollingRestartsHarmNobody(t *testing.T) {
 	d := newStack(t, 2, []string{"--speed", "50"})
-	d.begin(t, "--replica", "kvroute-1", "--drain-delay", "2s", "--drain-timeout", "10s")
+	d.begin(t, "--extproc-address", heldAddress(t), "--http-address", heldAddress(t), "--replica", "kvroute-1", "--drain-delay", "2s", "--drain-timeout", "10s")
 	replicas := d.startReplicas(t)
 
 	ctx, stop := context.WithCancel(t.Context())

@@ -107,7 +107,7 @@ func (s *soak) one(t *testing.T, rng *rand.Rand) {
 // kvroute; and when all is well again nothing is left of anything.
 func TestSoak(t *testing.T) {
 	d := newStack(t, 3, []string{"--speed", "20", "--num-gpu-blocks", "16384"})
-	d.begin(t, "--avoid-failing", "100ms", "--drain-delay", "1500ms", "--drain-timeout", "10s")
+	d.begin(t, "--extproc-address", heldAddress(t), "--http-address", heldAddress(t), "--avoid-failing", "100ms", "--drain-delay", "1500ms", "--drain-timeout", "10s")
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	ctx, stop := context.WithCancel(t.Context())
