@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -449,6 +450,7 @@ func TestManyStreamsAtOnce(t *testing.T) {
 	defer client.CloseIdleConnections()
 	const streams = 2000
 	errs := make(chan error, streams)
+	var undecided atomic.Int64
 	for i := range streams {
 		wg.Go(func() {
 			req, err := http.NewRequestWithContext(t.Context(), "POST", d.envoy.URL()+chatPath, strings.NewReader(chatBody(fmt.Sprint("stream ", i), 30, true)))
@@ -466,8 +468,10 @@ func TestManyStreamsAtOnce(t *testing.T) {
 			switch {
 			case err != nil:
 				errs <- err
-			case resp.StatusCode != 200 || !bytes.HasSuffix(body, []byte("data: [DONE]\n\n")) || resp.Header.Get("X-Dynamo-Reason") == "":
-				errs <- fmt.Errorf("stream %d: status %d, reason %q, end %q", i, resp.StatusCode, resp.Header.Get("X-Dynamo-Reason"), body[max(0, len(body)-40):])
+			case resp.StatusCode != 200 || !bytes.HasSuffix(body, []byte("data: [DONE]\n\n")):
+				errs <- fmt.Errorf("stream %d: status %d, end %q", i, resp.StatusCode, body[max(0, len(body)-40):])
+			case resp.Header.Get("X-Dynamo-Reason") == "":
+				undecided.Add(1)
 			}
 		})
 	}
@@ -485,8 +489,21 @@ func TestManyStreamsAtOnce(t *testing.T) {
 			t.Errorf("worker %s got %d of %d equal streams", w.Name, w.Routed, streams)
 		}
 	}
-	if n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_failed"); err != nil || n != 0 {
-		t.Errorf("Envoy counts %d failed streams, %v", n, err)
+	stat := func(name string) int64 {
+		n, err := d.envoy.Stat(t.Context(), name)
+		if err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	// Where the machine is too busy to take a connection within Envoy's time for that, the
+	// streams that waited for it fail open.
+	var unconnected int64
+	if stat("cluster.kvroute.upstream_cx_connect_timeout") > 0 {
+		unconnected = stat("cluster.kvroute.upstream_rq_pending_failure_eject")
+	}
+	if failed := stat("http.llm.ext_proc.kvroute.streams_failed"); failed > unconnected || undecided.Load() > failed {
+		t.Errorf("%d streams are not decided, Envoy counts %d failed ones, and %d without a connection", undecided.Load(), failed, unconnected)
 	}
 }
 
