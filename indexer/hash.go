@@ -53,6 +53,29 @@ func AppendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64
 	return dst
 }
 
+// AppendHashes is [AppendLocalHashes] and [AppendSequenceHashes] of the whole prompt at
+// once, each to a slice of its own: a processor works on the one while it waits for the
+// other, of which each depends on the one before.
+func AppendHashes(local, sequence []uint64, tokens []uint32, blockSize int, seed uint64) (locals, sequences []uint64) {
+	n := len(tokens) / max(1, blockSize)
+	if blockSize != 16 || n == 0 {
+		at := len(local)
+		local = AppendLocalHashes(local, tokens, blockSize, seed)
+		return local, AppendSequenceHashes(sequence, local[at:])
+	}
+	local, sequence = slices.Grow(local, n), slices.Grow(sequence, n)
+	m := newMixer(seed)
+	prev := m.hash16((*[16]uint32)(tokens))
+	local, sequence = append(local, prev), append(sequence, prev)
+	for range n - 1 {
+		tokens = tokens[16:]
+		own := m.hash16((*[16]uint32)(tokens))
+		prev = NextSequenceHash(prev, own)
+		local, sequence = append(local, own), append(sequence, prev)
+	}
+	return local, sequence
+}
+
 // appendLocalHashes is the same for blocks of any size.
 func appendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
 	var stack [1024]byte // blocks of up to 256 tokens need no heap

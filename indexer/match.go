@@ -60,9 +60,9 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 	}
 	w := walk{dst: m.Device, last: m.Last, alive: alive}
 	x.gate.rlock()
+	now := x.gate.clock.Add(1) // before others take the gate's cache line
 	if n := x.root.kids.get(local[0]); n != nil {
 		w.walk(n, local)
-		now := x.gate.clock.Add(1)
 		w.end.used.Store(now)
 		if lower && x.lower.Load() > 0 {
 			if end := m.goOn(n, local); end != nil {

@@ -348,21 +348,16 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 // load fills in what a worker is and does, whatever the request.
 func (c *core) load(now time.Time, ord int, in *scorer.Input) {
 	e, load := &c.entries[ord], c.slots.Load(ord)
-	*in = scorer.Input{
-		PendTokens:       load.PendTokens,
-		ActiveRequests:   load.Requests,
-		WaitingRequests:  load.Waiting,
-		DecodeTokens:     load.DecodeTokens,
-		ActiveBlocks:     load.Blocks,
-		CPU:              e.info.CPU,
-		DecodeOnly:       e.info.Role == Decode,
-		MaxBatchedTokens: e.info.MaxBatchedTokens,
-		MaxRequests:      e.info.MaxNumSeqs,
-		LastCold:         e.cold,
-		Key:              e.key,
-	}
-	if e.info.TotalKVBlocks > 0 {
-		in.KVUse = min(1, float64(max(load.Blocks, e.reported(now)))/float64(e.info.TotalKVBlocks))
+	// Field by field, since a literal would be made elsewhere and copied here.
+	*in = scorer.Input{}
+	in.PendTokens, in.DecodeTokens = load.PendTokens, load.DecodeTokens
+	in.ActiveRequests, in.WaitingRequests, in.ActiveBlocks = load.Requests, load.Waiting, load.Blocks
+	info := e.info
+	in.CPU, in.DecodeOnly = info.CPU, info.Role == Decode
+	in.MaxBatchedTokens, in.MaxRequests = info.MaxBatchedTokens, info.MaxNumSeqs
+	in.LastCold, in.Key = e.cold, e.key
+	if info.TotalKVBlocks > 0 {
+		in.KVUse = min(1, float64(max(load.Blocks, e.reported(now)))/float64(info.TotalKVBlocks))
 	}
 }
 

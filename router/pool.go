@@ -37,8 +37,10 @@ type pool struct {
 	changes atomic.Uint64
 	size    atomic.Int64
 
+	_  [64]byte // what is above is read without the lock
 	mu quickMutex
-	// mu guards the fields below.
+	_  [56]byte // who waits for the lock looks at it, and not at what its holder changes
+	// mu guards the field below.
 	core core
 }
 

@@ -18,8 +18,10 @@ import (
 // To look a decision up by its id is to look at all: somebody asks once in a
 // while, and every request would pay for a map.
 type ring struct {
-	last atomic.Uint64 // number of the last request
 	kept []place
+	_    [64]byte      // whoever reads the field above need not wait for who changes the one below
+	last atomic.Uint64 // number of the last request
+	_    [56]byte
 }
 
 type place struct {

@@ -110,7 +110,6 @@ func (c *core) end(now time.Time, id string) (silent bool) {
 		}
 	}
 	c.ended++
-	silent = c.slots.Waits(id)
-	c.slots.Free(id)
+	_, silent = c.slots.End(id)
 	return silent
 }

@@ -123,7 +123,7 @@ func New(conf Config) (*Router, error) {
 // The errors are those of this package, wrapped, and ctx's. ctx is looked at
 // between the steps of a decision. Only a request with an ID waits, and only if
 // there is a queue.
-func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) {
+func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, err error) {
 	s := r.scratch.Get().(*scratch)
 	defer r.release(s)
 	s.request = req
@@ -149,7 +149,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (Decision, error) 
 			r.conf.Observe(Observation{ID: req.ID, Card: t.card, Model: p.model, Address: d.Address, BlockSize: p.blockSize, Prompt: req.Prompt, IDs: s.tokens})
 		}
 	}
-	answer := *d
+	answer = *d
 	if req.WantTokens {
 		answer.Tokens = r.tokensFor(t, p, s)
 	}
@@ -178,8 +178,10 @@ func (r *Router) prepare(s *scratch) (target, error) {
 	if err := req.check(); err != nil {
 		return t, fmt.Errorf("router: model %q: %w", bounded(req.Model), err)
 	}
-	s.question = question{Request: req, lora: t.lora, adapter: t.adapter, explain: req.Explain || req.ID != "" && r.conf.KeepDecisions > 0, workspace: &s.workspace}
+	// It is empty; a literal would be made elsewhere and copied here, as below.
 	q := &s.question
+	q.Request, q.lora, q.adapter, q.workspace = req, t.lora, t.adapter, &s.workspace
+	q.explain = req.Explain || req.ID != "" && r.conf.KeepDecisions > 0
 	if r.conf.Sessions.TTL > 0 && req.Session != "" {
 		q.session = max(1, scorer.DrawKey(req.Session))
 	}
@@ -191,7 +193,9 @@ func (r *Router) prepare(s *scratch) (target, error) {
 		slices.SortFunc(s.taints, func(a, b taint) int { return strings.Compare(a.name, b.name) })
 		q.taints = s.taints
 	}
-	s.decision = Decision{ID: req.ID, Model: t.pools[0].model, Mode: r.conf.Mode, Labels: req.Labels}
+	d := &s.decision
+	*d = Decision{}
+	d.ID, d.Model, d.Mode, d.Labels = req.ID, t.pools[0].model, r.conf.Mode, req.Labels
 	return t, nil
 }
 
@@ -200,9 +204,11 @@ func (req *Request) check() error {
 	if b := req.Blocks; b != nil && (len(b.Local) != len(b.Sequence) || b.Tokens < 0 || b.Tokens > scorer.MostTokens) {
 		return fmt.Errorf("%w: %d local and %d sequence hashes of %d tokens", ErrBadBlocks, len(b.Local), len(b.Sequence), b.Tokens)
 	}
-	for name, weight := range req.PreferredTaints {
-		if math.IsNaN(weight) || math.IsInf(weight, 0) {
-			return fmt.Errorf("%w: weight of the preferred taint %q is %v, want a finite number", ErrBadRequest, bounded(name), weight)
+	if len(req.PreferredTaints) > 0 { // to begin such a loop costs more than all else here
+		for name, weight := range req.PreferredTaints {
+			if math.IsNaN(weight) || math.IsInf(weight, 0) {
+				return fmt.Errorf("%w: weight of the preferred taint %q is %v, want a finite number", ErrBadRequest, bounded(name), weight)
+			}
 		}
 	}
 	switch {
@@ -362,8 +368,7 @@ func (r *Router) hash(p *pool, s *scratch) {
 	case tokenizer.Exact, tokenizer.Remote, tokenizer.None:
 	}
 	start := r.conf.Now()
-	s.local = indexer.AppendLocalHashes(s.local[:0], tokens, p.blockSize, seed)
-	s.sequence = indexer.AppendSequenceHashes(s.sequence[:0], s.local)
+	s.local, s.sequence = indexer.AppendHashes(s.local[:0], s.sequence[:0], tokens, p.blockSize, seed)
 	q.local, q.sequence = s.local, s.sequence
 	s.decision.PromptBlocks = len(s.local)
 	s.at = r.conf.Now()

@@ -139,12 +139,6 @@ func (s *Slots) TakeInferred() []Inference {
 	return taken
 }
 
-// Waits says whether a request has a slot, and no first token.
-func (s *Slots) Waits(id string) bool {
-	n, exists := s.ids[id]
-	return exists && !s.slots[n].started
-}
-
 func (s *Slots) pace(worker int) *pace {
 	for len(s.paces) <= worker {
 		s.paces = append(s.paces, pace{})

@@ -181,11 +181,12 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	n, since := s.vacancy(), now.Sub(s.epoch)
 	s.ids[id] = n
 	t, w := &s.slots[n], &s.workers[b.Worker]
-	*t = slot{
-		id: id, worker: int32(b.Worker), blockSize: int32(b.BlockSize),
-		prompt: min(max(0, b.PromptTokens), MostTokens), expected: min(max(0, b.ExpectedOutput), MostTokens),
-		replica: b.Replica, unseen: b.Unseen, number: b.Number, added: since, seen: since, owned: b.Owned, free: b.PrefillUntracked, blocks: !b.BlocksUntracked, taken: true,
-	}
+	// It is empty.
+	t.id, t.worker, t.blockSize, t.taken = id, int32(b.Worker), int32(b.BlockSize), true
+	t.prompt, t.expected = min(max(0, b.PromptTokens), MostTokens), min(max(0, b.ExpectedOutput), MostTokens)
+	t.replica, t.number, t.unseen, t.owned = b.Replica, b.Number, b.Unseen, b.Owned
+	t.added, t.seen = since, since
+	t.free, t.blocks = b.PrefillUntracked, !b.BlocksUntracked
 	if !b.PrefillUntracked {
 		t.pend = max(0, t.prompt-max(0, b.CachedTokens))
 	}
@@ -282,11 +283,20 @@ func (s *Slots) Age(now time.Time, id string) (age time.Duration, taken bool) {
 // Free gives the slot of a request back. It returns false, and changes nothing,
 // if the id has none.
 func (s *Slots) Free(id string) bool {
+	existed, _ := s.End(id)
+	return existed
+}
+
+// End is [Slots.Free], and says whether the request was still waiting for its first
+// token, as far as is known.
+func (s *Slots) End(id string) (existed, waited bool) {
 	n, exists := s.ids[id]
-	if exists {
-		s.drop(n)
+	if !exists {
+		return false, false
 	}
-	return exists
+	waited = !s.slots[n].started
+	s.drop(n)
+	return true, waited
 }
 
 // FreeRemote is [Slots.Free] for what a replica tells. Its messages may arrive in
