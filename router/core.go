@@ -26,7 +26,7 @@ import (
 //   - changes grows with every ordinal handed out, so overlaps counted before a
 //     change are not mistaken for those of an ordinal's new worker.
 //   - Whoever waits is in the queue once, and leaves it once: admitted, with an
-//     error, or taken out by its caller.
+//     error, taken out by its caller, or freed. waiting has the same requests.
 //   - After each input, the first of each lane of the queue must still wait, or
 //     has been asked to count its overlap anew.
 type core struct {
@@ -44,6 +44,7 @@ type core struct {
 	slots    scorer.Slots
 	sessions sessions
 	queue    *scorer.Queue[*waiter] // nil if nobody waits
+	waiting  map[string]*waiter     // who is in the queue, by id
 	epoch    time.Time              // beginning of the queue's time
 	changes  uint64
 	turn     uint64 // booked requests so far
@@ -83,6 +84,7 @@ func newCore(conf *Config, blockSize int) core {
 	}
 	if conf.Queue.Threshold != nil {
 		c.queue = scorer.NewQueue[*waiter](conf.Queue.Policy, conf.Queue.Limit)
+		c.waiting = make(map[string]*waiter)
 	}
 	return c
 }

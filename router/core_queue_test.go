@@ -95,8 +95,8 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 					t.Fatalf("seed %d: %s ends with %v", seed, w.q.ID, w.err)
 				}
 			}
-			if c.queue.Len() != len(m.waiting) {
-				t.Fatalf("seed %d: %d wait, want %d", seed, c.queue.Len(), len(m.waiting))
+			if c.queue.Len() != len(m.waiting) || len(c.waiting) != len(m.waiting) {
+				t.Fatalf("seed %d: %d wait and %d by id, want %d", seed, c.queue.Len(), len(c.waiting), len(m.waiting))
 			}
 			if c.slots.Len() != len(m.on) {
 				t.Fatalf("seed %d: %d slots, want %d", seed, c.slots.Len(), len(m.on))
@@ -161,7 +161,13 @@ func TestQueueAgainstASlowModel(t *testing.T) {
 				at := rnd.IntN(len(m.waiting))
 				w := m.waiting[at]
 				m.waiting = slices.Delete(m.waiting, at, at+1)
-				settle(c.giveUp(now, w))
+				if rnd.IntN(2) == 0 {
+					settle(c.giveUp(now, w))
+				} else if c.dismiss(w.q.ID) != w || !w.done || !errors.Is(w.err, ErrFreed) || c.dismiss(w.q.ID) != nil {
+					t.Fatalf("seed %d: %s was freed, and has not left: %v", seed, w.q.ID, w.err)
+				} else {
+					settle(c.pump(now))
+				}
 			case op < 18 || op == 18 && len(m.waiting) > 5:
 				settle(c.expire(now))
 				for _, w := range m.waiting {

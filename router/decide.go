@@ -36,11 +36,17 @@ type question struct {
 
 	workspace *workspace
 
+	flights *flights // where its ticket is good; nil for a request without an id
+	ticket  ticket
+
 	// Of a booking.
 	ordinal    int
 	generation uint64 // entry.since of the worker
 	silent     bool   // no events of it are expected
 }
+
+// landed says whether a request that is being decided was freed already.
+func (q *question) landed() bool { return q.flights != nil && !q.flights.holds(q.ticket) }
 
 // taint is one of Request.PreferredTaints. They are added up in one order, or the
 // same request could round to another cost.

@@ -91,6 +91,14 @@ func (f *flights) change(t ticket, fl flight) bool {
 	return true
 }
 
+// holds says whether a ticket is good: its flight has not landed.
+func (f *flights) holds(t ticket) bool {
+	p := &f.parts[t.part]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return t.flight.number == t.number
+}
+
 // replace is change for who has no ticket, but a copy of the flight.
 func (f *flights) replace(id string, fl flight) bool {
 	p := &f.parts[f.part(id)]

@@ -59,6 +59,7 @@ func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, woken
 	if w.item, err = c.queue.Push(place, w); err != nil {
 		return nil, woken, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
 	}
+	c.waiting[q.ID] = w
 	return w, append(woken, c.pump(now)...), nil
 }
 
@@ -96,7 +97,7 @@ func (c *core) pump(now time.Time) (woken []*waiter) {
 			w.err = nil
 			return false
 		}
-		w.done = true
+		c.leave(w, w.err)
 		w.d.QueueTime = now.Sub(w.since)
 		woken = append(woken, w)
 		return true
@@ -110,7 +111,7 @@ func (c *core) expire(now time.Time) (woken []*waiter) {
 		return nil
 	}
 	for _, it := range c.queue.Expire(now.Sub(c.epoch)) {
-		it.Value.done, it.Value.err = true, ErrTooLate
+		c.leave(it.Value, ErrTooLate)
 		woken = append(woken, it.Value)
 	}
 	return append(woken, c.pump(now)...)
@@ -125,8 +126,27 @@ func (c *core) giveUp(now time.Time, w *waiter) (woken []*waiter) {
 	case w.err == nil:
 		c.slots.Free(w.q.ID)
 	}
-	w.done, w.err = true, context.Canceled
+	c.leave(w, context.Canceled)
 	return c.pump(now)
+}
+
+// dismiss takes the request with an id out of the queue, which was freed. It returns
+// its waiter, nil if it does not wait.
+func (c *core) dismiss(id string) *waiter {
+	w := c.waiting[id]
+	if w != nil {
+		c.queue.Remove(w.item)
+		c.leave(w, ErrFreed)
+	}
+	return w
+}
+
+// leave notes that a waiter has left the queue, and how.
+func (c *core) leave(w *waiter, err error) {
+	w.done, w.err = true, err
+	if c.waiting[w.q.ID] == w { // else another request has its id by now
+		delete(c.waiting, w.q.ID)
+	}
 }
 
 // wakeAll tells waiters that something has happened to them. The pool's lock is
@@ -150,6 +170,9 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scr
 	}()
 	if w.q.Waiting != nil {
 		w.q.Waiting()
+	}
+	if w.q.landed() {
+		return ErrFreed // before it stood in the queue, where that is seen
 	}
 	var late <-chan time.Time
 	if t := w.q.TTFTTarget; t > 0 {

@@ -348,7 +348,7 @@ func TestQueueUnderLoad(t *testing.T) {
 func TestQueueOfTheFreed(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			r := queued(t, router.QueueConfig{}, 1)
+			r := queued(t, router.QueueConfig{Limit: 1}, 1) // its place is free as well
 			occupy(t, r, "x", 1, "XY", false)
 			l := line{r: r}
 			l.join(t.Context(), t, router.Request{ID: "A", Tokens: own("A", 2)})
@@ -359,10 +359,11 @@ func TestQueueOfTheFreed(t *testing.T) {
 			if again {
 				second.join(t.Context(), t, router.Request{ID: "A", Tokens: own("B", 2)})
 			}
-			r.Free("x")
+			// It leaves at once, and not when there is room.
 			if err := l.err("A"); !errors.Is(err, router.ErrFreed) {
 				t.Errorf("the freed request ended with %v, want ErrFreed", err)
 			}
+			r.Free("x")
 			if again {
 				// Its id was taken by another one, which gets the place or must try
 				// again; in no case do both.
@@ -380,4 +381,41 @@ func TestQueueOfTheFreed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Nor does it wait who is freed before it stands in the queue.
+func TestFreedBeforeItWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r *router.Router
+		freed, busy := 0, false
+		r = newRouter(t, router.Config{Queue: router.QueueConfig{Threshold: new(1.)}, Now: func() time.Time {
+			if r != nil && !busy {
+				busy = true // Free asks for the time, too
+				if r.Free("A") {
+					freed++
+				}
+				busy = false
+			}
+			return time.Now()
+		}}, 0)
+		w := worker(1)
+		w.MaxBatchedTokens = 8
+		set(t, r, w)
+		occupy(t, r, "x", 1, "XY", false)
+		ended := make(chan error, 1)
+		go func() {
+			_, err := r.BestWorker(t.Context(), router.Request{ID: "A", Model: "m", Tokens: own("A", 2)})
+			ended <- err
+		}()
+		synctest.Wait()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, router.ErrFreed) || freed != 1 {
+				t.Errorf("ended with %v, freed %d times; want ErrFreed", err, freed)
+			}
+		default:
+			t.Error("a freed request waits")
+			r.Free("x")
+		}
+	})
 }

@@ -387,6 +387,7 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	if !ok {
 		return ErrDuplicate
 	}
+	q.flights, q.ticket = r.flights, ticket
 	booked := false
 	defer func() {
 		if !booked {
@@ -404,7 +405,8 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	fl.first, fl.second, fl.held = s.decision.Worker, s.decision.Second.Worker, int32(s.decision.Second.OverlapBlocks)
 	fl.guess = p.known.guess(s.decision.Time, q)
 	if !r.flights.change(ticket, fl) {
-		// It was freed while it waited. Nobody will free its slot again.
+		// It was freed when it had its slot, and this was on its way here. Nobody will
+		// free that again.
 		fl.guess.withdraw()
 		p.tell(func(c *core) []*waiter {
 			now := r.conf.Now()
@@ -464,8 +466,13 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 	now := r.conf.Now()
 	var silent bool
 	fl.pool.tell(func(c *core) []*waiter {
-		silent = c.end(now, id)
-		return c.pump(now)
+		var woken []*waiter
+		if w := c.dismiss(id); w != nil {
+			woken = append(woken, w)
+		} else {
+			silent = c.end(now, id)
+		}
+		return append(woken, c.pump(now)...)
 	})
 	if silent && served {
 		r.noteFirstToken(fl.number, time.Time{}, SignEnd)
