@@ -540,16 +540,25 @@ func (c *config) check() error {
 		{"max-body-bytes", int64(c.MaxBodyBytes)},
 		{"max-streams", int64(c.MaxStreams)},
 		{"tokenizer-cache-bytes", int64(c.TokenizerCacheBytes)},
-		{"decision-timeout", int64(c.DecisionTimeout)},
-		{"queue-wait", int64(c.QueueWait)},
 		{"router-queue-limit", int64(c.RouterQueueLimit)},
-		{"trace-out-tpot", int64(c.TraceOutTPOT)},
-		{"state-interval", int64(c.StateInterval)},
 		{"max-index-blocks", int64(c.MaxIndexBlocks)},
-		{"drain-timeout", int64(c.DrainTimeout)},
 	} {
 		if n.value <= 0 {
 			bad(n.name, fmt.Sprint(n.value), "more than 0")
+		}
+	}
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{
+		{"decision-timeout", c.DecisionTimeout},
+		{"queue-wait", c.QueueWait},
+		{"trace-out-tpot", c.TraceOutTPOT},
+		{"state-interval", c.StateInterval},
+		{"drain-timeout", c.DrainTimeout},
+	} {
+		if d.value <= 0 {
+			bad(d.name, d.value.String(), "a time above 0s")
 		}
 	}
 	if c.ExtprocConnectionAge < 0 {

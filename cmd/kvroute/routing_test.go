@@ -295,7 +295,8 @@ func TestContradictoryRouting(t *testing.T) {
 		"--router-host-cache-hit-weight -1":                          "router-host-cache-hit-weight: scorer: host_cache_weight is -1",
 		"--router-disk-cache-hit-weight +Inf":                        "router-disk-cache-hit-weight: scorer: disk_cache_weight is +Inf",
 		"--overload-status 500":                                      `overload-status is "500"`,
-		"--queue-wait 0s":                                            "queue-wait",
+		"--queue-wait 0s":                                            `queue-wait is "0s", want a time above 0s`,
+		"--queue-wait -1.5s":                                         `queue-wait is "-1.5s", want a time above 0s`,
 		"--kv-overlap-score-weight 1 --router-prefill-load-scale 2":  "prefill_load_scale",
 	} {
 		status, _, stderr := runs(t, append([]string{"config"}, strings.Fields(flags)...)...)
