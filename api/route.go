@@ -10,6 +10,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -19,7 +20,8 @@ import (
 
 // question is the body of the requests that ask about a request. Only model and a
 // prompt are needed: token_ids, or prompt or messages with what belongs to it, as
-// in a request to the model.
+// in a request to the model. Ids beside one of these are refused, since nobody could
+// tell which one counts; only a prompt that is the same ids may stand there.
 type question struct {
 	Model     string `json:"model"`
 	RequestID string `json:"request_id"` // makes a decision a booking
@@ -113,6 +115,10 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		return bad("model", "the name of a model")
 	case q.TokenIDs == nil && req.Prompt.Prompt == nil && req.Prompt.Messages == nil:
 		return bad("token_ids", "a list of numbers, unless there is a prompt or messages")
+	case q.TokenIDs != nil && req.Prompt.Messages != nil:
+		return bad("token_ids", "absent beside messages: one of the two says what the prompt is")
+	case q.TokenIDs != nil && req.Prompt.Prompt != nil && !sameIDs(q.TokenIDs, req.Prompt.Prompt):
+		return bad("token_ids", "absent beside prompt, unless that is a list of the same ids")
 	case q.DPRank != nil && q.WorkerID == nil:
 		return bad("dp_rank", "beside a worker_id")
 	case math.IsNaN(q.TTFTTargetMS) || q.TTFTTargetMS < 0 || q.TTFTTargetMS > math.MaxInt32:
@@ -141,6 +147,12 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		}
 	}
 	return req, nil
+}
+
+// sameIDs says whether a prompt is a list of token ids, and of these.
+func sameIDs(ids []uint32, prompt []byte) bool {
+	var others []uint32
+	return json.Unmarshal(prompt, &others) == nil && slices.Equal(ids, others)
 }
 
 // span is a part of a body that may be absent or null.
