@@ -56,6 +56,7 @@ type core struct {
 	grown time.Time     // when outputs were estimated the last time
 	// looked is when it was looked for prefills that are due the last time.
 	looked time.Time
+	asked  Worker // for token ids the last time
 
 	*workspace // of the request that is being decided
 }

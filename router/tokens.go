@@ -48,19 +48,14 @@ func (r *Router) tokensFor(t target, p *pool, s *scratch) *Tokens {
 // busy computing answers late, and a late decision costs more than one by load.
 const remoteBudget = 300 * time.Millisecond
 
-// askWorker puts a worker's ids in the place of p, which is in text-block mode. It
-// stays that if nobody can be asked, or says anything in time.
+// askWorker puts a worker's ids in the place of prompt, which is in text-block mode. It
+// stays that if nobody can be asked, or says anything in time. The workers that take
+// requests are asked in turn: making ids of all prompts is no small work.
 func (r *Router) askWorker(ctx context.Context, p *pool, req *Request, prompt *tokenizer.Prompt) {
-	var at netip.AddrPort
 	p.mu.Lock()
-	for _, ord := range p.core.order {
-		if e := &p.core.entries[ord]; e.info.Health == Healthy && !e.info.Draining {
-			at = e.info.rankAddress(e.worker.DPRank)
-			break
-		}
-	}
+	at, ok := p.core.nextAsked()
 	p.mu.Unlock()
-	if !at.IsValid() {
+	if !ok {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, remoteBudget)
@@ -68,4 +63,28 @@ func (r *Router) askWorker(ctx context.Context, p *pool, req *Request, prompt *t
 	if ids, err := r.conf.Remote(ctx, at, req.Model, req.Prompt); err == nil {
 		*prompt = tokenizer.Prompt{IDs: ids, Exact: len(ids), Mode: tokenizer.Remote, Others: prompt.Others}
 	}
+}
+
+// nextAsked returns the address of the worker whose turn it is to be asked for ids.
+func (c *core) nextAsked() (at netip.AddrPort, ok bool) {
+	first := -1 // who takes requests, and is the first at all
+	for i, ord := range c.order {
+		e := &c.entries[ord]
+		if e.info.Health != Healthy || e.info.Draining {
+			continue
+		}
+		if e.worker.Compare(c.asked) > 0 {
+			first = i
+			break
+		}
+		if first < 0 {
+			first = i
+		}
+	}
+	if first < 0 {
+		return at, false
+	}
+	e := &c.entries[c.order[first]]
+	c.asked = e.worker
+	return e.info.rankAddress(e.worker.DPRank), true
 }

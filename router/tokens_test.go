@@ -194,10 +194,10 @@ func TestAWorkerSaysTheIDs(t *testing.T) {
 		}
 		return []uint32{7, 8, 9, 10}, nil
 	}}, 0)
-	for id := range uint64(2) {
-		w := worker(id + 1)
+	for id, health := range []router.Health{router.Healthy, router.Healthy, router.Degraded, router.Healthy} {
+		w := worker(uint64(id + 1))
 		w.BlockSize = 2
-		w.Draining = id == 0
+		w.Draining, w.Health = id == 0, health
 		set(t, r, w)
 	}
 	event := indexer.Event{Kind: indexer.Stored}
@@ -215,8 +215,10 @@ func TestAWorkerSaysTheIDs(t *testing.T) {
 	}
 	text := router.Prompt{Prompt: []byte(`"abcd"`)}
 	ask(text, tokenizer.Remote, 2)
-	if want := []string{"10.0.0.2:8000 m \"abcd\""}; !slices.Equal(asked, want) {
-		t.Errorf("asked %q, want %q: the worker that takes requests", asked, want)
+	ask(text, tokenizer.Remote, 2)
+	ask(text, tokenizer.Remote, 2)
+	if want := []string{"10.0.0.2:8000 m \"abcd\"", "10.0.0.4:8000 m \"abcd\"", "10.0.0.2:8000 m \"abcd\""}; !slices.Equal(asked, want) {
+		t.Errorf("asked %q, want %q: the workers that take requests, in turn", asked, want)
 	}
 	fail = true
 	ask(text, tokenizer.Bytes, 0)
