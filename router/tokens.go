@@ -86,5 +86,6 @@ func (c *core) nextAsked() (at netip.AddrPort, ok bool) {
 	}
 	e := &c.entries[c.order[first]]
 	c.asked = e.worker
-	return e.info.rankAddress(e.worker.DPRank), true
+	at = e.info.rankAddress(e.worker.DPRank)
+	return at, at.IsValid()
 }
