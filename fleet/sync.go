@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -26,10 +27,12 @@ import (
 // # What is promised
 //
 // What a replica tells leaves at most a millisecond after it happened, and is never
-// waited for: [Sync.Tell] does not block, nor does the bus. Messages can be lost; a
-// replica finds out within a presence (2 s) and asks for everything anew, so once
-// nobody books or loses anything the slots of all replicas are the union of all
-// replicas' requests. A replica that is not heard for three presences is gone, with
+// waited for: [Sync.Tell] does not block, nor does the bus. While no other replica has
+// been heard for a minute nothing leaves, for a message costs several times what a
+// decision does; one that comes hears of everything when it asks, as after any loss.
+// Messages can be lost; a replica finds out within a presence (2 s) and asks for
+// everything anew, so once nobody books or loses anything the slots of all replicas are
+// the union of all replicas' requests. A replica that is not heard for three presences is gone, with
 // all that it told. While our own connection is away nobody is called gone.
 //
 // # Invariants
@@ -44,7 +47,8 @@ import (
 //     noticed changes slots alone.
 //
 // Routers of Dynamo are understood, too. They have no presence and cannot be asked:
-// their requests end 300 s after they were told of, if nobody says so before.
+// their requests end 300 s after they were told of, if nobody says so before. One that
+// is the only other router hears of what happens behind its own first message.
 type Sync struct {
 	conf    SyncConfig
 	nc      *nats.Conn
@@ -55,7 +59,8 @@ type Sync struct {
 	// this one is answered.
 	topic, presence, answers string
 
-	queue syncQueue
+	queue    syncQueue
+	listened atomic.Int64 // when somebody was last there to listen, in ns since 1970
 
 	workers syncWorkers
 	greet   chan struct{} // a replica has come that should hear us soon
@@ -95,18 +100,19 @@ type period struct {
 }
 
 const (
-	syncDelay     = time.Millisecond // that the first change of a message waits for others
-	syncBatch     = 256              // changes in a message
-	syncLimit     = 100_000          // changes that wait to be sent
-	syncInbox     = 1 << 16          // messages that wait to be read
-	syncWorkerFor = time.Minute      // for which a request waits for its worker to be known
-	syncGhostFor  = 300 * time.Second
-	syncEarlyFor  = 30 * time.Second // for which a first token, or an end, waits for its request
-	syncMemory    = 1 << 16          // of those, at most
-	syncPeers     = 1024             // replicas listened to, at most
-	syncRequests  = 1 << 18          // requests of one of them, at most
-	syncLate      = 100 * time.Millisecond
-	syncAnswers   = 50 * time.Millisecond // between two answers to those who ask for all
+	syncDelay      = time.Millisecond // that the first change of a message waits for others
+	syncBatch      = 256              // changes in a message
+	syncLimit      = 100_000          // changes that wait to be sent
+	syncInbox      = 1 << 16          // messages that wait to be read
+	syncWorkerFor  = time.Minute      // for which a request waits for its worker to be known
+	syncGhostFor   = 300 * time.Second
+	syncEarlyFor   = 30 * time.Second // for which a first token, or an end, waits for its request
+	syncMemory     = 1 << 16          // of those, at most
+	syncPeers      = 1024             // replicas listened to, at most
+	syncRequests   = 1 << 18          // requests of one of them, at most
+	syncLate       = 100 * time.Millisecond
+	syncQuietAfter = time.Minute           // without anybody who listens; who is only not heard still hears
+	syncAnswers    = 50 * time.Millisecond // between two answers to those who ask for all
 )
 
 // link is the bus, so that tests can have a worse one.
@@ -153,6 +159,7 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 	}
 	s.topic, s.presence, s.answers = conf.Scope.Topic(syncTopic), conf.Scope.Own(presenceTopic), conf.Scope.Own("dump", wire.WorkerKey(conf.ID))
 	s.queue.limit = syncLimit
+	s.queue.quiet.Store(true)
 	s.queue.wake, s.queue.full = make(chan struct{}, 1), make(chan struct{}, 1)
 	return s, nil
 }
@@ -251,6 +258,8 @@ func (s *Sync) send(done <-chan struct{}, asked <-chan *nats.Msg) {
 			case <-done:
 				return
 			}
+			o.take()
+		case <-s.queue.full: // while nobody listens
 			o.take()
 		case <-tick.C:
 			o.present()

@@ -30,6 +30,9 @@ type syncWorld struct {
 	calm     bool    // nothing is lost: then no first token is that another replica noticed
 
 	live map[string]*liveRequest // the slow model: by replica and id
+	// Requests whose first token another replica noticed: its word may be on its way, and
+	// would be taken for one about the next request of that name.
+	noticed map[string]bool
 }
 
 type syncReplica struct {
@@ -51,7 +54,6 @@ type liveRequest struct {
 	replica, worker int
 	id, prompt      string // a letter is a block
 	started         bool
-	noticed         bool // by another replica, whose word may be on its way
 }
 
 const syncBlock = 8
@@ -72,7 +74,7 @@ func interleave(r *rand.Rand, by map[uint64][][]byte) (all [][]byte) {
 }
 
 func newSyncWorld(t testing.TB, seed uint64, n int, workers ...uint64) *syncWorld {
-	w := &syncWorld{t: t, rand: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1_755_000_000, 0), workers: workers, live: map[string]*liveRequest{}}
+	w := &syncWorld{t: t, rand: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1_755_000_000, 0), workers: workers, live: map[string]*liveRequest{}, noticed: map[string]bool{}}
 	for range n {
 		w.join()
 	}
@@ -326,18 +328,18 @@ func (w *syncWorld) step() {
 		if w.rand.IntN(2) == 0 {
 			id = fmt.Sprintf("%016x-%s", r.id, id)
 		}
-		if w.live[fmt.Sprint(r.number, "/", id)] == nil {
+		if key := fmt.Sprint(r.number, "/", id); w.live[key] == nil && !w.noticed[key] {
 			w.book(r, id)
 		}
 	case n < 8 && owner != nil:
-		if owner.router.MarkPrefillCompleted(q.id) == q.started && !q.noticed {
+		if owner.router.MarkPrefillCompleted(q.id) == q.started && !w.noticed[key] {
 			w.t.Fatalf("the first token of %s was news: %v", key, q.started)
 		}
 		q.started = true
 	case n < 9 && owner != nil && len(q.id) > 17 && w.calm:
 		// Another replica notices it, if it knows of the request.
 		if r != owner && r.router.MarkPrefillCompleted(q.id) {
-			q.started, q.noticed = true, true
+			q.started, w.noticed[key] = true, true
 		}
 	case n < 10 && owner != nil:
 		to := w.rand.IntN(len(w.workers))
@@ -396,5 +398,53 @@ func checkTold(t *testing.T, told []router.Change) {
 		default:
 			started[c.ID] = was || c.Kind == router.FirstToken
 		}
+	}
+}
+
+// Who is alone tells nobody, and one that comes knows of all the same, also of what
+// happens while it asks. Who was left alone stays silent after a while.
+func TestSyncAlone(t *testing.T) {
+	w := newSyncWorld(t, 1, 1, 11, 12)
+	first := w.replicas[0]
+	told := func() (n int) {
+		for _, m := range first.inbox {
+			if m.Subject == first.sync.topic {
+				n++
+			}
+		}
+		return n
+	}
+	w.settle()
+	for i := range 3 * syncBatch {
+		w.book(first, fmt.Sprint("before", i))
+	}
+	first.out.take()
+	first.out.present()
+	if told() > 0 || len(first.sync.queue.wake) > 0 || first.out.sequence == 0 {
+		t.Fatalf("%d messages to nobody, %d calls to send one, next is number %d", told(), len(first.sync.queue.wake), first.out.sequence)
+	}
+
+	second := w.join()
+	second.number = 1
+	w.deliver(second, len(second.inbox)) // hears the first, which has not heard it
+	w.book(first, "between")
+	w.deliver(first, len(first.inbox)) // hears it, and says again where it stands
+	w.book(first, "behind")
+	w.settle()
+	w.check("together")
+	w.book(first, "later")
+	first.out.take()
+	if told() == 0 {
+		t.Fatal("with another replica there nothing is told")
+	}
+
+	w.kill(second)
+	w.settle()
+	w.now = w.now.Add(syncQuietAfter)
+	w.settle()
+	w.book(first, "alone again")
+	first.out.take()
+	if told() > 0 {
+		t.Fatal("a request is told to nobody")
 	}
 }

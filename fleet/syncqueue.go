@@ -4,6 +4,7 @@ package fleet
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvroute/kvroute/router"
 )
@@ -16,6 +17,9 @@ import (
 type syncQueue struct {
 	limit      int
 	wake, full chan struct{} // have room for one
+	// quiet says that nobody listens: changes wake nobody before they are a message's
+	// worth. Who ends it takes what has gathered.
+	quiet atomic.Bool
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -76,7 +80,9 @@ func (q *syncQueue) put(c *router.Change) (lost string) {
 		one.from = -1
 	}
 	q.changes = append(q.changes, one)
-	signal(q.wake)
+	if !q.quiet.Load() {
+		signal(q.wake)
+	}
 	if len(q.changes) >= syncBatch {
 		signal(q.full)
 	}

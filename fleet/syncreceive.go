@@ -167,6 +167,7 @@ func (p *peers) peer(now time.Time, id uint64) *peer {
 		}
 		from = &peer{id: id, seen: now, requests: make(map[string]heldRequest)}
 		p.all[id] = from
+		p.queue.quiet.Store(false)
 	}
 	return from
 }
@@ -535,6 +536,10 @@ func (p *peers) tick() {
 		}
 	}
 	maps.DeleteFunc(p.early, func(_ earlyMark, at time.Time) bool { return now.Sub(at) > syncEarlyFor })
+	if len(p.all) > 0 {
+		p.listened.Store(now.UnixNano())
+	}
+	p.queue.quiet.Store(now.UnixNano()-p.listened.Load() > int64(syncQuietAfter))
 	p.metrics.hold(len(p.all), active)
 }
 

@@ -35,11 +35,12 @@ func newOutgoing(s *Sync) *outgoing {
 	return &outgoing{Sync: s, mirror: make(map[string]*ownRequest)}
 }
 
-// take sends what the router told.
+// take sends what the router told. While nobody listens it only notes it, and that there
+// was something by a number in the sequence: who held an earlier state misses it.
 func (o *outgoing) take() {
-	told := o.queue.take(o.told)
+	told, quiet := o.queue.take(o.told), o.queue.quiet.Load()
 	o.events = o.events[:0]
-	n := 0
+	n, skipped := 0, false
 	for i := range told.changes {
 		c := &told.changes[i]
 		if c.from >= 0 {
@@ -47,6 +48,13 @@ func (o *outgoing) take() {
 		}
 		e, ok := o.note(&c.Change)
 		if !ok {
+			continue
+		}
+		if quiet && c.Owner == 0 {
+			if !skipped {
+				skipped = true
+				o.sequence++
+			}
 			continue
 		}
 		before := len(o.events)
@@ -142,6 +150,7 @@ func (o *outgoing) post(subject string, sequence uint64, payload []byte) {
 
 // present says that this replica is there, and what others should hold of it.
 func (o *outgoing) present() {
+	o.take()
 	if !o.link.connected() {
 		return
 	}
@@ -162,6 +171,10 @@ func (o *outgoing) answer(to []string) {
 	if len(to) == 0 {
 		return
 	}
+	o.take()
+	// Who asked listens, though its presence may not have been read yet.
+	o.listened.Store(o.conf.Now().UnixNano())
+	o.queue.quiet.Store(false)
 	const part = 512 << 10
 	var parts [][]byte
 	var buf []byte
