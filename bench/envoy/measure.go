@@ -276,38 +276,3 @@ func report(s shape, variants []*variant, got map[int][]sample) (out []bench.Fig
 	}
 	return out
 }
-
-// texts makes prompts: a beginning that many share, and an end of their own.
-type texts struct {
-	rng    *rand.Rand
-	words  []string
-	shared string
-}
-
-func newTexts(rng *rand.Rand) *texts {
-	t := &texts{rng: rng}
-	for range 4000 {
-		w := make([]byte, 2+rng.IntN(9))
-		for i := range w {
-			w[i] = "etaoinshrdlucmfwypvbgk"[min(rng.IntN(22), rng.IntN(22))]
-		}
-		t.words = append(t.words, string(w))
-	}
-	t.shared = t.text(1 << 20)
-	return t
-}
-
-func (t *texts) text(size int) string {
-	var b strings.Builder
-	for b.Len() < size {
-		b.WriteString(t.words[t.rng.IntN(len(t.words))])
-		b.WriteByte(' ')
-	}
-	return b.String()[:size]
-}
-
-// body is a chat request of about size bytes; seven tenths of it are the same in all.
-func (t *texts) body(size, tokens int) []byte {
-	return fmt.Appendf(nil, bodyBegin+`"stream":%v,"messages":[{"role":"system","content":%q},{"role":"user","content":%q}]}`,
-		tokens, tokens > 0, t.shared[:size*7/10], t.text(size*3/10))
-}
