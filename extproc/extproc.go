@@ -56,13 +56,15 @@
 //
 // # Concurrency
 //
-// Each stream has the goroutine that gRPC gives its handler, which owns all state,
-// and one that does nothing but receive, so that the end of the stream interrupts
-// a decision and a drain does not wait for Envoy. The receiver ends when the
-// handler returns, at the latest.
+// Each stream has the goroutine that gRPC gives its handler, which owns all state. A
+// main stream has one more that does nothing but receive, so that the end of the stream
+// interrupts a decision and a drain does not wait for Envoy. The receiver ends when the
+// handler returns, at the latest. An observing stream needs none: a drain ends its
+// context, and by that its wait.
 package extproc
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -71,7 +73,6 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -81,6 +82,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/tap"
 )
 
 // What counts as the first token of a response.
@@ -260,8 +262,8 @@ type Server struct {
 	// ends without them had no response.
 	told atomic.Bool
 
-	drained sync.Once
-	drain   chan struct{} // closed by Drain
+	drained context.Context // ends with Drain
+	drain   context.CancelFunc
 }
 
 // New returns a server that asks r. It fails if a setting is out of range, naming
@@ -282,16 +284,17 @@ func New(conf Config, r Router) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{
+	s := &Server{
 		conf: conf, router: r, metrics: m, forms: f,
 		prefix: IDPrefix(conf.RouterID),
-		drain:  make(chan struct{}),
-	}, nil
+	}
+	s.drained, s.drain = context.WithCancel(context.Background())
+	return s, nil
 }
 
 // ServerOptions are the options that a gRPC server for Envoy needs: room for the
 // largest body in one message, windows that let such a body through without
-// waiting, and tolerance for Envoy's keepalive.
+// waiting, tolerance for Envoy's keepalive, and an end of observing streams with [Server.Drain].
 func (s *Server) ServerOptions() []grpc.ServerOption {
 	// A body somewhat above the limit should get its 413. Above what gRPC takes
 	// it breaks the stream, and Envoy goes on without us.
@@ -300,6 +303,7 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 		grpc.MaxRecvMsgSize(s.conf.MaxBodyBytes + above),
 		grpc.InitialWindowSize(1 << 20),
 		grpc.InitialConnWindowSize(16 << 20),
+		grpc.InTapHandle(endable),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	}
 }
@@ -315,7 +319,29 @@ func (s *Server) Register(to grpc.ServiceRegistrar) { extprocv3.RegisterExternal
 // responses come to us in chunks (full duplex), which stay to their end. Call it when
 // the health service has told Envoy to send no new streams, and the gRPC server's
 // GracefulStop after it.
-func (s *Server) Drain() { s.drained.Do(func() { close(s.drain) }) }
+func (s *Server) Drain() { s.drain() }
+
+func (s *Server) draining() bool { return s.drained.Err() != nil }
+
+// endKey is what the function that ends a stream's context is kept under there.
+type endKey struct{}
+
+// endable gives the context of a new stream an end that is ours to call. gRPC's own ends
+// only when the handler returns, and so does a wait for a message by it.
+func endable(ctx context.Context, _ *tap.Info) (context.Context, error) {
+	ctx, end := context.WithCancel(ctx)
+	return context.WithValue(ctx, endKey{}, end), nil
+}
+
+// endWithDrain ends a stream's context when the server drains, until stop is called. On a
+// server without [Server.ServerOptions] it does nothing, and the drain waits for the stream.
+func (s *Server) endWithDrain(ctx context.Context) (stop func() bool) {
+	end, _ := ctx.Value(endKey{}).(context.CancelFunc)
+	if end == nil {
+		return func() bool { return false }
+	}
+	return context.AfterFunc(s.drained, end)
+}
 
 // kind is a kind of stream.
 type kind uint8
@@ -328,6 +354,30 @@ const (
 
 func (k kind) String() string { return [...]string{"main", "observer"}[k] }
 
+// How streams end, beside the states of main ones.
+const (
+	endPanic      = "panic"
+	endLimit      = "limit"
+	endUnrouted   = "unrouted"
+	endElsewhere  = "elsewhere"
+	endNoEvents   = "no_events"
+	endFirstToken = "first_token"
+	endEnded      = "ended"
+	endDraining   = "draining"
+)
+
+// ends are the ends that streams of a kind may have.
+func ends(k kind) []string {
+	all := []string{endPanic, endLimit}
+	if k == observerStream {
+		return append(all, endUnrouted, endElsewhere, endNoEvents, endFirstToken, endEnded, endDraining)
+	}
+	for s := range states {
+		all = append(all, s.String())
+	}
+	return all
+}
+
 // metaRole is the metadata that Envoy's configuration tells observing streams by.
 // They also have headerRequestID.
 const metaRole = "x-dynamo-role"
@@ -339,7 +389,7 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 	if first(metadata.ValueFromIncomingContext(g.Context(), metaRole)) == "observer" {
 		k = observerStream
 	}
-	end := "panic"
+	end := endPanic
 	defer func() { s.metrics.ended(k, end) }()
 	defer s.recoverPanic(k)
 
@@ -349,11 +399,11 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 	defer s.open[k].Add(-1)
 	switch {
 	case k == observerStream && open > int64(s.conf.MaxStreams):
-		end = "limit"
+		end = endLimit
 	case k == observerStream:
 		end = s.observe(g, first(metadata.ValueFromIncomingContext(g.Context(), headerRequestID)))
 	case open > int64(s.conf.MaxStreams):
-		end = "limit"
+		end = endLimit
 		s.failOpen(failLimit, nil)
 	default:
 		end = s.serve(g)

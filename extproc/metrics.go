@@ -25,6 +25,7 @@ type metrics struct {
 	queries   metric.Int64Counter
 
 	kinds [kinds]metric.MeasurementOption
+	how   [kinds]map[string]metric.MeasurementOption // streams end
 }
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
@@ -55,6 +56,10 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 	}
 	for k := range kinds {
 		m.kinds[k] = label("kind", k.String())
+		m.how[k] = make(map[string]metric.MeasurementOption)
+		for _, end := range ends(k) {
+			m.how[k][end] = metric.WithAttributeSet(attribute.NewSet(attribute.String("kind", k.String()), attribute.String("end", end)))
+		}
 	}
 	return &m, nil
 }
@@ -68,10 +73,8 @@ func label(name, value string) metric.MeasurementOption {
 
 func (m *metrics) opened(k kind, n int64) { m.streams.Add(context.Background(), n, m.kinds[k]) }
 
-// ended counts the end of a stream; end is from our own set of names.
-func (m *metrics) ended(k kind, end string) {
-	m.ends.Add(context.Background(), 1, m.kinds[k], label("end", end))
-}
+// ended counts the end of a stream; end is one of [ends].
+func (m *metrics) ended(k kind, end string) { m.ends.Add(context.Background(), 1, m.how[k][end]) }
 
 func (m *metrics) failedOpen(why failure) {
 	m.failOpen.Add(context.Background(), 1, label("reason", why.String()))

@@ -18,36 +18,43 @@ import (
 func (s *Server) observe(g extprocv3.ExternalProcessor_ProcessServer, id string) string {
 	switch {
 	case id == "" || id == "-": // Envoy's word for "no such header"
-		return "unrouted"
+		return endUnrouted
 	case !s.conf.Synced && !strings.HasPrefix(id, s.prefix):
-		return "elsewhere"
+		return endElsewhere
 	}
-	ctx, cancel, in := receive(g)
-	defer cancel(errEnded)
+	defer s.endWithDrain(g.Context())()
 	var events firstEvent
 	for {
-		select {
-		case req := <-in:
-			switch r := req.GetRequest().(type) {
-			case *extprocv3.ProcessingRequest_ResponseHeaders:
-				if !isEventStream(r.ResponseHeaders) || r.ResponseHeaders.GetEndOfStream() {
-					return "no_events"
-				}
-			case *extprocv3.ProcessingRequest_ResponseBody:
-				if events.in(r.ResponseBody.GetBody()) {
-					s.router.FirstToken(id, router.SignObserver)
-					return "first_token"
-				}
-				if r.ResponseBody.GetEndOfStream() {
-					return "no_events"
-				}
-			}
-		case <-ctx.Done():
-			return "ended"
-		case <-s.drain:
-			return "draining"
+		req, err := g.Recv()
+		switch {
+		case err != nil && s.draining():
+			return endDraining
+		case err != nil:
+			return endEnded
+		}
+		if end := s.heed(&events, id, req); end != "" {
+			return end
 		}
 	}
+}
+
+// heed takes a message, and returns how the stream ends with it, "" if it goes on.
+func (s *Server) heed(events *firstEvent, id string, req *extprocv3.ProcessingRequest) string {
+	switch r := req.GetRequest().(type) {
+	case *extprocv3.ProcessingRequest_ResponseHeaders:
+		if !isEventStream(r.ResponseHeaders) || r.ResponseHeaders.GetEndOfStream() {
+			return endNoEvents
+		}
+	case *extprocv3.ProcessingRequest_ResponseBody:
+		if events.in(r.ResponseBody.GetBody()) {
+			s.router.FirstToken(id, router.SignObserver)
+			return endFirstToken
+		}
+		if r.ResponseBody.GetEndOfStream() {
+			return endNoEvents
+		}
+	}
+	return ""
 }
 
 // isEventStream reports whether events will follow. A complete JSON answer comes

@@ -58,7 +58,7 @@ func (s *stream) picked(a *extprocv3.ProcessingResponse) *extprocv3.ProcessingRe
 // that speaks the protocol has nowhere else to send it. It does so if there is one
 // model only, and else leaves it to the gateway.
 func (s *stream) pickAny(ctx context.Context, m message) bool {
-	err := s.ask(ctx, router.Request{
+	err := s.ask(ctx, &router.Request{
 		Owned: true, Unread: true, Unseen: true, AllowedAddresses: s.steering.allowed,
 		WantSecond: s.server.conf.SecondChoice != SecondNone,
 	})

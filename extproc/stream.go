@@ -82,11 +82,12 @@ var (
 // serve plays a main stream to its end and returns the name of the state that it
 // ended in. However it ends, the slot is freed.
 func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer) string {
+	deepen(0)
 	st := &stream{server: s, grpc: g}
 	defer st.free()
 	ctx, cancel, in := receive(g)
 	defer cancel(errEnded)
-	drain := s.drain
+	drain := s.drained.Done()
 	for {
 		// First of all, for select takes any that is ready.
 		if s.draining() && drain != nil {
@@ -111,15 +112,6 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer) string {
 	}
 }
 
-func (s *Server) draining() bool {
-	select {
-	case <-s.drain:
-		return true
-	default:
-		return false
-	}
-}
-
 // receive hands over the messages of g until g ends, which ends the context that
 // it returns; so does cancel, which the caller owes. A message is handed over
 // before the next is received, and the end is noticed while a message is worked
@@ -131,6 +123,7 @@ func receive(g extprocv3.ExternalProcessor_ProcessServer) (ctx context.Context, 
 	ctx, cancel = context.WithCancelCause(g.Context())
 	in := make(chan *extprocv3.ProcessingRequest)
 	go func() {
+		deepenSome(0)
 		for {
 			req, err := g.Recv()
 			if err != nil {
@@ -377,7 +370,7 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	}
 	// A fleet that becomes known while the request is decided was not known to it.
 	starting := s.server.conf.Started != nil && !s.server.conf.Started()
-	err := s.ask(ctx, req)
+	err := s.ask(ctx, &req)
 	switch {
 	case err == nil:
 		s.state = routed
@@ -468,7 +461,7 @@ func (s *stream) forward(fields *openai.Body, m message, body []byte) []byte {
 // ask gets a decision from the router. It takes as long as a decision may; if the
 // request has to wait for a worker, Envoy is told to be patient, and it may take
 // as long as a wait may.
-func (s *stream) ask(ctx context.Context, req router.Request) error {
+func (s *stream) ask(ctx context.Context, req *router.Request) error {
 	conf := &s.server.conf
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -491,7 +484,7 @@ func (s *stream) ask(ctx context.Context, req router.Request) error {
 	s.id = s.server.newID()
 	s.booked = true // before the call, which may panic behind its booking
 	req.ID = s.id
-	d, err := s.server.router.BestWorker(ctx, req)
+	d, err := s.server.router.BestWorker(ctx, *req)
 	if err != nil {
 		// Nothing is booked, or somebody else's: see router.ErrDuplicate.
 		s.booked = false
