@@ -110,6 +110,9 @@ type sample struct {
 func measure(ctx context.Context, o options, variants []*variant) (figures []bench.Figure, err error) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	texts := newTexts(rng)
+	if figures, err = idle(ctx, variants, max(o.length, time.Second)); err != nil {
+		return nil, err
+	}
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
 	for _, s := range shapes() {
 		if !strings.Contains(s.name, o.only) {
@@ -133,6 +136,29 @@ func measure(ctx context.Context, o options, variants []*variant) (figures []ben
 			fmt.Fprintf(os.Stderr, "%s: round %d of %d\n", s.name, round+1, rounds)
 		}
 		figures = append(figures, report(s, variants, got)...)
+	}
+	return figures, nil
+}
+
+// idle returns what the servers compute while nobody asks them, which is in what a request
+// seems to take.
+func idle(ctx context.Context, variants []*variant, length time.Duration) (figures []bench.Figure, err error) {
+	begun := variants[1:3]
+	before := make([]time.Duration, len(begun))
+	for i, v := range begun {
+		if before[i], err = cpu(v.server.cmd.Process.Pid); err != nil {
+			return nil, err
+		}
+	}
+	start := time.Now()
+	pause(ctx, length)
+	for i, v := range begun {
+		after, err := cpu(v.server.cmd.Process.Pid)
+		if err != nil {
+			return nil, err
+		}
+		ms := (after - before[i]).Seconds() * 1e3 / time.Since(start).Seconds()
+		figures = append(figures, bench.Figure{What: "idle: server's CPU a second, " + v.name, Unit: "ms", Median: ms, Min: ms, Max: ms})
 	}
 	return figures, nil
 }
