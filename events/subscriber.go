@@ -55,6 +55,8 @@ type Subscriber struct {
 	answers map[uint64]*collected // by query
 	wanted  [len(feeds) + 1]int   // workers, by feed
 	demand  chan struct{}         // closed when wanted has changed
+	resting bool                  // Run looks at the clock less often
+	wake    chan struct{}         // has room for one: there is something to ask again
 }
 
 // NewSubscriber returns a subscriber on a connection that stays its caller's.
@@ -78,6 +80,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 		tracker: newTracker(conf.Sink),
 		answers: make(map[uint64]*collected),
 		demand:  make(chan struct{}),
+		wake:    make(chan struct{}, 1),
 	}
 	var err error
 	if s.metrics, err = newMetrics(conf.Meter, s); err != nil {
@@ -100,7 +103,8 @@ func inbox(nc *nats.Conn) string {
 
 // Periods of [Subscriber.Run].
 const (
-	tickEvery   = 20 * time.Millisecond // how exact the times of queries are
+	tickEvery   = 20 * time.Millisecond  // how exact the times of queries are
+	restEvery   = 100 * time.Millisecond // the same while nothing is to be asked
 	lossesEvery = time.Second
 	expireEvery = 5 * time.Second
 )
@@ -139,7 +143,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	defer tick.Stop()
 	defer losses.Stop()
 	defer expire.Stop()
-	connection := s.nc.Stats().Reconnects
+	connection, every := s.nc.Stats().Reconnects, tickEvery
 	for lost := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -149,8 +153,14 @@ func (s *Subscriber) Run(ctx context.Context) error {
 				}
 			}
 			return nil
+		case <-s.wake:
+			every = tickEvery
+			tick.Reset(every)
 		case <-tick.C:
-			s.tick(ctx)
+			if next := s.tick(ctx); next != every {
+				every = next
+				tick.Reset(every)
+			}
 			if now := s.nc.Stats().Reconnects; now != connection && s.nc.IsConnected() {
 				connection = now
 				s.audit("NATS was away")
@@ -367,6 +377,7 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, da
 			s.conf.Log.Warn("two publishers speak for one rank; its blocks are not cleared any more", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
 		}
 	}
+	s.wakeLocked()
 	return gap
 }
 
@@ -376,11 +387,25 @@ func (s *Subscriber) Missed(workerID uint64, dpRank uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tracker.missed(s.conf.Now(), workerID, dpRank)
+	s.wakeLocked()
 }
 
-// tick lets the tracker look at the clock and sends what it asks for.
-func (s *Subscriber) tick(ctx context.Context) {
+// wakeLocked has Run look at the clock often if something is to be asked now.
+func (s *Subscriber) wakeLocked() {
+	if s.resting && s.tracker.repairs.busy() {
+		s.resting = false
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// tick lets the tracker look at the clock and sends what it asks for. It returns when to
+// do so again: fifty looks a second would be half of what an idle router computes.
+func (s *Subscriber) tick(ctx context.Context) (next time.Duration) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	now := s.conf.Now()
 	s.tracker.tick(now)
 	s.sendLocked(ctx, now)
@@ -389,7 +414,10 @@ func (s *Subscriber) tick(ctx context.Context) {
 			delete(s.answers, id) // nobody waits for the rest
 		}
 	}
-	s.mu.Unlock()
+	if s.resting = !s.tracker.repairs.busy(); s.resting {
+		return restEvery
+	}
+	return tickEvery
 }
 
 // sendLocked sends queries. While NATS is away it would only store those for others
