@@ -79,6 +79,10 @@ type Config struct {
 	// BodyMode is how Envoy hands over the request's body. Default [Buffered].
 	BodyMode BodyMode
 
+	// EngineLoad has engines asked, with each request, to say in its response how busy
+	// they are (endpoint-load-metrics), for kvroute to read; clients do not see it.
+	EngineLoad bool
+
 	// NoObserver leaves out the filter that sees the first token. kvroute must
 	// then be told how else to notice it.
 	NoObserver bool

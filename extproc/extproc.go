@@ -83,6 +83,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/tap"
+
+	"github.com/kvroute/kvroute/router"
 )
 
 // What counts as the first token of a response.
@@ -167,6 +169,11 @@ type Config struct {
 	// for filters that cannot be configured so but have allow_mode_override, such as
 	// Envoy Gateway's. Bodies must be buffered there.
 	ModeOverride bool
+
+	// LoadReport, if not nil, is told of each header of a worker's response in which
+	// the engine says how busy it is: the name begins with endpoint-load-metrics. The
+	// worker is the one that served. It must not block.
+	LoadReport func(w router.Worker, header, value string)
 
 	// Started, if not nil, reports whether the fleet is known: until then requests
 	// that no worker is known for fail open instead of being refused. It must not

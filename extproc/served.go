@@ -68,12 +68,34 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	if !r.Address.IsValid() {
 		r.Address = servedBy(req)
 	}
+	if s.server.conf.LoadReport != nil && !r.Local {
+		s.load(req.GetResponseHeaders(), r.Address)
+	}
 	moved, avoided := s.server.router.Served(s.id, r)
 	if moved {
 		s.server.conf.Log.Debug("another worker served", "first", s.decision.Address, "served", r.Address)
 	}
 	for _, w := range avoided {
 		s.server.conf.Log.Warn("a worker failed and is avoided for a while", "worker", w.ID, "rank", w.DPRank, "status", r.Status, "local", r.Local)
+	}
+}
+
+// headerLoad begins the headers in which an engine says how busy it is.
+const headerLoad = "endpoint-load-metrics"
+
+// load hands on what the worker that served says of its load. Where Envoy does not
+// say who that was it is the one chosen; what others of the pool say is not for us.
+func (s *stream) load(h *extprocv3.HttpHeaders, served netip.AddrPort) {
+	for _, v := range h.GetHeaders().GetHeaders() {
+		if !strings.HasPrefix(v.GetKey(), headerLoad) {
+			continue
+		}
+		switch {
+		case !served.IsValid() || served == s.decision.Address:
+			s.server.conf.LoadReport(s.decision.Worker, v.GetKey(), value(v))
+		case served == s.decision.Second.Address:
+			s.server.conf.LoadReport(s.decision.Second.Worker, v.GetKey(), value(v))
+		}
 	}
 }
 

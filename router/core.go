@@ -3,6 +3,7 @@
 package router
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -220,6 +221,19 @@ func (c *core) report(now time.Time, w Worker, usedBlocks int, at time.Time) (kn
 		e.usedBlocks, e.usedAt = max(0, usedBlocks), at
 	}
 	return true
+}
+
+// reportUsage is report for a share of the worker's cache.
+func (c *core) reportUsage(now time.Time, w Worker, share float64, at time.Time) (known bool) {
+	ord, known := c.find(w)
+	if !known {
+		return false
+	}
+	info := c.entries[ord].info
+	if _, own := info.RankAddresses[w.DPRank]; info.TotalKVBlocks == 0 || info.DPSize > 1 && !own {
+		return false
+	}
+	return c.report(now, w, int(math.Round(share*float64(info.TotalKVBlocks))), at)
 }
 
 // growEvery is how old estimates of outputs may be: a fast engine fills a block in

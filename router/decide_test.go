@@ -288,6 +288,18 @@ func TestThresholds(t *testing.T) {
 				t.Error("a report of nobody was taken")
 			}
 
+			// The same as shares of 1,000 blocks, of those whose size is known.
+			set(func(th *scorer.Thresholds) { th.ActiveBlocks = &share })
+			if !r.SetEngineUsage(router.Worker{ID: 1}, .8, c.now) || !r.SetEngineUsage(router.Worker{ID: 2}, .801, c.now) {
+				t.Error("a share was not taken")
+			}
+			check("shares of 0.8 and 0.801", 1)
+			if r.SetEngineUsage(router.Worker{ID: 9}, 1, c.now) || r.SetEngineUsage(router.Worker{ID: 1, DPRank: 3}, 1, c.now) || r.SetEngineUsage(router.Worker{ID: 3}, 1, c.now) {
+				t.Error("a share of nobody, or of nobody knows how much, was taken")
+			}
+			c.pass(10*time.Second + time.Millisecond)
+			check("shares that are old", 1, 2)
+
 			tokens := 16
 			set(func(th *scorer.Thresholds) { th.PrefillTokens = &tokens })
 			occupy(t, r, "a", 1, "AB", false)

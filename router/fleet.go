@@ -198,6 +198,26 @@ func (r *Router) SetEngineLoad(w Worker, usedBlocks int, at time.Time) (known bo
 	return known
 }
 
+// SetEngineUsage is [Router.SetEngineLoad] for the share of its cache that a worker
+// says to use, 0 to 1, at its address. It returns false, too, if the worker's capacity
+// is not known, or if several of its ranks have that address: it may be anyone's then.
+func (r *Router) SetEngineUsage(w Worker, share float64, at time.Time) (known bool) {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	p := r.owners[w.ID]
+	if p == nil {
+		return false
+	}
+	now := r.conf.Now()
+	p.tell(func(c *core) []*waiter {
+		if known = c.reportUsage(now, w, share, at); !known {
+			return nil
+		}
+		return c.pump(now)
+	})
+	return known
+}
+
 // ModelThresholds are the thresholds of one base model.
 type ModelThresholds struct {
 	Model string

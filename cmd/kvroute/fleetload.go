@@ -33,6 +33,11 @@ func (s *server) rankLoads(info router.WorkerInfo, ranks map[uint32]fleet.Load) 
 	}
 }
 
+// engineUsage takes how full a worker says to be in a response.
+func (s *server) engineUsage(w router.Worker, usage float64) bool {
+	return s.router.SetEngineUsage(w, usage, time.Now())
+}
+
 // usedBlocks takes how full a rank is by what its engine says on the bus.
 func (s *server) usedBlocks(u events.UsedBlocks) {
 	s.router.SetEngineLoad(router.Worker{ID: u.WorkerID, DPRank: u.DPRank}, u.Blocks, time.Now())

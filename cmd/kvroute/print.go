@@ -122,5 +122,6 @@ func envoyFlags(fs *flag.FlagSet, c *envoy.Config, replicas, pool *list) {
 	fs.DurationVar(&c.MessageTimeout, "message-timeout", 0, "how `long` Envoy waits for kvroute (default 2s)")
 	fs.DurationVar(&c.RequestTimeout, "request-timeout", 0, "how `long` a client may take to send a request (default 5m)")
 	fs.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "the longest `silence` of a response, before its first token for example (default 1h)")
+	fs.BoolVar(&c.EngineLoad, "engine-load", false, "ask engines to say in each response how busy they are")
 	fs.BoolVar(&c.NoObserver, "no-observer", false, "leave out the filter that sees the first token")
 }

@@ -61,7 +61,7 @@ var theirs = map[string]string{
 	"golang.org/x/text":                      "tokenizer bench/conformance",
 	"golang.org/x/sync":                      "cmd/kvroute",
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest internal/epptest bench/envoy",
-	"google.golang.org/protobuf":             "extproc envoy internal/envoytest internal/epptest",
+	"google.golang.org/protobuf":             "extproc envoy fleet internal/envoytest internal/epptest",
 }
 
 // free are the modules that any package may import.

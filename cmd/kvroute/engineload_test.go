@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvroute/kvroute/envoy"
+)
+
+// With --engine-load an engine is asked with each request how busy it is; what it answers
+// reaches the router, in every way of handing over bodies, and not the client.
+func TestEnginesSayHowBusyTheyAre(t *testing.T) {
+	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.FullDuplex} {
+		t.Run(string(mode), func(t *testing.T) {
+			d := newStack(t, 0, nil)
+			d.bodyMode, d.secure.EngineLoad = mode, true
+			var report, asked atomic.Value
+			report.Store("JSON {}")
+			engine := func(w http.ResponseWriter, r *http.Request) {
+				asked.Store(strings.Join(r.Header.Values("Endpoint-Load-Metrics-Format"), "+"))
+				w.Header().Set("Content-Type", "application/json")
+				w.Header().Set("Endpoint-Load-Metrics", report.Load().(string)) //nolint:forcetypeassert // nothing else is stored
+				_ = json.NewEncoder(w).Encode(map[string]any{})
+			}
+			file := filepath.Join(d.dir, "kvroute.yaml")
+			text := "version: 1\nworkers:\n- {name: a, address: \"" + startHTTP(t, engine) + "\", models: [sim], block_size: 16, total_kv_blocks: 1000}\n"
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d.begin(t, "--config", file)
+			used := func() int { return workers(t, d)[0].EngineBlocks }
+			ask := func(outcome string) {
+				t.Helper()
+				resp, body := reply(t, d, "POST", chatPath, chatBody("how are you?", 2, false), http.Header{"Endpoint-Load-Metrics-Format": {"TEXT"}})
+				if got := asked.Load(); resp.StatusCode != 200 || got != "JSON" {
+					t.Errorf("status %d, the engine was asked for %q, want JSON once: %s", resp.StatusCode, got, body)
+				}
+				if got := resp.Header.Get("Endpoint-Load-Metrics"); got != "" {
+					t.Errorf("the client is told %q", got)
+				}
+				eventually(t, "no report is counted as "+outcome, func() bool {
+					_, metrics := get(t, "http://"+d.router.at.HTTP+"/metrics")
+					return level(metrics, `kvroute_fleet_load_reports_total{outcome="`+outcome+`"}`) != ""
+				})
+			}
+			says := func(text string, blocks int) {
+				t.Helper()
+				report.Store(text)
+				eventually(t, "the router does not learn "+text, func() bool { // a report counts for 10 s only
+					ask("taken")
+					return used() == blocks
+				})
+			}
+			says(`JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 0.0}}`, 250)
+			report.Store(`TEXT named_metrics.kv_cache_usage_perc=7`)
+			ask("bad")
+			if got := used(); got > 250 {
+				t.Errorf("behind a bad report %d blocks are used, want what was known", got)
+			}
+			if !strings.Contains(d.router.lastLines(), "what an engine says of its load is not readable") {
+				t.Error("nothing is logged of it")
+			}
+			says(`TEXT named_metrics.kv_cache_usage_perc=0.5`, 500)
+		})
+	}
+}
