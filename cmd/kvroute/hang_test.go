@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net"
+	"net/http"
+	"syscall"
+	"testing"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/kvroute/kvroute/envoy"
+)
+
+// mute takes streams and never answers on them.
+type mute struct {
+	extprocv3.UnimplementedExternalProcessorServer
+}
+
+func (mute) Process(s extprocv3.ExternalProcessor_ProcessServer) error {
+	<-s.Context().Done()
+	return nil
+}
+
+// startMute starts an external processor that is well by its own account.
+func startMute(t *testing.T) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	extprocv3.RegisterExternalProcessorServer(s, mute{})
+	healthpb.RegisterHealthServer(s, health.NewServer())
+	go func() { _ = s.Serve(l) }() // until Stop
+	t.Cleanup(s.Stop)
+	return l.Addr().String()
+}
+
+// A kvroute that hangs, as a process that stands still or one that lives and never
+// answers: Envoy goes on without it where it holds the request itself, and in full duplex
+// as soon as it can know.
+func TestARouterThatHangs(t *testing.T) {
+	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.BufferedPartial, envoy.Streamed, envoy.StreamedAhead, envoy.FullDuplex} {
+		duplex := mode == envoy.FullDuplex
+		t.Run(string(mode)+", never answers", func(t *testing.T) {
+			t.Parallel() // it waits, most of the time
+			d := newStack(t, 2, []string{"--speed", "20"})
+			d.bodyMode, d.unrouted, d.replicas = mode, true, []string{startMute(t)}
+			if d.secure.IdleTimeout = time.Minute; duplex {
+				d.secure.IdleTimeout = 2 * time.Second
+			}
+			d.begin(t)
+			want := outcomeOf(t, "kvroute hangs")
+			if duplex {
+				want = outcomeOf(t, "in full duplex kvroute lives and never answers")
+			}
+			for _, stream := range []bool{false, true} {
+				want.check(t, d.send(t, "hello", stream))
+			}
+			want.check(t, look(send(t, t.Context(), http.MethodGet, d.envoy.URL()+"/v1/models", "", nil)))
+		})
+		t.Run(string(mode)+", stands still", func(t *testing.T) {
+			t.Parallel()
+			d := newStack(t, 2, []string{"--speed", "5"})
+			d.bodyMode = mode
+			d.begin(t)
+			resp, err := send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("tell me a story", 1000, true), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			story, whole := make(chan sight, 1), make(chan sight, 1)
+			go func() { story <- look(resp, nil) }()
+			go func() { // has no headers yet
+				whole <- look(send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("and another one", 1000, false), nil))
+			}()
+			eventually(t, "two slots are not taken", func() bool { n, _, _ := inFlight(t, d); return n == 2 })
+			if err := d.router.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			asked, told := outcomeOf(t, "kvroute hangs"), outcomeOf(t, "kvroute hangs after the decision")
+			before := told
+			if duplex {
+				before = outcomeOf(t, "in full duplex kvroute hangs")
+				asked, told = outcomeOf(t, "in full duplex kvroute hangs"), outcomeOf(t, "in full duplex kvroute hangs after the decision")
+			}
+			asked.check(t, d.send(t, "hello", false))
+			told.check(t, <-story)
+			before.check(t, <-whole)
+			// It is known by now.
+			outcomeOf(t, "kvroute hangs").check(t, d.send(t, "hello", true))
+			if err := d.router.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			atRest(t, d)
+			eventually(t, "kvroute does not decide again", func() bool { return d.send(t, "hello", false).header.Get("X-Dynamo-Reason") != "" })
+		})
+	}
+}
