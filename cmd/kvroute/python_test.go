@@ -20,6 +20,17 @@ func TestPythonClient(t *testing.T) {
 	if err != nil {
 		t.Fatal("python3 is missing")
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	test := func(args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(ctx, python, append([]string{"-B"}, args...)...)
+		cmd.Dir = "../../bindings/python"
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+	test("test_transport.py")
 	d := &demonstration{out: io.Discard, dir: t.TempDir(), workers: 2}
 	d.load.Model = "sim"
 	t.Cleanup(func() {
@@ -37,11 +48,5 @@ func TestPythonClient(t *testing.T) {
 	if err := d.waitWorkers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, python, "-B", "test_client.py", "http://"+d.router.at.HTTP, "sim")
-	cmd.Dir = "../../bindings/python"
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	test("test_client.py", "http://"+d.router.at.HTTP, "sim")
 }

@@ -7,6 +7,10 @@ Differences: the router is named by url and model. The events of generate are th
 the worker's OpenAI endpoint, with text in choices, not token_ids. dp_rank needs a
 worker_id beside it. More arguments are fields of the HTTP API, by keyword.
 
+Requests go straight to url. Proxies that the environment names (http_proxy and the like,
+NO_PROXY or not) are not used: a router is inside of a cluster, and they would see its
+token and the prompts.
+
 Nothing but the standard library is needed. Methods are coroutines, as there; each
 HTTP request runs in a thread of asyncio's pool, so any number may be under way at
 once. The *_sync methods are the same without asyncio.
@@ -18,6 +22,8 @@ once. The *_sync methods are the same without asyncio.
 """
 
 import asyncio
+import datetime
+import email.utils
 import http.client
 import json
 import socket
@@ -31,12 +37,16 @@ import warnings
 __all__ = ["KvPushRouter", "KvRouter", "RouterError"]
 
 
+# The default one would take proxies from the environment.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 class RouterError(Exception):
     """What the router, or the worker behind it, answered instead of a result.
 
     status is the HTTP status, code the machine-readable reason or None, param the
-    field that is wrong or None, retry_after the seconds after which to come again
-    or None.
+    field that is wrong or None, retry_after the seconds, 0 or more, after which to come
+    again or None.
     """
 
     def __init__(self, status, message, code=None, param=None, retry_after=None):
@@ -56,8 +66,22 @@ def _error(answer):
         message, code, param = detail["message"], detail.get("code"), detail.get("param")
     except (ValueError, KeyError, TypeError):
         pass  # no JSON of ours; the text will do
-    retry = answer.headers.get("Retry-After")
-    return RouterError(answer.status, message, code, param, float(retry) if retry else None)
+    return RouterError(answer.status, message, code, param, _seconds(answer.headers.get("Retry-After")))
+
+
+def _seconds(retry):
+    """The seconds that a Retry-After says, which is a number of them or a date; None if
+    it says neither."""
+    retry = (retry or "").strip()
+    if retry.isascii() and retry.isdigit() and len(retry) < 10:
+        return float(retry)
+    try:
+        then = email.utils.parsedate_to_datetime(retry)
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return None
+    if then.tzinfo is None:  # "-0000": UTC
+        then = then.replace(tzinfo=datetime.timezone.utc)
+    return max(0.0, (then - datetime.datetime.now(datetime.timezone.utc)).total_seconds())
 
 
 class KvPushRouter:
@@ -86,7 +110,7 @@ class KvPushRouter:
         if self.token:
             request.add_unredirected_header("Authorization", "Bearer " + self.token)
         try:
-            return urllib.request.urlopen(request, timeout=self.timeout)
+            return _opener.open(request, timeout=self.timeout)
         except urllib.error.HTTPError as answer:
             with answer:
                 raise _error(answer) from None
