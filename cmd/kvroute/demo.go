@@ -265,7 +265,7 @@ func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 	c.CA, c.Cert, c.Key, c.ServerName = d.secure.CA, d.secure.Cert, d.secure.Key, d.secure.ServerName
 	c.MaxBodyBytes, c.MessageTimeout, c.MaxMessageTimeout = d.secure.MaxBodyBytes, d.secure.MessageTimeout, d.secure.MaxMessageTimeout
 	c.RequestTimeout, c.IdleTimeout, c.WorkerHTTP2 = d.secure.RequestTimeout, d.secure.IdleTimeout, d.secure.WorkerHTTP2
-	c.EngineLoad = d.secure.EngineLoad
+	c.EngineLoad, c.Pool = d.secure.EngineLoad, slices.Clone(d.secure.Pool)
 	for _, e := range d.engines {
 		if d.poolFile == "" {
 			c.Pool = append(c.Pool, e.at.HTTP)

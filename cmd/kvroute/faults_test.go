@@ -222,9 +222,7 @@ func TestClientsLeave(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := d.router.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			d.router.hold(t)
 			t.Cleanup(func() { _ = d.router.cmd.Process.Signal(syscall.SIGCONT) })
 			write(t, conn, request(hangs)+hangs)
 			eventually(t, "Envoy does not ask kvroute", func() bool {

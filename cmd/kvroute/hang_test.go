@@ -3,8 +3,12 @@
 package main
 
 import (
+	"bytes"
+	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -40,6 +44,25 @@ func startMute(t *testing.T) (address string) {
 	go func() { _ = s.Serve(l) }() // until Stop
 	t.Cleanup(s.Stop)
 	return l.Addr().String()
+}
+
+// hold makes a child stand still: all of its threads, which takes a moment.
+func (c *child) hold(t *testing.T) {
+	t.Helper()
+	if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, c.name+" does not stand still", func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", c.cmd.Process.Pid))
+		for _, name := range threads {
+			// The state stands behind the name, which is in brackets.
+			text, err := os.ReadFile(name)
+			if _, state, ok := bytes.Cut(text, []byte(") ")); err != nil || !ok || state[0] != 'T' {
+				return false
+			}
+		}
+		return err == nil && len(threads) > 0
+	})
 }
 
 // A kvroute that hangs, as a process that stands still or one that lives and never
@@ -80,9 +103,7 @@ func TestARouterThatHangs(t *testing.T) {
 				whole <- look(send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("and another one", 1000, false), nil))
 			}()
 			eventually(t, "two slots are not taken", func() bool { n, _, _ := inFlight(t, d); return n == 2 })
-			if err := d.router.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			d.router.hold(t)
 			asked, told := outcomeOf(t, "kvroute hangs"), outcomeOf(t, "kvroute hangs after the decision")
 			before := told
 			if duplex {

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -149,9 +148,7 @@ func dies(t *testing.T, d *demonstration, holds bool) {
 	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.router.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	d.router.hold(t)
 	started, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
 	if err != nil {
 		t.Fatal(err)

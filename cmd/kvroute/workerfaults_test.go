@@ -119,12 +119,6 @@ func TestWorkersFaults(t *testing.T) {
 // asked about are served by the pool.
 func TestAHangingRouterFailsOpen(t *testing.T) {
 	d := startStack(t, 2, []string{"--speed", "20"})
-	hold := func(signal syscall.Signal) {
-		t.Helper()
-		if err := d.router.cmd.Process.Signal(signal); err != nil {
-			t.Fatal(err)
-		}
-	}
 	ask := func(row string) (reason string, took time.Duration) {
 		t.Helper()
 		begin := time.Now()
@@ -133,7 +127,7 @@ func TestAHangingRouterFailsOpen(t *testing.T) {
 		return got.header.Get("X-Dynamo-Reason"), time.Since(begin)
 	}
 	hangs, dies := outcomeOf(t, "kvroute hangs"), outcomeOf(t, "kvroute dies while it decides")
-	hold(syscall.SIGSTOP)
+	d.router.hold(t)
 	if reason, took := ask(hangs.what); reason != "" || took < time.Second {
 		t.Errorf("decided %q after %v by a router that stands still", reason, took)
 	}
