@@ -4,12 +4,18 @@ package main
 
 import (
 	"crypto/tls"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
@@ -117,5 +123,77 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	c = defaults()
 	if secured, err := c.tls(nil); secured != nil || err != nil {
 		t.Errorf("without settings: %v, %v", secured, err)
+	}
+}
+
+// A new authority in the file is the only one that counts from then on: who has a
+// certificate of the old one's does not get in, not even by resuming a session.
+func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
+	old, fresh := envoytest.NewAuthority(t), envoytest.NewAuthority(t)
+	dir := t.TempDir()
+	c := defaults()
+	c.ExtprocTLSCert, c.ExtprocTLSKey, c.ExtprocTLSClientCA = old.Write(dir, "kvroute.internal")
+	clientOf := func(a *envoytest.Authority) *tls.Config {
+		cert, key, _ := a.Write(t.TempDir(), "envoy.internal")
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &tls.Config{
+			Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}, ClientSessionCache: tls.NewLRUClientSessionCache(8), ServerName: "kvroute.internal",
+			InsecureSkipVerify: true, //nolint:gosec // it is the server that is tested
+		}
+	}
+	secured, err := c.tls(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(secured))
+	healthpb.RegisterHealthServer(server, health.NewServer())
+	go func() { _ = server.Serve(l) }() // until Stop
+	t.Cleanup(server.Stop)
+	// ask connects anew, and reports whether it was let in and resumed a session.
+	ask := func(conf *tls.Config) (in, resumed bool) {
+		t.Helper()
+		conn, err := tls.Dial("tcp", l.Addr().String(), conf)
+		if err != nil {
+			return false, false
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		// In TLS 1.3 the server's refusal comes behind the handshake, its settings if there is none.
+		_, err = io.ReadFull(conn, make([]byte, 9))
+		return err == nil, conn.ConnectionState().DidResume
+	}
+	before := clientOf(old)
+	if in, _ := ask(before); !in {
+		t.Fatal("the old authority's client is not let in")
+	}
+	if in, resumed := ask(before); !in || !resumed {
+		t.Fatalf("the second time: let in %v, resumed %v; the test is of resumed sessions", in, resumed)
+	}
+	other := t.TempDir()
+	_, _, ca := fresh.Write(other, "x")
+	text, err := os.ReadFile(ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(c.ExtprocTLSClientCA, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	after := clientOf(fresh)
+	eventually(t, "the new authority's client is not let in", func() bool { in, _ := ask(after); return in })
+	if in, resumed := ask(before); in {
+		t.Errorf("the old authority's client is let in, resumed: %v", resumed)
+	}
+	before.ClientSessionCache = nil
+	if in, _ := ask(before); in {
+		t.Error("the old authority's client is let in with a new session")
 	}
 }

@@ -403,3 +403,32 @@ func TestConformanceHooks(t *testing.T) {
 		}
 	}
 }
+
+// The fallbacks of a choice are endpoints that the hint allows, too, and no endpoint is
+// named twice.
+func TestFallbacksAreInTheSubset(t *testing.T) {
+	conn, _ := picker(t)
+	all := strings.Split(*endpoints, ",")
+	for i := range all {
+		allowed := []string{all[i], all[(i+1)%len(all)]}
+		for range 5 {
+			s := open(t, conn)
+			s.Subset = subsetOf(allowed[0], allowed[1])
+			p := post(t, s, chat(fmt.Sprint("hello ", i)), 1<<20)
+			routedTo(t, p)
+			seen := map[string]bool{}
+			for _, e := range p.Endpoints() {
+				if seen[e] || !slices.Contains(allowed, e) {
+					t.Errorf("picked %s, allowed are %v, each once", p.Header, allowed)
+				}
+				seen[e] = true
+			}
+		}
+		s := open(t, conn)
+		s.Subset = subsetOf(all[i])
+		p := post(t, s, chat("alone"), 1<<20)
+		if routedTo(t, p); p.Header != all[i] {
+			t.Errorf("picked %s, allowed is %s alone", p.Header, all[i])
+		}
+	}
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// The suite for endpoint pickers is held against a kvroute that runs as a process, as it
+// would be against anybody's; and one that drains says so by the protocol's services.
+func TestThePickerSuiteAgainstAProcess(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	const endpoints = "10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000"
+	text := "version: 1\nworkers:\n"
+	for e := range strings.SplitSeq(endpoints, ",") {
+		text += "- {name: \"" + e + "\", address: \"" + e + "\", models: [m], block_size: 16}\n"
+	}
+	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", writeFile(t, text), "--endpoint-picker", "--allow-direct",
+		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "20s", "--drain-timeout", "20s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.stop)
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-v", "../../internal/epptest", "-addr", c.at.Extproc, "-model", "m", "-endpoints", endpoints).CombinedOutput()
+	if passed := strings.Count(string(out), "--- PASS: "); err != nil || passed < 14 || strings.Contains(string(out), "--- SKIP") {
+		t.Fatalf("%d tests pass, %v:\n%s", passed, err, out)
+	}
+
+	conn, err := grpc.NewClient(c.at.Extproc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for service, want := range map[string]healthpb.HealthCheckResponse_ServingStatus{
+		"": healthpb.HealthCheckResponse_NOT_SERVING, "readiness": healthpb.HealthCheckResponse_NOT_SERVING,
+		"envoy.service.ext_proc.v3.ExternalProcessor": healthpb.HealthCheckResponse_NOT_SERVING,
+		// It lives: nobody must kill it for draining.
+		"liveness": healthpb.HealthCheckResponse_SERVING,
+	} {
+		var got healthpb.HealthCheckResponse_ServingStatus
+		eventually(t, "the service "+service+" does not become "+want.String(), func() bool {
+			resp, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
+			got = resp.GetStatus()
+			return err == nil && got == want
+		})
+	}
+	c.kill(t)
+}
