@@ -3,12 +3,14 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 
@@ -50,8 +52,17 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 					t.Errorf("the filter has no %s: %s", want, text)
 				}
 			}
-			if got := len(hcm.GetEarlyHeaderMutationExtensions()); got != 1 {
-				t.Errorf("%d early header mutations: clients could name workers", got)
+			early := fmt.Sprint(hcm.GetEarlyHeaderMutationExtensions())
+			for _, name := range []string{
+				"x-dynamo-worker", "x-dynamo-worker-fallback", "x-dynamo-request-id", "x-dynamo-worker-list", "x-dynamo-prefill-worker", "x-prefiller-host-port",
+				"x-data-parallel-rank", "x-gateway-destination-endpoint",
+			} {
+				if !strings.Contains(early, `"`+name+`"`) {
+					t.Errorf("clients could say %s: %s", name, early)
+				}
+			}
+			if got := hcm.GetRequestTimeout().AsDuration(); got != 5*time.Minute {
+				t.Errorf("a client may take %v to send a request (0 is for ever), want 5m", got)
 			}
 			routes := dump.Routes[hcm.GetRds().GetRouteConfigName()].GetVirtualHosts()[0].GetRoutes()
 			asks := routes[len(routes)-1]
@@ -62,11 +73,18 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			if decided.GetCluster() != cluster || decided.GetRetryPolicy().GetNumRetries().GetValue() != 1 || !slices.Contains(decided.GetRetryPolicy().GetRetriableStatusCodes(), 503) || decided.GetTimeout().AsDuration() != 0 {
 				t.Errorf("what kvroute decided goes to %v", decided)
 			}
-			named := 0
+			named, settled := 0, 0
 			for _, c := range dump.Clusters {
+				// kvroute's own: whether it lives is asked, and more than 1,024 streams may be open.
+				if h := c.GetHealthChecks(); len(h) == 1 && h[0].GetGrpcHealthCheck() != nil && c.GetCircuitBreakers().GetThresholds()[0].GetMaxRequests().GetValue() == 40_000 {
+					settled++
+				}
 				if text := c.String(); strings.Contains(text, "x-dynamo-worker") {
 					named++
 				}
+			}
+			if settled != 1 {
+				t.Errorf("%d clusters are kvroute's with its health check and limits, want 1", settled)
 			}
 			if want := map[string]int{"endpoint-override": 1, "original-destination": 2}[variant]; named != want {
 				t.Errorf("%d clusters go where kvroute says, want %d", named, want)
