@@ -42,7 +42,8 @@ func picker(t *testing.T) (conn *grpc.ClientConn, own *router.Router) {
 	at := *addr
 	if at == "" {
 		own = ownRouter(t, strings.Split(*endpoints, ","))
-		s, err := extproc.New(extproc.Config{EndpointPicker: true, AllowDirect: true}, own)
+		// A busy machine is no reason to fail open here.
+		s, err := extproc.New(extproc.Config{EndpointPicker: true, AllowDirect: true, DecisionTimeout: patience}, own)
 		if err != nil {
 			t.Fatal(err)
 		}
