@@ -29,6 +29,7 @@ type connections struct{ taken atomic.Int64 }
 func (*connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
 func (*connections) HandleRPC(context.Context, stats.RPCStats)                         {}
 func (*connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
 func (c *connections) HandleConn(_ context.Context, s stats.ConnStats) {
 	if _, ok := s.(*stats.ConnBegin); ok {
 		c.taken.Add(1)

@@ -45,7 +45,8 @@ func LoadReport(header, value string) (usage float64, err error) {
 	if len(value) > maxReport {
 		return 0, fmt.Errorf("fleet: header %s has %d bytes, want %d at most", header, len(value), maxReport)
 	}
-	form, text := "", value
+	var form string
+	text := value
 	switch strings.TrimPrefix(header, LoadHeader) {
 	case "":
 		form, text, _ = strings.Cut(value, " ")
@@ -135,10 +136,10 @@ func binReport(text string) (map[string]float64, error) {
 		var name string
 		var v float64
 		err := eachField(entry, func(number protowire.Number, field []byte) error {
-			switch number {
-			case 1:
+			if number == 1 {
 				name = string(field)
-			case 2:
+			}
+			if number == 2 {
 				bits, n := protowire.ConsumeFixed64(field)
 				if n < 0 {
 					return errors.New("a named metric is no number")
