@@ -269,7 +269,7 @@ type Server struct {
 	// ends without them had no response.
 	told atomic.Bool
 
-	drained context.Context // ends with Drain
+	drained context.Context //nolint:containedctx // ends with Drain; context.AfterFunc wants one
 	drain   context.CancelFunc
 }
 

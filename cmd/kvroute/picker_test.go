@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -21,8 +22,8 @@ func TestThePickerSuiteAgainstAProcess(t *testing.T) {
 	}
 	const endpoints = "10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000"
 	text := "version: 1\nworkers:\n"
-	for e := range strings.SplitSeq(endpoints, ",") {
-		text += "- {name: \"" + e + "\", address: \"" + e + "\", models: [m], block_size: 16}\n"
+	for i, e := range strings.Split(endpoints, ",") {
+		text = fmt.Sprintf("%s- {name: w%d, address: %q, models: [m], block_size: 16}\n", text, i, e)
 	}
 	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", writeFile(t, text), "--endpoint-picker", "--allow-direct",
 		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "20s", "--drain-timeout", "20s")
