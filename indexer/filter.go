@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer
+
+import (
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"math"
+	"math/bits"
+	"sync/atomic"
+)
+
+// Filter is a lossy set of sequence hashes, a Bloom filter: what was added is always
+// found, and of what was not about 0.8 % is found, too, while it holds no more hashes
+// than it was made for. It is how a group of workers tells another router which
+// prefixes it has: of every fourth block or so (see [Index.Checkpoints]), 10 bits each.
+//
+// Hash h sets bits (lo32(h) + i·(hi32(h) | 1)) mod m for i from 0 to k-1, in 64-bit
+// arithmetic; m is a multiple of 64.
+//
+// One goroutine may add while any number of others ask: these find what was added
+// before they asked.
+type Filter struct {
+	words []atomic.Uint64
+	k     int
+	n     int // hashes that set a bit; of the adding goroutine
+}
+
+const (
+	filterBits   = 10 // a hash
+	filterHashes = 7  // what is best for 10 bits
+	// maxFilterHashes is how many bits a hash of others' filters may have: each costs
+	// time.
+	maxFilterHashes = 16
+	// maxFilterWords is 128 MB, for the checkpoints of 400 M blocks. Beyond 2^32 bits
+	// hashes would not reach all.
+	maxFilterWords = 1 << 24
+)
+
+// NewFilter returns an empty filter for n hashes: 10 bits each, in whole words of 64,
+// at least one and at most 1<<24.
+func NewFilter(n int) *Filter {
+	words := maxFilterWords
+	if n < maxFilterWords*64/filterBits {
+		words = max(1, (n*filterBits+63)/64)
+	}
+	return &Filter{words: make([]atomic.Uint64, words), k: filterHashes}
+}
+
+// first returns the first bit of a hash, and how far each further one is from the one
+// before, modulo m. Two divisions do for all bits; they take most of the time.
+func (f *Filter) first(h uint64) (at, step, m uint32) {
+	m = uint32(len(f.words) * 64)
+	return uint32(h) % m, (uint32(h>>32) | 1) % m, m
+}
+
+// next returns the bit that is a step behind another one. No sum exceeds 32 bits.
+func next(at, step, m uint32) uint32 {
+	if at += step; at >= m {
+		at -= m
+	}
+	return at
+}
+
+// Add adds a hash.
+func (f *Filter) Add(h uint64) {
+	at, step, m := f.first(h)
+	fresh := false
+	for range f.k {
+		word, bit := &f.words[at/64], uint64(1)<<(at%64)
+		if word.Load()&bit == 0 {
+			word.Or(bit)
+			fresh = true
+		}
+		at = next(at, step, m)
+	}
+	if fresh {
+		f.n++
+	}
+}
+
+// Has reports whether a hash was added, or looks as if it was.
+func (f *Filter) Has(h uint64) bool {
+	at, step, m := f.first(h)
+	for range f.k {
+		if f.words[at/64].Load()>>(at%64)&1 == 0 {
+			return false
+		}
+		at = next(at, step, m)
+	}
+	return true
+}
+
+// Overlap returns how many leading blocks of a prompt the filter knows: stride for
+// each of its consecutive checkpoints, which are blocks stride, 2·stride and so on,
+// from the first. Stride must be positive. Blocks behind the last checkpoint do not
+// count, and a checkpoint that is found wrongly does.
+func (f *Filter) Overlap(sequence []uint64, stride int) (blocks int) {
+	for blocks+stride <= len(sequence) && f.Has(sequence[blocks+stride-1]) {
+		blocks += stride
+	}
+	return blocks
+}
+
+// Bits returns m, Hashes k. Count is how many different hashes were added, less those
+// that were found wrongly then; the goroutine that adds may ask.
+func (f *Filter) Bits() int   { return len(f.words) * 64 }
+func (f *Filter) Hashes() int { return f.k }
+func (f *Filter) Count() int  { return f.n }
+
+// FalsePositives estimates which share of the hashes that were not added is found, from
+// the bits that are set. It reads the whole filter.
+func (f *Filter) FalsePositives() float64 {
+	set := 0
+	for i := range f.words {
+		set += bits.OnesCount64(f.words[i].Load())
+	}
+	return math.Pow(float64(set)/float64(f.Bits()), float64(f.k))
+}
+
+// AppendTo appends the filter's words to dst, little endian: Bits()/8 bytes.
+func (f *Filter) AppendTo(dst []byte) []byte {
+	for i := range f.words {
+		dst = binary.LittleEndian.AppendUint64(dst, f.words[i].Load())
+	}
+	return dst
+}
+
+// ParseFilter makes a filter of its words, as [Filter.AppendTo] gives them, with m bits
+// and k of them a hash, for n hashes. The data is copied.
+func ParseFilter(m, k, n uint64, data []byte) (*Filter, error) {
+	switch {
+	case m == 0 || m%64 != 0 || m/64 > maxFilterWords:
+		return nil, fmt.Errorf("indexer: filter: %d bits, want a multiple of 64 up to %d", m, maxFilterWords*64)
+	case k == 0 || k > maxFilterHashes:
+		return nil, fmt.Errorf("indexer: filter: %d bits a hash, want 1 to %d", k, maxFilterHashes)
+	case n > m*maxFilterHashes:
+		return nil, fmt.Errorf("indexer: filter: %d hashes in %d bits, want at most %d a bit", n, m, maxFilterHashes)
+	case uint64(len(data)) != m/8:
+		return nil, fmt.Errorf("indexer: filter: %d bytes of data, want %d for %d bits", len(data), m/8, m)
+	}
+	f := &Filter{words: make([]atomic.Uint64, m/64), k: int(k), n: int(n)}
+	for i := range f.words {
+		f.words[i].Store(binary.LittleEndian.Uint64(data[8*i:]))
+	}
+	return f, nil
+}
+
+// Checkpoints yields the sequence hashes of blocks whose depth, counted from 1, is
+// divisible by stride, of those that any worker holds on the device: each once, as the
+// index is when the loop begins. What it costs others, and when it ends with
+// [ErrOvertaken], is as for [Index.Dump], which it reads. Stride must be positive.
+//
+// What differs from an earlier time need not be remembered: it is what a filter of that
+// time does not have.
+func (x *Index) Checkpoints(stride int) iter.Seq2[uint64, error] {
+	return func(yield func(uint64, error) bool) {
+		ends := []uint64{0} // sequence hashes of the last blocks of runs
+		for r, err := range x.Dump() {
+			if err != nil {
+				yield(0, err)
+				return
+			}
+			var held uint64
+			for _, h := range r.Holders {
+				if h.Tier == Device {
+					held |= ones(len(h.Externals)) << h.Start
+				}
+			}
+			sequence := ends[r.Parent]
+			for i, l := range r.Local {
+				if sequence = NextSequenceHash(sequence, l); r.Depth+i == 0 {
+					sequence = l
+				}
+				if (r.Depth+i+1)%stride == 0 && held>>i&1 != 0 && !yield(sequence, nil) {
+					return
+				}
+			}
+			ends = append(ends, sequence)
+		}
+	}
+}
