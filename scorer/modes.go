@@ -28,7 +28,7 @@ func LeastLoaded(in []Input, u float64) int {
 // first drawn if they are equal.
 func PowerOfTwo(in []Input, u float64) int {
 	i, j := two(len(in), u)
-	if j >= 0 && in[j].ActiveRequests < in[i].ActiveRequests {
+	if j >= 0 && in[j].ActiveRequests*in[i].workers() < in[i].ActiveRequests*in[j].workers() {
 		return j
 	}
 	return i
@@ -56,7 +56,7 @@ func DeviceAware(r *Request, in []Input, ratio float64) int {
 	var workers, requests [2]int
 	for i := range in {
 		class := class(&in[i])
-		workers[class]++
+		workers[class] += in[i].workers()
 		requests[class] += in[i].ActiveRequests
 	}
 	if workers[gpu] == 0 || workers[cpu] == 0 || r.EmbeddingHit {

@@ -17,7 +17,7 @@ func (s *Slots) Move(now time.Time, id string, worker, cached int) bool {
 	b := Booking{
 		Worker: worker, BlockSize: int(t.blockSize), PromptTokens: t.prompt, CachedTokens: cached,
 		ExpectedOutput: t.expected, Owned: t.owned, Replica: t.replica,
-		Unseen: t.unseen, Number: t.number,
+		Unseen: t.unseen, Number: t.number, Reports: t.reports,
 		BlocksUntracked: !t.blocks, PrefillUntracked: t.free,
 	}
 	if t.leaf == 0 && t.lone > 0 {

@@ -98,19 +98,19 @@ func (s *Settings) Choose(r *Request, in []Input, costs []float64) int {
 }
 
 func dynamo(s *Settings, r *Request, in *Input) float64 {
-	decode := float64(in.ActiveBlocks + in.AdditionalBlocks)
+	decode := in.mean(in.ActiveBlocks) + float64(in.AdditionalBlocks)
 	if r.PrefillUntracked {
 		return decode
 	}
-	prefill := in.PendTokens + r.PromptTokens - in.OverlapBlocks*max(1, r.BlockSize)
-	return s.OverlapWeight*float64(max(0, prefill))/r.block() + decode
+	prefill := in.mean(in.PendTokens) + float64(r.PromptTokens-in.OverlapBlocks*max(1, r.BlockSize))
+	return s.OverlapWeight*max(0, prefill)/r.block() + decode
 }
 
 func dynamoNewer(s *Settings, r *Request, in []Input, costs []float64) {
-	var least int
+	var least float64
 	for i := range in {
-		if i == 0 || in[i].PendTokens < least {
-			least = in[i].PendTokens
+		if pend := in[i].mean(in[i].PendTokens); i == 0 || pend < least {
+			least = pend
 		}
 	}
 	for i := range in {
@@ -118,23 +118,23 @@ func dynamoNewer(s *Settings, r *Request, in []Input, costs []float64) {
 	}
 }
 
-func (s *Settings) dynamoNewer(r *Request, in *Input, leastPend int) float64 {
+func (s *Settings) dynamoNewer(r *Request, in *Input, leastPend float64) float64 {
 	block := r.block()
 	decay := 1.
 	if s.CreditDecay > 0 && !r.PrefillUntracked {
 		prompt := max(1, math.Ceil(float64(r.PromptTokens)/block))
-		decay = 1 / (1 + s.CreditDecay*(float64(in.PendTokens-leastPend)/block)/prompt)
+		decay = 1 / (1 + s.CreditDecay*((in.mean(in.PendTokens)-leastPend)/block)/prompt)
 	}
 	credit := s.OverlapCredit*decay*float64(in.OverlapBlocks) + s.lowerTiers(in) +
 		s.SharedMultiplier*float64(in.SharedBlocks)
-	decode := float64(in.ActiveBlocks + in.AdditionalBlocks)
+	decode := in.mean(in.ActiveBlocks) + float64(in.AdditionalBlocks)
 	var cost float64
 	if in.DecodeOnly && r.PrefillUntracked && s.OverlapCredit > 0 {
 		cost = max(0, decode-credit)
 	} else {
 		cost = s.PrefillScale*max(0, s.rawPrefill(r, in)-credit) + decode
 	}
-	return cost + s.RequestWeight*float64(in.ActiveRequests)
+	return cost + s.RequestWeight*in.mean(in.ActiveRequests)
 }
 
 // rawPrefill returns the prefill blocks of the worker as if nothing of the new
@@ -147,7 +147,7 @@ func (s *Settings) rawPrefill(r *Request, in *Input) float64 {
 		return float64(r.PromptTokens) / r.block()
 	}
 	cached := s.CachedTokens(r, in)
-	return float64(in.PendTokens+max(0, r.PromptTokens-cached)+cached) / r.block()
+	return (in.mean(in.PendTokens) + float64(max(0, r.PromptTokens-cached)+cached)) / r.block()
 }
 
 // lowerTiers returns what the blocks below the device are worth, in device blocks.
@@ -188,10 +188,10 @@ func TokenCost(pend, own, prompt, requests, alpha, attention float64) float64 {
 func tokens(s *Settings, r *Request, in *Input) float64 {
 	if r.PrefillUntracked {
 		// Nothing to wait for, nobody to harm: what counts is the room.
-		return float64(in.ActiveBlocks + in.AdditionalBlocks)
+		return in.mean(in.ActiveBlocks) + float64(in.AdditionalBlocks)
 	}
-	return TokenCost(float64(in.PendTokens), float64(s.UncachedTokens(r, in)), float64(r.PromptTokens),
-		float64(in.ActiveRequests), s.Alpha, s.Attention) + crowding(r, in)
+	return TokenCost(in.mean(in.PendTokens), float64(s.UncachedTokens(r, in)), float64(r.PromptTokens),
+		in.mean(in.ActiveRequests), s.Alpha, s.Attention) + crowding(r, in)
 }
 
 // roomy is the share of the requests that an engine computes at a time up to which
@@ -206,16 +206,16 @@ func crowding(r *Request, in *Input) float64 {
 	if in.MaxRequests <= 0 {
 		return 0
 	}
-	return float64(r.PromptTokens) * max(0, float64(in.ActiveRequests+1)-roomy*float64(in.MaxRequests))
+	return float64(r.PromptTokens) * max(0, in.mean(in.ActiveRequests)+1-roomy*float64(in.MaxRequests))
 }
 
 func predictedTTFT(s *Settings, r *Request, in *Input) float64 {
 	own := s.UncachedTokens(r, in)
-	return s.Engine.ttft(own, r.PromptTokens, in) + s.Alpha*float64(in.ActiveRequests)*s.Engine.own(own, r.PromptTokens)
+	return s.Engine.ttft(own, r.PromptTokens, in) + s.Alpha*in.mean(in.ActiveRequests)*s.Engine.own(own, r.PromptTokens)
 }
 
 func weighted(s *Settings, r *Request, in *Input) float64 {
-	return -(.6*r.share(in) - .3*float64(in.ActiveRequests)/s.MaxBatch - .1*in.KVUse)
+	return -(.6*r.share(in) - .3*in.mean(in.ActiveRequests)/s.MaxBatch - .1*in.KVUse)
 }
 
 // Engine is a model of an engine: how long one of its steps takes, in ms.
@@ -259,9 +259,9 @@ func (e *Engine) own(uncached, prompt int) float64 {
 const waiting = 1.15
 
 func (e *Engine) ttft(uncached, prompt int, in *Input) float64 {
-	pend := float64(in.PendTokens)
-	step := e.Floor + e.KVToken*float64(in.DecodeTokens)
-	return e.own(uncached, prompt) + e.PrefillTime(in.PendTokens) + (pend+float64(uncached))/e.Chunk*step
+	pend := in.mean(in.PendTokens)
+	step := e.Floor + e.KVToken*in.mean(in.DecodeTokens)
+	return e.own(uncached, prompt) + waiting*e.Token*pend + (pend+float64(uncached))/e.Chunk*step
 }
 
 // DecodeStep is the time in ms of a step that computes one token of each of some

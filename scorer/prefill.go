@@ -249,6 +249,9 @@ func (s *Slots) start(n int32, at time.Duration) {
 	s.unqueue(n)
 	t.started, t.first, t.grown = true, at, at
 	w := &s.workers[t.worker]
+	if t.unreported {
+		s.later[t.worker].pend -= t.pend
+	}
 	w.waiting--
 	w.pend -= t.pend
 	w.decode += t.prompt + t.out

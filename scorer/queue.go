@@ -196,7 +196,7 @@ func (q *Queue[T]) Admit(fits func(*Item[T]) bool) {
 // wait for it: more than threshold batches of the engine. One whose batch is
 // unknown is never overfull.
 func (in *Input) Overfull(threshold float64) bool {
-	return in.MaxBatchedTokens > 0 && float64(in.PendTokens) > threshold*float64(in.MaxBatchedTokens)
+	return in.MaxBatchedTokens > 0 && in.mean(in.PendTokens) > threshold*float64(in.MaxBatchedTokens)
 }
 
 // MustWait says whether all candidates are overfull. Nobody waits for nobody.

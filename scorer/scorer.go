@@ -59,6 +59,10 @@ type Input struct {
 	DecodeTokens     int // tokens that its decoding requests hold
 	LoadUnknown      bool
 
+	// Members is how many workers the load is the sum of, where the candidate is a
+	// router group: what counts is the mean. 0 stands for one.
+	Members int
+
 	// What the worker is.
 	CPU              bool    // its device class, for [DeviceAware]
 	DecodeOnly       bool    // takes no prefill
@@ -194,10 +198,22 @@ func compare(a, b float64) int {
 
 // quieter orders candidates that cost the same: fewer requests, then fewer blocks.
 func quieter(in []Input, i, j int) int {
-	if c := in[i].ActiveRequests - in[j].ActiveRequests; c != 0 {
+	a, b := &in[i], &in[j]
+	if c := a.ActiveRequests*b.workers() - b.ActiveRequests*a.workers(); c != 0 {
 		return c
 	}
-	return in[i].ActiveBlocks - in[j].ActiveBlocks
+	return a.ActiveBlocks*b.workers() - b.ActiveBlocks*a.workers()
+}
+
+// workers returns of how many workers the load is the sum.
+func (in *Input) workers() int { return max(1, in.Members) }
+
+// mean returns what a part of the load is for one worker.
+func (in *Input) mean(sum int) float64 {
+	if in.Members > 1 {
+		return float64(sum) / float64(in.Members)
+	}
+	return float64(sum)
 }
 
 func sign(less bool) int {

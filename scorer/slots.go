@@ -36,6 +36,7 @@ type Slots struct {
 	rates   []float64 // by worker: output tokens a second of a request, as told; 0 = nobody has
 	paces   []pace    // by worker
 	tree    prefixTree
+	later   []unreported // by worker
 
 	epoch time.Time // of the first slot: the slots' times count from there
 	swept time.Time // last sweep of Expire
@@ -67,6 +68,9 @@ type Booking struct {
 	// ExpectedOutput is how many tokens the response will have, 0 if nobody
 	// knows. The nearer the end, the less the request's own blocks count.
 	ExpectedOutput int
+
+	// Reports says that the worker reports its load by itself; see [Slots.Reported].
+	Reports bool
 
 	// Owned says that a live stream will free the slot, so it never expires.
 	Owned bool
@@ -131,10 +135,12 @@ type slot struct {
 	linked   bool
 	told     bool // somebody tells of the output
 
-	owned  bool
-	free   bool // its prompt arrives computed
-	blocks bool // tracked
-	taken  bool // not vacant
+	owned      bool
+	free       bool // its prompt arrives computed
+	blocks     bool // tracked
+	taken      bool // not vacant
+	reports    bool // its worker does, of its load
+	unreported bool // its worker did not, since
 }
 
 // account is the sum over the slots of a worker.
@@ -186,7 +192,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	t.prompt, t.expected = min(max(0, b.PromptTokens), MostTokens), min(max(0, b.ExpectedOutput), MostTokens)
 	t.replica, t.number, t.unseen, t.owned = b.Replica, b.Number, b.Unseen, b.Owned
 	t.added, t.seen = since, since
-	t.free, t.blocks = b.PrefillUntracked, !b.BlocksUntracked
+	t.free, t.blocks, t.reports = b.PrefillUntracked, !b.BlocksUntracked, b.Reports
 	if !b.PrefillUntracked {
 		t.pend = max(0, t.prompt-max(0, b.CachedTokens))
 	}
@@ -194,6 +200,9 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	w.waiting++
 	w.pend += t.pend
 	s.enqueue(n)
+	if b.Reports {
+		s.arrive(n, since)
+	}
 	switch {
 	case !t.blocks:
 	case b.NoReuse:
@@ -332,6 +341,7 @@ func (s *Slots) drop(n int32) {
 	w := &s.workers[t.worker]
 	delete(s.ids, t.id)
 	s.unlink(n)
+	s.settle(t)
 	w.requests--
 	if t.started {
 		w.decode -= t.prompt + t.out

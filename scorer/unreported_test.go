@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scorer_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// TestGroupCosts: the means of a group's last report and the requests since count, the
+// latter divided by its members.
+func TestGroupCosts(t *testing.T) {
+	settings := scorer.Defaults()
+	settings.Attention = 0
+	const prompt, block = 10_000, 100
+	r := scorer.Request{PromptTokens: prompt, BlockSize: block}
+	in := []scorer.Input{
+		{Members: 4, PendTokens: 4 * 4000, ActiveRequests: 4 * 6, OverlapBlocks: (prompt - 500) / block},
+		{Members: 4, PendTokens: 4 * 1000, ActiveRequests: 4 * 4, OverlapBlocks: (prompt - 3000) / block},
+	}
+	costs := make([]float64, 2)
+	for i, want := range [][2]float64{{4800, 5200}, {4937.5, 5200}, {5075, 5200}, {5212.5, 5200}} {
+		chosen := settings.Choose(&r, in, costs)
+		if costs[0] != want[0] || costs[1] != want[1] {
+			t.Errorf("request %d: costs %v, want %v", i, costs, want)
+		}
+		if first := want[0] < want[1]; first != (chosen == 0) {
+			t.Errorf("request %d goes to group %d", i, chosen+1)
+		}
+		in[0].PendTokens += 500
+		in[0].ActiveRequests++
+	}
+}
+
+// TestMembersOfOneAreNone: a group of one is a worker.
+func TestMembersOfOneAreNone(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	r := scorer.Request{PromptTokens: 4096, BlockSize: 16}
+	for _, policy := range scorer.Policies() {
+		settings := scorer.Defaults()
+		settings, err := settings.With(&scorer.Override{Cost: &policy})
+		if err != nil {
+			t.Fatal(err)
+		}
+		one := make([]scorer.Input, 5)
+		many := make([]scorer.Input, len(one))
+		for i := range one {
+			one[i] = scorer.Input{
+				OverlapBlocks: rng.IntN(200), PendTokens: rng.IntN(20_000), ActiveRequests: rng.IntN(30),
+				ActiveBlocks: rng.IntN(1000), AdditionalBlocks: rng.IntN(200), DecodeTokens: rng.IntN(50_000),
+			}
+			k := 1 + rng.IntN(6)
+			m := one[i]
+			m.Members, m.PendTokens, m.ActiveRequests, m.ActiveBlocks, m.DecodeTokens = k, k*m.PendTokens, k*m.ActiveRequests, k*m.ActiveBlocks, k*m.DecodeTokens
+			many[i] = m
+		}
+		a, b := make([]float64, len(one)), make([]float64, len(one))
+		if settings.Choose(&r, one, a) != settings.Choose(&r, many, b) || fmt.Sprint(a) != fmt.Sprint(b) {
+			t.Errorf("%s: workers cost %v, groups of the same mean load %v", policy, a, b)
+		}
+		if scorer.LeastLoaded(one, .3) != scorer.LeastLoaded(many, .3) || scorer.PowerOfTwo(one, .3) != scorer.PowerOfTwo(many, .3) {
+			t.Errorf("%s: a mode looks at sums", policy)
+		}
+	}
+}
+
+// TestUnreportedEqualsSlowModel compares what is kept of unreported requests with a list
+// of all that happened, whatever happens.
+func TestUnreportedEqualsSlowModel(t *testing.T) {
+	type booked struct {
+		worker, pend        int
+		at                  time.Time
+		reports, unreported bool
+	}
+	for seed := range uint64(30) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		var s scorer.Slots
+		model := map[string]*booked{}
+		now := at(0)
+		for step := range 2000 {
+			now = now.Add(time.Duration(rng.IntN(3)) * time.Millisecond)
+			id := fmt.Sprint(rng.IntN(40))
+			b := model[id]
+			switch w := rng.IntN(3); rng.IntN(10) {
+			case 0, 1, 2, 3:
+				booking := scorer.Booking{Worker: w, PromptTokens: rng.IntN(500), CachedTokens: rng.IntN(100), Owned: true, Reports: w != 2}
+				if s.Add(now, id, &booking) != (b == nil) {
+					t.Fatalf("seed %d, step %d: a slot is taken twice", seed, step)
+				}
+				if b == nil {
+					model[id] = &booked{w, max(0, booking.PromptTokens-booking.CachedTokens), now, w != 2, w != 2}
+				}
+			case 4:
+				s.MarkPrefillCompleted(now, id)
+				if b != nil {
+					b.pend = 0
+				}
+			case 5:
+				cached := rng.IntN(100)
+				if load := s.Load(w); s.Move(now, id, w, cached) {
+					before := load.PendTokens
+					b.worker, b.at, b.unreported = w, now, b.reports
+					b.pend = s.Load(w).PendTokens - before
+				}
+			case 6, 7:
+				s.Free(id)
+				delete(model, id)
+			case 8:
+				until := now.Add(-time.Duration(rng.IntN(20)) * time.Millisecond)
+				s.Reported(w, until)
+				for _, b := range model {
+					if b.worker == w && !b.at.After(until) {
+						b.unreported = false
+					}
+				}
+			case 9:
+				if rng.IntN(40) == 0 {
+					s.RemoveWorker(w)
+					for id, b := range model {
+						if b.worker == w {
+							delete(model, id)
+						}
+					}
+				}
+			}
+			for w := range 3 {
+				back := now.Add(-time.Duration(rng.IntN(20)) * time.Millisecond)
+				var requests, pend, later, laterPend int
+				for _, b := range model {
+					if b.worker != w || !b.unreported {
+						continue
+					}
+					requests++
+					pend += b.pend
+					if b.at.After(back) {
+						later++
+						laterPend += b.pend
+					}
+				}
+				if r, p := s.Unreported(w); r != requests || p != pend {
+					t.Fatalf("seed %d, step %d: worker %d has %d unreported requests of %d tokens, want %d of %d", seed, step, w, r, p, requests, pend)
+				}
+				if r, p := s.UnreportedSince(w, back); r != later || p != laterPend {
+					t.Fatalf("seed %d, step %d: worker %d has %d requests of %d tokens since, want %d of %d", seed, step, w, r, p, later, laterPend)
+				}
+			}
+		}
+	}
+}
