@@ -128,6 +128,11 @@ type Config struct {
 	// ends, and keep nothing of the prompt.
 	Remote func(ctx context.Context, worker netip.AddrPort, model string, p Prompt) ([]uint32, error)
 
+	// Probe, if not nil, asks router groups what a request would find there, and returns
+	// the answers that came in time. The decision waits for it: it must return soon, and
+	// keep nothing of the question.
+	Probe func(context.Context, Probe) []ProbeAnswer
+
 	// Tell, if not nil, is told of each change of the slots of the router's own
 	// requests, and of first tokens of others' that were noticed here. It must not
 	// block nor call the router, and must copy what it keeps; see [Change].

@@ -3,6 +3,8 @@
 package router
 
 import (
+	"time"
+
 	"github.com/kvroute/kvroute/scorer"
 )
 
@@ -37,8 +39,10 @@ type seen struct {
 	worker   Worker
 	info     *WorkerInfo // replaced, never changed
 	excluded Exclusion
-	input    int // its place in inputs
-	reported int // blocks in use by the engine's own report
+	input    int           // its place in inputs
+	reported int           // blocks in use by the engine's own report
+	age      time.Duration // of a group's summary
+	probed   bool
 }
 
 // list names the workers for people.
@@ -59,6 +63,9 @@ func (c *considered) list(d *Decision) []Candidate {
 			ActiveBlocks: in.ActiveBlocks, AdditionalBlocks: in.AdditionalBlocks, ReportedBlocks: w.reported,
 			KVUse: in.KVUse, TotalBlocks: w.info.TotalKVBlocks, MaxRequests: in.MaxRequests, MaxBatchedTokens: in.MaxBatchedTokens,
 			CPU: in.CPU, DecodeOnly: in.DecodeOnly, TaintWeight: in.TaintWeight, Excluded: w.excluded,
+		}
+		if to.Group = w.info.Group; to.Group != "" {
+			to.Members, to.SummaryAge, to.Probed = in.Members, w.age, w.probed
 		}
 		if w.excluded == "" {
 			to.Cost = c.costs[w.input]

@@ -76,6 +76,8 @@ type entry struct {
 	// The engine's own report of its blocks in use.
 	usedBlocks int
 	usedAt     time.Time
+
+	group *group // what a router group said last; nil of workers, and before
 }
 
 func newCore(conf *Config, blockSize int) core {

@@ -16,23 +16,25 @@ import (
 type question struct {
 	*Request
 
-	lora     string     // adapter of the request
-	adapter  string     // the same, if workers say which ones they have
-	tokens   int        // length of the prompt; 0 if unknown
-	local    []uint64   // local hashes of its full blocks
-	sequence []uint64   // their sequence hashes
-	overlap  []int32    // by ordinal, counted at version
-	lower    [3][]int32 // blocks behind these in host memory, on disk, in external storage
-	cached   []int      // blocks held of whatever prompt, by ordinal; only for rules
-	version  uint64     // value of core.changes when overlap was counted
-	matched  time.Time  // when that was
-	session  uint64     // hash of the session's name; 0 = none that matters
-	rebind   bool       // it is bound, to a worker that is not to take this request
-	taints   []taint    // Request.PreferredTaints, sorted
-	reason   Reason     // of the decision, unless there is a better one
-	number   uint64     // of a booking, in the ring
-	explain  bool       // fill in workspace.workers
-	guessed  bool       // hashes that no engine has
+	lora     string        // adapter of the request
+	adapter  string        // the same, if workers say which ones they have
+	tokens   int           // length of the prompt; 0 if unknown
+	local    []uint64      // local hashes of its full blocks
+	sequence []uint64      // their sequence hashes
+	overlap  []int32       // by ordinal, counted at version
+	lower    [3][]int32    // blocks behind these in host memory, on disk, in external storage
+	cached   []int         // blocks held of whatever prompt, by ordinal; only for rules
+	version  uint64        // value of core.changes when overlap was counted
+	matched  time.Time     // when that was
+	session  uint64        // hash of the session's name; 0 = none that matters
+	rebind   bool          // it is bound, to a worker that is not to take this request
+	taints   []taint       // Request.PreferredTaints, sorted
+	reason   Reason        // of the decision, unless there is a better one
+	number   uint64        // of a booking, in the ring
+	explain  bool          // fill in workspace.workers
+	guessed  bool          // hashes that no engine has
+	answers  []ProbeAnswer // of router groups that were asked
+	probed   time.Time     // when they were
 
 	workspace *workspace
 
@@ -122,30 +124,32 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.conf.PrefillThroughput)
 	d.EstimatedTTFT = settings.ModelTTFT(&c.request, in)
 	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
-	d.Engine, d.NameRank = e.info.Engine, e.info.wantsRank(e.worker.DPRank)
+	d.Engine, d.NameRank, d.Group = e.info.Engine, e.info.wantsRank(e.worker.DPRank), e.info.Group
 	if q.WantSecond && q.Pinned == nil && !(bound && c.conf.Sessions.Hard) {
 		d.Second = c.second(chosen, !bound && c.compares())
 	}
+	d.Member = c.member(q, ord)
 	if q.ID != "" {
 		if !c.slots.Add(now, q.ID, &scorer.Booking{
 			Worker: ord, Blocks: q.sequence, BlockSize: c.blockSize,
 			PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens,
 			ExpectedOutput: q.ExpectedOutput, Owned: q.Owned, Unseen: q.Unseen, Number: q.number,
 			BlocksUntracked: c.conf.NoActiveBlocks, PrefillUntracked: !settings.TrackPrefill, NoReuse: !settings.AssumeKVReuse,
+			Reports: e.info.Group != "",
 		}) {
 			return ErrDuplicate
 		}
 		c.turn++
 		e.routed++
 		q.ordinal, q.generation = ord, e.since
-		q.silent = e.info.NoEvents || e.info.BlockSize == 0
+		q.silent = e.silent()
 		if in.OverlapBlocks == 0 && !c.anyOverlap() {
 			e.cold = c.turn
 		}
 		c.sessions.touch(now, q.session, q.SessionFinal)
 	}
 	if q.explain {
-		c.explain(now)
+		c.explain(now, q)
 	}
 	return nil
 }
@@ -177,24 +181,28 @@ func (c *core) settingsFor(q *question) (*scorer.Settings, error) {
 func (c *core) eligible(now time.Time, q *question) error {
 	c.candidates = c.candidates[:0]
 	if q.Pinned != nil {
-		return c.pinned(q)
+		return c.pinned(now, q)
 	}
 	c.verdicts = slices.Grow(c.verdicts[:0], len(c.order))[:len(c.order)]
 	var degraded bool
 	for i, ord := range c.order {
 		e := &c.entries[ord]
-		c.verdicts[i] = c.exclude(e, q)
-		switch {
-		case c.verdicts[i] != "":
-		case e.info.Health == Healthy && now.Before(e.avoid.until):
-			degraded = true
-			c.verdicts[i] = ExcludedFailing
-		case e.info.Health == Healthy:
-			c.candidates = append(c.candidates, ord)
-		default:
-			degraded = degraded || e.info.Health == Degraded
-			c.verdicts[i] = ExcludedHealth
+		if c.verdicts[i] = c.exclude(e, q); c.verdicts[i] != "" {
+			continue
 		}
+		h, why := c.standing(now, e)
+		switch a := q.answer(e); {
+		case a == nil:
+		case a.Busy && h == Healthy:
+			h, why = Degraded, ExcludedBusy
+		case !a.Busy && why == ExcludedStale:
+			h, why = Healthy, "" // it was heard just now
+		}
+		c.verdicts[i] = why
+		if h == Healthy {
+			c.candidates = append(c.candidates, ord)
+		}
+		degraded = degraded || h == Degraded
 	}
 	if len(c.candidates) > 0 {
 		return nil
@@ -203,7 +211,12 @@ func (c *core) eligible(now time.Time, q *question) error {
 		return ErrNoWorkers
 	}
 	for i, ord := range c.order {
-		if v := c.verdicts[i]; v == ExcludedFailing || v == ExcludedHealth && c.entries[ord].info.Health == Degraded {
+		switch c.verdicts[i] {
+		case ExcludedFailing, ExcludedHealth, ExcludedStale, ExcludedBusy:
+		default:
+			continue
+		}
+		if h, _ := c.standing(now, &c.entries[ord]); h == Degraded || h == Healthy {
 			c.candidates = append(c.candidates, ord)
 			c.verdicts[i] = ""
 		}
@@ -213,7 +226,7 @@ func (c *core) eligible(now time.Time, q *question) error {
 
 // pinned makes the pinned worker the only candidate, or its ranks, or says why not.
 // In the mode Direct a worker that does not exist is also a lack of workers.
-func (c *core) pinned(q *question) error {
+func (c *core) pinned(now time.Time, q *question) error {
 	from, to := c.pin(q)
 	if from == to {
 		err := ErrPinnedUnknown
@@ -231,7 +244,7 @@ func (c *core) pinned(q *question) error {
 		ord := c.order[at]
 		e := &c.entries[ord]
 		why := c.exclude(e, q)
-		if why == "" && e.info.Health != Healthy && e.info.Health != Degraded {
+		if h, _ := c.standing(now, e); why == "" && h != Healthy && h != Degraded {
 			why = ExcludedHealth
 		}
 		switch c.verdicts[at] = why; why {
@@ -343,6 +356,7 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 				in.CachedBlocks = q.cached[ord]
 			}
 		}
+		c.heed(q, ord, i)
 		for _, t := range q.taints {
 			if slices.Contains(e.info.Taints, t.name) {
 				in.TaintWeight += t.weight
@@ -362,6 +376,10 @@ func (c *core) load(now time.Time, ord int, in *scorer.Input) {
 	in.CPU, in.DecodeOnly = info.CPU, info.Role == Decode
 	in.MaxBatchedTokens, in.MaxRequests = info.MaxBatchedTokens, info.MaxNumSeqs
 	in.LastCold, in.Key = e.cold, e.key
+	if info.Group != "" {
+		c.groupLoad(now, ord, in)
+		return
+	}
 	if info.TotalKVBlocks > 0 {
 		in.KVUse = min(1, float64(max(load.Blocks, e.reported(now)))/float64(info.TotalKVBlocks))
 	}
@@ -389,13 +407,7 @@ func (c *core) leaveOutBusy(now time.Time, q *question) error {
 	kept, at := 0, 0
 	for i, ord := range c.candidates {
 		e, in := &c.entries[ord], &c.inputs[i]
-		busy, skipped := c.thresholds.Busy(scorer.Occupancy{
-			ActiveBlocks: in.ActiveBlocks, PendTokens: in.PendTokens,
-			EngineBlocks: e.reported(now),
-			TotalBlocks:  e.info.TotalKVBlocks, MaxBatchedTokens: e.info.MaxBatchedTokens,
-		})
-		c.skipped += uint64(skipped)
-		if !busy {
+		if !c.busy(now, e, in.ActiveBlocks, in.PendTokens, max(1, in.Members)) {
 			c.candidates[kept], c.inputs[kept] = ord, *in
 			kept++
 			continue
@@ -416,6 +428,22 @@ func (c *core) leaveOutBusy(now time.Time, q *question) error {
 		return q.pinError(fmt.Errorf("%w: %w", ErrPinnedBusy, ErrAllBusy))
 	}
 	return q.pinError(ErrPinnedBusy)
+}
+
+// busy says whether a worker is above a threshold, or the mean of the members of a
+// group.
+func (c *core) busy(now time.Time, e *entry, blocks, pend, members int) bool {
+	total := e.info.TotalKVBlocks
+	if e.group != nil {
+		total = e.group.load.TotalBlocks
+	}
+	busy, skipped := c.thresholds.Busy(scorer.Occupancy{
+		ActiveBlocks: blocks, PendTokens: pend / members,
+		EngineBlocks: e.reported(now),
+		TotalBlocks:  total, MaxBatchedTokens: e.info.MaxBatchedTokens,
+	})
+	c.skipped += uint64(skipped)
+	return busy
 }
 
 // followSession makes the worker that q's session is bound to the only candidate
@@ -518,7 +546,7 @@ func (c *core) draw(id string) float64 {
 }
 
 // explain puts down every worker of the pool as the decision saw it.
-func (c *core) explain(now time.Time) {
+func (c *core) explain(now time.Time, q *question) {
 	c.workers = c.workers[:0]
 	next := 0 // candidate, in the same order
 	for i, ord := range c.order {
@@ -530,6 +558,6 @@ func (c *core) explain(now time.Time) {
 			c.inputs = append(c.inputs, scorer.Input{})
 			c.load(now, ord, &c.inputs[at])
 		}
-		c.workers = append(c.workers, seen{e.worker, e.info, c.verdicts[i], at, e.reported(now)})
+		c.workers = append(c.workers, seen{e.worker, e.info, c.verdicts[i], at, e.reported(now), e.group.age(now), c.verdicts[i] == "" && q.heeds(e)})
 	}
 }

@@ -19,6 +19,7 @@ type known struct {
 	// come as an event; nil for none.
 	history, predicted *indexer.Approx
 
+	filters  filters  // what router groups say
 	prefixes prefixes // what workers say in their heartbeats
 	noEvents bool
 	shrunk   atomic.Int64 // blocks forgotten since a worker's cache turned out to be smaller
@@ -55,6 +56,7 @@ func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
 		m.Lower[t] = s.lower[t]
 	}
 	k.index().FindMatches(&m, local)
+	k.filters.match(s.overlap, sequence)
 	for _, a := range [...]*indexer.Approx{k.history, k.predicted} {
 		if a == nil || a.Blocks() == 0 {
 			continue
@@ -117,6 +119,7 @@ func (k *known) removeWorker(ord int) {
 	k.told.Load().parked.RemoveWorker(ord)
 	k.history.Clear(ord)
 	k.prefixes.set(ord, nil)
+	k.filters.set(ord, nil)
 	if k.predicted != nil {
 		k.predicted.Clear(ord)
 	}

@@ -158,7 +158,7 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 			to.waiting += int64(c.queue.Len())
 		}
 		for _, ord := range c.order {
-			if h := c.entries[ord].info.Health; h != expected {
+			if h := c.seen(r.conf.Now(), &c.entries[ord]); h != expected {
 				to.workers[min(h, Expired)]++
 			}
 		}

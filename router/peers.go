@@ -206,9 +206,10 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		}
 		b := core.peerBooking(peer, q.ordinal, cached, c)
 		b.Number = fl.number
-		booked = core.slots.Add(now, key, b)
 		e := &core.entries[q.ordinal]
-		q.generation, q.silent = e.since, e.info.NoEvents || e.info.BlockSize == 0
+		b.Reports = e.info.Group != ""
+		booked = core.slots.Add(now, key, b)
+		q.generation, q.silent = e.since, e.silent()
 		return nil
 	})
 	if !booked {

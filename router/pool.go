@@ -36,6 +36,7 @@ type pool struct {
 	reads   atomic.Bool
 	changes atomic.Uint64
 	size    atomic.Int64
+	groups  atomic.Pointer[[]string] // names of the router groups among the workers; nil for none
 
 	_  [64]byte // what is above is read without the lock
 	mu quickMutex
@@ -237,6 +238,7 @@ func (p *pool) removeWorker(now time.Time, id uint64) {
 func (p *pool) mirror(c *core) {
 	p.size.Store(int64(c.size()))
 	p.changes.Store(c.changes)
+	p.listGroups(c)
 }
 
 // purge empties the index for ordinals that are still taken: decisions made

@@ -54,7 +54,7 @@ func (c *core) roomIn(now time.Time, q *question) time.Duration {
 	some := false
 	for _, ord := range c.order[from:to] {
 		e := &c.entries[ord]
-		if c.exclude(e, q) == "" && (e.info.Health == Healthy || e.info.Health == Degraded) {
+		if h, _ := c.standing(now, e); c.exclude(e, q) == "" && (h == Healthy || h == Degraded) {
 			least, some = min(least, c.roomOn(now, ord)), true
 		}
 	}

@@ -133,6 +133,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 	}
 	p, err := r.place(ctx, t, s)
 	if err == nil {
+		r.probe(ctx, p, s)
 		err = r.decide(ctx, p, s)
 	}
 	if err != nil {

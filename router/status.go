@@ -16,7 +16,8 @@ type WorkerState struct {
 	Worker
 	Name           string         `json:"name,omitempty"`
 	Address        netip.AddrPort `json:"address"`
-	Model          string         `json:"model"` // base model: the name of its pool
+	Group          string         `json:"group,omitempty"` // the router group that it stands for; the fields of SummaryState are its
+	Model          string         `json:"model"`           // base model: the name of its pool
 	LoRA           []string       `json:"lora,omitempty"`
 	Role           Role           `json:"role"`
 	Engine         string         `json:"engine,omitempty"`
@@ -37,6 +38,18 @@ type WorkerState struct {
 	Routed         uint64         `json:"routed"`                  // requests sent there so far
 	PrefillRate    float64        `json:"prefill_rate,omitempty"`  // prompt tokens a second, as seen
 	Reorders       bool           `json:"reorders,omitempty"`      // computes prompts in an order of its own, as said or seen
+	Summary        *SummaryState  `json:"summary,omitempty"`
+}
+
+// SummaryState is what is known of a router group. Its load is the sum over its members,
+// with what it was sent since.
+type SummaryState struct {
+	Members  int           `json:"members"`  // workers that the load is of
+	Busy     int           `json:"busy"`     // workers besides that are above a threshold
+	Age      time.Duration `json:"age_ns"`   // of the last summary
+	Stale    bool          `json:"stale"`    // too old: the load is what it was sent alone
+	Filtered bool          `json:"filtered"` // what it holds is known
+	Queued   int           `json:"queued"`   // requests that wait for one of its workers
 }
 
 // Workers returns what is known of every worker, in worker order.
@@ -71,7 +84,8 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Role:           cmp.Or(e.info.Role, Aggregated),
 			Engine:         e.info.Engine,
 			Transport:      e.info.Events.Transport,
-			Health:         e.info.Health.String(),
+			Group:          e.info.Group,
+			Health:         p.core.seen(now, e).String(),
 			Failing:        p.core.conf.Now().Before(e.avoid.until),
 			Draining:       e.info.Draining,
 			Taints:         e.info.Taints,
@@ -92,6 +106,9 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			s.KVEvents = "none"
 		case e.info.BlockSize == 0 || e.info.NoEvents:
 			s.KVEvents = cmp.Or(e.info.KVEvents, "none") // or why it publishes none
+		}
+		if e.info.Group != "" {
+			p.core.groupState(now, ord, &s)
 		}
 		states = append(states, s)
 	}

@@ -70,7 +70,7 @@ func (c *core) nextAsked() (at netip.AddrPort, ok bool) {
 	first := -1 // who takes requests, and is the first at all
 	for i, ord := range c.order {
 		e := &c.entries[ord]
-		if e.info.Health != Healthy || e.info.Draining {
+		if e.info.Health != Healthy || e.info.Draining || e.info.Group != "" {
 			continue
 		}
 		if e.worker.Compare(c.asked) > 0 {

@@ -107,7 +107,12 @@ type WorkerInfo struct {
 	// ModelCard names the [Card] of its model. Default: that of its model's name.
 	ModelCard string
 	// KVEvents is how well its cache is known, in a word for people; "" = well.
-	KVEvents  string
+	KVEvents string
+	// Group, if not empty, makes this a router group of that name: Address is its
+	// gateway's, and what it does and holds it says itself; see [Router.SetSummary].
+	// Members is how many workers it has, as far as that is known before it says so.
+	Group     string
+	Members   int
 	Draining  bool  // gets no new requests, keeps its blocks
 	StartedMS int64 // a changed value means that the process restarted empty
 	Health    Health
@@ -322,6 +327,10 @@ type Decision struct {
 	// name the rank: others of the worker have the same address.
 	Engine   string `json:"engine,omitempty"`
 	NameRank bool   `json:"name_rank,omitempty"`
+	// Group is the router group that the worker stands for.
+	// Member is the worker that it chose itself, if it was asked.
+	Group  string  `json:"group,omitempty"`
+	Member *Worker `json:"member,omitempty"`
 
 	// Second is where the request goes if the worker does not take it, for requests
 	// that ask for it: without an address if there is no other candidate, or none
@@ -367,7 +376,8 @@ type Decision struct {
 	TokenizeTime time.Duration `json:"tokenize_ns"`
 	HashTime     time.Duration `json:"hash_ns"`
 	MatchTime    time.Duration `json:"match_ns"`
-	PickTime     time.Duration `json:"pick_ns"` // waiting for the pool's lock included
+	PickTime     time.Duration `json:"pick_ns"`            // waiting for the pool's lock included
+	ProbeTime    time.Duration `json:"probe_ns,omitempty"` // asking router groups
 
 	// Tokens is what is needed to hand the prompt on as ids, for a request that asked
 	// for it.
@@ -393,6 +403,15 @@ type Candidate struct {
 	Worker     Worker         `json:"worker"`
 	WorkerName string         `json:"worker_name,omitempty"`
 	Address    netip.AddrPort `json:"address"`
+
+	// Of a router group: its name, of how many workers the load is the sum (the cost has
+	// the mean), and how old its summary is; below 0 there is none.
+	Group   string `json:"group,omitempty"`
+	Members int    `json:"members,omitempty"`
+	// Probed says that it was asked: load and overlap are those of the worker that it would
+	// choose.
+	SummaryAge time.Duration `json:"summary_age_ns,omitempty"`
+	Probed     bool          `json:"probed,omitempty"`
 
 	// Blocks of the prompt that it holds: the leading ones on the device, those that
 	// follow these in host memory, and those that follow them on disk or farther.
@@ -430,6 +449,7 @@ type Exclusion string
 const (
 	ExcludedHealth   Exclusion = "health"      // not healthy, while others are
 	ExcludedFailing  Exclusion = "failing"     // failed lately, while others did not
+	ExcludedStale    Exclusion = "stale"       // a router group that was not heard of lately, while others were
 	ExcludedDraining Exclusion = "draining"    // takes no new requests
 	ExcludedRole     Exclusion = "role"        // for prefill only
 	ExcludedAdapter  Exclusion = "adapter"     // does not have the adapter

@@ -80,6 +80,7 @@ type Queue[T any] struct {
 	policy QueuePolicy
 	limit  int
 	count  int
+	total  int // of Uncached
 	pushed uint64
 	lanes  []*lane[T] // sorted by number
 }
@@ -109,6 +110,7 @@ func (q *Queue[T]) Push(w Waiting, value T) (*Item[T], error) {
 		return nil, ErrQueueFull
 	}
 	q.count++
+	q.total += w.Uncached
 	q.pushed++
 	it := &Item[T]{Value: value, Waiting: w, key: q.policy.Key(&w), order: q.pushed}
 	at, found := q.find(w.Lane)
@@ -132,6 +134,9 @@ func (q *Queue[T]) Waits(lane int) bool {
 // Len returns the number of requests that wait.
 func (q *Queue[T]) Len() int { return q.count }
 
+// Uncached returns how many tokens those that wait have to compute, as they said.
+func (q *Queue[T]) Uncached() int { return q.total }
+
 // Remove takes a request out that was cancelled. It returns false if it has left
 // already.
 func (q *Queue[T]) Remove(it *Item[T]) bool {
@@ -146,7 +151,9 @@ func (q *Queue[T]) Remove(it *Item[T]) bool {
 
 func (q *Queue[T]) take(l *lane[T], at int) *Item[T] {
 	q.count--
-	return heap.Remove(&l.items, at).(*Item[T])
+	it := heap.Remove(&l.items, at).(*Item[T])
+	q.total -= it.Uncached
+	return it
 }
 
 // tidy drops lanes that nobody waits in.
@@ -162,6 +169,7 @@ func (q *Queue[T]) Expire(now time.Duration) (expired []*Item[T]) {
 		for _, it := range l.items {
 			if it.Deadline != 0 && it.Deadline <= now {
 				it.at = -1
+				q.total -= it.Uncached
 				expired = append(expired, it)
 			} else {
 				it.at = len(kept)

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"errors"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// A router may route to router groups instead of workers: each is a set of workers
+// behind a router of its own, and stands in a pool as one candidate
+// ([WorkerInfo.Group]). What it does and holds it says itself: the group's router makes
+// a [Summary] now and then ([Router.Summarize], [Router.Checkpoints]), this one takes it
+// ([Router.SetSummary]). Who carries the one to the other is not the router's business
+// (package fleet does).
+//
+// # Invariants
+//
+//   - The load of a group is that of its latest summary by [Summary.Taken], and its slots
+//     taken here after that. Where the summary is stale it is the slots here, and nothing
+//     else: what was true long ago says nothing of now.
+//   - What a group holds of a prompt is the most of what its filter has and what this
+//     router lately sent there.
+//   - A group is a candidate of the second rank, as a degraded worker is, while its
+//     summary is stale or missing, and while all of its workers are busy; one without
+//     workers is none. So the lack of summaries takes nothing away that is there.
+//   - A summary changes candidates' inputs, never slots.
+
+// Summary is what a group of workers that serve one base model with blocks of one size
+// does. Its counts of load are sums over [Summary.Members].
+type Summary struct {
+	Model     string
+	BlockSize int
+	// Taken is when, by the clock of the router that takes it; Interval how often there
+	// is another one: it is stale after three. Default 1 s.
+	Taken    time.Time
+	Interval time.Duration
+
+	Healthy        int // workers that are, by rank
+	Degraded       int // workers that stand in for these
+	Busy           int // of the healthy ones, or if there are none of the degraded: above a threshold
+	PendTokens     int // prefill tokens of requests before their first token
+	ActiveRequests int
+	ActiveBlocks   int
+	TotalBlocks    int // that they can hold; 0 if that is not known of all
+	// Queued are the requests that wait for a worker, QueuedTokens what they have to
+	// compute.
+	Queued, QueuedTokens int
+
+	// Filter, if not nil, is what the workers hold from now on: checkpoints every Stride
+	// blocks. It is the router's then, and nobody else may add to it. Added are sequence
+	// hashes of further checkpoints, to be added to the filter.
+	Filter *indexer.Filter
+	Stride int
+	Added  []uint64
+}
+
+// candidates is how many workers may take requests, whether or not they are busy.
+func (s *Summary) candidates() int {
+	if s.Healthy > 0 {
+		return s.Healthy
+	}
+	return max(0, s.Degraded)
+}
+
+// Members is how many workers the load is of: those that may take requests and are not
+// busy, or all that are, if there are no others.
+func (s *Summary) Members() int {
+	n := s.candidates()
+	if s.Busy < n {
+		n -= max(0, s.Busy)
+	}
+	return n
+}
+
+// defaultInterval is that of a summary that does not say, staleAfter after how many a
+// summary is stale.
+const (
+	defaultInterval = time.Second
+	staleAfter      = 3
+)
+
+// group is what the core knows of a router group. It is replaced, never changed.
+type group struct {
+	load     Summary // without what it holds
+	filtered bool    // what it holds is known
+}
+
+// stale says whether a summary is too old to say something of now.
+func (g *group) stale(now time.Time) bool {
+	return g == nil || now.Sub(g.load.Taken) > staleAfter*g.load.Interval
+}
+
+// standing says how well a worker is for a decision, and why no better.
+func (c *core) standing(now time.Time, e *entry) (Health, Exclusion) {
+	switch {
+	case e.info.Health != Healthy:
+		return e.info.Health, ExcludedHealth
+	case now.Before(e.avoid.until):
+		return Degraded, ExcludedFailing
+	case e.info.Group == "":
+		return Healthy, ""
+	case e.group.stale(now):
+		return Degraded, ExcludedStale
+	}
+	switch n := e.group.load.candidates(); {
+	case n == 0:
+		return Unhealthy, ExcludedHealth
+	case e.group.load.Busy >= n:
+		return Degraded, ExcludedBusy
+	case e.group.load.Healthy == 0:
+		return Degraded, ExcludedHealth
+	}
+	return Healthy, ""
+}
+
+// silent says whether no events of a worker are expected, nor a filter of a group.
+func (e *entry) silent() bool {
+	if e.group != nil && e.group.filtered {
+		return false
+	}
+	return e.info.NoEvents || e.info.BlockSize == 0
+}
+
+// age returns how old a group's summary is; below 0 there is none.
+func (g *group) age(now time.Time) time.Duration {
+	if g == nil {
+		return -1
+	}
+	return max(0, now.Sub(g.load.Taken))
+}
+
+// groupLoad fills in what a group does.
+func (c *core) groupLoad(now time.Time, ord int, in *scorer.Input) {
+	g := c.entries[ord].group
+	in.Members = max(1, c.entries[ord].info.Members)
+	if g == nil {
+		return
+	}
+	in.Members = max(1, g.load.Members())
+	if g.stale(now) {
+		return
+	}
+	requests, pend := c.slots.Unreported(ord)
+	in.PendTokens = g.load.PendTokens + g.load.QueuedTokens + pend
+	in.ActiveRequests = g.load.ActiveRequests + g.load.Queued + requests
+	in.ActiveBlocks = g.load.ActiveBlocks
+	if g.load.TotalBlocks > 0 {
+		in.KVUse = min(1, float64(in.ActiveBlocks)/float64(g.load.TotalBlocks))
+	}
+}
+
+// groupState fills in the state of a group.
+func (c *core) groupState(now time.Time, ord int, s *WorkerState) {
+	g := c.entries[ord].group
+	var in scorer.Input
+	c.load(now, ord, &in)
+	s.PendTokens, s.ActiveRequests, s.ActiveBlocks = in.PendTokens, in.ActiveRequests, in.ActiveBlocks
+	s.KVEvents = "none"
+	if g == nil {
+		s.Summary = &SummaryState{Age: -1, Stale: true}
+		return
+	}
+	s.TotalKVBlocks = g.load.TotalBlocks
+	s.Summary = &SummaryState{
+		Members: g.load.Members(), Busy: g.load.Busy, Queued: g.load.Queued,
+		Age: g.age(now), Stale: g.stale(now), Filtered: g.filtered,
+	}
+	if g.filtered {
+		s.KVEvents = "summary"
+	}
+}
+
+// seen is the health that people are told of.
+func (c *core) seen(now time.Time, e *entry) Health {
+	if e.info.Group == "" {
+		return e.info.Health
+	}
+	h, why := c.standing(now, e)
+	if why == ExcludedFailing || why == ExcludedBusy {
+		return Healthy // said elsewhere
+	}
+	return h
+}
+
+// SetSummary takes what a router group says. It returns false, and does nothing, if
+// there is no such group; see [WorkerInfo.Group]. An older one than the last changes no
+// load. Summaries of one group must come one at a time.
+func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	p := r.owners[id]
+	if p == nil {
+		return false
+	}
+	now := r.conf.Now()
+	if s.Interval <= 0 {
+		s.Interval = defaultInterval
+	}
+	if s.Taken.After(now) {
+		s.Taken = now
+	}
+	filter, stride, added := s.Filter, s.Stride, s.Added
+	s.Filter, s.Added = nil, nil
+	ord := 0
+	p.tell(func(c *core) []*waiter {
+		if ord, known = c.find(Worker{ID: id}); !known || c.entries[ord].info.Group == "" {
+			known = false
+			return nil
+		}
+		e := &c.entries[ord]
+		g := group{load: s, filtered: filter != nil && stride > 0}
+		if was := e.group; was != nil {
+			g.filtered = g.filtered || was.filtered
+			if s.Taken.Before(was.load.Taken) {
+				g.load = was.load
+			}
+		}
+		e.group = &g
+		c.slots.Reported(ord, g.load.Taken)
+		return c.pump(now)
+	})
+	if !known || p.known == nil {
+		return known
+	}
+	if filter != nil && stride > 0 {
+		p.known.filters.set(ord, &filtered{filter, stride})
+	}
+	p.known.filters.add(ord, added)
+	return known
+}
+
+// ErrNoModel says that nothing is known of a model.
+var ErrNoModel = errors.New("router: no worker serves the model")
+
+// Summarize returns what the workers of a base model do, for each size of their blocks:
+// without what they hold; see [Router.Checkpoints]. It is as cheap as a decision.
+func (r *Router) Summarize(model string) (all []Summary) {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	t, known := (*r.names.Load())[model]
+	if !known {
+		return nil
+	}
+	for _, p := range t.pools {
+		all = append(all, p.summarize(r.conf.Now()))
+	}
+	return all
+}
+
+func (p *pool) summarize(now time.Time) Summary {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.core.summarize(now)
+	s.Model, s.BlockSize = p.model, p.blockSize
+	return s
+}
+
+func (c *core) summarize(now time.Time) Summary {
+	c.grow(now)
+	var ranks [2]Summary // of the healthy ones, and of those that stand in for them
+	var all [2]Summary   // with the busy ones
+	unknown := false
+	for _, ord := range c.order {
+		e := &c.entries[ord]
+		if e.info.Draining || e.info.Role == Prefill {
+			continue
+		}
+		h, _ := c.standing(now, e)
+		if h != Healthy && h != Degraded {
+			continue
+		}
+		rank := 0
+		if h == Degraded {
+			rank = 1
+		}
+		load := c.slots.Load(ord)
+		add := func(to *Summary) {
+			to.Healthy++
+			to.PendTokens += load.PendTokens
+			to.ActiveRequests += load.Requests
+			to.ActiveBlocks += load.Blocks
+			to.TotalBlocks += e.info.TotalKVBlocks
+		}
+		unknown = unknown || e.info.TotalKVBlocks == 0
+		add(&all[rank])
+		if c.busy(now, e, load.Blocks, load.PendTokens, 1) {
+			ranks[rank].Busy++
+			continue
+		}
+		add(&ranks[rank])
+	}
+	rank := 0
+	if all[0].Healthy == 0 {
+		rank = 1
+	}
+	s := ranks[rank]
+	if s.Healthy == 0 {
+		busy := s.Busy
+		s = all[rank]
+		s.Busy = busy
+	}
+	s.Healthy, s.Degraded = all[0].Healthy, all[1].Healthy
+	if unknown {
+		s.TotalBlocks = 0
+	}
+	s.Taken = now
+	if c.queue != nil {
+		s.Queued, s.QueuedTokens = c.queue.Len(), c.queue.Uncached()
+	}
+	return s
+}
+
+// Checkpoints yields the sequence hashes of the blocks that workers of a base model hold
+// at depths, counted from 1, that are divisible by stride, as far as events tell: each
+// once. Its errors, and what it costs others, are those of [indexer.Index.Checkpoints];
+// [ErrNoModel] if no worker has the model and blocks of this size.
+func (r *Router) Checkpoints(model string, blockSize, stride int) iter.Seq2[uint64, error] {
+	return func(yield func(uint64, error) bool) {
+		r.fleet.RLock()
+		t := (*r.names.Load())[model]
+		at := slices.IndexFunc(t.pools, func(p *pool) bool { return p.blockSize == blockSize })
+		r.fleet.RUnlock()
+		if at < 0 {
+			yield(0, ErrNoModel)
+			return
+		}
+		if k := t.pools[at].known; k != nil {
+			k.index().Checkpoints(stride)(yield)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"context"
+	"slices"
+
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// Where there are few router groups, each of them can be asked what a request would find
+// there, instead of going by its summary: it is exact, and takes a round trip. Nothing is
+// booked by a probe, so its answer is as old as the round trip: what was sent to the
+// group since counts on top of it, and then the group's own choice is not insisted on.
+
+// Probe asks a router group what a request would find there.
+type Probe struct {
+	ID        string // of the request
+	Model     string // base model
+	BlockSize int
+	Tokens    int      // length of the prompt
+	Local     []uint64 // local hashes of its full blocks; good during the call only
+	Groups    []string // who is asked
+}
+
+// ProbeAnswer is what a group says to a [Probe]: the worker that it would choose, with
+// its load, the request not included.
+type ProbeAnswer struct {
+	Group          string
+	Worker         Worker // of the group
+	OverlapBlocks  int
+	PendTokens     int
+	ActiveBlocks   int
+	ActiveRequests int
+	Cost           float64 // in the unit of the group's policy
+	// Busy says that no worker of the group would take it now.
+	Busy bool
+}
+
+// Answer says what a request would find here, as [Config.Probe] asks others. It books
+// nothing. The errors are those of [Router.BestWorker], but that all are busy is an
+// answer.
+func (r *Router) Answer(ctx context.Context, p Probe) (ProbeAnswer, error) {
+	d, err := r.BestWorker(ctx, Request{
+		Model: p.Model, Explain: true,
+		Blocks: &Blocks{Local: p.Local, Sequence: indexer.AppendSequenceHashes(nil, p.Local), Tokens: p.Tokens, BlockSize: p.BlockSize},
+	})
+	switch {
+	case isCrowded(err):
+		return ProbeAnswer{Busy: true}, nil
+	case err != nil:
+		return ProbeAnswer{}, err
+	}
+	a := ProbeAnswer{Worker: d.Worker, OverlapBlocks: d.OverlapBlocks, Cost: d.Cost}
+	for i := range d.Candidates {
+		if c := &d.Candidates[i]; c.Worker == d.Worker {
+			a.PendTokens, a.ActiveBlocks, a.ActiveRequests = c.PendTokens, c.ActiveBlocks, c.ActiveRequests
+		}
+	}
+	return a, nil
+}
+
+// probe asks the groups of a pool, if that is wanted and can change anything.
+func (r *Router) probe(ctx context.Context, p *pool, s *scratch) {
+	q := &s.question
+	groups := p.groups.Load()
+	if r.conf.Probe == nil || groups == nil || r.conf.Mode != KV || q.Pinned != nil || len(q.local) == 0 ||
+		q.session != 0 && p.bound(r.conf.Now(), q.session) {
+		return
+	}
+	q.probed = r.conf.Now()
+	q.answers = r.conf.Probe(ctx, Probe{
+		ID: q.ID, Model: p.model, BlockSize: p.blockSize, Tokens: q.tokens, Local: q.local, Groups: *groups,
+	})
+	s.decision.ProbeTime = r.conf.Now().Sub(q.probed)
+}
+
+// answer returns what a group said to the probe, nil if it said nothing.
+func (q *question) answer(e *entry) *ProbeAnswer {
+	if len(q.answers) == 0 || e.info.Group == "" {
+		return nil
+	}
+	at := slices.IndexFunc(q.answers, func(a ProbeAnswer) bool { return a.Group == e.info.Group })
+	if at < 0 {
+		return nil
+	}
+	return &q.answers[at]
+}
+
+// heed fills in what a group said to the probe, in the place of its summary: the load of
+// the worker that it would choose, with a member's share of what was sent there since.
+func (c *core) heed(q *question, ord, at int) {
+	a := q.answer(&c.entries[ord])
+	if a == nil || a.Busy {
+		return
+	}
+	in := &c.inputs[at]
+	requests, pend := c.slots.UnreportedSince(ord, q.probed)
+	in.OverlapBlocks = min(max(0, a.OverlapBlocks), len(q.sequence))
+	in.PendTokens = a.PendTokens + pend/in.Members
+	in.ActiveRequests = a.ActiveRequests + requests/in.Members
+	in.ActiveBlocks = a.ActiveBlocks
+	in.Members = 1
+}
+
+// member returns the worker of a group that a request is to have there: the one that the
+// group named, unless something was sent there since.
+func (c *core) member(q *question, ord int) *Worker {
+	a := q.answer(&c.entries[ord])
+	if a == nil || a.Busy {
+		return nil
+	}
+	if requests, _ := c.slots.UnreportedSince(ord, q.probed); requests > 0 {
+		return nil
+	}
+	w := a.Worker
+	return &w
+}
+
+// listGroups remembers who of the pool can be asked.
+func (p *pool) listGroups(c *core) {
+	var groups []string
+	for _, ord := range c.order {
+		if name := c.entries[ord].info.Group; name != "" {
+			groups = append(groups, name)
+		}
+	}
+	if groups == nil {
+		p.groups.Store(nil)
+		return
+	}
+	p.groups.Store(&groups)
+}
+
+// heeds says whether what a group said to the probe counts.
+func (q *question) heeds(e *entry) bool {
+	a := q.answer(e)
+	return a != nil && !a.Busy
+}
