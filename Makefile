@@ -55,6 +55,10 @@ TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
 bench-policy: tools ## simulate all rules against their targets on public traces in TRACES (SEEDS=3, PLOTS=folder)
 	@go run bench/main.go policy --traces $(TRACES) --plots $(or $(PLOTS),bench/out) --rounds $(or $(SEEDS),3) --commit "$(COMMIT)"
 
+.PHONY: bench-fleet
+bench-fleet: tools ## hold replicas and router groups against one router on public traces in TRACES, and measure what they tell (8 minutes; SEEDS=3)
+	@go run bench/main.go fleet --traces $(TRACES) --rounds $(or $(SEEDS),3) --commit "$(COMMIT)"
+
 FIXTURES := $(CURDIR)/.cache/fixtures.log
 
 .PHONY: test

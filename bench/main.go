@@ -2,7 +2,7 @@
 
 //go:build ignore
 
-// The command behind make bench-index, bench-peers, bench-events and bench-policy:
+// The command behind make bench-index, bench-peers, bench-events, bench-policy and bench-fleet:
 // its first argument is which.
 package main
 
@@ -31,10 +31,10 @@ func main() {
 
 func run(ctx context.Context, args []string) (met bool, err error) {
 	if len(args) == 0 {
-		return false, fmt.Errorf("bench: say which: index, peers, events or policy")
+		return false, fmt.Errorf("bench: say which: index, peers, events, policy or fleet")
 	}
 	fs := flag.NewFlagSet("bench "+args[0], flag.ExitOnError)
-	rounds := fs.Int("rounds", 3, "measure each shape so often, and the median counts; of policy, seeds of each cell, and their mean counts")
+	rounds := fs.Int("rounds", 3, "measure each shape so often, and the median counts; of policy and fleet, seeds of each cell, and their mean counts")
 	dir := fs.String("report", "bench/out", "write the figures to this folder")
 	commit := fs.String("commit", "", "record this commit")
 	var only *regexp.Regexp
@@ -69,14 +69,21 @@ func run(ctx context.Context, args []string) (met bool, err error) {
 			defer fmt.Println()
 			return b.Figures(ctx, os.Stdout, *dir, *plots)
 		}
+	case "fleet":
+		traces := fs.String("traces", "", "folder with the traces")
+		measure = func() ([]bench.Figure, error) {
+			b := bench.FleetBench{Traces: *traces, Seeds: max(1, *rounds), Log: os.Stderr}
+			defer fmt.Println()
+			return b.Figures(ctx, os.Stdout, *dir)
+		}
 	default:
-		return false, fmt.Errorf("bench: %q is none of index, peers, events and policy", args[0])
+		return false, fmt.Errorf("bench: %q is none of index, peers, events, policy and fleet", args[0])
 	}
 	if err := fs.Parse(args[1:]); err != nil {
 		return false, err
 	}
-	if only != nil && args[0] == "policy" {
-		return false, fmt.Errorf("bench: policy has gates that compare its cells: --only cannot leave any out")
+	if only != nil && (args[0] == "policy" || args[0] == "fleet") {
+		return false, fmt.Errorf("bench: %s has gates that compare its cells: --only cannot leave any out", args[0])
 	}
 	figures, err := measure()
 	if err != nil {

@@ -48,12 +48,14 @@ type Scenario struct {
 
 	// Replicas is the number of router replicas that requests are spread over
 	// at random. Each hears of its own requests at once, and of the others' after
-	// SyncDelay, or, if that is negative, never. Default 1.
+	// SyncDelay, or, if that is negative, never: what a router tells of its requests
+	// is what it tells in production. Default 1.
 	Replicas  int
 	SyncDelay time.Duration
 	// SyncLost is when replicas stop to hear of each other, for SyncLostFor:
 	// messages of that time are lost for good. What they would have ended, ends
-	// when the router gives it up. SyncLostFor 0 = they always hear.
+	// when the router gives it up, so they do not heal as those of package fleet do.
+	// SyncLostFor 0 = they always hear.
 	SyncLost, SyncLostFor time.Duration
 	// Groups parts the workers, in order, into router groups below an upper
 	// router, which knows the groups' load as of the last multiple of
@@ -69,6 +71,9 @@ type Scenario struct {
 	// Predict is how long the routers believe that a worker will have cached a
 	// prompt that they sent it; 0 = not at all.
 	Predict time.Duration
+	// Approximate says that workers publish no events: the routers guess what they
+	// have cached, from what they were sent and how large their caches are.
+	Approximate bool
 
 	// PrefillWorkers is how many of the workers, the first ones, compute prompts
 	// only; the others get the KV cache of these at Transfer tokens a second and
@@ -167,6 +172,8 @@ func (c Scenario) withDefaults() (Scenario, error) {
 		return c, fmt.Errorf("replay: %d prefill workers of %d workers, want at least one of either kind", c.PrefillWorkers, c.Workers)
 	case c.PrefillWorkers > 0 && !alone:
 		return c, errors.New("replay: prefill workers go with one router, and workers that stay; there is no oracle for them")
+	case c.Approximate && c.Rule.Oracle:
+		return c, errors.New("replay: the oracle knows all caches: not without events")
 	case !positive(c.Transfer):
 		return c, fmt.Errorf("replay: transfer is %v tokens a second, want a number above 0", c.Transfer)
 	}
@@ -230,11 +237,8 @@ type sim struct {
 // replica is one router with what the simulation knows of it.
 type replica struct {
 	router  *router.Router
-	workers []int // that it routes to
-	// forced is the candidate that the next decision must take, -1 = none: so a
-	// replica books what another one has decided.
-	forced int
-	broken []bool // by worker: an event was lost since the last one
+	workers []int  // that it routes to
+	broken  []bool // by worker: an event was lost since the last one
 }
 
 type lateEvent struct {
@@ -244,18 +248,9 @@ type lateEvent struct {
 }
 
 type syncMessage struct {
-	from int32
-	req  int32
-	kind syncKind
+	from   int
+	change router.Change
 }
-
-type syncKind uint8
-
-const (
-	added syncKind = iota
-	started
-	freed
-)
 
 const model = "model"
 
@@ -332,7 +327,7 @@ func (s *sim) build() {
 func (s *sim) newRouters() error {
 	s.routers = nil
 	for i := range max(s.Replicas, s.Groups) {
-		rep := &replica{forced: -1, broken: make([]bool, s.Workers)}
+		rep := &replica{broken: make([]bool, s.Workers)}
 		for w := range s.Workers {
 			if s.engines[w].role != decodeOnly && (s.Groups == 1 || w*s.Groups/s.Workers == i) {
 				rep.workers = append(rep.workers, w)
@@ -340,7 +335,7 @@ func (s *sim) newRouters() error {
 		}
 		conf := router.Config{
 			Scoring: s.Rule.Settings, Rule: s.choose(rep), BlockSize: s.Trace.BlockSize,
-			Seed: s.Seed + uint64(i), KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1),
+			Seed: s.Seed + uint64(i), KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1), NoEvents: s.Approximate,
 			Now: func() time.Time { return time.Unix(0, s.now) },
 			// A worker that only prefills keeps nothing for later tokens.
 			NoActiveBlocks: s.PrefillWorkers > 0,
@@ -349,7 +344,7 @@ func (s *sim) newRouters() error {
 			conf.Sessions.TTL = 24 * time.Hour
 		}
 		if s.Replicas > 1 {
-			conf.Rule = rep.forcible(conf)
+			conf.Tell = func(c router.Change) { s.tell(i, c) }
 		}
 		if err := s.start(rep, conf); err != nil {
 			return err
@@ -359,7 +354,7 @@ func (s *sim) newRouters() error {
 	if s.PrefillWorkers == 0 {
 		return nil
 	}
-	s.decoder = &replica{forced: -1, broken: make([]bool, s.Workers)}
+	s.decoder = &replica{broken: make([]bool, s.Workers)}
 	for w := s.PrefillWorkers; w < s.Workers; w++ {
 		s.decoder.workers = append(s.decoder.workers, w)
 	}
@@ -394,21 +389,6 @@ func decodeSettings(s scorer.Settings) scorer.Settings {
 		s.Policy = scorer.Tokens
 	}
 	return s
-}
-
-// forcible is the configured way of choosing, except for what a message of another
-// replica has decided.
-func (r *replica) forcible(conf router.Config) scorer.Rule {
-	return func(req *scorer.Request, in []scorer.Input, costs []float64) int {
-		switch {
-		case r.forced >= 0:
-			return r.forced
-		case conf.Rule != nil:
-			return conf.Rule(req, in, costs)
-		default:
-			return conf.Scoring.Choose(req, in, costs)
-		}
-	}
 }
 
 // id is the name of a worker. It depends on the seed, as where a prompt hashes to
@@ -497,7 +477,7 @@ func (s *sim) loop() error {
 			}
 			s.late[e.b] = lateEvent{}
 		case message:
-			err = s.receive(s.messages[e.b])
+			s.receive(&s.messages[e.b])
 		case change:
 			err = s.changed(s.Changes[e.a])
 		case coldStart:
@@ -549,7 +529,6 @@ func (s *sim) route(req int32) error {
 	w := int(d.Worker.ID - s.id(0))
 	s.promised[req] = int32(min(d.CachedTokens, s.reqs[req].Input))
 	s.worker[req] = int32(w)
-	s.tell(req, added)
 	if s.decoder != nil && s.reqs[req].Output > 1 {
 		d, err := s.decide(s.decoder, req)
 		if err != nil {
@@ -640,7 +619,7 @@ func (s *sim) firstToken(w int, req int32, known int) {
 	// What must go for it goes first: no cache ever holds more than it can.
 	s.publishRemoved(w)
 	s.publishStored(w, req, known)
-	s.tell(req, started)
+	s.routers[s.replica[req]].router.MarkPrefillCompleted(s.ids[req])
 }
 
 // ended is told that a request is over on a worker.
@@ -648,7 +627,7 @@ func (s *sim) ended(w int, req int32) {
 	s.publishRemoved(w)
 	switch s.engines[w].role {
 	case prefillOnly:
-		s.tell(req, freed)
+		s.free(req)
 		if s.reqs[req].Output > 1 {
 			took := float64(s.reqs[req].Input) / s.Transfer
 			s.queue.push(s.now+int64(took*1e9), handOver, req, 0)
@@ -657,7 +636,7 @@ func (s *sim) ended(w int, req int32) {
 	case decodeOnly:
 		s.decoder.router.Free(s.ids[req])
 	case both:
-		s.tell(req, freed)
+		s.free(req)
 	}
 	s.end[req] = s.now
 	s.worker[req] = -1
@@ -710,7 +689,7 @@ func (s *sim) publish(w int, ev indexer.Event) {
 	if s.EventDelay > 0 {
 		ev.Blocks, ev.Externals = slices.Clone(ev.Blocks), slices.Clone(ev.Externals)
 	}
-	if s.engines[w].role == decodeOnly {
+	if s.engines[w].role == decodeOnly || s.Approximate {
 		return
 	}
 	from, to := w, w+1
@@ -745,72 +724,29 @@ func (s *sim) deliver(w int32, ev *indexer.Event) {
 	}
 }
 
-// tell lets the routers know what became of a request: the one that decided at
-// once, the others later.
-func (s *sim) tell(req int32, kind syncKind) {
-	own := s.routers[s.replica[req]]
-	switch kind {
-	case started:
-		own.router.MarkPrefillCompleted(s.ids[req])
-	case freed:
-		own.router.Free(s.ids[req])
-	case added:
-	}
+// free ends a request at the router that decided.
+func (s *sim) free(req int32) { s.routers[s.replica[req]].router.Free(s.ids[req]) }
+
+// tell takes what a replica tells the others of its requests.
+func (s *sim) tell(from int, c router.Change) {
 	lost := s.now >= s.SyncLost.Nanoseconds() && s.now < (s.SyncLost+s.SyncLostFor).Nanoseconds()
-	if s.Replicas == 1 || s.SyncDelay < 0 || lost {
+	if s.SyncDelay < 0 || lost {
 		return
 	}
-	s.messages = append(s.messages, syncMessage{s.replica[req], req, kind})
+	c.Sequence = slices.Clone(c.Sequence)
+	c.Expires = s.SyncLostFor > 0
+	s.messages = append(s.messages, syncMessage{from, c})
 	s.queue.push(s.now+s.SyncDelay.Nanoseconds(), message, 0, uint32(len(s.messages)-1))
 }
 
 // receive brings a message to the other replicas.
-func (s *sim) receive(m syncMessage) error {
-	if m.kind == added {
-		if s.worker[m.req] < 0 {
-			return nil
-		}
-		s.hash(m.req)
-	}
+func (s *sim) receive(m *syncMessage) {
 	for i, r := range s.routers {
-		if i == int(m.from) {
-			continue
-		}
-		switch m.kind {
-		case started:
-			r.router.MarkPrefillCompleted(s.ids[m.req])
-		case freed:
-			r.router.Free(s.ids[m.req])
-		case added:
-			r.forced = s.candidate(r, int(s.worker[m.req]))
-			if r.forced < 0 {
-				continue
-			}
-			_, err := s.decide(r, m.req)
-			if r.forced = -1; err != nil {
-				return err
-			}
+		if i != m.from {
+			r.router.PeerChanged(uint64(m.from)+1, m.change)
 		}
 	}
-	return nil
-}
-
-// candidate returns the number of a worker among the candidates of a router, -1 if
-// it is not there.
-func (s *sim) candidate(r *replica, worker int) int {
-	n := 0
-	for _, w := range r.workers {
-		if w == worker {
-			if s.alive[w] {
-				return n
-			}
-			return -1
-		}
-		if s.alive[w] {
-			n++
-		}
-	}
-	return -1
+	*m = syncMessage{}
 }
 
 // changed applies a change of a worker.
@@ -836,7 +772,7 @@ func (s *sim) changed(c Change) error {
 	}
 	lost := s.engines[w].reset(s.Rule.Oracle, s.Trace.Distinct())
 	for _, req := range lost {
-		s.tell(req, freed)
+		s.free(req)
 		s.worker[req] = -1
 		s.begun[req], s.first[req] = -1, 0
 		s.retried++

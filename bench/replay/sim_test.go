@@ -286,6 +286,8 @@ func TestScenarios(t *testing.T) {
 		"lost events":    func(c *Scenario) { c.EventLoss = .2 },
 		"replicas alone": func(c *Scenario) { c.Replicas, c.SyncDelay = 4, -1 },
 		"replicas":       func(c *Scenario) { c.Replicas, c.SyncDelay = 4, 100*time.Millisecond },
+		"no events":      func(c *Scenario) { c.Approximate = true },
+		"replicas guess": func(c *Scenario) { c.Approximate, c.Replicas, c.SyncDelay = true, 4, 10*time.Millisecond },
 		"a split":        func(c *Scenario) { c.PrefillWorkers = 5 },
 		"slow transfer":  func(c *Scenario) { c.PrefillWorkers, c.Transfer = 5, 10_000 },
 		"jitter":         func(c *Scenario) { c.Jitter = 50 * time.Millisecond },
@@ -311,15 +313,18 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
+// Load that is told is load that is seen, and so is what is guessed of caches.
 func TestReplicasThatShareAllAtOnceAreOne(t *testing.T) {
-	c := Scenario{Trace: small(t), Rule: rule(t, "tokens"), Speedup: 2, KVBlocks: 300, Seed: 1}
-	one := play(t, c)
-	c.Replicas = 4
-	four := play(t, c)
-	c.SyncDelay = -1
-	alone := play(t, c)
-	if math.Abs(four.TTFT.Mean-one.TTFT.Mean) > .1*one.TTFT.Mean || alone.TTFT.Mean < one.TTFT.Mean*1.1 {
-		t.Errorf("mean TTFT of one replica %v, of four that share %v, that do not %v", one.TTFT.Mean, four.TTFT.Mean, alone.TTFT.Mean)
+	for _, approximate := range []bool{false, true} {
+		c := Scenario{Trace: small(t), Rule: rule(t, "tokens"), Speedup: 2, KVBlocks: 300, Seed: 1, Approximate: approximate}
+		one := play(t, c)
+		c.Replicas = 4
+		four := play(t, c)
+		c.SyncDelay = -1
+		alone := play(t, c)
+		if math.Abs(four.TTFT.Mean-one.TTFT.Mean) > .1*one.TTFT.Mean || alone.TTFT.Mean < one.TTFT.Mean*1.1 {
+			t.Errorf("approximate %v: mean TTFT of one replica %v, of four that share %v, that do not %v", approximate, one.TTFT.Mean, four.TTFT.Mean, alone.TTFT.Mean)
+		}
 	}
 }
 

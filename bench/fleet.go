@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/kvroute/kvroute/bench/replay"
+)
+
+// FleetBench holds several routers against one that knows all: replicas that tell each
+// other what they book, and router groups below an upper tier; and measures what the
+// telling costs.
+type FleetBench struct {
+	Traces string    // folder with the traces
+	Seeds  int       // of each cell; targets want 3 or more
+	Log    io.Writer // told what is being measured
+}
+
+// Figures measures everything, writes what was simulated to dir/fleet.jsonl, prints it
+// to w, and returns the figures with their targets.
+func (b *FleetBench) Figures(ctx context.Context, w io.Writer, dir string) (figures []Figure, err error) {
+	p := &PolicyBench{Traces: b.Traces, Seeds: b.Seeds, Log: b.Log}
+	if err := p.load(); err != nil {
+		return nil, err
+	}
+	cells, compared := fleetCells(p)
+	p.log("%d cells of one router, of replicas and of groups", len(cells))
+	all, err := p.play(ctx, cells, []string{defaultRule})
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range compared {
+		figures = append(figures, c.figures(all)...)
+	}
+	if err := printMeasured(w, all); err != nil {
+		return nil, err
+	}
+	if err := writeLines(filepath.Join(dir, "fleet.jsonl"), all); err != nil {
+		return nil, err
+	}
+	p.log("what it costs to tell")
+	cost, err := syncCost()
+	if err != nil {
+		return nil, err
+	}
+	return append(figures, cost...), nil
+}
+
+// comparison holds a cell against the cell of one router.
+type comparison struct {
+	what      string
+	cell, one cell
+	ttft, e2e limit // of the first divided by the second; without text: for information
+}
+
+func (c *comparison) figures(all []Measured) []Figure {
+	several, one := find(all, c.cell.name, defaultRule), find(all, c.one.name, defaultRule)
+	return []Figure{
+		figure("mean TTFT of "+c.what, "×", c.ttft, ratio(several.TTFT, one.TTFT)),
+		figure("mean E2E of "+c.what, "×", c.e2e, ratio(several.E2E, one.E2E)),
+	}
+}
+
+// fleetCells are what is simulated, and what is held against what.
+func fleetCells(p *PolicyBench) (cells []cell, compared []comparison) {
+	seen := map[string]bool{}
+	use := func(c cell) cell {
+		if !seen[c.name] {
+			seen[c.name] = true
+			cells = append(cells, c)
+		}
+		return c
+	}
+	const delay = 10 * time.Millisecond
+	for _, c := range []cell{p.chatCell(1.5, 2000), p.syntheticCell(1.5, 2000), p.agenticCell(32, 1334)} {
+		for _, kind := range []struct {
+			name string
+			set  func(s *replay.Scenario)
+			ttft limit
+		}{
+			{"", predicting, atMost(1.10)},
+			{"approximate ", func(s *replay.Scenario) { s.Approximate = true }, atMost(1.15)},
+		} {
+			one := use(c.with(kind.name+"replica", kind.set))
+			four := func(what string, delay time.Duration) cell {
+				return use(one.with("4, "+what, func(s *replay.Scenario) { s.Replicas, s.SyncDelay = 4, delay }))
+			}
+			compared = append(
+				compared,
+				comparison{"four synced " + kind.name + "replicas over one, " + c.name, four(delay.String(), delay), one, kind.ttft, limit{}},
+				comparison{"four " + kind.name + "replicas that are not synced over one, " + c.name, four("no sync", -1), one, limit{}, limit{}},
+			)
+		}
+	}
+	return cells, compared
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+)
+
+const (
+	costRounds   = 3
+	costReplicas = 4
+	costWorkers  = 8
+	costRate     = 1000 // requests a second, of all replicas
+	costRequests = 4000
+	costBlocks   = 430 // of a prompt, of which each has its first half in common with the one before
+)
+
+// syncCost measures what it costs a replica, in CPU time, that another one or it itself
+// has a request: four replicas with real routers on a bus in this process, whose work
+// counts, too, less the same without the exchange.
+func syncCost() (out []Figure, err error) {
+	for _, c := range []struct {
+		what   string
+		ttl    time.Duration
+		target limit
+	}{{"", predict, atMost(30)}, {", without prediction", -1, limit{}}} {
+		var v []float64
+		for range costRounds {
+			took, err := inLab(func(l *eventsLab) (took []float64, err error) {
+				for _, synced := range []bool{false, true} {
+					t, err := l.tellTime(synced, c.ttl)
+					if err != nil {
+						return nil, err
+					}
+					took = append(took, t.Seconds()*1e6/costRequests/costReplicas)
+				}
+				return took, nil
+			})
+			if err != nil {
+				return nil, fmt.Errorf("bench: sync cost: %w", err)
+			}
+			v = append(v, took[1]-took[0])
+		}
+		out = append(out, figure(fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks, bus included%s", costReplicas, costRate, costBlocks, c.what),
+			"µs", c.target, newRange(v)))
+	}
+	return out, nil
+}
+
+// tellTime returns the CPU time of some requests at replicas.
+func (l *eventsLab) tellTime(synced bool, predict time.Duration) (time.Duration, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	var routers []*router.Router
+	for n := range costReplicas {
+		var exchange *fleet.Sync
+		conf := router.Config{PredictTTL: predict}
+		if synced {
+			conf.Tell = func(c router.Change) { exchange.Tell(c) }
+		}
+		r, err := router.New(conf)
+		if err != nil {
+			return 0, err
+		}
+		for id := range uint64(costWorkers) {
+			if err := r.SetWorker(router.WorkerInfo{ID: id + 1, Address: netip.MustParseAddrPort("10.0.0.1:8000"), Models: []string{"m"}, BlockSize: 16}); err != nil {
+				return 0, err
+			}
+		}
+		routers = append(routers, r)
+		if !synced {
+			continue
+		}
+		nc, err := l.connect()
+		if err != nil {
+			return 0, err
+		}
+		if exchange, err = fleet.NewSync(nc, fleet.SyncConfig{
+			Scope: l.scope, ID: uint64(n) + 1, Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
+		}); err != nil {
+			return 0, err
+		}
+		running.Go(func() { _ = exchange.Run(ctx) }) // fails where connect would have
+		if err := l.until(func() bool { return nc.NumSubscriptions() > 3 && nc.Flush() == nil }); err != nil {
+			return 0, err
+		}
+	}
+	// The first ones find out about each other and make room.
+	if err := l.tellAll(routers, 0, costRequests/8, synced); err != nil {
+		return 0, err
+	}
+	before := CPUTime()
+	if err := l.tellAll(routers, costRequests, costRequests, synced); err != nil {
+		return 0, err
+	}
+	return CPUTime() - before, nil
+}
+
+// tellAll sends requests at an even rate to the replicas in turn, and ends each one
+// after another 32.
+func (l *eventsLab) tellAll(routers []*router.Router, first, n int, synced bool) error {
+	const behind = 32
+	start := time.Now()
+	id := func(i int) string { return fmt.Sprintf("%016x-%024x", i%len(routers)+1, i) }
+	var blocks router.Blocks
+	for i := first; i < first+n+behind; i++ {
+		if i < first+n {
+			time.Sleep(time.Until(start.Add(time.Duration(i-first) * time.Second / costRate)))
+			blocks.Local = append(sequence(i/2, costBlocks/2), sequence(i+1<<20, costBlocks/2)...)
+			blocks.Sequence = indexer.AppendSequenceHashes(blocks.Sequence[:0], blocks.Local)
+			blocks.Tokens = costBlocks*16 + 7
+			r := routers[i%len(routers)]
+			if _, err := r.BestWorker(context.Background(), router.Request{ID: id(i), Owned: true, Model: "m", Blocks: &blocks}); err != nil {
+				return err
+			}
+			r.MarkPrefillCompleted(id(i))
+		}
+		if done := i - behind; done >= first {
+			routers[done%len(routers)].Free(id(done))
+		}
+	}
+	if !synced {
+		return nil
+	}
+	return l.until(func() bool {
+		for _, r := range routers {
+			for _, w := range r.Workers() {
+				if w.ActiveRequests > 0 {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
