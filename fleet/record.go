@@ -65,6 +65,11 @@ type Record struct {
 	EngineVersion string `json:"engine_version,omitempty"`
 	Draining      bool   `json:"draining,omitempty"`   // takes no new requests, keeps its blocks
 	StartedMS     int64  `json:"started_ms,omitempty"` // unix ms; a changed value means a restart
+
+	// Group makes it the candidate that a router group is, of so many workers. Only
+	// [Groups] says so.
+	Group   string `json:"-"`
+	Members int    `json:"-"`
 }
 
 // Probe says what to ask a worker over HTTP, at its address, and how often. An empty
@@ -229,7 +234,8 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		ModelCard: clip(r.ModelCard),
 		KVEvents:  clip(r.KVEvents),
 		NoEvents:  r.Events.Transport == "none" || r.Events.Transport == "heartbeat" || r.KVEvents == "block_size_mismatch",
-		Engine:    r.Engine, EngineVersion: r.EngineVersion, Draining: r.Draining, StartedMS: r.StartedMS,
+		Group:     r.Group, Members: r.Members,
+		Engine: r.Engine, EngineVersion: r.EngineVersion, Draining: r.Draining, StartedMS: r.StartedMS,
 		Events: router.EventSource{Transport: r.Events.Transport, LocalIndexer: r.Events.LocalIndexer, PublisherID: r.Events.PublisherID},
 	}
 	wrong := func(field string, value any, want string) (router.WorkerInfo, error) {

@@ -123,6 +123,18 @@ type link struct {
 	room      func() int    // the largest message in bytes
 }
 
+// linkOf is a connection as a link.
+func linkOf(nc *nats.Conn) link {
+	return link{
+		publish: func(subject, reply string, data []byte) error {
+			return nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: data})
+		},
+		connected: func() bool { return nc.IsConnected() },
+		breaks:    func() uint64 { return nc.Stats().Reconnects },
+		room:      func() int { return int(nc.MaxPayload()) },
+	}
+}
+
 // errPeerless says what is missing in a configuration.
 var errPeerless = errors.New("ID, Changed, Gone and FirstToken are required")
 
@@ -148,14 +160,7 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 	s := &Sync{
 		conf: conf, nc: nc, metrics: m, greet: make(chan struct{}, 1),
 		period: period{presence: presentEvery, ask: presentEvery, jitter: 100 * time.Millisecond},
-		link: link{
-			publish: func(subject, reply string, data []byte) error {
-				return nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: data})
-			},
-			connected: func() bool { return nc.IsConnected() },
-			breaks:    func() uint64 { return nc.Stats().Reconnects },
-			room:      func() int { return int(nc.MaxPayload()) },
-		},
+		link:   linkOf(nc),
 	}
 	s.topic, s.presence, s.answers = conf.Scope.Topic(syncTopic), conf.Scope.Own(presenceTopic), conf.Scope.Own("dump", wire.WorkerKey(conf.ID))
 	s.queue.limit = syncLimit

@@ -52,6 +52,8 @@ type Summary struct {
 	// compute.
 	Queued, QueuedTokens int
 
+	// Silent says that none of the workers tells what it holds.
+	Silent bool
 	// Filter, if not nil, is what the workers hold from now on: checkpoints every Stride
 	// blocks. It is the router's then, and nobody else may add to it. Added are sequence
 	// hashes of further checkpoints, to be added to the filter.
@@ -216,7 +218,7 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 		e := &c.entries[ord]
 		g := group{load: s, filtered: filter != nil && stride > 0}
 		if was := e.group; was != nil {
-			g.filtered = g.filtered || was.filtered
+			g.filtered = g.filtered || was.filtered && !s.Silent
 			if s.Taken.Before(was.load.Taken) {
 				g.load = was.load
 			}
@@ -230,6 +232,9 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 	}
 	if filter != nil && stride > 0 {
 		p.known.filters.set(ord, &filtered{filter, stride})
+	}
+	if s.Silent {
+		p.known.filters.set(ord, nil)
 	}
 	p.known.filters.add(ord, added)
 	return known
@@ -263,9 +268,11 @@ func (p *pool) summarize(now time.Time) Summary {
 
 func (c *core) summarize(now time.Time) Summary {
 	c.grow(now)
+	skipped := c.skipped // which is about decisions
+	defer func() { c.skipped = skipped }()
 	var ranks [2]Summary // of the healthy ones, and of those that stand in for them
 	var all [2]Summary   // with the busy ones
-	unknown := false
+	unknown, silent := false, true
 	for _, ord := range c.order {
 		e := &c.entries[ord]
 		if e.info.Draining || e.info.Role == Prefill {
@@ -288,6 +295,7 @@ func (c *core) summarize(now time.Time) Summary {
 			to.TotalBlocks += e.info.TotalKVBlocks
 		}
 		unknown = unknown || e.info.TotalKVBlocks == 0
+		silent = silent && (c.conf.NoEvents || e.info.NoEvents || e.info.BlockSize == 0)
 		add(&all[rank])
 		if c.busy(now, e, load.Blocks, load.PendTokens, 1) {
 			ranks[rank].Busy++
@@ -309,7 +317,7 @@ func (c *core) summarize(now time.Time) Summary {
 	if unknown {
 		s.TotalBlocks = 0
 	}
-	s.Taken = now
+	s.Taken, s.Silent = now, silent && s.Members() > 0
 	if c.queue != nil {
 		s.Queued, s.QueuedTokens = c.queue.Len(), c.queue.Uncached()
 	}

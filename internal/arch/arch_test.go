@@ -31,7 +31,7 @@ var ours = map[string]string{
 	"internal/openai":    "tokenizer/chat",
 	"router":             "tokenizer tokenizer/chat scorer indexer internal/records",
 	"events":             "indexer internal/bus internal/records internal/wire internal/zmtp",
-	"fleet":              "events router internal/bus internal/wire internal/zmtp",
+	"fleet":              "events indexer router internal/bus internal/wire internal/zmtp",
 	"api":                "router fleet indexer internal/openai",
 	"extproc":            "router internal/openai",
 	"internal/enginesim": "indexer tokenizer tokenizer/chat internal/openai internal/zmtp events",

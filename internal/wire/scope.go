@@ -86,6 +86,16 @@ func (s Scope) Own(parts ...string) string {
 	return subject.String()
 }
 
+// Group returns a subject of a router group of the scope's namespace, such as "summary",
+// whatever the component: groups have components of their own, and who is above them yet
+// another one. The group "*" stands for all.
+func (s Scope) Group(group string, parts ...string) string {
+	if group != "*" {
+		group = Segment(group)
+	}
+	return "kvroute.v1." + Segment(s.WithDefaults().Namespace) + ".group." + group + "." + strings.Join(parts, ".")
+}
+
 // Bucket returns the name of the scope's bucket of a kind, such as "workers".
 func (s Scope) Bucket(kind string) string { return s.slug() + "-" + kind }
 

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+)
+
+// groupWorld is a group with replicas that speak for it, and routers above that hear
+// them, on a bus that loses, repeats and reorders. Everything happens in one goroutine on
+// a clock moved by hand; everybody's clock is minutes from the others'.
+type groupWorld struct {
+	t        *testing.T
+	rand     *rand.Rand
+	now      time.Time
+	speakers []*groupSpeaker
+	hearers  []*groupHearer
+	loss     float64
+	mess     float64 // share of the messages that come twice, or after later ones
+	told     map[toldKey][]byte
+	starts   int
+}
+
+// toldKey names a message: the slow model knows what filter a speaker had after each.
+type toldKey struct{ router, epoch, seq uint64 }
+
+type groupSpeaker struct {
+	*Speaker
+	router *router.Router
+	ahead  time.Duration
+	away   bool
+}
+
+type groupHearer struct {
+	*Groups
+	inbox  [][]byte
+	filter *indexer.Filter // what it was told, put together
+	last   router.Summary
+	ahead  time.Duration
+	away   bool
+}
+
+func newGroupWorld(t *testing.T, seed uint64, speakers, hearers int) *groupWorld {
+	w := &groupWorld{t: t, rand: rand.New(rand.NewPCG(seed, 5)), now: time.Unix(1e9, 0), told: make(map[toldKey][]byte)}
+	for i := range speakers {
+		s := &groupSpeaker{ahead: time.Duration(w.rand.IntN(600)-300) * time.Second}
+		var err error
+		if s.router, err = router.New(router.Config{Now: func() time.Time { return w.now.Add(s.ahead) }}); err != nil {
+			t.Fatal(err)
+		}
+		for id := range uint64(2) {
+			if err := s.router.SetWorker(router.WorkerInfo{ID: id + 1, Models: []string{"m"}, BlockSize: 8, Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, 1}), 80)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.speakers = append(w.speakers, s)
+		w.start(i)
+	}
+	for range hearers {
+		h := &groupHearer{ahead: time.Duration(w.rand.IntN(600)-300) * time.Second}
+		var err error
+		h.Groups, err = newGroups(GroupsConfig{
+			Groups: []Group{{Name: "g", Address: "10.0.0.9:80", Models: []string{"m"}}},
+			Set:    func([]Record) error { return nil },
+			Summary: func(id uint64, s router.Summary) bool {
+				if id != GroupWorkerID("g", "m") {
+					t.Errorf("a summary of %d", id)
+				}
+				if s.Filter != nil {
+					h.filter = s.Filter
+				}
+				for _, x := range s.Added {
+					h.filter.Add(x)
+				}
+				h.last = s
+				return true
+			},
+			Now: func() time.Time { return w.now.Add(h.ahead) },
+		}, link{connected: func() bool { return !h.away }, publish: func(string, string, []byte) error {
+			for _, s := range w.speakers {
+				if !w.lost() && !s.away {
+					s.ask()
+				}
+			}
+			return nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.hearers = append(w.hearers, h)
+	}
+	return w
+}
+
+func (w *groupWorld) lost() bool { return w.rand.Float64() < w.loss }
+
+// start starts a speaker anew: its router stays.
+func (w *groupWorld) start(i int) {
+	s := w.speakers[i]
+	w.starts++
+	id := uint64(100 + w.starts)
+	var err error
+	s.Speaker, err = newSpeaker(SpeakerConfig{
+		Group: "g", ID: id, Router: s.router, Stride: 2, FullEvery: 10 * time.Second,
+		Now: func() time.Time { return w.now.Add(s.ahead) },
+	}, link{
+		connected: func() bool { return !s.away },
+		room:      func() int { return 4096 + 80 },
+		publish: func(subject, _ string, data []byte) error {
+			data = bytes.Clone(data)
+			if subject == s.beacons {
+				for _, o := range w.speakers {
+					if o != s && !o.away && !w.lost() {
+						o.hear(data)
+					}
+				}
+				return nil
+			}
+			m, err := readSummary(data)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			key := toldKey{m.router, m.epoch, m.seq}
+			if _, twice := w.told[key]; twice {
+				w.t.Fatalf("message %+v is sent twice", key)
+			}
+			if p := s.pools[poolName{"m", 8}]; p.filter != nil {
+				w.told[key] = p.filter.AppendTo(nil)
+			}
+			for _, h := range w.hearers {
+				if !h.away && !w.lost() {
+					h.inbox = append(h.inbox, data)
+					if w.rand.Float64() < w.mess {
+						h.inbox = append(h.inbox, data)
+					}
+				}
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// deliver gives a hearer its next message, or another one.
+func (w *groupWorld) deliver(h *groupHearer) {
+	if len(h.inbox) == 0 {
+		return
+	}
+	at := 0
+	if w.rand.Float64() < w.mess {
+		at = w.rand.IntN(len(h.inbox))
+	}
+	data := h.inbox[at]
+	h.inbox = slices.Delete(h.inbox, at, at+1)
+	h.Groups.take(data)
+	f := h.groups["g"].feeds["m"]
+	if f.whole && !f.broken {
+		want := w.told[toldKey{f.router, f.epoch, f.next - 1}]
+		if got := h.filter.AppendTo(nil); !bytes.Equal(got, want) {
+			w.t.Fatalf("after message %d of epoch %d the filter is not the speaker's", f.next-1, f.epoch)
+		}
+	}
+}
+
+// round lets half a second pass for everybody.
+func (w *groupWorld) round() {
+	w.now = w.now.Add(500 * time.Millisecond)
+	for _, s := range w.speakers {
+		s.announce(false)
+		if w.now.UnixMilli()/500%2 == 0 {
+			s.speak(s.conf.Now())
+		}
+	}
+	for _, h := range w.hearers {
+		h.tick()
+	}
+}
+
+// store has all routers of the group hear that a worker stored a prompt of random blocks.
+func (w *groupWorld) store() {
+	prompt := make([]uint64, 1+w.rand.IntN(12))
+	for i := range prompt {
+		prompt[i] = uint64(w.rand.IntN(3) + 1)
+	}
+	ev := indexer.Event{Kind: indexer.Stored}
+	for i, s := range indexer.AppendSequenceHashes(nil, prompt) {
+		ev.Blocks = append(ev.Blocks, indexer.Block{External: s, Local: prompt[i]})
+	}
+	if w.rand.IntN(10) == 0 {
+		ev = indexer.Event{Kind: indexer.Cleared}
+	}
+	id := uint64(1 + w.rand.IntN(2))
+	for _, s := range w.speakers {
+		s.router.ApplyEvent(router.Worker{ID: id}, ev)
+	}
+}
+
+// TestSummariesConverge: whatever is lost, repeated, late or restarted, what a router above
+// a group knows is what a speaker told; and when all is well again it is what the one
+// speaker of the group tells now.
+func TestSummariesConverge(t *testing.T) {
+	for seed := range uint64(40) {
+		w := newGroupWorld(t, seed, 1+int(seed%3), 2)
+		w.loss, w.mess = []float64{0, .1, .4}[seed%3], []float64{0, .2}[seed%2]
+		for range 600 {
+			switch w.rand.IntN(40) {
+			case 0:
+				w.start(w.rand.IntN(len(w.speakers)))
+			case 1:
+				s := w.speakers[w.rand.IntN(len(w.speakers))]
+				s.away = !s.away
+			case 2:
+				h := w.hearers[w.rand.IntN(len(w.hearers))]
+				h.away = !h.away
+			case 3:
+				s := w.speakers[w.rand.IntN(len(w.speakers))]
+				s.ahead += time.Duration(w.rand.IntN(20)-10) * time.Second
+			case 4, 5, 6, 7, 8, 9, 10, 11:
+				w.round()
+			case 12, 13, 14, 15:
+				w.store()
+			default:
+				w.deliver(w.hearers[w.rand.IntN(len(w.hearers))])
+			}
+		}
+		w.loss, w.mess = 0, 0
+		for _, s := range w.speakers {
+			s.away = false
+		}
+		for _, h := range w.hearers {
+			h.away = false
+		}
+		for i := range 60 {
+			if i < 40 {
+				w.store()
+			}
+			w.round()
+			for _, h := range w.hearers {
+				for len(h.inbox) > 0 {
+					w.deliver(h)
+				}
+			}
+		}
+		var speaks []*groupSpeaker
+		for _, s := range w.speakers {
+			if len(s.pools) > 0 {
+				speaks = append(speaks, s)
+			}
+		}
+		if len(speaks) != 1 {
+			t.Fatalf("seed %d: %d replicas speak", seed, len(speaks))
+		}
+		s := speaks[0]
+		want := s.pools[poolName{"m", 8}].filter.AppendTo(nil)
+		for h, err := range s.router.Checkpoints("m", 8, 2) {
+			if err != nil || !s.pools[poolName{"m", 8}].filter.Has(h) {
+				t.Fatalf("seed %d: a checkpoint is not told, error %v", seed, err)
+			}
+		}
+		for i, h := range w.hearers {
+			f := h.groups["g"].feeds["m"]
+			if f.broken || !f.whole || f.router != s.conf.ID {
+				t.Fatalf("seed %d: hearer %d hears %d, broken %v, want %d", seed, i, f.router, f.broken, s.conf.ID)
+			}
+			if !bytes.Equal(h.filter.AppendTo(nil), want) {
+				t.Fatalf("seed %d: hearer %d has another filter than the speaker", seed, i)
+			}
+			if age := w.now.Add(h.ahead).Sub(h.last.Taken); h.last.Healthy != 2 || age < 0 || age > 2*time.Second {
+				t.Fatalf("seed %d: hearer %d has a summary of %v ago: %+v", seed, i, age, h.last)
+			}
+		}
+	}
+}
+
+// TestSummaryVectors holds the wire form against numbers of its description.
+func TestSummaryVectors(t *testing.T) {
+	s := summary{
+		group: "g1", model: "m", blockSize: 16, router: 7, epoch: 1 << 60, seq: 3, kind: summaryDelta, stride: 4,
+		taken: time.UnixMilli(1_700_000_000_123), interval: time.Second,
+		load:  router.Summary{Healthy: 8, Busy: 1, TotalBlocks: 160_000, ActiveBlocks: 5, PendTokens: 6, ActiveRequests: 7, Queued: 8, QueuedTokens: 9},
+		added: appendHashes(nil, []uint64{1, 1 << 63}),
+	}
+	got, err := readSummary(appendSummary(nil, &s))
+	if err != nil || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", s) || !slices.Equal(got.hashes(), []uint64{1, 1 << 63}) {
+		t.Errorf("read %+v, error %v\nwant %+v", got, err, s)
+	}
+	f := indexer.NewFilter(100) // 16 words
+	f.Add(0x0123456789abcdef)
+	s.kind, s.added = summaryFull, nil
+	parts := filterParts(f, 100)
+	if len(parts) != 2 || len(parts[0].data) != 100 || len(parts[1].data) != 28 || parts[0].m != 1024 || parts[0].k != 7 || parts[0].n != 1 {
+		t.Fatalf("parts %+v", parts)
+	}
+	var data []byte
+	for i, p := range parts {
+		s.filter = p
+		got, err := readSummary(appendSummary(nil, &s))
+		if err != nil || got.filter.part != i || got.filter.parts != 2 {
+			t.Errorf("read %+v, error %v", got, err)
+		}
+		data = append(data, got.filter.data...)
+	}
+	if g, err := indexer.ParseFilter(1024, 7, 1, data); err != nil || !g.Has(0x0123456789abcdef) || g.Has(1) {
+		t.Errorf("the filter is another one, error %v", err)
+	}
+	p := router.Probe{ID: "r", Model: "m", BlockSize: 16, Tokens: 40, Local: []uint64{1, 2}}
+	q, err := readProbe(appendProbe(nil, &p))
+	if err != nil || fmt.Sprintf("%+v", q) != fmt.Sprintf("%+v", p) {
+		t.Errorf("read %+v, error %v; want %+v", q, err, p)
+	}
+	a := router.ProbeAnswer{Group: "g", Worker: router.Worker{ID: 1 << 60, DPRank: 2}, OverlapBlocks: 1, PendTokens: 100, ActiveBlocks: 4, ActiveRequests: 5, Cost: 1.5, Busy: true}
+	b, err := readProbeAnswer(appendProbeAnswer(nil, &a, &p), &p)
+	if err != nil || b != a {
+		t.Errorf("read %+v, error %v; want %+v", b, err, a)
+	}
+}
+
+// TestBadSummariesAreRefused: what is no summary has no effect.
+func TestBadSummariesAreRefused(t *testing.T) {
+	good := func() summary {
+		f := filterParts(indexer.NewFilter(100), 1000)
+		return summary{group: "g", model: "m", blockSize: 8, router: 1, epoch: 1, kind: summaryFull, stride: 4, taken: time.UnixMilli(1), interval: time.Second, filter: f[0]}
+	}
+	s := good()
+	whole := appendSummary(nil, &s)
+	if _, err := readSummary(whole); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*summary){
+		"no group":       func(s *summary) { s.group = "" },
+		"long model":     func(s *summary) { s.model = string(make([]byte, 300)) },
+		"no block size":  func(s *summary) { s.blockSize = 0 },
+		"huge blocks":    func(s *summary) { s.blockSize = 1 << 17 },
+		"no stride":      func(s *summary) { s.stride = 0 },
+		"huge stride":    func(s *summary) { s.stride = 1 << 20 },
+		"odd kind":       func(s *summary) { s.kind = "new" },
+		"odd bits":       func(s *summary) { s.filter.m = 100 },
+		"many bits":      func(s *summary) { s.filter.m = 1 << 40 },
+		"no parts":       func(s *summary) { s.filter.parts = 0 },
+		"part behind":    func(s *summary) { s.filter.part = 1 },
+		"many parts":     func(s *summary) { s.filter.parts = 100 },
+		"no data":        func(s *summary) { s.filter.data = nil },
+		"much data":      func(s *summary) { s.filter.data = make([]byte, 1<<20) },
+		"half a hash":    func(s *summary) { s.kind, s.added = summaryDelta, make([]byte, 12) },
+		"too many added": func(s *summary) { s.kind, s.added = summaryDelta, make([]byte, 8*maxSummaryAdds+8) },
+	} {
+		s := good()
+		if change(&s); name == "much data" {
+			s.filter.m = 1 << 25
+		}
+		if _, err := readSummary(appendSummary(nil, &s)); err == nil {
+			t.Errorf("%s: it is taken", name)
+		}
+	}
+	for n := range whole {
+		if _, err := readSummary(whole[:n]); err == nil {
+			t.Errorf("the first %d bytes are taken", n)
+		}
+	}
+	// One that lies about its parts cannot make a filter of other bytes than it says.
+	var told int
+	g, err := newGroups(GroupsConfig{
+		Groups:  []Group{{Name: "g", Address: "10.0.0.9:80"}},
+		Set:     func([]Record) error { return nil },
+		Summary: func(uint64, router.Summary) bool { told++; return true },
+	}, link{connected: func() bool { return false }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range []filterPart{
+		{m: 1024, k: 7, part: 0, parts: 2, data: make([]byte, 64)},
+		{m: 512, k: 7, part: 1, parts: 2, data: make([]byte, 64)},
+	} {
+		s := good()
+		s.seq, s.filter = uint64(i), p
+		g.take(appendSummary(nil, &s))
+	}
+	if f := g.groups["g"].feeds["m"]; f.whole || !f.broken || told != 2 {
+		t.Errorf("feed %+v, %d summaries", f, told)
+	}
+}
+
+func FuzzSummary(f *testing.F) {
+	s := summary{group: "g", model: "m", blockSize: 8, kind: summaryDelta, stride: 4, interval: time.Second, taken: time.UnixMilli(5), added: make([]byte, 16)}
+	f.Add(appendSummary(nil, &s))
+	s.kind, s.filter = summaryFull, filterParts(indexer.NewFilter(10), 8)[0]
+	f.Add(appendSummary(nil, &s))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := readSummary(data)
+		if err != nil {
+			return
+		}
+		if _, err := readSummary(appendSummary(nil, &s)); err != nil {
+			t.Errorf("it cannot be read again: %v", err)
+		}
+	})
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+)
+
+const quick = 100 * time.Millisecond // between summaries
+
+// lowerTier is a router of a group, which speaks for it.
+func lowerTier(t *testing.T, s *server.Server, group string, id uint64) (r *router.Router, stop func()) {
+	t.Helper()
+	r, err := router.New(router.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for w := range uint64(2) {
+		if err := r.SetWorker(router.WorkerInfo{
+			ID: 10*id + w, Models: []string{"m"}, BlockSize: 8, TotalKVBlocks: 100,
+			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(id), byte(w)}), 8000),
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	speaker, err := fleet.NewSpeaker(connect(t, s), fleet.SpeakerConfig{Group: group, ID: id, Router: r, Interval: quick})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, running(t, speaker.Run)
+}
+
+// upperTier is a router above groups.
+type upperTier struct {
+	*router.Router
+	groups *fleet.Groups
+	stop   func()
+}
+
+func startUpper(t *testing.T, s *server.Server, probe bool, groups ...fleet.Group) *upperTier {
+	t.Helper()
+	nc := connect(t, s)
+	conf := router.Config{}
+	if probe {
+		probes, err := fleet.NewProbes(nc, fleet.ProbesConfig{Budget: 2 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		running(t, probes.Run)
+		conf.Probe = probes.Ask
+	}
+	r, err := router.New(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := &upperTier{Router: r}
+	table := fleet.NewTable(nil, func(i router.WorkerInfo) {
+		if err := r.SetWorker(i); err != nil {
+			t.Error(err)
+		}
+	}, r.RemoveWorker)
+	u.groups, err = fleet.NewGroups(nc, fleet.GroupsConfig{
+		Groups: groups, Summary: r.SetSummary,
+		Set: func(records []fleet.Record) error { return table.SetStatic(time.Now(), records) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.stop = running(t, u.groups.Run)
+	return u
+}
+
+// states is how an upper tier sees its groups, by name.
+func (u *upperTier) states() map[string]router.WorkerState {
+	all := map[string]router.WorkerState{}
+	for _, w := range u.Workers() {
+		all[w.Group] = w
+	}
+	return all
+}
+
+func (u *upperTier) fresh(group string, members int) bool {
+	s := u.states()[group].Summary
+	return s != nil && !s.Stale && s.Members == members
+}
+
+// decide asks without booking, so that nothing is guessed to be where it was sent.
+func (u *upperTier) decide(t *testing.T, tokens []uint32) router.Decision {
+	t.Helper()
+	d, err := u.BestWorker(t.Context(), router.Request{Model: "m", Tokens: tokens, Explain: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func stores(r *router.Router, worker uint64, tokens []uint32) {
+	local := indexer.AppendLocalHashes(nil, tokens, 8, indexer.Seed("", ""))
+	ev := indexer.Event{Kind: indexer.Stored}
+	for i, s := range indexer.AppendSequenceHashes(nil, local) {
+		ev.Blocks = append(ev.Blocks, indexer.Block{External: s, Local: local[i]})
+	}
+	r.ApplyEvent(router.Worker{ID: worker}, ev)
+}
+
+// promptOf is a prompt of n blocks of 8 tokens that no other one begins with.
+func promptOf(first uint32, n int) []uint32 {
+	tokens := make([]uint32, 8*n)
+	for i := range tokens {
+		tokens[i] = first*1000 + uint32(i)
+	}
+	return tokens
+}
+
+var two = []fleet.Group{{Name: "g1", Address: "10.1.0.1:80", Models: []string{"m"}}, {Name: "g2", Address: "10.1.0.2:80"}}
+
+// A router above two groups learns what they serve, hold and do, and sends each prompt
+// where it is; a group that falls silent is used only where no other is, and one that
+// comes back is heard again, whichever of its replicas speaks.
+func TestGroupsOverNATS(t *testing.T) {
+	s := startNATS(t, -1)
+	g1, stop1 := lowerTier(t, s, "g1", 1)
+	g2, _ := lowerTier(t, s, "g2", 2)
+	a, b := promptOf(1, 16), promptOf(2, 16)
+	stores(g1, 10, a)
+	stores(g2, 21, b)
+	lowerTier(t, s, "stranger", 3)
+	u := startUpper(t, s, false, two...)
+	if all := u.states(); len(all) != 1 || all["g1"].Summary.Age >= 0 {
+		t.Errorf("at first there are %+v", all)
+	}
+	overlap := func(tokens []uint32) string {
+		d := u.decide(t, tokens)
+		return fmt.Sprint(d.Group, " ", d.OverlapBlocks, " ", d.Address)
+	}
+	eventually(t, func() bool {
+		return u.fresh("g1", 2) && u.fresh("g2", 2) && overlap(a) == "g1 16 10.1.0.1:80" && overlap(b) == "g2 16 10.1.0.2:80"
+	})
+	// What a group stores is known soon.
+	c := promptOf(3, 10)
+	stores(g2, 20, c)
+	eventually(t, func() bool { return overlap(c) == "g2 8 10.1.0.2:80" })
+	// So is what it is busy with.
+	for i := range 10 {
+		if _, err := g1.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(i), Owned: true, Model: "m", Tokens: promptOf(9, 100)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, func() bool { w := u.states()["g1"]; return w.ActiveRequests == 10 && w.PendTokens > 0 })
+	// It leaves: what it held is not forgotten, but others are preferred.
+	stop1()
+	eventually(t, func() bool { return u.states()["g1"].Summary.Stale && strings.HasPrefix(overlap(a), "g2 ") })
+	for _, c := range u.decide(t, a).Candidates {
+		if c.Group == "g1" && c.Excluded != router.ExcludedStale {
+			t.Errorf("the silent group is excluded for %q", c.Excluded)
+		}
+	}
+	// Two replicas take its place. They hold less; one leaves, and the other goes on.
+	again, stopA := lowerTier(t, s, "g1", 4)
+	stores(again, 40, a[:8*8])
+	eventually(t, func() bool { return u.fresh("g1", 2) && overlap(a) == "g1 8 10.1.0.1:80" })
+	other, _ := lowerTier(t, s, "g1", 5)
+	stores(other, 50, a[:8*12])
+	stopA()
+	eventually(t, func() bool { return overlap(a) == "g1 12 10.1.0.1:80" })
+	// The upper tier starts anew.
+	u.stop()
+	u = startUpper(t, s, false, two...)
+	eventually(t, func() bool { return overlap(a) == "g1 12 10.1.0.1:80" && overlap(b) == "g2 16 10.1.0.2:80" })
+	// A group leaves the configuration.
+	if err := u.groups.Replace(two[:1]); err != nil {
+		t.Fatal(err)
+	}
+	if all := u.states(); len(all) != 1 || all["g1"].Summary.Stale {
+		t.Errorf("without g2 there are %+v", all)
+	}
+}
+
+// Few groups are asked: the answer is exact, and names the worker.
+func TestProbesOverNATS(t *testing.T) {
+	s := startNATS(t, -1)
+	g1, _ := lowerTier(t, s, "g1", 1)
+	g2, _ := lowerTier(t, s, "g2", 2)
+	u := startUpper(t, s, true, fleet.Group{Name: "g1", Address: "10.1.0.1:80", Models: []string{"m"}, BlockSize: 8}, fleet.Group{Name: "g2", Address: "10.1.0.2:80", Models: []string{"m"}, BlockSize: 8})
+	eventually(t, func() bool { return u.fresh("g1", 2) && u.fresh("g2", 2) })
+	a := promptOf(1, 10)
+	stores(g1, 11, a[:8*5])
+	stores(g2, 20, a[:8*7])
+	d := u.decide(t, a)
+	if d.Group != "g2" || d.OverlapBlocks != 7 || d.Member == nil || d.Member.ID != 20 || d.ProbeTime <= 0 {
+		t.Errorf("decision %+v, member %v", d, d.Member)
+	}
+	for _, c := range d.Candidates {
+		if !c.Probed || c.Members != 1 || c.OverlapBlocks != map[string]int{"g1": 5, "g2": 7}[c.Group] {
+			t.Errorf("candidate %+v", c)
+		}
+	}
+	if n := len(g1.Decisions(9)) + len(g2.Decisions(9)); n != 0 {
+		t.Errorf("%d were booked by probes", n)
+	}
+}
+
+// A group that nobody answers for, or not in time, costs the budget a few times, and then
+// once a second at most.
+func TestProbesGiveUp(t *testing.T) {
+	s := startNATS(t, -1)
+	nc := connect(t, s)
+	const budget = 50 * time.Millisecond
+	probes, err := fleet.NewProbes(nc, fleet.ProbesConfig{Budget: budget, Most: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(groups ...string) []router.ProbeAnswer {
+		return probes.Ask(t.Context(), router.Probe{ID: "r", Model: "m", BlockSize: 8, Tokens: 8, Local: []uint64{1}, Groups: groups})
+	}
+	if got := ask("g1"); got != nil {
+		t.Errorf("before it runs: %+v", got)
+	}
+	running(t, probes.Run)
+	lowerTier(t, s, "g1", 1)
+	eventually(t, func() bool { return len(ask("g1")) == 1 })
+	silent, err := connect(t, s).SubscribeSync("kvroute.v1.kvroute.group.silent.probe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := silent.SetPendingLimits(10, -1); err != nil {
+		t.Fatal(err)
+	}
+	heard := func() int { n, _, _ := silent.Pending(); return n }
+	eventually(t, func() bool { ask("silent"); return heard() > 0 })
+	for range 10 {
+		ask("g1", "silent")
+	}
+	if n := heard(); n < 3 || n > 6 {
+		t.Errorf("who does not answer was asked %d times, want 3, and a few in a long test", n)
+	}
+	if got := ask("g1", "silent", "nobody"); len(got) != 1 || got[0].Group != "g1" {
+		t.Errorf("answers %+v, want that of g1", got)
+	}
+	if got := ask("a", "b", "c", "g1"); got != nil {
+		t.Errorf("four of at most three were asked: %+v", got)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got := probes.Ask(ctx, router.Probe{Model: "m", BlockSize: 8, Groups: []string{"silent2"}}); got != nil {
+		t.Errorf("after its end: %+v", got)
+	}
+}
+
+func TestBadGroupsAreRefused(t *testing.T) {
+	s := startNATS(t, -1)
+	nc := connect(t, s)
+	set := func([]fleet.Record) error { return nil }
+	summary := func(uint64, router.Summary) bool { return true }
+	for want, groups := range map[string][]fleet.Group{
+		"name has 0 bytes": {{Address: "10.0.0.1:80"}},
+		"is there twice":   {{Name: "a", Address: "10.0.0.1:80"}, {Name: "a", Address: "10.0.0.2:80"}},
+		"want ip:port":     {{Name: "a", Address: "gateway:80"}},
+		"block_size is -1": {{Name: "a", Address: "10.0.0.1:80", BlockSize: -1}},
+		"at most 64":       {{Name: "a", Address: "10.0.0.1:80", Models: make([]string, 65)}},
+		"at most 1024":     make([]fleet.Group, 1025),
+	} {
+		_, err := fleet.NewGroups(nc, fleet.GroupsConfig{Groups: groups, Set: set, Summary: summary})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one with %q", err, want)
+		}
+	}
+	if _, err := fleet.NewGroups(nc, fleet.GroupsConfig{}); err == nil {
+		t.Error("who tells nobody is taken")
+	}
+	r, err := router.New(router.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, conf := range map[string]fleet.SpeakerConfig{
+		"required":         {Group: "g", ID: 1},
+		"interval is 1ms":  {Group: "g", ID: 1, Router: r, Interval: time.Millisecond},
+		"stride is -4":     {Group: "g", ID: 1, Router: r, Stride: -4},
+		"the name has 300": {Group: strings.Repeat("g", 300), ID: 1, Router: r},
+	} {
+		if _, err := fleet.NewSpeaker(nc, conf); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one with %q", err, want)
+		}
+	}
+}
