@@ -126,6 +126,10 @@ type Config struct {
 	// are removed unread. For listeners that only trusted clients reach.
 	TrustOverrides, AllowDirect bool
 
+	// Group is the router group of the workers, if there is one: a router above may say
+	// which of them it expects to be chosen, if AllowDirect.
+	Group string
+
 	// MaxStreams bounds the main streams at a time, and the observing ones.
 	// Requests above it fail open at once. Default 40,000, the circuit breaker
 	// of our Envoy configuration.

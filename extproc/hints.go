@@ -35,6 +35,10 @@ const (
 	headerTTFT           = "x-dynamo-slo-ttft-ms"
 	headerOverride       = "x-dynamo-router-override"
 	headerClass          = "x-dynamo-meta-policy-class"
+	// headerGroup is the router group that a router above sends a request to. A worker
+	// that is named beside it is one of that group, and only preferred: the answer to a
+	// probe is a little old.
+	headerGroup = "x-dynamo-router-group"
 )
 
 // Other names of the pins, which count where those above are missing.
@@ -77,6 +81,7 @@ type steering struct {
 	pin, rank, prefillPin, prefillRank, mode string
 	priority, strict, ttft, override         string
 
+	group   string
 	session string
 	place   int // of session in Config.SessionHeaders, from 1; 0 = none yet
 	final   bool
@@ -123,6 +128,8 @@ func (s *stream) hear(name, value string) (ours bool) {
 		t.ttft = value
 	case headerOverride:
 		t.override = value
+	case headerGroup:
+		t.group = value
 	case headerClass:
 		t.class = value
 	case prefixGateway + nameObjective:
@@ -171,7 +178,7 @@ func (s *stream) steer(req *router.Request, body *openai.Body) *openai.Error {
 	req.AllowedAddresses = t.allowed
 	req.Labels = t.labels()
 	if s.server.conf.AllowDirect {
-		if bad := t.pinned(req, body); bad != nil {
+		if bad := t.pinned(req, body, s.server.conf.Group); bad != nil {
 			return bad
 		}
 	}
@@ -242,8 +249,12 @@ func clip(s string) string {
 	return strings.Clone(s[:most])
 }
 
-// pinned fills in the worker that headers name, or else the body does.
-func (t *steering) pinned(req *router.Request, body *openai.Body) *openai.Error {
+// pinned fills in the worker that headers name, or else the body does. From a router
+// above it is a preference, if it is meant for our group.
+func (t *steering) pinned(req *router.Request, body *openai.Body, group string) *openai.Error {
+	if t.group != "" && t.group != group {
+		return nil // a second choice: the worker is another group's
+	}
 	pins, bad := openai.ParsePins(body.NVExt)
 	if bad != nil {
 		return bad
@@ -293,6 +304,9 @@ func (t *steering) pinned(req *router.Request, body *openai.Body) *openai.Error 
 	req.Pinned, req.AnyRank = &router.Worker{ID: *id}, rank == nil
 	if rank != nil {
 		req.Pinned.DPRank = uint32(*rank)
+	}
+	if t.group != "" {
+		req.Preferred, req.Pinned, req.AnyRank = req.Pinned, nil, false
 	}
 	return nil
 }

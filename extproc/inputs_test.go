@@ -26,7 +26,7 @@ var listeners = []struct {
 	conf extproc.Config
 }{
 	{"plain", extproc.Config{}},
-	{"direct", extproc.Config{AllowDirect: true}},
+	{"direct", extproc.Config{AllowDirect: true, Group: "west"}},
 	{"trusted", extproc.Config{TrustOverrides: true}},
 }
 
@@ -54,6 +54,10 @@ func TestInputs(t *testing.T) {
 		{name: "rank, other name", header: []string{"x-worker-instance-id", "7", "x-dp-rank", "3"}, gone: true, direct: ", pin {7 3} any rank: false"},
 		{name: "no rank", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-dp-rank", "4294967296"}, gone: true, direct: "400 bad_header"},
 		{name: "rank alone", header: []string{"x-dynamo-dp-rank", "3"}, gone: true, direct: "400 bad_header"},
+		{name: "worker of our group", header: []string{"x-dynamo-router-group", "west", "x-dynamo-worker-instance-id", "7", "x-dynamo-dp-rank", "3"}, gone: true, direct: ", preferred {7 3}"},
+		{name: "worker of our group, no rank", header: []string{"x-dynamo-router-group", "west", "x-dynamo-worker-instance-id", "7"}, gone: true, direct: ", preferred {7 0}"},
+		{name: "worker of another group", header: []string{"x-dynamo-router-group", "east", "x-dynamo-worker-instance-id", "7"}, gone: true},
+		{name: "group alone", header: []string{"x-dynamo-router-group", "west"}, gone: true},
 		{name: "prefill pin of the same", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-prefill-instance-id", "7"}, gone: true, direct: pinned},
 		{name: "prefill pin of another", header: []string{"x-dynamo-worker-instance-id", "7", "x-dynamo-prefill-instance-id", "8"}, gone: true, direct: "400 no_prefill_worker"},
 		{name: "prefill pin, other name", header: []string{"x-prefill-instance-id", "8"}, gone: true, direct: "400 no_prefill_worker"},
@@ -174,6 +178,9 @@ func outcome(h *harness, x *envoytest.Exchange) string {
 	defer h.router.mu.Unlock()
 	req := &h.router.asked[0]
 	text := steered(req)
+	if p := req.Preferred; p != nil {
+		text += fmt.Sprint(", preferred ", *p)
+	}
 	if req.Salt != "" {
 		text += ", salt " + req.Salt
 	}
@@ -311,7 +318,11 @@ func TestRanksAreNamed(t *testing.T) {
 		"Dynamo": {router.Decision{Engine: "dynamo"}, map[string]string{
 			"x-dynamo-worker-instance-id": "7", "x-dynamo-dp-rank": "3", "x-dynamo-routing-mode": "aggregated", "x-data-parallel-rank": "",
 		}},
-		"another": {router.Decision{Engine: "sglang"}, map[string]string{"x-data-parallel-rank": "", "x-dynamo-worker-instance-id": ""}},
+		"a router group": {router.Decision{Group: "west"}, map[string]string{"x-dynamo-router-group": "west", "x-dynamo-worker-instance-id": "", "x-dynamo-dp-rank": ""}},
+		"a router group that named its worker": {router.Decision{Group: "west", Member: &router.Worker{ID: 1 << 60, DPRank: 2}}, map[string]string{
+			"x-dynamo-router-group": "west", "x-dynamo-worker-instance-id": "1152921504606846976", "x-dynamo-dp-rank": "2",
+		}},
+		"another": {router.Decision{Engine: "sglang"}, map[string]string{"x-data-parallel-rank": "", "x-dynamo-worker-instance-id": "", "x-dynamo-router-group": ""}},
 	} {
 		h := newHarness(t, extproc.Config{})
 		h.router.will(func(context.Context, router.Request) (router.Decision, error) {
@@ -319,7 +330,7 @@ func TestRanksAreNamed(t *testing.T) {
 			d.Worker, d.Address = router.Worker{ID: 7, DPRank: 3}, netip.MustParseAddrPort("10.0.0.7:8000")
 			return d, nil
 		})
-		x := h.Do(envoytest.Request{Path: "/v1/chat/completions", Body: []byte(hello), Header: []string{"x-data-parallel-rank", "9", "x-dynamo-worker-instance-id", "9"}})
+		x := h.Do(envoytest.Request{Path: "/v1/chat/completions", Body: []byte(hello), Header: []string{"x-data-parallel-rank", "9", "x-dynamo-worker-instance-id", "9", "x-dynamo-router-group", "east"}})
 		for header, want := range c.want {
 			if got := x.Header[header]; got != want {
 				t.Errorf("%s: %s is %q, want %q", name, header, got, want)

@@ -64,9 +64,17 @@ func (s *stream) query(ctx context.Context, req router.Request, model string) bo
 }
 
 // named are the headers that tell the worker which of its ranks is meant, or which
-// instance, as name and value.
+// instance, or the router of a group that it is meant and which worker it named, as name
+// and value.
 func (s *stream) named() []string {
 	d := &s.decision
+	if d.Group != "" {
+		headers := []string{headerGroup, d.Group}
+		if m := d.Member; m != nil {
+			headers = append(headers, headerPin, strconv.FormatUint(m.ID, 10), headerRank, strconv.FormatUint(uint64(m.DPRank), 10))
+		}
+		return headers
+	}
 	rank := strconv.FormatUint(uint64(d.Worker.DPRank), 10)
 	switch engine := engineName(d.Engine); {
 	case d.NameRank: // without it the server chooses a rank by itself

@@ -167,30 +167,42 @@ func newGroups(conf GroupsConfig, to link) (*Groups, error) {
 	return g, g.Replace(conf.Groups)
 }
 
-// Replace replaces the groups of the configuration. What is known of those that stay
-// stays. After an error nothing has changed.
-func (g *Groups) Replace(groups []Group) error {
-	next := make(map[string]*heardGroup, len(groups))
+// CheckGroups refuses a list of groups that makes no sense. The error says which of them.
+func CheckGroups(groups []Group) error {
 	if len(groups) > maxGroups {
 		return fmt.Errorf("fleet: %d router groups, want at most %d", len(groups), maxGroups)
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	names := make(map[string]bool, len(groups))
 	for i := range groups {
-		c := groups[i]
+		c := &groups[i]
 		switch {
 		case c.Name == "" || len(c.Name) > maxGroupName:
 			return fmt.Errorf("fleet: router group %d: name has %d bytes, want 1 to %d", i, len(c.Name), maxGroupName)
-		case next[c.Name] != nil:
+		case names[c.Name]:
 			return fmt.Errorf("fleet: router group %q: the name is there twice", clip(c.Name))
-		case len(c.Models) > maxGroupModels:
-			return fmt.Errorf("fleet: router group %q: models has %d names, want at most %d", clip(c.Name), len(c.Models), maxGroupModels)
+		case len(c.Models) > maxGroupModels || slices.Contains(c.Models, ""):
+			return fmt.Errorf("fleet: router group %q: models is a list of %d, want at most %d names", clip(c.Name), len(c.Models), maxGroupModels)
 		case c.BlockSize < 0 || c.Members < 0:
 			return fmt.Errorf("fleet: router group %q: block_size is %d, members %d, want 0 or more", clip(c.Name), c.BlockSize, c.Members)
 		}
 		if _, err := address(c.Address, nil); err != nil {
 			return fmt.Errorf("fleet: router group %q: address is %q, want %w", clip(c.Name), clip(c.Address), err)
 		}
+		names[c.Name] = true
+	}
+	return nil
+}
+
+// Replace replaces the groups of the configuration. What is known of those that stay
+// stays. After an error nothing has changed.
+func (g *Groups) Replace(groups []Group) error {
+	if err := CheckGroups(groups); err != nil {
+		return err
+	}
+	next := make(map[string]*heardGroup, len(groups))
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range groups {
 		h := &heardGroup{Group: c, feeds: make(map[string]*groupFeed)}
 		if was := g.groups[c.Name]; was != nil {
 			h.asked, h.fresh = was.asked, was.fresh

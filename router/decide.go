@@ -113,6 +113,12 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 		d.Reason = ReasonSession
 	default:
 		chosen = c.choose(settings, d)
+		if at := c.preferred(q); at >= 0 {
+			chosen, d.Reason = at, ReasonPreferred
+			if d.Cost = c.costs[at]; d.Equal > 0 {
+				d.Equal = scorer.Equals(c.costs, at)
+			}
+		}
 	}
 
 	ord := c.candidates[chosen]
@@ -521,6 +527,15 @@ func (c *core) choose(s *scorer.Settings, d *Decision) (chosen int) {
 		d.Reason = reason
 	}
 	return chosen
+}
+
+// preferred returns where the preferred worker stands among the candidates, -1 if it is
+// none, or there is none.
+func (c *core) preferred(q *question) int {
+	if q.Preferred == nil {
+		return -1
+	}
+	return slices.IndexFunc(c.candidates, func(ord int) bool { return c.entries[ord].worker == *q.Preferred })
 }
 
 // compares says whether a choice leaves a cost for each candidate.

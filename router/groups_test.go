@@ -589,3 +589,34 @@ func TestAnswer(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// Who is preferred takes the request if it can, whatever it costs; if it cannot, others
+// do, and a second choice is there in either case.
+func TestPreferredWorker(t *testing.T) {
+	limit := 1000
+	r := newRouter(t, router.Config{Thresholds: scorer.Thresholds{PrefillTokens: &limit}}, 3)
+	ask := func(w router.Worker) router.Decision {
+		t.Helper()
+		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: prompt("abc"), Preferred: &w, WantSecond: true, Explain: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	store(r, router.Worker{ID: 1}, "abc")
+	d := ask(router.Worker{ID: 2})
+	if d.Worker.ID != 2 || d.Reason != router.ReasonPreferred || d.Cost != d.Candidates[1].Cost || d.Equal != 2 || d.Second.Worker.ID != 1 {
+		t.Errorf("decision %+v", d)
+	}
+	for _, w := range []router.Worker{{ID: 9}, {ID: 2, DPRank: 1}} {
+		if d = ask(w); d.Worker.ID != 1 || d.Reason != router.ReasonKV {
+			t.Errorf("%v is not there: decision %+v", w, d)
+		}
+	}
+	if _, err := r.BestWorker(t.Context(), router.Request{ID: "x", Model: "m", Tokens: make([]uint32, 2000), Pinned: &router.Worker{ID: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	if d = ask(router.Worker{ID: 2}); d.Worker.ID != 1 || d.Reason != router.ReasonKV {
+		t.Errorf("it is busy: decision %+v", d)
+	}
+}

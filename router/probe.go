@@ -73,7 +73,8 @@ func (r *Router) probe(ctx context.Context, p *pool, s *scratch) {
 	q.answers = r.conf.Probe(ctx, Probe{
 		ID: q.ID, Model: p.model, BlockSize: p.blockSize, Tokens: q.tokens, Local: q.local, Groups: *groups,
 	})
-	s.decision.ProbeTime = r.conf.Now().Sub(q.probed)
+	s.at = r.conf.Now() // the match begins now
+	s.decision.ProbeTime = s.at.Sub(q.probed)
 }
 
 // answer returns what a group said to the probe, nil if it said nothing.

@@ -236,6 +236,9 @@ type Request struct {
 	// AnyRank leaves the rank of that worker open.
 	Pinned  *Worker
 	AnyRank bool
+	// Preferred, if not nil, is the worker that takes the request if it is a candidate, as
+	// if it were the cheapest; see [Decision.Member].
+	Preferred *Worker
 	// Allowed, if not nil, are the only workers that may take it; AllowedAddresses,
 	// if not nil, the only addresses, port 0 standing for all ports.
 	Allowed          []Worker
@@ -303,6 +306,7 @@ const (
 	ReasonRoundRobin Reason = "round-robin" // the next one in turn
 	ReasonMode       Reason = "mode"        // as the mode says, which looks at load or at nothing
 	ReasonPinned     Reason = "pinned"      // the request named the worker
+	ReasonPreferred  Reason = "preferred"   // a router above us named it
 	ReasonSession    Reason = "session"     // its session is bound to the worker
 	// ReasonUnread: the request had to be routed before it could be read, so the
 	// choice was made by load.

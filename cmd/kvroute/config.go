@@ -89,6 +89,17 @@ type config struct {
 	// own, which routers of Dynamo up to 1.4 need on NATS to understand them.
 	SyncBatch bool `yaml:"sync-batch"`
 
+	// Group is the name of the router group that the workers are: what they do and hold is
+	// told to routers above. Empty: there is none above.
+	Group string `yaml:"group"`
+	// GroupInterval is the time between two of its summaries, 50ms to 1m.
+	GroupInterval time.Duration `yaml:"group-interval"`
+	// GroupProbe asks router groups what a request would find there before it is sent:
+	// auto (where a model has at most 8), on or off, which goes by their summaries.
+	// GroupProbeBudget is how long answers are waited for.
+	GroupProbe       string        `yaml:"group-probe"`
+	GroupProbeBudget time.Duration `yaml:"group-probe-budget"`
+
 	// RouterMode is the way of choosing: kv (the cheapest by cache and load),
 	// random, round-robin, direct (the worker that the request names),
 	// least-loaded, power-of-two or device-aware-weighted.
@@ -295,6 +306,10 @@ type config struct {
 	// which stands for a worker at each of its addresses and is looked up every 10 s.
 	// Reloaded on SIGHUP.
 	Workers workerList `yaml:"workers"`
+	// Groups are router groups, to which requests go instead of workers. Fields: name,
+	// address (ip:port of the group's gateway); models, block_size and members as far as
+	// they are to be known before the group says so itself. Reloaded on SIGHUP.
+	Groups groupList `yaml:"groups,omitempty"`
 }
 
 // modelConfig is one of the file's "models".
@@ -353,6 +368,9 @@ func defaults() config {
 		DurableKVEvents:         true,
 		RouterReplicaSync:       true,
 		SyncBatch:               true,
+		GroupInterval:           time.Second,
+		GroupProbe:              "auto",
+		GroupProbeBudget:        3 * time.Millisecond,
 		RouterSnapshotThreshold: 1_000_000,
 
 		MaxIndexBlocks:         1 << 24,
@@ -383,6 +401,10 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.NATSReplicas, "nats-replicas", c.NATSReplicas, "`number` of NATS servers that keep what is made there")
 	fs.BoolVar(&c.RouterReplicaSync, "router-replica-sync", c.RouterReplicaSync, "exchange requests in flight with other router replicas")
 	fs.BoolVar(&c.SyncBatch, "sync-batch", c.SyncBatch, "send several changes in a message to other replicas")
+	fs.StringVar(&c.Group, "group", c.Group, "`name` of the router group that the workers are, for routers above")
+	fs.DurationVar(&c.GroupInterval, "group-interval", c.GroupInterval, "`time` between two summaries of the group")
+	fs.StringVar(&c.GroupProbe, "group-probe", c.GroupProbe, "auto, on or off: ask router groups about each request")
+	fs.DurationVar(&c.GroupProbeBudget, "group-probe-budget", c.GroupProbeBudget, "longest `time` that groups' answers are waited for")
 	fs.BoolVar(&c.DurableKVEvents, "durable-kv-events", c.DurableKVEvents, "read events from a stream that keeps them")
 	fs.BoolVar(&c.LegacyJetstream, "legacy-jetstream", c.LegacyJetstream, "take in the stream of durable events of Dynamo before 1.4")
 	fs.StringVar(&c.Replica, "replica", c.Replica, "`name` of this process among the router replicas, the same after a restart")
@@ -556,6 +578,7 @@ func (c *config) check() error {
 		{"trace-out-tpot", c.TraceOutTPOT},
 		{"state-interval", c.StateInterval},
 		{"drain-timeout", c.DrainTimeout},
+		{"group-probe-budget", c.GroupProbeBudget},
 	} {
 		if d.value <= 0 {
 			bad(d.name, d.value.String(), "a time above 0s")
@@ -591,6 +614,18 @@ func (c *config) check() error {
 		if err := bus.CheckURL(c.NATSURL); err != nil {
 			errs = append(errs, fmt.Errorf("config: %w", err))
 		}
+	}
+	if p := c.GroupProbe; p != "auto" && p != "on" && p != "off" {
+		bad("group-probe", p, "auto, on or off")
+	}
+	if err := fleet.CheckGroups(c.Groups); err != nil {
+		errs = append(errs, fmt.Errorf("config: %w", err))
+	}
+	if ms := c.GroupInterval.Milliseconds(); ms < 50 || ms > 60_000 {
+		bad("group-interval", c.GroupInterval.String(), "50ms to 1m")
+	}
+	if c.Group != "" && len(c.Groups) > 0 {
+		errs = append(errs, errors.New("config: group and groups are both given: a router of a group knows its workers"))
 	}
 	if _, err := parseNetworks(c.WorkerNetworks); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))
@@ -634,29 +669,47 @@ func splitAddress(s string) (network, address string, err error) {
 	return "tcp", s, nil
 }
 
+// groupList is the "groups" of the file.
+type groupList []fleet.Group
+
+// UnmarshalYAML reads the list; fields that a group does not have are refused.
+func (l *groupList) UnmarshalYAML(data []byte) error {
+	return readList(data, "groups", (*[]fleet.Group)(l))
+}
+
+// MarshalYAML is the inverse of UnmarshalYAML.
+func (l groupList) MarshalYAML() ([]byte, error) { return writeList([]fleet.Group(l)) }
+
 // workerList is the "workers" of the file. The fields are those of the JSON that
 // workers register with, so it is read as that.
 type workerList []fleet.Record
 
 // UnmarshalYAML reads the list; fields that a record does not have are refused.
 func (l *workerList) UnmarshalYAML(data []byte) error {
+	return readList(data, "workers", (*[]fleet.Record)(l))
+}
+
+// readList reads a list of the file into one whose elements are known as JSON.
+func readList(data []byte, name string, to any) error {
 	text, err := yaml.YAMLToJSON(data)
 	if err != nil {
 		return err
 	}
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode((*[]fleet.Record)(l)); err != nil {
-		return fmt.Errorf("workers: %w", err)
+	if err := dec.Decode(to); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
 
-// MarshalYAML is the inverse of UnmarshalYAML.
-func (l workerList) MarshalYAML() ([]byte, error) {
-	text, err := json.Marshal([]fleet.Record(l))
+func writeList(list any) ([]byte, error) {
+	text, err := json.Marshal(list)
 	if err != nil {
 		return nil, err
 	}
 	return yaml.JSONToYAML(text)
 }
+
+// MarshalYAML is the inverse of UnmarshalYAML.
+func (l workerList) MarshalYAML() ([]byte, error) { return writeList([]fleet.Record(l)) }

@@ -88,9 +88,15 @@ func printDecision(out io.Writer, d *router.Decision) error {
 		line("thresholds", "%s", text)
 	}
 	line("worker", "%s at %s", nameOf(d.Worker, d.WorkerName), d.Address)
+	if d.Member != nil {
+		line("member", "%s, as the group said", nameOf(*d.Member, ""))
+	}
 	line("reason", "%s", because(d))
 	line("expected", "%d of its blocks are cached, %d tokens to compute, first token in %.0f ms (%.0f ms by rule of thumb)", d.OverlapBlocks, d.PrefillTokens, d.EstimatedTTFT, d.CoarseTTFT)
 	steps := fmt.Sprintf("tokens %v, hashes %v, match %v, choice and booking %v", d.TokenizeTime, d.HashTime, d.MatchTime, d.PickTime)
+	if d.ProbeTime > 0 {
+		steps = fmt.Sprintf("probe %v, ", d.ProbeTime) + steps
+	}
 	if d.QueueTime > 0 {
 		steps = fmt.Sprintf("waited %v; ", d.QueueTime) + steps
 	}
@@ -137,6 +143,7 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 		head += "chance\t"
 	}
 	fmt.Fprint(t, head+"\t\n")
+	groups := false
 	for i := range d.Candidates {
 		c := &d.Candidates[i]
 		mark := ""
@@ -145,6 +152,10 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 			mark = "<- chosen"
 		case c.Excluded != "":
 			mark = "not: " + string(c.Excluded)
+		}
+		if c.Group != "" {
+			mark += groupMark(c)
+			groups = true
 		}
 		cost := "-"
 		if d.Policy != "" && c.Excluded == "" {
@@ -161,9 +172,24 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(out, "cached, host, disk: blocks of the prompt; active, adds: blocks of requests; pending, decoding: tokens;\n"+
-		"places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas.")
+	if _, err := fmt.Fprintln(out, "cached, host, disk: blocks of the prompt; active, adds: blocks of requests; pending, decoding: tokens;\n"+
+		"places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas."); err != nil || !groups {
+		return err
+	}
+	_, err := fmt.Fprintln(out, "Router groups: the load is the sum over the members and what was sent since the summary; costs have the mean.\n"+
+		"Asked: load and overlap are those of the worker that the group would choose.")
 	return err
+}
+
+// groupMark says what is known of a router group.
+func groupMark(c *router.Candidate) string {
+	switch {
+	case c.Probed:
+		return " (group: asked)"
+	case c.SummaryAge < 0:
+		return fmt.Sprintf(" (group: no summary, members %d)", c.Members)
+	}
+	return fmt.Sprintf(" (group: members %d, summary %v ago)", c.Members, c.SummaryAge.Round(time.Millisecond))
 }
 
 // drawn says whether a temperature made the choice. An older kvroute tells of no
@@ -226,6 +252,8 @@ func because(d *router.Decision) string {
 	switch d.Reason {
 	case router.ReasonPinned:
 		return "pinned: the request names it"
+	case router.ReasonPreferred:
+		return "preferred: the router above this group asked for it" // and it is a candidate
 	case router.ReasonSession:
 		return "session: its session is bound to it"
 	case router.ReasonRoundRobin, router.ReasonMode:

@@ -103,7 +103,7 @@ func TestEverySettingIsAFlag(t *testing.T) {
 		if field.Anonymous {
 			continue
 		}
-		if key, _, _ := strings.Cut(field.Tag.Get("yaml"), ","); key != "version" && key != "workers" && key != "models" {
+		if key, _, _ := strings.Cut(field.Tag.Get("yaml"), ","); key != "version" && key != "workers" && key != "models" && key != "groups" {
 			keys = append(keys, key)
 		}
 	}

@@ -117,6 +117,7 @@ type server struct {
 	prober   *fleet.Prober
 	static   *static
 	sync     *fleet.Sync // nil without --router-replica-sync
+	groups   groups
 	events   *events.Subscriber
 	durable  *events.Durable // nil unless --durable-kv-events
 	expected expected
@@ -183,6 +184,9 @@ func (s *server) open() (err error) {
 		rc.Remote = newRemote(c.TokenizerCacheBytes).ids
 	}
 	rc.Tell = s.tell()
+	if rc.Probe, err = s.openProbes(); err != nil {
+		return err
+	}
 	if s.router, err = router.New(rc); err != nil {
 		return err
 	}
@@ -237,6 +241,9 @@ func (s *server) open() (err error) {
 	}
 	s.static = newStatic(s.registry.SetStatic, s.log)
 	if err = s.static.set(context.Background(), c.Workers); err != nil {
+		return err
+	}
+	if err = s.openGroups(); err != nil {
 		return err
 	}
 	if err = s.openExtproc(); err != nil {
@@ -321,6 +328,7 @@ func (c *config) extproc() extproc.Config {
 		SessionHeaders:  c.sessionHeaders(),
 		TrustOverrides:  c.TrustOverrides,
 		AllowDirect:     c.AllowDirect,
+		Group:           c.Group,
 		DecisionHeaders: c.DecisionHeaders,
 		FirstToken:      c.FirstToken,
 		ForwardTokens:   c.ForwardTokens,
@@ -384,7 +392,7 @@ func (s *server) addresses() addresses {
 // workersOf returns the addresses of a model's workers.
 func (s *server) workersOf(model string) (addresses []netip.AddrPort) {
 	for _, w := range s.router.Workers() {
-		if w.Model == model && w.Health == router.Healthy.String() {
+		if w.Model == model && w.Health == router.Healthy.String() && w.Group == "" {
 			addresses = append(addresses, w.Address)
 		}
 	}
@@ -449,6 +457,7 @@ func (s *server) run(ctx context.Context) error {
 		parts.Go(func() error { return s.expireEvents(ctx) })
 	}
 	parts.Go(func() error { return s.beHeard(ctx) })
+	s.groups.run(ctx, parts)
 	if s.state != nil {
 		parts.Go(func() error { return s.keepState(ctx) })
 	}
@@ -512,7 +521,7 @@ func newReloads(meter metric.Meter) (metric.Int64Counter, error) {
 	return meter.Int64Counter("kvroute.config.reloads", metric.WithUnit("{reload}"), metric.WithDescription("SIGHUPs, by what became of the file."))
 }
 
-// reload reads the models and workers of the configuration file, and the tokens of the
+// reload reads the models, workers and router groups of the configuration file, and the tokens of the
 // API, anew on SIGHUP: all of them, or none if one has a mistake.
 func (s *server) reload(ctx context.Context) error {
 	for {
@@ -532,13 +541,19 @@ func (s *server) reload(ctx context.Context) error {
 			commit, err = s.tokens.Read()
 		}
 		if err == nil {
-			err = s.static.set(ctx, c.Workers)
+			var undo func()
+			if undo, err = s.groups.reload(s.conf.Groups, c.Groups); err == nil {
+				if err = s.static.set(ctx, c.Workers); err != nil {
+					undo()
+				}
+			}
 		}
 		if err != nil {
 			s.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "refused")))
 			s.log.Error("the configuration is not reloaded; the old one stays", "err", err)
 			continue
 		}
+		s.conf.Groups = c.Groups
 		s.router.SetCards(cards)
 		commit()
 		s.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "done")))

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +30,7 @@ type static struct {
 	names   fleet.Names
 	records []fleet.Record // as configured
 	told    []fleet.Record // as last resolved
+	groups  []fleet.Record // router groups, which have no names
 }
 
 func newStatic(tell func([]fleet.Record) error, log *slog.Logger) *static {
@@ -43,10 +45,22 @@ func (s *static) set(ctx context.Context, records []fleet.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := s.resolve(ctx, records)
-	if err := s.tell(all); err != nil {
+	if err := s.tell(slices.Concat(all, s.groups)); err != nil {
 		return err
 	}
 	s.records, s.told = records, all
+	return nil
+}
+
+// setGroups replaces the candidates that router groups are. After an error the old ones
+// stay.
+func (s *static) setGroups(groups []fleet.Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.tell(slices.Concat(s.told, groups)); err != nil {
+		return err
+	}
+	s.groups = groups
 	return nil
 }
 
@@ -84,7 +98,7 @@ func (s *static) again(ctx context.Context) {
 	if reflect.DeepEqual(all, s.told) {
 		return
 	}
-	if err := s.tell(all); err != nil {
+	if err := s.tell(slices.Concat(all, s.groups)); err != nil {
 		s.log.Warn("a worker's new addresses are refused; the old ones stay", "err", err)
 		return
 	}

@@ -35,7 +35,7 @@ func (s *server) tell() func(router.Change) {
 func (s *server) presence() fleet.Presence {
 	return fleet.Presence{
 		RouterID: s.id, StartedMS: time.Now().UnixMilli(), Version: buildVersion(),
-		WantsEvents: s.router.WantsEvents(), Replica: replicaName(&s.conf),
+		WantsEvents: s.router.WantsEvents(), Replica: replicaName(&s.conf), Group: s.conf.Group,
 	}
 }
 

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/router"
+)
+
+// groups is what ties this router to router groups: below it, or the one that it is.
+// What does not apply is nil.
+type groups struct {
+	speaker *fleet.Speaker // --group
+	heard   *fleet.Groups  // "groups" of the file
+	probes  *fleet.Probes  // of those
+}
+
+// most is how many groups of a model are asked at most.
+func (c *config) most() int {
+	if c.GroupProbe == "on" {
+		return len(c.Groups) + 1 // the file may name more later; they are asked as well
+	}
+	return 0
+}
+
+// openProbes makes who asks groups, for a router that is to ask.
+func (s *server) openProbes() (ask func(context.Context, router.Probe) []router.ProbeAnswer, err error) {
+	if len(s.conf.Groups) == 0 || s.conf.GroupProbe == "off" {
+		return nil, nil
+	}
+	s.groups.probes, err = fleet.NewProbes(s.nc, fleet.ProbesConfig{
+		Scope: s.scope, Most: s.conf.most(), Budget: s.conf.GroupProbeBudget, Meter: s.metrics.Meter("fleet"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s.groups.probes.Ask, nil
+}
+
+// openGroups makes the rest, once the fleet can be told.
+func (s *server) openGroups() (err error) {
+	c := &s.conf
+	if c.Group != "" {
+		s.groups.speaker, err = fleet.NewSpeaker(s.nc, fleet.SpeakerConfig{
+			Scope: s.scope, Group: c.Group, ID: s.id, Router: s.router, Interval: c.GroupInterval,
+			Log: s.log, Meter: s.metrics.Meter("fleet"),
+		})
+		return err
+	}
+	if len(c.Groups) == 0 {
+		return nil
+	}
+	s.groups.heard, err = fleet.NewGroups(s.nc, fleet.GroupsConfig{
+		Scope: s.scope, Groups: c.Groups, Set: s.static.setGroups, Summary: s.router.SetSummary,
+		Log: s.log, Meter: s.metrics.Meter("fleet"),
+	})
+	return err
+}
+
+// run runs what there is in a group of parts.
+func (g *groups) run(ctx context.Context, parts *errgroup.Group) {
+	if g.speaker != nil {
+		parts.Go(func() error { return g.speaker.Run(ctx) })
+	}
+	if g.heard != nil {
+		parts.Go(func() error { return g.heard.Run(ctx) })
+	}
+	if g.probes != nil {
+		parts.Go(func() error { return g.probes.Run(ctx) })
+	}
+}
+
+var errNewGroups = errors.New("config: groups are new: kvroute must be started with them")
+
+// reload replaces the groups of the configuration, and returns how to take that back.
+func (g *groups) reload(was, list groupList) (undo func(), err error) {
+	switch {
+	case g.heard != nil:
+		return func() { _ = g.heard.Replace(was) }, g.heard.Replace(list) // what was there was good
+	case len(list) > 0:
+		return nil, errNewGroups
+	}
+	return func() {}, nil
+}

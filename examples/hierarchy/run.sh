@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+envoy=$(find_program envoy envoy/bin/envoy "make envoy")
+
+# Whatever ports are free stand in for those of the files.
+ports=($(python3 -c 'import socket
+s = [socket.create_server(("127.0.0.1", 0)) for _ in range(21)]
+print(*(x.getsockname()[1] for x in s))'))
+nats=${ports[0]} tier_extproc=${ports[1]} tier_http=${ports[2]} east=${ports[3]} west=${ports[4]} tier=${ports[5]}
+for file in upper lower; do
+	sed -e "s/26422/$nats/; s/26002/$tier_extproc/; s/26003/$tier_http/; s/26081/$east/; s/26082/$west/" \
+		"examples/hierarchy/$file.yaml" >"$folder/$file.yaml"
+done
+start_envoy() { # name, port, its admin port, that of its kvroute, pool …
+	local name=$1 listen=$2 admin=$3 extproc=$4
+	shift 4
+	"$kvroute" config envoy --listen "127.0.0.1:$listen" --admin "127.0.0.1:$admin" --extproc "127.0.0.1:$extproc" \
+		"${@/#/--pool=127.0.0.1:}" >"$folder/$name-envoy.yaml"
+	"$envoy" -c "$folder/$name-envoy.yaml" --disable-hot-restart --concurrency 1 --log-level error >"$folder/$name-envoy.log" 2>&1 &
+	pids+=($!)
+}
+
+# The upper tier, with the bus.
+pids=()
+"$kvroute" serve --config "$folder/upper.yaml" >"$folder/upper.log" 2>&1 &
+wait_for "the upper kvroute does not start" curl -fs "http://127.0.0.1:$tier_http/healthz"
+start_envoy upper "$tier" "${ports[6]}" "$tier_extproc" "$east" "$west"
+
+# Two groups, each with a gateway, a router and four workers.
+start_group() { # name, its gateway's port, the admin's, its kvroute's two, four workers'
+	local name=$1 gateway=$2 admin=$3 extproc=$4 http=$5
+	shift 5
+	"$kvroute" serve --config "$folder/lower.yaml" --group "$name" --component "$name" \
+		--extproc-address "127.0.0.1:$extproc" --http-address "127.0.0.1:$http" >"$folder/$name.log" 2>&1 &
+	pids+=($!)
+	for port in "$@"; do
+		"$kvroute" engine --name "$name-$port" --component "$name" --listen "127.0.0.1:$port" \
+			--nats-url "nats://127.0.0.1:$nats" >"$folder/$name-$port.log" 2>&1 &
+		pids+=($!)
+	done
+	start_envoy "$name" "$gateway" "$admin" "$extproc" "$@"
+}
+start_group east "$east" "${ports[7]}" "${ports[8]}" "${ports[9]}" "${ports[@]:10:4}"
+east_http=${ports[9]}
+pids=()
+start_group west "$west" "${ports[14]}" "${ports[15]}" "${ports[16]}" "${ports[@]:17:4}"
+west_http=${ports[16]} west_pids=("${pids[@]}")
+
+groups() { # what the upper tier knows of its groups
+	curl -fs "http://127.0.0.1:$tier_http/v1/workers" | python3 -c 'import json, sys
+for w in json.load(sys.stdin)["workers"]:
+    s = w["summary"]
+    print(w["group"], "stale" if s["stale"] else "fresh", "with", s["members"], "members")'
+}
+heard() { [ "$(groups | grep -c "fresh with 4 members")" = "$1" ]; }
+wait_for "the groups are not heard" heard 2
+wait_for "Envoy does not start" curl -fs "http://127.0.0.1:$tier/v1/models"
+echo "groups:"
+groups
+
+# Conversations go on where their beginning is.
+"$kvroute" load --url "http://127.0.0.1:$tier" --model sim --conversations 24 --turns 3 --rate 40 --max-tokens 8 --user-bytes 400
+echo
+echo "a decision of the upper tier:"
+"$kvroute" explain --url "http://127.0.0.1:$tier_http" last
+at=$("$kvroute" explain --url "http://127.0.0.1:$tier_http" --json last | python3 -c 'import json, sys
+print(json.load(sys.stdin)["group"])')
+echo
+echo "and the one of the group $at below it:"
+http=$east_http
+[ "$at" = east ] || http=$west_http
+"$kvroute" explain --url "http://127.0.0.1:$http" last
+
+# A whole group dies. What it would have got goes to the other one.
+{ kill -KILL "${west_pids[@]}" && wait "${west_pids[@]}"; } 2>/dev/null || true
+"$kvroute" load --url "http://127.0.0.1:$tier" --model sim --conversations 12 --turns 3 --rate 40 --max-tokens 8 >"$folder/after.txt" ||
+	{ cat "$folder/after.txt"; exit 1; }
+gone() { groups | grep -q "^west stale"; }
+wait_for "the dead group is not noticed" gone
+echo
+echo "without west:"
+groups
+cat "$folder/after.txt"
