@@ -103,7 +103,6 @@ type poolName struct {
 type spoken struct {
 	epoch, next uint64
 	filter      *indexer.Filter // nil: a full is due
-	room        int             // hashes that the filter may have
 	full, walk  time.Time       // when the last full was told, and when the next delta may be
 	asked       bool
 	told        bool // in this round
@@ -365,8 +364,8 @@ func (s *Speaker) full(now time.Time, p *spoken, m *summary) {
 		s.hashes = append(s.hashes, h)
 	}
 	n := len(s.hashes)
-	n += n/4 + 256 // for what comes until the next one
-	p.filter, p.room = indexer.NewFilter(n), n
+	n += n/8 + 256 // for what comes until the next one
+	p.filter = indexer.NewFilter(n)
 	for _, h := range s.hashes {
 		p.filter.Add(h)
 	}
@@ -398,7 +397,7 @@ func (s *Speaker) delta(now time.Time, p *spoken, m *summary) {
 		}
 		p.filter.Add(h)
 		s.hashes = append(s.hashes, h)
-		if many = len(s.hashes) > deltaMost*maxSummaryAdds || p.filter.Count() > p.room; many {
+		if many = len(s.hashes) > deltaMost*maxSummaryAdds || p.filter.Overfull(); many {
 			break
 		}
 	}
