@@ -116,14 +116,16 @@ func (m *groupMetrics) sent(kind string, size int) {
 	m.bytes.Add(context.Background(), int64(size), kindOf(kind))
 }
 
-func (m *groupMetrics) probed(outcome string, n int) {
+func (m *groupMetrics) probed(ctx context.Context, outcome string, n int) {
 	if n > 0 {
-		m.probes.Add(context.Background(), int64(n), metric.WithAttributes(attribute.String("outcome", outcome)))
+		m.probes.Add(ctx, int64(n), metric.WithAttributes(attribute.String("outcome", outcome)))
 	}
 }
 
-func (m *groupMetrics) answered(outcome string) {
-	m.answers.Add(context.Background(), 1, metric.WithAttributes(attribute.String("outcome", outcome)))
+func (m *groupMetrics) answered(ctx context.Context, outcome string) {
+	m.answers.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", outcome)))
 }
 
-func (m *groupMetrics) probeTook(d time.Duration) { m.took.Record(context.Background(), d.Seconds()) }
+func (m *groupMetrics) probeTook(ctx context.Context, d time.Duration) {
+	m.took.Record(ctx, d.Seconds())
+}

@@ -121,15 +121,15 @@ func (p *Probes) answered(m *nats.Msg) {
 func (p *Probes) Ask(ctx context.Context, q router.Probe) (answers []router.ProbeAnswer) {
 	switch {
 	case !p.running.Load() || !p.link.connected():
-		p.metrics.probed(groupUnsent, len(q.Groups))
+		p.metrics.probed(ctx, groupUnsent, len(q.Groups))
 		return nil
 	case len(q.Groups) > p.conf.Most || len(q.Local) > maxProbeBlocks:
-		p.metrics.probed(groupTooMany, len(q.Groups))
+		p.metrics.probed(ctx, groupTooMany, len(q.Groups))
 		return nil
 	}
 	start := time.Now()
 	groups := p.worth(start, q.Groups)
-	p.metrics.probed(groupSkipped, len(q.Groups)-len(groups))
+	p.metrics.probed(ctx, groupSkipped, len(q.Groups)-len(groups))
 	if len(groups) == 0 {
 		return nil
 	}
@@ -146,7 +146,7 @@ func (p *Probes) Ask(ctx context.Context, q router.Probe) (answers []router.Prob
 	sent := 0
 	for _, g := range groups {
 		if p.link.publish(g.subject, reply, data) != nil {
-			p.metrics.probed(groupUnsent, 1)
+			p.metrics.probed(ctx, groupUnsent, 1)
 			continue
 		}
 		sent++
@@ -160,11 +160,11 @@ func (p *Probes) Ask(ctx context.Context, q router.Probe) (answers []router.Prob
 			a, err := readProbeAnswer(data, &q)
 			switch {
 			case len(data) == 0:
-				p.metrics.probed(groupNobody, 1) // the server says that nobody listens
+				p.metrics.probed(ctx, groupNobody, 1) // the server says that nobody listens
 			case err != nil || !slices.Contains(q.Groups, a.Group):
-				p.metrics.probed(groupBad, 1)
+				p.metrics.probed(ctx, groupBad, 1)
 			default:
-				p.metrics.probed(groupAnswered, 1)
+				p.metrics.probed(ctx, groupAnswered, 1)
 				answers = append(answers, a)
 			}
 		case <-late.C:
@@ -173,8 +173,8 @@ func (p *Probes) Ask(ctx context.Context, q router.Probe) (answers []router.Prob
 			waits = false
 		}
 	}
-	p.metrics.probed(groupLate, sent)
-	p.metrics.probeTook(time.Since(start))
+	p.metrics.probed(ctx, groupLate, sent)
+	p.metrics.probeTook(ctx, time.Since(start))
 	p.judge(q.Groups, groups, answers)
 	return answers
 }

@@ -255,13 +255,18 @@ func (g *Groups) Run(ctx context.Context) error {
 		return fmt.Errorf("fleet: subscribe to %s: %w", subject, err)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails if the connection is closed, when there is nothing to end
+	g.listen(ctx.Done(), in)                 //nolint:contextcheck // counters need none
+	return nil
+}
+
+func (g *Groups) listen(done <-chan struct{}, in <-chan *nats.Msg) {
 	tick := time.NewTicker(groupTick)
 	defer tick.Stop()
 	g.tick()
 	for {
 		select {
-		case <-ctx.Done():
-			return nil
+		case <-done:
+			return
 		case m := <-in:
 			g.take(m.Data)
 		case <-tick.C:

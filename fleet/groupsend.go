@@ -199,14 +199,21 @@ func (s *Speaker) Run(ctx context.Context) error {
 	var both sync.WaitGroup
 	both.Go(func() { s.answer(ctx, probes) })
 	defer both.Wait()
+	s.talk(ctx.Done(), beacons, asked) //nolint:contextcheck // counters need none
+	_ = s.nc.FlushTimeout(time.Second) // who is not told that we leave notices it
+	return nil
+}
+
+// talk is the goroutine that everything but answers leaves by.
+func (s *Speaker) talk(done <-chan struct{}, beacons, asked <-chan *nats.Msg) {
 	s.announce(false)
 	tick := time.NewTicker(s.conf.Interval / 2)
 	defer tick.Stop()
 	for half := false; ; {
 		select {
-		case <-ctx.Done():
+		case <-done:
 			s.announce(true)
-			return s.nc.FlushTimeout(time.Second)
+			return
 		case m := <-beacons:
 			s.hear(m.Data)
 		case <-asked:
@@ -444,7 +451,7 @@ func (s *Speaker) answer(ctx context.Context, probes <-chan *nats.Msg) {
 					outcome = groupUnsent
 				}
 			}
-			s.metrics.answered(outcome)
+			s.metrics.answered(ctx, outcome)
 		}
 	}
 }

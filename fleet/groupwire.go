@@ -113,10 +113,15 @@ type count struct {
 // summaryCounts lists the counts of a load.
 func summaryCounts(s *router.Summary) []count {
 	return []count{
-		{"workers_healthy", &s.Healthy}, {"workers_degraded", &s.Degraded}, {"busy_workers", &s.Busy},
-		{"total_kv_blocks", &s.TotalBlocks}, {"active_blocks", &s.ActiveBlocks},
-		{"active_prefill_tokens", &s.PendTokens}, {"active_requests", &s.ActiveRequests},
-		{"queued", &s.Queued}, {"queued_prefill_tokens", &s.QueuedTokens},
+		{"workers_healthy", &s.Healthy},
+		{"workers_degraded", &s.Degraded},
+		{"busy_workers", &s.Busy},
+		{"total_kv_blocks", &s.TotalBlocks},
+		{"active_blocks", &s.ActiveBlocks},
+		{"active_prefill_tokens", &s.PendTokens},
+		{"active_requests", &s.ActiveRequests},
+		{"queued", &s.Queued},
+		{"queued_prefill_tokens", &s.QueuedTokens},
 	}
 }
 

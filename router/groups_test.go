@@ -39,12 +39,12 @@ func (w *watch) advance(d time.Duration) { w.Time = w.Add(d) }
 
 func newWatch() *watch { return &watch{time.Unix(1000, 0)} }
 
-// filterOf is what a group says to hold of some prompts, by every stride-th block.
-func filterOf(stride int, prompts ...string) *indexer.Filter {
+// filterOf is what a group says to hold of some prompts, by every fourth block.
+func filterOf(prompts ...string) *indexer.Filter {
 	f := indexer.NewFilter(1000)
 	for _, p := range prompts {
 		for i, h := range sequenceOf(p) {
-			if (i+1)%stride == 0 {
+			if (i+1)%4 == 0 {
 				f.Add(h)
 			}
 		}
@@ -93,8 +93,8 @@ func TestGroupsGoByTheirSummaries(t *testing.T) {
 	set(t, r, groupOf(1))
 	set(t, r, groupOf(2))
 	long := "abcdefghijklmnopqrstuvwxyzABCDEFGHIJ" // 36 blocks
-	first := router.Summary{Taken: w.now(), Healthy: 4, PendTokens: 4 * 40, ActiveRequests: 4 * 6, Filter: filterOf(4, long[:32]), Stride: 4}
-	second := router.Summary{Taken: w.now(), Healthy: 5, Busy: 1, PendTokens: 4 * 10, ActiveRequests: 4 * 4, Filter: filterOf(4, long[:26]), Stride: 4}
+	first := router.Summary{Taken: w.now(), Healthy: 4, PendTokens: 4 * 40, ActiveRequests: 4 * 6, Filter: filterOf(long[:32]), Stride: 4}
+	second := router.Summary{Taken: w.now(), Healthy: 5, Busy: 1, PendTokens: 4 * 10, ActiveRequests: 4 * 4, Filter: filterOf(long[:26]), Stride: 4}
 	tell(t, r, 1, first)
 	tell(t, r, 2, second)
 	w.advance(time.Millisecond)
@@ -140,7 +140,7 @@ func TestWhatAGroupWasSentIsThere(t *testing.T) {
 	r := newRouter(t, router.Config{Now: w.now, PredictTTL: 10 * time.Second}, 0)
 	set(t, r, groupOf(1))
 	set(t, r, groupOf(2))
-	tell(t, r, 1, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, Filter: filterOf(4), Stride: 4})
+	tell(t, r, 1, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, Filter: filterOf(), Stride: 4})
 	r.SetSummary(2, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, PendTokens: 1000})
 	overlap := func() (all []int) {
 		for _, c := range dryRun(t, r, "abcdefghij").Candidates {
@@ -164,7 +164,7 @@ func TestWhatAGroupWasSentIsThere(t *testing.T) {
 	}
 	r.RemoveWorker(1)
 	set(t, r, groupOf(1))
-	tell(t, r, 1, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, Filter: filterOf(4, "abcdefgh"), Stride: 4})
+	tell(t, r, 1, router.Summary{Taken: w.now(), Healthy: 1, Interval: time.Hour, Filter: filterOf("abcdefgh"), Stride: 4})
 	if got := overlap(); !slices.Equal(got, []int{8, 10}) {
 		t.Errorf("overlap %v, want 8 of the filter", got)
 	}
@@ -233,7 +233,7 @@ func TestStateOfAGroup(t *testing.T) {
 	g := groupOf(2)
 	g.Members = 8
 	set(t, r, g)
-	tell(t, r, 1, router.Summary{Taken: w.now(), Healthy: 3, Busy: 1, PendTokens: 7, ActiveRequests: 5, Queued: 2, QueuedTokens: 4, ActiveBlocks: 6, TotalBlocks: 100, Filter: filterOf(4), Stride: 4})
+	tell(t, r, 1, router.Summary{Taken: w.now(), Healthy: 3, Busy: 1, PendTokens: 7, ActiveRequests: 5, Queued: 2, QueuedTokens: 4, ActiveBlocks: 6, TotalBlocks: 100, Filter: filterOf(), Stride: 4})
 	w.advance(time.Second)
 	bookFor(t, r, "x", "abcde")
 	states := r.Workers()
