@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -161,12 +162,12 @@ func TestGroupsOverNATS(t *testing.T) {
 	eventually(t, func() bool { w := u.states()["g1"]; return w.ActiveRequests == 10 && w.PendTokens > 0 })
 	// It leaves: what it held is not forgotten, but others are preferred.
 	stop1()
-	eventually(t, func() bool { return u.states()["g1"].Summary.Stale && strings.HasPrefix(overlap(a), "g2 ") })
-	for _, c := range u.decide(t, a).Candidates {
-		if c.Group == "g1" && c.Excluded != router.ExcludedStale {
-			t.Errorf("the silent group is excluded for %q", c.Excluded)
-		}
-	}
+	eventually(t, func() bool {
+		d := u.decide(t, a)
+		return d.Group == "g2" && slices.ContainsFunc(d.Candidates, func(c router.Candidate) bool {
+			return c.Group == "g1" && c.Excluded == router.ExcludedStale
+		})
+	})
 	// Two replicas take its place. They hold less; one leaves, and the other goes on.
 	again, stopA := lowerTier(t, s, "g1", 4)
 	stores(again, 40, a[:8*8])
@@ -183,7 +184,7 @@ func TestGroupsOverNATS(t *testing.T) {
 	if err := u.groups.Replace(two[:1]); err != nil {
 		t.Fatal(err)
 	}
-	if all := u.states(); len(all) != 1 || all["g1"].Summary.Stale {
+	if all := u.states(); len(all) != 1 || all["g1"].Summary.Age < 0 {
 		t.Errorf("without g2 there are %+v", all)
 	}
 }
@@ -231,24 +232,27 @@ func TestProbesGiveUp(t *testing.T) {
 	running(t, probes.Run)
 	lowerTier(t, s, "g1", 1)
 	eventually(t, func() bool { return len(ask("g1")) == 1 })
-	silent, err := connect(t, s).SubscribeSync("kvroute.v1.kvroute.group.silent.probe")
+	mute := connect(t, s)
+	silent, err := mute.SubscribeSync("kvroute.v1.kvroute.group.silent.probe")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := silent.SetPendingLimits(10, -1); err != nil {
+	if err := mute.Flush(); err != nil { // the server knows that somebody listens
 		t.Fatal(err)
 	}
 	heard := func() int { n, _, _ := silent.Pending(); return n }
-	eventually(t, func() bool { ask("silent"); return heard() > 0 })
-	for range 10 {
+	start, asked := time.Now(), 0
+	for ; asked < 20; asked++ {
 		ask("g1", "silent")
 	}
-	if n := heard(); n < 3 || n > 6 {
-		t.Errorf("who does not answer was asked %d times, want 3, and a few in a long test", n)
+	eventually(t, func() bool { return heard() >= 3 })
+	if n, most := heard(), 3+int(time.Since(start)/time.Second)+1; n > most {
+		t.Errorf("who does not answer was asked %d times of %d, want at most %d", n, asked, most)
 	}
-	if got := ask("g1", "silent", "nobody"); len(got) != 1 || got[0].Group != "g1" {
-		t.Errorf("answers %+v, want that of g1", got)
-	}
+	eventually(t, func() bool {
+		got := ask("g1", "silent", "nobody")
+		return len(got) == 1 && got[0].Group == "g1"
+	})
 	if got := ask("a", "b", "c", "g1"); got != nil {
 		t.Errorf("four of at most three were asked: %+v", got)
 	}
