@@ -52,6 +52,11 @@ func (n *notes) Int64ObservableGauge(name string, _ ...metric.Int64ObservableGau
 	return noop.Int64ObservableGauge{}, nil
 }
 
+func (n *notes) Float64ObservableGauge(name string, _ ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
+	n.made[name] = true
+	return noop.Float64ObservableGauge{}, nil
+}
+
 func (n *notes) Int64ObservableCounter(name string, _ ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
 	n.made[name] = true
 	return noop.Int64ObservableCounter{}, nil
@@ -87,6 +92,11 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	if _, err := fleet.NewSync(nil, fleet.SyncConfig{
 		Meter: n, ID: 1, Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fleet.NewGroups(nil, fleet.GroupsConfig{
+		Meter: n, Set: func([]fleet.Record) error { return nil }, Summary: r.SetSummary,
 	}); err != nil {
 		t.Fatal(err)
 	}
