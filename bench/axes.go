@@ -149,7 +149,7 @@ func (b *PolicyBench) axes(tops tops) (out []axis) {
 		c = c.with("32 workers", func(s *replay.Scenario) { s.Workers = 32 })
 		groups.cells = append(groups.cells, c)
 		for _, n := range []int{4, 8} {
-			for _, age := range []time.Duration{0, 100 * time.Millisecond, time.Second, 5 * time.Second} {
+			for _, age := range []time.Duration{250 * time.Millisecond, time.Second, 5 * time.Second} {
 				groups.cells = append(groups.cells, c.with(fmt.Sprintf("%d groups, summaries every %v", n, age), func(s *replay.Scenario) {
 					s.Groups, s.SummaryAge = n, age
 				}))

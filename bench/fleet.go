@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/bench/replay"
@@ -27,14 +28,32 @@ func (b *FleetBench) Figures(ctx context.Context, w io.Writer, dir string) (figu
 	if err := p.load(); err != nil {
 		return nil, err
 	}
-	cells, compared := fleetCells(p)
-	p.log("%d cells of one router, of replicas and of groups", len(cells))
-	all, err := p.play(ctx, cells, []string{defaultRule})
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range compared {
-		figures = append(figures, c.figures(all)...)
+	// One seed of groups can be off by a third, so there are more of them.
+	wide := *p
+	wide.Seeds = 2 * b.Seeds
+	var all []Measured
+	for _, part := range []struct {
+		name        string
+		bench       *PolicyBench
+		comparisons []comparison
+	}{{"replicas", p, replicaComparisons(p)}, {"groups", &wide, groupComparisons(p)}} {
+		var cells []cell
+		for _, c := range part.comparisons {
+			for _, one := range []cell{c.one, c.cell} {
+				if !slices.ContainsFunc(cells, func(c cell) bool { return c.name == one.name }) {
+					cells = append(cells, one)
+				}
+			}
+		}
+		p.log("%s: %d cells with %d seeds", part.name, len(cells), part.bench.Seeds)
+		m, err := part.bench.play(ctx, cells, []string{defaultRule})
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range part.comparisons {
+			figures = append(figures, c.figures(m)...)
+		}
+		all = append(all, m...)
 	}
 	if err := printMeasured(w, all); err != nil {
 		return nil, err
@@ -65,16 +84,8 @@ func (c *comparison) figures(all []Measured) []Figure {
 	}
 }
 
-// fleetCells are what is simulated, and what is held against what.
-func fleetCells(p *PolicyBench) (cells []cell, compared []comparison) {
-	seen := map[string]bool{}
-	use := func(c cell) cell {
-		if !seen[c.name] {
-			seen[c.name] = true
-			cells = append(cells, c)
-		}
-		return c
-	}
+// replicaComparisons are of four replicas and one, with events and without.
+func replicaComparisons(p *PolicyBench) (out []comparison) {
 	const delay = 10 * time.Millisecond
 	for _, c := range []cell{p.chatCell(1.5, 2000), p.syntheticCell(1.5, 2000), p.agenticCell(32, 1334)} {
 		for _, kind := range []struct {
@@ -85,16 +96,26 @@ func fleetCells(p *PolicyBench) (cells []cell, compared []comparison) {
 			{"", predicting, atMost(1.10)},
 			{"approximate ", func(s *replay.Scenario) { s.Approximate = true }, atMost(1.15)},
 		} {
-			one := use(c.with(kind.name+"replica", kind.set))
+			one := c.with(kind.name+"replica", kind.set)
 			four := func(what string, delay time.Duration) cell {
-				return use(one.with("4, "+what, func(s *replay.Scenario) { s.Replicas, s.SyncDelay = 4, delay }))
+				return one.with("4, "+what, func(s *replay.Scenario) { s.Replicas, s.SyncDelay = 4, delay })
 			}
-			compared = append(
-				compared,
+			out = append(
+				out,
 				comparison{"four synced " + kind.name + "replicas over one, " + c.name, four(delay.String(), delay), one, kind.ttft, limit{}},
 				comparison{"four " + kind.name + "replicas that are not synced over one, " + c.name, four("no sync", -1), one, limit{}, limit{}},
 			)
 		}
 	}
-	return cells, compared
+	return out
+}
+
+// groupComparisons are of 32 workers in four groups and in none.
+func groupComparisons(p *PolicyBench) (out []comparison) {
+	for _, c := range []cell{p.chatCell(8, 2000), p.syntheticCell(6, 2000), p.agenticCell(256, 1334)} {
+		flat := c.with("32 workers", func(s *replay.Scenario) { s.Workers = 32 }).with("prediction", predicting)
+		groups := flat.with("4 groups, summaries every 1s", func(s *replay.Scenario) { s.Groups, s.SummaryAge = 4, time.Second })
+		out = append(out, comparison{"four groups of eight workers over 32 in none, " + c.name, groups, flat, atMost(1.15), atMost(1.05)})
+	}
+	return out
 }

@@ -3,95 +3,112 @@
 package replay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"math"
+	"net/netip"
+	"strconv"
+	"time"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
-	"github.com/kvroute/kvroute/scorer"
 )
 
-// groupSummary is what the upper router knows of a group: what the group last
-// said, and what it was sent since.
-type groupSummary struct {
-	members        int
-	pend, requests float64 // means over the members
-	ownPend        float64 // uncached tokens sent since
-	ownRequests    float64
+// filtersEvery is how often a group sends all that it has cached; between, what is new.
+const filtersEvery = 30 * time.Second
+
+// published is what a group has told the upper tier of its caches.
+type published struct {
+	filter *indexer.Filter // as the upper tier has it
+	whole  int64           // when all was told, ns
 }
 
-// chooseGroup chooses the group of a request by the cost of package scorer, with
-// the group's mean load and the best overlap of a member.
-func (s *sim) chooseGroup(req int32) error {
-	set := &s.Rule.Settings
-	r := scorer.Request{PromptTokens: s.reqs[req].Input, BlockSize: s.Trace.BlockSize}
-	own := make([]float64, s.Groups)
+// newUpper makes the upper tier: a router whose candidates are the groups.
+func (s *sim) newUpper() error {
+	conf := router.Config{
+		Scoring: s.Rule.Settings, Rule: s.Rule.Choose, BlockSize: s.Trace.BlockSize,
+		Seed: s.Seed + uint64(s.Groups), KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1),
+		Now: func() time.Time { return time.Unix(0, s.now) },
+	}
+	r, err := router.New(conf)
+	if err != nil {
+		return fmt.Errorf("replay: %w", err)
+	}
+	s.upper, s.published = &replica{router: r}, make([]published, s.Groups)
 	for g := range s.Groups {
-		s.costs[g] = math.Inf(1)
-		candidates, err := s.probe(g, req)
-		if err != nil {
+		name := "g" + strconv.Itoa(g)
+		if err := r.SetWorker(router.WorkerInfo{
+			ID: s.groupID(g), Name: name, Group: name, Models: []string{model}, BlockSize: s.Trace.BlockSize,
+			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 1, byte(g >> 8), byte(g)}), 8000),
+		}); err != nil {
+			return fmt.Errorf("replay: %w", err)
+		}
+		if err := s.summarise(g); err != nil {
 			return err
 		}
-		if len(candidates) == 0 {
-			continue
-		}
-		best := scorer.Input{}
-		for i := range candidates {
-			best.OverlapBlocks = max(best.OverlapBlocks, candidates[i].OverlapBlocks)
-		}
-		if s.SummaryAge == 0 {
-			s.summaries[g] = summariseGroup(candidates)
-		}
-		m := &s.summaries[g]
-		members := float64(max(1, m.members))
-		own[g] = float64(set.UncachedTokens(&r, &best))
-		s.costs[g] = scorer.TokenCost(m.pend+m.ownPend/members, own[g], float64(r.PromptTokens),
-			m.requests+m.ownRequests/members, set.Alpha, set.Attention)
 	}
-	g := scorer.Pick(s.costs, s.inputs, scorer.Draw(s.Seed, scorer.DrawKey(s.ids[req])))
-	s.summaries[g].ownPend += own[g]
-	s.summaries[g].ownRequests++
-	s.replica[req] = int32(g)
 	return nil
 }
 
-// probe asks a group's router for the load of its members and their overlap with
-// the request that was hashed last.
-func (s *sim) probe(g int, req int32) ([]router.Candidate, error) {
-	q := s.question(req)
-	q.Explain = true
-	d, err := s.routers[g].router.BestWorker(s.ctx, q)
-	switch {
-	case errors.Is(err, router.ErrNoWorkers):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("replay: group %d: %w", g, err)
+// groupID is the name of a group as a worker of the upper tier.
+func (s *sim) groupID(g int) uint64 { return s.id(maxWorkers + g) }
+
+// chooseGroup has the upper tier choose the group of a request.
+func (s *sim) chooseGroup(req int32) error {
+	d, err := s.decide(s.upper, req)
+	if err != nil {
+		return err
 	}
-	return d.Candidates, nil
+	s.replica[req] = int32(d.Worker.ID - s.groupID(0))
+	return nil
 }
 
-func summariseGroup(candidates []router.Candidate) (m groupSummary) {
-	m.members = len(candidates)
-	for i := range candidates {
-		m.pend += float64(candidates[i].PendTokens) / float64(len(candidates))
-		m.requests += float64(candidates[i].ActiveRequests) / float64(len(candidates))
+// refused has a group that has no workers say so. It returns false if that is not why a
+// request could not be routed.
+func (s *sim) refused(req int32, err error) (bool, error) {
+	if s.upper == nil || !errors.Is(err, router.ErrNoWorkers) {
+		return false, nil
 	}
-	return m
+	s.upper.router.Free(s.ids[req])
+	return true, s.summarise(int(s.replica[req]))
 }
 
-// summarise takes the summaries of all groups, and comes again.
-func (s *sim) summarise() error {
-	if s.SummaryAge == 0 {
-		return nil
+// summarise has a group tell the upper tier what it does, and what it has cached since
+// it last told, or all.
+func (s *sim) summarise(g int) error {
+	from, to := s.routers[g].router, &s.published[g]
+	told := router.Summary{Model: model, BlockSize: s.Trace.BlockSize, Taken: time.Unix(0, s.now)}
+	if all := from.Summarize(model); len(all) > 0 {
+		told = all[0]
 	}
-	s.local, s.sequence = s.local[:0], s.sequence[:0]
-	for g := range s.summaries {
-		candidates, err := s.probe(g, 0)
-		if err != nil {
-			return err
+	told.Interval = s.SummaryAge
+	if !s.Approximate {
+		whole := to.filter == nil || to.filter.Overfull() || s.now-to.whole >= filtersEvery.Nanoseconds()
+		var hashes []uint64
+		for h, err := range from.Checkpoints(model, s.Trace.BlockSize, s.Stride) {
+			switch {
+			case errors.Is(err, router.ErrNoModel):
+			case err != nil:
+				return fmt.Errorf("replay: group %d: %w", g, err)
+			case whole || !to.filter.Has(h):
+				hashes = append(hashes, h)
+			}
 		}
-		s.summaries[g] = summariseGroup(candidates)
+		if whole {
+			to.filter, to.whole = indexer.NewFilter(len(hashes)), s.now
+		}
+		for _, h := range hashes {
+			to.filter.Add(h)
+		}
+		if told.Stride, told.Added = s.Stride, hashes; whole {
+			var err error
+			f := to.filter
+			told.Added = nil
+			if told.Filter, err = indexer.ParseFilter(uint64(f.Bits()), uint64(f.Hashes()), uint64(f.Count()), f.AppendTo(nil)); err != nil {
+				return fmt.Errorf("replay: group %d: %w", g, err)
+			}
+		}
 	}
-	s.queue.push(s.now+s.SummaryAge.Nanoseconds(), summary, 0, 0)
+	s.upper.router.SetSummary(s.groupID(g), told)
 	return nil
 }

@@ -20,7 +20,7 @@ const (
 	message                  // between replicas, number b
 	change                   // of the workers, number a
 	coldStart
-	summary  // of the router groups
+	summary  // of router group a
 	handOver // of request a from prefill to decode
 	tick     // of the routers
 )

@@ -57,11 +57,15 @@ type Scenario struct {
 	// when the router gives it up, so they do not heal as those of package fleet do.
 	// SyncLostFor 0 = they always hear.
 	SyncLost, SyncLostFor time.Duration
-	// Groups parts the workers, in order, into router groups below an upper
-	// router, which knows the groups' load as of the last multiple of
-	// SummaryAge, 0 = now. 0 or 1 = no groups. Not with Replicas.
+	// Groups parts the workers, in order, into router groups, each with a router of its
+	// own, below an upper tier: a router that knows of each group what the group tells
+	// every SummaryAge, by default 1 s, as in production: its load, and a filter of
+	// each Stride-th block that it has cached. Default of Stride is 1, as blocks of
+	// traces are larger than those of engines; of Groups 1, which is none. Not with
+	// Replicas.
 	Groups     int
 	SummaryAge time.Duration
+	Stride     int
 
 	EventDelay time.Duration // of the workers' cache events
 	// EventLoss is the share of cache events lost on the way to a replica. The
@@ -121,6 +125,7 @@ const (
 	maxReplicas = 64
 	maxKVBlocks = 1 << 26
 	maxJitter   = time.Hour
+	maxStride   = 1 << 16
 )
 
 func (c Scenario) withDefaults() (Scenario, error) {
@@ -137,6 +142,7 @@ func (c Scenario) withDefaults() (Scenario, error) {
 		c.KVBlocks = 2000
 	}
 	c.Replicas, c.Groups = cmp.Or(c.Replicas, 1), cmp.Or(c.Groups, 1)
+	c.SummaryAge, c.Stride = cmp.Or(c.SummaryAge, time.Second), cmp.Or(c.Stride, 1)
 	c.Transfer = cmp.Or(c.Transfer, 190_000)
 	positive := func(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
 	switch {
@@ -158,6 +164,8 @@ func (c Scenario) withDefaults() (Scenario, error) {
 		return c, fmt.Errorf("replay: %d replicas, want 1 to %d", c.Replicas, maxReplicas)
 	case c.Groups < 1 || c.Groups > c.Workers:
 		return c, fmt.Errorf("replay: %d groups of %d workers", c.Groups, c.Workers)
+	case c.Stride < 1 || c.Stride > maxStride:
+		return c, fmt.Errorf("replay: a stride of %d blocks, want 1 to %d", c.Stride, maxStride)
 	case c.Groups > 1 && c.Replicas > 1:
 		return c, fmt.Errorf("replay: %d groups and %d replicas, want one of them 1", c.Groups, c.Replicas)
 	case c.EventDelay < 0 || c.Predict < 0 || c.SummaryAge < 0 || c.ColdStart < 0:
@@ -198,6 +206,7 @@ type sim struct {
 	started []int64 // ms; of the workers' current lives
 	routers []*replica
 	decoder *replica // of the workers that only decode, nil if there are none
+	upper   *replica // chooses among groups, nil if there are none
 	rng     *rand.Rand
 	jitter  *rand.Rand
 
@@ -222,14 +231,13 @@ type sim struct {
 	late     []lateEvent
 	messages []syncMessage
 
+	published []published // by group
+
 	// Scratch of one event, and of one decision.
 	stored    []indexer.Block
 	externals []uint64
 	local     []uint64
 	sequence  []uint64
-	summaries []groupSummary
-	costs     []float64
-	inputs    []scorer.Input
 
 	decisions []time.Duration
 }
@@ -351,6 +359,9 @@ func (s *sim) newRouters() error {
 		}
 		s.routers = append(s.routers, rep)
 	}
+	if s.Groups > 1 {
+		return s.newUpper()
+	}
 	if s.PrefillWorkers == 0 {
 		return nil
 	}
@@ -415,10 +426,9 @@ func (s *sim) begin() {
 	if s.SyncLostFor > 0 {
 		s.queue.push(tickEvery.Nanoseconds(), tick, 0, 0)
 	}
-	if s.Groups > 1 {
-		s.summaries = make([]groupSummary, s.Groups)
-		s.costs, s.inputs = make([]float64, s.Groups), make([]scorer.Input, s.Groups)
-		s.queue.push(0, summary, 0, 0)
+	for g := range s.published {
+		// Groups do not know of each other, nor do their clocks.
+		s.queue.push(s.SummaryAge.Nanoseconds()*int64(g+1)/int64(s.Groups), summary, int32(g), 0)
 	}
 	if len(s.Trace.Users) == 0 {
 		s.arrive(0)
@@ -492,7 +502,8 @@ func (s *sim) loop() error {
 			}
 			s.queue.push(s.now+tickEvery.Nanoseconds(), tick, 0, 0)
 		case summary:
-			err = s.summarise()
+			err = s.summarise(int(e.a))
+			s.queue.push(s.now+s.SummaryAge.Nanoseconds(), summary, e.a, 0)
 		}
 		if err != nil {
 			return err
@@ -517,14 +528,17 @@ func (s *sim) arrived(req int32) error {
 // route has a router choose a worker for a request, and sends it there.
 func (s *sim) route(req int32) error {
 	s.hash(req)
-	if s.Groups > 1 {
+	if s.upper != nil {
 		if err := s.chooseGroup(req); err != nil {
 			return err
 		}
 	}
 	d, err := s.decide(s.routers[s.replica[req]], req)
 	if err != nil {
-		return err
+		if again, e := s.refused(req, err); e != nil || !again {
+			return cmp.Or(e, err)
+		}
+		return s.route(req)
 	}
 	w := int(d.Worker.ID - s.id(0))
 	s.promised[req] = int32(min(d.CachedTokens, s.reqs[req].Input))
@@ -620,6 +634,9 @@ func (s *sim) firstToken(w int, req int32, known int) {
 	s.publishRemoved(w)
 	s.publishStored(w, req, known)
 	s.routers[s.replica[req]].router.MarkPrefillCompleted(s.ids[req])
+	if s.upper != nil {
+		s.upper.router.MarkPrefillCompleted(s.ids[req])
+	}
 }
 
 // ended is told that a request is over on a worker.
@@ -724,8 +741,13 @@ func (s *sim) deliver(w int32, ev *indexer.Event) {
 	}
 }
 
-// free ends a request at the router that decided.
-func (s *sim) free(req int32) { s.routers[s.replica[req]].router.Free(s.ids[req]) }
+// free ends a request at the routers that decided.
+func (s *sim) free(req int32) {
+	s.routers[s.replica[req]].router.Free(s.ids[req])
+	if s.upper != nil {
+		s.upper.router.Free(s.ids[req])
+	}
+}
 
 // tell takes what a replica tells the others of its requests.
 func (s *sim) tell(from int, c router.Change) {

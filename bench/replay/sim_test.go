@@ -94,6 +94,8 @@ func TestSameSeedSameDecisions(t *testing.T) {
 		{Rule: rule(t, "tokens:temperature=.5")},
 		{Rule: rule(t, Default), Replicas: 4, SyncDelay: 10 * time.Millisecond, EventLoss: .1, EventDelay: time.Second, Predict: 10 * time.Second},
 		{Rule: rule(t, Default), PrefillWorkers: 5, Jitter: time.Second},
+		{Rule: rule(t, Default), Groups: 4, Predict: 10 * time.Second, Jitter: time.Millisecond},
+		{Rule: rule(t, Default), Groups: 2, Approximate: true, Changes: []Change{{20 * time.Second, 1, Leave}}},
 	} {
 		c.Trace, c.KVBlocks, c.Seed = trace, 300, 7
 		a, b := decisions(t, c), decisions(t, c)
@@ -295,7 +297,9 @@ func TestScenarios(t *testing.T) {
 		"groups":         func(c *Scenario) { c.Groups, c.SummaryAge = 4, time.Second },
 		"empty group":    func(c *Scenario) { c.Groups, c.Changes = 8, []Change{{20 * time.Second, 1, Leave}} },
 		"late restart":   func(c *Scenario) { c.EventDelay, c.Changes = 5*time.Second, []Change{{20 * time.Second, 1, Restart}} },
-		"groups live":    func(c *Scenario) { c.Groups = 2 },
+		"two groups":     func(c *Scenario) { c.Groups = 2 },
+		"groups guess":   func(c *Scenario) { c.Groups, c.Approximate = 2, true },
+		"coarse groups":  func(c *Scenario) { c.Groups, c.Stride = 4, 8 },
 		"cold routers":   func(c *Scenario) { c.ColdStart = 20 * time.Second },
 		"leave":          func(c *Scenario) { c.Changes = []Change{{20 * time.Second, 1, Leave}, {30 * time.Second, 1, Join}} },
 		"restart":        func(c *Scenario) { c.Changes = []Change{{20 * time.Second, 1, Restart}} },
@@ -325,6 +329,66 @@ func TestReplicasThatShareAllAtOnceAreOne(t *testing.T) {
 		if math.Abs(four.TTFT.Mean-one.TTFT.Mean) > .1*one.TTFT.Mean || alone.TTFT.Mean < one.TTFT.Mean*1.1 {
 			t.Errorf("approximate %v: mean TTFT of one replica %v, of four that share %v, that do not %v", approximate, one.TTFT.Mean, four.TTFT.Mean, alone.TTFT.Mean)
 		}
+	}
+}
+
+// The upper tier knows what its groups have cached from their summaries alone: what it
+// expects a group to have is what that group's router finds on its best worker, but for
+// what the filter finds wrongly, what came since the last summary, and what went. Without
+// summaries it knows nothing.
+func TestSummariesSayWhatGroupsHave(t *testing.T) {
+	share := func(c Scenario) (expected float64) {
+		c.Trace, c.Rule, c.KVBlocks, c.Groups, c.Seed = small(t), rule(t, "tokens"), 300, 4, 1
+		var upper, lower float64
+		c.decided = func(_ int32, d router.Decision) {
+			if d.Group == "" {
+				lower += float64(d.OverlapBlocks)
+				return
+			}
+			upper += float64(d.OverlapBlocks)
+		}
+		play(t, c)
+		t.Logf("%v, stride %d: %.0f blocks expected, %.0f found", c.SummaryAge, c.Stride, upper, lower)
+		return upper / lower
+	}
+	for name, c := range map[string]struct {
+		scenario  Scenario
+		low, high float64
+	}{
+		"each quarter of a second": {Scenario{SummaryAge: 250 * time.Millisecond}, .95, 1.05},
+		"each second":              {Scenario{SummaryAge: time.Second}, .9, 1.1},
+		"each fourth block":        {Scenario{SummaryAge: time.Second, Stride: 4}, .8, .97},
+		"nothing that fits":        {Scenario{SummaryAge: time.Second, Stride: 1 << 10}, 0, 0},
+	} {
+		if got := share(c.scenario); got < c.low || got > c.high {
+			t.Errorf("%s: the upper tier expects %.3f of what there is, want %v to %v", name, got, c.low, c.high)
+		}
+	}
+}
+
+// A group whose workers have all gone takes no requests, though its summary says so late,
+// and takes them again when one is back.
+func TestEmptyGroupsTakeNothing(t *testing.T) {
+	const gone, back = 21 * time.Second, 36 * time.Second // between two summaries
+	c := Scenario{Trace: small(t), Rule: rule(t, "tokens"), KVBlocks: 300, Seed: 1, Groups: 4, SummaryAge: 5 * time.Second}
+	c.Changes = []Change{{gone, 0, Leave}, {gone, 1, Leave}, {back, 0, Join}}
+	var before, between, after int
+	c.decided = func(_ int32, d router.Decision) {
+		if d.Worker.ID != c.Seed<<20+1 && d.Worker.ID != c.Seed<<20+2 {
+			return
+		}
+		switch at := time.Duration(d.Time.UnixNano()); {
+		case at < gone:
+			before++
+		case at < back:
+			between++
+		default:
+			after++
+		}
+	}
+	play(t, c)
+	if before == 0 || between > 0 || after == 0 {
+		t.Errorf("%d requests, none of which should be while nobody was there: %d; then %d", before, between, after)
 	}
 }
 
@@ -539,6 +603,8 @@ func TestBadScenarios(t *testing.T) {
 		"sync lost at -1ns":    {Trace: trace, SyncLost: -1},
 		"-1 replicas":          {Trace: trace, Replicas: -1},
 		"want one of them 1":   {Trace: trace, Groups: 2, Replicas: 2},
+		"stride of -1 blocks":  {Trace: trace, Stride: -1},
+		"not without events":   {Trace: trace, Rule: Rule{Oracle: true}, Approximate: true},
 		"event loss is":        {Trace: trace, EventLoss: 2},
 		"must not be negative": {Trace: trace, EventDelay: -1},
 		"change":               {Trace: trace, Changes: []Change{{Worker: 8, Kind: Leave}}},

@@ -100,7 +100,9 @@ func (f *replayFlags) set(fs *flag.FlagSet) {
 		return nil
 	})
 	fs.IntVar(&s.Groups, "groups", 1, "`number` of router groups below an upper router")
-	fs.DurationVar(&s.SummaryAge, "summary-age", 0, "`time` between two summaries of a group's load; 0 = always fresh")
+	fs.DurationVar(&s.SummaryAge, "summary-age", time.Second, "`time` between two summaries of a group")
+	fs.IntVar(&s.Stride, "summary-stride", 1, "`blocks` from one to the next that a summary tells of")
+	fs.BoolVar(&s.Approximate, "no-kv-events", false, "workers publish no cache events: routers guess")
 	fs.DurationVar(&s.EventDelay, "event-delay", 0, "`time` until routers hear of cache events")
 	fs.Float64Var(&s.EventLoss, "event-loss", 0, "`share` of cache events that are lost")
 	fs.DurationVar(&s.Predict, "predict", 10*time.Second, "`time` for which routers believe that a prompt will be cached where they sent it; 0 = not at all")
@@ -192,6 +194,7 @@ func (f *replayFlags) positive() error {
 		{"kv-blocks", s.KVBlocks},
 		{"replicas", s.Replicas},
 		{"groups", s.Groups},
+		{"summary-stride", s.Stride},
 	} {
 		if n.value < 1 {
 			return fmt.Errorf("--%s is %d, want 1 or more", n.flag, n.value)
@@ -204,6 +207,8 @@ func (f *replayFlags) positive() error {
 		return fmt.Errorf("--rate is %v, want a number above 0", g.Rate)
 	case !(s.Transfer > 0):
 		return fmt.Errorf("--transfer is %v, want a number above 0", s.Transfer)
+	case s.SummaryAge <= 0:
+		return fmt.Errorf("--summary-age is %v, want a time above 0", s.SummaryAge)
 	case g.PrefixTokens < 0 || g.QuestionTokens < 0 || g.PrefixTokens+g.QuestionTokens == 0:
 		return fmt.Errorf("--prefix-tokens is %d and --question-tokens %d, want 0 or more, and one of them above 0", g.PrefixTokens, g.QuestionTokens)
 	}
@@ -234,10 +239,11 @@ func (f *replayFlags) pointless(fs *flag.FlagSet) (err error) {
 	add(f.users > 0, "--users, who set the load themselves", "jitter")
 	add(alone, "one replica", "sync-delay", "sync-off", "sync-lost")
 	add(f.syncOff, "--sync-off", "sync-delay", "sync-lost")
-	add(together, "one group", "summary-age")
+	add(together, "one group", "summary-age", "summary-stride")
+	add(s.Approximate, "--no-kv-events", "event-delay", "event-loss", "predict")
 	add(s.PrefillWorkers == 0, "workers that do both", "transfer")
 	add(f.hitRate, "--hit-rate, which plays nothing", "rule", "load", "jitter", "speeds", "engine", "replicas", "sync-delay", "sync-off", "sync-lost",
-		"groups", "summary-age", "event-delay", "event-loss", "predict", "prefill-workers", "transfer", "change", "cold-start", "seeds", "timing", "json", "plot")
+		"groups", "summary-age", "summary-stride", "no-kv-events", "event-delay", "event-loss", "predict", "prefill-workers", "transfer", "change", "cold-start", "seeds", "timing", "json", "plot")
 	fs.Visit(func(given *flag.Flag) {
 		if beside := idle[given.Name]; beside != "" && err == nil {
 			err = fmt.Errorf("--%s has no effect beside %s", given.Name, beside)
