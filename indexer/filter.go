@@ -30,6 +30,8 @@ type Filter struct {
 const (
 	filterBits   = 10 // a hash
 	filterHashes = 7  // what is best for 10 bits
+	// filterRow is how many checkpoints side by side are looked at one by one.
+	filterRow = 8
 	// maxFilterHashes is how many bits a hash of others' filters may have: each costs
 	// time.
 	maxFilterHashes = 16
@@ -96,11 +98,36 @@ func (f *Filter) Has(h uint64) bool {
 // each of its consecutive checkpoints, which are blocks stride, 2·stride and so on,
 // from the first. Stride must be positive. Blocks behind the last checkpoint do not
 // count, and a checkpoint that is found wrongly does.
+//
+// Who holds a block holds those before it, so of many checkpoints only some are looked
+// at, two side by side each time, as one may be found wrongly: the first few, then ever
+// further ones, then between the last two places. What lies behind a hole may count.
 func (f *Filter) Overlap(sequence []uint64, stride int) (blocks int) {
-	for blocks+stride <= len(sequence) && f.Has(sequence[blocks+stride-1]) {
-		blocks += stride
+	has := func(checkpoint int) bool { return f.Has(sequence[checkpoint*stride-1]) }
+	// The prompt's first low checkpoints are there, of which some were looked at; not
+	// all of the first high are, if there are so many.
+	low, high := 0, len(sequence)/stride+1
+	for low+1 < high && low < filterRow {
+		if !has(low + 1) {
+			return low * stride
+		}
+		low++
 	}
-	return blocks
+	for step, bound := 2*filterRow, false; high-low > filterRow; {
+		at := low + step
+		if bound || at >= high {
+			at = (low + high) / 2
+		}
+		if has(at) && has(at-1) {
+			low, step = at, 2*step
+		} else {
+			high, bound = at, true
+		}
+	}
+	for low+1 < high && has(low+1) {
+		low++
+	}
+	return low * stride
 }
 
 // Bits returns m, Hashes k. Count is how many different hashes were added, less those

@@ -163,6 +163,77 @@ func TestFilterOverlap(t *testing.T) {
 	}
 }
 
+// What is counted by leaps is what is counted one by one, wherever a prompt's known
+// beginning ends, but for a few that are found wrongly; and no less, whatever is missing.
+func TestFilterOverlapLeaps(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 9))
+	const tries, stride = 20_000, 2
+	f := indexer.NewFilter(1000 * stride)
+	for _, h := range chained(1000*stride, 3) { // others'
+		f.Add(h)
+	}
+	oneByOne := func(seq []uint64) (blocks int) {
+		for blocks+stride <= len(seq) && f.Has(seq[blocks+stride-1]) {
+			blocks += stride
+		}
+		return blocks
+	}
+	more, ends := 0, map[int]bool{}
+	for range tries {
+		n := rng.IntN(600)
+		seq, known := make([]uint64, n), 0
+		for i := range seq {
+			seq[i] = rng.Uint64()
+		}
+		if n > 0 {
+			known = rng.IntN(n+1) / stride
+		}
+		x := indexer.NewFilter(4000)
+		for i := 1; i <= known; i++ {
+			x.Add(seq[i*stride-1])
+		}
+		if got := x.Overlap(seq, stride); got < known*stride {
+			t.Fatalf("%d blocks of %d, want %d", got, n, known*stride)
+		} else if got > known*stride {
+			more++
+		}
+		ends[known] = true
+		// In a filter that is as full as it may be, none is there but by chance.
+		if got, want := f.Overlap(seq, stride), oneByOne(seq); got < want {
+			t.Fatalf("%d blocks, one by one %d", got, want)
+		}
+	}
+	if more > tries/10_000 || len(ends) < 290 {
+		t.Errorf("%d of %d are too long; %d ends", more, tries, len(ends))
+	}
+}
+
+// In a filter that holds as much as it is for, what two checkpoints side by side that are
+// found wrongly add to a prompt is little beside what is there.
+func TestFilterOverlapIsSeldomTooLong(t *testing.T) {
+	const stride, known, prompts = 1, 100, 2000
+	f := indexer.NewFilter(40_000)
+	for _, h := range chained(40_000-known, 1) {
+		f.Add(h)
+	}
+	begin := chained(known, 5)
+	for _, h := range begin {
+		f.Add(h)
+	}
+	tooLong, excess := 0, 0
+	for i := range prompts {
+		seq := append(slices.Clone(begin), chained(1500, uint64(i)+100)...)
+		if got := f.Overlap(seq, stride) - known; got > 0 {
+			tooLong, excess = tooLong+1, excess+got
+		}
+	}
+	t.Logf("%d of %d prompts are too long, by %.2f checkpoints in the mean", tooLong, prompts, float64(excess)/prompts)
+	// One by one it would be .008, by .008.
+	if tooLong > prompts/50 || float64(excess)/prompts > .5 {
+		t.Errorf("%d of %d prompts are too long, by %d checkpoints in all", tooLong, prompts, excess)
+	}
+}
+
 func TestFilterSizes(t *testing.T) {
 	for _, c := range []struct{ n, bits int }{
 		{-5, 64},
