@@ -61,12 +61,22 @@ func (b *FleetBench) Figures(ctx context.Context, w io.Writer, dir string) (figu
 	if err := writeLines(filepath.Join(dir, "fleet.jsonl"), all); err != nil {
 		return nil, err
 	}
-	p.log("what it costs to tell")
-	cost, err := syncCost()
-	if err != nil {
-		return nil, err
+	for _, part := range []struct {
+		name    string
+		measure func() ([]Figure, error)
+	}{
+		{"what replicas cost", syncCost},
+		{"what groups tell", tellBytes},
+		{"decisions among groups", func() ([]Figure, error) { return scaleFigures(b.Traces) }},
+	} {
+		p.log("%s", part.name)
+		f, err := part.measure()
+		if err != nil {
+			return nil, err
+		}
+		figures = append(figures, f...)
 	}
-	return append(figures, cost...), nil
+	return figures, nil
 }
 
 // comparison holds a cell against the cell of one router.

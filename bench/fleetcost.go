@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
@@ -142,4 +145,102 @@ func (l *eventsLab) tellAll(routers []*router.Router, first, n int, synced bool)
 		}
 		return true
 	})
+}
+
+const (
+	// tellFaster is how many times faster everything goes than it would, so that it is
+	// over in a few seconds: summaries, whole filters and what workers compute.
+	tellFaster = 10
+	tellFor    = 6 * time.Second // for two whole filters
+	tellBlocks = 20_000          // of each worker's cache
+	tellChain  = 512             // blocks that are stored, and removed, together
+)
+
+// tellBytes measures what a router group of eight workers tells: their caches are full,
+// and each computes all the time, as fast as the engine can, what nobody has.
+func tellBytes() ([]Figure, error) {
+	v, err := inLab(func(l *eventsLab) ([]float64, error) { return l.summaries() })
+	if err != nil {
+		return nil, fmt.Errorf("bench: summaries: %w", err)
+	}
+	return []Figure{
+		figure(fmt.Sprintf("summaries of a group of %d workers with %d blocks each, all computing all the time", costWorkers, tellBlocks), "MB/s", atMost(1), single(v[0])),
+		figure("the same, messages", "/s", limit{}, single(v[1])),
+		figure("the same, bytes of the largest message", "kB", limit{}, single(v[2])),
+	}, nil
+}
+
+// summaries returns MB and messages a second, and the kB of the largest message.
+func (l *eventsLab) summaries() ([]float64, error) {
+	r, err := router.New(router.Config{})
+	if err != nil {
+		return nil, err
+	}
+	for id := range uint64(costWorkers) {
+		if err := r.SetWorker(router.WorkerInfo{
+			ID: id + 1, Address: netip.MustParseAddrPort("10.0.0.1:8000"), Models: []string{"m"}, BlockSize: 16, TotalKVBlocks: tellBlocks,
+		}); err != nil {
+			return nil, err
+		}
+	}
+	chains := 0
+	// compute has the worker whose turn it is store a chain, and forget its oldest one.
+	compute := func() {
+		w := router.Worker{ID: uint64(chains%costWorkers) + 1}
+		hashes := func(n int) []uint64 { return sequence(n, tellChain) }
+		if old := chains - tellBlocks/tellChain*costWorkers; old >= 0 {
+			r.ApplyEvent(w, indexer.Event{Kind: indexer.Removed, Externals: hashes(old)})
+		}
+		ev := indexer.Event{Kind: indexer.Stored}
+		for _, h := range hashes(chains) {
+			ev.Blocks = append(ev.Blocks, indexer.Block{Local: h, External: h})
+		}
+		r.ApplyEvent(w, ev)
+		chains++
+	}
+	for chains < tellBlocks/tellChain*costWorkers {
+		compute()
+	}
+	above, err := l.connect()
+	if err != nil {
+		return nil, err
+	}
+	nc, err := l.connect()
+	if err != nil {
+		return nil, err
+	}
+	var bytes, messages, largest atomic.Int64
+	if _, err := above.Subscribe(l.scope.Group("g1", ">"), func(m *nats.Msg) {
+		bytes.Add(int64(m.Size()))
+		messages.Add(1)
+		largest.Store(max(largest.Load(), int64(len(m.Data)))) // by this goroutine alone
+	}); err != nil {
+		return nil, err
+	}
+	if err := above.Flush(); err != nil {
+		return nil, err
+	}
+	s, err := fleet.NewSpeaker(nc, fleet.SpeakerConfig{
+		Scope: l.scope, Group: "g1", ID: 1, Router: r, Interval: time.Second / tellFaster, FullEvery: 30 * time.Second / tellFaster,
+	})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { _ = s.Run(ctx) }) // fails where connect would have
+	if err := l.until(func() bool { return largest.Load() > 10_000 }); err != nil {
+		return nil, err
+	}
+	// From one whole filter on, so that there are as many as there should be.
+	first, before, start := bytes.Load(), messages.Load(), time.Now()
+	const rate = costWorkers * 20_480 / 16 / tellChain * tellFaster // chains a second
+	for n := 0; time.Since(start) < tellFor; n++ {
+		time.Sleep(time.Until(start.Add(time.Duration(n) * time.Second / rate)))
+		compute()
+	}
+	took := time.Since(start).Seconds() * tellFaster
+	return []float64{float64(bytes.Load()-first) / 1e6 / took, float64(messages.Load()-before) / took, float64(largest.Load()) / 1e3}, nil
 }

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvroute/kvroute/bench/replay"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+)
+
+const (
+	scaleGroups  = 100
+	scaleMembers = 100 // workers of a group
+	scaleBlocks  = 20_000
+	scaleBlock   = 16 // tokens
+	scaleStride  = 4
+	scaleWarm    = 1000 // requests before the measured ones
+	scaleAsked   = 1000 // in each round
+	scaleRounds  = 3
+	// scaleChurn is how many checkpoints are new in a group each quarter of a second:
+	// prefill at a tenth of what 100 workers can.
+	scaleChurn = scaleMembers * 20_480 / 10 / scaleBlock / scaleStride / 4
+)
+
+// scaleFleet is 10,000 workers in 100 router groups: real routers of both tiers, on the
+// real clock.
+type scaleFleet struct {
+	upper  *router.Router
+	groups []*router.Router
+}
+
+func newScaleFleet(predict time.Duration) (f *scaleFleet, err error) {
+	f = &scaleFleet{}
+	if f.upper, err = router.New(router.Config{KeepDecisions: -1, PredictTTL: predict}); err != nil {
+		return nil, err
+	}
+	for g := range scaleGroups {
+		name := fmt.Sprint("g", g)
+		address := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(g)}), 8000)
+		if err := f.upper.SetWorker(router.WorkerInfo{ID: uint64(g) + 1, Name: name, Group: name, Models: []string{"m"}, Address: address, BlockSize: scaleBlock}); err != nil {
+			return nil, err
+		}
+		r, err := router.New(router.Config{KeepDecisions: -1})
+		if err != nil {
+			return nil, err
+		}
+		for w := range scaleMembers {
+			if err := r.SetWorker(router.WorkerInfo{
+				ID: uint64(w) + 1, Models: []string{"m"}, BlockSize: scaleBlock, TotalKVBlocks: scaleBlocks,
+				Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, byte(g), byte(w)}), 8000),
+			}); err != nil {
+				return nil, err
+			}
+		}
+		f.groups = append(f.groups, r)
+	}
+	return f, nil
+}
+
+// decided is how long a decision took: on the clock, and on the core.
+type decided struct{ wall, core time.Duration }
+
+// route sends a request through both tiers, and returns how long the upper one took. Its
+// blocks are cached at once, under their sequence hashes. It stays on one thread.
+func (f *scaleFleet) route(id string, blocks *router.Blocks) (took decided, err error) {
+	q := router.Request{ID: id, Owned: true, Model: "m", Blocks: blocks}
+	start, core := time.Now(), threadTime()
+	d, err := f.upper.BestWorker(context.Background(), q)
+	took = decided{time.Since(start), threadTime() - core}
+	if err != nil {
+		return took, err
+	}
+	group := f.groups[d.Worker.ID-1]
+	if d, err = group.BestWorker(context.Background(), q); err != nil {
+		return took, err
+	}
+	cached(group, d.Worker, blocks)
+	f.upper.MarkPrefillCompleted(id)
+	group.MarkPrefillCompleted(id)
+	return took, nil
+}
+
+// cached tells a router that a worker has a prompt.
+func cached(r *router.Router, w router.Worker, blocks *router.Blocks) {
+	ev := indexer.Event{Kind: indexer.Stored}
+	for i := range blocks.Local {
+		ev.Blocks = append(ev.Blocks, indexer.Block{Local: blocks.Local[i], External: blocks.Sequence[i]})
+	}
+	r.ApplyEvent(w, ev)
+}
+
+func (f *scaleFleet) free(id string) {
+	f.upper.Free(id)
+	for _, g := range f.groups {
+		g.Free(id)
+	}
+}
+
+// tell brings the upper tier all that a group does and has cached. What is missing in its
+// caches is made up: half of the filter's bits are set anyway, as they are when it is full.
+func (f *scaleFleet) tell(g int, rng *rand.Rand) error {
+	all := f.groups[g].Summarize("m")
+	if len(all) != 1 {
+		return errors.New("a group serves no model")
+	}
+	const checkpoints = scaleMembers * scaleBlocks / scaleStride
+	bits := uint64(indexer.NewFilter(checkpoints).Bits())
+	data := make([]byte, 0, bits/8)
+	for range bits / 64 {
+		data = binary.LittleEndian.AppendUint64(data, rng.Uint64())
+	}
+	filter, err := indexer.ParseFilter(bits, 7, checkpoints, data)
+	if err != nil {
+		return err
+	}
+	for h, err := range f.groups[g].Checkpoints("m", scaleBlock, scaleStride) {
+		if err != nil {
+			return err
+		}
+		filter.Add(h)
+	}
+	all[0].Filter, all[0].Stride = filter, scaleStride
+	f.upper.SetSummary(uint64(g)+1, all[0])
+	return nil
+}
+
+// update tells load and what is new, of a group after the other, each four times a
+// second, until done.
+func (f *scaleFleet) update(done <-chan struct{}) {
+	tick := time.NewTicker(time.Second / 4 / scaleGroups)
+	defer tick.Stop()
+	rng := rand.New(rand.NewPCG(1, 2))
+	added := make([]uint64, scaleChurn)
+	for g := 0; ; g = (g + 1) % scaleGroups {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+		all := f.groups[g].Summarize("m")
+		for i := range added {
+			added[i] = rng.Uint64()
+		}
+		all[0].Added = added
+		f.upper.SetSummary(uint64(g)+1, all[0])
+	}
+}
+
+// scalePrompts are the prompts of a trace in blocks of 16 tokens. With common above 0 all
+// begin with so many blocks that are everybody's.
+func scalePrompts(t *replay.Trace, n, common int) (out []router.Blocks) {
+	const per = replay.MooncakeBlock / scaleBlock
+	before := sequence(1<<30, common)
+	for i := range n {
+		r := &t.Requests[i]
+		b := router.Blocks{Local: slices.Clone(before), Tokens: r.Input + common*scaleBlock}
+		for j := range r.Input / scaleBlock {
+			b.Local = append(b.Local, mix(uint64(r.Blocks[j/per])<<8|uint64(j%per)))
+		}
+		b.Sequence = indexer.AppendSequenceHashes(nil, b.Local)
+		out = append(out, b)
+	}
+	return out
+}
+
+// scaleFigures measures decisions of the upper tier.
+func scaleFigures(traces string) (out []Figure, err error) {
+	trace, err := replay.LoadMooncake(filepath.Join(traces, "mooncake_conversation.jsonl.gz"))
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range []struct {
+		what    string
+		common  int // blocks
+		predict time.Duration
+		target  limit
+	}{
+		{"chat prompts", 0, predict, atMost(1)},
+		{"chat prompts, without prediction", 0, -1, limit{}},
+		{"chat prompts behind 8,000 tokens that all groups have", 500, predict, atMost(1)},
+	} {
+		rounds, err := decideAtScale(scalePrompts(trace, scaleWarm+scaleRounds*scaleAsked, c.common), c.common, c.predict)
+		if err != nil {
+			return nil, fmt.Errorf("bench: %d groups: %w", scaleGroups, err)
+		}
+		what := fmt.Sprintf("decision of the upper tier, %d workers in %d groups, %s, ", scaleGroups*scaleMembers, scaleGroups, c.what)
+		for _, f := range []struct {
+			what       string
+			percentile int
+			target     limit
+			of         func(decided) time.Duration
+		}{
+			{"p50", 50, limit{}, func(d decided) time.Duration { return d.core }},
+			{"p99", 99, c.target, func(d decided) time.Duration { return d.core }},
+			{"p99 on the clock", 99, limit{}, func(d decided) time.Duration { return d.wall }},
+		} {
+			var v []float64
+			for _, r := range rounds {
+				var times []time.Duration
+				for _, d := range r {
+					times = append(times, f.of(d))
+				}
+				v = append(v, percentile(times, f.percentile)/1e3)
+			}
+			out = append(out, figure(what+f.what, "ms", f.target, newRange(v)))
+		}
+	}
+	return out, nil
+}
+
+// decideAtScale returns the times of the upper tier's decisions, by round, while the groups
+// tell of themselves. All groups have the first blocks of the prompts, as many as are common.
+func decideAtScale(prompts []router.Blocks, common int, predict time.Duration) (rounds [][]decided, err error) {
+	f, err := newScaleFleet(predict)
+	if err != nil {
+		return nil, err
+	}
+	runtime.LockOSThread() // for threadTime
+	defer runtime.UnlockOSThread()
+	const behind = 1000 // requests in flight
+	id := func(i int) string { return fmt.Sprint("request ", i) }
+	ask := func(i int) (decided, error) {
+		took, err := f.route(id(i), &prompts[i])
+		if i >= behind {
+			f.free(id(i - behind))
+		}
+		return took, err
+	}
+	for _, g := range f.groups {
+		cached(g, router.Worker{ID: 1}, &router.Blocks{Local: prompts[0].Local[:common], Sequence: prompts[0].Sequence[:common]})
+	}
+	for i := range scaleWarm {
+		if _, err := ask(i); err != nil {
+			return nil, err
+		}
+	}
+	rng := rand.New(rand.NewPCG(3, 4))
+	for g := range scaleGroups {
+		if err := f.tell(g, rng); err != nil {
+			return nil, err
+		}
+	}
+	done := make(chan struct{})
+	var updates sync.WaitGroup
+	updates.Go(func() { f.update(done) })
+	defer updates.Wait()
+	defer close(done)
+	for i := scaleWarm; i < len(prompts); i++ {
+		if (i-scaleWarm)%scaleAsked == 0 {
+			rounds = append(rounds, nil)
+		}
+		took, err := ask(i)
+		if err != nil {
+			return nil, err
+		}
+		rounds[len(rounds)-1] = append(rounds[len(rounds)-1], took)
+	}
+	return rounds, nil
+}
