@@ -109,6 +109,20 @@ func (l *eventsLab) tellTime(synced bool, predict time.Duration) (time.Duration,
 	return CPUTime() - before, nil
 }
 
+// at waits for a time.
+func (l *eventsLab) at(t time.Time) error {
+	d := time.Until(t)
+	if d <= 0 {
+		return nil
+	}
+	select {
+	case <-l.done:
+		return errLong
+	case <-time.After(d):
+		return nil
+	}
+}
+
 // tellAll sends requests at an even rate to the replicas in turn, and ends each one
 // after another 32.
 func (l *eventsLab) tellAll(routers []*router.Router, first, n int, synced bool) error {
@@ -118,7 +132,9 @@ func (l *eventsLab) tellAll(routers []*router.Router, first, n int, synced bool)
 	var blocks router.Blocks
 	for i := first; i < first+n+behind; i++ {
 		if i < first+n {
-			time.Sleep(time.Until(start.Add(time.Duration(i-first) * time.Second / costRate)))
+			if err := l.at(start.Add(time.Duration(i-first) * time.Second / costRate)); err != nil {
+				return err
+			}
 			blocks.Local = append(sequence(i/2, costBlocks/2), sequence(i+1<<20, costBlocks/2)...)
 			blocks.Sequence = indexer.AppendSequenceHashes(blocks.Sequence[:0], blocks.Local)
 			blocks.Tokens = costBlocks*16 + 7
@@ -238,7 +254,9 @@ func (l *eventsLab) summaries() ([]float64, error) {
 	first, before, start := bytes.Load(), messages.Load(), time.Now()
 	const rate = costWorkers * 20_480 / 16 / tellChain * tellFaster // chains a second
 	for n := 0; time.Since(start) < tellFor; n++ {
-		time.Sleep(time.Until(start.Add(time.Duration(n) * time.Second / rate)))
+		if err := l.at(start.Add(time.Duration(n) * time.Second / rate)); err != nil {
+			return nil, err
+		}
 		compute()
 	}
 	took := time.Since(start).Seconds() * tellFaster

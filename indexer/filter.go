@@ -130,11 +130,15 @@ func (f *Filter) Overlap(sequence []uint64, stride int) (blocks int) {
 	return low * stride
 }
 
-// Bits returns m, Hashes k. Count is how many different hashes were added, less those
-// that were found wrongly then; the goroutine that adds may ask.
-func (f *Filter) Bits() int   { return len(f.words) * 64 }
+// Bits returns m.
+func (f *Filter) Bits() int { return len(f.words) * 64 }
+
+// Hashes returns k.
 func (f *Filter) Hashes() int { return f.k }
-func (f *Filter) Count() int  { return f.n }
+
+// Count is how many different hashes were added, less those that were found wrongly
+// then; the goroutine that adds may ask.
+func (f *Filter) Count() int { return f.n }
 
 // FalsePositives estimates which share of the hashes that were not added is found, from
 // the bits that are set. It reads the whole filter.

@@ -52,8 +52,8 @@ type cuckooSet struct {
 func newCuckoo(hashes []uint64, bits int) *cuckooSet {
 	s := &cuckooSet{cells: make([]uint32, 4*max(1, len(hashes)*100/95/4)), bits: bits}
 	for _, h := range hashes {
-		print, at := s.place(h)
-		if s.put(print, at) || s.put(print, s.other(print, at)) {
+		mark, at := s.place(h)
+		if s.put(mark, at) || s.put(mark, s.other(mark, at)) {
 			continue
 		}
 		for kick := 0; ; kick++ {
@@ -61,8 +61,8 @@ func newCuckoo(hashes []uint64, bits int) *cuckooSet {
 				break // one is lost
 			}
 			cell := &s.cells[4*at+(int(h)+kick*7)&3]
-			print, *cell = *cell, print
-			if at = s.other(print, at); s.put(print, at) {
+			mark, *cell = *cell, mark
+			if at = s.other(mark, at); s.put(mark, at) {
 				break
 			}
 		}
@@ -70,28 +70,28 @@ func newCuckoo(hashes []uint64, bits int) *cuckooSet {
 	return s
 }
 
-func (s *cuckooSet) place(h uint64) (print uint32, at int) {
+func (s *cuckooSet) place(h uint64) (mark uint32, at int) {
 	return max(1, uint32(h>>32)&(1<<s.bits-1)), int(uint32(h)) % (len(s.cells) / 4)
 }
 
-func (s *cuckooSet) other(print uint32, at int) int {
+func (s *cuckooSet) other(mark uint32, at int) int {
 	n := len(s.cells) / 4
-	return (int(indexer.NextSequenceHash(0, uint64(print))%uint64(n)) - at + n) % n
+	return (int(indexer.NextSequenceHash(0, uint64(mark))%uint64(n)) - at + n) % n
 }
 
-func (s *cuckooSet) put(print uint32, at int) bool {
+func (s *cuckooSet) put(mark uint32, at int) bool {
 	bucket := s.cells[4*at : 4*at+4]
 	if i := slices.Index(bucket, 0); i >= 0 {
-		bucket[i] = print
+		bucket[i] = mark
 		return true
 	}
 	return false
 }
 
 func (s *cuckooSet) has(h uint64) bool {
-	print, at := s.place(h)
-	second := s.other(print, at)
-	return slices.Contains(s.cells[4*at:4*at+4], print) || slices.Contains(s.cells[4*second:4*second+4], print)
+	mark, at := s.place(h)
+	second := s.other(mark, at)
+	return slices.Contains(s.cells[4*at:4*at+4], mark) || slices.Contains(s.cells[4*second:4*second+4], mark)
 }
 
 func (s *cuckooSet) bytes() int { return len(s.cells) * s.bits / 8 }
@@ -291,17 +291,17 @@ func (w *summaryWorld) ask(groups []map[string]prefixSet, prompt []int32, errs m
 		most, chosen, there := -1, 0, 0
 		for g, sets := range groups {
 			s := sets[name]
-			real, _ := w.best(g, prompt)
-			real *= w.per
+			exists, _ := w.best(g, prompt)
+			exists *= w.per
 			got := w.estimate(s, prompt)
 			e.bytes, e.sets, e.estimates = e.bytes+s.bytes(), e.sets+1, e.estimates+1
-			e.off += token * math.Abs(float64(got-real))
-			e.over += token * float64(max(0, got-real))
-			e.under += token * float64(max(0, real-got))
+			e.off += token * math.Abs(float64(got-exists))
+			e.over += token * float64(max(0, got-exists))
+			e.under += token * float64(max(0, exists-got))
 			if got > most {
-				most, chosen = got, real
+				most, chosen = got, exists
 			}
-			there = max(there, real)
+			there = max(there, exists)
 			exact := sets["exact set"]
 			for _, b := range prompt {
 				if h := w.checkpoint(b, 0); !exact.has(h) {
