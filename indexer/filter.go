@@ -140,6 +140,11 @@ func (f *Filter) Hashes() int { return f.k }
 // then; the goroutine that adds may ask.
 func (f *Filter) Count() int { return f.n }
 
+// Overfull reports whether the filter has a quarter more hashes than it was made for, or
+// more: it is time for a larger one, as it finds 2.5 % of others by now, and soon all. The
+// goroutine that adds may ask.
+func (f *Filter) Overfull() bool { return f.n*filterBits*4 >= f.Bits()*5 }
+
 // FalsePositives estimates which share of the hashes that were not added is found, from
 // the bits that are set. It reads the whole filter.
 func (f *Filter) FalsePositives() float64 {

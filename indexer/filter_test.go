@@ -115,6 +115,27 @@ func TestFilterFindsLittleThatWasNotAdded(t *testing.T) {
 	}
 }
 
+// A filter says when it has taken too much, whatever its size.
+func TestFilterIsOverfull(t *testing.T) {
+	for _, size := range []int{0, 100, 10_000} {
+		f := indexer.NewFilter(size)
+		n := 0
+		for _, h := range chained(20_000, 1) {
+			if f.Overfull() {
+				break
+			}
+			f.Add(h)
+			n++
+		}
+		if room := f.Bits() / 10; n < room*5/4 || n > room*4/3+1 {
+			t.Errorf("a filter of %d bits takes %d hashes", f.Bits(), n)
+		}
+		if rate := f.FalsePositives(); size > 0 && (rate < .015 || rate > .035) {
+			t.Errorf("a filter of %d bits is overfull when it finds %.4f of others", f.Bits(), rate)
+		}
+	}
+}
+
 func TestFilterOverlap(t *testing.T) {
 	seq := chained(40, 7)
 	f := indexer.NewFilter(1000)

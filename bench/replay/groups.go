@@ -20,7 +20,6 @@ const filtersEvery = 30 * time.Second
 // published is what a group has told the upper tier of its caches.
 type published struct {
 	filter *indexer.Filter // as the upper tier has it
-	room   int             // hashes that it may have
 	whole  int64           // when all was told, ns
 }
 
@@ -84,7 +83,7 @@ func (s *sim) summarise(g int) error {
 	}
 	told.Interval = s.SummaryAge
 	if !s.Approximate {
-		whole := to.filter == nil || to.filter.Count() > to.room || s.now-to.whole >= filtersEvery.Nanoseconds()
+		whole := to.filter == nil || to.filter.Overfull() || s.now-to.whole >= filtersEvery.Nanoseconds()
 		var hashes []uint64
 		for h, err := range from.Checkpoints(model, s.Trace.BlockSize, s.Stride) {
 			switch {
@@ -96,8 +95,7 @@ func (s *sim) summarise(g int) error {
 			}
 		}
 		if whole {
-			to.room, to.whole = len(hashes)+len(hashes)/4+256, s.now // as in package fleet
-			to.filter = indexer.NewFilter(to.room)
+			to.filter, to.whole = indexer.NewFilter(len(hashes)+len(hashes)/4+256), s.now // as in package fleet
 		}
 		for _, h := range hashes {
 			to.filter.Add(h)
