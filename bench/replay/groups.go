@@ -95,7 +95,7 @@ func (s *sim) summarise(g int) error {
 			}
 		}
 		if whole {
-			to.filter, to.whole = indexer.NewFilter(len(hashes)+len(hashes)/4+256), s.now // as in package fleet
+			to.filter, to.whole = indexer.NewFilter(len(hashes)+len(hashes)/8+256), s.now // as in package fleet
 		}
 		for _, h := range hashes {
 			to.filter.Add(h)
