@@ -67,7 +67,7 @@ func (b *FleetBench) Figures(ctx context.Context, w io.Writer, dir string) (figu
 	}{
 		{"what replicas cost", syncCost},
 		{"what groups tell", tellBytes},
-		{"decisions among groups", func() ([]Figure, error) { return scaleFigures(ctx, b.Traces) }},
+		{"decisions among groups", func() ([]Figure, error) { return scaleFigures(b.Traces) }}, //nolint:contextcheck // it takes seconds
 	} {
 		p.log("%s", part.name)
 		f, err := part.measure()

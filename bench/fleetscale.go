@@ -74,16 +74,16 @@ type decided struct{ wall, core time.Duration }
 
 // route sends a request through both tiers, and returns how long the upper one took. Its
 // blocks are cached at once, under their sequence hashes. It stays on one thread.
-func (f *scaleFleet) route(ctx context.Context, id string, blocks *router.Blocks) (took decided, err error) {
+func (f *scaleFleet) route(id string, blocks *router.Blocks) (took decided, err error) {
 	q := router.Request{ID: id, Owned: true, Model: "m", Blocks: blocks}
 	start, core := time.Now(), threadTime()
-	d, err := f.upper.BestWorker(ctx, q)
+	d, err := f.upper.BestWorker(context.Background(), q)
 	took = decided{time.Since(start), threadTime() - core}
 	if err != nil {
 		return took, err
 	}
 	group := f.groups[d.Worker.ID-1]
-	if d, err = group.BestWorker(ctx, q); err != nil {
+	if d, err = group.BestWorker(context.Background(), q); err != nil {
 		return took, err
 	}
 	cached(group, d.Worker, blocks)
@@ -176,7 +176,7 @@ func scalePrompts(t *replay.Trace, n, common int) (out []router.Blocks) {
 }
 
 // scaleFigures measures decisions of the upper tier.
-func scaleFigures(ctx context.Context, traces string) (out []Figure, err error) {
+func scaleFigures(traces string) (out []Figure, err error) {
 	trace, err := replay.LoadMooncake(filepath.Join(traces, "mooncake_conversation.jsonl.gz"))
 	if err != nil {
 		return nil, err
@@ -191,7 +191,7 @@ func scaleFigures(ctx context.Context, traces string) (out []Figure, err error) 
 		{"chat prompts, without prediction", 0, -1, limit{}},
 		{"chat prompts behind 8,000 tokens that all groups have", 500, predict, atMost(1)},
 	} {
-		rounds, err := decideAtScale(ctx, scalePrompts(trace, scaleWarm+scaleRounds*scaleAsked, c.common), c.common, c.predict)
+		rounds, err := decideAtScale(scalePrompts(trace, scaleWarm+scaleRounds*scaleAsked, c.common), c.common, c.predict)
 		if err != nil {
 			return nil, fmt.Errorf("bench: %d groups: %w", scaleGroups, err)
 		}
@@ -222,7 +222,7 @@ func scaleFigures(ctx context.Context, traces string) (out []Figure, err error) 
 
 // decideAtScale returns the times of the upper tier's decisions, by round, while the groups
 // tell of themselves. All groups have the first blocks of the prompts, as many as are common.
-func decideAtScale(ctx context.Context, prompts []router.Blocks, common int, predict time.Duration) (rounds [][]decided, err error) {
+func decideAtScale(prompts []router.Blocks, common int, predict time.Duration) (rounds [][]decided, err error) {
 	f, err := newScaleFleet(predict)
 	if err != nil {
 		return nil, err
@@ -232,7 +232,7 @@ func decideAtScale(ctx context.Context, prompts []router.Blocks, common int, pre
 	const behind = 1000 // requests in flight
 	id := func(i int) string { return fmt.Sprint("request ", i) }
 	ask := func(i int) (decided, error) {
-		took, err := f.route(ctx, id(i), &prompts[i])
+		took, err := f.route(id(i), &prompts[i])
 		if i >= behind {
 			f.free(id(i - behind))
 		}
