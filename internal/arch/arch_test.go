@@ -43,6 +43,7 @@ var ours = map[string]string{
 	"bench/replay":       "router scorer indexer",
 	"bench/conformance":  "*",
 	"bench/envoy":        "*",
+	"bench/interop":      "*",
 }
 
 // theirs lists the only packages that may import a module of others.
@@ -79,7 +80,7 @@ var (
 var notOutside = map[string]string{
 	"internal/telemetry": "cmd/kvroute",
 	"internal/enginesim": "cmd/kvroute bench",
-	"internal/envoytest": "cmd/kvroute bench bench/envoy",
+	"internal/envoytest": "cmd/kvroute bench bench/envoy bench/interop",
 	"cmd/kvroute":        "",
 }
 

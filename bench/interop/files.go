@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"compress/gzip"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// Sizes of the small model.
+const (
+	hidden, layers, headSize = 64, 2, 32
+	adapterRank              = 8
+)
+
+// unpack copies a file, or the one with .gz behind its name.
+func unpack(to, from string) (err error) {
+	in, err := os.Open(from)
+	var r io.Reader = in
+	if errors.Is(err, os.ErrNotExist) {
+		if in, err = os.Open(from + ".gz"); err == nil {
+			r, err = gzip.NewReader(in)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.Close()) }()
+	data, err := io.ReadAll(r)
+	if err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
+	return os.WriteFile(to, data, 0o644)
+}
+
+func writeJSON(path string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o644)
+}
+
+// writeAdapter writes a LoRA adapter whose weights are all zero: it changes what the
+// engine caches a prompt under, and nothing that it says.
+func writeAdapter(dir string) error {
+	type tensor struct {
+		Type    string `json:"dtype"`
+		Shape   [2]int `json:"shape"`
+		Offsets [2]int `json:"data_offsets"`
+	}
+	head, size := map[string]tensor{}, 0
+	add := func(name string, shape [2]int) {
+		n := 4 * shape[0] * shape[1]
+		head[name] = tensor{"F32", shape, [2]int{size, size + n}}
+		size += n
+	}
+	for l := range layers {
+		for _, m := range []struct {
+			name string
+			out  int
+		}{{"q_proj", 2 * headSize}, {"v_proj", headSize}} {
+			name := fmt.Sprintf("base_model.model.model.layers.%d.self_attn.%s", l, m.name)
+			add(name+".lora_A.weight", [2]int{adapterRank, hidden})
+			add(name+".lora_B.weight", [2]int{m.out, adapterRank})
+		}
+	}
+	text, err := json.Marshal(head)
+	if err != nil {
+		return err
+	}
+	data := append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
+	if err := os.WriteFile(filepath.Join(dir, "adapter_model.safetensors"), append(data, make([]byte, size)...), 0o644); err != nil {
+		return err
+	}
+	return writeJSON(filepath.Join(dir, "adapter_config.json"), map[string]any{
+		"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": adapterRank, "lora_alpha": adapterRank, "target_modules": []string{"q_proj", "v_proj"}, "bias": "none",
+	})
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/zmtp"
+)
+
+// listener hears one rank of an engine as kvroute does, and counts copies of blocks by
+// the engine's own hashes: what the rank caches, as far as it says. It knows nothing of
+// tokens, prefixes and the index.
+type listener struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	copies  map[uint64]int
+	stored  int // blocks, ever
+	removed int
+	cleared int // how often
+	next    uint64
+	err     error
+}
+
+// listen begins to hear a rank: first what was said before, then what is said. The
+// endpoints are the engine's own, of that rank.
+func listen(ctx context.Context, live, replay zmtp.Endpoint) (*listener, error) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	l := &listener{cancel: cancel, done: make(chan struct{}), copies: make(map[uint64]int)}
+	sub, err := zmtp.Dial(ctx, live, zmtp.Sub)
+	if err == nil {
+		err = sub.Subscribe("")
+	}
+	if err == nil {
+		err = l.replay(ctx, replay)
+	}
+	if err != nil {
+		cancel()
+		if sub != nil {
+			_ = sub.Close() // the other error is the one to tell
+		}
+		return nil, fmt.Errorf("listen at %s: %w", live, err)
+	}
+	context.AfterFunc(ctx, func() { _ = sub.Close() }) // Read then ends
+	go func() {
+		defer close(l.done)
+		for {
+			frames, err := sub.Read()
+			if err == nil {
+				err = l.take(frames)
+			}
+			if err != nil {
+				l.mu.Lock()
+				l.err = err
+				l.mu.Unlock()
+				return
+			}
+		}
+	}()
+	return l, nil
+}
+
+func (l *listener) stop() {
+	l.cancel()
+	<-l.done
+}
+
+// replay asks for everything that was said before.
+func (l *listener) replay(ctx context.Context, at zmtp.Endpoint) error {
+	c, err := zmtp.Dial(ctx, at, zmtp.Dealer)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }() // nothing more is wanted
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stop()
+	request := events.ReplayFrames(0)
+	if err := c.Write(request[:]...); err != nil {
+		return err
+	}
+	for {
+		frames, err := c.Read()
+		if err != nil {
+			return err
+		}
+		f, err := events.SplitFrames(frames)
+		if err != nil || f.End {
+			return err
+		}
+		if err := l.take(frames); err != nil {
+			return err
+		}
+	}
+}
+
+func (l *listener) take(frames [][]byte) error {
+	f, err := events.SplitFrames(frames)
+	if err != nil {
+		return err
+	}
+	b, err := events.DecodeBatch(f.Body)
+	if err != nil {
+		return err
+	}
+	if b.Drops != (events.Drops{}) {
+		return fmt.Errorf("batch %d: left out %v", f.Sequence, b.Drops)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f.Sequence < l.next {
+		return nil // came both ways
+	}
+	if f.Sequence != l.next {
+		return fmt.Errorf("batch %d follows batch %d", f.Sequence, int64(l.next)-1)
+	}
+	l.next++
+	for _, ev := range b.Events {
+		switch ev.Kind {
+		case events.EngineStored:
+			l.stored += len(ev.Hashes)
+			for _, h := range ev.Hashes {
+				l.copies[h]++
+			}
+		case events.EngineRemoved:
+			l.removed += len(ev.Hashes)
+			for _, h := range ev.Hashes {
+				if l.copies[h]--; l.copies[h] <= 0 {
+					delete(l.copies, h)
+				}
+			}
+		case events.EngineCleared:
+			l.cleared++
+			clear(l.copies)
+		case events.EngineMoved, events.EngineStarted:
+			return fmt.Errorf("batch %d: an event of kind %d of a vLLM", f.Sequence, ev.Kind)
+		}
+	}
+	return nil
+}
+
+// heard is what a listener knows at one moment.
+type heard struct {
+	hashes                            []uint64 // sorted
+	stored, removed, cleared, batches int
+}
+
+func (l *listener) heard() (heard, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return heard{slices.Sorted(maps.Keys(l.copies)), l.stored, l.removed, l.cleared, int(l.next)}, l.err
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+)
+
+// vllmChecks compare with real vLLM engines. The first one starts two, which the others
+// use; the ranks' engine comes last, when these are gone.
+func vllmChecks() []check {
+	const start = engineStart + time.Minute
+	return []check{
+		{"turns of conversations, events over ZeroMQ", start, direct(turns)},
+		{"shared system prompts, events over ZeroMQ", start, direct(shared)},
+		{"forced eviction, events over ZeroMQ", start, direct(evict)},
+		{"adapters, events over ZeroMQ", start, direct(adapters)},
+		{"cache salts, events over ZeroMQ", start, direct(salts)},
+		{"streams and completions, events over ZeroMQ", start, direct(forms)},
+	}
+}
+
+// play asks for something of a world.
+type play func(context.Context, *world, *result) error
+
+// direct plays with events straight from the engines, whose sockets kvroute learns
+// from them.
+func direct(p play) func(context.Context, *env) (result, error) {
+	return func(ctx context.Context, e *env) (result, error) {
+		return e.play(ctx, "direct", p)
+	}
+}
+
+// play plays in a world of its own, with the engines that all share.
+func (e *env) play(ctx context.Context, name string, p play) (res result, err error) {
+	res.what = "foretold overlap with cached_tokens, index with events"
+	f, err := e.fleet(ctx)
+	if err != nil {
+		return res, err
+	}
+	s, err := e.startStack(ctx, name, f.config(""), f.addresses(), noGuesses...)
+	if err != nil {
+		return res, err
+	}
+	defer s.stop()
+	w, err := newWorld(ctx, s, f.engines)
+	if err != nil {
+		return res, err
+	}
+	if err := p(ctx, w, &res); err != nil {
+		return res, fmt.Errorf("%w\n%s", err, s.router.lastLines())
+	}
+	res.notes = append(res.notes, w.summary())
+	return res, nil
+}
+
+// noGuesses makes kvroute foretell by events alone: what it guesses of requests on
+// their way may be evicted meanwhile.
+//
+//nolint:gochecknoglobals // a constant list
+var noGuesses = []string{"--router-predicted-ttl-secs", "0"}
+
+func (f *vllmFleet) addresses() (all []string) {
+	for _, v := range f.engines {
+		all = append(all, v.address)
+	}
+	return all
+}
+
+// config is kvroute's configuration. events is what stands after the engine's name,
+// empty for what makes kvroute ask the engine.
+func (f *vllmFleet) config(events string) string {
+	if events == "" {
+		events = "{transport: zmq}"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "version: 1\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\nworkers:\n", modelName, adapterName, f.model)
+	for _, v := range f.engines {
+		fmt.Fprintf(&b, "- {name: %s, address: %q, models: [%s], lora: [%s], events: %s}\n",
+			v.name, v.address, modelName, adapterName, strings.ReplaceAll(events, "NAME", v.name))
+	}
+	return b.String()
+}
+
+// words are a text of about n tokens; the same seed begins the same text.
+func words(seed uint64, n int) string {
+	r := rand.New(rand.NewPCG(seed, 7))
+	list := strings.Fields("the cache of an engine holds blocks and each block is named by what stands before it so that two prompts share their beginning until they part")
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d:", seed)
+	for range n {
+		b.WriteByte(' ')
+		b.WriteString(list[r.IntN(len(list))])
+	}
+	return b.String()
+}
+
+// turns are conversations whose turns alternate; replies are the engines' own.
+func turns(ctx context.Context, w *world, res *result) error {
+	histories := make([][]any, 5)
+	for turn := range 4 {
+		for i := range histories {
+			histories[i] = append(histories[i], message("user", words(uint64(1000+100*i+turn), 50+30*i)))
+			a, err := w.ask(ctx, res, fmt.Sprintf("conversation %d, turn %d", i, turn), chatPath,
+				body(map[string]any{"messages": histories[i], "max_tokens": 8 + 20*(i%3)}, nil), nil)
+			if err != nil {
+				return err
+			}
+			histories[i] = append(histories[i], message("assistant", a.text()))
+		}
+	}
+	return nil
+}
+
+// shared are questions after one of few system prompts.
+func shared(ctx context.Context, w *world, res *result) error {
+	for i := range 24 {
+		system := words(uint64(2000+i%3), 150+40*(i%3))
+		if _, err := w.ask(ctx, res, fmt.Sprintf("question %d", i), chatPath,
+			body(map[string]any{"messages": []any{message("system", system), message("user", words(uint64(2100+i), 10+7*i))}}, nil), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// evict asks for more prompts than the caches hold, and for earlier ones again; some of
+// them of whole blocks, which are stored again each time.
+func evict(ctx context.Context, w *world, res *result) error {
+	before := w.evicted()
+	r := rand.New(rand.NewPCG(3, 3))
+	var seen []string
+	for i := range 60 {
+		text, path := "", completionPath
+		switch {
+		case i > 4 && r.IntN(3) == 0:
+			text = seen[r.IntN(len(seen))]
+		case r.IntN(3) == 0:
+			ids := make([]int, blockSize*(1+r.IntN(20))) // whole blocks
+			for k := range ids {
+				ids[k] = 100 + r.IntN(1000)
+			}
+			text = body(map[string]any{"prompt": ids}, nil)
+		default:
+			text = body(map[string]any{"prompt": words(uint64(3000+i), 200+r.IntN(700)), "max_tokens": 1 + r.IntN(40)}, nil)
+		}
+		seen = append(seen, text)
+		if _, err := w.ask(ctx, res, fmt.Sprintf("prompt %d", i), path, text, nil); err != nil {
+			return err
+		}
+	}
+	if w.evicted() == before {
+		res.differ("nothing was evicted")
+	}
+	return nil
+}
+
+func (w *world) evicted() (n int) {
+	for _, v := range w.engines {
+		for _, l := range v.heard {
+			if h, err := l.heard(); err == nil {
+				n += h.removed
+			}
+		}
+	}
+	return n
+}
+
+// adapters are the same prompts for the model and for its adapter, some with a salt.
+func adapters(ctx context.Context, w *world, res *result) error {
+	for i := range 24 {
+		more := map[string]any{"model": []string{modelName, adapterName}[i%2]}
+		if i%6 > 3 {
+			more["cache_salt"] = "tenant"
+		}
+		if _, err := w.ask(ctx, res, fmt.Sprintf("prompt %d of %v", i, more), chatPath, chat(words(uint64(4000+i/8), 120+i), more), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// salts are the same prompts of several tenants, named in the body or in a header: the
+// latter is not the engine's, and so may make kvroute foretell less than there is.
+func salts(ctx context.Context, w *world, res *result) error {
+	for i := range 24 {
+		more := map[string]any{}
+		if i%3 > 0 {
+			more["cache_salt"] = []string{"", "tenant-1", "tenant-2"}[i%3]
+		}
+		if _, err := w.ask(ctx, res, fmt.Sprintf("prompt %d with %v", i, more), chatPath, chat(words(uint64(5000+i/12), 150+5*i), more), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forms are the ways to ask: streams, texts, ids.
+func forms(ctx context.Context, w *world, res *result) error {
+	stream := map[string]any{"stream": true, "stream_options": map[string]any{"include_usage": true}, "max_tokens": 40}
+	for i := range 6 {
+		text := words(uint64(6000+i/2), 130)
+		for _, one := range []struct{ what, path, body string }{
+			{"a streamed chat", chatPath, chat(text, stream)},
+			{"a chat with a limit of its new name", chatPath, chat(text, map[string]any{"max_completion_tokens": 3})},
+			{"a text", completionPath, body(map[string]any{"prompt": text}, nil)},
+			{"a streamed text", completionPath, body(map[string]any{"prompt": text}, stream)},
+			{"ids", completionPath, body(map[string]any{"prompt": []int{9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, i}}, nil)},
+			{"a prefix to go on with", chatPath, body(map[string]any{
+				"messages": []any{message("user", text), message("assistant", "It is")}, "continue_final_message": true, "add_generation_prompt": false,
+			}, nil)},
+		} {
+			if _, err := w.ask(ctx, res, fmt.Sprintf("%s %d", one.what, i), one.path, one.body, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// world is engines behind kvroute and Envoy, asked one request at a time. Of each
+// response it compares what kvroute foretold with what the engine says it had cached;
+// the index is compared with what the engines announced before the next request goes
+// out.
+type world struct {
+	*stack
+	engines []*vllmEngine
+	byID    map[uint64]*vllmEngine // kvroute's ids of the workers
+	cached  int                    // tokens, as the engines say
+	blocks  int                    // that were foretold
+	each    map[string]int         // requests by worker
+}
+
+func newWorld(ctx context.Context, s *stack, engines []*vllmEngine) (*world, error) {
+	w := &world{stack: s, engines: engines, byID: make(map[uint64]*vllmEngine), each: make(map[string]int)}
+	ranks := 0
+	for _, v := range engines {
+		ranks += v.ranks
+	}
+	if err := s.waitWorkers(ctx, ranks); err != nil {
+		return nil, err
+	}
+	all, err := s.states(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, state := range all {
+		for _, v := range engines {
+			if v.name == state.Name {
+				w.byID[state.ID] = v
+			}
+		}
+	}
+	if len(w.byID) != len(engines) {
+		return nil, fmt.Errorf("kvroute knows the workers %+v", all)
+	}
+	// Too short for a block, so that no cache changes.
+	if err := s.waitRouted(ctx, chat("Hi", nil)); err != nil {
+		return nil, err
+	}
+	return w, w.settle(ctx)
+}
+
+// chat is the body of a chat request for one token.
+func chat(user string, more map[string]any) string {
+	return body(map[string]any{"messages": []any{message("user", user)}}, more)
+}
+
+func message(role, content string) map[string]any {
+	return map[string]any{"role": role, "content": content}
+}
+
+// body adds to a request what all have, and more.
+func body(q, more map[string]any) string {
+	all := map[string]any{"model": modelName, "max_tokens": 1, "temperature": 0}
+	for _, m := range []map[string]any{q, more} {
+		for k, v := range m {
+			all[k] = v
+		}
+	}
+	text, err := json.Marshal(all)
+	if err != nil {
+		panic(err) // texts and numbers only
+	}
+	return string(text)
+}
+
+// usage is what an engine says of a request.
+type usage struct {
+	Prompt    int `json:"prompt_tokens"`
+	Completed int `json:"completion_tokens"`
+	Details   struct {
+		Cached int `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
+}
+
+// answer is what is read of a response.
+type answer struct {
+	Usage   usage `json:"usage"`
+	Choices []struct {
+		Text    string `json:"text"`
+		Message struct {
+			Content string `json:"content"`
+		} `json:"message"`
+	} `json:"choices"`
+	Prompt []uint32 `json:"prompt_token_ids"`
+}
+
+// text is the reply.
+func (a *answer) text() string {
+	if len(a.Choices) == 0 {
+		return ""
+	}
+	return a.Choices[0].Message.Content + a.Choices[0].Text
+}
+
+// read reads a response; of a stream, what is in its last event with usage.
+func (r *response) read() (a answer, err error) {
+	if r.status != http.StatusOK {
+		return a, fmt.Errorf("status %d: %.500s", r.status, r.body)
+	}
+	if !strings.HasPrefix(r.header.Get("Content-Type"), "text/event-stream") {
+		return a, json.Unmarshal(r.body, &a)
+	}
+	found := false
+	for lines := bufio.NewScanner(bytes.NewReader(r.body)); lines.Scan(); {
+		data, ok := strings.CutPrefix(lines.Text(), "data: ")
+		if !ok || data == "[DONE]" {
+			continue
+		}
+		var one answer
+		if err := json.Unmarshal([]byte(data), &one); err != nil {
+			return a, fmt.Errorf("%w in %.300s", err, data)
+		}
+		if one.Usage.Prompt > 0 {
+			a, found = one, true
+		}
+	}
+	if !found {
+		return a, errors.New("a stream without usage")
+	}
+	return a, nil
+}
+
+// hits is how many tokens an engine can take from its cache that has so many leading
+// blocks of a prompt: it always computes the last token, and so its whole block.
+func hits(overlapBlocks, promptTokens int) int {
+	return min(overlapBlocks, max(0, promptTokens-1)/blockSize) * blockSize
+}
+
+// ask sends a request through Envoy, compares, and waits until everybody has heard of
+// what it changed.
+func (w *world) ask(ctx context.Context, res *result, what, path, text string, header map[string]string) (answer, error) {
+	a, err := w.once(ctx, res, what, path, text, header)
+	if err == nil {
+		err = w.settle(ctx)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", what, err)
+	}
+	return a, err
+}
+
+func (w *world) once(ctx context.Context, res *result, what, path, text string, header map[string]string) (a answer, err error) {
+	id := newRequestID()
+	named := map[string]string{"X-Request-Id": id}
+	for k, v := range header {
+		named[k] = v
+	}
+	r, err := ask(ctx, w.envoy.URL()+path, text, named)
+	if err != nil {
+		return a, err
+	}
+	if a, err = r.read(); err != nil {
+		return a, err
+	}
+	d, err := w.decision(ctx, id)
+	if err != nil {
+		return a, err
+	}
+	v := w.byID[d.Worker.ID]
+	if v == nil || int(d.Worker.DPRank) >= len(v.expected) {
+		return a, fmt.Errorf("it went to %+v", d.Worker)
+	}
+	u := a.Usage
+	v.expected[d.Worker.DPRank] += (u.Prompt+u.Completed-1)/blockSize - u.Details.Cached/blockSize
+	res.cases++
+	w.blocks += d.OverlapBlocks
+	w.cached += u.Details.Cached
+	w.each[fmt.Sprintf("%s/%d", v.name, d.Worker.DPRank)]++
+	switch {
+	case d.TokenMode != "exact":
+		res.differ("%s: tokenized as %q: %s", what, d.TokenMode, d.TokenReason)
+	case d.PromptTokens != u.Prompt:
+		res.differ("%s: %d prompt tokens here, %d there", what, d.PromptTokens, u.Prompt)
+	case hits(d.OverlapBlocks, u.Prompt) != u.Details.Cached:
+		res.differ("%s: of %d tokens %d blocks are foretold, so %d tokens; %d were cached at %s", what, u.Prompt, d.OverlapBlocks, hits(d.OverlapBlocks, u.Prompt), u.Details.Cached, v.name)
+	case r.header.Get("X-Dynamo-Overlap-Blocks") != strconv.Itoa(d.OverlapBlocks):
+		res.differ("%s: the header says %s blocks, the decision %d", what, r.header.Get("X-Dynamo-Overlap-Blocks"), d.OverlapBlocks)
+	}
+	return a, nil
+}
+
+// settle waits until each engine has announced the blocks that it must have stored,
+// and the index has the blocks that the engines have by what they announced.
+func (w *world) settle(ctx context.Context) error {
+	var last string
+	err := until(ctx, 20*time.Second, "the index equals what the engines announced", func(ctx context.Context) bool {
+		var err error
+		last, err = w.compare(ctx)
+		if err != nil {
+			last = err.Error()
+		}
+		return last == ""
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, last)
+	}
+	return nil
+}
+
+// compare says where the index and the engines differ, "" for nowhere.
+func (w *world) compare(ctx context.Context) (string, error) {
+	var all [][]heard
+	for _, v := range w.engines {
+		var ranks []heard
+		for rank, l := range v.heard {
+			h, err := l.heard()
+			if err != nil {
+				return "", fmt.Errorf("engine %s, rank %d: %w", v.name, rank, err)
+			}
+			if h.stored != v.expected[rank] {
+				return fmt.Sprintf("engine %s, rank %d announced %d blocks, want %d", v.name, rank, h.stored, v.expected[rank]), nil
+			}
+			ranks = append(ranks, h)
+		}
+		all = append(all, ranks)
+	}
+	index, err := w.dump(ctx)
+	if err != nil {
+		return "", err
+	}
+	for i, v := range w.engines {
+		for rank, h := range all[i] {
+			if got := index[place{v.name, rank}]; !slices.Equal(got, h.hashes) {
+				return fmt.Sprintf("engine %s, rank %d has %d blocks, the index %d", v.name, rank, len(h.hashes), len(got)), nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// place is a rank of an engine.
+type place struct {
+	name string
+	rank int
+}
+
+// dump reads the index: the engines' hashes of the blocks that each rank has, sorted.
+func (w *world) dump(ctx context.Context) (map[place][]uint64, error) {
+	data, err := get(ctx, "http://"+w.at.HTTP+"/v1/index/dump")
+	if err != nil {
+		return nil, err
+	}
+	index := make(map[place][]uint64)
+	whole := false
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	lines.Buffer(nil, len(data)+1)
+	for lines.Scan() {
+		var line struct {
+			Worker uint64          `json:"worker_id"`
+			End    json.RawMessage `json:"kvroute_end"`
+			Event  struct {
+				Rank int `json:"dp_rank"`
+				Data struct {
+					Stored struct {
+						Blocks []struct {
+							Hash uint64 `json:"block_hash"`
+						} `json:"blocks"`
+					} `json:"stored"`
+				} `json:"data"`
+			} `json:"event"`
+		}
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			return nil, fmt.Errorf("%w in %.300s", err, lines.Bytes())
+		}
+		whole = len(line.End) > 0
+		if v := w.byID[line.Worker]; v != nil {
+			at := place{v.name, line.Event.Rank}
+			for _, b := range line.Event.Data.Stored.Blocks {
+				index[at] = append(index[at], b.Hash)
+			}
+		}
+	}
+	if !whole {
+		return nil, errors.New("the dump ends in the middle")
+	}
+	for _, hashes := range index {
+		slices.Sort(hashes)
+	}
+	return index, nil
+}
+
+// summary says what a world has seen.
+func (w *world) summary() string {
+	removed, stored := 0, 0
+	for _, v := range w.engines {
+		for _, l := range v.heard {
+			if h, err := l.heard(); err == nil {
+				stored, removed = stored+h.stored, removed+h.removed
+			}
+		}
+	}
+	return fmt.Sprintf("requests %v, %d tokens cached, %d blocks stored and %d evicted so far", w.each, w.cached, stored, removed)
+}
