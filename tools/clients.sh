@@ -7,7 +7,7 @@ set -euo pipefail
 
 home=$1
 openai=3.54.0
-litellm=1.109.1
+litellm=1.83.0
 openai_js=7.57.0
 stamp=$home/.done-$openai-$litellm-$openai_js
 [ -e "$stamp" ] && exit 0

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
@@ -131,7 +132,7 @@ func hold(report *bench.Run, ref *reference, c candidate, o options) error {
 	}
 	report.Compared = append(report.Compared, compared)
 	if c.mistral {
-		g := requests{r: rand.New(rand.NewPCG(o.seed, 4)), strict: true}
+		g := chats.Requests{R: rand.New(rand.NewPCG(o.seed, 4)), Strict: true}
 		compared, err := prompts(ref, m, g, c.name, map[string]any{"op": "mistral"}, 10*o.conversations)
 		if err != nil {
 			return err
@@ -251,7 +252,7 @@ func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (
 	for done := 0; done < n; {
 		texts := make([]string, min(500, n-done))
 		for i := range texts {
-			texts[i] = randomText(r)
+			texts[i] = chats.Random(r)
 		}
 		special := done%1000 == 500
 		ids, took, err := ref.encode(texts, special)
@@ -319,13 +320,13 @@ func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) ([
 		words  []string
 		sep    string
 		target float64
-	}{{"English chat", chatWords, " ", 10}, {"code", codeWords, " ", 10}, {"CJK", cjkWords, "", 6}} {
+	}{{"English chat", chats.ChatWords, " ", 10}, {"code", chats.CodeWords, " ", 10}, {"CJK", chats.CJKWords, "", 6}} {
 		var cold, warm, rate []float64
 		for range o.rounds {
 			texts := make([]string, 48)
 			size := 0
 			for i := range texts {
-				texts[i] = document(r, kind.words, kind.sep, 8<<10)
+				texts[i] = chats.Document(r, kind.words, kind.sep, 8<<10)
 				size += len(texts[i])
 			}
 			var theirs struct{ Seconds float64 }

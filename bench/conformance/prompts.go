@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -35,20 +36,20 @@ func harmony(ref *reference, o options) ([]bench.Comparison, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := requests{r: rand.New(rand.NewPCG(o.seed, 4))}
+	g := chats.Requests{R: rand.New(rand.NewPCG(o.seed, 4))}
 	c, err := prompts(ref, m, g, "gpt-oss", map[string]any{"op": "harmony", "date": day}, 10*o.conversations)
 	return []bench.Comparison{c}, err
 }
 
 // prompts compares the ids of n random chat requests.
-func prompts(ref *reference, m *tokenizer.Model, g requests, name string, question map[string]any, n int) (bench.Comparison, error) {
+func prompts(ref *reference, m *tokenizer.Model, g chats.Requests, name string, question map[string]any, n int) (bench.Comparison, error) {
 	var ours, theirs time.Duration
 	different, refused := 0, 0
 	for done := 0; done < n; {
 		bodies := make([]json.RawMessage, min(200, n-done))
 		for i := range bodies {
 			var err error
-			if bodies[i], err = json.Marshal(g.request()); err != nil {
+			if bodies[i], err = json.Marshal(g.Request()); err != nil {
 				return bench.Comparison{}, err
 			}
 		}

@@ -13,11 +13,9 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
-
-	"golang.org/x/text/unicode/rangetable"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
@@ -135,16 +133,6 @@ func same(out []byte, err error, want, fault *string) bool {
 	return ok && string(e.Kind) == kind && (kind != string(jinja.Raise) || e.Message == message)
 }
 
-// settled drops the code points that Unicode 14 and 15 brought. Templates that
-// print a list show them as they are or as escapes: as the tables of the engine's
-// Python have it, 14.0 in Python 3.11 and 15.0, like ours, in 3.12.
-func settled(r rune) rune {
-	if unicode.Is(rangetable.Assigned(unicode.Version), r) && !unicode.Is(rangetable.Assigned("13.0.0"), r) {
-		return -1
-	}
-	return r
-}
-
 // conversation makes variables of a template: turns of all roles, tools and their
 // results, parts, thoughts, and now and then what no template expects.
 func conversation(r *rand.Rand) map[string]any {
@@ -160,7 +148,7 @@ func conversation(r *rand.Rand) map[string]any {
 		case 3:
 			return "é \"quoted\" <b> & 'single' 😀 </think> {x}"
 		}
-		return strings.Map(settled, randomText(r))
+		return strings.Map(chats.Settled, chats.Random(r))
 	}
 	call := func() map[string]any {
 		return map[string]any{"id": some("call12345", "abcdefghi"), "type": "function", "function": map[string]any{

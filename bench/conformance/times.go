@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -47,7 +48,7 @@ func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figu
 		var text []byte
 		ids := 0
 		for ids < conversationTokens {
-			part := []byte(document(r, chatWords, " ", 32<<10))
+			part := []byte(chats.Document(r, chats.ChatWords, " ", 32<<10))
 			all, err := tok.Append(ctx, nil, part, false)
 			if err != nil {
 				return nil, err
@@ -66,7 +67,7 @@ func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figu
 		}
 		scratch = append(scratch, milliseconds(start))
 		for range turns {
-			text = append(text, document(r, chatWords, " ", turnBytes)...)
+			text = append(text, chats.Document(r, chats.ChatWords, " ", turnBytes)...)
 			start := bench.CPUTime()
 			if _, _, err := cache.Append(ctx, dst, tok, text, false); err != nil {
 				return nil, err
@@ -168,20 +169,20 @@ func renderFigures(o options) ([]bench.Figure, error) {
 // longChat is a request of 100 messages and four tools, of which every tenth
 // message is a result.
 func longChat(r *rand.Rand) map[string]any {
-	messages := []any{map[string]any{"role": "system", "content": document(r, chatWords, " ", 1000)}}
+	messages := []any{map[string]any{"role": "system", "content": chats.Document(r, chats.ChatWords, " ", 1000)}}
 	for len(messages) < 100 {
-		messages = append(messages, map[string]any{"role": "user", "content": document(r, chatWords, " ", 200)})
+		messages = append(messages, map[string]any{"role": "user", "content": chats.Document(r, chats.ChatWords, " ", 200)})
 		if len(messages)%10 == 8 {
 			call := map[string]any{"id": "call12345", "type": "function", "function": map[string]any{"name": "tool0", "arguments": `{"city": "Bern"}`}}
 			messages = append(messages, map[string]any{"role": "assistant", "content": "", "tool_calls": []any{call}},
-				map[string]any{"role": "tool", "tool_call_id": "call12345", "name": "tool0", "content": document(r, codeWords, " ", 300)})
+				map[string]any{"role": "tool", "tool_call_id": "call12345", "name": "tool0", "content": chats.Document(r, chats.CodeWords, " ", 300)})
 		}
-		messages = append(messages, map[string]any{"role": "assistant", "content": document(r, chatWords, " ", 400)})
+		messages = append(messages, map[string]any{"role": "assistant", "content": chats.Document(r, chats.ChatWords, " ", 400)})
 	}
 	var tools []any
 	for k := range 4 {
 		tools = append(tools, map[string]any{"type": "function", "function": map[string]any{
-			"name": fmt.Sprintf("tool%d", k), "description": document(r, chatWords, " ", 200), "parameters": map[string]any{
+			"name": fmt.Sprintf("tool%d", k), "description": chats.Document(r, chats.ChatWords, " ", 200), "parameters": map[string]any{
 				"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string", "description": "of where"}}, "required": []any{"city"},
 			},
 		}})

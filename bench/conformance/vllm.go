@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -133,10 +134,10 @@ func (x side) encode(body []byte, theirs []uint32, begin time.Time) ([]uint32, e
 
 // compare sends n random requests to the server, and counts.
 func (s *renderServer) compare(x side, o options, n int) (bench.Figure, error) {
-	g := requests{r: rand.New(rand.NewPCG(o.seed, 5)), strange: 5, strict: x.strict}
+	g := chats.Requests{R: rand.New(rand.NewPCG(o.seed, 5)), Strange: 5, Strict: x.strict}
 	equal, refused, only, different := 0, 0, 0, 0
 	for range n {
-		q := g.request()
+		q := g.Request()
 		ours, err := json.Marshal(q)
 		if err != nil {
 			return bench.Figure{}, err

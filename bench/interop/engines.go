@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -155,27 +156,42 @@ func (v *vllmEngine) ready(ctx context.Context) error {
 	return v.hear(ctx)
 }
 
-// hear begins to hear all ranks, at the places that the engine names.
-func (v *vllmEngine) hear(ctx context.Context) error {
+// sockets are where a rank's events are.
+type sockets struct{ live, replay zmtp.Endpoint }
+
+// sources asks the engine for the places of all ranks.
+func (v *vllmEngine) sources(ctx context.Context) (all []sockets, err error) {
 	var said map[string]struct {
 		Endpoint string `json:"endpoint"`
 		Replay   string `json:"replay_endpoint"`
 	}
 	if err := getJSON(ctx, "http://"+v.address+"/kv_event_sources", &said); err != nil {
-		return err
+		return nil, err
 	}
 	if len(said) != v.ranks {
-		return fmt.Errorf("engine %s names %d ranks, want %d", v.name, len(said), v.ranks)
+		return nil, fmt.Errorf("engine %s names %d ranks, want %d", v.name, len(said), v.ranks)
 	}
-	v.deaf()
 	for rank := range v.ranks {
 		at := said[fmt.Sprint(rank)]
 		live, err1 := zmtp.ParseEndpoint(at.Endpoint, 0, 0)
 		replay, err2 := zmtp.ParseEndpoint(at.Replay, 0, 0)
 		if err := errors.Join(err1, err2); err != nil {
-			return err
+			return nil, err
 		}
-		l, err := listen(ctx, live.At("127.0.0.1"), replay.At("127.0.0.1"))
+		all = append(all, sockets{live.At("127.0.0.1"), replay.At("127.0.0.1")})
+	}
+	return all, nil
+}
+
+// hear begins to hear all ranks.
+func (v *vllmEngine) hear(ctx context.Context) error {
+	all, err := v.sources(ctx)
+	if err != nil {
+		return err
+	}
+	v.deaf()
+	for _, at := range all {
+		l, err := listen(ctx, at.live, at.replay)
 		if err != nil {
 			return err
 		}
@@ -248,3 +264,8 @@ func (e *env) files() (*vllmFleet, error) {
 }
 
 const ownTemplate = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+// has tells whether a URL is that of one of the engines.
+func (f *vllmFleet) has(url string) bool {
+	return f != nil && slices.ContainsFunc(f.engines, func(v *vllmEngine) bool { return "http://"+v.address == url })
+}

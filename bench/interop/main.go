@@ -68,6 +68,7 @@ type env struct {
 	dir   string // of this run: logs, sockets, models
 	ends  []func()
 	vllms *vllmFleet // nil until a check needs it
+	sims  []string   // addresses of simulated engines
 }
 
 // atEnd calls f when the group is done, in the order of deferred functions.

@@ -245,6 +245,7 @@ const (
 
 // response is what a request got.
 type response struct {
+	id     string // of the request, if it had one
 	status int
 	header http.Header
 	body   []byte
@@ -268,7 +269,7 @@ func ask(ctx context.Context, url, body string, header map[string]string) (r res
 		return r, err
 	}
 	defer func() { _ = resp.Body.Close() }() // it was read
-	r.status, r.header = resp.StatusCode, resp.Header
+	r.id, r.status, r.header = header["X-Request-Id"], resp.StatusCode, resp.Header
 	first := make([]byte, 1)
 	if _, err := io.ReadFull(resp.Body, first); err != nil && !errors.Is(err, io.EOF) {
 		return r, err

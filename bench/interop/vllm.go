@@ -21,6 +21,16 @@ func vllmChecks() []check {
 		{"adapters, events over ZeroMQ", start, direct(adapters)},
 		{"cache salts, events over ZeroMQ", start, direct(salts)},
 		{"streams and completions, events over ZeroMQ", start, direct(forms)},
+		{"ids of the chat shapes of the reference data", start, with((*env).shapes)},
+		{"ids of tools and Unicode", start, with((*env).random)},
+		{"several requests at a time", start, direct(atOnce)},
+		{"a reset of the cache", start, direct(reset)},
+		{"a reset that nobody was told of yet", start, direct(silentReset)},
+		{"a cut event stream", start, cutStream},
+		{"events through kvroute publish and JetStream", 2 * start, published},
+		{"round robin and by cache", start, compareModes},
+		{"an engine killed and started again", 2 * start, killed},
+		{"data-parallel ranks", 2 * start, ranks},
 	}
 }
 
@@ -35,14 +45,27 @@ func direct(p play) func(context.Context, *env) (result, error) {
 	}
 }
 
+// with is direct for what needs the files.
+func with(p func(*env, context.Context, *world, *result) error) func(context.Context, *env) (result, error) {
+	return func(ctx context.Context, e *env) (result, error) {
+		return e.play(ctx, "direct", func(ctx context.Context, w *world, res *result) error { return p(e, ctx, w, res) })
+	}
+}
+
 // play plays in a world of its own, with the engines that all share.
 func (e *env) play(ctx context.Context, name string, p play) (res result, err error) {
-	res.what = "foretold overlap with cached_tokens, index with events"
 	f, err := e.fleet(ctx)
 	if err != nil {
 		return res, err
 	}
-	s, err := e.startStack(ctx, name, f.config(""), f.addresses(), noGuesses...)
+	return e.playIn(ctx, name, f.config(""), p)
+}
+
+// playIn is play with a configuration of kvroute's.
+func (e *env) playIn(ctx context.Context, name, config string, p play) (res result, err error) {
+	res.what = "foretold overlap with cached_tokens, index with events"
+	f := e.vllms
+	s, err := e.startStack(ctx, name, config, f.addresses(), noGuesses...)
 	if err != nil {
 		return res, err
 	}

@@ -114,9 +114,6 @@ func (a *answer) text() string {
 
 // read reads a response; of a stream, what is in its last event with usage.
 func (r *response) read() (a answer, err error) {
-	if r.status != http.StatusOK {
-		return a, fmt.Errorf("status %d: %.500s", r.status, r.body)
-	}
 	if !strings.HasPrefix(r.header.Get("Content-Type"), "text/event-stream") {
 		return a, json.Unmarshal(r.body, &a)
 	}
@@ -159,9 +156,13 @@ func (w *world) ask(ctx context.Context, res *result, what, path, text string, h
 	return a, err
 }
 
-func (w *world) once(ctx context.Context, res *result, what, path, text string, header map[string]string) (a answer, err error) {
-	id := newRequestID()
-	named := map[string]string{"X-Request-Id": id}
+func (w *world) once(ctx context.Context, res *result, what, path, text string, header map[string]string) (answer, error) {
+	return w.onceOr(ctx, res, what, path, text, header, func(status int, body []byte) error { return fmt.Errorf("status %d: %.500s", status, body) })
+}
+
+// onceOr is once; what is made of a response that is none is refused's.
+func (w *world) onceOr(ctx context.Context, res *result, what, path, text string, header map[string]string, refused func(int, []byte) error) (a answer, err error) {
+	named := map[string]string{"X-Request-Id": newRequestID()}
 	for k, v := range header {
 		named[k] = v
 	}
@@ -169,10 +170,18 @@ func (w *world) once(ctx context.Context, res *result, what, path, text string, 
 	if err != nil {
 		return a, err
 	}
+	if r.status != http.StatusOK {
+		return a, refused(r.status, r.body)
+	}
+	return w.take(ctx, res, what, &r)
+}
+
+// take compares a response with kvroute's decision.
+func (w *world) take(ctx context.Context, res *result, what string, r *response) (a answer, err error) {
 	if a, err = r.read(); err != nil {
 		return a, err
 	}
-	d, err := w.decision(ctx, id)
+	d, err := w.decision(ctx, r.id)
 	if err != nil {
 		return a, err
 	}

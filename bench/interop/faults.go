@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+)
+
+// direct asks an engine itself: kvroute hears of it by events only.
+func (w *world) direct(ctx context.Context, v *vllmEngine, path, text string) error {
+	r, err := ask(ctx, "http://"+v.address+path, text, nil)
+	if err == nil && r.status != http.StatusOK {
+		err = fmt.Errorf("status %d: %.300s", r.status, r.body)
+	}
+	if err != nil {
+		return fmt.Errorf("engine %s: %w", v.name, err)
+	}
+	a, err := r.read()
+	if err != nil {
+		return err
+	}
+	v.expected[0] += (a.Usage.Prompt+a.Usage.Completed-1)/blockSize - a.Usage.Details.Cached/blockSize
+	return nil
+}
+
+// prompts are texts of different lengths to fill caches with, and to probe them.
+func prompts(seed uint64, n int) (all []string) {
+	for i := range n {
+		all = append(all, chat(words(seed+uint64(i), 60+45*(i%7)), nil))
+	}
+	return all
+}
+
+// askAll asks for each of the prompts through Envoy.
+func (w *world) askAll(ctx context.Context, res *result, what string, all []string) error {
+	for i, text := range all {
+		if _, err := w.ask(ctx, res, fmt.Sprintf("%s, prompt %d", what, i), chatPath, text, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// socketCut stands between kvroute and a socket of an engine, and can cut what goes
+// through.
+type socketCut struct {
+	at, to string
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	l     net.Listener // nil while it is cut
+	conns []net.Conn
+}
+
+// open lets connections through.
+func (c *socketCut) open() error {
+	l, err := net.Listen("unix", c.at)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.l = l
+	c.mu.Unlock()
+	go func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return // it is cut
+			}
+			to, err := net.Dial("unix", c.to)
+			if err != nil {
+				_ = from.Close() // as if nobody were there
+				continue
+			}
+			c.mu.Lock()
+			c.conns = append(c.conns, from, to)
+			c.mu.Unlock()
+			for _, way := range [][2]net.Conn{{from, to}, {to, from}} {
+				go func() {
+					_, _ = io.Copy(way[0], way[1]) // it ends when either does
+					_ = way[0].Close()
+					_ = way[1].Close()
+				}()
+			}
+		}
+	}()
+	return nil
+}
+
+// cut ends all connections, and lets none come.
+func (c *socketCut) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.l != nil {
+		_ = c.l.Close() // no connection comes any more
+	}
+	for _, n := range c.conns {
+		_ = n.Close() // one that has ended does not matter
+	}
+	c.l, c.conns = nil, nil
+	_ = os.Remove(c.at) // the listener has done it, perhaps
+}
+
+// cutStream cuts the event streams while the engines go on, and opens them again: what
+// was missed is replayed.
+func cutStream(ctx context.Context, e *env) (res result, err error) {
+	f, err := e.fleet(ctx)
+	if err != nil {
+		return res, err
+	}
+	var cuts []*socketCut
+	for _, v := range f.engines {
+		live, replay, err := v.sockets(ctx)
+		if err != nil {
+			return res, err
+		}
+		for kind, to := range map[string]string{"live": live, "replay": replay} {
+			c := &socketCut{at: filepath.Join(e.dir, v.name+".cut-"+kind), to: to}
+			_ = os.Remove(c.at) // of an earlier run, perhaps
+			if err := c.open(); err != nil {
+				return res, err
+			}
+			defer c.cut()
+			cuts = append(cuts, c)
+		}
+	}
+	at := func(kind string) string { return "ipc://" + filepath.Join(e.dir, "NAME.cut-"+kind) }
+	config := f.config(fmt.Sprintf("{transport: zmq, endpoint: %q, replay: %q}", at("live"), at("replay")))
+	return e.playIn(ctx, "cut", config, func(ctx context.Context, w *world, res *result) error {
+		known := prompts(10_000, 6)
+		if err := w.askAll(ctx, res, "before", known); err != nil {
+			return err
+		}
+		for round := range 3 {
+			for _, c := range cuts {
+				c.cut()
+			}
+			// More than the caches hold, so that what kvroute knew is evicted.
+			missed := prompts(uint64(10_100+100*round), 30)
+			for i, text := range missed {
+				if err := w.direct(ctx, f.engines[i%len(f.engines)], chatPath, text); err != nil {
+					return err
+				}
+			}
+			for _, c := range cuts {
+				if err := c.open(); err != nil {
+					return err
+				}
+			}
+			if err := w.settle(ctx); err != nil {
+				return err
+			}
+			if err := w.askAll(ctx, res, fmt.Sprintf("after cut %d", round), append(missed[20:], known...)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// sockets are the files of the engine's sockets.
+func (v *vllmEngine) sockets(ctx context.Context) (live, replay string, err error) {
+	all, err := v.sources(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	if all[0].live.Path == "" || all[0].replay.Path == "" {
+		return "", "", fmt.Errorf("engine %s has no sockets that are files", v.name)
+	}
+	return all[0].live.Path, all[0].replay.Path, nil
+}
+
+// reset empties the engines' caches over HTTP. vLLM tells of it with its next step, so
+// a request is made that leaves no block.
+func reset(ctx context.Context, w *world, res *result) error {
+	known := prompts(11_000, 8)
+	for round := range 2 {
+		if err := w.askAll(ctx, res, fmt.Sprintf("before reset %d", round), append(known, known[:4]...)); err != nil {
+			return err
+		}
+		cleared := make([]int, len(w.engines))
+		for i, v := range w.engines {
+			if err := v.post(ctx, "/reset_prefix_cache"); err != nil {
+				return err
+			}
+			h, err := v.heard[0].heard()
+			if err != nil {
+				return err
+			}
+			cleared[i] = h.cleared
+		}
+		for i, v := range w.engines {
+			if err := w.direct(ctx, v, chatPath, chat("Hi", nil)); err != nil {
+				return err
+			}
+			if err := until(ctx, patience, "engine "+v.name+" tells of the reset", func(context.Context) bool {
+				h, err := v.heard[0].heard()
+				return err == nil && h.cleared > cleared[i] && len(h.hashes) == 0
+			}); err != nil {
+				return err
+			}
+		}
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+		if err := w.askAll(ctx, res, fmt.Sprintf("after reset %d", round), known); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// silentReset is what reset does not see: the first request after it finds less than
+// was foretold, since the engine has not told yet. It is counted as explained, and the
+// one after it must be right.
+func silentReset(ctx context.Context, w *world, res *result) error {
+	text := chat(words(11_500, 200), nil)
+	if err := w.askAll(ctx, res, "before", []string{text, text}); err != nil {
+		return err
+	}
+	for _, v := range w.engines {
+		if err := v.post(ctx, "/reset_prefix_cache"); err != nil {
+			return err
+		}
+	}
+	var first result
+	a, err := w.ask(ctx, &first, "the first one after a reset", chatPath, text, nil)
+	if err != nil {
+		return err
+	}
+	if res.cases++; a.Usage.Details.Cached != 0 {
+		res.differ("%d tokens were cached after a reset", a.Usage.Details.Cached)
+	}
+	res.notes = append(res.notes, "explained: vLLM tells of a reset with its next step only")
+	res.notes = append(res.notes, first.notes...)
+	// The other engine may not have made a step yet.
+	for _, v := range w.engines {
+		if err := w.direct(ctx, v, chatPath, chat("Hi", nil)); err != nil {
+			return err
+		}
+	}
+	if err := w.settle(ctx); err != nil {
+		return err
+	}
+	return w.askAll(ctx, res, "after", []string{text, text})
+}
+
+// killed kills an engine under kvroute's eyes, asks meanwhile, and starts it again: what
+// it had is forgotten, and nothing of the other one's.
+func killed(ctx context.Context, e *env) (res result, err error) {
+	f, err := e.fleet(ctx)
+	if err != nil {
+		return res, err
+	}
+	victim := f.engines[1]
+	if victim.process == nil {
+		return res, fmt.Errorf("engine %s is not ours to kill", victim.name)
+	}
+	return e.playIn(ctx, "killed", f.config(""), func(ctx context.Context, w *world, res *result) error {
+		known := prompts(12_000, 12)
+		if err := w.askAll(ctx, res, "before", known); err != nil {
+			return err
+		}
+		for _, v := range f.engines { // each has some of them
+			for _, text := range known[:4] {
+				if err := w.direct(ctx, v, chatPath, text); err != nil {
+					return err
+				}
+			}
+		}
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+		victim.deaf()
+		victim.process.signal(syscall.SIGKILL)
+		<-victim.process.done
+		for i, text := range known { // Envoy turns to the other one
+			r, err := ask(ctx, w.envoy.URL()+chatPath, text, nil)
+			if err != nil {
+				return err
+			}
+			a, err := r.read()
+			if err != nil {
+				return fmt.Errorf("prompt %d while an engine is dead: %w", i, err)
+			}
+			res.cases++
+			other := f.engines[0]
+			other.expected[0] += (a.Usage.Prompt+a.Usage.Completed-1)/blockSize - a.Usage.Details.Cached/blockSize
+		}
+		if err := e.begin(victim); err != nil {
+			return err
+		}
+		if err := victim.ready(ctx); err != nil {
+			return err
+		}
+		if err := w.waitWorkers(ctx, len(f.engines)); err != nil {
+			return err
+		}
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+		for _, text := range known[6:] {
+			if err := w.direct(ctx, victim, chatPath, text); err != nil {
+				return err
+			}
+		}
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+		return w.askAll(ctx, res, "after", append(known, known...))
+	})
+}

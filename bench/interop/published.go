@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/kvroute/kvroute/bench"
+)
+
+// published plays with events that `kvroute publish` beside each engine puts into
+// JetStream: kvroute knows the workers from the registry.
+func published(ctx context.Context, e *env) (res result, err error) {
+	f, err := e.fleet(ctx)
+	if err != nil {
+		return res, err
+	}
+	// A kvroute without workers has a NATS server for the others.
+	bus, at, err := e.ours(ctx, "bus", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "0")
+	if err != nil {
+		return res, err
+	}
+	defer bus.stop()
+	for _, v := range f.engines {
+		p, _, err := e.ours(ctx, "publish-"+v.name, "publish", "--name", v.name, "--engine-address", v.address, "--nats-url", at.NATS, "--model", modelName, "--lora", adapterName)
+		if err != nil {
+			return res, err
+		}
+		defer p.stop()
+	}
+	config := fmt.Sprintf("version: 1\nnats-url: %s\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\n", at.NATS, modelName, adapterName, f.model)
+	for _, p := range []struct {
+		name string
+		play play
+	}{{"turns", turns}, {"shared", shared}, {"evict", evict}, {"adapters", adapters}, {"salts", salts}} {
+		// Each time kvroute is another one: it starts from the stream.
+		one, err := e.playIn(ctx, "published", config, p.play)
+		res.what = one.what
+		res.cases, res.different = res.cases+one.cases, res.different+one.different
+		for _, n := range one.notes {
+			res.notes = append(res.notes, p.name+": "+n)
+		}
+		if err != nil {
+			return res, fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	return res, nil
+}
+
+// atOnce asks from several clients at a time. What was foretold of a request may be
+// other than what it finds, since others change the cache meanwhile; afterwards the
+// index must be right, and so must be what is foretold then.
+func atOnce(ctx context.Context, w *world, res *result) error {
+	var during result
+	var mu sync.Mutex // of what follows, and of the world
+	var failed error
+	var clients sync.WaitGroup
+	r := rand.New(rand.NewPCG(13, 13))
+	var texts []string
+	for i := range 90 {
+		texts = append(texts, body(map[string]any{
+			"messages":   []any{message("system", words(uint64(13_000+r.IntN(6)), 100+20*r.IntN(3))), message("user", words(uint64(13_100+i/3), 20+r.IntN(200)))},
+			"max_tokens": 1 + r.IntN(30),
+		}, nil))
+	}
+	next := make(chan string)
+	for range 6 {
+		clients.Go(func() {
+			for text := range next {
+				one, err := ask(ctx, w.envoy.URL()+chatPath, text, map[string]string{"X-Request-Id": newRequestID()})
+				mu.Lock()
+				if err == nil {
+					_, err = w.take(ctx, &during, "at once", &one)
+				}
+				if err != nil && failed == nil {
+					failed = err
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for _, text := range texts {
+		next <- text
+	}
+	close(next)
+	clients.Wait()
+	if failed != nil {
+		return failed
+	}
+	res.notes = append(res.notes, fmt.Sprintf("while %d requests ran, six at a time, %d found another overlap than was foretold: others changed the cache meanwhile", during.cases, during.different))
+	if err := w.settle(ctx); err != nil {
+		return err
+	}
+	return w.askAll(ctx, res, "after that", texts[60:])
+}
+
+// ranks plays with one engine of two data-parallel ranks, each with a cache of its own.
+func ranks(ctx context.Context, e *env) (res result, err error) {
+	f, err := e.files()
+	if err != nil {
+		return res, err
+	}
+	e.end() // the memory is needed
+	v, err := e.launch(f, "dp", 2)
+	if err != nil {
+		return res, err
+	}
+	defer v.stop()
+	if err := v.ready(ctx); err != nil {
+		return res, err
+	}
+	f.engines = []*vllmEngine{v}
+	e.vllms = f
+	defer func() { e.vllms = nil }()
+	return e.playIn(ctx, "ranks", f.config(""), func(ctx context.Context, w *world, res *result) error {
+		for _, p := range []play{turns, shared, evict, salts} {
+			if err := p(ctx, w, res); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// compareModes puts the same load on the engines round robin and by cache, with empty
+// caches each time. The times are the engines' own, and no target: they are those of the
+// machine, too.
+func compareModes(ctx context.Context, e *env) (res result, err error) {
+	res.what = "answered requests of a load, round robin and by cache"
+	f, err := e.fleet(ctx)
+	if err != nil {
+		return res, err
+	}
+	var all []bench.Summary
+	for _, mode := range []string{"round-robin", "kv"} {
+		for _, v := range f.engines {
+			if err := v.post(ctx, "/reset_prefix_cache"); err != nil {
+				return res, err
+			}
+		}
+		s, err := e.startStack(ctx, "mode-"+mode, f.config(""), f.addresses(), "--router-mode", mode)
+		if err != nil {
+			return res, err
+		}
+		defer s.stop()
+		if err := s.waitWorkers(ctx, len(f.engines)); err != nil {
+			return res, err
+		}
+		if err := s.waitRouted(ctx, chat("Hi", nil)); err != nil {
+			return res, err
+		}
+		sum, err := bench.Load(ctx, bench.LoadConfig{
+			URL: s.envoy.URL(), Model: modelName, Rate: 3, Conversations: 24, Turns: 3, TurnGap: 2 * time.Second,
+			SystemPrompts: 6, SystemBytes: 5000, UserBytes: 200, ReplyBytes: 100, MaxTokens: 4, Seed: 1,
+		}, nil, nil)
+		if err != nil {
+			return res, err
+		}
+		s.stop()
+		res.cases += sum.Requests
+		if n := sum.Failed(); n > 0 {
+			res.differ("%s: %d failed: %v", mode, n, sum.Errors)
+		}
+		all = append(all, sum)
+	}
+	rr, kv := &all[0], &all[1]
+	figure := func(what, unit string, v float64) {
+		res.figures = append(res.figures, bench.Figure{What: "vLLM, " + what, Unit: unit, Median: v, Min: v, Max: v})
+	}
+	for i, mode := range []string{"round robin", "by cache"} {
+		figure("mean TTFT, "+mode, "ms", all[i].TTFT.Mean*1e3)
+		figure("p90 TTFT, "+mode, "ms", all[i].TTFT.P90*1e3)
+		figure("cached share of prompts, "+mode, "", all[i].CachedShare)
+	}
+	figure("mean TTFT, by cache ÷ round robin", "", kv.TTFT.Mean/rr.TTFT.Mean)
+	return res, nil
+}
