@@ -104,6 +104,8 @@ type SourcesConfig struct {
 	// Changed is told when it may have changed how well a worker is known. It must
 	// not call back. Default nobody.
 	Changed func(id uint64, worst KnownState)
+	// Recorder writes down what the engines' sockets say. Default none.
+	Recorder *Recorder
 	// Log takes a line for each loss and each change. Default none.
 	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default none.

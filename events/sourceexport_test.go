@@ -2,7 +2,10 @@
 
 package events
 
-import "context"
+import (
+	"context"
+	"encoding/json"
+)
 
 // Stream lets tests drive a stream.
 type Stream struct{ s *stream }
@@ -61,3 +64,12 @@ func (r TestRank) Take(frames [][]byte) {
 
 // SplitPart takes a part of an answer apart.
 func SplitPart(frames [][]byte) (AnswerPart, error) { return splitPart(frames) }
+
+// RecordedMessage is what a [Recorder] writes of a message.
+func RecordedMessage(frames [][]byte) []byte {
+	text, err := json.Marshal(recordMessage(frames))
+	if err != nil {
+		panic(err)
+	}
+	return text
+}

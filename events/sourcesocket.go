@@ -360,11 +360,14 @@ func (r *rankSource) hear(ctx context.Context, c *zmtp.Conn, closed bool, out ch
 	if !tell(ctx, out, news{kind: newsConnected, closed: closed}) {
 		return
 	}
+	record := r.s.conf.Recorder
+	record.news(r.at.rank, "connected", r.at.events.String())
 	for {
 		var frames [][]byte
 		if frames, err = c.Read(); err != nil {
 			break
 		}
+		record.live(r.at.rank, frames)
 		f, err := SplitFrames(frames)
 		if err != nil || f.End {
 			r.s.metrics.count(ctx, sourceBad, 1)
@@ -378,6 +381,7 @@ func (r *rankSource) hear(ctx context.Context, c *zmtp.Conn, closed bool, out ch
 			return
 		}
 	}
+	record.news(r.at.rank, "disconnected", err.Error())
 	tell(ctx, out, news{kind: newsAway, err: err})
 }
 
@@ -461,6 +465,7 @@ func (q *question) failed(err error) {
 func (r *rankSource) replay(ctx context.Context, from uint64, ask int, out chan<- news) error {
 	request := ReplayFrames(from)
 	return askSocket(ctx, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
+		r.s.conf.Recorder.reply(r.at.rank, request[:], frames)
 		f, err := SplitFrames(frames)
 		switch {
 		case err != nil, f.End:
@@ -560,6 +565,9 @@ func (r *rankSource) pollOnce(ctx context.Context) (EngineBatch, error) {
 	body, err := r.s.do(req)
 	if err != nil {
 		return EngineBatch{}, err
+	}
+	if string(bytes.TrimSpace(body)) != "[]" {
+		r.s.conf.Recorder.polled(r.at.rank, body)
 	}
 	return DecodeTRTLLM(body)
 }

@@ -155,7 +155,7 @@ func compareModes(ctx context.Context, e *env) (res result, err error) {
 		}
 		sum, err := bench.Load(ctx, bench.LoadConfig{
 			URL: s.envoy.URL(), Model: modelName, Rate: 3, Conversations: 24, Turns: 3, TurnGap: 2 * time.Second,
-			SystemPrompts: 6, SystemBytes: 5000, UserBytes: 200, ReplyBytes: 100, MaxTokens: 4, Seed: 1,
+			SystemPrompts: 8, SystemBytes: 5000, UserBytes: 200, ReplyBytes: 100, MaxTokens: 4, Seed: 1,
 		}, nil, nil)
 		if err != nil {
 			return res, err

@@ -47,6 +47,8 @@ type sidecar struct {
 	level     string
 	format    string
 
+	frames recording
+
 	localIndexer bool
 	durable      bool
 	bindEvents   string
@@ -95,6 +97,10 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.replicas, "nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
 
 	fs.StringVar(&c.http, "http-address", "", "`ip:port` of /metrics and /healthz; empty has none")
+	fs.StringVar(&c.frames.file, "record", "", "`file` that gets all that the engine says of its cache, token ids of prompts included; an older one is overwritten")
+	fs.Int64Var(&c.frames.bytes, "record-bytes", 64<<20, "`bytes` that it may have at most")
+	fs.DurationVar(&c.frames.time, "record-time", 10*time.Minute, "`time` for which it is written at most")
+
 	fs.StringVar(&c.ready, "ready-file", "", "`file` that gets the addresses as JSON once the worker is registered")
 	fs.StringVar(&c.level, "log-level", "info", "debug, info, warn or error")
 	fs.StringVar(&c.format, "log-format", "text", "text or json")
@@ -136,13 +142,18 @@ func publish(ctx context.Context, args []string, std stdio) error {
 	p := beside{sidecar: &c, log: log, client: &http.Client{Timeout: 2 * time.Second}}
 	p.scrape.id = rand.Uint64() & (1<<53 - 1) // every JSON reader keeps it exactly
 	defer p.client.CloseIdleConnections()
+	recorder, stop, err := c.frames.start(log)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	if c.natsURL != "" {
 		if p.nc, err = bus.Connect(c.natsURL, "kvroute publish "+c.record.Name, &c.access, log); err != nil {
 			return err
 		}
 		defer p.nc.Close()
 	}
-	if err := p.open(ctx, metrics.Meter("publish")); err != nil {
+	if err := p.open(ctx, metrics.Meter("publish"), recorder); err != nil {
 		return err
 	}
 	return p.run(ctx, metrics.Handler())
@@ -160,6 +171,9 @@ func (c *sidecar) check() error {
 	}
 	if c.natsURL == "" && c.bindEvents == "" {
 		return errors.New("nats-url is empty, and so is bind-events: there is nowhere to publish")
+	}
+	if c.frames.bytes < 1 || c.frames.time <= 0 {
+		return fmt.Errorf("record-bytes is %d and record-time %v, want more than 0", c.frames.bytes, c.frames.time)
 	}
 	if c.bindQueries != "" && c.bindEvents == "" {
 		return errors.New("bind-queries is set, and bind-events is not")
@@ -213,19 +227,23 @@ type beside struct {
 }
 
 // open waits for the engine, learns what it is, and makes all parts.
-func (p *beside) open(ctx context.Context, meter metric.Meter) (err error) {
+func (p *beside) open(ctx context.Context, meter metric.Meter, recorder *events.Recorder) (err error) {
 	var sink *events.Publisher
 	if p.sources, err = events.NewSources(events.SourcesConfig{
 		Sink: func(_ uint64, rank uint32, ev indexer.Event) bool {
 			sink.Publish(rank, ev)
 			return true
 		},
-		Log: p.log, Meter: meter,
+		Recorder: recorder, Log: p.log, Meter: meter,
 	}); err != nil {
 		return err
 	}
 	if err := p.meet(ctx); err != nil {
 		return err
+	}
+	if recorder != nil {
+		recorder.Note("begin", fmt.Sprintf("kvroute %s, worker %s, engine %q at %s, models %q, adapters %q, blocks of %d tokens there and %d here, ranks from %d: %d",
+			buildVersion(), p.record.Name, p.engine.Engine, p.engine.Address, p.record.Models, p.record.LoRA, p.engine.BlockSize, p.record.BlockSize, p.record.DPStart, max(1, p.record.DPSize)))
 	}
 	p.record.Events = fleet.Events{Transport: transport(p.durable), LocalIndexer: p.localIndexer}
 	sockets, err := p.bind()
