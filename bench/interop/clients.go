@@ -7,6 +7,7 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -52,6 +53,31 @@ func clientChecks() (all []check) {
 			}
 			defer s.stop()
 			return e.compareClient(ctx, c, s, engine, model)
+		}})
+	}
+	return all
+}
+
+// realClients are the same checks before real engines.
+func realClients() (all []check) {
+	for _, c := range allClients() {
+		all = append(all, check{"client " + c.name, engineStart + time.Minute, func(ctx context.Context, e *env) (res result, err error) {
+			if e.clients == "" {
+				return res, errors.New("--clients is not given")
+			}
+			f, err := e.fleet(ctx)
+			if err != nil {
+				return res, err
+			}
+			s, err := e.startStack(ctx, "clients-vllm", f.config(""), f.addresses())
+			if err != nil {
+				return res, err
+			}
+			defer s.stop()
+			if err := s.waitWorkers(ctx, len(f.engines)); err != nil {
+				return res, err
+			}
+			return e.compareClient(ctx, c, s, f.engines[0].address, modelName)
 		}})
 	}
 	return all

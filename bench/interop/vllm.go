@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 )
@@ -14,7 +15,7 @@ import (
 // use; the ranks' engine comes last, when these are gone.
 func vllmChecks() []check {
 	const start = engineStart + time.Minute
-	return []check{
+	return slices.Concat([]check{
 		{"turns of conversations, events over ZeroMQ", start, direct(turns)},
 		{"shared system prompts, events over ZeroMQ", start, direct(shared)},
 		{"forced eviction, events over ZeroMQ", start, direct(evict)},
@@ -29,9 +30,10 @@ func vllmChecks() []check {
 		{"a cut event stream", start, cutStream},
 		{"events through kvroute publish and JetStream", 2 * start, published},
 		{"round robin and by cache", start, compareModes},
+	}, realClients(), []check{
 		{"an engine killed and started again", 2 * start, killed},
 		{"data-parallel ranks", 2 * start, ranks},
-	}
+	})
 }
 
 // play asks for something of a world.

@@ -789,10 +789,17 @@ func TestExamples(t *testing.T) {
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("no examples: %v", err)
 	}
+	// Something that takes vLLM's arguments, and is a simulated engine.
+	vllm := filepath.Join(t.TempDir(), "vllm")
+	if err := os.WriteFile(vllm, []byte(`#!/bin/sh
+exec "$KVROUTE" engine --nats-url "" --kv-events zmq --engine vllm --block-hash vllm --block-size 32 --model tiny --tokenizer "$2" --listen "127.0.0.1:$6"
+`), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for _, script := range scripts {
 		t.Run(filepath.Base(filepath.Dir(script)), func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), script)
-			cmd.Env = append(os.Environ(), "KVROUTE="+self)
+			cmd.Env = append(os.Environ(), "KVROUTE="+self, "VLLM="+vllm)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}

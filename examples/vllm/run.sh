@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+envoy=$(find_program envoy envoy/bin/envoy "make envoy")
+vllm=${VLLM:-$(find_program vllm vllm/bin/vllm "tools/vllm.sh .cache/vllm")}
+
+# A model of two layers, with weights of nothing: what it says is nonsense, what it caches is not. To serve
+# one of your own, name its folder in MODEL and leave out --load-format dummy.
+model=${MODEL:-$folder/model}
+if [ -z "${MODEL:-}" ]; then
+	mkdir "$model"
+	cp examples/vllm/config.json "$model/config.json"
+	cp tokenizer/testdata/golden/bytelevel-qwen2-nfc.json "$model/tokenizer.json"
+	cat >"$model/tokenizer_config.json" <<-'END'
+		{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"}
+	END
+	dummy="--load-format dummy"
+fi
+
+# What makes it run on CPUs, small and without asking elsewhere. On GPUs none of it is needed.
+export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1
+cpu="--enforce-eager --block-size 32 --num-gpu-blocks-override 400 --max-model-len 8192 --max-num-seqs 8"
+# cpu="--tensor-parallel-size 2"   # and CUDA_VISIBLE_DEVICES for each engine: on GPUs
+
+for i in 1 2; do
+	# shellcheck disable=SC2086 # the flags are several words
+	"$vllm" serve "$model" --host 127.0.0.1 --port 2600$i --served-model-name tiny ${dummy:-} $cpu \
+		--enable-prefix-caching --enable-prompt-tokens-details \
+		--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc://'"$folder"'/'$i'.events", "replay_endpoint": "ipc://'"$folder"'/'$i'.replay", "topic": "kv-events"}' \
+		>"$folder/vllm-$i.log" 2>&1 &
+done
+# Beyond one machine: "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657".
+echo "two engines start: one to five minutes on CPUs"
+for i in 1 2; do
+	tries=3000 wait_for "engine $i does not start" curl -fs http://127.0.0.1:2600$i/health
+done
+
+sed "s|MODEL}|\"$model\"}|" examples/vllm/kvroute.yaml >"$folder/kvroute.yaml"
+"$kvroute" serve --config "$folder/kvroute.yaml" >"$folder/kvroute.log" 2>&1 &
+wait_for "kvroute does not start" curl -fs http://127.0.0.1:26903/healthz
+heard() { [ "$(curl -fs http://127.0.0.1:26903/v1/workers | grep -o '"kv_events":"ok"' | wc -l)" = 2 ]; }
+wait_for "the engines are not heard" heard
+"$kvroute" config envoy --listen 127.0.0.1:26080 --admin 127.0.0.1:26991 --extproc 127.0.0.1:26902 \
+	--pool 127.0.0.1:26001 --pool 127.0.0.1:26002 >"$folder/envoy.yaml"
+"$envoy" -c "$folder/envoy.yaml" --disable-hot-restart --concurrency 1 --log-level error >"$folder/envoy.log" 2>&1 &
+wait_for "Envoy does not start" curl -fs http://127.0.0.1:26080/v1/models
+
+ask() { # what it says is nonsense: what counts is how much of the prompt was cached
+	curl -fsS -D "$folder/headers" http://127.0.0.1:26080/v1/chat/completions -H 'content-type: application/json' -d '{
+		"model": "tiny", "max_tokens": 4, "messages": [
+			{"role": "system", "content": "Blocks of a cache are named by all that stands before them, so a prompt that begins like another one finds its blocks. Who knows which engine has them sends the prompt there."},
+			{"role": "user", "content": "'"$1"'"}]}' >"$folder/answer"
+	echo "$1"
+	grep -iE '^x-dynamo-(overlap-blocks|reason)' "$folder/headers" | tr -d '\r' | sed 's/^/  foretold: /'
+	echo "  found by the engine: $(grep -oE '"cached_tokens": ?[0-9]+' "$folder/answer")"
+}
+ask "Where does this go?"
+known() { curl -fs http://127.0.0.1:26903/v1/workers | grep -q '"cached_blocks":[1-9]'; }
+wait_for "the engine's blocks are not known" known
+ask "And where does this go?"
+echo
+"$kvroute" explain --url http://127.0.0.1:26903 last
