@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -226,6 +227,47 @@ func (v *vllmEngine) post(ctx context.Context, path string) error {
 		err = fmt.Errorf("%s: status %d: %.300s", path, r.status, r.body)
 	}
 	return err
+}
+
+// empty empties the engine's cache and waits until it has told so, and with that all that
+// came before: what it announces is counted from here.
+func (v *vllmEngine) empty(ctx context.Context) error {
+	before := make([]int, v.ranks)
+	for rank, l := range v.heard {
+		h, err := l.heard()
+		if err != nil {
+			return err
+		}
+		before[rank] = h.cleared
+	}
+	return until(ctx, patience, "engine "+v.name+" tells of a reset", func(ctx context.Context) bool {
+		// While a request runs that its client gave up, nothing is emptied.
+		if v.post(ctx, "/reset_prefix_cache") != nil {
+			return false
+		}
+		for rank := range v.ranks { // each tells it with its next step
+			r, err := ask(ctx, "http://"+v.address+chatPath, chat("Hi", nil), v.rank(rank))
+			if err != nil || r.status != http.StatusOK {
+				return false
+			}
+		}
+		for rank, l := range v.heard {
+			h, err := l.heard()
+			if err != nil || h.cleared == before[rank] || len(h.hashes) > 0 {
+				return false
+			}
+			v.expected[rank] = h.stored
+		}
+		return true
+	})
+}
+
+// rank is the header that names a rank, where there are several.
+func (v *vllmEngine) rank(rank int) map[string]string {
+	if v.ranks == 1 {
+		return nil
+	}
+	return map[string]string{"X-Data-Parallel-Rank": strconv.Itoa(rank)}
 }
 
 // files makes the folders of a small model with dummy weights and of an adapter.

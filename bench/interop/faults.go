@@ -178,33 +178,15 @@ func (v *vllmEngine) sockets(ctx context.Context) (live, replay string, err erro
 	return all[0].live.Path, all[0].replay.Path, nil
 }
 
-// reset empties the engines' caches over HTTP. vLLM tells of it with its next step, so
-// a request is made that leaves no block.
+// reset empties the engines' caches over HTTP.
 func reset(ctx context.Context, w *world, res *result) error {
 	known := prompts(11_000, 8)
 	for round := range 2 {
 		if err := w.askAll(ctx, res, fmt.Sprintf("before reset %d", round), append(known, known[:4]...)); err != nil {
 			return err
 		}
-		cleared := make([]int, len(w.engines))
-		for i, v := range w.engines {
-			if err := v.post(ctx, "/reset_prefix_cache"); err != nil {
-				return err
-			}
-			h, err := v.heard[0].heard()
-			if err != nil {
-				return err
-			}
-			cleared[i] = h.cleared
-		}
-		for i, v := range w.engines {
-			if err := w.direct(ctx, v, chatPath, chat("Hi", nil)); err != nil {
-				return err
-			}
-			if err := until(ctx, patience, "engine "+v.name+" tells of the reset", func(context.Context) bool {
-				h, err := v.heard[0].heard()
-				return err == nil && h.cleared > cleared[i] && len(h.hashes) == 0
-			}); err != nil {
+		for _, v := range w.engines {
+			if err := v.empty(ctx); err != nil {
 				return err
 			}
 		}

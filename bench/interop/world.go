@@ -56,6 +56,11 @@ func newWorld(ctx context.Context, s *stack, engines []*vllmEngine) (*world, err
 	if err := s.waitRouted(ctx, chat("Hi", nil)); err != nil {
 		return nil, err
 	}
+	for _, v := range engines {
+		if err := v.empty(ctx); err != nil {
+			return nil, err
+		}
+	}
 	return w, w.settle(ctx)
 }
 

@@ -13,10 +13,14 @@ import (
 // cache is a paged prefix cache: full blocks by sequence hash, counted references,
 // and an LRU of those that nobody uses. What happens to blocks is said to publish.
 //
+// A vLLM computes the last block of a prompt of whole blocks each time, into another
+// place, and says each time that it stored it. The places are given up one by one; the
+// block is cached until the last one is. With copies it is so here.
+//
 // Invariants:
 //
 //   - A block is in the LRU exactly if it has no references.
-//   - cached blocks + reserved ≤ capacity whenever that can be had by evicting.
+//   - cached blocks + copies + reserved ≤ capacity whenever that can be had by evicting.
 //   - Events replayed give the set of blocks.
 type cache struct {
 	capacity int // blocks
@@ -25,6 +29,9 @@ type cache struct {
 	unused   *simplelru.LRU[uint64, *block]
 	hash     blockHash
 	publish  func(Change)
+
+	copies bool
+	spare  []*block // a place each, besides the block's own; the oldest first
 }
 
 type block struct {
@@ -41,6 +48,8 @@ type Change struct {
 	// the salt that their sequence was asked with.
 	Tokens     []uint32
 	LoRA, Salt string
+	// Copy: of the block there is another copy, so whether it is cached has not changed.
+	Copy bool
 }
 
 func newCache(capacity int, hash blockHash, publish func(Change)) *cache {
@@ -99,16 +108,24 @@ func (c *cache) fill(r *request, have int) {
 	for i := have; i < len(sequence); i++ {
 		h := sequence[i]
 		c.reserved--
-		if c.blocks[h] != nil { // another request was faster
-			flush()
-			c.acquire(sequence[i : i+1])
-			continue
-		}
 		var parent *block
 		if i > 0 {
 			parent = c.blocks[sequence[i-1]]
 		}
 		tokens := r.tokens[i*size : (i+1)*size]
+		if b := c.blocks[h]; b != nil { // it is all cached, or another request was faster
+			flush()
+			c.acquire(sequence[i : i+1])
+			if c.copies {
+				c.spare = append(c.spare, b)
+				again := Change{Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: b.external, Local: b.local}}}, Tokens: tokens, LoRA: ev.LoRA, Salt: ev.Salt, Copy: true}
+				if again.HasParent = parent != nil; parent != nil {
+					again.Parent = parent.external
+				}
+				c.publish(again)
+			}
+			continue
+		}
 		b := &block{local: r.local[i], refs: 1}
 		b.id, b.external = c.hash(parent, h, tokens, r.keys)
 		c.blocks[h] = b
@@ -135,6 +152,10 @@ func (c *cache) release(sequence []uint64) {
 
 // evict makes room until everything fits or nothing unused is left.
 func (c *cache) evict() {
+	for len(c.spare) > 0 && len(c.blocks)+len(c.spare)+c.reserved > c.capacity {
+		c.publish(Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{c.spare[0].external}}, Copy: true})
+		c.spare = c.spare[1:]
+	}
 	var ev Change
 	for len(c.blocks)+c.reserved > c.capacity {
 		h, b, ok := c.unused.RemoveOldest()
@@ -158,5 +179,6 @@ func (c *cache) reset() bool {
 	}
 	clear(c.blocks)
 	c.unused.Purge()
+	c.spare = nil
 	return true
 }

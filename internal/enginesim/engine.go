@@ -161,6 +161,8 @@ func New(conf Config) (*Engine, error) {
 		},
 	}
 	e.model.cache = newCache(conf.NumBlocks, hash, e.publish)
+	// Only who hears the sockets counts copies.
+	e.model.cache.copies = conf.Sockets != nil && conf.Sockets.conf.Format == "vllm"
 	e.metrics = newMetrics(e)
 	e.mux = e.routes()
 	return e, nil
@@ -189,6 +191,17 @@ func (e *Engine) Stats() Stats {
 		CachedBlocks: len(m.cache.blocks), UsedBlocks: m.cache.used(),
 		PromptTokens: m.queries, CachedTokens: m.hits, GeneratedTokens: m.generated,
 	}
+}
+
+// Cached returns the engine's own names of the blocks in its cache, in no order.
+func (e *Engine) Cached() []uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := make([]uint64, 0, len(e.model.cache.blocks))
+	for _, b := range e.model.cache.blocks {
+		all = append(all, b.external)
+	}
+	return all
 }
 
 // lag is how far a step may end behind its time before the clock is set anew: a
@@ -238,7 +251,9 @@ func (e *Engine) Run(ctx context.Context) error {
 // publish tells of a change of the cache; mu is held. What sockets are told leaves
 // at the end of the step.
 func (e *Engine) publish(c Change) {
-	e.conf.Publish(c.Event)
+	if !c.Copy {
+		e.conf.Publish(c.Event)
+	}
 	if e.conf.Sockets != nil {
 		e.conf.Sockets.add(c)
 	}
