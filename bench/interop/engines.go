@@ -121,7 +121,7 @@ func (e *env) launch(f *vllmFleet, name string, ranks int, more ...string) (*vll
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--kv-events-config", string(kvEvents),
 	}, more...)
 	if ranks > 1 {
-		v.args = append(v.args, "--data-parallel-size", fmt.Sprint(ranks))
+		v.args = append(v.args, "--data-parallel-size", fmt.Sprint(ranks), "--api-server-count", "1")
 	} else {
 		v.args = append(v.args, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", adapterName+"="+f.adapter)
 	}

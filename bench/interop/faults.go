@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -299,4 +300,48 @@ func killed(ctx context.Context, e *env) (res result, err error) {
 		}
 		return w.askAll(ctx, res, "after", append(known, known...))
 	})
+}
+
+// example runs the example for readers, with the real vLLM.
+func example(ctx context.Context, e *env) (res result, err error) {
+	res.what = "the script's end, with an explained decision whose overlap the engine found"
+	e.end() // the memory is needed
+	program, err := filepath.Abs(filepath.Join(e.vllm, "bin/vllm"))
+	if err != nil {
+		return res, err
+	}
+	script, err := e.start("example", []string{"KVROUTE=" + e.kvroute, "VLLM=" + program}, "nice", "-n", "15", "examples/vllm/run.sh")
+	if err != nil {
+		return res, err
+	}
+	defer script.stop()
+	select {
+	case <-ctx.Done():
+		return res, context.Cause(ctx)
+	case <-script.done:
+	}
+	text, err := os.ReadFile(script.log)
+	if err != nil {
+		return res, err
+	}
+	if !script.cmd.ProcessState.Success() {
+		return res, fmt.Errorf("%v:\n%s", script.cmd.ProcessState, script.lastLines())
+	}
+	foretold := lastNumber(text, "x-dynamo-overlap-blocks: ")
+	cached := lastNumber(text, `"cached_tokens":`)
+	res.cases++
+	if foretold == 0 || foretold*blockSize != cached || !bytes.Contains(text, []byte("<- chosen")) {
+		res.differ("%d blocks were foretold, %d tokens cached:\n%s", foretold, cached, text)
+	}
+	return res, nil
+}
+
+// lastNumber returns the number behind the last one of some words, 0 if there is none.
+func lastNumber(text []byte, words string) (n int) {
+	at := bytes.LastIndex(text, []byte(words))
+	if at < 0 {
+		return 0
+	}
+	_, _ = fmt.Sscan(string(text[at+len(words):]), &n) // 0 if it is none
+	return n
 }

@@ -33,6 +33,7 @@ func vllmChecks() []check {
 	}, realClients(), []check{
 		{"an engine killed and started again", 2 * start, killed},
 		{"data-parallel ranks", 2 * start, ranks},
+		{"the example for readers", start, example},
 	})
 }
 
