@@ -148,7 +148,7 @@ func appendReadable(out, in []byte, depth int) (text, rest []byte, err error) {
 	if depth > maxReadable {
 		return out, in, fmt.Errorf("%w: it is nested too deep", errShape)
 	}
-	switch msgp.NextType(in) {
+	switch msgp.NextType(in) { //nolint:exhaustive // the others have no form in JSON
 	case msgp.NilType:
 		rest, err = msgp.ReadNilBytes(in)
 		return append(out, "null"...), rest, err

@@ -97,11 +97,12 @@ func (e *env) simulated(ctx context.Context) (s *stack, engine, model string, er
 		}
 		e.atEnd(func() { e.sims = nil })
 	}
-	config := "version: 1\nworkers:\n"
+	var config strings.Builder
+	config.WriteString("version: 1\nworkers:\n")
 	for i, address := range e.sims {
-		config += fmt.Sprintf("- {name: sim-%c, address: %q, models: [%s], model_card: kvroute-sim, events: {transport: zmq}}\n", 'a'+i, address, modelName)
+		fmt.Fprintf(&config, "- {name: sim-%c, address: %q, models: [%s], model_card: kvroute-sim, events: {transport: zmq}}\n", 'a'+i, address, modelName)
 	}
-	if s, err = e.startStack(ctx, "clients", config, e.sims); err != nil {
+	if s, err = e.startStack(ctx, "clients", config.String(), e.sims); err != nil {
 		return nil, "", "", err
 	}
 	if err := s.waitWorkers(ctx, len(e.sims)); err != nil {
@@ -170,7 +171,7 @@ func (e *env) compareClient(ctx context.Context, c client, s *stack, engine, mod
 }
 
 // output runs a program and reads the JSON object that it prints last.
-func output(ctx context.Context, cmd *exec.Cmd) (out map[string]json.RawMessage, err error) {
+func output(cmd *exec.Cmd) (out map[string]json.RawMessage, err error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	// Clients obey proxies of the environment.
@@ -191,7 +192,7 @@ func python(kind string) func(context.Context, *env, string, string) (map[string
 	return func(ctx context.Context, e *env, url, model string) (map[string]json.RawMessage, error) {
 		cmd := exec.CommandContext(ctx, filepath.Join(e.clients, "py/bin/python"), "-", kind, url+"/v1", model)
 		cmd.Stdin = strings.NewReader(pythonClients)
-		return output(ctx, cmd)
+		return output(cmd)
 	}
 }
 
@@ -199,7 +200,7 @@ func javaScript(ctx context.Context, e *env, url, model string) (map[string]json
 	cmd := exec.CommandContext(ctx, "node", "--input-type=module", "-", url+"/v1", model)
 	cmd.Dir = filepath.Join(e.clients, "js") // where it finds the client
 	cmd.Stdin = strings.NewReader(javaScriptClient)
-	return output(ctx, cmd)
+	return output(cmd)
 }
 
 // curls asks with curl: HTTP/1.1 with the offer of HTTP/2, and HTTP/2 from the start. An

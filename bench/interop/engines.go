@@ -27,9 +27,9 @@ const (
 	// engine must have room for one prompt of maxLen.
 	engineBlocks = 160
 	maxLen       = 4096
-	// engineStart bounds the start of an engine: 35 s on an idle machine, 170 s were
-	// seen on a busy one.
-	engineStart = 5 * time.Minute
+	// engineStart bounds the start of an engine: 35 s on an idle machine, five minutes
+	// were seen on one with ten times the work that it can do.
+	engineStart = 8 * time.Minute
 )
 
 // vllmEngine is a running vLLM.
@@ -49,46 +49,39 @@ type vllmFleet struct {
 	model, adapter string
 	tokenizer      string // of which kind, for the record
 	engines        []*vllmEngine
-	version        string
 }
 
 // fleet starts the engines when they are needed first: both at once, since each uses
 // one core to start.
 func (e *env) fleet(ctx context.Context) (*vllmFleet, error) {
-	if e.vllms != nil {
-		return e.vllms, nil
-	}
-	f, err := e.files()
-	if err != nil {
-		return nil, err
-	}
-	e.vllms = f
-	if e.engines != "" {
-		for i, address := range strings.Split(e.engines, ",") {
-			f.engines = append(f.engines, &vllmEngine{name: string(rune('a' + i)), address: address, ranks: 1})
+	if e.vllms == nil {
+		f, err := e.files()
+		if err != nil {
+			return nil, err
 		}
-	} else {
-		for _, name := range []string{"a", "b"} {
-			v, err := e.launch(f, name, 1)
-			if err != nil {
+		e.vllms = f
+		e.atEnd(func() { e.vllms = nil })
+		for i, name := range []string{"a", "b"} {
+			v := &vllmEngine{name: name, ranks: 1}
+			if e.engines != "" {
+				all := strings.Split(e.engines, ",")
+				v.address = all[min(i, len(all)-1)]
+			} else if v, err = e.launch(f, name, 1); err != nil {
 				return nil, err
 			}
 			f.engines = append(f.engines, v)
-			e.atEnd(func() { v.stop() })
+			e.atEnd(v.stop)
 		}
 	}
-	e.atEnd(func() { e.vllms = nil })
-	for _, v := range f.engines {
+	for _, v := range e.vllms.engines {
+		if len(v.heard) > 0 {
+			continue
+		}
 		if err := v.ready(ctx); err != nil {
-			return nil, err
+			return nil, err // the next check waits for it again
 		}
 	}
-	var version struct{ Version string }
-	if err := getJSON(ctx, "http://"+f.engines[0].address+"/version", &version); err != nil {
-		return nil, err
-	}
-	f.version = version.Version
-	return f, nil
+	return e.vllms, nil
 }
 
 // launch starts an engine without waiting. Its sockets are files where that is
@@ -281,12 +274,14 @@ func (e *env) files() (*vllmFleet, error) {
 	// The tokenizer of a real model if it is at hand, else one of the project's own.
 	own, theirs := "tokenizer/testdata/golden/bytelevel-qwen2-nfc.json", filepath.Join(e.shared, "tokenizers/qwen3")
 	f.tokenizer = "Qwen3's tokenizer and template"
+	vocabulary := 151936
 	if err := unpack(filepath.Join(f.model, "tokenizer.json"), filepath.Join(theirs, "tokenizer.json")); err == nil {
 		if err := unpack(filepath.Join(f.model, "tokenizer_config.json"), filepath.Join(theirs, "tokenizer_config.json")); err != nil {
 			return nil, err
 		}
 	} else {
 		f.tokenizer = "a tokenizer and a template of the project's own"
+		vocabulary = 512
 		if err := unpack(filepath.Join(f.model, "tokenizer.json"), own); err != nil {
 			return nil, err
 		}
@@ -296,7 +291,7 @@ func (e *env) files() (*vllmFleet, error) {
 	}
 	if err := writeJSON(filepath.Join(f.model, "config.json"), map[string]any{
 		"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": 128, "num_hidden_layers": layers,
-		"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": headSize, "vocab_size": 151936, "max_position_embeddings": 40960,
+		"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": headSize, "vocab_size": vocabulary, "max_position_embeddings": 40960,
 		"torch_dtype": "bfloat16", "tie_word_embeddings": true, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "hidden_act": "silu",
 		"transformers_version": "4.51.0", // a newer one brings a warning about the tokenizer
 	}); err != nil {

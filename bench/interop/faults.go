@@ -16,8 +16,8 @@ import (
 )
 
 // direct asks an engine itself: kvroute hears of it by events only.
-func (w *world) direct(ctx context.Context, v *vllmEngine, path, text string) error {
-	r, err := ask(ctx, "http://"+v.address+path, text, nil)
+func (w *world) direct(ctx context.Context, v *vllmEngine, text string) error {
+	r, err := ask(ctx, "http://"+v.address+chatPath, text, nil)
 	if err == nil && r.status != http.StatusOK {
 		err = fmt.Errorf("status %d: %.300s", r.status, r.body)
 	}
@@ -43,7 +43,7 @@ func prompts(seed uint64, n int) (all []string) {
 // askAll asks for each of the prompts through Envoy.
 func (w *world) askAll(ctx context.Context, res *result, what string, all []string) error {
 	for i, text := range all {
-		if _, err := w.ask(ctx, res, fmt.Sprintf("%s, prompt %d", what, i), chatPath, text, nil); err != nil {
+		if _, err := w.ask(ctx, res, fmt.Sprintf("%s, prompt %d", what, i), chatPath, text); err != nil {
 			return err
 		}
 	}
@@ -147,7 +147,7 @@ func cutStream(ctx context.Context, e *env) (res result, err error) {
 			// More than the caches hold, so that what kvroute knew is evicted.
 			missed := prompts(uint64(10_100+100*round), 30)
 			for i, text := range missed {
-				if err := w.direct(ctx, f.engines[i%len(f.engines)], chatPath, text); err != nil {
+				if err := w.direct(ctx, f.engines[i%len(f.engines)], text); err != nil {
 					return err
 				}
 			}
@@ -215,7 +215,7 @@ func silentReset(ctx context.Context, w *world, res *result) error {
 		}
 	}
 	var first result
-	a, err := w.ask(ctx, &first, "the first one after a reset", chatPath, text, nil)
+	a, err := w.ask(ctx, &first, "the first one after a reset", chatPath, text)
 	if err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func silentReset(ctx context.Context, w *world, res *result) error {
 	res.notes = append(res.notes, first.notes...)
 	// The other engine may not have made a step yet.
 	for _, v := range w.engines {
-		if err := w.direct(ctx, v, chatPath, chat("Hi", nil)); err != nil {
+		if err := w.direct(ctx, v, chat("Hi", nil)); err != nil {
 			return err
 		}
 	}
@@ -254,7 +254,7 @@ func killed(ctx context.Context, e *env) (res result, err error) {
 		}
 		for _, v := range f.engines { // each has some of them
 			for _, text := range known[:4] {
-				if err := w.direct(ctx, v, chatPath, text); err != nil {
+				if err := w.direct(ctx, v, text); err != nil {
 					return err
 				}
 			}
@@ -291,7 +291,7 @@ func killed(ctx context.Context, e *env) (res result, err error) {
 			return err
 		}
 		for _, text := range known[6:] {
-			if err := w.direct(ctx, victim, chatPath, text); err != nil {
+			if err := w.direct(ctx, victim, text); err != nil {
 				return err
 			}
 		}

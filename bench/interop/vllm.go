@@ -80,7 +80,7 @@ func (e *env) playIn(ctx context.Context, name, config string, p play) (res resu
 	if err := p(ctx, w, &res); err != nil {
 		return res, fmt.Errorf("%w\n%s", err, s.router.lastLines())
 	}
-	res.notes = append(res.notes, w.summary())
+	res.notes = append(res.notes, w.summary()+"; "+f.tokenizer)
 	return res, nil
 }
 
@@ -132,7 +132,7 @@ func turns(ctx context.Context, w *world, res *result) error {
 		for i := range histories {
 			histories[i] = append(histories[i], message("user", words(uint64(1000+100*i+turn), 50+30*i)))
 			a, err := w.ask(ctx, res, fmt.Sprintf("conversation %d, turn %d", i, turn), chatPath,
-				body(map[string]any{"messages": histories[i], "max_tokens": 8 + 20*(i%3)}, nil), nil)
+				body(map[string]any{"messages": histories[i], "max_tokens": 8 + 20*(i%3)}, nil))
 			if err != nil {
 				return err
 			}
@@ -147,7 +147,7 @@ func shared(ctx context.Context, w *world, res *result) error {
 	for i := range 24 {
 		system := words(uint64(2000+i%3), 150+40*(i%3))
 		if _, err := w.ask(ctx, res, fmt.Sprintf("question %d", i), chatPath,
-			body(map[string]any{"messages": []any{message("system", system), message("user", words(uint64(2100+i), 10+7*i))}}, nil), nil); err != nil {
+			body(map[string]any{"messages": []any{message("system", system), message("user", words(uint64(2100+i), 10+7*i))}}, nil)); err != nil {
 			return err
 		}
 	}
@@ -161,7 +161,7 @@ func evict(ctx context.Context, w *world, res *result) error {
 	r := rand.New(rand.NewPCG(3, 3))
 	var seen []string
 	for i := range 60 {
-		text, path := "", completionPath
+		path, text := completionPath, ""
 		switch {
 		case i > 4 && r.IntN(3) == 0:
 			text = seen[r.IntN(len(seen))]
@@ -175,7 +175,7 @@ func evict(ctx context.Context, w *world, res *result) error {
 			text = body(map[string]any{"prompt": words(uint64(3000+i), 200+r.IntN(700)), "max_tokens": 1 + r.IntN(40)}, nil)
 		}
 		seen = append(seen, text)
-		if _, err := w.ask(ctx, res, fmt.Sprintf("prompt %d", i), path, text, nil); err != nil {
+		if _, err := w.ask(ctx, res, fmt.Sprintf("prompt %d", i), path, text); err != nil {
 			return err
 		}
 	}
@@ -203,22 +203,21 @@ func adapters(ctx context.Context, w *world, res *result) error {
 		if i%6 > 3 {
 			more["cache_salt"] = "tenant"
 		}
-		if _, err := w.ask(ctx, res, fmt.Sprintf("prompt %d of %v", i, more), chatPath, chat(words(uint64(4000+i/8), 120+i), more), nil); err != nil {
+		if _, err := w.ask(ctx, res, fmt.Sprintf("prompt %d of %v", i, more), chatPath, chat(words(uint64(4000+i/8), 120+i), more)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// salts are the same prompts of several tenants, named in the body or in a header: the
-// latter is not the engine's, and so may make kvroute foretell less than there is.
+// salts are the same prompts of several tenants.
 func salts(ctx context.Context, w *world, res *result) error {
 	for i := range 24 {
 		more := map[string]any{}
 		if i%3 > 0 {
 			more["cache_salt"] = []string{"", "tenant-1", "tenant-2"}[i%3]
 		}
-		if _, err := w.ask(ctx, res, fmt.Sprintf("prompt %d with %v", i, more), chatPath, chat(words(uint64(5000+i/12), 150+5*i), more), nil); err != nil {
+		if _, err := w.ask(ctx, res, fmt.Sprintf("prompt %d with %v", i, more), chatPath, chat(words(uint64(5000+i/12), 150+5*i), more)); err != nil {
 			return err
 		}
 	}
@@ -240,7 +239,7 @@ func forms(ctx context.Context, w *world, res *result) error {
 				"messages": []any{message("user", text), message("assistant", "It is")}, "continue_final_message": true, "add_generation_prompt": false,
 			}, nil)},
 		} {
-			if _, err := w.ask(ctx, res, fmt.Sprintf("%s %d", one.what, i), one.path, one.body, nil); err != nil {
+			if _, err := w.ask(ctx, res, fmt.Sprintf("%s %d", one.what, i), one.path, one.body); err != nil {
 				return err
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -77,9 +78,7 @@ func message(role, content string) map[string]any {
 func body(q, more map[string]any) string {
 	all := map[string]any{"model": modelName, "max_tokens": 1, "temperature": 0}
 	for _, m := range []map[string]any{q, more} {
-		for k, v := range m {
-			all[k] = v
-		}
+		maps.Copy(all, m)
 	}
 	text, err := json.Marshal(all)
 	if err != nil {
@@ -150,8 +149,8 @@ func hits(overlapBlocks, promptTokens int) int {
 
 // ask sends a request through Envoy, compares, and waits until everybody has heard of
 // what it changed.
-func (w *world) ask(ctx context.Context, res *result, what, path, text string, header map[string]string) (answer, error) {
-	a, err := w.once(ctx, res, what, path, text, header)
+func (w *world) ask(ctx context.Context, res *result, what, path, text string) (answer, error) {
+	a, err := w.once(ctx, res, what, path, text)
 	if err == nil {
 		err = w.settle(ctx)
 	}
@@ -161,17 +160,13 @@ func (w *world) ask(ctx context.Context, res *result, what, path, text string, h
 	return a, err
 }
 
-func (w *world) once(ctx context.Context, res *result, what, path, text string, header map[string]string) (answer, error) {
-	return w.onceOr(ctx, res, what, path, text, header, func(status int, body []byte) error { return fmt.Errorf("status %d: %.500s", status, body) })
+func (w *world) once(ctx context.Context, res *result, what, path, text string) (answer, error) {
+	return w.onceOr(ctx, res, what, path, text, func(status int, body []byte) error { return fmt.Errorf("status %d: %.500s", status, body) })
 }
 
 // onceOr is once; what is made of a response that is none is refused's.
-func (w *world) onceOr(ctx context.Context, res *result, what, path, text string, header map[string]string, refused func(int, []byte) error) (a answer, err error) {
-	named := map[string]string{"X-Request-Id": newRequestID()}
-	for k, v := range header {
-		named[k] = v
-	}
-	r, err := ask(ctx, w.envoy.URL()+path, text, named)
+func (w *world) onceOr(ctx context.Context, res *result, what, path, text string, refused func(int, []byte) error) (a answer, err error) {
+	r, err := ask(ctx, w.envoy.URL()+path, text, map[string]string{"X-Request-Id": newRequestID()})
 	if err != nil {
 		return a, err
 	}
