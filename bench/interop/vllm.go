@@ -161,7 +161,8 @@ func evict(ctx context.Context, w *world, res *result) error {
 	r := rand.New(rand.NewPCG(3, 3))
 	var seen []string
 	for i := range 60 {
-		path, text := completionPath, ""
+		var text string
+		path := completionPath
 		switch {
 		case i > 4 && r.IntN(3) == 0:
 			text = seen[r.IntN(len(seen))]
