@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -126,56 +127,69 @@ func ranks(ctx context.Context, e *env) (res result, err error) {
 	})
 }
 
-// compareModes puts the same load on the engines round robin and by cache, with empty
-// caches each time. The times are the engines' own, and no target: they are those of the
-// machine, too.
+// compareModes puts the same load on the engines round robin and by cache, in turn and
+// with empty caches each time. The times are the engines' own, and no target: on a machine
+// with other work one round says little.
 func compareModes(ctx context.Context, e *env) (res result, err error) {
-	res.what = "answered requests of a load, round robin and by cache"
+	res.what = "answered requests of a load, round robin and by cache in turn"
 	f, err := e.fleet(ctx)
 	if err != nil {
 		return res, err
 	}
-	var all []bench.Summary
-	for _, mode := range []string{"round-robin", "kv"} {
-		for _, v := range f.engines {
-			if err := v.post(ctx, "/reset_prefix_cache"); err != nil {
+	measures := []struct {
+		what, unit string
+		of         func(rr, kv *bench.Summary) float64
+	}{
+		{"mean TTFT, round robin", "ms", func(rr, _ *bench.Summary) float64 { return rr.TTFT.Mean * 1e3 }},
+		{"mean TTFT, by cache", "ms", func(_, kv *bench.Summary) float64 { return kv.TTFT.Mean * 1e3 }},
+		{"mean TTFT, by cache ÷ round robin", "", func(rr, kv *bench.Summary) float64 { return kv.TTFT.Mean / rr.TTFT.Mean }},
+		{"median TTFT, by cache ÷ round robin", "", func(rr, kv *bench.Summary) float64 { return kv.TTFT.P50 / rr.TTFT.P50 }},
+		{"cached share of prompts, round robin", "", func(rr, _ *bench.Summary) float64 { return rr.CachedShare }},
+		{"cached share of prompts, by cache", "", func(_, kv *bench.Summary) float64 { return kv.CachedShare }},
+	}
+	values := make([][]float64, len(measures))
+	for range 3 {
+		var all [2]bench.Summary
+		for i, mode := range []string{"round-robin", "kv"} {
+			if all[i], err = e.load(ctx, f, mode); err != nil {
 				return res, err
 			}
+			res.cases += all[i].Requests
+			if n := all[i].Failed(); n > 0 {
+				res.differ("%s: %d failed: %v", mode, n, all[i].Errors)
+			}
 		}
-		s, err := e.startStack(ctx, "mode-"+mode, f.config(""), f.addresses(), "--router-mode", mode)
-		if err != nil {
-			return res, err
+		for i, m := range measures {
+			values[i] = append(values[i], m.of(&all[0], &all[1]))
 		}
-		defer s.stop()
-		if err := s.waitWorkers(ctx, len(f.engines)); err != nil {
-			return res, err
-		}
-		if err := s.waitRouted(ctx, chat("Hi", nil)); err != nil {
-			return res, err
-		}
-		sum, err := bench.Load(ctx, bench.LoadConfig{
-			URL: s.envoy.URL(), Model: modelName, Rate: 3, Conversations: 24, Turns: 3, TurnGap: 2 * time.Second,
-			SystemPrompts: 8, SystemBytes: 5000, UserBytes: 200, ReplyBytes: 100, MaxTokens: 4, Seed: 1,
-		}, nil, nil)
-		if err != nil {
-			return res, err
-		}
-		s.stop()
-		res.cases += sum.Requests
-		if n := sum.Failed(); n > 0 {
-			res.differ("%s: %d failed: %v", mode, n, sum.Errors)
-		}
-		all = append(all, sum)
 	}
-	rr, kv := &all[0], &all[1]
-	figure := func(what, unit string, v float64) {
-		res.figures = append(res.figures, bench.Figure{What: "vLLM, " + what, Unit: unit, Median: v, Min: v, Max: v})
+	for i, m := range measures {
+		slices.Sort(values[i])
+		res.figures = append(res.figures, bench.Figure{What: "vLLM, " + m.what, Unit: m.unit, Median: values[i][1], Min: values[i][0], Max: values[i][2]})
 	}
-	for i, mode := range []string{"round robin", "by cache"} {
-		figure("mean TTFT, "+mode, "ms", all[i].TTFT.Mean*1e3)
-		figure("p90 TTFT, "+mode, "ms", all[i].TTFT.P90*1e3)
-		figure("cached share of prompts, "+mode, "", all[i].CachedShare)
-	}
-	figure("mean TTFT, by cache ÷ round robin", "", kv.TTFT.Mean/rr.TTFT.Mean)
 	return res, nil
+}
+
+// load puts the load on empty engines.
+func (e *env) load(ctx context.Context, f *vllmFleet, mode string) (bench.Summary, error) {
+	for _, v := range f.engines {
+		if err := v.empty(ctx); err != nil {
+			return bench.Summary{}, err
+		}
+	}
+	s, err := e.startStack(ctx, "mode-"+mode, f.config(""), f.addresses(), "--router-mode", mode)
+	if err != nil {
+		return bench.Summary{}, err
+	}
+	defer s.stop()
+	if err := s.waitWorkers(ctx, len(f.engines)); err != nil {
+		return bench.Summary{}, err
+	}
+	if err := s.waitRouted(ctx, chat("Hi", nil)); err != nil {
+		return bench.Summary{}, err
+	}
+	return bench.Load(ctx, bench.LoadConfig{
+		URL: s.envoy.URL(), Model: modelName, Rate: 3, Conversations: 16, Turns: 3, TurnGap: 2 * time.Second,
+		SystemPrompts: 8, SystemBytes: 5000, UserBytes: 200, ReplyBytes: 100, MaxTokens: 4, Seed: 1,
+	}, nil, nil)
 }
