@@ -3,6 +3,19 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 envoy=$(find_program envoy envoy/bin/envoy "make envoy")
+end() { # an engine on a busy machine may not end when it is asked to
+	# shellcheck disable=SC2046 # several words
+	kill $(jobs -rp) 2>/dev/null || true
+	for _ in $(seq 150); do
+		[ -n "$(jobs -rp)" ] || break
+		read -rt 0.1 <> <(:) || true
+	done
+	# shellcheck disable=SC2046
+	kill -9 $(jobs -rp) 2>/dev/null || true
+	wait
+	rm -rf "$folder"
+}
+trap end EXIT
 vllm=${VLLM:-$(find_program vllm vllm/bin/vllm "tools/vllm.sh .cache/vllm")}
 
 # A model of two layers, with weights of nothing: what it says is nonsense, what it caches is not. To serve
