@@ -19,12 +19,13 @@ const (
 	FeedCore         // NATS core
 	FeedDurable      // JetStream
 	FeedZMQ
-	FeedPoll // HTTP
-	FeedNone // events are not wanted
+	FeedPoll  // HTTP
+	FeedPlane // Dynamo's event plane, as its workers' records say
+	FeedNone  // events are not wanted
 )
 
 //nolint:gochecknoglobals // a table: the feeds that events come from, in the order in which those that wait are taken
-var feeds = [...]Feed{FeedAny, FeedDurable, FeedCore, FeedZMQ, FeedPoll}
+var feeds = [...]Feed{FeedAny, FeedDurable, FeedCore, FeedZMQ, FeedPoll, FeedPlane}
 
 // Source says where the events of a worker are taken from. The zero Source takes
 // them all, of any rank.
@@ -44,6 +45,10 @@ type Source struct {
 	// name it: see the package's promises.
 	Publisher uint64
 }
+
+// asked reports whether workers of a feed are asked by [SubscriberConfig].Ask, not over
+// the bus.
+func (f Feed) asked() bool { return f == FeedZMQ || f == FeedPlane }
 
 func (s Source) takes(feed Feed) bool {
 	return s.Feed == feed || s.Feed == FeedAny || feed == FeedAny && s.Feed != FeedNone
@@ -180,6 +185,8 @@ func ChooseFeed(transport string, localIndexer, durable bool) (feed Feed, querie
 		return FeedZMQ, localIndexer
 	case "http_poll":
 		return FeedPoll, false
+	case "dynamo":
+		return FeedPlane, localIndexer
 	case "jetstream":
 		if durable {
 			return FeedDurable, localIndexer

@@ -95,8 +95,8 @@ func (k KnownState) String() string {
 type SourcesConfig struct {
 	// Sink takes the events. It is called by one goroutine at a time for a rank.
 	Sink Sink
-	// Subscriber takes those of workers with Queries, and is to ask by [Sources.Ask].
-	// Default: such workers are not followed.
+	// Subscriber takes those of workers with Queries, and of Dynamo's publishers, and is
+	// to ask by [Sources.Ask]. Default: such workers are not followed.
 	Subscriber *Subscriber
 	// Found is told what an engine says of itself, before its events and once for
 	// each time that it is asked. It must not call back. Default nobody.
@@ -132,6 +132,7 @@ type Sources struct {
 	metrics *sourceMetrics
 	client  *http.Client
 	wake    chan struct{} // holds one token while something is to be started or ended
+	plane   plane
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -164,6 +165,7 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 		wanted: make(map[uint64]EngineWorker),
 		ranks:  make(map[*rankSource]struct{}),
 	}
+	s.plane.s, s.plane.wake = s, make(chan struct{}, 1)
 	if conf.Meter == nil {
 		conf.Meter = noop.Meter{}
 	}
@@ -240,6 +242,11 @@ type following struct {
 // Run follows the workers until ctx ends.
 func (s *Sources) Run(ctx context.Context) error {
 	defer s.client.CloseIdleConnections()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if s.conf.Subscriber != nil {
+		wg.Go(func() { s.plane.run(ctx) })
+	}
 	running := make(map[uint64]*following)
 	end := func(id uint64) {
 		f := running[id]

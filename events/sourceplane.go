@@ -59,10 +59,14 @@ func (r *rankSource) followPlane(ctx context.Context) {
 	}
 }
 
-// Ask puts a query to the publisher of a worker that is followed with Queries, and
+// Ask puts a query to the local indexer of a Dynamo worker, where [Sources.SetPlane] has
+// said, or to the publisher of a worker that is followed with Queries, and
 // hands on the parts of the answer until part says that it was the last. It is for
 // [SubscriberConfig].
 func (s *Sources) Ask(ctx context.Context, q Query, part func(AnswerPart) (more bool)) error {
+	if at, ok := s.plane.indexer(q.WorkerID, q.DPRank); ok {
+		return askIndexer(ctx, at, q, part)
+	}
 	at, ok := s.planeOf(q.WorkerID, q.DPRank)
 	if !ok {
 		return errNobody

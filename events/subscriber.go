@@ -27,7 +27,7 @@ type SubscriberConfig struct {
 	// Changed, if not nil, is told when the state of a rank changes. It must not
 	// call back.
 	Changed func(workerID uint64, dpRank uint32, s State)
-	// Ask puts a query to a worker of [FeedZMQ], and hands on the parts of the
+	// Ask puts a query to a worker of [FeedZMQ] or [FeedPlane], and hands on the parts of the
 	// answer until part says that it was the last one. The error says why no more
 	// come. Default: nobody answers.
 	Ask func(ctx context.Context, q Query, part func(AnswerPart) (more bool)) error
@@ -46,7 +46,7 @@ type Subscriber struct {
 	metrics *metrics
 	inbox   string         // subject that answers come to, without the query's id
 	pending int            // messages that may wait to be taken
-	asking  sync.WaitGroup // queries to workers of FeedZMQ
+	asking  sync.WaitGroup // queries that Ask puts
 
 	mu sync.Mutex
 	// mu guards the fields below. The sink is called under it: that is what keeps
@@ -381,7 +381,7 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, da
 	return gap
 }
 
-// Missed tells that a rank of a worker of [FeedZMQ] can be heard and asked from now
+// Missed tells that a rank of a worker of [FeedZMQ] or [FeedPlane] can be heard and asked from now
 // on, and that anything may have been missed before.
 func (s *Subscriber) Missed(workerID uint64, dpRank uint32) {
 	s.mu.Lock()
@@ -424,10 +424,10 @@ func (s *Subscriber) tick(ctx context.Context) (next time.Duration) {
 // than the workers with sockets of their own.
 func (s *Subscriber) sendLocked(ctx context.Context, now time.Time) {
 	connected := s.nc.IsConnected()
-	for _, a := range s.tracker.queries(now, func(worker uint64) bool { return connected || s.tracker.workers[worker].Feed == FeedZMQ }) {
+	for _, a := range s.tracker.queries(now, func(worker uint64) bool { return connected || s.tracker.workers[worker].Feed.asked() }) {
 		q := &a.query
 		s.answers[a.id] = &collected{query: *q}
-		if s.tracker.workers[q.WorkerID].Feed == FeedZMQ {
+		if s.tracker.workers[q.WorkerID].Feed.asked() {
 			s.asking.Go(func() { s.ask(ctx, a.id, a.query) })
 			continue
 		}

@@ -125,6 +125,10 @@ type Events struct {
 	PublisherID uint64 `json:"publisher_id,omitempty"`
 }
 
+// TransportDynamo is the transport of events that come from where the records of Dynamo's
+// discovery say. It cannot be registered.
+const TransportDynamo = "dynamo"
+
 // Direct says that the events come from the engine itself, not over the bus.
 func (e *Events) Direct() bool {
 	return e != nil && (e.Transport == "zmq" || e.Transport == "http_poll")
@@ -143,6 +147,11 @@ func (e *Events) check(networks []netip.Prefix, registered bool) error {
 	}
 	switch e.Transport {
 	case "", "nats", "jetstream", "heartbeat", "none":
+		return nil
+	case TransportDynamo:
+		if registered {
+			return wrong("transport", e.Transport, "one that a worker may register with")
+		}
 		return nil
 	case "http_poll":
 		if e.Endpoint == "" {

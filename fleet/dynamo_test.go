@@ -1,0 +1,494 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/router"
+)
+
+// dynamoStore is a folder as Dynamo's processes keep it, and who reads it.
+type dynamoStore struct {
+	*testing.T
+	dir  string
+	now  time.Time
+	d    *fleet.Dynamo
+	view fleet.DynamoView
+	news int
+}
+
+func newDynamoStore(t *testing.T, rules fleet.DynamoRules, networks ...netip.Prefix) *dynamoStore {
+	t.Helper()
+	s := &dynamoStore{T: t, dir: filepath.Join(t.TempDir(), "kv"), now: time.Now()}
+	var err error
+	s.d, err = fleet.NewDynamo(fleet.DynamoConfig{
+		Dir: s.dir, Rules: rules, Networks: networks,
+		Changed: func(v fleet.DynamoView) { s.view, s.news = v, s.news+1 },
+		Now:     func() time.Time { return s.now },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *dynamoStore) put(path, text string) {
+	s.Helper()
+	name := filepath.Join(s.dir, path)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		s.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		s.Fatal(err)
+	}
+	s.touch(path)
+}
+
+// touch is the process saying that it lives.
+func (s *dynamoStore) touch(path string) {
+	s.Helper()
+	if err := os.Chtimes(filepath.Join(s.dir, path), s.now, s.now); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *dynamoStore) remove(path string) {
+	s.Helper()
+	if err := os.Remove(filepath.Join(s.dir, path)); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *dynamoStore) pass(d time.Duration) {
+	s.now = s.now.Add(d)
+	s.d.Read(s.Context())
+}
+
+// escaped is a name as Dynamo's files have it.
+func escaped(name string) string {
+	var b strings.Builder
+	for _, c := range []byte(name) {
+		if '0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String()
+}
+
+// Records as the three versions write them, of one worker with the id 26 (hex 1a).
+const (
+	modelKey   = "v1/mdc/dynamo/backend/generate/1a"
+	adapterKey = "v1/mdc/dynamo/backend/generate/1a/tuned"
+	frontend   = "10.0.0.1:8000"
+)
+
+func dynamoRecords(version string) map[string]string {
+	model := func(more string) string {
+		return `{"type":"Model","namespace":"dynamo","component":"backend","endpoint":"generate","instance_id":26,"card_json":{"display_name":"m","kv_cache_block_size":16,` +
+			`"model_type":"Chat | Completions",` + more + `}}`
+	}
+	const endpoint = `{"type":"Endpoint","component":"backend","endpoint":"%s","namespace":"dynamo","instance_id":26,"transport":{"tcp":"10.0.0.7:4100/1a/%s"}%s}`
+	switch version {
+	case "0.8":
+		return map[string]string{
+			modelKey: model(`"runtime_config":{"total_kv_blocks":64,"max_num_seqs":256,"max_num_batched_tokens":8192,"data_parallel_size":1,"enable_local_indexer":true}`),
+			"v1/instances/dynamo/backend/generate/1a":   fmt.Sprintf(endpoint, "generate", "generate", ""),
+			"v1/instances/dynamo/kv-router/generate/1b": `{"type":"Endpoint","component":"kv-router","endpoint":"generate","namespace":"dynamo","instance_id":27,"transport":{"tcp":"10.0.0.8:1/1b/generate"}}`,
+		}
+	case "1.3":
+		return map[string]string{
+			modelKey: model(`"worker_type":"aggregated","runtime_config":{"total_kv_blocks":64,"data_parallel_start_rank":0,"data_parallel_size":1,"enable_local_indexer":true}`),
+			"v1/instances/dynamo/backend/generate/1a":                    fmt.Sprintf(endpoint, "generate", "generate", ""),
+			"v1/instances/dynamo/backend/worker_kv_indexer_query_dp0/1a": fmt.Sprintf(endpoint, "worker_kv_indexer_query_dp0", "worker_kv_indexer_query_dp0", `,"device_type":"cuda"`),
+			"v1/event_channels/dynamo/backend/kv-events/ff":              `{"type":"EventChannel","namespace":"dynamo","component":"backend","topic":"kv-events","instance_id":255,"transport":{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:4200"}}}`,
+			"v1/event_channels/dynamo//kv_metrics/fe":                    `{"type":"EventChannel","namespace":"dynamo","component":"","topic":"kv_metrics","instance_id":254,"transport":{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:4201"}}}`,
+		}
+	}
+	all := map[string]string{
+		modelKey: model(`"worker_type":"aggregated","runtime_config":{"total_kv_blocks":64,"data_parallel_start_rank":4,"data_parallel_size":2,"enable_local_indexer":true,"kv_event_publishing_enabled":true}`),
+		adapterKey: `{"type":"Model","namespace":"dynamo","component":"backend","endpoint":"generate","instance_id":26,"model_suffix":"tuned","card_json":{"display_name":"tuned"}}`,
+		"v1/instances/dynamo/backend/generate/1a": fmt.Sprintf(endpoint, "generate", "dynamo/backend/generate", `,"request_plane_codec":"msgpack"`),
+		"v1/event_channels/namespace/dynamo/component/backend/endpoint/generate/topic/forward-pass-metrics/ee": `{"type":"EventChannel","scope":{"kind":"endpoint","endpoint":{"namespace":"dynamo","component":"backend","name":"generate"}},"topic":"forward-pass-metrics","instance_id":238,"transport":{"kind":"Nats","config":{"subject_prefix":"namespace.dynamo.component.backend.endpoint.generate"}}}`,
+	}
+	for i, transport := range []string{`{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:4200"}}`, `{"kind":"Nats","config":{"subject_prefix":"namespace.dynamo.component.backend.endpoint.generate"}}`} {
+		const scope = `"scope":{"kind":"endpoint","endpoint":{"namespace":"dynamo","component":"backend","name":"generate"}},"topic":"kv-events",`
+		publisher, rank := 255+i, 4+i
+		name := fmt.Sprintf("namespace/dynamo/component/backend/endpoint/generate/topic/kv-events/%x", publisher)
+		all["v1/event_channels/"+name] = fmt.Sprintf(`{"type":"EventChannel",%s"instance_id":%d,"transport":%s}`, scope, publisher, transport)
+		all["v1/event_sources/"+name] = fmt.Sprintf(`{"type":"EventSource",%s"publisher_id":%d,"metadata":{"worker":{"worker_id":26,"dp_rank":%d},"publisher_id":%d,"recovery_target":%s}}`, scope, publisher, rank, publisher,
+			fmt.Sprintf(endpoint, "q", fmt.Sprint("dynamo/backend/q", rank), `,"request_plane_codec":"msgpack"`))
+	}
+	return all
+}
+
+// dynamoViews is what the records of each version make.
+func dynamoViews() map[string]fleet.DynamoView {
+	worker := func(change func(*fleet.Record)) []fleet.Record {
+		r := fleet.Record{
+			WorkerID: 26, Name: "dynamo/backend/1a", Address: frontend, Models: []string{"m"}, Role: router.Aggregated, Engine: "dynamo",
+			BlockSize: 16, DPSize: 1, TotalKVBlocks: 64, Events: fleet.Events{Transport: fleet.TransportDynamo, LocalIndexer: true},
+		}
+		change(&r)
+		return []fleet.Record{r}
+	}
+	groups := map[uint64]string{26: "dynamo/backend"}
+	return map[string]fleet.DynamoView{
+		"0.8": {
+			Workers: worker(func(r *fleet.Record) { r.Events.Transport, r.MaxNumSeqs, r.MaxBatchedTokens = "", 256, 8192 }),
+			Plane:   events.Plane{Groups: groups, Indexers: map[events.WorkerRank]events.Indexer{}},
+		},
+		"1.3": {
+			Workers: worker(func(*fleet.Record) {}),
+			Plane: events.Plane{
+				Groups:   groups,
+				Channels: []events.Channel{{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Group: "dynamo/backend"}},
+				Indexers: map[events.WorkerRank]events.Indexer{{WorkerID: 26}: {Transport: "10.0.0.7:4100/1a/worker_kv_indexer_query_dp0", JSON: true}},
+			},
+		},
+		"1.6": {
+			Workers: worker(func(r *fleet.Record) { r.DPStart, r.DPSize, r.LoRA = 4, 2, []string{"tuned"} }),
+			Plane: events.Plane{
+				Groups: groups,
+				Channels: []events.Channel{
+					{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Bound: true, Worker: 26, DPRank: 4, Group: "dynamo/backend"},
+					{Publisher: 256, Subject: "namespace.dynamo.component.backend.endpoint.generate.kv-events", Bound: true, Worker: 26, DPRank: 5, Group: "dynamo/backend"},
+				},
+				Indexers: map[events.WorkerRank]events.Indexer{
+					{WorkerID: 26, DPRank: 4}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q4", Publisher: 255},
+					{WorkerID: 26, DPRank: 5}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q5", Publisher: 256},
+				},
+			},
+		},
+	}
+}
+
+func TestDynamosRecordsMakeWorkers(t *testing.T) {
+	for version, want := range dynamoViews() {
+		s := newDynamoStore(t, fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend})
+		for key, text := range dynamoRecords(version) {
+			bucket, name := key[:strings.Index(key[3:], "/")+3], key[strings.Index(key[3:], "/")+4:]
+			s.put(bucket+"/"+escaped(name), text)
+		}
+		s.pass(0)
+		if diff := cmp.Diff(want, s.view); diff != "" {
+			t.Errorf("%s: the records make something else (-want +got):\n%s", version, diff)
+		}
+	}
+}
+
+// Where a worker is comes from the rules alone, and what nothing can be made of is said.
+func TestDynamosWorkersNeedAnAddress(t *testing.T) {
+	for name, c := range map[string]struct {
+		rules    fleet.DynamoRules
+		networks []netip.Prefix
+		want     string // address
+		left     string
+	}{
+		"frontend":            {rules: fleet.DynamoRules{Frontend: frontend}, want: frontend},
+		"by id":               {rules: fleet.DynamoRules{Frontend: frontend, AddressMap: map[string]string{"26": "10.0.0.2:1"}}, want: "10.0.0.2:1"},
+		"by id in hex":        {rules: fleet.DynamoRules{AddressMap: map[string]string{"1a": "10.0.0.2:1"}}, want: "10.0.0.2:1"},
+		"by host":             {rules: fleet.DynamoRules{AddressMap: map[string]string{"10.0.0.7": "10.0.0.7:1"}}, want: "10.0.0.7:1"},
+		"nowhere":             {rules: fleet.DynamoRules{AddressMap: map[string]string{"10.0.0.8": "10.0.0.7:1"}}, left: `neither its id nor its host "10.0.0.7" is in the address map`},
+		"of another":          {rules: fleet.DynamoRules{Frontend: frontend, Namespace: "other"}},
+		"networks":            {rules: fleet.DynamoRules{Frontend: frontend}, networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/30")}, want: frontend, left: "10.0.0.7"},
+		"outside of networks": {rules: fleet.DynamoRules{Frontend: frontend}, networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.7/32")}, left: "worker networks"},
+	} {
+		s := newDynamoStore(t, c.rules, c.networks...)
+		for key, text := range dynamoRecords("1.3") {
+			at := strings.Index(key[3:], "/") + 3
+			s.put(key[:at]+"/"+escaped(key[at+1:]), text)
+		}
+		s.pass(0)
+		got := ""
+		if len(s.view.Workers) > 0 {
+			got = s.view.Workers[0].Address
+		}
+		if got != c.want {
+			t.Errorf("%s: the worker is at %q, want %q", name, got, c.want)
+		}
+		if text := fmt.Sprint(s.view.LeftOut); c.left == "" && len(s.view.LeftOut) > 0 || !strings.Contains(text, c.left) {
+			t.Errorf("%s: left out is %s, want %q", name, text, c.left)
+		}
+	}
+	for _, bad := range []fleet.DynamoRules{{Frontend: "here"}, {AddressMap: map[string]string{"26": "10.0.0.2"}}} {
+		if _, err := fleet.NewDynamo(fleet.DynamoConfig{Dir: "x", Rules: bad}); err == nil {
+			t.Errorf("%+v is taken", bad)
+		}
+	}
+}
+
+func TestBadRecordsOfDynamoAreRefused(t *testing.T) {
+	good := dynamoRecords("1.6")[modelKey]
+	for name, c := range map[string]struct{ key, text, want string }{
+		"no bucket":   {"v1", good, "no bucket"},
+		"no escape":   {"v1/mdc/%zz", good, "escape"},
+		"half":        {modelKey, good[:len(good)/2], "unexpected end"},
+		"empty":       {modelKey, "", "unexpected end"},
+		"another id":  {"v1/mdc/dynamo/backend/generate/1b", good, "its id is 1a"},
+		"wrong shape": {modelKey, `{"instance_id":"26"}`, "instance_id"},
+		"negative":    {modelKey, `{"instance_id":-1}`, "instance_id"},
+	} {
+		var table fleet.DynamoTable
+		if err := table.Put(c.key, []byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Workers) > 0 {
+			t.Errorf("%s makes a worker", name)
+		}
+	}
+	var table fleet.DynamoTable
+	card := strings.Replace(good, `"m"`, `""`, 1)
+	if err := table.Put(modelKey, []byte(card)); err != nil {
+		t.Fatal(err)
+	}
+	if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Workers) > 0 || len(v.LeftOut) != 1 {
+		t.Errorf("a worker of no model: %+v", v)
+	}
+	for _, transport := range []string{
+		`{"kind":"Nats","config":{"subject_prefix":"a.>"}}`, `{"kind":"Nats","config":{}}`, `{"kind":"Quic"}`,
+		`{"kind":"Zmq","config":{"endpoint":"ipc:///tmp/x"}}`, `{"kind":"Zmq","config":{"endpoint":"tcp://host:1"}}`,
+	} {
+		var table fleet.DynamoTable
+		for key, text := range dynamoRecords("1.3") {
+			text = strings.Replace(text, `{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:4200"}}`, transport, 1)
+			if err := table.Put(key, []byte(text)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Plane.Channels) > 0 || len(v.LeftOut) != 1 || len(v.Workers) != 1 {
+			t.Errorf("%s: %+v", transport, v)
+		}
+	}
+}
+
+// A world of processes that write, touch, half-write and delete their records, or die:
+// after each reading the view is that of the whole records of the living.
+func TestDynamosFilesAreFollowed(t *testing.T) {
+	const processes = 6
+	for seed := range uint64(6) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		rules := fleet.DynamoRules{Frontend: frontend}
+		s := newDynamoStore(t, rules)
+		type file struct {
+			whole string // the last whole content, as was read
+			torn  bool
+			at    time.Time // last written or touched
+		}
+		files := map[string]*file{}
+		key := func(n int) string { return "v1/mdc/" + escaped(fmt.Sprintf("dynamo/backend/generate/%x", n)) }
+		text := func(n int) string {
+			return fmt.Sprintf(`{"namespace":"dynamo","component":"backend","endpoint":"generate","instance_id":%d,"card_json":{"display_name":"m%d","worker_type":"aggregated"}}`, n, rng.IntN(3))
+		}
+		for step := range 200 {
+			n := 1 + rng.IntN(processes)
+			k := key(n)
+			switch f := files[k]; rng.IntN(6) {
+			case 0, 1:
+				whole := text(n)
+				s.put(k, whole)
+				files[k] = &file{whole: whole, at: s.now.Add(time.Millisecond)}
+			case 2:
+				if f == nil {
+					f = &file{}
+					files[k] = f
+				}
+				if s.now.Sub(f.at) >= 10*time.Second {
+					f.whole = "" // what was there was forgotten
+				}
+				whole := text(n)
+				s.put(k, whole[:rng.IntN(len(whole))])
+				f.torn, f.at = true, s.now.Add(time.Millisecond)
+			case 3:
+				if f != nil {
+					s.remove(k)
+					delete(files, k)
+				}
+			default:
+				for k, f := range files {
+					if rng.IntN(3) > 0 {
+						if s.now.Sub(f.at) >= 10*time.Second && f.torn {
+							f.whole = ""
+						}
+						s.touch(k)
+						f.at = s.now.Add(time.Millisecond)
+					}
+				}
+			}
+			s.pass(time.Millisecond) // so that no two contents have one time
+			s.pass(time.Duration(rng.IntN(3000)) * time.Millisecond)
+			var want fleet.DynamoTable
+			for k, f := range files {
+				if f.torn && s.now.Sub(f.at) >= 10*time.Second {
+					f.whole = ""
+				}
+				if f.whole == "" || s.now.Sub(f.at) >= 10*time.Second {
+					continue
+				}
+				if err := want.Put(k, []byte(f.whole)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if diff := cmp.Diff(want.View(&rules, nil).Workers, s.view.Workers); diff != "" {
+				t.Fatalf("seed %d, step %d (-want +got):\n%s", seed, step, diff)
+			}
+		}
+	}
+}
+
+// A process's clock may be wrong: what counts is that its file's time changes.
+func TestClocksOfDynamosProcessesDoNotCount(t *testing.T) {
+	for _, wrong := range []time.Duration{-5 * time.Minute, 5 * time.Minute} {
+		s := newDynamoStore(t, fleet.DynamoRules{Frontend: frontend})
+		path := "v1/mdc/" + escaped("dynamo/backend/generate/1a")
+		touch := func() {
+			at := s.now.Add(wrong)
+			if err := os.Chtimes(filepath.Join(s.dir, path), at, at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.put(path, dynamoRecords("1.6")[modelKey])
+		touch()
+		s.pass(0)
+		for range 20 {
+			s.pass(3 * time.Second)
+			touch()
+			s.pass(300 * time.Millisecond)
+			if len(s.view.Workers) != 1 {
+				t.Fatalf("a clock that is wrong by %v: the worker is not there", wrong)
+			}
+		}
+		s.pass(11 * time.Second)
+		if len(s.view.Workers) != 0 {
+			t.Errorf("a clock that is wrong by %v: the worker has died and is there", wrong)
+		}
+	}
+}
+
+// The captured stores of three versions, replayed into a folder.
+func TestCapturedStoresOfDynamo(t *testing.T) {
+	for version, want := range map[string]struct{ runs, block, channels, indexers int }{
+		"0.8.0": {1, 16, 0, 0}, "1.3.1": {2, 16, 2, 2}, "1.6.1": {2, 16, 2, 2},
+	} {
+		path := fixtures.Path(t, "vectors", "dynamo-"+version, "discovery.jsonl")
+		if path == "" {
+			continue
+		}
+		runs := map[string]*dynamoStore{}
+		most := map[string]fleet.DynamoView{}
+		for _, row := range discoveryRows(t, path) {
+			s := runs[row.Run]
+			if s == nil {
+				s = newDynamoStore(t, fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend})
+				runs[row.Run] = s
+			}
+			switch row.Op {
+			case "put":
+				text := row.Text
+				if text == "" {
+					text = string(row.JSON)
+				}
+				s.put(row.Path, text[:len(text)/2]) // is read again
+				s.d.Read(t.Context())
+				s.put(row.Path, text)
+			case "delete":
+				s.remove(row.Path)
+			}
+			s.d.Read(t.Context())
+			if len(s.view.Workers) >= len(most[row.Run].Workers) && len(s.view.Plane.Channels) >= len(most[row.Run].Plane.Channels) && len(s.view.Plane.Indexers) >= len(most[row.Run].Plane.Indexers) {
+				most[row.Run] = s.view
+			}
+		}
+		if len(runs) != want.runs {
+			t.Errorf("%s: %d runs, want %d", version, len(runs), want.runs)
+		}
+		for run, s := range runs {
+			at, v := version+" "+run, most[run]
+			if len(v.Workers) != 2 || len(v.Plane.Channels) != want.channels || len(v.Plane.Indexers) != want.indexers || len(v.LeftOut) > 0 {
+				t.Errorf("%s: %d workers, %d channels, %d indexers, left out %v", at, len(v.Workers), len(v.Plane.Channels), len(v.Plane.Indexers), v.LeftOut)
+			}
+			for _, w := range v.Workers {
+				if w.BlockSize != want.block || w.TotalKVBlocks != 64 || w.DPSize != 1 || w.Events.LocalIndexer != (version != "0.8.0") {
+					t.Errorf("%s: worker %+v", at, w)
+				}
+				if i, ok := v.Plane.Indexers[events.WorkerRank{WorkerID: w.WorkerID}]; version != "0.8.0" && (!ok || i.JSON != (version == "1.3.1") || version == "1.6.1" && i.Publisher != w.Events.PublisherID) {
+					t.Errorf("%s: worker %d is asked at %+v", at, w.WorkerID, i)
+				}
+			}
+			for _, c := range v.Plane.Channels {
+				if c.Bound != (version == "1.6.1") || c.Bound && !slices.ContainsFunc(v.Workers, func(r fleet.Record) bool { return r.WorkerID == c.Worker && r.Events.PublisherID == c.Publisher }) {
+					t.Errorf("%s: channel %+v", at, c)
+				}
+				if (c.Endpoint == "") != (run == "nats") {
+					t.Errorf("%s: a channel at %q, %q", at, c.Endpoint, c.Subject)
+				}
+			}
+			if len(s.view.Workers)+len(s.view.Plane.Channels)+len(s.view.Plane.Indexers)+len(s.view.LeftOut) != 0 {
+				t.Errorf("%s: at the end there is %+v", at, s.view)
+			}
+		}
+	}
+}
+
+type discoveryRow struct {
+	Run, Op, Path, Text string
+	JSON                json.RawMessage
+}
+
+func discoveryRows(t *testing.T, path string) (rows []discoveryRow) {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var row discoveryRow
+		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
+			t.Fatal(err)
+		}
+		rows = append(rows, row)
+	}
+	if err := errors.Join(lines.Err()); err != nil || len(rows) == 0 {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	return rows
+}
+
+// Names are found whether they are escaped or not, as files and buckets have them.
+func TestDynamosKeysAreUnescaped(t *testing.T) {
+	for _, name := range []string{"dynamo/backend/generate/1a", escaped("dynamo/backend/generate/1a"), url.PathEscape("dynamo/backend/generate/1a")} {
+		var table fleet.DynamoTable
+		if err := table.Put("v1/mdc/"+name, []byte(dynamoRecords("1.6")[modelKey])); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Workers) != 1 {
+			t.Errorf("%s: %+v", name, v)
+		}
+		table.Delete("v1/mdc/" + name)
+		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Workers) != 0 {
+			t.Errorf("%s: %+v", name, v)
+		}
+	}
+}
