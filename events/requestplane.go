@@ -271,30 +271,39 @@ func (x *exchange) answer(ctx context.Context, conn net.Conn, at Indexer, part f
 	if err := conn.SetDeadline(time.Now().Add(queryTimeout)); err != nil {
 		return true, err
 	}
-	if header, _, err = readTwoPart(r, maxPlaneHeader); err != nil {
+	if err := readAnswer(r, at, part); err != nil {
 		return true, fmt.Errorf("events: read an indexer's answer: %w", err)
+	}
+	return true, nil
+}
+
+// readAnswer reads what follows the answer's subject.
+func readAnswer(r io.Reader, at Indexer, part func(AnswerPart) (more bool)) error {
+	header, _, err := readTwoPart(r, maxPlaneHeader)
+	if err != nil {
+		return err
 	}
 	var prologue struct{ Error *string }
 	if err := json.Unmarshal(header, &prologue); err != nil {
-		return true, fmt.Errorf("events: read an indexer's answer: %w", err)
+		return err
 	}
 	if prologue.Error != nil {
-		return true, fmt.Errorf("events: an indexer refuses: %.256s", *prologue.Error)
+		return fmt.Errorf("it is refused: %.256s", *prologue.Error)
 	}
 	for {
 		header, body, err := readTwoPart(r, maxAnswerBytes)
 		if err != nil {
-			return true, fmt.Errorf("events: read an indexer's answer: %w", err)
+			return err
 		}
 		if len(header) > 0 {
-			return true, fmt.Errorf("events: an indexer's answer ends without one: %.64q", header)
+			return fmt.Errorf("it ends without one: %.64q", header)
 		}
 		data, err := planeData(body)
 		if err != nil {
-			return true, fmt.Errorf("events: read an indexer's answer: %w", err)
+			return err
 		}
 		if len(data) > 0 && !part(AnswerPart{Count: 1, Publisher: at.Publisher, Data: data}) {
-			return true, nil
+			return nil
 		}
 	}
 }
