@@ -298,6 +298,9 @@ type config struct {
 	// seen before, over all models.
 	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes"`
 
+	// Dynamo finds workers by the records of NVIDIA Dynamo's own discovery: docs/fleet.md.
+	Dynamo dynamoConfig `yaml:"dynamo,omitempty"`
+
 	// Models are the models whose prompts are tokenized exactly. Reloaded on
 	// SIGHUP.
 	Models []modelConfig `yaml:"models,omitempty"`
@@ -626,6 +629,9 @@ func (c *config) check() error {
 	}
 	if c.Group != "" && len(c.Groups) > 0 {
 		errs = append(errs, errors.New("config: group and groups are both given: a router of a group knows its workers"))
+	}
+	if err := c.Dynamo.check(); err != nil {
+		errs = append(errs, err)
 	}
 	if _, err := parseNetworks(c.WorkerNetworks); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))

@@ -116,7 +116,8 @@ type server struct {
 	registry *fleet.Registry
 	prober   *fleet.Prober
 	static   *static
-	sync     *fleet.Sync // nil without --router-replica-sync
+	dynamo   *fleet.Dynamo // nil unless the file has "dynamo"
+	sync     *fleet.Sync   // nil without --router-replica-sync
 	groups   groups
 	events   *events.Subscriber
 	durable  *events.Durable // nil unless --durable-kv-events
@@ -244,6 +245,9 @@ func (s *server) open() (err error) {
 		return err
 	}
 	if err = s.openGroups(); err != nil {
+		return err
+	}
+	if err = s.openDynamo(); err != nil {
 		return err
 	}
 	if err = s.openExtproc(); err != nil {
@@ -441,6 +445,9 @@ func (s *server) run(ctx context.Context) error {
 	parts.Go(func() error { return s.registry.Run(ctx) })
 	parts.Go(func() error { return s.prober.Run(ctx) })
 	parts.Go(func() error { return s.static.run(ctx) })
+	if s.dynamo != nil {
+		parts.Go(func() error { return s.dynamo.Run(ctx) })
+	}
 	parts.Go(func() error { return events.FollowUsedBlocks(ctx, s.nc, s.scope, s.usedBlocks) })
 	parts.Go(func() error { return s.router.Run(ctx) })
 	parts.Go(func() error { return s.warmUp(ctx) })

@@ -20,7 +20,8 @@ const (
 	lookUpTime  = 2 * time.Second
 )
 
-// static keeps the fleet's workers of the configuration as their names say.
+// static keeps the fleet's workers that do not register: those of the configuration, as
+// their names say, and those that were found by Dynamo's records.
 type static struct {
 	tell func([]fleet.Record) error
 	log  *slog.Logger
@@ -29,7 +30,8 @@ type static struct {
 	// mu guards the fields below, and orders what is told.
 	names   fleet.Names
 	records []fleet.Record // as configured
-	told    []fleet.Record // as last resolved
+	found   []fleet.Record // by Dynamo's records
+	told    []fleet.Record // of the configuration, as last resolved
 	groups  []fleet.Record // router groups, which have no names
 }
 
@@ -45,7 +47,7 @@ func (s *static) set(ctx context.Context, records []fleet.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := s.resolve(ctx, records)
-	if err := s.tell(slices.Concat(all, s.groups)); err != nil {
+	if err := s.tell(s.with(all)); err != nil {
 		return err
 	}
 	s.records, s.told = records, all
@@ -57,10 +59,31 @@ func (s *static) set(ctx context.Context, records []fleet.Record) error {
 func (s *static) setGroups(groups []fleet.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.tell(slices.Concat(s.told, groups)); err != nil {
+	before := s.groups
+	s.groups = groups
+	if err := s.tell(s.with(s.told)); err != nil {
+		s.groups = before
 		return err
 	}
-	s.groups = groups
+	return nil
+}
+
+// with adds those that were found, and the groups. Of two with one id that of the
+// configuration counts, which comes behind what was found.
+func (s *static) with(configured []fleet.Record) []fleet.Record {
+	return slices.Concat(s.found, configured, s.groups)
+}
+
+// discover replaces those that were found.
+func (s *static) discover(found []fleet.Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.found
+	s.found = found
+	if err := s.tell(s.with(s.told)); err != nil {
+		s.found = before
+		return err
+	}
 	return nil
 }
 
@@ -98,7 +121,7 @@ func (s *static) again(ctx context.Context) {
 	if reflect.DeepEqual(all, s.told) {
 		return
 	}
-	if err := s.tell(slices.Concat(all, s.groups)); err != nil {
+	if err := s.tell(s.with(all)); err != nil {
 		s.log.Warn("a worker's new addresses are refused; the old ones stay", "err", err)
 		return
 	}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvroute/kvroute/fleet"
+)
+
+// dynamoConfig is the file's "dynamo": where the records of Dynamo's processes are, and
+// what is made of them. The zero value looks for none.
+type dynamoConfig struct {
+	// Dir is the root of Dynamo's file store, as DYN_FILE_KV says to its processes.
+	Dir string `yaml:"dir,omitempty"`
+	// NATS reads the records from key-value buckets on the bus, those of Namespace.
+	NATS bool `yaml:"nats,omitempty"`
+
+	fleet.DynamoRules `yaml:",inline"`
+}
+
+func (c *dynamoConfig) on() bool { return c.Dir != "" || c.NATS }
+
+// check refuses what says where workers are but not how to find them.
+func (c *dynamoConfig) check() error {
+	err := c.DynamoRules.Check()
+	switch {
+	case err != nil:
+		return fmt.Errorf("config: dynamo.%w", err)
+	case c.Dir != "" && c.NATS:
+		return errors.New("config: dynamo.dir and dynamo.nats are both given, want one")
+	case c.NATS && c.Namespace == "":
+		return errors.New("config: dynamo.nats needs dynamo.namespace, after which the buckets are named")
+	case !c.on() && (c.Namespace != "" || c.Frontend != "" || len(c.AddressMap) > 0):
+		return errors.New("config: dynamo has neither dir nor nats, want one of them")
+	case c.on() && c.Frontend == "" && len(c.AddressMap) == 0:
+		return errors.New("config: dynamo has neither frontend nor address-map: its records do not say where workers serve HTTP")
+	}
+	return nil
+}
+
+// openDynamo reads the records of Dynamo's processes once, so that their workers are known
+// from the start.
+func (s *server) openDynamo() (err error) {
+	c := &s.conf.Dynamo
+	if !c.on() {
+		return nil
+	}
+	conf := fleet.DynamoConfig{
+		Dir: c.Dir, Rules: c.DynamoRules, Networks: s.networks, Changed: s.dynamoChanged,
+		Log: s.log, Meter: s.metrics.Meter("fleet"),
+	}
+	if c.NATS {
+		conf.NATS = s.nc
+	}
+	if s.dynamo, err = fleet.NewDynamo(conf); err != nil {
+		return err
+	}
+	s.dynamo.Read(context.Background())
+	return nil
+}
+
+// dynamoChanged takes what the records make. Where events are comes first: a worker that is
+// told of is asked for its own at once.
+func (s *server) dynamoChanged(v fleet.DynamoView) {
+	s.direct.sources.SetPlane(v.Plane)
+	if err := s.static.discover(v.Workers); err != nil {
+		s.log.Error("the workers of Dynamo's records are refused; the old ones stay", "err", err)
+	}
+}
