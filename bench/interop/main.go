@@ -84,6 +84,7 @@ func (e *env) end() {
 func groups() []group {
 	return []group{
 		{name: "clients", given: func(o options) string { return o.clients }, checks: clientChecks()},
+		{name: "dynamo", given: func(o options) string { return o.dynamo }, checks: dynamoChecks()},
 		{name: "vllm", given: func(o options) string { return o.vllm }, checks: vllmChecks()},
 	}
 }

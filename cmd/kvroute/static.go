@@ -56,13 +56,18 @@ func (s *static) set(ctx context.Context, records []fleet.Record) error {
 
 // setGroups replaces the candidates that router groups are. After an error the old ones
 // stay.
-func (s *static) setGroups(groups []fleet.Record) error {
+func (s *static) setGroups(groups []fleet.Record) error { return s.replace(&s.groups, groups) }
+
+// discover replaces the workers that were found. After an error the old ones stay.
+func (s *static) discover(found []fleet.Record) error { return s.replace(&s.found, found) }
+
+func (s *static) replace(list *[]fleet.Record, records []fleet.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before := s.groups
-	s.groups = groups
+	before := *list
+	*list = records
 	if err := s.tell(s.with(s.told)); err != nil {
-		s.groups = before
+		*list = before
 		return err
 	}
 	return nil
@@ -72,19 +77,6 @@ func (s *static) setGroups(groups []fleet.Record) error {
 // configuration counts, which comes behind what was found.
 func (s *static) with(configured []fleet.Record) []fleet.Record {
 	return slices.Concat(s.found, configured, s.groups)
-}
-
-// discover replaces those that were found.
-func (s *static) discover(found []fleet.Record) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	before := s.found
-	s.found = found
-	if err := s.tell(s.with(s.told)); err != nil {
-		s.found = before
-		return err
-	}
-	return nil
 }
 
 func (s *static) resolve(ctx context.Context, records []fleet.Record) []fleet.Record {

@@ -1,0 +1,623 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/zmtp"
+)
+
+// records reads the store.
+func (f *dynamoFleet) records(ctx context.Context) (v fleet.DynamoView) {
+	d, err := fleet.NewDynamo(fleet.DynamoConfig{
+		Dir: f.store, Rules: fleet.DynamoRules{Namespace: "dynamo", Frontend: f.address},
+		Changed: func(now fleet.DynamoView) { v = now },
+	})
+	if err != nil {
+		panic(err) // the rules are ours
+	}
+	d.Read(ctx)
+	return v
+}
+
+// dynamoIndex is Dynamo's own index, in a process.
+type dynamoIndex struct {
+	mu  sync.Mutex // held while something is written or answered
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func (f *dynamoFleet) startIndex() (*dynamoIndex, error) {
+	x := &dynamoIndex{cmd: exec.Command(f.python(), "-c", dynamoTree)}
+	var log bytes.Buffer
+	x.cmd.Stderr = &log
+	var errs [3]error
+	var out io.ReadCloser
+	x.in, errs[0] = x.cmd.StdinPipe()
+	out, errs[1] = x.cmd.StdoutPipe()
+	errs[2] = x.cmd.Start()
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, fmt.Errorf("start Dynamo's index: %w", err)
+	}
+	x.out = bufio.NewReaderSize(out, 1<<20)
+	if _, err := x.dump(); err != nil {
+		x.stop()
+		return nil, fmt.Errorf("start Dynamo's index: %w\n%s", err, log.String())
+	}
+	return x, nil
+}
+
+func (x *dynamoIndex) apply(envelope []byte) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	_, err := io.WriteString(x.in, hex.EncodeToString(envelope)+"\n")
+	return err
+}
+
+// blockAt is a block that a rank has.
+type blockAt struct {
+	worker          uint64
+	rank            uint32
+	external, local uint64
+}
+
+// routerEvent is an event of a dump, Dynamo's or ours.
+type routerEvent struct {
+	Worker uint64          `json:"worker_id"`
+	End    json.RawMessage `json:"kvroute_end"`
+	Event  struct {
+		Rank uint32 `json:"dp_rank"`
+		Data struct {
+			Stored struct {
+				Blocks []struct {
+					External uint64 `json:"block_hash"`
+					Local    uint64 `json:"tokens_hash"`
+				} `json:"blocks"`
+			} `json:"stored"`
+		} `json:"data"`
+	} `json:"event"`
+}
+
+func (ev *routerEvent) appendTo(all []blockAt) []blockAt {
+	for _, b := range ev.Event.Data.Stored.Blocks {
+		all = append(all, blockAt{ev.Worker, ev.Event.Rank, b.External, b.Local})
+	}
+	return all
+}
+
+func (x *dynamoIndex) dump() (all []blockAt, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if _, err := io.WriteString(x.in, "\n"); err != nil {
+		return nil, err
+	}
+	line, err := x.out.ReadBytes('\n')
+	if err != nil {
+		return nil, err
+	}
+	var evs []routerEvent
+	if err := json.Unmarshal(line, &evs); err != nil {
+		return nil, err
+	}
+	for i := range evs {
+		all = evs[i].appendTo(all)
+	}
+	return all, nil
+}
+
+func (x *dynamoIndex) stop() {
+	_ = x.in.Close() // it then ends
+	_ = x.cmd.Wait() // whatever it says
+}
+
+// listenedPlane is what the workers publish, as somebody beside kvroute hears it.
+type listenedPlane struct {
+	cancel context.CancelFunc
+	parts  sync.WaitGroup
+	nc     *nats.Conn // nil over ZMQ
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	stored, removed map[events.WorkerRank]int // blocks
+	err             error
+}
+
+// listen begins to hear all publishers, and has heard nothing of them when it returns.
+func (f *dynamoFleet) listen(ctx context.Context, plane events.Plane) (*listenedPlane, error) {
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	p := &listenedPlane{cancel: cancel, stored: make(map[events.WorkerRank]int), removed: make(map[events.WorkerRank]int)}
+	subjects := make(map[string]bool)
+	for _, c := range plane.Channels {
+		if c.Endpoint == "" {
+			subjects[c.Subject] = true
+			continue
+		}
+		at, err := zmtp.ParseEndpoint(c.Endpoint, 0, 0)
+		if err != nil {
+			return p, err
+		}
+		conn, err := zmtp.Dial(ctx, at, zmtp.Sub)
+		if err == nil {
+			err = conn.Subscribe(events.Topic)
+		}
+		if err != nil {
+			return p, fmt.Errorf("listen to a worker's publisher: %w", err)
+		}
+		context.AfterFunc(own, func() { _ = conn.Close() }) // Read then ends
+		p.parts.Go(func() {
+			for {
+				frames, err := conn.Read()
+				if err != nil {
+					p.fail(own, err)
+					return
+				}
+				s, err := events.SplitFrames(frames)
+				if err == nil && s.Topic == events.Topic {
+					err = p.take(f.index, s.Body)
+				}
+				p.fail(own, err)
+			}
+		})
+	}
+	for subject := range subjects {
+		if p.nc == nil {
+			var err error
+			if p.nc, err = nats.Connect(f.server()); err != nil {
+				return p, err
+			}
+		}
+		if _, err := p.nc.Subscribe(subject, func(m *nats.Msg) { p.fail(own, p.take(f.index, m.Data)) }); err != nil {
+			return p, err
+		}
+	}
+	if p.nc != nil {
+		return p, p.nc.FlushWithContext(ctx)
+	}
+	// The subscriptions are on their way; nothing tells when they are there.
+	return p, until(ctx, patience, "a pause", after(500*time.Millisecond))
+}
+
+// after is true once a time has passed.
+func after(d time.Duration) func(context.Context) bool {
+	at := time.Now().Add(d)
+	return func(context.Context) bool { return !time.Now().Before(at) }
+}
+
+func (f *dynamoFleet) server() string {
+	for _, v := range f.environment {
+		if url, ok := strings.CutPrefix(v, "NATS_SERVER="); ok {
+			return url
+		}
+	}
+	return ""
+}
+
+func (p *listenedPlane) fail(ctx context.Context, err error) {
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.err = errors.Join(p.err, err)
+}
+
+func (p *listenedPlane) take(x *dynamoIndex, envelope []byte) error {
+	if err := x.apply(envelope); err != nil {
+		return err
+	}
+	m, err := events.DecodeMessage(envelope)
+	if err != nil || m.Bad > 0 {
+		return fmt.Errorf("a message with %d bad events, %w", m.Bad, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ev := range m.Events {
+		at := events.WorkerRank{WorkerID: ev.WorkerID, DPRank: ev.DPRank}
+		switch ev.Event.Kind {
+		case indexer.Stored:
+			p.stored[at] += len(ev.Event.Blocks)
+		case indexer.Removed:
+			p.removed[at] += len(ev.Event.Externals)
+		case indexer.Cleared:
+		}
+	}
+	return nil
+}
+
+func (p *listenedPlane) stop() {
+	p.cancel()
+	if p.nc != nil {
+		p.nc.Close()
+	}
+	p.parts.Wait()
+}
+
+// dynamoWorld is requests through Envoy and kvroute to Dynamo's workers, one at a time.
+type dynamoWorld struct {
+	*dynamoFleet
+	*stack
+	rng      *rand.Rand
+	talks    [][]any // conversations so far
+	expected map[events.WorkerRank]int
+	cached   int
+	each     map[events.WorkerRank]int
+}
+
+func mumble(rng *rand.Rand, n int) string {
+	list := []string{"the", "cache", "router", "sends", "each", "prompt", "to", "a", "worker", "that", "has", "seen", "most", "of", "it", "before", "and", "is", "not", "busy"}
+	var b strings.Builder
+	for range n {
+		b.WriteString(list[rng.IntN(len(list))] + " ")
+	}
+	return b.String()
+}
+
+// body is the next request: a new conversation with one of three system prompts, or the
+// next turn of an old one.
+func (w *dynamoWorld) body() string {
+	if n := len(w.talks); n == 0 || w.rng.IntN(3) == 0 {
+		system := rand.New(rand.NewPCG(w.rng.Uint64N(3), 5))
+		w.talks = append(w.talks, []any{message("system", mumble(system, 60))})
+	}
+	i := w.rng.IntN(len(w.talks))
+	w.talks[i] = append(w.talks[i], message("user", mumble(w.rng, 10+w.rng.IntN(60))))
+	text := body(map[string]any{"messages": w.talks[i]}, map[string]any{"max_tokens": 1 + w.rng.IntN(24), "nvext": map[string]any{"extra_fields": []string{"worker_id"}}})
+	w.talks[i] = append(w.talks[i], message("assistant", mumble(w.rng, 5)))
+	if len(w.talks[i]) > 12 {
+		w.talks = slices.Delete(w.talks, i, i+1)
+	}
+	return text
+}
+
+// dynamoAnswer is what is read of a response.
+type dynamoAnswer struct {
+	Usage usage `json:"usage"`
+	Ext   struct {
+		Worker struct {
+			ID   uint64 `json:"decode_worker_id"`
+			Rank uint32 `json:"decode_dp_rank"`
+		} `json:"worker_id"`
+	} `json:"nvext"`
+	id string
+}
+
+// send sends a request and notes what it must make the worker store.
+func (w *dynamoWorld) send(ctx context.Context, text string) (a dynamoAnswer, err error) {
+	a.id = newRequestID()
+	resp, err := ask(ctx, w.envoy.URL()+chatPath, text, map[string]string{"X-Request-Id": a.id})
+	if err != nil {
+		return a, err
+	}
+	if resp.status != http.StatusOK {
+		return a, fmt.Errorf("status %d: %.500s", resp.status, resp.body)
+	}
+	if err := json.Unmarshal(resp.body, &a); err != nil {
+		return a, err
+	}
+	if w.expected == nil {
+		w.expected, w.each = make(map[events.WorkerRank]int), make(map[events.WorkerRank]int)
+	}
+	at := events.WorkerRank{WorkerID: a.Ext.Worker.ID, DPRank: a.Ext.Worker.Rank}
+	w.expected[at] += (a.Usage.Prompt+a.Usage.Completed-1)/dynamoBlock - a.Usage.Details.Cached/dynamoBlock
+	w.cached += a.Usage.Details.Cached
+	w.each[at]++
+	return a, nil
+}
+
+// heard waits until all that the workers must have published was heard beside kvroute.
+func (w *dynamoWorld) heard(ctx context.Context) error {
+	var missing string
+	err := until(ctx, 20*time.Second, "the workers tell what they stored", func(context.Context) bool {
+		w.plane.mu.Lock()
+		defer w.plane.mu.Unlock()
+		missing = ""
+		if w.plane.err != nil {
+			missing = w.plane.err.Error()
+		}
+		for at, n := range w.expected {
+			if got := w.plane.stored[at]; got < n {
+				missing += fmt.Sprintf("%v: %d blocks of %d; ", at, got, n)
+			}
+		}
+		return missing == ""
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, missing)
+	}
+	return nil
+}
+
+// talk sends requests, and compares.
+func (w *dynamoWorld) talk(ctx context.Context, r *result, n int) error {
+	for i := range n {
+		a, err := w.send(ctx, w.body())
+		if err != nil {
+			return fmt.Errorf("request %d: %w", i, err)
+		}
+		d, err := w.decision(ctx, a.id)
+		if err != nil {
+			return fmt.Errorf("request %d: %w", i, err)
+		}
+		r.cases++
+		switch at := d.Worker; {
+		case at.ID != a.Ext.Worker.ID || at.DPRank != a.Ext.Worker.Rank:
+			r.differ("request %d: sent to %d, rank %d; answered by %d, rank %d", i, at.ID, at.DPRank, a.Ext.Worker.ID, a.Ext.Worker.Rank)
+		case d.TokenMode != "exact" || d.PromptTokens != a.Usage.Prompt:
+			r.differ("request %d: %d prompt tokens here (%s), %d there", i, d.PromptTokens, d.TokenMode, a.Usage.Prompt)
+		case min(d.OverlapBlocks, (a.Usage.Prompt-1)/dynamoBlock)*dynamoBlock != a.Usage.Details.Cached:
+			r.differ("request %d: of %d tokens %d blocks of %d are foretold, and %d tokens were cached", i, a.Usage.Prompt, d.OverlapBlocks, dynamoBlock, a.Usage.Details.Cached)
+		}
+		if err := w.heard(ctx); err != nil {
+			return fmt.Errorf("request %d: %w", i, err)
+		}
+		if err := w.equal(ctx, w.stack); err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			r.differ("after request %d: %v", i, err)
+		}
+	}
+	return nil
+}
+
+// equal waits until a kvroute's index has the blocks that Dynamo's has.
+func (w *dynamoWorld) equal(ctx context.Context, s *stack) error {
+	var last string
+	err := until(ctx, 20*time.Second, "kvroute's index equals Dynamo's", func(ctx context.Context) bool {
+		theirs, err := w.index.dump()
+		if err != nil {
+			last = err.Error()
+			return false
+		}
+		ours, err := s.blocks(ctx)
+		if err != nil {
+			last = err.Error()
+			return false
+		}
+		last = differing(ours, theirs)
+		return last == ""
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, last)
+	}
+	return nil
+}
+
+// differing says how two sets of blocks differ, "" for not.
+func differing(ours, theirs []blockAt) string {
+	in := make(map[blockAt]int)
+	for _, b := range ours {
+		in[b]++
+	}
+	missing := 0
+	for _, b := range theirs {
+		if in[b]--; in[b] < 0 {
+			missing++
+		}
+	}
+	if len(ours) == len(theirs) && missing == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d blocks here, %d there, %d of which are not here", len(ours), len(theirs), missing)
+}
+
+// blocks reads kvroute's index.
+func (s *stack) blocks(ctx context.Context) (all []blockAt, err error) {
+	data, err := get(ctx, "http://"+s.at.HTTP+"/v1/index/dump")
+	if err != nil {
+		return nil, err
+	}
+	whole := false
+	for line := range bytes.Lines(data) {
+		var ev routerEvent
+		if err := json.Unmarshal(line, &ev); err != nil {
+			return nil, fmt.Errorf("%w in %.300s", err, line)
+		}
+		whole = len(ev.End) > 0
+		all = ev.appendTo(all)
+	}
+	if !whole {
+		return nil, errors.New("the dump ends in the middle")
+	}
+	return all, nil
+}
+
+// counter returns the lines of a metric.
+func (s *stack) counter(ctx context.Context, name string) (string, error) {
+	data, err := get(ctx, "http://"+s.at.HTTP+"/metrics")
+	var lines []string
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, name); ok {
+			lines = append(lines, strings.TrimSpace(rest))
+		}
+	}
+	return strings.Join(lines, ", "), err
+}
+
+func (w *dynamoWorld) summary() string {
+	stored, removed := 0, 0
+	w.plane.mu.Lock()
+	defer w.plane.mu.Unlock()
+	for _, n := range w.plane.stored {
+		stored += n
+	}
+	for _, n := range w.plane.removed {
+		removed += n
+	}
+	var each []int
+	for _, n := range w.each {
+		each = append(each, n)
+	}
+	slices.Sort(each)
+	return fmt.Sprintf("requests by rank %v, %d tokens cached, %d blocks stored and %d evicted", each, w.cached, stored, removed)
+}
+
+// cuts are the publishers' sockets behind connections that can be cut.
+type cuts struct {
+	store     string
+	listeners []net.Listener
+	parts     sync.WaitGroup
+	cancel    context.CancelFunc
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	off   bool
+	conns map[net.Conn]struct{}
+	open  int // pairs that are passed through
+}
+
+// mirror keeps a copy of the store in which the publishers' sockets are others, which lead
+// to the real ones until they are cut.
+func (f *dynamoFleet) mirror(ctx context.Context, store string) (*cuts, error) {
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	c := &cuts{store: store, cancel: cancel, conns: make(map[net.Conn]struct{})}
+	var replace []string
+	for _, ch := range f.records(ctx).Plane.Channels {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return c, err
+		}
+		c.listeners = append(c.listeners, l)
+		replace = append(replace, ch.Endpoint+`"`, "tcp://"+l.Addr().String()+`"`)
+		to := strings.TrimPrefix(ch.Endpoint, "tcp://")
+		c.parts.Go(func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				c.parts.Go(func() { c.pass(conn, to) })
+			}
+		})
+	}
+	copyAll := func() error {
+		return filepath.WalkDir(f.store, func(path string, d os.DirEntry, err error) error {
+			if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
+				return err
+			}
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			to := filepath.Join(store, strings.TrimPrefix(path, f.store))
+			if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+				return err
+			}
+			// As Dynamo does, so that nobody reads half of it.
+			half := filepath.Join(filepath.Dir(to), ".tmp_"+filepath.Base(to))
+			if err := os.WriteFile(half, []byte(strings.NewReplacer(replace...).Replace(string(data))), 0o644); err != nil {
+				return err
+			}
+			return os.Rename(half, to)
+		})
+	}
+	if err := copyAll(); err != nil {
+		return c, err
+	}
+	c.parts.Go(func() {
+		tick := time.NewTicker(2 * time.Second) // files that nobody touches for 10 s are of the dead
+		defer tick.Stop()
+		for {
+			select {
+			case <-own.Done():
+				return
+			case <-tick.C:
+				_ = copyAll() // a file may go meanwhile; the next time will show
+			}
+		}
+	})
+	return c, nil
+}
+
+// pass carries a connection's bytes until one side ends, or it is cut.
+func (c *cuts) pass(conn net.Conn, to string) {
+	defer conn.Close()
+	c.mu.Lock()
+	off := c.off
+	c.mu.Unlock()
+	if off {
+		return
+	}
+	other, err := net.Dial("tcp", to)
+	if err != nil {
+		return
+	}
+	defer other.Close()
+	c.mu.Lock()
+	if c.off {
+		c.mu.Unlock()
+		return
+	}
+	c.conns[conn], c.conns[other] = struct{}{}, struct{}{}
+	c.open++
+	c.mu.Unlock()
+	var both sync.WaitGroup
+	carry := func(a, b net.Conn) {
+		_, _ = io.Copy(a, b) // until one of them is closed
+		_ = a.Close()
+		_ = b.Close()
+	}
+	both.Go(func() { carry(conn, other) })
+	carry(other, conn)
+	both.Wait()
+	c.mu.Lock()
+	delete(c.conns, conn)
+	delete(c.conns, other)
+	c.open--
+	c.mu.Unlock()
+}
+
+// cut ends all connections and lets none come.
+func (c *cuts) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.off = true
+	for conn := range c.conns {
+		_ = conn.Close() // its carriers then end
+	}
+}
+
+// join lets connections come, and waits for them.
+func (c *cuts) join(ctx context.Context) error {
+	c.mu.Lock()
+	c.off = false
+	c.mu.Unlock()
+	return until(ctx, patience, "kvroute connects to the publishers again", func(context.Context) bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.open == len(c.listeners)
+	})
+}
+
+func (c *cuts) stop() {
+	c.cancel()
+	for _, l := range c.listeners {
+		_ = l.Close() // Accept then ends
+	}
+	c.cut()
+	c.parts.Wait()
+}
