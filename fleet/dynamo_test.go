@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
@@ -125,9 +126,9 @@ func dynamoRecords(version string) map[string]string {
 		}
 	}
 	all := map[string]string{
-		modelKey: model(`"worker_type":"aggregated","runtime_config":{"total_kv_blocks":64,"data_parallel_start_rank":4,"data_parallel_size":2,"enable_local_indexer":true,"kv_event_publishing_enabled":true}`),
+		modelKey:   model(`"worker_type":"aggregated","runtime_config":{"total_kv_blocks":64,"data_parallel_start_rank":4,"data_parallel_size":2,"enable_local_indexer":true,"kv_event_publishing_enabled":true}`),
 		adapterKey: `{"type":"Model","namespace":"dynamo","component":"backend","endpoint":"generate","instance_id":26,"model_suffix":"tuned","card_json":{"display_name":"tuned"}}`,
-		"v1/instances/dynamo/backend/generate/1a": fmt.Sprintf(endpoint, "generate", "dynamo/backend/generate", `,"request_plane_codec":"msgpack"`),
+		"v1/instances/dynamo/backend/generate/1a":                                                              fmt.Sprintf(endpoint, "generate", "dynamo/backend/generate", `,"request_plane_codec":"msgpack"`),
 		"v1/event_channels/namespace/dynamo/component/backend/endpoint/generate/topic/forward-pass-metrics/ee": `{"type":"EventChannel","scope":{"kind":"endpoint","endpoint":{"namespace":"dynamo","component":"backend","name":"generate"}},"topic":"forward-pass-metrics","instance_id":238,"transport":{"kind":"Nats","config":{"subject_prefix":"namespace.dynamo.component.backend.endpoint.generate"}}}`,
 	}
 	for i, transport := range []string{`{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:4200"}}`, `{"kind":"Nats","config":{"subject_prefix":"namespace.dynamo.component.backend.endpoint.generate"}}`} {
@@ -490,5 +491,79 @@ func TestDynamosKeysAreUnescaped(t *testing.T) {
 		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Workers) != 0 {
 			t.Errorf("%s: %+v", name, v)
 		}
+	}
+}
+
+// Records in buckets come, change, expire and go; what is away stays as it was.
+func TestDynamosRecordsInBuckets(t *testing.T) {
+	s := startNATS(t, -1)
+	nc := connect(t, s)
+	var view fleet.DynamoView
+	d, err := fleet.NewDynamo(fleet.DynamoConfig{
+		NATS: nc, Rules: fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend}, Changed: func(v fleet.DynamoView) { view = v },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Read(t.Context())
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buckets := map[string]jetstream.KeyValue{}
+	for key, text := range dynamoRecords("1.6") {
+		parts := strings.SplitN(key, "/", 3)
+		name := "dynamo_v1_" + parts[1]
+		if buckets[name] == nil {
+			if buckets[name], err = js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: name}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := buckets[name].PutString(t.Context(), parts[2], text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.Read(t.Context())
+	if diff := cmp.Diff(dynamoViews()["1.6"], view); diff != "" {
+		t.Errorf("the records make something else (-want +got):\n%s", diff)
+	}
+	models := buckets["dynamo_v1_mdc"]
+	name := strings.TrimPrefix(modelKey, "v1/mdc/")
+	for _, step := range []struct {
+		do   func() error
+		want string
+	}{
+		{func() error {
+			_, err := models.PutString(t.Context(), name, strings.Replace(dynamoRecords("1.6")[modelKey], `"m"`, `"n"`, 1))
+			return err
+		}, "n"},
+		{func() error { _, err := models.PutString(t.Context(), name, `{"inst`); return err }, "n"},
+		{func() error { return models.Delete(t.Context(), name) }, ""},
+		{func() error {
+			_, err := models.PutString(t.Context(), name, dynamoRecords("1.6")[modelKey])
+			return err
+		}, "m"},
+		{func() error { return models.Purge(t.Context(), name) }, ""},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		d.Read(t.Context())
+		got := ""
+		for _, w := range view.Workers {
+			got += w.Models[0]
+		}
+		if got != step.want {
+			t.Errorf("the models are %q, want %q", got, step.want)
+		}
+	}
+	if _, err := models.PutString(t.Context(), name, dynamoRecords("1.6")[modelKey]); err != nil {
+		t.Fatal(err)
+	}
+	d.Read(t.Context())
+	nc.Close()
+	d.Read(t.Context())
+	if len(view.Workers) != 1 {
+		t.Error("NATS is away, and so are the workers")
 	}
 }

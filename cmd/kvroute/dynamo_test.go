@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+)
+
+func TestBadDynamoSettings(t *testing.T) {
+	for text, want := range map[string]string{
+		"{dir: a, nats: true, namespace: n, frontend: \"10.0.0.1:1\"}": "want one",
+		"{nats: true, frontend: \"10.0.0.1:1\"}":                       "dynamo.namespace",
+		"{frontend: \"10.0.0.1:1\"}":                                   "neither dir nor nats",
+		"{dir: a}":                                                     "neither frontend nor address-map",
+		"{dir: a, frontend: here}":                                     `dynamo.frontend is "here"`,
+		"{dir: a, address-map: {7: \"10.0.0.1\"}}":                     `dynamo.address-map[7] is "10.0.0.1"`,
+		"{dir: a, frontend: \"10.0.0.1:1\", root: b}":                  "root",
+	} {
+		status, _, err := runs(t, "serve", "--config", writeFile(t, "version: 1\ndynamo: "+text+"\n"))
+		if status == 0 || !strings.Contains(err, want) {
+			t.Errorf("%s: status %d, %s, want %s", text, status, err, want)
+		}
+	}
+}
+
+// Workers of the store are beside those of the file, their publishers are heard, and they
+// go with their records.
+func TestWorkersOfDynamosStore(t *testing.T) {
+	var lc net.ListenConfig
+	listen := func() net.Listener {
+		l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	sockets := events.RankSockets{Events: listen(), Queries: listen()}
+	publisher := events.NewPublisher(nil, events.PublisherConfig{WorkerID: 26, Sockets: map[uint32]events.RankSockets{0: sockets}})
+	store := t.TempDir()
+	put := func(bucket, name, text string) {
+		t.Helper()
+		dir := filepath.Join(store, "v1", bucket)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, strings.ReplaceAll(name, "/", "%2F")), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	card := func(id int) {
+		put("mdc", fmt.Sprintf("dynamo/backend/generate/%x", id), fmt.Sprintf(`{"namespace":"dynamo","component":"backend","endpoint":"generate","instance_id":%d,`+
+			`"card_json":{"display_name":"m","kv_cache_block_size":16,"worker_type":"aggregated","runtime_config":{"data_parallel_size":1,"kv_event_publishing_enabled":true}}}`, id))
+	}
+	const scope = `"scope":{"kind":"endpoint","endpoint":{"namespace":"dynamo","component":"backend","name":"generate"}},"topic":"kv-events"`
+	key := fmt.Sprintf("namespace/dynamo/component/backend/endpoint/generate/topic/kv%%2Devents/%x", publisher.ID())
+	put("event_channels", key, fmt.Sprintf(`{%s,"instance_id":%d,"transport":{"kind":"Zmq","config":{"endpoint":"tcp://%s"}}}`, scope, publisher.ID(), sockets.Events.Addr()))
+	put("event_sources", key, fmt.Sprintf(`{%s,"publisher_id":%d,"metadata":{"worker":{"worker_id":26,"dp_rank":0}}}`, scope, publisher.ID()))
+	card(26)
+
+	file := writeFile(t, fmt.Sprintf("version: 1\ndynamo: {dir: %q, frontend: \"127.0.0.1:1\"}\nworkers:\n- {name: a, worker_id: 3, address: \"127.0.0.1:2\", models: [m]}\n", store))
+	d := &demonstration{router: process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")}
+	running := make(chan error, 1)
+	go func() { running <- publisher.Run(t.Context()) }()
+	state := func() (all string) {
+		for _, w := range workers(t, d) {
+			all += fmt.Sprintf("%d %s %s, ", w.ID, w.Address, w.Engine)
+		}
+		return all
+	}
+	touch := func() {
+		now := time.Now()
+		err := filepath.WalkDir(store, func(path string, _ os.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			return os.Chtimes(path, now, now)
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	is := func(want string) {
+		t.Helper()
+		eventually(t, "the workers are others", func() bool { touch(); return state() == want })
+	}
+	is("3 127.0.0.1:2 , 26 127.0.0.1:1 dynamo, ")
+	n := uint64(0)
+	eventually(t, "the publisher is not heard", func() bool {
+		touch()
+		n++
+		publisher.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: n, Local: n}}})
+		for _, w := range workers(t, d) {
+			if w.ID == 26 && w.CachedBlocks > 0 {
+				return true
+			}
+		}
+		return false
+	})
+	card(27)
+	is("3 127.0.0.1:2 , 26 127.0.0.1:1 dynamo, 27 127.0.0.1:1 dynamo, ")
+	// The file's workers are read again beside them.
+	text := fmt.Sprintf("version: 1\ndynamo: {dir: %q, frontend: \"127.0.0.1:1\"}\nworkers:\n- {name: b, worker_id: 4, address: \"127.0.0.1:3\", models: [m]}\n", store)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.router.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	is("4 127.0.0.1:3 , 26 127.0.0.1:1 dynamo, 27 127.0.0.1:1 dynamo, ")
+	if err := os.Remove(filepath.Join(store, "v1", "mdc", "dynamo%2Fbackend%2Fgenerate%2F1a")); err != nil {
+		t.Fatal(err)
+	}
+	is("4 127.0.0.1:3 , 27 127.0.0.1:1 dynamo, ")
+	// Nobody touches the files any more.
+	eventually(t, "the dead are there", func() bool { return state() == "4 127.0.0.1:3 , " })
+	sockets.Events.Close()
+	sockets.Queries.Close()
+}
