@@ -131,7 +131,7 @@ func (d *dynamoRank) say(payload []byte) {
 	d.pub.Send(frames[:]...)
 	other := e
 	other.Topic = events.Topic + "-more" // which the subscription's prefix lets through
-	others := events.PlaneFrames(other) // the first ones are not ours any more
+	others := events.PlaneFrames(other)  // the first ones are not ours any more
 	d.pub.Send(others[:]...)
 }
 

@@ -12,7 +12,7 @@ if [ -x "$home/bin/python" ] && [ -e "$home/.done-$version" ]; then
 fi
 command -v python3 >/dev/null || { echo "Python 3.10 or later is missing" >&2; exit 1; }
 free=$(df -Pk "$(dirname "$home")" | awk 'NR == 2 {print int($4 / 1048576)}')
-echo "Dynamo $version: downloads some 0.1 GB from PyPI and takes 0.4 GB in $home; $free GB are free there"
+echo "Dynamo $version: downloads some 0.2 GB from PyPI and takes 0.8 GB in $home; $free GB are free there"
 if [ "$free" -lt 2 ]; then
 	echo "less than 2 GB are free" >&2
 	exit 1

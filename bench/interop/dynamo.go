@@ -38,6 +38,9 @@ func dynamoChecks() []check {
 		{"events over NATS", 8 * time.Minute, func(ctx context.Context, e *env) (result, error) { return dynamoEvents(ctx, e, "nats") }},
 		{"events lost, asked for", 6 * time.Minute, dynamoLoss},
 		{"workers that stop, die and come", 8 * time.Minute, dynamoWorkers},
+		{"the example", 5 * time.Minute, func(ctx context.Context, e *env) (result, error) {
+			return runExample(ctx, e, "dynamo", "DYNAMO", filepath.Join(e.dynamo, "bin/python"), dynamoBlock)
+		}},
 	}
 }
 

@@ -303,14 +303,19 @@ func killed(ctx context.Context, e *env) (res result, err error) {
 }
 
 // example runs the example for readers, with the real vLLM.
-func example(ctx context.Context, e *env) (res result, err error) {
-	res.what = "the script's end, with an explained decision whose overlap the engine found"
+func example(ctx context.Context, e *env) (result, error) {
 	e.end() // the memory is needed
-	program, err := filepath.Abs(filepath.Join(e.vllm, "bin/vllm"))
-	if err != nil {
+	return runExample(ctx, e, "vllm", "VLLM", filepath.Join(e.vllm, "bin/vllm"), blockSize)
+}
+
+// runExample runs the script of an example, which finds its program in a variable of the
+// environment.
+func runExample(ctx context.Context, e *env, name, variable, program string, block int) (res result, err error) {
+	res.what = "the script's end, with an explained decision whose overlap the engine found"
+	if program, err = filepath.Abs(program); err != nil {
 		return res, err
 	}
-	script, err := e.start("example", []string{"KVROUTE=" + e.kvroute, "VLLM=" + program}, "nice", "-n", "15", "examples/vllm/run.sh")
+	script, err := e.start("example-"+name, []string{"KVROUTE=" + e.kvroute, variable + "=" + program}, "nice", "-n", "15", filepath.Join("examples", name, "run.sh"))
 	if err != nil {
 		return res, err
 	}
@@ -330,7 +335,7 @@ func example(ctx context.Context, e *env) (res result, err error) {
 	foretold := lastNumber(text, "x-dynamo-overlap-blocks: ")
 	cached := lastNumber(text, `"cached_tokens":`)
 	res.cases++
-	if foretold == 0 || foretold*blockSize != cached || !bytes.Contains(text, []byte("<- chosen")) {
+	if foretold == 0 || foretold*block != cached || !bytes.Contains(text, []byte("<- chosen")) {
 		res.differ("%d blocks were foretold, %d tokens cached:\n%s", foretold, cached, text)
 	}
 	return res, nil

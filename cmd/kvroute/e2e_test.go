@@ -796,10 +796,26 @@ exec "$KVROUTE" engine --nats-url "" --kv-events zmq --engine vllm --block-hash 
 `), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	// Something that takes the arguments of Dynamo's mock workers and frontend: two cards in a folder, which are
+	// touched, and a simulated engine.
+	dynamo := filepath.Join(t.TempDir(), "python")
+	if err := os.WriteFile(dynamo, []byte(`#!/bin/bash
+if [ "$2" = dynamo.frontend ]; then
+	until [ -e "$DYN_FILE_KV/v1/mdc" ]; do read -rt 0.1 <> <(:); done
+	exec "$KVROUTE" engine --nats-url "" --kv-events none --model tiny --tokenizer "$(dirname "$DYN_FILE_KV")/model" --listen "127.0.0.1:$8"
+fi
+for id in 1 2; do
+	mkdir -p "$DYN_FILE_KV/v1/mdc"
+	echo '{"namespace":"dynamo","component":"backend","endpoint":"generate","instance_id":'$id',"card_json":{"display_name":"tiny","kv_cache_block_size":16,"worker_type":"aggregated","runtime_config":{"kv_event_publishing_enabled":false}}}' >"$DYN_FILE_KV/v1/mdc/dynamo%2Fbackend%2Fgenerate%2F$id"
+done
+while touch "$DYN_FILE_KV/v1/mdc/"*; do read -rt 1 <> <(:); done
+`), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for _, script := range scripts {
 		t.Run(filepath.Base(filepath.Dir(script)), func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), script)
-			cmd.Env = append(os.Environ(), "KVROUTE="+self, "VLLM="+vllm)
+			cmd.Env = append(os.Environ(), "KVROUTE="+self, "VLLM="+vllm, "DYNAMO="+dynamo)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
