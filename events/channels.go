@@ -15,6 +15,12 @@ import (
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
+// settleSurely is after how long the ranks of a new connection are asked once more. Dynamo's
+// publishers, unlike ours, say nothing when somebody has subscribed: where one is slow to
+// take the subscription, what it publishes between the first answer and that is lost, and
+// nothing shows it before the rank's next event.
+const settleSurely = 2 * time.Second
+
 // Channel is where a publisher of Dynamo's event plane is heard: at a socket, or on
 // a subject of the bus.
 type Channel struct {
@@ -228,9 +234,9 @@ func (p *plane) hear(ctx context.Context, at spot, c *zmtp.Conn, log *slog.Logge
 	}
 	p.s.metrics.count(ctx, sourceConnected, 1)
 	log.Info("a publisher's events are heard")
-	for _, r := range p.speakers(at) {
-		p.s.conf.Subscriber.Missed(r.WorkerID, r.DPRank)
-	}
+	p.missed(at)
+	again := time.AfterFunc(settleSurely, func() { p.missed(at) })
+	defer again.Stop()
 	for {
 		frames, err := c.Read()
 		if err != nil {
@@ -245,6 +251,13 @@ func (p *plane) hear(ctx context.Context, at spot, c *zmtp.Conn, log *slog.Logge
 		default:
 			p.take(ctx, at, f.Body)
 		}
+	}
+}
+
+// missed has all be asked who may speak at a place.
+func (p *plane) missed(at spot) {
+	for _, r := range p.speakers(at) {
+		p.s.conf.Subscriber.Missed(r.WorkerID, r.DPRank)
 	}
 }
 
@@ -272,9 +285,7 @@ func (p *plane) followSubject(ctx context.Context, at spot) {
 			wait.wait(ctx)
 			continue
 		}
-		for _, r := range p.speakers(at) {
-			p.s.conf.Subscriber.Missed(r.WorkerID, r.DPRank)
-		}
+		p.missed(at)
 		<-ctx.Done()
 		if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 			log.Warn("a subject of publishers cannot be left", "err", err)
@@ -290,6 +301,11 @@ func (p *plane) subscribe(ctx context.Context, at spot) (*nats.Subscription, err
 	}
 	if err := sub.SetPendingLimits(s.pending, 256<<20); err != nil {
 		return nil, fmt.Errorf("events: set limits of %s: %w", at.subject, err)
+	}
+	if s.nc.IsConnected() {
+		flush, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_ = s.nc.FlushWithContext(flush) // the server knows of it then; while it is away it will be told
 	}
 	return sub, nil
 }

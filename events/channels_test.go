@@ -42,6 +42,7 @@ type dynamoRank struct {
 	id, sent uint64
 	held     map[uint64]uint64 // what the cache holds
 	asked    int
+	answered time.Time // the last time
 }
 
 func newDynamoRank(t *testing.T, worker uint64, rank uint32, publisher uint64) *dynamoRank {
@@ -54,7 +55,7 @@ func newDynamoRank(t *testing.T, worker uint64, rank uint32, publisher uint64) *
 		}
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.asked++
+		d.asked, d.answered = d.asked+1, time.Now()
 		a := d.local.Ask(query)
 		return say(w, q.Info.Subject, data(&a), last())
 	}, nil)
@@ -334,4 +335,22 @@ func TestGarbageFromDynamosPublishersIsHarmless(t *testing.T) {
 	a.mu.Unlock()
 	a.publish(false, oneBlock(1))
 	a.agrees(&c)
+}
+
+// A real publisher may be slow to take a subscription. What it says meanwhile is lost, and
+// nothing later shows it: so it is asked once more.
+func TestANewConnectionIsAskedForTwice(t *testing.T) {
+	var c caches
+	a := newDynamoRank(t, 26, 0, 255)
+	a.publish(true, oneBlock(1))
+	c.follows(t, bus(t), planeOf(a), a)
+	eventually(t, func() bool { return a.pub.Subscribers() == 1 && len(c.of(26, 0)) == 1 })
+	heard := time.Now()
+	a.publish(true, oneBlock(2))
+	eventually(t, func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.answered.Sub(heard) > time.Second
+	})
+	eventually(t, func() bool { return len(c.of(26, 0)) == 2 })
 }

@@ -299,7 +299,7 @@ func readBounded(root *os.Root, name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }() // it was read
 	data, err := io.ReadAll(io.LimitReader(file, maxDynamoRecord+1))
 	if err == nil && len(data) > maxDynamoRecord {
 		err = fmt.Errorf("fleet: %s has more than %d bytes", clip(name), maxDynamoRecord)
