@@ -288,6 +288,10 @@ func (t *DynamoTable) View(rules *DynamoRules, networks []netip.Prefix) DynamoVi
 	}
 	t.viewPlane(&v, networks, wanted, named)
 	hosts, adapters := t.hosts(), t.adapters()
+	indexed := make(map[uint64]bool)
+	for rank := range v.Plane.Indexers {
+		indexed[rank.WorkerID] = true
+	}
 	done := make(map[uint64]bool)
 	for _, key := range slices.Sorted(maps.Keys(t.models)) {
 		m := t.models[key]
@@ -297,6 +301,8 @@ func (t *DynamoTable) View(rules *DynamoRules, networks []netip.Prefix) DynamoVi
 		done[m.ID] = true
 		r, err := dynamoRecord(&m, rules, named[m.ID], hosts[m.key()], adapters[m.ID])
 		if err == nil {
+			// One that cannot be reached is none. That of 0.8 is on the bus.
+			r.Events.LocalIndexer = r.Events.LocalIndexer && (indexed[m.ID] || r.Events.Transport == "")
 			_, err = r.Info(networks)
 		}
 		if err != nil {
@@ -410,7 +416,7 @@ func (t *DynamoTable) viewPlane(v *DynamoView, networks []netip.Prefix, wanted m
 		text, isIndexer := strings.CutPrefix(i.Endpoint, queryPrefix)
 		text, _, _ = strings.Cut(text, "_") // later ones go on with the worker
 		rank, err := strconv.ParseUint(text, 10, 32)
-		if !isIndexer || err != nil || !wanted[i.ID] {
+		if !isIndexer || err != nil || !wanted[i.ID] || i.Transport.TCP == "" {
 			continue
 		}
 		v.indexer(key, events.WorkerRank{WorkerID: i.ID, DPRank: uint32(rank)}, &i, 0, networks, refuse)

@@ -197,6 +197,22 @@ func TestDynamosRecordsMakeWorkers(t *testing.T) {
 	}
 }
 
+// A local indexer that cannot be asked keeps no event waiting for its answer.
+func TestADynamoIndexerOutOfReachIsNone(t *testing.T) {
+	for _, version := range []string{"1.3", "1.6"} {
+		var table fleet.DynamoTable
+		for key, text := range dynamoRecords(version) {
+			if err := table.Put(key, []byte(strings.ReplaceAll(text, `{"tcp":`, `{"nats_tcp":`))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil)
+		if len(v.Workers) != 1 || v.Workers[0].Events.LocalIndexer || len(v.Plane.Indexers) > 0 || len(v.LeftOut) > 0 {
+			t.Errorf("%s: %+v", version, v)
+		}
+	}
+}
+
 // Where a worker is comes from the rules alone, and what nothing can be made of is said.
 func TestDynamosWorkersNeedAnAddress(t *testing.T) {
 	for name, c := range map[string]struct {
