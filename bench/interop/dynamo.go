@@ -34,6 +34,7 @@ const (
 // their frontend.
 func dynamoChecks() []check {
 	return []check{
+		{"where the indexes differ", 2 * time.Minute, dynamoDiffers},
 		{"events over ZMQ", 8 * time.Minute, func(ctx context.Context, e *env) (result, error) { return dynamoEvents(ctx, e, "zmq") }},
 		{"events over NATS", 8 * time.Minute, func(ctx context.Context, e *env) (result, error) { return dynamoEvents(ctx, e, "nats") }},
 		{"events lost, asked for", 6 * time.Minute, dynamoLoss},
