@@ -53,7 +53,7 @@ var theirs = map[string]string{
 	"github.com/goccy/go-yaml":               "cmd/kvroute",
 	"github.com/hashicorp/golang-lru":        "indexer tokenizer internal/enginesim",
 	"github.com/nats-io/nats-server":         "cmd/kvroute bench",
-	"github.com/nats-io/nats.go":             "events fleet cmd/kvroute bindings bench internal/bus",
+	"github.com/nats-io/nats.go":             "events fleet cmd/kvroute bindings bench bench/interop internal/bus",
 	"github.com/prometheus/client_golang":    "internal/telemetry internal/enginesim",
 	"github.com/zeebo/xxh3":                  "indexer internal/records internal/wire events",
 	"github.com/tinylib/msgp":                "events fleet internal/enginesim",
@@ -79,7 +79,7 @@ var (
 // notOutside may be imported by nobody but tests and the packages listed.
 var notOutside = map[string]string{
 	"internal/telemetry": "cmd/kvroute",
-	"internal/enginesim": "cmd/kvroute bench",
+	"internal/enginesim": "cmd/kvroute bench bench/interop",
 	"internal/envoytest": "cmd/kvroute bench bench/envoy bench/interop",
 	"cmd/kvroute":        "",
 }
