@@ -312,7 +312,24 @@ func (t *DynamoTable) View(rules *DynamoRules, networks []netip.Prefix) DynamoVi
 		v.Workers = append(v.Workers, r)
 	}
 	slices.SortFunc(v.Workers, func(a, b Record) int { return cmp.Compare(a.WorkerID, b.WorkerID) })
+	v.forgetOthers()
 	return v
+}
+
+// forgetOthers takes out of the plane what is only of workers that were left out: nobody
+// wants their events.
+func (v *DynamoView) forgetOthers() {
+	kept := make(map[uint64]bool)
+	for i := range v.Workers {
+		kept[v.Workers[i].WorkerID] = true
+	}
+	maps.DeleteFunc(v.Plane.Groups, func(id uint64, _ string) bool { return !kept[id] })
+	maps.DeleteFunc(v.Plane.Indexers, func(r events.WorkerRank, _ events.Indexer) bool { return !kept[r.WorkerID] })
+	groups := make(map[string]bool)
+	for _, group := range v.Plane.Groups {
+		groups[group] = true
+	}
+	v.Plane.Channels = slices.DeleteFunc(v.Plane.Channels, func(c events.Channel) bool { return c.Bound && !kept[c.Worker] || !c.Bound && !groups[c.Group] })
 }
 
 // dynamoRecord makes a worker's record of its card.

@@ -243,6 +243,9 @@ func TestDynamosWorkersNeedAnAddress(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s: the worker is at %q, want %q", name, got, c.want)
 		}
+		if p := s.view.Plane; got == "" && len(p.Channels)+len(p.Indexers)+len(p.Groups) > 0 {
+			t.Errorf("%s: what nobody wants is listened to: %+v", name, p)
+		}
 		if text := fmt.Sprint(s.view.LeftOut); c.left == "" && len(s.view.LeftOut) > 0 || !strings.Contains(text, c.left) {
 			t.Errorf("%s: left out is %s, want %q", name, text, c.left)
 		}

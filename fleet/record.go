@@ -107,7 +107,7 @@ func (p *Probe) every(otherwise time.Duration) time.Duration {
 // Events says where a worker's cache events come from.
 type Events struct {
 	// Transport is "nats" (default), "jetstream", "zmq", "http_poll", "heartbeat" or
-	// "none".
+	// "none"; in the configuration also [TransportDynamo].
 	Transport string `json:"transport,omitempty"`
 	// Endpoint is the engine's socket, tcp://host:port; ipc://path in the
 	// configuration only. Empty asks the engine. Of "http_poll" a URL.

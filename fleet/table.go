@@ -2,10 +2,11 @@
 
 // Package fleet knows which workers there are, and how they are.
 //
-// Workers come from two sources into one set: a list in the configuration, and a
+// Workers come from three sources into one set: a list in the configuration, the
+// records of NVIDIA Dynamo's own discovery ([Dynamo]), which count as such a list, and a
 // registry in a NATS key-value bucket, where each worker puts its record and sends
 // heartbeats, or has a router do both for it over HTTP ([Registry.Register]). A
-// worker of either kind may ask to be probed ([Prober]); one of the configuration
+// worker of any kind may ask to be probed ([Prober]); one of the configuration
 // that does not is always healthy. [Table] is the bookkeeping, [Registry] feeds it
 // from NATS in a router replica, [Announcer] is the worker's side.
 //
