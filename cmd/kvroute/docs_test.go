@@ -90,6 +90,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := fleet.NewReports(nil, n, nil); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := fleet.NewDynamo(fleet.DynamoConfig{Dir: "x", Meter: n}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := fleet.NewSync(nil, fleet.SyncConfig{
 		Meter: n, ID: 1, Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
 	}); err != nil {
