@@ -8,6 +8,7 @@
 //	GET /healthz                  200 while the process runs
 //	GET /readyz                   200 if requests can be routed, else 503; JSON that says what is missing
 //	GET /metrics                  Prometheus text
+//	GET /v1/replica               JSON: which router replica this is, how it is set up, and which others it hears
 //	GET /v1/workers               JSON: every worker with its cache and load
 //	GET /v1/models                JSON: every model with its names and how its prompts become token ids
 //	GET /v1/decisions?id=ID       JSON: one kept decision with every candidate's inputs
@@ -76,6 +77,9 @@ type Config struct {
 	// Ready are the checks of /readyz, besides that some worker is known that
 	// can take requests.
 	Ready []Check
+	// Replica says which router replica this is; the API adds the time, the scope and
+	// whether it is ready. Default: it says nothing else.
+	Replica func() Replica
 	// Scope is the scope of the workers, as namespace/component/endpoint.
 	Scope string
 	// Stream returns the position in the stream of events. Default: 0.
@@ -103,6 +107,7 @@ func New(c Config) http.Handler {
 	})
 	mux.HandleFunc("GET /readyz", c.ready)
 	mux.Handle("GET /metrics", c.Metrics)
+	mux.HandleFunc("GET /v1/replica", c.replica)
 	mux.HandleFunc("GET /v1/workers", func(w http.ResponseWriter, _ *http.Request) {
 		write(w, http.StatusOK, map[string][]router.WorkerState{"workers": c.Router.Workers()})
 	})
@@ -131,14 +136,19 @@ func New(c Config) http.Handler {
 	return mux
 }
 
-// readiness is the answer of /readyz.
-type readiness struct {
+// Readiness is the answer of /readyz.
+type Readiness struct {
 	Status string          `json:"status"` // "ready", "degraded" or "not ready"
 	Checks map[string]bool `json:"checks"`
 }
 
 func (c *Config) ready(w http.ResponseWriter, _ *http.Request) {
-	r, status := readiness{Status: "ready", Checks: map[string]bool{}}, http.StatusOK
+	r, status := c.readiness()
+	write(w, status, r)
+}
+
+func (c *Config) readiness() (r Readiness, status int) {
+	r, status = Readiness{Status: "ready", Checks: map[string]bool{}}, http.StatusOK
 	workers := Check{Name: "workers", OK: c.hasWorkers, Required: true}
 	for _, check := range append([]Check{workers}, c.Ready...) {
 		ok := check.OK()
@@ -151,7 +161,7 @@ func (c *Config) ready(w http.ResponseWriter, _ *http.Request) {
 			r.Status = "degraded"
 		}
 	}
-	write(w, status, r)
+	return r, status
 }
 
 func (c *Config) hasWorkers() bool {

@@ -109,3 +109,21 @@ func TestWorkers(t *testing.T) {
 		t.Errorf("POST /v1/workers: %d, want 405", w.Code)
 	}
 }
+
+func TestReplicaSaysWhoItIs(t *testing.T) {
+	conf := api.Config{Router: newRouter(t, 0), Metrics: http.NotFoundHandler(), Scope: "n/c/e"}
+	for _, said := range []func() api.Replica{nil, func() api.Replica { return api.Replica{RouterID: 7, Settings: map[string]any{"a": 1}} }} {
+		conf.Replica = said
+		status, body := get(t, api.New(conf), "/v1/replica")
+		var r api.Replica
+		if err := json.Unmarshal([]byte(body), &r); err != nil || status != 200 {
+			t.Fatalf("%d %s: %v", status, body, err)
+		}
+		if r.Scope != "n/c/e" || r.NowMS == 0 || r.Ready.Status != "not ready" || !strings.Contains(body, `"peers":[]`) || r.HashSeed != 1337 {
+			t.Errorf("it says %s", body)
+		}
+		if said != nil && (r.RouterID != 7 || len(r.Settings) != 1) {
+			t.Errorf("it says %s", body)
+		}
+	}
+}

@@ -41,6 +41,9 @@ type dumpEnd struct {
 	} `json:"kvroute_end"`
 }
 
+// hashSeed is that of all hashes of blocks.
+const hashSeed = 1337
+
 // dumpStall is how long a client may take for a part of a dump before it is given
 // up: the index keeps what changes meanwhile.
 const dumpStall = 10 * time.Second
@@ -75,7 +78,7 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 		fail(w, http.StatusUnprocessableEntity, openai.InvalidRequest, "sort", fmt.Sprintf("the index has %d blocks, at most %d are sorted; sort the lines of a dump that is not", d.Blocks, router.MaxSorted))
 		return
 	}
-	head := dumpHeader{Dump: 1, Scope: c.Scope, HashSeed: 1337, CreatedMS: time.Now().UnixMilli(), Owners: len(d.Holders), Pools: []dumpPool{}}
+	head := dumpHeader{Dump: 1, Scope: c.Scope, HashSeed: hashSeed, CreatedMS: time.Now().UnixMilli(), Owners: len(d.Holders), Pools: []dumpPool{}}
 	if c.Stream != nil {
 		head.LastStreamSeq = c.Stream()
 	}

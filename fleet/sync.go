@@ -60,7 +60,9 @@ type Sync struct {
 	topic, presence, answers string
 
 	queue    syncQueue
-	listened atomic.Int64 // when somebody was last there to listen, in ns since 1970
+	listened atomic.Int64               // when somebody was last there to listen, in ns since 1970
+	own      atomic.Int64               // requests in flight, as told so far
+	heard    atomic.Pointer[[]PeerView] // by the last tick
 
 	workers syncWorkers
 	greet   chan struct{} // a replica has come that should hear us soon
@@ -179,6 +181,26 @@ func (s *Sync) Tell(c router.Change) {
 // WorkerChanged says that a worker came, or, if it is not there, went with its slots.
 // Requests on it are counted anew.
 func (s *Sync) WorkerChanged(id uint64, there bool) { s.workers.put(id, there) }
+
+// PeerView is what is held of another router replica.
+type PeerView struct {
+	RouterID uint64 `json:"router_id"`
+	Replica  string `json:"replica,omitempty"`
+	// ActiveRequests are its requests in flight. Whole says that none is missing, by all
+	// that was heard so far.
+	ActiveRequests int  `json:"active_requests"`
+	Whole          bool `json:"whole"`
+}
+
+// Views returns how many requests this replica has told that it has in flight, and what
+// it holds of each other one that it hears, by id; both some milliseconds old. Routers
+// of Dynamo are not among them.
+func (s *Sync) Views() (own int, peers []PeerView) {
+	if heard := s.heard.Load(); heard != nil {
+		peers = *heard
+	}
+	return int(s.own.Load()), peers
+}
 
 // syncWorkers are the workers that changed since somebody looked.
 type syncWorkers struct {

@@ -518,12 +518,16 @@ func (p *peers) tick() {
 		p.unbook(gone)
 	}
 	var active int
+	views := []PeerView{}
 	for _, id := range slices.Sorted(maps.Keys(p.all)) {
 		from := p.all[id]
 		if p.silent(now, from) {
 			continue
 		}
 		active += len(from.requests)
+		if from.native {
+			views = append(views, PeerView{from.id, from.name, len(from.requests), from.whole})
+		}
 		if len(came) > 0 {
 			p.settleAll(now, from, came)
 		}
@@ -541,6 +545,7 @@ func (p *peers) tick() {
 	}
 	p.queue.quiet.Store(now.UnixNano()-p.listened.Load() > int64(syncQuietAfter))
 	p.metrics.hold(len(p.all), active)
+	p.heard.Store(&views)
 }
 
 // unbook takes note that the router has dropped all slots on some workers.

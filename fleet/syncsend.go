@@ -73,6 +73,7 @@ func (o *outgoing) take() {
 	if n > 0 {
 		o.publish(o.events, n)
 	}
+	o.own.Store(int64(len(o.mirror)))
 	told.reset()
 	o.told = told
 }

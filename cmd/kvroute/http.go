@@ -70,15 +70,23 @@ func (f *apiFlags) add(fs *flag.FlagSet) {
 
 // get asks for a path of the API.
 func (f *apiFlags) get(ctx context.Context, path string) (*http.Response, error) {
-	token := ""
-	if f.tokenFile != "" {
-		tokens, err := api.ReadTokens(f.tokenFile)
-		if err != nil {
-			return nil, err
-		}
-		token = tokens[0]
+	token, err := f.token()
+	if err != nil {
+		return nil, err
 	}
 	return open(ctx, http.DefaultClient, http.MethodGet, strings.TrimRight(f.url, "/")+path, token)
+}
+
+// token is what opens the API; empty for one that is open.
+func (f *apiFlags) token() (string, error) {
+	if f.tokenFile == "" {
+		return "", nil
+	}
+	tokens, err := api.ReadTokens(f.tokenFile)
+	if err != nil {
+		return "", err
+	}
+	return tokens[0], nil
 }
 
 // getJSON fetches JSON of kvroute's own.

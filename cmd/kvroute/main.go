@@ -40,6 +40,7 @@ func commands() []command {
 		{"dump", "print the index of a running kvroute as JSON lines", dump},
 		{"replay", "play a workload against simulated engines, with the real router", runReplay},
 		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
+		{"doctor", "compare what router replicas know, and say where they differ", doctor},
 		{"explain", "print a recent decision of a running kvroute and its inputs", explain},
 		{"config", "check a configuration and print it with its defaults", printConfig},
 		{"config envoy", "print an Envoy bootstrap that fits", printEnvoy},

@@ -79,7 +79,11 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 
 	s := server{
 		conf: conf, file: file, hup: hup, networks: networks, log: log, scope: conf.scope(),
-		id: rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
+		id:    rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
+		begun: time.Now(),
+	}
+	if s.shared, err = conf.shared(); err != nil {
+		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err := s.open(); err != nil {
@@ -112,6 +116,8 @@ type server struct {
 	state    *os.Root   // of --state-dir; nil without
 	files    stateFiles // counts those in there
 	id       uint64     // of this replica
+	begun    time.Time
+	shared   map[string]any // settings, as all replicas should have them
 	router   *router.Router
 	registry *fleet.Registry
 	prober   *fleet.Prober
@@ -353,6 +359,7 @@ func (s *server) openHTTP() (err error) {
 			Router:  s.router,
 			Metrics: s.metrics.Handler(),
 			Ready:   s.checks(),
+			Replica: s.replica,
 			Scope:   s.scopeName(),
 			Stream:  s.position,
 			Fleet:   s.registry,

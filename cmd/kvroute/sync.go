@@ -4,8 +4,11 @@ package main
 
 import (
 	"context"
-	"time"
+	"fmt"
 
+	"github.com/goccy/go-yaml"
+
+	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/router"
 )
@@ -32,9 +35,49 @@ func (s *server) tell() func(router.Change) {
 	return func(c router.Change) { s.sync.Tell(c) }
 }
 
+// replica is what this one says of itself to who compares replicas.
+func (s *server) replica() api.Replica {
+	r := api.Replica{
+		RouterID: s.id, Replica: replicaName(&s.conf), Version: buildVersion(), StartedMS: s.begun.UnixMilli(),
+		Bus: s.nc.IsConnected(), Synced: s.sync != nil, Settings: s.shared,
+	}
+	if s.sync != nil {
+		r.ActiveRequests, r.Peers = s.sync.Views()
+	}
+	return r
+}
+
+// ofOneReplica are the settings that each replica has for itself. All others should be
+// the same everywhere, or replicas decide differently. Models and workers are compared
+// by what becomes of them.
+func ofOneReplica() []string {
+	return []string{
+		"version", "extproc-address", "http-address", "api-token-file", "api-open", "nats-url", "nats-listen",
+		"nats-creds", "nats-nkey", "nats-ca", "nats-cert", "nats-key", "nats-inbox-prefix", "replica", "router-reset-states",
+		"state-dir", "state-interval", "seed", "keep-decisions", "trace-out", "trace-out-tpot", "endpoint-file",
+		"extproc-tls-cert", "extproc-tls-key", "extproc-tls-client-ca", "tokenizer-cache-bytes", "log-level", "log-format",
+		"models", "workers", "dynamo",
+	}
+}
+
+// shared returns the settings that all replicas should have in common, by their names.
+func (c *config) shared() (settings map[string]any, err error) {
+	text, err := yaml.Marshal(c)
+	if err == nil {
+		err = yaml.Unmarshal(text, &settings)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	for _, name := range ofOneReplica() {
+		delete(settings, name)
+	}
+	return settings, nil
+}
+
 func (s *server) presence() fleet.Presence {
 	return fleet.Presence{
-		RouterID: s.id, StartedMS: time.Now().UnixMilli(), Version: buildVersion(),
+		RouterID: s.id, StartedMS: s.begun.UnixMilli(), Version: buildVersion(),
 		WantsEvents: s.router.WantsEvents(), Replica: replicaName(&s.conf), Group: s.conf.Group,
 	}
 }

@@ -90,6 +90,12 @@ func TestTheAPIHasATokenOfItsOwn(t *testing.T) {
 			t.Errorf("%s with a token: status %d, %s", name, status, stderr)
 		}
 	}
+	if status, out, _ := runs(t, "doctor", "--url", url); status != 1 || !strings.Contains(out, "there is no header Authorization") {
+		t.Errorf("doctor without a token: status %d, %s", status, out)
+	}
+	if status, out, stderr := runs(t, "doctor", "--url", url, "--api-token-file", tokens); status != 0 {
+		t.Errorf("doctor with a token: status %d, %s%s", status, out, stderr)
+	}
 
 	reload := func(text, says string) {
 		t.Helper()

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/kvroute/kvroute/fleet"
+)
+
+// Replica is the answer of /v1/replica: what a router replica says of itself, so that
+// replicas can be compared.
+type Replica struct {
+	RouterID  uint64 `json:"router_id"` // another one after each start
+	Replica   string `json:"replica,omitempty"`
+	Version   string `json:"version"`
+	StartedMS int64  `json:"started_ms"`
+	NowMS     int64  `json:"now_ms"` // by its clock
+	Scope     string `json:"scope"`
+	HashSeed  int    `json:"hash_seed"`
+
+	Ready Readiness `json:"ready"`
+	Bus   bool      `json:"bus"` // it is connected to NATS
+
+	// Synced says that it exchanges requests in flight with others. ActiveRequests are
+	// those that it has told of, Peers what it holds of each other replica that it hears.
+	Synced         bool             `json:"synced"`
+	ActiveRequests int              `json:"active_requests"`
+	Peers          []fleet.PeerView `json:"peers"`
+
+	// Settings are those that all replicas should have in common, by their names.
+	Settings map[string]any `json:"settings"`
+}
+
+func (c *Config) replica(w http.ResponseWriter, _ *http.Request) {
+	var r Replica
+	if c.Replica != nil {
+		r = c.Replica()
+	}
+	r.NowMS, r.Scope, r.HashSeed = time.Now().UnixMilli(), c.Scope, hashSeed
+	r.Ready, _ = c.readiness()
+	if r.Peers == nil {
+		r.Peers = []fleet.PeerView{} // a list in JSON, not null
+	}
+	write(w, http.StatusOK, r)
+}
