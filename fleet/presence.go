@@ -37,6 +37,8 @@ type Presence struct {
 	SyncSeq        *uint64 `json:"sync_seq,omitempty"`
 	ActiveRequests int     `json:"active_requests,omitempty"`
 	Digest         string  `json:"digest,omitempty"`
+	// Leaving says that this is its last word: what it had in flight is over.
+	Leaving bool `json:"leaving,omitempty"`
 }
 
 // AnnouncePresence says every two seconds that a router replica is there, until ctx

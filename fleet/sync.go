@@ -32,8 +32,9 @@ import (
 // decision does; one that comes hears of everything when it asks, as after any loss.
 // Messages can be lost; a replica finds out within a presence (2 s) and asks for
 // everything anew, so once nobody books or loses anything the slots of all replicas are
-// the union of all replicas' requests. A replica that is not heard for three presences is gone, with
-// all that it told. While our own connection is away nobody is called gone.
+// the union of all replicas' requests. A replica that says that it leaves takes along
+// what it has not ended; one that is not heard for three presences is gone, with all
+// that it told. While our own connection is away nobody is called gone.
 //
 // # Invariants
 //
@@ -230,7 +231,9 @@ func (w *syncWorkers) take() (came, gone []uint64) {
 // questions is where a replica is asked for all of its requests.
 func (s *Sync) questions(id uint64) string { return s.conf.Scope.Own("sync", wire.WorkerKey(id)) }
 
-// Run exchanges until ctx ends.
+// Run exchanges until ctx ends, and then says that this replica leaves: others count
+// its requests no more. So ctx must not end before those are over, as far as anybody
+// waits for them.
 func (s *Sync) Run(ctx context.Context) error {
 	in, asked := make(chan *nats.Msg, syncInbox), make(chan *nats.Msg, 1024)
 	heard := append([]string{s.topic, s.presence, s.answers}, s.conf.Scope.ComponentTopics(syncTopic)...)
@@ -260,6 +263,7 @@ func (s *Sync) Run(ctx context.Context) error {
 	both.Go(func() { s.send(ctx.Done(), asked) }) //nolint:contextcheck // counters need none
 	s.receive(ctx.Done(), in)                     //nolint:contextcheck // as before
 	both.Wait()
+	_ = s.nc.FlushTimeout(time.Second) // who did not hear it notices by the silence
 	return nil
 }
 
@@ -276,6 +280,7 @@ func (s *Sync) send(done <-chan struct{}, asked <-chan *nats.Msg) {
 	for {
 		select {
 		case <-done:
+			o.leave()
 			return
 		case <-s.queue.wake:
 			timer.Reset(syncDelay)
@@ -283,7 +288,6 @@ func (s *Sync) send(done <-chan struct{}, asked <-chan *nats.Msg) {
 			case <-timer.C:
 			case <-s.queue.full:
 			case <-done:
-				return
 			}
 			o.take()
 		case <-s.queue.full: // while nobody listens
@@ -318,7 +322,7 @@ func askers(first *nats.Msg, more <-chan *nats.Msg) (replies []string) {
 // receive is the goroutine that everything of other replicas comes in by.
 func (s *Sync) receive(done <-chan struct{}, in <-chan *nats.Msg) {
 	p := newPeers(s)
-	tick := time.NewTicker(max(s.period.presence/20, time.Millisecond))
+	tick := time.NewTicker(min(max(s.period.presence/20, time.Millisecond), 100*time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {

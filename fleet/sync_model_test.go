@@ -286,6 +286,9 @@ func TestSyncWorld(t *testing.T) {
 				}
 			}
 			if seed%5 == 0 && round == 1 {
+				if seed%2 == 0 { // it says so, if that arrives
+					w.replicas[0].out.leave()
+				}
 				w.kill(w.replicas[0])
 				all = append(all, w.join())
 				all[len(all)-1].number = len(all) - 1

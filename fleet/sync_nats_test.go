@@ -21,11 +21,18 @@ import (
 // replica is a router with its exchange over a real bus.
 type replica struct {
 	*router.Router
+	sync *fleet.Sync
 	stop func()
 }
 
 // startReplica starts one that knows workers 1 to 3. Its clock is ahead of others'.
 func startReplica(t *testing.T, nc *nats.Conn, id uint64, ahead time.Duration, conf router.Config) *replica {
+	t.Helper()
+	return startReplicaAt(t, 200*time.Millisecond, nc, id, ahead, conf)
+}
+
+// startReplicaAt is startReplica with a time between two presences.
+func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint64, ahead time.Duration, conf router.Config) *replica {
 	t.Helper()
 	var s *fleet.Sync
 	conf.Tell = func(c router.Change) { s.Tell(c) }
@@ -49,8 +56,8 @@ func startReplica(t *testing.T, nc *nats.Conn, id uint64, ahead time.Duration, c
 	}); err != nil {
 		t.Fatal(err)
 	}
-	s.Quicken(200 * time.Millisecond)
-	return &replica{r, running(t, s.Run)}
+	s.Quicken(presence)
+	return &replica{r, s, running(t, s.Run)}
 }
 
 // book has a replica book n requests, and returns how to end them.
@@ -96,7 +103,8 @@ func (r *replica) counts(t *testing.T, what string, want int) {
 // waits for room that another replica makes is woken.
 func TestReplicasComeAndGo(t *testing.T) {
 	s := startNATS(t, -1)
-	a := startReplica(t, connect(t, s), 1, 0, router.Config{})
+	connection := connect(t, s)
+	a := startReplica(t, connection, 1, 0, router.Config{})
 	b := startReplica(t, connect(t, s), 2, 5*time.Minute, router.Config{})
 	a.book(t, "a", 100)
 	freeB := b.book(t, "b", 10)
@@ -112,7 +120,8 @@ func TestReplicasComeAndGo(t *testing.T) {
 		booked <- err
 	}()
 
-	a.stop() // without a word, as if it had been killed
+	connection.Close() // it dies without a word
+	a.stop()
 	b.counts(t, "b, without a", 10)
 	c.counts(t, "c, without a", 10)
 	select {
@@ -132,6 +141,29 @@ func TestReplicasComeAndGo(t *testing.T) {
 	b.counts(t, "b, at the end", 1)
 	c.Free("c0")
 	b.counts(t, "b, of nothing", 0)
+}
+
+// What a replica has told is freed at once when it says that it leaves, its last changes
+// before that, however long a silence is borne.
+func TestALeavingReplicaSaysSo(t *testing.T) {
+	s := startNATS(t, -1)
+	a := startReplicaAt(t, time.Hour, connect(t, s), 1, 0, router.Config{})
+	b := startReplicaAt(t, time.Hour, connect(t, s), 2, 0, router.Config{})
+	hears := func(r *replica, n int) func() bool {
+		return func() bool { _, peers := r.sync.Views(); return len(peers) == n }
+	}
+	eventually(t, hears(a, 1))
+	eventually(t, hears(b, 1))
+	a.book(t, "a", 20)
+	free := a.book(t, "over", 3)
+	b.counts(t, "b, of a", 23)
+	eventually(t, func() bool { own, _ := a.sync.Views(); return own == 23 })
+	eventually(t, func() bool { _, peers := b.sync.Views(); return peers[0].ActiveRequests == 23 && peers[0].Whole })
+	free()
+	a.book(t, "late", 1)
+	a.stop()
+	b.counts(t, "b, without a", 0)
+	eventually(t, hears(b, 0))
 }
 
 // An observer that meets another replica's request tells everybody of its first token.

@@ -27,6 +27,7 @@ const (
 	syncUnknown   = "unknown"   // a change of a request that is not
 	syncAsked     = "asked"     // for all requests of a peer
 	syncAnswered  = "answered"  // to who asked
+	syncLeft      = "left"      // a peer that said so
 	syncGone      = "gone"      // a peer that was silent for too long
 	syncTooMany   = "too_many"  // peers, or requests of one: not all are listened to
 	syncTooLate   = "late"      // a message that took longer than 100 ms
@@ -74,7 +75,7 @@ func newSyncMetrics(meter metric.Meter) (*syncMetrics, error) {
 				attribute.String("direction", direction), attribute.String("kind", router.ChangeKind(k).String())))
 		}
 	}
-	for _, o := range [...]string{syncOut, syncUnsent, syncIn, syncBad, syncRepeated, syncBadEvent, syncDuplicate, syncUnknown, syncAsked, syncAnswered, syncGone, syncTooMany, syncTooLate} {
+	for _, o := range [...]string{syncOut, syncUnsent, syncIn, syncBad, syncRepeated, syncBadEvent, syncDuplicate, syncUnknown, syncAsked, syncAnswered, syncLeft, syncGone, syncTooMany, syncTooLate} {
 		m.outcomes[o] = metric.WithAttributeSet(attribute.NewSet(attribute.String("kind", o)))
 	}
 	return m, nil

@@ -375,6 +375,10 @@ func (p *peers) present(data []byte) {
 		return
 	}
 	now := p.conf.Now()
+	if said.Leaving {
+		p.left(said.RouterID)
+		return
+	}
 	from := p.peer(now, said.RouterID)
 	if from == nil {
 		return
@@ -406,6 +410,20 @@ func (p *peers) present(data []byte) {
 		from.next = *said.SyncSeq
 		p.doubt(now, from, why)
 	}
+}
+
+// left ends a replica that says that it leaves. Nothing of it follows, since what it
+// says comes in order.
+func (p *peers) left(id uint64) {
+	from := p.all[id]
+	if from == nil {
+		return
+	}
+	p.conf.Log.Info("a router replica has left", "replica", from.name, "id", id, "active_requests", len(from.requests))
+	p.metrics.count(syncLeft)
+	p.conf.Gone(id)
+	delete(p.all, id)
+	delete(p.delays, id)
 }
 
 // answered takes a part of what a replica holds.

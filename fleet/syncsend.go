@@ -150,12 +150,18 @@ func (o *outgoing) post(subject string, sequence uint64, payload []byte) {
 }
 
 // present says that this replica is there, and what others should hold of it.
-func (o *outgoing) present() {
+func (o *outgoing) present() { o.say(false) }
+
+// leave sends what is left, and that nothing will follow.
+func (o *outgoing) leave() { o.say(true) }
+
+func (o *outgoing) say(leaving bool) {
 	o.take()
 	if !o.link.connected() {
 		return
 	}
 	p := o.conf.Presence
+	p.Leaving = leaving
 	sequence := o.sequence
 	p.RouterID, p.SyncSeq, p.ActiveRequests, p.Digest = o.conf.ID, &sequence, len(o.mirror), fmt.Sprintf("%016x", o.digest)
 	data, err := json.Marshal(p)

@@ -470,7 +470,9 @@ func (s *server) run(ctx context.Context) error {
 		parts.Go(func() error { return s.direct.sources.Run(ctx) })
 		parts.Go(func() error { return s.expireEvents(ctx) })
 	}
-	parts.Go(func() error { return s.beHeard(ctx) })
+	// Others hear of this replica until its last request is over.
+	drained, leave := context.WithCancel(context.WithoutCancel(ctx))
+	parts.Go(func() error { return s.beHeard(drained) })
 	s.groups.run(ctx, parts)
 	if s.state != nil {
 		parts.Go(func() error { return s.keepState(ctx) })
@@ -491,6 +493,7 @@ func (s *server) run(ctx context.Context) error {
 	}
 	parts.Go(func() error {
 		<-ctx.Done()
+		defer leave()
 		return s.drain()
 	})
 	return parts.Wait()

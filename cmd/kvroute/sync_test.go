@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -113,7 +114,7 @@ workers:
 		_, text := get(t, "http://"+b.at.HTTP+"/metrics")
 		return strings.Contains(text, `kvroute_router_queue_size{model="m"} 1`)
 	})
-	c := start("c")
+	c := start("c", "--drain-delay", "5s")
 	eventually(t, "c, which came later, does not know of both", func() bool { return len(load(c)) == 2 })
 	post(a, "/v1/free", map[string]string{"request_id": "r1"}, nil)
 	if got := <-waited; got.WorkerID != first.WorkerID {
@@ -136,4 +137,21 @@ workers:
 	}
 	b.kill(t)
 	eventually(t, "a keeps what a dead replica did", func() bool { return len(load(a)) == 0 })
+
+	// One that drains goes on to tell, and says at its end that it leaves.
+	third := book(c, "r3", 4)
+	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "c does not drain", func() bool { return strings.Contains(c.lastLines(), "msg=draining") })
+	late := book(c, "late", 5)
+	eventually(t, "a does not see what c books while it drains", func() bool {
+		l := load(a)
+		return l[third.WorkerID][0]+l[late.WorkerID][0] >= 2
+	})
+	<-c.done
+	eventually(t, "a keeps what c, which has left, did", func() bool { return len(load(a)) == 0 })
+	if log := a.lastLines(); !strings.Contains(log, "a router replica has left") {
+		t.Errorf("a does not say that c has left:\n%s", log)
+	}
 }
