@@ -59,6 +59,9 @@ type Sync struct {
 	// Where all speak of their requests, where they say that they are there, and where
 	// this one is answered.
 	topic, presence, answers string
+	// Where they speak of sessions, and what is to be said of ours.
+	sessionTopic string
+	sessions     chan router.SessionBinding
 
 	queue    syncQueue
 	listened atomic.Int64               // when somebody was last there to listen, in ns since 1970
@@ -86,6 +89,9 @@ type SyncConfig struct {
 	Changed    func(peer uint64, c router.Change) (known bool)
 	Gone       func(peer uint64)
 	FirstToken func(id string) (news bool)
+	// Session takes what a peer tells of a session, as [router.Router.PeerSession] does.
+	// Default: nobody listens.
+	Session func(router.SessionBinding) (news bool)
 
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
@@ -115,6 +121,7 @@ const (
 	syncRequests   = 1 << 18          // requests of one of them, at most
 	syncLate       = 100 * time.Millisecond
 	syncQuietAfter = time.Minute           // without anybody who listens; who is only not heard still hears
+	syncSessions   = 4096                  // bindings that wait to be sent
 	syncAnswers    = 50 * time.Millisecond // between two answers to those who ask for all
 )
 
@@ -166,6 +173,7 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 		link:   linkOf(nc),
 	}
 	s.topic, s.presence, s.answers = conf.Scope.Topic(syncTopic), conf.Scope.Own(presenceTopic), conf.Scope.Own("dump", wire.WorkerKey(conf.ID))
+	s.sessionTopic, s.sessions = conf.Scope.Topic(sessionTopic), make(chan router.SessionBinding, syncSessions)
 	s.queue.limit = syncLimit
 	s.queue.quiet.Store(true)
 	s.queue.wake, s.queue.full = make(chan struct{}, 1), make(chan struct{}, 1)
@@ -176,6 +184,23 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 func (s *Sync) Tell(c router.Change) {
 	if lost := s.queue.put(&c); lost != "" {
 		s.metrics.dropped(lost)
+	}
+}
+
+// TellSession takes where a session of ours is bound; see [router.Config.TellSession].
+// It is a hint: one for which there is no room is not told, and nobody asks for it.
+func (s *Sync) TellSession(b router.SessionBinding) {
+	if s.queue.quiet.Load() {
+		return // nobody listens
+	}
+	if len(b.Session) > maxSyncID {
+		s.metrics.dropped(droppedSession)
+		return
+	}
+	select {
+	case s.sessions <- b:
+	default:
+		s.metrics.dropped(droppedSession)
 	}
 }
 
@@ -237,6 +262,9 @@ func (s *Sync) questions(id uint64) string { return s.conf.Scope.Own("sync", wir
 func (s *Sync) Run(ctx context.Context) error {
 	in, asked := make(chan *nats.Msg, syncInbox), make(chan *nats.Msg, 1024)
 	heard := append([]string{s.topic, s.presence, s.answers}, s.conf.Scope.ComponentTopics(syncTopic)...)
+	if s.conf.Session != nil {
+		heard = append(append(heard, s.sessionTopic), s.conf.Scope.ComponentTopics(sessionTopic)...)
+	}
 	subs := make([]*nats.Subscription, 0, len(heard)+1)
 	subscribe := func(subject string, to chan *nats.Msg) error {
 		sub, err := s.nc.ChanSubscribe(subject, to)
@@ -292,6 +320,8 @@ func (s *Sync) send(done <-chan struct{}, asked <-chan *nats.Msg) {
 			o.take()
 		case <-s.queue.full: // while nobody listens
 			o.take()
+		case b := <-s.sessions:
+			o.session(b)
 		case <-tick.C:
 			o.present()
 		case <-s.greet:

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -36,6 +37,7 @@ func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint
 	t.Helper()
 	var s *fleet.Sync
 	conf.Tell = func(c router.Change) { s.Tell(c) }
+	conf.TellSession = func(b router.SessionBinding) { s.TellSession(b) }
 	conf.PredictTTL = -1
 	conf.Now = func() time.Time { return time.Now().Add(ahead) }
 	r, err := router.New(conf)
@@ -52,7 +54,7 @@ func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint
 	}
 	if s, err = fleet.NewSync(nc, fleet.SyncConfig{
 		ID: id, Presence: fleet.Presence{Replica: fmt.Sprint("replica-", id)},
-		Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted, Now: conf.Now,
+		Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted, Session: r.PeerSession, Now: conf.Now,
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -164,6 +166,44 @@ func TestALeavingReplicaSaysSo(t *testing.T) {
 	a.stop()
 	b.counts(t, "b, without a", 0)
 	eventually(t, hears(b, 0))
+}
+
+// Where a session is bound at one replica it is bound at the other, and bindings wait
+// for the bus in bounded number.
+func TestSessionsTravel(t *testing.T) {
+	s := startNATS(t, -1)
+	sessions := router.Config{Sessions: router.SessionConfig{TTL: time.Hour}}
+	a := startReplica(t, connect(t, s), 1, 0, sessions)
+	b := startReplica(t, connect(t, s), 2, 0, sessions)
+	ask := func(r *replica, id string, pin *router.Worker) router.Decision {
+		d, err := r.BestWorker(t.Context(), router.Request{ID: id, Owned: true, Model: "m", Session: "s", Tokens: make([]uint32, 20), Pinned: pin})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.MarkPrefillCompleted(id)
+		r.Free(id)
+		return d
+	}
+	eventually(t, func() bool { _, peers := b.sync.Views(); return len(peers) == 1 }) // it listens
+	ask(a, "a", &router.Worker{ID: 2})
+	eventually(t, func() bool {
+		d, err := b.BestWorker(t.Context(), router.Request{Model: "m", Session: "s", Tokens: make([]uint32, 20)})
+		return err == nil && d.Reason == router.ReasonSession && d.Worker.ID == 2
+	})
+	if d := ask(b, "b", nil); d.Worker.ID != 2 || d.Reason != router.ReasonSession {
+		t.Errorf("the session goes to %d, %s", d.Worker.ID, d.Reason)
+	}
+
+	quiet, err := fleet.NewSync(connect(t, s), fleet.SyncConfig{
+		ID: 3, Changed: a.PeerChanged, Gone: a.RemovePeer, FirstToken: a.MarkPrefillCompleted,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5000 { // nobody takes them, and nobody waits
+		quiet.TellSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}})
+	}
+	quiet.TellSession(router.SessionBinding{Session: strings.Repeat("s", 2000)})
 }
 
 // An observer that meets another replica's request tells everybody of its first token.

@@ -31,6 +31,10 @@ const (
 	syncGone      = "gone"      // a peer that was silent for too long
 	syncTooMany   = "too_many"  // peers, or requests of one: not all are listened to
 	syncTooLate   = "late"      // a message that took longer than 100 ms
+
+	syncSession     = "session"      // bound or ended by a peer's word
+	syncSessionKept = "session_kept" // told of, and left as it is here
+	droppedSession  = "session"      // among what was not told
 )
 
 // syncMetrics are the instruments of the exchange. docs/metrics.md lists them.
@@ -75,7 +79,7 @@ func newSyncMetrics(meter metric.Meter) (*syncMetrics, error) {
 				attribute.String("direction", direction), attribute.String("kind", router.ChangeKind(k).String())))
 		}
 	}
-	for _, o := range [...]string{syncOut, syncUnsent, syncIn, syncBad, syncRepeated, syncBadEvent, syncDuplicate, syncUnknown, syncAsked, syncAnswered, syncLeft, syncGone, syncTooMany, syncTooLate} {
+	for _, o := range [...]string{syncOut, syncUnsent, syncIn, syncBad, syncRepeated, syncBadEvent, syncDuplicate, syncUnknown, syncAsked, syncAnswered, syncLeft, syncGone, syncTooMany, syncTooLate, syncSession, syncSessionKept} {
 		m.outcomes[o] = metric.WithAttributeSet(attribute.NewSet(attribute.String("kind", o)))
 	}
 	return m, nil

@@ -87,12 +87,20 @@ func (p *peers) message(subject string, data []byte) {
 		p.present(data)
 		return
 	}
+	if len(data) > 0 && data[0] == '{' {
+		p.legacy(data)
+		return
+	}
 	env, err := events.DecodeEnvelope(data)
 	switch {
 	case err != nil:
 		p.metrics.count(syncBad)
 		return
 	case env.PublisherID == p.conf.ID:
+		return
+	}
+	if env.Topic == sessionTopic {
+		p.session(env.Payload)
 		return
 	}
 	now := p.conf.Now()
@@ -121,6 +129,31 @@ func (p *peers) message(subject string, data []byte) {
 	}
 	if p.metrics.add(syncBadEvent, bad); bad > 0 && from != nil && from.native {
 		p.doubt(now, from, "unreadable")
+	}
+}
+
+// legacy takes a message of Dynamo 0.8, which is one change as JSON.
+func (p *peers) legacy(data []byte) {
+	e, err := readLegacy(data)
+	if err != nil {
+		p.metrics.count(syncBad)
+		return
+	}
+	p.metrics.count(syncIn)
+	p.event(p.conf.Now(), e.router, &e)
+}
+
+// session takes where a session of another router is bound.
+func (p *peers) session(payload []byte) {
+	b, from, err := readSession(payload)
+	switch {
+	case err != nil:
+		p.metrics.count(syncBad)
+	case from == p.conf.ID || p.conf.Session == nil:
+	case p.conf.Session(b):
+		p.metrics.count(syncSession)
+	default:
+		p.metrics.count(syncSessionKept)
 	}
 }
 

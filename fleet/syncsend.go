@@ -20,6 +20,7 @@ type outgoing struct {
 	sequence uint64 // of the next message
 	mirror   map[string]*ownRequest
 	digest   uint64
+	bindings uint64 // number of the next message about a session
 
 	told            syncTold // memory to be used again
 	events, message []byte
@@ -133,14 +134,20 @@ func (o *outgoing) publish(encoded []byte, n int) {
 		payload = msgp.AppendArrayHeader(payload, uint32(n))
 		payload = append(payload, encoded...)
 	}
-	o.post(o.topic, o.sequence, payload)
+	o.post(o.topic, syncTopic, o.sequence, payload)
 	o.sequence++
 }
 
-func (o *outgoing) post(subject string, sequence uint64, payload []byte) {
+// session sends where a session is bound.
+func (o *outgoing) session(b router.SessionBinding) {
+	o.post(o.sessionTopic, sessionTopic, o.bindings, encodeSession(&b, o.conf.ID))
+	o.bindings++
+}
+
+func (o *outgoing) post(subject, topic string, sequence uint64, payload []byte) {
 	o.message = events.AppendEnvelope(o.message[:0], events.Envelope{
 		PublisherID: o.conf.ID, Sequence: sequence, PublishedAt: uint64(max(0, o.conf.Now().UnixMilli())),
-		Topic: syncTopic, Payload: payload,
+		Topic: topic, Payload: payload,
 	})
 	if !o.link.connected() || o.link.publish(subject, "", o.message) != nil {
 		o.metrics.count(syncUnsent)
@@ -211,7 +218,7 @@ func (o *outgoing) answer(to []string) {
 		payload = msgp.AppendInt(msgp.AppendString(payload, "parts"), len(parts))
 		payload = append(payload, p...)
 		for _, reply := range to {
-			o.post(reply, o.sequence, payload)
+			o.post(reply, syncTopic, o.sequence, payload)
 		}
 	}
 	o.metrics.count(syncAnswered)

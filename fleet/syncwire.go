@@ -3,17 +3,23 @@
 package fleet
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
 // syncTopic is the topic of the event plane on which replicas tell of their requests.
 const syncTopic = "active_sequences_events"
+
+// sessionTopic is the topic on which replicas tell where sessions are bound.
+const sessionTopic = "session_affinity_events"
 
 // Bounds on what is believed of a message.
 const (
@@ -348,6 +354,102 @@ func eachSyncField(data []byte, f func(key, value []byte) (rest []byte, err erro
 		}
 	}
 	return rest, nil
+}
+
+// readLegacy reads a change as Dynamo 0.8 sends it: JSON without an envelope, the router
+// a text, whose hash stands for it. There is nothing that says how long ago it was.
+func readLegacy(data []byte) (e syncEvent, err error) {
+	var said struct {
+		ID     string `json:"request_id"`
+		Worker *router.Worker
+		Data   json.RawMessage
+		Router string `json:"router_id"`
+	}
+	if err = json.Unmarshal(data, &said); err != nil {
+		return e, fmt.Errorf("fleet: read a message of a replica: %w", err)
+	}
+	if said.Worker == nil || said.Router == "" || said.ID == "" || len(said.ID) > maxSyncID {
+		return e, fmt.Errorf("%w: a field of the event is missing, or the id has %d bytes", errSyncShape, len(said.ID))
+	}
+	e.ID, e.Worker, e.router = said.ID, *said.Worker, wire.WorkerID(said.Router)
+	switch string(said.Data) {
+	case `"MarkPrefillCompleted"`:
+		e.Kind = router.FirstToken
+		return e, nil
+	case `"Free"`:
+		e.Kind = router.SlotFreed
+		return e, nil
+	}
+	var kind struct {
+		AddRequest *struct {
+			Sequence []uint64 `json:"token_sequence"`
+			Tokens   int      `json:"isl"`
+			Overlap  int      `json:"overlap"`
+			Output   int      `json:"expected_output_tokens"`
+		}
+	}
+	if bytes.HasPrefix(said.Data, []byte("{")) {
+		if err := json.Unmarshal(said.Data, &kind); err != nil {
+			return e, fmt.Errorf("fleet: read a message of a replica: %w", err)
+		}
+	}
+	if a := kind.AddRequest; a != nil {
+		for _, n := range []int{a.Tokens, a.Overlap, a.Output} {
+			if n < 0 || n > maxSyncTokens {
+				return e, fmt.Errorf("%w: the number %d", errSyncShape, n)
+			}
+		}
+		e.Kind, e.Sequence, e.ExpectedOutput = router.SlotTaken, a.Sequence, a.Output
+		add := syncAdd{hint: -1, isl: a.Tokens, overlap: a.Overlap}
+		add.fill(&e)
+	}
+	return e, nil // or of a kind to come
+}
+
+// encodeSession returns where a session of a router's is bound, as Dynamo's routers say it. That it is over only we say; others take the message for another use.
+func encodeSession(s *router.SessionBinding, from uint64) []byte {
+	n := uint32(4)
+	if s.Over {
+		n++
+	}
+	b := msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(nil, n), "session_id"), s.Session)
+	b = msgp.AppendUint64(msgp.AppendString(b, "worker_id"), s.Worker.ID)
+	b = msgp.AppendUint32(msgp.AppendString(b, "dp_rank"), s.Worker.DPRank)
+	b = msgp.AppendUint64(msgp.AppendString(b, "router_id"), from)
+	if s.Over {
+		b = msgp.AppendBool(msgp.AppendString(b, "final"), true)
+	}
+	return b
+}
+
+// readSession reads that.
+func readSession(data []byte) (s router.SessionBinding, from uint64, err error) {
+	var worker bool
+	_, err = eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+		switch string(key) {
+		case "session_id":
+			s.Session, rest, err = msgp.ReadStringBytes(value)
+		case "worker_id":
+			worker = true
+			s.Worker.ID, rest, err = msgp.ReadUint64Bytes(value)
+		case "dp_rank":
+			if msgp.IsNil(value) {
+				return msgp.Skip(value)
+			}
+			s.Worker.DPRank, rest, err = msgp.ReadUint32Bytes(value)
+		case "router_id":
+			from, rest, err = msgp.ReadUint64Bytes(value)
+		case "final":
+			s.Over, rest, err = msgp.ReadBoolBytes(value)
+		default:
+			rest, err = msgp.Skip(value)
+		}
+		return rest, err
+	})
+	if err == nil && (s.Session == "" || len(s.Session) > maxSyncID || !worker || from == 0) {
+		err = fmt.Errorf("%w: a field of the binding is missing, or the session's name has %d bytes", errSyncShape, len(s.Session))
+	}
+	return s, from, err
 }
 
 // digestOf is a request's part of the digest of a replica's requests: FNV-1a of the

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -114,7 +115,15 @@ func FuzzSyncRead(f *testing.F) {
 	e := syncEvent{router: 1, Change: router.Change{Kind: router.SlotTaken, ID: "a", PromptTokens: 3, Sequence: []uint64{1}}}
 	f.Add(appendSyncEvent(nil, &e))
 	f.Add([]byte("\x81\xa6events\xdd\xff\xff\xff\xff"))
+	f.Add(encodeSession(&router.SessionBinding{Session: "s", Worker: router.Worker{ID: 7}}, 9))
+	f.Add([]byte(`{"request_id":"r","worker":{"worker_id":7,"dp_rank":1},"data":{"AddRequest":{"token_sequence":[1],"isl":64,"overlap":1}},"router_id":"a"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		if s, from, err := readSession(data); err == nil && (s.Session == "" || len(s.Session) > maxSyncID || from == 0) {
+			t.Errorf("read the session %+v of %d", s, from)
+		}
+		if e, err := readLegacy(data); err == nil && (e.ID == "" || len(e.ID) > maxSyncID || e.PromptTokens < 0 || e.PromptTokens > maxSyncTokens) {
+			t.Errorf("read %+v", e)
+		}
 		all, _, _, err := readAll(data)
 		for i := range all {
 			if e := &all[i]; e.ID == "" || len(e.ID) > maxSyncID || e.router == 0 || len(e.Sequence) > len(data) ||
@@ -128,7 +137,7 @@ func FuzzSyncRead(f *testing.F) {
 // Frames of real Dynamo routers and workers: all can be read, in whatever order their
 // publishers come all requests end, and nothing stays on any worker.
 func TestSyncReadsDynamo(t *testing.T) {
-	for _, version := range []string{"1.3.1", "1.6.1"} {
+	for _, version := range []string{"0.8.0", "1.3.1", "1.6.1"} {
 		file, err := os.Open(fixtures.Need(t, "vectors", "dynamo-"+version, "events_nats.jsonl"))
 		if err != nil {
 			t.Fatal(err)
@@ -148,17 +157,10 @@ func TestSyncReadsDynamo(t *testing.T) {
 				t.Fatal(err)
 			}
 			data := unhex(t, row.Data)
-			env, err := events.DecodeEnvelope(data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			all, _, bad, err := readAll(env.Payload)
-			if err != nil || bad > 0 || len(all) == 0 {
-				t.Fatalf("%s: %d events, %d bad, %v", version, len(all), bad, err)
-			}
-			workers[all[0].Worker.ID] = true
+			first, publisher := frame(t, data)
+			workers[first.Worker.ID] = true
 			captured = append(captured, data)
-			byPublisher[env.PublisherID] = append(byPublisher[env.PublisherID], data)
+			byPublisher[publisher] = append(byPublisher[publisher], data)
 		}
 		if len(captured) < 40 {
 			t.Fatalf("%s: only %d messages", version, len(captured))
@@ -169,14 +171,93 @@ func TestSyncReadsDynamo(t *testing.T) {
 			if seed > 0 {
 				order = interleave(w.rand, byPublisher)
 			}
+			taken := 0
 			for _, data := range order {
 				w.replicas[0].in.message(w.replicas[0].sync.topic, data)
+				for _, s := range w.replicas[0].router.Workers() {
+					taken = max(taken, s.ActiveBlocks)
+				}
+			}
+			if seed == 0 && taken == 0 {
+				t.Fatalf("%s: no request is seen", version)
 			}
 			for _, s := range w.replicas[0].router.Workers() {
 				if s.ActiveRequests != 0 || s.PendTokens != 0 || s.ActiveBlocks != 0 {
 					t.Fatalf("%s, seed %d: worker %d is left with %+v", version, seed, s.Worker.ID, s)
 				}
 			}
+		}
+	}
+}
+
+// frame returns the first change in a message, and who sent it.
+func frame(t *testing.T, data []byte) (first syncEvent, publisher uint64) {
+	t.Helper()
+	if data[0] == '{' {
+		e, err := readLegacy(data)
+		if err != nil || e.Kind == 0 {
+			t.Fatalf("%s: %+v, %v", data, e, err)
+		}
+		return e, e.router
+	}
+	env, err := events.DecodeEnvelope(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, _, bad, err := readAll(env.Payload)
+	if err != nil || bad > 0 || len(all) == 0 {
+		t.Fatalf("%d events, %d bad, %v", len(all), bad, err)
+	}
+	return all[0], env.PublisherID
+}
+
+// What Dynamo 0.8 says is JSON; what is none of its changes is refused, or of a kind to
+// come.
+func TestSyncReadsJSON(t *testing.T) {
+	e, err := readLegacy([]byte(`{"request_id":"r","worker":{"worker_id":7,"dp_rank":1},"data":{"AddRequest":{"token_sequence":[1,18392688389576705538],"isl":64,"overlap":1}},"router_id":"aab4"}`))
+	want := syncEvent{router: wire.WorkerID("aab4"), Change: router.Change{
+		Kind: router.SlotTaken, ID: "r", Worker: router.Worker{ID: 7, DPRank: 1}, Sequence: []uint64{1, 18392688389576705538}, PromptTokens: 64, OverlapBlocks: 1, CachedTokens: -1,
+	}}
+	if diff := cmp.Diff(want, e, cmp.AllowUnexported(syncEvent{})); diff != "" || err != nil {
+		t.Errorf("%v (-want +got)\n%s", err, diff)
+	}
+	for _, bad := range []string{
+		`{`, `{}`, `{"request_id":"r","data":"Free","router_id":"a"}`, `{"request_id":"","worker":{},"data":"Free","router_id":"a"}`, `{"request_id":"r","worker":{},"data":"Free"}`,
+		`{"request_id":"r","worker":{},"data":{"AddRequest":{"isl":-1}},"router_id":"a"}`, `{"request_id":"r","worker":{},"data":{"AddRequest":{"isl":4294967296}},"router_id":"a"}`,
+		`{"request_id":"r","worker":{},"data":{"AddRequest":{"token_sequence":[-1]}},"router_id":"a"}`,
+	} {
+		if e, err := readLegacy([]byte(bad)); err == nil {
+			t.Errorf("%s is read as %+v", bad, e)
+		}
+	}
+	for _, later := range []string{`"Renamed"`, `{"Other":{}}`, `null`, `7`} {
+		if e, err := readLegacy([]byte(`{"request_id":"r","worker":{},"data":` + later + `,"router_id":"a"}`)); err != nil || e.Kind != 0 {
+			t.Errorf("%s is read as %+v, %v", later, e, err)
+		}
+	}
+}
+
+// The wire form of a binding is the one that Dynamo's routers speak.
+func TestSessionVector(t *testing.T) {
+	const a1 = "84aa73657373696f6e5f6964a3732d31a9776f726b65725f696407a764705f72616e6b00a9726f757465725f696463"
+	b := router.SessionBinding{Session: "s-1", Worker: router.Worker{ID: 7}}
+	if got := encodeSession(&b, 99); !bytes.Equal(got, unhex(t, a1)) {
+		t.Errorf("A1 is written as %x", got)
+	}
+	for _, want := range []router.SessionBinding{b, {Session: "x", Worker: router.Worker{ID: 1<<64 - 1, DPRank: 3}, Over: true}} {
+		if got, from, err := readSession(encodeSession(&want, 99)); got != want || from != 99 || err != nil {
+			t.Errorf("%+v is read as %+v from %d, %v", want, got, from, err)
+		}
+	}
+	// A rank that is nil, and a key that is not known.
+	odd := msgp.AppendNil(msgp.AppendString(unhex(t, "85"+a1[2:]), "other"))
+	odd = bytes.Replace(odd, append([]byte("dp_rank"), 0), append([]byte("dp_rank"), 0xc0), 1)
+	if got, _, err := readSession(odd); got != b || err != nil {
+		t.Errorf("an odd one is read as %+v, %v", got, err)
+	}
+	for _, bad := range [][]byte{nil, unhex(t, "80"), unhex(t, a1)[:20], encodeSession(&router.SessionBinding{Worker: b.Worker}, 99), encodeSession(&b, 0)} {
+		if got, _, err := readSession(bad); err == nil {
+			t.Errorf("%x is read as %+v", bad, got)
 		}
 	}
 }

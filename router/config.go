@@ -138,6 +138,10 @@ type Config struct {
 	// block nor call the router, and must copy what it keeps; see [Change].
 	Tell func(Change)
 
+	// TellSession, if not nil, is told of each use of a session of the router's own
+	// requests that binds it, or goes where it is bound, and of its end, as Tell is.
+	TellSession func(SessionBinding)
+
 	// StrictModels refuses models without a card that makes exact prompts, as
 	// if they did not exist.
 	StrictModels bool

@@ -338,7 +338,7 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	}
 	if c.conf.Rule != nil && q.Session != "" {
 		// A rule may look at the session where nothing is bound to it.
-		c.request.Session = max(1, scorer.DrawKey(q.Session))
+		c.request.Session = sessionKey(q.Session)
 	}
 	c.inputs = slices.Grow(c.inputs[:0], len(c.candidates))[:len(c.candidates)]
 	for i, ord := range c.candidates {

@@ -74,9 +74,14 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 	}
 	now := r.conf.Now()
 	var news, inferred bool
+	bound := SessionBinding{Session: fl.name}
 	fl.pool.tell(func(c *core) []*waiter {
 		if news, inferred = c.prefillCompleted(now, id, fl.session, fl.anew, by); !news {
 			return nil
+		}
+		if fl.name != "" {
+			ord, _ := c.sessions.worker(now, fl.session)
+			bound.Worker = c.entries[ord].worker
 		}
 		return c.pump(now)
 	})
@@ -86,6 +91,12 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 	case fl.peer != 0:
 		r.tell(Change{Kind: FirstToken, ID: id, Owner: fl.peer, Worker: fl.first})
 		return true
+	}
+	if fl.name != "" {
+		if fl.anew { // others may have it where it was
+			r.conf.TellSession(SessionBinding{Session: fl.name, Worker: bound.Worker, Over: true})
+		}
+		r.conf.TellSession(bound)
 	}
 	r.noteFirstToken(fl.number, now, by)
 	r.tell(Change{Kind: FirstToken, ID: id})

@@ -34,6 +34,7 @@ type flight struct {
 	held    int32  // blocks of the prompt that the second choice holds
 	session uint64 // to be bound at its first token; 0 = none
 	anew    bool   // even if it is bound by then
+	name    string // of the session, if others are told of it
 	guess   guess  // until it is confirmed by the first token
 	peer    uint64 // replica whose request it is; 0 = ours
 	booked  bool   // known to have a slot, so that one without has lost it; only of requests that nobody owns

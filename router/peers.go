@@ -23,8 +23,9 @@ import (
 //     One that was inferred is told again when it is noticed.
 //   - A peer's request is a flight like an own one, under its key, which no other
 //     peer's request has; it has at most one slot. Only its peer moves or frees it.
-//   - What a peer tells changes load, and what is guessed of caches: never a request of
-//     our own, a session, or the turn of workers.
+//   - What a peer tells of requests changes load, and what is guessed of caches: never a
+//     request of our own, a session, or the turn of workers. What it tells of sessions
+//     ([Router.PeerSession]) changes nothing else.
 
 // ChangeKind is what happened to a slot.
 type ChangeKind uint8

@@ -198,3 +198,100 @@ func TestInferredFirstTokensAreTold(t *testing.T) {
 		t.Errorf("not told: %v", want)
 	}
 }
+
+// Replicas that tell each other of their sessions send them to one worker: the first
+// binding wins, each counts its idle time by its own requests, and an end is one for
+// all.
+func TestPeersShareSessions(t *testing.T) {
+	c := newClock()
+	var a, b *router.Router
+	var told []router.SessionBinding
+	conf := router.Config{Now: c.read, Sessions: router.SessionConfig{TTL: time.Minute}}
+	conf.TellSession = func(s router.SessionBinding) {
+		told = append(told, s)
+		b.PeerSession(s)
+	}
+	a = newRouter(t, conf, 4)
+	conf.TellSession = func(s router.SessionBinding) { a.PeerSession(s) }
+	b = newRouter(t, conf, 4)
+	n := 0
+	ask := func(r *router.Router, session string, pin uint64, final bool) (worker uint64, bound bool) {
+		t.Helper()
+		n++
+		q := router.Request{ID: fmt.Sprint(n), Model: "m", Tokens: prompt("A"), Session: session, SessionFinal: final}
+		if pin > 0 {
+			q.Pinned = &router.Worker{ID: pin}
+		}
+		d, err := r.BestWorker(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.MarkPrefillCompleted(q.ID)
+		r.Free(q.ID)
+		return d.Worker.ID, d.Reason == router.ReasonSession
+	}
+	expect := func(r *router.Router, session string, want uint64) {
+		t.Helper()
+		if worker, bound := ask(r, session, 0, false); worker != want || !bound {
+			t.Errorf("session %s goes to worker %d (bound: %v), want %d", session, worker, bound, want)
+		}
+	}
+	ask(a, "s", 3, false)
+	expect(b, "s", 3)
+	ask(b, "first", 2, false)
+	ask(a, "first", 4, false) // here it is bound by b's word already
+	expect(a, "first", 2)
+	expect(b, "first", 2)
+
+	// b's binding lives for a minute after b's own last use, whatever a does meanwhile.
+	c.pass(40 * time.Second)
+	expect(a, "s", 3)
+	c.pass(30 * time.Second)
+	if b.PeerSession(router.SessionBinding{Session: "other", Worker: router.Worker{ID: 9}}) {
+		t.Error("a session is bound to a worker that is not known")
+	}
+	if !b.PeerSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}}) {
+		t.Error("what is bound no more is not bound anew by a peer's word")
+	}
+	if b.PeerSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 2}}) {
+		t.Error("what is bound is bound elsewhere by a peer's word")
+	}
+	expect(b, "s", 1)
+	if !b.PeerSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}, Over: true}) {
+		t.Error("an end is no news")
+	}
+
+	ask(a, "over", 2, false)
+	told = nil
+	ask(a, "over", 2, true)
+	if len(told) != 1 || !told[0].Over || told[0].Session != "over" || told[0].Worker.ID != 2 {
+		t.Errorf("at the end of a session it tells %+v", told)
+	}
+	for _, r := range []*router.Router{b, a} {
+		if _, bound := ask(r, "over", 1, false); bound {
+			t.Error("a session that is over is bound")
+		}
+		a.PeerSession(router.SessionBinding{Session: "over", Worker: router.Worker{ID: 1}, Over: true})
+		b.PeerSession(router.SessionBinding{Session: "over", Worker: router.Worker{ID: 1}, Over: true})
+	}
+
+	// One that moves, since its worker has far more to do than the others, moves for all.
+	ask(a, "moves", 1, false)
+	for i := range 3 {
+		if _, err := a.BestWorker(t.Context(), router.Request{ID: fmt.Sprint("load", i), Model: "m", Tokens: make([]uint32, 80_000), Pinned: &router.Worker{ID: 1}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	told = nil
+	to, bound := ask(a, "moves", 0, false)
+	if bound || to == 1 {
+		t.Fatalf("an overloaded worker keeps its session: it goes to %d", to)
+	}
+	expect(b, "moves", to)
+	if len(told) != 2 || !told[0].Over || told[1].Over || told[1].Worker.ID != to {
+		t.Errorf("of a session that moves it tells %+v", told)
+	}
+	if newRouter(t, router.Config{}, 1).PeerSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}}) {
+		t.Error("a router without sessions binds one")
+	}
+}

@@ -184,7 +184,7 @@ func (r *Router) prepare(s *scratch) (target, error) {
 	q.Request, q.lora, q.adapter, q.workspace = req, t.lora, t.adapter, &s.workspace
 	q.explain = req.Explain || req.ID != "" && r.conf.KeepDecisions > 0
 	if r.conf.Sessions.TTL > 0 && req.Session != "" {
-		q.session = max(1, scorer.DrawKey(req.Session))
+		q.session = sessionKey(req.Session)
 	}
 	if len(req.PreferredTaints) > 0 {
 		s.taints = s.taints[:0]
@@ -401,6 +401,8 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	booked = true
 	if q.SessionFinal {
 		fl.session = 0
+	} else if q.session != 0 && r.conf.TellSession != nil {
+		fl.name = q.Session
 	}
 	fl.booked, fl.anew = !q.Owned, q.rebind
 	fl.first, fl.second, fl.held = s.decision.Worker, s.decision.Second.Worker, int32(s.decision.Second.OverlapBlocks)
@@ -418,6 +420,9 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	}
 	if r.conf.Tell != nil {
 		r.conf.Tell(q.told(&s.decision))
+	}
+	if q.SessionFinal && q.session != 0 && r.conf.TellSession != nil {
+		r.conf.TellSession(SessionBinding{Session: q.Session, Worker: s.decision.Worker, Over: true})
 	}
 	return nil
 }

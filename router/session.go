@@ -5,6 +5,8 @@ package router
 import (
 	"container/list"
 	"time"
+
+	"github.com/kvroute/kvroute/scorer"
 )
 
 // sessions remembers which worker the conversations of a pool are bound to. A
@@ -19,6 +21,48 @@ type sessions struct {
 	byKey map[uint64]*list.Element
 	used  *list.List // of *session
 }
+
+// SessionBinding says where a session is bound.
+type SessionBinding struct {
+	Session string // its name
+	Worker  Worker
+	// Over says that it is bound no more: it has ended, or moves.
+	Over bool
+}
+
+// PeerSession takes what another router replica tells of a session. The first binding
+// that lives wins: one that is bound here stays where it is, and for as long, unless it
+// is over. It reports whether anything changed: not, if the worker is not known or
+// sessions do not matter here.
+func (r *Router) PeerSession(b SessionBinding) (news bool) {
+	if r.conf.Sessions.TTL == 0 || b.Session == "" {
+		return false
+	}
+	now, key := r.conf.Now(), sessionKey(b.Session)
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	p := r.owners[b.Worker.ID]
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := &p.core.sessions
+	_, bound := s.worker(now, key)
+	switch ord, known := p.core.find(b.Worker); {
+	case b.Over:
+		s.touch(now, key, true)
+		return bound
+	case bound || !known:
+		return false
+	default:
+		s.bind(now, key, ord, false)
+		return true
+	}
+}
+
+// sessionKey is how a session is remembered: never 0.
+func sessionKey(name string) uint64 { return max(1, scorer.DrawKey(name)) }
 
 type session struct {
 	key    uint64

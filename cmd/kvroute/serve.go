@@ -190,7 +190,7 @@ func (s *server) open() (err error) {
 	if c.RemoteTokenize {
 		rc.Remote = newRemote(c.TokenizerCacheBytes).ids
 	}
-	rc.Tell = s.tell()
+	rc.Tell, rc.TellSession = s.tell(), s.tellSession()
 	if rc.Probe, err = s.openProbes(); err != nil {
 		return err
 	}

@@ -19,9 +19,13 @@ func (s *server) openSync() (err error) {
 	if !s.conf.RouterReplicaSync {
 		return nil
 	}
+	var session func(router.SessionBinding) bool
+	if s.conf.SessionAffinityTTL > 0 {
+		session = s.router.PeerSession
+	}
 	s.sync, err = fleet.NewSync(s.nc, fleet.SyncConfig{
 		Scope: s.scope, ID: s.id, Presence: s.presence(), Single: !s.conf.SyncBatch,
-		Changed: s.router.PeerChanged, Gone: s.router.RemovePeer, FirstToken: s.router.MarkPrefillCompleted,
+		Changed: s.router.PeerChanged, Gone: s.router.RemovePeer, FirstToken: s.router.MarkPrefillCompleted, Session: session,
 		Log: s.log, Meter: s.metrics.Meter("fleet"),
 	})
 	return err
@@ -33,6 +37,14 @@ func (s *server) tell() func(router.Change) {
 		return nil
 	}
 	return func(c router.Change) { s.sync.Tell(c) }
+}
+
+// tellSession is the same for sessions, if they matter.
+func (s *server) tellSession() func(router.SessionBinding) {
+	if !s.conf.RouterReplicaSync || s.conf.SessionAffinityTTL == 0 {
+		return nil
+	}
+	return func(b router.SessionBinding) { s.sync.TellSession(b) }
 }
 
 // replica is what this one says of itself to who compares replicas.

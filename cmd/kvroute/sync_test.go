@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -154,4 +155,52 @@ workers:
 	if log := a.lastLines(); !strings.Contains(log, "a router replica has left") {
 		t.Errorf("a does not say that c has left:\n%s", log)
 	}
+}
+
+// The first turn of a session at one replica binds it at the other.
+func TestReplicasShareSessions(t *testing.T) {
+	t.Parallel()
+	bus, err := startNATS("127.0.0.1:0", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bus.stop)
+	file := writeFile(t, `
+version: 1
+session-affinity-ttl-secs: 600
+workers:
+- {name: w0, address: '127.0.0.1:9', models: [m], block_size: 8}
+- {name: w1, address: '127.0.0.1:10', models: [m], block_size: 8}
+- {name: w2, address: '127.0.0.1:11', models: [m], block_size: 8}
+`)
+	replicas := make([]*child, 2)
+	for i := range replicas {
+		if replicas[i], err = startChild(t.Context(), t.TempDir(), fmt.Sprint("replica", i), "serve", "--config", file, "--nats-url", bus.url(),
+			"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(replicas[i].stop)
+	}
+	post := func(c *child, path, body string) (answer struct {
+		Worker   uint64 `json:"worker_id"`
+		Decision struct{ Reason string }
+	},
+	) {
+		t.Helper()
+		resp, text := whole(t, http.MethodPost, "http://"+c.at.HTTP+path, body, nil)
+		if err := json.Unmarshal([]byte(text), &answer); err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s %s", path, resp.Status, text)
+		}
+		return answer
+	}
+	first := post(replicas[0], "/v1/best_worker", `{"model":"m","request_id":"r","session_id":"s","token_ids":[1,2,3]}`)
+	post(replicas[0], "/v1/mark_prefill_complete", `{"request_id":"r"}`)
+	eventually(t, "the other replica does not know of the session", func() bool {
+		got := post(replicas[1], "/v1/best_worker", `{"model":"m","session_id":"s","token_ids":[9]}`)
+		return got.Decision.Reason == "session" && got.Worker == first.Worker
+	})
+	post(replicas[1], "/v1/best_worker", `{"model":"m","request_id":"end","session_id":"s","session_final":true,"token_ids":[9]}`)
+	eventually(t, "the end of the session at the other replica is not known", func() bool {
+		return post(replicas[0], "/v1/best_worker", `{"model":"m","session_id":"s","token_ids":[9]}`).Decision.Reason != "session"
+	})
 }
