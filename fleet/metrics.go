@@ -20,6 +20,7 @@ const (
 	newsStranger  = "stranger"  // a heartbeat of nobody registered
 	newsRefused   = "refused"   // not readable, or a lie
 	newsFlaps     = "flaps"     // a worker came back too often to be believed
+	newsClaimed   = "claimed"   // an id went back to an address that it had just left
 )
 
 // metrics are the package's instruments. docs/metrics.md lists them.

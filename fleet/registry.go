@@ -117,6 +117,11 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 	table := NewTable(conf.Networks, conf.Set, conf.Remove)
 	table.events, table.load, table.prefixes = conf.Events, conf.Load, conf.Prefixes
 	table.flapped = func() { m.count(context.Background(), newsFlaps) }
+	table.claimed = func(now router.WorkerInfo, was netip.AddrPort) {
+		m.count(context.Background(), newsClaimed)
+		conf.Log.Warn("two processes claim one worker's id: the last record counts; give each a name of its own",
+			"worker", now.ID, "name", now.Name, "address", now.Address.String(), "other", was.String())
+	}
 	return &Registry{conf: conf, nc: nc, metrics: m, table: table}, nil
 }
 
@@ -182,8 +187,53 @@ func (r *Registry) judge(ctx context.Context) {
 // away says whether the workers' silence may be the bus's.
 func (r *Registry) away() bool { return !r.Ready() }
 
-// errAway ends a watch when NATS has been away: what was missed is read anew.
-var errAway = errors.New("NATS was away")
+// A watch ends when NATS has been away, or the bucket is not the one that was opened:
+// what was missed is read anew.
+var (
+	errAway    = errors.New("NATS was away")
+	errDeleted = errors.New("the bucket was deleted")
+)
+
+// bucketEvery is how often it is looked whether the bucket is still there: the watch of
+// one that was deleted hears nothing, and of the next one of that name not all.
+const bucketEvery = 3 * time.Second
+
+// follow returns when the bucket is another one than before, or none, or ctx ends. While
+// NATS does not answer it is taken to be there.
+func follow(ctx context.Context, bucket jetstream.KeyValue) error {
+	var born time.Time
+	tick := time.NewTicker(bucketEvery)
+	defer tick.Stop()
+	for {
+		created, err := birth(ctx, bucket)
+		switch {
+		case errors.Is(err, jetstream.ErrStreamNotFound), errors.Is(err, jetstream.ErrBucketNotFound), err == nil && !born.IsZero() && !created.Equal(born):
+			return errDeleted
+		case err == nil:
+			born = created
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// birth is when a bucket was made.
+func birth(ctx context.Context, bucket jetstream.KeyValue) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	status, err := bucket.Status(ctx)
+	if err != nil {
+		return time.Time{}, err
+	}
+	s, ok := status.(*jetstream.KeyValueBucketStatus)
+	if !ok {
+		return time.Time{}, errors.New("fleet: the status of a bucket is of an unknown kind")
+	}
+	return s.StreamInfo().Created, nil
+}
 
 // watch follows the registry until it cannot.
 func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
@@ -199,6 +249,12 @@ func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
 		return fmt.Errorf("fleet: watch the bucket: %w", err)
 	}
 	defer func() { _ = watcher.Stop() }() // fails if NATS is away, when there is nothing to stop
+	following, stop := context.WithCancel(ctx)
+	lost := make(chan error, 1)
+	var follower sync.WaitGroup
+	defer follower.Wait()
+	defer stop()
+	follower.Go(func() { lost <- follow(following, bucket) })
 	r.locked(func(t *Table) { t.Refresh(r.conf.Now()) })
 
 	tick := time.NewTicker(time.Second)
@@ -218,6 +274,8 @@ func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
 			}
 		case m := <-beats:
 			r.heartbeat(ctx, m)
+		case err := <-lost:
+			return err
 		case <-tick.C:
 			// Also if it was away for less than a tick: it may have lost the bucket.
 			if !r.nc.IsConnected() || r.nc.Stats().Reconnects != connection {

@@ -19,7 +19,13 @@
 // three times within a minute is degraded until it has not been so for 30 s. A
 // record put again unchanged is a sign of life and no news. Records
 // that nothing can be routed by are refused, and so are records under a key that is
-// not their worker's id. While NATS is away nobody is heard, yet nobody is called
+// not their worker's id.
+//
+// An id is one worker's, and its last record counts. So a worker may move. If two
+// processes claim one id, all replicas take it to be where the last record was put, and
+// it is told when the address goes back to where it was within 45 s.
+//
+// While NATS is away nobody is heard, yet nobody is called
 // ill for it: ages count from the moment NATS is back.
 //
 // # Concurrency
@@ -68,6 +74,7 @@ type Table struct {
 	load     func(router.WorkerInfo, Load)   // the same
 	prefixes func(id uint64, p map[string]int)
 	flapped  func()
+	claimed  func(now router.WorkerInfo, was netip.AddrPort) // an id is back at an address that it just left
 	workers  map[uint64]*member
 }
 
@@ -79,6 +86,9 @@ type member struct {
 	probed bool      // has to answer probes
 	seen   time.Time // last sign of life
 	put    time.Time // when we put its record, if we did
+
+	before netip.AddrPort // where it was until moved
+	moved  time.Time
 
 	returns [flapReturns]time.Time // when it came back the last times, the newest last
 	rests   time.Time              // until when it is degraded for that
@@ -162,6 +172,12 @@ func (t *Table) Put(now time.Time, r Record) error {
 		t.workers[info.ID] = m
 	}
 	info.Health = m.info.Health
+	if was := m.info.Address; was.IsValid() && was != info.Address {
+		if info.Address == m.before && now.Sub(m.moved) < forgetAfter && t.claimed != nil {
+			t.claimed(info, was)
+		}
+		m.before, m.moved = was, now
+	}
 	m.info, m.record, m.seen, m.probed = info, r, now, r.Health != nil
 	m.info.Health = t.health(now, m)
 	t.set(m.info)

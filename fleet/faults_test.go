@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
+)
+
+// routed is a router that a registry tells of workers.
+type routed struct {
+	*router.Router
+	*fleet.Registry
+	sets atomic.Int64 // times that it was told of one
+	log  lineWriter
+}
+
+func (r *routed) Run(ctx context.Context) error { return r.Registry.Run(ctx) }
+
+// startRouted starts one whose clock is ahead of others'.
+func startRouted(t *testing.T, nc *nats.Conn, ahead time.Duration) *routed {
+	t.Helper()
+	r := &routed{log: make(lineWriter, 256)}
+	var err error
+	now := func() time.Time { return time.Now().Add(ahead) }
+	if r.Router, err = router.New(router.Config{Now: now, PredictTTL: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if r.Registry, err = fleet.NewRegistry(nc, fleet.RegistryConfig{
+		Set: func(i router.WorkerInfo) {
+			r.sets.Add(1)
+			if err := r.SetWorker(i); err != nil {
+				t.Error(err)
+			}
+		},
+		Remove: r.RemoveWorker,
+		Now:    now,
+		Log:    slog.New(slog.NewTextHandler(r.log, nil)),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	running(t, r.Run)
+	eventually(t, r.Ready)
+	return r
+}
+
+// healthy lists the healthy workers by name, with address and model.
+func (r *routed) healthy() (all map[string]string) {
+	all = map[string]string{}
+	for _, w := range r.Workers() {
+		if w.Health == router.Healthy.String() {
+			all[w.Name] = w.Address.String() + " " + w.Model
+		}
+	}
+	return all
+}
+
+// says waits for a line of the log.
+func (r *routed) says(t *testing.T, part string) {
+	t.Helper()
+	for deadline := time.After(30 * time.Second); ; {
+		select {
+		case line := <-r.log:
+			if strings.Contains(line, part) {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("it does not say %q", part)
+		}
+	}
+}
+
+// at is a record with an address of its own.
+func at(name string, n int) fleet.Record {
+	r := record(name)
+	r.Address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), 8000).String()
+	return r
+}
+
+func announceRecord(t *testing.T, nc *nats.Conn, r fleet.Record, now func() time.Time) (a *fleet.Announcer, stop func()) {
+	t.Helper()
+	a, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{Record: r, Now: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, running(t, a.Run)
+}
+
+// Somebody deletes the registry's bucket. The workers that are known stay known, since
+// they go on to give signs of life; new ones are seen in the bucket that the next record
+// makes, and so are changes and departures.
+func TestTheBucketIsDeleted(t *testing.T) {
+	t.Parallel()
+	s := startNATS(t, -1)
+	r := startRouted(t, connect(t, s), 0)
+	nc := connect(t, s)
+	a, _ := announceRecord(t, nc, at("a", 1), nil)
+	_, stopB := announceRecord(t, nc, at("b", 2), nil)
+	eventually(t, func() bool { return len(r.healthy()) == 2 })
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 2 {
+		if err := js.DeleteKeyValue(t.Context(), wire.Scope{}.Bucket("workers")); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.healthy(); len(got) != 2+round {
+			t.Errorf("round %d: without the bucket the workers are %v", round, got)
+		}
+		// Its record is the first in a new bucket, with a number that the old one had, too.
+		announceRecord(t, nc, at(fmt.Sprint("new", round), 10+round), nil)
+		eventually(t, func() bool { return len(r.healthy()) == 3+round })
+	}
+	moved := at("a", 3)
+	if err := a.Update(moved); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return r.healthy()["a"] == moved.Address+" m" })
+	stopB()
+	eventually(t, func() bool { return r.healthy()["b"] == "" })
+	r.says(t, "the bucket was deleted")
+}
+
+// Five hundred workers join at once: all are known, told of once, and get requests; a
+// decision looks at each of them once.
+func TestFiveHundredWorkersJoin(t *testing.T) {
+	const n = 500
+	s := startNATS(t, -1)
+	early := startRouted(t, connect(t, s), 0)
+	nc := connect(t, s)
+	for i := range n {
+		announceRecord(t, nc, at(fmt.Sprint("w", i), i), nil)
+	}
+	late := startRouted(t, connect(t, s), 0)
+	for name, r := range map[string]*routed{"early": early, "late": late} {
+		for end := time.Now().Add(60 * time.Second); len(r.healthy()) != n; <-time.After(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: %d workers are healthy, want %d", name, len(r.healthy()), n)
+			}
+		}
+		busy := map[uint64]int{}
+		for i := range n {
+			d, err := r.BestWorker(t.Context(), router.Request{ID: fmt.Sprint(name, i), Owned: true, Model: "m", Tokens: make([]uint32, 40), Explain: i == 0})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 && len(d.Candidates) != n {
+				t.Errorf("%s: a decision looks at %d candidates, want %d", name, len(d.Candidates), n)
+			}
+			busy[d.Worker.ID]++
+		}
+		if len(busy) != n {
+			t.Errorf("%s: %d requests go to %d workers, want one each", name, n, len(busy))
+		}
+		// Health is told of, too: a machine that is busy may let some be late.
+		if sets := r.sets.Load(); sets < n || sets > 4*n {
+			t.Errorf("%s: it is told %d times of %d workers", name, sets, n)
+		}
+	}
+}
+
+// Clocks of workers and routers that are five minutes apart harm nobody: ages are
+// counted from when something is heard, and a start that seems to lie before the last
+// one is a start.
+func TestClocksOfWorkersAreApart(t *testing.T) {
+	t.Parallel()
+	s := startNATS(t, -1)
+	nc := connect(t, s)
+	routers := []*routed{startRouted(t, connect(t, s), 5*time.Minute), startRouted(t, connect(t, s), -5*time.Minute)}
+	first := at("a", 1)
+	first.StartedMS = time.Now().Add(5 * time.Minute).UnixMilli()
+	fast := func() time.Time { return time.Now().Add(5 * time.Minute) }
+	slow := func() time.Time { return time.Now().Add(-5 * time.Minute) }
+	_, stop := announceRecord(t, nc, first, fast)
+	announceRecord(t, nc, at("b", 2), slow)
+	id := wire.WorkerID("a")
+	for _, r := range routers {
+		eventually(t, func() bool { return len(r.healthy()) == 2 })
+		if _, err := r.BestWorker(t.Context(), router.Request{ID: "r", Owned: true, Model: "m", Tokens: make([]uint32, 40), Pinned: &router.Worker{ID: id}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	for _, r := range routers {
+		eventually(t, func() bool { return len(r.healthy()) == 1 })
+	}
+	second := at("a", 1)
+	second.StartedMS = time.Now().Add(-5 * time.Minute).UnixMilli()
+	announceRecord(t, nc, second, slow)
+	// Longer than a heartbeat takes to age into degradation, so that heartbeats are what
+	// keeps them healthy.
+	eventually(t, func() bool { return len(routers[0].healthy()) == 2 && len(routers[1].healthy()) == 2 })
+	for range 9 {
+		<-time.After(time.Second)
+		for i, r := range routers {
+			if got := r.healthy(); len(got) != 2 {
+				t.Fatalf("router %d: only %v are healthy", i, got)
+			}
+		}
+	}
+	for i, r := range routers {
+		for _, w := range r.Workers() {
+			if w.ActiveRequests != 0 {
+				t.Errorf("router %d: worker %s still has requests of the time before its restart", i, w.Name)
+			}
+		}
+	}
+}
+
+// Two processes claim one id: all routers take the worker to be where the last record
+// was put, and say that it goes back and forth. A worker that moves is not called so.
+func TestTwoProcessesClaimOneID(t *testing.T) {
+	t.Parallel()
+	s := startNATS(t, -1)
+	nc := connect(t, s)
+	routers := []*routed{startRouted(t, connect(t, s), 0), startRouted(t, connect(t, s), 0)}
+	one, other := at("a", 1), at("a", 2)
+	same := func(want fleet.Record) {
+		t.Helper()
+		for _, r := range routers {
+			eventually(t, func() bool { return r.healthy()["a"] == want.Address+" m" })
+			if n := len(r.Workers()); n != 1 {
+				t.Errorf("one id is %d workers", n)
+			}
+		}
+	}
+	first, _ := announceRecord(t, nc, one, nil)
+	same(one)
+	announceRecord(t, nc, other, nil)
+	same(other)
+	for _, r := range routers {
+		select {
+		case line := <-r.log:
+			if strings.Contains(line, "claim") {
+				t.Errorf("a worker that moves is called a second one: %s", line)
+			}
+		default:
+		}
+	}
+	if err := first.Update(one); err != nil { // as every 15 s
+		t.Fatal(err)
+	}
+	same(one)
+	for _, r := range routers {
+		r.says(t, "two processes claim one worker's id")
+	}
+	late := startRouted(t, connect(t, s), 0)
+	eventually(t, func() bool { return late.healthy()["a"] == one.Address+" m" })
+}
+
+// A worker starts anew at its address with another model: the old model's pool forgets
+// it with its blocks and requests, and no request of the old model goes there.
+func TestAWorkerServesAnotherModel(t *testing.T) {
+	t.Parallel()
+	s := startNATS(t, -1)
+	nc := connect(t, s)
+	r := startRouted(t, connect(t, s), 0)
+	announceRecord(t, nc, at("other", 2), nil)
+	_, stop := announceRecord(t, nc, at("a", 1), nil)
+	eventually(t, func() bool { return len(r.healthy()) == 2 })
+	ask := func(model, id string) (router.Decision, error) {
+		return r.BestWorker(t.Context(), router.Request{ID: id, Owned: true, Model: model, Tokens: make([]uint32, 40)})
+	}
+	for i := range 6 {
+		if _, err := ask("m", fmt.Sprint("before", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := at("a", 1)
+	again.Models, again.StartedMS = []string{"n"}, time.Now().UnixMilli()
+	announceRecord(t, nc, again, nil) // it was killed: its old record stands
+	eventually(t, func() bool { return r.healthy()["a"] == again.Address+" n" })
+	stop() // the end of the process before takes nothing along
+	for i := range 20 {
+		d, err := ask("m", fmt.Sprint("after", i))
+		if err != nil || d.WorkerName != "other" {
+			t.Fatalf("a request of the old model goes to %s, %v", d.WorkerName, err)
+		}
+	}
+	if d, err := ask("n", "new"); err != nil || d.WorkerName != "a" {
+		t.Errorf("a request of the new model goes to %s, %v", d.WorkerName, err)
+	}
+	for _, w := range r.Workers() {
+		if w.Name == "a" && (w.ActiveRequests != 1 || w.Model != "n") {
+			t.Errorf("the worker of the new model is %+v", w)
+		}
+	}
+	if got := r.healthy()["a"]; got != again.Address+" n" {
+		t.Errorf("worker a is %q at the end", got)
+	}
+}
