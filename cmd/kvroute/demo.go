@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -35,6 +36,7 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	commit := fs.String("commit", "", "commit to name in the report")
 	fs.StringVar(&d.envoyPath, "envoy", "", "`path` of an Envoy binary (default: on PATH, or what make envoy installed)")
 	fs.BoolVar(&d.core, "core", false, "let events travel without a stream that keeps them")
+	replicas := fs.Int("replicas", 1, "`number` of router replicas; above 1 the load is played through one, through so many, and through so many that do not tell each other of their requests")
 	fs.IntVar(&d.workers, "workers", 4, "`number` of simulated workers")
 	preset := fs.String("preset", "32b-2xh100", "their hardware")
 	blocks := fs.Int("num-gpu-blocks", 2400, "capacity of each worker's cache in `blocks` of 16 tokens")
@@ -58,6 +60,17 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	if d.workers < 1 || d.workers > 64 {
 		return fmt.Errorf("workers is %d, want 1 to 64", d.workers)
 	}
+	if *replicas < 1 || *replicas > 16 {
+		return fmt.Errorf("replicas is %d, want 1 to 16", *replicas)
+	}
+	if *replicas > 1 {
+		// With little to do it does not matter who knows of whose requests.
+		given := map[string]bool{}
+		fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+		if !given["rate"] && !given["conversations"] {
+			d.load.Rate, d.load.Conversations = 22, 100
+		}
+	}
 	d.engine = []string{"--preset", *preset, "--num-gpu-blocks", fmt.Sprint(*blocks)}
 	if d.envoyPath == "" {
 		if d.envoyPath, err = envoytest.Find(); err != nil {
@@ -78,22 +91,39 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 		return err
 	}
 	var verdict error
-	var played []round
-	for range *rounds {
-		r, err := d.round(ctx)
-		if err != nil {
-			return err
+	run := bench.NewRun("bench-demo", *commit, "make bench-demo", nil)
+	if *replicas > 1 {
+		var played []replicaRound
+		for i := range *rounds {
+			r, err := d.replicaRound(ctx, i, *replicas)
+			if err != nil {
+				return err
+			}
+			d.compare([]column{{"one", &r.one}, {fmt.Sprint(*replicas, " synced"), &r.synced}, {fmt.Sprint(*replicas, " unsynced"), &r.alone}})
+			if n := r.one.Failed() + r.synced.Failed() + r.alone.Failed(); n > 0 {
+				verdict = errors.Join(verdict, fmt.Errorf("%d requests failed", n))
+			}
+			played = append(played, r)
 		}
-		d.compare(&r.roundRobin, &r.kv)
-		verdict = errors.Join(verdict, judge(&r.roundRobin, &r.kv))
-		played = append(played, r)
+		run = bench.NewRun("bench-demo-replicas", *commit, fmt.Sprint("make bench-demo REPLICAS=", *replicas), replicaFigures(played))
+	} else {
+		var played []round
+		for range *rounds {
+			r, err := d.round(ctx)
+			if err != nil {
+				return err
+			}
+			d.compare([]column{{string(router.RoundRobin), &r.roundRobin}, {string(router.KV), &r.kv}})
+			verdict = errors.Join(verdict, judge(&r.roundRobin, &r.kv))
+			played = append(played, r)
+		}
+		run.Figures = figures(played)
 	}
 	if err := d.twice(ctx); err != nil {
 		return err
 	}
 	if *report != "" {
 		fmt.Fprintln(d.out)
-		run := bench.NewRun("bench-demo", *commit, "make bench-demo", figures(played))
 		if met, err := bench.Report(d.out, *report, run); err != nil || !met {
 			verdict = errors.Join(verdict, err, errors.New("a target was missed"))
 		}
@@ -126,6 +156,7 @@ type demonstration struct {
 	bus     *embeddedNATS
 	engines []*child
 	router  *child
+	others  []*child // replicas, router among them, if the demo is of several
 	envoy   *envoytest.Proc
 }
 
@@ -156,6 +187,9 @@ func (d *demonstration) durable() string { return fmt.Sprint("--durable-kv-event
 func (d *demonstration) stop() {
 	if d.envoy != nil {
 		_ = d.envoy.Stop() // it ends with us in any case
+	}
+	for _, c := range d.others {
+		c.stop()
 	}
 	if d.router != nil {
 		d.router.stop()
@@ -209,16 +243,28 @@ func figures(played []round) []bench.Figure {
 // phase plays the load against a router that was just started in the given mode,
 // with workers whose caches are empty.
 func (d *demonstration) phase(ctx context.Context, mode router.Mode) (bench.Summary, error) {
-	for _, e := range d.engines {
-		if err := post(ctx, "http://"+e.at.HTTP+"/reset_prefix_cache"); err != nil {
-			return bench.Summary{}, fmt.Errorf("empty the cache of %s: %w", e.name, err)
-		}
+	if err := d.emptyCaches(ctx); err != nil {
+		return bench.Summary{}, err
 	}
 	if err := d.startRouter(ctx, "--router-mode", string(mode)); err != nil {
 		return bench.Summary{}, err
 	}
+	return d.play(ctx, string(mode))
+}
+
+func (d *demonstration) emptyCaches(ctx context.Context) error {
+	for _, e := range d.engines {
+		if err := post(ctx, "http://"+e.at.HTTP+"/reset_prefix_cache"); err != nil {
+			return fmt.Errorf("empty the cache of %s: %w", e.name, err)
+		}
+	}
+	return nil
+}
+
+// play plays the load through Envoy.
+func (d *demonstration) play(ctx context.Context, title string) (bench.Summary, error) {
 	d.load.URL = d.envoy.URL()
-	bar := progressBar{out: d.out, title: string(mode)}
+	bar := progressBar{out: d.out, title: title}
 	show := func(done, total int) {
 		if ctx.Err() == nil { // requests that are given up are not done
 			bar.show(done, total)
@@ -378,11 +424,25 @@ func (d *demonstration) twice(ctx context.Context) error {
 	return nil
 }
 
-func (d *demonstration) compare(a, b *bench.Summary) {
-	row := func(what, format string, v func(*bench.Summary) any) {
-		fmt.Fprintf(d.out, "  %-22s %14s %14s\n", what, fmt.Sprintf(format, v(a)), fmt.Sprintf(format, v(b)))
+// column is one way in which the load was played.
+type column struct {
+	title string
+	*bench.Summary
+}
+
+func (d *demonstration) compare(columns []column) {
+	line := func(what string, cell func(column) string) {
+		fmt.Fprintf(d.out, "  %-22s", what)
+		for _, c := range columns {
+			fmt.Fprintf(d.out, " %14s", cell(c))
+		}
+		fmt.Fprintln(d.out)
 	}
-	fmt.Fprintf(d.out, "\n  %-22s %14s %14s\n", "", router.RoundRobin, router.KV)
+	row := func(what, format string, v func(*bench.Summary) any) {
+		line(what, func(c column) string { return fmt.Sprintf(format, v(c.Summary)) })
+	}
+	fmt.Fprintln(d.out)
+	line("", func(c column) string { return c.title })
 	row("requests", "%d", func(s *bench.Summary) any { return s.Requests })
 	row("errors", "%d", func(s *bench.Summary) any { return s.Failed() })
 	row("TTFT mean", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.Mean * 1e3 })
@@ -391,12 +451,12 @@ func (d *demonstration) compare(a, b *bench.Summary) {
 	row("E2E mean", "%.0f ms", func(s *bench.Summary) any { return s.E2E.Mean * 1e3 })
 	row("E2E p90", "%.0f ms", func(s *bench.Summary) any { return s.E2E.P90 * 1e3 })
 	row("cached prompt tokens", "%.1f %%", func(s *bench.Summary) any { return s.CachedShare * 100 })
-	names := slices.Sorted(maps.Keys(a.PerWorker))
+	names := slices.Sorted(maps.Keys(columns[0].PerWorker))
 	for _, name := range names {
 		row("requests of "+name, "%d", func(s *bench.Summary) any { return s.PerWorker[name] })
 	}
-	for _, s := range []*bench.Summary{a, b} {
-		for kind, n := range s.Errors {
+	for _, c := range columns {
+		for kind, n := range c.Errors {
 			fmt.Fprintf(d.out, "  %d requests failed: %s\n", n, kind)
 		}
 	}

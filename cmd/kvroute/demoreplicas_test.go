@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/internal/envoytest"
+)
+
+// The demo of several replicas plays its load three ways, all requests succeed, and the
+// replicas that tell each other of them agree at its end.
+func TestTheDemoOfReplicas(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a real Envoy")
+	}
+	if _, err := envoytest.Find(); err != nil {
+		t.Fatal(err)
+	}
+	status, out, stderr := runs(t, "demo", "--replicas", "2", "--workers", "2", "--rate", "20", "--conversations", "8", "--turns", "2", "--turn-gap", "200ms")
+	for _, want := range []string{"kvroute doctor: equal: 2 replicas, 2 workers, ", "one       2 synced     2 unsynced", "errors                              0              0              0"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it does not say %q", want)
+		}
+	}
+	if status != 0 || t.Failed() {
+		t.Errorf("status %d, %s\n%s", status, stderr, out)
+	}
+	if status, _, stderr := runs(t, "demo", "--replicas", "0"); status != 1 || !strings.Contains(stderr, "replicas is 0") {
+		t.Errorf("no replicas: status %d, %s", status, stderr)
+	}
+}
+
+func TestReplicaFigures(t *testing.T) {
+	of := func(ttft float64) bench.Summary { return bench.Summary{TTFT: bench.Quantiles{Mean: ttft, P90: ttft}} }
+	for _, c := range []struct {
+		one, synced, alone float64
+		met                int
+	}{{1, 1.05, 2, 3}, {1, 1.2, 2, 2}, {1, 1, 0.9, 2}} {
+		met := 0
+		for _, f := range replicaFigures([]replicaRound{{of(c.one), of(c.synced), of(c.alone)}}) {
+			if f.Met {
+				met++
+			}
+		}
+		if met != c.met {
+			t.Errorf("%+v: %d targets are met", c, met)
+		}
+	}
+}
