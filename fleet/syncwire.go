@@ -406,7 +406,8 @@ func readLegacy(data []byte) (e syncEvent, err error) {
 	return e, nil // or of a kind to come
 }
 
-// encodeSession returns where a session of a router's is bound, as Dynamo's routers say it. That it is over only we say; others take the message for another use.
+// encodeSession returns where a session of a router's is bound, as Dynamo's routers say
+// it. That it is over only we say; others take the message for another use.
 func encodeSession(s *router.SessionBinding, from uint64) []byte {
 	n := uint32(4)
 	if s.Over {
