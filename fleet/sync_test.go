@@ -5,6 +5,7 @@ package fleet
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -57,6 +58,27 @@ func TestSyncQueueIsBounded(t *testing.T) {
 	}
 	if want := []string{"taken a", "taken b", "taken d", "taken e", "freed a"}; !slices.Equal(got, want) {
 		t.Errorf("left are %q, want %q", got, want)
+	}
+}
+
+// Bindings of sessions wait for the bus in bounded number, and not at all while nobody
+// listens.
+func TestBindingsAreBounded(t *testing.T) {
+	s := newSyncWorld(t, 1, 1, 1).replicas[0].sync
+	tell := func() int {
+		for range syncSessions + 1000 {
+			s.TellSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}})
+		}
+		s.TellSession(router.SessionBinding{Session: strings.Repeat("s", maxSyncID+1)})
+		return len(s.sessions)
+	}
+	s.queue.quiet.Store(true)
+	if n := tell(); n != 0 {
+		t.Errorf("%d wait, though nobody listens", n)
+	}
+	s.queue.quiet.Store(false)
+	if n := tell(); n != syncSessions {
+		t.Errorf("%d wait, want %d", n, syncSessions)
 	}
 }
 
