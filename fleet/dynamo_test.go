@@ -568,12 +568,12 @@ func TestDynamosRecordsInBuckets(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.Read(t.Context())
-		got := ""
+		var got strings.Builder
 		for _, w := range view.Workers {
-			got += w.Models[0]
+			got.WriteString(w.Models[0])
 		}
-		if got != step.want {
-			t.Errorf("the models are %q, want %q", got, step.want)
+		if got.String() != step.want {
+			t.Errorf("the models are %q, want %q", got.String(), step.want)
 		}
 	}
 	if _, err := models.PutString(t.Context(), name, dynamoRecords("1.6")[modelKey]); err != nil {
