@@ -166,7 +166,7 @@ func TestMutatedScorerChangesTheResult(t *testing.T) {
 	want := strings.Split(digest(t), "\n")
 	for i, m := range []struct{ file, from, to string }{
 		{"policy.go", "return pend + own*", "return .5*pend + own*"},
-		{"policy.go", "return s.OverlapWeight*float64(max(0, prefill))/r.block() + decode", "return s.OverlapWeight*float64(max(0, prefill))/r.block() + 2*decode"},
+		{"policy.go", "return s.OverlapWeight*max(0, prefill)/r.block() + decode", "return s.OverlapWeight*max(0, prefill)/r.block() + 2*decode"},
 		{"rules.go", "return float64(in.PendTokens+r.uncached(in)) * float64(in.ActiveRequests+1)", "return float64(in.PendTokens+r.uncached(in)) * float64(in.ActiveRequests+2)"},
 	} {
 		dir := t.TempDir()
