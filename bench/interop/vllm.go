@@ -169,7 +169,7 @@ func evict(ctx context.Context, w *world, res *result) error {
 		case r.IntN(3) == 0:
 			ids := make([]int, blockSize*(1+r.IntN(20))) // whole blocks
 			for k := range ids {
-				ids[k] = 100 + r.IntN(1000)
+				ids[k] = 100 + r.IntN(400) // the smallest vocabulary has 512
 			}
 			text = body(map[string]any{"prompt": ids}, nil)
 		default:
@@ -235,7 +235,7 @@ func forms(ctx context.Context, w *world, res *result) error {
 			{"a chat with a limit of its new name", chatPath, chat(text, map[string]any{"max_completion_tokens": 3})},
 			{"a text", completionPath, body(map[string]any{"prompt": text}, nil)},
 			{"a streamed text", completionPath, body(map[string]any{"prompt": text}, stream)},
-			{"ids", completionPath, body(map[string]any{"prompt": []int{9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, 0, 9707, 11, 1879, i}}, nil)},
+			{"ids", completionPath, body(map[string]any{"prompt": []int{97, 11, 187, 0, 97, 11, 187, 0, 97, 11, 187, 0, 97, 11, 187, 0, 97, 11, 187, 0, 97, 11, 187, 0, 97, 11, 187, 0, 97, 11, 187, 0, 97, 11, 187, i}}, nil)},
 			{"a prefix to go on with", chatPath, body(map[string]any{
 				"messages": []any{message("user", text), message("assistant", "It is")}, "continue_final_message": true, "add_generation_prompt": false,
 			}, nil)},
