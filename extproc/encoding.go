@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // Bodies that clients compress go to the worker as they are. gzip is inflated to be
@@ -23,6 +24,7 @@ const (
 	kept       = "unread"    // of a form that is not read
 	broken     = "broken"    // it is not what it says
 	overfilled = "too_large" // inflated it is larger than a body may be
+	crowded    = "crowded"   // too many of them are inflated at the time
 )
 
 // encodings reads the values of content-encoding: "" for none, or the name of the one
@@ -46,17 +48,42 @@ func encodings(values []string) (name string) {
 	return name
 }
 
-// errTooLarge: inflated a body is larger than it may be.
-var errTooLarge = errors.New("the body is too large")
+// errTooLarge: inflated a body is larger than it may be. errCrowded: there is no room
+// for more inflated bodies now.
+var (
+	errTooLarge = errors.New("the body is too large")
+	errCrowded  = errors.New("too many bodies are inflated at a time")
+)
 
-// inflater inflates bodies. The zero value is ready; it may be used by any number of
-// goroutines.
+// inflatedMost is what inflated bodies may take together, in bytes, or four of the
+// largest if that is more: a body of 15 KB may become one of 16 MiB, so that what Envoy
+// lets through bounds nothing here.
+const inflatedMost = 256 << 20
+
+// inflater inflates bodies. It may be used by any number of goroutines. The bytes of
+// all that it has returned and has not been given back are at most most.
 type inflater struct {
+	most    int64
+	taken   atomic.Int64
 	readers sync.Pool // of *gzip.Reader: one has some 40 KB
 }
 
+// grow returns text with room for n bytes, if there is any.
+func (p *inflater) grow(text []byte, n int) ([]byte, bool) {
+	more := int64(n - cap(text))
+	if p.taken.Add(more) > p.most {
+		p.taken.Add(-more)
+		return text, false
+	}
+	return append(make([]byte, 0, n), text...), true
+}
+
+// giveBack makes room: text, from inflate, is used no more.
+func (p *inflater) giveBack(text []byte) { p.taken.Add(-int64(cap(text))) }
+
 // inflate returns what body is compressed of, at most limit bytes of it. With an error
-// it returns what comes before that. It ends soon after ctx.
+// it returns what comes before that. Either way the caller owes it to giveBack. It ends
+// soon after ctx.
 func (p *inflater) inflate(ctx context.Context, body []byte, limit int) ([]byte, error) {
 	in := bytes.NewReader(body)
 	z, _ := p.readers.Get().(*gzip.Reader)
@@ -76,13 +103,16 @@ func (p *inflater) inflate(ctx context.Context, body []byte, limit int) ([]byte,
 		return nil, err
 	}
 	// Text shrinks to a third or so. What a body claims to be is not believed.
-	out := make([]byte, 0, min(4*len(body), limit)+1)
+	out, ok := p.grow(nil, min(4*len(body), limit)+1)
 	for {
+		if len(out) == cap(out) && ok {
+			out, ok = p.grow(out, min(2*len(out), limit+1))
+		}
+		if !ok {
+			return out, errCrowded
+		}
 		if err := context.Cause(ctx); err != nil {
 			return out, err
-		}
-		if len(out) == cap(out) {
-			out = slices.Grow(out, min(len(out), limit+1-len(out)))
 		}
 		n, err := z.Read(out[len(out):min(cap(out), len(out)+256<<10)])
 		out = out[:len(out)+n]
@@ -98,7 +128,8 @@ func (p *inflater) inflate(ctx context.Context, body []byte, limit int) ([]byte,
 }
 
 // plain returns the text of a body. read is false if it cannot be read, which is counted;
-// too large is an error. Of a body that was cut off it is the beginning.
+// too large is an error. Of a body that was cut off it is the beginning. What was
+// inflated is s.inflated, to be given back.
 func (s *stream) plain(ctx context.Context, body []byte, cut bool) (text []byte, read bool, err error) {
 	if s.encoding == "" || len(body) == 0 {
 		return body, true, nil
@@ -108,11 +139,14 @@ func (s *stream) plain(ctx context.Context, body []byte, cut bool) (text []byte,
 		ctx, cancel := context.WithTimeoutCause(ctx, s.server.conf.DecisionTimeout, errBudget)
 		defer cancel()
 		text, err = s.server.inflater.inflate(ctx, body, s.server.conf.MaxBodyBytes)
+		s.inflated = text
 		switch {
 		case err == nil, cut && errors.Is(err, io.ErrUnexpectedEOF):
 			outcome = inflated
 		case errors.Is(err, errTooLarge):
 			outcome = overfilled
+		case errors.Is(err, errCrowded):
+			outcome = crowded
 		default:
 			outcome = broken
 		}

@@ -198,3 +198,50 @@ func TestCompressedBodiesAtATime(t *testing.T) {
 		t.Errorf("%d were not read, want 56; %d were, want 104", seen[""], len(seen)-1)
 	}
 }
+
+// Small bodies that become large ones take a bounded room together, for as long as they
+// are looked at: one for which there is none is routed unread.
+func TestInflatedBodiesTakeABoundedRoom(t *testing.T) {
+	const limit = 64 << 10
+	body := zipped(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", limit/2) + `"}]}`)
+	bomb := zipped(strings.Repeat("x", 2*limit))
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{MaxBodyBytes: limit})
+		taken := h.server.SetInflated(2*limit + 2)
+		now := make(chan struct{})
+		h.router.will(until(now))
+		request := envoytest.Request{Path: "/v1/chat/completions", Header: []string{"content-encoding", "gzip"}, Body: body}
+		var all []*envoytest.Exchange
+		for range 3 {
+			x := h.Begin(request)
+			x.SendHeaders()
+			x.Settle()
+			x.SendBody()
+			synctest.Wait()
+			all = append(all, x)
+		}
+		if n := taken(); n < limit || n > 2*limit+2 {
+			t.Errorf("two inflated bodies take %d bytes", n)
+		}
+		close(now)
+		for i, x := range all {
+			x.Settle()
+			if x.Header["x-dynamo-worker"] == "" || h.router.asked[i].Unread != (i == 2) {
+				t.Errorf("request %d: header %v, unread %v", i, x.Header, h.router.asked[i].Unread)
+			}
+			x.End()
+		}
+		request.Body = bomb
+		if x := h.Do(request); x.Refusal == nil || x.Refusal.Status != 413 {
+			t.Errorf("a bomb: %+v", x.Refusal)
+		}
+		request.Body = zipped(hello)[:20]
+		h.Do(request).End()
+		if n := taken(); n != 0 {
+			t.Errorf("%d bytes are taken when all is over", n)
+		}
+		if n := h.count(t, "kvroute.extproc.encodings", "gzip", "crowded"); n != 1 {
+			t.Errorf("%d bodies found no room, want 1", n)
+		}
+	})
+}

@@ -297,7 +297,8 @@ func New(conf Config, r Router) (*Server, error) {
 	}
 	s := &Server{
 		conf: conf, router: r, metrics: m, forms: f,
-		prefix: IDPrefix(conf.RouterID),
+		prefix:   IDPrefix(conf.RouterID),
+		inflater: inflater{most: max(inflatedMost, 4*int64(conf.MaxBodyBytes))},
 	}
 	s.drained, s.drain = context.WithCancel(context.Background())
 	return s, nil

@@ -58,6 +58,7 @@ type stream struct {
 	forged   []string // those of them that are ours to set, or to heed
 	sized    bool     // they have the body's length
 	encoding string   // of the body; "" for none
+	inflated []byte   // what the inflater has made of it, while a decision needs it
 	steering steering
 
 	ended bool             // the request's last part has come
@@ -320,6 +321,7 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 			return s.send(s.refuse(tooLarge(limit)))
 		}
 		cut := s.partial && m == requestBody && !b.GetEndOfStream()
+		defer s.deflate()
 		text, read, err := s.plain(ctx, body, cut)
 		if err != nil {
 			s.state = refused
@@ -405,6 +407,12 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	}
 	s.server.failOpen(why, err)
 	return s.pass(m)
+}
+
+// deflate gives back what a compressed body has become.
+func (s *stream) deflate() {
+	s.server.inflater.giveBack(s.inflated)
+	s.inflated = nil
 }
 
 // pass answers what is unanswered of the request, the last of it m, with nothing.
