@@ -107,6 +107,29 @@ func TestALargeBodyInChunksIsRefused(t *testing.T) {
 	}
 }
 
+// A refusal is the last answer, however long Envoy keeps the stream.
+func TestARefusalIsTheLastAnswer(t *testing.T) {
+	for name, chunk := range map[string]*extprocv3.ProcessingRequest{
+		"too large": part(string(bytes.Repeat([]byte(" "), 1200)), false),
+		"no JSON":   part("?", true),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, extproc.Config{MaxBodyBytes: 1000, DecisionTimeout: time.Second})
+			x := h.Begin(streamed(true))
+			x.SendHeaders()
+			x.Stray(chunk)
+			time.Sleep(3 * time.Second)
+			if n := h.count(t, "kvroute.extproc.fail_open", "budget"); n != 0 {
+				t.Errorf("%s: %d requests failed open behind their refusal", name, n)
+			}
+			x.Settle()
+			if x.Refusal == nil {
+				t.Errorf("%s: not refused", name)
+			}
+		})
+	}
+}
+
 // A client that leaves while its body comes has taken nothing.
 func TestLeavingWhileGatheringBooksNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -103,7 +103,8 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer) string {
 				return st.state.String()
 			}
 		case <-st.late:
-			if !st.release(failBudget, nil) {
+			// Behind a refusal, or a response that overtook the request, nobody waits.
+			if st.late = nil; st.state == gathering && !st.release(failBudget, nil) {
 				return st.state.String()
 			}
 		case <-ctx.Done():
