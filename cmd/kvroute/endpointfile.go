@@ -22,7 +22,9 @@ import (
 // under a name of its own and renames that.
 //
 // A fleet without workers is never written, nor one before it is known: it may be what
-// is known so far, or not any more, and the last workers known are a better guess.
+// is known so far, or not any more, and the last workers known are a better guess. A file
+// that somebody removed is written again, with those: the next Envoy does not start
+// without it.
 type endpointFile struct {
 	path    string
 	known   func() bool // whether the fleet is
@@ -65,11 +67,16 @@ func (f *endpointFile) run(ctx context.Context) error {
 	}
 }
 
-// update writes the file if the fleet has changed.
+// update writes the file if the fleet has changed, or the file is gone.
 func (f *endpointFile) update() error {
 	pool := poolOf(f.workers())
-	if !f.known() || len(pool) == 0 || slices.Equal(pool, f.written) {
-		return nil
+	if !f.known() || len(pool) == 0 {
+		pool = f.written
+	}
+	if slices.Equal(pool, f.written) {
+		if _, err := os.Stat(f.path); !os.IsNotExist(err) {
+			return nil
+		}
 	}
 	if err := f.write(pool); err != nil {
 		return err

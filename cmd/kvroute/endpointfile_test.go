@@ -60,6 +60,15 @@ func TestTheEndpointFileKeepsTheLastGuess(t *testing.T) {
 			t.Errorf("%s: the file has %q, want %q", step.name, ports(), step.want)
 		}
 	}
+	for _, step := range []struct{ name, want string }{{"the fleet is as before", "4"}, {"all are gone", "4"}} {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if f.update() != nil || ports() != step.want {
+			t.Errorf("%s and the file was removed: it has %q, want %q", step.name, ports(), step.want)
+		}
+		fleet = nil
+	}
 	f.path = filepath.Join(dir, "nowhere", "pool.yaml")
 	if fleet = []router.WorkerState{worker(5, router.Healthy, false)}; f.update() == nil {
 		t.Error("a folder that is missing is no error")
