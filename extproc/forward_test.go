@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/router"
@@ -85,6 +87,28 @@ func TestForwarding(t *testing.T) {
 				t.Error("the router was not asked for the ids")
 			}
 		})
+	}
+}
+
+// Of a body that was cut off, though its beginning is JSON that is complete, neither text
+// nor length is changed: the rest follows it.
+func TestNothingIsForwardedInAPart(t *testing.T) {
+	h := newHarness(t, extproc.Config{ForwardTokens: "auto"})
+	h.router.will(func(context.Context, router.Request) (router.Decision, error) {
+		d := chosen
+		d.Tokens = &router.Tokens{IDs: []uint32{5, 6}, Agreed: true, Engine: "vllm", EngineVersion: "0.6.0"}
+		return d, nil
+	})
+	x := h.Do(envoytest.Request{
+		Path: "/v1/completions", Body: []byte(`{"model":"m","prompt":"a"}`), Header: []string{"content-length", "80000"},
+		Mode: filterv3.ProcessingMode_BUFFERED_PARTIAL, Trailers: true, // an end that this message is not
+	})
+	if x.Body != nil || x.Header["content-length"] != "80000" || x.Header["x-dynamo-worker"] == "" {
+		t.Errorf("body %q, header %v", x.Body, x.Header)
+	}
+	x.End()
+	if n := h.count(t, "kvroute.extproc.forwards", "mode"); n != 1 {
+		t.Errorf("%d kept because of the mode, want 1", n)
 	}
 }
 

@@ -51,6 +51,7 @@ type stream struct {
 	// From the first message.
 	flow     flow
 	partial  bool // Envoy may cut the body off
+	cut      bool // it has
 	echo     bool // Envoy wants the chunks of the response back
 	endpoint openai.Endpoint
 	wrong    *openai.Error // why they are refused
@@ -321,9 +322,9 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 			s.state = refused
 			return s.send(s.refuse(tooLarge(limit)))
 		}
-		cut := s.partial && m == requestBody && !b.GetEndOfStream()
+		s.cut = s.partial && m == requestBody && !b.GetEndOfStream()
 		defer s.deflate()
-		text, read, err := s.plain(ctx, body, cut)
+		text, read, err := s.plain(ctx, body, s.cut)
 		if err != nil {
 			s.state = refused
 			return s.send(s.refuse(tooLarge(s.server.conf.MaxBodyBytes)))
@@ -334,7 +335,7 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 		} else {
 			blind = true
 		}
-		if bad != nil && cut {
+		if bad != nil && s.cut {
 			// What is there may tell the model, and how the prompt begins.
 			blind = true
 			fields, rest, bad = openai.ParseBeginning(s.endpoint, text)
@@ -458,7 +459,7 @@ func (s *stream) forward(fields *openai.Body, m message, body []byte) []byte {
 	case s.encoding != "":
 		s.server.metrics.forward("", keptEncoding)
 		return nil
-	case s.flow == ahead:
+	case s.flow == ahead, s.cut: // what follows a part is not ours to give a length to
 		s.server.metrics.forward("", keptMode)
 		return nil
 	}
