@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -84,19 +85,23 @@ func TestDrainLetsADecisionFinish(t *testing.T) {
 // Before the fleet is known a request that no worker can take fails open, though the
 // fleet becomes known while it is decided; afterwards it is refused.
 func TestAFleetThatIsNotKnownYetRefusesNobody(t *testing.T) {
-	var known atomic.Bool
-	h := newHarness(t, extproc.Config{Started: known.Load})
-	h.router.will(func(context.Context, router.Request) (router.Decision, error) {
-		known.Store(true) // too late for this one
-		return router.Decision{}, router.ErrNoWorkers
-	})
-	if x := h.Do(chat(hello)); x.Refusal != nil || x.Rerouted {
-		t.Errorf("refused with %+v, rerouted %v, want neither", x.Refusal, x.Rerouted)
-	}
-	if x := h.Do(chat(hello)); x.Refusal == nil {
-		t.Error("a request behind it is not refused")
-	}
-	if n := h.count(t, "kvroute.extproc.fail_open", "starting"); n != 1 {
-		t.Errorf("%d requests failed open at the start, want one", n)
+	for name, request := range map[string]envoytest.Request{"a chat": chat(hello), "of others": {Path: "/unknown", Body: []byte("x")}} {
+		t.Run(name, func(t *testing.T) {
+			var known atomic.Bool
+			h := newHarness(t, extproc.Config{Started: known.Load, EndpointPicker: true})
+			h.router.will(func(context.Context, router.Request) (router.Decision, error) {
+				known.Store(true) // too late for this one
+				return router.Decision{}, router.ErrNoWorkers
+			})
+			if x := h.Do(request); x.Refusal != nil || x.Header["x-dynamo-worker"] != "" {
+				t.Errorf("refused with %+v, header %v, want neither", x.Refusal, x.Header)
+			}
+			if x := h.Do(request); x.Refusal == nil {
+				t.Error("a request behind it is not refused")
+			}
+			if n := h.count(t, "kvroute.extproc.fail_open", "starting"); n != 1 {
+				t.Errorf("%d requests failed open at the start, want one", n)
+			}
+		})
 	}
 }

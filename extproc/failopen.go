@@ -4,11 +4,14 @@ package extproc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvroute/kvroute/router"
 )
 
 // failure is a reason why a request failed open.
@@ -48,6 +51,16 @@ func (s *Server) failOpen(why failure, err error, more ...any) {
 		args = append(args, "err", err)
 	}
 	s.conf.Log.Log(context.Background(), level, "a request failed open", append(args, more...)...)
+}
+
+// starting reports whether the fleet is not known yet. It is asked before a decision: a
+// fleet that becomes known while a request is decided was not known to it.
+func (s *Server) starting() bool { return s.conf.Started != nil && !s.conf.Started() }
+
+// unserved reports whether a decision failed for want of anybody who serves the model,
+// which fails open as long as the server is starting.
+func unserved(err error) bool {
+	return errors.Is(err, router.ErrNoWorkers) || errors.Is(err, router.ErrUnknownModel)
 }
 
 // recoverPanic is deferred by a stream's handler. What panicked for one request

@@ -58,6 +58,7 @@ func (s *stream) picked(a *extprocv3.ProcessingResponse) *extprocv3.ProcessingRe
 // that speaks the protocol has nowhere else to send it. It does so if there is one
 // model only, and else leaves it to the gateway.
 func (s *stream) pickAny(ctx context.Context, m message) bool {
+	starting := s.server.starting()
 	err := s.ask(ctx, &router.Request{
 		Owned: true, Unread: true, Unseen: true, AllowedAddresses: s.steering.allowed,
 		WantSecond: s.server.conf.SecondChoice != SecondNone,
@@ -67,6 +68,9 @@ func (s *stream) pickAny(ctx context.Context, m message) bool {
 		return s.send(s.route(m, nil))
 	case ctx.Err() != nil:
 		return false
+	case starting && unserved(err):
+		s.server.failOpen(failStarting, err)
+		return s.send(s.strip(m))
 	}
 	if r := refusal(err, "", s.server.conf.OverloadStatus); r != nil && !errors.Is(err, router.ErrUnknownModel) {
 		s.state = refused

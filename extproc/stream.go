@@ -372,8 +372,7 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	if s.server.conf.AllowDirect && openai.Queries(fields.NVExt) {
 		return s.query(ctx, req, fields.Model)
 	}
-	// A fleet that becomes known while the request is decided was not known to it.
-	starting := s.server.conf.Started != nil && !s.server.conf.Started()
+	starting := s.server.starting()
 	err := s.ask(ctx, &req)
 	switch {
 	case err == nil:
@@ -386,7 +385,7 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	case ctx.Err() != nil:
 		return false
 	}
-	if starting && (errors.Is(err, router.ErrNoWorkers) || errors.Is(err, router.ErrUnknownModel)) {
+	if starting && unserved(err) {
 		s.server.failOpen(failStarting, err)
 		return s.pass(m)
 	}
