@@ -37,8 +37,11 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -86,6 +89,8 @@ type Config struct {
 	Stream func() uint64
 	// Fleet registers workers. Default: none can be registered here.
 	Fleet *fleet.Registry
+	// BodyTime is how long a request's body may take to arrive. Default 1 minute.
+	BodyTime time.Duration
 	// Tokens open everything but the probes and the metrics. Default: it is open.
 	Tokens *Tokens
 }
@@ -101,6 +106,7 @@ func New(c Config) http.Handler {
 	if c.Client == nil {
 		c.Client = newClient()
 	}
+	c.BodyTime = cmp.Or(c.BodyTime, time.Minute)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		write(w, http.StatusOK, map[string]string{"status": "ok"})
@@ -131,9 +137,52 @@ func New(c Config) http.Handler {
 		mux.HandleFunc("DELETE /v1/workers/{id}", c.deregister)
 	}
 	if c.Tokens != nil {
-		return c.Tokens.guard(mux)
+		return timely(c.BodyTime, c.Tokens.guard(mux))
 	}
-	return mux
+	return timely(c.BodyTime, mux)
+}
+
+// restTime is how long what a handler has not read of a body may take: net/http reads
+// some of it before it answers, so that the connection may serve again.
+const restTime = time.Second
+
+// timely gives bodies a time to arrive in, read or not. The http.Server's own ReadTimeout
+// is none of a body's: it goes on behind it, and ends handlers that work longer.
+func timely(limit time.Duration, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength == 0 {
+			h.ServeHTTP(w, r)
+			return
+		}
+		conn := http.NewResponseController(w)
+		if conn.SetReadDeadline(time.Now().Add(limit)) != nil {
+			h.ServeHTTP(w, r) // no connection, as in tests of a handler
+			return
+		}
+		t := &timed{ReadCloser: r.Body, conn: conn}
+		own := r.WithContext(r.Context()) // r itself is net/http's
+		own.Body = t
+		h.ServeHTTP(w, own)
+		if !t.over {
+			_ = conn.SetReadDeadline(time.Now().Add(restTime)) // an error: the connection is closed
+		}
+	})
+}
+
+// timed is a body whose time ends with it.
+type timed struct {
+	io.ReadCloser
+	conn *http.ResponseController
+	over bool
+}
+
+func (t *timed) Read(p []byte) (int, error) {
+	n, err := t.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) && !t.over {
+		t.over = true
+		_ = t.conn.SetReadDeadline(time.Time{}) // an error: the connection is closed
+	}
+	return n, err
 }
 
 // Readiness is the answer of /readyz.

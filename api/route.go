@@ -10,6 +10,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -91,6 +92,9 @@ func read[T any](w http.ResponseWriter, r *http.Request, into *T) bool {
 	status := http.StatusBadRequest
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
 		status = http.StatusRequestEntityTooLarge
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		status = http.StatusRequestTimeout
 	}
 	e := openai.Error{Status: status, Message: "the body cannot be read: " + err.Error(), Type: openai.InvalidRequest}
 	e.Write(w)

@@ -5,6 +5,7 @@ package api_test
 import (
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/api"
 )
@@ -154,5 +156,47 @@ func TestTokenFiles(t *testing.T) {
 	}
 	if commit(); opens(tokenA) || !opens(tokenB) {
 		t.Error("the new file does not count")
+	}
+}
+
+// Who does not send the body that was announced holds no connection for long, with a
+// token or without; who takes longer to read the answer than bodies may take gets it.
+func TestBodiesHaveATime(t *testing.T) {
+	tokens, err := api.OpenTokens(tokenFile(t, tokenA))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const limit = 200 * time.Millisecond
+	metrics := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // to the end, which it has
+		select {
+		case <-r.Context().Done():
+		case <-time.After(3 * limit):
+			_, _ = io.WriteString(w, "metrics") // the test reads it
+		}
+	})
+	server := httptest.NewServer(api.New(api.Config{Router: newRouter(t, 1), Metrics: metrics, Tokens: tokens, BodyTime: limit}))
+	defer server.Close()
+	for _, c := range []struct{ request, want string }{
+		{"POST /v1/free HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n", "401"},
+		{"POST /v1/free HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + tokenA + "\r\nContent-Length: 1000\r\n\r\n{", "408"},
+		{"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", "200"},
+		{"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}", "metrics"},
+	} {
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, c.request); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(conn)
+		if err != nil || !strings.Contains(string(got), c.want) {
+			t.Errorf("%q: %q, %v; want %s and the connection's end", c.request, got, err, c.want)
+		}
+		_ = conn.Close() // the server has
 	}
 }
