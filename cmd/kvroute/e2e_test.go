@@ -450,7 +450,7 @@ func TestManyStreamsAtOnce(t *testing.T) {
 	defer client.CloseIdleConnections()
 	const streams = 2000
 	errs := make(chan error, streams)
-	var undecided atomic.Int64
+	var undecided, refused atomic.Int64
 	for i := range streams {
 		wg.Go(func() {
 			req, err := http.NewRequestWithContext(t.Context(), "POST", d.envoy.URL()+chatPath, strings.NewReader(chatBody(fmt.Sprint("stream ", i), 30, true)))
@@ -468,6 +468,8 @@ func TestManyStreamsAtOnce(t *testing.T) {
 			switch {
 			case err != nil:
 				errs <- err
+			case resp.StatusCode == http.StatusServiceUnavailable:
+				refused.Add(1)
 			case resp.StatusCode != 200 || !bytes.HasSuffix(body, []byte("data: [DONE]\n\n")):
 				errs <- fmt.Errorf("stream %d: status %d, end %q", i, resp.StatusCode, body[max(0, len(body)-40):])
 			case resp.Header.Get("X-Dynamo-Reason") == "":
@@ -501,6 +503,11 @@ func TestManyStreamsAtOnce(t *testing.T) {
 	var unconnected int64
 	if stat("cluster.kvroute.upstream_cx_connect_timeout") > 0 {
 		unconnected = stat("cluster.kvroute.upstream_rq_pending_failure_eject")
+	}
+	// So it is with the workers: whose both choices do not accept it in time is told 503.
+	timeouts, err := d.envoy.Sum(t.Context(), `^cluster\.(workers|worker-|pool).*\.upstream_cx_connect_timeout$`)
+	if err != nil || refused.Load() > timeouts {
+		t.Errorf("%d streams got a 503, %d connections to workers took too long, %v", refused.Load(), timeouts, err)
 	}
 	if failed := stat("http.llm.ext_proc.kvroute.streams_failed"); failed > unconnected || undecided.Load() > failed {
 		t.Errorf("%d streams are not decided, Envoy counts %d failed ones, and %d without a connection", undecided.Load(), failed, unconnected)

@@ -185,7 +185,8 @@ func dies(t *testing.T, d *demonstration, holds bool) {
 func TestCutBodiesThroughEnvoy(t *testing.T) {
 	d := newStack(t, 3, []string{"--speed", "100", "--num-gpu-blocks", "65536"})
 	d.bodyMode, d.secure.MaxBodyBytes = envoy.BufferedPartial, 64<<10
-	d.begin(t)
+	d.secure.MessageTimeout, d.secure.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
+	d.begin(t, "--decision-timeout", "25s")
 	const tools = `"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto"`
 	story := strings.Repeat("And then the old fisherman told another story of the sea. ", 2500)
 	body := func(i int, more string) string {

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -206,6 +207,23 @@ func (p *Proc) Stat(ctx context.Context, name string) (int64, error) {
 		return 0, nil
 	}
 	return strconv.ParseInt(value, 10, 64)
+}
+
+// Sum returns what counters or gauges whose names match a pattern add up to.
+func (p *Proc) Sum(ctx context.Context, pattern string) (sum int64, err error) {
+	body, err := p.get(ctx, "/stats?filter="+url.QueryEscape(pattern))
+	if err != nil {
+		return 0, fmt.Errorf("envoytest: read %s: %w", pattern, err)
+	}
+	for line := range strings.Lines(body) {
+		_, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("envoytest: read %s: %w", pattern, err)
+		}
+		sum += n
+	}
+	return sum, nil
 }
 
 // Stop ends it, by force after three seconds, and waits for its end.
