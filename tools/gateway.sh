@@ -11,8 +11,12 @@ folder=examples/envoy-gateway
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-for variant in endpoint-override original-destination; do
-	{ cat $folder/base.yaml; echo "---"; cat $folder/$variant.yaml; } >"$out/$variant.yaml"
+for layers in endpoint-override original-destination "original-destination groups"; do
+	variant=${layers##* }
+	cat $folder/base.yaml >"$out/$variant.yaml"
+	for layer in $layers; do
+		{ echo "---"; cat $folder/$layer.yaml; } >>"$out/$variant.yaml"
+	done
 	go tool -modfile=tools/egctl/go.mod egctl x translate --from gateway-api --to gateway-api,xds -t all -o json -f "$out/$variant.yaml" >"$out/all.json"
 	python3 - "$out/all.json" "$out/$variant.json" <<-'X'
 		import json, sys

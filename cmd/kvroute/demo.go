@@ -320,7 +320,7 @@ func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 	var text bytes.Buffer
 	if d.dump != nil {
 		boot, err := d.dump.Bootstrap(map[string]string{
-			"10.0.0.2:9002": d.router.at.Extproc, "10.0.1.1:8000": d.engines[0].at.HTTP, "10.0.1.2:8000": d.engines[1].at.HTTP,
+			"10.0.0.2:9002": d.router.at.Extproc, "10.0.1.1:8000": c.Pool[0], "10.0.1.2:8000": c.Pool[1],
 		})
 		if err != nil {
 			return err

@@ -35,7 +35,7 @@ func gatewayDump(t *testing.T, variant string) *envoytest.Dump {
 // A policy that matches nothing says so nowhere: what each is there for must be in
 // what Envoy Gateway makes of it.
 func TestGatewayPoliciesMatch(t *testing.T) {
-	for variant, cluster := range map[string]string{"endpoint-override": "httproute/default/llm/rule/0", "original-destination": "kvroute-workers"} {
+	for variant, cluster := range map[string]string{"endpoint-override": "httproute/default/llm/rule/0", "original-destination": "kvroute-workers", "groups": "kvroute-workers"} {
 		t.Run(variant, func(t *testing.T) {
 			dump := gatewayDump(t, variant)
 			if len(dump.Listeners) != 1 || dump.Listeners[0].GetPerConnectionBufferLimitBytes().GetValue() != 16<<20 {
@@ -69,9 +69,23 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			if asks.GetTypedPerFilterConfig()[filter.GetName()] == nil {
 				t.Errorf("the route %s does not ask kvroute", asks.GetName())
 			}
-			decided := routes[0].GetRoute()
-			if decided.GetCluster() != cluster || decided.GetRetryPolicy().GetNumRetries().GetValue() != 1 || !slices.Contains(decided.GetRetryPolicy().GetRetriableStatusCodes(), 503) || decided.GetTimeout().AsDuration() != 0 {
+			if decided := routes[0].GetRoute(); decided.GetCluster() != cluster {
 				t.Errorf("what kvroute decided goes to %v", decided)
+			}
+			for _, r := range routes {
+				if again := r.GetRoute().GetRetryPolicy(); again.GetNumRetries().GetValue() != 1 || !slices.Contains(again.GetRetriableStatusCodes(), 503) || r.GetRoute().GetTimeout().AsDuration() != 0 {
+					t.Errorf("the route %s is tried again like this: %v", r.GetName(), r.GetRoute())
+				}
+			}
+			if variant == "groups" { // below which there is somebody who heeds headers
+				for _, name := range append(slices.Clone(control), "x-dynamo-router-group") {
+					if !strings.Contains(early, `"`+name+`"`) && !slices.Contains(asks.GetRequestHeadersToRemove(), name) {
+						t.Errorf("clients could say %s to a group", name)
+					}
+				}
+				if gone := routes[0].GetRequestHeadersToRemove(); len(gone) > 0 {
+					t.Errorf("of what kvroute says to a group %v is removed", gone)
+				}
 			}
 			named, settled := 0, 0
 			for _, c := range dump.Clusters {
@@ -86,7 +100,7 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			if settled != 1 {
 				t.Errorf("%d clusters are kvroute's with its health check and limits, want 1", settled)
 			}
-			if want := map[string]int{"endpoint-override": 1, "original-destination": 2}[variant]; named != want {
+			if want := map[string]int{"endpoint-override": 1, "original-destination": 2, "groups": 2}[variant]; named != want {
 				t.Errorf("%d clusters go where kvroute says, want %d", named, want)
 			}
 		})
