@@ -18,7 +18,7 @@ import (
 var control = strings.Fields(`x-dynamo-worker x-dynamo-worker-fallback x-dynamo-worker-list x-dynamo-request-id x-dynamo-prefill-worker
 	x-prefiller-host-port x-dynamo-overlap-blocks x-data-parallel-rank x-gateway-destination-endpoint x-gateway-destination-endpoint-subset
 	x-gateway-destination-endpoint-served x-dynamo-worker-instance-id x-worker-instance-id x-dynamo-dp-rank x-dp-rank
-	x-dynamo-prefill-instance-id x-prefill-instance-id x-dynamo-prefill-dp-rank x-prefill-dp-rank x-dynamo-routing-mode
+	x-dynamo-prefill-instance-id x-prefill-instance-id x-dynamo-prefill-dp-rank x-prefill-dp-rank x-dynamo-router-group x-dynamo-routing-mode
 	x-dynamo-request-priority x-dynamo-request-strict-priority x-dynamo-slo-ttft-ms x-dynamo-router-override x-dynamo-meta-policy-class
 	x-gateway-inference-objective x-gateway-inference-fairness-id x-gateway-model-name-rewrite x-llm-d-inference-objective
 	x-llm-d-inference-fairness-id x-llm-d-model-name-rewrite`)
