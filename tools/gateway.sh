@@ -4,7 +4,8 @@
 # Translates the manifests of examples/envoy-gateway with Envoy Gateway's own offline
 # translator, which takes minutes to build, into examples/envoy-gateway/translated. It
 # fails if a resource is not accepted, or if what comes out is not what is committed
-# (--write takes it). `make test` runs an Envoy on the committed files.
+# (--write takes it). A variant is named after the last of its files. `make test` runs an
+# Envoy on the committed files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=examples/envoy-gateway
