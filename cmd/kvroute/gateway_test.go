@@ -69,11 +69,11 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			if asks.GetTypedPerFilterConfig()[filter.GetName()] == nil {
 				t.Errorf("the route %s does not ask kvroute", asks.GetName())
 			}
-			if decided := routes[0].GetRoute(); decided.GetCluster() != cluster {
+			if decided := routes[0].GetRoute(); decided.GetCluster() != cluster || decided.GetRetryPolicy().GetNumRetries().GetValue() != 1 {
 				t.Errorf("what kvroute decided goes to %v", decided)
 			}
 			for _, r := range routes {
-				if again := r.GetRoute().GetRetryPolicy(); again.GetNumRetries().GetValue() != 1 || !slices.Contains(again.GetRetriableStatusCodes(), 503) || r.GetRoute().GetTimeout().AsDuration() != 0 {
+				if again := r.GetRoute().GetRetryPolicy(); again.GetNumRetries().GetValue() == 0 || !slices.Contains(again.GetRetriableStatusCodes(), 503) || r.GetRoute().GetTimeout().AsDuration() != 0 {
 					t.Errorf("the route %s is tried again like this: %v", r.GetName(), r.GetRoute())
 				}
 			}
