@@ -28,8 +28,8 @@ type ApproxConfig struct {
 // them lately. It serves where engines do not tell, and while what they tell is
 // on its way.
 //
-// Each worker has a list of the prompts that it got, the longest unused one first,
-// and the tree of their blocks. A prompt that comes again moves to the list's end.
+// Each worker has a list of the prompts that it got, the longest unused one first;
+// the blocks of all are in one tree. A prompt that comes again moves to the list's end.
 // A block counts while a prompt in the list has it, so what a request costs depends
 // on its new blocks, not on those that it shares.
 //
@@ -37,29 +37,27 @@ type ApproxConfig struct {
 //
 //   - The list is ordered by use, and use fixes the end of life: the first prompt
 //     is the next to die.
-//   - A node of the tree has a child, or is the end of a prompt in the list.
-//   - The index holds a block for a worker exactly if it is in the worker's tree,
-//     but for what the index itself refused.
+//   - A worker holds the nodes of the tree that are on the way to the ends of the
+//     prompts in its list, and no others.
 //
 // # Concurrency
 //
 // The methods may be called by any number of goroutines, except that a worker must
-// not be used before [Approx.Begin]. No goroutine belongs to it: what has died
-// goes at the next call.
+// not be used before [Approx.Begin]. A Match waits for at most the one change of
+// the tree under way. No goroutine belongs to it: what has died goes at the next call.
 type Approx struct {
-	conf  ApproxConfig
-	index *Index
-	next  atomic.Int64 // step at which the next prompt dies; math.MaxInt64 = never
+	conf   ApproxConfig
+	tree   guessTree
+	next   atomic.Int64 // step at which the next prompt dies; math.MaxInt64 = never
+	blocks atomic.Int64 // sum of the workers'
 
 	mu sync.Mutex
-	// mu guards the fields below.
+	// mu is held by whoever changes the tree, and guards the fields below.
 	now     int64 // the latest time seen, in ns; it never goes back
 	stamp   uint64
-	blocks  int
 	evicted int // blocks that went for lack of room
 	workers []guesses
-	event   Event // scratch
-	line    []*node
+	line    []*node // scratch
 }
 
 // guesses are one worker's.
@@ -67,9 +65,6 @@ type guesses struct {
 	generation uint64
 	limit      int
 	blocks     int
-	nodes      int // in the tree, without the root
-	maps       int // of children
-	root       guessNode
 	prompts    *simplelru.LRU[uint64, *guess] // by the sequence hash of their last block
 }
 
@@ -78,15 +73,6 @@ type guess struct {
 	end   *guessNode // its last block is this node's last
 	dies  int64      // at this step
 	stamp uint64     // of the insertion that made it
-}
-
-// guessNode is a piece of prompts that no prompt leaves before its end.
-type guessNode struct {
-	parent   *guessNode
-	sequence []uint64
-	children map[uint64]*guessNode // by first sequence hash
-	ends     int                   // prompts that end here
-	gone     bool
 }
 
 const step = int64(100 * time.Millisecond)
@@ -99,8 +85,7 @@ func NewApprox(c ApproxConfig) *Approx {
 	if c.MaxBlocks <= 0 {
 		c.MaxBlocks = 1 << 22
 	}
-	// Before the oldest blocks go, those of one more request are there.
-	a := &Approx{conf: c, index: New(Config{MaxBlocks: 2 * c.MaxBlocks})}
+	a := &Approx{conf: c}
 	a.next.Store(math.MaxInt64)
 	return a
 }
@@ -140,9 +125,10 @@ func (a *Approx) clear(worker int) {
 	if g == nil || g.prompts == nil {
 		return
 	}
-	a.blocks -= g.blocks
-	g.prompts, g.root, g.blocks, g.nodes, g.maps = nil, guessNode{}, 0, 0, 0
-	a.index.RemoveWorker(worker)
+	for _, p := range g.prompts.Values() {
+		a.drop(worker, g, p)
+	}
+	g.prompts = nil
 }
 
 func (a *Approx) of(worker int) *guesses {
@@ -183,8 +169,8 @@ func (a *Approx) insert(worker int, g *guesses, sequence []uint64, dies int64) u
 		a.drop(worker, g, p) // it lost its end
 	}
 	a.stamp++
-	end := a.grow(worker, g, sequence)
-	end.ends++
+	end, more := a.tree.use(worker, sequence)
+	a.count(g, more)
 	g.prompts.Add(last, &guess{end: end, dies: dies, stamp: a.stamp})
 	if a.next.Load() > dies {
 		a.next.Store(dies)
@@ -193,136 +179,40 @@ func (a *Approx) insert(worker int, g *guesses, sequence []uint64, dies int64) u
 	return a.stamp
 }
 
-// grow returns the node that ends with a prompt's last block.
-func (a *Approx) grow(worker int, g *guesses, sequence []uint64) *guessNode {
-	n, at := &g.root, 0
-	for at < len(sequence) {
-		c := n.children[sequence[at]]
-		if c == nil {
-			break
-		}
-		k := common(c.sequence, sequence[at:])
-		if at += k; k < len(c.sequence) {
-			g.split(c, k)
-			n = c.parent
-			break
-		}
-		n = c
-	}
-	if at == len(sequence) {
-		return n
-	}
-	ev := &a.event
-	ev.Kind, ev.HasParent, ev.Blocks = Stored, at > 0, ev.Blocks[:0]
-	if at > 0 {
-		ev.Parent = sequence[at-1]
-	}
-	for _, s := range sequence[at:] {
-		ev.Blocks = append(ev.Blocks, Block{External: s, Local: s})
-	}
-	a.index.Apply(worker, *ev)
-	g.blocks += len(sequence) - at
-	a.blocks += len(sequence) - at
-	c := &guessNode{parent: n, sequence: slices.Clone(sequence[at:])}
-	g.nodes++
-	g.adopt(n, c)
-	return c
-}
-
-func (g *guesses) adopt(n, c *guessNode) {
-	if n.children == nil {
-		n.children = make(map[uint64]*guessNode, 1)
-		g.maps++
-	}
-	c.parent = n
-	n.children[c.sequence[0]] = c
-}
-
-// split makes the first k blocks of n a node of their own, before n.
-func (g *guesses) split(n *guessNode, k int) {
-	head := &guessNode{parent: n.parent, sequence: slices.Clone(n.sequence[:k])}
-	g.nodes++
-	g.adopt(n.parent, head)
-	n.sequence = slices.Clone(n.sequence[k:])
-	g.adopt(head, n)
-}
-
-// remove takes a node without children that count from its parent.
-func (g *guesses) remove(n *guessNode) {
-	delete(n.parent.children, n.sequence[0])
-	g.forget(n)
-}
-
-func (g *guesses) forget(n *guessNode) {
-	g.nodes--
-	if n.children != nil {
-		g.maps--
-	}
+// count notes that a worker holds so many blocks more.
+func (a *Approx) count(g *guesses, more int) {
+	g.blocks += more
+	a.blocks.Add(int64(more))
 }
 
 // drop ends a prompt that has left the list: the blocks go that no other one has.
 func (a *Approx) drop(worker int, g *guesses, p *guess) {
-	p.end.ends--
-	ev := a.removal()
-	for n := p.end; n.parent != nil && n.ends == 0 && len(n.children) == 0; n = n.parent {
-		g.remove(n)
-		n.gone = true
-		a.lose(g, n.sequence)
-	}
-	a.apply(worker, ev)
+	a.count(g, -a.tree.drop(worker, p.end))
 }
 
 // trim forgets the oldest blocks of a worker that has too many, ends first.
 func (a *Approx) trim(worker int, g *guesses) {
-	before := a.blocks
-	defer func() { a.evicted += before - a.blocks }()
+	before := a.Blocks()
+	defer func() { a.evicted += before - a.Blocks() }()
 	for g.prompts != nil && g.prompts.Len() > 0 {
-		over := max(g.blocks-g.limit, a.blocks-a.conf.MaxBlocks)
+		over := max(g.blocks-g.limit, a.Blocks()-a.conf.MaxBlocks)
 		if over <= 0 {
 			return
 		}
 		_, p, _ := g.prompts.GetOldest()
 		n := p.end
-		alone := n.ends == 1 && len(n.children) == 0
-		if !alone || n.parent == &g.root && len(n.sequence) <= over {
+		at, _ := n.holder(worker)
+		alone := n.holders[at].uses == 1
+		if !alone || n.parent == &a.tree.root && len(n.sequence) <= over {
 			g.prompts.RemoveOldest()
 			a.drop(worker, g, p)
 			continue
 		}
-		k := max(0, len(n.sequence)-over)
-		ev := a.removal()
-		a.lose(g, n.sequence[k:])
-		a.apply(worker, ev)
-		p.stamp = 0
-		if k > 0 {
-			n.sequence = slices.Clone(n.sequence[:k])
-			continue
+		if k := len(n.sequence) - over; k > 0 {
+			a.tree.cut(n, k)
 		}
-		g.remove(n)
-		p.end = n.parent
-		p.end.ends++
-	}
-}
-
-func (a *Approx) removal() *Event {
-	ev := &a.event
-	ev.Kind, ev.HasParent, ev.Externals = Removed, false, ev.Externals[:0]
-	return ev
-}
-
-// lose adds blocks that have left a worker's tree to the event under way, the last
-// one first.
-func (a *Approx) lose(g *guesses, sequence []uint64) {
-	g.blocks -= len(sequence)
-	a.blocks -= len(sequence)
-	for _, s := range slices.Backward(sequence) {
-		a.event.Externals = append(a.event.Externals, s)
-	}
-}
-
-func (a *Approx) apply(worker int, ev *Event) {
-	if len(ev.Externals) > 0 {
-		a.index.Apply(worker, *ev)
+		p.stamp, p.end = 0, n.parent
+		a.count(g, -a.tree.shift(worker, n, p.end))
 	}
 }
 
@@ -352,20 +242,20 @@ func (a *Approx) Forget(worker int, x *Index, externals []uint64) {
 		if g == nil || g.prompts == nil {
 			return
 		}
-		n, block := a.find(g, x, worker, e)
+		n, block := a.find(x, worker, e)
 		if n == nil {
 			continue
 		}
 		if block > 0 {
-			g.split(n, block)
+			a.tree.cut(n, block)
 		}
-		a.cut(worker, g, n)
+		a.forget(worker, g, n)
 	}
 }
 
 // find returns the node that has a worker's block that x knows by an external hash, and
-// which of the node's it is; nil if there is none.
-func (a *Approx) find(g *guesses, x *Index, worker int, external uint64) (n *guessNode, block int) {
+// which of the node's it is; nil if it is not taken to hold that block.
+func (a *Approx) find(x *Index, worker int, external uint64) (n *guessNode, block int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if worker > maxWorker || !x.has(int32(worker)) {
@@ -382,7 +272,7 @@ func (a *Approx) find(g *guesses, x *Index, worker int, external uint64) (n *gue
 	for m := p.n; m != &x.root; m = m.parent {
 		a.line = append(a.line, m)
 	}
-	n, held := &g.root, 0
+	n, depth := &a.tree.root, 0 // in n
 	var s uint64
 	for i, m := range slices.Backward(a.line) {
 		local := m.local
@@ -393,61 +283,40 @@ func (a *Approx) find(g *guesses, x *Index, worker int, external uint64) (n *gue
 			if s = NextSequenceHash(s, l); m.parent == &x.root && j == 0 {
 				s = l
 			}
-			if n, held = n.follow(held, s); n == nil {
+			if n, depth = n.follow(depth, s); n == nil {
 				return nil, 0
 			}
 		}
 	}
-	return n, held - 1
-}
-
-// follow goes on from the first blocks of n, of the given number, by another one, and
-// returns where it is; nil if it is not there.
-func (n *guessNode) follow(from int, sequence uint64) (*guessNode, int) {
-	if from == len(n.sequence) {
-		return n.children[sequence], 1
-	}
-	if n.sequence[from] != sequence {
+	if _, held := n.holder(worker); !held {
 		return nil, 0
 	}
-	return n, from + 1
+	return n, depth - 1
 }
 
-// cut removes a node with all behind it. Prompts that went there end before it.
-func (a *Approx) cut(worker int, g *guesses, n *guessNode) {
-	ev := a.removal()
-	line := []*guessNode{n}
-	for i := 0; i < len(line); i++ {
-		line[i].gone = true
-		g.forget(line[i])
-		for _, c := range line[i].children {
-			line = append(line, c)
-		}
-	}
-	for _, m := range slices.Backward(line) {
-		a.lose(g, m.sequence)
-	}
-	a.apply(worker, ev)
-	before := n.parent
-	delete(before.children, n.sequence[0])
+// forget takes a node away from a worker that holds it, with all behind it. Prompts
+// that went there end before it.
+func (a *Approx) forget(worker int, g *guesses, n *guessNode) {
 	for _, key := range g.prompts.Keys() {
 		p, _ := g.prompts.Peek(key)
-		if !p.end.gone {
+		if !p.end.within(n) {
 			continue
 		}
-		if p.stamp = 0; before.parent == nil {
+		if n.parent == &a.tree.root {
 			g.prompts.Remove(key)
+			a.drop(worker, g, p)
 			continue
 		}
-		p.end = before
-		before.ends++
+		end := p.end
+		p.stamp, p.end = 0, n.parent
+		a.count(g, -a.tree.shift(worker, end, p.end))
 	}
 }
 
 // Match is [Index.Match] for what workers are taken to hold at a time.
 func (a *Approx) Match(now time.Time, dst []int32, sequence []uint64) {
 	a.Expire(now)
-	a.index.Match(dst, sequence)
+	a.tree.match(dst, sequence)
 }
 
 // Expire forgets what has died. The other methods do so too; it is for the times
@@ -472,6 +341,7 @@ func (a *Approx) expire(now time.Time) {
 		for g.prompts != nil {
 			_, p, some := g.prompts.GetOldest()
 			if !some {
+				g.prompts = nil // a map does not shrink
 				break
 			}
 			if p.dies > a.now/step {
@@ -486,7 +356,7 @@ func (a *Approx) expire(now time.Time) {
 }
 
 // Blocks returns the number of (block, worker) pairs that count.
-func (a *Approx) Blocks() int { return a.index.Blocks() }
+func (a *Approx) Blocks() int { return int(a.blocks.Load()) }
 
 // Evicted returns how many blocks have been forgotten for lack of room: more than a
 // worker's cache has, or than [ApproxConfig.MaxBlocks] of all.
@@ -497,21 +367,17 @@ func (a *Approx) Evicted() int {
 }
 
 // Bytes returns what the guesses take of the heap, as far as they can tell; see
-// [Index.Bytes]. Of its own it looks at the workers only.
+// [Index.Bytes]. It looks at the workers only.
 func (a *Approx) Bytes() int {
-	const (
-		nodeBytes = 64 + 8       // and what the slice is rounded up by
-		mapBytes  = 48 + 144     // with up to 8 children
-		prompt    = 80 + 24 + 27 // an entry of the list, a guess, and a place in a map that is two thirds full
-	)
-	total := a.index.Bytes()
+	const prompt = 80 + 24 + 27 // an entry of the list, a guess, and a place in a map that is two thirds full
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	total += heapSize(int(unsafe.Sizeof(guesses{}))*cap(a.workers)) + heapSize(16*cap(a.event.Blocks)) + heapSize(8*cap(a.event.Externals))
+	t := &a.tree
+	nodeBytes := heapSize(int(unsafe.Sizeof(guessNode{}))) + 8 // and what the slices are rounded up by
+	total := heapSize(int(unsafe.Sizeof(*a))) + heapSize(int(unsafe.Sizeof(guesses{}))*cap(a.workers)) +
+		t.nodes*nodeBytes + t.maps + t.stored*8 + t.room*int(unsafe.Sizeof(guessHolder{}))
 	for i := range a.workers {
-		g := &a.workers[i]
-		total += g.nodes*nodeBytes + g.maps*mapBytes + g.blocks*8 + 27*len(g.root.children)
-		if g.prompts != nil {
+		if g := &a.workers[i]; g.prompts != nil {
 			total += g.prompts.Len() * prompt
 		}
 	}
@@ -519,7 +385,14 @@ func (a *Approx) Bytes() int {
 }
 
 // WorkerBlocks returns the number of blocks that count for a worker.
-func (a *Approx) WorkerBlocks(worker int) int { return a.index.WorkerBlocks(worker) }
+func (a *Approx) WorkerBlocks(worker int) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if g := a.of(worker); g != nil {
+		return g.blocks
+	}
+	return 0
+}
 
 // Guesses are what a worker is taken to hold: pieces of prompts, each behind one
 // before it, and the prompts, the longest unused first.
@@ -558,18 +431,21 @@ func (a *Approx) Guesses(now time.Time, worker int) (out Guesses) {
 	if g == nil || g.prompts == nil {
 		return out
 	}
-	numbers := map[*guessNode]uint32{&g.root: 0}
-	line := []*guessNode{&g.root}
-	for i := 0; i < len(line); i++ {
-		n := line[i]
-		for _, c := range n.children {
-			out.Pieces = append(out.Pieces, Piece{numbers[n], slices.Clone(c.sequence)})
-			numbers[c] = uint32(len(out.Pieces))
-			line = append(line, c)
-		}
-	}
+	numbers := map[*guessNode]uint32{&a.tree.root: 0}
+	var line []*guessNode
 	for _, key := range g.prompts.Keys() {
 		p, _ := g.prompts.Peek(key)
+		n := p.end
+		for line = line[:0]; ; n = n.parent {
+			if _, some := numbers[n]; some {
+				break
+			}
+			line = append(line, n)
+		}
+		for _, n := range slices.Backward(line) {
+			out.Pieces = append(out.Pieces, Piece{numbers[n.parent], slices.Clone(n.sequence)})
+			numbers[n] = uint32(len(out.Pieces))
+		}
 		out.Prompts = append(out.Prompts, Prompt{numbers[p.end], time.Duration(p.dies*step - a.now)})
 	}
 	return out

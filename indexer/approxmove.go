@@ -24,17 +24,3 @@ func (a *Approx) Move(now time.Time, from int, generation, stamp, last uint64, t
 	a.Withdraw(from, generation, stamp, last)
 	return a.Insert(now, to, toGeneration, sequence)
 }
-
-// path returns the blocks from the beginning of a prompt to the end of n.
-func (n *guessNode) path() (sequence []uint64) {
-	size := 0
-	for m := n; m.parent != nil; m = m.parent {
-		size += len(m.sequence)
-	}
-	sequence = make([]uint64, size)
-	for m := n; m.parent != nil; m = m.parent {
-		size -= len(m.sequence)
-		copy(sequence[size:], m.sequence)
-	}
-	return sequence
-}

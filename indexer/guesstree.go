@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package indexer
+
+import "slices"
+
+// guessTree is the tree of the blocks that workers are taken to hold, one for all
+// workers. As a sequence hash says all that comes before its block, blocks need no
+// other names, and who holds a block holds those before it.
+//
+// # Invariants
+//
+//   - Who holds a node holds all of its blocks, and its parent. So a worker's count is
+//     the depth of the last node of a prompt's path that it holds.
+//   - A worker's uses of a node are the prompts of its list that end there, and the
+//     node's children that it holds. It holds the node while there are any.
+//   - Every node but the root, which nobody holds, has a holder.
+//
+// Changes are made one at a time, under the gate; the rest may be read by whoever may
+// make changes.
+type guessTree struct {
+	gate gate
+	root guessNode
+
+	// What Bytes counts.
+	nodes  int // without the root
+	maps   int // bytes, of children
+	stored int // blocks in nodes
+	room   int // for holders
+}
+
+// guessNode is a run of blocks with the same holders, but for those that hold only a
+// beginning of what was the run, before it was split.
+type guessNode struct {
+	parent   *guessNode
+	sequence []uint64
+	depth    int                   // blocks before it
+	children map[uint64]*guessNode // by first sequence hash; nil for none
+	holders  []guessHolder         // by worker
+}
+
+type guessHolder struct {
+	worker int32
+	uses   int32
+}
+
+func (n *guessNode) holder(worker int) (at int, held bool) {
+	return slices.BinarySearchFunc(n.holders, int32(worker), func(h guessHolder, w int32) int { return int(h.worker) - int(w) })
+}
+
+// match counts the leading blocks that workers hold; see [Index.Match].
+func (t *guessTree) match(dst []int32, sequence []uint64) {
+	clear(dst)
+	t.gate.rlock()
+	defer t.gate.runlock()
+	n, at := &t.root, 0
+	for at == n.depth+len(n.sequence) && at < len(sequence) {
+		c := n.children[sequence[at]]
+		if c == nil {
+			break
+		}
+		at += common(c.sequence, sequence[at:])
+		n = c
+	}
+	// Whoever holds a node holds those before it: where as many do there is nobody new.
+	for seen := 0; n != &t.root; n = n.parent {
+		if len(n.holders) > seen {
+			seen = len(n.holders)
+			for _, h := range n.holders {
+				if int(h.worker) < len(dst) && dst[h.worker] == 0 {
+					dst[h.worker] = int32(at)
+				}
+			}
+		}
+		at = n.depth
+	}
+}
+
+// follow goes on from the first blocks of n, of the given number, by another one, and
+// returns where it is; nil if it is not there.
+func (n *guessNode) follow(from int, sequence uint64) (*guessNode, int) {
+	if from == len(n.sequence) {
+		return n.children[sequence], 1
+	}
+	if n.sequence[from] != sequence {
+		return nil, 0
+	}
+	return n, from + 1
+}
+
+// path returns the blocks from the beginning of a prompt to the end of n.
+func (n *guessNode) path() []uint64 {
+	sequence := make([]uint64, n.depth+len(n.sequence))
+	for m := n; m.parent != nil; m = m.parent {
+		copy(sequence[m.depth:], m.sequence)
+	}
+	return sequence
+}
+
+// within says whether n is m or somewhere behind it.
+func (n *guessNode) within(m *guessNode) bool {
+	for n.depth > m.depth {
+		n = n.parent
+	}
+	return n == m
+}
+
+// use has a worker use the node that ends with the last block of a prompt, which is
+// made if need be, and returns it, with how many blocks the worker holds more.
+func (t *guessTree) use(worker int, sequence []uint64) (end *guessNode, more int) {
+	end, at := &t.root, 0
+	var half *guessNode // of which only the beginning is the prompt's
+	for at < len(sequence) {
+		c := end.children[sequence[at]]
+		if c == nil {
+			break
+		}
+		k := common(c.sequence, sequence[at:])
+		if at += k; k < len(c.sequence) {
+			half = c
+			break
+		}
+		end = c
+	}
+	var leaf *guessNode
+	if at < len(sequence) {
+		leaf = &guessNode{sequence: slices.Clone(sequence[at:]), depth: at}
+	}
+	t.gate.lock()
+	defer t.gate.unlock()
+	if half != nil {
+		end = t.split(half, at-half.depth)
+	}
+	if leaf != nil {
+		t.nodes++
+		t.stored += len(leaf.sequence)
+		t.adopt(end, leaf)
+		end = leaf
+	}
+	return end, t.hold(worker, end)
+}
+
+// cut splits a node, of which the first k blocks become its parent.
+func (t *guessTree) cut(n *guessNode, k int) {
+	t.gate.lock()
+	defer t.gate.unlock()
+	t.split(n, k)
+}
+
+// shift has a worker use a node's parent in place of the node, and returns how many
+// blocks the worker holds less. The parent is not the root.
+func (t *guessTree) shift(worker int, n, parent *guessNode) (less int) {
+	t.gate.lock()
+	defer t.gate.unlock()
+	t.hold(worker, parent)
+	return t.leave(worker, n)
+}
+
+// drop takes one of a worker's uses of a node away, and returns how many blocks the
+// worker holds less.
+func (t *guessTree) drop(worker int, n *guessNode) (less int) {
+	t.gate.lock()
+	defer t.gate.unlock()
+	return t.leave(worker, n)
+}
+
+// What follows is done under the gate.
+
+// hold adds a use of a node. Who holds it from now on uses its parent.
+func (t *guessTree) hold(worker int, n *guessNode) (more int) {
+	for ; n != &t.root; n = n.parent {
+		at, held := n.holder(worker)
+		if held {
+			n.holders[at].uses++
+			break
+		}
+		before := cap(n.holders)
+		n.holders = insert(n.holders, at, guessHolder{int32(worker), 1})
+		t.room += cap(n.holders) - before
+		more += len(n.sequence)
+	}
+	return more
+}
+
+// leave takes a use of a node away. Who does not hold it any more uses its parent no
+// longer.
+func (t *guessTree) leave(worker int, n *guessNode) (less int) {
+	for n != &t.root {
+		at, _ := n.holder(worker)
+		if n.holders[at].uses--; n.holders[at].uses > 0 {
+			break
+		}
+		less += len(n.sequence)
+		parent := n.parent
+		if len(n.holders) == 1 {
+			t.remove(n)
+		} else {
+			before := cap(n.holders)
+			n.holders = cut(n.holders, at)
+			t.room += cap(n.holders) - before
+		}
+		n = parent
+	}
+	return less
+}
+
+// remove takes a node away that nobody holds, and so no children of it.
+func (t *guessTree) remove(n *guessNode) {
+	t.nodes--
+	t.stored -= len(n.sequence)
+	t.room -= cap(n.holders)
+	p := n.parent
+	t.maps -= mapBytes(len(p.children))
+	if delete(p.children, n.sequence[0]); len(p.children) == 0 {
+		p.children = nil
+	}
+	t.maps += mapBytes(len(p.children))
+}
+
+// adopt makes n a child of another node.
+func (t *guessTree) adopt(parent, n *guessNode) {
+	if parent.children == nil {
+		parent.children = make(map[uint64]*guessNode, 1)
+	}
+	n.parent = parent
+	t.maps -= mapBytes(len(parent.children))
+	parent.children[n.sequence[0]] = n
+	t.maps += mapBytes(len(parent.children))
+}
+
+// mapBytes returns about what a map of so many words to pointers takes, filled by
+// two thirds unless it is small.
+func mapBytes(n int) int {
+	const header, group = 48, 144
+	switch {
+	case n == 0:
+		return 0
+	case n <= 8:
+		return header + group
+	}
+	return header + 27*n
+}
+
+// split makes the first k blocks of n a node of their own, before n, and returns it.
+// Prompts that end with n still do.
+func (t *guessTree) split(n *guessNode, k int) *guessNode {
+	head := &guessNode{sequence: slices.Clone(n.sequence[:k]), depth: n.depth, holders: slices.Clone(n.holders)}
+	for i := range head.holders {
+		head.holders[i].uses = 1 // n
+	}
+	t.nodes++
+	t.room += cap(head.holders)
+	t.adopt(n.parent, head)
+	n.sequence = slices.Clone(n.sequence[k:])
+	n.depth += k
+	t.adopt(head, n)
+	return head
+}
