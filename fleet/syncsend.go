@@ -22,8 +22,8 @@ type outgoing struct {
 	digest   uint64
 	bindings uint64 // number of the next message about a session
 
-	told            syncTold // memory to be used again
-	events, message []byte
+	told                     syncTold // memory to be used again
+	events, payload, message []byte
 }
 
 // ownRequest is a request in flight, as an answer tells of it.
@@ -130,9 +130,10 @@ func (o *outgoing) note(c *router.Change) (e syncEvent, news bool) {
 func (o *outgoing) publish(encoded []byte, n int) {
 	payload := encoded
 	if !o.conf.Single {
-		payload = msgp.AppendString(msgp.AppendMapHeader(nil, 1), "events")
+		payload = msgp.AppendString(msgp.AppendMapHeader(o.payload[:0], 1), "events")
 		payload = msgp.AppendArrayHeader(payload, uint32(n))
 		payload = append(payload, encoded...)
+		o.payload = payload
 	}
 	o.post(o.topic, syncTopic, o.sequence, payload)
 	o.sequence++

@@ -4,10 +4,12 @@ package fleet
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -115,9 +117,10 @@ func appendSyncAdd(b []byte, e *syncEvent) []byte {
 	return b
 }
 
-// syncReader reads payloads. Its memory is used again: the hashes of an event are good
+// syncReader reads payloads. Its memory is used again: an event and its hashes are good
 // until the next one.
 type syncReader struct {
+	e      syncEvent
 	hashes []uint64
 	add    syncAdd
 }
@@ -145,14 +148,18 @@ func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, b
 				return value, err
 			}
 			for i := range n {
-				element := value
+				// Most can be read: to find the end of one first is to read it twice.
+				rest, err := r.event(value)
+				if err == nil {
+					value = rest
+					yield(&r.e)
+					continue
+				}
 				if value, err = msgp.Skip(value); err != nil {
 					bad += int(n - i)
 					return value, err
 				}
-				if !r.one(element[:len(element)-len(value)], yield) {
-					bad++
-				}
+				bad++
 			}
 			return value, nil
 		case "part":
@@ -167,25 +174,23 @@ func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, b
 	if err != nil {
 		return p, bad, fmt.Errorf("fleet: read a message of a replica: %w", err)
 	}
-	if !batched && !r.one(data[:len(data)-len(rest)], yield) {
-		bad++
+	if batched {
+		return p, bad, nil
 	}
+	if _, err := r.event(data[:len(data)-len(rest)]); err != nil {
+		return p, bad + 1, nil //nolint:nilerr // it is counted
+	}
+	yield(&r.e)
 	return p, bad, nil
 }
 
-func (r *syncReader) one(data []byte, yield func(*syncEvent)) bool {
-	e, err := r.event(data)
-	if err != nil {
-		return false
-	}
-	yield(&e)
-	return true
-}
-
-// event reads one event. One of an unknown kind has the Kind 0.
-func (r *syncReader) event(data []byte) (e syncEvent, err error) {
+// event reads one event into e, and returns what follows it. One of an unknown kind has
+// the Kind 0.
+func (r *syncReader) event(data []byte) (rest []byte, err error) {
+	r.e = syncEvent{}
+	e := &r.e
 	var id, worker, what bool
-	_, err = eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+	rest, err = eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "request_id":
 			id = true
@@ -205,7 +210,7 @@ func (r *syncReader) event(data []byte) (e syncEvent, err error) {
 			})
 		case "data":
 			what = true
-			rest, err = r.data(value, &e)
+			rest, err = r.data(value, e)
 		case "router_id":
 			e.router, rest, err = msgp.ReadUint64Bytes(value)
 		case "abandoned":
@@ -222,7 +227,7 @@ func (r *syncReader) event(data []byte) (e syncEvent, err error) {
 	case e.ID == "" || len(e.ID) > maxSyncID:
 		err = fmt.Errorf("%w: an id of %d bytes", errSyncShape, len(e.ID))
 	}
-	return e, err
+	return rest, err
 }
 
 func (r *syncReader) data(data []byte, e *syncEvent) (rest []byte, err error) {
@@ -316,8 +321,14 @@ func (r *syncReader) sequence(data []byte) (all []uint64, rest []byte, err error
 	if int64(n) > int64(len(rest)) { // each takes a byte at least
 		return nil, rest, fmt.Errorf("%w: %d hashes in %d bytes", errSyncShape, n, len(rest))
 	}
-	all = r.hashes[:0]
+	const wide = 0xcf // a number of 8 bytes follows, as of all but few hashes
+	all = slices.Grow(r.hashes[:0], int(n))
 	for range n {
+		if len(rest) >= 9 && rest[0] == wide {
+			all = append(all, binary.BigEndian.Uint64(rest[1:]))
+			rest = rest[9:]
+			continue
+		}
 		var h uint64
 		if h, rest, err = msgp.ReadUint64Bytes(rest); err != nil {
 			return nil, rest, err
