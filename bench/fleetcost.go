@@ -23,7 +23,10 @@ const (
 	costWorkers  = 8
 	costRate     = 1000 // requests a second, of all replicas
 	costRequests = 4000
-	costBlocks   = 430 // of a prompt, of which each has its first half in common with the one before
+	// Blocks of a prompt, of which each has its first half in common with the one before:
+	// of a load test's, of 512 tokens and an answer or two before them; of a long one;
+	// and of the public trace of chats, whose mean is 13,300 tokens.
+	costShort, costLong, costChat = 40, 430, 830
 )
 
 // syncCost measures what it costs a replica, in CPU time, that another one or it itself
@@ -32,14 +35,20 @@ const (
 func syncCost() (out []Figure, err error) {
 	for _, c := range []struct {
 		what   string
+		blocks int
 		ttl    time.Duration
 		target limit
-	}{{"", predict, atMost(30)}, {", without prediction", -1, limit{}}} {
+	}{
+		{"", costShort, predict, atMost(30)},
+		{"", costLong, predict, atMost(30)},
+		{", without prediction", costLong, -1, limit{}},
+		{"", costChat, predict, limit{}},
+	} {
 		var v []float64
 		for range costRounds {
 			took, err := inLab(func(l *eventsLab) (took []float64, err error) {
 				for _, synced := range []bool{false, true} {
-					t, err := l.tellTime(synced, c.ttl)
+					t, err := l.tellTime(synced, c.blocks, c.ttl)
 					if err != nil {
 						return nil, err
 					}
@@ -52,14 +61,14 @@ func syncCost() (out []Figure, err error) {
 			}
 			v = append(v, took[1]-took[0])
 		}
-		out = append(out, figure(fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks, bus included%s", costReplicas, costRate, costBlocks, c.what),
+		out = append(out, figure(fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks, bus included%s", costReplicas, costRate, c.blocks, c.what),
 			"µs", c.target, newRange(v)))
 	}
 	return out, nil
 }
 
-// tellTime returns the CPU time of some requests at replicas.
-func (l *eventsLab) tellTime(synced bool, predict time.Duration) (time.Duration, error) {
+// tellTime returns the CPU time of some requests of so many blocks at replicas.
+func (l *eventsLab) tellTime(synced bool, size int, predict time.Duration) (time.Duration, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -99,11 +108,11 @@ func (l *eventsLab) tellTime(synced bool, predict time.Duration) (time.Duration,
 		}
 	}
 	// The first ones find out about each other and make room.
-	if err := l.tellAll(routers, 0, costRequests/8, synced); err != nil {
+	if err := l.tellAll(routers, 0, costRequests/8, size, synced); err != nil {
 		return 0, err
 	}
 	before := CPUTime()
-	if err := l.tellAll(routers, costRequests, costRequests, synced); err != nil {
+	if err := l.tellAll(routers, costRequests, costRequests, size, synced); err != nil {
 		return 0, err
 	}
 	return CPUTime() - before, nil
@@ -123,9 +132,9 @@ func (l *eventsLab) at(t time.Time) error {
 	}
 }
 
-// tellAll sends requests at an even rate to the replicas in turn, and ends each one
+// tellAll sends requests of so many blocks at an even rate to the replicas in turn, and ends each one
 // after another 32.
-func (l *eventsLab) tellAll(routers []*router.Router, first, n int, synced bool) error {
+func (l *eventsLab) tellAll(routers []*router.Router, first, n, size int, synced bool) error {
 	const behind = 32
 	start := time.Now()
 	id := func(i int) string { return fmt.Sprintf("%016x-%024x", i%len(routers)+1, i) }
@@ -135,9 +144,9 @@ func (l *eventsLab) tellAll(routers []*router.Router, first, n int, synced bool)
 			if err := l.at(start.Add(time.Duration(i-first) * time.Second / costRate)); err != nil {
 				return err
 			}
-			blocks.Local = append(sequence(i/2, costBlocks/2), sequence(i+1<<20, costBlocks/2)...)
+			blocks.Local = append(sequence(i/2, size/2), sequence(i+1<<20, size/2)...)
 			blocks.Sequence = indexer.AppendSequenceHashes(blocks.Sequence[:0], blocks.Local)
-			blocks.Tokens = costBlocks*16 + 7
+			blocks.Tokens = size*16 + 7
 			r := routers[i%len(routers)]
 			if _, err := r.BestWorker(context.Background(), router.Request{ID: id(i), Owned: true, Model: "m", Blocks: &blocks}); err != nil {
 				return err

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -363,6 +364,9 @@ func TestApproxModel(t *testing.T) {
 				}
 			}
 			got := overlaps(a, clock, string(prompt), workers)
+			if err := a.Check(); err != nil {
+				t.Fatalf("seed %d, operation %d: %v", seed, op, err)
+			}
 			for w := range workers {
 				if want := m.match(w, string(prompt)); got[w] != want {
 					t.Fatalf("seed %d, operation %d: worker %d overlaps %s by %d, want %d", seed, op, w, prompt, got[w], want)
@@ -371,6 +375,65 @@ func TestApproxModel(t *testing.T) {
 					t.Fatalf("seed %d, operation %d: worker %d has %d blocks, want %d", seed, op, w, got, want)
 				}
 			}
+		}
+	}
+}
+
+// While others insert, withdraw and clear, a match sees each prompt of a worker whole or
+// not at all, and what nobody changes as it is.
+func TestApproxMatchesAmidChanges(t *testing.T) {
+	const workers, rounds = 4, 2000
+	a := newApprox(indexer.ApproxConfig{}, make([]int, workers)...)
+	insert(a, at(0), 0, "abcdefgh")
+	_, sequence := spell("abcdefghij")
+	var changes sync.WaitGroup
+	for w := 1; w < workers; w++ {
+		changes.Go(func() {
+			for i := range rounds {
+				stamp, last := a.Insert(at(1), w, 1, sequence[:2*w+1])
+				switch other := insert(a, at(1), w, "abX"); i % 3 {
+				case 0:
+					a.Withdraw(w, 1, stamp, last)
+					_, branch := spell("abX")
+					a.Withdraw(w, 1, other, branch[2])
+				default:
+					a.Clear(w)
+				}
+			}
+		})
+	}
+	dst := make([]int32, workers)
+	for range rounds {
+		a.Match(at(1), dst, sequence)
+		for w, got := range dst[1:] {
+			if got != 0 && got != 2 && got != int32(2*w+3) {
+				t.Fatalf("worker %d: %d blocks, want 0, the 2 of the other prompt, or %d", w+1, got, 2*w+3)
+			}
+		}
+		if dst[0] != 8 {
+			t.Fatalf("worker 0: %d blocks, want its 8", dst[0])
+		}
+	}
+	changes.Wait()
+	if err := a.Check(); err != nil || a.Blocks() != 8 {
+		t.Errorf("%d blocks are left, want 8; %v", a.Blocks(), err)
+	}
+}
+
+// A match does not allocate, however many workers and branches there are.
+func TestApproxMatchDoesNotAllocate(t *testing.T) {
+	a := newApprox(indexer.ApproxConfig{}, make([]int, 300)...)
+	_, sequence := spell("abcdefghijklmnopqrstuvwxyz")
+	for w := range 300 {
+		a.Insert(at(0), w, 1, sequence[:1+w%26])
+	}
+	dst := make([]int32, 280) // some are not asked for
+	if n := testing.AllocsPerRun(100, func() { a.Match(at(0), dst, sequence) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+	for w, got := range dst {
+		if got != int32(1+w%26) {
+			t.Errorf("worker %d: %d blocks, want %d", w, got, 1+w%26)
 		}
 	}
 }

@@ -224,3 +224,54 @@ func (x *Index) Check() error {
 	}
 	return nil
 }
+
+// Check returns what is wrong with the tree of guesses: the invariants of guessTree.
+func (a *Approx) Check() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	type use struct {
+		n      *guessNode
+		worker int32
+	}
+	uses := make(map[use]int32)
+	for w := range a.workers {
+		if g := &a.workers[w]; g.prompts != nil {
+			for _, p := range g.prompts.Values() {
+				uses[use{p.end, int32(w)}]++
+			}
+		}
+	}
+	t := &a.tree
+	nodes, stored, room, blocks := 0, 0, 0, 0
+	line := []*guessNode{&t.root}
+	for i := 0; i < len(line); i++ {
+		n := line[i]
+		for first, c := range n.children {
+			if c.parent != n || len(c.sequence) == 0 || c.sequence[0] != first || c.depth != n.depth+len(n.sequence) || len(c.holders) == 0 {
+				return fmt.Errorf("a node at depth %d of %d blocks, %d holders, is behind one that ends at %d", c.depth, len(c.sequence), len(c.holders), n.depth+len(n.sequence))
+			}
+			for _, h := range c.holders {
+				uses[use{n, h.worker}]++
+			}
+			line = append(line, c)
+			nodes, stored, room, blocks = nodes+1, stored+len(c.sequence), room+cap(c.holders), blocks+len(c.sequence)*len(c.holders)
+		}
+	}
+	for _, n := range line[1:] {
+		for i, h := range n.holders {
+			if h.uses != uses[use{n, h.worker}] || i > 0 && n.holders[i-1].worker >= h.worker {
+				return fmt.Errorf("worker %d has %d uses of a node at depth %d, want %d", h.worker, h.uses, n.depth, uses[use{n, h.worker}])
+			}
+			delete(uses, use{n, h.worker})
+		}
+	}
+	for u := range uses {
+		if u.n != &t.root {
+			return fmt.Errorf("worker %d uses a node at depth %d that it does not hold", u.worker, u.n.depth)
+		}
+	}
+	if nodes != t.nodes || stored != t.stored || room != t.room || blocks != a.Blocks() {
+		return fmt.Errorf("%d nodes, %d blocks, room for %d holders, %d pairs, counted as %d, %d, %d, %d", nodes, stored, room, blocks, t.nodes, t.stored, t.room, a.Blocks())
+	}
+	return nil
+}
