@@ -95,13 +95,14 @@ func TestEventsForetellHits(t *testing.T) {
 	settle := func() {
 		eventually(t, func() bool {
 			mu.Lock()
-			same := len(known) == len(engine.Cached())
+			n := len(known)
+			same := n == len(engine.Cached())
 			for _, h := range engine.Cached() {
 				same = same && known[h]
 			}
 			mu.Unlock()
 			if !same {
-				ask([]uint32{uint32(len(known))}, "", "") // a step, and no block
+				ask([]uint32{uint32(n)}, "", "") // a step, and no block
 				sockets.Publish()
 			}
 			return same
@@ -140,6 +141,8 @@ func TestEventsForetellHits(t *testing.T) {
 		hits += got
 		settle()
 	}
+	mu.Lock()
+	defer mu.Unlock()
 	if hits == 0 || removed == 0 || resets == 0 {
 		t.Errorf("%d tokens cached, %d blocks evicted, %d resets: the test tests nothing", hits, removed, resets)
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/kvroute/kvroute/api"
 )
 
 // Two replicas decide by the load of both: what one sends to a worker is busy for the
@@ -193,6 +195,16 @@ workers:
 		}
 		return answer
 	}
+	eventually(t, "the replicas do not hear each other", func() bool { // nothing is told to nobody
+		for _, c := range replicas {
+			var r api.Replica
+			_, text := get(t, "http://"+c.at.HTTP+"/v1/replica")
+			if err := json.Unmarshal([]byte(text), &r); err != nil || len(r.Peers) != 1 {
+				return false
+			}
+		}
+		return true
+	})
 	first := post(replicas[0], "/v1/best_worker", `{"model":"m","request_id":"r","session_id":"s","token_ids":[1,2,3]}`)
 	post(replicas[0], "/v1/mark_prefill_complete", `{"request_id":"r"}`)
 	eventually(t, "the other replica does not know of the session", func() bool {
