@@ -44,7 +44,7 @@ type question struct {
 	// Of a booking.
 	ordinal    int
 	generation uint64 // entry.since of the worker
-	silent     bool   // no events of it are expected
+	untold     bool   // nobody tells what the worker holds
 }
 
 // landed says whether a request that is being decided was freed already.
@@ -148,7 +148,7 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 		c.turn++
 		e.routed++
 		q.ordinal, q.generation = ord, e.since
-		q.silent = e.silent()
+		q.untold = c.unknown(e)
 		if in.OverlapBlocks == 0 && !c.anyOverlap() {
 			e.cold = c.turn
 		}
@@ -413,7 +413,9 @@ func (c *core) leaveOutBusy(now time.Time, q *question) error {
 	kept, at := 0, 0
 	for i, ord := range c.candidates {
 		e, in := &c.entries[ord], &c.inputs[i]
-		if !c.busy(now, e, in.ActiveBlocks, in.PendTokens, max(1, in.Members)) {
+		busy, skipped := c.busy(now, e, in.ActiveBlocks, in.PendTokens, max(1, in.Members))
+		c.skipped += uint64(skipped)
+		if !busy {
 			c.candidates[kept], c.inputs[kept] = ord, *in
 			kept++
 			continue
@@ -437,19 +439,17 @@ func (c *core) leaveOutBusy(now time.Time, q *question) error {
 }
 
 // busy says whether a worker is above a threshold, or the mean of the members of a
-// group.
-func (c *core) busy(now time.Time, e *entry, blocks, pend, members int) bool {
+// group, and how many thresholds could not be applied.
+func (c *core) busy(now time.Time, e *entry, blocks, pend, members int) (busy bool, skipped int) {
 	total := e.info.TotalKVBlocks
 	if e.group != nil {
 		total = e.group.load.TotalBlocks
 	}
-	busy, skipped := c.thresholds.Busy(scorer.Occupancy{
+	return c.thresholds.Busy(scorer.Occupancy{
 		ActiveBlocks: blocks, PendTokens: pend / members,
 		EngineBlocks: e.reported(now),
 		TotalBlocks:  total, MaxBatchedTokens: e.info.MaxBatchedTokens,
 	})
-	c.skipped += uint64(skipped)
-	return busy
 }
 
 // followSession makes the worker that q's session is bound to the only candidate
@@ -573,6 +573,6 @@ func (c *core) explain(now time.Time, q *question) {
 			c.inputs = append(c.inputs, scorer.Input{})
 			c.load(now, ord, &c.inputs[at])
 		}
-		c.workers = append(c.workers, seen{e.worker, e.info, c.verdicts[i], at, e.reported(now), e.group.age(now), c.verdicts[i] == "" && q.heeds(e)})
+		c.workers = append(c.workers, seen{e.worker, e.info, c.verdicts[i], at, e.reported(now), e.group.age(now), c.verdicts[i] == "" && q.heard(e) != nil})
 	}
 }

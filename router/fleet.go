@@ -182,26 +182,18 @@ func (r *Router) removeWorkerLocked(id uint64) {
 // that was. It makes the worker busy, if it does, for 10 s. It returns false if
 // the worker is not known.
 func (r *Router) SetEngineLoad(w Worker, usedBlocks int, at time.Time) (known bool) {
-	r.fleet.RLock()
-	defer r.fleet.RUnlock()
-	p := r.owners[w.ID]
-	if p == nil {
-		return false
-	}
-	now := r.conf.Now()
-	p.tell(func(c *core) []*waiter {
-		if known = c.report(now, w, usedBlocks, at); !known {
-			return nil
-		}
-		return c.pump(now)
-	})
-	return known
+	return r.reported(w, func(c *core, now time.Time) bool { return c.report(now, w, usedBlocks, at) })
 }
 
 // SetEngineUsage is [Router.SetEngineLoad] for the share of its cache that a worker
 // says to use, 0 to 1, at its address. It returns false, too, if the worker's capacity
 // is not known, or if several of its ranks have that address: it may be anyone's then.
 func (r *Router) SetEngineUsage(w Worker, share float64, at time.Time) (known bool) {
+	return r.reported(w, func(c *core, now time.Time) bool { return c.reportUsage(now, w, share, at) })
+}
+
+// reported gives a worker's report to its pool, where it may let others in who wait.
+func (r *Router) reported(w Worker, take func(*core, time.Time) (known bool)) (known bool) {
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
 	p := r.owners[w.ID]
@@ -210,7 +202,7 @@ func (r *Router) SetEngineUsage(w Worker, share float64, at time.Time) (known bo
 	}
 	now := r.conf.Now()
 	p.tell(func(c *core) []*waiter {
-		if known = c.reportUsage(now, w, share, at); !known {
+		if known = take(c, now); !known {
 			return nil
 		}
 		return c.pump(now)

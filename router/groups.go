@@ -121,12 +121,15 @@ func (c *core) standing(now time.Time, e *entry) (Health, Exclusion) {
 	return Healthy, ""
 }
 
-// silent says whether no events of a worker are expected, nor a filter of a group.
-func (e *entry) silent() bool {
-	if e.group != nil && e.group.filtered {
-		return false
-	}
-	return e.info.NoEvents || e.info.BlockSize == 0
+// silent says whether no events of a worker are expected.
+func (c *core) silent(info *WorkerInfo) bool {
+	return c.conf.NoEvents || info.NoEvents || info.BlockSize == 0
+}
+
+// unknown says whether nobody tells what a worker holds: by no events, nor by the filter
+// of a group.
+func (c *core) unknown(e *entry) bool {
+	return c.silent(e.info) && (e.group == nil || !e.group.filtered)
 }
 
 // age returns how old a group's summary is; below 0 there is none.
@@ -268,8 +271,6 @@ func (p *pool) summarize(now time.Time) Summary {
 
 func (c *core) summarize(now time.Time) Summary {
 	c.grow(now)
-	skipped := c.skipped // which is about decisions
-	defer func() { c.skipped = skipped }()
 	var ranks [2]Summary // of the healthy ones, and of those that stand in for them
 	var all [2]Summary   // with the busy ones
 	unknown, silent := false, true
@@ -295,9 +296,9 @@ func (c *core) summarize(now time.Time) Summary {
 			to.TotalBlocks += e.info.TotalKVBlocks
 		}
 		unknown = unknown || e.info.TotalKVBlocks == 0
-		silent = silent && (c.conf.NoEvents || e.info.NoEvents || e.info.BlockSize == 0)
+		silent = silent && c.silent(e.info)
 		add(&all[rank])
-		if c.busy(now, e, load.Blocks, load.PendTokens, 1) {
+		if busy, _ := c.busy(now, e, load.Blocks, load.PendTokens, 1); busy {
 			ranks[rank].Busy++
 			continue
 		}

@@ -19,9 +19,8 @@ type known struct {
 	// come as an event; nil for none.
 	history, predicted *indexer.Approx
 
-	filters  filters  // what router groups say
-	prefixes prefixes // what workers say in their heartbeats
-	noEvents bool
+	filters  filters      // what router groups say
+	prefixes prefixes     // what workers say in their heartbeats
 	shrunk   atomic.Int64 // blocks forgotten since a worker's cache turned out to be smaller
 }
 
@@ -38,8 +37,7 @@ func (k *known) index() *indexer.Index { return k.told.Load().index }
 
 func newKnown(c *Config) *known {
 	k := &known{
-		history:  indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL}),
-		noEvents: c.NoEvents,
+		history: indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL}),
 	}
 	k.told.Store(newTold(indexer.New(indexer.Config{MaxBlocks: c.MaxBlocks})))
 	if c.PredictTTL > 0 && !c.NoEvents {
@@ -172,7 +170,7 @@ func (k *known) guess(now time.Time, q *question) guess {
 		return guess{}
 	}
 	g := guess{in: k.predicted, ordinal: q.ordinal, generation: q.generation}
-	if q.guessed || q.silent || k.noEvents {
+	if q.guessed || q.untold {
 		g.in = k.history
 	}
 	if g.in == nil {

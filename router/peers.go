@@ -210,7 +210,7 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		e := &core.entries[q.ordinal]
 		b.Reports = e.info.Group != ""
 		booked = core.slots.Add(now, key, b)
-		q.generation, q.silent = e.since, e.silent()
+		q.generation, q.untold = e.since, core.unknown(e)
 		return nil
 	})
 	if !booked {

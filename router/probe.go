@@ -89,11 +89,19 @@ func (q *question) answer(e *entry) *ProbeAnswer {
 	return &q.answers[at]
 }
 
+// heard returns what a group said to the probe, if that says what the request would find.
+func (q *question) heard(e *entry) *ProbeAnswer {
+	if a := q.answer(e); a != nil && !a.Busy {
+		return a
+	}
+	return nil
+}
+
 // heed fills in what a group said to the probe, in the place of its summary: the load of
 // the worker that it would choose, with a member's share of what was sent there since.
 func (c *core) heed(q *question, ord, at int) {
-	a := q.answer(&c.entries[ord])
-	if a == nil || a.Busy {
+	a := q.heard(&c.entries[ord])
+	if a == nil {
 		return
 	}
 	in := &c.inputs[at]
@@ -108,8 +116,8 @@ func (c *core) heed(q *question, ord, at int) {
 // member returns the worker of a group that a request is to have there: the one that the
 // group named, unless something was sent there since.
 func (c *core) member(q *question, ord int) *Worker {
-	a := q.answer(&c.entries[ord])
-	if a == nil || a.Busy {
+	a := q.heard(&c.entries[ord])
+	if a == nil {
 		return nil
 	}
 	if requests, _ := c.slots.UnreportedSince(ord, q.probed); requests > 0 {
@@ -132,10 +140,4 @@ func (p *pool) listGroups(c *core) {
 		return
 	}
 	p.groups.Store(&groups)
-}
-
-// heeds says whether what a group said to the probe counts.
-func (q *question) heeds(e *entry) bool {
-	a := q.answer(e)
-	return a != nil && !a.Busy
 }

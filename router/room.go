@@ -71,7 +71,7 @@ func (c *core) roomOn(now time.Time, ord int) time.Duration {
 	var wait time.Duration
 	drain := func(limit float64) {
 		if over := float64(load.PendTokens) - limit; over > 0 {
-			ms := c.settings.Engine.PrefillTime(int(over))
+			ms := c.settings.Engine.PrefillTime(over)
 			wait = max(wait, time.Duration(min(ms, float64(maxRetry.Milliseconds()))*float64(time.Millisecond)))
 		}
 	}

@@ -261,7 +261,7 @@ const waiting = 1.15
 func (e *Engine) ttft(uncached, prompt int, in *Input) float64 {
 	pend := in.mean(in.PendTokens)
 	step := e.Floor + e.KVToken*in.mean(in.DecodeTokens)
-	return e.own(uncached, prompt) + waiting*e.Token*pend + (pend+float64(uncached))/e.Chunk*step
+	return e.own(uncached, prompt) + e.PrefillTime(pend) + (pend+float64(uncached))/e.Chunk*step
 }
 
 // DecodeStep is the time in ms of a step that computes one token of each of some
@@ -271,7 +271,7 @@ func (e *Engine) DecodeStep(requests, held int) float64 {
 }
 
 // PrefillTime is the time in ms that pending prefill tokens take.
-func (e *Engine) PrefillTime(tokens int) float64 { return waiting * e.Token * float64(tokens) }
+func (e *Engine) PrefillTime(tokens float64) float64 { return waiting * e.Token * tokens }
 
 // ModelTTFT estimates by the engine's model when the first token of the request
 // would come from this worker, in ms.
