@@ -9,14 +9,12 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
-	"os"
 	"regexp"
 	"runtime"
 	"slices"
 	"sync"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -112,30 +110,26 @@ var errLong = errors.New("it takes too long")
 
 // eventsLab is a NATS server with what runs beside it.
 type eventsLab struct {
-	server *natsserver.Server
-	scope  wire.Scope
-	done   <-chan struct{} // closed when it takes too long
-	conns  []*nats.Conn
+	url   string
+	scope wire.Scope
+	done  <-chan struct{} // closed when it takes too long
+	conns []*nats.Conn
 }
 
 func inLab(measure func(*eventsLab) ([]float64, error)) (v []float64, err error) {
-	dir, err := os.MkdirTemp("", "kvroute-bench-")
+	url, stop, err := startBus()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true})
-	if err != nil {
-		return nil, err
-	}
-	go s.Start()
-	defer func() { s.Shutdown(); s.WaitForShutdown() }()
-	if !s.ReadyForConnections(10 * time.Second) {
-		return nil, errors.New("NATS does not start")
-	}
+	defer func() { err = errors.Join(err, stop()) }()
+	return inLabAt(url, measure)
+}
+
+// inLabAt is inLab with a server that is there.
+func inLabAt(url string, measure func(*eventsLab) ([]float64, error)) ([]float64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), eventsDeadline)
 	defer cancel()
-	l := &eventsLab{server: s, done: ctx.Done()}
+	l := &eventsLab{url: url, done: ctx.Done()}
 	defer func() {
 		for _, nc := range l.conns {
 			nc.Close()
@@ -145,7 +139,7 @@ func inLab(measure func(*eventsLab) ([]float64, error)) (v []float64, err error)
 }
 
 func (l *eventsLab) connect() (*nats.Conn, error) {
-	nc, err := nats.Connect(l.server.ClientURL())
+	nc, err := nats.Connect(l.url)
 	if err == nil {
 		l.conns = append(l.conns, nc)
 	}

@@ -18,6 +18,7 @@ import (
 type FleetBench struct {
 	Traces string    // folder with the traces
 	Seeds  int       // of each cell; targets want 3 or more
+	Bus    []string  // command that does what [ServeBus] does
 	Log    io.Writer // told what is being measured
 }
 
@@ -65,7 +66,7 @@ func (b *FleetBench) Figures(ctx context.Context, w io.Writer, dir string) (figu
 		name    string
 		measure func() ([]Figure, error)
 	}{
-		{"what replicas cost", syncCost},
+		{"what replicas cost", func() ([]Figure, error) { return syncCost(b.Bus) }},
 		{"what groups tell", tellBytes},
 		{"decisions among groups", func() ([]Figure, error) { return scaleFigures(b.Traces) }}, //nolint:contextcheck // it takes seconds
 	} {

@@ -4,6 +4,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -30,9 +31,15 @@ const (
 )
 
 // syncCost measures what it costs a replica, in CPU time, that another one or it itself
-// has a request: four replicas with real routers on a bus in this process, whose work
-// counts, too, less the same without the exchange.
-func syncCost() (out []Figure, err error) {
+// has a request: four replicas with real routers in this process, less the same without
+// the exchange. The bus has a process of its own, as it has where there are replicas; what
+// it works is told beside.
+func syncCost(command []string) (out []Figure, err error) {
+	bus, err := startBusProcess(command)
+	if err != nil {
+		return nil, fmt.Errorf("bench: sync cost: %w", err)
+	}
+	defer func() { err = errors.Join(err, bus.stop()) }()
 	for _, c := range []struct {
 		what   string
 		blocks int
@@ -44,31 +51,33 @@ func syncCost() (out []Figure, err error) {
 		{", without prediction", costLong, -1, limit{}},
 		{"", costChat, predict, limit{}},
 	} {
-		var v []float64
+		var own, all []float64
 		for range costRounds {
-			took, err := inLab(func(l *eventsLab) (took []float64, err error) {
+			took, err := inLabAt(bus.url, func(l *eventsLab) (took []float64, err error) {
 				for _, synced := range []bool{false, true} {
-					t, err := l.tellTime(synced, c.blocks, c.ttl)
+					replicas, server, err := l.tellTime(bus, synced, c.blocks, c.ttl)
 					if err != nil {
 						return nil, err
 					}
-					took = append(took, t.Seconds()*1e6/costRequests/costReplicas)
+					took = append(took, replicas.Seconds()*1e6/costRequests/costReplicas, server.Seconds()*1e6/costRequests/costReplicas)
 				}
 				return took, nil
 			})
 			if err != nil {
 				return nil, fmt.Errorf("bench: sync cost: %w", err)
 			}
-			v = append(v, took[1]-took[0])
+			own = append(own, took[2]-took[0])
+			all = append(all, took[2]-took[0]+took[3]-took[1])
 		}
-		out = append(out, figure(fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks, bus included%s", costReplicas, costRate, c.blocks, c.what),
-			"µs", c.target, newRange(v)))
+		what := fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks%s", costReplicas, costRate, c.blocks, c.what)
+		out = append(out, figure(what, "µs", c.target, newRange(own)), figure("the same and a quarter of the bus", "µs", limit{}, newRange(all)))
 	}
 	return out, nil
 }
 
-// tellTime returns the CPU time of some requests of so many blocks at replicas.
-func (l *eventsLab) tellTime(synced bool, size int, predict time.Duration) (time.Duration, error) {
+// tellTime returns the CPU time of some requests of so many blocks at replicas, and that of
+// the bus.
+func (l *eventsLab) tellTime(bus *busProcess, synced bool, size int, predict time.Duration) (replicas, server time.Duration, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -82,11 +91,11 @@ func (l *eventsLab) tellTime(synced bool, size int, predict time.Duration) (time
 		}
 		r, err := router.New(conf)
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		for id := range uint64(costWorkers) {
 			if err := r.SetWorker(router.WorkerInfo{ID: id + 1, Address: netip.MustParseAddrPort("10.0.0.1:8000"), Models: []string{"m"}, BlockSize: 16}); err != nil {
-				return 0, err
+				return 0, 0, err
 			}
 		}
 		routers = append(routers, r)
@@ -95,27 +104,35 @@ func (l *eventsLab) tellTime(synced bool, size int, predict time.Duration) (time
 		}
 		nc, err := l.connect()
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		if exchange, err = fleet.NewSync(nc, fleet.SyncConfig{
 			Scope: l.scope, ID: uint64(n) + 1, Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
 		}); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		running.Go(func() { _ = exchange.Run(ctx) }) // fails where connect would have
 		if err := l.until(func() bool { return nc.NumSubscriptions() > 3 && nc.Flush() == nil }); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 	}
 	// The first ones find out about each other and make room.
 	if err := l.tellAll(routers, 0, costRequests/8, size, synced); err != nil {
-		return 0, err
+		return 0, 0, err
+	}
+	served, err := bus.cpu()
+	if err != nil {
+		return 0, 0, err
 	}
 	before := CPUTime()
 	if err := l.tellAll(routers, costRequests, costRequests, size, synced); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return CPUTime() - before, nil
+	replicas = CPUTime() - before
+	if server, err = bus.cpu(); err != nil {
+		return 0, 0, err
+	}
+	return replicas, server - served, nil
 }
 
 // at waits for a time.

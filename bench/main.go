@@ -29,9 +29,15 @@ func main() {
 	}
 }
 
+// busArgument makes the process a NATS server for another one.
+const busArgument = "bus"
+
 func run(ctx context.Context, args []string) (met bool, err error) {
 	if len(args) == 0 {
 		return false, fmt.Errorf("bench: say which: index, peers, events, policy or fleet")
+	}
+	if args[0] == busArgument {
+		return true, bench.ServeBus(os.Stdin, os.Stdout)
 	}
 	fs := flag.NewFlagSet("bench "+args[0], flag.ExitOnError)
 	rounds := fs.Int("rounds", 3, "measure each shape so often, and the median counts; of policy and fleet, seeds of each cell, and their mean counts")
@@ -72,7 +78,7 @@ func run(ctx context.Context, args []string) (met bool, err error) {
 	case "fleet":
 		traces := fs.String("traces", "", "folder with the traces")
 		measure = func() ([]bench.Figure, error) {
-			b := bench.FleetBench{Traces: *traces, Seeds: max(1, *rounds), Log: os.Stderr}
+			b := bench.FleetBench{Traces: *traces, Seeds: max(1, *rounds), Bus: []string{os.Args[0], busArgument}, Log: os.Stderr}
 			defer fmt.Println()
 			return b.Figures(ctx, os.Stdout, *dir)
 		}
