@@ -22,8 +22,7 @@ const (
 	costRounds   = 3
 	costReplicas = 4
 	costWorkers  = 8
-	costRate     = 1000 // requests a second, of all replicas
-	costRequests = 4000
+	costSeconds  = 4 // of requests
 	// Blocks of a prompt, of which each has its first half in common with the one before:
 	// of a load test's, of 512 tokens and an answer or two before them; of a long one;
 	// and of the public trace of chats, whose mean is 13,300 tokens.
@@ -42,24 +41,28 @@ func syncCost(command []string) (out []Figure, err error) {
 	defer func() { err = errors.Join(err, bus.stop()) }()
 	for _, c := range []struct {
 		what   string
+		rate   int // requests a second, of all replicas
 		blocks int
 		ttl    time.Duration
 		target limit
 	}{
-		{"", costShort, predict, atMost(30)},
-		{"", costLong, predict, atMost(30)},
-		{", without prediction", costLong, -1, limit{}},
-		{"", costChat, predict, limit{}},
+		{"", 1000, costShort, predict, atMost(30)},
+		{"", 1000, costLong, predict, atMost(30)},
+		{", without prediction", 1000, costLong, -1, limit{}},
+		{"", 1000, costChat, predict, limit{}},
+		{"", 4000, costShort, predict, atMost(30)},
+		{"", 4000, costLong, predict, atMost(30)},
 	} {
+		each := float64(c.rate * costSeconds * costReplicas)
 		var own, all []float64
 		for range costRounds {
 			took, err := inLabAt(bus.url, func(l *eventsLab) (took []float64, err error) {
 				for _, synced := range []bool{false, true} {
-					replicas, server, err := l.tellTime(bus, synced, c.blocks, c.ttl)
+					replicas, server, err := l.tellTime(bus, synced, c.rate, c.blocks, c.ttl)
 					if err != nil {
 						return nil, err
 					}
-					took = append(took, replicas.Seconds()*1e6/costRequests/costReplicas, server.Seconds()*1e6/costRequests/costReplicas)
+					took = append(took, replicas.Seconds()*1e6/each, server.Seconds()*1e6/each)
 				}
 				return took, nil
 			})
@@ -69,15 +72,15 @@ func syncCost(command []string) (out []Figure, err error) {
 			own = append(own, took[2]-took[0])
 			all = append(all, took[2]-took[0]+took[3]-took[1])
 		}
-		what := fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks%s", costReplicas, costRate, c.blocks, c.what)
+		what := fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks%s", costReplicas, c.rate, c.blocks, c.what)
 		out = append(out, figure(what, "µs", c.target, newRange(own)), figure("the same and a quarter of the bus", "µs", limit{}, newRange(all)))
 	}
 	return out, nil
 }
 
-// tellTime returns the CPU time of some requests of so many blocks at replicas, and that of
-// the bus.
-func (l *eventsLab) tellTime(bus *busProcess, synced bool, size int, predict time.Duration) (replicas, server time.Duration, err error) {
+// tellTime returns the CPU time of some seconds of requests of so many blocks at replicas, and
+// that of the bus.
+func (l *eventsLab) tellTime(bus *busProcess, synced bool, rate, size int, predict time.Duration) (replicas, server time.Duration, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -117,7 +120,8 @@ func (l *eventsLab) tellTime(bus *busProcess, synced bool, size int, predict tim
 		}
 	}
 	// The first ones find out about each other and make room.
-	if err := l.tellAll(routers, 0, costRequests/8, size, synced); err != nil {
+	n := rate * costSeconds
+	if err := l.tellAll(routers, rate, 0, n/8, size, synced); err != nil {
 		return 0, 0, err
 	}
 	served, err := bus.cpu()
@@ -125,7 +129,7 @@ func (l *eventsLab) tellTime(bus *busProcess, synced bool, size int, predict tim
 		return 0, 0, err
 	}
 	before := CPUTime()
-	if err := l.tellAll(routers, costRequests, costRequests, size, synced); err != nil {
+	if err := l.tellAll(routers, rate, n, n, size, synced); err != nil {
 		return 0, 0, err
 	}
 	replicas = CPUTime() - before
@@ -151,14 +155,14 @@ func (l *eventsLab) at(t time.Time) error {
 
 // tellAll sends requests of so many blocks at an even rate to the replicas in turn, and ends each one
 // after another 32.
-func (l *eventsLab) tellAll(routers []*router.Router, first, n, size int, synced bool) error {
+func (l *eventsLab) tellAll(routers []*router.Router, rate, first, n, size int, synced bool) error {
 	const behind = 32
 	start := time.Now()
 	id := func(i int) string { return fmt.Sprintf("%016x-%024x", i%len(routers)+1, i) }
 	var blocks router.Blocks
 	for i := first; i < first+n+behind; i++ {
 		if i < first+n {
-			if err := l.at(start.Add(time.Duration(i-first) * time.Second / costRate)); err != nil {
+			if err := l.at(start.Add(time.Duration(i-first) * time.Second / time.Duration(rate))); err != nil {
 				return err
 			}
 			blocks.Local = append(sequence(i/2, size/2), sequence(i+1<<20, size/2)...)
