@@ -97,8 +97,8 @@ const (
 	// Composite takes the address in the header x-dynamo-worker-fallback: any
 	// address. kvroute's --second-choice must be header.
 	Composite Failover = "composite"
-	// List takes the next address in the header x-dynamo-worker, which must all be
-	// of the pool; then any of the pool. kvroute's --second-choice must be list.
+	// List takes the next address in the header x-dynamo-worker. They must be of the
+	// pool, those that are not are left out. kvroute's --second-choice must be list.
 	List Failover = "list"
 	// NoFailover answers with an error.
 	NoFailover Failover = "none"

@@ -146,3 +146,36 @@ func TestThePoolIsKeptUpToDate(t *testing.T) {
 		t.Errorf("%v; requests served: %v", err, served)
 	}
 }
+
+// A request that names its worker, or those that may serve it, is served by them or by
+// nobody, whatever else is in Envoy's pool.
+func TestOnlyAllowedWorkersServe(t *testing.T) {
+	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
+		t.Run(string(failover), func(t *testing.T) {
+			d := newStack(t, 4, []string{"--speed", "20"})
+			d.failover = failover
+			d.begin(t, "--second-choice", choice, "--allow-direct", "--endpoint-picker", "--avoid-failing", "0")
+			all := workers(t, d)
+			dead, other := all[0], all[1]
+			d.named(t, dead.Name).kill(t)
+			ask := func(name, value string) sight {
+				t.Helper()
+				return look(send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("hello", 2, false), http.Header{name: {value}}))
+			}
+			for range 8 { // who serves what nobody may is drawn by lot
+				for name, value := range map[string]string{"X-Dynamo-Worker-Instance-Id": fmt.Sprint(dead.ID), "Test-Epp-Endpoint-Selection": dead.Address.String()} {
+					got := ask(name, value)
+					outcomeOf(t, "the only worker that a request allows refuses it").check(t, got)
+					if by := got.header.Get("X-Sim-Worker"); by != "" || newest(t, d).WorkerName != dead.Name {
+						t.Errorf("%s: decided for %s, answered by %q", name, newest(t, d).WorkerName, by)
+					}
+				}
+				got := ask("Test-Epp-Endpoint-Selection", dead.Address.String()+","+other.Address.String())
+				if by := got.header.Get("X-Sim-Worker"); got.status != 200 || by != other.Name {
+					t.Errorf("of two one is dead: status %d from %q, want %s: %.200s", got.status, by, other.Name, got.body)
+				}
+			}
+			idle(t, d)
+		})
+	}
+}
