@@ -269,6 +269,7 @@ type Server struct {
 
 	open  [kinds]atomic.Int64 // streams
 	lines [failures]lineLimit // of the log
+	apart lineLimit           // of those on workers that Envoy does not know
 	// told says that Envoy is configured to send response headers: a stream that
 	// ends without them had no response.
 	told atomic.Bool

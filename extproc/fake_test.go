@@ -135,7 +135,11 @@ func (r *fakeRouter) Served(id string, resp router.Response) (moved bool, avoide
 		r.t.Errorf("Served called with id %q, which has no slot", id)
 	}
 	if resp.Address.IsValid() || resp.Local {
-		r.calls = append(r.calls, fmt.Sprintf("served by %v, status %d, local %v", resp.Address, resp.Status, resp.Local))
+		call := fmt.Sprintf("served by %v, status %d, local %v", resp.Address, resp.Status, resp.Local)
+		if resp.Asked > 0 {
+			call += fmt.Sprintf(", asked %d", resp.Asked)
+		}
+		r.calls = append(r.calls, call)
 	}
 	return resp.Address == second.Address, nil
 }

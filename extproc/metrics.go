@@ -23,6 +23,7 @@ type metrics struct {
 	forwards  metric.Int64Counter
 	encodings metric.Int64Counter
 	queries   metric.Int64Counter
+	unreached metric.Int64Counter
 
 	kinds [kinds]metric.MeasurementOption
 	how   [kinds]map[string]metric.MeasurementOption // streams end
@@ -30,7 +31,7 @@ type metrics struct {
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
 	var m metrics
-	var errs [9]error
+	var errs [10]error
 	m.streams, errs[0] = meter.Int64UpDownCounter("kvroute.extproc.streams",
 		metric.WithUnit("{stream}"), metric.WithDescription("Streams open, by kind: main or observer."))
 	m.ends, errs[1] = meter.Int64Counter("kvroute.extproc.stream.ends",
@@ -51,6 +52,8 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 		metric.WithUnit("{request}"), metric.WithDescription("Requests that only asked for their worker, and were told."))
 	m.encodings, errs[8] = meter.Int64Counter("kvroute.extproc.encodings",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests with a compressed body, by its encoding and by what became of it."))
+	m.unreached, errs[9] = meter.Int64Counter("kvroute.extproc.unreached",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests that Envoy could not send to the worker named, because it has no endpoint there."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("extproc: make instruments: %w", err)
 	}
@@ -87,6 +90,8 @@ func (m *metrics) refused(status int) {
 func (m *metrics) stray(what message) {
 	m.strays.Add(context.Background(), 1, label("message", what.String()))
 }
+
+func (m *metrics) notReached() { m.unreached.Add(context.Background(), 1) }
 
 func (m *metrics) query() { m.queries.Add(context.Background(), 1) }
 

@@ -72,6 +72,7 @@ func (s *story) step(t *testing.T, d *datadriven.TestData) string {
 		d.MaybeScanArgs(t, "type", &typ)
 		d.MaybeScanArgs(t, "from", &s.x.Upstream)
 		d.MaybeScanArgs(t, "details", &s.x.Details)
+		d.MaybeScanArgs(t, "attempts", &s.x.Attempts)
 		printHeaders(&b, "response: ", s.x.Respond(status, "content-type", typ))
 	case "respond-trailers":
 		s.x.RespondTrailers()

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -55,11 +56,18 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
 	for _, filter := range req.GetAttributes() {
 		f := filter.GetFields()
-		// Envoy's own replies have the address of the last attempt, too.
+		// Envoy's own replies have the address of the last worker asked, too.
 		r.Address = address(f["upstream.address"])
+		r.Asked = int(min(f["upstream.request_attempt_count"].GetNumberValue(), maxAttempts))
 		switch d := f["response.code_details"].GetStringValue(); {
 		case d == "" || d == "via_upstream": // not asked for, or the worker's
-		case strings.HasPrefix(d, "upstream_"):
+		case d == "no_healthy_upstream" && r.Address.IsValid():
+			// A worker was asked and failed, and there was nobody to ask next.
+			r.Local, r.Asked = true, max(0, r.Asked-1)
+		case d == "no_healthy_upstream":
+			s.unreached()
+			return
+		case strings.HasPrefix(d, "upstream_") && !envoysOwn(d):
 			r.Local = true // reset, refused, too slow
 		default:
 			return // no worker was reached: nobody is to blame
@@ -67,6 +75,8 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	}
 	if !r.Address.IsValid() {
 		r.Address = servedBy(req)
+	} else if r.Asked == 1 && r.Address != s.decision.Address {
+		s.unreached()
 	}
 	if s.server.conf.LoadReport != nil && !r.Local {
 		s.load(req.GetResponseHeaders(), r.Address)
@@ -78,6 +88,30 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	for _, w := range avoided {
 		s.server.conf.Log.Warn("a worker failed and is avoided for a while", "worker", w.ID, "rank", w.DPRank, "status", r.Status, "local", r.Local)
 	}
+}
+
+// unreached notes that Envoy has no endpoint where the decision sends the request.
+func (s *stream) unreached() {
+	s.server.metrics.notReached()
+	if unlogged, ok := s.server.apart.allow(time.Now()); ok {
+		s.server.conf.Log.Warn("Envoy has no endpoint at the address of the worker that was chosen", "worker", s.decision.Worker.ID,
+			"address", s.decision.Address, "unlogged", unlogged)
+	}
+}
+
+// maxAttempts is far above what any retry policy of ours allows.
+const maxAttempts = 1000
+
+// envoysOwn reports whether the details of a reply of Envoy's give a reason of its own
+// for a request that reached no worker, or not whole: its limits, or what it ended itself.
+func envoysOwn(details string) bool {
+	_, reason, _ := strings.Cut(details, "{")
+	reason, _, _ = strings.Cut(strings.TrimSuffix(reason, "}"), "|")
+	switch reason {
+	case "overflow", "overload_manager_reset", "local_reset", "local_refused_stream_reset", "local_connection_failure":
+		return true
+	}
+	return false
 }
 
 // headerLoad begins the headers in which an engine says how busy it is.

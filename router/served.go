@@ -20,6 +20,8 @@ type Second struct {
 type Response struct {
 	// Address is that of the worker that was asked last; invalid if unknown.
 	Address netip.AddrPort
+	// Asked is how many workers the proxy has asked, that one included; 0 if unknown.
+	Asked int
 	// Status is the response's HTTP status.
 	Status int
 	// Local says that no worker sent the response: it is the proxy's own.
@@ -150,7 +152,9 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 		}
 		return s
 	}
-	strike(ord, true) // another one was asked after it
+	if r.Asked != 1 {
+		strike(ord, true) // another one was asked after it
+	} // else the proxy could not ask it, which is not its fault
 	strike(at, r.Local)
 	cached := 0
 	if c.entries[at].worker == fl.second {

@@ -172,6 +172,21 @@ func TestTheSlotFollowsTheWorkerThatServes(t *testing.T) {
 	}
 }
 
+// A worker that was not asked has not failed, whoever serves in its place.
+func TestWhoWasNotAskedIsNotBlamed(t *testing.T) {
+	for asked, blamed := range map[int]bool{0: true, 1: false, 2: true} { // 0: the proxy does not say
+		for _, local := range []bool{false, true} {
+			r := newRouter(t, router.Config{AvoidFailing: time.Minute}, 2)
+			d := decided(t, r, "a", "abcd")
+			moved, _ := r.Served("a", router.Response{Address: d.Second.Address, Status: 200, Local: local, Asked: asked})
+			states := byID(t, r)
+			if first, second := states[d.Worker.ID].Failing, states[d.Second.Worker.ID].Failing; !moved || first != blamed || second != local {
+				t.Errorf("asked %d, local %v: moved %v, failing: first %v, second %v", asked, local, moved, first, second)
+			}
+		}
+	}
+}
+
 // Failures keep a worker out of decisions for 2, 4, 8, 16, 32 s, unless there is
 // nobody else.
 func TestFailingWorkersAreAvoided(t *testing.T) {

@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvroute/kvroute/envoy"
@@ -178,4 +180,78 @@ func TestOnlyAllowedWorkersServe(t *testing.T) {
 			idle(t, d)
 		})
 	}
+}
+
+// Where nobody is left to be asked, the one that was asked is blamed all the same.
+func TestTheOnlyChoiceIsBlamed(t *testing.T) {
+	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list", envoy.NoFailover: "none"} {
+		blamed := func(t *testing.T, d *demonstration) {
+			t.Helper()
+			got := d.send(t, "hello", false)
+			if got.status != 503 || got.header.Get("X-Dynamo-Reason") == "" {
+				t.Errorf("status %d, reason %q: %.200s", got.status, got.header.Get("X-Dynamo-Reason"), got.body)
+			}
+			eventually(t, "the only worker is not blamed", func() bool { w := workers(t, d); return len(w) == 1 && w[0].Failing })
+			idle(t, d)
+		}
+		flags := []string{"--second-choice", choice, "--avoid-failing", "1m"}
+		t.Run(string(failover)+" refuses", func(t *testing.T) {
+			d := newStack(t, 1, []string{"--speed", "20"})
+			d.failover = failover
+			d.begin(t, flags...)
+			d.engines[0].kill(t)
+			blamed(t, d)
+		})
+		t.Run(string(failover)+" answers 503", func(t *testing.T) {
+			d := newStack(t, 0, nil)
+			d.failover = failover
+			var bad atomic.Bool
+			address := startHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
+				if bad.Load() {
+					http.Error(w, "not now", http.StatusServiceUnavailable)
+					return
+				}
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprint(w, `{"choices":[]}`)
+			})
+			d.secure.Pool = []string{address}
+			d.begin(t, append(staticFlags(t, d, "a", address), flags...)...)
+			bad.Store(true)
+			blamed(t, d)
+		})
+	}
+}
+
+// That Envoy's pool lacks a worker is not that worker's fault; what was meant for it is
+// served by the second choice, and is counted.
+func TestAWorkerThatEnvoyDoesNotKnowIsNotBlamed(t *testing.T) {
+	d := newStack(t, 0, nil)
+	answer := func(name string) string {
+		return startHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("X-Sim-Worker", name)
+			fmt.Fprint(w, `{"choices":[]}`)
+		})
+	}
+	known, unknown := answer("known"), answer("unknown")
+	d.failover, d.secure.Pool = envoy.List, []string{known}
+	d.begin(t, append(staticFlags(t, d, "known", known, "unknown", unknown), "--second-choice", "list", "--router-mode", "round-robin", "--avoid-failing", "1m")...)
+	moved := 0
+	for i := range 6 {
+		if got := d.send(t, fmt.Sprint(i), false); got.status != 200 || got.header.Get("X-Sim-Worker") != "known" {
+			t.Errorf("status %d from %q: %.200s", got.status, got.header.Get("X-Sim-Worker"), got.body)
+		}
+		if one := newest(t, d); one.WorkerName == "unknown" && one.Served == one.Second.Address {
+			moved++
+		}
+		for _, w := range workers(t, d) {
+			if w.Failing {
+				t.Errorf("%s is blamed", w.Name)
+			}
+		}
+	}
+	if _, text := get(t, "http://"+d.router.at.HTTP+"/metrics"); moved < 2 || !regexp.MustCompile(`(?m)^kvroute_extproc_unreached\S* [1-9]`).MatchString(text) {
+		t.Errorf("%d of 6 were meant for the other one, want every second, and counted", moved)
+	}
+	idle(t, d)
 }

@@ -130,6 +130,8 @@ type Exchange struct {
 	// Upstream is the address that the response comes from, Details how Envoy came by
 	// it; empty for what Envoy does not say.
 	Upstream, Details string
+	// Attempts is how many times Envoy has tried; 0 if it does not say.
+	Attempts int
 
 	main    *stream
 	link    *Link
@@ -368,6 +370,9 @@ func (x *Exchange) Respond(status int, header ...string) map[string]string {
 	}
 	if x.Upstream != "" || x.Details != "" {
 		fields := map[string]*structpb.Value{}
+		if x.Attempts > 0 {
+			fields["upstream.request_attempt_count"] = structpb.NewNumberValue(float64(x.Attempts))
+		}
 		for name, v := range map[string]string{"upstream.address": x.Upstream, "response.code_details": x.Details} {
 			if v != "" {
 				fields[name] = structpb.NewStringValue(v)
