@@ -4,20 +4,15 @@
 # Translates the manifests of examples/envoy-gateway with Envoy Gateway's own offline
 # translator, which takes minutes to build, into examples/envoy-gateway/translated. It
 # fails if a resource is not accepted, or if what comes out is not what is committed
-# (--write takes it). A variant is named after the last of its files. `make test` runs an
-# Envoy on the committed files.
+# (--write takes it). `make test` runs an Envoy on the committed files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=examples/envoy-gateway
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-for layers in endpoint-override original-destination "original-destination groups"; do
-	variant=${layers##* }
-	cat $folder/base.yaml >"$out/$variant.yaml"
-	for layer in $layers; do
-		{ echo "---"; cat $folder/$layer.yaml; } >>"$out/$variant.yaml"
-	done
+for variant in endpoint-override original-destination; do
+	{ cat $folder/base.yaml; echo "---"; cat $folder/$variant.yaml; } >"$out/$variant.yaml"
 	go tool -modfile=tools/egctl/go.mod egctl x translate --from gateway-api --to gateway-api,xds -t all -o json -f "$out/$variant.yaml" >"$out/all.json"
 	python3 - "$out/all.json" "$out/$variant.json" <<-'X'
 		import json, sys

@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 
 	"github.com/kvroute/kvroute/internal/envoytest"
@@ -35,7 +37,11 @@ func gatewayDump(t *testing.T, variant string) *envoytest.Dump {
 // A policy that matches nothing says so nowhere: what each is there for must be in
 // what Envoy Gateway makes of it.
 func TestGatewayPoliciesMatch(t *testing.T) {
-	for variant, cluster := range map[string]string{"endpoint-override": "httproute/default/llm/rule/0", "original-destination": "kvroute-workers", "groups": "kvroute-workers"} {
+	// What kvroute decided goes to these clusters, and is tried again so often.
+	for variant, decided := range map[string]map[string]uint32{
+		"endpoint-override":    {"httproute/default/two-choices/rule/0": 1, "httproute/default/one-choice/rule/0": 0},
+		"original-destination": {"kvroute-workers": 1},
+	} {
 		t.Run(variant, func(t *testing.T) {
 			dump := gatewayDump(t, variant)
 			if len(dump.Listeners) != 1 || dump.Listeners[0].GetPerConnectionBufferLimitBytes().GetValue() != 16<<20 {
@@ -47,20 +53,12 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			}
 			filter := hcm.GetHttpFilters()[0]
 			text := filter.String()
-			for _, want := range []string{"failure_mode_allow:true", "allow_mode_override:true", "request_body_mode:BUFFERED", "upstream.address", "base_interval:{nanos:5000000}"} {
+			for _, want := range []string{"failure_mode_allow:true", "allow_mode_override:true", "request_body_mode:BUFFERED", "upstream.address", "upstream.request_attempt_count", "base_interval:{nanos:5000000}"} {
 				if !strings.Contains(strings.ReplaceAll(text, "  ", " "), want) {
 					t.Errorf("the filter has no %s: %s", want, text)
 				}
 			}
 			early := fmt.Sprint(hcm.GetEarlyHeaderMutationExtensions())
-			for _, name := range []string{
-				"x-dynamo-worker", "x-dynamo-worker-fallback", "x-dynamo-request-id", "x-dynamo-worker-list", "x-dynamo-prefill-worker", "x-prefiller-host-port",
-				"x-data-parallel-rank", "x-gateway-destination-endpoint",
-			} {
-				if !strings.Contains(early, `"`+name+`"`) {
-					t.Errorf("clients could say %s: %s", name, early)
-				}
-			}
 			if got := hcm.GetRequestTimeout().AsDuration(); got != 5*time.Minute {
 				t.Errorf("a client may take %v to send a request (0 is for ever), want 5m", got)
 			}
@@ -69,23 +67,30 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			if asks.GetTypedPerFilterConfig()[filter.GetName()] == nil {
 				t.Errorf("the route %s does not ask kvroute", asks.GetName())
 			}
-			if decided := routes[0].GetRoute(); decided.GetCluster() != cluster || decided.GetRetryPolicy().GetNumRetries().GetValue() != 1 {
-				t.Errorf("what kvroute decided goes to %v", decided)
-			}
-			for _, r := range routes {
-				if again := r.GetRoute().GetRetryPolicy(); again.GetNumRetries().GetValue() == 0 || !slices.Contains(again.GetRetriableStatusCodes(), 503) || r.GetRoute().GetTimeout().AsDuration() != 0 {
-					t.Errorf("the route %s is tried again like this: %v", r.GetName(), r.GetRoute())
+			for _, name := range control {
+				if !strings.Contains(early, `"`+name+`"`) && !strings.Contains(asks.String(), `"`+name+`"`) {
+					t.Errorf("clients could say %s", name)
 				}
 			}
-			if variant == "groups" { // below which there is somebody who heeds headers
-				for _, name := range control {
-					if !strings.Contains(early, `"`+name+`"`) && !slices.Contains(asks.GetRequestHeadersToRemove(), name) {
-						t.Errorf("clients could say %s to a group", name)
-					}
+			if len(routes) != len(decided)+1 {
+				t.Errorf("%d routes, want %d for what is decided, and one", len(routes), len(decided))
+			}
+			retried := func(r *routev3.Route) bool {
+				again := r.GetRoute().GetRetryPolicy()
+				return again.GetNumRetries().GetValue() > 0 && slices.Contains(again.GetRetriableStatusCodes(), 503)
+			}
+			for _, r := range routes[:len(routes)-1] {
+				to := r.GetRoute()
+				retries, known := decided[to.GetCluster()]
+				if !known || to.GetRetryPolicy().GetNumRetries().GetValue() != retries || retries > 0 && !retried(r) || to.GetTimeout().AsDuration() != 0 {
+					t.Errorf("what kvroute decided goes to %v", to)
 				}
-				if gone := routes[0].GetRequestHeadersToRemove(); len(gone) > 0 {
-					t.Errorf("of what kvroute says to a group %v is removed", gone)
+				if on := r.GetMatch().GetHeaders(); len(on) != 1 || on[0].GetName() != "x-dynamo-worker" || len(r.GetRequestHeadersToRemove()) > 0 {
+					t.Errorf("the route %s is for %v and removes %v", r.GetName(), on, r.GetRequestHeadersToRemove())
 				}
+			}
+			if !retried(asks) || asks.GetRoute().GetTimeout().AsDuration() != 0 {
+				t.Errorf("the route %s is tried again like this: %v", asks.GetName(), asks.GetRoute())
 			}
 			named, settled := 0, 0
 			for _, c := range dump.Clusters {
@@ -100,8 +105,8 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			if settled != 1 {
 				t.Errorf("%d clusters are kvroute's with its health check and limits, want 1", settled)
 			}
-			if want := map[string]int{"endpoint-override": 1, "original-destination": 2, "groups": 2}[variant]; named != want {
-				t.Errorf("%d clusters go where kvroute says, want %d", named, want)
+			if named != 2 {
+				t.Errorf("%d clusters go where kvroute says, want 2", named)
 			}
 		})
 	}
@@ -158,6 +163,59 @@ func TestGateway(t *testing.T) {
 					t.Errorf("with kvroute dead: status %d: %s", open.StatusCode, body)
 				}
 			}
+		})
+	}
+}
+
+// A worker that fails is asked once, and a pinned request goes nowhere else.
+func TestGatewayAsksNobodyTwice(t *testing.T) {
+	for variant, choice := range map[string]string{"endpoint-override": "list", "original-destination": "header"} {
+		t.Run(variant, func(t *testing.T) {
+			d := newStack(t, 0, nil)
+			d.dump = gatewayDump(t, variant)
+			var bad atomic.Bool
+			var asked [2]atomic.Int64
+			for i := range asked {
+				d.secure.Pool = append(d.secure.Pool, startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+					if r.Method == http.MethodPost {
+						asked[i].Add(1)
+					}
+					if i == 0 && bad.Load() {
+						http.Error(w, "not now", http.StatusServiceUnavailable)
+						return
+					}
+					w.Header().Set("Content-Type", "application/json")
+					fmt.Fprint(w, `{"choices":[]}`)
+				}))
+			}
+			d.begin(t, append(staticFlags(t, d, "failing", d.secure.Pool[0], "sound", d.secure.Pool[1]),
+				"--mode-override", "--second-choice", choice, "--allow-direct", "--avoid-failing", "0", "--router-mode", "round-robin")...)
+			bad.Store(true)
+			var pin http.Header
+			for _, w := range workers(t, d) {
+				if w.Name == "failing" {
+					pin = http.Header{"X-Dynamo-Worker-Instance-Id": {fmt.Sprint(w.ID)}}
+				}
+			}
+			for i := range 16 {
+				header, failing, sound := pin, int64(1), int64(0)
+				if i >= 8 {
+					header = nil
+				}
+				before := [...]int64{asked[0].Load(), asked[1].Load()}
+				resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), header)
+				one, status := newest(t, d), http.StatusServiceUnavailable
+				if header == nil {
+					status, sound = http.StatusOK, 1
+					if one.WorkerName == "sound" {
+						failing = 0
+					}
+				}
+				if a, b := asked[0].Load()-before[0], asked[1].Load()-before[1]; resp.StatusCode != status || a != failing || b != sound {
+					t.Errorf("request %d, meant for %s: status %d, asked %d and %d times, want %d, %d and %d: %.200s", i, one.WorkerName, resp.StatusCode, a, b, status, failing, sound, body)
+				}
+			}
+			idle(t, d)
 		})
 	}
 }

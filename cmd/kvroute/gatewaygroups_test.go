@@ -21,7 +21,7 @@ import (
 func newUpperTier(t *testing.T, east, west, more string) (d *demonstration, flags []string) {
 	t.Helper()
 	d = newStack(t, 0, nil)
-	d.dump = gatewayDump(t, "groups")
+	d.dump = gatewayDump(t, "original-destination")
 	d.secure.Pool = []string{east, west}
 	var file strings.Builder
 	fmt.Fprintf(&file, "version: 1\ncomponent: tier\nmodels:\n- {name: sim, tokenizer: %q}\ngroups:\n", modelFolder(t))
