@@ -3,14 +3,22 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
+	"maps"
+	"net"
 	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
 // control are the headers by which routers, gateways and trusted clients steer: what a
@@ -92,4 +100,143 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("kvroute decides in full duplex", decides)
+}
+
+// deadEnds returns each configuration of Envoy that we write or keep, with nobody where
+// kvroute should be, and the pool at two addresses.
+func deadEnds(t *testing.T, pool [2]string) map[string][]byte {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := free.Addr().String()
+	_ = free.Close()
+	all := map[string][]byte{}
+	add := func(name string, c envoy.Config) {
+		t.Helper()
+		c.ListenAddress, c.AdminAddress, c.ExtProc = "127.0.0.1:0", "127.0.0.1:0", []string{nobody}
+		if c.PoolFile == "" {
+			c.Pool = pool[:]
+		}
+		var text bytes.Buffer
+		if err := envoy.Render(&text, c); err != nil {
+			t.Fatal(err)
+		}
+		all[name] = text.Bytes()
+	}
+	file := filepath.Join(t.TempDir(), "pool.json")
+	if err := os.WriteFile(file, envoy.Endpoints("1", []netip.AddrPort{netip.MustParseAddrPort(pool[0]), netip.MustParseAddrPort(pool[1])}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, failover := range []envoy.Failover{envoy.Composite, envoy.List, envoy.NoFailover} {
+		add(string(failover), envoy.Config{Failover: failover})
+		add(string(failover)+" with a file", envoy.Config{Failover: failover, PoolFile: file})
+	}
+	for _, mode := range []envoy.BodyMode{envoy.BufferedPartial, envoy.Streamed, envoy.StreamedAhead, envoy.FullDuplex} {
+		add(string(mode), envoy.Config{BodyMode: mode})
+	}
+	add("all else", envoy.Config{EngineLoad: true, NoObserver: true})
+
+	kept, err := filepath.Glob(filepath.Join("..", "..", "envoy", "testdata", "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range kept {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for from, to := range map[string]string{
+			`"127.0.0.1", port_value: 8080}`: `"127.0.0.1", port_value: 0}`, `"127.0.0.1", port_value: 9901}`: `"127.0.0.1", port_value: 0}`,
+			`"127.0.0.1", port_value: 9002}`: portOf(nobody), `"127.0.0.1", port_value: 8001}`: portOf(pool[0]), `"127.0.0.1", port_value: 8002}`: portOf(pool[1]),
+		} {
+			if !bytes.Contains(text, []byte(from)) {
+				t.Fatalf("%s has no %s", name, from)
+			}
+			text = bytes.ReplaceAll(text, []byte(from), []byte(to))
+		}
+		all[filepath.Base(name)] = text
+	}
+	translated, err := filepath.Glob(filepath.Join("..", "..", "examples", "envoy-gateway", "translated", "*.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range translated {
+		variant := strings.TrimSuffix(filepath.Base(name), ".json")
+		text, err := gatewayDump(t, variant).Bootstrap(map[string]string{"10.0.0.2:9002": nobody, "10.0.1.1:8000": pool[0], "10.0.1.2:8000": pool[1]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[variant] = text
+	}
+	if len(kept) == 0 || len(translated) < 2 {
+		t.Fatalf("the configurations that are kept are %v and %v", kept, translated)
+	}
+	return all
+}
+
+func portOf(address string) string {
+	return `"127.0.0.1", port_value: ` + address[strings.LastIndex(address, ":")+1:] + "}"
+}
+
+// With kvroute dead no client chooses its worker, nor says anything to one in a header
+// that steers, in any of the configurations that we write or keep.
+func TestNoConfigurationLetsClientsChoose(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a real Envoy")
+	}
+	var mu sync.Mutex
+	var reached []string
+	var seen map[string]bool
+	answer := func(name string) string {
+		return startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			reached = append(reached, name)
+			for _, header := range control {
+				if r.Header.Values(header) != nil {
+					seen[header] = true
+				}
+			}
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"choices":[]}`)
+		})
+	}
+	pool := [2]string{answer("pool"), answer("pool")}
+	victim := answer("victim")
+	header := http.Header{}
+	for _, name := range control {
+		header.Set(name, victim)
+	}
+	for name, config := range deadEnds(t, pool) {
+		t.Run(name, func(t *testing.T) {
+			proxy, err := envoytest.Start(t.Context(), envoytest.Options{Config: config})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = proxy.Stop() })
+			for _, c := range []struct{ method, path, body string }{
+				{"POST", chatPath, chatBody("hello", 2, false)}, {"POST", "/v1/unknown", "{}"}, {"GET", "/v1/models", ""},
+			} {
+				status := 0
+				eventually(t, "the pool does not serve", func() bool {
+					mu.Lock()
+					reached, seen = nil, map[string]bool{}
+					mu.Unlock()
+					resp, body := whole(t, c.method, proxy.URL()+c.path, c.body, header)
+					if status = resp.StatusCode; status != 200 {
+						t.Logf("%s: status %d: %.200s", c.path, status, body)
+					}
+					// In full duplex Envoy has to notice first that kvroute is not there.
+					return status == 200 || name != string(envoy.FullDuplex)
+				})
+				mu.Lock()
+				if status != 200 || !slices.Equal(reached, []string{"pool"}) || len(seen) > 0 {
+					t.Errorf("%s: status %d from %v, which hear of the client %v", c.path, status, reached, slices.Sorted(maps.Keys(seen)))
+				}
+				mu.Unlock()
+			}
+		})
+	}
 }
