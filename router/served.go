@@ -147,6 +147,9 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	}
 	at := c.at(ord, r.Address, fl.second)
 	if at == ord || at < 0 {
+		if at < 0 && r.Asked == 1 {
+			return s // somebody else was asked in its place
+		}
 		if r.Local || r.Address.IsValid() {
 			strike(ord, r.Local)
 		}

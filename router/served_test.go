@@ -183,6 +183,11 @@ func TestWhoWasNotAskedIsNotBlamed(t *testing.T) {
 			if first, second := states[d.Worker.ID].Failing, states[d.Second.Worker.ID].Failing; !moved || first != blamed || second != local {
 				t.Errorf("asked %d, local %v: moved %v, failing: first %v, second %v", asked, local, moved, first, second)
 			}
+			d = decided(t, r, "b", "abcd", func(q *router.Request) { q.Pinned = &d.Worker })
+			moved, _ = r.Served("b", router.Response{Address: netip.MustParseAddrPort("10.9.9.9:1"), Status: 503, Local: local, Asked: asked})
+			if first := byID(t, r)[d.Worker.ID].Failing; moved || first != blamed {
+				t.Errorf("asked %d, local %v, a stranger last: moved %v, failing %v", asked, local, moved, first)
+			}
 		}
 	}
 }

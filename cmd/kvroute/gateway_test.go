@@ -219,3 +219,46 @@ func TestGatewayAsksNobodyTwice(t *testing.T) {
 		})
 	}
 }
+
+// Where an endpoint override finds no endpoint nobody is asked: neither a worker that the
+// request does not allow, nor one twice. It is no fault of the worker that was meant.
+func TestGatewayAsksEndpointsOnly(t *testing.T) {
+	d := newStack(t, 0, nil)
+	d.dump = gatewayDump(t, "endpoint-override")
+	var asked atomic.Int64
+	answer := func() string {
+		return startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				asked.Add(1)
+			}
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"choices":[]}`)
+		})
+	}
+	d.secure.Pool = []string{answer(), answer()}
+	absent := answer()
+	d.begin(t, append(staticFlags(t, d, "one", d.secure.Pool[0], "two", d.secure.Pool[1], "absent", absent),
+		"--mode-override", "--second-choice", "list", "--allow-direct", "--avoid-failing", "1m", "--router-mode", "round-robin")...)
+	for range 8 {
+		for _, w := range workers(t, d) {
+			before, status, times := asked.Load(), http.StatusOK, int64(1)
+			if w.Name == "absent" {
+				status, times = http.StatusServiceUnavailable, 0
+			}
+			resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), http.Header{"X-Dynamo-Worker-Instance-Id": {fmt.Sprint(w.ID)}})
+			if got := asked.Load() - before; resp.StatusCode != status || got != times {
+				t.Errorf("pinned to %s: status %d, %d workers are asked, want %d and %d: %.200s", w.Name, resp.StatusCode, got, status, times, body)
+			}
+			// Of three one is absent, so one of two choices is an endpoint.
+			if resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil); resp.StatusCode != 200 {
+				t.Errorf("unpinned: status %d: %.200s", resp.StatusCode, body)
+			}
+		}
+	}
+	idle(t, d)
+	for _, w := range workers(t, d) {
+		if w.Failing {
+			t.Errorf("%s is blamed", w.Name)
+		}
+	}
+}
