@@ -108,25 +108,31 @@ func (f *endpointFile) write(pool []netip.AddrPort) error {
 	return os.Rename(out.Name(), f.path)
 }
 
-// poolOf returns the addresses of the workers that can take any request: the
-// healthy ones, or if there are none, those that may be, or all.
+// poolOf returns the addresses of the workers that can take any request: of each model
+// the healthy ones, or if there are none, those that may be, or all. A model's last
+// workers stay, for a list of choices (see docs/envoy.md) only reaches who is in the pool.
 func poolOf(workers []router.WorkerState) (pool []netip.AddrPort) {
-	for _, fits := range []func(*router.WorkerState) bool{
-		func(w *router.WorkerState) bool {
-			return w.Health == router.Healthy.String() && !w.Draining && !w.Failing
-		},
-		func(w *router.WorkerState) bool {
-			return w.Health == router.Healthy.String() || w.Health == router.Degraded.String()
-		},
-		func(*router.WorkerState) bool { return true },
-	} {
-		for i := range workers {
-			if w := &workers[i]; w.Role != router.Prefill && w.Address.IsValid() && fits(w) {
-				pool = append(pool, w.Address)
-			}
+	tier := func(w *router.WorkerState) int {
+		healthy := w.Health == router.Healthy.String()
+		switch {
+		case healthy && !w.Draining && !w.Failing:
+			return 0
+		case healthy || w.Health == router.Degraded.String():
+			return 1
 		}
-		if len(pool) > 0 {
-			break
+		return 2
+	}
+	serves := func(w *router.WorkerState) bool { return w.Role != router.Prefill && w.Address.IsValid() }
+	best := map[string]int{}
+	for i := range workers {
+		w := &workers[i]
+		if t, ok := best[w.Model]; serves(w) && (!ok || tier(w) < t) {
+			best[w.Model] = tier(w)
+		}
+	}
+	for i := range workers {
+		if w := &workers[i]; serves(w) && tier(w) == best[w.Model] {
+			pool = append(pool, w.Address)
 		}
 	}
 	slices.SortFunc(pool, netip.AddrPort.Compare)

@@ -25,6 +25,10 @@ func TestTheEndpointFileKeepsTheLastGuess(t *testing.T) {
 	worker := func(port int, health router.Health, failing bool) router.WorkerState {
 		return router.WorkerState{Address: netip.MustParseAddrPort(fmt.Sprint("10.0.0.1:", port)), Health: health.String(), Failing: failing}
 	}
+	of := func(model string, w router.WorkerState) router.WorkerState {
+		w.Model = model
+		return w
+	}
 	f := &endpointFile{path: path, known: func() bool { return known }, workers: func() []router.WorkerState { return fleet }, log: slog.New(slog.DiscardHandler)}
 	ports := func() (got string) {
 		t.Helper()
@@ -53,6 +57,10 @@ func TestTheEndpointFileKeepsTheLastGuess(t *testing.T) {
 		{"a part that is known so far", false, []router.WorkerState{worker(1, router.Healthy, false)}, ""},
 		{"the fleet", true, []router.WorkerState{worker(1, router.Healthy, false), worker(2, router.Healthy, false), worker(3, router.Healthy, true)}, "12"},
 		{"none is healthy", true, []router.WorkerState{worker(1, router.Unhealthy, false), worker(2, router.Degraded, false)}, "2"},
+		{"another model's are", true, []router.WorkerState{worker(1, router.Unhealthy, false), worker(2, router.Healthy, true), of("b", worker(3, router.Healthy, false))}, "23"},
+		{"and one of its own comes back", true, []router.WorkerState{worker(1, router.Healthy, false), worker(2, router.Healthy, true), of("b", worker(3, router.Healthy, false))}, "13"},
+		{"none is", true, []router.WorkerState{worker(2, router.Degraded, false), of("b", worker(3, router.Unhealthy, false))}, "23"},
+		{"one model's are gone", true, []router.WorkerState{worker(2, router.Degraded, false)}, "2"},
 		{"all are gone", true, nil, "2"},
 		{"others come", true, []router.WorkerState{worker(4, router.Healthy, false)}, "4"},
 	} {
