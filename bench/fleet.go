@@ -66,7 +66,7 @@ func (b *FleetBench) Figures(ctx context.Context, w io.Writer, dir string) (figu
 		name    string
 		measure func() ([]Figure, error)
 	}{
-		{"what replicas cost", func() ([]Figure, error) { return syncCost(b.Bus) }},
+		{"what replicas cost", func() ([]Figure, error) { return syncCost(b.Bus) }}, //nolint:contextcheck // as below
 		{"what groups tell", tellBytes},
 		{"decisions among groups", func() ([]Figure, error) { return scaleFigures(b.Traces) }}, //nolint:contextcheck // it takes seconds
 	} {
