@@ -6,11 +6,13 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/router"
 )
 
 // A worker that speaks HTTP only is in all replicas' fleets, whichever it asked.
@@ -69,6 +71,53 @@ func TestRegistrationOnBehalf(t *testing.T) {
 }
 
 func errOf[T any](_ T, err error) error { return err }
+
+// What a worker says to hold reaches all replicas, and so does that it holds nothing any
+// more. A heartbeat that says nothing of it changes nothing.
+func TestPrefixesReachAllReplicas(t *testing.T) {
+	s := startNATS(t, -1)
+	type replica struct {
+		*fleet.Registry
+		said chan int
+	}
+	var all [2]replica
+	for i := range all {
+		r := &all[i]
+		r.said = make(chan int, 16)
+		var err error
+		if r.Registry, err = fleet.NewRegistry(connect(t, s), fleet.RegistryConfig{
+			Set: func(router.WorkerInfo) {}, Remove: func(uint64) {},
+			Prefixes: func(_ uint64, cached map[string]int) { r.said <- len(cached) },
+		}); err != nil {
+			t.Fatal(err)
+		}
+		running(t, r.Run)
+		eventually(t, r.Ready)
+	}
+	w := record("w")
+	w.Events.Transport = "heartbeat"
+	info, err := all[0].Register(t.Context(), w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := &all[1]
+	eventually(t, func() bool { return other.Beat(t.Context(), fleet.Heartbeat{WorkerID: info.ID}) == nil })
+	for _, cached := range []map[string]int{{"77d735ce838418aa": 16}, nil, {}} {
+		if err := all[0].Beat(t.Context(), fleet.Heartbeat{WorkerID: info.ID, CachedPrefixes: cached}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range []int{1, 0} {
+		select {
+		case got := <-other.said:
+			if got != want {
+				t.Errorf("the other replica is told of %d prefixes, want %d", got, want)
+			}
+		case <-time.After(15 * time.Second):
+			t.Fatalf("the other replica is not told of %d prefixes", want)
+		}
+	}
+}
 
 func TestPrefixesAreRead(t *testing.T) {
 	got, err := fleet.ParsePrefixes(map[string]int{"c9bfd41410669565": 512, "00000000000000ff": 16})

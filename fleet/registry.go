@@ -328,8 +328,8 @@ type Heartbeat struct {
 	TS       int64  `json:"ts_ms"`
 	Load
 	// CachedPrefixes is all that the worker holds: tokens by what [ParsePrefixes] reads.
-	// Nil says nothing.
-	CachedPrefixes map[string]int `json:"cached_prefixes,omitempty"`
+	// Nil says nothing; an empty one says that it holds nothing any more.
+	CachedPrefixes map[string]int `json:"cached_prefixes,omitzero"`
 }
 
 func (r *Registry) heartbeat(ctx context.Context, m *nats.Msg) {
