@@ -265,6 +265,8 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		return wrong("role", fmt.Sprintf("%q", clip(string(r.Role))), "aggregated, prefill or decode")
 	case r.BlockSize < 0:
 		return wrong("block_size", r.BlockSize, "0 or more tokens")
+	case r.TotalKVBlocks < 0 || r.MaxNumSeqs < 0 || r.MaxBatchedTokens < 0:
+		return wrong("total_kv_blocks, max_num_seqs or max_num_batched_tokens", min(r.TotalKVBlocks, r.MaxNumSeqs, r.MaxBatchedTokens), "0 or more")
 	case r.Events.Transport == "zmq" && r.Events.LocalIndexer && (r.BlockSize == 0 || r.Events.Endpoint == "" || r.Events.Replay == "" || r.Events.Bind):
 		return wrong("events.local_indexer", "true", "with zmq block_size, events.endpoint and events.replay beside it, and no bind")
 	case r.DPSize > maxRanks:
@@ -299,6 +301,9 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 			info.RankAddresses = make(map[uint32]netip.AddrPort)
 		}
 		info.RankAddresses[uint32(n)] = at
+	}
+	if err := info.Check(); err != nil {
+		return router.WorkerInfo{}, fmt.Errorf("fleet: worker %q: %w", clip(r.Name), err)
 	}
 	return info, nil
 }

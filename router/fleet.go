@@ -74,7 +74,9 @@ func (r *Router) ApplyEvent(w Worker, ev indexer.Event) (known bool) {
 // ErrBadWorker is wrapped by the errors of [Router.SetWorker].
 var ErrBadWorker = errors.New("worker refused")
 
-func (i *WorkerInfo) check() error {
+// Check refuses what no request can be routed by, as [Router.SetWorker] does, with an
+// error that names the field.
+func (i *WorkerInfo) Check() error {
 	bad := func(field string, value any, want string) error {
 		return fmt.Errorf("router: %w: worker %d: %s is %v, want %s", ErrBadWorker, i.ID, field, value, want)
 	}
@@ -87,6 +89,8 @@ func (i *WorkerInfo) check() error {
 		return bad("BlockSize", i.BlockSize, fmt.Sprintf("0 to %d", maxBlockSize))
 	case i.DPSize > maxRanks || i.DPStart > math.MaxUint32-maxRanks:
 		return bad("ranks", fmt.Sprintf("%d+%d", i.DPStart, i.DPSize), fmt.Sprintf("at most %d", maxRanks))
+	case i.TotalKVBlocks < 0 || i.MaxNumSeqs < 0 || i.MaxBatchedTokens < 0:
+		return bad("TotalKVBlocks, MaxNumSeqs or MaxBatchedTokens", min(i.TotalKVBlocks, i.MaxNumSeqs, i.MaxBatchedTokens), "0 or more")
 	case len(i.Taints) > maxTaints:
 		return bad("Taints", fmt.Sprintf("a list of %d", len(i.Taints)), fmt.Sprintf("at most %d", maxTaints))
 	}
@@ -98,7 +102,7 @@ func (i *WorkerInfo) check() error {
 // nothing can be routed by is refused with an error that names the field, and
 // whatever was known before stays.
 func (r *Router) SetWorker(info WorkerInfo) error {
-	if err := info.check(); err != nil {
+	if err := info.Check(); err != nil {
 		return err
 	}
 	r.fleet.Lock()

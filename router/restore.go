@@ -106,7 +106,7 @@ func (r *Router) reserve(c *Contents, out *Restored) []seat {
 		info := c.Workers[i]
 		info.Health = expected
 		processes[info.ID] = &info
-		if r.owners[info.ID] != nil || info.check() != nil || c.keeps(info.ID) {
+		if r.owners[info.ID] != nil || info.Check() != nil || c.keeps(info.ID) {
 			continue
 		}
 		if r.setWorkerLocked(&info) == nil {
