@@ -256,13 +256,116 @@ func TestWorkersAreBounded(t *testing.T) {
 	}
 }
 
+// A worker starts anew at its address under another name: the old name gets no requests
+// from then on, whatever is answered at the address, and goes. One that is alive says so.
+func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
+	var l told
+	tab := fleet.NewTable(nil, l.set, l.remove)
+	at := func(name string, started int64, change ...func(*fleet.Record)) fleet.Record {
+		r := record(name)
+		r.StartedMS, r.Health = started, &fleet.Probe{}
+		for _, c := range change {
+			c(&r)
+		}
+		return r
+	}
+	say := func(what, want string) {
+		t.Helper()
+		if got := l.take(); got != want {
+			t.Errorf("%s: told %q, want %q", what, got, want)
+		}
+	}
+	other := func(r *fleet.Record) { r.Address = "10.0.0.8:8000" }
+	rank := func(r *fleet.Record) { r.DPStart = 1 }
+	put(t, tab, start, at("old", 5))
+	put(t, tab, start, at("elsewhere", 1, other))
+	put(t, tab, start, at("rank 1", 1, rank))
+	put(t, tab, start, record("does not say"))
+	say("they come", "old healthy, elsewhere healthy, rank 1 healthy, does not say healthy")
+	tab.Delete(wire.WorkerID("does not say"))
+	put(t, tab, start, at("old", 6)) // is the one that came last
+	l.take()
+	put(t, tab, start.Add(time.Second), at("new", 7))
+	say("another name", "old unhealthy, new healthy")
+	tab.Alive(start.Add(2*time.Second), wire.WorkerID("old"))
+	put(t, tab, start.Add(3*time.Second), at("old", 6)) // as read again after NATS was away
+	say("whoever answers", "")
+	tab.Heartbeat(start.Add(4*time.Second), &fleet.Heartbeat{WorkerID: wire.WorkerID("old")})
+	say("it lives", "old healthy")
+	// The order in which a router that starts reads them does not matter.
+	put(t, tab, start.Add(5*time.Second), at("older", 2))
+	say("the older one comes later", "older unhealthy")
+	for i := range 50 {
+		now := start.Add(time.Duration(6+i) * time.Second)
+		for _, name := range []string{"older", "old", "elsewhere"} {
+			tab.Alive(now, wire.WorkerID(name))
+		}
+		tab.Heartbeat(now, &fleet.Heartbeat{WorkerID: wire.WorkerID("new")})
+		tab.Tick(now, false)
+	}
+	if got := l.take(); !strings.Contains(got, "gone old,") || !strings.Contains(got, "gone older") || !strings.Contains(got, "gone elsewhere") || strings.Contains(got, "new") {
+		t.Errorf("told %q, want that all are gone whose records and heartbeats ended, though somebody answers there", got)
+	}
+}
+
+// Answers to probes that are far apart keep a worker of the configuration healthy; each
+// one that stays out makes it ill as soon as silence makes others so.
+func TestProbesMayBeFarApart(t *testing.T) {
+	var l told
+	tab := fleet.NewTable(nil, l.set, l.remove)
+	r := record("a")
+	r.Health = &fleet.Probe{Interval: "1m"}
+	if err := tab.SetStatic(start, []fleet.Record{r}); err != nil {
+		t.Fatal(err)
+	}
+	l.take()
+	for i := range 3 * 64 {
+		now := start.Add(time.Duration(i) * time.Second)
+		if i%63 == 0 { // an answer may be due a sixteenth later
+			tab.Alive(now, wire.WorkerID("a"))
+		}
+		tab.Tick(now, false)
+	}
+	if got := l.take(); got != "" {
+		t.Errorf("told %q of a worker that answers", got)
+	}
+	last := start.Add(189 * time.Second)
+	for i, want := range []string{"", "a degraded", "a unhealthy", "a expired"} {
+		tab.Tick(last.Add([]time.Duration{68, 69, 78, 92}[i]*time.Second), false)
+		if got := l.take(); got != want {
+			t.Errorf("step %d: told %q, want %q", i, got, want)
+		}
+	}
+}
+
+// Ages are settings; those that no worker can keep to are refused.
+func TestAges(t *testing.T) {
+	for _, c := range []struct {
+		ages fleet.Ages
+		ok   bool
+	}{
+		{fleet.Ages{}, true},
+		{fleet.Ages{Degraded: 3 * time.Second, Unhealthy: 3 * time.Second, Expired: 3 * time.Second}, true},
+		{fleet.Ages{Degraded: 20 * time.Second}, false}, // above the default of the next
+		{fleet.Ages{Degraded: 2 * time.Second}, false},
+		{fleet.Ages{Expired: 10 * time.Second}, false},
+		{fleet.Ages{Expired: 2 * time.Hour}, false},
+		{fleet.Ages{Degraded: -1}, false},
+	} {
+		_, err := fleet.NewRegistry(nil, fleet.RegistryConfig{Ages: c.ages})
+		if (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), "ages are") {
+			t.Errorf("%v: error %v, want none: %v", c.ages, err, c.ok)
+		}
+	}
+}
+
 // Random news against a model that knows of each worker when it was last heard of.
 func TestTableEqualsSlowModel(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		var l told
 		tab := fleet.NewTable(nil, l.set, l.remove)
-		seen := map[string]time.Time{}
+		seen, kept := map[string]time.Time{}, map[string]time.Time{}
 		was := map[string]string{}          // health, as told last
 		returns := map[string][]time.Time{} // to health
 		rests := map[string]time.Time{}
@@ -273,7 +376,7 @@ func TestTableEqualsSlowModel(t *testing.T) {
 			switch rng.IntN(10) {
 			case 0, 1:
 				put(t, tab, now, record(name))
-				seen[name] = now
+				seen[name], kept[name] = now, now
 			case 2:
 				tab.Delete(wire.WorkerID(name))
 				delete(seen, name)
@@ -286,6 +389,11 @@ func TestTableEqualsSlowModel(t *testing.T) {
 					t.Fatalf("seed %d, step %d: a heartbeat of %s counts: %v, want %v", seed, step, name, !known, known)
 				}
 				if known {
+					seen[name], kept[name] = now, now
+				}
+			case 5, 6:
+				tab.Alive(now, wire.WorkerID(name))
+				if _, known := seen[name]; known {
 					seen[name] = now
 				}
 			}
@@ -293,7 +401,7 @@ func TestTableEqualsSlowModel(t *testing.T) {
 			want, got := map[string]string{}, map[string]string{}
 			for n, at := range seen {
 				switch age := now.Sub(at); {
-				case age >= 45*time.Second:
+				case now.Sub(kept[n]) >= 45*time.Second: // however it answers
 					delete(seen, n)
 				case age >= 30*time.Second:
 					want[n] = "expired"

@@ -21,6 +21,7 @@ const (
 	newsRefused   = "refused"   // not readable, or a lie
 	newsFlaps     = "flaps"     // a worker came back too often to be believed
 	newsClaimed   = "claimed"   // an id went back to an address that it had just left
+	newsFollowed  = "followed"  // another worker has started at one's address
 )
 
 // metrics are the package's instruments. docs/metrics.md lists them.

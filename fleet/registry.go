@@ -67,6 +67,8 @@ type RegistryConfig struct {
 	Replicas int
 	// Networks are those that workers may have addresses in. None allows all.
 	Networks []netip.Prefix
+	// Ages are how long workers may be silent.
+	Ages Ages
 	// Set and Remove are told of workers, one call at a time. They must not call
 	// back.
 	Set    func(router.WorkerInfo)
@@ -110,17 +112,26 @@ func NewRegistry(nc *nats.Conn, conf RegistryConfig) (*Registry, error) {
 	if conf.Meter == nil {
 		conf.Meter = noop.Meter{}
 	}
+	if err := conf.Ages.Check(); err != nil {
+		return nil, err
+	}
 	m, err := newMetrics(conf.Meter)
 	if err != nil {
 		return nil, err
 	}
 	table := NewTable(conf.Networks, conf.Set, conf.Remove)
+	table.ages = conf.Ages.withDefaults()
 	table.events, table.load, table.prefixes = conf.Events, conf.Load, conf.Prefixes
 	table.flapped = func() { m.count(context.Background(), newsFlaps) }
 	table.claimed = func(now router.WorkerInfo, was netip.AddrPort) {
 		m.count(context.Background(), newsClaimed)
 		conf.Log.Warn("two processes claim one worker's id: the last record counts; give each a name of its own",
 			"worker", now.ID, "name", now.Name, "address", now.Address.String(), "other", was.String())
+	}
+	table.followed = func(old, by router.WorkerInfo) {
+		m.count(context.Background(), newsFollowed)
+		conf.Log.Info("another worker has started at a worker's address, which is taken to be gone until it is heard",
+			"worker", old.ID, "name", old.Name, "address", old.Address.String(), "by", by.Name)
 	}
 	return &Registry{conf: conf, nc: nc, metrics: m, table: table}, nil
 }

@@ -13,9 +13,10 @@
 // # What is promised
 //
 // A worker is told of when its record comes or changes, with its health, and again
-// with each change of its health: healthy while its last sign of life is at most
-// 7.5 s old, degraded to 15 s, then unhealthy, expired from 30 s on, and forgotten
-// 45 s after it, unless the configuration has it. Who has come back from unhealthy
+// with each change of its health, which follows from how old its last sign of life is
+// ([Ages]): its record, a heartbeat, an answer to a probe. One that is not of the
+// configuration is forgotten when neither record nor heartbeat has come for so long,
+// whoever answers at its address. Who has come back from unhealthy
 // three times within a minute is degraded until it has not been so for 30 s. A
 // record put again unchanged is a sign of life and no news. Records
 // that nothing can be routed by are refused, and so are records under a key that is
@@ -24,6 +25,11 @@
 // An id is one worker's, and its last record counts. So a worker may move. If two
 // processes claim one id, all replicas take it to be where the last record was put, and
 // it is told when the address goes back to where it was within 45 s.
+//
+// Of two workers with one address and first rank the one that started earlier, by their records, is
+// taken to be gone when the other one comes: it is unhealthy at once, until it sends a
+// heartbeat or another record. Where a frontend has one address for many workers that
+// takes 2.5 s; records that do not say when they started are not compared.
 //
 // While NATS is away nobody is heard, yet nobody is called
 // ill for it: ages count from the moment NATS is back.
@@ -35,6 +41,7 @@
 package fleet
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -48,13 +55,37 @@ import (
 // maxWorkers bounds what registrations can make us keep.
 const maxWorkers = 1 << 16
 
-// Ages of a worker's last sign of life.
-const (
-	degradedAfter  = 7500 * time.Millisecond
-	unhealthyAfter = 15 * time.Second
-	expiredAfter   = 30 * time.Second
-	forgetAfter    = 45 * time.Second
-)
+// Ages say how old a worker's last sign of life is when its health changes. The zero
+// value of each field means its default. Of a worker of the configuration that is probed
+// less often than every 2.5 s, ages count from when its next answer is overdue by that.
+type Ages struct {
+	Degraded  time.Duration // older: gets requests while no worker is healthy. Default 7.5s
+	Unhealthy time.Duration // older: gets none. Default 15s
+	Expired   time.Duration // so old: the same, for those who look. Default 30s
+}
+
+// MinAge is how short an age may be: workers send heartbeats every 2.5 s.
+const MinAge = 3 * time.Second
+
+// Check refuses ages that no worker could keep to, or that are not in order.
+func (a Ages) Check() error {
+	if a = a.withDefaults(); a.Degraded < MinAge || a.Unhealthy < a.Degraded || a.Expired < a.Unhealthy || a.Expired > time.Hour {
+		return fmt.Errorf("fleet: ages are %v, %v and %v, want at least %v, none below the one before, at most 1h", a.Degraded, a.Unhealthy, a.Expired, MinAge)
+	}
+	return nil
+}
+
+func (a Ages) withDefaults() Ages {
+	return Ages{
+		Degraded:  cmp.Or(a.Degraded, 7500*time.Millisecond),
+		Unhealthy: cmp.Or(a.Unhealthy, 15*time.Second),
+		Expired:   cmp.Or(a.Expired, 30*time.Second),
+	}
+}
+
+// forget is when a worker that is not of the configuration is forgotten: not before its
+// record has gone from the registry, where others find it.
+func (a Ages) forget() time.Duration { return max(recordTTL, a.Expired+a.Expired/2) }
 
 // A worker flaps if it came back so often within so long; then it has to be well
 // for a while before it is healthy.
@@ -67,6 +98,7 @@ const (
 // Table is the set of workers known. The zero value is not ready; make one with
 // [NewTable].
 type Table struct {
+	ages     Ages
 	networks []netip.Prefix
 	set      func(router.WorkerInfo)
 	remove   func(id uint64)
@@ -75,8 +107,18 @@ type Table struct {
 	prefixes func(id uint64, p map[string]int)
 	flapped  func()
 	claimed  func(now router.WorkerInfo, was netip.AddrPort) // an id is back at an address that it just left
+	followed func(old, by router.WorkerInfo)                 // another worker has started at one's address
 	workers  map[uint64]*member
+	latest   map[place]uint64 // of those registered there, who started last
 }
+
+// place is where the first rank of a worker is.
+type place struct {
+	address netip.AddrPort
+	rank    uint32
+}
+
+func (m *member) place() place { return place{m.info.Address, m.info.DPStart} }
 
 // member is a worker of the set.
 type member struct {
@@ -85,7 +127,11 @@ type member struct {
 	static bool      // from the configuration
 	probed bool      // has to answer probes
 	seen   time.Time // last sign of life
+	kept   time.Time // when its record or a heartbeat came last
 	put    time.Time // when we put its record, if we did
+
+	slack    time.Duration // by which answers to its probes are further apart than heartbeats
+	followed bool          // another one has started at its address, and it has been silent since
 
 	before netip.AddrPort // where it was until moved
 	moved  time.Time
@@ -104,9 +150,12 @@ type Load struct {
 
 // NewTable returns an empty table. Whenever a worker is to be told of, it calls
 // set or remove, before the method that brought the news returns. Networks, if any,
-// are those that workers may have addresses in.
+// are those that workers may have addresses in. Ages are the default ones.
 func NewTable(networks []netip.Prefix, set func(router.WorkerInfo), remove func(id uint64)) *Table {
-	return &Table{networks: networks, set: set, remove: remove, workers: make(map[uint64]*member)}
+	return &Table{
+		ages: Ages{}.withDefaults(), networks: networks, set: set, remove: remove,
+		workers: make(map[uint64]*member), latest: make(map[place]uint64),
+	}
 }
 
 // SetStatic replaces the workers of the configuration. If one of the records is
@@ -124,7 +173,10 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 			return fmt.Errorf("fleet: worker %q (%d): %w", clip(info.Name), info.ID, err)
 		}
 		byID[info.ID] = records[i]
-		next[info.ID] = &member{info: info, record: records[i], static: true, probed: records[i].Health != nil}
+		next[info.ID] = &member{info: info, record: records[i], static: true}
+		if p := records[i].Health; p != nil {
+			next[info.ID].probed, next[info.ID].slack = true, slack(p)
+		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(t.workers)) {
 		if t.workers[id].static && next[id] == nil {
@@ -134,6 +186,9 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 	for _, id := range slices.Sorted(maps.Keys(next)) {
 		m, old := next[id], t.workers[id]
 		m.seen = now
+		if old != nil && !old.static {
+			t.leave(old)
+		}
 		if old != nil && old.static && old.probed && m.probed && old.info.Address == m.info.Address {
 			// It is not well because its entry was read again.
 			m.seen, m.returns, m.rests, m.info.Health = old.seen, old.returns, old.rests, old.info.Health
@@ -160,7 +215,8 @@ func (t *Table) Put(now time.Time, r Record) error {
 		return nil
 	}
 	if m != nil && reflect.DeepEqual(m.record, r) {
-		m.seen = now
+		// It may have been read again after NATS was away: no sign that it still runs.
+		m.seen, m.kept = now, now
 		t.judge(now, m)
 		return nil
 	}
@@ -173,16 +229,57 @@ func (t *Table) Put(now time.Time, r Record) error {
 	}
 	info.Health = m.info.Health
 	if was := m.info.Address; was.IsValid() && was != info.Address {
-		if info.Address == m.before && now.Sub(m.moved) < forgetAfter && t.claimed != nil {
+		if info.Address == m.before && now.Sub(m.moved) < t.ages.forget() && t.claimed != nil {
 			t.claimed(info, was)
 		}
 		m.before, m.moved = was, now
 	}
-	m.info, m.record, m.seen, m.probed = info, r, now, r.Health != nil
+	begins := m.info.Address != info.Address || m.info.DPStart != info.DPStart || m.record.StartedMS != r.StartedMS
+	if begins {
+		t.leave(m)
+	}
+	m.info, m.record, m.seen, m.kept, m.probed, m.followed = info, r, now, now, r.Health != nil, false
+	if begins {
+		t.begin(now, m)
+	}
 	m.info.Health = t.health(now, m)
 	t.set(m.info)
 	t.tellEvents(r, m.info)
 	return nil
+}
+
+// begin compares a worker that comes to an address with the one that came there last: one
+// of them may be what the other was before it started anew under another name.
+func (t *Table) begin(now time.Time, m *member) {
+	other := t.workers[t.latest[m.place()]]
+	if other != nil && other != m && m.record.StartedMS > 0 && other.record.StartedMS > m.record.StartedMS {
+		t.follow(m, other)
+		return
+	}
+	t.latest[m.place()] = m.info.ID
+	if other != nil && other != m && other.record.StartedMS > 0 && other.record.StartedMS < m.record.StartedMS {
+		t.follow(other, m)
+		t.judge(now, other)
+	}
+}
+
+func (t *Table) follow(m, by *member) {
+	if m.followed = true; t.followed != nil {
+		t.followed(m.info, by.info)
+	}
+}
+
+// leave takes the news that a registered worker is not at its address any more.
+func (t *Table) leave(m *member) {
+	if t.latest[m.place()] == m.info.ID {
+		delete(t.latest, m.place())
+	}
+}
+
+// slack is by how much longer than between heartbeats a probed worker may be silent.
+func slack(p *Probe) time.Duration {
+	every := p.every(probeEvery)
+	return max(0, every+every/16-heartbeatEvery) // due asks a little early or late
 }
 
 func (t *Table) tellEvents(r Record, info router.WorkerInfo) {
@@ -204,7 +301,7 @@ func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
 	if m == nil {
 		return false
 	}
-	if m.seen = now; t.load != nil {
+	if m.seen, m.kept, m.followed = now, now, false; t.load != nil {
 		t.load(m.info, h.Load)
 	}
 	if t.prefixes != nil && h.CachedPrefixes != nil && m.record.Events.Transport == "heartbeat" {
@@ -214,9 +311,10 @@ func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
 	return true
 }
 
-// Alive takes the news that a worker answered a probe.
+// Alive takes the news that a worker answered a probe. Where another one has started
+// since, that one did.
 func (t *Table) Alive(now time.Time, id uint64) {
-	if m := t.workers[id]; m != nil {
+	if m := t.workers[id]; m != nil && !m.followed {
 		m.seen = now
 		t.judge(now, m)
 	}
@@ -229,7 +327,7 @@ func (t *Table) Tick(now time.Time, away bool) {
 		m := t.workers[id]
 		switch {
 		case m.static && !m.probed, away && !m.static:
-		case !m.static && now.Sub(m.seen) >= forgetAfter:
+		case !m.static && now.Sub(m.kept) >= t.ages.forget():
 			t.drop(id)
 		default:
 			t.judge(now, m)
@@ -242,12 +340,15 @@ func (t *Table) Tick(now time.Time, away bool) {
 func (t *Table) Refresh(now time.Time) {
 	for _, m := range t.workers {
 		if !m.static {
-			m.seen = now
+			m.seen, m.kept = now, now
 		}
 	}
 }
 
 func (t *Table) drop(id uint64) {
+	if m := t.workers[id]; !m.static {
+		t.leave(m)
+	}
 	delete(t.workers, id)
 	t.remove(id)
 }
@@ -265,12 +366,12 @@ func (t *Table) health(now time.Time, m *member) router.Health {
 	if m.static && !m.probed {
 		return router.Healthy
 	}
-	switch age := now.Sub(m.seen); {
-	case age >= expiredAfter:
+	switch age := now.Sub(m.seen) - m.slack; {
+	case age >= t.ages.Expired:
 		return router.Expired
-	case age > unhealthyAfter:
+	case age > t.ages.Unhealthy || m.followed:
 		return router.Unhealthy
-	case age > degradedAfter:
+	case age > t.ages.Degraded:
 		return router.Degraded
 	}
 	if m.info.Health == router.Unhealthy || m.info.Health == router.Expired {

@@ -245,6 +245,12 @@ type config struct {
 	// failed, while others can take them; up to 16 times as long if it goes on.
 	// 0 avoids none.
 	AvoidFailing time.Duration `yaml:"avoid-failing"`
+	// DegradedAfter, UnhealthyAfter and ExpiredAfter are how old a worker's last sign
+	// of life is when it gets requests only while no worker is healthy, when it gets
+	// none, and when it is given up. None may be below the one before; at least 3s.
+	DegradedAfter  time.Duration `yaml:"degraded-after"`
+	UnhealthyAfter time.Duration `yaml:"unhealthy-after"`
+	ExpiredAfter   time.Duration `yaml:"expired-after"`
 	// EndpointFile is a file that is kept up to date with the addresses of the
 	// healthy workers, in the form that Envoy reads (kvroute config envoy
 	// --pool-file): with kvroute gone, Envoy goes on with them. Empty keeps none.
@@ -364,6 +370,9 @@ func defaults() config {
 		TraceOutTPOT:        20 * time.Millisecond,
 		SecondChoice:        extproc.SecondHeader,
 		AvoidFailing:        2 * time.Second,
+		DegradedAfter:       7500 * time.Millisecond,
+		UnhealthyAfter:      15 * time.Second,
+		ExpiredAfter:        30 * time.Second,
 
 		ExtprocConnectionAge: 10 * time.Minute,
 
@@ -437,6 +446,9 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.ExtprocConnectionAge, "extproc-connection-age", c.ExtprocConnectionAge, "after how `long` Envoy is asked to open a new connection; 0 for never")
 	fs.BoolVar(&c.EndpointPicker, "endpoint-picker", c.EndpointPicker, "also speak the endpoint-picker protocol of the Gateway API Inference Extension")
 	fs.DurationVar(&c.AvoidFailing, "avoid-failing", c.AvoidFailing, "how `long` a worker that fails gets no requests, at first; 0 avoids none")
+	fs.DurationVar(&c.DegradedAfter, "degraded-after", c.DegradedAfter, "for how `long` a worker is silent before it only stands in for healthy ones")
+	fs.DurationVar(&c.UnhealthyAfter, "unhealthy-after", c.UnhealthyAfter, "for how `long` a worker is silent before it gets no requests")
+	fs.DurationVar(&c.ExpiredAfter, "expired-after", c.ExpiredAfter, "for how `long` a worker is silent before it is given up")
 	fs.StringVar(&c.EndpointFile, "endpoint-file", c.EndpointFile, "`file` kept up to date with the healthy workers, for Envoy's pool")
 	fs.BoolVar(&c.DecisionHeaders, "decision-headers", c.DecisionHeaders, "tell worker, overlap and reason in the response's headers")
 	fs.StringVar(&c.FirstToken, "first-token", c.FirstToken, "observer or response-headers: what counts as the first token")
@@ -585,6 +597,18 @@ func (c *config) check() error {
 	} {
 		if d.value <= 0 {
 			bad(d.name, d.value.String(), "a time above 0s")
+		}
+	}
+	for _, d := range []struct {
+		name         string
+		value, least time.Duration
+	}{
+		{"degraded-after", c.DegradedAfter, fleet.MinAge},
+		{"unhealthy-after", c.UnhealthyAfter, c.DegradedAfter},
+		{"expired-after", c.ExpiredAfter, c.UnhealthyAfter},
+	} {
+		if d.value < d.least || d.value > time.Hour {
+			bad(d.name, d.value.String(), fmt.Sprintf("%v to 1h", d.least))
 		}
 	}
 	if c.ExtprocConnectionAge < 0 {

@@ -6,11 +6,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // A worker without NATS registers over HTTP and says in its heartbeats what it holds
@@ -71,6 +73,39 @@ func TestWorkersRegisterOverHTTP(t *testing.T) {
 	if _, text := call("GET", "/v1/workers", ""); strings.Contains(text, "second") {
 		t.Errorf("the second worker is still there: %s", text)
 	}
+}
+
+// How long a worker may be silent is a setting.
+func TestAgesAreSettings(t *testing.T) {
+	t.Parallel()
+	for flag, value := range map[string]string{"--degraded-after": "2s", "--unhealthy-after": "7s", "--expired-after": "14s"} {
+		if _, _, err := readConfig("serve", []string{flag, value}, io.Discard, nil); err == nil || !strings.Contains(err.Error(), flag[2:]+` is "`+value+`", want `) {
+			t.Errorf("%s %s: error %v", flag, value, err)
+		}
+	}
+	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0",
+		"--degraded-after", "3s", "--unhealthy-after", "3s", "--expired-after", "1h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.stop)
+	var begin time.Time
+	eventually(t, "the registry is not there", func() bool {
+		begin = time.Now()
+		resp, _ := whole(t, "POST", "http://"+c.at.HTTP+"/v1/workers", `{"name":"a","address":"127.0.0.1:9001","models":["m"]}`, nil)
+		return resp.StatusCode == http.StatusCreated
+	})
+	eventually(t, "its health does not change", func() bool { return !strings.Contains(workersText(t, c), `"health":"healthy"`) })
+	if took := time.Since(begin); took < 3*time.Second || !strings.Contains(workersText(t, c), `"health":"unhealthy"`) {
+		t.Errorf("after %v it is %s", took, workersText(t, c))
+	}
+}
+
+// workersText is what kvroute says of its workers.
+func workersText(t *testing.T, c *child) string {
+	t.Helper()
+	_, text := get(t, "http://"+c.at.HTTP+"/v1/workers")
+	return text
 }
 
 // A worker of the configuration that does not answer its probes gets no requests, and

@@ -229,6 +229,7 @@ func (s *server) open() (err error) {
 		Scope:    s.scope,
 		Replicas: c.NATSReplicas,
 		Networks: s.networks,
+		Ages:     fleet.Ages{Degraded: c.DegradedAfter, Unhealthy: c.UnhealthyAfter, Expired: c.ExpiredAfter},
 		Set:      s.setWorker,
 		Remove:   s.removeWorker,
 		Events:   s.follow,
