@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"net/url"
@@ -19,6 +20,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go/jetstream"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
@@ -510,6 +513,104 @@ func TestDynamosKeysAreUnescaped(t *testing.T) {
 		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Workers) != 0 {
 			t.Errorf("%s: %+v", name, v)
 		}
+	}
+}
+
+// Of more records than are kept those stay that were there first; how many are left out is
+// counted and said. One that goes makes room. What is too large for a record is none.
+func TestTooManyRecordsOfDynamo(t *testing.T) {
+	const most = 3
+	card := func(n int) (key, text string) {
+		return fmt.Sprintf("v1/mdc/%s", escaped(fmt.Sprintf("dynamo/backend/generate/%x", n))),
+			fmt.Sprintf(`{"namespace":"dynamo","component":"backend","endpoint":"generate","instance_id":%d,"card_json":{"display_name":"m","worker_type":"aggregated"}}`, n)
+	}
+	for _, where := range []string{"files", "buckets"} {
+		t.Run(where, func(t *testing.T) {
+			reader, log, view := sdkmetric.NewManualReader(), strings.Builder{}, fleet.DynamoView{}
+			conf := fleet.DynamoConfig{
+				Rules:   fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend},
+				Changed: func(v fleet.DynamoView) { view = v },
+				Log:     slog.New(slog.NewTextHandler(&log, nil)), Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test"),
+			}
+			var put func(key, text string)
+			var remove func(key string)
+			if where == "files" {
+				s := &dynamoStore{T: t, dir: t.TempDir(), now: time.Now()}
+				conf.Dir, conf.Now, put, remove = s.dir, func() time.Time { return s.now }, s.put, s.remove
+			} else {
+				conf.NATS = connect(t, startNATS(t, -1))
+				js, err := jetstream.New(conf.NATS)
+				if err != nil {
+					t.Fatal(err)
+				}
+				models, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "dynamo_v1_mdc"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				name := func(key string) string { return strings.TrimPrefix(key, "v1/mdc/") }
+				put = func(key, text string) {
+					if _, err := models.PutString(t.Context(), strings.ReplaceAll(name(key), "%2F", "/"), text); err != nil {
+						t.Fatal(err)
+					}
+				}
+				remove = func(key string) {
+					if err := models.Delete(t.Context(), strings.ReplaceAll(name(key), "%2F", "/")); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			d, err := fleet.NewDynamo(conf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.KeepAtMost(most)
+			over := func() (n int64) {
+				var all metricdata.ResourceMetrics
+				if err := reader.Collect(t.Context(), &all); err != nil {
+					t.Fatal(err)
+				}
+				for _, scope := range all.ScopeMetrics {
+					for _, m := range scope.Metrics {
+						sum, _ := m.Data.(metricdata.Sum[int64])
+						for _, point := range sum.DataPoints {
+							if kind, _ := point.Attributes.Value("kind"); m.Name == "kvroute.fleet.dynamo" && kind.AsString() == "over" {
+								n += point.Value
+							}
+						}
+					}
+				}
+				return n
+			}
+			is := func(what string, left int64, want ...uint64) {
+				t.Helper()
+				d.Read(t.Context())
+				d.Read(t.Context()) // nothing is counted again, and what went has made room
+				var ids []uint64
+				for _, w := range view.Workers {
+					ids = append(ids, w.WorkerID)
+				}
+				if !slices.Equal(ids, want) || over() != left {
+					t.Errorf("%s: workers %d, %d left out so far, want %d and %d", what, ids, over(), want, left)
+				}
+			}
+			for n := 11; n < 11+most; n++ {
+				put(card(n))
+			}
+			is("as many as are kept", 0, 11, 12, 13)
+			put(card(1))
+			put(card(2))
+			is("two more", 2, 11, 12, 13)
+			if got := strings.Count(log.String(), "more records than are read"); got != 1 || !strings.Contains(log.String(), "left_out=2") {
+				t.Errorf("said %d times: %s", got, log.String())
+			}
+			put(card(3))
+			is("one more", 3, 11, 12, 13)
+			first, _ := card(12)
+			remove(first)
+			more, _ := card(1)
+			remove(more)
+			is("two gone", 3, 2, 11, 13)
+		})
 	}
 }
 

@@ -10,8 +10,10 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -68,7 +70,8 @@ type DynamoConfig struct {
 // and, in a folder, are of living processes: their file's time has changed within 10 s by
 // our clock, whatever the clocks of others say; a file seen for the first time counts
 // if its time is not older than that. A file that cannot be read (it is being written) is
-// read again, and counts as what it was. What cannot be listed stays as it was.
+// read again, and counts as what it was. What cannot be listed stays as it was. Of more than
+// 65,536 records those count that were there first; the others are counted and told of.
 //
 // A Dynamo belongs to one goroutine at a time.
 type Dynamo struct {
@@ -78,6 +81,8 @@ type Dynamo struct {
 	seed  maphash.Seed
 	files map[string]*dynamoFile
 	told  map[string]struct{} // what was said of what is left out
+	most  int                 // files at most
+	over  int                 // how many there were above that at the last reading
 	away  bool                // the store cannot be listed; said once
 }
 
@@ -117,7 +122,7 @@ func NewDynamo(conf DynamoConfig) (*Dynamo, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fleet: make instruments: %w", err)
 	}
-	return &Dynamo{conf: conf, news: news, seed: maphash.MakeSeed(), files: make(map[string]*dynamoFile)}, nil
+	return &Dynamo{conf: conf, news: news, seed: maphash.MakeSeed(), files: make(map[string]*dynamoFile), most: maxDynamoRecords}, nil
 }
 
 // Kinds of what the records tell.
@@ -126,10 +131,13 @@ const (
 	dynamoRefused = "refused"  // a record that cannot be read
 	dynamoLeftOut = "left_out" // a worker or publisher that nothing can be made of
 	dynamoAway    = "away"     // the store cannot be listed
+	dynamoOver    = "over"     // a record above the limit
 )
 
-func (d *Dynamo) count(ctx context.Context, kind string) {
-	d.news.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", kind)))
+func (d *Dynamo) count(ctx context.Context, kind string) { d.countMany(ctx, kind, 1) }
+
+func (d *Dynamo) countMany(ctx context.Context, kind string, n int) {
+	d.news.Add(ctx, int64(n), metric.WithAttributes(attribute.String("kind", kind)))
 }
 
 // Run reads the store again and again until ctx ends.
@@ -154,6 +162,8 @@ func (d *Dynamo) Run(ctx context.Context) error {
 func (d *Dynamo) Read(ctx context.Context) {
 	var changed bool
 	var err error
+	before := d.over
+	d.over = 0
 	if d.conf.NATS != nil {
 		changed, err = d.readBuckets(ctx)
 	} else {
@@ -167,6 +177,15 @@ func (d *Dynamo) Read(ctx context.Context) {
 	case err == nil && d.away:
 		d.away = false
 		d.conf.Log.Info("the store of Dynamo's discovery can be read again")
+	}
+	if err != nil {
+		d.over = before // not all were looked at
+	}
+	if d.over > before {
+		d.countMany(ctx, dynamoOver, d.over-before)
+		if before == 0 {
+			d.conf.Log.Warn("the store of Dynamo's discovery has more records than are read; the others are left out", "limit", d.most, "left_out", d.over)
+		}
 	}
 	if !changed {
 		return
@@ -245,7 +264,8 @@ func (d *Dynamo) sweep(now time.Time, there map[string]struct{}) (changed bool) 
 func (d *Dynamo) readFile(ctx context.Context, now time.Time, root *os.Root, key string, info fs.FileInfo) (changed bool) {
 	f := d.files[key]
 	switch {
-	case f == nil && len(d.files) >= maxDynamoRecords:
+	case f == nil && len(d.files) >= d.most:
+		d.over++
 		return false
 	case f == nil:
 		f = &dynamoFile{size: info.Size(), time: info.ModTime(), seen: info.ModTime()}
@@ -323,23 +343,11 @@ func (d *Dynamo) readBuckets(ctx context.Context) (changed bool, err error) {
 			continue
 		}
 		if err == nil {
-			err = readBucket(ctx, kv, bucket, there)
+			err = d.readBucket(ctx, kv, bucket, there)
 		}
 		if err != nil {
 			return false, err
 		}
-	}
-	for key, data := range there {
-		sum, f := maphash.Bytes(d.seed, data), d.files[key]
-		if f != nil && f.sum == sum || f == nil && len(d.files) >= maxDynamoRecords {
-			continue
-		}
-		err := d.table.Put(key, data)
-		if err != nil {
-			d.refuse(ctx, err)
-		}
-		d.files[key] = &dynamoFile{sum: sum, has: err == nil || f != nil && f.has}
-		changed = changed || err == nil
 	}
 	for key, f := range d.files {
 		if _, is := there[key]; !is {
@@ -348,11 +356,34 @@ func (d *Dynamo) readBuckets(ctx context.Context) (changed bool, err error) {
 			changed = changed || f.has
 		}
 	}
+	for _, key := range slices.Sorted(maps.Keys(there)) {
+		data := there[key]
+		sum, f := maphash.Bytes(d.seed, data), d.files[key]
+		if f == nil && len(d.files) >= d.most {
+			d.over++
+			continue
+		}
+		if f != nil && f.sum == sum {
+			continue
+		}
+		var err error
+		if len(data) > maxDynamoRecord {
+			err = fmt.Errorf("fleet: %s has more than %d bytes", clip(key), maxDynamoRecord)
+		} else {
+			err = d.table.Put(key, data)
+		}
+		if err != nil {
+			d.refuse(ctx, err)
+		}
+		d.files[key] = &dynamoFile{sum: sum, has: err == nil || f != nil && f.has}
+		changed = changed || err == nil
+	}
 	return changed, nil
 }
 
-// readBucket reads what a bucket has.
-func readBucket(ctx context.Context, kv jetstream.KeyValue, bucket string, there map[string][]byte) error {
+// readBucket reads what a bucket has: all that is known already, and of what is new no
+// more than could be kept.
+func (d *Dynamo) readBucket(ctx context.Context, kv jetstream.KeyValue, bucket string, there map[string][]byte) error {
 	watcher, err := kv.WatchAll(ctx, jetstream.IgnoreDeletes())
 	if err != nil {
 		return err
@@ -369,9 +400,12 @@ func readBucket(ctx context.Context, kv jetstream.KeyValue, bucket string, there
 			if e == nil {
 				return nil // that was all
 			}
-			if len(e.Value()) <= maxDynamoRecord {
-				there[bucket+"/"+e.Key()] = e.Value()
+			key := bucket + "/" + e.Key()
+			if len(there) >= d.most && d.files[key] == nil {
+				d.over++
+				continue
 			}
+			there[key] = e.Value()[:min(len(e.Value()), maxDynamoRecord+1)]
 		}
 	}
 }

@@ -8,3 +8,6 @@ import "time"
 func (s *Sync) Quicken(every time.Duration) {
 	s.period = period{presence: every, ask: every, jitter: every / 20}
 }
+
+// KeepAtMost has fewer records kept than Dynamo's stores will have for long.
+func (d *Dynamo) KeepAtMost(records int) { d.most = records }
