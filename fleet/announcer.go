@@ -171,20 +171,38 @@ func (a *Announcer) leave(ctx context.Context) error {
 	}
 	bucket, err := openBucket(ctx, a.nc, a.conf.Scope, a.conf.Replicas)
 	if err == nil {
-		var only []jetstream.KVDeleteOpt
-		if a.revision > 0 {
-			only = append(only, jetstream.LastRevision(a.revision))
-		}
-		err = bucket.Delete(ctx, wire.WorkerKey(a.id), only...)
+		err = a.takeBack(ctx, bucket)
 	}
-	var refused *jetstream.APIError
 	switch {
-	case errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
+	case errors.Is(err, errSucceeded):
 		a.conf.Log.Info("the worker's record stays: another process has put one since")
 	case err != nil:
 		a.conf.Log.Warn("the worker's record could not be taken back; it expires", "err", err)
 	}
 	return nil
+}
+
+var errSucceeded = errors.New("the record is another process's")
+
+// takeBack deletes the record as it was put. If that is not there any more it may be
+// another process's, or the bucket another one, where the record is not yet.
+func (a *Announcer) takeBack(ctx context.Context, bucket jetstream.KeyValue) error {
+	key := wire.WorkerKey(a.id)
+	var only []jetstream.KVDeleteOpt
+	if a.revision > 0 {
+		only = append(only, jetstream.LastRevision(a.revision))
+	}
+	err := bucket.Delete(ctx, key, only...)
+	if refused, ok := errors.AsType[*jetstream.APIError](err); !ok || refused.ErrorCode != jetstream.JSErrCodeStreamWrongLastSequence {
+		return err
+	}
+	switch _, err := bucket.Get(ctx, key); {
+	case errors.Is(err, jetstream.ErrKeyNotFound):
+		return bucket.Delete(ctx, key) // who watches the bucket hears of it
+	case err != nil:
+		return err
+	}
+	return errSucceeded
 }
 
 func (a *Announcer) heartbeat() {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -130,9 +131,22 @@ func TestTheBucketIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return r.healthy()["a"] == moved.Address+" m" })
+	r.says(t, "the bucket was deleted")
+	// One that leaves is gone at once, though its record was in the bucket before.
+	leaves, stopIt := announceRecord(t, nc, at("leaves", 4), nil)
+	<-leaves.Registered()
+	eventually(t, func() bool { return r.healthy()["leaves"] != "" })
+	if err := js.DeleteKeyValue(t.Context(), wire.Scope{}.Bucket("workers")); err != nil {
+		t.Fatal(err)
+	}
+	announceRecord(t, nc, at("last", 5), nil)
+	eventually(t, func() bool { return r.healthy()["last"] != "" })
+	stopIt()
+	eventually(t, func() bool {
+		return !slices.ContainsFunc(r.Workers(), func(w router.WorkerState) bool { return w.Name == "leaves" })
+	})
 	stopB()
 	eventually(t, func() bool { return r.healthy()["b"] == "" })
-	r.says(t, "the bucket was deleted")
 }
 
 // Five hundred workers join at once: all are known, told of once, and get requests; a
