@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -119,7 +120,8 @@ func (r *rankFlag) Set(s string) error {
 }
 
 // publish stands beside an engine until ctx ends: what the engine says of its cache
-// goes to the bus, the worker is registered, and stays so while the engine lives.
+// goes to the bus, the worker is registered, and stays so while the engine lives. It fails
+// when another engine is at the address: whoever starts it again has that registered.
 func publish(ctx context.Context, args []string, std stdio) error {
 	var c sidecar
 	fs := newFlagSet("publish", std.err)
@@ -139,7 +141,7 @@ func publish(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	defer func() { _ = metrics.Shutdown(context.WithoutCancel(ctx)) }() // nothing is exported at the end
-	p := beside{sidecar: &c, log: log, client: &http.Client{Timeout: 2 * time.Second}}
+	p := beside{sidecar: &c, told: c, log: log, client: &http.Client{Timeout: 2 * time.Second}}
 	p.scrape.id = rand.Uint64() & (1<<53 - 1) // every JSON reader keeps it exactly
 	defer p.client.CloseIdleConnections()
 	recorder, stop, err := c.frames.start(log)
@@ -212,6 +214,8 @@ func commaList(s string) (items []string) {
 // beside is everything that `kvroute publish` consists of.
 type beside struct {
 	*sidecar
+	told   sidecar // before the engine was asked
+	met    sidecar // when it had answered
 	log    *slog.Logger
 	nc     *nats.Conn // nil if there is no bus
 	client *http.Client
@@ -354,6 +358,7 @@ func (p *beside) meet(ctx context.Context) error {
 		err := p.ask(ctx)
 		if err == nil {
 			p.alive.Store(true)
+			p.met = *p.sidecar
 			return p.fit()
 		}
 		if ctx.Err() != nil {
@@ -404,6 +409,32 @@ func (p *beside) ask(ctx context.Context) error {
 		p.record.TotalKVBlocks, p.counted = f.TotalKVBlocks, true
 	}
 	p.engine.BlockSize = f.BlockSize
+	return nil
+}
+
+var errOtherEngine = errors.New("the engine has come back as another")
+
+// again asks an engine that has come back what it is. If that is not what it was, it is
+// registered as what it is not.
+func (p *beside) again(ctx context.Context) error {
+	now, was := p.told, &p.met
+	q := beside{sidecar: &now, client: p.client, sources: p.sources}
+	if err := q.ask(ctx); err != nil {
+		return err
+	}
+	say := func(what string, now, was any) error {
+		return fmt.Errorf("%w: %s %v, before %v; start again to register it", errOtherEngine, what, now, was)
+	}
+	switch block, before := now.engine.BlockSize, was.engine.BlockSize; {
+	case !slices.Equal(now.record.Models, was.record.Models):
+		return say("models", now.record.Models, was.record.Models)
+	case now.engine.Engine != was.engine.Engine:
+		return say("engine", now.engine.Engine, was.engine.Engine)
+	case block != before && block > 0 && before > 0: // 0 says nothing
+		return say("tokens in a block", block, before)
+	case now.record.DPStart != was.record.DPStart || now.record.DPSize != was.record.DPSize:
+		return say("ranks from", []uint32{now.record.DPStart, now.record.DPSize}, []uint32{was.record.DPStart, was.record.DPSize})
+	}
 	return nil
 }
 
@@ -530,6 +561,12 @@ func (p *beside) watch(ctx context.Context) error {
 			return nil
 		case <-health.C:
 			err := p.get(ctx, p.health, nil)
+			if err == nil && !p.alive.Load() {
+				err = p.again(ctx)
+			}
+			if errors.Is(err, errOtherEngine) {
+				return err
+			}
 			if err == nil {
 				p.measure(ctx)
 			}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -218,6 +219,51 @@ func TestPublishBesideEngines(t *testing.T) {
 	// A dead engine is not kept alive by its sidecar.
 	d.engines[1].kill(t)
 	eventually(t, "the worker of a dead engine is healthy", func() bool { return workers(t, d)[0].Health != "healthy" })
+}
+
+// An engine that comes back as it was is healthy again; one that comes back with another
+// model is not what is registered, so its sidecar ends and takes the worker along.
+func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
+	bus, _ := emptyBus(t)
+	var sick atomic.Bool
+	var model atomic.Value
+	model.Store("m")
+	engine := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case sick.Load():
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case r.URL.Path == "/health":
+		case r.URL.Path == "/v1/models":
+			fmt.Fprintf(w, `{"data":[{"id":%q}]}`, model.Load())
+		default:
+			http.NotFound(w, r)
+		}
+	})
+	p := process(t, "publish", "publish", "--name", "a", "--engine-address", engine, "--nats-url", bus.url(), "--zmq-endpoint", "tcp://127.0.0.1:9", "--block-size", "16")
+	d := &demonstration{router: process(t, "kvroute", "serve", "--nats-url", bus.url(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+		"--degraded-after", "3s", "--unhealthy-after", "3s")}
+	is := func(want string) func() bool {
+		return func() bool {
+			var all string
+			for _, w := range workers(t, d) {
+				all += w.Model + " " + w.Health
+			}
+			return all == want
+		}
+	}
+	eventually(t, "it is not registered", is("m healthy"))
+	sick.Store(true)
+	eventually(t, "it is still healthy", is("m unhealthy"))
+	sick.Store(false)
+	eventually(t, "it is not healthy again", is("m healthy"))
+	sick.Store(true)
+	eventually(t, "it is still healthy", is("m unhealthy"))
+	model.Store("n")
+	sick.Store(false)
+	eventually(t, "the old model is still there", is(""))
+	if said := p.lastLines(); !strings.Contains(said, "models [n], before [m]") {
+		t.Errorf("it says %s", said)
+	}
 }
 
 // Blocks of another size are joined or split, and refused where neither is possible.
