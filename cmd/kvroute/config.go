@@ -514,7 +514,7 @@ func readFile(file string) (config, error) {
 	if c.Version != 1 {
 		return c, fmt.Errorf("config: %s: version is %d, want 1", file, c.Version)
 	}
-	return c, nil
+	return c, eachOnce(c.Workers)
 }
 
 // seconds turns a setting in seconds into a time; what is no time becomes one that

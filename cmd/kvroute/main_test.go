@@ -174,7 +174,10 @@ func TestBadConfigurationFiles(t *testing.T) {
 		"version: 1\nworkers:\n- models: five": "models",
 		"version: 1\nworkers:\n- name: a":      "models",
 		"version: 1\n  bad: [":                 "kvroute.yaml",
-		"version: 1\nworkers:\n- {name: a, models: [m], address: \"host\"}": "address",
+		"version: 1\nworkers:\n- {name: a, models: [m], address: \"host\"}":                                                                                                             "address",
+		"version: 1\nworkers:\n- {name: a, models: [m], address: \"10.0.0.1:1\", block_size: 200000}":                                                                                   "BlockSize is 200000",
+		"version: 1\nworkers:\n- {name: a, models: [m], address: \"10.0.0.1:1\"}\n- {name: b, models: [m], address: \"10.0.0.1:1\"}\n- {name: a, models: [m], address: \"10.0.0.2:1\"}": "workers[2] (\"a\") has the id",
+		"version: 1\nworkers:\n- {worker_id: 5, models: [m], address: \"10.0.0.1:1\"}\n- {worker_id: 5, models: [m], address: \"10.0.0.2:1\"}":                                          "id 5 of workers[0]",
 	} {
 		status, _, stderr := runs(t, "config", "--config", writeFile(t, text))
 		if status != 1 || !strings.Contains(stderr, want) {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -51,6 +52,24 @@ func (s *static) set(ctx context.Context, records []fleet.Record) error {
 		return err
 	}
 	s.records, s.told = records, all
+	return nil
+}
+
+// eachOnce refuses records of which two are one worker. Those whose address is a name stand
+// for workers of other ids.
+func eachOnce(records []fleet.Record) error {
+	var names fleet.Names
+	seen := make(map[uint64]int)
+	for i := range records {
+		id := records[i].ID()
+		if id == 0 || names.Some(records[i:i+1]) {
+			continue
+		}
+		if first, twice := seen[id]; twice {
+			return fmt.Errorf("config: workers[%d] (%q) has the id %d of workers[%d] (%q), want a name or worker_id of its own", i, records[i].Name, id, first, records[first].Name)
+		}
+		seen[id] = i
+	}
 	return nil
 }
 

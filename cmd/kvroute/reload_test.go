@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Workers of the configuration file come and go with SIGHUP.
+func TestStaticWorkersAreReloaded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	file := writeFile(t, "version: 1\nworkers:\n- {name: a, address: \"127.0.0.1:1\", models: [m]}\n")
+	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file,
+		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.stop()
+	d := &demonstration{router: c}
+	names := func() (s string) {
+		for _, w := range workers(t, d) {
+			s += w.Name + w.Health
+		}
+		return s
+	}
+	if got := names(); got != "ahealthy" {
+		t.Fatalf("workers are %s", got)
+	}
+	rewrite(t, c, file, "version: 1\nworkers:\n- {name: b, address: \"127.0.0.1:2\", models: [m]}\n")
+	eventually(t, "the workers are not reloaded", func() bool { return names() == "bhealthy" })
+	// A mistake changes nothing.
+	rewrite(t, c, file, "version: 1\nworkers:\n- {name: c}\n")
+	eventually(t, "the mistake is not reported", func() bool { return strings.Contains(c.lastLines(), "not reloaded") })
+	if got := names(); got != "bhealthy" {
+		t.Errorf("after a mistake the workers are %s", got)
+	}
+}
+
+// rewrite gives a kvroute that runs another configuration file.
+func rewrite(t *testing.T, c *child, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Router groups and workers of the configuration file come, move and go with SIGHUP
+// together, or not at all.
+func TestGroupsAreReloaded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	config := func(workers string, groups ...string) string {
+		text := "version: 1\nworkers: [" + workers + "]\ngroups:\n"
+		for _, g := range groups {
+			text += "- " + g + "\n"
+		}
+		return text
+	}
+	group := func(name string, port int) string {
+		return fmt.Sprintf("{name: %s, address: \"127.0.0.1:%d\", models: [m], block_size: 16, members: 2}", name, port)
+	}
+	worker := func(name string, port int) string {
+		return fmt.Sprintf("{name: %s, address: \"127.0.0.1:%d\", models: [other]}", name, port)
+	}
+	file := writeFile(t, config(worker("a", 1), group("east", 11)))
+	c := process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	reloads := func(outcome string, n int) func() bool {
+		return func() bool {
+			_, text := get(t, "http://"+c.at.HTTP+"/metrics")
+			return strings.Contains(text, fmt.Sprintf("kvroute_config_reloads_total{outcome=%q} %d", outcome, n))
+		}
+	}
+	is := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, w := range workers(t, &demonstration{router: c}) {
+			got = append(got, w.Name+w.Group+" "+w.Address.String())
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("the candidates are others (-want +got):\n%s", diff)
+		}
+	}
+	is("a 127.0.0.1:1", "easteast 127.0.0.1:11")
+	rewrite(t, c, file, config(worker("b", 2), group("west", 12), group("east", 13)))
+	eventually(t, "it is not reloaded", reloads("done", 1))
+	is("b 127.0.0.1:2", "easteast 127.0.0.1:13", "westwest 127.0.0.1:12")
+	for i, wrong := range []string{
+		config(worker("c", 3), group("west", 14), group("west", 15)),
+		config(worker("c", 3)+","+worker("c", 4), group("north", 14)),
+		config("{name: c, models: [m], address: nowhere}", group("north", 14)), // found when the groups have changed
+		config(worker("c", 3), "{name: north, adress: x}"),
+	} {
+		rewrite(t, c, file, wrong)
+		eventually(t, "the mistake is not counted", reloads("refused", i+1))
+		is("b 127.0.0.1:2", "easteast 127.0.0.1:13", "westwest 127.0.0.1:12")
+	}
+	rewrite(t, c, file, config("", group("west", 12)))
+	eventually(t, "it is not reloaded", reloads("done", 2))
+	is("westwest 127.0.0.1:12")
+}
+
+// A SIGHUP while kvroute starts does not end it: the file is read again once it runs.
+func TestAReloadWhileStarting(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	// Whoever reads it waits for who writes it, and the other way round.
+	file := filepath.Join(t.TempDir(), "kvroute.yaml")
+	if err := syscall.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write := func(worker string, before func()) {
+		t.Helper()
+		var f *os.File
+		eventually(t, "nobody reads the file", func() (ok bool) {
+			var err error
+			f, err = os.OpenFile(file, os.O_WRONLY|syscall.O_NONBLOCK, 0) // fails while nobody does
+			return err == nil
+		})
+		defer f.Close()
+		before()
+		if _, err := fmt.Fprintf(f, "version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n", worker); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := launchChild(t.TempDir(), "kvroute", "serve", "--config", file,
+		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.stop()
+	write("a", func() {
+		if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err := c.waitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	write("b", func() {})
+	eventually(t, "the workers are not reloaded", func() bool {
+		ws := workers(t, &demonstration{router: c})
+		return len(ws) == 1 && ws[0].Name == "b"
+	})
+}
