@@ -4,6 +4,7 @@ package fleet_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -147,6 +148,58 @@ func TestTheBucketIsDeleted(t *testing.T) {
 	})
 	stopB()
 	eventually(t, func() bool { return r.healthy()["b"] == "" })
+}
+
+// A router that starts does not take a worker for healthy that died a while ago, and whose
+// record still stands; it takes those for healthy that live.
+func TestARouterStartsAfterAWorkerDied(t *testing.T) {
+	t.Parallel()
+	s := startNATS(t, -1)
+	nc := connect(t, s)
+	before := startRouted(t, connect(t, s), 0)
+	announceRecord(t, nc, at("lives", 1), nil)
+	eventually(t, func() bool { return len(before.healthy()) == 1 })
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead, err := json.Marshal(at("dead", 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bucket.Put(t.Context(), wire.WorkerKey(wire.WorkerID("dead")), dead); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return len(before.healthy()) == 2 })
+	for _, ahead := range []time.Duration{0, 5 * time.Minute} { // whose clock is how
+		eventually(t, func() bool { return before.health("dead") != "healthy" })
+		late := startRouted(t, connect(t, s), ahead)
+		if got := late.health("lives"); got != "healthy" {
+			t.Errorf("who lives is %s to a router that starts", got)
+		}
+		// At first its record may be as young as that of a worker that lives.
+		for end := time.Now().Add(30 * time.Second); late.health("dead") == "healthy" && time.Now().Before(end); {
+			<-time.After(time.Second)
+			late = startRouted(t, connect(t, s), ahead)
+		}
+		if got := late.health("dead"); got != "degraded" {
+			t.Errorf("who died is %s to a router that starts", got)
+		}
+	}
+}
+
+// health is how the router takes a worker to be; empty if it does not know it.
+func (r *routed) health(name string) string {
+	for _, w := range r.Workers() {
+		if w.Name == name {
+			return w.Health
+		}
+	}
+	return ""
 }
 
 // Five hundred workers join at once: all are known, told of once, and get requests; a

@@ -233,17 +233,34 @@ func follow(ctx context.Context, bucket jetstream.KeyValue) error {
 
 // birth is when a bucket was made.
 func birth(ctx context.Context, bucket jetstream.KeyValue) (time.Time, error) {
+	info, err := streamInfo(ctx, bucket)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.Created, nil
+}
+
+// serverTime is what the server's clock says, which also tells when records were put.
+func serverTime(ctx context.Context, bucket jetstream.KeyValue) (time.Time, error) {
+	info, err := streamInfo(ctx, bucket)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.TimeStamp, nil
+}
+
+func streamInfo(ctx context.Context, bucket jetstream.KeyValue) (*jetstream.StreamInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	status, err := bucket.Status(ctx)
 	if err != nil {
-		return time.Time{}, err
+		return nil, err
 	}
 	s, ok := status.(*jetstream.KeyValueBucketStatus)
 	if !ok {
-		return time.Time{}, errors.New("fleet: the status of a bucket is of an unknown kind")
+		return nil, errors.New("fleet: the status of a bucket is of an unknown kind")
 	}
-	return s.StreamInfo().Created, nil
+	return s.StreamInfo(), nil
 }
 
 // watch follows the registry until it cannot.
@@ -254,6 +271,10 @@ func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
 	bucket, err := openBucket(opening, r.nc, r.conf.Scope, r.conf.Replicas)
 	if err != nil {
 		return fmt.Errorf("fleet: open the bucket: %w", err)
+	}
+	asked, err := serverTime(opening, bucket)
+	if err != nil {
+		return fmt.Errorf("fleet: ask for the bucket's time: %w", err)
 	}
 	watcher, err := bucket.WatchAll(ctx)
 	if err != nil {
@@ -281,7 +302,7 @@ func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
 			case entry == nil:
 				r.ready.Store(true)
 			default:
-				r.entry(ctx, entry)
+				r.entry(ctx, entry, asked)
 			}
 		case m := <-beats:
 			r.heartbeat(ctx, m)
@@ -302,8 +323,20 @@ func (r *Registry) locked(do func(*Table)) {
 	do(r.table)
 }
 
-// entry takes a change of the bucket.
-func (r *Registry) entry(ctx context.Context, e jetstream.KeyValueEntry) {
+// overdue is how much longer than records are put apart one was in the bucket when asked,
+// by the server's clock; 0 if it came later. Its worker has been silent for at least so
+// long, if it is not NATS that was away from all of them: so it is enough that the worker
+// stands behind others until its next heartbeat.
+func (r *Registry) overdue(e jetstream.KeyValueEntry, asked time.Time) time.Duration {
+	if asked.Sub(e.Created()) <= putEvery+heartbeatEvery {
+		return 0
+	}
+	return r.table.ages.Degraded + time.Millisecond
+}
+
+// entry takes a change of the bucket, which it may have been before the watch began, when
+// it was asked.
+func (r *Registry) entry(ctx context.Context, e jetstream.KeyValueEntry, asked time.Time) {
 	id, err := strconv.ParseUint(e.Key(), 16, 64)
 	if err != nil || e.Key() != wire.WorkerKey(id) {
 		r.refuse(ctx, fmt.Errorf("fleet: key %q is no worker id", clip(e.Key())))
@@ -319,7 +352,12 @@ func (r *Registry) entry(ctx context.Context, e jetstream.KeyValueEntry) {
 		err = fmt.Errorf("fleet: the record under key %s is of worker %d", e.Key(), record.ID())
 	}
 	if err == nil {
-		r.locked(func(t *Table) { err = t.Put(r.conf.Now(), record) })
+		r.locked(func(t *Table) {
+			now := r.conf.Now()
+			if err = t.Put(now.Add(-r.overdue(e, asked)), record); err == nil {
+				t.judge(now, t.workers[id])
+			}
+		})
 	}
 	if err != nil {
 		r.refuse(ctx, err)

@@ -16,7 +16,8 @@
 // with each change of its health, which follows from how old its last sign of life is
 // ([Ages]): its record, a heartbeat, an answer to a probe. One that is not of the
 // configuration is forgotten when neither record nor heartbeat has come for so long,
-// whoever answers at its address. Who has come back from unhealthy
+// whoever answers at its address. A registry that begins takes a worker whose record has
+// not been put lately for degraded until it hears of it. Who has come back from unhealthy
 // three times within a minute is degraded until it has not been so for 30 s. A
 // record put again unchanged is a sign of life and no news. Records
 // that nothing can be routed by are refused, and so are records under a key that is
@@ -200,8 +201,9 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 	return nil
 }
 
-// Put takes a record of the registry, put at the time now. A static worker of the
-// same id goes first: the record is only a sign of life that it does not need.
+// Put takes a record of the registry, put at the time now, which may lie a while back. A
+// static worker of the same id goes first: the record is only a sign of life that it does
+// not need.
 func (t *Table) Put(now time.Time, r Record) error {
 	info, err := r.Info(t.networks)
 	if err != nil {
@@ -216,7 +218,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 	}
 	if m != nil && reflect.DeepEqual(m.record, r) {
 		// It may have been read again after NATS was away: no sign that it still runs.
-		m.seen, m.kept = now, now
+		m.seen, m.kept = later(m.seen, now), later(m.kept, now)
 		t.judge(now, m)
 		return nil
 	}
@@ -238,7 +240,8 @@ func (t *Table) Put(now time.Time, r Record) error {
 	if begins {
 		t.leave(m)
 	}
-	m.info, m.record, m.seen, m.kept, m.probed, m.followed = info, r, now, now, r.Health != nil, false
+	m.info, m.record, m.probed, m.followed = info, r, r.Health != nil, false
+	m.seen, m.kept = later(m.seen, now), later(m.kept, now)
 	if begins {
 		t.begin(now, m)
 	}
@@ -246,6 +249,13 @@ func (t *Table) Put(now time.Time, r Record) error {
 	t.set(m.info)
 	t.tellEvents(r, m.info)
 	return nil
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // begin compares a worker that comes to an address with the one that came there last: one
