@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -68,9 +67,9 @@ func NewAnnouncer(nc *nats.Conn, conf AnnouncerConfig) (*Announcer, error) {
 	}
 	id := conf.Record.ID()
 	conf.Record.V, conf.Record.WorkerID = 1, id
-	data, err := json.Marshal(conf.Record)
+	data, err := conf.Record.encode()
 	if err != nil {
-		return nil, fmt.Errorf("fleet: write record: %w", err)
+		return nil, err
 	}
 	return &Announcer{conf: conf, nc: nc, record: data, id: id, changed: make(chan struct{}, 1), registered: make(chan struct{})}, nil
 }
@@ -84,9 +83,9 @@ func (a *Announcer) Update(r Record) error {
 		return err
 	}
 	r.V, r.WorkerID = 1, a.id
-	data, err := json.Marshal(r)
+	data, err := r.encode()
 	if err != nil {
-		return fmt.Errorf("fleet: write record: %w", err)
+		return err
 	}
 	a.mu.Lock()
 	a.record = data

@@ -122,9 +122,9 @@ func (r *Registry) known(id uint64) error {
 }
 
 func (r *Registry) put(ctx context.Context, record *Record) error {
-	data, err := json.Marshal(record)
+	data, err := record.encode()
 	if err != nil {
-		return fmt.Errorf("fleet: write record: %w", err)
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, behalfTime)
 	defer cancel()

@@ -48,6 +48,11 @@ func TestRegistrationOnBehalf(t *testing.T) {
 	if _, err := a.Register(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), "address") {
 		t.Errorf("a wrong record: %v", err)
 	}
+	large := record("x")
+	large.Engine = strings.Repeat("e", 64<<10)
+	if _, err := a.Register(t.Context(), large); err == nil || errors.Is(err, fleet.ErrBusAway) || !strings.Contains(err.Error(), "want at most 65536") {
+		t.Errorf("a large record: %v", err)
+	}
 	for what, err := range map[string]error{
 		"registered":   errOf(a.Register(t.Context(), record("static"))),
 		"deregistered": a.Deregister(t.Context(), wire.WorkerID("static")),

@@ -283,6 +283,11 @@ func TestAnnouncerRefusesBadRecords(t *testing.T) {
 	if _, err := fleet.NewAnnouncer(nil, fleet.AnnouncerConfig{Record: fleet.Record{Name: "a"}}); err == nil || !strings.Contains(err.Error(), "models") {
 		t.Errorf("error %v, want one about models", err)
 	}
+	large := record("a")
+	large.Engine = strings.Repeat("e", 64<<10)
+	if _, err := fleet.NewAnnouncer(nil, fleet.AnnouncerConfig{Record: large}); err == nil || !strings.Contains(err.Error(), "want at most 65536") {
+		t.Errorf("error %v, want one about its size", err)
+	}
 }
 
 // A router says at once and every two seconds that it is there, and whether it wants

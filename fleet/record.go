@@ -215,6 +215,18 @@ func ParseRecord(data []byte) (Record, error) {
 	return r, nil
 }
 
+// encode writes a record as the registry has it.
+func (r *Record) encode() ([]byte, error) {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("fleet: write record: %w", err)
+	}
+	if len(data) > maxRecord {
+		return nil, fmt.Errorf("fleet: the record of worker %q has %d bytes, want at most %d", clip(r.Name), len(data), maxRecord)
+	}
+	return data, nil
+}
+
 // ID returns the worker's id: WorkerID, or the one derived from its name.
 func (r *Record) ID() uint64 {
 	if r.WorkerID == 0 && r.Name != "" {

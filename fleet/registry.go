@@ -32,6 +32,9 @@ const (
 	heartbeatEvery = 2500 * time.Millisecond
 )
 
+// maxRecord is how many bytes a record may have as JSON; the registry takes no more.
+const maxRecord = 64 << 10
+
 const heartbeatTopic = "heartbeat"
 
 // openBucket returns the bucket of records, and makes it if it is not there, kept
@@ -49,7 +52,7 @@ func openBucket(ctx context.Context, nc *nats.Conn, scope wire.Scope, replicas i
 		Bucket:       scope.Bucket("workers"),
 		Description:  "kvroute: records of workers",
 		TTL:          recordTTL,
-		MaxValueSize: 64 << 10,
+		MaxValueSize: maxRecord,
 		Replicas:     max(1, replicas),
 	})
 	if errors.Is(err, jetstream.ErrBucketExists) {
