@@ -30,9 +30,10 @@ func AppendUsedBlocks(dst []byte, worker uint64, dpRank uint32, blocks uint64) [
 
 // UsedBlocks is how many blocks of a rank's cache are used, as its engine says.
 type UsedBlocks struct {
-	WorkerID uint64
-	DPRank   uint32
-	Blocks   int
+	WorkerID  uint64
+	DPRank    uint32
+	Blocks    int
+	Publisher uint64 // who says it, if it came in an envelope
 }
 
 // ReadUsedBlocks reads the payload of a message of [LoadTopic]. It returns false for one
@@ -84,6 +85,7 @@ func FollowUsedBlocks(ctx context.Context, nc *nats.Conn, scope wire.Scope, tell
 				continue
 			}
 			if u, said, err := ReadUsedBlocks(e.Payload); err == nil && said {
+				u.Publisher = e.PublisherID
 				tell(u)
 			}
 		}

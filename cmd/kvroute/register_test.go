@@ -13,6 +13,11 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/wire"
 )
 
 // A worker without NATS registers over HTTP and says in its heartbeats what it holds
@@ -67,6 +72,22 @@ func TestWorkersRegisterOverHTTP(t *testing.T) {
 	status, text = call("POST", "/v1/best_worker", fmt.Sprintf(`{"model":"m","token_ids":%s}`, prompt))
 	if err := json.Unmarshal([]byte(text), &best); err != nil || best.Address != "127.0.0.1:9001" {
 		t.Errorf("%d %s, want the first worker, since the second is full", status, text)
+	}
+	// What its engine says of a rank on the bus counts more than a heartbeat, which may not know.
+	nc, err := nats.Connect(c.at.NATS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	eventually(t, "what is said on the bus is not known", func() bool {
+		err := nc.Publish(wire.Scope{Namespace: "kvroute", Component: "workers", Endpoint: "generate"}.Topic(events.LoadTopic), events.AppendEnvelope(nil, events.Envelope{
+			PublisherID: 5, Topic: events.LoadTopic, Payload: events.AppendUsedBlocks(nil, wire.WorkerID("first"), 0, 60),
+		}))
+		return err == nil && strings.Contains(workersText(t, c), `"engine_blocks":60,`)
+	})
+	expect("POST", "/v1/workers/first/heartbeat", `{}`, 200, `"worker_id":`)
+	if text := workersText(t, c); !strings.Contains(text, `"engine_blocks":60,`) {
+		t.Errorf("a heartbeat that says nothing of the load: %s", text)
 	}
 	expect("DELETE", "/v1/workers/second", "", 200, `"worker_id":`)
 	expect("DELETE", "/v1/workers/second", "", 404, "not registered")

@@ -128,6 +128,7 @@ type server struct {
 	events   *events.Subscriber
 	durable  *events.Durable // nil unless --durable-kv-events
 	expected expected
+	loads    fleet.Loads
 	direct   *direct // workers whose engines are heard without the bus
 	extproc  *extproc.Server
 	grpc     *grpc.Server
@@ -440,6 +441,7 @@ func (s *server) source(info *router.WorkerInfo) events.Source {
 func (s *server) removeWorker(id uint64) {
 	s.log.Info("a worker is gone", "worker", id)
 	s.prober.Remove(id)
+	s.loads.Forget(id)
 	s.events.Forget(id)
 	s.direct.removeWorker(id)
 	s.workerChanged(id, false)
