@@ -331,7 +331,7 @@ func TestProbesMayBeFarApart(t *testing.T) {
 	}
 	last := start.Add(189 * time.Second)
 	for i, want := range []string{"", "a degraded", "a unhealthy", "a expired"} {
-		tab.Tick(last.Add([]time.Duration{68, 69, 78, 92}[i]*time.Second), false)
+		tab.Tick(last.Add([]time.Duration{68 * time.Second, 69 * time.Second, 78 * time.Second, 92 * time.Second}[i]), false)
 		if got := l.take(); got != want {
 			t.Errorf("step %d: told %q, want %q", i, got, want)
 		}

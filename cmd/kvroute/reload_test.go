@@ -103,7 +103,7 @@ func TestGroupsAreReloaded(t *testing.T) {
 		config(worker("c", 3), group("west", 14), group("west", 15)),
 		config(worker("c", 3)+","+worker("c", 4), group("north", 14)),
 		config("{name: c, models: [m], address: nowhere}", group("north", 14)), // found when the groups have changed
-		config(worker("c", 3), "{name: north, adress: x}"),
+		config(worker("c", 3), "{name: north, port: 5}"),
 	} {
 		rewrite(t, c, file, wrong)
 		eventually(t, "the mistake is not counted", reloads("refused", i+1))
