@@ -64,11 +64,12 @@ func TestGroupsAreReloaded(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	config := func(workers string, groups ...string) string {
-		text := "version: 1\nworkers: [" + workers + "]\ngroups:\n"
+		var text strings.Builder
+		text.WriteString("version: 1\nworkers: [" + workers + "]\ngroups:\n")
 		for _, g := range groups {
-			text += "- " + g + "\n"
+			text.WriteString("- " + g + "\n")
 		}
-		return text
+		return text.String()
 	}
 	group := func(name string, port int) string {
 		return fmt.Sprintf("{name: %s, address: \"127.0.0.1:%d\", models: [m], block_size: 16, members: 2}", name, port)

@@ -244,11 +244,11 @@ func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
 		"--degraded-after", "3s", "--unhealthy-after", "3s")}
 	is := func(want string) func() bool {
 		return func() bool {
-			var all string
+			var all strings.Builder
 			for _, w := range workers(t, d) {
-				all += w.Model + " " + w.Health
+				all.WriteString(w.Model + " " + w.Health)
 			}
-			return all == want
+			return all.String() == want
 		}
 	}
 	eventually(t, "it is not registered", is("m healthy"))
