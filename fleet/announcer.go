@@ -184,24 +184,34 @@ func (a *Announcer) leave(ctx context.Context) error {
 var errSucceeded = errors.New("the record is another process's")
 
 // takeBack deletes the record as it was put. If that is not there any more it may be
-// another process's, or the bucket another one, where the record is not yet.
+// another process's, or the bucket another one, which has none: then it is put once more,
+// so that who watches the bucket hears that it goes. Nothing is read, which workers may not.
 func (a *Announcer) takeBack(ctx context.Context, bucket jetstream.KeyValue) error {
 	key := wire.WorkerKey(a.id)
-	var only []jetstream.KVDeleteOpt
-	if a.revision > 0 {
-		only = append(only, jetstream.LastRevision(a.revision))
+	if a.revision == 0 {
+		return bucket.Delete(ctx, key)
 	}
-	err := bucket.Delete(ctx, key, only...)
-	if refused, ok := errors.AsType[*jetstream.APIError](err); !ok || refused.ErrorCode != jetstream.JSErrCodeStreamWrongLastSequence {
+	err := bucket.Delete(ctx, key, jetstream.LastRevision(a.revision))
+	if !outOfSequence(err) {
 		return err
 	}
-	switch _, err := bucket.Get(ctx, key); {
-	case errors.Is(err, jetstream.ErrKeyNotFound):
-		return bucket.Delete(ctx, key) // who watches the bucket hears of it
+	a.mu.Lock()
+	record := a.record
+	a.mu.Unlock()
+	again, err := bucket.Update(ctx, key, record, 0)
+	switch {
+	case outOfSequence(err):
+		return errSucceeded
 	case err != nil:
 		return err
 	}
-	return errSucceeded
+	return bucket.Delete(ctx, key, jetstream.LastRevision(again))
+}
+
+// outOfSequence says whether a key has another revision than was wanted.
+func outOfSequence(err error) bool {
+	refused, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
 }
 
 func (a *Announcer) heartbeat() {

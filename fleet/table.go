@@ -217,7 +217,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 		return nil
 	}
 	if m != nil && reflect.DeepEqual(m.record, r) {
-		// It may have been read again after NATS was away: no sign that it still runs.
+		// It may only have been read again after NATS was away: who was followed stays so.
 		m.seen, m.kept = later(m.seen, now), later(m.kept, now)
 		t.judge(now, m)
 		return nil
