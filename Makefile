@@ -23,8 +23,8 @@ demo: build envoy ## show it at work: the same load round robin and by cache, th
 	@$(BIN) demo $(DEMO)
 
 .PHONY: bench-demo
-bench-demo: build envoy ## play the demo three times and report its figures against targets (REPLICAS=4: several router replicas against one)
-	@$(BIN) demo --rounds $(or $(ROUNDS),3) $(if $(REPLICAS),--replicas $(REPLICAS)) --report bench/out --commit "$(COMMIT)"
+bench-demo: build envoy ## play the demo three times and report its figures against targets (REPLICAS=4: several router replicas against one; GROUPS=2: router groups against one router)
+	@$(BIN) demo --rounds $(or $(ROUNDS),3) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(GROUPS),--groups $(GROUPS)) --report bench/out --commit "$(COMMIT)"
 
 .PHONY: bench-index
 bench-index: tools ## measure the index against its targets (ROUNDS=5)

@@ -37,7 +37,8 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	fs.StringVar(&d.envoyPath, "envoy", "", "`path` of an Envoy binary (default: on PATH, or what make envoy installed)")
 	fs.BoolVar(&d.core, "core", false, "let events travel without a stream that keeps them")
 	replicas := fs.Int("replicas", 1, "`number` of router replicas; above 1 the load is played through one, through so many, and through so many that do not tell each other of their requests")
-	fs.IntVar(&d.workers, "workers", 4, "`number` of simulated workers")
+	groups := fs.Int("groups", 1, "`number` of router groups; above 1 the load is played through one router, and through a router of so many groups that asks them, and that goes by what they tell")
+	fs.IntVar(&d.workers, "workers", 4, "`number` of simulated workers; 8 if there are groups")
 	preset := fs.String("preset", "32b-2xh100", "their hardware")
 	blocks := fs.Int("num-gpu-blocks", 2400, "capacity of each worker's cache in `blocks` of 16 tokens")
 	loadFlags(fs, &d.load)
@@ -63,13 +64,20 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 	if *replicas < 1 || *replicas > 16 {
 		return fmt.Errorf("replicas is %d, want 1 to 16", *replicas)
 	}
-	if *replicas > 1 {
-		// With little to do it does not matter who knows of whose requests.
-		given := map[string]bool{}
-		fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
-		if !given["rate"] && !given["conversations"] {
-			d.load.Rate, d.load.Conversations = 22, 100
-		}
+	given := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if *groups > 1 && !given["workers"] {
+		d.workers = 8
+	}
+	if *groups < 1 || *groups > min(16, d.workers) {
+		return fmt.Errorf("groups is %d, want 1 to 16, and a worker for each", *groups)
+	}
+	if *groups > 1 && *replicas > 1 {
+		return errors.New("groups and replicas are shown one at a time")
+	}
+	if (*replicas > 1 || *groups > 1) && !given["rate"] && !given["conversations"] {
+		// With little to do it does not matter who knows of what.
+		d.load.Rate, d.load.Conversations = 5.5*float64(d.workers), 25*d.workers
 	}
 	d.engine = []string{"--preset", *preset, "--num-gpu-blocks", fmt.Sprint(*blocks)}
 	if d.envoyPath == "" {
@@ -87,12 +95,32 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 			err = errInterrupted
 		}
 	}()
-	if err := d.start(ctx); err != nil {
+	if *groups > 1 {
+		d.bus, err = startNATS("127.0.0.1:0", "") // who the workers belong to changes
+	} else {
+		err = d.start(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	var verdict error
 	run := bench.NewRun("bench-demo", *commit, "make bench-demo", nil)
-	if *replicas > 1 {
+	switch {
+	case *groups > 1:
+		var played []groupRound
+		for i := range *rounds {
+			r, err := d.groupRound(ctx, i, *groups)
+			if err != nil {
+				return err
+			}
+			d.compare([]column{{"flat", &r.flat}, {"groups, asked", &r.asked}, {"by summaries", &r.told}})
+			if n := r.flat.Failed() + r.asked.Failed() + r.told.Failed(); n > 0 {
+				verdict = errors.Join(verdict, fmt.Errorf("%d requests failed", n))
+			}
+			played = append(played, r)
+		}
+		run = bench.NewRun("bench-demo-groups", *commit, fmt.Sprint("make bench-demo GROUPS=", *groups), groupFigures(played))
+	case *replicas > 1:
 		var played []replicaRound
 		for i := range *rounds {
 			r, err := d.replicaRound(ctx, i, *replicas)
@@ -106,7 +134,7 @@ func demo(ctx context.Context, args []string, std stdio) (err error) {
 			played = append(played, r)
 		}
 		run = bench.NewRun("bench-demo-replicas", *commit, fmt.Sprint("make bench-demo REPLICAS=", *replicas), replicaFigures(played))
-	} else {
+	default:
 		var played []round
 		for range *rounds {
 			r, err := d.round(ctx)
@@ -156,22 +184,28 @@ type demonstration struct {
 	bus     *embeddedNATS
 	engines []*child
 	router  *child
-	others  []*child // replicas, router among them, if the demo is of several
+	others  []*child         // replicas, router among them, if the demo is of several
+	groups  []*demonstration // those below the router, if it is one of groups
 	envoy   *envoytest.Proc
 }
 
-// start starts what both phases share.
+// start starts what all phases share.
 func (d *demonstration) start(ctx context.Context) (err error) {
 	if d.bus, err = startNATS("127.0.0.1:0", ""); err != nil {
 		return err
 	}
+	return d.startEngines(ctx, "workers", 1)
+}
+
+// startEngines starts the workers, as those of a component, by names that count from first.
+func (d *demonstration) startEngines(ctx context.Context, component string, first int) error {
 	d.engines = make([]*child, d.workers)
 	all, ctx := errgroup.WithContext(ctx)
 	for i := range d.engines {
 		all.Go(func() (err error) {
-			name := fmt.Sprint("worker-", i+1)
+			name := fmt.Sprint("worker-", first+i)
 			d.engines[i], err = startChild(ctx, d.dir, name, append([]string{
-				"engine", "--name", name,
+				"engine", "--name", name, "--component", component,
 				"--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", d.load.Model, d.durable(),
 			}, d.engine...)...)
 			return err
@@ -193,6 +227,10 @@ func (d *demonstration) stop() {
 	}
 	if d.router != nil {
 		d.router.stop()
+	}
+	for _, g := range d.groups {
+		g.bus = nil // it is ours
+		g.stop()
 	}
 	for _, e := range d.engines {
 		if e != nil {
@@ -333,12 +371,16 @@ func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 	return err
 }
 
-// waitWorkers waits until the router knows all workers.
+// waitWorkers waits until the router knows all workers, or groups.
 func (d *demonstration) waitWorkers(ctx context.Context) error {
+	want := d.workers
+	if len(d.groups) > 0 {
+		want = len(d.groups)
+	}
 	return poll(ctx, patience, "the workers do not register", func(ctx context.Context) bool {
 		var answer struct{ Workers []router.WorkerState }
 		err := getJSON(ctx, "http://"+d.router.at.HTTP+"/v1/workers", &answer)
-		return err == nil && len(answer.Workers) >= d.workers // there may be others than ours
+		return err == nil && len(answer.Workers) >= want // there may be others than ours
 	})
 }
 

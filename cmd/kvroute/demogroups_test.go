@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/internal/envoytest"
+)
+
+// The demo of router groups plays its load through one tier and through two, with all
+// workers in both, and all requests succeed. That the groups are heard it checks itself.
+func TestTheDemoOfGroups(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a real Envoy")
+	}
+	if _, err := envoytest.Find(); err != nil {
+		t.Fatal(err)
+	}
+	status, out, stderr := runs(t, "demo", "--groups", "2", "--workers", "3", "--rate", "20", "--conversations", "8", "--turns", "2", "--turn-gap", "200ms")
+	for _, want := range []string{
+		"flat  groups, asked   by summaries\n  requests                           16             16             16\n  errors                              0              0              0\n",
+		"requests of worker-3", "again: worker-",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it does not say %q", want)
+		}
+	}
+	if status != 0 || t.Failed() {
+		t.Errorf("status %d, %s\n%s", status, stderr, out)
+	}
+	for want, flags := range map[string][]string{
+		"groups is 0":         {"--groups", "0"},
+		"groups is 3":         {"--groups", "3", "--workers", "2"},
+		"shown one at a time": {"--groups", "2", "--replicas", "2"},
+	} {
+		if status, _, stderr := runs(t, append([]string{"demo"}, flags...)...); status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("%v: status %d, %s, want %q", flags, status, stderr, want)
+		}
+	}
+}
+
+func TestGroupFigures(t *testing.T) {
+	of := func(ttft, e2e float64) bench.Summary {
+		return bench.Summary{TTFT: bench.Quantiles{Mean: ttft}, E2E: bench.Quantiles{Mean: e2e}}
+	}
+	for _, c := range []struct {
+		asked, told bench.Summary
+		met         int
+	}{
+		{of(1.15, 1.05), of(1.15, 1.05), 5},
+		{of(1.16, 1.05), of(1.15, 1.05), 4},
+		{of(1.15, 1.06), of(1.15, 1.05), 4},
+		{of(1, 1), of(1.16, 1.06), 3},
+	} {
+		met := 0
+		for _, f := range groupFigures([]groupRound{{flat: of(1, 1), asked: c.asked, told: c.told}}) {
+			if f.Met {
+				met++
+			}
+		}
+		if met != c.met {
+			t.Errorf("%+v: %d targets are met", c, met)
+		}
+	}
+}
