@@ -94,9 +94,6 @@ const (
 	// groupForget is how long a model is known that the configuration does not name and
 	// the group does not speak of any more.
 	groupForget = 10 * time.Minute
-	// groupTransit is how long a request is under way to a group before its router has
-	// booked it: what was sent so shortly before a summary is not in there.
-	groupTransit = 20 * time.Millisecond
 	// A speaker whose messages seem this late, one as late as the other, has set its clock:
 	// what is late because it waited catches up.
 	groupClock    = time.Second
@@ -433,7 +430,7 @@ func (f *groupFeed) takenAt(now time.Time, s *summary, m *groupMetrics) time.Tim
 		f.late, f.lag, f.lags = lateness{}, 0, 0
 		late = f.late.of(now, at)
 	}
-	return now.Add(-late - groupTransit)
+	return now.Add(-late - router.GroupTransit)
 }
 
 // ask asks a group for all that it holds.

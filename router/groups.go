@@ -87,6 +87,10 @@ const (
 	staleAfter      = 3
 )
 
+// GroupTransit is how long a request is under way to a group before its router has booked
+// it: what was sent so shortly before a group said what it does is not in there.
+const GroupTransit = 20 * time.Millisecond
+
 // group is what the core knows of a router group. It is replaced, never changed.
 type group struct {
 	load     Summary // without what it holds

@@ -526,6 +526,15 @@ func TestProbe(t *testing.T) {
 	if p := asked[0]; p.ID != "1" || p.Model != "m" || p.BlockSize != 8 || p.Tokens != 32 || len(p.Local) != 4 || !slices.Equal(p.Groups, []string{"g1", "g2", "g3"}) {
 		t.Errorf("asked %+v", p)
 	}
+	// The group may not have booked yet what was sent there just before.
+	w.advance(router.GroupTransit - 2*time.Millisecond)
+	if d = bookFor(t, r, "under way", "abcd"); d.Group != "g1" || d.Member != nil || d.Candidates[0].PendTokens != 10+8/2 || d.Candidates[0].ActiveRequests != 2 {
+		t.Errorf("decision %+v, member %v, candidate %+v", d, d.Member, d.Candidates[0])
+	}
+	w.advance(router.GroupTransit)
+	if d = dryRun(t, r, "abcd"); d.Member == nil || d.Candidates[0].PendTokens != 10 {
+		t.Errorf("all has arrived: decision %+v, candidate %+v", d, d.Candidates[0])
+	}
 	// Another request goes there while the answer is on its way.
 	between = func() {
 		between = func() {}

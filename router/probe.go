@@ -105,7 +105,7 @@ func (c *core) heed(q *question, ord, at int) {
 		return
 	}
 	in := &c.inputs[at]
-	requests, pend := c.slots.UnreportedSince(ord, q.probed)
+	requests, pend := c.slots.UnreportedSince(ord, q.probed.Add(-GroupTransit))
 	in.OverlapBlocks = min(max(0, a.OverlapBlocks), len(q.sequence))
 	in.PendTokens = a.PendTokens + pend/in.Members
 	in.ActiveRequests = a.ActiveRequests + requests/in.Members
@@ -120,7 +120,7 @@ func (c *core) member(q *question, ord int) *Worker {
 	if a == nil {
 		return nil
 	}
-	if requests, _ := c.slots.UnreportedSince(ord, q.probed); requests > 0 {
+	if requests, _ := c.slots.UnreportedSince(ord, q.probed.Add(-GroupTransit)); requests > 0 {
 		return nil
 	}
 	w := a.Worker
