@@ -119,6 +119,7 @@ const (
 	syncMemory     = 1 << 16          // of those, at most
 	syncPeers      = 1024             // replicas listened to, at most
 	syncRequests   = 1 << 18          // requests of one of them, at most
+	syncBehind     = 3                // presences in a row that are taken to come late
 	syncLate       = 100 * time.Millisecond
 	syncQuietAfter = time.Minute           // without anybody who listens; who is only not heard still hears
 	syncSessions   = 4096                  // bindings that wait to be sent

@@ -3,7 +3,9 @@
 package fleet
 
 import (
+	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -134,6 +137,34 @@ func TestSyncWaitsForWorkers(t *testing.T) {
 	clear(w.live)
 	w.settle()
 	w.check("the request is over")
+}
+
+// A number that a peer never gave a message, and a name as long as a message, do not
+// have all that it says later ignored.
+func TestSyncRecoversFromAForgedNumber(t *testing.T) {
+	w := newSyncWorld(t, 1, 2, 1)
+	a, b := w.replicas[0], w.replicas[1]
+	w.settle()
+	w.book(a, "x")
+	w.settle()
+	b.in.message(b.sync.topic, events.AppendEnvelope(nil, events.Envelope{PublisherID: a.id, Sequence: 1 << 60, Topic: syncTopic, Payload: []byte{0x81, 0xa6, 'e', 'v', 'e', 'n', 't', 's', 0x90}}))
+	w.book(a, "y")
+	w.settle()
+	w.check("after a forged message")
+	seq := uint64(math.MaxUint64)
+	forged, err := json.Marshal(Presence{RouterID: a.id, Replica: strings.Repeat("a", 1<<20), SyncSeq: &seq, ActiveRequests: 3, Digest: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.in.message(b.sync.presence, forged)
+	if n := len(b.in.all[a.id].name); n > 128 {
+		t.Errorf("a name of %d bytes is kept", n)
+	}
+	clear(w.live)
+	a.router.Free("x")
+	a.router.Free("y")
+	w.settle()
+	w.check("after a forged presence")
 }
 
 // How old a message is does not depend on the difference of two clocks.

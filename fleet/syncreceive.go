@@ -49,6 +49,7 @@ type peer struct {
 	digest   uint64
 	next     uint64
 	whole    bool
+	behind   int // presences in a row by which next is too large
 
 	ask   time.Time // when to ask it for everything, unless it is whole
 	tries int
@@ -416,19 +417,23 @@ func (p *peers) present(data []byte) {
 	if from == nil {
 		return
 	}
-	from.seen, from.name = now, said.Replica
+	from.seen, from.name = now, clip(said.Replica)
+	behind := from.behind
+	from.behind = 0
 	switch {
 	case !from.native:
 		// What came before counts as a stranger's, whose requests end by themselves.
 		p.conf.Gone(from.id)
-		*from = peer{id: from.id, name: said.Replica, native: true, seen: now, requests: make(map[string]heldRequest), next: *said.SyncSeq}
+		*from = peer{id: from.id, name: from.name, native: true, seen: now, requests: make(map[string]heldRequest), next: *said.SyncSeq}
 		p.conf.Log.Info("a router replica has come", "replica", from.name, "id", from.id, "active_requests", said.ActiveRequests)
 		signal(p.greet)
 		if from.whole = said.ActiveRequests == 0; !from.whole {
 			p.doubt(now, from, "new")
 		}
-	case *said.SyncSeq < from.next:
-		// It says less than we know: it came twice, or late.
+	case *said.SyncSeq < from.next && behind < syncBehind:
+		// It says less than we know: it came twice, or late. If that goes on, what we know
+		// was not its word.
+		from.behind = behind + 1
 	case *said.SyncSeq == from.next && said.ActiveRequests == len(from.requests) && digest == from.digest:
 		from.whole, from.ask = true, time.Time{}
 	case said.ActiveRequests == 0:
