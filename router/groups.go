@@ -21,9 +21,10 @@ import (
 //
 // # Invariants
 //
-//   - The load of a group is that of its latest summary by [Summary.Taken], and its slots
-//     taken here after that. Where the summary is stale it is the slots here, and nothing
-//     else: what was true long ago says nothing of now.
+//   - The load of a group is that of its latest summary by [Summary.Taken], its slots
+//     taken here after that, less what of its slots here has ended after that. Where the
+//     summary is stale it is the slots here, and nothing else: what was true long ago says
+//     nothing of now.
 //   - What a group holds of a prompt is the most of what its filter has and what this
 //     router lately sent there.
 //   - A group is a candidate of the second rank, as a degraded worker is, while its
@@ -155,9 +156,13 @@ func (c *core) groupLoad(now time.Time, ord int, in *scorer.Input) {
 	if g.stale(now) {
 		return
 	}
+	reported := [2]int{g.load.ActiveRequests + g.load.Queued, g.load.PendTokens + g.load.QueuedTokens}
+	if g.load.Busy == 0 { // or they may have been where the report does not count them
+		requests, pend := c.slots.Over(ord)
+		reported[0], reported[1] = max(0, reported[0]-requests), max(0, reported[1]-pend)
+	}
 	requests, pend := c.slots.Unreported(ord)
-	in.PendTokens = g.load.PendTokens + g.load.QueuedTokens + pend
-	in.ActiveRequests = g.load.ActiveRequests + g.load.Queued + requests
+	in.ActiveRequests, in.PendTokens = reported[0]+requests, reported[1]+pend
 	in.ActiveBlocks = g.load.ActiveBlocks
 	if g.load.TotalBlocks > 0 {
 		in.KVUse = min(1, float64(in.ActiveBlocks)/float64(g.load.TotalBlocks))

@@ -315,8 +315,9 @@ func TestSummarize(t *testing.T) {
 
 // TestTwoTiers lets a random fleet of three groups live, and an upper router hear of it
 // late, twice, out of order, or not at all. By a slow model of all that happened, its
-// candidates are what the groups said last and what was sent there since; and once a
-// group has said all and nothing is lost, the upper router knows its load exactly, and of
+// candidates are what the groups said last and what was sent there since, less what has
+// ended of what was sent before; and once a group has said all and nothing is lost, the
+// upper router knows its load exactly, and of
 // each prompt at least what the best worker holds, to the checkpoint.
 func TestTwoTiers(t *testing.T) {
 	const stride = 4
@@ -335,6 +336,12 @@ func TestTwoTiers(t *testing.T) {
 			pend    int
 			started bool
 		}
+		type ended struct { // of a request that was sent at a time, what is no more
+			sent
+			at             time.Time
+			requests, pend int
+		}
+		var over []ended
 		flying := map[string]*sent{}
 		last := map[uint64]*router.Summary{}
 		settled := map[uint64]map[string]bool{1: {}, 2: {}, 3: {}} // requests in the last summary
@@ -389,7 +396,14 @@ func TestTwoTiers(t *testing.T) {
 						}
 					}
 					if s := last[g]; s != nil && w.now().Sub(s.Taken) <= 3*time.Second {
-						requests, pend = requests+s.ActiveRequests, pend+s.PendTokens
+						reported, pending := s.ActiveRequests, s.PendTokens
+						for _, e := range over {
+							if e.group == g && !e.sent.at.After(s.Taken) && e.at.After(s.Taken) {
+								reported -= e.requests
+								pending -= e.pend
+							}
+						}
+						requests, pend = requests+max(0, reported), pend+max(0, pending)
 					}
 					if c.ActiveRequests != requests || c.PendTokens != pend {
 						t.Fatalf("seed %d, step %d: group %d has %d requests and %d tokens, want %d and %d", seed, step, g, c.ActiveRequests, c.PendTokens, requests, pend)
@@ -402,6 +416,9 @@ func TestTwoTiers(t *testing.T) {
 				for name, f := range flying {
 					upper.MarkPrefillCompleted(name)
 					lower[f.group].MarkPrefillCompleted(name)
+					if !f.started {
+						over = append(over, ended{*f, w.now(), 0, f.pend})
+					}
 					f.started = true
 					break
 				}
@@ -409,6 +426,11 @@ func TestTwoTiers(t *testing.T) {
 				for name, f := range flying {
 					upper.Free(name)
 					lower[f.group].Free(name)
+					e := ended{*f, w.now(), 1, 0}
+					if !f.started {
+						e.pend = f.pend
+					}
+					over = append(over, e)
 					delete(flying, name)
 					break
 				}

@@ -110,6 +110,6 @@ func (c *core) end(now time.Time, id string) (silent bool) {
 		}
 	}
 	c.ended++
-	_, silent = c.slots.End(id)
+	_, silent = c.slots.End(now, id)
 	return silent
 }

@@ -58,3 +58,6 @@ func (s *Slots) Broken() string {
 	}
 	return ""
 }
+
+// Endings is how many endings are kept of a worker.
+func (s *Slots) Endings(worker int) int { return len(s.later[worker].ends) }

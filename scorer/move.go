@@ -26,6 +26,7 @@ func (s *Slots) Move(now time.Time, id string, worker, cached int) bool {
 	} else {
 		b.Blocks = s.tree.path(t.leaf)
 	}
+	s.at(now)
 	s.drop(n)
 	s.Add(now, id, &b)
 	m := s.ids[id]

@@ -155,7 +155,7 @@ func (s *Slots) FirstToken(now time.Time, id string, exact bool) (news, inferred
 		return false, false
 	}
 	t := &s.slots[n]
-	t.seen = now.Sub(s.epoch)
+	t.seen = s.at(now)
 	if t.confirmed {
 		return false, true
 	}
@@ -249,6 +249,9 @@ func (s *Slots) start(n int32, at time.Duration) {
 	s.unqueue(n)
 	t.started, t.first, t.grown = true, at, at
 	w := &s.workers[t.worker]
+	if t.reports {
+		s.ended(t, at, load{pend: t.pend})
+	}
 	if t.unreported {
 		s.later[t.worker].pend -= t.pend
 	}

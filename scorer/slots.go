@@ -36,7 +36,8 @@ type Slots struct {
 	rates   []float64 // by worker: output tokens a second of a request, as told; 0 = nobody has
 	paces   []pace    // by worker
 	tree    prefixTree
-	later   []unreported // by worker
+	later   []unreported  // by worker
+	latest  time.Duration // that was told of
 
 	epoch time.Time // of the first slot: the slots' times count from there
 	swept time.Time // last sweep of Expire
@@ -141,6 +142,7 @@ type slot struct {
 	taken      bool // not vacant
 	reports    bool // its worker does, of its load
 	unreported bool // its worker did not, since
+	arrived    time.Duration
 }
 
 // account is the sum over the slots of a worker.
@@ -184,7 +186,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	if s.epoch.IsZero() {
 		s.epoch = now
 	}
-	n, since := s.vacancy(), now.Sub(s.epoch)
+	n, since := s.vacancy(), s.at(now)
 	s.ids[id] = n
 	t, w := &s.slots[n], &s.workers[b.Worker]
 	// It is empty.
@@ -289,20 +291,21 @@ func (s *Slots) Age(now time.Time, id string) (age time.Duration, taken bool) {
 	return now.Sub(s.epoch) - s.slots[n].added, true
 }
 
-// Free gives the slot of a request back. It returns false, and changes nothing,
-// if the id has none.
+// Free gives the slot of a request back, at the latest time that was told of. It returns
+// false, and changes nothing, if the id has none.
 func (s *Slots) Free(id string) bool {
-	existed, _ := s.End(id)
+	existed, _ := s.End(s.epoch.Add(s.latest), id)
 	return existed
 }
 
-// End is [Slots.Free], and says whether the request was still waiting for its first
-// token, as far as is known.
-func (s *Slots) End(id string) (existed, waited bool) {
+// End is [Slots.Free] at a time, and says whether the request was still waiting for its
+// first token, as far as is known.
+func (s *Slots) End(now time.Time, id string) (existed, waited bool) {
 	n, exists := s.ids[id]
 	if !exists {
 		return false, false
 	}
+	s.at(now)
 	waited = !s.slots[n].started
 	s.drop(n)
 	return true, waited
@@ -336,11 +339,25 @@ func (s *Slots) forget(now time.Time) {
 	}
 }
 
+// at is a time that was told of, as the slots count it.
+func (s *Slots) at(now time.Time) time.Duration {
+	since := now.Sub(s.epoch)
+	s.latest = max(s.latest, since)
+	return since
+}
+
 func (s *Slots) drop(n int32) {
 	t := &s.slots[n]
 	w := &s.workers[t.worker]
 	delete(s.ids, t.id)
 	s.unlink(n)
+	if t.reports {
+		was := load{requests: 1}
+		if !t.started {
+			was.pend = t.pend
+		}
+		s.ended(t, s.latest, was)
+	}
 	s.settle(t)
 	w.requests--
 	if t.started {
@@ -388,6 +405,9 @@ func (s *Slots) RemoveWorker(worker int) {
 	}
 	if worker >= 0 && worker < len(s.paces) {
 		s.paces[worker] = pace{}
+	}
+	if worker >= 0 && worker < len(s.later) {
+		s.later[worker] = unreported{}
 	}
 }
 

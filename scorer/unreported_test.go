@@ -5,6 +5,7 @@ package scorer_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -76,10 +77,21 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 		at                  time.Time
 		reports, unreported bool
 	}
+	type ended struct {
+		worker, requests, pend int
+		arrived, at            time.Time
+	}
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		var s scorer.Slots
 		model := map[string]*booked{}
+		var ends []ended // all there ever were
+		reported := [3]time.Time{}
+		over := func(b *booked, now time.Time, requests int) {
+			if b.reports {
+				ends = append(ends, ended{b.worker, requests, b.pend, b.at, now})
+			}
+		}
 		now := at(0)
 		for step := range 2000 {
 			now = now.Add(time.Duration(rng.IntN(3)) * time.Millisecond)
@@ -97,21 +109,29 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 			case 4:
 				s.MarkPrefillCompleted(now, id)
 				if b != nil {
+					over(b, now, 0)
 					b.pend = 0
 				}
 			case 5:
 				cached := rng.IntN(100)
 				if load := s.Load(w); s.Move(now, id, w, cached) {
 					before := load.PendTokens
+					over(b, now, 1)
 					b.worker, b.at, b.unreported = w, now, b.reports
 					b.pend = s.Load(w).PendTokens - before
 				}
 			case 6, 7:
-				s.Free(id)
+				if s.End(now, id); b != nil {
+					over(b, now, 1)
+				}
 				delete(model, id)
 			case 8:
 				until := now.Add(-time.Duration(rng.IntN(20)) * time.Millisecond)
+				if until.Before(reported[w]) || s.Load(w) == (scorer.Load{}) {
+					break // reports come in order, and of workers that had something
+				}
 				s.Reported(w, until)
+				reported[w] = until
 				for _, b := range model {
 					if b.worker == w && !b.at.After(until) {
 						b.unreported = false
@@ -125,6 +145,8 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 							delete(model, id)
 						}
 					}
+					ends = slices.DeleteFunc(ends, func(e ended) bool { return e.worker == w })
+					reported[w] = time.Time{}
 				}
 			}
 			for w := range 3 {
@@ -141,6 +163,16 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 						laterPend += b.pend
 					}
 				}
+				var gone, gonePend int
+				for _, e := range ends {
+					if e.worker == w && !e.arrived.After(reported[w]) && e.at.After(reported[w]) {
+						gone += e.requests
+						gonePend += e.pend
+					}
+				}
+				if r, p := s.Over(w); r != gone || p != gonePend {
+					t.Fatalf("seed %d, step %d: of worker %d %d requests and %d tokens of its report are over, want %d and %d", seed, step, w, r, p, gone, gonePend)
+				}
 				if r, p := s.Unreported(w); r != requests || p != pend {
 					t.Fatalf("seed %d, step %d: worker %d has %d unreported requests of %d tokens, want %d of %d", seed, step, w, r, p, requests, pend)
 				}
@@ -149,5 +181,29 @@ func TestUnreportedEqualsSlowModel(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// What is kept of what has ended is bounded, and what fell out of it counts up to the next
+// report.
+func TestEndingsAreBounded(t *testing.T) {
+	var s scorer.Slots
+	const n = 20_000
+	for i := range n {
+		s.Add(at(0), fmt.Sprint(i), &scorer.Booking{PromptTokens: 10, Owned: true, Reports: true})
+	}
+	s.Reported(0, at(1))
+	for i := range n {
+		s.End(at(2), fmt.Sprint(i))
+	}
+	if r, p := s.Over(0); r != n || p != 10*n {
+		t.Errorf("%d requests, %d tokens are over, want %d and %d", r, p, n, 10*n)
+	}
+	if kept := s.Endings(0); kept > 4096 {
+		t.Errorf("%d endings are kept", kept)
+	}
+	s.Reported(0, at(3))
+	if r, p := s.Over(0); r != 0 || p != 0 || s.Endings(0) != 0 {
+		t.Errorf("reported: %d requests, %d tokens are over, %d endings are kept", r, p, s.Endings(0))
 	}
 }
