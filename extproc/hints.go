@@ -177,8 +177,8 @@ func (s *stream) steer(req *router.Request, body *openai.Body) *openai.Error {
 	req.Session, req.SessionFinal = t.session, t.final
 	req.AllowedAddresses = t.allowed
 	req.Labels = t.labels()
-	if s.server.conf.AllowDirect {
-		if bad := t.pinned(req, body, s.server.conf.Group); bad != nil {
+	if headers, inBody := s.direct(); headers {
+		if bad := t.pinned(req, body, inBody); bad != nil {
 			return bad
 		}
 	}
@@ -249,15 +249,23 @@ func clip(s string) string {
 	return strings.Clone(s[:most])
 }
 
-// pinned fills in the worker that headers name, or else the body does. From a router
-// above it is a preference, if it is meant for our group.
-func (t *steering) pinned(req *router.Request, body *openai.Body, group string) *openai.Error {
-	if t.group != "" && t.group != group {
-		return nil // a second choice: the worker is another group's
-	}
-	pins, bad := openai.ParsePins(body.NVExt)
-	if bad != nil {
-		return bad
+// direct says whether a request may name its worker in headers, and whether it may in its
+// body, or ask there which one it would get. A router above speaks in headers: the body is
+// as a client of that one sent it, and was for that one to heed. Beside another group's
+// name, as a second choice has it, stands a worker of that group.
+func (s *stream) direct() (headers, body bool) {
+	c, group := &s.server.conf, s.steering.group
+	return c.AllowDirect && (group == "" || group == c.Group), c.AllowDirect && group == ""
+}
+
+// pinned fills in the worker that headers name, or else the body does, if it may. From a
+// router above it is a preference.
+func (t *steering) pinned(req *router.Request, body *openai.Body, heed bool) (bad *openai.Error) {
+	var pins openai.Pins
+	if heed {
+		if pins, bad = openai.ParsePins(body.NVExt); bad != nil {
+			return bad
+		}
 	}
 	number := func(header, text string, bits int, from *uint64) (*uint64, *openai.Error) {
 		if text == "" {

@@ -369,7 +369,7 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 		s.state = refused
 		return s.send(s.refuse(bad))
 	}
-	if s.server.conf.AllowDirect && openai.Queries(fields.NVExt) {
+	if _, may := s.direct(); may && openai.Queries(fields.NVExt) {
 		return s.query(ctx, req, fields.Model)
 	}
 	starting := s.server.starting()
