@@ -32,12 +32,13 @@ func newUpperTier(t *testing.T, east, west, more string) (d *demonstration, flag
 }
 
 // startGroup starts a router group on a bus: two workers, their router, and an Envoy by
-// the bootstrap, or by a variant of the manifests.
-func startGroup(t *testing.T, bus *embeddedNATS, name, variant string) *demonstration {
+// the bootstrap, or by a variant of the manifests. More flags are the router's.
+func startGroup(t *testing.T, bus *embeddedNATS, name, variant string, more ...string) *demonstration {
 	t.Helper()
 	d := newStack(t, 2, nil)
 	d.bus = bus
 	flags := []string{"--group", name, "--component", name, "--allow-direct", "--group-interval", "100ms"}
+	flags = append(flags, more...)
 	if variant != "" {
 		d.dump = gatewayDump(t, variant)
 		flags = append(flags, "--mode-override")

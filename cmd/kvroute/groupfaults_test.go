@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// Two tiers lose NATS under way: both groups go on to be candidates by what was sent there
+// and what they held last. They are heard again when NATS is back, also by an upper tier
+// that was killed and started meanwhile, which then finds again what the groups hold.
+func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
+	store := t.TempDir()
+	bus, err := startNATS("127.0.0.1:0", store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { bus.stop() })
+	at := strings.TrimPrefix(bus.url(), "nats://")
+	d := newStack(t, 0, nil)
+	var file strings.Builder
+	fmt.Fprintf(&file, "version: 1\ncomponent: tier\nmodels:\n- {name: sim, tokenizer: %q}\ngroups:\n", modelFolder(t))
+	groups := map[string]*demonstration{}
+	for _, name := range []string{"east", "west"} {
+		// On a busy machine a summary may come seconds late.
+		g := startGroup(t, bus, name, "", "--group-interval", "2s")
+		groups[name] = g
+		d.secure.Pool = append(d.secure.Pool, strings.TrimPrefix(g.envoy.URL(), "http://"))
+		fmt.Fprintf(&file, "- {name: %s, address: %q}\n", name, d.secure.Pool[len(d.secure.Pool)-1])
+	}
+	flags := []string{"--config", writeFile(t, file.String()), "--nats-url", bus.url(), "--group-probe-budget", "1s"}
+	d.begin(t, flags...)
+	heard := func(when string, want bool) {
+		t.Helper()
+		eventually(t, when, func() bool {
+			all := workers(t, d)
+			return len(all) == 2 && !slices.ContainsFunc(all, func(w router.WorkerState) bool {
+				return w.Summary.Stale == want || want && (!w.Summary.Filtered || w.Summary.Members != 2)
+			})
+		})
+	}
+	serve := func(when string) (served map[int]string) {
+		t.Helper()
+		served = map[int]string{}
+		for i := range 8 {
+			resp, body := reply(t, d, "POST", chatPath, chatBody(fmt.Sprint(i, strings.Repeat(" a prefix to be found again", 50)), 2, true), nil)
+			name, _, _ := strings.Cut(resp.Header.Get("X-Sim-Worker"), "-")
+			if resp.StatusCode != 200 || groups[name] == nil {
+				t.Fatalf("%s: request %d: status %d from %q: %.200s", when, i, resp.StatusCode, name, body)
+			}
+			if got := newest(t, d); got.Group != name {
+				t.Errorf("%s: request %d: the upper tier chose %q, %s served", when, i, got.Group, name)
+			}
+			served[i] = name
+		}
+		return served
+	}
+	heard("the groups are not heard", true)
+	home := serve("with NATS")
+
+	bus.server.Shutdown()
+	bus.server.WaitForShutdown()
+	heard("groups that nobody can hear are not stale", false)
+	for i, name := range serve("without NATS") {
+		if name != home[i] {
+			t.Errorf("without NATS: conversation %d is in %s, and goes to %s", i, home[i], name)
+		}
+	}
+	if bus, err = startNATS(at, store); err != nil {
+		t.Fatal(err)
+	}
+	heard("the groups are not heard after NATS was away", true)
+
+	d.router.kill(t)
+	if err := d.startRouter(t.Context(), flags...); err != nil {
+		t.Fatal(err)
+	}
+	heard("an upper tier that was started again does not hear the groups", true)
+	for i, name := range serve("after a restart") {
+		if name != home[i] {
+			t.Errorf("after a restart: conversation %d is in %s, and goes to %s", i, home[i], name)
+		}
+	}
+}
