@@ -34,8 +34,11 @@ type Group struct {
 	Members   int      `json:"members,omitempty"`
 }
 
-// GroupWorkerID is the id of the candidate that a group is for a base model.
-func GroupWorkerID(group, model string) uint64 { return wire.WorkerID(group + "/" + model) }
+// GroupWorkerID is the id of the candidate that a group is for a base model. Both names may
+// have slashes, so the length says where the first one ends.
+func GroupWorkerID(group, model string) uint64 {
+	return wire.WorkerID(fmt.Sprintf("%d/%s/%s", len(group), group, model))
+}
 
 // Groups hears what router groups say, and tells the router.
 //

@@ -263,6 +263,12 @@ func TestProbesGiveUp(t *testing.T) {
 	}
 }
 
+func TestGroupsAreTheirOwn(t *testing.T) {
+	if fleet.GroupWorkerID("a/b", "m") == fleet.GroupWorkerID("a", "b/m") {
+		t.Error("two groups are one candidate")
+	}
+}
+
 func TestBadGroupsAreRefused(t *testing.T) {
 	s := startNATS(t, -1)
 	nc := connect(t, s)
