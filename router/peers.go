@@ -167,7 +167,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 			fl.guess.withdraw()
 		}
 		fl.pool.tell(func(core *core) []*waiter {
-			if known = core.slots.Free(key); c.Expires {
+			if known, _ = core.slots.End(now, key); c.Expires {
 				core.slots.FreeRemote(now, key)
 			}
 			return core.pump(now)

@@ -323,7 +323,8 @@ func (s *Slots) FreeRemote(now time.Time, id string) bool {
 		s.freed[id] = now.Add(freedLife)
 		s.order = append(s.order, id)
 	}
-	return s.Free(id)
+	existed, _ := s.End(now, id)
+	return existed
 }
 
 // forget drops what was remembered for long enough.
