@@ -41,7 +41,7 @@ type config struct {
 	HTTPAddress string `yaml:"http-address"`
 	// APITokenFile is a file of bearer tokens, one a line, 16 or more visible ASCII
 	// characters each. With it the API answers only requests with one of them;
-	// /healthz, /readyz and /metrics want none. Read again on SIGHUP.
+	// /healthz, /readyz and /metrics want none. Read again when it changes.
 	APITokenFile string `yaml:"api-token-file"`
 	// APIOpen lets everybody who reaches HTTPAddress use the API. Without it and
 	// without APITokenFile, HTTPAddress must be a loopback address.
@@ -307,17 +307,17 @@ type config struct {
 	// Dynamo finds workers by the records of NVIDIA Dynamo's own discovery: docs/fleet.md.
 	Dynamo dynamoConfig `yaml:"dynamo,omitempty"`
 
-	// Models are the models whose prompts are tokenized exactly. Reloaded on
-	// SIGHUP.
+	// Models are the models whose prompts are tokenized exactly. Reloaded
+	// when the file changes.
 	Models []modelConfig `yaml:"models,omitempty"`
 	// Workers are known from the start, and count as healthy unless they ask for
 	// probes. Their fields are those of a registration; an address may be a name,
 	// which stands for a worker at each of its addresses and is looked up every 10 s.
-	// Reloaded on SIGHUP.
+	// Reloaded when the file changes.
 	Workers workerList `yaml:"workers"`
 	// Groups are router groups, to which requests go instead of workers. Fields: name,
 	// address (ip:port of the group's gateway); models, block_size and members as far as
-	// they are to be known before the group says so itself. Reloaded on SIGHUP.
+	// they are to be known before the group says so itself. Reloaded when the file changes.
 	Groups groupList `yaml:"groups,omitempty"`
 }
 

@@ -46,6 +46,36 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	}
 }
 
+// A file that was replaced, or written anew in its place, is read without being told.
+func TestTheFileIsWatched(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	config := func(name string) string {
+		return fmt.Sprintf("version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n", name)
+	}
+	file := writeFile(t, config("a"))
+	c := process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	is := func(want string) func() bool {
+		return func() bool {
+			w := workers(t, &demonstration{router: c})
+			return len(w) == 1 && w[0].Name == want
+		}
+	}
+	eventually(t, "the file is not read", is("a"))
+	if err := os.WriteFile(file, []byte(config("written")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what was written is not read", is("written"))
+	if err := os.WriteFile(file+".new", []byte(config("replaced")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what replaced it is not read", is("replaced"))
+}
+
 // rewrite gives a kvroute that runs another configuration file.
 func rewrite(t *testing.T, c *child, file, text string) {
 	t.Helper()

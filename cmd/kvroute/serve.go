@@ -61,6 +61,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
 	var readyFile string
+	began := time.Now() // a file that is newer has changed since it was read
 	conf, file, err := readConfig("serve", args, std.err, func(fs *flag.FlagSet) {
 		fs.StringVar(&readyFile, "ready-file", "", "`file` that gets the addresses as JSON once they are open")
 	})
@@ -80,7 +81,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	s := server{
 		conf: conf, file: file, hup: hup, networks: networks, log: log, scope: conf.scope(),
 		id:    rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
-		begun: time.Now(),
+		begun: began,
 	}
 	if s.shared, err = conf.shared(); err != nil {
 		return err
@@ -538,17 +539,26 @@ func (s *server) drain() error {
 }
 
 func newReloads(meter metric.Meter) (metric.Int64Counter, error) {
-	return meter.Int64Counter("kvroute.config.reloads", metric.WithUnit("{reload}"), metric.WithDescription("SIGHUPs, by what became of the file."))
+	return meter.Int64Counter("kvroute.config.reloads", metric.WithUnit("{reload}"), metric.WithDescription("Readings of the configuration anew, by what became of them."))
 }
 
 // reload reads the models, workers and router groups of the configuration file, and the tokens of the
-// API, anew on SIGHUP: all of them, or none if one has a mistake.
+// API, anew on SIGHUP, and when one of these files has changed: all of them, or none if one
+// has a mistake.
 func (s *server) reload(ctx context.Context) error {
+	watch := newWatch(s.begun, s.file, s.conf.APITokenFile)
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.hup:
+			watch.taken()
+		case <-tick.C:
+			if !watch.changed() {
+				continue
+			}
 		}
 		c, err := readFile(s.file)
 		var cards []router.Card
