@@ -164,6 +164,24 @@ func TestAGapIsRepairedByAReplay(t *testing.T) {
 	}
 }
 
+// An engine's socket drops what of a long answer does not fit into its queue: at its end,
+// in the middle, both, and right before its end.
+func TestALongAnswerIsAskedForInParts(t *testing.T) {
+	for _, n := range []int{1500, 2000, 2500, 3500} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
+			s.store(n)
+			all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
+			agree(t, c, 0, s)
+			s.store(1)
+			agree(t, c, 0, s)
+			if got := all.State(7); got != events.KnownWell {
+				t.Errorf("the worker is known %s", got)
+			}
+		})
+	}
+}
+
 func TestAGapWithoutReplayMakesSuspect(t *testing.T) {
 	s := simulate(t, enginesim.SocketsConfig{})
 	all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))

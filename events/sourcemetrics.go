@@ -30,6 +30,7 @@ const (
 	sourceAway         = "disconnected"
 	sourceAsked        = "replay"
 	sourceUnanswered   = "replay_failed"
+	sourceCut          = "replay_cut"
 	sourceUndiscovered = "discovery_failed"
 	sourceRestored     = "restored"
 )

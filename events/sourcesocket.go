@@ -23,6 +23,11 @@ const (
 	settle = 20 * time.Millisecond
 	// replayTime bounds an answer, silence and all.
 	replayTime = 30 * time.Second
+	// An engine's ROUTER socket queues as many messages for an asker as ZeroMQ does unless
+	// told otherwise, and drops the others, the end among them. An answer of so many may
+	// lack any that follow: when it ends, or pauses for replayPause, the rest is asked for.
+	replayQueue = 1000
+	replayPause = 500 * time.Millisecond
 	// replayTries is how often a question is put before it is given up.
 	replayTries = 8
 	// rebuildEvery is how often everything is asked for of a suspect rank.
@@ -400,6 +405,7 @@ type question struct {
 	r      *rankSource
 	news   chan<- news
 	ask    int // the stream's number of the question that is out or due
+	from   uint64
 	tries  int
 	cancel context.CancelFunc // of the one that is out
 	timer  <-chan time.Time   // nil unless one is due
@@ -417,10 +423,15 @@ func (q *question) follow() {
 	q.end()
 	q.ask, q.tries, q.wait, q.timer = s.asks, 0, backoff{}, nil
 	if s.asking != askNothing {
-		now := make(chan time.Time, 1)
-		now <- time.Time{}
-		q.timer = now
+		q.timer = now()
 	}
+}
+
+// now is a timer that has fired.
+func now() <-chan time.Time {
+	c := make(chan time.Time, 1)
+	c <- time.Time{}
+	return c
 }
 
 func (q *question) end() {
@@ -437,6 +448,7 @@ func (q *question) put(ctx context.Context, wg *sync.WaitGroup) {
 	limited, cancel := context.WithTimeout(ctx, replayTime)
 	q.cancel = cancel
 	from, ask := q.r.stream.begin(), q.ask
+	q.from = from
 	q.r.count(sourceAsked, 1)
 	wg.Go(func() {
 		err := q.r.replay(limited, from, ask, q.news)
@@ -448,8 +460,14 @@ func (q *question) put(ctx context.Context, wg *sync.WaitGroup) {
 	})
 }
 
-// failed puts the question again, later, or gives it up.
+// failed puts the question again, later, or gives it up. Of a cut answer the rest is asked
+// for at once, as long as each brings something.
 func (q *question) failed(err error) {
+	if errors.Is(err, errCut) && q.r.stream.from() > q.from {
+		q.r.count(sourceCut, 1)
+		q.tries, q.timer = 0, now()
+		return
+	}
 	q.r.count(sourceUnanswered, 1)
 	if q.tries++; q.tries >= replayTries {
 		q.r.log.Warn("an engine does not send lost events again: what came since is applied without them, the rank is suspect, and everything is asked for every minute",
@@ -461,20 +479,41 @@ func (q *question) failed(err error) {
 	q.timer = time.After(q.wait.step())
 }
 
+// errCut says that an answer is so long that some of it may have been dropped.
+var errCut = errors.New("an answer longer than the engine's queue")
+
 // replay asks the engine for the batches from a sequence on.
 func (r *rankSource) replay(ctx context.Context, from uint64, ask int, out chan<- news) error {
 	request := ReplayFrames(from)
-	return askSocket(ctx, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	pause := time.AfterFunc(replayTime, func() { cancel(errCut) })
+	pause.Stop() // until the answer is long
+	defer pause.Stop()
+	n := 0
+	err := askSocket(ctx, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
+		pause.Stop() // it is the engine's that counts
 		r.s.conf.Recorder.reply(r.at.rank, request[:], frames)
 		f, err := SplitFrames(frames)
 		switch {
-		case err != nil, f.End:
+		case err != nil:
 			return false, err
+		case f.End && n >= replayQueue:
+			return false, errCut
+		case f.End:
+			return false, nil
 		case !tell(ctx, out, news{kind: newsReplay, ask: ask, frames: f}):
 			return false, ctx.Err()
 		}
+		if n++; n >= replayQueue {
+			pause.Reset(replayPause)
+		}
 		return true, nil
 	})
+	if errors.Is(context.Cause(ctx), errCut) {
+		return errCut
+	}
+	return err
 }
 
 // askSocket sends a request to a ROUTER socket and takes what comes back, until take

@@ -15,6 +15,10 @@ import "github.com/zeebo/xxh3"
 // now; and an answer without it. That is why questions begin with the last batch
 // that is known, not the one behind it.
 //
+// A long answer may lack batches that the engine has: its socket drops what does not
+// fit into its queue. What is missing inside of an answer is therefore asked for once
+// more, from the last batch known on; what is missing again is gone.
+//
 // # Invariants
 //
 //   - What is applied between two clears is a subsequence of what one process
@@ -49,6 +53,8 @@ type stream struct {
 	rebuild  bool // an answer from 0 replaces what is known
 	answered bool // the answer had what was asked for
 	again    int  // questions since the stream was last in order
+	holes    int  // questions since then for what was missing inside of an answer
+	hole     bool // the newest of them was put behind the batch that is still the last
 
 	waiting      []batch
 	waitingBytes int
@@ -78,6 +84,10 @@ const (
 	maxWaitingBytes   = 64 << 20
 	// maxAgain is how often a hole that an answer did not fill is asked for.
 	maxAgain = 2
+	// maxHoles is how often something may be missing inside of an answer before the
+	// engine is believed not to have it. An engine's queue of 1,000 loses something of
+	// its 10,000 batches ten times at most.
+	maxHoles = 50
 )
 
 func newStream(replays bool, apply func([]byte) bool, wipe func(), count func(string, int)) *stream {
@@ -123,6 +133,13 @@ func (s *stream) begin() (from uint64) {
 	s.answered = false
 	if s.heard && !s.rebuild {
 		s.asking = askTail
+	}
+	return s.from()
+}
+
+// from is the sequence from which on batches would be wanted now.
+func (s *stream) from() uint64 {
+	if s.heard && !s.rebuild {
 		return s.last
 	}
 	return 0
@@ -145,6 +162,7 @@ func (s *stream) restart() {
 
 func (s *stream) forget() {
 	s.heard, s.hadBefore, s.closed, s.rebuild, s.asking = false, false, false, false, askNothing
+	s.holes, s.hole = 0, false
 	s.whole()
 }
 
@@ -190,7 +208,7 @@ func (s *stream) take(b batch) {
 		s.count(sourceLost, int(min(n, 1<<30)))
 		s.partial, s.suspect = s.partial || !s.heard, s.suspect || s.heard
 	}
-	s.heard, s.publisher, s.last, s.digest = true, b.publisher, b.sequence, xxh3.Hash(b.body)
+	s.heard, s.publisher, s.last, s.digest, s.hole = true, b.publisher, b.sequence, xxh3.Hash(b.body), false
 	if s.apply(b.body) {
 		s.whole()
 	}
@@ -223,11 +241,19 @@ func (s *stream) fromReplay(b batch) {
 	case s.asking == askNothing || s.heard && b.sequence <= s.last:
 		return
 	}
+	inside := s.answered
 	s.answered, s.closed = true, false
-	s.count(sourceReplayed, 1)
 	if s.missing(b.sequence) > 0 {
+		if inside && !s.hole && s.holes < maxHoles {
+			s.count(sourceCut, 1)
+			s.ask()
+			s.hole = true
+			s.holes++
+			return
+		}
 		s.hopeless = true // the engine has no more of it
 	}
+	s.count(sourceReplayed, 1)
 	s.take(b)
 }
 
@@ -244,7 +270,7 @@ func (s *stream) replayEnd() {
 	case s.rebuild && !s.answered:
 		s.restart() // it has nothing, so what we know is another's
 	}
-	s.asking, s.rebuild = askNothing, false
+	s.asking, s.rebuild, s.holes, s.hole = askNothing, false, 0, false
 	s.drain(s.again >= maxAgain)
 	if s.review {
 		s.review = false

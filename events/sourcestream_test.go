@@ -59,11 +59,17 @@ func newFollower(t testing.TB, replays bool) *follower {
 }
 
 // answer lets a process answer the question that is due, up to batches of it.
-func (f *follower) answer(p *process, most int) {
+func (f *follower) answer(p *process, most int) { f.answerBut(p, most, nil) }
+
+// answerBut is answer without the batches at some places of the answer.
+func (f *follower) answerBut(p *process, most int, dropped func(place int) bool) {
 	id, from := f.Asks(), f.Begin()
 	for seq := max(from, p.oldest()); seq < p.published; seq++ {
 		if most--; most < 0 {
 			return // the answer breaks off
+		}
+		if place := int(seq - max(from, p.oldest())); dropped != nil && dropped(place) {
+			continue
 		}
 		f.FromReplay(seq, p.body(seq))
 		if f.Asks() != id {
@@ -223,6 +229,28 @@ func TestStream(t *testing.T) {
 			f.answer(e, 2)
 			f.answer(e, 9)
 		}, "1/0 1/1 1/2 1/3 ", 0},
+		{"an answer that lacks something inside", true, func(f *follower) {
+			e := p(5)
+			f.Connected(false)
+			f.answerBut(e, 9, func(place int) bool { return place == 2 })
+			f.answer(e, 9)
+		}, "1/0 1/1 1/2 1/3 1/4 ", 0},
+		{"each time another thing", true, func(f *follower) {
+			e := &process{id: 1, published: 9, keeps: 9}
+			f.Connected(false)
+			for range 3 {
+				f.answerBut(e, 9, func(place int) bool { return place == 3 })
+			}
+			f.answer(e, 9)
+		}, "1/0 1/1 1/2 1/3 1/4 1/5 1/6 1/7 1/8 ", 0},
+		{"each time the same thing", true, func(f *follower) {
+			e := p(5)
+			f.Connected(false)
+			f.answerBut(e, 9, func(place int) bool { return place == 2 || place == 3 })
+			f.answerBut(e, 9, func(place int) bool { return place == 1 || place == 2 })
+			f.TryAll()
+			f.answer(e, 9) // nobody has asked
+		}, "1/0 1/1 1/4 suspect ", 0},
 		{"an answer that never has what live has", true, func(f *follower) {
 			e := &process{id: 1, keeps: 0}
 			f.Connected(false)
@@ -323,6 +351,14 @@ func TestAnyLinkGivesASubsequence(t *testing.T) {
 				do("lost", func() { e.publish() })
 			case n < 15:
 				do("answer", func() { answers(1000) })
+			case n < 16 && rng.IntN(2) == 0:
+				do("an answer with holes", func() {
+					if f.Asking() && f.Asks() >= asked {
+						asked = f.Asks()
+						// What a queue takes first is never lost.
+						f.answerBut(e, 1000, func(place int) bool { return place > 1 && rng.IntN(3) == 0 })
+					}
+				})
 			case n < 16:
 				do("part of an answer", func() { answers(rng.IntN(4)) })
 			case n < 17:

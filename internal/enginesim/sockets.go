@@ -34,6 +34,10 @@ type SocketsConfig struct {
 	Rank   uint32
 	// Buffer is how many batches can be sent again. Default 10,000.
 	Buffer int
+	// Queue is how many messages of an answer the ROUTER socket takes at a time. While
+	// they leave it drops as many, the end of the answer, too, if it comes then; so the
+	// queues of real engines do, which have ZeroMQ's usual size. Default 1,000.
+	Queue int
 	// DropEvery leaves out each n-th batch, which then only a replay brings. 0
 	// leaves out none.
 	DropEvery int
@@ -72,6 +76,7 @@ type format struct {
 func NewSockets(conf SocketsConfig) (*Sockets, error) {
 	setDefault(&conf.Format, "vllm")
 	setDefault(&conf.Buffer, 10_000)
+	setDefault(&conf.Queue, 1000)
 	s := &Sockets{conf: conf, conns: make(map[*zmtp.Conn]struct{})}
 	switch conf.Format {
 	case "vllm":
@@ -180,15 +185,23 @@ func (s *Sockets) answer(c *zmtp.Conn) {
 		s.mu.Lock()
 		buffer := s.buffer
 		s.mu.Unlock()
+		sent := 0
+		send := func(topic []byte, sequence uint64, body []byte) error {
+			sent++
+			if (sent-1)/s.conf.Queue%2 == 1 {
+				return nil // the queue is full
+			}
+			return c.Write(nil, topic, binary.BigEndian.AppendUint64(nil, sequence), body)
+		}
 		for _, m := range buffer {
 			if m.sequence < from {
 				continue
 			}
-			if err := c.Write(nil, []byte(s.conf.Topic), binary.BigEndian.AppendUint64(nil, m.sequence), m.body); err != nil {
+			if err := send([]byte(s.conf.Topic), m.sequence, m.body); err != nil {
 				return
 			}
 		}
-		if err := c.Write(nil, nil, binary.BigEndian.AppendUint64(nil, 1<<64-1), nil); err != nil {
+		if err := send(nil, 1<<64-1, nil); err != nil {
 			return
 		}
 	}
