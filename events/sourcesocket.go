@@ -126,6 +126,8 @@ func (r *rankSource) run(ctx context.Context) {
 			r.locked(func() { r.take(&q, n) })
 		case <-q.due():
 			r.locked(func() { q.put(ctx, &wg) })
+		case <-q.surely:
+			r.locked(r.stream.askAgain)
 		case <-rebuild.C:
 			r.locked(r.stream.tryAll)
 			r.copies.Store(int64(r.engine.Copies()))
@@ -169,6 +171,7 @@ func (r *rankSource) take(q *question, n news) {
 		r.log.Info("an engine's events are heard", "endpoint", r.at.events.String(), "replay", r.at.replays)
 		r.set(KnownWell)
 		r.stream.connected(n.closed)
+		q.surely = time.After(settleSurely)
 	case newsAway:
 		r.count(sourceAway, 1)
 		r.log.Warn("an engine's events are not heard any more", "endpoint", r.at.events.String(), "err", n.err)
@@ -409,6 +412,7 @@ type question struct {
 	tries  int
 	cancel context.CancelFunc // of the one that is out
 	timer  <-chan time.Time   // nil unless one is due
+	surely <-chan time.Time   // when what follows is asked for once more
 	wait   backoff
 }
 

@@ -127,6 +127,13 @@ func (s *stream) ask() {
 	s.asks++
 }
 
+// askAgain asks what follows, unless a question is out.
+func (s *stream) askAgain() {
+	if s.replays && s.asking == askNothing {
+		s.ask()
+	}
+}
+
 // begin is called when the question goes out, each time that it does. It returns
 // the sequence from which on batches are wanted.
 func (s *stream) begin() (from uint64) {
