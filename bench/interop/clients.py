@@ -71,11 +71,11 @@ def openai_sync():
         yield "completion, streamed", lambda: "".join(x.choices[0].text for x in c.completions.create(model=model, prompt=LONG, max_tokens=5, temperature=0, seed=1, stream=True) if x.choices)
         # A call that is asked for by name. Simulated engines make none.
         forced = {**CHAT, "messages": messages("The weather, please."), "tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}, "max_tokens": 60}
-        yield "forced call", lambda: [(t.function.name, json.loads(t.function.arguments).keys() <= {"sky"}) for t in c.chat.completions.create(**forced).choices[0].message.tool_calls or []]
+        yield "forced call", lambda: [(t.function.name, t.function.arguments) for t in c.chat.completions.create(**forced).choices[0].message.tool_calls or []]
         yield "forced call, streamed", lambda: sorted({t.function.name for x in c.chat.completions.create(**forced, stream=True) if x.choices for t in x.choices[0].delta.tool_calls or [] if t.function.name})
         yield "raw response", lambda: c.chat.completions.with_raw_response.create(**CHAT, messages=messages("raw")).status_code
         yield "own headers", lambda: whole(c.chat.completions.create(**CHAT, messages=messages("headers"), extra_headers={"x-request-id": "mine", "x-session-id": "s"}, extra_body={"ignore_eos": True}))
-        yield "large", lambda: c.chat.completions.create(model=model, max_tokens=1, messages=messages("word " * 3000)).usage.prompt_tokens
+        yield "large", lambda: c.chat.completions.create(model=model, max_tokens=1, messages=messages("word " * 600), user="u" * 100_000).usage.prompt_tokens
         yield "unknown model", lambda: c.chat.completions.create(model="nobody's", messages=messages("a"))
         yield "no messages", lambda: c.chat.completions.create(model=model, messages=[])
         yield "cancelled", lambda: cancel(c)

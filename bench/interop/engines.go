@@ -285,7 +285,10 @@ func (e *env) files() (*vllmFleet, error) {
 		if err := unpack(filepath.Join(f.model, "tokenizer.json"), own); err != nil {
 			return nil, err
 		}
-		if err := writeJSON(filepath.Join(f.model, "tokenizer_config.json"), map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": ownTemplate}); err != nil {
+		if err := writeJSON(filepath.Join(f.model, "tokenizer_config.json"), map[string]any{
+			// Without an end the engine cannot hold a model to a form.
+			"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": ownTemplate,
+		}); err != nil {
 			return nil, err
 		}
 	}
@@ -300,7 +303,11 @@ func (e *env) files() (*vllmFleet, error) {
 	return f, writeAdapter(f.adapter)
 }
 
-const ownTemplate = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+// ownTemplate renders all that requests have, so that the ids tell of all of it.
+const ownTemplate = "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}" +
+	"{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content or m.reasoning %}<think>{{ m.reasoning_content or m.reasoning }}</think>{% endif %}{{ m.content or '' }}" +
+	"{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor %}" +
+	"{% if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 // has tells whether a URL is that of one of the engines.
 func (f *vllmFleet) has(url string) bool {
