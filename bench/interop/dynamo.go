@@ -35,6 +35,7 @@ const (
 func dynamoChecks() []check {
 	return []check{
 		{"where the indexes differ", 2 * time.Minute, dynamoDiffers},
+		{"the stand-alone indexer", 5 * time.Minute, dynamoIndexer},
 		{"events over ZMQ", 8 * time.Minute, func(ctx context.Context, e *env) (result, error) { return dynamoEvents(ctx, e, "zmq") }},
 		{"events over NATS", 8 * time.Minute, func(ctx context.Context, e *env) (result, error) { return dynamoEvents(ctx, e, "nats") }},
 		{"events lost, asked for", 6 * time.Minute, dynamoLoss},
@@ -52,6 +53,7 @@ type dynamoFleet struct {
 	name        string
 	store       string // of discovery
 	environment []string
+	flags       []string // of the mock workers, besides
 	mocker      *process
 	frontend    *process
 	address     string // of the frontend
@@ -119,9 +121,11 @@ func (f *dynamoFleet) startMocker() error {
 	if err != nil {
 		return err
 	}
-	f.mocker, err = f.e.start(f.name+"-mocker", f.environment, f.python(), "-m", "dynamo.mocker", "--model-path", model, "--model-name", modelName,
+	f.mocker, err = f.e.start(f.name+"-mocker", f.environment, f.python(), append([]string{
+		"-m", "dynamo.mocker", "--model-path", model, "--model-name", modelName,
 		"--block-size", fmt.Sprint(dynamoBlock), "--num-gpu-blocks-override", fmt.Sprint(dynamoBlocks), "--num-workers", "2", "--data-parallel-size", "2",
-		"--speedup-ratio", "1000")
+		"--speedup-ratio", "1000",
+	}, f.flags...)...)
 	return err
 }
 
@@ -169,10 +173,20 @@ func (f *dynamoFleet) config(store string) (string, error) {
 
 // openDynamo starts Dynamo's processes and kvroute behind Envoy.
 func (e *env) openDynamo(ctx context.Context, name, plane string) (*dynamoFleet, *stack, error) {
+	f, s, err := e.beginDynamo(ctx, name, plane)
+	if err != nil {
+		return nil, nil, err
+	}
+	return f, s, s.waitRouted(ctx, chat("Hi", nil))
+}
+
+// beginDynamo is openDynamo up to the first request. The mock workers get the flags.
+func (e *env) beginDynamo(ctx context.Context, name, plane string, flags ...string) (*dynamoFleet, *stack, error) {
 	f, err := e.newDynamo(name)
 	if err != nil {
 		return nil, nil, err
 	}
+	f.flags = flags
 	config, err := f.config(f.store)
 	if err != nil {
 		return nil, nil, err
@@ -190,10 +204,80 @@ func (e *env) openDynamo(ctx context.Context, name, plane string) (*dynamoFleet,
 	if err := f.ready(ctx); err != nil {
 		return nil, nil, err
 	}
-	if err := s.waitWorkers(ctx, 4); err != nil {
-		return nil, nil, err
+	return f, s, s.waitWorkers(ctx, 4)
+}
+
+// dynamoIndexer lets Dynamo's stand-alone indexer and a kvroute hear the same sockets, the
+// mock engines' own: their indexes must be equal. The requests go by another kvroute, which
+// hears the event plane.
+func dynamoIndexer(ctx context.Context, e *env) (result, error) {
+	r := result{what: "kvroute's index with that of the stand-alone indexer, which hears the same sockets of engines"}
+	engines, err := freePort(4)
+	if err != nil {
+		return r, err
 	}
-	return f, s, s.waitRouted(ctx, chat("Hi", nil))
+	port, err := freePort(1)
+	if err != nil {
+		return r, err
+	}
+	f, s, err := e.beginDynamo(ctx, "dynamo-sockets", "zmq", "--zmq-kv-events-ports", fmt.Sprintf("%d,%d", engines, engines+2))
+	if err != nil {
+		return r, err
+	}
+	var ranks, workers []string
+	for i := range 2 {
+		at := engines + 2*i
+		ranks = append(ranks, fmt.Sprintf("%d:0=tcp://127.0.0.1:%d,%d:1=tcp://127.0.0.1:%d", i+1, at, i+1, at+1))
+		workers = append(workers, fmt.Sprintf("- {worker_id: %d, name: engine-%d, address: %q, models: [%s], model_card: kvroute-sim, block_size: %d, dp_size: 2, events: {transport: zmq, endpoint: \"tcp://127.0.0.1:%d\"}}\n",
+			i+1, i+1, f.address, modelName, dynamoBlock, at))
+	}
+	theirs, err := e.start("dynamo-indexer", f.environment, f.python(), "-m", "dynamo.indexer", "--port", fmt.Sprint(port), "--block-size", fmt.Sprint(dynamoBlock),
+		"--model-name", modelName, "--workers", strings.Join(ranks, ","))
+	if err != nil {
+		return r, err
+	}
+	defer theirs.stop()
+	url := fmt.Sprintf("http://127.0.0.1:%d", port)
+	if err := theirs.await(ctx, dynamoStart, "it hears 4 ranks", func(ctx context.Context) bool {
+		data, err := get(ctx, url+"/workers")
+		return err == nil && strings.Count(string(data), `"status":"active"`) == 2+4 // of the workers and their ranks
+	}); err != nil {
+		return r, err
+	}
+	ours, err := e.startStack(ctx, "dynamo-beside", "version: 1\nworkers:\n"+strings.Join(workers, ""), []string{f.address})
+	if err != nil {
+		return r, err
+	}
+	defer ours.stop()
+	if err := errors.Join(ours.waitWorkers(ctx, 4), s.waitRouted(ctx, chat("Hi", nil))); err != nil {
+		return r, err
+	}
+	w := &dynamoWorld{dynamoFleet: f, stack: s, rng: rand.New(rand.NewPCG(3, 1))}
+	seen := 0
+	for round := range 10 {
+		if err := w.talk(ctx, &r, 6); err != nil {
+			return r, err
+		}
+		r.cases++
+		if err := equalBlocks(ctx, ours, func(ctx context.Context) ([]blockAt, error) {
+			var dump map[string]struct {
+				Events []routerEvent `json:"events"`
+			}
+			err := getJSON(ctx, url+"/dump", &dump)
+			var all []blockAt
+			for _, group := range dump {
+				for i := range group.Events {
+					all = group.Events[i].appendTo(all)
+				}
+			}
+			seen = len(all)
+			return all, err
+		}); err != nil || seen == 0 {
+			r.differ("round %d: %d blocks there, %v", round, seen, err)
+		}
+	}
+	r.notes = append(r.notes, fmt.Sprintf("%s; %d blocks in the end", w.summary(), seen))
+	return r, nil
 }
 
 // dynamoEvents has conversations through Envoy, kvroute and the frontend. Of each response

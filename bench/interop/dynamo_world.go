@@ -384,11 +384,16 @@ func (w *dynamoWorld) talk(ctx context.Context, r *result, n int) error {
 	return nil
 }
 
-// equal waits until a kvroute's index has the blocks that Dynamo's has.
+// equal waits until a kvroute's index has the blocks that Dynamo's tree has.
 func (w *dynamoWorld) equal(ctx context.Context, s *stack) error {
+	return equalBlocks(ctx, s, func(context.Context) ([]blockAt, error) { return w.index.dump() })
+}
+
+// equalBlocks waits until a kvroute's index has the blocks that another one has.
+func equalBlocks(ctx context.Context, s *stack, dump func(context.Context) ([]blockAt, error)) error {
 	var last string
 	err := until(ctx, 20*time.Second, "kvroute's index equals Dynamo's", func(ctx context.Context) bool {
-		theirs, err := w.index.dump()
+		theirs, err := dump(ctx)
 		if err != nil {
 			last = err.Error()
 			return false
