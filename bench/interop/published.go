@@ -3,23 +3,45 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
 )
 
-// published plays with events that `kvroute publish` beside each engine puts into
-// JetStream: kvroute knows the workers from the registry.
+// scene is a play with a name.
+type scene struct {
+	name string
+	play play
+}
+
+// published plays with two engines' events from JetStream.
 func published(ctx context.Context, e *env) (res result, err error) {
 	f, err := e.fleet(ctx)
 	if err != nil {
 		return res, err
 	}
+	return e.publish(ctx, f, []scene{{"turns", turns}, {"shared", shared}, {"evict", evict}, {"adapters", adapters}, {"salts", salts}, {"reset", reset}})
+}
+
+// publish plays with events that `kvroute publish` beside each engine puts into JetStream:
+// kvroute knows the workers from the registry. What it recorded meanwhile must be what the
+// engines said.
+func (e *env) publish(ctx context.Context, f *vllmFleet, scenes []scene) (res result, err error) {
 	// A kvroute without workers has a NATS server for the others.
 	bus, at, err := e.ours(ctx, "bus", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "0")
 	if err != nil {
@@ -27,17 +49,15 @@ func published(ctx context.Context, e *env) (res result, err error) {
 	}
 	defer bus.stop()
 	for _, v := range f.engines {
-		p, _, err := e.ours(ctx, "publish-"+v.name, "publish", "--name", v.name, "--engine-address", v.address, "--nats-url", at.NATS, "--model", modelName, "--lora", adapterName)
+		p, _, err := e.ours(ctx, "publish-"+v.name, "publish", "--name", v.name, "--engine-address", v.address, "--nats-url", at.NATS, "--model", modelName, "--lora", adapterName,
+			"--record", e.recording(v))
 		if err != nil {
 			return res, err
 		}
 		defer p.stop()
 	}
 	config := fmt.Sprintf("version: 1\nnats-url: %s\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\n", at.NATS, modelName, adapterName, f.model)
-	for _, p := range []struct {
-		name string
-		play play
-	}{{"turns", turns}, {"shared", shared}, {"evict", evict}, {"adapters", adapters}, {"salts", salts}} {
+	for _, p := range scenes {
 		// Each time kvroute is another one: it starts from the stream.
 		one, err := e.playIn(ctx, "published", config, p.play)
 		res.what = one.what
@@ -49,7 +69,70 @@ func published(ctx context.Context, e *env) (res result, err error) {
 			return res, fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
+	for _, v := range f.engines {
+		for rank, l := range v.heard {
+			said, err := l.heard()
+			if err != nil {
+				return res, err
+			}
+			played, err := playRecording(e.recording(v), rank)
+			if err != nil {
+				return res, fmt.Errorf("the recording of engine %s: %w", v.name, err)
+			}
+			if res.cases++; !reflect.DeepEqual(said, played) {
+				res.differ("engine %s, rank %d: %d batches, %d blocks stored, %d removed, %d cached; in the recording %d, %d, %d, %d", v.name, rank,
+					said.batches, said.stored, said.removed, len(said.hashes), played.batches, played.stored, played.removed, len(played.hashes))
+			}
+			res.notes = append(res.notes, fmt.Sprintf("engine %s, rank %d: a recording of %d batches", v.name, rank, played.batches))
+		}
+	}
 	return res, nil
+}
+
+// recording is where `kvroute publish` writes down what an engine says.
+func (e *env) recording(v *vllmEngine) string { return filepath.Join(e.dir, v.name+".recorded.jsonl") }
+
+// playRecording returns what a rank said by a recording: its messages, live ones and those
+// of answers, in the order of their numbers.
+func playRecording(path string, rank int) (heard, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return heard{}, err
+	}
+	type message struct {
+		Frames []string `json:"frames_hex"`
+		Seq    int64    `json:"seq"`
+	}
+	all := make(map[int64][][]byte)
+	for text := range bytes.Lines(data) {
+		var line struct {
+			Rank    int       `json:"rank"`
+			Batches []message `json:"batches"`
+			Replies []message `json:"replies"`
+		}
+		if err := json.Unmarshal(text, &line); err != nil {
+			return heard{}, err
+		}
+		for _, m := range slices.Concat(line.Batches, line.Replies) {
+			if line.Rank != rank || m.Seq < 0 {
+				continue
+			}
+			frames := make([][]byte, len(m.Frames))
+			for i, text := range m.Frames {
+				if frames[i], err = hex.DecodeString(text); err != nil {
+					return heard{}, err
+				}
+			}
+			all[m.Seq] = frames
+		}
+	}
+	l := listener{copies: make(map[uint64]int)}
+	for _, seq := range slices.Sorted(maps.Keys(all)) {
+		if err := l.take(all[seq]); err != nil {
+			return heard{}, err
+		}
+	}
+	return l.heard()
 }
 
 // atOnce asks from several clients at a time. What was foretold of a request may be
@@ -117,19 +200,30 @@ func ranks(ctx context.Context, e *env) (res result, err error) {
 	f.engines = []*vllmEngine{v}
 	e.vllms = f
 	defer func() { e.vllms = nil }()
-	return e.playIn(ctx, "ranks", f.config(""), func(ctx context.Context, w *world, res *result) error {
+	if res, err = e.playIn(ctx, "ranks", f.config(""), func(ctx context.Context, w *world, res *result) error {
 		for _, p := range []play{turns, shared, evict, salts} {
 			if err := p(ctx, w, res); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
+	}); err != nil {
+		return res, err
+	}
+	bus, err := e.publish(ctx, f, []scene{{"turns over JetStream", turns}, {"evict over JetStream", evict}})
+	bus.what, bus.cases, bus.different, bus.notes = res.what, res.cases+bus.cases, res.different+bus.different, append(res.notes, bus.notes...)
+	return bus, err
+}
+
+// loaded is what came of a load.
+type loaded struct {
+	bench.Summary
+	ttft float64 // mean, in seconds, as the engines say
 }
 
 // compareModes puts the same load on the engines round robin and by cache, in turn and
-// with empty caches each time. The times are the engines' own, and no target: on a machine
-// with other work one round says little.
+// with empty caches each time. The times, at the client and by the engines' own clocks, are
+// no target: on a machine with other work one round says little.
 func compareModes(ctx context.Context, e *env) (res result, err error) {
 	res.what = "answered requests of a load, round robin and by cache in turn"
 	f, err := e.fleet(ctx)
@@ -138,18 +232,19 @@ func compareModes(ctx context.Context, e *env) (res result, err error) {
 	}
 	measures := []struct {
 		what, unit string
-		of         func(rr, kv *bench.Summary) float64
+		of         func(rr, kv *loaded) float64
 	}{
-		{"mean TTFT, round robin", "ms", func(rr, _ *bench.Summary) float64 { return rr.TTFT.Mean * 1e3 }},
-		{"mean TTFT, by cache", "ms", func(_, kv *bench.Summary) float64 { return kv.TTFT.Mean * 1e3 }},
-		{"mean TTFT, by cache ÷ round robin", "", func(rr, kv *bench.Summary) float64 { return kv.TTFT.Mean / rr.TTFT.Mean }},
-		{"median TTFT, by cache ÷ round robin", "", func(rr, kv *bench.Summary) float64 { return kv.TTFT.P50 / rr.TTFT.P50 }},
-		{"cached share of prompts, round robin", "", func(rr, _ *bench.Summary) float64 { return rr.CachedShare }},
-		{"cached share of prompts, by cache", "", func(_, kv *bench.Summary) float64 { return kv.CachedShare }},
+		{"mean TTFT, round robin", "ms", func(rr, _ *loaded) float64 { return rr.TTFT.Mean * 1e3 }},
+		{"mean TTFT, by cache", "ms", func(_, kv *loaded) float64 { return kv.TTFT.Mean * 1e3 }},
+		{"mean TTFT, by cache ÷ round robin", "", func(rr, kv *loaded) float64 { return kv.TTFT.Mean / rr.TTFT.Mean }},
+		{"median TTFT, by cache ÷ round robin", "", func(rr, kv *loaded) float64 { return kv.TTFT.P50 / rr.TTFT.P50 }},
+		{"mean TTFT by the engines' own clocks, by cache ÷ round robin", "", func(rr, kv *loaded) float64 { return kv.ttft / rr.ttft }},
+		{"cached share of prompts, round robin", "", func(rr, _ *loaded) float64 { return rr.CachedShare }},
+		{"cached share of prompts, by cache", "", func(_, kv *loaded) float64 { return kv.CachedShare }},
 	}
 	values := make([][]float64, len(measures))
 	for range 3 {
-		var all [2]bench.Summary
+		var all [2]loaded
 		for i, mode := range []string{"round-robin", "kv"} {
 			if all[i], err = e.load(ctx, f, mode); err != nil {
 				return res, err
@@ -171,25 +266,66 @@ func compareModes(ctx context.Context, e *env) (res result, err error) {
 }
 
 // load puts the load on empty engines.
-func (e *env) load(ctx context.Context, f *vllmFleet, mode string) (bench.Summary, error) {
+func (e *env) load(ctx context.Context, f *vllmFleet, mode string) (l loaded, err error) {
 	for _, v := range f.engines {
 		if err := v.empty(ctx); err != nil {
-			return bench.Summary{}, err
+			return l, err
 		}
 	}
 	s, err := e.startStack(ctx, "mode-"+mode, f.config(""), f.addresses(), "--router-mode", mode)
 	if err != nil {
-		return bench.Summary{}, err
+		return l, err
 	}
 	defer s.stop()
 	if err := s.waitWorkers(ctx, len(f.engines)); err != nil {
-		return bench.Summary{}, err
+		return l, err
 	}
 	if err := s.waitRouted(ctx, chat("Hi", nil)); err != nil {
-		return bench.Summary{}, err
+		return l, err
 	}
-	return bench.Load(ctx, bench.LoadConfig{
+	sum, count, err := f.firstTokens(ctx)
+	if err != nil {
+		return l, err
+	}
+	if l.Summary, err = bench.Load(ctx, bench.LoadConfig{
 		URL: s.envoy.URL(), Model: modelName, Rate: 3, Conversations: 16, Turns: 3, TurnGap: 2 * time.Second,
 		SystemPrompts: 8, SystemBytes: 5000, UserBytes: 200, ReplyBytes: 100, MaxTokens: 4, Seed: 1,
-	}, nil, nil)
+	}, nil, nil); err != nil {
+		return l, err
+	}
+	sum2, count2, err := f.firstTokens(ctx)
+	if err == nil && count2 == count {
+		err = errors.New("the engines do not say when they gave first tokens")
+	}
+	l.ttft = (sum2 - sum) / (count2 - count)
+	return l, err
+}
+
+// firstTokens returns the sum of the engines' times to first tokens, in seconds, and their
+// number.
+func (f *vllmFleet) firstTokens(ctx context.Context) (sum, count float64, err error) {
+	for _, v := range f.engines {
+		data, err := get(ctx, "http://"+v.address+"/metrics")
+		if err != nil {
+			return 0, 0, err
+		}
+		for line := range strings.Lines(string(data)) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), "} ")
+			var to *float64
+			switch name, _, _ = strings.Cut(name, "{"); name {
+			case "vllm:time_to_first_token_seconds_sum":
+				to = &sum
+			case "vllm:time_to_first_token_seconds_count":
+				to = &count
+			default:
+				continue
+			}
+			n, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				return 0, 0, fmt.Errorf("engine %s: %w in %q", v.name, err, line)
+			}
+			*to += n
+		}
+	}
+	return sum, count, nil
 }

@@ -74,10 +74,10 @@ func (e *env) playIn(ctx context.Context, name, config string, p play) (res resu
 	}
 	defer s.stop()
 	w, err := newWorld(ctx, s, f.engines)
-	if err != nil {
-		return res, err
+	if err == nil {
+		err = p(ctx, w, &res)
 	}
-	if err := p(ctx, w, &res); err != nil {
+	if err != nil {
 		return res, fmt.Errorf("%w\n%s", err, s.router.lastLines())
 	}
 	res.notes = append(res.notes, w.summary()+"; "+f.tokenizer)

@@ -310,13 +310,13 @@ func (w *world) dump(ctx context.Context) (map[place][]uint64, error) {
 
 // summary says what a world has seen.
 func (w *world) summary() string {
-	removed, stored := 0, 0
+	removed, stored, batches := 0, 0, 0
 	for _, v := range w.engines {
 		for _, l := range v.heard {
 			if h, err := l.heard(); err == nil {
-				stored, removed = stored+h.stored, removed+h.removed
+				stored, removed, batches = stored+h.stored, removed+h.removed, batches+h.batches
 			}
 		}
 	}
-	return fmt.Sprintf("requests %v, %d tokens cached, %d blocks stored and %d evicted so far", w.each, w.cached, stored, removed)
+	return fmt.Sprintf("requests %v, %d tokens cached, %d blocks stored and %d evicted so far, in %d batches", w.each, w.cached, stored, removed, batches)
 }
