@@ -172,8 +172,12 @@ func TestALongAnswerIsAskedForInParts(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 			s.store(n)
+			begin := time.Now()
 			all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
 			agree(t, c, 0, s)
+			if took := time.Since(begin); took > 25*time.Second { // no answer at all is waited for for 30 s
+				t.Errorf("it took %v", took)
+			}
 			s.store(1)
 			agree(t, c, 0, s)
 			if got := all.State(7); got != events.KnownWell {
