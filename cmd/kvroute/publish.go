@@ -93,7 +93,7 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.localIndexer, "enable-local-indexer", true, "answer routers' queries about events that they missed")
 	fs.BoolVar(&c.durable, "durable", true, "publish into a stream that keeps events")
 	fs.StringVar(&c.bindEvents, "bind-events", "", "`endpoint` to publish events at instead of NATS, as tcp://*:5558; the ports of further ranks follow")
-	fs.StringVar(&c.bindQueries, "bind-queries", "", "`endpoint` at which routers then ask for what they missed; empty takes the port 5658 beside bind-events")
+	fs.StringVar(&c.bindQueries, "bind-queries", "", "`endpoint` at which routers then ask for what they missed; empty takes the port 5658 beside bind-events, a free one beside port 0")
 	busFlags(fs, &c.access)
 	fs.IntVar(&c.replicas, "nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
 
@@ -294,7 +294,9 @@ func (p *beside) bind() (map[uint32]events.RankSockets, error) {
 		if live.Path != "" {
 			return nil, errors.New("bind-events is a path, so bind-queries must be one")
 		}
-		live.Port = events.QueryPort
+		if live.Port > 0 { // else any free one does
+			live.Port = events.QueryPort
+		}
 		queries = live.String()
 	}
 	sockets := make(map[uint32]events.RankSockets)

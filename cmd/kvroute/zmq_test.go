@@ -363,6 +363,23 @@ func TestBadPublishFlags(t *testing.T) {
 	}
 }
 
+// Who records two engines of one machine, and publishes to nobody, needs no ports for it.
+func TestTwoRecordersOfOneMachine(t *testing.T) {
+	for _, name := range []string{"a", "b"} {
+		e := bareEngine(t, name)
+		file := filepath.Join(t.TempDir(), "frames.jsonl")
+		p := process(t, "publish", "publish", "--name", name, "--engine-address", e.at.HTTP, "--nats-url", "", "--bind-events", "tcp://127.0.0.1:0", "--record", file)
+		if strings.HasSuffix(p.at.Queries, fmt.Sprint(":", events.QueryPort)) {
+			t.Errorf("%s asks for the port at %s", name, p.at.Queries)
+		}
+		complete(t, e, "what is recorded")
+		eventually(t, "nothing is recorded", func() bool {
+			text, err := os.ReadFile(file)
+			return err == nil && strings.Contains(string(text), "BlockStored")
+		})
+	}
+}
+
 // Without NATS a sidecar publishes at sockets of its own, and is asked there: also
 // for just what came while kvroute was away.
 func TestPublishWithoutNATS(t *testing.T) {
