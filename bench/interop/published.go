@@ -176,6 +176,7 @@ func atOnce(ctx context.Context, w *world, res *result) error {
 		return failed
 	}
 	res.notes = append(res.notes, fmt.Sprintf("while %d requests ran, six at a time, %d found another overlap than was foretold: others changed the cache meanwhile", during.cases, during.different))
+	res.notes = append(res.notes, during.notes...)
 	if err := w.settle(ctx); err != nil {
 		return err
 	}
