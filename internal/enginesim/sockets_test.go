@@ -7,9 +7,11 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -207,6 +209,99 @@ func TestReplay(t *testing.T) {
 	s.Restart()
 	if _, err := live.Read(); err == nil {
 		t.Error("the connection outlives its process")
+	}
+}
+
+// A queue that is full drops what follows, the end of the answer, too.
+func TestALongAnswerIsCut(t *testing.T) {
+	s, _, replay := listen(t, enginesim.SocketsConfig{Endpoint: "tcp://127.0.0.1:0", Replay: "tcp://127.0.0.1:0", Queue: 4})
+	for i := range byte(10) {
+		s.PublishBody([]byte{i})
+	}
+	at, err := zmtp.ParseEndpoint(replay, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := zmtp.Dial(t.Context(), at, zmtp.Dealer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var got []string
+	for _, from := range []uint64{0, 5} {
+		request := events.ReplayFrames(from)
+		if err := c.Write(request[:]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 4 + 2 + 1 + 4 { // of the second answer the end is lost
+		frames, err := c.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := events.SplitFrames(frames)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.End {
+			got = append(got, "end")
+		} else {
+			got = append(got, strconv.Itoa(int(f.Sequence)))
+		}
+	}
+	if text := strings.Join(got, " "); text != "0 1 2 3 8 9 end 5 6 7 8" {
+		t.Error(text)
+	}
+}
+
+// What real engines do, and one would not think of: the last block of a prompt of whole
+// blocks is stored again each time, and a reset is told of with the next step only.
+func TestHabitsOfRealEngines(t *testing.T) {
+	s, c, _ := listen(t, enginesim.SocketsConfig{Endpoint: "tcp://127.0.0.1:0"})
+	_, url := start(t, enginesim.Config{Speed: fast, BlockHash: "vllm", Sockets: s})
+	var blocks []uint64
+	batch := func() string {
+		frames, err := c.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := events.SplitFrames(frames)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := events.DecodeBatch(f.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var said []string
+		for _, ev := range b.Events {
+			if ev.Kind == events.EngineCleared {
+				said = append(said, "cleared")
+				continue
+			}
+			said = append(said, fmt.Sprintf("stored %d", len(ev.Hashes)))
+			blocks = append(blocks, ev.Hashes...)
+		}
+		return strings.Join(said, ", ")
+	}
+	prompt, err := json.Marshal(map[string]any{"model": "sim", "prompt": span(100, 32), "max_tokens": 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for range 3 {
+		if len(got) == 2 {
+			if resp, text := ask(t, http.MethodPost, url+"/reset_prefix_cache", ""); resp.StatusCode != http.StatusOK {
+				t.Fatal(text)
+			}
+		}
+		if resp, text := ask(t, http.MethodPost, url+"/v1/completions", string(prompt)); resp.StatusCode != http.StatusOK {
+			t.Fatal(text)
+		}
+		got = append(got, batch())
+	}
+	if want := []string{"stored 2", "stored 1", "cleared, stored 2"}; !slices.Equal(got, want) || blocks[1] != blocks[2] {
+		t.Errorf("%q of blocks %d, want %q", got, blocks, want)
 	}
 }
 
