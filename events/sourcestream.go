@@ -111,7 +111,7 @@ func (s *stream) connected(closed bool) {
 	s.waiting, s.waitingBytes = nil, 0
 	switch {
 	case s.replays:
-		s.again = 0
+		s.again, s.holes, s.hole = 0, 0, false
 		s.ask()
 	case closed && s.heard:
 		s.restart()

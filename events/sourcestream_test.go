@@ -243,6 +243,14 @@ func TestStream(t *testing.T) {
 			}
 			f.answer(e, 9)
 		}, "1/0 1/1 1/2 1/3 1/4 1/5 1/6 1/7 1/8 ", 0},
+		{"the same thing, over another connection", true, func(f *follower) {
+			e := p(5)
+			f.Connected(false)
+			f.answerBut(e, 9, func(place int) bool { return place == 2 })
+			f.Connected(false)
+			f.answerBut(e, 9, func(place int) bool { return place == 1 })
+			f.answer(e, 9)
+		}, "1/0 1/1 1/2 1/3 1/4 ", 0},
 		{"each time the same thing", true, func(f *follower) {
 			e := p(5)
 			f.Connected(false)
