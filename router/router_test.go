@@ -120,6 +120,19 @@ func TestConversationsStickToTheirBlocks(t *testing.T) {
 	}
 }
 
+// Engines compute the last token of a prompt though they have cached it all: so it counts
+// as one that is to be computed.
+func TestTheLastTokenIsComputed(t *testing.T) {
+	r := newRouter(t, router.Config{}, 1)
+	store(r, router.Worker{ID: 1}, "AB")
+	for more, want := range map[int]int{0: 1, 1: 1, 8: 8} {
+		d, err := r.BestWorker(t.Context(), router.Request{Model: "m", Tokens: append(prompt("AB"), make([]uint32, more)...)})
+		if err != nil || d.OverlapBlocks != 2 || d.PrefillTokens != want {
+			t.Errorf("two cached blocks and %d tokens: %d blocks cached, %d tokens to compute, %v; want 2 and %d", more, d.OverlapBlocks, d.PrefillTokens, err, want)
+		}
+	}
+}
+
 // Ten blocks, of which idle workers hold 2, 5 and 8: what is cached is saved, and
 // the ten blocks of the prompt would be active anywhere.
 func TestCostOfADecision(t *testing.T) {
