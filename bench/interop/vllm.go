@@ -25,6 +25,7 @@ func vllmChecks() []check {
 		{"ids of the chat shapes of the reference data", start, with((*env).shapes)},
 		{"ids of tools and Unicode", start, with((*env).random)},
 		{"several requests at a time", start, direct(atOnce)},
+		{"guesses, as by default", start, guessed},
 		{"a reset of the cache", start, direct(reset)},
 		{"a reset that nobody was told of yet", start, direct(silentReset)},
 		{"a cut event stream", start, cutStream},
@@ -66,9 +67,31 @@ func (e *env) play(ctx context.Context, name string, p play) (res result, err er
 
 // playIn is play with a configuration of kvroute's.
 func (e *env) playIn(ctx context.Context, name, config string, p play) (res result, err error) {
+	return e.playWith(ctx, name, config, noGuesses, p)
+}
+
+// guessed is some of the plays with what kvroute does by default: until the events come, it
+// guesses. When they have come, nothing of that may be left.
+func guessed(ctx context.Context, e *env) (result, error) {
+	f, err := e.fleet(ctx)
+	if err != nil {
+		return result{}, err
+	}
+	return e.playWith(ctx, "guessed", f.config(""), nil, func(ctx context.Context, w *world, res *result) error {
+		for _, p := range []play{turns, shared, evict, adapters} {
+			if err := p(ctx, w, res); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// playWith is playIn with flags of kvroute's.
+func (e *env) playWith(ctx context.Context, name, config string, flags []string, p play) (res result, err error) {
 	res.what = "foretold overlap with cached_tokens, index with events"
 	f := e.vllms
-	s, err := e.startStack(ctx, name, config, f.addresses(), noGuesses...)
+	s, err := e.startStack(ctx, name, config, f.addresses(), flags...)
 	if err != nil {
 		return res, err
 	}
@@ -84,8 +107,7 @@ func (e *env) playIn(ctx context.Context, name, config string, p play) (res resu
 	return res, nil
 }
 
-// noGuesses makes kvroute foretell by events alone: what it guesses of requests on
-// their way may be evicted meanwhile.
+// noGuesses makes kvroute foretell by events alone.
 //
 //nolint:gochecknoglobals // a constant list
 var noGuesses = []string{"--router-predicted-ttl-secs", "0"}
