@@ -227,6 +227,7 @@ func TestALongAnswerIsCut(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	defer time.AfterFunc(time.Minute, func() { c.Close() }).Stop()
 	var got []string
 	for _, from := range []uint64{0, 5} {
 		request := events.ReplayFrames(from)
@@ -259,6 +260,7 @@ func TestALongAnswerIsCut(t *testing.T) {
 func TestHabitsOfRealEngines(t *testing.T) {
 	s, c, _ := listen(t, enginesim.SocketsConfig{Endpoint: "tcp://127.0.0.1:0"})
 	_, url := start(t, enginesim.Config{Speed: fast, BlockHash: "vllm", Sockets: s})
+	defer time.AfterFunc(time.Minute, func() { c.Close() }).Stop() // what is not said is not waited for
 	var blocks []uint64
 	batch := func() string {
 		frames, err := c.Read()
