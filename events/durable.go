@@ -3,6 +3,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -206,12 +207,8 @@ func NewDurable(sub *Subscriber, conf DurableConfig) (*Durable, error) {
 	if conf.Drain == 0 {
 		conf.Drain = 10 * time.Second
 	}
-	if conf.Log == nil {
-		conf.Log = slog.New(slog.DiscardHandler)
-	}
-	if conf.Meter == nil {
-		conf.Meter = noop.Meter{}
-	}
+	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	js, err := jetstream.New(sub.nc)
 	if err != nil {
 		return nil, fmt.Errorf("events: use JetStream: %w", err)

@@ -3,6 +3,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
@@ -99,9 +100,7 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	if conf.Log == nil {
-		conf.Log = slog.New(slog.DiscardHandler)
-	}
+	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
 	if len(conf.Sockets) > 0 {
 		conf.Durable, conf.Quiet, conf.LocalIndexer = false, false, true
 	}

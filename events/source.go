@@ -150,9 +150,7 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 	if conf.Changed == nil {
 		conf.Changed = func(uint64, KnownState) {}
 	}
-	if conf.Log == nil {
-		conf.Log = slog.New(slog.DiscardHandler)
-	}
+	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
 	s := &Sources{
 		conf: conf,
 		// Engines are neighbours, and their answers go no way round.
@@ -166,9 +164,7 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 		ranks:  make(map[*rankSource]struct{}),
 	}
 	s.plane.s, s.plane.wake = s, make(chan struct{}, 1)
-	if conf.Meter == nil {
-		conf.Meter = noop.Meter{}
-	}
+	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	var err error
 	s.metrics, err = newSourceMetrics(conf.Meter, s)
 	return s, err

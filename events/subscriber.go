@@ -3,6 +3,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,12 +65,8 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	if conf.Log == nil {
-		conf.Log = slog.New(slog.DiscardHandler)
-	}
-	if conf.Meter == nil {
-		conf.Meter = noop.Meter{}
-	}
+	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	if conf.Ask == nil {
 		conf.Ask = func(context.Context, Query, func(AnswerPart) bool) error { return errNobody }
 	}

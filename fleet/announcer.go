@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,9 +63,7 @@ func NewAnnouncer(nc *nats.Conn, conf AnnouncerConfig) (*Announcer, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	if conf.Log == nil {
-		conf.Log = slog.New(slog.DiscardHandler)
-	}
+	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
 	id := conf.Record.ID()
 	conf.Record.V, conf.Record.WorkerID = 1, id
 	data, err := conf.Record.encode()

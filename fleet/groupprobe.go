@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -75,9 +76,7 @@ func NewProbes(nc *nats.Conn, conf ProbesConfig) (*Probes, error) {
 	if conf.Budget == 0 {
 		conf.Budget = probeBudget
 	}
-	if conf.Meter == nil {
-		conf.Meter = noop.Meter{}
-	}
+	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	m, err := newGroupMetrics(conf.Meter)
 	if err != nil {
 		return nil, err

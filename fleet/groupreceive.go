@@ -150,12 +150,8 @@ func newGroups(conf GroupsConfig, to link) (*Groups, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	if conf.Log == nil {
-		conf.Log = slog.New(slog.DiscardHandler)
-	}
-	if conf.Meter == nil {
-		conf.Meter = noop.Meter{}
-	}
+	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	g := &Groups{conf: conf, link: to, unknown: make(map[string]bool)}
 	var err error
 	if g.metrics, err = newGroupMetrics(conf.Meter); err != nil {

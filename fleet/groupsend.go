@@ -155,12 +155,8 @@ func newSpeaker(conf SpeakerConfig, to link) (*Speaker, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	if conf.Log == nil {
-		conf.Log = slog.New(slog.DiscardHandler)
-	}
-	if conf.Meter == nil {
-		conf.Meter = noop.Meter{}
-	}
+	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	m, err := newGroupMetrics(conf.Meter)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -190,12 +191,8 @@ type Reports struct {
 // NewReports returns one that tells use which share of its cache a worker uses; use
 // returns false if that cannot be used. Meter and log may be nil.
 func NewReports(use func(w router.Worker, usage float64) bool, meter metric.Meter, log *slog.Logger) (*Reports, error) {
-	if meter == nil {
-		meter = noop.Meter{}
-	}
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	meter = cmp.Or[metric.Meter](meter, noop.Meter{})
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	reports, err := meter.Int64Counter("kvroute.fleet.load_reports",
 		metric.WithUnit("{header}"), metric.WithDescription("Headers of responses in which an engine says how busy it is, by outcome."))
 	if err != nil {

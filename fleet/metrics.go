@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,9 +45,7 @@ func (m *metrics) count(ctx context.Context, kind string) {
 type probeMetrics struct{ probes metric.Int64Counter }
 
 func newProbeMetrics(meter metric.Meter) (*probeMetrics, error) {
-	if meter == nil {
-		meter = noop.Meter{}
-	}
+	meter = cmp.Or[metric.Meter](meter, noop.Meter{})
 	probes, err := meter.Int64Counter("kvroute.fleet.probes",
 		metric.WithUnit("{probe}"), metric.WithDescription("Questions to workers over HTTP, by kind and outcome."))
 	if err != nil {

@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -158,12 +159,8 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	if conf.Log == nil {
-		conf.Log = slog.New(slog.DiscardHandler)
-	}
-	if conf.Meter == nil {
-		conf.Meter = noop.Meter{}
-	}
+	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	m, err := newSyncMetrics(conf.Meter)
 	if err != nil {
 		return nil, err

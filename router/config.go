@@ -3,6 +3,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -247,9 +248,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.KeepDecisions == 0 {
 		c.KeepDecisions = 1024
 	}
-	if c.Meter == nil {
-		c.Meter = noop.Meter{}
-	}
+	c.Meter = cmp.Or[metric.Meter](c.Meter, noop.Meter{})
 	return c, nil
 }
 

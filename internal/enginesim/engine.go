@@ -24,6 +24,7 @@
 package enginesim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -114,9 +115,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Publish == nil {
 		c.Publish = func(indexer.Event) {}
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return c, nil
 }
 
