@@ -108,14 +108,14 @@ endif
 INTEROP := clients dynamo vllm
 comma   := ,
 NAMED    = $(or $(filter $(INTEROP),$(subst $(comma), ,$(ONLY))),$(INTEROP))
-GROUPS   = $(sort $(NAMED) $(if $(filter vllm,$(NAMED)),clients))
+INSTALL  = $(sort $(NAMED) $(if $(filter vllm,$(NAMED)),clients))
 
 .PHONY: test-interop
 test-interop: build envoy ## hold kvroute against a real vLLM, Dynamo and everyday clients (15 minutes, 8 GB of memory; ONLY=clients, or a part of a check's name; once downloads 3 GB from PyPI and npm into .cache)
-	@for group in $(GROUPS); do tools/$$group.sh .cache/$$group || exit 1; done
+	@for group in $(INSTALL); do tools/$$group.sh .cache/$$group || exit 1; done
 	@go build -o .cache/bin/interop ./bench/interop
 	@.cache/bin/interop --only '$(ONLY)' --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) \
-		$(foreach group,$(GROUPS),--$(group) .cache/$(group))
+		$(foreach group,$(INSTALL),--$(group) .cache/$(group))
 
 .PHONY: golden
 golden: $(REFERENCE) ## make the golden data and the Unicode tables anew

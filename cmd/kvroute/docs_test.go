@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -160,6 +161,26 @@ func TestReadmeCommands(t *testing.T) {
 	for _, c := range commands {
 		if !strings.Contains(string(makefile), "\n"+strings.TrimPrefix(c, "make ")+":") {
 			t.Errorf("the Makefile has no target for %q", c)
+		}
+	}
+}
+
+// The demo's target plays what its variables say, and nothing else without them.
+func TestDemoTarget(t *testing.T) {
+	t.Chdir("../..")
+	for variable, want := range map[string]string{"": "", "REPLICAS=4": "--replicas 4", "GROUPS=2": "--groups 2"} {
+		args := []string{"--no-print-directory", "-n", "bench-demo"}
+		if variable != "" {
+			args = append(args, variable)
+		}
+		text, err := exec.Command("make", args...).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, line, _ := strings.Cut(string(text), " demo --rounds 3 ")
+		line, _, _ = strings.Cut(line, "--report")
+		if got := strings.TrimSpace(line); got != want {
+			t.Errorf("make bench-demo %s: %q, want %q", variable, got, want)
 		}
 	}
 }
