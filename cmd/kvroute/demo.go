@@ -256,25 +256,31 @@ func (d *demonstration) round(ctx context.Context) (r round, err error) {
 // figures compares the modes over all rounds. A round's two modes ran minutes
 // apart at most, so their ratio is worth more than either.
 func figures(played []round) []bench.Figure {
-	over := func(what, target string, of func(round) float64, met func(median float64) bool) bench.Figure {
+	over := overRounds(played)
+	below1 := func(v float64) bool { return v < 1 }
+	return []bench.Figure{
+		over("mean TTFT, kv ÷ round robin", "< 1", func(r *round) float64 { return r.kv.TTFT.Mean / r.roundRobin.TTFT.Mean }, below1),
+		over("p90 TTFT, kv ÷ round robin", "", func(r *round) float64 { return r.kv.TTFT.P90 / r.roundRobin.TTFT.P90 }, nil),
+		over("mean E2E, kv ÷ round robin", "< 1", func(r *round) float64 { return r.kv.E2E.Mean / r.roundRobin.E2E.Mean }, below1),
+		over("cached share, round robin ÷ kv", "< 1", func(r *round) float64 { return r.roundRobin.CachedShare / r.kv.CachedShare }, below1),
+		over("mean TTFT in ms, round robin", "", func(r *round) float64 { return r.roundRobin.TTFT.Mean * 1e3 }, nil),
+		over("mean TTFT in ms, kv", "", func(r *round) float64 { return r.kv.TTFT.Mean * 1e3 }, nil),
+		over("failed requests", "0", func(r *round) float64 { return float64(r.kv.Failed() + r.roundRobin.Failed()) }, below1),
+	}
+}
+
+// overRounds makes figures of rounds: what of says of each, and whether the median meets
+// the target, if there is one.
+func overRounds[R any](played []R) func(what, target string, of func(*R) float64, met func(median float64) bool) bench.Figure {
+	return func(what, target string, of func(*R) float64, met func(float64) bool) bench.Figure {
 		var v []float64
-		for _, r := range played {
-			v = append(v, of(r))
+		for i := range played {
+			v = append(v, of(&played[i]))
 		}
 		slices.Sort(v)
 		f := bench.Figure{What: what, Target: target, Median: v[len(v)/2], Min: v[0], Max: v[len(v)-1]}
 		f.Met = target != "" && met(f.Median)
 		return f
-	}
-	below1 := func(v float64) bool { return v < 1 }
-	return []bench.Figure{
-		over("mean TTFT, kv ÷ round robin", "< 1", func(r round) float64 { return r.kv.TTFT.Mean / r.roundRobin.TTFT.Mean }, below1),
-		over("p90 TTFT, kv ÷ round robin", "", func(r round) float64 { return r.kv.TTFT.P90 / r.roundRobin.TTFT.P90 }, nil),
-		over("mean E2E, kv ÷ round robin", "< 1", func(r round) float64 { return r.kv.E2E.Mean / r.roundRobin.E2E.Mean }, below1),
-		over("cached share, round robin ÷ kv", "< 1", func(r round) float64 { return r.roundRobin.CachedShare / r.kv.CachedShare }, below1),
-		over("mean TTFT in ms, round robin", "", func(r round) float64 { return r.roundRobin.TTFT.Mean * 1e3 }, nil),
-		over("mean TTFT in ms, kv", "", func(r round) float64 { return r.kv.TTFT.Mean * 1e3 }, nil),
-		over("failed requests", "0", func(r round) float64 { return float64(r.kv.Failed() + r.roundRobin.Failed()) }, below1),
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/kvroute/kvroute/bench"
@@ -159,27 +158,19 @@ func (d *demonstration) stopTiers() {
 
 // groupFigures compares the ways over all rounds, as figures does.
 func groupFigures(played []groupRound) []bench.Figure {
-	over := func(what, target string, most float64, of func(*groupRound) float64) bench.Figure {
-		var v []float64
-		for i := range played {
-			v = append(v, of(&played[i]))
-		}
-		slices.Sort(v)
-		f := bench.Figure{What: what, Target: target, Median: v[len(v)/2], Min: v[0], Max: v[len(v)-1]}
-		f.Met = target != "" && f.Median <= most
-		return f
-	}
+	over := overRounds(played)
+	most := func(limit float64) func(float64) bool { return func(v float64) bool { return v <= limit } }
 	return []bench.Figure{
-		over("mean TTFT, groups by summaries ÷ flat", "≤ 1.15", 1.15, func(r *groupRound) float64 { return r.told.TTFT.Mean / r.flat.TTFT.Mean }),
-		over("mean E2E, groups by summaries ÷ flat", "≤ 1.05", 1.05, func(r *groupRound) float64 { return r.told.E2E.Mean / r.flat.E2E.Mean }),
-		over("mean TTFT, groups that are asked ÷ flat", "≤ 1.15", 1.15, func(r *groupRound) float64 { return r.asked.TTFT.Mean / r.flat.TTFT.Mean }),
-		over("mean E2E, groups that are asked ÷ flat", "≤ 1.05", 1.05, func(r *groupRound) float64 { return r.asked.E2E.Mean / r.flat.E2E.Mean }),
-		over("asked, and the worker named, share of requests", "", 0, func(r *groupRound) float64 { return r.named }),
-		over("mean TTFT in ms, flat", "", 0, func(r *groupRound) float64 { return r.flat.TTFT.Mean * 1e3 }),
-		over("mean TTFT in ms, groups by summaries", "", 0, func(r *groupRound) float64 { return r.told.TTFT.Mean * 1e3 }),
-		over("mean TTFT in ms, groups that are asked", "", 0, func(r *groupRound) float64 { return r.asked.TTFT.Mean * 1e3 }),
-		over("failed requests", "0", 0, func(r *groupRound) float64 {
+		over("mean TTFT, groups by summaries ÷ flat", "≤ 1.15", func(r *groupRound) float64 { return r.told.TTFT.Mean / r.flat.TTFT.Mean }, most(1.15)),
+		over("mean E2E, groups by summaries ÷ flat", "≤ 1.05", func(r *groupRound) float64 { return r.told.E2E.Mean / r.flat.E2E.Mean }, most(1.05)),
+		over("mean TTFT, groups that are asked ÷ flat", "≤ 1.15", func(r *groupRound) float64 { return r.asked.TTFT.Mean / r.flat.TTFT.Mean }, most(1.15)),
+		over("mean E2E, groups that are asked ÷ flat", "≤ 1.05", func(r *groupRound) float64 { return r.asked.E2E.Mean / r.flat.E2E.Mean }, most(1.05)),
+		over("asked, and the worker named, share of requests", "", func(r *groupRound) float64 { return r.named }, nil),
+		over("mean TTFT in ms, flat", "", func(r *groupRound) float64 { return r.flat.TTFT.Mean * 1e3 }, nil),
+		over("mean TTFT in ms, groups by summaries", "", func(r *groupRound) float64 { return r.told.TTFT.Mean * 1e3 }, nil),
+		over("mean TTFT in ms, groups that are asked", "", func(r *groupRound) float64 { return r.asked.TTFT.Mean * 1e3 }, nil),
+		over("failed requests", "0", func(r *groupRound) float64 {
 			return float64(r.flat.Failed() + r.asked.Failed() + r.told.Failed())
-		}),
+		}, most(0)),
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
@@ -106,16 +105,7 @@ func (d *demonstration) agree(ctx context.Context) error {
 
 // replicaFigures compares the ways over all rounds, as figures does.
 func replicaFigures(played []replicaRound) []bench.Figure {
-	over := func(what, target string, of func(*replicaRound) float64, met func(median float64) bool) bench.Figure {
-		var v []float64
-		for i := range played {
-			v = append(v, of(&played[i]))
-		}
-		slices.Sort(v)
-		f := bench.Figure{What: what, Target: target, Median: v[len(v)/2], Min: v[0], Max: v[len(v)-1]}
-		f.Met = target != "" && met(f.Median)
-		return f
-	}
+	over := overRounds(played)
 	return []bench.Figure{
 		over("mean TTFT, several replicas ÷ one", "≤ 1.1", func(r *replicaRound) float64 { return r.synced.TTFT.Mean / r.one.TTFT.Mean }, func(v float64) bool { return v <= 1.1 }),
 		over("mean TTFT, without sync ÷ with", "> 1", func(r *replicaRound) float64 { return r.alone.TTFT.Mean / r.synced.TTFT.Mean }, func(v float64) bool { return v > 1 }),
