@@ -159,14 +159,7 @@ func TestARouterStartsAfterAWorkerDied(t *testing.T) {
 	before := startRouted(t, connect(t, s), 0)
 	announceRecord(t, nc, at("lives", 1), nil)
 	eventually(t, func() bool { return len(before.healthy()) == 1 })
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	bucket := records(t, nc)
 	dead, err := json.Marshal(at("dead", 2))
 	if err != nil {
 		t.Fatal(err)

@@ -159,14 +159,7 @@ func TestASuccessorStaysRegistered(t *testing.T) {
 	first := register()
 	second := register()
 	first()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	bucket := records(t, nc)
 	if _, err := bucket.Get(t.Context(), wire.WorkerKey(wire.WorkerID("a"))); err != nil {
 		t.Errorf("the record of the process that goes on: %v", err)
 	}
@@ -178,14 +171,7 @@ func TestRegistryRefusesLies(t *testing.T) {
 	s := startNATS(t, -1)
 	w := watch(t, s)
 	nc := connect(t, s)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	bucket := records(t, nc)
 	honest, err := json.Marshal(record("a"))
 	if err != nil {
 		t.Fatal(err)
@@ -262,14 +248,7 @@ func TestRecordsExpire(t *testing.T) {
 	}
 	stop := running(t, r.Run)
 	eventually(t, r.Ready)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	bucket := records(t, nc)
 	if status, err := bucket.Status(t.Context()); err != nil || status.TTL() != 45*time.Second {
 		t.Errorf("records live %v, %v; want 45 s", status.TTL(), err)
 	}
@@ -377,4 +356,18 @@ func (w lineWriter) Write(p []byte) (int, error) {
 	default:
 	}
 	return len(p), nil
+}
+
+// records is the bucket of the workers' records.
+func records(t *testing.T, nc *nats.Conn) jetstream.KeyValue {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := js.KeyValue(t.Context(), wire.Scope{}.Bucket("workers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bucket
 }

@@ -68,7 +68,7 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 	card(26)
 
 	file := writeFile(t, fmt.Sprintf("version: 1\ndynamo: {dir: %q, frontend: \"127.0.0.1:1\"}\nworkers:\n- {name: a, worker_id: 3, address: \"127.0.0.1:2\", models: [m]}\n", store))
-	d := &demonstration{router: process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")}
+	d := &demonstration{router: serveFile(t, file)}
 	running := make(chan error, 1)
 	go func() { running <- publisher.Run(t.Context()) }()
 	state := func() (all string) {

@@ -199,12 +199,7 @@ workers:
 - {name: a, address: "127.0.0.1:1", models: [first], model_card: known}
 - {name: b, address: "127.0.0.1:2", models: [second], model_card: unknown}
 `, dir))
-	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file,
-		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.stop()
+	c := serveFile(t, file)
 	d := &demonstration{router: c}
 	// One that registers on the bus names its card there.
 	e, err := startChild(t.Context(), t.TempDir(), "engine", "engine", "--name", "c", "--model", "third", "--listen", "127.0.0.1:0", "--nats-url", c.at.NATS)

@@ -20,12 +20,7 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	file := writeFile(t, "version: 1\nworkers:\n- {name: a, address: \"127.0.0.1:1\", models: [m]}\n")
-	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file,
-		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.stop()
+	c := serveFile(t, file)
 	d := &demonstration{router: c}
 	names := func() (s string) {
 		for _, w := range workers(t, d) {
@@ -55,7 +50,7 @@ func TestTheFileIsWatched(t *testing.T) {
 		return fmt.Sprintf("version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n", name)
 	}
 	file := writeFile(t, config("a"))
-	c := process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	c := serveFile(t, file)
 	is := func(want string) func() bool {
 		return func() bool {
 			w := workers(t, &demonstration{router: c})
@@ -108,7 +103,7 @@ func TestGroupsAreReloaded(t *testing.T) {
 		return fmt.Sprintf("{name: %s, address: \"127.0.0.1:%d\", models: [other]}", name, port)
 	}
 	file := writeFile(t, config(worker("a", 1), group("east", 11)))
-	c := process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	c := serveFile(t, file)
 	reloads := func(outcome string, n int) func() bool {
 		return func() bool {
 			_, text := get(t, "http://"+c.at.HTTP+"/metrics")

@@ -56,6 +56,12 @@ func process(t *testing.T, name string, args ...string) *child {
 	return c
 }
 
+// serveFile starts a kvroute with a configuration file and a bus of its own.
+func serveFile(t *testing.T, file string) *child {
+	t.Helper()
+	return process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+}
+
 // emptyBus starts NATS for processes that the test starts, and connects to it.
 func emptyBus(t *testing.T) (*embeddedNATS, *nats.Conn) {
 	t.Helper()
@@ -119,7 +125,7 @@ func TestEventsStraightFromAStaticEngine(t *testing.T) {
 	a, b := bareEngine(t, "a", "--block-hash", "vllm"), bareEngine(t, "b", "--kv-events-format", "sglang", "--block-hash", "sglang", "--kv-events-drop-every", "1000")
 	complete(t, a, "before anybody listens")
 	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], events: {transport: zmq}}\n- {name: b, address: %q, models: [sim], events: {transport: zmq}}\n", a.at.HTTP, b.at.HTTP))
-	d := &demonstration{router: process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")}
+	d := &demonstration{router: serveFile(t, file)}
 	eventually(t, "the sockets are not found", func() bool {
 		_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
 		return strings.Contains(text, `kvroute_source_ranks{state="ok"} 2`)

@@ -80,15 +80,7 @@ func listen(t *testing.T, conf enginesim.SocketsConfig) (*enginesim.Sockets, *zm
 		}
 	})
 	live, replay := s.Endpoints()
-	at, err := zmtp.ParseEndpoint(live, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := zmtp.Dial(t.Context(), at, zmtp.Sub)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
+	c := dial(t, live, zmtp.Sub)
 	if err := c.Subscribe(""); err != nil {
 		t.Fatal(err)
 	}
@@ -100,6 +92,21 @@ func listen(t *testing.T, conf enginesim.SocketsConfig) (*enginesim.Sockets, *zm
 	}
 	t.Fatal("the subscription does not arrive")
 	return nil, nil, ""
+}
+
+// dial connects to a socket of an engine for as long as the test runs.
+func dial(t *testing.T, endpoint string, own zmtp.Role) *zmtp.Conn {
+	t.Helper()
+	at, err := zmtp.ParseEndpoint(endpoint, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := zmtp.Dial(t.Context(), at, own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
 }
 
 // What an engine publishes is read as its cache was: tokens, salts and all.
@@ -173,15 +180,7 @@ func TestReplay(t *testing.T) {
 			t.Fatalf("%v, %v; want %d", frames, err, want)
 		}
 	}
-	at, err := zmtp.ParseEndpoint(replay, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := zmtp.Dial(t.Context(), at, zmtp.Dealer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := dial(t, replay, zmtp.Dealer)
 	for from, want := range map[uint64][]byte{0: {2, 3, 4, 5}, 4: {4, 5}, 100: {}} {
 		request := events.ReplayFrames(from)
 		if err := c.Write(request[:]...); err != nil {
@@ -218,15 +217,7 @@ func TestALongAnswerIsCut(t *testing.T) {
 	for i := range byte(10) {
 		s.PublishBody([]byte{i})
 	}
-	at, err := zmtp.ParseEndpoint(replay, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := zmtp.Dial(t.Context(), at, zmtp.Dealer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := dial(t, replay, zmtp.Dealer)
 	defer time.AfterFunc(time.Minute, func() { c.Close() }).Stop()
 	var got []string
 	for _, from := range []uint64{0, 5} {
