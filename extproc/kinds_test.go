@@ -126,3 +126,23 @@ func TestUnknownPathsPass(t *testing.T) {
 		}
 	}
 }
+
+// A request whose path is spelled in another way is decided, booked and refused like a
+// plain one: engines' servers read both as the same path.
+func TestOtherSpellingsOfAPathAreTheSame(t *testing.T) {
+	for _, path := range []string{"/v1/chat/%63ompletions", "/v1%2fchat/completions", "//v1/chat//completions", "/v1/./chat/completions", "/v1/x/../chat/completions"} {
+		h := newHarness(t, extproc.Config{})
+		x := h.Do(envoytest.Request{Path: path, Body: []byte(hello)})
+		if x.Header["x-dynamo-worker"] != chosen.Address.String() || h.router.taken() != 1 {
+			t.Errorf("%s: header %v, %d slots taken; want a decision and its slot", path, x.Header, h.router.taken())
+		}
+		x.End()
+		h.router.will(func(context.Context, router.Request) (router.Decision, error) {
+			return router.Decision{}, fmt.Errorf("router: %w", router.ErrAllBusy)
+		})
+		if x = h.Do(envoytest.Request{Path: path, Body: []byte(hello)}); x.Refusal == nil || x.Refusal.Status != 429 {
+			t.Errorf("%s: refusal %+v, want 429", path, x.Refusal)
+		}
+		x.End()
+	}
+}

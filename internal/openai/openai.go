@@ -28,6 +28,8 @@ package openai
 import (
 	"fmt"
 	"net/http"
+	"net/url"
+	"path"
 	"strings"
 )
 
@@ -52,13 +54,13 @@ const (
 func (e Endpoint) NeedsModel() bool { return e != Load && e != Text && e != Generate && e != Ids }
 
 // Classify tells which endpoint a request is for, by method and path; a query
-// string is ignored. A wrong method on an endpoint with a prompt is an error with
+// string is ignored. The path is compared in normal form, as engines' servers read it. A wrong method on an endpoint with a prompt is an error with
 // status 405, to be answered with the header "allow: POST". OPTIONS is not a
 // wrong one: a browser asks by it whether it may POST, and engines answer that.
-func Classify(method, path string) (Endpoint, *Error) {
-	path, _, _ = strings.Cut(path, "?")
+func Classify(method, target string) (Endpoint, *Error) {
+	p := normalPath(target)
 	var e Endpoint
-	switch path {
+	switch p {
 	case "/v1/chat/completions":
 		e = ChatCompletions
 	case "/v1/completions":
@@ -88,10 +90,26 @@ func Classify(method, path string) (Endpoint, *Error) {
 	}
 	return e, &Error{
 		Status:  http.StatusMethodNotAllowed,
-		Message: fmt.Sprintf("%s is not allowed on %s, use POST", clip(method), path),
+		Message: fmt.Sprintf("%s is not allowed on %s, use POST", clip(method), p),
 		Type:    InvalidRequest,
 		Code:    "method_not_allowed",
 	}
+}
+
+// normalPath returns the path without query and fragment, with percent-encoded
+// characters decoded once, repeated slashes merged, and the segments "." and ".."
+// resolved. A path with an invalid escape stays encoded: no endpoint has one.
+func normalPath(p string) string {
+	if i := strings.IndexAny(p, "?#"); i >= 0 {
+		p = p[:i]
+	}
+	if !strings.Contains(p, "%") && !strings.Contains(p, "//") && !strings.Contains(p, "/.") {
+		return p
+	}
+	if plain, err := url.PathUnescape(p); err == nil {
+		p = plain
+	}
+	return path.Clean(p)
 }
 
 // onlyPost is Other for any method but POST: what that does is the engine's to say.

@@ -53,6 +53,16 @@ func TestClassify(t *testing.T) {
 		{"POST", "/v1/audio/transcriptions", openai.Other, 0}, // a form, no JSON
 		{"POST", "/v1/chat/completions/", openai.Other, 0},
 		{"POST", "/V1/completions", openai.Other, 0},
+		// Other spellings that engines' servers, or Envoy's path options, read as the same path.
+		{"POST", "/v1/chat/%63ompletions", openai.ChatCompletions, 0},
+		{"POST", "/v1%2Fchat%2fcompletions?x=%zz", openai.ChatCompletions, 0},
+		{"POST", "//v1///chat//completions", openai.ChatCompletions, 0},
+		{"POST", "/v1/./chat/completions", openai.ChatCompletions, 0},
+		{"POST", "/v1/models/../chat/completions", openai.ChatCompletions, 0},
+		{"POST", "/x/%2e%2e/v1/completions#top", openai.Completions, 0},
+		{"GET", "/v1/%63ompletions", openai.Completions, 405},
+		{"POST", "/v1/chat/%2563ompletions", openai.Other, 0}, // decoded once
+		{"POST", "/v1/chat/%completions", openai.Other, 0},
 		{"POST", "", openai.Other, 0},
 	} {
 		got, err := openai.Classify(c.method, c.path)
