@@ -20,6 +20,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -46,7 +47,7 @@ type dynamoRank struct {
 }
 
 func newDynamoRank(t *testing.T, worker uint64, rank uint32, publisher uint64) *dynamoRank {
-	d := &dynamoRank{T: t, worker: worker, rank: rank, publisher: publisher, local: events.NewLocal(), held: map[uint64]uint64{}, endpoint: "tcp://127.0.0.1:0"}
+	d := &dynamoRank{T: t, worker: worker, rank: rank, publisher: publisher, local: events.NewLocal(), held: map[uint64]uint64{}, endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", fixtures.HoldPort(t))}
 	path := fmt.Sprintf("%x/dynamo/backend/worker_kv_query_source_%x", worker, publisher)
 	address := planeWorker(t, func(q planeRequest, w io.Writer) error {
 		query, isJSON, err := events.DecodeQuery(q.Body)

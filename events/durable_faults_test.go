@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -448,7 +450,8 @@ func TestConsumerAndStreamAreDeleted(t *testing.T) {
 	e.workFor(100 * time.Millisecond)
 	e.mustKnow(a)
 	// A new one learns of the time before the stream from a snapshot.
-	eventually(t, func() bool { return n.hasSnapshot(1) })
+	created := n.streamInfo().Created.UnixNano()
+	eventually(t, func() bool { return n.head().Stream == created })
 	a.stop()
 	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
 	e.work(100)
@@ -481,6 +484,7 @@ func TestSomebodyPurgesTheStream(t *testing.T) {
 type headOf struct {
 	Object      string
 	LastSeq     uint64 `json:"last_seq"`
+	Stream      int64
 	Previous    string
 	PreviousSeq uint64 `json:"previous_seq"`
 }
@@ -665,31 +669,36 @@ func TestTwoReplicasTakeSnapshotsAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.workFor(2 * time.Second)
+	defer watch.Stop()
+	last, snapshots := headOf{}, 0
+	take := func(entry jetstream.KeyValueEntry) {
+		if entry == nil {
+			return // no head was there before
+		}
+		var h headOf
+		if err := json.Unmarshal(entry.Value(), &h); err != nil {
+			t.Fatal(err)
+		}
+		if h.LastSeq <= last.LastSeq {
+			t.Errorf("a snapshot of position %d came after one of %d", h.LastSeq, last.LastSeq)
+		}
+		last, snapshots = h, snapshots+1
+	}
+	e.workUntil(func() bool {
+		for {
+			select {
+			case entry := <-watch.Updates():
+				take(entry)
+			default:
+				return snapshots >= 5
+			}
+		}
+	})
 	e.mustKnow(a, b)
 	a.stop()
 	b.stop()
-	last, snapshots := uint64(0), 0
-	for done := false; !done; {
-		select {
-		case entry := <-watch.Updates():
-			if entry == nil {
-				continue
-			}
-			var seq uint64
-			i := bytes.Index(entry.Value(), []byte(`"last_seq":`))
-			fmt.Sscanf(string(entry.Value()[i:]), `"last_seq":%d`, &seq)
-			if seq <= last {
-				t.Errorf("a snapshot of position %d came after one of %d", seq, last)
-			}
-			last, snapshots = seq, snapshots+1
-		case <-time.After(200 * time.Millisecond):
-			done = true
-		}
-	}
-	watch.Stop()
-	if snapshots < 5 {
-		t.Errorf("only %d snapshots were taken", snapshots)
+	for newest := n.head(); last != newest; {
+		take(<-watch.Updates())
 	}
 	if objects, err := n.objects().List(t.Context()); err != nil || len(objects) > 2 {
 		t.Errorf("%d snapshots are kept, %v; want 2", len(objects), err)
@@ -951,16 +960,18 @@ func TestAClusterLosesItsLeader(t *testing.T) {
 // startCluster starts three servers that keep JetStream together.
 func startCluster(t *testing.T) (nodes []*natsd) {
 	t.Helper()
+	var ports [3]int
 	var routes []string
-	for range 3 {
-		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", loopbackPort(t)))
+	for i := range ports {
+		ports[i] = fixtures.HoldPort(t)
+		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", ports[i]))
 	}
 	for i := range 3 {
 		n := &natsd{t: t, opts: server.Options{
-			ServerName: fmt.Sprint("n", i+1), Host: "127.0.0.1", Port: server.RANDOM_PORT,
+			ServerName: fmt.Sprint("n", i+1), Host: "127.0.0.1", Port: fixtures.HoldPort(t),
 			JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
-			Cluster: server.ClusterOpts{Name: "kvroute-test", Host: "127.0.0.1", Port: portOf(t, routes[i])},
-			Routes:  server.RoutesFromStr(routes[0] + "," + routes[1] + "," + routes[2]),
+			Cluster: server.ClusterOpts{Name: "kvroute-test", Host: "127.0.0.1", Port: ports[i]},
+			Routes:  server.RoutesFromStr(strings.Join(routes, ",")),
 		}}
 		n.start()
 		t.Cleanup(n.stop)

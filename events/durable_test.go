@@ -8,10 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +20,7 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -36,7 +34,7 @@ type natsd struct {
 
 func startJetStream(t *testing.T) *natsd {
 	t.Helper()
-	n := &natsd{t: t, opts: server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true}}
+	n := &natsd{t: t, opts: server.Options{Host: "127.0.0.1", Port: fixtures.HoldPort(t), JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true}}
 	n.start()
 	t.Cleanup(n.stop)
 	return n
@@ -54,7 +52,6 @@ func (n *natsd) start() {
 		n.t.Fatal("NATS does not start")
 	}
 	n.s = s
-	n.opts.Port = s.Addr().(*net.TCPAddr).Port // the same after a restart
 }
 
 func (n *natsd) stop() {
@@ -526,30 +523,6 @@ func (n *natsd) consumers() (names []string) {
 	}
 	slices.Sort(names)
 	return names
-}
-
-// loopbackPort returns a port of loopback that nobody listens on.
-func loopbackPort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
-func portOf(t *testing.T, address string) int {
-	t.Helper()
-	u, err := url.Parse(address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	port, err := strconv.Atoi(u.Port())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
 }
 
 // hasSnapshot reports whether there is one, at or behind a position.

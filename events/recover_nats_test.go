@@ -18,12 +18,16 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// startServer starts a NATS server that listens; port -1 picks one.
+// startServer starts a NATS server on a port, -1 for one that the test holds.
 func startServer(t *testing.T, port int) (s *server.Server, stop func()) {
 	t.Helper()
+	if port == server.RANDOM_PORT {
+		port = fixtures.HoldPort(t)
+	}
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
 	if err != nil {
 		t.Fatal(err)

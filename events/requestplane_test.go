@@ -303,12 +303,7 @@ func TestAnIndexerThatIsSilent(t *testing.T) {
 	if _, _, err := events.AskIndexer(ctx, events.Indexer{Transport: address + "/q"}, events.Query{}); err == nil || events.Nobody(err) {
 		t.Errorf("nobody dials: %v", err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed := l.Addr().String()
-	l.Close()
+	closed := fmt.Sprintf("127.0.0.1:%d", fixtures.HoldPort(t))
 	for transport, nobody := range map[string]bool{closed + "/q": true, closed: false, "": false, "127.0.0.1/q": false} {
 		if _, _, err := events.AskIndexer(t.Context(), events.Indexer{Transport: transport}, events.Query{}); err == nil || events.Nobody(err) != nobody {
 			t.Errorf("%q: %v", transport, err)

@@ -18,6 +18,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -43,7 +44,7 @@ func (l *lines) has(text string) bool {
 func startBus(t *testing.T, port int) (s *server.Server, stop func()) {
 	t.Helper()
 	if port == 0 {
-		port = server.RANDOM_PORT
+		port = fixtures.HoldPort(t) // kept for a restart
 	}
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
 	if err != nil {

@@ -18,13 +18,18 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
-// startNATS starts a server with JetStream in a new folder; port -1 picks one.
+// startNATS starts a server with JetStream in a new folder, on a port or, with -1, on one that
+// the test holds.
 func startNATS(t *testing.T, port int) *server.Server {
 	t.Helper()
+	if port == server.RANDOM_PORT {
+		port = fixtures.HoldPort(t)
+	}
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true})
 	if err != nil {
 		t.Fatal(err)
