@@ -18,6 +18,7 @@ type WorkerState struct {
 	Address        netip.AddrPort `json:"address"`
 	Group          string         `json:"group,omitempty"` // the router group that it stands for; the fields of SummaryState are its
 	Model          string         `json:"model"`           // base model: the name of its pool
+	TokenState                    // of the model
 	LoRA           []string       `json:"lora,omitempty"`
 	Role           Role           `json:"role"`
 	Engine         string         `json:"engine,omitempty"`
@@ -58,7 +59,12 @@ func (r *Router) Workers() []WorkerState {
 	defer r.fleet.RUnlock()
 	states := []WorkerState{} // an empty list in JSON, not null
 	for _, p := range r.pools {
+		of := len(states)
 		states = p.appendStates(r.conf.Now(), states)
+		tokens := r.tokenState((*r.names.Load())[p.model].card, p.reads.Load())
+		for i := range states[of:] {
+			states[of+i].TokenState = tokens
+		}
 	}
 	slices.SortFunc(states, func(a, b WorkerState) int {
 		return cmp.Or(a.Worker.Compare(b.Worker), cmp.Compare(a.Model, b.Model))
@@ -122,13 +128,38 @@ type ModelState struct {
 	Workers int      `json:"workers"`
 	// BlockSizes are those of its workers: each has its own index.
 	BlockSizes []int `json:"block_sizes"`
-	// TokenMode and TokenReason say how the token ids of chats are made, as those of a
-	// [Decision] do; [tokenizer.None] where nobody looks at prompts. Why says the same
-	// to people, and what is slow.
+	TokenState
+	Checks string `json:"checks"` // "unchecked", "agreed", "differs" or "drift": see [tokenizer.Verdict]
+}
+
+// TokenState says how the token ids of a model's chats are made. TokenMode and
+// TokenReason are as in a [Decision]; the mode is [tokenizer.None] where nobody looks at
+// prompts. Why says the same to people, and what is slow.
+type TokenState struct {
 	TokenMode   tokenizer.Mode `json:"token_mode"`
 	TokenReason string         `json:"token_reason,omitempty"`
 	Why         string         `json:"why,omitempty"`
-	Checks      string         `json:"checks"` // "unchecked", "agreed", "differs" or "drift": see [tokenizer.Verdict]
+}
+
+// tokenState returns the state of a model; card is nil if it is not configured, and
+// reads says whether its pool looks at prompts.
+func (r *Router) tokenState(card *Card, reads bool) TokenState {
+	if !reads {
+		return TokenState{TokenMode: tokenizer.None, Why: "no prompt is looked at in this mode"}
+	}
+	s := TokenState{Why: "it is none of the configured models"}
+	var prompts *tokenizer.Model
+	if card != nil {
+		prompts, s.Why = card.Prompts, card.Why
+	}
+	s.TokenMode, s.TokenReason = prompts.Usual()
+	if prompts != nil {
+		s.Why = prompts.Degraded()
+	}
+	if s.TokenReason == tokenizer.NoTokenizer && r.conf.Remote != nil {
+		s.TokenMode = tokenizer.Remote
+	}
+	return s
 }
 
 // Models returns what is known of every model that workers serve or served, by name.
@@ -155,20 +186,9 @@ func (r *Router) Models() []ModelState {
 }
 
 func (r *Router) modelState(name string, t target) ModelState {
-	var prompts *tokenizer.Model
-	s := ModelState{Model: name}
+	s := ModelState{Model: name, Checks: tokenizer.Unchecked.String()}
 	if t.card != nil {
-		prompts, s.Why = t.card.Prompts, t.card.Why
-	} else {
-		s.Why = "it is none of the configured models"
-	}
-	s.TokenMode, s.TokenReason = prompts.Usual()
-	s.Checks = prompts.Verdict().String()
-	if prompts != nil {
-		s.Why = prompts.Degraded()
-	}
-	if s.TokenReason == tokenizer.NoTokenizer && r.conf.Remote != nil {
-		s.TokenMode = tokenizer.Remote
+		s.Checks = t.card.Prompts.Verdict().String()
 	}
 	reads := false
 	for _, p := range t.pools {
@@ -182,9 +202,7 @@ func (r *Router) modelState(name string, t target) ModelState {
 		}
 		p.mu.Unlock()
 	}
-	if !reads {
-		s.TokenMode, s.TokenReason, s.Why = tokenizer.None, "", "no prompt is looked at in this mode"
-	}
+	s.TokenState = r.tokenState(t.card, reads)
 	return s
 }
 

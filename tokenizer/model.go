@@ -80,8 +80,8 @@ type ModelConfig struct {
 }
 
 // LoadModel reads the files of a model: the vocabulary, which must be done
-// exactly, and a chat template, without which chats are in text-block mode. The
-// error names the file.
+// exactly, and a chat template. Without a template that can be read, chats are in
+// text-block mode, and [Model.Degraded] says why. The error names the file.
 func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 	tok, err := Load(fsys, c.Config)
 	if err != nil {
@@ -100,10 +100,15 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 		c.Profile = chat.VLLM
 	}
 	if m.chat, err = chat.NewRenderer(c.Profile, files); err != nil {
-		if !errors.Is(err, chat.ErrNoTemplate) {
+		template, unreadable := errors.AsType[*jinja.Error](err)
+		switch {
+		case unreadable:
+			m.why = fmt.Sprintf("%s cannot be used: line %d: %s", template.Name, template.Line, template.Message)
+		case errors.Is(err, chat.ErrNoTemplate):
+			m.why = err.Error()
+		default:
 			return nil, err
 		}
-		m.why = err.Error()
 	}
 	return m, nil
 }

@@ -108,7 +108,7 @@ func TestDiagnosis(t *testing.T) {
 		},
 		"how prompts are read": {
 			change: func(_ int, r *reading) {
-				r.models = []router.ModelState{{Model: "m", Names: []string{"m"}, BlockSizes: []int{16}, TokenMode: "bytes"}}
+				r.models = []router.ModelState{{Model: "m", Names: []string{"m"}, BlockSizes: []int{16}, TokenState: router.TokenState{TokenMode: "bytes"}}}
 			},
 			want: "model m: [m], blocks of [16], tokens:  at a; [m], blocks of [16], tokens: bytes at b", level: different,
 		},

@@ -31,9 +31,6 @@ func TestHostileModelFiles(t *testing.T) {
 	with := func(old, replacement string) map[string]string {
 		return map[string]string{"tokenizer.json": strings.Replace(good, old, replacement, 1)}
 	}
-	template := func(text string) map[string]string {
-		return map[string]string{"tokenizer.json": good, "chat_template.jinja": text}
-	}
 	config := func(text string) map[string]string {
 		return map[string]string{"tokenizer.json": good, "tokenizer_config.json": text}
 	}
@@ -65,12 +62,8 @@ func TestHostileModelFiles(t *testing.T) {
 		{"half a surrogate pair", with(`"ab":2`, `"\ud800":2`), "", "tokenizer.json: half a surrogate pair at byte 51"},
 		{"a vocabulary of 4 GB", nil, "tokenizer.json", "tokenizer.json: 4096 MB, more than 128 MB"},
 		{"a vocabulary that grows", map[string]string{"tokenizer.json.gz": bomb.String()}, "", "tokenizer.json.gz: more than 128 MB"},
-		{"a template that ends early", template("line\n{% if x %}\n"), "", "chat_template.jinja: chat: jinja: chat_template:"},
-		{"a deep template", template("\n{{ " + strings.Repeat("(", 1<<16) + "1" + strings.Repeat(")", 1<<16) + " }}"), "", "chat_template.jinja: chat: jinja: chat_template:2: TemplateSyntaxError: nested deeper"},
 		{"a template of 4 GB", map[string]string{"tokenizer.json": good}, "chat_template.jinja", "chat_template.jinja: 4096 MB, more than 128 MB"},
-		{"a template in the configuration", config(`{"chat_template":"{% for %}"}`), "", "tokenizer_config.json: chat: jinja: chat_template:1: TemplateSyntaxError"},
 		{"a configuration that ends early", config(`{"chat_template":"`), "", "tokenizer_config.json: unexpected end of JSON input at byte 18"},
-		{"a template that is a number", config(`{"chat_template":5}`), "", "tokenizer_config.json: chat_template: json"},
 		{"a configuration of 4 GB", map[string]string{"tokenizer.json": good}, "tokenizer_config.json", "tokenizer_config.json: 4096 MB, more than 128 MB"},
 		{"nothing", nil, "", "no tokenizer.json"},
 	} {

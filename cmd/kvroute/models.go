@@ -14,13 +14,12 @@ import (
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
-	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
 // loadCards loads the configured models, and that of kvroute's simulated engines.
 // A model that cannot be tokenized exactly keeps its names and is routed in
-// text-block mode, with a warning that says why; a folder or file that is not
-// there is an error.
+// text-block mode, with a warning that says why. So are the chats of a model whose
+// chat template cannot be read. A folder or file that is not there is an error.
 func loadCards(models []modelConfig, cache *tokenizer.Cache, log *slog.Logger) ([]router.Card, error) {
 	sim, err := tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{Cache: cache})
 	if err != nil {
@@ -53,9 +52,6 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	}
 	defer func() { _ = dir.Close() }() // it is only read
 	card.Prompts, err = tokenizer.LoadModel(dir.FS(), conf)
-	if _, ok := errors.AsType[*jinja.Error](err); ok {
-		err = fmt.Errorf("%s: %w", m.templateFile(dir), err)
-	}
 	if bad, ok := errors.AsType[*json.SyntaxError](err); ok {
 		err = fmt.Errorf("%w at byte %d", err, bad.Offset)
 	}
@@ -66,22 +62,9 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	case err != nil:
 		return card, fmt.Errorf("%s: %w", m.Tokenizer, err)
 	case card.Prompts.Degraded() != "":
-		log.Warn("model is not exact, or slow, in part", "model", m.Name, "folder", m.Tokenizer, "why", card.Prompts.Degraded())
+		log.Warn("model is not exact, or slow, in part", "model", m.Name, "folder", m.Tokenizer, "template", m.ChatTemplate, "why", card.Prompts.Degraded())
 	}
 	return card, nil
-}
-
-// templateFile names the file that the chat template stands in.
-func (m *modelConfig) templateFile(dir *os.Root) string {
-	if m.ChatTemplate != "" {
-		return m.ChatTemplate
-	}
-	for _, name := range []string{"chat_template.jinja", "chat_template.jinja.gz"} {
-		if _, err := dir.Stat(name); err == nil {
-			return name
-		}
-	}
-	return "tokenizer_config.json"
 }
 
 // loadCards loads the models with their own attention weights, unless one is given

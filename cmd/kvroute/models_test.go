@@ -242,12 +242,14 @@ func TestEachModelTellsItsMode(t *testing.T) {
 	unigram := put("unigram/tokenizer.json", `{"model":{"type":"Unigram","vocab":[["a",0]]}}`)
 	pieces := put("pieces/tokenizer.json", `{"model":{"type":"WordPiece","vocab":{"a":0}}}`)
 	bare := put("bare/tokenizer.json", `{"model":{"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}`)
+	template := writeFile(t, "{% block a %}{% endblock %}")
 	file := writeFile(t, fmt.Sprintf(`version: 1
 models:
 - {name: exact, aliases: [also], lora: [adapter], tokenizer: %q}
 - {name: unigram, tokenizer: %q}
 - {name: pieces, tokenizer: %q}
 - {name: bare, tokenizer: %q}
+- {name: blocks, tokenizer: %q, chat-template: %q}
 workers:
 - {name: a, address: "127.0.0.1:1", models: [exact], block_size: 16}
 - {name: b, address: "127.0.0.1:2", models: [unigram]}
@@ -255,19 +257,20 @@ workers:
 - {name: d, address: "127.0.0.1:4", models: [bare]}
 - {name: e, address: "127.0.0.1:5", models: [nobodys]}
 - {name: f, address: "127.0.0.1:6", models: [exact], block_size: 32}
-`, exact, unigram, pieces, bare))
+- {name: g, address: "127.0.0.1:7", models: [blocks]}
+`, exact, unigram, pieces, bare, exact, template))
 	for _, c := range []struct {
 		flags []string
 		modes map[string][2]string // mode and reason, by model
 	}{
 		{nil, map[string][2]string{
-			"exact": {"exact", ""}, "unigram": {"bytes", "no_tokenizer"}, "pieces": {"bytes", "no_tokenizer"}, "bare": {"bytes", "no_renderer"}, "nobodys": {"bytes", "no_tokenizer"},
+			"exact": {"exact", ""}, "unigram": {"bytes", "no_tokenizer"}, "pieces": {"bytes", "no_tokenizer"}, "bare": {"bytes", "no_renderer"}, "nobodys": {"bytes", "no_tokenizer"}, "blocks": {"bytes", "no_renderer"},
 		}},
 		{[]string{"--remote-tokenize"}, map[string][2]string{
-			"exact": {"exact", ""}, "unigram": {"remote", "no_tokenizer"}, "pieces": {"remote", "no_tokenizer"}, "bare": {"bytes", "no_renderer"}, "nobodys": {"remote", "no_tokenizer"},
+			"exact": {"exact", ""}, "unigram": {"remote", "no_tokenizer"}, "pieces": {"remote", "no_tokenizer"}, "bare": {"bytes", "no_renderer"}, "nobodys": {"remote", "no_tokenizer"}, "blocks": {"bytes", "no_renderer"},
 		}},
 		{[]string{"--router-mode", "round-robin"}, map[string][2]string{
-			"exact": {"none", ""}, "unigram": {"none", ""}, "pieces": {"none", ""}, "bare": {"none", ""}, "nobodys": {"none", ""},
+			"exact": {"none", ""}, "unigram": {"none", ""}, "pieces": {"none", ""}, "bare": {"none", ""}, "nobodys": {"none", ""}, "blocks": {"none", ""},
 		}},
 	} {
 		t.Run(strings.Join(c.flags, " "), func(t *testing.T) {
@@ -284,7 +287,18 @@ workers:
 				t.Fatalf("models %+v, %v", list, err)
 			}
 			_, metrics := get(t, "http://"+r.at.HTTP+"/metrics")
+			var fleet struct{ Workers []router.WorkerState }
+			if err := getJSON(t.Context(), "http://"+r.at.HTTP+"/v1/workers", &fleet); err != nil {
+				t.Fatal(err)
+			}
+			tokens := map[string]router.TokenState{}
+			for _, w := range fleet.Workers {
+				tokens[w.Model] = w.TokenState
+			}
 			for _, m := range list.Models {
+				if tokens[m.Model] != m.TokenState {
+					t.Errorf("/v1/workers says %+v, /v1/models %+v", tokens[m.Model], m.TokenState)
+				}
 				want := c.modes[m.Model]
 				if string(m.TokenMode) != want[0] || m.TokenReason != want[1] || (m.Why == "") != (want[0] == "exact") || m.Checks != "unchecked" {
 					t.Errorf("%+v, want mode %s, reason %q", m, want[0], want[1])
@@ -300,7 +314,7 @@ workers:
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, want := range []string{"model=unigram", "Unigram", "model=pieces", "WordPiece", "model=bare", "no chat template"} {
+			for _, want := range []string{"model=unigram", "Unigram", "model=pieces", "WordPiece", "model=bare", "no chat template", "model=blocks", "unknown tag 'block'"} {
 				if !strings.Contains(string(log), want) {
 					t.Errorf("the log does not say %q", want)
 				}

@@ -402,28 +402,61 @@ func TestModelCards(t *testing.T) {
 	put("unigram/tokenizer.json", `{"model":{"type":"Unigram","vocab":[["a",0]]}}`)
 	put("broken/tokenizer.json", `{"model":`)
 	put("t/template.jinja", `{{ messages[0].content }}`)
-	put("t/bad.jinja", `{% if %}`)
+	// Templates that cannot be read, and what the log says of them.
+	bad := map[string]string{
+		"{% if %}": "line 1: unexpected the end of the tag", "line\n{% if x %}\n": "unexpected end of template, expected 'endif'", "\n{% block a %}{% endblock %}": "line 2: unknown tag 'block'",
+		"{% include 'a' %}": "unknown tag 'include'", "{% autoescape true %}{% endautoescape %}": "unknown tag 'autoescape'", "{{ messages | from_json }}": "No filter named 'from_json'.",
+		"\n{{ " + strings.Repeat("(", 1<<16) + "1" + strings.Repeat(")", 1<<16) + " }}": "line 2: nested deeper", "\xff": "not UTF-8", strings.Repeat("x", 5<<20): "template of more than",
+		"{% for a in [] %}{{ a is nosuch }}{% endfor %}": "No test named 'nosuch'.",
+	}
+	n := 0
+	for text := range bad {
+		put(fmt.Sprintf("t/%d.jinja", n), text)
+		n++
+	}
+	put("number/tokenizer.json", `{"model":{"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}`)
+	put("number/tokenizer_config.json", `{"chat_template":5}`)
+	put("t/dead.jinja", `{% if messages is not iterable %}{{ messages | fromjson }}{{ 1 is nosuch }}{% endif %}{{ messages[0].content }}`)
 	var out bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	cache := tokenizer.NewCache(1 << 20)
-	cards, err := loadCards([]modelConfig{
+	models := []modelConfig{
 		{Name: "good", Tokenizer: dir + "/good", ChatTemplate: dir + "/t/template.jinja", Aliases: []string{"g"}, LoRA: []string{"l"}, BlockSize: 32},
 		{Name: "plain", Tokenizer: dir + "/good"},
 		{Name: "unigram", Tokenizer: dir + "/unigram"},
-	}, cache, log)
-	if err != nil || len(cards) != 4 {
-		t.Fatalf("%d cards, %v; want 3 and the simulated engine's", len(cards), err)
+		{Name: "dead", Tokenizer: dir + "/good", ChatTemplate: dir + "/t/dead.jinja"},
+		{Name: "number", Tokenizer: dir + "/number"},
+	}
+	for i := range n {
+		models = append(models, modelConfig{Name: fmt.Sprint("bad", i), Tokenizer: dir + "/good", ChatTemplate: fmt.Sprintf("%s/t/%d.jinja", dir, i)})
+	}
+	cards, err := loadCards(models, cache, log)
+	if err != nil || len(cards) != len(models)+1 {
+		t.Fatalf("%d cards, %v; want %d and the simulated engine's", len(cards), err, len(models))
+	}
+	if mode, reason := cards[3].Prompts.Usual(); mode != tokenizer.Exact {
+		t.Errorf("unknown names that are never reached: mode %s, reason %s", mode, reason)
+	}
+	for _, c := range cards[4 : len(cards)-1] {
+		if mode, reason := c.Prompts.Usual(); mode != tokenizer.Bytes || reason != tokenizer.NoRenderer || c.Prompts.Degraded() == "" {
+			t.Errorf("%s: mode %s, reason %s (%s)", c.Name, mode, reason, c.Prompts.Degraded())
+		}
+	}
+	for text, want := range bad {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%.100q: the log does not say %q", text, want)
+		}
 	}
 	if cards[0].Prompts == nil || cards[0].BlockSize != 32 || cards[2].Prompts != nil {
 		t.Errorf("cards %+v", cards)
 	}
-	for _, want := range []string{"model=unigram", "Unigram", "model=plain", "no chat template"} {
+	for _, want := range []string{"model=unigram", "Unigram", "model=plain", "no chat template", "model=number", "neither a text nor a list", "template=" + dir + "/t/0.jinja"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the log does not say %q: %s", want, out.String())
 		}
 	}
 	for want, m := range map[string]modelConfig{
-		"broken: tokenizer: tokenizer.json: the file ends at byte 9": {}, "no such file": {Tokenizer: dir + "/none"}, "bad.jinja": {Tokenizer: dir + "/good", ChatTemplate: dir + "/t/bad.jinja"},
+		"broken: tokenizer: tokenizer.json: the file ends at byte 9": {}, "no such file": {Tokenizer: dir + "/none"},
 		"unknown engine profile": {Tokenizer: dir + "/good", ChatTemplate: dir + "/t/template.jinja", Profile: "x"},
 	} {
 		m.Name = "m"

@@ -59,7 +59,7 @@ var theirs = map[string]string{
 	"github.com/tinylib/msgp":                "events fleet internal/enginesim",
 	"go.opentelemetry.io/otel/exporters":     "internal/telemetry",
 	"go.opentelemetry.io/otel/sdk":           "internal/telemetry",
-	"golang.org/x/text":                      "tokenizer bench/chats",
+	"golang.org/x/text":                      "tokenizer tokenizer/jinja bench/chats",
 	"golang.org/x/sync":                      "cmd/kvroute",
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest internal/epptest bench/envoy",
 	"google.golang.org/protobuf":             "extproc envoy fleet internal/envoytest internal/epptest",

@@ -26,6 +26,7 @@ type Files struct {
 	ID func(text string) (id uint32, ok bool)
 
 	specialOrder []string
+	broken       error // why the template of tokenizer_config.json cannot be read
 }
 
 // LoadFiles reads the chat template and the special tokens: chat_template.jinja,
@@ -123,7 +124,7 @@ func (f *Files) readConfig(b []byte) error {
 	}
 	var list []struct{ Name, Template string }
 	if err := json.Unmarshal(raw, &list); err != nil {
-		return fmt.Errorf("chat_template: %w", err)
+		f.broken = fmt.Errorf("chat_template in tokenizer_config.json is neither a text nor a list of named texts: %w", ErrNoTemplate)
 	}
 	for _, t := range list {
 		f.Templates[t.Name] = t.Template

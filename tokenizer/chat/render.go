@@ -107,6 +107,9 @@ func NewRenderer(p Profile, f *Files) (*Renderer, error) {
 		return r, err
 	}
 	text, ok := f.Templates["default"]
+	if !ok && f.broken != nil {
+		return nil, f.broken
+	}
 	if !ok {
 		return nil, fmt.Errorf("chat: the model has no chat template: %w", ErrNoTemplate)
 	}

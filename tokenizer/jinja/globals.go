@@ -21,10 +21,19 @@ func globals() map[string]Value {
 			return String(strftime(r.o.Now, format)), nil
 		}),
 		"range": funcOf("range", rangeOf),
-		"dict": funcOf("dict", func(r *renderer, a *args) (Value, error) {
-			d, err := dictOf(r, a)
-			return FromDict(d), err
-		}),
+		"dict": {kind: kindFunc, ref: &function{
+			name: "dict",
+			call: func(r *renderer, a *args) (Value, error) {
+				d, err := dictOf(r, a)
+				return FromDict(d), err
+			},
+			attr: func(r *renderer, name string) (Value, bool) {
+				if name != "fromkeys" {
+					return Value{}, false
+				}
+				return r.bound(FromDict(nil), name, dictMethods()[name]), true
+			},
+		}},
 		"namespace": funcOf("Namespace", func(r *renderer, a *args) (Value, error) {
 			d, err := dictOf(r, a)
 			return Value{kind: kindNamespace, ref: d}, err

@@ -6,8 +6,11 @@ import (
 	"math/big"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/text/unicode/runenames"
 )
 
 type tokenKind uint8
@@ -343,6 +346,17 @@ func (l *lexer) quoted(rest string) *Error {
 			u, _ := strconv.ParseUint(rest[i:i+n], 8, 16) // checked just now
 			b.WriteRune(rune(u))
 			i += n - 1
+		case 'N':
+			name, _, ok := strings.Cut(rest[i+1:], "}")
+			if !ok || len(name) < 2 || name[0] != '{' {
+				return errorf(SyntaxError, "malformed \\N character escape")
+			}
+			r, ok := runesByName()[strings.ToUpper(name[1:])]
+			if !ok {
+				return errorf(SyntaxError, "unknown Unicode character name %.100q", name[1:])
+			}
+			b.WriteRune(r)
+			i += len(name) + 1
 		default:
 			b.WriteByte('\\')
 			b.WriteByte(c)
@@ -361,6 +375,20 @@ func (l *lexer) quoted(rest string) *Error {
 	}
 	return errorf(SyntaxError, "a string has no end")
 }
+
+// runesByName are the characters by their names in Unicode, without the names that
+// Python computes (ideographs, Hangul) and without aliases.
+//
+//nolint:gochecknoglobals // a table that few templates need
+var runesByName = sync.OnceValue(func() map[string]rune {
+	all := map[string]rune{}
+	for r := range rune(unicode.MaxRune) {
+		if name := runenames.Name(r); name != "" && name[0] != '<' {
+			all[name] = r
+		}
+	}
+	return all
+})
 
 // number reads an integer or a float. Digits may be parted by underscores.
 func (l *lexer) number(rest string) *Error {

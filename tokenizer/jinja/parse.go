@@ -28,7 +28,10 @@ func Parse(name, text string) (*Template, error) {
 	if err == nil {
 		p := &parser{tokens: tokens, ids: map[string]int{}, methods: tablesOfMethods(), t: &Template{name: name, loads: map[string]bool{}}}
 		p.t.scope = p.open()
-		if p.t.body, err = p.body(); err == nil {
+		if p.t.body, err = p.body(); err == nil && len(p.unknown) > 0 {
+			err = p.unknown[0].err
+		}
+		if err == nil {
 			p.resolve()
 			return p.t, nil
 		}
@@ -54,6 +57,8 @@ type parser struct {
 	macros []*macro // around
 	t      *Template
 
+	unknown []unknownName // filters and tests that make the template invalid
+
 	methods methodTables
 }
 
@@ -65,6 +70,27 @@ func (p *parser) id(name string) int {
 	p.ids[name] = id
 	p.t.names = append(p.t.names, name)
 	return id
+}
+
+// unknownName is the use of a filter or test that does not exist.
+type unknownName struct {
+	scope *names // around the use
+	err   error
+}
+
+// noSuch records the use of an unknown filter or test. Jinja2 refuses such a template
+// when it compiles it, except for uses inside of an if: see [parser.conditional]. Those
+// fail with the returned error.
+func (p *parser) noSuch(what, name string) func() error {
+	p.unknown = append(p.unknown, unknownName{p.scope, p.fail("No %s named '%s'.", what, name)})
+	return func() error { return errorf(RuntimeError, "No %s named '%s' found.", what, name) }
+}
+
+// conditional accepts the unknown filters and tests behind the first n: they stand in
+// an if statement or expression, where they only fail when they are evaluated. Those of
+// an inner scope stay refused, as in Jinja2.
+func (p *parser) conditional(n int) {
+	p.unknown = append(p.unknown[:n], slices.DeleteFunc(p.unknown[n:], func(u unknownName) bool { return u.scope == p.scope })...)
 }
 
 // open begins a scope; close ends it.
@@ -274,6 +300,7 @@ func (p *parser) statement() (stmt, error) {
 
 func (p *parser) ifBlock() (stmt, error) {
 	s := &ifStmt{}
+	defer p.conditional(len(p.unknown))
 	for {
 		cond, err := p.tuple()
 		if err != nil {
@@ -602,11 +629,13 @@ func (p *parser) expression() (expr, error) {
 		return nil, err
 	}
 	defer func() { p.depth-- }()
+	unknown := len(p.unknown)
 	e, err := p.or()
 	if err != nil {
 		return nil, err
 	}
 	for p.skipName("if") {
+		defer p.conditional(unknown)
 		cond, err := p.or()
 		if err != nil {
 			return nil, err
@@ -983,7 +1012,11 @@ func (p *parser) filters(e expr, bar bool) (expr, error) {
 			}
 			f, ok := filterTable()[name]
 			if !ok {
-				return nil, p.fail("No filter named '%s'.", name)
+				fail := p.noSuch("filter", name)
+				if !started { // a block's filter belongs to the block's own scope
+					return nil, p.unknown[len(p.unknown)-1].err
+				}
+				f = func(*renderer, Value, *args) (Value, error) { return Value{}, fail() }
 			}
 			a := &argsExpr{}
 			if p.isOp("(") {
@@ -1016,9 +1049,17 @@ func (p *parser) test(e expr) (expr, error) {
 	if err != nil {
 		return nil, err
 	}
+	for p.skipOp(".") {
+		part, err := p.wantName()
+		if err != nil {
+			return nil, err
+		}
+		name += "." + part
+	}
 	t, ok := testTable()[name]
 	if !ok {
-		return nil, p.fail("No test named '%s'.", name)
+		fail := p.noSuch("test", name)
+		t = func(*renderer, Value, *args) (bool, error) { return false, fail() }
 	}
 	x := &testExpr{of: e, name: name, test: t, not: not, args: &argsExpr{}, line: line}
 	switch next := p.peek(); {
