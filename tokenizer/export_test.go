@@ -116,3 +116,9 @@ func KnownWords(t *Tokenizer) (room, known [2]int) {
 	}
 	return [2]int{len(w.words), len(w.short)}, known
 }
+
+// Normalize returns what a step of a normalizer makes of text.
+func Normalize(kind string, text []byte, limit int) ([]byte, error) {
+	n := normalizer{kind: kind}
+	return n.append(&budget{}, nil, text, limit)
+}

@@ -14,7 +14,6 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
-	"golang.org/x/text/unicode/rangetable"
 )
 
 // normalizer rewrites a stretch of text between two added tokens.
@@ -24,11 +23,6 @@ type normalizer struct {
 	regex       *regex // Replace with a regular expression
 	left, right bool   // Strip
 }
-
-// forms are the normal forms of Unicode.
-//
-//nolint:gochecknoglobals // a table
-var forms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
 
 // quickBytes is how many bytes are copied in the time in which one is encoded.
 const quickBytes = 16
@@ -77,8 +71,8 @@ func (n *normalizer) append(b *budget, dst, text []byte, limit int) ([]byte, err
 		}
 		return append(dst, text...), nil
 	}
-	if form, ok := forms[n.kind]; ok {
-		return appendForm(b, dst, text, form, limit)
+	if _, ok := forms[n.kind]; ok {
+		return appendForm(b, dst, text, n.kind, limit)
 	}
 	switch {
 	case n.kind == "Prepend":
@@ -154,12 +148,6 @@ func appendLower(dst []byte, r rune) []byte {
 	return utf8.AppendRune(dst, unicode.ToLower(r))
 }
 
-// old holds the code points of Unicode 9.0. The reference tokenizers compose by
-// the tables of that version; what came later neither composes nor moves there.
-//
-//nolint:gochecknoglobals // a table
-var old = sync.OnceValue(func() *unicode.RangeTable { return rangetable.Assigned("9.0.0") })
-
 // isNFC reports whether text is its own normal form. A text that is so by
 // today's tables is so by those of 9.0: later code points only ever keep apart
 // what would compose.
@@ -198,7 +186,7 @@ func isPlainRune(r rune) bool {
 	switch {
 	case r < 0x300, 0x3400 <= r && r < 0xa000: // Latin, Chinese
 	case 0x400 <= r && r < 0x483, 0x2010 <= r && r < 0x2028: // Cyrillic, punctuation
-	case 0x3000 <= r && r < 0x3099, 0x30a0 <= r && r < 0x3130: // kana
+	case 0x3000 <= r && r < 0x302a, 0x3030 <= r && r < 0x3099, 0x30a0 <= r && r < 0x3130: // kana
 	case 0xac00 <= r && r < 0xd7a4, 0xff01 <= r && r < 0xff61: // Hangul syllables, wide forms
 	default:
 		return false
@@ -220,48 +208,6 @@ var plainThree = sync.OnceValue(func() *[1024]bool {
 	}
 	return &t
 })
-
-// appendForm appends a normal form of text by the tables of Unicode 9.0.
-func appendForm(b *budget, dst, text []byte, form norm.Form, limit int) ([]byte, error) {
-	begin := len(dst)
-	stretch := func(s []byte) error {
-		for len(s) > 0 {
-			n := len(s)
-			if n > rewriteStep {
-				if n = form.LastBoundary(s[:rewriteStep]); n <= 0 {
-					if n = form.NextBoundary(s, true); n <= 0 {
-						n = len(s)
-					}
-				}
-			}
-			if b.spend(n) {
-				return b.err
-			}
-			// Not Append: it would compose with what dst ends in.
-			dst = append(dst, form.Bytes(s[:n])...)
-			if s = s[n:]; len(dst)-begin > limit {
-				return errGrown
-			}
-		}
-		return nil
-	}
-	start := 0
-	for i := 0; i < len(text); {
-		r, n := utf8.DecodeRune(text[i:])
-		if r >= utf8.RuneSelf && !unicode.Is(old(), r) {
-			if err := stretch(text[start:i]); err != nil {
-				return dst[:begin], err
-			}
-			dst = append(dst, text[i:i+n]...)
-			start = i + n
-		}
-		i += n
-	}
-	if err := stretch(text[start:]); err != nil {
-		return dst[:begin], err
-	}
-	return dst, nil
-}
 
 // closed reports whether nothing that follows can change the normal form of what
 // stands before text.

@@ -86,6 +86,12 @@ HAN_TEXTS = [
 ]
 
 
+# Unicode's normal forms have no bound on the marks behind a character, and order marks by their classes.
+MARK_TEXTS = [
+    "\u0301" * 31, "a" + "\u0301" * 31, "e" + "\u0323\u0301" * 20 + "z", "a" + "\u0301" * 40 + "\u0323" * 40 + "e\u0301", "\u302e\u302d", "\u1112\u1161" + "\u0301" * 33 + "\u11ab",
+]
+
+
 def split(pattern, behavior="isolated", invert=False):
     return pre_tokenizers.Split(Regex(pattern), behavior, invert)
 
@@ -210,6 +216,8 @@ def main() -> None:
         with open(folder / f"{name}.jsonl", "w") as f:
             more = HAN_TEXTS if name in ("bytelevel-kimi", "bytelevel-sets") else UNICODE_TEXTS if name in NEW else []
             few = joined[:24] if more and name != "bytelevel-digit-runs" else joined
+            if t.normalizer and "ByteLevel" in text:
+                more = more + MARK_TEXTS
             for k, x in enumerate(TEXTS + few + more):
                 special = k % 7 == 3
                 row = {"text": x, "special": special, "ids": t.encode(x, add_special_tokens=special).ids}
