@@ -159,6 +159,7 @@ type bpe struct {
 	byteID   [256]uint32
 	bytePair []uint64 // by first byte·256 + second; nil for words of characters
 	cuts     *wordCuts
+	partial  bool // some byte is no token: it vanishes or is unknown, and what stands beside it may merge
 
 	// Words of characters.
 	space    []byte      // what a space in a word is written as, nil if as itself
@@ -294,6 +295,9 @@ func (b *bpe) append(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 		}
 	}
 	if b.cuts == nil || n < cutFrom || n <= longestKey && s[i] < utf8.RuneSelf && s[j-1] < utf8.RuneSelf {
+		return b.seen(dst, w, s, i, j, b.whole)
+	}
+	if b.partial && slices.ContainsFunc(s[i:j], func(c byte) bool { return b.byteID[c] == noID }) {
 		return b.seen(dst, w, s, i, j, b.whole)
 	}
 	if b.whole && n <= b.vocab.most && b.cuts.isLong(s, i, j) {
@@ -527,18 +531,18 @@ func (b *bpe) written(w *work, word []byte) []byte {
 // symbols appends what the word consists of before any merge.
 func (b *bpe) symbols(w *work, word []byte) []uint32 {
 	ids := w.ids[:0]
+	unknown := false // the symbol before is an unknown character
 	if b.bytePair != nil {
 		ids = slices.Grow(ids, len(word))
 		for _, c := range word {
 			if id := b.byteID[c]; id != noID {
-				ids = append(ids, id)
-			} else if b.unk != noID {
-				ids = append(ids, b.unk)
+				ids, unknown = append(ids, id), false
+			} else if b.unk != noID && !(unknown && b.fuseUnk) {
+				ids, unknown = append(ids, b.unk), true
 			}
 		}
 		return ids
 	}
-	unknown := false // the symbol before is an unknown character
 	for len(word) > 0 {
 		_, n := utf8.DecodeRune(word)
 		char := word[:n]

@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"context"
+	"unicode/utf8"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -234,19 +235,22 @@ func (e *encoder) step(depth, lo, hi, looked int) {
 			if e.err = e.w.err; e.err != nil {
 				return
 			}
-			e.after(j, l)
 		} else {
 			e.step(depth+1, i, j, l)
+		}
+		if depth == e.t.resumes && e.err == nil {
+			e.after(j, l)
 		}
 		i = j
 	}
 }
 
-// after is called behind each piece.
+// after is called behind each piece of the step whose pieces are resume points.
 func (e *encoder) after(at, looked int) {
 	switch {
 	case e.rec == nil:
-	case !e.marks && (e.t.raw.loose() || e.t.normed.loose()) || e.t.nfc && at < len(e.text) && !closed(e.text[at:]):
+	case at < len(e.text) && !utf8.RuneStart(e.text[at]), // a step behind ByteLevel parts characters
+		!e.marks && (e.t.raw.loose() || e.t.normed.loose()) || e.t.nfc && at < len(e.text) && !closed(e.text[at:]):
 		e.rec.note(looked)
 	default:
 		e.place(at, looked, false)

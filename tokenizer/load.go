@@ -238,7 +238,9 @@ func (t *Tokenizer) readModel(s section) (*vocabKeys, error) {
 		return nil, fmt.Errorf("model.merges: %w", err)
 	}
 	if t.byteLevel {
-		t.bpe.prepareBytes()
+		if t.bpe.prepareBytes(); t.bpe.partial && c.ByteFallback {
+			return nil, unsupported(errors.New("model: byte_fallback in a byte-level vocabulary without some bytes"))
+		}
 		return keys, nil
 	}
 	if c.ByteFallback {
@@ -420,6 +422,7 @@ func (r *reader) pair(left, right []byte) ([]byte, []byte, error) {
 func (b *bpe) prepareBytes() {
 	for c := range 256 {
 		b.byteID[c] = b.vocab.id([]byte{byte(c)})
+		b.partial = b.partial || b.byteID[c] == noID
 	}
 	b.bytePair = make([]uint64, 1<<16)
 	for k := range b.bytePair {
@@ -677,6 +680,9 @@ func (t *Tokenizer) plan() {
 		}
 		if len(t.scan) == 0 {
 			t.scan = []scanner{scanAll}
+		}
+		for t.resumes+1 < len(t.steps) && t.steps[t.resumes].anywhere {
+			t.resumes++
 		}
 	case !t.byteLevel && t.normed == nil && t.bpe.hasBytes:
 		if t.cuts = t.planCuts(); t.cuts != nil {

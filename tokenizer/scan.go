@@ -35,6 +35,11 @@ var scanners = map[string]scanner{
 	deepSeek("\r\n"):   scanDeepSeek,
 }
 
+// oneClass are the expressions of the table that match characters of one class.
+//
+//nolint:gochecknoglobals // a table
+var oneClass = []string{`\p{N}{1,3}`, `[0-9][0-9][0-9]`, `[一-龥぀-ゟ゠-ヿ]+`}
+
 // deepSeek returns the last of DeepSeek's expressions; its files have the line
 // ends as escapes or as they are.
 func deepSeek(crlf string) string {

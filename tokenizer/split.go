@@ -21,6 +21,7 @@ type splitter struct {
 	behavior string   // of Split: Isolated, Removed, MergedWithPrevious, …
 	invert   bool
 	drop     bool // pieces that begin with white space vanish
+	anywhere bool // scan finds the same pieces from inside of one that it would from its start
 
 	prefix []byte // put before a piece that does not begin with it
 	first  bool   // only before the piece at the very start of the text
@@ -262,6 +263,7 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 			p.literal = []byte(c.Pattern.String)
 		case scanners[c.Pattern.Regex] != nil && c.Behavior == "Isolated":
 			p.scan, p.invert = scanners[c.Pattern.Regex], false // parts are pieces either way
+			p.anywhere = slices.Contains(oneClass, c.Pattern.Regex)
 		default:
 			if p.regex, err = compile(c.Pattern.Regex); err != nil {
 				return nil, false, fmt.Errorf("pre_tokenizer: Split: %w", err)
@@ -277,13 +279,13 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 		}
 		return steps, true, nil
 	case "Digits":
-		p := splitter{scan: scanDigitRuns, behavior: "Isolated"}
+		p := splitter{scan: scanDigitRuns, behavior: "Isolated", anywhere: true}
 		if c.IndividualDigits {
 			p.scan = scanDigits
 		}
 		return []splitter{p}, false, nil
 	case "Punctuation":
-		p := splitter{behavior: c.Behavior}
+		p := splitter{behavior: c.Behavior, anywhere: true}
 		switch p.behavior {
 		case "", "Isolated":
 			p.behavior, p.scan = "Isolated", scanEachSign

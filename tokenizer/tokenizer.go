@@ -35,6 +35,7 @@ type Tokenizer struct {
 	normalizers []normalizer
 	steps       []splitter
 	scan        []scanner // the steps, if all of them are scanners
+	resumes     int       // the scanner behind whose pieces encoding may resume
 	nfc         bool      // the only normalizer is NFC
 	cuts        *cuts     // SentencePiece-style text, cut where no merge can cross
 	bpe         bpe

@@ -76,6 +76,13 @@ def framed(t, post):
     return t
 
 
+# What a corpus without rare bytes teaches: line ends and wide spaces side by side.
+GAPS = CORPUS.splitlines(True) + ["a\n\n\n\u3000\u3000\u3000\n", "\u3000\u3000\n\n", "éé中中中", "x\n\n"] * 20
+GAPS_TEXTS = [
+    "\u3000\u3000\u3000\n\x0b\n", "\n\x0b\n\u3000\x01\u3000\u3000\u3000\u3000", "中" * 6 + "\x00" * 3 + "中" * 6, "é\U000e0100é\U0010ffffééééééé", "\x0b", "a\x0b\x0c\x1c\n\n",
+    "中\u0c85中\u0c85中中中中\u0c85" * 9, "\x01\x02\u3000\x03" * 12, "!\U000f0000\U000f0000!!" * 5,
+]
+
 UNICODE_TEXTS = [
     "ﬁ ﷺ ㋿ ½ Ⅷ ｱﾊﾟ ①", "İSTANBUL ΑΣ ǅ Ʞ Ა ᏸ", "  lead and trail \u3000", "Å e\u0301\u0327 \u1e9b\u0323", "\U00010d50\U00016ea0\ua7da", "a\u1abf\u0898b", "½²³ ９ ٣ ¹a¼", "²b³ 1a22b333c4444d55555 1000000", "٪ ؟ 。！？ ،a، ।b", "…x..y!!z?",
     "\u166d a\u2e43b \u061d", "(a|b) (c,d). | e", "x\u00b2y é¼ \u00a0\u00b9", "a\u0301\u0301\u0301 \uac01\u11a8 \u1100\u1161\u11a8", "\u0344\u0958\u2126\u212b\ufb1d", "\U00011de0 \U00016ff4 12", "中é¾é", "éeée", "a e b",
@@ -96,8 +103,8 @@ def split(pattern, behavior="isolated", invert=False):
     return pre_tokenizers.Split(Regex(pattern), behavior, invert)
 
 
-def byte_level(pre, norm=None, size=400, corpus=None):
-    t = Tokenizer(models.BPE())
+def byte_level(pre, norm=None, size=400, corpus=None, model=None, alphabet=None):
+    t = Tokenizer(model or models.BPE())
     steps = pre if isinstance(pre, list) else [pre]
     t.pre_tokenizer = pre_tokenizers.Sequence(steps + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     if norm:
@@ -105,7 +112,10 @@ def byte_level(pre, norm=None, size=400, corpus=None):
     t.decoder = decoders.ByteLevel()
     t.train_from_iterator(
         corpus or CORPUS.splitlines(True),
-        trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=size, show_progress=False, special_tokens=[model.unk_token] if model else [],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if alphabet is None else alphabet,
+        ),
     )
     t.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     return t
@@ -154,6 +164,9 @@ def all_tokenizers():
         "norm-nfkc-strip": byte_level(split(GPT2), normalizers.Sequence([normalizers.NFKC(), normalizers.Strip(left=True, right=False)])),
         "norm-nfkd-lower": byte_level(split(CL100K), normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.Strip()])),
         "punctuation": byte_level([pre_tokenizers.Punctuation("merged_with_next"), pre_tokenizers.Punctuation("isolated"), pre_tokenizers.CharDelimiterSplit("e")]),
+        # Most bytes are no token: what stands on both sides of one merges, or an unknown token stands for several.
+        "bytelevel-gaps": byte_level(split(GPT2), corpus=GAPS, size=300, alphabet=[]),
+        "bytelevel-gaps-unk": byte_level(split(GPT2), corpus=GAPS, size=300, alphabet=[], model=models.BPE(unk_token="<unk>", fuse_unk=True)),
         "bytelevel-digits": byte_level([pre_tokenizers.Digits(individual_digits=True), split(GPT2)]),
         "bytelevel-digit-runs": byte_level([pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.Punctuation()]),
         "bytelevel-whitespace": byte_level([pre_tokenizers.Whitespace()]),
@@ -214,8 +227,8 @@ def main() -> None:
         (folder / f"{name}.json").write_text(text)
         t = Tokenizer.from_str(text)
         with open(folder / f"{name}.jsonl", "w") as f:
-            more = HAN_TEXTS if name in ("bytelevel-kimi", "bytelevel-sets") else UNICODE_TEXTS if name in NEW else []
-            few = joined[:24] if more and name != "bytelevel-digit-runs" else joined
+            more = HAN_TEXTS if name in ("bytelevel-kimi", "bytelevel-sets") else UNICODE_TEXTS if name in NEW else GAPS_TEXTS if "gaps" in name else []
+            few = joined[:24] if more and name != "bytelevel-digit-runs" and "gaps" not in name else joined
             if t.normalizer and "ByteLevel" in text:
                 more = more + MARK_TEXTS
             for k, x in enumerate(TEXTS + few + more):
