@@ -3,8 +3,10 @@
 package tokenizer_test
 
 import (
+	"bytes"
 	"context"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -80,6 +82,63 @@ func TestCacheChangesNoID(t *testing.T) {
 			}
 			if reusedAll == 0 {
 				t.Error("nothing was ever reused")
+			}
+		})
+	}
+}
+
+// Encoding resumes only where every step begins anew: not inside of a character that a step
+// behind ByteLevel parts, nor where an earlier step would read a contraction.
+func TestCacheBehindSteps(t *testing.T) {
+	pieces := []string{"₲", "'s", "'", "ò", "²", "12", "123", "!", " ", "Ⲁ", "Ⲁ", "中", "e", "'st", "'te"}
+	edited := func(name string, edits ...string) *tokenizer.Tokenizer {
+		b, err := os.ReadFile("testdata/golden/" + name + ".json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k := 0; k < len(edits); k += 2 {
+			if !bytes.Contains(b, []byte(edits[k])) {
+				t.Fatalf("%s: no %s", name, edits[k])
+			}
+			b = bytes.Replace(b, []byte(edits[k]), []byte(edits[k+1]), 1)
+		}
+		tok, err := loadBytes(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tok
+	}
+	const isolated = `"behavior":"Isolated","invert":false},`
+	toks := map[string]*tokenizer.Tokenizer{
+		"starcoder": golden(t, "starcoder"), "deepseek": golden(t, "bytelevel-deepseek"),
+		// A token of the last byte of one Ⲁ and the first one of the next: the byte between the two is a digit.
+		"falcon":            edited("falcon", `"vocab":{`, `"vocab":{"Ģâ":500,`, `"merges":[`, `"merges":[["Ģ","â"],`),
+		"falcon3":           edited("falcon3", `"vocab":{`, `"vocab":{"Ģâ":500,`, `"merges":[`, `"merges":[["Ģ","â"],`),
+		"o200k and Chinese": edited("bytelevel-o200k", isolated, isolated+`{"type":"Split","pattern":{"Regex":"[一-龥぀-ゟ゠-ヿ]+"},`+isolated),
+	}
+	for name, tok := range toks {
+		t.Run(name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(7, 8))
+			for range 400 {
+				var b strings.Builder
+				for range 1 + r.IntN(12) {
+					b.WriteString(pieces[r.IntN(len(pieces))])
+				}
+				text := b.String()
+				want, err := tok.Append(context.Background(), nil, []byte(text), false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for cut := range len(text) {
+					c := tokenizer.NewCache(1 << 20)
+					tokenizer.SetCacheStep(c, 2)
+					if _, _, err := c.Append(context.Background(), nil, tok, []byte(text[:cut]), false); err != nil {
+						t.Fatal(err)
+					}
+					if got, _, err := c.Append(context.Background(), nil, tok, []byte(text), false); err != nil || !slices.Equal(got, want) {
+						t.Fatalf("%q behind %q: %d, %v; want %d", text, text[:cut], got, err, want)
+					}
+				}
 			}
 		})
 	}
