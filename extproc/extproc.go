@@ -24,7 +24,8 @@
 //	                    request body        none: Envoy repeats the end of some large bodies
 //	any of these        response headers    empty, or the decision's headers
 //	                    response trailers   empty
-//	response headers    response body       empty; not in our configuration
+//	response headers    response body       empty, or the chunk; not in our default configuration.
+//	                                        The first event with content ends the prefill
 //	                    response trailers   empty
 //	error response      nothing
 //

@@ -18,6 +18,7 @@ import (
 // configurations ask for.
 func (s *stream) configure(c *extprocv3.ProtocolConfiguration) {
 	s.echo = c.GetResponseBodyMode() == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
+	s.chunks = s.echo || c.GetResponseBodyMode() == filterv3.ProcessingMode_STREAMED
 	switch c.GetRequestBodyMode() {
 	case filterv3.ProcessingMode_BUFFERED_PARTIAL:
 		s.partial = true

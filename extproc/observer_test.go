@@ -173,3 +173,31 @@ func TestObserverEndsWithTheResponse(t *testing.T) {
 		}
 	})
 }
+
+// Where Envoy hands over the response's chunks, the main stream sees the first token
+// itself: in an event with content, once, and only of an event stream.
+func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
+	for name, c := range map[string]struct {
+		header []string
+		chunks []string
+		want   []string
+	}{
+		"events":       {[]string{"content-type", "text/event-stream"}, []string{": wait\n\nda", "ta: {}\n", "\ndata: {}\n\n"}, []string{"first token by observer"}},
+		"no content":   {[]string{"content-type", "text/event-stream"}, []string{": data: x\n\n", "data:\n\n"}, nil},
+		"not a stream": {[]string{"content-type", "text/plain"}, []string{"data: {}\n\n", ""}, nil},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, extproc.Config{})
+			x := h.Do(streamed(false))
+			x.Respond(200, c.header...)
+			h.router.take()
+			if back := x.Answer(c.chunks...); back != strings.Join(c.chunks, "") {
+				t.Errorf("%s: %q came back", name, back)
+			}
+			if diff := cmp.Diff(c.want, h.router.take()); diff != "" {
+				t.Errorf("%s: calls (-want +got):\n%s", name, diff)
+			}
+			x.End()
+		})
+	}
+}

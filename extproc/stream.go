@@ -71,6 +71,10 @@ type stream struct {
 	booked   bool   // the slot must be freed
 	served   bool   // the response began well
 	decision router.Decision
+
+	chunks   bool       // Envoy hands over the response's body, too
+	watching bool       // for the first token, in those chunks
+	events   firstEvent // what is carried over from one chunk to the next
 }
 
 // Causes of a context's end.
@@ -302,6 +306,10 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 	b, back := req.GetRequestBody(), s.flow == duplex
 	if m == responseBody {
 		b, back = req.GetResponseBody(), s.echo
+		if s.watching && s.booked && s.events.in(b.GetBody()) {
+			s.watching = false // nothing behind the first token is read
+			s.server.router.FirstToken(s.id, router.SignObserver)
+		}
 	}
 	if b == nil || !back {
 		return []*extprocv3.ProcessingResponse{empty(m)}
@@ -527,6 +535,8 @@ func (s *stream) tell(req *extprocv3.ProcessingRequest) *extprocv3.ProcessingRes
 	case !isEventStream(h): // a stream of another kind: nothing is known before its end
 	case s.server.conf.FirstToken == FirstTokenResponseHeaders:
 		s.server.router.FirstToken(s.id, router.SignHeaders)
+	default:
+		s.watching = s.chunks
 	}
 	var headers []string
 	if s.server.conf.DecisionHeaders {

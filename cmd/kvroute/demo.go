@@ -175,11 +175,12 @@ type demonstration struct {
 	core      bool // no stream
 	bodyMode  envoy.BodyMode
 	failover  envoy.Failover
-	poolFile  string          // instead of the engines' addresses
-	secure    envoy.Config    // what it says of TLS, of bodies and of time
-	replicas  []string        // addresses for Envoy, instead of the router's alone
-	dump      *envoytest.Dump // Envoy's configuration, instead of ours
-	unrouted  bool            // no request is decided, or none has to be
+	poolFile  string            // instead of the engines' addresses
+	secure    envoy.Config      // what it says of TLS, of bodies and of time
+	replicas  []string          // addresses for Envoy, instead of the router's alone
+	dump      *envoytest.Dump   // Envoy's configuration, instead of ours
+	edit      *strings.Replacer // changes Envoy's configuration, if not nil
+	unrouted  bool              // no request is decided, or none has to be
 
 	bus     *embeddedNATS
 	engines []*child
@@ -355,7 +356,7 @@ func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 	c.CA, c.Cert, c.Key, c.ServerName = d.secure.CA, d.secure.Cert, d.secure.Key, d.secure.ServerName
 	c.MaxBodyBytes, c.MessageTimeout, c.MaxMessageTimeout = d.secure.MaxBodyBytes, d.secure.MessageTimeout, d.secure.MaxMessageTimeout
 	c.RequestTimeout, c.IdleTimeout, c.WorkerHTTP2 = d.secure.RequestTimeout, d.secure.IdleTimeout, d.secure.WorkerHTTP2
-	c.EngineLoad, c.Pool = d.secure.EngineLoad, slices.Clone(d.secure.Pool)
+	c.EngineLoad, c.NoObserver, c.Pool = d.secure.EngineLoad, d.secure.NoObserver, slices.Clone(d.secure.Pool)
 	for _, e := range d.engines {
 		if d.poolFile == "" {
 			c.Pool = append(c.Pool, e.at.HTTP)
@@ -373,7 +374,11 @@ func (d *demonstration) startEnvoy(ctx context.Context) (err error) {
 	} else if err := envoy.Render(&text, c); err != nil {
 		return err
 	}
-	d.envoy, err = envoytest.Start(ctx, envoytest.Options{Path: d.envoyPath, Config: text.Bytes()})
+	config := text.Bytes()
+	if d.edit != nil {
+		config = []byte(d.edit.Replace(text.String()))
+	}
+	d.envoy, err = envoytest.Start(ctx, envoytest.Options{Path: d.envoyPath, Config: config})
 	return err
 }
 

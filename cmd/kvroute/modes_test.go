@@ -215,3 +215,61 @@ func TestCutBodiesThroughEnvoy(t *testing.T) {
 		}
 	}
 }
+
+// Without the observing filter, a prefill ends with the first event that has content
+// wherever Envoy hands chunks of the response to kvroute, and not before.
+func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
+	for name, c := range map[string]struct {
+		mode  envoy.BodyMode
+		edit  *strings.Replacer
+		flags []string
+	}{
+		"full duplex":       {mode: envoy.FullDuplex},
+		"streamed response": {mode: envoy.Buffered, edit: strings.NewReplacer("response_body_mode: NONE", "response_body_mode: STREAMED")},
+		"endpoint picker":   {mode: envoy.FullDuplex, flags: []string{"--endpoint-picker"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newStack(t, 0, nil)
+			d.bodyMode, d.edit, d.secure.NoObserver = c.mode, c.edit, true
+			events := make(chan string)
+			d.begin(t, append(c.flags, staticFlags(t, d, "sse", startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+				if body, _ := io.ReadAll(r.Body); !strings.Contains(string(body), "a story") {
+					return // only asked whether it is there
+				}
+				w.Header().Set("Content-Type", "text/event-stream")
+				for r.Context().Err() == nil {
+					select {
+					case e, more := <-events:
+						if !more {
+							return
+						}
+						_, _ = io.WriteString(w, e)
+						_ = http.NewResponseController(w).Flush()
+					case <-r.Context().Done():
+					}
+				}
+			}))...)...)
+			ended := make(chan sight, 1)
+			go func() {
+				ended <- look(send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("a story", 4, true), nil))
+			}()
+			before := []string{": still waiting\n\n", "event: start\ndata:\n\n"}
+			for _, e := range before {
+				events <- e
+			}
+			if n, pend, _ := inFlight(t, d); n != 1 || pend == 0 {
+				t.Errorf("before the first token: %d requests, %d pending tokens; want 1 and some", n, pend)
+			}
+			events <- "data: {\"choices\":[]}\n\n"
+			eventually(t, "the prefill does not end with the first token", func() bool { n, pend, _ := inFlight(t, d); return n == 1 && pend == 0 })
+			close(events)
+			if got := <-ended; got.status != 200 || !strings.HasSuffix(got.body, "[]}\n\n") {
+				t.Errorf("the client got %d: %q", got.status, got.body)
+			}
+			idle(t, d)
+			if _, text := get(t, "http://"+d.router.at.HTTP+"/metrics"); !strings.Contains(text, `source="observer"`) {
+				t.Error("no first token by the observer is counted")
+			}
+		})
+	}
+}
