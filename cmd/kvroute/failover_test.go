@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -254,4 +255,41 @@ func TestAWorkerThatEnvoyDoesNotKnowIsNotBlamed(t *testing.T) {
 		t.Errorf("%d of 6 were meant for the other one, want every second, and counted", moved)
 	}
 	idle(t, d)
+}
+
+// However many requests a worker refuses at the same time, each is served by its second
+// choice: Envoy's default limit of retries at a time is 3.
+func TestManyRequestsFailOverAtOnce(t *testing.T) {
+	const requests = 32
+	d := newStack(t, 0, nil)
+	var served atomic.Int64
+	release := make(chan struct{})
+	sound := startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+		if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), "at once") {
+			served.Add(1)
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"choices":[]}`)
+	})
+	d.begin(t, append(staticFlags(t, d, "refuses", heldAddress(t), "sound", sound), "--router-mode", "round-robin", "--avoid-failing", "0")...)
+	var failed atomic.Int64
+	var all sync.WaitGroup
+	for i := range requests {
+		all.Go(func() {
+			if got := d.send(t, fmt.Sprint("at once ", i), false); got.status != http.StatusOK {
+				failed.Add(1)
+			}
+		})
+	}
+	// All are served before any is answered, so the retries go on at the same time.
+	eventually(t, "requests are missing", func() bool { return served.Load()+failed.Load() >= requests })
+	close(release)
+	all.Wait()
+	if n := failed.Load(); n > 0 {
+		t.Errorf("%d of %d requests failed, half of them were to go to their second choice", n, requests)
+	}
 }
