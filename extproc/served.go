@@ -53,13 +53,15 @@ func (s *stream) destination() []string {
 // note tells the router who answered the request, and how.
 func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	r := router.Response{}
+	details := ""
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
 	for _, filter := range req.GetAttributes() {
 		f := filter.GetFields()
 		// Envoy's own replies have the address of the last worker asked, too.
 		r.Address = address(f["upstream.address"])
 		r.Asked = int(min(f["upstream.request_attempt_count"].GetNumberValue(), maxAttempts))
-		switch d := f["response.code_details"].GetStringValue(); {
+		details = f["response.code_details"].GetStringValue()
+		switch d := details; {
 		case d == "" || d == "via_upstream": // not asked for, or the worker's
 		case d == "no_healthy_upstream" && r.Address.IsValid():
 			// A worker was asked and failed, and there was nobody to ask next.
@@ -86,7 +88,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 		s.server.conf.Log.Debug("another worker served", "first", s.decision.Address, "served", r.Address)
 	}
 	for _, w := range avoided {
-		s.server.conf.Log.Warn("a worker failed and is avoided for a while", "worker", w.ID, "rank", w.DPRank, "status", r.Status, "local", r.Local)
+		s.server.conf.Log.Warn("a worker failed and is avoided for a while", "worker", w.ID, "rank", w.DPRank, "status", r.Status, "local", r.Local, "details", details)
 	}
 }
 

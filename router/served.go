@@ -33,10 +33,11 @@ type Response struct {
 // a minute, at most for 16 times as long. While nobody better is left it is a
 // candidate all the same.
 type avoidance struct {
-	until   time.Time // it is avoided before
-	last    time.Time // its last failure
-	strikes int       // failures that had consequences
-	errors  int       // server errors in a row
+	until    time.Time // it is avoided before
+	last     time.Time // its last failure
+	strikes  int       // failures that had consequences
+	errors   int       // server errors in a row
+	answered time.Time // its last response below 500
 }
 
 const (
@@ -73,7 +74,7 @@ func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool 
 			return a.fail(now, first)
 		}
 	default:
-		a.errors = 0
+		a.errors, a.answered = 0, now
 	}
 	return false
 }
@@ -125,14 +126,20 @@ type serving struct {
 }
 
 // served notes who answered a request. The slot follows the worker that serves.
+//
+// A worker that has answered another request since this one was booked is not blamed for
+// a connection that was refused, lost or too slow: then the machine between is busy. If
+// the worker did fail, the next request shows it.
 func (c *core) served(now time.Time, id string, fl *flight, r Response) (s serving) {
+	age, _ := c.slots.Age(now, id)
 	strike := func(ord int, local bool) {
 		e := &c.entries[ord]
 		var news bool
-		if local {
-			news = e.avoid.fail(now, c.conf.AvoidFailing)
-		} else {
+		switch {
+		case !local:
 			news = e.avoid.answer(now, r.Status, c.conf.AvoidFailing)
+		case !e.avoid.answered.After(now.Add(-age)):
+			news = e.avoid.fail(now, c.conf.AvoidFailing)
 		}
 		if news {
 			s.avoided = append(s.avoided, e.worker)

@@ -264,3 +264,28 @@ func TestFailingWorkersAreAvoided(t *testing.T) {
 		t.Error("an unknown address has an effect")
 	}
 }
+
+// On a busy machine connections are refused, lost or too slow though the worker is well. A
+// worker that has answered another request since this one was booked is not blamed for it;
+// one that has not is.
+func TestABusyMachineBlamesNoWorker(t *testing.T) {
+	c := &clock{time.Unix(1000, 0)}
+	r := newRouter(t, router.Config{AvoidFailing: time.Minute, Now: c.read}, 2)
+	pinned := func(q *router.Request) { q.Pinned = &router.Worker{ID: 1} }
+	one := worker(1).Address
+	lost := router.Response{Address: one, Status: 503, Local: true}
+	decided(t, r, "slow", "abcd", pinned)
+	c.now = c.now.Add(time.Second)
+	decided(t, r, "quick", "abcd", pinned)
+	c.now = c.now.Add(time.Second)
+	r.Served("quick", router.Response{Address: one, Status: 200})
+	if _, avoided := r.Served("slow", lost); len(avoided) > 0 {
+		t.Errorf("%v is avoided, though it has just answered", avoided)
+	}
+	c.now = c.now.Add(time.Second)
+	decided(t, r, "next", "abcd", pinned)
+	c.now = c.now.Add(time.Second)
+	if _, avoided := r.Served("next", lost); len(avoided) != 1 {
+		t.Error("a worker that has not answered since is not blamed")
+	}
+}

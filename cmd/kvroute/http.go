@@ -103,7 +103,8 @@ func getJSON[T any](ctx context.Context, url string, into *T) error {
 
 // serveHTTP adds a server to the parts of a command, which ends with ctx at once.
 func serveHTTP(ctx context.Context, parts *errgroup.Group, at net.Listener, h http.Handler) {
-	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	// On a busy machine a client may need seconds from its connection to its headers.
+	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 	parts.Go(func() error {
 		if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
 			return err
