@@ -408,7 +408,7 @@ func (d *demonstration) waitRouted(ctx context.Context) error {
 }
 
 // patience is far above what anything here takes on a busy machine.
-const patience = 15 * time.Second
+const patience = time.Minute
 
 // poll asks until the answer is yes, for a limited time.
 func poll(ctx context.Context, limit time.Duration, otherwise string, ask func(context.Context) bool) error {

@@ -34,7 +34,7 @@ var (
 var hooks = flag.Bool("hooks", true, "also test the hooks of the conformance tests, which not every picker has (kvroute: with --allow-direct)")
 
 // patience is far above what a picker takes.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // picker connects to the picker under test. own is its router if it is kvroute's.
 func picker(t *testing.T) (conn *grpc.ClientConn, own *router.Router) {
