@@ -143,6 +143,28 @@ func (t *tracker) restored(now, at time.Time, k knowledge) {
 			}
 		}
 	}
+	t.settleUnsure(now)
+}
+
+// settleUnsure begins anew with the workers that changed while the snapshot was read: the
+// sink may have what the snapshot says of them, or have lost what came since.
+func (t *tracker) settleUnsure(now time.Time) {
+	unsure := t.unsure
+	t.unsure = nil
+	for _, id := range slices.Sorted(maps.Keys(unsure)) {
+		src, told := t.workers[id]
+		for n := range src.DPSize {
+			t.sink(id, src.DPStart+n, indexer.Event{Kind: indexer.Cleared})
+		}
+		for _, r := range slices.Clone(t.owned[id].ranks) {
+			t.sink(id, r.key.rank, indexer.Event{Kind: indexer.Cleared})
+			t.drop(r)
+		}
+		if told {
+			delete(t.workers, id)
+			t.setWorker(now, id, src)
+		}
+	}
 }
 
 // caughtUp takes the news that the stream has been read to its end. What it did not

@@ -640,6 +640,7 @@ func (r *reader) take(ctx context.Context, m jetstream.Msg, o *opened) error {
 	}
 	hole := d.hole > 0
 	d.apply.Unlock()
+	d.sub.flush()
 	d.behind(int64(meta.NumPending))
 	if hole {
 		if d.purgedBehind(ctx, o, before) {

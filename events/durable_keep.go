@@ -64,17 +64,48 @@ func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
 			return err
 		}
 	}
-	d.apply.Lock()
-	defer d.apply.Unlock()
-	d.sub.mu.Lock()
-	defer d.sub.mu.Unlock()
-	if err := d.conf.Holdings.Restore(&Snapshot{}, d.sub.tracker.streamed, nil); err != nil {
-		return fmt.Errorf("events: forget everything: %w", err)
+	if err := d.replace(&Snapshot{}, nil, position{stream: o.created, seq: e.start(o.created), epoch: e.N}, time.Time{}, e.N > 0); err != nil {
+		return fmt.Errorf("events: forget everything: %w", err) // whoever was there when the epoch began holds something
 	}
-	d.sub.tracker.restored(d.sub.conf.Now(), time.Time{}, knowledge{})
+	return nil
+}
+
+// replace makes a snapshot, which is read without a lock, what is known at a position.
+// Workers come and go meanwhile; events of the stream do not, since nobody reads it.
+func (d *Durable) replace(s *Snapshot, whole func() error, at position, created time.Time, lost bool) error {
+	d.sub.mu.Lock()
+	d.sub.tracker.unsure = make(map[uint64]struct{})
+	d.sub.mu.Unlock()
+	locked := false
+	err := d.conf.Holdings.Restore(s, d.sub.streamed, func() error {
+		if locked {
+			return nil
+		}
+		if whole != nil {
+			if err := whole(); err != nil {
+				return err
+			}
+		}
+		d.apply.Lock()
+		d.sub.mu.Lock()
+		locked = true
+		return nil
+	})
+	if !locked {
+		d.apply.Lock()
+		d.sub.mu.Lock()
+	}
+	defer d.sub.flush()
+	defer d.apply.Unlock()
+	defer d.sub.mu.Unlock()
+	if err != nil {
+		d.sub.tracker.unsure = nil
+		return err
+	}
+	d.sub.tracker.restored(d.sub.conf.Now(), created, knowledge{s.Cursors, s.Waiting, s.States})
 	d.review.Store(true)
-	d.lost.Store(e.N > 0) // whoever was there when the epoch began holds something
-	d.at, d.loaded, d.hole = position{stream: o.created, seq: e.start(o.created), epoch: e.N}, true, 0
+	d.lost.Store(lost)
+	d.at, d.loaded, d.hole = at, true, 0
 	return nil
 }
 
@@ -129,19 +160,12 @@ func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch)
 	if s.Meta.Epoch != e.N {
 		return nil, nil
 	}
-	d.apply.Lock()
-	defer d.apply.Unlock()
-	d.sub.mu.Lock()
-	defer d.sub.mu.Unlock()
-	if err := d.conf.Holdings.Restore(s, d.sub.tracker.streamed, whole); err != nil {
-		return nil, err
-	}
-	d.sub.tracker.restored(d.sub.conf.Now(), s.Created, knowledge{s.Cursors, s.Waiting, s.States})
-	d.review.Store(true)
-	d.lost.Store(false)
-	d.at, d.loaded, d.hole = position{stream: o.created, epoch: e.N}, true, 0
+	at := position{stream: o.created, epoch: e.N}
 	if s.Meta.Stream == o.created {
-		d.at.seq = s.LastSeq
+		at.seq = s.LastSeq
+	}
+	if err := d.replace(s, whole, at, s.Created, false); err != nil {
+		return nil, err
 	}
 	return s, nil
 }
@@ -160,12 +184,16 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 		if err != nil {
 			return fmt.Errorf("events: look at the stream: %w", err)
 		}
+		// Nobody else changes what is read here: no session is open.
 		d.apply.Lock()
-		defer d.apply.Unlock()
-		if d.hole > 0 {
+		hole := d.hole
+		d.apply.Unlock()
+		if hole > 0 {
 			again, err = d.fill(ctx, o, &h)
 			return err
 		}
+		d.apply.Lock()
+		defer d.apply.Unlock()
 		gone := info.State.NumDeleted > 0 || info.State.FirstSeq > d.at.seq+1
 		newer := h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq > d.at.seq
 		if again = gone && newer && !d.wanted.Load(); again {
@@ -217,10 +245,15 @@ func (d *Durable) purgedBehind(ctx context.Context, o *opened, at uint64) (gone 
 }
 
 // fill reports whether there is a snapshot with what was purged unread. The error says
-// that there is none yet, and may be one. It is called under the lock.
+// that there is none yet, and may be one.
 func (d *Durable) fill(ctx context.Context, o *opened, h *head) (again bool, err error) {
-	if h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq >= d.hole-1 && !d.wanted.Load() {
+	d.apply.Lock()
+	if again = h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq >= d.hole-1 && !d.wanted.Load(); again {
 		d.loaded = false
+	}
+	hole := d.hole
+	d.apply.Unlock()
+	if again {
 		return true, nil
 	}
 	others := false
@@ -236,8 +269,10 @@ func (d *Durable) fill(ctx context.Context, o *opened, h *head) (again bool, err
 	if others && time.Since(d.holeSeen) < 2*d.timing.snapshotRest {
 		return false, errPurged
 	}
-	d.conf.Log.Warn("messages of the stream are gone, unread and in no snapshot", "before", d.hole)
+	d.conf.Log.Warn("messages of the stream are gone, unread and in no snapshot", "before", hole)
+	d.apply.Lock()
 	d.hole = 0
+	d.apply.Unlock()
 	d.review.Store(true)
 	d.lost.Store(true)
 	return false, nil

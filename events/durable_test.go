@@ -217,6 +217,7 @@ type replica struct {
 	// stranger is a worker that is not known yet.
 	stranger uint64
 	runs     func(func(int, indexer.Run) bool) // in the place of what the index has
+	gate     func()                            // if not nil, is called while a snapshot is restored
 	names    map[int]uint64                    // of workers whose ids are no small numbers
 }
 
@@ -395,6 +396,9 @@ func (r *replica) dump(s *events.Snapshot, _ func(uint64) bool) (done func(), ok
 func (r *replica) restore(s *events.Snapshot, _ func(uint64) bool, whole func() error) error {
 	x := indexer.New(indexer.Config{})
 	if s.Runs != nil {
+		if r.gate != nil {
+			r.gate()
+		}
 		var err error
 		if x, _, err = indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
 			for _, run := range s.Runs {

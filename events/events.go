@@ -103,6 +103,9 @@ type tracker struct {
 	saved   map[rankKey]*Saved // by an earlier process, of workers not known yet
 	loaded  time.Time          // when
 	current bool               // the stream has been read to its end since it was opened
+	// unsure are the workers that left, or came to count as another feed's or another
+	// process, while a snapshot is read; nil while none is.
+	unsure map[uint64]struct{}
 }
 
 type rankKey struct {
@@ -395,6 +398,7 @@ func (t *tracker) known(now time.Time, worker uint64) {
 
 // forget drops all that is kept of a worker.
 func (t *tracker) forget(worker uint64) {
+	t.doubtSnapshot(worker)
 	for _, feed := range feeds {
 		delete(t.waiting, waitKey{worker, feed})
 		delete(t.voices, waitKey{worker, feed})
@@ -403,6 +407,14 @@ func (t *tracker) forget(worker uint64) {
 		t.drop(r)
 	}
 	delete(t.workers, worker)
+}
+
+// doubtSnapshot notes that what a snapshot that is being read says of a worker does not
+// count.
+func (t *tracker) doubtSnapshot(worker uint64) {
+	if t.unsure != nil {
+		t.unsure[worker] = struct{}{}
+	}
 }
 
 // expire drops the events of workers that nobody got to know in time, and returns

@@ -69,9 +69,13 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	if told && old == src {
 		return
 	}
+	restarted := told && (old.StartedMS != src.StartedMS || old.Home != src.Home)
+	if restarted || old.takes(FeedDurable) != src.takes(FeedDurable) {
+		t.doubtSnapshot(id)
+	}
 	// What the sink has forgotten, or never got in order, counts for nothing.
 	// The stream brings all in order, whether the worker is known or not.
-	forgotten := told && (old.StartedMS != src.StartedMS || old.Home != src.Home) || !told && src.Queries && src.Feed != FeedDurable
+	forgotten := restarted || !told && src.Queries && src.Feed != FeedDurable
 	for _, r := range slices.Clone(t.owned[id].ranks) {
 		if forgotten || !src.has(r.key.rank) || src.Feed == FeedNone {
 			t.drop(r)

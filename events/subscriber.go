@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,8 +26,8 @@ import (
 type SubscriberConfig struct {
 	Scope wire.Scope
 	Sink  Sink
-	// Changed, if not nil, is told when the state of a rank changes. It must not
-	// call back.
+	// Changed, if not nil, is told when the state of a rank changes, one call at a
+	// time and in order. It must not call back.
 	Changed func(workerID uint64, dpRank uint32, s State)
 	// Ask puts a query to a worker of [FeedZMQ] or [FeedPlane], and hands on the parts of the
 	// answer until part says that it was the last one. The error says why no more
@@ -51,13 +52,47 @@ type Subscriber struct {
 
 	mu sync.Mutex
 	// mu guards the fields below. The sink is called under it: that is what keeps
-	// the events of a worker in order.
+	// the events of a worker in order. Nothing else that may wait is.
 	tracker *tracker
 	answers map[uint64]*collected // by query
 	wanted  [len(feeds) + 1]int   // workers, by feed
 	demand  chan struct{}         // closed when wanted has changed
 	resting bool                  // Run looks at the clock less often
 	wake    chan struct{}         // has room for one: there is something to ask again
+
+	// later is what to do when the lock is free: publishing, logging and callbacks. One
+	// goroutine at a time does it, in order; emptying says that one is at it.
+	later    []func()
+	emptying bool
+}
+
+// unlock frees mu, and then does what must not be done while it is held.
+func (s *Subscriber) unlock() {
+	if !s.emptying {
+		s.emptying = true
+		for len(s.later) > 0 {
+			list := s.later
+			s.later = nil
+			s.mu.Unlock()
+			for _, do := range list {
+				do()
+			}
+			s.mu.Lock()
+		}
+		s.emptying = false
+	}
+	s.mu.Unlock()
+}
+
+// flush does what was put off while another lock was held besides.
+func (s *Subscriber) flush() {
+	s.mu.Lock()
+	s.unlock()
+}
+
+// logLocked logs a line as soon as mu is free.
+func (s *Subscriber) logLocked(level slog.Level, line string, args ...any) {
+	s.later = append(s.later, func() { s.conf.Log.Log(context.Background(), level, line, args...) })
 }
 
 // NewSubscriber returns a subscriber on a connection that stays its caller's.
@@ -85,7 +120,9 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	}
 	s.tracker.count = s.metrics.happened
 	if conf.Changed != nil {
-		s.tracker.changed = conf.Changed
+		s.tracker.changed = func(worker uint64, rank uint32, state State) {
+			s.later = append(s.later, func() { conf.Changed(worker, rank, state) })
+		}
 	}
 	return s, nil
 }
@@ -196,21 +233,21 @@ func (s *Subscriber) SetWorker(id uint64, src Source) {
 		close(s.demand)
 		s.demand = make(chan struct{})
 	}
-	s.mu.Unlock()
+	s.unlock()
 }
 
 // WorkerKnown tells that the sink knows a worker from now on. Its events are taken
 // wherever they come from, unless [Subscriber.SetWorker] says otherwise.
 func (s *Subscriber) WorkerKnown(id uint64) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.tracker.known(s.conf.Now(), id)
 }
 
 // Forget tells that the sink has forgotten a worker.
 func (s *Subscriber) Forget(id uint64) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	if old, told := s.tracker.workers[id]; told {
 		s.wanted[old.Feed]--
 		close(s.demand)
@@ -223,7 +260,7 @@ func (s *Subscriber) Forget(id uint64) {
 // missing, though no event is.
 func (s *Subscriber) Doubt(workerID uint64, dpRank uint32) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.tracker.doubt(s.conf.Now(), workerID, dpRank)
 }
 
@@ -295,25 +332,32 @@ func (s *Subscriber) await(ctx context.Context, feed Feed, want bool, length tim
 func (s *Subscriber) expire(ctx context.Context) {
 	s.mu.Lock()
 	dropped := s.tracker.expire(s.conf.Now())
-	s.mu.Unlock()
+	s.unlock()
 	if dropped > 0 {
 		s.conf.Log.Warn("events of workers that never registered, or of publishers that their records do not name, were dropped", "events", dropped)
 		s.metrics.count(ctx, outcomeDropped, dropped)
 	}
 }
 
+// streamed reports whether the events of a worker are those that the stream brings.
+func (s *Subscriber) streamed(worker uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tracker.streamed(worker)
+}
+
 // caughtUp tells that the stream has been read to its end, and whether messages of
 // it were lost.
 func (s *Subscriber) caughtUp(lost bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.tracker.caughtUp(s.conf.Now(), lost)
 }
 
 func (s *Subscriber) audit(why string) {
 	s.mu.Lock()
 	s.tracker.audit(s.conf.Now())
-	s.mu.Unlock()
+	s.unlock()
 	s.conf.Log.Info("the workers are asked for events that may have been missed", "why", why)
 }
 
@@ -325,7 +369,8 @@ func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
 
 // takeFrom takes one message of a feed that was sent at a time, zero for now. Whose, if
 // it is not nil, says which ranks it may speak for. It reports whether events before
-// those are missing, and not asked for.
+// those are missing, and not asked for. Of [FeedDurable] the caller, who holds another
+// lock, flushes afterwards.
 func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, data []byte, whose func(worker uint64, dpRank uint32) bool) (gap bool) {
 	m, err := DecodeMessage(data)
 	if err != nil || m.Dialect == DialectEngine {
@@ -344,12 +389,16 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, da
 	if m.Envelope.PublishedAt > 0 {
 		s.metrics.delay(ctx, now, m.Envelope.PublishedAt)
 	}
+	if whose != nil {
+		m.Events = slices.DeleteFunc(m.Events, func(ev RouterEvent) bool { return !whose(ev.WorkerID, ev.DPRank) })
+	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	if feed == FeedDurable {
+		defer s.mu.Unlock()
+	} else {
+		defer s.unlock()
+	}
 	for _, ev := range m.Events {
-		if whose != nil && !whose(ev.WorkerID, ev.DPRank) {
-			continue
-		}
 		if !s.tracker.speaks(sent, feed, ev.WorkerID, m.Dialect) {
 			s.metrics.accepted(ctx, ev, verdict{other: true})
 			continue
@@ -363,15 +412,15 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, da
 		gap = gap || v.gap && !v.held
 		switch {
 		case v.stranger:
-			s.conf.Log.Warn("a publisher speaks for a worker whose record names another one; its events wait for the record to change", "worker", ev.WorkerID, "publisher", m.Envelope.PublisherID)
+			s.logLocked(slog.LevelWarn, "a publisher speaks for a worker whose record names another one; its events wait for the record to change", "worker", ev.WorkerID, "publisher", m.Envelope.PublisherID)
 		case v.gap && v.held:
-			s.conf.Log.Debug("events of a worker are missing; they are asked for", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
+			s.logLocked(slog.LevelDebug, "events of a worker are missing; they are asked for", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
 		case v.gap:
-			s.conf.Log.Warn("events of a worker are missing; what is known of it stays and may be wrong", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
+			s.logLocked(slog.LevelWarn, "events of a worker are missing; what is known of it stays and may be wrong", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
 		case v.restart:
-			s.conf.Log.Info("a worker's publisher started anew", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
+			s.logLocked(slog.LevelInfo, "a worker's publisher started anew", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
 		case v.many:
-			s.conf.Log.Warn("two publishers speak for one rank; its blocks are not cleared any more", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
+			s.logLocked(slog.LevelWarn, "two publishers speak for one rank; its blocks are not cleared any more", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
 		}
 	}
 	s.wakeLocked()
@@ -382,7 +431,7 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, da
 // on, and that anything may have been missed before.
 func (s *Subscriber) Missed(workerID uint64, dpRank uint32) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.tracker.missed(s.conf.Now(), workerID, dpRank)
 	s.wakeLocked()
 }
@@ -401,11 +450,12 @@ func (s *Subscriber) wakeLocked() {
 // tick lets the tracker look at the clock and sends what it asks for. It returns when to
 // do so again: fifty looks a second would be half of what an idle router computes.
 func (s *Subscriber) tick(ctx context.Context) (next time.Duration) {
+	connected := s.nc.IsConnected()
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	now := s.conf.Now()
 	s.tracker.tick(now)
-	s.sendLocked(ctx, now)
+	s.sendLocked(ctx, now, connected)
 	for id := range s.answers {
 		if s.tracker.repairs.asked[id] == nil {
 			delete(s.answers, id) // nobody waits for the rest
@@ -417,10 +467,9 @@ func (s *Subscriber) tick(ctx context.Context) (next time.Duration) {
 	return tickEvery
 }
 
-// sendLocked sends queries. While NATS is away it would only store those for others
-// than the workers with sockets of their own.
-func (s *Subscriber) sendLocked(ctx context.Context, now time.Time) {
-	connected := s.nc.IsConnected()
+// sendLocked sends queries as soon as mu is free. While NATS is away it would only store
+// those for others than the workers with sockets of their own.
+func (s *Subscriber) sendLocked(ctx context.Context, now time.Time, connected bool) {
 	for _, a := range s.tracker.queries(now, func(worker uint64) bool { return connected || s.tracker.workers[worker].Feed.asked() }) {
 		q := &a.query
 		s.answers[a.id] = &collected{query: *q}
@@ -428,12 +477,16 @@ func (s *Subscriber) sendLocked(ctx context.Context, now time.Time) {
 			s.asking.Go(func() { s.ask(ctx, a.id, a.query) })
 			continue
 		}
-		err := s.nc.PublishRequest(querySubject(s.conf.Scope, q.WorkerID, strconv.FormatUint(uint64(q.DPRank), 10)),
-			s.inbox+strconv.FormatUint(a.id, 10), AppendQuery(nil, *q))
-		if err != nil {
-			delete(s.answers, a.id)
-			s.tracker.failed(now, a.id, "refused")
-		}
+		s.later = append(s.later, func() {
+			err := s.nc.PublishRequest(querySubject(s.conf.Scope, q.WorkerID, strconv.FormatUint(uint64(q.DPRank), 10)),
+				s.inbox+strconv.FormatUint(a.id, 10), AppendQuery(nil, *q))
+			if err != nil {
+				s.mu.Lock()
+				defer s.unlock()
+				delete(s.answers, a.id)
+				s.tracker.failed(s.conf.Now(), a.id, "refused")
+			}
+		})
 	}
 }
 
@@ -489,8 +542,9 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 	if err == nil && !done {
 		return true
 	}
+	connected := s.nc.IsConnected()
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	now := s.conf.Now()
 	delete(s.answers, id)
 	if err == nil {
@@ -503,17 +557,17 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 		if errors.Is(err, errNobody) {
 			why = "nobody"
 		}
-		s.conf.Log.Debug("a query about a worker's events has failed", "worker", c.query.WorkerID, "dp_rank", c.query.DPRank, "err", err)
+		s.logLocked(slog.LevelDebug, "a query about a worker's events has failed", "worker", c.query.WorkerID, "dp_rank", c.query.DPRank, "err", err)
 		s.tracker.failed(now, id, why)
 	}
-	s.sendLocked(ctx, now)
+	s.sendLocked(ctx, now, connected)
 	return false
 }
 
 // stop forgets the queries under way: nobody listens to their answers any more.
 func (s *Subscriber) stop() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	for id := range s.answers {
 		s.tracker.failed(s.conf.Now(), id, "stopped")
 	}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvroute/kvroute/events"
+)
+
+// soon fails if do does not return while something else is stuck.
+func soon(t *testing.T, what string, do func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { defer close(done); do() }()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		t.Fatalf("%s has to wait", what)
+	}
+}
+
+// While a snapshot is read, however long that takes, workers come, change and go, and
+// messages of other feeds are taken. What the snapshot says of workers that changed
+// meanwhile does not count.
+func TestReadingASnapshotKeepsNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	e := startAskable(t, n.connect(), 4)
+	a := e.startMember(n.connect(), "a", events.DurableConfig{})
+	e.work(400)
+	e.mustKnow(a)
+	a.stop()
+	if !n.hasSnapshot(1) {
+		t.Fatal("there is no snapshot")
+	}
+
+	b := newReplica(t, n.connect(), "b", events.DurableConfig{})
+	reading, read := make(chan struct{}), make(chan struct{})
+	b.gate = sync.OnceFunc(func() {
+		close(reading)
+		<-read
+	})
+	goOn := sync.OnceFunc(func() { close(read) })
+	e.register(b)
+	running(t, b.sub.Run)
+	running(t, b.Run)
+	defer goOn()
+	<-reading
+	soon(t, "a worker that leaves", func() { b.sub.Forget(1) })
+	soon(t, "a worker that changes", func() {
+		src := e.source(1)
+		src.Feed = events.FeedCore
+		b.sub.SetWorker(2, src)
+	})
+	soon(t, "a worker that comes", func() { b.sub.SetWorker(99, events.Source{Feed: events.FeedCore}) })
+	soon(t, "a message", func() { b.sub.Take(context.Background(), events.FeedCore, nil) })
+	soon(t, "the position", func() { b.Position() })
+	goOn()
+
+	eventually(t, b.Ready)
+	e.known(func(w int) bool { return w > 1 }, b)
+	b.sub.SetWorker(1, e.source(0)) // it is read anew
+	e.mustKnow(b)
+	e.work(100)
+	e.mustKnow(b)
+}
+
+// A callback that is stuck keeps no worker and no message waiting.
+func TestACallbackKeepsNobodyWaiting(t *testing.T) {
+	s, _ := startServer(t, -1)
+	entered, leave := make(chan struct{}, 9), make(chan struct{})
+	sub, err := events.NewSubscriber(connect(t, s), events.SubscriberConfig{
+		Sink: (&caches{}).take,
+		Changed: func(uint64, uint32, events.State) {
+			entered <- struct{}{}
+			<-leave
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub.SetWorker(1, events.Source{Feed: events.FeedCore, DPSize: 1})
+	sub.Follow(1, 7, 1)
+	go sub.Doubt(1, 0) // the rank is suspect
+	<-entered
+	defer close(leave)
+	soon(t, "a worker that comes", func() { sub.SetWorker(2, events.Source{Feed: events.FeedCore, DPSize: 1}) })
+	soon(t, "a worker that leaves", func() { sub.Forget(2) })
+	soon(t, "a message", func() { sub.Take(t.Context(), events.FeedCore, nil) })
+}
