@@ -110,7 +110,7 @@ func (r *Router) noteFirstToken(number uint64, at time.Time, by Sign) {
 	r.ring.change(number, func(d *Decision) { d.FirstToken, d.FirstTokenBy = at, by })
 }
 
-// noteInferred notes what a pool has inferred.
+// noteInferred notes what a pool has inferred; the fleet's lock may be held.
 func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 	for _, i := range list {
 		if i.Number >= peerNumbers {
@@ -118,13 +118,32 @@ func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 		}
 		r.noteFirstToken(i.Number, i.At, Sign(i.By))
 		r.metrics.firstToken(p.labels, Sign(i.By))
-		r.tell(Change{Kind: FirstToken, ID: i.ID})
+		if r.conf.Tell != nil {
+			r.inferredMu.Lock()
+			r.inferred = append(r.inferred, i.ID)
+			r.inferredMu.Unlock()
+		}
+	}
+}
+
+// tellInferred tells of the first tokens that were inferred. No lock is held.
+func (r *Router) tellInferred() {
+	if r.conf.Tell == nil {
+		return
+	}
+	r.inferredMu.Lock()
+	ids := r.inferred
+	r.inferred = nil
+	r.inferredMu.Unlock()
+	for _, id := range ids {
+		r.conf.Tell(Change{Kind: FirstToken, ID: id})
 	}
 }
 
 // infer lets time pass for the queues, where somebody waits for prefills to be done.
 func (r *Router) infer() {
 	now := r.conf.Now()
+	defer r.tellInferred()
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
 	for _, p := range r.pools {

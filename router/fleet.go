@@ -105,11 +105,41 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 	if err := info.Check(); err != nil {
 		return err
 	}
+	defer r.tellInferred()
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
+	named := r.namedLocked(&info)
 	err := r.setWorkerLocked(&info)
-	r.renameLocked()
+	if !named {
+		r.renameLocked()
+	}
 	return err
+}
+
+// namedLocked reports whether a worker changes nothing about who answers to which name:
+// looking at all workers for each of them would take quadratic time while a fleet starts.
+func (r *Router) namedLocked(info *WorkerInfo) bool {
+	p := r.pools[poolKey{info.Models[0], r.blockSizeLocked(info)}]
+	if p == nil || p.empty() || info.ModelCard != "" && p.card != info.ModelCard {
+		return false
+	}
+	if owner := r.owners[info.ID]; owner != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		ords := p.core.ordinals(info.ID)
+		if owner != p || len(ords) == 0 {
+			return false
+		}
+		old := p.core.entries[ords[0]].info
+		return slices.Equal(old.Models, info.Models) && slices.Equal(old.LoRA, info.LoRA)
+	}
+	names := *r.names.Load()
+	as := func(name, lora string) bool {
+		t, known := names[name]
+		return known && t.pools[0].model == p.model && t.lora == lora && t.adapter == lora
+	}
+	return !slices.ContainsFunc(info.Models, func(m string) bool { return !as(m, "") }) &&
+		!slices.ContainsFunc(info.LoRA, func(l string) bool { return !as(l, l) })
 }
 
 // setWorkerLocked is SetWorker for information that was checked; the caller gives
@@ -167,6 +197,7 @@ func (r *Router) blockSizeLocked(info *WorkerInfo) int {
 
 // RemoveWorker forgets a worker process with all its blocks, slots and sessions.
 func (r *Router) RemoveWorker(id uint64) {
+	defer r.tellInferred()
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
 	r.removeWorkerLocked(id)
@@ -198,6 +229,7 @@ func (r *Router) SetEngineUsage(w Worker, share float64, at time.Time) (known bo
 
 // reported gives a worker's report to its pool, where it may let others in who wait.
 func (r *Router) reported(w Worker, take func(*core, time.Time) (known bool)) (known bool) {
+	defer r.tellInferred()
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
 	p := r.owners[w.ID]
@@ -244,6 +276,7 @@ func (r *Router) thresholdsLocked(model string) scorer.Thresholds {
 // if the model is not known or a threshold is out of range, and returns what is
 // then in force.
 func (r *Router) SetThresholds(model string, change func(scorer.Thresholds) scorer.Thresholds) (ModelThresholds, error) {
+	defer r.tellInferred()
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
 	t, known := (*r.names.Load())[model]

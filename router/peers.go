@@ -86,9 +86,10 @@ type Change struct {
 	Expires bool
 }
 
-// tell tells of a change, if anybody wants to know. No pool's lock is held.
+// tell tells of a change, if anybody wants to know. No lock is held.
 func (r *Router) tell(c Change) {
 	if r.conf.Tell != nil {
+		r.tellInferred()
 		r.conf.Tell(c)
 	}
 }
@@ -132,6 +133,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 	}
 	key := peerKey(peer, c.ID)
 	now := r.conf.Now()
+	defer r.tellInferred()
 	// A worker cannot leave, and come back as another one's, meanwhile.
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
@@ -263,6 +265,7 @@ func (r *Router) RemovePeer(peer uint64) {
 		return
 	}
 	now := r.conf.Now()
+	defer r.tellInferred()
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
 	r.flights.endAll(peer)

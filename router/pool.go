@@ -216,7 +216,7 @@ func (p *pool) setWorker(now time.Time, info *WorkerInfo) {
 	p.tell(func(c *core) []*waiter {
 		c.setWorker(info)
 		p.known.begin(c, info)
-		p.mirror(c)
+		p.mirror(c, info.Group)
 		return c.pump(now)
 	})
 }
@@ -230,15 +230,18 @@ func (p *pool) removeWorker(now time.Time, id uint64) {
 	p.purge(ordinals)
 	p.tell(func(c *core) []*waiter {
 		c.removeWorker(id)
-		p.mirror(c)
+		p.mirror(c, "")
 		return c.pump(now)
 	})
 }
 
-func (p *pool) mirror(c *core) {
+// mirror keeps what is read without the lock. Group is that of a worker that came.
+func (p *pool) mirror(c *core, group string) {
 	p.size.Store(int64(c.size()))
 	p.changes.Store(c.changes)
-	p.listGroups(c)
+	if group != "" || p.groups.Load() != nil {
+		p.listGroups(c)
+	}
 }
 
 // purge empties the index for ordinals that are still taken: decisions made

@@ -59,6 +59,11 @@ type Router struct {
 	dumping chan struct{}   // has something in it while a dump is under way
 	dumps   [3]atomic.Int64 // by how they ended: see dumpWhole
 
+	inferredMu sync.Mutex
+	// inferredMu guards the field below: requests whose first token was inferred, and is
+	// not told of yet.
+	inferred []string
+
 	fleet sync.RWMutex
 	// fleet guards the fields below. Who applies an event holds it for reading,
 	// so that a worker's events cannot meet its leaving.
@@ -419,7 +424,7 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 		return ErrFreed
 	}
 	if r.conf.Tell != nil {
-		r.conf.Tell(q.told(&s.decision))
+		r.tell(q.told(&s.decision))
 	}
 	if q.SessionFinal && q.session != 0 && r.conf.TellSession != nil {
 		r.conf.TellSession(SessionBinding{Session: q.Session, Worker: s.decision.Worker, Over: true})
@@ -497,7 +502,9 @@ func (r *Router) Tick() {
 		r.clock.wind()
 	}
 	now := r.conf.Now()
-	for _, id := range r.tick(now) {
+	ended := r.tick(now)
+	r.tellInferred()
+	for _, id := range ended {
 		r.tell(Change{Kind: SlotFreed, ID: id})
 	}
 }
