@@ -71,7 +71,7 @@ func Serve(ctx context.Context, l net.Listener, own Role, handle func(*Conn)) er
 // to is dropped.
 type Publisher struct {
 	// Queue bounds the messages that wait for one subscriber; more are dropped
-	// for it. Default 100,000.
+	// for it, as are those beyond its share of [MaxQueued]. Default 100,000.
 	Queue int
 
 	mu sync.Mutex
@@ -81,31 +81,79 @@ type Publisher struct {
 	joined atomic.Uint64
 }
 
+// MaxQueued bounds the bytes of messages that wait in all of a publisher's queues. Each
+// subscriber has an equal share, so one that does not read takes nothing from the others.
+const MaxQueued = 256 << 20
+
+// messageCost is what a message takes beside its frames.
+const messageCost = 64
+
 type subscriber struct {
 	conn  *Conn
-	queue chan [][]byte
+	wake  chan struct{} // has room for one: the queue has something in it
 	sent  atomic.Uint64 // messages that have left the queue for good
 	taken uint64        // messages that came into it; guarded by the publisher's mu
 
 	mu sync.Mutex
-	// mu guards the field below.
+	// mu guards the fields below.
 	prefixes [][]byte
+	queue    [][][]byte // grows as it is needed
+	bytes    int        // of the queue
+}
+
+func cost(frames [][]byte) int {
+	n := messageCost
+	for _, f := range frames {
+		n += len(f)
+	}
+	return n
+}
+
+// put lets a message wait, if there is room.
+func (s *subscriber) put(frames [][]byte, messages, size int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.queue) >= messages || s.bytes+cost(frames) > size {
+		return false
+	}
+	s.queue, s.bytes = append(s.queue, frames), s.bytes+cost(frames)
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// next takes the first message that waits, nil if none does.
+func (s *subscriber) next() (frames [][]byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.queue) == 0 {
+		s.queue = nil // its memory goes
+		return nil
+	}
+	frames, s.queue[0] = s.queue[0], nil
+	s.queue, s.bytes = s.queue[1:], s.bytes-cost(frames)
+	return frames
 }
 
 // Send publishes a message whose first frame is the topic. It does not wait. The
 // frames are kept and must not change. It returns for how many subscribers it was
 // dropped.
 func (p *Publisher) Send(frames ...[]byte) (dropped int) {
+	messages := p.Queue
+	if messages <= 0 {
+		messages = 100_000
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.subscribers {
 		if !s.wants(frames[0]) {
 			continue
 		}
-		select {
-		case s.queue <- frames:
+		if s.put(frames, messages, MaxQueued/len(p.subscribers)) {
 			s.taken++
-		default:
+		} else {
 			dropped++
 		}
 	}
@@ -152,8 +200,11 @@ func (s *subscriber) wants(topic []byte) bool {
 	return slices.ContainsFunc(s.list(), func(prefix []byte) bool { return bytes.HasPrefix(topic, prefix) })
 }
 
-// maxPrefixes bounds the subscriptions of a connection.
-const maxPrefixes = 1024
+// Bounds of the subscriptions of a connection. A longer prefix is of no topic of ours.
+const (
+	maxPrefixes = 1024
+	maxPrefix   = 1024
+)
 
 // change takes a message from the subscriber, and reports whether it subscribes.
 func (s *subscriber) change(frames [][]byte) (joins bool) {
@@ -165,8 +216,8 @@ func (s *subscriber) change(frames [][]byte) (joins bool) {
 	prefix := frames[0][1:]
 	// The list is replaced, never changed: it is read without the lock.
 	switch {
-	case frames[0][0] == 1 && len(s.prefixes) < maxPrefixes:
-		s.prefixes = append(slices.Clone(s.prefixes), prefix)
+	case frames[0][0] == 1 && len(s.prefixes) < maxPrefixes && len(prefix) <= maxPrefix:
+		s.prefixes = append(slices.Clone(s.prefixes), bytes.Clone(prefix)) // what was read may be longer
 		return true
 	case frames[0][0] == 0:
 		if i := slices.IndexFunc(s.prefixes, func(p []byte) bool { return bytes.Equal(p, prefix) }); i >= 0 {
@@ -201,11 +252,7 @@ func (p *Publisher) Connect(ctx context.Context, e Endpoint) error {
 
 // Follow serves one subscriber until its connection ends.
 func (p *Publisher) Follow(c *Conn) {
-	queue := p.Queue
-	if queue <= 0 {
-		queue = 100_000
-	}
-	s := &subscriber{conn: c, queue: make(chan [][]byte, queue)}
+	s := &subscriber{conn: c, wake: make(chan struct{}, 1)}
 	p.mu.Lock()
 	p.subscribers = append(p.subscribers, s)
 	p.mu.Unlock()
@@ -219,7 +266,9 @@ func (p *Publisher) Follow(c *Conn) {
 			select {
 			case <-gone:
 				return
-			case frames := <-s.queue:
+			case <-s.wake:
+			}
+			for frames := s.next(); frames != nil; frames = s.next() {
 				if err := c.Write(frames...); err != nil {
 					_ = c.Close() // the reader then ends as well
 					return

@@ -63,6 +63,8 @@ const (
 	// MaxMessage bounds the bytes of a message. A batch of an engine has some
 	// kilobytes; replays come batch by batch.
 	MaxMessage = 64 << 20
+	// maxRequest bounds what PUB and ROUTER sockets are sent: subscriptions and queries.
+	maxRequest = 1 << 20
 	maxFrames  = 64
 	maxCommand = 64 << 10
 	// handshakeTime is how long a peer may take for its part of the handshake.
@@ -82,8 +84,9 @@ const (
 
 // Conn is a connection to a peer of a fitting role.
 type Conn struct {
-	nc net.Conn
-	r  *bufio.Reader
+	nc   net.Conn
+	r    *bufio.Reader
+	most uint64 // bytes of a message that is read
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -93,7 +96,10 @@ type Conn struct {
 // NewConn shakes hands over nc. After an error nc is closed; otherwise it is the
 // connection's.
 func NewConn(nc net.Conn, own Role) (*Conn, error) {
-	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, 64<<10), w: bufio.NewWriterSize(nc, 16<<10)}
+	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, 64<<10), w: bufio.NewWriterSize(nc, 16<<10), most: MaxMessage}
+	if own == Pub || own == Router {
+		c.most = maxRequest
+	}
 	if err := c.shakeHands(own); err != nil {
 		_ = nc.Close() // the other error is the one to tell
 		return nil, fmt.Errorf("zmtp: shake hands with %s: %w", nc.RemoteAddr(), err)
@@ -237,7 +243,7 @@ func (c *Conn) body(dst []byte, size uint64) ([]byte, error) {
 // the prefix of the topics.
 func (c *Conn) Read() ([][]byte, error) {
 	var frames [][]byte
-	room := uint64(MaxMessage)
+	room := c.most
 	for {
 		flags, size, err := c.header()
 		if err != nil {
@@ -260,7 +266,7 @@ func (c *Conn) Read() ([][]byte, error) {
 			continue
 		}
 		if size > room || len(frames) >= maxFrames {
-			return nil, fmt.Errorf("zmtp: read: %w: a message of more than %d bytes or %d frames", ErrProtocol, MaxMessage, maxFrames)
+			return nil, fmt.Errorf("zmtp: read: %w: a message of more than %d bytes or %d frames", ErrProtocol, c.most, maxFrames)
 		}
 		room -= size
 		frame, err := c.body(make([]byte, 0, min(size, 64<<10)), size)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -194,6 +195,46 @@ func TestASlowSubscriberLosesMessages(t *testing.T) {
 	}
 }
 
+// Connections cost little until they subscribe, and what waits for all of them together
+// is bounded by its bytes.
+func TestManySubscribersTakeLittle(t *testing.T) {
+	var p zmtp.Publisher
+	e := serve(t, "tcp://127.0.0.1:0", p.Serve)
+	memory := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := memory()
+	var conns []*zmtp.Conn
+	for range 200 {
+		conns = append(conns, dial(t, e, zmtp.Sub))
+	}
+	if took := memory() - before; took > 100<<20 {
+		t.Errorf("200 connections without a subscription take %d MiB", took>>20)
+	}
+	for _, c := range conns {
+		if err := c.Subscribe(""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, func() bool { return p.Subscribers() == len(conns) })
+	body := make([]byte, 1<<20)
+	kept := 0
+	for range 64 { // nobody reads
+		kept += len(conns) - p.Send(body)
+	}
+	// One of each is being written, with what the kernel takes.
+	if most := zmtp.MaxQueued>>20 + len(conns)*16; kept > most {
+		t.Errorf("%d MiB are kept, want at most %d", kept, most)
+	}
+	one := []byte{1}
+	if long := append(one, make([]byte, 1<<21)...); conns[0].Write(long) == nil {
+		eventually(t, func() bool { return p.Subscribers() < len(conns) }) // it is refused, whole
+	}
+}
+
 // What libzmq 4.3 says as a subscriber and as a publisher, recorded.
 const (
 	libzmqGreeting = "ff00000000000000017f0301" + "4e554c4c00000000000000000000000000000000" + "00" + "00000000000000000000000000000000000000000000000000000000000000"
@@ -280,19 +321,21 @@ func TestBadPeers(t *testing.T) {
 	}
 	ready := unhex(t, libzmqReadyPub)
 	for name, said := range map[string][]byte{
-		"nothing":               {},
-		"HTTP":                  []byte("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + strings.Repeat("x", 64)),
-		"an old version":        with(10, 1),
-		"another mechanism":     with(12, 'P'),
-		"no READY":              append(bytes.Clone(greeting), 0, 1, 'x'),
-		"a READY cut short":     append(bytes.Clone(greeting), unhex(t, "040d0552454144590b536f636b6574")...),
-		"a value cut short":     append(bytes.Clone(greeting), unhex(t, "04170552454144590b536f636b65742d54797065ffffffff50")...),
-		"a wrong role":          append(bytes.Clone(greeting), unhex(t, libzmqReadySub)...),
-		"a refusal":             append(bytes.Clone(greeting), unhex(t, "0409054552524f52026e6f")...),
-		"a long command":        append(append(bytes.Clone(greeting), ready...), unhex(t, "060000000000100000")...),
-		"a nameless command":    append(append(bytes.Clone(greeting), ready...), unhex(t, "0402ff00")...),
-		"flags of nobody":       append(append(bytes.Clone(greeting), ready...), unhex(t, "4001ff")...),
-		"a message too long":    append(append(bytes.Clone(greeting), ready...), unhex(t, "027fffffffffffffff")...),
+		"nothing":            {},
+		"HTTP":               []byte("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + strings.Repeat("x", 64)),
+		"an old version":     with(10, 1),
+		"another mechanism":  with(12, 'P'),
+		"no READY":           append(bytes.Clone(greeting), 0, 1, 'x'),
+		"a READY cut short":  append(bytes.Clone(greeting), unhex(t, "040d0552454144590b536f636b6574")...),
+		"a value cut short":  append(bytes.Clone(greeting), unhex(t, "04170552454144590b536f636b65742d54797065ffffffff50")...),
+		"a wrong role":       append(bytes.Clone(greeting), unhex(t, libzmqReadySub)...),
+		"a refusal":          append(bytes.Clone(greeting), unhex(t, "0409054552524f52026e6f")...),
+		"a long command":     append(append(bytes.Clone(greeting), ready...), unhex(t, "060000000000100000")...),
+		"a nameless command": append(append(bytes.Clone(greeting), ready...), unhex(t, "0402ff00")...),
+		"flags of nobody":    append(append(bytes.Clone(greeting), ready...), unhex(t, "4001ff")...),
+		"a message too long": append(append(bytes.Clone(greeting), ready...), unhex(t, "027fffffffffffffff")...),
+		// Two frames, each of which alone would do.
+		"frames too long":       append(append(bytes.Clone(greeting), ready...), unhex(t, "010178"+"020000000004000000")...),
 		"too many frames":       append(append(bytes.Clone(greeting), ready...), bytes.Repeat([]byte{1, 0}, 65)...),
 		"a short PING":          append(append(bytes.Clone(greeting), ready...), unhex(t, "04060450494e4700")...),
 		"a message without end": append(append(bytes.Clone(greeting), ready...), unhex(t, "0102")...),
