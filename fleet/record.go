@@ -39,6 +39,10 @@ type Record struct {
 	MaxBatchedTokens int    `json:"max_num_batched_tokens,omitempty"`
 	Reorders         bool   `json:"reorders,omitempty"` // prompts are not computed in the order of their arrival
 
+	// PrefillTPS is how many prompt tokens it computes a second, for estimates; 0 = unknown.
+	PrefillTPS float64 `json:"prefill_tps,omitempty"`
+	GPUType    string  `json:"gpu_type,omitempty"` // for people, such as "H100"
+
 	// Taints are words that requests may require or prefer; Device is "cpu" for a
 	// worker that computes on CPUs.
 	Taints []string `json:"taints,omitempty"`
@@ -251,6 +255,7 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		Models: r.Models, LoRA: r.LoRA, Role: r.Role,
 		BlockSize: r.BlockSize, DPStart: r.DPStart, DPSize: max(1, r.DPSize),
 		TotalKVBlocks: r.TotalKVBlocks, MaxNumSeqs: r.MaxNumSeqs, MaxBatchedTokens: r.MaxBatchedTokens, Reorders: r.Reorders,
+		PrefillThroughput: r.PrefillTPS, GPUType: clip(r.GPUType),
 		Taints: r.Taints, CPU: strings.EqualFold(r.Device, "cpu"),
 		ModelCard: clip(r.ModelCard),
 		KVEvents:  clip(r.KVEvents),
@@ -279,6 +284,8 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		return wrong("block_size", r.BlockSize, "0 or more tokens")
 	case r.TotalKVBlocks < 0 || r.MaxNumSeqs < 0 || r.MaxBatchedTokens < 0:
 		return wrong("total_kv_blocks, max_num_seqs or max_num_batched_tokens", min(r.TotalKVBlocks, r.MaxNumSeqs, r.MaxBatchedTokens), "0 or more")
+	case !(r.PrefillTPS >= 0 && r.PrefillTPS <= 1e9):
+		return wrong("prefill_tps", r.PrefillTPS, "0 to 1e9 prompt tokens a second")
 	case r.Events.Transport == "zmq" && r.Events.LocalIndexer && (r.BlockSize == 0 || r.Events.Endpoint == "" || r.Events.Replay == "" || r.Events.Bind):
 		return wrong("events.local_indexer", "true", "with zmq block_size, events.endpoint and events.replay beside it, and no bind")
 	case r.DPSize > maxRanks:

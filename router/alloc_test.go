@@ -7,6 +7,7 @@ package router_test
 import (
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/router"
 )
@@ -22,6 +23,9 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 		"outputs":  {EstimateOutput: true},
 	} {
 		d := newDecider(t, conf)
+		for id := range uint64(4) { // with foreign load
+			d.router.SetEngineRequests(router.Worker{ID: id + 1}, 500, 500, time.Now().Add(time.Hour))
+		}
 		ids := make([]string, 64)
 		for i := range ids {
 			ids[i] = strconv.Itoa(i)

@@ -39,8 +39,9 @@ type seen struct {
 	worker   Worker
 	info     *WorkerInfo // replaced, never changed
 	excluded Exclusion
-	input    int           // its place in inputs
-	reported int           // blocks in use by the engine's own report
+	input    int // its place in inputs
+	reported int // blocks in use by the engine's own report
+	foreign  Foreign
 	age      time.Duration // of a group's summary
 	probed   bool
 }
@@ -63,6 +64,9 @@ func (c *considered) list(d *Decision) []Candidate {
 			ActiveBlocks: in.ActiveBlocks, AdditionalBlocks: in.AdditionalBlocks, ReportedBlocks: w.reported,
 			KVUse: in.KVUse, TotalBlocks: w.info.TotalKVBlocks, MaxRequests: in.MaxRequests, MaxBatchedTokens: in.MaxBatchedTokens,
 			CPU: in.CPU, DecodeOnly: in.DecodeOnly, TaintWeight: in.TaintWeight, Excluded: w.excluded,
+		}
+		if f := w.foreign; f != (Foreign{}) {
+			to.Foreign = &f
 		}
 		if to.Group = w.info.Group; to.Group != "" {
 			to.Members, to.SummaryAge, to.Probed = in.Members, w.age, w.probed

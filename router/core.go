@@ -3,7 +3,6 @@
 package router
 
 import (
-	"math"
 	"slices"
 	"time"
 
@@ -52,9 +51,10 @@ type core struct {
 	expired  uint64 // slots that nobody owned and nobody freed
 	skipped  uint64 // thresholds that could not be looked at
 
-	ended uint64        // requests that ended
-	stay  time.Duration // for which requests hold their slots, newer ones counting more; 0 = unknown
-	grown time.Time     // when outputs were estimated the last time
+	typical typical       // request of this router
+	ended   uint64        // requests that ended
+	stay    time.Duration // for which requests hold their slots, newer ones counting more; 0 = unknown
+	grown   time.Time     // when outputs were estimated the last time
 	// looked is when it was looked for prefills that are due the last time.
 	looked time.Time
 	asked  Worker // for token ids the last time
@@ -73,9 +73,7 @@ type entry struct {
 	cold   uint64 // number of the last request sent here that no worker knew
 	avoid  avoidance
 
-	// The engine's own report of its blocks in use.
-	usedBlocks int
-	usedAt     time.Time
+	report engineReport
 
 	group *group // what a router group said last; nil of workers, and before
 }
@@ -117,7 +115,7 @@ func (c *core) setWorker(info *WorkerInfo) {
 	for _, ord := range c.ordinals(info.ID) {
 		if e := &c.entries[ord]; info.hasRank(e.worker.DPRank) {
 			if e.info.StartedMS != info.StartedMS {
-				e.avoid = avoidance{} // it is another process
+				e.avoid, e.report = avoidance{}, engineReport{} // it is another process
 			}
 			e.info = info
 			c.slots.SetReorders(ord, info.Reorders)
@@ -207,35 +205,6 @@ func (c *core) names(yield func(name, lora string)) {
 			yield(l, l)
 		}
 	}
-}
-
-// report notes how many blocks an engine says to use. A report from the future is
-// one of now: a clock that runs ahead must not keep a worker busy for ever.
-func (c *core) report(now time.Time, w Worker, usedBlocks int, at time.Time) (known bool) {
-	ord, known := c.find(w)
-	if !known {
-		return false
-	}
-	if at.After(now) {
-		at = now
-	}
-	if e := &c.entries[ord]; !at.Before(e.usedAt) {
-		e.usedBlocks, e.usedAt = max(0, usedBlocks), at
-	}
-	return true
-}
-
-// reportUsage is report for a share of the worker's cache.
-func (c *core) reportUsage(now time.Time, w Worker, share float64, at time.Time) (known bool) {
-	ord, known := c.find(w)
-	if !known {
-		return false
-	}
-	info := c.entries[ord].info
-	if _, own := info.RankAddresses[w.DPRank]; info.TotalKVBlocks == 0 || info.DPSize > 1 && !own {
-		return false
-	}
-	return c.report(now, w, int(math.Round(share*float64(info.TotalKVBlocks))), at)
 }
 
 // growEvery is how old estimates of outputs may be: a fast engine fills a block in

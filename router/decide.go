@@ -3,6 +3,7 @@
 package router
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -127,7 +128,7 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 	d.CachedTokens = in.OverlapBlocks * c.blockSize
 	// The engine computes the last token of a prompt even if it holds them all.
 	d.PrefillTokens = max(min(1, q.tokens), q.tokens-d.CachedTokens)
-	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.conf.PrefillThroughput)
+	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.throughput(e))
 	d.EstimatedTTFT = settings.ModelTTFT(&c.request, in)
 	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
 	d.Engine, d.NameRank, d.Group = e.info.Engine, e.info.wantsRank(e.worker.DPRank), e.info.Group
@@ -147,6 +148,9 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 		}
 		c.turn++
 		e.routed++
+		if q.tokens > 0 {
+			c.typical.note(q.tokens, d.PrefillTokens)
+		}
 		q.ordinal, q.generation = ord, e.since
 		q.untold = c.unknown(e)
 		if in.OverlapBlocks == 0 && !c.anyOverlap() {
@@ -386,22 +390,35 @@ func (c *core) load(now time.Time, ord int, in *scorer.Input) {
 		c.groupLoad(now, ord, in)
 		return
 	}
+	f := c.foreign(now, e, c.request.PromptTokens)
+	in.PendTokens += f.Tokens
+	in.ActiveRequests += f.Requests
+	in.WaitingRequests += f.Waiting
+	in.ActiveBlocks += f.Blocks
+	in.DecodeTokens += f.Blocks * c.blockSize
 	if info.TotalKVBlocks > 0 {
-		in.KVUse = min(1, float64(max(load.Blocks, e.reported(now)))/float64(info.TotalKVBlocks))
+		in.KVUse = min(1, float64(max(in.ActiveBlocks, e.reported(now)))/float64(info.TotalKVBlocks))
+	} else if fresh(now, e.report.usedAt) {
+		in.KVUse = min(1, e.report.usage)
 	}
 }
 
-// reportLife is how long an engine's own report of its blocks counts. An engine that
-// stops reporting must not stay busy for ever.
+// reportLife is how long an engine's own report counts. An engine that stops reporting
+// must not stay busy for ever.
 const reportLife = 10 * time.Second
 
 // reported returns the blocks in use by the engine's own report, 0 if that is too
 // old.
 func (e *entry) reported(now time.Time) int {
-	if e.usedAt.IsZero() || now.Sub(e.usedAt) > reportLife {
+	if !fresh(now, e.report.usedAt) {
 		return 0
 	}
-	return e.usedBlocks
+	return e.report.usedBlocks
+}
+
+// throughput returns how many prompt tokens a worker computes a second.
+func (c *core) throughput(e *entry) float64 {
+	return cmp.Or(e.info.PrefillThroughput, c.conf.PrefillThroughput)
 }
 
 // leaveOutBusy takes the candidates out that are above a threshold. That none are
@@ -573,6 +590,6 @@ func (c *core) explain(now time.Time, q *question) {
 			c.inputs = append(c.inputs, scorer.Input{})
 			c.load(now, ord, &c.inputs[at])
 		}
-		c.workers = append(c.workers, seen{e.worker, e.info, c.verdicts[i], at, e.reported(now), e.group.age(now), c.verdicts[i] == "" && q.heard(e) != nil})
+		c.workers = append(c.workers, seen{e.worker, e.info, c.verdicts[i], at, e.reported(now), c.foreign(now, e, c.request.PromptTokens), e.group.age(now), c.verdicts[i] == "" && q.heard(e) != nil})
 	}
 }

@@ -89,6 +89,8 @@ func (i *WorkerInfo) Check() error {
 		return bad("BlockSize", i.BlockSize, fmt.Sprintf("0 to %d", maxBlockSize))
 	case i.DPSize > maxRanks || i.DPStart > math.MaxUint32-maxRanks:
 		return bad("ranks", fmt.Sprintf("%d+%d", i.DPStart, i.DPSize), fmt.Sprintf("at most %d", maxRanks))
+	case !(i.PrefillThroughput >= 0) || math.IsInf(i.PrefillThroughput, 0):
+		return bad("PrefillThroughput", i.PrefillThroughput, "a finite number, 0 or more")
 	case i.TotalKVBlocks < 0 || i.MaxNumSeqs < 0 || i.MaxBatchedTokens < 0:
 		return bad("TotalKVBlocks, MaxNumSeqs or MaxBatchedTokens", min(i.TotalKVBlocks, i.MaxNumSeqs, i.MaxBatchedTokens), "0 or more")
 	case len(i.Taints) > maxTaints:
@@ -213,22 +215,43 @@ func (r *Router) removeWorkerLocked(id uint64) {
 	r.renameLocked()
 }
 
-// SetEngineLoad notes how many blocks of its cache a worker says to use, and when
-// that was. It makes the worker busy, if it does, for 10 s. It returns false if
-// the worker is not known.
+// SetEngineLoad takes how many blocks of its cache a worker reports to use, measured at
+// a time. The report counts for 10 s: for thresholds, and in costs as far as it is
+// [Foreign]. It returns false if the worker is not known.
 func (r *Router) SetEngineLoad(w Worker, usedBlocks int, at time.Time) (known bool) {
-	return r.reported(w, func(c *core, now time.Time) bool { return c.report(now, w, usedBlocks, at) })
+	return r.reported(w, func(c *core, now time.Time, ord int) bool {
+		c.reportCache(now, ord, usedBlocks, 0, at)
+		return true
+	})
 }
 
 // SetEngineUsage is [Router.SetEngineLoad] for the share of its cache that a worker
-// says to use, 0 to 1, at its address. It returns false, too, if the worker's capacity
-// is not known, or if several of its ranks have that address: it may be anyone's then.
+// reports to use, 0 to 1, at its address. Where the worker's capacity is unknown only
+// the cost weighted counts the share. SetEngineUsage returns false, too, if several ranks
+// of the worker have that address: the share may be that of any rank.
 func (r *Router) SetEngineUsage(w Worker, share float64, at time.Time) (known bool) {
-	return r.reported(w, func(c *core, now time.Time) bool { return c.reportUsage(now, w, share, at) })
+	return r.reported(w, func(c *core, now time.Time, ord int) bool {
+		info := c.entries[ord].info
+		if _, own := info.RankAddresses[w.DPRank]; info.DPSize > 1 && !own {
+			return false
+		}
+		c.reportCache(now, ord, int(math.Round(share*float64(info.TotalKVBlocks))), share, at)
+		return true
+	})
 }
 
-// reported gives a worker's report to its pool, where it may let others in who wait.
-func (r *Router) reported(w Worker, take func(*core, time.Time) (known bool)) (known bool) {
+// SetEngineRequests takes how many requests a worker reports to compute and to have in
+// its queue, measured at a time. What is [Foreign] of them counts in costs for 10 s. It
+// returns false if the worker is not known.
+func (r *Router) SetEngineRequests(w Worker, running, waiting int, at time.Time) (known bool) {
+	return r.reported(w, func(c *core, now time.Time, ord int) bool {
+		c.reportRequests(now, ord, running, waiting, at)
+		return true
+	})
+}
+
+// reported gives a worker's report to its pool. The report may admit requests that wait.
+func (r *Router) reported(w Worker, take func(c *core, now time.Time, ord int) (counts bool)) (counts bool) {
 	defer r.tellInferred()
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
@@ -238,12 +261,13 @@ func (r *Router) reported(w Worker, take func(*core, time.Time) (known bool)) (k
 	}
 	now := r.conf.Now()
 	p.tell(func(c *core) []*waiter {
-		if known = take(c, now); !known {
+		ord, known := c.find(w)
+		if counts = known && take(c, now, ord); !counts {
 			return nil
 		}
 		return c.pump(now)
 	})
-	return known
+	return counts
 }
 
 // ModelThresholds are the thresholds of one base model.

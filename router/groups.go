@@ -296,7 +296,10 @@ func (c *core) summarize(now time.Time) Summary {
 		if h == Degraded {
 			rank = 1
 		}
-		load := c.slots.Load(ord)
+		load, f := c.slots.Load(ord), c.foreign(now, e, 0)
+		load.PendTokens += f.Tokens
+		load.Requests += f.Requests
+		load.Blocks += f.Blocks
 		add := func(to *Summary) {
 			to.Healthy++
 			to.PendTokens += load.PendTokens

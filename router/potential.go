@@ -84,7 +84,7 @@ func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad)
 			PotentialDecodeBlocks:  l.DecodeBlocks,
 			ActiveRequests:         l.Requests,
 			OverlapBlocks:          in.OverlapBlocks,
-			CoarseTTFT:             scorer.CoarseTTFT(settings.UncachedTokens(&c.request, in), in.ActiveRequests, c.conf.PrefillThroughput),
+			CoarseTTFT:             scorer.CoarseTTFT(settings.UncachedTokens(&c.request, in), in.ActiveRequests, c.throughput(&c.entries[ord])),
 			EstimatedTTFT:          settings.ModelTTFT(&c.request, in),
 		})
 	}

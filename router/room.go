@@ -67,10 +67,11 @@ func (c *core) roomIn(now time.Time, q *question) time.Duration {
 // roomOn is roomIn for one worker: its prefill goes by the model of the engine, and
 // its blocks evenly in the time that a request stays.
 func (c *core) roomOn(now time.Time, ord int) time.Duration {
-	info, load := c.entries[ord].info, c.slots.Load(ord)
+	e, load := &c.entries[ord], c.slots.Load(ord)
+	info, f := e.info, c.foreign(now, e, 0)
 	var wait time.Duration
 	drain := func(limit float64) {
-		if over := float64(load.PendTokens) - limit; over > 0 {
+		if over := float64(load.PendTokens+f.Tokens) - limit; over > 0 {
 			ms := c.settings.Engine.PrefillTime(over)
 			wait = max(wait, time.Duration(min(ms, float64(maxRetry.Milliseconds()))*float64(time.Millisecond)))
 		}
@@ -87,7 +88,7 @@ func (c *core) roomOn(now time.Time, ord int) time.Duration {
 		}
 	}
 	if t := c.thresholds.ActiveBlocks; t != nil && info.TotalKVBlocks > 0 {
-		used := float64(max(load.Blocks, c.entries[ord].reported(now)))
+		used := float64(max(load.Blocks+f.Blocks, e.reported(now)))
 		if over := used - *t*float64(info.TotalKVBlocks); over > 0 {
 			stay := c.stay
 			if stay == 0 {

@@ -35,10 +35,17 @@ type WorkerState struct {
 	ActiveRequests int            `json:"active_requests"` // slots
 	ActiveBlocks   int            `json:"active_blocks"`
 	PendTokens     int            `json:"pend_tokens"`
-	EngineBlocks   int            `json:"engine_blocks,omitempty"` // in use, as it said itself within the last 10 s
-	Routed         uint64         `json:"routed"`                  // requests sent there so far
-	PrefillRate    float64        `json:"prefill_rate,omitempty"`  // prompt tokens a second, as seen
-	Reorders       bool           `json:"reorders,omitempty"`      // computes prompts in an order of its own, as said or seen
+	EngineBlocks   int            `json:"engine_blocks,omitempty"`  // in use, as it said itself within the last 10 s
+	EngineRunning  int            `json:"engine_running,omitempty"` // requests, in the same way
+	EngineWaiting  int            `json:"engine_waiting,omitempty"`
+	EngineKVUse    float64        `json:"engine_kv_use,omitempty"` // share of its cache, in the same way
+	Foreign        *Foreign       `json:"foreign,omitempty"`       // load by these reports that kvroute did not send; the fields above are without it
+	MaxNumSeqs     int            `json:"max_num_seqs,omitempty"`
+	GPUType        string         `json:"gpu_type,omitempty"`
+	PrefillTPS     float64        `json:"prefill_tps,omitempty"`  // prompt tokens a second, as registered
+	Routed         uint64         `json:"routed"`                 // requests sent there so far
+	PrefillRate    float64        `json:"prefill_rate,omitempty"` // prompt tokens a second, as seen
+	Reorders       bool           `json:"reorders,omitempty"`     // computes prompts in an order of its own, as said or seen
 	Summary        *SummaryState  `json:"summary,omitempty"`
 }
 
@@ -103,8 +110,23 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			ActiveRequests: load.Requests,
 			ActiveBlocks:   load.Blocks,
 			PendTokens:     load.PendTokens,
-			EngineBlocks:   e.reported(p.core.conf.Now()),
+			EngineBlocks:   e.reported(now),
+			MaxNumSeqs:     e.info.MaxNumSeqs,
+			GPUType:        e.info.GPUType,
+			PrefillTPS:     e.info.PrefillThroughput,
 			Routed:         e.routed,
+		}
+		if f := p.core.foreign(now, e, 0); f != (Foreign{}) {
+			s.Foreign = &f
+		}
+		if fresh(now, e.report.requestsAt) {
+			s.EngineRunning, s.EngineWaiting = e.report.running, e.report.waiting
+		}
+		if fresh(now, e.report.usedAt) {
+			s.EngineKVUse = e.report.usage
+			if e.info.TotalKVBlocks > 0 {
+				s.EngineKVUse = min(1, float64(s.EngineBlocks)/float64(e.info.TotalKVBlocks))
+			}
 		}
 		s.PrefillRate, s.Reorders = p.core.slots.PrefillRate(ord)
 		switch {

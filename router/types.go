@@ -90,6 +90,9 @@ type WorkerInfo struct {
 	MaxNumSeqs       int // 0 = unknown
 	MaxBatchedTokens int // 0 = unknown
 
+	GPUType           string  // for people, such as "H100"
+	PrefillThroughput float64 // prompt tokens computed a second; 0 = [Config.PrefillThroughput]
+
 	// NoEvents says that it does not tell what it caches; so does no BlockSize.
 	// The router guesses from the requests that it sends there.
 	NoEvents bool
@@ -431,6 +434,9 @@ type Candidate struct {
 	AdditionalBlocks int     `json:"additional_blocks"`         // blocks that this request would add
 	ReportedBlocks   int     `json:"reported_blocks,omitempty"` // in use by the engine's own report of the last 10 s
 	KVUse            float64 `json:"kv_use"`                    // the larger of the two, as a share of its blocks
+	// Foreign is the part of the load above that the engine reported and that nobody here
+	// sent; nil if there is none.
+	Foreign *Foreign `json:"foreign,omitempty"`
 
 	// What it is; 0 = unknown.
 	TotalBlocks      int  `json:"total_blocks,omitempty"`

@@ -24,8 +24,9 @@ const (
 	// PredictedTTFT is the time to the first token in ms by a model of the
 	// engine, with the harm to others as in Tokens; see [Engine].
 	PredictedTTFT Policy = "predicted_ttft"
-	// Weighted is minus the score .6 · cached share − .3 · requests − .1 · KV
-	// use. The first of equals wins.
+	// Weighted is minus the score WeightedOverlap · cached share − WeightedRequests ·
+	// requests / what the engine computes at a time − WeightedKVUse · KV use. The first
+	// of equal candidates wins.
 	Weighted Policy = "weighted"
 )
 
@@ -215,7 +216,11 @@ func predictedTTFT(s *Settings, r *Request, in *Input) float64 {
 }
 
 func weighted(s *Settings, r *Request, in *Input) float64 {
-	return -(.6*r.share(in) - .3*in.mean(in.ActiveRequests)/s.MaxBatch - .1*in.KVUse)
+	batch := s.MaxBatch
+	if in.MaxRequests > 0 {
+		batch = float64(in.MaxRequests)
+	}
+	return -(s.WeightedOverlap*r.share(in) - s.WeightedRequests*in.mean(in.ActiveRequests)/batch - s.WeightedKVUse*in.KVUse)
 }
 
 // Engine is a model of an engine: how long one of its steps takes, in ms.

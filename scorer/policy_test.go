@@ -525,7 +525,12 @@ func TestEverySettingMatters(t *testing.T) {
 			"kv token":  func(s *scorer.Settings) *float64 { return &s.Engine.KVToken },
 			"chunk":     func(s *scorer.Settings) *float64 { return &s.Engine.Chunk },
 		}},
-		{scorer.Weighted, map[string]func(*scorer.Settings) *float64{"batch": func(s *scorer.Settings) *float64 { return &s.MaxBatch }}},
+		{scorer.Weighted, map[string]func(*scorer.Settings) *float64{
+			"batch":    func(s *scorer.Settings) *float64 { return &s.MaxBatch },
+			"overlap":  func(s *scorer.Settings) *float64 { return &s.WeightedOverlap },
+			"requests": func(s *scorer.Settings) *float64 { return &s.WeightedRequests },
+			"kv use":   func(s *scorer.Settings) *float64 { return &s.WeightedKVUse },
+		}},
 	} {
 		for name, field := range c.fields {
 			s := with(func(s *scorer.Settings) { s.Policy = c.policy })

@@ -246,6 +246,7 @@ func (s *Slots) infer(n int32, by string, at time.Duration) {
 // start takes a slot out of the waiting ones.
 func (s *Slots) start(n int32, at time.Duration) {
 	t := &s.slots[n]
+	s.note(int(t.worker))
 	s.unqueue(n)
 	t.started, t.first, t.grown = true, at, at
 	w := &s.workers[t.worker]

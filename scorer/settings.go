@@ -36,7 +36,12 @@ type Settings struct {
 	Attention float64 `json:"attention"`
 
 	Engine   Engine  `json:"engine"`    // PredictedTTFT, and estimates
-	MaxBatch float64 `json:"max_batch"` // Weighted: requests that fill a worker
+	MaxBatch float64 `json:"max_batch"` // Weighted: requests that fill a worker that does not say
+
+	// Weighted: what the whole prompt cached, a full batch and a full cache count.
+	WeightedOverlap  float64 `json:"weighted_overlap"`
+	WeightedRequests float64 `json:"weighted_requests"`
+	WeightedKVUse    float64 `json:"weighted_kv_use"`
 
 	// How requests are booked; see [Booking].
 	AssumeKVReuse bool `json:"assume_kv_reuse"`
@@ -51,6 +56,7 @@ func Defaults() Settings {
 		OverlapCredit: 1, PrefillScale: 1,
 		HostWeight: .75, DiskWeight: .25,
 		Alpha: .1, Engine: Dense32B(), MaxBatch: 256,
+		WeightedOverlap: .6, WeightedRequests: .3, WeightedKVUse: .1,
 		AssumeKVReuse: true, TrackPrefill: true,
 	}
 }
@@ -112,6 +118,9 @@ func (s *Settings) Validate() error {
 		{"engine.kv_token", s.Engine.KVToken, false},
 		{"engine.chunk", s.Engine.Chunk, true},
 		{"max_batch", s.MaxBatch, true},
+		{"weighted_overlap", s.WeightedOverlap, false},
+		{"weighted_requests", s.WeightedRequests, false},
+		{"weighted_kv_use", s.WeightedKVUse, false},
 	} {
 		if err := check(c.name, c.value, c.above); err != nil {
 			return err
@@ -139,6 +148,8 @@ func (s *Settings) UsesOverlap() bool {
 		return s.OverlapWeight > 0
 	case DynamoNewer:
 		return s.OverlapCredit > 0
+	case Weighted:
+		return s.WeightedOverlap > 0
 	default:
 		return true
 	}

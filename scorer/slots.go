@@ -35,6 +35,7 @@ type Slots struct {
 	workers []account
 	rates   []float64 // by worker: output tokens a second of a request, as told; 0 = nobody has
 	paces   []pace    // by worker
+	peaks   []peak    // by worker
 	tree    prefixTree
 	later   []unreported  // by worker
 	latest  time.Duration // that was told of
@@ -351,6 +352,7 @@ func (s *Slots) drop(n int32) {
 	t := &s.slots[n]
 	w := &s.workers[t.worker]
 	delete(s.ids, t.id)
+	s.note(int(t.worker))
 	s.unlink(n)
 	if t.reports {
 		was := load{requests: 1}
@@ -409,6 +411,9 @@ func (s *Slots) RemoveWorker(worker int) {
 	}
 	if worker >= 0 && worker < len(s.later) {
 		s.later[worker] = unreported{}
+	}
+	if worker >= 0 && worker < len(s.peaks) {
+		s.peaks[worker] = peak{since: s.latest}
 	}
 }
 

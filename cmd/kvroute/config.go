@@ -132,6 +132,11 @@ type config struct {
 	// blocks on the device, for all costs but dynamo and weighted. Absent: 0.75, 0.25.
 	HostCacheHitWeight *float64 `yaml:"router-host-cache-hit-weight"`
 	DiskCacheHitWeight *float64 `yaml:"router-disk-cache-hit-weight"`
+	// The weights of the cost weighted: of the cached share of the prompt, of requests as
+	// a share of max_num_seqs, and of the used share of the cache. Absent: 0.6, 0.3, 0.1.
+	WeightedOverlap  *float64 `yaml:"weighted-overlap"`
+	WeightedRequests *float64 `yaml:"weighted-requests"`
+	WeightedKVUse    *float64 `yaml:"weighted-kv-use"`
 	// EnginePreset is the engine that times are estimated by: 32b, 8b or 70b.
 	EnginePreset string `yaml:"engine-preset"`
 	// DeviceRatio is how many CPU workers do the work of another one, in mode

@@ -173,8 +173,18 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 		return err
 	}
 	if _, err := fmt.Fprintln(out, "cached, host, disk: blocks of the prompt; active, adds: blocks of requests; pending, decoding: tokens;\n"+
-		"places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas."); err != nil || !groups {
+		"places: requests that the engine computes at a time, 0 if unknown. docs/routing.md has the formulas."); err != nil {
 		return err
+	}
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		if f := c.Foreign; f != nil {
+			fmt.Fprintf(out, "Foreign load on %s, included above (reported by the engine, not sent by kvroute): %d requests, %d of them waiting with about %d tokens, %d blocks.\n",
+				nameOf(c.Worker, c.WorkerName), f.Requests, f.Waiting, f.Tokens, f.Blocks)
+		}
+	}
+	if !groups {
+		return nil
 	}
 	_, err := fmt.Fprintln(out, "Router groups: the load is the sum over the members and what was sent since the summary; costs have the mean.\n"+
 		"Asked: load and overlap are those of the worker that the group would choose.")
@@ -232,6 +242,9 @@ func settingsOf(s *scorer.Settings) string {
 			exactly(e.Floor), exactly(e.Step), exactly(e.Token), exactly(e.Attention), exactly(e.KVToken), exactly(e.Chunk))
 	case scorer.Weighted:
 		add("max_batch", s.MaxBatch)
+		add("weighted_overlap", s.WeightedOverlap)
+		add("weighted_requests", s.WeightedRequests)
+		add("weighted_kv_use", s.WeightedKVUse)
 	}
 	if s.Policy != scorer.Dynamo && s.Policy != scorer.Weighted {
 		add("host_cache_weight", s.HostWeight)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"math"
 	"time"
 
 	"github.com/kvroute/kvroute/events"
@@ -16,12 +17,23 @@ func (s *server) follow(r fleet.Record, info router.WorkerInfo) {
 	s.prober.Set(r, info)
 }
 
-// engineLoad takes how full a worker says to be in a heartbeat. One number of several
+// engineLoad takes the load that a worker reports in a heartbeat. The load of several
 // ranks is shared out evenly: they get the same kind of work.
 func (s *server) engineLoad(info router.WorkerInfo, l fleet.Load) {
-	ranks := max(1, info.DPSize)
+	ranks := int(max(1, info.DPSize))
+	l.KVUtilization = min(max(0, l.KVUtilization), 1)
+	blocks := l.KVUsedBlocks / ranks
+	if blocks == 0 {
+		blocks = int(math.Round(l.KVUtilization * float64(info.TotalKVBlocks)))
+	}
 	for i := range ranks {
-		s.rankLoad(router.Worker{ID: info.ID, DPRank: info.DPStart + i}, fleet.ViaHeartbeat, 0, l.KVUsedBlocks/int(ranks))
+		w := router.Worker{ID: info.ID, DPRank: info.DPStart + uint32(i)}
+		if info.TotalKVBlocks == 0 && l.KVUsedBlocks == 0 && l.KVUtilization > 0 {
+			s.router.SetEngineUsage(w, l.KVUtilization, time.Now())
+		} else {
+			s.rankLoad(w, fleet.ViaHeartbeat, 0, blocks)
+		}
+		s.rankRequests(w, fleet.ViaHeartbeat, l.Running/ranks, l.Waiting/ranks)
 	}
 }
 
@@ -33,10 +45,20 @@ func (s *server) rankLoad(w router.Worker, via fleet.LoadVia, publisher uint64, 
 	}
 }
 
-// rankLoads takes how full each rank is by its engine's metrics.
+// rankRequests takes how many requests a rank is reported to have.
+func (s *server) rankRequests(w router.Worker, via fleet.LoadVia, running, waiting int) {
+	now := time.Now()
+	if _, counts := s.requests.Say(w, via, 0, running+waiting, now); counts && !s.router.SetEngineRequests(w, running, waiting, now) {
+		s.requests.Forget(w.ID) // the router does not know the worker
+	}
+}
+
+// rankLoads takes the load of each rank by its engine's metrics.
 func (s *server) rankLoads(info router.WorkerInfo, ranks map[uint32]fleet.Load) {
 	for rank, l := range ranks {
-		s.rankLoad(router.Worker{ID: info.ID, DPRank: rank}, fleet.ViaMetrics, 0, l.KVUsedBlocks)
+		w := router.Worker{ID: info.ID, DPRank: rank}
+		s.rankLoad(w, fleet.ViaMetrics, 0, l.KVUsedBlocks)
+		s.rankRequests(w, fleet.ViaMetrics, l.Running, l.Waiting)
 	}
 }
 

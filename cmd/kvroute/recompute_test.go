@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -37,6 +38,9 @@ type printed struct {
 		Weight           float64 `json:"overlap_score_weight"`
 		Credit           float64 `json:"overlap_score_credit"`
 		Decay            float64 `json:"overlap_score_credit_decay"`
+		WOverlap         float64 `json:"weighted_overlap"`
+		WRequests        float64 `json:"weighted_requests"`
+		WUse             float64 `json:"weighted_kv_use"`
 		Scale            float64 `json:"prefill_load_scale"`
 		Request          float64 `json:"active_request_weight"`
 		Host             float64 `json:"host_cache_weight"`
@@ -101,7 +105,11 @@ func (r *printed) cost(c *candidate, least float64) float64 {
 		own := e["token"]*u + e["attention"]*u*(r.Prompt-u/2)
 		cost = own + 1.15*e["token"]*c.Pend + (c.Pend+u)/e["chunk"]*(e["floor"]+e["kv_token"]*c.Held) + s.Alpha*own*n
 	case s.Cost == "weighted":
-		return -(.6*math.Min(c.Overlap*r.Block, r.Prompt)/r.Prompt - .3*n/s.Batch - .1*c.Use)
+		batch := s.Batch
+		if c.Places > 0 {
+			batch = c.Places
+		}
+		return -(s.WOverlap*math.Min(c.Overlap*r.Block, r.Prompt)/r.Prompt - s.WRequests*n/batch - s.WUse*c.Use)
 	}
 	return cost * math.Exp(-math.Tanh(c.Taints))
 }
@@ -215,7 +223,7 @@ func TestADecisionCanBeWorkedOutAgain(t *testing.T) {
 		"", "--alpha .3 --attention 0", "--router-temperature .5", "--no-router-track-prefill-tokens",
 		"--kv-overlap-score-weight 2", "--kv-overlap-score-weight 0 --router-temperature 1",
 		"--cost dynamo_newer", "--router-kv-overlap-score-credit 1.5 --router-kv-overlap-score-credit-decay .5 --router-prefill-load-scale 3 --router-decode-active-request-weight 4",
-		"--cost predicted_ttft", "--cost predicted_ttft --engine-preset 8b --alpha .25", "--cost weighted",
+		"--cost predicted_ttft", "--cost predicted_ttft --engine-preset 8b --alpha .25", "--cost weighted", "--cost weighted --weighted-requests .5 --weighted-kv-use .2",
 		"--router-mode random", "--router-mode round-robin", "--router-mode least-loaded", "--router-mode power-of-two",
 		"--router-mode device-aware-weighted", "--router-mode device-aware-weighted --device-ratio 2",
 	} {
@@ -245,6 +253,12 @@ func recompute(t *testing.T, rnd *rand.Rand, flags ...string) {
 	if rnd.IntN(3) == 0 {
 		if _, err := r.SetThresholds("m", func(router.Thresholds) router.Thresholds { return router.Thresholds{PrefillTokens: new(16)} }); err != nil {
 			t.Fatal(err)
+		}
+	}
+	reports := server{router: r}
+	for id := range uint64(workers) {
+		if rnd.IntN(2) == 0 {
+			reports.engineLoad(router.WorkerInfo{ID: id + 1, TotalKVBlocks: 10}, fleet.Load{Running: rnd.IntN(9), Waiting: rnd.IntN(9), KVUtilization: rnd.Float64()})
 		}
 	}
 	server := httptest.NewServer(api.New(api.Config{Router: r, Metrics: http.NotFoundHandler()}))

@@ -46,6 +46,9 @@ func (c *config) routingFlags(fs *flag.FlagSet) {
 	optional(fs, &c.DecodeActiveRequestWeight, "router-decode-active-request-weight", "`blocks` that each request counts by itself, selects dynamo_newer", parseFloat)
 	optional(fs, &c.HostCacheHitWeight, "router-host-cache-hit-weight", "`blocks` that a cached one in host memory is worth, not for dynamo and weighted (default 0.75)", parseFloat)
 	optional(fs, &c.DiskCacheHitWeight, "router-disk-cache-hit-weight", "the same on disk or farther (default 0.25)", parseFloat)
+	optional(fs, &c.WeightedOverlap, "weighted-overlap", "`weight` of the cached share of a prompt, for the cost weighted (default 0.6)", parseFloat)
+	optional(fs, &c.WeightedRequests, "weighted-requests", "`weight` of requests as a share of what the engine computes at a time, for the cost weighted (default 0.3)", parseFloat)
+	optional(fs, &c.WeightedKVUse, "weighted-kv-use", "`weight` of the used share of the engine's cache, for the cost weighted (default 0.1)", parseFloat)
 	fs.StringVar(&c.EnginePreset, "engine-preset", c.EnginePreset, "32b, 8b or 70b: the engine that times are estimated by")
 	fs.Float64Var(&c.DeviceRatio, "device-ratio", c.DeviceRatio, "`CPUs` that do the work of one GPU, in mode device-aware-weighted")
 	fs.BoolVar(&c.NoAssumeKVReuse, "no-assume-kv-reuse", c.NoAssumeKVReuse, "count the blocks of each request as its own")
@@ -115,6 +118,8 @@ func (c *config) scoring() (scorer.Settings, error) {
 	}
 	s.HostWeight, s.DiskWeight = *cmp.Or(c.HostCacheHitWeight, &s.HostWeight), *cmp.Or(c.DiskCacheHitWeight, &s.DiskWeight)
 	s.CreditDecay, s.RequestWeight = *cmp.Or(c.OverlapScoreCreditDecay, &s.CreditDecay), *cmp.Or(c.DecodeActiveRequestWeight, &s.RequestWeight)
+	s.WeightedOverlap, s.WeightedRequests = *cmp.Or(c.WeightedOverlap, &s.WeightedOverlap), *cmp.Or(c.WeightedRequests, &s.WeightedRequests)
+	s.WeightedKVUse = *cmp.Or(c.WeightedKVUse, &s.WeightedKVUse)
 	t, err := s.With(&o)
 	if err != nil {
 		return s, named(err)
@@ -164,6 +169,10 @@ func (c *config) pointless(s *scorer.Settings) error {
 		{"router-host-cache-hit-weight", c.HostCacheHitWeight != nil, s.UsesOverlap(), "router-kv-overlap-score-credit 0"},
 		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight != nil, s.UsesOverlap(), "router-kv-overlap-score-credit 0"},
 
+		{"weighted-overlap", c.WeightedOverlap != nil, kv && s.Policy == scorer.Weighted, "cost " + string(s.Policy)},
+		{"weighted-requests", c.WeightedRequests != nil, kv && s.Policy == scorer.Weighted, "cost " + string(s.Policy)},
+		{"weighted-kv-use", c.WeightedKVUse != nil, kv && s.Policy == scorer.Weighted, "cost " + string(s.Policy)},
+
 		{"router-ttl-secs", c.RouterTTLSecs != d.RouterTTLSecs, s.UsesOverlap(), "a weight of 0, which keeps no index"},
 		{"router-predicted-ttl-secs", c.RouterPredictedTTLSecs != d.RouterPredictedTTLSecs, s.UsesOverlap() || c.RouterPredictedTTLSecs == 0, "a weight of 0, which keeps no index"},
 		{"router-predicted-ttl-secs", c.RouterPredictedTTLSecs != d.RouterPredictedTTLSecs, !c.NoKVEvents || c.RouterPredictedTTLSecs == 0, "no-kv-events, where router-ttl-secs counts"},
@@ -201,6 +210,8 @@ func flagOf(setting string) string {
 		return "router-host-cache-hit-weight"
 	case "disk_cache_weight":
 		return "router-disk-cache-hit-weight"
+	case "weighted_overlap", "weighted_requests", "weighted_kv_use":
+		return strings.ReplaceAll(setting, "_", "-")
 	case "active_decode_blocks_threshold":
 		return "busy-threshold"
 	case "active_prefill_tokens_threshold":

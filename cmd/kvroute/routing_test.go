@@ -134,6 +134,9 @@ func TestFlagsChangeDecisions(t *testing.T) {
 		{"cost", warm, "--cost dynamo", "--cost dynamo --kv-overlap-score-weight 4", 2, 3},
 		{"router-kv-overlap-score-credit", warm, "", "--router-kv-overlap-score-credit 1", 3, 2},
 		{"router-prefill-load-scale", warm, "--cost dynamo_newer", "--router-prefill-load-scale 2", 2, 3},
+		{"weighted-overlap", warm, "--cost weighted", "--cost weighted --weighted-overlap 0", 3, 2},
+		{"weighted-requests", warm, "--cost weighted", "--cost weighted --weighted-requests 60", 3, 2},
+		{"weighted-kv-use", warm, "--cost weighted", "--cost weighted --weighted-kv-use 1", 3, 2},
 		{
 			"router-kv-overlap-score-credit-decay",
 			situation{held: []int{8, 0}, decode: []int{0, 7}, pending: []int{7, 0}},

@@ -129,8 +129,9 @@ type server struct {
 	events   *events.Subscriber
 	durable  *events.Durable // nil unless --durable-kv-events
 	expected expected
-	loads    fleet.Loads
-	direct   *direct // workers whose engines are heard without the bus
+	loads    fleet.Loads // blocks in use
+	requests fleet.Loads // running and waiting
+	direct   *direct     // workers whose engines are heard without the bus
 	extproc  *extproc.Server
 	grpc     *grpc.Server
 	health   *health.Server
@@ -443,6 +444,7 @@ func (s *server) removeWorker(id uint64) {
 	s.log.Info("a worker is gone", "worker", id)
 	s.prober.Remove(id)
 	s.loads.Forget(id)
+	s.requests.Forget(id)
 	s.events.Forget(id)
 	s.direct.removeWorker(id)
 	s.workerChanged(id, false)

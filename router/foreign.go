@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"math"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// Foreign is load that an engine reports and that neither this router nor its replicas
+// sent: requests that reach the worker another way. Costs add it to the load of the
+// slots.
+//
+// # Invariants
+//
+//   - Foreign load is never negative, and never more than the engine reported.
+//   - Own requests are not counted twice: of each report, the largest own load of the last
+//     [scorer.PeakSpan] is subtracted. So a report that is older than the latest bookings
+//     still contains no own request, and what was booked since counts by its slot. This
+//     assumes that engines end requests before the router frees them. Aborted requests may
+//     count as foreign for one report.
+//   - A report counts for reportLife and is replaced by the next one. Between two reports
+//     foreign load is constant, whatever happens to own requests.
+//   - An engine that reports only what the router sent changes no cost.
+type Foreign struct {
+	Requests int `json:"requests"`
+	Waiting  int `json:"waiting"` // those of them in the engine's queue, at least
+	// Tokens estimates the prefill of the waiting ones: each takes as much as the pool's
+	// own requests do on average.
+	Tokens int `json:"tokens"`
+	// Blocks are in use by them. Where the engine does not report its cache they are
+	// estimated in the same way.
+	Blocks int `json:"blocks"`
+}
+
+// typical is what the requests of a pool are like on average, newer ones counting more.
+type typical struct{ prompt, prefill float64 }
+
+func (t *typical) note(prompt, prefill int) {
+	const weight = 1. / 16
+	if t.prompt == 0 {
+		*t = typical{float64(prompt), float64(prefill)}
+		return
+	}
+	t.prompt += (float64(prompt) - t.prompt) * weight
+	t.prefill += (float64(prefill) - t.prefill) * weight
+}
+
+// engineReport is what an engine reported last, and what of it is foreign.
+type engineReport struct {
+	usedBlocks int
+	usage      float64 // share of the cache in use
+	usedAt     time.Time
+
+	running, waiting int
+	requestsAt       time.Time
+
+	foreignBlocks, foreignRequests, foreignWaiting int
+}
+
+// mostReported is the largest number that a report counts as, far above that of any engine:
+// no sum overflows.
+const mostReported = 1 << 24
+
+func fresh(now, at time.Time) bool { return !at.IsZero() && now.Sub(at) <= reportLife }
+
+// foreign returns the foreign load of a worker. A request with a prompt of so many tokens
+// stands for the average request before the first booking.
+func (c *core) foreign(now time.Time, e *entry, prompt int) (f Foreign) {
+	r, mean := &e.report, c.typical
+	if mean.prompt == 0 {
+		mean.note(prompt, prompt)
+	}
+	requests := fresh(now, r.requestsAt)
+	if requests {
+		f.Requests, f.Waiting = r.foreignRequests, r.foreignWaiting
+		if c.settings.TrackPrefill {
+			f.Tokens = int(math.Round(float64(f.Waiting) * mean.prefill))
+		}
+	}
+	switch {
+	case c.conf.NoActiveBlocks || requests && f.Requests == 0:
+	case e.reported(now) > 0:
+		f.Blocks = r.foreignBlocks
+	default:
+		f.Blocks = int(math.Ceil(float64(f.Requests-f.Waiting) * mean.prompt / float64(c.blockSize)))
+	}
+	return f
+}
+
+// reportCache takes how much of its cache an engine uses: blocks, and a share. A report
+// from the future counts as one of now: a clock that is ahead must not keep a worker busy
+// for ever. A report that is too old to be compared with own requests has no foreign load.
+func (c *core) reportCache(now time.Time, ord, blocks int, usage float64, at time.Time) {
+	r := &c.entries[ord].report
+	if at.After(now) {
+		at = now
+	}
+	if at.Before(r.usedAt) {
+		return
+	}
+	r.usedBlocks, r.usage, r.usedAt, r.foreignBlocks = min(max(0, blocks), mostReported), usage, at, 0
+	if now.Sub(at) <= scorer.PeakSpan {
+		own := c.slots.Peak(now, ord)
+		// A prompt's last block, which is not full, is in use and has no slot's block.
+		r.foreignBlocks = max(0, r.usedBlocks-own.Blocks-own.Requests)
+	}
+}
+
+// reportRequests takes how many requests an engine has, as reportCache does.
+func (c *core) reportRequests(now time.Time, ord, running, waiting int, at time.Time) {
+	r := &c.entries[ord].report
+	if at.After(now) {
+		at = now
+	}
+	if at.Before(r.requestsAt) {
+		return
+	}
+	r.running, r.waiting, r.requestsAt = min(max(0, running), mostReported), min(max(0, waiting), mostReported), at
+	r.foreignRequests, r.foreignWaiting = 0, 0
+	if now.Sub(at) <= scorer.PeakSpan {
+		own := c.slots.Peak(now, ord)
+		r.foreignRequests = max(0, r.running+r.waiting-own.Requests)
+		r.foreignWaiting = min(r.foreignRequests, max(0, r.waiting-own.Waiting))
+	}
+}
