@@ -150,7 +150,7 @@ type Config struct {
 	// Seed makes ties and draws reproducible. Any value.
 	Seed uint64
 
-	// KeepDecisions is how many recent decisions can be asked for, each of some 210
+	// KeepDecisions is how many recent decisions can be asked for, each of some 270
 	// bytes for each worker of its pool. Default 1,024; negative keeps none.
 	KeepDecisions int
 

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
@@ -18,6 +19,12 @@ import (
 // signs counts the first tokens by their source.
 func signs(t *testing.T, reader *sdkmetric.ManualReader) map[string]int64 {
 	t.Helper()
+	return counts(t, reader, "kvroute.router.first_tokens", "source")
+}
+
+// counts reads a counter by one of its labels.
+func counts(t *testing.T, reader *sdkmetric.ManualReader, name, label string) map[string]int64 {
+	t.Helper()
 	var all metricdata.ResourceMetrics
 	if err := reader.Collect(t.Context(), &all); err != nil {
 		t.Fatal(err)
@@ -25,10 +32,10 @@ func signs(t *testing.T, reader *sdkmetric.ManualReader) map[string]int64 {
 	got := map[string]int64{}
 	for _, scope := range all.ScopeMetrics {
 		for _, m := range scope.Metrics {
-			if sum, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == "kvroute.router.first_tokens" {
+			if sum, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == name {
 				for _, p := range sum.DataPoints {
-					source, _ := p.Attributes.Value("source")
-					got[source.AsString()] += p.Value
+					value, _ := p.Attributes.Value(attribute.Key(label))
+					got[value.AsString()] += p.Value
 				}
 			}
 		}
@@ -195,4 +202,22 @@ func TestInferenceAdmits(t *testing.T) {
 			t.Errorf("admitted after %v, want about 1 s", took)
 		}
 	})
+}
+
+// Each decision is counted with its reason, those that follow a router above, too.
+func TestEachReasonIsCounted(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	r := newRouter(t, router.Config{Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test")}, 2)
+	for i, req := range []router.Request{{Preferred: &router.Worker{ID: 2}}, {Pinned: &router.Worker{ID: 1}}, {}} {
+		req.ID, req.Model, req.Tokens = fmt.Sprint(i), "m", prompt("AB")
+		if _, err := r.BestWorker(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := counts(t, reader, "kvroute.router.decisions", "reason")
+	for _, reason := range []router.Reason{router.ReasonPreferred, router.ReasonPinned, router.ReasonLoad} {
+		if got[string(reason)] != 1 {
+			t.Errorf("%d decisions with the reason %s, want 1 of %v", got[string(reason)], reason, got)
+		}
+	}
 }

@@ -21,6 +21,8 @@ import (
 //     still contains no own request, and what was booked since counts by its slot. This
 //     assumes that engines end requests before the router frees them. Aborted requests may
 //     count as foreign for one report.
+//   - A request that becomes known only after the report which contains it (of a replica,
+//     or served by another worker than decided) leaves the foreign load then.
 //   - A report counts for reportLife and is replaced by the next one. Between two reports
 //     foreign load is constant, whatever happens to own requests.
 //   - An engine that reports only what the router sent changes no cost.
@@ -88,6 +90,22 @@ func (c *core) foreign(now time.Time, e *entry, prompt int) (f Foreign) {
 		f.Blocks = int(math.Ceil(float64(f.Requests-f.Waiting) * mean.prompt / float64(c.blockSize)))
 	}
 	return f
+}
+
+// syncLag is how long after a report a replica's request may become known that the report
+// already contains.
+const syncLag = 250 * time.Millisecond
+
+// disclose takes one request out of the foreign load of reports that are not older than
+// lag: it has a slot since now.
+func (c *core) disclose(now time.Time, ord, blocks int, lag time.Duration) {
+	r := &c.entries[ord].report
+	if now.Sub(r.requestsAt) <= lag {
+		r.foreignRequests, r.foreignWaiting = max(0, r.foreignRequests-1), max(0, r.foreignWaiting-1)
+	}
+	if now.Sub(r.usedAt) <= lag {
+		r.foreignBlocks = max(0, r.foreignBlocks-blocks-1)
+	}
 }
 
 // reportCache takes how much of its cache an engine uses: blocks, and a share. A report

@@ -121,6 +121,24 @@ func TestOwnLoadIsNotCountedTwice(t *testing.T) {
 	}
 }
 
+// A replica's request that the report already has is foreign only until the replica tells.
+func TestAReplicasRequestIsNotCountedTwice(t *testing.T) {
+	for late, want := range map[time.Duration]int{10 * time.Millisecond: 1, time.Second: 2} {
+		c := newClock()
+		r := newRouter(t, router.Config{Now: c.read}, 1)
+		w := router.Worker{ID: 1}
+		r.SetEngineRequests(w, 0, 1, c.now)
+		if _, all := costs(t, r); all[0].ActiveRequests != 1 {
+			t.Errorf("%d requests, want the reported one", all[0].ActiveRequests)
+		}
+		c.pass(late)
+		r.PeerChanged(2, router.Change{Kind: router.SlotTaken, ID: "x", Worker: w, PromptTokens: 30})
+		if _, all := costs(t, r); all[0].ActiveRequests != want {
+			t.Errorf("a replica tells of a request %v after a report: %d requests, want %d", late, all[0].ActiveRequests, want)
+		}
+	}
+}
+
 // In a random world the foreign load of a report is at most what the engine had of others
 // when it measured, although requests reach and leave the engine later than the router
 // knows, and reports come late. It is exactly that where nothing happened for a while.

@@ -52,7 +52,7 @@ func newLabels(model string) *labels {
 	for _, by := range []Sign{SignTold, SignObserver, SignHeaders, SignOrder, SignRate, SignEnd} {
 		l.signs[by] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("source", string(by))))}
 	}
-	for _, r := range []Reason{ReasonKV, ReasonLoad, ReasonRoundRobin, ReasonMode, ReasonPinned, ReasonSession, ReasonUnread, ReasonTokenizer} {
+	for _, r := range []Reason{ReasonKV, ReasonLoad, ReasonRoundRobin, ReasonMode, ReasonPinned, ReasonPreferred, ReasonSession, ReasonUnread, ReasonTokenizer} {
 		l.reasons[r] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("reason", string(r))))}
 	}
 	return l
@@ -60,14 +60,14 @@ func newLabels(model string) *labels {
 
 // gauges are read when somebody looks.
 type gauges struct {
-	blocks, bytes, slots, workers, waiting, sessions, models metric.Int64ObservableGauge
-	skipped, expired, evicted, dumps                         metric.Int64ObservableCounter
+	blocks, bytes, slots, foreign, workers, waiting, sessions, models metric.Int64ObservableGauge
+	skipped, expired, evicted, dumps                                  metric.Int64ObservableCounter
 }
 
 func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 	var m metrics
 	var g gauges
-	var errs [23]error
+	var errs [24]error
 	m.decisions, errs[0] = meter.Int64Counter("kvroute.router.decisions",
 		metric.WithUnit("{decision}"), metric.WithDescription("Booked decisions, by model and reason."))
 	m.duration, errs[1] = meter.Float64Histogram("kvroute.router.decision.duration",
@@ -119,20 +119,22 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		metric.WithUnit("{block}"), metric.WithDescription("Blocks forgotten for lack of room that no event counts, by model and by where they were known from."))
 	m.firstTokens, errs[22] = meter.Int64Counter("kvroute.router.first_tokens",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests whose prompt was taken for computed, by model and by what said so first."))
+	g.foreign, errs[23] = meter.Int64ObservableGauge("kvroute.router.foreign_requests",
+		metric.WithUnit("{request}"), metric.WithDescription("Requests that engines report and that neither this router nor its replicas sent, by model."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("router: make instruments: %w", err)
 	}
 	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		r.observe(o, &g)
 		return nil
-	}, g.blocks, g.bytes, g.slots, g.workers, g.waiting, g.sessions, g.models, g.skipped, g.expired, g.evicted, g.dumps)
+	}, g.blocks, g.bytes, g.slots, g.foreign, g.workers, g.waiting, g.sessions, g.models, g.skipped, g.expired, g.evicted, g.dumps)
 	return &m, err
 }
 
 // reading is what the gauges say of one model.
 type reading struct {
-	slots, waiting, sessions, skipped, expired int64
-	workers                                    [Expired + 1]int64
+	slots, foreign, waiting, sessions, skipped, expired int64
+	workers                                             [Expired + 1]int64
 }
 
 func (r *Router) observe(o metric.Observer, g *gauges) {
@@ -161,6 +163,7 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 			if h := c.seen(r.conf.Now(), &c.entries[ord]); h != expected {
 				to.workers[min(h, Expired)]++
 			}
+			to.foreign += int64(c.foreign(r.conf.Now(), &c.entries[ord], 0).Requests)
 		}
 		p.mu.Unlock()
 	}
@@ -176,6 +179,7 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 		only := metric.WithAttributes(model)
 		observeIndexes(o, g, model, indexes[name])
 		o.ObserveInt64(g.slots, from.slots, only)
+		o.ObserveInt64(g.foreign, from.foreign, only)
 		o.ObserveInt64(g.waiting, from.waiting, only)
 		o.ObserveInt64(g.sessions, from.sessions, only)
 		o.ObserveInt64(g.skipped, from.skipped, only)

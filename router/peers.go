@@ -211,7 +211,9 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		b.Number = fl.number
 		e := &core.entries[q.ordinal]
 		b.Reports = e.info.Group != ""
-		booked = core.slots.Add(now, key, b)
+		if booked = core.slots.Add(now, key, b); booked {
+			core.disclose(now, q.ordinal, len(c.Sequence), syncLag)
+		}
 		q.generation, q.untold = e.since, core.unknown(e)
 		return nil
 	})
@@ -237,6 +239,7 @@ func (r *Router) peerMoved(now time.Time, key string, fl flight, c *Change) (kno
 		if s.moved = core.slots.Move(now, key, to, max(0, c.CachedTokens)); !s.moved {
 			return nil
 		}
+		core.disclose(now, to, len(c.Sequence), reportLife)
 		s.from, s.to, s.since = from, to, core.entries[to].since
 		return core.pump(now)
 	})

@@ -172,6 +172,7 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	}
 	if s.moved = c.slots.Move(now, id, at, cached); s.moved {
 		c.entries[at].routed++
+		c.disclose(now, at, 0, reportLife)
 		s.from, s.to, s.since = ord, at, c.entries[at].since
 		s.worker, s.cached = c.entries[at].worker, cached
 	}
