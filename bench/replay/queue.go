@@ -20,9 +20,10 @@ const (
 	message                  // between replicas, number b
 	change                   // of the workers, number a
 	coldStart
-	summary  // of router group a
-	handOver // of request a from prefill to decode
-	tick     // of the routers
+	summary      // of router group a
+	handOver     // of request a from prefill to decode
+	tick         // of the routers
+	engineReport // of engine a
 )
 
 // queue is a heap of events by time, then turn.

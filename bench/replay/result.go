@@ -22,6 +22,7 @@ type Result struct {
 	Load     float64 `json:"load"` // factor by which the trace was played faster
 	Seed     uint64  `json:"seed"`
 	Retried  int     `json:"retried,omitempty"` // requests whose worker went away
+	Foreign  int     `json:"foreign,omitempty"` // requests that no router sent
 
 	TTFT Times `json:"ttft_s"`
 	// Wait is the part of TTFT before an engine began with the prompt; the rest of
@@ -100,7 +101,7 @@ const (
 func (s *sim) result() *Result {
 	r := &Result{Trace: s.Trace.Name, Rule: s.Rule.Name, Requests: len(s.reqs), Load: s.Speedup, Seed: s.Seed, Retried: s.retried}
 	var ttft, waits, tpot, e2e []float64
-	var tokens, hit, promised, misjudged float64
+	var tokens, hit, promised, misjudged, routed float64
 	begin, last := int64(math.MaxInt64), int64(0)
 	good := 0
 	for i := range s.reqs {
@@ -120,11 +121,16 @@ func (s *sim) result() *Result {
 		}
 		tokens += float64(req.Input)
 		hit += float64(s.cached[i])
+		if s.replica[i] < 0 {
+			continue // nobody decided
+		}
+		routed++
 		d := float64(s.promised[i] - s.cached[i])
 		promised += d
 		misjudged += math.Abs(d)
 	}
-	n := float64(len(s.reqs))
+	n := max(1, routed)
+	r.Foreign = len(s.reqs) - int(routed)
 	r.TTFT, r.Wait, r.TPOT, r.E2E = times(ttft), times(waits), times(tpot), times(e2e)
 	r.Span = float64(last-begin) / 1e9
 	r.Goodput = float64(good) / r.Span

@@ -31,6 +31,8 @@ type Rule struct {
 	// that the engine has not begun, and the blocks it refers to. Otherwise it sees
 	// the router's account: those without a first token, and its active blocks.
 	EngineInputs bool
+	// NoReports has the routers not hear what engines report of their load.
+	NoReports bool
 	// Sticky binds a conversation to the worker that its first request went to,
 	// softly: one with far more to do than the others gives it away.
 	Sticky bool
@@ -121,17 +123,20 @@ func ParseRule(text string) (Rule, error) {
 		case "ties=requests", "ties=draw":
 			r.Ties = value
 			continue
+		case "reports=none":
+			r.NoReports = true
+			continue
 		case "inputs=engine":
 			r.EngineInputs = true
 			continue
 		}
 		if r.Choose != nil {
-			return Rule{}, fmt.Errorf("replay: rule %q: %q is no setting; it has ties=requests, ties=draw and inputs=engine", name, part)
+			return Rule{}, fmt.Errorf("replay: rule %q: %q is no setting; it has ties=requests, ties=draw, inputs=engine and reports=none", name, part)
 		}
 		at := knob(&r.Settings, key)
 		v, err := strconv.ParseFloat(value, 64)
 		if at == nil || err != nil {
-			return Rule{}, fmt.Errorf("replay: rule %q: %q is none of its settings; alpha belongs to tokens and predicted_ttft, attention to tokens, weight to dynamo, credit, scale and request to dynamo_newer, temperature to all, each with =number, and ties=requests, ties=draw and inputs=engine", name, part)
+			return Rule{}, fmt.Errorf("replay: rule %q: %q is none of its settings; alpha belongs to tokens and predicted_ttft, attention to tokens, weight to dynamo, credit, scale and request to dynamo_newer, temperature to all, each with =number, and ties=requests, ties=draw, inputs=engine and reports=none", name, part)
 		}
 		*at = v
 	}

@@ -87,6 +87,15 @@ type Scenario struct {
 	// Transfer is by default 190,000: 50 GB/s of a cache with 262 kB a token.
 	Transfer float64
 
+	// ForeignShare is the share of requests, 0 to below 1, that reach workers past the
+	// routers: those of a session all or none, each at a random one of the first
+	// ForeignWorkers workers (default half of them: other clients know some workers alone).
+	// Engines report their load every ReportEvery, by default 2.5 s, unless the rule ignores it. Not with Groups, PrefillWorkers, Changes or
+	// ColdStart.
+	ForeignShare   float64
+	ForeignWorkers int
+	ReportEvery    time.Duration
+
 	Changes []Change // of the workers
 	// ColdStart is when the routers are replaced by new ones that know no block
 	// and no request; 0 = never.
@@ -144,6 +153,7 @@ func (c Scenario) withDefaults() (Scenario, error) {
 	c.Replicas, c.Groups = cmp.Or(c.Replicas, 1), cmp.Or(c.Groups, 1)
 	c.SummaryAge, c.Stride = cmp.Or(c.SummaryAge, time.Second), cmp.Or(c.Stride, 1)
 	c.Transfer = cmp.Or(c.Transfer, 190_000)
+	c.ForeignWorkers, c.ReportEvery = cmp.Or(c.ForeignWorkers, (c.Workers+1)/2), cmp.Or(c.ReportEvery, 2500*time.Millisecond)
 	positive := func(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
 	switch {
 	case c.Trace == nil || len(c.Trace.Requests) == 0:
@@ -180,6 +190,14 @@ func (c Scenario) withDefaults() (Scenario, error) {
 		return c, fmt.Errorf("replay: %d prefill workers of %d workers, want at least one of either kind", c.PrefillWorkers, c.Workers)
 	case c.PrefillWorkers > 0 && !alone:
 		return c, errors.New("replay: prefill workers go with one router, and workers that stay; there is no oracle for them")
+	case !(c.ForeignShare >= 0 && c.ForeignShare < 1):
+		return c, fmt.Errorf("replay: foreign share is %v, want 0 to below 1", c.ForeignShare)
+	case c.ForeignWorkers < 1 || c.ForeignWorkers > c.Workers:
+		return c, fmt.Errorf("replay: foreign requests go to %d workers, want 1 to %d", c.ForeignWorkers, c.Workers)
+	case c.ReportEvery < time.Millisecond:
+		return c, fmt.Errorf("replay: engines report every %v, want at least 1ms", c.ReportEvery)
+	case c.ForeignShare > 0 && (c.Groups > 1 || c.PrefillWorkers > 0 || len(c.Changes) > 0 || c.ColdStart > 0):
+		return c, errors.New("replay: foreign requests go with workers and routers that stay, and with neither groups nor prefill workers")
 	case c.Approximate && c.Rule.Oracle:
 		return c, errors.New("replay: the oracle knows all caches: not without events")
 	case !positive(c.Transfer):
@@ -209,6 +227,7 @@ type sim struct {
 	upper   *replica // chooses among groups, nil if there are none
 	rng     *rand.Rand
 	jitter  *rand.Rand
+	foreign *rand.Rand
 
 	// What became of each request.
 	ids      []string
@@ -223,8 +242,8 @@ type sim struct {
 	promised []int32 // cached tokens that the decision expected
 	worker   []int32 // -1 = not with an engine
 	second   []int32 // worker that decodes, if it is another one
-	replica  []int32
-	left     int // requests that have not ended
+	replica  []int32 // -1 = a foreign request
+	left     int     // requests that have not ended
 	retried  int
 
 	// Delayed events and messages, by number.
@@ -275,7 +294,8 @@ func Run(ctx context.Context, c Scenario) (*Result, error) {
 	s := &sim{
 		Scenario: c, ctx: ctx, reqs: c.Trace.Requests, left: n,
 		rng: rand.New(rand.NewPCG(c.Seed, 0x7265706c6963)), jitter: rand.New(rand.NewPCG(c.Seed, 0x6a6974746572)),
-		ids: make([]string, n), sessions: make([]string, n), due: make([]int64, n), begun: make([]int64, n), first: make([]int64, n), end: make([]int64, n),
+		foreign: rand.New(rand.NewPCG(c.Seed, 0x666f726569676e)),
+		ids:     make([]string, n), sessions: make([]string, n), due: make([]int64, n), begun: make([]int64, n), first: make([]int64, n), end: make([]int64, n),
 		cached: make([]int32, n), promised: make([]int32, n), worker: make([]int32, n), replica: make([]int32, n), second: make([]int32, n),
 		alive: make([]bool, c.Workers), started: make([]int64, c.Workers),
 	}
@@ -430,6 +450,11 @@ func (s *sim) begin() {
 		// Groups do not know of each other, nor do their clocks.
 		s.queue.push(s.SummaryAge.Nanoseconds()*int64(g+1)/int64(s.Groups), summary, int32(g), 0)
 	}
+	if s.ForeignShare > 0 && !s.Rule.NoReports {
+		for w := range s.Workers { // each at a moment of its own
+			s.queue.push(s.ReportEvery.Nanoseconds()*int64(w+1)/int64(s.Workers), engineReport, int32(w), 0)
+		}
+	}
 	if len(s.Trace.Users) == 0 {
 		s.arrive(0)
 		return
@@ -501,6 +526,9 @@ func (s *sim) loop() error {
 				r.router.Tick()
 			}
 			s.queue.push(s.now+tickEvery.Nanoseconds(), tick, 0, 0)
+		case engineReport:
+			s.reportLoad(int(e.a))
+			s.queue.push(s.now+s.ReportEvery.Nanoseconds(), engineReport, e.a, 0)
 		case summary:
 			err = s.summarise(int(e.a))
 			s.queue.push(s.now+s.SummaryAge.Nanoseconds(), summary, e.a, 0)
@@ -519,10 +547,37 @@ func (s *sim) arrived(req int32) error {
 		s.arrive(int(req) + 1)
 	}
 	s.replica[req] = 0
+	if s.isForeign(req) {
+		s.replica[req] = -1
+		w := s.foreign.IntN(s.ForeignWorkers)
+		s.worker[req] = int32(w)
+		s.send(w, req)
+		return nil
+	}
 	if s.Replicas > 1 {
 		s.replica[req] = int32(s.rng.IntN(s.Replicas))
 	}
 	return s.route(req)
+}
+
+// isForeign says whether a request reaches its worker past the routers.
+func (s *sim) isForeign(req int32) bool {
+	if s.ForeignShare == 0 {
+		return false
+	}
+	if session := s.reqs[req].Session; session != 0 {
+		return scorer.Draw(s.Seed, session) < s.ForeignShare
+	}
+	return s.foreign.Float64() < s.ForeignShare
+}
+
+// reportLoad has an engine report its load to each router.
+func (s *sim) reportLoad(w int) {
+	e, name, now := s.engines[w], router.Worker{ID: s.id(w)}, time.Unix(0, s.now)
+	for _, r := range s.routers {
+		r.router.SetEngineRequests(name, len(e.decodes)+len(e.prefills), len(e.waiting)-e.head, now)
+		r.router.SetEngineLoad(name, e.cache.live, now)
+	}
 }
 
 // route has a router choose a worker for a request, and sends it there.
@@ -633,7 +688,9 @@ func (s *sim) firstToken(w int, req int32, known int) {
 	// What must go for it goes first: no cache ever holds more than it can.
 	s.publishRemoved(w)
 	s.publishStored(w, req, known)
-	s.routers[s.replica[req]].router.MarkPrefillCompleted(s.ids[req])
+	if s.replica[req] >= 0 {
+		s.routers[s.replica[req]].router.MarkPrefillCompleted(s.ids[req])
+	}
 	if s.upper != nil {
 		s.upper.router.MarkPrefillCompleted(s.ids[req])
 	}
@@ -743,7 +800,9 @@ func (s *sim) deliver(w int32, ev *indexer.Event) {
 
 // free ends a request at the routers that decided.
 func (s *sim) free(req int32) {
-	s.routers[s.replica[req]].router.Free(s.ids[req])
+	if s.replica[req] >= 0 {
+		s.routers[s.replica[req]].router.Free(s.ids[req])
+	}
 	if s.upper != nil {
 		s.upper.router.Free(s.ids[req])
 	}

@@ -213,7 +213,7 @@ type config struct {
 	// Seed makes the choice among equal workers reproducible.
 	Seed uint64 `yaml:"seed"`
 	// KeepDecisions is how many recent decisions the API can explain; 0 keeps none.
-	// Each takes some 210 bytes for each worker of its pool.
+	// Each takes some 270 bytes for each worker of its pool.
 	KeepDecisions int `yaml:"keep-decisions"`
 
 	// TraceOut is a file that gets a line for each request that was served and

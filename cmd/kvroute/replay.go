@@ -108,6 +108,9 @@ func (f *replayFlags) set(fs *flag.FlagSet) {
 	fs.DurationVar(&s.Predict, "predict", 10*time.Second, "`time` for which routers believe that a prompt will be cached where they sent it; 0 = not at all")
 	fs.IntVar(&s.PrefillWorkers, "prefill-workers", 0, "`number` of workers that compute prompts only, while the others decode; 0 = each does both")
 	fs.Float64Var(&s.Transfer, "transfer", 190_000, "`tokens` a second that go from prefill to decode")
+	fs.Float64Var(&s.ForeignShare, "foreign-share", 0, "`share` of requests that reach workers past the routers; compare a rule with itself and reports=none")
+	fs.IntVar(&s.ForeignWorkers, "foreign-workers", 0, "`number` of the workers, the first ones, that these requests go to (default half of them)")
+	fs.DurationVar(&s.ReportEvery, "report-every", 2500*time.Millisecond, "`time` between two reports of an engine's load")
 	fs.Func("change", "a worker's fate as `time:join|leave|restart:number`, as in 60s:leave:3; may be repeated", func(v string) error {
 		c, err := parseChange(v)
 		s.Changes = append(s.Changes, c)
@@ -207,6 +210,8 @@ func (f *replayFlags) positive() error {
 		return fmt.Errorf("--rate is %v, want a number above 0", g.Rate)
 	case !(s.Transfer > 0):
 		return fmt.Errorf("--transfer is %v, want a number above 0", s.Transfer)
+	case s.ForeignWorkers < 0 || s.ReportEvery <= 0:
+		return fmt.Errorf("--foreign-workers is %d and --report-every %v, want neither below 0, and a time above 0", s.ForeignWorkers, s.ReportEvery)
 	case s.SummaryAge <= 0:
 		return fmt.Errorf("--summary-age is %v, want a time above 0", s.SummaryAge)
 	case g.PrefixTokens < 0 || g.QuestionTokens < 0 || g.PrefixTokens+g.QuestionTokens == 0:
@@ -240,10 +245,11 @@ func (f *replayFlags) pointless(fs *flag.FlagSet) (err error) {
 	add(alone, "one replica", "sync-delay", "sync-off", "sync-lost")
 	add(f.syncOff, "--sync-off", "sync-delay", "sync-lost")
 	add(together, "one group", "summary-age", "summary-stride")
+	add(s.ForeignShare == 0, "no --foreign-share", "foreign-workers", "report-every")
 	add(s.Approximate, "--no-kv-events", "event-delay", "event-loss", "predict")
 	add(s.PrefillWorkers == 0, "workers that do both", "transfer")
 	add(f.hitRate, "--hit-rate, which plays nothing", "rule", "load", "jitter", "speeds", "engine", "replicas", "sync-delay", "sync-off", "sync-lost",
-		"groups", "summary-age", "summary-stride", "no-kv-events", "event-delay", "event-loss", "predict", "prefill-workers", "transfer", "change", "cold-start", "seeds", "timing", "json", "plot")
+		"groups", "summary-age", "summary-stride", "no-kv-events", "event-delay", "event-loss", "predict", "prefill-workers", "transfer", "foreign-share", "foreign-workers", "report-every", "change", "cold-start", "seeds", "timing", "json", "plot")
 	fs.Visit(func(given *flag.Flag) {
 		if beside := idle[given.Name]; beside != "" && err == nil {
 			err = fmt.Errorf("--%s has no effect beside %s", given.Name, beside)
