@@ -3,8 +3,11 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
+	"slices"
+	"sort"
 	"unicode"
 	"unicode/utf8"
 )
@@ -21,44 +24,20 @@ type added struct {
 // finder finds added tokens: leftmost, of several that begin at one place the
 // longest. Immutable once built; a nil finder finds nothing.
 type finder struct {
-	tokens []added
+	tokens []added // in the order of their contents; of equal ones the last counts
 	first  [256]bool
 	lanes  []uint64 // the bytes of first, each eight times; nil if there are many
-	nodes  []trieNode
-	reach  int  // how far behind a place the search there may look
-	single bool // one of the tokens is a singleWord
-}
-
-// trieNode is one byte of the tokens' trie; node 0 is the root.
-type trieNode struct {
-	next  map[byte]int32
-	token int32 // index in tokens, -1 if none ends here
+	reach  int      // how far behind a place the search there may look
+	single bool     // one of the tokens is a singleWord
 }
 
 func newFinder(tokens []added) *finder {
-	f := &finder{tokens: tokens, nodes: []trieNode{{token: -1}}}
-	for k, a := range tokens {
-		if len(a.content) == 0 {
-			continue
-		}
+	f := &finder{tokens: slices.DeleteFunc(slices.Clone(tokens), func(a added) bool { return len(a.content) == 0 })}
+	slices.SortStableFunc(f.tokens, func(a, b added) int { return bytes.Compare(a.content, b.content) })
+	for _, a := range f.tokens {
 		f.first[a.content[0]] = true
 		f.single = f.single || a.singleWord
 		f.reach = max(f.reach, len(a.content)+utf8.UTFMax)
-		at := int32(0)
-		for _, c := range a.content {
-			n := &f.nodes[at]
-			if n.next == nil {
-				n.next = map[byte]int32{}
-			}
-			to, ok := n.next[c]
-			if !ok {
-				to = int32(len(f.nodes))
-				n.next[c] = to
-				f.nodes = append(f.nodes, trieNode{token: -1})
-			}
-			at = to
-		}
-		f.nodes[at].token = int32(k)
 	}
 	if f.reach == 0 {
 		return nil
@@ -85,8 +64,9 @@ type found struct {
 }
 
 // next returns the first token in s that begins at from or later. Text before
-// from was read already: a token does not take white space of it along.
-func (f *finder) next(s []byte, from int) (found, bool) {
+// from was read already: a token does not take white space of it along. It stops,
+// without having found anything, when the budget is spent.
+func (f *finder) next(b *budget, s []byte, from int) (found, bool) {
 	if f == nil {
 		return found{}, false
 	}
@@ -95,7 +75,10 @@ func (f *finder) next(s []byte, from int) (found, bool) {
 			i = f.skip(s, i+1)
 			continue
 		}
-		k, end := f.longest(s, i)
+		k, end, looked := f.longest(s, i)
+		if b.spend(looked) {
+			break
+		}
 		if k < 0 {
 			i++
 			continue
@@ -157,21 +140,29 @@ func (f *finder) skip(s []byte, i int) int {
 	return i
 }
 
-// longest returns the longest token that begins at s[i], -1 if none does.
-func (f *finder) longest(s []byte, i int) (token, end int) {
+// longest returns the longest token that begins at s[i], -1 if none does, and how many
+// bytes it has looked at.
+func (f *finder) longest(s []byte, i int) (token, end, looked int) {
 	token = -1
-	at := int32(0)
-	for ; i < len(s); i++ {
-		to, ok := f.nodes[at].next[s[i]]
-		if !ok {
-			break
+	from, to := 0, len(f.tokens) // those that begin with s[i:i+n]
+	for n := 0; ; n++ {
+		for from < to && len(f.tokens[from].content) == n {
+			token, end = from, i+n
+			from++
 		}
-		at = to
-		if k := f.nodes[at].token; k >= 0 {
-			token, end = int(k), i+1
+		if from == to || i+n == len(s) {
+			return token, end, n
 		}
+		c := s[i+n]
+		if f.tokens[from].content[n] == f.tokens[to-1].content[n] { // all have the same byte
+			if f.tokens[from].content[n] != c {
+				return token, end, n
+			}
+			continue
+		}
+		from += sort.Search(to-from, func(k int) bool { return f.tokens[from+k].content[n] >= c })
+		to = from + sort.Search(to-from, func(k int) bool { return f.tokens[from+k].content[n] > c })
 	}
-	return token, end
 }
 
 // wordBefore and wordAt report whether a word character stands before or at i.

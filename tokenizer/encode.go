@@ -75,7 +75,7 @@ type encoder struct {
 
 func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f form, rec *recorder) ([]uint32, error) {
 	e := encoder{t: t, w: t.take(), dst: dst, base: len(dst), text: text, marks: f == marked, rec: rec, ctx: ctx, check: checkEvery}
-	e.room = grows * max(MaxPrompt, len(text))
+	e.room = grows * max(leastRoom, len(text))
 	e.w.budget = budget{ctx: ctx, size: len(text), left: checkEvery}
 	defer t.give(e.w)
 	from := resume{start: true}
@@ -110,7 +110,10 @@ func (e *encoder) run(from resume) {
 	}
 	at, start := from.at, from.start
 	for at < len(e.text) && e.err == nil {
-		token, ok := e.t.raw.next(e.text, at)
+		token, ok := e.t.raw.next(&e.w.budget, e.text, at)
+		if e.err = e.w.err; e.err != nil {
+			return
+		}
 		if !ok {
 			e.stretch(at, len(e.text), len(e.text)+1, start)
 			return
@@ -189,7 +192,10 @@ func (e *encoder) stretch(lo, hi, looked int, start bool) {
 func (e *encoder) words(lo, hi, looked int) {
 	start := lo // before it, the search for added tokens sees nothing
 	for lo < hi && e.err == nil {
-		token, ok := e.normed().next(e.text[start:hi], lo-start)
+		token, ok := e.normed().next(&e.w.budget, e.text[start:hi], lo-start)
+		if e.err = e.w.err; e.err != nil {
+			return
+		}
 		if !ok {
 			e.step(0, lo, hi, looked)
 			return
@@ -273,7 +279,10 @@ func (e *encoder) general(text []byte, first bool) {
 	}
 	e.room -= len(text) // so that many short stretches do not grow without bound either
 	for at := 0; at < len(text) && e.err == nil; first = false {
-		token, ok := e.normed().next(text, at)
+		token, ok := e.normed().next(&e.w.budget, text, at)
+		if e.err = e.w.err; e.err != nil {
+			return
+		}
 		end := len(text)
 		if ok {
 			end = token.start
@@ -314,7 +323,10 @@ func (e *encoder) parted(text []byte, first bool) {
 func (e *encoder) characters(lo, hi, looked int, start bool) {
 	prefix := start && e.t.cuts.prefixed(e.text[lo:hi], lo == 0 || e.marks)
 	for e.t.user != nil && e.err == nil {
-		token, ok := e.t.user.next(e.text[:hi], lo)
+		token, ok := e.t.user.next(&e.w.budget, e.text[:hi], lo)
+		if e.err = e.w.err; e.err != nil {
+			return
+		}
 		if !ok {
 			break
 		}

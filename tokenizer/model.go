@@ -54,7 +54,7 @@ const (
 )
 
 // MaxPrompt is the largest text in bytes that is encoded exactly. Rewritten as the
-// model's files want it, it may take four times as much.
+// model's files want it, a text may take four times its size, or 4 MiB.
 const MaxPrompt = 8 << 20
 
 // Model makes prompts for one model: its chat template, its tokenizer, and a

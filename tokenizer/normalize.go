@@ -31,9 +31,12 @@ const quickBytes = 16
 // file make gigabytes of a few bytes.
 var errGrown = errors.New("the file's rewriting makes too large a text")
 
-// grows is how many times its size, or that of the largest prompt, a text may take
-// rewritten. A space that becomes ▁ takes three times its own.
-const grows = 4
+// A text may take grows times its size rewritten, a small one grows times leastRoom. A
+// space that becomes ▁ takes three times its own.
+const (
+	grows     = 4
+	leastRoom = 1 << 20
+)
 
 // append appends the normal form of text to dst. A stretch without text has no
 // normal form but itself. A form of more than limit bytes is an error, found before

@@ -77,7 +77,7 @@ const keepBytes = 1 << 20
 //
 // text should be valid UTF-8; other bytes are characters of no class. The error
 // is the context's, or that of an expression that took too long, or of a file whose
-// rewriting makes more than four times [MaxPrompt] or the text of it; the ids
+// rewriting makes more than four times the text of it, and 4 MiB; the ids
 // appended until then are right as far as they go.
 func (t *Tokenizer) Append(ctx context.Context, dst []uint32, text []byte, special bool) ([]uint32, error) {
 	return t.encode(ctx, dst, text, formOf(special), nil)

@@ -406,7 +406,7 @@ func TestModelCards(t *testing.T) {
 	bad := map[string]string{
 		"{% if %}": "line 1: unexpected the end of the tag", "line\n{% if x %}\n": "unexpected end of template, expected 'endif'", "\n{% block a %}{% endblock %}": "line 2: unknown tag 'block'",
 		"{% include 'a' %}": "unknown tag 'include'", "{% autoescape true %}{% endautoescape %}": "unknown tag 'autoescape'", "{{ messages | from_json }}": "No filter named 'from_json'.",
-		"\n{{ " + strings.Repeat("(", 1<<16) + "1" + strings.Repeat(")", 1<<16) + " }}": "line 2: nested deeper", "\xff": "not UTF-8", strings.Repeat("x", 5<<20): "template of more than",
+		"\n{{ " + strings.Repeat("(", 1<<15) + "1" + strings.Repeat(")", 1<<15) + " }}": "line 2: nested deeper", "\xff": "not UTF-8", strings.Repeat("x", 5<<20): "template of more than",
 		"{% for a in [] %}{{ a is nosuch }}{% endfor %}": "No test named 'nosuch'.",
 	}
 	n := 0

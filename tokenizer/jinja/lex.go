@@ -35,8 +35,12 @@ type token struct {
 	line  int
 }
 
-// maxTemplate bounds the length of a template; the longest in use have 30 KB.
-const maxTemplate = 4 << 20
+// maxTemplate and maxTokens bound a template, and with it the memory that reading it
+// takes: some 300 bytes a token. The longest in use have 30 KB and 8,000 tokens.
+const (
+	maxTemplate = 1 << 20
+	maxTokens   = 1 << 17
+)
 
 // lexer cuts a template into tokens, with the white space rules of trim_blocks
 // and lstrip_blocks applied to the data.
@@ -249,6 +253,9 @@ var operators = []string{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*",
 func (l *lexer) expression(end string, endKind tokenKind) *Error {
 	depth := 0
 	for l.at < len(l.src) {
+		if len(l.tokens) > maxTokens {
+			return errorf(LimitError, "template of more than %d tokens", maxTokens)
+		}
 		rest := l.src[l.at:]
 		if depth == 0 {
 			sign, n := byte(0), 0

@@ -36,12 +36,12 @@ func TestLimits(t *testing.T) {
 		{"indenting", "{{ ('\\n' * 100000) | indent(10000) }}", jinja.LimitError},
 		{"recursion", "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}", jinja.RecursionError},
 		{"recursive loop", "{% set l = [1] %}{% for x in l recursive %}{{ loop(l) }}{% endfor %}", jinja.RecursionError},
-		{"deep parentheses", "{{ " + strings.Repeat("(", 100_000) + "1" + strings.Repeat(")", 100_000) + " }}", jinja.SyntaxError},
+		{"deep parentheses", "{{ " + strings.Repeat("(", 50_000) + "1" + strings.Repeat(")", 50_000) + " }}", jinja.SyntaxError},
 		{"deep lists", "{{ " + strings.Repeat("[", 100_000) + " }}", jinja.SyntaxError},
-		{"deep blocks", strings.Repeat("{% if 1 %}", 100_000), jinja.SyntaxError},
+		{"deep blocks", strings.Repeat("{% if 1 %}", 20_000), jinja.SyntaxError},
 		{"deep signs", "{{ " + strings.Repeat("-", 100_000) + "1 }}", jinja.SyntaxError},
 		{"deep nots", "{{ " + strings.Repeat("not ", 100_000) + "1 }}", jinja.SyntaxError},
-		{"many filters", "{{ 1" + strings.Repeat("|string", 100_000) + " }}", jinja.SyntaxError},
+		{"many filters", "{{ 1" + strings.Repeat("|string", 50_000) + " }}", jinja.SyntaxError},
 		{"long template", strings.Repeat("x", 5<<20), jinja.LimitError},
 		{"not UTF-8", "\xff", jinja.SyntaxError},
 	} {
@@ -55,6 +55,45 @@ func TestLimits(t *testing.T) {
 				t.Errorf("error %v, want one of kind %s that names the template", err, c.want)
 			}
 		})
+	}
+}
+
+// Reading a template takes bounded memory, whatever it is made of.
+func TestParsingIsBounded(t *testing.T) {
+	for _, c := range []struct{ before, part, behind string }{
+		{"{{ a", ".a", " }}"},
+		{"{{ a", "[a]", " }}"},
+		{"{{ a", "()", " }}"},
+		{"{{ a", "+a", " }}"},
+		{"{{ a", " and a", " }}"},
+		{"{{ a", "~a", " }}"},
+		{"{{ a", "<a", " }}"},
+		{"{{ [a", ",a", "] }}"},
+		{"{{ {a:a", ",a:a", "} }}"},
+		{"{{ a(b=1", ",b=1", ") }}"},
+		{"{{ 'a'", "''", " }}"},
+		{"", "{{a}}", ""},
+		{"", "{#a#}a", ""},
+		{"", "{%if a%}{%endif%}", ""},
+		{"", "{%for a in a%}{%endfor%}", ""},
+		{"", "{%macro a()%}{%endmacro%}", ""},
+		{"", "{%set a=a%}", ""},
+	} {
+		for _, size := range []int{120_000, 900_000} {
+			text := c.before + strings.Repeat(c.part, size/len(c.part)) + c.behind
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			tmpl, err := jinja.Parse("t", text)
+			if err == nil {
+				_, err = tmpl.Render(nil, nil, jinja.Options{})
+			}
+			runtime.ReadMemStats(&after)
+			made := (after.TotalAlloc - before.TotalAlloc) >> 20
+			t.Logf("%d KB of %s: %d MiB allocated, %.100v", size>>10, c.part, made, err)
+			if made > 128 {
+				t.Errorf("%d KB of %s: %d MiB allocated", size>>10, c.part, made)
+			}
+		}
 	}
 }
 
