@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"context"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
@@ -68,6 +69,7 @@ type encoder struct {
 	text  []byte
 	marks bool // the text has marks
 	rec   *recorder
+	begin int // where the stretch between added tokens begins
 	check int // look at the context behind this place
 	room  int // bytes that rewritten stretches may still take
 	err   error
@@ -109,6 +111,12 @@ func (e *encoder) run(from resume) {
 		return
 	}
 	at, start := from.at, from.start
+	if e.begin = at; e.t.chops && !start {
+		e.begin = 0
+		for token, ok := e.t.raw.next(e.text, 0); ok && token.start < at; token, ok = e.t.raw.next(e.text, token.end) {
+			e.begin = token.end
+		}
+	}
 	for at < len(e.text) && e.err == nil {
 		token, ok := e.t.raw.next(&e.w.budget, e.text, at)
 		if e.err = e.w.err; e.err != nil {
@@ -125,6 +133,7 @@ func (e *encoder) run(from resume) {
 		}
 		e.dst = append(e.dst, token.id)
 		at, start = token.end, true
+		e.begin = at
 		e.place(at, looked, true)
 	}
 }
@@ -177,6 +186,8 @@ func (e *encoder) stretch(lo, hi, looked int, start bool) {
 	switch {
 	case t.cuts != nil:
 		e.characters(lo, hi, looked, start)
+	case t.chops && t.scan != nil:
+		e.chopped(lo, hi, looked)
 	case t.scan != nil && (!t.nfc || isNFC(e.text[lo:hi])):
 		e.words(lo, hi, looked)
 	default:
@@ -186,6 +197,33 @@ func (e *encoder) stretch(lo, hi, looked int, start bool) {
 			e.rec.note(looked)
 		}
 	}
+}
+
+// Kimi's class encodes a stretch in slices of mostSlice characters, and cuts these where a run of
+// spaces or of other characters gets longer than mostAlike.
+const (
+	mostSlice = 400_000
+	mostAlike = 25_000
+)
+
+// chopped is words for a stretch of Kimi's.
+func (e *encoder) chopped(lo, hi, looked int) {
+	size, alike, space := 0, 0, false
+	for i := e.begin; i < hi && e.err == nil; {
+		r, n := utf8.DecodeRune(e.text[i:hi])
+		if is := unicode.IsSpace(r) || 0x1c <= r && r <= 0x1f; is != space { // as Python sees spaces
+			alike, space = 0, is
+		}
+		if size == mostSlice || alike == mostAlike {
+			e.words(lo, i, i+n)
+			lo, alike = max(lo, i), 0
+			size %= mostSlice
+		}
+		size++
+		alike++
+		i += n
+	}
+	e.words(lo, hi, looked)
 }
 
 // words encodes a stretch that needs no rewriting and is parted by scanners.

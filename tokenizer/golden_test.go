@@ -4,9 +4,13 @@ package tokenizer_test
 
 import (
 	"bufio"
+	"bytes"
+	"compress/zlib"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -261,6 +265,55 @@ func TestKimi(t *testing.T) {
 			p, err := m.Encode(context.Background(), nil, q, time.Time{})
 			if err != nil || p.Mode != mode || mode == tokenizer.Exact && !slices.Equal(p.IDs, ids) || mode == tokenizer.Bytes && p.Reason != tokenizer.NoRenderer {
 				t.Errorf("%s, tools %s: %s %s, %v, differs at %d", c.config, tools, p.Mode, p.Reason, err, tokenizer.FirstDiff(p.IDs, ids))
+			}
+		}
+	}
+}
+
+// Kimi's class encodes long texts in slices, and so does the cache, wherever it resumes.
+func TestKimiLong(t *testing.T) {
+	ranks, err := os.ReadFile("testdata/ranks/own.tiktoken")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := `{"auto_map":{"AutoTokenizer":["tokenization_kimi.TikTokenTokenizer",null]},"added_tokens_decoder":{"1000":{"content":"<|im_start|>"},"1001":{"content":"<|im_end|>"}}}`
+	tok, err := tokenizer.Load(fstest.MapFS{"tiktoken.model": {Data: ranks}, "tokenizer_config.json": {Data: []byte(config)}}, tokenizer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile("testdata/ranks/kimi-long.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		var c struct {
+			Parts [][2]any
+			IDs   []byte
+		}
+		if err := json.Unmarshal([]byte(line), &c); err != nil {
+			t.Fatal(err)
+		}
+		var text []byte
+		for _, p := range c.Parts {
+			text = append(text, strings.Repeat(p[0].(string), int(p[1].(float64)))...)
+		}
+		unpacked, err := zlib.NewReader(bytes.NewReader(c.IDs))
+		if err != nil {
+			t.Fatal(err)
+		}
+		packed, err := io.ReadAll(unpacked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := make([]uint32, len(packed)/4)
+		for k := range want {
+			want[k] = binary.LittleEndian.Uint32(packed[4*k:])
+		}
+		cache := tokenizer.NewCache(1 << 24)
+		for _, end := range []int{len(text) / 3, len(text) * 2 / 3, len(text), len(text)} {
+			got, reused, err := cache.Append(context.Background(), nil, tok, text[:end], false)
+			if at := tokenizer.FirstDiff(got, want); end == len(text) && (err != nil || at >= 0) {
+				t.Errorf("%v, %d bytes reused: %d ids, %v, differs at %d; want %d ids", c.Parts, reused, len(got), err, at, len(want))
 			}
 		}
 	}

@@ -185,7 +185,7 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 		return nil, errors.New("no tokens")
 	}
 	c.Special = withReserved(c, ranks)
-	t := &Tokenizer{byteLevel: true, toolsInCode: c.reserved > 0, bpe: bpe{vocab: v, whole: true, unk: noID}}
+	t := &Tokenizer{byteLevel: true, toolsInCode: c.reserved > 0, chops: c.reserved > 0, bpe: bpe{vocab: v, whole: true, unk: noID}}
 	t.bpe.mergesOfRanks()
 	t.bpe.prepareBytes()
 	var err error

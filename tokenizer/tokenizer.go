@@ -45,6 +45,7 @@ type Tokenizer struct {
 	user          *finder           // tokens that part SentencePiece-style text, of which none begins anew
 	mistral       *chat.Mistral     // the files are Mistral's own; else nil
 	byteLevel     bool
+	chops         bool // long stretches are encoded in slices, as Kimi's class does
 	toolsInCode   bool // chats with tools are rendered by code of the model's own
 	strip         int  // spaces that decoding takes from the start
 

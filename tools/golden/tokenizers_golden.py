@@ -10,7 +10,9 @@ import json
 import pathlib
 import random
 import re
+import struct
 import sys
+import zlib
 
 import tiktoken
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -254,6 +256,34 @@ def ranks(folder, joined):
             f.write(json.dumps({"pattern": pattern, "special": special}, ensure_ascii=False) + "\n")
             for x in TEXTS + joined[:20] + HAN_TEXTS:
                 f.write(json.dumps({"text": x, "ids": t.encode(x, allowed_special="all")}, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+    kimi_long(folder / "kimi-long.jsonl", tiktoken.Encoding("kimi", pat_str=KIMI, mergeable_ranks=vocab, special_tokens=special), special)
+
+
+def kimi_long(path, model, special):
+    """Long texts as Kimi's class encodes them: between its special tokens, in slices of 400,000 characters, which are cut
+    where a run of spaces or of other characters exceeds 25,000. Texts stand as [part, count]…, ids as zlib of 32 bits each.
+    """
+    with open(path, "w") as f:
+        for parts in [
+            [["a", 25000]], [["a", 25001]], [["the", 20000]], [[" ", 25001], ["x", 1]], [["中", 25001], [" a", 1]], [["the", 8333], [" ", 1], ["the", 12501]],
+            [["a", 20000], ["\x1c", 1], ["a", 20000]], [["a", 20000], ["\x0b", 1], ["a", 60001]], [["word ", 80001]], [["one\n", 99999], ["two", 20001]],
+            [["a", 20000], ["<|im_end|>", 1], ["a", 20001]], [["a ", 100000], ["<|im_start|>", 1], ["a ", 150000], ["bc", 60000]],
+        ]:
+            ids = []
+            for part in re.split("(" + "|".join(map(re.escape, special)) + ")", "".join(x * n for x, n in parts)):
+                for i in range(0, len(part), 400_000):
+                    piece = part[i : i + 400_000]
+                    start = run = 0
+                    for k, c in enumerate(piece):
+                        run = run + 1 if k and c.isspace() == piece[k - 1].isspace() else 1
+                        if run > 25_000:
+                            ids += model.encode(piece[start:k], allowed_special="all")
+                            start, run = k, 1
+                    ids += model.encode(piece[start:], allowed_special="all")
+            packed = base64.b64encode(zlib.compress(struct.pack(f"<{len(ids)}I", *ids), 9)).decode()
+            f.write(json.dumps({"parts": parts, "ids": packed}, ensure_ascii=False) + "\n")
 
 
 def bytes_to_chars():
