@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -316,5 +317,46 @@ func TestKimiLong(t *testing.T) {
 				t.Errorf("%v, %d bytes reused: %d ids, %v, differs at %d; want %d ids", c.Parts, reused, len(got), err, at, len(want))
 			}
 		}
+	}
+}
+
+// What the reference makes of ids that the vocabulary has already, of a token that stands
+// there twice, and of tokens that no merge reaches in text that nothing parts.
+func TestOddTokens(t *testing.T) {
+	var fallback strings.Builder
+	for c := range 256 {
+		fmt.Fprintf(&fallback, `,"<0x%02X>":%d`, c, c+7)
+	}
+	for _, c := range []struct {
+		file string
+		want map[string][]uint32
+	}{
+		{
+			`{"added_tokens":[{"id":3,"content":"<"},{"id":9,"content":"x"},{"id":9,"content":"x"},{"id":4,"content":"y"}],"model":{"vocab":{"a":0,"b":1,"<":37},"merges":[]}}`,
+			map[string][]uint32{"<xy": {37, 3, 4}, "ax": {0, 3}},
+		},
+		{
+			`{"added_tokens":[{"id":3,"content":"x"},{"id":3,"content":"c","lstrip":true}],"model":{"vocab":{"a":0,"b":1,"c":3},"merges":[]}}`,
+			map[string][]uint32{"x": nil, "ax c": {0, 3}},
+		},
+		{
+			`{"normalizer":{"type":"Replace","pattern":{"String":" "},"content":"▁"},"model":{"ignore_merges":true,"byte_fallback":true,"vocab":{"▁":0,"a":1,"b":2,"▁a b":3,"ab":4,"a▁b":5,"ab▁":6` + fallback.String() + `},"merges":[]}}`,
+			map[string][]uint32{"ab": {4}, "a b": {5}, "ab ab": {1, 2, 0, 1, 2}, "ab aba b": {1, 2, 0, 1, 2, 1, 0, 2}, "abé": {1, 2, 202, 176}},
+		},
+	} {
+		tok, err := loadBytes([]byte(c.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for text, want := range c.want {
+			if got, err := tok.Append(context.Background(), nil, []byte(text), false); err != nil || !slices.Equal(got, want) {
+				t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+			}
+		}
+	}
+	// The reference finds one of the two, and not always the same.
+	tok, err := loadBytes([]byte(`{"added_tokens":[{"id":1,"content":"é","normalized":true},{"id":2,"content":"e\u0301","normalized":true}],"normalizer":{"type":"NFC"},"model":{"vocab":{"a":0},"merges":[]}}`))
+	if err != nil || !strings.Contains(tok.Doubt, "one normal form") {
+		t.Errorf("two tokens with one normal form: %v, doubt %q", err, tok.Doubt)
 	}
 }

@@ -463,9 +463,9 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
 	if len(list) > maxAdded {
 		return fmt.Errorf("added_tokens: %d, more than %d", len(list), maxAdded)
 	}
-	var raw, normed []added
-	next, room := uint32(0), maxNormed
-	flags := map[string]addedToken{}
+	next := uint32(keys.count)
+	byID, flags := map[uint32]int{}, map[string]addedToken{}
+	var kept []addedToken
 	for _, a := range list {
 		if a.Content == "" {
 			continue
@@ -473,23 +473,35 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
 		a.ID = 0
 		if b, twice := flags[a.Content]; twice && a != b {
 			return unsupported(fmt.Errorf("added_tokens: %.40q stands there twice, with other flags", a.Content))
+		} else if twice {
+			continue
 		}
 		flags[a.Content] = a
 		if err := bounded("content", a.Content); err != nil {
 			return fmt.Errorf("added_tokens: %w", err)
 		}
 		// The reference goes by the vocabulary, then by the order, and not by the
-		// id that the file gives.
-		id, ok := keys.id(a.Content)
-		if !ok {
-			id = max(uint32(keys.count), next)
+		// id that the file gives. Of two tokens of one id it knows the later.
+		var ok bool
+		if a.ID, ok = keys.id(a.Content); !ok {
+			a.ID, next = next, next+1
 		}
-		if next = max(next, id+1); id >= maxIDs {
-			return fmt.Errorf("added_tokens: id %d of %q, more than %d", id, a.Content, maxIDs)
+		if a.ID >= maxIDs {
+			return fmt.Errorf("added_tokens: id %d of %q, more than %d", a.ID, a.Content, maxIDs)
 		}
-		x := added{id: id, content: []byte(a.Content), lstrip: a.LStrip, rstrip: a.RStrip, singleWord: a.SingleWord}
-		if len(t.bpe.vocab.get(id)) == 0 {
-			t.bpe.vocab.put(x.content, id, false)
+		if k, taken := byID[a.ID]; taken {
+			kept[k] = a
+			continue
+		}
+		byID[a.ID] = len(kept)
+		kept = append(kept, a)
+	}
+	var raw, normed []added
+	room, forms := maxNormed, map[string]bool{}
+	for _, a := range kept {
+		x := added{id: a.ID, content: []byte(a.Content), lstrip: a.LStrip, rstrip: a.RStrip, singleWord: a.SingleWord}
+		if len(t.bpe.vocab.get(x.id)) == 0 {
+			t.bpe.vocab.put(x.content, x.id, false)
 		}
 		if !a.Normalized {
 			raw = append(raw, x)
@@ -502,6 +514,10 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
 			}
 		}
 		room -= len(x.content)
+		if forms[string(x.content)] {
+			t.Doubt = fmt.Sprintf("added_tokens: %.40q and another token have one normal form, of which the reference takes either", a.Content)
+		}
+		forms[string(x.content)] = true
 		normed = append(normed, x)
 	}
 	for _, tokens := range [][]added{raw, normed} {
@@ -684,7 +700,7 @@ func (t *Tokenizer) plan() {
 		for t.resumes+1 < len(t.steps) && t.steps[t.resumes].anywhere {
 			t.resumes++
 		}
-	case !t.byteLevel && t.normed == nil && t.bpe.hasBytes:
+	case !t.byteLevel && t.normed == nil && t.bpe.hasBytes && !t.bpe.whole: // whole is of uncut stretches
 		if t.cuts = t.planCuts(); t.cuts != nil {
 			t.bpe.space = t.cuts.space
 			t.bpe.prepareSingle()
