@@ -8,10 +8,10 @@ find_program() { # name, place in .cache, what makes it
 		{ echo "run.sh: $1 is missing: run $3, or put it on PATH" >&2; exit 1; }
 }
 
-wait_for() { # what it says otherwise, command …; for 10 s, or as many tenths as tries says
+wait_for() { # what it says otherwise, command …; for a minute, or as many tenths of a second as tries says
 	local what=$1
 	shift
-	for _ in $(seq "${tries:-100}"); do
+	for _ in $(seq "${tries:-600}"); do
 		"$@" >/dev/null 2>&1 && return
 		read -rt 0.1 <> <(:) || true
 	done

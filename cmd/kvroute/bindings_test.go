@@ -43,6 +43,7 @@ func library(t *testing.T) string {
 }
 
 func TestPublishFromOtherLanguages(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	lib := library(t)
 	if lib == "" {
 		return

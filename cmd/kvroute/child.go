@@ -79,7 +79,7 @@ func (c *child) waitReady(ctx context.Context) error {
 }
 
 func (c *child) addresses(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
 		if data, err := os.ReadFile(c.file); err == nil {
@@ -95,12 +95,12 @@ func (c *child) addresses(ctx context.Context) error {
 	}
 }
 
-// stop ends the child, by force after five seconds, and waits for its end.
+// stop ends the child, by force after a quarter of a minute, and waits for its end.
 func (c *child) stop() {
 	_ = c.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
 	select {
 	case <-c.done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(15 * time.Second):
 		_ = c.cmd.Process.Kill()
 		<-c.done
 	}

@@ -20,7 +20,7 @@ import (
 func TestUnixSocket(t *testing.T) {
 	d := newStack(t, 2, []string{"--speed", "20"})
 	at := "unix:" + filepath.Join(d.dir, "kvroute.sock")
-	d.begin(t, "--extproc-address", at, "--http-address", heldAddress(t))
+	d.begin(t, "--extproc-address", at)
 	if d.router.at.Extproc != at {
 		t.Fatalf("kvroute is at %s", d.router.at.Extproc)
 	}

@@ -182,12 +182,22 @@ type demonstration struct {
 	edit      *strings.Replacer // changes Envoy's configuration, if not nil
 	unrouted  bool              // no request is decided, or none has to be
 
-	bus     *embeddedNATS
-	engines []*child
-	router  *child
-	others  []*child         // replicas, router among them, if the demo is of several
-	groups  []*demonstration // those below the router, if it is one of groups
-	envoy   *envoytest.Proc
+	bus      *embeddedNATS
+	engines  []*child
+	router   *child
+	others   []*child         // replicas, router among them, if the demo is of several
+	groups   []*demonstration // those below the router, if it is one of groups
+	envoy    *envoytest.Proc
+	reserved []func() // release the ports that children listen at
+}
+
+// hold reserves an address for a child that may be started again there.
+func (d *demonstration) hold() (address string, err error) {
+	address, release, err := envoytest.Hold()
+	if err == nil {
+		d.reserved = append(d.reserved, release)
+	}
+	return address, err
 }
 
 // start starts what all phases share.
@@ -203,11 +213,15 @@ func (d *demonstration) startEngines(ctx context.Context, component string, firs
 	d.engines = make([]*child, d.workers)
 	all, ctx := errgroup.WithContext(ctx)
 	for i := range d.engines {
+		at, err := d.hold()
+		if err != nil {
+			return err
+		}
 		all.Go(func() (err error) {
 			name := fmt.Sprint("worker-", first+i)
 			d.engines[i], err = startChild(ctx, d.dir, name, append([]string{
 				"engine", "--name", name, "--component", component,
-				"--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", d.load.Model, d.durable(),
+				"--listen", at, "--nats-url", d.bus.url(), "--model", d.load.Model, d.durable(),
 			}, d.engine...)...)
 			return err
 		})
@@ -241,6 +255,10 @@ func (d *demonstration) stop() {
 	if d.bus != nil {
 		d.bus.stop()
 	}
+	for _, release := range d.reserved {
+		release()
+	}
+	d.reserved = nil
 }
 
 // round is the load played in both modes.
@@ -321,11 +339,18 @@ func (d *demonstration) play(ctx context.Context, title string) (bench.Summary, 
 // startRouter starts kvroute in place of the one before, and waits until requests
 // through Envoy are decided by it.
 func (d *demonstration) startRouter(ctx context.Context, flags ...string) (err error) {
-	extprocAt, httpAt := "127.0.0.1:0", "127.0.0.1:0"
+	var extprocAt, httpAt string
 	if d.router != nil { // Envoy knows the address of the one before
 		extprocAt, httpAt = d.router.at.Extproc, d.router.at.HTTP
 		d.router.stop()
 		d.router = nil
+	} else {
+		if extprocAt, err = d.hold(); err != nil {
+			return err
+		}
+		if httpAt, err = d.hold(); err != nil {
+			return err
+		}
 	}
 	flags = append([]string{
 		"serve", "--decision-headers", "--extproc-address", extprocAt, "--http-address", httpAt,

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"regexp"
 	"slices"
@@ -121,6 +120,7 @@ func engineBlocks(t *testing.T, engines []*child) (n int) {
 // A third replica, started when the first two were killed, has the full state: the
 // stream alone does not have it any more.
 func TestAThirdReplicaProcess(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	bus, engines := streamFleet(t)
 	flags := []string{"--router-snapshot-threshold", "5"}
 	early := startReplicaProcess(t, bus, "early", flags...)
@@ -214,12 +214,7 @@ func TestARestartWithItsOwnNATS(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	dir := t.TempDir()
-	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is the same after the restart
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := l.Addr().String()
-	l.Close()
+	port := heldAddress(t)
 	start := func() *child {
 		c, err := startChild(t.Context(), t.TempDir(), "serve", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
 			"--nats-listen", port, "--state-dir", dir, "--replica", "only")

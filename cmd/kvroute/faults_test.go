@@ -66,29 +66,15 @@ func blackHole(t *testing.T) string {
 	return ""
 }
 
-// heldAddress is an address of loopback that refuses connections, but for those to a child
-// of ours that listens there. Nobody else gets it before the test ends, while such a child
-// is away least of all: a socket is bound to it that does not listen.
+// heldAddress reserves an address of loopback until the test ends: see [envoytest.Hold].
 func heldAddress(t *testing.T) string {
 	t.Helper()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	address, release, err := envoytest.Hold()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = syscall.Close(fd) })
-	syscall.CloseOnExec(fd)
-	// Children set it as well; without it they could not share the address.
-	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
-	at, err := syscall.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprint("127.0.0.1:", at.(*syscall.SockaddrInet4).Port)
+	t.Cleanup(release)
+	return address
 }
 
 // atRest waits until no request is in flight, none waits, and no stream is open.
@@ -347,6 +333,7 @@ func TestBodiesAtTheLimit(t *testing.T) {
 // What takes too long ends: a client that does not send, a worker that does not answer
 // or goes silent, a decision.
 func TestTimeouts(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	d := newStack(t, 0, nil)
 	hang := make(chan struct{})
 	defer close(hang)

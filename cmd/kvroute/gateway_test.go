@@ -153,9 +153,8 @@ func TestGateway(t *testing.T) {
 			}
 			eventually(t, "the decision does not say who served", func() bool { return newest(t, d).Served.IsValid() })
 			idle(t, d)
-			if err := d.named(t, home).restart(t); err != nil {
-				t.Fatal(err)
-			}
+			worker := d.named(t, home)
+			*worker = *worker.again(t, t.TempDir())
 
 			d.router.kill(t)
 			for range 4 {

@@ -15,13 +15,14 @@ import (
 // and what they held last. They are heard again when NATS is back, also by an upper tier
 // that was killed and started meanwhile, which then finds again what the groups hold.
 func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	store := t.TempDir()
-	bus, err := startNATS("127.0.0.1:0", store)
+	at := heldAddress(t)
+	bus, err := startNATS(at, store)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { bus.stop() })
-	at := strings.TrimPrefix(bus.url(), "nats://")
 	d := newStack(t, 0, nil)
 	var file strings.Builder
 	fmt.Fprintf(&file, "version: 1\ncomponent: tier\nmodels:\n- {name: sim, tokenizer: %q}\ngroups:\n", modelFolder(t))

@@ -86,7 +86,7 @@ func (d *demonstration) held(t *testing.T) map[string]int {
 	blocks := map[string]int{}
 	for _, e := range d.engines {
 		id := wire.WorkerID(e.name)
-		m, err := nc.Request(wire.Scope{}.Own("query", wire.WorkerKey(id), "0"), events.AppendQuery(nil, events.Query{WorkerID: id}), 5*time.Second)
+		m, err := nc.Request(wire.Scope{}.Own("query", wire.WorkerKey(id), "0"), events.AppendQuery(nil, events.Query{WorkerID: id}), patience)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -236,6 +236,7 @@ func listeners(t *testing.T, bus *embeddedNATS, subject string) (n int) {
 // Without a use for events nothing listens to them, nobody is asked and workers say
 // nothing; with one they are followed from where they are.
 func TestUnwantedEventsAreNotSent(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	for _, flags := range [][]string{{"--no-kv-events"}, {"--kv-overlap-score-weight", "0"}} {
 		t.Run(flags[0], func(t *testing.T) {
 			dir := t.TempDir()
@@ -252,7 +253,7 @@ func TestUnwantedEventsAreNotSent(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 { // by the second one all workers have heard the first
-				if m, err := presence.NextMsg(5 * time.Second); err != nil || !strings.Contains(string(m.Data), `"wants_events":false`) {
+				if m, err := presence.NextMsg(patience); err != nil || !strings.Contains(string(m.Data), `"wants_events":false`) {
 					t.Fatalf("presence %v, %v", m, err)
 				}
 			}

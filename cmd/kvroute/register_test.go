@@ -150,7 +150,8 @@ workers:
 - {name: a, address: "%s", models: [m], block_size: 16, total_kv_blocks: 1000, health: {interval: 100ms}, metrics: {interval: 100ms}}
 - {name: b, address: "localhost:9", models: [m], block_size: 16}
 `, strings.TrimPrefix(engine.URL, "http://")))
-	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0",
+		"--degraded-after", "3s", "--unhealthy-after", "3s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,9 +184,9 @@ workers:
 	}
 	eventually(t, "its load is not known", func() bool { state, used := health(); return state == "healthy" && used == 250 })
 	sick.Store(true)
-	if err := poll(t.Context(), 2*patience, "it is still healthy", func(context.Context) bool {
+	if err := poll(t.Context(), patience, "it is still healthy", func(context.Context) bool {
 		state, _ := health()
-		return state == "unhealthy" // after 15 s
+		return state == "unhealthy"
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -43,6 +43,7 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 
 // A file that was replaced, or written anew in its place, is read without being told.
 func TestTheFileIsWatched(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -74,17 +74,18 @@ func (c *caller) load(stop <-chan struct{}) {
 // meanwhile. Then one is killed with a hundred requests in flight: the others stop
 // counting them.
 func TestFourReplicasLoseNATSAndOneOfThem(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	store := t.TempDir()
-	bus, err := startNATS("127.0.0.1:0", store)
+	at := heldAddress(t)
+	bus, err := startNATS(at, store)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { bus.stop() })
-	at := strings.TrimPrefix(bus.url(), "nats://")
 	var engines, replicas []*child
 	for i := range fleetSize {
 		e, err := startChild(t.Context(), t.TempDir(), fmt.Sprint("worker-", i+1), "engine", "--name", fmt.Sprint("worker-", i+1), "--listen", "127.0.0.1:0",

@@ -8,29 +8,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
-)
 
-// soakTime is how long the faults go on: 10 s, or what KVROUTE_SOAK says, as `make
-// test-long` does.
-func soakTime(t *testing.T) time.Duration {
-	t.Helper()
-	text := os.Getenv("KVROUTE_SOAK")
-	if text == "" {
-		return 10 * time.Second
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 {
-		t.Fatalf("KVROUTE_SOAK is %q, want a time", text)
-	}
-	return d
-}
+	"github.com/kvroute/kvroute/internal/fixtures"
+)
 
 // outages are the times in which a worker was killed or away: the only excuse for a
 // request that failed.
@@ -106,8 +92,9 @@ func (s *soak) one(t *testing.T, rng *rand.Rand) {
 // thing at a time. No request fails but for the death of a worker, whatever becomes of
 // kvroute; and when all is well again nothing is left of anything.
 func TestSoak(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	d := newStack(t, 3, []string{"--speed", "20", "--num-gpu-blocks", "16384"})
-	d.begin(t, "--extproc-address", heldAddress(t), "--http-address", heldAddress(t), "--avoid-failing", "100ms", "--drain-delay", "1500ms", "--drain-timeout", "10s")
+	d.begin(t, "--avoid-failing", "100ms", "--drain-delay", "1500ms", "--drain-timeout", "10s")
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	ctx, stop := context.WithCancel(t.Context())
@@ -125,7 +112,11 @@ func TestSoak(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(seed, 99))
 	faults := map[string]int{}
-	for end := time.Now().Add(soakTime(t)); time.Now().Before(end) && !t.Failed(); {
+	lasts := 10 * time.Second
+	if fixtures.Long() {
+		lasts = 5 * time.Minute
+	}
+	for end := time.Now().Add(lasts); time.Now().Before(end) && !t.Failed(); {
 		var fault string
 		switch rng.IntN(4) {
 		case 0:
@@ -152,9 +143,7 @@ func TestSoak(t *testing.T) {
 			e := d.engines[rng.IntN(len(d.engines))]
 			e.kill(t)
 			<-time.After(time.Duration(rng.IntN(300)) * time.Millisecond)
-			if err := e.restart(t); err != nil {
-				t.Fatal(err)
-			}
+			*e = *e.again(t, t.TempDir())
 			back()
 		}
 		faults[fault]++

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -106,12 +105,7 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 // kvroute should be, and the pool at two addresses.
 func deadEnds(t *testing.T, pool [2]string) map[string][]byte {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	nobody := free.Addr().String()
-	_ = free.Close()
+	nobody := heldAddress(t)
 	all := map[string][]byte{}
 	add := func(name string, c envoy.Config) {
 		t.Helper()

@@ -53,7 +53,7 @@ func guardedNATS(t *testing.T) (url string, as func(user string) *guarded) {
 		t.Fatal(err)
 	}
 	go s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
+	if !s.ReadyForConnections(patience) {
 		t.Fatal("NATS does not start")
 	}
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
@@ -214,7 +214,7 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 			if !right {
 				t.Errorf("it does not %s as itself", what)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("it cannot %s", what)
 		}
 	}
@@ -229,7 +229,7 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 	}
 	begin := time.Now()
 	_ = p.Close() // what it says is the log's business
-	if took := time.Since(begin); took > 9*time.Second {
+	if took := time.Since(begin); took > patience {
 		t.Errorf("to end took %v", took)
 	}
 }
@@ -371,7 +371,7 @@ func TestBusOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	go s.Start()
-	if !s.ReadyForConnections(10 * time.Second) {
+	if !s.ReadyForConnections(patience) {
 		t.Fatal("NATS does not start")
 	}
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
@@ -392,7 +392,7 @@ func TestBusOverTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 		connected := false
-		for end := time.Now().Add(map[bool]time.Duration{true: 5 * time.Second, false: time.Second}[c.ok]); time.Now().Before(end) && !connected; {
+		for end := time.Now().Add(map[bool]time.Duration{true: patience, false: time.Second}[c.ok]); time.Now().Before(end) && !connected; {
 			connected = nc.IsConnected()
 			<-time.After(5 * time.Millisecond)
 		}
@@ -467,7 +467,7 @@ func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
 			t.Fatal(err)
 		}
 		go s.Start()
-		if !s.ReadyForConnections(10 * time.Second) {
+		if !s.ReadyForConnections(patience) {
 			t.Fatal("NATS does not start")
 		}
 		opts.Port = s.Addr().(*net.TCPAddr).Port

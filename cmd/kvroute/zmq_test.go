@@ -230,6 +230,7 @@ func TestPublishBesideEngines(t *testing.T) {
 // An engine that comes back as it was is healthy again; one that comes back with another
 // model is not what is registered, so its sidecar ends and takes the worker along.
 func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	bus, _ := emptyBus(t)
 	var sick atomic.Bool
 	var model atomic.Value
@@ -512,7 +513,7 @@ func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	for deadline := time.Now().Add(30 * time.Second); ; {
+	for deadline := time.Now().Add(patience); ; {
 		m, err := beats.NextMsg(time.Until(deadline))
 		if err != nil {
 			t.Fatalf("no heartbeat says that a request is running: %v", err)
@@ -525,7 +526,7 @@ func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
 			break
 		}
 	}
-	m, err := used.NextMsg(10 * time.Second)
+	m, err := used.NextMsg(patience)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,10 +4,15 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 envoy=$(find_program envoy envoy/bin/envoy "make envoy")
 
-# Whatever ports are free stand in for those of the files.
-ports=($(python3 -c 'import socket
-s = [socket.create_server(("127.0.0.1", 0)) for _ in range(21)]
-print(*(x.getsockname()[1] for x in s))'))
+# Ports that nobody else uses stand in for those of the files. The sockets that reserve them do not listen, and live as long as the script.
+coproc reserve { exec python3 -c 'import socket, sys
+held = [socket.socket() for _ in range(21)]
+for s in held:
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("127.0.0.1", 0))
+print(*(s.getsockname()[1] for s in held), flush=True)
+sys.stdin.read()'; }
+read -ra ports <&"${reserve[0]}"
 nats=${ports[0]} tier_extproc=${ports[1]} tier_http=${ports[2]} east=${ports[3]} west=${ports[4]} tier=${ports[5]}
 for file in upper lower; do
 	sed -e "s/26422/$nats/; s/26002/$tier_extproc/; s/26003/$tier_http/; s/26081/$east/; s/26082/$west/" \

@@ -83,7 +83,7 @@ type Proc struct {
 }
 
 // startTime is far above what Envoy needs, which is less than a second.
-const startTime = 20 * time.Second
+const startTime = time.Minute
 
 // Start starts Envoy and waits until it takes requests. Ports that are 0 in the
 // configuration are picked by it. If it does not start, the error ends with the last
