@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the images of docker-compose.yaml from local binaries, runs the file end
-# to end, checks it from outside and takes it down. Uses Docker if a daemon
-# answers, else podman and podman-compose, which it installs from Debian where it
-# may. .cache/bin/kvroute must be there (make build).
+# Runs docker-compose.yaml end to end, checks the stack from outside and stops it. Uses Docker if a daemon answers, else podman
+# and podman-compose, which it installs from Debian where it may. With podman, an image that cannot be pulled is replaced by one
+# of the same name that is made of this machine's programs: its Go toolchain, nats-server and Envoy. The Dockerfile is then
+# built with this machine's module cache.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 stage=$PWD/.cache/compose
@@ -14,13 +14,13 @@ say() { echo "compose.sh: $1" >&2; }
 if docker info >/dev/null 2>&1 && docker compose version >/dev/null 2>&1; then
 	engine=(docker) compose=(docker compose)
 else
-	if ! command -v podman >/dev/null || ! command -v podman-compose >/dev/null || ! command -v runc >/dev/null; then
+	if ! command -v podman >/dev/null || ! command -v podman-compose >/dev/null || ! command -v runc >/dev/null || ! command -v busybox >/dev/null; then
 		if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-			say "no Docker daemon answers: start one, or install podman, podman-compose and runc"
+			say "no Docker daemon answers: start one, or install podman, podman-compose, runc and busybox-static"
 			exit 1
 		fi
-		say "installing podman, podman-compose and runc"
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq podman podman-compose runc >/dev/null
+		say "installing podman, podman-compose, runc and busybox-static"
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq podman podman-compose runc busybox-static >/dev/null
 	fi
 	mkdir -p "$stage"
 	cat >"$stage/containers.conf" <<-X
@@ -34,51 +34,51 @@ else
 	engine=(podman) compose=(podman-compose)
 fi
 
-# --- images ---
-context() { # name: a fresh folder
-	rm -rf "${stage:?}/$1"
-	mkdir -p "$stage/$1/tmp"
-	chmod 1777 "$stage/$1/tmp"
-	touch "$stage/$1/tmp/.keep"
+# --- images in place of those that cannot be pulled ---
+standin() { # image, programs of busybox …: makes it of what is in $stage/image, with the programs that the programs there need
+	local image=$1 root=$stage/image program
+	shift
+	mkdir -p "$root/bin" "$root/tmp" "$root/etc/ssl/certs"
+	cp "$(command -v busybox)" "$root/bin/busybox"
+	for program; do ln -sf busybox "$root/bin/$program"; done
+	cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+	for library in $(ldd "$root"/bin/* 2>/dev/null | grep -oE '[[:space:]]/[^ :]+' | sort -u); do
+		mkdir -p "$root$(dirname "$library")"
+		cp -L "$library" "$root$library"
+	done
+	printf 'FROM scratch\nCOPY image /\nENV PATH=/usr/local/go/bin:/bin GOPROXY=off GOTOOLCHAIN=local GOMODCACHE=/root/go/pkg/mod GOCACHE=/root/.cache/go-build\n' >"$stage/Dockerfile"
+	"${engine[@]}" build -q -t "$image" -f "$stage/Dockerfile" "$stage" >/dev/null
+	say "$image cannot be pulled: one made of this machine's programs stands in for it"
 }
-build() { "${engine[@]}" build -q -t "localhost/$1:dev" -f "$stage/$1/Dockerfile" "$stage/$1" >/dev/null; }
-
-context kvroute
-cp Dockerfile .cache/bin/kvroute "$stage/kvroute/"
-build kvroute
-
-context nats-server
-CGO_ENABLED=0 go build -o "$stage/nats-server/nats-server" github.com/nats-io/nats-server/v2
-cat >"$stage/nats-server/Dockerfile" <<-X
-	FROM scratch
-	COPY nats-server /nats-server
-	COPY tmp /tmp
-	ENTRYPOINT ["/nats-server"]
-X
-build nats-server
-
-context envoy
-tools/envoy.sh
-envoy=$(command -v envoy || echo .cache/envoy/bin/envoy)
-bundled=$(find .cache/envoy/lib -path '*/envoy/_bin/envoy' 2>/dev/null | head -n 1)
-cp "${bundled:-$envoy}" "$stage/envoy/envoy"
-mkdir "$stage/envoy/root"
-ldd "$stage/envoy/envoy" | grep -oE '/[^ ]+' | while read -r library; do
-	mkdir -p "$stage/envoy/root$(dirname "$library")"
-	cp -L "$library" "$stage/envoy/root$library"
-done
-pool=()
-for i in 1 2 3 4; do pool+=(--pool "worker-$i:8000"); done
-.cache/bin/kvroute config envoy --listen 0.0.0.0:8080 --admin 127.0.0.1:9901 \
-	--extproc kvroute-1:9002 --extproc kvroute-2:9002 "${pool[@]}" >"$stage/envoy/envoy.yaml"
-cat >"$stage/envoy/Dockerfile" <<-X
-	FROM scratch
-	COPY root /
-	COPY tmp /tmp
-	COPY envoy envoy.yaml /
-	ENTRYPOINT ["/envoy", "-c", "/envoy.yaml", "--disable-hot-restart", "--concurrency", "1", "--log-level", "warn"]
-X
-build envoy
+missing() { # image
+	! "${engine[@]}" image exists "$1" && ! timeout 60 "${engine[@]}" pull -q "$1" >/dev/null 2>&1
+}
+image() { grep -ohE "docker\.io/$1:[^ ]+" Dockerfile docker-compose.yaml; }
+build=()
+if [ "${engine[0]}" = podman ]; then
+	rm -rf "$stage/image"
+	if missing "$(image library/golang)"; then
+		standin "$(image library/golang)" sh mkdir
+		build=("--podman-build-args=-v $(go env GOROOT):/usr/local/go:ro -v $(go env GOMODCACHE):/root/go/pkg/mod:ro -v $(go env GOCACHE):/root/.cache/go-build")
+	fi
+	rm -rf "$stage/image"
+	if missing "$(image library/nats)"; then
+		mkdir -p "$stage/image/bin"
+		CGO_ENABLED=0 go build -o "$stage/image/bin/nats-server" github.com/nats-io/nats-server/v2
+		standin "$(image library/nats)" wget
+	fi
+	rm -rf "$stage/image"
+	if missing "$(image envoyproxy/envoy)"; then
+		mkdir -p "$stage/image/bin"
+		tools/envoy.sh
+		envoy=$(command -v envoy || echo .cache/envoy/bin/envoy)
+		bundled=$(find .cache/envoy/lib -path '*/envoy/_bin/envoy' 2>/dev/null | head -n 1)
+		cp "${bundled:-$envoy}" "$stage/image/bin/envoy"
+		cp "$(command -v bash)" "$stage/image/bin/bash"
+		standin "$(image envoyproxy/envoy)" sh
+	fi
+	rm -rf "$stage/image"
+fi
 
 # --- run ---
 down() {
@@ -94,7 +94,9 @@ failed() {
 }
 down
 trap down EXIT
-"${compose[@]}" -f docker-compose.yaml -p kvroute up -d >"$stage/up.log" 2>&1 || { cat "$stage/up.log"; failed "compose up"; }
+echo "building and starting the stack"
+"${compose[@]}" "${build[@]}" -f docker-compose.yaml -p kvroute build >"$stage/up.log" 2>&1 || { tail -n 30 "$stage/up.log"; failed "compose build"; }
+"${compose[@]}" -f docker-compose.yaml -p kvroute up -d >>"$stage/up.log" 2>&1 || { tail -n 30 "$stage/up.log"; failed "compose up"; }
 
 container=$("${engine[@]}" ps -a --format '{{.Names}}' | grep -E '^kvroute[-_]load[-_]1$') || failed "there is no load"
 echo "waiting for the load"
@@ -102,10 +104,28 @@ status=$(timeout 180 "${engine[@]}" wait "$container") || failed "the load does 
 "${engine[@]}" logs "$container" 2>&1
 [ "$status" = 0 ] || failed "the load ended with status $status"
 
+# --- health checks, which podman does not run without systemd ---
+if [ "${engine[0]}" = podman ]; then
+	/usr/bin/python3 - <<-'X' || failed "a health check"
+		import subprocess, sys, time, yaml
+		for name, service in yaml.safe_load(open("docker-compose.yaml"))["services"].items():
+		    if "healthcheck" not in service:
+		        continue
+		    command = [word.replace("$$", "$") for word in service["healthcheck"]["test"][1:]]
+		    for _ in range(30):
+		        if subprocess.run(["podman", "exec", f"kvroute_{name}_1", *command], capture_output=True).returncode == 0:
+		            break
+		        time.sleep(1)
+		    else:
+		        sys.exit(f"compose.sh: {name} is not healthy: {command}")
+	X
+	echo "all services are healthy"
+fi
+
 # --- look from outside ---
 [ "$("${engine[@]}" logs "$container" 2>&1 | grep -cE '^worker +worker-[1-4]:')" = 4 ] || failed "not every worker was reached"
 for port in 19003 19004; do
-	.cache/bin/kvroute healthcheck --url "http://127.0.0.1:$port/readyz" || failed "the replica at $port is not ready"
+	curl -fsS -o /dev/null "http://127.0.0.1:$port/readyz" || failed "the replica at $port is not ready"
 	n=$(curl -fsS "http://127.0.0.1:$port/v1/decisions?limit=1000" | grep -o '"mode":"kv"' | wc -l)
 	echo "replica at $port: $n kv decisions"
 	[ "$n" -gt 0 ] || failed "the replica at $port decided nothing"
