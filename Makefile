@@ -16,7 +16,7 @@ RACE      := $(shell command -v cc >/dev/null 2>&1 && echo -race)
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: build envoy ## show it at work: the same load round robin and by cache, through a real Envoy (DEMO=--keep leaves it running, DEMO=--core does without JetStream)
@@ -61,19 +61,32 @@ bench-fleet: tools ## hold replicas and router groups against one router on publ
 
 FIXTURES := $(CURDIR)/.cache/fixtures.log
 
+# Packages without state of their own, or whose state is in other processes: `make test` runs their tests without the race
+# detector, except those of what goroutines share, and `make test-long` with it.
+PLAIN  := ./bench/... ./cmd/... ./envoy/... ./tokenizer/...
+SHARED := ManyGoroutines|Concurrent
+
 .PHONY: test
-test: tools envoy ## run every check that CI runs, and say how much reference data they had
+test: tools envoy ## run the tests, in less than 10 minutes on two cores, and say how much reference data they had
 	@test -n "$(RACE)" || echo "no C compiler: the tests run without the race detector"
 	go vet ./...
 	@$(MAKE) --no-print-directory fix
 	@mkdir -p .cache && rm -f $(FIXTURES)
-	KVROUTE_FIXTURES_LOG=$(FIXTURES) go test $(RACE) -timeout 40m -shuffle=on -count=1 ./...
+	@$(MAKE) --no-print-directory -j2 test-plain test-raced
 	@KVROUTE_FIXTURES_LOG=$(FIXTURES) go test -count=1 -v -run '^TestReferenceData$$' ./internal/fixtures | sed -n 's/^.*_test.go:[0-9]*: //p'
 
+GOTEST := KVROUTE_FIXTURES_LOG=$(FIXTURES) go test -vet=off -timeout 40m -shuffle=on -count=1
+
+.PHONY: test-plain test-raced
+test-plain:
+	@$(GOTEST) -parallel 4 $(PLAIN)
+test-raced:
+	@$(GOTEST) $(RACE) $$(go list ./... | grep -vxF "$$(go list $(PLAIN))")
+	@$(GOTEST) $(RACE) -run '$(SHARED)' ./tokenizer/...
+
 .PHONY: test-long
-test-long: tools envoy ## five minutes of faults at random under load, and rolling restarts thrice (8 minutes)
-	KVROUTE_SOAK=5m go test $(RACE) -timeout 20m -count=1 -v -run '^TestSoak$$' ./cmd/kvroute | grep -v '^=== '
-	go test $(RACE) -timeout 20m -count=3 -v -run '^TestRollingRestartsHarmNobody$$' ./cmd/kvroute | grep -v '^=== '
+test-long: tools envoy ## run all tests with the race detector, and the long forms of random worlds, restarts and faults (40 minutes)
+	KVROUTE_LONG=1 go test $(RACE) -timeout 90m -shuffle=on -count=1 -parallel 4 ./...
 
 .PHONY: gateway
 gateway: tools ## translate examples/envoy-gateway anew with Envoy Gateway's own tool and compare (builds it: 20 minutes once; WRITE=1 takes what comes out)
@@ -152,6 +165,10 @@ lint: ## run golangci-lint and look at the formatting
 	$(GOLANGCI) run ./...
 	$(GOLANGCI) fmt --diff ./...
 
+.PHONY: vulnerabilities
+vulnerabilities: tools ## run govulncheck: known vulnerabilities in functions that kvroute calls (asks vuln.go.dev)
+	go tool -modfile=tools/go.mod govulncheck ./...
+
 .PHONY: fmt
 fmt: ## format the code
 	$(GOLANGCI) fmt ./...
@@ -174,7 +191,7 @@ cover: ## print the share of statements that the short tests run
 	go tool cover -func=.cache/cover.out | tail -n 1
 
 .PHONY: test-compose
-test-compose: build ## build the images and run docker-compose.yaml end to end (podman or docker)
+test-compose: tools ## run docker-compose.yaml end to end and check the result (podman or docker)
 	@tools/compose.sh
 
 .PHONY: clean

