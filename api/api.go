@@ -49,6 +49,7 @@ import (
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -74,8 +75,8 @@ type Config struct {
 	// QueueWait is the longest time for which a booking waits, if the router has a
 	// queue. Default 0: for as long as the client, or the request's own target.
 	QueueWait time.Duration
-	// Client sends the requests of /v1/generate. Default one that heeds neither
-	// proxies nor redirects: requests go to workers only.
+	// Client sends the requests of /v1/generate. Default [fleet.Networks.Client] of all
+	// networks: it follows neither proxies nor redirects.
 	Client *http.Client
 	// Ready are the checks of /readyz, besides that some worker is known that
 	// can take requests.
@@ -104,7 +105,7 @@ const (
 // New returns the handler of the API.
 func New(c Config) http.Handler {
 	if c.Client == nil {
-		c.Client = newClient()
+		c.Client = reach.Networks{}.Client()
 	}
 	c.BodyTime = cmp.Or(c.BodyTime, time.Minute)
 	mux := http.NewServeMux()

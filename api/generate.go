@@ -12,12 +12,11 @@ import (
 	"io"
 	"iter"
 	"maps"
-	"net"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -59,7 +58,7 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 // that are no JSON, are an error.
 func Dispatch(client *http.Client, fields map[string]json.RawMessage) (router.Dispatch, error) {
 	if client == nil {
-		client = newClient()
+		client = reach.Networks{}.Client()
 	}
 	// What is wrong with the fields is so whatever the request.
 	if _, _, bad := forward(&question{RequestID: "-", TokenIDs: []uint32{}, Body: fields}); bad != nil {
@@ -76,17 +75,6 @@ func Dispatch(client *http.Client, fields map[string]json.RawMessage) (router.Di
 		}
 		return dispatch(client, path, body)(ctx, req, d)
 	}, nil
-}
-
-// newClient returns one that goes to workers only: it heeds neither proxies nor
-// redirects.
-func newClient() *http.Client {
-	// A worker whose machine is gone answers nothing at all.
-	dialer := &net.Dialer{Timeout: 5 * time.Second}
-	return &http.Client{
-		Transport:     &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
 }
 
 // forward makes the request to the worker.

@@ -12,12 +12,14 @@ import (
 	"net/http"
 	"reflect"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -104,6 +106,10 @@ type SourcesConfig struct {
 	// Changed is told when it may have changed how well a worker is known. It must
 	// not call back. Default nobody.
 	Changed func(id uint64, worst KnownState)
+	// Client asks engines over HTTP, and Control checks where their sockets are, as
+	// [net.Dialer]'s. Default: those of package reach for all networks.
+	Client  *http.Client
+	Control func(network, address string, _ syscall.RawConn) error
 	// Recorder writes down what the engines' sockets say. Default none.
 	Recorder *Recorder
 	// Log takes a line for each loss and each change. Default none.
@@ -111,6 +117,8 @@ type SourcesConfig struct {
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
 }
+
+func (c *SourcesConfig) dialer(d *net.Dialer) { d.Control = c.Control }
 
 // Sources follows the caches of workers whose engines are heard without a bus. It
 // keeps a goroutine for each socket, which ends with its worker.
@@ -130,7 +138,6 @@ type SourcesConfig struct {
 type Sources struct {
 	conf    SourcesConfig
 	metrics *sourceMetrics
-	client  *http.Client
 	wake    chan struct{} // holds one token while something is to be started or ended
 	plane   plane
 
@@ -151,14 +158,11 @@ func NewSources(conf SourcesConfig) (*Sources, error) {
 		conf.Changed = func(uint64, KnownState) {}
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	if conf.Client == nil {
+		conf.Client = reach.Networks{}.Client()
+	}
 	s := &Sources{
-		conf: conf,
-		// Engines are neighbours, and their answers go no way round.
-		client: &http.Client{
-			Timeout:       5 * time.Second,
-			Transport:     &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute},
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		},
+		conf:   conf,
 		wake:   make(chan struct{}, 1),
 		wanted: make(map[uint64]EngineWorker),
 		ranks:  make(map[*rankSource]struct{}),
@@ -237,7 +241,7 @@ type following struct {
 
 // Run follows the workers until ctx ends.
 func (s *Sources) Run(ctx context.Context) error {
-	defer s.client.CloseIdleConnections()
+	defer s.conf.Client.CloseIdleConnections()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if s.conf.Subscriber != nil {

@@ -4,6 +4,7 @@ package events_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -573,5 +575,58 @@ func TestLongEventsAreToldInParts(t *testing.T) {
 	}
 	if a, b := whole.of(7, 0), parted.of(7, 0); len(a) != 5000 || !maps.Equal(a, b) {
 		t.Errorf("%d blocks, in parts %d", len(a), len(b))
+	}
+}
+
+// An engine cannot send the questions about its cache on to somebody else.
+func TestEnginesAreNotAskedElsewhere(t *testing.T) {
+	var elsewhere, polled atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		elsewhere.Add(1)
+		fmt.Fprint(w, "[]")
+	}))
+	defer other.Close()
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		polled.Add(1)
+		http.Redirect(w, r, other.URL+"/quitquitquit", http.StatusTemporaryRedirect)
+	}))
+	defer engine.Close()
+	address := engine.Listener.Addr().String()
+	if _, err := events.Discover(t.Context(), events.EngineWorker{ID: 7, Transport: events.TransportZMQ, Address: address}); err == nil {
+		t.Error("an engine that redirects is discovered")
+	}
+	before := polled.Load()
+	follow(t, events.SourcesConfig{}, events.EngineWorker{ID: 7, Transport: events.TransportPoll, Address: address, BlockSize: 16})
+	eventually(t, func() bool { return polled.Load() > before+1 })
+	if n := elsewhere.Load(); n != 0 {
+		t.Errorf("%d redirects were followed", n)
+	}
+}
+
+// Sockets are dialled where the configuration allows it, whatever an engine says.
+func TestSocketsOutsideTheNetworksAreNotDialled(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	asked := make(chan string, 16)
+	follow(t, events.SourcesConfig{Control: func(_, address string, _ syscall.RawConn) error {
+		select {
+		case asked <- address:
+		default:
+		}
+		return errors.New("not in the networks")
+	}}, events.EngineWorker{ID: 7, Transport: events.TransportZMQ, Address: "127.0.0.1:1", Endpoint: "tcp://" + listener.Addr().String(), BlockSize: 16})
+	for range 2 {
+		if got := <-asked; got != listener.Addr().String() {
+			t.Errorf("%s is dialled, want %s", got, listener.Addr())
+		}
+	}
+	if err := listener.(*net.TCPListener).SetDeadline(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := listener.Accept(); err == nil {
+		t.Error("a connection arrived from", c.RemoteAddr())
 	}
 }

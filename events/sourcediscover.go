@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -47,7 +48,9 @@ func (s *Sources) get(ctx context.Context, url string) ([]byte, error) {
 }
 
 func (s *Sources) do(req *http.Request) ([]byte, error) {
-	resp, err := s.client.Do(req)
+	ctx, cancel := context.WithTimeout(req.Context(), 5*time.Second)
+	defer cancel()
+	resp, err := s.conf.Client.Do(req.WithContext(ctx))
 	if err != nil {
 		return nil, err
 	}

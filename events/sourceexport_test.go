@@ -37,7 +37,7 @@ func Discover(ctx context.Context, w EngineWorker) (Found, error) {
 	if err != nil {
 		return Found{}, err
 	}
-	defer s.client.CloseIdleConnections()
+	defer s.conf.Client.CloseIdleConnections()
 	return s.Discover(ctx, w)
 }
 

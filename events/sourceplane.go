@@ -71,7 +71,7 @@ func (s *Sources) Ask(ctx context.Context, q Query, part func(AnswerPart) (more 
 	if !ok {
 		return errNobody
 	}
-	err := askSocket(ctx, at.replay, [][]byte{nil, AppendQuery(nil, q)}, func(frames [][]byte) (more bool, err error) {
+	err := s.askSocket(ctx, at.replay, [][]byte{nil, AppendQuery(nil, q)}, func(frames [][]byte) (more bool, err error) {
 		p, err := splitPart(frames)
 		return err == nil && part(p), err
 	})

@@ -303,7 +303,7 @@ func (r *rankSource) deliver(ev RouterEvent) {
 func (r *rankSource) connect(ctx context.Context, out chan<- news) {
 	wait := backoff{}
 	for closed := false; ctx.Err() == nil; {
-		c, err := zmtp.Dial(ctx, r.at.events, zmtp.Sub)
+		c, err := zmtp.Dial(ctx, r.at.events, zmtp.Sub, r.s.conf.dialer)
 		if err != nil {
 			closed = closed || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 			r.log.Debug("an engine's socket is not there", "err", err)
@@ -495,7 +495,7 @@ func (r *rankSource) replay(ctx context.Context, from uint64, ask int, out chan<
 	pause.Stop() // until the answer is long
 	defer pause.Stop()
 	n := 0
-	err := askSocket(ctx, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
+	err := r.s.askSocket(ctx, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
 		pause.Stop() // it is the engine's that counts
 		r.s.conf.Recorder.reply(r.at.rank, request[:], frames)
 		f, err := SplitFrames(frames)
@@ -522,8 +522,8 @@ func (r *rankSource) replay(ctx context.Context, from uint64, ask int, out chan<
 
 // askSocket sends a request to a ROUTER socket and takes what comes back, until take
 // wants no more.
-func askSocket(ctx context.Context, at zmtp.Endpoint, request [][]byte, take func(frames [][]byte) (more bool, err error)) error {
-	c, err := zmtp.Dial(ctx, at, zmtp.Dealer)
+func (s *Sources) askSocket(ctx context.Context, at zmtp.Endpoint, request [][]byte, take func(frames [][]byte) (more bool, err error)) error {
+	c, err := zmtp.Dial(ctx, at, zmtp.Dealer, s.conf.dialer)
 	if err != nil {
 		return err
 	}

@@ -74,7 +74,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -86,6 +85,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/tap"
 
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -168,7 +168,7 @@ type Config struct {
 
 	// Networks are those that requests may be sent to, whatever address a worker
 	// has: a decision for another one fails open. None allows all.
-	Networks []netip.Prefix
+	Networks reach.Networks
 
 	// ModeOverride asks Envoy, in the answer to the request's headers, for the
 	// response's headers and trailers, which is what keeps a stream open to its end:
@@ -198,9 +198,7 @@ type Config struct {
 }
 
 // mayServe reports whether requests may be sent to an address.
-func (c *Config) mayServe(a netip.Addr) bool {
-	return len(c.Networks) == 0 || slices.ContainsFunc(c.Networks, func(n netip.Prefix) bool { return n.Contains(a.Unmap()) })
-}
+func (c *Config) mayServe(a netip.AddrPort) bool { return c.Networks.Check(a) == nil }
 
 func (c Config) withDefaults() (Config, error) {
 	switch {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -125,9 +126,13 @@ func TestWorkerWithoutAddressFailsOpen(t *testing.T) {
 // Whoever got a worker past the registry: requests leave for the worker networks
 // only.
 func TestOnlyWorkerNetworksAreRoutedTo(t *testing.T) {
-	for address, want := range map[string]bool{"10.0.0.7:8000": true, "[::ffff:10.0.0.7]:8000": true, "10.1.0.7:8000": false, "[::1]:80": false} {
+	for address, want := range map[string]bool{"10.0.0.7:8000": true, "[::ffff:10.0.0.7]:8000": true, "10.0.0.7:8001": false, "10.1.0.7:8000": false, "[::1]:80": false} {
 		synctest.Test(t, func(t *testing.T) {
-			h := newHarness(t, extproc.Config{Networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}})
+			networks, err := reach.Parse("10.0.0.0/24:8000")
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := newHarness(t, extproc.Config{Networks: networks})
 			h.router.will(func(context.Context, router.Request) (router.Decision, error) {
 				return router.Decision{Address: netip.MustParseAddrPort(address)}, nil
 			})

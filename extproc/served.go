@@ -27,7 +27,7 @@ const (
 
 // second returns the second choice if it may serve.
 func (s *stream) second() (a netip.AddrPort) {
-	if a = s.decision.Second.Address; !a.IsValid() || !s.server.conf.mayServe(a.Addr()) {
+	if a = s.decision.Second.Address; !a.IsValid() || !s.server.conf.mayServe(a) {
 		return netip.AddrPort{}
 	}
 	return a

@@ -511,7 +511,7 @@ func (s *stream) ask(ctx context.Context, req *router.Request) error {
 		s.free()
 		return fmt.Errorf("extproc: worker %d has no address", d.Worker.ID)
 	}
-	if !s.server.conf.mayServe(d.Address.Addr()) {
+	if !s.server.conf.mayServe(d.Address) {
 		s.free()
 		return fmt.Errorf("extproc: worker %d at %s is outside the worker networks", d.Worker.ID, d.Address)
 	}

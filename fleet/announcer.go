@@ -57,7 +57,7 @@ type Announcer struct {
 // NewAnnouncer returns an announcer on a connection that stays its caller's. A
 // record that registries would refuse is an error.
 func NewAnnouncer(nc *nats.Conn, conf AnnouncerConfig) (*Announcer, error) {
-	if _, err := conf.Record.Info(nil); err != nil {
+	if _, err := conf.Record.Info(Networks{}); err != nil {
 		return nil, err
 	}
 	if conf.Now == nil {
@@ -78,7 +78,7 @@ func (a *Announcer) Registered() <-chan struct{} { return a.registered }
 
 // Update changes the record. A worker stays who it is: its id does not change.
 func (a *Announcer) Update(r Record) error {
-	if _, err := r.Info(nil); err != nil {
+	if _, err := r.Info(Networks{}); err != nil {
 		return err
 	}
 	r.V, r.WorkerID = 1, a.id

@@ -32,10 +32,7 @@ const behalfTime = 2 * time.Second
 // follows. The error says what is wrong with the record, or is [ErrConfigured] or
 // [ErrBusAway], wrapped.
 func (r *Registry) Register(ctx context.Context, record Record) (router.WorkerInfo, error) {
-	info, err := record.Info(r.conf.Networks)
-	if err == nil {
-		err = record.Events.check(r.conf.Networks, true)
-	}
+	info, err := record.Registered(r.conf.Networks)
 	if err != nil {
 		return info, err
 	}

@@ -39,12 +39,12 @@ type DynamoRules struct {
 func (r *DynamoRules) Check() error {
 	var errs []error
 	if r.Frontend != "" {
-		if _, err := address(r.Frontend, nil); err != nil {
+		if _, err := address(r.Frontend, Networks{}); err != nil {
 			errs = append(errs, fmt.Errorf("frontend is %q, want %w", clip(r.Frontend), err))
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(r.AddressMap)) {
-		if _, err := address(r.AddressMap[key], nil); err != nil {
+		if _, err := address(r.AddressMap[key], Networks{}); err != nil {
 			errs = append(errs, fmt.Errorf("address-map[%s] is %q, want %w", clip(key), clip(r.AddressMap[key]), err))
 		}
 	}
@@ -272,9 +272,10 @@ func (t *DynamoTable) Delete(key string) {
 	delete(t.sources, key)
 }
 
-// View makes workers of the records. Networks, if any, are those that addresses must lie
-// in, of workers and of what else is dialled.
-func (t *DynamoTable) View(rules *DynamoRules, networks []netip.Prefix) DynamoView {
+// View makes workers of the records. Networks are those that addresses must lie in, of
+// workers and of what else is dialled. The records are not the operator's: what they name
+// must be an address that a worker may register.
+func (t *DynamoTable) View(rules *DynamoRules, networks Networks) DynamoView {
 	v := DynamoView{Plane: events.Plane{Indexers: make(map[events.WorkerRank]events.Indexer), Groups: make(map[uint64]string)}}
 	named := make(map[uint64]uint64) // publishers by worker; 0 for several
 	wanted := make(map[uint64]bool)
@@ -407,7 +408,7 @@ const queryPrefix = "worker_kv_indexer_query_dp"
 
 // viewPlane works out where the events of the workers wanted are, and whose publisher is
 // who.
-func (t *DynamoTable) viewPlane(v *DynamoView, networks []netip.Prefix, wanted map[uint64]bool, named map[uint64]uint64) {
+func (t *DynamoTable) viewPlane(v *DynamoView, networks Networks, wanted map[uint64]bool, named map[uint64]uint64) {
 	refuse := func(key string, err error) {
 		v.LeftOut = append(v.LeftOut, fmt.Errorf("fleet: Dynamo's record %s: %w", clip(key), err))
 	}
@@ -442,7 +443,7 @@ func (t *DynamoTable) viewPlane(v *DynamoView, networks []netip.Prefix, wanted m
 }
 
 // viewChannels works out where the publishers are heard.
-func (t *DynamoTable) viewChannels(v *DynamoView, bound map[uint64]events.WorkerRank, networks []netip.Prefix, refuse func(string, error)) {
+func (t *DynamoTable) viewChannels(v *DynamoView, bound map[uint64]events.WorkerRank, networks Networks, refuse func(string, error)) {
 	groups := make(map[string]bool)
 	for _, group := range v.Plane.Groups {
 		groups[group] = true
@@ -463,7 +464,7 @@ func (t *DynamoTable) viewChannels(v *DynamoView, bound map[uint64]events.Worker
 				err = errors.New("want tcp://host:port")
 			}
 			if err == nil {
-				err = near(at.Host, networks, true)
+				err = dialable(at.Host, strconv.Itoa(at.Port), networks)
 			}
 			if err != nil {
 				refuse(key, fmt.Errorf("endpoint %q: %w", clip(channel.Endpoint), err))
@@ -485,12 +486,25 @@ func (t *DynamoTable) viewChannels(v *DynamoView, bound map[uint64]events.Worker
 	slices.SortFunc(v.Plane.Channels, func(a, b events.Channel) int { return cmp.Compare(a.Publisher, b.Publisher) })
 }
 
+// dialable refuses what a worker may not register. Names are refused, too: the records
+// must not choose what we look up.
+func dialable(host, port string, networks Networks) error {
+	a, err := netip.ParseAddrPort(net.JoinHostPort(host, port))
+	if err != nil {
+		return errors.New("want an ip and a port")
+	}
+	if err := networks.CheckRegistered(a); err != nil {
+		return fmt.Errorf("want %w", err)
+	}
+	return nil
+}
+
 // indexer notes where a rank's local indexer is asked.
-func (v *DynamoView) indexer(key string, rank events.WorkerRank, at *dynamoInstance, publisher uint64, networks []netip.Prefix, refuse func(string, error)) {
+func (v *DynamoView) indexer(key string, rank events.WorkerRank, at *dynamoInstance, publisher uint64, networks Networks, refuse func(string, error)) {
 	hostport, _, _ := strings.Cut(at.Transport.TCP, "/")
-	host, _, err := net.SplitHostPort(hostport)
+	host, port, err := net.SplitHostPort(hostport)
 	if err == nil {
-		err = near(host, networks, true)
+		err = dialable(host, port, networks)
 	}
 	if err != nil {
 		refuse(key, fmt.Errorf("transport %q: %w", clip(at.Transport.TCP), err))

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -39,12 +38,12 @@ type dynamoStore struct {
 	news int
 }
 
-func newDynamoStore(t *testing.T, rules fleet.DynamoRules, networks ...netip.Prefix) *dynamoStore {
+func newDynamoStore(t *testing.T, rules fleet.DynamoRules, networks ...fleet.Networks) *dynamoStore {
 	t.Helper()
 	s := &dynamoStore{T: t, dir: filepath.Join(t.TempDir(), "kv"), now: time.Now()}
 	var err error
 	s.d, err = fleet.NewDynamo(fleet.DynamoConfig{
-		Dir: s.dir, Rules: rules, Networks: networks,
+		Dir: s.dir, Rules: rules, Networks: append(networks, fleet.Networks{})[0],
 		Changed: func(v fleet.DynamoView) { s.view, s.news = v, s.news+1 },
 		Now:     func() time.Time { return s.now },
 	})
@@ -209,7 +208,7 @@ func TestADynamoIndexerOutOfReachIsNone(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil)
+		v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{})
 		if len(v.Workers) != 1 || v.Workers[0].Events.LocalIndexer || len(v.Plane.Indexers) > 0 || len(v.LeftOut) > 0 {
 			t.Errorf("%s: %+v", version, v)
 		}
@@ -220,7 +219,7 @@ func TestADynamoIndexerOutOfReachIsNone(t *testing.T) {
 func TestDynamosWorkersNeedAnAddress(t *testing.T) {
 	for name, c := range map[string]struct {
 		rules    fleet.DynamoRules
-		networks []netip.Prefix
+		networks fleet.Networks
 		want     string // address
 		left     string
 	}{
@@ -230,10 +229,10 @@ func TestDynamosWorkersNeedAnAddress(t *testing.T) {
 		"by host":             {rules: fleet.DynamoRules{AddressMap: map[string]string{"10.0.0.7": "10.0.0.7:1"}}, want: "10.0.0.7:1"},
 		"nowhere":             {rules: fleet.DynamoRules{AddressMap: map[string]string{"10.0.0.8": "10.0.0.7:1"}}, left: `neither its id nor its host "10.0.0.7" is in the address map`},
 		"of another":          {rules: fleet.DynamoRules{Frontend: frontend, Namespace: "other"}},
-		"networks":            {rules: fleet.DynamoRules{Frontend: frontend}, networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/30")}, want: frontend, left: "10.0.0.7"},
-		"outside of networks": {rules: fleet.DynamoRules{Frontend: frontend}, networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.7/32")}, left: "worker networks"},
+		"networks":            {rules: fleet.DynamoRules{Frontend: frontend}, networks: mustParse(t, "10.0.0.0/30"), want: frontend, left: "10.0.0.7"},
+		"outside of networks": {rules: fleet.DynamoRules{Frontend: frontend}, networks: mustParse(t, "10.0.0.7/32"), left: "worker networks"},
 	} {
-		s := newDynamoStore(t, c.rules, c.networks...)
+		s := newDynamoStore(t, c.rules, c.networks)
 		for key, text := range dynamoRecords("1.3") {
 			at := strings.Index(key[3:], "/") + 3
 			s.put(key[:at]+"/"+escaped(key[at+1:]), text)
@@ -275,7 +274,7 @@ func TestBadRecordsOfDynamoAreRefused(t *testing.T) {
 		if err := table.Put(c.key, []byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
-		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Workers) > 0 {
+		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{}); len(v.Workers) > 0 {
 			t.Errorf("%s makes a worker", name)
 		}
 	}
@@ -284,12 +283,13 @@ func TestBadRecordsOfDynamoAreRefused(t *testing.T) {
 	if err := table.Put(modelKey, []byte(card)); err != nil {
 		t.Fatal(err)
 	}
-	if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Workers) > 0 || len(v.LeftOut) != 1 {
+	if v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{}); len(v.Workers) > 0 || len(v.LeftOut) != 1 {
 		t.Errorf("a worker of no model: %+v", v)
 	}
 	for _, transport := range []string{
 		`{"kind":"Nats","config":{"subject_prefix":"a.>"}}`, `{"kind":"Nats","config":{}}`, `{"kind":"Quic"}`,
 		`{"kind":"Zmq","config":{"endpoint":"ipc:///tmp/x"}}`, `{"kind":"Zmq","config":{"endpoint":"tcp://host:1"}}`,
+		`{"kind":"Zmq","config":{"endpoint":"tcp://127.0.0.1:9901"}}`, `{"kind":"Zmq","config":{"endpoint":"tcp://169.254.169.254:80"}}`,
 	} {
 		var table fleet.DynamoTable
 		for key, text := range dynamoRecords("1.3") {
@@ -298,7 +298,7 @@ func TestBadRecordsOfDynamoAreRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Plane.Channels) > 0 || len(v.LeftOut) != 1 || len(v.Workers) != 1 {
+		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{}); len(v.Plane.Channels) > 0 || len(v.LeftOut) != 1 || len(v.Workers) != 1 {
 			t.Errorf("%s: %+v", transport, v)
 		}
 	}
@@ -371,7 +371,7 @@ func TestDynamosFilesAreFollowed(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if diff := cmp.Diff(want.View(&rules, nil).Workers, s.view.Workers); diff != "" {
+			if diff := cmp.Diff(want.View(&rules, fleet.Networks{}).Workers, s.view.Workers); diff != "" {
 				t.Fatalf("seed %d, step %d (-want +got):\n%s", seed, step, diff)
 			}
 		}
@@ -421,7 +421,8 @@ func TestCapturedStoresOfDynamo(t *testing.T) {
 		for _, row := range discoveryRows(t, path) {
 			s := runs[row.Run]
 			if s == nil {
-				s = newDynamoStore(t, fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend})
+				// The records are of processes on one machine.
+				s = newDynamoStore(t, fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend}, mustParse(t, "10.0.0.0/8,127.0.0.0/8"))
 				runs[row.Run] = s
 			}
 			switch row.Op {
@@ -506,11 +507,11 @@ func TestDynamosKeysAreUnescaped(t *testing.T) {
 		if err := table.Put("v1/mdc/"+name, []byte(dynamoRecords("1.6")[modelKey])); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Workers) != 1 {
+		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{}); len(v.Workers) != 1 {
 			t.Errorf("%s: %+v", name, v)
 		}
 		table.Delete("v1/mdc/" + name)
-		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, nil); len(v.Workers) != 0 {
+		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{}); len(v.Workers) != 0 {
 			t.Errorf("%s: %+v", name, v)
 		}
 	}

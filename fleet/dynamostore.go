@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -50,8 +49,8 @@ type DynamoConfig struct {
 	// Rules.Namespace.
 	NATS  *nats.Conn
 	Rules DynamoRules
-	// Networks are those that addresses may be in. None allows all.
-	Networks []netip.Prefix
+	// Networks are those that addresses may be in. Default all.
+	Networks Networks
 	// Changed is told what the records make, whenever some have changed. It must not
 	// call back.
 	Changed func(DynamoView)

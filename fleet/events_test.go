@@ -13,9 +13,18 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
+func mustParse(t *testing.T, list string) fleet.Networks {
+	t.Helper()
+	n, err := fleet.ParseNetworks(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // A registration may say where events are only as far as its worker could be there.
 func TestWhereEventsMayBe(t *testing.T) {
-	networks := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	networks := mustParse(t, "10.0.0.0/8")
 	for _, c := range []struct {
 		events          fleet.Events
 		registered, set string // what is wrong, "" if nothing
@@ -27,14 +36,19 @@ func TestWhereEventsMayBe(t *testing.T) {
 		{fleet.Events{Transport: "zmq", Endpoint: "tcp://10.0.0.7:5557", Replay: "tcp://10.0.0.7:{rank}"}, "", ""},
 		{fleet.Events{Transport: "zmq", Endpoint: "tcp://192.168.0.7:5557"}, "worker networks", "worker networks"},
 		{fleet.Events{Transport: "zmq", Endpoint: "tcp://10.0.0.7:5557", Replay: "tcp://192.168.0.7:1"}, "events.replay", "events.replay"},
-		{fleet.Events{Transport: "zmq", Endpoint: "tcp://worker:5557"}, "an ip", ""},
-		{fleet.Events{Transport: "zmq", Endpoint: "ipc:///run/kv"}, "want tcp://ip:port", ""},
+		{fleet.Events{Transport: "zmq", Endpoint: "tcp://10.0.0.8:5557"}, "own host", ""},
+		{fleet.Events{Transport: "zmq", Endpoint: "tcp://10.0.0.7:5557", Replay: "tcp://10.0.0.8:5657"}, "own host", ""},
+		{fleet.Events{Transport: "zmq", Endpoint: "tcp://worker:5557"}, "own host", ""},
+		{fleet.Events{Transport: "zmq", Endpoint: "ipc:///run/kv"}, "own host", ""},
 		{fleet.Events{Transport: "zmq", Endpoint: "tcp://127.0.0.1:5557", Bind: true}, "events.bind", ""},
 		{fleet.Events{Transport: "zmq", Endpoint: "here"}, "tcp://host:port", "tcp://host:port"},
 		{fleet.Events{Transport: "http_poll"}, "", ""},
-		{fleet.Events{Transport: "http_poll", Endpoint: "http://10.0.0.7:80/x"}, "", ""},
+		{fleet.Events{Transport: "http_poll", Endpoint: "http://10.0.0.7:8000/kv_cache_events"}, "", ""},
+		{fleet.Events{Transport: "http_poll", Endpoint: "http://10.0.0.7:8000/quitquitquit"}, "want http://10.0.0.7:8000/kv_cache_events", ""},
+		{fleet.Events{Transport: "http_poll", Endpoint: "http://10.0.0.7:9901/kv_cache_events"}, "want http://10.0.0.7:8000/kv_cache_events", ""},
+		{fleet.Events{Transport: "http_poll", Endpoint: "http://10.0.0.8:8000/kv_cache_events"}, "want http://10.0.0.7:8000/kv_cache_events", ""},
 		{fleet.Events{Transport: "http_poll", Endpoint: "http://192.168.0.7/x"}, "worker networks", "worker networks"},
-		{fleet.Events{Transport: "http_poll", Endpoint: "http://intranet/x"}, "an ip", ""},
+		{fleet.Events{Transport: "http_poll", Endpoint: "http://intranet/x"}, "want http://10.0.0.7:8000/kv_cache_events", ""},
 		{fleet.Events{Transport: "http_poll", Endpoint: "file:///etc/passwd"}, "http://ip:port", "http://ip:port"},
 		{fleet.Events{Transport: "zmq", Topic: strings.Repeat("x", 300)}, "events.topic", "events.topic"},
 		{fleet.Events{Transport: "pigeon"}, "events.transport", "events.transport"},
@@ -47,6 +61,49 @@ func TestWhereEventsMayBe(t *testing.T) {
 			if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 				t.Errorf("%+v: %s: %v", c.events, how, err)
 			}
+		}
+	}
+}
+
+// A worker that registers itself chooses nothing that kvroute calls beside its own
+// engine. The same record in the configuration file is the operator's choice.
+func TestRegisteredWorkersNameOnlyTheirOwnHost(t *testing.T) {
+	own := netip.MustParseAddrPort("10.0.0.7:9003")
+	for name, c := range map[string]struct {
+		networks string
+		change   func(*fleet.Record)
+		want     string // the error's words, "" if the record is taken
+	}{
+		"an engine":                  {"", func(*fleet.Record) {}, ""},
+		"loopback":                   {"", func(r *fleet.Record) { r.Address = "127.0.0.1:8000" }, "neither loopback nor link-local"},
+		"loopback, by IPv6":          {"", func(r *fleet.Record) { r.Address = "[::1]:8000" }, "neither loopback nor link-local"},
+		"loopback, as IPv6":          {"", func(r *fleet.Record) { r.Address = "[::ffff:127.0.0.1]:8000" }, "neither loopback nor link-local"},
+		"a cloud's metadata":         {"", func(r *fleet.Record) { r.Address = "169.254.169.254:80" }, "neither loopback nor link-local"},
+		"loopback among all":         {"0.0.0.0/0,::/0", func(r *fleet.Record) { r.Address = "127.0.0.1:8000" }, "neither loopback nor link-local"},
+		"loopback that is allowed":   {"127.0.0.0/8", func(r *fleet.Record) { r.Address = "127.0.0.1:8000" }, ""},
+		"another network":            {"10.0.0.0/24", func(r *fleet.Record) { r.Address = "10.0.1.7:8000" }, "worker networks"},
+		"a port that is allowed":     {"10.0.0.0/8:8000-8010", func(*fleet.Record) {}, ""},
+		"another port":               {"10.0.0.0/8:8000-8010", func(r *fleet.Record) { r.Address = "10.0.0.7:22" }, "worker networks"},
+		"another port of a rank":     {"10.0.0.0/8:8000", func(r *fleet.Record) { r.RankAddresses = map[string]string{"1": "10.0.0.7:22"} }, "rank_addresses"},
+		"a rank elsewhere":           {"", func(r *fleet.Record) { r.RankAddresses = map[string]string{"1": "10.0.0.8:8000"} }, "own host"},
+		"a rank on its host":         {"", func(r *fleet.Record) { r.RankAddresses = map[string]string{"1": "10.0.0.7:8001"} }, ""},
+		"kvroute's own port":         {"", func(r *fleet.Record) { r.Address = own.String() }, "kvroute itself"},
+		"kvroute's own port, a rank": {"", func(r *fleet.Record) { r.RankAddresses = map[string]string{"1": own.String()} }, "kvroute itself"},
+		"a probe of its health":      {"", func(r *fleet.Record) { r.Health = &fleet.Probe{Path: "/health"} }, ""},
+		"a probe of anything":        {"", func(r *fleet.Record) { r.Health = &fleet.Probe{Path: "/flush_cache"} }, "want /health"},
+		"its metrics":                {"", func(r *fleet.Record) { r.Metrics = &fleet.Probe{Path: "/prometheus/metrics"} }, ""},
+		"metrics anywhere":           {"", func(r *fleet.Record) { r.Metrics = &fleet.Probe{Path: "/server_info"} }, "want /prometheus/metrics or /metrics"},
+	} {
+		networks := mustParse(t, c.networks)
+		networks.Own = func(a netip.AddrPort) bool { return a == own }
+		r := fleet.Record{Name: "w", Address: "10.0.0.7:8000", Models: []string{"m"}}
+		c.change(&r)
+		table := fleet.NewTable(networks, func(router.WorkerInfo) {}, func(uint64) {})
+		if err := table.Put(time.Now(), r); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want one with %q", name, err, c.want)
+		}
+		if err := table.SetStatic(time.Now(), []fleet.Record{r}); err != nil && !strings.Contains(err.Error(), "worker networks") {
+			t.Errorf("%s, in the file: %v", name, err)
 		}
 	}
 }

@@ -62,7 +62,7 @@ func put(t *testing.T, tab *fleet.Table, at time.Time, r fleet.Record) {
 
 func TestHealthFollowsSignsOfLife(t *testing.T) {
 	var l told
-	tab := fleet.NewTable(nil, l.set, l.remove)
+	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	put(t, tab, start, record("a"))
 	id := wire.WorkerID("a")
 	for _, c := range []struct {
@@ -99,7 +99,7 @@ func TestHealthFollowsSignsOfLife(t *testing.T) {
 
 func TestRecordsComeChangeAndGo(t *testing.T) {
 	var l told
-	tab := fleet.NewTable(nil, l.set, l.remove)
+	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	put(t, tab, start, record("a"))
 	changed := record("a")
 	changed.Draining = true
@@ -138,7 +138,7 @@ func TestRecordsComeChangeAndGo(t *testing.T) {
 
 func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
 	var l told
-	tab := fleet.NewTable(nil, l.set, l.remove)
+	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	list := func(names ...string) (records []fleet.Record) {
 		for _, n := range names {
 			records = append(records, record(n))
@@ -174,7 +174,7 @@ func TestStaticWorkersAndRegisteredOnesAreOneSet(t *testing.T) {
 // been well for half a minute.
 func TestFlappingIsDamped(t *testing.T) {
 	var l told
-	tab := fleet.NewTable(nil, l.set, l.remove)
+	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	put(t, tab, start, record("a"))
 	beat := &fleet.Heartbeat{WorkerID: wire.WorkerID("a")}
 	now := start
@@ -205,7 +205,7 @@ func TestFlappingIsDamped(t *testing.T) {
 // forgotten; the bus has nothing to do with it.
 func TestProbedWorkersOfTheConfiguration(t *testing.T) {
 	var l told
-	tab := fleet.NewTable(nil, l.set, l.remove)
+	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	probed, other := record("a"), record("b")
 	probed.Health = &fleet.Probe{}
 	list := []fleet.Record{probed, other}
@@ -244,7 +244,7 @@ func TestProbedWorkersOfTheConfiguration(t *testing.T) {
 
 func TestWorkersAreBounded(t *testing.T) {
 	n := 0
-	tab := fleet.NewTable(nil, func(router.WorkerInfo) { n++ }, func(uint64) {})
+	tab := fleet.NewTable(fleet.Networks{}, func(router.WorkerInfo) { n++ }, func(uint64) {})
 	var err error
 	for id := uint64(1); err == nil && id < 1<<17; id++ {
 		r := record("a")
@@ -260,7 +260,7 @@ func TestWorkersAreBounded(t *testing.T) {
 // from then on, whatever is answered at the address, and goes. One that is alive says so.
 func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 	var l told
-	tab := fleet.NewTable(nil, l.set, l.remove)
+	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	at := func(name string, started int64, change ...func(*fleet.Record)) fleet.Record {
 		r := record(name)
 		r.StartedMS, r.Health = started, &fleet.Probe{}
@@ -312,7 +312,7 @@ func TestAWorkerComesBackUnderAnotherName(t *testing.T) {
 // one that stays out makes it ill as soon as silence makes others so.
 func TestProbesMayBeFarApart(t *testing.T) {
 	var l told
-	tab := fleet.NewTable(nil, l.set, l.remove)
+	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 	r := record("a")
 	r.Health = &fleet.Probe{Interval: "1m"}
 	if err := tab.SetStatic(start, []fleet.Record{r}); err != nil {
@@ -364,7 +364,7 @@ func TestTableEqualsSlowModel(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		var l told
-		tab := fleet.NewTable(nil, l.set, l.remove)
+		tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
 		seen, kept := map[string]time.Time{}, map[string]time.Time{}
 		was := map[string]string{}          // health, as told last
 		returns := map[string][]time.Time{} // to health
@@ -445,7 +445,7 @@ func TestRecords(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := r.Info(nil)
+	got, err := r.Info(fleet.Networks{})
 	want := router.WorkerInfo{
 		ID: 1<<64 - 1, Name: "x", Address: netip.MustParseAddrPort("[fd00::1]:80"), Models: []string{"m", "alias"}, LoRA: []string{"l"},
 		Role: router.Decode, BlockSize: 32, DPStart: 2, DPSize: 2, TotalKVBlocks: 9, StartedMS: 5, Draining: true,
@@ -460,13 +460,13 @@ func TestRecords(t *testing.T) {
 	if err != nil || parseErr != nil || !cmp.Equal(r, again) {
 		t.Errorf("after writing and reading: %+v, %v, %v", again, err, parseErr)
 	}
-	if mapped := (&fleet.Record{Name: "a", Models: []string{"m"}, Address: "[::ffff:10.0.0.1]:80"}); func() string { i, _ := mapped.Info(nil); return i.Address.String() }() != "10.0.0.1:80" {
+	if mapped := (&fleet.Record{Name: "a", Models: []string{"m"}, Address: "[::ffff:10.0.0.1]:80"}); func() string { i, _ := mapped.Info(fleet.Networks{}); return i.Address.String() }() != "10.0.0.1:80" {
 		t.Error("an IPv4 address in IPv6 form must become plain")
 	}
 }
 
 func TestRefusedRecords(t *testing.T) {
-	networks := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	networks := mustParse(t, "10.0.0.0/8")
 	for name, c := range map[string]struct {
 		change func(*fleet.Record)
 		want   string

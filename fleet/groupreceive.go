@@ -181,7 +181,7 @@ func CheckGroups(groups []Group) error {
 		case c.BlockSize < 0 || c.Members < 0:
 			return fmt.Errorf("fleet: router group %q: block_size is %d, members %d, want 0 or more", clip(c.Name), c.BlockSize, c.Members)
 		}
-		if _, err := address(c.Address, nil); err != nil {
+		if _, err := address(c.Address, Networks{}); err != nil {
 			return fmt.Errorf("fleet: router group %q: address is %q, want %w", clip(c.Name), clip(c.Address), err)
 		}
 		names[c.Name] = true

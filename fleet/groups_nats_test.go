@@ -66,7 +66,7 @@ func startUpper(t *testing.T, s *server.Server, probe bool, groups ...fleet.Grou
 		t.Fatal(err)
 	}
 	u := &upperTier{Router: r}
-	table := fleet.NewTable(nil, func(i router.WorkerInfo) {
+	table := fleet.NewTable(fleet.Networks{}, func(i router.WorkerInfo) {
 		if err := r.SetWorker(i); err != nil {
 			t.Error(err)
 		}

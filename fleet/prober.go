@@ -33,7 +33,7 @@ type ProberConfig struct {
 	Alive func(id uint64)
 	// Load is told of what an engine's metrics say of each of its ranks.
 	Load func(info router.WorkerInfo, ranks map[uint32]Load)
-	// Client asks. Default one that heeds neither proxies nor redirects.
+	// Client asks. Default [Networks.Client] of all networks.
 	Client *http.Client
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
@@ -69,10 +69,7 @@ const (
 // NewProber returns a prober that asks nobody yet.
 func NewProber(conf ProberConfig) (*Prober, error) {
 	if conf.Client == nil {
-		conf.Client = &http.Client{
-			Transport:     &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute},
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		}
+		conf.Client = Networks{}.Client()
 	}
 	m, err := newProbeMetrics(conf.Meter)
 	if err != nil {
@@ -85,7 +82,7 @@ func NewProber(conf ProberConfig) (*Prober, error) {
 func (p *Prober) Set(r Record, info router.WorkerInfo) {
 	var want [2]target
 	if r.Health != nil {
-		want[askHealth] = target{info: info, paths: []string{"/health"}, every: r.Health.every(probeEvery)}
+		want[askHealth] = target{info: info, paths: []string{healthPath}, every: r.Health.every(probeEvery)}
 		if r.Health.Path != "" {
 			want[askHealth].paths = []string{r.Health.Path}
 		}

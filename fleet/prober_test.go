@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -62,7 +61,7 @@ func (a *asked) answers(name string) int {
 func (a *asked) set(t *testing.T, s *httptest.Server, r fleet.Record) {
 	t.Helper()
 	r.Address = strings.TrimPrefix(s.URL, "http://")
-	info, err := r.Info([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")})
+	info, err := r.Info(mustParse(t, "127.0.0.0/8"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,5 +134,33 @@ func TestWorkersAreProbed(t *testing.T) {
 	<-time.After(300 * time.Millisecond)
 	if got := a.answers("a"); got != before {
 		t.Errorf("asked %d times after it was removed", got-before)
+	}
+}
+
+// A worker cannot send a probe on to somebody else.
+func TestProbesAreNotRedirected(t *testing.T) {
+	var elsewhere, engine atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
+	defer other.Close()
+	redirecting := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		engine.Add(1)
+		http.Redirect(w, r, other.URL+"/quitquitquit", http.StatusTemporaryRedirect)
+	}))
+	defer redirecting.Close()
+	a := &asked{alive: map[uint64]int{}, loads: map[string]fleet.Load{}}
+	var err error
+	if a.Prober, err = fleet.NewProber(fleet.ProberConfig{
+		Alive: func(uint64) { t.Error("a redirect counts as a sign of life") },
+		Load:  func(router.WorkerInfo, map[uint32]fleet.Load) {},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	running(t, a.Run)
+	r := record("a")
+	r.Health, r.Metrics = &fleet.Probe{Interval: "100ms"}, &fleet.Probe{Interval: "100ms"}
+	a.set(t, redirecting, r)
+	eventually(t, func() bool { return engine.Load() >= 6 }) // two rounds of one health and two metrics paths
+	if n := elsewhere.Load(); n != 0 {
+		t.Errorf("%d redirects were followed", n)
 	}
 }

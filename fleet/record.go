@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/internal/zmtp"
 	"github.com/kvroute/kvroute/router"
@@ -138,9 +140,8 @@ func (e *Events) Direct() bool {
 	return e != nil && (e.Transport == "zmq" || e.Transport == "http_poll")
 }
 
-// check refuses what nobody can listen to. A registration is not trusted with our
-// host: it may name addresses that its worker could have, not our files and ports.
-func (e *Events) check(networks []netip.Prefix, registered bool) error {
+// check refuses events that nobody can listen to.
+func (e *Events) check(networks reach.Networks) error {
 	wrong := func(field, value, want string) error {
 		return fmt.Errorf("events.%s is %q, want %s", field, clip(value), want)
 	}
@@ -150,12 +151,7 @@ func (e *Events) check(networks []netip.Prefix, registered bool) error {
 		}
 	}
 	switch e.Transport {
-	case "", "nats", "jetstream", "heartbeat", "none":
-		return nil
-	case TransportDynamo:
-		if registered {
-			return wrong("transport", e.Transport, "one that a worker may register with")
-		}
+	case "", "nats", "jetstream", "heartbeat", "none", TransportDynamo:
 		return nil
 	case "http_poll":
 		if e.Endpoint == "" {
@@ -165,16 +161,13 @@ func (e *Events) check(networks []netip.Prefix, registered bool) error {
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 			return wrong("endpoint", e.Endpoint, "http://ip:port/path")
 		}
-		if err := near(u.Hostname(), networks, registered); err != nil {
+		if err := near(u.Hostname(), networks); err != nil {
 			return wrong("endpoint", e.Endpoint, err.Error())
 		}
 		return nil
 	case "zmq":
 	default:
 		return wrong("transport", e.Transport, "nats, jetstream, zmq, http_poll, heartbeat or none")
-	}
-	if registered && e.Bind {
-		return wrong("bind", "true", "to be in the configuration")
 	}
 	for field, text := range map[string]string{"endpoint": e.Endpoint, "replay": e.Replay} {
 		if text == "" {
@@ -184,30 +177,83 @@ func (e *Events) check(networks []netip.Prefix, registered bool) error {
 		switch {
 		case err != nil:
 			return wrong(field, text, "tcp://host:port or ipc://path")
-		case at.Path != "" && registered:
-			return wrong(field, text, "tcp://ip:port")
 		case at.Path != "" || at.Anywhere() || e.Bind:
 			continue
 		}
-		if err := near(at.Host, networks, registered); err != nil {
+		if err := near(at.Host, networks); err != nil {
 			return wrong(field, text, err.Error())
 		}
 	}
 	return nil
 }
 
-// near says whether events may come from a host. Names are for the configuration:
-// whoever may register must not choose what we look up.
-func near(host string, networks []netip.Prefix, registered bool) error {
+// near refuses a host outside the networks. Names are checked when they are dialled.
+func near(host string, networks reach.Networks) error {
 	a, err := netip.ParseAddr(host)
 	if err != nil {
-		if registered {
-			return fmt.Errorf("an ip")
-		}
 		return nil
 	}
-	_, err = address(netip.AddrPortFrom(a, 1).String(), networks)
-	return err
+	return networks.Check(netip.AddrPortFrom(a, 0))
+}
+
+// healthPath and pollPath are the only paths that a worker may register for probes of its
+// health, and for the events of TensorRT-LLM.
+const (
+	healthPath = "/health"
+	pollPath   = "/kv_cache_events"
+)
+
+// Registered is [Record.Info] for a record that is not the operator's own: its worker may
+// name its own host only, and fixed paths. Whoever registers must not choose what else
+// kvroute calls.
+func (r *Record) Registered(networks reach.Networks) (router.WorkerInfo, error) {
+	info, err := r.Info(networks)
+	if err != nil {
+		return info, err
+	}
+	wrong := func(field, value, want string) (router.WorkerInfo, error) {
+		return router.WorkerInfo{}, fmt.Errorf("fleet: worker %q (%d): %s is %q, want %s", clip(r.Name), info.ID, field, clip(value), want)
+	}
+	own := info.Address.Addr()
+	if err := networks.CheckRegistered(info.Address); err != nil {
+		return wrong("address", r.Address, err.Error())
+	}
+	for _, a := range info.RankAddresses {
+		if a.Addr() != own {
+			return wrong("rank_addresses", a.String(), fmt.Sprintf("the worker's own host %v", own))
+		}
+		if err := networks.CheckRegistered(a); err != nil {
+			return wrong("rank_addresses", a.String(), err.Error())
+		}
+	}
+	if p := r.Health; p != nil && p.Path != "" && p.Path != healthPath {
+		return wrong("health.path", p.Path, healthPath+"; other paths are for workers in the configuration file")
+	}
+	if p := r.Metrics; p != nil && p.Path != "" && !slices.Contains(LoadPaths[:], p.Path) {
+		return wrong("metrics.path", p.Path, strings.Join(LoadPaths[:], " or ")+"; other paths are for workers in the configuration file")
+	}
+	switch e := &r.Events; e.Transport {
+	case TransportDynamo:
+		return wrong("events.transport", e.Transport, "one that a worker may register with")
+	case "http_poll":
+		if want := "http://" + info.Address.String() + pollPath; e.Endpoint != "" && e.Endpoint != want {
+			return wrong("events.endpoint", e.Endpoint, want)
+		}
+	case "zmq":
+		if e.Bind {
+			return wrong("events.bind", "true", "it in the configuration file only")
+		}
+		for field, text := range map[string]string{"events.endpoint": e.Endpoint, "events.replay": e.Replay} {
+			at, err := zmtp.ParseEndpoint(text, 0, 0)
+			if text == "" || at.Anywhere() {
+				continue
+			}
+			if host, ipErr := netip.ParseAddr(at.Host); err != nil || ipErr != nil || host.Unmap() != own {
+				return wrong(field, text, fmt.Sprintf("tcp://%v:port, the worker's own host", own))
+			}
+		}
+	}
+	return info, nil
 }
 
 // ParseRecord reads a record of the registry.
@@ -246,10 +292,9 @@ const (
 	maxRanks   = 1024
 )
 
-// Info checks a record and turns it into what the router wants to know. Networks,
-// if there are any, are those that its addresses must lie in. An error names the
-// field and its value.
-func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
+// Info checks a record and turns it into what the router wants to know. Its addresses
+// must lie in the networks. An error names the field and its value.
+func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 	info := router.WorkerInfo{
 		ID: r.ID(), Name: r.Name,
 		Models: r.Models, LoRA: r.LoRA, Role: r.Role,
@@ -306,7 +351,10 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 			return wrong("models or lora", fmt.Sprintf("a name of %d bytes", len(name)), fmt.Sprintf("1 to %d", maxNameLen))
 		}
 	}
-	var err error
+	err := r.Events.check(networks)
+	if err != nil {
+		return router.WorkerInfo{}, fmt.Errorf("fleet: worker %q (%d): %w", clip(r.Name), info.ID, err)
+	}
 	if info.Address, err = address(r.Address, networks); err != nil {
 		return wrong("address", fmt.Sprintf("%q", clip(r.Address)), err.Error())
 	}
@@ -314,7 +362,7 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 		n, rankErr := strconv.ParseUint(rank, 10, 32)
 		at, err := address(a, networks)
 		if rankErr != nil || err != nil || len(r.RankAddresses) > maxRanks {
-			return wrong("rank_addresses", fmt.Sprintf("%q: %q", clip(rank), clip(a)), "rank: ip:port inside the worker networks")
+			return wrong("rank_addresses", fmt.Sprintf("%q: %q", clip(rank), clip(a)), "rank: ip:port in the worker networks")
 		}
 		if info.RankAddresses == nil {
 			info.RankAddresses = make(map[uint32]netip.AddrPort)
@@ -329,21 +377,13 @@ func (r *Record) Info(networks []netip.Prefix) (router.WorkerInfo, error) {
 
 // address checks an address that requests will be sent to. The error says what is
 // wanted.
-func address(s string, networks []netip.Prefix) (netip.AddrPort, error) {
+func address(s string, networks reach.Networks) (netip.AddrPort, error) {
 	a, err := netip.ParseAddrPort(s)
 	if err != nil || a.Port() == 0 || a.Addr().IsUnspecified() || a.Addr().IsMulticast() || a.Addr().Zone() != "" {
 		return netip.AddrPort{}, fmt.Errorf("ip:port")
 	}
 	a = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
-	if len(networks) == 0 {
-		return a, nil
-	}
-	for _, n := range networks {
-		if n.Contains(a.Addr()) {
-			return a, nil
-		}
-	}
-	return netip.AddrPort{}, fmt.Errorf("an address in the worker networks %v", networks)
+	return a, networks.Check(a)
 }
 
 func clip(s string) string { return s[:min(len(s), 128)] }

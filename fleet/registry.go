@@ -22,6 +22,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -62,6 +63,12 @@ func openBucket(ctx context.Context, nc *nats.Conn, scope wire.Scope, replicas i
 	return bucket, err
 }
 
+// Networks are those that workers may have addresses in; [ParseNetworks] reads them.
+type Networks = reach.Networks
+
+// ParseNetworks reads a list, comma-separated: CIDR, CIDR:port or CIDR:port-port.
+func ParseNetworks(list string) (Networks, error) { return reach.Parse(list) }
+
 // RegistryConfig says where workers come from and who is told of them. Set and
 // Remove are required; the zero value of each other field means its default.
 type RegistryConfig struct {
@@ -69,8 +76,8 @@ type RegistryConfig struct {
 	// Replicas is how many servers of a NATS cluster keep the registry, if this
 	// process makes it. Default 1.
 	Replicas int
-	// Networks are those that workers may have addresses in. None allows all.
-	Networks []netip.Prefix
+	// Networks are those that workers may have addresses in. Default all.
+	Networks Networks
 	// Ages are how long workers may be silent.
 	Ages Ages
 	// Set and Remove are told of workers, one call at a time. They must not call

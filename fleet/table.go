@@ -50,6 +50,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -100,7 +101,7 @@ const (
 // [NewTable].
 type Table struct {
 	ages     Ages
-	networks []netip.Prefix
+	networks reach.Networks
 	set      func(router.WorkerInfo)
 	remove   func(id uint64)
 	events   func(Record, router.WorkerInfo) // nil if nobody wants to know
@@ -150,9 +151,9 @@ type Load struct {
 }
 
 // NewTable returns an empty table. Whenever a worker is to be told of, it calls
-// set or remove, before the method that brought the news returns. Networks, if any,
-// are those that workers may have addresses in. Ages are the default ones.
-func NewTable(networks []netip.Prefix, set func(router.WorkerInfo), remove func(id uint64)) *Table {
+// set or remove, before the method that brought the news returns. Networks are those that
+// workers may have addresses in. Ages are the default ones.
+func NewTable(networks reach.Networks, set func(router.WorkerInfo), remove func(id uint64)) *Table {
 	return &Table{
 		ages: Ages{}.withDefaults(), networks: networks, set: set, remove: remove,
 		workers: make(map[uint64]*member), latest: make(map[place]uint64),
@@ -169,9 +170,6 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 		info, err := records[i].Info(t.networks)
 		if err != nil {
 			return err
-		}
-		if err := records[i].Events.check(t.networks, false); err != nil {
-			return fmt.Errorf("fleet: worker %q (%d): %w", clip(info.Name), info.ID, err)
 		}
 		byID[info.ID] = records[i]
 		next[info.ID] = &member{info: info, record: records[i], static: true}
@@ -205,12 +203,9 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 // static worker of the same id goes first: the record is only a sign of life that it does
 // not need.
 func (t *Table) Put(now time.Time, r Record) error {
-	info, err := r.Info(t.networks)
+	info, err := r.Registered(t.networks)
 	if err != nil {
 		return err
-	}
-	if err := r.Events.check(t.networks, true); err != nil {
-		return fmt.Errorf("fleet: worker %q (%d): %w", clip(info.Name), info.ID, err)
 	}
 	m := t.workers[info.ID]
 	if m != nil && m.static {

@@ -174,7 +174,7 @@ func (e *env) startStack(ctx context.Context, name, config string, workers []str
 	s := &stack{workers: workers}
 	var err error
 	if s.router, s.at, err = e.ours(ctx, name, append([]string{
-		"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0",
+		"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--worker-networks", "127.0.0.0/8",
 		"--decision-headers", "--drain-delay", "0", "--drain-timeout", "1s",
 	}, flags...)...); err != nil {
 		return nil, err

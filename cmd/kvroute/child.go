@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -40,6 +41,9 @@ func startChild(ctx context.Context, dir, name string, args ...string) (*child, 
 	return c, nil
 }
 
+// anywhere are all networks, and loopback by name: there the workers of children register.
+const anywhere = "0.0.0.0/0,::/0,127.0.0.0/8,::1/128"
+
 // launchChild is startChild without waiting.
 func launchChild(dir, name string, args ...string) (*child, error) {
 	self, err := os.Executable()
@@ -53,6 +57,9 @@ func launchChild(dir, name string, args ...string) (*child, error) {
 	log, err := os.OpenFile(c.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
+	}
+	if args[0] == "serve" { // the first of equal flags counts least
+		args = slices.Insert(slices.Clone(args), 1, "--worker-networks", anywhere)
 	}
 	c.cmd = exec.Command(self, append(args, "--ready-file", c.file)...)
 	c.cmd.Stdout, c.cmd.Stderr = log, log

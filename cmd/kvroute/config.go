@@ -21,6 +21,7 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
@@ -62,8 +63,10 @@ type config struct {
 	Namespace string `yaml:"namespace"`
 	Component string `yaml:"component"`
 	Endpoint  string `yaml:"endpoint"`
-	// WorkerNetworks are the networks (CIDR, comma-separated) that workers may
-	// have addresses in. Empty allows all.
+	// WorkerNetworks are the only networks that workers may have addresses in, and that
+	// kvroute connects to: CIDR, CIDR:port or CIDR:port-port, comma-separated. Empty
+	// allows all. Workers that register themselves may have a loopback or link-local
+	// address only if a network has nothing else, as 127.0.0.0/8.
 	WorkerNetworks string `yaml:"worker-networks"`
 
 	// DurableKVEvents reads events from a stream that keeps them for an hour, so
@@ -430,7 +433,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Namespace, "namespace", c.Namespace, "namespace of the workers' subjects")
 	fs.StringVar(&c.Component, "component", c.Component, "component of the workers' subjects")
 	fs.StringVar(&c.Endpoint, "endpoint", c.Endpoint, "endpoint of the workers' subjects")
-	fs.StringVar(&c.WorkerNetworks, "worker-networks", c.WorkerNetworks, "`CIDRs`, comma-separated, that workers may be in; empty allows all")
+	fs.StringVar(&c.WorkerNetworks, "worker-networks", c.WorkerNetworks, "`networks` that workers may be in: CIDR, CIDR:port or CIDR:port-port, comma-separated; empty allows all. Add 127.0.0.0/8 to let workers on loopback register")
 	c.routingFlags(fs)
 	fs.IntVar(&c.MaxIndexBlocks, "max-index-blocks", c.MaxIndexBlocks, "largest `number` of pairs of block and worker remembered of a model")
 	fs.BoolVar(&c.NoKVEvents, "no-kv-events", c.NoKVEvents, "guess what workers cache from what was sent there, and listen to no events")
@@ -662,8 +665,8 @@ func (c *config) check() error {
 	if err := c.Dynamo.check(); err != nil {
 		errs = append(errs, err)
 	}
-	if _, err := parseNetworks(c.WorkerNetworks); err != nil {
-		errs = append(errs, fmt.Errorf("config: %w", err))
+	if _, err := reach.Parse(c.WorkerNetworks); err != nil {
+		errs = append(errs, fmt.Errorf("config: worker-networks: %w", err))
 	}
 	names := map[string]bool{}
 	for i, m := range c.Models {

@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"log/slog"
+	"net/http"
 	"sync"
 
 	"go.opentelemetry.io/otel/metric"
@@ -12,6 +13,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -30,7 +32,7 @@ type direct struct {
 	known   map[uint64]events.KnownState
 }
 
-func newDirect(r *router.Router, sub *events.Subscriber, log *slog.Logger, meter metric.Meter) (*direct, error) {
+func newDirect(r *router.Router, sub *events.Subscriber, client *http.Client, networks reach.Networks, log *slog.Logger, meter metric.Meter) (*direct, error) {
 	d := &direct{router: r, log: log, workers: make(map[uint64]router.WorkerInfo), found: make(map[uint64]events.Found), known: make(map[uint64]events.KnownState)}
 	var err error
 	d.sources, err = events.NewSources(events.SourcesConfig{
@@ -38,6 +40,8 @@ func newDirect(r *router.Router, sub *events.Subscriber, log *slog.Logger, meter
 			return r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		},
 		Subscriber: sub,
+		Client:     client,
+		Control:    networks.Control,
 
 		Found:   d.tell,
 		Changed: d.changed,

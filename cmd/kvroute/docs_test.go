@@ -107,7 +107,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := newPublishMetrics(n, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newVerifier(nil, n, noWorkers); err != nil {
+	if _, err := newVerifier(nil, n, nil, noWorkers); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := newReloads(n); err != nil {

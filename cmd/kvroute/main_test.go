@@ -75,7 +75,7 @@ func TestCommands(t *testing.T) {
 		{"dump --api-token-file /nowhere/at", 1, "", "api-token-file: open /nowhere/at"},
 		{"config --first-token never", 1, "", `first-token is "never"`},
 		{"config --decision-timeout 0s", 1, "", "decision-timeout"},
-		{"config --worker-networks 10.0.0.0", 1, "", `"10.0.0.0" is no network`},
+		{"config --worker-networks 10.0.0.0", 1, "", `"10.0.0.0" is not a network`},
 		{"config --config /nowhere/at.yaml", 1, "", "/nowhere"},
 		{"config envoy --extproc 10.0.0.1:9002 --pool w1:8000", 0, "STRICT_DNS", ""},
 		{"config envoy --pool nothing", 1, "", `Pool[0] is "nothing"`},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -25,14 +26,14 @@ func printConfig(ctx context.Context, args []string, std stdio) error {
 	if err != nil {
 		return err
 	}
-	networks, err := parseNetworks(c.WorkerNetworks)
+	networks, err := reach.Parse(c.WorkerNetworks)
 	if err != nil {
 		return err
 	}
 	// Names are not looked up: whether they are known here says nothing about there.
 	names := fleet.Names{Lookup: func(context.Context, string) ([]netip.Addr, error) {
-		if len(networks) > 0 {
-			return []netip.Addr{networks[0].Addr()}, nil
+		if a := networks.First(); a.IsValid() {
+			return []netip.Addr{a}, nil
 		}
 		return []netip.Addr{netip.IPv6Loopback()}, nil
 	}}

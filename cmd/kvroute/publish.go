@@ -29,6 +29,7 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/internal/zmtp"
@@ -141,7 +142,8 @@ func publish(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	defer func() { _ = metrics.Shutdown(context.WithoutCancel(ctx)) }() // nothing is exported at the end
-	p := beside{sidecar: &c, told: c, log: log, client: &http.Client{Timeout: 2 * time.Second}}
+	p := beside{sidecar: &c, told: c, log: log, client: reach.Networks{}.Client()}
+	p.client.Timeout = 2 * time.Second
 	p.scrape.id = rand.Uint64() & (1<<53 - 1) // every JSON reader keeps it exactly
 	defer p.client.CloseIdleConnections()
 	recorder, stop, err := c.frames.start(log)

@@ -36,8 +36,8 @@ type remote struct {
 // must not wait for it one by one.
 const failedFor = 5 * time.Second
 
-func newRemote(bytes int) *remote {
-	return &remote{client: &http.Client{}, newer: map[[sha256.Size]byte][]uint32{}, limit: bytes / 4, failed: map[netip.AddrPort]time.Time{}}
+func newRemote(bytes int, client *http.Client) *remote {
+	return &remote{client: client, newer: map[[sha256.Size]byte][]uint32{}, limit: bytes / 4, failed: map[netip.AddrPort]time.Time{}}
 }
 
 var (

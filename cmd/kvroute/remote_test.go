@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -21,7 +22,7 @@ import (
 // one that fails is left alone for a while.
 func TestRemoteTokens(t *testing.T) {
 	address, asked := tokenizeServer(t, func(ids []uint32) any { return ids })
-	r := newRemote(1 << 20)
+	r := newRemote(1<<20, reach.Networks{}.Client())
 	prompt := func(text string) router.Prompt {
 		return router.Prompt{Messages: fmt.Appendf(nil, `[{"role":"user","content":%q}]`, text)}
 	}
@@ -76,7 +77,7 @@ func TestRemoteTokens(t *testing.T) {
 // kept.
 func TestRemoteTokensAreBounded(t *testing.T) {
 	address, asked := tokenizeServer(t, func(ids []uint32) any { return ids })
-	r := newRemote(64 << 10)
+	r := newRemote(64<<10, reach.Networks{}.Client())
 	prompt := func(i int) router.Prompt {
 		return router.Prompt{Messages: fmt.Appendf(nil, `[{"role":"user","content":"%d"}]`, i)}
 	}

@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -38,6 +39,7 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -73,7 +75,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 		return err
 	}
 	log.Info("kvroute starts", "version", buildVersion(), "mode", conf.RouterMode)
-	networks, err := parseNetworks(conf.WorkerNetworks)
+	networks, err := reach.Parse(conf.WorkerNetworks)
 	if err != nil {
 		return err
 	}
@@ -81,8 +83,9 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	s := server{
 		conf: conf, file: file, hup: hup, networks: networks, log: log, scope: conf.scope(),
 		id:    rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
-		begun: began,
+		begun: began, client: networks.Client(),
 	}
+	s.networks.Own = s.listensAt
 	if s.shared, err = conf.shared(); err != nil {
 		return err
 	}
@@ -103,7 +106,8 @@ type server struct {
 	conf     config
 	file     string
 	hup      <-chan os.Signal // SIGHUPs since before the file was read
-	networks []netip.Prefix
+	networks reach.Networks
+	client   *http.Client // for all calls to workers
 	log      *slog.Logger
 	scope    wire.Scope
 
@@ -173,7 +177,7 @@ func (s *server) open() (err error) {
 	}
 	var observe func(router.Observation)
 	if c.VerifyTokenizer {
-		if s.verifier, err = newVerifier(s.log, s.metrics.Meter("tokenize"), s.workersOf); err != nil {
+		if s.verifier, err = newVerifier(s.log, s.metrics.Meter("tokenize"), s.client, s.workersOf); err != nil {
 			return err
 		}
 		observe = s.verifier.observe
@@ -191,7 +195,7 @@ func (s *server) open() (err error) {
 	}
 	rc.Cards, rc.Observe, rc.Meter = cards, observe, s.metrics.Meter("router")
 	if c.RemoteTokenize {
-		rc.Remote = newRemote(c.TokenizerCacheBytes).ids
+		rc.Remote = newRemote(c.TokenizerCacheBytes, s.client).ids
 	}
 	rc.Tell, rc.TellSession = s.tell(), s.tellSession()
 	if rc.Probe, err = s.openProbes(); err != nil {
@@ -219,7 +223,7 @@ func (s *server) open() (err error) {
 	}); err != nil {
 		return err
 	}
-	if s.direct, err = newDirect(s.router, s.events, s.log, s.metrics.Meter("source")); err != nil {
+	if s.direct, err = newDirect(s.router, s.events, s.client, s.networks, s.log, s.metrics.Meter("source")); err != nil {
 		return err
 	}
 	if err = s.openDurable(); err != nil {
@@ -244,9 +248,10 @@ func (s *server) open() (err error) {
 		return err
 	}
 	if s.prober, err = fleet.NewProber(fleet.ProberConfig{
-		Alive: s.registry.Alive,
-		Load:  s.rankLoads,
-		Meter: s.metrics.Meter("fleet"),
+		Alive:  s.registry.Alive,
+		Load:   s.rankLoads,
+		Client: s.client,
+		Meter:  s.metrics.Meter("fleet"),
 	}); err != nil {
 		return err
 	}
@@ -361,6 +366,7 @@ func (s *server) openHTTP() (err error) {
 	s.http = &http.Server{
 		Handler: api.New(api.Config{
 			Router:  s.router,
+			Client:  s.client,
 			Metrics: s.metrics.Handler(),
 			Ready:   s.checks(),
 			Replica: s.replica,
@@ -402,6 +408,32 @@ func (s *server) addresses() addresses {
 		a.NATS = s.bus.url()
 	}
 	return a
+}
+
+// listensAt reports whether an address is one at which this process listens.
+func (s *server) listensAt(a netip.AddrPort) bool {
+	ours := []net.Addr{s.grpcAt.Addr(), s.httpAt.Addr()}
+	if s.bus != nil {
+		ours = append(ours, s.bus.server.Addr())
+	}
+	return slices.ContainsFunc(ours, func(l net.Addr) bool {
+		at, ok := l.(*net.TCPAddr)
+		if !ok || at.Port != int(a.Port()) {
+			return false
+		}
+		return at.IP.Equal(a.Addr().AsSlice()) || at.IP.IsUnspecified() && ofThisMachine(a.Addr())
+	})
+}
+
+func ofThisMachine(a netip.Addr) bool {
+	if a.IsLoopback() {
+		return true
+	}
+	addresses, _ := net.InterfaceAddrs() // none: as if there were no interface
+	return slices.ContainsFunc(addresses, func(n net.Addr) bool {
+		own, ok := n.(*net.IPNet)
+		return ok && own.IP.Equal(a.AsSlice())
+	})
 }
 
 // workersOf returns the addresses of a model's workers.
@@ -617,20 +649,6 @@ func (s *server) close() error {
 
 func (c *config) scope() wire.Scope {
 	return wire.Scope{Namespace: c.Namespace, Component: c.Component, Endpoint: c.Endpoint}
-}
-
-func parseNetworks(list string) (networks []netip.Prefix, err error) {
-	for item := range strings.SplitSeq(list, ",") {
-		if item = strings.TrimSpace(item); item == "" {
-			continue
-		}
-		n, err := netip.ParsePrefix(item)
-		if err != nil {
-			return nil, fmt.Errorf("config: worker-networks: %q is no network, want CIDR as in 10.0.0.0/8", item)
-		}
-		networks = append(networks, n.Masked())
-	}
-	return networks, nil
 }
 
 // writeReady writes a file that is there whole or not at all.

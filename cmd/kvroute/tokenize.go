@@ -18,6 +18,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -116,7 +117,7 @@ func tokenizeFile(ctx context.Context, args []string, std stdio) error {
 		ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 		defer cancel()
 		var theirs []uint32
-		if theirs, unasked = askTokenize(ctx, http.DefaultClient, url, body.Model, body.Request); unasked == nil {
+		if theirs, unasked = askTokenize(ctx, reach.Networks{}.Client(), url, body.Model, body.Request); unasked == nil {
 			out.Worker = &compared{Tokens: len(theirs), Differs: tokenizer.FirstDiff(out.IDs, theirs)}
 			if at := out.Worker.Differs; at >= 0 {
 				out.Worker.Ours, out.Worker.Theirs = around(out.IDs, at), around(theirs, at)

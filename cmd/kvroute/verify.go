@@ -67,12 +67,12 @@ type check struct {
 	router.Observation
 }
 
-func newVerifier(log *slog.Logger, meter metric.Meter, workers func(model string) []netip.AddrPort) (*verifier, error) {
+func newVerifier(log *slog.Logger, meter metric.Meter, client *http.Client, workers func(model string) []netip.AddrPort) (*verifier, error) {
 	checks, err := meter.Int64Counter("kvroute.tokenize.checks", metric.WithUnit("{check}"),
 		metric.WithDescription("Prompts compared with a worker's own token ids, by model and outcome."))
 	return &verifier{
 		log: log, checks: checks, queue: make(chan check, 16), seen: map[string]seen{}, again: recheckEvery, workers: workers,
-		client: &http.Client{Timeout: checkTimeout},
+		client: client,
 	}, err
 }
 
@@ -205,7 +205,9 @@ func (v *verifier) compare(ctx context.Context, c check) (at int, ok bool) {
 	defer func() {
 		v.checks.Add(ctx, 1, metric.WithAttributes(attribute.String("model", c.Model), attribute.String("outcome", outcome)))
 	}()
-	theirs, err := askTokenize(ctx, v.client, "http://"+c.Address.String(), c.Model, c.Prompt)
+	asking, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	theirs, err := askTokenize(asking, v.client, "http://"+c.Address.String(), c.Model, c.Prompt)
 	if err != nil {
 		outcome = "error"
 		v.log.Debug("a worker does not tell its tokens", "model", c.Model, "worker", c.Address, "err", err)

@@ -23,6 +23,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -75,7 +76,7 @@ func TestDrift(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			address, asked := tokenizeServer(t, c.ids)
 			var out bytes.Buffer
-			v, err := newVerifier(slog.New(slog.NewTextHandler(&out, nil)), noop.Meter{}, noWorkers)
+			v, err := newVerifier(slog.New(slog.NewTextHandler(&out, nil)), noop.Meter{}, reach.Networks{}.Client(), noWorkers)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +111,7 @@ func TestDrift(t *testing.T) {
 // Of many requests the first are checked, and then one in ten thousand; nobody
 // waits for that.
 func TestFewRequestsAreChecked(t *testing.T) {
-	v, err := newVerifier(slog.New(slog.DiscardHandler), noop.Meter{}, noWorkers)
+	v, err := newVerifier(slog.New(slog.DiscardHandler), noop.Meter{}, reach.Networks{}.Client(), noWorkers)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +152,7 @@ func noWorkers(string) []netip.AddrPort { return nil }
 // verifying runs a verifier with a short time between checks, until the test ends.
 func verifying(t *testing.T, log io.Writer, workers func(string) []netip.AddrPort) *verifier {
 	t.Helper()
-	v, err := newVerifier(slog.New(slog.NewTextHandler(log, nil)), noop.Meter{}, workers)
+	v, err := newVerifier(slog.New(slog.NewTextHandler(log, nil)), noop.Meter{}, reach.Networks{}.Client(), workers)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -94,12 +94,15 @@ func (e Endpoint) address() (network, address string) {
 	return "tcp", net.JoinHostPort(host, strconv.Itoa(e.Port))
 }
 
-// Dial connects and shakes hands.
-func Dial(ctx context.Context, e Endpoint, own Role) (*Conn, error) {
+// Dial connects and shakes hands. Options may change how it connects.
+func Dial(ctx context.Context, e Endpoint, own Role, options ...func(*net.Dialer)) (*Conn, error) {
 	// A host that vanishes without a word is noticed within half a minute.
 	d := net.Dialer{
 		Timeout:         handshakeTime,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3},
+	}
+	for _, change := range options {
+		change(&d)
 	}
 	network, address := e.address()
 	nc, err := d.DialContext(ctx, network, address)

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// Whoever may register must not make kvroute call, or send clients to, what only this
+// machine reaches.
+func TestRegistrationsAreNoWayIn(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	var quit atomic.Int32
+	admin := newLoopback(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { quit.Add(1) }))
+	adminAt := strings.TrimPrefix(admin, "http://")
+	for _, c := range []struct{ networks, record, want string }{
+		{"", `"address":"` + adminAt + `"`, "neither loopback nor link-local"},
+		{"", `"address":"10.0.0.7:8000","events":{"transport":"http_poll","endpoint":"` + admin + `/quitquitquit"}`, "want http://10.0.0.7:8000/kv_cache_events"},
+		{anywhere, `"address":"HTTP"`, "kvroute itself"},
+		{anywhere, `"address":"EXTPROC"`, "kvroute itself"},
+		{anywhere, `"address":"NATS"`, "kvroute itself"},
+		{anywhere, `"address":"` + adminAt + `"`, ""},
+	} {
+		d := process(t, "kvroute", "serve", "--worker-networks", c.networks, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+		bus := d.at.NATS[strings.LastIndexAny(d.at.NATS, "/@")+1:]
+		record := strings.NewReplacer("HTTP", d.at.HTTP, "EXTPROC", d.at.Extproc, "NATS", bus).Replace(c.record)
+		var text string
+		eventually(t, "the registry is not there", func() bool {
+			var resp *http.Response
+			resp, text = whole(t, "POST", "http://"+d.at.HTTP+"/v1/workers", `{"name":"a","models":["m"],`+record+`}`, http.Header{"Content-Type": {"application/json"}})
+			return resp.StatusCode != http.StatusServiceUnavailable
+		})
+		if taken := strings.Contains(text, `"worker_id"`); taken != (c.want == "") || !strings.Contains(text, c.want) {
+			t.Errorf("%s with --worker-networks %q: %s; want %q", record, c.networks, text, c.want)
+		}
+		d.stop()
+	}
+	if n := quit.Load(); n != 0 {
+		t.Errorf("kvroute called another program %d times", n)
+	}
+}
+
+// Prompts go to the worker that kvroute asks for their ids, and not where it redirects.
+func TestPromptsDoNotFollowRedirects(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	var elsewhere, asked atomic.Int32
+	other := newLoopback(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
+	worker := newLoopback(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		http.Redirect(w, r, other+r.URL.Path, http.StatusTemporaryRedirect)
+	}))
+	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim, other], model_card: kvroute-sim, block_size: 16}\n", strings.TrimPrefix(worker, "http://")))
+	c := process(t, "kvroute", "serve", "--config", file, "--remote-tokenize", "--verify-tokenizer", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	for _, path := range []string{"/v1/best_worker", "/v1/generate"} {
+		body := `{"model":"sim","request_id":"r` + path[4:] + `","messages":[{"role":"user","content":"a secret that nobody else may read, of more than one block of tokens"}]}`
+		before := asked.Load()
+		_, text := whole(t, "POST", "http://"+c.at.HTTP+path, body, http.Header{"Content-Type": {"application/json"}})
+		if asked.Load() == before && path == "/v1/generate" {
+			t.Errorf("%s: the worker was not asked: %s", path, text)
+		}
+	}
+	eventually(t, "the worker is not asked for ids", func() bool { return asked.Load() >= 2 })
+	if n := elsewhere.Load(); n != 0 {
+		t.Errorf("%d calls went to another address", n)
+	}
+}
