@@ -113,8 +113,12 @@ func (e *encoder) run(from resume) {
 	at, start := from.at, from.start
 	if e.begin = at; e.t.chops && !start {
 		e.begin = 0
-		for token, ok := e.t.raw.next(e.text, 0); ok && token.start < at; token, ok = e.t.raw.next(e.text, token.end) {
+		b := &e.w.budget
+		for token, ok := e.t.raw.next(b, e.text, 0); ok && token.start < at; token, ok = e.t.raw.next(b, e.text, token.end) {
 			e.begin = token.end
+		}
+		if e.err = e.w.err; e.err != nil {
+			return
 		}
 	}
 	for at < len(e.text) && e.err == nil {
