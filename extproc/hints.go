@@ -11,6 +11,7 @@ import (
 	"math"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,8 +23,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Headers that say how a request is to be routed. They are removed from requests,
-// and heeded where the listener is trusted.
+// Headers that say how a request is to be routed. They are removed from requests, as all
+// of [openai.Steering] are, and obeyed where the listener is trusted.
 const (
 	headerPin            = "x-dynamo-worker-instance-id"
 	headerRank           = "x-dynamo-dp-rank"
@@ -49,14 +50,8 @@ const (
 	aliasPrefillRank = "x-prefill-dp-rank"
 )
 
-// Headers that routers tell workers and gateways. Nobody else has a say in them.
-const (
-	headerList          = "x-dynamo-worker-list"
-	headerPrefillWorker = "x-dynamo-prefill-worker"
-	headerPrefiller     = "x-prefiller-host-port"
-	headerOverlap       = "x-dynamo-overlap-blocks"
-	headerVLLMRank      = "x-data-parallel-rank"
-)
+// headerVLLMRank tells a worker's rank to vLLM.
+const headerVLLMRank = "x-data-parallel-rank"
 
 // What a gateway says of a request, under two names each: with this prefix or that of
 // llm-d.
@@ -65,7 +60,6 @@ const (
 	prefixLLMD    = "x-llm-d-"
 	nameObjective = "inference-objective"
 	nameFairness  = "inference-fairness-id"
-	nameRewrite   = "model-name-rewrite"
 )
 
 const headerSessionFinal = "x-dynamo-session-final"
@@ -95,6 +89,10 @@ type steering struct {
 
 // hear takes note of a header. ours says that it is to be removed.
 func (s *stream) hear(name, value string) (ours bool) {
+	if !slices.Contains(openai.Steering, name) {
+		s.overhear(name, value)
+		return false
+	}
 	t := &s.steering
 	alias := func(to *string) {
 		if *to == "" {
@@ -140,11 +138,6 @@ func (s *stream) hear(name, value string) (ours bool) {
 		t.fairness = value
 	case prefixLLMD + nameFairness:
 		alias(&t.fairness)
-	case headerWorker, headerFallback, headerRequestID, headerList, headerPrefillWorker, headerPrefiller, headerOverlap, headerVLLMRank,
-		destinationKey, servedKey, subsetKey, prefixGateway + nameRewrite, prefixLLMD + nameRewrite:
-	default:
-		s.overhear(name, value)
-		return false
 	}
 	return true
 }
