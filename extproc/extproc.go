@@ -388,7 +388,7 @@ func ends(k kind) []string {
 }
 
 // metaRole is the metadata that Envoy's configuration tells observing streams by.
-// They also have headerRequestID.
+// They also have headerRequestID. Envoy Gateway cannot add metadata: see [Server.shadow].
 const metaRole = "x-dynamo-role"
 
 // Process handles one stream. It never returns an error: after a nil return Envoy
@@ -399,23 +399,31 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 		k = observerStream
 	}
 	end := endPanic
-	defer func() { s.metrics.ended(k, end) }()
+	count := func(n int64) int64 {
+		s.metrics.opened(k, n)
+		return s.open[k].Add(n)
+	}
+	open := count(1)
+	defer func() {
+		count(-1)
+		s.metrics.ended(k, end)
+	}()
 	defer s.recoverPanic(k)
-
-	s.metrics.opened(k, 1)
-	defer s.metrics.opened(k, -1)
-	open := s.open[k].Add(1)
-	defer s.open[k].Add(-1)
 	switch {
 	case k == observerStream && open > int64(s.conf.MaxStreams):
 		end = endLimit
 	case k == observerStream:
-		end = s.observe(g, first(metadata.ValueFromIncomingContext(g.Context(), headerRequestID)))
+		defer s.endWithDrain(g.Context())()
+		end = s.observe(first(metadata.ValueFromIncomingContext(g.Context(), headerRequestID)), g.Recv)
 	case open > int64(s.conf.MaxStreams):
 		end = endLimit
 		s.failOpen(failLimit, nil)
 	default:
-		end = s.serve(g)
+		end = s.serve(g, func() {
+			count(-1)
+			k = observerStream
+			count(1)
+		})
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ package extproc
 
 import (
 	"bytes"
+	"context"
 	"mime"
 	"slices"
 	"strings"
@@ -13,19 +14,38 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// observe watches a response for its first token and says in a word how that
-// ended. The sooner it returns, the less Envoy copies.
-func (s *Server) observe(g extprocv3.ExternalProcessor_ProcessServer, id string) string {
+// shadow is observe for a stream that only its messages show to be an observer, of which
+// req is the first: Envoy Gateway's shadowMode. With Config.ModeOverride the main stream has
+// put the request's id into the response headers.
+func (s *Server) shadow(ctx context.Context, req *extprocv3.ProcessingRequest, in <-chan *extprocv3.ProcessingRequest) string {
+	return s.observe(header(req.GetResponseHeaders(), headerRequestID), func() (*extprocv3.ProcessingRequest, error) {
+		if next := req; next != nil {
+			req = nil
+			return next, nil
+		}
+		select {
+		case next := <-in:
+			return next, nil
+		case <-s.drained.Done():
+			return nil, errEnded
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	})
+}
+
+// observe watches a response, whose messages receive returns, for its first token and
+// says in a word how that ended. The sooner it returns, the less Envoy copies.
+func (s *Server) observe(id string, receive func() (*extprocv3.ProcessingRequest, error)) string {
 	switch {
 	case id == "" || id == "-": // Envoy's word for "no such header"
 		return endUnrouted
 	case !s.conf.Synced && !strings.HasPrefix(id, s.prefix):
 		return endElsewhere
 	}
-	defer s.endWithDrain(g.Context())()
 	var events firstEvent
 	for {
-		req, err := g.Recv()
+		req, err := receive()
 		switch {
 		case err != nil && s.draining():
 			return endDraining

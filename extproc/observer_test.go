@@ -8,9 +8,12 @@ import (
 	"testing"
 	"testing/synctest"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
 // Envoy cuts a response into pieces where it likes. The first token is noticed
@@ -200,4 +203,48 @@ func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
 			x.End()
 		})
 	}
+}
+
+// Envoy Gateway can add no metadata to a stream: such an observer shows itself by its
+// messages, and finds the request by a header that the main stream has set.
+func TestObserverWithoutMetadata(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{ModeOverride: true})
+		x := h.Do(chat(hello))
+		seen := x.Respond(200, "content-type", "text/event-stream", "x-dynamo-request-id", "of the worker")
+		observer := func() *envoytest.Exchange {
+			o := h.Begin(envoytest.Request{})
+			var m corev3.HeaderMap
+			for name, value := range seen {
+				m.Headers = append(m.Headers, &corev3.HeaderValue{Key: name, RawValue: []byte(value)})
+			}
+			o.Stray(&extprocv3.ProcessingRequest{ObservabilityMode: true, Request: &extprocv3.ProcessingRequest_ResponseHeaders{
+				ResponseHeaders: &extprocv3.HttpHeaders{Headers: &m},
+			}})
+			return o
+		}
+		o := observer()
+		synctest.Wait()
+		if main, observers := h.count(t, "kvroute.extproc.streams", "main"), h.count(t, "kvroute.extproc.streams", "observer"); o.Ended() || main != 1 || observers != 1 {
+			t.Errorf("%d main streams and %d observers are open, want one each", main, observers)
+		}
+		o.Stray(&extprocv3.ProcessingRequest{ObservabilityMode: true, Request: &extprocv3.ProcessingRequest_ResponseBody{
+			ResponseBody: &extprocv3.HttpBody{Body: []byte("data: {}\n\n")},
+		}})
+		synctest.Wait()
+		if !o.Ended() || h.count(t, "kvroute.extproc.stream.ends", "observer", "first_token") != 1 {
+			t.Error("the observer does not end with the first token")
+		}
+		late := observer()
+		synctest.Wait()
+		h.server.Drain()
+		synctest.Wait()
+		if !late.Ended() || h.count(t, "kvroute.extproc.stream.ends", "observer", "draining") != 1 {
+			t.Error("an observer does not end with the drain")
+		}
+		x.End()
+		if diff := cmp.Diff([]string{`best worker for model "m", salt ""`, "first token by observer", "free"}, h.router.take()); diff != "" {
+			t.Errorf("calls (-want +got):\n%s", diff)
+		}
+	})
 }

@@ -86,8 +86,9 @@ var (
 )
 
 // serve plays a main stream to its end and returns the name of the state that it
-// ended in. However it ends, the slot is freed.
-func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer) string {
+// ended in. However it ends, the slot is freed. A stream that turns out to be an
+// observer's is played as one, after a call of observing.
+func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing func()) string {
 	deepen(0)
 	st := &stream{server: s, grpc: g}
 	defer st.free()
@@ -104,6 +105,10 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer) string {
 		}
 		select {
 		case req := <-in:
+			if st.state == begun && req.GetObservabilityMode() {
+				observing()
+				return s.shadow(ctx, req, in)
+			}
 			if !st.handle(ctx, req) || drain == nil && st.mayLeave() {
 				return st.state.String()
 			}
@@ -545,6 +550,9 @@ func (s *stream) tell(req *extprocv3.ProcessingRequest) *extprocv3.ProcessingRes
 			"x-dynamo-worker-instance-id", strconv.FormatUint(d.Worker.ID, 10),
 			"x-dynamo-overlap-blocks", strconv.Itoa(d.OverlapBlocks),
 			"x-dynamo-reason", string(d.Reason))
+	}
+	if s.server.conf.ModeOverride {
+		headers = append(headers, headerRequestID, s.id)
 	}
 	if s.steering.test {
 		headers = append(headers, s.testHeaders(req)...)
