@@ -20,10 +20,13 @@ import (
 	"net/netip"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/template"
 	"time"
+
+	"github.com/kvroute/kvroute/internal/openai"
 )
 
 // Config says what a bootstrap is for. The zero value of each field means its
@@ -58,6 +61,18 @@ type Config struct {
 	// Failover is what becomes of a request that its worker refuses. Default
 	// [Composite].
 	Failover Failover
+
+	// AllowPaths are paths that Envoy sends to workers beside those of inference requests,
+	// which [Config.Paths] returns: a path, or a path with /* at its end for all paths
+	// below it. Envoy answers 404 to any other path.
+	AllowPaths []string
+
+	// MaxHeapBytes is how much memory Envoy may use: near it, new requests get status 503.
+	// Default 2 GiB.
+	MaxHeapBytes int64
+	// MaxConnections is how many connections of clients there may be. Envoy closes any
+	// further one. Default 40,000, which is also the limit of requests to workers.
+	MaxConnections int
 
 	// MaxBodyBytes is the largest request body. Default 16 MiB, as kvroute's own.
 	MaxBodyBytes int
@@ -162,6 +177,8 @@ func Render(w io.Writer, c Config) error {
 	c.ListenAddress = cmp.Or(c.ListenAddress, "127.0.0.1:8080")
 	c.AdminAddress = cmp.Or(c.AdminAddress, "127.0.0.1:9901")
 	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, 16<<20)
+	c.MaxHeapBytes = cmp.Or(c.MaxHeapBytes, 2<<30)
+	c.MaxConnections = cmp.Or(c.MaxConnections, 40_000)
 	c.BodyMode = cmp.Or(c.BodyMode, Buffered)
 	c.Failover = cmp.Or(c.Failover, Composite)
 	c.MessageTimeout = cmp.Or(c.MessageTimeout, 2*time.Second)
@@ -218,6 +235,11 @@ func (c *Config) check() error {
 			return fmt.Errorf("envoy: Pool and PoolFile are both given, want one")
 		}
 	}
+	for i, p := range c.AllowPaths {
+		if !allowForm.MatchString(p) {
+			return fmt.Errorf("envoy: AllowPaths[%d] is %q, want a path such as /v1/audio/speech, or /v1/audio/* for all paths below it", i, p)
+		}
+	}
 	switch c.Failover {
 	case Composite, NoFailover:
 	case List:
@@ -235,6 +257,10 @@ func (c *Config) check() error {
 	switch {
 	case c.MaxBodyBytes < 1 || int64(c.MaxBodyBytes) > 1<<32-1:
 		return fmt.Errorf("envoy: MaxBodyBytes is %d, want 1 to 4294967295", c.MaxBodyBytes)
+	case c.MaxHeapBytes < 1:
+		return fmt.Errorf("envoy: MaxHeapBytes is %d, want a number of bytes", c.MaxHeapBytes)
+	case c.MaxConnections < 1:
+		return fmt.Errorf("envoy: MaxConnections is %d, want 1 or more", c.MaxConnections)
 	case c.MessageTimeout <= 0:
 		return fmt.Errorf("envoy: MessageTimeout is %v, want more than 0", c.MessageTimeout)
 	case c.MaxMessageTimeout < c.MessageTimeout:
@@ -266,7 +292,9 @@ func (c *Config) checkTLS() error {
 
 var (
 	hostForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$`)
-	pathForm = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
+	// allowForm is a path that means itself in a regular expression, its dots excepted.
+	allowForm = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+(/\*)?$|^/\*$`)
+	pathForm  = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
 )
 
 func validHostPort(s string) bool {
@@ -295,6 +323,20 @@ func address(s string) (string, error) {
 	}
 	return fmt.Sprintf("{socket_address: {address: %q, port_value: %s}}", host, port), nil
 }
+
+// Paths returns a regular expression of the paths that reach workers.
+func (c Config) Paths() string {
+	all := append(openai.Paths(), "/v1/models", "/v1/models/*")
+	for _, p := range c.AllowPaths {
+		if !slices.Contains(all, p) {
+			all = append(all, p)
+		}
+	}
+	return strings.NewReplacer(".", `\.`, "*", ".+").Replace(strings.Join(all, "|"))
+}
+
+// Steering are the headers of clients that reach no worker.
+func (Config) Steering() []string { return openai.Steering }
 
 // PoolDirectory is where Envoy looks for a new PoolFile.
 func (c Config) PoolDirectory() string { return path.Dir(c.PoolFile) }

@@ -9,13 +9,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/composite/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
@@ -24,6 +26,8 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/override_host/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/subset/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/fixed_heap/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
@@ -36,6 +40,7 @@ import (
 
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/openai"
 )
 
 var update = flag.Bool("update", false, "write the golden file")
@@ -55,6 +60,7 @@ var configs = map[string]envoy.Config{
 	"one choice":        {ExtProc: []string{"127.0.0.1:9002"}, Failover: envoy.NoFailover},
 	"everything else": {
 		ListenAddress: "0.0.0.0:0", AdminAddress: "[::1]:0", ExtProc: []string{"[fd00::1]:1"}, Pool: []string{"10.0.0.1:65535"},
+		AllowPaths: []string{"/health", "/v1/audio/*"}, MaxHeapBytes: 1 << 30, MaxConnections: 9,
 		MaxBodyBytes: 1 << 20, MessageTimeout: 250 * time.Millisecond, MaxMessageTimeout: time.Second, NoObserver: true,
 	},
 }
@@ -157,6 +163,9 @@ func TestContract(t *testing.T) {
 	}
 	var clusters []string
 	for _, r := range host.GetRoutes() {
+		if r.GetDirectResponse() != nil {
+			continue
+		}
 		if r.GetRoute().GetTimeout().AsDuration() != 0 || r.GetRoute().GetTimeout() == nil {
 			t.Errorf("the route to %s has a timeout", r.GetRoute().GetCluster())
 		}
@@ -174,6 +183,19 @@ func TestContract(t *testing.T) {
 	}
 	if n := len(hcm.GetEarlyHeaderMutationExtensions()); n != 1 {
 		t.Errorf("%d early header mutations: clients could name workers", n)
+	}
+	if diff := cmp.Diff(openai.Steering, host.GetRoutes()[1].GetRequestHeadersToRemove()); diff != "" {
+		t.Errorf("headers that steer (-list +the pool's route):\n%s", diff)
+	}
+	filter := &extprocv3.ExternalProcessor{}
+	if err := hcm.GetHttpFilters()[0].GetTypedConfig().UnmarshalTo(filter); err != nil {
+		t.Fatal(err)
+	}
+	may := regexp.MustCompile("^(" + filter.GetMutationRules().GetAllowExpression().GetRegex() + ")$")
+	for _, name := range openai.Steering {
+		if !may.MatchString(name) {
+			t.Errorf("kvroute may not remove %s", name)
+		}
 	}
 	again := parse(t, render(t, configs["default"]))
 	if !proto.Equal(b, again) {
@@ -220,6 +242,10 @@ func TestRefusedSettings(t *testing.T) {
 		`PoolFile is "a.json"`:                   {ExtProc: ok, PoolFile: "a.json"},
 		"Pool and PoolFile are both given":       {ExtProc: ok, PoolFile: "/a.json", Pool: ok},
 		"MaxBodyBytes is -1":                     {ExtProc: ok, MaxBodyBytes: -1},
+		`AllowPaths[1] is "/a|/b"`:               {ExtProc: ok, AllowPaths: []string{"/a", "/a|/b"}},
+		`AllowPaths[0] is "a"`:                   {ExtProc: ok, AllowPaths: []string{"a"}},
+		"MaxHeapBytes is -1":                     {ExtProc: ok, MaxHeapBytes: -1},
+		"MaxConnections is -1":                   {ExtProc: ok, MaxConnections: -1},
 		"MessageTimeout is -1s":                  {ExtProc: ok, MessageTimeout: -time.Second},
 		"RequestTimeout is 1ms, want a second":   {ExtProc: ok, RequestTimeout: time.Millisecond},
 		"IdleTimeout is -1s, want a second":      {ExtProc: ok, IdleTimeout: -time.Second},

@@ -511,8 +511,7 @@ func TestBadInputThroughEnvoy(t *testing.T) {
 		{"too large", "POST", chatPath, large, 413, `"code":"`},
 		{"unknown model", "POST", chatPath, `{"model":"x","messages":[{"role":"user","content":"a"}]}`, 404, `"code":"model_not_found"`},
 		{"not ours: models", "GET", "/v1/models", ``, 200, `"id":"sim"`},
-		{"not ours: health", "GET", "/health", ``, 200, ``},
-		{"not ours: nothing", "POST", "/v1/nothing", `{}`, 404, `"error"`},
+		{"not ours: nothing", "POST", "/v1/models/nothing", `{}`, 404, `"error"`},
 		{"completions", "POST", "/v1/completions", `{"model":"sim","prompt":"hello","max_tokens":2}`, 200, `text_completion`},
 		{"an odd prompt is the engine's to refuse", "POST", chatPath, `{"model":"sim","messages":[{"role":"user","content":5}]}`, 400, `messages[0].content`},
 	} {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -16,7 +17,9 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 
+	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/openai"
 )
 
 func gatewayDump(t *testing.T, variant string) *envoytest.Dump {
@@ -48,29 +51,61 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 				t.Fatalf("%d listeners, the body limit is not 16 MiB", len(dump.Listeners))
 			}
 			hcm := &hcmv3.HttpConnectionManager{}
-			if err := dump.Listeners[0].GetDefaultFilterChain().GetFilters()[0].GetTypedConfig().UnmarshalTo(hcm); err != nil {
+			network := dump.Listeners[0].GetDefaultFilterChain().GetFilters()
+			if err := network[len(network)-1].GetTypedConfig().UnmarshalTo(hcm); err != nil {
 				t.Fatal(err)
 			}
-			filter := hcm.GetHttpFilters()[0]
+			if limit := network[0].String(); !strings.Contains(limit, "max_connections:{value:40000}") {
+				t.Errorf("the limit of connections is %s", limit)
+			}
+			// Responses pass the filters in reverse order: the observer needs what kvroute
+			// tells the main filter of the request's id.
+			filters := slices.DeleteFunc(slices.Clone(hcm.GetHttpFilters()), func(f *hcmv3.HttpFilter) bool { return !strings.Contains(f.GetName(), "ext_proc") })
+			if len(filters) != 2 {
+				t.Fatalf("%d filters ask kvroute, want the observer and the main one", len(filters))
+			}
+			observer, filter := filters[0].String(), filters[1]
+			for _, want := range []string{"failure_mode_allow:true", "observability_mode:true", "response_header_mode:SEND", "response_body_mode:STREAMED"} {
+				if !strings.Contains(observer, want) {
+					t.Errorf("the observer has no %s: %s", want, observer)
+				}
+			}
 			text := filter.String()
 			for _, want := range []string{"failure_mode_allow:true", "allow_mode_override:true", "request_body_mode:BUFFERED", "upstream.address", "upstream.request_attempt_count", "base_interval:{nanos:5000000}"} {
 				if !strings.Contains(strings.ReplaceAll(text, "  ", " "), want) {
 					t.Errorf("the filter has no %s: %s", want, text)
 				}
 			}
+			if !hcm.GetUseRemoteAddress().GetValue() || !hcm.GetNormalizePath().GetValue() || !hcm.GetMergeSlashes() ||
+				hcm.GetPathWithEscapedSlashesAction() != hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD {
+				t.Errorf("clients may forge their address or the spelling of a path: %v", hcm)
+			}
 			early := fmt.Sprint(hcm.GetEarlyHeaderMutationExtensions())
 			if got := hcm.GetRequestTimeout().AsDuration(); got != 5*time.Minute {
 				t.Errorf("a client may take %v to send a request (0 is for ever), want 5m", got)
 			}
 			routes := dump.Routes[hcm.GetRds().GetRouteConfigName()].GetVirtualHosts()[0].GetRoutes()
+			unknown := routes[len(routes)-1]
+			if unknown.GetDirectResponse().GetStatus() != http.StatusNotFound || len(unknown.GetTypedPerFilterConfig()) > 0 {
+				t.Errorf("any other path gets %v", unknown)
+			}
+			routes = routes[:len(routes)-1]
+			for _, r := range routes {
+				if got, want := r.GetMatch().GetSafeRegex().GetRegex(), (envoy.Config{}).Paths(); got != want {
+					t.Errorf("the route %s is for the paths %s, want %s", r.GetName(), got, want)
+				}
+			}
 			asks := routes[len(routes)-1]
 			if asks.GetTypedPerFilterConfig()[filter.GetName()] == nil {
 				t.Errorf("the route %s does not ask kvroute", asks.GetName())
 			}
-			for _, name := range control {
-				if !strings.Contains(early, `"`+name+`"`) && !strings.Contains(asks.String(), `"`+name+`"`) {
-					t.Errorf("clients could say %s", name)
-				}
+			var removed []string
+			for _, m := range regexp.MustCompile(`"(x-[a-z-]+)"`).FindAllStringSubmatch(early+asks.String(), -1) {
+				removed = append(removed, m[1])
+			}
+			slices.Sort(removed)
+			if want := slices.Sorted(slices.Values(openai.Steering)); !slices.Equal(removed, want) {
+				t.Errorf("headers of clients that are removed: %v, want %v", removed, want)
 			}
 			if len(routes) != len(decided)+1 {
 				t.Errorf("%d routes, want %d for what is decided, and one", len(routes), len(decided))
@@ -95,14 +130,15 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 			named, settled := 0, 0
 			for _, c := range dump.Clusters {
 				// kvroute's own: whether it lives is asked, and more than 1,024 streams may be open.
-				if h := c.GetHealthChecks(); len(h) == 1 && h[0].GetGrpcHealthCheck() != nil && c.GetCircuitBreakers().GetThresholds()[0].GetMaxRequests().GetValue() == 40_000 {
+				if h := c.GetHealthChecks(); len(h) == 1 && h[0].GetGrpcHealthCheck() != nil && c.GetCircuitBreakers().GetThresholds()[0].GetMaxRequests().GetValue() == 40_000 &&
+					c.GetCommonLbConfig().GetHealthyPanicThreshold() != nil && c.GetCommonLbConfig().GetHealthyPanicThreshold().GetValue() == 0 {
 					settled++
 				}
 				if text := c.String(); strings.Contains(text, "x-dynamo-worker") {
 					named++
 				}
 			}
-			if settled != 1 {
+			if settled != 1 { // the observer's has no health check: nobody waits for it
 				t.Errorf("%d clusters are kvroute's with its health check and limits, want 1", settled)
 			}
 			if named != 2 {
@@ -134,6 +170,15 @@ func TestGateway(t *testing.T) {
 				return large.Header.Get("X-Dynamo-Reason") != ""
 			})
 
+			eventually(t, "no observer sees a first token", func() bool {
+				stream, _ := reply(t, d, "POST", chatPath, chatBody("a short story", 40, true), nil)
+				if id := stream.Header.Get("X-Dynamo-Request-Id"); id != "" {
+					t.Errorf("the client gets to know the id %s", id)
+				}
+				_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+				return strings.Contains(text, `kvroute_router_first_tokens_total{model="sim",source="observer"}`) &&
+					strings.Contains(text, `kvroute_extproc_stream_ends_total{end="first_token",kind="observer"}`)
+			})
 			idle(t, d)
 			// The stream stays to the end of the response: the slot is held until then.
 			resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("a long story", 400, true), nil)

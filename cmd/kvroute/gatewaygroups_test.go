@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -228,13 +229,13 @@ func TestGatewayTellsGroupsWhatKvrouteSays(t *testing.T) {
 	d, flags := newUpperTier(t, gateway("east"), gateway("west"), ", models: [sim], block_size: 16, members: 2")
 	d.begin(t, append(flags, "--group-probe", "off")...)
 	header := http.Header{"X-Of-Others": {"stays"}}
-	for _, name := range control {
+	for _, name := range openai.Steering {
 		header.Add(name, forged)
 	}
 	check := func(when string, decides bool) {
 		t.Helper()
 		for _, c := range []struct{ method, path, body string }{
-			{"POST", chatPath, chatBody("hello", 2, false)}, {"POST", "/v1/unknown", "{}"}, {"GET", "/v1/models", ""},
+			{"POST", chatPath, chatBody("hello", 2, false)}, {"POST", "/v1/models/x", "{}"}, {"GET", "/v1/models", ""},
 		} {
 			if resp, body := reply(t, d, c.method, c.path, c.body, header); resp.StatusCode != 200 {
 				t.Errorf("%s, %s: status %d: %.200s", when, c.path, resp.StatusCode, body)
@@ -246,7 +247,7 @@ func TestGatewayTellsGroupsWhatKvrouteSays(t *testing.T) {
 			if len(got) != 1 {
 				t.Fatalf("%s, %s: %d requests arrive, want 1", when, c.path, len(got))
 			}
-			for _, name := range control {
+			for _, name := range openai.Steering {
 				if v := got[0].Values(name); slices.Contains(v, forged) {
 					t.Errorf("%s, %s: the client's %s reaches a group", when, c.path, name)
 				}

@@ -113,8 +113,25 @@ func TestARouterThatHangs(t *testing.T) {
 			asked.check(t, d.send(t, "hello", false))
 			told.check(t, <-story)
 			before.check(t, <-whole)
-			// It is known by now.
-			outcomeOf(t, "kvroute hangs").check(t, d.send(t, "hello", true))
+			// Once Envoy knows it, no request waits.
+			eventually(t, "Envoy does not notice that kvroute hangs", func() bool {
+				n, err := d.envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
+				return err == nil && n == 0
+			})
+			waited := func() int64 {
+				n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.message_timeouts")
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			already := waited()
+			for i := range 6 {
+				outcomeOf(t, "kvroute hangs").check(t, d.send(t, "hello", i%2 == 0))
+			}
+			if n := waited() - already; n != 0 {
+				t.Errorf("%d of 6 requests wait for a kvroute that is known to hang", n)
+			}
 			if err := d.router.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 				t.Fatal(err)
 			}

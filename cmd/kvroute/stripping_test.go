@@ -18,17 +18,8 @@ import (
 
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/openai"
 )
-
-// control are the headers by which routers, gateways and trusted clients steer: what a
-// worker gets of them must be ours. Some engines would connect to where they say.
-var control = strings.Fields(`x-dynamo-worker x-dynamo-worker-fallback x-dynamo-worker-list x-dynamo-request-id x-dynamo-prefill-worker
-	x-prefiller-host-port x-dynamo-overlap-blocks x-data-parallel-rank x-gateway-destination-endpoint x-gateway-destination-endpoint-subset
-	x-gateway-destination-endpoint-served x-dynamo-worker-instance-id x-worker-instance-id x-dynamo-dp-rank x-dp-rank
-	x-dynamo-prefill-instance-id x-prefill-instance-id x-dynamo-prefill-dp-rank x-prefill-dp-rank x-dynamo-router-group x-dynamo-routing-mode
-	x-dynamo-request-priority x-dynamo-request-strict-priority x-dynamo-slo-ttft-ms x-dynamo-router-override x-dynamo-meta-policy-class
-	x-gateway-inference-objective x-gateway-inference-fairness-id x-gateway-model-name-rewrite x-llm-d-inference-objective
-	x-llm-d-inference-fairness-id x-llm-d-model-name-rewrite`)
 
 // What a client says in headers that steer never reaches a worker, whether kvroute decides,
 // passes, has no room, hangs or is dead.
@@ -53,7 +44,7 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 		fmt.Fprint(w, `{"choices":[]}`)
 	})
 	header := http.Header{"X-Of-Others": {"stays"}}
-	for _, name := range control {
+	for _, name := range openai.Steering {
 		header.Add(name, forged)
 	}
 	d.secure.MessageTimeout = time.Second
@@ -64,7 +55,7 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 	check := func(when, does string) {
 		t.Helper()
 		for _, c := range []struct{ method, path, body string }{
-			{"POST", chatPath, chatBody("hello", 2, false)}, {"POST", "/v1/unknown", "{}"}, {"GET", "/v1/models", ""},
+			{"POST", chatPath, chatBody("hello", 2, false)}, {"POST", "/v1/models/x", "{}"}, {"GET", "/v1/models", ""},
 		} {
 			resp, body := reply(t, d, c.method, c.path, c.body, header)
 			decided := resp.Header.Get("X-Dynamo-Reason") != ""
@@ -101,15 +92,17 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 	check("kvroute decides in full duplex", decides)
 }
 
-// deadEnds returns each configuration of Envoy that we write or keep, with nobody where
-// kvroute should be, and the pool at two addresses.
-func deadEnds(t *testing.T, pool [2]string) map[string][]byte {
+// configurations returns each configuration of Envoy that we write or keep, with kvroute at
+// an address, "" for one where nobody is, and the pool at two addresses.
+func configurations(t *testing.T, pool [2]string, kvroute string) map[string][]byte {
 	t.Helper()
-	nobody := heldAddress(t)
+	if kvroute == "" {
+		kvroute = heldAddress(t)
+	}
 	all := map[string][]byte{}
 	add := func(name string, c envoy.Config) {
 		t.Helper()
-		c.ListenAddress, c.AdminAddress, c.ExtProc = "127.0.0.1:0", "127.0.0.1:0", []string{nobody}
+		c.ListenAddress, c.AdminAddress, c.ExtProc = "127.0.0.1:0", "127.0.0.1:0", []string{kvroute}
 		if c.PoolFile == "" {
 			c.Pool = pool[:]
 		}
@@ -143,7 +136,7 @@ func deadEnds(t *testing.T, pool [2]string) map[string][]byte {
 		}
 		for from, to := range map[string]string{
 			`"127.0.0.1", port_value: 8080}`: `"127.0.0.1", port_value: 0}`, `"127.0.0.1", port_value: 9901}`: `"127.0.0.1", port_value: 0}`,
-			`"127.0.0.1", port_value: 9002}`: portOf(nobody), `"127.0.0.1", port_value: 8001}`: portOf(pool[0]), `"127.0.0.1", port_value: 8002}`: portOf(pool[1]),
+			`"127.0.0.1", port_value: 9002}`: portOf(kvroute), `"127.0.0.1", port_value: 8001}`: portOf(pool[0]), `"127.0.0.1", port_value: 8002}`: portOf(pool[1]),
 		} {
 			if !bytes.Contains(text, []byte(from)) {
 				t.Fatalf("%s has no %s", name, from)
@@ -158,7 +151,7 @@ func deadEnds(t *testing.T, pool [2]string) map[string][]byte {
 	}
 	for _, name := range translated {
 		variant := strings.TrimSuffix(filepath.Base(name), ".json")
-		text, err := gatewayDump(t, variant).Bootstrap(map[string]string{"10.0.0.2:9002": nobody, "10.0.1.1:8000": pool[0], "10.0.1.2:8000": pool[1]})
+		text, err := gatewayDump(t, variant).Bootstrap(map[string]string{"10.0.0.2:9002": kvroute, "10.0.1.1:8000": pool[0], "10.0.1.2:8000": pool[1]})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,12 +176,14 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 	var mu sync.Mutex
 	var reached []string
 	var seen map[string]bool
+	var from string
 	answer := func(name string) string {
 		return startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
 			mu.Lock()
 			defer mu.Unlock()
 			reached = append(reached, name)
-			for _, header := range control {
+			from = r.Header.Get("X-Forwarded-For")
+			for _, header := range openai.Steering {
 				if r.Header.Values(header) != nil {
 					seen[header] = true
 				}
@@ -200,10 +195,11 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 	pool := [2]string{answer("pool"), answer("pool")}
 	victim := answer("victim")
 	header := http.Header{}
-	for _, name := range control {
+	for _, name := range openai.Steering {
 		header.Set(name, victim)
 	}
-	for name, config := range deadEnds(t, pool) {
+	header.Set("X-Forwarded-For", "203.0.113.7")
+	for name, config := range configurations(t, pool, "") {
 		t.Run(name, func(t *testing.T) {
 			proxy, err := envoytest.Start(t.Context(), envoytest.Options{Config: config})
 			if err != nil {
@@ -211,7 +207,7 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = proxy.Stop() })
 			for _, c := range []struct{ method, path, body string }{
-				{"POST", chatPath, chatBody("hello", 2, false)}, {"POST", "/v1/unknown", "{}"}, {"GET", "/v1/models", ""},
+				{"POST", chatPath, chatBody("hello", 2, false)}, {"POST", "/v1/models/x", "{}"}, {"GET", "/v1/models", ""},
 			} {
 				status := 0
 				eventually(t, "the pool does not serve", func() bool {
@@ -228,6 +224,10 @@ func TestNoConfigurationLetsClientsChoose(t *testing.T) {
 				mu.Lock()
 				if status != 200 || !slices.Equal(reached, []string{"pool"}) || len(seen) > 0 {
 					t.Errorf("%s: status %d from %v, which hear of the client %v", c.path, status, reached, slices.Sorted(maps.Keys(seen)))
+				}
+				// Of a client on loopback Envoy says the machine's address.
+				if _, own, _ := strings.Cut(from, "203.0.113.7,"); net.ParseIP(own) == nil {
+					t.Errorf("%s: X-Forwarded-For is %q, want the client's own address behind what it says", c.path, from)
 				}
 				mu.Unlock()
 			}

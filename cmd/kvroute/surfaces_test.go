@@ -54,7 +54,7 @@ func TestSurfacesThroughEnvoy(t *testing.T) {
 		}
 	}
 	before := lastDecision(t, d).ID
-	if resp, body := reply(t, d, "POST", "/v1/unheard-of", "no JSON", nil); resp.StatusCode != http.StatusNotFound || lastDecision(t, d).ID != before {
+	if resp, body := reply(t, d, "POST", "/v1/models/unheard-of", "no JSON", nil); resp.StatusCode != http.StatusNotFound || lastDecision(t, d).ID != before {
 		t.Errorf("an unknown path: status %d, %s", resp.StatusCode, body)
 	}
 	if resp, body := reply(t, d, "GET", "/v1/models", "", nil); resp.StatusCode != http.StatusOK || !strings.Contains(body, "sim") {

@@ -34,6 +34,7 @@ var ours = map[string]string{
 	"fleet":              "events indexer router internal/bus internal/reach internal/wire internal/zmtp",
 	"api":                "router fleet indexer internal/openai internal/reach",
 	"extproc":            "router internal/openai internal/reach",
+	"envoy":              "internal/openai",
 	"internal/enginesim": "indexer tokenizer tokenizer/chat internal/openai internal/zmtp events",
 	"bindings":           "events fleet indexer router internal/bus internal/wire",
 	"bindings/c":         "bindings fleet",

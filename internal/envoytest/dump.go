@@ -13,11 +13,13 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"       // in dumps
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/composite/v3"        // in dumps
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"     // in dumps
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/health_check/v3" // in dumps
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"       // in dumps
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"              // in dumps
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/composite/v3"               // in dumps
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"            // in dumps
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"     // in dumps
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/health_check/v3"        // in dumps
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"              // in dumps
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/connection_limit/v3" // in dumps
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3" // in dumps
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/least_request/v3"      // in dumps
@@ -27,6 +29,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // Listener is one of a dump.
@@ -128,7 +131,15 @@ func (d *Dump) Bootstrap(moved map[string]string) ([]byte, error) {
 		}
 		static.Clusters = append(static.Clusters, c)
 	}
+	// As in Envoy Gateway's own bootstrap.
+	runtime, err := structpb.NewStruct(map[string]any{"re2.max_program_size.error_level": 4294967295})
+	if err != nil {
+		return nil, err
+	}
 	return protojson.Marshal(&bootstrapv3.Bootstrap{
+		LayeredRuntime: &bootstrapv3.LayeredRuntime{Layers: []*bootstrapv3.RuntimeLayer{{
+			Name: "static", LayerSpecifier: &bootstrapv3.RuntimeLayer_StaticLayer{StaticLayer: runtime},
+		}}},
 		Admin:           &bootstrapv3.Admin{Address: address(netip.MustParseAddrPort("127.0.0.1:0"))},
 		StaticResources: static,
 	})

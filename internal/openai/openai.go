@@ -27,9 +27,11 @@ package openai
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -53,40 +55,54 @@ const (
 // many engines serve but one.
 func (e Endpoint) NeedsModel() bool { return e != Load && e != Text && e != Generate && e != Ids }
 
+// endpoints are the paths of requests that kvroute knows.
+//
+//nolint:gochecknoglobals // a table
+var endpoints = map[string]Endpoint{
+	"/v1/chat/completions": ChatCompletions,
+	"/v1/completions":      Completions,
+	"/v1/responses":        Responses,
+	"/v1/messages":         Messages,
+
+	"/generate":              Generate,
+	"/inference/v1/generate": Ids,
+
+	"/tokenize":                   Text,
+	"/v1/tokenize":                Text,
+	"/detokenize":                 Text,
+	"/v1/detokenize":              Text,
+	"/v1/messages/count_tokens":   Text,
+	"/v1/chat/completions/render": Text,
+	"/v1/completions/render":      Text,
+
+	"/v1/embeddings": Load,
+	"/v2/embed":      Load,
+	"/pooling":       Load,
+	"/classify":      Load,
+	"/v1/classify":   Load,
+	"/score":         Load,
+	"/v1/score":      Load,
+	"/rerank":        Load,
+	"/v1/rerank":     Load,
+	"/v2/rerank":     Load,
+}
+
+// Paths returns the paths of all endpoints but Other, sorted.
+func Paths() []string { return slices.Sorted(maps.Keys(endpoints)) }
+
 // Classify tells which endpoint a request is for, by method and path; a query
-// string is ignored. The path is compared in normal form, as engines' servers read it. A wrong method on an endpoint with a prompt is an error with
-// status 405, to be answered with the header "allow: POST". OPTIONS is not a
-// wrong one: a browser asks by it whether it may POST, and engines answer that.
+// string is ignored. The path is compared in normal form, as engines' servers read it.
+// A wrong method on an endpoint with a prompt is an error with status 405, to be answered
+// with the header "allow: POST". OPTIONS is not a wrong one: a browser asks by it whether
+// it may POST, and engines answer that.
 func Classify(method, target string) (Endpoint, *Error) {
 	p := normalPath(target)
-	var e Endpoint
-	switch p {
-	case "/v1/chat/completions":
-		e = ChatCompletions
-	case "/v1/completions":
-		e = Completions
-	case "/v1/responses":
-		e = Responses
-	case "/v1/messages":
-		e = Messages
-	case "/generate":
-		return onlyPost(method, Generate), nil
-	case "/inference/v1/generate":
-		return onlyPost(method, Ids), nil
-	case "/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens",
-		"/v1/chat/completions/render", "/v1/completions/render":
-		return onlyPost(method, Text), nil
-	case "/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/v1/classify",
-		"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank":
-		return onlyPost(method, Load), nil
-	default:
-		return Other, nil
-	}
-	switch method {
-	case http.MethodPost:
+	e := endpoints[p]
+	switch {
+	case method == http.MethodPost, e == Other:
 		return e, nil
-	case http.MethodOptions:
-		return Other, nil
+	case e >= Generate, method == http.MethodOptions:
+		return Other, nil // what another method does is the engine's to say
 	}
 	return e, &Error{
 		Status:  http.StatusMethodNotAllowed,
@@ -110,14 +126,6 @@ func normalPath(p string) string {
 		p = plain
 	}
 	return path.Clean(p)
-}
-
-// onlyPost is Other for any method but POST: what that does is the engine's to say.
-func onlyPost(method string, e Endpoint) Endpoint {
-	if method == http.MethodPost {
-		return e
-	}
-	return Other
 }
 
 // clip bounds text of a client's that goes into a message.
