@@ -55,31 +55,42 @@ var (
 	errCrowded  = errors.New("too many bodies are inflated at a time")
 )
 
-// inflatedMost is what inflated bodies may take together, in bytes, or four of the
-// largest if that is more: a body of 15 KB may become one of 16 MiB, so that what Envoy
-// lets through bounds nothing here.
-const inflatedMost = 256 << 20
+// heldBytes is the budget of all request bodies that are held at a time, as they came,
+// joined and inflated. A body of 15 KB may become one of 16 MiB, and one in chunks may
+// never end, so what Envoy lets through bounds nothing here. Any goroutine may use it.
+type heldBytes struct {
+	most  int64
+	taken atomic.Int64
+}
+
+// take reserves n bytes, if there are as many left.
+func (h *heldBytes) take(n int) bool {
+	if h.taken.Add(int64(n)) > h.most {
+		h.taken.Add(-int64(n))
+		return false
+	}
+	return true
+}
+
+func (h *heldBytes) give(n int) { h.taken.Add(-int64(n)) }
 
 // inflater inflates bodies. It may be used by any number of goroutines. The bytes of
-// all that it has returned and has not been given back are at most most.
+// all that it has returned and has not been given back are taken from held.
 type inflater struct {
-	most    int64
-	taken   atomic.Int64
+	held    *heldBytes
 	readers sync.Pool // of *gzip.Reader: one has some 40 KB
 }
 
 // grow returns text with room for n bytes, if there is any.
 func (p *inflater) grow(text []byte, n int) ([]byte, bool) {
-	more := int64(n - cap(text))
-	if p.taken.Add(more) > p.most {
-		p.taken.Add(-more)
+	if !p.held.take(n - cap(text)) {
 		return text, false
 	}
 	return append(make([]byte, 0, n), text...), true
 }
 
 // giveBack makes room: text, from inflate, is used no more.
-func (p *inflater) giveBack(text []byte) { p.taken.Add(-int64(cap(text))) }
+func (p *inflater) giveBack(text []byte) { p.held.give(cap(text)) }
 
 // inflate returns what body is compressed of, at most limit bytes of it. With an error
 // it returns what comes before that. Either way the caller owes it to giveBack. It ends

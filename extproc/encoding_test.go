@@ -206,8 +206,7 @@ func TestInflatedBodiesTakeABoundedRoom(t *testing.T) {
 	body := zipped(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", limit/2) + `"}]}`)
 	bomb := zipped(strings.Repeat("x", 2*limit))
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, extproc.Config{MaxBodyBytes: limit})
-		taken := h.server.SetInflated(2*limit + 2)
+		h := newHarness(t, extproc.Config{MaxBodyBytes: limit, MaxHeldBytes: 2*limit + 2 + 3*int64(len(body))})
 		now := make(chan struct{})
 		h.router.will(until(now))
 		request := envoytest.Request{Path: "/v1/chat/completions", Header: []string{"content-encoding", "gzip"}, Body: body}
@@ -220,7 +219,7 @@ func TestInflatedBodiesTakeABoundedRoom(t *testing.T) {
 			synctest.Wait()
 			all = append(all, x)
 		}
-		if n := taken(); n < limit || n > 2*limit+2 {
+		if n := h.server.Held(); n < limit || n > 2*limit+2+3*int64(len(body)) {
 			t.Errorf("two inflated bodies take %d bytes", n)
 		}
 		close(now)
@@ -237,7 +236,7 @@ func TestInflatedBodiesTakeABoundedRoom(t *testing.T) {
 		}
 		request.Body = zipped(hello)[:20]
 		h.Do(request).End()
-		if n := taken(); n != 0 {
+		if n := h.server.Held(); n != 0 {
 			t.Errorf("%d bytes are taken when all is over", n)
 		}
 		if n := h.count(t, "kvroute.extproc.encodings", "gzip", "crowded"); n != 1 {

@@ -39,8 +39,5 @@ func Table() string {
 // NewFirstEvent returns a function that is fed the pieces of an event stream.
 func NewFirstEvent() func(piece []byte) bool { return new(firstEvent).in }
 
-// SetInflated sets what inflated bodies may take together and returns what they take.
-func (s *Server) SetInflated(most int64) (taken func() int64) {
-	s.inflater.most = most
-	return s.inflater.taken.Load
-}
+// Held returns the bytes of request bodies that are held.
+func (s *Server) Held() int64 { return s.held.taken.Load() }

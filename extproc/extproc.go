@@ -105,6 +105,11 @@ type Config struct {
 	// should equal Envoy's request_body_buffer_limit. Default 16 MiB.
 	MaxBodyBytes int
 
+	// MaxHeldBytes bounds the request bodies that are held at a time, all together: as
+	// they came, joined and inflated. A request that finds no room fails open. Default
+	// 256 MiB, or four of the largest bodies if that is more.
+	MaxHeldBytes int64
+
 	// DecisionTimeout is the time that a decision may take before the request
 	// fails open. It must be less than Envoy's message_timeout, or Envoy gives
 	// up on us first. Default 1.5 s.
@@ -204,6 +209,8 @@ func (c Config) withDefaults() (Config, error) {
 	switch {
 	case c.MaxBodyBytes < 0:
 		return c, fmt.Errorf("extproc: MaxBodyBytes is %d, want a number of bytes", c.MaxBodyBytes)
+	case c.MaxHeldBytes < 0:
+		return c, fmt.Errorf("extproc: MaxHeldBytes is %d, want a number of bytes", c.MaxHeldBytes)
 	case c.DecisionTimeout < 0:
 		return c, fmt.Errorf("extproc: DecisionTimeout is %v, want a time", c.DecisionTimeout)
 	case c.QueueWait < 0:
@@ -215,6 +222,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.MaxBodyBytes == 0 {
 		c.MaxBodyBytes = 16 << 20
+	}
+	if c.MaxHeldBytes == 0 {
+		c.MaxHeldBytes = max(256<<20, 4*int64(c.MaxBodyBytes))
 	}
 	if c.DecisionTimeout == 0 {
 		c.DecisionTimeout = 1500 * time.Millisecond
@@ -261,6 +271,7 @@ type Server struct {
 	forms   forms
 	prefix  string // of our request ids
 
+	held     heldBytes
 	inflater inflater
 
 	open  [kinds]atomic.Int64 // streams
@@ -294,9 +305,10 @@ func New(conf Config, r Router) (*Server, error) {
 	}
 	s := &Server{
 		conf: conf, router: r, metrics: m, forms: f,
-		prefix:   IDPrefix(conf.RouterID),
-		inflater: inflater{most: max(inflatedMost, 4*int64(conf.MaxBodyBytes))},
+		prefix: IDPrefix(conf.RouterID),
+		held:   heldBytes{most: conf.MaxHeldBytes},
 	}
+	s.inflater.held = &s.held
 	s.drained, s.drain = context.WithCancel(context.Background())
 	return s, nil
 }

@@ -21,6 +21,7 @@ const (
 	failBudget   failure = iota // the decision took too long
 	failPanic                   // a handler panicked
 	failLimit                   // too many streams at a time
+	failHeld                    // too many bytes of bodies are held
 	failDraining                // we are shutting down
 	failMode                    // Envoy is configured for a processing mode that we do not know
 	failEncoding                // the body is compressed in a way that we cannot read
@@ -30,7 +31,7 @@ const (
 )
 
 func (f failure) String() string {
-	return [...]string{"budget", "panic", "limit", "draining", "unsupported_mode", "unreadable_encoding", "starting", "internal"}[f]
+	return [...]string{"budget", "panic", "limit", "held_bytes", "draining", "unsupported_mode", "unreadable_encoding", "starting", "internal"}[f]
 }
 
 // failOpen is called for each request that is left to Envoy to route: answered

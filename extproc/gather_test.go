@@ -159,3 +159,80 @@ func TestALargeBodyComesBack(t *testing.T) {
 		x.End()
 	})
 }
+
+// Bodies that never end take a bounded room together. A request that finds none is given
+// back to Envoy at once, and is counted; room that was given back is used again.
+func TestUnfinishedBodiesTakeABoundedRoom(t *testing.T) {
+	const budget, streams, chunk = 1 << 20, 20, 64 << 10
+	for _, ahead := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, extproc.Config{MaxHeldBytes: budget, DecisionTimeout: time.Minute})
+			var all []*envoytest.Exchange
+			for range streams {
+				x := h.Begin(streamed(ahead))
+				x.SendHeaders()
+				for range 5 {
+					if m := part(string(bytes.Repeat([]byte(" "), chunk)), false); ahead {
+						x.Send(m) // is answered
+					} else {
+						x.Stray(m)
+					}
+				}
+				all = append(all, x)
+				synctest.Wait()
+				if n := h.server.Held(); n > budget {
+					t.Fatalf("ahead %v: %d bytes are held, the budget is %d", ahead, n, budget)
+				}
+			}
+			// Three bodies of five chunks fit, and a chunk of a fourth.
+			if n := h.count(t, "kvroute.extproc.fail_open", "held_bytes"); n != streams-3 {
+				t.Errorf("ahead %v: %d requests fail open for want of room, want %d", ahead, n, streams-3)
+			}
+			x := all[streams-1]
+			if !x.Settle() || x.Rerouted {
+				t.Errorf("ahead %v: a request without room is not left to Envoy", ahead)
+			}
+			for _, x := range all {
+				x.Reset()
+			}
+			synctest.Wait()
+			if n := h.server.Held(); n != 0 {
+				t.Errorf("ahead %v: %d bytes are held when all streams have ended", ahead, n)
+			}
+			x = h.Do(streamed(ahead))
+			if x.Header["x-dynamo-worker"] == "" || h.server.Held() != 0 {
+				t.Errorf("ahead %v: header %v, %d bytes are held behind the decision", ahead, x.Header, h.server.Held())
+			}
+			x.End()
+		})
+	}
+}
+
+// A body that comes as a whole counts for as long as its request waits for a decision.
+func TestBodiesOfWaitingRequestsTakeABoundedRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, extproc.Config{MaxHeldBytes: int64(2*len(hello) + 1)})
+		now := make(chan struct{})
+		h.router.will(until(now))
+		var all []*envoytest.Exchange
+		for range 3 {
+			x := h.Begin(chat(hello))
+			x.SendHeaders()
+			x.Settle()
+			x.SendBody()
+			synctest.Wait()
+			all = append(all, x)
+		}
+		close(now)
+		for i, x := range all {
+			x.Settle()
+			if got := x.Header["x-dynamo-worker"] != ""; got != (i < 2) {
+				t.Errorf("request %d is decided: %v", i, got)
+			}
+			x.End()
+		}
+		if n := h.count(t, "kvroute.extproc.fail_open", "held_bytes"); n != 1 || h.server.Held() != 0 {
+			t.Errorf("%d requests fail open for want of room, want 1; %d bytes are held", n, h.server.Held())
+		}
+	})
+}

@@ -66,6 +66,7 @@ type stream struct {
 	held  [][]byte         // the chunks that are unanswered
 	late  <-chan time.Time // when Envoy will have waited too long for the answer to the headers
 	size  int              // of them together
+	taken int              // bytes of the server's budget that this stream has
 
 	id       string // of our request; none before the decision
 	booked   bool   // the slot must be freed
@@ -92,6 +93,7 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing fu
 	deepen(0)
 	st := &stream{server: s, grpc: g}
 	defer st.free()
+	defer st.giveBack()
 	ctx, cancel, in := receive(g)
 	defer cancel(errEnded)
 	drain := s.drained.Done()
@@ -259,13 +261,34 @@ func (s *stream) hold(m message, chunk []byte) bool {
 	s.held = append(s.held, chunk)
 	if s.size += len(chunk); s.size > s.server.conf.MaxBodyBytes {
 		s.state = refused
+		s.held = nil
+		s.giveBack()
 		return s.send(s.refuse(tooLarge(s.server.conf.MaxBodyBytes)))
+	}
+	if !s.take(len(chunk)) {
+		return s.release(failHeld, nil)
 	}
 	return true
 }
 
+// take reserves room for n bytes of the request's body, if there is any.
+func (s *stream) take(n int) bool {
+	if !s.server.held.take(n) {
+		return false
+	}
+	s.taken += n
+	return true
+}
+
+// giveBack makes room: the stream holds nothing of the request's body any more.
+func (s *stream) giveBack() {
+	s.server.held.give(s.taken)
+	s.taken = 0
+}
+
 // release answers all that is held without a decision, for a reason.
 func (s *stream) release(why failure, err error) bool {
+	defer s.giveBack()
 	s.server.failOpen(why, err)
 	if s.state = passing; s.ended {
 		s.state = passed
@@ -328,7 +351,12 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	blind := m == headersOurs
 	var fields openai.Body
 	var rest openai.Beginnings
-	body := s.body(b)
+	defer s.giveBack()
+	body, ok := s.body(b)
+	if !ok {
+		s.server.failOpen(failHeld, nil)
+		return s.pass(m)
+	}
 	if !blind {
 		s.server.metrics.received(len(body))
 		if limit := s.server.conf.MaxBodyBytes; len(body) > limit {
@@ -447,18 +475,30 @@ func (s *stream) pass(m message) bool {
 	return s.flush(m, headers, nil)
 }
 
-// body returns the request's body, of which b is the last part.
-func (s *stream) body(b *extprocv3.HttpBody) []byte {
+// body returns the request's body, of which b is the last part, if there is room for it.
+func (s *stream) body(b *extprocv3.HttpBody) (body []byte, ok bool) {
+	last := b.GetBody()
 	if s.flow == whole {
-		return b.GetBody()
+		return last, s.take(len(last))
 	}
 	if b != nil {
-		s.held = append(s.held, b.GetBody())
+		s.held = append(s.held, last)
 	}
-	if len(s.held) == 1 {
-		return s.held[0]
+	switch {
+	case !s.take(len(last)):
+		return nil, false
+	case len(s.held) == 1:
+		return s.held[0], true
+	case !s.take(s.size + len(last)): // of the joined copy, for as long as there are both
+		return nil, false
 	}
-	return bytes.Join(s.held, nil)
+	body = bytes.Join(s.held, nil)
+	if s.flow == ahead {
+		clear(s.held) // only their number matters: each is answered
+	} else {
+		s.held = [][]byte{body}
+	}
+	return body, true
 }
 
 // forward returns the body with the prompt as ids, nil if it stays as it is.

@@ -274,8 +274,12 @@ type config struct {
 	// MaxBodyBytes is the largest request body that is read. Envoy's own limit
 	// should equal it.
 	MaxBodyBytes int `yaml:"max-body-bytes"`
-	// MaxStreams bounds the requests in flight; those above it are left to
-	// Envoy's choice.
+	// MaxHeldBytes bounds the request bodies held at a time, all together. A request
+	// that finds no room is left to Envoy's choice. 0 takes a quarter of the memory
+	// limit (GOMEMLIMIT, else the container's), or 1 GiB without one.
+	MaxHeldBytes int64 `yaml:"max-held-bytes"`
+	// MaxStreams bounds the requests in flight; those above it are left to Envoy's
+	// choice. 0 takes as many as fit a quarter of the memory limit, at most 40,000.
 	MaxStreams int `yaml:"max-streams"`
 	// DecisionTimeout is the time that a decision may take before the request
 	// is left to Envoy's choice. Less than Envoy's message_timeout.
@@ -400,7 +404,6 @@ func defaults() config {
 		FirstToken:             "observer",
 		TokenizerCacheBytes:    64 << 20,
 		MaxBodyBytes:           16 << 20,
-		MaxStreams:             40_000,
 		DecisionTimeout:        1500 * time.Millisecond,
 		DrainDelay:             2 * time.Second,
 		DrainTimeout:           25 * time.Second,
@@ -461,7 +464,8 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.DecisionHeaders, "decision-headers", c.DecisionHeaders, "tell worker, overlap and reason in the response's headers")
 	fs.StringVar(&c.FirstToken, "first-token", c.FirstToken, "observer or response-headers: what counts as the first token")
 	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", c.MaxBodyBytes, "largest request body in `bytes`")
-	fs.IntVar(&c.MaxStreams, "max-streams", c.MaxStreams, "largest `number` of requests in flight")
+	fs.Int64Var(&c.MaxHeldBytes, "max-held-bytes", c.MaxHeldBytes, "`bytes` of request bodies held at a time, all together; 0 takes a quarter of the memory limit, or 1 GiB without one")
+	fs.IntVar(&c.MaxStreams, "max-streams", c.MaxStreams, "largest `number` of requests in flight; 0 takes what fits a quarter of the memory limit, at most 40,000")
 	fs.DurationVar(&c.DecisionTimeout, "decision-timeout", c.DecisionTimeout, "longest `time` of a decision")
 	fs.DurationVar(&c.DrainDelay, "drain-delay", c.DrainDelay, "how `long` a shutdown goes on deciding, so that Envoy's health checks notice it")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", c.DrainTimeout, "longest `time` of a shutdown")
@@ -583,7 +587,6 @@ func (c *config) check() error {
 		value int64
 	}{
 		{"max-body-bytes", int64(c.MaxBodyBytes)},
-		{"max-streams", int64(c.MaxStreams)},
 		{"tokenizer-cache-bytes", int64(c.TokenizerCacheBytes)},
 		{"router-queue-limit", int64(c.RouterQueueLimit)},
 		{"max-index-blocks", int64(c.MaxIndexBlocks)},
@@ -618,6 +621,12 @@ func (c *config) check() error {
 		if d.value < d.least || d.value > time.Hour {
 			bad(d.name, d.value.String(), fmt.Sprintf("%v to 1h", d.least))
 		}
+	}
+	if c.MaxHeldBytes < 0 {
+		bad("max-held-bytes", fmt.Sprint(c.MaxHeldBytes), "0 or more")
+	}
+	if c.MaxStreams < 0 {
+		bad("max-streams", fmt.Sprint(c.MaxStreams), "0 or more")
 	}
 	if c.ExtprocConnectionAge < 0 {
 		bad("extproc-connection-age", c.ExtprocConnectionAge.String(), "0 or more")

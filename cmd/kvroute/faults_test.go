@@ -407,6 +407,16 @@ func TestTheRouterHasNoTimeOrRoom(t *testing.T) {
 	}
 	leave()
 	atRest(t, d)
+
+	d.unrouted = true
+	if err := d.startRouter(t.Context(), "--max-held-bytes", "1"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a body above the budget fails open", func() bool {
+		got := d.send(t, "hello", false)
+		outcomeOf(t, "all request bodies together need more than `--max-held-bytes`").check(t, got)
+		return got.header.Get("X-Dynamo-Reason") == "" && failed("held_bytes")
+	})
 }
 
 // Requests that kvroute answers itself.

@@ -278,6 +278,8 @@ func (s *server) openExtproc() (err error) {
 		s.tracer.Router = s.router
 		decider = s.tracer
 	}
+	c.fitMemory(memoryLimit(os.DirFS("/")))
+	s.log.Debug("bounds", "held_bytes", c.MaxHeldBytes, "streams", c.MaxStreams)
 	conf := c.extproc()
 	conf.RouterID, conf.Networks, conf.Log, conf.Meter = s.id, s.networks, s.log, s.metrics.Meter("extproc")
 	conf.Started = s.started.Load
@@ -341,6 +343,7 @@ func (c *config) extproc() extproc.Config {
 	return extproc.Config{
 		MaxBodyBytes:    c.MaxBodyBytes,
 		DecisionTimeout: c.DecisionTimeout,
+		MaxHeldBytes:    c.MaxHeldBytes,
 		MaxStreams:      c.MaxStreams,
 		QueueWait:       c.QueueWait,
 		OverloadStatus:  c.OverloadStatus,

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io/fs"
+	"math"
+	"path"
+	"runtime/debug"
+	"strconv"
+	"strings"
+)
+
+// memoryLimit returns the bytes that the process may use, 0 if nothing limits it: Go's
+// limit (GOMEMLIMIT), else that of the process's cgroup under root. The second becomes
+// Go's limit, less a tenth for what Go does not count.
+func memoryLimit(root fs.FS) int64 {
+	if n := debug.SetMemoryLimit(-1); n != math.MaxInt64 {
+		return n
+	}
+	n := cgroupLimit(root)
+	if n > 0 {
+		debug.SetMemoryLimit(n - n/10)
+	}
+	return n
+}
+
+// cgroupLimit reads the least memory limit of the process's cgroup and of the cgroup's
+// mount, of version 2 or 1. In a container only the mount has the process's own files.
+func cgroupLimit(root fs.FS) (least int64) {
+	groups, _ := fs.ReadFile(root, "proc/self/cgroup") // without it there is no limit to find
+	files := []string{"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"}
+	for line := range strings.Lines(string(groups)) {
+		switch f := strings.SplitN(strings.TrimSpace(line), ":", 3); {
+		case len(f) != 3:
+		case f[1] == "":
+			files = append(files, path.Join("sys/fs/cgroup", f[2], "memory.max"))
+		case f[1] == "memory":
+			files = append(files, path.Join("sys/fs/cgroup/memory", f[2], "memory.limit_in_bytes"))
+		}
+	}
+	for _, file := range files {
+		text, _ := fs.ReadFile(root, file)
+		n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64) // "max" is no number
+		// Version 1 writes a number near 2⁶³ for no limit.
+		if err == nil && n > 0 && n < 1<<60 && (least == 0 || n < least) {
+			least = n
+		}
+	}
+	return least
+}
+
+// fitMemory sets what the settings leave to the memory limit: a quarter of it for request
+// bodies, another one for streams.
+func (c *config) fitMemory(limit int64) {
+	// streamBytes is what a request in flight takes beside its body: two goroutines' stacks
+	// and gRPC's buffers, measured with 2,000 streams.
+	const streamBytes = 48 << 10
+	if c.MaxHeldBytes == 0 {
+		c.MaxHeldBytes = 1 << 30
+		if limit > 0 {
+			c.MaxHeldBytes = limit / 4
+		}
+	}
+	if c.MaxStreams == 0 {
+		c.MaxStreams = 40_000 // what Envoy's circuit breaker lets through
+		if limit > 0 {
+			c.MaxStreams = int(min(40_000, max(1, limit/4/streamBytes)))
+		}
+	}
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"math"
+	"runtime/debug"
+	"testing"
+	"testing/fstest"
+)
+
+// Without settings, bodies and streams fit the memory limit of the process, whoever sets it.
+func TestBodiesAndStreamsFitTheMemoryLimit(t *testing.T) {
+	const v1, v2 = "sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory.max"
+	for name, c := range map[string]struct {
+		files   map[string]string
+		env     int64 // GOMEMLIMIT
+		set     config
+		held    int64
+		streams int
+		goLimit int64
+	}{
+		"no limit":             {held: 1 << 30, streams: 40_000, goLimit: math.MaxInt64},
+		"a container":          {files: map[string]string{v2: "1073741824\n"}, held: 256 << 20, streams: 5461, goLimit: 1<<30 - 1<<30/10},
+		"a container, v1":      {files: map[string]string{v1: "1073741824\n"}, held: 256 << 20, streams: 5461, goLimit: 1<<30 - 1<<30/10},
+		"containers unlimited": {files: map[string]string{v1: "9223372036854771712\n", v2: "max\n"}, held: 1 << 30, streams: 40_000, goLimit: math.MaxInt64},
+		"a unit of a system": {
+			files: map[string]string{"proc/self/cgroup": "3:cpu:/x\n0::/system.slice/kvroute.service\n", "sys/fs/cgroup/system.slice/kvroute.service/memory.max": "2147483648\n"},
+			held:  512 << 20, streams: 10922, goLimit: 2<<30 - 2<<30/10,
+		},
+		"GOMEMLIMIT":   {files: map[string]string{v2: "1073741824\n"}, env: 4 << 30, held: 1 << 30, streams: 21845, goLimit: 4 << 30},
+		"much of it":   {env: 64 << 30, held: 16 << 30, streams: 40_000, goLimit: 64 << 30},
+		"the settings": {files: map[string]string{v2: "1073741824\n"}, set: config{MaxHeldBytes: 5, MaxStreams: 6}, held: 5, streams: 6, goLimit: 1<<30 - 1<<30/10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := debug.SetMemoryLimit(math.MaxInt64)
+			defer debug.SetMemoryLimit(before)
+			if c.env > 0 {
+				debug.SetMemoryLimit(c.env)
+			}
+			root := fstest.MapFS{}
+			for file, text := range c.files {
+				root[file] = &fstest.MapFile{Data: []byte(text)}
+			}
+			got := c.set
+			got.fitMemory(memoryLimit(root))
+			if got.MaxHeldBytes != c.held || got.MaxStreams != c.streams {
+				t.Errorf("%d bytes of bodies and %d streams, want %d and %d", got.MaxHeldBytes, got.MaxStreams, c.held, c.streams)
+			}
+			if n := debug.SetMemoryLimit(-1); n != c.goLimit {
+				t.Errorf("Go's limit is %d, want %d", n, c.goLimit)
+			}
+		})
+	}
+}
