@@ -130,7 +130,9 @@ func TestInputs(t *testing.T) {
 		{name: "priority, older name", body: `"nvext":{"agent_hints":{"latency_sensitivity":0.5}}`, trusted: ", priority 0.5"},
 		{name: "the priority's header wins", header: []string{"x-dynamo-request-priority", "4"}, gone: true, body: `"nvext":{"agent_hints":{"priority":3}}`, trusted: ", priority 4"},
 		{name: "no hints", body: `"nvext":{"agent_hints":{"priority":"high"}}`, trusted: "400"},
-		{name: "salt", body: `"cache_salt":"b"`, header: []string{"x-tenant-id", "t"}, plain: ", salt b", direct: ", salt b", trusted: ", salt b"},
+		{name: "salt", body: `"cache_salt":"b"`, plain: ", salt b", direct: ", salt b", trusted: ", salt b"},
+		// The gateway's word, not the client's.
+		{name: "tenant and salt", body: `"cache_salt":"b","nvext":{"cache_salt":"n"}`, header: []string{"x-tenant-id", "t"}, plain: ", salt t", direct: ", salt t", trusted: ", salt t"},
 		{name: "salt of nvext", body: `"cache_salt":"b","nvext":{"cache_salt":"n"}`, plain: ", salt n", direct: ", salt n", trusted: ", salt n"},
 		{
 			name: "taints", body: `"nvext":{"routing_constraints":{"required_taints":["gold"],"preferred_taints":{"rack":0.5}}}`,

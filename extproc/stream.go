@@ -55,7 +55,7 @@ type stream struct {
 	echo     bool // Envoy wants the chunks of the response back
 	endpoint openai.Endpoint
 	wrong    *openai.Error // why they are refused
-	salt     string
+	salt     string // the tenant, of the header x-tenant-id
 	forged   []string // those of them that are ours to set, or to heed
 	sized    bool     // they have the body's length
 	encoding string   // of the body; "" for none
@@ -403,7 +403,7 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 		Unseen:     !fields.Stream,
 		WantTokens: len(s.server.forms) > 0, WantSecond: s.server.conf.SecondChoice != SecondNone,
 	}
-	if req.Salt == "" {
+	if s.salt != "" { // the header can be a gateway's; the body is always the client's
 		req.Salt = s.salt
 	}
 	if bad := s.steer(&req, &fields); bad != nil {
