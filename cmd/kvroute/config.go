@@ -276,7 +276,7 @@ type config struct {
 	MaxBodyBytes int `yaml:"max-body-bytes"`
 	// MaxHeldBytes bounds the request bodies held at a time, all together. A request
 	// that finds no room is left to Envoy's choice. 0 takes a quarter of the memory
-	// limit (GOMEMLIMIT, else the container's), or 1 GiB without one.
+	// limit (GOMEMLIMIT, else the container's), or 512 MiB without one.
 	MaxHeldBytes int64 `yaml:"max-held-bytes"`
 	// MaxStreams bounds the requests in flight; those above it are left to Envoy's
 	// choice. 0 takes as many as fit a quarter of the memory limit, at most 40,000.
@@ -464,7 +464,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.DecisionHeaders, "decision-headers", c.DecisionHeaders, "tell worker, overlap and reason in the response's headers")
 	fs.StringVar(&c.FirstToken, "first-token", c.FirstToken, "observer or response-headers: what counts as the first token")
 	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", c.MaxBodyBytes, "largest request body in `bytes`")
-	fs.Int64Var(&c.MaxHeldBytes, "max-held-bytes", c.MaxHeldBytes, "`bytes` of request bodies held at a time, all together; 0 takes a quarter of the memory limit, or 1 GiB without one")
+	fs.Int64Var(&c.MaxHeldBytes, "max-held-bytes", c.MaxHeldBytes, "`bytes` of request bodies held at a time, all together; 0 takes a quarter of the memory limit, or 512 MiB without one")
 	fs.IntVar(&c.MaxStreams, "max-streams", c.MaxStreams, "largest `number` of requests in flight; 0 takes what fits a quarter of the memory limit, at most 40,000")
 	fs.DurationVar(&c.DecisionTimeout, "decision-timeout", c.DecisionTimeout, "longest `time` of a decision")
 	fs.DurationVar(&c.DrainDelay, "drain-delay", c.DrainDelay, "how `long` a shutdown goes on deciding, so that Envoy's health checks notice it")

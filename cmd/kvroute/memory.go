@@ -57,7 +57,7 @@ func (c *config) fitMemory(limit int64) {
 	// and gRPC's buffers, measured with 2,000 streams.
 	const streamBytes = 48 << 10
 	if c.MaxHeldBytes == 0 {
-		c.MaxHeldBytes = 1 << 30
+		c.MaxHeldBytes = 512 << 20
 		if limit > 0 {
 			c.MaxHeldBytes = limit / 4
 		}

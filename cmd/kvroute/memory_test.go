@@ -20,10 +20,10 @@ func TestBodiesAndStreamsFitTheMemoryLimit(t *testing.T) {
 		streams int
 		goLimit int64
 	}{
-		"no limit":             {held: 1 << 30, streams: 40_000, goLimit: math.MaxInt64},
+		"no limit":             {held: 512 << 20, streams: 40_000, goLimit: math.MaxInt64},
 		"a container":          {files: map[string]string{v2: "1073741824\n"}, held: 256 << 20, streams: 5461, goLimit: 1<<30 - 1<<30/10},
 		"a container, v1":      {files: map[string]string{v1: "1073741824\n"}, held: 256 << 20, streams: 5461, goLimit: 1<<30 - 1<<30/10},
-		"containers unlimited": {files: map[string]string{v1: "9223372036854771712\n", v2: "max\n"}, held: 1 << 30, streams: 40_000, goLimit: math.MaxInt64},
+		"containers unlimited": {files: map[string]string{v1: "9223372036854771712\n", v2: "max\n"}, held: 512 << 20, streams: 40_000, goLimit: math.MaxInt64},
 		"a unit of a system": {
 			files: map[string]string{"proc/self/cgroup": "3:cpu:/x\n0::/system.slice/kvroute.service\n", "sys/fs/cgroup/system.slice/kvroute.service/memory.max": "2147483648\n"},
 			held:  512 << 20, streams: 10922, goLimit: 2<<30 - 2<<30/10,
