@@ -199,6 +199,8 @@ func (a *Answer) Parts() []Answer { return a.parts() }
 const (
 	RingEvents    = ringEvents
 	MaxHeldEvents = maxHeldEvents
+	MaxHeldBlocks = maxHeldBlocks
+	MaxAllHeld    = maxAllHeld
 	MaxQueries    = maxQueries
 	MaxDumps      = maxDumps
 	MaxTries      = maxTries

@@ -230,6 +230,36 @@ func TestGaps(t *testing.T) {
 	})
 }
 
+// What waits for repairs is bounded over all ranks, too: of the rank that exceeds the
+// bound all is given up, to be asked for, and nothing of the others.
+func TestAllThatWaitsIsBounded(t *testing.T) {
+	s := newStory(t, source(1))
+	hear := func(worker, id uint64, weight int) {
+		s.sink.known[worker] = true
+		s.tracker.SetWorker(s.now, worker, source(1))
+		ev := events.RouterEvent{WorkerID: worker, EventID: id, Event: indexer.Event{Kind: indexer.Stored, Blocks: make([]indexer.Block, weight-1)}}
+		if got := s.tracker.Accept(s.now, 9, ev); got != "held" {
+			t.Fatalf("event %d of worker %d is %q, want it held", id, worker, got)
+		}
+	}
+	waits := func(what string, blocks, spilled int) {
+		t.Helper()
+		if _, got, sum := s.tracker.Repairs(); got != blocks || sum != blocks || s.happens["spilled"] != spilled {
+			t.Errorf("%s: %d blocks wait (counted: %d), %d events are given up; want %d and %d", what, got, sum, s.happens["spilled"], blocks, spilled)
+		}
+	}
+	const half, halves = events.MaxHeldBlocks / 2, 2*events.MaxAllHeld/events.MaxHeldBlocks - 1
+	for n := range uint64(halves) { // two for each worker
+		hear(10+n/2, n+1, half)
+	}
+	const other = 10 + halves
+	hear(other, 1, half/2)
+	hear(other, 2, half/2)
+	waits("up to the bound", events.MaxAllHeld, 0)
+	hear(other, 3, 1)
+	waits("one above", events.MaxAllHeld-half+1, 2)
+}
+
 func TestRestarts(t *testing.T) {
 	t.Run("another publisher is heard", func(t *testing.T) {
 		s := discovered(t)
