@@ -32,7 +32,7 @@ import (
 
 // Config says who publishes and where. As JSON it is what the other languages pass.
 type Config struct {
-	NATSURL string `json:"nats_url,omitempty"` // default nats://127.0.0.1:4222
+	NATSURL string `json:"nats_url,omitempty"` // or file:PATH of a file that has it; default nats://127.0.0.1:4222
 	// Access is how the publisher shows the bus who it is.
 	bus.Access
 	// NATSReplicas is how many servers of a NATS cluster keep what this publisher
@@ -134,6 +134,10 @@ func Open(conf Config) (*Publisher, error) {
 	url := conf.NATSURL
 	if url == "" {
 		url = nats.DefaultURL
+	}
+	url, err := bus.ReadURL(url)
+	if err != nil {
+		return nil, fmt.Errorf("bindings: %w", err)
 	}
 	nc, err := bus.Connect(url, "kvroute publisher "+conf.Name, &conf.Access, log)
 	if err != nil {

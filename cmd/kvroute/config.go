@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -44,15 +45,17 @@ type config struct {
 	// characters each. With it the API answers only requests with one of them;
 	// /healthz, /readyz and /metrics want none. Read again when it changes.
 	APITokenFile string `yaml:"api-token-file"`
-	// APIOpen lets everybody who reaches HTTPAddress use the API. Without it and
-	// without APITokenFile, HTTPAddress must be a loopback address.
-	APIOpen bool `yaml:"api-open"`
+	// TrustedNetwork says that only trusted clients reach this process. Without it,
+	// HTTPAddress off loopback needs APITokenFile, and ExtprocAddress off loopback needs
+	// ExtprocTLSClientCA.
+	TrustedNetwork bool `yaml:"trusted-network"`
 
-	// NATSURL is the bus on which workers register and publish their events.
-	// Empty starts a NATS server inside this process, for trying things out.
+	// NATSURL is the bus on which workers register and publish their events; file:PATH
+	// reads it from a file. Empty keeps a bus inside this process.
 	NATSURL string `yaml:"nats-url"`
-	// NATSListen is where the NATS server inside this process listens: ip:port. It
-	// keeps what it stores under StateDir, or forgets it at its end.
+	// NATSListen is where the bus inside this process listens for others: ip:port. Empty
+	// listens nowhere. Its URL, with a password, is written to nats-url in StateDir and
+	// to the ready file. It keeps what it stores under StateDir, or forgets it at its end.
 	NATSListen string `yaml:"nats-listen"`
 	// What follows is for a bus that wants to know who connects.
 	bus.Access `yaml:",inline"`
@@ -364,7 +367,6 @@ func defaults() config {
 		Version:             1,
 		ExtprocAddress:      "127.0.0.1:9002",
 		HTTPAddress:         "127.0.0.1:9003",
-		NATSListen:          "127.0.0.1:4222",
 		Namespace:           "kvroute",
 		Component:           "workers",
 		Endpoint:            "generate",
@@ -417,9 +419,9 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.ExtprocAddress, "extproc-address", c.ExtprocAddress, "where Envoy reaches the external processor: `ip:port` or unix:/path")
 	fs.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`ip:port` of health, metrics and API")
 	fs.StringVar(&c.APITokenFile, "api-token-file", c.APITokenFile, "`file` of bearer tokens, one a line, that open the API")
-	fs.BoolVar(&c.APIOpen, "api-open", c.APIOpen, "let everybody who reaches http-address use the API")
-	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "`URL` of the NATS bus; empty starts one in this process")
-	fs.StringVar(&c.NATSListen, "nats-listen", c.NATSListen, "`ip:port` of the NATS server in this process")
+	fs.BoolVar(&c.TrustedNetwork, "trusted-network", c.TrustedNetwork, "only trusted clients reach http-address and extproc-address: allow addresses off loopback without api-token-file and extproc-tls-client-ca")
+	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "`URL` of the NATS bus, or file:PATH of a file that has it; empty keeps a bus in this process")
+	fs.StringVar(&c.NATSListen, "nats-listen", c.NATSListen, "`ip:port` at which the bus in this process listens for workers and other replicas; empty listens nowhere. Clients need the URL in the file nats-url of state-dir")
 	busFlags(fs, &c.Access)
 	fs.IntVar(&c.NATSReplicas, "nats-replicas", c.NATSReplicas, "`number` of NATS servers that keep what is made there")
 	fs.BoolVar(&c.RouterReplicaSync, "router-replica-sync", c.RouterReplicaSync, "exchange requests in flight with other router replicas")
@@ -550,7 +552,7 @@ func (c *config) check() error {
 	for _, a := range []struct {
 		name, value string
 	}{{"http-address", c.HTTPAddress}, {"nats-listen", c.NATSListen}, {"extproc-address", c.ExtprocAddress}} {
-		if _, _, err := splitAddress(a.value); err != nil {
+		if _, _, err := splitAddress(a.value); err != nil && (a.value != "" || a.name != "nats-listen") {
 			bad(a.name, a.value, "ip:port")
 		}
 	}
@@ -570,11 +572,13 @@ func (c *config) check() error {
 	if s := c.SessionAffinityTTL; s < 0 || s > maxSessionSecs {
 		bad("session-affinity-ttl-secs", fmt.Sprint(s), fmt.Sprintf("0 to %d", maxSessionSecs))
 	}
-	switch {
-	case c.APIOpen && c.APITokenFile != "":
-		errs = append(errs, errors.New("config: api-open and api-token-file are both given, want one"))
-	case !c.APIOpen && c.APITokenFile == "" && !loopback(c.HTTPAddress):
-		errs = append(errs, fmt.Errorf("config: http-address is %q, which others can reach: who does could change where requests go; give api-token-file, or api-open if the network sees to it", c.HTTPAddress))
+	for _, a := range []struct{ name, value, guard, need string }{
+		{"http-address", c.HTTPAddress, c.APITokenFile, "api-token-file"},
+		{"extproc-address", c.ExtprocAddress, c.ExtprocTLSClientCA, "extproc-tls-client-ca"},
+	} {
+		if !c.TrustedNetwork && a.guard == "" && !loopback(a.value) {
+			errs = append(errs, fmt.Errorf("config: %s is %q, which other machines can reach; give %s, or trusted-network if only trusted clients reach it", a.name, a.value, a.need))
+		}
 	}
 	if o := c.OverloadStatus; o != 429 && o != 503 && o != 529 {
 		bad("overload-status", fmt.Sprint(o), "429, 503 or 529")
@@ -654,7 +658,7 @@ func (c *config) check() error {
 	if _, err := c.Options(); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))
 	}
-	if c.NATSURL != "" {
+	if c.NATSURL != "" && !strings.HasPrefix(c.NATSURL, "file:") {
 		if err := bus.CheckURL(c.NATSURL); err != nil {
 			errs = append(errs, fmt.Errorf("config: %w", err))
 		}
@@ -697,9 +701,13 @@ func (c *config) check() error {
 
 // loopback says whether only this machine can reach an address.
 func loopback(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil || host == "localhost" {
-		return true // what is no address is refused as such
+	network, at, err := splitAddress(address)
+	if err != nil || network == "unix" {
+		return true // a wrong address is refused as such
+	}
+	host, _, _ := net.SplitHostPort(at)
+	if host == "localhost" {
+		return true
 	}
 	ip, err := netip.ParseAddr(host)
 	return err == nil && ip.Unmap().IsLoopback()

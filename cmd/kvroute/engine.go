@@ -40,7 +40,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	busFlags(fs, &access)
 	durable := fs.Bool("durable-kv-events", true, "publish events into a stream that keeps them")
 	replicas := fs.Int("nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
-	natsURL := fs.String("nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus; empty does not register")
+	natsURL := fs.String("nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus, or file:PATH of a file that has it; empty does not register")
 	readyFile := fs.String("ready-file", "", "`file` that gets the address as JSON once it is open")
 	fs.StringVar(&scope.Namespace, "namespace", "kvroute", "namespace of the workers' subjects")
 	fs.StringVar(&scope.Component, "component", "workers", "component of the workers' subjects")
@@ -90,6 +90,9 @@ func engine(ctx context.Context, args []string, std stdio) error {
 		if sim.Prompts, err = tokenizer.LoadModel(dir.FS(), tokenizer.ModelConfig{}); err != nil {
 			return err
 		}
+	}
+	if *natsURL, err = bus.ReadURL(*natsURL); err != nil {
+		return err
 	}
 	if *kvEvents != "nats" && *kvEvents != "zmq" && *kvEvents != "none" {
 		return fmt.Errorf("kv-events is %q, want nats, zmq or none", *kvEvents)

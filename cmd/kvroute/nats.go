@@ -3,29 +3,102 @@
 package main
 
 import (
+	"cmp"
+	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net"
+	"net/url"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/records"
 )
 
 // embeddedNATS is a NATS server with JetStream inside this process.
 type embeddedNATS struct {
-	server *natsserver.Server
-	dir    string // that goes with it; "" if what it stores stays
+	server   *natsserver.Server
+	password string
+	dir      string // that goes with it; "" if what it stores stays
 }
 
-// startNATS starts a server on an ip:port; port 0 picks a free one. What it stores
+// natsUser is the name of everybody who connects to a server of ours.
+const natsUser = "kvroute"
+
+// natsURLFile is the file in --state-dir with the URL of the bus in this process. It has
+// the password, so only this user may read it.
+const natsURLFile = "nats-url"
+
+// openBus connects to the bus, and starts it if there is none.
+func (s *server) openBus() error {
+	c := &s.conf
+	address, err := bus.ReadURL(c.NATSURL)
+	if err != nil {
+		return err
+	}
+	var inProcess []nats.Option
+	if address == "" {
+		if s.bus, err = c.startBus(); err != nil {
+			return err
+		}
+		address, inProcess = s.bus.url(), []nats.Option{nats.InProcessServer(s.bus.server)}
+		s.log.Info("the bus is in this process", "listens", cmp.Or(c.NATSListen, "nowhere"), "keeps", cmp.Or(c.StateDir, "nothing"))
+	}
+	s.nc, err = bus.Connect(address, "kvroute serve", &c.Access, s.log, inProcess...)
+	return err
+}
+
+// startBus starts the bus of this process. With --state-dir its password stays the same
+// after a restart.
+func (c *config) startBus() (*embeddedNATS, error) {
+	if c.StateDir == "" {
+		return startNATS(c.NATSListen, "")
+	}
+	if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("state-dir: %w", err)
+	}
+	dir, err := os.OpenRoot(c.StateDir)
+	if err != nil {
+		return nil, fmt.Errorf("state-dir: %w", err)
+	}
+	defer func() { _ = dir.Close() }() // only a handle
+	listen := c.NATSListen
+	if old, err := dir.ReadFile(natsURLFile); err == nil {
+		if u, err := url.Parse(strings.TrimSpace(string(old))); err == nil && u.User != nil {
+			listen = u.User.String() + "@" + listen
+		}
+	}
+	e, err := startNATS(listen, filepath.Join(c.StateDir, "nats"))
+	if err != nil || c.NATSListen == "" {
+		return e, err
+	}
+	if err := records.WriteFile(dir, natsURLFile, func(w io.Writer) error { _, err := fmt.Fprintln(w, e.url()); return err }); err != nil {
+		e.stop()
+		return nil, fmt.Errorf("state-dir: %w", err)
+	}
+	return e, nil
+}
+
+// startNATS starts a server on user:password@ip:port or ip:port, which makes a password.
+// Port 0 picks a free one. Without ip:port the server listens nowhere. What it stores
 // stays in a folder, or, if that is "", goes with it.
 func startNATS(listen, store string) (*embeddedNATS, error) {
-	host, portText, err := net.SplitHostPort(listen)
+	password := rand.Text()
+	if who, at, found := strings.Cut(listen, "@"); found {
+		_, password, _ = strings.Cut(who, ":")
+		listen = at
+	}
+	silent := listen == ""
+	host, portText, err := net.SplitHostPort(cmp.Or(listen, "127.0.0.1:0"))
 	if err != nil {
 		return nil, fmt.Errorf("listen address of NATS: %w", err)
 	}
@@ -49,6 +122,9 @@ func startNATS(listen, store string) (*embeddedNATS, error) {
 		Port:       port,
 		JetStream:  true,
 		StoreDir:   store,
+		Username:   natsUser,
+		Password:   password,
+		DontListen: silent,
 		NoSigs:     true,
 		NoLog:      true,
 	})
@@ -58,16 +134,23 @@ func startNATS(listen, store string) (*embeddedNATS, error) {
 		}
 		return nil, fmt.Errorf("make the NATS server: %w", err)
 	}
-	e := &embeddedNATS{server: s, dir: dir}
+	e := &embeddedNATS{server: s, password: password, dir: dir}
 	go s.Start()
 	if !s.ReadyForConnections(10 * time.Second) {
 		e.stop()
-		return nil, fmt.Errorf("start the NATS server on %s: it does not accept connections; is the port taken?", listen)
+		return nil, fmt.Errorf("start the NATS server on %s: the address is already in use? Set --nats-url to use the server there, or --nats-listen to choose another port", listen)
 	}
 	return e, nil
 }
 
-func (e *embeddedNATS) url() string { return e.server.ClientURL() }
+// url is where to connect, with the password.
+func (e *embeddedNATS) url() string {
+	at := "127.0.0.1:0" // listens nowhere
+	if a := e.server.Addr(); a != nil {
+		at = a.String()
+	}
+	return "nats://" + natsUser + ":" + e.password + "@" + at
+}
 
 func (e *embeddedNATS) stop() {
 	e.server.Shutdown()

@@ -63,7 +63,7 @@ type sidecar struct {
 }
 
 func (c *sidecar) flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.natsURL, "nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus; empty needs none, with bind-events and a router that has the worker in its configuration")
+	fs.StringVar(&c.natsURL, "nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus, or file:PATH of a file that has it; empty needs none, with bind-events and a router that has the worker in its configuration")
 	fs.StringVar(&c.scope.Namespace, "namespace", "kvroute", "namespace of the workers' subjects")
 	fs.StringVar(&c.scope.Component, "component", "workers", "component of the workers' subjects")
 	fs.StringVar(&c.scope.Endpoint, "endpoint", "generate", "endpoint of the workers' subjects")
@@ -172,6 +172,9 @@ func (c *sidecar) check() error {
 	case "", "vllm", "sglang", "trtllm":
 	default:
 		return fmt.Errorf("engine is %q, want vllm, sglang, trtllm or nothing", c.engine.Engine)
+	}
+	if c.natsURL, err = bus.ReadURL(c.natsURL); err != nil {
+		return err
 	}
 	if c.natsURL == "" && c.bindEvents == "" {
 		return errors.New("nats-url is empty, and so is bind-events: there is nowhere to publish")

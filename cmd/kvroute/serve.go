@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,7 +37,6 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
-	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/telemetry"
@@ -152,19 +150,7 @@ func (s *server) open() (err error) {
 	if s.metrics, err = telemetry.NewMetrics(); err != nil {
 		return err
 	}
-	url := c.NATSURL
-	if url == "" {
-		store := ""
-		if c.StateDir != "" {
-			store = filepath.Join(c.StateDir, "nats")
-		}
-		if s.bus, err = startNATS(c.NATSListen, store); err != nil {
-			return err
-		}
-		url = s.bus.url()
-		s.log.Info("NATS runs in this process", "url", url, "keeps", cmp.Or(store, "nothing"))
-	}
-	if s.nc, err = bus.Connect(url, "kvroute serve", &c.Access, s.log); err != nil {
+	if err := s.openBus(); err != nil {
 		return err
 	}
 	if s.reloads, err = newReloads(s.metrics.Meter("config")); err != nil {
@@ -407,7 +393,7 @@ func (s *server) addresses() addresses {
 	if s.grpcAt.Addr().Network() == "unix" {
 		a.Extproc = "unix:" + a.Extproc
 	}
-	if s.bus != nil {
+	if s.conf.NATSListen != "" && s.bus != nil {
 		a.NATS = s.bus.url()
 	}
 	return a

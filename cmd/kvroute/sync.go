@@ -64,7 +64,7 @@ func (s *server) replica() api.Replica {
 // by what becomes of them.
 func ofOneReplica() []string {
 	return []string{
-		"version", "extproc-address", "http-address", "api-token-file", "api-open", "nats-url", "nats-listen",
+		"version", "extproc-address", "http-address", "api-token-file", "trusted-network", "nats-url", "nats-listen",
 		"nats-creds", "nats-nkey", "nats-ca", "nats-cert", "nats-key", "nats-inbox-prefix", "replica", "router-reset-states",
 		"state-dir", "state-interval", "seed", "keep-decisions", "trace-out", "trace-out-tpot", "endpoint-file",
 		"extproc-tls-cert", "extproc-tls-key", "extproc-tls-client-ca", "tokenizer-cache-bytes", "log-level", "log-format",

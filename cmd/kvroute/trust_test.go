@@ -188,7 +188,7 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 	}
 	open := func(name, prefix string) *bindings.Publisher {
 		c, err := bindings.ParseConfig(fmt.Appendf(nil, `{"nats_url":%q,"nats_inbox_prefix":%q,"name":%q,"nats_replicas":1,
-			"kv_block_size":2,"address":"127.0.0.1:8000","models":["m"],"durable":true,"enable_local_indexer":true}`,
+			"kv_block_size":2,"address":"10.0.0.7:8000","models":["m"],"durable":true,"enable_local_indexer":true}`,
 			strings.Replace(url, "nats://", "nats://worker:secret-of-WORKER@", 1), prefix, name))
 		if err != nil {
 			t.Fatal(err)

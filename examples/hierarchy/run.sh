@@ -15,7 +15,7 @@ sys.stdin.read()'; }
 read -ra ports <&"${reserve[0]}"
 nats=${ports[0]} tier_extproc=${ports[1]} tier_http=${ports[2]} east=${ports[3]} west=${ports[4]} tier=${ports[5]}
 for file in upper lower; do
-	sed -e "s/26422/$nats/; s/26002/$tier_extproc/; s/26003/$tier_http/; s/26081/$east/; s/26082/$west/" \
+	sed -e "s/26422/$nats/; s/26002/$tier_extproc/; s/26003/$tier_http/; s/26081/$east/; s/26082/$west/; s|STATE|$folder/state|" \
 		"examples/hierarchy/$file.yaml" >"$folder/$file.yaml"
 done
 start_envoy() { # name, port, its admin port, that of its kvroute, pool …
@@ -42,7 +42,7 @@ start_group() { # name, its gateway's port, the admin's, its kvroute's two, four
 	pids+=($!)
 	for port in "$@"; do
 		"$kvroute" engine --name "$name-$port" --component "$name" --listen "127.0.0.1:$port" \
-			--nats-url "nats://127.0.0.1:$nats" >"$folder/$name-$port.log" 2>&1 &
+			--nats-url "file:$folder/state/nats-url" >"$folder/$name-$port.log" 2>&1 &
 		pids+=($!)
 	done
 	start_envoy "$name" "$gateway" "$admin" "$extproc" "$@"

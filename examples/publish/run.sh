@@ -10,11 +10,11 @@ wait_for "the first engine does not start" curl -fs http://127.0.0.1:27001/healt
 wait_for "the second engine does not start" curl -fs http://127.0.0.1:27002/health
 
 # kvroute hears the first one directly: the file names nothing but its address.
-"$kvroute" serve --config examples/publish/kvroute.yaml >"$folder/kvroute.log" 2>&1 &
+"$kvroute" serve --config examples/publish/kvroute.yaml --state-dir "$folder/state" >"$folder/kvroute.log" 2>&1 &
 wait_for "kvroute does not start" curl -fs http://127.0.0.1:27903/healthz
 
 # Beside the second one stands a sidecar, which registers it and publishes its events on NATS.
-"$kvroute" publish --name sglang --engine-address 127.0.0.1:27002 --nats-url nats://127.0.0.1:27422 >"$folder/publish.log" 2>&1 &
+"$kvroute" publish --name sglang --engine-address 127.0.0.1:27002 --nats-url "file:$folder/state/nats-url" >"$folder/publish.log" 2>&1 &
 
 known() { # name: how many of its blocks kvroute knows, and how well
 	curl -fs http://127.0.0.1:27903/v1/workers |

@@ -4,10 +4,10 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 envoy=$(find_program envoy envoy/bin/envoy "make envoy")
 
-"$kvroute" serve --config examples/static-workers/kvroute.yaml >"$folder/kvroute.log" 2>&1 &
+"$kvroute" serve --config examples/static-workers/kvroute.yaml --state-dir "$folder/state" >"$folder/kvroute.log" 2>&1 &
 wait_for "kvroute does not start" curl -fs http://127.0.0.1:29003/healthz
 for i in 1 2; do
-	"$kvroute" engine --name gpu-$i --listen 127.0.0.1:2800$i --nats-url nats://127.0.0.1:24222 >"$folder/gpu-$i.log" 2>&1 &
+	"$kvroute" engine --name gpu-$i --listen 127.0.0.1:2800$i --nats-url "file:$folder/state/nats-url" >"$folder/gpu-$i.log" 2>&1 &
 	wait_for "worker $i does not start" curl -fs http://127.0.0.1:2800$i/health
 done
 "$kvroute" config envoy --listen 127.0.0.1:28080 --admin 127.0.0.1:29901 --extproc 127.0.0.1:29002 \

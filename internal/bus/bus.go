@@ -78,7 +78,7 @@ func (a *Access) Options() (opts []nats.Option, err error) {
 
 // Connect connects for good: a bus that is not there yet, goes away or does not let this
 // process in is tried again until the connection is closed, and is back by itself.
-func Connect(url, name string, access *Access, log *slog.Logger) (*nats.Conn, error) {
+func Connect(url, name string, access *Access, log *slog.Logger, more ...nats.Option) (*nats.Conn, error) {
 	opts, err := access.Options()
 	if err == nil {
 		err = CheckURL(url)
@@ -88,7 +88,7 @@ func Connect(url, name string, access *Access, log *slog.Logger) (*nats.Conn, er
 	}
 	var r refusals
 	nc, err := nats.Connect(url, append(
-		opts,
+		append(opts, more...),
 		nats.Name(name),
 		nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1),
@@ -134,6 +134,21 @@ func (r *refusals) level(err error) slog.Level {
 		return slog.LevelWarn
 	}
 	return slog.LevelDebug
+}
+
+// ReadURL returns an address of the bus. file:PATH stands for the first line of a file, so
+// that a password need not stand on a command line.
+func ReadURL(text string) (string, error) {
+	path, isFile := strings.CutPrefix(text, "file:")
+	if !isFile {
+		return text, nil
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("nats-url: %w", err)
+	}
+	line, _, _ := strings.Cut(string(data), "\n")
+	return strings.TrimSpace(line), nil
 }
 
 // CheckURL refuses an address of the bus, or a list with commas of such, that nobody

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Nobody registers on the bus of a kvroute without its password, which stands in a file
+// that only its user reads, and stays the same after a restart.
+func TestTheOwnBusWantsItsPassword(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	start := func() *child {
+		return process(t, "kvroute", "serve", "--state-dir", dir, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	}
+	c := start()
+	at, err := url.Parse(c.at.NATS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, anonymous := range []string{"nats://" + at.Host, "nats://kvroute@" + at.Host, "nats://kvroute:guess@" + at.Host} {
+		nc, err := nats.Connect(anonymous)
+		if !errors.Is(err, nats.ErrAuthorization) {
+			t.Errorf("%s: error %v, want a refusal", anonymous, err)
+		}
+		if err == nil {
+			nc.Close()
+		}
+	}
+	file := filepath.Join(dir, "nats-url")
+	info, err := os.Stat(file)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("%v, %v", info, err)
+	}
+	registers := func(c *child, name string) {
+		t.Helper()
+		e := process(t, name, "engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", "file:"+file)
+		eventually(t, name+" is not registered", func() bool { return strings.Contains(workersText(t, c), `"name":"`+name+`"`) })
+		e.stop()
+	}
+	registers(c, "a")
+	c.stop()
+	c = start()
+	again, err := url.Parse(c.at.NATS)
+	if err != nil || again.User.String() != at.User.String() {
+		t.Errorf("after a restart the user is another one: %v", err)
+	}
+	registers(c, "b")
+}
+
+// A bus that nobody else needs has no port: as many kvroutes start on one machine as like.
+// Workers register over HTTP all the same.
+func TestABusThatNobodyNeedsDoesNotListen(t *testing.T) {
+	t.Parallel()
+	for range 2 {
+		c := process(t, "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
+		if c.at.NATS != "" {
+			t.Errorf("a bus listens at %s", c.at.NATS)
+		}
+		eventually(t, "a worker cannot register", func() bool {
+			resp, _ := whole(t, "POST", "http://"+c.at.HTTP+"/v1/workers", `{"name":"a","address":"127.0.0.1:9001","models":["m"]}`, nil)
+			return resp.StatusCode == http.StatusCreated
+		})
+	}
+}
