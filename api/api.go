@@ -32,7 +32,8 @@
 // docs/routing.md has the fields. It has no state of its own. Errors are in
 // OpenAI's form. Any number of requests may run at once. Who can reach it can
 // change where requests go: it is for the inside of a network, and with
-// [Config.Tokens] for who has one. /healthz, /readyz and /metrics want none.
+// [Config.Tokens] for who has one. /healthz, /readyz and /metrics want none. Bodies must be
+// of type application/json. Requests that a web page makes a browser send are refused.
 package api
 
 import (
@@ -137,10 +138,11 @@ func New(c Config) http.Handler {
 		mux.HandleFunc("POST /v1/workers/{id}/heartbeat", c.heartbeat)
 		mux.HandleFunc("DELETE /v1/workers/{id}", c.deregister)
 	}
+	h := noBrowsers(mux, c.Tokens != nil)
 	if c.Tokens != nil {
-		return timely(c.BodyTime, c.Tokens.guard(mux))
+		h = c.Tokens.guard(h)
 	}
-	return timely(c.BodyTime, mux)
+	return timely(c.BodyTime, h)
 }
 
 // restTime is how long what a handler has not read of a body may take: net/http reads

@@ -22,7 +22,9 @@ import (
 func post(t *testing.T, h http.Handler, path, body string) (status int, text string, header http.Header) {
 	t.Helper()
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "POST", path, strings.NewReader(body)))
+	r := httptest.NewRequestWithContext(t.Context(), "POST", path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	h.ServeHTTP(w, r)
 	return w.Code, w.Body.String(), w.Header()
 }
 
@@ -151,7 +153,9 @@ func TestBusyThresholds(t *testing.T) {
 		{"GET", "", 200, `{"thresholds":[{"model":"m","active_decode_blocks_threshold":0.9,"active_prefill_tokens_threshold":1,"active_prefill_tokens_threshold_frac":null}]}`},
 	} {
 		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), c.method, "/busy_threshold", strings.NewReader(c.body)))
+		req := httptest.NewRequestWithContext(t.Context(), c.method, "/busy_threshold", strings.NewReader(c.body))
+		req.Header.Set("Content-Type", "application/json")
+		h.ServeHTTP(w, req)
 		if w.Code != c.status || !strings.Contains(w.Body.String(), c.want) {
 			t.Errorf("%s %s: %d %s, want %d %s", c.method, c.body, w.Code, w.Body, c.status, c.want)
 		}
@@ -242,6 +246,7 @@ func TestGenerateEndsWithItsClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)

@@ -97,13 +97,10 @@ func (t *Tokens) has(token string) bool {
 	return found == 1
 }
 
-// guard lets only requests with a token through to h, but for what is open: the
-// probes, which whoever starts kvroute must be able to ask, and the metrics, whose
-// readers should not hold what changes where requests go.
+// guard lets only requests with a token through to h, but for what is [open].
 func (t *Tokens) guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/healthz", "/readyz", "/metrics":
+		if open(r.URL.Path) {
 			h.ServeHTTP(w, r)
 			return
 		}

@@ -59,6 +59,7 @@ func TestTheAPIWantsAToken(t *testing.T) {
 	ask := func(method, path, authorization string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader("{}"))
+		r.Header.Set("Content-Type", "application/json")
 		if authorization != "" {
 			r.Header.Set("Authorization", authorization)
 		}
@@ -179,7 +180,7 @@ func TestBodiesHaveATime(t *testing.T) {
 	defer server.Close()
 	for _, c := range []struct{ request, want string }{
 		{"POST /v1/free HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n", "401"},
-		{"POST /v1/free HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + tokenA + "\r\nContent-Length: 1000\r\n\r\n{", "408"},
+		{"POST /v1/free HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + tokenA + "\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", "408"},
 		{"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", "200"},
 		{"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}", "metrics"},
 	} {

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"fmt"
+	"mime"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+
+	"github.com/kvroute/kvroute/internal/openai"
+)
+
+// open reports whether a path needs neither token nor checks of browsers: whoever starts
+// kvroute must be able to probe it, and readers of the metrics should not hold what changes
+// where requests go.
+func open(path string) bool { return path == "/healthz" || path == "/readyz" || path == "/metrics" }
+
+// noBrowsers refuses requests that a web page made a browser send. A page can reach kvroute
+// on the loopback addresses of its reader's machine, and by a name of its own that leads to
+// kvroute (DNS rebinding). Checks of names are left out where a token is wanted: pages do not
+// have it.
+func noBrowsers(h http.Handler, tokens bool) http.Handler {
+	cross := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		refuse := func(status int, param, message string) {
+			fail(w, status, openai.InvalidRequest, param, message)
+		}
+		read := r.Method == http.MethodGet || r.Method == http.MethodHead
+		origin, originErr := url.Parse(r.Header.Get("Origin"))
+		kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // an error: no kind
+		switch {
+		case open(r.URL.Path):
+		case !tokens && onLoopback(r) && !literal(r.Host):
+			refuse(http.StatusForbidden, "Host", fmt.Sprintf("the header Host is %q, want an IP address or localhost on a loopback address", clip(r.Host)))
+			return
+		case read:
+		case cross.Check(r) != nil, originErr != nil, !tokens && origin.Host != "" && !literal(origin.Host):
+			refuse(http.StatusForbidden, "Origin", "the request comes from a web page of another origin")
+			return
+		case r.ContentLength != 0 && kind != "application/json":
+			refuse(http.StatusUnsupportedMediaType, "Content-Type", fmt.Sprintf("the header Content-Type is %q, want application/json", clip(r.Header.Get("Content-Type"))))
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// onLoopback reports whether a request came to a loopback address.
+func onLoopback(r *http.Request) bool {
+	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && at.IP.IsLoopback()
+}
+
+// literal reports whether a host, with or without a port, is one that no page can give
+// another meaning.
+func literal(host string) bool {
+	u := url.URL{Host: host}
+	_, err := netip.ParseAddr(u.Hostname())
+	return err == nil || u.Hostname() == "localhost"
+}
