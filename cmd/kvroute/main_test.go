@@ -71,6 +71,7 @@ func TestCommands(t *testing.T) {
 		{"config --http-address 0.0.0.0:9003 --trusted-network", 0, "trusted-network: true", ""},
 		{"config --http-address 0.0.0.0:9003 --api-token-file tokens", 0, "api-token-file: tokens", ""},
 		{"config --http-address 0.0.0.0:9003 --api-token-file tokens --trusted-network", 0, "trusted-network: true", ""},
+		{"config --nats-url nats://router:secret@nats:4222", 0, "nats-url: nats://router:xxxxx@nats:4222", ""},
 		{"config --extproc-address 0.0.0.0:9002", 1, "", "give extproc-tls-client-ca, or trusted-network"},
 		{"config --extproc-address :9002 --extproc-tls-cert c --extproc-tls-key k", 1, "", "give extproc-tls-client-ca, or trusted-network"},
 		{"config --extproc-address :9002 --extproc-tls-cert c --extproc-tls-key k --extproc-tls-client-ca ca", 0, "extproc-address: :9002", ""},

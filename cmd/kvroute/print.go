@@ -14,13 +14,14 @@ import (
 
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 )
 
 // printConfig checks a configuration and prints it with its defaults, in the form
-// of the configuration file.
+// of the configuration file. Passwords in URLs are left out.
 func printConfig(ctx context.Context, args []string, std stdio) error {
 	c, _, err := readConfig("config", args, std.err, nil)
 	if err != nil {
@@ -49,6 +50,10 @@ func printConfig(ctx context.Context, args []string, std stdio) error {
 	}
 	if _, err := router.New(rc); err != nil {
 		return err
+	}
+	c.NATSURL = bus.Redact(c.NATSURL)
+	for i := range c.Workers { // a proxy before an engine may want a password
+		c.Workers[i].Events.Endpoint = bus.Redact(c.Workers[i].Events.Endpoint)
 	}
 	text, err := yaml.Marshal(c)
 	if err != nil {

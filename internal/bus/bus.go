@@ -151,6 +151,33 @@ func ReadURL(text string) (string, error) {
 	return strings.TrimSpace(line), nil
 }
 
+// Redact returns an address of the bus, or a list with commas of such, without the secrets
+// in it: passwords, and user names that are tokens.
+func Redact(list string) string {
+	all := strings.Split(list, ",")
+	for i, text := range all {
+		scheme, rest, found := strings.Cut(text, "://")
+		if !found {
+			scheme, rest = "", text
+		}
+		at := strings.LastIndexByte(rest, '@')
+		if at < 0 {
+			continue
+		}
+		who, _, named := strings.Cut(rest[:at], ":")
+		if !named {
+			who = "" // a token
+		} else {
+			who += ":"
+		}
+		if found {
+			scheme += "://"
+		}
+		all[i] = scheme + who + "xxxxx" + rest[at:]
+	}
+	return strings.Join(all, ",")
+}
+
 // CheckURL refuses an address of the bus, or a list with commas of such, that nobody
 // could ever connect to: a client that waits for its bus would wait for ever.
 func CheckURL(list string) error {

@@ -91,3 +91,20 @@ func TestABusWithoutJetStreamIsTriedLessOften(t *testing.T) {
 		t.Error("after another failure it does not begin anew")
 	}
 }
+
+func TestSecretsAreRedacted(t *testing.T) {
+	for address, want := range map[string]string{
+		"":                                      "",
+		"nats://nats:4222":                      "nats://nats:4222",
+		"nats://router:secret@nats:4222":        "nats://router:xxxxx@nats:4222",
+		"nats://token@nats:4222":                "nats://xxxxx@nats:4222",
+		"router:secret@nats,tls://:p@a@b:1,c:2": "router:xxxxx@nats,tls://:xxxxx@b:1,c:2",
+		"router:p%@nats":                        "router:xxxxx@nats",
+		"file:/run/nats-url":                    "file:/run/nats-url",
+		"http://a:b@10.0.0.7:80/kv":             "http://a:xxxxx@10.0.0.7:80/kv",
+	} {
+		if got := bus.Redact(address); got != want {
+			t.Errorf("%q becomes %q, want %q", address, got, want)
+		}
+	}
+}
