@@ -195,7 +195,7 @@ func (p *plane) run(ctx context.Context) {
 
 // followSocket keeps a connection to a publisher's socket until ctx ends.
 func (p *plane) followSocket(ctx context.Context, at spot) {
-	log := p.s.conf.Log.With("endpoint", at.endpoint)
+	log := quietLog(p.s.conf.Log).With("endpoint", at.endpoint)
 	endpoint, err := zmtp.ParseEndpoint(at.endpoint, 0, 0)
 	if err != nil {
 		p.s.metrics.count(ctx, sourceUndiscovered, 1)
@@ -276,7 +276,7 @@ func (p *plane) take(ctx context.Context, at spot, body []byte) {
 // followSubject listens to a subject of the bus until ctx ends. What is lost while the
 // bus is away the Subscriber asks for once it is back.
 func (p *plane) followSubject(ctx context.Context, at spot) {
-	log := p.s.conf.Log.With("subject", at.subject)
+	log := quietLog(p.s.conf.Log).With("subject", at.subject)
 	wait := backoff{}
 	for ctx.Err() == nil {
 		sub, err := p.subscribe(ctx, at)

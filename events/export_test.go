@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/gob"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -15,6 +16,16 @@ import (
 
 	"github.com/kvroute/kvroute/indexer"
 )
+
+// QuietLog is quietLog, and lets the time pass for which lines are left out.
+func QuietLog(log *slog.Logger) (out *slog.Logger, pass func()) {
+	out = quietLog(log)
+	return out, func() {
+		for _, s := range out.Handler().(quiet).lines.seen {
+			s.until = time.Time{}
+		}
+	}
+}
 
 // Tracker lets tests drive the subscriber's bookkeeping without NATS.
 type Tracker struct{ t *tracker }

@@ -61,7 +61,7 @@ type rankSource struct {
 
 func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *rankSource {
 	r := &rankSource{
-		s: s, worker: w, at: at, log: log,
+		s: s, worker: w, at: at, log: quietLog(log),
 		engine: NewEngine(EngineOptions{
 			BlockSize: w.BlockSize, Rank: at.rank, Eagle: w.Eagle, Placeholder: w.Placeholder, LoRA: w.LoRA,
 			SetLike: w.SetLike || w.Engine == "sglang" || w.Engine == "trtllm",

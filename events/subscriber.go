@@ -100,7 +100,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
+	conf.Log = quietLog(cmp.Or(conf.Log, slog.New(slog.DiscardHandler)))
 	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	if conf.Ask == nil {
 		conf.Ask = func(context.Context, Query, func(AnswerPart) bool) error { return errNobody }

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+const (
+	// quietFor is how long a line keeps its likes out of the log.
+	quietFor = 10 * time.Second
+	// maxQuiet bounds the lines that are remembered.
+	maxQuiet = 1024
+)
+
+// quiet is a log in which each line appears at most once in [quietFor] for each worker.
+// The next one says in "repeated" how many were left out: a hostile or broken peer
+// could else write as much into the log as it can send.
+type quiet struct {
+	slog.Handler
+
+	lines *quietLines
+}
+
+type quietLines struct {
+	mu sync.Mutex
+	// mu guards the field below.
+	seen map[quietLine]*quietState
+}
+
+type quietLine struct {
+	message string
+	worker  string // as the line says
+}
+
+type quietState struct {
+	until   time.Time
+	leftOut int
+}
+
+func quietLog(log *slog.Logger) *slog.Logger {
+	return slog.New(quiet{log.Handler(), &quietLines{seen: make(map[quietLine]*quietState)}})
+}
+
+// Handle hands on a record, unless it is left out.
+func (q quiet) Handle(ctx context.Context, r slog.Record) error {
+	line := quietLine{message: r.Message}
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "worker" {
+			line.worker = a.Value.String()
+		}
+		return true
+	})
+	leftOut, ok := q.lines.pass(line, r.Time)
+	if !ok {
+		return nil
+	}
+	if leftOut > 0 {
+		r = r.Clone()
+		r.AddAttrs(slog.Int("repeated", leftOut))
+	}
+	return q.Handler.Handle(ctx, r)
+}
+
+// pass reports whether a line may pass, and how many of its likes did not.
+func (l *quietLines) pass(line quietLine, now time.Time) (leftOut int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.seen[line]
+	if s == nil && len(l.seen) >= maxQuiet {
+		for k, s := range l.seen {
+			if s.leftOut == 0 && !now.Before(s.until) {
+				delete(l.seen, k)
+			}
+		}
+		if len(l.seen) >= maxQuiet {
+			line.worker = "" // too many workers, real or not: they share a line
+			s = l.seen[line]
+		}
+	}
+	if s == nil {
+		s = &quietState{}
+		l.seen[line] = s
+	}
+	if now.Before(s.until) {
+		s.leftOut++
+		return 0, false
+	}
+	leftOut, s.leftOut, s.until = s.leftOut, 0, now.Add(quietFor)
+	return leftOut, true
+}
+
+// WithAttrs and WithGroup keep what was seen.
+func (q quiet) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return quiet{q.Handler.WithAttrs(attrs), q.lines}
+}
+
+func (q quiet) WithGroup(name string) slog.Handler {
+	return quiet{q.Handler.WithGroup(name), q.lines}
+}
