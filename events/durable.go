@@ -83,6 +83,8 @@ type timing struct {
 	snapshotRest time.Duration // least time between two
 	retry        time.Duration
 	call         time.Duration // for a request to NATS
+	probe        time.Duration // between two looks whether JetStream stores anything
+	audit        time.Duration // between two questions to the workers while it does not
 	stall        time.Duration // without a message although there are some
 	fetch        int           // messages that are fetched ahead
 	backlog      uint64        // messages from which on a start reads without acknowledgements
@@ -92,7 +94,7 @@ func defaultTiming() timing {
 	return timing{
 		maxAge: time.Hour, duplicates: 2 * time.Minute, inactive: 5 * time.Minute, ackWait: 30 * time.Second,
 		lockTTL: time.Minute, lockEvery: 15 * time.Second, keepEvery: time.Second,
-		snapshotAge: 15 * time.Minute, snapshotRest: 30 * time.Second, retry: time.Second, call: 5 * time.Second, stall: 10 * time.Second, backlog: 50_000, fetch: fetchMessages,
+		snapshotAge: 15 * time.Minute, snapshotRest: 30 * time.Second, retry: time.Second, probe: 5 * time.Second, audit: 30 * time.Second, call: 5 * time.Second, stall: 10 * time.Second, backlog: 50_000, fetch: fetchMessages,
 	}
 }
 
@@ -159,13 +161,18 @@ type Durable struct {
 	// review is to be done at the stream's end: what it did not bring is asked for.
 	review atomic.Bool
 	lost   atomic.Bool // messages, before the position or behind it
+	// refuses says that JetStream does not store events.
+	refuses atomic.Bool
 
 	apply sync.Mutex
 	// apply guards the fields below, and is held while a message is applied.
-	at       position
-	loaded   bool
-	hole     uint64    // a message before which unread ones were purged; 0 = none
-	holeSeen time.Time // when
+	at     position
+	loaded bool
+	// inherited says that what is known goes back to before the stream was made: it is
+	// nowhere else if the store was deleted.
+	inherited bool
+	hole      uint64    // a message before which unread ones were purged; 0 = none
+	holeSeen  time.Time // when
 
 	// The fields below belong to Run, and while a session is open to those who look
 	// after it.
@@ -177,6 +184,9 @@ type Durable struct {
 	lastTaken  time.Time
 	lastExpire time.Time
 	lastFloor  time.Time
+	lastProbe  time.Time
+	lastAudit  time.Time
+	refusals   int // of probes, one after the other
 }
 
 // position is a place in a stream.
@@ -234,6 +244,9 @@ func consumerName(replica string) string {
 // Ready reports whether the stream is being read and, but for some messages, has
 // been read to its end.
 func (d *Durable) Ready() bool { return d.live.Load() && d.sub.nc.IsConnected() }
+
+// Stores reports whether JetStream stores events, as far as is known.
+func (d *Durable) Stores() bool { return !d.refuses.Load() }
 
 // Position returns the number of the last message applied.
 func (d *Durable) Position() uint64 {
@@ -296,6 +309,7 @@ var (
 	errConsumer  = errors.New("the consumer is gone, or delivers nothing")
 	errCaughtUp  = errors.New("the backlog is read")
 	errPurged    = errors.New("messages that were not read yet were purged")
+	errInherited = errors.New("another replica knows what was before the stream")
 )
 
 // opened is what a session works with.

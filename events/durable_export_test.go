@@ -32,6 +32,7 @@ func (d *Durable) Hurry(more ...func(*Timing)) {
 	d.timing.keepEvery, d.timing.snapshotAge, d.timing.snapshotRest = t.KeepEvery, t.SnapshotAge, t.SnapshotRest
 	d.timing.retry = 20 * time.Millisecond
 	d.timing.call = 5 * time.Second
+	d.timing.probe, d.timing.audit = 100*time.Millisecond, time.Second
 	d.timing.stall = 2 * time.Second
 	d.timing.backlog = 50
 	if t.Fetch > 0 {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/internal/bus"
 )
 
 // settle brings the state to a position of the stream, unless it has one: to that
@@ -22,14 +24,14 @@ func (d *Durable) settle(ctx context.Context, o *opened, e *epoch) error {
 	d.apply.Lock()
 	at, loaded := d.at, d.loaded
 	d.apply.Unlock()
-	if loaded && at.epoch == e.N {
-		if at.stream != o.created {
+	if another := at.stream != o.created; loaded && (at.epoch == e.N || another && at.epoch > e.N) {
+		if another { // with a store that was deleted the epoch's number is gone, too
 			// The messages of a new stream are all news.
 			d.conf.Log.Warn("the stream of events is another one; it is read from its beginning")
 			d.wanted.Store(true) // nobody else knows what was in the one before
 			d.review.Store(true) // what was in it and did not come
 			d.apply.Lock()
-			d.at, d.hole = position{stream: o.created, epoch: e.N}, 0
+			d.at, d.hole, d.inherited = position{stream: o.created, epoch: e.N}, 0, true
 			d.apply.Unlock()
 		}
 		return nil
@@ -105,7 +107,7 @@ func (d *Durable) replace(s *Snapshot, whole func() error, at position, created 
 	d.sub.tracker.restored(d.sub.conf.Now(), created, knowledge{s.Cursors, s.Waiting, s.States})
 	d.review.Store(true)
 	d.lost.Store(lost)
-	d.at, d.loaded, d.hole = at, true, 0
+	d.at, d.loaded, d.hole, d.inherited = at, true, 0, s.Meta.Inherited
 	return nil
 }
 
@@ -300,9 +302,13 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 				d.conf.Log.Debug("the consumers are not known", "err", err)
 			}
 		}
+		if now := time.Now(); now.Sub(d.lastProbe) >= d.timing.probe {
+			d.lastProbe = now
+			d.probe(ctx, o)
+		}
 		due, err := d.look(ctx, o)
 		if err != nil {
-			if errors.Is(err, errEpoch) || errors.Is(err, errNewStream) || errors.Is(err, errConsumer) {
+			if errors.Is(err, errEpoch) || errors.Is(err, errNewStream) || errors.Is(err, errConsumer) || errors.Is(err, errInherited) {
 				return err
 			}
 			d.conf.Log.Debug("the state of the stream is not known", "err", err)
@@ -320,6 +326,39 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 		if err != nil && ctx.Err() == nil {
 			d.conf.Log.Warn("a snapshot failed; it is tried again", "err", err)
 		}
+	}
+}
+
+// probe finds out whether JetStream stores anything. A store that is full takes no
+// events, and nobody who only reads notices.
+func (d *Durable) probe(ctx context.Context, o *opened) {
+	err := d.limited(ctx, func(ctx context.Context) error {
+		_, err := o.locks.Put(ctx, keyProbe, []byte(d.instance))
+		return err
+	})
+	switch {
+	case ctx.Err() != nil || !d.sub.nc.IsConnected():
+		return
+	case err == nil:
+		d.refusals = 0
+		if d.refuses.CompareAndSwap(true, false) {
+			d.conf.Log.Info("JetStream stores events again")
+			d.sub.stall(false)
+			d.sub.audit("JetStream did not store events")
+		}
+		return
+	}
+	// A single failure may be a server's that is slow, or chooses a leader.
+	if d.refusals++; d.refusals < 2 {
+		return
+	}
+	if d.refuses.CompareAndSwap(false, true) {
+		d.conf.Log.Warn("JetStream does not store events: it is full or fails. Ranks are suspect until it does: give it more storage, or delete what else is in it", "err", bus.Explain(err))
+		d.sub.stall(true)
+	}
+	if now := time.Now(); now.Sub(d.lastAudit) >= d.timing.audit {
+		d.lastAudit = now
+		d.sub.audit("JetStream does not store events")
 	}
 }
 
@@ -351,7 +390,7 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 			return err
 		}
 		d.apply.Lock()
-		at := d.at
+		at, inherited := d.at, d.inherited
 		d.apply.Unlock()
 		if e.N != at.epoch {
 			return errEpoch
@@ -362,17 +401,23 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 		if h.Stream != at.stream || h.Epoch != at.epoch {
 			h = head{}
 		}
+		if h.Inherited && !inherited && !slices.Contains(d.damaged, h.Object) {
+			d.apply.Lock()
+			d.loaded = false
+			d.apply.Unlock()
+			return errInherited
+		}
 		start := max(h.LastSeq, e.start(o.created))
 		messages := int(info.State.Subjects[o.subject] + info.State.Subjects[o.common])
 		threshold := d.conf.SnapshotThreshold
 		purgeable := h.PreviousSeq >= info.State.FirstSeq
 		switch {
+		case d.wanted.Load() && (at.seq > h.LastSeq || h.Object == "" || inherited && !h.Inherited):
+			todo = snapshotDue
 		case at.seq <= h.LastSeq:
 			if messages > threshold && purgeable {
 				todo = purgeDue
 			}
-		case d.wanted.Load():
-			todo = snapshotDue
 		case messages > threshold && (at.seq-start)*2 > uint64(threshold):
 			todo = snapshotDue
 		case messages > threshold && purgeable:
@@ -441,6 +486,9 @@ func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
 		// There is one. Whoever wrote it may have been stopped before it tidied up.
 		return d.tidy(ctx, o, before.Object, before.Previous)
 	}
+	if before.Stream == s.Meta.Stream && before.Epoch == s.Meta.Epoch && before.Inherited && !s.Meta.Inherited {
+		return nil // it knows more, and is taken first
+	}
 	h, err := d.upload(ctx, o, s)
 	if err == nil {
 		h.Previous, h.PreviousSeq = d.before(&before, o, h.Object, h.Epoch)
@@ -465,7 +513,7 @@ func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
 	defer d.sub.mu.Unlock()
 	s = &Snapshot{
 		Created: d.sub.conf.Now(), LastSeq: d.at.seq,
-		Meta: SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream},
+		Meta: SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.inherited},
 	}
 	if !d.loaded || d.hole > 0 || d.at.stream != o.created {
 		return nil, nil, false
@@ -500,7 +548,7 @@ func (d *Durable) upload(ctx context.Context, o *opened, s *Snapshot) (head, err
 	}
 	return head{
 		Object: name, LastSeq: s.LastSeq, CreatedMS: s.Created.UnixMilli(), Bytes: out.bytes,
-		XXH3: fmt.Sprintf("%016x", out.digest), Epoch: s.Meta.Epoch, Stream: s.Meta.Stream,
+		XXH3: fmt.Sprintf("%016x", out.digest), Epoch: s.Meta.Epoch, Stream: s.Meta.Stream, Inherited: s.Meta.Inherited,
 	}, nil
 }
 

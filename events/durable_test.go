@@ -32,11 +32,14 @@ type natsd struct {
 	js   jetstream.JetStream // of the test itself
 }
 
-func startJetStream(t *testing.T) *natsd {
+func startJetStream(t *testing.T, prepare ...func(*natsd)) *natsd {
 	t.Helper()
 	n := &natsd{t: t, opts: server.Options{Host: "127.0.0.1", Port: fixtures.HoldPort(t), JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true}}
+	for _, f := range prepare {
+		f(n)
+	}
 	n.start()
-	t.Cleanup(n.stop)
+	t.Cleanup(func() { n.stop() })
 	return n
 }
 

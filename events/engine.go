@@ -54,6 +54,7 @@ type Engine struct {
 	opt    EngineOptions
 	ranks  map[uint32]*engineRank
 	blocks int // kept, of all ranks
+	gaps   int // so often events of TensorRT-LLM were missing
 	hashes []uint64
 	window []uint32
 }
@@ -243,6 +244,9 @@ func (e *Engine) follow(r *engineRank, ev *EngineEvent, out *output) {
 	lost := r.heardID && ev.ID != r.lastID+1
 	r.lastID, r.heardID = ev.ID, true
 	if lost {
+		if ev.ID > 0 { // else the engine started anew, and has nothing
+			e.gaps++
+		}
 		out.drop(DropLost, 1)
 		r.window = 0
 	}

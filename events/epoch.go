@@ -40,6 +40,9 @@ type head struct {
 	XXH3      string `json:"xxh3"`
 	Epoch     uint64 `json:"epoch"`
 	Stream    int64  `json:"stream"`
+	// Inherited says that the snapshot has what its writer knew before the stream was
+	// made. A replica that began with the stream takes it in the place of what it knows.
+	Inherited bool `json:"inherited,omitempty"`
 	// Previous is the snapshot before, "" if there is no good one. The stream goes
 	// on from PreviousSeq, its position; 0 if that is of another stream.
 	Previous    string `json:"previous,omitempty"`
@@ -69,6 +72,7 @@ func (d *Durable) before(h *head, o *opened, object string, epoch uint64) (previ
 const (
 	keyEpoch = "epoch"
 	keyHead  = "head"
+	keyProbe = "probe" // in the bucket of locks, whose entries expire
 )
 
 // readKey reads a key into v. revision is 0 if it is not there, or was deleted.

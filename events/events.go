@@ -59,6 +59,7 @@
 package events
 
 import (
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -103,6 +104,7 @@ type tracker struct {
 	saved   map[rankKey]*Saved // by an earlier process, of workers not known yet
 	loaded  time.Time          // when
 	current bool               // the stream has been read to its end since it was opened
+	stalled bool               // the stream takes no events: ranks that it brings are suspect
 	// unsure are the workers that left, or came to count as another feed's or another
 	// process, while a snapshot is read; nil while none is.
 	unsure map[uint64]struct{}
@@ -132,6 +134,7 @@ type rank struct {
 	newest  uint64            // the publisher that counts, or was heard first last; 0 = of no name, or not known
 	many    bool              // two publishers at a time: nothing is cleared any more
 	state   State
+	told    State     // what was told of it: worse than state while the stream takes no events
 	missed  time.Time // when something was missed last
 	// restored says that it is known from a snapshot of the stream.
 	restored bool
@@ -238,6 +241,7 @@ func (t *tracker) rank(key rankKey) *rank {
 		t.ranks[key] = r
 		o.ranks = append(o.ranks, r)
 		t.owned[key.worker] = o
+		t.tell(r)
 	}
 	return r
 }
@@ -245,7 +249,9 @@ func (t *tracker) rank(key rankKey) *rank {
 // drop forgets a rank.
 func (t *tracker) drop(r *rank) {
 	t.settle(r)
-	t.set(r, StateOK)
+	if r.state = StateOK; r.told != StateOK {
+		t.changed(r.key.worker, r.key.rank, StateOK)
+	}
 	delete(t.ranks, r.key)
 	o := t.owned[r.key.worker]
 	last := o.ranks[len(o.ranks)-1]
@@ -335,7 +341,37 @@ func (t *tracker) miss(now time.Time, r *rank, s State) {
 func (t *tracker) set(r *rank, s State) {
 	if r.state != s {
 		r.state = s
+		t.tell(r)
+	}
+}
+
+// tell tells of a rank's state, if that is news.
+func (t *tracker) tell(r *rank) {
+	s := r.state
+	if t.stalled && t.streamed(r.key.worker) {
+		s = StateSuspect
+	}
+	if r.told != s {
+		r.told = s
 		t.changed(r.key.worker, r.key.rank, s)
+	}
+}
+
+// stall takes the news that the stream takes no events, or does again. Ranks that were
+// never heard of count as well: they may hold anything.
+func (t *tracker) stall(now bool) {
+	t.stalled = now
+	if now {
+		for _, id := range slices.Sorted(maps.Keys(t.workers)) {
+			if src := t.workers[id]; src.Feed == FeedDurable {
+				for n := range src.DPSize {
+					t.rank(rankKey{id, src.DPStart + n})
+				}
+			}
+		}
+	}
+	for _, r := range t.ranks {
+		t.tell(r)
 	}
 }
 

@@ -94,6 +94,14 @@ func (p *Publisher) Silent() bool {
 	return p.silent
 }
 
+// Told returns what was told of a worker's rank.
+func (t Tracker) Told(id uint64, dpRank uint32) (s State) {
+	if r := t.t.ranks[rankKey{id, dpRank}]; r != nil {
+		s = r.told
+	}
+	return s
+}
+
 // LimitPending bounds the messages that may wait to be taken.
 func (s *Subscriber) LimitPending(n int) { s.pending = n }
 

@@ -81,7 +81,7 @@ func (s *Subscriber) observe(o metric.Observer, held, ranks metric.Int64Observab
 		if r.repair != nil && !r.repair.passing {
 			n[repairing]++
 		} else {
-			n[r.state]++
+			n[r.told]++
 		}
 	}
 	s.mu.Unlock()

@@ -88,6 +88,16 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 		t.known(now, id)
 		return
 	}
+	for _, r := range t.owned[id].ranks {
+		if t.tell(r); !told && r.told != StateOK {
+			t.changed(id, r.key.rank, r.told) // who did not know the worker forgot it
+		}
+	}
+	if t.stalled && src.Feed == FeedDurable {
+		for n := range src.DPSize {
+			t.rank(rankKey{id, src.DPStart + n})
+		}
+	}
 	for n := range src.DPSize {
 		t.setRank(now, rankKey{id, src.DPStart + n}, src)
 	}

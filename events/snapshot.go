@@ -51,11 +51,13 @@ type Snapshot struct {
 
 // SnapshotMeta is the free part of a snapshot. Unknown keys are ignored.
 type SnapshotMeta struct {
-	Model  string         `json:"model,omitempty"` // of a file without Pools: its only one's
-	Writer string         `json:"writer,omitempty"`
-	Epoch  uint64         `json:"epoch,omitempty"`
-	Stream int64          `json:"stream,omitempty"` // when the stream was made, unix ns: LastSeq means nothing in another
-	Pools  []SnapshotPool `json:"pools,omitempty"`
+	Model  string `json:"model,omitempty"` // of a file without Pools: its only one's
+	Writer string `json:"writer,omitempty"`
+	Epoch  uint64 `json:"epoch,omitempty"`
+	Stream int64  `json:"stream,omitempty"` // when the stream was made, unix ns: LastSeq means nothing in another
+	// Inherited says that it has what was known before the stream was made.
+	Inherited bool           `json:"inherited,omitempty"`
+	Pools     []SnapshotPool `json:"pools,omitempty"`
 }
 
 // SnapshotPool names one of the indexes in a snapshot.

@@ -416,6 +416,29 @@ func TestPolling(t *testing.T) {
 	eventually(t, func() bool { return all.State(7) == events.KnownNothing && len(c.of(7, 0)) == 0 })
 }
 
+// When events of TensorRT-LLM are missing nothing is known of what the engine held
+// before, and nobody says that all is well. An engine that starts anew holds nothing.
+func TestAGapOfTensorRTIsTold(t *testing.T) {
+	answers := make(chan string, 9)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case a := <-answers:
+			fmt.Fprint(w, a)
+		default:
+			fmt.Fprint(w, "[]")
+		}
+	}))
+	defer server.Close()
+	all, c := follow(t, events.SourcesConfig{}, events.EngineWorker{ID: 7, Transport: events.TransportPoll, Address: server.Listener.Addr().String(), BlockSize: 16})
+	answers <- "[" + trtStored(0, "null", trtBlock("101", trtTokens(1, 16), "")) + "]"
+	eventually(t, func() bool { return len(c.of(7, 0)) == 1 && all.State(7) == events.KnownWell })
+	answers <- "[" + trtStored(5, "null", trtBlock("102", trtTokens(17, 16), "")) + "]"
+	eventually(t, func() bool { return c.of(7, 0)[102] != 0 })
+	eventually(t, func() bool { return all.State(7) == events.KnownPartly })
+	answers <- "[" + trtStored(0, "null", trtBlock("103", trtTokens(17, 16), "")) + "]"
+	eventually(t, func() bool { return c.of(7, 0)[103] != 0 && all.State(7) == events.KnownWell })
+}
+
 // A worker whose record changes is followed anew.
 func TestAChangedWorkerIsFollowedAnew(t *testing.T) {
 	one, two := simulate(t, enginesim.SocketsConfig{Replay: freePort}), simulate(t, enginesim.SocketsConfig{Replay: freePort})

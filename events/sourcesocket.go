@@ -55,8 +55,9 @@ type rankSource struct {
 
 	state  atomic.Uint32 // a KnownState
 	copies atomic.Int64
-	misfit bool // blocks were left out for their size
-	fits   bool // blocks were told of
+	gap    time.Time // when events of TensorRT-LLM were missing last
+	misfit bool      // blocks were left out for their size
+	fits   bool      // blocks were told of
 }
 
 func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *rankSource {
@@ -578,15 +579,23 @@ func (r *rankSource) poll(ctx context.Context) {
 			r.count(sourceLive, 1)
 			r.locked(func() {
 				if !r.stream.heard && len(b.Events) > 0 && b.Events[0].ID > 0 {
-					r.stream.partial = true // somebody else was told the beginning
+					r.stream.partial, r.gap = true, time.Now() // somebody else was told the beginning
 				}
 				r.stream.heard = true
-				if r.applyBatch(&b) {
+				gaps := r.engine.gaps
+				switch cleared := r.applyBatch(&b); {
+				case r.engine.gaps > gaps:
+					// What was known is forgotten; what the engine still holds is not known.
+					r.stream.partial, r.gap = true, time.Now()
+				case cleared:
 					r.stream.whole()
 				}
 			})
 			r.judge()
 			continue
+		}
+		if r.stream.partial && !r.gap.IsZero() && time.Since(r.gap) >= partialFor {
+			r.locked(r.stream.whole) // the blocks of before are mostly evicted
 		}
 		r.judge()
 		if time.Since(copies) > rebuildEvery {

@@ -339,6 +339,13 @@ func (s *Subscriber) expire(ctx context.Context) {
 	}
 }
 
+// stall tells that the stream takes no events, or does again.
+func (s *Subscriber) stall(now bool) {
+	s.mu.Lock()
+	defer s.unlock()
+	s.tracker.stall(now)
+}
+
 // streamed reports whether the events of a worker are those that the stream brings.
 func (s *Subscriber) streamed(worker uint64) bool {
 	s.mu.Lock()

@@ -78,6 +78,8 @@ func (s *server) checks() []api.Check {
 	if s.durable != nil {
 		checks = append(checks, api.Check{Name: "events", OK: func() bool {
 			return s.durable.Ready() || !s.events.Wants(events.FeedDurable)
+		}}, api.Check{Name: "event_store", OK: func() bool {
+			return s.durable.Stores() || !s.events.Wants(events.FeedDurable)
 		}})
 	}
 	return checks

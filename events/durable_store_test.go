@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvroute/kvroute/events"
+)
+
+// When the store of JetStream is deleted, a replica that was there leaves what it knows
+// to those that come, even if they come first and nothing happens any more.
+func TestTheStoreIsDeleted(t *testing.T) {
+	for name, reset := range map[string]bool{"": false, "after a reset": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, e, a := settled(t, 4, 300, events.DurableConfig{})
+			if reset {
+				a.stop()
+				a = startReplica(t, n.connect(), "a", events.DurableConfig{ResetStates: true})
+				for w := range e.pubs {
+					e.restart(w)
+				}
+				e.work(300)
+				e.mustKnow(a)
+			}
+			n.stop()
+			if err := os.RemoveAll(n.opts.StoreDir); err != nil {
+				t.Fatal(err)
+			}
+			n.start()
+			b := startReplica(t, n.connect(), "b", events.DurableConfig{})
+			e.mustKnow(a, b)
+			e.work(100)
+			e.mustKnow(a, b)
+			a.stop()
+			e.mustKnow(startReplica(t, n.connect(), "c", events.DurableConfig{}), b)
+		})
+	}
+}
+
+// While JetStream stores nothing, since its store is full, the ranks whose events it
+// brings are suspect, and a replica says so. When there is room again everything is
+// known.
+func TestTheStoreIsFull(t *testing.T) {
+	t.Parallel()
+	for name, askable := range map[string]bool{"events wait": false, "workers are asked": true} {
+		t.Run(name, func(t *testing.T) {
+			n := startJetStream(t, func(n *natsd) { n.opts.JetStreamMaxStore = 8 << 20 })
+			var e *engines
+			var a *replica
+			if askable {
+				e = startAskable(t, n.connect(), 3)
+				a = e.startMember(n.connect(), "a", events.DurableConfig{})
+			} else {
+				e = startEngines(t, n.connect(), 3)
+				a = startReplica(t, n.connect(), "a", events.DurableConfig{})
+				e.register(a)
+			}
+			e.work(200)
+			e.mustKnow(a)
+			ballast, err := n.jetStream().CreateStream(t.Context(), jetstream.StreamConfig{Name: "ballast", Subjects: []string{"ballast"}, Discard: jetstream.DiscardNew})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for size := 1 << 18; size > 8; {
+				if _, err := n.jetStream().Publish(t.Context(), "ballast", make([]byte, size)); err != nil {
+					size /= 2
+				}
+			}
+			eventually(t, func() bool { return !a.Stores() })
+			a.isIn(events.StateSuspect, 3)
+			e.work(200)
+			if askable {
+				e.mustKnow(a) // without the stream
+			}
+			if err := ballast.Purge(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, a.Stores)
+			e.mustKnow(a)
+			a.isIn(events.StateOK, 3)
+			if !a.log.has("JetStream does not store events") {
+				t.Error("nobody was told")
+			}
+		})
+	}
+}
