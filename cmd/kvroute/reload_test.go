@@ -41,6 +41,31 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	}
 }
 
+// Settings of the file that changed and that a reload cannot apply are named in one warning,
+// but for those that a flag sets anyway. Put back, they are not named.
+func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	const workers = "workers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n"
+	file := writeFile(t, fmt.Sprintf("version: 1\nalpha: 0.1\n"+workers, "a"))
+	c := serveFile(t, file)
+	is := func(want string) func() bool {
+		return func() bool {
+			return strings.Contains(c.lastLines(), want)
+		}
+	}
+	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.2\nnats-inbox-prefix: _INBOX_a\nmax-streams: 100\nhttp-address: \"127.0.0.1:7\"\n"+workers, "b"))
+	eventually(t, "no warning names the settings", is(`settings="alpha, max-streams, nats-inbox-prefix"`))
+	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.1\nseed: 5\n"+workers, "c"))
+	eventually(t, "no warning names the setting", is(`settings=seed`))
+	rewrite(t, c, file, fmt.Sprintf("version: 1\n"+workers+workers, "d", "e"))
+	eventually(t, "a file with a mistake is not reported", is("not reloaded"))
+	if n := strings.Count(c.lastLines(), "only after a restart"); n != 2 {
+		t.Errorf("%d warnings, want 2:\n%s", n, c.lastLines())
+	}
+}
+
 // A file that was replaced, or written anew in its place, is read without being told.
 func TestTheFileIsWatched(t *testing.T) {
 	t.Parallel() // it waits, most of the time

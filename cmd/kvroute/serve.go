@@ -62,9 +62,12 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	defer signal.Stop(hup)
 	var readyFile string
 	began := time.Now() // a file that is newer has changed since it was read
-	conf, file, err := readConfig("serve", args, std.err, func(fs *flag.FlagSet) {
-		fs.StringVar(&readyFile, "ready-file", "", "`file` that gets the addresses as JSON once they are open")
-	})
+	read := func() (config, string, error) {
+		return readConfig("serve", args, std.err, func(fs *flag.FlagSet) {
+			fs.StringVar(&readyFile, "ready-file", "", "`file` that gets the addresses as JSON once they are open")
+		})
+	}
+	conf, file, err := read()
 	if err != nil {
 		return err
 	}
@@ -79,7 +82,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	}
 
 	s := server{
-		conf: conf, file: file, hup: hup, networks: networks, log: log, scope: conf.scope(),
+		conf: conf, read: read, file: file, hup: hup, networks: networks, log: log, scope: conf.scope(),
 		id:    rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 		begun: began, client: networks.Client(),
 	}
@@ -102,6 +105,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 // server is everything that `kvroute serve` consists of.
 type server struct {
 	conf     config
+	read     func() (config, string, error) // reads the flags and the file again
 	file     string
 	hup      <-chan os.Signal // SIGHUPs since before the file was read
 	networks reach.Networks
@@ -583,7 +587,11 @@ func (s *server) reload(ctx context.Context) error {
 				continue
 			}
 		}
-		c, err := readFile(s.file)
+		c, _, err := s.read()
+		var pending []string
+		if err == nil {
+			pending, err = c.changed(&s.conf)
+		}
 		var cards []router.Card
 		if err == nil {
 			c.Attention = s.conf.Attention // which a flag may have set
@@ -611,6 +619,9 @@ func (s *server) reload(ctx context.Context) error {
 		commit()
 		s.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "done")))
 		s.log.Info("reloaded", "models", len(c.Models), "workers", len(c.Workers))
+		if len(pending) > 0 {
+			s.log.Warn("these changed settings take effect only after a restart", "settings", strings.Join(pending, ", "))
+		}
 	}
 }
 

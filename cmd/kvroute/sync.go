@@ -72,14 +72,22 @@ func ofOneReplica() []string {
 	}
 }
 
-// shared returns the settings that all replicas should have in common, by their names.
-func (c *config) shared() (settings map[string]any, err error) {
+// settings returns all settings by their names.
+func (c *config) settings() (all map[string]any, err error) {
 	text, err := yaml.Marshal(c)
 	if err == nil {
-		err = yaml.Unmarshal(text, &settings)
+		err = yaml.Unmarshal(text, &all)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
+	}
+	return all, nil
+}
+
+// shared returns the settings that all replicas should have in common, by their names.
+func (c *config) shared() (settings map[string]any, err error) {
+	if settings, err = c.settings(); err != nil {
+		return nil, err
 	}
 	for _, name := range ofOneReplica() {
 		delete(settings, name)
