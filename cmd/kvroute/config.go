@@ -665,7 +665,7 @@ func (c *config) check() error {
 	if c.DrainDelay < 0 {
 		bad("drain-delay", c.DrainDelay.String(), "0 or more")
 	}
-	if _, err := telemetry.NewLogger(io.Discard, c.LogLevel, c.LogFormat); err != nil {
+	if _, err := telemetry.NewLogger(io.Discard, c.LogLevel, c.LogFormat, nil); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))
 	}
 	if err := extproc.CheckForwardTokens(c.ForwardTokens); err != nil {

@@ -72,7 +72,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	if err := parse(fs, args); err != nil {
 		return err
 	}
-	log, err := telemetry.NewLogger(std.err, level, "text")
+	log, err := telemetry.NewLogger(std.err, level, "text", nil)
 	if err != nil {
 		return err
 	}

@@ -130,7 +130,7 @@ func publish(ctx context.Context, args []string, std stdio) error {
 	if err := parse(fs, args); err != nil {
 		return err
 	}
-	log, err := telemetry.NewLogger(std.err, c.level, c.format)
+	log, err := telemetry.NewLogger(std.err, c.level, c.format, nil)
 	if err != nil {
 		return err
 	}

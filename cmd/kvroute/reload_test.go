@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvroute/kvroute/internal/telemetry"
 )
 
 // Workers of the configuration file come and go with SIGHUP.
@@ -38,6 +40,41 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	eventually(t, "the mistake is not reported", func() bool { return strings.Contains(c.lastLines(), "not reloaded") })
 	if got := names(); got != "bhealthy" {
 		t.Errorf("after a mistake the workers are %s", got)
+	}
+}
+
+// Log lines name workers as the operator does, wherever they are written.
+func TestLogLinesNameWorkers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	const workers = "version: 1\nworkers:\n- {name: %s, address: \"127.0.0.1:1\", models: [m]}\n"
+	file := writeFile(t, fmt.Sprintf(workers, "gpu-1"))
+	c := serveFile(t, file)
+	rewrite(t, c, file, fmt.Sprintf(workers, "gpu-2"))
+	eventually(t, "the worker that left is not named", func() bool {
+		return strings.Contains(c.lastLines(), `msg="a worker is gone" worker=gpu-1`)
+	})
+}
+
+// The names reach what other packages log, with the rank if it says anything.
+func TestWorkerNamesInLogs(t *testing.T) {
+	var out strings.Builder
+	names := new(workerNames)
+	log, err := telemetry.NewLogger(&out, "info", "text", names.replace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names.set(7, "gpu-1")
+	log.Warn("a worker failed", "worker", uint64(7), "rank", uint32(0), "status", 503)
+	log.With("worker", uint64(7)).Warn("events are missing", "dp_rank", uint32(3))
+	log.Warn("unknown", "worker", uint64(8))
+	names.set(7, "")
+	log.Warn("gone", "worker", uint64(7))
+	for _, want := range []string{`"a worker failed" worker=gpu-1 status=503`, `"events are missing" worker=gpu-1 dp_rank=3`, "unknown worker=8", "gone worker=7"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("want %s in\n%s", want, out.String())
+		}
 	}
 }
 

@@ -71,7 +71,8 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	if err != nil {
 		return err
 	}
-	log, err := telemetry.NewLogger(std.err, conf.LogLevel, conf.LogFormat)
+	names := new(workerNames)
+	log, err := telemetry.NewLogger(std.err, conf.LogLevel, conf.LogFormat, names.replace)
 	if err != nil {
 		return err
 	}
@@ -82,7 +83,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	}
 
 	s := server{
-		conf: conf, read: read, file: file, hup: hup, networks: networks, log: log, scope: conf.scope(),
+		conf: conf, read: read, file: file, hup: hup, networks: networks, log: log, names: names, scope: conf.scope(),
 		id:    rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 		begun: began, client: networks.Client(),
 	}
@@ -111,6 +112,7 @@ type server struct {
 	networks reach.Networks
 	client   *http.Client // for all calls to workers
 	log      *slog.Logger
+	names    *workerNames // of log
 	scope    wire.Scope
 
 	metrics  *telemetry.Metrics
@@ -441,12 +443,13 @@ func (s *server) workersOf(model string) (addresses []netip.AddrPort) {
 
 // setWorker tells first the router of a worker and then the events that wait for it.
 func (s *server) setWorker(info router.WorkerInfo) {
+	s.names.set(info.ID, info.Name)
 	if err := s.direct.setWorker(info); err != nil {
 		s.log.Warn("a worker is refused", "err", err)
 		return
 	}
 	s.workerChanged(info.ID, true)
-	s.log.Debug("worker", "worker", info.ID, "name", info.Name, "address", info.Address.String(), "health", info.Health.String())
+	s.log.Debug("worker", "worker", info.ID, "address", info.Address.String(), "health", info.Health.String())
 	if s.router.WantsEvents() {
 		s.events.SetWorker(info.ID, s.source(&info))
 	}
@@ -467,6 +470,7 @@ func (s *server) source(info *router.WorkerInfo) events.Source {
 
 func (s *server) removeWorker(id uint64) {
 	s.log.Info("a worker is gone", "worker", id)
+	defer s.names.set(id, "")
 	s.prober.Remove(id)
 	s.loads.Forget(id)
 	s.requests.Forget(id)

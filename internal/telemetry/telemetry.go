@@ -52,13 +52,14 @@ func (m *Metrics) Handler() http.Handler {
 func (m *Metrics) Shutdown(ctx context.Context) error { return m.provider.Shutdown(ctx) }
 
 // NewLogger makes a logger that writes to w. level is "debug", "info", "warn" or
-// "error"; format is "text" or "json". Other values are refused by name.
-func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
+// "error"; format is "text" or "json". Other values are refused by name. replace, if not
+// nil, rewrites attributes; see [slog.HandlerOptions].
+func NewLogger(w io.Writer, level, format string, replace func(groups []string, a slog.Attr) slog.Attr) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, fmt.Errorf("telemetry: log level is %q, want debug, info, warn or error", level)
 	}
-	opts := &slog.HandlerOptions{Level: l}
+	opts := &slog.HandlerOptions{Level: l, ReplaceAttr: replace}
 	switch format {
 	case "text":
 		return slog.New(slog.NewTextHandler(w, opts)), nil

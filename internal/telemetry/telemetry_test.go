@@ -38,7 +38,7 @@ func TestReadingsCanBeScraped(t *testing.T) {
 
 func TestLogger(t *testing.T) {
 	var out strings.Builder
-	log, err := telemetry.NewLogger(&out, "warn", "json")
+	log, err := telemetry.NewLogger(&out, "warn", "json", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestLogger(t *testing.T) {
 		t.Errorf("logged %s", got)
 	}
 	for _, bad := range [][2]string{{"loud", "json"}, {"info", "xml"}} {
-		if _, err := telemetry.NewLogger(&out, bad[0], bad[1]); err == nil {
+		if _, err := telemetry.NewLogger(&out, bad[0], bad[1], nil); err == nil {
 			t.Errorf("level %q and format %q must be refused", bad[0], bad[1])
 		}
 	}
