@@ -14,6 +14,7 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/internal/reach"
@@ -34,7 +35,7 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	}
 	begun := false
 	out := http.NewResponseController(w)
-	for chunk, err := range c.Router.Generate(r.Context(), req, dispatch(c.Client, path, body)) {
+	for chunk, err := range c.Router.Generate(r.Context(), req, dispatch(c.Client, path, body, &q)) {
 		if err != nil {
 			c.failGenerate(w, err, begun)
 			return
@@ -66,14 +67,15 @@ func Dispatch(client *http.Client, fields map[string]json.RawMessage) (router.Di
 	}
 	return func(ctx context.Context, req router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
 		p := &req.Prompt
-		path, body, bad := forward(&question{
+		q := question{
 			Model: req.Model, RequestID: req.ID, TokenIDs: req.Tokens, CacheSalt: req.Salt, Body: fields,
 			Prompt: p.Prompt, Messages: p.Messages, Tools: p.Tools, ToolChoice: p.ToolChoice, ChatTemplateKwargs: p.ChatTemplateKwargs,
-		})
+		}
+		path, body, bad := forward(&q)
 		if bad != nil {
 			return func(yield func(router.Chunk, error) bool) { yield(router.Chunk{}, fmt.Errorf("api: %s", bad.Message)) }
 		}
-		return dispatch(client, path, body)(ctx, req, d)
+		return dispatch(client, path, body, &q)(ctx, req, d)
 	}, nil
 }
 
@@ -164,12 +166,19 @@ const (
 	maxRefusal = 1 << 16
 )
 
+// askTokenIDs has vLLM put the ids of the output into each event, as choices[].token_ids.
+const askTokenIDs = "return_token_ids"
+
 // dispatch posts a body to the worker of a decision and yields the events that come
-// back, each as it stands. Comments are left out: they are no tokens.
-func dispatch(client *http.Client, path string, body []byte) router.Dispatch {
+// back, each as it stands. Comments are left out: they are no tokens. An engine that can
+// return token ids is asked for them, unless the question says something else.
+func dispatch(client *http.Client, path string, body []byte, q *question) router.Dispatch {
 	return func(ctx context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
 		return func(yield func(router.Chunk, error) bool) {
 			fail := func(err error) { yield(router.Chunk{}, &dispatchError{err}) }
+			if _, given := q.Body[askTokenIDs]; !given && strings.EqualFold(d.Engine, "vllm") {
+				body = append([]byte(`{"`+askTokenIDs+`":true,`), body[1:]...)
+			}
 			post, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.Address.String()+path, bytes.NewReader(body))
 			if err != nil {
 				fail(err)
@@ -198,11 +207,7 @@ func dispatch(client *http.Client, path string, body []byte) router.Dispatch {
 				if !bytes.HasPrefix(event, []byte("data:")) && !bytes.Contains(event, []byte("\ndata:")) {
 					continue
 				}
-				chunk := router.Chunk{Data: append(bytes.Clone(event), "\n\n"...), Tokens: 1}
-				if bytes.HasPrefix(bytes.TrimLeft(event[len("data:"):], " "), []byte("[DONE]")) {
-					chunk.Tokens = 0
-				}
-				if !yield(chunk, nil) {
+				if chunk := (router.Chunk{Data: append(bytes.Clone(event), "\n\n"...), Tokens: outputTokens(event)}); !yield(chunk, nil) {
 					return
 				}
 			}
@@ -211,6 +216,33 @@ func dispatch(client *http.Client, path string, body []byte) router.Dispatch {
 			}
 		}
 	}
+}
+
+// outputTokens counts the output tokens of an event: its token ids, or one where the engine
+// does not return ids.
+func outputTokens(event []byte) (n int) {
+	data := bytes.TrimLeft(event[len("data:"):], " ")
+	if bytes.HasPrefix(data, []byte("[DONE]")) {
+		return 0
+	}
+	var ids struct {
+		Choices []struct {
+			TokenIDs *[]uint32 `json:"token_ids"`
+		} `json:"choices"`
+	}
+	known := false
+	if bytes.Contains(data, []byte(`"token_ids"`)) && json.Unmarshal(data, &ids) == nil {
+		for _, c := range ids.Choices {
+			if c.TokenIDs != nil {
+				known = true
+				n += len(*c.TokenIDs)
+			}
+		}
+	}
+	if !known {
+		return 1
+	}
+	return n
 }
 
 // splitEvents is a [bufio.SplitFunc] for events, which end with an empty line.

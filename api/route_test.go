@@ -229,6 +229,51 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
+// An engine that can return token ids is asked for them, unless the caller says something
+// else, and the account of the output goes by them.
+func TestGenerateYieldsTokenIDs(t *testing.T) {
+	for _, c := range []struct{ engine, body, sent string }{
+		{"vllm", `"token_ids":[1,2]`, `{"return_token_ids":true,"model":"m","prompt":[1,2],"stream":true}`},
+		{"vllm", `"messages":[{"role":"user"}]`, `{"return_token_ids":true,"messages":[{"role":"user"}],"model":"m","stream":true}`},
+		{"vllm", `"token_ids":[1],"body":{"return_token_ids":false}`, `{"model":"m","prompt":[1],"return_token_ids":false,"stream":true}`},
+		{"sglang", `"token_ids":[1]`, `{"model":"m","prompt":[1],"stream":true}`},
+	} {
+		r := newRouter(t, 0)
+		asked, counted := make(chan string, 1), make(chan struct{})
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			sent, _ := io.ReadAll(req.Body)
+			asked <- string(sent)
+			// More ids than an event has tokens elsewhere: enough to fill a block of 4.
+			fmt.Fprint(w, "data: {\"choices\":[{\"text\":\"abc\",\"token_ids\":[7,8,9,10,11,12]}]}\n\n")
+			_ = http.NewResponseController(w).Flush()
+			<-counted
+			fmt.Fprint(w, "data: [DONE]\n\n")
+		}))
+		t.Cleanup(s.Close)
+		if err := r.SetWorker(router.WorkerInfo{ID: 1, Models: []string{"m"}, BlockSize: 4, Engine: c.engine, Address: netip.MustParseAddrPort(s.Listener.Addr().String())}); err != nil {
+			t.Fatal(err)
+		}
+		h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler()})
+		done := make(chan string)
+		go func() {
+			_, text, _ := post(t, h, "/v1/generate", `{"model":"m","request_id":"g",`+c.body+`}`)
+			done <- text
+		}()
+		if got := <-asked; got != c.sent {
+			t.Errorf("%s is sent %s, want %s", c.engine, got, c.sent)
+		}
+		for end := time.Now().Add(30 * time.Second); r.Workers()[0].ActiveBlocks == 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: six token ids fill no block", c.engine)
+			}
+		}
+		close(counted)
+		if text := <-done; !strings.Contains(text, `"token_ids":[7,8,9,10,11,12]`) {
+			t.Errorf("%s: the events are %s", c.engine, text)
+		}
+	}
+}
+
 // Who leaves takes the request along.
 func TestGenerateEndsWithItsClient(t *testing.T) {
 	r := newRouter(t, 0)

@@ -55,6 +55,20 @@ def answer(error):
     return json.dumps({"error": error}).encode()
 
 
+class GenerateTest(unittest.TestCase):
+    def test_events_have_token_ids_where_the_engine_returns_them(self):
+        events = (
+            b'data: {"choices": [{"text": "a", "token_ids": [7, 8]}]}\n\n'
+            b'data: {"choices": [{"text": "b"}]}\n\n'
+            b'data: {"choices": [], "usage": {}}\n\n'
+            b"data: [DONE]\n\n"
+        )
+        with Server(200, events) as router:
+            ask = KvPushRouter(f"http://127.0.0.1:{router.port}", "m", timeout=20)
+            got = [event.get("token_ids") for event in ask.generate_sync([1])]
+        self.assertEqual(got, [[7, 8], None, None])
+
+
 class ProxyTest(unittest.TestCase):
     def test_proxies_of_the_environment_are_not_used(self):
         result = json.dumps({"worker_id": 1, "dp_rank": 0, "overlap_blocks": 0}).encode()

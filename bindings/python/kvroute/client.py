@@ -4,8 +4,8 @@
 and the return values of NVIDIA Dynamo's KvRouter, which it called KvPushRouter.
 
 Differences: the router is named by url and model. The events of generate are those of
-the worker's OpenAI endpoint, with text in choices, not token_ids. dp_rank needs a
-worker_id beside it. More arguments are fields of the HTTP API, by keyword.
+the worker's OpenAI endpoint, with text in choices. They have token_ids, too, where the
+engine returns them: vLLM does. dp_rank needs a worker_id beside it. More arguments are fields of the HTTP API, by keyword.
 
 Requests go straight to url. Proxies that the environment names (http_proxy and the like,
 NO_PROXY or not) are not used: a router is inside of a cluster, and they would see its
@@ -266,6 +266,9 @@ class _Events:
                 if "error" in event and "choices" not in event:
                     detail = event["error"]
                     raise RouterError(502, detail.get("message", ""), detail.get("code"))
+                choices = event.get("choices") or [{}]
+                if choices[0].get("token_ids") is not None:
+                    event.setdefault("token_ids", choices[0]["token_ids"])
                 return event
         except (OSError, ValueError, AttributeError, http.client.HTTPException):
             if not self._closed:  # or the socket was closed under us, which these say
