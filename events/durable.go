@@ -41,6 +41,9 @@ type DurableConfig struct {
 	// SnapshotThreshold is the number of messages in the stream above which a
 	// snapshot is taken and the stream shortened. Default 1,000,000.
 	SnapshotThreshold int
+	// Retention is how long the stream keeps messages, 30 min to a year. Default: as the
+	// stream that is there, or 1 h.
+	Retention time.Duration
 	// Legacy has the stream take in what Dynamo before 1.4 writes into its own, if that
 	// is there or comes: the names of the component say which. That stream is only
 	// read; nothing of it is acknowledged or purged.
@@ -214,6 +217,9 @@ func NewDurable(sub *Subscriber, conf DurableConfig) (*Durable, error) {
 	if conf.SnapshotThreshold < 0 {
 		return nil, fmt.Errorf("events: SnapshotThreshold is %d, want a number of messages", conf.SnapshotThreshold)
 	}
+	if r := conf.Retention; r != 0 && (r < 30*time.Minute || r > 8760*time.Hour) {
+		return nil, fmt.Errorf("events: Retention is %v, want 30m to 8760h", r)
+	}
 	if conf.Drain == 0 {
 		conf.Drain = 10 * time.Second
 	}
@@ -227,6 +233,7 @@ func NewDurable(sub *Subscriber, conf DurableConfig) (*Durable, error) {
 		conf: conf, scope: sub.conf.Scope, sub: sub, js: js, timing: defaultTiming(), instance: instance,
 		consumer: "kvroute-" + consumerName(conf.Replica), reset: conf.ResetStates,
 	}
+	d.timing.maxAge = cmp.Or(conf.Retention, d.timing.maxAge)
 	d.metrics, err = newDurableMetrics(conf.Meter, d)
 	return d, err
 }
@@ -354,6 +361,11 @@ func (d *Durable) open(ctx context.Context) (*opened, error) {
 		if o.stream, err = openStream(ctx, d.js, d.scope, d.conf.Replicas, d.conf.Memory, &d.timing); err != nil {
 			return err
 		}
+		if d.conf.Retention > 0 {
+			if err := d.retain(ctx, o); err != nil {
+				return err
+			}
+		}
 		if d.conf.Legacy {
 			if err := d.takeIn(ctx, o); err != nil {
 				return err
@@ -431,6 +443,19 @@ func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, r
 		return nil, fmt.Errorf("events: open stream %s: %w", name, bus.Explain(err))
 	}
 	return stream, nil
+}
+
+// retain gives a stream that somebody else made the configured retention.
+func (d *Durable) retain(ctx context.Context, o *opened) (err error) {
+	conf := o.stream.CachedInfo().Config
+	if conf.MaxAge == d.conf.Retention {
+		return nil
+	}
+	conf.MaxAge, conf.Duplicates = d.conf.Retention, min(conf.Duplicates, d.conf.Retention)
+	if o.stream, err = d.js.UpdateStream(ctx, conf); err != nil {
+		return fmt.Errorf("events: change the retention of stream %s: %w", conf.Name, bus.Explain(err))
+	}
+	return nil
 }
 
 // takeIn makes the legacy stream a source of ours, so that its messages are in one

@@ -566,6 +566,24 @@ func TestReplicasKnowWhatTheEnginesCache(t *testing.T) {
 	}
 }
 
+// A router with a retention gives it to the stream, whoever made it. Without, the stream
+// stays as it is, or keeps messages for an hour.
+func TestRetention(t *testing.T) {
+	t.Parallel()
+	n := startJetStream(t)
+	for i, c := range []struct{ set, want time.Duration }{{0, time.Hour}, {3 * time.Hour, 3 * time.Hour}, {0, 3 * time.Hour}, {30 * time.Minute, 30 * time.Minute}} {
+		r := startReplica(t, n.connect(), fmt.Sprint("r", i), events.DurableConfig{Retention: c.set})
+		eventually(t, r.Ready)
+		if got := n.streamInfo().Config; got.MaxAge != c.want || got.Duplicates != 2*time.Minute {
+			t.Errorf("with a retention of %v the stream keeps messages for %v, repeated ids for %v, want %v and 2m", c.set, got.MaxAge, got.Duplicates, c.want)
+		}
+		r.kill()
+	}
+	if _, err := events.NewDurable(nil, events.DurableConfig{Retention: time.Minute}); err == nil {
+		t.Error("a retention below that of snapshots is taken")
+	}
+}
+
 // Snapshots are taken above the threshold; then the stream is shortened. A third
 // replica that starts when the first two are dead knows everything.
 func TestAThirdReplicaHasTheFullState(t *testing.T) {

@@ -77,6 +77,9 @@ type config struct {
 	// DurableKVEvents reads events from a stream that keeps them for an hour, so
 	// that nothing is lost while this process is away. False listens to NATS core.
 	DurableKVEvents bool `yaml:"durable-kv-events"`
+	// KVEventsRetention is how long that stream keeps events, 30m to 8760h. 0 leaves a
+	// stream that is there as it is, and makes one that keeps them for 1h.
+	KVEventsRetention time.Duration `yaml:"kv-events-retention"`
 	// LegacyJetstream takes in the stream into which Dynamo before 1.4 writes its
 	// durable events, whose name follows from Namespace and Component.
 	LegacyJetstream bool `yaml:"legacy-jetstream"`
@@ -433,6 +436,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.GroupProbe, "group-probe", c.GroupProbe, "auto, on or off: ask router groups about each request")
 	fs.DurationVar(&c.GroupProbeBudget, "group-probe-budget", c.GroupProbeBudget, "longest `time` that groups' answers are waited for")
 	fs.BoolVar(&c.DurableKVEvents, "durable-kv-events", c.DurableKVEvents, "read events from a stream that keeps them")
+	fs.DurationVar(&c.KVEventsRetention, "kv-events-retention", c.KVEventsRetention, "how `long` the stream of events keeps them, 30m to 8760h; 0 leaves an existing stream as it is and makes one of 1h")
 	fs.BoolVar(&c.LegacyJetstream, "legacy-jetstream", c.LegacyJetstream, "take in the stream of durable events of Dynamo before 1.4")
 	fs.StringVar(&c.Replica, "replica", c.Replica, "`name` of this process among the router replicas, the same after a restart")
 	fs.IntVar(&c.RouterSnapshotThreshold, "router-snapshot-threshold", c.RouterSnapshotThreshold, "`messages` in the stream above which the index is saved")
@@ -675,6 +679,11 @@ func (c *config) check() error {
 	}
 	if c.RouterSnapshotThreshold <= 0 {
 		bad("router-snapshot-threshold", fmt.Sprint(c.RouterSnapshotThreshold), "a number of messages")
+	}
+	if r := c.KVEventsRetention; r != 0 && (r < 30*time.Minute || r > 8760*time.Hour) {
+		bad("kv-events-retention", r.String(), "0, or 30m to 8760h")
+	} else if r != 0 && !c.DurableKVEvents {
+		errs = append(errs, errors.New("config: kv-events-retention needs durable-kv-events: without it no stream keeps events"))
 	}
 	if c.LegacyJetstream && !c.DurableKVEvents {
 		errs = append(errs, errors.New("config: legacy-jetstream needs durable-kv-events: it is our stream that takes the other in"))

@@ -32,6 +32,7 @@ func (s *server) openDurable() (err error) {
 		Legacy:            c.LegacyJetstream,
 		Memory:            s.bus != nil && c.StateDir == "",
 		SnapshotThreshold: c.RouterSnapshotThreshold,
+		Retention:         c.KVEventsRetention,
 		ResetStates:       c.RouterResetStates,
 		Drain:             c.DrainTimeout,
 		Log:               s.log,

@@ -242,3 +242,10 @@ func TestARestartWithItsOwnNATS(t *testing.T) {
 	c = start()
 	eventually(t, "what was known is gone", func() bool { return slices.Equal(indexOf(t, c), want) })
 }
+
+// What a stream keeps by default; package events pins the hour.
+func TestDurableDefaults(t *testing.T) {
+	if c := defaults(); c.RouterSnapshotThreshold != 1_000_000 || c.KVEventsRetention != 0 || !c.DurableKVEvents {
+		t.Errorf("threshold %d, retention %v, durable %v; want 1,000,000, 0 and true", c.RouterSnapshotThreshold, c.KVEventsRetention, c.DurableKVEvents)
+	}
+}

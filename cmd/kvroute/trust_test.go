@@ -405,11 +405,13 @@ func TestBusOverTLS(t *testing.T) {
 
 func TestBusSettingsAreChecked(t *testing.T) {
 	for want, flags := range map[string][]string{
-		"exclude each other": {"--nats-creds", "/dev/null", "--nats-nkey", "/dev/null"},
-		"belong together":    {"--nats-cert", "/dev/null"},
-		"no such file":       {"--nats-ca", "/no/such/file"},
-		"nats-replicas":      {"--nats-replicas", "2"},
-		"snapshot-threshold": {"--router-snapshot-threshold", "0"},
+		"exclude each other":        {"--nats-creds", "/dev/null", "--nats-nkey", "/dev/null"},
+		"belong together":           {"--nats-cert", "/dev/null"},
+		"no such file":              {"--nats-ca", "/no/such/file"},
+		"nats-replicas":             {"--nats-replicas", "2"},
+		"snapshot-threshold":        {"--router-snapshot-threshold", "0"},
+		"kv-events-retention is":    {"--kv-events-retention", "1m"},
+		"kv-events-retention needs": {"--kv-events-retention", "2h", "--durable-kv-events=false"},
 	} {
 		status, _, stderr := runs(t, append([]string{"config"}, flags...)...)
 		if status != 1 || !strings.Contains(stderr, want) {
