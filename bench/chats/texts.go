@@ -76,7 +76,33 @@ func Random(r *rand.Rand) string {
 	return b.String()
 }
 
-// Words of the three kinds of text that speed is measured on.
+// runs are the characters of which texts have long runs: white space, marks that
+// combine, marks that part words, digits, letters.
+const runs = " \t\n\r\u00a0\u0085\u2003\u3000\u0301\u0323\u0327\u0328\u0e38\u05b0\u0951\u1161\u11a8\u200b\u200d\ufe0f=-_.0一aAé"
+
+// Runs returns a text of long runs of one character or two, a letter or more between
+// some of them.
+func Runs(r *rand.Rand) string {
+	all := []rune(runs)
+	var b strings.Builder
+	for range 1 + r.IntN(4) {
+		run := string(all[r.IntN(len(all))])
+		if r.IntN(3) == 0 {
+			run += string(all[r.IntN(len(all))])
+		}
+		n := 1 + r.IntN(80)
+		if r.IntN(20) == 0 {
+			n *= 50
+		}
+		b.WriteString(strings.Repeat(run, n))
+		if r.IntN(2) == 0 {
+			b.WriteString(odd[r.IntN(len(odd))])
+		}
+	}
+	return b.String()
+}
+
+// Words of the three kinds of text that are made at random.
 //
 //nolint:gochecknoglobals // tables
 var (

@@ -14,6 +14,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -34,7 +35,15 @@ type options struct {
 	python, shared, golden, out, commit, work, only, vllm string
 	strings, rounds, conversations                        int
 	seed                                                  uint64
+
+	documents map[string][]string // real texts by their kind, in parts of documentBytes
 }
+
+// The texts that speed is measured on.
+const (
+	documents     = 240 // of a kind; a round takes 48 of them
+	documentBytes = 8 << 10
+)
 
 func main() {
 	var o options
@@ -90,6 +99,9 @@ func run(o options) (bool, error) {
 	if report.Figures, err = renderFigures(o); err != nil {
 		return false, err
 	}
+	if err := ref.ask(map[string]any{"op": "documents", "size": documentBytes, "count": documents}, &o.documents); err != nil {
+		return false, err
+	}
 	if strings.Contains("gpt-oss prompts", o.only) {
 		more, err := harmony(ref, o)
 		if err != nil {
@@ -101,7 +113,8 @@ func run(o options) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, c := range append(candidates(o), own...) {
+	hugging := candidates(o)
+	for _, c := range slices.Concat(hugging, own, withConfigs(hugging)) {
 		if !strings.Contains(c.name, o.only) {
 			continue
 		}
@@ -122,15 +135,26 @@ func hold(report *bench.Run, ref *reference, c candidate, o options) error {
 	if err != nil {
 		return err
 	}
-	var answer struct{ Version string }
-	if err := ref.ask(map[string]any{"op": "load", "path": path}, &answer); err != nil {
+	var answer struct{ Error string }
+	if err := ref.ask(map[string]any{"op": "load", "path": path, "auto": c.config != ""}, &answer); err != nil {
 		return err
+	}
+	switch doubt := m.Tokenizer().Doubt; {
+	case answer.Error != "":
+		fmt.Printf("%s: AutoTokenizer does not load it: %s\n", c.name, answer.Error)
+		return nil
+	case doubt != "":
+		fmt.Printf("%s: not compared, it is said to be in doubt: %s\n", c.name, doubt)
+		return nil
 	}
 	compared, err := compare(ref, m.Tokenizer(), c, o)
 	if err != nil {
 		return err
 	}
 	report.Compared = append(report.Compared, compared)
+	if c.config != "" {
+		return nil
+	}
 	if c.mistral {
 		g := chats.Requests{R: rand.New(rand.NewPCG(o.seed, 4)), Strict: true}
 		compared, err := prompts(ref, m, g, c.name, map[string]any{"op": "mistral"}, 10*o.conversations)
@@ -162,6 +186,56 @@ type candidate struct {
 	real       bool   // a served model's, large enough to measure speed
 	mistral    bool   // a file of Mistral's own
 	version    string // that it is turned into; empty leaves it
+	config     string // a tokenizer_config.json: it is compared with AutoTokenizer
+	words      []string
+}
+
+// newTokens are tokens that only a tokenizer_config.json brings.
+//
+//nolint:gochecknoglobals // a table
+var newTokens = []string{"<|new|>", "<|new_tok|>", "neu ", "é<x>"}
+
+// variants are what transformers finds in a tokenizer_config.json beside a tokenizer.json:
+// tokens that the latter lacks, and classes that rebuild it.
+//
+//nolint:gochecknoglobals // a table
+var variants = map[string]string{
+	"added_tokens_decoder":      `"added_tokens_decoder": {"400000": {"content": "<|new|>", "special": true}, "400001": {"content": "neu ", "lstrip": true, "rstrip": true, "normalized": true}, "400002": {"content": "é<x>", "single_word": true}}`,
+	"additional_special_tokens": `"additional_special_tokens": ["<|new_tok|>", "é<x>"]`,
+	"extra_special_tokens":      `"extra_special_tokens": {"image_token": "<|new_tok|>"}`,
+	"pad_token":                 `"pad_token": "<|new|>"`,
+	"bos and eos":               `"add_bos_token": true, "add_eos_token": true, "bos_token": "<s>", "eos_token": "</s>"`,
+	"LlamaTokenizer":            `"tokenizer_class": "LlamaTokenizer"`,
+	"LlamaTokenizer, legacy":    `"tokenizer_class": "LlamaTokenizer", "legacy": true, "add_prefix_space": true`,
+	"GPT2Tokenizer":             `"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true`,
+	"Qwen2Tokenizer":            `"tokenizer_class": "Qwen2Tokenizer"`,
+}
+
+// withConfigs are candidates to compare with AutoTokenizer: each file with its own
+// tokenizer_config.json, and some with each variant that is for their kind of file.
+func withConfigs(all []candidate) (out []candidate) {
+	for _, c := range all {
+		own, err := readMaybeGzip(filepath.Join(filepath.Dir(c.file), "tokenizer_config.json"))
+		if err == nil && c.real {
+			out = append(out, candidate{name: c.name + " with its own tokenizer_config.json", file: c.file, config: string(own)})
+		}
+		if !c.real && !slices.Contains([]string{"bytelevel-gpt2", "bytelevel-qwen2-nfc", "metaspace-first", "prepend-replace"}, c.name) {
+			continue
+		}
+		file, _ := readMaybeGzip(c.file) // the comparison of the file itself says what is wrong with it
+		byteLevel := bytes.Contains(file, []byte(`"ByteLevel"`))
+		for _, v := range slices.Sorted(maps.Keys(variants)) {
+			config := variants[v]
+			if strings.Contains(config, "Tokenizer") && strings.Contains(config, "Llama") == byteLevel {
+				continue
+			}
+			if !strings.Contains(config, "tokenizer_class") {
+				config = `"tokenizer_class": "PreTrainedTokenizerFast", ` + config
+			}
+			out = append(out, candidate{name: c.name + " with " + v, file: c.file, config: "{" + config + "}", words: newTokens})
+		}
+	}
+	return out
 }
 
 // mistralFiles are those that the reference has inside, and the project's own.
@@ -236,14 +310,37 @@ func (c candidate) unpacked(work string) (path string, err error) {
 	if err != nil {
 		return "", err
 	}
+	if c.config != "" {
+		if err := os.WriteFile(filepath.Join(filepath.Dir(path), "tokenizer_config.json"), []byte(c.config), 0o644); err != nil {
+			return "", err
+		}
+	}
 	return path, os.WriteFile(path, b, 0o644)
+}
+
+// text returns a text for comparisons: at random, of tokens, of long runs, or with the
+// candidate's own words in it.
+func (c candidate) text(r *rand.Rand, tok *tokenizer.Tokenizer) string {
+	switch k := r.IntN(10); {
+	case k < 3:
+		ids := make([]uint32, 1+r.IntN(30))
+		for i := range ids {
+			ids[i] = uint32(r.IntN(tok.Size()))
+		}
+		return strings.ToValidUTF8(string(tok.Decode(nil, ids)), "")
+	case k < 4:
+		return chats.Runs(r)
+	case k < 7 && c.words != nil:
+		return chats.Random(r) + c.words[r.IntN(len(c.words))] + chats.Random(r)
+	}
+	return chats.Random(r)
 }
 
 // compare encodes random texts on both sides. Of a difference it prints the
 // shortest text that it finds.
 func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (bench.Comparison, error) {
 	n := o.strings
-	if !c.real {
+	if !c.real || c.config != "" {
 		n /= 4
 	}
 	r := rand.New(rand.NewPCG(o.seed, 1))
@@ -252,7 +349,7 @@ func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (
 	for done := 0; done < n; {
 		texts := make([]string, min(500, n-done))
 		for i := range texts {
-			texts[i] = chats.Random(r)
+			texts[i] = c.text(r, tok)
 		}
 		special := done%1000 == 500
 		ids, took, err := ref.encode(texts, special)
@@ -270,19 +367,23 @@ func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (
 			if slices.Equal(got, ids[i]) {
 				continue
 			}
-			if different++; different <= 5 {
-				if err := shrink(ref, tok, text, special); err != nil {
+			if different++; different <= 3 {
+				if err := shrink(c.name, ref, tok, text, special); err != nil {
 					return bench.Comparison{}, err
 				}
 			}
 		}
 		done += len(texts)
 	}
-	return bench.NewComparison("tokenizer", c.name, n, different, ours, theirs), nil
+	kind := "tokenizer"
+	if c.config != "" {
+		kind = "AutoTokenizer"
+	}
+	return bench.NewComparison(kind, c.name, n, different, ours, theirs), nil
 }
 
 // shrink prints a short text on which the two sides differ.
-func shrink(ref *reference, tok *tokenizer.Tokenizer, text string, special bool) error {
+func shrink(name string, ref *reference, tok *tokenizer.Tokenizer, text string, special bool) error {
 	differs := func(s string) (bool, []uint32, []uint32, error) {
 		ids, _, err := ref.encode([]string{s}, special)
 		if err != nil {
@@ -292,6 +393,20 @@ func shrink(ref *reference, tok *tokenizer.Tokenizer, text string, special bool)
 		return !slices.Equal(got, ids[0]), got, ids[0], err
 	}
 	runes := []rune(text)
+	for n := len(runes) / 2; n > 1; n /= 2 { // large parts first: a run may be long
+		for i := 0; i+n <= len(runes); {
+			less := slices.Delete(slices.Clone(runes), i, i+n)
+			d, _, _, err := differs(string(less))
+			if err != nil {
+				return err
+			}
+			if d {
+				runes = less
+			} else {
+				i += n
+			}
+		}
+	}
 	for again := true; again; {
 		again = false
 		for i := range runes {
@@ -307,29 +422,33 @@ func shrink(ref *reference, tok *tokenizer.Tokenizer, text string, special bool)
 		}
 	}
 	_, got, want, err := differs(string(runes))
-	fmt.Printf("different: %q (%+q): got %d, want %d\n", string(runes), string(runes), got, want)
+	fmt.Printf("%s: different: %q (%+.300q): got %d, want %d\n", name, string(runes), string(runes), got, want)
 	return err
 }
 
-// speeds measures both sides on documents of 8 KB in turn.
+// speeds measures both sides, and fastokens, on documents of 8 KB in turn.
 func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figure, error) {
 	r := rand.New(rand.NewPCG(o.seed, 2))
 	var out []bench.Figure
 	for _, kind := range []struct {
 		name   string
-		words  []string
-		sep    string
 		target float64
-	}{{"English chat", chats.ChatWords, " ", 10}, {"code", chats.CodeWords, " ", 10}, {"CJK", chats.CJKWords, "", 6}} {
-		var cold, warm, rate []float64
+	}{{"prose", 10}, {"Python", 10}, {"Go", 10}, {"Chinese words", 6}} {
+		real := o.documents[kind.name]
+		var cold, warm, rate, fastCold, fastWarm []float64
 		for range o.rounds {
 			texts := make([]string, 48)
 			size := 0
 			for i := range texts {
-				texts[i] = chats.Document(r, kind.words, kind.sep, 8<<10)
+				if texts[i] = chats.Document(r, chats.CJKWords, "", documentBytes); len(real) > 0 {
+					texts[i] = real[r.IntN(len(real))]
+				}
 				size += len(texts[i])
 			}
-			var theirs struct{ Seconds float64 }
+			var theirs struct {
+				Seconds float64
+				Fast    *float64
+			}
 			if err := ref.ask(map[string]any{"op": "time", "texts": texts}, &theirs); err != nil {
 				return nil, err
 			}
@@ -344,12 +463,20 @@ func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) ([
 			cold = append(cold, theirs.Seconds/first)
 			warm = append(warm, theirs.Seconds/again)
 			rate = append(rate, float64(size)/1e6/first)
+			if theirs.Fast != nil {
+				fastCold = append(fastCold, *theirs.Fast/first)
+				fastWarm = append(fastWarm, *theirs.Fast/again)
+			}
 		}
+		of := c.name + ", " + kind.name + ": "
 		out = append(out,
-			figure(fmt.Sprintf("%s, %s: cold, times the reference's speed", c.name, kind.name), "×", kind.target, cold),
-			figure(fmt.Sprintf("%s, %s: warm, times the reference's speed", c.name, kind.name), "×", 20, warm),
-			figure(fmt.Sprintf("%s, %s: cold rate", c.name, kind.name), "MB/s", 0, rate),
+			figure(of+"cold, times Hugging Face's speed", "×", kind.target, cold),
+			figure(of+"warm, times Hugging Face's speed", "×", 20, warm),
+			figure(of+"cold rate", "MB/s", 0, rate),
 		)
+		if fastCold != nil {
+			out = append(out, figure(of+"cold, times the speed of fastokens", "×", 0, fastCold), figure(of+"warm, times the speed of fastokens", "×", 0, fastWarm))
+		}
 	}
 	return out, nil
 }

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference's side of `make conformance`: answers one JSON request a line. Seconds are of CPU time.
 
-load   {"path"}                    a tokenizer.json or a file of Mistral's, which later requests speak of
+load   {"path", "auto"}            a tokenizer.json or a file of Mistral's, which later requests speak of; with auto
+                                   what transformers.AutoTokenizer makes of the file's folder, or {"error"}
 files                              the files of Mistral's that the package mistral-common has inside
 encode {"texts", "special"}        the ids of each text, and the seconds
-time   {"texts"}                   seconds to encode all of them, one after the other
+time   {"texts"}                   seconds to encode all of them, one after the other; also of fastokens, null if it cannot read the file
+documents {"size", "count"}        parts of prose and of Python and Go code, from installed packages
 parse  {"template"}                a chat template, which later requests speak of
 harmony {"requests", "date"}       for each chat request the ids of its gpt-oss prompt, or null if it is refused; and the seconds
 mistral {"requests"}               the same, of its prompt with the loaded file of Mistral's
@@ -13,10 +15,13 @@ render {"vars"}                    for each set of variables {"out"} or {"err": 
 import datetime
 import json
 import os
+import subprocess
 import sys
 import time
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../tools/golden"))
 
@@ -72,6 +77,62 @@ class Encoding:
         self.ids = ids
 
 
+class Auto:
+    """What engines load of a Hugging Face folder."""
+
+    def __init__(self, path):
+        import transformers  # takes seconds
+
+        self.model = transformers.AutoTokenizer.from_pretrained(os.path.dirname(path))
+
+    def encode(self, text, add_special_tokens):
+        return Encoding(self.model(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+
+def fastokens(path):
+    """The file as fastokens reads it, False if it cannot."""
+    import fastokens
+
+    try:
+        return fastokens.Tokenizer.from_file(path)
+    except ValueError as e:
+        print(f"fastokens cannot read {os.path.basename(os.path.dirname(path))}: {e}", file=sys.stderr)
+        return False
+
+
+def encode_all(tok, texts):
+    """The seconds that it takes."""
+    start = time.process_time()
+    for t in texts:
+        tok.encode(t, add_special_tokens=False)
+    return time.process_time() - start
+
+
+def documents(size, count):
+    """Parts of texts that people wrote: the Python reference, and the sources of Python's and Go's standard libraries."""
+    import pydoc_data.topics
+
+    def sources(folder, ending):
+        found = []
+        for root, folders, files in os.walk(folder):
+            folders.sort()
+            found += [os.path.join(root, f) for f in sorted(files) if f.endswith(ending)]
+        # Some of all folders, and enough for all parts.
+        out = []
+        for f in found[:: max(1, len(found) // (2 * count))]:
+            with open(f, encoding="utf-8", errors="ignore") as text:
+                out.append(text.read(size))
+        return "".join(out)
+
+    goroot = subprocess.run(["go", "env", "GOROOT"], capture_output=True, text=True, check=True).stdout.strip()
+    texts = {
+        "prose": "\n\n".join(pydoc_data.topics.topics.values()),
+        "Python": sources(os.path.dirname(os.__file__), ".py"),
+        "Go": sources(os.path.join(goroot, "src"), ".go"),
+    }
+    return {kind: [t[k : k + size] for k in range(0, len(t) - size, size)][:count] for kind, t in texts.items()}
+
+
 class Mistral:
     """A file of Mistral's in the place of a tokenizer.json."""
 
@@ -96,28 +157,35 @@ def prompts(render, requests):
 
 
 def main() -> None:
-    tok = template = None
+    tok = template = path = fast = None
     env = environment(datetime.datetime(2026, 8, 22, 12))
     for line in sys.stdin:
         r = json.loads(line)
         op = r["op"]
         if op == "load":
-            if os.path.basename(r["path"]) == "tokenizer.json":
-                tok = tokenizers.Tokenizer.from_file(r["path"])
+            path, fast = r["path"], None
+            out = {"version": tokenizers.__version__}
+            if r.get("auto"):
+                try:
+                    tok = Auto(path)
+                except Exception as e:  # whatever it does not load is the answer
+                    out = {"error": f"{type(e).__name__}: {e}"}
+            elif os.path.basename(path) == "tokenizer.json":
+                tok = tokenizers.Tokenizer.from_file(path)
                 tok.no_truncation()
                 tok.no_padding()
             else:
-                tok = Mistral(r["path"])
-            out = {"version": tokenizers.__version__}
+                tok = Mistral(path)
         elif op == "encode":
             start = time.process_time()
             encoded = [tok.encode(t, add_special_tokens=r["special"]) for t in r["texts"]]
             out = {"seconds": time.process_time() - start, "ids": [e.ids for e in encoded]}
         elif op == "time":
-            start = time.process_time()
-            for t in r["texts"]:
-                tok.encode(t, add_special_tokens=False)
-            out = {"seconds": time.process_time() - start}
+            if fast is None:
+                fast = fastokens(path)
+            out = {"seconds": encode_all(tok, r["texts"]), "fast": encode_all(fast, r["texts"]) if fast else None}
+        elif op == "documents":
+            out = documents(r["size"], r["count"])
         elif op == "parse":
             template = env.from_string(r["template"])
             out = {"version": jinja2.__version__}

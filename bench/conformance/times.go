@@ -48,7 +48,7 @@ func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figu
 		var text []byte
 		ids := 0
 		for ids < conversationTokens {
-			part := []byte(chats.Document(r, chats.ChatWords, " ", 32<<10))
+			part := []byte(o.documents["prose"][r.IntN(len(o.documents["prose"]))])
 			all, err := tok.Append(ctx, nil, part, false)
 			if err != nil {
 				return nil, err
@@ -67,7 +67,7 @@ func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figu
 		}
 		scratch = append(scratch, milliseconds(start))
 		for range turns {
-			text = append(text, chats.Document(r, chats.ChatWords, " ", turnBytes)...)
+			text = append(text, o.documents["prose"][r.IntN(len(o.documents["prose"]))][:turnBytes]...)
 			start := bench.CPUTime()
 			if _, _, err := cache.Append(ctx, dst, tok, text, false); err != nil {
 				return nil, err
