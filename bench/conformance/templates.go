@@ -27,7 +27,9 @@ func templates(ref *reference, o options) ([]bench.Comparison, error) {
 	}
 	if len(all) == 0 {
 		fmt.Println("no templates under", o.shared)
+		all = map[string]string{}
 	}
+	maps.Copy(all, ownTemplates)
 	r := rand.New(rand.NewPCG(o.seed, 3))
 	var compared []bench.Comparison
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -41,6 +43,20 @@ func templates(ref *reference, o options) ([]bench.Comparison, error) {
 		compared = append(compared, c)
 	}
 	return compared, nil
+}
+
+// ownTemplates have what templates in use seldom have, and users' templates may.
+//
+//nolint:gochecknoglobals // a table
+var ownTemplates = map[string]string{
+	"own/unknown filter that is not reached": `{% for m in messages %}{% if m.role == 'nobody' %}{{ m.content | fromjson }}{% else %}{{ m.content }}{% endif %}{% endfor %}`,
+	"own/unknown filter that some reach":     `{% for m in messages %}{{ m.content | from_json if m.role == 'tool' else m.content }}{% endfor %}`,
+	"own/unknown test that some reach":       `{% for m in messages %}{% if m.tool_calls and m.content is json %}x{% endif %}{{ m.content }}{% endfor %}`,
+	"own/unknown filter in a loop":           `{% if tools is none %}{% for m in messages %}{{ m.content | fromjson }}{% endfor %}{% endif %}`,
+	"own/dict.fromkeys":                      `{{ dict.fromkeys(messages | map(attribute='role'), add_generation_prompt) }}`,
+	"own/names of characters":                `{% for m in messages %}{{ '\N{BULLET} \N{Latin Small Letter E With Acute}' ~ m.content }}{% endfor %}`,
+	"own/no name of a character":             `{{ '\N{BULLETT}' }}`,
+	"own/guarded attributes":                 `{% set ns = namespace(_n=0, n=0) %}{% for m in messages %}{% set ns._n = 1 %}{{ ns._n }}{{ ns['_n'] is defined }}{% if m.tool_calls %}{{ ns._n + 1 }}{% endif %}{% endfor %}`,
 }
 
 // templateTexts are the templates of the reference data, by name; none if it is not
@@ -57,13 +73,18 @@ func templateTexts(o options) (all map[string]string, err error) {
 }
 
 func template(ref *reference, r *rand.Rand, name, text string, conversations int) (f bench.Comparison, err error) {
-	var parsed struct{ Version string }
+	var parsed struct{ Error string }
 	if err := ref.ask(map[string]any{"op": "parse", "template": text}, &parsed); err != nil {
 		return f, err
 	}
 	ours, err := jinja.Parse(name, text)
-	if err != nil {
-		fmt.Printf("%s: different: %v\n", name, err)
+	if refused := parsed.Error != ""; err != nil || refused {
+		if refused == (err != nil) {
+			f = bench.NewComparison("template", name, conversations, 0, 0, 0)
+			f.Refused = conversations
+			return f, nil
+		}
+		fmt.Printf("%s: different: got %v; want %s\n", name, err, parsed.Error)
 		return bench.NewComparison("template", name, conversations, conversations, 0, 0), nil
 	}
 	vars := make([]json.RawMessage, conversations)
