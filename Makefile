@@ -113,7 +113,7 @@ conformance: tools # compare whole prompts with a real vLLM's, which tools/vllm.
 	@tools/vllm.sh .cache/vllm
 	@go run ./bench/conformance --vllm .cache/vllm/bin/vllm --commit "$(COMMIT)" $(if $(OUT),--out $(OUT))
 else
-conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed, in 10 minutes (OUT=folder, ONLY=name; downloads 60 MB from PyPI once); VLLM=1 with a real vLLM (3 GB)
+conformance: tools $(REFERENCE) ## compare tokenizer and templates with the reference implementations, and their speed, in 10 minutes (OUT=folder, ONLY=name; downloads 100 MB from PyPI once); VLLM=1 with a real vLLM (3 GB)
 	@go run ./bench/conformance --python $(REFERENCE) --commit "$(COMMIT)" $(if $(OUT),--out $(OUT)) $(if $(ONLY),--only '$(ONLY)')
 endif
 

@@ -340,7 +340,10 @@ func (c candidate) text(r *rand.Rand, tok *tokenizer.Tokenizer) string {
 // shortest text that it finds.
 func compare(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (bench.Comparison, error) {
 	n := o.strings
-	if !c.real || c.config != "" {
+	switch {
+	case c.config != "":
+		n /= 20
+	case !c.real:
 		n /= 4
 	}
 	r := rand.New(rand.NewPCG(o.seed, 1))
