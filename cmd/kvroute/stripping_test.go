@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
