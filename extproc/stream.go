@@ -55,11 +55,11 @@ type stream struct {
 	echo     bool // Envoy wants the chunks of the response back
 	endpoint openai.Endpoint
 	wrong    *openai.Error // why they are refused
-	salt     string // the tenant, of the header x-tenant-id
-	forged   []string // those of them that are ours to set, or to heed
-	sized    bool     // they have the body's length
-	encoding string   // of the body; "" for none
-	inflated []byte   // what the inflater has made of it, while a decision needs it
+	salt     string        // the tenant, of the header x-tenant-id
+	forged   []string      // those of them that are ours to set, or to heed
+	sized    bool          // they have the body's length
+	encoding string        // of the body; "" for none
+	inflated []byte        // what the inflater has made of it, while a decision needs it
 	steering steering
 
 	ended bool             // the request's last part has come
