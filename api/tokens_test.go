@@ -33,7 +33,7 @@ const (
 )
 
 // patterns are those of every handler there is.
-func patterns(t *testing.T) (list [][2]string) {
+func patterns(t testing.TB) (list [][2]string) {
 	t.Helper()
 	source, err := os.ReadFile("api.go")
 	if err != nil {

@@ -2,7 +2,13 @@
 
 package fleet
 
-import "time"
+import (
+	"context"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
 
 // Quicken has a replica say that it is there at other times than every two seconds.
 func (s *Sync) Quicken(every time.Duration) {
@@ -11,3 +17,10 @@ func (s *Sync) Quicken(every time.Duration) {
 
 // KeepAtMost has fewer records kept than Dynamo's stores will have for long.
 func (d *Dynamo) KeepAtMost(records int) { d.most = records }
+
+// TakeHeartbeat and TakeEntry take what the bus brings.
+func (r *Registry) TakeHeartbeat(m *nats.Msg) { r.heartbeat(context.Background(), m) }
+
+func (r *Registry) TakeEntry(e jetstream.KeyValueEntry) {
+	r.entry(context.Background(), e, time.Time{})
+}
