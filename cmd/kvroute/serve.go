@@ -254,13 +254,13 @@ func (s *server) open() (err error) {
 	if err = s.openGroups(); err != nil {
 		return err
 	}
-	if err = s.openDynamo(); err != nil {
-		return err
-	}
 	if err = s.openExtproc(); err != nil {
 		return err
 	}
-	return s.openHTTP()
+	if err = s.openHTTP(); err != nil {
+		return err
+	}
+	return s.openDynamo() // last: its records must not name our listeners
 }
 
 func (s *server) openExtproc() (err error) {
