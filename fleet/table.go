@@ -171,6 +171,7 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 		if err != nil {
 			return err
 		}
+		info.EventsUnsure = records[i].Events == (Events{}) && info.Group == "" && info.BlockSize > 0
 		byID[info.ID] = records[i]
 		next[info.ID] = &member{info: info, record: records[i], static: true}
 		if p := records[i].Health; p != nil {

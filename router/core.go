@@ -70,6 +70,7 @@ type entry struct {
 	since  uint64 // value of core.changes when the worker got the ordinal
 	routed uint64 // requests sent here
 	events string // why its events cannot be trusted; empty if they can
+	heard  bool   // something is known from its events, or was
 	cold   uint64 // number of the last request sent here that no worker knew
 	avoid  avoidance
 

@@ -127,14 +127,17 @@ func (c *core) standing(now time.Time, e *entry) (Health, Exclusion) {
 }
 
 // silent says whether no events of a worker are expected.
-func (c *core) silent(info *WorkerInfo) bool {
-	return c.conf.NoEvents || info.NoEvents || info.BlockSize == 0
+func (c *core) silent(e *entry) bool {
+	return c.conf.NoEvents || e.info.NoEvents || e.info.BlockSize == 0 || e.unheard()
 }
+
+// unheard says whether no event of a worker has come that may publish none.
+func (e *entry) unheard() bool { return e.info.EventsUnsure && !e.heard }
 
 // unknown says whether nobody tells what a worker holds: by no events, nor by the filter
 // of a group.
 func (c *core) unknown(e *entry) bool {
-	return c.silent(e.info) && (e.group == nil || !e.group.filtered)
+	return c.silent(e) && (e.group == nil || !e.group.filtered)
 }
 
 // age returns how old a group's summary is; below 0 there is none.
@@ -308,7 +311,7 @@ func (c *core) summarize(now time.Time) Summary {
 			to.TotalBlocks += e.info.TotalKVBlocks
 		}
 		unknown = unknown || e.info.TotalKVBlocks == 0
-		silent = silent && c.silent(e.info)
+		silent = silent && c.silent(e)
 		add(&all[rank])
 		if busy, _ := c.busy(now, e, load.Blocks, load.PendTokens, 1); busy {
 			ranks[rank].Busy++

@@ -258,6 +258,9 @@ func (p *pool) applyEvent(now time.Time, w Worker, ev indexer.Event) (out indexe
 	p.mu.Lock()
 	ord, known := p.core.find(w)
 	silent := known && p.core.entries[ord].info.BlockSize == 0 || p.core.conf.NoEvents
+	if known && ev.Kind != indexer.Cleared {
+		p.core.entries[ord].heard = true
+	}
 	p.mu.Unlock()
 	switch {
 	case !known:

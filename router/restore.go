@@ -216,7 +216,9 @@ func (r *Router) install(c *Contents, places []seat, indexes []*indexer.Index, o
 		p.carry(c, x)
 		p.mu.Lock()
 		for _, ord := range p.core.order {
-			p.known.shrunk.Add(int64(x.SetLimit(ord, p.core.entries[ord].info.TotalKVBlocks)))
+			e := &p.core.entries[ord]
+			p.known.shrunk.Add(int64(x.SetLimit(ord, e.info.TotalKVBlocks)))
+			e.heard = e.heard || x.WorkerBlocks(ord) > 0
 		}
 		p.mu.Unlock()
 		p.known.told.Store(newTold(x))

@@ -29,10 +29,11 @@ type WorkerState struct {
 	Taints         []string       `json:"taints,omitempty"`
 	BlockSize      int            `json:"block_size"`
 	TotalKVBlocks  int            `json:"total_kv_blocks,omitempty"`
-	KVEvents       string         `json:"kv_events"`       // "ok", "partial" or "suspect": see package events; "none": it tells of none
-	CachedBlocks   int            `json:"cached_blocks"`   // in the index
-	GuessedBlocks  int            `json:"guessed_blocks"`  // taken to be cached, without having been told
-	ActiveRequests int            `json:"active_requests"` // slots
+	KVEvents       string         `json:"kv_events"`             // "ok", "partial" or "suspect": see package events; "none": it tells of none
+	NeverHeard     bool           `json:"never_heard,omitempty"` // nobody said whether it publishes events, and none came
+	CachedBlocks   int            `json:"cached_blocks"`         // in the index
+	GuessedBlocks  int            `json:"guessed_blocks"`        // taken to be cached, without having been told
+	ActiveRequests int            `json:"active_requests"`       // slots
 	ActiveBlocks   int            `json:"active_blocks"`
 	PendTokens     int            `json:"pend_tokens"`
 	EngineBlocks   int            `json:"engine_blocks,omitempty"`  // in use, as it said itself within the last 10 s
@@ -128,11 +129,12 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 				s.EngineKVUse = min(1, float64(s.EngineBlocks)/float64(e.info.TotalKVBlocks))
 			}
 		}
+		s.NeverHeard = e.unheard() && !p.core.conf.NoEvents
 		s.PrefillRate, s.Reorders = p.core.slots.PrefillRate(ord)
 		switch {
 		case p.core.conf.NoEvents:
 			s.KVEvents = "none"
-		case e.info.BlockSize == 0 || e.info.NoEvents:
+		case e.info.BlockSize == 0 || e.info.NoEvents || e.unheard():
 			s.KVEvents = cmp.Or(e.info.KVEvents, "none") // or why it publishes none
 		}
 		if e.info.Group != "" {

@@ -160,6 +160,10 @@ func always(x *examined, is func(*reading) bool) bool {
 	return true
 }
 
+// howToPublish is what to do about a worker whose events do not come.
+const howToPublish = "start vLLM with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"topic\":\"kv-events\"}' " +
+	"and set events: {transport: zmq} for the worker, or events: {transport: none} if it publishes none"
+
 // alone looks at a replica by itself.
 func (d *diagnosis) alone(x *examined) {
 	last := &x.readings[len(x.readings)-1]
@@ -185,6 +189,10 @@ func (d *diagnosis) alone(x *examined) {
 			if always(x, func(r *reading) bool { s := r.worker(w.Worker); return s != nil && s.KVEvents == w.KVEvents }) {
 				d.fault(x, "events", fmt.Sprintf("what worker %s caches is not known in full: its events are %s", name, w.KVEvents))
 			}
+		}
+		if direct := w.Transport == "zmq" || w.Transport == "http_poll"; w.KVEvents == "none" && (direct || w.NeverHeard) &&
+			always(x, func(r *reading) bool { s := r.worker(w.Worker); return s != nil && s.KVEvents == "none" }) {
+			d.fault(x, "events", fmt.Sprintf("no cache events of worker %s have come: %s", name, howToPublish))
 		}
 		if w.Health != router.Healthy.String() {
 			d.note(x, "health", fmt.Sprintf("worker %s is %s", name, w.Health))

@@ -334,3 +334,23 @@ func TestWhatReplicasShare(t *testing.T) {
 		}
 	}
 }
+
+// Workers whose events should come, or may, and never came are named, with what to do.
+func TestDiagnosisOfSilentWorkers(t *testing.T) {
+	saying := func(transport string, neverHeard bool) []finding {
+		x := replicaSaying("a", 1, func(_ int, r *reading) {
+			w := &r.workers[0]
+			w.KVEvents, w.Transport, w.NeverHeard = "none", transport, neverHeard
+		})
+		x.contents = map[router.Worker]uint64{{ID: 1}: 7, {ID: 2}: 7}
+		return slices.DeleteFunc(diagnose([]*examined{x}, tolerance{clock: time.Second}), func(f finding) bool { return f.What != "events" })
+	}
+	for _, got := range [][]finding{saying("", true), saying("zmq", false), saying("http_poll", false)} {
+		if len(got) != 1 || got[0].Level != fault || !strings.Contains(got[0].Text, "worker w1") || !strings.Contains(got[0].Text, "--kv-events-config") {
+			t.Errorf("found %+v", got)
+		}
+	}
+	if got := saying("none", false); len(got) != 0 {
+		t.Errorf("a worker that is configured to publish none: %+v", got)
+	}
+}

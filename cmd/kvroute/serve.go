@@ -251,6 +251,7 @@ func (s *server) open() (err error) {
 	if err = s.static.set(context.Background(), c.Workers); err != nil {
 		return err
 	}
+	s.warnOfSilence()
 	if err = s.openGroups(); err != nil {
 		return err
 	}
