@@ -197,6 +197,7 @@ func (d *dynamoRank) agrees(c *caches) {
 // listener that comes late, and every one after each loss that something shows, has what
 // they have.
 func TestDynamosWorkersAreFollowed(t *testing.T) {
+	t.Parallel()
 	for _, over := range []string{"zmq", "nats"} {
 		t.Run(over, func(t *testing.T) {
 			nc := bus(t)
@@ -256,6 +257,7 @@ func TestDynamosWorkersAreFollowed(t *testing.T) {
 // Of 1.3 no record says whose a publisher is: it may speak for the workers of its
 // component, and for nobody else.
 func TestPublishersSpeakForTheirOwn(t *testing.T) {
+	t.Parallel()
 	var c caches
 	a, b := newDynamoRank(t, 26, 0, 255), newDynamoRank(t, 27, 0, 256)
 	a.single, b.single = true, true
@@ -290,6 +292,7 @@ func TestPublishersSpeakForTheirOwn(t *testing.T) {
 // A worker that starts anew is another one, with another publisher; what nobody wants any
 // more is not listened to.
 func TestDynamosPublishersComeAndGo(t *testing.T) {
+	t.Parallel()
 	var c caches
 	a, b := newDynamoRank(t, 26, 0, 255), newDynamoRank(t, 27, 0, 256)
 	nc := bus(t)
@@ -318,6 +321,7 @@ func TestDynamosPublishersComeAndGo(t *testing.T) {
 
 // What is no message of the event plane is counted and passed over.
 func TestGarbageFromDynamosPublishersIsHarmless(t *testing.T) {
+	t.Parallel()
 	var c caches
 	a := newDynamoRank(t, 26, 0, 255)
 	p := planeOf(a)
@@ -341,6 +345,7 @@ func TestGarbageFromDynamosPublishersIsHarmless(t *testing.T) {
 // A real publisher may be slow to take a subscription. What it says meanwhile is lost, and
 // nothing later shows it: so it is asked once more.
 func TestANewConnectionIsAskedForTwice(t *testing.T) {
+	t.Parallel()
 	var c caches
 	a := newDynamoRank(t, 26, 0, 255)
 	a.publish(true, oneBlock(1))

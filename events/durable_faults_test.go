@@ -622,7 +622,7 @@ func TestHalfASnapshot(t *testing.T) {
 			t.Fatal(err)
 		}
 		step := max(1, len(data)/20)
-		if testing.Short() {
+		if !fixtures.Long() {
 			step = max(1, len(data)/4)
 		}
 		for at := 0; at < len(data); at += step {

@@ -522,7 +522,7 @@ func checkTold(t *testing.T, e *events.Engine, index map[uint32]map[indexer.Tier
 // Whatever an engine says, even if it contradicts itself: once it has removed all
 // copies of a block, the index has been told so.
 func TestRemovalsReachTheIndex(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range seeds(300) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		e := events.NewEngine(events.EngineOptions{BlockSize: 4, MaxBlocks: 24, SetLike: seed%3 == 0, Eagle: seed%5 == 0})
 		index := map[uint32]map[indexer.Tier]map[uint64]bool{}
@@ -602,7 +602,7 @@ func TestAnEngineComesBack(t *testing.T) {
 		{BlockSize: 2}, // split
 	} {
 		blocks := 0
-		for seed := range uint64(100) {
+		for seed := range seeds(100) {
 			rng := rand.New(rand.NewPCG(seed, uint64(opt.BlockSize)))
 			a, x := engineAfter(rng, opt, leafFirst)
 			b, told, untold := events.ComeBack(a, opt)
@@ -633,7 +633,7 @@ func TestAnEngineComesBack(t *testing.T) {
 // Where blocks behind a hole were known they are not told of, and nothing is told that
 // the engine does not have; a cleared engine is as any other.
 func TestAnEngineWithHolesComesBack(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range seeds(300) {
 		rng := rand.New(rand.NewPCG(seed, 8))
 		opt := events.EngineOptions{BlockSize: []int{4, 8, 2}[seed%3]}
 		a, x := engineAfter(rng, opt, anyhow)

@@ -3,9 +3,12 @@
 package events_test
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,9 +17,25 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = f.Value.Set("6") // most tests wait for servers rather than compute
+	}
+	// The client of NATS leaves this one behind if its connection closes just then.
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"))
+}
+
+// seeds is how many random worlds a test plays: all in the long form, a fifth otherwise.
+func seeds(all int) uint64 {
+	if fixtures.Long() {
+		return uint64(all)
+	}
+	return uint64(max(3, all/5))
+}
 
 // sink writes down what it is told; it knows the workers in known.
 type sink struct {

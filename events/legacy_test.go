@@ -240,6 +240,7 @@ func TestAnOlderDynamosStream(t *testing.T) {
 // A worker heard in two dialects is understood in the one that was first, until that
 // is silent; then what it had said is forgotten.
 func TestAWorkerSpeaksOneDialect(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	var seconds atomic.Int64
 	x := indexer.New(indexer.Config{})

@@ -24,6 +24,7 @@ import (
 
 // A ring of the ids 10 to 1033 answers as Dynamo's does.
 func TestRingAnswers(t *testing.T) {
+	t.Parallel()
 	l := events.NewLocal()
 	const first, last = 10, 9 + events.RingEvents
 	for id := range uint64(last) {
@@ -82,6 +83,7 @@ func TestRingAnswers(t *testing.T) {
 
 // Parts are at most 512 KiB each and hold, together, all events in order.
 func TestAnswersComeInParts(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(1, 8))
 	a := events.Answer{Kind: events.AnswerDump, LastEventID: 1 << 63, HasLast: true}
 	for id := range uint64(600) {
@@ -123,6 +125,7 @@ func TestAnswersComeInParts(t *testing.T) {
 // What Dynamo 0.8 asks in JSON on its own subject is answered in JSON, what nobody
 // understands with an error, and other kinds of questions not at all.
 func TestOtherQueries(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	p := startProcess(t, nc, events.PublisherConfig{Scope: wire.Scope{Namespace: "dynamo", Component: "backend"}, WorkerID: 4944555206676074229, LocalIndexer: true}, 1)
 	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1 << 63, Local: 2}}})
@@ -160,6 +163,7 @@ func TestOtherQueries(t *testing.T) {
 
 // A worker of Dynamo 0.8 has a subject of its own, and is asked there.
 func TestAWorkerOfDynamo08IsAsked(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	sub, err := nc.Subscribe("namespace.kvroute.component.workers.worker_kv_indexer_query.7", func(m *nats.Msg) {
@@ -183,6 +187,7 @@ func TestAWorkerOfDynamo08IsAsked(t *testing.T) {
 // What was answered no longer changes: a later event is not joined to one that an
 // answer has told of.
 func TestAnsweredEventsAreNotJoined(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	sub, err := nc.SubscribeSync(wire.Scope{}.Topic(events.Topic))
 	if err != nil {
@@ -220,6 +225,7 @@ func TestAnsweredEventsAreNotJoined(t *testing.T) {
 // What is saved comes back the same; a file with any byte changed, or cut anywhere,
 // is refused, and so is that of another scope.
 func TestState(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	scope := wire.Scope{Namespace: "s"}
 	b := newBed(t, nc, events.SubscriberConfig{Scope: scope})
@@ -339,6 +345,7 @@ func (f failing) Read([]byte) (int, error)  { return 0, f.err }
 func (f failing) Write([]byte) (int, error) { return 0, f.err }
 
 func TestChooseFeed(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		transport      string
 		local, durable bool
@@ -370,6 +377,7 @@ func TestChooseFeed(t *testing.T) {
 // A fleet of all kinds: each worker's events are taken from its feed, copies of them
 // from others are not, and a feed's consumer runs while some worker needs it.
 func TestAMixedFleet(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)
@@ -461,6 +469,7 @@ func TestAMixedFleet(t *testing.T) {
 // A consumer that fails while it is needed fails the feed; one that ends because
 // nobody needs it does not.
 func TestAFeedThatFails(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, bus(t), events.SubscriberConfig{})
 	broken := errors.New("broken")
 	b.sub.SetWorker(1, events.Source{Feed: events.FeedPoll, DPSize: 1})
@@ -477,6 +486,7 @@ func TestAFeedThatFails(t *testing.T) {
 // An event that waits for its parent is saved, also by a process that its worker has
 // not come back to: the cursor has passed it, so that nobody sends it again.
 func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 1, LocalIndexer: true}, 1)
 	p.change(20)

@@ -267,11 +267,7 @@ func TestIndexEqualsTheWorkersCaches(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			total := map[string]int{}
-			seeds := uint64(24)
-			if testing.Short() {
-				seeds = 4
-			}
-			for seed := range seeds {
+			for seed := range seeds(24) {
 				w := newWorld(t, seed, 1+int(seed%3), f)
 				if w.run(600); f.deaf {
 					w.run(1400)

@@ -174,6 +174,7 @@ func (b *bed) equal(ps ...*liveWorker) {
 // A worker is read when it is discovered, and followed from there; a lost first
 // event shows in that.
 func TestDiscoveryReadsTheWorker(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
 	p.change(300)
@@ -205,6 +206,7 @@ func TestDiscoveryReadsTheWorker(t *testing.T) {
 
 // A dump of many parts arrives whole, with events on their way meanwhile.
 func TestALargeCacheIsRead(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
 	store := func(first, n uint64) {
@@ -233,6 +235,7 @@ func TestALargeCacheIsRead(t *testing.T) {
 // Each fault of the bus, with a worker that goes on all the time. In the end the
 // index equals its cache.
 func TestFaultsOfTheBus(t *testing.T) {
+	t.Parallel()
 	for name, fault := range map[string]func(t *testing.T, port int, stop func()) (again *server.Server){
 		"it restarts": func(t *testing.T, port int, stop func()) *server.Server {
 			stop()
@@ -269,6 +272,7 @@ func TestFaultsOfTheBus(t *testing.T) {
 // Only the router loses its connection, and nothing comes later that would show
 // what it missed: it asks.
 func TestARouterThatWasAwayAsks(t *testing.T) {
+	t.Parallel()
 	s, _ := startServer(t, -1)
 	nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(200*time.Millisecond), nats.ReconnectJitter(0, 0))
 	if err != nil {
@@ -343,6 +347,7 @@ func relay(t *testing.T, nc *nats.Conn, from, to wire.Scope, rng *rand.Rand, per
 
 // 5 % of the messages are lost, 5 % come twice, 5 % come late.
 func TestLossRepetitionAndDelay(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	inner, outer := wire.Scope{Namespace: "inner"}, wire.Scope{Namespace: "outer"}
 	relay(t, nc, inner, outer, rand.New(rand.NewPCG(5, 5)), 5)
@@ -378,6 +383,7 @@ func TestLossRepetitionAndDelay(t *testing.T) {
 
 // A router that is too slow for the bus loses messages, and gets what they said.
 func TestASlowRouterLosesNothing(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	b.sub.LimitPending(4)
@@ -400,6 +406,7 @@ func TestASlowRouterLosesNothing(t *testing.T) {
 // A process that speaks under another's id does no harm to it, and neither do
 // messages of any bytes.
 func TestLiarsAndGarbage(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)
@@ -452,6 +459,7 @@ func TestLiarsAndGarbage(t *testing.T) {
 // read soon. With nobody there they are asked again and again, but slower and
 // slower.
 func TestManyWorkersAtOnce(t *testing.T) {
+	t.Parallel()
 	const workers = 10_000
 	nc := bus(t)
 	b := newBed(t, nc, events.SubscriberConfig{})
@@ -516,6 +524,7 @@ func TestManyWorkersAtOnce(t *testing.T) {
 
 // Two namespaces with the same workers share nothing.
 func TestScopesShareNothing(t *testing.T) {
+	t.Parallel()
 	nc := bus(t)
 	var beds []*bed
 	var ps []*liveWorker
@@ -546,6 +555,7 @@ func TestScopesShareNothing(t *testing.T) {
 // While no router wants events workers send none; then those without a local
 // indexer tell all, and the others are asked.
 func TestQuietWorkers(t *testing.T) {
+	t.Parallel()
 	for _, local := range []bool{false, true} {
 		t.Run(fmt.Sprint("local indexer ", local), func(t *testing.T) {
 			nc := bus(t)

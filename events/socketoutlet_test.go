@@ -103,6 +103,7 @@ func startOnSockets(t *testing.T, at events.RankSockets, seed uint64, lost ...fu
 // A publisher without NATS is read when it is discovered, followed from there, asked
 // for what a broken connection lost, and read anew when it is another process.
 func TestAPublisherWithoutNATS(t *testing.T) {
+	t.Parallel()
 	b := newSocketBed(t)
 	live, ask := listenFor(t), listenFor(t)
 	point := func(at events.RankSockets) {
@@ -156,6 +157,7 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 // A subscriber that is too slow loses messages, and gets what they said although
 // nothing comes later that would show the loss.
 func TestASlowListenerOfASocket(t *testing.T) {
+	t.Parallel()
 	b := newSocketBed(t)
 	at := sockets(t)
 	live := "tcp://" + at.Events.Addr().String()
@@ -186,6 +188,7 @@ func TestASlowListenerOfASocket(t *testing.T) {
 
 // Each rank has its own sockets, and speaks for no other.
 func TestRanksOnSockets(t *testing.T) {
+	t.Parallel()
 	b := newSocketBed(t)
 	// Consecutive ports, as a worker with two ranks has them.
 	var at map[uint32]events.RankSockets
@@ -247,6 +250,7 @@ func TestRanksOnSockets(t *testing.T) {
 
 // What a stranger says to the sockets harms nobody.
 func TestStrangersAtASocket(t *testing.T) {
+	t.Parallel()
 	b := newSocketBed(t)
 	at := sockets(t)
 	p := startOnSockets(t, at, 1)

