@@ -187,8 +187,14 @@ type candidate struct {
 	mistral    bool   // a file of Mistral's own
 	version    string // that it is turned into; empty leaves it
 	config     string // a tokenizer_config.json: it is compared with AutoTokenizer
+	model      string // the model_type of a config.json; empty writes none
 	words      []string
 }
+
+// modelTypes are those of the reference data's models.
+//
+//nolint:gochecknoglobals // a table
+var modelTypes = map[string]string{"gpt-oss": "gpt_oss", "qwen3": "qwen3", "tinyllama": "llama"}
 
 // newTokens are tokens that only a tokenizer_config.json brings.
 //
@@ -217,7 +223,7 @@ func withConfigs(all []candidate) (out []candidate) {
 	for _, c := range all {
 		own, err := readMaybeGzip(filepath.Join(filepath.Dir(c.file), "tokenizer_config.json"))
 		if err == nil && c.real {
-			out = append(out, candidate{name: c.name + " with its own tokenizer_config.json", file: c.file, config: string(own)})
+			out = append(out, candidate{name: c.name + " with its own tokenizer_config.json", file: c.file, config: string(own), model: modelTypes[c.name]})
 		}
 		if !c.real && !slices.Contains([]string{"bytelevel-gpt2", "bytelevel-qwen2-nfc", "metaspace-first", "prepend-replace"}, c.name) {
 			continue
@@ -229,10 +235,12 @@ func withConfigs(all []candidate) (out []candidate) {
 			if strings.Contains(config, "Tokenizer") && strings.Contains(config, "Llama") == byteLevel {
 				continue
 			}
-			if !strings.Contains(config, "tokenizer_class") {
+			class, _, ofClass := strings.Cut(v, "Tokenizer")
+			if !ofClass {
 				config = `"tokenizer_class": "PreTrainedTokenizerFast", ` + config
+				class = ""
 			}
-			out = append(out, candidate{name: c.name + " with " + v, file: c.file, config: "{" + config + "}", words: newTokens})
+			out = append(out, candidate{name: c.name + " with " + v, file: c.file, config: "{" + config + "}", model: strings.ToLower(class), words: newTokens})
 		}
 	}
 	return out
@@ -312,6 +320,11 @@ func (c candidate) unpacked(work string) (path string, err error) {
 	}
 	if c.config != "" {
 		if err := os.WriteFile(filepath.Join(filepath.Dir(path), "tokenizer_config.json"), []byte(c.config), 0o644); err != nil {
+			return "", err
+		}
+	}
+	if c.model != "" {
+		if err := os.WriteFile(filepath.Join(filepath.Dir(path), "config.json"), fmt.Appendf(nil, `{"model_type": %q}`, c.model), 0o644); err != nil {
 			return "", err
 		}
 	}
