@@ -135,6 +135,9 @@ golden: $(REFERENCE) ## make the golden data and the Unicode tables anew
 	$(REFERENCE) tools/golden/unicode.py > .cache/unicode_table.go
 	mv .cache/unicode_table.go tokenizer/unicode_table.go && gofmt -w tokenizer/unicode_table.go
 	$(REFERENCE) tools/golden/tokenizers_golden.py tokenizer/testdata/golden internal/enginesim/model/tokenizer.json
+	$(REFERENCE) tools/golden/auto_golden.py tokenizer/testdata/auto/transformers5.jsonl
+	python3 -m venv .cache/transformers4 && .cache/transformers4/bin/pip install --quiet --disable-pip-version-check transformers==4.57.6
+	.cache/transformers4/bin/python tools/golden/auto_golden.py tokenizer/testdata/auto/transformers4.jsonl
 	TZ=UTC $(REFERENCE) tools/golden/templates_golden.py tokenizer/jinja/testdata/golden.jsonl
 	TZ=UTC $(REFERENCE) tools/golden/python_golden.py tokenizer/jinja/testdata/methods.jsonl tokenizer/jinja/testdata/filters.jsonl
 	$(REFERENCE) tools/golden/case.py > .cache/case_table.go

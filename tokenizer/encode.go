@@ -280,21 +280,35 @@ func (e *encoder) step(depth, lo, hi, looked int) {
 		}
 		if last {
 			e.dst = e.t.bpe.append(e.dst, e.w, e.text, i, j)
-			if e.err = e.w.err; e.err != nil {
+			if e.look(j); e.err != nil {
 				return
 			}
 		} else {
 			e.step(depth+1, i, j, l)
 		}
 		if depth == e.t.resumes && e.err == nil {
-			e.after(j, l)
+			e.offer(j, l)
 		}
 		i = j
 	}
 }
 
-// after is called behind each piece of the step whose pieces are resume points.
+// after is called behind each piece of a text that one step parts.
 func (e *encoder) after(at, looked int) {
+	e.offer(at, looked)
+	e.look(at)
+}
+
+// look looks at the budget and the context.
+func (e *encoder) look(at int) {
+	if e.err = e.w.err; e.err == nil && at >= e.check {
+		e.check = at + checkEvery
+		e.err = e.ctx.Err()
+	}
+}
+
+// offer tells the recorder of a place where all steps begin anew.
+func (e *encoder) offer(at, looked int) {
 	switch {
 	case e.rec == nil:
 	case at < len(e.text) && !utf8.RuneStart(e.text[at]), // a step behind ByteLevel parts characters
@@ -302,10 +316,6 @@ func (e *encoder) after(at, looked int) {
 		e.rec.note(looked)
 	default:
 		e.place(at, looked, false)
-	}
-	if at >= e.check {
-		e.check = at + checkEvery
-		e.err = e.ctx.Err()
 	}
 }
 

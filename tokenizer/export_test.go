@@ -55,7 +55,13 @@ func PrefixEach(n, limit int) error {
 
 // LoadGeneral loads a tokenizer.json that encodes all text by the general path, as
 // the steps stand in the file.
-func LoadGeneral(b []byte) (*Tokenizer, error) { return parse(b) }
+func LoadGeneral(b []byte) (*Tokenizer, error) {
+	file, err := section{b, 0}.sections()
+	if err != nil {
+		return nil, err
+	}
+	return parse(file, nil)
+}
 
 // Split returns the pieces into which an expression parts a text: of a Split that
 // keeps the matches apart, or, for a rank file, the matches alone.

@@ -183,7 +183,6 @@ func TestBadFiles(t *testing.T) {
 		{"many ids in steps", `{"post_processor":{"type":"Sequence","processors":[` + framing(1, 1000) + `,` + framing(1, 1000) + `]},` + model + `}`, "post_processor: two steps that put ids around a text", true},
 		{"no text in the template", `{"post_processor":{"type":"TemplateProcessing","single":[],"special_tokens":{}},` + model + `}`, "does not have the text", true},
 		{"another text in the template", `{"post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"B"}}],"special_tokens":{}},` + model + `}`, "more than the text", true},
-		{"an added token twice", `{"added_tokens":[{"id":3,"content":"<m>"},{"id":3,"content":"<m>","rstrip":true}],` + model + `}`, `added_tokens: "<m>" stands there twice`, true},
 		{"added tokens that overlap", `{"added_tokens":[{"id":3,"content":"<m>","rstrip":true},{"id":4,"content":"\n"}],` + model + `}`, `added_tokens: "<m>" takes white space behind it along, "\n" begins with some`, true},
 		{"the first character is dropped", `{"normalizer":{"type":"Strip","strip_left":true,"strip_right":false},"pre_tokenizer":{"type":"Metaspace","replacement":"▁","prepend_scheme":"first"},` + model + `}`, "behind a normalizer Strip", true},
 		{"unk", `{"model":{"unk_token":"<unk>","vocab":{"a":0},"merges":[]}}`, "<unk>", false},

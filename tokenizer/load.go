@@ -64,9 +64,23 @@ func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := parse(b)
+	sections, err := section{b, 0}.sections()
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", name, err)
+	}
+	if c.Loader == "" {
+		c.Loader = Transformers5
+	}
+	more, doubt, err := auto(fsys, c.Loader, sections)
+	if err != nil {
+		return nil, err
+	}
+	t, err := parse(sections, more)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", name, err)
+	}
+	if doubt != "" {
+		t.Doubt = doubt
 	}
 	t.plan()
 	return t, nil
@@ -120,18 +134,16 @@ type addedToken struct {
 	LStrip     bool   `json:"lstrip"`
 	RStrip     bool   `json:"rstrip"`
 	Normalized bool   `json:"normalized"`
+
+	flags bool // a configuration gives them
 }
 
-// parse reads a tokenizer.json. Its result encodes by the general path until plan
-// has chosen another.
-func parse(b []byte) (*Tokenizer, error) {
-	file, err := section{b, 0}.sections()
-	if err != nil {
-		return nil, err
-	}
+// parse reads the sections of a tokenizer.json, and adds more tokens, in batches. Its
+// result encodes by the general path until plan has chosen another.
+func parse(file map[string]section, more [][]addedToken) (*Tokenizer, error) {
 	t := &Tokenizer{}
-	var normalizers []normalizer
-	if normalizers, err = readNormalizers(file["normalizer"]); err != nil {
+	normalizers, err := readNormalizers(file["normalizer"])
+	if err != nil {
 		return nil, unsupported(err)
 	}
 	t.normalizers = normalizers
@@ -145,15 +157,27 @@ func parse(b []byte) (*Tokenizer, error) {
 			}
 		}
 	}
-	keys, err := t.readModel(file["model"])
+	keys, err := t.readModel(file["model"], file["flags"])
 	if err != nil {
 		return nil, err
 	}
-	if err := t.readAdded(file["added_tokens"], keys); err != nil {
+	ids, err := t.readAdded(file["added_tokens"], keys, more)
+	if err != nil {
 		return nil, err
 	}
 	if t.before, t.after, err = readPost(file["post_processor"], 0); err != nil {
 		return nil, err
+	}
+	for key, around := range map[string]*[]uint32{"bos": &t.before, "eos": &t.after} { // of a class, not of the file
+		if content := file[key].b; content != nil {
+			id, ok := ids[string(content)]
+			if !ok {
+				id, ok = keys.id(string(content))
+			}
+			if ok {
+				*around = []uint32{id}
+			}
+		}
 	}
 	if t.strip, err = readDecoder(file["decoder"]); err != nil {
 		return nil, err
@@ -180,8 +204,8 @@ func (k *vocabKeys) id(key string) (uint32, bool) {
 	return id, ok
 }
 
-// readModel reads the vocabulary and the merges.
-func (t *Tokenizer) readModel(s section) (*vocabKeys, error) {
+// readModel reads the vocabulary and the merges. flags replaces what else the model has.
+func (t *Tokenizer) readModel(s, flags section) (*vocabKeys, error) {
 	if s.null() {
 		return nil, errors.New("no model")
 	}
@@ -208,6 +232,9 @@ func (t *Tokenizer) readModel(s section) (*vocabKeys, error) {
 	b, err := json.Marshal(small)
 	if err != nil {
 		return nil, fmt.Errorf("model: %w at byte %d", err, s.base)
+	}
+	if !flags.null() {
+		b = flags.b
 	}
 	if err := json.Unmarshal(b, &c); err != nil {
 		return nil, fmt.Errorf("model: %w at byte %d", err, s.base)
@@ -450,51 +477,50 @@ func (b *bpe) prepareFallback() error {
 	return nil
 }
 
-// readAdded reads the added tokens. Their ids count for Size even if the
-// vocabulary does not have them.
-func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
-	if s.null() {
-		return nil
-	}
+// readAdded reads the added tokens, and adds those of more. Their ids count for Size
+// even if the vocabulary does not have them. It returns the ids of all.
+func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (map[string]uint32, error) {
 	var list []addedToken
-	if err := s.unmarshal(&list); err != nil {
-		return fmt.Errorf("added_tokens: %w", err)
+	if !s.null() {
+		if err := s.unmarshal(&list); err != nil {
+			return nil, fmt.Errorf("added_tokens: %w", err)
+		}
 	}
-	if len(list) > maxAdded {
-		return fmt.Errorf("added_tokens: %d, more than %d", len(list), maxAdded)
-	}
-	next := uint32(keys.count)
-	byID, flags := map[uint32]int{}, map[string]addedToken{}
+	// The reference goes by the vocabulary, then by the order, and not by the id that the
+	// file gives. Of two tokens of one text or one id it knows the later.
+	ids, byID := map[string]uint32{}, map[uint32]int{}
 	var kept []addedToken
-	for _, a := range list {
-		if a.Content == "" {
-			continue
+	for _, batch := range append([][]addedToken{list}, more...) {
+		next := uint32(keys.count)
+		for id := range byID {
+			next = max(next, id+1)
 		}
-		a.ID = 0
-		if b, twice := flags[a.Content]; twice && a != b {
-			return unsupported(fmt.Errorf("added_tokens: %.40q stands there twice, with other flags", a.Content))
-		} else if twice {
-			continue
+		for _, a := range batch {
+			if a.Content == "" {
+				continue
+			}
+			if err := bounded("content", a.Content); err != nil {
+				return nil, fmt.Errorf("added_tokens: %w", err)
+			}
+			id, ok := ids[a.Content]
+			if !ok {
+				if id, ok = keys.id(a.Content); !ok {
+					id, next = next, next+1
+				}
+			}
+			if id >= maxIDs {
+				return nil, fmt.Errorf("added_tokens: id %d of %q, more than %d", id, a.Content, maxIDs)
+			}
+			a.ID, ids[a.Content] = id, id
+			if k, taken := byID[id]; taken {
+				kept[k] = a
+				continue
+			}
+			byID[id] = len(kept)
+			if kept = append(kept, a); len(kept) > maxAdded {
+				return nil, fmt.Errorf("added_tokens: more than %d", maxAdded)
+			}
 		}
-		flags[a.Content] = a
-		if err := bounded("content", a.Content); err != nil {
-			return fmt.Errorf("added_tokens: %w", err)
-		}
-		// The reference goes by the vocabulary, then by the order, and not by the
-		// id that the file gives. Of two tokens of one id it knows the later.
-		var ok bool
-		if a.ID, ok = keys.id(a.Content); !ok {
-			a.ID, next = next, next+1
-		}
-		if a.ID >= maxIDs {
-			return fmt.Errorf("added_tokens: id %d of %q, more than %d", a.ID, a.Content, maxIDs)
-		}
-		if k, taken := byID[a.ID]; taken {
-			kept[k] = a
-			continue
-		}
-		byID[a.ID] = len(kept)
-		kept = append(kept, a)
 	}
 	var raw, normed []added
 	room, forms := maxNormed, map[string]bool{}
@@ -510,7 +536,7 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
 		for k := range t.normalizers {
 			var err error
 			if x.content, err = t.normalizers[k].append(&budget{}, nil, x.content, min(room, maxText)); err != nil {
-				return fmt.Errorf("added_tokens: the normal form of %.40q: %w", a.Content, err)
+				return nil, fmt.Errorf("added_tokens: the normal form of %.40q: %w", a.Content, err)
 			}
 		}
 		room -= len(x.content)
@@ -522,11 +548,11 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys) error {
 	}
 	for _, tokens := range [][]added{raw, normed} {
 		if err := overlapping(tokens); err != nil {
-			return unsupported(fmt.Errorf("added_tokens: %w", err))
+			return nil, unsupported(fmt.Errorf("added_tokens: %w", err))
 		}
 	}
 	t.raw, t.normed = newFinder(raw), newFinder(normed)
-	return nil
+	return ids, nil
 }
 
 // overlapping returns an error if a token may take along the white space that another one

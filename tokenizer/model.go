@@ -83,6 +83,9 @@ type ModelConfig struct {
 // exactly, and a chat template. Without a template that can be read, chats are in
 // text-block mode, and [Model.Degraded] says why. The error names the file.
 func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
+	if c.Loader == "" && c.Profile == chat.TRTLLM {
+		c.Loader = Transformers4
+	}
 	tok, err := Load(fsys, c.Config)
 	if err != nil {
 		return nil, err

@@ -20,6 +20,8 @@ type Config struct {
 	// Mode is the engine's way of reading them: hf or mistral. Empty: as vLLM
 	// decides, by which files there are.
 	Mode string
+	// Loader is what the engine reads a tokenizer.json with. Default transformers5.
+	Loader Loader
 	// Pattern, for a rank file, parts the text into words: a regular expression, or the name of a
 	// known one: gpt2, cl100k, o200k, kimi. Empty: that of the file's name, if it is
 	// one of the published files, or of the class that tokenizer_config.json names, if

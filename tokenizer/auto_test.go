@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// autoCase is a folder of a model, and what AutoTokenizer makes of it.
+type autoCase struct {
+	Name, Base, Error string
+	Files             map[string]json.RawMessage
+	Cases             [][2]json.RawMessage
+	Special           []uint32
+}
+
+// files returns the folder.
+func (c autoCase) files(t testing.TB) fstest.MapFS {
+	t.Helper()
+	base, err := os.ReadFile("testdata/golden/" + c.Base + ".json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := fstest.MapFS{"tokenizer.json": {Data: base}}
+	for name, b := range c.Files {
+		files[name] = &fstest.MapFile{Data: b}
+	}
+	return files
+}
+
+func autoCases(t testing.TB, path string) (all []autoCase) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var c autoCase
+		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
+			t.Fatal(err)
+		}
+		if c.Name != "" {
+			all = append(all, c)
+		}
+	}
+	if len(all) < 20 {
+		t.Fatalf("%s: %d folders", path, len(all))
+	}
+	return all
+}
+
+// Ids are those of AutoTokenizer of the engine's version of transformers, which reads more than
+// tokenizer.json.
+func TestAuto(t *testing.T) {
+	for _, loader := range []tokenizer.Loader{tokenizer.Transformers5, tokenizer.Transformers4} {
+		for _, c := range autoCases(t, "testdata/auto/"+string(loader)+".jsonl") {
+			t.Run(string(loader)+"/"+c.Name, func(t *testing.T) {
+				tok, err := tokenizer.Load(c.files(t), tokenizer.Config{Loader: loader})
+				if err != nil {
+					t.Fatal(err)
+				}
+				unclear := c.Error != "" || loader == tokenizer.Transformers4 && !strings.Contains(string(c.Files["tokenizer_config.json"]), "tokenizer_class")
+				if doubted := tok.Doubt != ""; doubted != unclear {
+					t.Errorf("doubt %q; want one: %t", tok.Doubt, unclear)
+				}
+				if unclear {
+					return
+				}
+				check := func(text string, special bool, want []uint32) {
+					if got, err := tok.Append(context.Background(), nil, []byte(text), special); err != nil || !slices.Equal(got, want) {
+						t.Errorf("%q, special tokens %t: %d, %v; want %d", text, special, got, err, want)
+					}
+				}
+				check("a b", true, c.Special)
+				for _, x := range c.Cases {
+					var text string
+					var want []uint32
+					if err := errors.Join(json.Unmarshal(x[0], &text), json.Unmarshal(x[1], &want)); err != nil {
+						t.Fatal(err)
+					}
+					check(text, false, want)
+				}
+			})
+		}
+	}
+}
