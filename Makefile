@@ -85,7 +85,7 @@ test-raced:
 	@$(GOTEST) $(RACE) -run '$(SHARED)' ./tokenizer/...
 
 .PHONY: test-long
-test-long: tools envoy ## run all tests with the race detector, and the long forms of random worlds, restarts and faults (40 minutes)
+test-long: tools envoy ## run all tests with the race detector, and the long forms of random worlds, restarts and faults (half an hour)
 	KVROUTE_LONG=1 go test $(RACE) -timeout 90m -shuffle=on -count=1 -parallel 4 ./...
 
 .PHONY: gateway

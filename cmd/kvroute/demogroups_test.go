@@ -13,6 +13,7 @@ import (
 // The demo of router groups plays its load through one tier and through two, with all
 // workers in both, and all requests succeed. That the groups are heard it checks itself.
 func TestTheDemoOfGroups(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}

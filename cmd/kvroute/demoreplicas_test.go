@@ -13,6 +13,7 @@ import (
 // The demo of several replicas plays its load three ways, all requests succeed, and the
 // replicas that tell each other of them agree at its end.
 func TestTheDemoOfReplicas(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}

@@ -221,6 +221,7 @@ func apis(replicas ...*child) (flags []string) {
 // Real replicas that know the same are called equal, with requests coming and going;
 // one that is set up otherwise, does not listen or cannot be reached is named.
 func TestTheDoctorComparesReplicas(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	bus, engines := streamFleet(t)
 	a, b := startReplicaProcess(t, bus, "a"), startReplicaProcess(t, bus, "b")
 	talk(t, engines, 0, 12)

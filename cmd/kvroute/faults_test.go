@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
 // staticFlags writes a configuration file with workers of the model "sim", given as name
@@ -66,15 +67,10 @@ func blackHole(t *testing.T) string {
 	return ""
 }
 
-// heldAddress reserves an address of loopback until the test ends: see [envoytest.Hold].
+// heldAddress reserves an address of loopback until the test ends.
 func heldAddress(t *testing.T) string {
 	t.Helper()
-	address, release, err := envoytest.Hold()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(release)
-	return address
+	return fmt.Sprint("127.0.0.1:", fixtures.HoldPort(t))
 }
 
 // atRest waits until no request is in flight, none waits, and no stream is open.

@@ -32,6 +32,7 @@ import (
 	"github.com/kvroute/kvroute/bindings"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/wire"
 	routing "github.com/kvroute/kvroute/router"
 )
@@ -459,7 +460,7 @@ func certificate(t *testing.T, dir, name string, ca *x509.Certificate, caKey *ec
 // A bus that does not let this process in, at first or after a while, does so for as long
 // as it takes: the connection is not given up, and the log says why it is not there.
 func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
-	opts := natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, Username: "router", Password: "later", NoSigs: true, NoLog: true}
+	opts := natsserver.Options{Host: "127.0.0.1", Port: fixtures.HoldPort(t), Username: "router", Password: "later", NoSigs: true, NoLog: true}
 	start := func(password string) (stop func()) {
 		t.Helper()
 		o := opts
@@ -472,7 +473,6 @@ func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
 		if !s.ReadyForConnections(patience) {
 			t.Fatal("NATS does not start")
 		}
-		opts.Port = s.Addr().(*net.TCPAddr).Port
 		return sync.OnceFunc(func() { s.Shutdown(); s.WaitForShutdown() })
 	}
 	stop := start("other")
