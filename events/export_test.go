@@ -219,7 +219,6 @@ const (
 	RingEvents    = ringEvents
 	MaxHeldEvents = maxHeldEvents
 	MaxHeldBlocks = maxHeldBlocks
-	MaxAllHeld    = maxAllHeld
 	MaxQueries    = maxQueries
 	MaxDumps      = maxDumps
 	MaxTries      = maxTries

@@ -248,16 +248,17 @@ func TestAllThatWaitsIsBounded(t *testing.T) {
 			t.Errorf("%s: %d blocks wait (counted: %d), %d events are given up; want %d and %d", what, got, sum, s.happens["spilled"], blocks, spilled)
 		}
 	}
-	const half, halves = events.MaxHeldBlocks / 2, 2*events.MaxAllHeld/events.MaxHeldBlocks - 1
+	const all = 8 << 20 // blocks: 128 MB
+	const half, halves = events.MaxHeldBlocks / 2, 2*all/events.MaxHeldBlocks - 1
 	for n := range uint64(halves) { // two for each worker
 		hear(10+n/2, n+1, half)
 	}
 	const other = 10 + halves
 	hear(other, 1, half/2)
 	hear(other, 2, half/2)
-	waits("up to the bound", events.MaxAllHeld, 0)
+	waits("up to the bound", all, 0)
 	hear(other, 3, 1)
-	waits("one above", events.MaxAllHeld-half+1, 2)
+	waits("one above", all-half+1, 2)
 }
 
 func TestRestarts(t *testing.T) {
