@@ -63,7 +63,7 @@ FIXTURES := $(CURDIR)/.cache/fixtures.log
 
 # Packages without state of their own, or whose state is in other processes: `make test` runs their tests without the race
 # detector, except those of what goroutines share, and `make test-long` with it.
-PLAIN  := ./bench/... ./cmd/... ./envoy/... ./tokenizer/...
+PLAIN  := ./bench/... ./cmd/... ./envoy/... ./internal/arch/... ./internal/openai/... ./tokenizer/...
 SHARED := ManyGoroutines|Concurrent
 
 .PHONY: test
