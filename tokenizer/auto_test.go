@@ -95,3 +95,24 @@ func TestAuto(t *testing.T) {
 		}
 	}
 }
+
+// Whatever the configuration is, loading gives a tokenizer or an error.
+func FuzzAuto(f *testing.F) {
+	for _, c := range autoCases(f, "testdata/auto/transformers5.jsonl") {
+		f.Add([]byte(c.Files["tokenizer_config.json"]), []byte(c.Files["config.json"]), []byte(c.Files["special_tokens_map.json"]), []byte(c.Files["added_tokens.json"]))
+	}
+	base := autoCase{Base: "metaspace-first"}.files(f)["tokenizer.json"]
+	f.Fuzz(func(t *testing.T, config, model, special, added []byte) {
+		files := fstest.MapFS{"tokenizer.json": base}
+		for name, b := range map[string][]byte{"tokenizer_config.json": config, "config.json": model, "special_tokens_map.json": special, "added_tokens.json": added} {
+			if len(b) > 0 {
+				files[name] = &fstest.MapFile{Data: b}
+			}
+		}
+		for _, loader := range []tokenizer.Loader{tokenizer.Transformers5, tokenizer.Transformers4} {
+			if tok, err := tokenizer.Load(files, tokenizer.Config{Loader: loader}); (tok == nil) == (err == nil) {
+				t.Fatalf("a tokenizer and an error: %v", err)
+			}
+		}
+	})
+}

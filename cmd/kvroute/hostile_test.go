@@ -63,7 +63,7 @@ func TestHostileModelFiles(t *testing.T) {
 		{"a vocabulary of 4 GB", nil, "tokenizer.json", "tokenizer.json: 4096 MB, more than 128 MB"},
 		{"a vocabulary that grows", map[string]string{"tokenizer.json.gz": bomb.String()}, "", "tokenizer.json.gz: more than 128 MB"},
 		{"a template of 4 GB", map[string]string{"tokenizer.json": good}, "chat_template.jinja", "chat_template.jinja: 4096 MB, more than 128 MB"},
-		{"a configuration that ends early", config(`{"chat_template":"`), "", "tokenizer_config.json: unexpected end of JSON input at byte 18"},
+		{"a configuration that ends early", config(`{"chat_template":"`), "", "tokenizer_config.json: the file ends in a string at byte 18"},
 		{"a configuration of 4 GB", map[string]string{"tokenizer.json": good}, "tokenizer_config.json", "tokenizer_config.json: 4096 MB, more than 128 MB"},
 		{"nothing", nil, "", "no tokenizer.json"},
 	} {
