@@ -19,7 +19,7 @@ import (
 
 // lateContext is a context whose deadline passes after a number of looks at it.
 type lateContext struct {
-	context.Context
+	context.Context //nolint:containedctx // it stands for one
 	looks int
 }
 

@@ -450,14 +450,14 @@ func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) ([
 		name   string
 		target float64
 	}{{"prose", 10}, {"Python", 10}, {"Go", 10}, {"Chinese words", 6}} {
-		real := o.documents[kind.name]
+		parts := o.documents[kind.name]
 		var cold, warm, rate, fastCold, fastWarm []float64
 		for range o.rounds {
 			texts := make([]string, 48)
 			size := 0
 			for i := range texts {
-				if texts[i] = chats.Document(r, chats.CJKWords, "", documentBytes); len(real) > 0 {
-					texts[i] = real[r.IntN(len(real))]
+				if texts[i] = chats.Document(r, chats.CJKWords, "", documentBytes); len(parts) > 0 {
+					texts[i] = parts[r.IntN(len(parts))]
 				}
 				size += len(texts[i])
 			}
