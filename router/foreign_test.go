@@ -139,6 +139,22 @@ func TestAReplicasRequestIsNotCountedTwice(t *testing.T) {
 	}
 }
 
+// Nor is a request that another worker served than decided, whose engine reported it before
+// the router heard of that.
+func TestAMovedRequestIsNotCountedTwice(t *testing.T) {
+	c := newClock()
+	r := newRouter(t, router.Config{Now: c.read}, 2)
+	d := decided(t, r, "a", "ABC")
+	r.SetEngineRequests(d.Second.Worker, 1, 0, c.now)
+	c.pass(3 * time.Second)
+	if moved, _ := r.Served("a", router.Response{Address: d.Second.Address, Status: 200}); !moved {
+		t.Fatal("the request did not move")
+	}
+	if s := byID(t, r)[d.Second.Worker.ID]; s.ActiveRequests != 1 || s.Foreign != nil {
+		t.Errorf("%d requests and the foreign load %+v, want 1 and none", s.ActiveRequests, s.Foreign)
+	}
+}
+
 // In a random world the foreign load of a report is at most what the engine had of others
 // when it measured, although requests reach and leave the engine later than the router
 // knows, and reports come late. It is exactly that where nothing happened for a while.
