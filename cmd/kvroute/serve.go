@@ -83,7 +83,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	}
 
 	s := server{
-		conf: conf, read: read, file: file, hup: hup, networks: networks, log: log, names: names, scope: conf.scope(),
+		conf: conf, given: conf, read: read, file: file, hup: hup, networks: networks, log: log, names: names, scope: conf.scope(),
 		id:    rand.Uint64() & (1<<53 - 1), // every JSON reader keeps it exactly
 		begun: began, client: networks.Client(),
 	}
@@ -106,6 +106,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 // server is everything that `kvroute serve` consists of.
 type server struct {
 	conf     config
+	given    config                         // conf as it was read, without limits that follow from the machine's memory
 	read     func() (config, string, error) // reads the flags and the file again
 	file     string
 	hup      <-chan os.Signal // SIGHUPs since before the file was read
@@ -595,7 +596,7 @@ func (s *server) reload(ctx context.Context) error {
 		c, _, err := s.read()
 		var pending []string
 		if err == nil {
-			pending, err = c.changed(&s.conf)
+			pending, err = c.changed(&s.given)
 		}
 		var cards []router.Card
 		if err == nil {
