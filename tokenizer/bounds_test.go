@@ -20,7 +20,7 @@ import (
 // lateContext is a context whose deadline passes after a number of looks at it.
 type lateContext struct {
 	context.Context //nolint:containedctx // it stands for one
-	looks int
+	looks           int
 }
 
 func (c *lateContext) Err() error {
