@@ -624,7 +624,7 @@ func TestAnEngineComesBack(t *testing.T) {
 				}
 			}
 		}
-		if blocks < 500 {
+		if blocks < 5*int(seeds(100)) {
 			t.Errorf("blocks of %d: %d were told", opt.BlockSize, blocks)
 		}
 	}
