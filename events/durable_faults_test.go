@@ -83,7 +83,7 @@ func TestNATSIsAwayBeyondTheRecordsLife(t *testing.T) {
 	var leave []func()
 	for w := range e.pubs {
 		a, err := fleet.NewAnnouncer(e.nc, fleet.AnnouncerConfig{Record: fleet.Record{
-			WorkerID: uint64(w + 1), Name: fmt.Sprint("worker-", w+1), Address: "127.0.0.1:1", Models: []string{"m"}, BlockSize: 16,
+			WorkerID: uint64(w + 1), Name: fmt.Sprint("worker-", w+1), Address: "10.0.0.1:1", Models: []string{"m"}, BlockSize: 16,
 			Events: fleet.Events{Transport: "jetstream", LocalIndexer: true, PublisherID: e.pubs[w].ID()},
 		}})
 		if err != nil {
