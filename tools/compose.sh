@@ -46,12 +46,16 @@ standin() { # image, programs of busybox …: makes it of what is in $stage/imag
 		mkdir -p "$root$(dirname "$library")"
 		cp -L "$library" "$root$library"
 	done
-	printf 'FROM scratch\nCOPY image /\nENV PATH=/usr/local/go/bin:/bin GOPROXY=off GOTOOLCHAIN=local GOMODCACHE=/root/go/pkg/mod GOCACHE=/root/.cache/go-build\n' >"$stage/Dockerfile"
+	printf 'FROM scratch\nCOPY image /\nLABEL standin=yes\nENV PATH=/usr/local/go/bin:/bin GOPROXY=off GOTOOLCHAIN=local GOMODCACHE=/root/go/pkg/mod GOCACHE=/root/.cache/go-build\n' >"$stage/Dockerfile"
 	"${engine[@]}" build -q -t "$image" -f "$stage/Dockerfile" "$stage" >/dev/null
 	say "$image cannot be pulled: one made of this machine's programs stands in for it"
 }
-missing() { # image
-	! "${engine[@]}" image exists "$1" && ! timeout 60 "${engine[@]}" pull -q "$1" >/dev/null 2>&1
+missing() { # image: it cannot be pulled, and is not there, or stands in for one
+	case $("${engine[@]}" image inspect -f '{{index .Labels "standin"}}' "$1" 2>/dev/null || echo none) in
+	yes) ;;
+	none) ! timeout 60 "${engine[@]}" pull -q "$1" >/dev/null 2>&1 ;;
+	*) false ;;
+	esac
 }
 image() { grep -ohE "docker\.io/$1:[^ ]+" Dockerfile docker-compose.yaml; }
 build=()
@@ -78,6 +82,7 @@ if [ "${engine[0]}" = podman ]; then
 		standin "$(image envoyproxy/envoy)" sh
 	fi
 	rm -rf "$stage/image"
+	"${engine[@]}" rmi -f kvroute:dev kvroute-envoy:dev >/dev/null 2>&1 || true # podman-compose does not tell that a build fails
 fi
 
 # --- run ---
@@ -96,6 +101,7 @@ down
 trap down EXIT
 echo "building and starting the stack"
 "${compose[@]}" "${build[@]}" -f docker-compose.yaml -p kvroute build >"$stage/up.log" 2>&1 || { tail -n 30 "$stage/up.log"; failed "compose build"; }
+"${engine[@]}" image inspect kvroute:dev kvroute-envoy:dev >/dev/null 2>&1 || { tail -n 30 "$stage/up.log"; failed "compose build"; }
 "${compose[@]}" -f docker-compose.yaml -p kvroute up -d >>"$stage/up.log" 2>&1 || { tail -n 30 "$stage/up.log"; failed "compose up"; }
 
 container=$("${engine[@]}" ps -a --format '{{.Names}}' | grep -E '^kvroute[-_]load[-_]1$') || failed "there is no load"
