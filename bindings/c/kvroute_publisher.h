@@ -27,7 +27,7 @@ extern "C" {
  *
  *   kv_block_size          tokens in a block; required
  *   worker_id, name        number of the worker, or a name to make one of; one is required
- *   nats_url               default "nats://127.0.0.1:4222"; tls:// encrypts
+ *   nats_url               default "nats://127.0.0.1:4222"; tls:// encrypts; file:PATH reads it from a file
  *   nats_creds, nats_nkey  file with credentials, or with the seed of an nkey
  *   nats_ca, nats_cert, nats_key   PEM files: whom to trust, what to show, and its key
  *   nats_inbox_prefix      subject that answers come below; default "_INBOX"
