@@ -90,10 +90,8 @@ func (s *Subscriber) flush() {
 	s.unlock()
 }
 
-// logLocked logs a line as soon as mu is free.
-func (s *Subscriber) logLocked(level slog.Level, line string, args ...any) {
-	s.later = append(s.later, func() { s.conf.Log.Log(context.Background(), level, line, args...) })
-}
+// laterLocked calls do as soon as mu is free.
+func (s *Subscriber) laterLocked(do func()) { s.later = append(s.later, do) }
 
 // NewSubscriber returns a subscriber on a connection that stays its caller's.
 func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
@@ -419,15 +417,25 @@ func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, da
 		gap = gap || v.gap && !v.held
 		switch {
 		case v.stranger:
-			s.logLocked(slog.LevelWarn, "a publisher speaks for a worker whose record names another one; its events wait for the record to change", "worker", ev.WorkerID, "publisher", m.Envelope.PublisherID)
+			s.laterLocked(func() {
+				s.conf.Log.Warn("a publisher speaks for a worker whose record names another one; its events wait for the record to change", "worker", ev.WorkerID, "publisher", m.Envelope.PublisherID)
+			})
 		case v.gap && v.held:
-			s.logLocked(slog.LevelDebug, "events of a worker are missing; they are asked for", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
+			s.laterLocked(func() {
+				s.conf.Log.Debug("events of a worker are missing; they are asked for", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
+			})
 		case v.gap:
-			s.logLocked(slog.LevelWarn, "events of a worker are missing; what is known of it stays and may be wrong", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
+			s.laterLocked(func() {
+				s.conf.Log.Warn("events of a worker are missing; what is known of it stays and may be wrong", "worker", ev.WorkerID, "dp_rank", ev.DPRank, "event", ev.EventID)
+			})
 		case v.restart:
-			s.logLocked(slog.LevelInfo, "a worker's publisher started anew", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
+			s.laterLocked(func() {
+				s.conf.Log.Info("a worker's publisher started anew", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
+			})
 		case v.many:
-			s.logLocked(slog.LevelWarn, "two publishers speak for one rank; its blocks are not cleared any more", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
+			s.laterLocked(func() {
+				s.conf.Log.Warn("two publishers speak for one rank; its blocks are not cleared any more", "worker", ev.WorkerID, "dp_rank", ev.DPRank)
+			})
 		}
 	}
 	s.wakeLocked()
@@ -484,7 +492,7 @@ func (s *Subscriber) sendLocked(ctx context.Context, now time.Time, connected bo
 			s.asking.Go(func() { s.ask(ctx, a.id, a.query) })
 			continue
 		}
-		s.later = append(s.later, func() {
+		s.laterLocked(func() {
 			err := s.nc.PublishRequest(querySubject(s.conf.Scope, q.WorkerID, strconv.FormatUint(uint64(q.DPRank), 10)),
 				s.inbox+strconv.FormatUint(a.id, 10), AppendQuery(nil, *q))
 			if err != nil {
@@ -564,7 +572,9 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 		if errors.Is(err, errNobody) {
 			why = "nobody"
 		}
-		s.logLocked(slog.LevelDebug, "a query about a worker's events has failed", "worker", c.query.WorkerID, "dp_rank", c.query.DPRank, "err", err)
+		s.laterLocked(func() {
+			s.conf.Log.Debug("a query about a worker's events has failed", "worker", c.query.WorkerID, "dp_rank", c.query.DPRank, "err", err)
+		})
 		s.tracker.failed(now, id, why)
 	}
 	s.sendLocked(ctx, now, connected)

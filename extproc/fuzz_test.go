@@ -160,15 +160,15 @@ func FuzzStreams(f *testing.F) {
 		}
 		total := len(messages)
 		_, answers := play(t, conf, messages...)
-		back := ""
+		var back strings.Builder
 		for _, a := range answers {
-			back += string(a.GetRequestBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetBody())
+			back.WriteString(string(a.GetRequestBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetBody()))
 		}
 		if !duplex && len(answers) > total {
 			t.Errorf("%d answers to %d messages", len(answers), total)
 		}
-		if !overtaken && !strings.HasPrefix(sent, back) {
-			t.Errorf("of the body %q comes back %q", sent, back)
+		if !overtaken && !strings.HasPrefix(sent, back.String()) {
+			t.Errorf("of the body %q comes back %q", sent, back.String())
 		}
 	})
 }

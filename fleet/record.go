@@ -189,11 +189,10 @@ func (e *Events) check(networks reach.Networks) error {
 
 // near refuses a host outside the networks. Names are checked when they are dialled.
 func near(host string, networks reach.Networks) error {
-	a, err := netip.ParseAddr(host)
-	if err != nil {
-		return nil
+	if a, err := netip.ParseAddr(host); err == nil {
+		return networks.Check(netip.AddrPortFrom(a, 0))
 	}
-	return networks.Check(netip.AddrPortFrom(a, 0))
+	return nil
 }
 
 // healthPath and pollPath are the only paths that a worker may register for probes of its

@@ -32,10 +32,10 @@ type network struct {
 
 // String returns the network as [Parse] reads it.
 func (n network) String() string {
-	switch {
-	case n.first == 0:
+	switch n.first {
+	case 0:
 		return n.Prefix.String()
-	case n.first == n.last:
+	case n.last:
 		return fmt.Sprintf("%v:%d", n.Prefix, n.first)
 	}
 	return fmt.Sprintf("%v:%d-%d", n.Prefix, n.first, n.last)
