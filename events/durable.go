@@ -445,7 +445,7 @@ func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, r
 	return stream, nil
 }
 
-// retain gives a stream that somebody else made the configured retention.
+// retain applies the configured retention to a stream that another process created.
 func (d *Durable) retain(ctx context.Context, o *opened) (err error) {
 	conf := o.stream.CachedInfo().Config
 	if conf.MaxAge == d.conf.Retention {

@@ -330,7 +330,7 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 }
 
 // probe finds out whether JetStream stores anything. A store that is full takes no
-// events, and nobody who only reads notices.
+// events, and a replica that only reads does not notice.
 func (d *Durable) probe(ctx context.Context, o *opened) {
 	err := d.limited(ctx, func(ctx context.Context) error {
 		_, err := o.locks.Put(ctx, keyProbe, []byte(d.instance))

@@ -244,7 +244,7 @@ func (e *Engine) follow(r *engineRank, ev *EngineEvent, out *output) {
 	lost := r.heardID && ev.ID != r.lastID+1
 	r.lastID, r.heardID = ev.ID, true
 	if lost {
-		if ev.ID > 0 { // else the engine started anew, and has nothing
+		if ev.ID > 0 { // otherwise the engine restarted, and holds nothing
 			e.gaps++
 		}
 		out.drop(DropLost, 1)

@@ -618,7 +618,7 @@ func TestLongEventsAreToldInParts(t *testing.T) {
 	}
 }
 
-// An engine cannot send the questions about its cache on to somebody else.
+// An engine cannot redirect requests for its events to another host.
 func TestEnginesAreNotAskedElsewhere(t *testing.T) {
 	t.Parallel()
 	var elsewhere, polled atomic.Int32

@@ -579,7 +579,7 @@ func (r *rankSource) poll(ctx context.Context) {
 			r.count(sourceLive, 1)
 			r.locked(func() {
 				if !r.stream.heard && len(b.Events) > 0 && b.Events[0].ID > 0 {
-					r.stream.partial, r.gap = true, time.Now() // somebody else was told the beginning
+					r.stream.partial, r.gap = true, time.Now() // another client received the first events
 				}
 				r.stream.heard = true
 				gaps := r.engine.gaps

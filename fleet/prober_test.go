@@ -137,7 +137,7 @@ func TestWorkersAreProbed(t *testing.T) {
 	}
 }
 
-// A worker cannot send a probe on to somebody else.
+// A worker cannot redirect a health probe to another host.
 func TestProbesAreNotRedirected(t *testing.T) {
 	var elsewhere, engine atomic.Int32
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))

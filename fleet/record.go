@@ -140,7 +140,7 @@ func (e *Events) Direct() bool {
 	return e != nil && (e.Transport == "zmq" || e.Transport == "http_poll")
 }
 
-// check refuses events that nobody can listen to.
+// check refuses event settings that kvroute cannot listen to.
 func (e *Events) check(networks reach.Networks) error {
 	wrong := func(field, value, want string) error {
 		return fmt.Errorf("events.%s is %q, want %s", field, clip(value), want)

@@ -30,7 +30,7 @@ type WorkerState struct {
 	BlockSize      int            `json:"block_size"`
 	TotalKVBlocks  int            `json:"total_kv_blocks,omitempty"`
 	KVEvents       string         `json:"kv_events"`             // "ok", "partial" or "suspect": see package events; "none": it tells of none
-	NeverHeard     bool           `json:"never_heard,omitempty"` // nobody said whether it publishes events, and none came
+	NeverHeard     bool           `json:"never_heard,omitempty"` // the configuration does not say whether it publishes events, and none came
 	CachedBlocks   int            `json:"cached_blocks"`         // in the index
 	GuessedBlocks  int            `json:"guessed_blocks"`        // taken to be cached, without having been told
 	ActiveRequests int            `json:"active_requests"`       // slots

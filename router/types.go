@@ -93,8 +93,8 @@ type WorkerInfo struct {
 	GPUType           string  // for people, such as "H100"
 	PrefillThroughput float64 // prompt tokens computed a second; 0 = [Config.PrefillThroughput]
 
-	// EventsUnsure says that nobody knows whether it tells what it caches: until its
-	// first event it counts as one that does not.
+	// EventsUnsure says that the configuration does not name the worker's events. Until
+	// its first event the worker counts as one that publishes none.
 	EventsUnsure bool
 	// NoEvents says that it does not tell what it caches; so does no BlockSize.
 	// The router guesses from the requests that it sends there.

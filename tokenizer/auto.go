@@ -24,13 +24,13 @@ const (
 	// Transformers5 is AutoTokenizer of transformers 5, which vLLM and SGLang use. It builds the
 	// tokenizers of some classes anew from the vocabulary and the merges.
 	Transformers5 Loader = "transformers5"
-	// Transformers4 is that of transformers 4, which TensorRT-LLM uses.
+	// Transformers4 is the loader of transformers 4, which TensorRT-LLM uses.
 	Transformers4 Loader = "transformers4"
 	// TokenizerJSON takes tokenizer.json as it stands.
 	TokenizerJSON Loader = "tokenizer.json"
 )
 
-// class is a tokenizer class that transformers 5 builds anew: the sections that replace those of
+// class is a tokenizer class that transformers 5 rebuilds: the sections that replace those of
 // tokenizer.json, and its default special tokens. %[1]s is add_prefix_space, %[2]s Metaspace's scheme.
 type class struct {
 	normalizer, pre string
@@ -52,7 +52,7 @@ const (
 	normNFC = `{"type":"NFC"}`
 )
 
-// classes5 are the classes that transformers 5.19 builds anew; tools/golden/auto_golden.py compares.
+// classes5 are the classes that transformers 5.19 rebuilds; tools/golden/auto_golden.py compares.
 //
 //nolint:gochecknoglobals // a table
 var classes5 = map[string]class{
@@ -106,7 +106,7 @@ var classes5 = map[string]class{
 }
 
 // corrected are the model types whose registered class counts, whatever the files name; others are
-// the classes that transformers 5 builds anew too, but that are not done here.
+// the classes that transformers 5 rebuilds but kvroute does not.
 const (
 	corrected = "qwen2 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen4_exp hyperclovax_vision_v2"
 	others    = "Bart Blenderbot CLIP CodeGen Deberta Esmc Herbert LED Nllb Nougat OpenAIGPT Reformer Roberta Siglip2 Whisper"
@@ -183,7 +183,7 @@ type autoConfig struct {
 	fields map[string]section
 	loader Loader
 	named  string // the class that the files name
-	class  string // that transformers 5 builds anew, "" if it takes the file
+	class  string // the class that transformers 5 rebuilds, "" if it uses the file
 	doubt  string
 }
 
@@ -196,7 +196,7 @@ func (a *autoConfig) text(key string) (s string) {
 
 func (a *autoConfig) flag(key string) bool { return string(a.fields[key].b) == "true" }
 
-// chosen returns the class that AutoTokenizer of transformers 5 takes if that is built anew.
+// chosen returns the class that AutoTokenizer of transformers 5 uses, if it rebuilds that class.
 func (a *autoConfig) chosen(modelType string) string {
 	named := a.named
 	registered := ""
@@ -222,7 +222,7 @@ func (a *autoConfig) chosen(modelType string) string {
 	return ""
 }
 
-// rebuild replaces the sections by those of the class.
+// rebuild replaces the sections of the file by the sections of the class.
 func (a *autoConfig) rebuild(file map[string]section, guessed bool) (doubt string, err error) {
 	if r := a.fields["auto_map"]; !r.null() && bytes.Contains(r.b, []byte("AutoTokenizer")) {
 		a.class, a.doubt = "", "tokenizer_config.json: auto_map names code of the model's own, which is not run here"

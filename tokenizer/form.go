@@ -55,7 +55,7 @@ const (
 	markClass, markRune, rest = 24, 1<<24 - 1, -1
 )
 
-// compose returns the character that a and b compose to, rest if there is none.
+// compose returns the character that a and b compose to, or rest if they do not compose.
 func compose(a, b rune) rune {
 	l, v, s := a-leadBase, b-vowelBase, a-hangulBase
 	switch {
@@ -75,7 +75,7 @@ func compose(a, b rune) rune {
 type formWriter struct {
 	dst      []byte
 	composes bool
-	starter  rune     // rest if there is none
+	starter  rune     // rest means no starter
 	marks    []uint32 // each with its combining class in the bits from markClass on
 	spare    []uint32
 }

@@ -191,7 +191,7 @@ type candidate struct {
 	words      []string
 }
 
-// modelTypes are those of the reference data's models.
+// modelTypes maps each model of the reference data to its model type.
 //
 //nolint:gochecknoglobals // a table
 var modelTypes = map[string]string{"gpt-oss": "gpt_oss", "qwen3": "qwen3", "tinyllama": "llama"}

@@ -122,7 +122,7 @@ func (s *sim) result() *Result {
 		tokens += float64(req.Input)
 		hit += float64(s.cached[i])
 		if s.replica[i] < 0 {
-			continue // nobody decided
+			continue // kvroute made no decision
 		}
 		routed++
 		d := float64(s.promised[i] - s.cached[i])

@@ -336,7 +336,7 @@ func TestWhatReplicasShare(t *testing.T) {
 	}
 }
 
-// Workers whose events should come, or may, and never came are named, with what to do.
+// The log names each worker that should send events but never did, and the flags to set.
 func TestDiagnosisOfSilentWorkers(t *testing.T) {
 	saying := func(transport string, neverHeard bool) []finding {
 		x := replicaSaying("a", 1, func(_ int, r *reading) {

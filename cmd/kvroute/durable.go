@@ -75,7 +75,7 @@ func (s *server) readStream(ctx context.Context) error {
 	return s.events.RunFeed(ctx, events.FeedDurable, s.durable.Run)
 }
 
-// warnOfSilence names the workers of the configuration of which nobody says whether they
+// warnOfSilence logs the configured workers whose configuration does not say whether they
 // publish events.
 func (s *server) warnOfSilence() {
 	var names []string

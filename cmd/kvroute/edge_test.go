@@ -53,7 +53,7 @@ func startWorker(t *testing.T) (address string, heard func() []string) {
 	}
 }
 
-// raw sends a request whose path nobody has changed before Envoy.
+// raw sends a request with its path unchanged by Go's client.
 func raw(t *testing.T, method, url, path, body string) sight {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
@@ -104,7 +104,7 @@ func TestOnlyInferencePathsReachWorkers(t *testing.T) {
 				}
 				served := func(path, want string) {
 					t.Helper()
-					eventually(t, path+" is not served", func() bool { // in full duplex Envoy must see first that nobody is there
+					eventually(t, path+" is not served", func() bool { // in full duplex Envoy must first notice that kvroute is absent
 						got := raw(t, http.MethodPost, proxy.URL(), path, "{}")
 						if paths := heard(); got.status == http.StatusOK && !slices.Equal(paths, []string{want}) {
 							t.Errorf("%s reaches workers as %v, want %s", path, paths, want)

@@ -138,7 +138,7 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 					named++
 				}
 			}
-			if settled != 1 { // the observer's has no health check: nobody waits for it
+			if settled != 1 { // the observer's cluster has no health check: no request waits for it
 				t.Errorf("%d clusters are kvroute's with its health check and limits, want 1", settled)
 			}
 			if named != 2 {

@@ -31,14 +31,14 @@ type embeddedNATS struct {
 	dir      string // that goes with it; "" if what it stores stays
 }
 
-// natsUser is the name of everybody who connects to a server of ours.
+// natsUser is the user name of every client of the embedded server.
 const natsUser = "kvroute"
 
 // natsURLFile is the file in --state-dir with the URL of the bus in this process. It has
 // the password, so only this user may read it.
 const natsURLFile = "nats-url"
 
-// openBus connects to the bus, and starts it if there is none.
+// openBus connects to the configured NATS server, or starts the embedded one.
 func (s *server) openBus() error {
 	c := &s.conf
 	address, err := bus.ReadURL(c.NATSURL)

@@ -94,7 +94,7 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 }
 
 // configurations returns each configuration of Envoy that we write or keep, with kvroute at
-// an address, "" for one where nobody is, and the pool at two addresses.
+// an address ("" means an address without a listener), and the pool at two addresses.
 func configurations(t *testing.T, pool [2]string, kvroute string) map[string][]byte {
 	t.Helper()
 	if kvroute == "" {

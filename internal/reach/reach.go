@@ -106,7 +106,7 @@ func (n Networks) Check(a netip.AddrPort) error {
 
 // CheckRegistered refuses, besides, an address that a worker may only have with the
 // operator's permission. Such an address belongs to this machine or its link: other
-// programs listen there without authentication, because nobody else reaches them.
+// programs listen there without authentication, because only local processes reach them.
 // Permission is a network that has only such addresses, as 127.0.0.0/8; 0.0.0.0/0 is not.
 func (n Networks) CheckRegistered(a netip.AddrPort) error {
 	if err := n.Check(a); err != nil {
@@ -145,7 +145,7 @@ func (n Networks) Control(kind, address string, _ syscall.RawConn) error {
 // Client returns an HTTP client for calls to workers. It connects to addresses in the
 // networks only, does not follow redirects, and ignores proxies of the environment.
 func (n Networks) Client() *http.Client {
-	// A worker whose machine is gone answers nothing at all.
+	// A worker whose machine is down does not answer.
 	dialer := &net.Dialer{Timeout: 5 * time.Second, Control: n.Control}
 	return &http.Client{
 		Transport:     &http.Transport{DialContext: dialer.DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute},

@@ -222,7 +222,7 @@ func TestManySubscribersTakeLittle(t *testing.T) {
 	eventually(t, func() bool { return p.Subscribers() == len(conns) })
 	body := make([]byte, 1<<20)
 	kept := 0
-	for range 64 { // nobody reads
+	for range 64 { // no client reads
 		kept += len(conns) - p.Send(body)
 	}
 	// One of each is being written, with what the kernel takes.
