@@ -22,6 +22,7 @@ func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	at = strings.TrimPrefix(bus.url(), "nats://") // with the password, which stays when the bus restarts
 	t.Cleanup(func() { bus.stop() })
 	d := newStack(t, 0, nil)
 	var file strings.Builder

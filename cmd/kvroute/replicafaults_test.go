@@ -85,6 +85,7 @@ func TestFourReplicasLoseNATSAndOneOfThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	at = strings.TrimPrefix(bus.url(), "nats://") // with the password, which stays when the bus restarts
 	t.Cleanup(func() { bus.stop() })
 	var engines, replicas []*child
 	for i := range fleetSize {

@@ -42,7 +42,7 @@ func TestTheAPIHasATokenOfItsOwn(t *testing.T) {
 		}
 	}
 	write(first + "\n")
-	file := writeFile(t, fmt.Sprintf("version: 1\napi-token-file: %s\nworkers:\n- {name: a, address: %q, models: [m], block_size: 16}\n", tokens, worker))
+	file := writeFile(t, fmt.Sprintf("version: 1\napi-token-file: %s\nworkers:\n- {name: a, address: %q, models: [m], block_size: 16, events: {transport: none}}\n", tokens, worker))
 	c, err := startChild(t.Context(), dir, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
