@@ -172,6 +172,10 @@ lint: ## run golangci-lint and look at the formatting
 vulnerabilities: tools ## run govulncheck: known vulnerabilities in functions that kvroute calls (asks vuln.go.dev)
 	go tool -modfile=tools/go.mod govulncheck ./...
 
+.PHONY: house
+house: tools ## print the code lines of each package, its longest function and its references between files, and fail above a limit
+	@go test -count=1 -v -run '^TestHouse$$' ./internal/arch | sed -n 's/^ *house_test.go:[0-9]*: //p; /^FAIL/q1'
+
 .PHONY: fmt
 fmt: ## format the code
 	$(GOLANGCI) fmt ./...
