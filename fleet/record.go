@@ -243,12 +243,16 @@ func (r *Record) Registered(networks reach.Networks) (router.WorkerInfo, error) 
 			return wrong("events.bind", "true", "it in the configuration file only")
 		}
 		for field, text := range map[string]string{"events.endpoint": e.Endpoint, "events.replay": e.Replay} {
-			at, err := zmtp.ParseEndpoint(text, 0, 0)
-			if text == "" || at.Anywhere() {
+			if text == "" {
 				continue
 			}
-			if host, ipErr := netip.ParseAddr(at.Host); err != nil || ipErr != nil || host.Unmap() != own {
+			at, err := zmtp.ParseEndpoint(text, 0, 0)
+			host, ipErr := netip.ParseAddr(at.Host)
+			if err != nil || !at.Anywhere() && (ipErr != nil || host.Unmap() != own) {
 				return wrong(field, text, fmt.Sprintf("tcp://%v:port, the worker's own host", own))
+			}
+			if err := networks.CheckRegistered(netip.AddrPortFrom(own, uint16(at.Port))); err != nil {
+				return wrong(field, text, err.Error())
 			}
 		}
 	}

@@ -424,7 +424,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.ExtprocAddress, "extproc-address", c.ExtprocAddress, "where Envoy reaches the external processor: `ip:port` or unix:/path")
 	fs.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`ip:port` of health, metrics and API")
 	fs.StringVar(&c.APITokenFile, "api-token-file", c.APITokenFile, "`file` of bearer tokens, one a line, that open the API")
-	fs.BoolVar(&c.TrustedNetwork, "trusted-network", c.TrustedNetwork, "only trusted clients reach http-address and extproc-address: allow addresses off loopback without api-token-file and extproc-tls-client-ca")
+	fs.BoolVar(&c.TrustedNetwork, "trusted-network", c.TrustedNetwork, "only trusted clients reach http-address, extproc-address and nats-listen: allow addresses off loopback without api-token-file and extproc-tls-client-ca")
 	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "`URL` of the NATS bus, or file:PATH of a file that has it; empty keeps a bus in this process")
 	fs.StringVar(&c.NATSListen, "nats-listen", c.NATSListen, "`ip:port` at which the bus in this process listens for workers and other replicas; empty listens nowhere. Clients need the URL in the file nats-url of state-dir")
 	busFlags(fs, &c.Access)
@@ -610,6 +610,9 @@ func (c *config) check() error {
 		if !c.TrustedNetwork && a.guard == "" && !loopback(a.value) {
 			errs = append(errs, fmt.Errorf("config: %s is %q, which other machines can reach; give %s, or trusted-network if only trusted clients reach it", a.name, a.value, a.need))
 		}
+	}
+	if _, at, _ := strings.Cut("@"+c.NATSListen, "@"); c.NATSListen != "" && !c.TrustedNetwork && !loopback(at[strings.LastIndexByte(at, '@')+1:]) {
+		errs = append(errs, fmt.Errorf("config: nats-listen is %q, which other machines can reach, and its password is not encrypted; use a NATS server with TLS (nats-url), or trusted-network if only trusted clients reach it", bus.Redact(c.NATSListen)))
 	}
 	if o := c.OverloadStatus; o != 429 && o != 503 && o != 529 {
 		bad("overload-status", fmt.Sprint(o), "429, 503 or 529")

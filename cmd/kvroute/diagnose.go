@@ -161,7 +161,7 @@ func always(x *examined, is func(*reading) bool) bool {
 }
 
 // howToPublish tells an operator what to do when a worker sends no events.
-const howToPublish = "start vLLM with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"topic\":\"kv-events\"}' " +
+const howToPublish = "start vLLM with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5657\",\"topic\":\"kv-events\"}' " +
 	"and set events: {transport: zmq} for the worker, or events: {transport: none} if it publishes none"
 
 // alone looks at a replica by itself.

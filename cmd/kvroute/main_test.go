@@ -64,6 +64,7 @@ func TestCommands(t *testing.T) {
 		{"config --http-address nowhere", 1, "", `http-address is "nowhere", want ip:port`},
 		{"config --http-address 0.0.0.0:9003", 1, "", `http-address is "0.0.0.0:9003", which other machines can reach`},
 		{"config --http-address :9003", 1, "", "give api-token-file, or trusted-network"},
+		{"config --nats-listen 0.0.0.0:4222", 1, "", `nats-listen is "0.0.0.0:4222", which other machines can reach`},
 		{"config --http-address [::]:9003", 1, "", "which other machines can reach"},
 		{"config --http-address kvroute.internal:9003", 1, "", "which other machines can reach"},
 		{"config --http-address [::1]:9003", 0, "[::1]:9003", ""},

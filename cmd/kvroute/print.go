@@ -16,7 +16,6 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
-	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 )
 
@@ -44,11 +43,8 @@ func printConfig(ctx context.Context, args []string, std stdio) error {
 			return err
 		}
 	}
-	rc, err := c.routing()
+	rc, err := c.checkedRouting()
 	if err != nil {
-		return err
-	}
-	if _, err := router.New(rc); err != nil {
 		return err
 	}
 	c.NATSURL = bus.Redact(c.NATSURL)

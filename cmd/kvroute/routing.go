@@ -244,6 +244,15 @@ func (c *config) sessionHeaders() (names []string) {
 	return names
 }
 
+// checkedRouting is routing for settings that a router accepts.
+func (c *config) checkedRouting() (router.Config, error) {
+	rc, err := c.routing()
+	if err == nil {
+		_, err = router.New(rc)
+	}
+	return rc, err
+}
+
 // routing is everything that the flags say of decisions.
 func (c *config) routing() (router.Config, error) {
 	scoring, err := c.scoring()

@@ -598,6 +598,9 @@ func (s *server) reload(ctx context.Context) error {
 		if err == nil {
 			pending, err = c.changed(&s.given)
 		}
+		if err == nil {
+			_, err = c.checkedRouting()
+		}
 		var cards []router.Card
 		if err == nil {
 			c.Attention = s.conf.Attention // which a flag may have set
