@@ -456,8 +456,10 @@ func TestConsumerAndStreamAreDeleted(t *testing.T) {
 	b := startReplica(t, n.connect(), "b", events.DurableConfig{})
 	e.work(100)
 	e.mustKnow(b)
-	// And if nobody is there when the stream goes, the snapshot's position means
-	// nothing in the next one.
+	// If no replica runs when the stream is deleted, the snapshot's position means nothing
+	// in the next stream. A lock that the stopped replica left would keep b from its last
+	// snapshot.
+	eventually(t, n.unlocked)
 	b.stop()
 	if err := js.DeleteStream(t.Context(), stream); err != nil {
 		t.Fatal(err)

@@ -463,8 +463,12 @@ func (d *Durable) delivers(ctx context.Context, o *opened, at uint64) error {
 func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
 	begin := time.Now()
 	l, ctx, err := takeLock(ctx, o.locks, "snapshot", d.conf.Replica, d.timing.lockEvery)
-	if err != nil || l == nil {
+	if err != nil {
 		return err
+	}
+	if l == nil {
+		d.conf.Log.Info("a snapshot is left out, since another replica holds the lock of snapshots")
+		return nil
 	}
 	defer l.release(ctx)
 	defer func() {

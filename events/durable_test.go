@@ -510,6 +510,17 @@ func (n *natsd) state() jetstream.KeyValue {
 	return kv
 }
 
+// unlocked reports whether no replica writes a snapshot.
+func (n *natsd) unlocked() bool {
+	n.t.Helper()
+	kv, err := n.jetStream().KeyValue(n.t.Context(), wire.Scope{}.Bucket("lock"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	_, err = kv.Get(n.t.Context(), "snapshot")
+	return errors.Is(err, jetstream.ErrKeyNotFound)
+}
+
 func (n *natsd) objects() jetstream.ObjectStore {
 	n.t.Helper()
 	obs, err := n.jetStream().ObjectStore(n.t.Context(), wire.Scope{}.Bucket("snap"))

@@ -43,8 +43,12 @@ func takeLock(ctx context.Context, bucket jetstream.KeyValue, key, holder string
 		return nil, nil, err
 	}
 	l := &lock{bucket: bucket, key: key, value: value}
-	taking, cancel := context.WithTimeout(ctx, every)
+	// An interrupted creation may arrive after remove has looked for it. The entry would
+	// then keep every replica from the lock until it expires. So creation gets one more
+	// second when ctx ends.
+	taking, cancel := context.WithTimeout(context.WithoutCancel(ctx), every)
 	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, cancel) })()
 	switch l.revision, err = bucket.Create(taking, key, value); {
 	case errors.Is(err, jetstream.ErrKeyExists):
 		return nil, nil, nil
