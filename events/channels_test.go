@@ -314,8 +314,12 @@ func TestDynamosPublishersComeAndGo(t *testing.T) {
 	a.publish(true, oneBlock(5))
 	a.open()
 	a.agrees(&c)
-	if a.asked == 0 || b.asked == 0 {
-		t.Errorf("asked %d and %d times", a.asked, b.asked)
+	for _, rank := range []*dynamoRank{a, b} {
+		rank.mu.Lock() // a query may still be under way
+		if rank.asked == 0 {
+			t.Errorf("the indexer of worker %d was not asked", rank.worker)
+		}
+		rank.mu.Unlock()
 	}
 }
 

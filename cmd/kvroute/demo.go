@@ -420,14 +420,20 @@ func (d *demonstration) waitWorkers(ctx context.Context) error {
 	})
 }
 
-// waitRouted waits until Envoy has found the router: its requests are decided.
+// waitRouted waits until Envoy asks kvroute about a request. While kvroute restarts, a health
+// check of Envoy may fail, and Envoy's worker thread may learn it after a first request was
+// routed. So Envoy's main thread is asked first.
 func (d *demonstration) waitRouted(ctx context.Context) error {
 	return poll(ctx, patience, "Envoy does not find kvroute", func(ctx context.Context) bool {
+		hosts, err := fetch(ctx, http.DefaultClient, http.MethodGet, d.envoy.AdminURL()+"/clusters")
+		if err != nil || bytes.Contains(hosts, []byte(d.router.at.Extproc+"::health_flags::/failed_active_hc")) {
+			return false
+		}
 		if _, err := d.ask(ctx, "Are you there?"); err != nil {
 			return false
 		}
 		var kept struct{ Decisions []router.Decision }
-		err := getJSON(ctx, "http://"+d.router.at.HTTP+"/v1/decisions", &kept)
+		err = getJSON(ctx, "http://"+d.router.at.HTTP+"/v1/decisions", &kept)
 		return err == nil && len(kept.Decisions) > 0
 	})
 }
