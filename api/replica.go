@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/replicas"
 )
 
 // Replica is the answer of /v1/replica: what a router replica says of itself, so that
@@ -25,9 +25,9 @@ type Replica struct {
 
 	// Synced says that it exchanges requests in flight with others. ActiveRequests are
 	// those that it has told of, Peers what it holds of each other replica that it hears.
-	Synced         bool             `json:"synced"`
-	ActiveRequests int              `json:"active_requests"`
-	Peers          []fleet.PeerView `json:"peers"`
+	Synced         bool                `json:"synced"`
+	ActiveRequests int                 `json:"active_requests"`
+	Peers          []replicas.PeerView `json:"peers"`
 
 	// Settings are those that all replicas should have in common, by their names.
 	Settings map[string]any `json:"settings"`
@@ -41,7 +41,7 @@ func (c *Config) replica(w http.ResponseWriter, _ *http.Request) {
 	r.NowMS, r.Scope, r.HashSeed = time.Now().UnixMilli(), c.Scope, hashSeed
 	r.Ready, _ = c.readiness()
 	if r.Peers == nil {
-		r.Peers = []fleet.PeerView{} // a list in JSON, not null
+		r.Peers = []replicas.PeerView{} // a list in JSON, not null
 	}
 	write(w, http.StatusOK, r)
 }

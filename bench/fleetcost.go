@@ -13,8 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -58,11 +58,11 @@ func syncCost(command []string) (out []Figure, err error) {
 		for range costRounds {
 			took, err := inLabAt(bus.url, func(l *eventsLab) (took []float64, err error) {
 				for _, synced := range []bool{false, true} {
-					replicas, server, err := l.tellTime(bus, synced, c.rate, c.blocks, c.ttl)
+					cpu, server, err := l.tellTime(bus, synced, c.rate, c.blocks, c.ttl)
 					if err != nil {
 						return nil, err
 					}
-					took = append(took, replicas.Seconds()*1e6/each, server.Seconds()*1e6/each)
+					took = append(took, cpu.Seconds()*1e6/each, server.Seconds()*1e6/each)
 				}
 				return took, nil
 			})
@@ -80,14 +80,14 @@ func syncCost(command []string) (out []Figure, err error) {
 
 // tellTime returns the CPU time of some seconds of requests of so many blocks at replicas, and
 // that of the bus.
-func (l *eventsLab) tellTime(bus *busProcess, synced bool, rate, size int, predict time.Duration) (replicas, server time.Duration, err error) {
+func (l *eventsLab) tellTime(bus *busProcess, synced bool, rate, size int, predict time.Duration) (own, server time.Duration, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
 	var routers []*router.Router
 	for n := range costReplicas {
-		var exchange *fleet.Sync
+		var exchange *replicas.Sync
 		conf := router.Config{PredictTTL: predict}
 		if synced {
 			conf.Tell = func(c router.Change) { exchange.Tell(c) }
@@ -109,7 +109,7 @@ func (l *eventsLab) tellTime(bus *busProcess, synced bool, rate, size int, predi
 		if err != nil {
 			return 0, 0, err
 		}
-		if exchange, err = fleet.NewSync(nc, fleet.SyncConfig{
+		if exchange, err = replicas.NewSync(nc, replicas.SyncConfig{
 			Scope: l.scope, ID: uint64(n) + 1, Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
 		}); err != nil {
 			return 0, 0, err
@@ -132,11 +132,11 @@ func (l *eventsLab) tellTime(bus *busProcess, synced bool, rate, size int, predi
 	if err := l.tellAll(routers, rate, n, n, size, synced); err != nil {
 		return 0, 0, err
 	}
-	replicas = CPUTime() - before
+	own = CPUTime() - before
 	if server, err = bus.cpu(); err != nil {
 		return 0, 0, err
 	}
-	return replicas, server - served, nil
+	return own, server - served, nil
 }
 
 // at waits for a time.
@@ -266,7 +266,7 @@ func (l *eventsLab) summaries() ([]float64, error) {
 	if err := above.Flush(); err != nil {
 		return nil, err
 	}
-	s, err := fleet.NewSpeaker(nc, fleet.SpeakerConfig{
+	s, err := replicas.NewSpeaker(nc, replicas.SpeakerConfig{
 		Scope: l.scope, Group: "g1", ID: 1, Router: r, Interval: time.Second / tellFaster, FullEvery: 30 * time.Second / tellFaster,
 	})
 	if err != nil {

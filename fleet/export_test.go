@@ -10,11 +10,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Quicken has a replica say that it is there at other times than every two seconds.
-func (s *Sync) Quicken(every time.Duration) {
-	s.period = period{presence: every, ask: every, jitter: every / 20}
-}
-
 // KeepAtMost has fewer records kept than Dynamo's stores will have for long.
 func (d *Dynamo) KeepAtMost(records int) { d.most = records }
 

@@ -274,37 +274,6 @@ func TestAnnouncerRefusesBadRecords(t *testing.T) {
 	}
 }
 
-// A router says at once and every two seconds that it is there, and whether it wants
-// events.
-func TestPresence(t *testing.T) {
-	s := startNATS(t, -1)
-	nc := connect(t, s)
-	sub, err := nc.SubscribeSync(wire.Scope{Endpoint: "e"}.Own("presence"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := nc.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	stop := running(t, func(ctx context.Context) error {
-		return fleet.AnnouncePresence(ctx, nc, wire.Scope{Endpoint: "e"}, fleet.Presence{RouterID: 1<<53 - 1, StartedMS: 5, Version: "v", WantsEvents: true})
-	})
-	begin := time.Now()
-	for range 2 {
-		m, err := sub.NextMsg(5 * time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, want := string(m.Data), `{"router_id":9007199254740991,"started_ms":5,"version":"v","wants_events":true}`; got != want {
-			t.Errorf("said %s, want %s", got, want)
-		}
-	}
-	if passed := time.Since(begin); passed < 1500*time.Millisecond {
-		t.Errorf("said again after %v, want 2 s", passed)
-	}
-	stop()
-}
-
 // A bus without JetStream is said to be one, by both sides, and not asked every second
 // for ever.
 func TestNATSWithoutJetStream(t *testing.T) {

@@ -26,6 +26,7 @@ import (
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/telemetry"
+	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -703,7 +704,7 @@ func (c *config) check() error {
 	if p := c.GroupProbe; p != "auto" && p != "on" && p != "off" {
 		bad("group-probe", p, "auto, on or off")
 	}
-	if err := fleet.CheckGroups(c.Groups); err != nil {
+	if err := replicas.CheckGroups(c.Groups); err != nil {
 		errs = append(errs, fmt.Errorf("config: %w", err))
 	}
 	if ms := c.GroupInterval.Milliseconds(); ms < 50 || ms > 60_000 {
@@ -762,15 +763,15 @@ func splitAddress(s string) (network, address string, err error) {
 }
 
 // groupList is the "groups" of the file.
-type groupList []fleet.Group
+type groupList []replicas.Group
 
 // UnmarshalYAML reads the list; fields that a group does not have are refused.
 func (l *groupList) UnmarshalYAML(data []byte) error {
-	return readList(data, "groups", (*[]fleet.Group)(l))
+	return readList(data, "groups", (*[]replicas.Group)(l))
 }
 
 // MarshalYAML is the inverse of UnmarshalYAML.
-func (l groupList) MarshalYAML() ([]byte, error) { return writeList([]fleet.Group(l)) }
+func (l groupList) MarshalYAML() ([]byte, error) { return writeList([]replicas.Group(l)) }
 
 // workerList is the "workers" of the file. The fields are those of the JSON that
 // workers register with, so it is read as that.

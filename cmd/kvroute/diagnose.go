@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -470,7 +470,7 @@ func (d *diagnosis) pair(x, y *examined, id uint64) {
 	var held, own span
 	heard, whole := false, false
 	for i := range x.readings {
-		at := slices.IndexFunc(x.readings[i].Peers, func(p fleet.PeerView) bool { return p.RouterID == id })
+		at := slices.IndexFunc(x.readings[i].Peers, func(p replicas.PeerView) bool { return p.RouterID == id })
 		if at >= 0 {
 			p := x.readings[i].Peers[at]
 			heard, whole = true, whole || p.Whole

@@ -19,6 +19,7 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -94,12 +95,12 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := fleet.NewDynamo(fleet.DynamoConfig{Dir: "x", Meter: n}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fleet.NewSync(nil, fleet.SyncConfig{
+	if _, err := replicas.NewSync(nil, replicas.SyncConfig{
 		Meter: n, ID: 1, Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fleet.NewGroups(nil, fleet.GroupsConfig{
+	if _, err := replicas.NewGroups(nil, replicas.GroupsConfig{
 		Meter: n, Set: func([]fleet.Record) error { return nil }, Summary: r.SetSummary,
 	}); err != nil {
 		t.Fatal(err)

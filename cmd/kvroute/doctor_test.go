@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/api"
-	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -32,7 +32,7 @@ func replicaSaying(name string, id uint64, change func(n int, r *reading)) *exam
 		}
 		for _, other := range []uint64{1, 2} {
 			if other != id {
-				r.Peers = append(r.Peers, fleet.PeerView{RouterID: other, Replica: string("ab"[other-1]), ActiveRequests: 2, Whole: true})
+				r.Peers = append(r.Peers, replicas.PeerView{RouterID: other, Replica: string("ab"[other-1]), ActiveRequests: 2, Whole: true})
 			}
 		}
 		for w := range uint64(2) {
@@ -129,7 +129,7 @@ func TestDiagnosis(t *testing.T) {
 			want:   "b: it is not sure to hold all requests of a, and asks for them", level: note,
 		},
 		"there is a third one": {
-			change: func(_ int, r *reading) { r.Peers = append(r.Peers, fleet.PeerView{RouterID: 3, Replica: "c"}) },
+			change: func(_ int, r *reading) { r.Peers = append(r.Peers, replicas.PeerView{RouterID: 3, Replica: "c"}) },
 			want:   "replica c (3) is heard by others, but was not asked: give its --url, too", level: note,
 		},
 		"NATS is away": {
@@ -264,7 +264,7 @@ func TestTheDoctorComparesReplicas(t *testing.T) {
 			Workers  int
 			RouterID uint64         `json:"router_id"`
 			Settings map[string]any `json:"settings"`
-			Peers    []fleet.PeerView
+			Peers    []replicas.PeerView
 		}
 		Findings []finding
 	}

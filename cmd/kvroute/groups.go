@@ -9,16 +9,16 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
 
 // groups is what ties this router to router groups: below it, or the one that it is.
 // What does not apply is nil.
 type groups struct {
-	speaker *fleet.Speaker // --group
-	heard   *fleet.Groups  // "groups" of the file
-	probes  *fleet.Probes  // of those
+	speaker *replicas.Speaker // --group
+	heard   *replicas.Groups  // "groups" of the file
+	probes  *replicas.Probes  // of those
 }
 
 // most is how many groups of a model are asked at most; 0 is what package fleet says.
@@ -34,7 +34,7 @@ func (s *server) openProbes() (ask func(context.Context, router.Probe) []router.
 	if len(s.conf.Groups) == 0 || s.conf.GroupProbe == "off" {
 		return nil, nil
 	}
-	s.groups.probes, err = fleet.NewProbes(s.nc, fleet.ProbesConfig{
+	s.groups.probes, err = replicas.NewProbes(s.nc, replicas.ProbesConfig{
 		Scope: s.scope, Most: s.conf.most(), Budget: s.conf.GroupProbeBudget, Meter: s.metrics.Meter("fleet"),
 	})
 	if err != nil {
@@ -47,7 +47,7 @@ func (s *server) openProbes() (ask func(context.Context, router.Probe) []router.
 func (s *server) openGroups() (err error) {
 	c := &s.conf
 	if c.Group != "" {
-		s.groups.speaker, err = fleet.NewSpeaker(s.nc, fleet.SpeakerConfig{
+		s.groups.speaker, err = replicas.NewSpeaker(s.nc, replicas.SpeakerConfig{
 			Scope: s.scope, Group: c.Group, ID: s.id, Router: s.router, Interval: c.GroupInterval,
 			Log: s.log, Meter: s.metrics.Meter("fleet"),
 		})
@@ -56,7 +56,7 @@ func (s *server) openGroups() (err error) {
 	if len(c.Groups) == 0 {
 		return nil
 	}
-	s.groups.heard, err = fleet.NewGroups(s.nc, fleet.GroupsConfig{
+	s.groups.heard, err = replicas.NewGroups(s.nc, replicas.GroupsConfig{
 		Scope: s.scope, Groups: c.Groups, Set: s.static.setGroups, Summary: s.router.SetSummary,
 		Log: s.log, Meter: s.metrics.Meter("fleet"),
 	})

@@ -41,6 +41,7 @@ import (
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -132,8 +133,8 @@ type server struct {
 	registry *fleet.Registry
 	prober   *fleet.Prober
 	static   *static
-	dynamo   *fleet.Dynamo // nil unless the file has "dynamo"
-	sync     *fleet.Sync   // nil without --router-replica-sync
+	dynamo   *fleet.Dynamo  // nil unless the file has "dynamo"
+	sync     *replicas.Sync // nil without --router-replica-sync
 	groups   groups
 	events   *events.Subscriber
 	durable  *events.Durable // nil unless --durable-kv-events

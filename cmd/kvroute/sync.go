@@ -9,7 +9,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvroute/kvroute/api"
-	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -23,7 +23,7 @@ func (s *server) openSync() (err error) {
 	if s.conf.SessionAffinityTTL > 0 {
 		session = s.router.PeerSession
 	}
-	s.sync, err = fleet.NewSync(s.nc, fleet.SyncConfig{
+	s.sync, err = replicas.NewSync(s.nc, replicas.SyncConfig{
 		Scope: s.scope, ID: s.id, Presence: s.presence(), Single: !s.conf.SyncBatch,
 		Changed: s.router.PeerChanged, Gone: s.router.RemovePeer, FirstToken: s.router.MarkPrefillCompleted, Session: session,
 		Log: s.log, Meter: s.metrics.Meter("fleet"),
@@ -95,8 +95,8 @@ func (c *config) shared() (settings map[string]any, err error) {
 	return settings, nil
 }
 
-func (s *server) presence() fleet.Presence {
-	return fleet.Presence{
+func (s *server) presence() replicas.Presence {
+	return replicas.Presence{
 		RouterID: s.id, StartedMS: s.begun.UnixMilli(), Version: buildVersion(),
 		WantsEvents: s.router.WantsEvents(), Replica: replicaName(&s.conf), Group: s.conf.Group,
 	}
@@ -108,7 +108,7 @@ func (s *server) beHeard(ctx context.Context) error {
 	if s.sync != nil {
 		return s.sync.Run(ctx)
 	}
-	return fleet.AnnouncePresence(ctx, s.nc, s.scope, s.presence())
+	return replicas.AnnouncePresence(ctx, s.nc, s.scope, s.presence())
 }
 
 // workerChanged says that a worker came, or went with its slots.

@@ -40,7 +40,8 @@ var (
 		{"scorer", 2300, 50},
 		{"indexer", 4100, 50},
 		{"events", 10250, 50},
-		{"fleet", 6000, 50},
+		{"fleet", 2750, 50},
+		{"replicas", 3250, 50},
 		{"api bindings bindings/c envoy internal/bus internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 5000, 50},
 		{"tokenizer tokenizer/chat tokenizer/jinja", 17550, 50},
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+package replicas
 
 import (
 	"cmp"
@@ -139,18 +139,18 @@ func NewSpeaker(nc *nats.Conn, conf SpeakerConfig) (*Speaker, error) {
 
 func newSpeaker(conf SpeakerConfig, to link) (*Speaker, error) {
 	if conf.Group == "" || conf.ID == 0 || conf.Router == nil {
-		return nil, fmt.Errorf("fleet: router group: %w", errSpeakerless)
+		return nil, fmt.Errorf("replicas: router group: %w", errSpeakerless)
 	}
 	if len(conf.Group) > maxGroupName {
-		return nil, fmt.Errorf("fleet: router group: the name has %d bytes, want at most %d", len(conf.Group), maxGroupName)
+		return nil, fmt.Errorf("replicas: router group: the name has %d bytes, want at most %d", len(conf.Group), maxGroupName)
 	}
 	conf.Interval = cmp.Or(conf.Interval, groupInterval)
 	if ms := conf.Interval.Milliseconds(); ms < minGroupInterval || ms > maxGroupInterval {
-		return nil, fmt.Errorf("fleet: router group: the interval is %v, want %v to %v", conf.Interval, minGroupInterval*time.Millisecond, maxGroupInterval*time.Millisecond)
+		return nil, fmt.Errorf("replicas: router group: the interval is %v, want %v to %v", conf.Interval, minGroupInterval*time.Millisecond, maxGroupInterval*time.Millisecond)
 	}
 	conf.FullEvery, conf.Stride = cmp.Or(conf.FullEvery, fullEvery), cmp.Or(conf.Stride, groupStride)
 	if conf.Stride < 1 || conf.Stride > maxStride {
-		return nil, fmt.Errorf("fleet: router group: the stride is %d, want 1 to %d blocks", conf.Stride, maxStride)
+		return nil, fmt.Errorf("replicas: router group: the stride is %d, want 1 to %d blocks", conf.Stride, maxStride)
 	}
 	if conf.Now == nil {
 		conf.Now = time.Now
@@ -188,7 +188,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 	} {
 		sub, err := s.nc.ChanQueueSubscribe(to.subject, to.queue, to.in)
 		if err != nil {
-			return fmt.Errorf("fleet: subscribe to %s: %w", to.subject, err)
+			return fmt.Errorf("replicas: subscribe to %s: %w", to.subject, err)
 		}
 		subs = append(subs, sub)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+package replicas
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
 )
@@ -70,7 +71,7 @@ func newGroupWorld(t *testing.T, seed uint64, speakers, hearers int) *groupWorld
 		var err error
 		h.Groups, err = newGroups(GroupsConfig{
 			Groups: []Group{{Name: "g", Address: "10.0.0.9:80", Models: []string{"m"}}},
-			Set:    func([]Record) error { return nil },
+			Set:    func([]fleet.Record) error { return nil },
 			Summary: func(id uint64, s router.Summary) bool {
 				if id != GroupWorkerID("g", "m") {
 					t.Errorf("a summary of %d", id)
@@ -372,7 +373,7 @@ func TestBadSummariesAreRefused(t *testing.T) {
 	var told int
 	g, err := newGroups(GroupsConfig{
 		Groups:  []Group{{Name: "g", Address: "10.0.0.9:80"}},
-		Set:     func([]Record) error { return nil },
+		Set:     func([]fleet.Record) error { return nil },
 		Summary: func(uint64, router.Summary) bool { told++; return true },
 	}, link{connected: func() bool { return false }})
 	if err != nil {

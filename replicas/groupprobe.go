@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+package replicas
 
 import (
 	"cmp"
@@ -91,7 +91,7 @@ func NewProbes(nc *nats.Conn, conf ProbesConfig) (*Probes, error) {
 func (p *Probes) Run(ctx context.Context) error {
 	sub, err := p.nc.Subscribe(p.inbox+"*", p.answered)
 	if err != nil {
-		return fmt.Errorf("fleet: subscribe to %s*: %w", p.inbox, err)
+		return fmt.Errorf("replicas: subscribe to %s*: %w", p.inbox, err)
 	}
 	p.running.Store(true)
 	<-ctx.Done()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet_test
+package replicas_test
 
 import (
 	"context"
@@ -14,14 +14,14 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
 
 // replica is a router with its exchange over a real bus.
 type replica struct {
 	*router.Router
-	sync *fleet.Sync
+	sync *replicas.Sync
 	stop func()
 }
 
@@ -34,7 +34,7 @@ func startReplica(t *testing.T, nc *nats.Conn, id uint64, ahead time.Duration, c
 // startReplicaAt is startReplica with a time between two presences.
 func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint64, ahead time.Duration, conf router.Config) *replica {
 	t.Helper()
-	var s *fleet.Sync
+	var s *replicas.Sync
 	conf.Tell = func(c router.Change) { s.Tell(c) }
 	conf.TellSession = func(b router.SessionBinding) { s.TellSession(b) }
 	conf.PredictTTL = -1
@@ -51,8 +51,8 @@ func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint
 			t.Fatal(err)
 		}
 	}
-	if s, err = fleet.NewSync(nc, fleet.SyncConfig{
-		ID: id, Presence: fleet.Presence{Replica: fmt.Sprint("replica-", id)},
+	if s, err = replicas.NewSync(nc, replicas.SyncConfig{
+		ID: id, Presence: replicas.Presence{Replica: fmt.Sprint("replica-", id)},
 		Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted, Session: r.PeerSession, Now: conf.Now,
 	}); err != nil {
 		t.Fatal(err)
@@ -261,7 +261,7 @@ func TestReplicasOutliveNATS(t *testing.T) {
 }
 
 func TestSyncNeedsWhatItNeeds(t *testing.T) {
-	if _, err := fleet.NewSync(nil, fleet.SyncConfig{ID: 1}); err == nil || errors.Unwrap(err) == nil {
+	if _, err := replicas.NewSync(nil, replicas.SyncConfig{ID: 1}); err == nil || errors.Unwrap(err) == nil {
 		t.Errorf("without functions: %v", err)
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+package replicas
 
 import (
 	"bytes"
@@ -172,7 +172,7 @@ func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, b
 		return value, err
 	})
 	if err != nil {
-		return p, bad, fmt.Errorf("fleet: read a message of a replica: %w", err)
+		return p, bad, fmt.Errorf("replicas: read a message of a replica: %w", err)
 	}
 	if batched {
 		return p, bad, nil
@@ -377,7 +377,7 @@ func readLegacy(data []byte) (e syncEvent, err error) {
 		Router string `json:"router_id"`
 	}
 	if err = json.Unmarshal(data, &said); err != nil {
-		return e, fmt.Errorf("fleet: read a message of a replica: %w", err)
+		return e, fmt.Errorf("replicas: read a message of a replica: %w", err)
 	}
 	if said.Worker == nil || said.Router == "" || said.ID == "" || len(said.ID) > maxSyncID {
 		return e, fmt.Errorf("%w: a field of the event is missing, or the id has %d bytes", errSyncShape, len(said.ID))
@@ -401,7 +401,7 @@ func readLegacy(data []byte) (e syncEvent, err error) {
 	}
 	if bytes.HasPrefix(said.Data, []byte("{")) {
 		if err := json.Unmarshal(said.Data, &kind); err != nil {
-			return e, fmt.Errorf("fleet: read a message of a replica: %w", err)
+			return e, fmt.Errorf("replicas: read a message of a replica: %w", err)
 		}
 	}
 	if a := kind.AddRequest; a != nil {

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+// Package replicas is what router replicas and router groups tell each other. The
+// replicas of one router tell each other of their requests in flight ([Sync]) and that
+// they run ([Presence]). A router group tells routers above it of its workers' load and
+// cached blocks ([Speaker]); a router above listens ([Groups]) and asks ([Probes]).
+package replicas
 
 import (
 	"cmp"
@@ -154,7 +158,7 @@ var errPeerless = errors.New("ID, Changed, Gone and FirstToken are required")
 // It does nothing before [Sync.Run]; what it was told waits until then.
 func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 	if conf.ID == 0 || conf.Changed == nil || conf.Gone == nil || conf.FirstToken == nil {
-		return nil, fmt.Errorf("fleet: replica sync: %w", errPeerless)
+		return nil, fmt.Errorf("replicas: replica sync: %w", errPeerless)
 	}
 	if conf.Now == nil {
 		conf.Now = time.Now
@@ -267,7 +271,7 @@ func (s *Sync) Run(ctx context.Context) error {
 	subscribe := func(subject string, to chan *nats.Msg) error {
 		sub, err := s.nc.ChanSubscribe(subject, to)
 		if err != nil {
-			return fmt.Errorf("fleet: subscribe to %s: %w", subject, err)
+			return fmt.Errorf("replicas: subscribe to %s: %w", subject, err)
 		}
 		subs = append(subs, sub)
 		return nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+package replicas
 
 import (
 	"context"
@@ -63,7 +63,7 @@ func newGroupMetrics(meter metric.Meter) (*groupMetrics, error) {
 		metric.WithDescription("Time that a request waited for the answers to its probes."),
 		metric.WithExplicitBucketBoundaries(.0001, .0002, .0005, .001, .002, .003, .005, .01))
 	if err := errors.Join(errs[:]...); err != nil {
-		return nil, fmt.Errorf("fleet: make instruments: %w", err)
+		return nil, fmt.Errorf("replicas: make instruments: %w", err)
 	}
 	return m, nil
 }
@@ -100,7 +100,7 @@ func (m *groupMetrics) observe(meter metric.Meter, ages func() []groupAge) error
 			return nil
 		}))
 	if err := errors.Join(err1, err2); err != nil {
-		return fmt.Errorf("fleet: make instruments: %w", err)
+		return fmt.Errorf("replicas: make instruments: %w", err)
 	}
 	return nil
 }

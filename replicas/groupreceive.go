@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+package replicas
 
 import (
 	"cmp"
@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
@@ -32,6 +33,15 @@ type Group struct {
 	Models    []string `json:"models,omitempty"`
 	BlockSize int      `json:"block_size,omitempty"`
 	Members   int      `json:"members,omitempty"`
+}
+
+// candidate is what the group is to the router for a base model: a worker that reports no events.
+func (c *Group) candidate(model string, blockSize int) fleet.Record {
+	return fleet.Record{
+		WorkerID: GroupWorkerID(c.Name, model), Name: c.Name, Group: c.Name, Members: c.Members,
+		Address: c.Address, Models: []string{model}, BlockSize: blockSize,
+		Events: fleet.Events{Transport: "none"}, Reorders: true,
+	}
 }
 
 // GroupWorkerID is the id of the candidate that a group is for a base model. Both names may
@@ -76,7 +86,7 @@ type GroupsConfig struct {
 	// Set takes the candidates that the groups are, all of them, whenever they change;
 	// after an error nothing is as if it had not been called. Summary takes what one of
 	// them says, as [router.Router.SetSummary] does.
-	Set     func([]Record) error
+	Set     func([]fleet.Record) error
 	Summary func(id uint64, s router.Summary) (known bool)
 
 	// Now is the clock. Default [time.Now].
@@ -145,7 +155,7 @@ func NewGroups(nc *nats.Conn, conf GroupsConfig) (*Groups, error) {
 
 func newGroups(conf GroupsConfig, to link) (*Groups, error) {
 	if conf.Set == nil || conf.Summary == nil {
-		return nil, fmt.Errorf("fleet: router groups: %w", errGroupless)
+		return nil, fmt.Errorf("replicas: router groups: %w", errGroupless)
 	}
 	if conf.Now == nil {
 		conf.Now = time.Now
@@ -166,23 +176,24 @@ func newGroups(conf GroupsConfig, to link) (*Groups, error) {
 // CheckGroups refuses a list of groups that makes no sense. The error says which of them.
 func CheckGroups(groups []Group) error {
 	if len(groups) > maxGroups {
-		return fmt.Errorf("fleet: %d router groups, want at most %d", len(groups), maxGroups)
+		return fmt.Errorf("replicas: %d router groups, want at most %d", len(groups), maxGroups)
 	}
 	names := make(map[string]bool, len(groups))
 	for i := range groups {
 		c := &groups[i]
 		switch {
 		case c.Name == "" || len(c.Name) > maxGroupName:
-			return fmt.Errorf("fleet: router group %d: name has %d bytes, want 1 to %d", i, len(c.Name), maxGroupName)
+			return fmt.Errorf("replicas: router group %d: name has %d bytes, want 1 to %d", i, len(c.Name), maxGroupName)
 		case names[c.Name]:
-			return fmt.Errorf("fleet: router group %q: the name is there twice", clip(c.Name))
+			return fmt.Errorf("replicas: router group %q: the name is there twice", clip(c.Name))
 		case len(c.Models) > maxGroupModels || slices.Contains(c.Models, ""):
-			return fmt.Errorf("fleet: router group %q: models is a list of %d, want at most %d names", clip(c.Name), len(c.Models), maxGroupModels)
-		case c.BlockSize < 0 || c.Members < 0:
-			return fmt.Errorf("fleet: router group %q: block_size is %d, members %d, want 0 or more", clip(c.Name), c.BlockSize, c.Members)
+			return fmt.Errorf("replicas: router group %q: models is a list of %d, want at most %d names", clip(c.Name), len(c.Models), maxGroupModels)
+		case c.Members < 0:
+			return fmt.Errorf("replicas: router group %q: members is %d, want 0 or more", clip(c.Name), c.Members)
 		}
-		if _, err := address(c.Address, Networks{}); err != nil {
-			return fmt.Errorf("fleet: router group %q: address is %q, want %w", clip(c.Name), clip(c.Address), err)
+		candidate := c.candidate("any", c.BlockSize)
+		if _, err := candidate.Info(fleet.Networks{}); err != nil {
+			return fmt.Errorf("replicas: router group: %w", err)
 		}
 		names[c.Name] = true
 	}
@@ -228,17 +239,13 @@ func (g *Groups) Replace(groups []Group) error {
 
 // setLocked tells of the candidates.
 func (g *Groups) setLocked() error {
-	var all []Record
+	var all []fleet.Record
 	for _, h := range g.groups {
 		for _, f := range h.feeds {
-			all = append(all, Record{
-				WorkerID: GroupWorkerID(h.Name, f.model), Name: h.Name, Group: h.Name, Members: h.Members,
-				Address: h.Address, Models: []string{f.model}, BlockSize: f.blockSize,
-				Events: Events{Transport: "none"}, Reorders: true,
-			})
+			all = append(all, h.candidate(f.model, f.blockSize))
 		}
 	}
-	slices.SortFunc(all, func(a, b Record) int { return cmp.Compare(a.WorkerID, b.WorkerID) })
+	slices.SortFunc(all, func(a, b fleet.Record) int { return cmp.Compare(a.WorkerID, b.WorkerID) })
 	return g.conf.Set(all)
 }
 
@@ -248,7 +255,7 @@ func (g *Groups) Run(ctx context.Context) error {
 	subject := g.conf.Scope.Group("*", summaryTopic)
 	sub, err := g.nc.ChanSubscribe(subject, in)
 	if err != nil {
-		return fmt.Errorf("fleet: subscribe to %s: %w", subject, err)
+		return fmt.Errorf("replicas: subscribe to %s: %w", subject, err)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails if the connection is closed, when there is nothing to end
 	g.listen(ctx.Done(), in)                 //nolint:contextcheck // counters need none

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet_test
+package replicas_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -35,7 +36,7 @@ func lowerTier(t *testing.T, s *server.Server, group string, id uint64) (r *rout
 			t.Fatal(err)
 		}
 	}
-	speaker, err := fleet.NewSpeaker(connect(t, s), fleet.SpeakerConfig{Group: group, ID: id, Router: r, Interval: quick})
+	speaker, err := replicas.NewSpeaker(connect(t, s), replicas.SpeakerConfig{Group: group, ID: id, Router: r, Interval: quick})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,16 +46,16 @@ func lowerTier(t *testing.T, s *server.Server, group string, id uint64) (r *rout
 // upperTier is a router above groups.
 type upperTier struct {
 	*router.Router
-	groups *fleet.Groups
+	groups *replicas.Groups
 	stop   func()
 }
 
-func startUpper(t *testing.T, s *server.Server, probe bool, groups ...fleet.Group) *upperTier {
+func startUpper(t *testing.T, s *server.Server, probe bool, groups ...replicas.Group) *upperTier {
 	t.Helper()
 	nc := connect(t, s)
 	conf := router.Config{}
 	if probe {
-		probes, err := fleet.NewProbes(nc, fleet.ProbesConfig{Budget: 2 * time.Second})
+		probes, err := replicas.NewProbes(nc, replicas.ProbesConfig{Budget: 2 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +72,7 @@ func startUpper(t *testing.T, s *server.Server, probe bool, groups ...fleet.Grou
 			t.Error(err)
 		}
 	}, r.RemoveWorker)
-	u.groups, err = fleet.NewGroups(nc, fleet.GroupsConfig{
+	u.groups, err = replicas.NewGroups(nc, replicas.GroupsConfig{
 		Groups: groups, Summary: r.SetSummary,
 		Set: func(records []fleet.Record) error { return table.SetStatic(time.Now(), records) },
 	})
@@ -125,7 +126,7 @@ func promptOf(first uint32, n int) []uint32 {
 	return tokens
 }
 
-var two = []fleet.Group{{Name: "g1", Address: "10.1.0.1:80", Models: []string{"m"}}, {Name: "g2", Address: "10.1.0.2:80"}}
+var two = []replicas.Group{{Name: "g1", Address: "10.1.0.1:80", Models: []string{"m"}}, {Name: "g2", Address: "10.1.0.2:80"}}
 
 // A router above two groups learns what they serve, hold and do, and sends each prompt
 // where it is; a group that falls silent is used only where no other is, and one that
@@ -194,7 +195,7 @@ func TestProbesOverNATS(t *testing.T) {
 	s := startNATS(t, -1)
 	g1, _ := lowerTier(t, s, "g1", 1)
 	g2, _ := lowerTier(t, s, "g2", 2)
-	u := startUpper(t, s, true, fleet.Group{Name: "g1", Address: "10.1.0.1:80", Models: []string{"m"}, BlockSize: 8}, fleet.Group{Name: "g2", Address: "10.1.0.2:80", Models: []string{"m"}, BlockSize: 8})
+	u := startUpper(t, s, true, replicas.Group{Name: "g1", Address: "10.1.0.1:80", Models: []string{"m"}, BlockSize: 8}, replicas.Group{Name: "g2", Address: "10.1.0.2:80", Models: []string{"m"}, BlockSize: 8})
 	eventually(t, func() bool { return u.fresh("g1") && u.fresh("g2") })
 	a := promptOf(1, 10)
 	stores(g1, 11, a[:8*5])
@@ -219,7 +220,7 @@ func TestProbesGiveUp(t *testing.T) {
 	s := startNATS(t, -1)
 	nc := connect(t, s)
 	const budget = 50 * time.Millisecond
-	probes, err := fleet.NewProbes(nc, fleet.ProbesConfig{Budget: budget, Most: 3})
+	probes, err := replicas.NewProbes(nc, replicas.ProbesConfig{Budget: budget, Most: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +265,7 @@ func TestProbesGiveUp(t *testing.T) {
 }
 
 func TestGroupsAreTheirOwn(t *testing.T) {
-	if fleet.GroupWorkerID("a/b", "m") == fleet.GroupWorkerID("a", "b/m") {
+	if replicas.GroupWorkerID("a/b", "m") == replicas.GroupWorkerID("a", "b/m") {
 		t.Error("two groups are one candidate")
 	}
 }
@@ -274,33 +275,33 @@ func TestBadGroupsAreRefused(t *testing.T) {
 	nc := connect(t, s)
 	set := func([]fleet.Record) error { return nil }
 	summary := func(uint64, router.Summary) bool { return true }
-	for want, groups := range map[string][]fleet.Group{
+	for want, groups := range map[string][]replicas.Group{
 		"name has 0 bytes": {{Address: "10.0.0.1:80"}},
 		"is there twice":   {{Name: "a", Address: "10.0.0.1:80"}, {Name: "a", Address: "10.0.0.2:80"}},
 		"want ip:port":     {{Name: "a", Address: "gateway:80"}},
 		"block_size is -1": {{Name: "a", Address: "10.0.0.1:80", BlockSize: -1}},
 		"at most 64":       {{Name: "a", Address: "10.0.0.1:80", Models: make([]string, 65)}},
-		"at most 1024":     make([]fleet.Group, 1025),
+		"at most 1024":     make([]replicas.Group, 1025),
 	} {
-		_, err := fleet.NewGroups(nc, fleet.GroupsConfig{Groups: groups, Set: set, Summary: summary})
+		_, err := replicas.NewGroups(nc, replicas.GroupsConfig{Groups: groups, Set: set, Summary: summary})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
-	if _, err := fleet.NewGroups(nc, fleet.GroupsConfig{}); err == nil {
+	if _, err := replicas.NewGroups(nc, replicas.GroupsConfig{}); err == nil {
 		t.Error("who tells nobody is taken")
 	}
 	r, err := router.New(router.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for want, conf := range map[string]fleet.SpeakerConfig{
+	for want, conf := range map[string]replicas.SpeakerConfig{
 		"required":         {Group: "g", ID: 1},
 		"interval is 1ms":  {Group: "g", ID: 1, Router: r, Interval: time.Millisecond},
 		"stride is -4":     {Group: "g", ID: 1, Router: r, Stride: -4},
 		"the name has 300": {Group: strings.Repeat("g", 300), ID: 1, Router: r},
 	} {
-		if _, err := fleet.NewSpeaker(nc, conf); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := replicas.NewSpeaker(nc, conf); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+package replicas
 
 import (
 	"context"
@@ -46,7 +46,7 @@ type Presence struct {
 func AnnouncePresence(ctx context.Context, nc *nats.Conn, scope wire.Scope, p Presence) error {
 	data, err := json.Marshal(p)
 	if err != nil {
-		return fmt.Errorf("fleet: write presence: %w", err)
+		return fmt.Errorf("replicas: write presence: %w", err)
 	}
 	subject := scope.Own(presenceTopic)
 	tick := time.NewTicker(presentEvery)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+package replicas
 
 import (
 	"context"
@@ -70,7 +70,7 @@ func newSyncMetrics(meter metric.Meter) (*syncMetrics, error) {
 		metric.WithUnit("{request}"), metric.WithDescription("Requests in flight at other replicas."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error { o.Observe(m.requests.Load()); return nil }))
 	if err := errors.Join(errs[:]...); err != nil {
-		return nil, fmt.Errorf("fleet: make instruments: %w", err)
+		return nil, fmt.Errorf("replicas: make instruments: %w", err)
 	}
 	_, _ = peers, requests // they observe by themselves
 	for i, direction := range [...]string{"sent", "received"} {

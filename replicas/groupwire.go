@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+package replicas
 
 import (
 	"encoding/binary"
@@ -31,7 +31,8 @@ const (
 
 // Bounds on what is believed of a summary or a probe.
 const (
-	maxGroupName   = maxNameLen
+	maxGroupName   = 256 // bytes
+	maxModelName   = 256
 	maxSummaryPart = 512 << 10 // bytes of a filter in a message
 	maxSummaryBits = 1 << 29   // of a filter: 64 MiB
 	maxSummaryAdds = 8192      // hashes in a delta
@@ -175,7 +176,7 @@ func readSummary(data []byte) (s summary, err error) {
 		err = wrong("v", version)
 	case s.group == "" || len(s.group) > maxGroupName:
 		err = wrong("the length of group", len(s.group))
-	case s.model == "" || len(s.model) > maxNameLen:
+	case s.model == "" || len(s.model) > maxModelName:
 		err = wrong("the length of model", len(s.model))
 	case s.blockSize == 0 || s.blockSize > 1<<16:
 		err = wrong("block_size", s.blockSize)
@@ -197,7 +198,7 @@ func readSummary(data []byte) (s summary, err error) {
 		err = wrong("kind", clip(s.kind))
 	}
 	if err != nil {
-		return s, fmt.Errorf("fleet: read a summary: %w", err)
+		return s, fmt.Errorf("replicas: read a summary: %w", err)
 	}
 	s.taken = time.UnixMilli(int64(takenMS))
 	s.interval = time.Duration(min(max(intervalMS, minGroupInterval), maxGroupInterval)) * time.Millisecond
@@ -336,7 +337,7 @@ func readProbe(data []byte) (p router.Probe, err error) {
 		err = fmt.Errorf("%w: v is %d, block_size %d", errSummaryShape, version, p.BlockSize)
 	}
 	if err != nil {
-		return p, fmt.Errorf("fleet: read a probe: %w", err)
+		return p, fmt.Errorf("replicas: read a probe: %w", err)
 	}
 	return p, nil
 }
@@ -390,9 +391,12 @@ func readProbeAnswer(data []byte, p *router.Probe) (a router.ProbeAnswer, err er
 		err = fmt.Errorf("%w: v is %d", errSummaryShape, version)
 	}
 	if err != nil {
-		return a, fmt.Errorf("fleet: read the answer to a probe: %w", err)
+		return a, fmt.Errorf("replicas: read the answer to a probe: %w", err)
 	}
 	a.OverlapBlocks = min(a.OverlapBlocks, len(p.Local))
 	a.PendTokens = max(0, prefill-max(0, p.Tokens-a.OverlapBlocks*p.BlockSize))
 	return a, nil
 }
+
+// clip shortens a text of others for a log line or an error.
+func clip(s string) string { return s[:min(len(s), 128)] }
