@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
@@ -117,7 +118,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := newStateFiles(n); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newTracer("", 1, 1, nil, n); err != nil {
+	if _, err := replay.NewTracer(replay.TracerConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile("../../docs/metrics.md")

@@ -19,6 +19,8 @@ import (
 	"runtime/debug"
 	"strings"
 	"syscall"
+
+	"github.com/kvroute/kvroute/bench/replay"
 )
 
 // command is one subcommand. run returns when its work is done or ctx ends.
@@ -38,7 +40,7 @@ func commands() []command {
 		{"publish", "publish an engine's cache events and register it", publish},
 		{"load", "put load on an OpenAI endpoint and measure", load},
 		{"dump", "print the index of a running kvroute as JSON lines", dump},
-		{"replay", "play a workload against simulated engines, with the real router", runReplay},
+		{"replay", "play a workload against simulated engines, with the real router", elsewhere("replay", new(replay.Command))},
 		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
 		{"doctor", "compare what router replicas know, and say where they differ", doctor},
 		{"explain", "print a recent decision of a running kvroute and its inputs", explain},
@@ -105,6 +107,25 @@ func usage(w io.Writer) {
 		fmt.Fprintf(w, "  %-14s %s\n", c.name, c.does)
 	}
 	fmt.Fprint(w, "\n`kvroute COMMAND -h` lists a command's flags.\n")
+}
+
+// program is a subcommand that another package holds: its flags, and what it does once
+// they are read.
+type program interface {
+	Flags(fs *flag.FlagSet)
+	Run(ctx context.Context, fs *flag.FlagSet, out, log io.Writer) error
+}
+
+// elsewhere returns what runs a program as a subcommand.
+func elsewhere(name string, p program) func(context.Context, []string, stdio) error {
+	return func(ctx context.Context, args []string, io stdio) error {
+		fs := newFlagSet(name, io.err)
+		p.Flags(fs)
+		if err := parse(fs, args); err != nil {
+			return err
+		}
+		return p.Run(ctx, fs, io.out, io.err)
+	}
 }
 
 func newFlagSet(name string, out io.Writer) *flag.FlagSet {

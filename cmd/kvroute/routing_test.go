@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
@@ -464,7 +465,7 @@ func TestRoutingPageNamesFlags(t *testing.T) {
 	}
 	own, replays := newFlagSet("test", os.Stderr), newFlagSet("test", os.Stderr)
 	c.routingFlags(own)
-	new(replayFlags).set(replays)
+	new(replay.Command).Flags(replays)
 	for _, part := range []struct {
 		name, text string
 		known      []*flag.FlagSet

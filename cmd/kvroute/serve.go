@@ -33,6 +33,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
@@ -122,11 +123,11 @@ type server struct {
 	nc       *nats.Conn
 	prompts  *tokenizer.Cache // of ids, for all models
 	reloads  metric.Int64Counter
-	verifier *verifier  // nil unless --verify-tokenizer
-	tracer   *tracer    // nil unless --trace-out
-	state    *os.Root   // of --state-dir; nil without
-	files    stateFiles // counts those in there
-	id       uint64     // of this replica
+	verifier *verifier      // nil unless --verify-tokenizer
+	tracer   *replay.Tracer // nil unless --trace-out
+	state    *os.Root       // of --state-dir; nil without
+	files    stateFiles     // counts those in there
+	id       uint64         // of this replica
 	begun    time.Time
 	shared   map[string]any // settings, as all replicas should have them
 	router   *router.Router
@@ -181,11 +182,13 @@ func (s *server) open() (err error) {
 		return err
 	}
 	if c.TraceOut != "" {
-		if s.tracer, err = newTracer(c.TraceOut, c.TraceOutTPOT, rand.Uint64(), s.log, s.metrics.Meter("trace")); err != nil {
+		if s.tracer, err = replay.NewTracer(replay.TracerConfig{
+			File: c.TraceOut, TPOT: c.TraceOutTPOT, Seed: rand.Uint64(), Prefix: extproc.IDPrefix(s.id),
+			Log: s.log, Meter: s.metrics.Meter("trace"),
+		}); err != nil {
 			return err
 		}
-		s.tracer.prefix = extproc.IDPrefix(s.id)
-		observe = both(observe, s.tracer.observe)
+		observe = both(observe, s.tracer.Observe)
 	}
 	rc.Cards, rc.Observe, rc.Meter = cards, observe, s.metrics.Meter("router")
 	if c.RemoteTokenize {
@@ -524,7 +527,7 @@ func (s *server) run(ctx context.Context) error {
 	})
 	parts.Go(func() error { return s.reload(ctx) })
 	if s.tracer != nil {
-		parts.Go(func() error { return s.tracer.run(ctx) })
+		parts.Go(func() error { return s.tracer.Run(ctx) })
 	}
 	if s.verifier != nil {
 		parts.Go(func() error { return s.verifier.run(ctx) })

@@ -42,7 +42,7 @@ var ours = map[string]string{
 	"internal/replica":   "events indexer router",
 	"cmd/kvroute":        "*",
 	"bench":              "*",
-	"bench/replay":       "router scorer indexer",
+	"bench/replay":       "router scorer indexer extproc",
 	"bench/conformance":  "*",
 	"bench/envoy":        "*",
 	"bench/interop":      "*",

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package replay
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -13,7 +14,6 @@ import (
 
 	"go.opentelemetry.io/otel/metric/noop"
 
-	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/router"
 )
@@ -31,9 +31,9 @@ func (deaf) Served(string, router.Response) (moved bool, avoided []router.Worker
 	return false, nil
 }
 
-func newTestTracer(t *testing.T, name string) *tracer {
+func newTestTracer(t *testing.T, name string) *Tracer {
 	t.Helper()
-	tr, err := newTracer(name, time.Hour, 1, slog.New(slog.DiscardHandler), noop.Meter{})
+	tr, err := NewTracer(TracerConfig{File: name, TPOT: time.Hour, Seed: 1, Log: slog.New(slog.DiscardHandler), Meter: noop.Meter{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,10 +52,10 @@ func ids(n int) []uint32 {
 func TestTraceIsReplayed(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "trace.jsonl")
 	tr := newTestTracer(t, name)
-	tr.observe(router.Observation{ID: "a", IDs: ids(1024)})
-	tr.observe(router.Observation{ID: "b", IDs: ids(1100)})
-	tr.observe(router.Observation{ID: "c", IDs: append([]uint32{7}, ids(600)...)})
-	tr.observe(router.Observation{ID: "lost", IDs: ids(10)})
+	tr.Observe(router.Observation{ID: "a", IDs: ids(1024)})
+	tr.Observe(router.Observation{ID: "b", IDs: ids(1100)})
+	tr.Observe(router.Observation{ID: "c", IDs: append([]uint32{7}, ids(600)...)})
+	tr.Observe(router.Observation{ID: "lost", IDs: ids(10)})
 	for _, id := range []string{"c", "b", "a"} {
 		tr.FirstToken(id, router.SignObserver)
 		tr.Free(id)
@@ -67,10 +67,10 @@ func TestTraceIsReplayed(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := tr.run(ctx); err != nil {
+	if err := tr.Run(ctx); err != nil {
 		t.Fatal(err)
 	}
-	trace, err := replay.LoadMooncake(name)
+	trace, err := LoadMooncake(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,9 +78,15 @@ func TestTraceIsReplayed(t *testing.T) {
 	if len(trace.Requests) != 3 || h.Blocks != 2+3+2 || h.Hit != 2 {
 		t.Errorf("%d requests, %d of %d blocks hit, want 3, 2 of 7", len(trace.Requests), h.Hit, h.Blocks)
 	}
-	out, status, problem := replayed(t, "--trace", name, "--workers", "2", "--rule", "tokens", "--json", "-")
-	if status != 0 || !strings.Contains(out, `"requests": 3,`) {
-		t.Errorf("replay: status %d, %s\n%s", status, problem, out)
+	var c Command
+	fs := flag.NewFlagSet("replay", flag.ContinueOnError)
+	c.Flags(fs)
+	if err := fs.Parse([]string{"--trace", name, "--workers", "2", "--rule", "tokens", "--json", "-"}); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := c.Run(t.Context(), fs, &out, nil); err != nil || !strings.Contains(out.String(), `"requests": 3,`) {
+		t.Errorf("replay: %v\n%s", err, out.String())
 	}
 }
 
@@ -104,7 +110,7 @@ func TestTraceRotatesAndIsBounded(t *testing.T) {
 	const most = traceQueue + 10
 	for i := range most {
 		id := fmt.Sprint(i)
-		tr.observe(router.Observation{ID: id, IDs: ids(8)})
+		tr.Observe(router.Observation{ID: id, IDs: ids(8)})
 		tr.Free(id)
 	}
 	if len(tr.queue) != traceQueue {
@@ -112,11 +118,11 @@ func TestTraceRotatesAndIsBounded(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := tr.run(ctx); err != nil {
+	if err := tr.Run(ctx); err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range []string{name, name + ".1"} {
-		trace, err := replay.LoadMooncake(file)
+		trace, err := LoadMooncake(file)
 		if err != nil || len(trace.Requests) > 5 {
 			t.Errorf("%s: %v, %v", filepath.Base(file), trace, err)
 		}
@@ -127,7 +133,7 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 	tr := newTestTracer(t, filepath.Join(t.TempDir(), "no", "folder"))
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if err := tr.run(ctx); err != nil {
+	if err := tr.Run(ctx); err != nil {
 		t.Errorf("it stops the process: %v", err)
 	}
 }
@@ -136,11 +142,11 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 // they are not begun either.
 func TestTraceIsOfEnvoysRequests(t *testing.T) {
 	tr := newTestTracer(t, filepath.Join(t.TempDir(), "trace.jsonl"))
-	tr.prefix = extproc.IDPrefix(7)
+	tr.conf.Prefix = extproc.IDPrefix(7)
 	for i := range tracePending + 1 {
-		tr.observe(router.Observation{ID: fmt.Sprint("mine-", i), IDs: ids(1)})
+		tr.Observe(router.Observation{ID: fmt.Sprint("mine-", i), IDs: ids(1)})
 	}
-	tr.observe(router.Observation{ID: extproc.IDPrefix(7) + "x", IDs: ids(10)})
+	tr.Observe(router.Observation{ID: extproc.IDPrefix(7) + "x", IDs: ids(10)})
 	if len(tr.flight) != 1 {
 		t.Errorf("%d requests are in flight, want Envoy's one", len(tr.flight))
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package replay
 
 import (
 	"bufio"
@@ -19,7 +19,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
@@ -32,23 +31,20 @@ const (
 	traceFlush     = time.Second
 )
 
-// tracer writes the requests that pass through a router as a trace that `kvroute
+// A Tracer writes the requests that pass through a router as a trace that `kvroute
 // replay` plays: a line for each that a worker served and whose prompt was tokenized
-// exactly, once it is over. No text and no token leaves: blocks of 512 tokens are
-// named by hashes with a seed of this process.
+// exactly, once the request is over. The file holds no text and no token: blocks of 512
+// tokens are named by hashes with a seed of this process.
 //
-// It stands between Envoy's streams and the router, and never holds these up: what
-// the disk cannot keep up with is dropped and counted.
-type tracer struct {
+// It stands between Envoy's streams and the router, and never delays them: lines that
+// the disk cannot keep up with are dropped and counted.
+type Tracer struct {
+	// Router gets all calls. It is set before the first request.
 	extproc.Router
 
-	prefix  string // of the ids of Envoy's requests; others do not end here
-	name    string
-	size    int64         // of a file
-	tpot    time.Duration // taken for the time between two tokens of a response
-	seed    uint64
+	conf    TracerConfig
+	size    int64 // bytes of a file
 	start   time.Time
-	log     *slog.Logger
 	counter metric.Int64Counter
 	queue   chan traceLine
 
@@ -57,52 +53,60 @@ type tracer struct {
 	flight map[string]*traced
 }
 
+// TracerConfig says what a Tracer writes and where.
+type TracerConfig struct {
+	File   string
+	TPOT   time.Duration // assumed time between two tokens of a response
+	Seed   uint64        // of the blocks' hashes
+	Prefix string        // of the ids of Envoy's requests; the end of others is not seen here
+	Log    *slog.Logger
+	Meter  metric.Meter
+}
+
 // traced is a request in flight.
 type traced struct {
 	line  traceLine
 	at    time.Time
-	first time.Time
+	first time.Time // of its first token
 }
 
 // traceLine is a line of the Mooncake format, and two fields that other readers
 // ignore.
 type traceLine struct {
-	Timestamp int64    `json:"timestamp"` // ms since the process began
-	Input     int      `json:"input_length"`
-	Output    int      `json:"output_length"`
-	HashIDs   []uint64 `json:"hash_ids"`
-	TTFT      int64    `json:"ttft_ms"`
-	Duration  int64    `json:"duration_ms"`
+	mooncake       // its timestamp counts from the beginning of the process
+	TTFT     int64 `json:"ttft_ms"`
+	Duration int64 `json:"duration_ms"`
 }
 
-func newTracer(name string, tpot time.Duration, seed uint64, log *slog.Logger, meter metric.Meter) (*tracer, error) {
-	counter, err := meter.Int64Counter("kvroute.trace.requests", metric.WithUnit("{request}"),
+// NewTracer returns a tracer. Nothing is written before [Tracer.Run].
+func NewTracer(c TracerConfig) (*Tracer, error) {
+	counter, err := c.Meter.Int64Counter("kvroute.trace.requests", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests for the trace file, by outcome."))
-	return &tracer{
-		name: name, size: traceFileBytes, tpot: tpot, seed: seed, start: time.Now(), log: log, counter: counter,
+	return &Tracer{
+		conf: c, size: traceFileBytes, start: time.Now(), counter: counter,
 		queue: make(chan traceLine, traceQueue), flight: map[string]*traced{},
 	}, err
 }
 
-func (t *tracer) count(outcome string) {
+func (t *Tracer) count(outcome string) {
 	t.counter.Add(context.Background(), 1, metric.WithAttributes(attribute.String("outcome", outcome)))
 }
 
-// observe notes a request that was just booked.
-func (t *tracer) observe(o router.Observation) {
-	if !strings.HasPrefix(o.ID, t.prefix) {
+// Observe notes a request that was just booked.
+func (t *Tracer) Observe(o router.Observation) {
+	if !strings.HasPrefix(o.ID, t.conf.Prefix) {
 		return
 	}
-	ids := indexer.AppendLocalHashes(nil, o.IDs, replay.MooncakeBlock, t.seed)
-	if rest := o.IDs[len(ids)*replay.MooncakeBlock:]; len(rest) > 0 {
-		ids = indexer.AppendLocalHashes(ids, rest, len(rest), t.seed)
+	ids := indexer.AppendLocalHashes(nil, o.IDs, MooncakeBlock, t.conf.Seed)
+	if rest := o.IDs[len(ids)*MooncakeBlock:]; len(rest) > 0 {
+		ids = indexer.AppendLocalHashes(ids, rest, len(rest), t.conf.Seed)
 	}
 	ids = indexer.AppendSequenceHashes(ids[:0], ids)
 	for i := range ids {
 		ids[i] &= 1<<53 - 1 // every JSON reader keeps it exactly
 	}
 	now := time.Now()
-	e := &traced{at: now, line: traceLine{Timestamp: now.Sub(t.start).Milliseconds(), Input: len(o.IDs), HashIDs: ids}}
+	e := &traced{at: now, line: traceLine{mooncake: mooncake{Timestamp: now.Sub(t.start).Milliseconds(), Input: len(o.IDs), HashIDs: ids}}}
 	t.mu.Lock()
 	full := len(t.flight) >= tracePending
 	if !full {
@@ -115,7 +119,7 @@ func (t *tracer) observe(o router.Observation) {
 }
 
 // FirstToken implements [extproc.Router].
-func (t *tracer) FirstToken(id string, by router.Sign) bool {
+func (t *Tracer) FirstToken(id string, by router.Sign) bool {
 	t.mu.Lock()
 	if e := t.flight[id]; e != nil && e.first.IsZero() {
 		e.first = time.Now()
@@ -125,9 +129,9 @@ func (t *tracer) FirstToken(id string, by router.Sign) bool {
 }
 
 // Free implements [extproc.Router].
-func (t *tracer) Free(id string) bool {
+func (t *Tracer) Free(id string) bool {
 	if e := t.landed(id); e != nil {
-		e.end(time.Now(), t.tpot)
+		e.end(time.Now(), t.conf.TPOT)
 		select {
 		case t.queue <- e.line:
 		default:
@@ -138,12 +142,12 @@ func (t *tracer) Free(id string) bool {
 }
 
 // Abandon implements [extproc.Router].
-func (t *tracer) Abandon(id string) bool {
+func (t *Tracer) Abandon(id string) bool {
 	t.landed(id)
 	return t.Router.Abandon(id)
 }
 
-func (t *tracer) landed(id string) *traced {
+func (t *Tracer) landed(id string) *traced {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.flight[id]
@@ -161,10 +165,10 @@ func (e *traced) end(now time.Time, tpot time.Duration) {
 	e.line.Output = 1 + int(math.Round(float64(now.Sub(e.first))/float64(tpot)))
 }
 
-// run writes until ctx ends, then what waits already. A file that cannot be written
+// Run writes until ctx ends, then what waits already. A file that cannot be written
 // ends the trace, not the process.
-func (t *tracer) run(ctx context.Context) error {
-	f := traceFile{name: t.name, size: t.size}
+func (t *Tracer) Run(ctx context.Context) error {
+	f := traceFile{name: t.conf.File, size: t.size}
 	ticker := time.NewTicker(traceFlush)
 	defer ticker.Stop()
 	err := f.open()
@@ -182,7 +186,7 @@ func (t *tracer) run(ctx context.Context) error {
 			return errors.Join(err, f.close())
 		}
 	}
-	t.log.Error("the trace ends", "file", t.name, "err", errors.Join(err, f.close()))
+	t.conf.Log.Error("the trace ends", "file", t.conf.File, "err", errors.Join(err, f.close()))
 	for {
 		select {
 		case <-t.queue:
@@ -193,7 +197,7 @@ func (t *tracer) run(ctx context.Context) error {
 	}
 }
 
-func (t *tracer) write(f *traceFile, l *traceLine) error {
+func (t *Tracer) write(f *traceFile, l *traceLine) error {
 	if err := f.write(l); err != nil {
 		t.count("error")
 		return err

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package replay
 
 import (
 	"cmp"
@@ -15,11 +15,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/scorer"
 )
 
-const replayHelp = `usage: kvroute replay [flags]
+const help = `usage: kvroute replay [flags]
 
 Plays a workload against simulated engines on a virtual clock and has the router of
 this binary choose among them, for each --rule, load and seed. Without a trace the
@@ -43,11 +42,11 @@ Settings follow a colon: tokens:alpha=.1,attention=6e-5 or dynamo:weight=4.
 flags:
 `
 
-// replayFlags is what the flags of `kvroute replay` say.
-type replayFlags struct {
+// Command is `kvroute replay`: what its flags say. Flags comes first, then Run.
+type Command struct {
 	trace    string
 	users    int
-	generate replay.GenerateConfig
+	generate GenerateConfig
 	rules    []string
 	loads    []float64
 	seeds    int
@@ -57,10 +56,15 @@ type replayFlags struct {
 	plotFile string
 	outFile  string
 	hitRate  bool
-	scenario replay.Scenario
+	scenario Scenario
 }
 
-func (f *replayFlags) set(fs *flag.FlagSet) {
+// Flags adds the flags of the command to fs.
+func (f *Command) Flags(fs *flag.FlagSet) {
+	fs.Usage = func() {
+		fmt.Fprintf(fs.Output(), help, strings.Join(RuleNames(), ", "))
+		fs.PrintDefaults()
+	}
 	s, g := &f.scenario, &f.generate
 	fs.StringVar(&f.trace, "trace", "", "`file` with the workload; none: made up")
 	fs.IntVar(&f.users, "users", 0, "the trace has conversations, for this `number` of users in a closed loop")
@@ -71,12 +75,12 @@ func (f *replayFlags) set(fs *flag.FlagSet) {
 	fs.IntVar(&g.QuestionTokens, "question-tokens", 1200, "made up: mean `tokens` of a question")
 	fs.IntVar(&g.OutputTokens, "output-tokens", 1000, "made up: mean `tokens` of an output")
 	fs.IntVar(&g.Turns, "turns", 1, "made up: `requests` of a conversation")
-	fs.Func("rule", "`name` of a way to choose; may be repeated, all stands for each without settings (default "+replay.Default+" and dynamo)", func(v string) error {
+	fs.Func("rule", "`name` of a way to choose; may be repeated, all stands for each without settings (default "+Default+" and dynamo)", func(v string) error {
 		if v == "all" {
-			f.rules = append(f.rules, replay.RuleNames()...)
+			f.rules = append(f.rules, RuleNames()...)
 			return nil
 		}
-		_, err := replay.ParseRule(v)
+		_, err := ParseRule(v)
 		f.rules = append(f.rules, v)
 		return err
 	})
@@ -126,41 +130,21 @@ func (f *replayFlags) set(fs *flag.FlagSet) {
 	fs.StringVar(&f.outFile, "write-trace", "", "`file` that gets the workload in the Mooncake format")
 }
 
-// runReplay simulates.
-func runReplay(ctx context.Context, args []string, std stdio) error {
-	var f replayFlags
-	fs := newFlagSet("replay", std.err)
-	f.set(fs)
-	fs.Usage = func() {
-		fmt.Fprintf(std.err, replayHelp, strings.Join(replay.RuleNames(), ", "))
-		fs.PrintDefaults()
-	}
-	if err := parse(fs, args); err != nil {
-		return err
-	}
+// Run plays the workload and prints the table of results.
+func (f *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) error {
 	engines := map[string]scorer.Engine{"8b": scorer.Dense8B(), "32b": scorer.Dense32B(), "70b": scorer.Dense70B()}
 	f.scenario.Engine = engines[strings.ToLower(f.engine)]
-	switch {
-	case f.scenario.Engine == scorer.Engine{}:
-		return fmt.Errorf("--engine is %q, want 8b, 32b or 70b", f.engine)
-	case f.seeds < 1 || f.seeds > 1000:
-		return fmt.Errorf("--seeds is %d, want 1 to 1,000", f.seeds)
-	case f.users > 0 && f.trace == "":
-		return errors.New("--users needs a --trace with conversations")
-	case f.users > 0 && len(f.loads) > 0:
-		return errors.New("--load is for open loops; users set the load of a closed one")
-	}
-	if err := f.positive(); err != nil {
+	if err := errors.Join(f.check(fs), f.withoutEffect(fs)); err != nil {
 		return err
 	}
-	if err := f.pointless(fs); err != nil {
-		return err
-	}
+	// Below, 0 stands for the default.
+	g := &f.generate
+	g.PrefixTokens, g.QuestionTokens = cmp.Or(g.PrefixTokens, NoTokens), cmp.Or(g.QuestionTokens, NoTokens)
 	if f.syncOff {
 		f.scenario.SyncDelay = -1
 	}
 	if len(f.rules) == 0 {
-		f.rules = []string{replay.Default, "dynamo"}
+		f.rules = []string{Default, "dynamo"}
 	}
 	if len(f.loads) == 0 {
 		f.loads = []float64{1}
@@ -175,98 +159,89 @@ func runReplay(ctx context.Context, args []string, std stdio) error {
 		}
 	}
 	if f.hitRate {
-		f.printHits(std.out, traces[0])
+		f.printHits(out, traces[0])
 		return nil
 	}
-	return f.run(ctx, std, traces)
+	return f.play(ctx, out, traces)
 }
 
-// positive refuses what must be at least one, or above 0, before 0 comes to mean a
-// default. Prompts may do without one of their parts.
-func (f *replayFlags) positive() error {
+// check refuses values that mean nothing, and 0 where it would come to mean a default.
+func (f *Command) check(fs *flag.FlagSet) error {
 	s, g := &f.scenario, &f.generate
-	for _, n := range []struct {
-		flag  string
-		value int
-	}{
-		{"requests", g.Requests},
-		{"prefixes", g.Prefixes},
-		{"output-tokens", g.OutputTokens},
-		{"turns", g.Turns},
-		{"workers", s.Workers},
-		{"kv-blocks", s.KVBlocks},
-		{"replicas", s.Replicas},
-		{"groups", s.Groups},
-		{"summary-stride", s.Stride},
-	} {
-		if n.value < 1 {
-			return fmt.Errorf("--%s is %d, want 1 or more", n.flag, n.value)
+	for name := range strings.FieldsSeq("requests prefixes output-tokens turns workers kv-blocks replicas groups summary-stride") {
+		if n, _ := fs.Lookup(name).Value.(flag.Getter).Get().(int); n < 1 {
+			return fmt.Errorf("--%s is %d, want 1 or more", name, n)
 		}
-	}
-	switch {
-	case f.users < 0:
-		return fmt.Errorf("--users is %d, want 0 or more", f.users)
-	case !(g.Rate > 0):
-		return fmt.Errorf("--rate is %v, want a number above 0", g.Rate)
-	case !(s.Transfer > 0):
-		return fmt.Errorf("--transfer is %v, want a number above 0", s.Transfer)
-	case s.ForeignWorkers < 0 || s.ReportEvery <= 0:
-		return fmt.Errorf("--foreign-workers is %d and --report-every %v, want neither below 0, and a time above 0", s.ForeignWorkers, s.ReportEvery)
-	case s.SummaryAge <= 0:
-		return fmt.Errorf("--summary-age is %v, want a time above 0", s.SummaryAge)
-	case g.PrefixTokens < 0 || g.QuestionTokens < 0 || g.PrefixTokens+g.QuestionTokens == 0:
-		return fmt.Errorf("--prefix-tokens is %d and --question-tokens %d, want 0 or more, and one of them above 0", g.PrefixTokens, g.QuestionTokens)
 	}
 	for _, v := range f.loads {
 		if !(v > 0) {
 			return fmt.Errorf("--load is %v, want numbers above 0", v)
 		}
 	}
-	// Here 0 is none; there it would be the default.
-	g.PrefixTokens, g.QuestionTokens = cmp.Or(g.PrefixTokens, replay.NoTokens), cmp.Or(g.QuestionTokens, replay.NoTokens)
+	switch {
+	case s.Engine == scorer.Engine{}:
+		return fmt.Errorf("--engine is %q, want 8b, 32b or 70b", f.engine)
+	case f.seeds < 1 || f.seeds > 1000:
+		return fmt.Errorf("--seeds is %d, want 1 to 1,000", f.seeds)
+	case f.users < 0:
+		return fmt.Errorf("--users is %d, want 0 or more", f.users)
+	case f.users > 0 && f.trace == "":
+		return errors.New("--users needs a --trace with conversations")
+	case f.users > 0 && len(f.loads) > 0:
+		return errors.New("--load is for open loops; users set the load of a closed one")
+	case !(g.Rate > 0):
+		return fmt.Errorf("--rate is %v, want a number above 0", g.Rate)
+	case !(s.Transfer > 0):
+		return fmt.Errorf("--transfer is %v, want a number above 0", s.Transfer)
+	case s.ForeignWorkers < 0:
+		return fmt.Errorf("--foreign-workers is %d, want 0 or more", s.ForeignWorkers)
+	case s.ReportEvery <= 0:
+		return fmt.Errorf("--report-every is %v, want a time above 0", s.ReportEvery)
+	case s.SummaryAge <= 0:
+		return fmt.Errorf("--summary-age is %v, want a time above 0", s.SummaryAge)
+	case g.PrefixTokens < 0 || g.QuestionTokens < 0 || g.PrefixTokens+g.QuestionTokens == 0:
+		return fmt.Errorf("--prefix-tokens is %d and --question-tokens %d, want 0 or more, and one of them above 0", g.PrefixTokens, g.QuestionTokens)
+	}
 	return nil
 }
 
-// pointless refuses flags that others keep from changing anything.
-func (f *replayFlags) pointless(fs *flag.FlagSet) (err error) {
+// withoutEffect refuses flags that others keep from changing anything.
+func (f *Command) withoutEffect(fs *flag.FlagSet) (err error) {
 	s := &f.scenario
-	made, alone, together := f.trace == "" && f.users == 0, s.Replicas == 1, s.Groups == 1
-	idle := map[string]string{}
-	add := func(when bool, beside string, flags ...string) {
-		for _, name := range flags {
-			if when {
-				idle[name] = beside
+	for _, row := range []struct {
+		when          bool
+		beside, flags string
+	}{
+		{f.trace != "", "a --trace", "rate prefixes prefix-tokens question-tokens output-tokens turns"},
+		{f.trace != "" && f.users == 0, "a --trace that is played whole", "requests"},
+		{f.users > 0, "--users, who set the load themselves", "jitter"},
+		{s.Replicas == 1, "one replica", "sync-delay sync-off sync-lost"},
+		{f.syncOff, "--sync-off", "sync-delay sync-lost"},
+		{s.Groups == 1, "one group", "summary-age summary-stride"},
+		{s.ForeignShare == 0, "no --foreign-share", "foreign-workers report-every"},
+		{s.Approximate, "--no-kv-events", "event-delay event-loss predict"},
+		{s.PrefillWorkers == 0, "workers that do both", "transfer"},
+		{f.hitRate, "--hit-rate, which plays nothing", "rule load jitter speeds engine replicas sync-delay sync-off sync-lost groups summary-age summary-stride " +
+			"no-kv-events event-delay event-loss predict prefill-workers transfer foreign-share foreign-workers report-every change cold-start seeds timing json plot"},
+	} {
+		fs.Visit(func(given *flag.Flag) {
+			if row.when && err == nil && slices.Contains(strings.Fields(row.flags), given.Name) {
+				err = fmt.Errorf("--%s has no effect beside %s", given.Name, row.beside)
 			}
-		}
+		})
 	}
-	add(!made, "a --trace", "rate", "prefixes", "prefix-tokens", "question-tokens", "output-tokens", "turns")
-	add(!made && f.users == 0, "a --trace that is played whole", "requests")
-	add(f.users > 0, "--users, who set the load themselves", "jitter")
-	add(alone, "one replica", "sync-delay", "sync-off", "sync-lost")
-	add(f.syncOff, "--sync-off", "sync-delay", "sync-lost")
-	add(together, "one group", "summary-age", "summary-stride")
-	add(s.ForeignShare == 0, "no --foreign-share", "foreign-workers", "report-every")
-	add(s.Approximate, "--no-kv-events", "event-delay", "event-loss", "predict")
-	add(s.PrefillWorkers == 0, "workers that do both", "transfer")
-	add(f.hitRate, "--hit-rate, which plays nothing", "rule", "load", "jitter", "speeds", "engine", "replicas", "sync-delay", "sync-off", "sync-lost",
-		"groups", "summary-age", "summary-stride", "no-kv-events", "event-delay", "event-loss", "predict", "prefill-workers", "transfer", "foreign-share", "foreign-workers", "report-every", "change", "cold-start", "seeds", "timing", "json", "plot")
-	fs.Visit(func(given *flag.Flag) {
-		if beside := idle[given.Name]; beside != "" && err == nil {
-			err = fmt.Errorf("--%s has no effect beside %s", given.Name, beside)
-		}
-	})
 	return err
 }
 
 // load returns the workload of each seed.
-func (f *replayFlags) load() (traces []*replay.Trace, err error) {
-	var conversations *replay.Conversations
-	var trace *replay.Trace
+func (f *Command) load() (traces []*Trace, err error) {
+	var conversations *Conversations
+	var trace *Trace
 	switch {
 	case f.users > 0:
-		conversations, err = replay.LoadConversations(f.trace)
+		conversations, err = LoadConversations(f.trace)
 	case f.trace != "":
-		trace, err = replay.LoadMooncake(f.trace)
+		trace, err = LoadMooncake(f.trace)
 	}
 	for i := range f.seeds {
 		seed := f.scenario.Seed + uint64(i)
@@ -275,20 +250,21 @@ func (f *replayFlags) load() (traces []*replay.Trace, err error) {
 		case err != nil:
 			return nil, err
 		case conversations != nil:
-			t, err = conversations.Deal(replay.DealConfig{Users: f.users, Requests: f.generate.Requests, Seed: seed})
+			t, err = conversations.Deal(DealConfig{Users: f.users, Requests: f.generate.Requests, Seed: seed})
 		case trace == nil:
 			f.generate.Seed = seed
-			t, err = replay.Generate(f.generate)
+			t, err = Generate(f.generate)
 		}
 		traces = append(traces, t)
 	}
 	return traces, err
 }
 
-func (f *replayFlags) run(ctx context.Context, std stdio, traces []*replay.Trace) error {
-	var all []replay.Scenario
+// play runs each rule with each load and seed.
+func (f *Command) play(ctx context.Context, out io.Writer, traces []*Trace) error {
+	var all []Scenario
 	for _, name := range f.rules {
-		rule, err := replay.ParseRule(name)
+		rule, err := ParseRule(name)
 		if err != nil {
 			return err
 		}
@@ -300,7 +276,7 @@ func (f *replayFlags) run(ctx context.Context, std stdio, traces []*replay.Trace
 			}
 		}
 	}
-	results, err := replay.RunAll(ctx, all)
+	results, err := RunAll(ctx, all)
 	if err != nil {
 		return err
 	}
@@ -312,36 +288,36 @@ func (f *replayFlags) run(ctx context.Context, std stdio, traces []*replay.Trace
 	}
 	switch f.jsonFile {
 	case "-":
-		return replay.WriteJSON(std.out, results)
+		return WriteJSON(out, results)
 	case "":
 	default:
-		if err := saveFile(f.jsonFile, func(w io.Writer) error { return replay.WriteJSON(w, results) }); err != nil {
+		if err := saveFile(f.jsonFile, func(w io.Writer) error { return WriteJSON(w, results) }); err != nil {
 			return err
 		}
 	}
-	return replay.WriteTable(std.out, results)
+	return WriteTable(out, results)
 }
 
 // plot draws the mean over the seeds of each rule and load; results are in the
 // order of rules, loads, seeds.
-func (f *replayFlags) plot(results []*replay.Result) *replay.Plot {
-	p := &replay.Plot{Title: "Mean time to first token, " + results[0].Trace, X: "load", Y: "s", LogY: true}
+func (f *Command) plot(results []*Result) *Plot {
+	p := &Plot{Title: "Mean time to first token, " + results[0].Trace, X: "load", Y: "s", LogY: true}
 	for i, name := range f.rules {
-		s := replay.Series{Name: name}
+		s := Series{Name: name}
 		for j, load := range f.loads {
 			at := (i*len(f.loads) + j) * f.seeds
 			sum := 0.
 			for _, r := range results[at : at+f.seeds] {
 				sum += r.TTFT.Mean
 			}
-			s.Points = append(s.Points, replay.Point{X: load, Y: sum / float64(f.seeds)})
+			s.Points = append(s.Points, Point{X: load, Y: sum / float64(f.seeds)})
 		}
 		p.Series = append(p.Series, s)
 	}
 	return p
 }
 
-func (f *replayFlags) printHits(w io.Writer, t *replay.Trace) {
+func (f *Command) printHits(w io.Writer, t *Trace) {
 	workers, blocks := f.scenario.Workers, f.scenario.KVBlocks
 	for _, c := range []struct {
 		what              string
@@ -371,7 +347,7 @@ func numbersFlag(to *[]float64) func(string) error {
 	}
 }
 
-func parseChange(v string) (c replay.Change, err error) {
+func parseChange(v string) (c Change, err error) {
 	const form = "%q is not time:join|leave|restart:number"
 	parts := strings.Split(v, ":")
 	if len(parts) != 3 || !slices.Contains([]string{"join", "leave", "restart"}, parts[1]) {
@@ -382,7 +358,7 @@ func parseChange(v string) (c replay.Change, err error) {
 	if cmp.Or(err, err2) != nil {
 		return c, fmt.Errorf(form, v)
 	}
-	return replay.Change{At: at, Kind: replay.ChangeKind(parts[1]), Worker: worker}, nil
+	return Change{At: at, Kind: ChangeKind(parts[1]), Worker: worker}, nil
 }
 
 // saveFile writes a new file in one go.
