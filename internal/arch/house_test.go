@@ -34,7 +34,7 @@ type room struct {
 // today. They only fall: a change that adds lines saves as many elsewhere.
 var (
 	product = []room{
-		{"cmd/kvroute", 7200, 50},
+		{"cmd/kvroute", 6650, 50},
 		{"extproc", 2300, 50},
 		{"router", 5750, 50},
 		{"scorer", 2300, 50},
@@ -46,10 +46,10 @@ var (
 		{"tokenizer tokenizer/chat tokenizer/jinja", 17550, 50},
 	}
 	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures", 14800, 50},
+		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures", 15050, 50},
 	}
 	// The limits of the two lists above, each as a whole.
-	productLimit, supportLimit = 60100, 14800
+	productLimit, supportLimit = 59600, 15050
 	// longest is how many lines a function may have; the aim is 80.
 	longest = 165
 )
