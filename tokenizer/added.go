@@ -167,11 +167,14 @@ func (f *finder) longest(s []byte, i int) (token, end, looked int) {
 
 // wordBefore and wordAt report whether a word character stands before or at i.
 func wordBefore(s []byte, i int) bool {
-	r, n := utf8.DecodeLastRune(s[:i])
-	return n > 0 && isWord(r)
+	_, n := utf8.DecodeLastRune(s[:i])
+	return wordAt(s[:i], i-n)
 }
 
 func wordAt(s []byte, i int) bool {
-	r, n := utf8.DecodeRune(s[i:])
-	return n > 0 && isWord(r)
+	if i >= len(s) {
+		return false
+	}
+	class, _ := wordClasses().at(s, i, len(s))
+	return class&classWord != 0
 }

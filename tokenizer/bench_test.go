@@ -96,3 +96,28 @@ func BenchmarkLoad(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkForgotten encodes texts with no word known from earlier texts.
+func BenchmarkForgotten(b *testing.B) {
+	file := fixtures.Path(b, "vectors", "kitoken", "utf8_input.txt")
+	if file == "" {
+		return
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, name := range []string{"qwen3", "gpt-oss", "tinyllama", "mistral-v3"} {
+		tok := reference(b, name)
+		b.Run(name, func(b *testing.B) {
+			var dst []uint32
+			b.SetBytes(int64(len(text)))
+			for b.Loop() {
+				tok.Forget()
+				if dst, err = tok.Append(context.Background(), dst[:0], text, false); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

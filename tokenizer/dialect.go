@@ -477,7 +477,7 @@ func (d *dialect) table(name string) []runeRange {
 	case "Lt":
 		in = func(_ uint8, r rune) bool { return unicode.Is(unicode.Lt, r) }
 	case "Han":
-		in = func(_ uint8, r rune) bool { return isHan(r) }
+		in = func(_ uint8, r rune) bool { return hanClasses().of(r)&classHan != 0 }
 	case "LmLo":
 		in = func(class uint8, _ rune) bool { return class&classLetter != 0 && class&both == both }
 	}

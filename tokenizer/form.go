@@ -5,6 +5,7 @@ package tokenizer
 import (
 	"slices"
 	"sync"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
@@ -20,11 +21,7 @@ var forms = map[string]norm.Form{"NFC": norm.NFD, "NFD": norm.NFD, "NFKC": norm.
 // the tables of that version: later code points neither compose nor move.
 //
 //nolint:gochecknoglobals // a table
-var old = sync.OnceValue(func() *runeSet {
-	var s runeSet
-	rangetable.Visit(rangetable.Assigned("9.0.0"), func(r rune) { s[r>>6] |= 1 << (r & 63) })
-	return &s
-})
+var old = rangetable.Assigned("9.0.0")
 
 // compositions maps a starter and the character behind it to the character that they
 // compose to. Hangul is not in it.
@@ -35,7 +32,7 @@ var compositions = sync.OnceValue(func() map[[2]rune]rune {
 	for r := rune(0xc0); r < 0x30000; r++ { // all compositions are in the first three planes
 		d := norm.NFD.PropertiesString(string(r)).Decomposition()
 		last, n := utf8.DecodeLastRune(d)
-		if n == len(d) || !old().has(r) || !norm.NFC.IsNormalString(string(r)) {
+		if n == len(d) || !unicode.Is(old, r) || !norm.NFC.IsNormalString(string(r)) {
 			continue
 		}
 		head := norm.NFC.Bytes(d[:len(d)-n])
@@ -152,7 +149,7 @@ func (w *formWriter) decomposed(form norm.Form, r rune, s []byte) {
 		}
 		return
 	}
-	if !old().has(r) {
+	if !unicode.Is(old, r) {
 		w.add(r, 0)
 		return
 	}

@@ -764,7 +764,7 @@ func scanAll(_ []byte, _, end int) (j, looked int) { return end, end + 1 }
 
 func (t *Tokenizer) allScanners() bool {
 	for k := range t.steps {
-		if t.steps[k].scan == nil || t.steps[k].drop {
+		if t.steps[k].scan == nil || t.steps[k].behavior != "Isolated" {
 			return false
 		}
 	}

@@ -57,7 +57,7 @@ func (n *normalizer) append(b *budget, dst, text []byte, limit int) ([]byte, err
 		return n.each(b, dst, text, limit, appendLower)
 	case n.kind == "StripAccents":
 		return n.each(b, dst, text, limit, func(dst []byte, r rune) []byte {
-			if accents().has(r) {
+			if unicode.Is(accents(), r) {
 				return dst
 			}
 			return utf8.AppendRune(dst, r)

@@ -2,7 +2,10 @@
 
 package tokenizer
 
-import "unicode/utf8"
+import (
+	"math"
+	"unicode/utf8"
+)
 
 // A scanner finds the end of the piece that begins at s[i], for i < end. It
 // looks at nothing at or behind end, which it takes for the end of the text,
@@ -28,9 +31,9 @@ var scanners = map[string]scanner{
 	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`:                                                                scanTekken,
 	patterns["kimi"]:   scanKimi,
 	bloom:              scanBloom,
-	`\p{N}{1,3}`:       scanNumbers3,
+	`\p{N}{1,3}`:       runs(classes, classNumber, 3),
 	`[0-9][0-9][0-9]`:  scanThousands,
-	`[一-龥぀-ゟ゠-ヿ]+`:     scanCJK,
+	`[一-龥぀-ゟ゠-ヿ]+`:     runs(kanaClasses, classKana, math.MaxInt),
 	deepSeek("\\r\\n"): scanDeepSeek,
 	deepSeek("\r\n"):   scanDeepSeek,
 }
@@ -202,33 +205,6 @@ func (t *classTable) cased(s []byte, i, end int, lower bool) (j, looked int) {
 	return i, looked
 }
 
-// scanNumbers3 is the expression \p{N}{1,3}; what lies between two matches is a
-// piece, too.
-func scanNumbers3(s []byte, i, end int) (j, looked int) {
-	t := classes()
-	if class, _ := t.at(s, i, end); class&classNumber != 0 {
-		return t.numbers(s, i, end, 3)
-	}
-	j = t.runNot(s, i, end, classNumber)
-	return j, reach(s, j, end)
-}
-
-// scanCJK is the expression of a run of Chinese characters and kana.
-func scanCJK(s []byte, i, end int) (j, looked int) {
-	inside := func(k int) (bool, int) {
-		r, n := decode(s, k, end)
-		return r >= '一' && r <= '龥' || r >= '぀' && r <= 'ヿ', n
-	}
-	want, n := inside(i)
-	for j = i + n; j < end; j += n {
-		var is bool
-		if is, n = inside(j); is != want {
-			break
-		}
-	}
-	return j, reach(s, j, end)
-}
-
 // scanDeepSeek is the third of DeepSeek's expressions. Unlike the others it
 // leaves characters unmatched, which form a piece up to the next match.
 func scanDeepSeek(s []byte, i, end int) (j, looked int) {
@@ -286,25 +262,24 @@ func (t *classTable) deepSeek(s []byte, i, end int) (j, looked int) {
 
 func isASCIILetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
-// scanDigits gives each number a piece of its own; scanDigitRuns does not part
-// numbers that stand together.
-func scanDigits(s []byte, i, end int) (j, looked int) {
-	t := digitClasses()
-	if class, _ := t.at(s, i, end); class&classNumber != 0 {
-		return t.numbers(s, i, end, 1)
+// runs returns a scanner that parts characters of different classes among those of mask.
+// Of characters that have a class of mask at most most stand in a piece.
+func runs(table func() *classTable, mask uint8, most int) scanner {
+	return func(s []byte, i, end int) (j, looked int) {
+		t := table()
+		class, n := t.at(s, i, end)
+		want, count := class&mask, 1
+		for j = i + n; j < end; j += n {
+			if want != 0 && count == most {
+				return j, j
+			}
+			if class, n = t.at(s, j, end); class&mask != want {
+				break
+			}
+			count++
+		}
+		return j, reach(s, j, end)
 	}
-	j = t.runNot(s, i, end, classNumber)
-	return j, reach(s, j, end)
-}
-
-func scanDigitRuns(s []byte, i, end int) (j, looked int) {
-	t := digitClasses()
-	if class, _ := t.at(s, i, end); class&classNumber != 0 {
-		j = t.run(s, i, end, classNumber)
-	} else {
-		j = t.runNot(s, i, end, classNumber)
-	}
-	return j, reach(s, j, end)
 }
 
 // Behind the step ByteLevel a character stands for each byte, and those of some bytes
@@ -318,19 +293,17 @@ func isByteDigit(c byte) bool {
 	return '0' <= c && c <= '9'
 }
 
-// scanByteDigits and scanByteDigitRuns are scanDigits and scanDigitRuns of bytes.
-func scanByteDigits(s []byte, i, end int) (j, looked int) {
-	if isByteDigit(s[i]) {
-		return i + 1, i + 1
+// byteDigits returns a scanner that parts such numbers from the rest, with at most most in a piece.
+func byteDigits(most int) scanner {
+	return func(s []byte, i, end int) (j, looked int) {
+		is := isByteDigit(s[i])
+		for j = i + 1; j < end && isByteDigit(s[j]) == is; j++ {
+			if is && j-i == most {
+				return j, j
+			}
+		}
+		return j, min(j, end) + 1
 	}
-	return scanByteDigitRuns(s, i, end)
-}
-
-func scanByteDigitRuns(s []byte, i, end int) (j, looked int) {
-	is := isByteDigit(s[i])
-	for j = i + 1; j < end && isByteDigit(s[j]) == is; j++ {
-	}
-	return j, min(j, end) + 1
 }
 
 // scanThousands is the expression [0-9][0-9][0-9], with what lies between two matches.
@@ -347,106 +320,26 @@ func scanThousands(s []byte, i, end int) (j, looked int) {
 	return end, end + 1
 }
 
-// scanSigns parts runs of signs from the rest, scanEachSign each sign.
-func scanSigns(s []byte, i, end int) (j, looked int) {
-	t := puncts()
-	r, n := decode(s, i, end)
-	is := t.has(r)
-	for j = i + n; j < end; j += n {
-		if r, n = decode(s, j, end); t.has(r) != is {
-			break
-		}
-	}
-	return j, reach(s, j, end)
-}
-
-func scanEachSign(s []byte, i, end int) (j, looked int) {
-	if r, n := decode(s, i, end); puncts().has(r) {
-		return i + n, i + n
-	}
-	return scanSigns(s, i, end)
-}
-
 // bloom is the expression of BLOOM's files.
 const bloom = ` ?[^(\s|[.,!?…。，、।۔،])]+`
 
 // scanBloom is that expression: runs of all but white space and some signs, with a
 // space before. What it does not match is a piece up to the next match.
 func scanBloom(s []byte, i, end int) (j, looked int) {
-	t := classes()
-	// in returns the length of the character at k if it is of the run, else 0.
-	in := func(k int) int {
-		if k >= end {
-			return 0
-		}
-		class, n := t.at(s, k, end)
-		if class&classSpace != 0 {
-			return 0
-		}
-		if class&(classPunct|classSymbol) != 0 {
-			r, _ := decode(s, k, end)
-			for _, x := range "(|.,!?…。，、।۔،)" {
-				if x == r {
-					return 0
-				}
-			}
-		}
-		return n
+	t := bloomClasses()
+	first := i
+	if s[i] == ' ' {
+		first++
 	}
-	for k := i; k < end; {
-		j := k
-		if s[k] == ' ' && in(k+1) > 0 {
-			j++
-		}
-		start := j
-		for n := in(j); n > 0; n = in(j) {
-			j += n
-		}
-		if j > start {
-			if k > i {
-				return k, reach(s, k+1, end)
-			}
-			return j, reach(s, j, end)
-		}
-		_, n := t.at(s, k, end)
-		k += n
+	if j = t.run(s, first, end, classBloom); j > first {
+		return j, reach(s, j, end)
 	}
-	return end, end + 1
-}
-
-// scanWhitespace parts runs of word characters, of other visible characters and
-// of white space.
-func scanWhitespace(s []byte, i, end int) (j, looked int) {
-	kind := func(k int) (kind, n int) {
-		r, n := decode(s, k, end)
-		class, _ := classes().at(s, k, end)
-		switch {
-		case class&classSpace != 0:
-			return 0, n
-		case isWord(r):
-			return 1, n
-		}
-		return 2, n
+	j = t.runNot(s, i, end, classBloom)
+	looked = reach(s, j, end)
+	if j < end && s[j-1] == ' ' {
+		j--
 	}
-	want, n := kind(i)
-	for j = i + n; j < end; j += n {
-		var is int
-		if is, n = kind(j); is != want {
-			break
-		}
-	}
-	return j, reach(s, j, end)
-}
-
-// scanBlanks parts white space from the rest.
-func scanBlanks(s []byte, i, end int) (j, looked int) {
-	t := classes()
-	if class, _ := t.at(s, i, end); class&classSpace != 0 {
-		j = t.run(s, i, end, classSpace)
-	} else {
-		j = t.runNot(s, i, end, classSpace)
-	}
-	return j, reach(s, j, end)
+	return j, looked
 }
 
 // contraction returns the end of a contraction such as 's or 'll at i, or i. If
@@ -492,7 +385,7 @@ func contractionReach(s []byte, i, end int) int {
 // at returns class and length of the character at s[i], i < end.
 func (t *classTable) at(s []byte, i, end int) (class uint8, n int) {
 	if c := s[i]; c < utf8.RuneSelf {
-		return asciiClass[c], 1
+		return t.ascii[c], 1
 	}
 	r, n := decode(s, i, end)
 	if r == utf8.RuneError && n == 1 {
@@ -528,7 +421,7 @@ func reach(s []byte, j, end int) int {
 func (t *classTable) run(s []byte, i, end int, mask uint8) int {
 	for i < end {
 		if c := s[i]; c < utf8.RuneSelf {
-			if asciiClass[c]&mask == 0 {
+			if t.ascii[c]&mask == 0 {
 				return i
 			}
 			i++

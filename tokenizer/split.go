@@ -4,8 +4,10 @@ package tokenizer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"unicode/utf8"
 )
@@ -17,10 +19,10 @@ type splitter struct {
 	scan     scanner // nil: another kind below
 	regex    *regex
 	literal  []byte
-	set      *runeSet // each character of it is a match
-	behavior string   // of Split: Isolated, Removed, MergedWithPrevious, …
+	table    func() *classTable // with it, the pieces of scan are matches whose first characters are of the classes in mask; else all are
+	mask     uint8
+	behavior string // of Split: Isolated, Removed, MergedWithPrevious, …
 	invert   bool
-	drop     bool // pieces that begin with white space vanish
 	anywhere bool // scan finds the same pieces from inside of one that it would from its start
 
 	prefix []byte // put before a piece that does not begin with it
@@ -86,38 +88,30 @@ type part struct {
 	match bool
 }
 
-func (p *splitter) matches(b *budget, text []byte) ([]part, error) {
-	var spans []span
-	switch {
-	case p.scan != nil:
-		// Every piece of a scanner is a match, for those that we use here.
+// matches parts text into matches and what lies between them.
+func (p *splitter) matches(b *budget, text []byte) (parts []part, err error) {
+	if p.scan != nil {
 		for i := 0; i < len(text); {
 			j, _ := p.scan(text, i, len(text))
 			if b.spend(j - i) {
 				return nil, b.err
 			}
-			if class, _ := classes().at(text, i, len(text)); !p.drop || class&classSpace == 0 {
-				spans = append(spans, span{uint32(i), uint32(j)})
+			match := true
+			if p.table != nil {
+				class, _ := p.table().at(text, i, len(text))
+				match = class&p.mask != 0
 			}
+			parts = append(parts, part{span{uint32(i), uint32(j)}, match})
 			i = j
 		}
-	case p.regex != nil:
-		var err error
+		return parts, nil
+	}
+	var spans []span
+	if p.regex != nil {
 		if spans, err = p.regex.matches(b, nil, text); err != nil {
 			return nil, err
 		}
-	case p.set != nil:
-		for i := 0; i < len(text); {
-			r, n := utf8.DecodeRune(text[i:])
-			if b.spend(n) {
-				return nil, b.err
-			}
-			if p.set.has(r) {
-				spans = append(spans, span{uint32(i), uint32(i + n)})
-			}
-			i += n
-		}
-	default:
+	} else {
 		for i := 0; ; {
 			k := bytes.Index(text[i:], p.literal)
 			if k < 0 {
@@ -130,14 +124,7 @@ func (p *splitter) matches(b *budget, text []byte) ([]part, error) {
 			i += k + len(p.literal)
 		}
 	}
-	var parts []part
 	at := uint32(0)
-	if p.drop {
-		for _, s := range spans {
-			parts = append(parts, part{s, true})
-		}
-		return parts, nil
-	}
 	for _, s := range spans {
 		if s.start > at {
 			parts = append(parts, part{span{at, s.start}, p.invert})
@@ -155,43 +142,25 @@ func (p *splitter) matches(b *budget, text []byte) ([]part, error) {
 // match that is merged does not take a second one along.
 func (p *splitter) behave(parts []part, of span) []span {
 	var out []span
-	add := func(s span) { out = append(out, span{of.start + s.start, of.start + s.end}) }
-	switch p.behavior {
-	case "Removed":
-		for _, x := range parts {
-			if !x.match {
-				add(x.span)
+	for k, x := range parts {
+		joins := false // the part before
+		switch p.behavior {
+		case "Removed":
+			if x.match {
+				continue
 			}
+		case "Contiguous":
+			joins = k > 0 && parts[k-1].match == x.match
+		case "MergedWithPrevious":
+			joins = k > 0 && x.match && !parts[k-1].match
+		case "MergedWithNext":
+			joins = k > 0 && !x.match && parts[k-1].match
 		}
-	case "Isolated":
-		for _, x := range parts {
-			add(x.span)
+		if joins {
+			out[len(out)-1].end = of.start + x.end
+		} else {
+			out = append(out, span{of.start + x.start, of.start + x.end})
 		}
-	case "Contiguous":
-		for k, x := range parts {
-			if k > 0 && parts[k-1].match == x.match {
-				out[len(out)-1].end = of.start + x.end
-			} else {
-				add(x.span)
-			}
-		}
-	case "MergedWithPrevious":
-		for k, x := range parts {
-			if x.match && k > 0 && !parts[k-1].match {
-				out[len(out)-1].end = of.start + x.end
-			} else {
-				add(x.span)
-			}
-		}
-	case "MergedWithNext":
-		for k, x := range slices.Backward(parts) {
-			if x.match && k+1 < len(parts) && !parts[k+1].match {
-				out[len(out)-1].start = of.start + x.start
-			} else {
-				add(x.span)
-			}
-		}
-		slices.Reverse(out)
 	}
 	return out
 }
@@ -279,23 +248,18 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 		}
 		return steps, true, nil
 	case "Digits":
-		p := splitter{scan: scanDigitRuns, behavior: "Isolated", anywhere: true}
+		most := math.MaxInt
 		if c.IndividualDigits {
-			p.scan = scanDigits
+			most = 1
 		}
-		return []splitter{p}, false, nil
+		return []splitter{{scan: runs(digitClasses, classNumber, most), behavior: "Isolated", anywhere: true}}, false, nil
 	case "Punctuation":
-		p := splitter{behavior: c.Behavior, anywhere: true}
-		switch p.behavior {
-		case "", "Isolated":
-			p.behavior, p.scan = "Isolated", scanEachSign
-		case "Contiguous":
-			p.behavior, p.scan = "Isolated", scanSigns
-		default:
-			if !slices.Contains(behaviors, c.Behavior) {
-				return nil, false, fmt.Errorf("pre_tokenizer: Punctuation: unknown behavior %q", c.Behavior)
-			}
-			p.set = puncts()
+		p := splitter{scan: runs(signClasses, classSign, 1), table: signClasses, mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"), anywhere: true}
+		switch {
+		case !slices.Contains(behaviors, p.behavior):
+			return nil, false, fmt.Errorf("pre_tokenizer: Punctuation: unknown behavior %q", c.Behavior)
+		case p.behavior == "Contiguous":
+			p.behavior, p.scan = "Isolated", runs(signClasses, classSign, math.MaxInt)
 		}
 		return []splitter{p}, false, nil
 	case "CharDelimiterSplit":
@@ -304,9 +268,9 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 		}
 		return []splitter{{literal: []byte(c.Delimiter), behavior: "Removed"}}, false, nil
 	case "Whitespace":
-		return []splitter{{scan: scanWhitespace, behavior: "Isolated", drop: true}}, false, nil
+		return []splitter{{scan: runs(wordClasses, classWord|classSpace, math.MaxInt), table: wordClasses, mask: classSpace, behavior: "Removed"}}, false, nil
 	case "WhitespaceSplit":
-		return []splitter{{scan: scanBlanks, behavior: "Isolated", drop: true}}, false, nil
+		return []splitter{{scan: runs(classes, classSpace, math.MaxInt), table: classes, mask: classSpace, behavior: "Removed"}}, false, nil
 	case "Metaspace":
 		return metaspace(c.Replacement, c.PrependScheme, isTrue(c.AddPrefixSpace), isTrue(c.Split))
 	}
@@ -328,9 +292,9 @@ func readBehindBytes(s section) (splitter, error) {
 	p := splitter{behavior: "Isolated"}
 	switch {
 	case c.Type == "Digits" && c.IndividualDigits:
-		p.scan = scanByteDigits
+		p.scan = byteDigits(1)
 	case c.Type == "Digits":
-		p.scan = scanByteDigitRuns
+		p.scan = byteDigits(math.MaxInt)
 	case c.Type == "Split" && c.Pattern.Regex == "[0-9][0-9][0-9]" && c.Behavior == "Isolated":
 		p.scan = scanThousands
 	default:

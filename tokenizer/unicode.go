@@ -3,8 +3,8 @@
 package tokenizer
 
 import (
-	"slices"
 	"sync"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -21,9 +21,6 @@ const (
 	classPunct              // \p{P}
 	classSymbol             // \p{S}
 )
-
-// classHan is \p{Han} in the table for Kimi's expression, which asks for no mark.
-const classHan = classMark
 
 // classRange says the class of the code points lo to hi, both included. The
 // spaces are not in the generated table: \s is not a category.
@@ -44,6 +41,7 @@ var spaces = [...]rune{
 // classTable gives the class of any code point in two steps: pages of 256, of
 // which most are equal to each other.
 type classTable struct {
+	ascii [utf8.RuneSelf]uint8
 	page  [(utf8.MaxRune + 1) / 256]uint8
 	class [][256]uint8
 	// three is the class of all characters of three bytes of which the first two
@@ -51,103 +49,111 @@ type classTable struct {
 	three [1024]uint8
 }
 
-//nolint:gochecknoglobals // tables
-var (
-	asciiClass = buildASCII()
-	classes    = sync.OnceValue(func() *classTable { return buildClasses(func([]uint8) {}) })
-	// hanClasses are those of an expression that takes Chinese characters, of any class,
-	// for nothing else.
-	hanClasses = sync.OnceValue(func() *classTable {
-		return buildClasses(func(all []uint8) {
-			for c := range all {
-				all[c] &^= classHan
-			}
-			for _, r := range hanRanges {
-				for c := r.lo; c <= r.hi; c++ {
-					all[c] = all[c]&^(classUpper|classLower) | classHan
-				}
-			}
-		})
-	})
-	// digitClasses are those of the step Digits, which knows newer numbers.
-	digitClasses = sync.OnceValue(func() *classTable {
-		return buildClasses(func(all []uint8) {
-			for _, r := range newDigits {
-				for c := r.lo; c <= r.hi; c++ {
-					all[c] |= classNumber
-				}
-			}
-		})
-	})
-	puncts  = sync.OnceValue(func() *runeSet { return runeSetOf(punctRanges[:]) })
-	accents = sync.OnceValue(func() *runeSet { return runeSetOf(accentRanges[:]) })
+// The bits of tables that one step or expression needs.
+const (
+	classHan   = classMark   // hanClasses: \p{Han}
+	classSign  = classPunct  // signClasses: what Punctuation takes for a sign
+	classKana  = classLetter // kanaClasses: Chinese characters and kana
+	classWord  = classLetter // wordClasses: \w
+	classBloom = classLetter // bloomClasses: what BLOOM's runs consist of
 )
 
-func buildASCII() (t [128]uint8) {
-	for _, r := range classRanges {
-		for c := r.lo; c <= r.hi && c < 128; c++ {
-			t[c] |= r.class
-		}
-	}
-	for _, c := range spaces {
-		if c < 128 {
-			t[c] |= classSpace
-		}
-	}
-	return t
-}
-
-// buildClasses returns the table of Unicode 16.0 as change makes it.
-func buildClasses(change func(all []uint8)) *classTable {
-	all := make([]uint8, utf8.MaxRune+1)
-	for _, r := range classRanges {
-		for c := r.lo; c <= r.hi; c++ {
-			all[c] = r.class
-		}
-	}
-	for _, c := range spaces {
-		all[c] |= classSpace
-	}
-	change(all)
-	t := &classTable{}
-	seen := map[[256]uint8]uint8{}
-	for p := range t.page {
-		var page [256]uint8
-		copy(page[:], all[p*256:])
-		n, ok := seen[page]
-		if !ok {
-			n = uint8(len(t.class)) // 16.0 has 160 different pages; a test says so
-			seen[page] = n
-			t.class = append(t.class, page)
-		}
-		t.page[p] = n
-	}
-	for p := range t.three {
-		t.three[p] = all[p*64]
-		for _, c := range all[p*64 : p*64+64] {
-			if c != t.three[p] {
-				t.three[p] = 0
-				break
+//nolint:gochecknoglobals // tables
+var (
+	classes = newClasses(func([]uint8) {})
+	// hanClasses are those of Kimi's expression: it asks for no mark, and takes Chinese
+	// characters, of any class, for nothing else.
+	hanClasses = newClasses(func(all []uint8) {
+		change(all, nil, classHan, 0)
+		change(all, hanRanges[:], classUpper|classLower, classHan)
+	})
+	// digitClasses are those of the step Digits, which knows newer numbers.
+	digitClasses = newClasses(func(all []uint8) { change(all, newDigits[:], 0, classNumber) })
+	signClasses  = newClasses(func(all []uint8) {
+		clear(all)
+		change(all, punctRanges[:], 0, classSign)
+	})
+	kanaClasses = newClasses(func(all []uint8) {
+		clear(all)
+		change(all, []classRange{{lo: '一', hi: '龥'}, {lo: '぀', hi: 'ヿ'}}, 0, classKana)
+	})
+	wordClasses = newClasses(func(all []uint8) {
+		for c := range all {
+			if all[c]&classMark != 0 {
+				all[c] |= classWord
 			}
 		}
+		change(all, wordRanges[:], 0, classWord)
+	})
+	bloomClasses = newClasses(func(all []uint8) {
+		for c := range all {
+			isSpace := all[c]&classSpace != 0
+			if all[c] = 0; !isSpace {
+				all[c] = classBloom
+			}
+		}
+		for _, c := range "(|.,!?…。，、।۔،)" {
+			all[c] = 0
+		}
+	})
+	accents = sync.OnceValue(func() *unicode.RangeTable {
+		t := &unicode.RangeTable{}
+		for _, r := range accentRanges {
+			t.R32 = append(t.R32, unicode.Range32{Lo: uint32(r.lo), Hi: uint32(r.hi), Stride: 1})
+		}
+		return t
+	})
+)
+
+// change takes bits from the classes of all code points in ranges, and adds others.
+// No ranges stand for all code points.
+func change(all []uint8, ranges []classRange, without, with uint8) {
+	if ranges == nil {
+		ranges = []classRange{{hi: utf8.MaxRune}}
 	}
-	return t
-}
-
-// runeSet has a bit for each code point.
-type runeSet [(utf8.MaxRune + 64) / 64]uint64
-
-func runeSetOf(ranges []classRange) *runeSet {
-	var s runeSet
 	for _, r := range ranges {
 		for c := r.lo; c <= r.hi; c++ {
-			s[c>>6] |= 1 << (c & 63)
+			all[c] = all[c]&^without | with
 		}
 	}
-	return &s
 }
 
-func (s *runeSet) has(r rune) bool { return s[r>>6]>>(r&63)&1 != 0 }
+// newClasses returns a function that returns the table of Unicode 16.0 as edit changes it.
+func newClasses(edit func(all []uint8)) func() *classTable {
+	return sync.OnceValue(func() *classTable {
+		all := make([]uint8, utf8.MaxRune+1)
+		for _, r := range classRanges {
+			change(all, []classRange{r}, 0, r.class)
+		}
+		for _, c := range spaces {
+			all[c] |= classSpace
+		}
+		edit(all)
+		t := &classTable{}
+		copy(t.ascii[:], all)
+		seen := map[[256]uint8]uint8{}
+		for p := range t.page {
+			page := [256]uint8(all[p*256:])
+			n, ok := seen[page]
+			if !ok {
+				n = uint8(len(t.class)) // 16.0 has 160 different pages; a test says so
+				seen[page] = n
+				t.class = append(t.class, page)
+			}
+			t.page[p] = n
+		}
+		for p := range t.three {
+			t.three[p] = all[p*64]
+			for _, c := range all[p*64 : p*64+64] {
+				if c != t.three[p] {
+					t.three[p] = 0
+					break
+				}
+			}
+		}
+		return t
+	})
+}
 
 // ofThree returns the class of the character at s[i] if it has three bytes, and is
 // one of many of that class; else 0.
@@ -163,27 +169,3 @@ func (t *classTable) ofThree(s []byte, i, end int) uint8 {
 }
 
 func (t *classTable) of(r rune) uint8 { return t.class[t.page[r>>8]][r&0xff] }
-
-// isWord reports whether r is a word character, \w of the reference.
-func isWord(r rune) bool {
-	if classes().of(r)&(classLetter|classMark) != 0 {
-		return true
-	}
-	return inRanges(wordRanges[:], r)
-}
-
-// isHan reports whether r is of the script Han.
-func isHan(r rune) bool { return inRanges(hanRanges[:], r) }
-
-func inRanges(ranges []classRange, r rune) bool {
-	_, ok := slices.BinarySearchFunc(ranges, r, func(w classRange, r rune) int {
-		switch {
-		case w.hi < r:
-			return -1
-		case w.lo > r:
-			return 1
-		}
-		return 0
-	})
-	return ok
-}
