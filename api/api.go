@@ -73,6 +73,9 @@ type Config struct {
 	// OverloadStatus is the status of requests that are refused because all
 	// workers are busy. Default 429.
 	OverloadStatus int
+	// DecisionTimeout is how long a decision may take, without the time in the queue.
+	// Default 0: no limit.
+	DecisionTimeout time.Duration
 	// QueueWait is the longest time for which a booking waits, if the router has a
 	// queue. Default 0: for as long as the client, or the request's own target.
 	QueueWait time.Duration

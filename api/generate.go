@@ -37,7 +37,7 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	for chunk, err := range c.Router.Generate(r.Context(), req, dispatch(c.Client, path, body, &q)) {
 		if err != nil {
-			c.failGenerate(w, err, begun)
+			c.failGenerate(w, err, req.Model, begun)
 			return
 		}
 		if !begun {
@@ -132,7 +132,7 @@ func forward(q *question) (path string, body []byte, _ *openai.Error) {
 }
 
 // failGenerate tells of an error: by a status if none was sent yet, else by an event.
-func (c *Config) failGenerate(w http.ResponseWriter, err error, begun bool) {
+func (c *Config) failGenerate(w http.ResponseWriter, err error, model string, begun bool) {
 	if begun {
 		e := openai.Error{Message: err.Error(), Type: openai.Unavailable, Code: "worker_failed"}
 		_, _ = fmt.Fprintf(w, "data: %s\n\n", e.JSON()) // the client may have left
@@ -150,7 +150,7 @@ func (c *Config) failGenerate(w http.ResponseWriter, err error, begun bool) {
 		e.Write(w)
 		return
 	}
-	c.refuse(w, err)
+	c.refuse(w, err, model)
 }
 
 // dispatchError says that a worker could not be asked, or gave no stream.

@@ -6,13 +6,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"net/http"
 	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/openai"
@@ -129,9 +127,7 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		return bad("ttft_target_ms", "a number of milliseconds")
 	}
 	req.TTFTTarget = time.Duration(q.TTFTTargetMS * float64(time.Millisecond))
-	if c.QueueWait > 0 && (req.TTFTTarget == 0 || req.TTFTTarget > c.QueueWait) {
-		req.TTFTTarget = c.QueueWait // which is how long it may wait
-	}
+	req.QueueWait, req.DecisionTimeout = c.QueueWait, c.DecisionTimeout
 	if q.WorkerID != nil {
 		req.Pinned, req.AnyRank = &router.Worker{ID: *q.WorkerID}, q.DPRank == nil
 		if q.DPRank != nil {
@@ -187,7 +183,7 @@ func (c *Config) bestWorker(w http.ResponseWriter, r *http.Request) {
 	}
 	d, err := c.Router.BestWorker(r.Context(), req)
 	if err != nil {
-		c.refuse(w, err)
+		c.refuse(w, err, req.Model)
 		return
 	}
 	write(w, http.StatusOK, answer{d.Worker.ID, d.Worker.DPRank, d.OverlapBlocks, d.Address.String(), d})
@@ -200,7 +196,7 @@ func (c *Config) potentialLoads(w http.ResponseWriter, r *http.Request) {
 	}
 	loads, err := c.Router.PotentialLoads(r.Context(), req)
 	if err != nil {
-		c.refuse(w, err)
+		c.refuse(w, err, req.Model)
 		return
 	}
 	write(w, http.StatusOK, map[string][]router.PotentialLoad{"loads": loads})
@@ -234,35 +230,18 @@ func (c *Config) dumpEvents(w http.ResponseWriter, req *http.Request) {
 }
 
 // refuse answers with an error of the router.
-func (c *Config) refuse(w http.ResponseWriter, err error) {
-	e := openai.Error{Status: http.StatusBadRequest, Message: err.Error(), Type: openai.InvalidRequest}
-	set := func(status int, kind, param, code string) {
-		e.Status, e.Type, e.Param, e.Code = status, kind, param, code
-	}
-	overload := c.OverloadStatus
-	if overload == 0 {
-		overload = http.StatusTooManyRequests
+func (c *Config) refuse(w http.ResponseWriter, err error, model string) {
+	e := openai.RefusalConfig{Overload: c.OverloadStatus, WorkerParam: "worker_id", OverrideParam: "router_config_override"}.Refusal(err, model)
+	taken := func(code string) *openai.Error {
+		return &openai.Error{Status: http.StatusConflict, Message: err.Error(), Type: openai.InvalidRequest, Param: "request_id", Code: code}
 	}
 	switch {
-	case errors.Is(err, router.ErrUnknownModel):
-		set(http.StatusNotFound, openai.NotFound, "model", "model_not_found")
-	case errors.Is(err, router.ErrNoWorkers):
-		set(http.StatusServiceUnavailable, openai.Unavailable, "", "no_worker")
-		w.Header().Set("Retry-After", "5")
-	case errors.Is(err, router.ErrAllBusy), errors.Is(err, router.ErrPinnedBusy), errors.Is(err, router.ErrQueueFull), errors.Is(err, router.ErrTooLate):
-		set(overload, openai.Overloaded, "", "overloaded")
-		w.Header().Set("Retry-After", strconv.Itoa(router.RetryAfter(err)))
 	case errors.Is(err, router.ErrDuplicate):
-		set(http.StatusConflict, openai.InvalidRequest, "request_id", "duplicate")
+		e = taken("duplicate")
 	case errors.Is(err, router.ErrFreed):
-		set(http.StatusConflict, openai.InvalidRequest, "request_id", "freed")
-	case errors.Is(err, router.ErrPinMissing), errors.Is(err, router.ErrPinnedUnknown), errors.Is(err, router.ErrPinnedNotAllowed):
-		set(http.StatusBadRequest, openai.InvalidRequest, "worker_id", "bad_worker")
-	case errors.Is(err, router.ErrBadOverride):
-		set(http.StatusBadRequest, openai.InvalidRequest, "router_config_override", "bad_override")
-	case errors.Is(err, router.ErrBadRequest):
-	default:
-		set(http.StatusInternalServerError, openai.Unavailable, "", "internal")
+		e = taken("freed")
+	case e == nil:
+		e = openai.NoDecision()
 	}
 	e.Write(w)
 }
@@ -310,11 +289,9 @@ func (c *Config) setThresholds(w http.ResponseWriter, r *http.Request) {
 	})
 	switch {
 	case errors.Is(err, router.ErrUnknownModel):
-		e := openai.Error{Status: http.StatusNotFound, Message: fmt.Sprintf("the model %q does not exist", clip(body.Model)), Type: openai.NotFound, Param: "model", Code: "model_not_found"}
-		e.Write(w)
+		openai.UnknownModel(body.Model).Write(w)
 	case err != nil:
-		e := openai.Error{Status: http.StatusBadRequest, Message: err.Error(), Type: openai.InvalidRequest}
-		e.Write(w)
+		fail(w, http.StatusBadRequest, openai.InvalidRequest, "", err.Error())
 	default:
 		write(w, http.StatusOK, thresholdsOf(&set))
 	}

@@ -382,3 +382,29 @@ func TestABookingWaitsNotForEver(t *testing.T) {
 		t.Errorf("left behind: %+v", w)
 	}
 }
+
+// A routing call has as much time for its decision as a request through Envoy: a prompt
+// that takes longer, here at a slow worker's tokenizer, gets an error.
+func TestADecisionHasATimeout(t *testing.T) {
+	slow := func(ctx context.Context, _ netip.AddrPort, _ string, _ router.Prompt) ([]uint32, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	r, err := router.New(router.Config{Remote: slow})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetWorker(router.WorkerInfo{ID: 1, Models: []string{"m"}, BlockSize: 4, Address: netip.MustParseAddrPort("10.0.0.1:8000")}); err != nil {
+		t.Fatal(err)
+	}
+	h := api.New(api.Config{Router: r, Metrics: http.NotFoundHandler(), DecisionTimeout: 10 * time.Millisecond})
+	for _, path := range []string{"/v1/best_worker", "/v1/potential_loads", "/v1/generate"} {
+		status, text, _ := post(t, h, path, `{"model":"m","request_id":"a","prompt":"a prompt"}`)
+		if status != 503 || !strings.Contains(text, `"code":"no_decision"`) {
+			t.Errorf("%s: %d %s, want 503 no_decision", path, status, text)
+		}
+	}
+	if w := r.Workers()[0]; w.ActiveRequests != 0 {
+		t.Errorf("left behind: %+v", w)
+	}
+}

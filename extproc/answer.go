@@ -3,7 +3,6 @@
 package extproc
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -13,7 +12,6 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/kvroute/kvroute/internal/openai"
-	"github.com/kvroute/kvroute/router"
 )
 
 // Headers that steer Envoy. Clients have no business with them.
@@ -97,50 +95,9 @@ func (s *stream) refuse(e *openai.Error) *extprocv3.ProcessingResponse {
 	}}
 }
 
-// refusal maps an error of a decision to what the client is told, overload being
-// the status for a lack of room. It is nil for errors that are not the client's to
-// know: those fail open.
-func refusal(err error, model string, overload int) *openai.Error {
-	busy := func(code, message string) *openai.Error {
-		return &openai.Error{Status: overload, Message: message, Type: openai.Overloaded, Code: code, Retry: router.RetryAfter(err)}
-	}
-	wrong := func(param, code string) *openai.Error {
-		return &openai.Error{Status: http.StatusBadRequest, Message: err.Error(), Type: openai.InvalidRequest, Param: param, Code: code}
-	}
-	switch {
-	case errors.Is(err, router.ErrUnknownModel):
-		return &openai.Error{
-			Status:  http.StatusNotFound,
-			Message: fmt.Sprintf("the model %q does not exist", model[:min(len(model), 128)]),
-			Type:    openai.NotFound, Param: "model", Code: "model_not_found",
-		}
-	case errors.Is(err, router.ErrNoWorkers):
-		return &openai.Error{
-			Status:  http.StatusServiceUnavailable,
-			Message: "no worker of the model is available",
-			Type:    openai.Unavailable, Code: "no_worker",
-			Retry: 5, // a worker is seen again by then after a hiccup
-		}
-	case errors.Is(err, router.ErrAllBusy):
-		return busy("all_busy", "all workers of the model are busy")
-	case errors.Is(err, router.ErrPinnedBusy):
-		return busy("worker_busy", "the worker that the request names is busy")
-	case errors.Is(err, router.ErrQueueFull):
-		return busy("queue_full", "too many requests wait for a worker of the model")
-	case errors.Is(err, router.ErrTooLate), errors.Is(err, errQueueWait):
-		return busy("queue_timeout", "no worker of the model became free in time")
-	case errors.Is(err, router.ErrPinMissing):
-		return wrong(headerPin, "worker_missing")
-	case errors.Is(err, router.ErrPinnedUnknown):
-		return wrong(headerPin, "worker_not_found")
-	case errors.Is(err, router.ErrPinnedNotAllowed):
-		return wrong(headerPin, "worker_not_allowed")
-	case errors.Is(err, router.ErrBadOverride):
-		return wrong(headerOverride, "bad_override")
-	case errors.Is(err, router.ErrBadRequest):
-		return wrong("", "bad_request")
-	}
-	return nil
+// refusal returns what the client is told of an error of the router, nil if that fails open.
+func (s *stream) refusal(err error, model string) *openai.Error {
+	return openai.RefusalConfig{Overload: s.server.conf.OverloadStatus, WorkerParam: headerPin, OverrideParam: headerOverride}.Refusal(err, model)
 }
 
 // tooLarge is the refusal of a body above the limit, in bytes.

@@ -147,7 +147,7 @@ func (s *stream) plain(ctx context.Context, body []byte, cut bool) (text []byte,
 	}
 	outcome := kept
 	if s.encoding == "gzip" {
-		ctx, cancel := context.WithTimeoutCause(ctx, s.server.conf.DecisionTimeout, errBudget)
+		ctx, cancel := context.WithTimeout(ctx, s.server.conf.DecisionTimeout)
 		defer cancel()
 		text, err = s.server.inflater.inflate(ctx, body, s.server.conf.MaxBodyBytes)
 		s.inflated = text

@@ -48,7 +48,7 @@ func TestRouterIsAskedForWhatTheBodySays(t *testing.T) {
 			if !got.Owned || got.Waiting == nil || !got.WantSecond {
 				t.Errorf("owned: %v, told when it has to wait: %v, second choice wanted: %v", got.Owned, got.Waiting != nil, got.WantSecond)
 			}
-			got.ID, got.Owned, got.Waiting, got.WantSecond = "", false, nil, false
+			got.ID, got.Owned, got.Waiting, got.WantSecond, got.DecisionTimeout, got.QueueWait = "", false, nil, false, 0, 0
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", c.path, diff)
 			}

@@ -70,6 +70,8 @@ func (r *fakeRouter) BestWorker(ctx context.Context, req router.Request) (router
 	decide := r.decide
 	if req.ID == "" && r.queries {
 		r.mu.Unlock()
+		ctx, cancel := limited(ctx, &req)
+		defer cancel()
 		return decide(ctx, req)
 	}
 	_, used := r.slots[req.ID]
@@ -84,6 +86,8 @@ func (r *fakeRouter) BestWorker(ctx context.Context, req router.Request) (router
 	r.calls = append(r.calls, fmt.Sprintf("best worker for model %q, salt %q", req.Model, req.Salt)+steered(&req))
 	r.asked = append(r.asked, req)
 	r.mu.Unlock()
+	ctx, cancel := limited(ctx, &req)
+	defer cancel()
 	d, err := chosen, error(nil)
 	if decide != nil {
 		d, err = decide(ctx, req)
@@ -97,6 +101,22 @@ func (r *fakeRouter) BestWorker(ctx context.Context, req router.Request) (router
 		r.mu.Unlock()
 	}
 	return d, err
+}
+
+// limited returns a context that ends as a router's decision does: with the time for the
+// decision, or once the request says that it waits, with the time for that.
+func limited(ctx context.Context, req *router.Request) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(req.DecisionTimeout, func() { cancel(router.ErrDecisionTimeout) })
+	if waiting := req.Waiting; waiting != nil {
+		limit := req.QueueWait
+		req.Waiting = func() {
+			timer.Stop()
+			timer = time.AfterFunc(limit, func() { cancel(router.ErrTooLate) })
+			waiting()
+		}
+	}
+	return ctx, func() { timer.Stop(); cancel(nil) }
 }
 
 func (r *fakeRouter) FirstToken(id string, by router.Sign) bool {

@@ -70,7 +70,7 @@ func TestKindsOfRequests(t *testing.T) {
 			h.router.mu.Lock()
 			defer h.router.mu.Unlock()
 			got := h.router.asked[0]
-			got.Owned, got.Waiting = false, nil
+			got.Owned, got.Waiting, got.DecisionTimeout, got.QueueWait = false, nil, 0, 0
 			c.want.ID, c.want.Model, c.want.WantSecond, c.want.Unseen = got.ID, "m", true, true
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("asked (-want +got):\n%s", diff)

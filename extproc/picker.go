@@ -72,7 +72,7 @@ func (s *stream) pickAny(ctx context.Context, m message) bool {
 		s.server.failOpen(failStarting, err)
 		return s.send(s.strip(m))
 	}
-	if r := refusal(err, "", s.server.conf.OverloadStatus); r != nil && !errors.Is(err, router.ErrUnknownModel) {
+	if r := s.refusal(err, ""); r != nil && !errors.Is(err, router.ErrUnknownModel) {
 		s.state = refused
 		return s.send(s.refuse(r))
 	}

@@ -5,7 +5,6 @@ package extproc
 import (
 	"context"
 	"encoding/json"
-	"net/http"
 	"strconv"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -32,16 +31,14 @@ type queried struct {
 // it goes nowhere. What the answer tells of the fleet and its caches is for trusted
 // listeners.
 func (s *stream) query(ctx context.Context, req router.Request, model string) bool {
-	conf := &s.server.conf
-	ctx, cancel := context.WithTimeoutCause(ctx, conf.DecisionTimeout, errBudget)
-	defer cancel()
+	req.DecisionTimeout = s.server.conf.DecisionTimeout
 	req.ID, req.Owned, req.WantTokens, req.WantSecond = "", false, true, false
 	d, err := s.server.router.BestWorker(ctx, req)
 	s.state = refused
 	if err != nil {
-		r := refusal(err, model, conf.OverloadStatus)
+		r := s.refusal(err, model)
 		if r == nil { // a request would fail open, but nobody wants this one served
-			r = &openai.Error{Status: http.StatusServiceUnavailable, Message: "no worker could be chosen in time", Type: openai.Unavailable, Code: "no_decision"}
+			r = openai.NoDecision()
 		}
 		return s.send(s.refuse(r))
 	}

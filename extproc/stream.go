@@ -78,13 +78,8 @@ type stream struct {
 	events   firstEvent // what is carried over from one chunk to the next
 }
 
-// Causes of a context's end.
-var (
-	errEnded  = errors.New("the stream has ended")
-	errBudget = errors.New("the decision took too long")
-	// errQueueWait is told to the client.
-	errQueueWait = errors.New("the request waited too long for a worker")
-)
+// errEnded is why the context of a stream ends.
+var errEnded = errors.New("the stream has ended")
 
 // serve plays a main stream to its end and returns the name of the state that it
 // ended in. However it ends, the slot is freed. A stream that turns out to be an
@@ -434,13 +429,13 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 		return s.pass(m) // there are several, and one of the pool knows its own
 	}
 	// Nothing is known of a request that was not seen, so it is not refused.
-	if r := refusal(err, fields.Model, s.server.conf.OverloadStatus); r != nil && (!blind || errors.Is(err, router.ErrNoWorkers)) {
+	if r := s.refusal(err, fields.Model); r != nil && (!blind || errors.Is(err, router.ErrNoWorkers)) {
 		s.state = refused
 		return s.send(s.refuse(r))
 	}
 	why := failInternal
 	switch {
-	case errors.Is(err, errBudget) || errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, router.ErrDecisionTimeout) || errors.Is(err, context.DeadlineExceeded):
 		why = failBudget
 	case blind && s.encoding != "":
 		why = failEncoding
@@ -520,29 +515,15 @@ func (s *stream) forward(fields *openai.Body, m message, body []byte) []byte {
 	return out
 }
 
-// ask gets a decision from the router. It takes as long as a decision may; if the
-// request has to wait for a worker, Envoy is told to be patient, and it may take
-// as long as a wait may.
+// ask gets a decision from the router. If the request has to wait for a worker, Envoy is
+// told to wait, too.
 func (s *stream) ask(ctx context.Context, req *router.Request) error {
 	conf := &s.server.conf
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	budget := time.AfterFunc(conf.DecisionTimeout, func() { cancel(errBudget) })
-	defer budget.Stop()
-	var patience *time.Timer
+	req.DecisionTimeout, req.QueueWait = conf.DecisionTimeout, conf.QueueWait
 	req.Waiting = func() {
-		if !budget.Stop() {
-			return // it is over
-		}
-		patience = time.AfterFunc(conf.QueueWait, func() { cancel(errQueueWait) })
 		// An error means that the stream is at its end, which ends ctx.
 		_ = s.grpc.Send(&extprocv3.ProcessingResponse{OverrideMessageTimeout: durationpb.New(conf.QueueWait + answerTime)})
 	}
-	defer func() {
-		if patience != nil {
-			patience.Stop()
-		}
-	}()
 	s.id = s.server.newID()
 	s.booked = true // before the call, which may panic behind its booking
 	req.ID = s.id

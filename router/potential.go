@@ -35,6 +35,8 @@ func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLo
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := req.timed(ctx)
+	defer cancel()
 	loads := []PotentialLoad{}
 	var lack error
 	encoded := false

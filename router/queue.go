@@ -53,7 +53,7 @@ func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, woken
 		Strict: q.StrictPriority, Jump: q.Priority, Lane: lane,
 		Arrival: now.Sub(c.epoch), Uncached: c.leastUncached(),
 	}
-	if t := q.TTFTTarget; t > 0 {
+	if t := q.mayWait(); t > 0 {
 		place.Deadline = place.Arrival + t
 	}
 	if w.item, err = c.queue.Push(place, w); err != nil {
@@ -175,7 +175,7 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scr
 		return ErrFreed // before it stood in the queue, where that is seen
 	}
 	var late <-chan time.Time
-	if t := w.q.TTFTTarget; t > 0 {
+	if t := w.q.mayWait(); t > 0 {
 		timer := time.NewTimer(t)
 		defer timer.Stop()
 		late = timer.C

@@ -136,9 +136,11 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 	if err != nil {
 		return Decision{}, err
 	}
-	p, err := r.place(ctx, t, s)
+	timed, cancel := req.timed(ctx)
+	defer cancel()
+	p, err := r.place(timed, t, s)
 	if err == nil {
-		r.probe(ctx, p, s)
+		r.probe(timed, p, s)
 		err = r.decide(ctx, p, s)
 	}
 	if err != nil {
@@ -226,10 +228,26 @@ func (req *Request) check() error {
 		return fmt.Errorf("%w: Priority is %v, want a finite number", ErrBadRequest, req.Priority)
 	case req.ExpectedOutput < 0:
 		return fmt.Errorf("%w: ExpectedOutput is %d, want 0 or more tokens", ErrBadRequest, req.ExpectedOutput)
-	case req.TTFTTarget < 0:
-		return fmt.Errorf("%w: TTFTTarget is %v, want 0 or more", ErrBadRequest, req.TTFTTarget)
+	case req.TTFTTarget < 0 || req.QueueWait < 0 || req.DecisionTimeout < 0:
+		return fmt.Errorf("%w: TTFTTarget, QueueWait and DecisionTimeout are %v, %v and %v, want 0 or more", ErrBadRequest, req.TTFTTarget, req.QueueWait, req.DecisionTimeout)
 	}
 	return nil
+}
+
+// timed returns a context that ends with the time for the decision.
+func (req *Request) timed(ctx context.Context) (context.Context, context.CancelFunc) {
+	if req.DecisionTimeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, req.DecisionTimeout, ErrDecisionTimeout)
+}
+
+// mayWait returns how long the request may wait in the queue; 0 = without a limit.
+func (req *Request) mayWait() time.Duration {
+	if req.TTFTTarget == 0 || req.QueueWait == 0 {
+		return max(req.TTFTTarget, req.QueueWait)
+	}
+	return min(req.TTFTTarget, req.QueueWait)
 }
 
 // place finds the pool that the request in s goes to, and hashes its prompt for

@@ -265,9 +265,12 @@ type Request struct {
 	StrictPriority int
 	Priority       float64
 	// TTFTTarget, if above 0, is how long after its arrival the first token is
-	// still wanted. A request that waits longer leaves the queue with
-	// [ErrTooLate].
-	TTFTTarget time.Duration
+	// still wanted. QueueWait, if above 0, is how long the request may wait. A request
+	// that has waited for the shorter of the two leaves the queue with [ErrTooLate].
+	TTFTTarget, QueueWait time.Duration
+	// DecisionTimeout, if above 0, is how long the decision may take, without the time in
+	// the queue. The error is then [ErrDecisionTimeout].
+	DecisionTimeout time.Duration
 	// Labels are kept with the decision, and mean nothing to it.
 	Labels Labels
 	// Waiting, if not nil, is called once if the request has to wait, before it
@@ -491,7 +494,9 @@ var (
 	ErrAllBusy = errors.New("all workers are busy")
 	// ErrQueueFull: the request would have to wait, and too many do.
 	ErrQueueFull = scorer.ErrQueueFull
-	// ErrTooLate: the request waited for longer than its target allows.
+	// ErrDecisionTimeout: the decision took longer than the request's DecisionTimeout.
+	ErrDecisionTimeout = errors.New("the decision took too long")
+	// ErrTooLate: the request waited for longer than its target, or QueueWait, allows.
 	ErrTooLate = errors.New("no worker became free in time")
 	// ErrPinMissing: mode [Direct] needs a pinned worker.
 	ErrPinMissing = errors.New("the request names no worker")

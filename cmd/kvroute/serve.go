@@ -378,6 +378,8 @@ func (s *server) openHTTP() (err error) {
 
 			OverloadStatus: s.conf.OverloadStatus,
 			QueueWait:      s.conf.QueueWait,
+
+			DecisionTimeout: s.conf.DecisionTimeout,
 		}),
 		ReadHeaderTimeout: 5 * time.Second,
 		IdleTimeout:       time.Minute,

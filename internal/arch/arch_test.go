@@ -28,7 +28,7 @@ const module = "github.com/kvroute/kvroute"
 var ours = map[string]string{
 	"tokenizer":          "tokenizer/chat tokenizer/jinja",
 	"tokenizer/chat":     "tokenizer/jinja",
-	"internal/openai":    "tokenizer/chat",
+	"internal/openai":    "router tokenizer/chat",
 	"router":             "tokenizer tokenizer/chat scorer indexer internal/records",
 	"events":             "indexer internal/bus internal/reach internal/records internal/wire internal/zmtp",
 	"fleet":              "events indexer router internal/bus internal/reach internal/wire internal/zmtp",

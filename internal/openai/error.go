@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 )
 
 // Types of errors.
@@ -23,7 +24,7 @@ type Error struct {
 	Type    string // one of the types above
 	Param   string // field of the body, or ""
 	Code    string // machine-readable reason, or ""
-	Retry   int    // seconds after which to come again, for a header; 0 = not said
+	Retry   int    // value of the header Retry-After in seconds; 0 = no header
 }
 
 // Error returns status and message.
@@ -59,6 +60,9 @@ func (e *Error) Write(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	if e.Status == http.StatusMethodNotAllowed {
 		w.Header().Set("Allow", http.MethodPost)
+	}
+	if e.Retry > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(e.Retry))
 	}
 	w.WriteHeader(e.Status)
 	_, _ = w.Write(e.JSON()) // the client's connection is the client's business
