@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"slices"
+	"unsafe"
 
 	"github.com/zeebo/xxh3"
 )
@@ -33,66 +34,34 @@ func Seed(lora, salt string) uint64 {
 // little-endian 32-bit numbers. A tail that does not fill a block has no hash.
 // It allocates only what dst must grow. blockSize must be positive.
 func AppendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
-	if blockSize < leastMixed || blockSize > mostMixed {
-		return appendLocalHashes(dst, tokens, blockSize, seed)
-	}
-	n := len(tokens) / blockSize
-	dst = slices.Grow(dst, n)
-	m := newMixer(seed)
-	if blockSize == 16 { // what engines use most
-		for range n {
-			dst = append(dst, m.hash16((*[16]uint32)(tokens)))
-			tokens = tokens[16:]
-		}
-		return dst
-	}
-	for range n {
-		dst = append(dst, m.hash(tokens[:blockSize]))
-		tokens = tokens[blockSize:]
+	return appendHashes(dst, tokens, blockSize, blockSize, seed)
+}
+
+// AppendWindowHashes is [AppendLocalHashes] for models that draft tokens (Eagle,
+// MTP): a block's hash covers its blockSize tokens and the next one, so a prompt of
+// n tokens has (n-1)/blockSize blocks.
+func AppendWindowHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
+	return appendHashes(dst, tokens, blockSize, blockSize+1, seed)
+}
+
+// appendHashes appends the hash of each full window of tokens; the next window begins
+// blockSize tokens after the one before it.
+func appendHashes(dst []uint64, tokens []uint32, blockSize, window int, seed uint64) []uint64 {
+	dst = slices.Grow(dst, len(tokens)/blockSize)
+	for bytes := littleEndian(tokens); len(bytes) >= 4*window; bytes = bytes[4*blockSize:] {
+		dst = append(dst, xxh3.HashSeed(bytes[:4*window], seed))
 	}
 	return dst
 }
 
-// AppendHashes is [AppendLocalHashes] and [AppendSequenceHashes] of the whole prompt at
-// once, each to a slice of its own: a processor works on the one while it waits for the
-// other, of which each depends on the one before.
-func AppendHashes(local, sequence []uint64, tokens []uint32, blockSize int, seed uint64) (locals, sequences []uint64) {
-	n := len(tokens) / max(1, blockSize)
-	if blockSize != 16 || n == 0 {
-		at := len(local)
-		local = AppendLocalHashes(local, tokens, blockSize, seed)
-		return local, AppendSequenceHashes(sequence, local[at:])
+// littleEndian returns the bytes of tokens, without copying where the processor
+// keeps numbers that way.
+func littleEndian(tokens []uint32) []byte {
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))
+	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
+		return bytes
 	}
-	local, sequence = slices.Grow(local, n), slices.Grow(sequence, n)
-	m := newMixer(seed)
-	prev := m.hash16((*[16]uint32)(tokens))
-	local, sequence = append(local, prev), append(sequence, prev)
-	for range n - 1 {
-		tokens = tokens[16:]
-		own := m.hash16((*[16]uint32)(tokens))
-		prev = NextSequenceHash(prev, own)
-		local, sequence = append(local, own), append(sequence, prev)
-	}
-	return local, sequence
-}
-
-// appendLocalHashes is the same for blocks of any size.
-func appendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
-	var stack [1024]byte // blocks of up to 256 tokens need no heap
-	buf := stack[:]
-	if n := blockSize * 4; n > len(buf) {
-		buf = make([]byte, n)
-	} else {
-		buf = buf[:n]
-	}
-	for len(tokens) >= blockSize {
-		for i, t := range tokens[:blockSize] {
-			binary.LittleEndian.PutUint32(buf[i*4:], t)
-		}
-		dst = append(dst, xxh3.HashSeed(buf, seed))
-		tokens = tokens[blockSize:]
-	}
-	return dst
+	return appendTokens(nil, tokens)
 }
 
 // AppendSequenceHashes appends to dst the sequence hash of each block of a
@@ -101,22 +70,26 @@ func appendLocalHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64
 // seed always; LoRA and salt take part through the local hashes.
 func AppendSequenceHashes(dst, local []uint64) []uint64 {
 	dst = slices.Grow(dst, len(local))
-	var prev uint64
-	for i, b := range local {
-		if i == 0 {
-			prev = b
-		} else {
-			prev = NextSequenceHash(prev, b)
+	for i, hash := range local {
+		if i > 0 {
+			hash = NextSequenceHash(dst[len(dst)-1], hash)
 		}
-		dst = append(dst, prev)
+		dst = append(dst, hash)
 	}
 	return dst
 }
 
 // NextSequenceHash returns the sequence hash of the block with the given local
-// hash that follows the block with sequence hash prev.
+// hash that follows the block with sequence hash prev: XXH3-64 of 16 bytes, written
+// out. A chain of them waits for each, and [xxh3.HashSeed] takes twice as long.
 func NextSequenceHash(prev, local uint64) uint64 {
-	low := prev ^ (secret024 ^ secret032 + baseSeed)
-	high := local ^ (secret040 ^ secret048 - baseSeed)
-	return avalanche(16 + bits.ReverseBytes64(low) + high + fold(low, high))
+	// Words of XXH3's secret, from its bytes 24, 32, 40 and 48.
+	const flipLow = 0x1F67B3B7A4A44072 ^ 0x78E5C0CC4EE679CB + baseSeed
+	const flipHigh = 0x2172FFCC7DD05A82 ^ 0x8E2443F7744608B8 - baseSeed
+	low, high := prev^flipLow, local^flipHigh
+	productHigh, productLow := bits.Mul64(low, high)
+	hash := 16 + bits.ReverseBytes64(low) + high + (productHigh ^ productLow)
+	hash ^= hash >> 37
+	hash *= 0x165667919E3779F9
+	return hash ^ hash>>32
 }

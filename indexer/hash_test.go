@@ -217,21 +217,3 @@ func TestCapturedRequests(t *testing.T) {
 		t.Errorf("%d captured requests, want 127", requests)
 	}
 }
-
-// Both at once are both, behind what the slices held, for all sizes of blocks and tails.
-func TestHashesAtOnce(t *testing.T) {
-	tokens := make([]uint32, 200)
-	for i := range tokens {
-		tokens[i] = uint32(i*i*7919 + i)
-	}
-	for _, size := range []int{1, 3, 8, 16, 17, 32, 64} {
-		for n := 0; n <= len(tokens); n += 1 + n%5 {
-			wantLocal := indexer.AppendLocalHashes([]uint64{5, 6}, tokens[:n], size, 99)
-			wantSequence := indexer.AppendSequenceHashes([]uint64{7}, wantLocal[2:])
-			local, sequence := indexer.AppendHashes([]uint64{5, 6}, []uint64{7}, tokens[:n], size, 99)
-			if !slices.Equal(local, wantLocal) || !slices.Equal(sequence, wantSequence) {
-				t.Fatalf("blocks of %d of %d tokens: %x and %x, want %x and %x", size, n, local, sequence, wantLocal, wantSequence)
-			}
-		}
-	}
-}

@@ -9,19 +9,6 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// AppendWindowHashes is [AppendLocalHashes] for models that draft tokens (Eagle,
-// MTP): a block's hash covers its blockSize tokens and the one behind them, so a
-// prompt of n tokens has (n-1)/blockSize blocks.
-func AppendWindowHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64) []uint64 {
-	buf := make([]byte, 0, 4*(blockSize+1))
-	for len(tokens) > blockSize {
-		buf = appendTokens(buf[:0], tokens[:blockSize+1])
-		dst = append(dst, xxh3.HashSeed(buf, seed))
-		tokens = tokens[blockSize:]
-	}
-	return dst
-}
-
 // PadToken is what stands for each placeholder token of an image or another
 // object with the given hash: prompts with different objects must not share
 // blocks, although their placeholders are the same.

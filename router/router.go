@@ -392,7 +392,8 @@ func (r *Router) hash(p *pool, s *scratch) {
 	case tokenizer.Exact, tokenizer.Remote, tokenizer.None:
 	}
 	start := r.conf.Now()
-	s.local, s.sequence = indexer.AppendHashes(s.local[:0], s.sequence[:0], tokens, p.blockSize, seed)
+	s.local = indexer.AppendLocalHashes(s.local[:0], tokens, p.blockSize, seed)
+	s.sequence = indexer.AppendSequenceHashes(s.sequence[:0], s.local)
 	q.local, q.sequence = s.local, s.sequence
 	s.decision.PromptBlocks = len(s.local)
 	s.at = r.conf.Now()
