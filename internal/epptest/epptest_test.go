@@ -20,7 +20,6 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/kvroute/kvroute/extproc"
-	"github.com/kvroute/kvroute/internal/epptest"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -104,9 +103,9 @@ func known(list []string) bool {
 	return len(list) > 0
 }
 
-func open(t *testing.T, conn *grpc.ClientConn) *epptest.Stream {
+func open(t *testing.T, conn *grpc.ClientConn) *stream {
 	t.Helper()
-	s, err := epptest.Open(t.Context(), conn, patience)
+	s, err := openStream(t.Context(), conn, patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +125,7 @@ func chat(content string) string {
 }
 
 // post sends a chat in parts of a size, and returns the pick.
-func post(t *testing.T, s *epptest.Stream, body string, size int, more ...string) *epptest.Pick {
+func post(t *testing.T, s *stream, body string, size int, more ...string) *pick {
 	t.Helper()
 	must(t, s.Headers(false, append([]string{":method", "POST", ":path", "/v1/chat/completions", "content-type", "application/json"}, more...)...))
 	for rest := body; ; {
@@ -141,7 +140,7 @@ func post(t *testing.T, s *epptest.Stream, body string, size int, more ...string
 	return p
 }
 
-func routedTo(t *testing.T, p *epptest.Pick) {
+func routedTo(t *testing.T, p *pick) {
 	t.Helper()
 	if p.Status != 0 || p.Header == "" || p.Header != p.Metadata || !known(p.Endpoints()) {
 		t.Fatalf("status %d %s: header %q, metadata %q; want the same in both, of %s", p.Status, p.Error, p.Header, p.Metadata, *endpoints)
@@ -241,7 +240,7 @@ func TestTheSubsetHintIsObeyed(t *testing.T) {
 }
 
 // refused says why in JSON and in a header.
-func refused(t *testing.T, name string, p *epptest.Pick, status int) {
+func refused(t *testing.T, name string, p *pick, status int) {
 	t.Helper()
 	var text map[string]any
 	if p.Status != status || json.Unmarshal([]byte(p.Error), &text) != nil {
@@ -310,7 +309,7 @@ func TestABodyThatEndsByTrailers(t *testing.T) {
 func TestHeaders(t *testing.T) {
 	conn, _ := picker(t)
 	forged := []string{
-		epptest.DestinationKey, "192.0.2.1:1", epptest.SubsetKey, "192.0.2.1:1", epptest.ServedKey, "192.0.2.1:1",
+		destinationKey, "192.0.2.1:1", subsetKey, "192.0.2.1:1", servedKey, "192.0.2.1:1",
 		"x-gateway-inference-objective", "all", "x-gateway-inference-fairness-id", "me", "x-gateway-model-name-rewrite", "other",
 	}
 	own := []string{"authorization", "Bearer x", "x-multi", "one", "x-multi", "two", "cookie", "a=b", "content-length", "9"}

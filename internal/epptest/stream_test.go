@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package epptest holds an endpoint picker against the protocol of the Gateway API
-// Inference Extension, proposal 004, from outside: any picker at an address.
-//
-//	go test ./internal/epptest -addr 127.0.0.1:9002 -model m -endpoints 10.0.0.1:8000,10.0.0.2:8000
-//
-// Without an address the tests start kvroute's own. The package itself is the
-// gateway's side of a stream.
-package epptest
+package epptest_test
 
 import (
 	"context"
@@ -24,38 +17,38 @@ import (
 
 // The names of the protocol.
 const (
-	DestinationKey       = "x-gateway-destination-endpoint"
-	DestinationNamespace = "envoy.lb"
-	ServedKey            = "x-gateway-destination-endpoint-served"
-	SubsetNamespace      = "envoy.lb.subset_hint"
-	SubsetKey            = "x-gateway-destination-endpoint-subset"
+	destinationKey       = "x-gateway-destination-endpoint"
+	destinationNamespace = "envoy.lb"
+	servedKey            = "x-gateway-destination-endpoint-served"
+	subsetNamespace      = "envoy.lb.subset_hint"
+	subsetKey            = "x-gateway-destination-endpoint-subset"
 )
 
 // maxChunk is what a gateway takes of a body in one answer.
 const maxChunk = 62_000
 
-// Stream is one request and its response, in full duplex. It is for one goroutine.
-type Stream struct {
+// stream is one request and its response, in full duplex. It is for one goroutine.
+type stream struct {
 	grpc     extprocv3.ExternalProcessor_ProcessClient
 	end      context.CancelFunc
 	Subset   *structpb.Value // hint of the endpoints allowed, or nil
 	answered bool            // the request's headers are
 }
 
-// Open begins a stream. Nothing that the picker does on it takes longer than
+// openStream begins a stream. Nothing that the picker does on it takes longer than
 // limit.
-func Open(ctx context.Context, conn *grpc.ClientConn, limit time.Duration) (*Stream, error) {
+func openStream(ctx context.Context, conn *grpc.ClientConn, limit time.Duration) (*stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	s, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
 	if err != nil {
 		cancel()
 		return nil, err
 	}
-	return &Stream{grpc: s, end: cancel}, nil
+	return &stream{grpc: s, end: cancel}, nil
 }
 
 // Close ends the stream as a gateway does.
-func (s *Stream) Close() {
+func (s *stream) Close() {
 	_ = s.grpc.CloseSend() // an ended stream needs none
 	for {
 		if _, err := s.grpc.Recv(); err != nil {
@@ -66,7 +59,7 @@ func (s *Stream) Close() {
 }
 
 // Headers sends the request's headers, given as name, value and so on.
-func (s *Stream) Headers(last bool, pairs ...string) error {
+func (s *stream) Headers(last bool, pairs ...string) error {
 	m := &extprocv3.ProcessingRequest{
 		Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{Headers: headers(pairs), EndOfStream: last}},
 		ProtocolConfig: &extprocv3.ProtocolConfiguration{
@@ -74,25 +67,25 @@ func (s *Stream) Headers(last bool, pairs ...string) error {
 		},
 	}
 	if s.Subset != nil {
-		m.MetadataContext = metadata(SubsetNamespace, SubsetKey, s.Subset)
+		m.MetadataContext = metadata(subsetNamespace, subsetKey, s.Subset)
 	}
 	return s.grpc.Send(m)
 }
 
 // Body sends a part of the request's body.
-func (s *Stream) Body(part string, last bool) error {
+func (s *stream) Body(part string, last bool) error {
 	return s.grpc.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestBody{
 		RequestBody: &extprocv3.HttpBody{Body: []byte(part), EndOfStream: last},
 	}})
 }
 
 // Trailers sends the request's trailers.
-func (s *Stream) Trailers() error {
+func (s *stream) Trailers() error {
 	return s.grpc.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}})
 }
 
-// Pick is what a picker said of a request.
-type Pick struct {
+// pick is what a picker said of a request.
+type pick struct {
 	Header   string // the destination header's value
 	Metadata string // the same in the dynamic metadata
 	Set      map[string]string
@@ -107,18 +100,18 @@ type Pick struct {
 }
 
 // Endpoints are the destinations in their order.
-func (p *Pick) Endpoints() []string { return strings.Split(p.Header, ",") }
+func (p *pick) Endpoints() []string { return strings.Split(p.Header, ",") }
 
 // Pick receives all that answers a request; body says that one comes back, trailers
 // that they are answered, too.
-func (s *Stream) Pick(body, trailers bool) (*Pick, error) {
-	p := &Pick{Set: map[string]string{}, Headers: map[string]string{}}
+func (s *stream) Pick(body, trailers bool) (*pick, error) {
+	p := &pick{Set: map[string]string{}, Headers: map[string]string{}}
 	for {
 		a, err := s.grpc.Recv()
 		if err != nil {
 			return p, fmt.Errorf("after %+v: %w", *p, err)
 		}
-		if v := a.GetDynamicMetadata().GetFields()[DestinationNamespace].GetStructValue().GetFields()[DestinationKey]; v != nil {
+		if v := a.GetDynamicMetadata().GetFields()[destinationNamespace].GetStructValue().GetFields()[destinationKey]; v != nil {
 			p.Metadata = v.GetStringValue()
 		}
 		switch r := a.GetResponse().(type) {
@@ -134,7 +127,7 @@ func (s *Stream) Pick(body, trailers bool) (*Pick, error) {
 			m := r.RequestHeaders.GetResponse().GetHeaderMutation()
 			read(p.Set, m)
 			p.Removed = m.GetRemoveHeaders()
-			p.Header = p.Set[DestinationKey]
+			p.Header = p.Set[destinationKey]
 			if !body {
 				return p, nil
 			}
@@ -166,10 +159,10 @@ func (s *Stream) Pick(body, trailers bool) (*Pick, error) {
 
 // Respond sends the response's headers, with the endpoint that served if it is not
 // empty, and waits for the answer.
-func (s *Stream) Respond(served string, pairs ...string) (set map[string]string, err error) {
+func (s *stream) Respond(served string, pairs ...string) (set map[string]string, err error) {
 	m := &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{Headers: headers(pairs)}}}
 	if served != "" {
-		m.MetadataContext = metadata(DestinationNamespace, ServedKey, structpb.NewStringValue(served))
+		m.MetadataContext = metadata(destinationNamespace, servedKey, structpb.NewStringValue(served))
 	}
 	if err := s.grpc.Send(m); err != nil {
 		return nil, err
@@ -187,7 +180,7 @@ func (s *Stream) Respond(served string, pairs ...string) (set map[string]string,
 }
 
 // RespondBody sends a part of the response and returns what comes back of it.
-func (s *Stream) RespondBody(part string, last bool) (back string, err error) {
+func (s *stream) RespondBody(part string, last bool) (back string, err error) {
 	if err := s.grpc.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseBody{
 		ResponseBody: &extprocv3.HttpBody{Body: []byte(part), EndOfStream: last},
 	}}); err != nil {
@@ -209,7 +202,7 @@ func (s *Stream) RespondBody(part string, last bool) (back string, err error) {
 }
 
 // RespondTrailers sends the response's trailers and waits for the answer.
-func (s *Stream) RespondTrailers() error {
+func (s *stream) RespondTrailers() error {
 	if err := s.grpc.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}}); err != nil {
 		return err
 	}
