@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -124,7 +125,7 @@ func TestUnreadableBodiesOfSeveralModels(t *testing.T) {
 	}
 }
 
-// A compressed body that Envoy cuts off tells as much as its beginning does.
+// The complete fields of a compressed body that Envoy truncates are read.
 func TestCompressedBodiesThatAreCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, extproc.Config{})
@@ -140,8 +141,8 @@ func TestCompressedBodiesThatAreCut(t *testing.T) {
 		if x.Refusal != nil || x.Header["x-dynamo-worker"] == "" {
 			t.Errorf("refusal %+v, header %v", x.Refusal, x.Header)
 		}
-		if req := h.router.asked[0]; req.Model != "m" || req.Beginnings == nil || req.Unread || req.Unseen {
-			t.Errorf("asked for %q, a beginning: %v, unread: %v", req.Model, req.Beginnings != nil, req.Unread)
+		if req := h.router.asked[0]; req.Model != "m" || req.Prompt.Inexact != openai.Truncated || req.Unread || req.Unseen {
+			t.Errorf("asked for %q, %+v, unread: %v", req.Model, req.Prompt, req.Unread)
 		}
 		x.End()
 	})

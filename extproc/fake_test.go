@@ -214,8 +214,8 @@ func steered(req *router.Request) (text string) {
 	if req.Pinned != nil {
 		add("pin", fmt.Sprint(*req.Pinned, " any rank: ", req.AnyRank), true)
 	}
-	if req.Beginnings != nil {
-		text += ", a beginning"
+	if req.Prompt.Inexact != "" {
+		text += ", " + req.Prompt.Inexact
 	}
 	add("session", req.Session, req.Session != "")
 	add("final", true, req.SessionFinal)

@@ -49,18 +49,18 @@ type stream struct {
 	state state
 
 	// From the first message.
-	flow     flow
-	partial  bool // Envoy may cut the body off
-	cut      bool // it has
-	echo     bool // Envoy wants the chunks of the response back
-	endpoint openai.Endpoint
-	wrong    *openai.Error // why they are refused
-	salt     string        // the tenant, of the header x-tenant-id
-	forged   []string      // those of them that are ours to set, or to heed
-	sized    bool          // they have the body's length
-	encoding string        // of the body; "" for none
-	inflated []byte        // what the inflater has made of it, while a decision needs it
-	steering steering
+	flow      flow
+	partial   bool // Envoy may truncate the body
+	truncated bool // Envoy sent only the beginning of the body
+	echo      bool // Envoy wants the chunks of the response back
+	endpoint  openai.Endpoint
+	wrong     *openai.Error // why they are refused
+	salt      string        // the tenant, of the header x-tenant-id
+	forged    []string      // those of them that are ours to set, or to heed
+	sized     bool          // they have the body's length
+	encoding  string        // of the body; "" for none
+	inflated  []byte        // what the inflater has made of it, while a decision needs it
+	steering  steering
 
 	ended bool             // the request's last part has come
 	held  [][]byte         // the chunks that are unanswered
@@ -345,7 +345,6 @@ func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3
 func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) bool {
 	blind := m == headersOurs
 	var fields openai.Body
-	var rest openai.Beginnings
 	defer s.giveBack()
 	body, ok := s.body(b)
 	if !ok {
@@ -358,9 +357,9 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 			s.state = refused
 			return s.send(s.refuse(tooLarge(limit)))
 		}
-		s.cut = s.partial && m == requestBody && !b.GetEndOfStream()
+		s.truncated = s.partial && m == requestBody && !b.GetEndOfStream()
 		defer s.deflate()
-		text, read, err := s.plain(ctx, body, s.cut)
+		text, read, err := s.plain(ctx, body, s.truncated)
 		if err != nil {
 			s.state = refused
 			return s.send(s.refuse(tooLarge(s.server.conf.MaxBodyBytes)))
@@ -371,13 +370,9 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 		} else {
 			blind = true
 		}
-		if bad != nil && s.cut {
-			// What is there may tell the model, and how the prompt begins.
+		if bad != nil && s.truncated {
 			blind = true
-			fields, rest, bad = openai.ParseBeginning(s.endpoint, text)
-			if bad != nil {
-				fields, bad = openai.Body{}, nil
-			}
+			fields, bad = openai.ParseTruncated(text), nil
 		}
 		if bad != nil {
 			s.state = refused
@@ -392,7 +387,7 @@ func (s *stream) decide(ctx context.Context, m message, b *extprocv3.HttpBody) b
 	req := router.Request{
 		Owned: true,
 		Model: fields.Model, Prompt: fields.Request, Tokens: fields.Tokens, Salt: fields.CacheSalt,
-		Unread: blind && rest == nil, Beginnings: rest,
+		Unread: blind && fields.Model == "",
 		// What is not known to be a stream is taken for none: a first token that is seen
 		// all the same counts as well.
 		Unseen:     !fields.Stream,
@@ -506,7 +501,7 @@ func (s *stream) forward(fields *openai.Body, m message, body []byte) []byte {
 	case s.encoding != "":
 		s.server.metrics.forward("", keptEncoding)
 		return nil
-	case s.flow == ahead, s.cut: // what follows a part is not ours to give a length to
+	case s.flow == ahead, s.truncated: // what follows a part is not ours to give a length to
 		s.server.metrics.forward("", keptMode)
 		return nil
 	}

@@ -311,22 +311,6 @@ func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
 	req, q, d := &s.request, &s.question, &s.decision
 	s.encoded = tokenizer.Prompt{}
 	switch {
-	case req.Beginnings != nil:
-		start := r.conf.Now()
-		var m *tokenizer.Model
-		if card != nil {
-			m = card.Prompts
-		}
-		var ok bool
-		if s.encoded, ok = m.EncodeBeginning(ctx, s.tokens[:0], req.Beginnings, start); ok {
-			s.tokens = s.encoded.IDs
-			q.tokens = len(s.encoded.IDs) + s.encoded.Others
-			d.TokenMode, d.TokenReason = s.encoded.Mode, s.encoded.Reason
-			d.TextBytes, d.ReusedBytes = s.encoded.Size, s.encoded.Reused
-		} else {
-			q.reason = ReasonUnread
-		}
-		d.TokenizeTime = r.conf.Now().Sub(start)
 	case req.Unread:
 		q.reason = ReasonUnread
 	case req.Blocks != nil:

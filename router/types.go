@@ -5,7 +5,6 @@ package router
 import (
 	"cmp"
 	"errors"
-	"iter"
 	"net/netip"
 	"strings"
 	"time"
@@ -221,10 +220,6 @@ type Request struct {
 	// Unread says that nothing is known of the request but that it came. Where
 	// there is a single model it is taken for one to that, and routed by load.
 	Unread bool
-	// Beginnings, if not nil, yields requests that this one may be, of which only the
-	// beginning was read; see [tokenizer.Model.EncodeBeginning]. It is used instead of
-	// Prompt; if nothing follows from it, the request is one that is Unread.
-	Beginnings iter.Seq2[Prompt, bool]
 
 	// Salt keeps the request's blocks apart from those of other salts.
 	Salt string

@@ -99,9 +99,27 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 	return b, b.complete(e)
 }
 
+// ParseTruncated reads the fields that are complete in the beginning of a body. It reads no
+// prompt: a template may put what is missing before what is there. The size of the
+// beginning stands for the prompt's.
+func ParseTruncated(body []byte) Body {
+	f := fields{object: true}
+	s := scanner{in: body}
+	if s.peek() != '{' || s.object(f.top) == nil {
+		return Body{}
+	}
+	b, err := f.body()
+	if err != nil {
+		return Body{}
+	}
+	b.Tokens, b.Request = nil, chat.Request{Size: len(body), Inexact: Truncated}
+	return b
+}
+
 // Reasons of [chat.Request.Inexact].
 const (
 	NoPrompt   = "no_prompt"   // an endpoint without a prompt
+	Truncated  = "truncated"   // only the beginning of the body is there
 	Embeds     = "embeds"      // the prompt is no text
 	NoHistory  = "no_history"  // a part of it is at a worker, under a name
 	NoRenderer = "no_renderer" // the engine makes it in a way of its own

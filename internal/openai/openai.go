@@ -13,7 +13,7 @@
 // the same spans in other brackets. A prompt of more values than any has is not
 // read as one. Nothing of a body is kept.
 //
-// Of a body that was cut off [ParseBeginning] tells what its prompt begins with.
+// Of a truncated body [ParseTruncated] reads the complete fields, but no prompt.
 //
 // [WithTokens] is the one thing that is written: ids into a copy of a body.
 //
