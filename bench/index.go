@@ -316,12 +316,12 @@ func branchedPath(nodes int, agree bool) prompt {
 // matchTime returns the median time of a match, in microseconds; eight are timed
 // together, since reading the clock takes a tenth of the shortest one.
 func matchTime(p prompt) float64 {
-	dst, last := make([]int32, p.workers), make([]uint64, p.workers)
+	dst := make([]int32, p.workers)
 	times := make([]time.Duration, 2000)
 	for i := range times {
 		start := time.Now()
 		for range 8 {
-			match(p.x, dst, last, p.local)
+			p.x.Match(dst, p.local)
 		}
 		times[i] = time.Since(start)
 	}
@@ -339,11 +339,11 @@ func percentile(times []time.Duration, p int) float64 {
 
 func matchAllocs() float64 {
 	p := fullPath(64, false)
-	dst, last := make([]int32, p.workers), make([]uint64, p.workers)
+	dst := make([]int32, p.workers)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range 1000 {
-		match(p.x, dst, last, p.local)
+		p.x.Match(dst, p.local)
 	}
 	runtime.ReadMemStats(&after)
 	return float64((after.Mallocs - before.Mallocs) / 1000)
@@ -371,11 +371,11 @@ func matchUnderLoad() float64 {
 			}
 		}
 	})
-	dst, last := make([]int32, p.workers), make([]uint64, p.workers)
+	dst := make([]int32, p.workers)
 	times := make([]time.Duration, 100_000)
 	for i := range times {
 		start := time.Now()
-		match(p.x, dst, last, p.local)
+		p.x.Match(dst, p.local)
 		times[i] = time.Since(start)
 	}
 	close(stop)
@@ -400,9 +400,9 @@ func matchRandom(agree bool) float64 {
 	for t := range 2 {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(t), 3))
-			dst, last := make([]int32, 4), make([]uint64, 4)
+			dst := make([]int32, 4)
 			for range each {
-				match(x, dst, last, local[rng.IntN(prompts)])
+				x.Match(dst, local[rng.IntN(prompts)])
 			}
 		})
 	}
@@ -509,5 +509,3 @@ func restoreTime() float64 {
 	}
 	return seconds
 }
-
-func match(x *indexer.Index, dst []int32, last, local []uint64) { x.MatchLast(dst, last, local) }

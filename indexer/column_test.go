@@ -60,13 +60,13 @@ func TestWorkersWhoseHashesAgreeShareColumns(t *testing.T) {
 			if err := x.Check(); err != nil {
 				t.Fatal(err)
 			}
-			got := indexer.Matches{Device: make([]int32, 64), Last: make([]uint64, 64)}
+			got := indexer.Matches{Device: make([]int32, 64)}
 			for _, l := range local {
 				x.FindMatches(&got, l)
 				for w := range 64 {
 					last := indexer.NextSequenceHash(l[blocks-1], uint64(c.engine(w)))
-					if got.Device[w] != blocks || got.Last[w] != last {
-						t.Fatalf("worker %d: %d blocks up to %d, want %d up to %d", w, got.Device[w], got.Last[w], blocks, last)
+					if end := x.Last(w, got.Device[w], l); got.Device[w] != blocks || end != last {
+						t.Fatalf("worker %d: %d blocks up to %d, want %d up to %d", w, got.Device[w], end, blocks, last)
 					}
 				}
 			}
@@ -116,10 +116,10 @@ func TestLookupsAreShortWhereAllUseTheSameHashes(t *testing.T) {
 		t.Errorf("%d entries are compared, want at most %d", compared, limit)
 	}
 	for w := range workers {
-		got := indexer.Matches{Device: make([]int32, workers), Last: make([]uint64, workers)}
+		got := indexer.Matches{Device: make([]int32, workers)}
 		x.FindMatches(&got, []uint64{uint64(w) << 32, uint64(w)<<32 | 1})
-		if got.Device[w] != 2 || got.Last[w] != 2 {
-			t.Fatalf("worker %d: %d blocks up to %d, want 2 up to 2", w, got.Device[w], got.Last[w])
+		if end := x.Last(w, got.Device[w], []uint64{uint64(w) << 32, uint64(w)<<32 | 1}); got.Device[w] != 2 || end != 2 {
+			t.Fatalf("worker %d: %d blocks up to %d, want 2 up to 2", w, got.Device[w], end)
 		}
 		apply(t, x, w, indexer.Event{Kind: indexer.Removed, Externals: []uint64{2, 1, 2}}, indexer.Outcome{Removed: 2, Unknown: 1})
 	}
@@ -253,11 +253,11 @@ func TestHoleInTheMiddleIsOneWorkers(t *testing.T) {
 		}
 		check := func(what string) {
 			t.Helper()
-			got := indexer.Matches{Device: make([]int32, workers), Last: make([]uint64, workers)}
+			got := indexer.Matches{Device: make([]int32, workers)}
 			x.FindMatches(&got, local)
 			for w := range workers {
-				if got.Device[w] != want[w] || got.Last[w] != indexer.NextSequenceHash(local[want[w]-1], engine(w)) {
-					t.Fatalf("%s, %s: overlap of worker %d is %d up to %d, want %d", name, what, w, got.Device[w], got.Last[w], want[w])
+				if end := x.Last(w, got.Device[w], local); got.Device[w] != want[w] || end != indexer.NextSequenceHash(local[want[w]-1], engine(w)) {
+					t.Fatalf("%s, %s: overlap of worker %d is %d up to %d, want %d", name, what, w, got.Device[w], end, want[w])
 				}
 			}
 			if err := x.Check(); err != nil {
@@ -303,7 +303,7 @@ func TestUsedAgainNumberHoldsNothing(t *testing.T) {
 		after.HasParent, after.Parent = true, indexer.NextSequenceHash(4, uint64(w%3))
 		apply(t, x, w, after, indexer.Outcome{Orphan: 2})
 		apply(t, x, w, named(9, local[:3]), indexer.Outcome{Stored: 3})
-		got := indexer.Matches{Device: make([]int32, workers), Last: make([]uint64, workers)}
+		got := indexer.Matches{Device: make([]int32, workers)}
 		x.FindMatches(&got, local)
 		for other, n := range got.Device {
 			want, engine := int32(blocks), uint64(other%3)
@@ -313,8 +313,8 @@ func TestUsedAgainNumberHoldsNothing(t *testing.T) {
 			case other < w && (other == 0 || other == 64 || other == 127):
 				want, engine = 3, 9
 			}
-			if n != want || got.Last[other] != indexer.NextSequenceHash(local[want-1], engine) {
-				t.Fatalf("after worker %d: overlap of %d is %d up to %d, want %d", w, other, n, got.Last[other], want)
+			if end := x.Last(other, n, local); n != want || end != indexer.NextSequenceHash(local[want-1], engine) {
+				t.Fatalf("after worker %d: overlap of %d is %d up to %d, want %d", w, other, n, end, want)
 			}
 		}
 		if x.WorkerBlocks(w) != 3 {

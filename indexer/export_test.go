@@ -4,6 +4,7 @@ package indexer
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 )
 
@@ -39,6 +40,32 @@ func (x *Index) Columns() (columns, listed int) {
 		}
 	}
 	return x.columns.used(), listed
+}
+
+// Last returns the external hash of a worker's block that ends the leading blocks of
+// a prompt that it holds on the device, given their number; 0 if there are none.
+func (x *Index) Last(worker int, blocks int32, local []uint64) uint64 {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if blocks == 0 {
+		return 0
+	}
+	n, depth := x.root.kids.get(local[0]), 0
+	for depth+len(n.local) < int(blocks) {
+		depth += len(n.local)
+		n = n.kids.get(local[depth])
+	}
+	return n.external(int32(worker), int(blocks)-1-depth)
+}
+
+// FalsePositives estimates which share of the hashes that were not added is found, from
+// the bits that are set.
+func (f *Filter) FalsePositives() float64 {
+	set := 0
+	for i := range f.words {
+		set += bits.OnesCount64(f.words[i].Load())
+	}
+	return math.Pow(float64(set)/float64(f.Bits()), float64(f.k))
 }
 
 // Private reports whether an external hash of a worker stands in a private column.

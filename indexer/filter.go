@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"iter"
-	"math"
-	"math/bits"
 	"sync/atomic"
 )
 
@@ -144,16 +142,6 @@ func (f *Filter) Count() int { return f.n }
 // more: it is time for a larger one, as it finds 2.5 % of others by now, and soon all. The
 // goroutine that adds may ask.
 func (f *Filter) Overfull() bool { return f.n*filterBits*4 >= f.Bits()*5 }
-
-// FalsePositives estimates which share of the hashes that were not added is found, from
-// the bits that are set. It reads the whole filter.
-func (f *Filter) FalsePositives() float64 {
-	set := 0
-	for i := range f.words {
-		set += bits.OnesCount64(f.words[i].Load())
-	}
-	return math.Pow(float64(set)/float64(f.Bits()), float64(f.k))
-}
 
 // AppendTo appends the filter's words to dst, little endian: Bits()/8 bytes.
 func (f *Filter) AppendTo(dst []byte) []byte {

@@ -93,7 +93,6 @@ type Index struct {
 	dump    *dump // nil while there is none
 	dumps   uint32
 	blocks  atomic.Int64
-	age     atomic.Uint64
 	lower   atomic.Int64 // those of blocks that are not on the device
 
 	dumping sync.Mutex // held during a dump, before mu

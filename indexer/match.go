@@ -4,50 +4,35 @@ package indexer
 
 import "math/bits"
 
-// Matches says how much of a prompt workers hold. The caller makes the slices, and
-// those that are nil are not filled; what the others held before is lost. But for
-// Uses they go by the worker's number, and none may be shorter than Device.
+// Matches says how much of a prompt workers hold. The caller makes the slices, which
+// go by the worker's number; what they held before is lost. Those of Lower may be nil,
+// and are not filled then; none may be shorter than Device.
 type Matches struct {
 	// Device is how many leading blocks a worker holds on the device.
 	Device []int32
-	// Last is the external hash of the last of these, 0 where there is none.
-	Last []uint64
 	// Lower is how many of the blocks that follow these a worker holds in host
 	// memory, then on disk, then in external storage: each tier goes on where
 	// the one before it ended. Without the first block there are none.
 	Lower [tiers - 1][]int32
-	// Uses is how often each block of the prompt was asked for lately, this time
-	// included; 0 behind the last block that anybody holds. It is counted by runs
-	// of blocks that no branch interrupts, and only by calls that want it. See
-	// [Index.Age]. It must be as long as the prompt.
-	Uses []uint32
 }
 
 // Match counts, for each worker, how many leading blocks of the prompt with the
 // given local hashes it holds on the device: dst[w] is the count of worker w, and
 // dst must be as long as the caller's largest worker number plus one. What dst held
-// before is lost. Match does not allocate.
-func (x *Index) Match(dst []int32, local []uint64) { x.MatchLast(dst, nil, local) }
-
-// MatchLast is Match, and puts into last, unless it is nil, the external hash of
-// each worker's last block counted, 0 where there is none. It must be as long as
-// dst.
-func (x *Index) MatchLast(dst []int32, last []uint64, local []uint64) {
-	m := Matches{Device: dst, Last: last}
-	x.FindMatches(&m, local)
+// before is lost. Match does not allocate for up to 4,096 workers.
+func (x *Index) Match(dst []int32, local []uint64) {
+	x.FindMatches(&Matches{Device: dst}, local)
 }
 
 // FindMatches fills m for the prompt with the given local hashes. It does not
 // allocate for up to 4,096 workers.
 func (x *Index) FindMatches(m *Matches, local []uint64) {
 	clear(m.Device)
-	clear(m.Last)
 	lower := false
 	for _, dst := range m.Lower {
 		clear(dst)
 		lower = lower || dst != nil
 	}
-	clear(m.Uses)
 	if len(local) == 0 || len(m.Device) == 0 {
 		return
 	}
@@ -58,7 +43,7 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 	} else {
 		alive = alive[:words]
 	}
-	w := walk{dst: m.Device, last: m.Last, alive: alive}
+	w := walk{dst: m.Device, alive: alive}
 	x.gate.rlock()
 	now := x.gate.clock.Add(1) // before others take the gate's cache line
 	if n := x.root.kids.get(local[0]); n != nil {
@@ -68,9 +53,6 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 			if end := m.goOn(n, local); end != nil {
 				end.used.Store(now)
 			}
-		}
-		if m.Uses != nil {
-			m.use(n, x.age.Load(), local)
 		}
 	}
 	x.gate.runlock()
@@ -126,60 +108,12 @@ func (m *Matches) goOn(first *node, local []uint64) (end *node) {
 	return end
 }
 
-// use counts one use of each node on the way of a prompt.
-func (m *Matches) use(n *node, age uint64, local []uint64) {
-	uses := m.Uses[:len(local)]
-	depth := 0
-	for k := common(n.local, local); n != nil; {
-		count := n.use(age)
-		for i := range k {
-			uses[depth+i] = count
-		}
-		at := depth + k
-		n, k = onward(n, local, depth, k)
-		depth = at
-	}
-}
-
-// uses counts the uses of a node: how many in the age before, and how many in this
-// one, which comes uppermost.
-const (
-	usesBits = 24
-	usesMask = 1<<usesBits - 1
-)
-
-// use counts one use, and returns how many there were in this age and the one
-// before.
-func (n *node) use(age uint64) uint32 {
-	age &= 1<<(64-2*usesBits) - 1
-	for {
-		old := n.uses.Load()
-		before, now := old>>usesBits&usesMask, old&usesMask
-		switch age - old>>(2*usesBits) {
-		case 0:
-		case 1:
-			before, now = now, 0
-		default:
-			before, now = 0, 0
-		}
-		now = min(now+1, usesMask)
-		if n.uses.CompareAndSwap(old, age<<(2*usesBits)|before<<usesBits|now) {
-			return uint32(before + now)
-		}
-	}
-}
-
-// Age ends an age: [Matches].Uses counts what was asked for in this age and the one
-// before. Who calls it once a minute counts the last one to two minutes.
-func (x *Index) Age() { x.age.Add(1) }
-
 // matchWords is for how many workers (64 a word) a match needs no memory.
 const matchWords = 64
 
 // walk is one match on its way down the tree.
 type walk struct {
 	dst   []int32
-	last  []uint64
 	alive []uint64 // workers that hold all blocks so far
 	end   *node    // the last one where there was any
 }
@@ -202,9 +136,6 @@ func (m *walk) walk(n *node, local []uint64) {
 		}
 		if k := min(bits.TrailingZeros64(^(p.cells >> n.shift)), depth); k > 0 && int(p.who) < len(m.dst) {
 			m.dst[p.who] = int32(k)
-			if m.last != nil {
-				m.last[p.who] = n.external(p.who, k-1)
-			}
 		}
 	}
 	run := depth // blocks of n that match
@@ -218,7 +149,7 @@ func (m *walk) walk(n *node, local []uint64) {
 		for i := from; i < to; i++ {
 			if gone := m.alive[i] &^ c.full.word(i); gone != 0 {
 				m.alive[i] &^= gone
-				m.depart(i, gone, n, c, depth, k)
+				m.depart(i, gone, c, depth, k)
 			}
 			left |= m.alive[i]
 		}
@@ -229,12 +160,12 @@ func (m *walk) walk(n *node, local []uint64) {
 		n, depth, run = c, depth+k, k
 	}
 	m.end = n
-	m.arrive(from, to, n, depth, run)
+	m.arrive(from, to, depth)
 }
 
-// depart ends the count of workers that do not hold all of c, which follows the
-// depth blocks up to the end of n.
-func (m *walk) depart(word int, gone uint64, n, c *node, depth, k int) {
+// depart ends the count of workers that do not hold all of c, before which there are
+// depth blocks.
+func (m *walk) depart(word int, gone uint64, c *node, depth, k int) {
 	for ; gone != 0; gone &= gone - 1 {
 		w := int32(word*64 + bits.TrailingZeros64(gone))
 		held := 0
@@ -242,31 +173,14 @@ func (m *walk) depart(word int, gone uint64, n, c *node, depth, k int) {
 			held = min(bits.TrailingZeros64(^(c.part[i].cells >> c.shift)), k)
 		}
 		m.dst[w] = int32(depth + held)
-		if m.last == nil {
-			continue
-		}
-		if held > 0 {
-			m.last[w] = c.external(w, held-1)
-		} else {
-			m.last[w] = n.external(w, len(n.local)-1)
-		}
 	}
 }
 
-// arrive ends the count of the workers that came to the end, block run of n.
-func (m *walk) arrive(from, to int, n *node, depth, run int) {
-	owner := 0
+// arrive ends the count of the workers that hold all blocks that match.
+func (m *walk) arrive(from, to, depth int) {
 	for i := from; i < to; i++ {
 		for a := m.alive[i]; a != 0; a &= a - 1 {
-			w := int32(i*64 + bits.TrailingZeros64(a))
-			m.dst[w] = int32(depth)
-			if m.last == nil {
-				continue
-			}
-			for owner < len(n.own) && n.own[owner].who < w {
-				owner++
-			}
-			m.last[w] = n.externalFrom(owner, w, run-1)
+			m.dst[i*64+bits.TrailingZeros64(a)] = int32(depth)
 		}
 	}
 }

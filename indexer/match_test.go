@@ -10,8 +10,8 @@ import (
 )
 
 // matches returns room for the matches of some workers, with everything wanted.
-func matches(workers, blocks int) *indexer.Matches {
-	m := &indexer.Matches{Device: make([]int32, workers), Last: make([]uint64, workers), Uses: make([]uint32, blocks)}
+func matches(workers int) *indexer.Matches {
+	m := &indexer.Matches{Device: make([]int32, workers)}
 	for t := range m.Lower {
 		m.Lower[t] = make([]int32, workers)
 	}
@@ -55,7 +55,7 @@ func TestTiersGoOnWhereFasterOnesEnd(t *testing.T) {
 		}
 	}
 	prompt := []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9}
-	m := matches(4, len(prompt))
+	m := matches(4)
 	x.FindMatches(m, prompt)
 	got := append([][]int32{m.Device}, m.Lower[:]...)
 	want := [][]int32{{3, 0, 0, 8}, {2, 2, 0, 0}, {1, 2, 0, 0}, {0, 4, 0, 0}}
@@ -64,8 +64,10 @@ func TestTiersGoOnWhereFasterOnesEnd(t *testing.T) {
 			t.Errorf("tier %d: %d, want %d", tier, got[tier], want[tier])
 		}
 	}
-	if want := []uint64{3, 0, 0, 308}; !slices.Equal(m.Last, want) {
-		t.Errorf("last external hashes %d, want %d", m.Last, want)
+	for w, want := range []uint64{3, 0, 0, 308} {
+		if last := x.Last(w, m.Device[w], prompt); last != want {
+			t.Errorf("last external hash of worker %d is %d, want %d", w, last, want)
+		}
 	}
 
 	// Without the host's counts the disk goes on behind the device.
@@ -80,42 +82,6 @@ func TestTiersGoOnWhereFasterOnesEnd(t *testing.T) {
 	}
 	if out := x.Apply(0, indexer.Event{Kind: indexer.Cleared}); out.Removed != 9 || x.WorkerBlocks(0) != 0 {
 		t.Errorf("cleared: %+v and %d blocks left, want 9 removed", out, x.WorkerBlocks(0))
-	}
-}
-
-func TestUsesAreCountedForTwoAges(t *testing.T) {
-	x := indexer.New(indexer.Config{})
-	x.Apply(0, line(0, indexer.Device, 1, 4))
-	x.Apply(0, indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: 2, Blocks: []indexer.Block{{External: 50, Local: 50}}})
-	uses := func(prompt ...uint64) []uint32 {
-		m := &indexer.Matches{Device: make([]int32, 1), Uses: make([]uint32, len(prompt))}
-		x.FindMatches(m, prompt)
-		return m.Uses
-	}
-	for i, c := range []struct {
-		prompt []uint64
-		want   []uint32
-		age    bool // begins
-	}{
-		{[]uint64{1, 2, 3, 4, 5}, []uint32{1, 1, 1, 1, 0}, false},
-		{[]uint64{1, 2, 50}, []uint32{2, 2, 1}, false},
-		{[]uint64{1, 2, 3, 4}, []uint32{3, 3, 2, 2}, false},
-		{[]uint64{7}, []uint32{0}, false},
-		{[]uint64{1, 2, 3, 4}, []uint32{4, 4, 3, 3}, true},
-		{[]uint64{1, 2, 50}, []uint32{2, 2, 1}, true}, // 50 was used two ages ago
-		{[]uint64{1, 2, 3}, []uint32{3, 3, 2}, false},
-	} {
-		if c.age {
-			x.Age()
-		}
-		if got := uses(c.prompt...); !slices.Equal(got, c.want) {
-			t.Errorf("step %d: uses of %d are %d, want %d", i, c.prompt, got, c.want)
-		}
-	}
-	counts := make([]int32, 1)
-	x.Match(counts, []uint64{1, 2})
-	if got := uses(1); got[0] != 4 {
-		t.Errorf("%d uses, want 4: a match that does not ask for uses is none", got[0])
 	}
 }
 
@@ -134,7 +100,7 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 		ev.Tier, ev.Blocks = indexer.HostPinned, whole
 		x.Apply(w, ev)
 	}
-	m := matches(8, len(prompt))
+	m := matches(8)
 	if n := testing.AllocsPerRun(10, func() { x.Match(m.Device, prompt) }); n != 0 {
 		t.Errorf("Match makes %v allocations, want 0", n)
 	}

@@ -343,7 +343,7 @@ func (s *shape) prompt(rng *rand.Rand, m *model) []uint64 {
 
 // equal compares what the index and the model say of a prompt.
 func equal(x *indexer.Index, m *model, prompt []uint64) error {
-	got := indexer.Matches{Device: make([]int32, m.workers), Last: make([]uint64, m.workers)}
+	got := indexer.Matches{Device: make([]int32, m.workers)}
 	for t := range got.Lower {
 		got.Lower[t] = make([]int32, m.workers)
 	}
@@ -354,8 +354,8 @@ func equal(x *indexer.Index, m *model, prompt []uint64) error {
 			return fmt.Errorf("match of %d on tier %d is %d, want %d", prompt, t, counts, want[t])
 		}
 	}
-	for w, e := range got.Last {
-		if n := got.Device[w]; n == 0 && e != 0 || n > 0 && m.owner(w, indexer.Device).held[e] != chains[w] {
+	for w, n := range got.Device {
+		if e := x.Last(w, n, prompt); n > 0 && m.owner(w, indexer.Device).held[e] != chains[w] {
 			return fmt.Errorf("match of %d: the last external hash of worker %d is %d, which is not that of block %d", prompt, w, e, n)
 		}
 	}
@@ -504,7 +504,7 @@ func TestIndexIsSafeForConcurrentUse(t *testing.T) {
 	for r := range uint64(2) {
 		readers.Go(func() {
 			rng := rand.New(rand.NewPCG(r, 3))
-			all := matches(s.workers, 60)
+			all := matches(s.workers)
 			for n := 0; !done.Load(); n++ {
 				prompt := make([]uint64, rng.IntN(60))
 				for i := range prompt {
@@ -513,12 +513,11 @@ func TestIndexIsSafeForConcurrentUse(t *testing.T) {
 				x.FindMatches(all, prompt)
 				for w, c := range all.Device {
 					sum := int(c + all.Lower[0][w] + all.Lower[1][w] + all.Lower[2][w])
-					if sum > len(prompt) || (c == 0) != (all.Last[w] == 0) || sum > 0 && all.Uses[sum-1] == 0 {
-						t.Errorf("worker %d: overlap %d, %d on all tiers, of %d, last hash %d, uses %d", w, c, sum, len(prompt), all.Last[w], all.Uses)
+					if sum > len(prompt) {
+						t.Errorf("worker %d: overlap %d, %d on all tiers, of %d", w, c, sum, len(prompt))
 					}
 				}
 				if n%1000 == 0 {
-					x.Age()
 					x.SetLimit(0, 1<<20) // never reached
 					for range x.Dump() {
 					}

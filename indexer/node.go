@@ -33,7 +33,6 @@ type node struct {
 	number uint32 // its number there
 
 	used atomic.Uint64 // when it last was the end of a match; by readers
-	uses atomic.Uint64 // see node.use; by readers
 }
 
 // part is an owner that holds blocks of a node: on the device not all of them.
@@ -199,15 +198,9 @@ func (n *node) byDefault(cells uint64) (live uint64) {
 
 // external returns an owner's external hash of block i, which it holds.
 func (n *node) external(who int32, i int) uint64 {
-	owner, _ := n.findOwn(who)
-	return n.externalFrom(owner, who, i)
-}
-
-// externalFrom is external for who knows where in own the owner would be.
-func (n *node) externalFrom(owner int, who int32, i int) uint64 {
 	cell := i + int(n.shift)
-	for ; owner < len(n.own) && n.own[owner].who == who; owner++ {
-		if o := &n.own[owner]; o.cells>>cell&1 != 0 {
+	for at, _ := n.findOwn(who); at < len(n.own) && n.own[at].who == who; at++ {
+		if o := &n.own[at]; o.cells>>cell&1 != 0 {
 			return o.column.external(cell)
 		}
 	}

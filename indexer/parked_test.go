@@ -121,41 +121,6 @@ func TestWaitingEnds(t *testing.T) {
 	}
 }
 
-func TestNamedWorkers(t *testing.T) {
-	const blockSize = 4
-	n := indexer.NewNamed(indexer.Config{}, blockSize)
-	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}
-	local := indexer.AppendLocalHashes(nil, tokens, blockSize, indexer.Seed("", ""))
-	hold := func(w indexer.Worker, blocks int) {
-		ev := indexer.Event{Kind: indexer.Stored}
-		for i, l := range local[:blocks] {
-			ev.Blocks = append(ev.Blocks, indexer.Block{External: uint64(i), Local: l})
-		}
-		n.Apply(w, ev)
-	}
-	check := func(want map[indexer.Worker]int) {
-		t.Helper()
-		if diff := cmp.Diff(want, n.FindMatchesForRequest(tokens)); diff != "" {
-			t.Errorf("(-want +got)\n%s", diff)
-		}
-	}
-	a0, a1, b0, c0 := indexer.Worker{ID: 1 << 63}, indexer.Worker{ID: 1 << 63, DPRank: 1}, indexer.Worker{ID: 2}, indexer.Worker{ID: 3}
-	check(map[indexer.Worker]int{})
-	hold(a0, 3)
-	hold(a1, 1)
-	hold(b0, 2)
-	check(map[indexer.Worker]int{a0: 3, a1: 1, b0: 2})
-	n.RemoveRank(a1)
-	hold(c0, 1) // in a1's place
-	check(map[indexer.Worker]int{a0: 3, b0: 2, c0: 1})
-	n.RemoveWorker(a0.ID)
-	n.RemoveWorker(99)
-	check(map[indexer.Worker]int{b0: 2, c0: 1})
-	if n.Index().Blocks() != 3 {
-		t.Errorf("%d blocks, want 3", n.Index().Blocks())
-	}
-}
-
 // What is stored on a lower tier may follow what waits on the device, not the other
 // way round.
 func TestTiersWaitForTheirParent(t *testing.T) {

@@ -259,7 +259,6 @@ func (x *Index) split(n *node, block int) *node {
 	x.preserve(n)
 	h := x.newNode(n.parent, append(make([]uint64, 0, runCap(block)), n.local[:block]...), n.shift)
 	h.used.Store(n.used.Load())
-	h.uses.Store(n.uses.Load())
 	h.parent.kids.replace(n.local[0], h)
 	n.parent = h
 	n.local = append(make([]uint64, 0, runCap(len(n.local)-block)), n.local[block:]...)
