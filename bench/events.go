@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/replica"
@@ -293,7 +294,7 @@ func manyMessages(blocks int) (messages [][]byte, operations int) {
 
 // sender is a publisher that notes when its events left.
 type sender struct {
-	publisher *events.Publisher
+	publisher *engines.Publisher
 
 	mu sync.Mutex
 	// mu guards the fields below. The index is the first block of an event.
@@ -346,7 +347,7 @@ func (l *eventsLab) latency(durable bool) ([]float64, error) {
 			return nil, err
 		}
 		s := &sender{}
-		s.publisher = events.NewPublisher(nc, events.PublisherConfig{Scope: l.scope, WorkerID: uint64(i + 1), Durable: durable, Now: s.now})
+		s.publisher = engines.NewPublisher(nc, engines.PublisherConfig{Scope: l.scope, WorkerID: uint64(i + 1), Durable: durable, Now: s.now})
 		senders[i] = s
 		running.Go(func() { _ = s.publisher.Run(ctx) }) // what it did not send is missed below
 	}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
@@ -94,13 +95,13 @@ func ParseConfig(data []byte) (Config, error) {
 type Publisher struct {
 	conf      Config
 	nc        *nats.Conn
-	publisher *events.Publisher
+	publisher *engines.Publisher
 	cancel    context.CancelFunc
 	done      chan error // what Run ended with
 
 	mu sync.Mutex
 	// mu guards the fields below, and orders what is published.
-	engine *events.Engine
+	engine *engines.Engine
 	load   fleet.Load
 	closed bool
 }
@@ -146,8 +147,8 @@ func Open(conf Config) (*Publisher, error) {
 	scope := wire.Scope{Namespace: conf.Namespace, Component: conf.Component, Endpoint: conf.Endpoint}
 	p := &Publisher{
 		conf: conf, nc: nc, done: make(chan error, 1),
-		publisher: events.NewPublisher(nc, publisherConfig(&conf, scope, id, log)),
-		engine:    events.NewEngine(events.EngineOptions{BlockSize: conf.BlockSize, SetLike: conf.SetLike, Placeholder: conf.ImageTokenID}),
+		publisher: engines.NewPublisher(nc, publisherConfig(&conf, scope, id, log)),
+		engine:    engines.NewEngine(engines.EngineOptions{BlockSize: conf.BlockSize, SetLike: conf.SetLike, Placeholder: conf.ImageTokenID}),
 	}
 	var announcer *fleet.Announcer
 	if conf.Address != "" {
@@ -246,8 +247,8 @@ func (p *Publisher) PublishStored(s Stored) (told int, err error) {
 	if full == 0 {
 		return 0, nil
 	}
-	ev := events.EngineEvent{
-		Kind: events.EngineStored, Rank: s.DPRank, HasRank: true,
+	ev := engines.EngineEvent{
+		Kind: engines.EngineStored, Rank: s.DPRank, HasRank: true,
 		Hashes: s.BlockHashes[:full], Parent: s.ParentHash, HasParent: s.HasParent,
 		Tokens: s.TokenIDs[:need], BlockSize: size, Window: s.Eagle,
 		LoRA: s.LoRAName, Salt: s.CacheSalt, HasSalt: s.CacheSalt != "" || s.LoRAName != "" || !s.HasParent,
@@ -262,23 +263,23 @@ func (p *Publisher) PublishStored(s Stored) (told int, err error) {
 
 // PublishRemoved publishes that blocks were removed.
 func (p *Publisher) PublishRemoved(dpRank uint32, hashes []uint64) error {
-	_, err := p.apply(events.EngineEvent{Kind: events.EngineRemoved, Rank: dpRank, HasRank: true, Hashes: hashes})
+	_, err := p.apply(engines.EngineEvent{Kind: engines.EngineRemoved, Rank: dpRank, HasRank: true, Hashes: hashes})
 	return err
 }
 
 // PublishCleared publishes that a rank's cache is empty.
 func (p *Publisher) PublishCleared(dpRank uint32) error {
-	_, err := p.apply(events.EngineEvent{Kind: events.EngineCleared, Rank: dpRank, HasRank: true})
+	_, err := p.apply(engines.EngineEvent{Kind: engines.EngineCleared, Rank: dpRank, HasRank: true})
 	return err
 }
 
-func (p *Publisher) apply(ev events.EngineEvent) ([]events.RouterEvent, error) {
+func (p *Publisher) apply(ev engines.EngineEvent) ([]events.RouterEvent, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return nil, ErrClosed
 	}
-	evs, _ := p.engine.Apply(&events.EngineBatch{Events: []events.EngineEvent{ev}})
+	evs, _ := p.engine.Apply(&engines.EngineBatch{Events: []engines.EngineEvent{ev}})
 	for _, e := range evs {
 		events.Parts(e.Event, func(part indexer.Event) { p.publisher.Publish(e.DPRank, part) })
 	}

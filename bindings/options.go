@@ -6,14 +6,14 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
-func publisherConfig(c *Config, scope wire.Scope, id uint64, log *slog.Logger) events.PublisherConfig {
-	return events.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Quiet: true, Log: log}
+func publisherConfig(c *Config, scope wire.Scope, id uint64, log *slog.Logger) engines.PublisherConfig {
+	return engines.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: c.EnableLocalIndexer, Durable: c.Durable, Replicas: c.NATSReplicas, Quiet: true, Log: log}
 }
 
 // record is what is registered. A worker of several ranks may have a publisher for

@@ -3,12 +3,12 @@
 package events
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/msgpack"
 )
 
 // RouterEvent is one event of a worker's cache as it travels.
@@ -36,9 +36,6 @@ type Envelope struct {
 //nolint:gochecknoglobals // a table
 var tiers = [...]string{"device", "host_pinned", "disk", "external"}
 
-// errShape is wrapped by the errors about MessagePack of the wrong shape.
-var errShape = errors.New("unexpected shape")
-
 // AppendEnvelope appends the encoding of e to dst: a map with its keys in the
 // order of the fields.
 func AppendEnvelope(dst []byte, e Envelope) []byte {
@@ -55,15 +52,15 @@ func AppendEnvelope(dst []byte, e Envelope) []byte {
 func DecodeEnvelope(data []byte) (Envelope, error) {
 	var e Envelope
 	var publisher, payload bool
-	rest, err := eachField(data, func(key, value []byte) (err error) {
+	rest, err := msgpack.EachField(data, func(key, value []byte) (err error) {
 		switch string(key) {
 		case "publisher_id":
 			publisher = true
-			e.PublisherID, err = readUint(value)
+			e.PublisherID, err = msgpack.Uint(value)
 		case "sequence":
-			e.Sequence, err = readUint(value)
+			e.Sequence, err = msgpack.Uint(value)
 		case "published_at":
-			e.PublishedAt, err = readUint(value)
+			e.PublishedAt, err = msgpack.Uint(value)
 		case "topic":
 			e.Topic, _, err = msgp.ReadStringBytes(value)
 		case "payload":
@@ -78,7 +75,7 @@ func DecodeEnvelope(data []byte) (Envelope, error) {
 	case len(rest) > 0:
 		return e, fmt.Errorf("events: decode envelope: %d bytes follow it", len(rest))
 	case !publisher || !payload:
-		return e, fmt.Errorf("events: decode envelope: %w: publisher_id or payload is missing", errShape)
+		return e, fmt.Errorf("events: decode envelope: %w: publisher_id or payload is missing", msgpack.ErrShape)
 	}
 	return e, nil
 }
@@ -167,13 +164,13 @@ func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
 func decodeEvent(data []byte) (r RouterEvent, err error) {
 	hasEvent := false
 	var hasID, hasData bool
-	_, err = walkFields(data, func(key, data []byte) (rest []byte, err error) {
+	_, err = msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "worker_id":
-			r.WorkerID, rest, err = readUintRest(data)
+			r.WorkerID, rest, err = msgpack.UintRest(data)
 		case "storage_tier":
 			var value []byte
-			if value, rest, err = cut(data); err == nil {
+			if value, rest, err = msgpack.Cut(data); err == nil {
 				r.Event.Tier, err = readTier(value)
 			}
 		case "residency_domain":
@@ -182,15 +179,15 @@ func decodeEvent(data []byte) (r RouterEvent, err error) {
 			r.Foreign = string(domain) != "worker"
 		case "event":
 			hasEvent = true
-			rest, err = walkFields(data, func(key, data []byte) (rest []byte, err error) {
+			rest, err = msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
 				switch string(key) {
 				case "event_id":
 					hasID = true
-					r.EventID, rest, err = readUintRest(data)
+					r.EventID, rest, err = msgpack.UintRest(data)
 				case "dp_rank":
 					var value []byte
-					if value, rest, err = cut(data); err == nil {
-						r.DPRank, err = readRank(value)
+					if value, rest, err = msgpack.Cut(data); err == nil {
+						r.DPRank, err = msgpack.Rank(value)
 					}
 				case "data":
 					hasData = true
@@ -208,9 +205,9 @@ func decodeEvent(data []byte) (r RouterEvent, err error) {
 	switch {
 	case err != nil:
 	case !hasEvent:
-		err = fmt.Errorf("%w: no event", errShape)
+		err = fmt.Errorf("%w: no event", msgpack.ErrShape)
 	case !hasID || !hasData:
-		err = fmt.Errorf("%w: no event_id or no data", errShape)
+		err = fmt.Errorf("%w: no event_id or no data", msgpack.ErrShape)
 	}
 	return r, err
 }
@@ -225,14 +222,14 @@ func decodeData(data []byte, ev *indexer.Event) (rest []byte, err error) {
 		}
 		return rest, err
 	}
-	return walkFields(data, func(key, data []byte) (rest []byte, err error) {
+	return msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "stored":
 			ev.Kind = indexer.Stored
 			return decodeStored(data, ev)
 		case "removed":
 			var value []byte
-			if value, rest, err = cut(data); err != nil {
+			if value, rest, err = msgpack.Cut(data); err != nil {
 				return rest, err
 			}
 			ev.Kind = indexer.Removed
@@ -245,14 +242,14 @@ func decodeData(data []byte, ev *indexer.Event) (rest []byte, err error) {
 }
 
 func decodeStored(data []byte, ev *indexer.Event) (rest []byte, err error) {
-	return walkFields(data, func(key, data []byte) (rest []byte, err error) {
+	return msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "parent_hash":
 			if msgp.IsNil(data) {
 				return msgp.Skip(data)
 			}
 			ev.HasParent = true
-			ev.Parent, rest, err = readUintRest(data)
+			ev.Parent, rest, err = msgpack.UintRest(data)
 			return rest, err
 		case "blocks":
 			ev.Blocks, rest, err = decodeBlocks(data)
@@ -275,7 +272,7 @@ func decodeBlocks(data []byte) ([]indexer.Block, []byte, error) {
 		b, after, ok := plainBlock(rest)
 		if !ok {
 			var value []byte
-			if value, after, err = cut(rest); err != nil {
+			if value, after, err = msgpack.Cut(rest); err != nil {
 				return nil, after, err
 			}
 			if b, err = decodeBlock(value); err != nil {
@@ -299,13 +296,13 @@ func plainBlock(data []byte) (b indexer.Block, rest []byte, ok bool) {
 	if len(data) < len(plainBlockBegin) || string(data[:len(plainBlockBegin)]) != plainBlockBegin {
 		return b, data, false
 	}
-	if b.External, rest, err = readUintRest(data[len(plainBlockBegin):]); err != nil {
+	if b.External, rest, err = msgpack.UintRest(data[len(plainBlockBegin):]); err != nil {
 		return b, data, false
 	}
 	if len(rest) < len(plainBlockMiddle) || string(rest[:len(plainBlockMiddle)]) != plainBlockMiddle {
 		return b, data, false
 	}
-	if b.Local, rest, err = readUintRest(rest[len(plainBlockMiddle):]); err != nil {
+	if b.Local, rest, err = msgpack.UintRest(rest[len(plainBlockMiddle):]); err != nil {
 		return b, data, false
 	}
 	if len(rest) < len(plainBlockEnd) || string(rest[:len(plainBlockEnd)]) != plainBlockEnd {
@@ -316,114 +313,31 @@ func plainBlock(data []byte) (b indexer.Block, rest []byte, ok bool) {
 
 func decodeBlock(data []byte) (b indexer.Block, err error) {
 	var external, local bool
-	_, err = eachField(data, func(key, value []byte) (err error) {
+	_, err = msgpack.EachField(data, func(key, value []byte) (err error) {
 		switch string(key) {
 		case "block_hash":
 			external = true
-			b.External, err = readUint(value)
+			b.External, err = msgpack.Uint(value)
 		case "tokens_hash":
 			local = true
-			b.Local, err = readUint(value)
+			b.Local, err = msgpack.Uint(value)
 		}
 		return err
 	})
 	if err == nil && !(external && local) {
-		err = fmt.Errorf("%w: a block without hashes", errShape)
+		err = fmt.Errorf("%w: a block without hashes", msgpack.ErrShape)
 	}
 	return b, err
 }
 
 func decodeRemoved(data []byte, ev *indexer.Event) error {
-	_, err := eachField(data, func(key, value []byte) (err error) {
+	_, err := msgpack.EachField(data, func(key, value []byte) (err error) {
 		if string(key) == "block_hashes" {
-			ev.Externals, err = readList(value, 1, readUint)
+			ev.Externals, err = msgpack.List(value, 1, msgpack.Uint)
 		}
 		return err
 	})
 	return err
-}
-
-// walkFields calls field for each key of a map, with all that follows the key; field
-// returns what follows its value. Unlike [eachField] it looks at each byte once.
-func walkFields(data []byte, field func(key, data []byte) (rest []byte, err error)) (rest []byte, err error) {
-	n, rest, err := msgp.ReadMapHeaderBytes(data)
-	if err != nil {
-		return rest, err
-	}
-	for range n {
-		var key []byte
-		if key, rest, err = msgp.ReadMapKeyZC(rest); err != nil {
-			return rest, err
-		}
-		if rest, err = field(key, rest); err != nil {
-			return rest, fmt.Errorf("%s: %w", key[:min(len(key), 32)], err)
-		}
-	}
-	return rest, nil
-}
-
-// cut parts the first value from what follows it.
-func cut(data []byte) (value, rest []byte, err error) {
-	rest, err = msgp.Skip(data)
-	return data[:len(data)-len(rest)], rest, err
-}
-
-// eachField calls field for each key of a map, with the encoding of its value, and
-// returns what follows the map. Keys that nobody knows are no error.
-func eachField(data []byte, field func(key, value []byte) error) (rest []byte, err error) {
-	return walkFields(data, func(key, data []byte) ([]byte, error) {
-		value, rest, err := cut(data)
-		if err == nil {
-			err = field(key, value)
-		}
-		return rest, err
-	})
-}
-
-// readList reads an array whose elements take at least size bytes each, so that a
-// false header cannot make it reserve more than the message is long.
-func readList[T any](data []byte, size int, read func([]byte) (T, error)) ([]T, error) {
-	n, rest, err := msgp.ReadArrayHeaderBytes(data)
-	if err != nil {
-		return nil, err
-	}
-	list := make([]T, 0, min(int(n), len(rest)/size+1))
-	for range n {
-		element := rest
-		if rest, err = msgp.Skip(rest); err != nil {
-			return nil, err
-		}
-		v, err := read(element[:len(element)-len(rest)])
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, v)
-	}
-	return list, nil
-}
-
-// readUint reads an integer of any width; a negative one keeps its bits, as
-// engines write hashes.
-func readUint(data []byte) (uint64, error) {
-	v, _, err := readUintRest(data)
-	return v, err
-}
-
-// readUintRest is readUint with what follows.
-func readUintRest(data []byte) (uint64, []byte, error) {
-	if len(data) > 0 && (data[0] >= 0xe0 || 0xd0 <= data[0] && data[0] <= 0xd3) {
-		v, rest, err := msgp.ReadInt64Bytes(data)
-		return uint64(v), rest, err
-	}
-	return msgp.ReadUint64Bytes(data)
-}
-
-func readRank(data []byte) (uint32, error) {
-	if msgp.IsNil(data) {
-		return 0, nil
-	}
-	v, _, err := msgp.ReadUint32Bytes(data)
-	return v, err
 }
 
 func readTier(data []byte) (indexer.Tier, error) {
@@ -440,5 +354,5 @@ func tierNamed(name string) (indexer.Tier, error) {
 			return indexer.Tier(t), nil
 		}
 	}
-	return 0, fmt.Errorf("%w: storage tier %q", errShape, name[:min(len(name), 32)])
+	return 0, fmt.Errorf("%w: storage tier %q", msgpack.ErrShape, name[:min(len(name), 32)])
 }

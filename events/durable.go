@@ -413,6 +413,13 @@ func (d *Durable) limited(ctx context.Context, do func(context.Context) error) e
 	return do(ctx)
 }
 
+// OpenStream returns the stream of a scope's component, and makes it with the default
+// retention if it is not there.
+func OpenStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int) (jetstream.Stream, error) {
+	t := defaultTiming()
+	return openStream(ctx, js, scope, replicas, false, &t)
+}
+
 // openStream returns the stream of a scope's component, and makes it if it is not
 // there. Publishers and routers do this, whoever comes first. A stream that is
 // there stays as its owner configured it.
@@ -669,7 +676,7 @@ func (r *reader) take(ctx context.Context, m jetstream.Msg, o *opened) error {
 	d.apply.Lock()
 	before := d.at.seq
 	if meta.Sequence.Stream > before {
-		gap := d.sub.takeFrom(ctx, FeedDurable, meta.Timestamp, m.Data(), nil)
+		gap := d.sub.TakeFrom(ctx, FeedDurable, meta.Timestamp, m.Data(), nil)
 		d.at.seq = meta.Sequence.Stream
 		if gap && before > 0 && d.at.seq > before+1 {
 			d.hole, d.holeSeen = d.at.seq, time.Now() // until it is known to be none

@@ -6,7 +6,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -53,15 +52,4 @@ func (d *Durable) Consumer() string { return d.consumer }
 // WriteKey writes a key as the head is written.
 func WriteKey(ctx context.Context, kv jetstream.KeyValue, key string, v any, revision uint64) error {
 	return writeKey(ctx, kv, key, v, revision)
-}
-
-// LeaveWithin shortens what a durable publisher waits for at its end.
-func (p *Publisher) LeaveWithin(d time.Duration) { p.out.(*natsOutlet).stream.leave = d }
-
-// Interfere puts something between a durable publisher and its stream.
-func (p *Publisher) Interfere(with func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error) {
-	stream := p.out.(*natsOutlet).stream
-	publish := stream.publish
-	stream.retry = time.Millisecond
-	stream.publish = func(ctx context.Context, m *nats.Msg) error { return with(ctx, m, publish) }
 }

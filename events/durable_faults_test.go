@@ -22,6 +22,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
@@ -172,8 +173,8 @@ func TestDroppedDuplicatedReorderedMessages(t *testing.T) {
 	n := startJetStream(t)
 	rng, mu, late := rand.New(rand.NewPCG(1, 1)), sync.Mutex{}, []*nats.Msg{}
 	lost, twice, again := 0, 0, 0
-	e := startEngines(t, n.connect(), 4, func(p *events.Publisher) {
-		p.Interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
+	e := startEngines(t, n.connect(), 4, func(conf *engines.PublisherConfig) {
+		conf.Publish = n.interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
 			mu.Lock()
 			fault := rng.IntN(20)
 			var old *nats.Msg
@@ -508,7 +509,7 @@ func (n *natsd) head() (h headOf) {
 
 // twoSnapshots is a stream that was shortened, with two snapshots of different
 // positions and a tail, and no replica.
-func twoSnapshots(t *testing.T, n *natsd) (e *engines) {
+func twoSnapshots(t *testing.T, n *natsd) (e *enginePool) {
 	t.Helper()
 	e = startEngines(t, n.connect(), 3)
 	a := startReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 30})
@@ -854,7 +855,7 @@ func TestTheObjectStoreIsFull(t *testing.T) {
 func TestAWorkerLiesAboutItsID(t *testing.T) {
 	t.Parallel()
 	n, e, a := settled(t, 4, 200, events.DurableConfig{})
-	liar := events.NewPublisher(n.connect(), events.PublisherConfig{WorkerID: 2, Durable: true})
+	liar := engines.NewPublisher(n.connect(), engines.PublisherConfig{WorkerID: 2, Durable: true})
 	stop := running(t, liar.Run)
 	for i := range uint64(50) {
 		liar.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1<<60 + i, Local: i}}})
@@ -895,7 +896,7 @@ func TestTenThousandWorkers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e := &engines{t: t, truth: truth}
+	e := &enginePool{t: t, truth: truth}
 	e.mustKnow(a)
 	a.stop()
 	eventually(t, func() bool { return n.hasSnapshot(workers) })

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -33,8 +34,8 @@ func TestLocalIndexersMendTheStream(t *testing.T) {
 			}
 		}
 	}
-	for name, story := range map[string]func(n *natsd, e *engines){
-		"purged while nobody was there": func(n *natsd, e *engines) {
+	for name, story := range map[string]func(n *natsd, e *enginePool){
+		"purged while nobody was there": func(n *natsd, e *enginePool) {
 			a := e.startMember(n.connect(), "a", events.DurableConfig{SnapshotThreshold: 20})
 			e.workUntil(func() bool { return n.head().Previous != "" })
 			e.mustKnow(a)
@@ -42,19 +43,19 @@ func TestLocalIndexersMendTheStream(t *testing.T) {
 			e.workFor(100 * time.Millisecond)
 			n.purge()
 		},
-		"gone before the first router came": func(n *natsd, e *engines) {
+		"gone before the first router came": func(n *natsd, e *enginePool) {
 			e.workFor(200 * time.Millisecond)
 			eventually(n.t, func() bool { return n.streamInfo().State.LastSeq > 0 })
 			n.purge()
 		},
-		"snapshots damaged, the stream purged": func(n *natsd, e *engines) {
+		"snapshots damaged, the stream purged": func(n *natsd, e *enginePool) {
 			a := e.startMember(n.connect(), "a", events.DurableConfig{SnapshotThreshold: 20})
 			e.workUntil(func() bool { return n.head().Previous != "" })
 			a.kill()
 			spoil(n)
 			n.purge()
 		},
-		"another stream": func(n *natsd, e *engines) {
+		"another stream": func(n *natsd, e *enginePool) {
 			a := e.startMember(n.connect(), "a", events.DurableConfig{})
 			e.workFor(100 * time.Millisecond)
 			e.mustKnow(a)
@@ -89,8 +90,8 @@ func TestWhatThePublisherLosesIsAskedFor(t *testing.T) {
 	n := startJetStream(t)
 	var refuse atomic.Bool
 	var refused atomic.Int64
-	e := startAskable(t, n.connect(), 3, func(p *events.Publisher) {
-		p.Interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
+	e := startAskable(t, n.connect(), 3, func(conf *engines.PublisherConfig) {
+		conf.Publish = n.interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
 			if refuse.Load() {
 				refused.Add(1)
 				return nats.ErrMaxPayload // for good
@@ -223,9 +224,9 @@ func TestStrangersAreNotHeard(t *testing.T) {
 			a := e.startMember(n.connect(), "a", events.DurableConfig{})
 			e.work(200)
 			e.mustKnow(a)
-			var liars []*events.Publisher
+			var liars []*engines.Publisher
 			for w := range uint64(3) {
-				liar := events.NewPublisher(n.connect(), events.PublisherConfig{WorkerID: w + 1, Durable: true})
+				liar := engines.NewPublisher(n.connect(), engines.PublisherConfig{WorkerID: w + 1, Durable: true})
 				running(t, liar.Run)
 				liar.Publish(0, indexer.Event{Kind: indexer.Cleared})
 				liars = append(liars, liar)
@@ -258,8 +259,7 @@ func TestARepeatedMessageIsInTheStreamOnce(t *testing.T) {
 	n := startJetStream(t)
 	var sent atomic.Int64
 	var id atomic.Pointer[string]
-	p := events.NewPublisher(n.connect(), events.PublisherConfig{WorkerID: 1, Durable: true})
-	p.Interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
+	p := engines.NewPublisher(n.connect(), engines.PublisherConfig{WorkerID: 1, Durable: true, Publish: n.interfere(func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error {
 		err := publish(ctx, m)
 		now := m.Header.Get(jetstream.MsgIDHeader)
 		if before := id.Swap(&now); before != nil && *before != now {
@@ -269,7 +269,7 @@ func TestARepeatedMessageIsInTheStreamOnce(t *testing.T) {
 			return errors.New("the answer is lost")
 		}
 		return err
-	})
+	})})
 	running(t, p.Run)
 	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
 	eventually(t, func() bool { return sent.Load() == 3 })
@@ -285,11 +285,9 @@ func TestARepeatedMessageIsInTheStreamOnce(t *testing.T) {
 func TestAPublisherLeavesInTime(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
-	p := events.NewPublisher(n.connect(), events.PublisherConfig{WorkerID: 1, Durable: true})
-	p.Interfere(func(context.Context, *nats.Msg, func(context.Context, *nats.Msg) error) error {
+	p := engines.NewPublisher(n.connect(), engines.PublisherConfig{WorkerID: 1, Durable: true, Publish: func(context.Context, *nats.Msg) error {
 		return errors.New("refused")
-	})
-	p.LeaveWithin(500 * time.Millisecond)
+	}})
 	stop := running(t, p.Run)
 	for i := range uint64(128 * 100) {
 		p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: i, Local: i}}})
@@ -337,10 +335,10 @@ func TestOtherEndpointsPurge(t *testing.T) {
 	n := startJetStream(t)
 	one, other := wire.Scope{Endpoint: "one"}, wire.Scope{Endpoint: "other"}
 	conf := events.DurableConfig{SnapshotThreshold: 10}
-	start := func(scope wire.Scope, name string) (*replica, *events.Publisher) {
+	start := func(scope wire.Scope, name string) (*replica, *engines.Publisher) {
 		r := newReplicaIn(t, n.connect(), scope, name, conf)
 		r.stop = running(t, r.Run)
-		p := events.NewPublisher(n.connect(), events.PublisherConfig{Scope: scope, WorkerID: 1, Durable: true})
+		p := engines.NewPublisher(n.connect(), engines.PublisherConfig{Scope: scope, WorkerID: 1, Durable: true})
 		running(t, p.Run)
 		return r, p
 	}

@@ -50,7 +50,7 @@ func TestTheStoreIsFull(t *testing.T) {
 	for name, askable := range map[string]bool{"events wait": false, "workers are asked": true} {
 		t.Run(name, func(t *testing.T) {
 			n := startJetStream(t, func(n *natsd) { n.opts.JetStreamMaxStore = 8 << 20 })
-			var e *engines
+			var e *enginePool
 			var a *replica
 			if askable {
 				e = startAskable(t, n.connect(), 3)

@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/fixtures"
@@ -83,13 +84,24 @@ func (n *natsd) jetStream() jetstream.JetStream {
 	return n.js
 }
 
-// engines are workers with caches of their own: what they tell their publishers is
+// interfere returns a way for publishers to put messages into the stream with something
+// in between.
+func (n *natsd) interfere(with func(ctx context.Context, m *nats.Msg, publish func(context.Context, *nats.Msg) error) error) func(context.Context, *nats.Msg) error {
+	js := n.jetStream()
+	publish := func(ctx context.Context, m *nats.Msg) error {
+		_, err := js.PublishMsg(ctx, m, jetstream.WithRetryAttempts(0))
+		return err
+	}
+	return func(ctx context.Context, m *nats.Msg) error { return with(ctx, m, publish) }
+}
+
+// enginePool are workers with caches of their own: what they tell their publishers is
 // what truly happens. Workers are numbered from 1.
-type engines struct {
+type enginePool struct {
 	t     *testing.T
 	truth *indexer.Index
 	nc    *nats.Conn
-	pubs  []*events.Publisher // durable ones, by worker - 1
+	pubs  []*engines.Publisher // durable ones, by worker - 1
 	stops []func()
 	held  [][]uint64
 	rng   *rand.Rand
@@ -98,15 +110,15 @@ type engines struct {
 	live  int  // so many go on; the others have ended
 }
 
-func startEngines(t *testing.T, nc *nats.Conn, n int, prepare ...func(*events.Publisher)) *engines {
+func startEngines(t *testing.T, nc *nats.Conn, n int, prepare ...func(*engines.PublisherConfig)) *enginePool {
 	t.Helper()
-	e := &engines{t: t, nc: nc, truth: indexer.New(indexer.Config{}), held: make([][]uint64, n), rng: rand.New(rand.NewPCG(7, uint64(n)))}
+	e := &enginePool{t: t, nc: nc, truth: indexer.New(indexer.Config{}), held: make([][]uint64, n), rng: rand.New(rand.NewPCG(7, uint64(n)))}
 	e.start(n, prepare...)
 	return e
 }
 
 // startAskable starts engines with local indexers.
-func startAskable(t *testing.T, nc *nats.Conn, n int, prepare ...func(*events.Publisher)) *engines {
+func startAskable(t *testing.T, nc *nats.Conn, n int, prepare ...func(*engines.PublisherConfig)) *enginePool {
 	t.Helper()
 	e := startEngines(t, nc, 0)
 	e.local, e.held = true, make([][]uint64, n)
@@ -114,25 +126,26 @@ func startAskable(t *testing.T, nc *nats.Conn, n int, prepare ...func(*events.Pu
 	return e
 }
 
-func (e *engines) start(n int, prepare ...func(*events.Publisher)) {
+func (e *enginePool) start(n int, prepare ...func(*engines.PublisherConfig)) {
 	e.live = n
 	for i := range n {
-		p := events.NewPublisher(e.nc, events.PublisherConfig{WorkerID: uint64(i + 1), Durable: true, LocalIndexer: e.local})
+		conf := engines.PublisherConfig{WorkerID: uint64(i + 1), Durable: true, LocalIndexer: e.local}
 		for _, f := range prepare {
-			f(p)
+			f(&conf)
 		}
+		p := engines.NewPublisher(e.nc, conf)
 		e.stops = append(e.stops, running(e.t, p.Run))
 		e.pubs = append(e.pubs, p)
 	}
 }
 
 // source is what the record of a worker says, from 0.
-func (e *engines) source(w int) events.Source {
+func (e *enginePool) source(w int) events.Source {
 	return events.Source{Feed: events.FeedDurable, Queries: e.local, DPSize: 1, Publisher: e.pubs[w].ID()}
 }
 
 // register tells replicas of the workers.
-func (e *engines) register(replicas ...*replica) {
+func (e *enginePool) register(replicas ...*replica) {
 	for _, r := range replicas {
 		for w := range e.pubs {
 			r.sub.SetWorker(uint64(w+1), e.source(w))
@@ -141,7 +154,7 @@ func (e *engines) register(replicas ...*replica) {
 }
 
 // work makes something happen n times.
-func (e *engines) work(n int) {
+func (e *enginePool) work(n int) {
 	for range n {
 		w := e.rng.IntN(e.live)
 		held := e.held[w]
@@ -168,16 +181,16 @@ func (e *engines) work(n int) {
 	}
 }
 
-func (e *engines) tell(w int, ev indexer.Event) {
+func (e *enginePool) tell(w int, ev indexer.Event) {
 	e.truth.Apply(w+1, ev)
 	e.pubs[w].Publish(0, ev)
 }
 
 // restart lets a worker begin anew, with an empty cache.
-func (e *engines) restart(w int) {
+func (e *enginePool) restart(w int) {
 	e.t.Helper()
 	e.stops[w]() // sends what is pending
-	p := events.NewPublisher(e.nc, events.PublisherConfig{WorkerID: uint64(w + 1), Durable: true, LocalIndexer: e.local})
+	p := engines.NewPublisher(e.nc, engines.PublisherConfig{WorkerID: uint64(w + 1), Durable: true, LocalIndexer: e.local})
 	e.pubs[w], e.stops[w] = p, running(e.t, p.Run)
 	e.truth.Apply(w+1, indexer.Event{Kind: indexer.Cleared})
 	e.held[w] = nil
@@ -185,7 +198,7 @@ func (e *engines) restart(w int) {
 }
 
 // workFor makes things happen for some time.
-func (e *engines) workFor(d time.Duration) {
+func (e *enginePool) workFor(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		e.work(20)
 		<-time.After(2 * time.Millisecond)
@@ -193,7 +206,7 @@ func (e *engines) workFor(d time.Duration) {
 }
 
 // workUntil makes things happen until something is so.
-func (e *engines) workUntil(so func() bool) {
+func (e *enginePool) workUntil(so func() bool) {
 	e.t.Helper()
 	eventually(e.t, func() bool {
 		e.work(20)
@@ -288,7 +301,7 @@ func startReplica(t *testing.T, nc *nats.Conn, name string, conf events.DurableC
 
 // settled starts NATS, engines in which something has happened, and a replica that knows
 // of it all.
-func settled(t *testing.T, workers, happened int, conf events.DurableConfig) (*natsd, *engines, *replica) {
+func settled(t *testing.T, workers, happened int, conf events.DurableConfig) (*natsd, *enginePool, *replica) {
 	t.Helper()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), workers)
@@ -300,7 +313,7 @@ func settled(t *testing.T, workers, happened int, conf events.DurableConfig) (*n
 
 // startMember starts a replica that knows of the engines as if they had registered,
 // and asks them.
-func (e *engines) startMember(nc *nats.Conn, name string, conf events.DurableConfig) *replica {
+func (e *enginePool) startMember(nc *nats.Conn, name string, conf events.DurableConfig) *replica {
 	e.t.Helper()
 	r := newReplica(e.t, nc, name, conf)
 	e.register(r)
@@ -441,13 +454,13 @@ func (r *replica) content() []string {
 }
 
 // mustKnow waits until replicas know exactly what the engines cache.
-func (e *engines) mustKnow(replicas ...*replica) {
+func (e *enginePool) mustKnow(replicas ...*replica) {
 	e.t.Helper()
 	e.known(func(w int) bool { return true }, replicas...)
 }
 
 // known waits until replicas know exactly what some engines cache.
-func (e *engines) known(which func(worker int) bool, replicas ...*replica) {
+func (e *enginePool) known(which func(worker int) bool, replicas ...*replica) {
 	e.t.Helper()
 	pick := func(lines []string) []string {
 		return slices.DeleteFunc(lines, func(line string) bool {

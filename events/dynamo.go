@@ -3,14 +3,15 @@
 package events
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/msgpack"
 )
 
 // Dialect is a way to say what happens in a worker's cache.
@@ -27,13 +28,11 @@ const (
 	// DialectEndpoint is an envelope with an array of events: Dynamo from 1.4 on,
 	// and what we write.
 	DialectEndpoint
-	// DialectEngine is an engine's own batch.
-	DialectEngine
 )
 
 // String returns the dialect's name.
 func (d Dialect) String() string {
-	return [...]string{"unknown", "json", "component", "endpoint", "engine"}[min(d, DialectEngine)]
+	return [...]string{"unknown", "json", "component", "endpoint"}[min(d, DialectEndpoint)]
 }
 
 // ErrDialect is wrapped by errors about messages of no known dialect.
@@ -48,8 +47,6 @@ type Message struct {
 	// Bad counts events that cannot be read, Unknown those of an unknown kind:
 	// they stand among the events without a kind, because their ids count.
 	Bad, Unknown int
-	// Batch is set if the dialect is an engine's.
-	Batch EngineBatch
 }
 
 // DecodeMessage reads a message of any dialect, which it finds out by looking at
@@ -79,13 +76,10 @@ func DecodeMessage(data []byte) (Message, error) {
 	return Message{}, fmt.Errorf("events: decode message: %w: it begins with byte %#02x", ErrDialect, data[0])
 }
 
-// decodeMap reads an envelope, or a batch of an engine that writes maps.
+// decodeMap reads an envelope.
 func decodeMap(data []byte) (Message, error) {
 	e, err := DecodeEnvelope(data)
 	if err != nil {
-		if batch, err := DecodeBatch(data); err == nil {
-			return Message{Dialect: DialectEngine, Batch: batch}, nil
-		}
 		return Message{}, fmt.Errorf("%w: %w", ErrDialect, err)
 	}
 	payload := e.Payload
@@ -104,8 +98,7 @@ func decodeMap(data []byte) (Message, error) {
 	return Message{}, fmt.Errorf("events: decode message: %w: a payload of topic %q", ErrDialect, e.Topic[:min(len(e.Topic), 64)])
 }
 
-// decodeArray reads an array: of events if it begins with a map or with nothing,
-// of an engine if it begins with a time.
+// decodeArray reads an array of events: it begins with a map or with nothing.
 func decodeArray(data []byte, e Envelope) (Message, error) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(data)
 	if err != nil {
@@ -116,12 +109,6 @@ func decodeArray(data []byte, e Envelope) (Message, error) {
 		first = msgp.NextType(rest)
 	}
 	switch {
-	case n > 0 && first == msgp.Float64Type:
-		batch, err := DecodeBatch(data)
-		if err != nil {
-			return Message{}, err
-		}
-		return Message{Dialect: DialectEngine, Envelope: e, Batch: batch}, nil
 	case n == 0, first == msgp.MapType:
 		m := Message{Dialect: DialectEndpoint, Envelope: e}
 		if m.Events, m.Bad, err = DecodeEvents(data); err != nil {
@@ -143,7 +130,7 @@ func (m *Message) count() {
 }
 
 func hasField(data []byte, name string) (found bool) {
-	_, err := eachField(data, func(key, _ []byte) error {
+	_, err := msgpack.EachField(data, func(key, _ []byte) error {
 		found = found || string(key) == name
 		return nil
 	})
@@ -192,7 +179,7 @@ func decodeJSONEvent(data []byte) (r RouterEvent, err error) {
 		return r, err
 	}
 	if j.WorkerID == nil || j.Event == nil || j.Event.ID == nil || len(j.Event.Data) == 0 {
-		return r, fmt.Errorf("%w: worker_id, event, event_id or data is missing", errShape)
+		return r, fmt.Errorf("%w: worker_id, event, event_id or data is missing", msgpack.ErrShape)
 	}
 	r.WorkerID, r.DPRank, r.EventID = uint64(*j.WorkerID), j.Event.Rank, *j.Event.ID
 	if j.Tier != "" {
@@ -203,7 +190,7 @@ func decodeJSONEvent(data []byte) (r RouterEvent, err error) {
 	if len(j.Domain) > 0 {
 		var domain *string
 		if err := json.Unmarshal(j.Domain, &domain); err != nil || domain == nil {
-			return r, fmt.Errorf("%w: residency_domain is no text", errShape)
+			return r, fmt.Errorf("%w: residency_domain is no text", msgpack.ErrShape)
 		}
 		r.Foreign = *domain != "worker"
 	}
@@ -234,7 +221,7 @@ func decodeJSONData(data []byte, ev *indexer.Event) error {
 		ev.Blocks = make([]indexer.Block, len(j.Stored.Blocks))
 		for i, b := range j.Stored.Blocks {
 			if b.External == nil || b.Local == nil {
-				return fmt.Errorf("%w: a block without hashes", errShape)
+				return fmt.Errorf("%w: a block without hashes", msgpack.ErrShape)
 			}
 			ev.Blocks[i] = indexer.Block{External: uint64(*b.External), Local: uint64(*b.Local)}
 		}
@@ -250,67 +237,11 @@ func decodeJSONData(data []byte, ev *indexer.Event) error {
 	return nil
 }
 
-// Frames is a ZMQ message, taken apart.
-type Frames struct {
-	Topic string
-	// Plane says that it is one of the event plane, whose body is an envelope.
-	// Otherwise it is an engine's, live or replayed.
-	Plane     bool
-	Publisher uint64 // of the event plane
-	Sequence  uint64
-	// End says that a replay is over.
-	End bool
-	// Body is for [DecodeMessage].
-	Body []byte
-}
-
-// planeVersion is the first byte of the event plane's last frame.
-const planeVersion = 1
-
-// SplitFrames takes a ZMQ message apart: four frames of the event plane, or two
-// to four of an engine, whose last two are sequence and batch. On the event plane
-// the frames' numbers must be those of the envelope.
-func SplitFrames(frames [][]byte) (Frames, error) {
-	n := len(frames)
-	if n == 4 && len(frames[1]) == 8 && len(frames[2]) == 8 && len(frames[3]) >= 5 && frames[3][0] == planeVersion {
-		f := Frames{
-			Topic: string(frames[0]), Plane: true, Body: frames[3][5:],
-			Publisher: binary.BigEndian.Uint64(frames[1]), Sequence: binary.BigEndian.Uint64(frames[2]),
-		}
-		if size := binary.BigEndian.Uint32(frames[3][1:]); int64(size) != int64(len(f.Body)) {
-			return f, fmt.Errorf("events: split frames: %w: %d bytes, %d announced", errShape, len(f.Body), size)
-		}
-		e, err := DecodeEnvelope(f.Body)
-		if err != nil {
-			return f, err
-		}
-		if e.PublisherID != f.Publisher || e.Sequence != f.Sequence {
-			return f, fmt.Errorf("events: split frames: %w: publisher %d, sequence %d; the envelope says %d, %d",
-				errShape, f.Publisher, f.Sequence, e.PublisherID, e.Sequence)
-		}
-		return f, nil
+// jsonUint reads an integer; a negative one keeps its bits.
+func jsonUint(data []byte) (uint64, error) {
+	if len(data) > 0 && data[0] == '-' {
+		n, err := strconv.ParseInt(string(data), 10, 64)
+		return uint64(n), err
 	}
-	if n < 2 || n > 4 || len(frames[n-2]) != 8 {
-		return Frames{}, fmt.Errorf("events: split frames: %w: %d frames", ErrDialect, n)
-	}
-	f := Frames{Sequence: binary.BigEndian.Uint64(frames[n-2]), Body: frames[n-1], End: len(frames[n-1]) == 0}
-	if n > 2 {
-		f.Topic = string(frames[n-3])
-	}
-	return f, nil
-}
-
-// PlaneFrames returns the frames of an envelope on ZMQ.
-func PlaneFrames(e Envelope) [4][]byte {
-	body := append(make([]byte, 0, 5+128+len(e.Payload)), planeVersion, 0, 0, 0, 0)
-	body = AppendEnvelope(body, e)
-	binary.BigEndian.PutUint32(body[1:], uint32(len(body)-5))
-	return [4][]byte{
-		[]byte(e.Topic), binary.BigEndian.AppendUint64(nil, e.PublisherID), binary.BigEndian.AppendUint64(nil, e.Sequence), body,
-	}
-}
-
-// ReplayFrames returns the request for an engine's batches from a sequence on.
-func ReplayFrames(from uint64) [2][]byte {
-	return [2][]byte{{}, binary.BigEndian.AppendUint64(nil, from)}
+	return strconv.ParseUint(string(data), 10, 64)
 }

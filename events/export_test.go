@@ -3,9 +3,6 @@
 package events
 
 import (
-	"bytes"
-	"context"
-	"encoding/gob"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -17,9 +14,9 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// QuietLog is quietLog, and lets the time pass for which lines are left out.
-func QuietLog(log *slog.Logger) (out *slog.Logger, pass func()) {
-	out = quietLog(log)
+// QuietLogNow is QuietLog, and lets the time pass for which lines are left out.
+func QuietLogNow(log *slog.Logger) (out *slog.Logger, pass func()) {
+	out = QuietLog(log)
 	return out, func() {
 		for _, s := range out.Handler().(quiet).lines.seen {
 			s.until = time.Time{}
@@ -79,19 +76,6 @@ func (t Tracker) Failed(now time.Time, id uint64)                { t.t.failed(no
 func (t Tracker) Answer(now time.Time, id, publisher uint64, a Answer) {
 	a.Events = slices.Clone(a.Events)
 	t.t.answer(now, id, publisher, &a)
-}
-
-// Answer answers a query, whole, as Run does for those on the bus.
-func (p *Publisher) Answer(q Query) Answer { return p.answer(&q) }
-
-// Flush sends what is pending, as Run does.
-func (p *Publisher) Flush() { p.flush(context.Background()) }
-
-// Silent reports whether nobody wants what it would say.
-func (p *Publisher) Silent() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.silent
 }
 
 // Told returns what was told of a worker's rank.
@@ -188,35 +172,15 @@ func (t Tracker) Repairs() (ranks, blocks, sum int) {
 		if r.repair != nil {
 			ranks++
 			for _, h := range r.repair.held {
-				sum += weight(&h.ev.Event)
+				sum += Weight(&h.ev.Event)
 			}
 		}
 	}
 	return ranks, t.t.repairs.blocks, sum
 }
 
-// Local is a worker's local indexer.
-type Local struct{ l *local }
-
-// NewLocal returns an empty one.
-func NewLocal() Local { return Local{newLocal()} }
-
-// Remember takes an event.
-func (l Local) Remember(now time.Time, ev RouterEvent) { l.l.remember(now, ev) }
-
-// Ask answers a query, whole.
-func (l Local) Ask(q Query) Answer {
-	a, content := l.l.answer(&q)
-	a.complete(&q, content)
-	return a
-}
-
-// Parts are the parts of an answer.
-func (a *Answer) Parts() []Answer { return a.parts() }
-
-// Bounds of repairs and of the ring.
+// Bounds of repairs.
 const (
-	RingEvents    = ringEvents
 	MaxHeldEvents = maxHeldEvents
 	MaxHeldBlocks = maxHeldBlocks
 	MaxQueries    = maxQueries
@@ -228,52 +192,5 @@ const (
 const (
 	MaxWaitingEvents  = maxWaitingEvents
 	MaxWaitingWorkers = maxWaitingWorkers
-	MaxPending        = maxPending
 	MaxRanks          = maxRanks
 )
-
-// Told returns what the index must know at most: the ids that stand for blocks
-// which the engine has, by rank and tier. It also counts what is kept.
-func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weight int) {
-	told = make(map[uint32]map[indexer.Tier]map[uint64]bool)
-	for rank, r := range e.ranks {
-		told[rank] = make(map[indexer.Tier]map[uint64]bool)
-		for at, blocks := range r.places {
-			if told[rank][at.tier] == nil {
-				told[rank][at.tier] = make(map[uint64]bool)
-			}
-			for hash, k := range blocks {
-				weight += k.weight()
-				if k.published {
-					for _, id := range appendExternals(nil, hash, &k) {
-						told[rank][at.tier][id] = true
-					}
-				}
-			}
-		}
-	}
-	return told, weight
-}
-
-// LimitQueue bounds the messages that wait for a subscriber of a socket.
-func (p *Publisher) LimitQueue(n int) {
-	for _, r := range p.out.(*socketOutlet).ranks {
-		r.pub.Queue = n
-	}
-}
-
-// ComeBack returns an engine made of what another one saves, what it tells, and how
-// many blocks it cannot tell of.
-func ComeBack(e *Engine, opt EngineOptions) (again *Engine, told []RouterEvent, untold int) {
-	blob, err := (&savedRank{Ranks: e.save()}).encode()
-	if err != nil {
-		panic(err)
-	}
-	var saved savedRank
-	if err := gob.NewDecoder(bytes.NewReader(blob)).Decode(&saved); err != nil {
-		panic(err)
-	}
-	again = NewEngine(opt)
-	told, untold = again.restore(saved.Ranks)
-	return again, told, untold
-}

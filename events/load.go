@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/kvroute/kvroute/internal/msgpack"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -40,12 +41,12 @@ type UsedBlocks struct {
 // that says nothing of the blocks used: such as Dynamo's routers sent to each other up
 // to 1.3.
 func ReadUsedBlocks(payload []byte) (u UsedBlocks, said bool, err error) {
-	_, err = eachField(payload, func(key, value []byte) (err error) {
+	_, err = msgpack.EachField(payload, func(key, value []byte) (err error) {
 		switch string(key) {
 		case "worker_id":
-			u.WorkerID, err = readUint(value)
+			u.WorkerID, err = msgpack.Uint(value)
 		case "dp_rank":
-			u.DPRank, err = readRank(value)
+			u.DPRank, err = msgpack.Rank(value)
 		case "kv_used_blocks":
 			if msgp.IsNil(value) {
 				break

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -17,117 +16,18 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
 )
-
-// A ring of the ids 10 to 1033 answers as Dynamo's does.
-func TestRingAnswers(t *testing.T) {
-	t.Parallel()
-	l := events.NewLocal()
-	const first, last = 10, 9 + events.RingEvents
-	for id := range uint64(last) {
-		l.Remember(start, events.RouterEvent{WorkerID: 7, EventID: id + 1, Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: id, Local: id}}}})
-	}
-	from := func(start, end uint64) events.Query {
-		return events.Query{WorkerID: 7, HasStart: true, Start: start, End: end}
-	}
-	for _, c := range []struct {
-		q    events.Query
-		want string
-	}{
-		{from(11, 0), "events 11-1033 last 1033"},
-		{from(11, 12), "events 11-1033 last 1033"}, // the end is only looked at
-		{from(11, 2000), "events 11-1033 last 1033"},
-		{from(first, 0), "events 10-1033 last 1033"},
-		{from(last, last), "events 1033-1033 last 1033"},
-		{from(first-1, 0), "dump 1-9 last 1033"}, // 1,033 blocks, 128 an event
-		{from(0, 0), "dump 1-9 last 1033"},
-		{events.Query{WorkerID: 7}, "dump 1-9 last 1033"},
-		{events.Query{WorkerID: 7, End: 5}, "dump 1-9 last 1033"},
-		{from(15, 10), "invalid_range - last 0"},
-		{from(last+1, 0), "too_new - last 1033"},
-		{from(2000, 2001), "too_new - last 1033"},
-		{events.Query{WorkerID: 7, DPRank: 3}, "dump - last 0"}, // nothing was stored there
-		{events.Query{WorkerID: 7, DPRank: 3, HasStart: true, Start: 1}, "too_new - last 0"},
-	} {
-		a := l.Ask(c.q)
-		ids := "-"
-		if n := len(a.Events); n > 0 && a.Kind == events.AnswerEvents {
-			ids = fmt.Sprint(a.Events[0].EventID, "-", a.Events[n-1].EventID)
-		}
-		blocks := 0
-		for _, ev := range a.Events {
-			blocks += len(ev.Event.Blocks)
-		}
-		if a.Kind == events.AnswerDump && blocks == last {
-			ids = "1-9" // however it is cut
-		}
-		if got := fmt.Sprint(a.Kind, " ", ids, " last ", a.LastEventID); got != c.want {
-			t.Errorf("%+v: %s, want %s", c.q, got, c.want)
-		}
-	}
-	// Few large events are bounded, too.
-	l = events.NewLocal()
-	for id := range uint64(40) {
-		l.Remember(start, events.RouterEvent{WorkerID: 7, EventID: id + 1, Event: indexer.Event{Kind: indexer.Removed, Externals: make([]uint64, 1<<16)}})
-	}
-	if a := l.Ask(from(40, 0)); len(a.Events) != 1 {
-		t.Errorf("the last event is not kept: %v", a.Kind)
-	}
-	if a := l.Ask(from(20, 0)); a.Kind != events.AnswerDump {
-		t.Errorf("2 million blocks are kept: %v", a.Kind)
-	}
-}
-
-// Parts are at most 512 KiB each and hold, together, all events in order.
-func TestAnswersComeInParts(t *testing.T) {
-	t.Parallel()
-	rng := rand.New(rand.NewPCG(1, 8))
-	a := events.Answer{Kind: events.AnswerDump, LastEventID: 1 << 63, HasLast: true}
-	for id := range uint64(600) {
-		ev := events.RouterEvent{WorkerID: 1<<64 - 1, DPRank: 1<<32 - 1, EventID: 1<<63 + id, Event: indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: 1<<64 - 1}}
-		if id%3 == 0 {
-			ev.Event = indexer.Event{Kind: indexer.Removed}
-		}
-		for range rng.IntN(4096) {
-			if id%3 == 0 {
-				ev.Event.Externals = append(ev.Event.Externals, rng.Uint64())
-			} else {
-				ev.Event.Blocks = append(ev.Event.Blocks, indexer.Block{External: rng.Uint64(), Local: rng.Uint64()})
-			}
-		}
-		a.Events = append(a.Events, ev)
-	}
-	parts := a.Parts()
-	next := uint64(1 << 63)
-	for i := range parts {
-		if n := len(events.AppendAnswer(nil, &parts[i])); n > 512<<10 {
-			t.Errorf("part %d has %d bytes", i, n)
-		}
-		for _, ev := range parts[i].Events {
-			if ev.EventID != next {
-				t.Fatalf("part %d has event %d, want %d", i, ev.EventID-1<<63, next-1<<63)
-			}
-			next++
-		}
-	}
-	if next != 1<<63+600 || len(parts) < 50 {
-		t.Errorf("%d events in %d parts", next-1<<63, len(parts))
-	}
-	empty := events.Answer{Kind: events.AnswerDump}
-	if n := len(empty.Parts()); n != 1 {
-		t.Errorf("an empty dump has %d parts", n)
-	}
-}
 
 // What Dynamo 0.8 asks in JSON on its own subject is answered in JSON, what nobody
 // understands with an error, and other kinds of questions not at all.
 func TestOtherQueries(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
-	p := startProcess(t, nc, events.PublisherConfig{Scope: wire.Scope{Namespace: "dynamo", Component: "backend"}, WorkerID: 4944555206676074229, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, engines.PublisherConfig{Scope: wire.Scope{Namespace: "dynamo", Component: "backend"}, WorkerID: 4944555206676074229, LocalIndexer: true}, 1)
 	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1 << 63, Local: 2}}})
 	const legacy = "namespace.dynamo.component.backend.worker_kv_indexer_query.4944555206676074229"
 	native := wire.Scope{Namespace: "dynamo", Component: "backend"}.Own("query", wire.WorkerKey(4944555206676074229), "0")
@@ -184,44 +84,6 @@ func TestAWorkerOfDynamo08IsAsked(t *testing.T) {
 	eventually(t, func() bool { return b.index.WorkerBlocks(7) == 1 })
 }
 
-// What was answered no longer changes: a later event is not joined to one that an
-// answer has told of.
-func TestAnsweredEventsAreNotJoined(t *testing.T) {
-	t.Parallel()
-	nc := bus(t)
-	sub, err := nc.SubscribeSync(wire.Scope{}.Topic(events.Topic))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true})
-	for i := range uint64(6) {
-		p.Publish(0, indexer.Event{Kind: indexer.Stored, HasParent: i > 0, Parent: i, Blocks: []indexer.Block{{External: i + 1, Local: i}}})
-		if i == 2 {
-			if a := p.Answer(events.Query{WorkerID: 7}); a.LastEventID != 1 || len(a.Events) != 1 || len(a.Events[0].Event.Blocks) != 3 {
-				t.Errorf("answered %+v, want three blocks, up to event 1", a)
-			}
-		}
-		if i == 4 {
-			if a := p.Answer(events.Query{WorkerID: 7, HasStart: true, Start: 2}); a.LastEventID != 2 || len(a.Events) != 1 || len(a.Events[0].Event.Blocks) != 2 {
-				t.Errorf("answered %+v, want two blocks, in event 2", a)
-			}
-		}
-	}
-	p.Flush()
-	m, err := sub.NextMsg(5 * time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := events.DecodeEnvelope(m.Data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	evs, _, err := events.DecodeEvents(e.Payload)
-	if err != nil || len(evs) != 3 || len(evs[0].Event.Blocks) != 3 || len(evs[1].Event.Blocks) != 2 || len(evs[2].Event.Blocks) != 1 {
-		t.Errorf("published %+v, %v; want events of 3, 2 and 1 blocks", evs, err)
-	}
-}
-
 // What is saved comes back the same; a file with any byte changed, or cut anywhere,
 // is refused, and so is that of another scope.
 func TestState(t *testing.T) {
@@ -232,12 +94,12 @@ func TestState(t *testing.T) {
 	running(t, b.sub.Run)
 	var ps []*liveWorker
 	for id := uint64(1); id <= 3; id++ {
-		p := startProcess(t, nc, events.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: true}, id)
+		p := startProcess(t, nc, engines.PublisherConfig{Scope: scope, WorkerID: id, LocalIndexer: true}, id)
 		p.change(int(id) * 40)
 		b.sub.SetWorker(id, source(1))
 		ps = append(ps, p)
 	}
-	empty := startProcess(t, nc, events.PublisherConfig{Scope: scope, WorkerID: 4, LocalIndexer: true}, 4)
+	empty := startProcess(t, nc, engines.PublisherConfig{Scope: scope, WorkerID: 4, LocalIndexer: true}, 4)
 	empty.Publish(0, indexer.Event{Kind: indexer.Cleared})
 	b.sub.SetWorker(4, source(1))
 	b.sub.SetWorker(5, source(1)) // nobody there
@@ -424,7 +286,7 @@ func TestAMixedFleet(t *testing.T) {
 			t.Errorf("the workers hold %v blocks, want %v", got, want)
 		}
 	}
-	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 1, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 1, LocalIndexer: true}, 1)
 	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 1}}})
 	b.unknown[2] = true
 	say(events.FeedDurable, 2, 1) // not known yet: waits, once for each feed
@@ -488,7 +350,7 @@ func TestAFeedThatFails(t *testing.T) {
 func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
-	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 1, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 1, LocalIndexer: true}, 1)
 	p.change(20)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)

@@ -150,7 +150,7 @@ func (t *tree) store(b *branch, from, to int) {
 	}
 	if n := len(t.events); n > 0 {
 		last := RouterEvent{Event: t.events[n-1]}
-		if join(&last, 0, &ev) {
+		if Join(&last, 0, &ev) {
 			t.events[n-1] = last.Event
 			return
 		}

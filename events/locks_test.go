@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
 )
 
 // soon fails if do does not return while something else is stuck.
@@ -74,7 +75,7 @@ func TestACallbackKeepsNobodyWaiting(t *testing.T) {
 	s, _ := startServer(t, -1)
 	entered, leave := make(chan struct{}, 9), make(chan struct{})
 	sub, err := events.NewSubscriber(connect(t, s), events.SubscriberConfig{
-		Sink: (&caches{}).take,
+		Sink: func(uint64, uint32, indexer.Event) bool { return true },
 		Changed: func(uint64, uint32, events.State) {
 			entered <- struct{}{}
 			<-leave

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -109,7 +110,7 @@ func TestFromPublisherToIndex(t *testing.T) {
 	nc := bus(t)
 	l := listen(t, nc, wire.Scope{})
 	other := listen(t, nc, wire.Scope{Namespace: "other"})
-	p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 3})
+	p := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 3})
 	stop := running(t, p.Run)
 
 	// A chain in single blocks becomes few events.
@@ -129,7 +130,7 @@ func TestFromPublisherToIndex(t *testing.T) {
 	eventually(t, func() bool { return l.index.WorkerBlocks(3) == blocks-100+1 })
 
 	// A new publisher is a new life.
-	again := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 3})
+	again := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 3})
 	running(t, again.Run)
 	again.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 5, Local: 5}}})
 	eventually(t, func() bool { return l.index.WorkerBlocks(3) == 1 })
@@ -138,15 +139,18 @@ func TestFromPublisherToIndex(t *testing.T) {
 	}
 }
 
+// maxPending is how many events a publisher keeps while nobody takes them.
+const maxPending = 16384
+
 // While nobody takes them events are bounded, and what is lost shows as a gap.
 func TestTooManyPendingEventsLeaveAGap(t *testing.T) {
 	nc := bus(t)
 	l := listen(t, nc, wire.Scope{})
-	p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 1})
+	p := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 1})
 	store := func(i uint64) indexer.Event {
 		return indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: i, Local: i}}}
 	}
-	for i := range uint64(events.MaxPending + 100) {
+	for i := range uint64(maxPending + 100) {
 		p.Publish(0, store(i))
 	}
 	// Whatever comes first after the loss shows it: an event that only says its
@@ -172,9 +176,9 @@ func TestTooManyPendingEventsLeaveAGap(t *testing.T) {
 		t.Fatal(err)
 	}
 	running(t, p.Run)
-	eventually(t, func() bool { return l.index.WorkerBlocks(1) == events.MaxPending })
+	eventually(t, func() bool { return l.index.WorkerBlocks(1) == maxPending })
 	p.Publish(0, store(1<<40))
-	if got, want := <-gaps, fmt.Sprint(events.MaxPending+101, " gap"); got != want {
+	if got, want := <-gaps, fmt.Sprint(maxPending+101, " gap"); got != want {
 		t.Errorf("after the loss: event %s, want %s", got, want)
 	}
 }
@@ -189,7 +193,7 @@ func TestTheBusGoesAwayAtTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 1})
+	p := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 1})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
@@ -221,7 +225,7 @@ func TestGarbageOnTheBusIsHarmless(t *testing.T) {
 func TestForgottenAndKnownWorkers(t *testing.T) {
 	nc := bus(t)
 	l := listen(t, nc, wire.Scope{})
-	p := events.NewPublisher(nc, events.PublisherConfig{WorkerID: 1})
+	p := engines.NewPublisher(nc, engines.PublisherConfig{WorkerID: 1})
 	running(t, p.Run)
 	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
 	eventually(t, func() bool { return l.count() == 1 })

@@ -4,8 +4,12 @@ package events
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvroute/kvroute/internal/msgpack"
+	"github.com/kvroute/kvroute/internal/wire"
 )
 
 // Query asks the local indexer of a worker for the events of a rank from Start on.
@@ -22,7 +26,8 @@ type Query struct {
 	Kind string
 }
 
-const recoveryKind = "recovery"
+// RecoveryKind is the [Query.Kind] that asks for events.
+const RecoveryKind = "recovery"
 
 // AnswerKind is what a local indexer answers.
 type AnswerKind uint8
@@ -66,7 +71,7 @@ func AppendQuery(dst []byte, q Query) []byte {
 	dst = msgp.AppendBool(msgp.AppendString(dst, "supports_tree_dump_failed"), true)
 	kind := q.Kind
 	if kind == "" {
-		kind = recoveryKind
+		kind = RecoveryKind
 	}
 	return msgp.AppendString(msgp.AppendString(dst, "kind"), kind)
 }
@@ -84,22 +89,22 @@ func DecodeQuery(data []byte) (q Query, isJSON bool, err error) {
 		q, err = decodeJSONQuery(data)
 		return q, true, err
 	}
-	q.Kind = recoveryKind
+	q.Kind = RecoveryKind
 	var worker bool
-	rest, err := eachField(data, func(key, value []byte) (err error) {
+	rest, err := msgpack.EachField(data, func(key, value []byte) (err error) {
 		switch string(key) {
 		case "worker_id":
 			worker = true
-			q.WorkerID, err = readUint(value)
+			q.WorkerID, err = msgpack.Uint(value)
 		case "dp_rank":
-			q.DPRank, err = readRank(value)
+			q.DPRank, err = msgpack.Rank(value)
 		case "start_event_id":
 			if q.HasStart = !msgp.IsNil(value); q.HasStart {
-				q.Start, err = readUint(value)
+				q.Start, err = msgpack.Uint(value)
 			}
 		case "end_event_id":
 			if !msgp.IsNil(value) {
-				q.End, err = readUint(value)
+				q.End, err = msgpack.Uint(value)
 			}
 		case "kind":
 			q.Kind, _, err = msgp.ReadStringBytes(value)
@@ -107,7 +112,7 @@ func DecodeQuery(data []byte) (q Query, isJSON bool, err error) {
 		return err
 	})
 	if err == nil && (!worker || len(rest) > 0) {
-		err = fmt.Errorf("%w: no worker_id, or bytes behind it", errShape)
+		err = fmt.Errorf("%w: no worker_id, or bytes behind it", msgpack.ErrShape)
 	}
 	if err != nil {
 		return q, false, fmt.Errorf("events: decode query: %w", err)
@@ -153,12 +158,12 @@ func DecodeAnswer(data []byte) (Answer, error) {
 		return decodeJSONAnswer(data)
 	}
 	a, known := Answer{}, 0
-	rest, err := eachField(data, func(key, value []byte) error {
+	rest, err := msgpack.EachField(data, func(key, value []byte) error {
 		known++
 		return a.read(string(key), value)
 	})
 	if err == nil && (known != 1 || len(rest) > 0) {
-		err = fmt.Errorf("%w: %d answers, %d bytes behind them", errShape, known, len(rest))
+		err = fmt.Errorf("%w: %d answers, %d bytes behind them", msgpack.ErrShape, known, len(rest))
 	}
 	if err != nil {
 		return Answer{}, fmt.Errorf("events: decode answer: %w", err)
@@ -197,22 +202,22 @@ func (a *Answer) read(name string, data []byte) (err error) {
 
 func (a *Answer) readFields(data []byte) error {
 	hasEvents := false
-	_, err := eachField(data, func(key, value []byte) (err error) {
+	_, err := msgpack.EachField(data, func(key, value []byte) (err error) {
 		switch string(key) {
 		case "events":
 			hasEvents = true
 			a.Events, a.Bad, err = DecodeEvents(value)
 		case "last_event_id", "newest_available":
 			a.HasLast = true
-			a.LastEventID, err = readUint(value)
+			a.LastEventID, err = msgpack.Uint(value)
 		case "message":
 			a.Message, _, err = msgp.ReadStringBytes(value)
 			a.Message = a.Message[:min(len(a.Message), 256)]
 		case "requested_start", "start_id":
-			a.Start, err = readUint(value)
+			a.Start, err = msgpack.Uint(value)
 		case "requested_end", "end_id":
 			if !msgp.IsNil(value) {
-				a.End, err = readUint(value)
+				a.End, err = msgpack.Uint(value)
 			}
 		}
 		return err
@@ -221,9 +226,28 @@ func (a *Answer) readFields(data []byte) error {
 	case err != nil:
 		return err
 	case (a.Kind == AnswerEvents || a.Kind == AnswerDump) && !hasEvents:
-		return fmt.Errorf("%w: no events", errShape)
+		return fmt.Errorf("%w: no events", msgpack.ErrShape)
 	case a.Kind == AnswerTooNew && !a.HasLast:
-		return fmt.Errorf("%w: no newest_available", errShape)
+		return fmt.Errorf("%w: no newest_available", msgpack.ErrShape)
 	}
 	return nil
 }
+
+// QuerySubject is where the local indexer of a worker's rank is asked.
+func QuerySubject(scope wire.Scope, worker uint64, rank string) string {
+	return scope.Own("query", wire.WorkerKey(worker), rank)
+}
+
+// LegacyQuerySubject is where that of a worker of Dynamo 0.8 is asked, in JSON.
+func LegacyQuerySubject(scope wire.Scope, worker uint64) string {
+	scope = scope.WithDefaults()
+	return "namespace." + wire.Segment(scope.Namespace) + ".component." + wire.Segment(scope.Component) +
+		".worker_kv_indexer_query." + strconv.FormatUint(worker, 10)
+}
+
+// Headers of an answer.
+const (
+	HeaderPublisher = "Kvr-Publisher" // whose event ids they are, 16 hex digits
+	HeaderPart      = "Kvr-Part"      // number of the part, from 0
+	HeaderParts     = "Kvr-Parts"     // how many there are; absent: one
+)

@@ -40,7 +40,7 @@ func decodeJSONQuery(data []byte) (q Query, err error) {
 	if err := json.Unmarshal(data, &text); err != nil {
 		return q, fmt.Errorf("events: decode query: %w", err)
 	}
-	q.WorkerID, q.Kind = text.WorkerID, recoveryKind
+	q.WorkerID, q.Kind = text.WorkerID, RecoveryKind
 	if text.Start != nil {
 		q.HasStart, q.Start = true, *text.Start
 	}

@@ -41,7 +41,9 @@ type quietState struct {
 	leftOut int
 }
 
-func quietLog(log *slog.Logger) *slog.Logger {
+// QuietLog returns a log that writes each line at most once in ten seconds for each
+// worker.
+func QuietLog(log *slog.Logger) *slog.Logger {
 	return slog.New(quiet{log.Handler(), &quietLines{seen: make(map[quietLine]*quietState)}})
 }
 

@@ -210,7 +210,7 @@ func (t *tracker) hold(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 
 // keep holds an event.
 func (t *tracker) keep(now time.Time, r *rank, publisher uint64, ev RouterEvent) {
-	rp, w := r.repair, weight(&ev.Event)
+	rp, w := r.repair, Weight(&ev.Event)
 	if len(rp.held) >= maxHeldEvents || rp.blocks+w > maxHeldBlocks || t.repairs.blocks+w > maxAllHeld {
 		t.count("spilled", len(rp.held))
 		t.release(rp) // this event shows that they are missing
@@ -298,7 +298,7 @@ func (t *tracker) drain(r *rank) int {
 	t.release(rp)
 	rp.held = held
 	for i := range held {
-		rp.blocks += weight(&held[i].ev.Event)
+		rp.blocks += Weight(&held[i].ev.Event)
 	}
 	t.repairs.blocks += rp.blocks
 	return len(held)

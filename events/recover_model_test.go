@@ -11,6 +11,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/kvroute/kvroute/engines/localindex"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -48,7 +49,7 @@ type worker struct {
 	registered int64 // start that the router was told last
 	last       uint64
 	cache      fakeCache
-	local      events.Local
+	local      *localindex.Index
 	truth      *indexer.Index
 }
 
@@ -76,7 +77,7 @@ var start = time.Unix(1755000000, 0)
 func (w *world) begin(p *worker) {
 	p.publisher, p.last, p.cache.held = w.rng.Uint64()>>11|1, 0, nil
 	p.started++
-	p.local, p.truth = events.NewLocal(), indexer.New(indexer.Config{})
+	p.local, p.truth = localindex.New(), indexer.New(indexer.Config{})
 }
 
 // register tells the router of a worker as the registry would.
@@ -142,7 +143,7 @@ func (w *world) tick() {
 		}
 		p := w.workers[a.Query.WorkerID-1]
 		w.bus = append(w.bus, func() { // the query arrives
-			answer, publisher := p.local.Ask(a.Query), p.publisher
+			answer, publisher := ask(p.local, a.Query), p.publisher
 			if w.rng.IntN(1000) < w.faults.lie {
 				answer.LastEventID = w.rng.Uint64N(20)
 			}
@@ -180,7 +181,7 @@ func (w *world) run(steps int) {
 		case n < w.faults.restart+w.faults.lie+w.faults.burst:
 			before := w.faults
 			w.faults = faults{lose: 100}
-			for range events.RingEvents + 10 {
+			for range 1024 + 10 {
 				w.publish(p, false)
 			}
 			w.faults = before
@@ -289,4 +290,11 @@ func TestIndexEqualsTheWorkersCaches(t *testing.T) {
 			}
 		})
 	}
+}
+
+// ask puts a query to a local indexer and returns the whole answer.
+func ask(x *localindex.Index, q events.Query) events.Answer {
+	a, content := x.Answer(&q)
+	localindex.Complete(&a, &q, content)
+	return a
 }

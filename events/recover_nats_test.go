@@ -5,9 +5,11 @@ package events_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/fixtures"
@@ -98,7 +101,7 @@ func rankNumber(worker uint64, dpRank uint32) int { return int(worker) + 10_000*
 
 // liveWorker is a worker's process: a cache that changes at random, and its publisher.
 type liveWorker struct {
-	*events.Publisher
+	*engines.Publisher
 
 	id    uint64
 	cache fakeCache
@@ -106,10 +109,10 @@ type liveWorker struct {
 	stop  func()
 }
 
-func startProcess(t *testing.T, nc *nats.Conn, conf events.PublisherConfig, seed uint64) *liveWorker {
+func startProcess(t *testing.T, nc *nats.Conn, conf engines.PublisherConfig, seed uint64) *liveWorker {
 	t.Helper()
 	p := &liveWorker{
-		Publisher: events.NewPublisher(nc, conf), id: conf.WorkerID,
+		Publisher: engines.NewPublisher(nc, conf), id: conf.WorkerID,
 		cache: fakeCache{rng: rand.New(rand.NewPCG(seed, 4))}, truth: indexer.New(indexer.Config{}),
 	}
 	before := nc.NumSubscriptions()
@@ -176,7 +179,7 @@ func (b *bed) equal(ps ...*liveWorker) {
 func TestDiscoveryReadsTheWorker(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
-	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
 	p.change(300)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)
@@ -193,13 +196,13 @@ func TestDiscoveryReadsTheWorker(t *testing.T) {
 	b.parked.RemoveWorker(7)
 	b.mu.Unlock()
 	p.stop()
-	again := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 2)
+	again := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 2)
 	again.change(20)
 	b.sub.SetWorker(7, source(2))
 	b.equal(again)
 	// It starts anew unseen by the registry; what it says tells.
 	again.stop()
-	third := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 3)
+	third := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 3)
 	third.change(20)
 	b.equal(third)
 }
@@ -208,7 +211,7 @@ func TestDiscoveryReadsTheWorker(t *testing.T) {
 func TestALargeCacheIsRead(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
-	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
 	store := func(first, n uint64) {
 		ev := indexer.Event{Kind: indexer.Stored}
 		for i := range n {
@@ -253,7 +256,7 @@ func TestFaultsOfTheBus(t *testing.T) {
 			s, stop := startServer(t, -1)
 			b := newBed(t, connect(t, s), events.SubscriberConfig{})
 			running(t, b.sub.Run)
-			p := startProcess(t, connect(t, s), events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+			p := startProcess(t, connect(t, s), engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
 			b.sub.SetWorker(7, source(1))
 			rest := p.changing(t)
 			eventually(t, func() bool { steady, others := b.sub.Ranks(); return steady == 1 && others == 0 })
@@ -281,7 +284,7 @@ func TestARouterThatWasAwayAsks(t *testing.T) {
 	t.Cleanup(nc.Close)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)
-	p := startProcess(t, connect(t, s), events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p := startProcess(t, connect(t, s), engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
 	b.sub.SetWorker(7, source(1))
 	p.change(20)
 	b.equal(p)
@@ -356,7 +359,7 @@ func TestLossRepetitionAndDelay(t *testing.T) {
 	var ps []*liveWorker
 	var rests []func()
 	for id := range uint64(4) {
-		p := startProcess(t, nc, events.PublisherConfig{Scope: inner, WorkerID: id + 1, LocalIndexer: true}, id)
+		p := startProcess(t, nc, engines.PublisherConfig{Scope: inner, WorkerID: id + 1, LocalIndexer: true}, id)
 		b.sub.SetWorker(p.id, source(1))
 		ps, rests = append(ps, p), append(rests, p.changing(t))
 	}
@@ -388,7 +391,7 @@ func TestASlowRouterLosesNothing(t *testing.T) {
 	b := newBed(t, nc, events.SubscriberConfig{})
 	b.sub.LimitPending(4)
 	running(t, b.sub.Run)
-	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
 	b.sub.SetWorker(7, source(1))
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 1 })
 	b.mu.Lock() // the sink is stuck
@@ -410,7 +413,7 @@ func TestLiarsAndGarbage(t *testing.T) {
 	nc := bus(t)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)
-	p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
+	p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: true}, 1)
 	b.sub.SetWorker(7, source(1))
 	b.sub.SetWorker(8, source(1)) // nobody answers for it but a liar
 	rest := p.changing(t)
@@ -533,7 +536,7 @@ func TestScopesShareNothing(t *testing.T) {
 		running(t, b.sub.Run)
 		b.sub.SetWorker(7, source(1))
 		beds = append(beds, b)
-		ps = append(ps, startProcess(t, nc, events.PublisherConfig{Scope: scope, WorkerID: 7, LocalIndexer: true}, uint64(i)))
+		ps = append(ps, startProcess(t, nc, engines.PublisherConfig{Scope: scope, WorkerID: 7, LocalIndexer: true}, uint64(i)))
 	}
 	for range 20 {
 		for i, p := range ps {
@@ -570,12 +573,13 @@ func TestQuietWorkers(t *testing.T) {
 				sync.Mutex
 				ahead time.Duration
 			}
+			var log wantedLog
 			now := func() time.Time {
 				clock.Lock()
 				defer clock.Unlock()
 				return time.Now().Add(clock.ahead)
 			}
-			p := startProcess(t, nc, events.PublisherConfig{WorkerID: 7, LocalIndexer: local, Quiet: true, Now: now}, 1)
+			p := startProcess(t, nc, engines.PublisherConfig{WorkerID: 7, LocalIndexer: local, Quiet: true, Now: now, Log: slog.New(slog.NewTextHandler(&log, nil))}, 1)
 			present := func(text string) {
 				if err := nc.Publish(wire.Scope{}.Own("presence"), []byte(text)); err != nil {
 					t.Fatal(err)
@@ -606,8 +610,7 @@ func TestQuietWorkers(t *testing.T) {
 			}
 			keepsQuiet := func() {
 				t.Helper()
-				eventually(t, p.Silent)
-				p.Flush()
+				eventually(t, func() bool { return log.last() == "wanted=false" })
 				<-time.After(50 * time.Millisecond) // what was on its way
 				before := heard()
 				p.change(40)
@@ -640,8 +643,29 @@ func TestQuietWorkers(t *testing.T) {
 			keepsQuiet()
 			// An older router does not say, and wants them.
 			present(`{"router_id":3}`)
-			eventually(t, func() bool { return !p.Silent() })
+			eventually(t, func() bool { return log.last() == "wanted=true" })
 			speaks()
 		})
 	}
+}
+
+// wantedLog keeps the last line of a publisher's log that says whether events are wanted.
+type wantedLog struct {
+	mu   sync.Mutex
+	line string
+}
+
+func (l *wantedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := strings.Index(string(p), "wanted="); i >= 0 {
+		l.line = strings.TrimSpace(string(p[i:]))
+	}
+	return len(p), nil
+}
+
+func (l *wantedLog) last() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.line
 }

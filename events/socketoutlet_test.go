@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/zmtp"
@@ -19,7 +20,7 @@ import (
 // socketBed is a router that hears publishers on their own sockets.
 type socketBed struct {
 	*bed
-	sources *events.Sources
+	sources *engines.Sources
 }
 
 func newSocketBed(t *testing.T) *socketBed {
@@ -31,7 +32,7 @@ func newSocketBed(t *testing.T) *socketBed {
 		},
 	})
 	var err error
-	if b.sources, err = events.NewSources(events.SourcesConfig{
+	if b.sources, err = engines.NewSources(engines.SourcesConfig{
 		Sink: func(uint64, uint32, indexer.Event) bool {
 			t.Error("an event went past the subscriber")
 			return true
@@ -48,7 +49,7 @@ func newSocketBed(t *testing.T) *socketBed {
 // know tells the router of a worker whose sockets are somewhere.
 func (b *socketBed) know(id uint64, ranks uint32, live, ask string) {
 	b.sub.SetWorker(id, events.Source{Feed: events.FeedZMQ, Queries: true, DPSize: ranks, StartedMS: 1})
-	b.sources.Set(events.EngineWorker{ID: id, Transport: events.TransportZMQ, Endpoint: live, Replay: ask, Queries: true, DPSize: ranks, BlockSize: 16})
+	b.sources.Set(engines.EngineWorker{ID: id, Transport: engines.TransportZMQ, Endpoint: live, Replay: ask, Queries: true, DPSize: ranks, BlockSize: 16})
 }
 
 // ear is an address in front of another one that changes.
@@ -72,9 +73,9 @@ func (e *ear) point(to net.Addr) {
 	e.to.Store(&text)
 }
 
-func sockets(t *testing.T) events.RankSockets {
+func sockets(t *testing.T) engines.RankSockets {
 	t.Helper()
-	var at events.RankSockets
+	var at engines.RankSockets
 	for _, l := range []*net.Listener{&at.Events, &at.Queries} {
 		var err error
 		if *l, err = zmtp.Listen(zmtp.Endpoint{Host: "127.0.0.1"}); err != nil {
@@ -85,15 +86,15 @@ func sockets(t *testing.T) events.RankSockets {
 }
 
 // startOnSockets starts a worker's process that no bus carries.
-func startOnSockets(t *testing.T, at events.RankSockets, seed uint64, lost ...func(int)) *liveWorker {
+func startOnSockets(t *testing.T, at engines.RankSockets, seed uint64, lost ...func(int)) *liveWorker {
 	t.Helper()
 	const id = 7
-	conf := events.PublisherConfig{WorkerID: id, Sockets: map[uint32]events.RankSockets{0: at}}
+	conf := engines.PublisherConfig{WorkerID: id, Sockets: map[uint32]engines.RankSockets{0: at}}
 	for _, f := range lost {
 		conf.Lost = f
 	}
 	p := &liveWorker{
-		Publisher: events.NewPublisher(nil, conf), id: id,
+		Publisher: engines.NewPublisher(nil, conf), id: id,
 		cache: fakeCache{rng: rand.New(rand.NewPCG(seed, 4))}, truth: indexer.New(indexer.Config{}),
 	}
 	p.stop = running(t, p.Run)
@@ -106,7 +107,7 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 	t.Parallel()
 	b := newSocketBed(t)
 	live, ask := listenFor(t), listenFor(t)
-	point := func(at events.RankSockets) {
+	point := func(at engines.RankSockets) {
 		live.point(at.Events.Addr())
 		ask.point(at.Queries.Addr())
 	}
@@ -145,7 +146,7 @@ func TestAPublisherWithoutNATS(t *testing.T) {
 	// It is away for longer than it is asked, then comes back with another cache.
 	again.stop()
 	live.cut(false)
-	eventually(t, func() bool { return b.sources.State(7) == events.KnownNothing })
+	eventually(t, func() bool { return b.sources.State(7) == engines.KnownNothing })
 	at = sockets(t)
 	third := startOnSockets(t, at, 3)
 	third.change(70)
@@ -160,10 +161,10 @@ func TestASlowListenerOfASocket(t *testing.T) {
 	t.Parallel()
 	b := newSocketBed(t)
 	at := sockets(t)
+	at.Queue = 2
 	live := "tcp://" + at.Events.Addr().String()
 	var lost atomic.Int64
 	p := startOnSockets(t, at, 5, func(n int) { lost.Add(int64(n)) })
-	p.LimitQueue(2)
 	b.know(7, 1, live, "tcp://"+at.Queries.Addr().String())
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 1 })
 	b.mu.Lock() // the sink is stuck
@@ -191,16 +192,16 @@ func TestRanksOnSockets(t *testing.T) {
 	t.Parallel()
 	b := newSocketBed(t)
 	// Consecutive ports, as a worker with two ranks has them.
-	var at map[uint32]events.RankSockets
+	var at map[uint32]engines.RankSockets
 	var live, ask string
 	for tries := 0; at == nil && tries < 100; tries++ {
 		first := sockets(t)
-		second := events.RankSockets{}
+		second := engines.RankSockets{}
 		var errs [2]error
 		second.Events, errs[0] = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first.Events.Addr().(*net.TCPAddr).Port+1))
 		second.Queries, errs[1] = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first.Queries.Addr().(*net.TCPAddr).Port+1))
 		if errs[0] == nil && errs[1] == nil {
-			at = map[uint32]events.RankSockets{0: first, 1: second}
+			at = map[uint32]engines.RankSockets{0: first, 1: second}
 			live, ask = "tcp://"+first.Events.Addr().String(), "tcp://"+first.Queries.Addr().String()
 			break
 		}
@@ -213,7 +214,7 @@ func TestRanksOnSockets(t *testing.T) {
 	if at == nil {
 		t.Fatal("no two ports in a row are free")
 	}
-	p := events.NewPublisher(nil, events.PublisherConfig{WorkerID: 7, Sockets: at})
+	p := engines.NewPublisher(nil, engines.PublisherConfig{WorkerID: 7, Sockets: at})
 	running(t, p.Run)
 	b.know(7, 2, live, ask)
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 2 })
@@ -233,7 +234,7 @@ func TestRanksOnSockets(t *testing.T) {
 	lies := sockets(t)
 	liar := startOnSockets(t, lies, 9)
 	b.know(8, 1, "tcp://"+lies.Events.Addr().String(), "tcp://"+lies.Queries.Addr().String())
-	eventually(t, func() bool { return b.sources.State(8) == events.KnownWell })
+	eventually(t, func() bool { return b.sources.State(8) == engines.KnownWell })
 	liar.change(50)
 	p.Publish(1, indexer.Event{Kind: indexer.Removed, Externals: []uint64{103}})
 	eventually(t, func() bool {

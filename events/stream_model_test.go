@@ -12,6 +12,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/kvroute/kvroute/engines/localindex"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -97,7 +98,7 @@ func (l *land) source(p *worker) (src events.Source) {
 func (l *land) begin(p *worker) {
 	p.publisher, p.last, p.cache.held = l.rng.Uint64()>>11|1, 0, nil
 	p.started++
-	p.local, p.truth = events.NewLocal(), indexer.New(indexer.Config{})
+	p.local, p.truth = localindex.New(), indexer.New(indexer.Config{})
 	for _, n := range l.nodes {
 		l.bus = append(l.bus, func() { n.tell(p) })
 	}
@@ -258,7 +259,7 @@ func (n *node) tick() {
 			l.t.Fatalf("worker %d is asked, and has no local indexer", p.id)
 		}
 		l.bus = append(l.bus, func() {
-			answer, publisher := p.local.Ask(a.Query), p.publisher
+			answer, publisher := ask(p.local, a.Query), p.publisher
 			l.bus = append(l.bus, func() {
 				if n.life == life {
 					n.tracker.Answer(l.now, a.ID, publisher, answer)

@@ -98,10 +98,10 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	conf.Log = quietLog(cmp.Or(conf.Log, slog.New(slog.DiscardHandler)))
+	conf.Log = QuietLog(cmp.Or(conf.Log, slog.New(slog.DiscardHandler)))
 	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	if conf.Ask == nil {
-		conf.Ask = func(context.Context, Query, func(AnswerPart) bool) error { return errNobody }
+		conf.Ask = func(context.Context, Query, func(AnswerPart) bool) error { return ErrNobody }
 	}
 	s := &Subscriber{
 		conf: conf, nc: nc,
@@ -214,6 +214,23 @@ func (s *Subscriber) Run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// Listen calls take with each message on a subject of the bus. The caller unsubscribes.
+func (s *Subscriber) Listen(ctx context.Context, subject string, take func(data []byte)) (*nats.Subscription, error) {
+	sub, err := s.nc.Subscribe(subject, func(m *nats.Msg) { take(m.Data) })
+	if err != nil {
+		return nil, fmt.Errorf("events: subscribe to %s: %w", subject, err)
+	}
+	if err := sub.SetPendingLimits(s.pending, 256<<20); err != nil {
+		return nil, fmt.Errorf("events: set limits of %s: %w", subject, err)
+	}
+	if s.nc.IsConnected() {
+		flush, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_ = s.nc.FlushWithContext(flush) // the server then has the subscription; while it is away it gets it later
+	}
+	return sub, nil
 }
 
 // SetWorker tells that the sink knows a worker from now on, and where its events
@@ -369,16 +386,16 @@ func (s *Subscriber) audit(why string) {
 // Take takes one message of a feed. Messages of a worker must come one after the
 // other.
 func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
-	s.takeFrom(ctx, feed, time.Time{}, data, nil)
+	s.TakeFrom(ctx, feed, time.Time{}, data, nil)
 }
 
-// takeFrom takes one message of a feed that was sent at a time, zero for now. Whose, if
+// TakeFrom takes one message of a feed that was sent at a time, zero for now. Whose, if
 // it is not nil, says which ranks it may speak for. It reports whether events before
 // those are missing, and not asked for. Of [FeedDurable] the caller, who holds another
 // lock, flushes afterwards.
-func (s *Subscriber) takeFrom(ctx context.Context, feed Feed, sent time.Time, data []byte, whose func(worker uint64, dpRank uint32) bool) (gap bool) {
+func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, sent time.Time, data []byte, whose func(worker uint64, dpRank uint32) bool) (gap bool) {
 	m, err := DecodeMessage(data)
-	if err != nil || m.Dialect == DialectEngine {
+	if err != nil {
 		s.metrics.count(ctx, outcomeBad, 1)
 		s.conf.Log.Debug("a message has no events for us", "err", err)
 		return false
@@ -493,7 +510,7 @@ func (s *Subscriber) sendLocked(ctx context.Context, now time.Time, connected bo
 			continue
 		}
 		s.laterLocked(func() {
-			err := s.nc.PublishRequest(querySubject(s.conf.Scope, q.WorkerID, strconv.FormatUint(uint64(q.DPRank), 10)),
+			err := s.nc.PublishRequest(QuerySubject(s.conf.Scope, q.WorkerID, strconv.FormatUint(uint64(q.DPRank), 10)),
 				s.inbox+strconv.FormatUint(a.id, 10), AppendQuery(nil, *q))
 			if err != nil {
 				s.mu.Lock()
@@ -529,11 +546,11 @@ func (s *Subscriber) reply(ctx context.Context, m *nats.Msg) {
 	c := s.answers[id]
 	legacy := c != nil && !c.legacy && c.query.DPRank == 0
 	s.mu.Unlock()
-	err = errNobody
+	err = ErrNobody
 	if legacy {
 		// A worker of Dynamo 0.8 answers elsewhere.
 		c.legacy = true // replies come one at a time, so c is ours
-		err = s.nc.PublishRequest(legacyQuerySubject(s.conf.Scope, c.query.WorkerID), m.Subject, AppendJSONQuery(nil, c.query))
+		err = s.nc.PublishRequest(LegacyQuerySubject(s.conf.Scope, c.query.WorkerID), m.Subject, AppendJSONQuery(nil, c.query))
 	}
 	if err != nil {
 		s.part(ctx, id, AnswerPart{}, err)
@@ -569,7 +586,7 @@ func (s *Subscriber) part(ctx context.Context, id uint64, p AnswerPart, err erro
 		s.tracker.answer(now, id, c.publisher, &c.answer)
 	} else {
 		why := "bad_answer"
-		if errors.Is(err, errNobody) {
+		if errors.Is(err, ErrNobody) {
 			why = "nobody"
 		}
 		s.laterLocked(func() {
@@ -591,13 +608,13 @@ func (s *Subscriber) stop() {
 	clear(s.answers)
 }
 
-// errNobody means that nobody listens to a subject.
-var errNobody = errors.New("nobody answers")
+// ErrNobody means that nobody listens to a subject.
+var ErrNobody = errors.New("nobody answers")
 
 // Bounds of an answer.
 const (
 	maxParts       = 4096
-	maxAnswerBytes = 256 << 20 // of messages; what is kept of them is less
+	MaxAnswerBytes = 256 << 20 // of messages; what is kept of them is less
 )
 
 // collected is an answer whose parts come one by one.
@@ -621,15 +638,15 @@ type AnswerPart struct {
 // partOf reads the headers of a part that came over NATS.
 func partOf(m *nats.Msg) (p AnswerPart, err error) {
 	p.Data, p.Count = m.Data, 1
-	if text := m.Header.Get(headerParts); text != "" {
+	if text := m.Header.Get(HeaderParts); text != "" {
 		var errs [2]error
-		p.Index, errs[0] = strconv.Atoi(m.Header.Get(headerPart))
+		p.Index, errs[0] = strconv.Atoi(m.Header.Get(HeaderPart))
 		p.Count, errs[1] = strconv.Atoi(text)
 		if errors.Join(errs[:]...) != nil {
-			return p, fmt.Errorf("events: an answer's part %.20q of %.20q", m.Header.Get(headerPart), text)
+			return p, fmt.Errorf("events: an answer's part %.20q of %.20q", m.Header.Get(HeaderPart), text)
 		}
 	}
-	if text := m.Header.Get(headerPublisher); text != "" {
+	if text := m.Header.Get(HeaderPublisher); text != "" {
 		if p.Publisher, err = strconv.ParseUint(text, 16, 64); err != nil {
 			return p, fmt.Errorf("events: an answer's publisher is %.20q", text)
 		}
@@ -646,8 +663,8 @@ func (c *collected) add(m AnswerPart) (done bool, err error) {
 	if m.Publisher != 0 {
 		c.publisher = m.Publisher
 	}
-	if c.size += len(m.Data); c.size > maxAnswerBytes {
-		return false, fmt.Errorf("events: an answer has more than %d bytes", maxAnswerBytes)
+	if c.size += len(m.Data); c.size > MaxAnswerBytes {
+		return false, fmt.Errorf("events: an answer has more than %d bytes", MaxAnswerBytes)
 	}
 	if c.parts == nil {
 		c.parts, c.missing = make([]*Answer, parts), parts

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/zmtp"
 	"github.com/kvroute/kvroute/router"
@@ -80,7 +81,7 @@ type DynamoTable struct {
 // DynamoView is what the records of a moment make.
 type DynamoView struct {
 	Workers []Record // by id
-	Plane   events.Plane
+	Plane   engines.Plane
 	// LeftOut says which workers there are that nothing can be sent to, and why.
 	LeftOut []error
 }
@@ -107,8 +108,8 @@ type dynamoInstance struct {
 
 // indexer is how an instance that is a local indexer is asked. Records without a codec are
 // of versions that read JSON.
-func (i *dynamoInstance) indexer(publisher uint64) events.Indexer {
-	return events.Indexer{Transport: i.Transport.TCP, JSON: i.Codec != "msgpack", Publisher: publisher}
+func (i *dynamoInstance) indexer(publisher uint64) engines.Indexer {
+	return engines.Indexer{Transport: i.Transport.TCP, JSON: i.Codec != "msgpack", Publisher: publisher}
 }
 
 // dynamoModel is a model card of a worker, or of an adapter that it has.
@@ -276,7 +277,7 @@ func (t *DynamoTable) Delete(key string) {
 // workers and of what else is dialled. The records are not the operator's: what they name
 // must be an address that a worker may register.
 func (t *DynamoTable) View(rules *DynamoRules, networks Networks) DynamoView {
-	v := DynamoView{Plane: events.Plane{Indexers: make(map[events.WorkerRank]events.Indexer), Groups: make(map[uint64]string)}}
+	v := DynamoView{Plane: engines.Plane{Indexers: make(map[engines.WorkerRank]engines.Indexer), Groups: make(map[uint64]string)}}
 	named := make(map[uint64]uint64) // publishers by worker; 0 for several
 	wanted := make(map[uint64]bool)
 	for _, key := range slices.Sorted(maps.Keys(t.models)) {
@@ -325,12 +326,12 @@ func (v *DynamoView) forgetOthers() {
 		kept[v.Workers[i].WorkerID] = true
 	}
 	maps.DeleteFunc(v.Plane.Groups, func(id uint64, _ string) bool { return !kept[id] })
-	maps.DeleteFunc(v.Plane.Indexers, func(r events.WorkerRank, _ events.Indexer) bool { return !kept[r.WorkerID] })
+	maps.DeleteFunc(v.Plane.Indexers, func(r engines.WorkerRank, _ engines.Indexer) bool { return !kept[r.WorkerID] })
 	groups := make(map[string]bool)
 	for _, group := range v.Plane.Groups {
 		groups[group] = true
 	}
-	v.Plane.Channels = slices.DeleteFunc(v.Plane.Channels, func(c events.Channel) bool { return c.Bound && !kept[c.Worker] || !c.Bound && !groups[c.Group] })
+	v.Plane.Channels = slices.DeleteFunc(v.Plane.Channels, func(c engines.Channel) bool { return c.Bound && !kept[c.Worker] || !c.Bound && !groups[c.Group] })
 }
 
 // dynamoRecord makes a worker's record of its card.
@@ -412,10 +413,10 @@ func (t *DynamoTable) viewPlane(v *DynamoView, networks Networks, wanted map[uin
 	refuse := func(key string, err error) {
 		v.LeftOut = append(v.LeftOut, fmt.Errorf("fleet: Dynamo's record %s: %w", clip(key), err))
 	}
-	bound := make(map[uint64]events.WorkerRank)
+	bound := make(map[uint64]engines.WorkerRank)
 	for _, key := range slices.Sorted(maps.Keys(t.sources)) {
 		s := t.sources[key]
-		rank := events.WorkerRank{WorkerID: s.Metadata.Worker.ID, DPRank: s.Metadata.Worker.Rank}
+		rank := engines.WorkerRank{WorkerID: s.Metadata.Worker.ID, DPRank: s.Metadata.Worker.Rank}
 		if s.Topic != events.Topic || !wanted[rank.WorkerID] {
 			continue
 		}
@@ -437,13 +438,13 @@ func (t *DynamoTable) viewPlane(v *DynamoView, networks Networks, wanted map[uin
 		if !isIndexer || err != nil || !wanted[i.ID] || i.Transport.TCP == "" {
 			continue
 		}
-		v.indexer(key, events.WorkerRank{WorkerID: i.ID, DPRank: uint32(rank)}, &i, 0, networks, refuse)
+		v.indexer(key, engines.WorkerRank{WorkerID: i.ID, DPRank: uint32(rank)}, &i, 0, networks, refuse)
 	}
 	t.viewChannels(v, bound, networks, refuse)
 }
 
 // viewChannels works out where the publishers are heard.
-func (t *DynamoTable) viewChannels(v *DynamoView, bound map[uint64]events.WorkerRank, networks Networks, refuse func(string, error)) {
+func (t *DynamoTable) viewChannels(v *DynamoView, bound map[uint64]engines.WorkerRank, networks Networks, refuse func(string, error)) {
 	groups := make(map[string]bool)
 	for _, group := range v.Plane.Groups {
 		groups[group] = true
@@ -455,7 +456,7 @@ func (t *DynamoTable) viewChannels(v *DynamoView, bound map[uint64]events.Worker
 		if c.Topic != events.Topic || !isBound && !groups[group] {
 			continue
 		}
-		channel := events.Channel{Publisher: c.ID, Bound: isBound, Worker: rank.WorkerID, DPRank: rank.DPRank, Group: group}
+		channel := engines.Channel{Publisher: c.ID, Bound: isBound, Worker: rank.WorkerID, DPRank: rank.DPRank, Group: group}
 		switch kind := c.Transport.Kind; kind {
 		case "Zmq":
 			channel.Endpoint = c.Transport.Config.Endpoint
@@ -483,7 +484,7 @@ func (t *DynamoTable) viewChannels(v *DynamoView, bound map[uint64]events.Worker
 		}
 		v.Plane.Channels = append(v.Plane.Channels, channel)
 	}
-	slices.SortFunc(v.Plane.Channels, func(a, b events.Channel) int { return cmp.Compare(a.Publisher, b.Publisher) })
+	slices.SortFunc(v.Plane.Channels, func(a, b engines.Channel) int { return cmp.Compare(a.Publisher, b.Publisher) })
 }
 
 // dialable refuses what a worker may not register. Names are refused, too: the records
@@ -500,7 +501,7 @@ func dialable(host, port string, networks Networks) error {
 }
 
 // indexer notes where a rank's local indexer is asked.
-func (v *DynamoView) indexer(key string, rank events.WorkerRank, at *dynamoInstance, publisher uint64, networks Networks, refuse func(string, error)) {
+func (v *DynamoView) indexer(key string, rank engines.WorkerRank, at *dynamoInstance, publisher uint64, networks Networks, refuse func(string, error)) {
 	hostport, _, _ := strings.Cut(at.Transport.TCP, "/")
 	host, port, err := net.SplitHostPort(hostport)
 	if err == nil {

@@ -22,7 +22,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/router"
@@ -158,25 +158,25 @@ func dynamoViews() map[string]fleet.DynamoView {
 	return map[string]fleet.DynamoView{
 		"0.8": {
 			Workers: worker(func(r *fleet.Record) { r.Events.Transport, r.MaxNumSeqs, r.MaxBatchedTokens = "", 256, 8192 }),
-			Plane:   events.Plane{Groups: groups, Indexers: map[events.WorkerRank]events.Indexer{}},
+			Plane:   engines.Plane{Groups: groups, Indexers: map[engines.WorkerRank]engines.Indexer{}},
 		},
 		"1.3": {
 			Workers: worker(func(*fleet.Record) {}),
-			Plane: events.Plane{
+			Plane: engines.Plane{
 				Groups:   groups,
-				Channels: []events.Channel{{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Group: "dynamo/backend"}},
-				Indexers: map[events.WorkerRank]events.Indexer{{WorkerID: 26}: {Transport: "10.0.0.7:4100/1a/worker_kv_indexer_query_dp0", JSON: true}},
+				Channels: []engines.Channel{{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Group: "dynamo/backend"}},
+				Indexers: map[engines.WorkerRank]engines.Indexer{{WorkerID: 26}: {Transport: "10.0.0.7:4100/1a/worker_kv_indexer_query_dp0", JSON: true}},
 			},
 		},
 		"1.6": {
 			Workers: worker(func(r *fleet.Record) { r.DPStart, r.DPSize, r.LoRA = 4, 2, []string{"tuned"} }),
-			Plane: events.Plane{
+			Plane: engines.Plane{
 				Groups: groups,
-				Channels: []events.Channel{
+				Channels: []engines.Channel{
 					{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Bound: true, Worker: 26, DPRank: 4, Group: "dynamo/backend"},
 					{Publisher: 256, Subject: "namespace.dynamo.component.backend.endpoint.generate.kv-events", Bound: true, Worker: 26, DPRank: 5, Group: "dynamo/backend"},
 				},
-				Indexers: map[events.WorkerRank]events.Indexer{
+				Indexers: map[engines.WorkerRank]engines.Indexer{
 					{WorkerID: 26, DPRank: 4}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q4", Publisher: 255},
 					{WorkerID: 26, DPRank: 5}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q5", Publisher: 256},
 				},
@@ -454,7 +454,7 @@ func TestCapturedStoresOfDynamo(t *testing.T) {
 				if w.BlockSize != want.block || w.TotalKVBlocks != 64 || w.DPSize != 1 || w.Events.LocalIndexer != (version != "0.8.0") {
 					t.Errorf("%s: worker %+v", at, w)
 				}
-				if i, ok := v.Plane.Indexers[events.WorkerRank{WorkerID: w.WorkerID}]; version != "0.8.0" && (!ok || i.JSON != (version == "1.3.1") || version == "1.6.1" && i.Publisher != w.Events.PublisherID) {
+				if i, ok := v.Plane.Indexers[engines.WorkerRank{WorkerID: w.WorkerID}]; version != "0.8.0" && (!ok || i.JSON != (version == "1.3.1") || version == "1.6.1" && i.Publisher != w.Events.PublisherID) {
 					t.Errorf("%s: worker %d is asked at %+v", at, w.WorkerID, i)
 				}
 			}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
@@ -142,14 +143,14 @@ type listenedPlane struct {
 
 	mu sync.Mutex
 	// mu guards the fields below.
-	stored, removed map[events.WorkerRank]int // blocks
+	stored, removed map[engines.WorkerRank]int // blocks
 	err             error
 }
 
 // listen begins to hear all publishers, and has heard nothing of them when it returns.
-func (f *dynamoFleet) listen(ctx context.Context, plane events.Plane) (*listenedPlane, error) {
+func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) (*listenedPlane, error) {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	p := &listenedPlane{cancel: cancel, stored: make(map[events.WorkerRank]int), removed: make(map[events.WorkerRank]int)}
+	p := &listenedPlane{cancel: cancel, stored: make(map[engines.WorkerRank]int), removed: make(map[engines.WorkerRank]int)}
 	subjects := make(map[string]bool)
 	for _, c := range plane.Channels {
 		if c.Endpoint == "" {
@@ -175,7 +176,7 @@ func (f *dynamoFleet) listen(ctx context.Context, plane events.Plane) (*listened
 					p.fail(own, err)
 					return
 				}
-				s, err := events.SplitFrames(frames)
+				s, err := engines.SplitFrames(frames)
 				if err == nil && s.Topic == events.Topic {
 					err = p.take(f.index, s.Body)
 				}
@@ -236,7 +237,7 @@ func (p *listenedPlane) take(x *dynamoIndex, envelope []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ev := range m.Events {
-		at := events.WorkerRank{WorkerID: ev.WorkerID, DPRank: ev.DPRank}
+		at := engines.WorkerRank{WorkerID: ev.WorkerID, DPRank: ev.DPRank}
 		switch ev.Event.Kind {
 		case indexer.Stored:
 			p.stored[at] += len(ev.Event.Blocks)
@@ -262,9 +263,9 @@ type dynamoWorld struct {
 	*stack
 	rng      *rand.Rand
 	talks    [][]any // conversations so far
-	expected map[events.WorkerRank]int
+	expected map[engines.WorkerRank]int
 	cached   int
-	each     map[events.WorkerRank]int
+	each     map[engines.WorkerRank]int
 }
 
 func mumble(rng *rand.Rand, n int) string {
@@ -319,9 +320,9 @@ func (w *dynamoWorld) send(ctx context.Context, text string) (a dynamoAnswer, er
 		return a, err
 	}
 	if w.expected == nil {
-		w.expected, w.each = make(map[events.WorkerRank]int), make(map[events.WorkerRank]int)
+		w.expected, w.each = make(map[engines.WorkerRank]int), make(map[engines.WorkerRank]int)
 	}
-	at := events.WorkerRank{WorkerID: a.Ext.Worker.ID, DPRank: a.Ext.Worker.Rank}
+	at := engines.WorkerRank{WorkerID: a.Ext.Worker.ID, DPRank: a.Ext.Worker.Rank}
 	w.expected[at] += (a.Usage.Prompt+a.Usage.Completed-1)/dynamoBlock - a.Usage.Details.Cached/dynamoBlock
 	w.cached += a.Usage.Details.Cached
 	w.each[at]++

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -82,7 +82,7 @@ func (l *listener) replay(ctx context.Context, at zmtp.Endpoint) error {
 	defer func() { _ = c.Close() }() // nothing more is wanted
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
-	request := events.ReplayFrames(0)
+	request := engines.ReplayFrames(0)
 	if err := c.Write(request[:]...); err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func (l *listener) replay(ctx context.Context, at zmtp.Endpoint) error {
 		if err != nil {
 			return err
 		}
-		f, err := events.SplitFrames(frames)
+		f, err := engines.SplitFrames(frames)
 		if err != nil || f.End {
 			return err
 		}
@@ -102,15 +102,15 @@ func (l *listener) replay(ctx context.Context, at zmtp.Endpoint) error {
 }
 
 func (l *listener) take(frames [][]byte) error {
-	f, err := events.SplitFrames(frames)
+	f, err := engines.SplitFrames(frames)
 	if err != nil {
 		return err
 	}
-	b, err := events.DecodeBatch(f.Body)
+	b, err := engines.DecodeBatch(f.Body)
 	if err != nil {
 		return err
 	}
-	if b.Drops != (events.Drops{}) {
+	if b.Drops != (engines.Drops{}) {
 		return fmt.Errorf("batch %d: left out %v", f.Sequence, b.Drops)
 	}
 	l.mu.Lock()
@@ -124,22 +124,22 @@ func (l *listener) take(frames [][]byte) error {
 	l.next++
 	for _, ev := range b.Events {
 		switch ev.Kind {
-		case events.EngineStored:
+		case engines.EngineStored:
 			l.stored += len(ev.Hashes)
 			for _, h := range ev.Hashes {
 				l.copies[h]++
 			}
-		case events.EngineRemoved:
+		case engines.EngineRemoved:
 			l.removed += len(ev.Hashes)
 			for _, h := range ev.Hashes {
 				if l.copies[h]--; l.copies[h] <= 0 {
 					delete(l.copies, h)
 				}
 			}
-		case events.EngineCleared:
+		case engines.EngineCleared:
 			l.cleared++
 			clear(l.copies)
-		case events.EngineMoved, events.EngineStarted:
+		case engines.EngineMoved, engines.EngineStarted:
 			return fmt.Errorf("batch %d: an event of kind %d of a vLLM", f.Sequence, ev.Kind)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
@@ -22,20 +23,20 @@ import (
 // registry knows of its worker.
 type direct struct {
 	router  *router.Router
-	sources *events.Sources
+	sources *engines.Sources
 	log     *slog.Logger
 
 	mu sync.Mutex
 	// mu guards the fields below, and orders what the router is told of workers.
 	workers map[uint64]router.WorkerInfo // that are heard, as the registry knows them
-	found   map[uint64]events.Found
-	known   map[uint64]events.KnownState
+	found   map[uint64]engines.Found
+	known   map[uint64]engines.KnownState
 }
 
 func newDirect(r *router.Router, sub *events.Subscriber, client *http.Client, networks reach.Networks, log *slog.Logger, meter metric.Meter) (*direct, error) {
-	d := &direct{router: r, log: log, workers: make(map[uint64]router.WorkerInfo), found: make(map[uint64]events.Found), known: make(map[uint64]events.KnownState)}
+	d := &direct{router: r, log: log, workers: make(map[uint64]router.WorkerInfo), found: make(map[uint64]engines.Found), known: make(map[uint64]engines.KnownState)}
 	var err error
-	d.sources, err = events.NewSources(events.SourcesConfig{
+	d.sources, err = engines.NewSources(engines.SourcesConfig{
 		Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
 			return r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		},
@@ -75,7 +76,7 @@ func (d *direct) setLocked(info router.WorkerInfo) error {
 }
 
 // changed takes how well a worker's cache is known.
-func (d *direct) changed(id uint64, state events.KnownState) {
+func (d *direct) changed(id uint64, state engines.KnownState) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	info, heard := d.workers[id]
@@ -89,7 +90,7 @@ func (d *direct) changed(id uint64, state events.KnownState) {
 }
 
 // tell takes what an engine says of itself.
-func (d *direct) tell(id uint64, f events.Found) {
+func (d *direct) tell(id uint64, f engines.Found) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	info, heard := d.workers[id]
@@ -112,7 +113,7 @@ func (d *direct) follow(r fleet.Record, info router.WorkerInfo) {
 	d.mu.Lock()
 	d.workers[id] = info
 	d.mu.Unlock()
-	d.sources.Set(events.EngineWorker{
+	d.sources.Set(engines.EngineWorker{
 		ID: id, Name: info.Name, Transport: r.Events.Transport, Address: info.Address.String(),
 		Endpoint: r.Events.Endpoint, Topic: r.Events.Topic, Replay: r.Events.Replay, Bind: r.Events.Bind, Queries: r.Events.LocalIndexer,
 		DPStart: info.DPStart, DPSize: info.DPSize, BlockSize: info.BlockSize, Engine: info.Engine, Started: info.StartedMS,

@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/bench/replay"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
@@ -81,7 +82,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := events.NewDurable(sub, events.DurableConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := events.NewSources(events.SourcesConfig{Meter: n}); err != nil {
+	if _, err := engines.NewSources(engines.SourcesConfig{Meter: n}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := fleet.NewRegistry(nil, fleet.RegistryConfig{Meter: n}); err != nil {

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/indexer"
 )
 
@@ -44,8 +44,8 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 		}
 		return l
 	}
-	sockets := events.RankSockets{Events: listen(), Queries: listen()}
-	publisher := events.NewPublisher(nil, events.PublisherConfig{WorkerID: 26, Sockets: map[uint32]events.RankSockets{0: sockets}})
+	sockets := engines.RankSockets{Events: listen(), Queries: listen()}
+	publisher := engines.NewPublisher(nil, engines.PublisherConfig{WorkerID: 26, Sockets: map[uint32]engines.RankSockets{0: sockets}})
 	store := t.TempDir()
 	put := func(bucket, name, text string) {
 		t.Helper()

@@ -17,7 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
@@ -137,7 +137,7 @@ func engine(ctx context.Context, args []string, std stdio) error {
 	}
 	if *kvEvents == "nats" {
 		where = fleet.Events{Transport: transport(*durable), LocalIndexer: *localIndexer}
-		publisher := events.NewPublisher(nc, events.PublisherConfig{
+		publisher := engines.NewPublisher(nc, engines.PublisherConfig{
 			Scope: scope, WorkerID: wire.WorkerID(sim.Name), LocalIndexer: *localIndexer,
 			Durable: *durable, Replicas: *replicas, Quiet: true, Log: log,
 		})

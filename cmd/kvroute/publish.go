@@ -25,7 +25,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
@@ -58,7 +58,7 @@ type sidecar struct {
 	access       bus.Access
 	replicas     int
 
-	engine events.EngineWorker
+	engine engines.EngineWorker
 	record fleet.Record
 }
 
@@ -185,8 +185,8 @@ func (c *sidecar) check() error {
 	if c.bindQueries != "" && c.bindEvents == "" {
 		return errors.New("bind-queries is set, and bind-events is not")
 	}
-	if c.engine.Transport = events.TransportZMQ; c.engine.Engine == "trtllm" && c.engine.Endpoint == "" {
-		c.engine.Transport = events.TransportPoll
+	if c.engine.Transport = engines.TransportZMQ; c.engine.Engine == "trtllm" && c.engine.Endpoint == "" {
+		c.engine.Transport = engines.TransportPoll
 	}
 	listener := at.String()
 	first, _, _ := strings.Cut(c.natsURL, ",")
@@ -225,8 +225,8 @@ type beside struct {
 	nc     *nats.Conn // nil if there is no bus
 	client *http.Client
 
-	publisher *events.Publisher
-	sources   *events.Sources
+	publisher *engines.Publisher
+	sources   *engines.Sources
 	announcer *fleet.Announcer // nil if there is no bus
 	lost      metric.Int64Counter
 	alive     atomic.Bool
@@ -236,9 +236,9 @@ type beside struct {
 }
 
 // open waits for the engine, learns what it is, and makes all parts.
-func (p *beside) open(ctx context.Context, meter metric.Meter, recorder *events.Recorder) (err error) {
-	var sink *events.Publisher
-	if p.sources, err = events.NewSources(events.SourcesConfig{
+func (p *beside) open(ctx context.Context, meter metric.Meter, recorder *engines.Recorder) (err error) {
+	var sink *engines.Publisher
+	if p.sources, err = engines.NewSources(engines.SourcesConfig{
 		Sink: func(_ uint64, rank uint32, ev indexer.Event) bool {
 			sink.Publish(rank, ev)
 			return true
@@ -265,7 +265,7 @@ func (p *beside) open(ctx context.Context, meter metric.Meter, recorder *events.
 	if p.lost, err = newPublishMetrics(meter, p.nc); err != nil {
 		return err
 	}
-	sink = events.NewPublisher(p.nc, events.PublisherConfig{
+	sink = engines.NewPublisher(p.nc, engines.PublisherConfig{
 		Scope: p.scope, WorkerID: p.engine.ID, LocalIndexer: p.localIndexer, Durable: p.durable, Replicas: p.replicas, Quiet: true, Log: p.log,
 		Sockets: sockets,
 		Lost:    func(n int) { p.lost.Add(ctx, int64(n)) },
@@ -283,7 +283,7 @@ func (p *beside) open(ctx context.Context, meter metric.Meter, recorder *events.
 
 // bind opens the sockets of each rank, if events are to be had there, and says so in
 // the record.
-func (p *beside) bind() (map[uint32]events.RankSockets, error) {
+func (p *beside) bind() (map[uint32]engines.RankSockets, error) {
 	switch {
 	case p.misfit && p.nc == nil:
 		return nil, errors.New("block-size does not fit the engine's, and there is no bus to say so on")
@@ -292,7 +292,7 @@ func (p *beside) bind() (map[uint32]events.RankSockets, error) {
 	}
 	queries := p.bindQueries
 	if queries == "" {
-		live, err := zmtp.ParseEndpoint(p.bindEvents, events.PlanePort, 0)
+		live, err := zmtp.ParseEndpoint(p.bindEvents, engines.PlanePort, 0)
 		if err != nil {
 			return nil, fmt.Errorf("bind-events: %w", err)
 		}
@@ -300,22 +300,22 @@ func (p *beside) bind() (map[uint32]events.RankSockets, error) {
 			return nil, errors.New("bind-events is a path, so bind-queries must be one")
 		}
 		if live.Port > 0 { // else any free one does
-			live.Port = events.QueryPort
+			live.Port = engines.QueryPort
 		}
 		queries = live.String()
 	}
-	sockets := make(map[uint32]events.RankSockets)
+	sockets := make(map[uint32]engines.RankSockets)
 	for i := range max(1, p.record.DPSize) {
 		rank := p.record.DPStart + i
-		var at events.RankSockets
+		var at engines.RankSockets
 		for _, s := range []struct {
 			flag, endpoint string
 			base           int
 			to             *net.Listener
 			said           *string
 		}{
-			{"bind-events", p.bindEvents, events.PlanePort, &at.Events, &p.record.Events.Endpoint},
-			{"bind-queries", queries, events.QueryPort, &at.Queries, &p.record.Events.Replay},
+			{"bind-events", p.bindEvents, engines.PlanePort, &at.Events, &p.record.Events.Endpoint},
+			{"bind-queries", queries, engines.QueryPort, &at.Queries, &p.record.Events.Replay},
 		} {
 			e, err := zmtp.ParseEndpoint(s.endpoint, s.base, int(rank))
 			if err == nil {
@@ -335,7 +335,7 @@ func (p *beside) bind() (map[uint32]events.RankSockets, error) {
 		}
 		sockets[rank] = at
 	}
-	p.record.Events.Transport, p.record.Events.LocalIndexer = events.TransportZMQ, true
+	p.record.Events.Transport, p.record.Events.LocalIndexer = engines.TransportZMQ, true
 	return sockets, nil
 }
 
@@ -401,7 +401,7 @@ func (p *beside) ask(ctx context.Context) error {
 			p.record.Models = append(p.record.Models, m.ID)
 		}
 	}
-	if p.engine.Transport != events.TransportZMQ {
+	if p.engine.Transport != engines.TransportZMQ {
 		return nil
 	}
 	f, err := p.sources.Discover(ctx, p.engine)
@@ -476,7 +476,7 @@ func (p *beside) fit() error {
 		}
 	case own > 0 && own%theirs != 0 && theirs%own != 0:
 		p.misfit = true
-		p.record.KVEvents = events.KnownMisfit.String()
+		p.record.KVEvents = engines.KnownMisfit.String()
 		p.log.Error("the engine's blocks fit no block of the routers'; nothing is published, and routers guess what it caches",
 			"engine_block_size", own, "block_size", theirs)
 	}

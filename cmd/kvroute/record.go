@@ -8,7 +8,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/engines"
 )
 
 // recording is where what an engine says is written down, and how much of it. The zero
@@ -20,7 +20,7 @@ type recording struct {
 }
 
 // start begins to write; nil if nothing is asked for. Stop is called at the end.
-func (r *recording) start(log *slog.Logger) (rec *events.Recorder, stop func(), err error) {
+func (r *recording) start(log *slog.Logger) (rec *engines.Recorder, stop func(), err error) {
 	if r.file == "" {
 		return nil, func() {}, nil
 	}
@@ -30,7 +30,7 @@ func (r *recording) start(log *slog.Logger) (rec *events.Recorder, stop func(), 
 		return nil, nil, fmt.Errorf("record: %w", err)
 	}
 	log.Info("what the engine says is recorded, token ids of prompts included", "file", r.file, "bytes", r.bytes, "time", r.time.String())
-	rec = events.NewRecorder(f, r.bytes, r.time, func(why string) {
+	rec = engines.NewRecorder(f, r.bytes, r.time, func(why string) {
 		log.Warn("the recording ends", "file", r.file, "why", why)
 	})
 	return rec, func() {

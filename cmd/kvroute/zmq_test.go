@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/enginesim"
@@ -376,7 +377,7 @@ func TestTwoRecordersOfOneMachine(t *testing.T) {
 		e := bareEngine(t, name)
 		file := filepath.Join(t.TempDir(), "frames.jsonl")
 		p := process(t, "publish", "publish", "--name", name, "--engine-address", e.at.HTTP, "--nats-url", "", "--bind-events", "tcp://127.0.0.1:0", "--record", file)
-		if strings.HasSuffix(p.at.Queries, fmt.Sprint(":", events.QueryPort)) {
+		if strings.HasSuffix(p.at.Queries, fmt.Sprint(":", engines.QueryPort)) {
 			t.Errorf("%s asks for the port at %s", name, p.at.Queries)
 		}
 		complete(t, e, "what is recorded")

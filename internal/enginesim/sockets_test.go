@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/fixtures"
@@ -126,23 +126,23 @@ func TestSocketsTellOfTheCache(t *testing.T) {
 					t.Fatal(text)
 				}
 			}
-			engine := events.NewEngine(events.EngineOptions{BlockSize: 16})
+			engine := engines.NewEngine(engines.EngineOptions{BlockSize: 16})
 			var heard []indexer.Event
 			for sequence := range uint64(4) {
 				frames, err := c.Read()
 				if err != nil {
 					t.Fatal(err)
 				}
-				f, err := events.SplitFrames(frames)
+				f, err := engines.SplitFrames(frames)
 				if err != nil || f.Topic != "kv" || f.Sequence != sequence {
 					t.Fatalf("%+v, %v", f, err)
 				}
-				b, err := events.DecodeBatch(f.Body)
+				b, err := engines.DecodeBatch(f.Body)
 				if err != nil {
 					t.Fatal(err)
 				}
 				evs, drops := engine.Apply(&b)
-				if drops != (events.Drops{}) {
+				if drops != (engines.Drops{}) {
 					t.Errorf("left out: %v", drops)
 				}
 				for _, ev := range evs {
@@ -182,7 +182,7 @@ func TestReplay(t *testing.T) {
 	}
 	c := dial(t, replay, zmtp.Dealer)
 	for from, want := range map[uint64][]byte{0: {2, 3, 4, 5}, 4: {4, 5}, 100: {}} {
-		request := events.ReplayFrames(from)
+		request := engines.ReplayFrames(from)
 		if err := c.Write(request[:]...); err != nil {
 			t.Fatal(err)
 		}
@@ -192,7 +192,7 @@ func TestReplay(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f, err := events.SplitFrames(frames)
+			f, err := engines.SplitFrames(frames)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -221,7 +221,7 @@ func TestALongAnswerIsCut(t *testing.T) {
 	defer time.AfterFunc(time.Minute, func() { c.Close() }).Stop()
 	var got []string
 	for _, from := range []uint64{0, 5} {
-		request := events.ReplayFrames(from)
+		request := engines.ReplayFrames(from)
 		if err := c.Write(request[:]...); err != nil {
 			t.Fatal(err)
 		}
@@ -231,7 +231,7 @@ func TestALongAnswerIsCut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := events.SplitFrames(frames)
+		f, err := engines.SplitFrames(frames)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -258,17 +258,17 @@ func TestHabitsOfRealEngines(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := events.SplitFrames(frames)
+		f, err := engines.SplitFrames(frames)
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := events.DecodeBatch(f.Body)
+		b, err := engines.DecodeBatch(f.Body)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var said []string
 		for _, ev := range b.Events {
-			if ev.Kind == events.EngineCleared {
+			if ev.Kind == engines.EngineCleared {
 				said = append(said, "cleared")
 				continue
 			}
@@ -332,12 +332,12 @@ func TestBlockHashesAreTheRealEngines(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			batch, err := events.DecodeBatch(body)
+			batch, err := engines.DecodeBatch(body)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, ev := range batch.Events {
-				if ev.Kind != events.EngineStored || ev.HasParent || ev.LoRA != "" {
+				if ev.Kind != engines.EngineStored || ev.HasParent || ev.LoRA != "" {
 					continue
 				}
 				got, err := enginesim.BlockHashes("vllm", ev.Tokens, ev.BlockSize, ev.Salt)

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/engines/localindex"
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/internal/zmtp"
+)
+
+// dynamoRank is a rank of a Dynamo worker: a publisher on the event plane, which may lose
+// what it says, and a local indexer that is asked over the request plane.
+type dynamoRank struct {
+	*testing.T
+	worker, publisher uint64
+	rank              uint32
+	single            bool // says one event a message, as 1.3
+	pub               zmtp.Publisher
+	endpoint          string
+	stop              func()
+	nc                *nats.Conn // nil over ZMQ
+	subject           string
+	indexer           engines.Indexer
+
+	mu       sync.Mutex
+	local    *localindex.Index
+	id, sent uint64
+	held     map[uint64]uint64 // what the cache holds
+	asked    int
+	answered time.Time // the last time
+}
+
+func newDynamoRank(t *testing.T, worker uint64, rank uint32, publisher uint64) *dynamoRank {
+	d := &dynamoRank{T: t, worker: worker, rank: rank, publisher: publisher, local: localindex.New(), held: map[uint64]uint64{}, endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", fixtures.HoldPort(t))}
+	path := fmt.Sprintf("%x/dynamo/backend/worker_kv_query_source_%x", worker, publisher)
+	address := planeWorker(t, func(q planeRequest, w io.Writer) error {
+		query, isJSON, err := events.DecodeQuery(q.Body)
+		if err != nil || q.Path != path || isJSON {
+			return fmt.Errorf("asked at %s with %x: %w", q.Path, q.Body, err)
+		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.asked, d.answered = d.asked+1, time.Now()
+		a, content := d.local.Answer(&query)
+		localindex.Complete(&a, &query, content)
+		return say(w, q.Info.Subject, data(&a), last())
+	}, nil)
+	d.indexer = engines.Indexer{Transport: address + "/" + path, Publisher: publisher}
+	d.open()
+	return d
+}
+
+// open lets listeners connect; stop ends that, and loses what they have not got.
+func (d *dynamoRank) open() {
+	d.Helper()
+	at, err := zmtp.ParseEndpoint(d.endpoint, 0, 0)
+	if err != nil {
+		d.Fatal(err)
+	}
+	var l net.Listener
+	eventually(d.T, func() bool { l, err = zmtp.Listen(at); return err == nil })
+	d.endpoint = "tcp://" + l.Addr().String()
+	d.stop = running(d.T, func(ctx context.Context) error { return d.pub.Serve(ctx, l) })
+}
+
+func (d *dynamoRank) channel() engines.Channel {
+	c := engines.Channel{Publisher: d.publisher, Bound: true, Worker: d.worker, DPRank: d.rank, Group: "dynamo/backend"}
+	if d.nc != nil {
+		c.Subject = d.subject
+	} else {
+		c.Endpoint = d.endpoint
+	}
+	return c
+}
+
+// publish changes the cache, and says so unless that is lost.
+func (d *dynamoRank) publish(lost bool, evs ...indexer.Event) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []events.RouterEvent
+	for _, ev := range evs {
+		d.id++
+		r := events.RouterEvent{WorkerID: d.worker, DPRank: d.rank, EventID: d.id, Event: ev}
+		d.local.Remember(time.Now(), r)
+		all = append(all, r)
+		switch ev.Kind {
+		case indexer.Stored:
+			for _, b := range ev.Blocks {
+				d.held[b.External] = b.Local
+			}
+		case indexer.Removed:
+			for _, e := range ev.Externals {
+				delete(d.held, e)
+			}
+		default:
+			clear(d.held)
+		}
+	}
+	if !lost {
+		d.say(events.AppendEvents(nil, all))
+	}
+}
+
+// say sends a payload.
+func (d *dynamoRank) say(payload []byte) {
+	if d.single { // the array's one element
+		payload = payload[1:]
+	}
+	e := events.Envelope{PublisherID: d.publisher, Sequence: d.sent, PublishedAt: uint64(time.Now().UnixMilli()), Topic: events.Topic, Payload: payload}
+	d.sent++
+	if d.nc != nil {
+		if err := d.nc.Publish(d.subject, events.AppendEnvelope(nil, e)); err != nil {
+			d.Error(err)
+		}
+		return
+	}
+	frames := engines.PlaneFrames(e)
+	d.pub.Send(frames[:]...)
+	other := e
+	other.Topic = events.Topic + "-more" // which the subscription's prefix lets through
+	others := engines.PlaneFrames(other) // the first ones are not ours any more
+	d.pub.Send(others[:]...)
+}
+
+func oneBlock(n uint64) indexer.Event {
+	return indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: n, Local: n * n}}}
+}
+
+// follows makes a subscriber and sources that follow ranks.
+func (c *caches) follows(t *testing.T, nc *nats.Conn, plane engines.Plane, ranks ...*dynamoRank) (*events.Subscriber, *engines.Sources) {
+	t.Helper()
+	var sources *engines.Sources
+	sub, err := events.NewSubscriber(nc, events.SubscriberConfig{
+		Scope: wire.Scope{Namespace: "kvroute", Component: "workers", Endpoint: "generate"}, Sink: c.take,
+		Ask: func(ctx context.Context, q events.Query, part func(events.AnswerPart) bool) error {
+			return sources.Ask(ctx, q, part)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sources, err = engines.NewSources(engines.SourcesConfig{Sink: c.take, Subscriber: sub}); err != nil {
+		t.Fatal(err)
+	}
+	sources.SetPlane(plane)
+	for _, d := range ranks {
+		c.take(d.worker, d.rank, indexer.Event{Kind: indexer.Cleared})
+		sub.SetWorker(d.worker, events.Source{Feed: events.FeedPlane, Queries: true, DPStart: d.rank, DPSize: 1, Publisher: d.publisher})
+	}
+	running(t, sub.Run)
+	running(t, sources.Run)
+	return sub, sources
+}
+
+func planeOf(ranks ...*dynamoRank) engines.Plane {
+	p := engines.Plane{Indexers: map[engines.WorkerRank]engines.Indexer{}, Groups: map[uint64]string{}}
+	for _, d := range ranks {
+		p.Channels = append(p.Channels, d.channel())
+		p.Indexers[engines.WorkerRank{WorkerID: d.worker, DPRank: d.rank}] = d.indexer
+		p.Groups[d.worker] = "dynamo/backend"
+	}
+	return p
+}
+
+// agrees waits until what is known is what the cache holds. What was lost on the way to a
+// listener that had just come is shown by a later event, so there is one now and then.
+func (d *dynamoRank) agrees(c *caches) {
+	d.Helper()
+	shown := time.Now()
+	eventually(d.T, func() bool {
+		if time.Since(shown) > time.Second {
+			shown = time.Now()
+			d.publish(false, oneBlock(uint64(shown.UnixNano())))
+		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return maps.Equal(c.of(d.worker, uint64(d.rank)), d.held)
+	})
+}
+
+// Workers with their sockets or on the bus lose messages and connections at random; a
+// listener that comes late, and every one after each loss that something shows, has what
+// they have.
+func TestDynamosWorkersAreFollowed(t *testing.T) {
+	t.Parallel()
+	for _, over := range []string{"zmq", "nats"} {
+		t.Run(over, func(t *testing.T) {
+			nc := bus(t)
+			rng := rand.New(rand.NewPCG(7, 7))
+			ranks := []*dynamoRank{newDynamoRank(t, 26, 1, 255), newDynamoRank(t, 1<<63+5, 0, 256)}
+			if over == "nats" {
+				for _, d := range ranks {
+					d.nc, d.subject = nc, "namespace.dynamo.component.backend.endpoint.generate."+events.Topic
+				}
+			}
+			n := uint64(0)
+			some := func(d *dynamoRank, lost bool) {
+				var evs []indexer.Event
+				for range 1 + rng.IntN(3) {
+					n++
+					switch {
+					case rng.IntN(40) == 0:
+						evs = append(evs, indexer.Event{Kind: indexer.Cleared})
+					case rng.IntN(3) == 0:
+						evs = append(evs, indexer.Event{Kind: indexer.Removed, Externals: []uint64{n - rng.Uint64N(min(n, 20))}})
+					default:
+						evs = append(evs, oneBlock(n))
+					}
+				}
+				d.publish(lost, evs...)
+			}
+			for range 30 {
+				for _, d := range ranks {
+					some(d, false)
+				}
+			}
+			var c caches
+			c.follows(t, nc, planeOf(ranks...), ranks...)
+			for _, d := range ranks {
+				d.agrees(&c)
+			}
+			for range 30 {
+				d := ranks[rng.IntN(len(ranks))]
+				cut := over == "zmq" && rng.IntN(3) == 0
+				if cut {
+					d.stop()
+				}
+				for range rng.IntN(6) {
+					some(d, rng.IntN(3) == 0)
+				}
+				if cut {
+					d.open() // a new connection is reason enough to ask
+				} else {
+					some(d, false) // shows what was lost before it
+				}
+				d.agrees(&c)
+			}
+		})
+	}
+}
+
+// Of 1.3 no record says whose a publisher is: it may speak for the workers of its
+// component, and for nobody else.
+func TestPublishersSpeakForTheirOwn(t *testing.T) {
+	t.Parallel()
+	var c caches
+	a, b := newDynamoRank(t, 26, 0, 255), newDynamoRank(t, 27, 0, 256)
+	a.single, b.single = true, true
+	p := planeOf(a, b)
+	for i := range p.Channels {
+		p.Channels[i].Bound = false
+	}
+	p.Channels[1].Group, p.Groups[27] = "dynamo/other", "dynamo/other"
+	nc := bus(t)
+	c.follows(t, nc, p, a, b)
+	a.publish(false, oneBlock(1))
+	b.publish(false, oneBlock(2))
+	a.agrees(&c)
+	b.agrees(&c)
+	// One of another component says that the first one's cache is empty, and a third
+	// worker has something.
+	e := func(worker, id uint64, ev indexer.Event) []byte {
+		return events.AppendEvents(nil, []events.RouterEvent{{WorkerID: worker, EventID: id, Event: ev}})
+	}
+	b.mu.Lock()
+	b.say(e(26, 2, indexer.Event{Kind: indexer.Cleared}))
+	b.say(e(28, 1, oneBlock(9)))
+	b.mu.Unlock()
+	b.publish(false, oneBlock(3))
+	b.agrees(&c)
+	a.agrees(&c)
+	if len(c.of(28, 0)) > 0 {
+		t.Error("a worker that nobody knows has blocks")
+	}
+}
+
+// A worker that starts anew is another one, with another publisher; what nobody wants any
+// more is not listened to.
+func TestDynamosPublishersComeAndGo(t *testing.T) {
+	t.Parallel()
+	var c caches
+	a, b := newDynamoRank(t, 26, 0, 255), newDynamoRank(t, 27, 0, 256)
+	nc := bus(t)
+	sub, sources := c.follows(t, nc, planeOf(a), a)
+	a.publish(false, oneBlock(1))
+	a.agrees(&c)
+	b.publish(false, oneBlock(2))
+	sources.SetPlane(planeOf(b))
+	sub.SetWorker(27, events.Source{Feed: events.FeedPlane, Queries: true, DPSize: 1, Publisher: 256})
+	sub.Forget(26)
+	b.agrees(&c)
+	eventually(t, func() bool { return a.pub.Subscribers() == 0 && b.pub.Subscribers() == 1 })
+	// Its records tell of it before its socket is there.
+	a.stop()
+	sources.SetPlane(planeOf(a, b))
+	sub.SetWorker(26, events.Source{Feed: events.FeedPlane, Queries: true, DPSize: 1, Publisher: 255})
+	b.publish(false, oneBlock(4))
+	b.agrees(&c)
+	a.publish(true, oneBlock(5))
+	a.open()
+	a.agrees(&c)
+	for _, rank := range []*dynamoRank{a, b} {
+		rank.mu.Lock() // a query may still be under way
+		if rank.asked == 0 {
+			t.Errorf("the indexer of worker %d was not asked", rank.worker)
+		}
+		rank.mu.Unlock()
+	}
+}
+
+// What is no message of the event plane is counted and passed over.
+func TestGarbageFromDynamosPublishersIsHarmless(t *testing.T) {
+	t.Parallel()
+	var c caches
+	a := newDynamoRank(t, 26, 0, 255)
+	p := planeOf(a)
+	p.Channels = append(p.Channels, engines.Channel{Publisher: 1, Endpoint: "tcp://"}, engines.Channel{Publisher: 2, Subject: "not a subject"})
+	c.follows(t, bus(t), p, a)
+	eventually(t, func() bool { return a.pub.Subscribers() == 1 })
+	for _, frames := range [][]string{{"kv-events"}, {"kv-events", "x"}, {"kv-events", strings.Repeat("\x00", 8), "body"}, {"kv-events", strings.Repeat("\x00", 8), strings.Repeat("\x00", 8), "\x01\x00\x00\x00\x00"}} {
+		var raw [][]byte
+		for _, f := range frames {
+			raw = append(raw, []byte(f))
+		}
+		a.pub.Send(raw...)
+	}
+	a.mu.Lock()
+	a.say(bytes.Repeat([]byte{0xc1}, 40))
+	a.mu.Unlock()
+	a.publish(false, oneBlock(1))
+	a.agrees(&c)
+}
+
+// A real publisher may be slow to take a subscription. What it says meanwhile is lost, and
+// nothing later shows it: so it is asked once more.
+func TestANewConnectionIsAskedForTwice(t *testing.T) {
+	t.Parallel()
+	var c caches
+	a := newDynamoRank(t, 26, 0, 255)
+	a.publish(true, oneBlock(1))
+	c.follows(t, bus(t), planeOf(a), a)
+	eventually(t, func() bool { return a.pub.Subscribers() == 1 && len(c.of(26, 0)) == 1 })
+	heard := time.Now()
+	a.publish(true, oneBlock(2))
+	eventually(t, func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.answered.Sub(heard) > time.Second
+	})
+	eventually(t, func() bool { return len(c.of(26, 0)) == 2 })
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kvroute/kvroute/internal/msgpack"
+	"github.com/kvroute/kvroute/internal/zmtp"
+)
+
+// Found is what an engine says of itself over HTTP. A zero field was not said.
+type Found struct {
+	Engine        string // "vllm" or "sglang"
+	BlockSize     int    // tokens
+	TotalKVBlocks int
+	DPStart       uint32
+	DPSize        uint32
+
+	sockets []socket
+}
+
+// maxAnswer bounds what an engine may answer.
+const maxAnswer = 8 << 20
+
+// statusError is an HTTP status other than 200.
+type statusError int
+
+func (e statusError) Error() string { return fmt.Sprintf("status %d", int(e)) }
+
+func (s *Sources) get(ctx context.Context, url string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	return s.do(req)
+}
+
+func (s *Sources) do(req *http.Request) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(req.Context(), 5*time.Second)
+	defer cancel()
+	resp, err := s.conf.Client.Do(req.WithContext(ctx))
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case resp.StatusCode != http.StatusOK:
+		return nil, statusError(resp.StatusCode)
+	case err != nil:
+		return nil, err
+	case len(body) > maxAnswer:
+		return nil, fmt.Errorf("%w: an answer of more than %d bytes", msgpack.ErrShape, maxAnswer)
+	}
+	return body, nil
+}
+
+// Discover asks an engine where its events are, as it is done for a worker without
+// an endpoint.
+func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
+	return s.discover(ctx, &w)
+}
+
+// discover asks an engine for its ranks, where their events are, and the size of
+// its blocks: vLLM first, then SGLang.
+func (s *Sources) discover(ctx context.Context, w *EngineWorker) (Found, error) {
+	host, _, err := net.SplitHostPort(w.Address)
+	if err != nil {
+		return Found{}, fmt.Errorf("events: discover: address %q is no ip:port", w.Address)
+	}
+	base := "http://" + w.Address
+	body, err := s.get(ctx, base+"/kv_event_sources")
+	if err == nil {
+		f, err := readVLLM(body, host, w)
+		if err != nil {
+			return f, fmt.Errorf("events: discover: %s/kv_event_sources: %w", base, err)
+		}
+		// The size of blocks stands among the metrics only.
+		if metrics, err := s.get(ctx, base+"/metrics"); err == nil {
+			f.BlockSize, f.TotalKVBlocks = readCacheConfig(metrics)
+		}
+		return f, nil
+	}
+	if _, ok := errors.AsType[statusError](err); !ok {
+		return Found{}, fmt.Errorf("events: discover: %s/kv_event_sources: %w", base, err)
+	}
+	first := err
+	for _, path := range []string{"/server_info", "/get_server_info"} {
+		if body, err = s.get(ctx, base+path); err == nil {
+			f, err := readSGLang(body, host, w)
+			if err != nil {
+				return f, fmt.Errorf("events: discover: %s%s: %w", base, path, err)
+			}
+			return f, nil
+		}
+	}
+	return Found{}, fmt.Errorf("events: discover: %s says neither /kv_event_sources (%w) nor /server_info (%w)", base, first, err)
+}
+
+// readVLLM reads an answer of /kv_event_sources.
+func readVLLM(body []byte, host string, w *EngineWorker) (Found, error) {
+	f := Found{Engine: "vllm"}
+	var said map[string]struct {
+		Enabled   *bool  `json:"enable_kv_cache_events"`
+		Publisher string `json:"publisher"`
+		Endpoint  string `json:"endpoint"`
+		Replay    string `json:"replay_endpoint"`
+		Topic     string `json:"topic"`
+	}
+	if err := json.Unmarshal(body, &said); err != nil {
+		return f, err
+	}
+	byRank := make(map[uint32]string, len(said))
+	for key := range said {
+		rank, err := strconv.ParseUint(key, 10, 32)
+		if err != nil || len(said) > maxEngineRanks {
+			return f, fmt.Errorf("%w: rank %q of %d", msgpack.ErrShape, key[:min(len(key), 32)], len(said))
+		}
+		byRank[uint32(rank)] = key
+	}
+	ranks := slices.Sorted(maps.Keys(byRank))
+	for i, rank := range ranks {
+		if rank != ranks[0]+uint32(i) {
+			return f, fmt.Errorf("%w: ranks %v", msgpack.ErrShape, ranks)
+		}
+		a := said[byRank[rank]]
+		if a.Enabled != nil && !*a.Enabled || a.Publisher != "" && a.Publisher != "zmq" || a.Endpoint == "" {
+			return f, fmt.Errorf("rank %d: %w", rank, errNoEvents)
+		}
+		at, err := foundSocket(a.Endpoint, a.Replay, host, w)
+		if err != nil {
+			return f, fmt.Errorf("rank %d: %w", rank, err)
+		}
+		at.rank, at.topic = rank, cmp.Or(w.Topic, a.Topic)
+		f.sockets = append(f.sockets, at)
+	}
+	if len(ranks) == 0 {
+		return f, errNoEvents
+	}
+	f.DPStart, f.DPSize = ranks[0], uint32(len(ranks))
+	return f, nil
+}
+
+// foundSocket reads endpoints that an engine tells. One that names no host is
+// bound; one that names the worker's own is, too, or the worker could not be asked.
+// Of any other the engine is the one that connects. Nobody is believed who names
+// other hosts.
+func foundSocket(endpoint, replay, host string, w *EngineWorker) (at socket, err error) {
+	if at.events, err = zmtp.ParseEndpoint(endpoint, basePort, 0); err != nil {
+		return at, err
+	}
+	switch {
+	case w.Bind:
+		at.bind = true
+	case !ofHost(at.events, host):
+		return at, fmt.Errorf("%w: its socket connects to %s; set bind, and let it connect here", errNoEvents, at.events)
+	default:
+		at.events = at.events.At(host)
+	}
+	if replay = cmp.Or(w.Replay, replay); replay == "" {
+		return at, nil
+	}
+	if at.replay, err = zmtp.ParseEndpoint(replay, baseReplayPort, 0); err != nil {
+		return at, err
+	}
+	// Otherwise it is bound where only its neighbours can ask, such as 127.0.0.1.
+	at.replays = w.Replay != "" || ofHost(at.replay, host)
+	at.replay = at.replay.At(host)
+	return at, nil
+}
+
+// ofHost says whether an endpoint that the worker at host tells is its own.
+func ofHost(e zmtp.Endpoint, host string) bool {
+	ip, other := net.ParseIP(host), net.ParseIP(e.Host)
+	near := ip != nil && ip.IsLoopback()
+	return e.Path != "" && near || e.Path == "" && (e.Anywhere() || e.Host == host || near && other != nil && other.IsLoopback())
+}
+
+var (
+	cacheConfig = regexp.MustCompile(`(?m)^vllm:cache_config_info\{[^\n]*`)
+	configLabel = regexp.MustCompile(`[{,](block_size|num_gpu_blocks)="([0-9]+)"`)
+)
+
+// readCacheConfig finds the size and number of blocks among vLLM's metrics.
+func readCacheConfig(metrics []byte) (blockSize, blocks int) {
+	for _, m := range configLabel.FindAllSubmatch(cacheConfig.Find(metrics), -1) {
+		n, err := strconv.Atoi(string(m[2]))
+		switch {
+		case err != nil:
+		case string(m[1]) == "block_size":
+			blockSize = n
+		default:
+			blocks = n
+		}
+	}
+	return blockSize, blocks
+}
+
+// readSGLang reads an answer of /server_info.
+func readSGLang(body []byte, host string, w *EngineWorker) (Found, error) {
+	f := Found{Engine: "sglang"}
+	var said struct {
+		Events *struct {
+			Publisher string `json:"publisher"`
+			Host      string `json:"endpoint_host"`
+			Base      int    `json:"endpoint_port_base"`
+			Topic     string `json:"topic"`
+			BlockSize int    `json:"block_size"`
+			DPSize    uint32 `json:"dp_size"`
+		} `json:"kv_events"`
+	}
+	if err := json.Unmarshal(body, &said); err != nil {
+		return f, err
+	}
+	e := said.Events
+	if e == nil || e.Publisher != "" && e.Publisher != "zmq" {
+		return f, errNoEvents
+	}
+	if e.BlockSize < 0 || e.DPSize > maxEngineRanks || e.Base < 1 || e.Base > 65535 {
+		return f, fmt.Errorf("%w: block_size %d, dp_size %d, endpoint_port_base %d", msgpack.ErrShape, e.BlockSize, e.DPSize, e.Base)
+	}
+	f.BlockSize, f.DPStart, f.DPSize = e.BlockSize, w.DPStart, max(1, e.DPSize)
+	for i := range f.DPSize {
+		rank := f.DPStart + i
+		endpoint := zmtp.Endpoint{Host: cmp.Or(e.Host, "*"), Port: e.Base + int(rank)}
+		at, err := foundSocket(endpoint.String(), "", host, w)
+		if err != nil {
+			return f, fmt.Errorf("rank %d: %w", rank, err)
+		}
+		if w.Replay != "" {
+			if at.replay, err = zmtp.ParseEndpoint(w.Replay, baseReplayPort, int(rank)); err != nil {
+				return f, err
+			}
+			at.replay, at.replays = at.replay.At(host), true
+		}
+		at.rank, at.topic = rank, cmp.Or(w.Topic, e.Topic)
+		f.sockets = append(f.sockets, at)
+	}
+	return f, nil
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// MaxPending is a bound.
+const MaxPending = maxPending
+
+// Answer answers a query, whole, as Run does for those on the bus.
+func (p *Publisher) Answer(q events.Query) events.Answer { return p.answer(&q) }
+
+// Flush sends what is pending, as Run does.
+func (p *Publisher) Flush() { p.flush(context.Background()) }
+
+// Silent reports whether nobody wants what it would say.
+func (p *Publisher) Silent() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.silent
+}
+
+// Told returns what the index must know at most: the ids that stand for blocks
+// which the engine has, by rank and tier. It also counts what is kept.
+func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weight int) {
+	told = make(map[uint32]map[indexer.Tier]map[uint64]bool)
+	for rank, r := range e.ranks {
+		told[rank] = make(map[indexer.Tier]map[uint64]bool)
+		for at, blocks := range r.places {
+			if told[rank][at.tier] == nil {
+				told[rank][at.tier] = make(map[uint64]bool)
+			}
+			for hash, k := range blocks {
+				weight += k.weight()
+				if k.published {
+					for _, id := range appendExternals(nil, hash, &k) {
+						told[rank][at.tier][id] = true
+					}
+				}
+			}
+		}
+	}
+	return told, weight
+}
+
+// ComeBack returns an engine made of what another one saves, what it tells, and how
+// many blocks it cannot tell of.
+func ComeBack(e *Engine, opt EngineOptions) (again *Engine, told []events.RouterEvent, untold int) {
+	blob, err := (&savedRank{Ranks: e.save()}).encode()
+	if err != nil {
+		panic(err)
+	}
+	var saved savedRank
+	if err := gob.NewDecoder(bytes.NewReader(blob)).Decode(&saved); err != nil {
+		panic(err)
+	}
+	again = NewEngine(opt)
+	told, untold = again.restore(saved.Ranks)
+	return again, told, untold
+}

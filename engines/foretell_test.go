@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines_test
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/enginesim"
+)
+
+// What an engine serves from its cache is what its events, up to then, foretell, however
+// small the cache: with prompts of whole blocks, which real engines store again each time
+// and give up one copy at a time, with adapters and salts, and with resets, of which they
+// tell with their next step. So it was found with real ones (docs/interop.md).
+func TestEventsForetellHits(t *testing.T) {
+	const size = 16
+	sockets, err := enginesim.NewSockets(enginesim.SocketsConfig{Endpoint: freePort, Replay: freePort, DropEvery: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine, err := enginesim.New(enginesim.Config{Sockets: sockets, NumBlocks: 48, BlockHash: "vllm", Speed: 1000, LoRA: []string{"adapter"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, sockets.Run)
+	running(t, engine.Run)
+
+	var mu sync.Mutex
+	index := indexer.New(indexer.Config{})
+	known := map[uint64]bool{}
+	removed := 0
+	w := engines.EngineWorker{ID: 7, Transport: engines.TransportZMQ, Address: "127.0.0.1:1", BlockSize: size}
+	w.Endpoint, w.Replay = sockets.Endpoints()
+	follow(t, engines.SourcesConfig{Sink: func(_ uint64, rank uint32, ev indexer.Event) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		index.Apply(int(rank), ev)
+		switch ev.Kind {
+		case indexer.Stored:
+			for _, b := range ev.Blocks {
+				known[b.External] = true
+			}
+		case indexer.Removed:
+			removed += len(ev.Externals)
+			for _, e := range ev.Externals {
+				delete(known, e)
+			}
+		default:
+			clear(known)
+		}
+		return true
+	}}, w)
+
+	post := func(path, body string) (code int, text []byte) {
+		rec := httptest.NewRecorder()
+		engine.ServeHTTP(rec, httptest.NewRequest(http.MethodPost, path, strings.NewReader(body)))
+		return rec.Code, rec.Body.Bytes()
+	}
+	ask := func(prompt []uint32, lora, salt string) (cached int) {
+		t.Helper()
+		q := map[string]any{"model": "sim", "prompt": prompt, "max_tokens": 1}
+		if lora != "" {
+			q["model"] = lora
+		}
+		if salt != "" {
+			q["cache_salt"] = salt
+		}
+		body, err := json.Marshal(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code, text := post("/v1/completions", string(body))
+		var answer struct {
+			Usage struct {
+				Details struct {
+					Cached int `json:"cached_tokens"`
+				} `json:"prompt_tokens_details"`
+			}
+		}
+		if err := json.Unmarshal(text, &answer); err != nil || code != http.StatusOK {
+			t.Fatalf("status %d: %s", code, text)
+		}
+		return answer.Usage.Details.Cached
+	}
+	// A message that is left out is noticed by the next one: until then nobody can know.
+	settle := func() {
+		eventually(t, func() bool {
+			mu.Lock()
+			n := len(known)
+			same := n == len(engine.Cached())
+			for _, h := range engine.Cached() {
+				same = same && known[h]
+			}
+			mu.Unlock()
+			if !same {
+				ask([]uint32{uint32(n)}, "", "") // a step, and no block
+				sockets.Publish()
+			}
+			return same
+		})
+	}
+
+	r := rand.New(rand.NewPCG(5, 5))
+	hits, resets := 0, 0
+	for i := range 300 {
+		if r.IntN(40) == 0 {
+			if code, text := post("/reset_prefix_cache", ""); code != http.StatusOK {
+				t.Fatalf("status %d: %s", code, text)
+			}
+			resets++
+			ask([]uint32{1}, "", "")
+			settle()
+		}
+		n := size * (1 + r.IntN(8))
+		if r.IntN(2) == 0 {
+			n += r.IntN(size)
+		}
+		prompt := seq(1000*r.IntN(3)+1, n)
+		if r.IntN(3) == 0 {
+			prompt = append(slices.Clone(prompt[:n/2]), seq(5000*i, n-n/2)...)
+		}
+		lora, salt := []string{"", "", "adapter"}[r.IntN(3)], []string{"", "", "tenant"}[r.IntN(3)]
+		scores := make([]int32, 1)
+		mu.Lock()
+		index.Match(scores, indexer.AppendLocalHashes(nil, prompt, size, indexer.Seed(lora, salt)))
+		mu.Unlock()
+		want := min(int(scores[0]), (len(prompt)-1)/size) * size
+		got := ask(prompt, lora, salt)
+		if got != want {
+			t.Fatalf("request %d, %d tokens for %q with %q: %d foretold, %d cached", i, len(prompt), lora, salt, want, got)
+		}
+		hits += got
+		settle()
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if hits == 0 || removed == 0 || resets == 0 {
+		t.Errorf("%d tokens cached, %d blocks evicted, %d resets: the test tests nothing", hits, removed, resets)
+	}
+	t.Logf("%d tokens cached, %d blocks evicted, %d resets", hits, removed, resets)
+}

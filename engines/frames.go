@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/msgpack"
+)
+
+// Frames is a ZMQ message, taken apart.
+type Frames struct {
+	Topic string
+	// Plane says that it is one of the event plane, whose body is an envelope.
+	// Otherwise it is an engine's, live or replayed.
+	Plane     bool
+	Publisher uint64 // of the event plane
+	Sequence  uint64
+	// End says that a replay is over.
+	End bool
+	// Body is for [events.DecodeMessage].
+	Body []byte
+}
+
+// planeVersion is the first byte of the event plane's last frame.
+const planeVersion = 1
+
+// SplitFrames takes a ZMQ message apart: four frames of the event plane, or two
+// to four of an engine, whose last two are sequence and batch. On the event plane
+// the frames' numbers must be those of the envelope.
+func SplitFrames(frames [][]byte) (Frames, error) {
+	n := len(frames)
+	if n == 4 && len(frames[1]) == 8 && len(frames[2]) == 8 && len(frames[3]) >= 5 && frames[3][0] == planeVersion {
+		f := Frames{
+			Topic: string(frames[0]), Plane: true, Body: frames[3][5:],
+			Publisher: binary.BigEndian.Uint64(frames[1]), Sequence: binary.BigEndian.Uint64(frames[2]),
+		}
+		if size := binary.BigEndian.Uint32(frames[3][1:]); int64(size) != int64(len(f.Body)) {
+			return f, fmt.Errorf("events: split frames: %w: %d bytes, %d announced", msgpack.ErrShape, len(f.Body), size)
+		}
+		e, err := events.DecodeEnvelope(f.Body)
+		if err != nil {
+			return f, err
+		}
+		if e.PublisherID != f.Publisher || e.Sequence != f.Sequence {
+			return f, fmt.Errorf("events: split frames: %w: publisher %d, sequence %d; the envelope says %d, %d",
+				msgpack.ErrShape, f.Publisher, f.Sequence, e.PublisherID, e.Sequence)
+		}
+		return f, nil
+	}
+	if n < 2 || n > 4 || len(frames[n-2]) != 8 {
+		return Frames{}, fmt.Errorf("events: split frames: %w: %d frames", events.ErrDialect, n)
+	}
+	f := Frames{Sequence: binary.BigEndian.Uint64(frames[n-2]), Body: frames[n-1], End: len(frames[n-1]) == 0}
+	if n > 2 {
+		f.Topic = string(frames[n-3])
+	}
+	return f, nil
+}
+
+// PlaneFrames returns the frames of an envelope on ZMQ.
+func PlaneFrames(e events.Envelope) [4][]byte {
+	body := append(make([]byte, 0, 5+128+len(e.Payload)), planeVersion, 0, 0, 0, 0)
+	body = events.AppendEnvelope(body, e)
+	binary.BigEndian.PutUint32(body[1:], uint32(len(body)-5))
+	return [4][]byte{
+		[]byte(e.Topic), binary.BigEndian.AppendUint64(nil, e.PublisherID), binary.BigEndian.AppendUint64(nil, e.Sequence), body,
+	}
+}
+
+// ReplayFrames returns the request for an engine's batches from a sequence on.
+func ReplayFrames(from uint64) [2][]byte {
+	return [2][]byte{{}, binary.BigEndian.AppendUint64(nil, from)}
+}

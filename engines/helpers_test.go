@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines_test
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/fixtures"
+)
+
+// Some of these helpers are also in the tests of package events.
+
+// Frames of the event plane, as written by NVIDIA Dynamo's rules.
+const (
+	frameE2 = "83a9776f726b65725f696407ac73746f726167655f74696572a6646576696365a56576656e7483a86576656e745f696402a46461746181a772656d6f76656481ac626c6f636b5f6861736865739166a764705f72616e6b00"
+	frameE3 = "83a9776f726b65725f696407ac73746f726167655f74696572a6646576696365a56576656e7483a86576656e745f696403a464617461a7636c6561726564a764705f72616e6b00"
+	frameE5 = "85ac7075626c69736865725f6964cd1234a873657175656e636501ac7075626c69736865645f6174cf000001989e26cff4a5746f706963a96b762d6576656e7473a77061796c6f6164c4a0" + "92" + frameE2 + frameE3
+)
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// shared returns the folder of captured frames, "" where it is not at hand.
+func shared(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("KVROUTE_SHARED")
+	if dir == "" {
+		dir = "../../shared"
+	}
+	if _, err := os.Stat(dir); err != nil {
+		if os.Getenv("KVROUTE_SHARED_REQUIRED") != "" {
+			t.Fatalf("captured frames are required: %v", err)
+		}
+		return ""
+	}
+	return filepath.Join(dir, "data", "vectors")
+}
+
+// seeds is how many random worlds a test plays: all in the long form, a fifth otherwise.
+func seeds(all int) uint64 {
+	if fixtures.Long() {
+		return uint64(all)
+	}
+	return uint64(max(3, all/5))
+}
+
+// holdings returns what an index holds, in a form that does not depend on how it
+// came to hold it.
+func holdings(x *indexer.Index) []string {
+	type end struct {
+		depth int
+		seq   uint64
+	}
+	ends := []end{{}}
+	var lines []string
+	for r := range x.Dump() {
+		at, depth, begin := ends[r.Parent].seq, ends[r.Parent].depth, ends[r.Parent].depth
+		var seqs []uint64
+		for _, l := range r.Local {
+			if depth == 0 {
+				at = l
+			} else {
+				at = indexer.NextSequenceHash(at, l)
+			}
+			depth++
+			seqs = append(seqs, at)
+		}
+		ends = append(ends, end{depth, at})
+		for _, h := range r.Holders {
+			for i, e := range h.Externals {
+				lines = append(lines, fmt.Sprintf("%d %d %016x %x", h.Worker, begin+h.Start+i, seqs[h.Start+i], e))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func firstDifference(got, want []string) string {
+	for i := range max(len(got), len(want)) {
+		if i >= len(got) || i >= len(want) || got[i] != want[i] {
+			return fmt.Sprintf("line %d: got %v, want %v", i, got[min(i, len(got)):min(i+3, len(got))], want[min(i, len(want)):min(i+3, len(want))])
+		}
+	}
+	return "no difference"
+}
+
+// bus starts a NATS server in this process and connects to it.
+func bus(t *testing.T) *nats.Conn {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	nc, err := nats.Connect("", nats.InProcessServer(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		nc.Close()
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	return nc
+}
+
+// running runs something until the test's end, or until stop is called.
+func running(t *testing.T, run func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !ok(); {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not happen")
+		}
+		<-time.After(time.Millisecond)
+	}
+}

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package localindex
+
+import "github.com/kvroute/kvroute/events"
+
+// RingEvents is a bound.
+const RingEvents = ringEvents
+
+// Ask answers a query, whole.
+func (x *Index) Ask(q events.Query) events.Answer {
+	a, content := x.Answer(&q)
+	Complete(&a, &q, content)
+	return a
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package localindex is the local indexer of a worker: what the caches of its ranks hold,
+// their last events, and the answers to queries about them.
+package localindex
+
+import (
+	"iter"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+)
+
+// Bounds of what a worker keeps of its own events.
+const (
+	// ringEvents is how many events of a rank can be asked for one by one: some
+	// seconds of a busy worker. Who missed more gets a dump.
+	ringEvents = 1024
+	ringBlocks = 1 << 20 // 16 MB
+)
+
+// Index has what each rank of a worker holds, and its last events. It belongs to one
+// goroutine at a time, except for the contents that it hands out.
+//
+// Invariants, for each rank:
+//
+//   - The ring holds the events of consecutive ids up to last, at most ringEvents,
+//     and at most ringBlocks blocks unless it is one event.
+//   - The index is what events 1 to last make.
+type Index struct{ ranks map[uint32]*rank }
+
+type rank struct {
+	index  *indexer.Index
+	parked *indexer.Parked
+	last   uint64
+
+	ring   []events.RouterEvent // oldest first
+	blocks int
+}
+
+// New returns an index of a worker that holds nothing.
+func New() *Index { return &Index{ranks: make(map[uint32]*rank)} }
+
+func (l *Index) rank(dpRank uint32) *rank {
+	r := l.ranks[dpRank]
+	if r == nil {
+		x := indexer.New(indexer.Config{})
+		r = &rank{index: x, parked: indexer.NewParked(x)}
+		l.ranks[dpRank] = r
+	}
+	return r
+}
+
+// Remember takes an event that got its final form. The ids of a rank come in
+// order, with none left out.
+func (l *Index) Remember(now time.Time, ev events.RouterEvent) {
+	r := l.rank(ev.DPRank)
+	r.parked.Expire(now)
+	r.parked.Apply(now, 0, ev.Event)
+	r.last = ev.EventID
+	r.ring = append(r.ring, ev)
+	r.blocks += events.Weight(&ev.Event)
+	drop := 0
+	for len(r.ring)-drop > ringEvents || r.blocks > ringBlocks && len(r.ring)-drop > 1 {
+		r.blocks -= events.Weight(&r.ring[drop].Event)
+		r.ring[drop] = events.RouterEvent{} // what it refers to can go
+		drop++
+	}
+	r.ring = r.ring[drop:]
+}
+
+// Answer answers a query. What makes up a dump comes in content, to be read when
+// nobody has to wait for it any more: it is what the worker holds now. Behind it
+// belongs what is in the answer already: events that wait for their parents.
+func (l *Index) Answer(q *events.Query) (a events.Answer, content *Content) {
+	r := l.ranks[q.DPRank]
+	if r == nil {
+		r = &rank{}
+	}
+	first := r.last + 1 - uint64(len(r.ring))
+	switch start := q.Start; {
+	case q.HasStart && q.End > 0 && q.End < start:
+		return events.Answer{Kind: events.AnswerInvalidRange, Start: start, End: q.End}, nil
+	case q.HasStart && start > r.last:
+		return events.Answer{Kind: events.AnswerTooNew, Start: start, End: q.End, LastEventID: r.last, HasLast: true}, nil
+	case q.HasStart && max(start, 1) >= first:
+		return events.Answer{Kind: events.AnswerEvents, Events: slices.Clone(r.ring[max(start, 1)-first:]), LastEventID: r.last, HasLast: true}, nil
+	case r.index != nil:
+		content = freeze(r.index)
+		for _, ev := range r.parked.Waiting()[0] {
+			a.Events = append(a.Events, events.RouterEvent{Event: ev})
+		}
+	}
+	a.Kind, a.LastEventID, a.HasLast = events.AnswerDump, r.last, true
+	return a, content
+}
+
+// Content is what an index of one rank held at one moment. It must be read.
+type Content struct {
+	runs iter.Seq2[indexer.Run, error]
+	stop func()
+}
+
+func freeze(x *indexer.Index) *Content {
+	runs, stop := x.DumpNow()
+	return &Content{runs, stop}
+}
+
+// Events returns events that make it.
+func (f *Content) Events() ([]indexer.Event, error) {
+	defer f.stop()
+	return events.RankEvents(f.runs, 0)
+}
+
+// Rank returns the content of a rank, and the events that wait for their parents.
+func (l *Index) Rank(dpRank uint32) (content *Content, waiting []indexer.Event) {
+	r := l.ranks[dpRank]
+	return freeze(r.index), r.parked.Waiting()[0]
+}
+
+// Ranks returns the ranks of which events are known.
+func (l *Index) Ranks() []uint32 { return slices.Sorted(maps.Keys(l.ranks)) }
+
+// Complete makes the content of a dump, if there is one, the events of an answer, in
+// front of those that are there.
+func Complete(a *events.Answer, q *events.Query, content *Content) {
+	if content == nil {
+		return
+	}
+	evs, err := content.Events()
+	if err != nil {
+		*a = events.Answer{Kind: events.AnswerDumpFailed, LastEventID: a.LastEventID, HasLast: a.HasLast, Message: err.Error()}
+		return
+	}
+	waiting := a.Events
+	a.Events = make([]events.RouterEvent, 0, len(evs)+len(waiting))
+	for _, ev := range evs {
+		a.Events = append(a.Events, events.RouterEvent{Event: ev})
+	}
+	a.Events = append(a.Events, waiting...)
+	for i := range a.Events {
+		ev := &a.Events[i]
+		ev.WorkerID, ev.DPRank, ev.EventID = q.WorkerID, q.DPRank, uint64(i)+1
+	}
+}
+
+// Split cuts an answer into parts whose encodings stay below the size at which
+// they would have to wait for each other on a connection.
+func Split(a *events.Answer) []events.Answer {
+	const maxPart = 512 << 10
+	if a.Kind != events.AnswerEvents && a.Kind != events.AnswerDump {
+		return []events.Answer{*a}
+	}
+	var parts []events.Answer
+	evs := a.Events
+	for {
+		n, size := 0, 0
+		for n < len(evs) {
+			// An event takes up to 180 bytes, a block up to 64, a name up to 9.
+			s := 180 + 64*len(evs[n].Event.Blocks) + 9*len(evs[n].Event.Externals)
+			if n > 0 && size+s > maxPart-1024 {
+				break
+			}
+			size += s
+			n++
+		}
+		part := *a
+		part.Events = evs[:n:n]
+		parts = append(parts, part)
+		if evs = evs[n:]; len(evs) == 0 {
+			return parts
+		}
+	}
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/msgpack"
+)
+
+// PlaneRequest is a request of Dynamo's request plane.
+func PlaneRequest(path, id, subject, address string, at Indexer, q events.Query) ([]byte, error) {
+	return appendPlaneRequest(nil, path, exchange{id: id, subject: subject, address: address}, at, q)
+}
+
+// AskIndexer puts a query over the request plane.
+func AskIndexer(ctx context.Context, at Indexer, q events.Query) (a events.Answer, publisher uint64, err error) {
+	done := false
+	var bad error
+	err = askIndexer(ctx, at, q, func(p events.AnswerPart) bool {
+		a, bad = events.DecodeAnswer(p.Data)
+		publisher, done = p.Publisher, true
+		return false
+	})
+	if err = errors.Join(err, bad); err == nil && !done {
+		err = msgpack.ErrShape
+	}
+	return a, publisher, err
+}
+
+// AppendTwoPart appends a message of the request plane.
+func AppendTwoPart(dst, header, body []byte) []byte { return appendTwoPart(dst, header, body) }
+
+// Nobody reports whether an error means that nobody answers.
+func Nobody(err error) bool { return errors.Is(err, events.ErrNobody) }
+
+// ReadPlaneAnswer reads what follows an answer's subject.
+func ReadPlaneAnswer(r io.Reader) {
+	_ = readAnswer(r, Indexer{}, func(p events.AnswerPart) bool {
+		_, _ = events.DecodeAnswer(p.Data)
+		return true
+	})
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines_test
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/internal/enginesim"
+)
+
+// A socket that says what makes a line of log as often as it can fills no log: each
+// line comes once in ten seconds, with the number of those that were left out.
+func TestAHostileSocketDoesNotFillTheLog(t *testing.T) {
+	s := simulate(t, enginesim.SocketsConfig{})
+	var log lines
+	_, c := follow(t, engines.SourcesConfig{Log: slog.New(slog.NewTextHandler(&log, nil))}, zmqWorker(7, s))
+	eventually(t, func() bool { return s.Subscribers() == 1 })
+	const n = 3000
+	for i := range uint64(n) { // each loses batches, and each second one is another process
+		s.PublishFrames(plane(7, 0, 10*(1-i%2)+5)...)
+	}
+	eventually(t, func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.clears >= n/2 })
+	log.mu.Lock()
+	text := log.buf.String()
+	log.mu.Unlock()
+	if got := strings.Count(text, "\n"); got > 50 {
+		t.Errorf("%d lines, such as\n%s", got, text[:min(len(text), 1000)])
+	}
+	if !strings.Contains(text, "an engine started anew") {
+		t.Errorf("nothing is said at all:\n%s", text)
+	}
+}

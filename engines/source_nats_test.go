@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines_test
+
+import (
+	"bytes"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/wire"
+)
+
+// lines keeps a log.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *lines) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.buf.String(), text)
+}
+
+// startBus starts a NATS server on a port, 0 for a free one.
+func startBus(t *testing.T, port int) (s *server.Server, stop func()) {
+	t.Helper()
+	if port == 0 {
+		port = fixtures.HoldPort(t) // kept for a restart
+	}
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	var once sync.Once
+	stop = func() { once.Do(func() { s.Shutdown(); s.WaitForShutdown() }) }
+	t.Cleanup(stop)
+	return s, stop
+}
+
+// While NATS is away a bounded number of events waits. What does not fit is seen to
+// be missing, and what comes later arrives.
+func TestTheBusIsAwayForAWhile(t *testing.T) {
+	t.Parallel()
+	s, stop := startBus(t, 0)
+	port := s.Addr().(*net.TCPAddr).Port
+	connect := func(buffer int) *nats.Conn {
+		nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0), nats.ReconnectBufSize(buffer))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	sending, receiving := connect(16<<10), connect(1<<20)
+	scope := wire.Scope{Namespace: "away"}
+	var c caches
+	var log lines
+	subscriber, err := events.NewSubscriber(receiving, events.SubscriberConfig{Scope: scope, Sink: c.take, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, subscriber.Run)
+	var lost atomic.Int64
+	publisher := engines.NewPublisher(sending, engines.PublisherConfig{Scope: scope, WorkerID: 7, Lost: func(n int) { lost.Add(int64(n)) }})
+	end := running(t, publisher.Run)
+	engine := simulate(t, enginesim.SocketsConfig{Replay: freePort})
+	all, _ := follow(t, engines.SourcesConfig{Sink: func(_ uint64, rank uint32, ev indexer.Event) bool {
+		publisher.Publish(rank, ev)
+		return true
+	}}, zmqWorker(7, engine))
+	engine.store(3)
+	agree(t, &c, 0, engine)
+
+	stop()
+	eventually(t, func() bool { return !sending.IsConnected() && !receiving.IsConnected() })
+	for range 300 { // each a chain of its own, so that none joins the one before
+		engine.last += 2
+		engine.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1e6 + engine.last}}}, Tokens: seq(int(engine.last), 16)})
+	}
+	eventually(t, func() bool { return lost.Load() > 0 })
+	startBus(t, port)
+	eventually(t, func() bool { return sending.IsConnected() && receiving.IsConnected() })
+	engine.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 42}}}, Tokens: seq(9000, 16)})
+	eventually(t, func() bool { _, there := c.of(7, 0)[42]; return there })
+	if !log.has("events of a worker are missing") {
+		t.Error("nobody was told of the gap")
+	}
+	if got := all.State(7); got != engines.KnownWell {
+		t.Errorf("the engine is known %s to its sidecar", got)
+	}
+	end() // while there is a bus
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/kvroute/kvroute/events"
+)
+
+// Stream lets tests drive a stream.
+type Stream struct{ s *stream }
+
+// NewStream returns a stream.
+func NewStream(replays bool, apply func([]byte) bool, wipe func(), count func(string, int)) *Stream {
+	return &Stream{newStream(replays, apply, wipe, count)}
+}
+
+func (s *Stream) Connected(closed bool) { s.s.connected(closed) }
+func (s *Stream) FromLive(sequence uint64, body []byte) {
+	s.s.fromLive(batch{sequence: sequence, body: body})
+}
+
+func (s *Stream) FromReplay(sequence uint64, body []byte) {
+	s.s.fromReplay(batch{sequence: sequence, body: body})
+}
+func (s *Stream) ReplayEnd()                     { s.s.replayEnd() }
+func (s *Stream) GiveUp()                        { s.s.giveUp() }
+func (s *Stream) TryAll()                        { s.s.tryAll() }
+func (s *Stream) Begin() uint64                  { return s.s.begin() }
+func (s *Stream) Asks() int                      { return s.s.asks }
+func (s *Stream) Asking() bool                   { return s.s.asking != askNothing }
+func (s *Stream) State() (partial, suspect bool) { return s.s.partial, s.s.suspect }
+
+// Discover asks an engine for its sockets.
+func Discover(ctx context.Context, w EngineWorker) (Found, error) {
+	s, err := NewSources(SourcesConfig{})
+	if err != nil {
+		return Found{}, err
+	}
+	defer s.conf.Client.CloseIdleConnections()
+	return s.Discover(ctx, w)
+}
+
+// TestRank is a rank without sockets.
+type TestRank struct{ r *rankSource }
+
+// NewTestRank returns one of worker 7.
+func NewTestRank(sink events.Sink) TestRank {
+	s, err := NewSources(SourcesConfig{Sink: sink})
+	if err != nil {
+		panic(err)
+	}
+	r := newRankSource(s, &EngineWorker{ID: 7, BlockSize: 4}, socket{}, s.conf.Log)
+	r.ctx = context.Background()
+	return TestRank{r}
+}
+
+// Take takes a message's frames.
+func (r TestRank) Take(frames [][]byte) {
+	if f, err := SplitFrames(frames); err == nil && !f.End {
+		r.r.take(nil, news{kind: newsLive, frames: f})
+	}
+}
+
+// SplitPart takes a part of an answer apart.
+func SplitPart(frames [][]byte) (events.AnswerPart, error) { return splitPart(frames) }
+
+// RecordedMessage is what a [Recorder] writes of a message.
+func RecordedMessage(frames [][]byte) []byte {
+	text, err := json.Marshal(recordMessage(frames))
+	if err != nil {
+		panic(err)
+	}
+	return text
+}

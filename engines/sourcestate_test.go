@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/enginesim"
+)
+
+// A process that comes back asks an engine for what came since, and only for that; if
+// the engine is another one by then, or blocks are to be counted otherwise, nothing of
+// what was known is left.
+func TestSourcesComeBack(t *testing.T) {
+	t.Parallel()
+	s := simulate(t, enginesim.SocketsConfig{Replay: freePort})
+	first := func() (file []byte) {
+		var c caches
+		src, err := engines.NewSources(engines.SourcesConfig{Sink: c.take})
+		if err != nil {
+			t.Fatal(err)
+		}
+		src.Set(zmqWorker(7, s))
+		stop := running(t, src.Run)
+		agree(t, &c, 0, s)
+		var live, end bytes.Buffer
+		if err := src.Save(&live); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		if err := src.Save(&end); err != nil {
+			t.Fatal(err)
+		}
+		if len(end.Bytes()) != live.Len() {
+			t.Errorf("%d bytes while it runs, %d at the end", live.Len(), end.Len())
+		}
+		return end.Bytes()
+	}
+	again := func(file []byte, w engines.EngineWorker) (c *caches, meter *meterReader) {
+		t.Helper()
+		c, meter = &caches{}, newMeter(t)
+		src, err := engines.NewSources(engines.SourcesConfig{Sink: c.take, Meter: meter.meter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := src.Load(bytes.NewReader(file)); n != 1 || err != nil {
+			t.Fatalf("%d ranks, %v", n, err)
+		}
+		src.Set(w)
+		running(t, src.Run)
+		return c, meter
+	}
+	s.store(50)
+	file := first()
+	s.store(3) // while nobody listens
+
+	c, meter := again(file, zmqWorker(7, s))
+	agree(t, c, 0, s)
+	if n := meter.read("kvroute.source.batches", "outcome", "replayed"); n != 3 {
+		t.Errorf("%d batches were sent again, want the 3 that were missing", n)
+	}
+	s.store(2)
+	agree(t, c, 0, s)
+
+	// It counts blocks otherwise now.
+	w := zmqWorker(7, s)
+	w.BlockSize = 32
+	c, meter = again(file, w)
+	eventually(t, func() bool { return len(c.of(7, 0)) == len(s.held)/2 })
+	eventually(t, func() bool { return meter.read("kvroute.source.batches", "outcome", "replayed") == len(s.held) })
+
+	// The engine is another process, which has said more than the one before.
+	live, replay := s.live, s.replay
+	s.stop()
+	other := simulate(t, enginesim.SocketsConfig{Endpoint: live, Replay: replay})
+	other.last = 500
+	other.store(60)
+	c, _ = again(file, zmqWorker(7, other))
+	agree(t, c, 0, other)
+	other.store(1)
+	agree(t, c, 0, other)
+
+	// Damaged files are refused, whole.
+	for i := range file {
+		bad := bytes.Clone(file)
+		bad[i] ^= 0x41
+		src, err := engines.NewSources(engines.SourcesConfig{Sink: c.take})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := src.Load(bytes.NewReader(bad)); n != 0 || !errors.Is(err, events.ErrSnapshot) {
+			t.Fatalf("byte %d: %d ranks, %v", i, n, err)
+		}
+		if n, err := src.Load(bytes.NewReader(file[:i])); n != 0 || !errors.Is(err, events.ErrSnapshot) {
+			t.Fatalf("cut at %d: %d ranks, %v", i, n, err)
+		}
+	}
+}
+
+// What is known of blocks whose parents are gone cannot be told after a restart: the rank
+// is suspect, and read from its beginning at once if the engine still has that.
+func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
+	t.Parallel()
+	for name, buffer := range map[string]int{"the engine has all": 0, "it has the end": 3} {
+		t.Run(name, func(t *testing.T) {
+			s := simulate(t, enginesim.SocketsConfig{Replay: freePort, Buffer: buffer})
+			s.store(6)
+			var file bytes.Buffer
+			var c caches
+			src, err := engines.NewSources(engines.SourcesConfig{Sink: c.take})
+			if err != nil {
+				t.Fatal(err)
+			}
+			src.Set(zmqWorker(7, s))
+			stop := running(t, src.Run)
+			if buffer > 0 { // what is gone from the buffer is not known
+				eventually(t, func() bool { return src.State(7) == engines.KnownPartly })
+				s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Cleared}})
+				s.held, s.last = map[uint64]uint64{}, 100
+				s.store(6)
+			}
+			first := s.last - 6
+			s.Publish(enginesim.Change{Event: indexer.Event{Kind: indexer.Removed, Externals: []uint64{1000 + first + 2}}})
+			delete(s.held, 1000+first+2)
+			agree(t, &c, 0, s)
+			stop()
+			if err := src.Save(&file); err != nil {
+				t.Fatal(err)
+			}
+
+			var later caches
+			src, err = engines.NewSources(engines.SourcesConfig{Sink: later.take})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := src.Load(&file); err != nil {
+				t.Fatal(err)
+			}
+			src.Set(zmqWorker(7, s))
+			running(t, src.Run)
+			s.store(1)
+			if buffer == 0 {
+				agree(t, &later, 0, s)
+				eventually(t, func() bool { return src.State(7) == engines.KnownWell })
+				return
+			}
+			eventually(t, func() bool { return src.State(7) == engines.KnownSuspect && len(later.of(7, 0)) > 0 })
+			for id := range later.of(7, 0) {
+				if _, ok := s.held[id]; !ok {
+					t.Errorf("block %d is known, which the engine does not have", id)
+				}
+			}
+		})
+	}
+}
+
+// Without a replay socket nobody could tell whether the engine is the same: nothing is
+// saved, and the rank is read from now on.
+func TestWhoCannotBeAskedIsNotSaved(t *testing.T) {
+	t.Parallel()
+	s := simulate(t, enginesim.SocketsConfig{})
+	var c caches
+	src, err := engines.NewSources(engines.SourcesConfig{Sink: c.take})
+	if err != nil {
+		t.Fatal(err)
+	}
+	src.Set(zmqWorker(7, s))
+	running(t, src.Run)
+	eventually(t, func() bool { return src.State(7) == engines.KnownWell && s.Subscribers() == 1 })
+	s.store(3)
+	agree(t, &c, 0, s)
+	var file bytes.Buffer
+	if err := src.Save(&file); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := src.Load(&file); n != 0 || err != nil {
+		t.Errorf("%d ranks, %v", n, err)
+	}
+}
+
+// What is saved of ranks that are polled goes on with the next event, and is forgotten
+// if one is missing: the engine does not have it any more.
+func TestPolledRanksComeBack(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		next uint64
+		want int
+	}{"the next": {4, 4}, "one is missing": {5, 1}, "it started anew": {0, 1}} {
+		t.Run(name, func(t *testing.T) {
+			p := polled(t)
+			w := engines.EngineWorker{ID: 7, Transport: engines.TransportPoll, Endpoint: p.url, BlockSize: 4}
+			var held caches
+			src, err := engines.NewSources(engines.SourcesConfig{Sink: held.take})
+			if err != nil {
+				t.Fatal(err)
+			}
+			src.Set(w)
+			stop := running(t, src.Run)
+			for id := range uint64(3) {
+				p.says(id+1, 100+id)
+			}
+			eventually(t, func() bool { return len(held.of(7, 0)) == 3 })
+			stop()
+			var file bytes.Buffer
+			if err := src.Save(&file); err != nil {
+				t.Fatal(err)
+			}
+			var back caches
+			if src, err = engines.NewSources(engines.SourcesConfig{Sink: back.take}); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := src.Load(&file); n != 1 || err != nil {
+				t.Fatalf("%d ranks, %v", n, err)
+			}
+			// A question that the first process had no time to hear the answer of may
+			// still take events away there.
+			p = polled(t)
+			w.Endpoint = p.url
+			src.Set(w)
+			running(t, src.Run)
+			eventually(t, func() bool { return maps.Equal(back.of(7, 0), held.of(7, 0)) })
+			p.says(c.next, 200)
+			eventually(t, func() bool { got := back.of(7, 0); _, ok := got[200]; return ok && len(got) == c.want })
+		})
+	}
+}
+
+// meterReader reads counters.
+type meterReader struct {
+	t      *testing.T
+	reader *sdkmetric.ManualReader
+	meter  metric.Meter
+}
+
+func newMeter(t *testing.T) *meterReader {
+	reader := sdkmetric.NewManualReader()
+	return &meterReader{t, reader, sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test")}
+}
+
+func (m *meterReader) read(name, key, value string) (sum int) {
+	m.t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := m.reader.Collect(m.t.Context(), &all); err != nil {
+		m.t.Fatal(err)
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, metric := range scope.Metrics {
+			if data, ok := metric.Data.(metricdata.Sum[int64]); ok && metric.Name == name {
+				for _, p := range data.DataPoints {
+					if v, ok := p.Attributes.Value(attribute.Key(key)); ok && v.AsString() == value {
+						sum += int(p.Value)
+					}
+				}
+			}
+		}
+	}
+	return sum
+}
+
+// poller is a server as TensorRT-LLM's: what it has answered it forgets.
+type poller struct {
+	url string
+
+	mu   sync.Mutex
+	list []string
+}
+
+func polled(t *testing.T) *poller {
+	p := &poller{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		fmt.Fprint(w, "["+strings.Join(p.list, ",")+"]")
+		p.list = nil
+	}))
+	t.Cleanup(server.Close)
+	p.url = server.URL
+	return p
+}
+
+// says lets it store a block.
+func (p *poller) says(event, block uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.list = append(p.list, trtStored(int(event), "null", trtBlock(fmt.Sprint(block), trtTokens(int(block)*4, 4), "")))
+}
+
+func FuzzLoadSources(f *testing.F) {
+	var empty bytes.Buffer
+	if s, err := engines.NewSources(engines.SourcesConfig{}); err != nil || s.Save(&empty) != nil {
+		f.Fatal(err)
+	}
+	f.Add(empty.Bytes())
+	f.Add([]byte("KVRSRCS2"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := engines.NewSources(engines.SourcesConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := s.Load(bytes.NewReader(data))
+		if err != nil && (n != 0 || !errors.Is(err, events.ErrSnapshot)) {
+			t.Errorf("%d ranks, %v", n, err)
+		}
+		var again bytes.Buffer
+		if err := s.Save(&again); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func FuzzAnswerParts(f *testing.F) {
+	f.Add([]byte{}, []byte{0, 0, 0, 0, 0, 0, 0, 1, 0x81}, []byte{0, 0, 0, 0, 0, 0, 0, 9})
+	f.Fuzz(func(t *testing.T, a, b, c []byte) {
+		for _, frames := range [][][]byte{{a}, {a, b}, {a, b, c}, {a, b, c, a}} {
+			p, err := engines.SplitPart(frames)
+			if err == nil && (len(a) > 0 || len(p.Data) != len(b)-8 || p.Index < 0 || p.Count < 0) {
+				t.Errorf("%x: %+v", frames, p)
+			}
+		}
+	})
+}

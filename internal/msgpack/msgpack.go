@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package msgpack reads MessagePack values that come from other processes: it believes
+// no length that the data does not have, and skips fields that nobody knows.
+package msgpack
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tinylib/msgp/msgp"
+)
+
+// ErrShape is wrapped by the errors about values of the wrong shape.
+var ErrShape = errors.New("unexpected shape")
+
+// WalkFields calls field for each key of a map, with all that follows the key; field
+// returns what follows its value. Unlike [EachField] it looks at each byte once.
+func WalkFields(data []byte, field func(key, data []byte) (rest []byte, err error)) (rest []byte, err error) {
+	n, rest, err := msgp.ReadMapHeaderBytes(data)
+	if err != nil {
+		return rest, err
+	}
+	for range n {
+		var key []byte
+		if key, rest, err = msgp.ReadMapKeyZC(rest); err != nil {
+			return rest, err
+		}
+		if rest, err = field(key, rest); err != nil {
+			return rest, fmt.Errorf("%s: %w", key[:min(len(key), 32)], err)
+		}
+	}
+	return rest, nil
+}
+
+// Cut parts the first value from what follows it.
+func Cut(data []byte) (value, rest []byte, err error) {
+	rest, err = msgp.Skip(data)
+	return data[:len(data)-len(rest)], rest, err
+}
+
+// EachField calls field for each key of a map, with the encoding of its value, and
+// returns what follows the map. Keys that nobody knows are no error.
+func EachField(data []byte, field func(key, value []byte) error) (rest []byte, err error) {
+	return WalkFields(data, func(key, data []byte) ([]byte, error) {
+		value, rest, err := Cut(data)
+		if err == nil {
+			err = field(key, value)
+		}
+		return rest, err
+	})
+}
+
+// List reads an array whose elements take at least size bytes each, so that a
+// false header cannot make it reserve more than the message is long.
+func List[T any](data []byte, size int, read func([]byte) (T, error)) ([]T, error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]T, 0, min(int(n), len(rest)/size+1))
+	for range n {
+		element := rest
+		if rest, err = msgp.Skip(rest); err != nil {
+			return nil, err
+		}
+		v, err := read(element[:len(element)-len(rest)])
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	return list, nil
+}
+
+// Uint reads an integer of any width; a negative one keeps its bits, as
+// engines write hashes.
+func Uint(data []byte) (uint64, error) {
+	v, _, err := UintRest(data)
+	return v, err
+}
+
+// UintRest is Uint with what follows.
+func UintRest(data []byte) (uint64, []byte, error) {
+	if len(data) > 0 && (data[0] >= 0xe0 || 0xd0 <= data[0] && data[0] <= 0xd3) {
+		v, rest, err := msgp.ReadInt64Bytes(data)
+		return uint64(v), rest, err
+	}
+	return msgp.ReadUint64Bytes(data)
+}
+
+func Rank(data []byte) (uint32, error) {
+	if msgp.IsNil(data) {
+		return 0, nil
+	}
+	v, _, err := msgp.ReadUint32Bytes(data)
+	return v, err
+}
+
+// EachElement calls element for each element of an array, with its encoding.
+func EachElement(data []byte, element func(i int, value []byte) error) error {
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	if err != nil {
+		return err
+	}
+	for i := range int(n) {
+		value := rest
+		if rest, err = msgp.Skip(rest); err != nil {
+			return err
+		}
+		if err = element(i, value[:len(value)-len(rest)]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
