@@ -71,12 +71,12 @@ func TestHouse(t *testing.T) {
 // A measure is what one package, or one room, amounts to.
 type measure struct {
 	files, lines int
-	longest      int    // lines of the longest function
-	function     string // its name
-	longestFile  int    // lines of the longest file, with comments and blank lines
-	file         string // its name
-	references   int    // pairs of files of one package, of which the first uses the second
-	back         int    // of these, the ones that run from a lower to a higher file
+	longest      int      // lines of the longest function
+	function     string   // its name
+	longestFile  int      // lines of the longest file, with comments and blank lines
+	file         string   // its name
+	references   int      // pairs of files of one package, of which the first uses the second
+	back         int      // of these, the ones that run from a lower to a higher file
 	unused       []string // exported names that no other package uses
 }
 
