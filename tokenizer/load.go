@@ -140,7 +140,7 @@ type addedToken struct {
 
 // parse reads the sections of a tokenizer.json, and adds more tokens, in batches. Its
 // result encodes by the general path until plan has chosen another.
-func parse(file map[string]section, more [][]addedToken) (*Tokenizer, error) {
+func parse(file sections, more [][]addedToken) (*Tokenizer, error) {
 	t := &Tokenizer{}
 	normalizers, err := readNormalizers(file["normalizer"])
 	if err != nil {
@@ -287,37 +287,20 @@ func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
 		k.alphabet = byteAlphabet()
 	}
 	r := s.reader()
-	if err := r.open('{'); err != nil {
-		return nil, err
-	}
 	var token []byte
-	for first := true; ; first = false {
-		ok, err := r.more(first, '}')
-		if err != nil {
-			return nil, err
-		}
-		if !ok {
-			break
-		}
-		key, err := r.string()
-		if err != nil {
-			return nil, err
-		}
-		token, ok = toBytes(token[:0], key, k.alphabet)
-		if !ok {
+	err := r.object(func(key []byte) error {
+		var ok bool
+		if token, ok = toBytes(token[:0], key, k.alphabet); !ok {
 			token = append(token[:0], key...) // no word can be this token
-		}
-		if err := r.open(':'); err != nil {
-			return nil, err
 		}
 		id, err := r.uint()
 		switch {
 		case err != nil:
-			return nil, err
+			return err
 		case id >= maxIDs:
-			return nil, r.fail(fmt.Sprintf("id %d, more than %d", id, maxIDs))
+			return r.fail(fmt.Sprintf("id %d, more than %d", id, maxIDs))
 		case len(token) >= 1<<16:
-			return nil, r.fail("a token of more than 64 KiB")
+			return r.fail("a token of more than 64 KiB")
 		}
 		if !ok {
 			k.others[string(token)] = id
@@ -326,6 +309,10 @@ func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
 			k.vocab.rehash(k.count)
 		}
 		k.vocab.put(token, id, ok)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	if k.count == 0 {
 		return nil, r.fail("no tokens")
@@ -377,34 +364,26 @@ func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
 	if s.null() {
 		return errors.New("missing")
 	}
-	r := s.reader()
-	if err := r.open('['); err != nil {
-		return err
-	}
 	b.merges = newMerges(len(s.b) / 8)
 	count := 0
-	var left, right, both []byte
-	for first := true; ; first = false {
-		ok, err := r.more(first, ']')
-		if err != nil {
-			return err
-		}
-		if !ok {
-			break
-		}
+	var both, buf []byte
+	r := s.reader()
+	err := r.list(func() error {
 		at := r.i
-		if left, right, err = r.pair(left[:0], right[:0]); err != nil {
+		left, right, err := r.pair(buf)
+		buf = left
+		if err != nil {
 			return err
 		}
 		if count++; count > maxMerges {
 			return r.fail(fmt.Sprintf("more than %d merges", maxMerges))
 		}
+		var ok, ok2 bool
 		both, ok = toBytes(both[:0], left, alphabet)
 		n := len(both)
-		var ok2 bool
 		both, ok2 = toBytes(both, right, alphabet)
 		if !ok || !ok2 {
-			continue // of characters that no byte becomes: it never happens
+			return nil // of characters that no byte becomes: it never happens
 		}
 		l, rr, to := b.vocab.id(both[:n]), b.vocab.id(both[n:]), b.vocab.id(both)
 		if l == noID || rr == noID || to == noID {
@@ -412,37 +391,39 @@ func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
 			return r.fail(fmt.Sprintf("merge %d of %q and %q needs a token that is not in the vocabulary", count-1, left, right))
 		}
 		b.merges.put(pairOf(l, rr), uint64(count-1)<<32|uint64(to))
-	}
+		return nil
+	})
 	b.merges.fit(count)
-	return nil
+	return err
 }
 
-func (r *reader) pair(left, right []byte) ([]byte, []byte, error) {
-	r.space()
-	if r.i < len(r.b) && r.b[r.i] == '[' {
-		r.i++
-		s, err := r.string()
-		if err != nil {
-			return nil, nil, err
+// pair reads a merge: a list of two tokens, or a string of two with a space between them.
+// left is in buf if that is large enough.
+func (r *reader) pair(buf []byte) (left, right []byte, err error) {
+	if r.space(); r.i < len(r.b) && r.b[r.i] == '[' {
+		n := 0
+		err := r.list(func() error {
+			s, err := r.string()
+			if n++; n == 1 {
+				left = append(buf[:0], s...)
+			}
+			right = s
+			return err
+		})
+		if err == nil && n != 2 {
+			err = r.fail("want a list of two tokens")
 		}
-		left = append(left, s...)
-		if err := r.open(','); err != nil {
-			return nil, nil, err
-		}
-		if s, err = r.string(); err != nil {
-			return nil, nil, err
-		}
-		return left, append(right, s...), r.open(']')
+		return left, right, err
 	}
 	s, err := r.string()
 	if err != nil {
 		return nil, nil, err
 	}
-	a, b, ok := bytes.Cut(s, []byte{' '})
-	if !ok || bytes.IndexByte(b, ' ') >= 0 {
+	left, right, ok := bytes.Cut(s, []byte{' '})
+	if !ok || bytes.IndexByte(right, ' ') >= 0 {
 		return nil, nil, r.fail("want two tokens with one space between them")
 	}
-	return append(left, a...), append(right, b...), nil
+	return append(buf[:0], left...), right, nil
 }
 
 // prepareBytes makes the tables for words of bytes.

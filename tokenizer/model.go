@@ -328,66 +328,44 @@ func isTokenIDs(prompt []byte) bool {
 	return isList && len(prompt) > 0 && (prompt[0] == '[' || prompt[0] == '-' || '0' <= prompt[0] && prompt[0] <= '9')
 }
 
-// givenIDs is Encode of token ids: a list of them, or a list of lists.
+// givenIDs is Encode of token ids: a list of them, or a list of lists, of which it takes
+// the longest, and counts what the engine keeps of the others.
 func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 	p := Prompt{Mode: Exact, IDs: dst}
 	r := reader{b: q.Prompt}
-	ids, err := r.ids(nil)
-	if err != nil {
-		r = reader{b: q.Prompt}
-		ids, p.Others, err = r.lists(q)
+	ids := func(dst []uint32) ([]uint32, error) {
+		err := r.list(func() error {
+			id, err := r.uint()
+			dst = append(dst, id)
+			return err
+		})
+		return dst, err
 	}
-	if r.space(); err == nil && r.i < len(r.b) {
-		err = r.fail("more behind the end")
+	var longest, list []uint32
+	var err error
+	if bytes.HasPrefix(bytes.TrimLeft(q.Prompt[1:], " \t\n\r"), []byte{'['}) {
+		err = r.list(func() (err error) {
+			if list, err = ids(list[:0]); err != nil {
+				return err
+			}
+			if longest == nil || len(list) > len(longest) {
+				longest, list = list, longest
+			}
+			p.Others += len(kept(list, q))
+			return nil
+		})
+	} else {
+		longest, err = ids(nil)
+	}
+	if err == nil {
+		err = r.end()
 	}
 	if err != nil {
 		return Prompt{Mode: Exact, IDs: dst}, fmt.Errorf("tokenizer: read prompt as token ids: %w", err)
 	}
-	ids = kept(ids, q)
-	p.IDs, p.Exact = append(dst, ids...), len(ids)
+	longest = kept(longest, q)
+	p.IDs, p.Exact = append(dst, longest...), len(longest)
 	return p, nil
-}
-
-// ids appends a list of token ids.
-func (r *reader) ids(dst []uint32) ([]uint32, error) {
-	if err := r.open('['); err != nil {
-		return dst, err
-	}
-	for first := true; ; first = false {
-		ok, err := r.more(first, ']')
-		if !ok {
-			return dst, err
-		}
-		id, err := r.uint()
-		if err != nil {
-			return dst, err
-		}
-		dst = append(dst, id)
-	}
-}
-
-// lists reads a list of lists of token ids: the first one, and how many ids the
-// engine keeps of the others.
-func (r *reader) lists(q chat.Request) (one []uint32, others int, err error) {
-	if err := r.open('['); err != nil {
-		return nil, 0, err
-	}
-	var list []uint32
-	for first := true; ; first = false {
-		ok, err := r.more(first, ']')
-		if !ok {
-			return one, others, err
-		}
-		if list, err = r.ids(list[:0]); err != nil {
-			return nil, 0, err
-		}
-		if first || len(list) > len(one) {
-			one, list = list, one
-		}
-		if !first {
-			others += len(kept(list, q))
-		}
-	}
 }
 
 // kept are the ids that the engine keeps of a prompt: all, or the last ones.

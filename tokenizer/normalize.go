@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"unicode"
 	"unicode/utf8"
@@ -291,12 +290,3 @@ func keepFirst(steps []normalizer) error {
 
 // pattern is a text or a regular expression, of which a file has one.
 type pattern struct{ String, Regex string }
-
-// unmarshal reads a small section. The error says where in the file it is.
-func (s section) unmarshal(into any) error {
-	d := json.NewDecoder(strings.NewReader(string(s.b)))
-	if err := d.Decode(into); err != nil {
-		return fmt.Errorf("%w at byte %d", err, s.base)
-	}
-	return nil
-}

@@ -166,7 +166,7 @@ func parseTekken(b []byte) (*Tokenizer, error) {
 	return t, t.readTekkenSettings(file["model_settings_builder"])
 }
 
-func unmarshalSection(file map[string]section, name string, into any) error {
+func unmarshalSection(file sections, name string, into any) error {
 	if file[name].null() {
 		return fmt.Errorf("no %s", name)
 	}
@@ -182,79 +182,65 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 	if s.null() {
 		return fmt.Errorf("missing")
 	}
-	r := s.reader()
-	if err := r.open('['); err != nil {
-		return err
-	}
 	var token []byte
-	for n := range count {
-		ok, err := r.more(n == 0, ']')
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return r.fail(fmt.Sprintf("%d tokens, want %d", n, count))
+	n := 0
+	r := s.reader()
+	err := r.list(func() error {
+		if n == count {
+			return r.skip(1)
 		}
 		at := r.i
-		var rank uint32
+		rank, err := noID, error(nil)
 		if rank, token, err = r.tekkenToken(token[:0]); err != nil {
 			return err
 		}
+		wrong := ""
 		switch {
 		case int(rank) != n:
-			r.i = at
-			return r.fail(fmt.Sprintf("rank %d, want %d", int32(rank), n))
+			wrong = fmt.Sprintf("rank %d, want %d", int32(rank), n)
 		case len(token) == 0 || len(token) >= 1<<16 || n < 256 && string(token) != string([]byte{byte(n)}):
-			r.i = at
-			return r.fail(fmt.Sprintf("token %d is not what it must be", n))
+			wrong = fmt.Sprintf("token %d is not what it must be", n)
 		case v.id(token) != noID:
+			wrong = fmt.Sprintf("token %d is there twice", n)
+		}
+		if wrong != "" {
 			r.i = at
-			return r.fail(fmt.Sprintf("token %d is there twice", n))
+			return r.fail(wrong)
 		}
 		v.put(token, uint32(n+shift), true)
+		n++
+		return nil
+	})
+	if err == nil && n < count {
+		err = r.fail(fmt.Sprintf("%d tokens, want %d", n, count))
 	}
-	return nil
+	return err
 }
 
 func (r *reader) tekkenToken(dst []byte) (rank uint32, token []byte, err error) {
-	rank = noID
-	if err := r.open('{'); err != nil {
-		return rank, dst, err
-	}
-	for first := true; ; first = false {
-		ok, err := r.more(first, '}')
-		if !ok || err != nil {
-			return rank, dst, err
-		}
-		key, err := r.string()
-		if err != nil {
-			return rank, dst, err
-		}
-		isRank, isBytes := string(key) == "rank", string(key) == "token_bytes"
-		if err = r.open(':'); err != nil {
-			return rank, dst, err
-		}
-		switch {
-		case isRank:
+	rank, token = noID, dst
+	err = r.object(func(key []byte) (err error) {
+		switch string(key) {
+		case "rank":
 			rank, err = r.uint()
-		case isBytes:
-			var text []byte
-			if text, err = r.string(); err == nil {
-				if dst, err = base64.StdEncoding.AppendDecode(dst[:0], text); err != nil {
-					err = r.fail("token_bytes is not base64")
-				}
+			return err
+		case "token_bytes":
+			text, err := r.string()
+			if err != nil {
+				return err
 			}
-		default:
-			err = r.skip(1)
+			if token, err = base64.StdEncoding.AppendDecode(dst, text); err != nil {
+				return r.fail("token_bytes is not base64")
+			}
+			return nil
 		}
-		if err != nil {
-			return rank, dst, err
-		}
-	}
+		return r.skip(1)
+	})
+	return rank, token, err
 }
 
 // readTekkenSpecial names the first ids.
-func (t *Tokenizer) readTekkenSpecial(file map[string]section, c tekkenConfig) error {
+func (t *Tokenizer) readTekkenSpecial(file sections, c tekkenConfig) error {
 	names := oldTekkenTokens
 	if s := file["special_tokens"]; !s.null() {
 		var list []struct {

@@ -5,7 +5,6 @@ package tokenizer
 import (
 	"bytes"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -100,15 +99,9 @@ func completed(fsys fs.FS, c Config, name string) (Config, error) {
 		Added   map[string]addedToken `json:"added_tokens_decoder"`
 		AutoMap map[string]any        `json:"auto_map"`
 	}
-	b, found, err := readFile(fsys, "tokenizer_config.json")
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
+	found, err := readConfig(fsys, "tokenizer_config.json", &file)
+	if err != nil {
 		return c, err
-	default:
-		if err := json.Unmarshal(b, &file); err != nil {
-			return c, fmt.Errorf("tokenizer: %s: %w", found, err)
-		}
 	}
 	kimi := isKimi(file.AutoMap["AutoTokenizer"])
 	if kimi && c.Pattern == "" {
