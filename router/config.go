@@ -56,8 +56,7 @@ type Config struct {
 	// [scorer.Defaults]. Settings that look at no overlap keep no index; an
 	// override that would need one is refused.
 	Scoring scorer.Settings
-	// Rule, if not nil, chooses in the mode KV instead of Scoring: one of
-	// [scorer.PublishedRules], or the caller's own. It is called under the
+	// Rule, if not nil, chooses in the mode KV instead of Scoring. It is called under the
 	// pool's lock, with candidates in worker order.
 	Rule scorer.Rule
 	// DeviceRatio is how many CPUs do the work of one other device, in the mode

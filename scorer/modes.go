@@ -21,7 +21,7 @@ func RoundRobin(n int, turn uint64) int {
 
 // LeastLoaded returns the candidate with the fewest requests, ties as in [Pick].
 func LeastLoaded(in []Input, u float64) int {
-	return best(len(in), u, func(i, j int) int { return quieter(in, i, j) })
+	return Best(len(in), u, func(i, j int) int { return Quieter(in, i, j) })
 }
 
 // PowerOfTwo draws two candidates and returns the one with fewer requests, the
@@ -66,11 +66,11 @@ func DeviceAware(r *Request, in []Input, ratio float64) int {
 	if float64(requests[cpu])/float64(workers[cpu]) < float64(requests[gpu])/(float64(workers[gpu])*ratio) {
 		winner = cpu
 	}
-	return best(len(in), r.U, func(i, j int) int {
+	return Best(len(in), r.U, func(i, j int) int {
 		if a, b := class(&in[i]), class(&in[j]); a != b {
 			return sign(a == winner)
 		}
-		return quieter(in, i, j)
+		return Quieter(in, i, j)
 	})
 }
 
@@ -82,4 +82,15 @@ func class(in *Input) int {
 		return cpu
 	}
 	return gpu
+}
+
+// SessionOverloaded says whether the worker that a session is bound to has so much
+// more to do than the others that the session should move: more than twice the
+// mean of pending and held tokens, and 50,000 on top.
+func SessionOverloaded(in []Input, bound int) bool {
+	var sum float64
+	for i := range in {
+		sum += float64(in[i].PendTokens + in[i].DecodeTokens)
+	}
+	return float64(in[bound].PendTokens+in[bound].DecodeTokens) > 2*sum/float64(len(in))+50_000
 }

@@ -92,7 +92,7 @@ func (s *Settings) Choose(r *Request, in []Input, costs []float64) int {
 	case s.Temperature > 0:
 		return Softmax(costs, s.Temperature, r.U)
 	case s.Policy == Weighted:
-		return best(len(costs), 0, func(i, j int) int { return compare(costs[i], costs[j]) })
+		return Best(len(costs), 0, func(i, j int) int { return compare(costs[i], costs[j]) })
 	default:
 		return Pick(costs, in, r.U)
 	}

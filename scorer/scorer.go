@@ -20,6 +20,12 @@ import (
 	"math/rand/v2"
 )
 
+// Rule chooses one of the candidates, -1 if there is none. costs is scratch, as
+// long as in; a rule that counts costs leaves them there, lower ones better.
+//
+// Every cost policy is a rule: [Settings.Choose].
+type Rule func(r *Request, in []Input, costs []float64) int
+
 // Request is what one request brings to a decision, whatever the candidate.
 type Request struct {
 	PromptTokens int
@@ -36,7 +42,7 @@ type Request struct {
 	// EmbeddingHit says that nothing is left to encode; see [DeviceAware].
 	EmbeddingHit bool
 
-	// What only some published rules look at.
+	// What only rules of a caller look at.
 	Sequence []uint64 // sequence hashes of the prompt's full blocks
 	Session  uint64   // hash of the session's name
 	Turn     uint64   // requests of this model so far
@@ -70,7 +76,7 @@ type Input struct {
 	MaxRequests      int     // that its engine computes at a time; 0 = unknown
 	TaintWeight      float64 // sum of the preferred taints that match; all policies but Weighted
 
-	// What only some rules look at.
+	// What only Weighted (KVUse) and rules of a caller look at.
 	KVUse        float64 // share of its KV cache in use, 0..1
 	CachedBlocks int     // blocks it holds, of whatever prompt
 	LastCold     uint64  // number of the last request sent here that no worker knew; 0 = none
@@ -127,18 +133,18 @@ const tie = 1e-12
 // costs and in have the same length and belong together. Pick returns -1 if there
 // is no candidate. A cost that is not a number never wins against one that is.
 func Pick(costs []float64, in []Input, u float64) int {
-	return best(len(costs), u, func(i, j int) int {
+	return Best(len(costs), u, func(i, j int) int {
 		if c := compare(costs[i], costs[j]); c != 0 {
 			return c
 		}
-		return quieter(in, i, j)
+		return Quieter(in, i, j)
 	})
 }
 
-// best returns the one of n candidates that order puts first, and draws among
+// Best returns the one of n candidates that order puts first, and draws among
 // those that it cannot tell from that one; -1 if n is 0. order is negative if
 // candidate i beats candidate j, and 0 if they are equal.
-func best(n int, u float64, order func(i, j int) int) int {
+func Best(n int, u float64, order func(i, j int) int) int {
 	first, equal := -1, 0
 	for i := range n {
 		c := -1
@@ -196,8 +202,8 @@ func compare(a, b float64) int {
 	return 0
 }
 
-// quieter orders candidates that cost the same: fewer requests, then fewer blocks.
-func quieter(in []Input, i, j int) int {
+// Quieter orders candidates that cost the same: fewer requests, then fewer blocks.
+func Quieter(in []Input, i, j int) int {
 	a, b := &in[i], &in[j]
 	if c := a.ActiveRequests*b.workers() - b.ActiveRequests*a.workers(); c != 0 {
 		return c

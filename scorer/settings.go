@@ -61,23 +61,6 @@ func Defaults() Settings {
 	}
 }
 
-// Agentic returns NVIDIA Dynamo's settings for long conversations. They were found
-// with blocks of 64 tokens, so the weight of a request is scaled to others.
-func Agentic(blockSize int) Settings {
-	s := Defaults()
-	s.Policy, s.OverlapCredit, s.PrefillScale = DynamoNewer, 2, 4
-	s.RequestWeight = 64 * 64 / float64(max(1, blockSize))
-	return s
-}
-
-// LoadAware returns NVIDIA Dynamo's settings for workers whose cache nobody knows.
-func LoadAware() Settings {
-	s := Defaults()
-	s.Policy, s.OverlapCredit, s.AssumeKVReuse = DynamoNewer, 0, false
-	s.HostWeight, s.DiskWeight = 0, 0
-	return s
-}
-
 // A SettingError says which setting is wrong, and how.
 type SettingError struct {
 	Setting string // its name, as in the override's JSON

@@ -13,7 +13,7 @@ import (
 )
 
 // Rule is a way of choosing that a simulation can be run with: the settings of a
-// cost policy, or a published rule of package scorer.
+// cost policy, or a rule that others have published.
 type Rule struct {
 	Name     string
 	Settings scorer.Settings
@@ -52,14 +52,20 @@ func named() []Rule {
 		}
 		return Rule{Name: name, Settings: s}
 	}
-	agentic := scorer.Agentic(MooncakeBlock)
-	agentic.AssumeKVReuse = false
 	rules := []Rule{
 		policy("tokens", scorer.Tokens, func(s *scorer.Settings) { s.Attention = 0 }),
 		policy("dynamo", scorer.Dynamo, nil),
 		policy("dynamo_newer", scorer.DynamoNewer, nil),
-		{Name: "dynamo-agentic", Settings: agentic},
-		{Name: "dynamo-load-aware", Settings: scorer.LoadAware()},
+		// NVIDIA Dynamo's settings for long conversations. They were found with blocks of 64
+		// tokens, so the weight of a request is scaled to others.
+		policy("dynamo-agentic", scorer.DynamoNewer, func(s *scorer.Settings) {
+			s.OverlapCredit, s.PrefillScale, s.AssumeKVReuse = 2, 4, false
+			s.RequestWeight = 64 * 64. / MooncakeBlock
+		}),
+		// NVIDIA Dynamo's settings for workers whose cache is unknown.
+		policy("dynamo-load-aware", scorer.DynamoNewer, func(s *scorer.Settings) {
+			s.OverlapCredit, s.HostWeight, s.DiskWeight, s.AssumeKVReuse = 0, 0, 0, false
+		}),
 		policy("predicted_ttft", scorer.PredictedTTFT, func(s *scorer.Settings) { s.Alpha = 0 }),
 		policy("weighted", scorer.Weighted, nil),
 		policy("oracle", scorer.PredictedTTFT, func(s *scorer.Settings) { s.Alpha = .25 }),
@@ -68,10 +74,7 @@ func named() []Rule {
 	sticky := policy("session-sticky", scorer.Tokens, nil)
 	sticky.Sticky = true
 	rules = append(rules, sticky)
-	for _, r := range scorer.PublishedRules() {
-		rules = append(rules, Rule{Name: r.Name, Settings: scorer.Defaults(), Choose: r.Rule})
-	}
-	return rules
+	return append(rules, publishedRules()...)
 }
 
 // RuleNames returns the names that [ParseRule] knows.

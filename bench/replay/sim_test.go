@@ -157,20 +157,20 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// The simulation has no rule of its own: what is changed in package scorer changes
-// its results.
+// The simulation decides by package scorer, and by the published rules: a change of either
+// changes its results.
 func TestMutatedScorerChangesTheResult(t *testing.T) {
 	if testing.Short() {
 		return
 	}
 	want := strings.Split(digest(t), "\n")
 	for i, m := range []struct{ file, from, to string }{
-		{"policy.go", "return pend + own*", "return .5*pend + own*"},
-		{"policy.go", "return s.OverlapWeight*max(0, prefill)/r.block() + decode", "return s.OverlapWeight*max(0, prefill)/r.block() + 2*decode"},
-		{"rules.go", "return float64(in.PendTokens+r.uncached(in)) * float64(in.ActiveRequests+1)", "return float64(in.PendTokens+r.uncached(in)) * float64(in.ActiveRequests+2)"},
+		{"scorer/policy.go", "return pend + own*", "return .5*pend + own*"},
+		{"scorer/policy.go", "return s.OverlapWeight*max(0, prefill)/r.block() + decode", "return s.OverlapWeight*max(0, prefill)/r.block() + 2*decode"},
+		{"bench/replay/published.go", "return float64(in.PendTokens+uncached(r, in)) * float64(in.ActiveRequests+1)", "return float64(in.PendTokens+uncached(r, in)) * float64(in.ActiveRequests+2)"},
 	} {
 		dir := t.TempDir()
-		name, err := filepath.Abs(filepath.Join("../../scorer", m.file))
+		name, err := filepath.Abs(filepath.Join("../..", m.file))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +181,7 @@ func TestMutatedScorerChangesTheResult(t *testing.T) {
 		if n := strings.Count(string(text), m.from); n != 1 {
 			t.Fatalf("%s has %q %d times, want once: write the mutation anew", m.file, m.from, n)
 		}
-		mutant, overlay, out := filepath.Join(dir, m.file), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "digest")
+		mutant, overlay, out := filepath.Join(dir, filepath.Base(m.file)), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "digest")
 		for file, data := range map[string]string{
 			mutant:  strings.Replace(string(text), m.from, m.to, 1),
 			overlay: fmt.Sprintf(`{"Replace":{%q:%q}}`, name, mutant),

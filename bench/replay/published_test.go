@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package scorer
+package replay
 
 import (
 	"math"
 	"testing"
+
+	"github.com/kvroute/kvroute/scorer"
 )
 
 // The four workers A to D that the published rules were worked out on.
-func fixture() (Request, []Input) {
-	return Request{PromptTokens: 1024, BlockSize: 16, Sequence: []uint64{1, 2, 3, 4, 5}}, []Input{
+func fixture() (scorer.Request, []scorer.Input) {
+	return scorer.Request{PromptTokens: 1024, BlockSize: 16, Sequence: []uint64{1, 2, 3, 4, 5}}, []scorer.Input{
 		{Key: 10, ActiveRequests: 2, KVUse: .1},
 		{Key: 11, OverlapBlocks: 32, PendTokens: 512, ActiveRequests: 6, WaitingRequests: 1, KVUse: .3},
 		{Key: 12, OverlapBlocks: 60, PendTokens: 400, ActiveRequests: 9, WaitingRequests: 2, KVUse: .5},
@@ -21,25 +23,25 @@ func TestPublishedRulesOnTheFixture(t *testing.T) {
 	inf := math.Inf(1)
 	for _, c := range []struct {
 		name  string
-		rule  Rule
+		rule  scorer.Rule
 		pick  string
 		costs []float64 // nil if the rule counts none
 	}{
-		{"LMetric", LMetric, "A", []float64{3072, 7168, 4640, 200384}},
-		{"least pending", LeastPending, "A", []float64{0, 512, 400, 6400}},
-		{"least requests", func(r *Request, in []Input, _ []float64) int { return LeastLoaded(in, r.U) }, "A", nil},
-		{"vLLM DP", VLLMDataParallel, "A", []float64{2, 9, 15, 42}},
-		{"GIE blend", GIEBlend(3, 2, 2, 2), "C", []float64{-4.8, -5.4, -5.8125, -4.0125}},
-		{"token-aware filter, 18 s", TokenAwareFilter(18), "C", []float64{inf, inf, 464, 6464}},
-		{"SGLang", SGLangCacheAware(.5, 32, 1.1), "C", nil},
-		{"SGLang, smaller spread", SGLangCacheAware(.5, 27, 1.1), "A", nil},
-		{"SGLang, more asked of the match", SGLangCacheAware(.9375, 32, 1.1), "A", nil},
-		{"AIBrix", AIBrixPrefixCache(8, 1), "A", nil},
-		{"AIBrix, larger spread", AIBrixPrefixCache(28, 1), "C", nil},
-		{"AIBrix, larger spread, few requests", AIBrixPrefixCache(28, -.4), "B", nil},
-		{"two-tier, spread 8", TwoTier(8), "A", nil},
-		{"two-tier, spread 32", TwoTier(32), "C", nil},
-		{"longest prefix", LongestPrefix, "C", nil},
+		{"lMetric", lMetric, "A", []float64{3072, 7168, 4640, 200384}},
+		{"least pending", leastPending, "A", []float64{0, 512, 400, 6400}},
+		{"least requests", func(r *scorer.Request, in []scorer.Input, _ []float64) int { return scorer.LeastLoaded(in, r.U) }, "A", nil},
+		{"vLLM DP", vllmDataParallel, "A", []float64{2, 9, 15, 42}},
+		{"GIE blend", gieBlend(3, 2, 2, 2), "C", []float64{-4.8, -5.4, -5.8125, -4.0125}},
+		{"token-aware filter, 18 s", tokenAwareFilter(18), "C", []float64{inf, inf, 464, 6464}},
+		{"SGLang", sglangCacheAware(.5, 32, 1.1), "C", nil},
+		{"SGLang, smaller spread", sglangCacheAware(.5, 27, 1.1), "A", nil},
+		{"SGLang, more asked of the match", sglangCacheAware(.9375, 32, 1.1), "A", nil},
+		{"AIBrix", aibrixPrefixCache(8, 1), "A", nil},
+		{"AIBrix, larger spread", aibrixPrefixCache(28, 1), "C", nil},
+		{"AIBrix, larger spread, few requests", aibrixPrefixCache(28, -.4), "B", nil},
+		{"two-tier, spread 8", twoTier(8), "A", nil},
+		{"two-tier, spread 32", twoTier(32), "C", nil},
+		{"longest prefix", longestPrefix, "C", nil},
 	} {
 		r, in := fixture()
 		in[1].CachedBlocks, in[2].CachedBlocks, in[3].CachedBlocks = 5, 5, 5 // A holds nothing
@@ -65,12 +67,12 @@ func TestBoundedHash(t *testing.T) {
 		t.Errorf("C has room, and %c is taken", 'A'+got)
 	}
 	// The second block names the prefix, not what follows.
-	home := CHWBL(100, false)(&r, in, nil)
+	home := chwbl(100, false)(&r, in, nil)
 	r.Sequence[2] = 99
-	if got := CHWBL(100, false)(&r, in, nil); got != home {
+	if got := chwbl(100, false)(&r, in, nil); got != home {
 		t.Errorf("another third block leads to %d, want %d", got, home)
 	}
-	if got := CHWBL(1.25, false)(&r, nil, nil); got != -1 {
+	if got := chwbl(1.25, false)(&r, nil, nil); got != -1 {
 		t.Errorf("of nobody: %d, want -1", got)
 	}
 }
@@ -104,7 +106,7 @@ func TestDualMap(t *testing.T) {
 	if got := dual(&r, in, a, c, 5, true); got != c {
 		t.Errorf("the longer match is second: %c, want C", 'A'+got)
 	}
-	if got := DualMap(5, false)(&r, in[:1], nil); got != 0 {
+	if got := dualMap(5, false)(&r, in[:1], nil); got != 0 {
 		t.Errorf("of one: %d", got)
 	}
 }
@@ -112,11 +114,11 @@ func TestDualMap(t *testing.T) {
 // Scattered, what a full home passes on goes everywhere.
 func TestScatteredHash(t *testing.T) {
 	_, in := fixture()
-	rule := CHWBL(1.25, true)
+	rule := chwbl(1.25, true)
 	to := map[[2]int]int{}
 	for key := range uint64(4000) {
-		r := Request{Sequence: []uint64{0, key}}
-		idle := make([]Input, len(in))
+		r := scorer.Request{Sequence: []uint64{0, key}}
+		idle := make([]scorer.Input, len(in))
 		for i := range in {
 			idle[i].Key = in[i].Key
 		}
@@ -146,11 +148,11 @@ func TestRingIsConsistent(t *testing.T) {
 			t.Fatalf("key %d has one home, %d", key, first)
 		}
 		share[first]++
-		fewer := append(append([]Input{}, in[:first]...), in[first+1:]...)
+		fewer := append(append([]scorer.Input{}, in[:first]...), in[first+1:]...)
 		if got, _ := ring(fewer, key); fewer[got].Key != in[second].Key {
 			t.Fatalf("key %d moves to %d, want its second home", key, fewer[got].Key)
 		}
-		other := append(append([]Input{}, in[:second]...), in[second+1:]...)
+		other := append(append([]scorer.Input{}, in[:second]...), in[second+1:]...)
 		if got, _ := ring(other, key); other[got].Key != in[first].Key {
 			t.Fatalf("key %d has moved although its home stayed", key)
 		}
@@ -163,10 +165,10 @@ func TestRingIsConsistent(t *testing.T) {
 }
 
 func TestGIEBlendSpreadsUnknownPrompts(t *testing.T) {
-	r := Request{PromptTokens: 64, BlockSize: 16}
-	in := []Input{{LastCold: 3}, {LastCold: 1}, {LastCold: 2}}
+	r := scorer.Request{PromptTokens: 64, BlockSize: 16}
+	in := []scorer.Input{{LastCold: 3}, {LastCold: 1}, {LastCold: 2}}
 	costs := make([]float64, 3)
-	if got := GIEBlend(3, 2, 2, 2)(&r, in, costs); got != 1 {
+	if got := gieBlend(3, 2, 2, 2)(&r, in, costs); got != 1 {
 		t.Errorf("worker %d gets the unknown prompt, want the one whose last is longest ago", got)
 	}
 	for i, want := range []float64{-4, -6, -5} {
@@ -176,7 +178,7 @@ func TestGIEBlendSpreadsUnknownPrompts(t *testing.T) {
 		}
 	}
 	in[0].LastCold = 0 // never
-	if GIEBlend(3, 2, 2, 2)(&r, in, costs); costs[0] != -6 {
+	if gieBlend(3, 2, 2, 2)(&r, in, costs); costs[0] != -6 {
 		t.Errorf("a worker that never had one: cost %v, want -6", costs[0])
 	}
 }
@@ -184,25 +186,25 @@ func TestGIEBlendSpreadsUnknownPrompts(t *testing.T) {
 func TestTokenAwareFilterOpens(t *testing.T) {
 	r, in := fixture()
 	costs := make([]float64, 4)
-	in[2].PendTokens, in[3].PendTokens = 2*PeakPrefill, 2*PeakPrefill
-	if got := TokenAwareFilter(2)(&r, in, costs); got == 0 {
+	in[2].PendTokens, in[3].PendTokens = 2*peakPrefill, 2*peakPrefill
+	if got := tokenAwareFilter(2)(&r, in, costs); got == 0 {
 		t.Error("exactly the gate is not above it")
 	}
-	in[2].PendTokens, in[3].PendTokens = 2*PeakPrefill+1, 2*PeakPrefill+1
-	if got := TokenAwareFilter(2)(&r, in, costs); got != 0 {
+	in[2].PendTokens, in[3].PendTokens = 2*peakPrefill+1, 2*peakPrefill+1
+	if got := tokenAwareFilter(2)(&r, in, costs); got != 0 {
 		t.Errorf("worker %d, want A: the warm ones have too much to do", got)
 	}
 	in = in[2:]
-	if got := TokenAwareFilter(2)(&r, in, costs[:2]); got != 0 {
+	if got := tokenAwareFilter(2)(&r, in, costs[:2]); got != 0 {
 		t.Errorf("all are warm: worker %d, want the first", got)
 	}
 }
 
 func TestSessionHashStays(t *testing.T) {
 	_, in := fixture()
-	a := SessionHash(&Request{Session: 77}, in, nil)
+	a := sessionHash(&scorer.Request{Session: 77}, in, nil)
 	in[a].ActiveRequests, in[a].PendTokens = 900, 1_000_000
-	if b := SessionHash(&Request{Session: 77}, in, nil); a != b {
+	if b := sessionHash(&scorer.Request{Session: 77}, in, nil); a != b {
 		t.Errorf("a session moves from %d to %d", a, b)
 	}
 }
@@ -210,20 +212,30 @@ func TestSessionHashStays(t *testing.T) {
 func TestPublishedRulesOfNobodyAndOfOne(t *testing.T) {
 	r, in := fixture()
 	names := map[string]bool{}
-	for _, p := range PublishedRules() {
+	for _, p := range publishedRules() {
 		if names[p.Name] {
 			t.Errorf("two rules are named %s", p.Name)
 		}
 		names[p.Name] = true
-		if got := p.Rule(&r, nil, nil); got != -1 {
+		if got := p.Choose(&r, nil, nil); got != -1 {
 			t.Errorf("%s chooses %d of nobody", p.Name, got)
 		}
-		if got := p.Rule(&r, in[:1], make([]float64, 1)); got != 0 {
+		if got := p.Choose(&r, in[:1], make([]float64, 1)); got != 0 {
 			t.Errorf("%s chooses %d of one", p.Name, got)
 		}
-		idle := make([]Input, 3)
-		if got := p.Rule(&Request{}, idle, make([]float64, 3)); got < 0 || got > 2 {
+		idle := make([]scorer.Input, 3)
+		if got := p.Choose(&scorer.Request{}, idle, make([]float64, 3)); got < 0 || got > 2 {
 			t.Errorf("%s chooses %d of three idle ones", p.Name, got)
+		}
+	}
+}
+
+func TestPublishedRulesDoNotAllocate(t *testing.T) {
+	r, in := fixture()
+	costs := make([]float64, len(in))
+	for _, rule := range publishedRules() {
+		if n := testing.AllocsPerRun(10, func() { rule.Choose(&r, in, costs) }); n != 0 {
+			t.Errorf("%s makes %v allocations, want 0", rule.Name, n)
 		}
 	}
 }
