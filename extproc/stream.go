@@ -85,7 +85,6 @@ var errEnded = errors.New("the stream has ended")
 // ended in. However it ends, the slot is freed. A stream that turns out to be an
 // observer's is played as one, after a call of observing.
 func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing func()) string {
-	deepen(0)
 	st := &stream{server: s, grpc: g}
 	defer st.free()
 	defer st.giveBack()
@@ -132,7 +131,6 @@ func receive(g extprocv3.ExternalProcessor_ProcessServer) (ctx context.Context, 
 	ctx, cancel = context.WithCancelCause(g.Context())
 	in := make(chan *extprocv3.ProcessingRequest)
 	go func() {
-		deepenSome(0)
 		for {
 			req, err := g.Recv()
 			if err != nil {

@@ -153,8 +153,7 @@ type Config struct {
 	// bytes for each worker of its pool. Default 1,024; negative keeps none.
 	KeepDecisions int
 
-	// Now is the clock. Default one of the router's own, which follows a change of
-	// the time of day at the next [Router.Tick].
+	// Now is the clock. Default [time.Now].
 	Now func() time.Time
 
 	// Meter makes the instruments listed in docs/metrics.md. Default none.

@@ -2,206 +2,153 @@
 
 package router
 
-import (
-	"hash/maphash"
-	"sync"
-)
+import "sync"
 
-// flights says which pool has the slot of each request in flight. It is in parts,
-// each with a lock, so that requests seldom wait for each other here.
+// flights holds the requests in flight: from the decision to the end of the response.
 type flights struct {
-	seed  maphash.Seed
-	parts [64]part
-}
-
-type part struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	byID   map[string]*flight
-	vacant []*flight // to be used again
-	_      [64]byte  // no two locks on one cache line
+	vacant []*flight // kept for later requests
 }
 
-// maxVacant bounds the memory that is kept for flights to come.
-const maxVacant = 1024
+// maxVacant bounds the memory that is kept for later requests.
+const maxVacant = 1 << 16
 
-// flight is a request from its question to its end.
+// flight is what the router remembers of a request in flight.
 type flight struct {
-	pool    *pool
-	number  uint64 // of its decision in the ring
-	first   Worker // that it was booked on
-	second  Worker
+	pool    *pool  // that has the request's slot; nil of a flight that is not in use
+	number  uint64 // of the decision in the ring: no two flights have the same
+	first   Worker // that the request was booked on
+	second  Worker // second choice
 	held    int32  // blocks of the prompt that the second choice holds
-	session uint64 // to be bound at its first token; 0 = none
-	anew    bool   // even if it is bound by then
-	name    string // of the session, if others are told of it
-	guess   guess  // until it is confirmed by the first token
-	peer    uint64 // replica whose request it is; 0 = ours
-	booked  bool   // known to have a slot, so that one without has lost it; only of requests that nobody owns
+	session uint64 // to be bound at the first token; 0 = none
+	anew    bool   // bind the session even if it is bound by then
+	name    string // of the session, if other replicas are told of it
+	guess   guess  // of cached blocks, until the first token confirms it
+	peer    uint64 // router replica whose request it is; 0 = this one
+	// lapses says that the request ends with its slot, whatever takes that away: it has its
+	// slot, and nobody need free it.
+	lapses bool
 }
 
-func newFlights() *flights {
-	f := &flights{seed: maphash.MakeSeed()}
-	for i := range f.parts {
-		f.parts[i].byID = make(map[string]*flight)
-	}
-	return f
-}
-
-func (f *flights) part(id string) int {
-	return int(maphash.String(f.seed, id) % uint64(len(f.parts)))
-}
-
-// ticket finds a flight without looking its id up. The number tells whether it has
-// landed: then what it points to is another one's, or nobody's.
+// A ticket finds a flight without a look-up by id. If the flight has another number than
+// the ticket, the request has ended.
 type ticket struct {
-	part   int
 	flight *flight
 	number uint64
 }
 
-// begin returns false if the id is in flight already.
-func (f *flights) begin(id string, fl flight) (t ticket, ok bool) {
-	t.part, t.number = f.part(id), fl.number
-	p := &f.parts[t.part]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, exists := p.byID[id]; exists {
-		return t, false
+func newFlights() *flights { return &flights{byID: make(map[string]*flight)} }
+
+// begin returns false if a request with this id is in flight.
+func (f *flights) begin(id string, fl flight) (ticket, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byID[id] != nil {
+		return ticket{}, false
 	}
-	if last := len(p.vacant) - 1; last >= 0 {
-		t.flight, p.vacant = p.vacant[last], p.vacant[:last]
+	var to *flight
+	if last := len(f.vacant) - 1; last >= 0 {
+		to, f.vacant = f.vacant[last], f.vacant[:last]
 	} else {
-		t.flight = new(flight)
+		to = new(flight)
 	}
-	*t.flight = fl
-	p.byID[id] = t.flight
-	return t, true
+	*to = fl
+	f.byID[id] = to
+	return ticket{to, fl.number}, true
 }
 
-// change replaces what is known of a request. It returns false if that has landed,
-// whether or not its id has taken off again.
+// change replaces what is known of a request. It returns false if the request has ended.
 func (f *flights) change(t ticket, fl flight) bool {
-	p := &f.parts[t.part]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if t.flight.number != t.number {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if t.flight == nil || t.flight.number != t.number {
 		return false
 	}
 	*t.flight = fl
 	return true
 }
 
-// holds says whether a ticket is good: its flight has not landed.
+// holds reports whether a request is still in flight.
 func (f *flights) holds(t ticket) bool {
-	p := &f.parts[t.part]
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	return t.flight.number == t.number
 }
 
-// replace is change for who has no ticket, but a copy of the flight.
-func (f *flights) replace(id string, fl flight) bool {
-	p := &f.parts[f.part(id)]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	was := p.byID[id]
-	if was == nil || was.number != fl.number {
-		return false
+// get returns what is known of a request; its pool is nil if it is not in flight.
+func (f *flights) get(id string) (flight, ticket) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if fl := f.byID[id]; fl != nil {
+		return *fl, ticket{fl, fl.number}
 	}
-	*was = fl
-	return true
+	return flight{}, ticket{}
 }
 
-func (f *flights) get(id string) flight {
-	p := &f.parts[f.part(id)]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if fl := p.byID[id]; fl != nil {
-		return *fl
-	}
-	return flight{}
-}
-
-// confirm is get at the first token of a request: what it left as a guess is true.
+// confirm is get at the first token of a request: what was guessed to be cached is.
 func (f *flights) confirm(id string) flight {
-	p := &f.parts[f.part(id)]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	fl := p.byID[id]
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fl := f.byID[id]
 	if fl == nil {
 		return flight{}
 	}
-	was := *fl
-	was.guess, fl.guess = guess{}, guess{}
-	return was
+	fl.guess = guess{}
+	return *fl
 }
 
-// end takes a request of ours (0) or of a peer out of flight and returns what was
-// known of it.
+// end takes a request of a replica out of flight and returns what was known of it.
 func (f *flights) end(id string, peer uint64) flight {
-	p := &f.parts[f.part(id)]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	fl := p.byID[id]
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fl := f.byID[id]
 	if fl == nil || fl.peer != peer {
 		return flight{}
 	}
-	return p.land(id, fl)
+	return f.landLocked(id, fl)
 }
 
-// endAll takes all requests of a peer out of flight.
-func (f *flights) endAll(peer uint64) {
-	for i := range f.parts {
-		p := &f.parts[i]
-		p.mu.Lock()
-		for id, fl := range p.byID {
-			if fl.peer == peer {
-				p.land(id, fl)
-			}
-		}
-		p.mu.Unlock()
-	}
-}
-
-// endOf is end for a flight that never got far, unless it has landed already.
+// endOf takes the request with a ticket out of flight, unless it has ended.
 func (f *flights) endOf(id string, t ticket) {
-	p := &f.parts[t.part]
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if t.flight.number == t.number {
-		p.land(id, t.flight)
+		f.landLocked(id, t.flight)
 	}
 }
 
-// land takes out what stands under an id; nil is nothing. mu is held.
-func (p *part) land(id string, fl *flight) (was flight) {
-	if fl == nil {
-		return flight{}
-	}
-	was, *fl = *fl, flight{}
-	delete(p.byID, id)
-	if len(p.vacant) < maxVacant {
-		p.vacant = append(p.vacant, fl)
-	}
-	return was
-}
-
-// sweep ends the requests that nobody owns, and those of peers, that have lost their
-// slot: to time, or with their worker. It returns those of ours.
-func (f *flights) sweep() (ended []string) {
-	for i := range f.parts {
-		p := &f.parts[i]
-		p.mu.Lock()
-		for id, fl := range p.byID {
-			// A pool's lock under ours: nobody takes them the other way round.
-			if fl.booked && !fl.pool.holds(id) {
-				if p.land(id, fl).peer == 0 {
-					ended = append(ended, id)
-				}
-			}
+// endAll takes all requests of a replica out of flight.
+func (f *flights) endAll(peer uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, fl := range f.byID {
+		if fl.peer == peer {
+			f.landLocked(id, fl)
 		}
-		p.mu.Unlock()
+	}
+}
+
+// sweep takes requests out of flight that have lost their slot, by time or with their
+// worker, if nobody need free them. It returns those of this replica.
+func (f *flights) sweep() (ended []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, fl := range f.byID {
+		// This takes a pool's lock under ours. Nobody takes them in the other order.
+		if fl.lapses && !fl.pool.holds(id) && f.landLocked(id, fl).peer == 0 {
+			ended = append(ended, id)
+		}
 	}
 	return ended
+}
+
+func (f *flights) landLocked(id string, fl *flight) (was flight) {
+	was, *fl = *fl, flight{}
+	delete(f.byID, id)
+	if len(f.vacant) < maxVacant {
+		f.vacant = append(f.vacant, fl)
+	}
+	return was
 }

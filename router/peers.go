@@ -140,7 +140,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 	if c.Kind == SlotTaken {
 		return r.peerTook(now, peer, key, &c)
 	}
-	fl := r.flights.get(key)
+	fl, t := r.flights.get(key)
 	if fl.pool == nil || fl.peer != peer {
 		if p := r.owners[c.Worker.ID]; p != nil && c.Kind == SlotFreed && c.Expires {
 			p.tell(func(core *core) []*waiter {
@@ -162,7 +162,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 			return core.pump(now)
 		})
 	case SlotMoved:
-		known = r.peerMoved(now, key, fl, &c)
+		known = r.peerMoved(now, key, fl, t, &c)
 	case SlotFreed:
 		r.flights.end(key, peer)
 		if c.Abandoned {
@@ -187,7 +187,7 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 	fl := flight{pool: p, peer: peer, first: c.Worker, number: peerNumbers + r.peerFlights.Add(1)}
 	ticket, ok := r.flights.begin(key, fl)
 	if !ok {
-		was := r.flights.get(key)
+		was, _ := r.flights.get(key)
 		if was.peer != peer || was.pool != nil && was.pool.holds(key) {
 			return true
 		}
@@ -221,13 +221,13 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		r.flights.endOf(key, ticket)
 		return known
 	}
-	fl.booked, fl.guess = true, p.known.guess(now, &q)
+	fl.lapses, fl.guess = true, p.known.guess(now, &q)
 	r.flights.change(ticket, fl)
 	return true
 }
 
 // peerMoved moves a peer's request. The fleet is held.
-func (r *Router) peerMoved(now time.Time, key string, fl flight, c *Change) (known bool) {
+func (r *Router) peerMoved(now time.Time, key string, fl flight, t ticket, c *Change) (known bool) {
 	var s serving
 	fl.pool.tell(func(core *core) []*waiter {
 		from, booked := core.slots.Worker(key)
@@ -248,7 +248,7 @@ func (r *Router) peerMoved(now time.Time, key string, fl flight, c *Change) (kno
 		r.flights.end(key, fl.peer)
 	case s.moved:
 		fl.first = c.Worker
-		r.moved(now, key, fl, s)
+		r.moved(now, fl, t, s)
 	}
 	return known
 }

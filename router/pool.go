@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,9 +39,7 @@ type pool struct {
 	size    atomic.Int64
 	groups  atomic.Pointer[[]string] // names of the router groups among the workers; nil for none
 
-	_  [64]byte // what is above is read without the lock
-	mu quickMutex
-	_  [56]byte // who waits for the lock looks at it, and not at what its holder changes
+	mu sync.Mutex
 	// mu guards the field below.
 	core core
 }

@@ -19,9 +19,7 @@ import (
 // while, and every request would pay for a map.
 type ring struct {
 	kept []place
-	_    [64]byte      // whoever reads the field above need not wait for who changes the one below
 	last atomic.Uint64 // number of the last request
-	_    [56]byte
 }
 
 type place struct {

@@ -77,7 +77,6 @@ type Router struct {
 
 	flights     *flights
 	peerFlights atomic.Uint64 // flights of peers so far
-	clock       *clock        // nil if it is the caller's
 }
 
 // target is what a model name stands for.
@@ -107,8 +106,7 @@ func New(conf Config) (*Router, error) {
 		flights: newFlights(),
 	}
 	if conf.Now == nil {
-		r.clock = newClock()
-		r.conf.Now = r.clock.now
+		r.conf.Now = time.Now
 	}
 	r.names.Store(&map[string]target{})
 	r.SetCards(conf.Cards)
@@ -412,7 +410,7 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 	} else if q.session != 0 && r.conf.TellSession != nil {
 		fl.name = q.Session
 	}
-	fl.booked, fl.anew = !q.Owned, q.rebind
+	fl.lapses, fl.anew = !q.Owned, q.rebind
 	fl.first, fl.second, fl.held = s.decision.Worker, s.decision.Second.Worker, int32(s.decision.Second.OverlapBlocks)
 	fl.guess = p.known.guess(s.decision.Time, q)
 	if !r.flights.change(ticket, fl) {
@@ -451,7 +449,7 @@ func (r *Router) release(s *scratch) {
 // fill blocks on its worker. It is optional, and a sign of life of requests that
 // nobody owns. It reports whether the request has a slot.
 func (r *Router) AddOutputTokens(id string, k int) bool {
-	fl := r.flights.get(id)
+	fl, _ := r.flights.get(id)
 	if fl.pool == nil || fl.peer != 0 {
 		return false
 	}
@@ -501,9 +499,6 @@ func (r *Router) free(fl flight, id string, served bool) bool {
 // waiting that has lasted too long. It may be called as often as is handy, and
 // must be once in a while if such slots or sessions are used; see [Router.Run].
 func (r *Router) Tick() {
-	if r.clock != nil {
-		r.clock.wind()
-	}
 	now := r.conf.Now()
 	ended := r.tick(now)
 	r.tellInferred()

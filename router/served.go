@@ -206,7 +206,7 @@ func (c *core) at(ord int, a netip.AddrPort, second Worker) int {
 // refuse or fail are avoided for a while (see [Config.AvoidFailing]); those that
 // begin to be are returned. Unknown ids are no error.
 func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker) {
-	fl := r.flights.get(id)
+	fl, t := r.flights.get(id)
 	if fl.pool == nil || fl.peer != 0 {
 		return false, nil
 	}
@@ -227,21 +227,21 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 	r.metrics.failovers.Add(context.Background(), 1, fl.pool.labels.add...)
 	r.ring.change(fl.number, func(d *Decision) { d.Served = resp.Address })
 	if fl.guess.in != nil {
-		r.moved(now, id, fl, s)
+		r.moved(now, fl, t, s)
 	}
 	r.tell(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})
 	return true, s.avoided
 }
 
 // moved takes what a request left as a guess to where its slot went.
-func (r *Router) moved(now time.Time, id string, fl flight, s serving) {
+func (r *Router) moved(now time.Time, fl flight, t ticket, s serving) {
 	if g := fl.guess; g.in != nil {
 		fl.guess.stamp, fl.guess.last = g.in.Move(now, g.ordinal, g.generation, g.stamp, g.last, s.to, s.since)
 		if fl.guess.ordinal, fl.guess.generation = s.to, s.since; fl.guess.stamp == 0 {
 			fl.guess = guess{}
 		}
 	}
-	if !r.flights.replace(id, fl) {
+	if !r.flights.change(t, fl) {
 		fl.guess.withdraw() // it ended meanwhile, and cannot have known
 	}
 }
