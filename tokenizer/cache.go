@@ -81,27 +81,16 @@ func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 		ids, err = t.encode(ctx, dst, text, f, nil)
 		return ids, 0, err
 	}
-	var rec recorder
-	return c.record(ctx, dst, t, text, f, &rec)
-}
-
-// record is append of a text of at least one step, with a recorder whose limit and
-// safe are the caller's.
-func (c *Cache) record(ctx context.Context, dst []uint32, t *Tokenizer, text []byte, f form, rec *recorder) (ids []uint32, reused int, err error) {
 	var buf [64]cacheKey
 	keys := c.keys(buf[:0], t, text, f)
 	base := len(dst)
 	dst, known, from := c.find(dst, keys)
-	var fresh []*chunk
+	rec := recorder{step: c.step, next: (known + 1) * c.step, mark: known * c.step, last: from, ends: make([]resume, 0, len(keys)-known)}
+	dst, err = t.encode(ctx, dst, text, f, &rec)
+	fresh := make([]*chunk, len(rec.ends))
 	last := from.ids
-	rec.step, rec.next, rec.mark, rec.last, rec.safe = c.step, (known+1)*c.step, known*c.step, from, from
-	ends := make([]resume, 0, len(keys)-known)
-	rec.add = func(r resume) { ends = append(ends, r) }
-	dst, err = t.encode(ctx, dst, text, f, rec)
-	for _, end := range ends {
-		ids := make([]uint32, end.ids-last)
-		copy(ids, dst[base+last:])
-		fresh = append(fresh, &chunk{ids, end})
+	for k, end := range rec.ends {
+		fresh[k] = &chunk{slices.Clip(slices.Clone(dst[base+last : base+end.ids])), end}
 		last = end.ids
 	}
 	c.store(keys, known, fresh)

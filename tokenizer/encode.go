@@ -29,17 +29,13 @@ type recorder struct {
 	next int    // the end of the step that is due
 	last resume // the last place; what it depends on ends at or before next
 	mark int    // where what any decision so far depends on ends
-	add  func(r resume)
-
-	// safe is the last place up to which nothing depends on what stands behind limit.
-	limit int
-	safe  resume
+	ends []resume
 }
 
 // note is told of where the text ends on which the decisions so far depend.
 func (r *recorder) note(mark int) {
 	for r.mark = max(r.mark, mark); r.mark > r.next; r.next += r.step {
-		r.add(r.last)
+		r.ends = append(r.ends, r.last)
 	}
 }
 
@@ -47,15 +43,12 @@ func (r *recorder) note(mark int) {
 func (r *recorder) place(p resume, mark int) {
 	r.note(max(mark, p.at))
 	r.last = p
-	if r.mark <= r.limit {
-		r.safe = p
-	}
 }
 
 // finish records the steps up to the end of the text.
 func (r *recorder) finish(length int) {
 	for ; r.next <= length; r.next += r.step {
-		r.add(r.last)
+		r.ends = append(r.ends, r.last)
 	}
 }
 
@@ -88,7 +81,7 @@ func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f for
 	if f == framed && from.at == 0 && from.ids == 0 {
 		e.dst = append(e.dst, t.before...)
 		if rec != nil {
-			rec.last.ids, rec.safe.ids = len(t.before), len(t.before)
+			rec.last.ids = len(t.before)
 		}
 	}
 	e.run(from)
@@ -272,9 +265,9 @@ func (e *encoder) normed() *finder {
 
 // step parts text[lo:hi] with the scanner at depth and the ones behind it.
 func (e *encoder) step(depth, lo, hi, looked int) {
-	scan, last := e.t.scan[depth], depth == len(e.t.scan)-1
+	p, last := &e.t.scan[depth], depth == len(e.t.scan)-1
 	for i := lo; i < hi && e.err == nil; {
-		j, l := scan(e.text, i, hi)
+		j, l := p.scan(p.table, e.text, i, hi)
 		if l > hi {
 			l = looked
 		}

@@ -698,11 +698,8 @@ func (t *Tokenizer) plan() {
 	}
 	switch {
 	case t.byteLevel && (t.nfc || len(t.normalizers) == 0) && t.allScanners():
-		for k := range t.steps {
-			t.scan = append(t.scan, t.steps[k].scan)
-		}
-		if len(t.scan) == 0 {
-			t.scan = []scanner{scanAll}
+		if t.scan = t.steps; len(t.scan) == 0 {
+			t.scan = []splitter{rule{scanAll, classes}.splitter()}
 		}
 		for t.resumes+1 < len(t.steps) && t.steps[t.resumes].anywhere {
 			t.resumes++
@@ -741,7 +738,7 @@ func (t *Tokenizer) matching() []splitter {
 }
 
 // scanAll takes all of a stretch for one piece.
-func scanAll(_ []byte, _, end int) (j, looked int) { return end, end + 1 }
+func scanAll(_ *classTable, _ []byte, _, end int) (j, looked int) { return end, end + 1 }
 
 func (t *Tokenizer) allScanners() bool {
 	for k := range t.steps {

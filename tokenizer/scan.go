@@ -11,31 +11,39 @@ import (
 // looks at nothing at or behind end, which it takes for the end of the text,
 // and at nothing before i.
 //
+// t says which characters it takes for what.
+//
 // looked is where the part of s ends on which the answer depends: another text
 // with the same bytes up to looked has the same piece at i. It is end+1 if the
 // answer depends on the text ending there.
 //
 // Each scanner is one regular expression of a family of models, with the
 // meaning of a backtracking engine; tests hold them against such an engine.
-type scanner func(s []byte, i, end int) (j, looked int)
+type scanner func(t *classTable, s []byte, i, end int) (j, looked int)
+
+// A rule is a scanner and the table that it wants.
+type rule struct {
+	scan  scanner
+	table func() *classTable
+}
 
 // The regular expressions that have a scanner.
 //
 //nolint:gochecknoglobals // a table
-var scanners = map[string]scanner{
-	`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`:                                                 scanGPT2,
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:        scanCL100K,
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:             scanQwen2,
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: scanQwen35,
-	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: scanO200K,
-	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`:                                                                scanTekken,
-	patterns["kimi"]:   scanKimi,
-	bloom:              scanBloom,
-	`\p{N}{1,3}`:       runs(classes, classNumber, 3),
-	`[0-9][0-9][0-9]`:  scanThousands,
-	`[一-龥぀-ゟ゠-ヿ]+`:     runs(kanaClasses, classKana, math.MaxInt),
-	deepSeek("\\r\\n"): scanDeepSeek,
-	deepSeek("\r\n"):   scanDeepSeek,
+var scanners = map[string]rule{
+	`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`:                                                 {(*classTable).gpt2, classes},
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:        {(*classTable).cl100k, classes},
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:             {(*classTable).qwen2, classes},
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).qwen35, classes},
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).o200k, classes},
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`:                                                                {(*classTable).tekken, classes},
+	patterns["kimi"]:   {(*classTable).kimi, hanClasses},
+	bloom:              {(*classTable).bloom, bloomClasses},
+	`\p{N}{1,3}`:       {runs(classNumber, 3), classes},
+	`[0-9][0-9][0-9]`:  {scanThousands, classes},
+	`[一-龥぀-ゟ゠-ヿ]+`:     {runs(classKana, math.MaxInt), kanaClasses},
+	deepSeek("\\r\\n"): {(*classTable).deepSeek, classes},
+	deepSeek("\r\n"):   {(*classTable).deepSeek, classes},
 }
 
 // oneClass are the expressions of the table that match characters of one class.
@@ -50,11 +58,10 @@ func deepSeek(crlf string) string {
 		crlf + `]*|\s*[` + crlf + `]+|\s+(?!\S)|\s+`
 }
 
-func scanGPT2(s []byte, i, end int) (j, looked int) {
+func (t *classTable) gpt2(s []byte, i, end int) (j, looked int) {
 	if j := contraction(s, i, end, false); j > i {
 		return j, reach(s, j, end)
 	}
-	t := classes()
 	k := i
 	if s[i] == ' ' && i+1 < end {
 		k++
@@ -72,26 +79,25 @@ func scanGPT2(s []byte, i, end int) (j, looked int) {
 	return j, max(reach(s, j, end), contractionReach(s, i, end))
 }
 
-func scanCL100K(s []byte, i, end int) (j, looked int) {
-	return scanWords(s, i, end, classLetter, 3)
+func (t *classTable) cl100k(s []byte, i, end int) (j, looked int) {
+	return t.words(s, i, end, classLetter, 3)
 }
 
-func scanQwen2(s []byte, i, end int) (j, looked int) {
-	return scanWords(s, i, end, classLetter, 1)
+func (t *classTable) qwen2(s []byte, i, end int) (j, looked int) {
+	return t.words(s, i, end, classLetter, 1)
 }
 
-func scanQwen35(s []byte, i, end int) (j, looked int) {
-	return scanWords(s, i, end, classLetter|classMark, 1)
+func (t *classTable) qwen35(s []byte, i, end int) (j, looked int) {
+	return t.words(s, i, end, classLetter|classMark, 1)
 }
 
-// scanWords is the family of cl100k: contractions first, then a word with at
+// words is the family of cl100k: contractions first, then a word with at
 // most one other character before it, up to digits numbers, punctuation with
 // the line ends behind it, line ends, spaces.
-func scanWords(s []byte, i, end int, letters uint8, digits int) (j, looked int) {
+func (t *classTable) words(s []byte, i, end int, letters uint8, digits int) (j, looked int) {
 	if j := contraction(s, i, end, true); j > i {
 		return j, reach(s, j, end)
 	}
-	t := classes()
 	class, n := t.at(s, i, end)
 	if class&letters != 0 {
 		j = t.run(s, i+n, end, letters)
@@ -114,29 +120,28 @@ func scanWords(s []byte, i, end int, letters uint8, digits int) (j, looked int) 
 	return j, max(looked, contractionReach(s, i, end))
 }
 
-func scanO200K(s []byte, i, end int) (j, looked int) {
-	return classes().scanCased(s, i, end, true, 3, "\r\n/")
+func (t *classTable) o200k(s []byte, i, end int) (j, looked int) {
+	return t.cased(s, i, end, true, 3, "\r\n/")
 }
 
-func scanTekken(s []byte, i, end int) (j, looked int) {
-	return classes().scanCased(s, i, end, false, 1, "\r\n/")
+func (t *classTable) tekken(s []byte, i, end int) (j, looked int) {
+	return t.cased(s, i, end, false, 1, "\r\n/")
 }
 
-// scanKimi is o200k behind a rule for Chinese characters, which its other rules for
+// kimi is o200k behind a rule for Chinese characters, which its other rules for
 // letters do not take.
-func scanKimi(s []byte, i, end int) (j, looked int) {
-	t := hanClasses()
+func (t *classTable) kimi(s []byte, i, end int) (j, looked int) {
 	if class, n := t.at(s, i, end); class&classHan != 0 {
 		j = t.run(s, i+n, end, classHan)
 		return j, reach(s, j, end)
 	}
-	return t.scanCased(s, i, end, true, 3, "\r\n")
+	return t.cased(s, i, end, true, 3, "\r\n")
 }
 
-// scanCased is the family of o200k: a word is a run of upper case and then a run
+// cased is the family of o200k: a word is a run of upper case and then a run
 // of lower case, with at most one other character before it and, if suffixes is
 // set, a contraction behind it. tail may stand behind punctuation.
-func (t *classTable) scanCased(s []byte, i, end int, suffixes bool, digits int, tail string) (j, looked int) {
+func (t *classTable) cased(s []byte, i, end int, suffixes bool, digits int, tail string) (j, looked int) {
 	class, n := t.at(s, i, end)
 	first := i // where a word behind its leading character would begin
 	if class&(classLetter|classNumber) == 0 && s[i] != '\r' && s[i] != '\n' {
@@ -166,7 +171,7 @@ func (t *classTable) scanCased(s []byte, i, end int, suffixes bool, digits int, 
 func (t *classTable) word(s []byte, i, first, end int) (j, looked int) {
 	for _, lower := range []bool{true, false} {
 		for k := first; ; k = i {
-			e, l := t.cased(s, k, end, lower)
+			e, l := t.caseRuns(s, k, end, lower)
 			looked = max(looked, l)
 			if e > k {
 				return e, looked
@@ -179,9 +184,9 @@ func (t *classTable) word(s []byte, i, first, end int) (j, looked int) {
 	return i, looked
 }
 
-// cased matches U*l+ at i if lower is set, U+l* if not, where U and l are the
+// caseRuns matches U*l+ at i if lower is set, U+l* if not, where U and l are the
 // classes of upper and lower case, which have letters and marks in common.
-func (t *classTable) cased(s []byte, i, end int, lower bool) (j, looked int) {
+func (t *classTable) caseRuns(s []byte, i, end int, lower bool) (j, looked int) {
 	if i >= end {
 		return i, end + 1
 	}
@@ -205,12 +210,11 @@ func (t *classTable) cased(s []byte, i, end int, lower bool) (j, looked int) {
 	return i, looked
 }
 
-// scanDeepSeek is the third of DeepSeek's expressions. Unlike the others it
+// deepSeek is the third of DeepSeek's expressions. Unlike the others it
 // leaves characters unmatched, which form a piece up to the next match.
-func scanDeepSeek(s []byte, i, end int) (j, looked int) {
-	t := classes()
+func (t *classTable) deepSeek(s []byte, i, end int) (j, looked int) {
 	for k := i; k < end; {
-		j, l := t.deepSeek(s, k, end)
+		j, l := t.deepSeekMatch(s, k, end)
 		looked = max(looked, l)
 		if j > k {
 			if k > i {
@@ -224,7 +228,7 @@ func scanDeepSeek(s []byte, i, end int) (j, looked int) {
 	return end, end + 1
 }
 
-func (t *classTable) deepSeek(s []byte, i, end int) (j, looked int) {
+func (t *classTable) deepSeekMatch(s []byte, i, end int) (j, looked int) {
 	c := s[i]
 	class, n := t.at(s, i, end)
 	const letters = classLetter | classMark
@@ -264,9 +268,8 @@ func isASCIILetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
 // runs returns a scanner that parts characters of different classes among those of mask.
 // Of characters that have a class of mask at most most stand in a piece.
-func runs(table func() *classTable, mask uint8, most int) scanner {
-	return func(s []byte, i, end int) (j, looked int) {
-		t := table()
+func runs(mask uint8, most int) scanner {
+	return func(t *classTable, s []byte, i, end int) (j, looked int) {
 		class, n := t.at(s, i, end)
 		want, count := class&mask, 1
 		for j = i + n; j < end; j += n {
@@ -295,7 +298,7 @@ func isByteDigit(c byte) bool {
 
 // byteDigits returns a scanner that parts such numbers from the rest, with at most most in a piece.
 func byteDigits(most int) scanner {
-	return func(s []byte, i, end int) (j, looked int) {
+	return func(_ *classTable, s []byte, i, end int) (j, looked int) {
 		is := isByteDigit(s[i])
 		for j = i + 1; j < end && isByteDigit(s[j]) == is; j++ {
 			if is && j-i == most {
@@ -307,7 +310,7 @@ func byteDigits(most int) scanner {
 }
 
 // scanThousands is the expression [0-9][0-9][0-9], with what lies between two matches.
-func scanThousands(s []byte, i, end int) (j, looked int) {
+func scanThousands(_ *classTable, s []byte, i, end int) (j, looked int) {
 	digit := func(k int) bool { return k < end && '0' <= s[k] && s[k] <= '9' }
 	for j = i; j < end; j++ {
 		if digit(j) && digit(j+1) && digit(j+2) {
@@ -323,10 +326,9 @@ func scanThousands(s []byte, i, end int) (j, looked int) {
 // bloom is the expression of BLOOM's files.
 const bloom = ` ?[^(\s|[.,!?…。，、।۔،])]+`
 
-// scanBloom is that expression: runs of all but white space and some signs, with a
+// bloom is that expression: runs of all but white space and some signs, with a
 // space before. What it does not match is a piece up to the next match.
-func scanBloom(s []byte, i, end int) (j, looked int) {
-	t := bloomClasses()
+func (t *classTable) bloom(s []byte, i, end int) (j, looked int) {
 	first := i
 	if s[i] == ' ' {
 		first++

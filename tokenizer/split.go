@@ -17,10 +17,10 @@ import (
 // matches kept apart do not come here.
 type splitter struct {
 	scan     scanner // nil: another kind below
+	table    *classTable
+	mask     uint8 // if not 0, the pieces of scan are matches whose first characters are of these classes; else all are
 	regex    *regex
 	literal  []byte
-	table    func() *classTable // with it, the pieces of scan are matches whose first characters are of the classes in mask; else all are
-	mask     uint8
 	behavior string // of Split: Isolated, Removed, MergedWithPrevious, …
 	invert   bool
 	anywhere bool // scan finds the same pieces from inside of one that it would from its start
@@ -28,6 +28,11 @@ type splitter struct {
 	prefix []byte // put before a piece that does not begin with it
 	first  bool   // only before the piece at the very start of the text
 	space  []byte // Metaspace: what a space becomes
+}
+
+// splitter returns a step whose pieces are those of the scanner.
+func (r rule) splitter() splitter {
+	return splitter{scan: r.scan, table: r.table(), behavior: "Isolated"}
 }
 
 // pieces are stretches of one text.
@@ -92,16 +97,12 @@ type part struct {
 func (p *splitter) matches(b *budget, text []byte) (parts []part, err error) {
 	if p.scan != nil {
 		for i := 0; i < len(text); {
-			j, _ := p.scan(text, i, len(text))
+			j, _ := p.scan(p.table, text, i, len(text))
 			if b.spend(j - i) {
 				return nil, b.err
 			}
-			match := true
-			if p.table != nil {
-				class, _ := p.table().at(text, i, len(text))
-				match = class&p.mask != 0
-			}
-			parts = append(parts, part{span{uint32(i), uint32(j)}, match})
+			class, _ := p.table.at(text, i, len(text))
+			parts = append(parts, part{span{uint32(i), uint32(j)}, p.mask == 0 || class&p.mask != 0})
 			i = j
 		}
 		return parts, nil
@@ -230,8 +231,8 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 			return nil, false, fmt.Errorf("pre_tokenizer: Split without a pattern")
 		case c.Pattern.Regex == "":
 			p.literal = []byte(c.Pattern.String)
-		case scanners[c.Pattern.Regex] != nil && c.Behavior == "Isolated":
-			p.scan, p.invert = scanners[c.Pattern.Regex], false // parts are pieces either way
+		case scanners[c.Pattern.Regex].scan != nil && c.Behavior == "Isolated":
+			p = scanners[c.Pattern.Regex].splitter() // inverted or not, parts are pieces
 			p.anywhere = slices.Contains(oneClass, c.Pattern.Regex)
 		default:
 			if p.regex, err = compile(c.Pattern.Regex); err != nil {
@@ -244,7 +245,7 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 			steps = append(steps, splitter{prefix: []byte{' '}})
 		}
 		if isTrue(c.UseRegex) {
-			steps = append(steps, splitter{scan: scanGPT2, behavior: "Isolated"})
+			steps = append(steps, rule{(*classTable).gpt2, classes}.splitter())
 		}
 		return steps, true, nil
 	case "Digits":
@@ -252,14 +253,16 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 		if c.IndividualDigits {
 			most = 1
 		}
-		return []splitter{{scan: runs(digitClasses, classNumber, most), behavior: "Isolated", anywhere: true}}, false, nil
+		p := rule{runs(classNumber, most), digitClasses}.splitter()
+		p.anywhere = true
+		return []splitter{p}, false, nil
 	case "Punctuation":
-		p := splitter{scan: runs(signClasses, classSign, 1), table: signClasses, mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"), anywhere: true}
+		p := splitter{scan: runs(classSign, 1), table: signClasses(), mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"), anywhere: true}
 		switch {
 		case !slices.Contains(behaviors, p.behavior):
 			return nil, false, fmt.Errorf("pre_tokenizer: Punctuation: unknown behavior %q", c.Behavior)
 		case p.behavior == "Contiguous":
-			p.behavior, p.scan = "Isolated", runs(signClasses, classSign, math.MaxInt)
+			p.behavior, p.scan = "Isolated", runs(classSign, math.MaxInt)
 		}
 		return []splitter{p}, false, nil
 	case "CharDelimiterSplit":
@@ -268,9 +271,9 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 		}
 		return []splitter{{literal: []byte(c.Delimiter), behavior: "Removed"}}, false, nil
 	case "Whitespace":
-		return []splitter{{scan: runs(wordClasses, classWord|classSpace, math.MaxInt), table: wordClasses, mask: classSpace, behavior: "Removed"}}, false, nil
+		return []splitter{{scan: runs(classWord|classSpace, math.MaxInt), table: wordClasses(), mask: classSpace, behavior: "Removed"}}, false, nil
 	case "WhitespaceSplit":
-		return []splitter{{scan: runs(classes, classSpace, math.MaxInt), table: classes, mask: classSpace, behavior: "Removed"}}, false, nil
+		return []splitter{{scan: runs(classSpace, math.MaxInt), table: classes(), mask: classSpace, behavior: "Removed"}}, false, nil
 	case "Metaspace":
 		return metaspace(c.Replacement, c.PrependScheme, isTrue(c.AddPrefixSpace), isTrue(c.Split))
 	}
@@ -289,7 +292,7 @@ func readBehindBytes(s section) (splitter, error) {
 	if err := s.unmarshal(&c); err != nil {
 		return splitter{}, fmt.Errorf("pre_tokenizer: %w", err)
 	}
-	p := splitter{behavior: "Isolated"}
+	p := splitter{table: classes(), behavior: "Isolated"}
 	switch {
 	case c.Type == "Digits" && c.IndividualDigits:
 		p.scan = byteDigits(1)

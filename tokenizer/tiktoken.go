@@ -222,8 +222,8 @@ func withReserved(c Config, first int) map[string]uint32 {
 
 // patternSteps returns the step that parts text by the expression of a rank file.
 func patternSteps(pattern string) ([]splitter, error) {
-	if scan := scanners[pattern]; scan != nil {
-		return []splitter{{scan: scan, behavior: "Isolated"}}, nil
+	if r := scanners[pattern]; r.scan != nil {
+		return []splitter{r.splitter()}, nil
 	}
 	re, err := compile(pattern)
 	if err != nil {

@@ -34,10 +34,10 @@ type Tokenizer struct {
 
 	normalizers []normalizer
 	steps       []splitter
-	scan        []scanner // the steps, if all of them are scanners
-	resumes     int       // the scanner behind whose pieces encoding may resume
-	nfc         bool      // the only normalizer is NFC
-	cuts        *cuts     // SentencePiece-style text, cut where no merge can cross
+	scan        []splitter // the steps, if all of them are scanners that keep their pieces apart
+	resumes     int        // the scanner behind whose pieces encoding may resume
+	nfc         bool       // the only normalizer is NFC
+	cuts        *cuts      // SentencePiece-style text, cut where no merge can cross
 	bpe         bpe
 
 	before, after []uint32          // special tokens around a text
