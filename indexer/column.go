@@ -98,5 +98,6 @@ func (x *Index) drop(c *column) {
 	}
 }
 
-// crowded reports whether there may be no room for n more columns.
-func (x *Index) crowded(n int) bool { return x.columns.size()+n >= maxColumns }
+// crowded reports whether there may be no room for n more columns. A page is spared,
+// since the numbers of the last one need not be used in order.
+func (x *Index) crowded(n int) bool { return x.columns.used+n > maxColumns-pageSize }

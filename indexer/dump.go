@@ -196,7 +196,7 @@ func (x *Index) preserve(n *node) {
 	if n.dumped != d.id {
 		d.take(&x.root, n)
 	}
-	if n.kids.n > 0 {
+	if n.kids.len() > 0 {
 		if _, has := d.tails[n.number]; !has {
 			ends := n.ends()
 			d.tails[n.number] = ends

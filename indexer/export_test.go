@@ -4,17 +4,22 @@ package indexer
 
 import (
 	"fmt"
+	"iter"
+	"maps"
 	"math"
 	"math/bits"
 )
 
-func (p *pages[T]) used() (n int) {
-	for _, at := range p.list {
-		if at != nil {
-			n += int(at.used)
+// each yields the children in no order.
+func (c *children) each() iter.Seq2[uint64, *node] {
+	return func(yield func(uint64, *node) bool) {
+		for _, k := range c.few {
+			if !yield(k.local, k.node) {
+				return
+			}
 		}
+		maps.All(c.many)(yield)
 	}
-	return n
 }
 
 // Nodes counts the nodes of the tree, without the root.
@@ -39,7 +44,7 @@ func (x *Index) Columns() (columns, listed int) {
 			listed += len((*n).own)
 		}
 	}
-	return x.columns.used(), listed
+	return x.columns.used, listed
 }
 
 // Last returns the external hash of a worker's block that ends the leading blocks of
@@ -123,22 +128,22 @@ func (x *Index) Check() error {
 		if n.parent.kids.get(n.local[0]) != n {
 			return fmt.Errorf("node %d is not its parent's child", id)
 		}
-		if n.unheld() && n.kids.n == 0 {
+		if n.unheld() && n.kids.len() == 0 {
 			return fmt.Errorf("node %d has neither holder nor child", id)
 		}
 		if p := n.parent; n.shift > 0 && (p == &x.root || int(p.shift)+len(p.local) != int(n.shift)) {
 			return fmt.Errorf("node %d: its first cell is %d, and its parent ends elsewhere", id, n.shift)
 		}
 		children := 0
-		for k := range n.kids.each() {
-			if children++; k.node.parent != n || k.node.local[0] != k.local {
-				return fmt.Errorf("node %d: child %d is another's", id, k.node.id)
+		for local, k := range n.kids.each() {
+			if children++; k.parent != n || k.local[0] != local {
+				return fmt.Errorf("node %d: child %d is another's", id, k.id)
 			}
 		}
-		if children != n.kids.n {
-			return fmt.Errorf("node %d: %d children, want %d", id, children, n.kids.n)
+		if children != n.kids.len() {
+			return fmt.Errorf("node %d: %d children, want %d", id, children, n.kids.len())
 		}
-		if n.kids.n == 0 && n.union()>>(int(n.shift)+len(n.local)-1) == 0 {
+		if n.kids.len() == 0 && n.union()>>(int(n.shift)+len(n.local)-1) == 0 {
 			return fmt.Errorf("leaf %d: nobody holds its end", id)
 		}
 		if n.main != nil {
@@ -198,7 +203,7 @@ func (x *Index) Check() error {
 			return fmt.Errorf("node %d: own columns of %d workers that hold nothing", id, len(owned))
 		}
 	}
-	used := x.columns.used()
+	used := x.columns.used
 	for c, refs := range columns {
 		if int(c.refs) != refs {
 			return fmt.Errorf("column %d: %d references, want %d", c.id, c.refs, refs)

@@ -51,7 +51,7 @@ func (x *Index) release(who int32, i int) (released int) {
 		case after == 0:
 			n.setCells(who, before, 0)
 			x.of(who).nodes--
-		case n.kids.n == 0 && before == n.all() && after>>n.shift == ones(left) && len(n.part) == 0 && n.full.count() == 1:
+		case n.kids.len() == 0 && before == n.all() && after>>n.shift == ones(left) && len(n.part) == 0 && n.full.count() == 1:
 			n.local = n.local[:left] // the most frequent case: an engine forgets its tails first
 		default:
 			n.setCells(who, before, after)
@@ -147,7 +147,7 @@ func (x *Index) bury(n *node, cells uint64) {
 // tidy drops a node that nobody needs, with what thereby becomes useless, or the
 // end of a leaf that nobody holds.
 func (x *Index) tidy(n *node) {
-	for n != &x.root && n.kids.n == 0 && n.unheld() {
+	for n != &x.root && n.kids.len() == 0 && n.unheld() {
 		parent := n.parent
 		x.preserve(n)
 		parent.kids.remove(n.local[0])
@@ -158,13 +158,12 @@ func (x *Index) tidy(n *node) {
 		}
 		x.nodes.drop(n.id)
 		n.local, n.main = nil, nil // columns that it shared with the parent still lead there
-		x.leaves.lost(n)
 		n = parent
-		if n.kids.n == 0 && n != &x.root {
-			x.leaves.add(n)
+		if n.kids.len() == 0 && n != &x.root {
+			x.queueLeaf(n)
 		}
 	}
-	if n == &x.root || n.kids.n > 0 || !n.full.empty() {
+	if n == &x.root || n.kids.len() > 0 || !n.full.empty() {
 		return
 	}
 	if last := bits.Len64(n.union()) - int(n.shift); last < len(n.local) {

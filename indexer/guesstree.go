@@ -2,7 +2,10 @@
 
 package indexer
 
-import "slices"
+import (
+	"slices"
+	"sync"
+)
 
 // guessTree is the tree of the blocks that workers are taken to hold, one for all
 // workers. As a sequence hash says all that comes before its block, blocks need no
@@ -19,7 +22,7 @@ import "slices"
 // Changes are made one at a time, under the gate; the rest may be read by whoever may
 // make changes.
 type guessTree struct {
-	gate gate
+	gate sync.RWMutex
 	root guessNode
 
 	// What Bytes counts.
@@ -51,8 +54,8 @@ func (n *guessNode) holder(worker int) (at int, held bool) {
 // match counts the leading blocks that workers hold; see [Index.Match].
 func (t *guessTree) match(dst []int32, sequence []uint64) {
 	clear(dst)
-	t.gate.rlock()
-	defer t.gate.runlock()
+	t.gate.RLock()
+	defer t.gate.RUnlock()
 	n, at := &t.root, 0
 	for at == n.depth+len(n.sequence) && at < len(sequence) {
 		c := n.children[sequence[at]]
@@ -126,8 +129,8 @@ func (t *guessTree) use(worker int, sequence []uint64) (end *guessNode, more int
 	if at < len(sequence) {
 		leaf = &guessNode{sequence: slices.Clone(sequence[at:]), depth: at}
 	}
-	t.gate.lock()
-	defer t.gate.unlock()
+	t.gate.Lock()
+	defer t.gate.Unlock()
 	if half != nil {
 		end = t.split(half, at-half.depth)
 	}
@@ -142,16 +145,16 @@ func (t *guessTree) use(worker int, sequence []uint64) (end *guessNode, more int
 
 // cut splits a node, of which the first k blocks become its parent.
 func (t *guessTree) cut(n *guessNode, k int) {
-	t.gate.lock()
-	defer t.gate.unlock()
+	t.gate.Lock()
+	defer t.gate.Unlock()
 	t.split(n, k)
 }
 
 // shift has a worker use a node's parent in place of the node, and returns how many
 // blocks the worker holds less. The parent is not the root.
 func (t *guessTree) shift(worker int, n, parent *guessNode) (less int) {
-	t.gate.lock()
-	defer t.gate.unlock()
+	t.gate.Lock()
+	defer t.gate.Unlock()
 	t.hold(worker, parent)
 	return t.leave(worker, n)
 }
@@ -159,8 +162,8 @@ func (t *guessTree) shift(worker int, n, parent *guessNode) (less int) {
 // drop takes one of a worker's uses of a node away, and returns how many blocks the
 // worker holds less.
 func (t *guessTree) drop(worker int, n *guessNode) (less int) {
-	t.gate.lock()
-	defer t.gate.unlock()
+	t.gate.Lock()
+	defer t.gate.Unlock()
 	return t.leave(worker, n)
 }
 
@@ -226,19 +229,6 @@ func (t *guessTree) adopt(parent, n *guessNode) {
 	t.maps -= mapBytes(len(parent.children))
 	parent.children[n.sequence[0]] = n
 	t.maps += mapBytes(len(parent.children))
-}
-
-// mapBytes returns about what a map of so many words to pointers takes, filled by
-// two thirds unless it is small.
-func mapBytes(n int) int {
-	const header, group = 48, 144
-	switch {
-	case n == 0:
-		return 0
-	case n <= 8:
-		return header + group
-	}
-	return header + 27*n
 }
 
 // split makes the first k blocks of n a node of their own, before n, and returns it.

@@ -78,8 +78,9 @@ type Index struct {
 	maxBlocks int
 	dumpWords int
 
-	// gate is between the matches and the changes of the tree.
-	gate gate
+	// gate is held by matches for reading, and by whoever changes the tree.
+	gate  sync.RWMutex
+	clock atomic.Uint64 // numbers the matches
 
 	// mu is held by whoever changes anything, before gate. It guards the fields
 	// below; those of the tree change under gate, too.
@@ -232,7 +233,7 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 		x.findAll(who, ev.Blocks)
 	}
 
-	x.gate.lock()
+	x.gate.Lock()
 	for i := 0; i < len(ev.Blocks); {
 		if k := x.known[i]; k.mine {
 			p := k.place()
@@ -269,8 +270,8 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 			i += n
 		}
 	}
-	at.n.used.Store(x.gate.clock.Add(1))
-	x.gate.unlock()
+	at.n.used.Store(x.clock.Add(1))
+	x.gate.Unlock()
 	x.settle()
 	x.tidyLog(who)
 	if who > maxWorker {
@@ -300,7 +301,7 @@ func (x *Index) removeLocked(who int32, externals []uint64) (out Outcome) {
 		h.near, h.cell = k.column.id, uint8(k.cell)
 		x.table.touched += k.column.node.touch()
 	}
-	x.gate.lock()
+	x.gate.Lock()
 	for i := 0; i < len(externals); {
 		n := x.release(who, i)
 		out.Removed += n
@@ -309,7 +310,7 @@ func (x *Index) removeLocked(who int32, externals []uint64) (out Outcome) {
 			i++
 		}
 	}
-	x.gate.unlock()
+	x.gate.Unlock()
 	h.externals -= out.Removed
 	if !near || len(x.pending) >= pendingRemovals || x.dropped {
 		if near || len(x.pending) > out.Removed {
@@ -352,13 +353,13 @@ func (x *Index) clearLocked(worker int) (removed int) {
 		for len(log) > 0 && x.blocks.Load() > 0 {
 			part := log[:min(atOnce, len(log))]
 			log = log[len(part):]
-			x.gate.lock()
+			x.gate.Lock()
 			for _, id := range part {
 				if n := x.nodes.at(id); n != nil && *n != nil {
 					x.leave(who, *n, (*n).all())
 				}
 			}
-			x.gate.unlock()
+			x.gate.Unlock()
 			x.settle()
 		}
 		*h = holdings{limit: h.limit}

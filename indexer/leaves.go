@@ -2,17 +2,19 @@
 
 package indexer
 
-import "math/bits"
+import (
+	"container/heap"
+	"math/bits"
+)
 
 // leaves is a queue of the tree's leaves by when they were last matched or stored,
-// longest ago first. It exists only while room is short: it is made when the first
-// room is needed. Matches do not know of it: an entry says when its leaf was used
-// as far as known, and since that only grows, looking again when the entry comes
-// first is enough. Entries of what is no leaf any more are dropped then, too.
+// longest ago first. It exists only while room is short: it is made when room is
+// needed first, and given up when most entries are outdated. Matches do not update
+// it: an entry has the last known time of use, which only grows, so it is checked
+// when the entry comes first. Entries of nodes that are no leaves are dropped then.
 type leaves struct {
 	on   bool
-	heap []leaf
-	gone int // entries of nodes that are not in the tree
+	heap leafHeap
 }
 
 type leaf struct {
@@ -20,83 +22,55 @@ type leaf struct {
 	n    *node
 }
 
-func (l *leaves) add(n *node) {
-	if l.on && !n.queued {
-		n.queued = true
-		l.push(n)
-	}
+// leafHeap is a [heap.Interface].
+type leafHeap []leaf
+
+func (h leafHeap) Len() int           { return len(h) }
+func (h leafHeap) Less(i, j int) bool { return h[i].used < h[j].used }
+func (h leafHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *leafHeap) Push(l any)        { *h = append(*h, l.(leaf)) } //nolint:errcheck,forcetypeassert // only leaves are pushed
+
+func (h *leafHeap) Pop() any {
+	last := len(*h) - 1
+	l := (*h)[last]
+	(*h)[last] = leaf{}
+	*h = (*h)[:last]
+	return l
 }
 
-func (l *leaves) push(n *node) {
-	l.heap = append(l.heap, leaf{n.used.Load(), n})
-	for i := len(l.heap) - 1; i > 0 && l.heap[i].used < l.heap[(i-1)/2].used; i = (i - 1) / 2 {
-		l.heap[i], l.heap[(i-1)/2] = l.heap[(i-1)/2], l.heap[i]
-	}
-}
+func (h *leafHeap) push(n *node) { heap.Push(h, leaf{n.used.Load(), n}) }
 
-func (l *leaves) sift(i int) {
-	for {
-		least := i
-		for c := 2*i + 1; c <= 2*i+2 && c < len(l.heap); c++ {
-			if l.heap[c].used < l.heap[least].used {
-				least = c
-			}
-		}
-		if least == i {
-			return
-		}
-		l.heap[i], l.heap[least] = l.heap[least], l.heap[i]
-		i = least
-	}
-}
-
-func (l *leaves) pop() *node {
-	n := l.heap[0].n
-	last := len(l.heap) - 1
-	l.heap[0], l.heap[last] = l.heap[last], leaf{}
-	l.heap = l.heap[:last]
-	l.sift(0)
-	return n
-}
-
-// lost notes that a node has left the tree.
-func (l *leaves) lost(n *node) {
-	if !n.queued {
-		return
-	}
-	if l.gone++; 2*l.gone <= len(l.heap) {
-		return
-	}
-	kept := make([]leaf, 0, len(l.heap)-l.gone)
-	for _, e := range l.heap {
-		if e.n.local != nil {
-			kept = append(kept, e)
-		}
-	}
-	l.heap, l.gone = kept, 0
-	for i := len(kept)/2 - 1; i >= 0; i-- {
-		l.sift(i)
-	}
-}
+func (h *leafHeap) pop() *node { return heap.Pop(h).(leaf).n } //nolint:errcheck,forcetypeassert // only leaves are pushed
 
 // oldest returns the leaf used longest ago, or nil.
 func (l *leaves) oldest() *node {
 	for len(l.heap) > 0 {
 		n := l.heap[0].n
 		switch used := n.used.Load(); {
-		case n.local == nil:
-			l.gone--
-			l.pop().queued = false
-		case n.kids.n > 0:
-			l.pop().queued = false
+		case n.local == nil || n.kids.len() > 0:
+			l.heap.pop().queued = false
 		case used != l.heap[0].used:
 			l.heap[0].used = used
-			l.sift(0)
+			heap.Fix(&l.heap, 0)
 		default:
 			return n
 		}
 	}
 	return nil
+}
+
+// queueLeaf notes that a node is a leaf.
+func (x *Index) queueLeaf(n *node) {
+	l := &x.leaves
+	if !l.on || n.queued {
+		return
+	}
+	if len(l.heap) > 2*x.nodes.used+16 {
+		*l = leaves{}
+		return
+	}
+	n.queued = true
+	l.heap.push(n)
 }
 
 // makeRoom forgets the ends of the chains used longest ago until there is room for
@@ -109,8 +83,8 @@ func (x *Index) makeRoom(n int, at *node) int {
 		x.leaves.on = true
 		for n := range x.nodes.all() {
 			if n := *n; n != nil {
-				if n.queued = false; n.kids.n == 0 {
-					x.leaves.add(n)
+				if n.queued = false; n.kids.len() == 0 {
+					x.queueLeaf(n)
 				}
 			}
 		}
@@ -119,7 +93,7 @@ func (x *Index) makeRoom(n int, at *node) int {
 	var kept []*node
 	for done := false; !done; {
 		const atOnce = 256 // pairs; matches come in between
-		x.gate.lock()
+		x.gate.Lock()
 		for pairs := 0; pairs < atOnce; {
 			if done = x.blocks.Load()+int64(n) <= int64(x.maxBlocks) && !x.crowded(n); done {
 				break
@@ -129,17 +103,17 @@ func (x *Index) makeRoom(n int, at *node) int {
 				break
 			}
 			if oldest.marked {
-				x.leaves.pop().queued = false
+				x.leaves.heap.pop().queued = false
 				kept = append(kept, oldest)
 				continue
 			}
 			pairs += x.dropTail(oldest)
 		}
-		x.gate.unlock()
+		x.gate.Unlock()
 		x.settle()
 	}
 	for _, n := range kept {
-		x.leaves.add(n)
+		x.queueLeaf(n)
 	}
 	for _, c := range chain {
 		c.marked = false
@@ -182,13 +156,13 @@ func (x *Index) shrink(who int32, n int, at *node) int {
 	for m := range x.nodesOf(who) {
 		below[x.heldBefore(who, m)]++
 	}
-	var ends leaves
+	var ends leafHeap
 	for m := range x.nodesOf(who) {
 		if below[m] == 0 {
 			ends.push(m)
 		}
 	}
-	for h.externals > room && len(ends.heap) > 0 {
+	for h.externals > room && len(ends) > 0 {
 		end := ends.pop()
 		if end.marked {
 			continue
@@ -200,9 +174,9 @@ func (x *Index) shrink(who int32, n int, at *node) int {
 			gone &= gone - 1
 		}
 		h.truncated = true
-		x.gate.lock()
+		x.gate.Lock()
 		x.leave(who, end, gone)
-		x.gate.unlock()
+		x.gate.Unlock()
 		x.settle()
 		if below[before]--; gone == cells && below[before] == 0 && before != &x.root {
 			ends.push(before)

@@ -44,8 +44,8 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 		alive = alive[:words]
 	}
 	w := walk{dst: m.Device, alive: alive}
-	x.gate.rlock()
-	now := x.gate.clock.Add(1) // before others take the gate's cache line
+	x.gate.RLock()
+	now := x.clock.Add(1)
 	if n := x.root.kids.get(local[0]); n != nil {
 		w.walk(n, local)
 		w.end.used.Store(now)
@@ -55,7 +55,7 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 			}
 		}
 	}
-	x.gate.runlock()
+	x.gate.RUnlock()
 }
 
 // onward goes from n, whose blocks begin depth blocks into a prompt and of which k

@@ -51,7 +51,7 @@ type own struct {
 }
 
 // touch reads a word of each cache line that a removal needs.
-func (n *node) touch() uint64 { return uint64(n.shift) + uint64(len(n.part)) + uint64(n.kids.n) }
+func (n *node) touch() uint64 { return uint64(n.shift) + uint64(len(n.part)) + uint64(n.kids.len()) }
 
 func ones(n int) uint64 { return 1<<n - 1 }
 

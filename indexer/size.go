@@ -5,10 +5,8 @@ package indexer
 import "unsafe"
 
 const (
-	nodeBytes = int(unsafe.Sizeof(node{}))
-
-	childBytes    = int(unsafe.Sizeof(child{}))
-	childrenBytes = int(unsafe.Sizeof(children{}))
+	nodeBytes  = int(unsafe.Sizeof(node{}))
+	childBytes = int(unsafe.Sizeof(child{}))
 )
 
 // Bytes returns what the index takes of the heap, as far as its parts can tell:
@@ -66,4 +64,17 @@ func heapSize(n int) int {
 		return n + n/24
 	}
 	return (n + 8<<10 - 1) &^ (8<<10 - 1)
+}
+
+// mapBytes returns about what a map of so many words to pointers takes, filled by
+// two thirds unless it is small.
+func mapBytes(n int) int {
+	const header, group = 48, 144
+	switch {
+	case n == 0:
+		return 0
+	case n <= 8:
+		return header + group
+	}
+	return header + 27*n
 }

@@ -15,7 +15,7 @@ func (x *Index) newNode(parent *node, local []uint64, shift uint8) *node {
 	n := &node{local: local, parent: parent, shift: shift}
 	id, place := x.nodes.add()
 	n.id, *place = id, n
-	n.used.Store(x.gate.clock.Load())
+	n.used.Store(x.clock.Load())
 	if x.dump != nil {
 		n.dumped = x.dump.id // it is younger than what is being dumped
 	}
@@ -42,8 +42,8 @@ func (x *Index) store(who int32, at place, blocks []Block, known []cell, hashes 
 		} else {
 			k = min(maxRun, len(blocks))
 			c := x.newNode(n, locals(make([]uint64, 0, runCap(k)), blocks[:k]), 0)
-			n.kids.add(blocks[0].Local, c)
-			x.leaves.add(c)
+			n.kids.set(blocks[0].Local, c)
+			x.queueLeaf(c)
 			n, from = c, 0
 		}
 		if who >= 0 {
@@ -66,7 +66,7 @@ func locals(dst []uint64, blocks []Block) []uint64 {
 // owner to store them, and returns by how many. The owner counts as their
 // holder at once; their cells are still to be written.
 func (x *Index) extend(n *node, who int32, blocks []Block) int {
-	if who < 0 || n == &x.root || n.kids.n > 0 || !n.onlyFor(who) {
+	if who < 0 || n == &x.root || n.kids.len() > 0 || !n.onlyFor(who) {
 		return 0
 	}
 	k := min(maxRun-int(n.shift)-len(n.local), len(blocks))
@@ -82,7 +82,7 @@ func (x *Index) extend(n *node, who int32, blocks []Block) int {
 	if who > maxWorker {
 		n.part[0].cells = n.all()
 	}
-	n.used.Store(x.gate.clock.Load())
+	n.used.Store(x.clock.Load())
 	return k
 }
 
@@ -259,11 +259,11 @@ func (x *Index) split(n *node, block int) *node {
 	x.preserve(n)
 	h := x.newNode(n.parent, append(make([]uint64, 0, runCap(block)), n.local[:block]...), n.shift)
 	h.used.Store(n.used.Load())
-	h.parent.kids.replace(n.local[0], h)
+	h.parent.kids.set(n.local[0], h)
 	n.parent = h
 	n.local = append(make([]uint64, 0, runCap(len(n.local)-block)), n.local[block:]...)
 	n.shift += uint8(block)
-	h.kids.add(n.local[0], n)
+	h.kids.set(n.local[0], n)
 
 	h.full = n.full.clone()
 	for w := range h.full.all() {
@@ -332,13 +332,8 @@ func (x *Index) settle() {
 	if x.pending = x.pending[:0]; cap(x.pending) > 1<<16 {
 		x.pending = nil
 	}
-	if x.blocks.Load() == 0 && x.nodes.size() > pageSize { // all are vacant
-		x.nodes, x.columns, x.leaves = pages[*node]{}, pages[column]{}, leaves{}
-		for _, list := range x.held {
-			for i := range list {
-				list[i].log = nil
-			}
-		}
+	if x.blocks.Load() == 0 {
+		x.leaves = leaves{}
 	}
 }
 
