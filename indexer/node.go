@@ -151,9 +151,6 @@ func (n *node) onlyFor(who int32) bool {
 	return len(n.part) == 0 && n.full.has(who) && n.full.count() == 1
 }
 
-// holders returns how many owners hold anything of the node.
-func (n *node) holders() int { return n.full.count() + len(n.part) }
-
 // unheld reports whether nobody holds a block of the node.
 func (n *node) unheld() bool { return len(n.part) == 0 && n.full.empty() }
 

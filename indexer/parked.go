@@ -3,7 +3,6 @@
 package indexer
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"sync"
@@ -21,10 +20,9 @@ const (
 	parkedFor = 30 * time.Second
 )
 
-// Parked applies events to an index, and lets those wait whose parent is not there
-// yet: until the parent comes, for up to 30 s, up to 1,024 events and 65,536 blocks of a
-// worker, 524,288 blocks of all. It may be used by any number of goroutines. Times must
-// not go back. An event looks only at those that wait for its blocks, or have them.
+// Parked applies events to an index. An event whose parent is not in the index yet waits
+// for it: for up to 30 s, up to 1,024 events and 65,536 blocks of a worker, 524,288 blocks
+// of all. It may be used by any number of goroutines. Times must not go back.
 //
 // Invariants:
 //
@@ -37,39 +35,29 @@ type Parked struct {
 
 	mu sync.Mutex
 	// mu guards the fields below.
-	workers map[int]*lot
-	blocks  int // of the events that wait
+	workers map[int]*lot // those with events that wait
+	blocks  int          // of the events that wait
 }
 
 // lot is the events of one worker that wait.
 type lot struct {
-	queue  []*parked // the first come first; some have gone
-	n      int       // those that have not
+	queue  []*parked // in the order in which they came
 	blocks int
-	last   int                  // number of the event that came last
 	behind map[uint64][]*parked // by parent
-	has    map[parkedBlock]*mentions
-	ready  []*parked // whose parent is there, the next one last
+	has    map[parkedBlock][]*parked
 }
 
+// parked is an event that waits.
 type parked struct {
 	event   Event
 	until   time.Time
-	number  int
-	gone    bool
-	round   int             // in which it is applied, once it is ready; 0 before
-	removed map[uint64]bool // of its blocks, since
+	ready   bool            // its parent is there
+	removed map[uint64]bool // of its blocks, since it came
 }
 
 type parkedBlock struct {
 	tier     Tier
 	external uint64
-}
-
-// mentions are the events that wait and have a block; of so many it was removed.
-type mentions struct {
-	in      []*parked
-	removed int
 }
 
 // NewParked returns a Parked in front of an index, all of whose events should come
@@ -89,10 +77,10 @@ func (p *Parked) Apply(now time.Time, worker int, ev Event) Outcome {
 		p.forget(worker)
 	case out.Orphan > 0:
 		if l == nil {
-			l = &lot{behind: map[uint64][]*parked{}, has: map[parkedBlock]*mentions{}}
+			l = &lot{behind: map[uint64][]*parked{}, has: map[parkedBlock][]*parked{}}
 		}
 		n := len(ev.Blocks)
-		if l.n < parkedEvents && l.blocks+n <= parkedBlocks && p.blocks+n <= parkedInAll {
+		if len(l.queue) < parkedEvents && l.blocks+n <= parkedBlocks && p.blocks+n <= parkedInAll {
 			ev.Blocks = slices.Clone(ev.Blocks)
 			p.workers[worker] = l
 			p.add(l, &parked{event: ev, until: now.Add(parkedFor)})
@@ -109,50 +97,38 @@ func (p *Parked) Apply(now time.Time, worker int, ev Event) Outcome {
 
 // add lets an event wait.
 func (p *Parked) add(l *lot, w *parked) {
-	l.last++
-	w.number = l.last
 	l.queue = append(l.queue, w)
-	l.n++
 	l.blocks += len(w.event.Blocks)
 	p.blocks += len(w.event.Blocks)
 	l.behind[w.event.Parent] = append(l.behind[w.event.Parent], w)
 	for _, b := range w.event.Blocks {
 		key := parkedBlock{w.event.Tier, b.External}
-		m := l.has[key]
-		if m == nil {
-			m = &mentions{}
-			l.has[key] = m
-		}
-		m.in = append(m.in, w)
+		l.has[key] = append(l.has[key], w)
 	}
 }
 
-// take ends the wait of an event.
-func (p *Parked) take(worker int, l *lot, w *parked) {
-	w.gone = true
-	l.n--
+// take ends the wait of an event, given by its place in the queue, and returns it.
+func (p *Parked) take(worker int, l *lot, at int) *parked {
+	w := l.queue[at]
+	l.queue = slices.Delete(l.queue, at, at+1)
 	l.blocks -= len(w.event.Blocks)
 	p.blocks -= len(w.event.Blocks)
-	is := func(o *parked) bool { return o == w }
-	if rest := slices.DeleteFunc(l.behind[w.event.Parent], is); len(rest) > 0 {
-		l.behind[w.event.Parent] = rest
-	} else {
-		delete(l.behind, w.event.Parent)
-	}
+	without(l.behind, w.event.Parent, w)
 	for _, b := range w.event.Blocks {
-		key := parkedBlock{w.event.Tier, b.External}
-		m := l.has[key]
-		if m.in = slices.DeleteFunc(m.in, is); len(m.in) == 0 {
-			delete(l.has, key)
-		} else if w.removed[b.External] {
-			m.removed--
-		}
+		without(l.has, parkedBlock{w.event.Tier, b.External}, w)
 	}
-	if len(l.queue) > 2*l.n+16 {
-		l.queue = slices.DeleteFunc(l.queue, func(o *parked) bool { return o.gone })
-	}
-	if l.n == 0 {
+	if len(l.queue) == 0 {
 		p.forget(worker)
+	}
+	return w
+}
+
+// without removes an event from one of a map's lists.
+func without[K comparable](m map[K][]*parked, key K, w *parked) {
+	if rest := slices.DeleteFunc(m[key], func(o *parked) bool { return o == w }); len(rest) > 0 {
+		m[key] = rest
+	} else {
+		delete(m, key)
 	}
 }
 
@@ -164,24 +140,30 @@ func (p *Parked) forget(worker int) {
 	}
 }
 
-// wake applies what waited for one of the blocks, and for what comes with that: in
-// rounds, each in the order in which the events came.
+// wake applies what waited for one of the blocks, and for what comes with that: the
+// queue is gone through in order until nothing in it is ready.
 func (p *Parked) wake(worker int, l *lot, tier Tier, blocks []Block, out *Outcome) {
-	at := &parked{round: 1}
 	for _, b := range blocks {
-		l.arrive(at, tier, b.External)
+		l.arrive(tier, b.External)
 	}
-	for len(l.ready) > 0 {
-		last := len(l.ready) - 1
-		at, l.ready = l.ready[last], l.ready[:last]
-		p.take(worker, l, at)
-		out.add(p.x.Apply(worker, at.event))
-		if len(at.removed) > 0 {
-			out.add(p.x.Apply(worker, at.removal()))
+	for at := 0; ; {
+		next := slices.IndexFunc(l.queue[at:], func(w *parked) bool { return w.ready })
+		switch {
+		case next < 0 && at == 0:
+			return
+		case next < 0:
+			at = 0
+			continue
 		}
-		for _, b := range at.event.Blocks {
-			if !at.removed[b.External] {
-				l.arrive(at, at.event.Tier, b.External)
+		at += next
+		w := p.take(worker, l, at)
+		out.add(p.x.Apply(worker, w.event))
+		if len(w.removed) > 0 {
+			out.add(p.x.Apply(worker, w.removal()))
+		}
+		for _, b := range w.event.Blocks {
+			if !w.removed[b.External] {
+				l.arrive(w.event.Tier, b.External)
 			}
 		}
 	}
@@ -189,41 +171,26 @@ func (p *Parked) wake(worker int, l *lot, tier Tier, blocks []Block, out *Outcom
 
 // arrive notes that an event has stored a block: what waited behind it is ready, and
 // where it was removed it was stored again after that.
-func (l *lot) arrive(by *parked, tier Tier, external uint64) {
-	if m := l.has[parkedBlock{tier, external}]; m != nil && m.removed > 0 {
-		for _, w := range m.in {
-			delete(w.removed, external)
-		}
-		m.removed = 0
+func (l *lot) arrive(tier Tier, external uint64) {
+	for _, w := range l.has[parkedBlock{tier, external}] {
+		delete(w.removed, external)
 	}
 	for _, w := range l.behind[external] {
-		if w.round > 0 || w.event.Tier == Device && tier != Device {
-			continue
+		if w.event.Tier != Device || tier == Device {
+			w.ready = true
 		}
-		if w.round = by.round; w.number < by.number {
-			w.round++
-		}
-		i, _ := slices.BinarySearchFunc(l.ready, w, func(a, b *parked) int {
-			return cmp.Or(cmp.Compare(b.round, a.round), cmp.Compare(b.number, a.number))
-		})
-		l.ready = slices.Insert(l.ready, i, w)
 	}
 }
 
-// remove remembers removals of blocks that wait.
+// remove notes the removal of blocks of events that wait.
 func (l *lot) remove(tier Tier, externals []uint64) {
 	for _, e := range externals {
-		m := l.has[parkedBlock{tier, e}]
-		if m == nil || m.removed == len(m.in) {
-			continue
-		}
-		for _, w := range m.in {
+		for _, w := range l.has[parkedBlock{tier, e}] {
 			if w.removed == nil {
 				w.removed = map[uint64]bool{}
 			}
 			w.removed[e] = true
 		}
-		m.removed = len(m.in)
 	}
 }
 
@@ -240,9 +207,6 @@ func (p *Parked) Waiting() map[int][]Event {
 	all := make(map[int][]Event, len(p.workers))
 	for worker, l := range p.workers {
 		for _, w := range l.queue {
-			if w.gone {
-				continue
-			}
 			all[worker] = append(all[worker], w.event)
 			if len(w.removed) > 0 {
 				all[worker] = append(all[worker], w.removal())
@@ -262,7 +226,7 @@ func (p *Parked) Bytes() int {
 	defer p.mu.Unlock()
 	total := 0
 	for _, l := range p.workers {
-		total += event*l.n + block*l.blocks
+		total += event*len(l.queue) + block*l.blocks
 	}
 	return total
 }
@@ -275,21 +239,11 @@ func (p *Parked) Expire(now time.Time) map[int]int {
 	defer p.mu.Unlock()
 	var dropped map[int]int
 	for worker, l := range p.workers {
-		late := 0
-		for late < len(l.queue) && !now.Before(l.queue[late].until) {
-			late++
-		}
-		blocks := l.blocks
-		for _, w := range slices.Clone(l.queue[:late]) {
-			if !w.gone {
-				p.take(worker, l, w)
-			}
-		}
-		if blocks > l.blocks {
+		for len(l.queue) > 0 && !now.Before(l.queue[0].until) {
 			if dropped == nil {
 				dropped = map[int]int{}
 			}
-			dropped[worker] = blocks - l.blocks
+			dropped[worker] += len(p.take(worker, l, 0).event.Blocks)
 		}
 	}
 	return dropped

@@ -97,7 +97,6 @@ func (x *Index) hold(who int32, n *node, from int, blocks []Block, known []cell,
 		before &^= cells
 	}
 	byDefault := before // what it holds without being in own
-	var joined *column  // one in own
 	for i := 0; i < len(blocks); {
 		k, elsewhere := 1, known[i].column != nil
 		c := known[i].column
@@ -119,8 +118,6 @@ func (x *Index) hold(who int32, n *node, from int, blocks []Block, known []cell,
 		run := ones(k) << (at + i)
 		if n.assign(who, c, run, byDefault) {
 			byDefault |= run
-		} else if c.who == anybody {
-			joined = c
 		}
 		i += k
 	}
@@ -132,9 +129,6 @@ func (x *Index) hold(who int32, n *node, from int, blocks []Block, known []cell,
 	}
 	if before == 0 {
 		x.enter(who, n)
-	}
-	if joined != nil {
-		x.elect(n, joined)
 	}
 }
 
@@ -199,57 +193,6 @@ func (n *node) assign(who int32, c *column, cells, byDefault uint64) bool {
 func (n *node) name(i int, o own) {
 	n.own = insert(n.own, i, o)
 	o.column.refs++
-}
-
-// elect makes a column the main one if by far more owners hold by it: those of the
-// main one are then listed instead. So the list is short where most agree, whoever
-// came first, and no change of majorities costs more than the changes it took.
-func (x *Index) elect(n *node, c *column) {
-	holders := n.holders()
-	if 2*len(n.own) <= holders || c == n.main {
-		return
-	}
-	users, listed := 0, 0
-	for i := range n.own {
-		if n.own[i].column == c {
-			users++
-		}
-		if i == 0 || n.own[i].who != n.own[i-1].who {
-			listed++
-		}
-	}
-	if users <= 2*(holders-listed) {
-		return
-	}
-	kept := make([]own, 0, len(n.own)-users+holders-listed)
-	byDefault := func(who int32, cells uint64) {
-		if _, owns := n.findOwn(who); !owns {
-			kept = append(kept, own{who, n.main, cells})
-			n.main.refs++
-		}
-	}
-	for w := range n.full.all() {
-		byDefault(w, n.all())
-	}
-	for _, p := range n.part {
-		byDefault(p.who, p.cells)
-	}
-	for i, o := range n.own {
-		alone := (i == 0 || n.own[i-1].who != o.who) && (i == len(n.own)-1 || n.own[i+1].who != o.who)
-		if alone && o.column == c {
-			c.refs-- // by default from now on
-		} else {
-			kept = append(kept, o)
-		}
-	}
-	slices.SortStableFunc(kept, func(a, b own) int { return int(a.who - b.who) })
-	n.own = kept
-	if len(kept) == 0 {
-		n.own = nil
-	}
-	c.refs++
-	x.drop(n.main)
-	n.main = c
 }
 
 // split gives the blocks of n before block a node of their own, of which n is the only
