@@ -232,6 +232,27 @@ func (a *Approx) Withdraw(worker int, generation, stamp, last uint64) {
 	}
 }
 
+// Move takes an insertion back, as [Approx.Withdraw] does, and makes it again for
+// another worker, which got the request in the first one's place. It returns the
+// stamp and the last block of the new insertion, as [Approx.Insert] does: a stamp
+// of 0 if there is nothing to move. The worker's generation guards it as in Insert.
+func (a *Approx) Move(now time.Time, from int, generation, stamp, last uint64, to int, toGeneration uint64) (newStamp, newLast uint64) {
+	a.mu.Lock()
+	g := a.of(from)
+	var sequence []uint64
+	if g != nil && g.generation == generation && g.prompts != nil {
+		if p, known := g.prompts.Peek(last); known && p.stamp == stamp {
+			sequence = p.end.path()
+		}
+	}
+	a.mu.Unlock()
+	if sequence == nil {
+		return 0, 0
+	}
+	a.Withdraw(from, generation, stamp, last)
+	return a.Insert(now, to, toGeneration, sequence)
+}
+
 // Forget forgets blocks, and all behind them, because the worker says that they are
 // gone: those that x knows it to hold on the device by these external hashes.
 func (a *Approx) Forget(worker int, x *Index, externals []uint64) {
@@ -372,10 +393,7 @@ func (a *Approx) Bytes() int {
 	const prompt = 80 + 24 + 27 // an entry of the list, a guess, and a place in a map that is two thirds full
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	t := &a.tree
-	nodeBytes := heapSize(int(unsafe.Sizeof(guessNode{}))) + 8 // and what the slices are rounded up by
-	total := heapSize(int(unsafe.Sizeof(*a))) + heapSize(int(unsafe.Sizeof(guesses{}))*cap(a.workers)) +
-		t.nodes*nodeBytes + t.maps + t.stored*8 + t.room*int(unsafe.Sizeof(guessHolder{}))
+	total := heapSize(int(unsafe.Sizeof(*a))) + heapSize(int(unsafe.Sizeof(guesses{}))*cap(a.workers)) + a.tree.bytes
 	for i := range a.workers {
 		if g := &a.workers[i]; g.prompts != nil {
 			total += g.prompts.Len() * prompt

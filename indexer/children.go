@@ -2,78 +2,82 @@
 
 package indexer
 
-import "slices"
+import (
+	"slices"
+	"unsafe"
+)
 
-// children finds a node's children by their first local hash: a list while there are
-// few, then a map. Go's maps grow by parts of about a thousand entries, so no event
-// takes longer for the millions of children that the root may have.
-type children struct {
-	few  []child
-	many map[uint64]*node // nil while few has them all
-	peak int              // the most entries that many has had: it does not shrink
+// children finds the children of a tree's node by the first hash of each: a list while
+// there are few, then a map. Go's maps grow by parts of about a thousand entries, so no
+// event takes longer for the millions of children that a root may have.
+type children[N any] struct {
+	few  []child[N]
+	many map[uint64]*N // nil while few has them all
 }
 
-type child struct {
-	local uint64
-	node  *node
+type child[N any] struct {
+	first uint64
+	node  *N
 }
 
 const maxFew = 8
 
-func (c *children) len() int { return len(c.few) + len(c.many) }
+func (c *children[N]) len() int { return len(c.few) + len(c.many) }
 
-func (c *children) get(local uint64) *node {
+func (c *children[N]) get(first uint64) *N {
 	if c.many != nil {
-		return c.many[local]
+		return c.many[first]
 	}
 	for i := range c.few {
-		if c.few[i].local == local {
+		if c.few[i].first == first {
 			return c.few[i].node
 		}
 	}
 	return nil
 }
 
-// set makes n the child with a local hash, in the place of the one that there was.
-func (c *children) set(local uint64, n *node) {
+// set makes n the child with a first hash, in the place of the one that there was.
+func (c *children[N]) set(first uint64, n *N) {
 	if c.many == nil {
-		if i := c.index(local); i >= 0 {
+		if i := c.index(first); i >= 0 {
 			c.few[i].node = n
 			return
 		}
 		if len(c.few) < maxFew {
-			c.few = insert(c.few, len(c.few), child{local, n})
+			c.few = insert(c.few, len(c.few), child[N]{first, n})
 			return
 		}
-		c.many = make(map[uint64]*node, 2*maxFew)
+		c.many = make(map[uint64]*N, 2*maxFew)
 		for _, k := range c.few {
-			c.many[k.local] = k.node
+			c.many[k.first] = k.node
 		}
 		c.few = nil
 	}
-	c.many[local] = n
-	c.peak = max(c.peak, len(c.many))
+	c.many[first] = n
 }
 
-func (c *children) index(local uint64) int {
-	return slices.IndexFunc(c.few, func(k child) bool { return k.local == local })
+func (c *children[N]) index(first uint64) int {
+	return slices.IndexFunc(c.few, func(k child[N]) bool { return k.first == first })
 }
 
-// remove removes the child with a local hash.
-func (c *children) remove(local uint64) {
+// remove removes the child with a first hash.
+func (c *children[N]) remove(first uint64) {
 	if c.many == nil {
-		c.few = cut(c.few, c.index(local))
+		c.few = cut(c.few, c.index(first))
 		return
 	}
-	if delete(c.many, local); len(c.many) > maxFew/2 {
+	if delete(c.many, first); len(c.many) > maxFew/2 {
 		return
 	}
-	rest := c.many
-	*c = children{few: make([]child, 0, len(rest))}
-	for local, n := range rest {
-		c.few = append(c.few, child{local, n})
+	c.few = make([]child[N], 0, len(c.many))
+	for first, n := range c.many {
+		c.few = append(c.few, child[N]{first, n})
 	}
+	c.many = nil
 }
 
-// bytes returns what the children take of the heap.
-func (c *children) bytes() int { return heapSize(childBytes*cap(c.few)) + mapBytes(c.peak) }
+// bytes returns what the children take of the heap. A map that once was larger takes
+// more: it does not shrink.
+func (c *children[N]) bytes() int {
+	return heapSize(int(unsafe.Sizeof(child[N]{}))*cap(c.few)) + mapBytes(len(c.many))
+}

@@ -17,7 +17,7 @@ func TestChildrenEqualAMap(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, 11))
-			var c children
+			var c children[node]
 			all := map[uint64]*node{}
 			for step := range 400_000 {
 				local := hash(rng)

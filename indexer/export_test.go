@@ -11,10 +11,10 @@ import (
 )
 
 // each yields the children in no order.
-func (c *children) each() iter.Seq2[uint64, *node] {
-	return func(yield func(uint64, *node) bool) {
+func (c *children[N]) each() iter.Seq2[uint64, *N] {
+	return func(yield func(uint64, *N) bool) {
 		for _, k := range c.few {
-			if !yield(k.local, k.node) {
+			if !yield(k.first, k.node) {
 				return
 			}
 		}
@@ -274,11 +274,11 @@ func (a *Approx) Check() error {
 		}
 	}
 	t := &a.tree
-	nodes, stored, room, blocks := 0, 0, 0, 0
+	blocks, bytes := 0, t.root.children.bytes()
 	line := []*guessNode{&t.root}
 	for i := 0; i < len(line); i++ {
 		n := line[i]
-		for first, c := range n.children {
+		for first, c := range n.children.each() {
 			if c.parent != n || len(c.sequence) == 0 || c.sequence[0] != first || c.depth != n.depth+len(n.sequence) || len(c.holders) == 0 {
 				return fmt.Errorf("a node at depth %d of %d blocks, %d holders, is behind one that ends at %d", c.depth, len(c.sequence), len(c.holders), n.depth+len(n.sequence))
 			}
@@ -286,7 +286,7 @@ func (a *Approx) Check() error {
 				uses[use{n, h.worker}]++
 			}
 			line = append(line, c)
-			nodes, stored, room, blocks = nodes+1, stored+len(c.sequence), room+cap(c.holders), blocks+len(c.sequence)*len(c.holders)
+			blocks, bytes = blocks+len(c.sequence)*len(c.holders), bytes+c.bytes()
 		}
 	}
 	for _, n := range line[1:] {
@@ -302,8 +302,8 @@ func (a *Approx) Check() error {
 			return fmt.Errorf("worker %d uses a node at depth %d that it does not hold", u.worker, u.n.depth)
 		}
 	}
-	if nodes != t.nodes || stored != t.stored || room != t.room || blocks != a.Blocks() {
-		return fmt.Errorf("%d nodes, %d blocks, room for %d holders, %d pairs, counted as %d, %d, %d, %d", nodes, stored, room, blocks, t.nodes, t.stored, t.room, a.Blocks())
+	if bytes != t.bytes || blocks != a.Blocks() {
+		return fmt.Errorf("%d bytes, %d pairs, counted as %d, %d", bytes, blocks, t.bytes, a.Blocks())
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ package indexer
 import (
 	"slices"
 	"sync"
+	"unsafe"
 )
 
 // guessTree is the tree of the blocks that workers are taken to hold, one for all
@@ -25,11 +26,7 @@ type guessTree struct {
 	gate sync.RWMutex
 	root guessNode
 
-	// What Bytes counts.
-	nodes  int // without the root
-	maps   int // bytes, of children
-	stored int // blocks in nodes
-	room   int // for holders
+	bytes int // of all nodes and their slices; of the root, only its children's
 }
 
 // guessNode is a run of blocks with the same holders, but for those that hold only a
@@ -37,9 +34,9 @@ type guessTree struct {
 type guessNode struct {
 	parent   *guessNode
 	sequence []uint64
-	depth    int                   // blocks before it
-	children map[uint64]*guessNode // by first sequence hash; nil for none
-	holders  []guessHolder         // by worker
+	depth    int                 // blocks before it
+	children children[guessNode] // by first sequence hash
+	holders  []guessHolder       // by worker
 }
 
 type guessHolder struct {
@@ -58,7 +55,7 @@ func (t *guessTree) match(dst []int32, sequence []uint64) {
 	defer t.gate.RUnlock()
 	n, at := &t.root, 0
 	for at == n.depth+len(n.sequence) && at < len(sequence) {
-		c := n.children[sequence[at]]
+		c := n.children.get(sequence[at])
 		if c == nil {
 			break
 		}
@@ -83,7 +80,7 @@ func (t *guessTree) match(dst []int32, sequence []uint64) {
 // returns where it is; nil if it is not there.
 func (n *guessNode) follow(from int, sequence uint64) (*guessNode, int) {
 	if from == len(n.sequence) {
-		return n.children[sequence], 1
+		return n.children.get(sequence), 1
 	}
 	if n.sequence[from] != sequence {
 		return nil, 0
@@ -114,7 +111,7 @@ func (t *guessTree) use(worker int, sequence []uint64) (end *guessNode, more int
 	end, at := &t.root, 0
 	var half *guessNode // of which only the beginning is the prompt's
 	for at < len(sequence) {
-		c := end.children[sequence[at]]
+		c := end.children.get(sequence[at])
 		if c == nil {
 			break
 		}
@@ -135,8 +132,7 @@ func (t *guessTree) use(worker int, sequence []uint64) (end *guessNode, more int
 		end = t.split(half, at-half.depth)
 	}
 	if leaf != nil {
-		t.nodes++
-		t.stored += len(leaf.sequence)
+		t.bytes += leaf.bytes()
 		t.adopt(end, leaf)
 		end = leaf
 	}
@@ -177,9 +173,9 @@ func (t *guessTree) hold(worker int, n *guessNode) (more int) {
 			n.holders[at].uses++
 			break
 		}
-		before := cap(n.holders)
+		before := n.bytes()
 		n.holders = insert(n.holders, at, guessHolder{int32(worker), 1})
-		t.room += cap(n.holders) - before
+		t.bytes += n.bytes() - before
 		more += len(n.sequence)
 	}
 	return more
@@ -198,9 +194,9 @@ func (t *guessTree) leave(worker int, n *guessNode) (less int) {
 		if len(n.holders) == 1 {
 			t.remove(n)
 		} else {
-			before := cap(n.holders)
+			before := n.bytes()
 			n.holders = cut(n.holders, at)
-			t.room += cap(n.holders) - before
+			t.bytes += n.bytes() - before
 		}
 		n = parent
 	}
@@ -209,26 +205,22 @@ func (t *guessTree) leave(worker int, n *guessNode) (less int) {
 
 // remove takes a node away that nobody holds, and so no children of it.
 func (t *guessTree) remove(n *guessNode) {
-	t.nodes--
-	t.stored -= len(n.sequence)
-	t.room -= cap(n.holders)
-	p := n.parent
-	t.maps -= mapBytes(len(p.children))
-	if delete(p.children, n.sequence[0]); len(p.children) == 0 {
-		p.children = nil
-	}
-	t.maps += mapBytes(len(p.children))
+	before := n.bytes() + n.parent.bytes()
+	n.parent.children.remove(n.sequence[0])
+	t.bytes += n.parent.bytes() - before
 }
 
-// adopt makes n a child of another node.
+// adopt makes n a child of another node, in the place of the one that begins as n does.
 func (t *guessTree) adopt(parent, n *guessNode) {
-	if parent.children == nil {
-		parent.children = make(map[uint64]*guessNode, 1)
-	}
+	before := parent.bytes()
 	n.parent = parent
-	t.maps -= mapBytes(len(parent.children))
-	parent.children[n.sequence[0]] = n
-	t.maps += mapBytes(len(parent.children))
+	parent.children.set(n.sequence[0], n)
+	t.bytes += parent.bytes() - before
+}
+
+// bytes returns what a node takes of the heap.
+func (n *guessNode) bytes() int {
+	return heapSize(int(unsafe.Sizeof(*n))) + heapSize(8*cap(n.sequence)) + heapSize(8*cap(n.holders)) + n.children.bytes()
 }
 
 // split makes the first k blocks of n a node of their own, before n, and returns it.
@@ -238,11 +230,11 @@ func (t *guessTree) split(n *guessNode, k int) *guessNode {
 	for i := range head.holders {
 		head.holders[i].uses = 1 // n
 	}
-	t.nodes++
-	t.room += cap(head.holders)
+	before := n.bytes()
 	t.adopt(n.parent, head)
 	n.sequence = slices.Clone(n.sequence[k:])
 	n.depth += k
+	t.bytes += head.bytes() + n.bytes() - before
 	t.adopt(head, n)
 	return head
 }

@@ -21,7 +21,7 @@ type node struct {
 	full  set    // the workers that hold every block on the device
 	part  []part // the other owners that hold some, by owner
 	own   []own  // what is held by other columns than the main one, by owner
-	kids  children
+	kids  children[node]
 
 	main   *column // external hashes of the owners that are not in own; nil until there was one
 	parent *node

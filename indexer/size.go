@@ -4,11 +4,6 @@ package indexer
 
 import "unsafe"
 
-const (
-	nodeBytes  = int(unsafe.Sizeof(node{}))
-	childBytes = int(unsafe.Sizeof(child{}))
-)
-
 // Bytes returns what the index takes of the heap, as far as its parts can tell:
 // within a tenth of the truth once there are some thousand blocks. It looks at
 // every node, so ask for it as often as metrics are read, not more; events go on
@@ -44,7 +39,7 @@ func (x *Index) Bytes() int {
 }
 
 func (n *node) bytes() int {
-	return heapSize(nodeBytes) + heapSize(8*cap(n.local)) + heapSize(8*cap(n.full.more)) + heapSize(16*cap(n.part)) +
+	return heapSize(int(unsafe.Sizeof(*n))) + heapSize(8*cap(n.local)) + heapSize(8*cap(n.full.more)) + heapSize(16*cap(n.part)) +
 		heapSize(24*cap(n.own)) + n.kids.bytes()
 }
 
