@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
@@ -81,19 +80,19 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 		t.Fatal(err)
 	}
 	e := process(t, "engine", "engine", "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "none", "--speed", "50")
-	d := &demonstration{out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: 1, engines: []*child{e}, load: bench.LoadConfig{Model: "sim"}}
-	if d.bus, err = startNATS("127.0.0.1:0", ""); err != nil {
+	d := &demonstration{demo.Stack{Dir: t.TempDir(), EnvoyPath: path, Workers: 1, Engines: []*demo.Child{e}, Model: "sim"}}
+	if d.Bus, err = startNATS("127.0.0.1:0", ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		d.engines = nil // it ends by itself
-		d.stop()
+		d.Engines = nil // it ends by itself
+		d.Stop()
 		http.DefaultClient.CloseIdleConnections()
 	})
 
 	// The tokens of the prompt are the engine's own.
 	prompt := chatBody(strings.Repeat("Whatever the language, a block is a block. ", 20), 2, false)
-	_, body := whole(t, http.MethodPost, "http://"+e.at.HTTP+"/tokenize", prompt, nil)
+	_, body := whole(t, http.MethodPost, "http://"+e.At.HTTP+"/tokenize", prompt, nil)
 	var said struct{ Tokens []int }
 	if err := json.Unmarshal([]byte(body), &said); err != nil || len(said.Tokens) < 64 {
 		t.Fatalf("%d tokens, %v", len(said.Tokens), err)
@@ -104,7 +103,7 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 	}
 	blocks := len(said.Tokens) / 16
 
-	config := fmt.Sprintf(`{"nats_url":%q,"name":"foreign","kv_block_size":16,"address":%q,"models":["sim"],"model_card":%q,"engine":"own"}`, d.bus.url(), e.at.HTTP, enginesim.ModelCard)
+	config := fmt.Sprintf(`{"nats_url":%q,"name":"foreign","kv_block_size":16,"address":%q,"models":["sim"],"model_card":%q,"engine":"own"}`, d.Bus.URL(), e.At.HTTP, enginesim.ModelCard)
 	cmd.Args = append(cmd.Args, config, "16", ids)
 	cmd.Stderr = os.Stderr
 	in, err1 := cmd.StdinPipe()
@@ -140,7 +139,7 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 	if got, want := answer(), fmt.Sprint("ok ", blocks); got != want {
 		t.Fatalf("it says %q, want %q", got, want)
 	}
-	if err := d.startRouter(t.Context()); err != nil {
+	if err := d.StartRouter(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	overlap := func(want int) {

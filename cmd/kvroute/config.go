@@ -428,7 +428,7 @@ func (c *config) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.TrustedNetwork, "trusted-network", c.TrustedNetwork, "only trusted clients reach http-address, extproc-address and nats-listen: allow addresses off loopback without api-token-file and extproc-tls-client-ca")
 	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "`URL` of the NATS bus, or file:PATH of a file that has it; empty keeps a bus in this process")
 	fs.StringVar(&c.NATSListen, "nats-listen", c.NATSListen, "`ip:port` at which the bus in this process listens for workers and other replicas; empty listens nowhere. Clients need the URL in the file nats-url of state-dir")
-	busFlags(fs, &c.Access)
+	c.Access.Flags(fs)
 	fs.IntVar(&c.NATSReplicas, "nats-replicas", c.NATSReplicas, "`number` of NATS servers that keep what is made there")
 	fs.BoolVar(&c.RouterReplicaSync, "router-replica-sync", c.RouterReplicaSync, "exchange requests in flight with other router replicas")
 	fs.BoolVar(&c.SyncBatch, "sync-batch", c.SyncBatch, "send several changes in a message to other replicas")

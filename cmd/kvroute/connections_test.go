@@ -13,16 +13,18 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvroute/kvroute/bench/demo"
 )
 
 // Envoy reaches kvroute at a socket in the file system, also when the kvroute before
 // was killed and left it behind; one that is in use is not taken away.
 func TestUnixSocket(t *testing.T) {
 	d := newStack(t, 2, []string{"--speed", "20"})
-	at := "unix:" + filepath.Join(d.dir, "kvroute.sock")
+	at := "unix:" + filepath.Join(d.Dir, "kvroute.sock")
 	d.begin(t, "--extproc-address", at)
-	if d.router.at.Extproc != at {
-		t.Fatalf("kvroute is at %s", d.router.at.Extproc)
+	if d.Router.At.Extproc != at {
+		t.Fatalf("kvroute is at %s", d.Router.At.Extproc)
 	}
 	decided := func() bool { return d.send(t, "hello", false).header.Get("X-Dynamo-Reason") != "" }
 	if !decided() {
@@ -31,9 +33,9 @@ func TestUnixSocket(t *testing.T) {
 	if status, _, stderr := runs(t, "serve", "--extproc-address", at, "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0"); status != 1 || !strings.Contains(stderr, "somebody else listens at") {
 		t.Errorf("a second kvroute at the socket: status %d, %s", status, stderr)
 	}
-	d.router.kill(t)
+	kill(t, d.Router)
 	outcomeOf(t, "kvroute is not there").check(t, d.send(t, "hello", false))
-	d.router = d.router.again(t, d.dir)
+	d.Router = restart(t, d.Router, d.Dir)
 	eventually(t, "the next kvroute does not decide", decided)
 	atRest(t, d)
 }
@@ -43,12 +45,12 @@ func TestConnectionsAreRenewed(t *testing.T) {
 	d := newStack(t, 0, nil)
 	hang := make(chan struct{})
 	d.begin(t, append(staticFlags(t, d, "faulty", startHTTP(t, faulty(hang, nil))), "--extproc-connection-age", "200ms")...)
-	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("hang in the stream", 4, true), nil)
+	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("hang in the stream", 4, true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	opened := func() int64 {
-		n, err := d.envoy.Stat(t.Context(), "cluster.kvroute.upstream_cx_total")
+		n, err := d.Envoy.Stat(t.Context(), "cluster.kvroute.upstream_cx_total")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +73,7 @@ func TestConnectionsAreRenewed(t *testing.T) {
 	}
 	close(hang)
 	outcomeOf(t, "kvroute decides").check(t, look(resp, nil))
-	if n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_failed"); err != nil || n != 0 {
+	if n, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_failed"); err != nil || n != 0 {
 		t.Errorf("Envoy counts %d failed streams, %v", n, err)
 	}
 	atRest(t, d)
@@ -118,7 +120,7 @@ func TestWorkersOverHTTP2(t *testing.T) {
 	t.Cleanup(s.Close)
 
 	d := newStack(t, 0, nil)
-	d.secure.WorkerHTTP2 = true
+	d.EnvoyConfig.WorkerHTTP2 = true
 	refuses := heldAddress(t)
 	d.begin(t, append(staticFlags(t, d, "h2", strings.TrimPrefix(s.URL, "http://"), "dead", refuses), "--avoid-failing", "0", "--router-mode", "round-robin")...)
 	for range 4 {
@@ -140,7 +142,7 @@ func TestWorkersOverHTTP2(t *testing.T) {
 	if n := len(seen); n != 4 {
 		t.Errorf("the worker got 4 requests %d times", n)
 	}
-	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("reset in the stream", 4, true), nil)
+	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("reset in the stream", 4, true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +158,7 @@ func TestWorkersOverHTTP2(t *testing.T) {
 		if _, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body); err != nil {
 			t.Fatal(err)
 		}
-		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(demo.Patience)); err != nil {
 			t.Fatal(err)
 		}
 		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, "200") {

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
@@ -39,31 +38,6 @@ func TestTheDemoOfGroups(t *testing.T) {
 	} {
 		if status, _, stderr := runs(t, append([]string{"demo"}, flags...)...); status != 1 || !strings.Contains(stderr, want) {
 			t.Errorf("%v: status %d, %s, want %q", flags, status, stderr, want)
-		}
-	}
-}
-
-func TestGroupFigures(t *testing.T) {
-	of := func(ttft, e2e float64) bench.Summary {
-		return bench.Summary{TTFT: bench.Quantiles{Mean: ttft}, E2E: bench.Quantiles{Mean: e2e}}
-	}
-	for _, c := range []struct {
-		asked, told bench.Summary
-		met         int
-	}{
-		{of(1.15, 1.05), of(1.15, 1.05), 5},
-		{of(1.16, 1.05), of(1.15, 1.05), 4},
-		{of(1.15, 1.06), of(1.15, 1.05), 4},
-		{of(1, 1), of(1.16, 1.06), 3},
-	} {
-		met := 0
-		for _, f := range groupFigures([]groupRound{{flat: of(1, 1), asked: c.asked, told: c.told}}) {
-			if f.Met {
-				met++
-			}
-		}
-		if met != c.met {
-			t.Errorf("%+v: %d targets are met", c, met)
 		}
 	}
 }

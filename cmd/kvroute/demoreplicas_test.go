@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
@@ -31,23 +30,5 @@ func TestTheDemoOfReplicas(t *testing.T) {
 	}
 	if status, _, stderr := runs(t, "demo", "--replicas", "0"); status != 1 || !strings.Contains(stderr, "replicas is 0") {
 		t.Errorf("no replicas: status %d, %s", status, stderr)
-	}
-}
-
-func TestReplicaFigures(t *testing.T) {
-	of := func(ttft float64) bench.Summary { return bench.Summary{TTFT: bench.Quantiles{Mean: ttft, P90: ttft}} }
-	for _, c := range []struct {
-		one, synced, alone float64
-		met                int
-	}{{1, 1.05, 2, 3}, {1, 1.2, 2, 2}, {1, 1, 0.9, 2}} {
-		met := 0
-		for _, f := range replicaFigures([]replicaRound{{of(c.one), of(c.synced), of(c.alone)}}) {
-			if f.Met {
-				met++
-			}
-		}
-		if met != c.met {
-			t.Errorf("%+v: %d targets are met", c, met)
-		}
 	}
 }

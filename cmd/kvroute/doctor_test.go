@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -211,9 +212,9 @@ func examine(t *testing.T, flags ...string) (status int, out string) {
 }
 
 // apis are the --url flags of some replicas.
-func apis(replicas ...*child) (flags []string) {
+func apis(replicas ...*demo.Child) (flags []string) {
 	for _, c := range replicas {
-		flags = append(flags, "--url", "http://"+c.at.HTTP)
+		flags = append(flags, "--url", "http://"+c.At.HTTP)
 	}
 	return flags
 }
@@ -225,9 +226,9 @@ func TestTheDoctorComparesReplicas(t *testing.T) {
 	bus, engines := streamFleet(t)
 	a, b := startReplicaProcess(t, bus, "a"), startReplicaProcess(t, bus, "b")
 	talk(t, engines, 0, 12)
-	booked := func(c *child, id string) {
+	booked := func(c *demo.Child, id string) {
 		t.Helper()
-		resp, text := whole(t, http.MethodPost, "http://"+c.at.HTTP+"/v1/best_worker", fmt.Sprintf(`{"model":"sim","request_id":%q,"token_ids":[1,2,3]}`, id), nil)
+		resp, text := whole(t, http.MethodPost, "http://"+c.At.HTTP+"/v1/best_worker", fmt.Sprintf(`{"model":"sim","request_id":%q,"token_ids":[1,2,3]}`, id), nil)
 		if resp.StatusCode != http.StatusOK {
 			t.Fatalf("%s: %s", resp.Status, text)
 		}
@@ -245,8 +246,8 @@ func TestTheDoctorComparesReplicas(t *testing.T) {
 			case <-time.After(5 * time.Millisecond):
 			}
 			id := fmt.Sprint("busy", i)
-			booked([]*child{a, b}[i%2], id)
-			whole(t, http.MethodPost, "http://"+[]*child{a, b}[i%2].at.HTTP+"/v1/free", fmt.Sprintf(`{"request_id":%q}`, id), nil)
+			booked([]*demo.Child{a, b}[i%2], id)
+			whole(t, http.MethodPost, "http://"+[]*demo.Child{a, b}[i%2].At.HTTP+"/v1/free", fmt.Sprintf(`{"request_id":%q}`, id), nil)
 		}
 	}()
 	eventually(t, "equal replicas are not called so", func() bool {
@@ -297,7 +298,7 @@ func TestTheDoctorComparesReplicas(t *testing.T) {
 		t.Errorf("status %d\n%s", status, out)
 	}
 
-	bus.server.Shutdown()
+	bus.Server.Shutdown()
 	eventually(t, "that NATS is away is not said", func() bool {
 		status, out := examine(t, apis(a, b)...)
 		return status == 1 && strings.Contains(out, "a: NATS is away") && strings.Contains(out, `b: it is degraded: the check "registry" fails`)

@@ -16,6 +16,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/bench/demo"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -24,7 +26,7 @@ import (
 // one; no Envoy.
 
 // streamFleet starts NATS and workers that publish into a stream.
-func streamFleet(t *testing.T) (bus *embeddedNATS, engines []*child) {
+func streamFleet(t *testing.T) (bus *bus.Server, engines []*demo.Child) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -33,15 +35,15 @@ func streamFleet(t *testing.T) (bus *embeddedNATS, engines []*child) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bus.stop)
+	t.Cleanup(bus.Stop)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	for i := range fleetSize {
 		name := fmt.Sprint("worker-", i+1)
-		e, err := startChild(t.Context(), t.TempDir(), name, "engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", bus.url(), "--speed", "50", "--num-gpu-blocks", "400")
+		e, err := demo.Start(t.Context(), t.TempDir(), name, "engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", bus.URL(), "--speed", "50", "--num-gpu-blocks", "400")
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(e.stop)
+		t.Cleanup(e.Stop)
 		engines = append(engines, e)
 	}
 	return bus, engines
@@ -50,25 +52,25 @@ func streamFleet(t *testing.T) (bus *embeddedNATS, engines []*child) {
 // fleetSize is the number of workers in these tests.
 const fleetSize = 3
 
-func startReplicaProcess(t *testing.T, bus *embeddedNATS, name string, flags ...string) *child {
+func startReplicaProcess(t *testing.T, bus *bus.Server, name string, flags ...string) *demo.Child {
 	t.Helper()
-	c, err := startChild(t.Context(), t.TempDir(), name, append([]string{
-		"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", bus.url(), "--replica", name,
+	c, err := demo.Start(t.Context(), t.TempDir(), name, append([]string{
+		"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", bus.URL(), "--replica", name,
 	}, flags...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		c.stop()
+		c.Stop()
 		if t.Failed() {
-			t.Logf("log of %s:\n%s", name, c.lastLines())
+			t.Logf("log of %s:\n%s", name, c.LastLines())
 		}
 	})
 	eventually(t, "a replica does not get ready", func() bool {
 		var ready struct{ Status string }
 		var known struct{ Workers []router.WorkerState }
-		return getJSON(t.Context(), "http://"+c.at.HTTP+"/readyz", &ready) == nil && ready.Status == "ready" &&
-			getJSON(t.Context(), "http://"+c.at.HTTP+"/v1/workers", &known) == nil && len(known.Workers) == fleetSize
+		return demo.GetJSON(t.Context(), "http://"+c.At.HTTP+"/readyz", &ready) == nil && ready.Status == "ready" &&
+			demo.GetJSON(t.Context(), "http://"+c.At.HTTP+"/v1/workers", &known) == nil && len(known.Workers) == fleetSize
 	})
 	return c
 }
@@ -76,9 +78,9 @@ func startReplicaProcess(t *testing.T, bus *embeddedNATS, name string, flags ...
 var unequal = regexp.MustCompile(`"(event_id|parent_hash|block_hash)":(\d+|null)`)
 
 // indexOf returns what a replica knows, in the form in which two are compared.
-func indexOf(t *testing.T, c *child) []string {
+func indexOf(t *testing.T, c *demo.Child) []string {
 	t.Helper()
-	resp, body := get(t, "http://"+c.at.HTTP+"/v1/index/dump?sort=1")
+	resp, body := get(t, "http://"+c.At.HTTP+"/v1/index/dump?sort=1")
 	lines := strings.Split(strings.TrimSpace(body), "\n")
 	if resp.StatusCode != 200 || len(lines) < 2 || !strings.HasPrefix(lines[0], `{"kvroute_dump":1,`) || !strings.HasPrefix(lines[len(lines)-1], `{"kvroute_end":`) {
 		t.Fatalf("status %d, dump %.300s", resp.StatusCode, body)
@@ -91,12 +93,12 @@ func indexOf(t *testing.T, c *child) []string {
 }
 
 // talk makes the engines cache something.
-func talk(t *testing.T, engines []*child, from, to int) {
+func talk(t *testing.T, engines []*demo.Child, from, to int) {
 	t.Helper()
 	for i := from; i < to; i++ {
 		e := engines[i%len(engines)]
 		body := chatBody(fmt.Sprint(i, strings.Repeat(fmt.Sprintf(" conversation %d goes on and on", i/3), 60)), 4, false)
-		resp, err := send(t, t.Context(), "POST", "http://"+e.at.HTTP+chatPath, body, nil)
+		resp, err := send(t, t.Context(), "POST", "http://"+e.At.HTTP+chatPath, body, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +111,7 @@ func talk(t *testing.T, engines []*child, from, to int) {
 }
 
 // engineBlocks is the number of blocks that the engines say they hold.
-func engineBlocks(t *testing.T, engines []*child) (n int) {
+func engineBlocks(t *testing.T, engines []*demo.Child) (n int) {
 	t.Helper()
 	for _, e := range engines {
 		n += cachedBlocks(t, e)
@@ -125,11 +127,11 @@ func TestAThirdReplicaProcess(t *testing.T) {
 	flags := []string{"--router-snapshot-threshold", "5"}
 	early := startReplicaProcess(t, bus, "early", flags...)
 	talk(t, engines, 0, 20)
-	early.stop() // leaves a snapshot; behind a second one the stream is shortened
+	early.Stop() // leaves a snapshot; behind a second one the stream is shortened
 	a := startReplicaProcess(t, bus, "a", flags...)
 	b := startReplicaProcess(t, bus, "b", flags...)
 	talk(t, engines, 20, 40)
-	nc, err := nats.Connect(bus.url())
+	nc, err := nats.Connect(bus.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,16 +154,16 @@ func TestAThirdReplicaProcess(t *testing.T) {
 		want = indexOf(t, a)
 		_, last := firstLast()
 		var lag bool
-		for _, c := range []*child{a, b} {
+		for _, c := range []*demo.Child{a, b} {
 			lag = lag || position(t, c) != last
 		}
 		return !lag && len(want) > 100 && len(want) == engineBlocks(t, engines) && slices.Equal(want, indexOf(t, b))
 	})
-	for _, c := range []*child{a, b} {
-		if err := c.cmd.Process.Kill(); err != nil {
+	for _, c := range []*demo.Child{a, b} {
+		if err := c.Cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		<-c.done
+		<-c.Done
 	}
 	c := startReplicaProcess(t, bus, "c", flags...)
 	var got []string
@@ -175,8 +177,8 @@ func TestAThirdReplicaProcess(t *testing.T) {
 	d := startReplicaProcess(t, bus, "d", append(flags, "--router-reset-states")...)
 	eventually(t, "a reset does not reach the other replica", func() bool { return len(indexOf(t, c)) == 0 && len(indexOf(t, d)) == 0 })
 	for _, e := range engines {
-		if err := post(t.Context(), "http://"+e.at.HTTP+"/reset_prefix_cache"); err != nil {
-			t.Fatal(err)
+		if resp, text := whole(t, http.MethodPost, "http://"+e.At.HTTP+"/reset_prefix_cache", "", nil); resp.StatusCode != http.StatusOK {
+			t.Fatal(text)
 		}
 	}
 	talk(t, engines, 60, 80)
@@ -186,7 +188,7 @@ func TestAThirdReplicaProcess(t *testing.T) {
 	})
 
 	// The command prints the same.
-	status, out, stderr := runs(t, "dump", "--url", "http://"+c.at.HTTP, "--sort")
+	status, out, stderr := runs(t, "dump", "--url", "http://"+c.At.HTTP, "--sort")
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	if status != 0 || len(lines) != len(indexOf(t, c))+2 {
 		t.Errorf("kvroute dump: status %d, %d lines, %s", status, len(lines), stderr)
@@ -194,9 +196,9 @@ func TestAThirdReplicaProcess(t *testing.T) {
 }
 
 // position is the last message of the stream that a replica has applied.
-func position(t *testing.T, c *child) uint64 {
+func position(t *testing.T, c *demo.Child) uint64 {
 	t.Helper()
-	_, body := get(t, "http://"+c.at.HTTP+"/v1/index/dump")
+	_, body := get(t, "http://"+c.At.HTTP+"/v1/index/dump")
 	line, _, _ := strings.Cut(body, "\n")
 	var head struct {
 		Seq uint64 `json:"last_stream_seq"`
@@ -215,30 +217,30 @@ func TestARestartWithItsOwnNATS(t *testing.T) {
 	}
 	dir := t.TempDir()
 	port := heldAddress(t)
-	start := func() *child {
-		c, err := startChild(t.Context(), t.TempDir(), "serve", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+	start := func() *demo.Child {
+		c, err := demo.Start(t.Context(), t.TempDir(), "serve", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
 			"--nats-listen", port, "--state-dir", dir, "--replica", "only")
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(c.stop)
+		t.Cleanup(c.Stop)
 		return c
 	}
 	c := start()
-	e, err := startChild(t.Context(), t.TempDir(), "worker-1", "engine", "--name", "worker-1", "--listen", "127.0.0.1:0", "--nats-url", c.at.NATS, "--speed", "50")
+	e, err := demo.Start(t.Context(), t.TempDir(), "worker-1", "engine", "--name", "worker-1", "--listen", "127.0.0.1:0", "--nats-url", c.At.NATS, "--speed", "50")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(e.stop)
+	t.Cleanup(e.Stop)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	talk(t, []*child{e}, 0, 10)
+	talk(t, []*demo.Child{e}, 0, 10)
 	var want []string
 	eventually(t, "the events do not come", func() bool {
 		want = indexOf(t, c)
-		return len(want) > 100 && len(want) == engineBlocks(t, []*child{e})
+		return len(want) > 100 && len(want) == engineBlocks(t, []*demo.Child{e})
 	})
-	c.stop()
-	talk(t, []*child{e}, 0, 3) // again: nothing new, while the bus is away
+	c.Stop()
+	talk(t, []*demo.Child{e}, 0, 3) // again: nothing new, while the bus is away
 	c = start()
 	eventually(t, "what was known is gone", func() bool { return slices.Equal(indexOf(t, c), want) })
 }

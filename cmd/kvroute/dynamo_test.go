@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -68,7 +69,7 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 	card(26)
 
 	file := writeFile(t, fmt.Sprintf("version: 1\ndynamo: {dir: %q, frontend: \"127.0.0.1:1\"}\nworkers:\n- {name: a, worker_id: 3, address: \"127.0.0.1:2\", models: [m]}\n", store))
-	d := &demonstration{router: serveFile(t, file)}
+	d := &demonstration{demo.Stack{Router: serveFile(t, file)}}
 	running := make(chan error, 1)
 	go func() { running <- publisher.Run(t.Context()) }()
 	state := func() (all string) {
@@ -113,7 +114,7 @@ func TestWorkersOfDynamosStore(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.router.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+	if err := d.Router.Cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
 	is("4 127.0.0.1:3 , 26 127.0.0.1:1 dynamo, 27 127.0.0.1:1 dynamo, ")

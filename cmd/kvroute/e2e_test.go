@@ -21,7 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/router"
@@ -40,10 +40,13 @@ func startStack(t *testing.T, workers int, engine []string, flags ...string) *de
 func startStackIn(t *testing.T, mode envoy.BodyMode, workers int, engine []string, flags ...string) *demonstration {
 	t.Helper()
 	d := newStack(t, workers, engine)
-	d.bodyMode = mode
+	d.EnvoyConfig.BodyMode = mode
 	d.begin(t, flags...)
 	return d
 }
+
+// demonstration is a stack with what tests do with it.
+type demonstration struct{ demo.Stack }
 
 // newStack returns a stack that [demonstration.begin] starts.
 func newStack(t *testing.T, workers int, engine []string) *demonstration {
@@ -55,22 +58,22 @@ func newStack(t *testing.T, workers int, engine []string) *demonstration {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &demonstration{bodyMode: envoy.Buffered, out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: workers, engine: engine, load: bench.LoadConfig{Model: "sim"}}
+	return &demonstration{demo.Stack{Dir: t.TempDir(), EnvoyPath: path, Workers: workers, EngineFlags: engine, Model: "sim"}}
 }
 
 func (d *demonstration) begin(t *testing.T, flags ...string) {
 	t.Helper()
 	t.Cleanup(func() {
-		d.stop()
-		if t.Failed() && d.router != nil {
-			t.Logf("kvroute's log:\n%s", d.router.lastLines())
+		d.Stop()
+		if t.Failed() && d.Router != nil {
+			t.Logf("kvroute's log:\n%s", d.Router.LastLines())
 		}
 		http.DefaultClient.CloseIdleConnections()
 	})
-	if err := d.start(t.Context()); err != nil {
+	if err := d.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.startRouter(t.Context(), flags...); err != nil {
+	if err := d.StartRouter(t.Context(), flags...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -94,7 +97,7 @@ func send(t *testing.T, ctx context.Context, method, url, body string, header ht
 // reply sends a request through Envoy and reads the whole response.
 func reply(t *testing.T, d *demonstration, method, path, body string, header http.Header) (*http.Response, string) {
 	t.Helper()
-	return whole(t, method, d.envoy.URL()+path, body, header)
+	return whole(t, method, d.Envoy.URL()+path, body, header)
 }
 
 func get(t *testing.T, url string) (*http.Response, string) {
@@ -121,7 +124,7 @@ const chatPath = "/v1/chat/completions"
 // eventually waits until ok.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	if err := poll(t.Context(), patience, what, func(context.Context) bool { return ok() }); err != nil {
+	if err := demo.Poll(t.Context(), demo.Patience, what, func(context.Context) bool { return ok() }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -129,7 +132,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 func workers(t *testing.T, d *demonstration) []router.WorkerState {
 	t.Helper()
 	var answer struct{ Workers []router.WorkerState }
-	if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/workers", &answer); err != nil {
+	if err := demo.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/workers", &answer); err != nil {
 		t.Fatal(err)
 	}
 	return answer.Workers
@@ -201,12 +204,12 @@ func settle(t *testing.T, d *demonstration) {
 		for _, w := range workers(t, d) {
 			known[w.Name] = w.CachedBlocks
 		}
-		for _, e := range d.engines {
-			_, metrics := get(t, "http://"+e.at.HTTP+"/metrics")
+		for _, e := range d.Engines {
+			_, metrics := get(t, "http://"+e.At.HTTP+"/metrics")
 			_, value, ok := strings.Cut(metrics, "\nsim:cached_blocks{")
 			_, value, _ = strings.Cut(value, "} ")
 			value, _, _ = strings.Cut(value, "\n")
-			if !ok || value != fmt.Sprint(known[e.name]) {
+			if !ok || value != fmt.Sprint(known[e.Name]) {
 				return false
 			}
 		}
@@ -219,13 +222,13 @@ func TestADecisionCanBeExplained(t *testing.T) {
 	resp, _ := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("why? ", 50), 200, true), nil)
 	var list struct{ Decisions []router.Decision }
 	eventually(t, "the newest decision has no end", func() bool {
-		if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/decisions?limit=1", &list); err != nil {
+		if err := demo.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?limit=1", &list); err != nil {
 			t.Fatal(err)
 		}
 		return len(list.Decisions) == 1 && !list.Decisions[0].Freed.IsZero()
 	})
 	var one router.Decision
-	if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/decisions?id="+list.Decisions[0].ID, &one); err != nil {
+	if err := demo.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?id="+list.Decisions[0].ID, &one); err != nil {
 		t.Fatal(err)
 	}
 	if fmt.Sprint(one.Worker.ID) != resp.Header.Get("X-Dynamo-Worker-Instance-Id") || len(one.Candidates) != 2 || one.PromptTokens < 40 {
@@ -239,7 +242,7 @@ func TestADecisionCanBeExplained(t *testing.T) {
 // The first token is noticed while the response goes on, and not at its headers.
 func TestTheFirstTokenEndsThePrefill(t *testing.T) {
 	d := startStack(t, 1, []string{"--num-gpu-blocks", "16384"})
-	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody(strings.Repeat("a long prompt ", 14_000), 200, true), nil)
+	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody(strings.Repeat("a long prompt ", 14_000), 200, true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +274,7 @@ func TestAClientThatLeavesFreesItsSlot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			resp, err := send(t, ctx, "POST", d.envoy.URL()+chatPath, chatBody(content, 4000, true), nil)
+			resp, err := send(t, ctx, "POST", d.Envoy.URL()+chatPath, chatBody(content, 4000, true), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -319,17 +322,17 @@ func TestAClientCannotNameAWorker(t *testing.T) {
 		}
 	}
 	check("kvroute decides")
-	d.router.kill(t)
+	kill(t, d.Router)
 	check("kvroute is dead")
 }
 
 // kill ends a child as a crash would.
-func (c *child) kill(t *testing.T) {
+func kill(t *testing.T, c *demo.Child) {
 	t.Helper()
-	if err := c.cmd.Process.Kill(); err != nil {
+	if err := c.Cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	<-c.done
+	<-c.Done
 }
 
 func startHTTP(t *testing.T, h http.HandlerFunc) (address string) {
@@ -341,7 +344,7 @@ func startHTTP(t *testing.T, h http.HandlerFunc) (address string) {
 func TestADeadRouterFailsOpen(t *testing.T) {
 	d := startStack(t, 3, []string{"--speed", "20"})
 	// A response in progress goes on to its end.
-	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
+	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +353,7 @@ func TestADeadRouterFailsOpen(t *testing.T) {
 	if _, err := lines.ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
-	d.router.kill(t)
+	kill(t, d.Router)
 	rest, err := io.ReadAll(lines)
 	outcomeOf(t, "kvroute dies after the decision").check(t, sight{resp.StatusCode, resp.Header, string(rest), err})
 	if err != nil || !bytes.HasSuffix(rest, []byte("data: [DONE]\n\n")) {
@@ -372,15 +375,15 @@ func TestADeadRouterFailsOpen(t *testing.T) {
 		t.Errorf("the pool served from %v, want several workers", served)
 	}
 	// Also when one of the pool is dead.
-	d.engines[0].kill(t)
+	kill(t, d.Engines[0])
 	for range 12 {
 		if resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil); resp.StatusCode != 200 {
 			t.Fatalf("with a dead worker: status %d: %s", resp.StatusCode, body)
 		}
 	}
 	// And a router that comes back decides again.
-	d.engines[0] = d.engines[0].again(t, d.dir)
-	if err := d.startRouter(t.Context()); err != nil {
+	d.Engines[0] = restart(t, d.Engines[0], d.Dir)
+	if err := d.StartRouter(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -391,7 +394,7 @@ func TestADrainHarmsNoResponse(t *testing.T) {
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.StreamedAhead, envoy.FullDuplex} {
 		t.Run(string(mode), func(t *testing.T) {
 			d := startStackIn(t, mode, 2, []string{"--speed", "20"}, "--drain-timeout", "1m")
-			resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
+			resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -400,20 +403,20 @@ func TestADrainHarmsNoResponse(t *testing.T) {
 			if _, err := lines.ReadString('\n'); err != nil {
 				t.Fatal(err)
 			}
-			if err := d.router.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			if err := d.Router.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
 			if mode != envoy.FullDuplex { // it does not wait for the response
-				<-d.router.done
+				<-d.Router.Done
 			}
 			rest, err := io.ReadAll(lines)
-			<-d.router.done
+			<-d.Router.Done
 			if n := bytes.Count(rest, []byte("data: ")); err != nil || n < 1500 || !bytes.HasSuffix(rest, []byte("data: [DONE]\n\n")) {
 				t.Errorf("the response ended after %d events with %q, %v", n, rest[max(0, len(rest)-80):], err)
 			}
 			if mode == envoy.FullDuplex { // see docs/envoy.md
 				eventually(t, "Envoy does not notice that kvroute is not there", func() bool {
-					n, err := d.envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
+					n, err := d.Envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
 					return err == nil && n == 0
 				})
 			}
@@ -425,7 +428,7 @@ func TestADrainHarmsNoResponse(t *testing.T) {
 func TestManyStreamsAtOnce(t *testing.T) {
 	d := newStack(t, 4, []string{"--speed", "5"})
 	// On a busy machine some of so many would fail open, which is not what this is about.
-	d.secure.MessageTimeout, d.secure.MaxMessageTimeout = 30*time.Second, 40*time.Second
+	d.EnvoyConfig.MessageTimeout, d.EnvoyConfig.MaxMessageTimeout = 30*time.Second, 40*time.Second
 	d.begin(t, "--decision-timeout", "25s")
 	var wg sync.WaitGroup
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2000}}
@@ -435,7 +438,7 @@ func TestManyStreamsAtOnce(t *testing.T) {
 	var undecided, refused atomic.Int64
 	for i := range streams {
 		wg.Go(func() {
-			req, err := http.NewRequestWithContext(t.Context(), "POST", d.envoy.URL()+chatPath, strings.NewReader(chatBody(fmt.Sprint("stream ", i), 30, true)))
+			req, err := http.NewRequestWithContext(t.Context(), "POST", d.Envoy.URL()+chatPath, strings.NewReader(chatBody(fmt.Sprint("stream ", i), 30, true)))
 			if err != nil {
 				errs <- err
 				return
@@ -474,7 +477,7 @@ func TestManyStreamsAtOnce(t *testing.T) {
 		}
 	}
 	stat := func(name string) int64 {
-		n, err := d.envoy.Stat(t.Context(), name)
+		n, err := d.Envoy.Stat(t.Context(), name)
 		if err != nil {
 			t.Error(err)
 		}
@@ -534,7 +537,7 @@ func TestBadInputThroughEnvoy(t *testing.T) {
 		})
 	}
 	// A body of unknown length meets Envoy's own limit.
-	req, err := http.NewRequestWithContext(t.Context(), "POST", d.envoy.URL()+chatPath, io.MultiReader(strings.NewReader(`{"model":"sim","x":"`), strings.NewReader(strings.Repeat("x", 17<<20))))
+	req, err := http.NewRequestWithContext(t.Context(), "POST", d.Envoy.URL()+chatPath, io.MultiReader(strings.NewReader(`{"model":"sim","x":"`), strings.NewReader(strings.Repeat("x", 17<<20))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -552,7 +555,7 @@ func TestBadInputThroughEnvoy(t *testing.T) {
 
 func TestWithoutWorkersClientsAreToldToComeBack(t *testing.T) {
 	d := startStack(t, 1, []string{"--speed", "50"})
-	if err := d.engines[0].cmd.Process.Signal(syscall.SIGTERM); err != nil { // it deregisters
+	if err := d.Engines[0].Cmd.Process.Signal(syscall.SIGTERM); err != nil { // it deregisters
 		t.Fatal(err)
 	}
 	eventually(t, "the worker does not leave", func() bool { return len(workers(t, d)) == 0 })
@@ -560,7 +563,7 @@ func TestWithoutWorkersClientsAreToldToComeBack(t *testing.T) {
 	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, `"code":"no_worker"`) {
 		t.Errorf("status %d, retry-after %q, body %s", resp.StatusCode, resp.Header.Get("Retry-After"), body)
 	}
-	if status, _, stderr := runs(t, "healthcheck", "--url", "http://"+d.router.at.HTTP+"/readyz"); status != 1 || !strings.Contains(stderr, `"workers":false`) {
+	if status, _, stderr := runs(t, "healthcheck", "--url", "http://"+d.Router.At.HTTP+"/readyz"); status != 1 || !strings.Contains(stderr, `"workers":false`) {
 		t.Errorf("healthcheck: status %d, %s", status, stderr)
 	}
 }
@@ -581,10 +584,10 @@ func TestMetricsAreThere(t *testing.T) {
 	reply(t, d, "POST", chatPath, chatBody("hello, is there anybody in there?", 100, true), nil)
 	eventually(t, "no events arrive", func() bool { return workers(t, d)[0].CachedBlocks > 0 })
 	eventually(t, "no first token is seen", func() bool {
-		resp, body := get(t, "http://"+d.router.at.HTTP+"/metrics")
+		resp, body := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 		return resp.StatusCode == http.StatusOK && strings.Contains(body, `kvroute_router_first_tokens_total{model="sim",source="observer"}`)
 	})
-	_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+	_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 	for _, want := range []string{
 		`kvroute_router_decisions_total{model="sim",reason="load"}`, "kvroute_router_decision_duration_seconds_bucket",
 		"kvroute_router_overlap_ratio_bucket", `kvroute_router_index_blocks{model="sim",source="events"}`, `kvroute_router_index_size_bytes{model="sim",source="events"}`, `kvroute_router_index_evicted_total{model="sim",source="history"} 0`, `kvroute_router_slots{model="sim"}`,
@@ -645,7 +648,7 @@ func TestTheDemoLeavesNothingBehind(t *testing.T) {
 			if c.sig == syscall.SIGINT && cmd.ProcessState.ExitCode() != 130 && c.after > 100*time.Millisecond {
 				t.Errorf("status %d, want 130", cmd.ProcessState.ExitCode())
 			}
-			if took := time.Since(start); took > patience {
+			if took := time.Since(start); took > demo.Patience {
 				t.Errorf("it took %v to end", took)
 			}
 			eventually(t, "processes are left", func() bool { return len(marked(t, mark)) == 0 })

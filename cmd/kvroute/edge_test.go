@@ -128,7 +128,7 @@ func TestSpellingsOfAPathAreDecided(t *testing.T) {
 	d := startStack(t, 1, []string{"--speed", "50"})
 	for _, path := range spellings {
 		eventually(t, path+" is not decided", func() bool {
-			return raw(t, http.MethodPost, d.envoy.URL(), path, chatBody("hello", 2, false)).header.Get("X-Dynamo-Reason") != ""
+			return raw(t, http.MethodPost, d.Envoy.URL(), path, chatBody("hello", 2, false)).header.Get("X-Dynamo-Reason") != ""
 		})
 	}
 }

@@ -20,7 +20,7 @@ func TestEnginesSayHowBusyTheyAre(t *testing.T) {
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.FullDuplex} {
 		t.Run(string(mode), func(t *testing.T) {
 			d := newStack(t, 0, nil)
-			d.bodyMode, d.secure.EngineLoad = mode, true
+			d.EnvoyConfig.BodyMode, d.EnvoyConfig.EngineLoad = mode, true
 			var report, asked atomic.Value
 			report.Store("JSON {}")
 			engine := func(w http.ResponseWriter, r *http.Request) {
@@ -29,7 +29,7 @@ func TestEnginesSayHowBusyTheyAre(t *testing.T) {
 				w.Header().Set("Endpoint-Load-Metrics", report.Load().(string)) //nolint:forcetypeassert // nothing else is stored
 				_ = json.NewEncoder(w).Encode(map[string]any{})
 			}
-			file := filepath.Join(d.dir, "kvroute.yaml")
+			file := filepath.Join(d.Dir, "kvroute.yaml")
 			text := "version: 1\nworkers:\n- {name: a, address: \"" + startHTTP(t, engine) + "\", models: [sim], block_size: 16, total_kv_blocks: 1000}\n"
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
@@ -46,7 +46,7 @@ func TestEnginesSayHowBusyTheyAre(t *testing.T) {
 					t.Errorf("the client is told %q", got)
 				}
 				eventually(t, "no report is counted as "+outcome, func() bool {
-					_, metrics := get(t, "http://"+d.router.at.HTTP+"/metrics")
+					_, metrics := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 					return level(metrics, `kvroute_fleet_load_reports_total{outcome="`+outcome+`"}`) != ""
 				})
 			}
@@ -64,7 +64,7 @@ func TestEnginesSayHowBusyTheyAre(t *testing.T) {
 			if got := used(); got > 250 {
 				t.Errorf("behind a bad report %d blocks are used, want what was known", got)
 			}
-			if !strings.Contains(d.router.lastLines(), "what an engine says of its load is not readable") {
+			if !strings.Contains(d.Router.LastLines(), "what an engine says of its load is not readable") {
 				t.Error("nothing is logged of it")
 			}
 			says(`TEXT named_metrics.kv_cache_usage_perc=0.5`, 500)

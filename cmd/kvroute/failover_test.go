@@ -15,15 +15,16 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/router"
 )
 
 // named returns the engine with a name.
-func (d *demonstration) named(t *testing.T, name string) *child {
+func (d *demonstration) named(t *testing.T, name string) *demo.Child {
 	t.Helper()
-	for _, e := range d.engines {
-		if e != nil && e.name == name {
+	for _, e := range d.Engines {
+		if e != nil && e.Name == name {
 			return e
 		}
 	}
@@ -35,7 +36,7 @@ func (d *demonstration) named(t *testing.T, name string) *child {
 func newest(t *testing.T, d *demonstration) router.Decision {
 	t.Helper()
 	var list struct{ Decisions []router.Decision }
-	if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/decisions?limit=1", &list); err != nil {
+	if err := demo.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?limit=1", &list); err != nil {
 		t.Fatal(err)
 	}
 	if len(list.Decisions) == 0 {
@@ -58,13 +59,13 @@ func TestTheSecondChoiceServes(t *testing.T) {
 	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
 		t.Run(string(failover), func(t *testing.T) {
 			d := newStack(t, 3, []string{"--speed", "20"})
-			d.failover, d.poolFile = failover, filepath.Join(d.dir, "pool.json")
-			d.begin(t, "--second-choice", choice, "--endpoint-file", d.poolFile, "--avoid-failing", "1m")
+			d.EnvoyConfig.Failover, d.EnvoyConfig.PoolFile = failover, filepath.Join(d.Dir, "pool.json")
+			d.begin(t, "--second-choice", choice, "--endpoint-file", d.EnvoyConfig.PoolFile, "--avoid-failing", "1m")
 			content := strings.Repeat("a prefix to be found again ", 50)
 			first, _ := reply(t, d, "POST", chatPath, chatBody(content, 4, true), nil)
 			settle(t, d)
 			dead := first.Header.Get("X-Sim-Worker")
-			d.named(t, dead).kill(t)
+			kill(t, d.named(t, dead))
 
 			resp, body := reply(t, d, "POST", chatPath, chatBody(content, 4, true), nil)
 			if resp.StatusCode != 200 || resp.Header.Get("X-Sim-Worker") == dead {
@@ -121,23 +122,25 @@ func TestA503IsServedByAnother(t *testing.T) {
 // since it started, and not those that left.
 func TestThePoolIsKeptUpToDate(t *testing.T) {
 	d := newStack(t, 2, []string{"--speed", "20"})
-	d.poolFile = filepath.Join(d.dir, "pool.json")
-	d.begin(t, "--endpoint-file", d.poolFile)
-	late, err := startChild(t.Context(), d.dir, "late", "engine", "--name", "late", "--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", "sim", "--speed", "20")
+	d.EnvoyConfig.PoolFile = filepath.Join(d.Dir, "pool.json")
+	d.begin(t, "--endpoint-file", d.EnvoyConfig.PoolFile)
+	late, err := demo.Start(t.Context(), d.Dir, "late", "engine", "--name", "late", "--listen", "127.0.0.1:0", "--nats-url", d.Bus.URL(), "--model", "sim", "--speed", "20")
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.engines = append(d.engines, late)
-	gone := d.engines[0]
-	gone.stop()
+	d.Engines = append(d.Engines, late)
+	gone := d.Engines[0]
+	gone.Stop()
 	eventually(t, "the endpoint file does not follow the fleet", func() bool {
-		text, err := os.ReadFile(d.poolFile)
-		port := func(c *child) string { return fmt.Sprintf(": %s\n", c.at.HTTP[strings.LastIndex(c.at.HTTP, ":")+1:]) }
+		text, err := os.ReadFile(d.EnvoyConfig.PoolFile)
+		port := func(c *demo.Child) string {
+			return fmt.Sprintf(": %s\n", c.At.HTTP[strings.LastIndex(c.At.HTTP, ":")+1:])
+		}
 		return err == nil && strings.Contains(string(text), port(late)) && !strings.Contains(string(text), port(gone))
 	})
-	d.router.kill(t)
+	kill(t, d.Router)
 	served := map[string]int{}
-	err = poll(t.Context(), patience, "Envoy does not go on with today's workers", func(context.Context) bool {
+	err = demo.Poll(t.Context(), demo.Patience, "Envoy does not go on with today's workers", func(context.Context) bool {
 		resp, _ := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
 		if resp.StatusCode != 200 {
 			t.Errorf("status %d", resp.StatusCode)
@@ -156,14 +159,14 @@ func TestOnlyAllowedWorkersServe(t *testing.T) {
 	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
 		t.Run(string(failover), func(t *testing.T) {
 			d := newStack(t, 4, []string{"--speed", "20"})
-			d.failover = failover
+			d.EnvoyConfig.Failover = failover
 			d.begin(t, "--second-choice", choice, "--allow-direct", "--endpoint-picker", "--avoid-failing", "0")
 			all := workers(t, d)
 			dead, other := all[0], all[1]
-			d.named(t, dead.Name).kill(t)
+			kill(t, d.named(t, dead.Name))
 			ask := func(name, value string) sight {
 				t.Helper()
-				return look(send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("hello", 2, false), http.Header{name: {value}}))
+				return look(send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("hello", 2, false), http.Header{name: {value}}))
 			}
 			for range 8 { // who serves what nobody may is drawn by lot
 				for name, value := range map[string]string{"X-Dynamo-Worker-Instance-Id": fmt.Sprint(dead.ID), "Test-Epp-Endpoint-Selection": dead.Address.String()} {
@@ -198,14 +201,14 @@ func TestTheOnlyChoiceIsBlamed(t *testing.T) {
 		flags := []string{"--second-choice", choice, "--avoid-failing", "1m"}
 		t.Run(string(failover)+" refuses", func(t *testing.T) {
 			d := newStack(t, 1, []string{"--speed", "20"})
-			d.failover = failover
+			d.EnvoyConfig.Failover = failover
 			d.begin(t, flags...)
-			d.engines[0].kill(t)
+			kill(t, d.Engines[0])
 			blamed(t, d)
 		})
 		t.Run(string(failover)+" answers 503", func(t *testing.T) {
 			d := newStack(t, 0, nil)
-			d.failover = failover
+			d.EnvoyConfig.Failover = failover
 			var bad atomic.Bool
 			address := startHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
 				if bad.Load() {
@@ -215,7 +218,7 @@ func TestTheOnlyChoiceIsBlamed(t *testing.T) {
 				w.Header().Set("Content-Type", "application/json")
 				fmt.Fprint(w, `{"choices":[]}`)
 			})
-			d.secure.Pool = []string{address}
+			d.EnvoyConfig.Pool = []string{address}
 			d.begin(t, append(staticFlags(t, d, "a", address), flags...)...)
 			bad.Store(true)
 			blamed(t, d)
@@ -235,7 +238,7 @@ func TestAWorkerThatEnvoyDoesNotKnowIsNotBlamed(t *testing.T) {
 		})
 	}
 	known, unknown := answer("known"), answer("unknown")
-	d.failover, d.secure.Pool = envoy.List, []string{known}
+	d.EnvoyConfig.Failover, d.EnvoyConfig.Pool = envoy.List, []string{known}
 	d.begin(t, append(staticFlags(t, d, "known", known, "unknown", unknown), "--second-choice", "list", "--router-mode", "round-robin", "--avoid-failing", "1m")...)
 	moved := 0
 	for i := range 6 {
@@ -251,7 +254,7 @@ func TestAWorkerThatEnvoyDoesNotKnowIsNotBlamed(t *testing.T) {
 			}
 		}
 	}
-	if _, text := get(t, "http://"+d.router.at.HTTP+"/metrics"); moved < 2 || !regexp.MustCompile(`(?m)^kvroute_extproc_unreached\S* [1-9]`).MatchString(text) {
+	if _, text := get(t, "http://"+d.Router.At.HTTP+"/metrics"); moved < 2 || !regexp.MustCompile(`(?m)^kvroute_extproc_unreached\S* [1-9]`).MatchString(text) {
 		t.Errorf("%d of 6 were meant for the other one, want every second, and counted", moved)
 	}
 	idle(t, d)

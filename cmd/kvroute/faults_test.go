@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/internal/fixtures"
 )
@@ -30,7 +31,7 @@ func staticFlags(t *testing.T, d *demonstration, pairs ...string) []string {
 	for i := 0; i < len(pairs); i += 2 {
 		fmt.Fprintf(&text, "- {name: %s, address: %q, models: [sim], block_size: 16, max_num_batched_tokens: 2048}\n", pairs[i], pairs[i+1])
 	}
-	file := filepath.Join(d.dir, "kvroute.yaml")
+	file := filepath.Join(d.Dir, "kvroute.yaml")
 	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,7 @@ func atRest(t *testing.T, d *demonstration) {
 	t.Helper()
 	idle(t, d)
 	eventually(t, "streams stay open, or requests go on waiting", func() bool {
-		_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+		_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 		// The metric is absent until the first stream: a router that has just started may have had none.
 		return strings.Trim(level(text, `kvroute_extproc_streams{kind="main"}`), "0") == "" && strings.Trim(level(text, `kvroute_router_queue_size{model="sim"}`), "0") == ""
 	})
@@ -94,7 +95,7 @@ func level(text, metric string) string {
 // send sends a short chat and looks at what comes.
 func (d *demonstration) send(t *testing.T, content string, stream bool) sight {
 	t.Helper()
-	return look(send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody(content, 4, stream), nil))
+	return look(send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody(content, 4, stream), nil))
 }
 
 // A worker that cannot be reached costs its request no more than the time that a
@@ -133,7 +134,7 @@ func TestWorkersThatCannotBeReached(t *testing.T) {
 	}
 	t.Run("neither", func(t *testing.T) {
 		d := newStack(t, 0, nil)
-		d.unrouted = true
+		d.Unrouted = true
 		d.begin(t, append(staticFlags(t, d, "refuses", heldAddress(t), "swallows", hole), "--router-mode", "round-robin", "--avoid-failing", "0")...)
 		for i := range 4 {
 			outcomeOf(t, "the second choice fails as well").check(t, d.send(t, fmt.Sprint(i), i%2 == 0))
@@ -145,7 +146,7 @@ func TestWorkersThatCannotBeReached(t *testing.T) {
 			eventually(t, "no slot is taken", func() bool { n, _, _ := inFlight(t, d); return n == 1 })
 			cancel()
 		}()
-		if resp, err := send(t, ctx, "POST", d.envoy.URL()+chatPath, chatBody("at once", 4, false), nil); err == nil {
+		if resp, err := send(t, ctx, "POST", d.Envoy.URL()+chatPath, chatBody("at once", 4, false), nil); err == nil {
 			_ = resp.Body.Close() // Envoy gave up first
 		}
 		atRest(t, d)
@@ -155,7 +156,7 @@ func TestWorkersThatCannotBeReached(t *testing.T) {
 // dial connects to Envoy.
 func dial(t *testing.T, d *demonstration) net.Conn {
 	t.Helper()
-	conn, err := net.Dial("tcp", strings.TrimPrefix(d.envoy.URL(), "http://"))
+	conn, err := net.Dial("tcp", strings.TrimPrefix(d.Envoy.URL(), "http://"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +179,7 @@ func TestClientsLeave(t *testing.T) {
 	}
 	booked := func() bool { n, _, _ := inFlight(t, d); return n == 1 }
 	opened := func() bool {
-		_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+		_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 		return level(text, `kvroute_extproc_streams{kind="main"}`) == "1"
 	}
 	request := func(body string) string {
@@ -192,7 +193,7 @@ func TestClientsLeave(t *testing.T) {
 		{"in its headers", func(t *testing.T, conn net.Conn) {
 			write(t, conn, request(hangs)[:40])
 			eventually(t, "Envoy does not see the connection", func() bool {
-				n, err := d.envoy.Stat(t.Context(), "http.llm.downstream_cx_active")
+				n, err := d.Envoy.Stat(t.Context(), "http.llm.downstream_cx_active")
 				return err == nil && n > 0
 			})
 		}},
@@ -201,15 +202,15 @@ func TestClientsLeave(t *testing.T) {
 			eventually(t, "kvroute does not see the request", opened)
 		}},
 		{"while kvroute decides", func(t *testing.T, conn net.Conn) {
-			started, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
+			started, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
 			if err != nil {
 				t.Fatal(err)
 			}
-			d.router.hold(t)
-			t.Cleanup(func() { _ = d.router.cmd.Process.Signal(syscall.SIGCONT) })
+			hold(t, d.Router)
+			t.Cleanup(func() { _ = d.Router.Cmd.Process.Signal(syscall.SIGCONT) })
 			write(t, conn, request(hangs)+hangs)
 			eventually(t, "Envoy does not ask kvroute", func() bool {
-				n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
+				n, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
 				return err == nil && n > started
 			})
 		}},
@@ -220,7 +221,7 @@ func TestClientsLeave(t *testing.T) {
 			eventually(t, "the first request is not booked", booked)
 			write(t, conn, request(hangs)+hangs)
 			eventually(t, "the second request does not wait", func() bool {
-				_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+				_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 				return level(text, `kvroute_router_queue_size{model="sim"}`) == "1"
 			})
 		}},
@@ -257,16 +258,16 @@ func TestClientsLeave(t *testing.T) {
 				_ = conn.Close()
 				if c.when == "while kvroute decides" {
 					eventually(t, "Envoy does not see that the client is gone", func() bool {
-						n, err := d.envoy.Stat(t.Context(), "http.llm.downstream_rq_active")
+						n, err := d.Envoy.Stat(t.Context(), "http.llm.downstream_rq_active")
 						return err == nil && n == 0
 					})
-					if err := d.router.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+					if err := d.Router.Cmd.Process.Signal(syscall.SIGCONT); err != nil {
 						t.Fatal(err)
 					}
 				}
 				if c.when == "while it waits for room" {
 					eventually(t, "the queue keeps who has left", func() bool {
-						_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+						_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 						return level(text, `kvroute_router_queue_size{model="sim"}`) == "0" && booked()
 					})
 				}
@@ -297,8 +298,8 @@ func TestBodiesAtTheLimit(t *testing.T) {
 	} {
 		t.Run(c.whose, func(t *testing.T) {
 			d := newStack(t, 1, []string{"--speed", "1000", "--num-gpu-blocks", "65536"})
-			d.secure.MaxBodyBytes = c.envoy
-			d.secure.MessageTimeout, d.secure.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
+			d.EnvoyConfig.MaxBodyBytes = c.envoy
+			d.EnvoyConfig.MessageTimeout, d.EnvoyConfig.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
 			d.begin(t, "--max-body-bytes", fmt.Sprint(c.ours), "--decision-timeout", "25s")
 			for _, said := range []bool{true, false} {
 				for size, want := range map[int]outcome{limit: passes, limit + 1: tooLarge, 3 * limit: tooLarge} {
@@ -306,7 +307,7 @@ func TestBodiesAtTheLimit(t *testing.T) {
 					if len(text) != size {
 						t.Fatalf("a body of %d bytes, want %d", len(text), size)
 					}
-					req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.envoy.URL()+chatPath, io.MultiReader(strings.NewReader(text)))
+					req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, io.MultiReader(strings.NewReader(text)))
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -335,7 +336,7 @@ func TestTimeouts(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
 	address := startHTTP(t, faulty(hang, make(chan struct{})))
-	d.secure.RequestTimeout, d.secure.IdleTimeout = 2*time.Second, 2*time.Second
+	d.EnvoyConfig.RequestTimeout, d.EnvoyConfig.IdleTimeout = 2*time.Second, 2*time.Second
 	d.begin(t, append(staticFlags(t, d, "faulty", address), "--avoid-failing", "0")...)
 	for _, stream := range []bool{false, true} {
 		outcomeOf(t, "the worker hangs before the response").check(t, d.send(t, "hang before headers", stream))
@@ -355,7 +356,7 @@ func TestTimeouts(t *testing.T) {
 			if _, err := io.WriteString(conn, text); err != nil {
 				t.Fatal(err)
 			}
-			if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			if err := conn.SetReadDeadline(time.Now().Add(demo.Patience)); err != nil {
 				t.Fatal(err)
 			}
 			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -370,11 +371,11 @@ func TestTimeouts(t *testing.T) {
 func TestTheRouterHasNoTimeOrRoom(t *testing.T) {
 	d := startStack(t, 2, []string{"--speed", "5"})
 	failed := func(reason string) bool {
-		_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+		_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 		return level(text, fmt.Sprintf(`kvroute_extproc_fail_open_total{reason=%q}`, reason)) != ""
 	}
-	d.unrouted = true
-	if err := d.startRouter(t.Context(), "--decision-timeout", "1ns"); err != nil {
+	d.Unrouted = true
+	if err := d.StartRouter(t.Context(), "--decision-timeout", "1ns"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the request is decided", func() bool {
@@ -384,14 +385,14 @@ func TestTheRouterHasNoTimeOrRoom(t *testing.T) {
 	})
 	atRest(t, d)
 
-	if err := d.startRouter(t.Context(), "--max-streams", "1"); err != nil {
+	if err := d.StartRouter(t.Context(), "--max-streams", "1"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "Envoy does not find kvroute", func() bool { return d.send(t, "hello", false).header.Get("X-Dynamo-Reason") != "" })
 	atRest(t, d) // or the next one is the second
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	resp, err := send(t, ctx, "POST", d.envoy.URL()+chatPath, chatBody("a long story", 4000, true), nil)
+	resp, err := send(t, ctx, "POST", d.Envoy.URL()+chatPath, chatBody("a long story", 4000, true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -405,8 +406,8 @@ func TestTheRouterHasNoTimeOrRoom(t *testing.T) {
 	leave()
 	atRest(t, d)
 
-	d.unrouted = true
-	if err := d.startRouter(t.Context(), "--max-held-bytes", "1"); err != nil {
+	d.Unrouted = true
+	if err := d.StartRouter(t.Context(), "--max-held-bytes", "1"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "a body above the budget fails open", func() bool {
@@ -419,7 +420,7 @@ func TestTheRouterHasNoTimeOrRoom(t *testing.T) {
 // Requests that kvroute answers itself.
 func TestRefusals(t *testing.T) {
 	d := startStack(t, 1, []string{"--speed", "50"})
-	url := d.envoy.URL()
+	url := d.Envoy.URL()
 	for _, c := range []struct{ row, method, body string }{
 		{row: "the body is no JSON", method: "POST", body: `{"model":"sim","messages":[`},
 		{row: "the body names no model", method: "POST", body: `{"messages":[{"role":"user","content":"a"}]}`},
@@ -429,7 +430,7 @@ func TestRefusals(t *testing.T) {
 		outcomeOf(t, c.row).check(t, look(send(t, t.Context(), c.method, url+chatPath, c.body, nil)))
 		atRest(t, d)
 	}
-	if err := d.engines[0].cmd.Process.Signal(syscall.SIGTERM); err != nil { // it deregisters
+	if err := d.Engines[0].Cmd.Process.Signal(syscall.SIGTERM); err != nil { // it deregisters
 		t.Fatal(err)
 	}
 	eventually(t, "the worker does not leave", func() bool { return len(workers(t, d)) == 0 })
@@ -453,7 +454,7 @@ func TestRefusalsForLackOfRoom(t *testing.T) {
 		{row: "the queue is full", flags: []string{"--router-queue-threshold", "0", "--queue-wait", "9s", "--router-queue-limit", "1"}, waits: 1},
 	} {
 		t.Run(c.row, func(t *testing.T) {
-			if err := d.startRouter(t.Context(), append(flags, c.flags...)...); err != nil {
+			if err := d.StartRouter(t.Context(), append(flags, c.flags...)...); err != nil {
 				t.Fatal(err)
 			}
 			ctx, leave := context.WithCancel(t.Context())
@@ -461,7 +462,7 @@ func TestRefusalsForLackOfRoom(t *testing.T) {
 			left := make(chan error)
 			busy := func() {
 				go func() {
-					got := look(send(t, ctx, "POST", d.envoy.URL()+chatPath, chatBody("hang before headers "+strings.Repeat("long ", 100), 4, true), nil))
+					got := look(send(t, ctx, "POST", d.Envoy.URL()+chatPath, chatBody("hang before headers "+strings.Repeat("long ", 100), 4, true), nil))
 					left <- got.err
 				}()
 			}
@@ -471,7 +472,7 @@ func TestRefusalsForLackOfRoom(t *testing.T) {
 				busy()
 			}
 			eventually(t, "nobody waits", func() bool {
-				_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+				_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 				n := level(text, `kvroute_router_queue_size{model="sim"}`)
 				return c.waits == 0 || n == fmt.Sprint(c.waits)
 			})
@@ -497,16 +498,18 @@ func TestWrongCertificates(t *testing.T) {
 	wrong := right
 	wrong.cert, wrong.key, wrong.ca = other.Write(elsewhere, "envoy.internal")
 	d := newStack(t, 2, []string{"--speed", "20"})
-	d.secure.Cert, d.secure.Key, d.secure.CA, d.secure.ServerName = right.cert, right.key, right.ca, "kvroute.internal"
+	d.EnvoyConfig.Cert, d.EnvoyConfig.Key, d.EnvoyConfig.CA, d.EnvoyConfig.ServerName = right.cert, right.key, right.ca, "kvroute.internal"
 	d.begin(t, "--extproc-tls-cert", cert, "--extproc-tls-key", key, "--extproc-tls-client-ca", ca)
 	for name, change := range map[string]func(e *demonstration){
-		"a client certificate of a stranger":  func(e *demonstration) { e.secure.Cert, e.secure.Key = wrong.cert, wrong.key },
-		"no client certificate":               func(e *demonstration) { e.secure.Cert, e.secure.Key = "", "" },
-		"Envoy trusts somebody else":          func(e *demonstration) { e.secure.CA = wrong.ca },
-		"kvroute has another name":            func(e *demonstration) { e.secure.ServerName = "envoy.internal" },
-		"Envoy speaks without TLS":            func(e *demonstration) { e.secure.Cert, e.secure.Key, e.secure.CA, e.secure.ServerName = "", "", "", "" },
+		"a client certificate of a stranger": func(e *demonstration) { e.EnvoyConfig.Cert, e.EnvoyConfig.Key = wrong.cert, wrong.key },
+		"no client certificate":              func(e *demonstration) { e.EnvoyConfig.Cert, e.EnvoyConfig.Key = "", "" },
+		"Envoy trusts somebody else":         func(e *demonstration) { e.EnvoyConfig.CA = wrong.ca },
+		"kvroute has another name":           func(e *demonstration) { e.EnvoyConfig.ServerName = "envoy.internal" },
+		"Envoy speaks without TLS": func(e *demonstration) {
+			e.EnvoyConfig.Cert, e.EnvoyConfig.Key, e.EnvoyConfig.CA, e.EnvoyConfig.ServerName = "", "", "", ""
+		},
 		"Envoy knows kvroute and is known":    nil,
-		"Envoy takes any name of its kvroute": func(e *demonstration) { e.secure.ServerName = "" },
+		"Envoy takes any name of its kvroute": func(e *demonstration) { e.EnvoyConfig.ServerName = "" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := *d
@@ -514,10 +517,10 @@ func TestWrongCertificates(t *testing.T) {
 			if change != nil {
 				change(&e)
 			}
-			if err := e.startEnvoy(t.Context()); err != nil {
+			if err := e.StartEnvoy(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { _ = e.envoy.Stop() })
+			t.Cleanup(func() { _ = e.Envoy.Stop() })
 			if trusted {
 				eventually(t, "kvroute does not decide", func() bool { return e.send(t, "hello", false).header.Get("X-Dynamo-Reason") != "" })
 			}

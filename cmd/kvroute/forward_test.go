@@ -48,7 +48,7 @@ func TestTokensAreForwarded(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			d := startStack(t, 1, append([]string{"--speed", "50"}, c.engine...), "--verify-tokenizer", "--forward-tokens", strings.Join(c.flags, ","))
 			counted := func(outcome string) bool {
-				_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+				_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 				for line := range strings.Lines(text) {
 					if strings.HasPrefix(line, "kvroute_extproc_forwards_total{") && strings.Contains(line, `outcome="`+outcome+`"`) {
 						return true
@@ -66,7 +66,7 @@ func TestTokensAreForwarded(t *testing.T) {
 			for _, chunked := range []bool{false, true} {
 				resp, body = reply(t, d, "POST", c.path, c.body, nil)
 				if chunked {
-					resp, body = inChunks(t, d.envoy.URL()+c.path, c.body)
+					resp, body = inChunks(t, d.Envoy.URL()+c.path, c.body)
 				}
 				var got answered
 				if err := json.Unmarshal([]byte(body), &got); err != nil || resp.StatusCode != http.StatusOK {
@@ -75,7 +75,7 @@ func TestTokensAreForwarded(t *testing.T) {
 				if form := resp.Header.Get("X-Sim-Prompt"); form != c.form {
 					t.Errorf("the worker got the prompt in %s, want %s", form, c.form)
 				}
-				_, own := whole(t, "POST", "http://"+d.engines[0].at.HTTP+"/tokenize", c.body, nil)
+				_, own := whole(t, "POST", "http://"+d.Engines[0].At.HTTP+"/tokenize", c.body, nil)
 				var want struct{ Tokens []uint32 }
 				if err := json.Unmarshal([]byte(own), &want); err != nil || len(want.Tokens) < 17 {
 					t.Fatalf("the worker's own ids: %s, %v", own, err)

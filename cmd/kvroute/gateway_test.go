@@ -37,6 +37,15 @@ func gatewayDump(t *testing.T, variant string) *envoytest.Dump {
 	return dump
 }
 
+// gatewayBootstrap returns what makes a bootstrap of it, with the processes' addresses.
+func gatewayBootstrap(t *testing.T, variant string) func(envoy.Config) ([]byte, error) {
+	t.Helper()
+	dump := gatewayDump(t, variant)
+	return func(c envoy.Config) ([]byte, error) {
+		return dump.Bootstrap(map[string]string{"10.0.0.2:9002": c.ExtProc[0], "10.0.1.1:8000": c.Pool[0], "10.0.1.2:8000": c.Pool[1]})
+	}
+}
+
 // A policy that matches nothing says so nowhere: what each is there for must be in
 // what Envoy Gateway makes of it.
 func TestGatewayPoliciesMatch(t *testing.T) {
@@ -153,7 +162,7 @@ func TestGateway(t *testing.T) {
 	for variant, choice := range map[string]string{"endpoint-override": "list", "original-destination": "header"} {
 		t.Run(variant, func(t *testing.T) {
 			d := newStack(t, 2, []string{"--speed", "20"})
-			d.dump = gatewayDump(t, variant)
+			d.Bootstrap = gatewayBootstrap(t, variant)
 			d.begin(t, "--mode-override", "--second-choice", choice, "--avoid-failing", "1m")
 
 			content := strings.Repeat("a prefix to be found again ", 50)
@@ -175,13 +184,13 @@ func TestGateway(t *testing.T) {
 				if id := stream.Header.Get("X-Dynamo-Request-Id"); id != "" {
 					t.Errorf("the client gets to know the id %s", id)
 				}
-				_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+				_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 				return strings.Contains(text, `kvroute_router_first_tokens_total{model="sim",source="observer"}`) &&
 					strings.Contains(text, `kvroute_extproc_stream_ends_total{end="first_token",kind="observer"}`)
 			})
 			idle(t, d)
 			// The stream stays to the end of the response: the slot is held until then.
-			resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("a long story", 400, true), nil)
+			resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("a long story", 400, true), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -191,7 +200,7 @@ func TestGateway(t *testing.T) {
 			_ = resp.Body.Close()
 			idle(t, d)
 
-			d.named(t, home).kill(t)
+			kill(t, d.named(t, home))
 			second, body := reply(t, d, "POST", chatPath, chatBody(content, 4, true), nil)
 			if second.StatusCode != 200 || second.Header.Get("X-Sim-Worker") == home {
 				t.Errorf("the second choice: status %d from %q: %s", second.StatusCode, second.Header.Get("X-Sim-Worker"), body)
@@ -199,9 +208,9 @@ func TestGateway(t *testing.T) {
 			eventually(t, "the decision does not say who served", func() bool { return newest(t, d).Served.IsValid() })
 			idle(t, d)
 			worker := d.named(t, home)
-			*worker = *worker.again(t, t.TempDir())
+			*worker = *restart(t, worker, t.TempDir())
 
-			d.router.kill(t)
+			kill(t, d.Router)
 			for range 4 {
 				if open, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), http.Header{"X-Dynamo-Worker": {victim}}); open.StatusCode != 200 {
 					t.Errorf("with kvroute dead: status %d: %s", open.StatusCode, body)
@@ -216,11 +225,11 @@ func TestGatewayAsksNobodyTwice(t *testing.T) {
 	for variant, choice := range map[string]string{"endpoint-override": "list", "original-destination": "header"} {
 		t.Run(variant, func(t *testing.T) {
 			d := newStack(t, 0, nil)
-			d.dump = gatewayDump(t, variant)
+			d.Bootstrap = gatewayBootstrap(t, variant)
 			var bad atomic.Bool
 			var asked [2]atomic.Int64
 			for i := range asked {
-				d.secure.Pool = append(d.secure.Pool, startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
+				d.EnvoyConfig.Pool = append(d.EnvoyConfig.Pool, startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
 					if r.Method == http.MethodPost {
 						asked[i].Add(1)
 					}
@@ -232,7 +241,7 @@ func TestGatewayAsksNobodyTwice(t *testing.T) {
 					fmt.Fprint(w, `{"choices":[]}`)
 				}))
 			}
-			d.begin(t, append(staticFlags(t, d, "failing", d.secure.Pool[0], "sound", d.secure.Pool[1]),
+			d.begin(t, append(staticFlags(t, d, "failing", d.EnvoyConfig.Pool[0], "sound", d.EnvoyConfig.Pool[1]),
 				"--mode-override", "--second-choice", choice, "--allow-direct", "--avoid-failing", "0", "--router-mode", "round-robin")...)
 			bad.Store(true)
 			var pin http.Header
@@ -268,7 +277,7 @@ func TestGatewayAsksNobodyTwice(t *testing.T) {
 // request does not allow, nor one twice. It is no fault of the worker that was meant.
 func TestGatewayAsksEndpointsOnly(t *testing.T) {
 	d := newStack(t, 0, nil)
-	d.dump = gatewayDump(t, "endpoint-override")
+	d.Bootstrap = gatewayBootstrap(t, "endpoint-override")
 	var asked atomic.Int64
 	answer := func() string {
 		return startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
@@ -279,9 +288,9 @@ func TestGatewayAsksEndpointsOnly(t *testing.T) {
 			fmt.Fprint(w, `{"choices":[]}`)
 		})
 	}
-	d.secure.Pool = []string{answer(), answer()}
+	d.EnvoyConfig.Pool = []string{answer(), answer()}
 	absent := answer()
-	d.begin(t, append(staticFlags(t, d, "one", d.secure.Pool[0], "two", d.secure.Pool[1], "absent", absent),
+	d.begin(t, append(staticFlags(t, d, "one", d.EnvoyConfig.Pool[0], "two", d.EnvoyConfig.Pool[1], "absent", absent),
 		"--mode-override", "--second-choice", "list", "--allow-direct", "--avoid-failing", "1m", "--router-mode", "round-robin")...)
 	for range 8 {
 		for _, w := range workers(t, d) {

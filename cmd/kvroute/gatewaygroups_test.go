@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvroute/kvroute/bench/demo"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
 )
@@ -22,44 +24,44 @@ import (
 func newUpperTier(t *testing.T, east, west, more string) (d *demonstration, flags []string) {
 	t.Helper()
 	d = newStack(t, 0, nil)
-	d.dump = gatewayDump(t, "original-destination")
-	d.secure.Pool = []string{east, west}
+	d.Bootstrap = gatewayBootstrap(t, "original-destination")
+	d.EnvoyConfig.Pool = []string{east, west}
 	var file strings.Builder
 	fmt.Fprintf(&file, "version: 1\ncomponent: tier\nmodels:\n- {name: sim, tokenizer: %q}\ngroups:\n", modelFolder(t))
 	for i, name := range []string{"east", "west"} {
-		fmt.Fprintf(&file, "- {name: %s, address: %q%s}\n", name, d.secure.Pool[i], more)
+		fmt.Fprintf(&file, "- {name: %s, address: %q%s}\n", name, d.EnvoyConfig.Pool[i], more)
 	}
 	return d, []string{"--config", writeFile(t, file.String()), "--mode-override", "--second-choice", "header"}
 }
 
 // startGroup starts a router group on a bus: two workers, their router, and an Envoy by
 // the bootstrap, or by a variant of the manifests. More flags are the router's.
-func startGroup(t *testing.T, bus *embeddedNATS, name, variant string, more ...string) *demonstration {
+func startGroup(t *testing.T, bus *bus.Server, name, variant string, more ...string) *demonstration {
 	t.Helper()
 	d := newStack(t, 2, nil)
-	d.bus = bus
+	d.Bus = bus
 	flags := []string{"--group", name, "--component", name, "--allow-direct", "--group-interval", "100ms"}
 	flags = append(flags, more...)
 	if variant != "" {
-		d.dump = gatewayDump(t, variant)
+		d.Bootstrap = gatewayBootstrap(t, variant)
 		flags = append(flags, "--mode-override")
 	}
 	t.Cleanup(func() {
-		d.bus = nil // it is the other's
-		d.stop()
-		if t.Failed() && d.router != nil {
-			t.Logf("the log of %s:\n%s", name, d.router.lastLines())
+		d.Bus = nil // it is the other's
+		d.Stop()
+		if t.Failed() && d.Router != nil {
+			t.Logf("the log of %s:\n%s", name, d.Router.LastLines())
 		}
 	})
-	for i := range d.workers {
+	for i := range d.Workers {
 		worker := fmt.Sprint(name, "-", i+1)
-		e, err := startChild(t.Context(), d.dir, worker, "engine", "--name", worker, "--component", name, "--speed", "20", "--listen", "127.0.0.1:0", "--nats-url", bus.url())
+		e, err := demo.Start(t.Context(), d.Dir, worker, "engine", "--name", worker, "--component", name, "--speed", "20", "--listen", "127.0.0.1:0", "--nats-url", bus.URL())
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.engines = append(d.engines, e)
+		d.Engines = append(d.Engines, e)
 	}
-	if err := d.startRouter(t.Context(), flags...); err != nil {
+	if err := d.StartRouter(t.Context(), flags...); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -68,12 +70,12 @@ func startGroup(t *testing.T, bus *embeddedNATS, name, variant string, more ...s
 // die ends all of a group, as if its site were gone.
 func (d *demonstration) die(t *testing.T) {
 	t.Helper()
-	if err := syscall.Kill(d.envoy.Pid(), syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(d.Envoy.Pid(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-d.envoy.Done()
-	for _, c := range append(slices.Clone(d.engines), d.router) {
-		c.kill(t)
+	<-d.Envoy.Done()
+	for _, c := range append(slices.Clone(d.Engines), d.Router) {
+		kill(t, c)
 	}
 }
 
@@ -84,15 +86,15 @@ func TestGatewayOfGroups(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bus.stop)
+	t.Cleanup(bus.Stop)
 	groups := map[string]*demonstration{}
 	for name, variant := range map[string]string{"east": "", "west": "original-destination"} {
 		groups[name] = startGroup(t, bus, name, variant)
 	}
-	address := func(group string) string { return strings.TrimPrefix(groups[group].envoy.URL(), "http://") }
+	address := func(group string) string { return strings.TrimPrefix(groups[group].Envoy.URL(), "http://") }
 	d, flags := newUpperTier(t, address("east"), address("west"), "")
 	// A probe that nobody answers in time, on a busy machine, would name no worker.
-	flags = append(flags, "--nats-url", bus.url(), "--group-probe-budget", "1s")
+	flags = append(flags, "--nats-url", bus.URL(), "--group-probe-budget", "1s")
 	d.begin(t, flags...)
 	heard := func(names ...string) {
 		t.Helper()
@@ -154,7 +156,7 @@ func TestGatewayOfGroups(t *testing.T) {
 
 	// The stream stays to the end of the response: the slot is held until then.
 	settled()
-	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("a long story", 4000, true), nil)
+	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("a long story", 4000, true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,9 +182,9 @@ func TestGatewayOfGroups(t *testing.T) {
 		}
 	}
 	settled()
-	d.router.kill(t)
+	kill(t, d.Router)
 	undecided("east", "west")
-	if err := d.startRouter(t.Context(), flags...); err != nil {
+	if err := d.StartRouter(t.Context(), flags...); err != nil {
 		t.Fatal(err)
 	}
 	heard("east", "west")
@@ -203,7 +205,7 @@ func TestGatewayOfGroups(t *testing.T) {
 	if resp, body := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil); resp.StatusCode != 200 || newest(t, d).Group != left || newest(t, d).Served.IsValid() {
 		t.Errorf("without %s: status %d, %+v: %s", gone, resp.StatusCode, newest(t, d), body)
 	}
-	d.router.kill(t)
+	kill(t, d.Router)
 	undecided(left)
 }
 
@@ -262,8 +264,8 @@ func TestGatewayTellsGroupsWhatKvrouteSays(t *testing.T) {
 		}
 	}
 	check("kvroute decides", true)
-	d.router.hold(t)
+	hold(t, d.Router)
 	check("kvroute hangs", false)
-	d.router.kill(t)
+	kill(t, d.Router)
 	check("kvroute is dead", false)
 }

@@ -22,8 +22,8 @@ func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at = strings.TrimPrefix(bus.url(), "nats://") // with the password, which stays when the bus restarts
-	t.Cleanup(func() { bus.stop() })
+	at = strings.TrimPrefix(bus.URL(), "nats://") // with the password, which stays when the bus restarts
+	t.Cleanup(func() { bus.Stop() })
 	d := newStack(t, 0, nil)
 	var file strings.Builder
 	fmt.Fprintf(&file, "version: 1\ncomponent: tier\nmodels:\n- {name: sim, tokenizer: %q}\ngroups:\n", modelFolder(t))
@@ -32,10 +32,10 @@ func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
 		// On a busy machine a summary may come seconds late.
 		g := startGroup(t, bus, name, "", "--group-interval", "2s")
 		groups[name] = g
-		d.secure.Pool = append(d.secure.Pool, strings.TrimPrefix(g.envoy.URL(), "http://"))
-		fmt.Fprintf(&file, "- {name: %s, address: %q}\n", name, d.secure.Pool[len(d.secure.Pool)-1])
+		d.EnvoyConfig.Pool = append(d.EnvoyConfig.Pool, strings.TrimPrefix(g.Envoy.URL(), "http://"))
+		fmt.Fprintf(&file, "- {name: %s, address: %q}\n", name, d.EnvoyConfig.Pool[len(d.EnvoyConfig.Pool)-1])
 	}
-	flags := []string{"--config", writeFile(t, file.String()), "--nats-url", bus.url(), "--group-probe-budget", "1s"}
+	flags := []string{"--config", writeFile(t, file.String()), "--nats-url", bus.URL(), "--group-probe-budget", "1s"}
 	d.begin(t, flags...)
 	heard := func(when string, want bool) {
 		t.Helper()
@@ -65,8 +65,8 @@ func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
 	heard("the groups are not heard", true)
 	home := serve("with NATS")
 
-	bus.server.Shutdown()
-	bus.server.WaitForShutdown()
+	bus.Server.Shutdown()
+	bus.Server.WaitForShutdown()
 	heard("groups that nobody can hear are not stale", false)
 	for i, name := range serve("without NATS") {
 		if name != home[i] {
@@ -78,8 +78,8 @@ func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
 	}
 	heard("the groups are not heard after NATS was away", true)
 
-	d.router.kill(t)
-	if err := d.startRouter(t.Context(), flags...); err != nil {
+	kill(t, d.Router)
+	if err := d.StartRouter(t.Context(), flags...); err != nil {
 		t.Fatal(err)
 	}
 	heard("an upper tier that was started again does not hear the groups", true)

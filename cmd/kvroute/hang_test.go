@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/envoy"
 )
 
@@ -47,13 +48,13 @@ func startMute(t *testing.T) (address string) {
 }
 
 // hold makes a child stand still: all of its threads, which takes a moment.
-func (c *child) hold(t *testing.T) {
+func hold(t *testing.T, c *demo.Child) {
 	t.Helper()
-	if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := c.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, c.name+" does not stand still", func() bool {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", c.cmd.Process.Pid))
+	eventually(t, c.Name+" does not stand still", func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", c.Cmd.Process.Pid))
 		for _, name := range threads {
 			// The state stands behind the name, which is in brackets.
 			text, err := os.ReadFile(name)
@@ -74,9 +75,9 @@ func TestARouterThatHangs(t *testing.T) {
 		t.Run(string(mode)+", never answers", func(t *testing.T) {
 			t.Parallel() // it waits, most of the time
 			d := newStack(t, 2, []string{"--speed", "20"})
-			d.bodyMode, d.unrouted, d.replicas = mode, true, []string{startMute(t)}
-			if d.secure.IdleTimeout = time.Minute; duplex {
-				d.secure.IdleTimeout = 2 * time.Second
+			d.EnvoyConfig.BodyMode, d.Unrouted, d.EnvoyConfig.ExtProc = mode, true, []string{startMute(t)}
+			if d.EnvoyConfig.IdleTimeout = time.Minute; duplex {
+				d.EnvoyConfig.IdleTimeout = 2 * time.Second
 			}
 			d.begin(t)
 			want := outcomeOf(t, "kvroute hangs")
@@ -86,24 +87,24 @@ func TestARouterThatHangs(t *testing.T) {
 			for _, stream := range []bool{false, true} {
 				want.check(t, d.send(t, "hello", stream))
 			}
-			want.check(t, look(send(t, t.Context(), http.MethodGet, d.envoy.URL()+"/v1/models", "", nil)))
+			want.check(t, look(send(t, t.Context(), http.MethodGet, d.Envoy.URL()+"/v1/models", "", nil)))
 		})
 		t.Run(string(mode)+", stands still", func(t *testing.T) {
 			t.Parallel()
 			d := newStack(t, 2, []string{"--speed", "5"})
-			d.bodyMode = mode
+			d.EnvoyConfig.BodyMode = mode
 			d.begin(t)
-			resp, err := send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("tell me a story", 1000, true), nil)
+			resp, err := send(t, t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, chatBody("tell me a story", 1000, true), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			story, whole := make(chan sight, 1), make(chan sight, 1)
 			go func() { story <- look(resp, nil) }()
 			go func() { // has no headers yet
-				whole <- look(send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("and another one", 1000, false), nil))
+				whole <- look(send(t, t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, chatBody("and another one", 1000, false), nil))
 			}()
 			eventually(t, "two slots are not taken", func() bool { n, _, _ := inFlight(t, d); return n == 2 })
-			d.router.hold(t)
+			hold(t, d.Router)
 			asked, told := outcomeOf(t, "kvroute hangs"), outcomeOf(t, "kvroute hangs after the decision")
 			before := told
 			if duplex {
@@ -115,11 +116,11 @@ func TestARouterThatHangs(t *testing.T) {
 			before.check(t, <-whole)
 			// Once Envoy knows it, no request waits.
 			eventually(t, "Envoy does not notice that kvroute hangs", func() bool {
-				n, err := d.envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
+				n, err := d.Envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
 				return err == nil && n == 0
 			})
 			waited := func() int64 {
-				n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.message_timeouts")
+				n, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.message_timeouts")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -132,7 +133,7 @@ func TestARouterThatHangs(t *testing.T) {
 			if n := waited() - already; n != 0 {
 				t.Errorf("%d of 6 requests wait for a kvroute that is known to hang", n)
 			}
-			if err := d.router.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			if err := d.Router.Cmd.Process.Signal(syscall.SIGCONT); err != nil {
 				t.Fatal(err)
 			}
 			atRest(t, d)

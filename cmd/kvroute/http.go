@@ -89,18 +89,6 @@ func (f *apiFlags) token() (string, error) {
 	return tokens[0], nil
 }
 
-// getJSON fetches JSON of kvroute's own.
-func getJSON[T any](ctx context.Context, url string, into *T) error {
-	body, err := fetch(ctx, http.DefaultClient, http.MethodGet, url)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("read the answer of %s: %w", url, err)
-	}
-	return nil
-}
-
 // serveHTTP adds a server to the parts of a command, which ends with ctx at once.
 func serveHTTP(ctx context.Context, parts *errgroup.Group, at net.Listener, h http.Handler) {
 	// On a busy machine a client may need seconds from its connection to its headers.

@@ -16,11 +16,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/bench/replay"
+	"github.com/kvroute/kvroute/internal/telemetry"
 )
 
 // command is one subcommand. run returns when its work is done or ctx ends.
@@ -35,10 +36,10 @@ type stdio struct{ out, err io.Writer }
 func commands() []command {
 	return []command{
 		{"serve", "run the external processor", serve},
-		{"demo", "show it at work: Envoy, simulated workers and the same load twice", demo},
-		{"engine", "run a simulated worker", engine},
+		{"demo", "show it at work: Envoy, simulated workers and the same load twice", elsewhere("demo", new(demo.Command))},
+		{"engine", "run a simulated worker", elsewhere("engine", new(demo.EngineCommand))},
 		{"publish", "publish an engine's cache events and register it", publish},
-		{"load", "put load on an OpenAI endpoint and measure", load},
+		{"load", "put load on an OpenAI endpoint and measure", elsewhere("load", new(demo.LoadCommand))},
 		{"dump", "print the index of a running kvroute as JSON lines", dump},
 		{"replay", "play a workload against simulated engines, with the real router", elsewhere("replay", new(replay.Command))},
 		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
@@ -79,7 +80,7 @@ func run(ctx context.Context, args []string, io stdio) (status int) {
 		return 0
 	case errors.Is(err, errUsage):
 		return 2
-	case errors.Is(err, errInterrupted):
+	case errors.Is(err, errInterrupted), errors.Is(err, context.Canceled):
 		return 130 // as shells report SIGINT
 	default:
 		fmt.Fprintf(io.err, "kvroute %s: %v\n", cmd.name, err)
@@ -159,15 +160,6 @@ func version(_ context.Context, args []string, io stdio) error {
 	if err := parse(newFlagSet("version", io.err), args); err != nil {
 		return err
 	}
-	fmt.Fprintf(io.out, "kvroute %s\n", buildVersion())
+	fmt.Fprintf(io.out, "kvroute %s\n", telemetry.Version())
 	return nil
-}
-
-// buildVersion is the module's version, or the commit of a build from a checkout.
-func buildVersion() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	return info.Main.Version
 }

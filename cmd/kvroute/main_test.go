@@ -193,18 +193,3 @@ func TestBadConfigurationFiles(t *testing.T) {
 		}
 	}
 }
-
-func TestPublicAddress(t *testing.T) {
-	for _, c := range []struct{ advertise, listener, nats, want, err string }{
-		{"10.0.0.1:80", "0.0.0.0:8000", "nats://x:4222", "10.0.0.1:80", ""},
-		{"", "10.0.0.2:8000", "nats://x:4222", "10.0.0.2:8000", ""},
-		{"", "[::]:8000", "nats://127.0.0.1:4222,nats://x:4222", "127.0.0.1:8000", ""},
-		{"", "[::]:8000", "127.0.0.1:4222", "", "--advertise"},
-		{"here", "[::]:8000", "nats://x:4222", "", `advertise is "here"`},
-	} {
-		got, err := publicAddress(c.advertise, c.listener, c.nats)
-		if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%+v: %q, %v", c, got, err)
-		}
-	}
-}

@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/router"
@@ -37,13 +38,13 @@ func modelFolder(t *testing.T) string {
 // addEngine starts one more worker of a stack.
 func addEngine(t *testing.T, d *demonstration, name string, args ...string) {
 	t.Helper()
-	e, err := startChild(t.Context(), d.dir, name, append([]string{"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", d.bus.url()}, args...)...)
+	e, err := demo.Start(t.Context(), d.Dir, name, append([]string{"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", d.Bus.URL()}, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.engines = append(d.engines, e)
-	d.workers++
-	if err := d.waitWorkers(t.Context()); err != nil {
+	d.Engines = append(d.Engines, e)
+	d.Workers++
+	if err := d.WaitWorkers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -52,7 +53,7 @@ func addEngine(t *testing.T, d *demonstration, name string, args ...string) {
 func lastDecision(t *testing.T, d *demonstration) router.Decision {
 	t.Helper()
 	var list struct{ Decisions []router.Decision }
-	if err := getJSON(t.Context(), "http://"+d.router.at.HTTP+"/v1/decisions?limit=1", &list); err != nil || len(list.Decisions) != 1 {
+	if err := demo.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?limit=1", &list); err != nil || len(list.Decisions) != 1 {
 		t.Fatalf("decisions %+v, %v", list, err)
 	}
 	return list.Decisions[0]
@@ -62,7 +63,7 @@ func lastDecision(t *testing.T, d *demonstration) router.Decision {
 func (d *demonstration) reload(t *testing.T, file, text string) {
 	t.Helper()
 	count := func() int {
-		log, err := os.ReadFile(d.router.log)
+		log, err := os.ReadFile(d.Router.Log)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +73,7 @@ func (d *demonstration) reload(t *testing.T, file, text string) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.router.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+	if err := d.Router.Cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the configuration is not reloaded", func() bool { return count() > before })
@@ -119,7 +120,7 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 		load.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				model := []string{"base", "latest", "base-lora", "sim"}[(i+n)%4]
-				resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, body(model, fmt.Sprintf("%d of %d: %s", n, i, content)), nil)
+				resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, body(model, fmt.Sprintf("%d of %d: %s", n, i, content)), nil)
 				if err != nil {
 					t.Error(err)
 					return
@@ -143,11 +144,11 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 	load.Wait()
 	t.Logf("%d requests during 10 reloads", done.Load())
 	for _, name := range []string{"streams_failed", "failure_mode_allowed", "message_timeouts"} {
-		if n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute."+name); err != nil || n != 0 {
+		if n, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute."+name); err != nil || n != 0 {
 			t.Errorf("Envoy counts %s %d, %v", name, n, err)
 		}
 	}
-	if n, err := d.envoy.Stat(t.Context(), "cluster.pool.upstream_rq_total"); err != nil || n != 0 {
+	if n, err := d.Envoy.Stat(t.Context(), "cluster.pool.upstream_rq_total"); err != nil || n != 0 {
 		t.Errorf("%d requests went to the pool, %v", n, err)
 	}
 	// A name of the file alone comes and goes with it, and a mistake changes nothing.
@@ -162,14 +163,14 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 	if err := os.WriteFile(file, []byte("version: 1\nmodels:\n- {name: base, tokenizer: /nowhere}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.router.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+	if err := d.Router.Cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the mistake is not told", func() bool { return strings.Contains(d.router.lastLines(), "not reloaded") })
+	eventually(t, "the mistake is not told", func() bool { return strings.Contains(d.Router.LastLines(), "not reloaded") })
 	if got := ask("base"); got != http.StatusOK || lastDecision(t, d).TokenMode != tokenizer.Exact {
 		t.Errorf("after a mistake: status %d, %+v", got, lastDecision(t, d))
 	}
-	_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+	_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 	for _, want := range []string{`kvroute_config_reloads_total{outcome="done"} 11`, `kvroute_config_reloads_total{outcome="refused"} 1`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the metrics do not say %s", want)
@@ -200,15 +201,15 @@ workers:
 - {name: b, address: "127.0.0.1:2", models: [second], model_card: unknown}
 `, dir))
 	c := serveFile(t, file)
-	d := &demonstration{router: c}
+	d := &demonstration{demo.Stack{Router: c}}
 	// One that registers on the bus names its card there.
-	e, err := startChild(t.Context(), t.TempDir(), "engine", "engine", "--name", "c", "--model", "third", "--listen", "127.0.0.1:0", "--nats-url", c.at.NATS)
+	e, err := demo.Start(t.Context(), t.TempDir(), "engine", "engine", "--name", "c", "--model", "third", "--listen", "127.0.0.1:0", "--nats-url", c.At.NATS)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer e.stop()
+	defer e.Stop()
 	eventually(t, "the worker does not register", func() bool { return len(workers(t, d)) == 3 })
-	link := envoytest.Dial(t, c.at.Extproc)
+	link := envoytest.Dial(t, c.At.Extproc)
 	for model, want := range map[string]tokenizer.Mode{"first": tokenizer.Exact, "second": tokenizer.Bytes, "third": tokenizer.Exact} {
 		x := link.Do(envoytest.Request{Path: chatPath, Body: []byte(strings.Replace(chatBody("hello", 2, false), `"sim"`, `"`+model+`"`, 1))})
 		if x.Header["x-dynamo-worker"] == "" {
@@ -274,21 +275,21 @@ workers:
 		}},
 	} {
 		t.Run(strings.Join(c.flags, " "), func(t *testing.T) {
-			r, err := startChild(t.Context(), t.TempDir(), "kvroute", append([]string{
+			r, err := demo.Start(t.Context(), t.TempDir(), "kvroute", append([]string{
 				"serve", "--config", file,
 				"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0",
 			}, c.flags...)...)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer r.stop()
+			defer r.Stop()
 			var list struct{ Models []router.ModelState }
-			if err := getJSON(t.Context(), "http://"+r.at.HTTP+"/v1/models", &list); err != nil || len(list.Models) != len(c.modes) {
+			if err := demo.GetJSON(t.Context(), "http://"+r.At.HTTP+"/v1/models", &list); err != nil || len(list.Models) != len(c.modes) {
 				t.Fatalf("models %+v, %v", list, err)
 			}
-			_, metrics := get(t, "http://"+r.at.HTTP+"/metrics")
+			_, metrics := get(t, "http://"+r.At.HTTP+"/metrics")
 			var fleet struct{ Workers []router.WorkerState }
-			if err := getJSON(t.Context(), "http://"+r.at.HTTP+"/v1/workers", &fleet); err != nil {
+			if err := demo.GetJSON(t.Context(), "http://"+r.At.HTTP+"/v1/workers", &fleet); err != nil {
 				t.Fatal(err)
 			}
 			tokens := map[string]router.TokenState{}
@@ -310,7 +311,7 @@ workers:
 					t.Errorf("%+v", m)
 				}
 			}
-			log, err := os.ReadFile(r.log)
+			log, err := os.ReadFile(r.Log)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -383,7 +384,7 @@ func TestEveryKindOfRequestThroughEnvoy(t *testing.T) {
 func TestTheFirstTokenOfAResponse(t *testing.T) {
 	d := startStack(t, 1, []string{"--num-gpu-blocks", "16384"})
 	body := fmt.Sprintf(`{"model":"sim","stream":true,"max_output_tokens":100,"input":%q}`, strings.Repeat("a long prompt ", 14_000))
-	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+"/v1/responses", body, nil)
+	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+"/v1/responses", body, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -436,7 +437,7 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 		return lastDecision(t, d)
 	}
 	eventually(t, "the wrong template is not noticed", func() bool { return ask().TokenReason == tokenizer.Drifted })
-	log, err := os.ReadFile(d.router.log)
+	log, err := os.ReadFile(d.Router.Log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -445,7 +446,7 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 			t.Errorf("the log does not say %q: %s", want, log)
 		}
 	}
-	if _, text := get(t, "http://"+d.router.at.HTTP+"/metrics"); !strings.Contains(text, `kvroute_tokenize_checks_total{model="sim",outcome="different"}`) {
+	if _, text := get(t, "http://"+d.Router.At.HTTP+"/metrics"); !strings.Contains(text, `kvroute_tokenize_checks_total{model="sim",outcome="different"}`) {
 		t.Error("differences are not counted")
 	}
 	d.reload(t, file, with(""))
@@ -459,7 +460,7 @@ func TestAWrongTemplateIsNoticed(t *testing.T) {
 		t.Errorf("with the right template nothing is found: %+v", got)
 	}
 	eventually(t, "equal ids are not counted", func() bool {
-		_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+		_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 		return strings.Contains(text, `kvroute_tokenize_checks_total{model="sim",outcome="ok"}`)
 	})
 }

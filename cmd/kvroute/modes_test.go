@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
@@ -23,7 +24,7 @@ import (
 func lateReply(t *testing.T, d *demonstration, body string) *http.Response {
 	t.Helper()
 	r, w := io.Pipe()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.envoy.URL()+chatPath, r)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +84,7 @@ func TestBodyModes(t *testing.T) {
 					t.Errorf("the reason is %q", reason)
 				}
 				if a, b := first.Header.Get("X-Sim-Worker"), again.Header.Get("X-Sim-Worker"); !c.blind && a != b {
-					_, why := get(t, "http://"+d.router.at.HTTP+"/v1/decisions?limit=2")
+					_, why := get(t, "http://"+d.Router.At.HTTP+"/v1/decisions?limit=2")
 					t.Errorf("conversation %d went to %s and then to %s: %s", i, a, b, why)
 				}
 			}
@@ -118,7 +119,7 @@ func TestBodyModes(t *testing.T) {
 			}
 			// A client that leaves frees its slot.
 			ctx, cancel := context.WithCancel(t.Context())
-			resp, err := send(t, ctx, http.MethodPost, d.envoy.URL()+chatPath, chatBody("and a long one", 4000, true), nil)
+			resp, err := send(t, ctx, http.MethodPost, d.Envoy.URL()+chatPath, chatBody("and a long one", 4000, true), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -131,7 +132,7 @@ func TestBodyModes(t *testing.T) {
 			idle()
 			defer func() { dies(t, d, c.mode == envoy.FullDuplex) }()
 			for _, stat := range []string{"streams_failed", "message_timeouts", "spurious_msgs_received", "rejected_header_mutations"} {
-				if n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute."+stat); err != nil || n != 0 {
+				if n, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute."+stat); err != nil || n != 0 {
 					t.Errorf("Envoy counts %d %s, %v", n, stat, err)
 				}
 			}
@@ -142,27 +143,27 @@ func TestBodyModes(t *testing.T) {
 // dies kills kvroute in a response, while it decides, and before a request.
 func dies(t *testing.T, d *demonstration, holds bool) {
 	t.Helper()
-	resp, err := send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("a long story", 1500, true), nil)
+	resp, err := send(t, t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, chatBody("a long story", 1500, true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
-	d.router.hold(t)
-	started, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
+	hold(t, d.Router)
+	started, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
 	if err != nil {
 		t.Fatal(err)
 	}
 	asked := make(chan sight, 1)
 	go func() {
-		asked <- look(send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("hello", 4, false), nil))
+		asked <- look(send(t, t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, chatBody("hello", 4, false), nil))
 	}()
 	eventually(t, "Envoy does not ask kvroute", func() bool {
-		n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
+		n, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
 		return err == nil && n > started || len(asked) > 0 // the health check may have been faster
 	})
-	d.router.kill(t)
+	kill(t, d.Router)
 	after, during := outcomeOf(t, "kvroute dies after the decision"), outcomeOf(t, "kvroute dies while it decides")
 	if holds {
 		after, during = outcomeOf(t, "in full duplex kvroute dies after the decision"), outcomeOf(t, "in full duplex kvroute dies while it decides")
@@ -171,7 +172,7 @@ func dies(t *testing.T, d *demonstration, holds bool) {
 	during.check(t, <-asked)
 	if holds {
 		eventually(t, "Envoy does not notice that kvroute is not there", func() bool {
-			n, err := d.envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
+			n, err := d.Envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
 			return err == nil && n == 0
 		})
 	}
@@ -184,8 +185,8 @@ func dies(t *testing.T, d *demonstration, holds bool) {
 // worker: the request is routed by load, and the worker gets all of it.
 func TestTruncatedBodiesThroughEnvoy(t *testing.T) {
 	d := newStack(t, 3, []string{"--speed", "100", "--num-gpu-blocks", "65536"})
-	d.bodyMode, d.secure.MaxBodyBytes = envoy.BufferedPartial, 64<<10
-	d.secure.MessageTimeout, d.secure.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
+	d.EnvoyConfig.BodyMode, d.EnvoyConfig.MaxBodyBytes = envoy.BufferedPartial, 64<<10
+	d.EnvoyConfig.MessageTimeout, d.EnvoyConfig.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
 	d.begin(t, "--decision-timeout", "25s")
 	const tools = `"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto"`
 	story := strings.Repeat("And then the old fisherman told another story of the sea. ", 2500)
@@ -216,7 +217,13 @@ func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newStack(t, 0, nil)
-			d.bodyMode, d.edit, d.secure.NoObserver = c.mode, c.edit, true
+			d.EnvoyConfig.BodyMode, d.EnvoyConfig.NoObserver = c.mode, true
+			if c.edit != nil {
+				d.Bootstrap = func(conf envoy.Config) ([]byte, error) {
+					text, err := demo.Render(conf)
+					return []byte(c.edit.Replace(string(text))), err
+				}
+			}
 			events := make(chan string)
 			d.begin(t, append(c.flags, staticFlags(t, d, "sse", startHTTP(t, func(w http.ResponseWriter, r *http.Request) {
 				if body, _ := io.ReadAll(r.Body); !strings.Contains(string(body), "a story") {
@@ -237,7 +244,7 @@ func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
 			}))...)...)
 			ended := make(chan sight, 1)
 			go func() {
-				ended <- look(send(t, t.Context(), http.MethodPost, d.envoy.URL()+chatPath, chatBody("a story", 4, true), nil))
+				ended <- look(send(t, t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, chatBody("a story", 4, true), nil))
 			}()
 			before := []string{": still waiting\n\n", "event: start\ndata:\n\n"}
 			for _, e := range before {
@@ -253,7 +260,7 @@ func TestTheMainStreamSeesTheFirstToken(t *testing.T) {
 				t.Errorf("the client got %d: %q", got.status, got.body)
 			}
 			idle(t, d)
-			if _, text := get(t, "http://"+d.router.at.HTTP+"/metrics"); !strings.Contains(text, `source="observer"`) {
+			if _, text := get(t, "http://"+d.Router.At.HTTP+"/metrics"); !strings.Contains(text, `source="observer"`) {
 				t.Error("no first token by the observer is counted")
 			}
 		})

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/kvroute/kvroute/bench/demo"
 )
 
 // Nobody registers on the bus of a kvroute without its password, which stands in a file
@@ -19,11 +21,11 @@ import (
 func TestTheOwnBusWantsItsPassword(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	start := func() *child {
+	start := func() *demo.Child {
 		return process(t, "kvroute", "serve", "--state-dir", dir, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
 	}
 	c := start()
-	at, err := url.Parse(c.at.NATS)
+	at, err := url.Parse(c.At.NATS)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,16 +43,16 @@ func TestTheOwnBusWantsItsPassword(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("%v, %v", info, err)
 	}
-	registers := func(c *child, name string) {
+	registers := func(c *demo.Child, name string) {
 		t.Helper()
 		e := process(t, name, "engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", "file:"+file)
 		eventually(t, name+" is not registered", func() bool { return strings.Contains(workersText(t, c), `"name":"`+name+`"`) })
-		e.stop()
+		e.Stop()
 	}
 	registers(c, "a")
-	c.stop()
+	c.Stop()
 	c = start()
-	again, err := url.Parse(c.at.NATS)
+	again, err := url.Parse(c.At.NATS)
 	if err != nil || again.User.String() != at.User.String() {
 		t.Errorf("after a restart the user is another one: %v", err)
 	}
@@ -63,11 +65,11 @@ func TestABusThatNobodyNeedsDoesNotListen(t *testing.T) {
 	t.Parallel()
 	for range 2 {
 		c := process(t, "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
-		if c.at.NATS != "" {
-			t.Errorf("a bus listens at %s", c.at.NATS)
+		if c.At.NATS != "" {
+			t.Errorf("a bus listens at %s", c.At.NATS)
 		}
 		eventually(t, "a worker cannot register", func() bool {
-			resp, _ := whole(t, "POST", "http://"+c.at.HTTP+"/v1/workers", `{"name":"a","address":"127.0.0.1:9001","models":["m"]}`, nil)
+			resp, _ := whole(t, "POST", "http://"+c.At.HTTP+"/v1/workers", `{"name":"a","address":"127.0.0.1:9001","models":["m"]}`, nil)
 			return resp.StatusCode == http.StatusCreated
 		})
 	}

@@ -18,7 +18,7 @@ func TestRequestsWaitForRoom(t *testing.T) {
 	answers := make(chan *http.Response, 4)
 	ask := func(body string) {
 		go func() {
-			resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, body, nil)
+			resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, body, nil)
 			if err != nil {
 				t.Error(err)
 				answers <- nil
@@ -36,7 +36,7 @@ func TestRequestsWaitForRoom(t *testing.T) {
 		ask(chatBody(name+long, 1, true))
 	}
 	waiting := func() bool {
-		_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+		_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 		return strings.Contains(text, `kvroute_router_queue_size{model="sim"} 2`)
 	}
 	eventually(t, "two requests do not wait", waiting)

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/kvroute/kvroute/bench/demo"
 )
 
 // The suite for endpoint pickers is held against a kvroute that runs as a process, as it
@@ -25,24 +27,24 @@ func TestThePickerSuiteAgainstAProcess(t *testing.T) {
 	for i, e := range strings.Split(endpoints, ",") {
 		text = fmt.Sprintf("%s- {name: w%d, address: %q, models: [m], block_size: 16}\n", text, i, e)
 	}
-	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", writeFile(t, text), "--endpoint-picker", "--allow-direct",
+	c, err := demo.Start(t.Context(), t.TempDir(), "kvroute", "serve", "--config", writeFile(t, text), "--endpoint-picker", "--allow-direct",
 		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "20s", "--drain-timeout", "20s",
 		"--decision-timeout", "50s") // a busy machine is no reason to fail open here
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.stop)
-	out, err := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-v", "../../internal/epptest", "-addr", c.at.Extproc, "-model", "m", "-endpoints", endpoints).CombinedOutput()
+	t.Cleanup(c.Stop)
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-v", "../../internal/epptest", "-addr", c.At.Extproc, "-model", "m", "-endpoints", endpoints).CombinedOutput()
 	if passed := strings.Count(string(out), "--- PASS: "); err != nil || passed < 14 || strings.Contains(string(out), "--- SKIP") {
 		t.Fatalf("%d tests pass, %v:\n%s", passed, err, out)
 	}
 
-	conn, err := grpc.NewClient(c.at.Extproc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(c.At.Extproc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := c.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	for service, want := range map[string]healthpb.HealthCheckResponse_ServingStatus{
@@ -58,5 +60,5 @@ func TestThePickerSuiteAgainstAProcess(t *testing.T) {
 			return err == nil && got == want
 		})
 	}
-	c.kill(t)
+	kill(t, c)
 }

@@ -75,7 +75,7 @@ func TestAClientsMistakeIsOneQuietLine(t *testing.T) {
 		t.Run(least, func(t *testing.T) {
 			d := startStack(t, 1, []string{"--speed", "50"}, "--log-level", least)
 			lines := func() (all []string) {
-				text, err := os.ReadFile(d.router.log)
+				text, err := os.ReadFile(d.Router.Log)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -89,10 +89,10 @@ func TestAClientsMistakeIsOneQuietLine(t *testing.T) {
 			}
 			before := lines()
 			for i := range mistakes {
-				got := look(send(t, t.Context(), "POST", d.envoy.URL()+chatPath, fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"a secret %d"}`, i), nil))
+				got := look(send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"a secret %d"}`, i), nil))
 				outcomeOf(t, "the body is no JSON").check(t, got)
 			}
-			_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+			_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 			if n := level(text, `kvroute_extproc_refusals_total{status="400"}`); n != fmt.Sprint(mistakes) {
 				t.Errorf("%s refusals are counted, want %d", n, mistakes)
 			}

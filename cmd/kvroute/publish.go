@@ -30,6 +30,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/internal/zmtp"
@@ -95,7 +96,7 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.durable, "durable", true, "publish into a stream that keeps events")
 	fs.StringVar(&c.bindEvents, "bind-events", "", "`endpoint` to publish events at instead of NATS, as tcp://*:5558; the ports of further ranks follow")
 	fs.StringVar(&c.bindQueries, "bind-queries", "", "`endpoint` at which routers then ask for what they missed; empty takes the port 5658 beside bind-events, a free one beside port 0")
-	busFlags(fs, &c.access)
+	c.access.Flags(fs)
 	fs.IntVar(&c.replicas, "nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
 
 	fs.StringVar(&c.http, "http-address", "", "`ip:port` of /metrics and /healthz; empty has none")
@@ -194,7 +195,7 @@ func (c *sidecar) check() error {
 		// Nobody else reaches the engine there.
 		listener = net.JoinHostPort("0.0.0.0", fmt.Sprint(at.Port()))
 	}
-	if c.record.Address, err = publicAddress(c.advertise, listener, c.natsURL); err != nil {
+	if c.record.Address, err = bus.PublicAddress(c.advertise, listener, c.natsURL); err != nil {
 		return err
 	}
 	c.record.Name = cmp.Or(c.record.Name, c.record.Address)
@@ -214,6 +215,14 @@ func commaList(s string) (items []string) {
 		}
 	}
 	return items
+}
+
+// transport is how a record tells where events are published.
+func transport(durable bool) string {
+	if durable {
+		return "jetstream"
+	}
+	return "nats"
 }
 
 // beside is everything that `kvroute publish` consists of.
@@ -252,7 +261,7 @@ func (p *beside) open(ctx context.Context, meter metric.Meter, recorder *engines
 	}
 	if recorder != nil {
 		recorder.Note("begin", fmt.Sprintf("kvroute %s, worker %s, engine %q at %s, models %q, adapters %q, blocks of %d tokens there and %d here, ranks from %d: %d",
-			buildVersion(), p.record.Name, p.engine.Engine, p.engine.Address, p.record.Models, p.record.LoRA, p.engine.BlockSize, p.record.BlockSize, p.record.DPStart, max(1, p.record.DPSize)))
+			telemetry.Version(), p.record.Name, p.engine.Engine, p.engine.Address, p.record.Models, p.record.LoRA, p.engine.BlockSize, p.record.BlockSize, p.record.DPStart, max(1, p.record.DPSize)))
 	}
 	p.record.Events = fleet.Events{Transport: transport(p.durable), LocalIndexer: p.localIndexer}
 	sockets, err := p.bind()
@@ -536,8 +545,8 @@ func (p *beside) run(ctx context.Context, metrics http.Handler) error {
 			if at != nil {
 				a.HTTP = at.Addr().String()
 			}
-			if err := writeReady(p.ready, a); err != nil {
-				return err
+			if err := records.WriteJSON(p.ready, a); err != nil {
+				return fmt.Errorf("ready-file: %w", err)
 			}
 		}
 		if p.misfit {

@@ -4,10 +4,11 @@ package main
 
 import (
 	"context"
-	"io"
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/kvroute/kvroute/bench/demo"
 )
 
 // The Python client, tested by its own tests against a router with two simulated
@@ -32,22 +33,22 @@ func TestPythonClient(t *testing.T) {
 		}
 	}
 	test("test_transport.py")
-	d := &demonstration{out: io.Discard, dir: t.TempDir(), workers: 2}
-	d.load.Model = "sim"
+	d := &demonstration{demo.Stack{Dir: t.TempDir(), Workers: 2}}
+	d.Model = "sim"
 	t.Cleanup(func() {
-		d.stop()
-		if t.Failed() && d.router != nil {
-			t.Logf("kvroute's log:\n%s", d.router.lastLines())
+		d.Stop()
+		if t.Failed() && d.Router != nil {
+			t.Logf("kvroute's log:\n%s", d.Router.LastLines())
 		}
 	})
-	if err := d.start(t.Context()); err != nil {
+	if err := d.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if d.router, err = startChild(t.Context(), d.dir, "kvroute", "serve", "--http-address", "127.0.0.1:0", "--extproc-address", "127.0.0.1:0", "--nats-url", d.bus.url(), "--router-predicted-ttl-secs", "0"); err != nil {
+	if d.Router, err = demo.Start(t.Context(), d.Dir, "kvroute", "serve", "--http-address", "127.0.0.1:0", "--extproc-address", "127.0.0.1:0", "--nats-url", d.Bus.URL(), "--router-predicted-ttl-secs", "0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.waitWorkers(t.Context()); err != nil {
+	if err := d.WaitWorkers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	test("test_client.py", "http://"+d.router.at.HTTP, "sim")
+	test("test_client.py", "http://"+d.Router.At.HTTP, "sim")
 }

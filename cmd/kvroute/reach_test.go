@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/kvroute/kvroute/bench/demo"
 )
 
 // Whoever may register must not make kvroute call, or send clients to, what only this
@@ -23,24 +25,24 @@ func TestRegistrationsAreNoWayIn(t *testing.T) {
 	for _, c := range []struct{ networks, record, want string }{
 		{"", `"address":"` + adminAt + `"`, "neither loopback nor link-local"},
 		{"", `"address":"10.0.0.7:8000","events":{"transport":"http_poll","endpoint":"` + admin + `/quitquitquit"}`, "want http://10.0.0.7:8000/kv_cache_events"},
-		{anywhere, `"address":"HTTP"`, "kvroute itself"},
-		{anywhere, `"address":"EXTPROC"`, "kvroute itself"},
-		{anywhere, `"address":"NATS"`, "kvroute itself"},
-		{anywhere, `"address":"` + adminAt + `"`, ""},
+		{demo.AnyNetwork, `"address":"HTTP"`, "kvroute itself"},
+		{demo.AnyNetwork, `"address":"EXTPROC"`, "kvroute itself"},
+		{demo.AnyNetwork, `"address":"NATS"`, "kvroute itself"},
+		{demo.AnyNetwork, `"address":"` + adminAt + `"`, ""},
 	} {
 		d := process(t, "kvroute", "serve", "--worker-networks", c.networks, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
-		bus := d.at.NATS[strings.LastIndexAny(d.at.NATS, "/@")+1:]
-		record := strings.NewReplacer("HTTP", d.at.HTTP, "EXTPROC", d.at.Extproc, "NATS", bus).Replace(c.record)
+		bus := d.At.NATS[strings.LastIndexAny(d.At.NATS, "/@")+1:]
+		record := strings.NewReplacer("HTTP", d.At.HTTP, "EXTPROC", d.At.Extproc, "NATS", bus).Replace(c.record)
 		var text string
 		eventually(t, "the registry is not there", func() bool {
 			var resp *http.Response
-			resp, text = whole(t, "POST", "http://"+d.at.HTTP+"/v1/workers", `{"name":"a","models":["m"],`+record+`}`, http.Header{"Content-Type": {"application/json"}})
+			resp, text = whole(t, "POST", "http://"+d.At.HTTP+"/v1/workers", `{"name":"a","models":["m"],`+record+`}`, http.Header{"Content-Type": {"application/json"}})
 			return resp.StatusCode != http.StatusServiceUnavailable
 		})
 		if taken := strings.Contains(text, `"worker_id"`); taken != (c.want == "") || !strings.Contains(text, c.want) {
 			t.Errorf("%s with --worker-networks %q: %s; want %q", record, c.networks, text, c.want)
 		}
-		d.stop()
+		d.Stop()
 	}
 	if n := quit.Load(); n != 0 {
 		t.Errorf("kvroute called another program %d times", n)
@@ -64,7 +66,7 @@ func TestPromptsDoNotFollowRedirects(t *testing.T) {
 	for _, path := range []string{"/v1/best_worker", "/v1/generate"} {
 		body := `{"model":"sim","request_id":"r` + path[4:] + `","messages":[{"role":"user","content":"a secret that nobody else may read, of more than one block of tokens"}]}`
 		before := asked.Load()
-		_, text := whole(t, "POST", "http://"+c.at.HTTP+path, body, http.Header{"Content-Type": {"application/json"}})
+		_, text := whole(t, "POST", "http://"+c.At.HTTP+path, body, http.Header{"Content-Type": {"application/json"}})
 		if asked.Load() == before && path == "/v1/generate" {
 			t.Errorf("%s: the worker was not asked: %s", path, text)
 		}

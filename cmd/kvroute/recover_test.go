@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,10 +17,11 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -33,15 +33,15 @@ func startFleet(t *testing.T, engine []string, flags ...string) *demonstration {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	d := &demonstration{out: io.Discard, dir: t.TempDir(), core: true, workers: 3, engine: append([]string{"--speed", "50"}, engine...), load: bench.LoadConfig{Model: "sim"}}
+	d := &demonstration{demo.Stack{Dir: t.TempDir(), Core: true, Workers: 3, EngineFlags: append([]string{"--speed", "50"}, engine...), Model: "sim"}}
 	t.Cleanup(func() {
-		d.stop()
-		if t.Failed() && d.router != nil {
-			t.Logf("kvroute's log:\n%s", d.router.lastLines())
+		d.Stop()
+		if t.Failed() && d.Router != nil {
+			t.Logf("kvroute's log:\n%s", d.Router.LastLines())
 		}
 		http.DefaultClient.CloseIdleConnections()
 	})
-	if err := d.start(t.Context()); err != nil {
+	if err := d.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	d.serve(t, flags...)
@@ -52,12 +52,12 @@ func startFleet(t *testing.T, engine []string, flags ...string) *demonstration {
 func (d *demonstration) serve(t *testing.T, flags ...string) {
 	t.Helper()
 	var err error
-	if d.router, err = startChild(t.Context(), d.dir, "kvroute", append([]string{
-		"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", d.bus.url(), "--drain-timeout", "1s", "--drain-delay", "0", d.durable(),
+	if d.Router, err = demo.Start(t.Context(), d.Dir, "kvroute", append([]string{
+		"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", d.Bus.URL(), "--drain-timeout", "1s", "--drain-delay", "0", d.EventsFlag(),
 	}, flags...)...); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.waitWorkers(t.Context()); err != nil {
+	if err := d.WaitWorkers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -65,10 +65,10 @@ func (d *demonstration) serve(t *testing.T, flags ...string) {
 // prompts sends prompts to each worker, so that it caches them.
 func (d *demonstration) prompts(t *testing.T, what string) {
 	t.Helper()
-	for i, e := range d.engines {
+	for i, e := range d.Engines {
 		for n := range 1 + i {
 			content := fmt.Sprint(what, i, n, strings.Repeat(" and so on", 200))
-			if resp, _ := whole(t, http.MethodPost, "http://"+e.at.HTTP+chatPath, chatBody(content, 2, false), nil); resp.StatusCode != http.StatusOK {
+			if resp, _ := whole(t, http.MethodPost, "http://"+e.At.HTTP+chatPath, chatBody(content, 2, false), nil); resp.StatusCode != http.StatusOK {
 				t.Fatalf("status %d", resp.StatusCode)
 			}
 		}
@@ -78,15 +78,15 @@ func (d *demonstration) prompts(t *testing.T, what string) {
 // held asks the workers themselves how many blocks they hold.
 func (d *demonstration) held(t *testing.T) map[string]int {
 	t.Helper()
-	nc, err := nats.Connect(d.bus.url())
+	nc, err := nats.Connect(d.Bus.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
 	blocks := map[string]int{}
-	for _, e := range d.engines {
-		id := wire.WorkerID(e.name)
-		m, err := nc.Request(wire.Scope{}.Own("query", wire.WorkerKey(id), "0"), events.AppendQuery(nil, events.Query{WorkerID: id}), patience)
+	for _, e := range d.Engines {
+		id := wire.WorkerID(e.Name)
+		m, err := nc.Request(wire.Scope{}.Own("query", wire.WorkerKey(id), "0"), events.AppendQuery(nil, events.Query{WorkerID: id}), demo.Patience)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,9 +94,9 @@ func (d *demonstration) held(t *testing.T) map[string]int {
 		if err != nil || a.Kind != events.AnswerDump {
 			t.Fatalf("%v, %v", a.Kind, err)
 		}
-		blocks[e.name] = 0
+		blocks[e.Name] = 0
 		for _, ev := range a.Events {
-			blocks[e.name] += len(ev.Event.Blocks)
+			blocks[e.Name] += len(ev.Event.Blocks)
 		}
 	}
 	return blocks
@@ -119,7 +119,7 @@ func (d *demonstration) follows(t *testing.T) {
 // counter reads a counter of kvroute's.
 func (d *demonstration) counter(t *testing.T, name, label string) int {
 	t.Helper()
-	_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+	_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 	sum := 0
 	for _, m := range regexp.MustCompile(`(?m)^`+name+`\{([^}]*)\} (\S+)$`).FindAllStringSubmatch(text, -1) {
 		if strings.Contains(m[1], label) {
@@ -159,32 +159,32 @@ func TestARestartAsksForRangesOnly(t *testing.T) {
 	}
 	d.prompts(t, "first")
 	d.follows(t)
-	if ranges, dumps := asked(); dumps != d.workers {
+	if ranges, dumps := asked(); dumps != d.Workers {
 		t.Errorf("asked for %d ranges and %d dumps, want one dump of each worker", ranges, dumps)
 	}
 	saved()
 
-	d.router.kill(t)
+	kill(t, d.Router)
 	d.prompts(t, "while nobody listens")
 	d.serve(t, flags...)
 	d.follows(t)
-	if ranges, dumps := asked(); ranges < d.workers || dumps != 0 {
+	if ranges, dumps := asked(); ranges < d.Workers || dumps != 0 {
 		t.Errorf("after a crash: asked for %d ranges and %d dumps, want ranges only", ranges, dumps)
 	}
 	d.prompts(t, "afterwards")
 	d.follows(t)
 
 	// Drained, it has saved all.
-	d.router.stop()
+	d.Router.Stop()
 	d.serve(t, flags...)
 	d.follows(t)
-	eventually(t, "nobody is asked after a drain", func() bool { ranges, dumps := asked(); return ranges+dumps >= d.workers })
-	if ranges, dumps := asked(); ranges != d.workers || dumps != 0 {
+	eventually(t, "nobody is asked after a drain", func() bool { ranges, dumps := asked(); return ranges+dumps >= d.Workers })
+	if ranges, dumps := asked(); ranges != d.Workers || dumps != 0 {
 		t.Errorf("after a drain: asked for %d ranges and %d dumps, want ranges only", ranges, dumps)
 	}
 
 	// A damaged file is said, and no reason not to serve.
-	d.router.kill(t)
+	kill(t, d.Router)
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -195,33 +195,33 @@ func TestARestartAsksForRangesOnly(t *testing.T) {
 	}
 	d.serve(t, flags...)
 	d.follows(t)
-	if ranges, dumps := asked(); dumps != d.workers || !strings.Contains(d.router.lastLines(), "what it says of the workers' caches is lost") {
-		t.Errorf("with a damaged file: asked for %d ranges and %d dumps, log:\n%s", ranges, dumps, d.router.lastLines())
+	if ranges, dumps := asked(); dumps != d.Workers || !strings.Contains(d.Router.LastLines(), "what it says of the workers' caches is lost") {
+		t.Errorf("with a damaged file: asked for %d ranges and %d dumps, log:\n%s", ranges, dumps, d.Router.LastLines())
 	}
 
 	// A worker that is another process is read anew.
 	saved()
-	d.router.kill(t)
-	d.engines[0].stop()
-	name := d.engines[0].name
-	if d.engines[0], err = startChild(t.Context(), d.dir, name, append([]string{
-		"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", d.bus.url(), "--model", "sim", d.durable(),
-	}, d.engine...)...); err != nil {
+	kill(t, d.Router)
+	d.Engines[0].Stop()
+	name := d.Engines[0].Name
+	if d.Engines[0], err = demo.Start(t.Context(), d.Dir, name, append([]string{
+		"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", d.Bus.URL(), "--model", "sim", d.EventsFlag(),
+	}, d.EngineFlags...)...); err != nil {
 		t.Fatal(err)
 	}
 	d.prompts(t, "anew")
 	d.serve(t, flags...)
 	d.follows(t)
-	eventually(t, "the others are not asked", func() bool { ranges, dumps := asked(); return ranges+dumps >= d.workers })
-	if ranges, dumps := asked(); ranges != d.workers-1 || dumps != 1 {
+	eventually(t, "the others are not asked", func() bool { ranges, dumps := asked(); return ranges+dumps >= d.Workers })
+	if ranges, dumps := asked(); ranges != d.Workers-1 || dumps != 1 {
 		t.Errorf("asked for %d ranges and %d dumps, want one dump, of the worker that started anew", ranges, dumps)
 	}
 }
 
 // listeners counts who listens to a subject, and to what is below it.
-func listeners(t *testing.T, bus *embeddedNATS, subject string) (n int) {
+func listeners(t *testing.T, bus *bus.Server, subject string) (n int) {
 	t.Helper()
-	s, err := bus.server.Subsz(&natsserver.SubszOptions{Subscriptions: true, Limit: 10_000})
+	s, err := bus.Server.Subsz(&natsserver.SubszOptions{Subscriptions: true, Limit: 10_000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +242,7 @@ func TestUnwantedEventsAreNotSent(t *testing.T) {
 			dir := t.TempDir()
 			d := startFleet(t, []string{"--enable-local-indexer"}, append(flags, "--state-dir", dir, "--state-interval", "20ms")...)
 			subject := wire.Scope{}.Topic(events.Topic)
-			nc, err := nats.Connect(d.bus.url())
+			nc, err := nats.Connect(d.Bus.URL())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -253,11 +253,11 @@ func TestUnwantedEventsAreNotSent(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 { // by the second one all workers have heard the first
-				if m, err := presence.NextMsg(patience); err != nil || !strings.Contains(string(m.Data), `"wants_events":false`) {
+				if m, err := presence.NextMsg(demo.Patience); err != nil || !strings.Contains(string(m.Data), `"wants_events":false`) {
 					t.Fatalf("presence %v, %v", m, err)
 				}
 			}
-			if n := listeners(t, d.bus, subject); n != 0 {
+			if n := listeners(t, d.Bus, subject); n != 0 {
 				t.Errorf("%d listen to events that nobody wants", n)
 			}
 			if _, err := nc.ChanSubscribe(subject, heard); err != nil {
@@ -274,7 +274,7 @@ func TestUnwantedEventsAreNotSent(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(dir, wire.Scope{}.Bucket(eventFile))); err == nil {
 				t.Error("what events tell is saved")
 			}
-			d.router.stop()
+			d.Router.Stop()
 			d.serve(t)
 			d.follows(t)
 			d.prompts(t, "second")
@@ -289,7 +289,7 @@ func TestUnwantedEventsAreNotSent(t *testing.T) {
 // A worker that cannot be asked for what is missing shows as such.
 func TestAWorkerInDoubtShows(t *testing.T) {
 	d := startFleet(t, nil)
-	nc, err := nats.Connect(d.bus.url())
+	nc, err := nats.Connect(d.Bus.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,7 +303,7 @@ func TestAWorkerInDoubtShows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	worker := wire.WorkerID(d.engines[0].name)
+	worker := wire.WorkerID(d.Engines[0].Name)
 	entry, err := bucket.Get(t.Context(), wire.WorkerKey(worker))
 	if err != nil {
 		t.Fatal(err)
@@ -324,7 +324,7 @@ func TestAWorkerInDoubtShows(t *testing.T) {
 		t.Helper()
 		eventually(t, "the worker is not "+want, func() bool {
 			for _, w := range workers(t, d) {
-				if w.Name == d.engines[0].name && w.Transport == "nats" {
+				if w.Name == d.Engines[0].Name && w.Transport == "nats" {
 					return w.KVEvents == want
 				}
 			}

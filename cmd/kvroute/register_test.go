@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/wire"
 )
@@ -24,14 +25,14 @@ import (
 // and how full it is.
 func TestWorkersRegisterOverHTTP(t *testing.T) {
 	t.Parallel()
-	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	c, err := demo.Start(t.Context(), t.TempDir(), "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.stop)
+	t.Cleanup(c.Stop)
 	call := func(method, path, body string) (int, string) {
 		t.Helper()
-		resp, text := whole(t, method, "http://"+c.at.HTTP+path, body, nil)
+		resp, text := whole(t, method, "http://"+c.At.HTTP+path, body, nil)
 		return resp.StatusCode, text
 	}
 	expect := func(method, path, body string, status int, part string) {
@@ -74,7 +75,7 @@ func TestWorkersRegisterOverHTTP(t *testing.T) {
 		t.Errorf("%d %s, want the first worker, since the second is full", status, text)
 	}
 	// What its engine says of a rank on the bus counts more than a heartbeat, which may not know.
-	nc, err := nats.Connect(c.at.NATS)
+	nc, err := nats.Connect(c.At.NATS)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,16 +105,16 @@ func TestAgesAreSettings(t *testing.T) {
 			t.Errorf("%s %s: error %v", flag, value, err)
 		}
 	}
-	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0",
+	c, err := demo.Start(t.Context(), t.TempDir(), "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0",
 		"--degraded-after", "3s", "--unhealthy-after", "3s", "--expired-after", "1h")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.stop)
+	t.Cleanup(c.Stop)
 	var begin time.Time
 	eventually(t, "the registry is not there", func() bool {
 		begin = time.Now()
-		resp, _ := whole(t, "POST", "http://"+c.at.HTTP+"/v1/workers", `{"name":"a","address":"127.0.0.1:9001","models":["m"]}`, nil)
+		resp, _ := whole(t, "POST", "http://"+c.At.HTTP+"/v1/workers", `{"name":"a","address":"127.0.0.1:9001","models":["m"]}`, nil)
 		return resp.StatusCode == http.StatusCreated
 	})
 	eventually(t, "its health does not change", func() bool { return !strings.Contains(workersText(t, c), `"health":"healthy"`) })
@@ -123,9 +124,9 @@ func TestAgesAreSettings(t *testing.T) {
 }
 
 // workersText is what kvroute says of its workers.
-func workersText(t *testing.T, c *child) string {
+func workersText(t *testing.T, c *demo.Child) string {
 	t.Helper()
-	_, text := get(t, "http://"+c.at.HTTP+"/v1/workers")
+	_, text := get(t, "http://"+c.At.HTTP+"/v1/workers")
 	return text
 }
 
@@ -150,17 +151,17 @@ workers:
 - {name: a, address: "%s", models: [m], block_size: 16, total_kv_blocks: 1000, health: {interval: 100ms}, metrics: {interval: 100ms}}
 - {name: b, address: "localhost:9", models: [m], block_size: 16}
 `, strings.TrimPrefix(engine.URL, "http://")))
-	c, err := startChild(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0",
+	c, err := demo.Start(t.Context(), t.TempDir(), "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0",
 		"--degraded-after", "3s", "--unhealthy-after", "3s")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.stop)
-	if _, text := get(t, "http://"+c.at.HTTP+"/v1/workers"); !strings.Contains(text, `"b@127.0.0.1:9"`) {
+	t.Cleanup(c.Stop)
+	if _, text := get(t, "http://"+c.At.HTTP+"/v1/workers"); !strings.Contains(text, `"b@127.0.0.1:9"`) {
 		t.Errorf("a worker with a name for its address is not there: %s", text)
 	}
 	health := func() (state string, used int) {
-		resp, err := http.Get("http://" + c.at.HTTP + "/v1/workers")
+		resp, err := http.Get("http://" + c.At.HTTP + "/v1/workers")
 		if err != nil {
 			return "", 0
 		}
@@ -184,7 +185,7 @@ workers:
 	}
 	eventually(t, "its load is not known", func() bool { state, used := health(); return state == "healthy" && used == 250 })
 	sick.Store(true)
-	if err := poll(t.Context(), patience, "it is still healthy", func(context.Context) bool {
+	if err := demo.Poll(t.Context(), demo.Patience, "it is still healthy", func(context.Context) bool {
 		state, _ := health()
 		return state == "unhealthy"
 	}); err != nil {

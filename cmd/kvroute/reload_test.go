@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/telemetry"
 )
 
@@ -23,7 +24,7 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	}
 	file := writeFile(t, "version: 1\nworkers:\n- {name: a, address: \"127.0.0.1:1\", models: [m]}\n")
 	c := serveFile(t, file)
-	d := &demonstration{router: c}
+	d := &demonstration{demo.Stack{Router: c}}
 	names := func() (s string) {
 		for _, w := range workers(t, d) {
 			s += w.Name + w.Health
@@ -37,7 +38,7 @@ func TestStaticWorkersAreReloaded(t *testing.T) {
 	eventually(t, "the workers are not reloaded", func() bool { return names() == "bhealthy" })
 	// A mistake changes nothing.
 	rewrite(t, c, file, "version: 1\nworkers:\n- {name: c}\n")
-	eventually(t, "the mistake is not reported", func() bool { return strings.Contains(c.lastLines(), "not reloaded") })
+	eventually(t, "the mistake is not reported", func() bool { return strings.Contains(c.LastLines(), "not reloaded") })
 	if got := names(); got != "bhealthy" {
 		t.Errorf("after a mistake the workers are %s", got)
 	}
@@ -53,7 +54,7 @@ func TestLogLinesNameWorkers(t *testing.T) {
 	c := serveFile(t, file)
 	rewrite(t, c, file, fmt.Sprintf(workers, "gpu-2"))
 	eventually(t, "the worker that left is not named", func() bool {
-		return strings.Contains(c.lastLines(), `msg="a worker is gone" worker=gpu-1`)
+		return strings.Contains(c.LastLines(), `msg="a worker is gone" worker=gpu-1`)
 	})
 }
 
@@ -89,7 +90,7 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	c := serveFile(t, file)
 	is := func(want string) func() bool {
 		return func() bool {
-			return strings.Contains(c.lastLines(), want)
+			return strings.Contains(c.LastLines(), want)
 		}
 	}
 	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.2\nnats-inbox-prefix: _INBOX_a\nmax-streams: 100\nhttp-address: \"127.0.0.1:7\"\n"+workers, "b"))
@@ -100,8 +101,8 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	eventually(t, "an unknown mode is not reported", is(`not reloaded; the old one stays" err="router: Mode is \"kvv\"`))
 	rewrite(t, c, file, fmt.Sprintf("version: 1\n"+workers+workers, "d", "e"))
 	eventually(t, "a file with a mistake is not reported", is("not reloaded"))
-	if n := strings.Count(c.lastLines(), "only after a restart"); n != 2 {
-		t.Errorf("%d warnings, want 2:\n%s", n, c.lastLines())
+	if n := strings.Count(c.LastLines(), "only after a restart"); n != 2 {
+		t.Errorf("%d warnings, want 2:\n%s", n, c.LastLines())
 	}
 }
 
@@ -118,7 +119,7 @@ func TestTheFileIsWatched(t *testing.T) {
 	c := serveFile(t, file)
 	is := func(want string) func() bool {
 		return func() bool {
-			w := workers(t, &demonstration{router: c})
+			w := workers(t, &demonstration{demo.Stack{Router: c}})
 			return len(w) == 1 && w[0].Name == want
 		}
 	}
@@ -137,12 +138,12 @@ func TestTheFileIsWatched(t *testing.T) {
 }
 
 // rewrite gives a kvroute that runs another configuration file.
-func rewrite(t *testing.T, c *child, file, text string) {
+func rewrite(t *testing.T, c *demo.Child, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+	if err := c.Cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -171,14 +172,14 @@ func TestGroupsAreReloaded(t *testing.T) {
 	c := serveFile(t, file)
 	reloads := func(outcome string, n int) func() bool {
 		return func() bool {
-			_, text := get(t, "http://"+c.at.HTTP+"/metrics")
+			_, text := get(t, "http://"+c.At.HTTP+"/metrics")
 			return strings.Contains(text, fmt.Sprintf("kvroute_config_reloads_total{outcome=%q} %d", outcome, n))
 		}
 	}
 	is := func(want ...string) {
 		t.Helper()
 		var got []string
-		for _, w := range workers(t, &demonstration{router: c}) {
+		for _, w := range workers(t, &demonstration{demo.Stack{Router: c}}) {
 			got = append(got, w.Name+w.Group+" "+w.Address.String())
 		}
 		slices.Sort(got)
@@ -229,23 +230,23 @@ func TestAReloadWhileStarting(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c, err := launchChild(t.TempDir(), "kvroute", "serve", "--config", file,
+	c, err := demo.Launch(t.TempDir(), "kvroute", "serve", "--config", file,
 		"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.stop()
+	defer c.Stop()
 	write("a", func() {
-		if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		if err := c.Cmd.Process.Signal(syscall.SIGHUP); err != nil {
 			t.Fatal(err)
 		}
 	})
-	if err := c.waitReady(t.Context()); err != nil {
+	if err := c.WaitReady(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	write("b", func() {})
 	eventually(t, "the workers are not reloaded", func() bool {
-		ws := workers(t, &demonstration{router: c})
+		ws := workers(t, &demonstration{demo.Stack{Router: c}})
 		return len(ws) == 1 && ws[0].Name == "b"
 	})
 }

@@ -12,17 +12,19 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kvroute/kvroute/bench/demo"
 )
 
 // caller books and ends requests at one replica over its API.
 type caller struct {
-	replica *child
+	replica *demo.Child
 	made    atomic.Int64 // decisions
 	failed  atomic.Int64
 }
 
 func (c *caller) post(path, body string) bool {
-	resp, err := http.Post("http://"+c.replica.at.HTTP+path, "application/json", strings.NewReader(body))
+	resp, err := http.Post("http://"+c.replica.At.HTTP+path, "application/json", strings.NewReader(body))
 	if err != nil {
 		return false
 	}
@@ -85,16 +87,16 @@ func TestFourReplicasLoseNATSAndOneOfThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at = strings.TrimPrefix(bus.url(), "nats://") // with the password, which stays when the bus restarts
-	t.Cleanup(func() { bus.stop() })
-	var engines, replicas []*child
+	at = strings.TrimPrefix(bus.URL(), "nats://") // with the password, which stays when the bus restarts
+	t.Cleanup(func() { bus.Stop() })
+	var engines, replicas []*demo.Child
 	for i := range fleetSize {
-		e, err := startChild(t.Context(), t.TempDir(), fmt.Sprint("worker-", i+1), "engine", "--name", fmt.Sprint("worker-", i+1), "--listen", "127.0.0.1:0",
-			"--nats-url", bus.url(), "--speed", "50", "--num-gpu-blocks", "400")
+		e, err := demo.Start(t.Context(), t.TempDir(), fmt.Sprint("worker-", i+1), "engine", "--name", fmt.Sprint("worker-", i+1), "--listen", "127.0.0.1:0",
+			"--nats-url", bus.URL(), "--speed", "50", "--num-gpu-blocks", "400")
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(e.stop)
+		t.Cleanup(e.Stop)
 		engines = append(engines, e)
 	}
 	callers := make([]*caller, 4)
@@ -108,11 +110,11 @@ func TestFourReplicasLoseNATSAndOneOfThem(t *testing.T) {
 	}
 	end := sync.OnceFunc(func() { close(stop); busy.Wait() })
 	t.Cleanup(end)
-	agree := func(when string, requests int, some ...*child) {
+	agree := func(when string, requests int, some ...*demo.Child) {
 		t.Helper()
 		var out string
 		want := fmt.Sprintf("equal: %d replicas, %d workers, ", len(some), fleetSize)
-		if err := poll(t.Context(), time.Minute, when, func(context.Context) bool {
+		if err := demo.Poll(t.Context(), time.Minute, when, func(context.Context) bool {
 			var status int
 			status, out = examine(t, append(apis(some...), "--contents")...)
 			return status == 0 && strings.Contains(out, want) && strings.Contains(out, fmt.Sprintf(", %d requests in flight", requests))
@@ -129,8 +131,8 @@ func TestFourReplicasLoseNATSAndOneOfThem(t *testing.T) {
 	talk(t, engines, 0, 12)
 
 	var before [4]int64
-	bus.server.Shutdown()
-	bus.server.WaitForShutdown()
+	bus.Server.Shutdown()
+	bus.Server.WaitForShutdown()
 	for i, c := range callers {
 		before[i] = c.made.Load()
 	}
@@ -148,7 +150,7 @@ func TestFourReplicasLoseNATSAndOneOfThem(t *testing.T) {
 	<-lost
 	for i, c := range callers {
 		if made, failed := c.made.Load()-before[i], c.failed.Load(); made < 20 || failed > 0 {
-			t.Errorf("replica %s makes %d decisions in ten seconds without NATS, %d fail", c.replica.name, made, failed)
+			t.Errorf("replica %s makes %d decisions in ten seconds without NATS, %d fail", c.replica.Name, made, failed)
 		}
 	}
 	if bus, err = startNATS(at, store); err != nil {
@@ -161,11 +163,11 @@ func TestFourReplicasLoseNATSAndOneOfThem(t *testing.T) {
 		callers[3].book(fmt.Sprint("lost", i), i)
 	}
 	agree("the replicas do not agree before one dies", 4*11+100, replicas...)
-	replicas[3].kill(t)
+	kill(t, replicas[3])
 	agree("the replicas do not agree after one has died", 3*11, replicas[:3]...)
 	for _, c := range callers {
 		if n := c.failed.Load(); n > 0 {
-			t.Errorf("%d requests at replica %s are not decided", n, c.replica.name)
+			t.Errorf("%d requests at replica %s are not decided", n, c.replica.Name)
 		}
 	}
 }

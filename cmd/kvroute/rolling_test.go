@@ -13,33 +13,34 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
 // startReplicas starts a second replica beside the router, and an Envoy that knows
 // both.
-func (d *demonstration) startReplicas(t *testing.T) (replicas [2]*child) {
+func (d *demonstration) startReplicas(t *testing.T) (replicas [2]*demo.Child) {
 	t.Helper()
-	second, err := startChild(t.Context(), d.dir, "kvroute-2", "serve", "--decision-headers", "--extproc-address", heldAddress(t), "--http-address", heldAddress(t),
-		"--nats-url", d.bus.url(), "--replica", "kvroute-2")
+	second, err := demo.Start(t.Context(), d.Dir, "kvroute-2", "serve", "--decision-headers", "--extproc-address", heldAddress(t), "--http-address", heldAddress(t),
+		"--nats-url", d.Bus.URL(), "--replica", "kvroute-2")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(second.stop)
-	d.replicas = []string{d.router.at.Extproc, second.at.Extproc}
-	if err := d.envoy.Stop(); err != nil {
+	t.Cleanup(second.Stop)
+	d.EnvoyConfig.ExtProc = []string{d.Router.At.Extproc, second.At.Extproc}
+	if err := d.Envoy.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.startEnvoy(t.Context()); err != nil {
+	if err := d.StartEnvoy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return [2]*child{d.router, second}
+	return [2]*demo.Child{d.Router, second}
 }
 
-// again starts a child that has ended with the same flags, which name addresses that are reserved for it.
-func (c *child) again(t *testing.T, dir string) *child {
+// restart starts a child that has ended with the same flags, which name addresses that are reserved for it.
+func restart(t *testing.T, c *demo.Child, dir string) *demo.Child {
 	t.Helper()
-	next, err := startChild(t.Context(), dir, c.name, c.cmd.Args[1:len(c.cmd.Args)-2]...)
+	next, err := demo.Start(t.Context(), dir, c.Name, c.Cmd.Args[1:len(c.Cmd.Args)-2]...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +64,7 @@ func TestRollingRestartsHarmNobody(t *testing.T) {
 			for i := 0; ctx.Err() == nil; i++ {
 				<-time.After(10 * time.Millisecond) // this machine has other work
 				body := chatBody(fmt.Sprintf("%d %d %s", c, i%7, strings.Repeat("a prefix ", 30)), 60, i%2 == 0)
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.envoy.URL()+chatPath, strings.NewReader(body))
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.Envoy.URL()+chatPath, strings.NewReader(body))
 				if err != nil {
 					t.Error(err)
 					return
@@ -94,20 +95,20 @@ func TestRollingRestartsHarmNobody(t *testing.T) {
 	for i := range restarts {
 		r := i % 2
 		before := asked.Load()
-		replicas[r].stop()
-		replicas[r] = replicas[r].again(t, d.dir)
+		replicas[r].Stop()
+		replicas[r] = restart(t, replicas[r], d.Dir)
 		// Envoy sees within a second that it is back.
 		eventually(t, "the other replica is not found healthy", func() bool {
-			n, err := d.envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
+			n, err := d.Envoy.Stat(t.Context(), "cluster.kvroute.membership_healthy")
 			return err == nil && n == 2 && asked.Load() >= before+4
 		})
 	}
 	stop()
 	clients.Wait()
-	if d.router = replicas[0]; failed.Load() > 0 {
+	if d.Router = replicas[0]; failed.Load() > 0 {
 		t.Errorf("%d of %d requests failed", failed.Load(), asked.Load())
 	}
-	t.Cleanup(replicas[1].stop)
+	t.Cleanup(replicas[1].Stop)
 	if asked.Load() < int64(4*restarts) || decided.Load() < asked.Load()*9/10 {
 		t.Errorf("%d of %d requests were decided, want nine in ten of %d or more", decided.Load(), asked.Load(), 4*restarts)
 	}

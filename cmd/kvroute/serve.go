@@ -4,11 +4,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -16,7 +14,6 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -38,6 +35,7 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/telemetry"
@@ -78,7 +76,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 	if err != nil {
 		return err
 	}
-	log.Info("kvroute starts", "version", buildVersion(), "mode", conf.RouterMode)
+	log.Info("kvroute starts", "version", telemetry.Version(), "mode", conf.RouterMode)
 	networks, err := reach.Parse(conf.WorkerNetworks)
 	if err != nil {
 		return err
@@ -98,8 +96,8 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 		return err
 	}
 	if readyFile != "" {
-		if err := writeReady(readyFile, s.addresses()); err != nil {
-			return err
+		if err := records.WriteJSON(readyFile, s.addresses()); err != nil {
+			return fmt.Errorf("ready-file: %w", err)
 		}
 	}
 	return s.run(ctx)
@@ -119,7 +117,7 @@ type server struct {
 	scope    wire.Scope
 
 	metrics  *telemetry.Metrics
-	bus      *embeddedNATS // nil if the bus is elsewhere
+	bus      *bus.Server // nil if the bus is elsewhere
 	nc       *nats.Conn
 	prompts  *tokenizer.Cache // of ids, for all models
 	reloads  metric.Int64Counter
@@ -408,7 +406,7 @@ func (s *server) addresses() addresses {
 		a.Extproc = "unix:" + a.Extproc
 	}
 	if s.conf.NATSListen != "" && s.bus != nil {
-		a.NATS = s.bus.url()
+		a.NATS = s.bus.URL()
 	}
 	return a
 }
@@ -417,7 +415,7 @@ func (s *server) addresses() addresses {
 func (s *server) listensAt(a netip.AddrPort) bool {
 	ours := []net.Addr{s.grpcAt.Addr(), s.httpAt.Addr()}
 	if s.bus != nil {
-		ours = append(ours, s.bus.server.Addr())
+		ours = append(ours, s.bus.Addr())
 	}
 	return slices.ContainsFunc(ours, func(l net.Addr) bool {
 		at, ok := l.(*net.TCPAddr)
@@ -646,7 +644,7 @@ func (s *server) close() error {
 		s.nc.Close()
 	}
 	if s.bus != nil {
-		s.bus.stop()
+		s.bus.Stop()
 	}
 	for _, l := range []net.Listener{s.grpcAt, s.httpAt} {
 		if l != nil {
@@ -664,23 +662,6 @@ func (s *server) close() error {
 
 func (c *config) scope() wire.Scope {
 	return wire.Scope{Namespace: c.Namespace, Component: c.Component, Endpoint: c.Endpoint}
-}
-
-// writeReady writes a file that is there whole or not at all.
-func writeReady(path string, a addresses) error {
-	data, err := json.Marshal(a)
-	if err != nil {
-		return err
-	}
-	dir, err := os.OpenRoot(filepath.Dir(path))
-	if err != nil {
-		return fmt.Errorf("ready-file: %w", err)
-	}
-	defer dir.Close()
-	if err := records.WriteFile(dir, filepath.Base(path), func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
-		return fmt.Errorf("ready-file: %w", err)
-	}
-	return nil
 }
 
 func cutUnix(s string) (path string, ok bool) { return strings.CutPrefix(s, "unix:") }

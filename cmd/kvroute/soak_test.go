@@ -72,7 +72,7 @@ func (s *soak) one(t *testing.T, rng *rand.Rand) {
 		body, want = body[:len(body)/2], 400
 	}
 	begin := time.Now()
-	got := look(send(t, ctx, http.MethodPost, s.d.envoy.URL()+chatPath, body, nil))
+	got := look(send(t, ctx, http.MethodPost, s.d.Envoy.URL()+chatPath, body, nil))
 	if leaves && errors.Is(got.err, context.Canceled) {
 		s.left.Add(1)
 		return
@@ -121,29 +121,29 @@ func TestSoak(t *testing.T) {
 		switch rng.IntN(4) {
 		case 0:
 			fault = "kvroute is killed"
-			d.router.kill(t)
+			kill(t, d.Router)
 			<-time.After(time.Duration(rng.IntN(300)) * time.Millisecond)
-			d.router = d.router.again(t, d.dir)
+			d.Router = restart(t, d.Router, d.Dir)
 		case 1:
 			fault = "kvroute drains"
-			d.router.stop()
-			d.router = d.router.again(t, d.dir)
+			d.Router.Stop()
+			d.Router = restart(t, d.Router, d.Dir)
 		case 2:
 			fault = "kvroute stands still"
-			if err := d.router.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			if err := d.Router.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
 			<-time.After(time.Duration(rng.IntN(2500)) * time.Millisecond)
-			if err := d.router.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			if err := d.Router.Cmd.Process.Signal(syscall.SIGCONT); err != nil {
 				t.Fatal(err)
 			}
 		default:
 			fault = "a worker is killed"
 			back := s.away.begin()
-			e := d.engines[rng.IntN(len(d.engines))]
-			e.kill(t)
+			e := d.Engines[rng.IntN(len(d.Engines))]
+			kill(t, e)
 			<-time.After(time.Duration(rng.IntN(300)) * time.Millisecond)
-			*e = *e.again(t, t.TempDir())
+			*e = *restart(t, e, t.TempDir())
 			back()
 		}
 		faults[fault]++
@@ -152,12 +152,12 @@ func TestSoak(t *testing.T) {
 	}
 	stop()
 	clients.Wait()
-	if err := d.waitWorkers(t.Context()); err != nil {
+	if err := d.WaitWorkers(t.Context()); err != nil {
 		t.Error(err)
 	}
 	atRest(t, d)
 	eventually(t, "Envoy has streams open", func() bool {
-		n, err := d.envoy.Stat(t.Context(), "http.llm.downstream_rq_active")
+		n, err := d.Envoy.Stat(t.Context(), "http.llm.downstream_rq_active")
 		return err == nil && n == 0
 	})
 	t.Logf("%d requests, %d left by clients, %d lost with a worker; faults: %v", s.asked.Load(), s.left.Load(), s.spent.Load(), faults)

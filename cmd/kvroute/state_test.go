@@ -50,23 +50,23 @@ func TestGuessesSurviveACrash(t *testing.T) {
 		before := written()
 		eventually(t, "the state is not saved", func() bool { return written().After(before) })
 	}
-	d.router.kill(t)
-	if err := d.startRouter(t.Context(), flags...); err != nil {
+	kill(t, d.Router)
+	if err := d.StartRouter(t.Context(), flags...); err != nil {
 		t.Fatal(err)
 	}
 	again("after a crash")
 
 	// What came since the last writing is saved at a drain.
-	d.router.kill(t)
+	kill(t, d.Router)
 	seldom := slices.Concat(flags, []string{"--state-interval", "1h"})
-	if err := d.startRouter(t.Context(), seldom...); err != nil {
+	if err := d.StartRouter(t.Context(), seldom...); err != nil {
 		t.Fatal(err)
 	}
 	late := chatBody("late "+strings.Repeat("You know all about drains. ", 40), 4, false)
 	resp, _ := reply(t, d, "POST", chatPath, late, nil)
 	before := resp.Header.Get("X-Sim-Worker")
-	d.router.stop()
-	if err := d.startRouter(t.Context(), seldom...); err != nil {
+	d.Router.Stop()
+	if err := d.StartRouter(t.Context(), seldom...); err != nil {
 		t.Fatal(err)
 	}
 	again("after a drain")
@@ -75,17 +75,17 @@ func TestGuessesSurviveACrash(t *testing.T) {
 	}
 
 	// A file of an older form is said and counted, and no reason not to serve.
-	d.router.kill(t)
+	kill(t, d.Router)
 	if err := os.WriteFile(filepath.Join(dir, guessFile), []byte("KVRGUES2 and what it said then"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.startRouter(t.Context(), flags...); err != nil {
+	if err := d.StartRouter(t.Context(), flags...); err != nil {
 		t.Fatal(err)
 	}
-	if log := d.router.lastLines(); !strings.Contains(log, "a state file is refused") || !strings.Contains(log, `it begins with \"KVRGUES2\", want \"KVRGUES3\"`) {
+	if log := d.Router.LastLines(); !strings.Contains(log, "a state file is refused") || !strings.Contains(log, `it begins with \"KVRGUES2\", want \"KVRGUES3\"`) {
 		t.Errorf("nothing is said of a file of an older form:\n%s", log)
 	}
-	if _, text := get(t, "http://"+d.router.at.HTTP+"/metrics"); !regexp.MustCompile(`(?m)^kvroute_state_files_total\{[^}]*file="guesses"[^}]*outcome="refused"[^}]*\} 1$`).MatchString(text) {
+	if _, text := get(t, "http://"+d.Router.At.HTTP+"/metrics"); !regexp.MustCompile(`(?m)^kvroute_state_files_total\{[^}]*file="guesses"[^}]*outcome="refused"[^}]*\} 1$`).MatchString(text) {
 		t.Error("the file is not counted as refused")
 	}
 	if resp, _ := reply(t, d, "POST", chatPath, chatBody("0 "+system, 4, false), nil); resp.StatusCode != 200 || resp.Header.Get("X-Dynamo-Overlap-Blocks") != "0" {

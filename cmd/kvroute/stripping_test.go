@@ -48,8 +48,8 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 	for _, name := range openai.Steering {
 		header.Add(name, forged)
 	}
-	d.secure.MessageTimeout = time.Second
-	d.secure.Pool = []string{worker}
+	d.EnvoyConfig.MessageTimeout = time.Second
+	d.EnvoyConfig.Pool = []string{worker}
 	flags := staticFlags(t, d, "a", worker)
 	d.begin(t, flags...)
 	const decides, passes, either = "decides", "passes", "either"
@@ -72,22 +72,22 @@ func TestControlHeadersReachNoWorker(t *testing.T) {
 		seen, asked = nil, 0
 	}
 	check("kvroute decides", decides)
-	d.router.hold(t)
+	hold(t, d.Router)
 	check("kvroute hangs", passes)
-	d.router.kill(t)
+	kill(t, d.Router)
 	check("kvroute is dead", passes)
-	d.unrouted = true
-	if err := d.startRouter(t.Context(), append(flags, "--decision-timeout", "1ns")...); err != nil {
+	d.Unrouted = true
+	if err := d.StartRouter(t.Context(), append(flags, "--decision-timeout", "1ns")...); err != nil {
 		t.Fatal(err)
 	}
 	check("kvroute has no time", either)
 
-	d.bodyMode = envoy.FullDuplex
-	if err := d.envoy.Stop(); err != nil {
+	d.EnvoyConfig.BodyMode = envoy.FullDuplex
+	if err := d.Envoy.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	d.envoy, d.unrouted = nil, false
-	if err := d.startRouter(t.Context(), flags...); err != nil {
+	d.Envoy, d.Unrouted = nil, false
+	if err := d.StartRouter(t.Context(), flags...); err != nil {
 		t.Fatal(err)
 	}
 	check("kvroute decides in full duplex", decides)

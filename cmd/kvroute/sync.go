@@ -9,6 +9,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
@@ -50,7 +51,7 @@ func (s *server) tellSession() func(router.SessionBinding) {
 // replica is what this one says of itself to who compares replicas.
 func (s *server) replica() api.Replica {
 	r := api.Replica{
-		RouterID: s.id, Replica: replicaName(&s.conf), Version: buildVersion(), StartedMS: s.begun.UnixMilli(),
+		RouterID: s.id, Replica: replicaName(&s.conf), Version: telemetry.Version(), StartedMS: s.begun.UnixMilli(),
 		Bus: s.nc.IsConnected(), Synced: s.sync != nil, Settings: s.shared,
 	}
 	if s.sync != nil {
@@ -97,7 +98,7 @@ func (c *config) shared() (settings map[string]any, err error) {
 
 func (s *server) presence() replicas.Presence {
 	return replicas.Presence{
-		RouterID: s.id, StartedMS: s.begun.UnixMilli(), Version: buildVersion(),
+		RouterID: s.id, StartedMS: s.begun.UnixMilli(), Version: telemetry.Version(),
 		WantsEvents: s.router.WantsEvents(), Replica: replicaName(&s.conf), Group: s.conf.Group,
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/bench/demo"
 )
 
 // Two replicas decide by the load of both: what one sends to a worker is busy for the
@@ -26,7 +27,7 @@ func TestReplicasShareTheirLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer bus.stop()
+	defer bus.Stop()
 	file := filepath.Join(t.TempDir(), "kvroute.yaml")
 	const workers = `
 version: 1
@@ -37,30 +38,30 @@ workers:
 	if err := os.WriteFile(file, []byte(workers), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	start := func(name string, more ...string) *child {
-		c, err := startChild(t.Context(), t.TempDir(), name, append([]string{
-			"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", bus.url(), "--replica", name,
+	start := func(name string, more ...string) *demo.Child {
+		c, err := demo.Start(t.Context(), t.TempDir(), name, append([]string{
+			"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-url", bus.URL(), "--replica", name,
 		}, more...)...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			c.stop()
+			c.Stop()
 			if t.Failed() {
-				t.Logf("log of %s:\n%s", name, c.lastLines())
+				t.Logf("log of %s:\n%s", name, c.LastLines())
 			}
 		})
 		return c
 	}
-	post := func(c *child, path string, body any, into any) {
+	post := func(c *demo.Child, path string, body any, into any) {
 		t.Helper()
 		data, err := json.Marshal(body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		resp, text := whole(t, http.MethodPost, "http://"+c.at.HTTP+path, string(data), nil)
+		resp, text := whole(t, http.MethodPost, "http://"+c.At.HTTP+path, string(data), nil)
 		if resp.StatusCode != http.StatusOK {
-			t.Fatalf("%s%s: %s: %s", c.name, path, resp.Status, text)
+			t.Fatalf("%s%s: %s: %s", c.Name, path, resp.Status, text)
 		}
 		if into != nil {
 			if err := json.Unmarshal([]byte(text), into); err != nil {
@@ -71,7 +72,7 @@ workers:
 	type answer struct {
 		WorkerID uint64 `json:"worker_id"`
 	}
-	book := func(c *child, id string, letter int) (a answer) {
+	book := func(c *demo.Child, id string, letter int) (a answer) {
 		t.Helper()
 		tokens := make([]int, 800)
 		for i := range tokens {
@@ -80,8 +81,8 @@ workers:
 		post(c, "/v1/best_worker", map[string]any{"model": "m", "request_id": id, "token_ids": tokens}, &a)
 		return a
 	}
-	load := func(c *child) map[uint64][2]int {
-		_, text := get(t, "http://"+c.at.HTTP+"/v1/workers")
+	load := func(c *demo.Child) map[uint64][2]int {
+		_, text := get(t, "http://"+c.At.HTTP+"/v1/workers")
 		var list struct {
 			Workers []struct {
 				WorkerID uint64 `json:"worker_id"`
@@ -115,7 +116,7 @@ workers:
 	waited := make(chan answer, 1)
 	go func() { waited <- book(b, "r2", 3) }()
 	eventually(t, "nobody waits at b", func() bool {
-		_, text := get(t, "http://"+b.at.HTTP+"/metrics")
+		_, text := get(t, "http://"+b.At.HTTP+"/metrics")
 		return strings.Contains(text, `kvroute_router_queue_size{model="m"} 1`)
 	})
 	c := start("c", "--drain-delay", "5s")
@@ -133,29 +134,29 @@ workers:
 	if n := len(load(alone)); n > 0 {
 		t.Errorf("a replica without the sync knows of requests on %d workers", n)
 	}
-	_, text := get(t, "http://"+a.at.HTTP+"/metrics")
+	_, text := get(t, "http://"+a.At.HTTP+"/metrics")
 	for _, want := range []string{"kvroute_sync_peers", "kvroute_sync_delay_seconds_bucket", `kvroute_sync_changes_total{direction="received",kind="taken"`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s among the metrics", want)
 		}
 	}
-	b.kill(t)
+	kill(t, b)
 	eventually(t, "a keeps what a dead replica did", func() bool { return len(load(a)) == 0 })
 
 	// One that drains goes on to tell, and says at its end that it leaves.
 	third := book(c, "r3", 4)
-	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := c.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "c does not drain", func() bool { return strings.Contains(c.lastLines(), "msg=draining") })
+	eventually(t, "c does not drain", func() bool { return strings.Contains(c.LastLines(), "msg=draining") })
 	late := book(c, "late", 5)
 	eventually(t, "a does not see what c books while it drains", func() bool {
 		l := load(a)
 		return l[third.WorkerID][0]+l[late.WorkerID][0] >= 2
 	})
-	<-c.done
+	<-c.Done
 	eventually(t, "a keeps what c, which has left, did", func() bool { return len(load(a)) == 0 })
-	if log := a.lastLines(); !strings.Contains(log, "a router replica has left") {
+	if log := a.LastLines(); !strings.Contains(log, "a router replica has left") {
 		t.Errorf("a does not say that c has left:\n%s", log)
 	}
 }
@@ -167,7 +168,7 @@ func TestReplicasShareSessions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bus.stop)
+	t.Cleanup(bus.Stop)
 	file := writeFile(t, `
 version: 1
 session-affinity-ttl-secs: 600
@@ -176,21 +177,21 @@ workers:
 - {name: w1, address: '127.0.0.1:10', models: [m], block_size: 8}
 - {name: w2, address: '127.0.0.1:11', models: [m], block_size: 8}
 `)
-	replicas := make([]*child, 2)
+	replicas := make([]*demo.Child, 2)
 	for i := range replicas {
-		if replicas[i], err = startChild(t.Context(), t.TempDir(), fmt.Sprint("replica", i), "serve", "--config", file, "--nats-url", bus.url(),
+		if replicas[i], err = demo.Start(t.Context(), t.TempDir(), fmt.Sprint("replica", i), "serve", "--config", file, "--nats-url", bus.URL(),
 			"--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(replicas[i].stop)
+		t.Cleanup(replicas[i].Stop)
 	}
-	post := func(c *child, path, body string) (answer struct {
+	post := func(c *demo.Child, path, body string) (answer struct {
 		Worker   uint64 `json:"worker_id"`
 		Decision struct{ Reason string }
 	},
 	) {
 		t.Helper()
-		resp, text := whole(t, http.MethodPost, "http://"+c.at.HTTP+path, body, nil)
+		resp, text := whole(t, http.MethodPost, "http://"+c.At.HTTP+path, body, nil)
 		if err := json.Unmarshal([]byte(text), &answer); err != nil || resp.StatusCode != http.StatusOK {
 			t.Fatalf("%s: %s %s", path, resp.Status, text)
 		}
@@ -199,7 +200,7 @@ workers:
 	eventually(t, "the replicas do not hear each other", func() bool { // nothing is told to nobody
 		for _, c := range replicas {
 			var r api.Replica
-			_, text := get(t, "http://"+c.at.HTTP+"/v1/replica")
+			_, text := get(t, "http://"+c.At.HTTP+"/v1/replica")
 			if err := json.Unmarshal([]byte(text), &r); err != nil || len(r.Peers) != 1 {
 				return false
 			}

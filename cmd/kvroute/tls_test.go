@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
@@ -27,8 +28,8 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 	dir := t.TempDir()
 	cert, key, ca := authority.Write(dir, "kvroute.internal")
 	d := newStack(t, 2, []string{"--speed", "20"})
-	d.secure.Cert, d.secure.Key, d.secure.CA = authority.Write(dir, "envoy.internal")
-	d.secure.ServerName = "kvroute.internal"
+	d.EnvoyConfig.Cert, d.EnvoyConfig.Key, d.EnvoyConfig.CA = authority.Write(dir, "envoy.internal")
+	d.EnvoyConfig.ServerName = "kvroute.internal"
 	d.begin(t, "--extproc-tls-cert", cert, "--extproc-tls-key", key, "--extproc-tls-client-ca", ca)
 	ask := func(d *demonstration) (decided bool) {
 		t.Helper()
@@ -43,24 +44,24 @@ func TestEnvoyAndKvrouteKnowEachOther(t *testing.T) {
 	}
 
 	stranger := *d
-	stranger.secure.Cert, stranger.secure.Key, _ = envoytest.NewAuthority(t).Write(t.TempDir(), "envoy.internal")
-	if err := stranger.startEnvoy(t.Context()); err != nil {
+	stranger.EnvoyConfig.Cert, stranger.EnvoyConfig.Key, _ = envoytest.NewAuthority(t).Write(t.TempDir(), "envoy.internal")
+	if err := stranger.StartEnvoy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = stranger.envoy.Stop() })
+	t.Cleanup(func() { _ = stranger.Envoy.Stop() })
 	if ask(&stranger) {
 		t.Error("kvroute decided for an Envoy that it does not know")
 	}
 
 	authority.Write(dir, "kvroute.internal")
-	if err := d.envoy.Stop(); err != nil { // so that there is a new handshake
+	if err := d.Envoy.Stop(); err != nil { // so that there is a new handshake
 		t.Fatal(err)
 	}
-	if err := d.startEnvoy(t.Context()); err != nil {
+	if err := d.StartEnvoy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "kvroute does not decide with new certificates", func() bool { return ask(d) })
-	eventually(t, "the change is not logged", func() bool { return strings.Contains(d.router.lastLines(), "the TLS files have changed") })
+	eventually(t, "the change is not logged", func() bool { return strings.Contains(d.Router.LastLines(), "the TLS files have changed") })
 }
 
 // Files that make no sense leave the old ones in force.
@@ -164,7 +165,7 @@ func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 			return false, false
 		}
 		defer conn.Close()
-		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(demo.Patience)); err != nil {
 			t.Fatal(err)
 		}
 		// In TLS 1.3 the server's refusal comes behind the handshake, its settings if there is none.

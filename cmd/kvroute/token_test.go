@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
@@ -43,13 +44,13 @@ func TestTheAPIHasATokenOfItsOwn(t *testing.T) {
 	}
 	write(first + "\n")
 	file := writeFile(t, fmt.Sprintf("version: 1\napi-token-file: %s\nworkers:\n- {name: a, address: %q, models: [m], block_size: 16, events: {transport: none}}\n", tokens, worker))
-	c, err := startChild(t.Context(), dir, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	c, err := demo.Start(t.Context(), dir, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	t.Cleanup(c.stop)
-	url := "http://" + c.at.HTTP
+	t.Cleanup(c.Stop)
+	url := "http://" + c.At.HTTP
 	status := func(path, token string) int {
 		t.Helper()
 		header := http.Header{}
@@ -100,10 +101,10 @@ func TestTheAPIHasATokenOfItsOwn(t *testing.T) {
 	reload := func(text, says string) {
 		t.Helper()
 		write(text)
-		if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		if err := c.Cmd.Process.Signal(syscall.SIGHUP); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "kvroute does not say "+says, func() bool { return strings.Contains(c.lastLines(), says) })
+		eventually(t, "kvroute does not say "+says, func() bool { return strings.Contains(c.LastLines(), says) })
 	}
 	reload("", "holds no token")
 	if got := status("/v1/workers", first); got != 200 {

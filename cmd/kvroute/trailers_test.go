@@ -48,9 +48,9 @@ func TestFormsOfHTTP2(t *testing.T) {
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.BufferedPartial, envoy.Streamed, envoy.StreamedAhead, envoy.FullDuplex} {
 		t.Run(string(mode), func(t *testing.T) {
 			d := newStack(t, 0, nil)
-			d.bodyMode, d.secure.WorkerHTTP2 = mode, true
-			d.secure.Pool = []string{strings.TrimPrefix(s.URL, "http://")}
-			d.begin(t, staticFlags(t, d, "h2", d.secure.Pool[0])...)
+			d.EnvoyConfig.BodyMode, d.EnvoyConfig.WorkerHTTP2 = mode, true
+			d.EnvoyConfig.Pool = []string{strings.TrimPrefix(s.URL, "http://")}
+			d.begin(t, staticFlags(t, d, "h2", d.EnvoyConfig.Pool[0])...)
 			for _, c := range []struct {
 				name, method, path, body string
 				trailer                  string
@@ -72,7 +72,7 @@ func TestFormsOfHTTP2(t *testing.T) {
 				if c.body != "" {
 					body = io.MultiReader(strings.NewReader(c.body)) // of unknown length
 				}
-				req, err := http.NewRequestWithContext(t.Context(), c.method, d.envoy.URL()+c.path, body)
+				req, err := http.NewRequestWithContext(t.Context(), c.method, d.Envoy.URL()+c.path, body)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -102,7 +102,7 @@ func TestFormsOfHTTP2(t *testing.T) {
 				atRest(t, d)
 			}
 			for _, stat := range []string{"streams_failed", "message_timeouts", "spurious_msgs_received", "rejected_header_mutations"} {
-				if n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute."+stat); err != nil || n != 0 {
+				if n, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute."+stat); err != nil || n != 0 {
 					t.Errorf("Envoy counts %d %s, %v", n, stat, err)
 				}
 			}

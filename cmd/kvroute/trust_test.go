@@ -29,6 +29,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/bindings"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
@@ -54,7 +55,7 @@ func guardedNATS(t *testing.T) (url string, as func(user string) *guarded) {
 		t.Fatal(err)
 	}
 	go s.Start()
-	if !s.ReadyForConnections(patience) {
+	if !s.ReadyForConnections(demo.Patience) {
 		t.Fatal("NATS does not start")
 	}
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
@@ -113,24 +114,24 @@ func TestTheGuardedBusServes(t *testing.T) {
 	with := func(user, password string) string {
 		return strings.Replace(url, "nats://", "nats://"+user+":"+password+"@", 1)
 	}
-	var engines []*child
+	var engines []*demo.Child
 	for i, user := range []string{"worker-0", "worker"} {
 		name := fmt.Sprint("worker-", i)
-		e, err := startChild(t.Context(), t.TempDir(), name, "engine", "--name", name, "--listen", "127.0.0.1:0", "--speed", "50",
+		e, err := demo.Start(t.Context(), t.TempDir(), name, "engine", "--name", name, "--listen", "127.0.0.1:0", "--speed", "50",
 			"--nats-url", with(user, "secret-of-"+[]string{"WORKER_0", "WORKER"}[i]), "--nats-inbox-prefix", "_INBOX_"+strings.ReplaceAll(user, "-", ""))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			e.stop()
-			if log := e.lastLines(); strings.Contains(log, "NATS refuses") {
+			e.Stop()
+			if log := e.LastLines(); strings.Contains(log, "NATS refuses") {
 				t.Errorf("log of %s:\n%s", name, log)
 			}
 		})
 		engines = append(engines, e)
 	}
-	bus := func(name string, more ...string) *child {
-		c, err := startChild(t.Context(), t.TempDir(), name, append([]string{
+	bus := func(name string, more ...string) *demo.Child {
+		c, err := demo.Start(t.Context(), t.TempDir(), name, append([]string{
 			"serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--replica", name,
 			"--nats-url", with("router", "secret-of-ROUTER"), "--nats-inbox-prefix", "_INBOX_router", "--router-snapshot-threshold", "3",
 		}, more...)...)
@@ -138,30 +139,30 @@ func TestTheGuardedBusServes(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			c.stop()
-			if log := c.lastLines(); strings.Contains(log, "NATS refuses") || strings.Contains(log, "failed") || t.Failed() {
+			c.Stop()
+			if log := c.LastLines(); strings.Contains(log, "NATS refuses") || strings.Contains(log, "failed") || t.Failed() {
 				t.Errorf("log of %s:\n%s", name, log)
 			}
 		})
 		return c
 	}
 	a := bus("a")
-	agree := func(c *child) {
+	agree := func(c *demo.Child) {
 		t.Helper()
-		eventually(t, c.name+" does not know what the engines cache", func() bool {
+		eventually(t, c.Name+" does not know what the engines cache", func() bool {
 			x := indexOf(t, c)
 			return len(x) > 100 && len(x) == engineBlocks(t, engines)
 		})
 	}
 	talk(t, engines, 0, 30)
 	agree(a)
-	a.stop() // leaves a snapshot and a shorter stream
-	if log := a.lastLines(); !strings.Contains(log, "a snapshot is written") {
+	a.Stop() // leaves a snapshot and a shorter stream
+	if log := a.LastLines(); !strings.Contains(log, "a snapshot is written") {
 		t.Errorf("no snapshot:\n%s", log)
 	}
 	b := bus("b")
 	agree(b)
-	if log := b.lastLines(); !strings.Contains(log, "a snapshot is restored") {
+	if log := b.LastLines(); !strings.Contains(log, "a snapshot is restored") {
 		t.Errorf("nothing is restored:\n%s", log)
 	}
 	c := bus("c", "--router-reset-states")
@@ -215,7 +216,7 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 			if !right {
 				t.Errorf("it does not %s as itself", what)
 			}
-		case <-time.After(patience):
+		case <-time.After(demo.Patience):
 			t.Fatalf("it cannot %s", what)
 		}
 	}
@@ -230,7 +231,7 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 	}
 	begin := time.Now()
 	_ = p.Close() // what it says is the log's business
-	if took := time.Since(begin); took > patience {
+	if took := time.Since(begin); took > demo.Patience {
 		t.Errorf("to end took %v", took)
 	}
 }
@@ -372,7 +373,7 @@ func TestBusOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	go s.Start()
-	if !s.ReadyForConnections(patience) {
+	if !s.ReadyForConnections(demo.Patience) {
 		t.Fatal("NATS does not start")
 	}
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
@@ -393,7 +394,7 @@ func TestBusOverTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 		connected := false
-		for end := time.Now().Add(map[bool]time.Duration{true: patience, false: time.Second}[c.ok]); time.Now().Before(end) && !connected; {
+		for end := time.Now().Add(map[bool]time.Duration{true: demo.Patience, false: time.Second}[c.ok]); time.Now().Before(end) && !connected; {
 			connected = nc.IsConnected()
 			<-time.After(5 * time.Millisecond)
 		}
@@ -470,7 +471,7 @@ func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
 			t.Fatal(err)
 		}
 		go s.Start()
-		if !s.ReadyForConnections(patience) {
+		if !s.ReadyForConnections(demo.Patience) {
 			t.Fatal("NATS does not start")
 		}
 		return sync.OnceFunc(func() { s.Shutdown(); s.WaitForShutdown() })

@@ -96,7 +96,7 @@ func TestWorkersFaults(t *testing.T) {
 					cancel()
 				}()
 			}
-			resp, err := send(t, ctx, "POST", d.envoy.URL()+chatPath, chatBody(c.does, 4, c.stream), nil)
+			resp, err := send(t, ctx, "POST", d.Envoy.URL()+chatPath, chatBody(c.does, 4, c.stream), nil)
 			if err == nil && c.does == "reset in the stream" {
 				begun <- struct{}{}
 			}
@@ -127,26 +127,26 @@ func TestAHangingRouterFailsOpen(t *testing.T) {
 		return got.header.Get("X-Dynamo-Reason"), time.Since(begin)
 	}
 	hangs, dies := outcomeOf(t, "kvroute hangs"), outcomeOf(t, "kvroute dies while it decides")
-	d.router.hold(t)
+	hold(t, d.Router)
 	if reason, took := ask(hangs.what); reason != "" || took < time.Second {
 		t.Errorf("decided %q after %v by a router that stands still", reason, took)
 	}
 	var waiting sync.WaitGroup
 	waiting.Go(func() { ask(dies.what) }) // is killed under it
 	eventually(t, "the request does not reach kvroute", func() bool {
-		n, err := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
-		closed, _ := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_closed")
-		failed, _ := d.envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_failed")
+		n, err := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_started")
+		closed, _ := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_closed")
+		failed, _ := d.Envoy.Stat(t.Context(), "http.llm.ext_proc.kvroute.streams_failed")
 		return err == nil && n > closed+failed
 	})
-	d.router.kill(t)
+	kill(t, d.Router)
 	waiting.Wait()
 }
 
 // An Envoy that is killed leaves no slots behind; its successor is served.
 func TestEnvoyRestarts(t *testing.T) {
 	d := startStack(t, 2, []string{"--num-gpu-blocks", "16384"})
-	resp, err := send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("tell me a long story", 4000, true), nil)
+	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("tell me a long story", 4000, true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,16 +154,16 @@ func TestEnvoyRestarts(t *testing.T) {
 	if n, _, _ := inFlight(t, d); n != 1 {
 		t.Errorf("%d requests in flight, want 1", n)
 	}
-	if err := syscall.Kill(d.envoy.Pid(), syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(d.Envoy.Pid(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-d.envoy.Done()
+	<-d.Envoy.Done()
 	if _, err := io.ReadAll(resp.Body); err == nil {
 		t.Error("the response is whole")
 	}
-	outcomeOf(t, "Envoy dies").check(t, look(send(t, t.Context(), "POST", d.envoy.URL()+chatPath, chatBody("hello", 2, false), nil)))
+	outcomeOf(t, "Envoy dies").check(t, look(send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("hello", 2, false), nil)))
 	atRest(t, d)
-	if err := d.startEnvoy(t.Context()); err != nil {
+	if err := d.StartEnvoy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the new Envoy's requests are not decided", func() bool {
@@ -177,7 +177,7 @@ func TestEnvoyRestarts(t *testing.T) {
 // error in the API's form.
 func TestLargeBodies(t *testing.T) {
 	d := newStack(t, 1, []string{"--speed", "1000", "--num-gpu-blocks", "400000"})
-	d.secure.MessageTimeout, d.secure.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
+	d.EnvoyConfig.MessageTimeout, d.EnvoyConfig.MaxMessageTimeout = 30*time.Second, 40*time.Second // for busy machines
 	d.begin(t, "--decision-timeout", "25s")
 	large := chatBody(strings.Repeat("word ", 10<<20/5), 2, false)
 	resp, body := reply(t, d, "POST", chatPath, large, nil)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"os"
@@ -18,10 +17,11 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -31,26 +31,26 @@ import (
 // ZeroMQ sockets as vLLM and SGLang do.
 
 // bareEngine starts one.
-func bareEngine(t *testing.T, name string, flags ...string) *child {
+func bareEngine(t *testing.T, name string, flags ...string) *demo.Child {
 	t.Helper()
 	return process(t, name, append([]string{
 		"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "zmq", "--speed", "50",
 	}, flags...)...)
 }
 
-func process(t *testing.T, name string, args ...string) *child {
+func process(t *testing.T, name string, args ...string) *demo.Child {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	c, err := startChild(t.Context(), t.TempDir(), name, args...)
+	c, err := demo.Start(t.Context(), t.TempDir(), name, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		c.stop()
+		c.Stop()
 		if t.Failed() {
-			t.Logf("%s's log:\n%s", name, c.lastLines())
+			t.Logf("%s's log:\n%s", name, c.LastLines())
 		}
 		http.DefaultClient.CloseIdleConnections()
 	})
@@ -58,13 +58,13 @@ func process(t *testing.T, name string, args ...string) *child {
 }
 
 // serveFile starts a kvroute with a configuration file and a bus of its own.
-func serveFile(t *testing.T, file string) *child {
+func serveFile(t *testing.T, file string) *demo.Child {
 	t.Helper()
 	return process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
 }
 
 // emptyBus starts NATS for processes that the test starts, and connects to it.
-func emptyBus(t *testing.T) (*embeddedNATS, *nats.Conn) {
+func emptyBus(t *testing.T) (*bus.Server, *nats.Conn) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -73,8 +73,8 @@ func emptyBus(t *testing.T) (*embeddedNATS, *nats.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(bus.stop)
-	nc, err := nats.Connect(bus.url())
+	t.Cleanup(bus.Stop)
+	nc, err := nats.Connect(bus.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,9 +83,9 @@ func emptyBus(t *testing.T) (*embeddedNATS, *nats.Conn) {
 }
 
 // complete asks an engine for a completion of a prompt of its own.
-func complete(t *testing.T, e *child, prompt string) {
+func complete(t *testing.T, e *demo.Child, prompt string) {
 	t.Helper()
-	resp, body := whole(t, http.MethodPost, "http://"+e.at.HTTP+"/v1/completions",
+	resp, body := whole(t, http.MethodPost, "http://"+e.At.HTTP+"/v1/completions",
 		fmt.Sprintf(`{"model":"sim","max_tokens":2,"prompt":%q}`, strings.Repeat(prompt+" ", 40)), nil)
 	if resp.StatusCode != http.StatusOK {
 		t.Fatalf("status %d: %s", resp.StatusCode, body)
@@ -93,7 +93,7 @@ func complete(t *testing.T, e *child, prompt string) {
 }
 
 // knows waits until the router knows as many blocks of each engine as it caches.
-func knows(t *testing.T, d *demonstration, atLeast int, engines ...*child) {
+func knows(t *testing.T, d *demonstration, atLeast int, engines ...*demo.Child) {
 	t.Helper()
 	eventually(t, "the router does not hear of all blocks", func() bool {
 		known := map[string]int{}
@@ -101,7 +101,7 @@ func knows(t *testing.T, d *demonstration, atLeast int, engines ...*child) {
 			known[w.Name] = w.CachedBlocks
 		}
 		for _, e := range engines {
-			if n := cachedBlocks(t, e); n != known[e.name] || n < atLeast {
+			if n := cachedBlocks(t, e); n != known[e.Name] || n < atLeast {
 				return false
 			}
 		}
@@ -109,13 +109,13 @@ func knows(t *testing.T, d *demonstration, atLeast int, engines ...*child) {
 	})
 }
 
-func cachedBlocks(t *testing.T, e *child) (n int) {
+func cachedBlocks(t *testing.T, e *demo.Child) (n int) {
 	t.Helper()
-	_, text := get(t, "http://"+e.at.HTTP+"/metrics")
+	_, text := get(t, "http://"+e.At.HTTP+"/metrics")
 	_, text, _ = strings.Cut(text, "\nsim:cached_blocks{")
 	_, text, ok := strings.Cut(text, "} ")
 	if _, err := fmt.Sscan(text, &n); !ok || err != nil {
-		t.Fatalf("%s does not say how many blocks it has", e.name)
+		t.Fatalf("%s does not say how many blocks it has", e.Name)
 	}
 	return n
 }
@@ -125,16 +125,16 @@ func cachedBlocks(t *testing.T, e *child) (n int) {
 func TestEventsStraightFromAStaticEngine(t *testing.T) {
 	a, b := bareEngine(t, "a", "--block-hash", "vllm"), bareEngine(t, "b", "--kv-events-format", "sglang", "--block-hash", "sglang", "--kv-events-drop-every", "1000")
 	complete(t, a, "before anybody listens")
-	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], events: {transport: zmq}}\n- {name: b, address: %q, models: [sim], events: {transport: zmq}}\n", a.at.HTTP, b.at.HTTP))
-	d := &demonstration{router: serveFile(t, file)}
+	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], events: {transport: zmq}}\n- {name: b, address: %q, models: [sim], events: {transport: zmq}}\n", a.At.HTTP, b.At.HTTP))
+	d := &demonstration{demo.Stack{Router: serveFile(t, file)}}
 	eventually(t, "the sockets are not found", func() bool {
-		_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+		_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 		return strings.Contains(text, `kvroute_source_ranks{state="ok"} 2`)
 	})
 	complete(t, b, "something else")
 	knows(t, d, 5, a, b)
 	// An engine that starts anew forgets, without a word.
-	if resp, body := whole(t, http.MethodPost, "http://"+a.at.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
+	if resp, body := whole(t, http.MethodPost, "http://"+a.At.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
 		t.Fatal(body)
 	}
 	knows(t, d, 0, a)
@@ -147,7 +147,7 @@ func TestEventsStraightFromAStaticEngine(t *testing.T) {
 func TestEventsStraightFromRegisteredEngines(t *testing.T) {
 	d := startStack(t, 2, []string{"--speed", "50", "--kv-events", "zmq", "--kv-events-drop-every", "3"})
 	hits(t, d)
-	_, text := get(t, "http://"+d.router.at.HTTP+"/metrics")
+	_, text := get(t, "http://"+d.Router.At.HTTP+"/metrics")
 	if !strings.Contains(text, `kvroute_source_batches_total{outcome="replayed"}`) || strings.Contains(text, `kvroute_events_received_total{outcome="accepted"}`) {
 		t.Error("nothing was replayed, or something came over the bus")
 	}
@@ -170,7 +170,7 @@ func hits(t *testing.T, d *demonstration) {
 }
 
 // startBeside starts bare engines with a sidecar each, and kvroute behind Envoy.
-func startBeside(t *testing.T, engines int, engine, publish []string) (d *demonstration, sidecars []*child) {
+func startBeside(t *testing.T, engines int, engine, publish []string) (d *demonstration, sidecars []*demo.Child) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
@@ -179,24 +179,24 @@ func startBeside(t *testing.T, engines int, engine, publish []string) (d *demons
 	if err != nil {
 		t.Fatal(err)
 	}
-	d = &demonstration{out: io.Discard, dir: t.TempDir(), envoyPath: path, workers: engines, load: bench.LoadConfig{Model: "sim"}}
-	if d.bus, err = startNATS("127.0.0.1:0", ""); err != nil {
+	d = &demonstration{demo.Stack{Dir: t.TempDir(), EnvoyPath: path, Workers: engines, Model: "sim"}}
+	if d.Bus, err = startNATS("127.0.0.1:0", ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		d.engines = nil // they end by themselves
-		d.stop()
+		d.Engines = nil // they end by themselves
+		d.Stop()
 		http.DefaultClient.CloseIdleConnections()
 	})
 	for i := range engines {
 		name := fmt.Sprint("worker-", i+1)
 		e := bareEngine(t, name, engine...)
-		d.engines = append(d.engines, e)
+		d.Engines = append(d.Engines, e)
 		sidecars = append(sidecars, process(t, "publish-"+name, append([]string{
-			"publish", "--name", name, "--engine-address", e.at.HTTP, "--nats-url", d.bus.url(), "--model-card", enginesim.ModelCard, "--http-address", "127.0.0.1:0",
+			"publish", "--name", name, "--engine-address", e.At.HTTP, "--nats-url", d.Bus.URL(), "--model-card", enginesim.ModelCard, "--http-address", "127.0.0.1:0",
 		}, publish...)...))
 	}
-	if err := d.startRouter(t.Context()); err != nil {
+	if err := d.StartRouter(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return d, sidecars
@@ -205,26 +205,26 @@ func startBeside(t *testing.T, engines int, engine, publish []string) (d *demons
 func TestPublishBesideEngines(t *testing.T) {
 	d, sidecars := startBeside(t, 2, []string{"--block-hash", "random"}, nil)
 	hits(t, d)
-	knows(t, d, 1, d.engines...)
+	knows(t, d, 1, d.Engines...)
 	// An engine that starts anew.
-	if resp, body := whole(t, http.MethodPost, "http://"+d.engines[0].at.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
+	if resp, body := whole(t, http.MethodPost, "http://"+d.Engines[0].At.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
 		t.Fatal(body)
 	}
-	knows(t, d, 0, d.engines...)
-	complete(t, d.engines[0], "after the restart")
+	knows(t, d, 0, d.Engines...)
+	complete(t, d.Engines[0], "after the restart")
 	hits(t, d)
-	knows(t, d, 1, d.engines...)
-	_, text := get(t, "http://"+sidecars[0].at.HTTP+"/metrics")
+	knows(t, d, 1, d.Engines...)
+	_, text := get(t, "http://"+sidecars[0].At.HTTP+"/metrics")
 	for _, want := range []string{`kvroute_source_ranks{state="ok"} 1`, `kvroute_source_news_total{kind="restart"} 1`, "kvroute_publish_buffered_bytes 0"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the sidecar's metrics have no %s", want)
 		}
 	}
 	// One that ends takes its worker along.
-	sidecars[0].stop()
+	sidecars[0].Stop()
 	eventually(t, "the worker does not leave", func() bool { return len(workers(t, d)) == 1 })
 	// A dead engine is not kept alive by its sidecar.
-	d.engines[1].kill(t)
+	kill(t, d.Engines[1])
 	eventually(t, "the worker of a dead engine is healthy", func() bool { return workers(t, d)[0].Health != "healthy" })
 }
 
@@ -247,9 +247,9 @@ func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
 			http.NotFound(w, r)
 		}
 	})
-	p := process(t, "publish", "publish", "--name", "a", "--engine-address", engine, "--nats-url", bus.url(), "--zmq-endpoint", "tcp://127.0.0.1:9", "--block-size", "16")
-	d := &demonstration{router: process(t, "kvroute", "serve", "--nats-url", bus.url(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
-		"--degraded-after", "3s", "--unhealthy-after", "3s")}
+	p := process(t, "publish", "publish", "--name", "a", "--engine-address", engine, "--nats-url", bus.URL(), "--zmq-endpoint", "tcp://127.0.0.1:9", "--block-size", "16")
+	d := &demonstration{demo.Stack{Router: process(t, "kvroute", "serve", "--nats-url", bus.URL(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+		"--degraded-after", "3s", "--unhealthy-after", "3s")}}
 	is := func(want string) func() bool {
 		return func() bool {
 			var all strings.Builder
@@ -269,7 +269,7 @@ func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
 	model.Store("n")
 	sick.Store(false)
 	eventually(t, "the old model is still there", is(""))
-	if said := p.lastLines(); !strings.Contains(said, "models [n], before [m]") {
+	if said := p.LastLines(); !strings.Contains(said, "models [n], before [m]") {
 		t.Errorf("it says %s", said)
 	}
 }
@@ -283,8 +283,8 @@ func TestPublishWithOtherBlockSizes(t *testing.T) {
 		t.Run(c.engine+" as "+c.routers, func(t *testing.T) {
 			bus, _ := emptyBus(t)
 			e := bareEngine(t, "a", "--block-size", c.engine)
-			process(t, "publish", "publish", "--name", "a", "--engine-address", e.at.HTTP, "--nats-url", bus.url(), "--block-size", c.routers)
-			d := &demonstration{router: process(t, "kvroute", "serve", "--nats-url", bus.url(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}
+			process(t, "publish", "publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", bus.URL(), "--block-size", c.routers)
+			d := &demonstration{demo.Stack{Router: process(t, "kvroute", "serve", "--nats-url", bus.URL(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}}
 			eventually(t, "the worker does not register", func() bool { return len(workers(t, d)) == 1 })
 			complete(t, e, "some prompt that is long enough for blocks of any size")
 			eventually(t, "the blocks are not as they should be", func() bool {
@@ -306,11 +306,11 @@ func TestPublishRecords(t *testing.T) {
 	e := bareEngine(t, "a", "--block-hash", "vllm")
 	complete(t, e, "before anybody listens")
 	file := filepath.Join(t.TempDir(), "frames.jsonl")
-	p := process(t, "publish", "publish", "--name", "a", "--engine-address", e.at.HTTP, "--nats-url", bus.url(), "--record", file)
-	d := &demonstration{router: process(t, "kvroute", "serve", "--nats-url", bus.url(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}
+	p := process(t, "publish", "publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", bus.URL(), "--record", file)
+	d := &demonstration{demo.Stack{Router: process(t, "kvroute", "serve", "--nats-url", bus.URL(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}}
 	complete(t, e, "while it is recorded")
 	knows(t, d, 5, e)
-	p.stop()
+	p.Stop()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -376,9 +376,9 @@ func TestTwoRecordersOfOneMachine(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		e := bareEngine(t, name)
 		file := filepath.Join(t.TempDir(), "frames.jsonl")
-		p := process(t, "publish", "publish", "--name", name, "--engine-address", e.at.HTTP, "--nats-url", "", "--bind-events", "tcp://127.0.0.1:0", "--record", file)
-		if strings.HasSuffix(p.at.Queries, fmt.Sprint(":", engines.QueryPort)) {
-			t.Errorf("%s asks for the port at %s", name, p.at.Queries)
+		p := process(t, "publish", "publish", "--name", name, "--engine-address", e.At.HTTP, "--nats-url", "", "--bind-events", "tcp://127.0.0.1:0", "--record", file)
+		if strings.HasSuffix(p.At.Queries, fmt.Sprint(":", engines.QueryPort)) {
+			t.Errorf("%s asks for the port at %s", name, p.At.Queries)
 		}
 		complete(t, e, "what is recorded")
 		eventually(t, "nothing is recorded", func() bool {
@@ -393,19 +393,19 @@ func TestTwoRecordersOfOneMachine(t *testing.T) {
 func TestPublishWithoutNATS(t *testing.T) {
 	e := bareEngine(t, "a", "--block-hash", "random")
 	beside := []string{
-		"publish", "--name", "a", "--engine-address", e.at.HTTP, "--nats-url", "",
+		"publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", "",
 		"--bind-events", "tcp://127.0.0.1:0", "--bind-queries", "tcp://127.0.0.1:0", "--http-address", "127.0.0.1:0",
 	}
 	p := process(t, "publish", beside...)
 	complete(t, e, "before anybody listens")
 	config := func() string {
 		return writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], block_size: 16, events: {transport: zmq, endpoint: %q, replay: %q, local_indexer: true}}\n",
-			e.at.HTTP, p.at.Events, p.at.Queries))
+			e.At.HTTP, p.At.Events, p.At.Queries))
 	}
 	dir := t.TempDir()
 	d := &demonstration{}
 	serve := func(file string) {
-		d.router = process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+		d.Router = process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
 			"--nats-listen", "127.0.0.1:0", "--state-dir", dir, "--state-interval", "50ms")
 	}
 	file := config()
@@ -426,7 +426,7 @@ func TestPublishWithoutNATS(t *testing.T) {
 		info, err := os.Stat(saved)
 		return err == nil && info.ModTime().After(before.Add(100*time.Millisecond))
 	})
-	d.router.kill(t)
+	kill(t, d.Router)
 	complete(t, e, "while nobody listens")
 	serve(file)
 	knows(t, d, 15, e)
@@ -435,9 +435,9 @@ func TestPublishWithoutNATS(t *testing.T) {
 	}
 
 	// Another sidecar, at the same sockets, of an engine that started anew meanwhile.
-	p.stop()
-	beside[len(beside)-5], beside[len(beside)-3] = p.at.Events, p.at.Queries
-	if resp, body := whole(t, http.MethodPost, "http://"+e.at.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
+	p.Stop()
+	beside[len(beside)-5], beside[len(beside)-3] = p.At.Events, p.At.Queries
+	if resp, body := whole(t, http.MethodPost, "http://"+e.At.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
 		t.Fatal(body)
 	}
 	complete(t, e, "after the restart")
@@ -451,11 +451,11 @@ func TestPublishWithoutNATS(t *testing.T) {
 // A router that is killed asks an engine for what came since, by its own socket.
 func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 	e := bareEngine(t, "a", "--block-hash", "vllm")
-	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], events: {transport: zmq}}\n", e.at.HTTP))
+	file := writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], events: {transport: zmq}}\n", e.At.HTTP))
 	dir := t.TempDir()
 	d := &demonstration{}
 	serve := func() {
-		d.router = process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+		d.Router = process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
 			"--nats-listen", "127.0.0.1:0", "--state-dir", dir, "--state-interval", "50ms")
 	}
 	replayed := func() int { return d.counter(t, "kvroute_source_batches_total", `outcome="replayed"`) }
@@ -470,7 +470,7 @@ func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 		info, err := os.Stat(filepath.Join(dir, wire.Scope{}.Bucket(sourceFile)))
 		return err == nil && info.ModTime().After(before.Add(100*time.Millisecond))
 	})
-	d.router.kill(t)
+	kill(t, d.Router)
 	complete(t, e, "while nobody listens")
 	serve()
 	knows(t, d, 55, e)
@@ -481,8 +481,8 @@ func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 		t.Errorf("%d ranks were restored, want 1", n)
 	}
 	// An engine that was replaced meanwhile.
-	d.router.stop()
-	if resp, body := whole(t, http.MethodPost, "http://"+e.at.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
+	d.Router.Stop()
+	if resp, body := whole(t, http.MethodPost, "http://"+e.At.HTTP+"/sim/restart", "", nil); resp.StatusCode != http.StatusOK {
 		t.Fatal(body)
 	}
 	complete(t, e, "after the restart")
@@ -505,16 +505,16 @@ func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := bareEngine(t, "a", "--speed", "0.05", "--num-gpu-blocks", "500")
-	process(t, "publish", "publish", "--name", "a", "--engine-address", e.at.HTTP, "--nats-url", bus.url())
+	process(t, "publish", "publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", bus.URL())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	body := fmt.Sprintf(`{"model":"sim","max_tokens":4000,"stream":true,"prompt":%q}`, strings.Repeat("a long one ", 100))
-	resp, err := send(t, ctx, http.MethodPost, "http://"+e.at.HTTP+"/v1/completions", body, nil)
+	resp, err := send(t, ctx, http.MethodPost, "http://"+e.At.HTTP+"/v1/completions", body, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(demo.Patience); ; {
 		m, err := beats.NextMsg(time.Until(deadline))
 		if err != nil {
 			t.Fatalf("no heartbeat says that a request is running: %v", err)
@@ -527,7 +527,7 @@ func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
 			break
 		}
 	}
-	m, err := used.NextMsg(patience)
+	m, err := used.NextMsg(demo.Patience)
 	if err != nil {
 		t.Fatal(err)
 	}

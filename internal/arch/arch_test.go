@@ -44,6 +44,7 @@ var ours = map[string]string{
 	"internal/replica":   "events indexer router",
 	"cmd/kvroute":        "*",
 	"bench":              "*",
+	"bench/demo":         "*",
 	"bench/replay":       "router scorer indexer extproc",
 	"bench/conformance":  "*",
 	"bench/envoy":        "*",
@@ -56,15 +57,15 @@ var theirs = map[string]string{
 	"github.com/dlclark/regexp2":             "tokenizer",
 	"github.com/goccy/go-yaml":               "cmd/kvroute",
 	"github.com/hashicorp/golang-lru":        "indexer tokenizer internal/enginesim",
-	"github.com/nats-io/nats-server":         "cmd/kvroute bench",
-	"github.com/nats-io/nats.go":             "engines events fleet replicas cmd/kvroute bindings bench bench/interop internal/bus",
+	"github.com/nats-io/nats-server":         "internal/bus bench",
+	"github.com/nats-io/nats.go":             "engines events fleet replicas cmd/kvroute bindings bench bench/demo bench/interop internal/bus",
 	"github.com/prometheus/client_golang":    "internal/telemetry internal/enginesim",
 	"github.com/zeebo/xxh3":                  "indexer internal/records internal/wire engines events",
 	"github.com/tinylib/msgp":                "engines events fleet replicas internal/enginesim internal/msgpack",
 	"go.opentelemetry.io/otel/exporters":     "internal/telemetry",
 	"go.opentelemetry.io/otel/sdk":           "internal/telemetry",
 	"golang.org/x/text":                      "tokenizer tokenizer/jinja bench/chats",
-	"golang.org/x/sync":                      "cmd/kvroute",
+	"golang.org/x/sync":                      "cmd/kvroute bench/demo",
 	"google.golang.org/grpc":                 "extproc cmd/kvroute internal/envoytest internal/epptest bench/envoy",
 	"google.golang.org/protobuf":             "extproc envoy fleet internal/envoytest internal/epptest",
 }
@@ -82,9 +83,9 @@ var (
 
 // notOutside may be imported by nobody but tests and the packages listed.
 var notOutside = map[string]string{
-	"internal/telemetry": "cmd/kvroute",
-	"internal/enginesim": "cmd/kvroute bench bench/interop",
-	"internal/envoytest": "cmd/kvroute bench bench/envoy bench/interop",
+	"internal/telemetry": "cmd/kvroute bench/demo",
+	"internal/enginesim": "cmd/kvroute bench bench/demo bench/interop",
+	"internal/envoytest": "bench bench/demo bench/envoy bench/interop",
 	"cmd/kvroute":        "",
 }
 

@@ -7,6 +7,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -36,6 +37,16 @@ type Access struct {
 	// NATSInboxPrefix begins the subjects on which answers come. One for each kind
 	// of client keeps them from reading each other's; see examples/nats.
 	NATSInboxPrefix string `json:"nats_inbox_prefix,omitempty" yaml:"nats-inbox-prefix"`
+}
+
+// Flags adds a flag for each setting to fs.
+func (a *Access) Flags(fs *flag.FlagSet) {
+	fs.StringVar(&a.NATSCreds, "nats-creds", a.NATSCreds, "`file` with credentials for NATS: a JWT and its key")
+	fs.StringVar(&a.NATSNkey, "nats-nkey", a.NATSNkey, "`file` with the seed of an nkey for NATS")
+	fs.StringVar(&a.NATSCA, "nats-ca", a.NATSCA, "PEM `file` with the certificates that NATS is trusted by")
+	fs.StringVar(&a.NATSCert, "nats-cert", a.NATSCert, "PEM `file` with the certificate to show to NATS")
+	fs.StringVar(&a.NATSKey, "nats-key", a.NATSKey, "PEM `file` with its key")
+	fs.StringVar(&a.NATSInboxPrefix, "nats-inbox-prefix", a.NATSInboxPrefix, "`subject` that answers of NATS come below; empty for _INBOX")
 }
 
 // Options turns the settings into those of a connection. An error names the setting

@@ -18,11 +18,13 @@ package records
 import (
 	"bufio"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/zeebo/xxh3"
@@ -234,4 +236,18 @@ func WriteFile(dir *os.Root, name string, write func(io.Writer) error) error {
 		return err
 	}
 	return dir.Rename(name+".tmp", name)
+}
+
+// WriteJSON writes v as JSON to a file, which is there whole or not at all.
+func WriteJSON(path string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	dir, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // only a handle
+	return WriteFile(dir, filepath.Base(path), func(w io.Writer) error { _, err := w.Write(data); return err })
 }

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package demo runs kvroute, simulated workers and a real Envoy as processes: for the
+// commands demo, engine and load, and for tests of the whole.
+package demo
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/internal/envoytest"
+)
+
+// Command is `kvroute demo`: the same load through a real Envoy, routed in several ways.
+type Command struct {
+	stack                    Stack // what every way has
+	load                     bench.LoadConfig
+	rounds, replicas, groups int
+	preset                   string
+	blocks                   int
+	keep                     bool
+	report, commit           string
+	out                      io.Writer
+}
+
+// Flags adds the flags of the command to fs.
+func (c *Command) Flags(fs *flag.FlagSet) {
+	fs.BoolVar(&c.keep, "keep", false, "leave everything running until Ctrl-C")
+	fs.IntVar(&c.rounds, "rounds", 1, "`number` of times to play the load in each way")
+	fs.StringVar(&c.report, "report", "", "`folder` that gets the rounds' figures, which are then printed with targets")
+	fs.StringVar(&c.commit, "commit", "", "commit to name in the report")
+	fs.StringVar(&c.stack.EnvoyPath, "envoy", "", "`path` of an Envoy binary (default: on PATH, or what make envoy installed)")
+	fs.BoolVar(&c.stack.Core, "core", false, "let events travel without a stream that keeps them")
+	fs.IntVar(&c.replicas, "replicas", 1, "`number` of router replicas; above 1 the load is played through one replica, and through this number with and without --router-replica-sync")
+	fs.IntVar(&c.groups, "groups", 1, "`number` of router groups; above 1 the load is played through one router, and through a router of this number of groups with and without --group-probe")
+	fs.IntVar(&c.stack.Workers, "workers", 4, "`number` of simulated workers; 8 if there are groups")
+	fs.StringVar(&c.preset, "preset", "32b-2xh100", "hardware of the workers")
+	fs.IntVar(&c.blocks, "num-gpu-blocks", 2400, "capacity of each worker's cache in `blocks` of 16 tokens")
+	c.load = bench.LoadConfig{
+		Rate: 10, Conversations: 45, Turns: 4, TurnGap: 2500 * time.Millisecond,
+		SystemPrompts: 12, SystemBytes: 36_000, UserBytes: 4200, ReplyBytes: 1800, MaxTokens: 40,
+	}
+	loadFlags(fs, &c.load)
+}
+
+// Run plays the rounds. It fails if a request failed, or a target was missed.
+func (c *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) (err error) {
+	c.out = out
+	if err := c.check(fs); err != nil {
+		return err
+	}
+	c.stack.Model = c.load.Model
+	c.stack.EngineFlags = []string{"--preset", c.preset, "--num-gpu-blocks", fmt.Sprint(c.blocks)}
+	if c.stack.EnvoyPath == "" {
+		if c.stack.EnvoyPath, err = envoytest.Find(); err != nil {
+			return err
+		}
+	}
+	if c.stack.Dir, err = os.MkdirTemp("", "kvroute-demo-"); err != nil {
+		return err
+	}
+	var running Stack
+	defer func() {
+		running.Stop()
+		err = errors.Join(err, os.RemoveAll(c.stack.Dir))
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+	}()
+	show := c.show()
+	var missed error
+	played := make([][]bench.Summary, c.rounds)
+	for round := range played {
+		played[round] = make([]bench.Summary, len(show.ways))
+		for i := range show.ways {
+			// Which way comes first changes: what the machine does beside it changes, too.
+			at := (i + c.rounds - 1 - round) % len(show.ways)
+			running.Stop()
+			running = c.stack
+			if played[round][at], err = c.play(ctx, &running, &show.ways[at]); err != nil {
+				return err
+			}
+		}
+		show.compare(out, played[round])
+		missed = errors.Join(missed, show.judge(played[round]))
+	}
+	if err := c.twice(ctx, &running); err != nil {
+		return err
+	}
+	if c.report != "" {
+		fmt.Fprintln(out)
+		if met, err := bench.Report(out, c.report, bench.NewRun(show.name, c.commit, show.command, show.figures(played))); err != nil || !met {
+			missed = errors.Join(missed, err, errors.New("a target was missed"))
+		}
+	}
+	if c.keep {
+		c.invite(&running)
+		<-ctx.Done()
+	}
+	return missed
+}
+
+// check refuses numbers out of range, and sets what depends on other flags.
+func (c *Command) check(fs *flag.FlagSet) error {
+	given := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if c.groups > 1 && !given["workers"] {
+		c.stack.Workers = 8
+	}
+	switch n := c.stack.Workers; {
+	case c.rounds < 1 || c.rounds > 100:
+		return fmt.Errorf("rounds is %d, want 1 to 100", c.rounds)
+	case n < 1 || n > 64:
+		return fmt.Errorf("workers is %d, want 1 to 64", n)
+	case c.replicas < 1 || c.replicas > 16:
+		return fmt.Errorf("replicas is %d, want 1 to 16", c.replicas)
+	case c.groups < 1 || c.groups > min(16, n):
+		return fmt.Errorf("groups is %d, want 1 to 16, and a worker for each", c.groups)
+	case c.groups > 1 && c.replicas > 1:
+		return errors.New("groups and replicas are shown one at a time")
+	}
+	if (c.replicas > 1 || c.groups > 1) && !given["rate"] && !given["conversations"] {
+		// With little to do it does not matter which router knows of what.
+		c.load.Rate, c.load.Conversations = 5.5*float64(c.stack.Workers), 25*c.stack.Workers
+	}
+	return nil
+}
+
+// play starts what a way needs, and plays the load through its Envoy.
+func (c *Command) play(ctx context.Context, s *Stack, w *way) (played bench.Summary, err error) {
+	if err := w.start(ctx, s); err != nil {
+		return played, fmt.Errorf("%s: %w", w.title, err)
+	}
+	load, bar := c.load, progressBar{out: c.out, title: w.title}
+	load.URL = s.Envoy.URL()
+	played, err = bench.Load(ctx, load, func(done, total int) {
+		if ctx.Err() == nil { // requests that are given up are not done
+			bar.show(done, total)
+		}
+	}, nil)
+	if err == nil && w.check != nil {
+		err = w.check(ctx, s)
+	}
+	return played, err
+}
+
+// twice asks the same thing again, and shows what kvroute says each time.
+func (c *Command) twice(ctx context.Context, s *Stack) error {
+	question := strings.Repeat("Why is the same question answered sooner the second time? ", 6)
+	fmt.Fprintln(c.out, "\nThe same conversation, asked twice:")
+	for _, when := range []string{"first", "again"} {
+		h, err := s.Ask(ctx, question)
+		if err != nil {
+			return fmt.Errorf("ask through Envoy: %w", err)
+		}
+		fmt.Fprintf(c.out, "  %s: %s, overlap %s blocks, reason %s\n", when, h.Get("X-Sim-Worker"), h.Get("X-Dynamo-Overlap-Blocks"), h.Get("X-Dynamo-Reason"))
+		select { // the worker's events travel some milliseconds
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(300 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+func (c *Command) invite(s *Stack) {
+	fmt.Fprintf(c.out, `
+Everything is still running; Ctrl-C ends it.
+  clients    %s
+  kvroute    http://%s/v1/workers  /v1/decisions  /metrics
+  Envoy      %s
+Try, twice:
+  curl -i %s/v1/chat/completions -H 'content-type: application/json' \
+    -d '{"model":"%s","max_tokens":8,"messages":[{"role":"user","content":"Tell me which worker has my blocks, and how it came to have them."}]}'
+`, s.Envoy.URL(), s.Router.At.HTTP, s.Envoy.AdminURL(), s.Envoy.URL(), s.Model)
+}
+
+// progressBar shows how far a load has come: on a terminal as a bar that grows,
+// elsewhere as a few lines.
+type progressBar struct {
+	out   io.Writer
+	title string
+	steps int // shown so far
+}
+
+func (b *progressBar) show(done, total int) {
+	steps, begin, end := 4, "", "\n"
+	if file, ok := b.out.(*os.File); ok {
+		if info, err := file.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+			steps, begin, end = 100, "\r", ""
+		}
+	}
+	at := done * steps / total
+	if at == b.steps {
+		return
+	}
+	b.steps = at
+	const width = 40
+	full := done * width / total
+	if done == total {
+		end = "\n"
+	}
+	fmt.Fprintf(b.out, "%s%-12s [%s%s] %d of %d requests%s", begin, b.title, strings.Repeat("#", full), strings.Repeat(".", width-full), done, total, end)
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/records"
+	"github.com/kvroute/kvroute/internal/telemetry"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// EngineCommand is `kvroute engine`: a simulated worker, which is the engine, the
+// publisher of its events and its registration.
+type EngineCommand struct {
+	sim                enginesim.Config
+	scope              wire.Scope
+	access             bus.Access
+	sockets            enginesim.SocketsConfig
+	listen, advertise  string
+	natsURL            string
+	replicas           int
+	durable            bool
+	localIndexer       bool
+	kvEvents           string
+	aliases, adapters  string
+	version, tokenizer string
+	readyFile          string
+	level              string
+}
+
+// Flags adds the flags of the command to fs.
+func (c *EngineCommand) Flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.listen, "listen", "127.0.0.1:8000", "`ip:port` of the OpenAI endpoint; port 0 picks a free one")
+	fs.StringVar(&c.advertise, "advertise", "", "`ip:port` to register; empty takes the address that the bus is reached from")
+	c.access.Flags(fs)
+	fs.BoolVar(&c.durable, "durable-kv-events", true, "publish events into a stream that keeps them")
+	fs.IntVar(&c.replicas, "nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
+	fs.StringVar(&c.natsURL, "nats-url", "nats://127.0.0.1:4222", "`URL` of the NATS bus, or file:PATH of a file that has it; empty does not register")
+	fs.StringVar(&c.readyFile, "ready-file", "", "`file` that gets the address as JSON once it is open")
+	fs.StringVar(&c.scope.Namespace, "namespace", "kvroute", "namespace of the workers' subjects")
+	fs.StringVar(&c.scope.Component, "component", "workers", "component of the workers' subjects")
+	fs.StringVar(&c.scope.Endpoint, "endpoint", "generate", "endpoint of the workers' subjects")
+	fs.StringVar(&c.sim.Name, "name", "worker", "name of the worker")
+	fs.StringVar(&c.sim.Model, "model", "sim", "name of the model")
+	fs.StringVar(&c.aliases, "alias", "", "other `names` of the model, comma-separated")
+	fs.StringVar(&c.adapters, "lora", "", "`names` of its adapters, comma-separated")
+	fs.StringVar(&c.sim.Engine, "engine", "", "act, and register, as vllm, sglang or trtllm; empty acts as vllm and registers as kvroute-sim")
+	fs.StringVar(&c.version, "engine-version", telemetry.Version(), "version to register")
+	fs.StringVar(&c.tokenizer, "tokenizer", "", "`folder` with the model's tokenizer and chat template; empty takes a small one of its own")
+	fs.IntVar(&c.sim.BlockSize, "block-size", 16, "`tokens` in a block")
+	fs.IntVar(&c.sim.NumBlocks, "num-gpu-blocks", 8192, "capacity of the cache in `blocks`")
+	fs.IntVar(&c.sim.MaxNumSeqs, "max-num-seqs", 256, "largest `number` of requests running at once")
+	fs.IntVar(&c.sim.MaxBatchedTokens, "max-num-batched-tokens", 8192, "largest `number` of tokens in a step")
+	fs.StringVar(&c.sim.Preset, "preset", "32b-2xh100", "hardware: 8b-1xh100, 32b-2xh100 or 70b-4xh100")
+	fs.StringVar(&c.sim.BlockHash, "block-hash", "sim", "names of blocks: sim, vllm, sglang, sequence or random")
+	fs.StringVar(&c.kvEvents, "kv-events", "nats", "how it publishes the events of its cache: nats, zmq or none")
+	fs.StringVar(&c.sockets.Endpoint, "kv-events-endpoint", "tcp://127.0.0.1:0", "`endpoint` of the events' PUB socket")
+	fs.StringVar(&c.sockets.Replay, "kv-events-replay-endpoint", "tcp://127.0.0.1:0", "`endpoint` of the ROUTER socket that sends events again; empty has none")
+	fs.StringVar(&c.sockets.Topic, "kv-events-topic", "kv-events", "topic of the events")
+	fs.StringVar(&c.sockets.Format, "kv-events-format", "", "vllm or sglang; empty as the engine, else vllm")
+	fs.BoolVar(&c.sockets.Connect, "kv-events-connect", false, "connect the PUB socket instead of binding it")
+	fs.IntVar(&c.sockets.DropEvery, "kv-events-drop-every", 0, "leave out each `n`-th message of events, as a network might; 0 leaves out none")
+	fs.Float64Var(&c.sim.Speed, "speed", 1, "simulated seconds in a real one")
+	fs.BoolVar(&c.localIndexer, "enable-local-indexer", false, "answer routers' queries about events that they missed")
+	fs.StringVar(&c.level, "log-level", "info", "debug, info, warn or error")
+}
+
+// Run is the worker until ctx ends.
+func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Writer) error {
+	log, err := telemetry.NewLogger(logTo, c.level, "text", nil)
+	if err != nil {
+		return err
+	}
+	log = log.With("worker", c.sim.Name)
+	if err := c.prepare(log); err != nil {
+		return err
+	}
+	at, err := net.Listen("tcp", c.listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	defer at.Close()
+	address := at.Addr().String()
+	var nc *nats.Conn
+	if c.natsURL != "" {
+		if nc, err = bus.Connect(c.natsURL, "kvroute engine "+c.sim.Name, &c.access, log); err != nil {
+			return err
+		}
+		defer nc.Close()
+		if address, err = bus.PublicAddress(c.advertise, address, c.natsURL); err != nil {
+			return err
+		}
+	}
+	where, publish, err := c.publisher(nc, log)
+	if err != nil {
+		return err
+	}
+	e, err := enginesim.New(c.sim)
+	if err != nil {
+		return err
+	}
+	parts, ctx := errgroup.WithContext(ctx)
+	if nc != nil {
+		announcer, err := fleet.NewAnnouncer(nc, fleet.AnnouncerConfig{
+			Scope: c.scope, Record: c.record(e, address, where), Replicas: c.replicas, Load: func() fleet.Load { return loadOf(e) }, Log: log,
+		})
+		if err != nil {
+			return err
+		}
+		parts.Go(func() error { return announcer.Run(ctx) })
+	}
+	if c.readyFile != "" {
+		if err := records.WriteJSON(c.readyFile, Addresses{HTTP: at.Addr().String()}); err != nil {
+			return fmt.Errorf("ready-file: %w", err)
+		}
+	}
+	log.Info("engine is open", "address", address, "model", c.sim.Model)
+	parts.Go(func() error { return e.Run(ctx) })
+	parts.Go(func() error { return publish(ctx) })
+	// On a busy machine a client may need seconds from its connection to its headers.
+	server := &http.Server{Handler: e, ReadHeaderTimeout: time.Minute}
+	parts.Go(func() error {
+		if err := server.Serve(at); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	parts.Go(func() error {
+		<-ctx.Done()
+		return server.Close() // responses in progress have no engine any more
+	})
+	return parts.Wait()
+}
+
+// prepare checks the flags, and completes the engine's configuration.
+func (c *EngineCommand) prepare(log *slog.Logger) (err error) {
+	c.sim.Log, c.sim.Aliases, c.sim.LoRA = log, names(c.aliases), names(c.adapters)
+	if c.tokenizer != "" {
+		dir, err := os.OpenRoot(c.tokenizer)
+		if err != nil {
+			return fmt.Errorf("tokenizer: %w", err)
+		}
+		defer func() { _ = dir.Close() }() // it is only read
+		if c.sim.Prompts, err = tokenizer.LoadModel(dir.FS(), tokenizer.ModelConfig{}); err != nil {
+			return err
+		}
+	}
+	if c.natsURL, err = bus.ReadURL(c.natsURL); err != nil {
+		return err
+	}
+	switch c.kvEvents {
+	case "zmq", "none":
+	case "nats":
+		if c.natsURL == "" {
+			return errors.New("kv-events is nats, and there is no nats-url")
+		}
+	default:
+		return fmt.Errorf("kv-events is %q, want nats, zmq or none", c.kvEvents)
+	}
+	return nil
+}
+
+// publisher makes what publishes the engine's events, and returns where they are and how
+// it is run.
+func (c *EngineCommand) publisher(nc *nats.Conn, log *slog.Logger) (where fleet.Events, run func(context.Context) error, err error) {
+	switch c.kvEvents {
+	case "zmq":
+		if c.sockets.Format == "" && c.sim.Engine == "sglang" {
+			c.sockets.Format = c.sim.Engine
+		}
+		if c.sim.Sockets, err = enginesim.NewSockets(c.sockets); err != nil {
+			return where, nil, err
+		}
+		live, replay := c.sim.Sockets.Endpoints()
+		log.Info("events are on ZeroMQ", "endpoint", live, "replay", replay)
+		return fleet.Events{Transport: "zmq", Endpoint: live, Replay: replay, Topic: c.sockets.Topic}, c.sim.Sockets.Run, nil
+	case "none":
+		return fleet.Events{Transport: "none"}, func(context.Context) error { return nil }, nil
+	}
+	publisher := engines.NewPublisher(nc, engines.PublisherConfig{
+		Scope: c.scope, WorkerID: wire.WorkerID(c.sim.Name), LocalIndexer: c.localIndexer,
+		Durable: c.durable, Replicas: c.replicas, Quiet: true, Log: log,
+	})
+	c.sim.Publish = func(ev indexer.Event) { publisher.Publish(0, ev) }
+	where = fleet.Events{Transport: "nats", LocalIndexer: c.localIndexer, PublisherID: publisher.ID()}
+	if c.durable {
+		where.Transport = "jetstream"
+	}
+	return where, publisher.Run, nil
+}
+
+// record is what the worker registers with.
+func (c *EngineCommand) record(e *enginesim.Engine, address string, where fleet.Events) fleet.Record {
+	sim := e.Config()
+	r := fleet.Record{
+		Name: sim.Name, Address: address, Models: append([]string{sim.Model}, sim.Aliases...), LoRA: sim.LoRA,
+		BlockSize: sim.BlockSize, TotalKVBlocks: sim.NumBlocks, MaxNumSeqs: sim.MaxNumSeqs, MaxBatchedTokens: sim.MaxBatchedTokens,
+		Engine: cmp.Or(c.sim.Engine, "kvroute-sim"), EngineVersion: c.version, StartedMS: time.Now().UnixMilli(), Events: where,
+	}
+	if c.tokenizer == "" {
+		r.ModelCard = enginesim.ModelCard
+	}
+	return r
+}
+
+func loadOf(e *enginesim.Engine) fleet.Load {
+	s, c := e.Stats(), e.Config()
+	return fleet.Load{
+		Running: s.Running, Waiting: s.Waiting,
+		KVUsedBlocks: s.UsedBlocks, KVUtilization: float64(s.UsedBlocks) / float64(c.NumBlocks),
+	}
+}
+
+// names are those of a list, comma-separated.
+func names(list string) (names []string) {
+	for name := range strings.SplitSeq(list, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/router"
+)
+
+// A show plays one load in several ways and compares them.
+type show struct {
+	name, command string // of the report
+	ways          []way
+	ratios        []ratio
+	strict        bool // each round must meet the targets, not only the median of all
+}
+
+// A way is one set of processes that the load is played through.
+type way struct {
+	title string // of its column, and in errors
+	name  string // in figures
+	start func(ctx context.Context, s *Stack) error
+	check func(ctx context.Context, s *Stack) error // after the load; may be nil
+}
+
+// A ratio compares a measure of two ways of one round. These ran minutes apart at most,
+// so their ratio is worth more than either.
+type ratio struct {
+	what, target string
+	of           func(*bench.Summary) float64
+	over, under  int // ways
+}
+
+func meanTTFT(s *bench.Summary) float64    { return s.TTFT.Mean }
+func p90TTFT(s *bench.Summary) float64     { return s.TTFT.P90 }
+func meanE2E(s *bench.Summary) float64     { return s.E2E.Mean }
+func cachedShare(s *bench.Summary) float64 { return s.CachedShare }
+
+// show returns what the flags ask for.
+func (c *Command) show() show {
+	alone := func(flags ...string) func(context.Context, *Stack) error {
+		return func(ctx context.Context, s *Stack) error {
+			if err := s.Start(ctx); err != nil {
+				return err
+			}
+			return s.StartRouter(ctx, flags...)
+		}
+	}
+	replicated := func(n int, flags ...string) func(context.Context, *Stack) error {
+		return func(ctx context.Context, s *Stack) error {
+			if err := s.Start(ctx); err != nil {
+				return err
+			}
+			return s.StartReplicas(ctx, n, flags...)
+		}
+	}
+	grouped := func(probe string) func(context.Context, *Stack) error {
+		return func(ctx context.Context, s *Stack) error { return s.startGroups(ctx, c.groups, "--group-probe", probe) }
+	}
+	switch n := c.replicas; {
+	case c.groups > 1:
+		return show{
+			name: "bench-demo-groups", command: fmt.Sprint("make bench-demo GROUPS=", c.groups),
+			ways: []way{
+				{title: "flat", name: "flat", start: alone()},
+				{title: "groups, asked", name: "groups that are asked", start: grouped("on"), check: checkSummaries},
+				{title: "by summaries", name: "groups by summaries", start: grouped("off"), check: checkSummaries},
+			},
+			ratios: []ratio{
+				{"mean TTFT, groups by summaries ÷ flat", "≤ 1.15", meanTTFT, 2, 0},
+				{"mean E2E, groups by summaries ÷ flat", "≤ 1.05", meanE2E, 2, 0},
+				{"mean TTFT, groups that are asked ÷ flat", "≤ 1.15", meanTTFT, 1, 0},
+				{"mean E2E, groups that are asked ÷ flat", "≤ 1.05", meanE2E, 1, 0},
+			},
+		}
+	case n > 1:
+		return show{
+			name: "bench-demo-replicas", command: fmt.Sprint("make bench-demo REPLICAS=", n),
+			ways: []way{
+				{title: "one", name: "one", start: replicated(1)},
+				{title: fmt.Sprint(n, " synced"), name: "several", start: replicated(n), check: c.agree},
+				{title: fmt.Sprint(n, " unsynced"), name: "without sync", start: replicated(n, "--router-replica-sync=false")},
+			},
+			ratios: []ratio{
+				{"mean TTFT, several replicas ÷ one", "≤ 1.1", meanTTFT, 1, 0},
+				{"mean TTFT, without sync ÷ with", "> 1", meanTTFT, 2, 1},
+				{"p90 TTFT, several replicas ÷ one", "", p90TTFT, 1, 0},
+				{"p90 TTFT, without sync ÷ with", "", p90TTFT, 2, 1},
+			},
+		}
+	}
+	roundRobin, kv := string(router.RoundRobin), string(router.KV)
+	return show{
+		name: "bench-demo", command: "make bench-demo", strict: true,
+		ways: []way{
+			{title: roundRobin, name: "round robin", start: alone("--router-mode", roundRobin)},
+			{title: kv, name: "kv", start: alone("--router-mode", kv)},
+		},
+		ratios: []ratio{
+			{"mean TTFT, kv ÷ round robin", "< 1", meanTTFT, 1, 0},
+			{"p90 TTFT, kv ÷ round robin", "", p90TTFT, 1, 0},
+			{"mean E2E, kv ÷ round robin", "< 1", meanE2E, 1, 0},
+			{"cached share, round robin ÷ kv", "< 1", cachedShare, 0, 1},
+		},
+	}
+}
+
+// compare prints a round, with a column for each way.
+func (s *show) compare(out io.Writer, round []bench.Summary) {
+	row := func(what string, cell func(i int) string) {
+		fmt.Fprintf(out, "  %-22s", what)
+		for i := range round {
+			fmt.Fprintf(out, " %14s", cell(i))
+		}
+		fmt.Fprintln(out)
+	}
+	number := func(what, format string, of func(*bench.Summary) any) {
+		row(what, func(i int) string { return fmt.Sprintf(format, of(&round[i])) })
+	}
+	fmt.Fprintln(out)
+	row("", func(i int) string { return s.ways[i].title })
+	number("requests", "%d", func(s *bench.Summary) any { return s.Requests })
+	number("errors", "%d", func(s *bench.Summary) any { return s.Failed() })
+	number("TTFT mean", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.Mean * 1e3 })
+	number("TTFT p50", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.P50 * 1e3 })
+	number("TTFT p90", "%.0f ms", func(s *bench.Summary) any { return s.TTFT.P90 * 1e3 })
+	number("E2E mean", "%.0f ms", func(s *bench.Summary) any { return s.E2E.Mean * 1e3 })
+	number("E2E p90", "%.0f ms", func(s *bench.Summary) any { return s.E2E.P90 * 1e3 })
+	number("cached prompt tokens", "%.1f %%", func(s *bench.Summary) any { return s.CachedShare * 100 })
+	for _, name := range slices.Sorted(maps.Keys(round[0].PerWorker)) {
+		number("requests of "+name, "%d", func(s *bench.Summary) any { return s.PerWorker[name] })
+	}
+	for i := range round {
+		for kind, n := range round[i].Errors {
+			fmt.Fprintf(out, "  %d requests failed: %s\n", n, kind)
+		}
+	}
+}
+
+// judge returns an error if a round did not show what it is to show.
+func (s *show) judge(round []bench.Summary) (missed error) {
+	for _, f := range s.figures([][]bench.Summary{round}) {
+		if f.Target != "" && !f.Met && (s.strict || f.What == failedRequests) {
+			missed = errors.Join(missed, fmt.Errorf("%s: %.4g, want %s", f.What, f.Median, f.Target))
+		}
+	}
+	return missed
+}
+
+const failedRequests = "failed requests"
+
+// figures compares the ways over all rounds.
+func (s *show) figures(played [][]bench.Summary) (figures []bench.Figure) {
+	add := func(what, target string, of func(round []bench.Summary) float64) {
+		var v []float64
+		for _, round := range played {
+			v = append(v, of(round))
+		}
+		slices.Sort(v)
+		median := v[len(v)/2]
+		figures = append(figures, bench.Figure{What: what, Target: target, Median: median, Min: v[0], Max: v[len(v)-1], Met: meets(target, median)})
+	}
+	for _, r := range s.ratios {
+		add(r.what, r.target, func(round []bench.Summary) float64 { return r.of(&round[r.over]) / r.of(&round[r.under]) })
+	}
+	for i, w := range s.ways {
+		add("mean TTFT in ms, "+w.name, "", func(round []bench.Summary) float64 { return round[i].TTFT.Mean * 1e3 })
+	}
+	add(failedRequests, "0", func(round []bench.Summary) (n float64) {
+		for i := range round {
+			n += float64(round[i].Failed())
+		}
+		return n
+	})
+	return figures
+}
+
+// meets says whether a figure meets a target such as "≤ 1.1". No target is not met.
+func meets(target string, v float64) bool {
+	if target == "0" {
+		return v == 0
+	}
+	sign, text, _ := strings.Cut(target, " ")
+	limit, err := strconv.ParseFloat(text, 64)
+	return err == nil && (sign == "<" && v < limit || sign == "≤" && v <= limit || sign == ">" && v > limit)
+}
+
+// agree has the replicas compared by `kvroute doctor`, which fails if they differ.
+func (c *Command) agree(ctx context.Context, s *Stack) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	args := []string{"doctor", "--readings", "25", "--apart", "200ms"}
+	for _, r := range s.Others {
+		args = append(args, "--url", "http://"+r.At.HTTP)
+	}
+	text, err := exec.CommandContext(ctx, self, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("the replicas differ: %w\n%s", err, text)
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	_, err = fmt.Fprintf(c.out, "kvroute doctor: %s\n", lines[len(lines)-1])
+	return err
+}
+
+// startGroups starts two tiers: n groups, each with its share of the workers, an Envoy
+// and a router, and the tier above them.
+func (s *Stack) startGroups(ctx context.Context, n int, flags ...string) (err error) {
+	if s.Bus, err = bus.StartServer("127.0.0.1:0", "", ""); err != nil {
+		return err
+	}
+	model := filepath.Join(s.Dir, "model") // the tier above hashes prompts as the groups do
+	if err := os.CopyFS(model, enginesim.ModelFiles()); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	var upper strings.Builder
+	fmt.Fprintf(&upper, "version: 1\ncomponent: tier\nmodels:\n- {name: %q, tokenizer: %q}\ngroups:\n", s.Model, model)
+	for i := range n {
+		name := fmt.Sprint("group-", i+1)
+		first, end := i*s.Workers/n, (i+1)*s.Workers/n
+		g := &Stack{
+			Dir: filepath.Join(s.Dir, name), EnvoyPath: s.EnvoyPath, Bus: s.Bus, SharedBus: true,
+			Workers: end - first, EngineFlags: s.EngineFlags, Model: s.Model, Core: s.Core,
+		}
+		s.Groups = append(s.Groups, g)
+		if err := os.MkdirAll(g.Dir, 0o700); err != nil {
+			return err
+		}
+		if err := g.StartEngines(ctx, name, first+1); err != nil {
+			return err
+		}
+		if err := g.StartRouter(ctx, "--group", name, "--component", name, "--allow-direct"); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		fmt.Fprintf(&upper, "- {name: %s, address: %q}\n", name, strings.TrimPrefix(g.Envoy.URL(), "http://"))
+	}
+	file := filepath.Join(s.Dir, "upper.yaml")
+	if err := os.WriteFile(file, []byte(upper.String()), 0o600); err != nil {
+		return err
+	}
+	if err := s.StartRouter(ctx, append([]string{"--config", file}, flags...)...); err != nil {
+		return err
+	}
+	return Poll(ctx, Patience, "the summaries of the groups are missing", func(ctx context.Context) bool { return checkSummaries(ctx, s) == nil })
+}
+
+// checkSummaries fails if the upper tier does not know what each group does and holds.
+func checkSummaries(ctx context.Context, s *Stack) error {
+	var answer struct{ Workers []router.WorkerState }
+	if err := GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/workers", &answer); err != nil {
+		return err
+	}
+	members := 0
+	for _, w := range answer.Workers {
+		if w.Summary != nil && !w.Summary.Stale && w.Summary.Filtered {
+			members += w.Summary.Members
+		}
+	}
+	if members != s.Workers || len(answer.Workers) != len(s.Groups) {
+		return fmt.Errorf("the summaries name %d of %d workers", members, s.Workers)
+	}
+	return nil
+}

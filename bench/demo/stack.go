@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/router"
+)
+
+// A Stack is a bus, workers, routers and an Envoy, each a process of its own but the bus.
+// The first group of fields is set before it starts.
+type Stack struct {
+	Dir         string // logs of the children
+	EnvoyPath   string
+	Model       string
+	Workers     int
+	EngineFlags []string
+	Core        bool         // events travel without a stream that keeps them
+	SharedBus   bool         // Bus is another one's, who stops it
+	EnvoyConfig envoy.Config // the addresses that are not given here are those of the children
+	// Bootstrap makes Envoy's configuration; nil renders kvroute's own.
+	Bootstrap func(envoy.Config) ([]byte, error)
+	Unrouted  bool // no request is decided, or none has to be
+
+	Bus     *bus.Server
+	Engines []*Child
+	Router  *Child   // the one that was started last
+	Others  []*Child // replicas, Router among them
+	Groups  []*Stack // those below the router, if it is one of groups
+	Envoy   *envoytest.Proc
+
+	ports []func() // release the ports that children listen at
+}
+
+// Start starts the bus and the workers.
+func (s *Stack) Start(ctx context.Context) (err error) {
+	if s.Bus, err = bus.StartServer("127.0.0.1:0", "", ""); err != nil {
+		return err
+	}
+	return s.StartEngines(ctx, "workers", 1)
+}
+
+// StartEngines starts the workers, as those of a component, by names that count from first.
+func (s *Stack) StartEngines(ctx context.Context, component string, first int) error {
+	s.Engines = make([]*Child, s.Workers)
+	all, ctx := errgroup.WithContext(ctx)
+	for i := range s.Engines {
+		at, err := s.hold()
+		if err != nil {
+			return err
+		}
+		all.Go(func() (err error) {
+			name := fmt.Sprint("worker-", first+i)
+			s.Engines[i], err = Start(ctx, s.Dir, name, append([]string{
+				"engine", "--name", name, "--component", component,
+				"--listen", at, "--nats-url", s.Bus.URL(), "--model", s.Model, s.EventsFlag(),
+			}, s.EngineFlags...)...)
+			return err
+		})
+	}
+	return all.Wait()
+}
+
+// EventsFlag is the flag that says how events travel.
+func (s *Stack) EventsFlag() string { return fmt.Sprint("--durable-kv-events=", !s.Core) }
+
+// hold reserves an address for a child that may be started again there.
+func (s *Stack) hold() (address string, err error) {
+	address, release, err := envoytest.Hold()
+	if err == nil {
+		s.ports = append(s.ports, release)
+	}
+	return address, err
+}
+
+// Stop ends everything, the clients of others first.
+func (s *Stack) Stop() {
+	if s.Envoy != nil {
+		_ = s.Envoy.Stop() // it ends with this process in any case
+	}
+	for _, c := range s.Others {
+		c.Stop()
+	}
+	s.Router.Stop()
+	for _, g := range s.Groups {
+		g.Stop()
+	}
+	for _, e := range s.Engines {
+		e.Stop()
+	}
+	if s.Bus != nil && !s.SharedBus {
+		s.Bus.Stop()
+	}
+	for _, release := range s.ports {
+		release()
+	}
+	s.ports = nil
+}
+
+// StartRouter starts kvroute in place of the one before, and waits until it decides
+// requests through Envoy.
+func (s *Stack) StartRouter(ctx context.Context, flags ...string) (err error) {
+	var extprocAt, httpAt string
+	if s.Router != nil { // Envoy knows the address of the one before
+		extprocAt, httpAt = s.Router.At.Extproc, s.Router.At.HTTP
+		s.Router.Stop()
+		s.Router = nil
+	} else {
+		if extprocAt, err = s.hold(); err != nil {
+			return err
+		}
+		if httpAt, err = s.hold(); err != nil {
+			return err
+		}
+	}
+	if err := s.serve(ctx, "kvroute", extprocAt, httpAt, flags...); err != nil {
+		return err
+	}
+	if s.Envoy == nil {
+		if err := s.StartEnvoy(ctx); err != nil {
+			return err
+		}
+	}
+	if s.Unrouted {
+		return nil
+	}
+	return s.WaitRouted(ctx)
+}
+
+// StartReplicas starts so many routers, and waits until Envoy spreads requests over them.
+func (s *Stack) StartReplicas(ctx context.Context, n int, flags ...string) error {
+	for i := range n {
+		name := fmt.Sprint("kvroute-", i+1)
+		if err := s.serve(ctx, name, "127.0.0.1:0", "127.0.0.1:0", append([]string{"--replica", name}, flags...)...); err != nil {
+			return err
+		}
+		s.Others = append(s.Others, s.Router)
+		s.EnvoyConfig.ExtProc = append(s.EnvoyConfig.ExtProc, s.Router.At.Extproc)
+	}
+	if err := s.StartEnvoy(ctx); err != nil {
+		return err
+	}
+	if err := Poll(ctx, Patience, "Envoy does not find all replicas", func(ctx context.Context) bool {
+		healthy, err := s.Envoy.Stat(ctx, "cluster.kvroute.membership_healthy")
+		return err == nil && healthy == int64(n)
+	}); err != nil {
+		return err
+	}
+	return s.WaitRouted(ctx)
+}
+
+// serve starts a kvroute, and waits until it knows the workers.
+func (s *Stack) serve(ctx context.Context, name, extprocAt, httpAt string, flags ...string) (err error) {
+	if s.Router, err = Start(ctx, s.Dir, name, append([]string{
+		"serve", "--decision-headers", "--extproc-address", extprocAt, "--http-address", httpAt,
+		"--nats-url", s.Bus.URL(), "--drain-timeout", "1s", "--drain-delay", "0", s.EventsFlag(),
+	}, flags...)...); err != nil {
+		return err
+	}
+	return s.WaitWorkers(ctx)
+}
+
+// StartEnvoy starts Envoy before the router, or before the replicas that its
+// configuration names.
+func (s *Stack) StartEnvoy(ctx context.Context) (err error) {
+	c := s.EnvoyConfig
+	c.ListenAddress, c.AdminAddress, c.Pool = "127.0.0.1:0", "127.0.0.1:0", slices.Clone(c.Pool)
+	if len(c.ExtProc) == 0 {
+		c.ExtProc = []string{s.Router.At.Extproc}
+	}
+	for _, e := range s.Engines {
+		if c.PoolFile == "" {
+			c.Pool = append(c.Pool, e.At.HTTP)
+		}
+	}
+	if s.Bootstrap == nil {
+		s.Bootstrap = Render
+	}
+	config, err := s.Bootstrap(c)
+	if err != nil {
+		return err
+	}
+	s.Envoy, err = envoytest.Start(ctx, envoytest.Options{Path: s.EnvoyPath, Config: config})
+	return err
+}
+
+// Render makes the bootstrap that `kvroute config envoy` prints.
+func Render(c envoy.Config) ([]byte, error) {
+	var text bytes.Buffer
+	err := envoy.Render(&text, c)
+	return text.Bytes(), err
+}
+
+// WaitWorkers waits until the router knows all workers, or groups.
+func (s *Stack) WaitWorkers(ctx context.Context) error {
+	want := s.Workers
+	if len(s.Groups) > 0 {
+		want = len(s.Groups)
+	}
+	return Poll(ctx, Patience, "the workers do not register", func(ctx context.Context) bool {
+		var answer struct{ Workers []router.WorkerState }
+		err := GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/workers", &answer)
+		return err == nil && len(answer.Workers) >= want // there may be others than ours
+	})
+}
+
+// WaitRouted waits until Envoy has found the router: its requests are decided.
+func (s *Stack) WaitRouted(ctx context.Context) error {
+	return Poll(ctx, Patience, "Envoy does not find kvroute", func(ctx context.Context) bool {
+		hosts, err := Get(ctx, s.Envoy.AdminURL()+"/clusters")
+		if err != nil || bytes.Contains(hosts, []byte(s.Router.At.Extproc+"::health_flags::/failed_active_hc")) {
+			return false
+		}
+		if _, err := s.Ask(ctx, "Are you there?"); err != nil {
+			return false
+		}
+		var kept struct{ Decisions []router.Decision }
+		err = GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/decisions", &kept)
+		return err == nil && len(kept.Decisions) > 0
+	})
+}
+
+// Ask sends one request through Envoy, and returns the headers of its response.
+func (s *Stack) Ask(ctx context.Context, content string) (http.Header, error) {
+	body, err := json.Marshal(map[string]any{
+		"model": s.Model, "max_tokens": 4,
+		"messages": []map[string]string{{"role": "user", "content": content}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.Envoy.URL()+"/v1/chat/completions", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return resp.Header, nil
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bus
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+)
+
+// serverUser is the user name of every client of a Server.
+const serverUser = "kvroute"
+
+// Server is a NATS server with JetStream inside this process.
+type Server struct {
+	*natsserver.Server
+	password string
+	temp     string // folder to remove at the end; "" if what is stored stays
+}
+
+// StartServer starts a server at ip:port; port 0 picks a free one, and an empty address
+// listens nowhere. An empty password makes a random one. The server stores in a folder,
+// or, if that is "", in a temporary one.
+func StartServer(listen, store, password string) (*Server, error) {
+	host, portText, err := net.SplitHostPort(cmp.Or(listen, "127.0.0.1:0"))
+	if err != nil {
+		return nil, fmt.Errorf("listen address of NATS: %w", err)
+	}
+	port, err := strconv.Atoi(portText)
+	if err != nil {
+		return nil, fmt.Errorf("listen address of NATS: port %q is no number", portText)
+	}
+	if port == 0 {
+		port = natsserver.RANDOM_PORT
+	}
+	s := &Server{password: cmp.Or(password, rand.Text())}
+	if store == "" {
+		if s.temp, err = os.MkdirTemp("", "kvroute-nats-"); err != nil {
+			return nil, fmt.Errorf("store of the NATS server: %w", err)
+		}
+		store = s.temp
+	}
+	if s.Server, err = natsserver.NewServer(&natsserver.Options{
+		ServerName: "kvroute", Host: host, Port: port, DontListen: listen == "",
+		JetStream: true, StoreDir: store, Username: serverUser, Password: s.password, NoSigs: true, NoLog: true,
+	}); err != nil {
+		return nil, errors.Join(fmt.Errorf("make the NATS server: %w", err), os.RemoveAll(s.temp))
+	}
+	go s.Start()
+	if !s.ReadyForConnections(10 * time.Second) {
+		s.Stop()
+		return nil, fmt.Errorf("start the NATS server on %s: the address is already in use? Set --nats-url to use the server there, or --nats-listen to choose another port", listen)
+	}
+	return s, nil
+}
+
+// URL is where to connect, with the password.
+func (s *Server) URL() string {
+	at := "127.0.0.1:0" // listens nowhere
+	if a := s.Addr(); a != nil {
+		at = a.String()
+	}
+	return "nats://" + serverUser + ":" + s.password + "@" + at
+}
+
+// Stop ends the server and waits for its end.
+func (s *Server) Stop() {
+	s.Shutdown()
+	s.WaitForShutdown()
+	_ = os.RemoveAll(s.temp) // removes nothing for ""; what is left of a temporary folder harms nobody
+}
+
+// PublicAddress returns where other machines reach a listener: at advertise, if that is
+// given. A listener on all addresses is reached at the address from which this machine
+// reaches the bus.
+func PublicAddress(advertise, listener, busURL string) (string, error) {
+	if advertise != "" {
+		if _, err := netip.ParseAddrPort(advertise); err != nil {
+			return "", fmt.Errorf("advertise is %q, want ip:port", advertise)
+		}
+		return advertise, nil
+	}
+	own, err := netip.ParseAddrPort(listener)
+	if err != nil || !own.Addr().IsUnspecified() {
+		return own.String(), err
+	}
+	first, _, _ := strings.Cut(busURL, ",")
+	u, err := url.Parse(first)
+	if err != nil || u.Hostname() == "" {
+		return "", fmt.Errorf("find the own address: set --advertise: %q has no host", first)
+	}
+	// Connecting a UDP socket sends nothing; it only looks up the way.
+	probe, err := net.Dial("udp", net.JoinHostPort(u.Hostname(), "9"))
+	if err != nil {
+		return "", fmt.Errorf("find the own address: set --advertise: %w", err)
+	}
+	defer probe.Close()
+	from, err := netip.ParseAddrPort(probe.LocalAddr().String())
+	if err != nil {
+		return "", err
+	}
+	return netip.AddrPortFrom(from.Addr().Unmap(), own.Port()).String(), nil
+}
