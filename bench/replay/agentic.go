@@ -50,12 +50,12 @@ type sessionLine struct {
 	Requests  []sessionLine `json:"requests"`
 }
 
-// ReadConversations reads recorded conversations, a JSON object a line: block_size,
+// readConversations reads recorded conversations, a JSON object a line: block_size,
 // and requests with in, out (tokens), api_time, think_time (s), p (blocks kept of
 // the request before), h (runs [first, length] of blocks appended). An entry with
 // requests of its own is a nested agent: its requests come in its place and begin
 // with an empty prompt; the chain goes on after them. An error names the line.
-func ReadConversations(name string, r io.Reader) (*Conversations, error) {
+func readConversations(name string, r io.Reader) (*Conversations, error) {
 	c := &Conversations{Name: name}
 	lines := newLines(r)
 	for lines.Scan() {
@@ -83,12 +83,12 @@ func ReadConversations(name string, r io.Reader) (*Conversations, error) {
 
 // LoadConversations reads a file of recorded conversations.
 func LoadConversations(name string) (*Conversations, error) {
-	f, err := Open(name)
+	f, err := openFile(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return ReadConversations("agentic", f)
+	return readConversations("agentic", f)
 }
 
 var errNesting = errors.New("a nested agent has nested agents")

@@ -62,7 +62,7 @@ type Command struct {
 // Flags adds the flags of the command to fs.
 func (f *Command) Flags(fs *flag.FlagSet) {
 	fs.Usage = func() {
-		fmt.Fprintf(fs.Output(), help, strings.Join(RuleNames(), ", "))
+		fmt.Fprintf(fs.Output(), help, strings.Join(ruleNames(), ", "))
 		fs.PrintDefaults()
 	}
 	s, g := &f.scenario, &f.generate
@@ -77,7 +77,7 @@ func (f *Command) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&g.Turns, "turns", 1, "made up: `requests` of a conversation")
 	fs.Func("rule", "`name` of a way to choose; may be repeated, all stands for each without settings (default "+Default+" and dynamo)", func(v string) error {
 		if v == "all" {
-			f.rules = append(f.rules, RuleNames()...)
+			f.rules = append(f.rules, ruleNames()...)
 			return nil
 		}
 		_, err := ParseRule(v)
@@ -139,7 +139,7 @@ func (f *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) e
 	}
 	// Below, 0 stands for the default.
 	g := &f.generate
-	g.PrefixTokens, g.QuestionTokens = cmp.Or(g.PrefixTokens, NoTokens), cmp.Or(g.QuestionTokens, NoTokens)
+	g.PrefixTokens, g.QuestionTokens = cmp.Or(g.PrefixTokens, noTokens), cmp.Or(g.QuestionTokens, noTokens)
 	if f.syncOff {
 		f.scenario.SyncDelay = -1
 	}
@@ -288,14 +288,14 @@ func (f *Command) play(ctx context.Context, out io.Writer, traces []*Trace) erro
 	}
 	switch f.jsonFile {
 	case "-":
-		return WriteJSON(out, results)
+		return writeJSON(out, results)
 	case "":
 	default:
-		if err := saveFile(f.jsonFile, func(w io.Writer) error { return WriteJSON(w, results) }); err != nil {
+		if err := saveFile(f.jsonFile, func(w io.Writer) error { return writeJSON(w, results) }); err != nil {
 			return err
 		}
 	}
-	return WriteTable(out, results)
+	return writeTable(out, results)
 }
 
 // plot draws the mean over the seeds of each rule and load; results are in the

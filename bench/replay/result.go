@@ -167,8 +167,8 @@ func times(v []float64) Times {
 	return Times{Mean: sum / float64(len(v)), P50: at(50), P90: at(90), P99: at(99)}
 }
 
-// WriteJSON writes results as a JSON array.
-func WriteJSON(w io.Writer, results []*Result) error {
+// writeJSON writes results as a JSON array.
+func writeJSON(w io.Writer, results []*Result) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(results); err != nil {
@@ -177,9 +177,9 @@ func WriteJSON(w io.Writer, results []*Result) error {
 	return nil
 }
 
-// WriteTable writes results as a table, one a line. What decisions cost is at its end
+// writeTable writes results as a table, one a line. What decisions cost is at its end
 // if it was measured.
-func WriteTable(w io.Writer, results []*Result) error {
+func writeTable(w io.Writer, results []*Result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	timed := slices.ContainsFunc(results, func(r *Result) bool { return r.Timing != nil })
 	fmt.Fprint(t, "rule\tload\tseed\tTTFT mean\tp50\tp90\tp99 s\tTPOT mean\tp99 ms\tE2E mean\tp99 s\tgoodput/s\thits\tof LRU\timbalance\tmisjudged\t")

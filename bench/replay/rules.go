@@ -77,8 +77,8 @@ func named() []Rule {
 	return append(rules, publishedRules()...)
 }
 
-// RuleNames returns the names that [ParseRule] knows.
-func RuleNames() (names []string) {
+// ruleNames returns the names that [ParseRule] knows.
+func ruleNames() (names []string) {
 	for _, r := range named() {
 		names = append(names, r.Name)
 	}
@@ -113,7 +113,7 @@ func ParseRule(text string) (Rule, error) {
 	all := named()
 	i := slices.IndexFunc(all, func(r Rule) bool { return r.Name == name })
 	if i < 0 {
-		return Rule{}, fmt.Errorf("replay: rule %q is not known; there are %s", name, strings.Join(RuleNames(), ", "))
+		return Rule{}, fmt.Errorf("replay: rule %q is not known; there are %s", name, strings.Join(ruleNames(), ", "))
 	}
 	r := all[i]
 	r.Name = text

@@ -460,7 +460,7 @@ func TestConversationsTooLongAreLeftOut(t *testing.T) {
 	line := func(in int) string {
 		return fmt.Sprintf(`{"block_size":64,"requests":[{"in":64,"out":1,"h":[[1,1]]},{"in":%d,"out":1,"p":0,"h":[[2,%d]]}]}`+"\n", in, in/64)
 	}
-	c, err := ReadConversations("two", strings.NewReader(line(200_000)+line(200_064)))
+	c, err := readConversations("two", strings.NewReader(line(200_000)+line(200_064)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -495,7 +495,7 @@ func TestClosedLoop(t *testing.T) {
 		}
 		text.Write(append(b, '\n'))
 	}
-	c, err := ReadConversations("small", strings.NewReader(text.String()))
+	c, err := readConversations("small", strings.NewReader(text.String()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -519,7 +519,7 @@ func TestMooncakeRoundTrip(t *testing.T) {
 	if err := trace.WriteMooncake(&b); err != nil {
 		t.Fatal(err)
 	}
-	back, err := ReadMooncake("back", bytes.NewReader(b.Bytes()))
+	back, err := readMooncake("back", bytes.NewReader(b.Bytes()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -541,7 +541,7 @@ func TestMooncakeRoundTrip(t *testing.T) {
 	results := make([]string, 2)
 	for i, last := range []*Trace{back, nil} {
 		if last == nil {
-			if last, err = ReadMooncake("back", strings.NewReader(texts[i-1])); err != nil {
+			if last, err = readMooncake("back", strings.NewReader(texts[i-1])); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -568,7 +568,7 @@ func TestBadTraces(t *testing.T) {
 		`{"input_length":1,"output_length":1,"hash_ids":["a"]}`:             "line 1",
 		`{"input_length":1099511627776,"output_length":1,"hash_ids":["a"]}`: "line 1",
 	} {
-		if _, err := ReadMooncake("x", strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := readMooncake("x", strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
@@ -581,7 +581,7 @@ func TestBadTraces(t *testing.T) {
 		`{"block_size":64,"requests":[{"in":64,"out":1,"p":0,"h":[[-1,2]]}]}`:                     "has the blocks",
 		`{"block_size":64,"requests":[{"type":"subagent","requests":[{"requests":[{"in":1}]}]}]}`: "nested agent",
 	} {
-		if _, err := ReadConversations("x", strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := readConversations("x", strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}

@@ -131,12 +131,12 @@ type mooncake struct {
 	Session   uint64   `json:"session_id,omitempty"` // ours; other readers ignore it
 }
 
-// ReadMooncake reads a trace in the Mooncake format: a JSON object a line, with
+// readMooncake reads a trace in the Mooncake format: a JSON object a line, with
 // timestamp in ms, input_length and output_length in tokens, and hash_ids, one for
 // each block of 512 tokens and one for the rest. Requests that the format puts on
 // one tick are spread evenly up to the next one; without this every rule would see
 // bursts that were never there. An error names the line.
-func ReadMooncake(name string, r io.Reader) (*Trace, error) {
+func readMooncake(name string, r io.Reader) (*Trace, error) {
 	t := &Trace{Name: name, BlockSize: MooncakeBlock}
 	lines, line := newLines(r), 0
 	for lines.Scan() {
@@ -250,8 +250,8 @@ func (t *Trace) WriteMooncake(w io.Writer) error {
 	return nil
 }
 
-// Open opens a file, unpacked if its name ends with .gz.
-func Open(name string) (io.ReadCloser, error) {
+// openFile opens a file, unpacked if its name ends with .gz.
+func openFile(name string) (io.ReadCloser, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
@@ -275,11 +275,11 @@ func (u unpacked) Close() error { return errors.Join(u.Reader.Close(), u.file.Cl
 
 // LoadMooncake reads a file in the Mooncake format.
 func LoadMooncake(name string) (*Trace, error) {
-	f, err := Open(name)
+	f, err := openFile(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
 	base, _, _ := strings.Cut(filepath.Base(name), ".")
-	return ReadMooncake(base, f)
+	return readMooncake(base, f)
 }
