@@ -139,7 +139,7 @@ func (f *Command) Run(ctx context.Context, fs *flag.FlagSet, out, _ io.Writer) e
 	}
 	// Below, 0 stands for the default.
 	g := &f.generate
-	g.PrefixTokens, g.QuestionTokens = cmp.Or(g.PrefixTokens, noTokens), cmp.Or(g.QuestionTokens, noTokens)
+	g.PrefixTokens, g.QuestionTokens = cmp.Or(g.PrefixTokens, NoTokens), cmp.Or(g.QuestionTokens, NoTokens)
 	if f.syncOff {
 		f.scenario.SyncDelay = -1
 	}

@@ -17,7 +17,7 @@ type GenerateConfig struct {
 	Prefixes int     // distinct ones, equally likely; default 150
 	// Lengths in tokens: of a prefix, 6,000, of a question, 1,200, and of the
 	// output, 1,000. Questions and outputs vary by up to half of it. One of the
-	// first two may be noTokens.
+	// first two may be [NoTokens].
 	PrefixTokens   int
 	QuestionTokens int
 	OutputTokens   int
@@ -27,8 +27,8 @@ type GenerateConfig struct {
 	Seed  uint64
 }
 
-// noTokens is a length of 0, which stands for the default.
-const noTokens = -1
+// NoTokens is a length of 0, which stands for the default.
+const NoTokens = -1
 
 func (c GenerateConfig) withDefaults() (GenerateConfig, error) {
 	for _, n := range []struct {
@@ -47,7 +47,7 @@ func (c GenerateConfig) withDefaults() (GenerateConfig, error) {
 		if *n.value == 0 {
 			*n.value = n.or
 		}
-		if none := *n.value == noTokens && (n.value == &c.PrefixTokens || n.value == &c.QuestionTokens); none {
+		if none := *n.value == NoTokens && (n.value == &c.PrefixTokens || n.value == &c.QuestionTokens); none {
 			*n.value = 0
 			continue
 		}
