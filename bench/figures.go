@@ -9,53 +9,40 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 )
 
-// Figure is one measured quantity with its target. A target may be missing; then
-// the figure is for information and is not counted.
-type Figure struct {
-	What   string  `json:"what"`
-	Target string  `json:"target,omitempty"` // as in "≤ 5 ms"
-	Unit   string  `json:"unit,omitempty"`
-	Median float64 `json:"median"`
-	Min    float64 `json:"min"`
-	Max    float64 `json:"max"`
-	Met    bool    `json:"met"`
-}
-
-// Comparison is one thing that was held against its reference: how many of the cases
-// are equal, and what they took, in turn, in the same run. Any difference is a target
-// that was missed.
-type Comparison struct {
-	Kind      string `json:"kind"` // "tokenizer", "template", "prompts"
-	Name      string `json:"name"`
-	Cases     int    `json:"cases"`
-	Equal     int    `json:"equal"`
-	Different int    `json:"different"`
-	Refused   int    `json:"refused,omitempty"` // of the equal ones: by both
-	// Micros is what a case took, in µs, and Ratio how many times that it took the
-	// reference.
-	Micros float64 `json:"us"`
-	Ratio  float64 `json:"ratio"`
-}
-
-// NewComparison fills in what follows from the rest: the cases that differ, and the
-// times of both sides for all of them.
-func NewComparison(kind, name string, cases, different int, ours, theirs time.Duration) Comparison {
-	return Comparison{
-		Kind: kind, Name: name, Cases: cases, Equal: cases - different, Different: different,
-		Micros: float64(ours.Nanoseconds()) / 1e3 / float64(max(1, cases)), Ratio: float64(theirs) / float64(max(1, ours)),
+// Report prints a run as a table whose last line is "N of M targets met", and writes it
+// as JSON to dir/NAME.json. It returns whether all targets were met. A run without
+// figures is an error: a filter that matches nothing meets no target.
+func Report(w io.Writer, dir string, r Run) (met bool, err error) {
+	if r.Name == "" || strings.ContainsAny(r.Name, `/\`) {
+		return false, fmt.Errorf("bench: the name of a run is %q, want one without slashes", r.Name)
 	}
+	if len(r.Compared)+len(r.Figures) == 0 {
+		return false, fmt.Errorf("bench: %s: nothing was measured: check that the reference data is there and that the requested name exists", r.Name)
+	}
+	reached, targets, err := r.print(w)
+	if err == nil {
+		err = r.write(filepath.Join(dir, r.Name+".json"))
+	}
+	if err == nil {
+		_, err = fmt.Fprintf(w, "%d of %d targets met\n", reached, targets)
+	}
+	if err != nil {
+		return false, fmt.Errorf("bench: report %s: %w", r.Name, err)
+	}
+	return reached == targets, nil
 }
 
-// Run says what was measured, where and how.
+// Run is a set of figures with what was run, where and when.
 type Run struct {
-	Name    string    `json:"name"`    // of the target without "make ", as in "bench-index"
+	Name    string    `json:"name"`    // of the make target, as in "bench-index"
 	Commit  string    `json:"commit"`  // "" if unknown
-	Command string    `json:"command"` // that repeats it
+	Command string    `json:"command"` // that repeats the run
 	Date    time.Time `json:"date"`
 	Cores   int       `json:"cores"`
 	Figures []Figure  `json:"figures"`
@@ -68,31 +55,25 @@ func NewRun(name, commit, command string, figures []Figure) Run {
 	return Run{Name: name, Commit: commit, Command: command, Date: time.Now().UTC().Truncate(time.Second), Cores: runtime.GOMAXPROCS(0), Figures: figures}
 }
 
-// Report prints a run as a table whose last line is "N of M targets met", and
-// writes it as JSON to dir/NAME.json. It tells whether all targets were met. A run
-// without figures is an error: a filter that fits nothing meets no target.
-func Report(w io.Writer, dir string, r Run) (met bool, err error) {
-	if r.Name == "" || strings.ContainsAny(r.Name, `/\`) {
-		return false, fmt.Errorf("bench: the name of a run is %q, want one without slashes", r.Name)
+// print writes the tables and counts the targets.
+func (r *Run) print(w io.Writer) (reached, targets int, err error) {
+	count := func(met bool) string {
+		targets++
+		if !met {
+			return "no"
+		}
+		reached++
+		return "yes"
 	}
-	if len(r.Compared)+len(r.Figures) == 0 {
-		return false, fmt.Errorf("bench: %s: nothing was measured: is the reference data there, and does the name asked for exist?", r.Name)
-	}
-	reached, targets := 0, 0
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(r.Compared) > 0 {
 		fmt.Fprintln(t, "kind\tname\tcases\tequal\tdifferent\tµs a case\ttimes the reference's speed")
-	}
-	for _, c := range r.Compared {
-		targets++
-		if c.Different == 0 {
-			reached++
+		for _, c := range r.Compared {
+			count(c.Different == 0)
+			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%.3g\t%.3g\n", c.Kind, c.Name, c.Cases, c.Equal, c.Different, c.Micros, c.Ratio)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%.3g\t%.3g\n", c.Kind, c.Name, c.Cases, c.Equal, c.Different, c.Micros, c.Ratio)
-	}
-	if len(r.Compared) > 0 {
 		if err := t.Flush(); err != nil {
-			return false, fmt.Errorf("bench: print %s: %w", r.Name, err)
+			return 0, 0, err
 		}
 		fmt.Fprintln(w)
 	}
@@ -100,28 +81,112 @@ func Report(w io.Writer, dir string, r Run) (met bool, err error) {
 	for _, f := range r.Figures {
 		verdict := "–"
 		if f.Target != "" {
-			targets++
-			verdict = "no"
-			if f.Met {
-				reached++
-				verdict = "yes"
-			}
+			verdict = count(f.Met)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%.4g %s\t%.4g – %.4g\t%s\n", f.What, f.Target, f.Median, f.Unit, f.Min, f.Max, verdict)
 	}
-	if err := t.Flush(); err != nil {
-		return false, fmt.Errorf("bench: print %s: %w", r.Name, err)
-	}
+	return reached, targets, t.Flush()
+}
+
+func (r *Run) write(name string) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
-		return false, fmt.Errorf("bench: write %s: %w", r.Name, err)
+		return err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return false, fmt.Errorf("bench: write %s: %w", r.Name, err)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, r.Name+".json"), append(data, '\n'), 0o644); err != nil {
-		return false, fmt.Errorf("bench: write %s: %w", r.Name, err)
+	return os.WriteFile(name, append(data, '\n'), 0o644)
+}
+
+// Figure is one measured quantity with its target. A figure without a target is for
+// information and is not counted.
+type Figure struct {
+	What   string  `json:"what"`
+	Target string  `json:"target,omitempty"` // as in "≤ 5 ms"
+	Unit   string  `json:"unit,omitempty"`
+	Median float64 `json:"median"`
+	Min    float64 `json:"min"`
+	Max    float64 `json:"max"`
+	Met    bool    `json:"met"`
+}
+
+// NewFigure returns the figure of a quantity of which each round gave one value.
+func NewFigure(what, unit string, t Target, rounds ...float64) Figure {
+	v := slices.Sorted(slices.Values(rounds))
+	return t.Figure(what, unit, v[len(v)/2], v[0], v[len(v)-1])
+}
+
+// Target is a bound of a figure. The zero value is no target.
+type Target struct {
+	text string
+	met  func(median float64) bool
+}
+
+// AtMost is an upper bound.
+func AtMost(v float64) Target {
+	return Target{fmt.Sprintf("≤ %g", v), func(got float64) bool { return got <= v }}
+}
+
+// AtLeast is a lower bound.
+func AtLeast(v float64) Target {
+	return Target{fmt.Sprintf("≥ %g", v), func(got float64) bool { return got >= v }}
+}
+
+// Exactly is the only accepted value.
+func Exactly(v float64) Target {
+	return Target{fmt.Sprintf("= %g", v), func(got float64) bool { return got == v }}
+}
+
+// IsSet reports whether there is a target.
+func (t Target) IsSet() bool { return t.met != nil }
+
+// Figure returns a figure with this target; the middle of the range is compared with it.
+func (t Target) Figure(what, unit string, middle, low, high float64) Figure {
+	return Figure{What: what, Unit: unit, Target: t.text, Median: middle, Min: low, Max: high, Met: t.IsSet() && t.met(middle)}
+}
+
+// Comparison is a number of cases that were compared with a reference implementation,
+// and the time that both took, in turn, in the same run. Any difference is a missed
+// target.
+type Comparison struct {
+	Kind      string  `json:"kind"` // "tokenizer", "template", "prompts"
+	Name      string  `json:"name"`
+	Cases     int     `json:"cases"`
+	Equal     int     `json:"equal"`
+	Different int     `json:"different"`
+	Refused   int     `json:"refused,omitempty"` // of the equal ones: by both sides
+	Micros    float64 `json:"us"`                // that kvroute took for a case
+	Ratio     float64 `json:"ratio"`             // the reference's time divided by kvroute's
+}
+
+// NewComparison fills in what follows from the arguments. The times are of all cases.
+func NewComparison(kind, name string, cases, different int, ours, theirs time.Duration) Comparison {
+	return Comparison{
+		Kind: kind, Name: name, Cases: cases, Equal: cases - different, Different: different,
+		Micros: float64(ours.Nanoseconds()) / 1e3 / float64(max(1, cases)), Ratio: float64(theirs) / float64(max(1, ours)),
 	}
-	_, err = fmt.Fprintf(w, "%d of %d targets met\n", reached, targets)
-	return reached == targets, err
+}
+
+// Quantiles describe a set of measured values.
+type Quantiles struct {
+	Mean float64 `json:"mean"`
+	P50  float64 `json:"p50"`
+	P90  float64 `json:"p90"`
+	P99  float64 `json:"p99"`
+}
+
+// NewQuantiles sorts the values and takes quantiles by nearest rank. Without values all
+// are 0.
+func NewQuantiles(v []float64) Quantiles {
+	if len(v) == 0 {
+		return Quantiles{}
+	}
+	slices.Sort(v)
+	sum := 0.
+	for _, x := range v {
+		sum += x
+	}
+	at := func(percent int) float64 { return v[min(len(v)-1, len(v)*percent/100)] }
+	return Quantiles{Mean: sum / float64(len(v)), P50: at(50), P90: at(90), P99: at(99)}
 }

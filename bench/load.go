@@ -15,40 +15,31 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
 
-// Result is what a client saw of one request. Times are seconds, from the moment
-// the request was due.
+// Result is what a client saw of one request. Times are in seconds from the moment at
+// which the request was due.
 type Result struct {
 	Conversation int     `json:"conversation"`
 	Turn         int     `json:"turn"`
 	Due          float64 `json:"due_s"`  // after the load's beginning
-	Lag          float64 `json:"lag_s"`  // until it was really sent: the client's own slowness
+	Lag          float64 `json:"lag_s"`  // until it was sent: the generator's own delay
 	TTFT         float64 `json:"ttft_s"` // until the first event
 	E2E          float64 `json:"e2e_s"`  // until the end
 
 	ITL []float64 `json:"-"` // between the events that follow
 
-	Worker       string `json:"worker,omitempty"` // who served, as far as headers tell
+	Worker       string `json:"worker,omitempty"` // that served, if a header names it
 	PromptTokens int    `json:"prompt_tokens"`
 	CachedTokens int    `json:"cached_tokens"`
 	OutputTokens int    `json:"output_tokens"`
 	Error        string `json:"error,omitempty"` // kind of failure: "status 503", "overload", "timeout", …
 }
 
-// Quantiles of a measure, in seconds.
-type Quantiles struct {
-	Mean float64 `json:"mean"`
-	P50  float64 `json:"p50"`
-	P90  float64 `json:"p90"`
-	P99  float64 `json:"p99"`
-}
-
-// Summary is what a load came to. Times count successful requests only.
+// Summary is the outcome of a load. Times are in seconds, of successful requests only.
 type Summary struct {
 	Requests    int            `json:"requests"`
 	Errors      map[string]int `json:"errors"` // by kind
@@ -69,9 +60,9 @@ func (s *Summary) Failed() (n int) {
 	return n
 }
 
-// Load puts a load on an endpoint, open loop: each request leaves at its time,
-// however the ones before it fare, and its times count from then. If ctx ends, what
-// is in flight ends too, and the error is ctx's. Progress, if not nil, is told of
+// Load puts a load on an endpoint, open loop: each request leaves at its time, whatever
+// became of the requests before it, and its times count from then. If ctx ends, what
+// is in flight ends too, and the error is ctx's. progress, if not nil, is called for
 // each request that ended, one call at a time; record, if not nil, gets a JSON line
 // for each.
 func Load(ctx context.Context, conf LoadConfig, progress func(done, total int), record io.Writer) (Summary, error) {
@@ -79,42 +70,35 @@ func Load(ctx context.Context, conf LoadConfig, progress func(done, total int), 
 	if err != nil {
 		return Summary{}, err
 	}
-	l := loader{conf: conf, client: client(conf.MaxInFlight)}
+	l := loader{conf: conf, client: &http.Client{Transport: &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
+		MaxIdleConns:        conf.MaxInFlight,
+		MaxIdleConnsPerHost: conf.MaxInFlight,
+		IdleConnTimeout:     30 * time.Second,
+		DisableCompression:  true,
+	}}}
 	defer l.client.CloseIdleConnections()
-
 	requests := plan(conf)
 	results := make(chan Result, len(requests))
 	slots := make(chan struct{}, conf.MaxInFlight)
-	var running sync.WaitGroup
 	l.start = time.Now()
 	go func() {
-		// The pacing goroutine ends with the last request or with ctx.
-		timer := time.NewTimer(0)
-		defer timer.Stop()
-		for i := range requests {
-			p := &requests[i]
-			timer.Reset(p.at - time.Since(l.start))
-			select {
-			case <-ctx.Done():
-				results <- l.failed(p, "cancelled")
-				continue
-			case <-timer.C:
-			}
+		defer close(results)
+		Pace(ctx, l.start, len(requests), func(i int) time.Duration { return requests[i].at }, func(i int) {
 			select {
 			case slots <- struct{}{}:
-				running.Go(func() {
-					results <- l.ask(ctx, p)
-					<-slots
-				})
+				results <- l.ask(ctx, &requests[i])
+				<-slots
 			default:
-				results <- l.failed(p, "overload")
+				r := l.begin(&requests[i])
+				r.Error = "overload"
+				results <- r
 			}
-		}
+		})
 	}()
 	all := make([]Result, 0, len(requests))
 	var recordErr error
-	for range requests {
-		r := <-results
+	for r := range results {
 		all = append(all, r)
 		if progress != nil {
 			progress(len(all), len(requests))
@@ -123,7 +107,6 @@ func Load(ctx context.Context, conf LoadConfig, progress func(done, total int), 
 			recordErr = json.NewEncoder(record).Encode(r)
 		}
 	}
-	running.Wait()
 	if ctx.Err() != nil {
 		return Summary{}, context.Cause(ctx)
 	}
@@ -133,14 +116,23 @@ func Load(ctx context.Context, conf LoadConfig, progress func(done, total int), 
 	return summarize(all, time.Since(l.start)), nil
 }
 
-func client(inFlight int) *http.Client {
-	return &http.Client{Transport: &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
-		MaxIdleConns:        inFlight,
-		MaxIdleConnsPerHost: inFlight,
-		IdleConnTimeout:     30 * time.Second,
-		DisableCompression:  true,
-	}}
+// Pace makes n calls, each in its own goroutine and due(i) after start, whatever became
+// of the calls before. If ctx ends, no more calls begin. Pace returns when all calls
+// that began have ended.
+func Pace(ctx context.Context, start time.Time, n int, due func(i int) time.Duration, call func(i int)) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for i := range n {
+		timer.Reset(time.Until(start.Add(due(i))))
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		running.Go(func() { call(i) })
+	}
 }
 
 type loader struct {
@@ -149,45 +141,30 @@ type loader struct {
 	start  time.Time
 }
 
-func (l *loader) failed(p *planned, kind string) Result {
-	return Result{Conversation: p.conversation, Turn: p.turn, Due: p.at.Seconds(), Error: kind}
+// begin returns the result of a request that has not been sent yet.
+func (l *loader) begin(p *planned) Result {
+	return Result{Conversation: p.conversation, Turn: p.turn, Due: p.at.Seconds()}
 }
 
 // ask sends one request and follows its response.
 func (l *loader) ask(ctx context.Context, p *planned) Result {
 	due := l.start.Add(p.at)
-	r := l.failed(p, "")
+	r := l.begin(p)
 	r.Lag = time.Since(due).Seconds()
 	ctx, cancel := context.WithTimeout(ctx, l.conf.Timeout)
 	defer cancel()
-	if err := l.exchange(ctx, p, due, &r); err != nil {
-		r.Error = kind(ctx, err)
+	err := l.exchange(ctx, p, due, &r)
+	switch {
+	case err == nil || r.Error != "":
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		r.Error = "timeout"
+	case errors.Is(ctx.Err(), context.Canceled):
+		r.Error = "cancelled"
+	default:
+		r.Error = "connection"
 	}
 	r.E2E = time.Since(due).Seconds()
 	return r
-}
-
-// statusError is a response that is no success.
-type statusError int
-
-func (e statusError) Error() string { return "status " + strconv.Itoa(int(e)) }
-
-// errIncomplete is an event stream that ended without [DONE].
-var errIncomplete = errors.New("incomplete")
-
-func kind(ctx context.Context, err error) string {
-	status, isStatus := errors.AsType[statusError](err)
-	switch {
-	case isStatus:
-		return status.Error()
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return "timeout"
-	case errors.Is(ctx.Err(), context.Canceled):
-		return "cancelled"
-	case errors.Is(err, errIncomplete):
-		return errIncomplete.Error()
-	}
-	return "connection"
 }
 
 func (l *loader) exchange(ctx context.Context, p *planned, due time.Time, r *Result) error {
@@ -207,8 +184,9 @@ func (l *loader) exchange(ctx context.Context, p *planned, due time.Time, r *Res
 	defer resp.Body.Close()
 	r.Worker = cmp.Or(resp.Header.Get("X-Sim-Worker"), resp.Header.Get("X-Dynamo-Worker-Instance-Id"))
 	if resp.StatusCode != http.StatusOK {
+		r.Error = fmt.Sprint("status ", resp.StatusCode)
 		_, _ = io.CopyN(io.Discard, resp.Body, 64<<10) // so that the connection can be used again
-		return statusError(resp.StatusCode)
+		return nil
 	}
 	return follow(resp.Body, due, r)
 }
@@ -253,10 +231,10 @@ func follow(body io.Reader, due time.Time, r *Result) error {
 			r.PromptTokens, r.CachedTokens, r.OutputTokens = c.Usage.PromptTokens, c.Usage.Details.CachedTokens, c.Usage.CompletionTokens
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return err
+	if lines.Err() == nil {
+		r.Error = "incomplete" // it ended without [DONE]
 	}
-	return errIncomplete
+	return lines.Err()
 }
 
 func summarize(all []Result, wall time.Duration) Summary {
@@ -277,25 +255,11 @@ func summarize(all []Result, wall time.Duration) Summary {
 		prompt += r.PromptTokens
 		cached += r.CachedTokens
 	}
-	s.TTFT, s.ITL, s.E2E, s.Lag = quantiles(ttft), quantiles(itl), quantiles(e2e), quantiles(lag)
+	s.TTFT, s.ITL, s.E2E, s.Lag = NewQuantiles(ttft), NewQuantiles(itl), NewQuantiles(e2e), NewQuantiles(lag)
 	if prompt > 0 {
 		s.CachedShare = float64(cached) / float64(prompt)
 	}
 	return s
-}
-
-// quantiles by nearest rank.
-func quantiles(v []float64) Quantiles {
-	if len(v) == 0 {
-		return Quantiles{}
-	}
-	slices.Sort(v)
-	at := func(q float64) float64 { return v[min(len(v)-1, int(q*float64(len(v))))] }
-	sum := 0.0
-	for _, x := range v {
-		sum += x
-	}
-	return Quantiles{Mean: sum / float64(len(v)), P50: at(.5), P90: at(.9), P99: at(.99)}
 }
 
 // Print writes the summary as a table.

@@ -3,7 +3,7 @@
 //go:build ignore
 
 // The command behind make bench-index, bench-peers, bench-events, bench-policy and bench-fleet:
-// its first argument is which.
+// its first argument names the benchmark.
 package main
 
 import (
@@ -15,6 +15,8 @@ import (
 	"regexp"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/parts"
+	"github.com/kvroute/kvroute/bench/policy"
 )
 
 func main() {
@@ -29,71 +31,79 @@ func main() {
 	}
 }
 
-// busArgument makes the process a NATS server for another one.
+// busArgument makes the process a NATS server for another process.
 const busArgument = "bus"
 
 func run(ctx context.Context, args []string) (met bool, err error) {
 	if len(args) == 0 {
-		return false, fmt.Errorf("bench: say which: index, peers, events, policy or fleet")
+		return false, fmt.Errorf("bench: name a benchmark: index, peers, events, policy or fleet")
 	}
 	if args[0] == busArgument {
-		return true, bench.ServeBus(os.Stdin, os.Stdout)
+		return true, parts.ServeBus(os.Stdin, os.Stdout)
 	}
+	part, traces := parts.Bench{Log: os.Stderr}, policy.Bench{Log: os.Stderr}
 	fs := flag.NewFlagSet("bench "+args[0], flag.ExitOnError)
-	rounds := fs.Int("rounds", 3, "measure each shape so often, and the median counts; of policy and fleet, seeds of each cell, and their mean counts")
-	dir := fs.String("report", "bench/out", "write the figures to this folder")
-	commit := fs.String("commit", "", "record this commit")
-	var only *regexp.Regexp
-	fs.Func("only", "measure only what matches this regular expression", func(s string) (err error) {
-		only, err = regexp.Compile(s)
+	fs.IntVar(&part.Rounds, "rounds", 3, "`number` of times to measure each shape, of which the median counts; for policy and fleet, seeds of each cell, of which the mean counts")
+	dir := fs.String("report", "bench/out", "`folder` for the figures")
+	commit := fs.String("commit", "", "commit to name in the report")
+	fs.Func("only", "measure only shapes that match this regular expression", func(s string) (err error) {
+		part.Only, err = regexp.Compile(s)
 		return err
 	})
-	var measure func() ([]bench.Figure, error)
-	switch args[0] {
-	case "index":
-		measure = func() ([]bench.Figure, error) {
-			b := bench.IndexBench{Rounds: *rounds, Only: only, Log: os.Stderr}
-			return b.Figures(), nil
-		}
-	case "peers":
-		dynamo := fs.String("dynamo", "", "program of bench/peers/dynamo.rs")
-		llmd := fs.String("llmd", "", "program of bench/peers/llmd.go")
-		measure = func() ([]bench.Figure, error) {
-			b := bench.PeerBench{Rounds: *rounds, Only: only, Dynamo: *dynamo, LLMD: *llmd, Log: os.Stderr}
-			return b.Figures(ctx)
-		}
-	case "events":
-		measure = func() ([]bench.Figure, error) {
-			b := bench.EventsBench{Rounds: *rounds, Only: only, Log: os.Stderr}
-			return b.Figures()
-		}
-	case "policy":
-		traces := fs.String("traces", "", "folder with the traces")
-		plots := fs.String("plots", "bench/out", "write the plots to this folder")
-		measure = func() ([]bench.Figure, error) {
-			b := bench.PolicyBench{Traces: *traces, Seeds: max(1, *rounds), Log: os.Stderr}
-			defer fmt.Println()
-			return b.Figures(ctx, os.Stdout, *dir, *plots)
-		}
-	case "fleet":
-		traces := fs.String("traces", "", "folder with the traces")
-		measure = func() ([]bench.Figure, error) {
-			b := bench.FleetBench{Traces: *traces, Seeds: max(1, *rounds), Bus: []string{os.Args[0], busArgument}, Log: os.Stderr}
-			defer fmt.Println()
-			return b.Figures(ctx, os.Stdout, *dir)
-		}
-	default:
-		return false, fmt.Errorf("bench: %q is none of index, peers, events, policy and fleet", args[0])
-	}
+	fs.StringVar(&traces.Traces, "traces", "", "policy, fleet: `folder` with the traces")
+	plots := fs.String("plots", "bench/out", "policy: `folder` for the plots")
+	var peers parts.Peers
+	fs.StringVar(&peers.Dynamo, "dynamo", "", "peers: `program` of bench/peers/dynamo.rs")
+	fs.StringVar(&peers.LLMD, "llmd", "", "peers: `program` of bench/peers/llmd.go")
 	if err := fs.Parse(args[1:]); err != nil {
 		return false, err
 	}
-	if only != nil && (args[0] == "policy" || args[0] == "fleet") {
-		return false, fmt.Errorf("bench: %s has gates that compare its cells: --only cannot leave any out", args[0])
+	traces.Seeds = max(1, part.Rounds)
+	var figures []bench.Figure
+	switch args[0] {
+	case "index":
+		figures, err = part.Index()
+	case "peers":
+		figures, err = part.Peers(ctx, peers)
+	case "events":
+		figures, err = part.Events()
+	case "policy", "fleet":
+		if part.Only != nil && part.Only.String() != "" {
+			return false, fmt.Errorf("bench: the targets of %s compare cells with each other: --only cannot leave any out", args[0])
+		}
+		figures, err = simulated(ctx, args[0], traces, *dir, *plots)
+	default:
+		return false, fmt.Errorf("bench: there is no benchmark %q; there are index, peers, events, policy and fleet", args[0])
 	}
-	figures, err := measure()
 	if err != nil {
 		return false, err
 	}
 	return bench.Report(os.Stdout, *dir, bench.NewRun("bench-"+args[0], *commit, "make bench-"+args[0], figures))
+}
+
+// simulated returns the figures of the benchmarks that simulate, and those of the parts
+// that belong to them.
+func simulated(ctx context.Context, name string, traces policy.Bench, dir, plots string) (figures []bench.Figure, err error) {
+	defer fmt.Println()
+	cost := parts.Bench{Rounds: 3, Log: os.Stderr}
+	measures := []func() ([]bench.Figure, error){
+		parts.Decisions,
+		func() ([]bench.Figure, error) { return traces.Figures(ctx, os.Stdout, dir, plots) },
+	}
+	if name == "fleet" {
+		measures = []func() ([]bench.Figure, error){
+			func() ([]bench.Figure, error) { return traces.Fleet(ctx, os.Stdout, dir) },
+			func() ([]bench.Figure, error) { return cost.Sync([]string{os.Args[0], busArgument}) },
+			cost.Summaries,
+			func() ([]bench.Figure, error) { return parts.Scale(traces.Traces) },
+		}
+	}
+	for _, measure := range measures {
+		more, err := measure()
+		if err != nil {
+			return nil, err
+		}
+		figures = append(figures, more...)
+	}
+	return figures, nil
 }

@@ -2,7 +2,7 @@
 
 //! Measures one shape on the concurrent compressed radix tree of `dynamo-kv-router`
 //! and prints the figure. All workers name a block by the same engine hash: where
-//! they do not, this tree remembers one worker only. The shapes are those of bench/index.go, where they are
+//! they do not, this tree remembers one worker only. The shapes are those of bench/parts/index.go, where they are
 //! described; `make bench-peers` runs both in turn.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -393,7 +393,7 @@ fn main() {
         "bytes-shared-agree" => pair_bytes(|| shared(true)),
         "heap-returned" => heap_returned(),
         _ => {
-            eprintln!("peer-dynamo: {shape:?} is no shape of bench/index.go");
+            eprintln!("peer-dynamo: {shape:?} is no shape of bench/parts/index.go");
             std::process::exit(2);
         }
     };

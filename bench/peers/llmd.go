@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command peer-llmd measures one shape on the in-memory index of llm-d-kv-cache and
-// prints the figure. The shapes are those of bench/index.go, where they are
+// prints the figure. The shapes are those of bench/parts/index.go, where they are
 // described; make bench-peers runs both in turn.
 package main
 

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package parts
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net/netip"
-	"regexp"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/replica"
@@ -36,88 +33,47 @@ const (
 	eventsDeadline = 5 * time.Minute
 )
 
-// EventsBench measures how events travel and how replicas start, with a NATS server
-// in the same process, as `kvroute serve` has it, that stores in files.
-type EventsBench struct {
-	Rounds int            // of each shape; the median counts
-	Only   *regexp.Regexp // of their names; nil means all
-	Log    io.Writer      // told what is being measured
-}
-
-// eventsShape measures one or more quantities at once.
-type eventsShape struct {
-	figures []Figure // without values
-	targets []limit
-	measure func(*eventsLab) ([]float64, error)
-}
-
-func eventsShapes() []eventsShape {
-	one := func(what, unit string, target limit) ([]Figure, []limit) {
-		return []Figure{{What: what, Unit: unit, Target: target.text}}, []limit{target}
+// Events measures how events travel and how replicas start, with a NATS server in the
+// same process that stores in files, as `kvroute serve` has it.
+func (b *Bench) Events() ([]bench.Figure, error) {
+	const rate = "10,000 events/s, "
+	latency := func(name string, durable bool, target float64) shape {
+		return shape{[]quantity{
+			{"publisher's flush to index, " + rate + name + ", p99", "ms", bench.AtMost(target)},
+			{"publish to index (batching included), " + rate + name + ", p99", "ms", bench.Target{}},
+		}, func() ([]float64, error) { return inLab(func(l *lab) ([]float64, error) { return l.latency(durable) }) }}
 	}
-	shape := func(what, unit string, target limit, measure func(*eventsLab) (float64, error)) eventsShape {
-		f, t := one(what, unit, target)
-		return eventsShape{f, t, func(l *eventsLab) ([]float64, error) {
-			v, err := measure(l)
-			return []float64{v}, err
-		}}
-	}
-	latency := func(name string, durable bool, target float64) eventsShape {
-		f, t := one("publisher's flush to index, 10,000 events/s, "+name+", p99", "ms", atMost(target))
-		f = append(f, Figure{What: "publish to index (batching included), 10,000 events/s, " + name + ", p99", Unit: "ms"})
-		return eventsShape{f, append(t, limit{}), func(l *eventsLab) ([]float64, error) { return l.latency(durable) }}
-	}
-	f, t := one("snapshot of 10 M pairs, from the index into the object store", "s", atMost(10))
-	g, u := one("restore of 10 M pairs, from the object store into the index", "s", atMost(5))
-	return []eventsShape{
-		shape("decode and apply, 32-block events, one core", "M block operations/s", atLeast(2), (*eventsLab).applyRate),
+	return b.run([]shape{
+		{
+			[]quantity{{"decode and apply, 32-block events, one core", "M block operations/s", bench.AtLeast(2)}},
+			func() ([]float64, error) { return inLab((*lab).applyRate) },
+		},
 		latency("NATS core", false, 5),
 		latency("JetStream", true, 20),
-		{append(f, g...), append(t, u...), func(l *eventsLab) ([]float64, error) { return l.snapshot(snapshotPairs) }},
-		shape("replica start: snapshot of 1 M pairs, then 1 M messages of 4 blocks", "s", atMost(15), (*eventsLab).start),
-	}
-}
-
-// Figures measures the shapes.
-func (b *EventsBench) Figures() (out []Figure, err error) {
-	for _, s := range eventsShapes() {
-		if b.Only != nil && !b.Only.MatchString(s.figures[0].What) {
-			continue
-		}
-		values := make([][]float64, len(s.figures))
-		for range b.Rounds {
-			runtime.GC()
-			v, err := inLab(s.measure)
-			if err != nil {
-				return out, fmt.Errorf("bench: %s: %w", s.figures[0].What, err)
-			}
-			for i := range v {
-				values[i] = append(values[i], v[i])
-			}
-		}
-		for i, f := range s.figures {
-			v := values[i]
-			slices.Sort(v)
-			f.Median, f.Min, f.Max = v[len(v)/2], v[0], v[len(v)-1]
-			f.Met = s.targets[i].met != nil && s.targets[i].met(f.Median)
-			fmt.Fprintf(b.Log, "%s: %.4g %s (%s)\n", f.What, f.Median, f.Unit, f.Target)
-			out = append(out, f)
-		}
-	}
-	return out, nil
+		{[]quantity{
+			{"snapshot of 10 M pairs, from the index into the object store", "s", bench.AtMost(10)},
+			{"restore of 10 M pairs, from the object store into the index", "s", bench.AtMost(5)},
+		}, func() ([]float64, error) {
+			return inLab(func(l *lab) ([]float64, error) { return l.snapshot(snapshotPairs) })
+		}},
+		{
+			[]quantity{{"replica start: snapshot of 1 M pairs, then 1 M messages of 4 blocks", "s", bench.AtMost(15)}},
+			func() ([]float64, error) { return inLab((*lab).start) },
+		},
+	})
 }
 
 var errLong = errors.New("it takes too long")
 
-// eventsLab is a NATS server with what runs beside it.
-type eventsLab struct {
+// lab is a NATS server with its clients.
+type lab struct {
 	url   string
 	scope wire.Scope
-	done  <-chan struct{} // closed when it takes too long
+	done  <-chan struct{} // closed when the measurement takes too long
 	conns []*nats.Conn
 }
 
-func inLab(measure func(*eventsLab) ([]float64, error)) (v []float64, err error) {
+func inLab(measure func(*lab) ([]float64, error)) (v []float64, err error) {
 	url, stop, err := startBus()
 	if err != nil {
 		return nil, err
@@ -126,11 +82,11 @@ func inLab(measure func(*eventsLab) ([]float64, error)) (v []float64, err error)
 	return inLabAt(url, measure)
 }
 
-// inLabAt is inLab with a server that is there.
-func inLabAt(url string, measure func(*eventsLab) ([]float64, error)) ([]float64, error) {
+// inLabAt is inLab with a server that runs already.
+func inLabAt(url string, measure func(*lab) ([]float64, error)) ([]float64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), eventsDeadline)
 	defer cancel()
-	l := &eventsLab{url: url, done: ctx.Done()}
+	l := &lab{url: url, done: ctx.Done()}
 	defer func() {
 		for _, nc := range l.conns {
 			nc.Close()
@@ -139,7 +95,7 @@ func inLabAt(url string, measure func(*eventsLab) ([]float64, error)) ([]float64
 	return measure(l)
 }
 
-func (l *eventsLab) connect() (*nats.Conn, error) {
+func (l *lab) connect() (*nats.Conn, error) {
 	nc, err := nats.Connect(l.url)
 	if err == nil {
 		l.conns = append(l.conns, nc)
@@ -147,15 +103,27 @@ func (l *eventsLab) connect() (*nats.Conn, error) {
 	return nc, err
 }
 
-// newEventsRouter returns a router that knows the workers, with ids from 1 on.
-func newEventsRouter() (*router.Router, error) {
-	r, err := router.New(router.Config{BlockSize: 16})
-	for id := range uint64(eventWorkers) {
-		if err == nil {
-			err = r.SetWorker(router.WorkerInfo{ID: id + 1, Address: netip.MustParseAddrPort("10.0.0.1:8000"), Models: []string{"m"}, BlockSize: 16})
+// until asks until the answer is yes.
+func (l *lab) until(ok func() bool) error {
+	for !ok() {
+		if err := l.wait(time.Millisecond); err != nil {
+			return err
 		}
 	}
-	return r, err
+	return nil
+}
+
+// wait waits for a time, if that is not negative.
+func (l *lab) wait(d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	select {
+	case <-l.done:
+		return errLong
+	case <-time.After(d):
+		return nil
+	}
 }
 
 // follower is a router fed by a subscriber, in one way or the other.
@@ -166,8 +134,8 @@ type follower struct {
 	stop    func() error // waits for its end
 }
 
-func (l *eventsLab) follow(name string, durable bool, applied func(worker uint64, ev *indexer.Event)) (*follower, error) {
-	r, err := newEventsRouter()
+func (l *lab) follow(name string, durable bool, applied func(worker uint64, ev *indexer.Event)) (*follower, error) {
+	r, err := newRouter(router.Config{BlockSize: blockTokens}, eventWorkers, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -208,32 +176,21 @@ func (l *eventsLab) follow(name string, durable bool, applied func(worker uint64
 	return f, l.until(func() bool { return nc.NumSubscriptions() > 0 && nc.Flush() == nil })
 }
 
-func (l *eventsLab) until(ok func() bool) error {
-	for !ok() {
-		select {
-		case <-l.done:
-			return errLong
-		case <-time.After(time.Millisecond):
-		}
-	}
-	return nil
-}
-
 // applyRate decodes and applies messages that are ready, on one core.
-func (l *eventsLab) applyRate() (float64, error) {
-	r, err := newEventsRouter()
+func (l *lab) applyRate() ([]float64, error) {
+	r, err := newRouter(router.Config{BlockSize: blockTokens}, eventWorkers, 0)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	nc, err := l.connect()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	sub, err := events.NewSubscriber(nc, events.SubscriberConfig{Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
 		return r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 	}})
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	messages, blocks := manyMessages(1_000_000)
 	runtime.GC()
@@ -242,7 +199,7 @@ func (l *eventsLab) applyRate() (float64, error) {
 	for _, m := range messages {
 		sub.Take(context.Background(), events.FeedDurable, m)
 	}
-	return float64(blocks) / 1e6 / time.Since(start).Seconds(), nil
+	return []float64{float64(blocks) / 1e6 / time.Since(start).Seconds()}, nil
 }
 
 // manyMessages makes messages of eight events of 32 blocks each: sequences of 512
@@ -250,46 +207,29 @@ func (l *eventsLab) applyRate() (float64, error) {
 func manyMessages(blocks int) (messages [][]byte, operations int) {
 	ids := make([]uint64, eventWorkers)
 	var pending []events.RouterEvent
-	var batch uint64
-	flush := func() {
-		messages = append(messages, events.AppendEnvelope(nil, events.Envelope{
-			PublisherID: pending[0].WorkerID, Sequence: batch, Topic: events.Topic, Payload: events.AppendEvents(nil, pending),
-		}))
-		pending, batch = nil, batch+1
-	}
-	tell := func(w int, ev indexer.Event) {
-		ids[w]++
-		pending = append(pending, events.RouterEvent{WorkerID: uint64(w + 1), EventID: ids[w], Event: ev})
-		operations += len(ev.Blocks) + len(ev.Externals)
-		if len(pending) == 8 {
-			flush()
-		}
-	}
-	for n := uint64(0); operations < blocks; n++ {
-		w := int(n % eventWorkers)
-		var externals []uint64
-		parent := uint64(0)
-		for part := range uint64(16) {
-			ev := indexer.Event{Kind: indexer.Stored, HasParent: part > 0, Parent: parent}
-			for i := range uint64(32) {
-				external := mix(n<<16 | part<<8 | i)
-				ev.Blocks = append(ev.Blocks, indexer.Block{External: external, Local: mix(external)})
-				externals = append(externals, external)
-				parent = external
-			}
-			tell(w, ev)
-		}
+	for n := 0; operations < blocks; n++ {
+		evs := stored(nil, n%eventWorkers, uint64(n)<<32, sequence(n, indexSequence))
 		if n%2 == 1 {
-			for len(externals) > 0 {
-				tell(w, indexer.Event{Kind: indexer.Removed, Externals: externals[len(externals)-32:]})
-				externals = externals[:len(externals)-32]
+			evs = append(evs, removals(evs, indexBatch, false)...)
+		}
+		for _, e := range evs {
+			ids[e.worker]++
+			pending = append(pending, events.RouterEvent{WorkerID: uint64(e.worker + 1), EventID: ids[e.worker], Event: e.event})
+			if len(pending) == 8 {
+				messages = append(messages, envelope(uint64(len(messages)), pending))
+				pending = nil
 			}
 		}
-	}
-	if len(pending) > 0 {
-		flush()
+		operations += blocksOf(evs)
 	}
 	return messages, operations
+}
+
+// envelope is a message with events of one worker or more.
+func envelope(number uint64, evs []events.RouterEvent) []byte {
+	return events.AppendEnvelope(nil, events.Envelope{
+		PublisherID: evs[0].WorkerID, Sequence: number, PublishedAt: uint64(time.Now().UnixMilli()), Topic: events.Topic, Payload: events.AppendEvents(nil, evs),
+	})
 }
 
 // sender is a publisher that notes when its events left.
@@ -317,7 +257,7 @@ func (s *sender) now() time.Time {
 
 // latency publishes at a steady rate for some seconds, and returns the 99th
 // percentiles from flush to index and from publish to index, in ms.
-func (l *eventsLab) latency(durable bool) ([]float64, error) {
+func (l *lab) latency(durable bool) ([]float64, error) {
 	const seconds = 10
 	senders := make([]*sender, eventWorkers)
 	var mu sync.Mutex
@@ -363,7 +303,7 @@ func (l *eventsLab) latency(durable bool) ([]float64, error) {
 			i := uint64(len(s.published))
 			s.published = append(s.published, time.Now())
 			s.mu.Unlock()
-			// Each begins a sequence, so none is joined with another; four blocks.
+			// Each begins a sequence, so the publisher joins none with another; four blocks.
 			ev := indexer.Event{Kind: indexer.Stored}
 			for k := range uint64(4) {
 				ev.Blocks = append(ev.Blocks, indexer.Block{External: mix(uint64(total)<<8 | k), Local: i + k<<40})
@@ -387,29 +327,21 @@ func (l *eventsLab) latency(durable bool) ([]float64, error) {
 // fill makes the router know so many pairs, in sequences of 512 blocks, half of
 // which two workers share.
 func fill(r *router.Router, pairs int) {
-	for n := uint64(0); pairs > 0; n++ {
-		w := router.Worker{ID: n%eventWorkers + 1}
-		sequence := n
+	for n := 0; pairs > 0; n++ {
+		number := n
 		if n%4 == 1 {
-			sequence-- // the one that the worker before has
+			number-- // the sequence of the worker before
 		}
-		parent := uint64(0)
-		for part := range uint64(16) {
-			ev := indexer.Event{Kind: indexer.Stored, HasParent: part > 0, Parent: parent}
-			for i := range uint64(32) {
-				external := mix(n<<16 | part<<8 | i)
-				ev.Blocks = append(ev.Blocks, indexer.Block{External: external, Local: mix(sequence<<16 | part<<8 | i)})
-				parent = external
-			}
-			r.ApplyEvent(w, ev)
-			pairs -= 32
+		for _, e := range stored(nil, n%eventWorkers, uint64(n)<<32, sequence(number, indexSequence)) {
+			r.ApplyEvent(router.Worker{ID: uint64(e.worker) + 1}, e.event)
+			pairs -= len(e.event.Blocks)
 		}
 	}
 }
 
 // snapshot writes a snapshot of so many pairs at the end of one replica, and starts
 // another one from it. It returns the times in seconds.
-func (l *eventsLab) snapshot(pairs int) ([]float64, error) {
+func (l *lab) snapshot(pairs int) ([]float64, error) {
 	a, err := l.follow("a", true, nil)
 	if err != nil {
 		return nil, err
@@ -449,8 +381,8 @@ func contentSize(r *router.Router) (blocks int) {
 }
 
 // say publishes n messages with one event of four blocks each into the stream, which
-// is there.
-func (l *eventsLab) say(n int) error {
+// must exist.
+func (l *lab) say(n int) error {
 	nc, err := l.connect()
 	if err != nil {
 		return err
@@ -459,32 +391,12 @@ func (l *eventsLab) say(n int) error {
 	if err != nil {
 		return err
 	}
-	ids := make([]uint64, eventWorkers)
 	for i := range n {
-		w := i % eventWorkers
-		ids[w]++
-		ev := indexer.Event{Kind: indexer.Stored}
-		for k := range uint64(tailBlocks) {
-			b := mix(1<<60 | uint64(i)<<8 | k)
-			ev.Blocks = append(ev.Blocks, indexer.Block{External: b, Local: mix(b)})
-		}
-		data := events.AppendEnvelope(nil, events.Envelope{
-			PublisherID: uint64(w + 1), Sequence: ids[w], PublishedAt: uint64(time.Now().UnixMilli()), Topic: events.Topic,
-			Payload: events.AppendEvents(nil, []events.RouterEvent{{WorkerID: uint64(w + 1), EventID: ids[w], Event: ev}}),
-		})
-		for {
-			_, err := js.PublishAsync(l.scope.Topic(events.Topic), data)
-			if err == nil {
-				break
-			}
-			if !errors.Is(err, jetstream.ErrTooManyStalledMsgs) {
-				return err
-			}
-			select {
-			case <-l.done:
-				return errLong
-			default:
-			}
+		id := uint64(i/eventWorkers) + 1
+		e := stored(nil, i%eventWorkers, 1<<60, sequence(1<<30+i, tailBlocks))[0]
+		data := envelope(id, []events.RouterEvent{{WorkerID: uint64(e.worker + 1), EventID: id, Event: e.event}})
+		if _, err := js.PublishAsync(l.scope.Topic(events.Topic), data, jetstream.WithStallWait(eventsDeadline)); err != nil {
+			return err
 		}
 	}
 	select {
@@ -497,25 +409,25 @@ func (l *eventsLab) say(n int) error {
 
 // start starts a replica with a snapshot of a million pairs and a million messages
 // behind it, and returns the seconds until it has applied them all.
-func (l *eventsLab) start() (float64, error) {
+func (l *lab) start() ([]float64, error) {
 	if _, err := l.snapshot(tailPairs); err != nil {
-		return 0, err
+		return nil, err
 	}
 	if err := l.say(tailMessages); err != nil {
-		return 0, err
+		return nil, err
 	}
 	runtime.GC()
 	start := time.Now()
 	c, err := l.follow("c", true, nil)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	if err := l.until(func() bool { return c.durable.Position() >= tailMessages+1 }); err != nil {
-		return 0, err
+		return nil, err
 	}
 	took := time.Since(start).Seconds()
 	if got, want := contentSize(c.router), tailPairs+tailMessages*tailBlocks; got < want {
-		return 0, fmt.Errorf("the replica knows %d pairs, want %d", got, want)
+		return nil, fmt.Errorf("the replica knows %d pairs, want %d", got, want)
 	}
-	return took, c.stop()
+	return []float64{took}, c.stop()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package parts
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
@@ -23,15 +24,13 @@ import (
 const (
 	scaleGroups  = 100
 	scaleMembers = 100 // workers of a group
-	scaleBlocks  = 20_000
-	scaleBlock   = 16 // tokens
 	scaleStride  = 4
 	scaleWarm    = 1000 // requests before the measured ones
 	scaleAsked   = 1000 // in each round
 	scaleRounds  = 3
 	// scaleChurn is how many checkpoints are new in a group each quarter of a second:
 	// prefill at a tenth of what 100 workers can.
-	scaleChurn = scaleMembers * 20_480 / 10 / scaleBlock / scaleStride / 4
+	scaleChurn = scaleMembers * 20_480 / 10 / blockTokens / scaleStride / 4
 )
 
 // scaleFleet is 10,000 workers in 100 router groups: real routers of both tiers, on the
@@ -49,20 +48,12 @@ func newScaleFleet(predict time.Duration) (f *scaleFleet, err error) {
 	for g := range scaleGroups {
 		name := fmt.Sprint("g", g)
 		address := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(g)}), 8000)
-		if err := f.upper.SetWorker(router.WorkerInfo{ID: uint64(g) + 1, Name: name, Group: name, Models: []string{"m"}, Address: address, BlockSize: scaleBlock}); err != nil {
+		if err := f.upper.SetWorker(router.WorkerInfo{ID: uint64(g) + 1, Name: name, Group: name, Models: []string{"m"}, Address: address, BlockSize: blockTokens}); err != nil {
 			return nil, err
 		}
-		r, err := router.New(router.Config{KeepDecisions: -1})
+		r, err := newRouter(router.Config{KeepDecisions: -1}, scaleMembers, workerBlocks)
 		if err != nil {
 			return nil, err
-		}
-		for w := range scaleMembers {
-			if err := r.SetWorker(router.WorkerInfo{
-				ID: uint64(w) + 1, Models: []string{"m"}, BlockSize: scaleBlock, TotalKVBlocks: scaleBlocks,
-				Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, byte(g), byte(w)}), 8000),
-			}); err != nil {
-				return nil, err
-			}
 		}
 		f.groups = append(f.groups, r)
 	}
@@ -76,9 +67,9 @@ type decided struct{ wall, core time.Duration }
 // blocks are cached at once, under their sequence hashes. It stays on one thread.
 func (f *scaleFleet) route(id string, blocks *router.Blocks) (took decided, err error) {
 	q := router.Request{ID: id, Owned: true, Model: "m", Blocks: blocks}
-	start, core := time.Now(), threadTime()
+	start, core := time.Now(), bench.ThreadTime()
 	d, err := f.upper.BestWorker(context.Background(), q)
-	took = decided{time.Since(start), threadTime() - core}
+	took = decided{time.Since(start), bench.ThreadTime() - core}
 	if err != nil {
 		return took, err
 	}
@@ -86,19 +77,10 @@ func (f *scaleFleet) route(id string, blocks *router.Blocks) (took decided, err 
 	if d, err = group.BestWorker(context.Background(), q); err != nil {
 		return took, err
 	}
-	cached(group, d.Worker, blocks)
+	store(group, d.Worker, blocks)
 	f.upper.MarkPrefillCompleted(id)
 	group.MarkPrefillCompleted(id)
 	return took, nil
-}
-
-// cached tells a router that a worker has a prompt.
-func cached(r *router.Router, w router.Worker, blocks *router.Blocks) {
-	ev := indexer.Event{Kind: indexer.Stored}
-	for i := range blocks.Local {
-		ev.Blocks = append(ev.Blocks, indexer.Block{Local: blocks.Local[i], External: blocks.Sequence[i]})
-	}
-	r.ApplyEvent(w, ev)
 }
 
 func (f *scaleFleet) free(id string) {
@@ -115,7 +97,7 @@ func (f *scaleFleet) tell(g int, rng *rand.Rand) error {
 	if len(all) != 1 {
 		return errors.New("a group serves no model")
 	}
-	const checkpoints = scaleMembers * scaleBlocks / scaleStride
+	const checkpoints = scaleMembers * workerBlocks / scaleStride
 	bits := uint64(indexer.NewFilter(checkpoints).Bits())
 	data := make([]byte, 0, bits/8)
 	for range bits / 64 {
@@ -125,7 +107,7 @@ func (f *scaleFleet) tell(g int, rng *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	for h, err := range f.groups[g].Checkpoints("m", scaleBlock, scaleStride) {
+	for h, err := range f.groups[g].Checkpoints("m", blockTokens, scaleStride) {
 		if err != nil {
 			return err
 		}
@@ -161,22 +143,22 @@ func (f *scaleFleet) update(done <-chan struct{}) {
 // scalePrompts are the prompts of a trace in blocks of 16 tokens. With common above 0 all
 // begin with so many blocks that are everybody's.
 func scalePrompts(t *replay.Trace, n, common int) (out []router.Blocks) {
-	const per = replay.MooncakeBlock / scaleBlock
+	const per = replay.MooncakeBlock / blockTokens
 	before := sequence(1<<30, common)
 	for i := range n {
 		r := &t.Requests[i]
-		b := router.Blocks{Local: slices.Clone(before), Tokens: r.Input + common*scaleBlock}
-		for j := range min(r.Input/scaleBlock, len(r.Blocks)*per) {
-			b.Local = append(b.Local, mix(uint64(r.Blocks[j/per])<<8|uint64(j%per)))
+		local := slices.Clone(before)
+		for j := range min(r.Input/blockTokens, len(r.Blocks)*per) {
+			local = append(local, mix(uint64(r.Blocks[j/per])<<8|uint64(j%per)))
 		}
-		b.Sequence = indexer.AppendSequenceHashes(nil, b.Local)
-		out = append(out, b)
+		out = append(out, promptOf(local, r.Input+common*blockTokens))
 	}
 	return out
 }
 
-// scaleFigures measures decisions of the upper tier.
-func scaleFigures(traces string) (out []Figure, err error) {
+// Scale measures decisions of an upper tier among many router groups, with prompts of the
+// public trace of chats in a folder.
+func Scale(traces string) (out []bench.Figure, err error) {
 	trace, err := replay.LoadMooncake(filepath.Join(traces, "mooncake_conversation.jsonl.gz"))
 	if err != nil {
 		return nil, err
@@ -185,11 +167,11 @@ func scaleFigures(traces string) (out []Figure, err error) {
 		what    string
 		common  int // blocks
 		predict time.Duration
-		target  limit
+		target  bench.Target
 	}{
-		{"chat prompts", 0, predict, atMost(1)},
-		{"chat prompts, without prediction", 0, -1, limit{}},
-		{"chat prompts behind 8,000 tokens that all groups have", 500, predict, atMost(1)},
+		{"chat prompts", 0, predictTTL, bench.AtMost(1)},
+		{"chat prompts, without prediction", 0, -1, bench.Target{}},
+		{"chat prompts behind 8,000 tokens that all groups have", 500, predictTTL, bench.AtMost(1)},
 	} {
 		rounds, err := decideAtScale(scalePrompts(trace, scaleWarm+scaleRounds*scaleAsked, c.common), c.common, c.predict)
 		if err != nil {
@@ -199,12 +181,12 @@ func scaleFigures(traces string) (out []Figure, err error) {
 		for _, f := range []struct {
 			what       string
 			percentile int
-			target     limit
+			target     bench.Target
 			of         func(decided) time.Duration
 		}{
-			{"p50", 50, limit{}, func(d decided) time.Duration { return d.core }},
+			{"p50", 50, bench.Target{}, func(d decided) time.Duration { return d.core }},
 			{"p99", 99, c.target, func(d decided) time.Duration { return d.core }},
-			{"p99 on the clock", 99, limit{}, func(d decided) time.Duration { return d.wall }},
+			{"p99 on the clock", 99, bench.Target{}, func(d decided) time.Duration { return d.wall }},
 		} {
 			var v []float64
 			for _, r := range rounds {
@@ -214,7 +196,7 @@ func scaleFigures(traces string) (out []Figure, err error) {
 				}
 				v = append(v, percentile(times, f.percentile)/1e3)
 			}
-			out = append(out, figure(what+f.what, "ms", f.target, newRange(v)))
+			out = append(out, bench.NewFigure(what+f.what, "ms", f.target, v...))
 		}
 	}
 	return out, nil
@@ -227,7 +209,7 @@ func decideAtScale(prompts []router.Blocks, common int, predict time.Duration) (
 	if err != nil {
 		return nil, err
 	}
-	runtime.LockOSThread() // for threadTime
+	runtime.LockOSThread() // for ThreadTime
 	defer runtime.UnlockOSThread()
 	const behind = 1000 // requests in flight
 	id := func(i int) string { return fmt.Sprint("request ", i) }
@@ -239,7 +221,7 @@ func decideAtScale(prompts []router.Blocks, common int, predict time.Duration) (
 		return took, err
 	}
 	for _, g := range f.groups {
-		cached(g, router.Worker{ID: 1}, &router.Blocks{Local: prompts[0].Local[:common], Sequence: prompts[0].Sequence[:common]})
+		store(g, router.Worker{ID: 1}, &router.Blocks{Local: prompts[0].Local[:common], Sequence: prompts[0].Sequence[:common]})
 	}
 	for i := range scaleWarm {
 		if _, err := ask(i); err != nil {

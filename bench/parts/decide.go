@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package parts
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"net/netip"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
@@ -25,13 +27,44 @@ const (
 	decideWorkers  = 4
 	decidePrompts  = 20  // shared beginnings, drawn by a Pareto law of exponent 1
 	decidePrefix   = 512 // tokens of each
-	decideOwnLeast = 50  // tokens of its own that a request has
+	decideOwnLeast = 50  // tokens that only one request has
 	decideOwnMost  = 200
-	decideBlock    = 16
 	decideInFlight = 32 // requests that a thread keeps in flight
+	decideRounds   = 20 // times that the load is played for one value
 )
 
-// decideLoad is the load, and a router that knows what its workers cached of it.
+// Decisions measures what a decision costs with small prompts.
+func Decisions() (out []bench.Figure, err error) {
+	for _, c := range []struct {
+		what            string
+		hashed, predict bool
+		target          bench.Target
+	}{
+		{"decisions a second from token ids, booked and freed, all cores", false, false, bench.AtLeast(500_000)},
+		{"the same with hashes given", true, false, bench.Target{}},
+		{"the same from token ids, with prediction", false, true, bench.Target{}},
+		{"the same with hashes given, with prediction", true, true, bench.Target{}},
+	} {
+		l, err := newDecideLoad(c.predict)
+		if err != nil {
+			return nil, err
+		}
+		var rates, busy []float64
+		for range 5 {
+			start := bench.CPUTime()
+			rate, err := l.rate(c.hashed, decideRounds)
+			if err != nil {
+				return nil, err
+			}
+			rates = append(rates, rate)
+			busy = append(busy, decideRounds*decideRequests/(bench.CPUTime()-start).Seconds())
+		}
+		out = append(out, bench.NewFigure(c.what, "/s", c.target, rates...), bench.NewFigure("  … for a second of one core", "/s", bench.Target{}, busy...))
+	}
+	return out, nil
+}
+
+// decideLoad is the load, and a router that knows what its workers have cached of it.
 type decideLoad struct {
 	router *router.Router
 	ids    []string
@@ -43,60 +76,46 @@ func newDecideLoad(predict bool) (*decideLoad, error) {
 	settings := scorer.Defaults()
 	engine := scorer.Dense32B()
 	settings.Attention = engine.AttentionWeight()
-	conf := router.Config{Scoring: settings, BlockSize: decideBlock, PredictTTL: -1}
+	conf := router.Config{Scoring: settings, BlockSize: blockTokens, PredictTTL: -1}
 	if predict {
 		conf.PredictTTL = 0
 	}
-	r, err := router.New(conf)
+	r, err := newRouter(conf, decideWorkers, 1<<16)
 	if err != nil {
 		return nil, err
 	}
-	for w := range decideWorkers {
-		err := r.SetWorker(router.WorkerInfo{
-			ID: uint64(w) + 1, Models: []string{"m"}, BlockSize: decideBlock, TotalKVBlocks: 1 << 16,
-			Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, byte(w + 1)}), 8000),
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
 	l := &decideLoad{router: r}
 	rng := rand.New(rand.NewPCG(1, 0x646563696465))
-	token := func() uint32 { return uint32(rng.IntN(128_000)) }
+	random := func(n int) []uint32 {
+		ids := make([]uint32, n)
+		for i := range ids {
+			ids[i] = uint32(rng.IntN(128_000))
+		}
+		return ids
+	}
 	prompts := make([][]uint32, decidePrompts)
 	for i := range prompts {
-		for range decidePrefix {
-			prompts[i] = append(prompts[i], token())
-		}
+		prompts[i] = random(decidePrefix)
 	}
 	for i := range decideRequests {
 		// Pareto of exponent 1 from 1 on, cut to a prompt's number.
 		rank := min(decidePrompts-1, int(math.Floor(1/(1-rng.Float64())))-1)
-		tokens := append([]uint32(nil), prompts[rank]...)
-		for range decideOwnLeast + rng.IntN(decideOwnMost-decideOwnLeast+1) {
-			tokens = append(tokens, token())
-		}
-		local := indexer.AppendLocalHashes(nil, tokens, decideBlock, indexer.Seed("", ""))
+		tokens := slices.Concat(prompts[rank], random(decideOwnLeast+rng.IntN(decideOwnMost-decideOwnLeast+1)))
 		l.ids = append(l.ids, strconv.Itoa(i))
 		l.tokens = append(l.tokens, tokens)
-		l.blocks = append(l.blocks, router.Blocks{Local: local, Sequence: indexer.AppendSequenceHashes(nil, local), Tokens: len(tokens)})
+		l.blocks = append(l.blocks, promptOf(indexer.AppendLocalHashes(nil, tokens, blockTokens, indexer.Seed("", "")), len(tokens)))
 	}
 	return l, l.warm()
 }
 
-// warm plays the load once, and every worker stores what it was sent.
+// warm plays the load once; every worker stores what it gets.
 func (l *decideLoad) warm() error {
 	for i := range l.ids {
-		b := &l.blocks[i]
-		d, err := l.router.BestWorker(context.Background(), router.Request{ID: l.ids[i], Model: "m", Blocks: b})
+		d, err := l.router.BestWorker(context.Background(), router.Request{ID: l.ids[i], Model: "m", Blocks: &l.blocks[i]})
 		if err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
-		ev := indexer.Event{Kind: indexer.Stored}
-		for j := range b.Local {
-			ev.Blocks = append(ev.Blocks, indexer.Block{External: b.Sequence[j], Local: b.Local[j]})
-		}
-		l.router.ApplyEvent(d.Worker, ev)
+		store(l.router, d.Worker, &l.blocks[i])
 		l.router.Free(l.ids[i])
 	}
 	return nil
@@ -110,25 +129,22 @@ func (l *decideLoad) rate(hashed bool, rounds int) (float64, error) {
 	start := time.Now()
 	for t := range threads {
 		wg.Go(func() {
-			for range rounds {
-				if errs[t] = l.play(t, threads, hashed); errs[t] != nil {
-					return
-				}
+			for n := 0; n < rounds && errs[t] == nil; n++ {
+				errs[t] = l.play(t, threads, hashed)
 			}
 		})
 	}
 	wg.Wait()
 	taken := time.Since(start)
-	for _, err := range errs {
-		if err != nil {
-			return 0, fmt.Errorf("bench: %w", err)
-		}
+	if err := errors.Join(errs...); err != nil {
+		return 0, fmt.Errorf("bench: %w", err)
 	}
 	return float64(rounds*len(l.ids)) / taken.Seconds(), nil
 }
 
 // play sends every n-th request, beginning with number first.
 func (l *decideLoad) play(first, n int, hashed bool) error {
+	var inFlight []int
 	done := func(i int) {
 		l.router.MarkPrefillCompleted(l.ids[i])
 		l.router.Free(l.ids[i])
@@ -143,11 +159,12 @@ func (l *decideLoad) play(first, n int, hashed bool) error {
 		if _, err := l.router.BestWorker(context.Background(), req); err != nil {
 			return err
 		}
-		if old := i - n*decideInFlight; old >= first {
-			done(old)
+		if inFlight = append(inFlight, i); len(inFlight) > decideInFlight {
+			done(inFlight[0])
+			inFlight = inFlight[1:]
 		}
 	}
-	for i := first + max(0, (len(l.ids)-first+n-1)/n-decideInFlight)*n; i < len(l.ids); i += n {
+	for _, i := range inFlight {
 		done(i)
 	}
 	return nil

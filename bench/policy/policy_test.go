@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package policy
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -48,7 +47,7 @@ func TestRivalFiguresFindTheWorstCell(t *testing.T) {
 
 // What is near the default in one open cell is compared with it in all.
 func TestContendersAndTheWorstCell(t *testing.T) {
-	b := &PolicyBench{}
+	b := &Bench{}
 	larger := b.largerCells()
 	names := map[string]bool{}
 	for _, c := range append(larger, b.cells()...) {
@@ -66,63 +65,14 @@ func TestContendersAndTheWorstCell(t *testing.T) {
 	if got := contenders(cells, all); len(got) != 2 || got[0] != defaultRule || got[1] != "near" {
 		t.Errorf("contenders are %v", got)
 	}
-	if worst, where := worstE2E(cells[:2], all); worst.Mean != 1.25 || where != "b, near" {
-		t.Errorf("worst is %v, %s", worst, where)
-	}
-}
-
-func TestDeviations(t *testing.T) {
-	b := &PolicyBench{}
-	cells := b.cells()
-	hits := func(m Measured, rate float64) Measured {
-		m.HitRate = single(rate)
-		return m
-	}
-	values, off := deviations(cells, []Measured{
-		hits(fixed(cells[1].name, "tokens", .97, 23), .225),      // .96, 23 and .225 in the table
-		hits(fixed(cells[3].name, "two-tier-8", 1.7, 9), .4),     // 2.79, 11.8 and .437
-		hits(fixed(cells[1].name, "tokens:alpha=9", 5, 5), .5),   // not in it
-		hits(fixed(cells[0].name, "lmetric", 9, 13.5), .095),     // 1.00, 13.5 and .085
-		hits(fixed(cells[6].name, "dynamo:weight=32", 1, 13), 1), // .96, 13.0 and none
-	})
-	if values != 11 || len(off) != 3 || off[0].Rule != "two-tier-8" || off[0].Baseline != 2.79 || off[1].What != "TTFT" || off[2].What != "hits" {
-		t.Errorf("%d values, off %+v", values, off)
-	}
-}
-
-// What more seeds, or the rule as the sketch ran it, bring about is a reason;
-// nothing else is.
-func TestExplain(t *testing.T) {
-	b := &PolicyBench{Log: io.Discard}
-	c := cell{name: "small", open: true, set: func(*replay.Scenario) {}, trace: func(seed uint64) (*replay.Trace, error) {
-		return replay.Generate(replay.GenerateConfig{Requests: 300, Rate: 4, PrefixTokens: replay.NoTokens, QuestionTokens: 16_000, OutputTokens: 100, Seed: seed})
-	}}
-	wide := *b
-	wide.Seeds = manySeeds
-	all, err := wide.play(context.Background(), []cell{c}, []string{"random", "dualmap", "dualmap-first"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if all[1].TTFT.Max*1.2 > all[2].TTFT.Mean {
-		t.Fatalf("ties make no difference here: %+v and %+v", all[1].TTFT, all[2].TTFT)
-	}
-	off := []Deviation{
-		{Rule: "random", What: "TTFT", Baseline: all[0].TTFT.Max},
-		{Rule: "dualmap", What: "TTFT", Baseline: all[2].TTFT.Mean},
-		{Rule: "random", What: "E2E", Baseline: 2 * all[0].E2E.Max},
-		{Rule: "dualmap", What: "TTFT", Baseline: all[1].TTFT.Mean, cell: 1}, // of no cell here
-	}
-	if err := b.explain(context.Background(), []cell{c}, off); err != nil {
-		t.Fatal(err)
-	}
-	if off[0].Why != "ten seeds" || !strings.HasPrefix(off[1].Why, "ten seeds, ") || off[2].Why != "" || off[2].Then == (Range{}) || off[3].Why != "" {
-		t.Errorf("%+v", off)
+	if w := worstE2E(cells[:2], all); w.ratio.Mean != 1.25 || w.where != "b, near" {
+		t.Errorf("worst is %+v", w)
 	}
 }
 
 // Cells have names of their own, since results are found by them, and rules parse.
 func TestAxesAreSound(t *testing.T) {
-	b := &PolicyBench{}
+	b := &Bench{}
 	n := 0
 	for _, a := range b.axes(tops{2.1, 1.9, 15}) {
 		seen := map[string]bool{}
@@ -143,17 +93,15 @@ func TestAxesAreSound(t *testing.T) {
 	if n < 80 {
 		t.Errorf("%d cells", n)
 	}
-	for _, row := range baselines() {
-		for _, rule := range []string{row.rule, cmp.Or(asSketched(row.rule), row.rule)} {
-			if _, err := replay.ParseRule(rule); err != nil {
-				t.Error(err)
-			}
+	for _, rule := range cellRules() {
+		if _, err := replay.ParseRule(rule); err != nil {
+			t.Error(err)
 		}
 	}
 }
 
 func TestPlayMeasures(t *testing.T) {
-	b := &PolicyBench{Seeds: 2, Log: io.Discard}
+	b := &Bench{Seeds: 2, Log: io.Discard}
 	c := cell{
 		name: "small", open: true,
 		trace: func(seed uint64) (*replay.Trace, error) {
@@ -183,8 +131,8 @@ func TestPlayMeasures(t *testing.T) {
 	}
 }
 
-func TestPolicyBenchNamesTheMissingTrace(t *testing.T) {
-	b := &PolicyBench{Traces: t.TempDir(), Seeds: 1, Log: io.Discard}
+func TestBenchNamesTheMissingTrace(t *testing.T) {
+	b := &Bench{Traces: t.TempDir(), Seeds: 1, Log: io.Discard}
 	if _, err := b.Figures(context.Background(), io.Discard, t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "mooncake_conversation") {
 		t.Errorf("%v", err)
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package parts
 
 import (
 	"bufio"
@@ -9,10 +9,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
+	"strings"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
+
+	"github.com/kvroute/kvroute/bench"
 )
 
 // startBus starts a NATS server in this process, which stores in files.
@@ -38,31 +40,23 @@ func startBus() (url string, stop func() error, err error) {
 	return s.ClientURL(), stop, nil
 }
 
-// ServeBus runs a NATS server until in ends. It writes a line with its URL to out, and for
-// each line of in one with the microseconds that the cores have worked for it so far.
-func ServeBus(in io.Reader, out io.Writer) (err error) {
+// ServeBus runs a NATS server until in ends. It writes a line with its URL to out.
+func ServeBus(in io.Reader, out io.Writer) error {
 	url, stop, err := startBus()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stop()) }()
-	if _, err := fmt.Fprintln(out, url); err != nil {
-		return err
+	_, err = fmt.Fprintln(out, url)
+	if err == nil {
+		_, err = io.Copy(io.Discard, in)
 	}
-	asked := bufio.NewScanner(in)
-	for asked.Scan() {
-		if _, err := fmt.Fprintln(out, CPUTime().Microseconds()); err != nil {
-			return err
-		}
-	}
-	return asked.Err()
+	return errors.Join(err, stop())
 }
 
-// busProcess is a NATS server in a process of its own, as fleets have it.
+// busProcess is a NATS server in its own process, as a fleet has it.
 type busProcess struct {
 	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Scanner
+	in  io.Closer
 	url string
 }
 
@@ -78,35 +72,19 @@ func startBusProcess(command []string) (*busProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.in, b.out = in, bufio.NewScanner(out)
 	if err := b.cmd.Start(); err != nil {
 		return nil, err
 	}
-	if b.url, err = b.line(); err != nil {
-		return nil, errors.Join(err, b.stop())
+	line, err := bufio.NewReader(out).ReadString('\n')
+	b.in, b.url = in, strings.TrimSpace(line)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("the NATS server's process gives no URL: %w", err), b.stop())
 	}
 	return b, nil
 }
 
-func (b *busProcess) line() (string, error) {
-	if !b.out.Scan() {
-		return "", errors.Join(errors.New("the NATS server's process says nothing"), b.out.Err())
-	}
-	return b.out.Text(), nil
-}
+// cpu returns how long the cores have worked for the server.
+func (b *busProcess) cpu() (time.Duration, error) { return bench.ProcessTime(b.cmd.Process.Pid) }
 
-// cpu returns how long the cores have worked for it.
-func (b *busProcess) cpu() (time.Duration, error) {
-	if _, err := fmt.Fprintln(b.in); err != nil {
-		return 0, err
-	}
-	text, err := b.line()
-	if err != nil {
-		return 0, err
-	}
-	us, err := strconv.ParseInt(text, 10, 64)
-	return time.Duration(us) * time.Microsecond, err
-}
-
-// stop ends it, and waits for that.
+// stop ends the process and waits for its end.
 func (b *busProcess) stop() error { return errors.Join(b.in.Close(), b.cmd.Wait()) }

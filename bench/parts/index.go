@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package parts
 
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
-	"regexp"
 	"runtime"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/indexer"
 )
 
@@ -23,95 +22,42 @@ const (
 	indexPairs    = 1 << 20 // (block, worker) pairs of the shapes that fill an index
 )
 
-// IndexBench measures the index at the shapes of its targets, one after the other.
-type IndexBench struct {
-	Rounds int            // of each shape; the median counts
-	Only   *regexp.Regexp // of their names; nil means all
-	Log    io.Writer      // told what is being measured
-}
-
-// indexShape is something to measure.
-type indexShape struct {
-	what, unit string
-	target     limit
-	measure    func() float64
-}
-
-func indexShapes() []indexShape {
-	var out []indexShape
+// Index measures the index at the shapes of its targets, one after the other.
+func (b *Bench) Index() ([]bench.Figure, error) {
+	atMost, atLeast := bench.AtMost, bench.AtLeast
+	var shapes []shape
 	for _, c := range []struct {
 		workers int
 		target  float64
 	}{{4, .7}, {64, 1.8}, {512, 9.9}} {
 		for _, agree := range []bool{true, false} {
-			name := fmt.Sprintf("match 512 blocks, %d workers, engine hashes %s, p50", c.workers, agreeing(agree))
-			out = append(out, indexShape{name, "µs", atMost(c.target), func() float64 { return matchTime(fullPath(c.workers, agree)) }})
+			name := fmt.Sprintf("match 512 blocks, %d workers, engine hashes %s, p50", c.workers, map[bool]string{true: "agree", false: "differ"}[agree])
+			shapes = append(shapes, one(name, "µs", atMost(c.target), func() float64 { return matchTime(fullPath(c.workers, agree)) }))
 		}
 	}
-	return append(
-		out,
-		indexShape{"match 512 blocks, allocations", "", atMost(0), matchAllocs},
-		indexShape{"match 512 blocks, 64 workers, path of 16 nodes, p50", "µs", atMost(2.5), func() float64 { return matchTime(branchedPath(16, false)) }},
-		indexShape{"match 512 blocks, 64 workers, path of 512 nodes, p50", "µs", atMost(10), func() float64 { return matchTime(branchedPath(512, false)) }},
-		indexShape{"match 512 blocks, 64 workers, under full event load, p99", "µs", atMost(10), matchUnderLoad},
-		indexShape{"match 32 blocks of 10,000 prompts, 4 workers, two threads", "M/s", atLeast(2), func() float64 { return matchRandom(false) }},
-		indexShape{"events of 32 blocks, unique", "M blocks/s", atLeast(7), func() float64 { return applyRate(unique()) }},
-		indexShape{"events of 32 blocks, shared by 64, engine hashes agree", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(true)) }},
-		indexShape{"events of 32 blocks, shared by 64, engine hashes differ", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(false)) }},
-		indexShape{"events of 32 blocks, one deviant first of 64, as a share of where all agree", "", atLeast(.5), deviantRate},
-		indexShape{"removals, 1 per event, tails first", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, false) }},
-		indexShape{"removals, 1 per event, tails first, shared by 64", "M blocks/s", atLeast(3), func() float64 { return removeRate(shared(false), 1, false) }},
-		indexShape{"removals, 1 per event, at random", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, true) }},
-		indexShape{"removals, 32 per event, tails first", "M blocks/s", atLeast(11), func() float64 { return removeRate(unique(), 32, false) }},
-		indexShape{"removals, 32 per event, each block at random", "M blocks/s", atLeast(3), func() float64 { return scatteredRate(unique(), 32) }},
-		indexShape{"bytes per (block, worker), unshared", "B", atMost(48), func() float64 { return pairBytes(unique()) }},
-		indexShape{"bytes per (block, worker), shared by 64, hashes agree", "B", atMost(6), func() float64 { return pairBytes(shared(true)) }},
-		indexShape{"bytes per (block, worker), shared by 64, hashes differ", "B", atMost(20), func() float64 { return pairBytes(shared(false)) }},
-		indexShape{"heap returned after removing everything", "%", atLeast(90), heapReturned},
-		indexShape{"dump of 10 M (block, worker) pairs", "s", atMost(5), dumpTime},
-		indexShape{"restore of 10 M (block, worker) pairs", "s", atMost(5), restoreTime},
-	)
-}
-
-// Figures measures the shapes.
-func (b *IndexBench) Figures() (out []Figure) {
-	for _, s := range indexShapes() {
-		if b.Only != nil && !b.Only.MatchString(s.what) {
-			continue
-		}
-		v := make([]float64, b.Rounds)
-		for i := range v {
-			runtime.GC()
-			v[i] = s.measure()
-		}
-		slices.Sort(v)
-		f := Figure{What: s.what, Target: s.target.text, Unit: s.unit, Median: v[len(v)/2], Min: v[0], Max: v[len(v)-1]}
-		f.Met = s.target.met != nil && s.target.met(f.Median)
-		fmt.Fprintf(b.Log, "%s: %.4g %s (%s)\n", f.What, f.Median, f.Unit, f.Target)
-		out = append(out, f)
-	}
-	return out
-}
-
-func agreeing(agree bool) string {
-	if agree {
-		return "agree"
-	}
-	return "differ"
-}
-
-// limit is a target: a bound with its direction.
-type limit struct {
-	text string
-	met  func(float64) bool
-}
-
-func atMost(v float64) limit {
-	return limit{fmt.Sprintf("≤ %g", v), func(got float64) bool { return got <= v }}
-}
-
-func atLeast(v float64) limit {
-	return limit{fmt.Sprintf("≥ %g", v), func(got float64) bool { return got >= v }}
+	return b.run(append(
+		shapes,
+		one("match 512 blocks, allocations", "", atMost(0), matchAllocs),
+		one("match 512 blocks, 64 workers, path of 16 nodes, p50", "µs", atMost(2.5), func() float64 { return matchTime(branchedPath(16, false)) }),
+		one("match 512 blocks, 64 workers, path of 512 nodes, p50", "µs", atMost(10), func() float64 { return matchTime(branchedPath(512, false)) }),
+		one("match 512 blocks, 64 workers, under full event load, p99", "µs", atMost(10), matchUnderLoad),
+		one("match 32 blocks of 10,000 prompts, 4 workers, two threads", "M/s", atLeast(2), func() float64 { return matchRandom(false) }),
+		one("events of 32 blocks, unique", "M blocks/s", atLeast(7), func() float64 { return applyRate(unique()) }),
+		one("events of 32 blocks, shared by 64, engine hashes agree", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(true)) }),
+		one("events of 32 blocks, shared by 64, engine hashes differ", "M blocks/s", atLeast(12), func() float64 { return applyRate(shared(false)) }),
+		one("events of 32 blocks, one deviant first of 64, as a share of where all agree", "", atLeast(.5), deviantRate),
+		one("removals, 1 per event, tails first", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, false) }),
+		one("removals, 1 per event, tails first, shared by 64", "M blocks/s", atLeast(3), func() float64 { return removeRate(shared(false), 1, false) }),
+		one("removals, 1 per event, at random", "M blocks/s", atLeast(3), func() float64 { return removeRate(unique(), 1, true) }),
+		one("removals, 32 per event, tails first", "M blocks/s", atLeast(11), func() float64 { return removeRate(unique(), 32, false) }),
+		one("removals, 32 per event, each block at random", "M blocks/s", atLeast(3), func() float64 { return scatteredRate(unique(), 32) }),
+		one("bytes per (block, worker), unshared", "B", atMost(48), func() float64 { return pairBytes(unique()) }),
+		one("bytes per (block, worker), shared by 64, hashes agree", "B", atMost(6), func() float64 { return pairBytes(shared(true)) }),
+		one("bytes per (block, worker), shared by 64, hashes differ", "B", atMost(20), func() float64 { return pairBytes(shared(false)) }),
+		one("heap returned after removing everything", "%", atLeast(90), heapReturned),
+		one("dump of 10 M (block, worker) pairs", "s", atMost(5), dumpTime),
+		one("restore of 10 M (block, worker) pairs", "s", atMost(5), restoreTime),
+	))
 }
 
 // indexEvent is an event with its worker.

@@ -1,26 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+// Package policy compares ways to choose a worker in simulations ([replay]): rules with
+// each other, several routers with one. ../README.md is the method.
+package policy
 
 import (
+	"bufio"
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"text/tabwriter"
 	"time"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/replay"
 )
 
-// PolicyBench compares ways to choose in simulations: all of them in the cells of
-// the baseline table, the default and its rival along one axis at a time.
-type PolicyBench struct {
+// Bench says what the comparisons are made with.
+type Bench struct {
 	Traces string    // folder with the traces
 	Seeds  int       // of each cell; targets want 3 or more
-	Log    io.Writer // told what is being simulated
+	Log    io.Writer // gets a line for each part of the simulation
 
 	chat, synthetic *replay.Trace
 	conversations   *replay.Conversations
@@ -32,21 +38,110 @@ type dealt struct {
 	seed            uint64
 }
 
-// The rules that the targets speak of.
+// The rules of the targets.
 const (
 	defaultRule = replay.Default
 	rivalRule   = "dynamo"
 	oracleRule  = "oracle"
 )
 
-// cell is one scenario of the comparison, without its rule.
-type cell struct {
-	name  string
-	short string // in the baseline table
-	// trace returns the workload for a seed.
-	trace func(seed uint64) (*replay.Trace, error)
-	set   func(s *replay.Scenario)
-	open  bool
+// manySeeds are for the rules that the targets divide by each other.
+const manySeeds = 10
+
+// Figures simulates everything, writes what each rule did in each cell to
+// dir/policy.jsonl and the plots to the folder plots, prints it to w, and returns the
+// figures with their targets.
+func (b *Bench) Figures(ctx context.Context, w io.Writer, dir, plots string) ([]bench.Figure, error) {
+	if err := b.load(); err != nil {
+		return nil, err
+	}
+	figures, err := b.speedFigures()
+	if err != nil {
+		return nil, err
+	}
+	fresh := b.cells()
+	shipped := make([]cell, len(fresh))
+	for i, c := range fresh {
+		shipped[i] = c.with("prediction", predicting)
+	}
+	b.log("the %d cells, all rules, without prediction and with it", len(fresh))
+	all, err := b.play(ctx, append(slices.Clip(fresh), shipped...), cellRules())
+	if err != nil {
+		return nil, err
+	}
+	// What the targets divide by each other needs more seeds than what is shown.
+	wide := *b
+	wide.Seeds = max(b.Seeds, manySeeds)
+	b.log("the same, the rules of the targets with %d seeds", wide.Seeds)
+	many, err := wide.play(ctx, append(slices.Clip(fresh), shipped...), targetRules())
+	if err != nil {
+		return nil, err
+	}
+	for i := range many {
+		*find(all, many[i].Cell, many[i].Rule) = many[i]
+	}
+	larger := b.largerCells()
+	good := contenders(shipped, all)
+	b.log("%d larger and fuller cells, the %d rules that are near the default in a smaller one", len(larger), len(good))
+	more, err := b.play(ctx, larger, good)
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, more...)
+	cells, counted := all, all
+	tops, err := b.saturations(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b.log("the oracle saturates at chat ×%.2f, synthetic ×%.2f and %.1f generated requests a second", tops.chat, tops.synthetic, tops.generated)
+	axes := map[string][]Measured{}
+	for _, a := range b.axes(tops) {
+		b.log("axis: %s", a.name)
+		m, err := b.play(ctx, a.cells, a.rules)
+		if err != nil {
+			return nil, err
+		}
+		axes[a.name] = m
+		all = append(slices.Clip(all), m...)
+		if a.counted {
+			counted = append(slices.Clip(counted), m...)
+		}
+	}
+	if err := printMeasured(w, all); err != nil {
+		return nil, err
+	}
+	figures = append(figures, cellFigures(fresh, shipped, larger, cells)...)
+	// The same without prediction, which is not how kvroute runs by default.
+	for _, f := range cellFigures(fresh, fresh, nil, cells) {
+		f.What, f.Target, f.Met = "without prediction: "+f.What, "", false
+		figures = append(figures, f)
+	}
+	figures = append(figures, rivalFigures("", counted)...)
+	figures = append(figures, rivalFigures(unseenAxis+": ", axes[unseenAxis])...)
+	figures = append(figures, lateFigures(axes["events"])...)
+	if err := writeLines(filepath.Join(dir, "policy.jsonl"), all); err != nil {
+		return nil, err
+	}
+	return figures, b.drawAll(plots, axes)
+}
+
+func (b *Bench) log(format string, args ...any) {
+	fmt.Fprintf(b.Log, "%s "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
+}
+
+func (b *Bench) load() error {
+	var err error
+	open := func(name string) *replay.Trace {
+		t, e := replay.LoadMooncake(filepath.Join(b.Traces, name))
+		err = cmp.Or(err, e)
+		return t
+	}
+	b.chat, b.synthetic = open("mooncake_conversation.jsonl.gz"), open("mooncake_synthetic.jsonl.gz")
+	if err == nil {
+		b.conversations, err = replay.LoadConversations(filepath.Join(b.Traces, "cc_weka_sessions.jsonl.gz"))
+	}
+	b.dealt = map[dealt]*replay.Trace{}
+	return err
 }
 
 // Measured is what one rule did in one cell.
@@ -84,89 +179,8 @@ func newRange(v []float64) (r Range) {
 	return Range{r.Mean, slices.Min(v), slices.Max(v)}
 }
 
-func (b *PolicyBench) load() error {
-	var err error
-	open := func(name string) *replay.Trace {
-		t, e := replay.LoadMooncake(filepath.Join(b.Traces, name))
-		err = cmp.Or(err, e)
-		return t
-	}
-	b.chat, b.synthetic = open("mooncake_conversation.jsonl.gz"), open("mooncake_synthetic.jsonl.gz")
-	if err == nil {
-		b.conversations, err = replay.LoadConversations(filepath.Join(b.Traces, "cc_weka_sessions.jsonl.gz"))
-	}
-	b.dealt = map[dealt]*replay.Trace{}
-	return err
-}
-
-// The cells.
-
-// jitter is by how much requests of a recorded open loop come later at most. Where
-// caches are full or engines are, one decision that falls otherwise changes all that
-// follow: without it a rule that draws nothing would show one of its results as if
-// there were no others.
-const jitter = time.Millisecond
-
-func (b *PolicyBench) openCell(name, short string, trace func() *replay.Trace, load float64, blocks int) cell {
-	return cell{
-		name: name, short: short, open: true,
-		trace: func(uint64) (*replay.Trace, error) { return trace(), nil },
-		set:   func(s *replay.Scenario) { s.Speedup, s.KVBlocks, s.Jitter = load, blocks, jitter },
-	}
-}
-
-func (b *PolicyBench) chatCell(load float64, blocks int) cell {
-	return b.openCell(fmt.Sprintf("chat ×%g, %d blocks", load, blocks), "", func() *replay.Trace { return b.chat }, load, blocks)
-}
-
-func (b *PolicyBench) syntheticCell(load float64, blocks int) cell {
-	return b.openCell(fmt.Sprintf("synthetic ×%g, %d blocks", load, blocks), "", func() *replay.Trace { return b.synthetic }, load, blocks)
-}
-
-func (b *PolicyBench) agenticCell(users, blocks int) cell {
-	requests := 4000
-	if users >= 256 {
-		requests = 8000
-	}
-	return cell{
-		name: fmt.Sprintf("agentic %d users, %d blocks", users, blocks),
-		trace: func(seed uint64) (*replay.Trace, error) {
-			key := dealt{users, requests, seed}
-			if b.dealt[key] == nil {
-				t, err := b.conversations.Deal(replay.DealConfig{Users: users, Requests: requests, Seed: seed})
-				if err != nil {
-					return nil, err
-				}
-				b.dealt[key] = t
-			}
-			return b.dealt[key], nil
-		},
-		set: func(s *replay.Scenario) { s.KVBlocks = blocks },
-	}
-}
-
-// generatedCell has 150 prefixes of 6,000 tokens, questions of 1,200 and outputs of
-// 1,000, long enough for queues to settle.
-func generatedCell(rate float64, blocks int) cell {
-	return cell{
-		name: fmt.Sprintf("generated %g/s, %d blocks", rate, blocks), open: true,
-		trace: func(seed uint64) (*replay.Trace, error) {
-			return replay.Generate(replay.GenerateConfig{Rate: rate, Requests: 8000, Seed: seed})
-		},
-		set: func(s *replay.Scenario) { s.KVBlocks = blocks },
-	}
-}
-
-// with returns a cell that differs from c in one thing.
-func (c cell) with(what string, set func(s *replay.Scenario)) cell {
-	before := c.set
-	c.name += ", " + what
-	c.set = func(s *replay.Scenario) { before(s); set(s) }
-	return c
-}
-
 // play runs rules in cells and returns what they did, cell by cell.
-func (b *PolicyBench) play(ctx context.Context, cells []cell, rules []string) ([]Measured, error) {
+func (b *Bench) play(ctx context.Context, cells []cell, rules []string) ([]Measured, error) {
 	var all []replay.Scenario
 	for _, c := range cells {
 		traces := make([]*replay.Trace, b.Seeds)
@@ -261,3 +275,22 @@ func printMeasured(w io.Writer, all []Measured) error {
 }
 
 func (r Range) text() string { return fmt.Sprintf("%.3g (%.3g – %.3g)", r.Mean, r.Min, r.Max) }
+
+func writeLines(name string, all []Measured) (err error) {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	file, err := os.Create(name)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	out := bufio.NewWriter(file)
+	enc := json.NewEncoder(out)
+	for i := range all {
+		if err := enc.Encode(&all[i]); err != nil {
+			return fmt.Errorf("bench: write %s: %w", name, err)
+		}
+	}
+	return out.Flush()
+}

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package parts
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 )
 
 const (
-	costRounds   = 3
 	costReplicas = 4
 	costWorkers  = 8
 	costSeconds  = 4 // of requests
@@ -29,58 +28,53 @@ const (
 	costShort, costLong, costChat = 40, 430, 830
 )
 
-// syncCost measures what it costs a replica, in CPU time, that another one or it itself
-// has a request: four replicas with real routers in this process, less the same without
-// the exchange. The bus has a process of its own, as it has where there are replicas; what
-// it works is told beside.
-func syncCost(command []string) (out []Figure, err error) {
+// Sync measures the CPU time that a request costs each replica: four replicas with real
+// routers in this process, less the same replicas without the exchange. The bus runs in
+// its own process, as in a fleet, started by a command that does what [ServeBus] does.
+func (b *Bench) Sync(command []string) (out []bench.Figure, err error) {
 	bus, err := startBusProcess(command)
 	if err != nil {
 		return nil, fmt.Errorf("bench: sync cost: %w", err)
 	}
 	defer func() { err = errors.Join(err, bus.stop()) }()
+	var shapes []shape
 	for _, c := range []struct {
 		what   string
 		rate   int // requests a second, of all replicas
 		blocks int
 		ttl    time.Duration
-		target limit
+		target bench.Target
 	}{
-		{"", 1000, costShort, predict, atMost(30)},
-		{"", 1000, costLong, predict, atMost(30)},
-		{", without prediction", 1000, costLong, -1, limit{}},
-		{"", 1000, costChat, predict, limit{}},
-		{"", 4000, costShort, predict, atMost(30)},
-		{"", 4000, costLong, predict, atMost(30)},
+		{"", 1000, costShort, predictTTL, bench.AtMost(30)},
+		{"", 1000, costLong, predictTTL, bench.AtMost(30)},
+		{", without prediction", 1000, costLong, -1, bench.Target{}},
+		{"", 1000, costChat, predictTTL, bench.Target{}},
+		{"", 4000, costShort, predictTTL, bench.AtMost(30)},
+		{"", 4000, costLong, predictTTL, bench.AtMost(30)},
 	} {
 		each := float64(c.rate * costSeconds * costReplicas)
-		var own, all []float64
-		for range costRounds {
-			took, err := inLabAt(bus.url, func(l *eventsLab) (took []float64, err error) {
-				for _, synced := range []bool{false, true} {
-					cpu, server, err := l.tellTime(bus, synced, c.rate, c.blocks, c.ttl)
+		what := fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks%s", costReplicas, c.rate, c.blocks, c.what)
+		shapes = append(shapes, shape{
+			[]quantity{{what, "µs", c.target}, {"the same and a quarter of the bus", "µs", bench.Target{}}},
+			func() ([]float64, error) {
+				return inLabAt(bus.url, func(l *lab) ([]float64, error) {
+					alone, aloneBus, err := l.tellTime(bus, false, c.rate, c.blocks, c.ttl)
 					if err != nil {
 						return nil, err
 					}
-					took = append(took, cpu.Seconds()*1e6/each, server.Seconds()*1e6/each)
-				}
-				return took, nil
-			})
-			if err != nil {
-				return nil, fmt.Errorf("bench: sync cost: %w", err)
-			}
-			own = append(own, took[2]-took[0])
-			all = append(all, took[2]-took[0]+took[3]-took[1])
-		}
-		what := fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks%s", costReplicas, c.rate, c.blocks, c.what)
-		out = append(out, figure(what, "µs", c.target, newRange(own)), figure("the same and a quarter of the bus", "µs", limit{}, newRange(all)))
+					synced, syncedBus, err := l.tellTime(bus, true, c.rate, c.blocks, c.ttl)
+					own, all := synced-alone, synced-alone+syncedBus-aloneBus
+					return []float64{own.Seconds() * 1e6 / each, all.Seconds() * 1e6 / each}, err
+				})
+			},
+		})
 	}
-	return out, nil
+	return b.run(shapes)
 }
 
 // tellTime returns the CPU time of some seconds of requests of so many blocks at replicas, and
 // that of the bus.
-func (l *eventsLab) tellTime(bus *busProcess, synced bool, rate, size int, predict time.Duration) (own, server time.Duration, err error) {
+func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict time.Duration) (own, server time.Duration, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -92,14 +86,9 @@ func (l *eventsLab) tellTime(bus *busProcess, synced bool, rate, size int, predi
 		if synced {
 			conf.Tell = func(c router.Change) { exchange.Tell(c) }
 		}
-		r, err := router.New(conf)
+		r, err := newRouter(conf, costWorkers, 0)
 		if err != nil {
 			return 0, 0, err
-		}
-		for id := range uint64(costWorkers) {
-			if err := r.SetWorker(router.WorkerInfo{ID: id + 1, Address: netip.MustParseAddrPort("10.0.0.1:8000"), Models: []string{"m"}, BlockSize: 16}); err != nil {
-				return 0, 0, err
-			}
 		}
 		routers = append(routers, r)
 		if !synced {
@@ -128,41 +117,27 @@ func (l *eventsLab) tellTime(bus *busProcess, synced bool, rate, size int, predi
 	if err != nil {
 		return 0, 0, err
 	}
-	before := CPUTime()
+	before := bench.CPUTime()
 	if err := l.tellAll(routers, rate, n, n, size, synced); err != nil {
 		return 0, 0, err
 	}
-	own = CPUTime() - before
+	own = bench.CPUTime() - before
 	if server, err = bus.cpu(); err != nil {
 		return 0, 0, err
 	}
 	return own, server - served, nil
 }
 
-// at waits for a time.
-func (l *eventsLab) at(t time.Time) error {
-	d := time.Until(t)
-	if d <= 0 {
-		return nil
-	}
-	select {
-	case <-l.done:
-		return errLong
-	case <-time.After(d):
-		return nil
-	}
-}
-
 // tellAll sends requests of so many blocks at an even rate to the replicas in turn, and ends each one
 // after another 32.
-func (l *eventsLab) tellAll(routers []*router.Router, rate, first, n, size int, synced bool) error {
+func (l *lab) tellAll(routers []*router.Router, rate, first, n, size int, synced bool) error {
 	const behind = 32
 	start := time.Now()
 	id := func(i int) string { return fmt.Sprintf("%016x-%024x", i%len(routers)+1, i) }
 	var blocks router.Blocks
 	for i := first; i < first+n+behind; i++ {
 		if i < first+n {
-			if err := l.at(start.Add(time.Duration(i-first) * time.Second / time.Duration(rate))); err != nil {
+			if err := l.wait(time.Until(start.Add(time.Duration(i-first) * time.Second / time.Duration(rate)))); err != nil {
 				return err
 			}
 			blocks.Local = append(sequence(i/2, size/2), sequence(i+1<<20, size/2)...)
@@ -198,43 +173,32 @@ const (
 	// over in a few seconds: summaries, whole filters and what workers compute.
 	tellFaster = 10
 	tellFor    = 6 * time.Second // for two whole filters
-	tellBlocks = 20_000          // of each worker's cache
 	tellChain  = 512             // blocks that are stored, and removed, together
 )
 
-// tellBytes measures what a router group of eight workers tells: their caches are full,
-// and each computes all the time, as fast as the engine can, what nobody has.
-func tellBytes() ([]Figure, error) {
-	v, err := inLab(func(l *eventsLab) ([]float64, error) { return l.summaries() })
-	if err != nil {
-		return nil, fmt.Errorf("bench: summaries: %w", err)
-	}
-	return []Figure{
-		figure(fmt.Sprintf("summaries of a group of %d workers with %d blocks each, all computing all the time", costWorkers, tellBlocks), "MB/s", atMost(1), single(v[0])),
-		figure("the same, messages", "/s", limit{}, single(v[1])),
-		figure("the same, bytes of the largest message", "kB", limit{}, single(v[2])),
-	}, nil
+// Summaries measures what a router group of eight workers tells: their caches are full,
+// and each computes new blocks all the time, as fast as the engine can.
+func (b *Bench) Summaries() ([]bench.Figure, error) {
+	rounds := Bench{Rounds: 1, Log: b.Log}
+	return rounds.run([]shape{{[]quantity{
+		{fmt.Sprintf("summaries of a group of %d workers with %d blocks each, all computing all the time", costWorkers, workerBlocks), "MB/s", bench.AtMost(1)},
+		{"the same, messages", "/s", bench.Target{}},
+		{"the same, bytes of the largest message", "kB", bench.Target{}},
+	}, func() ([]float64, error) { return inLab((*lab).summaries) }}})
 }
 
 // summaries returns MB and messages a second, and the kB of the largest message.
-func (l *eventsLab) summaries() ([]float64, error) {
-	r, err := router.New(router.Config{})
+func (l *lab) summaries() ([]float64, error) {
+	r, err := newRouter(router.Config{}, costWorkers, workerBlocks)
 	if err != nil {
 		return nil, err
-	}
-	for id := range uint64(costWorkers) {
-		if err := r.SetWorker(router.WorkerInfo{
-			ID: id + 1, Address: netip.MustParseAddrPort("10.0.0.1:8000"), Models: []string{"m"}, BlockSize: 16, TotalKVBlocks: tellBlocks,
-		}); err != nil {
-			return nil, err
-		}
 	}
 	chains := 0
 	// compute has the worker whose turn it is store a chain, and forget its oldest one.
 	compute := func() {
 		w := router.Worker{ID: uint64(chains%costWorkers) + 1}
 		hashes := func(n int) []uint64 { return sequence(n, tellChain) }
-		if old := chains - tellBlocks/tellChain*costWorkers; old >= 0 {
+		if old := chains - workerBlocks/tellChain*costWorkers; old >= 0 {
 			r.ApplyEvent(w, indexer.Event{Kind: indexer.Removed, Externals: hashes(old)})
 		}
 		ev := indexer.Event{Kind: indexer.Stored}
@@ -244,7 +208,7 @@ func (l *eventsLab) summaries() ([]float64, error) {
 		r.ApplyEvent(w, ev)
 		chains++
 	}
-	for chains < tellBlocks/tellChain*costWorkers {
+	for chains < workerBlocks/tellChain*costWorkers {
 		compute()
 	}
 	above, err := l.connect()
@@ -285,7 +249,7 @@ func (l *eventsLab) summaries() ([]float64, error) {
 	const rate = costWorkers * 20_480 / 16 / tellChain * tellFaster // chains a second
 	n := 0
 	for ; time.Since(start) < tellFor; n++ {
-		if err := l.at(start.Add(time.Duration(n) * time.Second / rate)); err != nil {
+		if err := l.wait(time.Until(start.Add(time.Duration(n) * time.Second / rate))); err != nil {
 			return nil, err
 		}
 		compute()

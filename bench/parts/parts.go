@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package parts measures parts of kvroute alone, each against its targets: the index,
+// decisions, events and snapshots, and what replicas and router groups tell each other.
+// ../README.md is the method.
+//
+// One measurement runs at a time: each uses all cores.
+package parts
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"regexp"
+	"runtime"
+	"time"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+)
+
+// Bench says how the shapes of a part are measured.
+type Bench struct {
+	Rounds int            // of each shape; the median counts
+	Only   *regexp.Regexp // of the shapes' names; nil matches all
+	Log    io.Writer      // gets a line for each figure
+}
+
+// shape is something to measure: one quantity or more at once.
+type shape struct {
+	quantities []quantity
+	measure    func() ([]float64, error) // a value for each quantity
+}
+
+type quantity struct {
+	what, unit string
+	target     bench.Target
+}
+
+// one is a shape of one quantity.
+func one(what, unit string, target bench.Target, measure func() float64) shape {
+	return shape{[]quantity{{what, unit, target}}, func() ([]float64, error) { return []float64{measure()}, nil }}
+}
+
+// run measures the shapes that are asked for.
+func (b *Bench) run(shapes []shape) (out []bench.Figure, err error) {
+	for _, s := range shapes {
+		if b.Only != nil && !b.Only.MatchString(s.quantities[0].what) {
+			continue
+		}
+		rounds := make([][]float64, len(s.quantities))
+		for range b.Rounds {
+			runtime.GC()
+			v, err := s.measure()
+			if err != nil {
+				return out, fmt.Errorf("bench: %s: %w", s.quantities[0].what, err)
+			}
+			for i := range v {
+				rounds[i] = append(rounds[i], v[i])
+			}
+		}
+		for i, q := range s.quantities {
+			f := bench.NewFigure(q.what, q.unit, q.target, rounds[i]...)
+			fmt.Fprintf(b.Log, "%s: %.4g %s (%s)\n", f.What, f.Median, f.Unit, f.Target)
+			out = append(out, f)
+		}
+	}
+	return out, nil
+}
+
+const (
+	blockTokens  = 16
+	workerBlocks = 20_000 // in a worker's cache
+	predictTTL   = 10 * time.Second
+)
+
+// newRouter returns a router that knows n workers of one model, with ids from 1 on. Each
+// has room for so many blocks; 0 sets no bound.
+func newRouter(conf router.Config, n, blocks int) (*router.Router, error) {
+	r, err := router.New(conf)
+	for id := uint64(1); err == nil && id <= uint64(n); id++ {
+		err = r.SetWorker(router.WorkerInfo{
+			ID: id, Address: netip.MustParseAddrPort("10.0.0.1:8000"), Models: []string{"m"}, BlockSize: blockTokens, TotalKVBlocks: blocks,
+		})
+	}
+	return r, err
+}
+
+// promptOf returns the blocks of a prompt.
+func promptOf(local []uint64, tokens int) router.Blocks {
+	return router.Blocks{Local: local, Sequence: indexer.AppendSequenceHashes(nil, local), Tokens: tokens}
+}
+
+// store makes a router believe that a worker has a prompt in its cache, under its
+// sequence hashes.
+func store(r *router.Router, w router.Worker, prompt *router.Blocks) {
+	ev := indexer.Event{Kind: indexer.Stored}
+	for i := range prompt.Local {
+		ev.Blocks = append(ev.Blocks, indexer.Block{Local: prompt.Local[i], External: prompt.Sequence[i]})
+	}
+	r.ApplyEvent(w, ev)
+}

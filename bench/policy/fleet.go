@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"context"
+	"io"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/replay"
+)
+
+// Fleet compares several routers with one: replicas that tell each other what they book,
+// and router groups below an upper tier. It writes what was simulated to dir/fleet.jsonl,
+// prints it to w, and returns the figures with their targets.
+func (b *Bench) Fleet(ctx context.Context, w io.Writer, dir string) (figures []bench.Figure, err error) {
+	if err := b.load(); err != nil {
+		return nil, err
+	}
+	// One seed of groups can be off by a third, so there are more of them.
+	wide := *b
+	wide.Seeds = 2 * b.Seeds
+	var all []Measured
+	for _, part := range []struct {
+		name        string
+		bench       *Bench
+		comparisons []comparison
+	}{{"replicas", b, b.replicaComparisons()}, {"groups", &wide, b.groupComparisons()}} {
+		var cells []cell
+		for _, c := range part.comparisons {
+			for _, one := range []cell{c.one, c.cell} {
+				if !slices.ContainsFunc(cells, func(c cell) bool { return c.name == one.name }) {
+					cells = append(cells, one)
+				}
+			}
+		}
+		b.log("%s: %d cells with %d seeds", part.name, len(cells), part.bench.Seeds)
+		m, err := part.bench.play(ctx, cells, []string{defaultRule})
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range part.comparisons {
+			figures = append(figures, c.figures(m)...)
+		}
+		all = append(all, m...)
+	}
+	if err := printMeasured(w, all); err != nil {
+		return nil, err
+	}
+	return figures, writeLines(filepath.Join(dir, "fleet.jsonl"), all)
+}
+
+// comparison holds a cell against the cell of one router.
+type comparison struct {
+	what      string
+	cell, one cell
+	ttft, e2e bench.Target // of the first divided by the second; without text: for information
+}
+
+func (c *comparison) figures(all []Measured) []bench.Figure {
+	several, one := find(all, c.cell.name, defaultRule), find(all, c.one.name, defaultRule)
+	return []bench.Figure{
+		figure("mean TTFT of "+c.what, "×", c.ttft, ratio(several.TTFT, one.TTFT)),
+		figure("mean E2E of "+c.what, "×", c.e2e, ratio(several.E2E, one.E2E)),
+	}
+}
+
+// replicaComparisons are of four replicas and one, with events and without.
+func (b *Bench) replicaComparisons() (out []comparison) {
+	const delay = 10 * time.Millisecond
+	for _, c := range b.three() {
+		for _, kind := range []struct {
+			name string
+			set  func(s *replay.Scenario)
+			ttft bench.Target
+		}{
+			{"", predicting, bench.AtMost(1.10)},
+			{"approximate ", func(s *replay.Scenario) { s.Approximate = true }, bench.AtMost(1.15)},
+		} {
+			one := c.with(kind.name+"replica", kind.set)
+			four := func(what string, delay time.Duration) cell {
+				return one.with("4, "+what, func(s *replay.Scenario) { s.Replicas, s.SyncDelay = 4, delay })
+			}
+			out = append(
+				out,
+				comparison{"four synced " + kind.name + "replicas over one, " + c.name, four(delay.String(), delay), one, kind.ttft, bench.Target{}},
+				comparison{"four " + kind.name + "replicas that are not synced over one, " + c.name, four("no sync", -1), one, bench.Target{}, bench.Target{}},
+			)
+		}
+	}
+	return out
+}
+
+// groupComparisons are of 32 workers in four groups and in none.
+func (b *Bench) groupComparisons() (out []comparison) {
+	for _, c := range []cell{b.chatCell(8, 2000), b.syntheticCell(6, 2000), b.agenticCell(256, 1334)} {
+		flat := c.with("32 workers", func(s *replay.Scenario) { s.Workers = 32 }).with("prediction", predicting)
+		groups := flat.with("4 groups, summaries every 1s", func(s *replay.Scenario) { s.Groups, s.SummaryAge = 4, time.Second })
+		out = append(out, comparison{"four groups of eight workers over 32 in none, " + c.name, groups, flat, bench.AtMost(1.15), bench.AtMost(1.05)})
+	}
+	return out
+}
