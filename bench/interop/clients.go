@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kvroute/kvroute/bench/process"
 )
 
 //go:embed clients.py
@@ -88,11 +90,11 @@ func realClients() (all []check) {
 func (e *env) simulated(ctx context.Context) (s *stack, engine, model string, err error) {
 	if e.sims == nil {
 		for _, name := range []string{"sim-a", "sim-b"} {
-			p, at, err := e.ours(ctx, name, "engine", "--name", name, "--model", modelName, "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "zmq")
+			p, at, err := process.StartReady(ctx, e.dir, name, e.kvroute, "engine", "--name", name, "--model", modelName, "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "zmq")
 			if err != nil {
 				return nil, "", "", err
 			}
-			e.atEnd(p.stop)
+			e.atEnd(p.Stop)
 			e.sims = append(e.sims, at.HTTP)
 		}
 		e.atEnd(func() { e.sims = nil })
@@ -147,7 +149,7 @@ func (e *env) compareClient(ctx context.Context, c client, s *stack, engine, mod
 	}
 	// Nothing is left of requests that their clients gave up.
 	res.cases++
-	if err := until(ctx, 10*time.Second, "all slots are free", func(ctx context.Context) bool {
+	if err := process.Until(ctx, 10*time.Second, "all slots are free", func(ctx context.Context) bool {
 		all, err := s.states(ctx)
 		for _, w := range all {
 			if w.ActiveRequests > 0 || w.PendTokens > 0 || w.ActiveBlocks > 0 {

@@ -12,9 +12,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/internal/enginesim"
 )
 
@@ -54,11 +54,12 @@ type dynamoFleet struct {
 	store       string // of discovery
 	environment []string
 	flags       []string // of the mock workers, besides
-	mocker      *process
-	frontend    *process
+	nats        string   // URL of the server for events, if they go by one
+	mocker      *process.Process
+	frontend    *process.Process
 	address     string // of the frontend
 	plane       *listenedPlane
-	index       *dynamoIndex
+	index       dynamoIndex
 }
 
 func (f *dynamoFleet) python() string { return filepath.Join(f.e.dynamo, "bin", "python") }
@@ -93,7 +94,7 @@ func (e *env) dynamoModel() (string, error) {
 
 // newDynamo returns one that is not started.
 func (e *env) newDynamo(name string) (*dynamoFleet, error) {
-	port, err := freePort(1)
+	port, err := process.FreePorts(1)
 	return &dynamoFleet{e: e, name: name, store: filepath.Join(e.dir, name+"-store"), address: fmt.Sprintf("127.0.0.1:%d", port)}, err
 }
 
@@ -104,7 +105,7 @@ func (f *dynamoFleet) start(plane, server string) (err error) {
 		"DYN_FILE_KV=" + f.store, "DYN_DISCOVERY_BACKEND=file", "DYN_TCP_RPC_HOST=127.0.0.1", "DYN_EVENT_PLANE_HOST=127.0.0.1",
 		"DYN_TCP_RESPONSE_STREAM_HOST=127.0.0.1", "HF_HUB_OFFLINE=1", "DYN_EVENT_PLANE=" + plane, "DYN_NAMESPACE=dynamo",
 	}
-	if server != "" {
+	if f.nats = server; server != "" {
 		f.environment = append(f.environment, "NATS_SERVER="+server)
 	}
 	if err := f.startMocker(); err != nil {
@@ -132,7 +133,7 @@ func (f *dynamoFleet) startMocker() error {
 // ready waits for the workers' records and the frontend's model, and begins to listen to
 // the workers' publishers, before their first event.
 func (f *dynamoFleet) ready(ctx context.Context) error {
-	if err := f.mocker.await(ctx, dynamoStart, "the records of 2 workers and 4 publishers", func(ctx context.Context) bool {
+	if err := f.mocker.Await(ctx, dynamoStart, "the records of 2 workers and 4 publishers", func(ctx context.Context) bool {
 		v := f.records(ctx)
 		return len(v.Workers) == 2 && len(v.Plane.Channels) == 4 && len(v.Plane.Indexers) == 4
 	}); err != nil {
@@ -145,7 +146,7 @@ func (f *dynamoFleet) ready(ctx context.Context) error {
 	if f.plane, err = f.listen(ctx, f.records(ctx).Plane); err != nil {
 		return err
 	}
-	return f.frontend.await(ctx, dynamoStart, "its model", func(ctx context.Context) bool {
+	return f.frontend.Await(ctx, dynamoStart, "its model", func(ctx context.Context) bool {
 		data, err := get(ctx, "http://"+f.address+"/v1/models")
 		return err == nil && strings.Contains(string(data), `"`+modelName+`"`)
 	})
@@ -155,12 +156,12 @@ func (f *dynamoFleet) stop() {
 	if f.plane != nil {
 		f.plane.stop()
 	}
-	if f.index != nil {
-		f.index.stop()
+	if f.index.Lines != nil {
+		f.index.Stop()
 	}
-	for _, p := range []*process{f.frontend, f.mocker} {
+	for _, p := range []*process.Process{f.frontend, f.mocker} {
 		if p != nil {
-			p.stop()
+			p.Stop()
 		}
 	}
 }
@@ -212,11 +213,11 @@ func (e *env) beginDynamo(ctx context.Context, name, plane string, flags ...stri
 // hears the event plane.
 func dynamoIndexer(ctx context.Context, e *env) (result, error) {
 	r := result{what: "kvroute's index with that of the stand-alone indexer, which hears the same sockets of engines"}
-	engines, err := freePort(4)
+	engines, err := process.FreePorts(4)
 	if err != nil {
 		return r, err
 	}
-	port, err := freePort(1)
+	port, err := process.FreePorts(1)
 	if err != nil {
 		return r, err
 	}
@@ -236,9 +237,9 @@ func dynamoIndexer(ctx context.Context, e *env) (result, error) {
 	if err != nil {
 		return r, err
 	}
-	defer theirs.stop()
+	defer theirs.Stop()
 	url := fmt.Sprintf("http://127.0.0.1:%d", port)
-	if err := theirs.await(ctx, dynamoStart, "it hears 4 ranks", func(ctx context.Context) bool {
+	if err := theirs.Await(ctx, dynamoStart, "it hears 4 ranks", func(ctx context.Context) bool {
 		data, err := get(ctx, url+"/workers")
 		return err == nil && strings.Count(string(data), `"status":"active"`) == 2+4 // of the workers and their ranks
 	}); err != nil {
@@ -266,9 +267,7 @@ func dynamoIndexer(ctx context.Context, e *env) (result, error) {
 			err := getJSON(ctx, url+"/dump", &dump)
 			var all []blockAt
 			for _, group := range dump {
-				for i := range group.Events {
-					all = group.Events[i].appendTo(all)
-				}
+				all = appendBlocks(all, group.Events...)
 			}
 			seen = len(all)
 			return all, err
@@ -340,11 +339,11 @@ func dynamoLoss(ctx context.Context, e *env) (result, error) {
 		return r, err
 	}
 	store := filepath.Join(e.dir, "dynamo-loss-store-cut")
-	cuts, err := f.mirror(ctx, store)
+	sockets, err := f.mirror(ctx, store)
 	if err != nil {
 		return r, err
 	}
-	defer cuts.stop()
+	defer sockets.stop()
 	config, err := f.config(store)
 	if err != nil {
 		return r, err
@@ -365,7 +364,7 @@ func dynamoLoss(ctx context.Context, e *env) (result, error) {
 		if err := w.talk(ctx, &r, 6); err != nil {
 			return r, err
 		}
-		cuts.cut()
+		sockets.cut()
 		// What is foretold is wrong meanwhile, so nothing is compared.
 		for range 8 {
 			if _, err := w.send(ctx, w.body()); err != nil {
@@ -375,7 +374,7 @@ func dynamoLoss(ctx context.Context, e *env) (result, error) {
 		if err := w.heard(ctx); err != nil {
 			return r, err
 		}
-		if err := cuts.join(ctx); err != nil {
+		if err := sockets.join(ctx); err != nil {
 			return r, err
 		}
 		r.cases++
@@ -415,7 +414,7 @@ func dynamoWorkers(ctx context.Context, e *env) (result, error) {
 	compare := func(what string, n int) error {
 		r.cases++
 		var got, wanted string
-		err := until(ctx, dynamoStart, what, func(ctx context.Context) bool {
+		err := process.Until(ctx, dynamoStart, what, func(ctx context.Context) bool {
 			var err error
 			got, err = ids(ctx)
 			wanted = want(ctx)
@@ -430,7 +429,7 @@ func dynamoWorkers(ctx context.Context, e *env) (result, error) {
 	if err := compare("at the start", 4); err != nil {
 		return r, err
 	}
-	f.mocker.stop()
+	f.mocker.Stop()
 	if err := compare("after they stopped", 0); err != nil {
 		return r, err
 	}
@@ -444,7 +443,7 @@ func dynamoWorkers(ctx context.Context, e *env) (result, error) {
 	if err := compare("after they came", 4); err != nil {
 		return r, err
 	}
-	f.mocker.signal(syscall.SIGKILL)
+	f.mocker.Kill()
 	err = compare("after they died", 0)
 	return r, err
 }

@@ -4,9 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
 	"time"
 
 	"github.com/kvroute/kvroute/events"
@@ -68,27 +65,7 @@ func dynamoDiffers(_ context.Context, e *env) (result, error) {
 				r.differ("%s, event %d: %d blocks here, %d there; said is %d and %d", what, i+1, here[0], there, s.ours, s.theirs)
 			}
 		}
-		theirs.stop()
+		theirs.Stop()
 	}
 	return r, nil
-}
-
-// match returns how many leading blocks rank 0 of a worker has, by Dynamo's index.
-func (x *dynamoIndex) match(locals []uint64, worker uint64) (int, error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	text, err := json.Marshal(locals)
-	if err != nil {
-		return 0, err
-	}
-	if _, err := io.WriteString(x.in, "?"+string(text)+"\n"); err != nil {
-		return 0, err
-	}
-	line, err := x.out.ReadBytes('\n')
-	if err != nil {
-		return 0, err
-	}
-	var scores map[string]int
-	err = json.Unmarshal(line, &scores)
-	return scores[fmt.Sprintf("%d/0", worker)], err
 }

@@ -3,16 +3,12 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -24,6 +20,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
@@ -45,94 +42,36 @@ func (f *dynamoFleet) records(ctx context.Context) (v fleet.DynamoView) {
 }
 
 // dynamoIndex is Dynamo's own index, in a process.
-type dynamoIndex struct {
-	mu  sync.Mutex // held while something is written or answered
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
-}
+type dynamoIndex struct{ *process.Lines }
 
-func (f *dynamoFleet) startIndex() (*dynamoIndex, error) {
-	x := &dynamoIndex{cmd: exec.Command(f.python(), "-c", dynamoTree)}
-	var log bytes.Buffer
-	x.cmd.Stderr = &log
-	var errs [3]error
-	var out io.ReadCloser
-	x.in, errs[0] = x.cmd.StdinPipe()
-	out, errs[1] = x.cmd.StdoutPipe()
-	errs[2] = x.cmd.Start()
-	if err := errors.Join(errs[:]...); err != nil {
-		return nil, fmt.Errorf("start Dynamo's index: %w", err)
+func (f *dynamoFleet) startIndex() (x dynamoIndex, err error) {
+	if x.Lines, err = process.StartLines(exec.Command(f.python(), "-c", dynamoTree)); err != nil {
+		return x, fmt.Errorf("start Dynamo's index: %w", err)
 	}
-	x.out = bufio.NewReaderSize(out, 1<<20)
 	if _, err := x.dump(); err != nil {
-		x.stop()
-		return nil, fmt.Errorf("start Dynamo's index: %w\n%s", err, log.String())
+		x.Stop()
+		return x, fmt.Errorf("start Dynamo's index: %w", err)
 	}
 	return x, nil
 }
 
-func (x *dynamoIndex) apply(envelope []byte) error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	_, err := io.WriteString(x.in, hex.EncodeToString(envelope)+"\n")
-	return err
-}
+func (x dynamoIndex) apply(envelope []byte) error { return x.Tell(hex.EncodeToString(envelope)) }
 
-// blockAt is a block that a rank has.
-type blockAt struct {
-	worker          uint64
-	rank            uint32
-	external, local uint64
-}
-
-// routerEvent is an event of a dump, Dynamo's or ours.
-type routerEvent struct {
-	Worker uint64          `json:"worker_id"`
-	End    json.RawMessage `json:"kvroute_end"`
-	Event  struct {
-		Rank uint32 `json:"dp_rank"`
-		Data struct {
-			Stored struct {
-				Blocks []struct {
-					External uint64 `json:"block_hash"`
-					Local    uint64 `json:"tokens_hash"`
-				} `json:"blocks"`
-			} `json:"stored"`
-		} `json:"data"`
-	} `json:"event"`
-}
-
-func (ev *routerEvent) appendTo(all []blockAt) []blockAt {
-	for _, b := range ev.Event.Data.Stored.Blocks {
-		all = append(all, blockAt{ev.Worker, ev.Event.Rank, b.External, b.Local})
-	}
-	return all
-}
-
-func (x *dynamoIndex) dump() (all []blockAt, err error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if _, err := io.WriteString(x.in, "\n"); err != nil {
-		return nil, err
-	}
-	line, err := x.out.ReadBytes('\n')
-	if err != nil {
-		return nil, err
-	}
+func (x dynamoIndex) dump() ([]blockAt, error) {
 	var evs []routerEvent
-	if err := json.Unmarshal(line, &evs); err != nil {
-		return nil, err
-	}
-	for i := range evs {
-		all = evs[i].appendTo(all)
-	}
-	return all, nil
+	err := x.Ask("", &evs)
+	return appendBlocks(nil, evs...), err
 }
 
-func (x *dynamoIndex) stop() {
-	_ = x.in.Close() // it then ends
-	_ = x.cmd.Wait() // whatever it says
+// match returns how many leading blocks rank 0 of a worker has.
+func (x dynamoIndex) match(locals []uint64, worker uint64) (int, error) {
+	text, err := json.Marshal(locals)
+	if err != nil {
+		return 0, err
+	}
+	var scores map[string]int
+	err = x.Ask("?"+string(text), &scores)
+	return scores[fmt.Sprintf("%d/0", worker)], err
 }
 
 // listenedPlane is what the workers publish, as somebody beside kvroute hears it.
@@ -187,7 +126,7 @@ func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) (*listene
 	for subject := range subjects {
 		if p.nc == nil {
 			var err error
-			if p.nc, err = nats.Connect(f.server()); err != nil {
+			if p.nc, err = nats.Connect(f.nats); err != nil {
 				return p, err
 			}
 		}
@@ -199,22 +138,8 @@ func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) (*listene
 		return p, p.nc.FlushWithContext(ctx)
 	}
 	// The subscriptions are on their way; nothing tells when they are there.
-	return p, until(ctx, patience, "a pause", after(500*time.Millisecond))
-}
-
-// after is true once a time has passed.
-func after(d time.Duration) func(context.Context) bool {
-	at := time.Now().Add(d)
-	return func(context.Context) bool { return !time.Now().Before(at) }
-}
-
-func (f *dynamoFleet) server() string {
-	for _, v := range f.environment {
-		if url, ok := strings.CutPrefix(v, "NATS_SERVER="); ok {
-			return url
-		}
-	}
-	return ""
+	at := time.Now().Add(500 * time.Millisecond)
+	return p, process.Until(ctx, process.Patience, "a pause", func(context.Context) bool { return time.Now().After(at) })
 }
 
 func (p *listenedPlane) fail(ctx context.Context, err error) {
@@ -226,7 +151,7 @@ func (p *listenedPlane) fail(ctx context.Context, err error) {
 	p.err = errors.Join(p.err, err)
 }
 
-func (p *listenedPlane) take(x *dynamoIndex, envelope []byte) error {
+func (p *listenedPlane) take(x dynamoIndex, envelope []byte) error {
 	if err := x.apply(envelope); err != nil {
 		return err
 	}
@@ -268,26 +193,16 @@ type dynamoWorld struct {
 	each     map[engines.WorkerRank]int
 }
 
-func mumble(rng *rand.Rand, n int) string {
-	list := []string{"the", "cache", "router", "sends", "each", "prompt", "to", "a", "worker", "that", "has", "seen", "most", "of", "it", "before", "and", "is", "not", "busy"}
-	var b strings.Builder
-	for range n {
-		b.WriteString(list[rng.IntN(len(list))] + " ")
-	}
-	return b.String()
-}
-
 // body is the next request: a new conversation with one of three system prompts, or the
 // next turn of an old one.
 func (w *dynamoWorld) body() string {
 	if n := len(w.talks); n == 0 || w.rng.IntN(3) == 0 {
-		system := rand.New(rand.NewPCG(w.rng.Uint64N(3), 5))
-		w.talks = append(w.talks, []any{message("system", mumble(system, 60))})
+		w.talks = append(w.talks, []any{message("system", words(w.rng.Uint64N(3), 60))})
 	}
 	i := w.rng.IntN(len(w.talks))
-	w.talks[i] = append(w.talks[i], message("user", mumble(w.rng, 10+w.rng.IntN(60))))
+	w.talks[i] = append(w.talks[i], message("user", words(w.rng.Uint64(), 10+w.rng.IntN(60))))
 	text := body(map[string]any{"messages": w.talks[i]}, map[string]any{"max_tokens": 1 + w.rng.IntN(24), "nvext": map[string]any{"extra_fields": []string{"worker_id"}}})
-	w.talks[i] = append(w.talks[i], message("assistant", mumble(w.rng, 5)))
+	w.talks[i] = append(w.talks[i], message("assistant", words(w.rng.Uint64(), 5)))
 	if len(w.talks[i]) > 12 {
 		w.talks = slices.Delete(w.talks, i, i+1)
 	}
@@ -323,7 +238,7 @@ func (w *dynamoWorld) send(ctx context.Context, text string) (a dynamoAnswer, er
 		w.expected, w.each = make(map[engines.WorkerRank]int), make(map[engines.WorkerRank]int)
 	}
 	at := engines.WorkerRank{WorkerID: a.Ext.Worker.ID, DPRank: a.Ext.Worker.Rank}
-	w.expected[at] += (a.Usage.Prompt+a.Usage.Completed-1)/dynamoBlock - a.Usage.Details.Cached/dynamoBlock
+	w.expected[at] += a.Usage.stored(dynamoBlock)
 	w.cached += a.Usage.Details.Cached
 	w.each[at]++
 	return a, nil
@@ -332,7 +247,7 @@ func (w *dynamoWorld) send(ctx context.Context, text string) (a dynamoAnswer, er
 // heard waits until all that the workers must have published was heard beside kvroute.
 func (w *dynamoWorld) heard(ctx context.Context) error {
 	var missing string
-	err := until(ctx, 20*time.Second, "the workers tell what they stored", func(context.Context) bool {
+	err := process.Until(ctx, 20*time.Second, "the workers tell what they stored", func(context.Context) bool {
 		w.plane.mu.Lock()
 		defer w.plane.mu.Unlock()
 		missing = ""
@@ -369,7 +284,7 @@ func (w *dynamoWorld) talk(ctx context.Context, r *result, n int) error {
 			r.differ("request %d: sent to %d, rank %d; answered by %d, rank %d", i, at.ID, at.DPRank, a.Ext.Worker.ID, a.Ext.Worker.Rank)
 		case d.TokenMode != "exact" || d.PromptTokens != a.Usage.Prompt:
 			r.differ("request %d: %d prompt tokens here (%s), %d there", i, d.PromptTokens, d.TokenMode, a.Usage.Prompt)
-		case min(d.OverlapBlocks, (a.Usage.Prompt-1)/dynamoBlock)*dynamoBlock != a.Usage.Details.Cached:
+		case hits(d.OverlapBlocks, a.Usage.Prompt, dynamoBlock) != a.Usage.Details.Cached:
 			r.differ("request %d: of %d tokens %d blocks of %d are foretold, and %d tokens were cached", i, a.Usage.Prompt, d.OverlapBlocks, dynamoBlock, a.Usage.Details.Cached)
 		}
 		if err := w.heard(ctx); err != nil {
@@ -393,7 +308,7 @@ func (w *dynamoWorld) equal(ctx context.Context, s *stack) error {
 // equalBlocks waits until a kvroute's index has the blocks that another one has.
 func equalBlocks(ctx context.Context, s *stack, dump func(context.Context) ([]blockAt, error)) error {
 	var last string
-	err := until(ctx, 20*time.Second, "kvroute's index equals Dynamo's", func(ctx context.Context) bool {
+	err := process.Until(ctx, 20*time.Second, "kvroute's index equals Dynamo's", func(ctx context.Context) bool {
 		theirs, err := dump(ctx)
 		if err != nil {
 			last = err.Error()
@@ -431,27 +346,6 @@ func differing(ours, theirs []blockAt) string {
 	return fmt.Sprintf("%d blocks here, %d there, %d of which are not here", len(ours), len(theirs), missing)
 }
 
-// blocks reads kvroute's index.
-func (s *stack) blocks(ctx context.Context) (all []blockAt, err error) {
-	data, err := get(ctx, "http://"+s.at.HTTP+"/v1/index/dump")
-	if err != nil {
-		return nil, err
-	}
-	whole := false
-	for line := range bytes.Lines(data) {
-		var ev routerEvent
-		if err := json.Unmarshal(line, &ev); err != nil {
-			return nil, fmt.Errorf("%w in %.300s", err, line)
-		}
-		whole = len(ev.End) > 0
-		all = ev.appendTo(all)
-	}
-	if !whole {
-		return nil, errors.New("the dump ends in the middle")
-	}
-	return all, nil
-}
-
 // counter returns the lines of a metric.
 func (s *stack) counter(ctx context.Context, name string) (string, error) {
 	data, err := get(ctx, "http://"+s.at.HTTP+"/metrics")
@@ -482,148 +376,91 @@ func (w *dynamoWorld) summary() string {
 	return fmt.Sprintf("requests by rank %v, %d tokens cached, %d blocks stored and %d evicted", each, w.cached, stored, removed)
 }
 
-// cuts are the publishers' sockets behind connections that can be cut.
-type cuts struct {
-	store     string
-	listeners []net.Listener
-	parts     sync.WaitGroup
-	cancel    context.CancelFunc
-
-	mu sync.Mutex
-	// mu guards the fields below.
-	off   bool
-	conns map[net.Conn]struct{}
-	open  int // pairs that are passed through
+// mirror is a copy of the store in which the publishers' sockets are valves that lead to
+// the real ones.
+type mirror struct {
+	valves []*valve
+	cancel context.CancelFunc
+	copies sync.WaitGroup
 }
 
-// mirror keeps a copy of the store in which the publishers' sockets are others, which lead
-// to the real ones until they are cut.
-func (f *dynamoFleet) mirror(ctx context.Context, store string) (*cuts, error) {
+// mirror keeps a copy of the store until it is stopped.
+func (f *dynamoFleet) mirror(ctx context.Context, store string) (*mirror, error) {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	c := &cuts{store: store, cancel: cancel, conns: make(map[net.Conn]struct{})}
+	m := &mirror{cancel: cancel}
 	var replace []string
 	for _, ch := range f.records(ctx).Plane.Channels {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		v, err := openValve("tcp", "127.0.0.1:0", strings.TrimPrefix(ch.Endpoint, "tcp://"))
 		if err != nil {
-			return c, err
+			m.stop()
+			return nil, err
 		}
-		c.listeners = append(c.listeners, l)
-		replace = append(replace, ch.Endpoint+`"`, "tcp://"+l.Addr().String()+`"`)
-		to := strings.TrimPrefix(ch.Endpoint, "tcp://")
-		c.parts.Go(func() {
-			for {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
-				c.parts.Go(func() { c.pass(conn, to) })
-			}
-		})
+		m.valves = append(m.valves, v)
+		replace = append(replace, ch.Endpoint+`"`, "tcp://"+v.l.Addr().String()+`"`)
 	}
-	copyAll := func() error {
-		return filepath.WalkDir(f.store, func(path string, d os.DirEntry, err error) error {
-			if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
-				return err
-			}
-			data, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			to := filepath.Join(store, strings.TrimPrefix(path, f.store))
-			if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-				return err
-			}
-			// As Dynamo does, so that nobody reads half of it.
-			half := filepath.Join(filepath.Dir(to), ".tmp_"+filepath.Base(to))
-			if err := os.WriteFile(half, []byte(strings.NewReplacer(replace...).Replace(string(data))), 0o644); err != nil {
-				return err
-			}
-			return os.Rename(half, to)
-		})
-	}
+	copyAll := func() error { return copyStore(f.store, store, strings.NewReplacer(replace...)) }
 	if err := copyAll(); err != nil {
-		return c, err
+		m.stop()
+		return nil, err
 	}
-	c.parts.Go(func() {
-		tick := time.NewTicker(2 * time.Second) // files that nobody touches for 10 s are of the dead
+	m.copies.Go(func() {
+		tick := time.NewTicker(2 * time.Second) // a file that nobody touches for 10 s is of a dead process
 		defer tick.Stop()
 		for {
 			select {
 			case <-own.Done():
 				return
 			case <-tick.C:
-				_ = copyAll() // a file may go meanwhile; the next time will show
+				_ = copyAll() // a file may go meanwhile; the next copy is right
 			}
 		}
 	})
-	return c, nil
+	return m, nil
 }
 
-// pass carries a connection's bytes until one side ends, or it is cut.
-func (c *cuts) pass(conn net.Conn, to string) {
-	defer conn.Close()
-	c.mu.Lock()
-	off := c.off
-	c.mu.Unlock()
-	if off {
-		return
-	}
-	other, err := net.Dial("tcp", to)
-	if err != nil {
-		return
-	}
-	defer other.Close()
-	c.mu.Lock()
-	if c.off {
-		c.mu.Unlock()
-		return
-	}
-	c.conns[conn], c.conns[other] = struct{}{}, struct{}{}
-	c.open++
-	c.mu.Unlock()
-	var both sync.WaitGroup
-	carry := func(a, b net.Conn) {
-		_, _ = io.Copy(a, b) // until one of them is closed
-		_ = a.Close()
-		_ = b.Close()
-	}
-	both.Go(func() { carry(conn, other) })
-	carry(other, conn)
-	both.Wait()
-	c.mu.Lock()
-	delete(c.conns, conn)
-	delete(c.conns, other)
-	c.open--
-	c.mu.Unlock()
+// copyStore copies a folder with replacements in its files. Each file is there as a whole,
+// as Dynamo writes it.
+func copyStore(from, to string, replace *strings.Replacer) error {
+	return filepath.WalkDir(from, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, strings.TrimPrefix(path, from))
+		if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+			return err
+		}
+		half := filepath.Join(filepath.Dir(target), ".tmp_"+filepath.Base(target))
+		if err := os.WriteFile(half, []byte(replace.Replace(string(data))), 0o644); err != nil {
+			return err
+		}
+		return os.Rename(half, target)
+	})
 }
 
-// cut ends all connections and lets none come.
-func (c *cuts) cut() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.off = true
-	for conn := range c.conns {
-		_ = conn.Close() // its carriers then end
+func (m *mirror) cut() {
+	for _, v := range m.valves {
+		v.cut()
 	}
 }
 
 // join lets connections come, and waits for them.
-func (c *cuts) join(ctx context.Context) error {
-	c.mu.Lock()
-	c.off = false
-	c.mu.Unlock()
-	return until(ctx, patience, "kvroute connects to the publishers again", func(context.Context) bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.open == len(c.listeners)
+func (m *mirror) join(ctx context.Context) error {
+	for _, v := range m.valves {
+		v.join()
+	}
+	return process.Until(ctx, process.Patience, "kvroute connects to the publishers again", func(context.Context) bool {
+		return !slices.ContainsFunc(m.valves, func(v *valve) bool { return !v.passing() })
 	})
 }
 
-func (c *cuts) stop() {
-	c.cancel()
-	for _, l := range c.listeners {
-		_ = l.Close() // Accept then ends
+func (m *mirror) stop() {
+	m.cancel()
+	m.copies.Wait()
+	for _, v := range m.valves {
+		v.stop()
 	}
-	c.cut()
-	c.parts.Wait()
 }

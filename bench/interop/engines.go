@@ -12,9 +12,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -38,7 +38,7 @@ type vllmEngine struct {
 	address string
 	ranks   int
 	args    []string
-	process *process // nil if it was there before
+	process *process.Process
 	heard   []*listener
 	// expected is how many blocks each rank must have announced.
 	expected []int
@@ -61,12 +61,9 @@ func (e *env) fleet(ctx context.Context) (*vllmFleet, error) {
 		}
 		e.vllms = f
 		e.atEnd(func() { e.vllms = nil })
-		for i, name := range []string{"a", "b"} {
-			v := &vllmEngine{name: name, ranks: 1}
-			if e.engines != "" {
-				all := strings.Split(e.engines, ",")
-				v.address = all[min(i, len(all)-1)]
-			} else if v, err = e.launch(f, name, 1); err != nil {
+		for _, name := range []string{"a", "b"} {
+			v, err := e.launch(f, name, 1)
+			if err != nil {
 				return nil, err
 			}
 			f.engines = append(f.engines, v)
@@ -86,15 +83,15 @@ func (e *env) fleet(ctx context.Context) (*vllmFleet, error) {
 
 // launch starts an engine without waiting. Its sockets are files where that is
 // possible, so that nobody else hears them.
-func (e *env) launch(f *vllmFleet, name string, ranks int, more ...string) (*vllmEngine, error) {
-	port, err := freePort(1)
+func (e *env) launch(f *vllmFleet, name string, ranks int) (*vllmEngine, error) {
+	port, err := process.FreePorts(1)
 	if err != nil {
 		return nil, err
 	}
 	live, replay := "ipc://"+filepath.Join(e.dir, name+".events"), "ipc://"+filepath.Join(e.dir, name+".replay")
 	if ranks > 1 {
 		// Ranks have ports in a row, and vLLM binds no port of one address only.
-		base, err := freePort(2 * ranks)
+		base, err := process.FreePorts(2 * ranks)
 		if err != nil {
 			return nil, err
 		}
@@ -107,12 +104,12 @@ func (e *env) launch(f *vllmFleet, name string, ranks int, more ...string) (*vll
 		return nil, err
 	}
 	v := &vllmEngine{name: name, address: fmt.Sprintf("127.0.0.1:%d", port), ranks: ranks}
-	v.args = append([]string{
+	v.args = []string{
 		"serve", f.model, "--host", "127.0.0.1", "--port", fmt.Sprint(port), "--load-format", "dummy", "--served-model-name", modelName,
 		"--enforce-eager", "--block-size", fmt.Sprint(blockSize), "--enable-prefix-caching", "--enable-prompt-tokens-details",
 		"--max-model-len", fmt.Sprint(maxLen), "--max-num-seqs", "8", "--num-gpu-blocks-override", fmt.Sprint(engineBlocks),
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--kv-events-config", string(kvEvents),
-	}, more...)
+	}
 	if ranks > 1 {
 		v.args = append(v.args, "--data-parallel-size", fmt.Sprint(ranks), "--api-server-count", "1")
 	} else {
@@ -136,15 +133,10 @@ func (e *env) begin(v *vllmEngine) (err error) {
 
 // ready waits until the engine serves, and begins to hear it.
 func (v *vllmEngine) ready(ctx context.Context) error {
-	up := func(ctx context.Context) bool {
+	if err := v.process.Await(ctx, engineStart, "it serves", func(ctx context.Context) bool {
 		_, err := get(ctx, "http://"+v.address+"/health")
 		return err == nil
-	}
-	wait := func() error { return until(ctx, engineStart, "engine "+v.name+" serves", up) }
-	if v.process != nil {
-		wait = func() error { return v.process.await(ctx, engineStart, "it serves", up) }
-	}
-	if err := wait(); err != nil {
+	}); err != nil {
 		return err
 	}
 	return v.hear(ctx)
@@ -208,9 +200,7 @@ func (v *vllmEngine) deaf() {
 
 func (v *vllmEngine) stop() {
 	v.deaf()
-	if v.process != nil {
-		v.process.stop()
-	}
+	v.process.Stop()
 }
 
 // post asks the engine itself.
@@ -233,7 +223,7 @@ func (v *vllmEngine) empty(ctx context.Context) error {
 		}
 		before[rank] = h.cleared
 	}
-	return until(ctx, patience, "engine "+v.name+" tells of a reset", func(ctx context.Context) bool {
+	return process.Until(ctx, process.Patience, "engine "+v.name+" tells of a reset", func(ctx context.Context) bool {
 		// While a request runs that its client gave up, nothing is emptied.
 		if v.post(ctx, "/reset_prefix_cache") != nil {
 			return false

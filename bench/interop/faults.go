@@ -6,13 +6,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
-	"syscall"
 )
 
 // direct asks an engine itself: kvroute hears of it by events only.
@@ -28,7 +24,7 @@ func (w *world) direct(ctx context.Context, v *vllmEngine, text string) error {
 	if err != nil {
 		return err
 	}
-	v.expected[0] += (a.Usage.Prompt+a.Usage.Completed-1)/blockSize - a.Usage.Details.Cached/blockSize
+	v.expected[0] += a.Usage.stored(blockSize)
 	return nil
 }
 
@@ -50,66 +46,6 @@ func (w *world) askAll(ctx context.Context, res *result, what string, all []stri
 	return nil
 }
 
-// socketCut stands between kvroute and a socket of an engine, and can cut what goes
-// through.
-type socketCut struct {
-	at, to string
-
-	mu sync.Mutex
-	// mu guards the fields below.
-	l     net.Listener // nil while it is cut
-	conns []net.Conn
-}
-
-// open lets connections through.
-func (c *socketCut) open() error {
-	l, err := net.Listen("unix", c.at)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	c.l = l
-	c.mu.Unlock()
-	go func() {
-		for {
-			from, err := l.Accept()
-			if err != nil {
-				return // it is cut
-			}
-			to, err := net.Dial("unix", c.to)
-			if err != nil {
-				_ = from.Close() // as if nobody were there
-				continue
-			}
-			c.mu.Lock()
-			c.conns = append(c.conns, from, to)
-			c.mu.Unlock()
-			for _, way := range [][2]net.Conn{{from, to}, {to, from}} {
-				go func() {
-					_, _ = io.Copy(way[0], way[1]) // it ends when either does
-					_ = way[0].Close()
-					_ = way[1].Close()
-				}()
-			}
-		}
-	}()
-	return nil
-}
-
-// cut ends all connections, and lets none come.
-func (c *socketCut) cut() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.l != nil {
-		_ = c.l.Close() // no connection comes any more
-	}
-	for _, n := range c.conns {
-		_ = n.Close() // one that has ended does not matter
-	}
-	c.l, c.conns = nil, nil
-	_ = os.Remove(c.at) // the listener has done it, perhaps
-}
-
 // cutStream cuts the event streams while the engines go on, and opens them again: what
 // was missed is replayed.
 func cutStream(ctx context.Context, e *env) (res result, err error) {
@@ -117,32 +53,31 @@ func cutStream(ctx context.Context, e *env) (res result, err error) {
 	if err != nil {
 		return res, err
 	}
-	var cuts []*socketCut
+	var valves []*valve
 	for _, v := range f.engines {
 		live, replay, err := v.sockets(ctx)
 		if err != nil {
 			return res, err
 		}
 		for kind, to := range map[string]string{"live": live, "replay": replay} {
-			c := &socketCut{at: filepath.Join(e.dir, v.name+".cut-"+kind), to: to}
-			_ = os.Remove(c.at) // of an earlier run, perhaps
-			if err := c.open(); err != nil {
+			between, err := openValve("unix", filepath.Join(e.dir, v.name+".cut-"+kind), to)
+			if err != nil {
 				return res, err
 			}
-			defer c.cut()
-			cuts = append(cuts, c)
+			defer between.stop()
+			valves = append(valves, between)
 		}
 	}
 	at := func(kind string) string { return "ipc://" + filepath.Join(e.dir, "NAME.cut-"+kind) }
 	config := f.config(fmt.Sprintf("{transport: zmq, endpoint: %q, replay: %q}", at("live"), at("replay")))
-	return e.playIn(ctx, "cut", config, func(ctx context.Context, w *world, res *result) error {
+	return e.playWith(ctx, "cut", config, noGuesses, func(ctx context.Context, w *world, res *result) error {
 		known := prompts(10_000, 6)
 		if err := w.askAll(ctx, res, "before", known); err != nil {
 			return err
 		}
 		for round := range 3 {
-			for _, c := range cuts {
-				c.cut()
+			for _, v := range valves {
+				v.cut()
 			}
 			// More than the caches hold, so that what kvroute knew is evicted.
 			missed := prompts(uint64(10_100+100*round), 30)
@@ -151,10 +86,8 @@ func cutStream(ctx context.Context, e *env) (res result, err error) {
 					return err
 				}
 			}
-			for _, c := range cuts {
-				if err := c.open(); err != nil {
-					return err
-				}
+			for _, v := range valves {
+				v.join()
 			}
 			if err := w.settle(ctx); err != nil {
 				return err
@@ -244,10 +177,7 @@ func killed(ctx context.Context, e *env) (res result, err error) {
 		return res, err
 	}
 	victim := f.engines[1]
-	if victim.process == nil {
-		return res, fmt.Errorf("engine %s is not ours to kill", victim.name)
-	}
-	return e.playIn(ctx, "killed", f.config(""), func(ctx context.Context, w *world, res *result) error {
+	return e.playWith(ctx, "killed", f.config(""), noGuesses, func(ctx context.Context, w *world, res *result) error {
 		known := prompts(12_000, 12)
 		if err := w.askAll(ctx, res, "before", known); err != nil {
 			return err
@@ -263,8 +193,7 @@ func killed(ctx context.Context, e *env) (res result, err error) {
 			return err
 		}
 		victim.deaf()
-		victim.process.signal(syscall.SIGKILL)
-		<-victim.process.done
+		victim.process.Kill()
 		for i, text := range known { // Envoy turns to the other one
 			r, err := ask(ctx, w.envoy.URL()+chatPath, text, nil)
 			if err != nil {
@@ -275,8 +204,7 @@ func killed(ctx context.Context, e *env) (res result, err error) {
 				return fmt.Errorf("prompt %d while an engine is dead: %w", i, err)
 			}
 			res.cases++
-			other := f.engines[0]
-			other.expected[0] += (a.Usage.Prompt+a.Usage.Completed-1)/blockSize - a.Usage.Details.Cached/blockSize
+			f.engines[0].expected[0] += a.Usage.stored(blockSize)
 		}
 		if err := e.begin(victim); err != nil {
 			return err
@@ -319,18 +247,18 @@ func runExample(ctx context.Context, e *env, name, variable, program string, blo
 	if err != nil {
 		return res, err
 	}
-	defer script.stop()
+	defer script.Stop()
 	select {
 	case <-ctx.Done():
 		return res, context.Cause(ctx)
-	case <-script.done:
+	case <-script.Done():
 	}
-	text, err := os.ReadFile(script.log)
-	if err != nil {
+	if err := script.Err(); err != nil {
 		return res, err
 	}
-	if !script.cmd.ProcessState.Success() {
-		return res, fmt.Errorf("%v:\n%s", script.cmd.ProcessState, script.lastLines())
+	text, err := os.ReadFile(script.Log)
+	if err != nil {
+		return res, err
 	}
 	foretold := lastNumber(text, "x-dynamo-overlap-blocks: ")
 	cached := lastNumber(text, `"cached_tokens":`)

@@ -65,18 +65,13 @@ func (t *tokens) compare(ctx context.Context, what string, q map[string]any) err
 	if len(ours) >= maxLen-1 {
 		return nil // the engine has no room for it
 	}
-	refused := errors.New("refused")
-	a, err := t.w.onceOr(ctx, t.res, what, chatPath, string(data), func(status int, text []byte) error {
-		if status == http.StatusBadRequest {
-			return refused
-		}
-		return fmt.Errorf("status %d: %.500s", status, text)
-	})
-	if errors.Is(err, refused) {
+	a, err := t.w.once(ctx, t.res, what, chatPath, string(data))
+	if r, ok := errors.AsType[*refusal](err); ok && r.status == http.StatusBadRequest {
 		t.res.cases++
-		if t.refused++; ours != nil {
-			t.theirs++ // it gets the engine's error, wherever it is sent
-			t.refused--
+		if ours == nil {
+			t.refused++
+		} else {
+			t.theirs++ // the client gets the engine's error, wherever kvroute sends the request
 		}
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -20,15 +21,15 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/internal/fixtures"
 )
 
 type options struct {
-	kvroute, out, commit, only, shared, keep string
+	kvroute, out, commit, only, shared string
 
 	// Folders that tools/NAME.sh filled; an empty one leaves its checks out.
 	clients, dynamo, vllm string
-	engines               string // addresses of running ones, instead of starting two
 }
 
 // group is the checks of one real program. They run one after the other, and what one
@@ -71,6 +72,13 @@ type env struct {
 	sims  []string   // addresses of simulated engines
 }
 
+// start starts a program, whose log goes to the run's folder.
+func (e *env) start(name string, environment []string, program string, args ...string) (*process.Process, error) {
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), environment...)
+	return process.Start(e.dir, name, cmd)
+}
+
 // atEnd calls f when the group is done, in the order of deferred functions.
 func (e *env) atEnd(f func()) { e.ends = append(e.ends, f) }
 
@@ -98,12 +106,10 @@ func main() {
 	}
 	flag.StringVar(&o.kvroute, "kvroute", ".cache/bin/kvroute", "the kvroute to check")
 	flag.StringVar(&o.vllm, "vllm", "", "`folder` with vLLM; empty leaves its checks out")
-	flag.StringVar(&o.engines, "engines", "", "`addresses` of two vLLM engines that run already as docs/interop.md says, instead of starting them: what restarts them fails")
 	flag.StringVar(&o.dynamo, "dynamo", "", "`folder` with Dynamo; empty leaves its checks out")
 	flag.StringVar(&o.clients, "clients", "", "`folder` with the clients; empty leaves their checks out")
 	flag.StringVar(&o.only, "only", "", "run only the checks that have one of these, comma-separated, in \"group name\"")
 	flag.StringVar(&o.shared, "shared", shared, "reference data; what is not there is left out, and said")
-	flag.StringVar(&o.keep, "keep", "", "`folder` for logs and recorded frames, which are kept there")
 	flag.StringVar(&o.out, "out", "bench/out", "where the JSON goes")
 	flag.StringVar(&o.commit, "commit", "", "recorded in the JSON")
 	flag.Parse()
@@ -121,19 +127,13 @@ func main() {
 
 // run runs the checks that are asked for, and tells whether all passed.
 func run(ctx context.Context, o options, all []group, w io.Writer) (ok bool, err error) {
-	e := &env{options: o, dir: o.keep}
-	if e.dir == "" {
-		if e.dir, err = os.MkdirTemp("", "interop"); err != nil {
-			return false, err
-		}
-		defer func() { _ = os.RemoveAll(e.dir) }() // a rest of it harms nobody
-	} else if err := os.MkdirAll(e.dir, 0o755); err != nil {
+	e := &env{options: o}
+	if e.dir, err = os.MkdirTemp("", "interop"); err != nil {
 		return false, err
 	}
-	for _, p := range []*string{&e.dir, &e.kvroute} {
-		if *p, err = filepath.Abs(*p); err != nil {
-			return false, err
-		}
+	defer func() { _ = os.RemoveAll(e.dir) }() // a rest of it harms nobody
+	if e.kvroute, err = filepath.Abs(e.kvroute); err != nil {
+		return false, err
 	}
 	passed, total := 0, 0
 	var figures []bench.Figure
@@ -175,15 +175,7 @@ func run(ctx context.Context, o options, all []group, w io.Writer) (ok bool, err
 }
 
 func wanted(only, name string) bool {
-	if only == "" {
-		return true
-	}
-	for part := range strings.SplitSeq(only, ",") {
-		if part != "" && strings.Contains(name, part) {
-			return true
-		}
-	}
-	return false
+	return only == "" || slices.ContainsFunc(strings.Split(only, ","), func(part string) bool { return part != "" && strings.Contains(name, part) })
 }
 
 func (e *env) check(ctx context.Context, c check) (result, error) {
@@ -217,7 +209,5 @@ func report(w io.Writer, name string, r result, err error) []bench.Figure {
 	for _, f := range r.figures {
 		fmt.Fprintf(w, "        %s: %.4g %s\n", f.What, f.Median, f.Unit)
 	}
-	return append([]bench.Figure{{
-		What: fmt.Sprintf("%s: %s: different of %d", name, r.what, r.cases), Target: "0", Median: different, Min: different, Max: different, Met: verdict == "ok",
-	}}, r.figures...)
+	return append([]bench.Figure{bench.NewFigure(fmt.Sprintf("%s: %s: different of %d", name, r.what, r.cases), "", bench.Exactly(0), different)}, r.figures...)
 }

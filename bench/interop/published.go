@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/process"
 )
 
 // scene is a play with a name.
@@ -43,23 +44,23 @@ func published(ctx context.Context, e *env) (res result, err error) {
 // engines said.
 func (e *env) publish(ctx context.Context, f *vllmFleet, scenes []scene) (res result, err error) {
 	// A kvroute without workers has a NATS server for the others.
-	bus, at, err := e.ours(ctx, "bus", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "0")
+	bus, at, err := process.StartReady(ctx, e.dir, "bus", e.kvroute, "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "0")
 	if err != nil {
 		return res, err
 	}
-	defer bus.stop()
+	defer bus.Stop()
 	for _, v := range f.engines {
-		p, _, err := e.ours(ctx, "publish-"+v.name, "publish", "--name", v.name, "--engine-address", v.address, "--nats-url", at.NATS, "--model", modelName, "--lora", adapterName,
+		p, _, err := process.StartReady(ctx, e.dir, "publish-"+v.name, e.kvroute, "publish", "--name", v.name, "--engine-address", v.address, "--nats-url", at.NATS, "--model", modelName, "--lora", adapterName,
 			"--record", e.recording(v))
 		if err != nil {
 			return res, err
 		}
-		defer p.stop()
+		defer p.Stop()
 	}
 	config := fmt.Sprintf("version: 1\nnats-url: %s\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\n", at.NATS, modelName, adapterName, f.model)
 	for _, p := range scenes {
 		// Each time kvroute is another one: it starts from the stream.
-		one, err := e.playIn(ctx, "published", config, p.play)
+		one, err := e.playWith(ctx, "published", config, noGuesses, p.play)
 		res.what = one.what
 		res.cases, res.different = res.cases+one.cases, res.different+one.different
 		for _, n := range one.notes {
@@ -201,7 +202,7 @@ func ranks(ctx context.Context, e *env) (res result, err error) {
 	f.engines = []*vllmEngine{v}
 	e.vllms = f
 	defer func() { e.vllms = nil }()
-	if res, err = e.playIn(ctx, "ranks", f.config(""), func(ctx context.Context, w *world, res *result) error {
+	if res, err = e.playWith(ctx, "ranks", f.config(""), noGuesses, func(ctx context.Context, w *world, res *result) error {
 		for _, p := range []play{turns, shared, evict, salts} {
 			if err := p(ctx, w, res); err != nil {
 				return err
@@ -260,8 +261,7 @@ func compareModes(ctx context.Context, e *env) (res result, err error) {
 		}
 	}
 	for i, m := range measures {
-		slices.Sort(values[i])
-		res.figures = append(res.figures, bench.Figure{What: "vLLM, " + m.what, Unit: m.unit, Median: values[i][1], Min: values[i][0], Max: values[i][2]})
+		res.figures = append(res.figures, bench.NewFigure("vLLM, "+m.what, m.unit, bench.Target{}, values[i]...))
 	}
 	return res, nil
 }

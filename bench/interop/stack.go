@@ -9,157 +9,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
+	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/router"
 )
 
-// process is a program that was started for the checks. It ends with them.
-type process struct {
-	name string
-	cmd  *exec.Cmd
-	log  string // path
-	done chan struct{}
-}
-
-// start starts a program in a group of its own, so that what it starts ends with it.
-// Its log goes to the run's folder.
-func (e *env) start(name string, environment []string, program string, args ...string) (*process, error) {
-	p := &process{name: name, log: filepath.Join(e.dir, name+".log"), done: make(chan struct{})}
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	p.cmd = exec.Command(program, args...)
-	p.cmd.Env = append(os.Environ(), environment...)
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	err = p.cmd.Start()
-	_ = log.Close() // the program has its own
-	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", name, err)
-	}
-	go func() {
-		_ = p.cmd.Wait() // how it ended is in its log
-		close(p.done)
-	}()
-	return p, nil
-}
-
-// signal sends a signal to the program and what it started.
-func (p *process) signal(s syscall.Signal) { _ = syscall.Kill(-p.cmd.Process.Pid, s) } // it may have ended
-
-// stop ends the program, by force after ten seconds, and waits for its end.
-func (p *process) stop() {
-	p.signal(syscall.SIGTERM)
-	select {
-	case <-p.done:
-	case <-time.After(10 * time.Second):
-	}
-	p.kill()
-}
-
-// kill ends the program and what it started at once.
-func (p *process) kill() {
-	p.signal(syscall.SIGKILL)
-	<-p.done
-}
-
-func (p *process) ended() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
-
-// lastLines returns the end of the program's log.
-func (p *process) lastLines() string {
-	data, err := os.ReadFile(p.log)
-	if err != nil {
-		return ""
-	}
-	lines := bytes.SplitAfter(data, []byte("\n"))
-	return string(bytes.Join(lines[max(0, len(lines)-12):], nil))
-}
-
-// await waits until ok, or the program ends, or the time is over.
-func (p *process) await(ctx context.Context, limit time.Duration, what string, ok func(context.Context) bool) error {
-	err := until(ctx, limit, what, func(ctx context.Context) bool { return p.ended() || ok(ctx) })
-	if err == nil && p.ended() {
-		err = errors.New("it ended")
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w\n%s", p.name, err, p.lastLines())
-	}
-	return nil
-}
-
-// until asks until the answer is yes, for a limited time.
-func until(ctx context.Context, limit time.Duration, what string, ok func(context.Context) bool) error {
-	limited, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for !ok(limited) {
-		select {
-		case <-limited.Done():
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			return fmt.Errorf("%s: not in %v", what, limit)
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-	return nil
-}
-
-// patience is far above what anything but an engine's start takes on a busy machine.
-const patience = 60 * time.Second
-
-// ours starts a kvroute command that has the flag --ready-file, and waits for its
-// addresses.
-func (e *env) ours(ctx context.Context, name string, args ...string) (*process, addresses, error) {
-	var at addresses
-	ready := filepath.Join(e.dir, name+".ready")
-	if err := os.Remove(ready); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, at, err
-	}
-	p, err := e.start(name, nil, e.kvroute, append(args, "--ready-file", ready)...)
-	if err != nil {
-		return nil, at, err
-	}
-	if err := p.await(ctx, patience, "its addresses", func(context.Context) bool {
-		data, err := os.ReadFile(ready)
-		return err == nil && json.Unmarshal(data, &at) == nil
-	}); err != nil {
-		p.kill()
-		return nil, at, err
-	}
-	return p, at, nil
-}
-
-// addresses are what a ready file says.
-type addresses struct {
-	Extproc string `json:"extproc"`
-	HTTP    string `json:"http"`
-	NATS    string `json:"nats"`
-}
-
 // stack is a kvroute behind a real Envoy.
 type stack struct {
-	router  *process
-	at      addresses
+	router  *process.Process
+	at      process.Addresses
 	envoy   *envoytest.Proc
 	workers []string // addresses of Envoy's pool
 }
@@ -173,23 +39,18 @@ func (e *env) startStack(ctx context.Context, name, config string, workers []str
 	}
 	s := &stack{workers: workers}
 	var err error
-	if s.router, s.at, err = e.ours(ctx, name, append([]string{
+	if s.router, s.at, err = process.StartReady(ctx, e.dir, name, e.kvroute, append([]string{
 		"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--worker-networks", "127.0.0.0/8",
 		"--decision-headers", "--drain-delay", "0", "--drain-timeout", "1s",
 	}, flags...)...); err != nil {
 		return nil, err
 	}
 	var text bytes.Buffer
-	if err := envoy.Render(&text, envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", ExtProc: []string{s.at.Extproc}, Pool: workers}); err != nil {
-		s.stop()
-		return nil, err
+	err = envoy.Render(&text, envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", ExtProc: []string{s.at.Extproc}, Pool: workers})
+	if err == nil {
+		s.envoy, err = envoytest.Start(ctx, envoytest.Options{Config: text.Bytes()})
 	}
-	log, err := os.OpenFile(filepath.Join(e.dir, name+"-envoy.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		s.stop()
-		return nil, err
-	}
-	if s.envoy, err = envoytest.Start(ctx, envoytest.Options{Config: text.Bytes(), Log: log}); err != nil {
 		s.stop()
 		return nil, err
 	}
@@ -200,12 +61,12 @@ func (s *stack) stop() {
 	if s.envoy != nil {
 		_ = s.envoy.Stop() // it ends with us in any case
 	}
-	s.router.stop()
+	s.router.Stop()
 }
 
 // waitWorkers waits until kvroute hears of the caches of as many ranks of workers.
 func (s *stack) waitWorkers(ctx context.Context, n int) error {
-	return s.router.await(ctx, patience, fmt.Sprintf("%d workers whose cache is known", n), func(ctx context.Context) bool {
+	return s.router.Await(ctx, process.Patience, fmt.Sprintf("%d workers whose cache is known", n), func(ctx context.Context) bool {
 		all, err := s.states(ctx)
 		known := 0
 		for _, w := range all {
@@ -233,10 +94,65 @@ func (s *stack) decision(ctx context.Context, id string) (router.Decision, error
 // waitRouted waits until Envoy has found kvroute. The body is a request that may be
 // sent for it.
 func (s *stack) waitRouted(ctx context.Context, body string) error {
-	return until(ctx, patience, "Envoy finds kvroute", func(ctx context.Context) bool {
+	return process.Until(ctx, process.Patience, "Envoy finds kvroute", func(ctx context.Context) bool {
 		r, err := ask(ctx, s.envoy.URL()+chatPath, body, nil)
 		return err == nil && r.status == http.StatusOK && r.header.Get("X-Dynamo-Reason") != ""
 	})
+}
+
+// blockAt is a block that a rank has.
+type blockAt struct {
+	worker          uint64
+	rank            uint32
+	external, local uint64
+}
+
+// routerEvent is a line of an index's dump, Dynamo's or kvroute's.
+type routerEvent struct {
+	Worker uint64          `json:"worker_id"`
+	End    json.RawMessage `json:"kvroute_end"`
+	Event  struct {
+		Rank uint32 `json:"dp_rank"`
+		Data struct {
+			Stored struct {
+				Blocks []struct {
+					External uint64 `json:"block_hash"`
+					Local    uint64 `json:"tokens_hash"`
+				} `json:"blocks"`
+			} `json:"stored"`
+		} `json:"data"`
+	} `json:"event"`
+}
+
+func appendBlocks(all []blockAt, evs ...routerEvent) []blockAt {
+	for i := range evs {
+		ev := &evs[i]
+		for _, b := range ev.Event.Data.Stored.Blocks {
+			all = append(all, blockAt{ev.Worker, ev.Event.Rank, b.External, b.Local})
+		}
+	}
+	return all
+}
+
+// blocks reads kvroute's index.
+func (s *stack) blocks(ctx context.Context) (all []blockAt, err error) {
+	data, err := get(ctx, "http://"+s.at.HTTP+"/v1/index/dump")
+	if err != nil {
+		return nil, err
+	}
+	whole := false
+	for line := range bytes.Lines(data) {
+		var ev routerEvent
+		if err := json.Unmarshal(line, &ev); err != nil {
+			return nil, fmt.Errorf("%w in %.300s", err, line)
+		}
+		whole = len(ev.End) > 0
+		all = appendBlocks(all, ev)
+	}
+	if !whole {
+		return nil, errors.New("the dump ends in the middle")
+	}
+	return all, nil
 }
 
 const (
@@ -312,25 +228,3 @@ func get(ctx context.Context, url string) ([]byte, error) {
 var requestIDs atomic.Uint64
 
 func newRequestID() string { return fmt.Sprintf("interop-%d-%d", os.Getpid(), requestIDs.Add(1)) }
-
-// freePort returns a port that nobody has, n of which in a row are free. An engine binds
-// them minutes later, so they are below those that connections are given.
-func freePort(n int) (int, error) {
-	for range 100 {
-		if base := 15_000 + rand.IntN(15_000); free(base, n) {
-			return base, nil
-		}
-	}
-	return 0, fmt.Errorf("no %d free ports in a row", n)
-}
-
-func free(base, n int) bool {
-	for i := range n {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", base+i))
-		if err != nil {
-			return false
-		}
-		_ = l.Close() // it is for another program
-	}
-	return true
-}

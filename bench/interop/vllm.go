@@ -62,12 +62,7 @@ func (e *env) play(ctx context.Context, name string, p play) (res result, err er
 	if err != nil {
 		return res, err
 	}
-	return e.playIn(ctx, name, f.config(""), p)
-}
-
-// playIn is play with a configuration of kvroute's.
-func (e *env) playIn(ctx context.Context, name, config string, p play) (res result, err error) {
-	return e.playWith(ctx, name, config, noGuesses, p)
+	return e.playWith(ctx, name, f.config(""), noGuesses, p)
 }
 
 // guessed is some of the plays with what kvroute does by default: until the events come, it
@@ -87,7 +82,7 @@ func guessed(ctx context.Context, e *env) (result, error) {
 	})
 }
 
-// playWith is playIn with flags of kvroute's.
+// playWith is play with a configuration and flags of kvroute's.
 func (e *env) playWith(ctx context.Context, name, config string, flags []string, p play) (res result, err error) {
 	res.what = "foretold overlap with cached_tokens, index with events"
 	f := e.vllms
@@ -101,7 +96,7 @@ func (e *env) playWith(ctx context.Context, name, config string, flags []string,
 		err = p(ctx, w, &res)
 	}
 	if err != nil {
-		return res, fmt.Errorf("%w\n%s", err, s.router.lastLines())
+		return res, fmt.Errorf("%w\n%s", err, s.router.LastLines())
 	}
 	res.notes = append(res.notes, w.summary()+"; "+f.tokenizer)
 	return res, nil

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvroute/kvroute/bench/process"
 )
 
 // world is engines behind kvroute and Envoy, asked one request at a time. Of each
@@ -26,7 +28,6 @@ type world struct {
 	engines []*vllmEngine
 	byID    map[uint64]*vllmEngine // kvroute's ids of the workers
 	cached  int                    // tokens, as the engines say
-	blocks  int                    // that were foretold
 	each    map[string]int         // requests by worker
 }
 
@@ -96,6 +97,10 @@ type usage struct {
 	} `json:"prompt_tokens_details"`
 }
 
+// stored is how many blocks a worker has stored for a request: it keeps the blocks of the
+// prompt and of all but the last token of the output that it did not find cached.
+func (u *usage) stored(block int) int { return (u.Prompt+u.Completed-1)/block - u.Details.Cached/block }
+
 // answer is what is read of a response.
 type answer struct {
 	Usage   usage `json:"usage"`
@@ -143,8 +148,8 @@ func (r *response) read() (a answer, err error) {
 
 // hits is how many tokens an engine can take from its cache that has so many leading
 // blocks of a prompt: it always computes the last token, and so its whole block.
-func hits(overlapBlocks, promptTokens int) int {
-	return min(overlapBlocks, max(0, promptTokens-1)/blockSize) * blockSize
+func hits(overlapBlocks, promptTokens, block int) int {
+	return min(overlapBlocks, max(0, promptTokens-1)/block) * block
 }
 
 // ask sends a request through Envoy, compares, and waits until everybody has heard of
@@ -160,18 +165,22 @@ func (w *world) ask(ctx context.Context, res *result, what, path, text string) (
 	return a, err
 }
 
-func (w *world) once(ctx context.Context, res *result, what, path, text string) (answer, error) {
-	return w.onceOr(ctx, res, what, path, text, func(status int, body []byte) error { return fmt.Errorf("status %d: %.500s", status, body) })
+// refusal is the status and body of a response that is no success.
+type refusal struct {
+	status int
+	body   []byte
 }
 
-// onceOr is once; what is made of a response that is none is refused's.
-func (w *world) onceOr(ctx context.Context, res *result, what, path, text string, refused func(int, []byte) error) (a answer, err error) {
+func (r *refusal) Error() string { return fmt.Sprintf("status %d: %.500s", r.status, r.body) }
+
+// once is ask without waiting. A response that is no success is a [refusal].
+func (w *world) once(ctx context.Context, res *result, what, path, text string) (a answer, err error) {
 	r, err := ask(ctx, w.envoy.URL()+path, text, map[string]string{"X-Request-Id": newRequestID()})
 	if err != nil {
 		return a, err
 	}
 	if r.status != http.StatusOK {
-		return a, refused(r.status, r.body)
+		return a, &refusal{r.status, r.body}
 	}
 	return w.take(ctx, res, what, &r)
 }
@@ -190,9 +199,8 @@ func (w *world) take(ctx context.Context, res *result, what string, r *response)
 		return a, fmt.Errorf("it went to %+v", d.Worker)
 	}
 	u := a.Usage
-	v.expected[d.Worker.DPRank] += (u.Prompt+u.Completed-1)/blockSize - u.Details.Cached/blockSize
+	v.expected[d.Worker.DPRank] += u.stored(blockSize)
 	res.cases++
-	w.blocks += d.OverlapBlocks
 	w.cached += u.Details.Cached
 	w.each[fmt.Sprintf("%s/%d", v.name, d.Worker.DPRank)]++
 	switch {
@@ -200,8 +208,8 @@ func (w *world) take(ctx context.Context, res *result, what string, r *response)
 		res.differ("%s: tokenized as %q: %s", what, d.TokenMode, d.TokenReason)
 	case d.PromptTokens != u.Prompt:
 		res.differ("%s: %d prompt tokens here, %d there", what, d.PromptTokens, u.Prompt)
-	case hits(d.OverlapBlocks, u.Prompt) != u.Details.Cached:
-		res.differ("%s: of %d tokens %d blocks are foretold, so %d tokens; %d were cached at %s", what, u.Prompt, d.OverlapBlocks, hits(d.OverlapBlocks, u.Prompt), u.Details.Cached, v.name)
+	case hits(d.OverlapBlocks, u.Prompt, blockSize) != u.Details.Cached:
+		res.differ("%s: of %d tokens %d blocks are foretold, so %d tokens; %d were cached at %s", what, u.Prompt, d.OverlapBlocks, hits(d.OverlapBlocks, u.Prompt, blockSize), u.Details.Cached, v.name)
 	case r.header.Get("X-Dynamo-Overlap-Blocks") != strconv.Itoa(d.OverlapBlocks):
 		res.differ("%s: the header says %s blocks, the decision %d", what, r.header.Get("X-Dynamo-Overlap-Blocks"), d.OverlapBlocks)
 	}
@@ -212,7 +220,7 @@ func (w *world) take(ctx context.Context, res *result, what string, r *response)
 // and the index has the blocks that the engines have by what they announced.
 func (w *world) settle(ctx context.Context) error {
 	var last string
-	err := until(ctx, 20*time.Second, "the index equals what the engines announced", func(ctx context.Context) bool {
+	err := process.Until(ctx, 20*time.Second, "the index equals what the engines announced", func(ctx context.Context) bool {
 		var err error
 		last, err = w.compare(ctx)
 		if err != nil {
@@ -243,13 +251,21 @@ func (w *world) compare(ctx context.Context) (string, error) {
 		}
 		all = append(all, ranks)
 	}
-	index, err := w.dump(ctx)
+	cached, err := w.blocks(ctx)
 	if err != nil {
 		return "", err
 	}
+	index := make(map[place][]uint64)
+	for _, b := range cached {
+		if v := w.byID[b.worker]; v != nil {
+			at := place{v.name, int(b.rank)}
+			index[at] = append(index[at], b.external)
+		}
+	}
 	for i, v := range w.engines {
 		for rank, h := range all[i] {
-			if got := index[place{v.name, rank}]; !slices.Equal(got, h.hashes) {
+			got := slices.Sorted(slices.Values(index[place{v.name, rank}]))
+			if !slices.Equal(got, h.hashes) {
 				return fmt.Sprintf("engine %s, rank %d has %d blocks, the index %d", v.name, rank, len(h.hashes), len(got)), nil
 			}
 		}
@@ -261,51 +277,6 @@ func (w *world) compare(ctx context.Context) (string, error) {
 type place struct {
 	name string
 	rank int
-}
-
-// dump reads the index: the engines' hashes of the blocks that each rank has, sorted.
-func (w *world) dump(ctx context.Context) (map[place][]uint64, error) {
-	data, err := get(ctx, "http://"+w.at.HTTP+"/v1/index/dump")
-	if err != nil {
-		return nil, err
-	}
-	index := make(map[place][]uint64)
-	whole := false
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	lines.Buffer(nil, len(data)+1)
-	for lines.Scan() {
-		var line struct {
-			Worker uint64          `json:"worker_id"`
-			End    json.RawMessage `json:"kvroute_end"`
-			Event  struct {
-				Rank int `json:"dp_rank"`
-				Data struct {
-					Stored struct {
-						Blocks []struct {
-							Hash uint64 `json:"block_hash"`
-						} `json:"blocks"`
-					} `json:"stored"`
-				} `json:"data"`
-			} `json:"event"`
-		}
-		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
-			return nil, fmt.Errorf("%w in %.300s", err, lines.Bytes())
-		}
-		whole = len(line.End) > 0
-		if v := w.byID[line.Worker]; v != nil {
-			at := place{v.name, line.Event.Rank}
-			for _, b := range line.Event.Data.Stored.Blocks {
-				index[at] = append(index[at], b.Hash)
-			}
-		}
-	}
-	if !whole {
-		return nil, errors.New("the dump ends in the middle")
-	}
-	for _, hashes := range index {
-		slices.Sort(hashes)
-	}
-	return index, nil
 }
 
 // summary says what a world has seen.

@@ -47,6 +47,7 @@ var ours = map[string]string{
 	"bench/demo":         "*",
 	"bench/parts":        "*",
 	"bench/policy":       "bench bench/replay scorer",
+	"bench/process":      "internal/envoytest",
 	"bench/replay":       "bench router scorer indexer extproc",
 	"bench/conformance":  "*",
 	"bench/envoy":        "*",
@@ -87,7 +88,7 @@ var (
 var notOutside = map[string]string{
 	"internal/telemetry": "cmd/kvroute bench/demo",
 	"internal/enginesim": "cmd/kvroute bench bench/demo bench/interop",
-	"internal/envoytest": "bench bench/demo bench/envoy bench/interop",
+	"internal/envoytest": "cmd/kvroute bench/demo bench/envoy bench/interop bench/process",
 	"cmd/kvroute":        "",
 }
 
