@@ -190,3 +190,12 @@ func NewQuantiles(v []float64) Quantiles {
 	at := func(percent int) float64 { return v[min(len(v)-1, len(v)*percent/100)] }
 	return Quantiles{Mean: sum / float64(len(v)), P50: at(50), P90: at(90), P99: at(99)}
 }
+
+// Heap returns the bytes of the heap that are in use.
+func Heap() float64 {
+	runtime.GC()
+	runtime.GC() // the first one may leave what has a finalizer
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/chats"
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -36,17 +36,17 @@ func harmony(ref *reference, o options) ([]bench.Comparison, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := chats.Requests{R: rand.New(rand.NewPCG(o.seed, 4))}
-	c, err := prompts(ref, m, g, "gpt-oss", map[string]any{"op": "harmony", "date": day}, 10*o.conversations)
+	g := chats.Requests{R: random(4)}
+	c, err := prompts(ref, m, g, "gpt-oss", map[string]any{"op": "harmony", "date": day})
 	return []bench.Comparison{c}, err
 }
 
-// prompts compares the ids of n random chat requests.
-func prompts(ref *reference, m *tokenizer.Model, g chats.Requests, name string, question map[string]any, n int) (bench.Comparison, error) {
+// prompts compares the ids of random chat requests.
+func prompts(ref *reference, m *tokenizer.Model, g chats.Requests, name string, question map[string]any) (bench.Comparison, error) {
 	var ours, theirs time.Duration
 	different, refused := 0, 0
-	for done := 0; done < n; {
-		bodies := make([]json.RawMessage, min(200, n-done))
+	for done := 0; done < requests; {
+		bodies := make([]json.RawMessage, min(200, requests-done))
 		for i := range bodies {
 			var err error
 			if bodies[i], err = json.Marshal(g.Request()); err != nil {
@@ -54,17 +54,11 @@ func prompts(ref *reference, m *tokenizer.Model, g chats.Requests, name string, 
 			}
 		}
 		question["requests"] = bodies
-		var answer struct {
-			IDs     [][]uint32
-			Seconds float64
-		}
-		if err := ref.ask(question, &answer); err != nil {
+		ids, took, err := ref.ids(question, len(bodies))
+		if err != nil {
 			return bench.Comparison{}, err
 		}
-		if len(answer.IDs) != len(bodies) {
-			return bench.Comparison{}, errors.New("the reference process answered for other requests")
-		}
-		theirs += seconds(answer.Seconds)
+		theirs += took
 		for i, body := range bodies {
 			start := bench.CPUTime()
 			got, err := encodeRequest(m, body, today())
@@ -72,33 +66,43 @@ func prompts(ref *reference, m *tokenizer.Model, g chats.Requests, name string, 
 			if err != nil {
 				return bench.Comparison{}, err
 			}
-			if answer.IDs[i] == nil {
+			if ids[i] == nil {
 				refused++
 			}
-			if !slices.Equal(got, answer.IDs[i]) {
+			if !slices.Equal(got, ids[i]) {
 				if different++; different <= 3 {
-					fmt.Println(difference(m, name, got, answer.IDs[i], body))
+					fmt.Println(difference(m, name, got, ids[i], body))
 				}
 			}
 		}
 		done += len(bodies)
 	}
-	c := bench.NewComparison("prompts", name, n, different, ours, theirs)
+	c := bench.NewComparison("prompts", name, requests, different, ours, theirs)
 	c.Refused = refused
 	return c, nil
 }
 
-// encodeRequest returns the ids of a request, nil if the engine is said to refuse it.
+// encodeRequest returns the ids of a request, nil if kvroute refuses it or says that the
+// engine does.
 func encodeRequest(m *tokenizer.Model, body []byte, now time.Time) ([]uint32, error) {
 	q, err := requestOf(body)
 	if err != nil {
-		return nil, err
+		return nil, nil //nolint:nilerr // a refusal
 	}
 	p, err := m.Encode(context.Background(), nil, q, now)
 	if err != nil || p.Mode == tokenizer.Bytes {
 		return nil, err
 	}
 	return p.IDs, nil
+}
+
+// requestOf reads a body as kvroute does. The bodies here name no model.
+func requestOf(body []byte) (chat.Request, error) {
+	b, bad := openai.Parse(openai.ChatCompletions, append([]byte(`{"model":"m",`), body[1:]...))
+	if bad != nil {
+		return chat.Request{}, errors.New(bad.Message)
+	}
+	return b.Request, nil
 }
 
 // difference shows where two prompts differ, for people.
@@ -111,23 +115,4 @@ func difference(m *tokenizer.Model, name string, ours, theirs []uint32, body []b
 		return fmt.Sprintf("%q", m.Tokenizer().Decode(nil, ids[max(0, min(len(ids), at-10)):min(len(ids), at+20)]))
 	}
 	return fmt.Sprintf("%s: different at %d: got %s, want %s, for %.2000s", name, at, window(ours), window(theirs), body)
-}
-
-// requestOf cuts the fields of a body as package internal/openai does.
-func requestOf(body []byte) (chat.Request, error) {
-	var f map[string]json.RawMessage
-	if err := json.Unmarshal(body, &f); err != nil {
-		return chat.Request{}, err
-	}
-	span := func(name string) []byte {
-		if v := f[name]; string(v) != "null" {
-			return v
-		}
-		return nil
-	}
-	return chat.Request{
-		Messages: span("messages"), Tools: span("tools"), ToolChoice: span("tool_choice"), AddGenerationPrompt: span("add_generation_prompt"),
-		ContinueFinalMessage: span("continue_final_message"), ChatTemplateKwargs: span("chat_template_kwargs"), ReasoningEffort: span("reasoning_effort"),
-		Documents: span("documents"), AddSpecialTokens: span("add_special_tokens"), TruncatePromptTokens: span("truncate_prompt_tokens"),
-	}, nil
 }

@@ -30,13 +30,13 @@ func templates(ref *reference, o options) ([]bench.Comparison, error) {
 		all = map[string]string{}
 	}
 	maps.Copy(all, ownTemplates)
-	r := rand.New(rand.NewPCG(o.seed, 3))
+	r := random(3)
 	var compared []bench.Comparison
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if !strings.Contains(name, o.only) {
 			continue
 		}
-		c, err := template(ref, r, name, all[name], o.conversations)
+		c, err := template(ref, r, name, all[name])
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
@@ -72,7 +72,7 @@ func templateTexts(o options) (all map[string]string, err error) {
 	return all, json.Unmarshal(b, &all)
 }
 
-func template(ref *reference, r *rand.Rand, name, text string, conversations int) (f bench.Comparison, err error) {
+func template(ref *reference, r *rand.Rand, name, text string) (f bench.Comparison, err error) {
 	var parsed struct{ Error string }
 	if err := ref.ask(map[string]any{"op": "parse", "template": text}, &parsed); err != nil {
 		return f, err
@@ -94,7 +94,7 @@ func template(ref *reference, r *rand.Rand, name, text string, conversations int
 		}
 	}
 	var theirs struct {
-		Outcomes []struct{ Out, Err *string }
+		Outcomes []pythonOutcome
 		Seconds  float64
 	}
 	if err := ref.ask(map[string]any{"op": "render", "vars": vars}, &theirs); err != nil {
@@ -111,110 +111,73 @@ func template(ref *reference, r *rand.Rand, name, text string, conversations int
 			return f, err
 		}
 		start := bench.CPUTime()
-		out, err := ours.Render(nil, value.Dict(), jinja.Options{Now: time.Date(2026, 8, 22, 12, 0, 0, 0, time.UTC)})
+		out, err := ours.Render(nil, value.Dict(), jinja.Options{Now: today()})
 		took += bench.CPUTime() - start
-		if same(out, err, theirs.Outcomes[i].Out, theirs.Outcomes[i].Err) {
+		got, want := outcome(string(out), err), theirs.Outcomes[i].String()
+		if got == want {
 			continue
 		}
 		if different++; different <= 2 {
-			fmt.Printf("%s: different: got %s; want %s; for %s\n", name, describe(out, err, theirs.Outcomes[i].Out), describeTheirs(theirs.Outcomes[i].Out, theirs.Outcomes[i].Err, out), v)
+			at := 0
+			for at < min(len(got), len(want)) && got[at] == want[at] {
+				at++
+			}
+			at = max(0, at-20)
+			fmt.Printf("%s: different: got %+.80q; want %+.80q; for %s\n", name, got[at:], want[at:], v)
 		}
 	}
 	return bench.NewComparison("template", name, len(vars), different, took, seconds(theirs.Seconds)), nil
 }
 
-// describe shows an outcome, a text from shortly before it differs from other.
-func describe(out []byte, err error, other *string) string {
-	if err != nil {
-		return err.Error()
+// pythonOutcome is the reference's text, or its error as "Class: message".
+type pythonOutcome struct{ Out, Err *string }
+
+func (o pythonOutcome) String() string {
+	if o.Out != nil {
+		return "text " + *o.Out
 	}
-	i := 0
-	for other != nil && i < len(out) && i < len(*other) && out[i] == (*other)[i] {
-		i++
-	}
-	i = max(0, i-20)
-	return fmt.Sprintf("%+q", out[i:min(len(out), i+80)])
+	kind, message, _ := strings.Cut(*o.Err, ": ")
+	return outcome("", &jinja.Error{Kind: jinja.Kind(kind), Message: message})
 }
 
-func describeTheirs(out, fault *string, ours []byte) string {
-	if out == nil {
-		return *fault
-	}
-	other := string(ours)
-	return describe([]byte(*out), nil, &other)
-}
-
-// same reports whether two outcomes are equal: the text, or the kind of error and,
-// where the template says it, the message.
-func same(out []byte, err error, want, fault *string) bool {
-	if want != nil {
-		return err == nil && string(out) == *want
-	}
-	kind, message, _ := strings.Cut(*fault, ": ")
+// outcome is the text, or the kind of error and, where the template itself raises it, the
+// message.
+func outcome(text string, err error) string {
 	e, ok := errors.AsType[*jinja.Error](err)
-	return ok && string(e.Kind) == kind && (kind != string(jinja.Raise) || e.Message == message)
+	switch {
+	case err == nil:
+		return "text " + text
+	case !ok:
+		return "unknown error " + err.Error()
+	case e.Kind == jinja.Raise:
+		return "error " + string(e.Kind) + ": " + e.Message
+	}
+	return "error " + string(e.Kind)
 }
 
-// conversation makes variables of a template: turns of all roles, tools and their
-// results, parts, thoughts, and now and then what no template expects.
+// conversation makes variables of a template: a random request as an engine hands it on,
+// with the arguments of calls as objects.
 func conversation(r *rand.Rand) map[string]any {
-	some := func(of ...any) any { return of[r.IntN(len(of))] }
-	text := func() any {
-		switch r.IntN(12) {
-		case 0:
-			return ""
-		case 1:
-			return "  spaces and\nlines \n\n"
-		case 2:
-			return "<think>why</think>\n\nbecause"
-		case 3:
-			return "é \"quoted\" <b> & 'single' 😀 </think> {x}"
+	vars := chats.Requests{R: r, Strange: 5}.Request()
+	for _, m := range vars["messages"].([]any) {
+		calls, _ := m.(map[string]any)["tool_calls"].([]any)
+		for _, call := range calls {
+			f := call.(map[string]any)["function"].(map[string]any)
+			if text, ok := f["arguments"].(string); ok && json.Valid([]byte(text)) && r.IntN(4) > 0 {
+				f["arguments"] = json.RawMessage(text)
+			}
 		}
-		return strings.Map(chats.Settled, chats.Random(r))
 	}
-	call := func() map[string]any {
-		return map[string]any{"id": some("call12345", "abcdefghi"), "type": "function", "function": map[string]any{
-			"name": some("get_weather", "f"), "arguments": some(map[string]any{"city": "Zürich", "n": 1.5, "l": []any{1, nil, true}}, map[string]any{}, `{"a": 1}`),
-		}}
-	}
-	messages := []any{}
-	if r.IntN(2) == 0 {
-		messages = append(messages, map[string]any{"role": "system", "content": text()})
-	}
-	for range 1 + r.IntN(4) {
-		user := map[string]any{"role": "user", "content": text()}
-		if r.IntN(5) == 0 {
-			user["content"] = []any{map[string]any{"type": "text", "text": text()}, some(map[string]any{"type": "image"}, map[string]any{"type": "text", "text": "b"})}
+	for name, value := range map[string]any{"add_generation_prompt": r.IntN(3) > 0, "bos_token": "<BOS>", "eos_token": "<EOS>", "tools": nil} {
+		if _, given := vars[name]; !given {
+			vars[name] = value
 		}
-		messages = append(messages, user)
-		answer := map[string]any{"role": "assistant", "content": text()}
-		switch r.IntN(6) {
-		case 0:
-			answer["tool_calls"] = []any{call()}
-			messages = append(messages, answer, map[string]any{"role": "tool", "tool_call_id": "call12345", "name": "get_weather", "content": text()})
-			continue
-		case 1:
-			answer["content"], answer["tool_calls"] = nil, []any{call(), call()}
-		case 2:
-			answer["reasoning_content"], answer["reasoning"] = text(), text()
-		case 3:
-			continue // two users in a row
-		}
-		messages = append(messages, answer)
-	}
-	vars := map[string]any{"messages": messages, "add_generation_prompt": r.IntN(3) > 0, "bos_token": "<BOS>", "eos_token": "<EOS>", "tools": nil}
-	if r.IntN(3) == 0 {
-		vars["tools"] = []any{map[string]any{"type": "function", "function": map[string]any{
-			"name": "get_weather", "description": text(), "parameters": map[string]any{
-				"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string", "description": "d"}, "unit": map[string]any{"type": []any{"string", "null"}, "enum": []any{"c", "f"}}}, "required": []any{"city"},
-			},
-		}}}
 	}
 	if r.IntN(4) == 0 {
 		vars["enable_thinking"] = r.IntN(2) == 0
 	}
 	if r.IntN(8) == 0 {
-		vars["documents"] = []any{map[string]any{"title": "T", "text": text(), "doc_id": "1"}}
+		vars["documents"] = []any{map[string]any{"title": "T", "text": "a\nb", "doc_id": "1"}}
 	}
 	return vars
 }

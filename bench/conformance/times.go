@@ -28,11 +28,85 @@ const (
 	fileBytes          = 8 << 20 // what the targets of loading are for
 )
 
-// atMost is a figure whose target is a highest median.
-func atMost(what, unit string, most float64, values []float64) bench.Figure {
-	f := figure(what, unit, 0, values)
-	f.Target, f.Met = fmt.Sprintf("≤ %g %s", most, unit), f.Median <= most
-	return f
+// speeds measures both sides, and fastokens, on documents of 8 KB in turn.
+func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figure, error) {
+	r := random(2)
+	var out []bench.Figure
+	for _, kind := range []struct {
+		name   string
+		target float64
+	}{{"prose", 10}, {"Python", 10}, {"Go", 10}, {"Chinese words", 6}} {
+		parts := o.documents[kind.name]
+		var cold, warm, rate, fastCold, fastWarm []float64
+		for range rounds {
+			texts := make([]string, 48)
+			size := 0
+			for i := range texts {
+				if texts[i] = chats.Document(r, chats.CJKWords, "", documentBytes); len(parts) > 0 {
+					texts[i] = parts[r.IntN(len(parts))]
+				}
+				size += len(texts[i])
+			}
+			var theirs struct {
+				Seconds float64
+				Fast    *float64
+			}
+			if err := ref.ask(map[string]any{"op": "time", "texts": texts}, &theirs); err != nil {
+				return nil, err
+			}
+			first, err := timeAll(tok, texts, true)
+			if err != nil {
+				return nil, err
+			}
+			again, err := timeAll(tok, texts, false)
+			if err != nil {
+				return nil, err
+			}
+			cold = append(cold, theirs.Seconds/first)
+			warm = append(warm, theirs.Seconds/again)
+			rate = append(rate, float64(size)/1e6/first)
+			if theirs.Fast != nil {
+				fastCold = append(fastCold, *theirs.Fast/first)
+				fastWarm = append(fastWarm, *theirs.Fast/again)
+			}
+		}
+		of := c.name + ", " + kind.name + ": "
+		out = append(out,
+			bench.NewFigure(of+"cold, times Hugging Face's speed", "×", bench.AtLeast(kind.target), cold...),
+			bench.NewFigure(of+"warm, times Hugging Face's speed", "×", bench.AtLeast(20), warm...),
+			bench.NewFigure(of+"cold rate", "MB/s", bench.Target{}, rate...),
+		)
+		if fastCold != nil {
+			out = append(out, bench.NewFigure(of+"cold, times the speed of fastokens", "×", bench.Target{}, fastCold...),
+				bench.NewFigure(of+"warm, times the speed of fastokens", "×", bench.Target{}, fastWarm...))
+		}
+	}
+	return out, nil
+}
+
+// timeAll returns the seconds that the texts take, cold: each as the first one,
+// with no word seen before. What forgets them is not timed.
+func timeAll(tok *tokenizer.Tokenizer, texts []string, cold bool) (float64, error) {
+	all := make([][]byte, len(texts))
+	for i, t := range texts {
+		all[i] = []byte(t)
+	}
+	dst := make([]uint32, 0, 16<<10)
+	var took time.Duration
+	for _, t := range all {
+		if cold {
+			if err := forget(tok); err != nil {
+				return 0, err
+			}
+		}
+		start := bench.CPUTime()
+		var err error
+		if dst, err = tok.Append(context.Background(), dst[:0], t, false); err != nil {
+			return 0, err
+		}
+		took += bench.CPUTime() - start
+	}
+	return took.Seconds(), nil
 }
 
 // milliseconds returns how much the cores have worked since they had for so long.
@@ -41,10 +115,10 @@ func milliseconds(since time.Duration) float64 { return float64(bench.CPUTime()-
 // turnFigures measures a conversation of 100,000 tokens: all of it with nothing
 // known, neither words nor beginnings, and each next turn with its cache.
 func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figure, error) {
-	r := rand.New(rand.NewPCG(o.seed, 5))
+	r := random(5)
 	ctx := context.Background()
 	var scratch, next []float64
-	for range o.rounds {
+	for range rounds {
 		var text []byte
 		ids := 0
 		for ids < conversationTokens {
@@ -76,8 +150,8 @@ func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figu
 		}
 	}
 	return []bench.Figure{
-		atMost(c.name+", conversation of 100k tokens: from scratch", "ms", 25, scratch),
-		atMost(c.name+", conversation of 100k tokens: next turn", "ms", 1.5, next),
+		bench.NewFigure(c.name+", conversation of 100k tokens: from scratch", "ms", bench.AtMost(25), scratch...),
+		bench.NewFigure(c.name+", conversation of 100k tokens: next turn", "ms", bench.AtMost(1.5), next...),
 	}, nil
 }
 
@@ -91,7 +165,7 @@ func forget(tok *tokenizer.Tokenizer) error {
 // loadFigures measures loading a file, and what it keeps, in proportion to a file
 // of 8 MB. Smaller files than half of that are mostly tables of constant size, and
 // give nothing.
-func loadFigures(c candidate, path string, o options) ([]bench.Figure, error) {
+func loadFigures(c candidate, path string) ([]bench.Figure, error) {
 	b, err := os.ReadFile(path)
 	if err != nil || len(b) < fileBytes/2 {
 		return nil, err
@@ -99,30 +173,22 @@ func loadFigures(c candidate, path string, o options) ([]bench.Figure, error) {
 	fsys := fstest.MapFS{filepath.Base(path): {Data: b}}
 	scale := fileBytes / float64(len(b))
 	var took, kept []float64
-	for range o.rounds {
-		before := heap()
+	for range rounds {
+		before := bench.Heap()
 		start := bench.CPUTime()
 		tok, err := tokenizer.Load(fsys, tokenizer.Config{})
 		if err != nil {
 			return nil, err
 		}
 		took = append(took, milliseconds(start)*scale)
-		kept = append(kept, (float64(heap())-float64(before))/(1<<20)*scale)
+		kept = append(kept, (bench.Heap()-before)/(1<<20)*scale)
 		runtime.KeepAlive(tok)
 	}
 	of := fmt.Sprintf("%s, of %.1f MB: ", c.name, float64(len(b))/(1<<20))
 	return []bench.Figure{
-		atMost(of+"load, as of 8 MB", "ms", 400, took),
-		atMost(of+"kept, as of 8 MB", "MB", 40, kept),
+		bench.NewFigure(of+"load, as of 8 MB", "ms", bench.AtMost(400), took...),
+		bench.NewFigure(of+"kept, as of 8 MB", "MB", bench.AtMost(40), kept...),
 	}, nil
-}
-
-func heap() uint64 {
-	runtime.GC()
-	runtime.GC() // the first one may leave what has a finalizer
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
 }
 
 // timedTemplates are those of models with tools on which rendering is timed.
@@ -136,7 +202,7 @@ func renderFigures(o options) ([]bench.Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	body, err := json.Marshal(longChat(rand.New(rand.NewPCG(o.seed, 6))))
+	body, err := json.Marshal(longChat(random(6)))
 	if err != nil {
 		return nil, err
 	}
@@ -154,14 +220,14 @@ func renderFigures(o options) ([]bench.Figure, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		var took []float64
-		for range 20 * o.rounds {
+		for range 20 * rounds {
 			start := bench.CPUTime()
 			if _, err := r.Render(q, today()); err != nil {
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}
 			took = append(took, milliseconds(start))
 		}
-		out = append(out, atMost(name+": rendering 100 messages with tools", "ms", 1, took))
+		out = append(out, bench.NewFigure(name+": rendering 100 messages with tools", "ms", bench.AtMost(1), took...))
 	}
 	return out, nil
 }

@@ -4,24 +4,23 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/chats"
+	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
@@ -32,60 +31,37 @@ const startWithin = 5 * time.Minute
 // renderServer is `vllm launch render`: request, template and tokenizer of a real
 // engine, without a model.
 type renderServer struct {
-	cmd *exec.Cmd
+	*process.Process
 	url string
-	log *bytes.Buffer
 }
 
-func startRenderServer(vllm, dir string, args ...string) (*renderServer, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func startRenderServer(o options, dir string, args ...string) (*renderServer, error) {
+	port, err := process.FreePorts(1)
 	if err != nil {
 		return nil, err
 	}
-	address := l.Addr().String()
-	_ = l.Close() // the server takes the port
-	_, port, _ := net.SplitHostPort(address)
-	s := &renderServer{url: "http://" + address, log: &bytes.Buffer{}}
-	args = append([]string{"launch", "render", dir, "--host", "127.0.0.1", "--port", port, "--served-model-name", "model", "--max-model-len", "32768"}, args...)
-	s.cmd = exec.Command(vllm, args...)
-	s.cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "OMP_NUM_THREADS=1", "VLLM_SYSTEM_START_DATE="+day)
-	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := s.cmd.Start(); err != nil {
+	cmd := exec.Command(o.vllm, append([]string{
+		"launch", "render", dir, "--host", "127.0.0.1", "--port", fmt.Sprint(port), "--served-model-name", "model", "--max-model-len", "32768",
+	}, args...)...)
+	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "OMP_NUM_THREADS=1", "VLLM_SYSTEM_START_DATE="+day)
+	p, err := process.Start(o.work, "vllm", cmd)
+	if err != nil {
 		return nil, err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- s.cmd.Wait() }()
-	for deadline := time.After(startWithin); ; {
-		if resp, err := http.Get(s.url + "/health"); err == nil {
-			_ = resp.Body.Close() // it has none
-			if resp.StatusCode == http.StatusOK {
-				return s, nil
-			}
+	s := &renderServer{p, fmt.Sprintf("http://127.0.0.1:%d", port)}
+	if err := p.Await(context.Background(), startWithin, "it serves", func(context.Context) bool {
+		resp, err := http.Get(s.url + "/health")
+		if err != nil {
+			return false
 		}
-		select {
-		case err := <-ended:
-			return nil, fmt.Errorf("vllm launch render: %w: %s", err, lastBytes(s.log.String(), 2000))
-		case <-deadline:
-			s.stop()
-			return nil, errors.New("vllm launch render did not start in time")
-		case <-time.After(time.Second):
-		}
+		_ = resp.Body.Close() // it has none
+		return resp.StatusCode == http.StatusOK
+	}); err != nil {
+		s.Stop()
+		return nil, err
 	}
+	return s, nil
 }
-
-func (s *renderServer) stop() {
-	_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGTERM) // it may have ended by itself
-	for range 20 {
-		if syscall.Kill(-s.cmd.Process.Pid, 0) != nil {
-			return
-		}
-		<-time.After(500 * time.Millisecond)
-	}
-	_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL)
-}
-
-func lastBytes(s string, n int) string { return s[max(0, len(s)-n):] }
 
 // render returns the ids of a chat request, nil if the server refuses it.
 func (s *renderServer) render(body []byte) ([]uint32, error) {
@@ -133,8 +109,8 @@ func (x side) encode(body []byte, theirs []uint32, begin time.Time) ([]uint32, e
 }
 
 // compare sends n random requests to the server, and counts.
-func (s *renderServer) compare(x side, o options, n int) (bench.Figure, error) {
-	g := chats.Requests{R: rand.New(rand.NewPCG(o.seed, 5)), Strange: 5, Strict: x.strict}
+func (s *renderServer) compare(x side, n int) (bench.Figure, error) {
+	g := chats.Requests{R: random(5), Strange: 5, Strict: x.strict}
 	equal, refused, only, different := 0, 0, 0, 0
 	for range n {
 		q := g.Request()
@@ -171,11 +147,8 @@ func (s *renderServer) compare(x side, o options, n int) (bench.Figure, error) {
 		}
 	}
 	fmt.Printf("%s: %d cases, %d equal, %d refused by both, %d by vLLM alone, %d different\n", x.name, n, equal, refused, only, different)
-	v := float64(different)
-	return bench.Figure{
-		What:   fmt.Sprintf("vLLM's render server, %s: different of %d requests (%d equal, %d refused by both, %d by it alone)", x.name, n, equal, refused, only),
-		Target: "0", Median: v, Min: v, Max: v, Met: different == 0,
-	}, nil
+	what := fmt.Sprintf("vLLM's render server, %s: different of %d requests (%d equal, %d refused by both, %d by it alone)", x.name, n, equal, refused, only)
+	return bench.NewFigure(what, "", bench.Exactly(0), float64(different)), nil
 }
 
 // vllm compares whole prompts with a real vLLM's: with each template at hand, for
@@ -228,7 +201,7 @@ func modelFolder(o options, name string, config map[string]any, files map[string
 const ownTemplate = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 func vllmTemplates(o options) ([]bench.Figure, error) {
-	files := map[string]string{"tokenizer.json": filepath.Join(o.golden, "bytelevel-qwen2-nfc.json")}
+	files := map[string]string{"tokenizer.json": filepath.Join(golden, "bytelevel-qwen2-nfc.json")}
 	templates := map[string]string{"own": ownTemplate}
 	folder := filepath.Join(o.shared, "tokenizers/qwen3")
 	if _, err := os.Stat(folder); err == nil {
@@ -245,11 +218,11 @@ func vllmTemplates(o options) ([]bench.Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := startRenderServer(o.vllm, dir, "--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+	s, err := startRenderServer(o, dir, "--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 	if err != nil {
 		return nil, err
 	}
-	defer s.stop()
+	defer s.Stop()
 	var figures []bench.Figure
 	for _, name := range slices.Sorted(maps.Keys(templates)) {
 		if !strings.Contains(name, o.only) {
@@ -259,7 +232,7 @@ func vllmTemplates(o options) ([]bench.Figure, error) {
 		if err != nil {
 			return nil, err
 		}
-		f, err := s.compare(side{name: name, m: m, template: templates[name]}, o, o.conversations/4)
+		f, err := s.compare(side{name: name, m: m, template: templates[name]}, conversations/4)
 		if err != nil {
 			return nil, err
 		}
@@ -285,7 +258,7 @@ func vllmHarmony(o options) ([]bench.Figure, error) {
 }
 
 func vllmMistral(o options) (figures []bench.Figure, err error) {
-	own := filepath.Join(o.golden, "../mistral")
+	own := filepath.Join(golden, "../mistral")
 	// Without a parser of calls: that of this version does not work with its own mistral-common.
 	files := map[string]string{"own tekken.json v15": own + "/tekken.json", "own tokenizer.model.v2": own + "/tokenizer.model"}
 	inside, _ := filepath.Glob(filepath.Join(filepath.Dir(o.vllm), "../lib/python3*/site-packages/mistral_common/data/*"))
@@ -321,11 +294,11 @@ func vllmOne(o options, name, dir string, strict bool, args ...string) ([]bench.
 	if err != nil {
 		return nil, err
 	}
-	s, err := startRenderServer(o.vllm, dir, args...)
+	s, err := startRenderServer(o, dir, args...)
 	if err != nil {
 		return nil, err
 	}
-	defer s.stop()
-	f, err := s.compare(side{name: name, m: m, now: today(), strict: strict}, o, 5*o.conversations)
+	defer s.Stop()
+	f, err := s.compare(side{name: name, m: m, now: today(), strict: strict}, 5*conversations)
 	return []bench.Figure{f}, err
 }

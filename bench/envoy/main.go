@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -22,34 +21,36 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
 type options struct {
-	binary, tokenizer, out, commit string
-	rounds, others                 int
-	length                         time.Duration
-	noop, worker, only             string
+	binary, out, commit, only string
+	rounds                    int
 }
+
+const (
+	tokenizer   = "internal/enginesim/model" // folder with the model's tokenizer
+	otherRounds = 5                          // of shapes without a target
+	length      = 2 * time.Second            // of a round of one variant
+)
 
 func main() {
 	var o options
 	flag.StringVar(&o.binary, "kvroute", ".cache/bin/kvroute", "the kvroute to measure")
-	flag.StringVar(&o.tokenizer, "tokenizer", "internal/enginesim/model", "folder with the model's tokenizer")
 	flag.StringVar(&o.out, "report", "bench/out", "write the figures to this folder")
 	flag.StringVar(&o.commit, "commit", "", "record this commit")
 	flag.IntVar(&o.rounds, "rounds", 15, "rounds of the shapes that have targets")
-	flag.IntVar(&o.others, "others", 5, "rounds of the other shapes")
-	flag.DurationVar(&o.length, "length", 2*time.Second, "of a round of one variant")
 	flag.StringVar(&o.only, "only", "", "measure only the shapes whose names contain this")
-	flag.StringVar(&o.noop, "noop", "", "be the processor that does nothing, and write the address to this file")
-	flag.StringVar(&o.worker, "worker", "", "the worker that it names")
+	worker := flag.String("noop", "", "be the processor that does nothing but name this worker")
+	ready := flag.String("ready-file", "", "of --noop: `file` that gets the address")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if o.noop != "" {
-		if err := serveNoop(ctx, o); err != nil {
+	if *worker != "" {
+		if err := serveNoop(ctx, *worker, *ready); err != nil {
 			fmt.Fprintln(os.Stderr, "bench-envoy:", err)
 			os.Exit(2)
 		}
@@ -67,14 +68,14 @@ func main() {
 
 // serveNoop is the other side of B, in a process of its own so that its CPU can be
 // told from the client's.
-func serveNoop(ctx context.Context, o options) error {
+func serveNoop(ctx context.Context, worker, ready string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	s := grpc.NewServer(grpc.MaxRecvMsgSize(32<<20), grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(16<<20))
-	envoytest.Noop{Worker: o.worker}.Register(s)
-	if err := os.WriteFile(o.noop, fmt.Appendf(nil, `{"extproc":%q}`, l.Addr()), 0o600); err != nil {
+	envoytest.Noop{Worker: worker}.Register(s)
+	if err := os.WriteFile(ready, fmt.Appendf(nil, `{"extproc":%q}`, l.Addr()), 0o600); err != nil {
 		return err
 	}
 	go func() {
@@ -88,39 +89,18 @@ func serveNoop(ctx context.Context, o options) error {
 type variant struct {
 	name   string
 	envoy  *envoytest.Proc
-	server *process // the external processor, nil for none
+	server *server // the external processor, nil for none
 }
 
-// process is a program that was started for the measurement.
-type process struct {
-	cmd *exec.Cmd
-	at  string // of its external processor
+// server is an external processor in its own process.
+type server struct {
+	*process.Process
+	at string
 }
 
-func (p *process) stop() {
-	_ = p.cmd.Process.Kill() // it holds nothing worth keeping
-	_ = p.cmd.Wait()
-}
-
-// spawn starts a program that writes its addresses to a ready file.
-func spawn(ctx context.Context, ready, program string, args ...string) (*process, error) {
-	p := &process{cmd: exec.CommandContext(ctx, program, args...)}
-	p.cmd.Stderr = os.Stderr
-	p.cmd.SysProcAttr = envoytest.OwnGroup()
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	for range 1000 {
-		if data, err := os.ReadFile(ready); err == nil {
-			if _, rest, ok := strings.Cut(string(data), `"extproc":"`); ok {
-				p.at, _, _ = strings.Cut(rest, `"`)
-				return p, nil
-			}
-		}
-		pause(ctx, 10*time.Millisecond)
-	}
-	p.stop()
-	return nil, fmt.Errorf("%s was not ready in 10 s", program)
+func startServer(ctx context.Context, dir, name, program string, args ...string) (*server, error) {
+	p, at, err := process.StartReady(ctx, dir, name, program, args...)
+	return &server{p, at.Extproc}, err
 }
 
 func run(ctx context.Context, o options) (met bool, err error) {
@@ -139,26 +119,24 @@ func run(ctx context.Context, o options) (met bool, err error) {
 	if err := os.WriteFile(config, fmt.Appendf(nil, `version: 1
 models: [{name: sim, tokenizer: %q, block-size: 16}]
 workers: [{name: w, address: %q, models: [sim], block_size: 16}]
-`, absolute(o.tokenizer), w.at), 0o600); err != nil {
+`, absolute(tokenizer), w.at), 0o600); err != nil {
 		return false, err
 	}
-	ready := filepath.Join(dir, "kvroute.ready")
-	ours, err := spawn(ctx, ready, absolute(o.binary), "serve", "--config", config, "--extproc-address", "127.0.0.1:0",
-		"--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error", "--ready-file", ready)
+	ours, err := startServer(ctx, dir, "kvroute", absolute(o.binary), "serve", "--config", config, "--extproc-address", "127.0.0.1:0",
+		"--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error")
 	if err != nil {
 		return false, err
 	}
-	defer ours.stop()
+	defer ours.Stop()
 	self, err := os.Executable()
 	if err != nil {
 		return false, err
 	}
-	ready = filepath.Join(dir, "noop.ready")
-	noop, err := spawn(ctx, ready, self, "--noop", ready, "--worker", w.at)
+	noop, err := startServer(ctx, dir, "noop", self, "--noop", w.at)
 	if err != nil {
 		return false, err
 	}
-	defer noop.stop()
+	defer noop.Stop()
 
 	var variants []*variant
 	defer func() {
@@ -168,7 +146,7 @@ workers: [{name: w, address: %q, models: [sim], block_size: 16}]
 	}()
 	for _, v := range []struct {
 		name       string
-		server     *process
+		server     *server
 		noObserver bool
 	}{
 		{"without", nil, false},
@@ -192,7 +170,7 @@ workers: [{name: w, address: %q, models: [sim], block_size: 16}]
 
 // startEnvoy starts an Envoy of our configuration; without a server its filters are
 // left out, and the pool serves.
-func startEnvoy(ctx context.Context, worker string, server *process, noObserver bool) (*envoytest.Proc, error) {
+func startEnvoy(ctx context.Context, worker string, server *server, noObserver bool) (*envoytest.Proc, error) {
 	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", Pool: []string{worker}, NoObserver: noObserver, ExtProc: []string{"127.0.0.1:1"}}
 	if server != nil {
 		c.ExtProc[0] = server.at
@@ -209,11 +187,7 @@ func startEnvoy(ctx context.Context, worker string, server *process, noObserver 
 		}
 		config = config[:from] + config[to:]
 	}
-	path, err := envoytest.Find()
-	if err != nil {
-		return nil, err
-	}
-	return envoytest.Start(ctx, envoytest.Options{Path: path, Config: []byte(config)})
+	return envoytest.Start(ctx, envoytest.Options{Config: []byte(config)})
 }
 
 // pause waits for a time, or until ctx ends.

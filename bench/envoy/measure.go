@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -13,9 +14,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
@@ -110,7 +109,7 @@ type sample struct {
 func measure(ctx context.Context, o options, variants []*variant) (figures []bench.Figure, err error) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	texts := newTexts(rng)
-	if figures, err = idle(ctx, variants, max(o.length, time.Second)); err != nil {
+	if figures, err = idle(ctx, variants); err != nil {
 		return nil, err
 	}
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
@@ -118,7 +117,7 @@ func measure(ctx context.Context, o options, variants []*variant) (figures []ben
 		if !strings.Contains(s.name, o.only) {
 			continue
 		}
-		rounds := o.others
+		rounds := otherRounds
 		if s.targets != nothing {
 			rounds = o.rounds
 		}
@@ -127,7 +126,7 @@ func measure(ctx context.Context, o options, variants []*variant) (figures []ben
 			order := slices.Clone(s.variants)
 			rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 			for _, v := range order {
-				x, err := one(ctx, client, texts, s, variants[v], o.length)
+				x, err := one(ctx, client, texts, s, variants[v])
 				if err != nil {
 					return nil, fmt.Errorf("%s, %s: %w", s.name, variants[v].name, err)
 				}
@@ -142,30 +141,29 @@ func measure(ctx context.Context, o options, variants []*variant) (figures []ben
 
 // idle returns what the servers compute while nobody asks them, which is in what a request
 // seems to take.
-func idle(ctx context.Context, variants []*variant, length time.Duration) (figures []bench.Figure, err error) {
+func idle(ctx context.Context, variants []*variant) (figures []bench.Figure, err error) {
 	begun := variants[1:3]
 	before := make([]time.Duration, len(begun))
 	for i, v := range begun {
-		if before[i], err = cpu(v.server.cmd.Process.Pid); err != nil {
+		if before[i], err = bench.ProcessTime(v.server.Pid()); err != nil {
 			return nil, err
 		}
 	}
 	start := time.Now()
 	pause(ctx, length)
 	for i, v := range begun {
-		after, err := cpu(v.server.cmd.Process.Pid)
+		after, err := bench.ProcessTime(v.server.Pid())
 		if err != nil {
 			return nil, err
 		}
-		ms := (after - before[i]).Seconds() * 1e3 / time.Since(start).Seconds()
-		figures = append(figures, bench.Figure{What: "idle: server's CPU a second, " + v.name, Unit: "ms", Median: ms, Min: ms, Max: ms})
+		figures = append(figures, bench.NewFigure("idle: server's CPU a second, "+v.name, "ms", bench.Target{}, ms(after-before[i])/time.Since(start).Seconds()))
 	}
 	return figures, nil
 }
 
 // one plays a round in open loop: requests leave when they are due, whatever became
 // of those before, and their time counts from then.
-func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *variant, length time.Duration) (x sample, err error) {
+func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *variant) (x sample, err error) {
 	n := max(4, int(length.Seconds()*s.rate))
 	bodies := make([][]byte, n)
 	for i := range bodies {
@@ -177,29 +175,21 @@ func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *var
 	}
 	took := make([]time.Duration, n)
 	errs := make([]error, n)
-	var wg sync.WaitGroup
 	start := time.Now()
-	for i := range n {
-		due := start.Add(time.Duration(float64(i) / s.rate * float64(time.Second)))
-		pause(ctx, time.Until(due))
-		wg.Go(func() {
-			errs[i] = post(ctx, client, v.envoy.URL()+"/v1/chat/completions", bodies[i])
-			took[i] = time.Since(due)
-		})
-	}
-	wg.Wait()
-	for _, e := range errs {
-		if e != nil {
-			return x, e
-		}
+	due := func(i int) time.Duration { return time.Duration(float64(i) / s.rate * float64(time.Second)) }
+	bench.Pace(ctx, start, n, due, func(i int) {
+		errs[i] = post(ctx, client, v.envoy.URL()+"/v1/chat/completions", bodies[i])
+		took[i] = time.Since(start) - due(i)
+	})
+	if err := cmp.Or(errors.Join(errs...), context.Cause(ctx)); err != nil {
+		return x, err
 	}
 	pause(ctx, 50*time.Millisecond) // what ends streams ends behind the response
 	after, err := v.used(ctx)
 	if err != nil {
 		return x, err
 	}
-	slices.SortFunc(took, cmp.Compare)
-	ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 }
+	slices.Sort(took)
 	each := func(d time.Duration) float64 { return ms(d) / float64(n) }
 	return sample{
 		p50: ms(took[n/2]), p99: ms(took[n*99/100]),
@@ -207,6 +197,8 @@ func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *var
 		messages: float64(after.messages-before.messages) / float64(n),
 	}, nil
 }
+
+func ms(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
 func post(ctx context.Context, client *http.Client, url string, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
@@ -233,10 +225,10 @@ type use struct {
 }
 
 func (v *variant) used(ctx context.Context) (u use, err error) {
-	if u.proxy, err = cpu(v.envoy.Pid()); err != nil || v.server == nil {
+	if u.proxy, err = bench.ProcessTime(v.envoy.Pid()); err != nil || v.server == nil {
 		return u, err
 	}
-	if u.server, err = cpu(v.server.cmd.Process.Pid); err != nil {
+	if u.server, err = bench.ProcessTime(v.server.Pid()); err != nil {
 		return u, err
 	}
 	for _, filter := range []string{"kvroute", "kvroute_observer"} {
@@ -254,50 +246,44 @@ func (v *variant) used(ctx context.Context) (u use, err error) {
 
 // report turns the samples of a shape into figures, ratios round by round.
 func report(s shape, variants []*variant, got map[int][]sample) (out []bench.Figure) {
-	add := func(what, unit, target string, met func(float64) bool, value func(i int) float64) {
+	add := func(what, unit string, target bench.Target, value func(i int) float64) {
 		values := make([]float64, len(got[2]))
 		for i := range values {
 			values[i] = value(i)
 		}
-		slices.Sort(values)
-		f := bench.Figure{What: s.name + ": " + what, Unit: unit, Target: target, Median: values[len(values)/2], Min: values[0], Max: values[len(values)-1]}
-		if f.Met = met != nil && met(f.Median); met == nil {
-			f.Target = ""
-		}
-		out = append(out, f)
+		out = append(out, bench.NewFigure(s.name+": "+what, unit, target, values...))
 	}
-	most := func(limit float64) (string, func(float64) bool) {
+	none := bench.Target{}
+	most := func(limit float64) bench.Target {
 		if s.targets != added {
-			return "", nil
+			return none
 		}
-		return "≤ " + strconv.FormatFloat(limit, 'g', -1, 64), func(v float64) bool { return v <= limit }
+		return bench.AtMost(limit)
 	}
 	for _, v := range s.variants {
 		name := variants[v].name
-		add("p50, "+name, "ms", "", nil, func(i int) float64 { return got[v][i].p50 })
-		add("p99, "+name, "ms", "", nil, func(i int) float64 { return got[v][i].p99 })
-		add("Envoy's CPU a request, "+name, "ms", "", nil, func(i int) float64 { return got[v][i].proxy })
+		add("p50, "+name, "ms", none, func(i int) float64 { return got[v][i].p50 })
+		add("p99, "+name, "ms", none, func(i int) float64 { return got[v][i].p99 })
+		add("Envoy's CPU a request, "+name, "ms", none, func(i int) float64 { return got[v][i].proxy })
 		if variants[v].server != nil {
-			add("server's CPU a request, "+name, "ms", "", nil, func(i int) float64 { return got[v][i].server })
+			add("server's CPU a request, "+name, "ms", none, func(i int) float64 { return got[v][i].server })
 		}
 	}
-	target, met := most(1.25)
-	add("p50, kvroute ÷ no-op", "×", target, met, func(i int) float64 { return got[2][i].p50 / got[1][i].p50 })
-	target, met = most(1.5)
-	add("p99, kvroute ÷ no-op", "×", target, met, func(i int) float64 { return got[2][i].p99 / got[1][i].p99 })
-	target, met = most(.15)
-	add("server's CPU a request, kvroute − no-op", "ms", target, met, func(i int) float64 { return got[2][i].server - got[1][i].server })
+	add("p50, kvroute ÷ no-op", "×", most(1.25), func(i int) float64 { return got[2][i].p50 / got[1][i].p50 })
+	add("p99, kvroute ÷ no-op", "×", most(1.5), func(i int) float64 { return got[2][i].p99 / got[1][i].p99 })
+	add("server's CPU a request, kvroute − no-op", "ms", most(.15), func(i int) float64 { return got[2][i].server - got[1][i].server })
 	switch s.targets {
 	case messages:
-		add("messages to kvroute a response", "", "≤ 10", func(v float64) bool { return v <= 10 }, func(i int) float64 { return got[2][i].messages })
+		add("messages to kvroute a response", "", bench.AtMost(10), func(i int) float64 { return got[2][i].messages })
 	case observer:
-		add("observer's CPU, no-op", "ms", "", nil, func(i int) float64 { return got[1][i].server - got[3][i].server })
-		add("observer's CPU, kvroute", "ms", "", nil, func(i int) float64 { return got[2][i].server - got[4][i].server })
+		add("observer's CPU, no-op", "ms", none, func(i int) float64 { return got[1][i].server - got[3][i].server })
+		add("observer's CPU, kvroute", "ms", none, func(i int) float64 { return got[2][i].server - got[4][i].server })
 		// Of the medians, for a ratio of two small differences of one round is noise. If
-		// noise is larger than an observer still, nothing is met.
+		// noise is larger than an observer still, the target is missed.
 		noop, ours := out[len(out)-2].Median, out[len(out)-1].Median
-		ratio := ours / noop
-		add("observer's CPU, kvroute ÷ no-op", "×", "≤ 1.25", func(float64) bool { return noop > 0 && ours > 0 && ratio <= 1.25 }, func(int) float64 { return ratio })
+		f := bench.NewFigure(s.name+": observer's CPU, kvroute ÷ no-op", "×", bench.AtMost(1.25), ours/noop)
+		f.Met = f.Met && noop > 0 && ours > 0
+		out = append(out, f)
 	case nothing, added:
 	}
 	return out

@@ -3,6 +3,7 @@
 package main
 
 import (
+	_ "embed"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
@@ -91,35 +92,10 @@ func (t *texts) body(size, tokens int) []byte {
 		tokens, tokens > 0, t.shared[:size*7/10], t.text(size*3/10))
 }
 
-// words are some of the commonest of English, then of what is asked of models.
+// words are some of the commonest of English, then words of what is asked of models.
 //
 //nolint:gochecknoglobals // a table
-var words = strings.Fields(`
-the of and to a in is it that for was on are as with be at this have from or one had by not but what all were when we there
-can an your which their said if do will each about how up out them then she many some so these would other into has more her
-two like him see time could no make than first been its who now people my made over did down only way find use may water
-long little very after words called just where most know get through back much before go good new write our used me man too
-any day same right look think also around another came come work three word must because does part even place well such here
-take why things help put years different away again off went old number great tell men say small every found still between
-name should home big give air line set own under read last never us left end along while might next sound below saw
-something thought both few those always looked show large often together asked house world going want school important until
-form food keep children feet land side without boy once animal life enough took sometimes four head above kind began almost
-live page got earth need far hand high year mother light country father let night picture being study second soon story
-since white ever paper hard near sentence better best across during today however sure means knew try told young sun thing
-whole hear example heard several change answer room sea against top turned learn point city play toward five himself usually
-money seen car morning given body family later turn move face door cut done group true half red fish plants living black
-please explain summarize describe compare following question context document report list table table code function return
-error value string list field type class method object request response server client network address message system model
-token cache block memory worker engine router queue latency load balance policy decision prompt prefix sequence index
-database query user account order customer product price invoice payment delivery contract market company board growth
-revenue quarter budget forecast risk analysis result measure average percent increase decrease trend season region team
-project plan schedule deadline meeting review feedback release version feature issue test build deploy monitor alert log
-metric trace container cluster node service storage backup security access permission password secret certificate key
-translate language grammar paragraph title chapter author character scene dialogue poem letter email subject reply draft
-science physics energy force mass particle wave quantum theory experiment observation hypothesis chemistry molecule reaction
-biology cell protein gene species evolution disease treatment patient doctor hospital medicine symptom diagnosis vaccine
-history war treaty empire revolution king parliament election government law court judge evidence witness rights freedom
-mathematics equation matrix vector derivative integral probability distribution variance theorem proof algorithm complexity
-recursion iteration parallel thread process lock channel buffer stream socket packet protocol header payload compress encode
-decode parse format template render layout style color image camera video audio music song concert theatre museum travel
-flight hotel restaurant recipe ingredient temperature kitchen garden weather mountain river forest island beach`)
+var words = strings.Fields(wordList)
+
+//go:embed words.txt
+var wordList string

@@ -356,19 +356,11 @@ func matchRandom(agree bool) float64 {
 	return 2 * each / time.Since(start).Seconds() / 1e6
 }
 
-func heap() float64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-	return float64(m.HeapAlloc)
-}
-
 func pairBytes(evs []indexEvent) float64 {
-	before := heap()
+	before := bench.Heap()
 	x := indexer.New(indexer.Config{})
 	applyAll(x, evs)
-	bytes := heap() - before
+	bytes := bench.Heap() - before
 	n := x.Blocks()
 	runtime.KeepAlive(evs)
 	return bytes / float64(n)
@@ -377,12 +369,12 @@ func pairBytes(evs []indexEvent) float64 {
 func heapReturned() float64 {
 	evs := unique()
 	gone := removals(evs, 1, true)
-	before := heap()
+	before := bench.Heap()
 	x := indexer.New(indexer.Config{})
 	applyAll(x, evs)
-	full := heap()
+	full := bench.Heap()
 	applyAll(x, gone)
-	empty := heap()
+	empty := bench.Heap()
 	runtime.KeepAlive(evs)
 	runtime.KeepAlive(gone)
 	runtime.KeepAlive(x)
