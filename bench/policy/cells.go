@@ -116,7 +116,6 @@ func targetRules() []string { return []string{defaultRule, rivalRule, oracleRule
 
 // cellRules are the rules that are played in the seven cells.
 func cellRules() []string {
-	return append(targetRules(), strings.Fields(`random round-robin power-of-two least-requests vllm-dp least-pending longest-prefix
-		session-hash session-sticky chwbl-1.25 sglang-cache-aware aibrix-prefix-cache gie-3-2-2-2 dualmap two-tier-8 token-aware-18s token-aware-2s
-		dynamo:weight=4 dynamo:weight=32 dynamo-agentic lmetric predicted_ttft predicted_ttft:alpha=.1 predicted_ttft:alpha=.25 tokens`)...)
+	return append(targetRules(), strings.Fields(`random round-robin power-of-two least-requests vllm-dp sglang-cache-aware aibrix-prefix-cache gie-3-2-2-2
+		lmetric dynamo:weight=4 dynamo:weight=32 dynamo-agentic predicted_ttft predicted_ttft:alpha=.1 predicted_ttft:alpha=.25 tokens`)...)
 }

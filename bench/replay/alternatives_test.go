@@ -240,7 +240,7 @@ func TestSummaryAlternatives(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	agentic, err := conversations.Recorded()
+	agentic, err := conversations.recorded()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,9 +34,9 @@ type engine struct {
 	waiting  []int32
 	head     int // of waiting
 	prefills []prefill
-	decodes  finishes
-	steps    int64 // so far
-	held     int64 // tokens of the decoding requests
+	decodes  heap[int32] // requests, by the step after which they end, then by number
+	steps    int64       // so far
+	held     int64       // tokens of the decoding requests
 
 	// The plan: count steps from start, the last one ending at end. Prefills are
 	// in a plan of one step.
@@ -65,56 +65,6 @@ type prefill struct {
 	req        int32
 	done, left int // tokens of the prompt; done includes the cached ones
 	now        int // tokens in the current step
-}
-
-// finish is a decoding request, and the step after which it ends.
-type finish struct {
-	step int64
-	req  int32
-}
-
-// finishes is a heap by step, then by request.
-type finishes []finish
-
-func (f finish) before(g finish) bool {
-	return f.step < g.step || f.step == g.step && f.req < g.req
-}
-
-func (h *finishes) push(f finish) {
-	s := append(*h, f)
-	i := len(s) - 1
-	for i > 0 {
-		p := (i - 1) / 2
-		if !s[i].before(s[p]) {
-			break
-		}
-		s[i], s[p] = s[p], s[i]
-		i = p
-	}
-	*h = s
-}
-
-func (h *finishes) pop() finish {
-	s := *h
-	top, last := s[0], len(s)-1
-	s[0] = s[last]
-	s = s[:last]
-	for i := 0; ; {
-		c := 2*i + 1
-		if c >= last {
-			break
-		}
-		if c+1 < last && s[c+1].before(s[c]) {
-			c++
-		}
-		if !s[c].before(s[i]) {
-			break
-		}
-		s[i], s[c] = s[c], s[i]
-		i = c
-	}
-	*h = s
-	return top
 }
 
 // maxRunning is the most requests that an engine computes at a time.
@@ -153,7 +103,7 @@ func (e *engine) admit(cached []int32) {
 func (e *engine) decode(n int32) {
 	r := &e.reqs[n]
 	e.held += int64(r.Input) + 1
-	e.decodes.push(finish{e.steps + int64(r.Output) - 1, n})
+	e.decodes.push(entry[int32]{e.steps + int64(r.Output) - 1, int64(n), n})
 }
 
 // reserve is how many blocks are kept free for what a request will put out.
@@ -175,7 +125,7 @@ func (e *engine) plan(now int64) bool {
 	}
 	e.start, e.count, e.mixed = now, 1, len(e.prefills) > 0
 	if !e.mixed {
-		if e.count = e.decodes[0].step - e.steps; e.single || e.shared && e.head < len(e.waiting) {
+		if e.count = e.decodes[0].at - e.steps; e.single || e.shared && e.head < len(e.waiting) {
 			// Other engines may make room in a shared cache at any time.
 			e.count = 1
 		}
@@ -241,8 +191,8 @@ func (e *engine) cut(now int64) bool {
 func (e *engine) complete(t *sim, w int) {
 	e.steps += e.count
 	e.held += e.count * int64(len(e.decodes))
-	for len(e.decodes) > 0 && e.decodes[0].step <= e.steps {
-		e.finish(t, w, e.decodes.pop().req)
+	for len(e.decodes) > 0 && e.decodes[0].at <= e.steps {
+		e.finish(t, w, e.decodes.pop().value)
 	}
 	if !e.mixed {
 		return
@@ -292,7 +242,7 @@ func (e *engine) reset(shared bool, distinct int) (lost []int32) {
 		running = append(running, p.req)
 	}
 	for len(e.decodes) > 0 {
-		running = append(running, e.decodes.pop().req)
+		running = append(running, e.decodes.pop().value)
 	}
 	for _, n := range running {
 		e.cache.release(e.reqs[n].Blocks)

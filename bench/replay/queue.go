@@ -4,8 +4,6 @@ package replay
 
 // event is something that is going to happen.
 type event struct {
-	at   int64  // ns
-	turn uint64 // of events at one time the first one made comes first
 	kind eventKind
 	a    int32
 	b    uint32
@@ -26,57 +24,66 @@ const (
 	engineReport // of engine a
 )
 
-// queue is a heap of events by time, then turn.
+// queue holds events by time in ns; of events at one time the first one made comes first.
 type queue struct {
-	heap []event
-	turn uint64
+	heap heap[event]
+	turn int64
 }
-
-func (e *event) before(f *event) bool { return e.at < f.at || e.at == f.at && e.turn < f.turn }
 
 func (q *queue) push(at int64, kind eventKind, a int32, b uint32) {
 	q.turn++
-	e := event{at, q.turn, kind, a, b}
-	q.heap = append(q.heap, e)
-	i := len(q.heap) - 1
-	for i > 0 {
-		p := (i - 1) / 4
-		if !e.before(&q.heap[p]) {
-			break
-		}
-		q.heap[i] = q.heap[p]
-		i = p
-	}
-	q.heap[i] = e
+	q.heap.push(entry[event]{at, q.turn, event{kind, a, b}})
 }
 
-func (q *queue) pop() (event, bool) {
-	if len(q.heap) == 0 {
-		return event{}, false
+// heap is a binary heap whose first entry comes first by at, then by turn.
+type heap[T any] []entry[T]
+
+type entry[T any] struct {
+	at, turn int64
+	value    T
+}
+
+func (e *entry[T]) before(f *entry[T]) bool { return e.at < f.at || e.at == f.at && e.turn < f.turn }
+
+func (h *heap[T]) push(e entry[T]) {
+	s := append(*h, e)
+	i := len(s) - 1
+	for i > 0 {
+		p := (i - 1) / 2
+		if !e.before(&s[p]) {
+			break
+		}
+		s[i] = s[p]
+		i = p
 	}
-	top, last := q.heap[0], len(q.heap)-1
-	e := q.heap[last]
-	q.heap = q.heap[:last]
+	s[i] = e
+	*h = s
+}
+
+// pop removes the first entry. The heap must have one.
+func (h *heap[T]) pop() entry[T] {
+	s := *h
+	top, last := s[0], len(s)-1
+	e := s[last]
+	s = s[:last]
 	i := 0
 	for {
-		c := 4*i + 1
+		c := 2*i + 1
 		if c >= last {
 			break
 		}
-		least := c
-		for k := c + 1; k < min(c+4, last); k++ {
-			if q.heap[k].before(&q.heap[least]) {
-				least = k
-			}
+		if c+1 < last && s[c+1].before(&s[c]) {
+			c++
 		}
-		if !q.heap[least].before(&e) {
+		if !s[c].before(&e) {
 			break
 		}
-		q.heap[i] = q.heap[least]
-		i = least
+		s[i] = s[c]
+		i = c
 	}
 	if last > 0 {
-		q.heap[i] = e
+		s[i] = e
 	}
-	return top, true
+	*h = s
+	return top
 }

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"text/tabwriter"
 	"time"
+
+	"github.com/kvroute/kvroute/bench"
 )
 
 // Result is what a simulation measured. Times are in seconds, from when a request
@@ -24,12 +26,12 @@ type Result struct {
 	Retried  int     `json:"retried,omitempty"` // requests whose worker went away
 	Foreign  int     `json:"foreign,omitempty"` // requests that no router sent
 
-	TTFT Times `json:"ttft_s"`
+	TTFT bench.Quantiles `json:"ttft_s"`
 	// Wait is the part of TTFT before an engine began with the prompt; the rest of
 	// it is computing.
-	Wait Times `json:"wait_s"`
-	TPOT Times `json:"tpot_s"` // time between two tokens of one response
-	E2E  Times `json:"e2e_s"`
+	Wait bench.Quantiles `json:"wait_s"`
+	TPOT bench.Quantiles `json:"tpot_s"` // time between two tokens of one response
+	E2E  bench.Quantiles `json:"e2e_s"`
 
 	// Goodput is the number of requests a second with a TTFT of at most 2 s and
 	// a TPOT of at most 50 ms.
@@ -49,14 +51,6 @@ type Result struct {
 	Misjudged float64 `json:"misjudged_tokens"`
 
 	Timing *Timing `json:"timing,omitempty"`
-}
-
-// Times sums times up, in seconds.
-type Times struct {
-	Mean float64 `json:"mean"`
-	P50  float64 `json:"p50"`
-	P90  float64 `json:"p90"`
-	P99  float64 `json:"p99"`
 }
 
 // Timing is what the simulation cost on the real clock.
@@ -131,7 +125,7 @@ func (s *sim) result() *Result {
 	}
 	n := max(1, routed)
 	r.Foreign = len(s.reqs) - int(routed)
-	r.TTFT, r.Wait, r.TPOT, r.E2E = times(ttft), times(waits), times(tpot), times(e2e)
+	r.TTFT, r.Wait, r.TPOT, r.E2E = bench.NewQuantiles(ttft), bench.NewQuantiles(waits), bench.NewQuantiles(tpot), bench.NewQuantiles(e2e)
 	r.Span = float64(last-begin) / 1e9
 	r.Goodput = float64(good) / r.Span
 	r.HitRate = hit / tokens
@@ -152,19 +146,6 @@ func (s *sim) result() *Result {
 	}
 	r.Imbalance = float64(most) * float64(able) / float64(max(1, sum))
 	return r
-}
-
-func times(v []float64) Times {
-	if len(v) == 0 {
-		return Times{}
-	}
-	sum := 0.
-	for _, x := range v {
-		sum += x
-	}
-	slices.Sort(v)
-	at := func(p int) float64 { return v[min(len(v)-1, len(v)*p/100)] }
-	return Times{Mean: sum / float64(len(v)), P50: at(50), P90: at(90), P99: at(99)}
 }
 
 // writeJSON writes results as a JSON array.

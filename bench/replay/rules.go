@@ -33,9 +33,6 @@ type Rule struct {
 	EngineInputs bool
 	// NoReports has the routers not hear what engines report of their load.
 	NoReports bool
-	// Sticky binds a conversation to the worker that its first request went to,
-	// softly: one with far more to do than the others gives it away.
-	Sticky bool
 }
 
 // Default is the rule that kvroute recommends where the engine is known: tokens
@@ -71,9 +68,6 @@ func named() []Rule {
 		policy("oracle", scorer.PredictedTTFT, func(s *scorer.Settings) { s.Alpha = .25 }),
 	}
 	rules[len(rules)-1].Oracle = true
-	sticky := policy("session-sticky", scorer.Tokens, nil)
-	sticky.Sticky = true
-	rules = append(rules, sticky)
 	return append(rules, publishedRules()...)
 }
 

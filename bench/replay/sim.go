@@ -12,7 +12,6 @@ package replay
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -25,191 +24,6 @@ import (
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/scorer"
 )
-
-// Scenario is what is simulated. The zero value of each field means its default.
-type Scenario struct {
-	Trace *Trace // required
-	Rule  Rule   // required
-
-	// Speedup divides the times at which requests of an open loop are due.
-	// Default 1.
-	Speedup float64
-	// Jitter moves each request of an open loop later by up to this much, by the
-	// seed, but never past the next one: how far results hang on nothing at all.
-	// Default 0.
-	Jitter time.Duration
-
-	Workers  int           // default 8
-	Engine   scorer.Engine // of each worker; default [scorer.Dense32B]
-	KVBlocks int           // blocks of the trace's size that a worker's cache has; default 2,000
-	// Speeds divide the times of the engine, worker by worker; those without
-	// one have 1.
-	Speeds []float64
-
-	// Replicas is the number of router replicas that requests are spread over
-	// at random. Each hears of its own requests at once, and of the others' after
-	// SyncDelay, or, if that is negative, never: what a router tells of its requests
-	// is what it tells in production. Default 1.
-	Replicas  int
-	SyncDelay time.Duration
-	// SyncLost is when replicas stop to hear of each other, for SyncLostFor:
-	// messages of that time are lost for good. What they would have ended, ends
-	// when the router gives it up, so they do not heal as those of package fleet do.
-	// SyncLostFor 0 = they always hear.
-	SyncLost, SyncLostFor time.Duration
-	// Groups parts the workers, in order, into router groups, each with a router of its
-	// own, below an upper tier: a router that knows of each group what the group tells
-	// every SummaryAge, by default 1 s, as in production: its load, and a filter of
-	// each Stride-th block that it has cached. Default of Stride is 1, as blocks of
-	// traces are larger than those of engines; of Groups 1, which is none. Not with
-	// Replicas.
-	Groups     int
-	SummaryAge time.Duration
-	Stride     int
-
-	EventDelay time.Duration // of the workers' cache events
-	// EventLoss is the share of cache events lost on the way to a replica. The
-	// next one of the worker makes its blocks forgotten, as a gap does.
-	EventLoss float64
-
-	// Predict is how long the routers believe that a worker will have cached a
-	// prompt that they sent it; 0 = not at all.
-	Predict time.Duration
-	// Approximate says that workers publish no events: the routers guess what they
-	// have cached, from what they were sent and how large their caches are.
-	Approximate bool
-
-	// PrefillWorkers is how many of the workers, the first ones, compute prompts
-	// only; the others get the KV cache of these at Transfer tokens a second and
-	// make the output. 0 = each worker does both. Not with Replicas, Groups,
-	// Changes, ColdStart or an oracle.
-	PrefillWorkers int
-	// Transfer is by default 190,000: 50 GB/s of a cache with 262 kB a token.
-	Transfer float64
-
-	// ForeignShare is the share of requests, 0 to below 1, that reach workers past the
-	// routers: those of a session all or none, each at a random one of the first
-	// ForeignWorkers workers (default half of them: other clients know some workers alone).
-	// Engines report their load every ReportEvery, by default 2.5 s, unless the rule ignores it. Not with Groups, PrefillWorkers, Changes or
-	// ColdStart.
-	ForeignShare   float64
-	ForeignWorkers int
-	ReportEvery    time.Duration
-
-	Changes []Change // of the workers
-	// ColdStart is when the routers are replaced by new ones that know no block
-	// and no request; 0 = never.
-	ColdStart time.Duration
-
-	Seed uint64
-
-	// Timing measures the routers' decisions on the real clock. Only the fields
-	// of [Result.Timing] depend on it.
-	Timing bool
-
-	everyStep bool                               // tests: no runs of steps
-	decided   func(req int32, d router.Decision) // tests: told of each decision
-}
-
-// Change is something that happens to a worker. What a worker was computing when
-// it went is asked for again, at once.
-type Change struct {
-	At     time.Duration
-	Worker int // from 0; one whose first change is Join is not there before
-	Kind   ChangeKind
-}
-
-// ChangeKind says what happens to a worker.
-type ChangeKind string
-
-// The changes of a worker.
-const (
-	Join    ChangeKind = "join"
-	Leave   ChangeKind = "leave"
-	Restart ChangeKind = "restart" // comes back empty, at once
-)
-
-const (
-	maxWorkers  = 4096
-	maxReplicas = 64
-	maxKVBlocks = 1 << 26
-	maxJitter   = time.Hour
-	maxStride   = 1 << 16
-)
-
-func (c Scenario) withDefaults() (Scenario, error) {
-	if c.Speedup == 0 {
-		c.Speedup = 1
-	}
-	if c.Workers == 0 {
-		c.Workers = 8
-	}
-	if c.Engine == (scorer.Engine{}) {
-		c.Engine = scorer.Dense32B()
-	}
-	if c.KVBlocks == 0 {
-		c.KVBlocks = 2000
-	}
-	c.Replicas, c.Groups = cmp.Or(c.Replicas, 1), cmp.Or(c.Groups, 1)
-	c.SummaryAge, c.Stride = cmp.Or(c.SummaryAge, time.Second), cmp.Or(c.Stride, 1)
-	c.Transfer = cmp.Or(c.Transfer, 190_000)
-	c.ForeignWorkers, c.ReportEvery = cmp.Or(c.ForeignWorkers, (c.Workers+1)/2), cmp.Or(c.ReportEvery, 2500*time.Millisecond)
-	positive := func(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
-	switch {
-	case c.Trace == nil || len(c.Trace.Requests) == 0:
-		return c, fmt.Errorf("replay: no trace")
-	case c.Jitter < 0 || c.Jitter > maxJitter:
-		return c, fmt.Errorf("replay: jitter is %v, want 0 to %v", c.Jitter, maxJitter)
-	case !positive(c.Speedup):
-		return c, fmt.Errorf("replay: speedup is %v, want a number above 0", c.Speedup)
-	case c.Workers < 1 || c.Workers > maxWorkers:
-		return c, fmt.Errorf("replay: %d workers, want 1 to %d", c.Workers, maxWorkers)
-	case c.KVBlocks < 1 || c.KVBlocks > maxKVBlocks:
-		return c, fmt.Errorf("replay: %d KV blocks, want 1 to %d", c.KVBlocks, maxKVBlocks)
-	case len(c.Speeds) > c.Workers:
-		return c, fmt.Errorf("replay: %d speeds for %d workers", len(c.Speeds), c.Workers)
-	case slices.ContainsFunc(c.Speeds, func(v float64) bool { return !positive(v) }):
-		return c, fmt.Errorf("replay: speeds are %v, want numbers above 0", c.Speeds)
-	case c.Replicas < 1 || c.Replicas > maxReplicas:
-		return c, fmt.Errorf("replay: %d replicas, want 1 to %d", c.Replicas, maxReplicas)
-	case c.Groups < 1 || c.Groups > c.Workers:
-		return c, fmt.Errorf("replay: %d groups of %d workers", c.Groups, c.Workers)
-	case c.Stride < 1 || c.Stride > maxStride:
-		return c, fmt.Errorf("replay: a stride of %d blocks, want 1 to %d", c.Stride, maxStride)
-	case c.Groups > 1 && c.Replicas > 1:
-		return c, fmt.Errorf("replay: %d groups and %d replicas, want one of them 1", c.Groups, c.Replicas)
-	case c.EventDelay < 0 || c.Predict < 0 || c.SummaryAge < 0 || c.ColdStart < 0:
-		return c, fmt.Errorf("replay: event delay %v, prediction %v, summary age %v and cold start %v must not be negative", c.EventDelay, c.Predict, c.SummaryAge, c.ColdStart)
-	case !(c.EventLoss >= 0 && c.EventLoss <= 1):
-		return c, fmt.Errorf("replay: event loss is %v, want 0 to 1", c.EventLoss)
-	}
-	switch alone := c.Replicas == 1 && c.Groups == 1 && len(c.Changes) == 0 && c.ColdStart == 0 && !c.Rule.Oracle; {
-	case c.SyncLost < 0 || c.SyncLostFor < 0:
-		return c, fmt.Errorf("replay: sync lost at %v for %v, want no negative times", c.SyncLost, c.SyncLostFor)
-	case c.PrefillWorkers < 0 || c.PrefillWorkers > 0 && c.PrefillWorkers >= c.Workers:
-		return c, fmt.Errorf("replay: %d prefill workers of %d workers, want at least one of either kind", c.PrefillWorkers, c.Workers)
-	case c.PrefillWorkers > 0 && !alone:
-		return c, errors.New("replay: prefill workers go with one router, and workers that stay; there is no oracle for them")
-	case !(c.ForeignShare >= 0 && c.ForeignShare < 1):
-		return c, fmt.Errorf("replay: foreign share is %v, want 0 to below 1", c.ForeignShare)
-	case c.ForeignWorkers < 1 || c.ForeignWorkers > c.Workers:
-		return c, fmt.Errorf("replay: foreign requests go to %d workers, want 1 to %d", c.ForeignWorkers, c.Workers)
-	case c.ReportEvery < time.Millisecond:
-		return c, fmt.Errorf("replay: engines report every %v, want at least 1ms", c.ReportEvery)
-	case c.ForeignShare > 0 && (c.Groups > 1 || c.PrefillWorkers > 0 || len(c.Changes) > 0 || c.ColdStart > 0):
-		return c, errors.New("replay: foreign requests go with workers and routers that stay, and with neither groups nor prefill workers")
-	case c.Approximate && c.Rule.Oracle:
-		return c, errors.New("replay: the oracle knows all caches: not without events")
-	case !positive(c.Transfer):
-		return c, fmt.Errorf("replay: transfer is %v tokens a second, want a number above 0", c.Transfer)
-	}
-	for _, ch := range c.Changes {
-		if ch.Worker < 0 || ch.Worker >= c.Workers || ch.At < 0 || !slices.Contains([]ChangeKind{Join, Leave, Restart}, ch.Kind) {
-			return c, fmt.Errorf("replay: change %+v, want join, leave or restart of a worker from 0 to %d", ch, c.Workers-1)
-		}
-	}
-	return c, nil
-}
 
 // sim is one simulation.
 type sim struct {
@@ -231,7 +45,6 @@ type sim struct {
 
 	// What became of each request.
 	ids      []string
-	sessions []string
 	user     []int32 // closed loop
 	next     []int32 // of each user: index in its requests
 	due      []int64 // ns
@@ -295,20 +108,13 @@ func Run(ctx context.Context, c Scenario) (*Result, error) {
 		Scenario: c, ctx: ctx, reqs: c.Trace.Requests, left: n,
 		rng: rand.New(rand.NewPCG(c.Seed, 0x7265706c6963)), jitter: rand.New(rand.NewPCG(c.Seed, 0x6a6974746572)),
 		foreign: rand.New(rand.NewPCG(c.Seed, 0x666f726569676e)),
-		ids:     make([]string, n), sessions: make([]string, n), due: make([]int64, n), begun: make([]int64, n), first: make([]int64, n), end: make([]int64, n),
+		ids:     make([]string, n), due: make([]int64, n), begun: make([]int64, n), first: make([]int64, n), end: make([]int64, n),
 		cached: make([]int32, n), promised: make([]int32, n), worker: make([]int32, n), replica: make([]int32, n), second: make([]int32, n),
 		alive: make([]bool, c.Workers), started: make([]int64, c.Workers),
 	}
 	for i := range s.ids {
 		s.ids[i] = strconv.Itoa(i)
 		s.worker[i], s.begun[i] = -1, -1
-		switch session := s.reqs[i].Session; {
-		case session == 0:
-		case i > 0 && s.reqs[i-1].Session == session:
-			s.sessions[i] = s.sessions[i-1]
-		default:
-			s.sessions[i] = strconv.FormatUint(session, 10)
-		}
 	}
 	s.build()
 	if err := s.newRouters(); err != nil {
@@ -367,9 +173,6 @@ func (s *sim) newRouters() error {
 			Now: func() time.Time { return time.Unix(0, s.now) },
 			// A worker that only prefills keeps nothing for later tokens.
 			NoActiveBlocks: s.PrefillWorkers > 0,
-		}
-		if s.Rule.Sticky {
-			conf.Sessions.TTL = 24 * time.Hour
 		}
 		if s.Replicas > 1 {
 			conf.Tell = func(c router.Change) { s.tell(i, c) }
@@ -494,11 +297,12 @@ func (s *sim) loop() error {
 		if n%4096 == 0 && s.ctx.Err() != nil {
 			return fmt.Errorf("replay: %w", context.Cause(s.ctx))
 		}
-		e, ok := s.queue.pop()
-		if !ok {
+		if len(s.queue.heap) == 0 {
 			return fmt.Errorf("replay: %d requests wait for ever", s.left)
 		}
-		s.now = e.at
+		next := s.queue.heap.pop()
+		e := next.value
+		s.now = next.at
 		var err error
 		switch e.kind {
 		case arrival:
@@ -642,7 +446,7 @@ func (s *sim) question(req int32) router.Request {
 
 func (s *sim) decide(r *replica, req int32) (router.Decision, error) {
 	q := s.question(req)
-	q.ID, q.Session = s.ids[req], s.sessions[req]
+	q.ID = s.ids[req]
 	var start time.Time
 	if s.Timing {
 		start = time.Now()
@@ -724,144 +528,4 @@ func (s *sim) ended(w int, req int32) {
 		next := user.Requests[s.next[u]]
 		s.queue.push(s.now+s.reqs[next].Think.Nanoseconds(), arrival, next, 0)
 	}
-}
-
-// publishStored sends the event of the blocks of a prompt behind the known ones.
-func (s *sim) publishStored(w int, req int32, known int) {
-	all := s.reqs[req].Blocks
-	if known == len(all) {
-		return
-	}
-	b := &s.Trace.blocks
-	ev := indexer.Event{Kind: indexer.Stored}
-	if known > 0 {
-		ev.HasParent, ev.Parent = true, b.chain[all[known-1]]
-	}
-	s.stored = s.stored[:0]
-	for _, n := range all[known:] {
-		s.stored = append(s.stored, indexer.Block{External: b.chain[n], Local: b.local[n]})
-	}
-	ev.Blocks = s.stored
-	s.publish(w, ev)
-}
-
-func (s *sim) publishRemoved(w int) {
-	gone := s.engines[w].cache.evicted
-	if len(gone) == 0 {
-		return
-	}
-	s.externals = s.externals[:0]
-	for _, n := range gone {
-		s.externals = append(s.externals, s.Trace.blocks.chain[n])
-	}
-	s.publish(w, indexer.Event{Kind: indexer.Removed, Externals: s.externals})
-}
-
-// publish sends an event of a worker to the routers. All workers of an oracle hold
-// what one of them holds.
-func (s *sim) publish(w int, ev indexer.Event) {
-	if s.EventDelay > 0 {
-		ev.Blocks, ev.Externals = slices.Clone(ev.Blocks), slices.Clone(ev.Externals)
-	}
-	if s.engines[w].role == decodeOnly || s.Approximate {
-		return
-	}
-	from, to := w, w+1
-	if s.Rule.Oracle {
-		from, to = 0, s.Workers
-	}
-	for w := from; w < to; w++ {
-		if s.EventDelay == 0 {
-			s.deliver(int32(w), &ev)
-			continue
-		}
-		s.late = append(s.late, lateEvent{int32(w), s.started[w], ev})
-		s.queue.push(s.now+s.EventDelay.Nanoseconds(), kvEvent, 0, uint32(len(s.late)-1))
-	}
-}
-
-// deliver applies an event in each router.
-func (s *sim) deliver(w int32, ev *indexer.Event) {
-	name := router.Worker{ID: s.id(int(w))}
-	for _, r := range s.routers {
-		if s.EventLoss > 0 {
-			if s.rng.Float64() < s.EventLoss {
-				r.broken[w] = true
-				continue
-			}
-			if r.broken[w] {
-				r.broken[w] = false
-				r.router.ApplyEvent(name, indexer.Event{Kind: indexer.Cleared})
-			}
-		}
-		r.router.ApplyEvent(name, *ev)
-	}
-}
-
-// free ends a request at the routers that decided.
-func (s *sim) free(req int32) {
-	if s.replica[req] >= 0 {
-		s.routers[s.replica[req]].router.Free(s.ids[req])
-	}
-	if s.upper != nil {
-		s.upper.router.Free(s.ids[req])
-	}
-}
-
-// tell takes what a replica tells the others of its requests.
-func (s *sim) tell(from int, c router.Change) {
-	lost := s.now >= s.SyncLost.Nanoseconds() && s.now < (s.SyncLost+s.SyncLostFor).Nanoseconds()
-	if s.SyncDelay < 0 || lost {
-		return
-	}
-	c.Sequence = slices.Clone(c.Sequence)
-	c.Expires = s.SyncLostFor > 0
-	s.messages = append(s.messages, syncMessage{from, c})
-	s.queue.push(s.now+s.SyncDelay.Nanoseconds(), message, 0, uint32(len(s.messages)-1))
-}
-
-// receive brings a message to the other replicas.
-func (s *sim) receive(m *syncMessage) {
-	for i, r := range s.routers {
-		if i != m.from {
-			r.router.PeerChanged(uint64(m.from)+1, m.change)
-		}
-	}
-	*m = syncMessage{}
-}
-
-// changed applies a change of a worker.
-func (s *sim) changed(c Change) error {
-	w := c.Worker
-	if s.alive[w] == (c.Kind == Join) {
-		return nil
-	}
-	s.alive[w] = c.Kind != Leave
-	s.started[w] = s.now/1e6 + 1
-	for _, r := range s.routers {
-		if !slices.Contains(r.workers, w) {
-			continue
-		}
-		if c.Kind == Leave {
-			r.router.RemoveWorker(s.id(w))
-		} else if err := r.router.SetWorker(s.info(w)); err != nil {
-			return fmt.Errorf("replay: %w", err)
-		}
-	}
-	if c.Kind == Join {
-		return nil
-	}
-	lost := s.engines[w].reset(s.Rule.Oracle, s.Trace.Distinct())
-	for _, req := range lost {
-		s.free(req)
-		s.worker[req] = -1
-		s.begun[req], s.first[req] = -1, 0
-		s.retried++
-	}
-	for _, req := range lost {
-		if err := s.route(req); err != nil {
-			return err
-		}
-	}
-	return nil
 }

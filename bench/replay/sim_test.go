@@ -135,7 +135,7 @@ func TestRulesDiffer(t *testing.T) {
 
 // alike are the rules that differ only where this trace has nothing to show.
 func alike(a, b string) bool {
-	pairs := "dynamo dynamo_newer | token-aware-18s token-aware-2s"
+	pairs := "dynamo dynamo_newer"
 	return strings.Contains(pairs, a+" "+b) || strings.Contains(pairs, b+" "+a)
 }
 
@@ -223,7 +223,7 @@ func TestEngineSteps(t *testing.T) {
 	}
 	e := &engine{model: scorer.Dense32B(), speed: 1, block: 512, cache: newCache(1<<20, 0), reqs: many.Requests, begun: make([]int64, len(many.Requests))}
 	for i := range many.Requests {
-		e.decodes.push(finish{1, int32(i)})
+		e.decodes.push(entry[int32]{1, int64(i), int32(i)})
 		e.held += 10_000
 	}
 	e.plan(0)
@@ -442,7 +442,7 @@ func TestRulesAsOthersReadThem(t *testing.T) {
 		{"gie-3-2-2-2:inputs=engine", true},
 		{"sglang-cache-aware:ties=draw", true},
 		{"least-requests:ties=requests", true},
-		{"least-pending:ties=draw", true},
+		{"vllm-dp:ties=draw", true},
 		{"dynamo:inputs=engine", false},
 		{"round-robin:ties=draw", false},
 	} {

@@ -97,22 +97,6 @@ const traceSeed = 0x7472616365
 // Distinct returns the number of distinct blocks.
 func (t *Trace) Distinct() int { return len(t.blocks.local) }
 
-// TotalBlocks returns the number of blocks of all requests.
-func (t *Trace) TotalBlocks() (n int) {
-	for i := range t.Requests {
-		n += len(t.Requests[i].Blocks)
-	}
-	return n
-}
-
-// Head returns the trace's first n requests, all if there are fewer. It is for open
-// loops.
-func (t *Trace) Head(n int) *Trace {
-	h := *t
-	h.Requests = h.Requests[:min(n, len(h.Requests))]
-	return &h
-}
-
 // MooncakeBlock is the number of tokens in a block of the Mooncake traces.
 const MooncakeBlock = 512
 

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/router"
+)
+
+// publishStored sends the event of the blocks of a prompt behind the known ones.
+func (s *sim) publishStored(w int, req int32, known int) {
+	all := s.reqs[req].Blocks
+	if known == len(all) {
+		return
+	}
+	b := &s.Trace.blocks
+	ev := indexer.Event{Kind: indexer.Stored}
+	if known > 0 {
+		ev.HasParent, ev.Parent = true, b.chain[all[known-1]]
+	}
+	s.stored = s.stored[:0]
+	for _, n := range all[known:] {
+		s.stored = append(s.stored, indexer.Block{External: b.chain[n], Local: b.local[n]})
+	}
+	ev.Blocks = s.stored
+	s.publish(w, ev)
+}
+
+func (s *sim) publishRemoved(w int) {
+	gone := s.engines[w].cache.evicted
+	if len(gone) == 0 {
+		return
+	}
+	s.externals = s.externals[:0]
+	for _, n := range gone {
+		s.externals = append(s.externals, s.Trace.blocks.chain[n])
+	}
+	s.publish(w, indexer.Event{Kind: indexer.Removed, Externals: s.externals})
+}
+
+// publish sends an event of a worker to the routers. All workers of an oracle hold
+// what one of them holds.
+func (s *sim) publish(w int, ev indexer.Event) {
+	if s.EventDelay > 0 {
+		ev.Blocks, ev.Externals = slices.Clone(ev.Blocks), slices.Clone(ev.Externals)
+	}
+	if s.engines[w].role == decodeOnly || s.Approximate {
+		return
+	}
+	from, to := w, w+1
+	if s.Rule.Oracle {
+		from, to = 0, s.Workers
+	}
+	for w := from; w < to; w++ {
+		if s.EventDelay == 0 {
+			s.deliver(int32(w), &ev)
+			continue
+		}
+		s.late = append(s.late, lateEvent{int32(w), s.started[w], ev})
+		s.queue.push(s.now+s.EventDelay.Nanoseconds(), kvEvent, 0, uint32(len(s.late)-1))
+	}
+}
+
+// deliver applies an event in each router.
+func (s *sim) deliver(w int32, ev *indexer.Event) {
+	name := router.Worker{ID: s.id(int(w))}
+	for _, r := range s.routers {
+		if s.EventLoss > 0 {
+			if s.rng.Float64() < s.EventLoss {
+				r.broken[w] = true
+				continue
+			}
+			if r.broken[w] {
+				r.broken[w] = false
+				r.router.ApplyEvent(name, indexer.Event{Kind: indexer.Cleared})
+			}
+		}
+		r.router.ApplyEvent(name, *ev)
+	}
+}
+
+// free ends a request at the routers that decided.
+func (s *sim) free(req int32) {
+	if s.replica[req] >= 0 {
+		s.routers[s.replica[req]].router.Free(s.ids[req])
+	}
+	if s.upper != nil {
+		s.upper.router.Free(s.ids[req])
+	}
+}
+
+// tell takes what a replica tells the others of its requests.
+func (s *sim) tell(from int, c router.Change) {
+	lost := s.now >= s.SyncLost.Nanoseconds() && s.now < (s.SyncLost+s.SyncLostFor).Nanoseconds()
+	if s.SyncDelay < 0 || lost {
+		return
+	}
+	c.Sequence = slices.Clone(c.Sequence)
+	c.Expires = s.SyncLostFor > 0
+	s.messages = append(s.messages, syncMessage{from, c})
+	s.queue.push(s.now+s.SyncDelay.Nanoseconds(), message, 0, uint32(len(s.messages)-1))
+}
+
+// receive brings a message to the other replicas.
+func (s *sim) receive(m *syncMessage) {
+	for i, r := range s.routers {
+		if i != m.from {
+			r.router.PeerChanged(uint64(m.from)+1, m.change)
+		}
+	}
+	*m = syncMessage{}
+}
+
+// changed applies a change of a worker.
+func (s *sim) changed(c Change) error {
+	w := c.Worker
+	if s.alive[w] == (c.Kind == Join) {
+		return nil
+	}
+	s.alive[w] = c.Kind != Leave
+	s.started[w] = s.now/1e6 + 1
+	for _, r := range s.routers {
+		if !slices.Contains(r.workers, w) {
+			continue
+		}
+		if c.Kind == Leave {
+			r.router.RemoveWorker(s.id(w))
+		} else if err := r.router.SetWorker(s.info(w)); err != nil {
+			return fmt.Errorf("replay: %w", err)
+		}
+	}
+	if c.Kind == Join {
+		return nil
+	}
+	lost := s.engines[w].reset(s.Rule.Oracle, s.Trace.Distinct())
+	for _, req := range lost {
+		s.free(req)
+		s.worker[req] = -1
+		s.begun[req], s.first[req] = -1, 0
+		s.retried++
+	}
+	for _, req := range lost {
+		if err := s.route(req); err != nil {
+			return err
+		}
+	}
+	return nil
+}
