@@ -38,7 +38,7 @@ var ours = map[string]string{
 	"api":                "router fleet replicas indexer internal/openai internal/reach",
 	"extproc":            "router internal/openai internal/reach",
 	"envoy":              "internal/openai",
-	"internal/enginesim": "indexer tokenizer tokenizer/chat internal/openai internal/zmtp events",
+	"internal/enginesim": "indexer scorer tokenizer tokenizer/chat internal/openai internal/zmtp events",
 	"bindings":           "engines events fleet indexer router internal/bus internal/wire",
 	"bindings/c":         "bindings fleet",
 	"internal/replica":   "events indexer router",

@@ -3,7 +3,6 @@
 package enginesim
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -42,11 +40,15 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("GET /v1/models", e.models)
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.Handle("GET /metrics", e.metrics.handler())
-	mux.HandleFunc("POST /reset_prefix_cache", e.reset)
-	mux.HandleFunc("POST /sim/restart", e.restart)
+	mux.HandleFunc("POST /reset_prefix_cache", e.forget(func() { e.publish(Change{Event: indexer.Event{Kind: indexer.Cleared}}) }))
+	// What an end of the process does to cache and sockets: nothing is published, and
+	// everything begins again.
+	restart := func() {}
 	if e.conf.Sockets != nil {
+		restart = e.conf.Sockets.Restart
 		e.conf.Sockets.routes(mux, e.conf.BlockSize)
 	}
+	mux.HandleFunc("POST /sim/restart", e.forget(restart))
 	return mux
 }
 
@@ -57,72 +59,84 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
-	type card struct {
-		ID          string `json:"id"`
-		Object      string `json:"object"`
-		OwnedBy     string `json:"owned_by"`
-		MaxModelLen int    `json:"max_model_len"`
-	}
-	reply(w, struct {
-		Object string `json:"object"`
-		Data   []card `json:"data"`
-	}{"list", []card{{e.conf.Model, "model", "kvroute", e.conf.NumBlocks * e.conf.BlockSize}}})
+	reply(w, map[string]any{"object": "list", "data": []any{
+		map[string]any{"id": e.conf.Model, "object": "model", "owned_by": "kvroute", "max_model_len": e.capacity()},
+	}})
 }
 
-// tokenize gives the token ids of a chat or a completion, as vLLM does.
-func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
+// read reads and parses the body of a request. It answers the request itself if that
+// fails.
+func read(w http.ResponseWriter, r *http.Request, endpoint openai.Endpoint) (body openai.Body, data []byte, ok bool) {
 	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
-		(&openai.Error{Status: http.StatusBadRequest, Message: err.Error(), Type: openai.InvalidRequest}).Write(w)
-		return
+		status := http.StatusBadRequest
+		if _, large := errors.AsType[*http.MaxBytesError](err); large {
+			status = http.StatusRequestEntityTooLarge
+		}
+		refuse(w, status, "", err.Error())
+		return body, nil, false
 	}
-	body, bad := openai.Parse(openai.Other, data)
+	body, bad := openai.Parse(endpoint, data)
 	if bad != nil {
 		bad.Write(w)
-		return
 	}
-	prompt, err := e.conf.Prompts.Encode(r.Context(), nil, body.Request, time.Now())
-	if err != nil || prompt.Mode != tokenizer.Exact {
-		(&openai.Error{Status: http.StatusBadRequest, Message: fmt.Sprintf("no prompt: %s %v", prompt.Reason, err), Type: openai.InvalidRequest}).Write(w)
-		return
-	}
-	reply(w, struct {
-		Count       int      `json:"count"`
-		MaxModelLen int      `json:"max_model_len"`
-		Tokens      []uint32 `json:"tokens"`
-	}{len(prompt.IDs), e.conf.NumBlocks * e.conf.BlockSize, prompt.IDs})
+	return body, data, bad == nil
 }
 
-// reset forgets all blocks, as vLLM does only while none is in use.
-func (e *Engine) reset(w http.ResponseWriter, _ *http.Request) {
-	e.mu.Lock()
-	ok := e.model.cache.reset()
-	if ok {
-		e.publish(Change{Event: indexer.Event{Kind: indexer.Cleared}})
-	}
-	e.mu.Unlock()
-	if !ok {
-		(&openai.Error{Status: http.StatusConflict, Message: "blocks are in use", Type: openai.InvalidRequest}).Write(w)
-	}
-}
-
-// restart does to cache and sockets what an end of the process would: nobody is
-// told, and everything begins anew.
-func (e *Engine) restart(w http.ResponseWriter, _ *http.Request) {
-	e.mu.Lock()
-	ok := e.model.cache.reset()
-	if ok && e.conf.Sockets != nil {
-		e.conf.Sockets.restart()
-	}
-	e.mu.Unlock()
-	if !ok {
-		(&openai.Error{Status: http.StatusConflict, Message: "blocks are in use", Type: openai.InvalidRequest}).Write(w)
-	}
+func refuse(w http.ResponseWriter, status int, param, message string) {
+	(&openai.Error{Status: status, Message: message, Type: openai.InvalidRequest, Param: param}).Write(w)
 }
 
 func reply[T any](w http.ResponseWriter, v T) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(v) // a client that left needs no answer
+}
+
+// tokenize gives the token ids of a chat or a completion, as vLLM does.
+func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
+	body, _, ok := read(w, r, openai.Other)
+	if !ok {
+		return
+	}
+	prompt, err := e.conf.Prompts.Encode(r.Context(), nil, body.Request, time.Now())
+	if err != nil || prompt.Mode != tokenizer.Exact {
+		refuse(w, http.StatusBadRequest, "", fmt.Sprintf("no prompt: %s %v", prompt.Reason, err))
+		return
+	}
+	reply(w, map[string]any{"count": len(prompt.IDs), "max_model_len": e.capacity(), "tokens": prompt.IDs})
+}
+
+// capacity is how many tokens the cache has room for.
+func (e *Engine) capacity() int { return e.conf.NumBlocks * e.conf.BlockSize }
+
+// forget empties the cache while no block is in use, as vLLM does, and then calls f.
+func (e *Engine) forget(f func()) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		e.mu.Lock()
+		ok := e.model.cache.reset()
+		if ok {
+			f()
+		}
+		e.mu.Unlock()
+		if !ok {
+			refuse(w, http.StatusConflict, "", "blocks are in use")
+		}
+	}
+}
+
+// embed answers with a vector that means nothing, at once and from no cache.
+func (e *Engine) embed(w http.ResponseWriter, r *http.Request) {
+	body, _, ok := read(w, r, openai.Load)
+	if !ok {
+		return
+	}
+	if body.Model != e.conf.Model && body.Model != "" {
+		(&openai.Error{Status: http.StatusNotFound, Message: fmt.Sprintf("The model %q does not exist.", body.Model), Type: openai.NotFound, Param: "model"}).Write(w)
+		return
+	}
+	reply(w, map[string]any{
+		"object": "list", "model": e.conf.Model, "data": []any{map[string]any{"object": "embedding", "index": 0, "embedding": []float64{0, 1}}},
+	})
 }
 
 // generate serves all endpoints with a prompt.
@@ -132,18 +146,8 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) {
 		bad.Write(w)
 		return
 	}
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
-		status := http.StatusBadRequest
-		if _, large := errors.AsType[*http.MaxBytesError](err); large {
-			status = http.StatusRequestEntityTooLarge
-		}
-		(&openai.Error{Status: status, Message: err.Error(), Type: openai.InvalidRequest}).Write(w)
-		return
-	}
-	body, bad := openai.Parse(endpoint, data)
-	if bad != nil {
-		bad.Write(w)
+	body, data, ok := read(w, r, endpoint)
+	if !ok {
 		return
 	}
 	if body.CacheSalt == "" {
@@ -196,7 +200,7 @@ func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request,
 		output = defaultTokens
 	}
 	output = min(output, maxTokens)
-	if most := e.conf.NumBlocks * e.conf.BlockSize; len(tokens)+output > most {
+	if most := e.capacity(); len(tokens)+output > most {
 		return refuse(http.StatusBadRequest, "max_tokens",
 			fmt.Sprintf("This model's maximum context length is %d tokens, you asked for %d.", most, len(tokens)+output))
 	}
@@ -211,243 +215,4 @@ func (e *Engine) request(ctx context.Context, data []byte, a *answer) (*request,
 		token:    func() { a.progress <- struct{}{} },
 		finished: func() { close(a.progress) },
 	}, nil
-}
-
-// answer is one response in the making.
-type answer struct {
-	engine  *Engine
-	body    openai.Body
-	ids     []uint32 // of the prompt, if the client asked for them
-	created time.Time
-
-	endpoint openai.Endpoint
-	w        http.ResponseWriter
-
-	prompt, output int
-	cached         int           // set before the first progress
-	progress       chan struct{} // one at admission, one for each token; closed at the end
-
-	made int
-	buf  bytes.Buffer
-}
-
-// follow writes the response as the engine makes progress. It returns false if the
-// client left.
-func (a *answer) follow(r *http.Request) bool {
-	w := a.w
-	for admitted := false; ; {
-		select {
-		case <-r.Context().Done():
-			return false
-		case _, more := <-a.progress:
-			switch {
-			case !more:
-				a.end()
-				return true
-			case !admitted:
-				admitted = true
-				if a.body.Stream {
-					// As vLLM does: the headers leave before the prompt is computed.
-					w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-					w.WriteHeader(http.StatusOK)
-					if a.endpoint == openai.Responses {
-						a.named("response.created", a.response(""))
-						_, _ = w.Write(a.buf.Bytes()) // the next write tells of a client that left
-					}
-					flush(w)
-				}
-				continue
-			}
-			if a.made == 0 {
-				a.engine.metrics.firstToken(time.Since(a.created))
-			}
-			a.made++
-			if a.body.Stream && !a.stream() {
-				return false
-			}
-		}
-	}
-}
-
-func flush(w http.ResponseWriter) { _ = http.NewResponseController(w).Flush() }
-
-// words are what answers are made of.
-//
-//nolint:gochecknoglobals // a table
-var words = [...]string{"the ", "block ", "is ", "cached ", "and ", "a ", "worker ", "answers ", "soon, ", "then ", "another ", "one "}
-
-func (a *answer) word(i int) string { return words[(a.prompt*7+i*i+i)%len(words)] }
-
-// usage is the accounting of a request.
-type usage struct {
-	PromptTokens     int `json:"prompt_tokens"`
-	CompletionTokens int `json:"completion_tokens"`
-	TotalTokens      int `json:"total_tokens"`
-	Details          struct {
-		CachedTokens int `json:"cached_tokens"`
-	} `json:"prompt_tokens_details"`
-}
-
-func (a *answer) usage() *usage {
-	u := &usage{PromptTokens: a.prompt, CompletionTokens: a.made, TotalTokens: a.prompt + a.made}
-	u.Details.CachedTokens = a.cached
-	return u
-}
-
-// text is a message or a delta.
-type text struct {
-	Role    string `json:"role,omitempty"`
-	Content string `json:"content"`
-}
-
-// choice and object are the parts of OpenAI's answers, streamed or not.
-type choice struct {
-	Index        int     `json:"index"`
-	Delta        *text   `json:"delta,omitempty"`
-	Message      *text   `json:"message,omitempty"`
-	Text         *string `json:"text,omitempty"`
-	FinishReason *string `json:"finish_reason"`
-}
-
-type object struct {
-	ID      string   `json:"id"`
-	Object  string   `json:"object"`
-	Created int64    `json:"created"`
-	Model   string   `json:"model"`
-	Choices []choice `json:"choices"`
-	Usage   *usage   `json:"usage,omitempty"`
-
-	PromptTokenIDs []uint32 `json:"prompt_token_ids,omitempty"`
-}
-
-func (a *answer) chat() bool { return a.endpoint == openai.ChatCompletions }
-
-func (a *answer) object(c ...choice) object {
-	o := object{ID: fmt.Sprintf("cmpl-%x", a.created.UnixNano()), Object: "text_completion", Created: a.created.Unix(), Model: a.body.Model, Choices: c}
-	if a.chat() {
-		o.ID = "chat" + o.ID
-		o.Object = "chat.completion"
-		if a.body.Stream {
-			o.Object += ".chunk"
-		}
-	}
-	if c == nil {
-		o.Choices = []choice{}
-	}
-	return o
-}
-
-// stream writes the newest token, the first one behind the role that vLLM sends.
-func (a *answer) stream() bool {
-	a.buf.Reset()
-	word := a.word(a.made - 1)
-	switch {
-	case a.endpoint == openai.Responses:
-		a.named("response.output_text.delta", delta{word})
-	case a.endpoint == openai.Messages:
-		a.named("content_block_delta", delta{word})
-	case a.chat():
-		if a.made == 1 {
-			a.event(a.object(choice{Delta: &text{Role: "assistant"}}))
-		}
-		a.event(a.object(choice{Delta: &text{Content: word}}))
-	default:
-		a.event(a.object(choice{Text: &word}))
-	}
-	_, err := a.w.Write(a.buf.Bytes())
-	flush(a.w)
-	return err == nil
-}
-
-func (a *answer) event(o object) {
-	a.buf.WriteString("data: ")
-	_ = json.NewEncoder(&a.buf).Encode(o) // plain data always marshals
-	a.buf.WriteString("\n")
-}
-
-// end writes what follows the last token.
-func (a *answer) end() {
-	reason := "length"
-	defer a.engine.metrics.finished(a.prompt, a.made)
-	if a.body.Stream && (a.endpoint == openai.Responses || a.endpoint == openai.Messages) {
-		a.buf.Reset()
-		if a.endpoint == openai.Messages {
-			a.named("message_stop", a.message(a.text()))
-		} else {
-			a.named("response.completed", a.response(a.text()))
-		}
-		_, _ = a.w.Write(a.buf.Bytes()) // as below
-		return
-	}
-	if a.body.Stream {
-		a.buf.Reset()
-		last := choice{FinishReason: &reason}
-		if a.chat() {
-			last.Delta = &text{}
-		} else {
-			last.Text = new("")
-		}
-		a.event(a.object(last))
-		if a.body.IncludeUsage {
-			o := a.object()
-			o.Usage = a.usage()
-			a.event(o)
-		}
-		a.buf.WriteString("data: [DONE]\n\n")
-		_, _ = a.w.Write(a.buf.Bytes()) // the last words to a client that may have left
-		return
-	}
-	c := choice{FinishReason: &reason}
-	if a.chat() {
-		c.Message = &text{Role: "assistant", Content: a.text()}
-	} else {
-		c.Text = new(a.text())
-	}
-	if a.endpoint == openai.Responses {
-		reply(a.w, a.response(a.text()))
-		return
-	}
-	if a.endpoint == openai.Messages {
-		reply(a.w, a.message(a.text()))
-		return
-	}
-	o := a.object(c)
-	o.Usage, o.PromptTokenIDs = a.usage(), a.ids
-	reply(a.w, o)
-}
-
-// text is all that was generated.
-func (a *answer) text() string {
-	var all strings.Builder
-	for i := range a.made {
-		all.WriteString(a.word(i))
-	}
-	return all.String()
-}
-
-// embed answers with a vector that means nothing, at once and from no cache.
-func (e *Engine) embed(w http.ResponseWriter, r *http.Request) {
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
-		(&openai.Error{Status: http.StatusBadRequest, Message: err.Error(), Type: openai.InvalidRequest}).Write(w)
-		return
-	}
-	body, bad := openai.Parse(openai.Load, data)
-	if bad == nil && body.Model != e.conf.Model && body.Model != "" {
-		bad = &openai.Error{Status: http.StatusNotFound, Message: fmt.Sprintf("The model %q does not exist.", body.Model), Type: openai.NotFound, Param: "model"}
-	}
-	if bad != nil {
-		bad.Write(w)
-		return
-	}
-	type vector struct {
-		Object    string    `json:"object"`
-		Index     int       `json:"index"`
-		Embedding []float64 `json:"embedding"`
-	}
-	reply(w, struct {
-		Object string   `json:"object"`
-		Data   []vector `json:"data"`
-		Model  string   `json:"model"`
-	}{"list", []vector{{"embedding", 0, []float64{0, 1}}}, e.conf.Model})
 }

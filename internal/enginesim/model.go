@@ -5,24 +5,20 @@ package enginesim
 import (
 	"slices"
 	"time"
+
+	"github.com/kvroute/kvroute/scorer"
 )
 
-// preset is the timing of a model on its hardware. A step takes
+// presets are models on their hardware. A step takes
 //
-//	max(w, a + b·(prefill tokens + decodes)) + c·Σ n·(ctx + n/2) + d·(KV tokens of the decodes)
+//	max(Floor, Step + Token·(prefill tokens + decodes)) + Attention·Σ n·(ctx + n/2) + KVToken·(KV tokens of the decodes)
 //
-// milliseconds, where each prefilling request adds n tokens behind ctx others.
-type preset struct{ w, a, b, c, d float64 }
-
-// presets were fitted to published figures; the 70B one leaves out attention and
-// all-reduce, and is unchecked.
+// milliseconds, where each prefilling request adds n tokens behind ctx others. The values
+// were fitted to published figures; those of 70B leave out attention and all-reduce, and
+// are unchecked.
 //
 //nolint:gochecknoglobals // a table
-var presets = map[string]preset{
-	"8b-1xh100":  {w: 5.8, a: 2.9, b: .0154, c: 1.3e-6, d: 5.6e-5},
-	"32b-2xh100": {w: 11, a: 6, b: .0386, c: 2.33e-6, d: 5.6e-5},
-	"70b-4xh100": {w: 15, a: 10, b: .0535, c: 4e-6, d: 6e-5},
-}
+var presets = map[string]scorer.Engine{"8b-1xh100": scorer.Dense8B(), "32b-2xh100": scorer.Dense32B(), "70b-4xh100": scorer.Dense70B()}
 
 // request is one sequence on its way through the engine.
 type request struct {
@@ -49,7 +45,7 @@ type request struct {
 // Continuous batching: each step serves all running requests, prefills share a
 // token budget, first come first served.
 type model struct {
-	timing    preset
+	timing    scorer.Engine
 	blockSize int
 	maxSeqs   int
 	maxTokens int // per step
@@ -108,7 +104,7 @@ func (m *model) begin() time.Duration {
 		return 0
 	}
 	t := m.timing
-	ms := max(t.w, t.a+t.b*float64(prefill+decodes)) + t.c*attention + t.d*float64(kv)
+	ms := max(t.Floor, t.Step+t.Token*float64(prefill+decodes)) + t.Attention*attention + t.KVToken*float64(kv)
 	return time.Duration(ms * float64(time.Millisecond))
 }
 

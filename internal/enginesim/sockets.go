@@ -47,7 +47,7 @@ type SocketsConfig struct {
 // step, numbered from 0.
 type Sockets struct {
 	conf         SocketsConfig
-	format       format
+	sglang       bool // the format, else vLLM's
 	pub          zmtp.Publisher
 	connect      zmtp.Endpoint
 	live, replay net.Listener // nil if there is none
@@ -66,23 +66,13 @@ type message struct {
 	body     []byte
 }
 
-// format is how an engine writes its events.
-type format struct {
-	signed bool   // block hashes
-	salt   string // the field for it
-}
-
 // NewSockets binds the sockets.
 func NewSockets(conf SocketsConfig) (*Sockets, error) {
-	setDefault(&conf.Format, "vllm")
+	setDefault(&conf.Format, VLLM)
 	setDefault(&conf.Buffer, 10_000)
 	setDefault(&conf.Queue, 1000)
 	s := &Sockets{conf: conf, conns: make(map[*zmtp.Conn]struct{})}
-	switch conf.Format {
-	case "vllm":
-	case "sglang":
-		s.format = format{signed: true, salt: "cache_salt"}
-	default:
+	if s.sglang = conf.Format == SGLang; !s.sglang && conf.Format != VLLM {
 		return nil, fmt.Errorf("enginesim: Format is %q, want vllm or sglang", conf.Format)
 	}
 	at, err := zmtp.ParseEndpoint(conf.Endpoint, 5557, int(conf.Rank))
@@ -112,16 +102,12 @@ func NewSockets(conf SocketsConfig) (*Sockets, error) {
 // Endpoints returns where the sockets are, "" for one that there is not.
 func (s *Sockets) Endpoints() (live, replay string) {
 	at := func(l net.Listener, asked string) string {
-		if l == nil {
+		address, ok := l.Addr().(*net.TCPAddr)
+		if !ok {
 			return asked
 		}
-		if l.Addr().Network() == "unix" {
-			return asked
-		}
-		_, port, _ := net.SplitHostPort(l.Addr().String())
-		n, _ := strconv.Atoi(port)
 		e, _ := zmtp.ParseEndpoint(asked, 0, 0) // it was read before
-		e.Port = n
+		e.Port = address.Port
 		return e.String()
 	}
 	if live = s.connect.String(); s.live != nil {
@@ -221,7 +207,7 @@ func (s *Sockets) flush() {
 	if len(s.pending) == 0 {
 		return
 	}
-	body := s.format.batch(s.pending, s.conf.Rank)
+	body := s.batch(s.pending, s.conf.Rank)
 	s.pending = nil
 	s.publishLocked(body)
 }
@@ -230,7 +216,7 @@ func (s *Sockets) flush() {
 func (s *Sockets) Publish(changes ...Change) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.publishLocked(s.format.batch(changes, s.conf.Rank))
+	s.publishLocked(s.batch(changes, s.conf.Rank))
 }
 
 // PublishBody publishes a body as it is.
@@ -275,9 +261,7 @@ func (s *Sockets) Joined() uint64 { return s.pub.Joined() }
 
 // Restart is what the end of the process and a new one would be to those who
 // listen: connections end, numbers begin anew, nothing is said.
-func (s *Sockets) Restart() { s.restart() }
-
-func (s *Sockets) restart() {
+func (s *Sockets) Restart() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending, s.next, s.buffer = nil, 0, nil
@@ -288,26 +272,24 @@ func (s *Sockets) restart() {
 
 // batch writes changes as the engine does: [time, events, rank], an event a map
 // with its type.
-func (f format) batch(changes []Change, rank uint32) []byte {
+func (s *Sockets) batch(changes []Change, rank uint32) []byte {
 	var events []byte
 	n := 0
 	for i := range changes {
 		c := &changes[i]
 		switch c.Kind {
 		case indexer.Stored:
-			events = f.stored(events, c)
+			events = s.stored(events, c)
 			n++
 		case indexer.Removed:
 			for _, e := range c.Externals { // one each, as vLLM does
-				events = msgp.AppendString(msgp.AppendMapHeader(events, 3), "type")
-				events = msgp.AppendString(events, "BlockRemoved")
+				events = named(msgp.AppendMapHeader(events, 3), "type", "BlockRemoved")
 				events = msgp.AppendArrayHeader(msgp.AppendString(events, "block_hashes"), 1)
-				events = f.hash(events, e)
-				events = msgp.AppendString(msgp.AppendString(events, "medium"), "GPU")
+				events = named(s.hash(events, e), "medium", "GPU")
 				n++
 			}
 		default:
-			events = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(events, 1), "type"), "AllBlocksCleared")
+			events = named(msgp.AppendMapHeader(events, 1), "type", "AllBlocksCleared")
 			n++
 		}
 	}
@@ -316,20 +298,33 @@ func (f format) batch(changes []Change, rank uint32) []byte {
 	return msgp.AppendUint32(b, rank)
 }
 
-func (f format) stored(b []byte, c *Change) []byte {
-	size := len(c.Tokens) / len(c.Blocks)
-	salted := c.Salt != "" && (f.salt != "" || !c.HasParent)
+// named appends a field with a text, nil for an empty one.
+func named(b []byte, field, value string) []byte {
+	b = msgp.AppendString(b, field)
+	if value == "" {
+		return msgp.AppendNil(b)
+	}
+	return msgp.AppendString(b, value)
+}
+
+func (s *Sockets) stored(b []byte, c *Change) []byte {
+	// SGLang gives the salt a field; vLLM has it among the first block's extra keys.
+	salt := c.Salt
+	if !s.sglang && c.HasParent {
+		salt = ""
+	}
+	extra := salt != "" || !s.sglang && c.LoRA != ""
 	fields := uint32(8)
-	if salted || f.salt == "" && c.LoRA != "" {
+	if extra {
 		fields++
 	}
-	b = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(b, fields), "type"), "BlockStored")
+	b = named(msgp.AppendMapHeader(b, fields), "type", "BlockStored")
 	b = msgp.AppendArrayHeader(msgp.AppendString(b, "block_hashes"), uint32(len(c.Blocks)))
 	for _, block := range c.Blocks {
-		b = f.hash(b, block.External)
+		b = s.hash(b, block.External)
 	}
 	if b = msgp.AppendString(b, "parent_block_hash"); c.HasParent {
-		b = f.hash(b, c.Parent)
+		b = s.hash(b, c.Parent)
 	} else {
 		b = msgp.AppendNil(b)
 	}
@@ -337,43 +332,42 @@ func (f format) stored(b []byte, c *Change) []byte {
 	for _, t := range c.Tokens {
 		b = msgp.AppendUint32(b, t)
 	}
-	b = msgp.AppendInt(msgp.AppendString(b, "block_size"), size)
-	b = msgp.AppendNil(msgp.AppendString(b, "lora_id"))
-	b = msgp.AppendString(msgp.AppendString(b, "medium"), "GPU")
-	if b = msgp.AppendString(b, "lora_name"); c.LoRA != "" {
-		b = msgp.AppendString(b, c.LoRA)
-	} else {
-		b = msgp.AppendNil(b)
-	}
+	b = msgp.AppendInt(msgp.AppendString(b, "block_size"), len(c.Tokens)/len(c.Blocks))
+	b = named(named(named(b, "lora_id", ""), "medium", "GPU"), "lora_name", c.LoRA)
 	switch {
-	case f.salt != "" && salted:
-		b = msgp.AppendString(msgp.AppendString(b, f.salt), c.Salt)
-	case f.salt == "" && (salted || c.LoRA != ""):
-		// Extra keys: the adapter on each block, the salt on the first.
+	case !extra:
+	case s.sglang:
+		b = named(b, "cache_salt", salt)
+	default: // the adapter on each block, the salt on the first
 		b = msgp.AppendArrayHeader(msgp.AppendString(b, "extra_keys"), uint32(len(c.Blocks)))
 		for i := range c.Blocks {
-			var extra []string
-			if c.LoRA != "" {
-				extra = append(extra, c.LoRA)
-			}
-			if i == 0 && salted {
-				extra = append(extra, c.Salt)
-			}
-			if extra == nil {
-				b = msgp.AppendNil(b)
-				continue
-			}
-			b = msgp.AppendArrayHeader(b, uint32(len(extra)))
-			for _, key := range extra {
-				b = msgp.AppendString(b, key)
-			}
+			b = extraKeys(b, c.LoRA, salt, i == 0)
 		}
 	}
 	return b
 }
 
-func (f format) hash(b []byte, hash uint64) []byte {
-	if f.signed {
+func extraKeys(b []byte, lora, salt string, first bool) []byte {
+	var keys []string
+	if lora != "" {
+		keys = append(keys, lora)
+	}
+	if first && salt != "" {
+		keys = append(keys, salt)
+	}
+	if keys == nil {
+		return msgp.AppendNil(b)
+	}
+	b = msgp.AppendArrayHeader(b, uint32(len(keys)))
+	for _, key := range keys {
+		b = msgp.AppendString(b, key)
+	}
+	return b
+}
+
+// hash appends the name of a block, which SGLang writes as a signed number.
+func (s *Sockets) hash(b []byte, hash uint64) []byte {
+	if s.sglang {
 		return msgp.AppendInt64(b, int64(hash))
 	}
 	return msgp.AppendUint64(b, hash)
@@ -382,7 +376,7 @@ func (f format) hash(b []byte, hash uint64) []byte {
 // routes serves what the engines tell of their sockets.
 func (s *Sockets) routes(mux *http.ServeMux, blockSize int) {
 	live, replay := s.Endpoints()
-	if s.conf.Format == "sglang" {
+	if s.sglang {
 		e, _ := zmtp.ParseEndpoint(live, 0, 0) // our own
 		mux.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
 			reply(w, map[string]any{"kv_events": map[string]any{
