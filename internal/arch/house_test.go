@@ -35,7 +35,7 @@ type room struct {
 // today. They only fall: a change that adds lines saves as many elsewhere.
 var (
 	product = []room{
-		{"cmd/kvroute", 6650, 50},
+		{"cmd/kvroute", 5350, 50},
 		{"extproc", 2200, 50},
 		{"router", 5650, 50},
 		{"scorer", 2050, 50},
@@ -44,14 +44,14 @@ var (
 		{"engines engines/localindex", 4700, 50},
 		{"fleet", 2750, 50},
 		{"replicas", 3250, 50},
-		{"api bindings bindings/c envoy internal/bus internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4600, 50},
+		{"api bindings bindings/c envoy internal/bus internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4700, 50},
 		{"tokenizer tokenizer/chat tokenizer/jinja", 17000, 50},
 	}
 	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures", 15100, 50},
+		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures", 15200, 50},
 	}
 	// The limits of the two lists above, each as a whole.
-	productLimit, supportLimit = 57700, 15100
+	productLimit, supportLimit = 56500, 15200
 	// longest is how many lines a function may have, longestFile how many a file; the aims
 	// are 80 and 500. These limits only fall, too.
 	longest, longestFile = 165, 1085
