@@ -27,7 +27,7 @@ type heard struct {
 	blocks map[uint64]uint64
 }
 
-func (h *heard) take(_ uint64, _ uint32, ev indexer.Event) bool {
+func (h *heard) take(_ uint64, _ uint32, ev indexer.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch ev.Kind {
@@ -42,7 +42,6 @@ func (h *heard) take(_ uint64, _ uint32, ev indexer.Event) bool {
 	default:
 		clear(h.blocks)
 	}
-	return true
 }
 
 func (h *heard) of(external uint64) uint64 {

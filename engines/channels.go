@@ -264,7 +264,7 @@ func (p *plane) missed(at spot) {
 // take hands a message on.
 func (p *plane) take(ctx context.Context, at spot, body []byte) {
 	p.s.metrics.count(ctx, sourceLive, 1)
-	p.s.conf.Subscriber.TakeFrom(ctx, events.FeedPlane, time.Time{}, body, func(worker uint64, dpRank uint32) bool {
+	p.s.conf.Subscriber.TakeFrom(ctx, events.FeedPlane, body, func(worker uint64, dpRank uint32) bool {
 		own := p.speaks(at, worker, dpRank)
 		if !own {
 			p.s.metrics.count(ctx, sourceForeign, 1)

@@ -40,7 +40,7 @@ func TestEventsForetellHits(t *testing.T) {
 	removed := 0
 	w := engines.EngineWorker{ID: 7, Transport: engines.TransportZMQ, Address: "127.0.0.1:1", BlockSize: size}
 	w.Endpoint, w.Replay = sockets.Endpoints()
-	follow(t, engines.SourcesConfig{Sink: func(_ uint64, rank uint32, ev indexer.Event) bool {
+	follow(t, engines.SourcesConfig{Sink: func(_ uint64, rank uint32, ev indexer.Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		index.Apply(int(rank), ev)
@@ -57,7 +57,6 @@ func TestEventsForetellHits(t *testing.T) {
 		default:
 			clear(known)
 		}
-		return true
 	}}, w)
 
 	post := func(path, body string) (code int, text []byte) {

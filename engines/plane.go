@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/msgpack"
@@ -50,7 +49,7 @@ func (r *rankSource) followPlane(ctx context.Context) {
 				continue
 			}
 			r.count(sourceLive, 1)
-			sub.TakeFrom(ctx, events.FeedZMQ, time.Time{}, n.frames.Body, func(worker uint64, dpRank uint32) bool {
+			sub.TakeFrom(ctx, events.FeedZMQ, n.frames.Body, func(worker uint64, dpRank uint32) bool {
 				own := worker == r.worker.ID && dpRank == r.at.rank
 				if !own {
 					r.lie(worker, dpRank)

@@ -88,9 +88,8 @@ func TestTheBusIsAwayForAWhile(t *testing.T) {
 	publisher := engines.NewPublisher(sending, engines.PublisherConfig{Scope: scope, WorkerID: 7, Lost: func(n int) { lost.Add(int64(n)) }})
 	end := running(t, publisher.Run)
 	engine := simulate(t, enginesim.SocketsConfig{Replay: freePort})
-	all, _ := follow(t, engines.SourcesConfig{Sink: func(_ uint64, rank uint32, ev indexer.Event) bool {
+	all, _ := follow(t, engines.SourcesConfig{Sink: func(_ uint64, rank uint32, ev indexer.Event) {
 		publisher.Publish(rank, ev)
-		return true
 	}}, zmqWorker(7, engine))
 	engine.store(3)
 	agree(t, &c, 0, engine)

@@ -33,7 +33,7 @@ type caches struct {
 	clears int
 }
 
-func (c *caches) take(worker uint64, rank uint32, ev indexer.Event) bool {
+func (c *caches) take(worker uint64, rank uint32, ev indexer.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := [2]uint64{worker, uint64(rank)}
@@ -56,7 +56,6 @@ func (c *caches) take(worker uint64, rank uint32, ev indexer.Event) bool {
 		c.clears++
 		delete(c.blocks, key)
 	}
-	return true
 }
 
 func (c *caches) of(worker, rank uint64) map[uint64]uint64 {
@@ -578,7 +577,7 @@ func FuzzSourceFrames(f *testing.F) {
 	f.Add([]byte("kv"), binary.BigEndian.AppendUint64(nil, 0), []byte{0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x90, 0xc0})
 	f.Add([]byte(""), []byte("12345678"), []byte{})
 	f.Fuzz(func(t *testing.T, topic, sequence, body []byte) {
-		r := engines.NewTestRank(func(uint64, uint32, indexer.Event) bool { return true })
+		r := engines.NewTestRank(func(uint64, uint32, indexer.Event) {})
 		for range 2 {
 			r.Take([][]byte{topic, sequence, body})
 			r.Take([][]byte{topic, sequence, {}, body})

@@ -130,7 +130,7 @@ func (t *tracker) restored(now, at time.Time, k knowledge) {
 	}
 	for _, w := range k.waiting {
 		if _, told := t.workers[w.Event.WorkerID]; told {
-			t.accept(now, FeedDurable, w.PublisherID, w.Event)
+			t.accept(now, FeedDurable, w.PublisherID, w.Event, true)
 		} else {
 			t.wait(now, FeedDurable, w.PublisherID, w.Event)
 		}

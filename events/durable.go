@@ -122,7 +122,7 @@ const (
 //
 //   - The tracker has got exactly the messages up to the position, of those that the
 //     stream kept. Both change together, under one lock: a snapshot is a cut
-//     between two messages. What it says of a rank is what the rank's events make up to
+//     between two messages, taken when the sink has got all events before it. What it says of a rank is what the rank's events make up to
 //     its cursor, which an answer of the worker may have brought beyond the position:
 //     messages behind the position that say no more are dropped by their ids.
 //   - After each restoration, once the stream is read to its end, all are asked that can
@@ -167,8 +167,7 @@ type Durable struct {
 	// refuses says that JetStream does not store events.
 	refuses atomic.Bool
 
-	apply sync.Mutex
-	// apply guards the fields below, and is held while a message is applied.
+	// The mutex of sub guards these fields, too.
 	at     position
 	loaded bool
 	// inherited says that what is known goes back to before the stream was made: it is
@@ -257,9 +256,13 @@ func (d *Durable) Stores() bool { return !d.refuses.Load() }
 
 // Position returns the number of the last message applied.
 func (d *Durable) Position() uint64 {
-	d.apply.Lock()
-	defer d.apply.Unlock()
-	return d.at.seq
+	return d.position().seq
+}
+
+func (d *Durable) position() position {
+	d.sub.mu.Lock()
+	defer d.sub.mu.Unlock()
+	return d.at
 }
 
 // Run reads the stream until ctx ends, then takes a last snapshot. Whatever goes
@@ -566,9 +569,7 @@ func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 	if err != nil {
 		return fmt.Errorf("events: look at the stream: %w", err)
 	}
-	d.apply.Lock()
-	next := d.at.seq + 1
-	d.apply.Unlock()
+	next := d.Position() + 1
 	if o.backlog = info.State.LastSeq >= next+d.timing.backlog; o.backlog {
 		// A million acknowledgements would take longer than the messages. What is
 		// purged meanwhile is in a snapshot, and known to be gone at the end.
@@ -673,28 +674,23 @@ func (r *reader) take(ctx context.Context, m jetstream.Msg, o *opened) error {
 	}
 	r.delivered++
 	d := r.d
-	d.apply.Lock()
-	before := d.at.seq
+	before, hole := d.Position(), false
 	if meta.Sequence.Stream > before {
-		gap := d.sub.TakeFrom(ctx, FeedDurable, meta.Timestamp, m.Data(), nil)
-		d.at.seq = meta.Sequence.Stream
-		if gap && before > 0 && d.at.seq > before+1 {
-			d.hole, d.holeSeen = d.at.seq, time.Now() // until it is known to be none
-		}
+		d.sub.take(ctx, FeedDurable, meta.Timestamp, m.Data(), nil, func(gap bool) {
+			d.at.seq = meta.Sequence.Stream
+			if hole = gap && before > 0 && d.at.seq > before+1; hole {
+				d.hole, d.holeSeen = d.at.seq, time.Now() // until it is known to be none
+			}
+		})
 	} else {
 		d.metrics.repeated(ctx)
 	}
-	hole := d.hole > 0
-	d.apply.Unlock()
-	d.sub.flush()
 	d.behind(int64(meta.NumPending))
 	if hole {
 		if d.purgedBehind(ctx, o, before) {
 			return errPurged
 		}
-		d.apply.Lock()
-		d.hole = 0
-		d.apply.Unlock()
+		d.forgetHole()
 	}
 	if o.backlog {
 		if meta.NumPending <= d.timing.backlog/2 {
@@ -710,6 +706,12 @@ func (r *reader) take(ctx context.Context, m jetstream.Msg, o *opened) error {
 		r.acknowledge()
 	}
 	return nil
+}
+
+func (d *Durable) forgetHole() {
+	d.sub.mu.Lock()
+	defer d.sub.mu.Unlock()
+	d.hole = 0
 }
 
 // acknowledge tells the stream what was applied. An answer that gets lost is asked

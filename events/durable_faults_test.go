@@ -391,7 +391,7 @@ func TestWaitingEventsAreInTheSnapshot(t *testing.T) {
 	b.mu.Lock()
 	b.stranger = 0
 	b.mu.Unlock()
-	b.sub.WorkerKnown(2)
+	b.sub.SetWorker(2, events.Source{})
 	e.mustKnow(b)
 }
 

@@ -21,18 +21,18 @@ import (
 // settle brings the state to a position of the stream, unless it has one: to that
 // of the newest good snapshot, or to where the epoch begins.
 func (d *Durable) settle(ctx context.Context, o *opened, e *epoch) error {
-	d.apply.Lock()
+	d.sub.mu.Lock()
 	at, loaded := d.at, d.loaded
-	d.apply.Unlock()
+	d.sub.mu.Unlock()
 	if another := at.stream != o.created; loaded && (at.epoch == e.N || another && at.epoch > e.N) {
 		if another { // with a store that was deleted the epoch's number is gone, too
 			// The messages of a new stream are all news.
 			d.conf.Log.Warn("the stream of events is another one; it is read from its beginning")
 			d.wanted.Store(true) // nobody else knows what was in the one before
 			d.review.Store(true) // what was in it and did not come
-			d.apply.Lock()
+			d.sub.mu.Lock()
 			d.at, d.hole, d.inherited = position{stream: o.created, epoch: e.N}, 0, true
-			d.apply.Unlock()
+			d.sub.mu.Unlock()
 		}
 		return nil
 	}
@@ -78,9 +78,9 @@ func (d *Durable) replace(s *Snapshot, whole func() error, at position, created 
 	d.sub.mu.Lock()
 	d.sub.tracker.unsure = make(map[uint64]struct{})
 	d.sub.mu.Unlock()
-	locked := false
+	var resume func()
 	err := d.conf.Holdings.Restore(s, d.sub.streamed, func() error {
-		if locked {
+		if resume != nil {
 			return nil
 		}
 		if whole != nil {
@@ -88,17 +88,13 @@ func (d *Durable) replace(s *Snapshot, whole func() error, at position, created 
 				return err
 			}
 		}
-		d.apply.Lock()
-		d.sub.mu.Lock()
-		locked = true
+		resume = d.sub.pause(func() {})
 		return nil
 	})
-	if !locked {
-		d.apply.Lock()
-		d.sub.mu.Lock()
+	if resume != nil {
+		defer resume()
 	}
-	defer d.sub.flush()
-	defer d.apply.Unlock()
+	d.sub.mu.Lock()
 	defer d.sub.mu.Unlock()
 	if err != nil {
 		d.sub.tracker.unsure = nil
@@ -186,23 +182,21 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 		if err != nil {
 			return fmt.Errorf("events: look at the stream: %w", err)
 		}
-		// Nobody else changes what is read here: no session is open.
-		d.apply.Lock()
-		hole := d.hole
-		d.apply.Unlock()
+		// Nobody else changes these: no session is open.
+		d.sub.mu.Lock()
+		position, hole := d.at, d.hole
+		d.sub.mu.Unlock()
 		if hole > 0 {
 			again, err = d.fill(ctx, o, &h)
 			return err
 		}
-		d.apply.Lock()
-		defer d.apply.Unlock()
-		gone := info.State.NumDeleted > 0 || info.State.FirstSeq > d.at.seq+1
-		newer := h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq > d.at.seq
+		gone := info.State.NumDeleted > 0 || info.State.FirstSeq > position.seq+1
+		newer := h.Stream == position.stream && h.Epoch == position.epoch && h.LastSeq > position.seq
 		if again = gone && newer && !d.wanted.Load(); again {
-			d.loaded = false
+			d.unload()
 			return nil
 		}
-		if info.State.FirstSeq <= d.at.seq+1 {
+		if info.State.FirstSeq <= position.seq+1 {
 			return nil
 		}
 		d.review.Store(true)
@@ -212,11 +206,11 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 				others++
 			}
 		}
-		at := []any{"position", d.at.seq, "first", info.State.FirstSeq}
+		at := []any{"position", position.seq, "first", info.State.FirstSeq}
 		switch {
 		case others > 0:
 			d.conf.Log.Info("the stream begins behind the position; what is gone may be of other endpoints", at...)
-		case d.at.seq == 0:
+		case position.seq == 0:
 			d.lost.Store(true)
 			d.conf.Log.Info("the stream has lost its beginning, and there is no snapshot", at...)
 		default:
@@ -249,12 +243,12 @@ func (d *Durable) purgedBehind(ctx context.Context, o *opened, at uint64) (gone 
 // fill reports whether there is a snapshot with what was purged unread. The error says
 // that there is none yet, and may be one.
 func (d *Durable) fill(ctx context.Context, o *opened, h *head) (again bool, err error) {
-	d.apply.Lock()
-	if again = h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq >= d.hole-1 && !d.wanted.Load(); again {
+	d.sub.mu.Lock()
+	hole := d.hole
+	if again = h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq >= hole-1 && !d.wanted.Load(); again {
 		d.loaded = false
 	}
-	hole := d.hole
-	d.apply.Unlock()
+	d.sub.mu.Unlock()
 	if again {
 		return true, nil
 	}
@@ -272,9 +266,7 @@ func (d *Durable) fill(ctx context.Context, o *opened, h *head) (again bool, err
 		return false, errPurged
 	}
 	d.conf.Log.Warn("messages of the stream are gone, unread and in no snapshot", "before", hole)
-	d.apply.Lock()
-	d.hole = 0
-	d.apply.Unlock()
+	d.forgetHole()
 	d.review.Store(true)
 	d.lost.Store(true)
 	return false, nil
@@ -389,9 +381,9 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
 			return err
 		}
-		d.apply.Lock()
+		d.sub.mu.Lock()
 		at, inherited := d.at, d.inherited
-		d.apply.Unlock()
+		d.sub.mu.Unlock()
 		if e.N != at.epoch {
 			return errEpoch
 		}
@@ -402,9 +394,7 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 			h = head{}
 		}
 		if h.Inherited && !inherited && !slices.Contains(d.damaged, h.Object) {
-			d.apply.Lock()
-			d.loaded = false
-			d.apply.Unlock()
+			d.unload()
 			return errInherited
 		}
 		start := max(h.LastSeq, e.start(o.created))
@@ -509,22 +499,35 @@ func (d *Durable) snapshot(ctx context.Context, o *opened) (err error) {
 	return errors.Join(d.tidy(ctx, o, h.Object, h.Previous), d.purge(ctx, o))
 }
 
-// cut begins a snapshot between two messages.
-func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
-	d.apply.Lock()
-	defer d.apply.Unlock()
+// unload has the next session begin with the newest snapshot.
+func (d *Durable) unload() {
 	d.sub.mu.Lock()
 	defer d.sub.mu.Unlock()
-	s = &Snapshot{
-		Created: d.sub.conf.Now(), LastSeq: d.at.seq,
-		Meta: SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.inherited},
-	}
-	if !d.loaded || d.hole > 0 || d.at.stream != o.created {
-		return nil, nil, false
-	}
-	if done, ok = d.conf.Holdings.Dump(s, d.sub.tracker.streamed); ok {
+	d.loaded = false
+}
+
+// cut begins a snapshot between two messages.
+func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
+	others := make(map[uint64]bool) // workers whose events the stream does not bring
+	resume := d.sub.pause(func() {
+		if ok = d.loaded && d.hole == 0 && d.at.stream == o.created; !ok {
+			return
+		}
+		s = &Snapshot{
+			Created: d.sub.conf.Now(), LastSeq: d.at.seq,
+			Meta: SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.inherited},
+		}
 		k := d.sub.tracker.export()
 		s.Cursors, s.Waiting, s.States = k.cursors, k.waiting, k.states
+		for id := range d.sub.tracker.workers {
+			if !d.sub.tracker.streamed(id) {
+				others[id] = true
+			}
+		}
+	})
+	defer resume()
+	if ok {
+		done, ok = d.conf.Holdings.Dump(s, func(worker uint64) bool { return !others[worker] })
 	}
 	return s, done, ok
 }

@@ -231,10 +231,11 @@ type replica struct {
 	// states are those of ranks 0, by worker, but ok.
 	states map[uint64]events.State
 	// stranger is a worker that is not known yet.
-	stranger uint64
-	runs     func(func(int, indexer.Run) bool) // in the place of what the index has
-	gate     func()                            // if not nil, is called while a snapshot is restored
-	names    map[int]uint64                    // of workers whose ids are no small numbers
+	stranger   uint64
+	runs       func(func(int, indexer.Run) bool) // in the place of what the index has
+	gate       func()                            // if not nil, is called while a snapshot is restored
+	installing func()                            // is called before a snapshot that was read takes effect
+	names      map[int]uint64                    // of workers whose ids are no small numbers
 }
 
 // number is a worker's in indexes.
@@ -275,7 +276,7 @@ func newReplicaIn(t *testing.T, nc *nats.Conn, scope wire.Scope, name string, co
 	r.parked = indexer.NewParked(r.index)
 	var err error
 	log := slog.New(slog.NewTextHandler(r.log, nil)).With("replica", name)
-	if r.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: scope, Log: log, Sink: r.sink, Changed: r.changed}); err != nil {
+	if r.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: scope, Log: log, Sink: r.sink, Knows: r.knows, Changed: r.changed}); err != nil {
 		t.Fatal(err)
 	}
 	conf.Replica, conf.Holdings, conf.Log = name, events.Holdings{Dump: r.dump, Restore: r.restore}, log
@@ -353,18 +354,23 @@ func (r *replica) kill() {
 	r.stop()
 }
 
-func (r *replica) sink(worker uint64, _ uint32, ev indexer.Event) bool {
+func (r *replica) knows(worker uint64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return worker != r.stranger || worker == 0
+}
+
+func (r *replica) sink(worker uint64, _ uint32, ev indexer.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.slow > 0 {
 		<-time.After(r.slow)
 	}
 	if worker == r.stranger && worker != 0 {
-		return false
+		return
 	}
 	r.names[number(worker)] = worker
 	r.parked.Apply(time.Now(), number(worker), ev)
-	return true
 }
 
 func (r *replica) dump(s *events.Snapshot, _ func(uint64) bool) (done func(), ok bool) {
@@ -435,6 +441,9 @@ func (r *replica) restore(s *events.Snapshot, _ func(uint64) bool, whole func() 
 		if err := whole(); err != nil {
 			return err
 		}
+	}
+	if r.installing != nil && s.Runs != nil {
+		r.installing()
 	}
 	r.mu.Lock()
 	r.index, r.parked = x, indexer.NewParked(x)

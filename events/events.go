@@ -55,7 +55,7 @@
 // # Concurrency
 //
 // The methods of both types may be called by any number of goroutines. The sink is
-// called by one at a time.
+// called by one at a time, while no lock is held.
 package events
 
 import (
@@ -70,9 +70,8 @@ import (
 // Topic is the name of the event plane's topic for cache events.
 const Topic = "kv-events"
 
-// Sink takes an event of a worker's rank. It returns false, and does nothing, if it
-// does not know the worker.
-type Sink func(workerID uint64, dpRank uint32, ev indexer.Event) (known bool)
+// Sink takes an event of a worker's rank. It does nothing if it does not know the worker.
+type Sink func(workerID uint64, dpRank uint32, ev indexer.Event)
 
 const (
 	maxWaitingEvents  = 1024
@@ -189,8 +188,9 @@ func newTracker(sink Sink) *tracker {
 	return t
 }
 
-// accept takes one event of a feed from a publisher.
-func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEvent) verdict {
+// accept takes one event of a feed from a publisher. sinkKnows says that the sink knows the
+// worker, which matters while the tracker was not told of the worker.
+func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEvent, sinkKnows bool) verdict {
 	src, told := t.workers[ev.WorkerID]
 	switch {
 	case told && !src.takes(feed):
@@ -201,6 +201,9 @@ func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEv
 		}
 		if feed != FeedDurable && t.owned[ev.WorkerID].restored > 0 {
 			return verdict{other: true} // the stream brings it, in its place
+		}
+		if !sinkKnows {
+			return t.wait(now, feed, publisher, ev)
 		}
 	case !src.has(ev.DPRank):
 		return verdict{dropped: true}
@@ -217,12 +220,7 @@ func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEv
 	if src.Queries {
 		return t.follow(now, r, publisher, ev)
 	}
-	v, known := t.pass(now, r, publisher, ev)
-	if !known && !told {
-		t.drop(r) // nothing of it was taken, so its cursor means nothing
-		return t.wait(now, feed, publisher, ev)
-	}
-	return v
+	return t.pass(now, r, publisher, ev)
 }
 
 // past reports whether a message is of a process that its worker's record does not
@@ -280,7 +278,7 @@ func (t *tracker) fromSnapshot(r *rank) {
 }
 
 // pass lets an event through if it is new, whatever is missing before it.
-func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent) (v verdict, known bool) {
+func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent) (v verdict) {
 	cursor, heard := r.cursors[publisher]
 	// Without names a beginning tells of a new publisher.
 	anew := heard && publisher == 0 && ev.EventID <= 1 && cursor > 1
@@ -289,8 +287,7 @@ func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 		v.restart = true
 	case heard && ev.EventID <= cursor:
 		v.duplicate = true
-		// An old publisher that says old things is none.
-		return v, true
+		return v // of whichever publisher
 	case heard:
 		v.gap = ev.EventID > cursor+1
 		if publisher != r.newest && !r.many {
@@ -321,15 +318,15 @@ func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent)
 	if v.restart {
 		t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})
 	}
-	return v, t.give(r, &ev)
+	t.give(r, &ev)
+	return v
 }
 
 // give gives an event to the sink, unless it does nothing.
-func (t *tracker) give(r *rank, ev *RouterEvent) (known bool) {
-	if ev.Foreign || ev.Event.Kind == 0 {
-		return true
+func (t *tracker) give(r *rank, ev *RouterEvent) {
+	if !ev.Foreign && ev.Event.Kind != 0 {
+		t.sink(r.key.worker, r.key.rank, ev.Event)
 	}
-	return t.sink(r.key.worker, r.key.rank, ev.Event)
 }
 
 // miss notes that something was missed. Suspect is worse than partial.

@@ -43,9 +43,11 @@ type sink struct {
 	told  []string
 }
 
-func (s *sink) take(worker uint64, rank uint32, ev indexer.Event) bool {
+func (s *sink) knows(worker uint64) bool { return s.known[worker] }
+
+func (s *sink) take(worker uint64, rank uint32, ev indexer.Event) {
 	if !s.known[worker] {
-		return false
+		return
 	}
 	var what string
 	switch ev.Kind {
@@ -57,7 +59,6 @@ func (s *sink) take(worker uint64, rank uint32, ev indexer.Event) bool {
 		what = fmt.Sprint("removed ", ev.Externals[0])
 	}
 	s.told = append(s.told, fmt.Sprintf("%d.%d %s", worker, rank, what))
-	return true
 }
 
 func stored(worker, id uint64) events.RouterEvent {
@@ -92,7 +93,7 @@ func TestOrderOfEvents(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := sink{known: map[uint64]bool{1: true}}
-			tr := events.NewTracker(s.take)
+			tr := events.NewTracker(s.take).Knows(s.knows)
 			for i, st := range c.steps {
 				if got := tr.Accept(time.Time{}, st.publisher, st.ev); got != st.verdict {
 					t.Errorf("step %d: %q, want %q", i, got, st.verdict)
@@ -108,7 +109,7 @@ func TestOrderOfEvents(t *testing.T) {
 func TestEventsWaitForTheirWorker(t *testing.T) {
 	now := time.Unix(1755000000, 0)
 	s := sink{known: map[uint64]bool{}}
-	tr := events.NewTracker(s.take)
+	tr := events.NewTracker(s.take).Knows(s.knows)
 	for id := uint64(1); id <= 3; id++ {
 		if got := tr.Accept(now, 9, stored(1, id)); got != "waiting" {
 			t.Errorf("event %d: %q, want waiting", id, got)
@@ -132,7 +133,7 @@ func TestEventsWaitForTheirWorker(t *testing.T) {
 func TestWaitingIsBounded(t *testing.T) {
 	now := time.Unix(1755000000, 0)
 	s := sink{known: map[uint64]bool{}}
-	tr := events.NewTracker(s.take)
+	tr := events.NewTracker(s.take).Knows(s.knows)
 	for id := range uint64(events.MaxWaitingEvents + 10) {
 		tr.Accept(now, 9, stored(0, id+1))
 	}
@@ -162,7 +163,7 @@ func TestWaitingIsBounded(t *testing.T) {
 
 // A worker that claims ever new ranks cannot make us remember them all.
 func TestRanksAreBounded(t *testing.T) {
-	tr := events.NewTracker(func(uint64, uint32, indexer.Event) bool { return true })
+	tr := events.NewTracker(func(uint64, uint32, indexer.Event) {})
 	var last string
 	for rank := range uint32(events.MaxRanks + 1) {
 		last = tr.Accept(time.Time{}, 9, events.RouterEvent{WorkerID: 1, DPRank: rank, EventID: 1, Event: indexer.Event{Kind: indexer.Cleared}})
@@ -210,7 +211,7 @@ func TestAnyBusGivesASubsequence(t *testing.T) {
 			}
 		}
 		s := sink{known: map[uint64]bool{1: rng.IntN(2) == 0}}
-		tr := events.NewTracker(s.take)
+		tr := events.NewTracker(s.take).Knows(s.knows)
 		lives, last := 0, uint64(0)
 		for i, b := range bus {
 			tr.Accept(time.Time{}, b.publisher, b.ev)

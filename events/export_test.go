@@ -25,15 +25,26 @@ func QuietLogNow(log *slog.Logger) (out *slog.Logger, pass func()) {
 }
 
 // Tracker lets tests drive the subscriber's bookkeeping without NATS.
-type Tracker struct{ t *tracker }
+type Tracker struct {
+	t     *tracker
+	knows func(worker uint64) bool // whether the sink does
+}
 
 // NewTracker returns an empty one.
-func NewTracker(sink Sink) Tracker { return Tracker{newTracker(sink)} }
+func NewTracker(sink Sink) Tracker {
+	return Tracker{newTracker(sink), func(uint64) bool { return true }}
+}
+
+// Knows says which workers the sink knows. Default: all.
+func (t Tracker) Knows(knows func(worker uint64) bool) Tracker {
+	t.knows = knows
+	return t
+}
 
 // Accept takes an event and returns what is true of the verdict, in words.
 func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string {
 	var words []string
-	for f := range strings.FieldsSeq(strings.Trim(fmt.Sprintf("%+v", t.t.accept(now, FeedCore, publisher, ev)), "{}")) {
+	for f := range strings.FieldsSeq(strings.Trim(fmt.Sprintf("%+v", t.t.accept(now, FeedCore, publisher, ev, t.knows(ev.WorkerID))), "{}")) {
 		if name, ok := strings.CutSuffix(f, ":true"); ok {
 			words = append(words, name)
 		}
@@ -44,7 +55,7 @@ func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string 
 // AcceptStream takes an event of the stream; Export, Restored and CaughtUp are the
 // tracker's.
 func (t Tracker) AcceptStream(now time.Time, publisher uint64, ev RouterEvent) {
-	t.t.accept(now, FeedDurable, publisher, ev)
+	t.t.accept(now, FeedDurable, publisher, ev, t.knows(ev.WorkerID))
 }
 func (t Tracker) Export() Knowledge                   { return Knowledge{t.t.export()} }
 func (t Tracker) Restored(now time.Time, k Knowledge) { t.t.restored(now, now, k.k) }
@@ -94,7 +105,7 @@ func (s *Subscriber) Follow(worker, publisher, id uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tracker.known(time.Time{}, worker)
-	s.tracker.accept(time.Time{}, FeedCore, publisher, RouterEvent{WorkerID: worker, EventID: id, Event: indexer.Event{Kind: indexer.Removed}})
+	s.tracker.accept(time.Time{}, FeedCore, publisher, RouterEvent{WorkerID: worker, EventID: id, Event: indexer.Event{Kind: indexer.Removed}}, true)
 }
 
 // Ranks counts the ranks that are steady, and those under repair or in doubt.

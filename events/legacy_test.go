@@ -246,7 +246,7 @@ func TestAWorkerSpeaksOneDialect(t *testing.T) {
 	x := indexer.New(indexer.Config{})
 	sub, err := events.NewSubscriber(nc, events.SubscriberConfig{
 		Now:  func() time.Time { return start.Add(time.Duration(seconds.Load()) * time.Second) },
-		Sink: func(worker uint64, _ uint32, ev indexer.Event) bool { x.Apply(int(worker), ev); return true },
+		Sink: func(worker uint64, _ uint32, ev indexer.Event) { x.Apply(int(worker), ev) },
 	})
 	if err != nil {
 		t.Fatal(err)

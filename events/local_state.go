@@ -57,10 +57,10 @@ type Held struct {
 // suspect or about to be read anew, and those whose events a stream keeps. The error
 // is that of w or of what is held.
 func (s *Subscriber) Save(w io.Writer, hold func() (Held, error)) error {
-	s.mu.Lock()
+	var known map[rankKey]Saved
+	resume := s.pause(func() { known = s.tracker.savable() })
 	held, err := hold()
-	known := s.tracker.savable()
-	s.mu.Unlock()
+	resume()
 	if err != nil {
 		return err
 	}

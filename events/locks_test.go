@@ -45,6 +45,17 @@ func TestReadingASnapshotKeepsNobodyWaiting(t *testing.T) {
 		close(reading)
 		<-read
 	})
+	installed := make(chan bool, 1)
+	b.installing = sync.OnceFunc(func() {
+		left := make(chan struct{})
+		go func() { defer close(left); b.sub.Forget(98) }()
+		select {
+		case <-left:
+			installed <- true
+		case <-time.After(30 * time.Second):
+			installed <- false
+		}
+	})
 	goOn := sync.OnceFunc(func() { close(read) })
 	e.register(b)
 	running(t, b.sub.Run)
@@ -61,6 +72,9 @@ func TestReadingASnapshotKeepsNobodyWaiting(t *testing.T) {
 	soon(t, "a message", func() { b.sub.Take(context.Background(), events.FeedCore, nil) })
 	soon(t, "the position", func() { b.Position() })
 	goOn()
+	if !<-installed {
+		t.Error("a worker that leaves has to wait while the snapshot is installed")
+	}
 
 	eventually(t, b.Ready)
 	e.known(func(w int) bool { return w > 1 }, b)
@@ -70,12 +84,40 @@ func TestReadingASnapshotKeepsNobodyWaiting(t *testing.T) {
 	e.mustKnow(b)
 }
 
+// A sink that is stuck keeps no worker waiting.
+func TestASinkKeepsNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	s, _ := startServer(t, -1)
+	entered, leave := make(chan struct{}, 9), make(chan struct{})
+	sub, err := events.NewSubscriber(connect(t, s), events.SubscriberConfig{Sink: func(uint64, uint32, indexer.Event) {
+		entered <- struct{}{}
+		<-leave
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub.SetWorker(1, events.Source{Feed: events.FeedCore, DPSize: 1})
+	taken := make(chan struct{})
+	go func() {
+		defer close(taken)
+		sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 1)})))
+	}()
+	<-entered
+	defer func() { close(leave); <-taken }()
+	soon(t, "a worker that comes", func() { sub.SetWorker(2, events.Source{Feed: events.FeedCore, DPSize: 1}) })
+	soon(t, "a worker that leaves", func() { sub.Forget(2) })
+	soon(t, "a question", func() { sub.Wants(events.FeedCore) })
+	soon(t, "a message", func() {
+		sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 2)})))
+	})
+}
+
 // A callback that is stuck keeps no worker and no message waiting.
 func TestACallbackKeepsNobodyWaiting(t *testing.T) {
 	s, _ := startServer(t, -1)
 	entered, leave := make(chan struct{}, 9), make(chan struct{})
 	sub, err := events.NewSubscriber(connect(t, s), events.SubscriberConfig{
-		Sink: func(uint64, uint32, indexer.Event) bool { return true },
+		Sink: func(uint64, uint32, indexer.Event) {},
 		Changed: func(uint64, uint32, events.State) {
 			entered <- struct{}{}
 			<-leave

@@ -72,12 +72,11 @@ func listen(t *testing.T, nc *nats.Conn, scope wire.Scope) *listener {
 	t.Helper()
 	l := &listener{index: indexer.New(indexer.Config{})}
 	var err error
-	l.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: scope, Sink: func(worker uint64, _ uint32, ev indexer.Event) bool {
+	l.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: scope, Sink: func(worker uint64, _ uint32, ev indexer.Event) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.evs++
 		l.index.Apply(int(worker), ev)
-		return true
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +154,7 @@ func TestTooManyPendingEventsLeaveAGap(t *testing.T) {
 	}
 	// Whatever comes first after the loss shows it: an event that only says its
 	// number, or another one.
-	tr, gaps := events.NewTracker(func(uint64, uint32, indexer.Event) bool { return true }), make(chan string, 10)
+	tr, gaps := events.NewTracker(func(uint64, uint32, indexer.Event) {}), make(chan string, 10)
 	sub, err := nc.Subscribe(wire.Scope{}.Topic(events.Topic), func(m *nats.Msg) {
 		e, err := events.DecodeEnvelope(m.Data)
 		if err != nil {
@@ -229,7 +228,7 @@ func TestForgottenAndKnownWorkers(t *testing.T) {
 	running(t, p.Run)
 	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
 	eventually(t, func() bool { return l.count() == 1 })
-	l.sub.WorkerKnown(1)
+	l.sub.SetWorker(1, events.Source{})
 	l.sub.Forget(1)
 	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
 	eventually(t, func() bool { return l.count() == 2 })

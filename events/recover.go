@@ -140,7 +140,7 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 	}
 	if r.state == StateSuspect {
 		// Nobody answers, so it is as if nobody could.
-		v, _ = t.pass(now, r, publisher, ev)
+		v = t.pass(now, r, publisher, ev)
 		if rp != nil && !v.duplicate {
 			t.keep(now, r, publisher, ev)
 		}

@@ -57,9 +57,8 @@ func newWorld(t *testing.T, seed uint64, workers int, f faults) *world {
 	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 3)), now: start, faults: f, happens: map[string]int{}}
 	w.index = indexer.New(indexer.Config{})
 	w.parked = indexer.NewParked(w.index)
-	w.tracker = events.NewTracker(func(id uint64, _ uint32, ev indexer.Event) bool {
+	w.tracker = events.NewTracker(func(id uint64, _ uint32, ev indexer.Event) {
 		w.parked.Apply(w.now, int(id), ev)
-		return true
 	}).Seed(seed)
 	w.tracker.Count(func(what string, n int) { w.happens[what] += n })
 	for i := range workers {

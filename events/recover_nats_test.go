@@ -79,14 +79,18 @@ func newBed(t *testing.T, nc *nats.Conn, conf events.SubscriberConfig) *bed {
 	t.Helper()
 	b := &bed{t: t, index: indexer.New(indexer.Config{}), unknown: map[uint64]bool{}}
 	b.parked = indexer.NewParked(b.index)
-	conf.Sink = func(worker uint64, dpRank uint32, ev indexer.Event) bool {
+	conf.Sink = func(worker uint64, dpRank uint32, ev indexer.Event) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if b.unknown[worker] {
-			return false
+			return
 		}
 		b.parked.Apply(time.Now(), rankNumber(worker, dpRank), ev)
-		return true
+	}
+	conf.Knows = func(worker uint64) bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return !b.unknown[worker]
 	}
 	var err error
 	if b.sub, err = events.NewSubscriber(nc, conf); err != nil {

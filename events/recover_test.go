@@ -27,7 +27,7 @@ type story struct {
 
 func newStory(t *testing.T, src events.Source) *story {
 	s := &story{t: t, sink: sink{known: map[uint64]bool{7: true}}, now: start, happens: map[string]int{}}
-	s.tracker = events.NewTracker(s.sink.take).Seed(1)
+	s.tracker = events.NewTracker(s.sink.take).Knows(s.sink.knows).Seed(1)
 	s.tracker.Count(func(what string, n int) { s.happens[what] += n })
 	s.tracker.Changed(func(_ uint64, _ uint32, state events.State) { s.states = append(s.states, state.String()) })
 	s.tracker.SetWorker(s.now, 7, src)
@@ -528,7 +528,7 @@ func TestWhatWasSavedIsUsed(t *testing.T) {
 
 // Discovery of many, a lost connection: queries stay few at a time and are spread.
 func TestQueriesAreFewAndSpread(t *testing.T) {
-	tr := events.NewTracker(func(uint64, uint32, indexer.Event) bool { return true }).Seed(3)
+	tr := events.NewTracker(func(uint64, uint32, indexer.Event) {}).Seed(3)
 	const workers = 1000
 	for id := range uint64(workers) {
 		tr.SetWorker(start, id+1, source(1))
@@ -575,7 +575,7 @@ func TestQueriesAreFewAndSpread(t *testing.T) {
 // A fleet that claims more ranks than can be followed is followed as far as there is
 // room, which is said.
 func TestTooManyRanks(t *testing.T) {
-	tr := events.NewTracker(func(uint64, uint32, indexer.Event) bool { return true })
+	tr := events.NewTracker(func(uint64, uint32, indexer.Event) {})
 	refused := 0
 	tr.Count(func(what string, n int) {
 		if what == "no_room" {

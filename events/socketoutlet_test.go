@@ -33,9 +33,8 @@ func newSocketBed(t *testing.T) *socketBed {
 	})
 	var err error
 	if b.sources, err = engines.NewSources(engines.SourcesConfig{
-		Sink: func(uint64, uint32, indexer.Event) bool {
+		Sink: func(uint64, uint32, indexer.Event) {
 			t.Error("an event went past the subscriber")
-			return true
 		},
 		Subscriber: b.sub,
 	}); err != nil {

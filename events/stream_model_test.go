@@ -120,13 +120,12 @@ func (n *node) open() {
 	n.told = map[uint64]int64{}
 	n.index = indexer.New(indexer.Config{})
 	n.parked = indexer.NewParked(n.index)
-	n.tracker = events.NewTracker(func(id uint64, _ uint32, ev indexer.Event) bool {
+	n.tracker = events.NewTracker(func(id uint64, _ uint32, ev indexer.Event) {
 		if _, known := n.told[id]; !known {
-			return false
+			return
 		}
 		n.parked.Apply(l.now, int(id), ev)
-		return true
-	}).Seed(l.rng.Uint64())
+	}).Knows(func(id uint64) bool { _, known := n.told[id]; return known }).Seed(l.rng.Uint64())
 	n.tracker.Count(func(what string, k int) { l.happens[what] += k })
 	early := l.rng.IntN(4) > 0 // the registry mostly answers first
 	for _, p := range l.workers {

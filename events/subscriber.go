@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -26,6 +27,9 @@ import (
 type SubscriberConfig struct {
 	Scope wire.Scope
 	Sink  Sink
+	// Knows reports whether the sink knows a worker. Events of a worker that neither the
+	// sink nor [Subscriber.SetWorker] knows wait. Default: it knows every worker.
+	Knows func(workerID uint64) bool
 	// Changed, if not nil, is told when the state of a rank changes, one call at a
 	// time and in order. It must not call back.
 	Changed func(workerID uint64, dpRank uint32, s State)
@@ -51,8 +55,7 @@ type Subscriber struct {
 	asking  sync.WaitGroup // queries that Ask puts
 
 	mu sync.Mutex
-	// mu guards the fields below. The sink is called under it: that is what keeps
-	// the events of a worker in order. Nothing else that may wait is.
+	// mu guards the fields below. Nothing that may wait happens while it is held.
 	tracker *tracker
 	answers map[uint64]*collected // by query
 	wanted  [len(feeds) + 1]int   // workers, by feed
@@ -60,38 +63,92 @@ type Subscriber struct {
 	resting bool                  // Run looks at the clock less often
 	wake    chan struct{}         // has room for one: there is something to ask again
 
-	// later is what to do when the lock is free: publishing, logging and callbacks. One
-	// goroutine at a time does it, in order; emptying says that one is at it.
-	later    []func()
-	emptying bool
+	// queue is what to do while mu is free, in order: events for the sink, publishing,
+	// logging and callbacks. One goroutine at a time does it, which owns delivering.
+	queue      []delivery
+	delivering bool
+	delivered  sync.Cond // on mu: delivering is false, or the queue is empty
+	waiters    int       // goroutines that wait for delivered
 }
 
-// unlock frees mu, and then does what must not be done while it is held.
+// delivery is an event for the sink, or something else to do.
+type delivery struct {
+	do     func() // nil for an event
+	worker uint64
+	rank   uint32
+	ev     indexer.Event
+}
+
+// maxQueue is how many deliveries may be queued before those who bring messages wait.
+const maxQueue = 4096
+
+// unlock frees mu and makes the deliveries, unless another goroutine is at it.
 func (s *Subscriber) unlock() {
-	if !s.emptying {
-		s.emptying = true
-		for len(s.later) > 0 {
-			list := s.later
-			s.later = nil
-			s.mu.Unlock()
-			for _, do := range list {
-				do()
+	if !s.delivering {
+		s.delivering = true
+		for len(s.queue) > 0 {
+			s.deliverLocked()
+			if s.waiters > 0 {
+				break // one of them goes on
 			}
-			s.mu.Lock()
 		}
-		s.emptying = false
+		s.endLocked()
 	}
 	s.mu.Unlock()
 }
 
-// flush does what was put off while another lock was held besides.
-func (s *Subscriber) flush() {
+// deliverLocked makes the deliveries that are queued now. Its caller owns delivering.
+func (s *Subscriber) deliverLocked() {
+	list := s.queue
+	s.queue = nil
+	s.mu.Unlock()
+	for i := range list {
+		if d := &list[i]; d.do != nil {
+			d.do()
+		} else {
+			s.conf.Sink(d.worker, d.rank, d.ev)
+		}
+	}
 	s.mu.Lock()
+}
+
+func (s *Subscriber) endLocked() {
+	s.delivering = false
+	s.delivered.Broadcast()
+}
+
+// settle frees mu like unlock, and returns when the queue is short.
+func (s *Subscriber) settle() {
+	for s.delivering && len(s.queue) > maxQueue {
+		s.waiters++
+		s.delivered.Wait()
+		s.waiters--
+	}
 	s.unlock()
 }
 
+// pause calls at while mu is held, makes the deliveries queued so far, and keeps further
+// ones back until resume is called: what the sink then has is what the tracker had in at.
+func (s *Subscriber) pause(at func()) (resume func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.delivering {
+		s.waiters++
+		s.delivered.Wait()
+		s.waiters--
+	}
+	s.delivering = true
+	at()
+	s.deliverLocked()
+	return func() {
+		s.mu.Lock()
+		s.endLocked()
+		s.unlock()
+	}
+}
+
 // laterLocked calls do as soon as mu is free.
-func (s *Subscriber) laterLocked(do func()) { s.later = append(s.later, do) }
+func (s *Subscriber) laterLocked(do func()) { s.queue = append(s.queue, delivery{do: do}) }
 
 // NewSubscriber returns a subscriber on a connection that stays its caller's.
 func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
@@ -100,6 +157,9 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	}
 	conf.Log = QuietLog(cmp.Or(conf.Log, slog.New(slog.DiscardHandler)))
 	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
+	if conf.Knows == nil {
+		conf.Knows = func(uint64) bool { return true }
+	}
 	if conf.Ask == nil {
 		conf.Ask = func(context.Context, Query, func(AnswerPart) bool) error { return ErrNobody }
 	}
@@ -107,11 +167,14 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 		conf: conf, nc: nc,
 		inbox:   inbox(nc) + ".",
 		pending: 1 << 20,
-		tracker: newTracker(conf.Sink),
 		answers: make(map[uint64]*collected),
 		demand:  make(chan struct{}),
 		wake:    make(chan struct{}, 1),
 	}
+	s.delivered.L = &s.mu
+	s.tracker = newTracker(func(worker uint64, rank uint32, ev indexer.Event) {
+		s.queue = append(s.queue, delivery{worker: worker, rank: rank, ev: ev})
+	})
 	var err error
 	if s.metrics, err = newMetrics(conf.Meter, s); err != nil {
 		return nil, err
@@ -119,7 +182,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	s.tracker.count = s.metrics.happened
 	if conf.Changed != nil {
 		s.tracker.changed = func(worker uint64, rank uint32, state State) {
-			s.later = append(s.later, func() { conf.Changed(worker, rank, state) })
+			s.laterLocked(func() { conf.Changed(worker, rank, state) })
 		}
 	}
 	return s, nil
@@ -251,14 +314,6 @@ func (s *Subscriber) SetWorker(id uint64, src Source) {
 	s.unlock()
 }
 
-// WorkerKnown tells that the sink knows a worker from now on. Its events are taken
-// wherever they come from, unless [Subscriber.SetWorker] says otherwise.
-func (s *Subscriber) WorkerKnown(id uint64) {
-	s.mu.Lock()
-	defer s.unlock()
-	s.tracker.known(s.conf.Now(), id)
-}
-
 // Forget tells that the sink has forgotten a worker.
 func (s *Subscriber) Forget(id uint64) {
 	s.mu.Lock()
@@ -386,19 +441,24 @@ func (s *Subscriber) audit(why string) {
 // Take takes one message of a feed. Messages of a worker must come one after the
 // other.
 func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
-	s.TakeFrom(ctx, feed, time.Time{}, data, nil)
+	s.TakeFrom(ctx, feed, data, nil)
 }
 
-// TakeFrom takes one message of a feed that was sent at a time, zero for now. Whose, if
-// it is not nil, says which ranks it may speak for. It reports whether events before
-// those are missing, and not asked for. Of [FeedDurable] the caller, who holds another
-// lock, flushes afterwards.
-func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, sent time.Time, data []byte, whose func(worker uint64, dpRank uint32) bool) (gap bool) {
+// TakeFrom takes one message of a feed. whose, if it is not nil, says for which ranks the
+// sender may speak.
+func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool) {
+	s.take(ctx, feed, time.Time{}, data, whose, func(bool) {})
+}
+
+// take takes one message of a feed that was sent at a time, zero for now. It calls taken
+// while mu is held; gap says that events before the message's are missing and not
+// requested.
+func (s *Subscriber) take(ctx context.Context, feed Feed, sent time.Time, data []byte, whose func(worker uint64, dpRank uint32) bool, taken func(gap bool)) {
 	m, err := DecodeMessage(data)
 	if err != nil {
 		s.metrics.count(ctx, outcomeBad, 1)
 		s.conf.Log.Debug("a message has no events for us", "err", err)
-		return false
+		m = Message{}
 	}
 	if m.Bad > 0 {
 		s.metrics.count(ctx, outcomeBad, m.Bad)
@@ -414,13 +474,16 @@ func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, sent time.Time, da
 	if whose != nil {
 		m.Events = slices.DeleteFunc(m.Events, func(ev RouterEvent) bool { return !whose(ev.WorkerID, ev.DPRank) })
 	}
-	s.mu.Lock()
-	if feed == FeedDurable {
-		defer s.mu.Unlock()
-	} else {
-		defer s.unlock()
+	known := make([]bool, len(m.Events))
+	for i, ev := range m.Events {
+		if known[i] = i > 0 && ev.WorkerID == m.Events[i-1].WorkerID && known[i-1]; !known[i] {
+			known[i] = s.conf.Knows(ev.WorkerID)
+		}
 	}
-	for _, ev := range m.Events {
+	gap := false
+	s.mu.Lock()
+	defer s.settle()
+	for i, ev := range m.Events {
 		if !s.tracker.speaks(sent, feed, ev.WorkerID, m.Dialect) {
 			s.metrics.accepted(ctx, ev, verdict{other: true})
 			continue
@@ -429,7 +492,7 @@ func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, sent time.Time, da
 			s.metrics.accepted(ctx, ev, verdict{rejected: true})
 			continue
 		}
-		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev)
+		v := s.tracker.accept(now, feed, m.Envelope.PublisherID, ev, known[i])
 		s.metrics.accepted(ctx, ev, v)
 		gap = gap || v.gap && !v.held
 		switch {
@@ -456,7 +519,7 @@ func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, sent time.Time, da
 		}
 	}
 	s.wakeLocked()
-	return gap
+	taken(gap)
 }
 
 // Missed tells that a rank of a worker of [FeedZMQ] or [FeedPlane] can be heard and asked from now

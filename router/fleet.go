@@ -71,6 +71,13 @@ func (r *Router) ApplyEvent(w Worker, ev indexer.Event) (known bool) {
 	return known
 }
 
+// Knows reports whether a worker is registered, or known from a snapshot.
+func (r *Router) Knows(id uint64) bool {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	return r.owners[id] != nil
+}
+
 // ErrBadWorker is wrapped by the errors of [Router.SetWorker].
 var ErrBadWorker = errors.New("worker refused")
 

@@ -144,12 +144,11 @@ func (l *lab) follow(name string, durable bool, applied func(worker uint64, ev *
 		return nil, err
 	}
 	f := &follower{router: r}
-	if f.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: l.scope, Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
-		known := r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
+	if f.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: l.scope, Sink: func(id uint64, rank uint32, ev indexer.Event) {
+		r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		if applied != nil {
 			applied(id, &ev)
 		}
-		return known
 	}}); err != nil {
 		return nil, err
 	}
@@ -186,8 +185,8 @@ func (l *lab) applyRate() ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	sub, err := events.NewSubscriber(nc, events.SubscriberConfig{Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
-		return r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
+	sub, err := events.NewSubscriber(nc, events.SubscriberConfig{Sink: func(id uint64, rank uint32, ev indexer.Event) {
+		r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 	}})
 	if err != nil {
 		return nil, err

@@ -37,8 +37,8 @@ func newDirect(r *router.Router, sub *events.Subscriber, client *http.Client, ne
 	d := &direct{router: r, log: log, workers: make(map[uint64]router.WorkerInfo), found: make(map[uint64]engines.Found), known: make(map[uint64]engines.KnownState)}
 	var err error
 	d.sources, err = engines.NewSources(engines.SourcesConfig{
-		Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
-			return r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
+		Sink: func(id uint64, rank uint32, ev indexer.Event) {
+			r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		},
 		Subscriber: sub,
 		Client:     client,

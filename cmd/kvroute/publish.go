@@ -248,9 +248,8 @@ type beside struct {
 func (p *beside) open(ctx context.Context, meter metric.Meter, recorder *engines.Recorder) (err error) {
 	var sink *engines.Publisher
 	if p.sources, err = engines.NewSources(engines.SourcesConfig{
-		Sink: func(_ uint64, rank uint32, ev indexer.Event) bool {
+		Sink: func(_ uint64, rank uint32, ev indexer.Event) {
 			sink.Publish(rank, ev)
-			return true
 		},
 		Recorder: recorder, Log: p.log, Meter: meter,
 	}); err != nil {

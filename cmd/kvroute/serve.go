@@ -204,9 +204,10 @@ func (s *server) open() (err error) {
 	}
 	if s.events, err = events.NewSubscriber(s.nc, events.SubscriberConfig{
 		Scope: s.scope,
-		Sink: func(id uint64, rank uint32, ev indexer.Event) bool {
-			return s.router.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
+		Sink: func(id uint64, rank uint32, ev indexer.Event) {
+			s.router.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		},
+		Knows: s.router.Knows,
 		Changed: func(id uint64, rank uint32, state events.State) {
 			s.router.SetEventState(router.Worker{ID: id, DPRank: rank}, state.String())
 		},
