@@ -321,12 +321,18 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 	}
 }
 
-// probe finds out whether JetStream stores anything. A store that is full takes no
-// events, and a replica that only reads does not notice.
+// probe finds out whether JetStream stores events. A full store, or a full stream that
+// refuses new messages, takes none, and a replica that only reads does not notice.
 func (d *Durable) probe(ctx context.Context, o *opened) {
 	err := d.limited(ctx, func(ctx context.Context) error {
-		_, err := o.locks.Put(ctx, keyProbe, []byte(d.instance))
-		return err
+		if _, err := o.locks.Put(ctx, keyProbe, []byte(d.instance)); err != nil {
+			return err
+		}
+		info, err := o.stream.Info(ctx, jetstream.WithSubjectFilter(o.subject))
+		if err != nil {
+			return nil //nolint:nilerr // look says what is wrong with the stream
+		}
+		return fullStream(info, o.subject)
 	})
 	switch {
 	case ctx.Err() != nil || !d.sub.nc.IsConnected():
@@ -352,6 +358,30 @@ func (d *Durable) probe(ctx context.Context, o *opened) {
 		d.lastAudit = now
 		d.sub.audit("JetStream does not store events")
 	}
+}
+
+// largestMessage is more than a message of a publisher has.
+const largestMessage = 1 << 20
+
+// fullStream returns an error if a stream that refuses new messages at its limits has
+// reached one. At its limit of bytes that is so when the largest message, or the last
+// tenth, has no room.
+func fullStream(info *jetstream.StreamInfo, subject string) error {
+	c, s := &info.Config, &info.State
+	full := func(limit string, value int64) error {
+		return fmt.Errorf("stream %s has reached its %s of %d, and its discard policy refuses new messages: raise the limit, or set the policy to old", c.Name, limit, value)
+	}
+	switch {
+	case c.Discard != jetstream.DiscardNew:
+		return nil
+	case c.MaxMsgs > 0 && s.Msgs >= uint64(c.MaxMsgs):
+		return full("max_msgs", c.MaxMsgs)
+	case c.MaxBytes > 0 && int64(s.Bytes)+min(largestMessage, c.MaxBytes/10) > c.MaxBytes:
+		return full("max_bytes", c.MaxBytes)
+	case c.DiscardNewPerSubject && c.MaxMsgsPerSubject > 0 && s.Subjects[subject] >= uint64(c.MaxMsgsPerSubject):
+		return full("max_msgs_per_subject", c.MaxMsgsPerSubject)
+	}
+	return nil
 }
 
 // What may be due.

@@ -89,3 +89,39 @@ func TestTheStoreIsFull(t *testing.T) {
 		})
 	}
 }
+
+// A stream that has reached a limit of its own and refuses new messages stores no events,
+// whatever room the store has.
+func TestTheStreamIsFull(t *testing.T) {
+	t.Parallel()
+	for name, limit := range map[string]func(*jetstream.StreamConfig, jetstream.StreamState){
+		"messages":    func(c *jetstream.StreamConfig, s jetstream.StreamState) { c.MaxMsgs = int64(s.Msgs) },
+		"bytes":       func(c *jetstream.StreamConfig, s jetstream.StreamState) { c.MaxBytes = int64(s.Bytes) + 10 },
+		"per subject": func(c *jetstream.StreamConfig, s jetstream.StreamState) { c.MaxMsgsPerSubject, c.DiscardNewPerSubject = int64(s.Msgs), true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, e, a := settled(t, 3, 200, events.DurableConfig{})
+			e.register(a)
+			change := func(f func(*jetstream.StreamConfig, jetstream.StreamState)) {
+				info := n.streamInfo()
+				f(&info.Config, info.State)
+				if _, err := n.jetStream().UpdateStream(t.Context(), info.Config); err != nil {
+					t.Fatal(err)
+				}
+			}
+			change(func(c *jetstream.StreamConfig, s jetstream.StreamState) {
+				c.Discard = jetstream.DiscardNew
+				limit(c, s)
+			})
+			eventually(t, func() bool { return !a.Stores() })
+			a.isIn(events.StateSuspect, 3)
+			e.work(50)
+			change(func(c *jetstream.StreamConfig, _ jetstream.StreamState) {
+				c.Discard, c.MaxMsgs, c.MaxBytes, c.MaxMsgsPerSubject, c.DiscardNewPerSubject = jetstream.DiscardOld, -1, -1, -1, false
+			})
+			eventually(t, a.Stores)
+			e.mustKnow(a)
+			a.isIn(events.StateOK, 3)
+		})
+	}
+}
