@@ -6,5 +6,5 @@ import "time"
 
 // Quicken has a replica say that it is there at other times than every two seconds.
 func (s *Sync) Quicken(every time.Duration) {
-	s.period = period{presence: every, ask: every, jitter: every / 20}
+	s.times = syncTimes{presence: every, ask: every, jitter: every / 20}
 }

@@ -136,7 +136,7 @@ type groupFeed struct {
 	stride      int
 	parts       []byte // of the full, so far
 	arrived     int
-	late        lateness
+	late        latency
 	lag         time.Duration // by which the last message was late
 	lags        int           // messages in a row that were late, and no less than the one before
 }
@@ -367,7 +367,7 @@ func (f *groupFeed) take(now time.Time, s *summary) (outcome string, filter *ind
 		return groupOld, nil
 	default:
 		if f.router != s.router {
-			f.late, f.lag, f.lags = lateness{}, 0, 0 // another clock
+			f.late, f.lag, f.lags = latency{}, 0, 0 // another clock
 		}
 		f.router, f.epoch, f.next = s.router, s.epoch, 0
 		f.broken, f.whole, f.parts, f.arrived = false, false, nil, 0
@@ -433,7 +433,7 @@ func (f *groupFeed) takenAt(now time.Time, s *summary, m *groupMetrics) time.Tim
 	}
 	if f.lag = late; f.lags >= groupClockFor {
 		m.count(groupClockSet)
-		f.late, f.lag, f.lags = lateness{}, 0, 0
+		f.late, f.lag, f.lags = latency{}, 0, 0
 		late = f.late.of(now, at)
 	}
 	return now.Add(-late - router.GroupTransit)

@@ -130,16 +130,16 @@ func summaryCounts(s *router.Summary) []count {
 func readSummary(data []byte) (s summary, err error) {
 	version, takenMS, intervalMS := 0, uint64(0), uint64(0)
 	load, filter := false, false
-	_, err = eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+	_, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "v":
-			version, rest, err = readSyncInt(value)
+			version, rest, err = readCount(value)
 		case "group":
 			s.group, rest, err = msgp.ReadStringBytes(value)
 		case "model":
 			s.model, rest, err = msgp.ReadStringBytes(value)
 		case "block_size":
-			s.blockSize, rest, err = readSyncInt(value)
+			s.blockSize, rest, err = readCount(value)
 		case "router_id":
 			s.router, rest, err = msgp.ReadUint64Bytes(value)
 		case "epoch":
@@ -149,7 +149,7 @@ func readSummary(data []byte) (s summary, err error) {
 		case "kind":
 			s.kind, rest, err = msgp.ReadStringBytes(value)
 		case "stride":
-			s.stride, rest, err = readSyncInt(value)
+			s.stride, rest, err = readCount(value)
 		case "taken_ms":
 			takenMS, rest, err = msgp.ReadUint64Bytes(value)
 		case "interval_ms":
@@ -213,10 +213,10 @@ const (
 
 // readCounts reads a map of numbers into those of these names.
 func readCounts(data []byte, counts []count) (rest []byte, err error) {
-	return eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+	return eachField(data, func(key, value []byte) (rest []byte, err error) {
 		for _, c := range counts {
 			if string(key) == c.name {
-				*c.value, rest, err = readSyncInt(value)
+				*c.value, rest, err = readCount(value)
 				return rest, err
 			}
 		}
@@ -225,7 +225,7 @@ func readCounts(data []byte, counts []count) (rest []byte, err error) {
 }
 
 func readFilterPart(data []byte, f *filterPart) (rest []byte, err error) {
-	return eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+	return eachField(data, func(key, value []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "m":
 			f.m, rest, err = msgp.ReadUint64Bytes(value)
@@ -234,9 +234,9 @@ func readFilterPart(data []byte, f *filterPart) (rest []byte, err error) {
 		case "n":
 			f.n, rest, err = msgp.ReadUint64Bytes(value)
 		case "part":
-			f.part, rest, err = readSyncInt(value)
+			f.part, rest, err = readCount(value)
 		case "parts":
-			f.parts, rest, err = readSyncInt(value)
+			f.parts, rest, err = readCount(value)
 		case "data":
 			f.data, rest, err = msgp.ReadBytesZC(value)
 		default:
@@ -308,18 +308,18 @@ func appendProbe(b []byte, p *router.Probe) []byte {
 
 func readProbe(data []byte) (p router.Probe, err error) {
 	version := 0
-	_, err = eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+	_, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "v":
-			version, rest, err = readSyncInt(value)
+			version, rest, err = readCount(value)
 		case "request_id":
 			p.ID, rest, err = msgp.ReadStringBytes(value)
 		case "model":
 			p.Model, rest, err = msgp.ReadStringBytes(value)
 		case "block_size":
-			p.BlockSize, rest, err = readSyncInt(value)
+			p.BlockSize, rest, err = readCount(value)
 		case "isl":
-			p.Tokens, rest, err = readSyncInt(value)
+			p.Tokens, rest, err = readCount(value)
 		case "local":
 			var local []byte
 			if local, rest, err = msgp.ReadBytesZC(value); err == nil && (len(local)%8 != 0 || len(local) > 8*maxProbeBlocks) {
@@ -360,10 +360,10 @@ func appendProbeAnswer(b []byte, a *router.ProbeAnswer, p *router.Probe) []byte 
 
 func readProbeAnswer(data []byte, p *router.Probe) (a router.ProbeAnswer, err error) {
 	version, prefill := 0, 0
-	_, err = eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+	_, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "v":
-			version, rest, err = readSyncInt(value)
+			version, rest, err = readCount(value)
 		case "group":
 			a.Group, rest, err = msgp.ReadStringBytes(value)
 		case "worker_id":
@@ -371,15 +371,15 @@ func readProbeAnswer(data []byte, p *router.Probe) (a router.ProbeAnswer, err er
 		case "dp_rank":
 			a.Worker.DPRank, rest, err = msgp.ReadUint32Bytes(value)
 		case "overlap_blocks":
-			a.OverlapBlocks, rest, err = readSyncInt(value)
+			a.OverlapBlocks, rest, err = readCount(value)
 		case "cost":
 			a.Cost, rest, err = msgp.ReadFloat64Bytes(value)
 		case "potential_prefill_tokens":
-			prefill, rest, err = readSyncInt(value)
+			prefill, rest, err = readCount(value)
 		case "active_blocks":
-			a.ActiveBlocks, rest, err = readSyncInt(value)
+			a.ActiveBlocks, rest, err = readCount(value)
 		case "active_requests":
-			a.ActiveRequests, rest, err = readSyncInt(value)
+			a.ActiveRequests, rest, err = readCount(value)
 		case "busy":
 			a.Busy, rest, err = msgp.ReadBoolBytes(value)
 		default:
@@ -397,6 +397,3 @@ func readProbeAnswer(data []byte, p *router.Probe) (a router.ProbeAnswer, err er
 	a.PendTokens = max(0, prefill-max(0, p.Tokens-a.OverlapBlocks*p.BlockSize))
 	return a, nil
 }
-
-// clip shortens a text of others for a log line or an error.
-func clip(s string) string { return s[:min(len(s), 128)] }

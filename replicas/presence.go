@@ -15,45 +15,43 @@ import (
 
 const (
 	presenceTopic = "presence"
-	presentEvery  = 2 * time.Second // who is not heard three times is gone
+	presentEvery  = 2 * time.Second // a replica that misses three is gone
 )
 
-// Presence is what a router replica says of itself.
+// Presence says that a router replica runs.
 type Presence struct {
 	RouterID  uint64 `json:"router_id"`
 	StartedMS int64  `json:"started_ms"`
 	Version   string `json:"version,omitempty"`
 	// WantsEvents says whether it reads the workers' events. While no replica
-	// does, workers need not send them.
+	// does, workers need not publish them.
 	WantsEvents bool `json:"wants_events"`
-	// Replica is its name, the same after a restart, Group that of the workers it
-	// routes to, where there are several groups.
+	// Replica is its name, the same after a restart. Group is the name of the router group
+	// that it belongs to.
 	Replica string `json:"replica,omitempty"`
 	Group   string `json:"group,omitempty"`
 
-	// What [Sync] says: the number of the next message, how many requests are in
-	// flight by the messages before, and their digest in 16 hex digits. Absent of
-	// replicas that do not tell.
+	// SyncSeq is the number of its next message about requests, and ActiveRequests how many
+	// are in flight by the messages before that. Absent without [Sync].
 	SyncSeq        *uint64 `json:"sync_seq,omitempty"`
 	ActiveRequests int     `json:"active_requests,omitempty"`
-	Digest         string  `json:"digest,omitempty"`
-	// Leaving says that this is its last word: what it had in flight is over.
+	// Leaving is set in its last presence: its requests are over.
 	Leaving bool `json:"leaving,omitempty"`
 }
 
-// AnnouncePresence says every two seconds that a router replica is there, until ctx
+// AnnouncePresence publishes the presence of a replica without [Sync] every 2 s, until ctx
 // ends.
 func AnnouncePresence(ctx context.Context, nc *nats.Conn, scope wire.Scope, p Presence) error {
 	data, err := json.Marshal(p)
 	if err != nil {
-		return fmt.Errorf("replicas: write presence: %w", err)
+		return fmt.Errorf("write presence: %w", err)
 	}
 	subject := scope.Own(presenceTopic)
 	tick := time.NewTicker(presentEvery)
 	defer tick.Stop()
 	for {
 		if nc.IsConnected() {
-			// What a lost message means is for the listener to judge.
+			// If it is lost, the next one is soon enough.
 			_ = nc.Publish(subject, data)
 		}
 		select {

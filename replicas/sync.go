@@ -12,8 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,139 +24,106 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Sync tells the other router replicas of this one's requests in flight, and the
-// router of theirs, so that all decide by the load of all.
+// Sync exchanges requests in flight with the other replicas of a router, so that all
+// replicas decide by the load of all.
 //
-// # What is promised
+// # Protocol
 //
-// What a replica tells leaves at most a millisecond after it happened, and is never
-// waited for: [Sync.Tell] does not block, nor does the bus. While no other replica has
-// been heard for a minute nothing leaves, for a message costs several times what a
-// decision does; one that comes hears of everything when it asks, as after any loss.
-// Messages can be lost; a replica finds out within a presence (2 s) and asks for
-// everything anew, so once nobody books or loses anything the slots of all replicas are
-// the union of all replicas' requests. A replica that says that it leaves takes along
-// what it has not ended; one that is not heard for three presences is gone, with all
-// that it told. While our own connection is away nobody is called gone.
+// Each replica owns its requests. It publishes every change of them; a change leaves at
+// most 5 ms after it happened, together with the other changes of that time. Messages are
+// numbered. Every 2 s a replica publishes its presence: the number of its next message,
+// and how many requests it has in flight. A peer that misses a number, or counts
+// otherwise, requests the whole list, which replaces what the peer holds. The list
+// expires with the presence: after three missed ones, or when the replica says that it
+// leaves. While this replica has no connection, no peer expires.
+//
+// A replica that has heard no other one for a minute sends no changes; it uses up their
+// numbers, so that a peer that returns sees the gap.
 //
 // # Invariants
 //
-//   - One goroutine sends: the messages of a replica, its presences and the answers to
-//     those who ask for all are in one order on its connection. What an answer holds is
-//     exactly what the messages before it made.
-//   - One goroutine receives, through one channel, so that this order holds there. What
-//     is held of a peer that is whole is what its messages made up to next.
-//   - The digest of what is held of a peer changes by the peer's own words only, so that
-//     it can be compared with what the peer says. A first token that somebody else
-//     noticed changes slots alone.
+//   - One goroutine sends and one receives, so messages, presences and lists of a replica
+//     are in one order. A list holds exactly what the messages before it made.
+//   - What is held of a peer without a pending request for its list is what the peer's
+//     messages made, up to the last one.
+//   - Only a peer's own messages change what is held of it.
 //
-// Routers of Dynamo are understood, too. They have no presence and cannot be asked:
-// their requests end 300 s after they were told of, if nobody says so before. One that
-// is the only other router hears of what happens behind its own first message.
+// Routers of Dynamo publish changes only, without presence. Their requests end 300 s
+// after they began if no message ends them. A router of Dynamo that is the only other
+// router receives changes from its own first message on.
 type Sync struct {
 	conf    SyncConfig
 	nc      *nats.Conn
 	link    link
-	period  period
+	times   syncTimes
 	metrics *syncMetrics
-	// Where all speak of their requests, where they say that they are there, and where
-	// this one is answered.
-	topic, presence, answers string
-	// Where they speak of sessions, and what is to be said of ours.
-	sessionTopic string
-	sessions     chan router.SessionBinding
 
-	queue    syncQueue
-	listened atomic.Int64               // when somebody was last there to listen, in ns since 1970
-	own      atomic.Int64               // requests in flight, as told so far
-	heard    atomic.Pointer[[]PeerView] // by the last tick
+	// Subjects: of changes, session bindings, presences, and of lists for this replica.
+	topic, sessionTopic, presence, lists string
 
-	workers syncWorkers
-	greet   chan struct{} // a replica has come that should hear us soon
+	own      ownRequests
+	sessions chan router.SessionBinding // to be published
+	listened atomic.Int64               // when another router was last there, in ns since 1970
+	announce chan struct{}              // holds a token if this replica shall publish its presence now
+	workers  workerChanges
+	views    atomic.Pointer[[]PeerView] // as of the last tick
 }
 
-// SyncConfig says who tells whom. ID and the three functions are required; the zero
-// value of each other field means its default.
+// SyncConfig says what a replica publishes and where peers' changes go. ID, Apply, Remove
+// and FirstToken are required; the zero value of each other field means its default.
 type SyncConfig struct {
 	Scope wire.Scope
-	// ID is the replica's own number, another one at each start. Presence is what else
-	// it says of itself.
-	ID       uint64
+	// ID is the replica's own number, another one at each start.
+	ID uint64
+	// Presence is published with the state of the exchange added.
 	Presence Presence
-	// Single sends each change as a message of its own, for Dynamo 1.4 and older.
-	Single bool
 
-	// Changed takes what a peer tells, as [router.Router.PeerChanged] does, Gone that it
-	// is no more, and FirstToken the first token of an own request that somebody else
-	// noticed.
-	Changed    func(peer uint64, c router.Change) (known bool)
-	Gone       func(peer uint64)
+	// Apply takes a change of a peer's request; see [router.Router.PeerChanged].
+	Apply func(peer uint64, c router.Change) (known bool)
+	// Remove drops all requests of a peer; see [router.Router.RemovePeer].
+	Remove func(peer uint64)
+	// FirstToken takes the first token of an own request that another process noticed.
 	FirstToken func(id string) (news bool)
-	// Session takes what a peer tells of a session, as [router.Router.PeerSession] does.
-	// Default: nobody listens.
-	Session func(router.SessionBinding) (news bool)
+	// Bind takes a peer's session binding; see [router.Router.PeerSession]. Default: bindings
+	// are not received.
+	Bind func(router.SessionBinding) (news bool)
 
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
-	// Log takes a line for each replica that comes, goes or is late. Default none.
+	// Log gets a line for each replica that comes, goes or is late. Default none.
 	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
 }
 
-// period are the times of the exchange.
-type period struct {
-	presence time.Duration // who is silent for three of these is gone
-	ask      time.Duration // between two questions to one peer, at least
-	jitter   time.Duration // within which a question follows its reason
+// syncTimes are the times of the exchange, so that tests can have shorter ones.
+type syncTimes struct {
+	presence time.Duration // between two presences; a peer expires after three
+	ask      time.Duration // at least, between two requests for a peer's list
+	jitter   time.Duration // at most, from a reason to a request for a list
 }
 
 const (
-	syncDelay      = time.Millisecond // that the first change of a message waits for others
-	syncBatch      = 256              // changes in a message
-	syncLimit      = 100_000          // changes that wait to be sent
-	syncInbox      = 1 << 16          // messages that wait to be read
-	syncWorkerFor  = time.Minute      // for which a request waits for its worker to be known
-	syncGhostFor   = 300 * time.Second
-	syncEarlyFor   = 30 * time.Second // for which a first token, or an end, waits for its request
-	syncMemory     = 1 << 16          // of those, at most
-	syncPeers      = 1024             // replicas listened to, at most
-	syncRequests   = 1 << 18          // requests of one of them, at most
-	syncBehind     = 3                // presences in a row that are taken to come late
+	syncDelay      = time.Millisecond      // the least time that a change waits for others
+	syncSpacing    = 5 * time.Millisecond  // between two rounds of messages
+	syncListEvery  = 50 * time.Millisecond // between two answers to requests for the list
+	syncQuietAfter = time.Minute           // without another router, until changes are not sent
+	syncStranger   = 300 * time.Second     // without a message, until a router of Dynamo is forgotten
 	syncLate       = 100 * time.Millisecond
-	syncQuietAfter = time.Minute           // without anybody who listens; who is only not heard still hears
-	syncSessions   = 4096                  // bindings that wait to be sent
-	syncAnswers    = 50 * time.Millisecond // between two answers to those who ask for all
+
+	syncInbox    = 1 << 16 // received messages that wait
+	syncSessions = 4096    // bindings that wait to be sent
+	syncPeers    = 1024    // peers, and routers of Dynamo
+	syncRequests = 1 << 18 // requests of a peer
 )
 
-// link is the bus, so that tests can have a worse one.
-type link struct {
-	publish   func(subject, reply string, data []byte) error
-	connected func() bool
-	breaks    func() uint64 // connections lost and found again so far
-	room      func() int    // the largest message in bytes
-}
+var errSyncConfig = errors.New("ID, Apply, Remove and FirstToken are required")
 
-// linkOf is a connection as a link.
-func linkOf(nc *nats.Conn) link {
-	return link{
-		publish: func(subject, reply string, data []byte) error {
-			return nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: data})
-		},
-		connected: func() bool { return nc.IsConnected() },
-		breaks:    func() uint64 { return nc.Stats().Reconnects },
-		room:      func() int { return int(nc.MaxPayload()) },
-	}
-}
-
-// errPeerless says what is missing in a configuration.
-var errPeerless = errors.New("ID, Changed, Gone and FirstToken are required")
-
-// NewSync returns the exchange of one replica on a connection that stays its caller's.
-// It does nothing before [Sync.Run]; what it was told waits until then.
+// NewSync returns the exchange of one replica. The connection stays its caller's. Nothing
+// is exchanged before [Sync.Run].
 func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
-	if conf.ID == 0 || conf.Changed == nil || conf.Gone == nil || conf.FirstToken == nil {
-		return nil, fmt.Errorf("replicas: replica sync: %w", errPeerless)
+	if conf.ID == 0 || conf.Apply == nil || conf.Remove == nil || conf.FirstToken == nil {
+		return nil, fmt.Errorf("replica sync: %w", errSyncConfig)
 	}
 	if conf.Now == nil {
 		conf.Now = time.Now
@@ -170,213 +135,118 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 		return nil, err
 	}
 	s := &Sync{
-		conf: conf, nc: nc, metrics: m, greet: make(chan struct{}, 1),
-		period: period{presence: presentEvery, ask: presentEvery, jitter: 100 * time.Millisecond},
-		link:   linkOf(nc),
+		conf: conf, nc: nc, link: linkOf(nc), metrics: m,
+		times: syncTimes{presence: presentEvery, ask: presentEvery, jitter: 100 * time.Millisecond},
+		topic: conf.Scope.Topic(syncTopic), sessionTopic: conf.Scope.Topic(sessionTopic),
+		presence: conf.Scope.Own(presenceTopic), lists: conf.Scope.Own("dump", wire.WorkerKey(conf.ID)),
+		sessions: make(chan router.SessionBinding, syncSessions), announce: make(chan struct{}, 1),
 	}
-	s.topic, s.presence, s.answers = conf.Scope.Topic(syncTopic), conf.Scope.Own(presenceTopic), conf.Scope.Own("dump", wire.WorkerKey(conf.ID))
-	s.sessionTopic, s.sessions = conf.Scope.Topic(sessionTopic), make(chan router.SessionBinding, syncSessions)
-	s.queue.limit = syncLimit
-	s.queue.quiet.Store(true)
-	s.queue.wake, s.queue.full = make(chan struct{}, 1), make(chan struct{}, 1)
+	s.own = ownRequests{
+		id: conf.ID, metrics: m, wake: make(chan struct{}, 1),
+		requests: make(map[string]*ownRequest), quiet: true,
+	}
 	return s, nil
 }
 
-// Tell takes a change of the router's own slots; see [router.Config.Tell].
-func (s *Sync) Tell(c router.Change) {
-	if lost := s.queue.put(&c); lost != "" {
-		s.metrics.dropped(lost)
-	}
-}
+// Publish takes a change of the router's own requests, or the first token of a peer's
+// request that was noticed here; see [router.Config.Tell]. It never waits for the bus.
+func (s *Sync) Publish(c router.Change) { s.own.change(&c) }
 
-// TellSession takes where a session of ours is bound; see [router.Config.TellSession].
-// It is a hint: one for which there is no room is not told, and nobody asks for it.
-func (s *Sync) TellSession(b router.SessionBinding) {
-	if s.queue.quiet.Load() {
-		return // nobody listens
-	}
-	if len(b.Session) > maxSyncID {
-		s.metrics.dropped(droppedSession)
+// PublishSession takes where a session of this router is bound; see
+// [router.Config.TellSession]. Bindings are hints: one without room is dropped.
+func (s *Sync) PublishSession(b router.SessionBinding) {
+	if s.own.isQuiet() {
 		return
 	}
-	select {
-	case s.sessions <- b:
-	default:
-		s.metrics.dropped(droppedSession)
+	if len(b.Session) <= maxSyncID {
+		select {
+		case s.sessions <- b:
+			return
+		default:
+		}
 	}
+	s.metrics.dropped(droppedSession, 1)
 }
 
-// WorkerChanged says that a worker came, or, if it is not there, went with its slots.
-// Requests on it are counted anew.
-func (s *Sync) WorkerChanged(id uint64, there bool) { s.workers.put(id, there) }
+// WorkerChanged takes the news that the router knows a worker, or has dropped it with all
+// requests there. Peers' requests on it are booked again, or count as not booked.
+func (s *Sync) WorkerChanged(id uint64, known bool) { s.workers.add(id, known) }
 
-// PeerView is what is held of another router replica.
+// PeerView is what is held of another replica.
 type PeerView struct {
 	RouterID uint64 `json:"router_id"`
 	Replica  string `json:"replica,omitempty"`
-	// ActiveRequests are its requests in flight. Whole says that none is missing, by all
-	// that was heard so far.
+	// ActiveRequests are its requests in flight. Whole is false while its list was
+	// requested and has not come.
 	ActiveRequests int  `json:"active_requests"`
 	Whole          bool `json:"whole"`
 }
 
-// Views returns how many requests this replica has told that it has in flight, and what
-// it holds of each other one that it hears, by id; both some milliseconds old. Routers
-// of Dynamo are not among them.
+// Views returns how many requests this replica has in flight, and what it holds of each
+// other replica, by id, some milliseconds ago. Routers of Dynamo are not among them.
 func (s *Sync) Views() (own int, peers []PeerView) {
-	if heard := s.heard.Load(); heard != nil {
-		peers = *heard
+	if v := s.views.Load(); v != nil {
+		peers = *v
 	}
-	return int(s.own.Load()), peers
+	return s.own.count(), peers
 }
 
-// syncWorkers are the workers that changed since somebody looked.
-type syncWorkers struct {
-	mu sync.Mutex
-	// mu guards the fields below.
-	came, gone []uint64
-}
-
-func (w *syncWorkers) put(id uint64, there bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if there {
-		w.came = append(w.came, id)
-	} else {
-		w.gone = append(w.gone, id)
-	}
-}
-
-func (w *syncWorkers) take() (came, gone []uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	came, gone = w.came, w.gone
-	w.came, w.gone = nil, nil
-	return came, gone
-}
-
-// questions is where a replica is asked for all of its requests.
-func (s *Sync) questions(id uint64) string { return s.conf.Scope.Own("sync", wire.WorkerKey(id)) }
-
-// Run exchanges until ctx ends, and then says that this replica leaves: others count
-// its requests no more. So ctx must not end before those are over, as far as anybody
-// waits for them.
+// Run exchanges until ctx ends, and then publishes that this replica leaves: peers drop
+// its requests. So ctx must not end before the requests have.
 func (s *Sync) Run(ctx context.Context) error {
 	in, asked := make(chan *nats.Msg, syncInbox), make(chan *nats.Msg, 1024)
-	heard := append([]string{s.topic, s.presence, s.answers}, s.conf.Scope.ComponentTopics(syncTopic)...)
-	if s.conf.Session != nil {
-		heard = append(append(heard, s.sessionTopic), s.conf.Scope.ComponentTopics(sessionTopic)...)
+	subjects := []string{s.topic, s.presence, s.lists}
+	if s.conf.Bind != nil {
+		subjects = append(subjects, s.sessionTopic)
 	}
-	subs := make([]*nats.Subscription, 0, len(heard)+1)
-	subscribe := func(subject string, to chan *nats.Msg) error {
-		sub, err := s.nc.ChanSubscribe(subject, to)
-		if err != nil {
-			return fmt.Errorf("replicas: subscribe to %s: %w", subject, err)
-		}
-		subs = append(subs, sub)
-		return nil
-	}
-	for _, subject := range heard {
-		if err := subscribe(subject, in); err != nil {
+	subs := subscriptions{nc: s.nc}
+	defer subs.end()
+	for _, subject := range subjects {
+		if err := subs.add(subject, "", in); err != nil {
 			return err
 		}
 	}
-	if err := subscribe(s.questions(s.conf.ID), asked); err != nil {
+	if err := subs.add(s.listRequests(s.conf.ID), "", asked); err != nil {
 		return err
 	}
-	defer func() {
-		for _, sub := range subs {
-			_ = sub.Unsubscribe() // fails if the connection is closed, when there is nothing to end
-		}
-	}()
-	var both sync.WaitGroup
-	both.Go(func() { s.send(ctx.Done(), asked) }) //nolint:contextcheck // counters need none
-	s.receive(ctx.Done(), in)                     //nolint:contextcheck // as before
-	both.Wait()
-	_ = s.nc.FlushTimeout(time.Second) // who did not hear it notices by the silence
+	var sending sync.WaitGroup
+	sending.Go(func() { newSender(s).run(ctx.Done(), asked) }) //nolint:contextcheck // counters need none
+	newReceiver(s).run(ctx.Done(), in)                         //nolint:contextcheck // as before
+	sending.Wait()
+	_ = s.nc.FlushTimeout(time.Second) // a peer that misses the last message drops the requests later
 	return nil
 }
 
-// send is the goroutine that everything of this replica leaves by.
-func (s *Sync) send(done <-chan struct{}, asked <-chan *nats.Msg) {
-	o := newOutgoing(s)
-	o.present()
-	tick := time.NewTicker(s.period.presence)
-	defer tick.Stop()
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	open := asked // nil for a while after an answer
-	var again <-chan time.Time
-	for {
-		select {
-		case <-done:
-			o.leave()
-			return
-		case <-s.queue.wake:
-			timer.Reset(syncDelay)
-			select {
-			case <-timer.C:
-			case <-s.queue.full:
-			case <-done:
-			}
-			o.take()
-		case <-s.queue.full: // while nobody listens
-			o.take()
-		case b := <-s.sessions:
-			o.session(b)
-		case <-tick.C:
-			o.present()
-		case <-s.greet:
-			o.present()
-		case m := <-open:
-			o.answer(askers(m, open))
-			open, again = nil, time.After(syncAnswers)
-		case <-again:
-			open, again = asked, nil
-		}
+// listRequests is the subject on which a replica is asked for its list.
+func (s *Sync) listRequests(id uint64) string { return s.conf.Scope.Own("sync", wire.WorkerKey(id)) }
+
+// heardRouter notes that another router is there, which changes are for.
+func (s *Sync) heardRouter(now time.Time) {
+	s.listened.Store(now.UnixNano())
+	s.own.setQuiet(false)
+}
+
+// workerChanges are the workers that the router learned of or dropped since the last take.
+type workerChanges struct {
+	mu sync.Mutex
+	// mu guards the fields below.
+	known, dropped []uint64
+}
+
+func (w *workerChanges) add(id uint64, known bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if known {
+		w.known = append(w.known, id)
+	} else {
+		w.dropped = append(w.dropped, id)
 	}
 }
 
-// askers returns to whom an answer goes: all who wait for one now.
-func askers(first *nats.Msg, more <-chan *nats.Msg) (replies []string) {
-	for m := first; ; {
-		if m.Reply != "" && !slices.Contains(replies, m.Reply) {
-			replies = append(replies, m.Reply)
-		}
-		select {
-		case m = <-more:
-		default:
-			return replies
-		}
-	}
-}
-
-// receive is the goroutine that everything of other replicas comes in by.
-func (s *Sync) receive(done <-chan struct{}, in <-chan *nats.Msg) {
-	p := newPeers(s)
-	tick := time.NewTicker(min(max(s.period.presence/20, time.Millisecond), 100*time.Millisecond))
-	defer tick.Stop()
-	for {
-		select {
-		case <-done:
-			return
-		case m := <-in:
-			p.message(m.Subject, m.Data)
-		case <-tick.C:
-			// Who waits in the channel is not silent: first all that came before the tick.
-			for range len(in) {
-				m := <-in
-				p.message(m.Subject, m.Data)
-			}
-			p.tick()
-		}
-	}
-}
-
-// within returns a random part of a time, so that not all do the same at once.
-func within(d time.Duration) time.Duration {
-	if d <= 0 {
-		return 0
-	}
-	return rand.N(d)
+func (w *workerChanges) take() (known, dropped []uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	known, dropped = w.known, w.dropped
+	w.known, w.dropped = nil, nil
+	return known, dropped
 }

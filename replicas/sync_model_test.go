@@ -40,8 +40,8 @@ type syncReplica struct {
 	id     uint64
 	router *router.Router
 	sync   *Sync
-	out    *outgoing
-	in     *peers
+	out    *sender
+	in     *receiver
 	inbox  []*nats.Msg
 	away   bool
 	breaks uint64
@@ -95,7 +95,7 @@ func (w *syncWorld) join() *syncReplica {
 		Tell: func(c router.Change) {
 			c.Sequence = slices.Clone(c.Sequence)
 			r.told = append(r.told, c)
-			r.sync.Tell(c)
+			r.sync.Publish(c)
 		},
 	}); err != nil {
 		w.t.Fatal(err)
@@ -106,20 +106,20 @@ func (w *syncWorld) join() *syncReplica {
 		}
 	}
 	if r.sync, err = NewSync(nil, SyncConfig{
-		ID: r.id, Single: r.id%3 == 0, Changed: r.router.PeerChanged, Gone: r.router.RemovePeer, FirstToken: r.router.MarkPrefillCompleted, Now: now,
+		ID: r.id, Apply: r.router.PeerChanged, Remove: r.router.RemovePeer, FirstToken: r.router.MarkPrefillCompleted, Now: now,
 	}); err != nil {
 		w.t.Fatal(err)
 	}
-	r.sync.period.jitter = 0
+	r.sync.times.jitter = 0
 	r.sync.link = link{
-		publish:   func(subject, reply string, data []byte) error { w.publish(r, subject, reply, data); return nil },
-		connected: func() bool { return !r.away },
-		breaks:    func() uint64 { return r.breaks },
-		room:      func() int { return 6 << 10 }, // so that batches and answers are cut
+		publish:    func(subject, reply string, data []byte) error { w.publish(r, subject, reply, data); return nil },
+		connected:  func() bool { return !r.away },
+		reconnects: func() uint64 { return r.breaks },
+		room:       func() int { return 6 << 10 }, // so that batches and lists are cut
 	}
-	r.out, r.in = newOutgoing(r.sync), newPeers(r.sync)
+	r.out, r.in = newSender(r.sync), newReceiver(r.sync)
 	w.replicas = append(w.replicas, r)
-	r.out.present()
+	r.out.present(false)
 	return r
 }
 
@@ -143,14 +143,14 @@ func (w *syncWorld) deliver(r *syncReplica, n int) {
 		m := r.inbox[0]
 		r.inbox = r.inbox[1:]
 		switch {
-		case m.Subject == r.sync.questions(r.id):
-			r.out.answer([]string{m.Reply})
-		case slices.Contains([]string{r.sync.topic, r.sync.presence, r.sync.answers}, m.Subject):
+		case m.Subject == r.sync.listRequests(r.id):
+			r.out.sendList([]string{m.Reply})
+		case slices.Contains([]string{r.sync.topic, r.sync.presence, r.sync.lists}, m.Subject):
 			r.in.message(m.Subject, m.Data)
 		}
 		select {
-		case <-r.sync.greet:
-			r.out.present()
+		case <-r.sync.announce:
+			r.out.present(false)
 		default:
 		}
 	}
@@ -161,8 +161,8 @@ func (w *syncWorld) settle() {
 	w.loss, w.repeat = 0, 0
 	for range 20 {
 		for _, r := range w.replicas {
-			r.out.take()
-			r.out.present()
+			r.out.flush(false)
+			r.out.present(false)
 		}
 		for range 3 {
 			w.now = w.now.Add(presentEvery / 3)
@@ -249,8 +249,8 @@ func (w *syncWorld) check(when string) {
 				w.t.Fatalf("%s: replica %d of %d holds %+v on worker %d, want %+v", when, r.number, len(w.replicas), got, s.Worker.ID, want[at])
 			}
 		}
-		for _, from := range r.in.all {
-			if !from.whole {
+		for _, from := range r.in.peers {
+			if !from.ask.IsZero() {
 				w.t.Fatalf("%s: replica %d is not sure of %d", when, r.number, from.id)
 			}
 		}
@@ -287,7 +287,7 @@ func TestSyncWorld(t *testing.T) {
 			}
 			if seed%5 == 0 && round == 1 {
 				if seed%2 == 0 { // it says so, if that arrives
-					w.replicas[0].out.leave()
+					w.replicas[0].out.present(true)
 				}
 				w.kill(w.replicas[0])
 				all = append(all, w.join())
@@ -365,13 +365,13 @@ func (w *syncWorld) step() {
 			r.in.tick()
 		}
 	case n < 17:
-		r.out.present()
+		r.out.present(false)
 	case n < 18 && !w.calm && w.rand.IntN(8) == 0:
 		if r.away = !r.away; !r.away {
 			r.breaks++
 		}
 	default:
-		r.out.take()
+		r.out.flush(false)
 		w.deliver(r, 1+w.rand.IntN(20))
 	}
 }
@@ -421,10 +421,10 @@ func TestSyncAlone(t *testing.T) {
 	for i := range 3 * syncBatch {
 		w.book(first, fmt.Sprint("before", i))
 	}
-	first.out.take()
-	first.out.present()
-	if told() > 0 || len(first.sync.queue.wake) > 0 || first.out.sequence == 0 {
-		t.Fatalf("%d messages to nobody, %d calls to send one, next is number %d", told(), len(first.sync.queue.wake), first.out.sequence)
+	first.out.flush(false)
+	first.out.present(false)
+	if told() > 0 || len(first.sync.own.wake) > 0 || !first.sync.own.skipped && first.out.next == 0 {
+		t.Fatalf("%d messages to nobody, %d calls to send one, next is number %d", told(), len(first.sync.own.wake), first.out.next)
 	}
 
 	second := w.join()
@@ -436,7 +436,7 @@ func TestSyncAlone(t *testing.T) {
 	w.settle()
 	w.check("together")
 	w.book(first, "later")
-	first.out.take()
+	first.out.flush(false)
 	if told() == 0 {
 		t.Fatal("with another replica there nothing is told")
 	}
@@ -446,7 +446,7 @@ func TestSyncAlone(t *testing.T) {
 	w.now = w.now.Add(syncQuietAfter)
 	w.settle()
 	w.book(first, "alone again")
-	first.out.take()
+	first.out.flush(false)
 	if told() > 0 {
 		t.Fatal("a request is told to nobody")
 	}

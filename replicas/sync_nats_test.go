@@ -35,8 +35,8 @@ func startReplica(t *testing.T, nc *nats.Conn, id uint64, ahead time.Duration, c
 func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint64, ahead time.Duration, conf router.Config) *replica {
 	t.Helper()
 	var s *replicas.Sync
-	conf.Tell = func(c router.Change) { s.Tell(c) }
-	conf.TellSession = func(b router.SessionBinding) { s.TellSession(b) }
+	conf.Tell = func(c router.Change) { s.Publish(c) }
+	conf.TellSession = func(b router.SessionBinding) { s.PublishSession(b) }
 	conf.PredictTTL = -1
 	conf.Now = func() time.Time { return time.Now().Add(ahead) }
 	r, err := router.New(conf)
@@ -53,7 +53,7 @@ func startReplicaAt(t *testing.T, presence time.Duration, nc *nats.Conn, id uint
 	}
 	if s, err = replicas.NewSync(nc, replicas.SyncConfig{
 		ID: id, Presence: replicas.Presence{Replica: fmt.Sprint("replica-", id)},
-		Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted, Session: r.PeerSession, Now: conf.Now,
+		Apply: r.PeerChanged, Remove: r.RemovePeer, FirstToken: r.MarkPrefillCompleted, Bind: r.PeerSession, Now: conf.Now,
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -18,50 +18,27 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// What waits to be sent is bounded: first tokens go first, then beginnings with all that
-// follows, and ends never.
-func TestSyncQueueIsBounded(t *testing.T) {
-	q := syncQueue{limit: 4, wake: make(chan struct{}, 1), full: make(chan struct{}, 1)}
-	put := func(k router.ChangeKind, id string) string {
-		c := router.Change{Kind: k, ID: id}
-		if k == router.SlotTaken {
-			c.Sequence = []uint64{uint64(id[0])}
-		}
-		return q.put(&c)
+// Changes that nobody sends are dropped above a limit, and a number is skipped: peers miss
+// it, request the list and hold what they should.
+func TestPendingChangesAreBounded(t *testing.T) {
+	w := newSyncWorld(t, 1, 2, 1)
+	a := w.replicas[0]
+	w.settle()
+	w.book(a, "x")
+	w.settle()
+	for i := range syncPending + 10 {
+		a.sync.Publish(router.Change{Kind: router.FirstToken, Owner: 7, ID: fmt.Sprint(i)})
 	}
-	for _, c := range []struct {
-		kind router.ChangeKind
-		id   string
-		lost string
-	}{
-		{router.SlotTaken, "a", ""},
-		{router.FirstToken, "a", ""},
-		{router.SlotTaken, "b", ""},
-		{router.FirstToken, "b", ""},
-		{router.FirstToken, "c", "first_token"}, // there is no room for it
-		{router.SlotTaken, "d", "first_token"},  // takes the room of the others
-		{router.SlotTaken, "e", ""},
-		{router.SlotTaken, "f", "taken"},
-		{router.FirstToken, "f", ""}, // nobody knows of f
-		{router.SlotFreed, "a", ""},  // always
-		{router.SlotFreed, "f", ""},
-		{router.SlotTaken, "f", "taken"}, // another one, later
-	} {
-		if lost := put(c.kind, c.id); lost != c.lost {
-			t.Errorf("%v of %s loses %q, want %q", c.kind, c.id, lost, c.lost)
-		}
+	w.book(a, "y")
+	if n := len(a.sync.own.pending); n > 20 {
+		t.Errorf("%d changes wait, want those that came after the limit of %d", n, syncPending)
 	}
-	told := q.take(syncTold{})
-	var got []string
-	for _, c := range told.changes {
-		got = append(got, fmt.Sprint(c.Kind, " ", c.ID))
-		if c.Kind == router.SlotTaken && !slices.Equal(told.hashes[c.from:c.to], []uint64{uint64(c.ID[0])}) {
-			t.Errorf("%s has the sequence %v", c.ID, told.hashes[c.from:c.to])
-		}
+	asked := w.replicas[1].in.peers[a.id].next
+	w.settle()
+	if next := w.replicas[1].in.peers[a.id].next; next <= asked+1 {
+		t.Errorf("the number %d follows %d: dropped changes are not missed", next, asked)
 	}
-	if want := []string{"taken a", "taken b", "taken d", "taken e", "freed a"}; !slices.Equal(got, want) {
-		t.Errorf("left are %q, want %q", got, want)
-	}
+	w.check("after changes were dropped")
 }
 
 // Bindings of sessions wait for the bus in bounded number, and not at all while nobody
@@ -70,37 +47,36 @@ func TestBindingsAreBounded(t *testing.T) {
 	s := newSyncWorld(t, 1, 1, 1).replicas[0].sync
 	tell := func() int {
 		for range syncSessions + 1000 {
-			s.TellSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}})
+			s.PublishSession(router.SessionBinding{Session: "s", Worker: router.Worker{ID: 1}})
 		}
-		s.TellSession(router.SessionBinding{Session: strings.Repeat("s", maxSyncID+1)})
+		s.PublishSession(router.SessionBinding{Session: strings.Repeat("s", maxSyncID+1)})
 		return len(s.sessions)
 	}
-	s.queue.quiet.Store(true)
+	s.own.setQuiet(true)
 	if n := tell(); n != 0 {
 		t.Errorf("%d wait, though nobody listens", n)
 	}
-	s.queue.quiet.Store(false)
+	s.own.setQuiet(false)
 	if n := tell(); n != syncSessions {
 		t.Errorf("%d wait, want %d", n, syncSessions)
 	}
 }
 
-func TestTellAllocatesNothing(t *testing.T) {
+// A request allocates little on the way of its decision: its entry in the list, and room in a message.
+func TestPublishAllocatesLittle(t *testing.T) {
 	w := newSyncWorld(t, 1, 1, 1)
 	s := w.replicas[0].sync
-	c := router.Change{Kind: router.SlotTaken, ID: "a", Sequence: make([]uint64, 500)}
-	var empty syncTold
-	turn := func() {
+	s.own.setQuiet(false)
+	c := router.Change{ID: "a", Sequence: make([]uint64, 500)}
+	if n := testing.AllocsPerRun(100, func() {
 		for range 100 {
-			s.Tell(c)
+			for _, c.Kind = range []router.ChangeKind{router.SlotTaken, router.FirstToken, router.SlotFreed} {
+				s.Publish(c)
+			}
 		}
-		empty = s.queue.take(empty)
-		empty.reset()
-	}
-	turn()
-	turn() // both memories have grown
-	if n := testing.AllocsPerRun(20, turn); n > 0 {
-		t.Errorf("%v allocations for 100 changes", n)
+		s.own.take(nil, false)
+	}); n > 320 {
+		t.Errorf("%v allocations for 100 requests", n)
 	}
 }
 
@@ -152,12 +128,12 @@ func TestSyncRecoversFromAForgedNumber(t *testing.T) {
 	w.settle()
 	w.check("after a forged message")
 	seq := uint64(math.MaxUint64)
-	forged, err := json.Marshal(Presence{RouterID: a.id, Replica: strings.Repeat("a", 1<<20), SyncSeq: &seq, ActiveRequests: 3, Digest: "1"})
+	forged, err := json.Marshal(Presence{RouterID: a.id, Replica: strings.Repeat("a", 1<<20), SyncSeq: &seq, ActiveRequests: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.in.message(b.sync.presence, forged)
-	if n := len(b.in.all[a.id].name); n > 128 {
+	if n := len(b.in.peers[a.id].name); n > 128 {
 		t.Errorf("a name of %d bytes is kept", n)
 	}
 	clear(w.live)
@@ -169,7 +145,7 @@ func TestSyncRecoversFromAForgedNumber(t *testing.T) {
 
 // How old a message is does not depend on the difference of two clocks.
 func TestLateness(t *testing.T) {
-	var l lateness
+	var l latency
 	start := time.UnixMilli(1_755_000_000_000)
 	at := func(ms int64) uint64 { return uint64(start.UnixMilli() + ms) }
 	for _, c := range []struct {
@@ -196,6 +172,8 @@ func BenchmarkSync(b *testing.B) {
 		b.Run(fmt.Sprint(blocks, "blocks"), func(b *testing.B) {
 			w := newSyncWorld(b, 1, 2, 1, 2, 3, 4, 5, 6, 7, 8)
 			from, to := w.replicas[0], w.replicas[1]
+			from.sync.link.room = func() int { return 1 << 20 }
+			w.settle() // they know each other
 			var payloads [][]byte
 			from.sync.link.publish = func(_, _ string, data []byte) error {
 				payloads = append(payloads, slices.Clone(data))
@@ -221,17 +199,17 @@ func BenchmarkSync(b *testing.B) {
 								one.Sequence[blocks/2+j] = uint64(i*blocks+j) * 0x9e3779b97f4a7c15
 							}
 						}
-						from.sync.Tell(one)
+						from.sync.Publish(one)
 					}
 				}
-				from.out.take()
+				from.out.flush(false)
 				for _, p := range payloads {
 					to.in.message(to.sync.topic, p)
 				}
 				payloads = payloads[:0]
 			}
 			b.StopTimer()
-			if n := len(to.in.all[from.id].requests); n > 0 {
+			if n := len(to.in.peers[from.id].requests); n > 0 {
 				b.Fatalf("%d requests are left", n)
 			}
 		})
@@ -242,24 +220,24 @@ func BenchmarkSync(b *testing.B) {
 func TestABusyBusDoesNotKeepTheDead(t *testing.T) {
 	gone := make(chan uint64, 2)
 	s, err := NewSync(nil, SyncConfig{
-		ID: 1, Changed: func(uint64, router.Change) bool { return true }, Gone: func(id uint64) { gone <- id }, FirstToken: func(string) bool { return false },
+		ID: 1, Apply: func(uint64, router.Change) bool { return true }, Remove: func(id uint64) { gone <- id }, FirstToken: func(string) bool { return false },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.period.presence = 20 * time.Millisecond
+	s.times.presence = 20 * time.Millisecond
 	s.link = link{
-		publish:   func(string, string, []byte) error { return nil },
-		connected: func() bool { return true },
-		breaks:    func() uint64 { return 0 },
-		room:      func() int { return 1 << 20 },
+		publish:    func(string, string, []byte) error { return nil },
+		connected:  func() bool { return true },
+		reconnects: func() uint64 { return 0 },
+		room:       func() int { return 1 << 20 },
 	}
 	in, done := make(chan *nats.Msg, 1024), make(chan struct{})
 	var receiving sync.WaitGroup
-	receiving.Go(func() { s.receive(done, in) })
+	receiving.Go(func() { newReceiver(s).run(done, in) })
 	defer receiving.Wait()
 	defer close(done)
-	in <- &nats.Msg{Subject: s.presence, Data: []byte(`{"router_id":7,"started_ms":1,"sync_seq":1,"digest":"0000000000000000"}`)}
+	in <- &nats.Msg{Subject: s.presence, Data: []byte(`{"router_id":7,"started_ms":1,"sync_seq":1}`)}
 	over := make(chan struct{})
 	var busy sync.WaitGroup
 	for range 8 { // so many that hardly ever nothing waits

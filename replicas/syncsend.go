@@ -4,243 +4,191 @@ package replicas
 
 import (
 	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/router"
 )
 
-// outgoing is what a replica says of itself. It belongs to one goroutine.
-type outgoing struct {
+// sender publishes what a replica says of itself. It belongs to one goroutine.
+type sender struct {
 	*Sync
-	sequence uint64 // of the next message
-	mirror   map[string]*ownRequest
-	digest   uint64
-	bindings uint64 // number of the next message about a session
+	flushed        time.Time // when changes were sent last
+	next, bindings uint64    // numbers of the next messages about requests and sessions
 
-	told                     syncTold // memory to be used again
-	events, payload, message []byte
+	changes                  []syncEvent // memory that is used again
+	events, payload, message []byte      // the same
 }
 
-// ownRequest is a request in flight, as an answer tells of it.
-type ownRequest struct {
-	router.Change
-	started bool
-}
+// syncBatch is how many changes a message has at most.
+const syncBatch = 256
 
-func newOutgoing(s *Sync) *outgoing {
-	return &outgoing{Sync: s, mirror: make(map[string]*ownRequest)}
-}
+func newSender(s *Sync) *sender { return &sender{Sync: s} }
 
-// take sends what the router told. While nobody listens it only notes it, and that there
-// was something by a number in the sequence: who held an earlier state misses it.
-func (o *outgoing) take() {
-	told, quiet := o.queue.take(o.told), o.queue.quiet.Load()
-	o.events = o.events[:0]
-	n, skipped := 0, false
-	for i := range told.changes {
-		c := &told.changes[i]
-		if c.from >= 0 {
-			c.Sequence = told.hashes[c.from:c.to:c.to]
-		}
-		e, ok := o.note(&c.Change)
-		if !ok {
-			continue
-		}
-		if quiet && c.Owner == 0 {
-			if !skipped {
-				skipped = true
-				o.sequence++
-			}
-			continue
-		}
-		before := len(o.events)
-		o.events = appendSyncEvent(o.events, &e)
-		if n > 0 && len(o.events) > o.space() {
-			last := o.events[before:]
-			o.publish(o.events[:before], n)
-			o.events, n = append(o.events[:0], last...), 0
-		}
-		o.metrics.sent(c.Kind)
-		if n++; n == syncBatch || o.conf.Single {
-			o.publish(o.events, n)
-			o.events, n = o.events[:0], 0
+func (s *sender) run(done <-chan struct{}, asked <-chan *nats.Msg) {
+	s.present(false)
+	tick := time.NewTicker(s.times.presence)
+	defer tick.Stop()
+	var flush, reopen <-chan time.Time
+	open := asked // nil for a while after a list was sent
+	for {
+		select {
+		case <-done:
+			s.present(true)
+			return
+		case <-s.own.wake:
+			flush = time.After(max(syncDelay, syncSpacing-time.Since(s.flushed)))
+		case <-flush:
+			s.flush(false)
+			flush = nil
+		case b := <-s.sessions:
+			s.post(s.sessionTopic, sessionTopic, s.bindings, encodeSession(&b, s.conf.ID))
+			s.bindings++
+		case <-tick.C:
+			s.present(false)
+		case <-s.announce:
+			s.present(false)
+		case m := <-open:
+			s.sendList(replySubjects(m, open))
+			open, reopen = nil, time.After(syncListEvery)
+		case <-reopen:
+			open, reopen = asked, nil
 		}
 	}
-	if n > 0 {
-		o.publish(o.events, n)
-	}
-	o.own.Store(int64(len(o.mirror)))
-	told.reset()
-	o.told = told
 }
 
-// space is how many bytes of events a message has room for.
-func (o *outgoing) space() int { return max(o.link.room()-1024, 4096) }
-
-// note changes the mirror by what happened. It reports whether others should know.
-func (o *outgoing) note(c *router.Change) (e syncEvent, news bool) {
-	e = syncEvent{router: o.conf.ID, Change: *c}
-	if c.Owner != 0 { // another one's first token
-		e.router = c.Owner
-		return e, true
-	}
-	own := o.mirror[c.ID]
-	if c.Kind == router.SlotTaken {
-		if own != nil || c.ID == "" || len(c.ID) > maxSyncID {
-			return e, false
+// replySubjects returns where a list goes: to all that wait for one now.
+func replySubjects(first *nats.Msg, more <-chan *nats.Msg) (subjects []string) {
+	for m := first; ; {
+		if m.Reply != "" && !slices.Contains(subjects, m.Reply) {
+			subjects = append(subjects, m.Reply)
 		}
-		if most := (o.space() - 2*maxSyncID) / 9; len(c.Sequence) > most {
-			e.Sequence = e.Sequence[:most] // the rest of so long a prompt weighs little
+		select {
+		case m = <-more:
+		default:
+			return subjects
 		}
-		own = &ownRequest{Change: e.Change}
-		own.Sequence = slices.Clone(e.Sequence)
-		o.mirror[c.ID] = own
-		o.digest ^= digestOf(own.ID, own.Worker, false)
-		return e, true
-	}
-	if own == nil {
-		return e, false // it never had a slot
-	}
-	o.digest ^= digestOf(own.ID, own.Worker, own.started)
-	switch c.Kind {
-	case router.SlotTaken: // see above
-	case router.FirstToken:
-		news = !own.started
-		own.started = true
-	case router.SlotMoved:
-		news = true
-		own.Worker, own.CachedTokens, own.OverlapBlocks = c.Worker, c.CachedTokens, 0
-	case router.SlotFreed:
-		delete(o.mirror, c.ID)
-		e.Worker = own.Worker
-		return e, true
-	}
-	o.digest ^= digestOf(own.ID, own.Worker, own.started)
-	e.Worker = own.Worker
-	return e, news
-}
-
-// publish sends n events. While there is no connection they are lost, with their
-// number in the sequence, so that everybody notices.
-func (o *outgoing) publish(encoded []byte, n int) {
-	payload := encoded
-	if !o.conf.Single {
-		payload = msgp.AppendString(msgp.AppendMapHeader(o.payload[:0], 1), "events")
-		payload = msgp.AppendArrayHeader(payload, uint32(n))
-		payload = append(payload, encoded...)
-		o.payload = payload
-	}
-	o.post(o.topic, syncTopic, o.sequence, payload)
-	o.sequence++
-}
-
-// session sends where a session is bound.
-func (o *outgoing) session(b router.SessionBinding) {
-	o.post(o.sessionTopic, sessionTopic, o.bindings, encodeSession(&b, o.conf.ID))
-	o.bindings++
-}
-
-func (o *outgoing) post(subject, topic string, sequence uint64, payload []byte) {
-	o.message = events.AppendEnvelope(o.message[:0], events.Envelope{
-		PublisherID: o.conf.ID, Sequence: sequence, PublishedAt: uint64(max(0, o.conf.Now().UnixMilli())),
-		Topic: topic, Payload: payload,
-	})
-	if !o.link.connected() || o.link.publish(subject, "", o.message) != nil {
-		o.metrics.count(syncUnsent)
-		return
-	}
-	o.metrics.count(syncOut)
-}
-
-// present says that this replica is there, and what others should hold of it.
-func (o *outgoing) present() { o.say(false) }
-
-// leave sends what is left, and that nothing will follow.
-func (o *outgoing) leave() { o.say(true) }
-
-func (o *outgoing) say(leaving bool) {
-	o.take()
-	if !o.link.connected() {
-		return
-	}
-	p := o.conf.Presence
-	p.Leaving = leaving
-	sequence := o.sequence
-	p.RouterID, p.SyncSeq, p.ActiveRequests, p.Digest = o.conf.ID, &sequence, len(o.mirror), fmt.Sprintf("%016x", o.digest)
-	data, err := json.Marshal(p)
-	if err == nil {
-		err = o.link.publish(o.presence, "", data)
-	}
-	if err != nil {
-		o.metrics.count(syncUnsent)
 	}
 }
 
-// answer tells those who ask of all requests in flight.
-func (o *outgoing) answer(to []string) {
-	if len(to) == 0 {
-		return
+// flush sends the changes that wait. Without a connection they are lost with their
+// numbers, so that peers notice.
+func (s *sender) flush(withList bool) ownState {
+	state := s.own.take(s.changes, withList)
+	s.flushed = time.Now()
+	if state.skipped {
+		s.next++
 	}
-	o.take()
-	// Who asked listens, though its presence may not have been read yet.
-	o.listened.Store(o.conf.Now().UnixNano())
-	o.queue.quiet.Store(false)
-	const part = 512 << 10
-	var parts [][]byte
-	var buf []byte
-	n := 0
-	cut := func() {
-		p := msgp.AppendArrayHeader(msgp.AppendString(nil, "events"), uint32(n))
-		parts = append(parts, append(p, buf...))
-		buf, n = buf[:0], 0
-	}
-	room := min(part, o.space())
-	for _, own := range o.mirror {
-		e := syncEvent{router: o.conf.ID, started: own.started, Change: own.Change}
-		before := len(buf)
-		if buf = appendSyncEvent(buf, &e); n > 0 && len(buf) > room {
-			last := slices.Clone(buf[before:])
-			buf = buf[:before]
-			cut()
-			buf = append(buf, last...)
+	s.events = s.events[:0]
+	n := uint32(0)
+	for i := range state.changes {
+		e := &state.changes[i]
+		before := len(s.events)
+		s.events = appendSyncEvent(s.events, s.fit(e))
+		s.metrics.sent(e.Kind)
+		if n > 0 && (n == syncBatch || len(s.events) > s.room()) {
+			s.sendChanges(s.events[:before], n)
+			s.events = append(s.events[:0], s.events[before:]...)
+			n = 0
 		}
 		n++
 	}
-	if n > 0 || len(parts) == 0 {
-		cut()
+	if n > 0 {
+		s.sendChanges(s.events, n)
 	}
-	for i, p := range parts {
+	clear(state.changes) // they hold ids and hashes
+	s.changes = state.changes[:0]
+	return state
+}
+
+func (s *sender) sendChanges(encoded []byte, n uint32) {
+	s.payload = msgp.AppendString(msgp.AppendMapHeader(s.payload[:0], 1), "events")
+	s.payload = append(msgp.AppendArrayHeader(s.payload, n), encoded...)
+	s.post(s.topic, syncTopic, s.next, s.payload)
+	s.next++
+}
+
+// room is how many bytes of changes a message has room for.
+func (s *sender) room() int { return max(s.link.room()-1024, 4096) }
+
+// fit shortens the hashes of a prompt too long for one message. The rest weighs little.
+func (s *sender) fit(e *syncEvent) *syncEvent {
+	if most := (s.room() - 2*maxSyncID) / 9; len(e.Sequence) > most {
+		e.Sequence = e.Sequence[:most]
+	}
+	return e
+}
+
+// present publishes the presence, behind all changes so far.
+func (s *sender) present(leaving bool) {
+	state := s.flush(false)
+	p := s.conf.Presence
+	next := s.next
+	p.RouterID, p.SyncSeq, p.ActiveRequests, p.Leaving = s.conf.ID, &next, state.active, leaving
+	data, err := json.Marshal(p)
+	if err == nil {
+		err = s.link.send(s.presence, "", data)
+	}
+	if err != nil {
+		s.metrics.count(syncUnsent)
+	}
+}
+
+// sendList sends the list of all requests in flight, behind all changes so far.
+func (s *sender) sendList(to []string) {
+	if len(to) == 0 {
+		return
+	}
+	state := s.flush(true)
+	s.heardRouter(s.conf.Now()) // it listens, though its presence may not have come yet
+	parts := s.listParts(state.list)
+	for i, part := range parts {
 		payload := msgp.AppendInt(msgp.AppendString(msgp.AppendMapHeader(nil, 3), "part"), i)
 		payload = msgp.AppendInt(msgp.AppendString(payload, "parts"), len(parts))
-		payload = append(payload, p...)
-		for _, reply := range to {
-			o.post(reply, syncTopic, o.sequence, payload)
+		payload = append(payload, part...)
+		for _, subject := range to {
+			s.post(subject, syncTopic, s.next, payload)
 		}
 	}
-	o.metrics.count(syncAnswered)
+	s.metrics.count(syncAnswered)
 }
 
-// lateness measures how long messages take, by clocks that need not agree: the quickest
-// of the last minutes counts as immediate.
-type lateness struct {
-	now, before int64 // the smallest difference of the clocks in ms, in this minute and the last
-	since       time.Time
-	some        bool
-}
-
-func (l *lateness) of(now time.Time, publishedMS uint64) time.Duration {
-	diff := now.UnixMilli() - int64(publishedMS)
-	switch {
-	case !l.some:
-		l.now, l.before, l.since, l.some = diff, diff, now, true
-	case now.Sub(l.since) >= time.Minute:
-		l.before, l.now, l.since = l.now, diff, now
+// listParts encodes a list in parts of at most 512 KiB, or one request.
+func (s *sender) listParts(list []ownRequest) (parts [][]byte) {
+	room := min(512<<10, s.room())
+	var buf []byte
+	n := uint32(0)
+	cut := func(end int) {
+		part := msgp.AppendArrayHeader(msgp.AppendString(nil, "events"), n)
+		parts = append(parts, append(part, buf[:end]...))
+		buf, n = append(buf[:0], buf[end:]...), 0
 	}
-	l.now = min(l.now, diff)
-	return time.Duration(diff-min(l.now, l.before)) * time.Millisecond
+	for i := range list {
+		e := syncEvent{router: s.conf.ID, started: list[i].started, Change: list[i].Change}
+		e.Kind = router.SlotTaken
+		before := len(buf)
+		if buf = appendSyncEvent(buf, s.fit(&e)); n > 0 && len(buf) > room {
+			cut(before)
+		}
+		n++
+	}
+	cut(len(buf))
+	return parts
+}
+
+// post sends an envelope.
+func (s *sender) post(subject, topic string, number uint64, payload []byte) {
+	s.message = events.AppendEnvelope(s.message[:0], events.Envelope{
+		PublisherID: s.conf.ID, Sequence: number, PublishedAt: uint64(max(0, s.conf.Now().UnixMilli())),
+		Topic: topic, Payload: payload,
+	})
+	if s.link.send(subject, "", s.message) != nil {
+		s.metrics.count(syncUnsent)
+		return
+	}
+	s.metrics.count(syncOut)
 }

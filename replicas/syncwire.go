@@ -3,9 +3,7 @@
 package replicas
 
 import (
-	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -13,17 +11,16 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 
-	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
-// syncTopic is the topic of the event plane on which replicas tell of their requests.
+// syncTopic is the topic of the event plane on which replicas publish their requests.
 const syncTopic = "active_sequences_events"
 
-// sessionTopic is the topic on which replicas tell where sessions are bound.
+// sessionTopic is the topic on which replicas publish where sessions are bound.
 const sessionTopic = "session_affinity_events"
 
-// Bounds on what is believed of a message.
+// Bounds of a message.
 const (
 	maxSyncID     = 1024
 	maxSyncTokens = math.MaxInt32
@@ -33,13 +30,13 @@ var errSyncShape = errors.New("unexpected shape")
 
 // syncEvent is one change of a request as it travels.
 type syncEvent struct {
-	router  uint64 // whose request it is; of a worker's own mark the worker's id
-	started bool   // of a SlotTaken: the first token was there already
+	router  uint64 // the owner of the request; the worker's id if a worker publishes a first token
+	started bool   // of SlotTaken in a list: the request has its first token
 	router.Change
 }
 
 // appendSyncEvent appends the encoding of an event: the map that Dynamo's routers send,
-// with its keys in their order. What only we know stands behind that.
+// with its keys in their order, and behind these the keys that only kvroute has.
 func appendSyncEvent(b []byte, e *syncEvent) []byte {
 	n := uint32(5)
 	if e.Abandoned {
@@ -88,8 +85,7 @@ func appendSyncAdd(b []byte, e *syncEvent) []byte {
 			b = msgp.AppendUint64(b, h)
 		}
 	}
-	// Of a request whose prompt is computed nothing is to be computed, says the flag to
-	// those who do not know started.
+	// For readers that do not know the key started: nothing is left to compute.
 	tracked := !e.PrefillUntracked && !e.started
 	b = msgp.AppendBool(msgp.AppendString(b, "track_prefill_tokens"), tracked)
 	b = msgp.AppendString(b, "expected_output_tokens")
@@ -117,20 +113,21 @@ func appendSyncAdd(b []byte, e *syncEvent) []byte {
 	return b
 }
 
-// syncReader reads payloads. Its memory is used again: an event and its hashes are good
-// until the next one.
+// syncReader reads payloads. Its memory is used again: an event and its hashes are valid
+// until the next event.
 type syncReader struct {
 	e      syncEvent
 	hashes []uint64
 	add    syncAdd
 }
 
+// syncAdd are the numbers of an AddRequest as they are on the wire.
 type syncAdd struct {
-	hint, isl, overlap int // -1 = not said
+	hint, isl, overlap int // -1 = absent
 	untracked          bool
 }
 
-// syncPayload is what a message says beside its events.
+// syncPayload is what a message has beside its events: its part of a list.
 type syncPayload struct{ part, parts int }
 
 // read calls yield for each event of a payload: a map of one event, or one of many
@@ -138,7 +135,7 @@ type syncPayload struct{ part, parts int }
 // itself; an error means that the payload as a whole is no such thing.
 func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, bad int, err error) {
 	batched := false
-	rest, err := eachSyncField(data, func(key, value []byte) ([]byte, error) {
+	rest, err := eachField(data, func(key, value []byte) ([]byte, error) {
 		var err error
 		switch string(key) {
 		case "events":
@@ -148,7 +145,7 @@ func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, b
 				return value, err
 			}
 			for i := range n {
-				// Most can be read: to find the end of one first is to read it twice.
+				// Only the end of an unreadable event is searched for: that reads it twice.
 				rest, err := r.event(value)
 				if err == nil {
 					value = rest
@@ -163,22 +160,22 @@ func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, b
 			}
 			return value, nil
 		case "part":
-			p.part, value, err = readSyncInt(value)
+			p.part, value, err = readCount(value)
 		case "parts":
-			p.parts, value, err = readSyncInt(value)
+			p.parts, value, err = readCount(value)
 		default:
 			value, err = msgp.Skip(value)
 		}
 		return value, err
 	})
 	if err != nil {
-		return p, bad, fmt.Errorf("replicas: read a message of a replica: %w", err)
+		return p, bad, fmt.Errorf("read a message of a replica: %w", err)
 	}
 	if batched {
 		return p, bad, nil
 	}
 	if _, err := r.event(data[:len(data)-len(rest)]); err != nil {
-		return p, bad + 1, nil //nolint:nilerr // it is counted
+		return p, bad + 1, nil //nolint:nilerr // the caller counts it
 	}
 	yield(&r.e)
 	return p, bad, nil
@@ -190,14 +187,14 @@ func (r *syncReader) event(data []byte) (rest []byte, err error) {
 	r.e = syncEvent{}
 	e := &r.e
 	var id, worker, what bool
-	rest, err = eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+	rest, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "request_id":
 			id = true
 			e.ID, rest, err = msgp.ReadStringBytes(value)
 		case "worker":
 			worker = true
-			return eachSyncField(value, func(key, value []byte) (rest []byte, err error) {
+			return eachField(value, func(key, value []byte) (rest []byte, err error) {
 				switch string(key) {
 				case "worker_id":
 					e.Worker.ID, rest, err = msgp.ReadUint64Bytes(value)
@@ -241,16 +238,16 @@ func (r *syncReader) data(data []byte, e *syncEvent) (rest []byte, err error) {
 		}
 		return rest, err
 	}
-	return eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+	return eachField(data, func(key, value []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "AddRequest":
 			e.Kind = router.SlotTaken
 			return r.addition(value, e)
 		case "SlotMoved":
 			e.Kind = router.SlotMoved
-			return eachSyncField(value, func(key, value []byte) (rest []byte, err error) {
+			return eachField(value, func(key, value []byte) (rest []byte, err error) {
 				if string(key) == "cached_tokens" {
-					e.CachedTokens, rest, err = readSyncInt(value)
+					e.CachedTokens, rest, err = readCount(value)
 					return rest, err
 				}
 				return msgp.Skip(value)
@@ -262,7 +259,7 @@ func (r *syncReader) data(data []byte, e *syncEvent) (rest []byte, err error) {
 
 func (r *syncReader) addition(data []byte, e *syncEvent) (rest []byte, err error) {
 	r.add = syncAdd{hint: -1, isl: -1, overlap: -1}
-	rest, err = eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+	rest, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
 		switch {
 		case string(key) == "track_prefill_tokens":
 			var tracked bool
@@ -277,15 +274,15 @@ func (r *syncReader) addition(data []byte, e *syncEvent) (rest []byte, err error
 		case string(key) == "token_sequence":
 			e.Sequence, rest, err = r.sequence(value)
 		case string(key) == "expected_output_tokens":
-			e.ExpectedOutput, rest, err = readSyncInt(value)
+			e.ExpectedOutput, rest, err = readCount(value)
 		case string(key) == "isl":
-			r.add.isl, rest, err = readSyncInt(value)
+			r.add.isl, rest, err = readCount(value)
 		case string(key) == "overlap":
-			r.add.overlap, rest, err = readSyncInt(value)
+			r.add.overlap, rest, err = readCount(value)
 		case string(key) == "prefill_load_hint":
-			rest, err = eachSyncField(value, func(key, value []byte) (rest []byte, err error) {
+			rest, err = eachField(value, func(key, value []byte) (rest []byte, err error) {
 				if string(key) == "initial_effective_prefill_tokens" && !msgp.IsNil(value) {
-					r.add.hint, rest, err = readSyncInt(value)
+					r.add.hint, rest, err = readCount(value)
 					return rest, err
 				}
 				return msgp.Skip(value)
@@ -299,8 +296,8 @@ func (r *syncReader) addition(data []byte, e *syncEvent) (rest []byte, err error
 	return rest, err
 }
 
-// fill says what the numbers of an addition mean. Older and newer Dynamo leave some out:
-// then the prompt is as long as what is left of it, and of that the rest is unknown.
+// fill derives an event's numbers. Dynamo's versions leave some of them out: without isl
+// the prompt counts as long as what is left to compute.
 func (a *syncAdd) fill(e *syncEvent) {
 	e.OverlapBlocks = max(0, a.overlap)
 	e.PromptTokens = max(a.isl, a.hint, 0)
@@ -309,7 +306,7 @@ func (a *syncAdd) fill(e *syncEvent) {
 	case a.hint >= 0:
 		e.CachedTokens = e.PromptTokens - a.hint
 	case a.isl >= 0 && a.overlap >= 0:
-		e.CachedTokens = -1 // as many as the blocks have
+		e.CachedTokens = -1 // those of the overlapping blocks
 	}
 }
 
@@ -321,7 +318,7 @@ func (r *syncReader) sequence(data []byte) (all []uint64, rest []byte, err error
 	if int64(n) > int64(len(rest)) { // each takes a byte at least
 		return nil, rest, fmt.Errorf("%w: %d hashes in %d bytes", errSyncShape, n, len(rest))
 	}
-	const wide = 0xcf // a number of 8 bytes follows, as of all but few hashes
+	const wide = 0xcf // uint64: the form of nearly all hashes
 	all = slices.Grow(r.hashes[:0], int(n))
 	for range n {
 		if len(rest) >= 9 && rest[0] == wide {
@@ -339,8 +336,8 @@ func (r *syncReader) sequence(data []byte) (all []uint64, rest []byte, err error
 	return all, rest, nil
 }
 
-// readSyncInt reads a number of tokens, blocks or parts.
-func readSyncInt(data []byte) (int, []byte, error) {
+// readCount reads a number of tokens, blocks or parts.
+func readCount(data []byte) (int, []byte, error) {
 	n, rest, err := msgp.ReadUint64Bytes(data)
 	if err == nil && n > maxSyncTokens {
 		err = fmt.Errorf("%w: the number %d", errSyncShape, n)
@@ -348,9 +345,9 @@ func readSyncInt(data []byte) (int, []byte, error) {
 	return int(min(n, maxSyncTokens)), rest, err
 }
 
-// eachSyncField calls f for each field of a map with all that follows the key; f
+// eachField calls f for each field of a map with all that follows the key; f
 // returns what follows the value.
-func eachSyncField(data []byte, f func(key, value []byte) (rest []byte, err error)) (rest []byte, err error) {
+func eachField(data []byte, f func(key, value []byte) (rest []byte, err error)) (rest []byte, err error) {
 	n, rest, err := msgp.ReadMapHeaderBytes(data)
 	if err != nil {
 		return rest, err
@@ -367,58 +364,8 @@ func eachSyncField(data []byte, f func(key, value []byte) (rest []byte, err erro
 	return rest, nil
 }
 
-// readLegacy reads a change as Dynamo 0.8 sends it: JSON without an envelope, the router
-// a text, whose hash stands for it. There is nothing that says how long ago it was.
-func readLegacy(data []byte) (e syncEvent, err error) {
-	var said struct {
-		ID     string `json:"request_id"`
-		Worker *router.Worker
-		Data   json.RawMessage
-		Router string `json:"router_id"`
-	}
-	if err = json.Unmarshal(data, &said); err != nil {
-		return e, fmt.Errorf("replicas: read a message of a replica: %w", err)
-	}
-	if said.Worker == nil || said.Router == "" || said.ID == "" || len(said.ID) > maxSyncID {
-		return e, fmt.Errorf("%w: a field of the event is missing, or the id has %d bytes", errSyncShape, len(said.ID))
-	}
-	e.ID, e.Worker, e.router = said.ID, *said.Worker, wire.WorkerID(said.Router)
-	switch string(said.Data) {
-	case `"MarkPrefillCompleted"`:
-		e.Kind = router.FirstToken
-		return e, nil
-	case `"Free"`:
-		e.Kind = router.SlotFreed
-		return e, nil
-	}
-	var kind struct {
-		AddRequest *struct {
-			Sequence []uint64 `json:"token_sequence"`
-			Tokens   int      `json:"isl"`
-			Overlap  int      `json:"overlap"`
-			Output   int      `json:"expected_output_tokens"`
-		}
-	}
-	if bytes.HasPrefix(said.Data, []byte("{")) {
-		if err := json.Unmarshal(said.Data, &kind); err != nil {
-			return e, fmt.Errorf("replicas: read a message of a replica: %w", err)
-		}
-	}
-	if a := kind.AddRequest; a != nil {
-		for _, n := range []int{a.Tokens, a.Overlap, a.Output} {
-			if n < 0 || n > maxSyncTokens {
-				return e, fmt.Errorf("%w: the number %d", errSyncShape, n)
-			}
-		}
-		e.Kind, e.Sequence, e.ExpectedOutput = router.SlotTaken, a.Sequence, a.Output
-		add := syncAdd{hint: -1, isl: a.Tokens, overlap: a.Overlap}
-		add.fill(&e)
-	}
-	return e, nil // or of a kind to come
-}
-
-// encodeSession returns where a session of a router's is bound, as Dynamo's routers say
-// it. That it is over only we say; others take the message for another use.
+// encodeSession encodes a session binding as Dynamo's routers do. The key final is
+// kvroute's own: Dynamo takes that message for one more use of the session.
 func encodeSession(s *router.SessionBinding, from uint64) []byte {
 	n := uint32(4)
 	if s.Over {
@@ -434,10 +381,10 @@ func encodeSession(s *router.SessionBinding, from uint64) []byte {
 	return b
 }
 
-// readSession reads that.
+// readSession reads a session binding.
 func readSession(data []byte) (s router.SessionBinding, from uint64, err error) {
 	var worker bool
-	_, err = eachSyncField(data, func(key, value []byte) (rest []byte, err error) {
+	_, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
 		switch string(key) {
 		case "session_id":
 			s.Session, rest, err = msgp.ReadStringBytes(value)
@@ -462,30 +409,4 @@ func readSession(data []byte) (s router.SessionBinding, from uint64, err error) 
 		err = fmt.Errorf("%w: a field of the binding is missing, or the session's name has %d bytes", errSyncShape, len(s.Session))
 	}
 	return s, from, err
-}
-
-// digestOf is a request's part of the digest of a replica's requests: FNV-1a of the
-// id, the worker and whether it has its first token, numbers little-endian, mixed as
-// MurmurHash3 ends. Since the worker is in it, the exclusive or of all compares the
-// requests of every worker at once.
-func digestOf(id string, w router.Worker, started bool) uint64 {
-	h := uint64(0xcbf29ce484222325)
-	add := func(b byte) { h = (h ^ uint64(b)) * 0x100000001b3 }
-	for i := range len(id) {
-		add(id[i])
-	}
-	for i := range 8 {
-		add(byte(w.ID >> (8 * i)))
-	}
-	for i := range 4 {
-		add(byte(w.DPRank >> (8 * i)))
-	}
-	if started {
-		add(1)
-	} else {
-		add(0)
-	}
-	h = (h ^ h>>33) * 0xff51afd7ed558ccd
-	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53
-	return h ^ h>>33
 }

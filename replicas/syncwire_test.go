@@ -16,7 +16,6 @@ import (
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/fixtures"
-	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -116,13 +115,9 @@ func FuzzSyncRead(f *testing.F) {
 	f.Add(appendSyncEvent(nil, &e))
 	f.Add([]byte("\x81\xa6events\xdd\xff\xff\xff\xff"))
 	f.Add(encodeSession(&router.SessionBinding{Session: "s", Worker: router.Worker{ID: 7}}, 9))
-	f.Add([]byte(`{"request_id":"r","worker":{"worker_id":7,"dp_rank":1},"data":{"AddRequest":{"token_sequence":[1],"isl":64,"overlap":1}},"router_id":"a"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if s, from, err := readSession(data); err == nil && (s.Session == "" || len(s.Session) > maxSyncID || from == 0) {
 			t.Errorf("read the session %+v of %d", s, from)
-		}
-		if e, err := readLegacy(data); err == nil && (e.ID == "" || len(e.ID) > maxSyncID || e.PromptTokens < 0 || e.PromptTokens > maxSyncTokens) {
-			t.Errorf("read %+v", e)
 		}
 		all, _, _, err := readAll(data)
 		for i := range all {
@@ -137,7 +132,7 @@ func FuzzSyncRead(f *testing.F) {
 // Frames of real Dynamo routers and workers: all can be read, in whatever order their
 // publishers come all requests end, and nothing stays on any worker.
 func TestSyncReadsDynamo(t *testing.T) {
-	for _, version := range []string{"0.8.0", "1.3.1", "1.6.1"} {
+	for _, version := range []string{"1.6.1"} {
 		file, err := os.Open(fixtures.Need(t, "vectors", "dynamo-"+version, "events_nats.jsonl"))
 		if err != nil {
 			t.Fatal(err)
@@ -193,13 +188,6 @@ func TestSyncReadsDynamo(t *testing.T) {
 // frame returns the first change in a message, and who sent it.
 func frame(t *testing.T, data []byte) (first syncEvent, publisher uint64) {
 	t.Helper()
-	if data[0] == '{' {
-		e, err := readLegacy(data)
-		if err != nil || e.Kind == 0 {
-			t.Fatalf("%s: %+v, %v", data, e, err)
-		}
-		return e, e.router
-	}
 	env, err := events.DecodeEnvelope(data)
 	if err != nil {
 		t.Fatal(err)
@@ -209,32 +197,6 @@ func frame(t *testing.T, data []byte) (first syncEvent, publisher uint64) {
 		t.Fatalf("%d events, %d bad, %v", len(all), bad, err)
 	}
 	return all[0], env.PublisherID
-}
-
-// What Dynamo 0.8 says is JSON; what is none of its changes is refused, or of a kind to
-// come.
-func TestSyncReadsJSON(t *testing.T) {
-	e, err := readLegacy([]byte(`{"request_id":"r","worker":{"worker_id":7,"dp_rank":1},"data":{"AddRequest":{"token_sequence":[1,18392688389576705538],"isl":64,"overlap":1}},"router_id":"aab4"}`))
-	want := syncEvent{router: wire.WorkerID("aab4"), Change: router.Change{
-		Kind: router.SlotTaken, ID: "r", Worker: router.Worker{ID: 7, DPRank: 1}, Sequence: []uint64{1, 18392688389576705538}, PromptTokens: 64, OverlapBlocks: 1, CachedTokens: -1,
-	}}
-	if diff := cmp.Diff(want, e, cmp.AllowUnexported(syncEvent{})); diff != "" || err != nil {
-		t.Errorf("%v (-want +got)\n%s", err, diff)
-	}
-	for _, bad := range []string{
-		`{`, `{}`, `{"request_id":"r","data":"Free","router_id":"a"}`, `{"request_id":"","worker":{},"data":"Free","router_id":"a"}`, `{"request_id":"r","worker":{},"data":"Free"}`,
-		`{"request_id":"r","worker":{},"data":{"AddRequest":{"isl":-1}},"router_id":"a"}`, `{"request_id":"r","worker":{},"data":{"AddRequest":{"isl":4294967296}},"router_id":"a"}`,
-		`{"request_id":"r","worker":{},"data":{"AddRequest":{"token_sequence":[-1]}},"router_id":"a"}`,
-	} {
-		if e, err := readLegacy([]byte(bad)); err == nil {
-			t.Errorf("%s is read as %+v", bad, e)
-		}
-	}
-	for _, later := range []string{`"Renamed"`, `{"Other":{}}`, `null`, `7`} {
-		if e, err := readLegacy([]byte(`{"request_id":"r","worker":{},"data":` + later + `,"router_id":"a"}`)); err != nil || e.Kind != 0 {
-			t.Errorf("%s is read as %+v, %v", later, e, err)
-		}
-	}
 }
 
 // The wire form of a binding is the one that Dynamo's routers speak.

@@ -84,7 +84,7 @@ func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict tim
 		var exchange *replicas.Sync
 		conf := router.Config{PredictTTL: predict}
 		if synced {
-			conf.Tell = func(c router.Change) { exchange.Tell(c) }
+			conf.Tell = func(c router.Change) { exchange.Publish(c) }
 		}
 		r, err := newRouter(conf, costWorkers, 0)
 		if err != nil {
@@ -99,7 +99,7 @@ func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict tim
 			return 0, 0, err
 		}
 		if exchange, err = replicas.NewSync(nc, replicas.SyncConfig{
-			Scope: l.scope, ID: uint64(n) + 1, Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
+			Scope: l.scope, ID: uint64(n) + 1, Apply: r.PeerChanged, Remove: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
 		}); err != nil {
 			return 0, 0, err
 		}

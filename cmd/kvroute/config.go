@@ -97,9 +97,6 @@ type config struct {
 	// RouterReplicaSync tells the other router replicas of the requests that this one
 	// sends to workers, and counts theirs. Without, each decides by its own alone.
 	RouterReplicaSync bool `yaml:"router-replica-sync"`
-	// SyncBatch sends several changes in a message. False sends each as a message of its
-	// own, which routers of Dynamo up to 1.4 need on NATS to understand them.
-	SyncBatch bool `yaml:"sync-batch"`
 
 	// Group is the name of the router group that the workers are: what they do and hold is
 	// told to routers above. Empty: there is none above.
@@ -399,7 +396,6 @@ func defaults() config {
 		NATSReplicas:            1,
 		DurableKVEvents:         true,
 		RouterReplicaSync:       true,
-		SyncBatch:               true,
 		GroupInterval:           time.Second,
 		GroupProbe:              "auto",
 		GroupProbeBudget:        3 * time.Millisecond,
@@ -431,7 +427,6 @@ func (c *config) flags(fs *flag.FlagSet) {
 	c.Access.Flags(fs)
 	fs.IntVar(&c.NATSReplicas, "nats-replicas", c.NATSReplicas, "`number` of NATS servers that keep what is made there")
 	fs.BoolVar(&c.RouterReplicaSync, "router-replica-sync", c.RouterReplicaSync, "exchange requests in flight with other router replicas")
-	fs.BoolVar(&c.SyncBatch, "sync-batch", c.SyncBatch, "send several changes in a message to other replicas")
 	fs.StringVar(&c.Group, "group", c.Group, "`name` of the router group that the workers are, for routers above")
 	fs.DurationVar(&c.GroupInterval, "group-interval", c.GroupInterval, "`time` between two summaries of the group")
 	fs.StringVar(&c.GroupProbe, "group-probe", c.GroupProbe, "auto, on or off: ask router groups about each request")

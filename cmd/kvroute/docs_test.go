@@ -98,7 +98,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := replicas.NewSync(nil, replicas.SyncConfig{
-		Meter: n, ID: 1, Changed: r.PeerChanged, Gone: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
+		Meter: n, ID: 1, Apply: r.PeerChanged, Remove: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
 	}); err != nil {
 		t.Fatal(err)
 	}

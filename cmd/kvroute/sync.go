@@ -20,13 +20,13 @@ func (s *server) openSync() (err error) {
 	if !s.conf.RouterReplicaSync {
 		return nil
 	}
-	var session func(router.SessionBinding) bool
+	var bind func(router.SessionBinding) bool
 	if s.conf.SessionAffinityTTL > 0 {
-		session = s.router.PeerSession
+		bind = s.router.PeerSession
 	}
 	s.sync, err = replicas.NewSync(s.nc, replicas.SyncConfig{
-		Scope: s.scope, ID: s.id, Presence: s.presence(), Single: !s.conf.SyncBatch,
-		Changed: s.router.PeerChanged, Gone: s.router.RemovePeer, FirstToken: s.router.MarkPrefillCompleted, Session: session,
+		Scope: s.scope, ID: s.id, Presence: s.presence(),
+		Apply: s.router.PeerChanged, Remove: s.router.RemovePeer, FirstToken: s.router.MarkPrefillCompleted, Bind: bind,
 		Log: s.log, Meter: s.metrics.Meter("fleet"),
 	})
 	return err
@@ -37,7 +37,7 @@ func (s *server) tell() func(router.Change) {
 	if !s.conf.RouterReplicaSync {
 		return nil
 	}
-	return func(c router.Change) { s.sync.Tell(c) }
+	return func(c router.Change) { s.sync.Publish(c) }
 }
 
 // tellSession is the same for sessions, if they matter.
@@ -45,7 +45,7 @@ func (s *server) tellSession() func(router.SessionBinding) {
 	if !s.conf.RouterReplicaSync || s.conf.SessionAffinityTTL == 0 {
 		return nil
 	}
-	return func(b router.SessionBinding) { s.sync.TellSession(b) }
+	return func(b router.SessionBinding) { s.sync.PublishSession(b) }
 }
 
 // replica is what this one says of itself to who compares replicas.

@@ -278,10 +278,8 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 		{router, false, scope.Own("heartbeat", "*"), true},
 		{router, true, scope.Topic("active_sequences_events"), true}, // what replicas tell each other
 		{router, false, scope.Topic("active_sequences_events"), true},
-		{router, false, scope.ComponentTopics("active_sequences_events")[0], true},
 		{router, true, scope.Topic("session_affinity_events"), true},
 		{router, false, scope.Topic("session_affinity_events"), true},
-		{router, false, scope.ComponentTopics("session_affinity_events")[0], true},
 		{worker, true, scope.Topic("session_affinity_events"), false},
 		{worker, false, scope.Topic("session_affinity_events"), false},
 		{router, true, scope.Own("sync", other), true},

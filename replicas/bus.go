@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replicas
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// link is the connection to the bus, so that tests can have a worse one.
+type link struct {
+	publish    func(subject, reply string, data []byte) error
+	connected  func() bool
+	reconnects func() uint64 // so far
+	room       func() int    // bytes in a message
+}
+
+func linkOf(nc *nats.Conn) link {
+	return link{
+		publish: func(subject, reply string, data []byte) error {
+			return nc.PublishMsg(&nats.Msg{Subject: subject, Reply: reply, Data: data})
+		},
+		connected:  func() bool { return nc.IsConnected() },
+		reconnects: func() uint64 { return nc.Stats().Reconnects },
+		room:       func() int { return int(nc.MaxPayload()) },
+	}
+}
+
+// send publishes a message, unless there is no connection: nats.go would send it late.
+func (l *link) send(subject, reply string, data []byte) error {
+	if !l.connected() {
+		return nats.ErrConnectionReconnecting
+	}
+	return l.publish(subject, reply, data)
+}
+
+// subscriptions are what one run listens to.
+type subscriptions struct {
+	nc  *nats.Conn
+	all []*nats.Subscription
+}
+
+// add has the messages on a subject go into a channel. Of the members of a queue only one
+// gets each message; the empty queue is none.
+func (s *subscriptions) add(subject, queue string, in chan *nats.Msg) error {
+	sub, err := s.nc.ChanQueueSubscribe(subject, queue, in)
+	if err != nil {
+		return fmt.Errorf("subscribe to %s: %w", subject, err)
+	}
+	s.all = append(s.all, sub)
+	return nil
+}
+
+func (s *subscriptions) end() {
+	for _, sub := range s.all {
+		_ = sub.Unsubscribe() // fails if the connection is closed, when there is nothing to end
+	}
+}
+
+// latency measures how long messages of one sender take, by clocks that need not agree:
+// the quickest message of the last minutes counts as immediate. The zero value is ready.
+type latency struct {
+	now, before int64 // the least difference of the clocks in ms, in this minute and the one before
+	since       time.Time
+}
+
+// of returns the latency of a message.
+func (l *latency) of(now time.Time, publishedMS uint64) time.Duration {
+	diff := now.UnixMilli() - int64(publishedMS)
+	switch {
+	case l.since.IsZero():
+		l.now, l.before, l.since = diff, diff, now
+	case now.Sub(l.since) >= time.Minute:
+		l.before, l.now, l.since = l.now, diff, now
+	}
+	l.now = min(l.now, diff)
+	return time.Duration(diff-min(l.now, l.before)) * time.Millisecond
+}
+
+// clip shortens a text from elsewhere for a log line or an error.
+func clip(s string) string { return s[:min(len(s), 128)] }
