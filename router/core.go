@@ -64,15 +64,15 @@ type core struct {
 
 // entry is what the core knows of the worker with its ordinal.
 type entry struct {
-	worker Worker
-	info   *WorkerInfo
-	key    uint64 // on a hash ring: the same for the worker's whole life
-	since  uint64 // value of core.changes when the worker got the ordinal
-	routed uint64 // requests sent here
-	events string // why its events cannot be trusted; empty if they can
-	heard  bool   // something is known from its events, or was
-	cold   uint64 // number of the last request sent here that no worker knew
-	avoid  avoidance
+	worker    Worker
+	info      *WorkerInfo
+	key       uint64 // on a hash ring: the same for the worker's whole life
+	since     uint64 // value of core.changes when the worker got the ordinal
+	routed    uint64 // requests sent here
+	events    string // why its events cannot be trusted; empty if they can
+	hasEvents bool   // something is known from its events, or was
+	cold      uint64 // number of the last request sent here that no worker knew
+	avoid     avoidance
 
 	report engineReport
 

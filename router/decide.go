@@ -3,72 +3,93 @@
 package router
 
 import (
-	"cmp"
+	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// question is a request, prepared for the core: what the locks need not cover.
-type question struct {
-	*Request
+// admit decides for the request in s, whose hashes are made: the overlap is counted without
+// the pool's lock; load, cost, choice and booking are one critical section. If the request
+// must wait, admit returns when the request has left the queue.
+func (p *pool) admit(ctx context.Context, now func() time.Time, s *scratch) error {
+	q, d := &s.question, &s.decision
+	start := s.hashed
+	if start.IsZero() {
+		start = now()
+	}
+	matched := start
+	if q.sequence != nil {
+		p.match(start, q, s)
+		matched = now()
+	}
+	d.MatchTime = matched.Sub(start)
 
-	lora     string        // adapter of the request
-	adapter  string        // the same, if workers say which ones they have
-	tokens   int           // length of the prompt; 0 if unknown
-	local    []uint64      // local hashes of its full blocks
-	sequence []uint64      // their sequence hashes
-	overlap  []int32       // by ordinal, counted at version
-	lower    [3][]int32    // blocks behind these in host memory, on disk, in external storage
-	cached   []int         // blocks held of whatever prompt, by ordinal; only for rules
-	version  uint64        // value of core.changes when overlap was counted
-	matched  time.Time     // when that was
-	session  uint64        // hash of the session's name; 0 = none that matters
-	rebind   bool          // it is bound, to a worker that is not to take this request
-	taints   []taint       // Request.PreferredTaints, sorted
-	reason   Reason        // of the decision, unless there is a better one
-	number   uint64        // of a booking, in the ring
-	explain  bool          // fill in workspace.workers
-	guessed  bool          // hashes that no engine has
-	answers  []ProbeAnswer // of router groups that were asked
-	probed   time.Time     // when they were
-
-	workspace *workspace
-
-	flights *flights // where its ticket is good; nil for a request without an id
-	ticket  ticket
-
-	// Of a booking.
-	ordinal    int
-	generation uint64 // entry.since of the worker
-	untold     bool   // nobody tells what the worker holds
+	p.mu.Lock()
+	w, woken, err := p.core.submit(matched, q, d)
+	waits := w != nil && !w.done
+	inferred := p.core.slots.TakeInferred()
+	p.mu.Unlock()
+	wakeAll(woken)
+	p.inferred(inferred)
+	pick := now().Sub(matched)
+	switch {
+	case waits:
+		err = p.wait(ctx, now, w, s)
+	case w != nil:
+		err = w.err
+	}
+	if err != nil {
+		if waits || isCrowded(err) {
+			p.mu.Lock()
+			err = p.core.crowded(now(), q, err)
+			p.mu.Unlock()
+		}
+		return err
+	}
+	d.PickTime = pick
+	return nil
 }
 
-// landed says whether a request that is being decided was freed already.
-func (q *question) landed() bool { return q.flights != nil && !q.flights.holds(q.ticket) }
-
-// taint is one of Request.PreferredTaints. They are added up in one order, or the
-// same request could round to another cost.
-type taint struct {
-	name   string
-	weight float64
+// submit decides for q, or puts it into the queue and returns where it waits. woken,
+// as everywhere, are those who need no longer wait, or have to count their overlap
+// anew: q may be one of them at once.
+func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, woken []*waiter, err error) {
+	woken = c.infer(now)
+	lane := c.lane(q)
+	err = c.decide(now, q, d, c.queue != nil && c.queue.Waits(lane))
+	if !errors.Is(err, errMustWait) {
+		return nil, woken, err
+	}
+	w = &waiter{q: q, d: d, since: now, wake: make(chan struct{}, 1)}
+	if c.epoch.IsZero() {
+		c.epoch = now
+	}
+	place := scorer.Waiting{
+		Strict: q.StrictPriority, Jump: q.Priority, Lane: lane,
+		Arrival: now.Sub(c.epoch), Uncached: c.leastUncached(),
+	}
+	if t := q.mayWait(); t > 0 {
+		place.Deadline = place.Arrival + t
+	}
+	if w.item, err = c.queue.Push(place, w); err != nil {
+		return nil, woken, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
+	}
+	c.waiting[q.ID] = w
+	return w, append(woken, c.pump(now)...), nil
 }
 
-// errMustWait is an outcome of a decision that is not told to anybody.
-var errMustWait = errors.New("the request must wait")
-
-// decide chooses a worker for q and, if q has an id, takes its slot. d gets the
-// choice, and q.workspace its inputs. The caller has filled in what
-// it knows. wait says that others wait already: then so must q, if
-// anybody could take it at all. After an error nothing is booked.
+// decide chooses a worker for q and, if q has an id, takes a slot on it. d gets the choice,
+// and q.workspace the inputs of the choice. othersWait says that requests wait already in
+// the lane of q: then q must wait, too, if any worker could take it at all. After an error
+// nothing is booked.
 //
-// The order is fixed: who may take the request, what each has to do, who is busy,
-// whether to wait, where its session is bound, and only then what is best.
-func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error {
+// The order is fixed: which workers may take the request, what each has to do, which are
+// busy, whether to wait, where the session is bound, and only then which is best.
+func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) error {
 	c.workspace = q.workspace
 	settings, err := c.settingsFor(q)
 	if err != nil {
@@ -89,7 +110,7 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 		}
 		return err
 	}
-	if mayWait && (wait || scorer.MustWait(c.inputs, *c.conf.Queue.Threshold)) {
+	if mayWait && (othersWait || scorer.MustWait(c.inputs, *c.conf.Queue.Threshold)) {
 		return errMustWait
 	}
 	c.eligibles = len(c.candidates)
@@ -97,66 +118,16 @@ func (c *core) decide(now time.Time, q *question, d *Decision, wait bool) error 
 	if err != nil {
 		return err
 	}
-
-	d.Time, d.Reason, d.Cost, d.Policy, d.Equal, d.Second = now, q.reason, 0, "", 0, Second{}
+	d.Time, d.Second = now, Second{}
 	d.BlockSize, d.Draw, d.Turn = c.blockSize, c.request.U, c.request.Turn
 	d.Settings, d.Thresholds = settings, c.thresholds
-	var chosen int
-	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
-	clear(c.costs)
-	switch {
-	case q.Pinned != nil:
-		d.Reason = ReasonPinned
-		if len(c.candidates) > 1 {
-			chosen = c.choose(settings, d)
-		}
-	case bound:
-		d.Reason = ReasonSession
-	default:
-		chosen = c.choose(settings, d)
-		if at := c.preferred(q); at >= 0 {
-			chosen, d.Reason = at, ReasonPreferred
-			if d.Cost = c.costs[at]; d.Equal > 0 {
-				d.Equal = scorer.Equals(c.costs, at)
-			}
-		}
-	}
-
-	ord := c.candidates[chosen]
-	e, in := &c.entries[ord], &c.inputs[chosen]
-	d.OverlapBlocks = in.OverlapBlocks
-	d.CachedTokens = in.OverlapBlocks * c.blockSize
-	// The engine computes the last token of a prompt even if it holds them all.
-	d.PrefillTokens = max(min(1, q.tokens), q.tokens-d.CachedTokens)
-	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.throughput(e))
-	d.EstimatedTTFT = settings.ModelTTFT(&c.request, in)
-	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
-	d.Engine, d.NameRank, d.Group = e.info.Engine, e.info.wantsRank(e.worker.DPRank), e.info.Group
+	chosen := c.choose(q, settings, bound, d)
+	c.describe(q, chosen, d)
 	if q.WantSecond && q.Pinned == nil && !(bound && c.conf.Sessions.Hard) {
 		d.Second = c.second(chosen, !bound && c.compares())
 	}
-	d.Member = c.member(q, ord)
-	if q.ID != "" {
-		if !c.slots.Add(now, q.ID, &scorer.Booking{
-			Worker: ord, Blocks: q.sequence, BlockSize: c.blockSize,
-			PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens,
-			ExpectedOutput: q.ExpectedOutput, Owned: q.Owned, Unseen: q.Unseen, Number: q.number,
-			BlocksUntracked: c.conf.NoActiveBlocks, PrefillUntracked: !settings.TrackPrefill, NoReuse: !settings.AssumeKVReuse,
-			Reports: e.info.Group != "",
-		}) {
-			return ErrDuplicate
-		}
-		c.turn++
-		e.routed++
-		if q.tokens > 0 {
-			c.typical.note(q.tokens, d.PrefillTokens)
-		}
-		q.ordinal, q.generation = ord, e.since
-		q.untold = c.unknown(e)
-		if in.OverlapBlocks == 0 && !c.anyOverlap() {
-			e.cold = c.turn
-		}
-		c.sessions.touch(now, q.session, q.SessionFinal)
+	if q.ID != "" && !c.takeSlot(now, q, chosen, d) {
+		return ErrDuplicate
 	}
 	if q.explain {
 		c.explain(now, q)
@@ -185,288 +156,114 @@ func (c *core) settingsFor(q *question) (*scorer.Settings, error) {
 	return &s, nil
 }
 
-// eligible collects the ordinals that may take a request: the healthy workers, or
-// the degraded ones, and those that failed lately, while there are no healthy ones.
-// A pinned worker may be any of them.
-func (c *core) eligible(now time.Time, q *question) error {
-	c.candidates = c.candidates[:0]
-	if q.Pinned != nil {
-		return c.pinned(now, q)
-	}
-	c.verdicts = slices.Grow(c.verdicts[:0], len(c.order))[:len(c.order)]
-	var degraded bool
-	for i, ord := range c.order {
-		e := &c.entries[ord]
-		if c.verdicts[i] = c.exclude(e, q); c.verdicts[i] != "" {
-			continue
+// choose returns the chosen candidate, and puts down why it is that. There is a candidate.
+func (c *core) choose(q *question, s *scorer.Settings, bound bool, d *Decision) (chosen int) {
+	d.Reason, d.Cost, d.Policy, d.Equal = q.reason, 0, "", 0
+	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
+	clear(c.costs)
+	switch {
+	case q.Pinned != nil:
+		d.Reason = ReasonPinned
+		if len(c.candidates) > 1 { // ranks
+			chosen = c.best(s, d)
 		}
-		h, why := c.standing(now, e)
-		switch a := q.answer(e); {
-		case a == nil:
-		case a.Busy && h == Healthy:
-			h, why = Degraded, ExcludedBusy
-		case !a.Busy && why == ExcludedStale:
-			h, why = Healthy, "" // it was heard just now
-		}
-		c.verdicts[i] = why
-		if h == Healthy {
-			c.candidates = append(c.candidates, ord)
-		}
-		degraded = degraded || h == Degraded
-	}
-	if len(c.candidates) > 0 {
-		return nil
-	}
-	if !degraded {
-		return ErrNoWorkers
-	}
-	for i, ord := range c.order {
-		switch c.verdicts[i] {
-		case ExcludedFailing, ExcludedHealth, ExcludedStale, ExcludedBusy:
-		default:
-			continue
-		}
-		if h, _ := c.standing(now, &c.entries[ord]); h == Degraded || h == Healthy {
-			c.candidates = append(c.candidates, ord)
-			c.verdicts[i] = ""
-		}
-	}
-	return nil
-}
-
-// pinned makes the pinned worker the only candidate, or its ranks, or says why not.
-// In the mode Direct a worker that does not exist is also a lack of workers.
-func (c *core) pinned(now time.Time, q *question) error {
-	from, to := c.pin(q)
-	if from == to {
-		err := ErrPinnedUnknown
-		if c.conf.Mode == Direct {
-			err = fmt.Errorf("%w: %w", ErrPinnedUnknown, ErrNoWorkers)
-		}
-		return q.pinError(err)
-	}
-	c.verdicts = slices.Grow(c.verdicts[:0], len(c.order))[:len(c.order)]
-	for i := range c.verdicts {
-		c.verdicts[i] = ExcludedPin
-	}
-	var err error
-	for at := from; at < to; at++ {
-		ord := c.order[at]
-		e := &c.entries[ord]
-		why := c.exclude(e, q)
-		if h, _ := c.standing(now, e); why == "" && h != Healthy && h != Degraded {
-			why = ExcludedHealth
-		}
-		switch c.verdicts[at] = why; why {
-		case "":
-			c.candidates = append(c.candidates, ord)
-		case ExcludedDraining, ExcludedHealth:
-			err = fmt.Errorf("%w: %s", ErrNoWorkers, why)
-		default:
-			err = fmt.Errorf("%w: %s", ErrPinnedNotAllowed, why)
-		}
-	}
-	if len(c.candidates) > 0 {
-		return nil
-	}
-	return q.pinError(err)
-}
-
-// pin returns where the pinned worker stands in the order, or its ranks.
-func (c *core) pin(q *question) (from, to int) {
-	if !q.AnyRank {
-		at, known := c.search(*q.Pinned)
-		if !known {
-			return 0, 0
-		}
-		return at, at + 1
-	}
-	from, _ = c.search(Worker{ID: q.Pinned.ID})
-	for to = from; to < len(c.order) && c.entries[c.order[to]].worker.ID == q.Pinned.ID; to++ {
-	}
-	return from, to
-}
-
-// lane is where a request waits.
-func (c *core) lane(q *question) int {
-	if q.Pinned == nil {
-		return scorer.AnyWorker
-	}
-	if from, to := c.pin(q); from < to {
-		return c.order[from]
-	}
-	return scorer.AnyWorker
-}
-
-func (q *question) pinError(err error) error {
-	if q.AnyRank {
-		return fmt.Errorf("worker %d: %w", q.Pinned.ID, err)
-	}
-	return fmt.Errorf("worker %d, rank %d: %w", q.Pinned.ID, q.Pinned.DPRank, err)
-}
-
-// exclude says why a worker may not take a request, whatever its health and load.
-func (c *core) exclude(e *entry, q *question) Exclusion {
-	switch info := e.info; {
-	case info.Draining:
-		return ExcludedDraining
-	case info.Role == Prefill:
-		return ExcludedRole
-	case q.adapter != "" && !slices.Contains(info.LoRA, q.adapter):
-		return ExcludedAdapter
-	case q.Allowed != nil && !slices.Contains(q.Allowed, e.worker):
-		return ExcludedAllowed
-	case q.AllowedAddresses != nil && !allows(q.AllowedAddresses, info.rankAddress(e.worker.DPRank)):
-		return ExcludedAllowed
-	}
-	for _, t := range q.RequiredTaints {
-		if !slices.Contains(e.info.Taints, t) {
-			return ExcludedTaint
-		}
-	}
-	return ""
-}
-
-func allows(list []netip.AddrPort, a netip.AddrPort) bool {
-	return slices.ContainsFunc(list, func(l netip.AddrPort) bool {
-		return l.Addr() == a.Addr() && (l.Port() == 0 || l.Port() == a.Port())
-	})
-}
-
-// measure fills in what the request and each candidate bring to the decision.
-func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
-	c.request = scorer.Request{
-		PromptTokens: q.tokens, BlockSize: c.blockSize, Sequence: q.sequence,
-		U: c.draw(q.ID), Turn: c.turn, Session: q.session,
-		PrefillUntracked: !s.TrackPrefill, Pinned: q.Pinned != nil, EmbeddingHit: q.EmbeddingHit,
-	}
-	if c.conf.Rule != nil && q.Session != "" {
-		// A rule may look at the session where nothing is bound to it.
-		c.request.Session = sessionKey(q.Session)
-	}
-	c.inputs = slices.Grow(c.inputs[:0], len(c.candidates))[:len(c.candidates)]
-	for i, ord := range c.candidates {
-		e, in := &c.entries[ord], &c.inputs[i]
-		c.load(now, ord, in)
-		switch {
-		case c.conf.NoActiveBlocks:
-		case s.AssumeKVReuse:
-			in.AdditionalBlocks = c.slots.AdditionalBlocks(ord, q.sequence)
-		default:
-			in.AdditionalBlocks = len(q.sequence)
-		}
-		if e.since <= q.version {
-			if ord < len(q.overlap) {
-				in.OverlapBlocks = int(q.overlap[ord])
-			}
-			if ord < len(q.lower[0]) {
-				in.HostBlocks, in.DiskBlocks = int(q.lower[0][ord]), int(q.lower[1][ord]+q.lower[2][ord])
-			}
-			if ord < len(q.cached) {
-				in.CachedBlocks = q.cached[ord]
-			}
-		}
-		c.heed(q, ord, i)
-		for _, t := range q.taints {
-			if slices.Contains(e.info.Taints, t.name) {
-				in.TaintWeight += t.weight
-			}
-		}
-	}
-}
-
-// load fills in what a worker is and does, whatever the request.
-func (c *core) load(now time.Time, ord int, in *scorer.Input) {
-	e, load := &c.entries[ord], c.slots.Load(ord)
-	// Field by field, since a literal would be made elsewhere and copied here.
-	*in = scorer.Input{}
-	in.PendTokens, in.DecodeTokens = load.PendTokens, load.DecodeTokens
-	in.ActiveRequests, in.WaitingRequests, in.ActiveBlocks = load.Requests, load.Waiting, load.Blocks
-	info := e.info
-	in.CPU, in.DecodeOnly = info.CPU, info.Role == Decode
-	in.MaxBatchedTokens, in.MaxRequests = info.MaxBatchedTokens, info.MaxNumSeqs
-	in.LastCold, in.Key = e.cold, e.key
-	if info.Group != "" {
-		c.groupLoad(now, ord, in)
-		return
-	}
-	f := c.foreign(now, e, c.request.PromptTokens)
-	in.PendTokens += f.Tokens
-	in.ActiveRequests += f.Requests
-	in.WaitingRequests += f.Waiting
-	in.ActiveBlocks += f.Blocks
-	in.DecodeTokens += f.Blocks * c.blockSize
-	if info.TotalKVBlocks > 0 {
-		in.KVUse = min(1, float64(max(in.ActiveBlocks, e.reported(now)))/float64(info.TotalKVBlocks))
-	} else if fresh(now, e.report.usedAt) {
-		in.KVUse = min(1, e.report.usage)
-	}
-}
-
-// reportLife is how long an engine's own report counts. An engine that stops reporting
-// must not stay busy for ever.
-const reportLife = 10 * time.Second
-
-// reported returns the blocks in use by the engine's own report, 0 if that is too
-// old.
-func (e *entry) reported(now time.Time) int {
-	if !fresh(now, e.report.usedAt) {
+		return chosen
+	case bound:
+		d.Reason = ReasonSession
 		return 0
 	}
-	return e.report.usedBlocks
-}
-
-// throughput returns how many prompt tokens a worker computes a second.
-func (c *core) throughput(e *entry) float64 {
-	return cmp.Or(e.info.PrefillThroughput, c.conf.PrefillThroughput)
-}
-
-// leaveOutBusy takes the candidates out that are above a threshold. That none are
-// left is an error.
-func (c *core) leaveOutBusy(now time.Time, q *question) error {
-	if *c.thresholds == (scorer.Thresholds{}) {
-		return nil
+	chosen = c.best(s, d)
+	if q.Preferred == nil {
+		return chosen
 	}
-	kept, at := 0, 0
-	for i, ord := range c.candidates {
-		e, in := &c.entries[ord], &c.inputs[i]
-		busy, skipped := c.busy(now, e, in.ActiveBlocks, in.PendTokens, max(1, in.Members))
-		c.skipped += uint64(skipped)
-		if !busy {
-			c.candidates[kept], c.inputs[kept] = ord, *in
-			kept++
-			continue
+	at := slices.IndexFunc(c.candidates, func(ord int) bool { return c.entries[ord].worker == *q.Preferred })
+	if at < 0 {
+		return chosen
+	}
+	d.Reason, d.Cost = ReasonPreferred, c.costs[at]
+	if d.Equal > 0 {
+		d.Equal = scorer.Equals(c.costs, at)
+	}
+	return at
+}
+
+// best returns the candidate that the mode chooses.
+func (c *core) best(s *scorer.Settings, d *Decision) (chosen int) {
+	reason := ReasonMode
+	switch c.conf.Mode {
+	case RoundRobin:
+		reason = ReasonRoundRobin
+		chosen = scorer.RoundRobin(len(c.candidates), c.turn)
+	case Random:
+		chosen = scorer.Random(len(c.candidates), c.request.U)
+	case LeastLoaded:
+		chosen = scorer.LeastLoaded(c.inputs, c.request.U)
+	case PowerOfTwo:
+		chosen = scorer.PowerOfTwo(c.inputs, c.request.U)
+	case DeviceAware:
+		chosen = scorer.DeviceAware(&c.request, c.inputs, c.conf.DeviceRatio)
+		d.DeviceRatio = c.conf.DeviceRatio
+	case KV, Direct: // Direct has only pinned workers
+		if reason = ReasonLoad; c.anyOverlap() {
+			reason = ReasonKV
 		}
-		for c.order[at] != ord { // both are in worker order
-			at++
+		if c.conf.Rule != nil {
+			chosen = c.conf.Rule(&c.request, c.inputs, c.costs)
+			chosen = max(0, min(chosen, len(c.candidates)-1)) // a caller's rule may err
+			scorer.Bound(c.costs)
+		} else {
+			chosen = s.Choose(&c.request, c.inputs, c.costs)
+			d.Policy = s.Policy
 		}
-		c.verdicts[at] = ExcludedBusy
+		d.Cost, d.Equal = c.costs[chosen], scorer.Equals(c.costs, chosen)
 	}
-	if kept > 0 {
-		c.candidates, c.inputs = c.candidates[:kept], c.inputs[:kept]
-		return nil
+	if d.Reason == "" {
+		d.Reason = reason
 	}
-	if q.Pinned == nil {
-		return ErrAllBusy
-	}
-	if c.conf.Mode == Direct {
-		return q.pinError(fmt.Errorf("%w: %w", ErrPinnedBusy, ErrAllBusy))
-	}
-	return q.pinError(ErrPinnedBusy)
+	return chosen
 }
 
-// busy says whether a worker is above a threshold, or the mean of the members of a
-// group, and how many thresholds could not be applied.
-func (c *core) busy(now time.Time, e *entry, blocks, pend, members int) (busy bool, skipped int) {
-	total := e.info.TotalKVBlocks
-	if e.group != nil {
-		total = e.group.load.TotalBlocks
+// describe fills in what the decision says of the chosen candidate.
+func (c *core) describe(q *question, chosen int, d *Decision) {
+	ord, in := c.candidates[chosen], &c.inputs[chosen]
+	e := &c.entries[ord]
+	d.OverlapBlocks = in.OverlapBlocks
+	d.CachedTokens = in.OverlapBlocks * c.blockSize
+	// The engine computes the last token of a prompt even if it holds them all.
+	d.PrefillTokens = max(min(1, q.tokens), q.tokens-d.CachedTokens)
+	d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, in.ActiveRequests, c.throughput(e))
+	d.EstimatedTTFT = d.Settings.ModelTTFT(&c.request, in)
+	d.Worker, d.WorkerName, d.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
+	d.Engine, d.NameRank, d.Group = e.info.Engine, e.info.wantsRank(e.worker.DPRank), e.info.Group
+	d.Member = c.member(q, ord)
+}
+
+// takeSlot books a slot on the chosen candidate. It returns false if a request with this id
+// has one.
+func (c *core) takeSlot(now time.Time, q *question, chosen int, d *Decision) bool {
+	ord := c.candidates[chosen]
+	e := &c.entries[ord]
+	if !c.slots.Add(now, q.ID, &scorer.Booking{
+		Worker: ord, Blocks: q.sequence, BlockSize: c.blockSize,
+		PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens,
+		ExpectedOutput: q.ExpectedOutput, Owned: q.Owned, Unseen: q.Unseen, Number: q.number,
+		BlocksUntracked: c.conf.NoActiveBlocks, PrefillUntracked: !d.Settings.TrackPrefill, NoReuse: !d.Settings.AssumeKVReuse,
+		Reports: e.info.Group != "",
+	}) {
+		return false
 	}
-	return c.thresholds.Busy(scorer.Occupancy{
-		ActiveBlocks: blocks, PendTokens: pend / members,
-		EngineBlocks: e.reported(now),
-		TotalBlocks:  total, MaxBatchedTokens: e.info.MaxBatchedTokens,
-	})
+	c.turn++
+	e.routed++
+	if q.tokens > 0 {
+		c.typical.note(q.tokens, d.PrefillTokens)
+	}
+	q.ordinal, q.generation = ord, e.since
+	q.untold = c.unknown(e)
+	if d.OverlapBlocks == 0 && !c.anyOverlap() {
+		e.cold = c.turn
+	}
+	c.sessions.touch(now, q.session, q.SessionFinal)
+	return true
 }
 
 // followSession makes the worker that q's session is bound to the only candidate
@@ -510,51 +307,6 @@ func (c *core) sessionLost(ord int) error {
 	return fmt.Errorf("the session's worker %d, rank %d (%s): %w", w.ID, w.DPRank, c.verdicts[at], err)
 }
 
-// choose returns the candidate that the mode says, which must exist.
-func (c *core) choose(s *scorer.Settings, d *Decision) (chosen int) {
-	reason := ReasonMode
-	switch c.conf.Mode {
-	case RoundRobin:
-		reason = ReasonRoundRobin
-		chosen = scorer.RoundRobin(len(c.candidates), c.turn)
-	case Random:
-		chosen = scorer.Random(len(c.candidates), c.request.U)
-	case LeastLoaded:
-		chosen = scorer.LeastLoaded(c.inputs, c.request.U)
-	case PowerOfTwo:
-		chosen = scorer.PowerOfTwo(c.inputs, c.request.U)
-	case DeviceAware:
-		chosen = scorer.DeviceAware(&c.request, c.inputs, c.conf.DeviceRatio)
-		d.DeviceRatio = c.conf.DeviceRatio
-	case KV, Direct: // Direct has only pinned workers
-		if reason = ReasonLoad; c.anyOverlap() {
-			reason = ReasonKV
-		}
-		if c.conf.Rule != nil {
-			chosen = c.conf.Rule(&c.request, c.inputs, c.costs)
-			chosen = max(0, min(chosen, len(c.candidates)-1)) // a caller's rule may err
-			scorer.Bound(c.costs)
-		} else {
-			chosen = s.Choose(&c.request, c.inputs, c.costs)
-			d.Policy = s.Policy
-		}
-		d.Cost, d.Equal = c.costs[chosen], scorer.Equals(c.costs, chosen)
-	}
-	if d.Reason == "" {
-		d.Reason = reason
-	}
-	return chosen
-}
-
-// preferred returns where the preferred worker stands among the candidates, -1 if it is
-// none, or there is none.
-func (c *core) preferred(q *question) int {
-	if q.Preferred == nil {
-		return -1
-	}
-	return slices.IndexFunc(c.candidates, func(ord int) bool { return c.entries[ord].worker == *q.Preferred })
-}
-
 // compares says whether a choice leaves a cost for each candidate.
 func (c *core) compares() bool { return c.conf.Mode == KV }
 
@@ -579,17 +331,79 @@ func (c *core) draw(id string) float64 {
 
 // explain puts down every worker of the pool as the decision saw it.
 func (c *core) explain(now time.Time, q *question) {
-	c.workers = c.workers[:0]
+	c.seen = c.seen[:0]
 	next := 0 // candidate, in the same order
 	for i, ord := range c.order {
-		e, at := &c.entries[ord], next
-		if c.verdicts[i] == "" {
+		e := &c.entries[ord]
+		w := seenWorker{worker: e.worker, info: e.info, excluded: c.verdicts[i]}
+		if w.excluded == "" {
+			w.input, w.cost = c.inputs[next], c.costs[next]
+			w.probed = q.probeOf(e) != nil
 			next++
 		} else {
-			at = len(c.inputs)
-			c.inputs = append(c.inputs, scorer.Input{})
-			c.load(now, ord, &c.inputs[at])
+			c.load(now, ord, &w.input)
 		}
-		c.workers = append(c.workers, seen{e.worker, e.info, c.verdicts[i], at, e.reported(now), c.foreign(now, e, c.request.PromptTokens), e.group.age(now), c.verdicts[i] == "" && q.heard(e) != nil})
+		w.reported, w.foreign, w.age = e.reported(now), c.foreign(now, e, c.request.PromptTokens), e.group.age(now)
+		c.seen = append(c.seen, w)
 	}
+}
+
+// question is a request, prepared for the core: what the locks need not cover.
+type question struct {
+	*Request
+
+	lora     string        // adapter of the request
+	adapter  string        // the same, if workers say which ones they have
+	tokens   int           // length of the prompt; 0 if unknown
+	local    []uint64      // local hashes of its full blocks
+	sequence []uint64      // their sequence hashes
+	overlap  []int32       // by ordinal, counted at version
+	lower    [3][]int32    // blocks behind these in host memory, on disk, in external storage
+	cached   []int         // blocks held of whatever prompt, by ordinal; only for rules
+	version  uint64        // value of core.changes when overlap was counted
+	matched  time.Time     // when that was
+	session  uint64        // hash of the session's name; 0 = none that matters
+	rebind   bool          // it is bound, to a worker that is not to take this request
+	taints   []taint       // Request.PreferredTaints, sorted
+	reason   Reason        // of the decision, unless there is a better one
+	number   uint64        // of a booking, in the ring
+	explain  bool          // fill in workspace.seen
+	guessed  bool          // hashes that no engine has
+	answers  []ProbeAnswer // of router groups that were asked
+	probed   time.Time     // when they were
+
+	workspace *workspace
+
+	flights *flights // where its ticket is good; nil for a request without an id
+	ticket  ticket
+
+	// Of a booking.
+	ordinal    int
+	generation uint64 // entry.since of the worker
+	untold     bool   // nobody tells what the worker holds
+}
+
+// landed says whether a request that is being decided was freed already.
+func (q *question) landed() bool { return q.flights != nil && !q.flights.holds(q.ticket) }
+
+// taint is one of Request.PreferredTaints. They are added up in one order, or the
+// same request could round to another cost.
+type taint struct {
+	name   string
+	weight float64
+}
+
+// errMustWait is an outcome of a decision that is not told to anybody.
+var errMustWait = errors.New("the request must wait")
+
+// workspace is the memory of one decision. It is the request's and not the pool's, so
+// that it stays near the processor that the request is on.
+type workspace struct {
+	request    scorer.Request
+	verdicts   []Exclusion // along core.order; empty for candidates
+	candidates []int       // ordinals, in worker order
+	inputs     []scorer.Input
+	costs      []float64
+	eligibles  int          // how many candidates there were before the session left only one
+	seen       []seenWorker // along core.order, if the question asks to explain
 }

@@ -161,7 +161,7 @@ func (r *Router) setWorkerLocked(info *WorkerInfo) error {
 			return fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(key.model), maxPools+1, maxPools)
 		}
 		p = newPool(&r.conf, key)
-		p.told = r.noteInferred
+		p.onInferred = r.noteInferred
 		p.card = info.ModelCard
 		if t, own := r.busy[key.model]; own {
 			p.setThresholds(r.conf.Now(), t)
@@ -267,7 +267,7 @@ func (r *Router) reported(w Worker, take func(c *core, now time.Time, ord int) (
 		return false
 	}
 	now := r.conf.Now()
-	p.tell(func(c *core) []*waiter {
+	p.update(func(c *core) []*waiter {
 		ord, known := c.find(w)
 		if counts = known && take(c, now, ord); !counts {
 			return nil
@@ -334,7 +334,7 @@ func (p *pool) empty() bool {
 }
 
 func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
-	p.tell(func(c *core) []*waiter {
+	p.update(func(c *core) []*waiter {
 		c.thresholds = &t
 		p.reads.Store(c.reads())
 		return c.pump(now)

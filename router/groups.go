@@ -132,7 +132,7 @@ func (c *core) silent(e *entry) bool {
 }
 
 // unheard says whether no event of a worker has come that may publish none.
-func (e *entry) unheard() bool { return e.info.EventsUnsure && !e.heard }
+func (e *entry) unheard() bool { return e.info.EventsUnsure && !e.hasEvents }
 
 // unknown says whether nobody tells what a worker holds: by no events, nor by the filter
 // of a group.
@@ -193,8 +193,8 @@ func (c *core) groupState(now time.Time, ord int, s *WorkerState) {
 	}
 }
 
-// seen is the health that people are told of.
-func (c *core) seen(now time.Time, e *entry) Health {
+// shownHealth is the health that people are shown.
+func (c *core) shownHealth(now time.Time, e *entry) Health {
 	if e.info.Group == "" {
 		return e.info.Health
 	}
@@ -225,7 +225,7 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 	filter, stride, added := s.Filter, s.Stride, s.Added
 	s.Filter, s.Added = nil, nil
 	ord := 0
-	p.tell(func(c *core) []*waiter {
+	p.update(func(c *core) []*waiter {
 		if ord, known = c.find(Worker{ID: id}); !known || c.entries[ord].info.Group == "" {
 			known = false
 			return nil

@@ -13,7 +13,7 @@ import (
 // prompt is the most that one of the indexes says. A nil known knows nothing, and
 // learns nothing.
 type known struct {
-	told atomic.Pointer[told] // replaced by [Router.Restore]
+	events atomic.Pointer[eventIndex] // replaced by [Router.Restore]
 	// history is what was routed, for workers without events and for prompts
 	// whose hashes no engine has; predicted is what was routed and is about to
 	// come as an event; nil for none.
@@ -24,22 +24,22 @@ type known struct {
 	shrunk   atomic.Int64 // blocks forgotten since a worker's cache turned out to be smaller
 }
 
-// told is an index of what events say, with what waits in front of it: all events
+// eventIndex is an index of what events say, with what waits in front of it: all events
 // come this way.
-type told struct {
+type eventIndex struct {
 	index  *indexer.Index
 	parked *indexer.Parked
 }
 
-func newTold(x *indexer.Index) *told { return &told{x, indexer.NewParked(x)} }
+func newEventIndex(x *indexer.Index) *eventIndex { return &eventIndex{x, indexer.NewParked(x)} }
 
-func (k *known) index() *indexer.Index { return k.told.Load().index }
+func (k *known) index() *indexer.Index { return k.events.Load().index }
 
 func newKnown(c *Config) *known {
 	k := &known{
 		history: indexer.NewApprox(indexer.ApproxConfig{TTL: c.GuessTTL}),
 	}
-	k.told.Store(newTold(indexer.New(indexer.Config{MaxBlocks: c.MaxBlocks})))
+	k.events.Store(newEventIndex(indexer.New(indexer.Config{MaxBlocks: c.MaxBlocks})))
 	if c.PredictTTL > 0 && !c.NoEvents {
 		k.predicted = indexer.NewApprox(indexer.ApproxConfig{TTL: c.PredictTTL})
 	}
@@ -99,9 +99,9 @@ type source struct {
 
 // sources reads what the indexes take. It looks at all nodes of the index.
 func (k *known) sources() []source {
-	told := k.told.Load()
-	x := told.index
-	all := []source{{"events", x.Blocks(), x.Bytes() + told.parked.Bytes(), int(k.shrunk.Load())}}
+	events := k.events.Load()
+	x := events.index
+	all := []source{{"events", x.Blocks(), x.Bytes() + events.parked.Bytes(), int(k.shrunk.Load())}}
 	for i, a := range [...]*indexer.Approx{k.history, k.predicted} {
 		if a != nil {
 			all = append(all, source{[...]string{"history", "prediction"}[i], a.Blocks(), a.Bytes(), a.Evicted()})
@@ -114,7 +114,7 @@ func (k *known) removeWorker(ord int) {
 	if k == nil {
 		return
 	}
-	k.told.Load().parked.RemoveWorker(ord)
+	k.events.Load().parked.RemoveWorker(ord)
 	k.history.Clear(ord)
 	k.prefixes.set(ord, nil)
 	k.filters.set(ord, nil)
@@ -136,19 +136,19 @@ func (k *known) apply(now time.Time, ord int, ev indexer.Event) indexer.Outcome 
 		case indexer.Stored:
 		}
 	}
-	return k.told.Load().parked.Apply(now, ord, ev)
+	return k.events.Load().parked.Apply(now, ord, ev)
 }
 
-// toldOf returns how many blocks events say that a worker holds, guessedOf how many
+// eventBlocks returns how many blocks events say that a worker holds, guessedBlocks how many
 // it is taken to hold without having been told.
-func (k *known) toldOf(ord int) int {
+func (k *known) eventBlocks(ord int) int {
 	if k == nil {
 		return 0
 	}
 	return k.index().WorkerBlocks(ord)
 }
 
-func (k *known) guessedOf(ord int) int {
+func (k *known) guessedBlocks(ord int) int {
 	if k == nil {
 		return 0
 	}

@@ -160,7 +160,7 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 			to.waiting += int64(c.queue.Len())
 		}
 		for _, ord := range c.order {
-			if h := c.seen(r.conf.Now(), &c.entries[ord]); h != expected {
+			if h := c.shownHealth(r.conf.Now(), &c.entries[ord]); h != expected {
 				to.workers[min(h, Expired)]++
 			}
 			to.foreign += int64(c.foreign(r.conf.Now(), &c.entries[ord], 0).Requests)

@@ -20,7 +20,7 @@ func (r *Router) ParkedEvents() (all []ParkedEvent) {
 		if p.known == nil {
 			continue
 		}
-		waiting := p.known.told.Load().parked.Waiting()
+		waiting := p.known.events.Load().parked.Waiting()
 		p.mu.Lock()
 		for _, ord := range p.core.order {
 			for _, ev := range waiting[ord] {

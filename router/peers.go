@@ -86,16 +86,16 @@ type Change struct {
 	Expires bool
 }
 
-// tell tells of a change, if anybody wants to know. No lock is held.
-func (r *Router) tell(c Change) {
+// tellPeers tells other replicas of a change. No lock is held.
+func (r *Router) tellPeers(c Change) {
 	if r.conf.Tell != nil {
 		r.tellInferred()
 		r.conf.Tell(c)
 	}
 }
 
-// told is what a booking is told as.
-func (q *question) told(d *Decision) Change {
+// slotTaken is what other replicas are told of a booking.
+func (q *question) slotTaken(d *Decision) Change {
 	return Change{
 		Kind: SlotTaken, ID: q.ID, Worker: d.Worker, Sequence: q.sequence,
 		PromptTokens: q.tokens, CachedTokens: q.tokens - d.PrefillTokens, OverlapBlocks: d.OverlapBlocks,
@@ -143,7 +143,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 	fl, t := r.flights.get(key)
 	if fl.pool == nil || fl.peer != peer {
 		if p := r.owners[c.Worker.ID]; p != nil && c.Kind == SlotFreed && c.Expires {
-			p.tell(func(core *core) []*waiter {
+			p.update(func(core *core) []*waiter {
 				core.slots.FreeRemote(now, key) // a slot to come is not to be taken
 				return nil
 			})
@@ -154,7 +154,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 	case SlotTaken: // see above
 	case FirstToken:
 		r.flights.confirm(key)
-		fl.pool.tell(func(core *core) []*waiter {
+		fl.pool.update(func(core *core) []*waiter {
 			_, known = core.slots.Worker(key)
 			if news, _ := core.prefillCompleted(now, key, 0, false, SignTold); !news {
 				return nil
@@ -168,7 +168,7 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 		if c.Abandoned {
 			fl.guess.withdraw()
 		}
-		fl.pool.tell(func(core *core) []*waiter {
+		fl.pool.update(func(core *core) []*waiter {
 			if known, _ = core.slots.End(now, key); c.Expires {
 				core.slots.FreeRemote(now, key)
 			}
@@ -199,7 +199,7 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 	}
 	q := question{sequence: c.Sequence, guessed: c.Guessed}
 	booked := false
-	p.tell(func(core *core) []*waiter {
+	p.update(func(core *core) []*waiter {
 		if q.ordinal, known = core.find(c.Worker); !known {
 			return nil
 		}
@@ -229,7 +229,7 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 // peerMoved moves a peer's request. The fleet is held.
 func (r *Router) peerMoved(now time.Time, key string, fl flight, t ticket, c *Change) (known bool) {
 	var s serving
-	fl.pool.tell(func(core *core) []*waiter {
+	fl.pool.update(func(core *core) []*waiter {
 		from, booked := core.slots.Worker(key)
 		to, there := core.find(c.Worker)
 		if known = booked && there; !known {
@@ -273,7 +273,7 @@ func (r *Router) RemovePeer(peer uint64) {
 	defer r.fleet.RUnlock()
 	r.flights.endAll(peer)
 	for _, p := range r.pools {
-		p.tell(func(c *core) []*waiter {
+		p.update(func(c *core) []*waiter {
 			c.slots.RemoveReplica(peer)
 			return c.pump(now)
 		})

@@ -4,7 +4,6 @@ package router
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -23,12 +22,12 @@ import (
 // empty worker. Nothing blocks under it.
 type pool struct {
 	// Set once.
-	model     string
-	blockSize int
-	known     *known // nil if nothing that workers hold can change a decision
-	cached    bool   // rules want to know how much each worker holds
-	labels    *labels
-	told      func(*pool, []scorer.Inference) // takes what was inferred, without the lock
+	model      string
+	blockSize  int
+	known      *known // nil if nothing that workers hold can change a decision
+	cached     bool   // rules want to know how much each worker holds
+	labels     *labels
+	onInferred func(*pool, []scorer.Inference) // takes what was inferred, without the lock
 
 	card string // the name of the model's card, as its workers say; guarded by Router.fleet
 
@@ -78,7 +77,7 @@ type scratch struct {
 	encoded   tokenizer.Prompt
 	decision  Decision
 	workspace workspace
-	at        time.Time // when the hashes were made; zero if they were not
+	hashed    time.Time // when the hashes were made; zero if they were not
 }
 
 // match counts the overlap of the prompt whose hashes are in s, without the lock.
@@ -97,49 +96,10 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	if p.cached {
 		s.cached = s.cached[:0]
 		for ord := range size {
-			s.cached = append(s.cached, p.known.toldOf(ord))
+			s.cached = append(s.cached, p.known.eventBlocks(ord))
 		}
 		q.cached = s.cached
 	}
-}
-
-// decide answers the question in s for the prompt whose hashes are there: overlap
-// without the lock, then load, cost, choice and booking under it; and waits, if
-// the request must.
-func (p *pool) decide(ctx context.Context, now func() time.Time, s *scratch) error {
-	q, d := &s.question, &s.decision
-	start := s.at
-	if start.IsZero() {
-		start = now()
-	}
-	matched := start
-	if q.sequence != nil {
-		p.match(start, q, s)
-		matched = now()
-	}
-	d.MatchTime = matched.Sub(start)
-
-	p.mu.Lock()
-	w, woken, err := p.core.submit(matched, q, d)
-	waits := w != nil && !w.done
-	inferred := p.core.slots.TakeInferred()
-	p.mu.Unlock()
-	wakeAll(woken)
-	p.inferred(inferred)
-	pick := now().Sub(matched)
-	switch {
-	case waits:
-		err = p.wait(ctx, now, w, s)
-	case w != nil:
-		err = w.err
-	}
-	if err != nil && (waits || isCrowded(err)) {
-		p.mu.Lock()
-		err = p.core.crowded(now(), q, err)
-		p.mu.Unlock()
-	}
-	d.PickTime = pick
-	return err
 }
 
 // appeal says how little a pool that shares its model with others asks for a
@@ -176,7 +136,7 @@ func (p *pool) appeal(now func() time.Time, s *scratch) (float64, error) {
 // inferred hands on what the core has inferred. The lock is free.
 func (p *pool) inferred(list []scorer.Inference) {
 	if len(list) > 0 {
-		p.told(p, list)
+		p.onInferred(p, list)
 	}
 }
 
@@ -212,7 +172,7 @@ func (p *pool) setWorker(now time.Time, info *WorkerInfo) {
 	p.mu.Unlock()
 
 	p.purge(outdated)
-	p.tell(func(c *core) []*waiter {
+	p.update(func(c *core) []*waiter {
 		c.setWorker(info)
 		p.known.begin(c, info)
 		p.mirror(c, info.Group)
@@ -227,7 +187,7 @@ func (p *pool) removeWorker(now time.Time, id uint64) {
 	p.mu.Unlock()
 
 	p.purge(ordinals)
-	p.tell(func(c *core) []*waiter {
+	p.update(func(c *core) []*waiter {
 		c.removeWorker(id)
 		p.mirror(c, "")
 		return c.pump(now)
@@ -258,7 +218,7 @@ func (p *pool) applyEvent(now time.Time, w Worker, ev indexer.Event) (out indexe
 	ord, known := p.core.find(w)
 	silent := known && p.core.entries[ord].info.BlockSize == 0 || p.core.conf.NoEvents
 	if known && ev.Kind != indexer.Cleared {
-		p.core.entries[ord].heard = true
+		p.core.entries[ord].hasEvents = true
 	}
 	p.mu.Unlock()
 	switch {
@@ -280,7 +240,7 @@ func (p *pool) expireEvents(now time.Time) (whose []Worker, blocks int) {
 	if p.known == nil {
 		return nil, 0
 	}
-	for ord, n := range p.known.told.Load().parked.Expire(now) {
+	for ord, n := range p.known.events.Load().parked.Expire(now) {
 		blocks += n
 		if p.known.index().Truncated(ord) {
 			continue // the parents are missing because there was no room for them

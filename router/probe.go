@@ -73,12 +73,12 @@ func (r *Router) probe(ctx context.Context, p *pool, s *scratch) {
 	q.answers = r.conf.Probe(ctx, Probe{
 		ID: q.ID, Model: p.model, BlockSize: p.blockSize, Tokens: q.tokens, Local: q.local, Groups: *groups,
 	})
-	s.at = r.conf.Now() // the match begins now
-	s.decision.ProbeTime = s.at.Sub(q.probed)
+	s.hashed = r.conf.Now() // the match begins now
+	s.decision.ProbeTime = s.hashed.Sub(q.probed)
 }
 
-// answer returns what a group said to the probe, nil if it said nothing.
-func (q *question) answer(e *entry) *ProbeAnswer {
+// probeAnswer returns what a group said to the probe, nil if it said nothing.
+func (q *question) probeAnswer(e *entry) *ProbeAnswer {
 	if len(q.answers) == 0 || e.info.Group == "" {
 		return nil
 	}
@@ -89,18 +89,18 @@ func (q *question) answer(e *entry) *ProbeAnswer {
 	return &q.answers[at]
 }
 
-// heard returns what a group said to the probe, if that says what the request would find.
-func (q *question) heard(e *entry) *ProbeAnswer {
-	if a := q.answer(e); a != nil && !a.Busy {
+// probeOf returns what a group said to the probe, if that says what the request would find.
+func (q *question) probeOf(e *entry) *ProbeAnswer {
+	if a := q.probeAnswer(e); a != nil && !a.Busy {
 		return a
 	}
 	return nil
 }
 
-// heed fills in what a group said to the probe, in the place of its summary: the load of
+// applyProbe fills in what a group said to the probe, in the place of its summary: the load of
 // the worker that it would choose, with a member's share of what was sent there since.
-func (c *core) heed(q *question, ord, at int) {
-	a := q.heard(&c.entries[ord])
+func (c *core) applyProbe(q *question, ord, at int) {
+	a := q.probeOf(&c.entries[ord])
 	if a == nil {
 		return
 	}
@@ -116,7 +116,7 @@ func (c *core) heed(q *question, ord, at int) {
 // member returns the worker of a group that a request is to have there: the one that the
 // group named, unless something was sent there since.
 func (c *core) member(q *question, ord int) *Worker {
-	a := q.heard(&c.entries[ord])
+	a := q.probeOf(&c.entries[ord])
 	if a == nil {
 		return nil
 	}

@@ -5,7 +5,6 @@ package router
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
@@ -34,34 +33,6 @@ const (
 	// safetyNet is how often a queue is looked at if nothing happens.
 	safetyNet = 60 * time.Second
 )
-
-// submit decides for q, or puts it into the queue and returns where it waits. woken,
-// as everywhere, are those who need no longer wait, or have to count their overlap
-// anew: q may be one of them at once.
-func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, woken []*waiter, err error) {
-	woken = c.infer(now)
-	lane := c.lane(q)
-	err = c.decide(now, q, d, c.queue != nil && c.queue.Waits(lane))
-	if !errors.Is(err, errMustWait) {
-		return nil, woken, err
-	}
-	w = &waiter{q: q, d: d, since: now, wake: make(chan struct{}, 1)}
-	if c.epoch.IsZero() {
-		c.epoch = now
-	}
-	place := scorer.Waiting{
-		Strict: q.StrictPriority, Jump: q.Priority, Lane: lane,
-		Arrival: now.Sub(c.epoch), Uncached: c.leastUncached(),
-	}
-	if t := q.mayWait(); t > 0 {
-		place.Deadline = place.Arrival + t
-	}
-	if w.item, err = c.queue.Push(place, w); err != nil {
-		return nil, woken, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
-	}
-	c.waiting[q.ID] = w
-	return w, append(woken, c.pump(now)...), nil
-}
 
 // leastUncached returns what the best candidate of the last decision would have to
 // compute.
@@ -165,7 +136,7 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scr
 	left := false
 	defer func() {
 		if !left { // also if Waiting panics
-			p.tell(func(c *core) []*waiter { return c.giveUp(now(), w) })
+			p.update(func(c *core) []*waiter { return c.giveUp(now(), w) })
 		}
 	}()
 	if w.q.Waiting != nil {
@@ -188,10 +159,10 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scr
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-late:
-			p.tell(func(c *core) []*waiter { return c.expire(now()) })
+			p.update(func(c *core) []*waiter { return c.expire(now()) })
 			continue
 		case <-net.C:
-			p.tell(func(c *core) []*waiter { return c.pump(now()) })
+			p.update(func(c *core) []*waiter { return c.pump(now()) })
 			continue
 		}
 		p.mu.Lock()
@@ -214,15 +185,15 @@ func (p *pool) recount(now func() time.Time, w *waiter, s *scratch) {
 	// it is changed under the lock.
 	q := *w.q
 	p.match(now(), &q, s)
-	p.tell(func(c *core) []*waiter {
+	p.update(func(c *core) []*waiter {
 		*w.q = q
 		w.stale = false
 		return c.pump(now())
 	})
 }
 
-// tell gives the core an input and wakes those who need not wait any more.
-func (p *pool) tell(input func(*core) []*waiter) {
+// update gives the core an input, and wakes requests that need not wait any more.
+func (p *pool) update(input func(*core) []*waiter) {
 	p.mu.Lock()
 	woken := input(&p.core)
 	inferred := p.core.slots.TakeInferred()

@@ -218,10 +218,10 @@ func (r *Router) install(c *Contents, places []seat, indexes []*indexer.Index, o
 		for _, ord := range p.core.order {
 			e := &p.core.entries[ord]
 			p.known.shrunk.Add(int64(x.SetLimit(ord, e.info.TotalKVBlocks)))
-			e.heard = e.heard || x.WorkerBlocks(ord) > 0
+			e.hasEvents = e.hasEvents || x.WorkerBlocks(ord) > 0
 		}
 		p.mu.Unlock()
-		p.known.told.Store(newTold(x))
+		p.known.events.Store(newEventIndex(x))
 		out.Blocks += x.Blocks()
 	}
 }

@@ -39,17 +39,15 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/scorer"
 	"github.com/kvroute/kvroute/tokenizer"
-	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
 // Router decides where requests go. Make one with [New].
 type Router struct {
 	conf    Config
 	metrics *metrics
-	ring    *ring
+	kept    *keptDecisions
 	scratch sync.Pool // of *scratch
 
 	// names says which pool answers to a model name. The map is replaced, never
@@ -99,7 +97,7 @@ func New(conf Config) (*Router, error) {
 	r := &Router{
 		dumping: make(chan struct{}, 1),
 		conf:    conf,
-		ring:    newRing(max(0, conf.KeepDecisions)),
+		kept:    newKept(max(0, conf.KeepDecisions)),
 		pools:   make(map[poolKey]*pool),
 		owners:  make(map[uint64]*pool),
 		busy:    make(map[string]scorer.Thresholds),
@@ -139,7 +137,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 	p, err := r.place(timed, t, s)
 	if err == nil {
 		r.probe(timed, p, s)
-		err = r.decide(ctx, p, s)
+		err = r.book(ctx, p, s)
 	}
 	if err != nil {
 		if req.ID != "" {
@@ -160,10 +158,10 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 		answer.Tokens = r.tokensFor(t, p, s)
 	}
 	if req.Explain {
-		answer.Candidates = s.workspace.list(d)
+		answer.Candidates = candidates(d, s.workspace.seen)
 	}
 	if req.ID != "" {
-		r.ring.add(s.question.number, d, &s.workspace.considered)
+		r.kept.add(s.question.number, d, s.workspace.seen)
 	}
 	return answer, nil
 }
@@ -203,49 +201,6 @@ func (r *Router) prepare(s *scratch) (target, error) {
 	*d = Decision{}
 	d.ID, d.Model, d.Mode, d.Labels = req.ID, t.pools[0].model, r.conf.Mode, req.Labels
 	return t, nil
-}
-
-// check refuses what contradicts itself.
-func (req *Request) check() error {
-	if b := req.Blocks; b != nil && (len(b.Local) != len(b.Sequence) || b.Tokens < 0 || b.Tokens > scorer.MostTokens) {
-		return fmt.Errorf("%w: %d local and %d sequence hashes of %d tokens", ErrBadBlocks, len(b.Local), len(b.Sequence), b.Tokens)
-	}
-	if len(req.PreferredTaints) > 0 { // to begin such a loop costs more than all else here
-		for name, weight := range req.PreferredTaints {
-			if math.IsNaN(weight) || math.IsInf(weight, 0) {
-				return fmt.Errorf("%w: weight of the preferred taint %q is %v, want a finite number", ErrBadRequest, bounded(name), weight)
-			}
-		}
-	}
-	switch {
-	case len(req.RequiredTaints) > maxTaints || len(req.PreferredTaints) > maxTaints:
-		return fmt.Errorf("%w: %d required and %d preferred taints, want at most %d of a kind", ErrBadRequest, len(req.RequiredTaints), len(req.PreferredTaints), maxTaints)
-	case len(req.ID) > maxID:
-		return fmt.Errorf("%w: ID has %d bytes, want at most %d", ErrBadRequest, len(req.ID), maxID)
-	case math.IsNaN(req.Priority) || math.IsInf(req.Priority, 0):
-		return fmt.Errorf("%w: Priority is %v, want a finite number", ErrBadRequest, req.Priority)
-	case req.ExpectedOutput < 0:
-		return fmt.Errorf("%w: ExpectedOutput is %d, want 0 or more tokens", ErrBadRequest, req.ExpectedOutput)
-	case req.TTFTTarget < 0 || req.QueueWait < 0 || req.DecisionTimeout < 0:
-		return fmt.Errorf("%w: TTFTTarget, QueueWait and DecisionTimeout are %v, %v and %v, want 0 or more", ErrBadRequest, req.TTFTTarget, req.QueueWait, req.DecisionTimeout)
-	}
-	return nil
-}
-
-// timed returns a context that ends with the time for the decision.
-func (req *Request) timed(ctx context.Context) (context.Context, context.CancelFunc) {
-	if req.DecisionTimeout == 0 {
-		return ctx, func() {}
-	}
-	return context.WithTimeoutCause(ctx, req.DecisionTimeout, ErrDecisionTimeout)
-}
-
-// mayWait returns how long the request may wait in the queue; 0 = without a limit.
-func (req *Request) mayWait() time.Duration {
-	if req.TTFTTarget == 0 || req.QueueWait == 0 {
-		return max(req.TTFTTarget, req.QueueWait)
-	}
-	return min(req.TTFTTarget, req.QueueWait)
 }
 
 // place finds the pool that the request in s goes to, and hashes its prompt for
@@ -299,96 +254,13 @@ func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error)
 	return best, ready(best)
 }
 
-// bytesSeed keeps the blocks of text-block mode apart from all others: no hash of
-// one is the hash of the other, whatever tokens they have.
-const bytesSeed = 0x6b76726f75746521
-
-// encode fills in the prompt's tokens, or the reason why there are none. p is a pool
-// whose workers may be asked for them.
-func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
-	req, q, d := &s.request, &s.question, &s.decision
-	s.encoded = tokenizer.Prompt{}
-	switch {
-	case req.Unread:
-		q.reason = ReasonUnread
-	case req.Blocks != nil:
-		q.tokens, d.TokenMode = req.Blocks.Tokens, tokenizer.Exact
-	case req.Tokens != nil:
-		s.encoded = tokenizer.Prompt{IDs: req.Tokens, Exact: len(req.Tokens), Mode: tokenizer.Exact}
-		if len(req.Prompt.Messages) > 0 && chat.MayHaveItems(req.Prompt.Messages) {
-			// The placeholders of an image are ids like others, but the engine's blocks
-			// of them are of that image.
-			s.encoded.Exact, s.encoded.Mode, s.encoded.Reason = 0, tokenizer.ExactPrefix, tokenizer.Items
-		}
-		q.tokens, d.TokenMode, d.TokenReason = len(req.Tokens), s.encoded.Mode, s.encoded.Reason
-	default:
-		start := r.conf.Now()
-		var m *tokenizer.Model
-		if card != nil {
-			m = card.Prompts
-		}
-		var err error
-		if s.encoded, err = m.Encode(ctx, s.tokens[:0], req.Prompt, start); err != nil {
-			q.reason = ReasonTokenizer
-			// A guess for the load: a token is about four bytes of English.
-			q.tokens = (len(req.Prompt.Messages) + len(req.Prompt.Tools) + len(req.Prompt.Prompt)) / 4
-			s.encoded = tokenizer.Prompt{}
-		} else {
-			s.tokens = s.encoded.IDs
-			if r.conf.Remote != nil && s.encoded.Reason == tokenizer.NoTokenizer {
-				r.askWorker(ctx, p, req, &s.encoded)
-			}
-			q.tokens = len(s.encoded.IDs) + s.encoded.Others
-			d.TokenMode, d.TokenReason = s.encoded.Mode, s.encoded.Reason
-			d.TextBytes, d.ReusedBytes = s.encoded.Size, s.encoded.Reused
-		}
-		d.TokenizeTime = r.conf.Now().Sub(start)
-	}
-	d.PromptTokens = q.tokens
-}
-
-// hash fills in the hashes of the prompt's blocks, as p's workers cut them.
-func (r *Router) hash(p *pool, s *scratch) {
-	q := &s.question
-	q.local, q.sequence = nil, nil
-	if b := s.request.Blocks; b != nil {
-		if b.BlockSize == 0 || b.BlockSize == p.blockSize {
-			q.local, q.sequence = b.Local, b.Sequence
-		}
-		s.decision.PromptBlocks = len(q.local)
-		return
-	}
-	if s.decision.TokenMode == "" {
-		return
-	}
-	seed := indexer.Seed(q.lora, s.request.Salt)
-	tokens := s.encoded.IDs
-	switch s.encoded.Mode {
-	case tokenizer.Bytes:
-		seed ^= bytesSeed
-		q.guessed = true
-	case tokenizer.ExactPrefix:
-		// What is behind has hashes that no engine has. Those before it are found
-		// in events all the same.
-		q.guessed = len(tokens) > s.encoded.Exact
-	case tokenizer.Exact, tokenizer.Remote, tokenizer.None:
-	}
-	start := r.conf.Now()
-	s.local = indexer.AppendLocalHashes(s.local[:0], tokens, p.blockSize, seed)
-	s.sequence = indexer.AppendSequenceHashes(s.sequence[:0], s.local)
-	q.local, q.sequence = s.local, s.sequence
-	s.decision.PromptBlocks = len(s.local)
-	s.at = r.conf.Now()
-	s.decision.HashTime += s.at.Sub(start)
-}
-
-// decide asks the pool, and keeps track of which pool has the request's slot.
-func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
+// book has the pool decide, and keeps track of which pool has the request's slot.
+func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 	q := &s.question
 	if q.ID == "" {
-		return p.decide(ctx, r.conf.Now, s)
+		return p.admit(ctx, r.conf.Now, s)
 	}
-	q.number = r.ring.next()
+	q.number = r.kept.next()
 	fl := flight{pool: p, session: q.session, number: q.number}
 	ticket, ok := r.flights.begin(q.ID, fl)
 	if !ok {
@@ -401,7 +273,7 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 			r.flights.endOf(q.ID, ticket)
 		}
 	}()
-	if err := p.decide(ctx, r.conf.Now, s); err != nil {
+	if err := p.admit(ctx, r.conf.Now, s); err != nil {
 		return err
 	}
 	booked = true
@@ -417,7 +289,7 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 		// It was freed when it had its slot, and this was on its way here. Nobody will
 		// free that again.
 		fl.guess.withdraw()
-		p.tell(func(c *core) []*waiter {
+		p.update(func(c *core) []*waiter {
 			now := r.conf.Now()
 			c.slots.Free(q.ID)
 			return c.pump(now)
@@ -425,7 +297,7 @@ func (r *Router) decide(ctx context.Context, p *pool, s *scratch) error {
 		return ErrFreed
 	}
 	if r.conf.Tell != nil {
-		r.tell(q.told(&s.decision))
+		r.tellPeers(q.slotTaken(&s.decision))
 	}
 	if q.SessionFinal && q.session != 0 && r.conf.TellSession != nil {
 		r.conf.TellSession(SessionBinding{Session: q.Session, Worker: s.decision.Worker, Over: true})
@@ -440,107 +312,50 @@ func (r *Router) release(s *scratch) {
 	if cap(s.tokens) > keepTokens {
 		return
 	}
-	s.request, s.question, s.encoded, s.at = Request{}, question{}, tokenizer.Prompt{}, time.Time{}
+	s.request, s.question, s.encoded, s.hashed = Request{}, question{}, tokenizer.Prompt{}, time.Time{}
 	clear(s.taints)
 	r.scratch.Put(s)
 }
 
-// AddOutputTokens notes that a booked request has k more tokens of output, which
-// fill blocks on its worker. It is optional, and a sign of life of requests that
-// nobody owns. It reports whether the request has a slot.
-func (r *Router) AddOutputTokens(id string, k int) bool {
-	fl, _ := r.flights.get(id)
-	if fl.pool == nil || fl.peer != 0 {
-		return false
+// check refuses what contradicts itself.
+func (req *Request) check() error {
+	if b := req.Blocks; b != nil && (len(b.Local) != len(b.Sequence) || b.Tokens < 0 || b.Tokens > scorer.MostTokens) {
+		return fmt.Errorf("%w: %d local and %d sequence hashes of %d tokens", ErrBadBlocks, len(b.Local), len(b.Sequence), b.Tokens)
 	}
-	now := r.conf.Now()
-	fl.pool.mu.Lock()
-	defer fl.pool.mu.Unlock()
-	return fl.pool.core.slots.AddOutputTokens(now, id, k)
-}
-
-// Free gives the slot of a booked request back. It reports whether the request was
-// in flight: false for an unknown id and for a repetition, both harmless.
-func (r *Router) Free(id string) bool { return r.free(r.flights.end(id, 0), id, true) }
-
-// Abandon is [Router.Free] for a request that its worker did not serve: its blocks
-// do not count as cached there because of it, unless its first token was noted.
-func (r *Router) Abandon(id string) bool {
-	fl := r.flights.end(id, 0)
-	fl.guess.withdraw()
-	return r.free(fl, id, false)
-}
-
-func (r *Router) free(fl flight, id string, served bool) bool {
-	if fl.pool == nil {
-		return false
-	}
-	now := r.conf.Now()
-	var silent bool
-	fl.pool.tell(func(c *core) []*waiter {
-		var woken []*waiter
-		if w := c.dismiss(id); w != nil {
-			woken = append(woken, w)
-		} else {
-			silent = c.end(now, id)
-		}
-		return append(woken, c.pump(now)...)
-	})
-	if silent && served {
-		r.noteFirstToken(fl.number, time.Time{}, SignEnd)
-		r.metrics.firstToken(fl.pool.labels, SignEnd)
-	}
-	r.ring.note(fl.number, freed, now)
-	r.tell(Change{Kind: SlotFreed, ID: id, Abandoned: !served})
-	return true
-}
-
-// Tick does what time alone brings: slots that nobody owns end, and so does
-// waiting that has lasted too long. It may be called as often as is handy, and
-// must be once in a while if such slots or sessions are used; see [Router.Run].
-func (r *Router) Tick() {
-	now := r.conf.Now()
-	ended := r.tick(now)
-	r.tellInferred()
-	for _, id := range ended {
-		r.tell(Change{Kind: SlotFreed, ID: id})
-	}
-}
-
-// tick returns our requests that ended without having been freed.
-func (r *Router) tick(now time.Time) (ended []string) {
-	r.fleet.RLock()
-	defer r.fleet.RUnlock()
-	for _, p := range r.pools {
-		p.tell(func(c *core) []*waiter {
-			c.expired += uint64(c.slots.Expire(now))
-			c.sessions.expire(now)
-			return append(c.infer(now), c.expire(now)...)
-		})
-	}
-	return r.flights.sweep()
-}
-
-// Run calls Tick until ctx ends.
-func (r *Router) Run(ctx context.Context) error {
-	const every = 15 * time.Second // slots are looked at every 30 s at most
-	t := time.NewTicker(every)
-	defer t.Stop()
-	var due <-chan time.Time
-	if r.conf.InferFirstTokens && r.conf.Queue.Threshold != nil {
-		// Who waits in the queue waits for prefills, which may end without a word.
-		i := time.NewTicker(inferQueued)
-		defer i.Stop()
-		due = i.C
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-			r.Tick()
-		case <-due:
-			r.infer()
+	if len(req.PreferredTaints) > 0 { // to begin such a loop costs more than all else here
+		for name, weight := range req.PreferredTaints {
+			if math.IsNaN(weight) || math.IsInf(weight, 0) {
+				return fmt.Errorf("%w: weight of the preferred taint %q is %v, want a finite number", ErrBadRequest, bounded(name), weight)
+			}
 		}
 	}
+	switch {
+	case len(req.RequiredTaints) > maxTaints || len(req.PreferredTaints) > maxTaints:
+		return fmt.Errorf("%w: %d required and %d preferred taints, want at most %d of a kind", ErrBadRequest, len(req.RequiredTaints), len(req.PreferredTaints), maxTaints)
+	case len(req.ID) > maxID:
+		return fmt.Errorf("%w: ID has %d bytes, want at most %d", ErrBadRequest, len(req.ID), maxID)
+	case math.IsNaN(req.Priority) || math.IsInf(req.Priority, 0):
+		return fmt.Errorf("%w: Priority is %v, want a finite number", ErrBadRequest, req.Priority)
+	case req.ExpectedOutput < 0:
+		return fmt.Errorf("%w: ExpectedOutput is %d, want 0 or more tokens", ErrBadRequest, req.ExpectedOutput)
+	case req.TTFTTarget < 0 || req.QueueWait < 0 || req.DecisionTimeout < 0:
+		return fmt.Errorf("%w: TTFTTarget, QueueWait and DecisionTimeout are %v, %v and %v, want 0 or more", ErrBadRequest, req.TTFTTarget, req.QueueWait, req.DecisionTimeout)
+	}
+	return nil
+}
+
+// timed returns a context that ends with the time for the decision.
+func (req *Request) timed(ctx context.Context) (context.Context, context.CancelFunc) {
+	if req.DecisionTimeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, req.DecisionTimeout, ErrDecisionTimeout)
+}
+
+// mayWait returns how long the request may wait in the queue; 0 = without a limit.
+func (req *Request) mayWait() time.Duration {
+	if req.TTFTTarget == 0 || req.QueueWait == 0 {
+		return max(req.TTFTTarget, req.QueueWait)
+	}
+	return min(req.TTFTTarget, req.QueueWait)
 }

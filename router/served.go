@@ -212,7 +212,7 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 	}
 	now := r.conf.Now()
 	var s serving
-	fl.pool.tell(func(c *core) []*waiter {
+	fl.pool.update(func(c *core) []*waiter {
 		if s = c.served(now, id, &fl, resp); !s.moved {
 			return nil
 		}
@@ -225,11 +225,11 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 		return false, s.avoided
 	}
 	r.metrics.failovers.Add(context.Background(), 1, fl.pool.labels.add...)
-	r.ring.change(fl.number, func(d *Decision) { d.Served = resp.Address })
+	r.kept.change(fl.number, func(d *Decision) { d.Served = resp.Address })
 	if fl.guess.in != nil {
 		r.moved(now, fl, t, s)
 	}
-	r.tell(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})
+	r.tellPeers(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})
 	return true, s.avoided
 }
 

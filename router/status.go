@@ -99,15 +99,15 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			Engine:         e.info.Engine,
 			Transport:      e.info.Events.Transport,
 			Group:          e.info.Group,
-			Health:         p.core.seen(now, e).String(),
+			Health:         p.core.shownHealth(now, e).String(),
 			Failing:        p.core.conf.Now().Before(e.avoid.until),
 			Draining:       e.info.Draining,
 			Taints:         e.info.Taints,
 			BlockSize:      e.info.BlockSize,
 			TotalKVBlocks:  e.info.TotalKVBlocks,
 			KVEvents:       cmp.Or(e.events, e.info.KVEvents, "ok"), // what we miss, or what its publisher does
-			CachedBlocks:   p.known.toldOf(ord),
-			GuessedBlocks:  p.known.guessedOf(ord),
+			CachedBlocks:   p.known.eventBlocks(ord),
+			GuessedBlocks:  p.known.guessedBlocks(ord),
 			ActiveRequests: load.Requests,
 			ActiveBlocks:   load.Blocks,
 			PendTokens:     load.PendTokens,
@@ -229,9 +229,3 @@ func (r *Router) modelState(name string, t target) ModelState {
 	s.TokenState = r.tokenState(t.card, reads)
 	return s
 }
-
-// Decision returns a kept decision by its request id.
-func (r *Router) Decision(id string) (Decision, bool) { return r.ring.get(id) }
-
-// Decisions returns up to n kept decisions, newest first.
-func (r *Router) Decisions(n int) []Decision { return r.ring.recent(n) }

@@ -412,45 +412,23 @@ type Candidate struct {
 	WorkerName string         `json:"worker_name,omitempty"`
 	Address    netip.AddrPort `json:"address"`
 
-	// Of a router group: its name, of how many workers the load is the sum (the cost has
-	// the mean), and how old its summary is; below 0 there is none.
-	Group   string `json:"group,omitempty"`
-	Members int    `json:"members,omitempty"`
+	// Of a router group: its name, and how old its summary is; below 0 there is none.
 	// Probed says that it was asked: load and overlap are those of the worker that it would
 	// choose.
+	Group      string        `json:"group,omitempty"`
 	SummaryAge time.Duration `json:"summary_age_ns,omitempty"`
 	Probed     bool          `json:"probed,omitempty"`
 
-	// Blocks of the prompt that it holds: the leading ones on the device, those that
-	// follow these in host memory, and those that follow them on disk or farther.
-	OverlapBlocks int `json:"overlap_blocks"`
-	HostBlocks    int `json:"host_blocks,omitempty"`
-	DiskBlocks    int `json:"disk_blocks,omitempty"`
+	scorer.Input // of the cost; the load includes Foreign
 
-	PendTokens       int     `json:"pend_tokens"`               // prefill tokens of its requests before their first token
-	ActiveRequests   int     `json:"active_requests"`           // requests on it
-	WaitingRequests  int     `json:"waiting_requests"`          // those before their first token
-	DecodeTokens     int     `json:"decode_tokens"`             // prompt and output of the others
-	ActiveBlocks     int     `json:"active_blocks"`             // distinct blocks of its requests
-	AdditionalBlocks int     `json:"additional_blocks"`         // blocks that this request would add
-	ReportedBlocks   int     `json:"reported_blocks,omitempty"` // in use by the engine's own report of the last 10 s
-	KVUse            float64 `json:"kv_use"`                    // the larger of the two, as a share of its blocks
-	// Foreign is the part of the load above that the engine reported and that nobody here
-	// sent; nil if there is none.
-	Foreign *Foreign `json:"foreign,omitempty"`
-
-	// What it is; 0 = unknown.
-	TotalBlocks      int  `json:"total_blocks,omitempty"`
-	MaxRequests      int  `json:"max_requests,omitempty"` // computed at a time
-	MaxBatchedTokens int  `json:"max_batched_tokens,omitempty"`
-	CPU              bool `json:"cpu,omitempty"`
-	DecodeOnly       bool `json:"decode_only,omitempty"`
-
-	TaintWeight float64 `json:"taint_weight,omitempty"` // sum of the preferred taints that it has
-	Cost        float64 `json:"cost"`
-	Probability float64 `json:"probability,omitempty"` // of being drawn, with a temperature
-	// Excluded says why the worker could not be chosen; empty if it could.
-	Excluded Exclusion `json:"excluded,omitempty"`
+	ReportedBlocks int `json:"reported_blocks,omitempty"` // in use by the engine's own report of the last 10 s
+	// Foreign is the part of the load that the engine reported and that neither this router
+	// nor its replicas sent; nil if there is none.
+	Foreign     *Foreign  `json:"foreign,omitempty"`
+	TotalBlocks int       `json:"total_blocks,omitempty"` // capacity; 0 = unknown
+	Cost        float64   `json:"cost"`
+	Probability float64   `json:"probability,omitempty"` // of being drawn, with a temperature
+	Excluded    Exclusion `json:"excluded,omitempty"`    // why the worker could not be chosen; empty if it could
 }
 
 // Exclusion is why a worker could not be chosen.

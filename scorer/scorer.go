@@ -48,39 +48,41 @@ type Request struct {
 	Turn     uint64   // requests of this model so far
 }
 
-// Input is what one candidate brings to a decision.
+// Input is what one candidate brings to a decision. Its JSON is what people are shown of
+// the decision.
 type Input struct {
-	// Blocks of the prompt that need not be computed.
-	OverlapBlocks int // leading ones on the device
-	HostBlocks    int // further ones in host memory
-	DiskBlocks    int // further ones on disk or in an external store
-	SharedBlocks  int // in a shared cache, at positions behind OverlapBlocks
+	// Blocks of the prompt that need not be computed: the leading ones on the device, those
+	// that follow in host memory, and those that follow on disk or farther.
+	OverlapBlocks int `json:"overlap_blocks"`
+	HostBlocks    int `json:"host_blocks,omitempty"`
+	DiskBlocks    int `json:"disk_blocks,omitempty"`
+	SharedBlocks  int `json:"-"` // in a shared cache, at positions behind OverlapBlocks
 
 	// Load, without the new request.
-	PendTokens       int // prefill tokens of its requests before their first token
-	ActiveRequests   int // requests on the worker
-	WaitingRequests  int // those of them before their first token
-	ActiveBlocks     int // distinct blocks of its requests
-	AdditionalBlocks int // blocks that the new request would add to ActiveBlocks
-	DecodeTokens     int // tokens that its decoding requests hold
-	LoadUnknown      bool
+	PendTokens       int     `json:"pend_tokens"`       // prefill tokens of requests before their first token
+	ActiveRequests   int     `json:"active_requests"`   // requests on the worker
+	WaitingRequests  int     `json:"waiting_requests"`  // those of them before their first token
+	DecodeTokens     int     `json:"decode_tokens"`     // prompt and output of the others
+	ActiveBlocks     int     `json:"active_blocks"`     // distinct blocks of its requests
+	AdditionalBlocks int     `json:"additional_blocks"` // blocks that the new request would add to ActiveBlocks
+	KVUse            float64 `json:"kv_use"`            // share of its KV cache in use, 0..1
+	LoadUnknown      bool    `json:"-"`
 
 	// Members is how many workers the load is the sum of, where the candidate is a
 	// router group: what counts is the mean. 0 stands for one.
-	Members int
+	Members int `json:"members,omitempty"`
 
 	// What the worker is.
-	CPU              bool    // its device class, for [DeviceAware]
-	DecodeOnly       bool    // takes no prefill
-	MaxBatchedTokens int     // 0 = unknown
-	MaxRequests      int     // that its engine computes at a time; 0 = unknown
-	TaintWeight      float64 // sum of the preferred taints that match; all policies but Weighted
+	MaxRequests      int     `json:"max_requests,omitempty"`       // that its engine computes at a time; 0 = unknown
+	MaxBatchedTokens int     `json:"max_batched_tokens,omitempty"` // 0 = unknown
+	CPU              bool    `json:"cpu,omitempty"`                // its device class, for [DeviceAware]
+	DecodeOnly       bool    `json:"decode_only,omitempty"`        // takes no prefill
+	TaintWeight      float64 `json:"taint_weight,omitempty"`       // sum of the preferred taints that match; all policies but Weighted
 
-	// What only Weighted (KVUse) and rules of a caller look at.
-	KVUse        float64 // share of its KV cache in use, 0..1
-	CachedBlocks int     // blocks it holds, of whatever prompt
-	LastCold     uint64  // number of the last request sent here that no worker knew; 0 = none
-	Key          uint64  // its name on a hash ring: the same for its whole life
+	// What only rules of a caller look at.
+	CachedBlocks int    `json:"-"` // blocks it holds, of whatever prompt
+	LastCold     uint64 `json:"-"` // number of the last request sent here that no worker knew; 0 = none
+	Key          uint64 `json:"-"` // its name on a hash ring: the same for its whole life
 }
 
 func (r *Request) block() float64 { return float64(max(1, r.BlockSize)) }

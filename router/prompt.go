@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/tokenizer"
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+// bytesSeed keeps the blocks of text-block mode apart from all others: no hash of
+// one is the hash of the other, whatever tokens they have.
+const bytesSeed = 0x6b76726f75746521
+
+// encode fills in the prompt's tokens, or the reason why there are none. p is a pool
+// whose workers may be asked for them.
+func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {
+	req, q, d := &s.request, &s.question, &s.decision
+	s.encoded = tokenizer.Prompt{}
+	switch {
+	case req.Unread:
+		q.reason = ReasonUnread
+	case req.Blocks != nil:
+		q.tokens, d.TokenMode = req.Blocks.Tokens, tokenizer.Exact
+	case req.Tokens != nil:
+		s.encoded = tokenizer.Prompt{IDs: req.Tokens, Exact: len(req.Tokens), Mode: tokenizer.Exact}
+		if len(req.Prompt.Messages) > 0 && chat.MayHaveItems(req.Prompt.Messages) {
+			// The placeholders of an image are ids like others, but the engine's blocks
+			// of them are of that image.
+			s.encoded.Exact, s.encoded.Mode, s.encoded.Reason = 0, tokenizer.ExactPrefix, tokenizer.Items
+		}
+		q.tokens, d.TokenMode, d.TokenReason = len(req.Tokens), s.encoded.Mode, s.encoded.Reason
+	default:
+		start := r.conf.Now()
+		var m *tokenizer.Model
+		if card != nil {
+			m = card.Prompts
+		}
+		var err error
+		if s.encoded, err = m.Encode(ctx, s.tokens[:0], req.Prompt, start); err != nil {
+			q.reason = ReasonTokenizer
+			// A guess for the load: a token is about four bytes of English.
+			q.tokens = (len(req.Prompt.Messages) + len(req.Prompt.Tools) + len(req.Prompt.Prompt)) / 4
+			s.encoded = tokenizer.Prompt{}
+		} else {
+			s.tokens = s.encoded.IDs
+			if r.conf.Remote != nil && s.encoded.Reason == tokenizer.NoTokenizer {
+				r.askWorker(ctx, p, req, &s.encoded)
+			}
+			q.tokens = len(s.encoded.IDs) + s.encoded.Others
+			d.TokenMode, d.TokenReason = s.encoded.Mode, s.encoded.Reason
+			d.TextBytes, d.ReusedBytes = s.encoded.Size, s.encoded.Reused
+		}
+		d.TokenizeTime = r.conf.Now().Sub(start)
+	}
+	d.PromptTokens = q.tokens
+}
+
+// hash fills in the hashes of the prompt's blocks, as p's workers cut them.
+func (r *Router) hash(p *pool, s *scratch) {
+	q := &s.question
+	q.local, q.sequence = nil, nil
+	if b := s.request.Blocks; b != nil {
+		if b.BlockSize == 0 || b.BlockSize == p.blockSize {
+			q.local, q.sequence = b.Local, b.Sequence
+		}
+		s.decision.PromptBlocks = len(q.local)
+		return
+	}
+	if s.decision.TokenMode == "" {
+		return
+	}
+	seed := indexer.Seed(q.lora, s.request.Salt)
+	tokens := s.encoded.IDs
+	switch s.encoded.Mode {
+	case tokenizer.Bytes:
+		seed ^= bytesSeed
+		q.guessed = true
+	case tokenizer.ExactPrefix:
+		// What is behind has hashes that no engine has. Those before it are found
+		// in events all the same.
+		q.guessed = len(tokens) > s.encoded.Exact
+	case tokenizer.Exact, tokenizer.Remote, tokenizer.None:
+	}
+	start := r.conf.Now()
+	s.local = indexer.AppendLocalHashes(s.local[:0], tokens, p.blockSize, seed)
+	s.sequence = indexer.AppendSequenceHashes(s.sequence[:0], s.local)
+	q.local, q.sequence = s.local, s.sequence
+	s.decision.PromptBlocks = len(s.local)
+	s.hashed = r.conf.Now()
+	s.decision.HashTime += s.hashed.Sub(start)
+}
+
+// Tokens is a prompt as ids, with what is known of who would get them. Wrong ids
+// there are wrong answers, not slow ones: whoever hands them on looks at all of it.
+type Tokens struct {
+	// IDs are the whole prompt; nil if it is not exact, or came as ids.
+	IDs []uint32
+	// Agreed: the model's ids were compared with a worker's and always equal.
+	// Differs: they were not, at least once.
+	Agreed, Differs bool
+	// Engine and EngineVersion are the chosen worker's, as it registered.
+	Engine, EngineVersion string
+}
+
+// tokensFor returns what the chosen worker could be handed, with the ids copied.
+func (r *Router) tokensFor(t target, p *pool, s *scratch) *Tokens {
+	out := &Tokens{}
+	d, req := &s.decision, &s.request
+	if d.TokenMode == tokenizer.Exact && req.Tokens == nil && req.Blocks == nil {
+		out.IDs = slices.Clone(s.tokens)
+	}
+	if t.card != nil {
+		v := t.card.Prompts.Verdict()
+		out.Agreed, out.Differs = v == tokenizer.Agreed, v == tokenizer.Differs || v == tokenizer.DriftSeen
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// A worker that left meanwhile takes nothing.
+	if ord, ok := p.core.find(d.Worker); ok {
+		info := p.core.entries[ord].info
+		out.Engine, out.EngineVersion = info.Engine, info.EngineVersion
+	}
+	return out
+}
+
+// remoteBudget is how long a decision waits for a worker's ids. A worker that is
+// busy computing answers late, and a late decision costs more than one by load.
+const remoteBudget = 300 * time.Millisecond
+
+// askWorker puts a worker's ids in the place of prompt, which is in text-block mode. It
+// stays that if nobody can be asked, or says anything in time. The workers that take
+// requests are asked in turn: making ids of all prompts is no small work.
+func (r *Router) askWorker(ctx context.Context, p *pool, req *Request, prompt *tokenizer.Prompt) {
+	p.mu.Lock()
+	at, ok := p.core.nextAsked()
+	p.mu.Unlock()
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, remoteBudget)
+	defer cancel()
+	if ids, err := r.conf.Remote(ctx, at, req.Model, req.Prompt); err == nil {
+		*prompt = tokenizer.Prompt{IDs: ids, Exact: len(ids), Mode: tokenizer.Remote, Others: prompt.Others}
+	}
+}
+
+// nextAsked returns the address of the worker whose turn it is to be asked for ids.
+func (c *core) nextAsked() (at netip.AddrPort, ok bool) {
+	first := -1 // who takes requests, and is the first at all
+	for i, ord := range c.order {
+		e := &c.entries[ord]
+		if e.info.Health != Healthy || e.info.Draining || e.info.Group != "" {
+			continue
+		}
+		if e.worker.Compare(c.asked) > 0 {
+			first = i
+			break
+		}
+		if first < 0 {
+			first = i
+		}
+	}
+	if first < 0 {
+		return at, false
+	}
+	e := &c.entries[c.order[first]]
+	c.asked = e.worker
+	at = e.info.rankAddress(e.worker.DPRank)
+	return at, at.IsValid()
+}
