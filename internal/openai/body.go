@@ -3,8 +3,6 @@
 package openai
 
 import (
-	"encoding/json"
-	"math"
 	"unsafe"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
@@ -40,44 +38,23 @@ type Body struct {
 // [Endpoint.NeedsModel] says so no model is asked for.
 func Parse(e Endpoint, body []byte) (Body, *Error) {
 	var f fields
-	s := scanner{in: body}
-	switch c := s.peek(); {
-	case s.at == len(body):
-		return Body{}, bad("", "the request has no body")
-	case c != '{':
-		if err := s.skip(); err != nil {
-			return Body{}, err
-		}
-	default:
-		numbers, others := 0, 0
-		if err := s.object(func(name, value []byte) {
-			f.top(name, value)
-			f.count(name, s.numbers-numbers, s.others-others)
-			numbers, others = s.numbers, s.others
-		}); err != nil {
-			return Body{}, err
-		}
-		f.object = true
-	}
-	if s.peek(); s.at != len(body) {
-		return Body{}, s.malformed("unexpected data after the end")
-	}
-	if !f.object {
-		return Body{}, bad("", "the body must be a JSON object")
+	if err := f.read(body); err != nil {
+		return Body{}, err
 	}
 	b, err := f.body()
 	if err != nil {
 		return Body{}, err
 	}
+	size := func(inexact string) chat.Request { return chat.Request{Size: len(body), Inexact: inexact} }
 	switch {
-	case f.values > maxValues:
-		b.Request = chat.Request{Size: len(body), Inexact: TooLarge}
+	case f.promptValues > maxValues:
+		b.Request = size(TooLarge)
 		if !e.NeedsModel() {
 			return b, nil
 		}
 		return b, b.complete(Other)
 	case e == Load:
-		b.Tokens, b.Request = nil, chat.Request{Size: len(body), Inexact: NoPrompt}
+		b.Tokens, b.Request = nil, size(NoPrompt)
 		return b, nil
 	case e == Text:
 		b.Tokens, b.Request = nil, chat.Request{Size: 1, Inexact: NoPrompt} // no load to speak of
@@ -85,15 +62,15 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 	case e == Generate || e == Ids:
 		f.engineRequest(e, &b, len(body))
 		return b, nil
-	case e == Responses, e == Other && f.input != nil && f.request.Messages == nil && f.request.Prompt == nil:
+	case e == Responses, e == Other && f.get("input") != nil && b.Messages == nil && b.Prompt == nil:
 		b.Messages = nil // no field of this endpoint
-		if err := f.response(&b); err != nil {
+		if err := f.responsesChat(&b); err != nil {
 			return Body{}, err
 		}
-	case e == Messages && f.request.Messages != nil && filled(f.request.Messages):
+	case e == Messages && f.get("messages").filled():
 		f.messagesChat(&b)
-	case f.promptEmbeds != nil && e == Completions:
-		b.Request = chat.Request{Size: len(body), Inexact: Embeds}
+	case e == Completions && f.get("prompt_embeds") != nil:
+		b.Request = size(Embeds)
 		return b, b.complete(Other)
 	}
 	return b, b.complete(e)
@@ -103,9 +80,9 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 // prompt: a template may put what is missing before what is there. The size of the
 // beginning stands for the prompt's.
 func ParseTruncated(body []byte) Body {
-	f := fields{object: true}
+	var f fields
 	s := scanner{in: body}
-	if s.peek() != '{' || s.object(f.top) == nil {
+	if s.peek() != '{' || s.object(f.set) == nil {
 		return Body{}
 	}
 	b, err := f.body()
@@ -127,24 +104,77 @@ const (
 	TooLarge   = "too_large"   // more values than a prompt has
 )
 
-// fields are the spans of the fields that matter, nil if absent or null. They are
-// looked at when the scan is over, since a later copy may replace any of them.
-type fields struct {
-	object bool // the body is an object
-	values int  // that the prompt is made of
-
-	model, stream, streamOptions   []byte
-	maxTokens, maxCompletionTokens []byte
-	cacheSalt, nvext, kvTransfer   []byte
-	promptEmbeds, echo             []byte
-	request                        chat.Request
-
-	engine engineFields // of Generate and Ids
+// names are the members of a body that matter.
+//
+//nolint:gochecknoglobals // a table
+var names = [...]string{
+	"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens",
+	"cache_salt", "nvext", "kv_transfer_params", "prompt_embeds", "echo",
+	"messages", "tools", "prompt", "tool_choice", "add_generation_prompt", "continue_final_message", "chat_template",
+	"chat_template_kwargs", "reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens",
 	// Of Messages.
-	system, outputConfig []byte
+	"system", "output_config",
 	// Of Responses.
-	input, instructions, reasoning, maxOutputTokens []byte
-	elsewhere                                       []byte // names what is not in the body
+	"input", "instructions", "reasoning", "previous_response_id", "conversation", "previous_input_messages",
+	// Of Generate and Ids.
+	"text", "input_ids", "token_ids", "sampling_params", "image_data", "video_data", "audio_data", "features",
+	"input_embeds", "lora_path", "extra_key",
+}
+
+// places are the places of members in fields, from 1 on.
+//
+//nolint:gochecknoglobals // a table
+var places = func() map[string]int {
+	m := make(map[string]int, len(names))
+	for i, name := range names {
+		m[name] = i + 1
+	}
+	return m
+}()
+
+// fields are the members of a body that matter. They are looked at when the scan is
+// over, since a later copy may replace any of them.
+type fields struct {
+	values       [len(names) + 1]value
+	promptValues int // how many values the prompt is made of
+}
+
+// get returns the member of a name in names.
+func (f *fields) get(name string) value { return f.values[places[name]] }
+
+func (f *fields) set(name []byte, v value) {
+	if at := places[string(name)]; at > 0 {
+		f.values[at] = v
+	}
+}
+
+// read reads a whole body.
+func (f *fields) read(body []byte) *Error {
+	s := scanner{in: body}
+	kind := s.peek()
+	if s.at == len(body) {
+		return bad("", "the request has no body")
+	}
+	var err *Error
+	if kind == '{' {
+		numbers, others := 0, 0
+		err = s.object(func(name []byte, v value) {
+			f.set(name, v)
+			f.count(name, s.numbers-numbers, s.others-others)
+			numbers, others = s.numbers, s.others
+		})
+	} else {
+		err = s.skip()
+	}
+	switch s.peek(); {
+	case err != nil:
+		return err
+	case s.at != len(body):
+		return s.malformed("unexpected data after the end")
+	case kind != '{':
+		return bad("", "the body must be a JSON object")
+	}
+	return nil
 }
 
 // maxValues bounds the JSON values that a prompt may be made of: reading one takes
@@ -156,235 +186,96 @@ const maxValues = 200_000
 func (f *fields) count(name []byte, numbers, others int) {
 	switch string(name) {
 	case "messages", "tools", "input", "system", "documents", "chat_template_kwargs":
-		f.values += numbers + others
+		f.promptValues += numbers + others
 	case "prompt", "text", "input_ids", "token_ids":
-		f.values += others
+		f.promptValues += others
 	}
 }
 
-// top takes a field of the body.
-func (f *fields) top(name, value []byte) {
-	switch string(name) {
-	case "model":
-		f.model = value
-	case "stream":
-		f.stream = value
-	case "stream_options":
-		f.streamOptions = value
-	case "max_tokens":
-		f.maxTokens = value
-	case "max_completion_tokens":
-		f.maxCompletionTokens = value
-	case "cache_salt":
-		f.cacheSalt = value
-	case "nvext":
-		f.nvext = value
-	case "kv_transfer_params":
-		f.kvTransfer = value
-	case "echo":
-		f.echo = value
-	case "prompt_embeds":
-		f.promptEmbeds = value
-	case "system":
-		f.system = value
-	case "output_config":
-		f.outputConfig = value
-	case "input":
-		f.input = value
-	case "instructions":
-		f.instructions = value
-	case "reasoning":
-		f.reasoning = value
-	case "max_output_tokens":
-		f.maxOutputTokens = value
-	case "previous_response_id", "conversation", "previous_input_messages":
-		if value != nil {
-			f.elsewhere = value
-		}
-	case "messages":
-		f.request.Messages = value
-	case "tools":
-		f.request.Tools = value
-	case "prompt":
-		f.request.Prompt = value
-	case "tool_choice":
-		f.request.ToolChoice = value
-	case "add_generation_prompt":
-		f.request.AddGenerationPrompt = value
-	case "continue_final_message":
-		f.request.ContinueFinalMessage = value
-	case "chat_template":
-		f.request.ChatTemplate = value
-	case "chat_template_kwargs":
-		f.request.ChatTemplateKwargs = value
-	case "reasoning_effort":
-		f.request.ReasoningEffort = value
-	case "documents":
-		f.request.Documents = value
-	case "add_special_tokens":
-		f.request.AddSpecialTokens = value
-	case "truncate_prompt_tokens":
-		f.request.TruncatePromptTokens = value
-	default:
-		f.engine.top(name, value)
-	}
-}
-
-// body turns the spans into values.
+// body turns the values into a Body.
 func (f *fields) body() (b Body, err *Error) {
-	b = Body{Request: f.request, NVExt: f.nvext, Echo: string(f.echo) == "true"}
-	if b.Model, err = text(f.model, "model"); err != nil {
+	nvext := f.get("nvext")
+	b = Body{NVExt: nvext, Echo: string(f.get("echo")) == "true"}
+	b.Request = chat.Request{
+		Messages:             f.get("messages"),
+		Tools:                f.get("tools"),
+		Prompt:               f.get("prompt"),
+		ToolChoice:           f.get("tool_choice"),
+		AddGenerationPrompt:  f.get("add_generation_prompt"),
+		ContinueFinalMessage: f.get("continue_final_message"),
+		ChatTemplate:         f.get("chat_template"),
+		ChatTemplateKwargs:   f.get("chat_template_kwargs"),
+		ReasoningEffort:      f.get("reasoning_effort"),
+		Documents:            f.get("documents"),
+		AddSpecialTokens:     f.get("add_special_tokens"),
+		TruncatePromptTokens: f.get("truncate_prompt_tokens"),
+	}
+	if b.Model, err = f.get("model").stringOf("model"); err != nil {
 		return b, err
 	}
-	if b.Stream, err = boolean(f.stream, "stream"); err != nil {
+	if b.Stream, err = f.get("stream").boolOf("stream"); err != nil {
 		return b, err
 	}
-	b.IncludeUsage, err = boolean(member(f.streamOptions, "include_usage"), "stream_options.include_usage")
-	if err != nil {
+	if b.IncludeUsage, err = f.get("stream_options").member("include_usage").boolOf("stream_options.include_usage"); err != nil {
 		return b, err
 	}
-	if b.CacheSalt, err = text(member(f.nvext, "cache_salt"), "nvext.cache_salt"); err != nil {
+	if b.CacheSalt, err = nvext.member("cache_salt").stringOf("nvext.cache_salt"); err != nil {
 		return b, err
 	}
 	if b.CacheSalt == "" {
-		if b.CacheSalt, err = text(f.cacheSalt, "cache_salt"); err != nil {
+		if b.CacheSalt, err = f.get("cache_salt").stringOf("cache_salt"); err != nil {
 			return b, err
 		}
 	}
-	for _, most := range [][]byte{f.maxCompletionTokens, f.maxTokens, f.maxOutputTokens} {
-		if b.MaxTokens = count(most); b.MaxTokens > 0 {
+	for _, name := range [...]string{"max_completion_tokens", "max_tokens", "max_output_tokens"} {
+		if b.MaxTokens = f.get(name).count(); b.MaxTokens > 0 {
 			break
 		}
 	}
-	if b.Tokens = ids(member(f.nvext, "token_data")); b.Tokens == nil && f.request.Messages != nil {
-		b.Tokens = ids(member(f.kvTransfer, "prompt_token_ids"))
+	if b.Tokens = nvext.member("token_data").ids(); b.Tokens == nil && b.Messages != nil {
+		b.Tokens = f.get("kv_transfer_params").member("prompt_token_ids").ids()
 	}
 	return b, nil
 }
 
 // complete reports what is missing.
 func (b *Body) complete(e Endpoint) *Error {
+	messages, prompt := value(b.Messages), value(b.Prompt)
+	isChat := e == ChatCompletions || e == Messages
 	switch {
 	case b.Model == "":
 		return bad("model", "you must provide a model parameter")
-	case e == Responses && b.Messages == nil:
-		return bad("input", "you must provide input")
-	case e == Responses && !filled(b.Messages):
+	case e == Responses && !messages.filled():
 		return bad("input", "input must be a string or a list with at least one item")
-	case (e == ChatCompletions || e == Messages) && b.Messages == nil:
+	case isChat && messages == nil:
 		return bad("messages", "you must provide messages")
-	case (e == ChatCompletions || e == Messages) && !filled(b.Messages):
+	case isChat && !messages.filled():
 		return bad("messages", "messages must be a list with at least one message")
-	case e == Completions && b.Prompt == nil:
+	case e == Completions && prompt == nil:
 		return bad("prompt", "you must provide a prompt")
-	case e == Completions && b.Prompt[0] != '"' && b.Prompt[0] != '[':
+	case e == Completions && prompt.kind() != '"' && prompt.kind() != '[':
 		return bad("prompt", "prompt must be a string, or a list of strings or token ids")
 	}
 	return nil
 }
 
-// The functions below read spans, which are valid JSON without space around it.
-
-// member returns the span of a member of an object; nil if there is none, or raw
-// is something else, which is the engine's to judge.
-func member(raw []byte, name string) (value []byte) {
-	if len(raw) == 0 || raw[0] != '{' {
-		return nil
-	}
-	s := scanner{in: raw}
-	_ = s.object(func(n, v []byte) { // scanned before, so there is no error
-		if string(n) == name {
-			value = v
-		}
-	})
-	return value
-}
-
-// filled reports whether raw is a list that is not empty.
-func filled(raw []byte) bool {
-	s := scanner{in: raw, at: 1}
-	return raw[0] == '[' && s.peek() != ']'
-}
-
-func text(raw []byte, name string) (string, *Error) {
-	if raw == nil {
+// stringOf returns the text of a string, "" for nil. An error names the field.
+func (v value) stringOf(field string) (string, *Error) {
+	if v == nil {
 		return "", nil
 	}
-	if raw[0] != '"' {
-		return "", bad(name, name+" must be a string")
+	if v.kind() != '"' {
+		return "", bad(field, field+" must be a string")
 	}
-	t := unquote(raw)
+	t := unquote(v)
 	// Saves the one allocation of most requests. Body tells the price.
 	return unsafe.String(unsafe.SliceData(t), len(t)), nil
 }
 
-func boolean(raw []byte, name string) (bool, *Error) {
-	if raw == nil {
-		return false, nil
+// boolOf returns a truth value, false for nil. An error names the field.
+func (v value) boolOf(field string) (bool, *Error) {
+	if v != nil && v.kind() != 't' && v.kind() != 'f' {
+		return false, bad(field, field+" must be true or false")
 	}
-	if raw[0] != 't' && raw[0] != 'f' {
-		return false, bad(name, name+" must be true or false")
-	}
-	return raw[0] == 't', nil
-}
-
-// count returns raw as a count. Anything else is the engine's to judge and is
-// read as 0.
-func count(raw []byte) int {
-	const limit = 1 << 30 // more than any context; keeps n*10 in range
-	n := 0
-	for _, c := range raw {
-		if c < '0' || c > '9' || n > limit {
-			return 0
-		}
-		n = n*10 + int(c-'0')
-	}
-	return n
-}
-
-// ids returns a list of token ids, nil if raw is anything else or empty.
-func ids(raw []byte) []uint32 {
-	if raw == nil || raw[0] != '[' {
-		return nil
-	}
-	list := make([]uint32, 0, len(raw)/4)
-	s := scanner{in: raw}
-	_ = s.list(func(v []byte) { // scanned before, so there is no error
-		n := uint64(0)
-		for _, c := range v {
-			if c < '0' || c > '9' || n > math.MaxUint32 {
-				n = math.MaxUint64
-				break
-			}
-			n = n*10 + uint64(c-'0')
-		}
-		if v == nil || n > math.MaxUint32 {
-			list = nil
-		}
-		if list != nil {
-			list = append(list, uint32(n))
-		}
-	})
-	if len(list) == 0 {
-		return nil
-	}
-	return list
-}
-
-// unquote returns the text of a string. It is a part of raw, unless there are
-// escapes in it.
-func unquote(raw []byte) []byte {
-	t := raw[1 : len(raw)-1]
-	if plain(t) == len(t) {
-		return t
-	}
-	var s string
-	_ = json.Unmarshal(raw, &s) // scanned before, so there is no error
-	return []byte(s)
-}
-
-// quote is the inverse of unquote.
-func quote(text []byte) []byte {
-	out, _ := json.Marshal(string(text)) // strings always marshal
-	return out
+	return v.kind() == 't', nil
 }

@@ -21,12 +21,12 @@ const (
 func WithTokens(body []byte, form Form, ids []uint32) []byte {
 	// Where the field's last copy is, and its value.
 	start, end := -1, -1
-	var value []byte
+	var old value
 	s := scanner{in: body}
 	s.peek()
-	_ = s.object(func(name, v []byte) { // scanned before, so there is no error
+	_ = s.object(func(name []byte, v value) { // scanned before, so there is no error
 		if string(name) == string(form) {
-			value, end = v, s.at
+			old, end = v, s.at
 			if start = end - len(v); v == nil {
 				start = end - len("null")
 			}
@@ -35,15 +35,15 @@ func WithTokens(body []byte, form Form, ids []uint32) []byte {
 	const field = `"prompt_token_ids":`
 	list := appendIDs(make([]byte, 0, 8*len(ids)+2), ids)
 	switch {
-	case form == FormPrompt && value != nil && value[0] == '"':
+	case form == FormPrompt && old.kind() == '"':
 		return splice(body, start, end, list)
 	case form == FormPrompt:
 		return nil
-	case form == FormKVTransfer && value != nil:
-		if value[0] != '{' || member(value, "prompt_token_ids") != nil {
+	case form == FormKVTransfer && old != nil:
+		if old.kind() != '{' || old.member("prompt_token_ids") != nil {
 			return nil
 		}
-		first := scanner{in: value, at: 1}
+		first := scanner{in: old, at: 1}
 		if first.peek() == '}' {
 			return splice(body, start+1, start+1, []byte(field), list)
 		}
@@ -51,7 +51,7 @@ func WithTokens(body []byte, form Form, ids []uint32) []byte {
 		return splice(body, end-1, end-1, []byte(`,`+field), list)
 	case form == FormKVTransfer:
 		list = append(append([]byte(`{`+field), list...), '}')
-	case value != nil:
+	case old != nil:
 		return nil
 	}
 	if start >= 0 { // a null

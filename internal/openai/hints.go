@@ -64,10 +64,9 @@ func ParsePins(nvext []byte) (Pins, *Error) {
 // Queries reports whether nvext has the annotation query_instance_id, alone or with a
 // value behind a colon: the request is not to be served, but its worker to be told.
 func Queries(nvext []byte) (queries bool) {
-	const key = "query_instance_id"
-	each(member(nvext, "annotations"), func(a []byte) {
-		name, _, _ := strings.Cut(stringOr(a, ""), ":")
-		queries = queries || name == key
+	value(nvext).member("annotations").each(func(a value) {
+		name, _, _ := strings.Cut(a.textOr(""), ":")
+		queries = queries || name == "query_instance_id"
 	})
 	return queries
 }

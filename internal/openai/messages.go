@@ -19,207 +19,135 @@ const billing = "x-anthropic-billing-header"
 // messagesChat fills in the chat that the fields of /v1/messages stand for.
 func (f *fields) messagesChat(b *Body) {
 	var c conversation
-	system := texts(f.system)
-	each(f.request.Messages, func(raw []byte) {
-		if stringOr(member(raw, "role"), "") == "system" {
-			system = append(system, texts(member(raw, "content"))...)
+	texts := systemTexts(f.get("system"))
+	f.get("messages").each(func(m value) {
+		if m.member("role").textOr("") == "system" {
+			texts = append(texts, systemTexts(m.member("content"))...)
 		}
 	})
-	if len(system) > 0 {
-		c.messages = append(c.messages, message{role: `"system"`, content: join(system, "")})
+	if len(texts) > 0 {
+		c.add(message{role: value(system), content: join(texts, "")})
 	}
-	each(f.request.Messages, c.turn)
+	f.get("messages").each(c.addTurn)
 	b.Messages = c.json()
-	b.Tools = c.messagesTools(f.request.Tools)
+	b.Tools = c.tools(f.get("tools"), messagesFunction)
 	b.ToolChoice = nil // what it may be has no effect on the prompt
-	b.ReasoningEffort = member(f.outputConfig, "effort")
+	b.ReasoningEffort = f.get("output_config").member("effort")
 	b.Inexact = c.inexact
 }
 
-// texts returns the texts of a string or of a list of blocks, as raw strings.
-func texts(content []byte) (list [][]byte) {
-	if content != nil && content[0] == '"' {
-		if len(content) > 2 {
-			list = append(list, content)
+// systemTexts returns the texts of a string or of a list of blocks that are not empty.
+func systemTexts(content value) (texts []value) {
+	if content.kind() == '"' {
+		if len(content) > len(`""`) {
+			texts = append(texts, content)
 		}
-		return list
+		return texts
 	}
-	each(content, func(block []byte) {
-		text := member(block, "text")
-		if stringOr(member(block, "type"), "") == "text" && stringOr(text, "") != "" && !strings.HasPrefix(stringOr(text, ""), billing) {
-			list = append(list, text)
+	content.each(func(block value) {
+		text := block.member("text")
+		if t := text.textOr(""); block.member("type").textOr("") == "text" && t != "" && !strings.HasPrefix(t, billing) {
+			texts = append(texts, text)
 		}
 	})
-	return list
+	return texts
 }
 
-// join returns raw strings as one.
-func join(list [][]byte, between string) []byte {
-	out := []byte{'"'}
-	for i, s := range list {
-		if i > 0 {
-			out = append(out, between...)
-		}
-		out = append(out, s[1:len(s)-1]...)
-	}
-	return append(out, '"')
-}
-
-// each calls take for the elements of a list; anything else has none.
-func each(list []byte, take func(value []byte)) {
-	if list != nil && list[0] == '[' {
-		s := scanner{in: list}
-		_ = s.list(take) // scanned before, so there is no error
-	}
-}
-
-// turn adds one message.
-func (c *conversation) turn(raw []byte) {
-	role, content := member(raw, "role"), member(raw, "content")
-	user := stringOr(role, "") == "user"
+// addTurn adds what a message stands for.
+func (c *conversation) addTurn(turn value) {
+	role, content := turn.member("role"), turn.member("content")
 	switch {
-	case stringOr(role, "") == "system":
-		return
-	case role == nil || content == nil || content[0] != '"' && content[0] != '[':
-		c.foreign(raw)
-		return
-	case content[0] == '"':
-		c.messages = append(c.messages, message{role: string(role), content: content})
-		return
+	case role.textOr("") == "system":
+	case role != nil && content.kind() == '"':
+		c.add(message{role: role, content: content})
+	case role != nil && content.kind() == '[':
+		c.addBlocks(role, content)
+	default:
+		c.addForeign(turn)
 	}
-	m := message{role: string(role)}
-	var parts, thoughts [][]byte
-	each(content, func(block []byte) {
-		text := member(block, "text")
-		switch kind := stringOr(member(block, "type"), ""); {
+}
+
+// addBlocks adds what the blocks of a message stand for.
+func (c *conversation) addBlocks(role, blocks value) {
+	isUser := role.textOr("") == "user"
+	m := message{role: role}
+	var parts, thoughts []value
+	blocks.each(func(block value) {
+		text, thought := block.member("text"), block.member("thinking")
+		switch kind := block.member("type").textOr(""); {
 		case kind == "text" && text != nil:
-			if len(text) > 2 {
+			if len(text) > len(`""`) {
 				parts = append(parts, block)
 			}
 		case kind == "image":
 			parts = append(parts, block)
-		case kind == "thinking" && stringOr(member(block, "thinking"), "\x00") != "\x00":
-			thoughts = append(thoughts, member(block, "thinking"))
+		case kind == "thinking" && thought.kind() == '"':
+			thoughts = append(thoughts, thought)
 		case kind == "redacted_thinking":
 		case kind == "tool_use":
-			m.calls = append(m.calls, c.use(block))
-		case kind == "tool_result" && user:
-			c.found(block)
+			m.calls = append(m.calls, c.toolUse(block))
+		case kind == "tool_result" && isUser:
+			c.addToolResult(block)
 		default:
-			c.foreign(block)
+			c.addForeign(block)
 		}
 	})
 	if len(thoughts) > 0 {
 		m.reasoning = join(thoughts, "")
 	}
 	switch {
-	case len(parts) == 1 && stringOr(member(parts[0], "type"), "") == "text":
-		m.content = member(parts[0], "text")
+	case len(parts) == 1 && parts[0].member("type").textOr("") == "text":
+		m.content = parts[0].member("text")
 	case len(parts) > 0:
-		m.content = []byte{'['}
-		for i, p := range parts {
-			if i > 0 {
-				m.content = append(m.content, ',')
-			}
-			m.content = append(m.content, p...)
-		}
-		m.content = append(m.content, ']')
-	case user:
+		m.content = list(parts)
+	case isUser:
 		return
 	}
-	c.messages = append(c.messages, m)
+	c.add(m)
 }
 
-// use returns a call of a tool in the form of chats.
-func (c *conversation) use(block []byte) []byte {
+// toolUse returns a call of a tool in the form of chats.
+func (c *conversation) toolUse(block value) value {
 	if !utf8.Valid(block) {
-		c.unknown(BadText)
+		c.setInexact(BadText)
 	}
-	or := func(name, def string) []byte {
-		if v := member(block, name); v != nil {
-			return v
-		}
-		return []byte(def)
-	}
-	call := append([]byte(`{"id":`), or("id", `""`)...)
-	call = append(append(call, `,"type":"function","function":{"name":`...), or("name", `""`)...)
-	return append(append(append(call, `,"arguments":`...), quote(or("input", "{}"))...), "}}"...)
+	return object(field{"id", block.member("id").or(`""`)}, field{"type", value(`"function"`)}, field{"function", object(
+		field{"name", block.member("name").or(`""`)}, field{"arguments", quote(block.member("input").or("{}"))},
+	)})
 }
 
-// found adds what a tool found: its texts, and behind them its images.
-func (c *conversation) found(block []byte) {
-	content := member(block, "content")
-	id := member(block, "tool_use_id")
-	if id == nil {
-		id = []byte(`""`)
-	}
-	text := content
-	var images [][]byte
-	if text == nil || text[0] != '"' {
-		var list [][]byte
-		each(content, func(part []byte) {
-			switch t := member(part, "text"); stringOr(member(part, "type"), "") {
+// addToolResult adds what a tool found: its texts, and behind them its images.
+func (c *conversation) addToolResult(block value) {
+	content := block.member("content")
+	var images []value
+	if content.kind() != '"' {
+		var texts []value
+		content.each(func(part value) {
+			switch text := part.member("text"); part.member("type").textOr("") {
 			case "text":
-				if t != nil && t[0] == '"' {
-					list = append(list, t)
+				if text.kind() == '"' {
+					texts = append(texts, text)
 				}
 			case "image":
 				images = append(images, part)
 			default:
-				c.unknown(NoRenderer)
+				c.setInexact(NoRenderer)
 			}
 		})
-		text = join(list, `\n`)
+		content = join(texts, `\n`)
 	}
-	c.messages = append(c.messages, message{role: `"tool"`, content: text, answers: id})
+	c.add(message{role: value(tool), content: content, callID: block.member("tool_use_id").or(`""`)})
 	if len(images) > 0 {
-		m := message{role: `"user"`, content: []byte{'['}}
-		for i, image := range images {
-			if i > 0 {
-				m.content = append(m.content, ',')
-			}
-			m.content = append(m.content, image...)
-		}
-		m.content = append(m.content, ']')
-		c.messages = append(c.messages, m)
+		c.add(message{role: value(user), content: list(images)})
 	}
 }
 
-// unknown notes why the chat is not all that the engine makes its prompt of.
-func (c *conversation) unknown(why string) {
-	if c.inexact == "" {
-		c.inexact = why
-	}
-}
-
-// messagesTools returns the tools in the form that chats have them in.
-func (c *conversation) messagesTools(raw []byte) []byte {
-	if raw == nil || raw[0] != '[' || !filled(raw) {
+// messagesFunction returns a tool's function, nil for a tool of another kind.
+func messagesFunction(tool value) value {
+	name := tool.member("name")
+	if kind := tool.member("type").textOr("custom"); name == nil || kind != "custom" && kind != "function" {
 		return nil
 	}
-	out := []byte{'['}
-	each(raw, func(tool []byte) {
-		if len(out) > 1 {
-			out = append(out, ',')
-		}
-		name := member(tool, "name")
-		if kind := stringOr(member(tool, "type"), "custom"); name == nil || kind != "custom" && kind != "function" {
-			c.unknown(NoRenderer)
-			if tool == nil {
-				tool = []byte("null")
-			}
-			out = append(out, tool...)
-			return
-		}
-		out = append(append(out, `{"type":"function","function":{"name":`...), name...)
-		for _, f := range [][2]string{{"description", "description"}, {"input_schema", "parameters"}} {
-			value := member(tool, f[0])
-			if value == nil {
-				value = []byte("null")
-			}
-			out = append(append(out, `,"`+f[1]+`":`...), value...)
-		}
-		out = append(out, "}}"...)
-	})
-	return append(out, ']')
+	return object(field{"name", name}, field{"description", tool.member("description").or("null")},
+		field{"parameters", tool.member("input_schema").or("null")})
 }

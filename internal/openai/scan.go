@@ -64,9 +64,9 @@ func (s *scanner) skip() *Error {
 	return s.malformed("want a value")
 }
 
-// object reads an object. take, if not nil, is handed the name of each member and
-// the span of its value: nil for null.
-func (s *scanner) object(take func(name, value []byte)) *Error {
+// object reads an object. take, if not nil, is given the name and the value of each
+// member.
+func (s *scanner) object(take func(name []byte, v value)) *Error {
 	if s.depth++; s.depth > maxDepth {
 		return s.malformed("nested too deep")
 	}
@@ -106,15 +106,16 @@ func (s *scanner) object(take func(name, value []byte)) *Error {
 	return nil
 }
 
-func span(value []byte) []byte {
-	if value[0] == 'n' {
+// span returns nil for null.
+func span(v value) value {
+	if v[0] == 'n' {
 		return nil
 	}
-	return value
+	return v
 }
 
-// list reads a list. take, if not nil, is handed the span of each element.
-func (s *scanner) list(take func(value []byte)) *Error {
+// list reads a list. take, if not nil, is given each element.
+func (s *scanner) list(take func(v value)) *Error {
 	if s.depth++; s.depth > maxDepth {
 		return s.malformed("nested too deep")
 	}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package openai
+
+// conversation collects the chat that a request of [Responses] or [Messages] stands for.
+type conversation struct {
+	messages []message
+	resume   bool   // the answer goes on with the last message
+	inexact  string // see [chat.Request.Inexact]
+}
+
+// message is a message of a chat; what is nil is left out.
+type message struct {
+	role, content, reasoning, callID value
+	calls                            []value
+}
+
+// Roles of messages.
+const (
+	assistant = `"assistant"`
+	system    = `"system"`
+	tool      = `"tool"`
+	user      = `"user"`
+)
+
+func (c *conversation) add(m message) { c.messages = append(c.messages, m) }
+
+// addForeign adds a value that only the engine can read.
+func (c *conversation) addForeign(v value) {
+	c.setInexact(NoRenderer)
+	c.add(message{role: value(`"item"`), content: list([]value{v})})
+}
+
+// setInexact notes why the chat is not all that the engine makes its prompt of. The
+// first reason stays.
+func (c *conversation) setInexact(reason string) {
+	if c.inexact == "" {
+		c.inexact = reason
+	}
+}
+
+// lastAssistant returns the last message if it is the assistant's, else nil.
+func (c *conversation) lastAssistant() *message {
+	if n := len(c.messages); n > 0 && string(c.messages[n-1].role) == assistant {
+		return &c.messages[n-1]
+	}
+	return nil
+}
+
+// json returns the messages as a list.
+func (c *conversation) json() value {
+	all := make([]value, len(c.messages))
+	for i, m := range c.messages {
+		var calls value
+		if len(m.calls) > 0 {
+			calls = list(m.calls)
+		}
+		all[i] = object(field{"role", m.role}, field{"content", m.content}, field{"reasoning", m.reasoning},
+			field{"tool_call_id", m.callID}, field{"tool_calls", calls})
+	}
+	return list(all)
+}
+
+// tools returns a list of tools in the form of chats, in which function returns a tool,
+// or nil for one that runs at the engine: the engine describes it in its own words.
+func (c *conversation) tools(tools value, function func(tool value) value) value {
+	if !tools.filled() {
+		return nil
+	}
+	var all []value
+	tools.each(func(tool value) {
+		f := function(tool)
+		if f == nil {
+			c.setInexact(NoRenderer)
+			all = append(all, tool)
+			return
+		}
+		all = append(all, object(field{"type", value(`"function"`)}, field{"function", f}))
+	})
+	return list(all)
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package openai
+
+import (
+	"encoding/json"
+	"strconv"
+)
+
+// value is one JSON value as the body has it, without white space around it and known
+// to be valid. It is nil for null and for what is absent. Methods for one type find
+// nothing in values of other types: what those mean is the engine's to judge.
+type value []byte
+
+// kind returns the first byte: a quote for a string, a bracket for a list and so on; 0
+// for nil.
+func (v value) kind() byte {
+	if len(v) == 0 {
+		return 0
+	}
+	return v[0]
+}
+
+// each calls take for each element of a list.
+func (v value) each(take func(v value)) {
+	if v.kind() == '[' {
+		s := scanner{in: v}
+		_ = s.list(take) // valid, so there is no error
+	}
+}
+
+// members calls take for each member of an object.
+func (v value) members(take func(name []byte, v value)) {
+	if v.kind() == '{' {
+		s := scanner{in: v}
+		_ = s.object(take) // valid, so there is no error
+	}
+}
+
+// member returns the member of an object with a name, the last one if there are several.
+func (v value) member(name string) (found value) {
+	v.members(func(n []byte, v value) {
+		if string(n) == name {
+			found = v
+		}
+	})
+	return found
+}
+
+// filled reports whether v is a list that is not empty.
+func (v value) filled() bool {
+	s := scanner{in: v, at: 1}
+	return v.kind() == '[' && s.peek() != ']'
+}
+
+// textOr returns the text of a string, or another text for what is no string.
+func (v value) textOr(other string) string {
+	if v.kind() != '"' {
+		return other
+	}
+	return string(unquote(v))
+}
+
+// or returns v, or another value for nil.
+func (v value) or(other string) value {
+	if v == nil {
+		return value(other)
+	}
+	return v
+}
+
+// count returns a number of tokens, 0 for anything but a 32-bit unsigned integer.
+func (v value) count() int {
+	if v == nil {
+		return 0
+	}
+	n, err := strconv.ParseUint(string(v), 10, 32)
+	if err != nil {
+		return 0
+	}
+	return int(n)
+}
+
+// ids returns a list of token ids, nil if anything else is in it or it is empty.
+func (v value) ids() []uint32 {
+	if !v.filled() {
+		return nil
+	}
+	list := make([]uint32, 0, len(v)/4)
+	v.each(func(v value) {
+		if list == nil {
+			return
+		}
+		id, err := strconv.ParseUint(string(v), 10, 32)
+		if list = append(list, uint32(id)); err != nil {
+			list = nil
+		}
+	})
+	return list
+}
+
+// unquote returns the text of a string. It is a part of raw, unless there are
+// escapes in it.
+func unquote(raw []byte) []byte {
+	t := raw[1 : len(raw)-1]
+	if plain(t) == len(t) {
+		return t
+	}
+	var s string
+	_ = json.Unmarshal(raw, &s) // valid, so there is no error
+	return []byte(s)
+}
+
+// The functions below make values.
+
+// quote is the inverse of unquote.
+func quote(text []byte) value {
+	out, _ := json.Marshal(string(text)) // strings always marshal
+	return out
+}
+
+// join returns several strings as one.
+func join(strings []value, between string) value {
+	out := value{'"'}
+	for i, s := range strings {
+		if i > 0 {
+			out = append(out, between...)
+		}
+		out = append(out, s[1:len(s)-1]...)
+	}
+	return append(out, '"')
+}
+
+// list returns a list of values, in which nil is null.
+func list(values []value) value {
+	out := value{'['}
+	for i, v := range values {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, v.or("null")...)
+	}
+	return append(out, ']')
+}
+
+// field is a member of an object.
+type field struct {
+	name  string
+	value value
+}
+
+// object returns an object of the fields whose value is not nil.
+func object(fields ...field) value {
+	out := value{'{'}
+	for _, f := range fields {
+		if f.value == nil {
+			continue
+		}
+		if len(out) > 1 {
+			out = append(out, ',')
+		}
+		out = append(append(append(out, '"'), f.name...), '"', ':')
+		out = append(out, f.value...)
+	}
+	return append(out, '}')
+}
