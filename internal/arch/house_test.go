@@ -40,7 +40,7 @@ var (
 		{"router", 5650, 50},
 		{"scorer", 2050, 50},
 		{"indexer", 3450, 50},
-		{"events internal/msgpack", 5650, 50},
+		{"events internal/msgpack", 5700, 50},
 		{"engines engines/localindex", 4700, 50},
 		{"fleet", 2750, 50},
 		{"replicas", 3250, 50},
