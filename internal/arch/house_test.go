@@ -216,7 +216,7 @@ func measureHouse(t *testing.T) map[string]measure {
 		arrows := references(fset, pkg, info)
 		m.references, m.back = len(arrows), backwards(arrows)
 		path := strings.TrimPrefix(p.ImportPath, module+"/")
-		mentioned := "" // by the exported names: types that these need are not unused
+		var mentioned strings.Builder // by the exported names: types that these need are not unused
 		for _, name := range pkg.Scope().Names() {
 			if !ast.IsExported(name) || pkg.Name() == "main" {
 				continue
@@ -227,16 +227,16 @@ func measureHouse(t *testing.T) map[string]measure {
 				m.unused = append(m.unused, path+"."+name)
 			}
 			_, declared, _ := strings.Cut(types.ObjectString(obj, types.RelativeTo(pkg)), name)
-			mentioned += declared + "\n"
+			mentioned.WriteString(declared + "\n")
 			if _, isType := obj.(*types.TypeName); isType {
 				for method := range types.NewMethodSet(types.NewPointer(obj.Type())).Methods() {
-					mentioned += types.TypeString(method.Type(), types.RelativeTo(pkg)) + "\n"
+					mentioned.WriteString(types.TypeString(method.Type(), types.RelativeTo(pkg)) + "\n")
 				}
 			}
 		}
 		m.unused = slices.DeleteFunc(m.unused, func(name string) bool {
 			_, isType := pkg.Scope().Lookup(strings.TrimPrefix(name, path+".")).(*types.TypeName)
-			return isType && regexp.MustCompile(`\b`+strings.TrimPrefix(name, path+".")+`\b`).MatchString(mentioned)
+			return isType && regexp.MustCompile(`\b`+strings.TrimPrefix(name, path+".")+`\b`).MatchString(mentioned.String())
 		})
 		for _, obj := range info.Uses {
 			if obj.Pkg() != nil && obj.Pkg() != pkg && obj.Parent() == obj.Pkg().Scope() {
