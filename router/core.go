@@ -194,20 +194,6 @@ func (c *core) find(w Worker) (ord int, found bool) {
 // to count overlaps by ordinal.
 func (c *core) size() int { return len(c.entries) }
 
-// names calls yield for each model name that the pool answers to, with the
-// adapter that the name stands for, if any.
-func (c *core) names(yield func(name, lora string)) {
-	for _, ord := range c.order {
-		info := c.entries[ord].info
-		for _, m := range info.Models {
-			yield(m, "")
-		}
-		for _, l := range info.LoRA {
-			yield(l, l)
-		}
-	}
-}
-
 // growEvery is how old estimates of outputs may be: a fast engine fills a block in
 // about this time.
 const growEvery = 250 * time.Millisecond

@@ -117,69 +117,77 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 	defer r.tellInferred()
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
-	named := r.namedLocked(&info)
-	err := r.setWorkerLocked(&info)
-	if !named {
+	changed, err := r.setWorkerLocked(&info)
+	if changed {
 		r.renameLocked()
 	}
 	return err
 }
 
-// namedLocked reports whether a worker changes nothing about who answers to which name:
-// looking at all workers for each of them would take quadratic time while a fleet starts.
-func (r *Router) namedLocked(info *WorkerInfo) bool {
-	p := r.pools[poolKey{info.Models[0], r.blockSizeLocked(info)}]
-	if p == nil || p.empty() || info.ModelCard != "" && p.card != info.ModelCard {
-		return false
-	}
-	if owner := r.owners[info.ID]; owner != nil {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		ords := p.core.ordinals(info.ID)
-		if owner != p || len(ords) == 0 {
-			return false
-		}
-		old := p.core.entries[ords[0]].info
-		return slices.Equal(old.Models, info.Models) && slices.Equal(old.LoRA, info.LoRA)
-	}
-	names := *r.names.Load()
-	as := func(name, lora string) bool {
-		t, known := names[name]
-		return known && t.pools[0].model == p.model && t.lora == lora && t.adapter == lora
-	}
-	return !slices.ContainsFunc(info.Models, func(m string) bool { return !as(m, "") }) &&
-		!slices.ContainsFunc(info.LoRA, func(l string) bool { return !as(l, l) })
-}
-
-// setWorkerLocked is SetWorker for information that was checked; the caller gives
-// the pools their names anew.
-func (r *Router) setWorkerLocked(info *WorkerInfo) error {
+// setWorkerLocked is SetWorker for information that was checked. It reports whether the
+// names of models changed: then the caller calls renameLocked.
+func (r *Router) setWorkerLocked(info *WorkerInfo) (changed bool, err error) {
 	key := poolKey{info.Models[0], r.blockSizeLocked(info)}
 	p := r.pools[key]
 	if p == nil {
 		if len(r.pools) >= maxPools {
-			return fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(key.model), maxPools+1, maxPools)
+			return false, fmt.Errorf("router: %w: worker %d: model %q would be number %d of at most %d", ErrBadWorker, info.ID, bounded(key.model), maxPools+1, maxPools)
 		}
 		p = newPool(&r.conf, key)
 		p.onInferred = r.noteInferred
-		p.card = info.ModelCard
 		if t, own := r.busy[key.model]; own {
 			p.setThresholds(r.conf.Now(), t)
 		}
 		r.pools[key] = p
+		changed = true
 	}
-	if info.ModelCard != "" {
+	if info.ModelCard != "" && p.card != info.ModelCard {
 		p.card = info.ModelCard
+		changed = true
 	}
 	r.attentionLocked(p)
 	now := r.conf.Now()
-	if old := r.owners[info.ID]; old != nil && old != p {
-		old.removeWorker(now, info.ID)
+	changed = p.countNames(info, 1) || changed
+	if old := r.owners[info.ID]; old != nil {
+		changed = old.countNames(old.infoOf(info.ID), -1) || changed
+		if old != p {
+			old.removeWorker(now, info.ID)
+		}
 	}
 	r.owners[info.ID] = p
 	p.setWorker(now, info)
 	r.recallLocked(p, info)
-	return nil
+	return changed, nil
+}
+
+// infoOf returns what is known of a worker of the pool.
+func (p *pool) infoOf(id uint64) *WorkerInfo {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.core.entries[p.core.ordinals(id)[0]].info
+}
+
+// modelName is a name that requests may use, and the adapter that it stands for, if any.
+type modelName struct{ name, lora string }
+
+// countNames counts a worker and its names, or no longer (by = -1). It reports whether
+// there is a first worker, or a last one is gone, of the pool or with a name. The fleet's
+// lock is held.
+func (p *pool) countNames(info *WorkerInfo, by int) (changed bool) {
+	count := func(n modelName) {
+		was := p.names[n]
+		if p.names[n] = was + by; was+by == 0 {
+			delete(p.names, n)
+		}
+		changed = changed || was == 0 || was+by == 0
+	}
+	for _, m := range info.Models {
+		count(modelName{m, ""})
+	}
+	for _, l := range info.LoRA {
+		count(modelName{l, l})
+	}
+	return changed
 }
 
 // blockSizeLocked returns the block size of the pool that a worker belongs to. One
@@ -218,8 +226,11 @@ func (r *Router) removeWorkerLocked(id uint64) {
 		return
 	}
 	delete(r.owners, id)
+	changed := p.countNames(p.infoOf(id), -1)
 	p.removeWorker(r.conf.Now(), id)
-	r.renameLocked()
+	if changed {
+		r.renameLocked()
+	}
 }
 
 // SetEngineLoad takes how many blocks of its cache a worker reports to use, measured at
@@ -327,12 +338,6 @@ func (r *Router) SetThresholds(model string, change func(scorer.Thresholds) scor
 	return ModelThresholds{base, set}, nil
 }
 
-func (p *pool) empty() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.core.order) == 0
-}
-
 func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
 	p.update(func(c *core) []*waiter {
 		c.thresholds = &t
@@ -348,9 +353,9 @@ func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
 func (r *Router) renameLocked() {
 	full := make(map[string]bool)
 	for key, p := range r.pools {
-		full[key.model] = full[key.model] || !p.empty()
+		full[key.model] = full[key.model] || len(p.names) > 0
 	}
-	maps.DeleteFunc(r.pools, func(key poolKey, p *pool) bool { return full[key.model] && p.empty() })
+	maps.DeleteFunc(r.pools, func(key poolKey, p *pool) bool { return full[key.model] && len(p.names) == 0 })
 	names := make(map[string]target)
 	models := make(map[string]target)
 	for _, key := range slices.SortedFunc(maps.Keys(r.pools), poolKey.compare) {
@@ -370,9 +375,9 @@ func (r *Router) renameLocked() {
 			}
 		}
 		for _, p := range t.pools {
-			p.mu.Lock()
-			p.core.names(func(name, lora string) { add(name, lora, lora) })
-			p.mu.Unlock()
+			for _, n := range slices.SortedFunc(maps.Keys(p.names), func(a, b modelName) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.lora, b.lora)) }) {
+				add(n.name, n.lora, n.lora)
+			}
 		}
 		if t.card == nil {
 			continue

@@ -33,6 +33,26 @@ func TestAWorkerWithKnownNamesIsCheap(t *testing.T) {
 	}
 }
 
+// A worker that leaves while others have its names costs no work that grows with the fleet.
+func TestAWorkerThatLeavesIsCheap(t *testing.T) {
+	cost := func(workers int) float64 {
+		r := newRouter(t, router.Config{}, 0)
+		w := worker(1)
+		for range workers {
+			w.LoRA = append(w.LoRA, fmt.Sprint("adapter", w.ID))
+			set(t, r, w)
+			w.ID++
+		}
+		return testing.AllocsPerRun(100, func() {
+			set(t, r, w)
+			r.RemoveWorker(w.ID)
+		})
+	}
+	if few, many := cost(2), cost(300); many > few+4 {
+		t.Errorf("%.0f allocations where there are 300 workers, %.0f where there are 2", many, few)
+	}
+}
+
 // Whoever is told of a change may use the router: no lock is held.
 func TestInferredFirstTokensAreToldWithoutALock(t *testing.T) {
 	c := newClock()

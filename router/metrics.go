@@ -153,7 +153,7 @@ func (r *Router) observe(o metric.Observer, g *gauges) {
 		p.mu.Lock()
 		c := &p.core
 		to.slots += int64(c.slots.Len())
-		to.sessions += int64(len(c.sessions.byKey))
+		to.sessions += int64(c.sessions.byKey.Len())
 		to.skipped += int64(c.skipped)
 		to.expired += int64(c.expired)
 		if c.queue != nil {

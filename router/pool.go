@@ -29,7 +29,9 @@ type pool struct {
 	labels     *labels
 	onInferred func(*pool, []scorer.Inference) // takes what was inferred, without the lock
 
-	card string // the name of the model's card, as its workers say; guarded by Router.fleet
+	// Guarded by Router.fleet.
+	card  string            // name of the model's card, as the workers say
+	names map[modelName]int // that workers registered, and how many did; empty without workers
 
 	// Mirrors of core.reads, core.changes and core.size, for who does not hold the
 	// lock. A size that is too small for the changes costs an overlap.
@@ -54,7 +56,7 @@ func (k poolKey) compare(l poolKey) int {
 }
 
 func newPool(conf *Config, key poolKey) *pool {
-	p := &pool{model: key.model, blockSize: key.blockSize, core: newCore(conf, key.blockSize), cached: conf.Rule != nil, labels: newLabels(key.model)}
+	p := &pool{model: key.model, blockSize: key.blockSize, core: newCore(conf, key.blockSize), cached: conf.Rule != nil, labels: newLabels(key.model), names: make(map[modelName]int)}
 	if conf.indexed() {
 		p.known = newKnown(conf)
 	}

@@ -109,7 +109,7 @@ func (r *Router) reserve(c *Contents, out *Restored) []seat {
 		if r.owners[info.ID] != nil || info.Check() != nil || c.keeps(info.ID) {
 			continue
 		}
-		if r.setWorkerLocked(&info) == nil {
+		if _, err := r.setWorkerLocked(&info); err == nil {
 			out.Expected = append(out.Expected, info.ID)
 		}
 	}

@@ -3,23 +3,24 @@
 package router
 
 import (
-	"container/list"
 	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// sessions remembers which worker the conversations of a pool are bound to. A
-// session is bound once and stays so until it has not been used for the ttl, its
-// worker leaves, or as many others are used after it as may be remembered.
-//
-// Invariants: byKey and used hold the same sessions; used is sorted by until, the
-// latest first, for each use moves a session to the front.
+// sessions remembers which worker the conversations of a pool are bound to. A session is
+// bound until it has not been used for the ttl, its worker leaves, or as many others are
+// used after it as may be remembered.
 type sessions struct {
-	ttl   time.Duration // 0: nothing is remembered
-	limit int
-	byKey map[uint64]*list.Element
-	used  *list.List // of *session
+	ttl   time.Duration                       // 0: nothing is remembered
+	byKey *simplelru.LRU[uint64, sessionSeat] // the least recently used one expires first
+}
+
+type sessionSeat struct {
+	worker int // ordinal
+	until  time.Time
 }
 
 // SessionBinding says where a session is bound.
@@ -64,36 +65,24 @@ func (r *Router) PeerSession(b SessionBinding) (news bool) {
 // sessionKey is how a session is remembered: never 0.
 func sessionKey(name string) uint64 { return max(1, scorer.DrawKey(name)) }
 
-type session struct {
-	key    uint64
-	worker int // ordinal
-	until  time.Time
-}
-
 func newSessions(c SessionConfig) sessions {
-	return sessions{ttl: c.TTL, limit: c.Limit, byKey: make(map[uint64]*list.Element), used: list.New()}
+	byKey, _ := simplelru.NewLRU[uint64, sessionSeat](max(1, c.Limit), nil) // fails for a size below 1 only
+	return sessions{ttl: c.TTL, byKey: byKey}
 }
 
 // worker returns the worker that a session is bound to.
 func (s *sessions) worker(now time.Time, key uint64) (ord int, bound bool) {
-	e := s.byKey[key]
-	if e == nil {
-		return 0, false
-	}
-	b := e.Value.(*session)
-	return b.worker, now.Before(b.until)
+	b, known := s.byKey.Peek(key)
+	return b.worker, known && now.Before(b.until)
 }
 
 // touch notes that a bound session is used, for the last time if final is set.
 func (s *sessions) touch(now time.Time, key uint64, final bool) {
-	switch e := s.byKey[key]; {
-	case e == nil:
+	switch ord, bound := s.worker(now, key); {
 	case final:
-		s.drop(e)
-	default:
-		if b := e.Value.(*session); now.Before(b.until) {
-			s.extend(now, e)
-		}
+		s.byKey.Remove(key)
+	case bound:
+		s.byKey.Add(key, sessionSeat{ord, now.Add(s.ttl)})
 	}
 }
 
@@ -103,45 +92,24 @@ func (s *sessions) bind(now time.Time, key uint64, ord int, anew bool) {
 	if s.ttl == 0 {
 		return
 	}
-	if e := s.byKey[key]; e != nil {
-		b := e.Value.(*session)
-		if anew || !now.Before(b.until) {
-			b.worker = ord
-		}
-		s.extend(now, e)
-		return
+	if old, bound := s.worker(now, key); bound && !anew {
+		ord = old
 	}
-	s.expire(now)
-	if len(s.byKey) >= s.limit {
-		s.drop(s.used.Back())
-	}
-	s.byKey[key] = s.used.PushFront(&session{key: key, worker: ord, until: now.Add(s.ttl)})
-}
-
-func (s *sessions) extend(now time.Time, e *list.Element) {
-	e.Value.(*session).until = now.Add(s.ttl)
-	s.used.MoveToFront(e)
+	s.byKey.Add(key, sessionSeat{ord, now.Add(s.ttl)})
 }
 
 // expire drops the sessions that have not been used for the ttl.
 func (s *sessions) expire(now time.Time) {
-	for e := s.used.Back(); e != nil && !now.Before(e.Value.(*session).until); e = s.used.Back() {
-		s.drop(e)
+	for _, b, some := s.byKey.GetOldest(); some && !now.Before(b.until); _, b, some = s.byKey.GetOldest() {
+		s.byKey.RemoveOldest()
 	}
 }
 
 // removeWorker ends the sessions of a worker that leaves.
 func (s *sessions) removeWorker(ord int) {
-	for e := s.used.Front(); e != nil; {
-		next := e.Next()
-		if e.Value.(*session).worker == ord {
-			s.drop(e)
+	for _, key := range s.byKey.Keys() {
+		if b, _ := s.byKey.Peek(key); b.worker == ord {
+			s.byKey.Remove(key)
 		}
-		e = next
 	}
-}
-
-func (s *sessions) drop(e *list.Element) {
-	delete(s.byKey, e.Value.(*session).key)
-	s.used.Remove(e)
 }
