@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -27,7 +26,7 @@ func (c *clock) pass(d time.Duration) { c.now = c.now.Add(d) }
 func newClock() *clock { return &clock{time.Unix(1_000_000, 0)} }
 
 // book sends a prompt and says where it went and what was known there.
-func book(t *testing.T, r *router.Router, id, letters string) (worker uint64, overlap int) {
+func book(t testing.TB, r *router.Router, id, letters string) (worker uint64, overlap int) {
 	t.Helper()
 	d, err := r.BestWorker(t.Context(), router.Request{ID: id, Model: "m", Tokens: prompt(letters)})
 	if err != nil {
@@ -270,40 +269,49 @@ func TestManyGuessesComeBack(t *testing.T) {
 	}
 }
 
-// Guesses of versions that found them by other hashes are refused in words.
+// Guesses of another version are refused in words.
 func TestGuessesOfAnEarlierVersion(t *testing.T) {
 	r := newRouter(t, router.Config{NoEvents: true}, 1)
-	var file bytes.Buffer
-	if err := records.NewWriter(&file, records.Header{Magic: "KVRGUES3", Version: 1}).Close(0); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.LoadGuesses(&file); !errors.Is(err, records.ErrBad) || !strings.Contains(err.Error(), "version is 1, want 2") {
-		t.Errorf("a file of version 1: %v", err)
+	for magic, want := range map[string]string{"KVRGUES3": `begins with "KVRGUES3", want "KVRGUES4"`, "KVRGUES4": "version is 9, want 1"} {
+		var file bytes.Buffer
+		if err := records.NewWriter(&file, records.Header{Magic: magic, Version: 9}).Close(0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.LoadGuesses(&file); !errors.Is(err, records.ErrBad) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s, version 9: %v, want %s", magic, err, want)
+		}
 	}
 }
 
 // The frame is that of every file, with right checksums: only what is in it varies.
 func FuzzLoadGuesses(f *testing.F) {
-	f.Add([]byte{1, 1, 0, 'm', 16, 0, 0, 0}, []byte{0, 0, 0, 0, 1, 0, 0, 0}, []byte{1, 0, 0, 0, 9, 9, 0, 0}, uint64(0))
-	f.Add(append([]byte{0, 0}, make([]byte, 24)...), append([]byte{0, 0, 0, 0, 1, 0, 0, 0}, make([]byte, 16)...), []byte{1, 0, 0, 0, 9, 9, 0, 0}, uint64(1))
-	f.Fuzz(func(t *testing.T, worker, pieces, prompts []byte, count uint64) {
-		r, err := router.New(router.Config{})
-		if err != nil {
-			t.Fatal(err)
+	saved := newRouter(f, router.Config{NoEvents: true}, 1)
+	book(f, saved, "1", "abcd")
+	book(f, saved, "2", "abx")
+	var good bytes.Buffer
+	if err := saved.SaveGuesses(&good); err != nil {
+		f.Fatal(err)
+	}
+	in, _, err := records.NewReader(&good, "KVRGUES4", 1)
+	if err != nil {
+		f.Fatal(err)
+	}
+	var all []byte
+	for _, payload, err := in.Next(); err == nil; _, payload, err = in.Next() {
+		all = append(all, payload...)
+	}
+	f.Add(all, byte(1), in.Count())
+	f.Add(all[:len(all)/2], byte(1), in.Count())
+	f.Add([]byte{1, 1, 0, 'm', 16, 0, 0, 0}, byte(2), uint64(0))
+	f.Fuzz(func(t *testing.T, payload []byte, kind byte, count uint64) {
+		if len(payload) > records.Max || kind == records.End {
+			return
 		}
-		if err := r.SetWorker(router.WorkerInfo{ID: 0, Name: "w", Address: netip.MustParseAddrPort("10.0.0.1:80"), Models: []string{"m"}, BlockSize: 16, NoEvents: true}); err != nil {
-			t.Fatal(err)
-		}
+		r := newRouter(t, router.Config{NoEvents: true}, 1)
 		var file bytes.Buffer
-		w := records.NewWriter(&file, records.Header{Magic: "KVRGUES3", Version: 2})
-		for i, payload := range [][]byte{worker, pieces, pieces, prompts} {
-			kind := []byte{1, 2, 4, 3}[i]
-			if len(payload) > records.Max || kind == 4 && count%2 == 0 {
-				continue
-			}
-			if err := w.Record(kind, func(b []byte) []byte { return append(b, payload...) }); err != nil {
-				t.Fatal(err)
-			}
+		w := records.NewWriter(&file, records.Header{Magic: "KVRGUES4", Version: 1})
+		if err := w.Record(kind, func(b []byte) []byte { return append(b, payload...) }); err != nil {
+			t.Fatal(err)
 		}
 		if err := w.Close(count); err != nil {
 			t.Fatal(err)

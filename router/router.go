@@ -66,9 +66,9 @@ type Router struct {
 	// fleet guards the fields below. Who applies an event holds it for reading,
 	// so that a worker's events cannot meet its leaving.
 	pools  map[poolKey]*pool
-	saved  map[Worker]saved // guesses of an earlier process, for workers to come
-	owners map[uint64]*pool // by worker id
-	cards  map[string]*Card // by name
+	saved  map[Worker]savedGuesses // guesses of an earlier process, for workers to come
+	owners map[uint64]*pool        // by worker id
+	cards  map[string]*Card        // by name
 
 	// busy are the models' own thresholds, by base model.
 	busy map[string]scorer.Thresholds

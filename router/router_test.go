@@ -23,7 +23,7 @@ import (
 
 // newRouter makes a router with n workers of block size 8, ids 1 to n. Unless the
 // settings say otherwise, it predicts nothing.
-func newRouter(t *testing.T, conf router.Config, n int) *router.Router {
+func newRouter(t testing.TB, conf router.Config, n int) *router.Router {
 	t.Helper()
 	if conf.PredictTTL == 0 {
 		conf.PredictTTL = -1
@@ -55,7 +55,7 @@ func worker(id uint64) router.WorkerInfo {
 	}
 }
 
-func set(t *testing.T, r *router.Router, info router.WorkerInfo) {
+func set(t testing.TB, r *router.Router, info router.WorkerInfo) {
 	t.Helper()
 	if err := r.SetWorker(info); err != nil {
 		t.Fatal(err)
