@@ -245,13 +245,19 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 	if !known || p.known == nil {
 		return known
 	}
-	if filter != nil && stride > 0 {
-		p.known.filters.set(ord, &filtered{filter, stride})
-	}
-	if s.Silent {
-		p.known.filters.set(ord, nil)
-	}
-	p.known.filters.add(ord, added)
+	p.known.claims.change(ord, func(c *claim) {
+		switch {
+		case s.Silent:
+			c.filter = nil
+		case filter != nil && stride > 0:
+			c.filter, c.stride = filter, stride
+		}
+		if c.filter != nil {
+			for _, h := range added {
+				c.filter.Add(h)
+			}
+		}
+	})
 	return known
 }
 

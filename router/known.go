@@ -19,9 +19,8 @@ type known struct {
 	// come as an event; nil for none.
 	history, predicted *indexer.Approx
 
-	filters  filters      // what router groups say
-	prefixes prefixes     // what workers say in their heartbeats
-	shrunk   atomic.Int64 // blocks forgotten since a worker's cache turned out to be smaller
+	claims claims       // what router groups and heartbeats say
+	shrunk atomic.Int64 // blocks forgotten since a worker's cache turned out to be smaller
 }
 
 // eventIndex is an index of what events say, with what waits in front of it: all events
@@ -46,15 +45,16 @@ func newKnown(c *Config) *known {
 	return k
 }
 
-// match fills in the overlap of every ordinal, and what follows it on lower tiers.
-func (k *known) match(now time.Time, local, sequence []uint64, s *scratch) {
+// match fills in the overlap of every ordinal, and what follows it on lower tiers. plain is
+// as in claims.match.
+func (k *known) match(now time.Time, local, sequence []uint64, plain bool, blockSize int, s *scratch) {
 	m := indexer.Matches{Device: s.overlap}
 	for t := range m.Lower {
 		s.lower[t] = resize(s.lower[t], len(s.overlap))
 		m.Lower[t] = s.lower[t]
 	}
 	k.index().FindMatches(&m, local)
-	k.filters.match(s.overlap, sequence)
+	k.claims.match(s.overlap, sequence, s.encoded.IDs, plain, blockSize)
 	for _, a := range [...]*indexer.Approx{k.history, k.predicted} {
 		if a == nil || a.Blocks() == 0 {
 			continue
@@ -116,8 +116,7 @@ func (k *known) removeWorker(ord int) {
 	}
 	k.events.Load().parked.RemoveWorker(ord)
 	k.history.Clear(ord)
-	k.prefixes.set(ord, nil)
-	k.filters.set(ord, nil)
+	k.claims.change(ord, func(c *claim) { *c = claim{} })
 	if k.predicted != nil {
 		k.predicted.Clear(ord)
 	}

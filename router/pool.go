@@ -90,10 +90,7 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	q.matched, q.version = now, p.changes.Load()
 	size := int(p.size.Load())
 	s.overlap = resize(s.overlap, size)
-	p.known.match(now, q.local, q.sequence, s)
-	if q.lora == "" && q.Salt == "" { // workers name beginnings that neither sets apart
-		p.known.prefixes.match(s.overlap, s.encoded.IDs, p.blockSize)
-	}
+	p.known.match(now, q.local, q.sequence, q.lora == "" && q.Salt == "", p.blockSize, s)
 	q.overlap, q.lower = s.overlap, s.lower
 	if p.cached {
 		s.cached = s.cached[:0]

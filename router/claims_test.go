@@ -100,10 +100,10 @@ func TestWorkersNameWhatTheyHold(t *testing.T) {
 	r.SetCachedPrefixes(2, map[uint64]int{0xc9bfd41410669565: 512})
 	r.RemoveWorker(2)
 	p := r.pools[poolKey{"m", 32}]
-	if p.known.prefixes.some.Load() {
+	if p.known.claims.some.Load() {
 		t.Error("the prefixes of a worker that is gone are kept")
 	}
-	if allocs := testing.AllocsPerRun(100, func() { p.known.prefixes.match(nil, prompt, 32) }); allocs != 0 {
+	if allocs := testing.AllocsPerRun(100, func() { p.known.claims.match(nil, nil, prompt, true, 32) }); allocs != 0 {
 		t.Errorf("without such workers a match allocates %v times", allocs)
 	}
 }
