@@ -21,15 +21,21 @@ const (
 	headerRequestID = "x-dynamo-request-id"
 )
 
-// strip answers m by removing the client's own copies of headers that steer Envoy
-// or us.
-// Our configuration of Envoy removes them before we see any; another one may not,
-// and a request that fails open must not go where its client likes.
-func (s *stream) strip(m message) *extprocv3.ProcessingResponse {
-	return answer(m, &extprocv3.CommonResponse{
-		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: s.forged},
-		ClearRouteCache: true,
-	})
+// unchanged answers m so that the request goes on as it is, but for the client's own copies
+// of headers that steer Envoy or kvroute. Our configuration of Envoy removes them before
+// kvroute sees any; another one may not, and a request that fails open must not go where
+// its client likes.
+func (s *stream) unchanged(m message) *extprocv3.ProcessingResponse {
+	switch m {
+	case headersOurs, headersBodyless, headersOther, headersOtherEnd:
+		if s.stripHeaders != nil {
+			return answer(m, &extprocv3.CommonResponse{
+				HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: s.stripHeaders},
+				ClearRouteCache: true,
+			})
+		}
+	}
+	return answer(m, nil)
 }
 
 // route answers m with the decision: where to go, and by which id the observing
@@ -43,7 +49,7 @@ func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
 		headers = append(headers, "content-length", strconv.Itoa(len(body)))
 	}
 	c := &extprocv3.CommonResponse{HeaderMutation: mutation(headers), ClearRouteCache: true}
-	c.HeaderMutation.RemoveHeaders = s.forged // Envoy removes before it sets
+	c.HeaderMutation.RemoveHeaders = s.stripHeaders // Envoy removes before it sets
 	if body != nil && m == requestBody {
 		c.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
 	}
@@ -71,8 +77,9 @@ func appendChunks(to []*extprocv3.ProcessingResponse, m message, part []byte, la
 	return append(to, echo(m, part, last))
 }
 
-// refuse answers with an error response.
-func (s *stream) refuse(e *openai.Error) *extprocv3.ProcessingResponse {
+// refuse answers the request with an error response.
+func (s *stream) refuse(e *openai.Error) bool {
+	s.state = refused
 	s.server.metrics.refused(e.Status)
 	s.server.conf.Log.Debug("request refused", "status", e.Status, "err", e.Message)
 	headers := []string{"content-type", "application/json"}
@@ -85,12 +92,17 @@ func (s *stream) refuse(e *openai.Error) *extprocv3.ProcessingResponse {
 	if (e.Type == openai.Overloaded || e.Type == openai.Unavailable) && e.Code != "" {
 		headers = append(headers, "x-dynamo-reason", e.Code)
 	}
+	return s.send(immediate(e.Status, headers, e.JSON(), "kvroute_refused"))
+}
+
+// immediate is a response of our own, in the place of a worker's.
+func immediate(status int, headers []string, body []byte, details string) *extprocv3.ProcessingResponse {
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
 		ImmediateResponse: &extprocv3.ImmediateResponse{
-			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.Status)},
+			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(status)},
 			Headers: mutation(headers),
-			Body:    e.JSON(),
-			Details: "kvroute_refused",
+			Body:    body,
+			Details: details,
 		},
 	}}
 }
@@ -109,9 +121,6 @@ func tooLarge(limit int) *openai.Error {
 		Code:    "body_too_large",
 	}
 }
-
-// empty answers m without changing anything.
-func empty(m message) *extprocv3.ProcessingResponse { return answer(m, nil) }
 
 // setHeaders answers m with headers, given as name, value, name, value, in place
 // of any that are there. reroute makes Envoy choose the route anew.

@@ -141,7 +141,7 @@ func (p *inflater) inflate(ctx context.Context, body []byte, limit int) ([]byte,
 // plain returns the text of a body. read is false if it cannot be read, which is counted;
 // too large is an error. Of a truncated body it is the beginning. What was
 // inflated is s.inflated, to be given back.
-func (s *stream) plain(ctx context.Context, body []byte, truncated bool) (text []byte, read bool, err error) {
+func (s *stream) plain(ctx context.Context, body []byte) (text []byte, read bool, err error) {
 	if s.encoding == "" || len(body) == 0 {
 		return body, true, nil
 	}
@@ -152,7 +152,7 @@ func (s *stream) plain(ctx context.Context, body []byte, truncated bool) (text [
 		text, err = s.server.inflater.inflate(ctx, body, s.server.conf.MaxBodyBytes)
 		s.inflated = text
 		switch {
-		case err == nil, truncated && errors.Is(err, io.ErrUnexpectedEOF):
+		case err == nil, s.truncated && errors.Is(err, io.ErrUnexpectedEOF):
 			outcome = inflated
 		case errors.Is(err, errTooLarge):
 			outcome = overfilled

@@ -98,8 +98,8 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 		case "x-tenant-id":
 			s.salt = value(v)
 		default:
-			if name := v.GetKey(); s.hear(name, value(v)) && !slices.Contains(s.forged, name) {
-				s.forged = append(s.forged, name)
+			if name := v.GetKey(); s.hear(name, value(v)) && !slices.Contains(s.stripHeaders, name) {
+				s.stripHeaders = append(s.stripHeaders, name)
 			}
 		}
 	}

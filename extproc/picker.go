@@ -59,7 +59,7 @@ func (s *stream) picked(a *extprocv3.ProcessingResponse) *extprocv3.ProcessingRe
 // model only, and else leaves it to the gateway.
 func (s *stream) pickAny(ctx context.Context, m message) bool {
 	starting := s.server.starting()
-	err := s.ask(ctx, &router.Request{
+	err := s.bestWorker(ctx, &router.Request{
 		Owned: true, Unread: true, Unseen: true, AllowedAddresses: s.steering.allowed,
 		WantSecond: s.server.conf.SecondChoice != SecondNone,
 	})
@@ -70,14 +70,13 @@ func (s *stream) pickAny(ctx context.Context, m message) bool {
 		return false
 	case starting && unserved(err):
 		s.server.failOpen(failStarting, err)
-		return s.send(s.strip(m))
+		return s.send(s.unchanged(m))
 	}
 	if r := s.refusal(err, ""); r != nil && !errors.Is(err, router.ErrUnknownModel) {
-		s.state = refused
-		return s.send(s.refuse(r))
+		return s.refuse(r)
 	}
 	s.server.failOpen(failMode, err)
-	return s.send(s.strip(m))
+	return s.send(s.unchanged(m))
 }
 
 // servedBy is what a gateway says of the endpoint that served; invalid if nothing.

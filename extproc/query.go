@@ -5,10 +5,8 @@ package extproc
 import (
 	"context"
 	"encoding/json"
+	"net/http"
 	"strconv"
-
-	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
@@ -34,14 +32,14 @@ func (s *stream) query(ctx context.Context, req router.Request, model string) bo
 	req.DecisionTimeout = s.server.conf.DecisionTimeout
 	req.ID, req.Owned, req.WantTokens, req.WantSecond = "", false, true, false
 	d, err := s.server.router.BestWorker(ctx, req)
-	s.state = refused
 	if err != nil {
 		r := s.refusal(err, model)
 		if r == nil { // a request would fail open, but nobody wants this one served
 			r = openai.NoDecision()
 		}
-		return s.send(s.refuse(r))
+		return s.refuse(r)
 	}
+	s.state = refused
 	var a queried
 	a.Worker.Decode, a.Worker.DecodeRank = d.Worker.ID, d.Worker.DPRank
 	a.Worker.Prefill, a.Worker.PrefillRank = d.Worker.ID, d.Worker.DPRank
@@ -50,14 +48,7 @@ func (s *stream) query(ctx context.Context, req router.Request, model string) bo
 	}
 	body, _ := json.Marshal(a) // numbers always marshal
 	s.server.metrics.query()
-	return s.send(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
-		ImmediateResponse: &extprocv3.ImmediateResponse{
-			Status:  &typev3.HttpStatus{Code: typev3.StatusCode_OK},
-			Headers: mutation([]string{"content-type", "application/json"}),
-			Body:    body,
-			Details: "kvroute_query",
-		},
-	}})
+	return s.send(immediate(http.StatusOK, []string{"content-type", "application/json"}, body, "kvroute_query"))
 }
 
 // named are the headers that tell the worker which of its ranks is meant, or which

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"bytes"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/kvroute/kvroute/router"
+)
+
+// hold keeps a part of the request, unanswered.
+func (s *stream) hold(m message, chunk []byte) bool {
+	if m == headersOurs {
+		if s.flow == ahead {
+			// Envoy waits for no answer longer than for this one. In full duplex
+			// it waits for ever, as it must for a slow client.
+			s.late = time.After(s.server.conf.DecisionTimeout)
+		}
+		return true
+	}
+	s.held = append(s.held, chunk)
+	if s.size += len(chunk); s.size > s.server.conf.MaxBodyBytes {
+		s.held = nil
+		s.giveBack()
+		return s.refuse(tooLarge(s.server.conf.MaxBodyBytes))
+	}
+	if !s.take(len(chunk)) {
+		return s.release(failHeld, nil)
+	}
+	return true
+}
+
+// take reserves room for n bytes of the request's body, if there is any.
+func (s *stream) take(n int) bool {
+	if !s.server.held.take(n) {
+		return false
+	}
+	s.taken += n
+	return true
+}
+
+// giveBack makes room: the stream holds nothing of the request's body any more.
+func (s *stream) giveBack() {
+	s.server.held.give(s.taken)
+	s.taken = 0
+}
+
+// release answers all that is held without a decision, for a reason.
+func (s *stream) release(why failure, err error) bool {
+	defer s.giveBack()
+	s.server.failOpen(why, err)
+	if s.state = passing; s.ended {
+		s.state = passed
+	}
+	return s.flush(requestChunk, s.unchanged(headersOurs), nil)
+}
+
+// flush sends the answer to headers that had to wait, the answers to the chunks
+// that came meanwhile, and one to m if that is trailers. A body that is not nil
+// takes the place of the chunks.
+func (s *stream) flush(m message, headers *extprocv3.ProcessingResponse, body []byte) bool {
+	s.late = nil
+	answers := []*extprocv3.ProcessingResponse{headers}
+	held := s.held
+	s.held = nil
+	if s.flow == ahead {
+		for range held {
+			answers = append(answers, answer(requestBody, nil))
+		}
+	} else {
+		if body != nil {
+			held = [][]byte{body}
+		}
+		last := m == requestBody
+		if len(held) == 0 && last {
+			held = [][]byte{nil}
+		}
+		for i, chunk := range held {
+			answers = appendChunks(answers, requestBody, chunk, last && i == len(held)-1)
+		}
+	}
+	if m == requestTrailers {
+		answers = append(answers, answer(m, nil))
+	}
+	return s.send(answers...)
+}
+
+// relay answers a part of a body that stays as it is.
+func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3.ProcessingResponse {
+	b, back := req.GetRequestBody(), s.flow == duplex
+	if m == responseBody {
+		b, back = req.GetResponseBody(), s.echo
+		if s.watching && s.booked && s.events.in(b.GetBody()) {
+			s.watching = false // nothing behind the first token is read
+			s.server.router.FirstToken(s.id, router.SignObserver)
+		}
+	}
+	if b == nil || !back {
+		return []*extprocv3.ProcessingResponse{answer(m, nil)}
+	}
+	return appendChunks(nil, m, b.GetBody(), b.GetEndOfStream())
+}
+
+// body returns the request's body, of which b is the last part, if there is room for it.
+func (s *stream) body(b *extprocv3.HttpBody) (body []byte, ok bool) {
+	last := b.GetBody()
+	if s.flow == whole {
+		return last, s.take(len(last))
+	}
+	if b != nil {
+		s.held = append(s.held, last)
+	}
+	switch {
+	case !s.take(len(last)):
+		return nil, false
+	case len(s.held) == 1:
+		return s.held[0], true
+	case !s.take(s.size + len(last)): // of the joined copy, for as long as there are both
+		return nil, false
+	}
+	body = bytes.Join(s.held, nil)
+	if s.flow == ahead {
+		clear(s.held) // only their number matters: each is answered
+	} else {
+		s.held = [][]byte{body}
+	}
+	return body, true
+}
+
+// deflate gives back what a compressed body has become.
+func (s *stream) deflate() {
+	s.server.inflater.giveBack(s.inflated)
+	s.inflated = nil
+}
+
+// pass answers what is unanswered of the request, the last of it m, with nothing.
+func (s *stream) pass(m message) bool {
+	if s.state = passing; s.ended {
+		s.state = passed
+	}
+	if s.flow == whole || m == headersOurs || m == headersBodyless {
+		return s.send(s.unchanged(m))
+	}
+	return s.flush(m, s.unchanged(headersOurs), nil)
+}
