@@ -74,6 +74,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -206,49 +207,35 @@ type Config struct {
 func (c *Config) mayServe(a netip.AddrPort) bool { return c.Networks.Check(a) == nil }
 
 func (c Config) withDefaults() (Config, error) {
-	switch {
-	case c.MaxBodyBytes < 0:
-		return c, fmt.Errorf("extproc: MaxBodyBytes is %d, want a number of bytes", c.MaxBodyBytes)
-	case c.MaxHeldBytes < 0:
-		return c, fmt.Errorf("extproc: MaxHeldBytes is %d, want a number of bytes", c.MaxHeldBytes)
-	case c.DecisionTimeout < 0:
-		return c, fmt.Errorf("extproc: DecisionTimeout is %v, want a time", c.DecisionTimeout)
-	case c.QueueWait < 0:
-		return c, fmt.Errorf("extproc: QueueWait is %v, want a time", c.QueueWait)
-	case c.OverloadStatus != 0 && c.OverloadStatus != 429 && c.OverloadStatus != 503 && c.OverloadStatus != 529:
-		return c, fmt.Errorf("extproc: OverloadStatus is %d, want 429, 503 or 529", c.OverloadStatus)
-	case c.MaxStreams < 0:
-		return c, fmt.Errorf("extproc: MaxStreams is %d, want a number of streams", c.MaxStreams)
+	for _, setting := range []struct {
+		name  string
+		value any
+		bad   bool
+		want  string
+	}{
+		{"MaxBodyBytes", c.MaxBodyBytes, c.MaxBodyBytes < 0, "a number of bytes"},
+		{"MaxHeldBytes", c.MaxHeldBytes, c.MaxHeldBytes < 0, "a number of bytes"},
+		{"DecisionTimeout", c.DecisionTimeout, c.DecisionTimeout < 0, "a time"},
+		{"QueueWait", c.QueueWait, c.QueueWait < 0, "a time"},
+		{"OverloadStatus", c.OverloadStatus, !slices.Contains([]int{0, 429, 503, 529}, c.OverloadStatus), "429, 503 or 529"},
+		{"MaxStreams", c.MaxStreams, c.MaxStreams < 0, "a number of streams"},
+	} {
+		if setting.bad {
+			return c, fmt.Errorf("extproc: %s is %v, want %s", setting.name, setting.value, setting.want)
+		}
 	}
-	if c.MaxBodyBytes == 0 {
-		c.MaxBodyBytes = 16 << 20
-	}
-	if c.MaxHeldBytes == 0 {
-		c.MaxHeldBytes = max(256<<20, 4*int64(c.MaxBodyBytes))
-	}
-	if c.DecisionTimeout == 0 {
-		c.DecisionTimeout = 1500 * time.Millisecond
-	}
-	if c.QueueWait == 0 {
-		c.QueueWait = 9500 * time.Millisecond
-	}
-	if c.OverloadStatus == 0 {
-		c.OverloadStatus = http.StatusTooManyRequests
-	}
-	if c.MaxStreams == 0 {
-		c.MaxStreams = 40_000
-	}
-	if c.SecondChoice == "" {
-		c.SecondChoice = SecondHeader
-	}
+	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, 16<<20)
+	c.MaxHeldBytes = cmp.Or(c.MaxHeldBytes, max(256<<20, 4*int64(c.MaxBodyBytes)))
+	c.DecisionTimeout = cmp.Or(c.DecisionTimeout, 1500*time.Millisecond)
+	c.QueueWait = cmp.Or(c.QueueWait, 9500*time.Millisecond)
+	c.OverloadStatus = cmp.Or(c.OverloadStatus, http.StatusTooManyRequests)
+	c.MaxStreams = cmp.Or(c.MaxStreams, 40_000)
+	c.SecondChoice = cmp.Or(c.SecondChoice, SecondHeader)
+	c.FirstToken = cmp.Or(c.FirstToken, FirstTokenObserver)
 	if err := checkSecond(c.SecondChoice); err != nil {
 		return c, err
 	}
-	switch c.FirstToken {
-	case "":
-		c.FirstToken = FirstTokenObserver
-	case FirstTokenObserver, FirstTokenResponseHeaders:
-	default:
+	if c.FirstToken != FirstTokenObserver && c.FirstToken != FirstTokenResponseHeaders {
 		return c, fmt.Errorf("extproc: FirstToken is %q, want %q or %q", c.FirstToken, FirstTokenObserver, FirstTokenResponseHeaders)
 	}
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))

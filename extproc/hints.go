@@ -3,7 +3,6 @@
 package extproc
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -72,93 +71,51 @@ const (
 
 // steering is what the headers of a request say of its routing, as text.
 type steering struct {
-	pin, rank, prefillPin, prefillRank, mode string
-	priority, strict, ttft, override         string
+	headers map[string]string // those of [openai.Steering]; nil without any
 
-	group   string
 	session string
 	place   int // of session in Config.SessionHeaders, from 1; 0 = none yet
 	final   bool
 
 	allowed []netip.AddrPort // nil: all
 	test    bool             // of conformance
-
-	// What is kept beside the decision.
-	id, class, objective, fairness string
+	id      string           // the client's, kept beside the decision
 }
 
-// hear takes note of a header. ours says that it is to be removed.
-func (s *stream) hear(name, value string) (ours bool) {
-	if !slices.Contains(openai.Steering, name) {
-		s.overhear(name, value)
-		return false
-	}
-	t := &s.steering
-	alias := func(to *string) {
-		if *to == "" {
-			*to = value
+// get returns the value of the first header that has one.
+func (t *steering) get(names ...string) string {
+	for _, name := range names {
+		if value := t.headers[name]; value != "" {
+			return value
 		}
 	}
-	switch name {
-	case headerPin:
-		t.pin = value
-	case headerRank:
-		t.rank = value
-	case headerPrefillPin:
-		t.prefillPin = value
-	case headerPrefillRank:
-		t.prefillRank = value
-	case aliasPin:
-		alias(&t.pin)
-	case aliasRank:
-		alias(&t.rank)
-	case aliasPrefillPin:
-		alias(&t.prefillPin)
-	case aliasPrefillRank:
-		alias(&t.prefillRank)
-	case headerRoutingMode:
-		t.mode = value
-	case headerPriority:
-		t.priority = value
-	case headerStrictPriority:
-		t.strict = value
-	case headerTTFT:
-		t.ttft = value
-	case headerOverride:
-		t.override = value
-	case headerGroup:
-		t.group = value
-	case headerClass:
-		t.class = value
-	case prefixGateway + nameObjective:
-		t.objective = value
-	case prefixLLMD + nameObjective:
-		alias(&t.objective)
-	case prefixGateway + nameFairness:
-		t.fairness = value
-	case prefixLLMD + nameFairness:
-		alias(&t.fairness)
-	}
-	return true
+	return ""
 }
 
-// overhear takes note of a header that goes on to the worker.
-func (s *stream) overhear(name, value string) {
+// noteHeader takes note of a header of the request.
+func (s *stream) noteHeader(name, value string) {
 	t := &s.steering
-	switch name {
-	case "x-request-id":
+	switch {
+	case slices.Contains(openai.Steering, name):
+		if t.headers == nil {
+			t.headers = make(map[string]string)
+		}
+		if _, again := t.headers[name]; !again {
+			s.stripHeaders = append(s.stripHeaders, name)
+		}
+		t.headers[name] = value
+	case name == "x-request-id":
 		t.id = value
-	case headerTestSelection:
+	case name == headerTestSelection:
 		if s.server.conf.EndpointPicker && s.server.conf.AllowDirect {
 			t.allowed, t.test = endpointList(strings.Split(value, ",")), true
 		}
-	case headerSessionFinal:
+	case name == headerSessionFinal:
 		t.final = value == "true"
 	default:
-		for i, h := range s.server.conf.SessionHeaders {
-			if name == h && (t.place == 0 || i+1 < t.place) {
-				t.session, t.place = value, i+1
-			}
+		at := slices.Index(s.server.conf.SessionHeaders, name) + 1
+		if at > 0 && (t.place == 0 || at < t.place) {
+			t.session, t.place = value, at
 		}
 	}
 }
@@ -185,31 +142,31 @@ func (s *stream) steer(req *router.Request, body *openai.Body) *openai.Error {
 	req.Priority, req.StrictPriority, req.ExpectedOutput = h.Priority, h.StrictPriority, h.ExpectedOutput
 	req.RequiredTaints, req.PreferredTaints, req.TTFTTarget = h.RequiredTaints, h.PreferredTaints, h.TTFTTarget
 	req.Labels.ITLTarget = h.ITLTarget
-	if t.priority != "" {
-		v, err := strconv.ParseInt(t.priority, 10, 32)
+	if text := t.get(headerPriority); text != "" {
+		v, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
-			return badHeader(headerPriority, t.priority, "a number")
+			return badHeader(headerPriority, text, "a number")
 		}
 		req.Priority = float64(v)
 	}
-	if t.strict != "" {
-		v, err := strconv.ParseUint(t.strict, 10, 31)
+	if text := t.get(headerStrictPriority); text != "" {
+		v, err := strconv.ParseUint(text, 10, 31)
 		if err != nil {
-			return badHeader(headerStrictPriority, t.strict, "a number, 0 or more")
+			return badHeader(headerStrictPriority, text, "a number, 0 or more")
 		}
 		req.StrictPriority = int(v)
 	}
-	if t.ttft != "" {
-		ms, err := strconv.ParseFloat(t.ttft, 64)
+	if text := t.get(headerTTFT); text != "" {
+		ms, err := strconv.ParseFloat(text, 64)
 		if err != nil || !(ms > 0 && ms < math.MaxInt32) {
-			return badHeader(headerTTFT, t.ttft, "milliseconds, more than 0")
+			return badHeader(headerTTFT, text, "milliseconds, more than 0")
 		}
 		req.TTFTTarget = time.Duration(ms * float64(time.Millisecond))
 	}
-	if t.override != "" {
+	if text := t.get(headerOverride); text != "" {
 		var err error
-		if req.Override, err = parseOverride(t.override); err != nil {
-			return badHeader(headerOverride, t.override, "a JSON object with known fields: "+err.Error())
+		if req.Override, err = parseOverride(text); err != nil {
+			return badHeader(headerOverride, text, "a JSON object with known fields: "+err.Error())
 		}
 	}
 	return nil
@@ -230,7 +187,11 @@ func parseOverride(text string) (*router.Override, error) {
 
 // labels are what is kept of a request for people.
 func (t *steering) labels() router.Labels {
-	return router.Labels{RequestID: clip(t.id), Class: clip(cmp.Or(t.class, t.objective)), Fairness: clip(t.fairness)}
+	return router.Labels{
+		RequestID: clip(t.id),
+		Class:     clip(t.get(headerClass, prefixGateway+nameObjective, prefixLLMD+nameObjective)),
+		Fairness:  clip(t.get(prefixGateway+nameFairness, prefixLLMD+nameFairness)),
+	}
 }
 
 // clip bounds what is kept of a client's text, in memory, too.
@@ -247,7 +208,7 @@ func clip(s string) string {
 // as a client of that one sent it, and was for that one to heed. Beside another group's
 // name, as a second choice has it, stands a worker of that group.
 func (s *stream) direct() (headers, body bool) {
-	c, group := &s.server.conf, s.steering.group
+	c, group := &s.server.conf, s.steering.get(headerGroup)
 	return c.AllowDirect && (group == "" || group == c.Group), c.AllowDirect && group == ""
 }
 
@@ -260,34 +221,31 @@ func (t *steering) pinned(req *router.Request, body *openai.Body, heed bool) (ba
 			return bad
 		}
 	}
-	number := func(header, text string, bits int, from *uint64) (*uint64, *openai.Error) {
-		if text == "" {
-			return from, nil
-		}
-		n, err := strconv.ParseUint(text, 10, bits)
-		if err != nil {
-			return nil, badHeader(header, text, "a number")
-		}
-		return &n, nil
-	}
 	var id, rank, prefill, prefillRank *uint64
 	for _, c := range []struct {
-		header, text string
-		bits         int
-		from         *uint64
-		to           **uint64
+		header, alias string
+		bits          int
+		inBody        *uint64
+		to            **uint64
 	}{
-		{headerPin, t.pin, 64, pins.Worker, &id},
-		{headerRank, t.rank, 32, pins.Rank, &rank},
-		{headerPrefillPin, t.prefillPin, 64, pins.Prefill, &prefill},
-		{headerPrefillRank, t.prefillRank, 32, pins.PrefillRank, &prefillRank},
+		{headerPin, aliasPin, 64, pins.Worker, &id},
+		{headerRank, aliasRank, 32, pins.Rank, &rank},
+		{headerPrefillPin, aliasPrefillPin, 64, pins.Prefill, &prefill},
+		{headerPrefillRank, aliasPrefillRank, 32, pins.PrefillRank, &prefillRank},
 	} {
-		if *c.to, bad = number(c.header, c.text, c.bits, c.from); bad != nil {
-			return bad
+		text := t.get(c.header, c.alias)
+		if text == "" {
+			*c.to = c.inBody
+			continue
 		}
+		n, err := strconv.ParseUint(text, 10, c.bits)
+		if err != nil {
+			return badHeader(c.header, text, "a number")
+		}
+		*c.to = &n
 	}
-	if t.mode != "" && t.mode != "aggregated" {
-		return badHeader(headerRoutingMode, t.mode, "aggregated: prefill and decode are not split")
+	if mode := t.get(headerRoutingMode); mode != "" && mode != "aggregated" {
+		return badHeader(headerRoutingMode, mode, "aggregated: prefill and decode are not split")
 	}
 	// One worker does both, so it may be named twice.
 	if prefill != nil && (id == nil || *prefill != *id) || prefillRank != nil && (rank == nil || *prefillRank != *rank) {
@@ -306,7 +264,7 @@ func (t *steering) pinned(req *router.Request, body *openai.Body, heed bool) (ba
 	if rank != nil {
 		req.Pinned.DPRank = uint32(*rank)
 	}
-	if t.group != "" {
+	if t.get(headerGroup) != "" {
 		req.Preferred, req.Pinned, req.AnyRank = req.Pinned, nil, false
 	}
 	return nil

@@ -3,7 +3,6 @@
 package extproc
 
 import (
-	"slices"
 	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -98,9 +97,7 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 		case "x-tenant-id":
 			s.salt = value(v)
 		default:
-			if name := v.GetKey(); s.hear(name, value(v)) && !slices.Contains(s.stripHeaders, name) {
-				s.stripHeaders = append(s.stripHeaders, name)
-			}
+			s.noteHeader(v.GetKey(), value(v))
 		}
 	}
 	s.encoding = encodings(coded)

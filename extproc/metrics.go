@@ -30,31 +30,31 @@ type metrics struct {
 }
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
-	var m metrics
-	var errs [10]error
-	m.streams, errs[0] = meter.Int64UpDownCounter("kvroute.extproc.streams",
+	var errs []error
+	counter := func(name, unit, help string) metric.Int64Counter {
+		c, err := meter.Int64Counter("kvroute.extproc."+name, metric.WithUnit(unit), metric.WithDescription(help))
+		errs = append(errs, err)
+		return c
+	}
+	m := metrics{
+		ends:      counter("stream.ends", "{stream}", "Streams ended, by kind and by where they stood."),
+		failOpen:  counter("fail_open", "{request}", "Requests that Envoy was left to route, by reason."),
+		refusals:  counter("refusals", "{request}", "Requests answered with an error, by status."),
+		strays:    counter("strays", "{message}", "Messages of Envoy that were not expected, by message."),
+		forwards:  counter("forwards", "{request}", "Requests whose prompt was to be handed on as token ids, by form and by what became of it."),
+		queries:   counter("queries", "{request}", "Requests that only asked for their worker, and were told."),
+		encodings: counter("encodings", "{request}", "Requests with a compressed body, by its encoding and by what became of it."),
+		unreached: counter("unreached", "{request}", "Requests that Envoy could not send to the worker named, because it has no endpoint there."),
+	}
+	var err error
+	m.streams, err = meter.Int64UpDownCounter("kvroute.extproc.streams",
 		metric.WithUnit("{stream}"), metric.WithDescription("Streams open, by kind: main or observer."))
-	m.ends, errs[1] = meter.Int64Counter("kvroute.extproc.stream.ends",
-		metric.WithUnit("{stream}"), metric.WithDescription("Streams ended, by kind and by where they stood."))
-	m.failOpen, errs[2] = meter.Int64Counter("kvroute.extproc.fail_open",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests that Envoy was left to route, by reason."))
-	m.refusals, errs[3] = meter.Int64Counter("kvroute.extproc.refusals",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests answered with an error, by status."))
-	m.strays, errs[4] = meter.Int64Counter("kvroute.extproc.strays",
-		metric.WithUnit("{message}"), metric.WithDescription("Messages of Envoy that were not expected, by message."))
-	m.bodySize, errs[5] = meter.Int64Histogram("kvroute.extproc.request.body.size",
+	errs = append(errs, err)
+	m.bodySize, err = meter.Int64Histogram("kvroute.extproc.request.body.size",
 		metric.WithUnit("By"), metric.WithDescription("Bodies of requests to be routed."),
 		// From a question to a long document, in powers of four.
 		metric.WithExplicitBucketBoundaries(256, 1<<10, 4<<10, 16<<10, 64<<10, 256<<10, 1<<20, 4<<20, 16<<20))
-	m.forwards, errs[6] = meter.Int64Counter("kvroute.extproc.forwards",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests whose prompt was to be handed on as token ids, by form and by what became of it."))
-	m.queries, errs[7] = meter.Int64Counter("kvroute.extproc.queries",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests that only asked for their worker, and were told."))
-	m.encodings, errs[8] = meter.Int64Counter("kvroute.extproc.encodings",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests with a compressed body, by its encoding and by what became of it."))
-	m.unreached, errs[9] = meter.Int64Counter("kvroute.extproc.unreached",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests that Envoy could not send to the worker named, because it has no endpoint there."))
-	if err := errors.Join(errs[:]...); err != nil {
+	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("extproc: make instruments: %w", err)
 	}
 	for k := range kinds {
