@@ -31,7 +31,7 @@ func outcomes(t *testing.T) map[string]outcome {
 		t.Fatal(err)
 	}
 	all := map[string]outcome{}
-	_, section, _ := strings.Cut(string(text), "## What becomes of a request")
+	_, section, _ := strings.Cut(string(text), "## Outcomes of a request")
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, m := range outcomeRow.FindAllStringSubmatch(section, -1) {
 		status, _ := strconv.Atoi(m[2]) // 0 for none
