@@ -4,8 +4,6 @@ package tokenizer
 
 import (
 	"bytes"
-	"encoding/binary"
-	"math/bits"
 	"slices"
 	"sort"
 	"unicode"
@@ -26,9 +24,9 @@ type added struct {
 type finder struct {
 	tokens []added // in the order of their contents; of equal ones the last counts
 	first  [256]bool
-	lanes  []uint64 // the bytes of first, each eight times; nil if there are many
-	reach  int      // how far behind a place the search there may look
-	single bool     // one of the tokens is a singleWord
+	starts []byte // the bytes of first
+	reach  int    // how far behind a place the search there may look
+	single bool   // one of the tokens is a singleWord
 }
 
 func newFinder(tokens []added) *finder {
@@ -44,11 +42,8 @@ func newFinder(tokens []added) *finder {
 	}
 	for c, is := range f.first {
 		if is {
-			f.lanes = append(f.lanes, uint64(c)*lowBits)
+			f.starts = append(f.starts, byte(c))
 		}
-	}
-	if len(f.lanes) > maxLanes {
-		f.lanes = nil
 	}
 	return f
 }
@@ -112,29 +107,26 @@ func (f *finder) next(b *budget, s []byte, from int) (found, bool) {
 	return found{}, false
 }
 
-// maxLanes is the number of different first bytes up to which eight bytes of text are
-// looked at together. Tokens of most models begin with one or two.
-const maxLanes = 3
-
 const (
-	lowBits  = 0x0101010101010101
-	highBits = 0x8080808080808080
+	fewStarts  = 4   // first bytes, up to which each is looked for by itself
+	skipWindow = 512 // bytes that are looked at for one before another is looked for
 )
 
 // skip returns the first place from i on at which a token may begin.
 func (f *finder) skip(s []byte, i int) int {
-	if f.lanes == nil {
+	if len(f.starts) > fewStarts {
 		return i
 	}
-	for ; i+8 <= len(s); i += 8 {
-		v := binary.LittleEndian.Uint64(s[i:])
-		found := uint64(0)
-		for _, lane := range f.lanes {
-			x := v ^ lane
-			found |= (x - lowBits) &^ x & highBits // a byte that is zero, and maybe some above it
+	for i < len(s) {
+		window := s[i:min(i+skipWindow, len(s))]
+		n := len(window)
+		for _, c := range f.starts {
+			if k := bytes.IndexByte(window[:n], c); k >= 0 {
+				n = k
+			}
 		}
-		if found != 0 {
-			return i + bits.TrailingZeros64(found)/8
+		if i += n; n < len(window) {
+			break
 		}
 	}
 	return i

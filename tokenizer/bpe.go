@@ -5,7 +5,6 @@ package tokenizer
 import (
 	"bytes"
 	"encoding/binary"
-	"hash/maphash"
 	"math/bits"
 	"slices"
 	"unicode/utf8"
@@ -23,73 +22,38 @@ const shortWord = 32
 
 // vocab holds the tokens' bytes and finds ids by them. Immutable once built.
 type vocab struct {
-	bytes []byte
-	token []span   // by id; an unused id has an empty span
-	slots []uint32 // open addressing by the hash of the bytes: id+1
-	seed  maphash.Seed
-	most  int // length of the longest token in bytes
+	token []string          // by id; empty for an unused id
+	ids   map[string]uint32 // of the tokens that words may become
+	most  int               // length of the longest of these in bytes
 }
 
-type span struct{ start, end uint32 }
+func newVocab(count int) *vocab { return &vocab{ids: make(map[string]uint32, count)} }
 
-func newVocab(count, size int) *vocab {
-	return &vocab{
-		bytes: make([]byte, 0, size),
-		slots: make([]uint32, 1<<bits.Len(uint(count)*2)),
-		seed:  maphash.MakeSeed(),
-	}
-}
-
-func (v *vocab) get(id uint32) []byte {
+// get returns the bytes of a token, none for an unknown id.
+func (v *vocab) get(id uint32) string {
 	if int(id) >= len(v.token) {
-		return nil
+		return ""
 	}
-	t := v.token[id]
-	return v.bytes[t.start:t.end]
+	return v.token[id]
 }
 
 // put stores text as the bytes of id; find says whether lookups by the bytes
 // shall see it.
-func (v *vocab) put(text []byte, id uint32, find bool) {
-	start := len(v.bytes)
-	v.bytes = append(v.bytes, text...)
+func (v *vocab) put(text string, id uint32, find bool) {
 	for int(id) >= len(v.token) {
-		v.token = append(v.token, span{})
+		v.token = append(v.token, "")
 	}
-	v.token[id] = span{uint32(start), uint32(len(v.bytes))}
-	if !find {
-		return
-	}
-	v.most = max(v.most, len(text))
-	i := int(maphash.Bytes(v.seed, text)) & (len(v.slots) - 1)
-	for v.slots[i] != 0 && string(v.get(v.slots[i]-1)) != string(text) {
-		i = (i + 1) & (len(v.slots) - 1)
-	}
-	v.slots[i] = id + 1
-}
-
-// rehash makes room for count tokens.
-func (v *vocab) rehash(count int) {
-	old := v.slots
-	v.slots = make([]uint32, 1<<bits.Len(uint(count)*2))
-	for _, s := range old {
-		if s == 0 {
-			continue
-		}
-		i := int(maphash.Bytes(v.seed, v.get(s-1))) & (len(v.slots) - 1)
-		for v.slots[i] != 0 {
-			i = (i + 1) & (len(v.slots) - 1)
-		}
-		v.slots[i] = s
+	v.token[id] = text
+	if find {
+		v.ids[text] = id
+		v.most = max(v.most, len(text))
 	}
 }
 
+// id returns the id of the token text, noID if there is none.
 func (v *vocab) id(text []byte) uint32 {
-	i := int(maphash.Bytes(v.seed, text)) & (len(v.slots) - 1)
-	for ; v.slots[i] != 0; i = (i + 1) & (len(v.slots) - 1) {
-		if id := v.slots[i] - 1; string(v.get(id)) == string(text) {
-			return id
-		}
+	if id, ok := v.ids[string(text)]; ok {
+		return id
 	}
 	return noID
 }
@@ -104,37 +68,41 @@ type merges struct {
 
 type mergeSlot struct{ key, value uint64 } // key is pair+1, 0 if the slot is free
 
-func newMerges(count int) merges {
-	n := max(4, bits.Len(uint(count+count/2)))
-	return merges{slots: make([]mergeSlot, 1<<n), shift: uint(64 - n)}
+// newMerges returns the table of all: of two merges of one pair the later counts.
+func newMerges(all []mergeSlot) merges {
+	n := max(4, bits.Len(uint(len(all)+len(all)/2)))
+	m := merges{slots: make([]mergeSlot, 1<<n), shift: uint(64 - n)}
+	for _, x := range all {
+		i := m.slot(x.key - 1)
+		for m.slots[i].key != 0 && m.slots[i].key != x.key {
+			i = (i + 1) & (len(m.slots) - 1)
+		}
+		m.slots[i] = x
+	}
+	return m
+}
+
+// mergeOf returns the merge of two symbols to the symbol id.
+func mergeOf(left, right uint32, rank uint64, id uint32) mergeSlot {
+	return mergeSlot{pairOf(left, right) + 1, rank<<32 | uint64(id)}
+}
+
+// appendMerges appends a merge of each way to cut the token id into two tokens.
+func (v *vocab) appendMerges(all []mergeSlot, rank uint64, id uint32) []mergeSlot {
+	token := v.get(id)
+	for k := 1; k < len(token); k++ {
+		left, ok := v.ids[token[:k]]
+		right, ok2 := v.ids[token[k:]]
+		if ok && ok2 {
+			all = append(all, mergeOf(left, right, rank, id))
+		}
+	}
+	return all
 }
 
 func pairOf(left, right uint32) uint64 { return uint64(left)<<32 | uint64(right) }
 
 func (m *merges) slot(pair uint64) int { return int(pair * 0x9e3779b97f4a7c15 >> m.shift) }
-
-// put replaces what the pair had: of two equal merges in a file the later counts.
-func (m *merges) put(pair, value uint64) {
-	i := m.slot(pair)
-	for m.slots[i].key != 0 && m.slots[i].key != pair+1 {
-		i = (i + 1) & (len(m.slots) - 1)
-	}
-	m.slots[i] = mergeSlot{pair + 1, value}
-}
-
-// fit shrinks a table that was made for more than count merges, or grows it.
-func (m *merges) fit(count int) {
-	better := newMerges(count)
-	if len(better.slots) == len(m.slots) {
-		return
-	}
-	for _, s := range m.slots {
-		if s.key != 0 {
-			better.put(s.key-1, s.value)
-		}
-	}
-	*m = better
-}
 
 func (m *merges) get(left, right uint32) uint64 {
 	pair := pairOf(left, right)

@@ -18,8 +18,7 @@ import (
 // between characters is then a part of one: the beginning of the character behind
 // the boundary or the end of the one before.
 type wordCuts struct {
-	near   [128][2]uint64 // pairs of ASCII characters
-	pairs  pairSet        // other pairs of characters
+	neighbours
 	partly pairSet        // pairs of which at least one is a part of a character
 	parts  [256][4]uint64 // last byte before and first byte behind a boundary, of those
 	long   pairSet        // tokens of at least cutFrom bytes, by both of their ends
@@ -47,17 +46,14 @@ func bytesOf(s []byte) uint32 {
 
 func newWordCuts(v *vocab) *wordCuts {
 	c := &wordCuts{}
-	c.each(v, func(left, right []byte) {
-		if utf8.Valid(left) && utf8.Valid(right) {
-			c.pairs.add(bytesOf(left), bytesOf(right))
-			return
+	for _, token := range v.token {
+		t := []byte(token)
+		for k := 1; k < len(t); k++ {
+			if utf8.RuneStart(t[k]) {
+				c.add(lastOf(t[:k]), firstOf(t[k:]))
+			}
 		}
-		a, b := left[len(left)-1], right[0]
-		c.parts[a][b>>6] |= 1 << (b & 63)
-		c.partly.add(bytesOf(left), bytesOf(right))
-	})
-	for id := range v.token {
-		if t := v.get(uint32(id)); len(t) >= cutFrom {
+		if len(t) >= cutFrom {
 			c.long.pairs = append(c.long.pairs, endsOf(t, 0, len(t)))
 		}
 	}
@@ -65,6 +61,61 @@ func newWordCuts(v *vocab) *wordCuts {
 	c.partly.fit()
 	c.long.fit()
 	return c
+}
+
+// add adds a pair of characters, or of parts of some.
+func (c *wordCuts) add(left, right []byte) {
+	if utf8.Valid(left) && utf8.Valid(right) {
+		a, _ := utf8.DecodeRune(left)
+		b, _ := utf8.DecodeRune(right)
+		c.neighbours.add(a, b)
+		return
+	}
+	a, b := left[len(left)-1], right[0]
+	c.parts[a][b>>6] |= 1 << (b & 63)
+	c.partly.add(bytesOf(left), bytesOf(right))
+}
+
+// lastOf returns the last character of t, or what is there of it.
+func lastOf(t []byte) []byte {
+	start := len(t) - 1
+	for start > max(0, len(t)-utf8.UTFMax) && !utf8.RuneStart(t[start]) {
+		start--
+	}
+	return t[start:]
+}
+
+// firstOf returns the first character of t, or what is there of it.
+func firstOf(t []byte) []byte {
+	if r, n := utf8.DecodeRune(t); r != utf8.RuneError || n > 1 {
+		return t[:n]
+	}
+	end := 1
+	for end < min(len(t), utf8.UTFMax) && !utf8.RuneStart(t[end]) {
+		end++
+	}
+	return t[:end]
+}
+
+// neighbours are the pairs of characters that some token has side by side, and maybe a few others.
+type neighbours struct {
+	near  [utf8.RuneSelf][2]uint64 // those of two ASCII characters
+	pairs pairSet
+}
+
+func (n *neighbours) add(a, b rune) {
+	if a < utf8.RuneSelf && b < utf8.RuneSelf {
+		n.near[a][b>>6] |= 1 << (b & 63)
+		return
+	}
+	n.pairs.add(uint32(a), uint32(b))
+}
+
+func (n *neighbours) have(a, b rune) bool {
+	if a < utf8.RuneSelf && b < utf8.RuneSelf {
+		return n.near[a][b>>6]>>(b&63)&1 != 0
+	}
+	return n.pairs.has(uint32(a), uint32(b))
 }
 
 // pairSet is a set of pairs that may also claim some that are not in it, which for
@@ -103,68 +154,20 @@ func (p *pairSet) hasKey(key uint64) bool {
 	return p.filter[word]&mask == mask
 }
 
-// each calls f with what each token has on both sides of each boundary between
-// characters inside of it. Pairs of ASCII go to near.
-func (c *wordCuts) each(v *vocab, f func(left, right []byte)) {
-	for id := range v.token {
-		t := v.get(uint32(id))
-		for k := 1; k < len(t); k++ {
-			if !utf8.RuneStart(t[k]) {
-				continue
-			}
-			if t[k-1] < utf8.RuneSelf && t[k] < utf8.RuneSelf {
-				c.near[t[k-1]][t[k]>>6] |= 1 << (t[k] & 63)
-				continue
-			}
-			start := k - 1
-			for start > 0 && start > k-utf8.UTFMax && !utf8.RuneStart(t[start]) {
-				start--
-			}
-			left := t[start:k]
-			r, n := utf8.DecodeRune(t[k:])
-			right := t[k : k+n]
-			if r == utf8.RuneError && n == 1 {
-				right = t[k:min(len(t), k+utf8.UTFMax)]
-				for e := 1; e < len(right); e++ {
-					if utf8.RuneStart(right[e]) {
-						right = right[:e]
-						break
-					}
-				}
-			}
-			f(left, right)
-		}
-	}
-}
-
 // next returns the end of the part of the word s[:end] that begins at i.
 func (c *wordCuts) next(s []byte, i, end int) int {
-	n := runeLen(s, i, end)
+	a, n := decode(s, i, end)
 	for {
 		j := i + n
 		if j >= end {
 			return end
 		}
-		m := runeLen(s, j, end)
-		if !c.together(s, i, j, j+m) {
+		b, m := decode(s, j, end)
+		if !c.together(s, i, j, j+m, a, b) {
 			return j
 		}
-		i, n = j, m
+		i, n, a = j, m, b
 	}
-}
-
-// threePacked returns the three bytes of the character at s[i], 0 if it has not
-// three, or is not of the ranges where all such bytes are one.
-func threePacked(s []byte, i, end int) uint32 {
-	if i+3 > end {
-		return 0
-	}
-	b := s[i : i+3 : i+3]
-	v := uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2])
-	if v&0xc0c0 != 0x8080 || b[0] < 0xe1 || b[0] > 0xec {
-		return 0
-	}
-	return v
 }
 
 // maxThrees is how many characters threes looks at: one bit each.
@@ -174,23 +177,22 @@ const maxThrees = 64
 // if n is maxThrees, and bit k of cuts is set if a word may be cut before the one at
 // i+3*k. It is not known whether it may be cut behind the last one.
 func (c *wordCuts) threes(s []byte, i, end int) (n int, cuts uint64) {
-	left := threePacked(s, i, end)
-	if left == 0 {
+	left, ok := threeBytes(s, i, end)
+	if !ok {
 		return 0, 0
 	}
 	for n = 1; n < maxThrees; n++ {
-		right := threePacked(s, i+3*n, end)
-		if right == 0 {
+		k := i + 3*n
+		right, ok := threeBytes(s, k, end)
+		if !ok {
 			break
 		}
 		var cut uint64
-		if !c.pairs.has(left, right) {
+		if !c.pairs.has(uint32(left), uint32(right)) {
 			cut = 1
 		}
-		if c.parts[left&0xff][right>>22]>>(right>>16&63)&1 != 0 && cut != 0 {
-			if k := i + 3*n; c.inParts(s, k-3, k, k+3) {
-				cut = 0
-			}
+		if c.parted(0x80|byte(left)&0x3f, 0xe0|byte(right>>12)) && cut != 0 && c.inParts(s, k-3, k, k+3) {
+			cut = 0
 		}
 		cuts |= cut << (n & 63)
 		left = right
@@ -198,27 +200,19 @@ func (c *wordCuts) threes(s []byte, i, end int) (n int, cuts uint64) {
 	return n, cuts
 }
 
-func runeLen(s []byte, i, end int) int {
-	if s[i] < utf8.RuneSelf {
-		return 1
-	}
-	_, n := decode(s, i, end)
-	return n
-}
-
 // together reports whether a token may have the end of s[i:j] and the beginning
-// of s[j:k], two characters, side by side. Bytes that are no character are never
+// of s[j:k], the characters a and b, side by side. Bytes that are no character are never
 // parted from what stands beside them.
-func (c *wordCuts) together(s []byte, i, j, k int) bool {
-	a, b := s[j-1], s[j]
-	if a < utf8.RuneSelf && b < utf8.RuneSelf {
-		return c.near[a][b>>6]>>(b&63)&1 != 0
-	}
-	if a >= utf8.RuneSelf && j-i == 1 || b >= utf8.RuneSelf && k-j == 1 {
+func (c *wordCuts) together(s []byte, i, j, k int, a, b rune) bool {
+	if a == utf8.RuneError && j-i == 1 || b == utf8.RuneError && k-j == 1 {
 		return true
 	}
-	return c.pairs.has(bytesOf(s[i:j]), bytesOf(s[j:k])) || c.parts[a][b>>6]>>(b&63)&1 != 0 && c.inParts(s, i, j, k)
+	return c.have(a, b) || c.parted(s[j-1], s[j]) && c.inParts(s, i, j, k)
 }
+
+// parted reports whether parts of characters with these bytes at their boundary may be
+// side by side in a token.
+func (c *wordCuts) parted(a, b byte) bool { return c.parts[a][b>>6]>>(b&63)&1 != 0 }
 
 // inParts reports whether a token may have parts of the characters s[i:j] and
 // s[j:k] side by side.
@@ -231,4 +225,60 @@ func (c *wordCuts) inParts(s []byte, i, j, k int) bool {
 		}
 	}
 	return false
+}
+
+// cuts says where SentencePiece-style text may be cut: between two characters
+// that stand side by side in no token, since a merge across the cut would make
+// such a token.
+type cuts struct {
+	space []byte // what a space is written as
+	rune  rune   // the same
+	never bool   // no stretch is prefixed
+	first bool   // only the one at the text's start
+	force bool   // also one that begins with a space
+	split bool   // every space begins a piece
+	neighbours
+}
+
+func (c *cuts) prefixed(stretch []byte, atStart bool) bool {
+	if c.never || c.first && !atStart {
+		return false
+	}
+	if c.force {
+		return true
+	}
+	r, _ := utf8.DecodeRune(stretch)
+	return c.written(r) != c.rune
+}
+
+// written returns the character that stands for r.
+func (c *cuts) written(r rune) rune {
+	if r == ' ' {
+		return c.rune
+	}
+	return r
+}
+
+// pieceFrom is the length in bytes from which a piece ends at any place where it
+// may. Shorter ones end before a space, or between two characters beyond ASCII,
+// of which words are short: each piece costs a lookup.
+const pieceFrom = 10
+
+// scan is a scanner.
+func (c *cuts) scan(s []byte, i, end int) (j, looked int) {
+	r, n := decode(s, i, end)
+	a := c.written(r)
+	for j = i + n; j < end; j += n {
+		if b := s[j]; b < utf8.RuneSelf {
+			r, n = rune(b), 1
+		} else {
+			r, n = decode(s, j, end)
+		}
+		b := c.written(r)
+		if b == c.rune && c.split || (b == c.rune || min(a, b) >= utf8.RuneSelf || j-i >= pieceFrom) && !c.have(a, b) {
+			return j, j + n
+		}
+		a = b
+	}
+	return j, end + 1
 }

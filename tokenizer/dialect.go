@@ -447,45 +447,38 @@ func (d *dialect) write(at int, set []runeRange, not bool) (item, error) {
 	return x, nil
 }
 
+// named are the classes that an expression may name by one letter, and Han's of its own table.
+//
+//nolint:gochecknoglobals // a table
+var named = map[string]uint8{
+	"L": classLetter, "N": classNumber, "M": classMark, "P": classPunct, "S": classSymbol, "s": classSpace, "Han": classHan,
+}
+
 // table returns the code points of a class.
 func (d *dialect) table(name string) []runeRange {
 	if t := d.tables[name]; t != nil {
 		return t
 	}
-	var in func(class uint8, r rune) bool
-	of := func(want uint8) func(uint8, rune) bool {
-		return func(class uint8, _ rune) bool { return class&want != 0 }
-	}
-	const both = classUpper | classLower
-	switch name {
-	case "L":
-		in = of(classLetter)
-	case "N":
-		in = of(classNumber)
-	case "M":
-		in = of(classMark)
-	case "P":
-		in = of(classPunct)
-	case "S":
-		in = of(classSymbol)
-	case "s":
-		in = of(classSpace)
-	case "Ll":
-		in = func(class uint8, _ rune) bool { return class&both == classLower }
-	case "Lu": // no version of Unicode since 3.1 has added to Lt
-		in = func(class uint8, r rune) bool { return class&both == classUpper && !unicode.Is(unicode.Lt, r) }
-	case "Lt":
-		in = func(_ uint8, r rune) bool { return unicode.Is(unicode.Lt, r) }
-	case "Han":
-		in = func(_ uint8, r rune) bool { return hanClasses().of(r)&classHan != 0 }
-	case "LmLo":
-		in = func(class uint8, _ rune) bool { return class&classLetter != 0 && class&both == both }
-	}
 	t := classes()
+	if name == "Han" {
+		t = hanClasses()
+	}
 	var set []runeRange
 	for r := rune(0); r <= utf8.MaxRune; r++ {
+		class := t.of(r)
+		in := class&named[name] != 0
+		switch cases := class & (classUpper | classLower); name {
+		case "Ll":
+			in = cases == classLower
+		case "Lu": // no version of Unicode since 3.1 has added to Lt
+			in = cases == classUpper && !unicode.Is(unicode.Lt, r)
+		case "Lt":
+			in = unicode.Is(unicode.Lt, r)
+		case "LmLo":
+			in = class&classLetter != 0 && cases == classUpper|classLower
+		}
 		switch n := len(set); {
-		case !in(t.of(r), r):
+		case !in:
 		case n > 0 && set[n-1].hi == r-1:
 			set[n-1].hi = r
 		default:

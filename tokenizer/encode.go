@@ -97,62 +97,48 @@ func (t *Tokenizer) encode(ctx context.Context, dst []uint32, text []byte, f for
 	return e.dst, nil
 }
 
-// run encodes the text from a resume point: stretch, added token, stretch, …
+// run encodes the text from a resume point: stretch, added token or mark, stretch, …
 func (e *encoder) run(from resume) {
-	if e.marks {
-		e.runMarked(from)
-		return
-	}
 	at, start := from.at, from.start
-	if e.begin = at; e.t.chops && !start {
+	if e.begin = at; e.t.chops && !start && !e.marks {
 		e.begin = 0
-		b := &e.w.budget
-		for token, ok := e.t.raw.next(b, e.text, 0); ok && token.start < at; token, ok = e.t.raw.next(b, e.text, token.end) {
+		for token, _, ok := e.special(0); ok && token.start < at; token, _, ok = e.special(token.end) {
 			e.begin = token.end
-		}
-		if e.err = e.w.err; e.err != nil {
-			return
 		}
 	}
 	for at < len(e.text) && e.err == nil {
-		token, ok := e.t.raw.next(&e.w.budget, e.text, at)
-		if e.err = e.w.err; e.err != nil {
-			return
-		}
+		token, looked, ok := e.special(at)
 		if !ok {
-			e.stretch(at, len(e.text), len(e.text)+1, start)
+			if e.err == nil {
+				e.stretch(at, len(e.text), len(e.text)+1, start)
+			}
 			return
 		}
-		// What says that the stretch ends here: the token, and why no longer one.
-		looked := min(token.end+e.t.raw.reach, len(e.text)+1)
 		if e.stretch(at, token.start, looked, start); e.err != nil {
 			return
 		}
-		e.dst = append(e.dst, token.id)
+		if token.id != noID {
+			e.dst = append(e.dst, token.id)
+		}
 		at, start = token.end, true
 		e.begin = at
 		e.place(at, looked, true)
 	}
 }
 
-// runMarked encodes the text from a resume point: stretch, mark, stretch, …
-func (e *encoder) runMarked(from resume) {
-	at, start := from.at, from.start
-	for at < len(e.text) && e.err == nil {
-		k, end, id := chat.NextMark(e.text, at)
-		if k < 0 {
-			e.stretch(at, len(e.text), len(e.text)+1, start)
-			return
-		}
-		if e.stretch(at, k, k+1, start); e.err != nil {
-			return
-		}
-		if id != chat.NoID {
-			e.dst = append(e.dst, id)
-		}
-		at, start = end, true
-		e.place(at, at, true)
+// special returns the first mark from at on, or the first added token that is found in the
+// text as it is, and where the text ends that says so.
+func (e *encoder) special(at int) (token found, looked int, ok bool) {
+	if e.marks {
+		start, end, id := chat.NextMark(e.text, at)
+		return found{start, end, id}, start + 1, start >= 0
 	}
+	token, ok = e.t.raw.next(&e.w.budget, e.text, at)
+	if e.err = e.w.err; ok {
+		// The token ends the stretch, and so does what says why no longer one is there.
+		looked = min(token.end+e.t.raw.reach, len(e.text)+1)
+	}
+	return token, looked, ok && e.err == nil
 }
 
 // place tells the recorder of a place between two decisions.
@@ -318,7 +304,7 @@ func (e *encoder) general(text []byte, first bool) {
 		return
 	}
 	for k := range e.t.normalizers {
-		if text, e.err = e.t.normalizers[k].append(&e.w.budget, nil, text, e.room); e.err != nil {
+		if text, e.err = e.t.normalizers[k].rewrite(&e.w.budget, text, e.room); e.err != nil {
 			return
 		}
 	}
@@ -460,17 +446,4 @@ func (e *encoder) lone(i, hi int) int {
 		}
 	}
 	return i
-}
-
-// threeBytes returns the character at s[i] if it has three bytes, of the ranges
-// where all such bytes are one.
-func threeBytes(s []byte, i, end int) (rune, bool) {
-	if i+3 > end {
-		return 0, false
-	}
-	b := s[i : i+3 : i+3]
-	if b[0] < 0xe1 || b[0] > 0xec || b[1]&0xc0 != 0x80 || b[2]&0xc0 != 0x80 {
-		return 0, false
-	}
-	return rune(b[0]&0xf)<<12 | rune(b[1]&0x3f)<<6 | rune(b[2]&0x3f), true
 }

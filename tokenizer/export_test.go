@@ -15,7 +15,7 @@ func ThreeBytesDiffer() rune {
 		if class := classes().ofThree(s, 0, len(s)); class != 0 && class != classes().of(r) {
 			return r
 		}
-		if utf8.ValidRune(r) && isPlain(s) != isPlainRune(r) {
+		if utf8.ValidRune(r) && isPlain(s) != (plainClasses().of(r) != 0) {
 			return r
 		}
 		if c, ok := threeBytes(s, 0, len(s)); ok && c != r {
@@ -97,7 +97,9 @@ func CutsDiffer(t *Tokenizer, word []byte) int {
 		n, cuts := c.threes(word, i, len(word))
 		for k := 1; k < n; k++ {
 			at := i + 3*k
-			if cuts>>k&1 == 0 != c.together(word, at-3, at, at+3) {
+			a, _ := utf8.DecodeRune(word[at-3:])
+			b, _ := utf8.DecodeRune(word[at:])
+			if cuts>>k&1 == 0 != c.together(word, at-3, at, at+3, a, b) {
 				return at
 			}
 		}
@@ -126,5 +128,5 @@ func KnownWords(t *Tokenizer) (room, known [2]int) {
 // Normalize returns what a step of a normalizer makes of text.
 func Normalize(kind string, text []byte, limit int) ([]byte, error) {
 	n := normalizer{kind: kind}
-	return n.append(&budget{}, nil, text, limit)
+	return n.rewrite(&budget{}, text, limit)
 }

@@ -128,6 +128,12 @@ func (w *formWriter) settle() {
 	w.marks = kept
 }
 
+// finish settles and writes what is held.
+func (w *formWriter) finish() {
+	w.settle()
+	w.write()
+}
+
 // write writes what is held.
 func (w *formWriter) write() {
 	if w.starter != rest {
@@ -166,47 +172,41 @@ func (w *formWriter) decomposed(form norm.Form, r rune, s []byte) {
 	}
 }
 
-// appendForm appends the normal form kind of text by the tables of Unicode 9.0.
-func appendForm(b *budget, dst, text []byte, kind string, limit int) ([]byte, error) {
-	w := formWriter{dst: dst, starter: rest, composes: kind == "NFC" || kind == "NFKC"}
+// normalForm returns the normal form kind of text by the tables of Unicode 9.0.
+func normalForm(b *budget, text []byte, kind string, limit int) ([]byte, error) {
+	w := formWriter{starter: rest, composes: kind == "NFC" || kind == "NFKC"}
 	next := 0 // where to look at the time
 	for i := 0; i < len(text); {
 		if i >= next {
 			if next += rewriteStep; b.spend(rewriteStep) {
-				return dst, b.err
+				return nil, b.err
 			}
-			if len(w.dst)-len(dst) > limit {
-				return dst, errGrown
+			if len(w.dst) > limit {
+				return nil, errGrown
 			}
 		}
 		// Of a run of plain characters only the last one may compose or decompose.
 		last, end := i, i
 		for end < len(text) && end < next {
 			r, n := utf8.DecodeRune(text[end:])
-			if r >= utf8.RuneSelf && (kind != "NFC" || !isPlainRune(r)) {
+			if r >= utf8.RuneSelf && (kind != "NFC" || plainClasses().of(r) == 0) {
 				break
 			}
 			last, end = end, end+n
 		}
 		if last > i {
-			w.settle()
-			w.write()
+			w.finish()
 			w.dst = append(w.dst, text[i:last]...)
 		}
 		r, n := utf8.DecodeRune(text[last:])
 		if r == utf8.RuneError && n == 1 { // a byte that is no character stays
-			w.settle()
-			w.write()
+			w.finish()
 			w.dst = append(w.dst, text[last])
 		} else {
 			w.decomposed(forms[kind], r, text[last:last+n])
 		}
 		i = last + n
 	}
-	w.settle()
-	w.write()
-	if len(w.dst)-len(dst) > limit {
-		return dst, errGrown
-	}
+	w.finish()
 	return w.dst, nil
 }

@@ -179,9 +179,6 @@ func parse(file sections, more [][]addedToken) (*Tokenizer, error) {
 			}
 		}
 	}
-	if t.strip, err = readDecoder(file["decoder"]); err != nil {
-		return nil, err
-	}
 	return t, nil
 }
 
@@ -282,7 +279,7 @@ func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
 	if s.null() {
 		return nil, errors.New("missing")
 	}
-	k := &vocabKeys{vocab: newVocab(len(s.b)/64, len(s.b)/3), others: map[string]uint32{}}
+	k := &vocabKeys{vocab: newVocab(len(s.b) / 64), others: map[string]uint32{}}
 	if byteLevel {
 		k.alphabet = byteAlphabet()
 	}
@@ -305,10 +302,8 @@ func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
 		if !ok {
 			k.others[string(token)] = id
 		}
-		if k.count++; k.count*2 > len(k.vocab.slots) {
-			k.vocab.rehash(k.count)
-		}
-		k.vocab.put(token, id, ok)
+		k.count++
+		k.vocab.put(string(token), id, ok)
 		return nil
 	})
 	if err != nil {
@@ -317,7 +312,6 @@ func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
 	if k.count == 0 {
 		return nil, r.fail("no tokens")
 	}
-	k.vocab.bytes = slices.Clone(k.vocab.bytes)
 	return k, nil
 }
 
@@ -364,7 +358,7 @@ func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
 	if s.null() {
 		return errors.New("missing")
 	}
-	b.merges = newMerges(len(s.b) / 8)
+	all := make([]mergeSlot, 0, len(s.b)/16)
 	count := 0
 	var both, buf []byte
 	r := s.reader()
@@ -390,10 +384,10 @@ func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
 			r.i = at
 			return r.fail(fmt.Sprintf("merge %d of %q and %q needs a token that is not in the vocabulary", count-1, left, right))
 		}
-		b.merges.put(pairOf(l, rr), uint64(count-1)<<32|uint64(to))
+		all = append(all, mergeOf(l, rr, uint64(count-1), to))
 		return nil
 	})
-	b.merges.fit(count)
+	b.merges = newMerges(all)
 	return err
 }
 
@@ -507,8 +501,8 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (
 	room, forms := maxNormed, map[string]bool{}
 	for _, a := range kept {
 		x := added{id: a.ID, content: []byte(a.Content), lstrip: a.LStrip, rstrip: a.RStrip, singleWord: a.SingleWord}
-		if len(t.bpe.vocab.get(x.id)) == 0 {
-			t.bpe.vocab.put(x.content, x.id, false)
+		if t.bpe.vocab.get(x.id) == "" {
+			t.bpe.vocab.put(a.Content, x.id, false)
 		}
 		if !a.Normalized {
 			raw = append(raw, x)
@@ -516,7 +510,7 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (
 		}
 		for k := range t.normalizers {
 			var err error
-			if x.content, err = t.normalizers[k].append(&budget{}, nil, x.content, min(room, maxText)); err != nil {
+			if x.content, err = t.normalizers[k].rewrite(&budget{}, x.content, min(room, maxText)); err != nil {
 				return nil, fmt.Errorf("added_tokens: the normal form of %.40q: %w", a.Content, err)
 			}
 		}
@@ -642,45 +636,6 @@ func readAround(name string, raw json.RawMessage) ([]uint32, error) {
 	return []uint32{id}, nil
 }
 
-// readDecoder returns how many spaces decoding takes from the start of a text.
-// The rest of decoding follows from the kind of vocabulary.
-func readDecoder(s section) (int, error) {
-	if s.null() {
-		return 0, nil
-	}
-	var c struct {
-		Type     string            `json:"type"`
-		Decoders []json.RawMessage `json:"decoders"`
-		Content  string            `json:"content"`
-		Start    int               `json:"start"`
-		Scheme   string            `json:"prepend_scheme"`
-	}
-	if err := s.unmarshal(&c); err != nil {
-		return 0, fmt.Errorf("decoder: %w", err)
-	}
-	switch c.Type {
-	case "Sequence":
-		n := 0
-		for _, raw := range c.Decoders {
-			k, err := readDecoder(section{raw, s.base})
-			if err != nil {
-				return 0, err
-			}
-			n += k
-		}
-		return n, nil
-	case "Strip":
-		if c.Content == " " {
-			return c.Start, nil
-		}
-	case "Metaspace":
-		if c.Scheme != "never" {
-			return 1, nil
-		}
-	}
-	return 0, nil
-}
-
 // plan chooses how stretches are encoded.
 func (t *Tokenizer) plan() {
 	t.identity = identities.Add(1) << 8 // the low bits are for what else tells texts apart
@@ -783,14 +738,11 @@ func (t *Tokenizer) planCuts() *cuts {
 	if c.rune, n = utf8.DecodeRuneInString(space); n != len(space) || space == "" {
 		return nil
 	}
-	for id := range t.bpe.vocab.token {
-		b := t.bpe.vocab.get(uint32(id))
-		a, n := utf8.DecodeRune(b)
-		for i := n; i < len(b); i += n {
-			var r rune
-			r, n = utf8.DecodeRune(b[i:])
-			c.keep(a, r)
-			a = r
+	for _, token := range t.bpe.vocab.token {
+		a, n := utf8.DecodeRuneInString(token)
+		for _, b := range token[n:] {
+			c.add(a, b)
+			a = b
 		}
 	}
 	c.pairs.fit()
@@ -800,7 +752,7 @@ func (t *Tokenizer) planCuts() *cuts {
 			continue
 		}
 		for _, id := range []uint32{uint32((m.key - 1) >> 32), uint32(m.key - 1)} {
-			if b := t.bpe.vocab.get(id); len(b) == 6 && bytes.HasPrefix(b, []byte("<0x")) {
+			if b := t.bpe.vocab.get(id); len(b) == 6 && strings.HasPrefix(b, "<0x") {
 				return nil
 			}
 		}
@@ -808,28 +760,19 @@ func (t *Tokenizer) planCuts() *cuts {
 	return c
 }
 
-// Decode appends the text of ids to dst. The text may end inside of a
-// character, if the ids do. Unknown ids have no text.
+// Decode appends the text of ids to dst, with the space that some files put before a
+// text. It may end inside of a character, if the ids do. Unknown ids have no text.
 func (t *Tokenizer) Decode(dst []byte, ids []uint32) []byte {
-	start := len(dst)
 	for _, id := range ids {
 		b := t.bpe.vocab.get(id)
-		if t.byteLevel {
+		switch c := slices.Index(t.bpe.fallback[:], id); {
+		case t.byteLevel:
 			dst = append(dst, b...)
-			continue
+		case t.bpe.hasBytes && c >= 0:
+			dst = append(dst, byte(c))
+		default:
+			dst = append(dst, strings.ReplaceAll(b, "▁", " ")...)
 		}
-		if t.bpe.hasBytes && len(b) == 6 && bytes.HasPrefix(b, []byte("<0x")) {
-			for c, byteID := range t.bpe.fallback {
-				if byteID == id {
-					dst = append(dst, byte(c))
-				}
-			}
-			continue
-		}
-		dst = append(dst, bytes.ReplaceAll(b, []byte("▁"), []byte{' '})...)
-	}
-	for k := 0; k < t.strip && start < len(dst) && dst[start] == ' '; k++ {
-		dst = append(dst[:start], dst[start+1:]...)
 	}
 	return dst
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 	"unicode"
 	"unicode/utf8"
 
@@ -37,102 +36,94 @@ const (
 	leastRoom = 1 << 20
 )
 
-// append appends the normal form of text to dst. A stretch without text has no
-// normal form but itself. A form of more than limit bytes is an error, found before
-// the memory for it is taken.
-func (n *normalizer) append(b *budget, dst, text []byte, limit int) ([]byte, error) {
+// rewrite returns the normal form of text, which may be text itself. A form of more than limit
+// bytes is an error, found before much more memory than that is taken.
+func (n *normalizer) rewrite(b *budget, text []byte, limit int) (out []byte, err error) {
 	if b.spend(len(text) / quickBytes) {
-		return dst, b.err
+		return nil, b.err
 	}
-	switch {
-	case len(text) == 0:
-		return dst, nil
-	case n.kind == "NFC" && isNFC(text):
-		if len(text) > limit {
-			return dst, errGrown
-		}
-		return append(dst, text...), nil
-	case n.kind == "Lowercase":
-		return n.each(b, dst, text, limit, appendLower)
-	case n.kind == "StripAccents":
-		return n.each(b, dst, text, limit, func(dst []byte, r rune) []byte {
+	if len(text) == 0 {
+		return nil, nil
+	}
+	out = text
+	switch n.kind {
+	case "Lowercase":
+		out, err = eachRune(b, text, limit, appendLower)
+	case "StripAccents":
+		out, err = eachRune(b, text, limit, func(dst []byte, r rune) []byte {
 			if unicode.Is(accents(), r) {
 				return dst
 			}
 			return utf8.AppendRune(dst, r)
 		})
-	case n.kind == "Strip":
+	case "Strip":
 		if n.left {
-			text = bytes.TrimLeftFunc(text, unicode.IsSpace)
+			out = bytes.TrimLeftFunc(out, unicode.IsSpace)
 		}
 		if n.right {
-			text = bytes.TrimRightFunc(text, unicode.IsSpace)
+			out = bytes.TrimRightFunc(out, unicode.IsSpace)
 		}
-		if len(text) > limit {
-			return dst, errGrown
-		}
-		return append(dst, text...), nil
-	}
-	if _, ok := forms[n.kind]; ok {
-		return appendForm(b, dst, text, n.kind, limit)
-	}
-	switch {
-	case n.kind == "Prepend":
+	case "Prepend":
 		if len(n.to)+len(text) > limit {
-			return dst, errGrown
+			return nil, errGrown
 		}
-		return append(append(dst, n.to...), text...), nil
-	case n.regex == nil:
-		if len(text)+bytes.Count(text, []byte(n.from))*(len(n.to)-len(n.from)) > limit {
-			return dst, errGrown
+		out = append([]byte(n.to), text...)
+	case "Replace":
+		out, err = n.replace(b, text, limit)
+	default:
+		if n.kind != "NFC" || !isNFC(text) {
+			out, err = normalForm(b, text, n.kind, limit)
 		}
-		return append(dst, bytes.ReplaceAll(text, []byte(n.from), []byte(n.to))...), nil
 	}
-	spans, err := n.regex.matches(b, nil, text)
-	size := len(text)
-	for _, s := range spans {
-		size += len(n.to) - int(s.end-s.start)
-	}
-	if err == nil && size > limit {
+	if err == nil && len(out) > limit {
 		err = errGrown
 	}
-	if err != nil {
-		return dst, err
-	}
-	at := 0
-	for _, s := range spans {
-		dst = append(dst, text[at:s.start]...)
-		dst = append(dst, n.to...)
-		at = int(s.end)
-	}
-	return append(dst, text[at:]...), nil
+	return out, err
 }
 
-// each rewrites text character by character. Bytes that are no character stay.
-func (n *normalizer) each(b *budget, dst, text []byte, limit int, f func(dst []byte, r rune) []byte) ([]byte, error) {
-	start := len(dst)
+func (n *normalizer) replace(b *budget, text []byte, limit int) ([]byte, error) {
+	if n.regex == nil {
+		if len(text)+bytes.Count(text, []byte(n.from))*(len(n.to)-len(n.from)) > limit {
+			return nil, errGrown
+		}
+		return bytes.ReplaceAll(text, []byte(n.from), []byte(n.to)), nil
+	}
+	spans, err := n.regex.matches(b, nil, text)
+	if err != nil {
+		return nil, err
+	}
+	var out []byte
+	at := uint32(0)
+	for _, s := range spans {
+		out = append(append(out, text[at:s.start]...), n.to...)
+		if at = s.end; len(out) > limit {
+			return nil, errGrown
+		}
+	}
+	return append(out, text[at:]...), nil
+}
+
+// eachRune rewrites text character by character. Bytes that are no character stay.
+func eachRune(b *budget, text []byte, limit int, f func(dst []byte, r rune) []byte) (out []byte, err error) {
 	next := 0 // where to look at the time
 	for i := 0; i < len(text); {
 		if i >= next {
 			if next += rewriteStep; b.spend(rewriteStep) {
-				return dst, b.err
+				return nil, b.err
 			}
-			if len(dst)-start > limit {
-				return dst[:start], errGrown
+			if len(out) > limit {
+				return nil, errGrown
 			}
 		}
 		r, size := utf8.DecodeRune(text[i:])
 		if r == utf8.RuneError && size == 1 {
-			dst = append(dst, text[i])
+			out = append(out, text[i])
 		} else {
-			dst = f(dst, r)
+			out = f(out, r)
 		}
 		i += size
 	}
-	if len(dst)-start > limit {
-		return dst[:start], errGrown
-	}
-	return dst, nil
+	return out, nil
 }
 
 // rewriteStep is how many bytes are rewritten between two looks at the time.
@@ -158,58 +149,24 @@ func isNFC(text []byte) bool { return isPlain(text) || norm.NFC.IsNormal(text) }
 // isPlain reports whether all characters of text are of ranges in which nothing
 // decomposes for good, moves or composes with what stands before it: most text.
 func isPlain(text []byte) bool {
-	three := plainThree()
+	t := plainClasses()
 	for i := 0; i < len(text); {
-		if i+8 <= len(text) && binary.LittleEndian.Uint64(text[i:])&highBits == 0 {
+		if i+8 <= len(text) && binary.LittleEndian.Uint64(text[i:])&0x8080808080808080 == 0 {
 			i += 8
 			continue
 		}
-		if text[i] < utf8.RuneSelf {
-			i++
+		if t.ofThree(text, i, len(text)) != 0 {
+			i += 3
 			continue
 		}
-		if i+3 <= len(text) {
-			b := text[i : i+3 : i+3]
-			if b[0]&0xf0 == 0xe0 && b[1]&0xc0 == 0x80 && b[2]&0xc0 == 0x80 && three[uint(b[0]&0xf)<<6|uint(b[1]&0x3f)] {
-				i += 3
-				continue
-			}
-		}
-		r, n := decode(text, i, len(text))
-		if !isPlainRune(r) {
+		class, n := t.at(text, i, len(text))
+		if class == 0 {
 			return false
 		}
 		i += n
 	}
 	return true
 }
-
-func isPlainRune(r rune) bool {
-	switch {
-	case r < 0x300, 0x3400 <= r && r < 0xa000: // Latin, Chinese
-	case 0x400 <= r && r < 0x483, 0x2010 <= r && r < 0x2028: // Cyrillic, punctuation
-	case 0x3000 <= r && r < 0x302a, 0x3030 <= r && r < 0x3099, 0x30a0 <= r && r < 0x3130: // kana
-	case 0xac00 <= r && r < 0xd7a4, 0xff01 <= r && r < 0xff61: // Hangul syllables, wide forms
-	default:
-		return false
-	}
-	return true
-}
-
-// plainThree says of the first two of three bytes whether all of the 64 characters
-// that begin with them are plain.
-//
-//nolint:gochecknoglobals // a table
-var plainThree = sync.OnceValue(func() *[1024]bool {
-	var t [1024]bool
-	for p := range t {
-		t[p] = p >= 0x800/64 // below, three bytes are no character
-		for c := range rune(64) {
-			t[p] = t[p] && isPlainRune(rune(p)*64+c)
-		}
-	}
-	return &t
-})
 
 // closed reports whether nothing that follows can change the normal form of what
 // stands before text.

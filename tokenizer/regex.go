@@ -26,9 +26,7 @@ type regex struct {
 	expr  string // as it stands in the file
 	known string // in the engine's words
 
-	// An engine has one time limit for all who use it; so each text has its own.
-	mu   sync.Mutex
-	free []*regexp2.Regexp
+	free freeList[*regexp2.Regexp] // an engine has one time limit for all who use it; so each text has its own
 }
 
 func compile(expr string) (*regex, error) {
@@ -44,19 +42,14 @@ func compile(expr string) (*regex, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.give(re)
+	r.free.give(re)
 	return r, nil
 }
 
 func (r *regex) take() (*regexp2.Regexp, error) {
-	r.mu.Lock()
-	if n := len(r.free); n > 0 {
-		defer r.mu.Unlock()
-		re := r.free[n-1]
-		r.free = r.free[:n-1]
+	if re, ok := r.free.take(); ok {
 		return re, nil
 	}
-	r.mu.Unlock()
 	re, err := regexp2.Compile(r.known, regexp2.None)
 	if err != nil {
 		return nil, fmt.Errorf("expression %q: %w", r.expr, err)
@@ -64,11 +57,29 @@ func (r *regex) take() (*regexp2.Regexp, error) {
 	return re, nil
 }
 
-func (r *regex) give(re *regexp2.Regexp) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.free) < runtime.GOMAXPROCS(0) {
-		r.free = append(r.free, re)
+// freeList keeps what one text needs for the next one: as many as can run at once. A
+// sync.Pool would lose the words seen whenever the garbage collector ran twice.
+type freeList[T any] struct {
+	mu  sync.Mutex
+	all []T
+}
+
+func (f *freeList[T]) take() (x T, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := len(f.all) - 1
+	if n < 0 {
+		return x, false
+	}
+	x, f.all = f.all[n], f.all[:n]
+	return x, true
+}
+
+func (f *freeList[T]) give(x T) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.all) < runtime.GOMAXPROCS(0) {
+		f.all = append(f.all, x)
 	}
 }
 
@@ -78,7 +89,7 @@ func (r *regex) matches(b *budget, dst []span, text []byte) ([]span, error) {
 	if err != nil {
 		return dst, err
 	}
-	defer r.give(re)
+	defer r.free.give(re)
 	if re.MatchTimeout, err = b.remaining(); err != nil {
 		return dst, fmt.Errorf("tokenizer: match %q: %w", r.expr, err)
 	}

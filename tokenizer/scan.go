@@ -399,12 +399,23 @@ func (t *classTable) at(s []byte, i, end int) (class uint8, n int) {
 // decode is utf8.DecodeRune of s[i:end], quicker for the three bytes that most
 // characters of long words have.
 func decode(s []byte, i, end int) (rune, int) {
-	if i+2 < end {
-		if a, b, c := s[i], s[i+1], s[i+2]; 0xe1 <= a && a <= 0xec && b&0xc0 == 0x80 && c&0xc0 == 0x80 {
-			return rune(a&0xf)<<12 | rune(b&0x3f)<<6 | rune(c&0x3f), 3
-		}
+	if r, ok := threeBytes(s, i, end); ok {
+		return r, 3
 	}
 	return utf8.DecodeRune(s[i:end])
+}
+
+// threeBytes returns the character at s[i] if it has three bytes, of the ranges
+// where all such bytes are one.
+func threeBytes(s []byte, i, end int) (rune, bool) {
+	if i+3 > end {
+		return 0, false
+	}
+	b := s[i : i+3 : i+3]
+	if b[0] < 0xe1 || b[0] > 0xec || b[1]&0xc0 != 0x80 || b[2]&0xc0 != 0x80 {
+		return 0, false
+	}
+	return rune(b[0]&0xf)<<12 | rune(b[1]&0x3f)<<6 | rune(b[2]&0x3f), true
 }
 
 // reach returns where the character that ends a run at j ends: what a scanner

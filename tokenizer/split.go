@@ -35,6 +35,9 @@ func (r rule) splitter() splitter {
 	return splitter{scan: r.scan, table: r.table(), behavior: "Isolated"}
 }
 
+// span is a stretch of a text, in bytes.
+type span struct{ start, end uint32 }
+
 // pieces are stretches of one text.
 type pieces struct {
 	text  []byte

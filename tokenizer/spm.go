@@ -3,6 +3,7 @@
 package tokenizer
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -68,11 +69,7 @@ func parseSentencePiece(b []byte) (*Tokenizer, error) {
 }
 
 func (m *spmModel) tokenizer() (*Tokenizer, error) {
-	size := 0
-	for _, p := range m.pieces {
-		size += len(p.text)
-	}
-	v := newVocab(len(m.pieces), size)
+	v := newVocab(len(m.pieces))
 	t := &Tokenizer{control: map[string]uint32{}}
 	t.bpe = bpe{vocab: v, unk: noID, fuseUnk: true}
 	var user []added
@@ -106,7 +103,7 @@ func (m *spmModel) tokenizer() (*Tokenizer, error) {
 		default:
 			return nil, unsupported(fmt.Errorf("piece %d: type %d", i, p.kind))
 		}
-		v.put([]byte(p.text), id, p.kind == pieceNormal)
+		v.put(p.text, id, p.kind == pieceNormal)
 	}
 	switch {
 	case m.byteFallback && bytes != 256:
@@ -121,7 +118,6 @@ func (m *spmModel) tokenizer() (*Tokenizer, error) {
 	t.normalizers = []normalizer{{kind: "Replace", from: " ", to: "▁"}}
 	if m.prefix {
 		t.normalizers = []normalizer{{kind: "Prepend", to: "▁"}, {kind: "Replace", from: " ", to: "▁"}}
-		t.strip = 1
 	}
 	t.user = newFinder(user)
 	if t.user != nil && !t.bpe.hasBytes {
@@ -139,15 +135,7 @@ func (b *bpe) mergesOfScores(pieces []piece) error {
 			order = append(order, i)
 		}
 	}
-	slices.SortStableFunc(order, func(x, y int) int {
-		switch a, b := pieces[x].score, pieces[y].score; {
-		case a > b:
-			return -1
-		case a < b:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(pieces[y].score, pieces[x].score) })
 	var all []mergeSlot
 	rank := uint64(0)
 	for n, i := range order {
@@ -159,22 +147,12 @@ func (b *bpe) mergesOfScores(pieces []piece) error {
 			if b.vocab.id(text[k:k+utf8.RuneLen(r)]) == noID {
 				return unsupported(fmt.Errorf("piece %d: %.40q has a character that is no piece", i, text))
 			}
-			if k == 0 {
-				continue
-			}
-			left, right := b.vocab.id(text[:k]), b.vocab.id(text[k:])
-			if left != noID && right != noID {
-				all = append(all, mergeSlot{pairOf(left, right), rank<<32 | uint64(i)})
-			}
 		}
-		if len(all) > maxMerges {
+		if all = b.vocab.appendMerges(all, rank, uint32(i)); len(all) > maxMerges {
 			return fmt.Errorf("more than %d merges", maxMerges)
 		}
 	}
-	b.merges = newMerges(len(all))
-	for _, m := range all {
-		b.merges.put(m.key, m.value)
-	}
+	b.merges = newMerges(all)
 	return nil
 }
 

@@ -149,13 +149,12 @@ func parseTekken(b []byte) (*Tokenizer, error) {
 		return nil, fmt.Errorf("config: default_vocab_size %d with default_num_special_tokens %d", c.Size, c.Special)
 	}
 	t := &Tokenizer{byteLevel: true, control: map[string]uint32{}}
-	v := newVocab(words, 8*words)
+	v := newVocab(words)
 	t.bpe = bpe{vocab: v, whole: true, unk: noID}
 	if err := readTekkenVocab(file["vocab"], v, words, c.Special); err != nil {
 		return nil, fmt.Errorf("vocab: %w", err)
 	}
 	t.bpe.mergesOfRanks()
-	t.bpe.prepareBytes()
 	if t.steps, err = patternSteps(c.Pattern); err != nil {
 		return nil, unsupported(fmt.Errorf("config.pattern: %w", err))
 	}
@@ -207,7 +206,7 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 			r.i = at
 			return r.fail(wrong)
 		}
-		v.put(token, uint32(n+shift), true)
+		v.put(string(token), uint32(n+shift), true)
 		n++
 		return nil
 	})
@@ -268,7 +267,7 @@ func (t *Tokenizer) readTekkenSpecial(file sections, c tekkenConfig) error {
 			return fmt.Errorf("%.40q is there twice", name)
 		}
 		t.control[name] = uint32(i)
-		t.bpe.vocab.put([]byte(name), uint32(i), false)
+		t.bpe.vocab.put(name, uint32(i), false)
 	}
 	return nil
 }

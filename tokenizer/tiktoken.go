@@ -151,8 +151,7 @@ func isKimi(class any) bool {
 }
 
 func parseRanks(b []byte, c Config) (*Tokenizer, error) {
-	lines := bytes.Count(b, []byte{'\n'}) + 1
-	v := newVocab(min(lines, maxIDs), len(b)/2)
+	v := newVocab(min(bytes.Count(b, []byte{'\n'}), maxIDs))
 	token := make([]byte, 0, 256)
 	ranks := 0
 	for n := 1; len(b) > 0; n++ {
@@ -173,7 +172,7 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 		if token, err = base64.StdEncoding.AppendDecode(token[:0], text); err != nil || len(token) == 0 {
 			return nil, fmt.Errorf("line %d: token in base64: %w", n, err)
 		}
-		v.put(token, uint32(id), true)
+		v.put(string(token), uint32(id), true)
 		ranks++
 	}
 	if len(v.token) == 0 {
@@ -182,7 +181,6 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 	c.Special = withReserved(c, ranks)
 	t := &Tokenizer{byteLevel: true, toolsInCode: c.reserved > 0, chops: c.reserved > 0, bpe: bpe{vocab: v, whole: true, unk: noID}}
 	t.bpe.mergesOfRanks()
-	t.bpe.prepareBytes()
 	var err error
 	if t.steps, err = patternSteps(c.Pattern); err != nil {
 		return nil, unsupported(err)
@@ -194,8 +192,8 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 			return nil, fmt.Errorf("special token %q with id %d", content, id)
 		}
 		special = append(special, added{id: id, content: []byte(content)})
-		if len(v.get(id)) == 0 {
-			v.put([]byte(content), id, false)
+		if v.get(id) == "" {
+			v.put(content, id, false)
 		}
 	}
 	t.raw = newFinder(special)
@@ -237,19 +235,8 @@ func patternSteps(pattern string) ([]splitter, error) {
 func (b *bpe) mergesOfRanks() {
 	var all []mergeSlot
 	for id := range b.vocab.token {
-		token := b.vocab.get(uint32(id))
-		for k := 1; k < len(token); k++ {
-			left := b.vocab.id(token[:k])
-			if left == noID {
-				continue
-			}
-			if right := b.vocab.id(token[k:]); right != noID {
-				all = append(all, mergeSlot{pairOf(left, right), uint64(id)<<32 | uint64(id)})
-			}
-		}
+		all = b.vocab.appendMerges(all, uint64(id), uint32(id))
 	}
-	b.merges = newMerges(len(all))
-	for _, m := range all {
-		b.merges.put(m.key, m.value)
-	}
+	b.merges = newMerges(all)
+	b.prepareBytes()
 }

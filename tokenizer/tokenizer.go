@@ -18,10 +18,7 @@ package tokenizer
 
 import (
 	"context"
-	"runtime"
-	"sync"
 	"sync/atomic"
-	"unicode/utf8"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -47,7 +44,6 @@ type Tokenizer struct {
 	byteLevel     bool
 	chops         bool // long stretches are encoded in slices, as Kimi's class does
 	toolsInCode   bool // chats with tools are rendered by code of the model's own
-	strip         int  // spaces that decoding takes from the start
 
 	// Slow says why encoding goes the general way, with a regular expression engine
 	// or copies of the text: up to ten times slower, and without reuse of prefixes.
@@ -59,8 +55,7 @@ type Tokenizer struct {
 
 	identity uint64 // of this Tokenizer in a [Cache]
 
-	mu   sync.Mutex
-	free []*work
+	free freeList[*work]
 }
 
 // identities numbers the tokenizers of this process.
@@ -134,17 +129,13 @@ func (t *Tokenizer) Size() int { return len(t.bpe.vocab.token) }
 // Forget drops the scratch memory that is kept for later texts, and with it the
 // ids of the words seen: what a fresh Tokenizer does not have either.
 func (t *Tokenizer) Forget() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.free = nil
+	for ok := true; ok; {
+		_, ok = t.free.take()
+	}
 }
 
 func (t *Tokenizer) take() *work {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if n := len(t.free); n > 0 {
-		w := t.free[n-1]
-		t.free = t.free[:n-1]
+	if w, ok := t.free.take(); ok {
 		return w
 	}
 	return newWork()
@@ -164,84 +155,7 @@ func (t *Tokenizer) give(w *work) {
 	if cap(w.text)+cap(w.spaced) > keepBytes {
 		w.text, w.spaced = nil, nil
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.free) < runtime.GOMAXPROCS(0) {
-		t.free = append(t.free, w)
-	}
-}
-
-// cuts says where SentencePiece-style text may be cut: between two characters
-// that stand side by side in no token, since a merge across the cut would make
-// such a token.
-type cuts struct {
-	space []byte // what a space is written as
-	rune  rune   // the same
-	never bool   // no stretch is prefixed
-	first bool   // only the one at the text's start
-	force bool   // also one that begins with a space
-	split bool   // every space begins a piece
-	pairs pairSet
-	near  [128][2]uint64 // those of two ASCII characters
-}
-
-func (c *cuts) prefixed(stretch []byte, atStart bool) bool {
-	if c.never || c.first && !atStart {
-		return false
-	}
-	if c.force {
-		return true
-	}
-	r, _ := utf8.DecodeRune(stretch)
-	return c.written(r) != c.rune
-}
-
-// written returns the character that stands for r.
-func (c *cuts) written(r rune) rune {
-	if r == ' ' {
-		return c.rune
-	}
-	return r
-}
-
-func (c *cuts) keep(a, b rune) {
-	if a < 128 && b < 128 {
-		c.near[a][b>>6] |= 1 << (b & 63)
-		return
-	}
-	c.pairs.add(uint32(a), uint32(b))
-}
-
-// together reports whether some token has a and b side by side.
-func (c *cuts) together(a, b rune) bool {
-	if a < 128 && b < 128 {
-		return c.near[a][b>>6]>>(b&63)&1 != 0
-	}
-	return c.pairs.has(uint32(a), uint32(b))
-}
-
-// pieceFrom is the length in bytes from which a piece ends at any place where it
-// may. Shorter ones end before a space, or between two characters beyond ASCII,
-// of which words are short: each piece costs a lookup.
-const pieceFrom = 10
-
-// scan is a scanner.
-func (c *cuts) scan(s []byte, i, end int) (j, looked int) {
-	r, n := decode(s, i, end)
-	a := c.written(r)
-	for j = i + n; j < end; j += n {
-		if b := s[j]; b < utf8.RuneSelf {
-			r, n = rune(b), 1
-		} else {
-			r, n = decode(s, j, end)
-		}
-		b := c.written(r)
-		if b == c.rune && c.split || (b == c.rune || min(a, b) >= utf8.RuneSelf || j-i >= pieceFrom) && !c.together(a, b) {
-			return j, j + n
-		}
-		a = b
-	}
-	return j, end + 1
+	t.free.give(w)
 }
 
 // FirstDiff returns the index of the first id in which a and b differ: the

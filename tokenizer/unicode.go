@@ -56,6 +56,7 @@ const (
 	classKana  = classLetter // kanaClasses: Chinese characters and kana
 	classWord  = classLetter // wordClasses: \w
 	classBloom = classLetter // bloomClasses: what BLOOM's runs consist of
+	classPlain = classLetter // plainClasses: what NFC leaves as it is, whatever stands beside it
 )
 
 //nolint:gochecknoglobals // tables
@@ -95,6 +96,15 @@ var (
 		for _, c := range "(|.,!?…。，、।۔،)" {
 			all[c] = 0
 		}
+	})
+	plainClasses = newClasses(func(all []uint8) {
+		clear(all)
+		change(all, []classRange{
+			{lo: 0, hi: 0x2ff}, {lo: 0x3400, hi: 0x9fff}, // Latin, Chinese
+			{lo: 0x400, hi: 0x482}, {lo: 0x2010, hi: 0x2027}, // Cyrillic, punctuation
+			{lo: 0x3000, hi: 0x3029}, {lo: 0x3030, hi: 0x3098}, {lo: 0x30a0, hi: 0x312f}, // kana
+			{lo: 0xac00, hi: 0xd7a3}, {lo: 0xff01, hi: 0xff60}, // Hangul syllables, wide forms
+		}, 0, classPlain)
 	})
 	accents = sync.OnceValue(func() *unicode.RangeTable {
 		t := &unicode.RangeTable{}
