@@ -106,7 +106,7 @@ func TestCommands(t *testing.T) {
 func TestEverySettingIsAFlag(t *testing.T) {
 	c := defaults()
 	fs := newFlagSet("test", os.Stderr)
-	c.flags(fs)
+	addFlags(fs, &c)
 	var keys, flags []string
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[config]()) {
 		if field.Anonymous {

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"math"
 	"strconv"
@@ -17,58 +16,97 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// optional makes a flag of a number that may be absent.
-func optional[T float64 | int](fs *flag.FlagSet, to **T, name, usage string, parse func(string) (T, error)) {
-	fs.Func(name, usage, func(s string) error {
-		v, err := parse(s)
-		if err != nil {
-			return err
-		}
-		*to = &v
-		return nil
-	})
-}
+// Routing is the settings that say how a decision is made. Where NVIDIA Dynamo has a flag
+// of the same meaning, the name is its own.
+type Routing struct {
+	// RouterMode is the way of choosing: kv (the cheapest by cache and load),
+	// random, round-robin, direct (the worker that the request names),
+	// least-loaded, power-of-two or device-aware-weighted.
+	RouterMode string `yaml:"router-mode" default:"kv" help:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted"`
+	// Cost says what a worker costs in mode kv: tokens, dynamo, dynamo_newer,
+	// predicted_ttft or weighted. Empty is tokens, or the one that the settings
+	// below belong to; docs/routing.md has the formulas.
+	Cost string `yaml:"cost" help:"tokens, dynamo, dynamo_newer, predicted_ttft or weighted: what a worker costs in mode kv (default tokens)"`
+	// Alpha is the share of a prefill that each request beside it pays, for the
+	// costs tokens and predicted_ttft. Absent: 0.1.
+	Alpha *float64 `yaml:"alpha" help:"<share> of a prefill that each request beside it pays (default 0.1)"`
+	// Attention is what the attention of a token to one before it costs against
+	// its linear part, for the cost tokens. "auto" takes it from each model's
+	// config.json, 4·layers·heads·head size/parameters, or 6e-5 without one.
+	Attention string `yaml:"attention" default:"auto" help:"<weight> of attention against the linear part of a token, or auto: the model's own"`
+	// RouterTemperature above 0 draws the worker, the cheaper the likelier.
+	RouterTemperature float64 `yaml:"router-temperature" help:"above 0 draws the worker, the cheaper the likelier"`
+	// KVOverlapScoreWeight weighs prefill against active blocks and selects the
+	// cost dynamo; 0 routes by load alone and keeps no index. Absent: 1.
+	KVOverlapScoreWeight *float64 `yaml:"kv-overlap-score-weight" setting:"overlap_score_weight" help:"<weight> of prefill against active blocks, selects the cost dynamo; 0 routes by load alone"`
+	// The settings of the cost dynamo_newer, each of which selects it: prefill
+	// blocks forgiven for a cached one (absent: 1), the rate at which that
+	// shrinks with pending prefill (0), the weight of prefill (1), blocks that
+	// each request counts by itself (0).
+	OverlapScoreCredit        *float64 `yaml:"router-kv-overlap-score-credit" setting:"overlap_score_credit" help:"prefill <blocks> forgiven for a cached one, selects the cost dynamo_newer; 0 routes by load alone"`
+	OverlapScoreCreditDecay   *float64 `yaml:"router-kv-overlap-score-credit-decay" setting:"overlap_score_credit_decay" help:"<rate> at which that credit shrinks with pending prefill, selects dynamo_newer"`
+	PrefillLoadScale          *float64 `yaml:"router-prefill-load-scale" setting:"prefill_load_scale" help:"<weight> of prefill against active blocks, selects dynamo_newer"`
+	DecodeActiveRequestWeight *float64 `yaml:"router-decode-active-request-weight" setting:"active_request_weight" help:"<blocks> that each request counts by itself, selects dynamo_newer"`
+	// What a cached block in host memory, and one on disk or farther, is worth in
+	// blocks on the device, for all costs but dynamo and weighted. Absent: 0.75, 0.25.
+	HostCacheHitWeight *float64 `yaml:"router-host-cache-hit-weight" setting:"host_cache_weight" help:"<blocks> that a cached one in host memory is worth, not for dynamo and weighted (default 0.75)"`
+	DiskCacheHitWeight *float64 `yaml:"router-disk-cache-hit-weight" setting:"disk_cache_weight" help:"the same on disk or farther (default 0.25)"`
+	// The weights of the cost weighted: of the cached share of the prompt, of requests as
+	// a share of max_num_seqs, and of the used share of the cache. Absent: 0.6, 0.3, 0.1.
+	WeightedOverlap  *float64 `yaml:"weighted-overlap" setting:"weighted_overlap" help:"<weight> of the cached share of a prompt, for the cost weighted (default 0.6)"`
+	WeightedRequests *float64 `yaml:"weighted-requests" setting:"weighted_requests" help:"<weight> of requests as a share of what the engine computes at a time, for the cost weighted (default 0.3)"`
+	WeightedKVUse    *float64 `yaml:"weighted-kv-use" setting:"weighted_kv_use" help:"<weight> of the used share of the engine's cache, for the cost weighted (default 0.1)"`
+	// EnginePreset is the engine that times are estimated by: 32b, 8b or 70b.
+	EnginePreset string `yaml:"engine-preset" default:"32b" want:"32b|8b|70b" help:"32b, 8b or 70b: the engine that times are estimated by"`
+	// DeviceRatio is how many CPU workers do the work of another one, in mode
+	// device-aware-weighted.
+	DeviceRatio float64 `yaml:"device-ratio" default:"8" want:">0" help:"<CPUs> that do the work of one GPU, in mode device-aware-weighted"`
+	// NoAssumeKVReuse counts the blocks of each request in flight as its own,
+	// NoTrackActiveBlocks and NoTrackPrefillTokens do not count them, or its
+	// prefill tokens, at all.
+	NoAssumeKVReuse      bool `yaml:"no-assume-kv-reuse" help:"count the blocks of each request as its own"`
+	NoTrackActiveBlocks  bool `yaml:"no-track-active-blocks" help:"do not count the blocks of requests in flight"`
+	NoTrackPrefillTokens bool `yaml:"no-router-track-prefill-tokens" help:"do not count the prefill tokens of requests in flight"`
+	// NoTrackOutputBlocks does not count the blocks that outputs fill. Nobody sees
+	// the tokens of a response behind Envoy: they are estimated by the time since the
+	// first one. OutputRate is how many a request makes a second; 0 takes what is
+	// known of its worker from requests through the API, or the engine preset.
+	NoTrackOutputBlocks bool    `yaml:"no-router-track-output-blocks" help:"do not estimate the blocks that outputs fill"`
+	OutputRate          float64 `yaml:"output-rate" help:"<tokens> a second that a request makes, for that; 0 takes what workers are known for, or the engine preset"`
 
-func parseFloat(s string) (float64, error) { return strconv.ParseFloat(s, 64) }
-
-// routingFlags makes flags of the settings that say how a decision is made. Where
-// NVIDIA Dynamo has a flag of the same meaning, the name is its own.
-func (c *config) routingFlags(fs *flag.FlagSet) {
-	fs.StringVar(&c.RouterMode, "router-mode", c.RouterMode, "kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted")
-	fs.StringVar(&c.Cost, "cost", c.Cost, "tokens, dynamo, dynamo_newer, predicted_ttft or weighted: what a worker costs in mode kv (default tokens)")
-	optional(fs, &c.Alpha, "alpha", "`share` of a prefill that each request beside it pays (default 0.1)", parseFloat)
-	fs.StringVar(&c.Attention, "attention", c.Attention, "`weight` of attention against the linear part of a token, or auto: the model's own")
-	fs.Float64Var(&c.RouterTemperature, "router-temperature", c.RouterTemperature, "above 0 draws the worker, the cheaper the likelier")
-	optional(fs, &c.KVOverlapScoreWeight, "kv-overlap-score-weight", "`weight` of prefill against active blocks, selects the cost dynamo; 0 routes by load alone", parseFloat)
-	optional(fs, &c.OverlapScoreCredit, "router-kv-overlap-score-credit", "prefill `blocks` forgiven for a cached one, selects the cost dynamo_newer; 0 routes by load alone", parseFloat)
-	optional(fs, &c.OverlapScoreCreditDecay, "router-kv-overlap-score-credit-decay", "`rate` at which that credit shrinks with pending prefill, selects dynamo_newer", parseFloat)
-	optional(fs, &c.PrefillLoadScale, "router-prefill-load-scale", "`weight` of prefill against active blocks, selects dynamo_newer", parseFloat)
-	optional(fs, &c.DecodeActiveRequestWeight, "router-decode-active-request-weight", "`blocks` that each request counts by itself, selects dynamo_newer", parseFloat)
-	optional(fs, &c.HostCacheHitWeight, "router-host-cache-hit-weight", "`blocks` that a cached one in host memory is worth, not for dynamo and weighted (default 0.75)", parseFloat)
-	optional(fs, &c.DiskCacheHitWeight, "router-disk-cache-hit-weight", "the same on disk or farther (default 0.25)", parseFloat)
-	optional(fs, &c.WeightedOverlap, "weighted-overlap", "`weight` of the cached share of a prompt, for the cost weighted (default 0.6)", parseFloat)
-	optional(fs, &c.WeightedRequests, "weighted-requests", "`weight` of requests as a share of what the engine computes at a time, for the cost weighted (default 0.3)", parseFloat)
-	optional(fs, &c.WeightedKVUse, "weighted-kv-use", "`weight` of the used share of the engine's cache, for the cost weighted (default 0.1)", parseFloat)
-	fs.StringVar(&c.EnginePreset, "engine-preset", c.EnginePreset, "32b, 8b or 70b: the engine that times are estimated by")
-	fs.Float64Var(&c.DeviceRatio, "device-ratio", c.DeviceRatio, "`CPUs` that do the work of one GPU, in mode device-aware-weighted")
-	fs.BoolVar(&c.NoAssumeKVReuse, "no-assume-kv-reuse", c.NoAssumeKVReuse, "count the blocks of each request as its own")
-	fs.BoolVar(&c.NoTrackActiveBlocks, "no-track-active-blocks", c.NoTrackActiveBlocks, "do not count the blocks of requests in flight")
-	fs.BoolVar(&c.NoTrackPrefillTokens, "no-router-track-prefill-tokens", c.NoTrackPrefillTokens, "do not count the prefill tokens of requests in flight")
-	fs.BoolVar(&c.NoTrackOutputBlocks, "no-router-track-output-blocks", c.NoTrackOutputBlocks, "do not estimate the blocks that outputs fill")
-	fs.Float64Var(&c.OutputRate, "output-rate", c.OutputRate, "`tokens` a second that a request makes, for that; 0 takes what workers are known for, or the engine preset")
-	optional(fs, &c.BusyThreshold, "busy-threshold", "`share` of a worker's blocks, 0 to 1, above which it gets no requests", parseFloat)
-	optional(fs, &c.ActivePrefillTokensThreshold, "active-prefill-tokens-threshold", "pending prefill `tokens` above which a worker gets no requests", strconv.Atoi)
-	optional(fs, &c.ActivePrefillTokensThresholdFrac, "active-prefill-tokens-threshold-frac", "the same in `batches` of the engine", parseFloat)
-	optional(fs, &c.RouterQueueThreshold, "router-queue-threshold", "`batches` of pending prefill that each worker has when requests begin to wait; absent: nobody waits", parseFloat)
-	fs.StringVar(&c.RouterQueuePolicy, "router-queue-policy", c.RouterQueuePolicy, "fcfs, lcfs or wspt: who waits first")
-	fs.IntVar(&c.RouterQueueLimit, "router-queue-limit", c.RouterQueueLimit, "largest `number` of requests that wait, by pool")
-	fs.DurationVar(&c.QueueWait, "queue-wait", c.QueueWait, "longest `time` that a request waits; less than Envoy's max_message_timeout")
-	fs.IntVar(&c.OverloadStatus, "overload-status", c.OverloadStatus, "`status` of requests refused because all workers are busy: 429, 503 or 529")
-	fs.IntVar(&c.SessionAffinityTTL, "session-affinity-ttl-secs", c.SessionAffinityTTL, "`seconds` without a request after which a session leaves its worker; 0: sessions do not matter")
-	fs.StringVar(&c.SessionAffinityMode, "session-affinity-mode", c.SessionAffinityMode, "hard or soft: whether a session stays with a worker that cannot take it")
-	fs.StringVar(&c.SessionHeaders, "session-headers", c.SessionHeaders, "`names` of the headers that name a session, comma-separated; the first one present counts")
-	fs.BoolVar(&c.TrustOverrides, "trust-overrides", c.TrustOverrides, "heed the routing hints and overrides in headers of requests")
-	fs.BoolVar(&c.AllowDirect, "allow-direct", c.AllowDirect, "heed the worker named in headers of requests")
+	// A worker above one of these gets no requests, in any mode: the share of
+	// its blocks in use, 0 to 1; pending prefill tokens; the same in batches of
+	// the engine. Absent: never. /busy_threshold of the API changes them.
+	BusyThreshold                    *float64 `yaml:"busy-threshold" setting:"active_decode_blocks_threshold" help:"<share> of a worker's blocks, 0 to 1, above which it gets no requests"`
+	ActivePrefillTokensThreshold     *int     `yaml:"active-prefill-tokens-threshold" setting:"active_prefill_tokens_threshold" help:"pending prefill <tokens> above which a worker gets no requests"`
+	ActivePrefillTokensThresholdFrac *float64 `yaml:"active-prefill-tokens-threshold-frac" setting:"active_prefill_tokens_threshold_frac" help:"the same in <batches> of the engine"`
+	// RouterQueueThreshold is how many batches of pending prefill each worker
+	// has, more than this, when requests begin to wait for one. Absent: nobody
+	// waits.
+	RouterQueueThreshold *float64 `yaml:"router-queue-threshold" help:"<batches> of pending prefill that each worker has when requests begin to wait; absent: nobody waits"`
+	// RouterQueuePolicy is fcfs (the first come), lcfs (the last) or wspt (the
+	// shortest prefill); RouterQueueLimit the largest number that waits, by pool.
+	RouterQueuePolicy string `yaml:"router-queue-policy" default:"fcfs" help:"fcfs, lcfs or wspt: who waits first"`
+	RouterQueueLimit  int    `yaml:"router-queue-limit" default:"10000" want:">0" help:"largest <number> of requests that wait, by pool"`
+	// QueueWait is the longest time that a request waits. Half a second more
+	// must not exceed Envoy's max_message_timeout.
+	QueueWait time.Duration `yaml:"queue-wait" default:"9.5s" want:">0s" help:"longest <time> that a request waits; less than Envoy's max_message_timeout"`
+	// OverloadStatus is what clients get when all workers are busy, the queue is
+	// full, or the wait was too long: 429, 503 or 529.
+	OverloadStatus int `yaml:"overload-status" default:"429" want:"429|503|529" help:"<status> of requests refused because all workers are busy: 429, 503 or 529"`
+	// SessionAffinityTTL is how many seconds without a request a session stays
+	// with its worker; 0: sessions do not matter. In SessionAffinityMode "hard"
+	// it gets that worker or an error, in "soft" another one if that is busy.
+	SessionAffinityTTL  int    `yaml:"session-affinity-ttl-secs" want:"0..31536000" help:"<seconds> without a request after which a session leaves its worker; 0: sessions do not matter"`
+	SessionAffinityMode string `yaml:"session-affinity-mode" default:"soft" want:"hard|soft" help:"hard or soft: whether a session stays with a worker that cannot take it"`
+	// SessionHeaders are the headers that name a session, comma-separated.
+	SessionHeaders string `yaml:"session-headers" default:"x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id" help:"<names> of the headers that name a session, comma-separated; the first one present counts"`
+	// TrustOverrides heeds headers with routing hints: priorities, expected
+	// output, the target of the first token, taints, x-dynamo-router-override.
+	// AllowDirect heeds those that name the worker. For listeners that only
+	// trusted clients reach; otherwise they are removed unread.
+	TrustOverrides bool `yaml:"trust-overrides" help:"heed the routing hints and overrides in headers of requests"`
+	AllowDirect    bool `yaml:"allow-direct" help:"heed the worker named in headers of requests"`
 }
 
 // autoAttention is the attention weight of models that nobody knows more of: that
@@ -80,13 +118,10 @@ func (c *config) scoring() (scorer.Settings, error) {
 	s := scorer.Defaults()
 	s.Attention = autoAttention
 	switch c.EnginePreset {
-	case "32b":
 	case "8b":
 		s.Engine = scorer.Dense8B()
 	case "70b":
 		s.Engine = scorer.Dense70B()
-	default:
-		return s, fmt.Errorf("config: engine-preset is %q, want 32b, 8b or 70b", c.EnginePreset)
 	}
 	s.Temperature = c.RouterTemperature
 	s.AssumeKVReuse, s.TrackPrefill = !c.NoAssumeKVReuse, !c.NoTrackPrefillTokens
@@ -124,102 +159,58 @@ func (c *config) scoring() (scorer.Settings, error) {
 	if err != nil {
 		return s, named(err)
 	}
-	return t, c.pointless(&t)
+	return t, c.withoutEffect(&t)
 }
 
-// named makes an error of package scorer say which flag is meant.
+// named makes an error of package scorer say which flag is meant: the one with its
+// setting as a tag, or of its name.
 func named(err error) error {
-	if bad, ok := errors.AsType[*scorer.SettingError](err); ok && flagOf(bad.Setting) != "" {
-		return fmt.Errorf("config: %s: %w", flagOf(bad.Setting), err)
+	if bad, ok := errors.AsType[*scorer.SettingError](err); ok {
+		for name, s := range eachSetting(new(config)) {
+			if s.tag.Get("setting") == bad.Setting {
+				return fmt.Errorf("config: %s: %w", name, err)
+			}
+		}
 	}
 	return fmt.Errorf("config: %w", err)
 }
 
-// pointless refuses settings beside others that keep them from ever changing
+// withoutEffect refuses settings beside others that keep them from ever changing
 // anything: who set them expects something else. What the API or a request may turn
 // on while kvroute runs is not among them.
-func (c *config) pointless(s *scorer.Settings) error {
-	d := defaults()
+func (c *config) withoutEffect(s *scorer.Settings) error {
 	kv := c.RouterMode == string(router.KV)
-	mode := "router-mode " + c.RouterMode
-	knowsTiers := s.Policy != scorer.Dynamo && s.Policy != scorer.Weighted
-	for _, p := range []struct {
-		setting string
-		given   bool
-		useful  bool
-		beside  string
+	mode, cost := "router-mode "+c.RouterMode, "cost "+string(s.Policy)
+	weighted := s.Policy == scorer.Weighted
+	given := c.changedFromDefaults()
+	for _, row := range []struct {
+		settings string
+		effect   bool // whether they have one
+		beside   string
 	}{
-		{"cost", c.Cost != "", kv, mode},
-		{"alpha", c.Alpha != nil, kv, mode},
-		{"attention", c.Attention != d.Attention, kv, mode},
-		{"router-temperature", c.RouterTemperature != 0, kv, mode},
-		{"kv-overlap-score-weight", c.KVOverlapScoreWeight != nil, kv, mode},
-		{"router-kv-overlap-score-credit", c.OverlapScoreCredit != nil, kv, mode},
-		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay != nil, kv, mode},
-		{"router-prefill-load-scale", c.PrefillLoadScale != nil, kv, mode},
-		{"router-decode-active-request-weight", c.DecodeActiveRequestWeight != nil, kv, mode},
-		{"router-host-cache-hit-weight", c.HostCacheHitWeight != nil, kv, mode},
-		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight != nil, kv, mode},
-		{"device-ratio", c.DeviceRatio != d.DeviceRatio, c.RouterMode == string(router.DeviceAware), mode},
-
-		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay != nil, s.TrackPrefill, "no-router-track-prefill-tokens"},
-		{"router-kv-overlap-score-credit-decay", c.OverlapScoreCreditDecay != nil, s.OverlapCredit > 0, "router-kv-overlap-score-credit 0"},
-		{"router-host-cache-hit-weight", c.HostCacheHitWeight != nil, knowsTiers, "cost " + string(s.Policy)},
-		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight != nil, knowsTiers, "cost " + string(s.Policy)},
-		{"router-host-cache-hit-weight", c.HostCacheHitWeight != nil, s.UsesOverlap(), "router-kv-overlap-score-credit 0"},
-		{"router-disk-cache-hit-weight", c.DiskCacheHitWeight != nil, s.UsesOverlap(), "router-kv-overlap-score-credit 0"},
-
-		{"weighted-overlap", c.WeightedOverlap != nil, kv && s.Policy == scorer.Weighted, "cost " + string(s.Policy)},
-		{"weighted-requests", c.WeightedRequests != nil, kv && s.Policy == scorer.Weighted, "cost " + string(s.Policy)},
-		{"weighted-kv-use", c.WeightedKVUse != nil, kv && s.Policy == scorer.Weighted, "cost " + string(s.Policy)},
-
-		{"router-ttl-secs", c.RouterTTLSecs != d.RouterTTLSecs, s.UsesOverlap(), "a weight of 0, which keeps no index"},
-		{"router-predicted-ttl-secs", c.RouterPredictedTTLSecs != d.RouterPredictedTTLSecs, s.UsesOverlap() || c.RouterPredictedTTLSecs == 0, "a weight of 0, which keeps no index"},
-		{"router-predicted-ttl-secs", c.RouterPredictedTTLSecs != d.RouterPredictedTTLSecs, !c.NoKVEvents || c.RouterPredictedTTLSecs == 0, "no-kv-events, where router-ttl-secs counts"},
-		{"max-index-blocks", c.MaxIndexBlocks != d.MaxIndexBlocks, s.UsesOverlap(), "a weight of 0, which keeps no index"},
-		{"max-index-blocks", c.MaxIndexBlocks != d.MaxIndexBlocks, !c.NoKVEvents, "no-kv-events"},
-
-		{"output-rate", c.OutputRate != 0, !c.NoTrackOutputBlocks, "no-router-track-output-blocks"},
-		{"router-queue-policy", c.RouterQueuePolicy != d.RouterQueuePolicy, c.RouterQueueThreshold != nil, "no router-queue-threshold"},
-		{"router-queue-limit", c.RouterQueueLimit != d.RouterQueueLimit, c.RouterQueueThreshold != nil, "no router-queue-threshold"},
-		{"queue-wait", c.QueueWait != d.QueueWait, c.RouterQueueThreshold != nil, "no router-queue-threshold"},
-		{"session-affinity-mode", c.SessionAffinityMode != d.SessionAffinityMode, c.SessionAffinityTTL != 0, "session-affinity-ttl-secs 0"},
-		{"session-headers", c.SessionHeaders != d.SessionHeaders, c.SessionAffinityTTL != 0, "session-affinity-ttl-secs 0"},
+		{"cost alpha attention router-temperature kv-overlap-score-weight router-kv-overlap-score-credit router-kv-overlap-score-credit-decay " +
+			"router-prefill-load-scale router-decode-active-request-weight router-host-cache-hit-weight router-disk-cache-hit-weight", kv, mode},
+		{"device-ratio", c.RouterMode == string(router.DeviceAware), mode},
+		{"router-kv-overlap-score-credit-decay", s.TrackPrefill, "no-router-track-prefill-tokens"},
+		{"router-kv-overlap-score-credit-decay", s.OverlapCredit > 0, "router-kv-overlap-score-credit 0"},
+		{"router-host-cache-hit-weight router-disk-cache-hit-weight", s.Policy != scorer.Dynamo && !weighted, cost},
+		{"router-host-cache-hit-weight router-disk-cache-hit-weight", s.UsesOverlap(), "router-kv-overlap-score-credit 0"},
+		{"weighted-overlap weighted-requests weighted-kv-use", kv && weighted, cost},
+		{"router-ttl-secs max-index-blocks", s.UsesOverlap(), "a weight of 0, which keeps no index"},
+		{"router-predicted-ttl-secs", s.UsesOverlap() || c.RouterPredictedTTLSecs == 0, "a weight of 0, which keeps no index"},
+		{"router-predicted-ttl-secs", !c.NoKVEvents || c.RouterPredictedTTLSecs == 0, "no-kv-events, where router-ttl-secs counts"},
+		{"max-index-blocks", !c.NoKVEvents, "no-kv-events"},
+		{"output-rate", !c.NoTrackOutputBlocks, "no-router-track-output-blocks"},
+		{"router-queue-policy router-queue-limit queue-wait", c.RouterQueueThreshold != nil, "no router-queue-threshold"},
+		{"session-affinity-mode session-headers", c.SessionAffinityTTL != 0, "session-affinity-ttl-secs 0"},
 	} {
-		if p.given && !p.useful {
-			return fmt.Errorf("config: %s has no effect beside %s", p.setting, p.beside)
+		for name := range strings.FieldsSeq(row.settings) {
+			if given[name] && !row.effect {
+				return fmt.Errorf("config: %s has no effect beside %s", name, row.beside)
+			}
 		}
 	}
 	return nil
-}
-
-// flagOf says which flag a setting comes from, where the name is another one.
-func flagOf(setting string) string {
-	switch setting {
-	case "overlap_score_weight":
-		return "kv-overlap-score-weight"
-	case "overlap_score_credit":
-		return "router-kv-overlap-score-credit"
-	case "overlap_score_credit_decay":
-		return "router-kv-overlap-score-credit-decay"
-	case "prefill_load_scale":
-		return "router-prefill-load-scale"
-	case "active_request_weight":
-		return "router-decode-active-request-weight"
-	case "host_cache_weight":
-		return "router-host-cache-hit-weight"
-	case "disk_cache_weight":
-		return "router-disk-cache-hit-weight"
-	case "weighted_overlap", "weighted_requests", "weighted_kv_use":
-		return strings.ReplaceAll(setting, "_", "-")
-	case "active_decode_blocks_threshold":
-		return "busy-threshold"
-	case "active_prefill_tokens_threshold":
-		return "active-prefill-tokens-threshold"
-	case "active_prefill_tokens_threshold_frac":
-		return "active-prefill-tokens-threshold-frac"
-	}
-	return ""
 }
 
 // attention returns the attention weight, if it is given for all models.
@@ -227,7 +218,7 @@ func (c *config) attention() (weight float64, given bool, err error) {
 	if c.Attention == "auto" {
 		return 0, false, nil
 	}
-	weight, err = parseFloat(c.Attention)
+	weight, err = strconv.ParseFloat(c.Attention, 64)
 	if err != nil || math.IsNaN(weight) {
 		return 0, false, fmt.Errorf("config: attention is %q, want a number or auto", c.Attention)
 	}
@@ -261,9 +252,6 @@ func (c *config) routing() (router.Config, error) {
 	}
 	if c.RouterMode == string(router.Direct) && !c.AllowDirect {
 		return router.Config{}, errors.New("config: router-mode direct needs allow-direct, or no request can name its worker")
-	}
-	if m := c.SessionAffinityMode; m != "hard" && m != "soft" {
-		return router.Config{}, fmt.Errorf("config: session-affinity-mode is %q, want hard or soft", m)
 	}
 	thresholds := scorer.Thresholds{
 		ActiveBlocks: c.BusyThreshold, PrefillTokens: c.ActivePrefillTokensThreshold, PrefillFraction: c.ActivePrefillTokensThresholdFrac,

@@ -233,7 +233,7 @@ func TestFlagsChangeDecisions(t *testing.T) {
 	}
 	c := defaults()
 	fs := newFlagSet("test", os.Stderr)
-	c.routingFlags(fs)
+	addFlags(fs, &c.Routing)
 	fs.VisitAll(func(f *flag.Flag) {
 		if !seen[f.Name] {
 			t.Errorf("--%s: nothing shows that it changes anything", f.Name)
@@ -299,8 +299,8 @@ func TestContradictoryRouting(t *testing.T) {
 		"--router-host-cache-hit-weight -1":                          "router-host-cache-hit-weight: scorer: host_cache_weight is -1",
 		"--router-disk-cache-hit-weight +Inf":                        "router-disk-cache-hit-weight: scorer: disk_cache_weight is +Inf",
 		"--overload-status 500":                                      `overload-status is "500"`,
-		"--queue-wait 0s":                                            `queue-wait is "0s", want a time above 0s`,
-		"--queue-wait -1.5s":                                         `queue-wait is "-1.5s", want a time above 0s`,
+		"--queue-wait 0s":                                            `queue-wait is "0s", want more than 0s`,
+		"--queue-wait -1.5s":                                         `queue-wait is "-1.5s", want more than 0s`,
 		"--kv-overlap-score-weight 1 --router-prefill-load-scale 2":  "prefill_load_scale",
 	} {
 		status, _, stderr := runs(t, append([]string{"config"}, strings.Fields(flags)...)...)
@@ -457,14 +457,14 @@ func TestRoutingPageNamesFlags(t *testing.T) {
 	}
 	fs := newFlagSet("test", os.Stderr)
 	c := defaults()
-	c.flags(fs)
+	addFlags(fs, &c)
 	before, rest, found := strings.Cut(string(text), "## Replaying a load\n")
 	section, after, more := strings.Cut(rest, "\n## ")
 	if !found || !more {
 		t.Fatal("there is no section on replaying a load")
 	}
 	own, replays := newFlagSet("test", os.Stderr), newFlagSet("test", os.Stderr)
-	c.routingFlags(own)
+	addFlags(own, &c.Routing)
 	new(replay.Command).Flags(replays)
 	for _, part := range []struct {
 		name, text string
