@@ -16,10 +16,10 @@ import (
 )
 
 // What replicas say changes while they are asked, and they are not asked at one moment.
-// So each is asked several times, and two differ only if there is no reading of the one
-// that agrees with one of the other: texts of which the one has seen none of the
-// other's, numbers whose ranges do not meet. What is merely on its way does meet, for
-// it takes less time than lies between two readings; what is wrong and at rest does not.
+// So each is asked several times, and two replicas differ only if no reading of the one
+// agrees with a reading of the other: texts of which the one has seen none of the other's,
+// numbers whose ranges do not meet. A change that is on its way takes less time than lies
+// between two readings, so it does meet; a lasting difference does not.
 
 // severity says how serious a finding is.
 type severity string
@@ -34,21 +34,21 @@ const (
 type finding struct {
 	Level severity `json:"level"`
 	What  string   `json:"what"`
-	// Of is the worker, model or setting that it is about, Replica the replica. Values
-	// are what each replica says, by its name. Text says it in words, where values do
-	// not.
+	// Of is the worker, model or setting that the finding is about, Replica the replica.
+	// Values are what each replica says, by its name; Text is in words, where there are
+	// no values.
 	Of      string            `json:"of,omitempty"`
 	Replica string            `json:"replica,omitempty"`
 	Values  map[string]string `json:"values,omitempty"`
 	Text    string            `json:"text,omitempty"`
 }
 
-// text says a finding in words.
+// text puts a finding into words.
 func (f *finding) text() string {
-	if f.Text != "" {
-		if f.Replica != "" {
-			return f.Replica + ": " + f.Text
-		}
+	switch {
+	case f.Text != "" && f.Replica != "":
+		return f.Replica + ": " + f.Text
+	case f.Text != "":
 		return f.Text
 	}
 	by := map[string][]string{}
@@ -62,7 +62,7 @@ func (f *finding) text() string {
 	subject := f.What
 	switch {
 	case f.Of == "":
-	case f.What == "setting" || f.What == "worker" || f.What == "model":
+	case absent[f.What] != "":
 		subject += " " + f.Of
 	default:
 		subject += " of " + f.Of
@@ -70,48 +70,23 @@ func (f *finding) text() string {
 	return subject + ": " + strings.Join(parts, "; ")
 }
 
-// serious returns how many findings are no notes, differences how many say that
-// replicas differ.
-func serious(all []finding) (n int) {
+// count returns how many findings are of one of the levels.
+func count(all []finding, levels ...severity) (n int) {
 	for i := range all {
-		if all[i].Level != note {
+		if slices.Contains(levels, all[i].Level) {
 			n++
 		}
 	}
 	return n
 }
 
-func differences(all []finding) (n int) {
-	for i := range all {
-		if all[i].Level == different {
-			n++
-		}
-	}
-	return n
-}
+// serious returns how many findings are no notes.
+func serious(all []finding) int { return count(all, different, fault) }
 
 // tolerance is by how much replicas may differ.
 type tolerance struct {
 	requests, tokens, blocks int
 	clock                    time.Duration
-}
-
-// nameAll gives each replica a name that no other one has.
-func nameAll(all []*examined) {
-	seen := map[string]int{}
-	for _, x := range all {
-		x.name = ""
-		if len(x.readings) > 0 {
-			x.name = x.readings[0].Replica.Replica
-		}
-		x.name = cmp.Or(x.name, strings.TrimPrefix(x.url, "http://"))
-		seen[x.name]++
-	}
-	for i, x := range all {
-		if seen[x.name] > 1 {
-			x.name = fmt.Sprintf("%s#%d", x.name, i+1)
-		}
-	}
 }
 
 // diagnosis collects findings.
@@ -126,7 +101,7 @@ func diagnose(all []*examined, t tolerance) []finding {
 	d := diagnosis{tolerance: t}
 	for _, x := range all {
 		if x.err != nil {
-			d.fault(x, "answer", "it cannot be asked: "+x.err.Error())
+			d.say(fault, x, "answer", "it cannot be asked: %v", x.err)
 			continue
 		}
 		d.all = append(d.all, x)
@@ -135,75 +110,64 @@ func diagnose(all []*examined, t tolerance) []finding {
 		d.alone(x)
 	}
 	d.identities()
-	d.settings()
-	d.models()
-	d.workers()
+	d.compare()
+	d.contents()
 	d.peers()
 	return d.found
 }
 
-func (d *diagnosis) fault(x *examined, what, text string) {
-	d.found = append(d.found, finding{Level: fault, What: what, Replica: x.name, Text: text})
-}
-
-func (d *diagnosis) note(x *examined, what, text string) {
-	d.found = append(d.found, finding{Level: note, What: what, Replica: x.name, Text: text})
-}
-
-// always reports whether all readings of a replica are so.
-func always(x *examined, is func(*reading) bool) bool {
-	for i := range x.readings {
-		if !is(&x.readings[i]) {
-			return false
-		}
-	}
-	return true
+func (d *diagnosis) say(level severity, x *examined, what, format string, args ...any) {
+	d.found = append(d.found, finding{Level: level, What: what, Replica: x.name, Text: fmt.Sprintf(format, args...)})
 }
 
 // howToPublish tells an operator what to do when a worker sends no events.
 const howToPublish = "start vLLM with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5657\",\"topic\":\"kv-events\"}' " +
 	"and set events: {transport: zmq} for the worker, or events: {transport: none} if it publishes none"
 
-// alone looks at a replica by itself.
+// alone looks at a replica by itself. A fault shows in all of its readings.
 func (d *diagnosis) alone(x *examined) {
-	last := &x.readings[len(x.readings)-1]
-	if !always(x, func(r *reading) bool { return r.RouterID == last.RouterID }) {
-		d.fault(x, "identity", "its answers come from several replicas, or it has just started again: is the URL that of a balancer?")
+	last := x.last()
+	always := func(is func(*reading) bool) bool {
+		return !slices.ContainsFunc(x.readings, func(r reading) bool { return !is(&r) })
 	}
-	if always(x, func(r *reading) bool { return !r.Bus }) {
-		d.fault(x, "bus", "NATS is away: it neither hears of workers nor of other replicas")
+	if !always(func(r *reading) bool { return r.RouterID == last.RouterID }) {
+		d.say(fault, x, "identity", "its answers come from several replicas, or it has just started again: is the URL that of a balancer?")
+	}
+	if always(func(r *reading) bool { return !r.Bus }) {
+		d.say(fault, x, "bus", "NATS is away: it neither hears of workers nor of other replicas")
 	}
 	for _, check := range slices.Sorted(maps.Keys(last.Ready.Checks)) {
-		if always(x, func(r *reading) bool { return !r.Ready.Checks[check] }) && (check != "workers" || len(last.workers) > 0) {
-			d.fault(x, "ready", fmt.Sprintf("it is %s: the check %q fails", last.Ready.Status, check))
+		if always(func(r *reading) bool { return !r.Ready.Checks[check] }) && (check != "workers" || len(last.workers) > 0) {
+			d.say(fault, x, "ready", "it is %s: the check %q fails", last.Ready.Status, check)
 		}
 	}
-	if always(x, func(r *reading) bool { return len(r.workers) == 0 }) {
-		d.fault(x, "workers", "it knows no worker")
+	if always(func(r *reading) bool { return len(r.workers) == 0 }) {
+		d.say(fault, x, "workers", "it knows no worker")
 	}
 	for i := range last.workers {
 		w := &last.workers[i]
 		name := nameOf(w.Worker, w.Name)
-		switch w.KVEvents {
-		case "suspect", "partial", "block_size_mismatch":
-			if always(x, func(r *reading) bool { s := r.worker(w.Worker); return s != nil && s.KVEvents == w.KVEvents }) {
-				d.fault(x, "events", fmt.Sprintf("what worker %s caches is not known in full: its events are %s", name, w.KVEvents))
-			}
-		}
-		if direct := w.Transport == "zmq" || w.Transport == "http_poll"; w.KVEvents == "none" && (direct || w.NeverHeard) &&
-			always(x, func(r *reading) bool { s := r.worker(w.Worker); return s != nil && s.KVEvents == "none" }) {
-			d.fault(x, "events", fmt.Sprintf("no cache events of worker %s have come: %s", name, howToPublish))
+		lasting := always(func(r *reading) bool {
+			return slices.ContainsFunc(r.workers, func(s router.WorkerState) bool { return s.Worker == w.Worker && s.KVEvents == w.KVEvents })
+		})
+		direct := w.Transport == "zmq" || w.Transport == "http_poll"
+		switch {
+		case !lasting:
+		case w.KVEvents == "suspect", w.KVEvents == "partial", w.KVEvents == "block_size_mismatch":
+			d.say(fault, x, "events", "what worker %s caches is not known in full: its events are %s", name, w.KVEvents)
+		case w.KVEvents == "none" && (direct || w.NeverHeard):
+			d.say(fault, x, "events", "no cache events of worker %s have come: %s", name, howToPublish)
 		}
 		if w.Health != router.Healthy.String() {
-			d.note(x, "health", fmt.Sprintf("worker %s is %s", name, w.Health))
+			d.say(note, x, "health", "worker %s is %s", name, w.Health)
 		}
 		if w.Failing {
-			d.note(x, "health", fmt.Sprintf("worker %s is avoided, since it failed lately", name))
+			d.say(note, x, "health", "worker %s is avoided, since it failed lately", name)
 		}
 	}
 	for _, m := range last.models {
 		if len(m.BlockSizes) > 1 {
-			d.note(x, "models", fmt.Sprintf("model %s has workers with blocks of %v tokens, whose caches never meet", m.Model, m.BlockSizes))
+			d.say(note, x, "models", "model %s has workers with blocks of %v tokens, whose caches never meet", m.Model, m.BlockSizes)
 		}
 	}
 }
@@ -212,9 +176,9 @@ func (d *diagnosis) alone(x *examined) {
 func (d *diagnosis) identities() {
 	by := map[uint64]*examined{}
 	for _, x := range d.all {
-		id := x.readings[len(x.readings)-1].RouterID
+		id := x.last().RouterID
 		if other := by[id]; other != nil {
-			d.fault(x, "identity", "it is the same process as "+other.name)
+			d.say(fault, x, "identity", "it is the same process as %s", other.name)
 		}
 		by[id] = x
 	}
@@ -224,116 +188,57 @@ func (d *diagnosis) identities() {
 	byClock := func(a, b *examined) int { return cmp.Compare(a.ahead, b.ahead) }
 	slow, quick := slices.MinFunc(d.all, byClock), slices.MaxFunc(d.all, byClock)
 	if apart := quick.ahead - slow.ahead; apart > d.tolerance.clock {
-		d.note(quick, "clock", fmt.Sprintf("its clock is %v before that of %s; that harms no decision", apart.Round(time.Millisecond), slow.name))
+		d.say(note, quick, "clock", "its clock is %v before that of %s; that harms no decision", apart.Round(time.Millisecond), slow.name)
 	}
 }
 
-// texts compares what replicas say in words, "" for what one does not say. It reports
-// whether they differ.
-func (d *diagnosis) texts(l severity, what, of string, say func(*reading) string) bool {
-	seen := make([]map[string]bool, len(d.all))
-	values := map[string]string{}
-	for i, x := range d.all {
-		seen[i] = map[string]bool{}
-		for j := range x.readings {
-			seen[i][say(&x.readings[j])] = true
+// fact is something that every replica says: what it is, and of which worker, model or
+// setting. Its value is a string or an int.
+type fact struct {
+	what, of string
+	value    any
+}
+
+// absent is the value of facts that a replica does not say. Other facts are compared only
+// among replicas that say them.
+var absent = map[string]string{"worker": "unknown", "model": "unknown", "setting": "unknown", "busy thresholds": ""}
+
+// facts returns what a replica said at one time. The requests of workers are compared
+// only where replicas exchange them.
+func (r *reading) facts(synced bool) []fact {
+	all := []fact{{"version", "", r.Version}, {"scope", "", r.Scope}, {"hash seed", "", strconv.Itoa(r.HashSeed)}}
+	for _, name := range slices.Sorted(maps.Keys(r.Settings)) {
+		value := ""
+		if r.Settings[name] != nil {
+			value = shown(r.Settings[name])
 		}
-		values[x.name] = cmp.Or(strings.Join(slices.Sorted(maps.Keys(seen[i])), " or "), "none")
+		all = append(all, fact{"setting", name, value})
 	}
-	for i := range seen {
-		for j := range i {
-			if !meet(seen[i], seen[j]) {
-				d.found = append(d.found, finding{Level: l, What: what, Of: of, Values: values})
-				return true
-			}
-		}
+	for _, m := range r.models {
+		all = append(all, fact{"model", m.Model, fmt.Sprintf("%v, blocks of %v, tokens: %s", m.Names, m.BlockSizes, m.TokenMode)})
 	}
-	return false
-}
-
-func meet(a, b map[string]bool) bool {
-	for v := range a {
-		if b[v] {
-			return true
-		}
+	for _, model := range slices.Sorted(maps.Keys(r.thresholds)) { // the API may have changed them since the start
+		all = append(all, fact{"busy thresholds", model, r.thresholds[model]})
 	}
-	return false
-}
-
-// span is what a number was in the readings of a replica.
-type span struct {
-	low, high int
-	some      bool
-}
-
-func (s *span) add(n int) {
-	if !s.some {
-		*s = span{n, n, true}
-	}
-	s.low, s.high = min(s.low, n), max(s.high, n)
-}
-
-func (s span) String() string {
-	switch {
-	case !s.some:
-		return "unknown"
-	case s.low == s.high:
-		return strconv.Itoa(s.low)
-	default:
-		return fmt.Sprintf("%d..%d", s.low, s.high)
-	}
-}
-
-// apart is how far two spans are from each other.
-func apart(a, b span) int {
-	if !a.some || !b.some {
-		return 0
-	}
-	return max(0, a.low-b.high, b.low-a.high)
-}
-
-// numbers compares what replicas count of a worker.
-func (d *diagnosis) numbers(what string, w router.Worker, name string, tolerated int, count func(*router.WorkerState) int) {
-	spans, values, far := make([]span, len(d.all)), map[string]string{}, 0
-	for i, x := range d.all {
-		for j := range x.readings {
-			if s := x.readings[j].worker(w); s != nil {
-				spans[i].add(count(s))
-			}
-		}
-		values[x.name] = spans[i].String()
-		for j := range i {
-			far = max(far, apart(spans[i], spans[j]))
+	for i := range r.workers {
+		w := &r.workers[i]
+		id := nameOf(w.Worker, "")
+		all = append(all,
+			fact{"worker", id, "known"},
+			fact{"address", id, w.Address.String()},
+			fact{"served model", id, fmt.Sprint(w.Model, " ", w.LoRA)},
+			fact{"role", id, string(w.Role)},
+			fact{"block size", id, strconv.Itoa(w.BlockSize)},
+			fact{"health", id, w.Health},
+			fact{"draining", id, strconv.FormatBool(w.Draining)},
+			fact{"taints", id, fmt.Sprint(w.Taints)},
+			fact{"events", id, w.KVEvents},
+			fact{"cached blocks", id, w.CachedBlocks})
+		if synced {
+			all = append(all, fact{"active requests", id, w.ActiveRequests}, fact{"pending tokens", id, w.PendTokens})
 		}
 	}
-	if far > tolerated {
-		d.found = append(d.found, finding{Level: different, What: what, Of: name, Values: values})
-	}
-}
-
-// settings compares how replicas are set up.
-func (d *diagnosis) settings() {
-	d.texts(note, "version", "", func(r *reading) string { return r.Version })
-	d.texts(different, "scope", "", func(r *reading) string { return r.Scope })
-	d.texts(different, "hash seed", "", func(r *reading) string { return strconv.Itoa(r.HashSeed) })
-	names := map[string]bool{}
-	for _, x := range d.all {
-		for name := range x.readings[0].Settings {
-			names[name] = true
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		d.texts(different, "setting", name, func(r *reading) string {
-			switch value, known := r.Settings[name]; {
-			case !known:
-				return "unknown" // to that version
-			case value == nil:
-				return "" // not given
-			default:
-				return shown(value)
-			}
-		})
-	}
+	return all
 }
 
 // shown prints a value that came as JSON, numbers in full.
@@ -344,97 +249,137 @@ func shown(value any) string {
 	return fmt.Sprint(value)
 }
 
-// models compares what models replicas know, and how they read their prompts.
-func (d *diagnosis) models() {
-	names := map[string]bool{}
-	for _, x := range d.all {
-		for i := range x.readings {
-			for _, m := range x.readings[i].models {
-				names[m.Model] = true
-			}
-			for name := range x.readings[i].thresholds {
-				names[name] = true
-			}
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		d.texts(different, "model", name, func(r *reading) string {
-			for _, m := range r.models {
-				if m.Model == name {
-					return fmt.Sprintf("%v, blocks of %v, tokens: %s", m.Names, m.BlockSizes, m.TokenMode)
-				}
-			}
-			return "unknown"
-		})
-		// The API may have changed them since the start.
-		d.texts(different, "busy thresholds", name, func(r *reading) string { return r.thresholds[name] })
-	}
-}
-
-// workers compares who the workers are, what they cache and what they do.
-func (d *diagnosis) workers() {
-	names := map[router.Worker]string{}
-	for _, x := range d.all {
-		for i := range x.readings {
-			r := &x.readings[i]
-			for j := range r.workers {
-				names[r.workers[j].Worker] = nameOf(r.workers[j].Worker, r.workers[j].Name)
-			}
-		}
-	}
+// compare compares the facts of all replicas.
+func (d *diagnosis) compare() {
 	synced := slices.ContainsFunc(d.all, func(x *examined) bool { return x.readings[0].Synced })
 	if !synced && len(d.all) > 1 {
 		d.found = append(d.found, finding{Level: note, What: "sync", Text: "the replicas do not exchange their requests (--router-replica-sync), so their loads are not compared"})
 	}
-	for _, w := range slices.SortedFunc(maps.Keys(names), router.Worker.Compare) {
-		name := names[w]
-		fact := func(what string, say func(*router.WorkerState) string) bool {
-			return d.texts(different, what, name, func(r *reading) string {
-				if s := r.worker(w); s != nil {
-					return say(s)
+	var order []fact // without values
+	values := map[fact][][]any{}
+	for i, x := range d.all {
+		for j := range x.readings {
+			for _, f := range x.readings[j].facts(synced) {
+				value := f.value
+				f.value = nil
+				if values[f] == nil {
+					order, values[f] = append(order, f), make([][]any, len(d.all))
 				}
-				return "unknown"
-			})
+				values[f][i] = append(values[f][i], value)
+			}
 		}
-		if fact("worker", func(*router.WorkerState) string { return "known" }) {
-			continue
+	}
+	names, tolerated := d.names(), map[string]int{"cached blocks": d.tolerance.blocks, "active requests": d.tolerance.requests, "pending tokens": d.tolerance.tokens}
+	for _, f := range order {
+		said, all := map[string]string{}, make([]span, len(d.all))
+		for i, x := range d.all {
+			if value, known := absent[f.what]; known && len(values[f][i]) < len(x.readings) {
+				values[f][i] = append(values[f][i], value)
+			}
+			for _, v := range values[f][i] {
+				all[i].add(v)
+			}
+			said[x.name] = all[i].String()
 		}
-		fact("address", func(s *router.WorkerState) string { return s.Address.String() })
-		fact("model", func(s *router.WorkerState) string { return fmt.Sprint(s.Model, " ", s.LoRA) })
-		fact("role", func(s *router.WorkerState) string { return string(s.Role) })
-		fact("block size", func(s *router.WorkerState) string { return strconv.Itoa(s.BlockSize) })
-		fact("health", func(s *router.WorkerState) string { return s.Health })
-		fact("draining", func(s *router.WorkerState) string { return strconv.FormatBool(s.Draining) })
-		fact("taints", func(s *router.WorkerState) string { return fmt.Sprint(s.Taints) })
-		fact("events", func(s *router.WorkerState) string { return s.KVEvents })
-		d.numbers("cached blocks", w, name, d.tolerance.blocks, func(s *router.WorkerState) int { return s.CachedBlocks })
-		d.contents(w, name)
-		if synced {
-			d.numbers("active requests", w, name, d.tolerance.requests, func(s *router.WorkerState) int { return s.ActiveRequests })
-			d.numbers("pending tokens", w, name, d.tolerance.tokens, func(s *router.WorkerState) int { return s.PendTokens })
+		if farthest(all) > tolerated[f.what] {
+			level := different
+			if f.what == "version" {
+				level = note
+			}
+			d.found = append(d.found, finding{Level: level, What: f.what, Of: cmp.Or(names[f.of], f.of), Values: said})
 		}
 	}
 }
 
-// contents compares which blocks a worker is known to hold, where that was read. Where
-// the numbers moved between readings, it says nothing.
-func (d *diagnosis) contents(w router.Worker, name string) {
-	values, digests := map[string]string{}, map[uint64]bool{}
-	numbers := map[int]bool{}
+// names returns the names of workers by their ids in facts.
+func (d *diagnosis) names() map[string]string {
+	names := map[string]string{}
 	for _, x := range d.all {
-		if x.contents == nil {
-			return
-		}
-		digests[x.contents[w]] = true
-		values[x.name] = fmt.Sprintf("%016x", x.contents[w])
 		for i := range x.readings {
-			if s := x.readings[i].worker(w); s != nil {
-				numbers[s.CachedBlocks] = true
+			for _, w := range x.readings[i].workers {
+				names[nameOf(w.Worker, "")] = nameOf(w.Worker, w.Name)
 			}
 		}
 	}
-	if len(digests) > 1 && len(numbers) == 1 {
-		d.found = append(d.found, finding{Level: different, What: "contents", Of: name, Values: values})
+	return names
+}
+
+// span is what a fact was in the readings of a replica.
+type span struct {
+	texts     []string
+	low, high int // of numbers
+	some      bool
+}
+
+func (s *span) add(value any) {
+	switch v := value.(type) {
+	case int:
+		if !s.some {
+			s.low, s.high = v, v
+		}
+		s.low, s.high = min(s.low, v), max(s.high, v)
+	case string:
+		if !slices.Contains(s.texts, v) {
+			s.texts = append(s.texts, v)
+		}
+	}
+	s.some = true
+}
+
+func (s *span) String() string {
+	switch {
+	case !s.some:
+		return "unknown"
+	case s.texts != nil:
+		return cmp.Or(strings.Join(slices.Sorted(slices.Values(s.texts)), " or "), "none")
+	case s.low == s.high:
+		return strconv.Itoa(s.low)
+	}
+	return fmt.Sprintf("%d..%d", s.low, s.high)
+}
+
+// apart is how far two spans are from each other: 0 if they meet, or one has no value.
+func apart(a, b *span) int {
+	switch {
+	case !a.some || !b.some:
+		return 0
+	case a.texts == nil:
+		return max(0, a.low-b.high, b.low-a.high)
+	case slices.ContainsFunc(a.texts, func(text string) bool { return slices.Contains(b.texts, text) }):
+		return 0
+	}
+	return 1
+}
+
+// farthest is how far the farthest two spans are from each other.
+func farthest(all []span) (far int) {
+	for i := range all {
+		for j := range i {
+			far = max(far, apart(&all[i], &all[j]))
+		}
+	}
+	return far
+}
+
+// contents compares which blocks each worker is known to hold, where that was read. Where
+// the numbers moved between readings, it says nothing.
+func (d *diagnosis) contents() {
+	names := d.names()
+	for _, id := range slices.Sorted(maps.Keys(names)) {
+		values, digests, numbers := map[string]string{}, map[uint64]bool{}, map[int]bool{}
+		for _, x := range d.all {
+			for i := range x.readings {
+				for _, w := range x.readings[i].workers {
+					if x.contents != nil && nameOf(w.Worker, "") == id {
+						numbers[w.CachedBlocks], digests[x.contents[w.Worker]] = true, true
+						values[x.name] = fmt.Sprintf("%016x", x.contents[w.Worker])
+					}
+				}
+			}
+		}
+		if len(digests) > 1 && len(numbers) == 1 && len(values) == len(d.all) {
+			d.found = append(d.found, finding{Level: different, What: "contents", Of: names[id], Values: values})
+		}
 	}
 }
 
@@ -442,22 +387,17 @@ func (d *diagnosis) contents(w router.Worker, name string) {
 func (d *diagnosis) peers() {
 	unasked := map[uint64]string{}
 	for _, x := range d.all {
-		for _, p := range x.readings[len(x.readings)-1].Peers {
+		for _, p := range x.last().Peers {
 			unasked[p.RouterID] = cmp.Or(p.Replica, strconv.FormatUint(p.RouterID, 10))
 		}
 	}
 	for _, x := range d.all {
-		last := &x.readings[len(x.readings)-1]
+		last := x.last()
 		delete(unasked, last.RouterID)
-		if !last.Synced {
-			continue
-		}
 		for _, y := range d.all {
-			other := &y.readings[len(y.readings)-1]
-			if other.RouterID == last.RouterID || !other.Synced || other.Scope != last.Scope {
-				continue
+			if other := y.last(); last.Synced && other.Synced && other.RouterID != last.RouterID && other.Scope == last.Scope {
+				d.pair(x, y, other.RouterID)
 			}
-			d.pair(x, y, other.RouterID)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(unasked)) {
@@ -468,12 +408,12 @@ func (d *diagnosis) peers() {
 // pair compares what x holds of y with what y says of itself.
 func (d *diagnosis) pair(x, y *examined, id uint64) {
 	var held, own span
-	heard, whole := false, false
+	whole := false
 	for i := range x.readings {
 		at := slices.IndexFunc(x.readings[i].Peers, func(p replicas.PeerView) bool { return p.RouterID == id })
 		if at >= 0 {
 			p := x.readings[i].Peers[at]
-			heard, whole = true, whole || p.Whole
+			whole = whole || p.Whole
 			held.add(p.ActiveRequests)
 		}
 	}
@@ -481,32 +421,11 @@ func (d *diagnosis) pair(x, y *examined, id uint64) {
 		own.add(y.readings[i].ActiveRequests)
 	}
 	switch {
-	case !heard:
-		d.found = append(d.found, finding{Level: different, What: "replica", Replica: x.name, Of: y.name, Text: fmt.Sprintf("it does not hear %s", y.name)})
-	case apart(held, own) > d.tolerance.requests:
-		d.found = append(d.found, finding{
-			Level: different, What: "requests of", Of: y.name, Replica: x.name,
-			Text: fmt.Sprintf("it holds %v requests of %s, which has %v", held, y.name, own),
-		})
+	case !held.some:
+		d.say(different, x, "replica", "it does not hear %s", y.name)
+	case apart(&held, &own) > d.tolerance.requests:
+		d.say(different, x, "requests of", "it holds %v requests of %s, which has %v", &held, y.name, &own)
 	case !whole:
-		d.note(x, "replica", fmt.Sprintf("it is not sure to hold all requests of %s, and asks for them", y.name))
+		d.say(note, x, "replica", "it is not sure to hold all requests of %s, and asks for them", y.name)
 	}
-}
-
-// worker returns what was said of a worker; nil if it is not known.
-func (r *reading) worker(w router.Worker) *router.WorkerState {
-	// The API lists them in this order.
-	at, ok := slices.BinarySearchFunc(r.workers, w, func(s router.WorkerState, w router.Worker) int { return s.Worker.Compare(w) })
-	if !ok {
-		return nil
-	}
-	return &r.workers[at]
-}
-
-func (r *reading) sums() (workers, blocks, requests int) {
-	for i := range r.workers {
-		blocks += r.workers[i].CachedBlocks
-		requests += r.workers[i].ActiveRequests
-	}
-	return len(r.workers), blocks, requests
 }

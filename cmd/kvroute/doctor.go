@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,48 +44,47 @@ func doctor(ctx context.Context, args []string, std stdio) error {
 		urls = append(urls, strings.TrimRight(s, "/"))
 		return nil
 	})
-	var from apiFlags
+	var from apiClient
 	fs.StringVar(&from.tokenFile, "api-token-file", "", "`file` whose first line is the token that opens all of them")
 	readings := fs.Int("readings", 5, "`number` of times that replicas are asked before they are said to differ")
-	apart := fs.Duration("apart", 150*time.Millisecond, "`time` between two of them")
-	var t tolerance
+	var d examination
+	fs.DurationVar(&d.apart, "apart", 150*time.Millisecond, "`time` between two of them")
+	t := &d.tolerance
 	fs.IntVar(&t.requests, "tolerate-requests", 0, "`number` of requests in flight by which a worker may differ")
 	fs.IntVar(&t.tokens, "tolerate-tokens", 0, "`number` of pending tokens by which a worker may differ")
 	fs.IntVar(&t.blocks, "tolerate-blocks", 0, "`number` of cached blocks by which a worker may differ")
-	fs.DurationVar(&t.clock, "tolerate-clock", time.Second, "`time` by which clocks may differ unsaid")
-	contents := fs.Bool("contents", false, "compare which blocks are cached, not only how many: reads each index whole")
+	fs.DurationVar(&t.clock, "tolerate-clock", time.Second, "`time` by which clocks may differ without a note")
+	fs.BoolVar(&d.contents, "contents", false, "compare which blocks are cached, not only how many: reads each index whole")
 	asJSON := fs.Bool("json", false, "print all as JSON")
 	if err := parse(fs, args); err != nil {
 		return err
 	}
-	if *readings < 2 || *readings > 100 || *apart < 0 || *apart > time.Minute {
-		return fmt.Errorf("readings is %d and apart %v, want 2 to 100, at most 1m apart", *readings, *apart)
+	if *readings < 2 || *readings > 100 || d.apart < 0 || d.apart > time.Minute {
+		return fmt.Errorf("readings is %d and apart %v, want 2 to 100, at most 1m apart", *readings, d.apart)
 	}
-	if t.requests < 0 || t.tokens < 0 || t.blocks < 0 || t.clock < 0 {
+	if min(t.requests, t.tokens, t.blocks) < 0 || t.clock < 0 {
 		return errors.New("a tolerance is below 0")
 	}
 	if len(urls) == 0 {
 		urls = []string{"http://127.0.0.1:9003"}
 	}
-	d := examination{apart: *apart, contents: *contents, tolerance: t}
-	var err error
-	if d.token, err = from.token(); err != nil {
+	if err := from.readToken(); err != nil {
 		return err
 	}
 	for _, u := range urls {
 		// A new connection for each question: a balancer in between shows.
-		d.all = append(d.all, &examined{url: u, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}})
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		d.all = append(d.all, &examined{url: u, api: apiClient{url: u, token: from.token, http: client}})
 	}
 	findings, err := d.run(ctx, *readings)
 	if err != nil {
 		return err
 	}
+	write := d.print
 	if *asJSON {
-		err = d.writeJSON(std.out, findings)
-	} else {
-		err = d.print(std.out, findings)
+		write = d.writeJSON
 	}
-	if err != nil {
+	if err := write(std.out, findings); err != nil {
 		return err
 	}
 	if bad := serious(findings); bad > 0 {
@@ -98,18 +96,17 @@ func doctor(ctx context.Context, args []string, std stdio) error {
 // examination is one comparison of replicas.
 type examination struct {
 	all       []*examined
-	token     string
-	apart     time.Duration
+	apart     time.Duration // between two readings
 	contents  bool
 	tolerance tolerance
 }
 
 // examined is a replica and what it said.
 type examined struct {
-	url    string
-	client *http.Client
-	name   string // for people
-	err    error  // why it said nothing more
+	url  string
+	api  apiClient
+	name string // for people
+	err  error  // why it said nothing more
 
 	readings []reading
 	ahead    time.Duration // its clock, before ours
@@ -124,16 +121,32 @@ type reading struct {
 	thresholds map[string]string // of models that have some
 }
 
+func (x *examined) last() *reading { return &x.readings[len(x.readings)-1] }
+
+func (r *reading) sums() (workers, blocks, requests int) {
+	for i := range r.workers {
+		blocks += r.workers[i].CachedBlocks
+		requests += r.workers[i].ActiveRequests
+	}
+	return len(r.workers), blocks, requests
+}
+
 // run asks all until two readings show no difference, or so many times.
 func (d *examination) run(ctx context.Context, readings int) (findings []finding, err error) {
 	for n := 1; ; n++ {
-		d.each(func(x *examined) { x.read(ctx, d.token, d.contents && n >= 2) })
+		var asked sync.WaitGroup
+		for _, x := range d.all {
+			if x.err == nil {
+				asked.Go(func() { x.err = x.read(ctx, d.contents && n >= 2) })
+			}
+		}
+		asked.Wait()
 		if ctx.Err() != nil {
 			return nil, errInterrupted
 		}
 		if n >= 2 {
-			nameAll(d.all)
-			if findings = diagnose(d.all, d.tolerance); n >= readings || differences(findings) == 0 {
+			d.nameAll()
+			if findings = diagnose(d.all, d.tolerance); n >= readings || count(findings, different) == 0 {
 				return findings, nil
 			}
 		}
@@ -144,38 +157,50 @@ func (d *examination) run(ctx context.Context, readings int) (findings []finding
 	}
 }
 
-// each has all replicas asked at once.
-func (d *examination) each(ask func(*examined)) {
-	var all sync.WaitGroup
+// nameAll gives each replica a name that no other one has.
+func (d *examination) nameAll() {
+	seen := map[string]int{}
 	for _, x := range d.all {
-		if x.err == nil {
-			all.Go(func() { ask(x) })
+		x.name = ""
+		if len(x.readings) > 0 {
+			x.name = x.readings[0].Replica.Replica
+		}
+		x.name = cmp.Or(x.name, strings.TrimPrefix(x.url, "http://"))
+		seen[x.name]++
+	}
+	for i, x := range d.all {
+		if seen[x.name] > 1 {
+			x.name = fmt.Sprintf("%s#%d", x.name, i+1)
 		}
 	}
-	all.Wait()
 }
 
 // read asks a replica for all there is to compare.
-func (x *examined) read(ctx context.Context, token string, contents bool) {
+func (x *examined) read(ctx context.Context, contents bool) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
 	var r reading
-	var workers struct{ Workers []router.WorkerState }
-	var models struct{ Models []router.ModelState }
-	var thresholds struct{ Thresholds []map[string]any }
+	var answers struct {
+		Workers    []router.WorkerState
+		Models     []router.ModelState
+		Thresholds []map[string]any
+	}
 	begin := time.Now()
-	err := x.get(ctx, token, "/v1/replica", &r.Replica)
+	err = x.api.read(ctx, "/v1/replica", &r.Replica)
 	took := time.Since(begin)
-	err = cmp.Or(err, x.get(ctx, token, "/v1/workers", &workers), x.get(ctx, token, "/v1/models", &models), x.get(ctx, token, "/busy_threshold", &thresholds))
+	for _, path := range []string{"/v1/workers", "/v1/models", "/busy_threshold"} {
+		if err == nil {
+			err = x.api.read(ctx, path, &answers)
+		}
+	}
 	if err == nil && contents {
-		x.contents, err = x.dump(ctx, token)
+		x.contents, err = x.digests(ctx)
 	}
 	if err != nil {
-		x.err = err
-		return
+		return err
 	}
-	r.workers, r.models, r.thresholds = workers.Workers, models.Models, map[string]string{}
-	for _, t := range thresholds.Thresholds {
+	r.workers, r.models, r.thresholds = answers.Workers, answers.Models, map[string]string{}
+	for _, t := range answers.Thresholds {
 		var set []string
 		for _, name := range slices.Sorted(maps.Keys(t)) {
 			if value := t[name]; value != nil && name != "model" {
@@ -186,26 +211,12 @@ func (x *examined) read(ctx context.Context, token string, contents bool) {
 	}
 	x.ahead = time.UnixMilli(r.NowMS).Sub(begin.Add(took / 2))
 	x.readings = append(x.readings, r)
-}
-
-func (x *examined) get(ctx context.Context, token, path string, into any) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	resp, err := open(ctx, x.client, http.MethodGet, x.url+path, token)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(resp.Body, fetchMax)).Decode(into); err != nil {
-		return fmt.Errorf("read the answer of %s%s: %w", x.url, path, err)
-	}
 	return nil
 }
 
-// dump works out a digest of what each worker is known to hold.
-func (x *examined) dump(ctx context.Context, token string) (map[router.Worker]uint64, error) {
-	resp, err := open(ctx, x.client, http.MethodGet, x.url+"/v1/index/dump?sort=1", token)
+// digests works out a digest of what each worker is known to hold.
+func (x *examined) digests(ctx context.Context) (map[router.Worker]uint64, error) {
+	resp, err := x.api.open(ctx, "/v1/index/dump?sort=1")
 	if err != nil {
 		return nil, err
 	}
@@ -214,7 +225,7 @@ func (x *examined) dump(ctx context.Context, token string) (map[router.Worker]ui
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		if bytes.HasPrefix(lines.Bytes(), []byte(`{"kvroute_end":`)) {
+		if bytes.HasPrefix(lines.Bytes(), []byte(dumpEnd)) {
 			return digests, nil
 		}
 		var line struct {
@@ -238,12 +249,7 @@ func (x *examined) dump(ctx context.Context, token string) (map[router.Worker]ui
 		for _, b := range stored.Blocks {
 			// They come in an order that replicas agree on, which makes the digest's.
 			h := fnv.New64a()
-			var n [8]byte
-			for _, v := range []uint64{digests[line.Worker], b.Tokens, *cmp.Or(stored.Start, new(uint64))} {
-				binary.LittleEndian.PutUint64(n[:], v)
-				_, _ = h.Write(n[:]) // a hash takes all
-			}
-			_, _ = io.WriteString(h, line.Tier)
+			_, _ = fmt.Fprint(h, digests[line.Worker], b.Tokens, *cmp.Or(stored.Start, new(uint64)), line.Tier) // a hash takes all
 			digests[line.Worker] = h.Sum64()
 		}
 	}
@@ -252,13 +258,13 @@ func (x *examined) dump(ctx context.Context, token string) (map[router.Worker]ui
 
 // summary says in a line how it went.
 func (d *examination) summary(findings []finding) string {
-	bad, differ := serious(findings), differences(findings)
+	bad, differ := serious(findings), count(findings, different)
 	asked := 0
 	var last *reading
 	for _, x := range d.all {
-		if n := len(x.readings); x.err == nil && n > 0 {
+		if x.err == nil {
 			asked++
-			last = &x.readings[n-1]
+			last = x.last()
 		}
 	}
 	switch {
@@ -293,7 +299,7 @@ func (d *examination) print(out io.Writer, findings []finding) error {
 			fmt.Fprintf(w, "%s\t%s\t\tno answer\n", x.name, x.url)
 			continue
 		}
-		last := &x.readings[len(x.readings)-1]
+		last := x.last()
 		workers, blocks, requests := last.sums()
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%+d ms\n", x.name, x.url, last.Version, last.Ready.Status, workers, blocks, requests, len(last.Peers), x.ahead.Milliseconds())
 	}
@@ -320,7 +326,7 @@ func (d *examination) print(out io.Writer, findings []finding) error {
 
 // printTable prints the differences with a column for each replica.
 func (d *examination) printTable(out io.Writer, findings []finding) error {
-	if differences(findings) == 0 {
+	if count(findings, different) == 0 {
 		return nil
 	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
@@ -373,7 +379,7 @@ func (d *examination) writeJSON(out io.Writer, findings []finding) error {
 		if x.err != nil {
 			r.Error = x.err.Error()
 		} else {
-			last := &x.readings[len(x.readings)-1]
+			last := x.last()
 			r.Workers, r.Blocks, r.Requests = last.sums()
 			r.AheadMS, r.Replica = x.ahead.Milliseconds(), &last.Replica
 		}

@@ -21,10 +21,10 @@ import (
 // why it chose the one, and where the time went.
 func explain(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("explain", std.err)
-	var from apiFlags
-	from.add(fs)
+	var from apiClient
+	from.flags(fs)
 	raw := fs.Bool("json", false, "print the decision as JSON")
-	if err := parseFlags(fs, args); err != nil {
+	if err := errors.Join(parseFlags(fs, args), from.readToken()); err != nil {
 		return err
 	}
 	if fs.NArg() != 1 {
@@ -37,17 +37,12 @@ func explain(ctx context.Context, args []string, std stdio) error {
 	if id == "last" {
 		query = "limit=1"
 	}
-	resp, err := from.get(ctx, "/v1/decisions?"+query)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
 	var answer struct {
 		router.Decision
 		Decisions []router.Decision `json:"decisions"`
 	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, fetchMax)).Decode(&answer); err != nil {
-		return fmt.Errorf("read the answer of %s: %w", resp.Request.URL, err)
+	if err := from.read(ctx, "/v1/decisions?"+query, &answer); err != nil {
+		return err
 	}
 	d := &answer.Decision
 	if id == "last" {

@@ -20,14 +20,56 @@ import (
 	"github.com/kvroute/kvroute/api"
 )
 
-// fetchMax is the most that is read of an answer.
-const fetchMax = 64 << 20
+// maxAnswer is the most that is read of an answer, in bytes.
+const maxAnswer = 64 << 20
 
-// open sends a request without a body, with a bearer token if there is one. An answer
-// with another status than 200 is an error with what the answer says; else the caller
-// closes its body.
-func open(ctx context.Context, client *http.Client, method, url, token string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, url, nil)
+// apiClient asks the API of a running kvroute.
+type apiClient struct {
+	url, tokenFile string
+	http           *http.Client
+	token          string
+}
+
+func (c *apiClient) flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.url, "url", "http://127.0.0.1:9003", "`URL` of kvroute's API")
+	fs.StringVar(&c.tokenFile, "api-token-file", "", "`file` whose first line is the token that opens the API")
+	c.http = http.DefaultClient
+}
+
+// readToken reads the token, if there is a file with one.
+func (c *apiClient) readToken() error {
+	if c.tokenFile == "" {
+		return nil
+	}
+	tokens, err := api.ReadTokens(c.tokenFile)
+	if err == nil {
+		c.token = tokens[0]
+	}
+	return err
+}
+
+// open asks for a path. The caller closes the body of the answer.
+func (c *apiClient) open(ctx context.Context, path string) (*http.Response, error) {
+	return open(ctx, c.http, strings.TrimRight(c.url, "/")+path, c.token)
+}
+
+// read asks for a path and decodes the answer.
+func (c *apiClient) read(ctx context.Context, path string, into any) error {
+	resp, err := c.open(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(into); err != nil {
+		return fmt.Errorf("read the answer of %s: %w", resp.Request.URL, err)
+	}
+	return nil
+}
+
+// open fetches a URL, with a bearer token if there is one. An answer with another status
+// than 200 is an error with what the answer says; else the caller closes its body.
+func open(ctx context.Context, client *http.Client, url, token string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -35,58 +77,26 @@ func open(ctx context.Context, client *http.Client, method, url, token string) (
 		req.Header.Set("Authorization", "Bearer "+token) // which does not follow to other hosts
 	}
 	resp, err := client.Do(req)
-	if err != nil {
-		return nil, err
+	if err != nil || resp.StatusCode == http.StatusOK {
+		return resp, err
 	}
-	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // what came of it says enough
-		_ = resp.Body.Close()
-		var e struct{ Error struct{ Message string } } // the form of the API's errors
-		if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
-			text = []byte(e.Error.Message)
-		}
-		return nil, fmt.Errorf("%s answers with status %d: %s", url, resp.StatusCode, bytes.TrimSpace(text))
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // a part of it says enough
+	_ = resp.Body.Close()
+	var e struct{ Error struct{ Message string } } // the form of the API's errors
+	if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
+		text = []byte(e.Error.Message)
 	}
-	return resp, nil
+	return nil, fmt.Errorf("%s answers with status %d: %s", url, resp.StatusCode, bytes.TrimSpace(text))
 }
 
 // fetch is open for answers that are read whole.
-func fetch(ctx context.Context, client *http.Client, method, url string) ([]byte, error) {
-	resp, err := open(ctx, client, method, url, "")
+func fetch(ctx context.Context, client *http.Client, url string) ([]byte, error) {
+	resp, err := open(ctx, client, url, "")
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	return io.ReadAll(io.LimitReader(resp.Body, fetchMax))
-}
-
-// apiFlags are those of commands that ask a running kvroute.
-type apiFlags struct{ url, tokenFile string }
-
-func (f *apiFlags) add(fs *flag.FlagSet) {
-	fs.StringVar(&f.url, "url", "http://127.0.0.1:9003", "`URL` of kvroute's API")
-	fs.StringVar(&f.tokenFile, "api-token-file", "", "`file` whose first line is the token that opens it")
-}
-
-// get asks for a path of the API.
-func (f *apiFlags) get(ctx context.Context, path string) (*http.Response, error) {
-	token, err := f.token()
-	if err != nil {
-		return nil, err
-	}
-	return open(ctx, http.DefaultClient, http.MethodGet, strings.TrimRight(f.url, "/")+path, token)
-}
-
-// token is what opens the API; empty for one that is open.
-func (f *apiFlags) token() (string, error) {
-	if f.tokenFile == "" {
-		return "", nil
-	}
-	tokens, err := api.ReadTokens(f.tokenFile)
-	if err != nil {
-		return "", err
-	}
-	return tokens[0], nil
+	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 }
 
 // serveHTTP adds a server to the parts of a command, which ends with ctx at once.

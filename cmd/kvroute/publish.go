@@ -456,7 +456,7 @@ func (p *beside) again(ctx context.Context) error {
 // get asks the engine and reads the answer into v: as it is into a *[]byte, else as
 // JSON; nil is for nobody.
 func (p *beside) get(ctx context.Context, path string, v any) error {
-	body, err := fetch(ctx, p.client, http.MethodGet, "http://"+p.engine.Address+path)
+	body, err := fetch(ctx, p.client, "http://"+p.engine.Address+path)
 	if err != nil || v == nil {
 		return err
 	}

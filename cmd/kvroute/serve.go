@@ -676,6 +676,6 @@ func healthcheck(ctx context.Context, args []string, std stdio) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	_, err := fetch(ctx, http.DefaultClient, http.MethodGet, *url)
+	_, err := fetch(ctx, http.DefaultClient, *url)
 	return err
 }
