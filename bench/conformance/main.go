@@ -20,8 +20,8 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/chats"
-	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 

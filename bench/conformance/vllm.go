@@ -20,7 +20,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/chats"
-	"github.com/kvroute/kvroute/bench/process"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/tokenizer"
 )
 

@@ -21,9 +21,9 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/kvroute/kvroute/bench"
-	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 type options struct {

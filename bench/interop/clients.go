@@ -17,7 +17,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/bench/process"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 //go:embed clients.py

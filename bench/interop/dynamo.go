@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 //go:embed dynamo_tree.py

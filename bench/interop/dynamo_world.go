@@ -20,22 +20,26 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
 // records reads the store.
 func (f *dynamoFleet) records(ctx context.Context) (v fleet.DynamoView) {
+	loopback, err := fleet.ParseNetworks(workerNetworks)
+	if err != nil {
+		panic(err) // a constant
+	}
 	d, err := fleet.NewDynamo(fleet.DynamoConfig{
-		Dir: f.store, Rules: fleet.DynamoRules{Namespace: "dynamo", Frontend: f.address},
+		Dir: f.store, Rules: fleet.DynamoRules{Namespace: "dynamo", Frontend: f.address}, Networks: loopback,
 		Changed: func(now fleet.DynamoView) { v = now },
 	})
 	if err != nil {
-		panic(err) // the rules are ours
+		panic(err) // the rules are constants, too
 	}
 	d.Read(ctx)
 	return v

@@ -14,7 +14,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/kvroute/kvroute/bench/process"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 

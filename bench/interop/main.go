@@ -21,8 +21,8 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
-	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 type options struct {

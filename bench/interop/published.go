@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
-	"github.com/kvroute/kvroute/bench/process"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 // scene is a play with a name.

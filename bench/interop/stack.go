@@ -16,9 +16,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvroute/kvroute/bench/process"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -30,6 +30,9 @@ type stack struct {
 	workers []string // addresses of Envoy's pool
 }
 
+// workerNetworks are where the workers of all checks are.
+const workerNetworks = "127.0.0.0/8"
+
 // startStack starts kvroute with a configuration, whose workers are the given
 // addresses, and Envoy in front of it.
 func (e *env) startStack(ctx context.Context, name, config string, workers []string, flags ...string) (*stack, error) {
@@ -40,7 +43,7 @@ func (e *env) startStack(ctx context.Context, name, config string, workers []str
 	s := &stack{workers: workers}
 	var err error
 	if s.router, s.at, err = process.StartReady(ctx, e.dir, name, e.kvroute, append([]string{
-		"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--worker-networks", "127.0.0.0/8",
+		"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--worker-networks", workerNetworks,
 		"--decision-headers", "--drain-delay", "0", "--drain-timeout", "1s",
 	}, flags...)...); err != nil {
 		return nil, err

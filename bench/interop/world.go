@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvroute/kvroute/bench/process"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 // world is engines behind kvroute and Envoy, asked one request at a time. Of each

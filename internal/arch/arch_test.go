@@ -41,13 +41,13 @@ var ours = map[string]string{
 	"internal/enginesim": "indexer scorer tokenizer tokenizer/chat internal/openai internal/zmtp events",
 	"bindings":           "engines events fleet indexer router internal/bus internal/wire",
 	"bindings/c":         "bindings fleet",
+	"internal/envoytest": "internal/process",
 	"internal/replica":   "events indexer router",
 	"cmd/kvroute":        "*",
 	"bench":              "",
 	"bench/demo":         "*",
 	"bench/parts":        "*",
 	"bench/policy":       "bench bench/replay scorer",
-	"bench/process":      "internal/envoytest",
 	"bench/replay":       "bench router scorer indexer extproc",
 	"bench/conformance":  "*",
 	"bench/envoy":        "*",
@@ -88,7 +88,7 @@ var (
 var notOutside = map[string]string{
 	"internal/telemetry": "cmd/kvroute bench/demo",
 	"internal/enginesim": "cmd/kvroute bench bench/demo bench/interop",
-	"internal/envoytest": "cmd/kvroute bench/demo bench/envoy bench/interop bench/process",
+	"internal/envoytest": "cmd/kvroute bench/demo bench/envoy bench/interop",
 	"cmd/kvroute":        "",
 }
 

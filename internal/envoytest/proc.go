@@ -9,7 +9,6 @@
 package envoytest
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,9 +21,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
-	"time"
+
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 // Find returns the path of an Envoy binary: the one on PATH, or the one that `make
@@ -68,22 +67,15 @@ type Options struct {
 	Path string
 	// Config is the bootstrap as YAML.
 	Config []byte
-	// Log gets Envoy's log. Default nobody.
-	Log io.Writer
 }
 
 // Proc is a running Envoy.
 type Proc struct {
-	cmd   *exec.Cmd
-	dir   string
-	admin string
-	url   string
-	tail  tail
-	done  chan struct{} // closed when it has ended
+	process *process.Process
+	dir     string
+	admin   string
+	url     string
 }
-
-// startTime is far above what Envoy needs, which is less than a second.
-const startTime = time.Minute
 
 // Start starts Envoy and waits until it takes requests. Ports that are 0 in the
 // configuration are picked by it. If it does not start, the error ends with the last
@@ -100,51 +92,35 @@ func Start(ctx context.Context, o Options) (*Proc, error) {
 	if err != nil {
 		return nil, fmt.Errorf("envoytest: folder for Envoy: %w", err)
 	}
-	p := &Proc{dir: dir, done: make(chan struct{})}
+	p := &Proc{dir: dir}
 	config, adminPath := filepath.Join(dir, "envoy.yaml"), filepath.Join(dir, "admin")
-	if err := os.WriteFile(config, o.Config, 0o600); err != nil {
-		return nil, fmt.Errorf("envoytest: write the configuration: %w", err)
+	if err = os.WriteFile(config, o.Config, 0o600); err == nil {
+		p.process, err = process.Start(dir, "envoy", exec.Command(o.Path, "-c", config, "--admin-address-path", adminPath,
+			"--disable-hot-restart", "--concurrency", "1", "--log-level", "warn", "--file-flush-interval-msec", "10"))
 	}
-	p.cmd = exec.Command(o.Path, "-c", config, "--admin-address-path", adminPath,
-		"--disable-hot-restart", "--concurrency", "1", "--log-level", "warn", "--file-flush-interval-msec", "10")
-	p.cmd.SysProcAttr = OwnGroup()
-	p.tail.also = o.Log
-	p.cmd.Stdout, p.cmd.Stderr = &p.tail, &p.tail
-	if err := p.cmd.Start(); err != nil {
-		_ = os.RemoveAll(dir)
-		return nil, fmt.Errorf("envoytest: start Envoy: %w", err)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("envoytest: start Envoy: %w", err), os.RemoveAll(dir))
 	}
-	go func() {
-		_ = p.cmd.Wait() // how it ended is in its log
-		_ = os.RemoveAll(dir)
-		close(p.done)
-	}()
 	if err := p.ready(ctx, adminPath); err != nil {
-		_ = p.Stop()
-		return nil, fmt.Errorf("envoytest: Envoy does not start: %w\n%s", err, p.tail.String())
+		return nil, errors.Join(fmt.Errorf("envoytest: Envoy does not start: %w", err), p.Stop())
 	}
 	return p, nil
 }
 
 // ready waits for Envoy and learns its addresses.
 func (p *Proc) ready(ctx context.Context, adminPath string) error {
-	ctx, cancel := context.WithTimeout(ctx, startTime)
-	defer cancel()
-	for {
-		if admin, err := os.ReadFile(adminPath); err == nil && len(admin) > 0 {
-			p.admin = "http://" + string(admin)
-			if body, err := p.get(ctx, "/ready"); err == nil && strings.HasPrefix(body, "LIVE") {
-				return p.listener(ctx)
-			}
+	if err := p.process.Await(ctx, process.Patience, "it is live", func(ctx context.Context) bool {
+		admin, err := os.ReadFile(adminPath)
+		if err != nil || len(admin) == 0 {
+			return false
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-p.done:
-			return errors.New("it ended")
-		case <-time.After(10 * time.Millisecond):
-		}
+		p.admin = "http://" + string(admin)
+		body, err := p.get(ctx, "/ready")
+		return err == nil && strings.HasPrefix(body, "LIVE")
+	}); err != nil {
+		return err
 	}
+	return p.listener(ctx)
 }
 
 func (p *Proc) listener(ctx context.Context) error {
@@ -191,10 +167,10 @@ func (p *Proc) URL() string { return p.url }
 func (p *Proc) AdminURL() string { return p.admin }
 
 // Pid is the number of its process.
-func (p *Proc) Pid() int { return p.cmd.Process.Pid }
+func (p *Proc) Pid() int { return p.process.Pid() }
 
 // Done is closed when it has ended.
-func (p *Proc) Done() <-chan struct{} { return p.done }
+func (p *Proc) Done() <-chan struct{} { return p.process.Done() }
 
 // Stat returns one of its counters or gauges; one that does not exist is 0.
 func (p *Proc) Stat(ctx context.Context, name string) (int64, error) {
@@ -226,46 +202,11 @@ func (p *Proc) Sum(ctx context.Context, pattern string) (sum int64, err error) {
 	return sum, nil
 }
 
-// Stop ends it, by force after three seconds, and waits for its end.
+// Stop ends it, by force if it does not end by itself, and removes its files.
 func (p *Proc) Stop() error {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
-	select {
-	case <-p.done:
-		return nil
-	case <-time.After(3 * time.Second):
-	}
-	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("envoytest: kill Envoy: %w", err)
-	}
-	<-p.done
-	return nil
+	p.process.Stop()
+	return os.RemoveAll(p.dir)
 }
 
-// tail keeps the last lines of a log for an error message.
-type tail struct {
-	also io.Writer
-
-	mu sync.Mutex
-	// mu guards the field below.
-	last bytes.Buffer
-}
-
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.last.Write(b)
-	const keep = 4096
-	if extra := t.last.Len() - keep; extra > 0 {
-		t.last.Next(extra)
-	}
-	if t.also != nil {
-		return t.also.Write(b)
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.last.String()
-}
+// OwnGroup is [process.OwnGroup].
+func OwnGroup() *syscall.SysProcAttr { return process.OwnGroup() }

@@ -3,7 +3,6 @@
 package envoytest_test
 
 import (
-	"bytes"
 	"net/http"
 	"strings"
 	"testing"
@@ -66,9 +65,8 @@ func TestABrokenEnvoySaysWhy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}
-	var log bytes.Buffer
-	_, err := envoytest.Start(t.Context(), envoytest.Options{Config: []byte("static_resources: {listenerz: []}"), Log: &log})
-	if err == nil || !strings.Contains(err.Error(), "listenerz") || !strings.Contains(log.String(), "listenerz") {
-		t.Errorf("error %v, log %q; want both to name the field", err, log.String())
+	_, err := envoytest.Start(t.Context(), envoytest.Options{Config: []byte("static_resources: {listenerz: []}")})
+	if err == nil || !strings.Contains(err.Error(), "listenerz") {
+		t.Errorf("error %v, want one that names the field", err)
 	}
 }

@@ -2,7 +2,7 @@
 
 //go:build !linux
 
-package envoytest
+package process
 
 import "syscall"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package process starts programs for benchmarks and checks, and waits for them.
+// Package process starts programs for tests, benchmarks and the demo, and waits for them.
 //
 // A program runs in a process group of its own, so that what it starts ends with it.
 // [Process.Stop] and [Process.Kill] return after the program has ended. All methods may be
@@ -20,8 +20,6 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
-
-	"github.com/kvroute/kvroute/internal/envoytest"
 )
 
 // Patience is far above the time that anything but an engine's start takes on a busy
@@ -74,7 +72,7 @@ func Start(dir, name string, cmd *exec.Cmd) (*Process, error) {
 		return nil, err
 	}
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = envoytest.OwnGroup()
+	cmd.SysProcAttr = OwnGroup()
 	err = cmd.Start()
 	_ = log.Close() // the program has its own descriptor
 	if err != nil {
