@@ -57,15 +57,7 @@ func (c LoadConfig) withDefaults() (LoadConfig, error) {
 	c.Model = cmp.Or(c.Model, "sim")
 	c.Arrivals = cmp.Or(c.Arrivals, "poisson")
 	c.Rate = cmp.Or(c.Rate, 8)
-	c.Conversations = cmp.Or(c.Conversations, 40)
-	c.Turns = cmp.Or(c.Turns, 4)
 	c.TurnGap = cmp.Or(c.TurnGap, 2*time.Second)
-	c.SystemPrompts = cmp.Or(c.SystemPrompts, 8)
-	c.SystemBytes = cmp.Or(c.SystemBytes, 4000)
-	c.UserBytes = cmp.Or(c.UserBytes, 400)
-	c.ReplyBytes = cmp.Or(c.ReplyBytes, 200)
-	c.MaxTokens = cmp.Or(c.MaxTokens, 32)
-	c.MaxInFlight = cmp.Or(c.MaxInFlight, 4096)
 	c.Timeout = cmp.Or(c.Timeout, time.Minute)
 	if c.Arrivals != "poisson" && c.Arrivals != "constant" {
 		return c, fmt.Errorf("bench: Arrivals is %q, want poisson or constant", c.Arrivals)
@@ -74,21 +66,21 @@ func (c LoadConfig) withDefaults() (LoadConfig, error) {
 		return c, fmt.Errorf("bench: Rate is %v, want more than 0 and at most 100,000 requests a second", c.Rate)
 	}
 	for _, n := range []struct {
-		name  string
-		value int
-		most  int
+		name     string
+		value    *int
+		or, most int
 	}{
-		{"Conversations", c.Conversations, 1e6},
-		{"Turns", c.Turns, 1e3},
-		{"SystemPrompts", c.SystemPrompts, 1e6},
-		{"SystemBytes", c.SystemBytes, 1 << 22},
-		{"UserBytes", c.UserBytes, 1 << 22},
-		{"ReplyBytes", c.ReplyBytes, 1 << 22},
-		{"MaxTokens", c.MaxTokens, 1e5},
-		{"MaxInFlight", c.MaxInFlight, 1e5},
+		{"Conversations", &c.Conversations, 40, 1e6},
+		{"Turns", &c.Turns, 4, 1e3},
+		{"SystemPrompts", &c.SystemPrompts, 8, 1e6},
+		{"SystemBytes", &c.SystemBytes, 4000, 1 << 22},
+		{"UserBytes", &c.UserBytes, 400, 1 << 22},
+		{"ReplyBytes", &c.ReplyBytes, 200, 1 << 22},
+		{"MaxTokens", &c.MaxTokens, 32, 1e5},
+		{"MaxInFlight", &c.MaxInFlight, 4096, 1e5},
 	} {
-		if n.value < 1 || n.value > n.most {
-			return c, fmt.Errorf("bench: %s is %d, want 1 to %d", n.name, n.value, n.most)
+		if *n.value = cmp.Or(*n.value, n.or); *n.value < 1 || *n.value > n.most {
+			return c, fmt.Errorf("bench: %s is %d, want 1 to %d", n.name, *n.value, n.most)
 		}
 	}
 	if c.TurnGap < 0 || c.Timeout < 0 {

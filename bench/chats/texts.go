@@ -3,6 +3,7 @@
 package chats
 
 import (
+	_ "embed"
 	"math/rand/v2"
 	"strings"
 	"unicode"
@@ -106,14 +107,16 @@ func Runs(r *rand.Rand) string {
 //
 //nolint:gochecknoglobals // tables
 var (
-	ChatWords = strings.Fields(`the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which one you were all
-her she there would their we him been has when who will no more if out so said what up its about into than them can only other new some could time these two may then do first any my now such like our over
-man me even most made after also did many before must through back years where much your way well down should because each just those people how too little state good very make world still own see men work long get here between both
-life being under never day same another know while last might us great old year off come since against go came right used take three system prompt tokens router worker cache block prefix latency throughput request response
-explain summarize translate implement function variable example question answer temperature assistant context window kubernetes envoy gateway performance benchmark distributed inference attention transformer quantization`)
+	ChatWords = strings.Fields(chatText)
 	CodeWords = strings.Split("func (r *Router) |if err != nil {\n\treturn err\n}\n|for i := range |def __init__(self, |self.|import numpy as np\n|return x + 1\n|\t\t|    |const |let result = await |std::vector<int>|() => {|});\n||/* comment */|\"key\": |[0], |0x1f|3.14159, |== |&& |!= null|println!(\"{}\", |class Foo<T> extends Bar|@decorator\n|async |yield |lambda x: x**2|SELECT * FROM users WHERE id = |<div class=\"row\">|</div>\n|npm install --save-dev |git commit -m |snake_case_name |camelCaseName |CONSTANT_VALUE |{}\n\n", "|")
-	CJKWords  = strings.Fields(`我们 的 一个 是 在 了 有 和 人 这 中 大 为 上 来 国 地 到 以 说 时候 要 就 出 会 可以 也 你 对 生活 能够 而 子 那 得 于 着 下 自己 之 年 过 发展 后来 作用 里面 用户 道理 行动 所以 然而 家庭 种类 事情 成为 方法 多少 经过 么 去 法律 学习 如果 都 同 现在 当前 没有 动作 面对 起来 看见 定义 天气 分析 还是 进行 好 小 部分 其中 些 主要 样子 理论 心情 她 本来 前面 开始 但是 因为 只 从 想法 实现 日本 军事 者 意义 无法 力量 它 与 长期 把 机器 十分 民族 第一 公司 此外 已经 工作 使用 情况 明白 性能 知道 全部 三 又 关系 点 正在 业务 外部 将 两 高级 间隔 由于 问题 很 最 重要 并且 物理 手段 应该 战略 向 头脑 文化 体系 政府 美好 相同 见解 被 利益 什么 二 等待 产品 或者 新的 制度 身体 果然 加速 西方 斯 月亮 话题 合作 回来 特别 代码 内存 信息 表示 缓存 路由 节点 请求 延迟 令牌 模型 推理 計算 データ です ます した から こと もの 速い モデル サーバー ワーカー 요청 서버 모델 캐시 작업 빠른 합니다 그리고 에서 에게`)
+	CJKWords  = strings.Fields(cjkText)
 )
+
+//go:embed chat.txt
+var chatText string
+
+//go:embed cjk.txt
+var cjkText string
 
 // Document returns about size bytes of text of one kind.
 func Document(r *rand.Rand, words []string, sep string, size int) string {

@@ -151,17 +151,118 @@ func (s *renderServer) compare(x side, n int) (bench.Figure, error) {
 	return bench.NewFigure(what, "", bench.Exactly(0), float64(different)), nil
 }
 
+// served is a model folder that a render server is started with.
+type served struct {
+	name   string
+	config map[string]any    // of config.json
+	files  map[string]string // from where each comes
+	args   []string          // of the server
+
+	templates map[string]string // to send along, by name; none: the model's own
+	strict    bool
+}
+
 // vllm compares whole prompts with a real vLLM's: with each template at hand, for
 // gpt-oss, and in mistral mode.
 func vllm(o options) (figures []bench.Figure, err error) {
-	for _, part := range []func(options) ([]bench.Figure, error){vllmTemplates, vllmHarmony, vllmMistral} {
-		more, err := part(o)
+	all, err := servedModels(o)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range all {
+		names := []string{s.name}
+		if s.templates != nil {
+			names = slices.Sorted(maps.Keys(s.templates))
+		}
+		names = slices.DeleteFunc(names, func(name string) bool { return !strings.Contains(name, o.only) })
+		if len(names) == 0 {
+			continue
+		}
+		more, err := s.compare(o, names)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
 		figures = append(figures, more...)
 	}
 	return figures, nil
+}
+
+// compare starts a server and compares with it the model's own template or those of names.
+func (s *served) compare(o options, names []string) (figures []bench.Figure, err error) {
+	dir, err := modelFolder(o, s.name, s.config, s.files)
+	if err != nil {
+		return nil, err
+	}
+	server, err := startRenderServer(o, dir, s.args...)
+	if err != nil {
+		return nil, err
+	}
+	defer server.Stop()
+	for _, name := range names {
+		x, n := side{name: name, template: s.templates[name], strict: s.strict}, conversations/4
+		if s.templates == nil {
+			x.now, n = today(), 5*conversations
+		}
+		if x.m, err = tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{ChatTemplate: x.template}); err != nil {
+			return nil, err
+		}
+		f, err := server.compare(x, n)
+		if err != nil {
+			return nil, err
+		}
+		figures = append(figures, f)
+	}
+	return figures, nil
+}
+
+const ownTemplate = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+// servedModels are the models at hand.
+func servedModels(o options) (all []served, err error) {
+	ofReference := func(name string) map[string]string {
+		folder := filepath.Join(o.shared, "tokenizers", name)
+		if _, err := os.Stat(folder); err != nil {
+			return nil
+		}
+		return map[string]string{"tokenizer.json": folder + "/tokenizer.json", "tokenizer_config.json": folder + "/tokenizer_config.json"}
+	}
+	templates := served{
+		name: "templates", files: ofReference("qwen3"), config: map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3"},
+		args: []string{"--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"},
+	}
+	if templates.files == nil {
+		templates.files, templates.templates = map[string]string{"tokenizer.json": golden + "/bytelevel-qwen2-nfc.json"}, map[string]string{"own": ownTemplate}
+	} else if templates.templates, err = templateTexts(o); err != nil {
+		return nil, err
+	}
+	all = append(all, templates)
+	if files := ofReference("gpt-oss"); files != nil {
+		all = append(all, served{
+			name: "gpt-oss", files: files, args: []string{"--enable-auto-tool-choice", "--tool-call-parser", "openai"}, config: map[string]any{
+				"architectures": []string{"GptOssForCausalLM"}, "model_type": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 128,
+				"layer_types": []string{"sliding_attention", "full_attention"},
+			},
+		})
+	}
+	// Without a parser of calls: that of this version does not work with its own mistral-common.
+	files := map[string]string{"own tekken.json v15": golden + "/../mistral/tekken.json", "own tokenizer.model.v2": golden + "/../mistral/tokenizer.model"}
+	inside, _ := filepath.Glob(filepath.Join(filepath.Dir(o.vllm), "../lib/python3*/site-packages/mistral_common/data/*"))
+	for _, f := range inside {
+		if name := filepath.Base(f); name == "tekken_240911.json" || strings.HasSuffix(name, ".v7") {
+			files[name] = f
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		to := "tekken.json"
+		if k := strings.Index(name, ".model"); k >= 0 {
+			to = "tokenizer" + name[k:]
+		}
+		all = append(all, served{
+			name: "mistral " + name, files: map[string]string{to: files[name]}, args: []string{"--tokenizer-mode", "mistral"}, strict: true,
+			config: map[string]any{"architectures": []string{"MistralForCausalLM"}, "model_type": "mistral"},
+		})
+	}
+	return all, nil
 }
 
 // modelFolder makes a folder that the server takes for a model's.
@@ -196,109 +297,4 @@ func modelFolder(o options, name string, config map[string]any, files map[string
 		return "", err
 	}
 	return dir, os.WriteFile(filepath.Join(dir, "config.json"), b, 0o644)
-}
-
-const ownTemplate = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-
-func vllmTemplates(o options) ([]bench.Figure, error) {
-	files := map[string]string{"tokenizer.json": filepath.Join(golden, "bytelevel-qwen2-nfc.json")}
-	templates := map[string]string{"own": ownTemplate}
-	folder := filepath.Join(o.shared, "tokenizers/qwen3")
-	if _, err := os.Stat(folder); err == nil {
-		files = map[string]string{"tokenizer.json": folder + "/tokenizer.json", "tokenizer_config.json": folder + "/tokenizer_config.json"}
-		b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
-		if err != nil {
-			return nil, err
-		}
-		if err := json.Unmarshal(b, &templates); err != nil {
-			return nil, err
-		}
-	}
-	dir, err := modelFolder(o, "templates", map[string]any{"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3"}, files)
-	if err != nil {
-		return nil, err
-	}
-	s, err := startRenderServer(o, dir, "--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-	if err != nil {
-		return nil, err
-	}
-	defer s.Stop()
-	var figures []bench.Figure
-	for _, name := range slices.Sorted(maps.Keys(templates)) {
-		if !strings.Contains(name, o.only) {
-			continue
-		}
-		m, err := tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{ChatTemplate: templates[name]})
-		if err != nil {
-			return nil, err
-		}
-		f, err := s.compare(side{name: name, m: m, template: templates[name]}, conversations/4)
-		if err != nil {
-			return nil, err
-		}
-		figures = append(figures, f)
-	}
-	return figures, nil
-}
-
-func vllmHarmony(o options) ([]bench.Figure, error) {
-	folder := filepath.Join(o.shared, "tokenizers/gpt-oss")
-	if _, err := os.Stat(folder); err != nil || !strings.Contains("gpt-oss", o.only) {
-		return nil, nil //nolint:nilerr // said where the prompts are compared with the package
-	}
-	config := map[string]any{
-		"architectures": []string{"GptOssForCausalLM"}, "model_type": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 128,
-		"layer_types": []string{"sliding_attention", "full_attention"},
-	}
-	dir, err := modelFolder(o, "gpt-oss", config, map[string]string{"tokenizer.json": folder + "/tokenizer.json", "tokenizer_config.json": folder + "/tokenizer_config.json"})
-	if err != nil {
-		return nil, err
-	}
-	return vllmOne(o, "gpt-oss", dir, false, "--enable-auto-tool-choice", "--tool-call-parser", "openai")
-}
-
-func vllmMistral(o options) (figures []bench.Figure, err error) {
-	own := filepath.Join(golden, "../mistral")
-	// Without a parser of calls: that of this version does not work with its own mistral-common.
-	files := map[string]string{"own tekken.json v15": own + "/tekken.json", "own tokenizer.model.v2": own + "/tokenizer.model"}
-	inside, _ := filepath.Glob(filepath.Join(filepath.Dir(o.vllm), "../lib/python3*/site-packages/mistral_common/data/*"))
-	for _, f := range inside {
-		if name := filepath.Base(f); name == "tekken_240911.json" || strings.HasSuffix(name, ".v7") {
-			files[name] = f
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if !strings.Contains("mistral "+name, o.only) {
-			continue
-		}
-		to := "tekken.json"
-		if k := strings.Index(name, ".model"); k >= 0 {
-			to = "tokenizer" + name[k:]
-		}
-		config := map[string]any{"architectures": []string{"MistralForCausalLM"}, "model_type": "mistral"}
-		dir, err := modelFolder(o, name, config, map[string]string{to: files[name]})
-		if err != nil {
-			return nil, err
-		}
-		f, err := vllmOne(o, "mistral "+name, dir, true, "--tokenizer-mode", "mistral")
-		if err != nil {
-			return nil, err
-		}
-		figures = append(figures, f...)
-	}
-	return figures, nil
-}
-
-func vllmOne(o options, name, dir string, strict bool, args ...string) ([]bench.Figure, error) {
-	m, err := tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{})
-	if err != nil {
-		return nil, err
-	}
-	s, err := startRenderServer(o, dir, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer s.Stop()
-	f, err := s.compare(side{name: name, m: m, now: today(), strict: strict}, 5*conversations)
-	return []bench.Figure{f}, err
 }

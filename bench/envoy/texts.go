@@ -39,22 +39,14 @@ func (t *texts) text(size int) string {
 
 func (t *texts) paragraph(b *strings.Builder) {
 	for range 2 + t.rng.IntN(4) {
-		n := 5 + t.rng.IntN(18)
-		for i := range n {
-			w := t.word()
-			if i == 0 {
-				w = strings.ToUpper(w[:1]) + w[1:]
-			}
-			b.WriteString(w)
-			switch {
-			case i == n-1:
-				b.WriteString([]string{". ", ". ", ". ", "? ", ": "}[t.rng.IntN(5)])
-			case t.rng.IntN(10) == 0:
-				b.WriteString(", ")
-			default:
-				b.WriteByte(' ')
+		words := make([]string, 5+t.rng.IntN(18))
+		for i := range words {
+			if words[i] = t.word(); t.rng.IntN(10) == 0 {
+				words[i] += ","
 			}
 		}
+		text := strings.Join(words, " ")
+		b.WriteString(strings.ToUpper(text[:1]) + text[1:] + []string{". ", ". ", ". ", "? ", ": "}[t.rng.IntN(5)])
 	}
 	b.WriteString("\n\n")
 }
