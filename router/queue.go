@@ -88,6 +88,16 @@ func (c *core) expire(now time.Time) (woken []*waiter) {
 	return append(woken, c.pump(now)...)
 }
 
+// timeOut takes a waiter out of the queue whose timer has fired, unless it has left already.
+// The timer decides, not the pool's clock, which may differ from it.
+func (c *core) timeOut(now time.Time, w *waiter) (woken []*waiter) {
+	if !w.done {
+		c.queue.Remove(w.item)
+		c.leave(w, ErrTooLate)
+	}
+	return c.pump(now)
+}
+
 // giveUp takes a waiter out of the queue whose caller is not interested any more.
 // If it was booked in the meantime, its slot is given back.
 func (c *core) giveUp(now time.Time, w *waiter) (woken []*waiter) {
@@ -159,8 +169,7 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scr
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-late:
-			p.update(func(c *core) []*waiter { return c.expire(now()) })
-			continue
+			p.update(func(c *core) []*waiter { return c.timeOut(now(), w) })
 		case <-net.C:
 			p.update(func(c *core) []*waiter { return c.pump(now()) })
 			continue

@@ -59,11 +59,11 @@ func TestHostileModelFiles(t *testing.T) {
 		{"merges that are an object", with(`["a b"]`, `{"a":1}`), "", "tokenizer.json: model.merges: want '[' at byte 61"},
 		{"a merge of unknown tokens", with(`"a b"`, `"a z"`), "", `tokenizer.json: model.merges: merge 0 of "a" and "z" needs a token that is not in the vocabulary at byte`},
 		{"added tokens that are a number", with(`"added_tokens":[`, `"added_tokens":5,"x":[`), "", "tokenizer.json: added_tokens: json"},
-		{"half a surrogate pair", with(`"ab":2`, `"\ud800":2`), "", "tokenizer.json: half a surrogate pair at byte 51"},
+		{"half a surrogate pair", with(`"ab":2`, `"\ud800":2`), "", "tokenizer.json: half a surrogate pair at byte 52"},
 		{"a vocabulary of 4 GB", nil, "tokenizer.json", "tokenizer.json: 4096 MB, more than 128 MB"},
 		{"a vocabulary that grows", map[string]string{"tokenizer.json.gz": bomb.String()}, "", "tokenizer.json.gz: more than 128 MB"},
 		{"a template of 4 GB", map[string]string{"tokenizer.json": good}, "chat_template.jinja", "chat_template.jinja: 4096 MB, more than 128 MB"},
-		{"a configuration that ends early", config(`{"chat_template":"`), "", "tokenizer_config.json: the file ends in a string at byte 18"},
+		{"a configuration that ends early", config(`{"chat_template":"`), "", "tokenizer_config.json: unexpected end of JSON input at byte 18"},
 		{"a configuration of 4 GB", map[string]string{"tokenizer.json": good}, "tokenizer_config.json", "tokenizer_config.json: 4096 MB, more than 128 MB"},
 		{"nothing", nil, "", "no tokenizer.json"},
 	} {
