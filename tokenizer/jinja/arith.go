@@ -5,103 +5,63 @@ package jinja
 import (
 	"math"
 	"math/big"
+	"slices"
 	"strings"
 )
 
-func (r *renderer) add(a, b Value) (Value, error) {
+// add is Python's +.
+func (r *renderer) add(a, b Value) Value {
+	r.defined(a, b)
 	switch {
-	case a.kind == kindString && b.kind == kindString:
-		if err := r.made(len(a.str) + len(b.str)); err != nil {
-			return Value{}, err
-		}
-		return String(a.str + b.str), nil
-	case a.kind == kindUndefined || b.kind == kindUndefined:
-		return Value{}, errUndefined(a, b)
 	case a.isString() && b.isString():
-		x, y := a.str, b.str
-		if a.kind == kindString {
-			x = r.escaped(x)
+		x, y := a, b
+		if a.kind != b.kind {
+			x, y = r.safe(a), r.safe(b)
 		}
-		if b.kind == kindString {
-			y = r.escaped(y)
-		}
-		if err := r.made(len(x) + len(y)); err != nil {
-			return Value{}, err
-		}
-		return Value{kind: kindSafe, str: x + y}, nil
+		r.made(len(x.str) + len(y.str))
+		return x.withText(x.str + y.str)
 	case a.isSequence() && a.kind == b.kind:
 		return r.addLists(a, b)
 	case a.isString():
-		return Value{}, errorf(TypeError, "can only concatenate str (not \"%s\") to str", b.typeName())
+		panic(errorf(TypeError, "can only concatenate str (not %q) to str", b.typeName()))
 	}
 	return r.arithmetic("+", a, b)
 }
 
+// safe is markupsafe's escape: the text of a value with special characters replaced,
+// unless it is safe already.
+func (r *renderer) safe(v Value) Value {
+	if v.kind == kindSafe {
+		return v
+	}
+	s := r.text(v)
+	r.made(len(s))
+	escaped := escape(s)
+	r.hold(2 * len(escaped))
+	return Value{kind: kindSafe, str: escaped}
+}
+
 // addLists returns the items of a and of b. A list that is added to again and again
-// grows in place: those that it grew from do not see what is behind their ends.
-func (r *renderer) addLists(a, b Value) (Value, error) {
+// grows in place: the lists that it grew from do not see what is behind their ends.
+func (r *renderer) addLists(a, b Value) Value {
 	x, y := a.ref.(*list), b.Items()
 	n := len(x.items)
 	if x.grown != nil && *x.grown == n && cap(x.items)-n >= len(y) {
-		if err := r.tick(1 + len(y)*itemSteps); err != nil {
-			return Value{}, err
-		}
+		r.tick(1 + len(y)*itemSteps)
 		r.hold(boxSize)
 		*x.grown += len(y)
-		return Value{kind: a.kind, ref: &list{append(x.items, y...), x.grown}}, nil
+		return Value{kind: a.kind, ref: &list{append(x.items, y...), x.grown}}
 	}
 	size := n + len(y)
-	if err := r.listed(size + size/2); err != nil {
-		return Value{}, err
-	}
+	r.listed(size + size/2)
 	items := make([]Value, 0, size+size/2)
-	return Value{kind: a.kind, ref: &list{append(append(items, x.items...), y...), &size}}, nil
+	return Value{kind: a.kind, ref: &list{append(append(items, x.items...), y...), &size}}
 }
 
-// escaped is markupsafe's escape.
-func (r *renderer) escaped(s string) string {
-	if !r.spend(len(s) / stringStep) {
-		return ""
-	}
-	s = escaped(s)
-	r.hold(2 * len(s)) // it grew
-	return s
-}
-
-func escaped(s string) string {
-	var b strings.Builder
-	last := 0
-	for i := range len(s) {
-		var as string
-		switch s[i] {
-		case '&':
-			as = "&amp;"
-		case '<':
-			as = "&lt;"
-		case '>':
-			as = "&gt;"
-		case '\'':
-			as = "&#39;"
-		case '"':
-			as = "&#34;"
-		default:
-			continue
-		}
-		b.WriteString(s[last:i])
-		b.WriteString(as)
-		last = i + 1
-	}
-	if last == 0 {
-		return s
-	}
-	b.WriteString(s[last:])
-	return b.String()
-}
-
-func (r *renderer) arithmetic(op string, a, b Value) (Value, error) {
+// arithmetic is any operator but + of strings and lists.
+func (r *renderer) arithmetic(op string, a, b Value) Value {
+	r.defined(a, b)
 	switch {
-	case a.kind == kindUndefined || b.kind == kindUndefined:
-		return Value{}, errUndefined(a, b)
 	case op == "%" && a.isString():
 		return r.percent(a, b)
 	case op == "*" && (a.isString() || a.isSequence()) && b.isInt():
@@ -109,171 +69,157 @@ func (r *renderer) arithmetic(op string, a, b Value) (Value, error) {
 	case op == "*" && (b.isString() || b.isSequence()) && a.isInt():
 		return r.repeated(b, a.int())
 	case !a.isNumber() || !b.isNumber():
-		return Value{}, errorf(TypeError, "unsupported operand type(s) for %s: '%s' and '%s'", op, a.typeName(), b.typeName())
+		panic(errorf(TypeError, "unsupported operand type(s) for %s: '%s' and '%s'", op, a.typeName(), b.typeName()))
 	case a.kind == kindFloat || b.kind == kindFloat:
-		x, err := a.toFloat()
-		if err != nil {
-			return Value{}, err
-		}
-		y, err := b.toFloat()
-		if err != nil {
-			return Value{}, err
-		}
-		return floats(op, x, y)
-	case a.isInt() && b.isInt():
-		if n, ok := smallInts(op, a.int(), b.int()); ok {
-			return Int(n), nil
-		}
+		return floats(op, toFloat(a), toFloat(b))
 	}
-	return r.integers(op, a.toBig(), b.toBig())
+	return r.integers(op, a, b)
 }
 
-func (r *renderer) repeated(v Value, n int64) (Value, error) {
+func (r *renderer) repeated(v Value, n int64) Value {
 	n = max(n, 0)
-	size := len(v.str) + 8*len(v.Items())
-	if size > 0 && n > int64(r.o.MaxOutput/size) {
-		return Value{}, errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput)
+	items := v.Items()
+	if size := len(v.str) + 8*len(items); size > 0 && n > int64(r.o.MaxOutput/size) {
+		panic(errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput))
 	}
 	if v.isString() {
-		if err := r.made(size * int(n)); err != nil {
-			return Value{}, err
-		}
-		return Value{kind: v.kind, str: strings.Repeat(v.str, int(n))}, nil
+		r.made(len(v.str) * int(n))
+		return v.withText(strings.Repeat(v.str, int(n)))
 	}
-	var items []Value
-	if err := r.listed(len(v.Items()) * int(n)); err != nil {
-		return Value{}, err
+	if len(items) == 0 {
+		n = 0
 	}
-	if size > 0 {
-		items = make([]Value, 0, len(v.Items())*int(n))
-		for range n {
-			items = append(items, v.Items()...)
-		}
-	}
-	return Value{kind: v.kind, ref: &list{items: items}}, nil
+	r.listed(len(items) * int(n))
+	return sequence(v.kind, slices.Repeat(items, int(n)))
 }
 
-func floats(op string, x, y float64) (Value, error) {
+// toFloat converts a number as Python does.
+func toFloat(v Value) float64 {
+	f := v.number()
+	if v.kind == kindBig && math.IsInf(f, 0) {
+		panic(errorf(OverflowError, "int too large to convert to float"))
+	}
+	return f
+}
+
+func floats(op string, x, y float64) Value {
+	if y == 0 && (op == "/" || op == "//" || op == "%") || op == "**" && x == 0 && y < 0 {
+		panic(errorf(ZeroDivision, "division by zero"))
+	}
 	switch op {
 	case "+":
-		return Float(x + y), nil
+		return Float(x + y)
 	case "-":
-		return Float(x - y), nil
+		return Float(x - y)
 	case "*":
-		return Float(x * y), nil
+		return Float(x * y)
+	case "/":
+		return Float(x / y)
+	case "//":
+		return Float(math.Floor(x / y))
 	case "**":
 		z := math.Pow(x, y)
 		switch {
-		case x == 0 && y < 0:
-			return Value{}, errorf(ZeroDivision, "0.0 cannot be raised to a negative power")
-		case x < 0 && y != math.Trunc(y) && !math.IsInf(x, 0):
-			return Value{}, errorf(LimitError, "complex numbers")
+		case math.IsNaN(z) && x < 0 && !math.IsNaN(y):
+			panic(errorf(Unsupported, "complex numbers"))
 		case math.IsInf(z, 0) && !math.IsInf(x, 0) && !math.IsInf(y, 0):
-			return Value{}, errorf(OverflowError, "(34, 'Numerical result out of range')")
+			panic(errorf(OverflowError, "(34, 'Numerical result out of range')"))
 		}
-		return Float(z), nil
-	}
-	if y == 0 {
-		return Value{}, errorf(ZeroDivision, "division by zero")
-	}
-	switch op {
-	case "/":
-		return Float(x / y), nil
-	case "//":
-		return Float(math.Floor(x / y)), nil
+		return Float(z)
 	}
 	m := math.Mod(x, y)
 	if m != 0 && (m < 0) != (y < 0) {
 		m += y
 	}
-	return Float(m), nil
+	return Float(m)
 }
 
-// quotient is the float nearest to x / y.
-func quotient(x, y *big.Int) (Value, error) {
-	if y.Sign() == 0 {
-		return Value{}, errorf(ZeroDivision, "division by zero")
-	}
-	f, _ := new(big.Rat).SetFrac(x, y).Float64()
-	if math.IsInf(f, 0) {
-		return Value{}, errorf(OverflowError, "integer division result too large for a float")
-	}
-	return Float(f), nil
-}
+// maxBits limits integers.
+const maxBits = 1 << 16
 
-// smallInts computes what cannot overflow.
-func smallInts(op string, x, y int64) (int64, bool) {
+// integers computes with integers of any size.
+func (r *renderer) integers(op string, a, b Value) Value {
 	const limit = 1 << 31
-	if x < -limit || x >= limit || y < -limit || y >= limit {
-		return 0, false
+	if x, y := a.int(), b.int(); a.isInt() && b.isInt() && max(x, -x, y, -y) < limit {
+		switch {
+		case op == "+":
+			return Int(x + y)
+		case op == "-":
+			return Int(x - y)
+		case op == "*":
+			return Int(x * y)
+		case op == "//" && x >= 0 && y > 0:
+			return Int(x / y)
+		case op == "%" && x >= 0 && y > 0:
+			return Int(x % y)
+		}
 	}
+	x, y, z := a.toBig(), b.toBig(), new(big.Int)
+	bits := x.BitLen() + y.BitLen()
+	if op == "**" {
+		bits = x.BitLen() * int(min(uint64(y.BitLen()), 1<<17))
+		if y.IsInt64() && x.BitLen() > 1 {
+			bits = x.BitLen() * int(min(max(y.Int64(), 0), maxBits+1))
+		}
+	}
+	if bits > maxBits {
+		panic(errorf(LimitError, "an integer of more than %d bits", maxBits))
+	}
+	r.made(bits / 4)
 	switch op {
 	case "+":
-		return x + y, true
+		z.Add(x, y)
 	case "-":
-		return x - y, true
+		z.Sub(x, y)
 	case "*":
-		return x * y, true
-	case "//", "%":
-		if y == 0 {
-			return 0, false
-		}
-		q, m := x/y, x%y
-		if m != 0 && (m < 0) != (y < 0) { // rounded towards zero; Python rounds down
-			q, m = q-1, m+y
-		}
-		if op == "%" {
-			return m, true
-		}
-		return q, true
-	}
-	return 0, false
-}
-
-func (r *renderer) integers(op string, x, y *big.Int) (Value, error) {
-	if err := r.tick((x.BitLen() + y.BitLen()) / 16); err != nil {
-		return Value{}, err
-	}
-	r.hold((x.BitLen()+y.BitLen())/4 + boxSize)
-	z := new(big.Int)
-	switch op {
-	case "/":
-		return quotient(x, y)
-	case "+":
-		return bigInt(z.Add(x, y)), nil
-	case "-":
-		return bigInt(z.Sub(x, y)), nil
-	case "*":
-		if err := r.made((x.BitLen() + y.BitLen()) / 8); err != nil {
-			return Value{}, err
-		}
-		if x.BitLen()+y.BitLen() > 1<<16 {
-			return Value{}, errorf(LimitError, "an integer of more than %d bits", 1<<16)
-		}
-		return bigInt(z.Mul(x, y)), nil
+		z.Mul(x, y)
 	case "**":
 		if y.Sign() < 0 {
-			return floats(op, bigInt(x).number(), bigInt(y).number())
+			return floats(op, toFloat(a), toFloat(b))
 		}
-		if !y.IsInt64() || x.BitLen() > 1 && y.Int64() > int64(1<<16/x.BitLen()) {
-			return Value{}, errorf(LimitError, "an integer of more than %d bits", 1<<16)
-		}
-		if err := r.tick(x.BitLen() * int(min(y.Int64(), 1<<16)) / 16); err != nil {
-			return Value{}, err
-		}
-		return bigInt(z.Exp(x, y, nil)), nil
+		z.Exp(x, y, nil)
+	default:
+		return r.divided(op, x, y)
 	}
+	return bigInt(z)
+}
+
+func (r *renderer) divided(op string, x, y *big.Int) Value {
 	if y.Sign() == 0 {
-		return Value{}, errorf(ZeroDivision, "integer division or modulo by zero")
+		panic(errorf(ZeroDivision, "division by zero"))
 	}
-	m := new(big.Int)
-	z.QuoRem(x, y, m)
+	if op == "/" {
+		f, _ := new(big.Rat).SetFrac(x, y).Float64()
+		if math.IsInf(f, 0) {
+			panic(errorf(OverflowError, "integer division result too large for a float"))
+		}
+		return Float(f)
+	}
+	z, m := new(big.Int).QuoRem(x, y, new(big.Int))
 	if m.Sign() != 0 && m.Sign() != y.Sign() { // rounded towards zero; Python rounds down
 		z.Sub(z, big.NewInt(1))
 		m.Add(m, y)
 	}
-	if op == "//" {
-		return bigInt(z), nil
+	if op == "%" {
+		return bigInt(m)
 	}
-	return bigInt(m), nil
+	return bigInt(z)
+}
+
+// sign is the operator + or - before a number.
+func (r *renderer) sign(op string, v Value) Value {
+	r.defined(v)
+	switch {
+	case !v.isNumber():
+		panic(errorf(TypeError, "bad operand type for unary %s: '%s'", op, v.typeName()))
+	case v.kind == kindBig && op == "-":
+		return bigInt(new(big.Int).Neg(v.toBig()))
+	case v.kind == kindFloat && op == "-":
+		return Float(-v.float())
+	case v.isInt() && op == "-":
+		return r.integers("-", Int(0), v)
+	case v.kind == kindBool:
+		return Int(v.int())
+	}
+	return v
 }

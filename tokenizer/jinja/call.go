@@ -2,183 +2,147 @@
 
 package jinja
 
-// args are the arguments of a call.
+import (
+	"slices"
+	"strings"
+)
+
+// args are the arguments of a call. The last len(names) values are the ones given by
+// name. A function must not keep values: the memory is used again.
 type args struct {
-	pos     []Value
-	kwNames []string
-	kw      []Value
-	few     [4]Value
+	values []Value
+	names  []string
 }
 
-func (a *args) named(name string) (Value, bool) {
-	for i, n := range a.kwNames {
-		if n == name {
-			return a.kw[i], true
-		}
+// kept returns arguments that may be kept.
+func (a args) kept() args { return args{slices.Clone(a.values), a.names} }
+
+func (a args) positional() []Value { return a.values[:len(a.values)-len(a.names)] }
+
+// named returns the argument of a name.
+func (a args) named(name string) (Value, bool) {
+	if i := slices.Index(a.names, name); i >= 0 {
+		return a.values[len(a.values)-len(a.names)+i], true
 	}
 	return Value{}, false
 }
 
-// get returns the argument at a position or of a name.
-func (a *args) get(i int, name string) (Value, bool) {
-	if i < len(a.pos) {
-		return a.pos[i], true
-	}
-	return a.named(name)
+// builtin is a filter, test, method or global function. f gets the value that a
+// filter, test or method is applied to, and one argument for each parameter.
+type builtin struct {
+	parameters []string // "" for those that cannot be given by name
+	required   int      // how many, from the first
+	any        bool     // f gets the arguments as they are given
+	f          func(r *renderer, v Value, a args) Value
 }
 
-// argsFor returns empty arguments, to be given back by done. What is called must
-// not keep them, or a part of a.pos.
-func (r *renderer) argsFor() *args {
-	if n := len(r.free); n > 0 {
-		a := r.free[n-1]
-		r.free = r.free[:n-1]
-		return a
+// define returns a builtin. In parameters "!" follows a required one, "_" is one
+// without a name, and "*" alone is any number.
+func define(parameters string, f func(r *renderer, v Value, a args) Value) *builtin {
+	b := &builtin{any: parameters == "*", f: f}
+	for name := range strings.FieldsSeq(parameters) {
+		name, required := strings.CutSuffix(name, "!")
+		if required {
+			b.required++
+		}
+		b.parameters = append(b.parameters, strings.TrimPrefix(name, "_"))
 	}
-	a := &args{}
-	a.pos = a.few[:0]
-	return a
+	return b
 }
 
-func (r *renderer) done(a *args) {
-	clear(a.pos)
-	clear(a.kw)
-	a.pos, a.kwNames, a.kw = a.pos[:0], a.kwNames[:0], a.kw[:0]
-	r.free = append(r.free, a)
+// unsupported returns a builtin that fails when it is called.
+func unsupported(what, name string) *builtin {
+	return define("*", func(*renderer, Value, args) Value { panic(errorf(Unsupported, "%s '%s'", what, name)) })
 }
 
-func (r *renderer) evalArgs(e *argsExpr, a *args) error {
-	for _, p := range e.pos {
-		v, err := p.eval(r)
-		if err != nil {
-			return err
-		}
-		a.pos = append(a.pos, v)
+// invoke calls a builtin.
+func (r *renderer) invoke(b *builtin, v Value, a args) Value {
+	if b.any || len(b.parameters)+len(a.values) == 0 {
+		return b.f(r, v, a)
 	}
-	if e.star != nil {
-		v, err := e.star.eval(r)
-		if err != nil {
-			return err
-		}
-		items, err := r.iterate(v)
-		if err != nil {
-			return err
-		}
-		if err := r.listed(len(items)); err != nil {
-			return err
-		}
-		a.pos = append(a.pos, items...)
-	}
-	for i, name := range e.kwNames {
-		v, err := e.kw[i].eval(r)
-		if err != nil {
-			return err
-		}
-		a.kwNames, a.kw = append(a.kwNames, name), append(a.kw, v)
-	}
-	if e.starKw != nil {
-		v, err := e.starKw.eval(r)
-		if err != nil {
-			return err
-		}
-		d := v.Dict()
-		if d == nil {
-			return errorf(TypeError, "argument after ** must be a mapping, not %s", v.typeName())
-		}
-		if err := r.listed(2 * d.Len()); err != nil {
-			return err
-		}
-		for i, k := range d.keys {
-			a.kwNames, a.kw = append(a.kwNames, r.text(k)), append(a.kw, d.values[i])
-		}
-	}
-	return r.tick(1)
+	start := len(r.stack)
+	bound := args{values: r.bind(b, a)}
+	v = b.f(r, v, bound)
+	r.stack = r.stack[:start]
+	return v
 }
 
-func (e *callExpr) eval(r *renderer) (Value, error) {
-	var f Value
-	var err error
-	a := r.argsFor()
-	defer r.done(a)
-	// A method is called without being made a value first.
-	switch of := e.of.(type) {
-	case *attrExpr:
-		v, err := of.of.eval(r)
-		if err != nil {
-			return Value{}, err
+// bind puts the arguments of a call into the order of the parameters. Those that are
+// not given are unset.
+func (r *renderer) bind(b *builtin, a args) []Value {
+	n, given := len(b.parameters), a.positional()
+	if len(given) > n {
+		panic(errorf(TypeError, "at most %d arguments expected, got %d", n, len(given)))
+	}
+	start := len(r.stack)
+	r.stack = append(r.stack, given...)
+	for range n - len(given) {
+		r.stack = append(r.stack, Value{kind: kindUnset})
+	}
+	bound := r.stack[start:]
+	for k, name := range a.names {
+		i := slices.Index(b.parameters, name)
+		switch {
+		case i < 0 || name == "":
+			panic(errorf(TypeError, "unexpected keyword argument '%s'", name))
+		case bound[i].kind != kindUnset:
+			panic(errorf(TypeError, "multiple values for argument '%s'", name))
 		}
-		if m := of.methods.of(v); m != nil {
-			if err := r.evalArgs(e.args, a); err != nil {
-				return Value{}, at(e.line, err)
-			}
-			v, err = m(r, v, a)
-			return v, at(e.line, r.sound(err))
-		}
-		if f, err = r.attr(v, of.name, &of.methods); err != nil {
-			return Value{}, at(e.line, err)
-		}
-	default:
-		if f, err = e.of.eval(r); err != nil {
-			return Value{}, err
+		bound[i] = a.values[len(given)+k]
+	}
+	for i := range b.required {
+		if bound[i].kind == kindUnset {
+			panic(errorf(TypeError, "missing argument %d", i+1))
 		}
 	}
-	if err := r.evalArgs(e.args, a); err != nil {
-		return Value{}, at(e.line, err)
-	}
-	v, err := r.call(f, a)
-	return v, at(e.line, r.sound(err))
+	return bound
 }
 
-func (r *renderer) call(f Value, a *args) (Value, error) {
+// call calls a value.
+func (r *renderer) call(f Value, a args) Value {
 	switch f.kind {
 	case kindFunc:
 		return f.ref.(*function).call(r, a)
 	case kindLoop:
-		if again := f.ref.(*loop).again; again != nil {
-			return again.call(r, a)
-		}
-		return Value{}, errorf(TypeError, "the loop must have the 'recursive' marker to be called recursively")
-	case kindUndefined:
-		return Value{}, errUndefined(f)
+		panic(errorf(TypeError, "the loop must have the 'recursive' marker to be called recursively"))
 	}
-	return Value{}, errorf(TypeError, "'%s' object is not callable", f.typeName())
+	r.defined(f)
+	panic(errorf(TypeError, "'%s' object is not callable", f.typeName()))
 }
 
-func (e *filterExpr) eval(r *renderer) (Value, error) {
-	v := r.block
-	if e.of != nil {
-		var err error
-		if v, err = e.of.eval(r); err != nil {
-			return Value{}, err
-		}
-	}
-	a := r.argsFor()
-	defer r.done(a)
-	if err := r.evalArgs(e.args, a); err != nil {
-		return Value{}, at(e.line, err)
-	}
-	v, err := e.filter(r, v, a)
-	return v, at(e.line, r.sound(err))
+// given returns argument i; false if it is absent or None.
+func (a args) given(i int) (Value, bool) {
+	v := a.values[i]
+	return v, v.kind != kindUnset && !v.IsNone()
 }
 
-func (e *testExpr) eval(r *renderer) (Value, error) {
-	is, err := e.holds(r)
-	return Bool(is), err
+// or returns argument i, or a default if it is absent.
+func (a args) or(i int, byDefault Value) Value {
+	if v := a.values[i]; v.kind != kindUnset {
+		return v
+	}
+	return byDefault
 }
 
-func (e *testExpr) holds(r *renderer) (bool, error) {
-	v, err := e.of.eval(r)
-	if err != nil {
-		return false, err
+// text returns argument i, which must be a string.
+func (a args) text(i int) string {
+	v := a.values[i]
+	if !v.isString() {
+		panic(errorf(TypeError, "argument %d must be str, not %s", i+1, v.typeName()))
 	}
-	if e.quick != nil {
-		return e.quick(v) != e.not, at(e.line, r.tick(1))
+	return v.str
+}
+
+// integer returns argument i, which must be an integer, or a default if it is absent.
+// Numbers that no length or count reaches are cut to +-2^30.
+func (a args) integer(i, byDefault int) int {
+	v := a.or(i, Int(int64(byDefault)))
+	if v.kind == kindBig {
+		panic(errorf(OverflowError, "Python int too large to convert to C ssize_t"))
 	}
-	a := r.argsFor()
-	defer r.done(a)
-	if err := r.evalArgs(e.args, a); err != nil {
-		return false, at(e.line, err)
+	if !v.isInt() {
+		panic(errorf(TypeError, "'%s' object cannot be interpreted as an integer", v.typeName()))
 	}
-	ok, err := e.test(r, v, a)
-	return ok != e.not, at(e.line, r.sound(err))
+	const limit = 1 << 30
+	return int(min(max(v.int(), -limit), limit))
 }

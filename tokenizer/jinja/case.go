@@ -3,289 +3,120 @@
 package jinja
 
 import (
-	"strconv"
 	"strings"
-	"sync"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/text/cases"
+	"golang.org/x/text/language"
 )
 
-// Letter case as Python's strings have it: full mappings, so that ß becomes SS, and
-// a sigma at the end of a word its final form.
-
-// caseTables are the generated tables, ready for use.
-type caseTables struct {
-	upper, title, fold map[rune]string
-	digits, numerics   []runeRange
-}
-
-type runeRange struct{ lo, hi rune }
-
-var cases = sync.OnceValue(func() *caseTables { //nolint:gochecknoglobals // tables
-	long := func(text string) map[rune]string {
-		m := map[rune]string{}
-		for s := range strings.SplitSeq(text, " ") {
-			r, n := utf8.DecodeRuneInString(s)
-			m[r] = s[n:]
-		}
-		return m
-	}
-	ranges := func(text string) (out []runeRange) {
-		number := func(s string) rune {
-			n, _ := strconv.ParseInt(s, 16, 32)
-			return rune(n)
-		}
-		for s := range strings.SplitSeq(text, " ") {
-			lo, hi, two := strings.Cut(s, "-")
-			if !two {
-				hi = lo
-			}
-			out = append(out, runeRange{number(lo), number(hi)})
-		}
-		return out
-	}
-	return &caseTables{long(longUpper), long(longTitle), long(folds), ranges(digitRanges), ranges(numericRanges)}
-})
-
-func inRanges(r rune, ranges []runeRange) bool {
-	for _, x := range ranges {
-		if r <= x.hi {
-			return r >= x.lo
-		}
-	}
-	return false
-}
-
-// isASCII reports whether s has no characters but those of ASCII.
+// isASCII reports whether s has ASCII characters only.
 func isASCII(s string) bool {
-	for i := range len(s) {
-		if s[i] >= utf8.RuneSelf {
-			return false
-		}
-	}
-	return true
+	return strings.IndexFunc(s, func(c rune) bool { return c >= utf8.RuneSelf }) < 0
 }
 
-// isLowercase, isUppercase and isCased are the properties of these names.
-func isLowercase(r rune) bool {
-	return unicode.IsLower(r) || r >= utf8.RuneSelf && unicode.Is(unicode.Other_Lowercase, r)
-}
-
-func isUppercase(r rune) bool {
-	return unicode.IsUpper(r) || r >= utf8.RuneSelf && unicode.Is(unicode.Other_Uppercase, r)
-}
-
-func isCased(r rune) bool { return isLowercase(r) || isUppercase(r) || unicode.IsTitle(r) }
-
-// isIgnorable reports whether r does not count where cased letters are looked for
-// around another: the property Case_Ignorable.
-func isIgnorable(r rune) bool {
-	return unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf, unicode.Lm, unicode.Sk) || strings.ContainsRune("'.:·\u0387\u055f\u05f4\u2018\u2019\u2024\u2027\ufe13\ufe52\ufe55\uff07\uff0e\uff1a", r)
-}
-
-const (
-	capitalSigma = 'Σ'
-	smallSigma   = 'σ'
-	finalSigma   = 'ς'
-)
-
-// sigma returns the small form of the sigma at s[i].
-func sigma(s string, i int) rune {
-	before, after := s[:i], s[i+utf8.RuneLen(capitalSigma):]
-	before = strings.TrimRightFunc(before, isIgnorable)
-	after = strings.TrimLeftFunc(after, isIgnorable)
-	last, _ := utf8.DecodeLastRuneInString(before)
-	next, _ := utf8.DecodeRuneInString(after)
-	if before != "" && isCased(last) && (after == "" || !isCased(next)) {
-		return finalSigma
-	}
-	return smallSigma
-}
-
-// writeLower writes the small form of r, which stands at s[i].
-func writeLower(b *strings.Builder, s string, i int, r rune) {
-	switch r {
-	case capitalSigma:
-		b.WriteRune(sigma(s, i))
-	case 'İ':
-		b.WriteString("i\u0307")
-	default:
-		b.WriteRune(unicode.ToLower(r))
-	}
-}
-
-func writeLong(b *strings.Builder, r rune, long map[rune]string, short func(rune) rune) {
-	if s, ok := long[r]; ok {
-		b.WriteString(s)
-		return
-	}
-	b.WriteRune(short(r))
-}
-
-func lower(s string) string {
-	if isASCII(s) {
-		return strings.ToLower(s)
-	}
-	var b strings.Builder
-	b.Grow(len(s))
-	for i, r := range s {
-		writeLower(&b, s, i, r)
-	}
-	return b.String()
-}
-
+// upper is str.upper, with the full mappings of Unicode: ß becomes SS.
 func upper(s string) string {
 	if isASCII(s) {
 		return strings.ToUpper(s)
 	}
-	var b strings.Builder
-	b.Grow(len(s))
-	for _, r := range s {
-		writeLong(&b, r, cases().upper, unicode.ToUpper)
-	}
-	return b.String()
+	return cases.Upper(language.Und).String(s)
 }
 
-func casefold(s string) string {
-	var b strings.Builder
-	for i, r := range s {
-		if as, ok := cases().fold[r]; ok {
-			b.WriteString(as)
-			continue
-		}
-		if r == capitalSigma {
-			b.WriteRune(smallSigma)
-			continue
-		}
-		writeLower(&b, s, i, r)
+// lower is str.lower: a sigma at the end of a word has another form.
+func lower(s string) string {
+	if isASCII(s) {
+		return strings.ToLower(s)
 	}
-	return b.String()
+	return cases.Lower(language.Und).String(s)
 }
 
 // capitalized makes the first character a capital and the others small.
 func capitalized(s string) string {
-	var b strings.Builder
-	for i, r := range s {
-		if i == 0 {
-			writeLong(&b, r, cases().title, unicode.ToTitle)
-			continue
-		}
-		writeLower(&b, s, i, r)
-	}
-	return b.String()
+	_, n := utf8.DecodeRuneInString(s)
+	return titleCase(s[:n]) + lower(s)[len(lower(s[:n])):]
 }
 
-// titled makes the first letter of each run of letters a capital, the others small.
+// titleCase is the title form of one character.
+func titleCase(c string) string {
+	if isASCII(c) {
+		return strings.ToUpper(c)
+	}
+	return cases.Title(language.Und).String(c)
+}
+
+// titled is str.title: the first of each run of letters becomes a capital.
 func titled(s string) string {
 	var b strings.Builder
-	in := false
-	for i, r := range s {
-		if in {
-			writeLower(&b, s, i, r)
-		} else {
-			writeLong(&b, r, cases().title, unicode.ToTitle)
-		}
-		in = isCased(r)
-	}
-	return b.String()
-}
-
-// titleWords is the filter title: a capital behind each run of white space and of
-// - ( { [ <.
-func titleWords(s string) string {
-	var b strings.Builder
-	separates := func(r rune) bool { return isSpace(r) || strings.ContainsRune("-({[<", r) }
 	for s != "" {
-		n := strings.IndexFunc(s, func(r rune) bool { return !separates(r) })
+		n := strings.IndexFunc(s, isCased)
 		if n < 0 {
 			n = len(s)
 		}
 		b.WriteString(s[:n])
 		s = s[n:]
-		n = strings.IndexFunc(s, separates)
-		if n < 0 {
+		if n = strings.IndexFunc(s, func(c rune) bool { return !isCased(c) }); n < 0 {
 			n = len(s)
 		}
-		_, first := utf8.DecodeRuneInString(s[:n])
-		b.WriteString(upper(s[:first]))
-		b.WriteString(lower(s[first:n]))
+		b.WriteString(capitalized(s[:n]))
 		s = s[n:]
 	}
 	return b.String()
 }
 
-func swapcase(s string) string {
+// titleWords is the filter title: a capital behind white space and each of - ( { [ <.
+func titleWords(s string) string {
 	var b strings.Builder
-	for i, r := range s {
-		switch {
-		case isUppercase(r):
-			writeLower(&b, s, i, r)
-		case isLowercase(r):
-			writeLong(&b, r, cases().upper, unicode.ToUpper)
-		default:
-			b.WriteRune(r)
+	start := 0
+	word := func(end int) {
+		_, n := utf8.DecodeRuneInString(s[start:end])
+		b.WriteString(upper(s[start : start+n]))
+		b.WriteString(lower(s[start+n : end]))
+	}
+	for i, c := range s {
+		if isSpace(c) || strings.ContainsRune("-({[<", c) {
+			word(i)
+			b.WriteRune(c)
+			start = i + utf8.RuneLen(c)
 		}
 	}
+	word(len(s))
 	return b.String()
 }
 
-// isLowerString and isUpperString are str.islower and str.isupper.
-func isLowerString(s string) bool {
-	cased := false
-	for _, r := range s {
-		if isUppercase(r) || unicode.IsTitle(r) {
-			return false
-		}
-		cased = cased || isLowercase(r)
-	}
-	return cased
+func isLowercase(c rune) bool { return unicode.IsLower(c) || unicode.Is(unicode.Other_Lowercase, c) }
+
+func isUppercase(c rune) bool { return unicode.IsUpper(c) || unicode.Is(unicode.Other_Uppercase, c) }
+func isCased(c rune) bool     { return isLowercase(c) || isUppercase(c) || unicode.IsTitle(c) }
+
+// isLowerText and isUpperText are str.islower and str.isupper.
+func isLowerText(s string) bool {
+	return strings.IndexFunc(s, isLowercase) >= 0 && strings.IndexFunc(s, func(c rune) bool { return isUppercase(c) || unicode.IsTitle(c) }) < 0
 }
 
-func isUpperString(s string) bool {
-	cased := false
-	for _, r := range s {
-		if isLowercase(r) || unicode.IsTitle(r) {
-			return false
-		}
-		cased = cased || isUppercase(r)
-	}
-	return cased
+func isUpperText(s string) bool {
+	return strings.IndexFunc(s, isUppercase) >= 0 && strings.IndexFunc(s, func(c rune) bool { return isLowercase(c) || unicode.IsTitle(c) }) < 0
 }
 
-// isTitleString is str.istitle.
-func isTitleString(s string) bool {
-	cased, before := false, false
-	for _, r := range s {
-		switch {
-		case isUppercase(r) || unicode.IsTitle(r):
-			if before {
-				return false
-			}
-			cased, before = true, true
-		case isLowercase(r):
-			if !before {
-				return false
-			}
-		default:
-			before = false
+// textTests are the methods of strings that tell what their characters are.
+func textTests() map[string]func(string) bool {
+	all := map[string]func(string) bool{"islower": isLowerText, "isupper": isUpperText}
+	for name, is := range map[string]func(rune) bool{
+		"isalpha": unicode.IsLetter, "isdecimal": unicode.IsDigit, "isspace": isSpace,
+		"isalnum":   func(c rune) bool { return unicode.IsLetter(c) || unicode.IsNumber(c) },
+		"isdigit":   func(c rune) bool { return unicode.IsDigit(c) || unicode.Is(unicode.No, c) && unknownNumber(c) },
+		"isnumeric": func(c rune) bool { return unicode.IsNumber(c) || unicode.Is(unicode.Han, c) && unknownNumber(c) },
+	} {
+		all[name] = func(s string) bool {
+			return s != "" && strings.IndexFunc(s, func(c rune) bool { return !is(c) }) < 0
 		}
 	}
-	return cased
+	return all
 }
 
-func isDigitRune(r rune) bool { return unicode.IsDigit(r) || inRanges(r, cases().digits) }
-
-func isNumericRune(r rune) bool { return unicode.IsNumber(r) || inRanges(r, cases().numerics) }
-
-func isPrintable(r rune) bool { return r == ' ' || strconv.IsPrint(r) }
-
-// isIdentifier is str.isidentifier.
-func isIdentifier(s string) bool {
-	for i, r := range s {
-		start := r == '_' || unicode.IsLetter(r) || unicode.In(r, unicode.Nl, unicode.Other_ID_Start)
-		if !start && (i == 0 || !unicode.In(r, unicode.Mn, unicode.Mc, unicode.Nd, unicode.Pc, unicode.Other_ID_Continue)) {
-			return false
-		}
-	}
-	return s != ""
+// unknownNumber is reached for characters of which some are digits or numbers, and Go's
+// tables do not tell which.
+func unknownNumber(c rune) bool {
+	panic(errorf(Unsupported, "whether %q is a digit or a number", c))
 }

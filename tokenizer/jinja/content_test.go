@@ -62,7 +62,6 @@ func TestLoopsOverContent(t *testing.T) {
 		"{% macro f(x) %}{% macro h(y) %}{% for c in x %}{% endfor %}{% endmacro %}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}": true,
 		"{% macro f(x) %}{% for k, v in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}":                            false,
 		"{% for m in messages %}{{ f.g(m.content) }}{% endfor %}{% macro g(x) %}{% for c in x %}{% endfor %}{% endmacro %}":                             false,
-		"{% set f = messages %}{% for m in messages recursive %}{% for c in m.content recursive %}{% endfor %}{% endfor %}":                             true,
 		"{% with m = messages %}{% for c in m %}{% for d in c.content %}{% endfor %}{% endfor %}{% endwith %}":                                          false,
 		"{% set m %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}{% endset %}":                                                true,
 		"{% filter upper %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}{% endfilter %}":                                      true,

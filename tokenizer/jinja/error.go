@@ -4,7 +4,7 @@ package jinja
 
 import "fmt"
 
-// Kind says what kind of error a template met, by Python's names where there is one.
+// Kind is the kind of an error, by Python's name where Python has one.
 type Kind string
 
 // The kinds of errors.
@@ -18,14 +18,14 @@ const (
 	RecursionError Kind = "RecursionError"
 	RuntimeError   Kind = "TemplateRuntimeError"
 	SyntaxError    Kind = "TemplateSyntaxError"
-	LimitError     Kind = "LimitError" // a limit of ours, which the reference does not have
 	ZeroDivision   Kind = "ZeroDivisionError"
 	KeyError       Kind = "KeyError"
 	IndexError     Kind = "IndexError"
 	AttributeError Kind = "AttributeError"
-	AssertionError Kind = "AssertionError"
 	FilterError    Kind = "FilterArgumentError"
-	RunError       Kind = "RuntimeError"
+
+	LimitError  Kind = "LimitError"  // a limit of this package, which the reference does not have
+	Unsupported Kind = "Unsupported" // a feature of the reference that this package does not have
 )
 
 // Error is what parsing and rendering return.
@@ -33,27 +33,31 @@ type Error struct {
 	Kind    Kind
 	Message string
 	Name    string // of the template
-	Line    int    // in the template, from 1; 0 if unknown
+	Line    int    // in the template, from 1
 }
 
 func (e *Error) Error() string {
 	return fmt.Sprintf("jinja: %s:%d: %s: %s", e.Name, e.Line, e.Kind, e.Message)
 }
 
+// errorf returns an error without name and line. Code below Parse and Render panics
+// with it, and catch turns the panic into the error that the caller gets.
 func errorf(k Kind, format string, a ...any) *Error {
 	return &Error{Kind: k, Message: fmt.Sprintf(format, a...)}
 }
 
-// errUndefined is the error of an operation with an undefined value among values.
-func errUndefined(values ...Value) *Error {
-	for _, v := range values {
-		switch {
-		case v.kind != kindUndefined:
-		case v.num&isUnsafe != 0:
-			return errorf(SecurityError, "%s", v.hint())
-		case v.str != "":
-			return errorf(UndefinedError, "%s", v.hint())
+// catch is deferred. It ends a panic with an *Error and stores the error with the
+// template's name and, if the error has no line, the line.
+func catch(into *error, name string, line *int) {
+	switch e := recover().(type) {
+	case nil:
+	case *Error:
+		e.Name = name
+		if e.Line == 0 {
+			e.Line = *line
 		}
+		*into = e
+	default:
+		panic(e)
 	}
-	return errorf(UndefinedError, "the value is undefined")
 }

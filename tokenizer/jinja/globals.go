@@ -2,199 +2,128 @@
 
 package jinja
 
-import "slices"
-
-func globals() map[string]Value {
-	return map[string]Value{
-		"raise_exception": funcOf("raise_exception", func(r *renderer, a *args) (Value, error) {
-			v, _ := a.get(0, "message")
-			return Value{}, errorf(Raise, "%s", r.text(v))
-		}),
-		"strftime_now": funcOf("strftime_now", func(r *renderer, a *args) (Value, error) {
-			format, err := a.word("strftime_now", 0, "format", "")
-			if err == nil {
-				err = r.tick(2 * len(format))
-			}
-			if err != nil {
-				return Value{}, err
-			}
-			return String(strftime(r.o.Now, format)), nil
-		}),
-		"range": funcOf("range", rangeOf),
-		"dict": {kind: kindFunc, ref: &function{
-			name: "dict",
-			call: func(r *renderer, a *args) (Value, error) {
-				d, err := dictOf(r, a)
-				return FromDict(d), err
-			},
-			attr: func(r *renderer, name string) (Value, bool) {
-				if name != "fromkeys" {
-					return Value{}, false
-				}
-				return r.bound(FromDict(nil), name, dictMethods()[name]), true
-			},
-		}},
-		"namespace": funcOf("Namespace", func(r *renderer, a *args) (Value, error) {
-			d, err := dictOf(r, a)
-			return Value{kind: kindNamespace, ref: d}, err
-		}),
-		"cycler": funcOf("Cycler", func(r *renderer, a *args) (Value, error) {
-			if len(a.pos) == 0 {
-				return Value{}, errorf(RunError, "at least one item has to be provided")
-			}
-			return cyclerOf(a.pos), nil
-		}),
-		"joiner": funcOf("Joiner", func(r *renderer, a *args) (Value, error) {
-			sep, err := a.word("joiner", 0, "sep", ", ")
-			used := false
-			return funcOf("joiner", func(*renderer, *args) (Value, error) {
-				if used {
-					return String(sep), nil
-				}
-				used = true
-				return String(""), nil
-			}), err
-		}),
-	}
-}
-
-// cyclerOf makes a cycler, with its methods.
-func cyclerOf(items []Value) Value {
-	items = slices.Clone(items)
-	at := 0
-	return Value{kind: kindFunc, ref: &function{
-		name: "Cycler",
-		call: func(*renderer, *args) (Value, error) {
-			return Value{}, errorf(TypeError, "'Cycler' object is not callable")
-		},
-		attr: func(r *renderer, name string) (Value, bool) {
-			switch name {
-			case "current":
-				return items[at], true
-			case "reset":
-				return r.funcOf(name, func(*renderer, *args) (Value, error) {
-					at = 0
-					return None(), nil
-				}), true
-			case "next":
-				return r.funcOf(name, func(*renderer, *args) (Value, error) {
-					x := items[at]
-					at = (at + 1) % len(items)
-					return x, nil
-				}), true
-			}
-			return Value{}, false
-		},
-	}}
-}
-
-// attrOfFunction is an attribute of a macro or another function.
-func (r *renderer) attrOfFunction(v Value, name string) (Value, bool) {
-	f := v.ref.(*function)
-	if f.attr != nil {
-		return f.attr(r, name)
-	}
-	if f.macro == nil {
-		return Value{}, false
-	}
-	switch name {
-	case "name":
-		return String(f.name), true
-	case "arguments":
-		items := make([]Value, len(f.macro.names))
-		for i, n := range f.macro.names {
-			items[i] = String(n)
-		}
-		return tupleOf(items...), r.listed(len(items)) == nil
-	case "catch_kwargs":
-		return Bool(f.macro.reads.kwargs), true
-	case "catch_varargs":
-		return Bool(f.macro.reads.varargs), true
-	case "caller":
-		return Bool(f.macro.reads.caller), true
-	}
-	return Value{}, false
-}
-
-// dictOf is Python's dict: of a dictionary or pairs, and keywords.
-func dictOf(r *renderer, a *args) (*Dict, error) {
-	if len(a.pos) > 1 {
-		return nil, errorf(TypeError, "dict expected at most 1 argument, got %d", len(a.pos))
-	}
-	var pairs []Value
-	if len(a.pos) > 0 {
-		var err error
-		if d := a.pos[0].Dict(); d != nil {
-			pairs, err = r.pairs(d)
-		} else {
-			pairs, err = r.iterate(a.pos[0])
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	if err := r.listed(3 * (len(pairs) + len(a.kw))); err != nil {
-		return nil, err
-	}
-	d := NewDict(len(pairs) + len(a.kw))
-	for i, it := range pairs {
-		p, err := r.iterate(it)
-		switch {
-		case err != nil:
-			return nil, errorf(TypeError, "cannot convert dictionary update sequence element #%d to a sequence", i)
-		case len(p) != 2:
-			return nil, errorf(ValueError, "dictionary update sequence element #%d has length %d; 2 is required", i, len(p))
-		case !r.hashable(p[0]):
-			return nil, errorf(TypeError, "unhashable type: '%s'", p[0].typeName())
-		}
-		d.set(r, p[0], p[1])
-	}
-	for i, name := range a.kwNames {
-		d.Set(name, a.kw[i])
-	}
-	return d, r.broken
-}
+import (
+	"fmt"
+	"strings"
+	"time"
+)
 
 // maxRange is the sandbox's own limit.
 const maxRange = 100_000
 
-func rangeOf(r *renderer, a *args) (Value, error) {
-	var n [3]int64
-	for i, v := range a.pos {
-		if !v.isInt() || i > 2 {
-			return Value{}, errorf(TypeError, "'%s' object cannot be interpreted as an integer", v.typeName())
-		}
-		n[i] = v.int()
+// globals are the functions that a template can call by name.
+func globals() map[string]Value {
+	all := map[string]Value{}
+	add := func(name string, b *builtin) {
+		all[name] = Value{kind: kindFunc, ref: &function{name: name, call: func(r *renderer, a args) Value { return r.invoke(b, Value{}, a) }}}
 	}
-	start, stop, step := n[0], n[1], int64(1)
-	switch len(a.pos) {
-	case 0:
-		return Value{}, errorf(TypeError, "range expected at least 1 argument, got 0")
-	case 1:
-		start, stop = 0, n[0]
-	case 3:
-		step = n[2]
+	add("raise_exception", define("message!", func(r *renderer, _ Value, a args) Value {
+		panic(errorf(Raise, "%s", r.text(a.values[0])))
+	}))
+	add("strftime_now", define("format!", func(r *renderer, _ Value, a args) Value {
+		r.tick(2 * len(a.text(0)))
+		return String(strftime(r.o.Now, a.text(0)))
+	}))
+	add("range", define("_! _ _", rangeOf))
+	add("dict", define("*", func(r *renderer, _ Value, a args) Value { return FromDict(r.dictOf(a)) }))
+	add("namespace", define("*", func(r *renderer, _ Value, a args) Value { return Value{kind: kindNamespace, ref: r.dictOf(a)} }))
+	for _, name := range []string{"cycler", "joiner", "lipsum"} {
+		add(name, unsupported("the function", name))
 	}
-	if step == 0 {
-		return Value{}, errorf(ValueError, "range() arg 3 must not be zero")
-	}
-	return r.rangeOf(start, stop, step)
+	return all
 }
 
-func (r *renderer) rangeOf(start, stop, step int64) (Value, error) {
-	const limit = 1 << 40 // so that nothing overflows
-	count := int64(0)
+// dictOf is Python's dict: of a dictionary or pairs, and keywords.
+func (r *renderer) dictOf(a args) *Dict {
+	d := NewDict(len(a.names))
+	positional := a.positional()
+	if len(positional) > 1 {
+		panic(errorf(TypeError, "dict expected at most 1 argument, got %d", len(positional)))
+	}
+	for _, from := range positional {
+		pairs := r.iterate(from)
+		if of := from.Dict(); of != nil {
+			pairs = r.pairs(of)
+		}
+		r.listed(3 * len(pairs))
+		for i, it := range pairs {
+			pair := r.iterate(it)
+			if len(pair) != 2 {
+				panic(errorf(ValueError, "dictionary update sequence element #%d has length %d; 2 is required", i, len(pair)))
+			}
+			r.setKey(d, pair[0], pair[1])
+		}
+	}
+	r.listed(3 * len(a.names))
+	for i, name := range a.names {
+		d.Set(name, a.values[len(positional)+i])
+	}
+	return d
+}
+
+func rangeOf(r *renderer, _ Value, a args) Value {
+	start, stop, step := 0, a.integer(0, 0), a.integer(2, 1)
+	if a.values[1].kind != kindUnset {
+		start, stop = stop, a.integer(1, 0)
+	}
+	count := 0
 	switch {
-	case max(start, -start) > limit || max(stop, -stop) > limit:
-		count = maxRange + 1
+	case step == 0:
+		panic(errorf(ValueError, "range() arg 3 must not be zero"))
 	case step > 0 && stop > start:
 		count = (stop-start-1)/step + 1
 	case step < 0 && stop < start:
 		count = (start-stop-1)/-step + 1
 	}
 	if count > maxRange {
-		return Value{}, errorf(OverflowError, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange)
+		panic(errorf(OverflowError, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange))
 	}
 	r.hold(boxSize)
-	return Value{kind: kindRange, ref: &span{start, stop, step, int(count)}}, nil
+	text := fmt.Sprintf("range(%d, %d)", start, stop)
+	if step != 1 {
+		text = fmt.Sprintf("range(%d, %d, %d)", start, stop, step)
+	}
+	return Value{kind: kindRange, str: text, ref: &span{start, step, count}}
+}
+
+// dateLayouts are the directives of strftime as layouts of Go.
+//
+//nolint:gochecknoglobals // a table
+var dateLayouts = map[byte]string{
+	'a': "Mon", 'A': "Monday", 'b': "Jan", 'h': "Jan", 'B': "January", 'd': "02", 'e': "_2", 'm': "01", 'y': "06", 'Y': "2006", 'j': "002",
+	'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'F': "2006-01-02", 'T': "15:04:05", 'X': "15:04:05", 'R': "15:04",
+	'D': "01/02/06", 'x': "01/02/06", 'c': "Mon Jan _2 15:04:05 2006",
+}
+
+// strftime formats a time as Python does for a time without a zone. The flag "-"
+// leaves out leading zeros, as in glibc.
+func strftime(t time.Time, format string) string {
+	var b strings.Builder
+	for {
+		text, directive, found := strings.Cut(format, "%")
+		b.WriteString(text)
+		if !found {
+			return b.String()
+		}
+		directive, short := strings.CutPrefix(directive, "-")
+		if directive == "" {
+			panic(errorf(Unsupported, "a date format that ends in %%"))
+		}
+		layout, known := dateLayouts[directive[0]]
+		text = t.Format(layout)
+		if short && known {
+			text = strings.TrimLeft(text[:len(text)-1], "0 ") + text[len(text)-1:]
+		}
+		switch {
+		case known:
+			b.WriteString(text)
+		case directive[0] == '%':
+			b.WriteByte('%')
+		case directive[0] == 'f':
+			fmt.Fprintf(&b, "%06d", t.Nanosecond()/1000)
+		case directive[0] != 'z' && directive[0] != 'Z': // there is no zone
+			panic(errorf(Unsupported, "%%%c in a date format", directive[0]))
+		}
+		format = directive[1:]
+	}
 }

@@ -6,521 +6,428 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 )
 
-// maxNesting bounds the nesting of JSON: Python's own limit is near a thousand.
-const maxNesting = 900
-
 // FromJSON reads JSON as Python's json module does: keys keep their order, of
 // equal keys the last value counts at the first one's place, integers have any
 // size, NaN and Infinity are numbers. Half a surrogate pair and text that is not
 // UTF-8 are errors, which name the byte.
-func FromJSON(b []byte) (Value, error) {
-	p := jsonParser{b: string(b)}
-	p.valid = utf8.ValidString(p.b)
-	p.space()
-	v, err := p.value(0)
-	if err != nil {
-		return Value{}, err
-	}
-	if p.space(); p.i < len(b) {
-		return Value{}, p.fail("more behind the end")
+func FromJSON(b []byte) (v Value, err error) {
+	p := jsonReader{s: string(b)}
+	p.valid = utf8.ValidString(p.s)
+	defer func() {
+		switch e := recover().(type) {
+		case nil:
+		case jsonError:
+			v, err = Value{}, fmt.Errorf("jinja: JSON: %s at byte %d", e, p.i)
+		default:
+			panic(e)
+		}
+	}()
+	v = p.value(0)
+	if p.peek() != 0 || p.i < len(p.s) {
+		panic(jsonError("more behind the end"))
 	}
 	return v, nil
 }
 
-// jsonParser makes values that share memory: strings without escapes are parts of
-// one copy of the document.
-type jsonParser struct {
-	b     string
+// jsonError is what the reader panics with.
+type jsonError string
+
+// jsonReader makes values that share memory: strings without escapes are parts of s.
+type jsonReader struct {
+	s     string
 	i     int
-	valid bool            // all of it is UTF-8
-	text  strings.Builder // of strings with escapes; it never grows once it is in use
-	stack []Value         // of the lists and objects that are being read
-	slab  []Value         // room for items
+	valid bool    // all of s is UTF-8
+	stack []Value // of the lists and objects that are being read
+	slab  []Value // room for the values of several lists and objects
+
+	// unescaped holds the strings that had escapes. It never grows once it is in use: an
+	// escape is at least as long as its character.
+	unescaped strings.Builder
 }
 
-// slabValues is how many values are made at once; a chat has about four a message.
-const slabValues = 128
+// slabSize is the number of values that are allocated at once; a message has about four.
+const slabSize = 128
 
-// take returns the values of the stack from start on, and takes them off it.
-func (p *jsonParser) take(start int) []Value {
-	n := len(p.stack) - start
+// take returns room for n values.
+func (p *jsonReader) take(n int) []Value {
 	if n > len(p.slab) {
-		p.slab = make([]Value, max(n, min(slabValues, len(p.b)/16+n)))
+		p.slab = make([]Value, max(n, min(slabSize, len(p.s)/16+n)))
 	}
-	items := p.slab[:n:n]
+	room := p.slab[:n:n]
 	p.slab = p.slab[n:]
-	copy(items, p.stack[start:])
-	clear(p.stack[start:])
-	p.stack = p.stack[:start]
-	return items
+	return room
 }
 
-func (p *jsonParser) fail(what string) error {
-	return fmt.Errorf("jinja: JSON: %s at byte %d", what, p.i)
-}
-
-func (p *jsonParser) space() {
-	for p.i < len(p.b) && (p.b[p.i] == ' ' || p.b[p.i] == '\n' || p.b[p.i] == '\t' || p.b[p.i] == '\r') {
-		p.i++
+// peek skips white space and returns the next byte, 0 at the end.
+func (p *jsonReader) peek() byte {
+	for ; p.i < len(p.s); p.i++ {
+		if c := p.s[p.i]; c != ' ' && c != '\n' && c != '\t' && c != '\r' {
+			return c
+		}
 	}
+	return 0
 }
 
-func (p *jsonParser) value(depth int) (Value, error) {
+// skip skips one of the bytes in set and returns it.
+func (p *jsonReader) skip(set, want string) byte {
+	c := p.peek()
+	if c == 0 || strings.IndexByte(set, c) < 0 {
+		panic(jsonError("want " + want))
+	}
+	p.i++
+	return c
+}
+
+func (p *jsonReader) value(depth int) Value {
 	if depth > maxNesting {
-		return Value{}, p.fail("nested too deep")
+		panic(jsonError("nested too deep"))
 	}
-	if p.i >= len(p.b) {
-		return Value{}, p.fail("unexpected end")
-	}
-	switch c := p.b[p.i]; c {
+	switch p.peek() {
 	case '{':
 		return p.object(depth)
 	case '[':
 		return p.array(depth)
 	case '"':
-		s, err := p.string()
-		return String(s), err
+		return String(p.text())
 	}
-	for _, w := range words() {
-		if strings.HasPrefix(p.b[p.i:], w.text) {
+	for _, w := range jsonWords {
+		if strings.HasPrefix(p.s[p.i:], w.text) {
 			p.i += len(w.text)
-			return w.v, nil
+			return w.v
 		}
 	}
 	return p.number()
 }
 
-// word is a value that JSON has a name for.
-type word struct {
+//nolint:gochecknoglobals // a table
+var jsonWords = []struct {
 	text string
 	v    Value
+}{
+	{"null", None()},
+	{"true", Bool(true)},
+	{"false", Bool(false)},
+	{"NaN", Float(math.NaN())},
+	{"Infinity", Float(math.Inf(1))},
+	{"-Infinity", Float(math.Inf(-1))},
 }
 
-func words() [6]word {
-	return [6]word{
-		{"null", None()},
-		{"true", Bool(true)},
-		{"false", Bool(false)},
-		{"NaN", Float(math.NaN())},
-		{"Infinity", Float(math.Inf(1))},
-		{"-Infinity", Float(math.Inf(-1))},
+func (p *jsonReader) array(depth int) Value {
+	p.i++
+	if p.peek() == ']' {
+		p.i++
+		return List()
 	}
-}
-
-func (p *jsonParser) number() (Value, error) {
-	start := p.i
-	digits := func() int {
-		n := 0
-		for ; p.i < len(p.b) && '0' <= p.b[p.i] && p.b[p.i] <= '9'; p.i++ {
-			n++
+	start := len(p.stack)
+	for {
+		p.stack = append(p.stack, p.value(depth+1))
+		if p.skip(",]", ", or ]") == ']' {
+			items := p.take(len(p.stack) - start)
+			copy(items, p.stack[start:])
+			p.stack = p.stack[:start]
+			return List(items...)
 		}
-		return n
 	}
-	if p.i < len(p.b) && p.b[p.i] == '-' {
+}
+
+func (p *jsonReader) object(depth int) Value {
+	p.i++
+	if p.peek() == '}' {
+		p.i++
+		return FromDict(&Dict{})
+	}
+	start := len(p.stack)
+	for {
+		if p.peek() != '"' {
+			panic(jsonError("want a key"))
+		}
+		p.stack = append(p.stack, String(p.text()))
+		p.skip(":", ":")
+		p.stack = append(p.stack, p.value(depth+1))
+		if p.skip(",}", ", or }") == '}' {
+			break
+		}
+	}
+	pairs := p.stack[start:]
+	d := &Dict{keys: p.take(len(pairs) / 2)[:0], values: p.take(len(pairs) / 2)[:0]}
+	for i := 0; i < len(pairs); i += 2 {
+		d.Set(pairs[i].str, pairs[i+1])
+	}
+	p.stack = p.stack[:start]
+	return FromDict(d)
+}
+
+// digits skips digits and returns how many there are.
+func (p *jsonReader) digits() int {
+	start := p.i
+	for p.i < len(p.s) && '0' <= p.s[p.i] && p.s[p.i] <= '9' {
 		p.i++
 	}
-	zero := p.i < len(p.b) && p.b[p.i] == '0'
-	if n := digits(); n == 0 || zero && n > 1 {
-		p.i = start
-		return Value{}, p.fail("want a value")
-	}
-	isFloat := false
-	if p.i+1 < len(p.b) && p.b[p.i] == '.' && '0' <= p.b[p.i+1] && p.b[p.i+1] <= '9' {
-		isFloat = true
+	return p.i - start
+}
+
+// number reads a number. What follows it and does not belong to it, such as the dot
+// of "1.", is left.
+func (p *jsonReader) number() Value {
+	start := p.i
+	if strings.HasPrefix(p.s[p.i:], "-") {
 		p.i++
-		digits()
 	}
-	if p.i < len(p.b) && p.b[p.i]|0x20 == 'e' {
-		at := p.i
-		p.i++
-		if p.i < len(p.b) && (p.b[p.i] == '+' || p.b[p.i] == '-') {
+	zero := strings.HasPrefix(p.s[p.i:], "0")
+	if n := p.digits(); n == 0 || zero && n > 1 {
+		if p.i = start; start == len(p.s) {
+			panic(jsonError("unexpected end"))
+		}
+		panic(jsonError("want a value"))
+	}
+	whole := p.i
+	if strings.HasPrefix(p.s[p.i:], ".") {
+		if p.i++; p.digits() == 0 {
+			p.i = whole
+		}
+	}
+	if end := p.i; p.i < len(p.s) && p.s[p.i]|0x20 == 'e' {
+		if p.i++; p.i < len(p.s) && (p.s[p.i] == '+' || p.s[p.i] == '-') {
 			p.i++
 		}
-		if digits() == 0 {
-			p.i = at
-		} else {
-			isFloat = true
+		if p.digits() == 0 {
+			p.i = end
 		}
 	}
-	text := p.b[start:p.i]
-	if isFloat {
-		f, err := strconv.ParseFloat(text, 64) // out of range is infinite, as in Python
-		if err != nil && !math.IsInf(f, 0) {
-			return Value{}, p.fail("bad number")
-		}
-		return Float(f), nil
+	text := p.s[start:p.i]
+	if p.i > whole {
+		f, _ := strconv.ParseFloat(text, 64) // out of range is infinite, as in Python
+		return Float(f)
 	}
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return Int(n), nil
+		return Int(n)
 	}
-	if len(text) > 4300 { // Python refuses more digits than that
-		return Value{}, p.fail("integer of more than 4300 digits")
+	if len(text) > 4300 { // Python's own limit
+		panic(jsonError("integer of more than 4300 digits"))
 	}
-	n, ok := new(big.Int).SetString(text, 10)
-	if !ok {
-		return Value{}, p.fail("bad number")
-	}
-	return bigInt(n), nil
+	n, _ := new(big.Int).SetString(text, 10) // digits only
+	return bigInt(n)
 }
 
-func (p *jsonParser) array(depth int) (Value, error) {
-	p.i++
-	start := len(p.stack)
-	for p.space(); ; p.space() {
-		if p.i < len(p.b) && p.b[p.i] == ']' && len(p.stack) == start {
-			p.i++
-			return List(), nil
-		}
-		v, err := p.value(depth + 1)
-		if err != nil {
-			return Value{}, err
-		}
-		p.stack = append(p.stack, v)
-		p.space()
-		if p.i >= len(p.b) || p.b[p.i] != ',' && p.b[p.i] != ']' {
-			return Value{}, p.fail("want , or ]")
-		}
-		p.i++
-		if p.b[p.i-1] == ']' {
-			return List(p.take(start)...), nil
-		}
-	}
-}
-
-func (p *jsonParser) object(depth int) (Value, error) {
-	p.i++
-	start := len(p.stack)
-	for p.space(); ; p.space() {
-		if p.i < len(p.b) && p.b[p.i] == '}' && len(p.stack) == start {
-			p.i++
-			return FromDict(&Dict{}), nil
-		}
-		if p.i >= len(p.b) || p.b[p.i] != '"' {
-			return Value{}, p.fail("want a key")
-		}
-		key, err := p.string()
-		if err != nil {
-			return Value{}, err
-		}
-		p.space()
-		if p.i >= len(p.b) || p.b[p.i] != ':' {
-			return Value{}, p.fail("want :")
-		}
-		p.i++
-		p.space()
-		v, err := p.value(depth + 1)
-		if err != nil {
-			return Value{}, err
-		}
-		p.stack = append(p.stack, String(key), v)
-		p.space()
-		if p.i >= len(p.b) || p.b[p.i] != ',' && p.b[p.i] != '}' {
-			return Value{}, p.fail("want , or }")
-		}
-		p.i++
-		if p.b[p.i-1] == '}' {
-			return FromDict(p.dict(start)), nil
-		}
-	}
-}
-
-// dict returns the dictionary of the keys and values from start on.
-func (p *jsonParser) dict(start int) *Dict {
-	pairs := p.stack[start:]
-	n := len(pairs) / 2
-	unique := n < indexFrom
-	for i := 2; i < len(pairs) && unique; i += 2 {
-		for k := 0; k < i; k += 2 {
-			unique = unique && pairs[k].str != pairs[i].str
-		}
-	}
-	if !unique {
-		d := NewDict(n)
-		for i := 0; i < len(pairs); i += 2 {
-			d.Set(pairs[i].str, pairs[i+1])
-		}
-		p.take(start)
-		return d
-	}
-	all := p.take(start)
-	// The keys to the front.
-	keys := make([]Value, 0, indexFrom)
-	for i := 0; i < len(all); i += 2 {
-		keys = append(keys, all[i])
-	}
-	for i := n - 1; i >= 0; i-- { // values move up to places that are free by then
-		all[n+i] = all[2*i+1]
-	}
-	copy(all, keys)
-	return &Dict{keys: all[:n:n], values: all[n:]}
-}
-
-func (p *jsonParser) string() (string, error) {
+// text reads a string.
+func (p *jsonReader) text() string {
 	p.i++
 	start := p.i
-	for ; p.i < len(p.b); p.i++ {
-		switch c := p.b[p.i]; {
-		case c == '"':
-			p.i++
-			return p.utf8(p.b[start : p.i-1])
-		case c == '\\':
-			return p.escaped(start)
-		case c < ' ':
-			return "", p.fail("control character in a string")
+	end := p.plain()
+	s := p.s[start:end]
+	if p.s[end] == '\\' {
+		if p.unescaped.Cap() == 0 {
+			p.unescaped.Grow(len(p.s) - start)
 		}
+		from := p.unescaped.Len()
+		for p.unescaped.WriteString(s); p.s[p.i] == '\\'; {
+			p.unescaped.WriteRune(p.escape())
+			start = p.i
+			p.unescaped.WriteString(p.s[start:p.plain()])
+		}
+		s = p.unescaped.String()[from:]
 	}
-	return "", p.fail("unexpected end in a string")
-}
-
-func (p *jsonParser) utf8(s string) (string, error) {
 	if !p.valid && !utf8.ValidString(s) {
-		return "", p.fail("text that is not UTF-8")
+		panic(jsonError("text that is not UTF-8"))
 	}
-	return s, nil
+	p.i++
+	return s
 }
 
-// escaped reads the rest of a string from its first escape on.
-func (p *jsonParser) escaped(start int) (string, error) {
-	if p.text.Cap() == 0 {
-		p.text.Grow(len(p.b) - start) // an escape is longer than what it stands for
-	}
-	from := p.text.Len()
-	p.text.WriteString(p.b[start:p.i])
-	for p.i < len(p.b) {
-		c := p.b[p.i]
-		p.i++
-		switch {
-		case c == '"':
-			return p.utf8(p.text.String()[from:])
+// plain skips to the next quote or backslash of a string.
+func (p *jsonReader) plain() int {
+	for ; p.i < len(p.s); p.i++ {
+		switch c := p.s[p.i]; {
+		case c == '"' || c == '\\':
+			return p.i
 		case c < ' ':
-			return "", p.fail("control character in a string")
-		case c != '\\':
-			plain := p.i - 1
-			for p.i < len(p.b) && p.b[p.i] >= ' ' && p.b[p.i] != '"' && p.b[p.i] != '\\' {
-				p.i++
-			}
-			p.text.WriteString(p.b[plain:p.i])
-			continue
-		case p.i >= len(p.b):
-			return "", p.fail("unexpected end in a string")
+			panic(jsonError("control character in a string"))
 		}
-		c = p.b[p.i]
-		p.i++
-		if c != 'u' {
-			k := strings.IndexByte(`"\/bfnrt`, c)
-			if k < 0 {
-				return "", p.fail("unknown escape")
-			}
-			p.text.WriteByte("\"\\/\b\f\n\r\t"[k])
-			continue
-		}
-		r, ok := p.hex()
-		if ok && utf16.IsSurrogate(r) && p.i+1 < len(p.b) && p.b[p.i] == '\\' && p.b[p.i+1] == 'u' {
-			p.i += 2
-			var low rune
-			low, ok = p.hex()
-			r = utf16.DecodeRune(r, low)
-			if r == utf8.RuneError {
-				ok = false
-			}
-		}
-		if !ok || utf16.IsSurrogate(r) {
-			return "", p.fail("bad escape, or half a surrogate pair,")
-		}
-		p.text.WriteRune(r)
 	}
-	return "", p.fail("unexpected end in a string")
+	panic(jsonError("unexpected end in a string"))
 }
 
-func (p *jsonParser) hex() (rune, bool) {
-	if p.i+4 > len(p.b) {
-		return 0, false
+func (p *jsonReader) escape() rune {
+	if p.i += 2; p.i > len(p.s) {
+		panic(jsonError("unexpected end in a string"))
 	}
-	n, err := strconv.ParseUint(p.b[p.i:p.i+4], 16, 16)
+	c := p.s[p.i-1]
+	if c != 'u' {
+		k := strings.IndexByte(`"\/bfnrt`, c)
+		if k < 0 {
+			panic(jsonError("unknown escape"))
+		}
+		return rune("\"\\/\b\f\n\r\t"[k])
+	}
+	r := p.hex()
+	if utf16.IsSurrogate(r) && strings.HasPrefix(p.s[p.i:], `\u`) {
+		p.i += 2
+		r = utf16.DecodeRune(r, p.hex())
+		if r == utf8.RuneError {
+			r = 0xd800
+		}
+	}
+	if utf16.IsSurrogate(r) {
+		panic(jsonError("bad escape, or half a surrogate pair,"))
+	}
+	return r
+}
+
+func (p *jsonReader) hex() rune {
+	n, err := strconv.ParseUint(p.s[p.i:min(p.i+4, len(p.s))], 16, 16)
+	if err != nil || p.i+4 > len(p.s) {
+		panic(jsonError("bad escape, or half a surrogate pair,"))
+	}
 	p.i += 4
-	return rune(n), err == nil
+	return rune(n)
 }
 
-// jsonOptions are the arguments of tojson.
-type jsonOptions struct {
+// AppendJSON appends v as Python's json.dumps writes it, without \u escapes. It
+// fails for values that JSON does not have.
+func AppendJSON(dst []byte, v Value) (out []byte, err error) {
+	r := &renderer{o: Options{MaxOutput: math.MaxInt - len(dst)}, steps: math.MaxInt, memory: math.MaxInt}
+	defer catch(&err, "", &r.line)
+	return r.appendJSON(dst, v, &jsonStyle{comma: ", ", colon: ": "}, 0), nil
+}
+
+// toJSON is the filter tojson.
+func toJSON(r *renderer, v Value, a args) Value {
+	style := jsonStyle{comma: ", ", colon: ": ", ascii: a.values[0].Truth(), sortKeys: a.values[3].Truth()}
+	if indent, ok := a.given(1); ok {
+		style.pretty, style.comma = true, ","
+		if style.indent = indent.str; !indent.isString() {
+			style.indent = strings.Repeat(" ", min(max(a.integer(1, 0), 0), 1000))
+		}
+	}
+	if separators, ok := a.given(2); ok {
+		pair := r.iterate(separators)
+		if len(pair) != 2 || !pair[0].isString() || !pair[1].isString() {
+			panic(errorf(TypeError, "separators must be two strings"))
+		}
+		style.comma, style.colon = pair[0].str, pair[1].str
+	}
+	start := len(r.out)
+	r.out = r.appendJSON(r.out, v, &style, 0)
+	return String(r.cut(start))
+}
+
+// jsonStyle are the arguments of tojson.
+type jsonStyle struct {
 	ascii, sortKeys bool
+	pretty          bool   // each item on a line of its own
 	indent          string // of one level
-	pretty          bool
 	comma, colon    string
 }
 
 // appendJSON appends what Python's json.dumps gives.
-func (r *renderer) appendJSON(dst []byte, v Value, o *jsonOptions, level int) ([]byte, error) {
+func (r *renderer) appendJSON(dst []byte, v Value, style *jsonStyle, level int) []byte {
 	if level == 0 {
 		r.longest = len(dst) + r.o.MaxOutput
 	}
 	if level > maxNesting {
-		return dst, errorf(RecursionError, "maximum recursion depth exceeded")
+		panic(errorf(RecursionError, "maximum recursion depth exceeded"))
 	}
-	// more says whether n bytes may follow, before they are written.
-	more := func(n int) error {
-		if r.spend(1+n/stringStep) && r.fits(len(dst)+n) {
-			return nil
-		}
-		return r.broken
-	}
-	newline := func(level int) {
-		if o.pretty {
-			dst = append(dst, '\n')
-			for range level {
-				dst = append(dst, o.indent...)
-			}
-		}
-	}
-	var err error
 	switch v.kind {
 	case kindNone:
-		return append(dst, "null"...), nil
+		return append(dst, "null"...)
 	case kindBool:
-		return strconv.AppendBool(dst, v.num != 0), nil
+		return strconv.AppendBool(dst, v.num != 0)
 	case kindInt, kindBig:
-		return r.appendRepr(dst, v), nil
+		return r.appendRepr(dst, v)
 	case kindFloat:
 		switch f := v.float(); {
 		case math.IsNaN(f):
-			return append(dst, "NaN"...), nil
+			return append(dst, "NaN"...)
 		case math.IsInf(f, 1):
-			return append(dst, "Infinity"...), nil
+			return append(dst, "Infinity"...)
 		case math.IsInf(f, -1):
-			return append(dst, "-Infinity"...), nil
+			return append(dst, "-Infinity"...)
 		}
-		return r.appendRepr(dst, v), nil
+		return appendFloat(dst, v.float())
 	case kindString, kindSafe:
-		if err := more(len(v.str)); err != nil {
-			return dst, err
-		}
-		return appendJSONString(dst, v.str, o.ascii), nil
+		r.tick(1 + len(v.str)/stringStep)
+		r.fits(len(dst) + len(v.str))
+		return appendJSONString(dst, v.str, style.ascii)
 	case kindList, kindTuple:
 		dst = append(dst, '[')
 		for i, it := range v.Items() {
-			if err := more(len(o.comma) + (level+1)*len(o.indent)); err != nil {
-				return dst, err
-			}
-			if i > 0 {
-				dst = append(dst, o.comma...)
-			}
-			newline(level + 1)
-			if dst, err = r.appendJSON(dst, it, o, level+1); err != nil {
-				return dst, err
-			}
+			dst = r.appendJSON(r.nextJSON(dst, i, style, level+1), it, style, level+1)
 		}
-		if len(v.Items()) > 0 {
-			newline(level)
-		}
-		return append(dst, ']'), nil
+		return append(newLine(dst, len(v.Items()) > 0, style, level), ']')
 	case kindDict:
-		d := v.ref.(*Dict)
-		if err := more(d.Len()); err != nil {
-			return dst, err
-		}
-		order := make([]int, d.Len())
-		for i := range order {
-			order[i] = i
-		}
-		if o.sortKeys {
-			if err := sortBy(order, func(a, b int) (int, error) { return r.compare(d.keys[a], d.keys[b]) }); err != nil {
-				return dst, err
-			}
-		}
-		dst = append(dst, '{')
-		for n, i := range order {
-			if err := more(len(o.comma) + len(o.colon) + (level+1)*len(o.indent) + len(d.keys[i].str)); err != nil {
-				return dst, err
-			}
-			if n > 0 {
-				dst = append(dst, o.comma...)
-			}
-			newline(level + 1)
-			switch k := d.keys[i]; k.kind {
-			case kindString, kindSafe:
-				dst = appendJSONString(dst, k.str, o.ascii)
-			case kindNone, kindBool, kindInt, kindBig, kindFloat:
-				dst = append(dst, '"')
-				if dst, err = r.appendJSON(dst, k, o, level+1); err != nil {
-					return dst, err
-				}
-				dst = append(dst, '"')
-			default:
-				return dst, errorf(TypeError, "keys must be str, int, float, bool or None, not %s", k.typeName())
-			}
-			dst = append(dst, o.colon...)
-			if dst, err = r.appendJSON(dst, d.values[i], o, level+1); err != nil {
-				return dst, err
-			}
-		}
-		if d.Len() > 0 {
-			newline(level)
-		}
-		return append(dst, '}'), nil
+		return r.appendJSONObject(dst, v.ref.(*Dict), style, level)
 	}
-	return dst, errorf(TypeError, "Object of type %s is not JSON serializable", v.typeName())
+	panic(errorf(TypeError, "Object of type %s is not JSON serializable", v.typeName()))
+}
+
+// nextJSON appends what stands before item i of a list or object.
+func (r *renderer) nextJSON(dst []byte, i int, style *jsonStyle, level int) []byte {
+	r.fits(len(dst) + len(style.comma) + level*len(style.indent))
+	if i > 0 {
+		dst = append(dst, style.comma...)
+	}
+	return newLine(dst, true, style, level)
+}
+
+func newLine(dst []byte, wanted bool, style *jsonStyle, level int) []byte {
+	if !style.pretty || !wanted {
+		return dst
+	}
+	dst = append(dst, '\n')
+	for range level {
+		dst = append(dst, style.indent...)
+	}
+	return dst
+}
+
+func (r *renderer) appendJSONObject(dst []byte, d *Dict, style *jsonStyle, level int) []byte {
+	order := make([]int, d.Len())
+	for i := range order {
+		order[i] = i
+	}
+	r.tick(d.Len())
+	if style.sortKeys {
+		slices.SortStableFunc(order, func(a, b int) int { return r.compare(d.keys[a], d.keys[b]) })
+	}
+	dst = append(dst, '{')
+	for n, i := range order {
+		dst = r.nextJSON(dst, n, style, level+1)
+		switch k := d.keys[i]; k.kind {
+		case kindString, kindSafe:
+			r.fits(len(dst) + len(k.str))
+			dst = appendJSONString(dst, k.str, style.ascii)
+		case kindNone, kindBool, kindInt, kindBig, kindFloat:
+			dst = append(r.appendJSON(append(dst, '"'), k, style, level+1), '"')
+		default:
+			panic(errorf(TypeError, "keys must be str, int, float, bool or None, not %s", k.typeName()))
+		}
+		dst = r.appendJSON(append(dst, style.colon...), d.values[i], style, level+1)
+	}
+	return append(newLine(dst, d.Len() > 0, style, level), '}')
 }
 
 func appendJSONString(dst []byte, s string, ascii bool) []byte {
-	const hex = "0123456789abcdef"
 	dst = append(dst, '"')
-	for _, r := range s {
+	for _, c := range s {
 		switch {
-		case r == '"' || r == '\\':
-			dst = append(dst, '\\', byte(r))
-		case r < ' ':
-			if k := strings.IndexRune("\b\f\n\r\t", r); k >= 0 {
-				dst = append(dst, '\\', "bfnrt"[k])
-			} else {
-				dst = append(dst, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
-			}
-		case ascii && r > 0x7e:
-			units := utf16.AppendRune(nil, r)
-			for _, u := range units {
-				dst = append(dst, '\\', 'u', hex[u>>12], hex[u>>8&15], hex[u>>4&15], hex[u&15])
-			}
+		case c == '"' || c == '\\':
+			dst = append(dst, '\\', byte(c))
+		case c >= ' ' && (c <= 0x7e || !ascii):
+			dst = utf8.AppendRune(dst, c)
+		case strings.ContainsRune("\b\f\n\r\t", c):
+			dst = append(dst, '\\', "bfnrt"[strings.IndexRune("\b\f\n\r\t", c)])
 		default:
-			dst = utf8.AppendRune(dst, r)
+			for _, unit := range utf16.AppendRune(nil, c) {
+				dst = fmt.Appendf(dst, `\u%04x`, unit)
+			}
 		}
 	}
 	return append(dst, '"')
-}
-
-// sortBy sorts s stably with an order that may fail.
-func sortBy[T any](s []T, order func(a, b T) (int, error)) (err error) {
-	// Insertion into halves: a merge sort whose order can stop it.
-	if len(s) < 2 {
-		return nil
-	}
-	m := len(s) / 2
-	if err := sortBy(s[:m], order); err != nil {
-		return err
-	}
-	if err := sortBy(s[m:], order); err != nil {
-		return err
-	}
-	left := append([]T(nil), s[:m]...)
-	right := s[m:]
-	for i := 0; len(left) > 0; i++ {
-		if len(right) == 0 {
-			copy(s[i:], left)
-			break
-		}
-		c, err := order(right[0], left[0])
-		if err != nil {
-			return err
-		}
-		if c < 0 {
-			s[i], right = right[0], right[1:]
-		} else {
-			s[i], left = left[0], left[1:]
-		}
-	}
-	return nil
 }

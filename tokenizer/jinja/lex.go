@@ -4,13 +4,11 @@ package jinja
 
 import (
 	"math/big"
+	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"unicode"
 	"unicode/utf8"
-
-	"golang.org/x/text/unicode/runenames"
 )
 
 type tokenKind uint8
@@ -35,437 +33,263 @@ type token struct {
 	line  int
 }
 
-// maxTemplate and maxTokens bound a template, and with it the memory that reading it
-// takes: some 300 bytes a token. The longest in use have 30 KB and 8,000 tokens.
+// maxTemplate and maxTokens limit a template, and so the memory for parsing it: about
+// 300 bytes for a token. The longest templates in use have 30 KB and 8,000 tokens.
 const (
 	maxTemplate = 1 << 20
 	maxTokens   = 1 << 17
 )
 
-// lexer cuts a template into tokens, with the white space rules of trim_blocks
-// and lstrip_blocks applied to the data.
+// lexer cuts a template into tokens, and removes white space around tags as
+// trim_blocks and lstrip_blocks say.
 type lexer struct {
-	src          string
-	at           int
-	line         int
-	lineStarting bool // what was read last ended with a line
-	tokens       []token
+	src       string
+	at        int
+	line      int
+	lineStart bool // src[:at] is empty or ends with a newline
+	tokens    []token
 }
 
-// normalized returns the text with every line end a newline, less the last one.
-func normalized(text string) string {
-	if strings.Contains(text, "\r") {
-		text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
-	}
-	return strings.TrimSuffix(text, "\n")
-}
+//nolint:gochecknoglobals // tables
+var (
+	tagStart  = regexp.MustCompile(`\{[%{#]`)
+	rawStart  = regexp.MustCompile(`^\s*raw\s*(-?)%\}`)
+	rawEnd    = regexp.MustCompile(`\{%([-+]?)\s*endraw\s*([-+]?)%\}`)
+	numbers   = regexp.MustCompile(`^(0[xX](_?[0-9a-fA-F])+|0[oO](_?[0-7])+|0[bB](_?[01])+|\d(_?\d)*((\.\d(_?\d)*)?[eE][-+]?\d(_?\d)*|\.\d(_?\d)*)?)`)
+	octals    = regexp.MustCompile(`^[0-7]{1,3}`)
+	operators = regexp.MustCompile(`^(//|\*\*|==|!=|>=|<=|[-+/*%~\[\](){}<>=.:|,;])`)
+)
 
-func lex(text string) ([]token, error) {
+func (l *lexer) lex(text string) {
 	if len(text) > maxTemplate {
-		return nil, errorf(LimitError, "template of more than %d bytes", maxTemplate)
+		panic(errorf(LimitError, "template of more than %d bytes", maxTemplate))
 	}
 	if !utf8.ValidString(text) {
-		return nil, errorf(SyntaxError, "the template is not UTF-8")
+		panic(errorf(SyntaxError, "the template is not UTF-8"))
 	}
-	l := &lexer{src: normalized(text), line: 1, lineStarting: true}
+	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
+	l.src, l.line, l.lineStart = strings.TrimSuffix(text, "\n"), 1, true
 	for l.at < len(l.src) {
-		if err := l.next(); err != nil {
-			err.Line = l.line
-			return nil, err
-		}
+		l.next()
 	}
 	l.add(tokEOF, "")
-	return l.tokens, nil
 }
+
+func (l *lexer) rest() string { return l.src[l.at:] }
 
 func (l *lexer) add(k tokenKind, text string) {
 	l.tokens = append(l.tokens, token{kind: k, text: text, line: l.line})
 }
 
-// advance goes on by n bytes.
 func (l *lexer) advance(n int) {
 	s := l.src[l.at : l.at+n]
 	l.line += strings.Count(s, "\n")
 	l.at += n
 	if n > 0 {
-		l.lineStarting = s[n-1] == '\n'
+		l.lineStart = s[n-1] == '\n'
 	}
 }
 
-// next reads the data up to a tag, and the tag.
-func (l *lexer) next() *Error {
-	rest := l.src[l.at:]
-	k := 0
-	for {
-		i := strings.IndexByte(rest[k:], '{')
-		if i < 0 || k+i+1 >= len(rest) {
-			l.add(tokData, rest)
-			l.advance(len(rest))
-			return nil
-		}
-		if k += i; strings.IndexByte("%{#", rest[k+1]) >= 0 {
-			break
-		}
-		k++
+// sign returns the sign for white space at the beginning of s: "-", "+" or "".
+func sign(s string) string {
+	if s != "" && (s[0] == '-' || s[0] == '+') {
+		return s[:1]
 	}
-	data, open := rest[:k], rest[k+1]
-	sign := byte(0)
-	if k+2 < len(rest) && (rest[k+2] == '-' || rest[k+2] == '+') {
-		sign = rest[k+2]
+	return ""
+}
+
+// next reads the text up to a tag, and the tag.
+func (l *lexer) next() {
+	tag := tagStart.FindStringIndex(l.rest())
+	if tag == nil {
+		l.add(tokData, l.rest())
+		l.advance(len(l.rest()))
+		return
 	}
-	kept := data
-	switch {
-	case sign == '-':
-		kept = strings.TrimRightFunc(data, isSpace)
-	case sign != '+' && open != '{':
-		// White space alone before the tag on its line goes.
-		start := strings.LastIndexByte(data, '\n') + 1
-		if (start > 0 || l.lineStarting) && strings.TrimLeftFunc(data[start:], isSpace) == "" {
-			kept = data[:start]
-		}
-	}
-	if kept != "" {
-		l.add(tokData, kept)
-	}
-	l.advance(len(data))
-	n := 2
-	if sign != 0 {
-		n = 3
-	}
-	switch open {
+	kind, s := l.rest()[tag[0]+1], sign(l.rest()[tag[1]:])
+	l.data(tag[0], s, kind != '{')
+	inside := 2 + len(s)
+	switch kind {
 	case '#':
-		return l.comment(n)
+		end := strings.Index(l.rest()[inside:], "#}")
+		if end < 0 {
+			panic(errorf(SyntaxError, "missing end of comment tag"))
+		}
+		end += inside
+		l.endTag(end+2, sign(l.rest()[max(end-1, inside):end]), true)
 	case '%':
-		if skipped, ok := l.rawBegin(n); ok {
-			return l.raw(skipped)
+		if m := rawStart.FindStringSubmatch(l.rest()[inside:]); m != nil {
+			l.endTag(inside+len(m[0]), m[1], false)
+			l.raw()
+			return
 		}
 		l.add(tokBlockBegin, "")
-		l.advance(n)
-		return l.expression("%}", tokBlockEnd)
+		l.advance(inside)
+		l.expression("%}", tokBlockEnd)
+	default:
+		l.add(tokVarBegin, "")
+		l.advance(inside)
+		l.expression("}}", tokVarEnd)
 	}
-	l.add(tokVarBegin, "")
-	l.advance(n)
-	return l.expression("}}", tokVarEnd)
 }
 
-func isSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f }
+// data adds the text of n bytes before a tag. The sign "-" removes all white space
+// before the tag, none that which stands alone before a block on its line.
+func (l *lexer) data(n int, sign string, block bool) {
+	text := l.rest()[:n]
+	if sign == "-" {
+		text = strings.TrimRightFunc(text, isSpace)
+	} else if sign == "" && block {
+		start := strings.LastIndexByte(text, '\n') + 1
+		if (start > 0 || l.lineStart) && strings.TrimLeftFunc(text[start:], isSpace) == "" {
+			text = text[:start]
+		}
+	}
+	if text != "" {
+		l.add(tokData, text)
+	}
+	l.advance(n)
+}
 
-// tail returns the length of what a tag's end takes along: with '-' all white
-// space behind it, without a sign one newline, if trim is set.
-func (l *lexer) tail(sign byte, at int, trim bool) int {
-	rest := l.src[at:]
+// endTag goes behind a tag that is n bytes long, and the white space that it removes:
+// all with the sign "-", without a sign one newline if trim is set.
+func (l *lexer) endTag(n int, sign string, trim bool) {
+	l.advance(n)
 	switch {
-	case sign == '-':
-		return len(rest) - len(strings.TrimLeftFunc(rest, isSpace))
-	case sign != '+' && trim && strings.HasPrefix(rest, "\n"):
-		return 1
-	}
-	return 0
-}
-
-func (l *lexer) comment(n int) *Error {
-	end := strings.Index(l.src[l.at+n:], "#}")
-	if end < 0 {
-		return errorf(SyntaxError, "missing end of comment tag")
-	}
-	at := l.at + n + end
-	sign := byte(0)
-	if end > 0 && (l.src[at-1] == '-' || l.src[at-1] == '+') {
-		sign = l.src[at-1]
-	}
-	l.advance(at + 2 + l.tail(sign, at+2, true) - l.at)
-	return nil
-}
-
-// rawBegin reports whether the block that begins here is raw, and its length.
-func (l *lexer) rawBegin(n int) (length int, ok bool) {
-	s := strings.TrimLeftFunc(l.src[l.at+n:], isSpace)
-	if !strings.HasPrefix(s, "raw") {
-		return 0, false
-	}
-	s = strings.TrimLeftFunc(s[3:], isSpace)
-	sign := byte(0)
-	if strings.HasPrefix(s, "-") {
-		sign = s[0]
-		s = s[1:]
-	}
-	if !strings.HasPrefix(s, "%}") {
-		return 0, false
-	}
-	at := len(l.src) - len(s) + 2
-	return at + l.tail(sign, at, false) - l.at, true // a newline behind it stays
-}
-
-// raw reads data up to endraw.
-func (l *lexer) raw(n int) *Error {
-	l.advance(n)
-	if l.at == len(l.src) {
-		return nil // the reference does not miss its end
-	}
-	for k := l.at; ; k += 2 {
-		i := strings.Index(l.src[k:], "{%")
-		if i < 0 {
-			return errorf(SyntaxError, "missing end of raw directive")
-		}
-		k += i
-		s := l.src[k+2:]
-		sign := byte(0)
-		if s != "" && (s[0] == '-' || s[0] == '+') {
-			sign = s[0]
-			s = s[1:]
-		}
-		s = strings.TrimLeftFunc(s, isSpace)
-		if !strings.HasPrefix(s, "endraw") {
-			continue
-		}
-		s = strings.TrimLeftFunc(s[6:], isSpace)
-		endSign := byte(0)
-		if s != "" && (s[0] == '-' || s[0] == '+') {
-			endSign = s[0]
-			s = s[1:]
-		}
-		if !strings.HasPrefix(s, "%}") {
-			continue
-		}
-		data := l.src[l.at:k]
-		switch {
-		case sign == '-':
-			data = strings.TrimRightFunc(data, isSpace)
-		case sign != '+':
-			start := strings.LastIndexByte(data, '\n') + 1
-			if (start > 0 || l.lineStarting) && strings.TrimLeftFunc(data[start:], isSpace) == "" {
-				data = data[:start]
-			}
-		}
-		l.add(tokData, data)
-		at := len(l.src) - len(s) + 2
-		l.advance(at + l.tail(endSign, at, true) - l.at)
-		return nil
+	case sign == "-":
+		l.advance(len(l.rest()) - len(strings.TrimLeftFunc(l.rest(), isSpace)))
+	case sign == "" && trim && strings.HasPrefix(l.rest(), "\n"):
+		l.advance(1)
 	}
 }
 
-// operators, the longer ones first.
-//
-//nolint:gochecknoglobals // a table
-var operators = []string{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".", ":", "|", ",", ";"}
+// raw reads text up to endraw.
+func (l *lexer) raw() {
+	if l.rest() == "" {
+		return // the reference does not require the end here
+	}
+	m := rawEnd.FindStringSubmatchIndex(l.rest())
+	if m == nil {
+		panic(errorf(SyntaxError, "missing end of raw directive"))
+	}
+	before, after := l.rest()[m[2]:m[3]], l.rest()[m[4]:m[5]]
+	l.data(m[0], before, true)
+	l.endTag(m[1]-m[0], after, true)
+}
 
 // expression reads the inside of a tag up to its end.
-func (l *lexer) expression(end string, endKind tokenKind) *Error {
-	depth := 0
+func (l *lexer) expression(end string, endKind tokenKind) {
+	open := 0 // brackets
 	for l.at < len(l.src) {
 		if len(l.tokens) > maxTokens {
-			return errorf(LimitError, "template of more than %d tokens", maxTokens)
+			panic(errorf(LimitError, "template of more than %d tokens", maxTokens))
 		}
-		rest := l.src[l.at:]
-		if depth == 0 {
-			sign, n := byte(0), 0
-			if rest[0] == '-' || rest[0] == '+' && end == "%}" {
-				sign, n = rest[0], 1
-			}
-			if strings.HasPrefix(rest[n:], end) {
-				l.add(endKind, "")
-				at := l.at + n + 2
-				l.advance(n + 2 + l.tail(sign, at, end == "%}"))
-				return nil
-			}
+		rest := l.rest()
+		s := sign(rest)
+		if s == "+" && end == "}}" {
+			s = ""
 		}
-		r, size := utf8.DecodeRuneInString(rest)
+		if open == 0 && strings.HasPrefix(rest[len(s):], end) {
+			l.add(endKind, "")
+			l.endTag(len(s)+2, s, end == "%}")
+			return
+		}
+		c, size := utf8.DecodeRuneInString(rest)
 		switch {
-		case isSpace(r):
+		case isSpace(c):
 			l.advance(size)
-		case r == '"' || r == '\'':
-			if err := l.quoted(rest); err != nil {
-				return err
-			}
-		case r >= '0' && r <= '9':
-			if err := l.number(rest); err != nil {
-				return err
-			}
-		case r == '_' || unicode.IsLetter(r):
-			n := size
-			for n < len(rest) {
-				r, size := utf8.DecodeRuneInString(rest[n:])
-				if r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) && !unicode.IsMark(r) {
-					break
-				}
-				n += size
+		case c == '"' || c == '\'':
+			l.quoted(rest)
+		case c >= '0' && c <= '9':
+			l.number(numbers.FindString(rest))
+		case c == '_' || unicode.IsLetter(c):
+			n := strings.IndexFunc(rest, func(c rune) bool {
+				return c != '_' && !unicode.IsLetter(c) && !unicode.IsDigit(c) && !unicode.IsMark(c)
+			})
+			if n < 0 {
+				n = len(rest)
 			}
 			l.add(tokName, rest[:n])
 			l.advance(n)
 		default:
-			op := ""
-			for _, o := range operators {
-				if strings.HasPrefix(rest, o) {
-					op = o
-					break
-				}
-			}
+			op := operators.FindString(rest)
 			switch op {
 			case "":
-				return errorf(SyntaxError, "unexpected char %q", r)
+				panic(errorf(SyntaxError, "unexpected char %q", c))
 			case "(", "[", "{":
-				depth++
+				open++
 			case ")", "]", "}":
-				if depth--; depth < 0 {
-					return errorf(SyntaxError, "unexpected %q", op)
+				if open--; open < 0 {
+					panic(errorf(SyntaxError, "unexpected %q", op))
 				}
 			}
 			l.add(tokOp, op)
 			l.advance(len(op))
 		}
 	}
-	return errorf(SyntaxError, "unexpected end of template, expected %q", end)
+	panic(errorf(SyntaxError, "unexpected end of template, expected %q", end))
 }
 
 // quoted reads a string, with Python's escapes.
-func (l *lexer) quoted(rest string) *Error {
+func (l *lexer) quoted(s string) {
 	var b strings.Builder
-	for i := 1; i < len(rest); i++ {
-		c := rest[i]
-		switch {
-		case c == rest[0]:
+	for i := 1; i < len(s); {
+		switch c := s[i]; {
+		case c == s[0]:
 			l.add(tokString, b.String())
 			l.advance(i + 1)
-			return nil
-		case c != '\\' || i+1 >= len(rest):
+			return
+		case c != '\\' || i+1 == len(s):
 			b.WriteByte(c)
-			continue
-		}
-		i++
-		digits := 0
-		switch c := rest[i]; c {
-		case '\n':
-		case '\\', '\'', '"':
-			b.WriteByte(c)
-		case 'a', 'b', 'f', 'n', 'r', 't', 'v':
-			b.WriteByte("\a\b\f\n\r\t\v"[strings.IndexByte("abfnrtv", c)])
-		case 'x':
-			digits = 2
-		case 'u':
-			digits = 4
-		case 'U':
-			digits = 8
-		case '0', '1', '2', '3', '4', '5', '6', '7':
-			n := 1
-			for n < 3 && i+n < len(rest) && rest[i+n] >= '0' && rest[i+n] <= '7' {
-				n++
-			}
-			u, _ := strconv.ParseUint(rest[i:i+n], 8, 16) // checked just now
-			b.WriteRune(rune(u))
-			i += n - 1
-		case 'N':
-			name, _, ok := strings.Cut(rest[i+1:], "}")
-			if !ok || len(name) < 2 || name[0] != '{' {
-				return errorf(SyntaxError, "malformed \\N character escape")
-			}
-			r, ok := runesByName()[strings.ToUpper(name[1:])]
-			if !ok {
-				return errorf(SyntaxError, "unknown Unicode character name %.100q", name[1:])
-			}
-			b.WriteRune(r)
-			i += len(name) + 1
+			i++
 		default:
-			b.WriteByte('\\')
-			b.WriteByte(c)
-		}
-		if digits > 0 {
-			if i+digits >= len(rest) {
-				return errorf(SyntaxError, "truncated escape in a string")
-			}
-			u, err := strconv.ParseUint(rest[i+1:i+1+digits], 16, 32)
-			if err != nil || u > unicode.MaxRune || u >= 0xd800 && u < 0xe000 {
-				return errorf(SyntaxError, "bad escape in a string")
-			}
-			b.WriteRune(rune(u))
-			i += digits
+			c, rest := unescape(s[i:])
+			b.WriteString(c)
+			i = len(s) - len(rest)
 		}
 	}
-	return errorf(SyntaxError, "a string has no end")
+	panic(errorf(SyntaxError, "a string has no end"))
 }
 
-// runesByName are the characters by their names in Unicode, without the names that
-// Python computes (ideographs, Hangul) and without aliases.
-//
-//nolint:gochecknoglobals // a table that few templates need
-var runesByName = sync.OnceValue(func() map[string]rune {
-	all := map[string]rune{}
-	for r := range rune(unicode.MaxRune) {
-		if name := runenames.Name(r); name != "" && name[0] != '<' {
-			all[name] = r
+// unescape returns the text of the escape at the beginning of s, and what follows it.
+func unescape(s string) (text, rest string) {
+	switch c := s[1]; c {
+	case '\n':
+		return "", s[2:]
+	case '\'', '"':
+		return s[1:2], s[2:]
+	case 'a', 'b', 'f', 'n', 'r', 't', 'v', '\\', 'x', 'u', 'U':
+		r, _, rest, err := strconv.UnquoteChar(s, '"')
+		if err != nil {
+			panic(errorf(SyntaxError, "bad escape in a string"))
 		}
+		return string(r), rest
+	case 'N':
+		panic(errorf(Unsupported, `the escape \N{…} in a string`))
 	}
-	return all
-})
+	if digits := octals.FindString(s[1:]); digits != "" {
+		n, _ := strconv.ParseUint(digits, 8, 16) // cannot fail
+		return string(rune(n)), s[1+len(digits):]
+	}
+	return s[:1], s[1:]
+}
 
-// number reads an integer or a float. Digits may be parted by underscores.
-func (l *lexer) number(rest string) *Error {
-	n := 0
-	digits := func(set string) bool {
-		start := n
-		for n < len(rest) && (strings.IndexByte(set, rest[n]|0x20) >= 0 || strings.IndexByte(set, rest[n]) >= 0 || rest[n] == '_' && n > start) {
-			n++
-		}
-		for n > start && rest[n-1] == '_' {
-			n--
-		}
-		return n > start
+func (l *lexer) number(text string) {
+	digits := strings.ReplaceAll(text, "_", "")
+	if len(digits) > 4300 {
+		panic(errorf(SyntaxError, "number of more than 4300 digits"))
 	}
-	const decimal = "0123456789"
-	float := false
 	base := 10
-	if rest[0] == '0' && len(rest) > 1 {
-		for prefix, of := range map[byte]struct {
-			base int
-			set  string
-		}{'x': {16, "0123456789abcdef"}, 'o': {8, "01234567"}, 'b': {2, "01"}} {
-			if rest[1]|0x20 == prefix {
-				n = 2
-				if !digits(of.set) {
-					return errorf(SyntaxError, "bad number")
-				}
-				base = of.base
-			}
-		}
+	if len(digits) > 1 && digits[0] == '0' && unicode.IsLetter(rune(digits[1])) && digits[1]|0x20 != 'e' {
+		base = 0 // the prefix tells it
 	}
-	if base == 10 {
-		digits(decimal)
-		if n+1 < len(rest) && rest[n] == '.' && rest[n+1] >= '0' && rest[n+1] <= '9' {
-			n++
-			digits(decimal)
-			float = true
-		}
-		if n < len(rest) && rest[n]|0x20 == 'e' {
-			at := n
-			n++
-			if n < len(rest) && (rest[n] == '+' || rest[n] == '-') {
-				n++
-			}
-			if digits(decimal) {
-				float = true
-			} else {
-				n = at
-			}
-		}
-	}
-	text := strings.ReplaceAll(rest[:n], "_", "")
 	t := token{kind: tokNumber, line: l.line}
-	if float {
-		f, _ := strconv.ParseFloat(text, 64) // out of range is infinite
-		t.value = Float(f)
+	if n, ok := new(big.Int).SetString(digits, base); ok {
+		t.value = bigInt(n)
 	} else {
-		if base != 10 {
-			text = text[2:]
-		}
-		if len(text) > 4300 {
-			return errorf(SyntaxError, "integer of more than 4300 digits")
-		}
-		v, ok := new(big.Int).SetString(text, base)
-		if !ok {
-			return errorf(SyntaxError, "bad number")
-		}
-		t.value = bigInt(v)
+		f, _ := strconv.ParseFloat(digits, 64) // out of range is infinite
+		t.value = Float(f)
 	}
 	l.tokens = append(l.tokens, t)
-	l.advance(n)
-	return nil
+	l.advance(len(text))
 }

@@ -30,12 +30,11 @@ func TestLimits(t *testing.T) {
 		{"long list", "{{ [1] * 10000000000 }}", jinja.LimitError},
 		{"big power", "{{ 9 ** 999999999 }}", jinja.LimitError},
 		{"powers of powers", "{% set ns = namespace(n=3) %}{% for a in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}", jinja.LimitError},
-		{"padding", "{{ 'a'.ljust(1000000000) }}", jinja.LimitError},
+		{"padding", "{{ '%1000000000d' % 1 }}", jinja.LimitError},
 		{"replacing", "{{ ('a' * 100000).replace('a', 'b' * 100000) }}", jinja.LimitError},
 		{"joining", "{{ (['a' * 100000] * 100000) | join }}", jinja.LimitError},
 		{"indenting", "{{ ('\\n' * 100000) | indent(10000) }}", jinja.LimitError},
 		{"recursion", "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}", jinja.RecursionError},
-		{"recursive loop", "{% set l = [1] %}{% for x in l recursive %}{{ loop(l) }}{% endfor %}", jinja.RecursionError},
 		{"deep parentheses", "{{ " + strings.Repeat("(", 50_000) + "1" + strings.Repeat(")", 50_000) + " }}", jinja.SyntaxError},
 		{"deep lists", "{{ " + strings.Repeat("[", 100_000) + " }}", jinja.SyntaxError},
 		{"deep blocks", strings.Repeat("{% if 1 %}", 20_000), jinja.SyntaxError},
@@ -114,7 +113,7 @@ func TestHostileValues(t *testing.T) {
 		line int
 	}{
 		{itself + "{{ ns }}", jinja.RecursionError, 2},
-		{itself + "{{ ns | pprint }}", jinja.RecursionError, 2},
+		{itself + "{{ ns | string }}", jinja.RecursionError, 2},
 		{itself + "{{ [ns] }}", jinja.RecursionError, 2},
 		{itself + "{{ 'a' ~ ns }}", jinja.RecursionError, 2},
 		{itself + "{{ '%s' % [ns] }}", jinja.RecursionError, 2},
@@ -194,8 +193,6 @@ func TestMemoryIsBounded(t *testing.T) {
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [{'a': a, 'b': b}] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + ['x'.upper] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [namespace(a=1)] %}{% endfor %}{% endfor %}",
-		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [cycler(1, 2, 3)] %}{% endfor %}{% endfor %}",
-		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [joiner('a')] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [loop] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [range(a)] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [[1] | map('upper')] %}{% endfor %}{% endfor %}",
@@ -204,15 +201,12 @@ func TestMemoryIsBounded(t *testing.T) {
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + ['abc def'.split()] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [{'a': 1}.items()] %}{% endfor %}{% endfor %}",
 		"{% set s = 'a ' * 2000000 %}{{ s.split() }}", "{% set s = 'a' * 8000000 %}{{ s | list | length }}",
-		"{% set s = '\n' * 2000000 %}{{ s.splitlines() | length }}", "{{ ('a b ' * 500000) | wordwrap(3) }}", "{{ ('<' * 3000000) | escape }}",
-		"{{ ('x' * 3000000) | urlencode }}{{ ('é' * 3000000) | urlencode }}", "{{ ('é' * 3000000) | pprint }}", "{{ '%1000000s' % 1 }}", "{{ ('{:60000}' * 1000).format(*range(1000)) }}",
+		"{% set s = '\n' * 2000000 %}{{ s.splitlines() | length }}", "{{ ('<' * 3000000) | escape }}",
+		"{{ '%1000000s' % 1 }}", "{{ ('{:60000}' * 1000).format(*range(1000)) }}",
 		"{{ range(99999) | list | tojson(indent=900) }}", many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
 		"{% set x %}" + many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}{% endset %}",
 		"{% macro m(n) %}{{ 'x' * 100000 }}{% if n %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(190) }}",
-		"{{ {}.fromkeys(range(99999)) | length }}{{ {}.fromkeys('x' * 400000) | length }}",
-		"{{ ('a' * 100000).maketrans('ab' * 100000, 'xy' * 100000) | length }}", "{{ ('\t' * 100000).expandtabs(10000) | length }}",
-		"{{ ('www.a.com ' * 500000) | urlize | length }}", "{{ (['a' * 100000] * 1000) | sort | join }}", "{{ range(99999) | batch(2, 'x') | list | length }}", "{{ range(3) | batch(99999, 'x') | list | length }}",
-		"{{ range(99999) | groupby('real') | length }}", "{{ [[1] * 99999] | sum(start=[1] * 99999) | length }}",
+		"{{ (['a' * 100000] * 1000) | sort | join }}", "{{ [[1] * 99999] | sum(start=[1] * 99999) | length }}",
 	} {
 		tmpl, err := jinja.Parse("hostile", text)
 		if err != nil {
@@ -282,9 +276,7 @@ func TestErrorsNameTheLine(t *testing.T) {
 // The values are CPython's.
 func TestRoundIntegers(t *testing.T) {
 	for text, want := range map[string]string{
-		"{{ 1234 | round(-2) }}": "1200", "{{ 1250 | round(-2) }}": "1200", "{{ 1350 | round(-2) }}": "1400", "{{ -1250 | round(-2) }}": "-1200", "{{ -1251 | round(-2) }}": "-1300",
-		"{{ 49 | round(-2) }}": "0", "{{ 51 | round(-2) }}": "100", "{{ 7 | round(-999) }}": "0", "{{ 7 | round(3) }}": "7", "{{ true | round }}": "1", "{{ 5 | round(-1) }}": "0", "{{ 15 | round(-1) }}": "20",
-		"{{ 123456789012345678901234567890 | round(-20) }}": "123456789000000000000000000000", "{{ 1250.0 | round(-2) }}": "1200.0",
+		"{{ 7 | round(3) }}": "7", "{{ true | round }}": "1", "{{ 123456789012345678901234567890 | round }}": "123456789012345678901234567890",
 	} {
 		tmpl, err := jinja.Parse("t", text)
 		if err != nil {
@@ -292,6 +284,31 @@ func TestRoundIntegers(t *testing.T) {
 		}
 		if got, err := tmpl.Render(nil, nil, jinja.Options{}); err != nil || string(got) != want {
 			t.Errorf("%s gives %q, %v; want %q", text, got, err, want)
+		}
+	}
+}
+
+// What the package lacks is an error that names it: of a filter when the template is
+// parsed, of what depends on values once it is reached.
+func TestUnsupported(t *testing.T) {
+	for text, want := range map[string]string{
+		"\n{% if 0 %}{{ x | urlize }}{% endif %}":               "t:2: Unsupported: the filter 'urlize'",
+		"{% for x in [1] recursive %}{% endfor %}":              "t:1: Unsupported: recursive loops",
+		`{{ "\N{BULLET}" }}`:                                    `t:1: Unsupported: the escape \N{…} in a string`,
+		"a\n{{ 'a'.zfill(3) }}":                                 "t:2: Unsupported: the method 'zfill'",
+		"{{ cycler(1, 2) }}":                                    "t:1: Unsupported: the function 'cycler'",
+		"{{ '%(a)s' % {'a': 1} }}":                              "t:1: Unsupported: the format %(a)s",
+		"{{ '{0.a}'.format(1) }}":                               "t:1: Unsupported: the format {0.a}",
+		"{{ strftime_now('%U') }}":                              "t:1: Unsupported: %U in a date format",
+		"{% if 0 %}{{ 'a'.zfill(3) }}{{ cycler() }}{% endif %}": "",
+		"{{ {'zfill': 1}.zfill }}":                              "",
+	} {
+		tmpl, err := jinja.Parse("t", text)
+		if err == nil {
+			_, err = tmpl.Render(nil, nil, jinja.Options{})
+		}
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: error %v, want one with %q", text, err, want)
 		}
 	}
 }
@@ -349,7 +366,10 @@ func TestConcurrentRendering(t *testing.T) {
 				if err != nil || c.Out == nil {
 					continue
 				}
-				if out, err := tmpl.Render(nil, vars, o); err != nil || string(out) != *c.Out {
+				var e *jinja.Error
+				if out, err := tmpl.Render(nil, vars, o); errors.As(err, &e) && e.Kind == jinja.Unsupported {
+					continue
+				} else if err != nil || string(out) != *c.Out {
 					t.Errorf("%q: %q, %v", c.Template, out, err)
 				}
 			}

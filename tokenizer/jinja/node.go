@@ -2,232 +2,195 @@
 
 package jinja
 
-import "slices"
-
-// expr is a node that has a value, stmt one that has an effect.
-type (
-	expr interface {
-		eval(r *renderer) (Value, error)
-	}
-	stmt interface {
-		run(r *renderer) (jump, error)
-	}
-)
-
-// jump says how the statements of a loop's body ended.
-type jump uint8
+// op says what a node is. The comments name the operands, in the order of kids.
+type op uint8
 
 const (
-	onward jump = iota
-	jumpContinue
-	jumpBreak
+	opConst   op = iota // value
+	opName              // text
+	opList              // items
+	opTuple             // items
+	opDict              // key, value, key, value, …
+	opAttr              // of; text is the attribute
+	opItem              // of, index
+	opSlice             // of, start, stop, step; parts may be nil
+	opCall              // of; args
+	opFilter            // of, nil for the text of a block; builtin, args
+	opTest              // of; builtin, args; opNot around it for "is not"
+	opIfElse            // condition, yes, no; no may be nil
+	opAnd               // left, right
+	opOr                // left, right
+	opNot               // of
+	opCompare           // first, second, …; operators are in names
+	opSum               // operands of a chain of +
+	opArith             // left, right; text is the operator
+	opConcat            // operands of ~
+	opSign              // of; text is + or -
+
+	opData        // text
+	opOutput      // expression
+	opScope       // body in a scope of its own
+	opIf          // condition; body, other
+	opFor         // target, items, test; test may be nil; body, other
+	opSet         // target, value
+	opSetBlock    // target, filters; filters may be nil; body
+	opMacro       // macro, slot
+	opCallBlock   // call; macro
+	opWith        // target, value, target, value, …; body
+	opFilterBlock // filters; body
+	opBreak
+	opContinue
 )
 
-type (
-	constExpr struct{ value Value }
-	nameExpr  struct {
-		id   int
-		name string
-		up   int   // frames to the first one that may have it
-		decl *decl // in that one; nil: a variable of the rendering
-	}
-	listExpr struct {
-		items []expr
-		tuple bool
-	}
-	dictExpr struct {
-		keys, values []expr
-		line         int
-	}
-	attrExpr struct {
-		of      expr
-		name    string
-		methods methods // of that name
-		changes bool    // a method of a dictionary that the sandbox forbids has that name
-		line    int
-	}
-	indexExpr struct {
-		of, index expr
-		key       string // that index is, if it is a constant
-		methods   methods
-		line      int
-	}
-	sliceExpr struct {
-		of, start, stop, step expr
-		line                  int
-	}
-	argsExpr struct {
-		pos          []expr
-		kwNames      []string
-		kw           []expr
-		star, starKw expr
-	}
-	callExpr struct {
-		of   expr
-		args *argsExpr
-		line int
-	}
-	filterExpr struct {
-		of     expr // nil: the text of a block
-		name   string
-		filter filter
-		args   *argsExpr
-		line   int
-	}
-	testExpr struct {
-		of    expr
-		name  string
-		test  test
-		quick func(Value) bool // test, if it asks of nothing but the value
-		not   bool
-		args  *argsExpr
-		line  int
-	}
-	condExpr  struct{ cond, yes, no expr }
-	logicExpr struct {
-		left, right expr
-		or          bool
-	}
-	notExpr     struct{ of expr }
-	compareExpr struct {
-		first expr
-		ops   []comparison
-		rest  []expr
-		line  int
-	}
-	binaryExpr struct {
-		op          string
-		left, right expr
-		line        int
-	}
-	concatExpr struct{ items []expr }
-	unaryExpr  struct {
-		minus bool
-		of    expr
-		line  int
-	}
-)
-
-type (
-	dataStmt   struct{ text string }
-	outputStmt struct {
-		parts []expr // of a sum of strings, or one expression
-		line  int
-	}
-	scopeStmt struct {
-		names *names
-		body  []stmt
-	}
-	branch struct {
-		cond expr
-		body []stmt
-	}
-	ifStmt struct {
-		branches  []branch
-		otherwise []stmt
-	}
-	forStmt struct {
-		target    target
-		iter      expr
-		test      expr
-		body      []stmt
-		names     *names // of target, test and body
-		otherwise []stmt
-		others    *names // of otherwise
-		recursive bool
-		loop      int // the slot of that name
-		always    int // so many slots, from the first, are set for each item
-		line      int
-	}
-	setStmt struct {
-		target target
-		value  expr
-		line   int
-	}
-	setBlockStmt struct {
-		target target
-		filter expr
-		names  *names
-		body   []stmt
-		line   int
-	}
-	macroStmt struct {
-		slot  int
-		macro *macro
-	}
-	callStmt struct {
-		call   *callExpr
-		caller *macro
-		line   int
-	}
-	withStmt struct {
-		targets []target
-		values  []expr
-		names   *names
-		body    []stmt
-	}
-	filterStmt struct {
-		names  *names
-		body   []stmt
-		filter expr
-		line   int
-	}
-	jumpStmt struct{ isBreak bool }
-)
-
-// target is what is assigned to.
-type target struct {
-	id    int
-	slot  int
-	attr  string    // of a namespace
-	of    *nameExpr // the namespace
-	parts []target  // of a tuple
+// node is a statement or an expression.
+type node struct {
+	op      op
+	line    int
+	text    string
+	value   Value
+	kids    []*node
+	args    []*node  // the last len(names) are given by name
+	names   []string // of arguments, or operators
+	spread  [2]*node // arguments *a and **b, or nil
+	builtin *builtin // of a filter or test
+	methods *methods // named like an attribute or a constant index
+	body    []*node
+	other   []*node // else
+	scope   *scope  // of body
+	others  *scope  // of other, in a loop
+	macro   *macro
+	slot    int   // of a name that is set
+	id      int   // number of a name
+	up      int   // frames from the reading one to the first that may have the name
+	decl    *decl // in that frame; nil: a variable of the rendering
 }
 
-// macro is the code of a macro, or of a call block. Parameters are slots.
+// macro is the code of a macro or a call block. Parameters are slots.
 type macro struct {
 	name                    string
 	params                  []int
 	names                   []string
-	scope                   *names
-	defaults                []expr
-	body                    []stmt
-	varargs, kwargs, caller int
-	reads                   special
+	defaults                []*node
+	body                    []*node
+	scope                   *scope
+	varargs, kwargs, caller int  // slots of these names
+	readsVarargs            bool // the body reads the name, and it is not a parameter
+	readsKwargs             bool
+	readsCaller             bool
+	ownCaller               bool // the body reads a parameter named caller
 }
 
-// special says which of a macro's variables of these names its body reads: it takes
-// no others than those.
-type special struct{ varargs, kwargs, caller, ownCaller bool }
-
-// note tells m that its body reads a variable.
-func (m *macro) note(name string) {
-	switch name {
-	case "varargs":
-		m.reads.varargs = !slices.Contains(m.names, name)
-	case "kwargs":
-		m.reads.kwargs = !slices.Contains(m.names, name)
-	case "caller":
-		m.reads.ownCaller = slices.Contains(m.names, name)
-		m.reads.caller = !m.reads.ownCaller
-	}
+// A scope is a block with variables of its own: the template, a loop, a macro, with,
+// set, filter. Parsing tells which names a scope may set; each has a slot in the frame
+// that holds the variables while the block runs. A name that is read belongs to the
+// innermost frame in which it is set at that time.
+type scope struct {
+	around *scope
+	slots  map[int]*decl // by the name's number
 }
 
-// newOutput makes a sum of which every operand may be a string into parts, so
-// that the strings need not be joined to be written.
-func newOutput(e expr, line int) stmt {
-	var parts []expr
-	for {
-		b, ok := e.(*binaryExpr)
-		if !ok || b.op != "+" {
-			break
+// decl is the slot of a name, and where to look if it is not set.
+type decl struct {
+	slot int
+	up   int   // frames from this one to that of next
+	next *decl // nil: a variable of the rendering
+}
+
+// declare returns the slot of a name.
+func (s *scope) declare(id int) int {
+	d, ok := s.slots[id]
+	if !ok {
+		if s.slots == nil {
+			s.slots = map[int]*decl{}
 		}
-		parts = append(parts, b.right)
-		e = b.left
+		d = &decl{slot: len(s.slots)}
+		s.slots[id] = d
 	}
-	parts = append(parts, e)
-	for i, j := 0, len(parts)-1; i < j; i, j = i+1, j-1 {
-		parts[i], parts[j] = parts[j], parts[i]
+	return d.slot
+}
+
+// find returns the nearest slot of a name, and how many scopes it is away.
+func (s *scope) find(id int) (up int, d *decl) {
+	for ; s != nil; s = s.around {
+		if d, ok := s.slots[id]; ok {
+			return up, d
+		}
+		up++
 	}
-	return &outputStmt{parts, line}
+	return 0, nil
+}
+
+// frame holds the variables of a scope while it runs.
+type frame struct {
+	around *frame
+	slots  []Value
+	kept   bool // a macro may read it after the scope has ended
+}
+
+func (r *renderer) newFrame(s *scope, around *frame) *frame {
+	var f *frame
+	if n := len(r.free); n > 0 {
+		f, r.free = r.free[n-1], r.free[:n-1]
+	} else {
+		f = &frame{}
+		r.hold(boxSize)
+	}
+	n := len(s.slots)
+	if cap(f.slots) < n {
+		f.slots = make([]Value, n)
+		r.hold(n * valueSize)
+	}
+	f.around, f.slots = around, f.slots[:n]
+	f.reset()
+	return f
+}
+
+// reset unsets all variables.
+func (f *frame) reset() {
+	for i := range f.slots {
+		f.slots[i] = Value{kind: kindUnset}
+	}
+}
+
+// drop makes a frame available for others.
+func (r *renderer) drop(f *frame) {
+	if !f.kept {
+		f.around = nil
+		r.free = append(r.free, f)
+	}
+}
+
+// keep marks a frame and those around it as read by a macro.
+func (f *frame) keep() {
+	for ; f != nil && !f.kept; f = f.around {
+		f.kept = true
+	}
+}
+
+// variable returns the value of a name that is read.
+func (r *renderer) variable(n *node) Value {
+	f := r.frame
+	for range n.up {
+		f = f.around
+	}
+	for d := n.decl; d != nil; d = d.next {
+		if v := f.slots[d.slot]; v.kind != kindUnset {
+			return v
+		}
+		for range d.up {
+			f = f.around
+		}
+	}
+	v := r.globals[n.id]
+	if v.kind != kindUnset {
+		return v
+	}
+	v, ok := r.vars.Get(n.text)
+	if !ok {
+		if v, ok = r.t.library.globals[n.text]; !ok {
+			v = undefined("'" + n.text + "' is undefined")
+		}
+	}
+	r.globals[n.id] = v
+	return v
 }

@@ -1003,7 +1003,6 @@ missing is callable
 'abc'[1:2:0]
 5[0]
 none[0]
-{'a': 1}[0:1]
 'abc'['x']
 [1, 2].x
 [[1, 2], [3]][0][1]
@@ -1114,15 +1113,12 @@ none|map()|list
 none|map('nope')|list
 n[1:]
 f[::-1]
-none[:2]
-true[1:]
 d[1:]
 (d.items())[1:]
 (l|map('string'))[1:]
 (l|reverse)[1:]
 namespace(a=1)[1:]
 range(5)[1:3]|list
-'abc'['a':]
 l['a':]
 n['a':]
 """

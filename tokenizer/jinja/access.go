@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Flags of an undefined value, in num. The text of its error is made when it is needed.
+const (
+	isUnsafe  = 1 << 0 // the sandbox hides the attribute
+	isMissing = 1 << 1 // str is an attribute; num>>kindShift is the kind of the value without it
+	kindShift = 8
+)
+
+// missing returns the undefined value for a name that v does not have.
+func missing(v Value, name string) Value {
+	u := Value{num: isMissing | uint64(v.kind)<<kindShift, str: name}
+	if strings.HasPrefix(name, "__") {
+		u.num |= isUnsafe
+	}
+	return u
+}
+
+// hidden returns the undefined value for an attribute that the sandbox hides.
+func hidden(v Value, name string) Value {
+	u := missing(v, name)
+	u.num |= isUnsafe
+	return u
+}
+
+// defined panics if one of the values is undefined.
+func (r *renderer) defined(values ...Value) {
+	for _, v := range values {
+		if v.kind != kindUndefined {
+			continue
+		}
+		k, message := UndefinedError, v.str
+		if v.num&isMissing != 0 {
+			of := Value{kind: kind(v.num >> kindShift)}
+			message = "'" + of.typeName() + " object' has no attribute '" + v.str + "'"
+		}
+		if v.num&isUnsafe != 0 {
+			k = SecurityError
+		}
+		panic(errorf(k, "%s", message))
+	}
+}
+
+// attr is v.name: an attribute, else an item. m are the methods of that name.
+func (r *renderer) attr(v Value, name string, m *methods) Value {
+	switch v.kind {
+	case kindUndefined:
+		r.defined(v)
+	case kindLoop:
+		if x, ok := r.loopAttr(v.ref.(*loop), name); ok {
+			return x
+		}
+	case kindNamespace:
+		if x, ok := v.ref.(*Dict).Get(name); ok {
+			if strings.HasPrefix(name, "_") {
+				return hidden(v, name)
+			}
+			return x
+		}
+	case kindFunc, kindRange:
+		panic(errorf(Unsupported, "the attribute '%s' of a %s", name, v.typeName()))
+	}
+	switch b := m.of(v); b {
+	case nil:
+	case forbidden:
+		return hidden(v, name)
+	default:
+		return r.newFunc(name, func(r *renderer, a args) Value { return r.invoke(b, v, a) })
+	}
+	if v.kind == kindDict {
+		if x, ok := v.ref.(*Dict).Get(name); ok {
+			return x
+		}
+	}
+	return missing(v, name)
+}
+
+// item is v[k]: an item, else an attribute.
+func (r *renderer) item(v, k Value) Value {
+	switch v.kind {
+	case kindUndefined:
+		r.defined(v)
+	case kindDict:
+		if k.kind != kindList && k.kind != kindDict {
+			if x, ok := r.lookup(v.ref.(*Dict), k); ok {
+				return x
+			}
+		}
+	case kindRange:
+		if i, ok := place(k, v.ref.(*span).count); ok {
+			return v.ref.(*span).item(i)
+		}
+	case kindList, kindTuple:
+		if i, ok := place(k, len(v.Items())); ok {
+			return v.Items()[i]
+		}
+	case kindString, kindSafe:
+		if k.isInt() {
+			r.scanned(len(v.str))
+			if i, ok := place(k, utf8.RuneCountInString(v.str)); ok {
+				from := runeOffset(v.str, int64(i))
+				_, n := utf8.DecodeRuneInString(v.str[from:])
+				return v.withText(v.str[from : from+n])
+			}
+		}
+	}
+	if k.isString() {
+		r.tick(len(k.str) / stringStep)
+		return r.attr(v, k.str, r.t.library.named(k.str))
+	}
+	return undefined(v.typeName() + " object has no element " + r.repr(k))
+}
+
+// place returns the index that k is in a sequence of n items.
+func place(k Value, n int) (int, bool) {
+	if !k.isInt() {
+		return 0, false
+	}
+	i := k.int()
+	if i < 0 {
+		i += int64(n)
+	}
+	return int(i), i >= 0 && i < int64(n)
+}
+
+// slice is v[start:stop:step]. Parts that are absent are None.
+func (r *renderer) slice(v, start, stop, step Value) Value {
+	r.defined(v, start, stop, step)
+	for _, part := range []Value{start, stop, step} {
+		if !part.isInt() && !part.IsNone() {
+			panic(errorf(TypeError, "slice indices must be integers or None"))
+		}
+	}
+	by := int64(1)
+	if !step.IsNone() {
+		by = step.int()
+	}
+	switch {
+	case by == 0:
+		panic(errorf(ValueError, "slice step cannot be zero"))
+	case v.isString() && by == 1:
+		r.scanned(4 * len(v.str))
+		return v.withText(substring(v.str, start, stop))
+	case v.kind == kindDict:
+		panic(errorf(TypeError, "unhashable type: 'slice'"))
+	case v.kind == kindRange:
+		panic(errorf(Unsupported, "a slice of a range"))
+	case !v.isString() && !v.isSequence():
+		panic(errorf(TypeError, "'%s' object is not subscriptable", v.typeName()))
+	}
+	items := r.iterate(v)
+	n := int64(len(items))
+	lo, hi := int64(0), n // the first one, and the one before which to stop
+	if by < 0 {
+		lo, hi = n-1, -1
+	}
+	bound := func(part Value, byDefault int64) int64 {
+		if part.IsNone() {
+			return byDefault
+		}
+		i := part.int()
+		if i < 0 {
+			i += n
+		}
+		if by < 0 {
+			return min(max(i, -1), n-1)
+		}
+		return min(max(i, 0), n)
+	}
+	lo, hi = bound(start, lo), bound(stop, hi)
+	if by == 1 && v.kind == kindList {
+		return List(items[lo:max(lo, hi):max(lo, hi)]...)
+	}
+	r.listed(len(items))
+	var out []Value
+	for i := lo; by > 0 && i < hi || by < 0 && i > hi; i += by {
+		out = append(out, items[i])
+		if by > n || by < -n {
+			break
+		}
+	}
+	if !v.isString() {
+		return sequence(v.kind, out)
+	}
+	var s strings.Builder
+	for _, it := range out {
+		s.WriteString(it.str)
+	}
+	return v.withText(s.String())
+}
+
+// substring is s[start:stop], in characters.
+func substring(s string, start, stop Value) string {
+	from, to := 0, len(s)
+	if !start.IsNone() {
+		from = runeOffset(s, start.int())
+	}
+	if !stop.IsNone() {
+		to = runeOffset(s, stop.int())
+	}
+	return s[from:max(from, to)]
+}
+
+// runeOffset returns the byte at which character i begins; a negative i counts from
+// the end. Characters that do not exist are at the nearer end.
+func runeOffset(s string, i int64) int {
+	if i >= 0 {
+		for at := range s {
+			if i == 0 {
+				return at
+			}
+			i--
+		}
+		return len(s)
+	}
+	at := len(s)
+	for ; i < 0 && at > 0; i++ {
+		_, n := utf8.DecodeLastRuneInString(s[:at])
+		at -= n
+	}
+	return at
+}
+
+// iterate returns the items that Python gets of a value. They must not be changed.
+func (r *renderer) iterate(v Value) []Value {
+	switch v.kind {
+	case kindUndefined:
+		return nil
+	case kindList, kindTuple, kindView:
+		return v.Items()
+	case kindRange:
+		s := v.ref.(*span)
+		r.listed(s.count)
+		items := make([]Value, s.count)
+		for i := range items {
+			items[i] = s.item(i)
+		}
+		return items
+	case kindDict:
+		return v.ref.(*Dict).keys
+	case kindGenerator:
+		g := v.ref.(*generator)
+		f := g.items
+		if f == nil {
+			return nil
+		}
+		g.items = nil
+		return f()
+	case kindString, kindSafe:
+		n := utf8.RuneCountInString(v.str)
+		r.listed(n)
+		items := make([]Value, 0, n)
+		for i, c := range v.str {
+			items = append(items, v.withText(v.str[i:i+utf8.RuneLen(c)]))
+		}
+		return items
+	}
+	panic(errorf(TypeError, "'%s' object is not iterable", v.typeName()))
+}
+
+// loopAttr is an attribute of the variable "loop".
+func (r *renderer) loopAttr(l *loop, name string) (Value, bool) {
+	n := l.count
+	number := func(i int) (Value, bool) { return Int(int64(i)), true }
+	switch name {
+	case "index":
+		return number(l.at + 1)
+	case "index0":
+		return number(l.at)
+	case "revindex":
+		return number(n - l.at)
+	case "revindex0":
+		return number(n - l.at - 1)
+	case "length":
+		return number(n)
+	case "depth":
+		return number(1) // deeper are only recursive loops
+	case "depth0":
+		return number(0)
+	case "first":
+		return Bool(l.at == 0), true
+	case "last":
+		return Bool(l.at == n-1), true
+	case "previtem":
+		if l.at > 0 {
+			return l.item(l.at - 1), true
+		}
+		return undefined("there is no previous item"), true
+	case "nextitem":
+		if l.at < n-1 {
+			return l.item(l.at + 1), true
+		}
+		return undefined("there is no next item"), true
+	case "cycle":
+		return r.newFunc(name, func(_ *renderer, a args) Value {
+			if len(a.values) == 0 {
+				panic(errorf(TypeError, "no items for cycling given"))
+			}
+			return a.values[l.at%len(a.values)]
+		}), true
+	case "changed":
+		return r.newFunc(name, func(r *renderer, a args) Value {
+			same := l.changed != nil && r.equal(tuple(l.changed...), tuple(a.values...))
+			r.listed(len(a.values))
+			l.changed = append([]Value{}, a.values...)
+			return Bool(!same)
+		}), true
+	}
+	return Value{}, false
+}
+
+// isSpace reports whether Python counts c as white space.
+func isSpace(c rune) bool { return unicode.IsSpace(c) || c >= 0x1c && c <= 0x1f }

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja
+
+import (
+	"slices"
+	"strings"
+)
+
+// tuple parses an expression, or several with commas between them.
+func (p *parser) tuple() *node { return p.items(p.expression) }
+
+// items is tuple for elements that one parses. A last comma may stand before ends.
+func (p *parser) items(one func() *node, ends ...string) *node {
+	first := one()
+	if !p.isOp(",") {
+		return first
+	}
+	n := &node{op: opTuple, kids: []*node{first}, line: p.line()}
+	for p.skipOp(",") {
+		if k := p.peek().kind; k == tokBlockEnd || k == tokVarEnd || p.isOp(")", "]") || p.isName(ends...) {
+			break
+		}
+		n.kids = append(n.kids, one())
+	}
+	return folded(n)
+}
+
+// folded makes a list, tuple, dictionary or sign of constants a constant.
+func folded(n *node) *node {
+	for i, k := range n.kids {
+		isKey := n.op == opDict && i%2 == 0
+		if k.op != opConst || isKey && !k.value.isString() || n.op == opSign && !k.value.isNumber() {
+			return n
+		}
+	}
+	r := &renderer{steps: 1 << 40, memory: 1 << 40}
+	return &node{op: opConst, value: r.eval(n), line: n.line}
+}
+
+func (p *parser) expression() *node {
+	p.enter()
+	defer p.leave()
+	unknown := len(p.unknown)
+	n := p.or()
+	for p.isName("if") {
+		line := p.next().line
+		condition := p.or()
+		var other *node
+		if p.skipName("else") {
+			other = p.expression()
+		}
+		n = &node{op: opIfElse, kids: []*node{condition, n, other}, line: line}
+		p.conditional(unknown)
+	}
+	return n
+}
+
+func (p *parser) or() *node {
+	n := p.and()
+	for p.skipName("or") {
+		n = &node{op: opOr, kids: []*node{n, p.and()}}
+	}
+	return n
+}
+
+func (p *parser) and() *node {
+	n := p.not()
+	for p.skipName("and") {
+		n = &node{op: opAnd, kids: []*node{n, p.not()}}
+	}
+	return n
+}
+
+func (p *parser) not() *node {
+	if !p.skipName("not") {
+		return p.comparison()
+	}
+	p.enter()
+	defer p.leave()
+	return &node{op: opNot, kids: []*node{p.not()}}
+}
+
+func (p *parser) comparison() *node {
+	n := &node{op: opCompare, kids: []*node{p.sum()}, line: p.line()}
+	for {
+		next := p.tokens[min(p.at+1, len(p.tokens)-1)]
+		switch {
+		case p.isOp("==", "!=", "<", "<=", ">", ">="), p.isName("in"):
+			n.names = append(n.names, p.next().text)
+		case p.isName("not") && next.kind == tokName && next.text == "in":
+			n.names = append(n.names, "not in")
+			p.at += 2
+		case len(n.names) == 0:
+			return n.kids[0]
+		default:
+			return n
+		}
+		n.kids = append(n.kids, p.sum())
+	}
+}
+
+// sum joins the operands of + in one node: the strings of a long one are written
+// without being added two by two.
+func (p *parser) sum() *node {
+	n := p.concat()
+	for p.isOp("+", "-") {
+		t := p.next()
+		switch right := p.concat(); {
+		case t.text == "-":
+			n = &node{op: opArith, text: t.text, kids: []*node{n, right}, line: t.line}
+		case n.op == opSum:
+			n.kids = append(n.kids, right)
+		default:
+			n = &node{op: opSum, kids: []*node{n, right}, line: t.line}
+		}
+	}
+	return n
+}
+
+func (p *parser) concat() *node {
+	n := p.product()
+	if !p.isOp("~") {
+		return n
+	}
+	n = &node{op: opConcat, kids: []*node{n}, line: p.line()}
+	for p.skipOp("~") {
+		n.kids = append(n.kids, p.product())
+	}
+	return n
+}
+
+func (p *parser) product() *node { return p.binary(p.power, "*", "/", "//", "%") }
+
+func (p *parser) power() *node {
+	return p.binary(func() *node { return p.unary(true) }, "**")
+}
+
+// binary parses a chain of operators of one precedence.
+func (p *parser) binary(operand func() *node, ops ...string) *node {
+	n := operand()
+	for p.isOp(ops...) {
+		t := p.next()
+		n = &node{op: opArith, text: t.text, kids: []*node{n, operand()}, line: t.line}
+	}
+	return n
+}
+
+func (p *parser) unary(withFilters bool) *node {
+	p.enter()
+	defer p.leave()
+	var n *node
+	if p.isOp("-", "+") {
+		t := p.next()
+		n = folded(&node{op: opSign, text: t.text, kids: []*node{p.unary(false)}, line: t.line})
+	} else {
+		n = p.primary()
+	}
+	n = p.postfix(n)
+	if withFilters {
+		n = p.filters(n, false)
+	}
+	return n
+}
+
+func (p *parser) primary() *node {
+	line := p.line()
+	constant := func(v Value) *node { return &node{op: opConst, value: v, line: line} }
+	switch t := p.peek(); {
+	case t.kind == tokName:
+		p.at++
+		switch t.text {
+		case "true", "True":
+			return constant(Bool(true))
+		case "false", "False":
+			return constant(Bool(false))
+		case "none", "None":
+			return constant(None())
+		}
+		p.t.reads[t.text] = true
+		return p.name(t.text)
+	case t.kind == tokString:
+		var s strings.Builder
+		for p.peek().kind == tokString {
+			s.WriteString(p.next().text)
+		}
+		return constant(String(s.String()))
+	case t.kind == tokNumber:
+		return constant(p.next().value)
+	case p.skipOp("("):
+		if p.skipOp(")") {
+			return constant(tuple())
+		}
+		n := p.tuple()
+		p.wantOp(")")
+		return n
+	case p.skipOp("["):
+		n := &node{op: opList, line: line}
+		p.list("]", func() { n.kids = append(n.kids, p.expression()) })
+		return folded(n)
+	case p.skipOp("{"):
+		n := &node{op: opDict, line: line}
+		p.list("}", func() {
+			key := p.expression()
+			p.wantOp(":")
+			n.kids = append(n.kids, key, p.expression())
+		})
+		return folded(n)
+	}
+	panic(p.fail(SyntaxError, "unexpected %s", p.describe()))
+}
+
+// postfix parses attributes, indexes and calls behind n.
+func (p *parser) postfix(n *node) *node {
+	for {
+		line := p.line()
+		switch {
+		case p.skipOp("."):
+			switch t := p.peek(); t.kind {
+			case tokName:
+				n = &node{op: opAttr, text: t.text, methods: p.t.library.named(t.text), kids: []*node{n}, line: line}
+			case tokNumber:
+				n = &node{op: opItem, kids: []*node{n, {op: opConst, value: t.value}}, line: line}
+			default:
+				panic(p.fail(SyntaxError, "expected name or number, got %s", p.describe()))
+			}
+			p.at++
+		case p.skipOp("["):
+			n = p.subscript(n, line)
+		case p.isOp("("):
+			n = p.arguments(&node{op: opCall, kids: []*node{n}, line: line})
+		default:
+			return n
+		}
+	}
+}
+
+func (p *parser) subscript(of *node, line int) *node {
+	var parts [3]*node
+	colons := 0
+	for !p.skipOp("]") {
+		if p.skipOp(":") {
+			if colons++; colons > 2 {
+				panic(p.fail(SyntaxError, "too many colons in a slice"))
+			}
+			continue
+		}
+		if parts[colons] != nil {
+			panic(p.fail(SyntaxError, "expected ']', got %s", p.describe()))
+		}
+		if parts[colons] = p.tuple(); parts[colons].op == opTuple && colons > 0 {
+			panic(p.fail(SyntaxError, "a tuple in a slice"))
+		}
+	}
+	if colons > 0 {
+		return &node{op: opSlice, kids: []*node{of, parts[0], parts[1], parts[2]}, line: line}
+	}
+	if parts[0] == nil {
+		panic(p.fail(SyntaxError, "expected subscript expression"))
+	}
+	n := &node{op: opItem, kids: []*node{of, parts[0]}, line: line}
+	if c := parts[0]; c.op == opConst && c.value.isString() {
+		n.text, n.methods = c.value.str, p.t.library.named(c.value.str)
+	}
+	return n
+}
+
+// arguments parses "(a, b=c, *d, **e)" into n.
+func (p *parser) arguments(n *node) *node {
+	p.wantOp("(")
+	p.list(")", func() {
+		switch {
+		case p.skipOp("**"):
+			n.spread[1] = p.expression()
+		case p.skipOp("*"):
+			n.spread[0] = p.expression()
+		case p.isAssignment():
+			n.names = append(n.names, p.next().text)
+			p.at++
+			n.args = append(n.args, p.expression())
+		case len(n.names) > 0:
+			panic(p.fail(SyntaxError, "positional argument follows keyword argument"))
+		default:
+			n.args = append(n.args, p.expression())
+		}
+	})
+	return n
+}
+
+// filters parses the filters, tests and calls behind n. With no n the value comes
+// from a block, and only filters follow; with first, one without a bar.
+func (p *parser) filters(n *node, first bool) *node {
+	ofBlock := n == nil
+	for count := 0; ; count++ {
+		if count > 4*maxParseDepth {
+			panic(p.fail(SyntaxError, "more than %d filters in a row", 4*maxParseDepth))
+		}
+		line := p.line()
+		switch {
+		case first, p.isOp("|"):
+			p.skipOp("|")
+			first = false
+			name := p.dotted()
+			f := &node{op: opFilter, text: name, builtin: p.builtin("filter", name, p.t.library.filters, ofBlock), kids: []*node{n}, line: line}
+			if p.isOp("(") {
+				p.arguments(f)
+			}
+			n = f
+		case !ofBlock && p.isName("is"):
+			n = p.test(n)
+		case !ofBlock && p.isOp("("):
+			n = p.arguments(&node{op: opCall, kids: []*node{n}, line: line})
+		default:
+			return n
+		}
+	}
+}
+
+// dotted parses the name of a filter or test.
+func (p *parser) dotted() string {
+	parts := []string{p.wantName()}
+	for p.skipOp(".") {
+		parts = append(parts, p.wantName())
+	}
+	return strings.Join(parts, ".")
+}
+
+// builtin returns a filter or test. One that does not exist is an error at once, if
+// strict, or one that conditional may take back.
+func (p *parser) builtin(what, name string, of map[string]*builtin, strict bool) *builtin {
+	if b := of[name]; b != nil {
+		return b
+	}
+	if slices.Contains(unsupportedFilters, name) && what == "filter" {
+		panic(p.fail(Unsupported, "the filter '%s'", name))
+	}
+	err := p.fail(SyntaxError, "No %s named '%s'.", what, name)
+	if strict {
+		panic(err)
+	}
+	p.unknown = append(p.unknown, unknownName{p.scope, err})
+	return define("*", func(*renderer, Value, args) Value {
+		panic(errorf(RuntimeError, "No %s named '%s' found.", what, name))
+	})
+}
+
+func (p *parser) test(of *node) *node {
+	line := p.next().line
+	not := p.skipName("not")
+	name := p.dotted()
+	n := &node{op: opTest, text: name, builtin: p.builtin("test", name, p.t.library.tests, false), kids: []*node{of}, line: line}
+	switch k := p.peek().kind; {
+	case p.isOp("("):
+		p.arguments(n)
+	case p.isName("is"):
+		panic(p.fail(SyntaxError, "You cannot chain multiple tests with is"))
+	case k == tokString, k == tokNumber, p.isOp("[", "{"), k == tokName && !p.isName("else", "or", "and", "if", "in", "not", "recursive"):
+		n.args = []*node{p.postfix(p.primary())}
+	}
+	if not {
+		return &node{op: opNot, kids: []*node{n}}
+	}
+	return n
+}

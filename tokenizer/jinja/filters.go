@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja
+
+import (
+	"math"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// unsupportedFilters are those of Jinja2 that this package does not have: no chat
+// template uses them.
+//
+//nolint:gochecknoglobals // a table
+var unsupportedFilters = strings.Fields("batch center filesizeformat forceescape groupby pprint random slice striptags truncate urlencode urlize wordcount wordwrap xmlattr")
+
+func filters() map[string]*builtin {
+	all := map[string]*builtin{
+		"length": define("", lengthOf), "list": define("", toList), "default": define("default_value boolean", defaultOf),
+		"first": define("", firstOf), "last": define("", lastOf), "items": define("", itemsOf), "attr": define("name!", attrOf),
+		"map": lazily("*", true, mapped), "unique": lazily("case_sensitive attribute", false, unique), "reverse": define("", reversed),
+		"select": selecting(false, true), "reject": selecting(false, false), "selectattr": selecting(true, true), "rejectattr": selecting(true, false),
+		"sort": define("reverse case_sensitive attribute", sorted), "dictsort": define("case_sensitive by reverse", dictSorted),
+		"min": extreme(-1), "max": extreme(1), "sum": define("attribute start", sumOf), "join": define("d attribute", joined),
+		"tojson": define("ensure_ascii indent separators sort_keys", toJSON), "indent": define("width first blank", indented),
+		"abs": define("", absolute), "round": define("precision method", rounded), "int": define("default base", toInt), "float": define("default", toFloatOf),
+		"upper": ofText(upper), "lower": ofText(lower), "capitalize": ofText(capitalized), "title": ofText(titleWords), "format": define("*", formatOf),
+	}
+	add := func(name, parameters string, f func(r *renderer, v Value, a args) Value) {
+		all[name] = define(parameters, f)
+	}
+	add("string", "", func(r *renderer, v Value, _ args) Value { return r.soft(v) })
+	add("safe", "", func(r *renderer, v Value, _ args) Value { return Value{kind: kindSafe, str: r.text(v)} })
+	add("escape", "", func(r *renderer, v Value, _ args) Value { return r.safe(v) })
+	add("trim", "chars", func(r *renderer, v Value, a args) Value { return r.stripped(r.soft(v), a, true, true) })
+	add("replace", "old! new! count", func(r *renderer, v Value, a args) Value {
+		old, replacement := String(r.text(a.values[0])), String(r.text(a.values[1]))
+		return replaced(r, String(r.text(v)), args{values: []Value{old, replacement, a.values[2]}})
+	})
+	for name, same := range map[string]string{"count": "length", "d": "default", "e": "escape"} {
+		all[name] = all[same]
+	}
+	return all
+}
+
+// soft is a value as a string; a safe one stays safe.
+func (r *renderer) soft(v Value) Value {
+	if v.isString() {
+		return v
+	}
+	return String(r.text(v))
+}
+
+// ofText is a filter that changes a string.
+func ofText(f func(string) string) *builtin {
+	return define("", func(r *renderer, v Value, _ args) Value { return r.changed(r.soft(v), f) })
+}
+
+// lazily is a filter that gives a generator: it does its work, and fails, when the
+// generator is used. With falsy it takes None and other false values for an empty list.
+func lazily(parameters string, falsy bool, f func(r *renderer, items []Value, a args) []Value) *builtin {
+	return define(parameters, func(r *renderer, v Value, a args) Value {
+		r.listed(len(a.values))
+		a = a.kept()
+		return r.newGenerator(func() []Value {
+			if falsy && !v.Truth() {
+				return nil
+			}
+			return f(r, r.iterate(v), a)
+		})
+	})
+}
+
+func lengthOf(r *renderer, v Value, _ args) Value {
+	n := 0
+	switch v.kind {
+	case kindUndefined:
+	case kindString, kindSafe:
+		r.scanned(len(v.str))
+		n = utf8.RuneCountInString(v.str)
+	case kindList, kindTuple, kindView:
+		n = len(v.Items())
+	case kindRange:
+		n = v.ref.(*span).count
+	case kindDict:
+		n = v.ref.(*Dict).Len()
+	case kindLoop:
+		n = v.ref.(*loop).count
+	default:
+		panic(errorf(TypeError, "object of type '%s' has no len()", v.typeName()))
+	}
+	return Int(int64(n))
+}
+
+func toList(r *renderer, v Value, _ args) Value { return List(r.iterate(v)...) }
+
+func defaultOf(_ *renderer, v Value, a args) Value {
+	if v.kind == kindUndefined || a.values[1].Truth() && !v.Truth() {
+		return a.or(0, String(""))
+	}
+	return v
+}
+
+func firstOf(r *renderer, v Value, _ args) Value {
+	if items := r.iterate(v); len(items) > 0 {
+		return items[0]
+	}
+	return undefined("No first item, sequence was empty.")
+}
+
+func lastOf(r *renderer, v Value, _ args) Value {
+	if v.kind == kindGenerator {
+		panic(errorf(TypeError, "'generator' object is not reversible"))
+	}
+	if items := r.iterate(v); len(items) > 0 {
+		return items[len(items)-1]
+	}
+	return undefined("No last item, sequence was empty.")
+}
+
+func itemsOf(r *renderer, v Value, _ args) Value {
+	return r.newGenerator(func() []Value {
+		switch v.kind {
+		case kindUndefined:
+			return nil
+		case kindDict:
+			return r.pairs(v.ref.(*Dict))
+		}
+		panic(errorf(TypeError, "Can only get item pairs from a mapping."))
+	})
+}
+
+func attrOf(r *renderer, v Value, a args) Value {
+	name := a.text(0)
+	if v.kind == kindDict && r.t.library.named(name).ofDict == nil {
+		return missing(v, name)
+	}
+	return r.attr(v, name, r.t.library.named(name))
+}
+
+// key returns what the attribute of a filter names in an item: a key, an index, or
+// several with dots between them.
+func (r *renderer) key(v, attribute Value) Value {
+	r.tick(1)
+	switch {
+	case attribute.IsNone() || attribute.kind == kindUnset:
+		return v
+	case !attribute.isString():
+		return r.item(v, attribute)
+	}
+	for part := range strings.SplitSeq(attribute.str, ".") {
+		k := String(part)
+		if n, err := strconv.ParseUint(part, 10, 31); part != "" && part[0] <= '9' && err == nil {
+			k = Int(int64(n))
+		}
+		r.tick(1 + len(part)/stringStep)
+		v = r.item(v, k)
+	}
+	return v
+}
+
+// keyed is an item and what it is ordered by.
+type keyed struct{ key, item Value }
+
+// keys returns the items with what attribute names in them; strings without case,
+// unless caseSensitive is true. A list of attributes gives a tuple.
+func (r *renderer) keys(items []Value, attribute, caseSensitive Value, several bool) []keyed {
+	r.listed(3 * len(items))
+	fold := func(v Value) Value {
+		if !v.isString() || caseSensitive.Truth() {
+			return v
+		}
+		r.tick(1 + len(v.str)/stringStep)
+		return String(lower(v.str))
+	}
+	out := make([]keyed, len(items))
+	for i, it := range items {
+		if !several || !attribute.isString() {
+			out[i] = keyed{fold(r.key(it, attribute)), it}
+			continue
+		}
+		var all []Value
+		for name := range strings.SplitSeq(attribute.str, ",") {
+			all = append(all, fold(r.key(it, String(name))))
+		}
+		out[i] = keyed{tuple(all...), it}
+	}
+	return out
+}
+
+func sorted(r *renderer, v Value, a args) Value {
+	all := r.keys(r.iterate(v), a.values[2], a.values[1], true)
+	return r.inOrder(all, a.values[0].Truth())
+}
+
+func dictSorted(r *renderer, v Value, a args) Value {
+	r.defined(v)
+	d, pick := v.Dict(), 0
+	if d == nil {
+		panic(errorf(AttributeError, "'%s' object has no attribute 'items'", v.typeName()))
+	}
+	switch by := a.or(1, String("key")); by.str {
+	case "key":
+	case "value":
+		pick = 1
+	default:
+		panic(errorf(FilterError, `You can only sort by either "key" or "value"`))
+	}
+	return r.inOrder(r.keys(r.pairs(d), Int(int64(pick)), a.values[0], false), a.values[2].Truth())
+}
+
+// inOrder returns the items sorted by their keys.
+func (r *renderer) inOrder(all []keyed, reverse bool) Value {
+	slices.SortStableFunc(all, func(x, y keyed) int {
+		if reverse {
+			x, y = y, x
+		}
+		return r.compare(x.key, y.key)
+	})
+	out := make([]Value, len(all))
+	for i, x := range all {
+		out[i] = x.item
+	}
+	return List(out...)
+}
+
+func extreme(sign int) *builtin {
+	return define("case_sensitive attribute", func(r *renderer, v Value, a args) Value {
+		all := r.keys(r.iterate(v), a.values[1], a.values[0], false)
+		if len(all) == 0 {
+			return undefined("No aggregated item, sequence was empty.")
+		}
+		best := all[0]
+		for _, x := range all[1:] {
+			if r.compare(x.key, best.key)*sign > 0 {
+				best = x
+			}
+		}
+		return best.item
+	})
+}
+
+func sumOf(r *renderer, v Value, a args) Value {
+	total := a.or(1, Int(0))
+	if total.isString() {
+		panic(errorf(TypeError, "sum() can't sum strings [use ''.join(seq) instead]"))
+	}
+	for _, it := range r.iterate(v) {
+		total = r.add(total, r.key(it, a.values[0]))
+	}
+	return total
+}
+
+func unique(r *renderer, items []Value, a args) (out []Value) {
+	seen := &Dict{}
+	for _, x := range r.keys(items, a.values[1], a.values[0], false) {
+		r.tick(1 + seen.Len()/scanStep)
+		if _, ok := r.lookup(seen, x.key); !ok {
+			seen.add(x.key, None())
+			out = append(out, x.item)
+			r.hold(6 * valueSize)
+		}
+	}
+	return out
+}
+
+func reversed(r *renderer, v Value, _ args) Value {
+	if v.isString() {
+		return r.slice(v, None(), None(), Int(-1))
+	}
+	switch v.kind {
+	case kindUndefined, kindList, kindTuple, kindView, kindDict, kindGenerator, kindRange:
+	default:
+		panic(errorf(FilterError, "argument must be iterable"))
+	}
+	items := r.iterate(v)
+	r.listed(len(items))
+	items = slices.Clone(items)
+	slices.Reverse(items)
+	if v.kind == kindGenerator {
+		return List(items...)
+	}
+	g := r.newGenerator(func() []Value { return items })
+	g.str = "list_reverseiterator"
+	return g
+}
+
+// selecting is select, reject, selectattr and rejectattr.
+func selecting(byAttribute, want bool) *builtin {
+	return lazily("*", true, func(r *renderer, items []Value, a args) (out []Value) {
+		attribute := None()
+		if byAttribute {
+			if len(a.positional()) == 0 {
+				panic(errorf(FilterError, "Missing parameter for attribute name"))
+			}
+			attribute, a.values = a.values[0], a.values[1:]
+		}
+		var test *builtin
+		if len(a.positional()) > 0 {
+			name := a.values[0]
+			if test = r.t.library.tests[name.str]; test == nil || !name.isString() {
+				panic(errorf(RuntimeError, "No test named %s.", r.repr(name)))
+			}
+			a.values = a.values[1:]
+		}
+		for _, it := range items {
+			r.tick(itemSteps)
+			is := r.key(it, attribute)
+			if test != nil {
+				is = r.invoke(test, is, a)
+			}
+			if is.Truth() == want {
+				out = append(out, it)
+				r.hold(2 * valueSize)
+			}
+		}
+		return out
+	})
+}
+
+// mapped is map: of a filter, or of an attribute.
+func mapped(r *renderer, items []Value, a args) []Value {
+	r.listed(len(items))
+	out := make([]Value, len(items))
+	if attribute, ok := a.named("attribute"); ok && len(a.positional()) == 0 {
+		byDefault, _ := a.named("default")
+		if i := slices.IndexFunc(a.names, func(n string) bool { return n != "attribute" && n != "default" }); i >= 0 {
+			panic(errorf(FilterError, "Unexpected keyword argument '%s'", a.names[i]))
+		}
+		for i, it := range items {
+			if out[i] = r.key(it, attribute); out[i].kind == kindUndefined && !byDefault.IsNone() && byDefault.kind != kindUndefined {
+				out[i] = byDefault
+			}
+		}
+		return out
+	}
+	if len(a.positional()) == 0 {
+		panic(errorf(FilterError, "map requires a filter argument"))
+	}
+	name := a.values[0]
+	f := r.t.library.filters[name.str]
+	if f == nil || !name.isString() {
+		panic(errorf(RuntimeError, "No filter named %s.", r.repr(name)))
+	}
+	a.values = a.values[1:]
+	for i, it := range items {
+		r.tick(1)
+		out[i] = r.invoke(f, it, a)
+	}
+	return out
+}
+
+func joined(r *renderer, v Value, a args) Value {
+	sep := r.text(a.or(0, String("")))
+	start := len(r.out)
+	for i, it := range r.iterate(v) {
+		if i > 0 {
+			r.write(String(sep))
+		}
+		r.tick(1)
+		r.write(r.key(it, a.values[1]))
+	}
+	return String(r.cut(start))
+}
+
+// indented puts width spaces, or a text, before each line but the first.
+func indented(r *renderer, v Value, a args) Value {
+	r.defined(v)
+	if !v.isString() {
+		panic(errorf(TypeError, "unsupported operand type(s) for +=: '%s' and 'str'", v.typeName()))
+	}
+	pad := a.or(0, Int(4))
+	if !pad.isString() {
+		n := max(a.integer(0, 4), 0)
+		r.made(n)
+		pad = String(strings.Repeat(" ", n))
+	}
+	lines := r.lines(v.str+"\n", false)
+	r.made(len(v.str) + len(lines)*(1+len(pad.str)))
+	for i, l := range lines {
+		if i == 0 && a.values[1].Truth() || i > 0 && (l != "" || a.values[2].Truth()) {
+			lines[i] = pad.str + l
+		}
+	}
+	return v.withText(strings.Join(lines, "\n"))
+}
+
+func absolute(r *renderer, v Value, _ args) Value {
+	if !v.isNumber() {
+		panic(errorf(TypeError, "bad operand type for abs(): '%s'", v.typeName()))
+	}
+	if v.kind == kindFloat {
+		return Float(math.Abs(v.float()))
+	}
+	return bigInt(new(big.Int).Abs(v.toBig()))
+}
+
+// truncated returns a float as an integer.
+func truncated(f float64) Value {
+	switch {
+	case math.IsInf(f, 0):
+		panic(errorf(OverflowError, "cannot convert float infinity to integer"))
+	case math.IsNaN(f):
+		panic(errorf(ValueError, "cannot convert float NaN to integer"))
+	}
+	n, _ := new(big.Float).SetFloat64(f).Int(nil)
+	return bigInt(n)
+}
+
+// toInt is int: the default where v is not a number. Python reads more forms of
+// numbers than Go; such a text is unsupported.
+func toInt(r *renderer, v Value, a args) Value {
+	r.defined(v)
+	if a.integer(1, 10) != 10 {
+		panic(errorf(Unsupported, "the filter 'int' with a base"))
+	}
+	switch {
+	case v.kind == kindFloat && !math.IsNaN(v.float()):
+		return truncated(v.float())
+	case v.kind == kindBig || v.kind == kindInt:
+		return v
+	case v.kind == kindBool:
+		return Int(v.int())
+	case v.isString():
+		s := r.numeral(v.str)
+		if n, ok := new(big.Int).SetString(s, 10); ok {
+			return bigInt(n)
+		}
+		if f, err := strconv.ParseFloat(s, 64); err == nil && !math.IsInf(f, 0) && !math.IsNaN(f) {
+			return truncated(f)
+		}
+	}
+	return a.or(0, Int(0))
+}
+
+func toFloatOf(r *renderer, v Value, a args) Value {
+	r.defined(v)
+	switch {
+	case v.isNumber():
+		return Float(toFloat(v))
+	case v.isString():
+		if f, err := strconv.ParseFloat(r.numeral(v.str), 64); err == nil || math.IsInf(f, 0) {
+			return Float(f)
+		}
+	}
+	return a.or(0, Float(0))
+}
+
+// numeral returns the text of a number without the white space around it.
+func (r *renderer) numeral(s string) string {
+	r.tick(1 + len(s)/4)
+	s = strings.TrimFunc(s, isSpace)
+	if len(s) > 4300 || strings.ContainsAny(s, "xXpP") {
+		return ""
+	}
+	if strings.Contains(s, "_") || !isASCII(s) {
+		panic(errorf(Unsupported, "a number with underscores or digits that are not ASCII"))
+	}
+	return s
+}
+
+func rounded(_ *renderer, v Value, a args) Value {
+	if a.values[0].IsNone() {
+		panic(errorf(Unsupported, "round to None"))
+	}
+	n, method := a.integer(0, 0), a.or(1, String("common"))
+	scale := math.Pow(10, float64(n))
+	switch {
+	case !slices.Contains([]string{"common", "ceil", "floor"}, method.str):
+		panic(errorf(FilterError, "method must be common, ceil or floor"))
+	case !v.isNumber():
+		panic(errorf(TypeError, "type %s doesn't define __round__ method", v.typeName()))
+	case n < 0 || n > 300:
+		panic(errorf(Unsupported, "round to %d digits", n))
+	case method.str == "ceil":
+		return Float(math.Ceil(toFloat(v)*scale) / scale)
+	case method.str == "floor":
+		return Float(math.Floor(toFloat(v)*scale) / scale)
+	case v.kind != kindFloat:
+		return bigInt(v.toBig())
+	case math.IsInf(v.float(), 0) || math.IsNaN(v.float()):
+		return v
+	}
+	f, _ := strconv.ParseFloat(strconv.FormatFloat(v.float(), 'f', n, 64), 64) // correctly rounded
+	return Float(f)
+}

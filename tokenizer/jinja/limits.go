@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// Options limit a rendering. Zero values take the defaults.
+type Options struct {
+	// Now is the time that strftime_now formats, in its own time zone.
+	Now time.Time
+	// MaxOutput is the largest text in bytes. Default 12 MiB.
+	MaxOutput int
+	// MaxSteps is the number of statements, iterations and operations. An operation on
+	// a large value counts by its size. Default 10 million, which take about a second.
+	MaxSteps int
+	// MaxMemory is the number of bytes of all values that a rendering makes, without
+	// its output; values that are no longer in use count, too. Default 24 MiB. A
+	// rendering uses at most this and three times MaxOutput, because a text grows into
+	// a larger copy.
+	MaxMemory int
+}
+
+const (
+	defaultOutput = 12 << 20
+	defaultSteps  = 10_000_000
+	defaultMemory = 24 << 20
+	maxCalls      = 200 // nested calls of macros
+	maxNesting    = 900 // nested values; Python's own limit is near a thousand
+
+	// What one step pays for.
+	stringStep = 16 // bytes of a string that is made
+	scanStep   = 64 // bytes of a string that is read
+	itemSteps  = 2  // steps for each item of a list
+
+	valueSize = 48 // bytes of a Value
+	boxSize   = 64 // bytes of a list, dictionary or function without its items
+
+	// What a renderer keeps for its next rendering.
+	keptBytes  = 1 << 20
+	keptFrames = 64
+)
+
+// renderer is the state of one rendering. Its methods panic with an *Error.
+type renderer struct {
+	t       *Template
+	vars    *Dict
+	o       Options
+	out     []byte
+	line    int      // of the node that is evaluated, for errors
+	frame   *frame   // variables of the innermost scope
+	globals []Value  // variables of the template's caller, by the name's number, once read
+	free    []*frame // frames to be used again
+	stack   []Value  // arguments of the calls that are running
+	input   Value    // of a filter without an operand: the text of a block
+	steps   int      // that are left
+	memory  int      // bytes that are left
+	calls   int      // nested calls of macros
+	nesting int      // of the value that is printed or compared
+	longest int      // maximum length of the buffer that a value is printed to
+}
+
+//nolint:gochecknoglobals // memory to be used again
+var renderers = sync.Pool{New: func() any { return &renderer{} }}
+
+// Render appends the text of the template with the given variables to dst. The
+// variables are only read. An error is of type [*Error]; dst is then returned
+// unchanged.
+func (t *Template) Render(dst []byte, vars *Dict, o Options) (text []byte, err error) {
+	if vars == nil {
+		vars = &Dict{}
+	}
+	r := renderers.Get().(*renderer)
+	r.begin(t, vars, o)
+	defer r.release()
+	defer func() {
+		if err != nil {
+			text = dst
+		}
+	}()
+	defer catch(&err, t.name, &r.line)
+	r.run(t.body)
+	r.checkOutput()
+	if dst == nil && len(r.out) > keptBytes {
+		text, r.out = r.out, nil
+		return text, nil
+	}
+	return append(dst, r.out...), nil
+}
+
+func (r *renderer) begin(t *Template, vars *Dict, o Options) {
+	set := func(value *int, byDefault int) {
+		if *value <= 0 {
+			*value = byDefault
+		}
+	}
+	set(&o.MaxOutput, defaultOutput)
+	set(&o.MaxSteps, defaultSteps)
+	set(&o.MaxMemory, defaultMemory)
+	r.t, r.vars, r.o = t, vars, o
+	r.steps, r.memory = o.MaxSteps, o.MaxMemory
+	r.globals = slices.Grow(r.globals[:0], len(t.names))[:len(t.names)]
+	for i := range r.globals {
+		r.globals[i] = Value{kind: kindUnset}
+	}
+	r.frame = r.newFrame(t.scope, nil)
+}
+
+// release puts the renderer's memory back into the pool, without the values.
+func (r *renderer) release() {
+	clear(r.globals)
+	clear(r.stack[:cap(r.stack)])
+	for _, f := range r.free {
+		clear(f.slots[:cap(f.slots)])
+	}
+	next := renderer{out: r.out[:0], globals: r.globals[:0], stack: r.stack[:0], free: r.free}
+	if cap(next.out) > keptBytes {
+		next.out = nil
+	}
+	if cap(next.globals)+cap(next.stack) > keptFrames*keptFrames {
+		next.globals, next.stack = nil, nil
+	}
+	if len(next.free) > keptFrames {
+		next.free = nil
+	}
+	*r = next
+	renderers.Put(r)
+}
+
+// tick counts n steps.
+func (r *renderer) tick(n int) {
+	if uint(n) > uint(r.steps) {
+		r.outOfSteps()
+	}
+	r.steps -= n
+}
+
+func (r *renderer) outOfSteps() {
+	panic(errorf(LimitError, "more than %d steps", r.o.MaxSteps))
+}
+
+// hold counts n bytes of values.
+func (r *renderer) hold(n int) {
+	if r.memory -= n; r.memory < 0 || n < 0 {
+		panic(errorf(LimitError, "more than %d bytes of values", r.o.MaxMemory))
+	}
+}
+
+// made counts a string of n bytes. Call it before a string is made that may be larger
+// than its parts.
+func (r *renderer) made(n int) {
+	if n > r.o.MaxOutput {
+		panic(errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput))
+	}
+	r.hold(n)
+	r.tick(1 + n/stringStep)
+}
+
+// listed counts a list of n items. Call it before the list is made.
+func (r *renderer) listed(n int) {
+	r.hold(boxSize + min(n, 1<<40)*valueSize)
+	r.tick(1 + n*itemSteps)
+}
+
+// scanned counts reading n bytes.
+func (r *renderer) scanned(n int) { r.tick(1 + n/scanStep) }
+
+// enter counts a level of a nested value, which may contain itself; leave goes back.
+func (r *renderer) enter() {
+	if r.nesting++; r.nesting > maxNesting {
+		panic(errorf(RecursionError, "maximum recursion depth exceeded"))
+	}
+	r.tick(1)
+}
+
+func (r *renderer) leave() { r.nesting-- }
+
+// fits checks the length of the buffer that a value is printed to.
+func (r *renderer) fits(n int) {
+	if n > r.longest {
+		panic(errorf(LimitError, "a value of more than %d bytes", r.o.MaxOutput))
+	}
+	r.tick(1)
+}
+
+// checkOutput checks the length of the output.
+func (r *renderer) checkOutput() {
+	if len(r.out) > r.o.MaxOutput {
+		panic(errorf(LimitError, "more than %d bytes of output", r.o.MaxOutput))
+	}
+}
+
+// cut takes the output from start on back.
+func (r *renderer) cut(start int) string {
+	n := len(r.out) - start
+	r.hold(n)
+	r.tick(n / stringStep)
+	text := string(r.out[start:])
+	r.out = r.out[:start]
+	return text
+}
+
+// put sets a key of a dictionary that the rendering made.
+func (r *renderer) put(d *Dict, key string, v Value) {
+	n := len(d.keys)
+	if d.Set(key, v); len(d.keys) > n {
+		r.hold(3 * valueSize)
+	}
+}
+
+// newFunc returns a function that the rendering makes.
+func (r *renderer) newFunc(name string, call func(r *renderer, a args) Value) Value {
+	r.hold(2 * boxSize)
+	return Value{kind: kindFunc, ref: &function{name: name, call: call}}
+}
+
+// newGenerator returns a generator of the items that f makes when they are used.
+func (r *renderer) newGenerator(f func() []Value) Value {
+	r.hold(2 * boxSize)
+	return Value{kind: kindGenerator, str: "generator", ref: &generator{f}}
+}

@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja
+
+import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// methods are the methods of one name, nil where a kind of value does not have it.
+type methods struct{ ofString, ofDict, ofList *builtin }
+
+//nolint:gochecknoglobals // a constant
+var noMethods = &methods{}
+
+// named returns the methods of a name.
+func (l *library) named(name string) *methods {
+	if m := l.methods[name]; m != nil {
+		return m
+	}
+	return noMethods
+}
+
+// of returns the method of v, nil if v does not have it.
+func (m *methods) of(v Value) *builtin {
+	switch v.kind {
+	case kindString, kindSafe:
+		return m.ofString
+	case kindDict:
+		return m.ofDict
+	case kindList, kindTuple, kindRange:
+		return m.ofList
+	}
+	return nil
+}
+
+// Methods that the sandbox forbids because they change a value, and methods that this
+// package does not have because no chat template uses them.
+const (
+	changesOfDict       = "update pop popitem setdefault clear"
+	changesOfList       = "append extend insert pop remove clear sort reverse"
+	unsupportedOfDict   = "fromkeys"
+	unsupportedOfString = "casefold center encode escape expandtabs format_map isascii isidentifier isprintable istitle ljust maketrans rindex rjust striptags swapcase translate unescape zfill"
+)
+
+//nolint:gochecknoglobals // a constant
+var forbidden = define("*", func(_ *renderer, v Value, _ args) Value {
+	panic(errorf(SecurityError, "a method that would change a %s", v.typeName()))
+})
+
+func allMethods() map[string]*methods {
+	all := map[string]*methods{}
+	named := func(name string) *methods {
+		if all[name] == nil {
+			all[name] = &methods{}
+		}
+		return all[name]
+	}
+	for name, b := range stringMethods() {
+		named(name).ofString = b
+	}
+	for name := range strings.FieldsSeq(changesOfDict) {
+		named(name).ofDict = forbidden
+	}
+	for name := range strings.FieldsSeq(changesOfList) {
+		named(name).ofList = forbidden
+	}
+	for name := range strings.FieldsSeq(unsupportedOfDict) {
+		named(name).ofDict = unsupported("the method", name)
+	}
+	for name := range strings.FieldsSeq(unsupportedOfString) {
+		named(name).ofString = unsupported("the method", name)
+	}
+	named("get").ofDict = define("_! _", func(r *renderer, v Value, a args) Value {
+		if x, ok := r.lookup(v.ref.(*Dict), a.values[0]); ok {
+			return x
+		}
+		return a.or(1, None())
+	})
+	named("keys").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_keys", v.ref.(*Dict).keys) })
+	named("values").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_values", v.ref.(*Dict).values) })
+	named("items").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_items", r.pairs(v.ref.(*Dict))) })
+	itself := define("", func(_ *renderer, v Value, _ args) Value { return v })
+	named("copy").ofDict, named("copy").ofList = itself, itself
+	named("count").ofList = define("_!", func(r *renderer, v Value, a args) Value {
+		n := 0
+		for _, it := range r.iterate(v) {
+			if r.tick(1); r.equal(it, a.values[0]) {
+				n++
+			}
+		}
+		return Int(int64(n))
+	})
+	named("index").ofList = define("_! _ _", func(r *renderer, v Value, a args) Value {
+		items := r.iterate(v)
+		from, to := a.bounds(len(items))
+		for i := from; i < to; i++ {
+			if r.tick(1); r.equal(items[i], a.values[0]) {
+				return Int(int64(i))
+			}
+		}
+		panic(errorf(ValueError, "value is not in list"))
+	})
+	return all
+}
+
+// view is the result of a dictionary's method.
+func (r *renderer) view(name string, items []Value) Value {
+	r.hold(boxSize)
+	return Value{kind: kindView, str: name, ref: &list{items: items}}
+}
+
+// pairs returns the keys and values of a dictionary as tuples.
+func (r *renderer) pairs(d *Dict) []Value {
+	r.listed(5 * d.Len())
+	items, pairs, boxes := make([]Value, d.Len()), make([]Value, 2*d.Len()), make([]list, d.Len())
+	for i := range items {
+		boxes[i].items = pairs[2*i : 2*i+2 : 2*i+2]
+		boxes[i].items[0], boxes[i].items[1] = d.keys[i], d.values[i]
+		items[i] = Value{kind: kindTuple, ref: &boxes[i]}
+	}
+	return items
+}
+
+// bounds reads the arguments 1 and 2 as the start and the end of a slice of n items.
+// The start may be behind the end and behind n.
+func (a args) bounds(n int) (from, to int) {
+	bound := func(i, byDefault int) int {
+		if _, ok := a.given(i); !ok {
+			return byDefault
+		}
+		x := a.integer(i, 0)
+		if x < 0 {
+			return max(x+n, 0)
+		}
+		return x
+	}
+	return bound(1, 0), min(bound(2, n), n)
+}
+
+func stringMethods() map[string]*builtin {
+	all := map[string]*builtin{
+		"split": define("sep maxsplit", splitLeft), "rsplit": define("sep maxsplit", splitRight), "splitlines": define("keepends", splitLines),
+		"replace": define("_! _! _", replaced), "format": define("*", formatted), "join": define("_!", joinTexts),
+		"partition": partitioning(strings.Index, false), "rpartition": partitioning(strings.LastIndex, true),
+		"find": finding(strings.Index, false), "rfind": finding(strings.LastIndex, false), "index": finding(strings.Index, true),
+		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
+		"count": define("_! _ _", func(r *renderer, v Value, a args) Value {
+			part, _, ok := r.part(v, a)
+			if !ok {
+				return Int(0)
+			}
+			return Int(int64(strings.Count(part, a.text(0))))
+		}),
+	}
+	for name, f := range map[string]func(string) string{"upper": upper, "lower": lower, "capitalize": capitalized, "title": titled} {
+		all[name] = define("", func(r *renderer, v Value, _ args) Value { return r.changed(v, f) })
+	}
+	for name, sides := range map[string][2]bool{"strip": {true, true}, "lstrip": {true, false}, "rstrip": {false, true}} {
+		all[name] = define("_", func(r *renderer, v Value, a args) Value { return r.stripped(v, a, sides[0], sides[1]) })
+	}
+	for name, cut := range map[string]func(s, affix string) string{"removeprefix": strings.TrimPrefix, "removesuffix": strings.TrimSuffix} {
+		all[name] = define("_!", func(_ *renderer, v Value, a args) Value { return v.withText(cut(v.str, a.text(0))) })
+	}
+	for name, is := range textTests() {
+		all[name] = define("", func(r *renderer, v Value, _ args) Value {
+			r.tick(1 + len(v.str)/8)
+			return Bool(is(v.str))
+		})
+	}
+	return all
+}
+
+// changed applies f to a string.
+func (r *renderer) changed(v Value, f func(string) string) Value {
+	r.tick(len(v.str) / 8)
+	s := f(v.str)
+	r.made(len(s))
+	return v.withText(s)
+}
+
+// stripped removes white space, or the characters in argument 0, on both sides.
+func (r *renderer) stripped(v Value, a args, left, right bool) Value {
+	is, set := isSpace, ""
+	if _, given := a.given(0); given {
+		set = a.text(0)
+		is = func(c rune) bool { return strings.ContainsRune(set, c) }
+	}
+	s := v.str
+	if left {
+		s = strings.TrimLeftFunc(s, is)
+	}
+	if right {
+		s = strings.TrimRightFunc(s, is)
+	}
+	r.tick((len(v.str) - len(s)) / 8 * (1 + len(set)/8))
+	return v.withText(s)
+}
+
+// part returns the text between the bounds in arguments 1 and 2, and the number of
+// characters before it; !ok if there is no such place.
+func (r *renderer) part(v Value, a args) (s string, skipped int, ok bool) {
+	r.tick(1 + len(v.str)/stringStep)
+	if a.values[1].kind == kindUnset {
+		return v.str, 0, true
+	}
+	from, to := a.bounds(utf8.RuneCountInString(v.str))
+	if from > to {
+		return "", 0, false
+	}
+	return substring(v.str, Int(int64(from)), Int(int64(to))), from, true
+}
+
+// affix is startswith and endswith: of a string, or of one of a tuple.
+func affix(has func(s, x string) bool) *builtin {
+	return define("_! _ _", func(r *renderer, v Value, a args) Value {
+		of := a.values[:1]
+		if of[0].kind == kindTuple {
+			of = of[0].Items()
+		}
+		s, ok := v.str, true
+		if a.values[1].kind != kindUnset {
+			s, _, ok = r.part(v, a)
+		}
+		for _, x := range of {
+			if !x.isString() {
+				panic(errorf(TypeError, "first argument must be str or a tuple of str, not %s", x.typeName()))
+			}
+			r.scanned(len(x.str))
+			if ok && has(s, x.str) {
+				return Bool(true)
+			}
+		}
+		return Bool(false)
+	})
+}
+
+func finding(index func(s, x string) int, mustFind bool) *builtin {
+	return define("_! _ _", func(r *renderer, v Value, a args) Value {
+		x := a.text(0)
+		s, skipped, ok := r.part(v, a)
+		i := index(s, x)
+		if i >= 0 && ok {
+			return Int(int64(skipped + utf8.RuneCountInString(s[:i])))
+		}
+		if mustFind {
+			panic(errorf(ValueError, "substring not found"))
+		}
+		return Int(-1)
+	})
+}
+
+func partitioning(index func(s, x string) int, fromRight bool) *builtin {
+	return define("_!", func(r *renderer, v Value, a args) Value {
+		sep := a.text(0)
+		if sep == "" {
+			panic(errorf(ValueError, "empty separator"))
+		}
+		r.listed(3)
+		r.scanned(len(v.str))
+		switch i := index(v.str, sep); {
+		case i >= 0:
+			return tuple(v.withText(v.str[:i]), v.withText(sep), v.withText(v.str[i+len(sep):]))
+		case fromRight:
+			return tuple(v.withText(""), v.withText(""), v)
+		}
+		return tuple(v, v.withText(""), v.withText(""))
+	})
+}
+
+func splitLeft(r *renderer, v Value, a args) Value  { return r.split(v, a, false) }
+func splitRight(r *renderer, v Value, a args) Value { return r.split(v, a, true) }
+
+// split cuts a string at a separator, or at runs of white space.
+func (r *renderer) split(v Value, a args, fromRight bool) Value {
+	r.scanned(4 * len(v.str))
+	limit := a.integer(1, -1)
+	var cut func(s string) (before, after string, found bool)
+	s := v.str
+	if _, given := a.given(0); given {
+		sep, index := a.text(0), strings.Index
+		if sep == "" {
+			panic(errorf(ValueError, "empty separator"))
+		}
+		if fromRight {
+			index = strings.LastIndex
+		}
+		cut = func(s string) (before, after string, found bool) {
+			if i := index(s, sep); i >= 0 {
+				return s[:i], s[i+len(sep):], true
+			}
+			return s, "", false
+		}
+	} else {
+		index, trim := strings.IndexFunc, strings.TrimLeftFunc
+		if fromRight {
+			index, trim = strings.LastIndexFunc, strings.TrimRightFunc
+		}
+		if s = trim(s, isSpace); s == "" {
+			return List()
+		}
+		cut = func(s string) (before, after string, found bool) {
+			i := index(s, isSpace)
+			if i < 0 {
+				return s, "", false
+			}
+			_, n := utf8.DecodeRuneInString(s[i:])
+			if before, after = s[:i], s[i+n:]; fromRight {
+				before = trim(before, isSpace)
+				return before, after, before != ""
+			}
+			after = trim(after, isSpace)
+			return before, after, after != ""
+		}
+	}
+	var parts []string
+	for found := true; found; limit-- {
+		var before, after string
+		if limit != 0 {
+			before, after, found = cut(s)
+		} else {
+			before, found = s, false
+		}
+		r.hold(valueSize)
+		switch {
+		case !fromRight:
+			parts, s = append(parts, before), after
+		case found || after != "":
+			parts, s = append(parts, after), before
+		default:
+			parts = append(parts, before)
+		}
+	}
+	if fromRight {
+		slices.Reverse(parts)
+	}
+	return r.texts(parts, v)
+}
+
+// texts returns parts as a list of strings of the same kind as like.
+func (r *renderer) texts(parts []string, like Value) Value {
+	r.listed(len(parts))
+	items := make([]Value, len(parts))
+	for i, p := range parts {
+		items[i] = like.withText(p)
+	}
+	return List(items...)
+}
+
+func splitLines(r *renderer, v Value, a args) Value {
+	return r.texts(r.lines(v.str, a.values[0].Truth()), v)
+}
+
+// lines cuts a string at line ends, which stay if keep is set.
+func (r *renderer) lines(s string, keep bool) (parts []string) {
+	r.tick(1 + len(s)/4)
+	for s != "" {
+		i := strings.IndexAny(s, "\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029")
+		if i < 0 {
+			i = len(s)
+		}
+		_, n := utf8.DecodeRuneInString(s[i:])
+		if strings.HasPrefix(s[i:], "\r\n") {
+			n = 2
+		}
+		end := i
+		if keep {
+			end += n
+		}
+		r.hold(valueSize)
+		r.tick(itemSteps)
+		parts, s = append(parts, s[:end]), s[i+n:]
+	}
+	return parts
+}
+
+// replaced is str.replace. A safe string escapes what it puts in.
+func replaced(r *renderer, v Value, a args) Value {
+	old, replacement := a.text(0), a.text(1)
+	if v.kind == kindSafe {
+		replacement = r.safe(a.values[1]).str
+	}
+	n := -1
+	if _, given := a.given(2); given {
+		n = a.integer(2, -1)
+	}
+	times := strings.Count(v.str, old)
+	if n >= 0 {
+		times = min(times, n)
+	}
+	r.made(len(v.str) + times*len(replacement))
+	return v.withText(strings.Replace(v.str, old, replacement, n))
+}
+
+// joinTexts is str.join. A safe string escapes what it joins.
+func joinTexts(r *renderer, v Value, a args) Value {
+	items := r.iterate(a.values[0])
+	r.listed(len(items))
+	size, parts := 0, make([]string, len(items))
+	for i, it := range items {
+		if v.kind == kindSafe {
+			it = r.safe(it)
+		} else if !it.isString() {
+			panic(errorf(TypeError, "sequence item %d: expected str instance, %s found", i, it.typeName()))
+		}
+		parts[i] = it.str
+		size += len(it.str) + len(v.str)
+	}
+	r.made(size)
+	return v.withText(strings.Join(parts, v.str))
+}

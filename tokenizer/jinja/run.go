@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package jinja
+
+import "slices"
+
+// jump says how the statements of a loop's body ended.
+type jump uint8
+
+const (
+	onward jump = iota
+	jumpContinue
+	jumpBreak
+)
+
+// run runs statements.
+func (r *renderer) run(body []*node) jump {
+	for _, n := range body {
+		r.tick(1)
+		if j := r.statement(n); j != onward {
+			return j
+		}
+	}
+	return onward
+}
+
+func (r *renderer) statement(n *node) jump {
+	switch n.op {
+	case opData:
+		r.out = append(r.out, n.text...)
+		r.scanned(len(n.text))
+		r.checkOutput()
+	case opOutput:
+		r.output(n)
+	case opScope:
+		return r.within(n.scope, n.body)
+	case opIf:
+		if r.eval(n.kids[0]).Truth() {
+			return r.run(n.body)
+		}
+		return r.run(n.other)
+	case opFor:
+		return r.loop(n)
+	case opSet:
+		v := r.eval(n.kids[1])
+		r.line = n.line
+		r.assign(n.kids[0], v)
+	case opSetBlock:
+		v := r.captured(n)
+		if n.kids[1] != nil {
+			v = r.filtered(n.kids[1], v)
+		}
+		r.line = n.line
+		r.assign(n.kids[0], v)
+	case opMacro:
+		r.frame.slots[n.slot] = r.newMacro(n.macro)
+	case opCallBlock:
+		r.callBlock(n)
+	case opWith:
+		return r.with(n)
+	case opFilterBlock:
+		v := r.filtered(n.kids[0], r.captured(n))
+		r.line = n.line
+		r.write(v)
+	case opBreak:
+		return jumpBreak
+	case opContinue:
+		return jumpContinue
+	}
+	return onward
+}
+
+// output writes an expression. The strings of a sum are written as they come.
+func (r *renderer) output(n *node) {
+	var v Value
+	if n.kids[0].op == opSum {
+		start := len(r.out)
+		if v = r.sum(n.kids[0], start); v.kind == kindUnset {
+			return
+		}
+	} else {
+		v = r.eval(n.kids[0])
+	}
+	r.line = n.line
+	r.write(v)
+}
+
+// sum writes a sum of strings and returns an unset value, or returns the sum and
+// writes nothing.
+func (r *renderer) sum(n *node, start int) Value {
+	v := Value{kind: kindUnset}
+	for i, k := range n.kids {
+		right := r.eval(k)
+		r.line = n.line
+		switch {
+		case v.kind != kindUnset:
+			v = r.add(v, right)
+		case right.kind == kindString:
+			r.write(right)
+		case i == 0:
+			r.defined(right)
+			v = right
+		default:
+			v = r.add(String(r.cut(start)), right)
+		}
+	}
+	return v
+}
+
+// write writes Python's str of a value.
+func (r *renderer) write(v Value) {
+	r.out = r.appendStr(r.out, v)
+	r.checkOutput()
+}
+
+// within runs a body in a scope of its own.
+func (r *renderer) within(s *scope, body []*node) jump {
+	outer := r.frame
+	r.frame = r.newFrame(s, outer)
+	j := r.run(body)
+	r.drop(r.frame)
+	r.frame = outer
+	return j
+}
+
+// captured returns the text of a body in a scope of its own.
+func (r *renderer) captured(n *node) Value {
+	start := len(r.out)
+	r.within(n.scope, n.body)
+	return String(r.cut(start))
+}
+
+// filtered applies a chain of filters to the text of a block.
+func (r *renderer) filtered(chain *node, v Value) Value {
+	outer := r.input
+	r.input = v
+	v = r.eval(chain)
+	r.input = outer
+	return v
+}
+
+// assign sets the variables of a target.
+func (r *renderer) assign(target *node, v Value) {
+	switch target.op {
+	case opTuple:
+		items := r.iterate(v)
+		switch n := len(target.kids); {
+		case len(items) > n:
+			panic(errorf(ValueError, "too many values to unpack (expected %d)", n))
+		case len(items) < n:
+			panic(errorf(ValueError, "not enough values to unpack (expected %d, got %d)", n, len(items)))
+		}
+		for i, t := range target.kids {
+			r.assign(t, items[i])
+		}
+	case opAttr:
+		of := r.eval(target.kids[0])
+		if of.kind != kindNamespace {
+			panic(errorf(RuntimeError, "cannot assign attribute on non-namespace object"))
+		}
+		r.put(of.ref.(*Dict), target.text, v)
+	default:
+		r.frame.slots[target.slot] = v
+	}
+}
+
+func (r *renderer) with(n *node) jump {
+	outer := r.frame
+	inner := r.newFrame(n.scope, outer)
+	for i := 0; i < len(n.kids); i += 2 {
+		v := r.eval(n.kids[i+1])
+		r.frame = inner
+		r.assign(n.kids[i], v)
+		r.frame = outer
+	}
+	r.frame = inner
+	j := r.run(n.body)
+	r.drop(inner)
+	r.frame = outer
+	return j
+}
+
+// loop runs a for statement. As in Jinja2, the else follows unless the body ended at
+// least once without break or continue.
+func (r *renderer) loop(n *node) jump {
+	v := r.eval(n.kids[1])
+	r.line = n.line
+	l := &loop{}
+	if s, ok := v.ref.(*span); ok && n.kids[2] == nil {
+		l.span, l.count = s, s.count
+	} else {
+		l.items = r.iterate(v)
+		l.count = len(l.items)
+	}
+	r.hold(2 * boxSize)
+	target, test, outer := n.kids[0], n.kids[2], r.frame
+	inner := r.newFrame(n.scope, outer)
+	next := func(item Value) {
+		r.tick(1)
+		if inner.kept {
+			inner = r.newFrame(n.scope, outer) // a macro may read the one before
+		} else {
+			inner.reset()
+		}
+		r.frame = inner
+		r.line = n.line
+		r.assign(target, item)
+	}
+	if test != nil {
+		l.items = slices.DeleteFunc(slices.Clone(l.items), func(item Value) bool {
+			r.hold(2 * valueSize)
+			next(item)
+			return !r.eval(test).Truth()
+		})
+		l.count = len(l.items)
+	}
+	ended := false
+	for i := range l.count {
+		next(l.item(i))
+		l.at = i
+		inner.slots[n.slot] = Value{kind: kindLoop, ref: l}
+		j := r.run(n.body)
+		if j == jumpBreak {
+			break
+		}
+		ended = ended || j == onward
+	}
+	r.drop(inner)
+	r.frame = outer
+	if !ended {
+		return r.within(n.others, n.other)
+	}
+	return onward
+}
+
+// newMacro returns a macro as a value that reads the variables around it.
+func (r *renderer) newMacro(m *macro) Value {
+	around := r.frame
+	around.keep()
+	v := r.newFunc(m.name, func(r *renderer, a args) Value { return r.callMacro(m, around, a) })
+	v.ref.(*function).macro = m
+	return v
+}
+
+func (r *renderer) callMacro(m *macro, around *frame, a args) Value {
+	if r.calls++; r.calls > maxCalls {
+		panic(errorf(RecursionError, "maximum recursion depth exceeded"))
+	}
+	r.tick(len(a.values) * (1 + len(m.names)/8))
+	outer := r.frame
+	inner := r.newFrame(m.scope, around)
+	r.frame = inner
+	r.bindMacro(m, inner, a)
+	start := len(r.out)
+	r.run(m.body)
+	r.drop(inner)
+	r.frame = outer
+	r.calls--
+	return String(r.cut(start))
+}
+
+// bindMacro sets the parameters of a macro.
+func (r *renderer) bindMacro(m *macro, f *frame, a args) {
+	given := a.positional()
+	more := given[min(len(given), len(m.params)):]
+	if len(more) > 0 && !m.readsVarargs {
+		panic(errorf(TypeError, "macro '%s' takes not more than %d argument(s)", m.name, len(m.params)))
+	}
+	if m.readsVarargs {
+		r.listed(len(more))
+		f.slots[m.varargs] = tuple(slices.Clone(more)...)
+	}
+	if m.readsCaller {
+		f.slots[m.caller] = undefined("No caller defined")
+	}
+	if m.readsKwargs {
+		r.hold(2 * boxSize)
+		f.slots[m.kwargs] = FromDict(&Dict{})
+	}
+	for i := range min(len(given), len(m.params)) {
+		f.slots[m.params[i]] = given[i]
+	}
+	for k, name := range a.names {
+		v := a.values[len(given)+k]
+		switch i := slices.Index(m.names, name); {
+		case i >= 0 && i < len(given):
+			panic(errorf(TypeError, "macro '%s' got multiple values for argument '%s'", m.name, name))
+		case i >= 0:
+			f.slots[m.params[i]] = v
+		case name == "caller" && m.readsCaller:
+			f.slots[m.caller] = v
+		case name == "caller":
+			panic(errorf(TypeError, "macro '%s' was invoked with two values for the special caller argument", m.name))
+		case m.readsKwargs:
+			r.put(f.slots[m.kwargs].ref.(*Dict), name, v)
+		default:
+			panic(errorf(TypeError, "macro '%s' takes no keyword argument '%s'", m.name, name))
+		}
+	}
+	for i, slot := range m.params {
+		switch {
+		case f.slots[slot].kind != kindUnset:
+		case m.defaults[i] != nil:
+			f.slots[slot] = r.eval(m.defaults[i])
+		default:
+			f.slots[slot] = undefined("parameter '" + m.names[i] + "' was not provided")
+		}
+	}
+}
+
+// callBlock calls a macro with the block as its caller, and writes the result.
+func (r *renderer) callBlock(n *node) {
+	call := n.kids[0]
+	f := r.eval(call.kids[0])
+	start := len(r.stack)
+	a := r.arguments(call)
+	r.stack = append(r.stack, r.newMacro(n.macro))
+	v := r.call(f, args{r.stack[start:], append(slices.Clone(a.names), "caller")})
+	r.stack = r.stack[:start]
+	r.line = n.line
+	r.write(v)
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package jinja renders chat templates as Jinja2 renders them for the engines.
+//
+// It has the part of Jinja2 that chat templates use, with Python's values: they print,
+// compare, add and fail as in Python. What it lacks is an error of the kind
+// [Unsupported], when the template is parsed or when the feature is reached. A template
+// can reach nothing but its variables. Steps, depth, memory and output are limited.
+//
+// The environment is that of the reference: an immutable sandbox, trim_blocks and
+// lstrip_blocks, loop controls, and the block "generation", which only renders its
+// body. Templates cannot include or extend others.
+//
+// The package is pure. A [Template] and the values given to it are only read, so
+// any number of goroutines may render it at once.
+package jinja
+
+import "sync"
+
+// Template is a parsed template. It is immutable; any number of goroutines may
+// use it at once.
+type Template struct {
+	name    string
+	body    []*node
+	scope   *scope
+	names   []string        // by their numbers
+	reads   map[string]bool // names of variables
+	library *library
+}
+
+// library is all that a template can use by name.
+type library struct {
+	filters, tests map[string]*builtin
+	methods        map[string]*methods
+	globals        map[string]Value
+}
+
+//nolint:gochecknoglobals // a table
+var theLibrary = sync.OnceValue(func() *library {
+	return &library{filters: filters(), tests: tests(), methods: allMethods(), globals: globals()}
+})
+
+// Parse parses a template. name is for its errors, which are of type [*Error]
+// and kind [SyntaxError], [LimitError] or [Unsupported].
+func Parse(name, text string) (t *Template, err error) {
+	l := &lexer{}
+	defer catch(&err, name, &l.line)
+	l.lex(text)
+	p := &parser{tokens: l.tokens, ids: map[string]int{}, t: &Template{name: name, reads: map[string]bool{}, library: theLibrary()}}
+	p.parse()
+	return p.t, nil
+}
+
+// Uses reports whether the template reads a variable of that name anywhere.
+func (t *Template) Uses(name string) bool { return t.reads[name] }
