@@ -10,42 +10,33 @@ import (
 
 // Flags of an undefined value, in num. The text of its error is made when it is needed.
 const (
-	isUnsafe  = 1 << 0 // the sandbox hides the attribute
-	isMissing = 1 << 1 // str is an attribute; num>>kindShift is the kind of the value without it
-	kindShift = 8
+	isUnsafe    = 1 << 0 // the sandbox hides the attribute
+	isAttribute = 1 << 1 // str is the name of an attribute that is missing
+	isVariable  = 1 << 2 // str is the name of a variable that is missing
 )
 
-// missing returns the undefined value for a name that v does not have.
-func missing(v Value, name string) Value {
-	u := Value{num: isMissing | uint64(v.kind)<<kindShift, str: name}
+// missing returns the undefined value for an attribute that a value does not have.
+func missing(name string) Value {
 	if strings.HasPrefix(name, "__") {
-		u.num |= isUnsafe
+		return Value{num: isAttribute | isUnsafe, str: name}
 	}
-	return u
-}
-
-// hidden returns the undefined value for an attribute that the sandbox hides.
-func hidden(v Value, name string) Value {
-	u := missing(v, name)
-	u.num |= isUnsafe
-	return u
+	return Value{num: isAttribute, str: name}
 }
 
 // defined panics if one of the values is undefined.
 func (r *renderer) defined(values ...Value) {
 	for _, v := range values {
-		if v.kind != kindUndefined {
-			continue
+		switch {
+		case v.kind != kindUndefined:
+		case v.num&isUnsafe != 0:
+			panic(errorf(SecurityError, "access to attribute '%s' is unsafe", v.str))
+		case v.num&isAttribute != 0:
+			panic(errorf(UndefinedError, "there is no attribute '%s'", v.str))
+		case v.num&isVariable != 0:
+			panic(errorf(UndefinedError, "'%s' is undefined", v.str))
+		default:
+			panic(errorf(UndefinedError, "%s", v.str))
 		}
-		k, message := UndefinedError, v.str
-		if v.num&isMissing != 0 {
-			of := Value{kind: kind(v.num >> kindShift)}
-			message = "'" + of.typeName() + " object' has no attribute '" + v.str + "'"
-		}
-		if v.num&isUnsafe != 0 {
-			k = SecurityError
-		}
-		panic(errorf(k, "%s", message))
 	}
 }
 
@@ -61,7 +52,7 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 	case kindNamespace:
 		if x, ok := v.ref.(*Dict).Get(name); ok {
 			if strings.HasPrefix(name, "_") {
-				return hidden(v, name)
+				return Value{num: isAttribute | isUnsafe, str: name}
 			}
 			return x
 		}
@@ -71,7 +62,7 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 	switch b := m.of(v); b {
 	case nil:
 	case forbidden:
-		return hidden(v, name)
+		return Value{num: isAttribute | isUnsafe, str: name}
 	default:
 		return r.newFunc(name, func(r *renderer, a args) Value { return r.invoke(b, v, a) })
 	}
@@ -80,7 +71,7 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 			return x
 		}
 	}
-	return missing(v, name)
+	return missing(name)
 }
 
 // item is v[k]: an item, else an attribute.
@@ -281,10 +272,6 @@ func (r *renderer) loopAttr(l *loop, name string) (Value, bool) {
 		return number(n - l.at - 1)
 	case "length":
 		return number(n)
-	case "depth":
-		return number(1) // deeper are only recursive loops
-	case "depth0":
-		return number(0)
 	case "first":
 		return Bool(l.at == 0), true
 	case "last":
@@ -299,20 +286,8 @@ func (r *renderer) loopAttr(l *loop, name string) (Value, bool) {
 			return l.item(l.at + 1), true
 		}
 		return undefined("there is no next item"), true
-	case "cycle":
-		return r.newFunc(name, func(_ *renderer, a args) Value {
-			if len(a.values) == 0 {
-				panic(errorf(TypeError, "no items for cycling given"))
-			}
-			return a.values[l.at%len(a.values)]
-		}), true
-	case "changed":
-		return r.newFunc(name, func(r *renderer, a args) Value {
-			same := l.changed != nil && r.equal(tuple(l.changed...), tuple(a.values...))
-			r.listed(len(a.values))
-			l.changed = append([]Value{}, a.values...)
-			return Bool(!same)
-		}), true
+	case "changed", "cycle", "depth", "depth0":
+		panic(errorf(Unsupported, "loop.%s", name))
 	}
 	return Value{}, false
 }

@@ -155,36 +155,24 @@ func (r *renderer) integers(op string, a, b Value) Value {
 		}
 	}
 	x, y, z := a.toBig(), b.toBig(), new(big.Int)
-	bits := x.BitLen() + y.BitLen()
-	if op == "**" {
-		bits = x.BitLen() * int(min(uint64(y.BitLen()), 1<<17))
-		if y.IsInt64() && x.BitLen() > 1 {
-			bits = x.BitLen() * int(min(max(y.Int64(), 0), maxBits+1))
-		}
-	}
-	if bits > maxBits {
+	tooLarge := op == "**" && y.Sign() > 0 && x.BitLen() > 1 && (!y.IsInt64() || y.Int64() > int64(maxBits/x.BitLen()))
+	if tooLarge || x.BitLen()+y.BitLen() > maxBits {
 		panic(errorf(LimitError, "an integer of more than %d bits", maxBits))
 	}
-	r.made(bits / 4)
+	r.made(maxBits / 8)
 	switch op {
 	case "+":
-		z.Add(x, y)
+		return bigInt(z.Add(x, y))
 	case "-":
-		z.Sub(x, y)
+		return bigInt(z.Sub(x, y))
 	case "*":
-		z.Mul(x, y)
+		return bigInt(z.Mul(x, y))
 	case "**":
 		if y.Sign() < 0 {
 			return floats(op, toFloat(a), toFloat(b))
 		}
-		z.Exp(x, y, nil)
-	default:
-		return r.divided(op, x, y)
+		return bigInt(z.Exp(x, y, nil))
 	}
-	return bigInt(z)
-}
-
-func (r *renderer) divided(op string, x, y *big.Int) Value {
 	if y.Sign() == 0 {
 		panic(errorf(ZeroDivision, "division by zero"))
 	}
@@ -195,8 +183,8 @@ func (r *renderer) divided(op string, x, y *big.Int) Value {
 		}
 		return Float(f)
 	}
-	z, m := new(big.Int).QuoRem(x, y, new(big.Int))
-	if m.Sign() != 0 && m.Sign() != y.Sign() { // rounded towards zero; Python rounds down
+	m := new(big.Int)
+	if z.DivMod(x, y, m); m.Sign() > 0 && y.Sign() < 0 { // of DivMod the remainder is never negative
 		z.Sub(z, big.NewInt(1))
 		m.Add(m, y)
 	}

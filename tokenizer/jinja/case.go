@@ -48,40 +48,29 @@ func titleCase(c string) string {
 
 // titled is str.title: the first of each run of letters becomes a capital.
 func titled(s string) string {
-	var b strings.Builder
-	for s != "" {
-		n := strings.IndexFunc(s, isCased)
-		if n < 0 {
-			n = len(s)
-		}
-		b.WriteString(s[:n])
-		s = s[n:]
-		if n = strings.IndexFunc(s, func(c rune) bool { return !isCased(c) }); n < 0 {
-			n = len(s)
-		}
-		b.WriteString(capitalized(s[:n]))
-		s = s[n:]
-	}
-	return b.String()
+	return words(s, func(c rune) bool { return !isCased(c) }, capitalized)
 }
 
 // titleWords is the filter title: a capital behind white space and each of - ( { [ <.
 func titleWords(s string) string {
+	ends := func(c rune) bool { return isSpace(c) || strings.ContainsRune("-({[<", c) }
+	return words(s, ends, func(word string) string {
+		_, n := utf8.DecodeRuneInString(word)
+		return upper(word[:n]) + lower(word[n:])
+	})
+}
+
+// words changes the words between the characters that end one.
+func words(s string, ends func(rune) bool, change func(string) string) string {
 	var b strings.Builder
 	start := 0
-	word := func(end int) {
-		_, n := utf8.DecodeRuneInString(s[start:end])
-		b.WriteString(upper(s[start : start+n]))
-		b.WriteString(lower(s[start+n : end]))
-	}
-	for i, c := range s {
-		if isSpace(c) || strings.ContainsRune("-({[<", c) {
-			word(i)
-			b.WriteRune(c)
+	for i, c := range s + " " {
+		if ends(c) {
+			b.WriteString(change(s[start:i]))
+			b.WriteString(s[i:min(i+utf8.RuneLen(c), len(s))])
 			start = i + utf8.RuneLen(c)
 		}
 	}
-	word(len(s))
 	return b.String()
 }
 

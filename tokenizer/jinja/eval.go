@@ -187,33 +187,9 @@ func (r *renderer) evalBuiltin(n *node) Value {
 func (r *renderer) arguments(n *node) args {
 	r.tick(1)
 	start := len(r.stack)
-	positional := len(n.args) - len(n.names)
-	for _, k := range n.args[:positional] {
+	for _, k := range n.args {
 		v := r.eval(k)
 		r.stack = append(r.stack, v)
 	}
-	if n.spread[0] != nil {
-		items := r.iterate(r.eval(n.spread[0]))
-		r.listed(len(items))
-		r.stack = append(r.stack, items...)
-	}
-	for _, k := range n.args[positional:] {
-		v := r.eval(k)
-		r.stack = append(r.stack, v)
-	}
-	names := n.names
-	if n.spread[1] != nil {
-		v := r.eval(n.spread[1])
-		d := v.Dict()
-		if d == nil {
-			panic(errorf(TypeError, "argument after ** must be a mapping, not %s", v.typeName()))
-		}
-		r.listed(2 * d.Len())
-		names = append([]string(nil), names...)
-		for i, k := range d.keys {
-			names = append(names, r.text(k))
-			r.stack = append(r.stack, d.values[i])
-		}
-	}
-	return args{r.stack[start:], names}
+	return args{r.stack[start:], n.names}
 }

@@ -82,7 +82,7 @@ func (p *parser) not() *node {
 }
 
 func (p *parser) comparison() *node {
-	n := &node{op: opCompare, kids: []*node{p.sum()}, line: p.line()}
+	n := &node{op: opCompare, kids: []*node{p.binary(0)}, line: p.line()}
 	for {
 		next := p.tokens[min(p.at+1, len(p.tokens)-1)]
 		switch {
@@ -96,52 +96,37 @@ func (p *parser) comparison() *node {
 		default:
 			return n
 		}
-		n.kids = append(n.kids, p.sum())
+		n.kids = append(n.kids, p.binary(0))
 	}
 }
 
-// sum joins the operands of + in one node: the strings of a long one are written
-// without being added two by two.
-func (p *parser) sum() *node {
-	n := p.concat()
-	for p.isOp("+", "-") {
+// levels are the binary operators, from low to high precedence.
+//
+//nolint:gochecknoglobals // a table
+var levels = [][]string{{"+", "-"}, {"~"}, {"*", "/", "//", "%"}, {"**"}}
+
+// binary parses chains of the operators of a level. The operands of + and ~ are joined
+// in one node: a long text is written without being added two by two.
+func (p *parser) binary(level int) *node {
+	if level == len(levels) {
+		return p.unary(true)
+	}
+	n := p.binary(level + 1)
+	for p.isOp(levels[level]...) {
 		t := p.next()
-		switch right := p.concat(); {
-		case t.text == "-":
-			n = &node{op: opArith, text: t.text, kids: []*node{n, right}, line: t.line}
-		case n.op == opSum:
-			n.kids = append(n.kids, right)
-		default:
-			n = &node{op: opSum, kids: []*node{n, right}, line: t.line}
+		op := opArith
+		switch t.text {
+		case "+":
+			op = opSum
+		case "~":
+			op = opConcat
 		}
-	}
-	return n
-}
-
-func (p *parser) concat() *node {
-	n := p.product()
-	if !p.isOp("~") {
-		return n
-	}
-	n = &node{op: opConcat, kids: []*node{n}, line: p.line()}
-	for p.skipOp("~") {
-		n.kids = append(n.kids, p.product())
-	}
-	return n
-}
-
-func (p *parser) product() *node { return p.binary(p.power, "*", "/", "//", "%") }
-
-func (p *parser) power() *node {
-	return p.binary(func() *node { return p.unary(true) }, "**")
-}
-
-// binary parses a chain of operators of one precedence.
-func (p *parser) binary(operand func() *node, ops ...string) *node {
-	n := operand()
-	for p.isOp(ops...) {
-		t := p.next()
-		n = &node{op: opArith, text: t.text, kids: []*node{n, operand()}, line: t.line}
+		right := p.binary(level + 1)
+		if op != opArith && n.op == op {
+			n.kids = append(n.kids, right)
+		} else {
+			n = &node{op: op, text: t.text, kids: []*node{n, right}, line: t.line}
+		}
 	}
 	return n
 }
@@ -265,15 +250,13 @@ func (p *parser) subscript(of *node, line int) *node {
 	return n
 }
 
-// arguments parses "(a, b=c, *d, **e)" into n.
+// arguments parses "(a, b=c)" into n.
 func (p *parser) arguments(n *node) *node {
 	p.wantOp("(")
 	p.list(")", func() {
 		switch {
-		case p.skipOp("**"):
-			n.spread[1] = p.expression()
-		case p.skipOp("*"):
-			n.spread[0] = p.expression()
+		case p.isOp("*", "**"):
+			panic(p.fail(Unsupported, "%s before an argument", p.peek().text))
 		case p.isAssignment():
 			n.names = append(n.names, p.next().text)
 			p.at++

@@ -15,16 +15,16 @@ import (
 // template uses them.
 //
 //nolint:gochecknoglobals // a table
-var unsupportedFilters = strings.Fields("batch center filesizeformat forceescape groupby pprint random slice striptags truncate urlencode urlize wordcount wordwrap xmlattr")
+var unsupportedFilters = strings.Fields("attr batch center filesizeformat forceescape groupby max min pprint random slice striptags sum truncate urlencode urlize wordcount wordwrap xmlattr")
 
 func filters() map[string]*builtin {
 	all := map[string]*builtin{
 		"length": define("", lengthOf), "list": define("", toList), "default": define("default_value boolean", defaultOf),
-		"first": define("", firstOf), "last": define("", lastOf), "items": define("", itemsOf), "attr": define("name!", attrOf),
+		"first": define("", firstOf), "last": define("", lastOf), "items": define("", itemsOf),
 		"map": lazily("*", true, mapped), "unique": lazily("case_sensitive attribute", false, unique), "reverse": define("", reversed),
 		"select": selecting(false, true), "reject": selecting(false, false), "selectattr": selecting(true, true), "rejectattr": selecting(true, false),
 		"sort": define("reverse case_sensitive attribute", sorted), "dictsort": define("case_sensitive by reverse", dictSorted),
-		"min": extreme(-1), "max": extreme(1), "sum": define("attribute start", sumOf), "join": define("d attribute", joined),
+		"join":   define("d attribute", joined),
 		"tojson": define("ensure_ascii indent separators sort_keys", toJSON), "indent": define("width first blank", indented),
 		"abs": define("", absolute), "round": define("precision method", rounded), "int": define("default base", toInt), "float": define("default", toFloatOf),
 		"upper": ofText(upper), "lower": ofText(lower), "capitalize": ofText(capitalized), "title": ofText(titleWords), "format": define("*", formatOf),
@@ -133,14 +133,6 @@ func itemsOf(r *renderer, v Value, _ args) Value {
 	})
 }
 
-func attrOf(r *renderer, v Value, a args) Value {
-	name := a.text(0)
-	if v.kind == kindDict && r.t.library.named(name).ofDict == nil {
-		return missing(v, name)
-	}
-	return r.attr(v, name, r.t.library.named(name))
-}
-
 // key returns what the attribute of a filter names in an item: a key, an index, or
 // several with dots between them.
 func (r *renderer) key(v, attribute Value) Value {
@@ -225,33 +217,6 @@ func (r *renderer) inOrder(all []keyed, reverse bool) Value {
 		out[i] = x.item
 	}
 	return List(out...)
-}
-
-func extreme(sign int) *builtin {
-	return define("case_sensitive attribute", func(r *renderer, v Value, a args) Value {
-		all := r.keys(r.iterate(v), a.values[1], a.values[0], false)
-		if len(all) == 0 {
-			return undefined("No aggregated item, sequence was empty.")
-		}
-		best := all[0]
-		for _, x := range all[1:] {
-			if r.compare(x.key, best.key)*sign > 0 {
-				best = x
-			}
-		}
-		return best.item
-	})
-}
-
-func sumOf(r *renderer, v Value, a args) Value {
-	total := a.or(1, Int(0))
-	if total.isString() {
-		panic(errorf(TypeError, "sum() can't sum strings [use ''.join(seq) instead]"))
-	}
-	for _, it := range r.iterate(v) {
-		total = r.add(total, r.key(it, a.values[0]))
-	}
-	return total
 }
 
 func unique(r *renderer, items []Value, a args) (out []Value) {
@@ -463,26 +428,20 @@ func (r *renderer) numeral(s string) string {
 }
 
 func rounded(_ *renderer, v Value, a args) Value {
-	if a.values[0].IsNone() {
-		panic(errorf(Unsupported, "round to None"))
+	_, given := a.given(0)
+	n := 0
+	if given {
+		n = a.integer(0, 0)
 	}
-	n, method := a.integer(0, 0), a.or(1, String("common"))
-	scale := math.Pow(10, float64(n))
-	switch {
-	case !slices.Contains([]string{"common", "ceil", "floor"}, method.str):
+	switch method := a.or(1, String("common")); {
+	case method.str != "common" && method.str != "ceil" && method.str != "floor":
 		panic(errorf(FilterError, "method must be common, ceil or floor"))
 	case !v.isNumber():
 		panic(errorf(TypeError, "type %s doesn't define __round__ method", v.typeName()))
-	case n < 0 || n > 300:
-		panic(errorf(Unsupported, "round to %d digits", n))
-	case method.str == "ceil":
-		return Float(math.Ceil(toFloat(v)*scale) / scale)
-	case method.str == "floor":
-		return Float(math.Floor(toFloat(v)*scale) / scale)
+	case method.str != "common" || n < 0 || n > 300 || a.values[0].IsNone():
+		panic(errorf(Unsupported, "this rounding"))
 	case v.kind != kindFloat:
 		return bigInt(v.toBig())
-	case math.IsInf(v.float(), 0) || math.IsNaN(v.float()):
-		return v
 	}
 	f, _ := strconv.ParseFloat(strconv.FormatFloat(v.float(), 'f', n, 64), 64) // correctly rounded
 	return Float(f)

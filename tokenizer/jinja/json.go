@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -164,55 +165,25 @@ func (p *jsonReader) object(depth int) Value {
 	return FromDict(d)
 }
 
-// digits skips digits and returns how many there are.
-func (p *jsonReader) digits() int {
-	start := p.i
-	for p.i < len(p.s) && '0' <= p.s[p.i] && p.s[p.i] <= '9' {
-		p.i++
-	}
-	return p.i - start
-}
+//nolint:gochecknoglobals // a table
+var jsonNumber = regexp.MustCompile(`^-?(0|[1-9]\d*)((\.\d+)?([eE][-+]?\d+)?)`)
 
 // number reads a number. What follows it and does not belong to it, such as the dot
 // of "1.", is left.
 func (p *jsonReader) number() Value {
-	start := p.i
-	if strings.HasPrefix(p.s[p.i:], "-") {
-		p.i++
-	}
-	zero := strings.HasPrefix(p.s[p.i:], "0")
-	if n := p.digits(); n == 0 || zero && n > 1 {
-		if p.i = start; start == len(p.s) {
-			panic(jsonError("unexpected end"))
-		}
+	m := jsonNumber.FindStringSubmatch(p.s[p.i:])
+	if m == nil || strings.Trim(p.s[p.i+len(m[0]):min(p.i+len(m[0])+1, len(p.s))], "0123456789") == "" && p.i+len(m[0]) < len(p.s) {
 		panic(jsonError("want a value"))
 	}
-	whole := p.i
-	if strings.HasPrefix(p.s[p.i:], ".") {
-		if p.i++; p.digits() == 0 {
-			p.i = whole
-		}
-	}
-	if end := p.i; p.i < len(p.s) && p.s[p.i]|0x20 == 'e' {
-		if p.i++; p.i < len(p.s) && (p.s[p.i] == '+' || p.s[p.i] == '-') {
-			p.i++
-		}
-		if p.digits() == 0 {
-			p.i = end
-		}
-	}
-	text := p.s[start:p.i]
-	if p.i > whole {
-		f, _ := strconv.ParseFloat(text, 64) // out of range is infinite, as in Python
+	p.i += len(m[0])
+	if m[2] != "" {
+		f, _ := strconv.ParseFloat(m[0], 64) // out of range is infinite, as in Python
 		return Float(f)
 	}
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return Int(n)
-	}
-	if len(text) > 4300 { // Python's own limit
+	if len(m[0]) > 4300 { // Python's own limit
 		panic(jsonError("integer of more than 4300 digits"))
 	}
-	n, _ := new(big.Int).SetString(text, 10) // digits only
+	n, _ := new(big.Int).SetString(m[0], 10) // digits only
 	return bigInt(n)
 }
 

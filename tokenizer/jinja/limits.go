@@ -3,7 +3,6 @@
 package jinja
 
 import (
-	"slices"
 	"sync"
 	"time"
 )
@@ -39,9 +38,7 @@ const (
 	valueSize = 48 // bytes of a Value
 	boxSize   = 64 // bytes of a list, dictionary or function without its items
 
-	// What a renderer keeps for its next rendering.
-	keptBytes  = 1 << 20
-	keptFrames = 64
+	keptBytes = 1 << 20 // largest memory that a renderer keeps for its next rendering
 )
 
 // renderer is the state of one rendering. Its methods panic with an *Error.
@@ -50,17 +47,15 @@ type renderer struct {
 	vars    *Dict
 	o       Options
 	out     []byte
-	line    int      // of the node that is evaluated, for errors
-	frame   *frame   // variables of the innermost scope
-	globals []Value  // variables of the template's caller, by the name's number, once read
-	free    []*frame // frames to be used again
-	stack   []Value  // arguments of the calls that are running
-	input   Value    // of a filter without an operand: the text of a block
-	steps   int      // that are left
-	memory  int      // bytes that are left
-	calls   int      // nested calls of macros
-	nesting int      // of the value that is printed or compared
-	longest int      // maximum length of the buffer that a value is printed to
+	line    int     // of the node that is evaluated, for errors
+	frame   *frame  // variables of the innermost scope
+	stack   []Value // arguments of the calls that are running
+	input   Value   // of a filter without an operand: the text of a block
+	steps   int     // that are left
+	memory  int     // bytes that are left
+	calls   int     // nested calls of macros
+	nesting int     // of the value that is printed or compared
+	longest int     // maximum length of the buffer that a value is printed to
 }
 
 //nolint:gochecknoglobals // memory to be used again
@@ -102,29 +97,15 @@ func (r *renderer) begin(t *Template, vars *Dict, o Options) {
 	set(&o.MaxMemory, defaultMemory)
 	r.t, r.vars, r.o = t, vars, o
 	r.steps, r.memory = o.MaxSteps, o.MaxMemory
-	r.globals = slices.Grow(r.globals[:0], len(t.names))[:len(t.names)]
-	for i := range r.globals {
-		r.globals[i] = Value{kind: kindUnset}
-	}
 	r.frame = r.newFrame(t.scope, nil)
 }
 
 // release puts the renderer's memory back into the pool, without the values.
 func (r *renderer) release() {
-	clear(r.globals)
 	clear(r.stack[:cap(r.stack)])
-	for _, f := range r.free {
-		clear(f.slots[:cap(f.slots)])
-	}
-	next := renderer{out: r.out[:0], globals: r.globals[:0], stack: r.stack[:0], free: r.free}
-	if cap(next.out) > keptBytes {
-		next.out = nil
-	}
-	if cap(next.globals)+cap(next.stack) > keptFrames*keptFrames {
-		next.globals, next.stack = nil, nil
-	}
-	if len(next.free) > keptFrames {
-		next.free = nil
+	next := renderer{out: r.out[:0], stack: r.stack[:0]}
+	if cap(next.out)+cap(next.stack)*valueSize > keptBytes {
+		next = renderer{}
 	}
 	*r = next
 	renderers.Put(r)

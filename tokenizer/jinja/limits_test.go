@@ -30,7 +30,7 @@ func TestLimits(t *testing.T) {
 		{"long list", "{{ [1] * 10000000000 }}", jinja.LimitError},
 		{"big power", "{{ 9 ** 999999999 }}", jinja.LimitError},
 		{"powers of powers", "{% set ns = namespace(n=3) %}{% for a in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}", jinja.LimitError},
-		{"padding", "{{ '%1000000000d' % 1 }}", jinja.LimitError},
+		{"padding", "{{ ('{0:99999}' * 100).format(1) }}", jinja.LimitError},
 		{"replacing", "{{ ('a' * 100000).replace('a', 'b' * 100000) }}", jinja.LimitError},
 		{"joining", "{{ (['a' * 100000] * 100000) | join }}", jinja.LimitError},
 		{"indenting", "{{ ('\\n' * 100000) | indent(10000) }}", jinja.LimitError},
@@ -202,11 +202,11 @@ func TestMemoryIsBounded(t *testing.T) {
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [{'a': 1}.items()] %}{% endfor %}{% endfor %}",
 		"{% set s = 'a ' * 2000000 %}{{ s.split() }}", "{% set s = 'a' * 8000000 %}{{ s | list | length }}",
 		"{% set s = '\n' * 2000000 %}{{ s.splitlines() | length }}", "{{ ('<' * 3000000) | escape }}",
-		"{{ '%1000000s' % 1 }}", "{{ ('{:60000}' * 1000).format(*range(1000)) }}",
+		"{{ ('%99999s' * 1000) % ((1,) * 1000) }}", "{{ ('{0:60000}' * 1000).format(1) }}",
 		"{{ range(99999) | list | tojson(indent=900) }}", many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
 		"{% set x %}" + many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}{% endset %}",
 		"{% macro m(n) %}{{ 'x' * 100000 }}{% if n %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(190) }}",
-		"{{ (['a' * 100000] * 1000) | sort | join }}", "{{ [[1] * 99999] | sum(start=[1] * 99999) | length }}",
+		"{{ (['a' * 100000] * 1000) | sort | join }}",
 	} {
 		tmpl, err := jinja.Parse("hostile", text)
 		if err != nil {

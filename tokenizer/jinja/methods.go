@@ -276,65 +276,33 @@ func splitRight(r *renderer, v Value, a args) Value { return r.split(v, a, true)
 func (r *renderer) split(v Value, a args, fromRight bool) Value {
 	r.scanned(4 * len(v.str))
 	limit := a.integer(1, -1)
-	var cut func(s string) (before, after string, found bool)
-	s := v.str
-	if _, given := a.given(0); given {
-		sep, index := a.text(0), strings.Index
-		if sep == "" {
-			panic(errorf(ValueError, "empty separator"))
+	if _, given := a.given(0); !given {
+		if limit >= 0 {
+			panic(errorf(Unsupported, "split at white space with a limit"))
 		}
-		if fromRight {
-			index = strings.LastIndex
-		}
-		cut = func(s string) (before, after string, found bool) {
-			if i := index(s, sep); i >= 0 {
-				return s[:i], s[i+len(sep):], true
-			}
-			return s, "", false
-		}
-	} else {
-		index, trim := strings.IndexFunc, strings.TrimLeftFunc
-		if fromRight {
-			index, trim = strings.LastIndexFunc, strings.TrimRightFunc
-		}
-		if s = trim(s, isSpace); s == "" {
-			return List()
-		}
-		cut = func(s string) (before, after string, found bool) {
-			i := index(s, isSpace)
-			if i < 0 {
-				return s, "", false
-			}
-			_, n := utf8.DecodeRuneInString(s[i:])
-			if before, after = s[:i], s[i+n:]; fromRight {
-				before = trim(before, isSpace)
-				return before, after, before != ""
-			}
-			after = trim(after, isSpace)
-			return before, after, after != ""
-		}
+		r.hold(len(v.str) * valueSize / 4)
+		return r.texts(strings.FieldsFunc(v.str, isSpace), v)
+	}
+	sep := a.text(0)
+	if sep == "" {
+		panic(errorf(ValueError, "empty separator"))
+	}
+	n := strings.Count(v.str, sep)
+	if limit < 0 {
+		limit = n
+	}
+	r.listed(min(limit, n))
+	if !fromRight {
+		return r.texts(strings.SplitN(v.str, sep, limit+1), v)
 	}
 	var parts []string
-	for found := true; found; limit-- {
-		var before, after string
-		if limit != 0 {
-			before, after, found = cut(s)
-		} else {
-			before, found = s, false
-		}
-		r.hold(valueSize)
-		switch {
-		case !fromRight:
-			parts, s = append(parts, before), after
-		case found || after != "":
-			parts, s = append(parts, after), before
-		default:
-			parts = append(parts, before)
-		}
+	s := v.str
+	for i := strings.LastIndex(s, sep); i >= 0 && limit > 0; i = strings.LastIndex(s, sep) {
+		parts, s = append(parts, s[i+len(sep):]), s[:i]
+		limit--
 	}
-	if fromRight {
-		slices.Reverse(parts)
-	}
+	parts = append(parts, s)
+	slices.Reverse(parts)
 	return r.texts(parts, v)
 }
 

@@ -51,7 +51,6 @@ type node struct {
 	kids    []*node
 	args    []*node  // the last len(names) are given by name
 	names   []string // of arguments, or operators
-	spread  [2]*node // arguments *a and **b, or nil
 	builtin *builtin // of a filter or test
 	methods *methods // named like an attribute or a constant index
 	body    []*node
@@ -60,24 +59,21 @@ type node struct {
 	others  *scope  // of other, in a loop
 	macro   *macro
 	slot    int   // of a name that is set
-	id      int   // number of a name
 	up      int   // frames from the reading one to the first that may have the name
 	decl    *decl // in that frame; nil: a variable of the rendering
 }
 
 // macro is the code of a macro or a call block. Parameters are slots.
 type macro struct {
-	name                    string
-	params                  []int
-	names                   []string
-	defaults                []*node
-	body                    []*node
-	scope                   *scope
-	varargs, kwargs, caller int  // slots of these names
-	readsVarargs            bool // the body reads the name, and it is not a parameter
-	readsKwargs             bool
-	readsCaller             bool
-	ownCaller               bool // the body reads a parameter named caller
+	name        string
+	params      []int
+	names       []string
+	defaults    []*node
+	body        []*node
+	scope       *scope
+	caller      int  // slot of that name
+	readsCaller bool // the body reads the name, and it is not a parameter
+	ownCaller   bool // the body reads a parameter of that name
 }
 
 // A scope is a block with variables of its own: the template, a loop, a macro, with,
@@ -86,7 +82,7 @@ type macro struct {
 // innermost frame in which it is set at that time.
 type scope struct {
 	around *scope
-	slots  map[int]*decl // by the name's number
+	slots  map[string]*decl
 }
 
 // decl is the slot of a name, and where to look if it is not set.
@@ -97,22 +93,19 @@ type decl struct {
 }
 
 // declare returns the slot of a name.
-func (s *scope) declare(id int) int {
-	d, ok := s.slots[id]
+func (s *scope) declare(name string) int {
+	d, ok := s.slots[name]
 	if !ok {
-		if s.slots == nil {
-			s.slots = map[int]*decl{}
-		}
 		d = &decl{slot: len(s.slots)}
-		s.slots[id] = d
+		s.slots[name] = d
 	}
 	return d.slot
 }
 
 // find returns the nearest slot of a name, and how many scopes it is away.
-func (s *scope) find(id int) (up int, d *decl) {
+func (s *scope) find(name string) (up int, d *decl) {
 	for ; s != nil; s = s.around {
-		if d, ok := s.slots[id]; ok {
+		if d, ok := s.slots[name]; ok {
 			return up, d
 		}
 		up++
@@ -128,19 +121,8 @@ type frame struct {
 }
 
 func (r *renderer) newFrame(s *scope, around *frame) *frame {
-	var f *frame
-	if n := len(r.free); n > 0 {
-		f, r.free = r.free[n-1], r.free[:n-1]
-	} else {
-		f = &frame{}
-		r.hold(boxSize)
-	}
-	n := len(s.slots)
-	if cap(f.slots) < n {
-		f.slots = make([]Value, n)
-		r.hold(n * valueSize)
-	}
-	f.around, f.slots = around, f.slots[:n]
+	r.hold(boxSize + len(s.slots)*valueSize)
+	f := &frame{around: around, slots: make([]Value, len(s.slots))}
 	f.reset()
 	return f
 }
@@ -149,14 +131,6 @@ func (r *renderer) newFrame(s *scope, around *frame) *frame {
 func (f *frame) reset() {
 	for i := range f.slots {
 		f.slots[i] = Value{kind: kindUnset}
-	}
-}
-
-// drop makes a frame available for others.
-func (r *renderer) drop(f *frame) {
-	if !f.kept {
-		f.around = nil
-		r.free = append(r.free, f)
 	}
 }
 
@@ -181,16 +155,11 @@ func (r *renderer) variable(n *node) Value {
 			f = f.around
 		}
 	}
-	v := r.globals[n.id]
-	if v.kind != kindUnset {
-		return v
-	}
 	v, ok := r.vars.Get(n.text)
 	if !ok {
 		if v, ok = r.t.library.globals[n.text]; !ok {
-			v = undefined("'" + n.text + "' is undefined")
+			v = Value{num: isVariable, str: n.text}
 		}
 	}
-	r.globals[n.id] = v
 	return v
 }

@@ -15,9 +15,8 @@ type parser struct {
 	tokens  []token
 	at      int
 	depth   int
-	loops   int            // around the current statement
-	ids     map[string]int // numbers of names
-	scope   *scope         // the current one
+	loops   int    // around the current statement
+	scope   *scope // the current one
 	scopes  []*scope
 	reads   []read
 	macros  []*macro // around the current statement
@@ -45,14 +44,14 @@ func (p *parser) parse() {
 		panic(p.unknown[0].err)
 	}
 	for _, s := range p.scopes {
-		for id, d := range s.slots {
-			if up, next := s.around.find(id); next != nil {
+		for name, d := range s.slots {
+			if up, next := s.around.find(name); next != nil {
 				d.up, d.next = up+1, next
 			}
 		}
 	}
 	for _, r := range p.reads {
-		r.n.up, r.n.decl = r.in.find(r.n.id)
+		r.n.up, r.n.decl = r.in.find(r.n.text)
 	}
 }
 
@@ -63,35 +62,22 @@ func (p *parser) conditional(n int) {
 
 // open begins a scope.
 func (p *parser) open() *scope {
-	p.scope = &scope{around: p.scope}
+	p.scope = &scope{around: p.scope, slots: map[string]*decl{}}
 	p.scopes = append(p.scopes, p.scope)
 	return p.scope
 }
 
-// id returns the number of a name.
-func (p *parser) id(name string) int {
-	id, ok := p.ids[name]
-	if !ok {
-		id = len(p.t.names)
-		p.ids[name] = id
-		p.t.names = append(p.t.names, name)
-	}
-	return id
-}
-
 // name returns an expression that reads a variable.
 func (p *parser) name(name string) *node {
-	n := &node{op: opName, text: name, id: p.id(name), line: p.line()}
+	n := &node{op: opName, text: name, line: p.line()}
 	p.reads = append(p.reads, read{n, p.scope})
 	for _, m := range p.macros {
 		own := slices.Contains(m.names, name)
-		switch name {
-		case "varargs":
-			m.readsVarargs = !own
-		case "kwargs":
-			m.readsKwargs = !own
-		case "caller":
+		switch {
+		case name == "caller":
 			m.readsCaller, m.ownCaller = !own, own
+		case !own && (name == "varargs" || name == "kwargs"):
+			panic(p.fail(Unsupported, "'%s' in a macro", name))
 		}
 	}
 	return n
@@ -321,7 +307,7 @@ func (p *parser) forBlock(n *node) {
 	n.scope = p.open()
 	outer := n.scope.around
 	target := p.target(false)
-	n.slot = n.scope.declare(p.id("loop"))
+	n.slot = n.scope.declare("loop")
 	if !p.skipName("in") {
 		panic(p.fail(SyntaxError, "expected 'in', got %s", p.describe()))
 	}
@@ -365,7 +351,7 @@ func (p *parser) setBlock(n *node) {
 // newMacro begins a macro and its scope.
 func (p *parser) newMacro(name string) *macro {
 	s := p.open()
-	return &macro{name: name, scope: s, varargs: s.declare(p.id("varargs")), kwargs: s.declare(p.id("kwargs")), caller: s.declare(p.id("caller"))}
+	return &macro{name: name, scope: s, caller: s.declare("caller")}
 }
 
 // parameters parses "(a, b=1)".
@@ -376,7 +362,7 @@ func (p *parser) parameters(m *macro) {
 		if slices.Contains(m.names, name) {
 			panic(p.fail(SyntaxError, "duplicate argument '%s' in a macro", name))
 		}
-		m.params, m.names = append(m.params, p.scope.declare(p.id(name))), append(m.names, name)
+		m.params, m.names = append(m.params, p.scope.declare(name)), append(m.names, name)
 		var byDefault *node
 		if p.skipOp("=") {
 			byDefault = p.expression()
@@ -397,7 +383,7 @@ func (p *parser) macroBody(m *macro, end string) {
 
 func (p *parser) macroBlock(n *node) {
 	name := p.wantName()
-	n.slot = p.scope.declare(p.id(name))
+	n.slot = p.scope.declare(name)
 	n.macro = p.newMacro(name)
 	p.parameters(n.macro)
 	p.macroBody(n.macro, "endmacro")
@@ -464,5 +450,5 @@ func (p *parser) oneTarget(withNamespace bool) *node {
 	if withNamespace && p.skipOp(".") {
 		return &node{op: opAttr, text: p.wantName(), kids: []*node{p.name(name)}}
 	}
-	return &node{op: opName, text: name, slot: p.scope.declare(p.id(name))}
+	return &node{op: opName, text: name, slot: p.scope.declare(name)}
 }

@@ -118,7 +118,6 @@ func (r *renderer) within(s *scope, body []*node) jump {
 	outer := r.frame
 	r.frame = r.newFrame(s, outer)
 	j := r.run(body)
-	r.drop(r.frame)
 	r.frame = outer
 	return j
 }
@@ -175,7 +174,6 @@ func (r *renderer) with(n *node) jump {
 	}
 	r.frame = inner
 	j := r.run(n.body)
-	r.drop(inner)
 	r.frame = outer
 	return j
 }
@@ -225,7 +223,6 @@ func (r *renderer) loop(n *node) jump {
 		}
 		ended = ended || j == onward
 	}
-	r.drop(inner)
 	r.frame = outer
 	if !ended {
 		return r.within(n.others, n.other)
@@ -253,7 +250,6 @@ func (r *renderer) callMacro(m *macro, around *frame, a args) Value {
 	r.bindMacro(m, inner, a)
 	start := len(r.out)
 	r.run(m.body)
-	r.drop(inner)
 	r.frame = outer
 	r.calls--
 	return String(r.cut(start))
@@ -262,23 +258,14 @@ func (r *renderer) callMacro(m *macro, around *frame, a args) Value {
 // bindMacro sets the parameters of a macro.
 func (r *renderer) bindMacro(m *macro, f *frame, a args) {
 	given := a.positional()
-	more := given[min(len(given), len(m.params)):]
-	if len(more) > 0 && !m.readsVarargs {
+	if len(given) > len(m.params) {
 		panic(errorf(TypeError, "macro '%s' takes not more than %d argument(s)", m.name, len(m.params)))
-	}
-	if m.readsVarargs {
-		r.listed(len(more))
-		f.slots[m.varargs] = tuple(slices.Clone(more)...)
 	}
 	if m.readsCaller {
 		f.slots[m.caller] = undefined("No caller defined")
 	}
-	if m.readsKwargs {
-		r.hold(2 * boxSize)
-		f.slots[m.kwargs] = FromDict(&Dict{})
-	}
-	for i := range min(len(given), len(m.params)) {
-		f.slots[m.params[i]] = given[i]
+	for i, v := range given {
+		f.slots[m.params[i]] = v
 	}
 	for k, name := range a.names {
 		v := a.values[len(given)+k]
@@ -291,8 +278,6 @@ func (r *renderer) bindMacro(m *macro, f *frame, a args) {
 			f.slots[m.caller] = v
 		case name == "caller":
 			panic(errorf(TypeError, "macro '%s' was invoked with two values for the special caller argument", m.name))
-		case m.readsKwargs:
-			r.put(f.slots[m.kwargs].ref.(*Dict), name, v)
 		default:
 			panic(errorf(TypeError, "macro '%s' takes no keyword argument '%s'", m.name, name))
 		}

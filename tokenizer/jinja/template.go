@@ -46,7 +46,7 @@ func Parse(name, text string) (t *Template, err error) {
 	l := &lexer{}
 	defer catch(&err, name, &l.line)
 	l.lex(text)
-	p := &parser{tokens: l.tokens, ids: map[string]int{}, t: &Template{name: name, reads: map[string]bool{}, library: theLibrary()}}
+	p := &parser{tokens: l.tokens, t: &Template{name: name, reads: map[string]bool{}, library: theLibrary()}}
 	p.parse()
 	return p.t, nil
 }

@@ -79,11 +79,10 @@ func (s *span) item(i int) Value { return Int(int64(s.start + i*s.step)) }
 
 // loop is the variable "loop" inside a loop.
 type loop struct {
-	items   []Value
-	span    *span // of a loop over a range, instead of items
-	count   int
-	at      int
-	changed []Value // arguments of the last loop.changed
+	items []Value
+	span  *span // of a loop over a range, instead of items
+	count int
+	at    int
 }
 
 // item returns item i of a loop.
@@ -117,6 +116,15 @@ func String(s string) Value { return Value{kind: kindString, str: s} }
 // List returns a list that keeps items.
 func List(items ...Value) Value { return sequence(kindList, items) }
 
+// Object returns a dictionary of names and values, which alternate.
+func Object(pairs ...any) Value {
+	d := NewDict(len(pairs) / 2)
+	for i := 0; i < len(pairs); i += 2 {
+		d.Set(pairs[i].(string), pairs[i+1].(Value))
+	}
+	return FromDict(d)
+}
+
 // FromDict returns d as a value.
 func FromDict(d *Dict) Value { return Value{kind: kindDict, ref: d} }
 
@@ -139,6 +147,9 @@ func (v Value) IsNone() bool { return v.kind == kindNone }
 
 // IsUndefined reports whether v is undefined.
 func (v Value) IsUndefined() bool { return v.kind == kindUndefined }
+
+// IsBool reports whether v is a truth value.
+func (v Value) IsBool() bool { return v.kind == kindBool }
 
 // IsList reports whether v is a list, even an empty one.
 func (v Value) IsList() bool { return v.kind == kindList }
@@ -320,3 +331,10 @@ func escape(s string) string { return escaper.Replace(s) }
 
 //nolint:gochecknoglobals // a table
 var escaper = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", "'", "&#39;", `"`, "&#34;")
+
+// SetDefault sets the value of a string key that the dictionary does not have.
+func (d *Dict) SetDefault(key string, v Value) {
+	if d.find(key) < 0 {
+		d.add(String(key), v)
+	}
+}
