@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 )
 
 // Files is what a model's files say about chats, apart from its vocabulary.
@@ -25,8 +24,7 @@ type Files struct {
 	// have control tokens by their ids need it; nil knows none.
 	ID func(text string) (id uint32, ok bool)
 
-	specialOrder []string
-	broken       error // why the template of tokenizer_config.json cannot be read
+	broken error // why the template of tokenizer_config.json cannot be read
 }
 
 // LoadFiles reads the chat template and the special tokens: chat_template.jinja,
@@ -67,10 +65,6 @@ func LoadFiles(read func(name string) ([]byte, error)) (*Files, error) {
 	if b != nil {
 		f.Templates["default"] = string(b)
 	}
-	for name := range f.Special {
-		f.specialOrder = append(f.specialOrder, name)
-	}
-	slices.Sort(f.specialOrder)
 	return f, nil
 }
 

@@ -42,11 +42,13 @@ func NextMark(text []byte, from int) (start, end int, id uint32) {
 // marked builds a text with marks.
 type marked struct {
 	b    []byte
-	text bool // b ends in text
+	ids  map[string]uint32 // of the control tokens
+	text bool              // b ends in text
 }
 
-func (m *marked) id(id uint32) {
-	m.b = AppendMark(m.b, id)
+// control adds a control token.
+func (m *marked) control(token string) {
+	m.b = AppendMark(m.b, m.ids[token])
 	m.text = false
 }
 

@@ -4,51 +4,41 @@ package chat
 
 import (
 	"bytes"
-	"fmt"
 	"strings"
 
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// readMessages reads the messages as the engine passes them to the template.
-func (c *conversation) readMessages(span []byte) error {
-	v, err := jinja.FromJSON(span)
-	if err != nil {
-		return fmt.Errorf("messages: %w", err)
-	}
-	list := v.Items()
+// messageList returns the messages as the client sent them.
+func (c *conversation) messageList() []jinja.Value {
+	list := parse("messages", c.q.Messages).Items()
 	if len(list) == 0 {
-		return refused("messages is empty or no list")
+		panic(refused("messages is empty or not a list"))
 	}
-	c.messages = make([]jinja.Value, 0, len(list))
-	for i, m := range list {
-		d := m.Dict()
-		if d == nil {
-			return refused("messages[%d] is no object", i)
-		}
-		last := c.resume && i == len(list)-1
-		read, err := c.message(d, last)
-		if err != nil {
-			return fmt.Errorf("messages[%d]: %w", i, err)
-		}
-		c.messages = append(c.messages, jinja.FromDict(read))
-	}
-	if c.r.profile == VLLM && !c.template.dev {
-		c.mergeDevelopers(list)
-	}
-	return nil
+	return list
 }
 
-// mergeDevelopers makes messages of the role developer, which the template does not
-// know, messages of the system, and one of all of these at the front unless there
-// is only that.
-func (c *conversation) mergeDevelopers(list []jinja.Value) {
+// readMessages reads the messages as the engine passes them to the template.
+func (c *conversation) readMessages() {
+	list := c.messageList()
+	c.messages = make([]jinja.Value, len(list))
+	for i, m := range list {
+		c.messages[i] = c.message(i, m, c.resume && i == len(list)-1)
+	}
+	if c.r.profile == VLLM && !c.template.dev {
+		c.mergeDevelopers()
+	}
+}
+
+// mergeDevelopers gives messages of the role developer, which the template does not
+// know, the role system. If there are any, and a message of either role is not the
+// first one, one message of the system in front takes the place of all of them.
+func (c *conversation) mergeDevelopers() {
 	developers, behind := 0, false
 	var texts []string
 	var others []jinja.Value
 	for i, m := range c.messages {
-		role, _ := list[i].Dict().Get("role")
-		switch text, _ := role.Text(); text {
+		switch role, _ := m.Get("role").Text(); role {
 		case "developer":
 			developers++
 			m.Dict().Set("role", jinja.String("system"))
@@ -58,28 +48,28 @@ func (c *conversation) mergeDevelopers(list []jinja.Value) {
 			continue
 		}
 		behind = behind || i > 0
-		content, _ := m.Dict().Get("content")
-		text, ok := content.Text()
-		if !ok {
-			var parts []string
-			for _, p := range content.Items() {
-				if t, ok := at(p, "text").Text(); ok {
-					parts = append(parts, t)
-				}
-			}
-			text = strings.Join(parts, "\n")
-		}
-		if text != "" {
+		if text := strings.Join(textsOf(m), "\n"); text != "" {
 			texts = append(texts, text)
 		}
 	}
-	if developers == 0 || !behind {
-		return
+	if developers > 0 && behind {
+		system := jinja.Object("role", jinja.String("system"), "content", jinja.String(strings.Join(texts, "\n\n")))
+		c.messages = append([]jinja.Value{system}, others...)
 	}
-	system := jinja.NewDict(2)
-	system.Set("role", jinja.String("system"))
-	system.Set("content", jinja.String(strings.Join(texts, "\n\n")))
-	c.messages = append([]jinja.Value{jinja.FromDict(system)}, others...)
+}
+
+// textsOf returns the text of a message, or the texts of its parts that have one.
+func textsOf(m jinja.Value) (texts []string) {
+	content := m.Get("content")
+	if text, ok := content.Text(); ok {
+		return []string{text}
+	}
+	for _, p := range content.Items() {
+		if text, ok := p.Get("text").Text(); ok {
+			texts = append(texts, text)
+		}
+	}
+	return texts
 }
 
 // contentOf is a text in the form in which the template gets contents.
@@ -91,19 +81,20 @@ func (c *conversation) contentOf(text string) jinja.Value {
 }
 
 func textPart(text string) jinja.Value {
-	p := jinja.NewDict(2)
-	p.Set("type", jinja.String("text"))
-	p.Set("text", jinja.String(text))
-	return jinja.FromDict(p)
+	return jinja.Object("type", jinja.String("text"), "text", jinja.String(text))
 }
 
-// message reads one message. Of the last one that the answer goes on with, the
-// text ends in resumeTag.
-func (c *conversation) message(d *jinja.Dict, last bool) (*jinja.Dict, error) {
-	roleValue, _ := d.Get("role")
-	role, ok := roleValue.Text()
+// message reads message i. The text of a last one that the answer continues ends in
+// resumeTag.
+func (c *conversation) message(i int, m jinja.Value, last bool) jinja.Value {
+	defer inside("messages[%d]", i)
+	d := m.Dict()
+	if d == nil {
+		panic(refused("not an object"))
+	}
+	role, ok := m.Get("role").Text()
 	if !ok {
-		return nil, refused("role is no string")
+		panic(refused("role is not a string"))
 	}
 	out := jinja.NewDict(d.Len() + 1)
 	if c.r.profile == SGLang {
@@ -111,12 +102,8 @@ func (c *conversation) message(d *jinja.Dict, last bool) (*jinja.Dict, error) {
 			out.Set(name, v)
 		}
 	}
-	out.Set("role", roleValue)
-	content, err := c.content(d, role, last)
-	if err != nil {
-		return nil, err
-	}
-	out.Set("content", content)
+	out.Set("role", m.Get("role"))
+	out.Set("content", c.content(m.Get("content"), role, last))
 	strict := c.r.profile == VLLM
 	for _, f := range []struct{ name, role string }{{"name", ""}, {"tool_call_id", "tool"}, {"task", ""}} {
 		v, ok := d.Get(f.name)
@@ -131,70 +118,61 @@ func (c *conversation) message(d *jinja.Dict, last bool) (*jinja.Dict, error) {
 		}
 		out.Set("tools", tools)
 	}
-	for _, name := range []string{"reasoning", "reasoning_content"} {
-		if v, ok := d.Get(name); ok && !v.IsNone() && (!strict || role == "assistant") {
-			out.Set("reasoning", v)
-			out.Set("reasoning_content", v)
-			break
+	if thought := thoughtOf(m); !thought.IsUndefined() && (!strict || role == "assistant") {
+		out.Set("reasoning", thought)
+		out.Set("reasoning_content", thought)
+	}
+	calls := m.Get("tool_calls").Items()
+	if len(calls) > 0 && (!strict || role == "assistant") {
+		list := make([]jinja.Value, len(calls))
+		for k, call := range calls {
+			list[k] = c.toolCall(k, call)
 		}
+		out.Set("tool_calls", jinja.List(list...))
 	}
-	calls, ok := d.Get("tool_calls")
-	if !ok || calls.IsNone() || len(calls.Items()) == 0 || strict && role != "assistant" {
-		return out, nil
-	}
-	var list []jinja.Value
-	for i, call := range calls.Items() {
-		read, err := c.toolCall(call)
-		if err != nil {
-			return nil, fmt.Errorf("tool_calls[%d]: %w", i, err)
-		}
-		list = append(list, read)
-	}
-	out.Set("tool_calls", jinja.List(list...))
-	return out, nil
+	return jinja.FromDict(out)
 }
 
-// toolCall reads a call of a tool, with its arguments as the object that their
-// text is.
-func (c *conversation) toolCall(v jinja.Value) (jinja.Value, error) {
-	call := v.Dict()
-	if call == nil {
-		return v, refused("no object")
+// thoughtOf returns the thoughts of an assistant, undefined if the message has none.
+func thoughtOf(m jinja.Value) jinja.Value {
+	for _, name := range []string{"reasoning", "reasoning_content"} {
+		if v := m.Get(name); !v.IsUndefined() && !v.IsNone() {
+			return v
+		}
 	}
-	fv, _ := call.Get("function")
-	f := fv.Dict()
+	return jinja.Value{}
+}
+
+// toolCall reads call i of a tool, and makes an object of its arguments' text.
+func (c *conversation) toolCall(i int, call jinja.Value) jinja.Value {
+	defer inside("tool_calls[%d]", i)
+	f := call.Get("function").Dict()
 	if f == nil {
-		return v, refused("function is no object")
+		panic(refused("function is not an object"))
 	}
-	arguments, given := f.Get("arguments")
+	arguments, _ := f.Get("arguments")
 	text, isText := arguments.Text()
 	switch {
-	case !given:
-		if c.r.profile == VLLM {
-			return v, refused("function.arguments is missing")
-		}
-		return v, nil
 	case !isText && c.r.profile == VLLM:
-		return v, refused("function.arguments is no string")
+		panic(refused("function.arguments is not a string"))
 	case !isText:
-		return v, nil
+		return call
 	}
 	parsed, err := jinja.FromJSON([]byte(text))
-	if err != nil || parsed.Dict() == nil {
-		if c.r.profile == SGLang && text != "" && err != nil {
-			return v, refused("function.arguments is no JSON")
-		}
-		parsed = jinja.FromDict(jinja.NewDict(0))
+	if err != nil && c.r.profile == SGLang && text != "" {
+		panic(refused("function.arguments is not JSON"))
 	}
-	function := f.Clone()
+	if parsed.Dict() == nil {
+		parsed = jinja.Object()
+	}
+	function, out := f.Clone(), call.Dict().Clone()
 	function.Set("arguments", parsed)
-	out := call.Clone()
 	out.Set("function", jinja.FromDict(function))
-	return jinja.FromDict(out), nil
+	return jinja.FromDict(out)
 }
 
-// itemTypes are the kinds of parts that an engine puts something else in the
-// place of, by the kind that templates know them as.
+// itemTypes are the types of parts that an engine replaces by other tokens, with the
+// type that templates see.
 //
 //nolint:gochecknoglobals // a table
 var itemTypes = map[string]string{
@@ -213,71 +191,64 @@ func MayHaveItems(messages []byte) bool {
 }
 
 // content reads the content of a message: a string, null, or a list of parts.
-func (c *conversation) content(d *jinja.Dict, role string, last bool) (jinja.Value, error) {
-	v, _ := d.Get("content")
-	tag := ""
+func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Value {
+	strict, tag := c.r.profile == VLLM, ""
 	if last {
 		tag = resumeTag
 	}
 	if text, ok := v.Text(); ok {
-		if role == "tool" && c.r.profile == VLLM {
-			return jinja.String(text + tag), nil
+		if role == "tool" && strict {
+			return jinja.String(text + tag)
 		}
 		text, dropped := c.withoutBilling(text, role)
 		if dropped && c.template.parts {
-			return jinja.List(), nil
+			return jinja.List()
 		}
-		return c.contentOf(text + tag), nil
+		return c.contentOf(text + tag)
 	}
 	if v.IsNone() || v.IsUndefined() {
 		switch {
-		case role != "assistant" && role != "tool" && c.r.profile == VLLM:
-			return v, refused("content is missing")
+		case role != "assistant" && role != "tool" && strict:
+			panic(refused("content is missing"))
 		case c.template.parts && !last:
-			return jinja.List(), nil
+			return jinja.List()
 		}
-		return c.contentOf(tag), nil
+		return c.contentOf(tag)
 	}
-	parts := v.Items()
-	if parts == nil && !v.IsList() {
-		return v, refused("content is neither a string nor a list")
+	if v.Items() == nil && !v.IsList() {
+		panic(refused("content is neither a string nor a list"))
 	}
 	var texts []string
 	var read []jinja.Value
-	for i, p := range parts {
-		text, item, err := c.part(p)
+	for i, p := range v.Items() {
+		text, item := c.part(i, p)
 		text, dropped := c.withoutBilling(text, role)
 		switch {
-		case err != nil:
-			return v, fmt.Errorf("content[%d]: %w", i, err)
 		case dropped:
-		case item != nil:
-			read = append(read, jinja.FromDict(item))
-		case text != "" || c.r.profile != VLLM || c.template.parts:
+		case !item.IsUndefined():
+			read = append(read, item)
+		case text != "" || !strict || c.template.parts:
 			texts = append(texts, text)
 			read = append(read, textPart(text))
 		}
 	}
-	// A tool's result is a text again if it is nothing but text.
-	if c.template.parts && !(role == "tool" && c.r.profile == VLLM && len(texts) == len(read)) {
+	// vLLM makes a text of a tool's result if it has only texts.
+	if c.template.parts && !(role == "tool" && strict && len(texts) == len(read)) {
 		if last {
 			read = append(read, textPart(tag))
 		}
-		return jinja.List(read...), nil
+		return jinja.List(read...)
 	}
 	between := "\n"
 	if c.r.profile == SGLang {
 		between = " "
 	}
-	text := strings.Join(texts, between)
-	if len(texts) < len(read) { // items stand before the text
-		text = strings.Repeat(itemMark+"\n", len(read)-len(texts)) + text
-	}
-	return jinja.String(text + tag), nil
+	// Items stand before the text.
+	return jinja.String(strings.Repeat(itemMark+"\n", len(read)-len(texts)) + strings.Join(texts, between) + tag)
 }
 
-// billing begins a line of the system's that changes from request to request, which
-// vLLM drops.
+// billing begins a line of the system's that changes from request to request. vLLM
+// drops it.
 const billing = "x-anthropic-billing-header"
 
 // withoutBilling returns a text of the system without its first line, if that is
@@ -293,52 +264,45 @@ func (c *conversation) withoutBilling(text, role string) (rest string, dropped b
 // itemMark stands in a text where an engine puts an item.
 const itemMark = "\ue000item\ue000"
 
-// part reads one part of a content: a text, or an item.
-func (c *conversation) part(v jinja.Value) (text string, item *jinja.Dict, err error) {
-	p := v.Dict()
-	if p == nil {
-		return "", nil, refused("a part is no object")
-	}
-	kindValue, _ := p.Get("type")
-	kind, ok := kindValue.Text()
+// part reads part i of a content: a text, or an item.
+func (c *conversation) part(i int, p jinja.Value) (text string, item jinja.Value) {
+	kind, ok := p.Get("type").Text()
 	if !ok {
-		return "", nil, refused("a part has no type")
+		panic(refused("content[%d] has no type", i))
 	}
 	if as, ok := itemTypes[kind]; ok {
-		raw, err := jinja.AppendJSON(nil, v)
-		if err != nil {
-			return "", nil, err
-		}
-		c.items = append(c.items, raw)
-		item = jinja.NewDict(1)
-		item.Set("type", jinja.String(as))
-		return "", item, nil
+		c.items = append(c.items, toJSON(p))
+		return "", jinja.Object("type", jinja.String(as))
 	}
-	switch kind {
-	case "text", "refusal", "thinking":
-	default:
-		return "", nil, refused("a part has the unknown type %.40q", kind)
+	if kind != "text" && kind != "refusal" && kind != "thinking" {
+		panic(refused("content[%d] has the unknown type %.40q", i, kind))
 	}
-	value, _ := p.Get(kind)
-	if text, ok = value.Text(); !ok {
-		return "", nil, refused("a part of type %s has no %s", kind, kind)
+	if text, ok = p.Get(kind).Text(); !ok {
+		panic(refused("content[%d] of type %s has no %s", i, kind, kind))
 	}
-	return text, nil, nil
+	return text, item
+}
+
+// toJSON writes a value that was read from JSON.
+func toJSON(v jinja.Value) []byte {
+	b, err := jinja.AppendJSON(nil, v)
+	if err != nil {
+		panic(&refusal{err})
+	}
+	return b
 }
 
 // withoutItems returns a message with a text in the place of each item.
 func withoutItems(m jinja.Value, instead string) jinja.Value {
-	d := m.Dict()
-	content, _ := d.Get("content")
-	out := d.Clone()
+	out := m.Dict().Clone()
+	content := m.Get("content")
 	if text, ok := content.Text(); ok {
 		out.Set("content", jinja.String(strings.ReplaceAll(text, itemMark, instead)))
 		return jinja.FromDict(out)
 	}
 	var parts []jinja.Value
 	for _, p := range content.Items() {
-		kind, _ := p.Dict().Get("type")
-		if text, _ := kind.Text(); text != "text" {
+		if kind, _ := p.Get("type").Text(); kind != "text" {
 			p = textPart(instead)
 		}
 		parts = append(parts, p)

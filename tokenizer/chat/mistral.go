@@ -33,10 +33,10 @@ var MistralVersions = []string{"v1", "v2", "v3", "v7", "v11", "v13", "v15"}
 type mistral struct {
 	Mistral
 	version int
-	id      map[string]uint32 // of the control tokens that the version has
+	tokens  map[string]uint32 // ids of the control tokens that the version has
 }
 
-// mistralTokens are the control tokens by the version that brought them.
+// mistralTokens are the control tokens, by the version that brought them.
 //
 //nolint:gochecknoglobals // a table
 var mistralTokens = map[string]int{
@@ -44,29 +44,25 @@ var mistralTokens = map[string]int{
 	"[INST]": 2, "[/INST]": 2, "[AVAILABLE_TOOLS]": 2, "[/AVAILABLE_TOOLS]": 2, "[TOOL_RESULTS]": 2, "[/TOOL_RESULTS]": 2, "[TOOL_CALLS]": 2,
 	"[SYSTEM_PROMPT]": 7, "[/SYSTEM_PROMPT]": 7, "[TOOL_CONTENT]": 7,
 	"[ARGS]": 11, "[CALL_ID]": 11,
+	"[THINK]": 13, "[/THINK]": 13, // optional
 	"[MODEL_SETTINGS]": 15, "[/MODEL_SETTINGS]": 15,
 }
 
 func newMistral(f *Files) (*mistral, error) {
-	m := &mistral{Mistral: *f.Mistral, id: map[string]uint32{}}
+	m := &mistral{Mistral: *f.Mistral, tokens: map[string]uint32{}}
 	version, err := strconv.Atoi(strings.TrimPrefix(m.Version, "v"))
 	if err != nil || !slices.Contains(MistralVersions, m.Version) {
 		return nil, fmt.Errorf("chat: Mistral's prompts of version %.40q are not known", m.Version)
 	}
 	m.version = version
 	for text, since := range mistralTokens {
-		if since > version {
-			continue
-		}
 		id, ok := f.id(text)
-		if !ok {
+		switch {
+		case since > version:
+		case ok:
+			m.tokens[text] = id
+		case !strings.HasSuffix(text, "THINK]"):
 			return nil, fmt.Errorf("chat: prompts of version %s need a control token %s, which the tokenizer lacks", m.Version, text)
-		}
-		m.id[text] = id
-	}
-	for _, text := range []string{"[THINK]", "[/THINK]"} {
-		if id, ok := f.id(text); ok && version >= 13 {
-			m.id[text] = id
 		}
 	}
 	return m, nil
@@ -77,7 +73,7 @@ type turn struct {
 	role    string
 	content []chunk
 	calls   []mistralCall
-	resume  bool // the answer goes on with it
+	resume  bool // the answer continues it
 
 	name   jinja.Value // of a tool
 	callID string
@@ -86,8 +82,8 @@ type turn struct {
 // chunk is a part of a content: a text, a thought, or an item.
 type chunk struct {
 	kind   string // text, thinking, item
-	text   string
-	closed bool // the thought is at its end
+	text   string // of an item its type
+	closed bool   // the thought is at its end
 	item   []byte
 }
 
@@ -96,101 +92,79 @@ type mistralCall struct {
 	arguments jinja.Value
 }
 
-func (m *mistral) render(c *conversation, q Request) (Text, error) {
+func (m *mistral) render(c *conversation) Text {
+	q := c.q
 	if q.ChatTemplate != nil || q.ChatTemplateKwargs != nil {
-		return Text{}, refused("chat_template and chat_template_kwargs are not for Mistral's tokenizers")
+		panic(refused("chat_template and chat_template_kwargs are not for Mistral's tokenizers"))
 	}
-	if _, err := effortOf(q, []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}); err != nil {
-		return Text{}, err
-	}
-	list, err := c.checked(q)
-	if err != nil {
-		return Text{}, err
-	}
-	tools, err := c.readTools(q)
-	if err != nil {
-		return Text{}, err
-	}
-	turns, err := m.turns(list)
-	if err != nil {
-		return Text{}, err
+	c.effort("none", "minimal", "low", "medium", "high", "xhigh", "max")
+	list := c.checked()
+	tools := c.readTools()
+	turns := make([]turn, len(list))
+	for i, message := range list {
+		turns[i] = m.turn(i, message)
 	}
 	last := &turns[len(turns)-1]
 	generate := string(q.AddGenerationPrompt) != "false"
 	last.resume = string(q.ContinueFinalMessage) == "true"
 	switch {
 	case last.resume && generate:
-		return Text{}, refused("continue_final_message and add_generation_prompt")
+		panic(refused("continue_final_message and add_generation_prompt"))
 	case last.resume != (last.role == "assistant"), generate && last.role == "assistant":
-		return Text{}, refused("the last message is of the role %s", last.role)
+		panic(refused("the last message is of the role %s", last.role))
 	}
-	if err := m.check(turns, tools); err != nil {
-		return Text{}, err
-	}
-	settings, err := m.settings(q)
-	if err != nil {
-		return Text{}, err
-	}
-	w := mistralWriter{mistral: m, exact: -1}
-	if err := w.write(m.merged(turns), m.system(turns), tools, settings); err != nil {
-		return Text{}, err
-	}
-	out := Text{Text: w.out.b, Exact: len(w.out.b), Marked: true, Kept: Kept(q.TruncatePromptTokens), Items: w.items}
+	m.check(turns, tools)
+	w := mistralWriter{mistral: m, marked: marked{ids: m.tokens}, exact: -1, system: m.system(turns), tools: tools, settings: m.settings(c)}
+	w.write(m.merged(turns))
+	t := Text{Text: w.b, Exact: len(w.b), Marked: true, Kept: Kept(q.TruncatePromptTokens), Items: w.items}
 	if w.exact >= 0 {
-		out.Exact = w.exact
+		t.Exact = w.exact
 	}
-	return out, nil
+	return t
 }
 
-// turns reads the messages, each as a turn of its own.
-func (m *mistral) turns(list []*jinja.Dict) ([]turn, error) {
-	out := make([]turn, len(list))
-	for i, d := range list {
-		roleValue, _ := d.Get("role")
-		t := &out[i]
-		t.role, _ = roleValue.Text()
-		switch t.role {
-		case "system", "developer":
-			t.role = "system"
-		case "user", "assistant":
-		case "tool":
-			if t.name, _ = d.Get("name"); t.name.IsUndefined() {
-				t.name = jinja.None()
-			}
-			id, _ := d.Get("tool_call_id")
-			text, ok := id.Text()
-			if !ok && (id.IsUndefined() || m.version >= 3) {
-				return nil, refused("messages[%d] has no tool_call_id", i)
-			}
-			t.callID = lastNine(text)
-			if content, _ := d.Get("content"); content.IsNone() || content.IsUndefined() {
-				return nil, refused("messages[%d] has no content", i)
-			}
-		default:
-			return nil, refused("messages[%d]: Mistral's models know no role %.40q", i, t.role)
+// turn reads message i.
+func (m *mistral) turn(i int, message jinja.Value) turn {
+	defer inside("messages[%d]", i)
+	t := turn{name: message.Get("name")}
+	switch t.role, _ = message.Get("role").Text(); t.role {
+	case "developer":
+		t.role = "system"
+	case "system", "user", "assistant":
+	case "tool":
+		if t.name.IsUndefined() {
+			t.name = jinja.None()
 		}
-		var err error
-		if t.content, err = chunksOf(d); err != nil {
-			return nil, fmt.Errorf("messages[%d]: %w", i, err)
+		id := message.Get("tool_call_id")
+		text, ok := id.Text()
+		if !ok && (id.IsUndefined() || m.version >= 3) {
+			panic(refused("no tool_call_id"))
 		}
-		if t.role != "assistant" {
-			continue
+		t.callID = lastNine(text)
+		if content := message.Get("content"); content.IsNone() || content.IsUndefined() {
+			panic(refused("no content"))
 		}
-		for _, call := range callsOf(d) {
-			arguments, err := jinja.FromJSON([]byte(call.arguments))
-			if err != nil || arguments.Dict() == nil {
-				arguments = jinja.FromDict(jinja.NewDict(0))
-			}
-			t.calls = append(t.calls, mistralCall{lastNine(call.id), call.name, arguments})
-		}
-		if thought, ok := thoughtOf(d); ok {
-			if slices.ContainsFunc(t.content, func(c chunk) bool { return c.kind == "thinking" }) {
-				return nil, refused("messages[%d] has thoughts in two places", i)
-			}
-			t.content = slices.Insert(t.content, 0, chunk{kind: "thinking", text: thought, closed: true})
-		}
+	default:
+		panic(refused("Mistral's models know no role %.40q", t.role))
 	}
-	return out, nil
+	t.content = chunksOf(message)
+	if t.role != "assistant" {
+		return t
+	}
+	for _, call := range callsOf(message) {
+		arguments, err := jinja.FromJSON([]byte(call.arguments))
+		if err != nil || arguments.Dict() == nil {
+			arguments = jinja.Object()
+		}
+		t.calls = append(t.calls, mistralCall{lastNine(call.id), call.name, arguments})
+	}
+	if thought, ok := thoughtOf(message).Text(); ok {
+		if slices.ContainsFunc(t.content, func(c chunk) bool { return c.kind == "thinking" }) {
+			panic(refused("thoughts in two places"))
+		}
+		t.content = slices.Insert(t.content, 0, chunk{kind: "thinking", text: thought, closed: true})
+	}
+	return t
 }
 
 // lastNine is what vLLM leaves of the id of a call.
@@ -199,35 +173,27 @@ func lastNine(id string) string {
 	return string(runes[max(0, len(runes)-9):])
 }
 
-func chunksOf(d *jinja.Dict) ([]chunk, error) {
-	content, _ := d.Get("content")
+func chunksOf(message jinja.Value) (chunks []chunk) {
+	content := message.Get("content")
 	if text, ok := content.Text(); ok {
-		return []chunk{{kind: "text", text: text}}, nil
+		return []chunk{{kind: "text", text: text}}
 	}
-	var out []chunk
 	for i, p := range content.Items() {
-		kind, _ := at(p, "type").Text()
-		c := chunk{kind: "item"}
-		switch kind {
+		c := chunk{}
+		switch c.kind, _ = p.Get("type").Text(); c.kind {
 		case "text":
-			c.kind = "text"
-			c.text, _ = at(p, "text").Text()
+			c.text, _ = p.Get("text").Text()
 		case "thinking":
-			c.kind = "thinking"
-			c.text, _ = at(p, "thinking").Text()
-			c.closed = at(p, "closed").IsUndefined() || at(p, "closed").Truth()
+			c.text, _ = p.Get("thinking").Text()
+			c.closed = p.Get("closed").IsUndefined() || p.Get("closed").Truth()
 		case "image_url", "image", "input_audio", "audio_url":
-			var err error
-			if c.item, err = jinja.AppendJSON(nil, p); err != nil {
-				return nil, err
-			}
-			c.text = kind
+			c = chunk{kind: "item", text: c.kind, item: toJSON(p)}
 		default:
-			return nil, refused("content[%d] has the type %.40q", i, kind)
+			panic(refused("content[%d] has the type %.40q", i, c.kind))
 		}
-		out = append(out, c)
+		chunks = append(chunks, c)
 	}
-	return out, nil
+	return chunks
 }
 
 // merged returns the turns with those of one role in a row as one, as far as the
@@ -235,16 +201,14 @@ func chunksOf(d *jinja.Dict) ([]chunk, error) {
 func (m *mistral) merged(turns []turn) []turn {
 	var out []turn
 	for i, t := range turns {
-		var last *turn
-		if len(out) > 0 && i > 0 && turns[i-1].role == t.role && t.role != "tool" && t.role != "system" {
-			last = &out[len(out)-1]
-		}
+		sameRole := len(out) > 0 && i > 0 && turns[i-1].role == t.role && t.role != "tool" && t.role != "system"
 		switch {
 		case t.role == "system" && m.version < 7:
-		case last == nil:
+		case !sameRole:
 			t.content = m.joined(nil, t.content)
 			out = append(out, t)
 		default:
+			last := &out[len(out)-1]
 			last.content = m.joined(last.content, t.content)
 			last.calls = append(last.calls, t.calls...)
 			last.resume = last.resume || t.resume
@@ -262,73 +226,65 @@ func (m *mistral) merged(turns []turn) []turn {
 // joined appends the chunks of one message to those of the messages before it. Texts
 // side by side become one, empty ones vanish.
 func (m *mistral) joined(to, chunks []chunk) []chunk {
-	fresh := true
+	between := "\n\n"
 	for _, c := range chunks {
 		last := len(to) - 1
 		switch {
 		case c.kind == "text" && c.text == "":
 			continue
-		case c.kind != "text" || last < 0 || to[last].kind != "text":
-			to = append(to, c)
-		default:
-			between := "\n\n"
-			if !fresh && m.version >= 15 {
-				between = ""
-			}
+		case c.kind == "text" && last >= 0 && to[last].kind == "text":
 			to[last].text += between + c.text
+		default:
+			to = append(to, c)
 		}
-		fresh = false
+		if m.version >= 15 {
+			between = "" // within one message
+		}
 	}
 	return to
 }
 
 // sortResults puts the results of tools into the order of the calls before them.
+// Results of no call come last.
 func sortResults(turns []turn) {
+	place := map[string]int{}
 	for i := 0; i < len(turns); i++ {
-		if turns[i].role != "tool" {
-			continue
+		start := i
+		for i < len(turns) && turns[i].role == "tool" {
+			i++
 		}
-		end := i
-		for end < len(turns) && turns[end].role == "tool" {
-			end++
-		}
-		place := map[string]int{}
-		for k := i - 1; k >= 0 && turns[k].role != "tool"; k-- {
-			for n, call := range slices.Backward(turns[k].calls) {
-				if _, ok := place[call.id]; !ok {
-					place[call.id] = k<<20 + n
-				}
-			}
-		}
-		slices.SortStableFunc(turns[i:end], func(a, b turn) int {
-			x, xok := place[a.callID]
-			y, yok := place[b.callID]
+		slices.SortStableFunc(turns[start:i], func(a, b turn) int {
+			x, isX := place[a.callID]
+			y, isY := place[b.callID]
 			switch {
-			case xok && yok:
+			case isX && isY:
 				return x - y
-			case xok:
+			case isX:
 				return -1
-			case yok:
+			case isY:
 				return 1
 			}
 			return 0
 		})
-		i = end
+		if i > start {
+			clear(place)
+		}
+		if i < len(turns) {
+			for n, call := range turns[i].calls {
+				place[call.id] = i<<20 + n
+			}
+		}
 	}
 }
 
 // system returns the text of the system messages, which before v7 stands in a
 // message of the user.
 func (m *mistral) system(turns []turn) string {
-	if m.version >= 7 {
-		return ""
-	}
 	var all []string
 	for _, t := range turns {
-		if t.role != "system" || len(t.content) == 0 || len(t.content) == 1 && t.content[0].text == "" && t.content[0].kind == "text" {
-			continue
+		if t.role == "system" && m.version < 7 && (len(t.content) > 1 || textOf(t.content) != "") {
+			all = append(all, textOf(m.joined(nil, t.content)))
 		}
-		all = append(all, textOf(m.joined(nil, t.content)))
 	}
 	return strings.Join(all, "\n\n")
 }
@@ -342,16 +298,13 @@ func textOf(chunks []chunk) string {
 }
 
 // settings returns the settings of the model that the prompt has.
-func (m *mistral) settings(q Request) (string, error) {
+func (m *mistral) settings(c *conversation) string {
 	if m.version < 15 || m.Efforts == nil && m.Effort == "" {
-		return "", nil
+		return ""
 	}
 	effort := m.Effort
-	if q.ReasoningEffort != nil {
-		var err error
-		if effort, err = effortOf(q, m.Efforts); err != nil {
-			return "", err
-		}
+	if c.q.ReasoningEffort != nil {
+		effort = c.effort(m.Efforts...)
 	}
-	return `{"reasoning_effort": "` + effort + `"}`, nil
+	return `{"reasoning_effort": "` + effort + `"}`
 }

@@ -10,47 +10,44 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
+//nolint:gochecknoglobals // tables
 var (
 	mistralName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}\n?$`)
 	mistralID   = regexp.MustCompile(`^[a-zA-Z0-9]{9}\n?$`)
+
+	// mistralNext are the roles that may follow each role.
+	mistralNext = map[string]string{"system": "user assistant system", "user": "assistant system user", "assistant": "assistant user tool", "tool": "assistant tool user"}
 )
 
-// mistralNext are the roles that may follow each role.
-//
-//nolint:gochecknoglobals // a table
-var mistralNext = map[string]string{"system": "user assistant system", "user": "assistant system user", "assistant": "assistant user tool", "tool": "assistant tool user"}
-
 // check refuses what the engine refuses: an order of roles, contents, and calls
-// without results, or results without calls. It does not look at what a tool's
-// parameters say.
-func (m *mistral) check(turns []turn, tools []jinja.Value) error {
+// without results, or results without calls. It does not read a tool's parameters.
+func (m *mistral) check(turns []turn, tools []jinja.Value) {
 	if len(turns) == 1 && turns[0].role != "user" && turns[0].role != "system" {
-		return refused("the conversation begins with the role %s", turns[0].role)
-	}
-	for i := 1; i < len(turns); i++ {
-		if !slices.Contains(strings.Fields(mistralNext[turns[i-1].role]), turns[i].role) {
-			return refused("messages[%d]: the role %s behind %s", i, turns[i].role, turns[i-1].role)
-		}
-	}
-	if err := m.checkResults(turns); err != nil {
-		return err
+		panic(refused("the conversation begins with the role %s", turns[0].role))
 	}
 	for i, t := range turns {
-		if err := m.checkContent(t); err != nil {
-			return refused("messages[%d]: %v", i, err)
+		if i > 0 && !slices.Contains(strings.Fields(mistralNext[turns[i-1].role]), t.role) {
+			panic(refused("messages[%d]: the role %s behind %s", i, t.role, turns[i-1].role))
 		}
+	}
+	m.checkResults(turns)
+	for i, t := range turns {
+		m.checkTurn(i, t)
 	}
 	for _, t := range tools {
-		if name, _ := at(at(t, "function"), "name").Text(); !mistralName.MatchString(name) {
-			return refused("a tool has the name %.80q", name)
-		}
+		checkName(t.Get("function").Get("name"))
 	}
-	return nil
+}
+
+func checkName(v jinja.Value) {
+	if name, _ := v.Text(); !mistralName.MatchString(name) {
+		panic(refused("a tool has the name %.80q", name))
+	}
 }
 
 // checkResults counts the results of calls: by their ids from v11 on. Calls of the
 // very first message do not count.
-func (m *mistral) checkResults(turns []turn) error {
+func (m *mistral) checkResults(turns []turn) {
 	due, got := map[string]bool{}, map[string]bool{}
 	open := 0
 	for i, t := range turns[1:] {
@@ -59,57 +56,48 @@ func (m *mistral) checkResults(turns []turn) error {
 			open--
 		case t.role == "tool":
 			if got[t.callID] || !due[t.callID] {
-				return refused("messages[%d] is the result of no call, or the second one", i+1)
+				panic(refused("messages[%d] is the result of no call, or the second one", i+1))
 			}
 			got[t.callID] = true
 		case t.role != "assistant":
 		case open != 0, len(due) != len(got):
-			return refused("messages[%d]: not as many results as calls", i+1)
+			panic(refused("messages[%d]: not as many results as calls", i+1))
+		case m.version < 11:
+			open = len(t.calls)
 		default:
 			clear(due)
 			clear(got)
-			if open = len(t.calls); m.version < 11 {
-				continue
-			}
-			open = 0
 			for _, c := range t.calls {
 				if due[c.id] {
-					return refused("messages[%d] has two calls of one id", i+1)
+					panic(refused("messages[%d] has two calls of one id", i+1))
 				}
 				due[c.id] = true
 			}
 		}
 	}
 	if m.version == 2 {
-		return oneResult(turns)
+		checkOneResult(turns)
 	}
-	return nil
 }
 
-// oneResult refuses a second result of one turn, which version 2 does not know,
-// behind the last user.
-func oneResult(turns []turn) error {
+// checkOneResult refuses a second result of one turn behind the last user: version 2
+// does not know it.
+func checkOneResult(turns []turn) {
 	count, calls := 0, false
 	for i, t := range turns {
 		switch t.role {
-		case "assistant":
-			count = 0
-			calls = len(t.calls) > 0
+		case "assistant", "user":
+			count, calls = 0, len(t.calls) > 0
 		case "tool":
-			if !calls {
-				continue
+			if count++; calls && count > 1 && !slices.ContainsFunc(turns[i:], func(t turn) bool { return t.role == "user" }) {
+				panic(refused("messages[%d]: a second result", i))
 			}
-			if count++; count > 1 && !slices.ContainsFunc(turns[i:], func(t turn) bool { return t.role == "user" }) {
-				return refused("messages[%d]: a second result", i)
-			}
-		case "user":
-			count, calls = 0, false
 		}
 	}
-	return nil
 }
 
-func (m *mistral) checkContent(t turn) error {
+func (m *mistral) checkTurn(i int, t turn) {
+	defer inside("messages[%d]", i)
 	for _, c := range t.content {
 		ok := c.kind == "text"
 		switch {
@@ -121,37 +109,32 @@ func (m *mistral) checkContent(t turn) error {
 			ok = t.role == "assistant" && m.version >= 13 || t.role == "system" && m.version == 13
 		}
 		if !ok {
-			return refused("a %s of the role %s", c.kind, t.role)
+			panic(refused("a %s of the role %s", c.kind, t.role))
 		}
 	}
 	switch t.role {
 	case "tool":
-		if name, ok := t.name.Text(); ok && !mistralName.MatchString(name) {
-			return refused("a tool has the name %.80q", name)
+		if _, ok := t.name.Text(); ok {
+			checkName(t.name)
 		}
-		return m.checkID(t.callID)
+		m.checkID(t.callID)
 	case "assistant":
-		if has := len(t.content) > 0 && (len(t.content) > 1 || t.content[0].kind != "text" || t.content[0].text != ""); m.version < 7 && has == (len(t.calls) > 0) {
-			return refused("either content or calls")
+		empty := len(t.content) == 0 || len(t.content) == 1 && t.content[0].kind == "text" && t.content[0].text == ""
+		if m.version < 7 && !empty == (len(t.calls) > 0) {
+			panic(refused("either content or calls"))
 		}
 		if m.version == 1 && len(t.calls) > 0 {
-			return refused("version 1 has no tools")
+			panic(refused("version 1 has no tools"))
 		}
 		for _, c := range t.calls {
-			if !mistralName.MatchString(c.name) {
-				return refused("a call of %.80q", c.name)
-			}
-			if err := m.checkID(c.id); err != nil {
-				return err
-			}
+			checkName(jinja.String(c.name))
+			m.checkID(c.id)
 		}
 	}
-	return nil
 }
 
-func (m *mistral) checkID(id string) error {
+func (m *mistral) checkID(id string) {
 	if m.version >= 13 && (id == "" || id == "null") || m.version >= 3 && m.version < 13 && !mistralID.MatchString(id) {
-		return refused("the id of a call is %.40q", id)
+		panic(refused("the id of a call is %.40q", id))
 	}
-	return nil
 }

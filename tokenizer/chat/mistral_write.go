@@ -3,6 +3,7 @@
 package chat
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/kvroute/kvroute/tokenizer/jinja"
@@ -11,233 +12,186 @@ import (
 // mistralWriter writes one prompt.
 type mistralWriter struct {
 	*mistral
-	out   marked
-	exact int // where the first item stands, -1 if there is none
-	items int
+	marked
+	exact    int // where the first item stands, -1 if there is none
+	items    int
+	system   string // text of the system before v7
+	tools    []jinja.Value
+	settings string
 }
 
 // write writes the prompt.
-func (w *mistralWriter) write(turns []turn, system string, tools []jinja.Value, settings string) error {
-	first, last := -1, -1
+func (w *mistralWriter) write(turns []turn) {
+	isUser := func(t turn) bool { return t.role == "user" }
+	first, last := slices.IndexFunc(turns, isUser), -1
 	for i, t := range turns {
-		if t.role == "user" {
-			if last = i; first < 0 {
-				first = i
-			}
+		if isUser(t) {
+			last = i
 		}
+	}
+	here := last // the message of the user with the tools and the system's text
+	if w.version == 1 || w.version >= 13 {
+		here = first
 	}
 	w.control("<s>")
 	for i, t := range turns {
-		var err error
+		past := i < last // a user spoke after it
 		switch t.role {
 		case "system":
 			w.control("[SYSTEM_PROMPT]")
-			err = w.chunks(t.content)
+			w.chunks(t.content)
 			w.control("[/SYSTEM_PROMPT]")
 		case "user":
-			here := last
-			if w.version == 1 || w.version >= 13 {
-				here = first
-			}
-			if i != here {
-				err = w.user(t, "", nil, "")
-			} else {
-				err = w.user(t, system, tools, settings)
-			}
+			w.user(t, i == here)
 		case "assistant":
-			err = w.assistant(t, i < last)
+			w.assistant(t, past)
 		case "tool":
-			err = w.result(t, i < last)
-		}
-		if err != nil {
-			return err
+			w.result(t, past)
 		}
 	}
-	return nil
 }
 
-func (w *mistralWriter) control(text string) { w.out.id(w.id[text]) }
-
-func (w *mistralWriter) json(v jinja.Value) error {
-	b, err := jinja.AppendJSON(nil, v)
-	w.out.piece(string(b))
-	return err
-}
+func (w *mistralWriter) json(v jinja.Value) { w.piece(string(toJSON(v))) }
 
 // chunks writes a content that may have thoughts and items.
-func (w *mistralWriter) chunks(chunks []chunk) error {
+func (w *mistralWriter) chunks(chunks []chunk) {
 	for _, c := range chunks {
 		switch c.kind {
 		case "text":
-			w.out.piece(c.text)
+			w.piece(c.text)
 		case "thinking":
-			if _, ok := w.id["[THINK]"]; !ok || w.id["[/THINK]"] == 0 {
-				return refused("thoughts are not for this model")
+			if _, ok := w.ids["[THINK]"]; !ok || w.ids["[/THINK]"] == 0 {
+				panic(refused("thoughts are not for this model"))
 			}
 			w.control("[THINK]")
-			w.out.piece(c.text)
+			w.piece(c.text)
 			if c.closed {
 				w.control("[/THINK]")
 			}
 		default:
-			// How many tokens an item takes only the engine knows.
+			// Only the engine knows how many tokens an item takes.
 			if w.exact < 0 {
-				w.exact = len(w.out.b)
+				w.exact = len(w.b)
 			}
-			w.out.piece(string(appendItem(nil, c.item)))
+			w.piece(string(appendItem(nil, c.item)))
 			w.items++
 		}
 	}
-	return nil
 }
 
-func (w *mistralWriter) user(t turn, system string, tools []jinja.Value, settings string) error {
-	if w.version == 1 {
-		text := textOf(t.content)
-		if system != "" {
-			text = system + "\n\n" + text
-		}
-		w.out.piece("[INST] " + text + " [/INST]")
-		return nil
+func (w *mistralWriter) user(t turn, here bool) {
+	before := ""
+	if here && w.system != "" {
+		before = w.system + "\n\n"
 	}
-	if len(tools) > 0 {
-		list := make([]jinja.Value, len(tools))
-		for i, tool := range tools {
+	if w.version == 1 {
+		w.piece("[INST] " + before + textOf(t.content) + " [/INST]")
+		return
+	}
+	if here && len(w.tools) > 0 {
+		list := make([]jinja.Value, len(w.tools))
+		for i, tool := range w.tools {
 			list[i] = mistralTool(tool)
 		}
 		w.control("[AVAILABLE_TOOLS]")
-		if err := w.json(jinja.List(list...)); err != nil {
-			return err
-		}
+		w.json(jinja.List(list...))
 		w.control("[/AVAILABLE_TOOLS]")
 	}
-	if settings != "" {
+	if here && w.settings != "" {
 		w.control("[MODEL_SETTINGS]")
-		w.out.piece(settings)
+		w.piece(w.settings)
 		w.control("[/MODEL_SETTINGS]")
 	}
 	w.control("[INST]")
 	content := t.content
-	hasItem := false
-	for _, c := range content {
-		hasItem = hasItem || c.kind == "item"
-	}
-	switch {
-	case !hasItem:
-		text := textOf(content)
-		if system != "" {
-			text = system + "\n\n" + text
-		}
-		w.out.piece(text)
-	default:
-		// An image behind nothing but texts comes first.
-		if n := len(content) - 1; n == 1 && content[n].kind == "item" && strings.HasPrefix(content[n].text, "image") && content[0].kind == "text" {
+	if !slices.ContainsFunc(content, func(c chunk) bool { return c.kind == "item" }) {
+		w.piece(before + textOf(content))
+	} else {
+		// An image behind a single text comes first.
+		if len(content) == 2 && content[0].kind == "text" && content[1].kind == "item" && strings.HasPrefix(content[1].text, "image") {
 			content = []chunk{content[1], content[0]}
 		}
-		if system != "" {
-			w.out.piece(system + "\n\n")
-		}
-		if err := w.chunks(content); err != nil {
-			return err
-		}
+		w.piece(before)
+		w.chunks(content)
 	}
 	w.control("[/INST]")
-	return nil
 }
 
-// mistralTool is a tool as Mistral's models are shown it.
+// mistralTool is a tool as Mistral's models see it.
 func mistralTool(tool jinja.Value) jinja.Value {
-	f := at(tool, "function")
-	function := jinja.NewDict(3)
-	function.Set("name", at(f, "name"))
-	function.Set("description", jinja.String(""))
-	if _, ok := at(f, "description").Text(); ok {
-		function.Set("description", at(f, "description"))
+	f := tool.Get("function")
+	description, parameters := f.Get("description"), f.Get("parameters")
+	if _, ok := description.Text(); !ok {
+		description = jinja.String("")
 	}
-	function.Set("parameters", jinja.FromDict(jinja.NewDict(0)))
-	if at(f, "parameters").Dict() != nil {
-		function.Set("parameters", at(f, "parameters"))
+	if parameters.Dict() == nil {
+		parameters = jinja.Object()
 	}
-	out := jinja.NewDict(2)
-	out.Set("type", jinja.String("function"))
-	out.Set("function", jinja.FromDict(function))
-	return jinja.FromDict(out)
+	return jinja.Object("type", jinja.String("function"), "function", jinja.Object("name", f.Get("name"), "description", description, "parameters", parameters))
 }
 
-// assistant writes a message of the assistant. past says that a user spoke after it:
-// version 2 leaves out calls then.
-func (w *mistralWriter) assistant(t turn, past bool) error {
+// assistant writes a message of the assistant. Version 2 leaves out past calls.
+func (w *mistralWriter) assistant(t turn, past bool) {
 	switch {
 	case len(t.content) == 0 && len(t.calls) == 0:
-		return refused("a message of the assistant without content and calls")
+		panic(refused("a message of the assistant without content and calls"))
 	case w.version == 1:
-		w.out.piece(textOf(t.content))
+		w.piece(textOf(t.content))
 	case w.version < 7 && len(t.content) > 0 && len(t.calls) > 0:
-		return refused("a message of the assistant with content and calls")
+		panic(refused("a message of the assistant with content and calls"))
 	case w.version == 2 && len(t.calls) > 0 && past:
-		return nil
+		return
 	case len(t.content) == 1 && t.content[0].kind == "text":
-		w.out.piece(strings.TrimRight(t.content[0].text, " "))
+		w.piece(strings.TrimRight(t.content[0].text, " "))
 	default:
-		if err := w.chunks(t.content); err != nil {
-			return err
-		}
+		w.chunks(t.content)
 	}
-	if err := w.calls(t.calls); err != nil {
-		return err
-	}
+	w.writeCalls(t.calls)
 	if !t.resume {
 		w.control("</s>")
 	}
-	return nil
 }
 
-func (w *mistralWriter) calls(calls []mistralCall) error {
-	if len(calls) == 0 {
-		return nil
-	}
-	if w.version >= 11 {
-		for _, c := range calls {
-			w.control("[TOOL_CALLS]")
-			w.out.piece(c.name)
-			if w.version == 11 {
-				w.control("[CALL_ID]")
-				w.out.piece(c.id)
+func (w *mistralWriter) writeCalls(calls []mistralCall) {
+	var list []jinja.Value
+	for _, c := range calls {
+		if w.version < 11 {
+			d := jinja.Object("name", jinja.String(c.name), "arguments", c.arguments)
+			if w.version >= 3 {
+				d.Dict().Set("id", jinja.String(c.id))
 			}
-			w.control("[ARGS]")
-			if err := w.json(c.arguments); err != nil {
-				return err
-			}
+			list = append(list, d)
+			continue
 		}
-		return nil
-	}
-	w.control("[TOOL_CALLS]")
-	list := make([]jinja.Value, len(calls))
-	for i, c := range calls {
-		d := jinja.NewDict(3)
-		d.Set("name", jinja.String(c.name))
-		d.Set("arguments", c.arguments)
-		if w.version >= 3 {
-			d.Set("id", jinja.String(c.id))
+		w.control("[TOOL_CALLS]")
+		w.piece(c.name)
+		if w.version == 11 {
+			w.control("[CALL_ID]")
+			w.piece(c.id)
 		}
-		list[i] = jinja.FromDict(d)
+		w.control("[ARGS]")
+		w.json(c.arguments)
 	}
-	return w.json(jinja.List(list...))
+	if list != nil {
+		w.control("[TOOL_CALLS]")
+		w.json(jinja.List(list...))
+	}
 }
 
-// result writes what a tool gave. past says that a user spoke after it.
-func (w *mistralWriter) result(t turn, past bool) error {
+// result writes the result of a tool. Version 2 leaves out past ones.
+func (w *mistralWriter) result(t turn, past bool) {
 	if w.version == 2 && past {
-		return nil
+		return
 	}
 	w.control("[TOOL_RESULTS]")
 	defer w.control("[/TOOL_RESULTS]")
 	if w.version >= 7 {
 		if w.version < 13 {
-			w.out.piece(t.callID)
+			w.piece(t.callID)
 			w.control("[TOOL_CONTENT]")
 		}
-		return w.chunks(t.content)
+		w.chunks(t.content)
+		return
 	}
 	text := textOf(t.content)
 	if text == "" {
@@ -247,13 +201,9 @@ func (w *mistralWriter) result(t turn, past bool) error {
 	if err != nil {
 		content = jinja.String(text)
 	}
-	d := jinja.NewDict(2)
 	if w.version >= 3 {
-		d.Set("content", content)
-		d.Set("call_id", jinja.String(t.callID))
-		return w.json(jinja.FromDict(d))
+		w.json(jinja.Object("content", content, "call_id", jinja.String(t.callID)))
+		return
 	}
-	d.Set("name", t.name)
-	d.Set("content", content)
-	return w.json(jinja.List(jinja.FromDict(d)))
+	w.json(jinja.List(jinja.Object("name", t.name, "content", content)))
 }

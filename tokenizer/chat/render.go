@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,10 +17,10 @@ import (
 // Profile names an engine by how it makes a prompt of a request.
 type Profile string
 
-// The profiles. The rules of vLLM are those of version 0.32, read off a running one
-// and compared with it on random requests (bench/conformance); those of the other
-// two are of their documentation and source as of July 2026, and not checked
-// against an engine.
+// The profiles. The rules of vLLM are those of version 0.32, taken from a running one
+// and compared with it on random requests (bench/conformance); those of the other two
+// are from their documentation and source as of July 2026, and not compared with an
+// engine.
 const (
 	VLLM   Profile = "vllm"
 	SGLang Profile = "sglang"
@@ -30,12 +31,16 @@ const (
 // so that there is no prompt.
 var ErrRefused = errors.New("the engine would refuse this request")
 
+// ErrNoTemplate is wrapped where a model's files have no chat template, or the
+// engine makes the prompt in another way that this package does not know.
+var ErrNoTemplate = errors.New("no chat template")
+
 // Renderer makes prompts for one model on one kind of engine. It is immutable.
 type Renderer struct {
 	profile  Profile
 	template template
 	tools    template    // for requests with tools
-	special  *jinja.Dict // bos_token and its like
+	special  *jinja.Dict // bos_token and the like
 	harmony  *harmony    // instead of a template
 	mistral  *mistral    // instead of a template
 }
@@ -45,6 +50,65 @@ type template struct {
 	*jinja.Template
 	parts bool // contents are lists of parts, not strings
 	dev   bool // it knows the role "developer"
+}
+
+// Text is a rendered prompt.
+type Text struct {
+	Text []byte
+	// Exact is how many bytes of Text are what the engine renders: all, unless there is
+	// an image or other item, whose tokens only the engine knows. What stands behind is
+	// equal for equal items.
+	Exact int
+	// Marked is set if control tokens stand in Text as marks ([AppendMark]), and
+	// nothing else in it is one.
+	Marked bool
+	// Kept is how many of the prompt's last tokens the engine keeps; 0 is all.
+	Kept int
+	// Items is the number of images and the like, Others the number of bytes of the
+	// prompts of a list except the longest.
+	Items, Others int
+}
+
+// NewRenderer returns a renderer for a model's files. It fails if they have no chat
+// template or one that cannot be parsed; the error names it.
+//
+// vLLM makes the prompts of gpt-oss models in code, which is done here, and SGLang by
+// the template; what TensorRT-LLM does is unknown.
+func NewRenderer(p Profile, f *Files) (*Renderer, error) {
+	if !slices.Contains([]Profile{VLLM, SGLang, TRTLLM}, p) {
+		return nil, fmt.Errorf("chat: unknown engine profile %q; known are vllm, sglang, trtllm", p)
+	}
+	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special))}
+	var err error
+	switch text, ok := f.Templates["default"]; {
+	case f.Mistral != nil && p != VLLM:
+		return nil, fmt.Errorf("chat: only vLLM is known to read Mistral's own tokenizer files: %w", ErrNoTemplate)
+	case f.Mistral != nil:
+		r.mistral, err = newMistral(f)
+	case p == TRTLLM && f.speaksHarmony():
+		return nil, fmt.Errorf("chat: prompts of gpt_oss as TensorRT-LLM makes them: %w", ErrNoTemplate)
+	case p == VLLM && f.speaksHarmony():
+		r.harmony, err = newHarmony(f)
+	case !ok && f.broken != nil:
+		return nil, f.broken
+	case !ok:
+		return nil, fmt.Errorf("chat: the model has no chat template: %w", ErrNoTemplate)
+	default:
+		for _, name := range slices.Sorted(maps.Keys(f.Special)) {
+			r.special.Set(name, jinja.String(f.Special[name]))
+		}
+		if r.template, err = r.parse("chat_template", text); err != nil {
+			return nil, err
+		}
+		r.tools = r.template
+		if text, ok := f.Templates["tool_use"]; ok {
+			r.tools, err = r.parse("chat_template tool_use", text)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 func (r *Renderer) parse(name, text string) (template, error) {
@@ -61,118 +125,78 @@ func (r *Renderer) parse(name, text string) (template, error) {
 	return t, nil
 }
 
-// Text is a rendered prompt.
-type Text struct {
-	Text []byte
-	// Exact is how many bytes of Text are what the engine renders: all, unless
-	// there is an image or other item whose place only the engine can fill.
-	// Behind that stands something that is equal for equal items.
-	Exact int
-	// Marked is set if control tokens stand in Text as marks ([AppendMark]), and
-	// nothing else in it is one.
-	Marked bool
-	// Kept is how many of the prompt's last tokens the engine keeps; 0 is all.
-	Kept int
-	// Items is how many images and the like there are, Others how many bytes the
-	// prompts of a list have that stand behind the first.
-	Items, Others int
+// Harmony reports whether prompts are made in the format of gpt-oss.
+func (r *Renderer) Harmony() bool { return r.harmony != nil }
+
+// conversation is a request as the engine sees it. Its methods, and the functions that
+// they call, panic with a *refusal.
+type conversation struct {
+	r        *Renderer
+	q        Request
+	now      time.Time
+	messages []jinja.Value
+	vars     *jinja.Dict
+	template template
+	generate bool     // add_generation_prompt
+	resume   bool     // the answer continues the last message
+	items    [][]byte // images and the like, each as its JSON
 }
 
-// NewRenderer returns a renderer for a model's files. It fails if they have no chat
-// template or a broken one, naming it.
-//
-// Of gpt-oss models vLLM makes prompts in code, which is done here, and SGLang by
-// the template; what TensorRT-LLM does is not known here.
-func NewRenderer(p Profile, f *Files) (*Renderer, error) {
-	switch p {
-	case VLLM, SGLang, TRTLLM:
-	default:
-		return nil, fmt.Errorf("chat: unknown engine profile %q; known are vllm, sglang, trtllm", p)
-	}
-	r := &Renderer{profile: p, special: jinja.NewDict(len(f.Special))}
-	if f.Mistral != nil {
-		if p != VLLM {
-			return nil, fmt.Errorf("chat: only vLLM is known to read Mistral's own tokenizer files: %w", ErrNoTemplate)
-		}
-		var err error
-		r.mistral, err = newMistral(f)
-		return r, err
-	}
-	if p != SGLang && f.speaksHarmony() {
-		if p == TRTLLM {
-			return nil, fmt.Errorf("chat: prompts of gpt_oss as TensorRT-LLM makes them: %w", ErrNoTemplate)
-		}
-		var err error
-		r.harmony, err = newHarmony(f)
-		return r, err
-	}
-	text, ok := f.Templates["default"]
-	if !ok && f.broken != nil {
-		return nil, f.broken
-	}
-	if !ok {
-		return nil, fmt.Errorf("chat: the model has no chat template: %w", ErrNoTemplate)
-	}
-	for _, name := range f.specialOrder {
-		r.special.Set(name, jinja.String(f.Special[name]))
-	}
-	var err error
-	if r.template, err = r.parse("chat_template", text); err != nil {
-		return nil, err
-	}
-	r.tools = r.template
-	if text, ok := f.Templates["tool_use"]; ok {
-		if r.tools, err = r.parse("chat_template tool_use", text); err != nil {
-			return nil, err
-		}
-	}
-	return r, nil
+// refusal is what ends the reading of a request.
+type refusal struct{ err error }
+
+// refused returns the refusal of a request that the engine refuses, too.
+func refused(format string, a ...any) *refusal {
+	return &refusal{fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, a...))}
 }
 
-// ErrNoTemplate is wrapped where a model's files have no chat template, or the
-// engine has its own way in the place of one that is not known here.
-var ErrNoTemplate = errors.New("no chat template")
+// inside is deferred: it names the part of the request in a refusal that passes.
+func inside(format string, a ...any) {
+	if e := recover(); e != nil {
+		if refusal, ok := e.(*refusal); ok {
+			refusal.err = fmt.Errorf(format+": %w", append(a, refusal.err)...)
+		}
+		panic(e)
+	}
+}
 
-// Render returns the prompt of a chat request. now is what the template may say
-// the time is; give it in the engine's time zone.
+// Render returns the prompt of a chat request. now is the time that the template may
+// read, in the engine's time zone.
 //
 // Errors wrap [ErrRefused] if the engine refuses such a request, or are of type
 // [*jinja.Error], then too. Other errors are about JSON that no engine reads.
-func (r *Renderer) Render(q Request, now time.Time) (Text, error) {
-	c := conversation{r: r, now: now}
-	if r.harmony != nil || r.mistral != nil {
-		text, err := c.coded(q)
-		if err != nil {
-			return Text{}, fmt.Errorf("chat: %w", err)
+func (r *Renderer) Render(q Request, now time.Time) (t Text, err error) {
+	defer func() {
+		switch e := recover().(type) {
+		case nil:
+		case *refusal:
+			t, err = Text{}, fmt.Errorf("chat: %w", e.err)
+		default:
+			panic(e)
 		}
-		return text, nil
+	}()
+	c := &conversation{r: r, q: q, now: now}
+	switch {
+	case r.mistral != nil:
+		return r.mistral.render(c), nil
+	case r.harmony != nil:
+		return r.harmony.render(c), nil
 	}
-	if err := c.read(q); err != nil {
-		return Text{}, fmt.Errorf("chat: %w", err)
-	}
-	text, err := c.text(nil)
-	if err != nil {
-		return Text{}, fmt.Errorf("chat: %w", err)
-	}
-	out := Text{Text: text, Exact: len(text), Kept: c.kept, Items: len(c.items)}
+	c.read()
+	text := c.text("")
+	t = Text{Text: text, Exact: len(text), Kept: Kept(q.TruncatePromptTokens), Items: len(c.items)}
 	if len(c.items) == 0 {
-		return out, nil
+		return t, nil
 	}
-	// Where the first item stands the text differs from one with other words there.
-	other, err := c.text([]byte("\x00"))
-	if err != nil {
-		return Text{}, fmt.Errorf("chat: %w", err)
-	}
-	for i := range text {
-		if i >= len(other) || text[i] != other[i] {
-			out.Exact = i
-			break
-		}
+	// The first item stands where a text with other words in its place differs.
+	other := c.text("\x00")
+	for t.Exact = 0; t.Exact < min(len(text), len(other)) && text[t.Exact] == other[t.Exact]; {
+		t.Exact++
 	}
 	for _, item := range c.items {
-		out.Text = appendItem(out.Text, item)
+		t.Text = appendItem(t.Text, item)
 	}
-	return out, nil
+	return t, nil
 }
 
 // Kept reads truncate_prompt_tokens: how many of the last tokens the engine keeps,
@@ -188,21 +212,82 @@ func Kept(span []byte) int {
 	return n
 }
 
-func refused(format string, a ...any) error {
-	return fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, a...))
+// parse reads a field of the request.
+func parse(name string, span []byte) jinja.Value {
+	v, err := jinja.FromJSON(span)
+	if err != nil {
+		panic(&refusal{fmt.Errorf("%s: %w", name, err)})
+	}
+	return v
 }
 
-// conversation is a request as the engine sees it.
-type conversation struct {
-	r        *Renderer
-	now      time.Time
-	messages []jinja.Value
-	vars     *jinja.Dict
-	template template
-	resume   bool     // the answer goes on with the last message
-	items    [][]byte // images and the like, each as its JSON
-	kept     int
-	size     int // of messages and tools, in bytes
+func boolean(name string, span []byte, byDefault bool) bool {
+	switch string(span) {
+	case "":
+		return byDefault
+	case "true", "false":
+		return string(span) == "true"
+	}
+	panic(refused("%s is not a boolean", name))
+}
+
+// resumeTag stands behind the text that the answer continues: what is behind it in the
+// rendering is cut off. The space at its end shows whether the template keeps spaces.
+const resumeTag = "\ue000kvroute goes on here\ue000 "
+
+// read reads the request for a template.
+func (c *conversation) read() {
+	c.generate = boolean("add_generation_prompt", c.q.AddGenerationPrompt, true)
+	c.resume = boolean("continue_final_message", c.q.ContinueFinalMessage, false)
+	switch {
+	case c.q.ChatTemplate != nil:
+		panic(refused("a chat template in the request is not trusted"))
+	case c.r.profile == SGLang:
+		c.generate = !c.resume
+	case c.resume && c.generate:
+		panic(refused("continue_final_message and add_generation_prompt"))
+	}
+	tools := c.readTools()
+	if c.template = c.r.template; tools != nil {
+		c.template = c.r.tools
+	}
+	c.readMessages()
+	c.readVariables(tools)
+}
+
+// readVariables collects the variables of the template.
+func (c *conversation) readVariables(tools []jinja.Value) {
+	c.vars = jinja.NewDict(16)
+	c.vars.Set("messages", jinja.List(c.messages...))
+	c.vars.Set("tools", jinja.None())
+	if c.q.ChatTemplateKwargs != nil {
+		d := parse("chat_template_kwargs", c.q.ChatTemplateKwargs).Dict()
+		if d == nil {
+			panic(refused("chat_template_kwargs is not an object"))
+		}
+		for name, value := range d.All() {
+			if name != "messages" && name != "chat_template" {
+				c.vars.Set(name, value)
+			}
+		}
+	}
+	if c.q.ReasoningEffort != nil {
+		v := parse("reasoning_effort", c.q.ReasoningEffort)
+		c.vars.Set("reasoning_effort", v)
+		if effort, ok := v.Text(); ok && c.r.profile == VLLM {
+			c.vars.SetDefault("enable_thinking", jinja.Bool(effort != "none"))
+		}
+	}
+	if c.q.Documents != nil {
+		c.vars.Set("documents", parse("documents", c.q.Documents))
+	}
+	if tools != nil {
+		c.vars.Set("tools", jinja.List(tools...))
+	}
+	c.vars.Set("add_generation_prompt", jinja.Bool(c.generate))
+	for name, value := range c.r.special.All() {
+		c.vars.SetDefault(name, value)
+	}
 }
 
 // What the values may take that a template makes: a template that works on its
@@ -212,246 +297,112 @@ const (
 	memoryPerByte = 4
 )
 
-// resumeTag stands behind the text that the answer goes on with: what is behind
-// it in the rendering is cut off. The space at its end tells whether the template
-// keeps spaces there.
-const resumeTag = "\ue000kvroute goes on here\ue000 "
-
-func (c *conversation) read(q Request) error {
-	boolean := func(name string, span []byte, def bool) (bool, error) {
-		switch string(span) {
-		case "":
-			return def, nil
-		case "true", "false":
-			return string(span) == "true", nil
-		}
-		return false, refused("%s is no boolean", name)
-	}
-	generate, err := boolean("add_generation_prompt", q.AddGenerationPrompt, true)
-	if err != nil {
-		return err
-	}
-	if c.resume, err = boolean("continue_final_message", q.ContinueFinalMessage, false); err != nil {
-		return err
-	}
-	switch {
-	case q.ChatTemplate != nil:
-		return refused("a chat template in the request is not trusted")
-	case c.r.profile == SGLang:
-		generate = !c.resume
-	case c.resume && generate:
-		return refused("continue_final_message and add_generation_prompt")
-	}
-	c.kept = Kept(q.TruncatePromptTokens)
-	c.size = len(q.Messages) + len(q.Tools)
-	tools, err := c.readTools(q)
-	if err != nil {
-		return err
-	}
-	if c.template = c.r.template; tools != nil {
-		c.template = c.r.tools
-	}
-	if err := c.readMessages(q.Messages); err != nil {
-		return err
-	}
-	return c.readVariables(q, tools, generate)
-}
-
-// readVariables collects what the template sees.
-func (c *conversation) readVariables(q Request, tools []jinja.Value, generate bool) error {
-	c.vars = jinja.NewDict(16)
-	c.vars.Set("messages", jinja.List(c.messages...))
-	c.vars.Set("tools", jinja.None())
-	if q.ChatTemplateKwargs != nil {
-		v, err := jinja.FromJSON(q.ChatTemplateKwargs)
-		if err != nil {
-			return fmt.Errorf("chat_template_kwargs: %w", err)
-		}
-		d := v.Dict()
-		if d == nil {
-			return refused("chat_template_kwargs is no object")
-		}
-		for name, value := range d.All() {
-			if name != "messages" && name != "chat_template" {
-				c.vars.Set(name, value)
-			}
-		}
-	}
-	if q.ReasoningEffort != nil {
-		v, err := jinja.FromJSON(q.ReasoningEffort)
-		if err != nil {
-			return fmt.Errorf("reasoning_effort: %w", err)
-		}
-		c.vars.Set("reasoning_effort", v)
-		if effort, ok := v.Text(); ok && c.r.profile == VLLM {
-			if _, given := c.vars.Get("enable_thinking"); !given {
-				c.vars.Set("enable_thinking", jinja.Bool(effort != "none"))
-			}
-		}
-	}
-	if q.Documents != nil {
-		v, err := jinja.FromJSON(q.Documents)
-		if err != nil {
-			return fmt.Errorf("documents: %w", err)
-		}
-		c.vars.Set("documents", v)
-	}
-	if tools != nil {
-		c.vars.Set("tools", jinja.List(tools...))
-	}
-	c.vars.Set("add_generation_prompt", jinja.Bool(generate))
-	for name, value := range c.r.special.All() {
-		if _, given := c.vars.Get(name); !given {
-			c.vars.Set(name, value)
-		}
-	}
-	return nil
-}
-
-// text renders the template. With instead, the items of the conversation are
-// replaced by a text.
-func (c *conversation) text(instead []byte) ([]byte, error) {
+// text renders the template. A text other than "" replaces the items of the
+// conversation.
+func (c *conversation) text(instead string) []byte {
 	vars := c.vars
-	if instead != nil {
+	if instead != "" {
 		vars = vars.Clone()
 		replaced := make([]jinja.Value, len(c.messages))
 		for i, m := range c.messages {
-			replaced[i] = withoutItems(m, string(instead))
+			replaced[i] = withoutItems(m, instead)
 		}
 		vars.Set("messages", jinja.List(replaced...))
 	}
-	o := jinja.Options{Now: c.now, MaxMemory: max(leastMemory, c.size*memoryPerByte)}
+	o := jinja.Options{Now: c.now, MaxMemory: max(leastMemory, (len(c.q.Messages)+len(c.q.Tools))*memoryPerByte)}
 	out, err := c.template.Render(nil, vars, o)
 	if err != nil && c.r.profile == SGLang {
 		// SGLang tries once more with the functions of the tools alone.
-		if bare, ok := bareTools(vars); ok {
+		var bare []jinja.Value
+		tools, _ := vars.Get("tools")
+		for _, t := range tools.Items() {
+			bare = append(bare, t.Get("function"))
+		}
+		if len(bare) > 0 && !slices.ContainsFunc(bare, jinja.Value.IsUndefined) {
 			vars = vars.Clone()
-			vars.Set("tools", bare)
+			vars.Set("tools", jinja.List(bare...))
 			out, err = c.template.Render(nil, vars, o)
 		}
 	}
-	if err != nil || !c.resume {
-		return out, err
+	if err != nil {
+		panic(&refusal{err})
+	}
+	if !c.resume {
+		return out
 	}
 	at := bytes.LastIndex(out, []byte(strings.TrimSuffix(resumeTag, " ")))
 	if at < 0 {
-		return nil, refused("the template leaves out the message to go on with")
+		panic(refused("the template leaves out the message to continue"))
 	}
-	kept := bytes.HasPrefix(out[at:], []byte(resumeTag))
-	if out = out[:at]; !kept {
-		out = bytes.TrimRight(out, " \t\n\r\v\f")
+	if bytes.HasPrefix(out[at:], []byte(resumeTag)) {
+		return out[:at]
 	}
-	return out, nil
+	return bytes.TrimRight(out[:at], " \t\n\r\v\f")
 }
 
-func bareTools(vars *jinja.Dict) (jinja.Value, bool) {
-	tools, _ := vars.Get("tools")
-	var bare []jinja.Value
-	for _, t := range tools.Items() {
-		d := t.Dict()
-		if d == nil {
-			return jinja.Value{}, false
+// readTools returns the tools as the engine writes them again, nil if there are none.
+func (c *conversation) readTools() []jinja.Value {
+	if c.q.Tools == nil {
+		if c.r.profile == VLLM && c.q.ToolChoice != nil && string(c.q.ToolChoice) != `"none"` {
+			panic(refused("tool_choice without tools"))
 		}
-		f, ok := d.Get("function")
-		if !ok {
-			return jinja.Value{}, false
-		}
-		bare = append(bare, f)
+		return nil
 	}
-	return jinja.List(bare...), len(bare) > 0
-}
-
-// readTools returns the tools in the engine's order of keys, nil if there are none.
-func (c *conversation) readTools(q Request) ([]jinja.Value, error) {
-	if q.Tools == nil {
-		if c.r.profile == VLLM && q.ToolChoice != nil && string(q.ToolChoice) != `"none"` {
-			return nil, refused("tool_choice without tools")
-		}
-		return nil, nil
-	}
-	v, err := jinja.FromJSON(q.Tools)
-	if err != nil {
-		return nil, fmt.Errorf("tools: %w", err)
-	}
-	list := v.Items()
-	if len(list) == 0 {
-		if c.r.profile == VLLM {
-			return nil, refused("tools is empty or no list")
-		}
-		return nil, nil
+	list := parse("tools", c.q.Tools).Items()
+	if len(list) == 0 && c.r.profile == VLLM {
+		panic(refused("tools is empty or not a list"))
 	}
 	only := ""
-	if c.r.profile == SGLang && q.ToolChoice != nil {
-		choice, err := jinja.FromJSON(q.ToolChoice)
-		if err != nil {
-			return nil, fmt.Errorf("tool_choice: %w", err)
-		}
+	if c.r.profile == SGLang && c.q.ToolChoice != nil && len(list) > 0 {
+		choice := parse("tool_choice", c.q.ToolChoice)
 		if text, _ := choice.Text(); text == "none" {
-			return nil, nil
+			return nil
 		}
-		if d := choice.Dict(); d != nil {
-			f, _ := d.Get("function")
-			if d := f.Dict(); d != nil {
-				name, _ := d.Get("name")
-				only, _ = name.Text()
-			}
-		}
+		only, _ = choice.Get("function").Get("name").Text()
 	}
 	var out []jinja.Value
-	for i, t := range list {
-		tool := t.Dict()
-		if tool == nil {
-			return nil, refused("tools[%d] is no object", i)
-		}
-		fv, _ := tool.Get("function")
-		f := fv.Dict()
-		if f == nil {
-			return nil, refused("tools[%d].function is no object", i)
-		}
-		name, _ := f.Get("name")
-		text, ok := name.Text()
+	for i, tool := range list {
+		name, ok := tool.Get("function").Get("name").Text()
 		if !ok {
-			return nil, refused("tools[%d].function.name is no string", i)
+			panic(refused("tools[%d] is not an object with a function that has a name", i))
 		}
-		if only != "" && text != only {
-			continue
+		if only == "" || name == only {
+			out = append(out, c.tool(tool))
 		}
-		out = append(out, c.tool(tool, f, name))
 	}
-	return out, nil
+	return out
 }
 
-// tool returns one tool as the engine writes it again.
-func (c *conversation) tool(tool, f *jinja.Dict, name jinja.Value) jinja.Value {
-	or := func(key string, def jinja.Value) jinja.Value {
-		if v, ok := f.Get(key); ok {
-			return v
+// tool returns one tool with the engine's keys, in its order.
+func (c *conversation) tool(tool jinja.Value) jinja.Value {
+	f := tool.Get("function")
+	function := jinja.NewDict(4)
+	set := func(key string, byDefault jinja.Value) {
+		v, ok := f.Dict().Get(key)
+		if !ok {
+			v = byDefault
 		}
-		return def
+		function.Set(key, v)
 	}
-	kind, ok := tool.Get("type")
+	switch c.r.profile {
+	case VLLM:
+		set("name", jinja.None())
+		set("description", jinja.None())
+		set("parameters", jinja.None())
+		if v := f.Get("strict"); !v.IsUndefined() && !v.IsNone() {
+			function.Set("strict", v)
+		}
+	case SGLang:
+		set("description", jinja.None())
+		set("name", jinja.None())
+		set("parameters", jinja.None())
+		set("strict", jinja.Bool(false))
+	default:
+		function = f.Dict()
+	}
+	kind, ok := tool.Dict().Get("type")
 	if !ok {
 		kind = jinja.String("function")
 	}
-	function := jinja.NewDict(4)
-	switch c.r.profile {
-	case VLLM:
-		function.Set("name", name)
-		function.Set("description", or("description", jinja.None()))
-		function.Set("parameters", or("parameters", jinja.None()))
-		if strict, ok := f.Get("strict"); ok && !strict.IsNone() {
-			function.Set("strict", strict)
-		}
-	case SGLang:
-		function.Set("description", or("description", jinja.None()))
-		function.Set("name", name)
-		function.Set("parameters", or("parameters", jinja.None()))
-		function.Set("strict", or("strict", jinja.Bool(false)))
-	default:
-		function = f
-	}
-	out := jinja.NewDict(2)
-	out.Set("type", kind)
-	out.Set("function", jinja.FromDict(function))
-	return jinja.FromDict(out)
+	return jinja.Object("type", kind, "function", jinja.FromDict(function))
 }

@@ -3,7 +3,6 @@
 package chat
 
 import (
-	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -13,95 +12,70 @@ import (
 
 // toolNamespace describes tools as harmony shows them to the model: as functions
 // of a TypeScript namespace.
-func toolNamespace(tools []jinja.Value) (string, error) {
+func toolNamespace(tools []jinja.Value) string {
 	var b strings.Builder
 	b.WriteString("# Tools\n\n## functions\n\nnamespace functions {\n\n")
 	for _, t := range tools {
-		f := at(t, "function")
-		name, _ := at(f, "name").Text()
-		description, _ := at(f, "description").Text()
-		for _, line := range lines(description) {
+		f := t.Get("function")
+		name, _ := f.Get("name").Text()
+		description, _ := f.Get("description").Text()
+		for line := range strings.Lines(description) { // as Rust's str::lines
+			if text, found := strings.CutSuffix(line, "\n"); found {
+				line = strings.TrimSuffix(text, "\r")
+			}
 			b.WriteString("// " + line + "\n")
 		}
-		if parameters := at(f, "parameters"); parameters.Dict() == nil {
-			b.WriteString("type " + name + " = () => any;\n\n")
-		} else {
-			s := schemaText{}
-			text := s.of(parameters, "", 0)
-			if s.err != nil {
-				return "", s.err
-			}
-			b.WriteString("type " + name + " = (_: " + text + ") => any;\n\n")
+		argument := ""
+		if parameters := f.Get("parameters"); parameters.Dict() != nil {
+			argument = "_: " + schemaType(parameters, "", 0)
 		}
+		b.WriteString("type " + name + " = (" + argument + ") => any;\n\n")
 	}
 	b.WriteString("} // namespace functions")
-	return b.String(), nil
-}
-
-// at returns what v has under a key, undefined if it is no object or has none.
-func at(v jinja.Value, key string) jinja.Value {
-	d := v.Dict()
-	if d == nil {
-		return jinja.Value{}
-	}
-	x, _ := d.Get(key)
-	return x
-}
-
-// lines parts a text as Rust's str::lines does.
-func lines(s string) []string {
-	if s == "" {
-		return nil
-	}
-	out := strings.Split(strings.TrimSuffix(s, "\n"), "\n")
-	for i := range out {
-		if i < len(out)-1 || strings.HasSuffix(s, "\n") {
-			out[i] = strings.TrimSuffix(out[i], "\r")
-		}
-	}
-	return out
+	return b.String()
 }
 
 // maxSchema is how deep a schema may be nested; the engine's own JSON reader stops
 // at 128, of which the message around it takes some.
 const maxSchema = 110
 
-// schemaText writes JSON schemas as types. Of a schema that has more than one of
-// the keys that say what it is, oneOf counts before type.
-type schemaText struct{ err error }
-
-func (s *schemaText) of(v jinja.Value, indent string, depth int) string {
+// schemaType writes a JSON schema as a type. Of the keys that tell what it is oneOf
+// counts before type.
+func schemaType(v jinja.Value, indent string, depth int) string {
 	if depth > maxSchema {
-		s.err = refused("a tool's parameters are nested too deep")
-		return ""
+		panic(refused("a tool's parameters are nested too deep"))
 	}
-	if variants := at(v, "oneOf"); variants.IsList() {
-		return s.oneOf(variants.Items(), indent, depth)
+	if variants := v.Get("oneOf"); variants.IsList() {
+		var b strings.Builder
+		for _, v := range variants.Items() {
+			b.WriteString("\n" + indent + " | " + nullable(v, indent+"   ", depth))
+			description, described := describe(v)
+			b.WriteString(comment(description, described, defaultNote(v, true)))
+		}
+		return b.String()
 	}
-	switch kind := at(v, "type"); {
-	case kind.IsList():
-		if text := unionOf(kind.Items(), false); text != "" {
+	kind := v.Get("type")
+	name, _ := kind.Text()
+	switch name {
+	case "object":
+		return objectType(v, indent, depth)
+	case "string":
+		if text := unionOf(v.Get("enum").Items(), true); text != "" {
 			return text
 		}
-	default:
-		switch name, _ := kind.Text(); name {
-		case "object":
-			return s.object(v, indent, depth)
-		case "string":
-			if text := unionOf(at(v, "enum").Items(), true); text != "" {
-				return text
-			}
-			return "string"
-		case "number", "integer":
-			return "number"
-		case "boolean":
-			return "boolean"
-		case "array":
-			if items := at(v, "items"); !items.IsUndefined() {
-				return s.of(items, indent, depth+1) + "[]"
-			}
-			return "Array<any>"
+		return "string"
+	case "number", "integer":
+		return "number"
+	case "boolean":
+		return "boolean"
+	case "array":
+		if items := v.Get("items"); !items.IsUndefined() {
+			return schemaType(items, indent, depth+1) + "[]"
 		}
+		return "Array<any>"
+	}
+	if text := unionOf(kind.Items(), false); text != "" {
+		return text
 	}
 	return "any"
 }
@@ -124,88 +98,87 @@ func unionOf(items []jinja.Value, values bool) string {
 	return strings.Join(texts, " | ")
 }
 
-// oneOf writes variants, each on a line of its own.
-func (s *schemaText) oneOf(variants []jinja.Value, indent string, depth int) string {
-	var b strings.Builder
-	for _, v := range variants {
-		b.WriteString("\n" + indent + " | " + s.nullable(v, indent+"   ", depth))
-		var notes []string
-		if text, ok := at(v, "description").Text(); ok {
-			notes = append(notes, text)
-		}
-		if text := s.byDefault(v, true); text != "" {
-			notes = append(notes, text)
-		}
-		if len(notes) > 0 {
-			b.WriteString(" // " + strings.Join(notes, " "))
-		}
+// comment returns a comment at the end of a line: the description, if there is one,
+// and the default value, if it is not empty.
+func comment(description string, described bool, byDefault string) string {
+	var notes []string
+	if described {
+		notes = append(notes, description)
 	}
-	return b.String()
+	if byDefault != "" {
+		notes = append(notes, byDefault)
+	}
+	if notes == nil {
+		return ""
+	}
+	return " // " + strings.Join(notes, " ")
 }
 
-// nullable is of, with null added where the schema says so.
-func (s *schemaText) nullable(v jinja.Value, indent string, depth int) string {
-	text := s.of(v, indent, depth+1)
-	if string(s.json(at(v, "nullable"))) == "true" && !strings.Contains(text, "null") {
+// describe returns the description of a schema; ok is false if it has none.
+func describe(v jinja.Value) (string, bool) { return v.Get("description").Text() }
+
+// nullable is schemaType, with null added where the schema says so.
+func nullable(v jinja.Value, indent string, depth int) string {
+	text := schemaType(v, indent, depth+1)
+	if is := v.Get("nullable"); is.IsBool() && is.Truth() && !strings.Contains(text, "null") {
 		text += " | null"
 	}
 	return text
 }
 
-// byDefault writes the note about a default value, "" if there is none. A string
-// stands in quotes, but for those of an enum: these are bare or, with quoted, as
-// JSON has them.
-func (s *schemaText) byDefault(v jinja.Value, quoted bool) string {
-	value := at(v, "default")
+// defaultNote describes the default value, "" if there is none. A string stands in
+// quotes, but for those of an enum: these are bare or, with quoted, as in JSON.
+func defaultNote(v jinja.Value, quoted bool) string {
+	value := v.Get("default")
 	if value.IsUndefined() {
 		return ""
 	}
 	text, isText := value.Text()
-	switch isEnum := len(at(v, "enum").Items()) > 0; {
+	switch isEnum := len(v.Get("enum").Items()) > 0; {
 	case isText && !isEnum:
 		return `default: "` + text + `"`
 	case isText && !quoted:
 		return "default: " + text
 	}
-	return "default: " + string(s.json(value))
+	return "default: " + string(appendRustJSON(nil, value))
 }
 
-func (s *schemaText) object(v jinja.Value, indent string, depth int) string {
+func objectType(v jinja.Value, indent string, depth int) string {
 	var b strings.Builder
-	if text, ok := at(v, "description").Text(); ok {
+	if text, ok := describe(v); ok {
 		b.WriteString(indent + "// " + text + "\n")
 	}
 	b.WriteString("{\n")
 	required := map[string]bool{}
-	for _, r := range at(v, "required").Items() {
+	for _, r := range v.Get("required").Items() {
 		if text, ok := r.Text(); ok {
 			required[text] = true
 		}
 	}
-	if d := at(v, "properties").Dict(); d != nil {
+	if d := v.Get("properties").Dict(); d != nil {
 		for key, p := range d.All() {
 			if !required[key] {
 				key += "?"
 			}
-			s.property(&b, key, p, indent, depth)
+			writeProperty(&b, key, p, indent, depth)
 		}
 	}
 	b.WriteString(indent + "}")
 	return b.String()
 }
 
-func (s *schemaText) property(b *strings.Builder, key string, p jinja.Value, indent string, depth int) {
+func writeProperty(b *strings.Builder, key string, p jinja.Value, indent string, depth int) {
 	note := func(text string) { b.WriteString(indent + "// " + text + "\n") }
-	if text, ok := at(p, "title").Text(); ok {
+	if text, ok := p.Get("title").Text(); ok {
 		note(text)
 		b.WriteString(indent + "//\n")
 	}
-	description, described := at(p, "description").Text()
-	variants := at(p, "oneOf")
+	description, described := describe(p)
+	variants := p.Get("oneOf")
 	if described && variants.IsUndefined() {
 		note(description)
 	}
-	if examples := at(p, "examples").Items(); len(examples) > 0 {
+	if examples := p.Get("examples").Items(); len(examples) > 0 {
 		note("Examples:")
 		for _, e := range examples {
 			if text, ok := e.Text(); ok {
@@ -213,64 +186,39 @@ func (s *schemaText) property(b *strings.Builder, key string, p jinja.Value, ind
 			}
 		}
 	}
-	if variants.IsList() {
-		s.propertyOneOf(b, key, p, variants.Items(), indent, depth)
+	if !variants.IsList() {
+		b.WriteString(indent + key + ": " + nullable(p, indent+"    ", depth) + ",")
+		if variants.IsUndefined() {
+			b.WriteString(comment("", false, defaultNote(p, false)))
+		}
+		b.WriteString("\n")
 		return
 	}
-	b.WriteString(indent + key + ": " + s.nullable(p, indent+"    ", depth) + ",")
-	if text := s.byDefault(p, false); text != "" && variants.IsUndefined() {
-		b.WriteString(" // " + text)
-	}
-	b.WriteString("\n")
-}
-
-// propertyOneOf writes a property that is one of several types: its description
-// and default above it, unless the first variant says the same.
-func (s *schemaText) propertyOneOf(b *strings.Builder, key string, p jinja.Value, variants []jinja.Value, indent string, depth int) {
-	description, described := at(p, "description").Text()
+	// The description stands above, unless the first variant has the same.
 	above := described
-	if len(variants) > 0 {
-		if text, ok := at(variants[0], "description").Text(); ok && text == description {
+	if list := variants.Items(); len(list) > 0 {
+		if text, ok := describe(list[0]); ok && text == description {
 			above = false
 		}
 	}
 	if above {
-		b.WriteString(indent + "// " + description + "\n")
+		note(description)
 	}
-	if text := s.byDefault(p, false); text != "" {
-		b.WriteString(indent + "// " + text + "\n")
+	if text := defaultNote(p, false); text != "" {
+		note(text)
 	}
 	b.WriteString(indent + key + ":\n")
-	for i, v := range variants {
-		b.WriteString(indent + " | " + s.nullable(v, indent+"   ", depth))
-		var notes []string
-		text, ok := at(v, "description").Text()
-		if ok && !(i == 0 && above) && !(described && text == description) {
-			notes = append(notes, text)
-		}
-		if text := s.byDefault(v, false); text != "" {
-			notes = append(notes, text)
-		}
-		if len(notes) > 0 {
-			b.WriteString(" // " + strings.Join(notes, " "))
-		}
-		b.WriteString("\n")
+	for i, v := range variants.Items() {
+		text, ok := describe(v)
+		ok = ok && !(i == 0 && above) && !(described && text == description)
+		b.WriteString(indent + " | " + nullable(v, indent+"   ", depth) + comment(text, ok, defaultNote(v, false)) + "\n")
 	}
 	b.WriteString(indent + ",\n")
 }
 
-// json writes a value as the engine's Rust does: without spaces, fractions and
-// numbers of more than 64 bits in Rust's form.
-func (s *schemaText) json(v jinja.Value) []byte {
-	b, err := appendRustJSON(nil, v)
-	if err != nil {
-		s.err = refused("a default value in a tool's parameters: %v", err)
-	}
-	return b
-}
-
-func appendRustJSON(dst []byte, v jinja.Value) ([]byte, error) {
-	var err error
+// appendRustJSON writes a value as the engine's Rust does: without spaces, fractions
+// and numbers of more than 64 bits in Rust's form.
+func appendRustJSON(dst []byte, v jinja.Value) []byte {
 	d := v.Dict()
 	switch {
 	case v.IsList():
@@ -279,11 +227,9 @@ func appendRustJSON(dst []byte, v jinja.Value) ([]byte, error) {
 			if i > 0 {
 				dst = append(dst, ',')
 			}
-			if dst, err = appendRustJSON(dst, it); err != nil {
-				return dst, err
-			}
+			dst = appendRustJSON(dst, it)
 		}
-		return append(dst, ']'), nil
+		return append(dst, ']')
 	case d != nil:
 		dst = append(dst, '{')
 		first := true
@@ -292,58 +238,31 @@ func appendRustJSON(dst []byte, v jinja.Value) ([]byte, error) {
 				dst = append(dst, ',')
 			}
 			first = false
-			if dst, err = jinja.AppendJSON(dst, jinja.String(key)); err != nil {
-				return dst, err
-			}
-			if dst, err = appendRustJSON(append(dst, ':'), it); err != nil {
-				return dst, err
-			}
+			dst = append(append(dst, toJSON(jinja.String(key))...), ':')
+			dst = appendRustJSON(dst, it)
 		}
-		return append(dst, '}'), nil
-	case v.IsUndefined():
-		return dst, nil
+		return append(dst, '}')
 	}
-	start := len(dst)
-	if dst, err = jinja.AppendJSON(dst, v); err != nil {
-		return dst, err
+	text := string(toJSON(v)) // as Python writes it
+	_, signed := strconv.ParseInt(text, 10, 64)
+	_, unsigned := strconv.ParseUint(text, 10, 64)
+	if strings.IndexByte("-0123456789NI", text[0]) < 0 || signed == nil || unsigned == nil {
+		return append(dst, text...)
 	}
-	switch text := string(dst[start:]); {
-	case text[0] != '-' && (text[0] < '0' || text[0] > '9') && text[0] != 'N' && text[0] != 'I':
-		return dst, nil // no number
-	default:
-		return appendRustNumber(dst[:start], text)
-	}
-}
-
-// appendRustNumber appends a number, given as Python writes it.
-func appendRustNumber(dst []byte, python string) ([]byte, error) {
-	if _, err := strconv.ParseInt(python, 10, 64); err == nil {
-		return append(dst, python...), nil
-	}
-	if _, err := strconv.ParseUint(python, 10, 64); err == nil {
-		return append(dst, python...), nil
-	}
-	f, err := strconv.ParseFloat(python, 64)
+	f, err := strconv.ParseFloat(text, 64)
 	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
-		return dst, fmt.Errorf("%.40s is no number", python)
+		panic(refused("a default value in a tool's parameters: %.40s is not a number", text))
 	}
-	return appendRustFloat(dst, f), nil
-}
-
-// appendRustFloat appends the shortest digits that read back as f, with an exponent
-// below 1e-5 and from 1e16 on.
-func appendRustFloat(dst []byte, f float64) []byte {
-	a := max(f, -f)
-	if a == 0 || 1e-5 <= a && a < 1e16 {
-		start := len(dst)
-		dst = strconv.AppendFloat(dst, f, 'f', -1, 64)
-		if !strings.Contains(string(dst[start:]), ".") {
-			dst = append(dst, ".0"...)
+	// The fewest digits that give the same number, with an exponent below 1e-5 and from
+	// 1e16 on.
+	if a := math.Abs(f); a == 0 || 1e-5 <= a && a < 1e16 {
+		text = strconv.FormatFloat(f, 'f', -1, 64)
+		if !strings.Contains(text, ".") {
+			text += ".0"
 		}
-		return dst
+		return append(dst, text...)
 	}
-	text := strconv.FormatFloat(f, 'e', -1, 64) // with two digits in the exponent
-	mantissa, exponent, _ := strings.Cut(text, "e")
+	mantissa, exponent, _ := strings.Cut(strconv.FormatFloat(f, 'e', -1, 64), "e") // with two digits in the exponent
 	dst = append(append(dst, mantissa...), 'e', exponent[0])
 	return append(dst, strings.TrimLeft(exponent[1:], "0")...)
 }
