@@ -16,18 +16,18 @@ const presenceTopic = "presence"
 
 // reply answers data that asks for events, or returns nil if it is not to be
 // answered.
-func (p *Publisher) reply(data []byte) (a *events.Answer, isJSON bool) {
-	q, isJSON, err := events.DecodeQuery(data)
+func (p *Publisher) reply(data []byte) *events.Answer {
+	q, err := events.DecodeQuery(data)
 	switch {
 	case err != nil:
-		return &events.Answer{Message: "the query cannot be read"}, isJSON
+		return &events.Answer{Message: "the query cannot be read"}
 	case q.Kind != events.RecoveryKind:
-		return nil, isJSON // not for us, and never answered
+		return nil // not for us, and never answered
 	case q.WorkerID != p.conf.WorkerID:
-		return &events.Answer{Message: "this is another worker"}, isJSON
+		return &events.Answer{Message: "this is another worker"}
 	}
 	answer := p.answer(&q)
-	return &answer, isJSON
+	return &answer
 }
 
 func (p *Publisher) answer(q *events.Query) events.Answer {

@@ -52,8 +52,8 @@ func newDynamoRank(t *testing.T, worker uint64, rank uint32, publisher uint64) *
 	d := &dynamoRank{T: t, worker: worker, rank: rank, publisher: publisher, local: localindex.New(), held: map[uint64]uint64{}, endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", fixtures.HoldPort(t))}
 	path := fmt.Sprintf("%x/dynamo/backend/worker_kv_query_source_%x", worker, publisher)
 	address := planeWorker(t, func(q planeRequest, w io.Writer) error {
-		query, isJSON, err := events.DecodeQuery(q.Body)
-		if err != nil || q.Path != path || isJSON {
+		query, err := events.DecodeQuery(q.Body)
+		if err != nil || q.Path != path {
 			return fmt.Errorf("asked at %s with %x: %w", q.Path, q.Body, err)
 		}
 		d.mu.Lock()

@@ -51,7 +51,7 @@ func SplitFrames(frames [][]byte) (Frames, error) {
 		return f, nil
 	}
 	if n < 2 || n > 4 || len(frames[n-2]) != 8 {
-		return Frames{}, fmt.Errorf("events: split frames: %w: %d frames", events.ErrDialect, n)
+		return Frames{}, fmt.Errorf("events: split frames: %w: %d frames", events.ErrMessage, n)
 	}
 	f := Frames{Sequence: binary.BigEndian.Uint64(frames[n-2]), Body: frames[n-1], End: len(frames[n-1]) == 0}
 	if n > 2 {

@@ -54,7 +54,6 @@ func (o *natsOutlet) open(p *Publisher) (end func(), err error) {
 	if p.conf.LocalIndexer {
 		query := func(m *nats.Msg) { o.query(p, m) }
 		listen(events.QuerySubject(p.conf.Scope, p.conf.WorkerID, "*"), query)
-		listen(events.LegacyQuerySubject(p.conf.Scope, p.conf.WorkerID), query)
 	}
 	if p.conf.Quiet {
 		listen(p.conf.Scope.Own(presenceTopic), func(m *nats.Msg) { p.tell(p.conf.Now(), m.Data) })
@@ -71,22 +70,15 @@ func (o *natsOutlet) query(p *Publisher, m *nats.Msg) {
 	if m.Reply == "" {
 		return
 	}
-	a, isJSON := p.reply(m.Data)
+	a := p.reply(m.Data)
 	if a == nil {
 		return
 	}
 	parts := localindex.Split(a)
-	if isJSON {
-		parts = []events.Answer{*a} // that dialect has no parts
-	}
 	for i := range parts {
 		out := nats.NewMsg(m.Reply)
-		if isJSON {
-			out.Data = events.AppendJSONAnswer(nil, &parts[i])
-		} else {
-			out.Data = events.AppendAnswer(nil, &parts[i])
-			out.Header.Set(events.HeaderPublisher, wire.WorkerKey(p.id))
-		}
+		out.Data = events.AppendAnswer(nil, &parts[i])
+		out.Header.Set(events.HeaderPublisher, wire.WorkerKey(p.id))
 		if len(parts) > 1 {
 			out.Header.Set(events.HeaderPart, strconv.Itoa(i))
 			out.Header.Set(events.HeaderParts, strconv.Itoa(len(parts)))

@@ -12,8 +12,8 @@ import (
 )
 
 // PlaneRequest is a request of Dynamo's request plane.
-func PlaneRequest(path, id, subject, address string, at Indexer, q events.Query) ([]byte, error) {
-	return appendPlaneRequest(nil, path, exchange{id: id, subject: subject, address: address}, at, q)
+func PlaneRequest(path, id, subject, address string, q events.Query) ([]byte, error) {
+	return appendPlaneRequest(nil, path, exchange{id: id, subject: subject, address: address}, q)
 }
 
 // AskIndexer puts a query over the request plane.

@@ -26,8 +26,6 @@ type Indexer struct {
 	// Transport is host:port/path as the worker's record says: the path is taken
 	// verbatim.
 	Transport string
-	// JSON says that the worker reads queries as JSON, not MessagePack.
-	JSON bool
 	// Publisher is whose event ids the answers count; 0 if that is not known.
 	Publisher uint64
 }
@@ -98,7 +96,7 @@ func askIndexer(ctx context.Context, at Indexer, q events.Query, part func(event
 	defer listener.Close()
 
 	x := exchange{id: newID(), subject: newID(), address: listener.Addr().String()}
-	request, err := appendPlaneRequest(nil, path, x, at, q)
+	request, err := appendPlaneRequest(nil, path, x, q)
 	if err != nil {
 		return err
 	}
@@ -117,7 +115,7 @@ func askIndexer(ctx context.Context, at Indexer, q events.Query, part func(event
 
 // appendPlaneRequest appends a request of the request plane to dst: the path, text headers
 // as JSON, and a message whose body is the query.
-func appendPlaneRequest(dst []byte, path string, x exchange, at Indexer, q events.Query) ([]byte, error) {
+func appendPlaneRequest(dst []byte, path string, x exchange, q events.Query) ([]byte, error) {
 	type connection struct {
 		Transport string `json:"transport"`
 		Info      string `json:"info"`
@@ -131,17 +129,14 @@ func appendPlaneRequest(dst []byte, path string, x exchange, at Indexer, q event
 	if err != nil {
 		return nil, fmt.Errorf("events: make a request: %w", err)
 	}
-	codec, body := "msgpack", events.AppendQuery(nil, q)
-	if at.JSON {
-		codec, body = "", appendPlaneJSON(q)
-	}
+	body := events.AppendQuery(nil, q)
 	control, err := json.Marshal(struct {
 		ID           string     `json:"id"`
 		RequestType  string     `json:"request_type"`
 		ResponseType string     `json:"response_type"`
-		Codec        string     `json:"payload_codec,omitempty"`
+		Codec        string     `json:"payload_codec"`
 		Connection   connection `json:"connection_info"`
-	}{x.id, "single_in", "many_out", codec, connection{"tcp_server", string(info)}})
+	}{x.id, "single_in", "many_out", "msgpack", connection{"tcp_server", string(info)}})
 	if err != nil {
 		return nil, fmt.Errorf("events: make a request: %w", err)
 	}
@@ -159,27 +154,6 @@ func appendPlaneRequest(dst []byte, path string, x exchange, at Indexer, q event
 	dst = append(binary.BigEndian.AppendUint16(dst, uint16(len(headers))), headers...)
 	dst = binary.BigEndian.AppendUint32(dst, uint32(24+len(control)+len(body)))
 	return appendTwoPart(dst, control, body), nil
-}
-
-// appendPlaneJSON is a query in the form of Dynamo 1.3.
-func appendPlaneJSON(q events.Query) []byte {
-	text := struct {
-		WorkerID uint64  `json:"worker_id"`
-		Start    *uint64 `json:"start_event_id"`
-		End      *uint64 `json:"end_event_id"`
-		DPRank   uint32  `json:"dp_rank"`
-	}{WorkerID: q.WorkerID, DPRank: q.DPRank}
-	if q.HasStart {
-		text.Start = &q.Start
-	}
-	if q.End > 0 {
-		text.End = &q.End
-	}
-	data, err := json.Marshal(text)
-	if err != nil {
-		panic(err) // numbers can be written
-	}
-	return data
 }
 
 // appendTwoPart appends a message of header and body: their lengths, a checksum that
@@ -316,11 +290,6 @@ func readAnswer(r io.Reader, at Indexer, part func(events.AnswerPart) (more bool
 
 // planeData takes the answer out of the body of a message. It is empty in the last one.
 func planeData(body []byte) (data []byte, err error) {
-	if len(body) > 0 && body[0] == '{' {
-		var text struct{ Data json.RawMessage }
-		err := json.Unmarshal(body, &text)
-		return text.Data, err
-	}
 	_, err = msgpack.EachField(body, func(key, value []byte) error {
 		if string(key) == "data" {
 			data = value

@@ -175,7 +175,7 @@ func TestCapturedQueriesOverTheRequestPlane(t *testing.T) {
 		if r.Body.End != nil {
 			q.End = *r.Body.End
 		}
-		ours, err := engines.PlaneRequest(r.Path, captured.Control.ID, captured.Info.Subject, captured.Info.Address, engines.Indexer{}, q)
+		ours, err := engines.PlaneRequest(r.Path, captured.Control.ID, captured.Info.Subject, captured.Info.Address, q)
 		if err != nil || !bytes.Equal(ours, raw) {
 			t.Errorf("%s: our request, %v\n%q\nis not the one captured\n%q", r.ID, err, ours, raw)
 		}
@@ -207,12 +207,11 @@ func TestCapturedQueriesOverTheRequestPlane(t *testing.T) {
 
 func TestTheRequestPlaneIsAsked(t *testing.T) {
 	dump := events.Answer{
-		Kind: events.AnswerDump, LastEventID: 3, HasLast: true,
+		Kind: events.AnswerDump, LastEventID: 3,
 		Events: []events.RouterEvent{{WorkerID: 26, DPRank: 1, EventID: 1, Event: indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: 2}}}}},
 	}
 	twice := func(w io.Writer, subject string) error { return say(w, subject, data(&dump), data(&dump), last()) }
 	for name, c := range map[string]struct {
-		json bool
 		play func(planeRequest, io.Writer) error
 		want string // in the error; empty for the dump
 	}{
@@ -220,13 +219,7 @@ func TestTheRequestPlaneIsAsked(t *testing.T) {
 		"an answer, twice":    {play: func(q planeRequest, w io.Writer) error { return twice(w, q.Info.Subject) }},
 		"byte by byte":        {play: func(q planeRequest, w io.Writer) error { return say(slowly{w}, q.Info.Subject, data(&dump), last()) }},
 		"after somebody else": {play: afterStrangers(&dump)},
-		"JSON": {json: true, play: func(q planeRequest, w io.Writer) error {
-			if q.Control.Codec != "" || !strings.Contains(string(q.Body), `"dp_rank":1`) {
-				return fmt.Errorf("asked in codec %q: %s", q.Control.Codec, q.Body)
-			}
-			return say(w, q.Info.Subject, []byte(`{"data":{"TreeDump":{"events":[{"worker_id":26,"event":{"event_id":1,"data":{"stored":{"parent_hash":null,"blocks":[{"block_hash":1,"tokens_hash":2}]}},"dp_rank":1}}],"last_event_id":3}},"complete_final":false}`), []byte(`{"complete_final":true}`))
-		}},
-		"no answer": {play: func(q planeRequest, w io.Writer) error { return say(w, q.Info.Subject, last()) }, want: "ends without one"},
+		"no answer":           {play: func(q planeRequest, w io.Writer) error { return say(w, q.Info.Subject, last()) }, want: "ends without one"},
 		"an error": {play: func(q planeRequest, w io.Writer) error {
 			b := engines.AppendTwoPart(nil, []byte(`{"subject":"`+q.Info.Subject+`"}`), nil)
 			_, err := w.Write(engines.AppendTwoPart(b, []byte(`{"error":"no such endpoint"}`), nil))
@@ -249,7 +242,7 @@ func TestTheRequestPlaneIsAsked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			address := planeWorker(t, c.play, nil)
-			a, publisher, err := engines.AskIndexer(t.Context(), engines.Indexer{Transport: address + "/1a/dynamo/backend/q", JSON: c.json, Publisher: 9}, events.Query{WorkerID: 26, DPRank: 1})
+			a, publisher, err := engines.AskIndexer(t.Context(), engines.Indexer{Transport: address + "/1a/dynamo/backend/q", Publisher: 9}, events.Query{WorkerID: 26, DPRank: 1})
 			switch {
 			case c.want != "":
 				if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -85,9 +85,9 @@ func answerQueries(p *Publisher, c *zmtp.Conn) {
 			p.conf.Log.Debug("a message is no query", "frames", len(frames))
 			return
 		}
-		a, isJSON := p.reply(frames[1])
-		if a == nil || isJSON {
-			continue // of a dialect that has no sockets
+		a := p.reply(frames[1])
+		if a == nil {
+			continue
 		}
 		parts := localindex.Split(a)
 		for i := range parts {

@@ -132,16 +132,13 @@ func appendData(dst []byte, ev *indexer.Event) []byte {
 	}
 }
 
-// DecodeEvents reads a payload: an array of events, or one event as older Dynamo
-// versions send it. Each event is read by itself: one that cannot be read is
+// DecodeEvents reads a payload: an array of events. Each event is read by itself: one that cannot be read is
 // counted in bad and does not take the others along. An error means that the
 // payload as a whole is no such thing.
 func DecodeEvents(data []byte) (evs []RouterEvent, bad int, err error) {
-	n, rest := uint32(1), data
-	if msgp.NextType(data) != msgp.MapType {
-		if n, rest, err = msgp.ReadArrayHeaderBytes(data); err != nil {
-			return nil, 0, fmt.Errorf("events: decode payload: %w", err)
-		}
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	if err != nil {
+		return nil, 0, fmt.Errorf("events: decode payload: %w", err)
 	}
 	// An event takes 40 bytes at least; do not believe the header beyond that.
 	evs = make([]RouterEvent, 0, min(int(n), len(data)/40+1))
@@ -345,10 +342,6 @@ func readTier(data []byte) (indexer.Tier, error) {
 	if err != nil {
 		return 0, err
 	}
-	return tierNamed(name)
-}
-
-func tierNamed(name string) (indexer.Tier, error) {
 	for t, known := range tiers {
 		if name == known {
 			return indexer.Tier(t), nil

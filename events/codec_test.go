@@ -50,7 +50,7 @@ func TestDecodeVectors(t *testing.T) {
 		frame string
 		want  []events.RouterEvent
 	}{
-		"E1, a single event":  {frameE1, []events.RouterEvent{eventE1}},
+		"E1, one event":       {"91" + frameE1, []events.RouterEvent{eventE1}},
 		"E4, an array":        {"92" + frameE2 + frameE3, []events.RouterEvent{eventE2, eventE3}},
 		"E6, with its domain": {frameE6, []events.RouterEvent{eventE2}},
 		"an empty array":      {"90", []events.RouterEvent{}},
@@ -155,7 +155,7 @@ func TestFalseLengthsCostNothing(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, s := range []string{frameE1, "92" + frameE2 + frameE3, frameE5, frameE6, "ddffffffff", "81a161c1"} {
+	for _, s := range []string{"91" + frameE1, "92" + frameE2 + frameE3, frameE5, frameE6, "ddffffffff", "81a161c1"} {
 		b, err := hex.DecodeString(s)
 		if err != nil {
 			f.Fatal(err)

@@ -86,10 +86,10 @@ func (t *tracker) export() (k knowledge) {
 	return k
 }
 
-// restored replaces what the tracker knows by the stream, by what it was at a time.
+// restored replaces what the tracker knows by the stream.
 // That two publishers speak for one rank is noticed anew when the older one is heard
 // again. What waits has come now.
-func (t *tracker) restored(now, at time.Time, k knowledge) {
+func (t *tracker) restored(now time.Time, k knowledge) {
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
 		if t.streamed(r.key.worker) {
 			t.drop(r)
@@ -100,7 +100,6 @@ func (t *tracker) restored(now, at time.Time, k knowledge) {
 			delete(t.waiting, key)
 		}
 	}
-	t.forgetVoices(func(key waitKey, _ *voice) bool { return key.feed == FeedDurable })
 	t.current = false
 	known := func(worker uint64, dpRank uint32) *rank {
 		if !t.streamed(worker) || !t.workers[worker].has(dpRank) {
@@ -113,11 +112,6 @@ func (t *tracker) restored(now, at time.Time, k knowledge) {
 		return r
 	}
 	for _, c := range k.cursors {
-		v := &voice{DialectUnknown, at}
-		if c.PublisherID == 0 {
-			v.dialect = DialectJSON
-		}
-		t.voices[waitKey{c.WorkerID, FeedDurable}] = v // of the newest publisher in the end
 		if r := known(c.WorkerID, c.DPRank); r != nil && len(r.cursors) < maxPublishers {
 			r.cursors[c.PublisherID], r.newest = c.EventID, c.PublisherID
 		}

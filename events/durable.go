@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,10 +43,6 @@ type DurableConfig struct {
 	// Retention is how long the stream keeps messages, 30 min to a year. Default: as the
 	// stream that is there, or 1 h.
 	Retention time.Duration
-	// Legacy has the stream take in what Dynamo before 1.4 writes into its own, if that
-	// is there or comes: the names of the component say which. That stream is only
-	// read; nothing of it is acknowledged or purged.
-	Legacy bool
 	// ResetStates begins a new epoch: this and all other replicas forget what they
 	// know and what is stored.
 	ResetStates bool
@@ -324,15 +319,15 @@ var (
 
 // opened is what a session works with.
 type opened struct {
-	stream   jetstream.Stream
-	subject  string // of the scope
-	common   string // of the component: of Dynamo before 1.4
-	state    jetstream.KeyValue
-	locks    jetstream.KeyValue
-	objects  jetstream.ObjectStore
-	consumer jetstream.Consumer
-	backlog  bool  // it reads a backlog, and acknowledges nothing
-	created  int64 // the stream's time
+	stream    jetstream.Stream
+	subject   string // of the scope
+	component string // with a wildcard: of all endpoints of the component
+	state     jetstream.KeyValue
+	locks     jetstream.KeyValue
+	objects   jetstream.ObjectStore
+	consumer  jetstream.Consumer
+	backlog   bool  // it reads a backlog, and acknowledges nothing
+	created   int64 // the stream's time
 
 	// The fields below belong to keep.
 	progress uint64    // the position when it last changed,
@@ -359,18 +354,13 @@ func (d *Durable) session(ctx context.Context) (*opened, error) {
 // open finds or makes all that is needed in NATS, brings the state to a position of
 // the stream, and makes the consumer that goes on from there.
 func (d *Durable) open(ctx context.Context) (*opened, error) {
-	o := &opened{subject: d.scope.Topic(Topic), common: d.scope.ComponentTopics(Topic)[0]}
+	o := &opened{subject: d.scope.Topic(Topic), component: d.scope.StreamSubjects(Topic)}
 	err := d.limited(ctx, func(ctx context.Context) (err error) {
 		if o.stream, err = openStream(ctx, d.js, d.scope, d.conf.Replicas, d.conf.Memory, &d.timing); err != nil {
 			return err
 		}
 		if d.conf.Retention > 0 {
 			if err := d.retain(ctx, o); err != nil {
-				return err
-			}
-		}
-		if d.conf.Legacy {
-			if err := d.takeIn(ctx, o); err != nil {
 				return err
 			}
 		}
@@ -437,7 +427,7 @@ func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, r
 		stream, err = js.CreateStream(ctx, jetstream.StreamConfig{
 			Name:        name,
 			Description: "kvroute: what happens in the caches of workers",
-			Subjects:    scope.StreamSubjects(Topic),
+			Subjects:    []string{scope.StreamSubjects(Topic)},
 			Retention:   jetstream.LimitsPolicy,
 			Discard:     jetstream.DiscardOld,
 			MaxAge:      t.maxAge,
@@ -465,28 +455,6 @@ func (d *Durable) retain(ctx context.Context, o *opened) (err error) {
 	if o.stream, err = d.js.UpdateStream(ctx, conf); err != nil {
 		return fmt.Errorf("events: change the retention of stream %s: %w", conf.Name, bus.Explain(err))
 	}
-	return nil
-}
-
-// takeIn makes the legacy stream a source of ours, so that its messages are in one
-// order with the others: as if they had been published for the component. The server
-// reads it, with a consumer that nobody else sees: routers of Dynamo delete those that
-// they do not know.
-func (d *Durable) takeIn(ctx context.Context, o *opened) error {
-	conf := o.stream.CachedInfo().Config
-	name := d.scope.LegacyStream()
-	if slices.ContainsFunc(conf.Sources, func(s *jetstream.StreamSource) bool { return s.Name == name }) {
-		return nil
-	}
-	conf.Sources = append(conf.Sources, &jetstream.StreamSource{
-		Name: name, SubjectTransforms: []jetstream.SubjectTransformConfig{{Source: name + ".*", Destination: o.common}},
-	})
-	stream, err := d.js.UpdateStream(ctx, conf)
-	if err != nil {
-		return fmt.Errorf("events: take in stream %s: %w", name, err)
-	}
-	d.conf.Log.Info("the events of an older Dynamo are taken in", "stream", name)
-	o.stream = stream
 	return nil
 }
 
@@ -575,7 +543,7 @@ func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 		// purged meanwhile is in a snapshot, and known to be gone at the end.
 		o.consumer, err = o.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
 			Name: d.consumer + "-backlog-" + d.instance, Description: "kvroute replica " + d.conf.Replica,
-			Metadata: map[string]string{"instance": d.instance}, FilterSubjects: []string{o.subject, o.common},
+			Metadata: map[string]string{"instance": d.instance}, FilterSubjects: []string{o.subject},
 			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: next,
 			AckPolicy: jetstream.AckNonePolicy, InactiveThreshold: min(d.timing.inactive, 30*time.Second), MemoryStorage: true,
 		})
@@ -590,7 +558,7 @@ func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 		Durable:           d.consumer,
 		Description:       "kvroute replica " + d.conf.Replica,
 		Metadata:          map[string]string{"instance": d.instance},
-		FilterSubjects:    []string{o.subject, o.common},
+		FilterSubjects:    []string{o.subject},
 		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
 		OptStartSeq:       next,
 		AckPolicy:         jetstream.AckExplicitPolicy,
@@ -676,7 +644,7 @@ func (r *reader) take(ctx context.Context, m jetstream.Msg, o *opened) error {
 	d := r.d
 	before, hole := d.Position(), false
 	if meta.Sequence.Stream > before {
-		d.sub.take(ctx, FeedDurable, meta.Timestamp, m.Data(), nil, func(gap bool) {
+		d.sub.take(ctx, FeedDurable, m.Data(), nil, func(gap bool) {
 			d.at.seq = meta.Sequence.Stream
 			if hole = gap && before > 0 && d.at.seq > before+1; hole {
 				d.hole, d.holeSeen = d.at.seq, time.Now() // until it is known to be none

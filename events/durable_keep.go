@@ -66,7 +66,7 @@ func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
 			return err
 		}
 	}
-	if err := d.replace(&Snapshot{}, nil, position{stream: o.created, seq: e.start(o.created), epoch: e.N}, time.Time{}, e.N > 0); err != nil {
+	if err := d.replace(&Snapshot{}, nil, position{stream: o.created, seq: e.start(o.created), epoch: e.N}, e.N > 0); err != nil {
 		return fmt.Errorf("events: forget everything: %w", err) // whoever was there when the epoch began holds something
 	}
 	return nil
@@ -74,7 +74,7 @@ func (d *Durable) load(ctx context.Context, o *opened, e *epoch) error {
 
 // replace makes a snapshot, which is read without a lock, what is known at a position.
 // Workers come and go meanwhile; events of the stream do not, since nobody reads it.
-func (d *Durable) replace(s *Snapshot, whole func() error, at position, created time.Time, lost bool) error {
+func (d *Durable) replace(s *Snapshot, whole func() error, at position, lost bool) error {
 	d.sub.mu.Lock()
 	d.sub.tracker.unsure = make(map[uint64]struct{})
 	d.sub.mu.Unlock()
@@ -100,7 +100,7 @@ func (d *Durable) replace(s *Snapshot, whole func() error, at position, created 
 		d.sub.tracker.unsure = nil
 		return err
 	}
-	d.sub.tracker.restored(d.sub.conf.Now(), created, knowledge{s.Cursors, s.Waiting, s.States})
+	d.sub.tracker.restored(d.sub.conf.Now(), knowledge{s.Cursors, s.Waiting, s.States})
 	d.review.Store(true)
 	d.lost.Store(lost)
 	d.at, d.loaded, d.hole, d.inherited = at, true, 0, s.Meta.Inherited
@@ -162,7 +162,7 @@ func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch)
 	if s.Meta.Stream == o.created {
 		at.seq = s.LastSeq
 	}
-	if err := d.replace(s, whole, at, s.Created, false); err != nil {
+	if err := d.replace(s, whole, at, false); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -202,7 +202,7 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 		d.review.Store(true)
 		others := 0
 		for subject := range info.State.Subjects {
-			if subject != o.subject && subject != o.common {
+			if subject != o.subject {
 				others++
 			}
 		}
@@ -224,7 +224,7 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 
 // everybody asks for the subjects of all endpoints of the component.
 func (o *opened) everybody() jetstream.StreamInfoOpt {
-	return jetstream.WithSubjectFilter(strings.TrimSuffix(o.common, Topic) + ">")
+	return jetstream.WithSubjectFilter(o.component)
 }
 
 // purgedBehind reports whether messages directly behind a position are gone. That
@@ -428,7 +428,7 @@ func (d *Durable) look(ctx context.Context, o *opened) (todo due, err error) {
 			return errInherited
 		}
 		start := max(h.LastSeq, e.start(o.created))
-		messages := int(info.State.Subjects[o.subject] + info.State.Subjects[o.common])
+		messages := int(info.State.Subjects[o.subject])
 		threshold := d.conf.SnapshotThreshold
 		purgeable := h.PreviousSeq >= info.State.FirstSeq
 		switch {
@@ -624,8 +624,7 @@ func (d *Durable) tidy(ctx context.Context, o *opened, keep ...string) error {
 
 // purge removes the messages that the snapshot before the newest contains and that
 // everybody who reads them has acknowledged: if the newest is damaged, that one and the
-// stream still make everything. Those for the whole component stay until they are
-// too old: snapshots of other scopes may not contain them.
+// stream still make everything.
 func (d *Durable) purge(ctx context.Context, o *opened) error {
 	var h head
 	if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {

@@ -95,9 +95,11 @@ func TestTheStoreIsFull(t *testing.T) {
 func TestTheStreamIsFull(t *testing.T) {
 	t.Parallel()
 	for name, limit := range map[string]func(*jetstream.StreamConfig, jetstream.StreamState){
-		"messages":    func(c *jetstream.StreamConfig, s jetstream.StreamState) { c.MaxMsgs = int64(s.Msgs) },
-		"bytes":       func(c *jetstream.StreamConfig, s jetstream.StreamState) { c.MaxBytes = int64(s.Bytes) + 10 },
-		"per subject": func(c *jetstream.StreamConfig, s jetstream.StreamState) { c.MaxMsgsPerSubject, c.DiscardNewPerSubject = int64(s.Msgs), true },
+		"messages": func(c *jetstream.StreamConfig, s jetstream.StreamState) { c.MaxMsgs = int64(s.Msgs) },
+		"bytes":    func(c *jetstream.StreamConfig, s jetstream.StreamState) { c.MaxBytes = int64(s.Bytes) + 10 },
+		"per subject": func(c *jetstream.StreamConfig, s jetstream.StreamState) {
+			c.MaxMsgsPerSubject, c.DiscardNewPerSubject = int64(s.Msgs), true
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, e, a := settled(t, 3, 200, events.DurableConfig{})

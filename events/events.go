@@ -45,7 +45,6 @@
 //   - A rank that is ok, and has no repair, lacks nothing that an id has shown to be
 //     missing, nor what the stream is known to have lost.
 //   - A rank is steady, or has one repair; a repair has at most one query under way.
-//   - A worker is understood in one dialect; see voice.
 //   - Of a worker that is not known events wait raw: they touch no cursor.
 //   - Waiting events are at most 1,024 a worker and feed, of at most 256 such, for
 //     at most 60 seconds; cursors are kept of at most 262,144 ranks; events behind a
@@ -98,7 +97,6 @@ type tracker struct {
 	owned   map[uint64]owned   // the same, by worker
 	workers map[uint64]Source  // as told
 	waiting map[waitKey]*queue // never empty
-	voices  map[waitKey]*voice
 	repairs repairs
 	saved   map[rankKey]*Saved // by an earlier process, of workers not known yet
 	loaded  time.Time          // when
@@ -141,7 +139,6 @@ type rank struct {
 	// Of ranks with a local indexer:
 	repair   *repair              // nil if steady
 	rejected map[uint64]time.Time // publishers that do not speak for the rank, until when
-	open     bool                 // whatever id comes next is the next one
 }
 
 // maxPublishers bounds the cursors of a rank. More than two are somebody's mistake.
@@ -182,7 +179,6 @@ func newTracker(sink Sink) *tracker {
 		owned:   make(map[uint64]owned),
 		workers: make(map[uint64]Source),
 		waiting: make(map[waitKey]*queue),
-		voices:  make(map[waitKey]*voice),
 	}
 	t.repairs.init(rand.New(rand.NewPCG(rand.Uint64(), 0)))
 	return t
@@ -280,11 +276,7 @@ func (t *tracker) fromSnapshot(r *rank) {
 // pass lets an event through if it is new, whatever is missing before it.
 func (t *tracker) pass(now time.Time, r *rank, publisher uint64, ev RouterEvent) (v verdict) {
 	cursor, heard := r.cursors[publisher]
-	// Without names a beginning tells of a new publisher.
-	anew := heard && publisher == 0 && ev.EventID <= 1 && cursor > 1
 	switch {
-	case anew:
-		v.restart = true
 	case heard && ev.EventID <= cursor:
 		v.duplicate = true
 		return v // of whichever publisher
@@ -434,7 +426,6 @@ func (t *tracker) forget(worker uint64) {
 	t.doubtSnapshot(worker)
 	for _, feed := range feeds {
 		delete(t.waiting, waitKey{worker, feed})
-		delete(t.voices, waitKey{worker, feed})
 	}
 	for _, r := range slices.Clone(t.owned[worker].ranks) {
 		t.drop(r)
@@ -460,10 +451,6 @@ func (t *tracker) expire(now time.Time) (dropped int) {
 			delete(t.waiting, key)
 		}
 	}
-	t.forgetVoices(func(key waitKey, v *voice) bool {
-		_, told := t.workers[key.worker]
-		return !told && now.Sub(v.heard) >= maxWait
-	})
 	if now.Sub(t.loaded) >= maxWait {
 		t.saved = nil
 	}

@@ -58,7 +58,7 @@ func (t Tracker) AcceptStream(now time.Time, publisher uint64, ev RouterEvent) {
 	t.t.accept(now, FeedDurable, publisher, ev, t.knows(ev.WorkerID))
 }
 func (t Tracker) Export() Knowledge                   { return Knowledge{t.t.export()} }
-func (t Tracker) Restored(now time.Time, k Knowledge) { t.t.restored(now, now, k.k) }
+func (t Tracker) Restored(now time.Time, k Knowledge) { t.t.restored(now, k.k) }
 func (t Tracker) CaughtUp(now time.Time, lost bool)   { t.t.caughtUp(now, lost) }
 
 // Knowledge is what a snapshot has of a tracker.
@@ -98,7 +98,7 @@ func (t Tracker) Told(id uint64, dpRank uint32) (s State) {
 }
 
 // LimitPending bounds the messages that may wait to be taken.
-func (s *Subscriber) LimitPending(n int) { s.pending = n }
+func (s *Subscriber) LimitPending(n int) { s.pending, s.maxQueue = n, n }
 
 // Follow takes one event of a worker's rank 0, with the given id.
 func (s *Subscriber) Follow(worker, publisher, id uint64) {

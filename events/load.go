@@ -18,8 +18,7 @@ import (
 const LoadTopic = "kv_metrics"
 
 // AppendUsedBlocks appends the payload of a message of [LoadTopic] to dst: how many
-// blocks of a rank's cache are used. What Dynamo's routers once told each other there is
-// not said.
+// blocks of a rank's cache are used.
 func AppendUsedBlocks(dst []byte, worker uint64, dpRank uint32, blocks uint64) []byte {
 	dst = msgp.AppendMapHeader(dst, 5)
 	dst = msgp.AppendUint64(msgp.AppendString(dst, "worker_id"), worker)
@@ -38,8 +37,7 @@ type UsedBlocks struct {
 }
 
 // ReadUsedBlocks reads the payload of a message of [LoadTopic]. It returns false for one
-// that says nothing of the blocks used: such as Dynamo's routers sent to each other up
-// to 1.3.
+// that says nothing of the blocks used.
 func ReadUsedBlocks(payload []byte) (u UsedBlocks, said bool, err error) {
 	_, err = msgpack.EachField(payload, func(key, value []byte) (err error) {
 		switch string(key) {
@@ -68,14 +66,11 @@ func ReadUsedBlocks(payload []byte) (u UsedBlocks, said bool, err error) {
 // caches' use, one message at a time, until ctx ends. What cannot be read is left out.
 func FollowUsedBlocks(ctx context.Context, nc *nats.Conn, scope wire.Scope, tell func(UsedBlocks)) error {
 	messages := make(chan *nats.Msg, 4096)
-	// Dynamo before 1.4 says it for the whole namespace.
-	for _, subject := range []string{scope.Topic(LoadTopic), scope.NamespaceTopic(LoadTopic)} {
-		sub, err := nc.ChanSubscribe(subject, messages)
-		if err != nil {
-			return fmt.Errorf("events: subscribe to %s: %w", subject, err)
-		}
-		defer func() { _ = sub.Unsubscribe() }() // fails if the connection is closed
+	sub, err := nc.ChanSubscribe(scope.Topic(LoadTopic), messages)
+	if err != nil {
+		return fmt.Errorf("events: subscribe to %s: %w", scope.Topic(LoadTopic), err)
 	}
+	defer func() { _ = sub.Unsubscribe() }() // fails if the connection is closed
 	for {
 		select {
 		case <-ctx.Done():

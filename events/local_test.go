@@ -22,26 +22,20 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// What Dynamo 0.8 asks in JSON on its own subject is answered in JSON, what nobody
-// understands with an error, and other kinds of questions not at all.
+// What cannot be read is answered with an error, and other kinds of questions not at all.
 func TestOtherQueries(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
 	p := startProcess(t, nc, engines.PublisherConfig{Scope: wire.Scope{Namespace: "dynamo", Component: "backend"}, WorkerID: 4944555206676074229, LocalIndexer: true}, 1)
 	p.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1 << 63, Local: 2}}})
-	const legacy = "namespace.dynamo.component.backend.worker_kv_indexer_query.4944555206676074229"
 	native := wire.Scope{Namespace: "dynamo", Component: "backend"}.Own("query", wire.WorkerKey(4944555206676074229), "0")
 	ask := func(subject, data string) (*nats.Msg, error) {
 		return nc.Request(subject, []byte(data), 300*time.Millisecond)
 	}
 	for _, c := range []struct{ subject, query, want string }{
-		{legacy, `{"worker_id":4944555206676074229,"start_event_id":null,"end_event_id":null}`, "dump 1 last 0 false"},
-		{legacy, `{"worker_id":4944555206676074229,"start_event_id":1,"end_event_id":null}`, "events 1 last 0 false"},
-		{legacy, `{"worker_id":4944555206676074229,"start_event_id":9,"end_event_id":null}`, "too_new 0 last 1 true"},
-		{legacy, `{"worker_id":7}`, "error 0 last 0 false"},
-		{native, "nonsense", "error 0 last 0 false"},
-		{native, string(events.AppendQuery(nil, events.Query{WorkerID: 7})), "error 0 last 0 false"},
-		{native, string(events.AppendQuery(nil, events.Query{WorkerID: 4944555206676074229})), "dump 1 last 1 true"},
+		{native, "nonsense", "error 0 last 0"},
+		{native, string(events.AppendQuery(nil, events.Query{WorkerID: 7})), "error 0 last 0"},
+		{native, string(events.AppendQuery(nil, events.Query{WorkerID: 4944555206676074229})), "dump 1 last 1"},
 	} {
 		m, err := ask(c.subject, c.query)
 		if err != nil {
@@ -52,36 +46,13 @@ func TestOtherQueries(t *testing.T) {
 		if got := tell(&a); err != nil || got != c.want {
 			t.Errorf("%s: %s, %v; want %s", c.query, got, err, c.want)
 		}
-		if publisher := m.Header.Get("Kvr-Publisher"); (publisher == "") != (c.subject == legacy) {
+		if publisher := m.Header.Get("Kvr-Publisher"); publisher == "" {
 			t.Errorf("%s: publisher %q", c.query, publisher)
 		}
 	}
 	if m, err := ask(native, string(events.AppendQuery(nil, events.Query{WorkerID: 4944555206676074229, Kind: "other"}))); !errors.Is(err, nats.ErrTimeout) {
 		t.Errorf("another kind of question is answered: %v, %v", m, err)
 	}
-}
-
-// A worker of Dynamo 0.8 has a subject of its own, and is asked there.
-func TestAWorkerOfDynamo08IsAsked(t *testing.T) {
-	t.Parallel()
-	nc := bus(t)
-	b := newBed(t, nc, events.SubscriberConfig{})
-	sub, err := nc.Subscribe("namespace.kvroute.component.workers.worker_kv_indexer_query.7", func(m *nats.Msg) {
-		answer := `{"TreeDump":[{"worker_id":7,"event":{"event_id":0,"data":{"stored":{"parent_hash":null,"blocks":[{"block_hash":5,"tokens_hash":6}]}},"dp_rank":0}}]}`
-		if !strings.HasPrefix(string(m.Data), `{"worker_id":7,"start_event_id":null`) {
-			answer = `{"Error":"what?"}`
-		}
-		if err := m.Respond([]byte(answer)); err != nil {
-			t.Error(err)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = sub.Unsubscribe() }()
-	running(t, b.sub.Run)
-	b.sub.SetWorker(7, source(1))
-	eventually(t, func() bool { return b.index.WorkerBlocks(7) == 1 })
 }
 
 // What is saved comes back the same; a file with any byte changed, or cut anywhere,

@@ -4,7 +4,6 @@ package events
 
 import (
 	"fmt"
-	"strconv"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -52,9 +51,8 @@ type Answer struct {
 	Kind   AnswerKind
 	Events []RouterEvent
 	// LastEventID is the id of the newest event that the answer knows of; 0 if
-	// there is none. HasLast is false in answers of Dynamo before 1.1.
+	// there is none.
 	LastEventID uint64
-	HasLast     bool
 	// Bad counts events that cannot be read.
 	Bad        int
 	Start, End uint64 // what was asked, of AnswerTooNew and AnswerInvalidRange
@@ -83,12 +81,8 @@ func appendOptional(dst []byte, has bool, v uint64) []byte {
 	return msgp.AppendUint64(dst, v)
 }
 
-// DecodeQuery reads a query of either form, and says which it is.
-func DecodeQuery(data []byte) (q Query, isJSON bool, err error) {
-	if len(data) > 0 && data[0] == '{' {
-		q, err = decodeJSONQuery(data)
-		return q, true, err
-	}
+// DecodeQuery reads a query.
+func DecodeQuery(data []byte) (q Query, err error) {
 	q.Kind = RecoveryKind
 	var worker bool
 	rest, err := msgpack.EachField(data, func(key, value []byte) (err error) {
@@ -115,9 +109,9 @@ func DecodeQuery(data []byte) (q Query, isJSON bool, err error) {
 		err = fmt.Errorf("%w: no worker_id, or bytes behind it", msgpack.ErrShape)
 	}
 	if err != nil {
-		return q, false, fmt.Errorf("events: decode query: %w", err)
+		return q, fmt.Errorf("events: decode query: %w", err)
 	}
-	return q, false, nil
+	return q, nil
 }
 
 // AppendAnswer appends the encoding of a to dst, in the form of Dynamo 1.6.
@@ -151,12 +145,8 @@ func AppendAnswer(dst []byte, a *Answer) []byte {
 	}
 }
 
-// DecodeAnswer reads an answer, as MessagePack or JSON, of Dynamo 0.8 and later. An
-// answer of a kind that nobody knows is an [AnswerError].
+// DecodeAnswer reads an answer. One of a kind that nobody knows is an [AnswerError].
 func DecodeAnswer(data []byte) (Answer, error) {
-	if len(data) > 0 && data[0] == '{' {
-		return decodeJSONAnswer(data)
-	}
 	a, known := Answer{}, 0
 	rest, err := msgpack.EachField(data, func(key, value []byte) error {
 		known++
@@ -179,10 +169,6 @@ func (a *Answer) read(name string, data []byte) (err error) {
 		if name == "TreeDump" {
 			a.Kind = AnswerDump
 		}
-		if msgp.NextType(data) == msgp.ArrayType {
-			a.Events, a.Bad, err = DecodeEvents(data)
-			return err
-		}
 	case "TreeDumpFailed":
 		a.Kind = AnswerDumpFailed
 	case "TooNew":
@@ -201,14 +187,14 @@ func (a *Answer) read(name string, data []byte) (err error) {
 }
 
 func (a *Answer) readFields(data []byte) error {
-	hasEvents := false
+	hasEvents, hasLast := false, false
 	_, err := msgpack.EachField(data, func(key, value []byte) (err error) {
 		switch string(key) {
 		case "events":
 			hasEvents = true
 			a.Events, a.Bad, err = DecodeEvents(value)
 		case "last_event_id", "newest_available":
-			a.HasLast = true
+			hasLast = true
 			a.LastEventID, err = msgpack.Uint(value)
 		case "message":
 			a.Message, _, err = msgp.ReadStringBytes(value)
@@ -225,9 +211,9 @@ func (a *Answer) readFields(data []byte) error {
 	switch {
 	case err != nil:
 		return err
-	case (a.Kind == AnswerEvents || a.Kind == AnswerDump) && !hasEvents:
-		return fmt.Errorf("%w: no events", msgpack.ErrShape)
-	case a.Kind == AnswerTooNew && !a.HasLast:
+	case (a.Kind == AnswerEvents || a.Kind == AnswerDump) && !(hasEvents && hasLast):
+		return fmt.Errorf("%w: no events or no last_event_id", msgpack.ErrShape)
+	case a.Kind == AnswerTooNew && !hasLast:
 		return fmt.Errorf("%w: no newest_available", msgpack.ErrShape)
 	}
 	return nil
@@ -236,13 +222,6 @@ func (a *Answer) readFields(data []byte) error {
 // QuerySubject is where the local indexer of a worker's rank is asked.
 func QuerySubject(scope wire.Scope, worker uint64, rank string) string {
 	return scope.Own("query", wire.WorkerKey(worker), rank)
-}
-
-// LegacyQuerySubject is where that of a worker of Dynamo 0.8 is asked, in JSON.
-func LegacyQuerySubject(scope wire.Scope, worker uint64) string {
-	scope = scope.WithDefaults()
-	return "namespace." + wire.Segment(scope.Namespace) + ".component." + wire.Segment(scope.Component) +
-		".worker_kv_indexer_query." + strconv.FormatUint(worker, 10)
 }
 
 // Headers of an answer.

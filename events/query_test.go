@@ -41,18 +41,13 @@ func TestQueries(t *testing.T) {
 		{WorkerID: 1, HasStart: true, Start: 0, Kind: "recovery"},
 		{WorkerID: 1, DPRank: 3, HasStart: true, Start: 1 << 60, End: 1 << 61, Kind: "other"},
 	} {
-		got, isJSON, err := events.DecodeQuery(events.AppendQuery(nil, q))
-		if err != nil || isJSON || got != q {
-			t.Errorf("read %+v, %v, %v; want %+v", got, isJSON, err, q)
-		}
-		q.DPRank, q.Kind = 0, "recovery"
-		got, isJSON, err = events.DecodeQuery(events.AppendJSONQuery(nil, q))
-		if err != nil || !isJSON || got != q {
-			t.Errorf("read from JSON %+v, %v, %v; want %+v", got, isJSON, err, q)
+		got, err := events.DecodeQuery(events.AppendQuery(nil, q))
+		if err != nil || got != q {
+			t.Errorf("read %+v, %v; want %+v", got, err, q)
 		}
 	}
-	for _, bad := range []string{"", "\x80", "\x90", "{", `{"worker_id":"x"}`, string(events.AppendQuery(nil, q)) + "x", "\x81\xa9worker_id\xa1x"} {
-		if _, _, err := events.DecodeQuery([]byte(bad)); err == nil {
+	for _, bad := range []string{"", "\x80", "\x90", "{", `{"worker_id":7}`, string(events.AppendQuery(nil, q)) + "x", "\x81\xa9worker_id\xa1x"} {
+		if _, err := events.DecodeQuery([]byte(bad)); err == nil {
 			t.Errorf("%q is taken for a query", bad)
 		}
 	}
@@ -68,28 +63,18 @@ func someEvents() []events.RouterEvent {
 
 func TestAnswers(t *testing.T) {
 	for _, a := range []events.Answer{
-		{Kind: events.AnswerEvents, Events: someEvents(), LastEventID: 9, HasLast: true},
-		{Kind: events.AnswerDump, Events: someEvents(), LastEventID: 1 << 62, HasLast: true},
-		{Kind: events.AnswerDump, HasLast: true},
-		{Kind: events.AnswerDumpFailed, LastEventID: 3, HasLast: true, Message: "busy"},
-		{Kind: events.AnswerTooNew, Start: 100, End: 200, LastEventID: 14, HasLast: true},
-		{Kind: events.AnswerTooNew, Start: 15, LastEventID: 14, HasLast: true},
+		{Kind: events.AnswerEvents, Events: someEvents(), LastEventID: 9},
+		{Kind: events.AnswerDump, Events: someEvents(), LastEventID: 1 << 62},
+		{Kind: events.AnswerDump},
+		{Kind: events.AnswerDumpFailed, LastEventID: 3, Message: "busy"},
+		{Kind: events.AnswerTooNew, Start: 100, End: 200, LastEventID: 14},
+		{Kind: events.AnswerTooNew, Start: 15, LastEventID: 14},
 		{Kind: events.AnswerInvalidRange, Start: 15, End: 10},
 		{Kind: events.AnswerError, Message: "no"},
 	} {
 		got, err := events.DecodeAnswer(events.AppendAnswer(nil, &a))
 		if diff := cmp.Diff(a, got, cmpopts.EquateEmpty()); err != nil || diff != "" {
 			t.Errorf("%v: %v (-want +got):\n%s", a.Kind, err, diff)
-		}
-		if a.Kind == events.AnswerDumpFailed || a.Kind == events.AnswerError {
-			continue // Dynamo 0.8 has one for both
-		}
-		if a.Kind != events.AnswerTooNew {
-			a.HasLast, a.LastEventID = false, 0
-		}
-		got, err = events.DecodeAnswer(events.AppendJSONAnswer(nil, &a))
-		if diff := cmp.Diff(a, got, cmpopts.EquateEmpty()); err != nil || diff != "" {
-			t.Errorf("%v as JSON: %v (-want +got):\n%s", a.Kind, err, diff)
 		}
 	}
 	// As others write them.
@@ -99,20 +84,15 @@ func TestAnswers(t *testing.T) {
 		data string
 		want string
 	}{
-		"without a domain":     {string(e2), "events 1 last 2 true"},
-		"a list":               {string(old), "events 1 last 0 false"},
-		"an empty JSON list":   {`{"TreeDump":[]}`, "dump 0 last 0 false"},
-		"JSON with a last id":  {`{"Events":{"events":[],"last_event_id":7}}`, "events 0 last 7 true"},
-		"a kind to come":       {"\x81\xa5Later\xc0", "error 0 last 0 false"},
-		"a JSON kind to come":  {`{"Later":1}`, "error 0 last 0 false"},
-		"JSON of a failed one": {`{"TreeDumpFailed":{"last_event_id":3,"message":"m"}}`, "dump_failed 0 last 3 true"},
+		"without a domain": {string(e2), "events 1 last 2"},
+		"a kind to come":   {"\x81\xa5Later\xc0", "error 0 last 0"},
 	} {
 		a, err := events.DecodeAnswer([]byte(c.data))
 		if got := tell(&a); err != nil || got != c.want {
 			t.Errorf("%s: %s, %v; want %s", name, got, err, c.want)
 		}
 	}
-	for _, bad := range []string{"", "\x80", "\x90", "{", "\x81\xa6Events\x80", "\x81\xa6TooNew\x80", "\x82\xa6Events\x90\xa6Events\x90", "\x81\xa6Events\x90\x01"} {
+	for _, bad := range []string{string(old), `{"TreeDump":[]}`, "", "\x80", "\x90", "{", "\x81\xa6Events\x80", "\x81\xa6TooNew\x80", "\x82\xa6Events\x90\xa6Events\x90", "\x81\xa6Events\x90\x01"} {
 		if a, err := events.DecodeAnswer([]byte(bad)); err == nil {
 			t.Errorf("%q is taken for an answer: %s", bad, tell(&a))
 		}
@@ -120,7 +100,7 @@ func TestAnswers(t *testing.T) {
 }
 
 func tell(a *events.Answer) string {
-	return fmt.Sprint(a.Kind, " ", len(a.Events), " last ", a.LastEventID, " ", a.HasLast)
+	return fmt.Sprint(a.Kind, " ", len(a.Events), " last ", a.LastEventID)
 }
 
 // What Dynamo 1.6.1 asked and answered is read as it was meant, and our own queries
@@ -145,8 +125,8 @@ func TestQueriesAndAnswersOfDynamo(t *testing.T) {
 		}
 		request := unhex(t, row.Request)
 		at := bytes.Index(request, []byte("\x86\xa9worker_id"))
-		q, isJSON, err := events.DecodeQuery(request[at:])
-		if err != nil || isJSON {
+		q, err := events.DecodeQuery(request[at:])
+		if err != nil {
 			t.Errorf("%s: %v", row.ID, err)
 		}
 		if again := events.AppendQuery(nil, q); !bytes.Equal(again, request[at:]) {
@@ -186,14 +166,13 @@ func TestQueriesAndAnswersOfDynamo(t *testing.T) {
 // writing and reading.
 func FuzzQuery(f *testing.F) {
 	f.Add(events.AppendQuery(nil, events.Query{WorkerID: 7, HasStart: true, Start: 2}))
-	f.Add(events.AppendJSONQuery(nil, events.Query{WorkerID: 7, End: 5}))
 	f.Add([]byte("{}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		q, _, err := events.DecodeQuery(data)
+		q, err := events.DecodeQuery(data)
 		if err != nil || q.Kind == "" {
 			return
 		}
-		again, _, err := events.DecodeQuery(events.AppendQuery(nil, q))
+		again, err := events.DecodeQuery(events.AppendQuery(nil, q))
 		if err != nil || again != q {
 			t.Errorf("%+v became %+v, %v", q, again, err)
 		}
@@ -208,14 +187,12 @@ func FuzzAnswer(f *testing.F) {
 		{Kind: events.AnswerError, Message: "no"},
 	} {
 		f.Add(events.AppendAnswer(nil, &a))
-		f.Add(events.AppendJSONAnswer(nil, &a))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, err := events.DecodeAnswer(data)
 		if err != nil {
 			return
 		}
-		a.HasLast = true
 		for i := range a.Events {
 			if ev := &a.Events[i]; ev.Foreign || ev.Event.Kind == 0 {
 				return // written by others only

@@ -158,13 +158,13 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 	switch {
 	case publisher != r.newest && now.Before(r.rejected[publisher]):
 		return verdict{rejected: true}
-	case publisher != r.newest, publisher == 0 && c.set && c.id > 1 && ev.EventID <= 1:
+	case publisher != r.newest:
 		// Whether the worker started anew, or somebody lies, its answer tells.
 		t.want(now, r, true, t.repairs.jitter(gapSpread))
 		v = t.hold(now, r, publisher, ev)
 		v.restart = true
 		return v
-	case r.open || c.next(ev.EventID):
+	case c.next(ev.EventID):
 		t.advance(r, &ev)
 		return v
 	case c.set && ev.EventID <= c.id:
@@ -178,7 +178,6 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 
 // advance applies the next event.
 func (t *tracker) advance(r *rank, ev *RouterEvent) {
-	r.open = false
 	r.cursors[r.newest] = ev.EventID
 	t.give(r, ev)
 }
@@ -288,7 +287,7 @@ func (t *tracker) drain(r *rank) int {
 	for ; n < len(held); n++ {
 		ev := &held[n].ev
 		c := r.cursor()
-		if r.open || c.next(ev.EventID) {
+		if c.next(ev.EventID) {
 			t.advance(r, ev)
 		} else if !c.set || ev.EventID > c.id {
 			break
@@ -511,7 +510,7 @@ func (c cursor) continues(a *Answer) bool {
 			return false
 		}
 	}
-	return a.Bad == 0 && (!a.HasLast || a.LastEventID == next-1)
+	return a.Bad == 0 && a.LastEventID == next-1
 }
 
 // progress ends a repair if nothing waits any more. If something does, more was
@@ -547,9 +546,9 @@ func (t *tracker) replace(now time.Time, r *rank, id, publisher uint64, a *Answe
 	}
 	before := r.cursor()
 	t.reject(now, r, publisher)
-	r.newest, r.many, r.open = publisher, false, !a.HasLast
+	r.newest, r.many = publisher, false
 	clear(r.cursors)
-	if a.HasLast && a.LastEventID > 0 {
+	if a.LastEventID > 0 {
 		r.cursors[publisher] = a.LastEventID
 	}
 	t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared})

@@ -60,7 +60,7 @@ func (s *story) pass(d time.Duration) string {
 
 // answer answers the last query.
 func (s *story) answer(publisher uint64, kind events.AnswerKind, last uint64, ids ...uint64) {
-	a := events.Answer{Kind: kind, LastEventID: last, HasLast: true}
+	a := events.Answer{Kind: kind, LastEventID: last}
 	for _, id := range ids {
 		a.Events = append(a.Events, stored(7, id))
 	}
@@ -178,7 +178,7 @@ func TestGaps(t *testing.T) {
 		s := discovered(t)
 		s.hear(9, 20)
 		s.pass(time.Second)
-		a := events.Answer{Kind: events.AnswerEvents, LastEventID: 20, HasLast: true, Events: []events.RouterEvent{
+		a := events.Answer{Kind: events.AnswerEvents, LastEventID: 20, Events: []events.RouterEvent{
 			{WorkerID: 7, EventID: 18, Event: indexer.Event{Kind: indexer.Cleared}}, stored(7, 19), stored(7, 20),
 		}}
 		s.tracker.Answer(s.now, s.asks[0].ID, 9, a)
@@ -198,7 +198,7 @@ func TestGaps(t *testing.T) {
 		s := discovered(t)
 		s.hear(9, 7)
 		s.pass(time.Second)
-		s.tracker.Answer(s.now, s.asks[0].ID, 9, events.Answer{Kind: events.AnswerEvents, LastEventID: 7, HasLast: true, Events: []events.RouterEvent{stored(8, 6), stored(8, 7)}})
+		s.tracker.Answer(s.now, s.asks[0].ID, 9, events.Answer{Kind: events.AnswerEvents, LastEventID: 7, Events: []events.RouterEvent{stored(8, 6), stored(8, 7)}})
 		s.told("")
 		if s.happens["lie"] != 2 {
 			t.Errorf("what happened: %v", s.happens)
@@ -416,7 +416,7 @@ func TestNobodyAnswers(t *testing.T) {
 func TestADamagedDumpIsUsedAndDoubted(t *testing.T) {
 	s := newStory(t, source(1))
 	s.pass(time.Second)
-	s.tracker.Answer(s.now, s.asks[0].ID, 9, events.Answer{Kind: events.AnswerDump, LastEventID: 4, HasLast: true, Bad: 1, Events: []events.RouterEvent{stored(7, 1)}})
+	s.tracker.Answer(s.now, s.asks[0].ID, 9, events.Answer{Kind: events.AnswerDump, LastEventID: 4, Bad: 1, Events: []events.RouterEvent{stored(7, 1)}})
 	s.told("X 1")
 	s.want(s.hear(9, 5), "")
 	s.want(s.pass(2*time.Minute), "dump")
@@ -461,26 +461,6 @@ func TestWorkersThatCannotBeAsked(t *testing.T) {
 	if diff := cmp.Diff([]string{"partial", "ok"}, s.states); diff != "" {
 		t.Errorf("states:\n%s", diff)
 	}
-}
-
-// Legacy publishers have no name, and their answers no last id.
-func TestPublishersWithoutAName(t *testing.T) {
-	s := newStory(t, source(1))
-	s.pass(time.Second)
-	s.tracker.Answer(s.now, s.asks[0].ID, 0, events.Answer{Kind: events.AnswerDump, Events: []events.RouterEvent{stored(7, 1)}})
-	s.want(s.hear(0, 12, 13, 15), ", , gap held")
-	s.told("X 1 12 13")
-	s.want(s.pass(time.Second), "from 14")
-	s.answer(0, events.AnswerEvents, 15, 14, 15)
-	s.told("14 15")
-	s.want(s.hear(0, 0), "restart held")
-	s.want(s.pass(time.Second), "dump")
-
-	src := source(1)
-	src.Queries = false
-	s = newStory(t, src)
-	s.want(s.hear(0, 0, 1, 2, 0), ", , , restart")
-	s.told("0 1 2 X 0")
 }
 
 // What an earlier process saved is used if the worker's process is the same; then
@@ -540,7 +520,7 @@ func TestQueriesAreFewAndSpread(t *testing.T) {
 		most = max(most, tr.Asked())
 		for _, a := range asks {
 			dumps++
-			tr.Answer(now, a.ID, 9, events.Answer{Kind: events.AnswerDump, LastEventID: 1, HasLast: true})
+			tr.Answer(now, a.ID, 9, events.Answer{Kind: events.AnswerDump, LastEventID: 1})
 		}
 		if now.Sub(start) > time.Minute {
 			t.Fatalf("after a minute %d workers are read", dumps)
@@ -554,7 +534,7 @@ func TestQueriesAreFewAndSpread(t *testing.T) {
 	for step := range 2100 {
 		for _, a := range tr.Tick(now.Add(time.Duration(step) * time.Millisecond)) {
 			asked[step/100]++
-			tr.Answer(now, a.ID, 9, events.Answer{Kind: events.AnswerTooNew, LastEventID: 1, HasLast: true})
+			tr.Answer(now, a.ID, 9, events.Answer{Kind: events.AnswerTooNew, LastEventID: 1})
 		}
 	}
 	for _, n := range asked {

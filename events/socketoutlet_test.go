@@ -258,7 +258,6 @@ func TestStrangersAtASocket(t *testing.T) {
 		{{}},
 		{{}, {0xc1}},
 		{{1}, events.AppendQuery(nil, events.Query{WorkerID: 7})},
-		{{}, events.AppendJSONQuery(nil, events.Query{WorkerID: 7})},
 		{{}, events.AppendQuery(nil, events.Query{WorkerID: 8})},
 		{{}, events.AppendQuery(nil, events.Query{WorkerID: 7, Kind: "gossip"})},
 	} {

@@ -69,6 +69,7 @@ type Subscriber struct {
 	delivering bool
 	delivered  sync.Cond // on mu: delivering is false, or the queue is empty
 	waiters    int       // goroutines that wait for delivered
+	maxQueue   int       // length of the queue above which goroutines that bring messages wait
 }
 
 // delivery is an event for the sink, or something else to do.
@@ -78,9 +79,6 @@ type delivery struct {
 	rank   uint32
 	ev     indexer.Event
 }
-
-// maxQueue is how many deliveries may be queued before those who bring messages wait.
-const maxQueue = 4096
 
 // unlock frees mu and makes the deliveries, unless another goroutine is at it.
 func (s *Subscriber) unlock() {
@@ -119,7 +117,7 @@ func (s *Subscriber) endLocked() {
 
 // settle frees mu like unlock, and returns when the queue is short.
 func (s *Subscriber) settle() {
-	for s.delivering && len(s.queue) > maxQueue {
+	for s.delivering && len(s.queue) > s.maxQueue {
 		s.waiters++
 		s.delivered.Wait()
 		s.waiters--
@@ -166,7 +164,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	s := &Subscriber{
 		conf: conf, nc: nc,
 		inbox:   inbox(nc) + ".",
-		pending: 1 << 20,
+		pending: 1 << 20, maxQueue: 4096,
 		answers: make(map[uint64]*collected),
 		demand:  make(chan struct{}),
 		wake:    make(chan struct{}, 1),
@@ -213,19 +211,11 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		s.stop()
 		s.asking.Wait()
 	}()
-	var subs []*nats.Subscription
-	// Dynamo before 1.4 publishes for the whole component.
-	for _, subject := range append([]string{s.conf.Scope.Topic(Topic)}, s.conf.Scope.ComponentTopics(Topic)...) {
-		sub, err := s.nc.Subscribe(subject, func(m *nats.Msg) { s.Take(ctx, FeedCore, m.Data) })
-		if err != nil {
-			return fmt.Errorf("events: subscribe to %s: %w", subject, err)
-		}
-		// A burst of the whole fleet must fit; beyond that we are too slow, and the
-		// loss shows as a gap.
-		if err := sub.SetPendingLimits(s.pending, 256<<20); err != nil {
-			return fmt.Errorf("events: set limits of %s: %w", subject, err)
-		}
-		subs = append(subs, sub)
+	// A burst of the whole fleet must fit into the limits; beyond that we are too slow, and
+	// the loss shows as a gap.
+	sub, err := s.Listen(ctx, s.conf.Scope.Topic(Topic), func(data []byte) { s.Take(ctx, FeedCore, data) })
+	if err != nil {
+		return err
 	}
 	replies, err := s.nc.Subscribe(s.inbox+"*", func(m *nats.Msg) { s.reply(ctx, m) })
 	if err != nil {
@@ -242,7 +232,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 	for lost := 0; ; {
 		select {
 		case <-ctx.Done():
-			for _, sub := range append(subs, replies) {
+			for _, sub := range []*nats.Subscription{sub, replies} {
 				if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 					return fmt.Errorf("events: unsubscribe from %s: %w", sub.Subject, err)
 				}
@@ -263,13 +253,7 @@ func (s *Subscriber) Run(ctx context.Context) error {
 		case <-expire.C:
 			s.expire(ctx)
 		case <-losses.C:
-			n := 0
-			for _, sub := range subs {
-				if dropped, err := sub.Dropped(); err == nil {
-					n += dropped
-				}
-			}
-			if n > lost {
+			if n, err := sub.Dropped(); err == nil && n > lost {
 				s.conf.Log.Warn("too slow for the events; messages were dropped", "messages", n-lost)
 				s.metrics.count(ctx, outcomeSlow, n-lost)
 				lost = n
@@ -447,13 +431,12 @@ func (s *Subscriber) Take(ctx context.Context, feed Feed, data []byte) {
 // TakeFrom takes one message of a feed. whose, if it is not nil, says for which ranks the
 // sender may speak.
 func (s *Subscriber) TakeFrom(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool) {
-	s.take(ctx, feed, time.Time{}, data, whose, func(bool) {})
+	s.take(ctx, feed, data, whose, func(bool) {})
 }
 
-// take takes one message of a feed that was sent at a time, zero for now. It calls taken
-// while mu is held; gap says that events before the message's are missing and not
+// take takes one message of a feed. It calls taken while mu is held; gap says that events before the message's are missing and not
 // requested.
-func (s *Subscriber) take(ctx context.Context, feed Feed, sent time.Time, data []byte, whose func(worker uint64, dpRank uint32) bool, taken func(gap bool)) {
+func (s *Subscriber) take(ctx context.Context, feed Feed, data []byte, whose func(worker uint64, dpRank uint32) bool, taken func(gap bool)) {
 	m, err := DecodeMessage(data)
 	if err != nil {
 		s.metrics.count(ctx, outcomeBad, 1)
@@ -465,9 +448,6 @@ func (s *Subscriber) take(ctx context.Context, feed Feed, sent time.Time, data [
 		s.conf.Log.Debug("events could not be read", "publisher", m.Envelope.PublisherID, "events", m.Bad)
 	}
 	now := s.conf.Now()
-	if sent.IsZero() {
-		sent = now
-	}
 	if m.Envelope.PublishedAt > 0 {
 		s.metrics.delay(ctx, now, m.Envelope.PublishedAt)
 	}
@@ -484,10 +464,6 @@ func (s *Subscriber) take(ctx context.Context, feed Feed, sent time.Time, data [
 	s.mu.Lock()
 	defer s.settle()
 	for i, ev := range m.Events {
-		if !s.tracker.speaks(sent, feed, ev.WorkerID, m.Dialect) {
-			s.metrics.accepted(ctx, ev, verdict{other: true})
-			continue
-		}
 		if s.tracker.past(m.Envelope, ev.WorkerID) {
 			s.metrics.accepted(ctx, ev, verdict{rejected: true})
 			continue
@@ -605,19 +581,7 @@ func (s *Subscriber) reply(ctx context.Context, m *nats.Msg) {
 		s.part(ctx, id, p, err)
 		return
 	}
-	s.mu.Lock()
-	c := s.answers[id]
-	legacy := c != nil && !c.legacy && c.query.DPRank == 0
-	s.mu.Unlock()
-	err = ErrNobody
-	if legacy {
-		// A worker of Dynamo 0.8 answers elsewhere.
-		c.legacy = true // replies come one at a time, so c is ours
-		err = s.nc.PublishRequest(LegacyQuerySubject(s.conf.Scope, c.query.WorkerID), m.Subject, AppendJSONQuery(nil, c.query))
-	}
-	if err != nil {
-		s.part(ctx, id, AnswerPart{}, err)
-	}
+	s.part(ctx, id, AnswerPart{}, ErrNobody)
 }
 
 // part takes a part of the answer to a query, or why there is none. It reports
@@ -683,7 +647,6 @@ const (
 // collected is an answer whose parts come one by one.
 type collected struct {
 	query     Query
-	legacy    bool // asked as Dynamo 0.8
 	parts     []*Answer
 	missing   int
 	size      int

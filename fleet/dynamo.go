@@ -109,7 +109,7 @@ type dynamoInstance struct {
 // indexer is how an instance that is a local indexer is asked. Records without a codec are
 // of versions that read JSON.
 func (i *dynamoInstance) indexer(publisher uint64) engines.Indexer {
-	return engines.Indexer{Transport: i.Transport.TCP, JSON: i.Codec != "msgpack", Publisher: publisher}
+	return engines.Indexer{Transport: i.Transport.TCP, Publisher: publisher}
 }
 
 // dynamoModel is a model card of a worker, or of an adapter that it has.

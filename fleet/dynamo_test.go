@@ -165,7 +165,7 @@ func dynamoViews() map[string]fleet.DynamoView {
 			Plane: engines.Plane{
 				Groups:   groups,
 				Channels: []engines.Channel{{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Group: "dynamo/backend"}},
-				Indexers: map[engines.WorkerRank]engines.Indexer{{WorkerID: 26}: {Transport: "10.0.0.7:4100/1a/worker_kv_indexer_query_dp0", JSON: true}},
+				Indexers: map[engines.WorkerRank]engines.Indexer{{WorkerID: 26}: {Transport: "10.0.0.7:4100/1a/worker_kv_indexer_query_dp0"}},
 			},
 		},
 		"1.6": {
@@ -454,7 +454,7 @@ func TestCapturedStoresOfDynamo(t *testing.T) {
 				if w.BlockSize != want.block || w.TotalKVBlocks != 64 || w.DPSize != 1 || w.Events.LocalIndexer != (version != "0.8.0") {
 					t.Errorf("%s: worker %+v", at, w)
 				}
-				if i, ok := v.Plane.Indexers[engines.WorkerRank{WorkerID: w.WorkerID}]; version != "0.8.0" && (!ok || i.JSON != (version == "1.3.1") || version == "1.6.1" && i.Publisher != w.Events.PublisherID) {
+				if i, ok := v.Plane.Indexers[engines.WorkerRank{WorkerID: w.WorkerID}]; version != "0.8.0" && (!ok || version == "1.6.1" && i.Publisher != w.Events.PublisherID) {
 					t.Errorf("%s: worker %d is asked at %+v", at, w.WorkerID, i)
 				}
 			}

@@ -73,9 +73,6 @@ type config struct {
 	// KVEventsRetention is how long that stream keeps events, 30m to 8760h. 0 leaves a
 	// stream that is there as it is, and makes one that keeps them for 1h.
 	KVEventsRetention time.Duration `yaml:"kv-events-retention" help:"how <long> the stream of events keeps them, 30m to 8760h; 0 leaves an existing stream as it is and makes one of 1h"`
-	// LegacyJetstream takes in the stream into which Dynamo before 1.4 writes its
-	// durable events, whose name follows from Namespace and Component.
-	LegacyJetstream bool `yaml:"legacy-jetstream" help:"take in the stream of durable events of Dynamo before 1.4"`
 	// Replica is this process's name among the router replicas, the same after a
 	// restart. Empty makes one of the host's name and the port of HTTPAddress.
 	Replica string `yaml:"replica" help:"<name> of this process among the router replicas, the same after a restart"`

@@ -30,7 +30,6 @@ func (s *server) openDurable() (err error) {
 			Log:    s.log,
 		}),
 		Replicas:          c.NATSReplicas,
-		Legacy:            c.LegacyJetstream,
 		Memory:            s.bus != nil && c.StateDir == "",
 		SnapshotThreshold: c.RouterSnapshotThreshold,
 		Retention:         c.KVEventsRetention,

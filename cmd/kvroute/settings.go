@@ -144,7 +144,6 @@ func (c *config) check() error {
 		{c.ForwardTokens != "" && !c.VerifyTokenizer, "forward-tokens needs verify-tokenizer: token ids go only to workers whose own ids were compared"},
 		{r != 0 && (r < 30*time.Minute || r > 8760*time.Hour), fmt.Sprintf("kv-events-retention is %q, want 0, or 30m to 8760h", r)},
 		{r != 0 && !c.DurableKVEvents, "kv-events-retention needs durable-kv-events: without it no stream keeps events"},
-		{c.LegacyJetstream && !c.DurableKVEvents, "legacy-jetstream needs durable-kv-events: the stream of kvroute takes in the other one"},
 		{c.Group != "" && len(c.Groups) > 0, "group and groups are both given: the router of a group has workers, not groups"},
 	} {
 		if wrong.is {

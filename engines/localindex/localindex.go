@@ -85,16 +85,16 @@ func (l *Index) Answer(q *events.Query) (a events.Answer, content *Content) {
 	case q.HasStart && q.End > 0 && q.End < start:
 		return events.Answer{Kind: events.AnswerInvalidRange, Start: start, End: q.End}, nil
 	case q.HasStart && start > r.last:
-		return events.Answer{Kind: events.AnswerTooNew, Start: start, End: q.End, LastEventID: r.last, HasLast: true}, nil
+		return events.Answer{Kind: events.AnswerTooNew, Start: start, End: q.End, LastEventID: r.last}, nil
 	case q.HasStart && max(start, 1) >= first:
-		return events.Answer{Kind: events.AnswerEvents, Events: slices.Clone(r.ring[max(start, 1)-first:]), LastEventID: r.last, HasLast: true}, nil
+		return events.Answer{Kind: events.AnswerEvents, Events: slices.Clone(r.ring[max(start, 1)-first:]), LastEventID: r.last}, nil
 	case r.index != nil:
 		content = freeze(r.index)
 		for _, ev := range r.parked.Waiting()[0] {
 			a.Events = append(a.Events, events.RouterEvent{Event: ev})
 		}
 	}
-	a.Kind, a.LastEventID, a.HasLast = events.AnswerDump, r.last, true
+	a.Kind, a.LastEventID = events.AnswerDump, r.last
 	return a, content
 }
 
@@ -132,7 +132,7 @@ func Complete(a *events.Answer, q *events.Query, content *Content) {
 	}
 	evs, err := content.Events()
 	if err != nil {
-		*a = events.Answer{Kind: events.AnswerDumpFailed, LastEventID: a.LastEventID, HasLast: a.HasLast, Message: err.Error()}
+		*a = events.Answer{Kind: events.AnswerDumpFailed, LastEventID: a.LastEventID, Message: err.Error()}
 		return
 	}
 	waiting := a.Events

@@ -79,7 +79,7 @@ func TestRingAnswers(t *testing.T) {
 func TestAnswersComeInParts(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(1, 8))
-	a := events.Answer{Kind: events.AnswerDump, LastEventID: 1 << 63, HasLast: true}
+	a := events.Answer{Kind: events.AnswerDump, LastEventID: 1 << 63}
 	for id := range uint64(600) {
 		ev := events.RouterEvent{WorkerID: 1<<64 - 1, DPRank: 1<<32 - 1, EventID: 1<<63 + id, Event: indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: 1<<64 - 1}}
 		if id%3 == 0 {

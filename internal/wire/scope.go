@@ -52,25 +52,6 @@ func (s Scope) ComponentTopics(topic string) []string {
 	return subjects
 }
 
-// NamespaceTopic returns the subject of a topic of the whole namespace, as Dynamo before
-// 1.4 has it for loads.
-func (s Scope) NamespaceTopic(topic string) string {
-	return "namespace." + Segment(s.WithDefaults().Namespace) + "." + Segment(topic)
-}
-
-// LegacyStream returns the name of the stream into which Dynamo before 1.4 writes its
-// durable events.
-func (s Scope) LegacyStream() string {
-	s = s.WithDefaults()
-	name := strings.Map(func(r rune) rune {
-		if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' || r == '_' {
-			return r
-		}
-		return '_'
-	}, strings.ToLower("namespace."+s.Namespace+".component."+s.Component+".kv-events"))
-	return strings.ReplaceAll(strings.TrimLeft(name, "_"), "_", "-")
-}
-
 // Own returns a subject of kvroute's own, such as "heartbeat" or, with further
 // parts, that of one worker. The part "*" stands for any one part.
 func (s Scope) Own(parts ...string) string {
@@ -106,12 +87,11 @@ func (s Scope) Stream() string {
 	return fmt.Sprintf("kvr-%s-%s-%08x", slug(s.Namespace), slug(s.Component), uint32(xxh3.HashString(s.Namespace+"\x00"+s.Component)))
 }
 
-// StreamSubjects returns what the stream takes of a topic: that of the component
-// and those of its endpoints.
-func (s Scope) StreamSubjects(topic string) []string {
+// StreamSubjects returns the subjects that the stream takes of a topic, as one with a
+// wildcard: those of all endpoints of the component.
+func (s Scope) StreamSubjects(topic string) string {
 	s = s.WithDefaults()
-	component := s.ComponentTopics(topic)[0]
-	return []string{component, strings.TrimSuffix(component, Segment(topic)) + "endpoint.*." + Segment(topic)}
+	return "namespace." + Segment(s.Namespace) + ".component." + Segment(s.Component) + ".endpoint.*." + Segment(topic)
 }
 
 func (s Scope) slug() string {

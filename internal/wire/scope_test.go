@@ -24,9 +24,7 @@ func TestNames(t *testing.T) {
 		{strings.Join(dynamo.ComponentTopics("kv-events"), " "), "namespace.dynamo.component.backend.kv-events"},
 		{strings.Join(wire.Scope{Namespace: "a.b", Component: "c"}.ComponentTopics("kv-events"), " "), "namespace.a%2Eb.component.c.kv-events namespace.a.b.component.c.kv-events"},
 		{strings.Join(odd.ComponentTopics("kv-events"), " "), "namespace.A%2Eb.component.c%20d.kv-events"},
-		{dynamo.LegacyStream(), "namespace-dynamo-component-backend-kv-events"},
-		{wire.Scope{Namespace: "My_NS.x", Component: "c d"}.LegacyStream(), "namespace-my-ns-x-component-c-d-kv-events"},
-		{strings.Join(odd.StreamSubjects("kv-events"), " "), "namespace.A%2Eb.component.c%20d.kv-events namespace.A%2Eb.component.c%20d.endpoint.*.kv-events"},
+		{odd.StreamSubjects("kv-events"), "namespace.A%2Eb.component.c%20d.endpoint.*.kv-events"},
 	} {
 		if c.got != c.want {
 			t.Errorf("got  %s\nwant %s", c.got, c.want)
