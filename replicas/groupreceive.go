@@ -50,21 +50,19 @@ func GroupWorkerID(group, model string) uint64 {
 	return wire.WorkerID(fmt.Sprintf("%d/%s/%s", len(group), group, model))
 }
 
-// Groups hears what router groups say, and tells the router.
+// Groups listens to router groups, and passes their summaries to the router.
 //
 // # Invariants
 //
 //   - For each model of a group there is one candidate, from when the model is known.
-//   - What is known to be held there is what one speaker told in an epoch: the full that
-//     began it, and all deltas behind that up to the first message that is missing. After
-//     the next full it is exactly what the speaker's filter has, whatever was lost, came
-//     twice, late or in another order. Until a full is whole the one before counts.
-//   - A missing message, or a full that began unheard, has a full asked for, again and
-//     again, at most once in two seconds.
-//   - An epoch is left for a newer one; for an older one only if its speaker was not heard
-//     for two intervals. So of two speakers that do not know of each other one is heard.
-//   - Memory is bounded: so many groups as configured, so many models of each, of each one
-//     filter that counts and one that is on its way.
+//   - Of the replicas of a group one is followed for each model, as long as it is heard and
+//     none of its messages is missing. What the group is known to hold is what that replica
+//     published in an epoch: the full that began it, and all deltas up to the first missing
+//     message. Until a full is whole the one before counts.
+//   - After a missing message a full is requested, again and again, at most once in 2 s. The
+//     replica that publishes it is followed from then on.
+//   - Memory is bounded: so many groups as configured, so many models of each, and for each
+//     model the filter that counts and one that is on its way.
 type Groups struct {
 	conf    GroupsConfig
 	nc      *nats.Conn
@@ -107,8 +105,10 @@ const (
 	// groupForget is how long a model is known that the configuration does not name and
 	// the group does not speak of any more.
 	groupForget = 10 * time.Minute
-	// A speaker whose messages seem this late, one as late as the other, has set its clock:
-	// what is late because it waited catches up.
+	// groupSilence is after how many intervals another replica of the group is followed.
+	groupSilence = 2
+	// A replica whose messages seem this late, one as late as the other, has set its clock:
+	// messages that waited would catch up.
 	groupClock    = time.Second
 	groupClockFor = 3 // messages
 )
@@ -252,24 +252,17 @@ func (g *Groups) setLocked() error {
 // Run listens until ctx ends.
 func (g *Groups) Run(ctx context.Context) error {
 	in := make(chan *nats.Msg, groupInbox)
-	subject := g.conf.Scope.Group("*", summaryTopic)
-	sub, err := g.nc.ChanSubscribe(subject, in)
-	if err != nil {
-		return fmt.Errorf("replicas: subscribe to %s: %w", subject, err)
+	subs := subscriptions{nc: g.nc}
+	defer subs.end()
+	if err := subs.add(g.conf.Scope.Group("*", summaryTopic), "", in); err != nil {
+		return err
 	}
-	defer func() { _ = sub.Unsubscribe() }() // fails if the connection is closed, when there is nothing to end
-	g.listen(ctx.Done(), in)                 //nolint:contextcheck // counters need none
-	return nil
-}
-
-func (g *Groups) listen(done <-chan struct{}, in <-chan *nats.Msg) {
 	tick := time.NewTicker(groupTick)
 	defer tick.Stop()
-	g.tick()
-	for {
+	for g.tick(); ; {
 		select {
-		case <-done:
-			return
+		case <-ctx.Done():
+			return nil
 		case m := <-in:
 			g.take(m.Data)
 		case <-tick.C:
@@ -362,15 +355,15 @@ func (f *groupFeed) heardWithin(now time.Time) bool {
 // that has become whole by it.
 func (f *groupFeed) take(now time.Time, s *summary) (outcome string, filter *indexer.Filter) {
 	switch {
-	case s.epoch == f.epoch && f.router == s.router:
-	case s.epoch <= f.epoch && f.heardWithin(now):
-		return groupOld, nil
-	default:
+	case s.epoch == f.epoch && s.router == f.router:
+	case f.follows(now, s):
 		if f.router != s.router {
 			f.late, f.lag, f.lags = latency{}, 0, 0 // another clock
 		}
 		f.router, f.epoch, f.next = s.router, s.epoch, 0
 		f.broken, f.whole, f.parts, f.arrived = false, false, nil, 0
+	default:
+		return groupOld, nil
 	}
 	if s.seq < f.next {
 		return groupRepeated, nil
@@ -399,6 +392,19 @@ func (f *groupFeed) take(now time.Time, s *summary) (outcome string, filter *ind
 		return groupHole, nil
 	}
 	return groupLoad, nil
+}
+
+// follows says whether a message of another epoch is followed: of the same replica if the
+// epoch is newer; of any replica if the one that was followed is silent; and if a message
+// of that one is missing, from the first message of an epoch on.
+func (f *groupFeed) follows(now time.Time, s *summary) bool {
+	switch {
+	case !f.heardWithin(now):
+		return true
+	case s.router == f.router:
+		return s.epoch > f.epoch
+	}
+	return f.broken && s.seq == 0
 }
 
 // full takes a part of a full, which come in their order.

@@ -16,26 +16,25 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// groupWorld is a group with replicas that speak for it, and routers above that hear
-// them, on a bus that loses, repeats and reorders. Everything happens in one goroutine on
+// groupWorld is a group with replicas that publish, and routers above that listen, on a bus that loses, repeats and reorders. Everything happens in one goroutine on
 // a clock moved by hand; everybody's clock is minutes from the others'.
 type groupWorld struct {
-	t        *testing.T
-	rand     *rand.Rand
-	now      time.Time
-	speakers []*groupSpeaker
-	hearers  []*groupHearer
-	loss     float64
-	mess     float64 // share of the messages that come twice, or after later ones
-	told     map[toldKey][]byte
-	starts   int
+	t          *testing.T
+	rand       *rand.Rand
+	now        time.Time
+	publishers []*testPublisher
+	hearers    []*groupHearer
+	loss       float64
+	mess       float64 // share of the messages that come twice, or after later ones
+	told       map[toldKey][]byte
+	starts     int
 }
 
-// toldKey names a message: the slow model knows what filter a speaker had after each.
+// toldKey names a message: the slow model knows what filter a publisher had after each.
 type toldKey struct{ router, epoch, seq uint64 }
 
-type groupSpeaker struct {
-	*Speaker
+type testPublisher struct {
+	*GroupPublisher
 	router *router.Router
 	ahead  time.Duration
 	away   bool
@@ -50,10 +49,10 @@ type groupHearer struct {
 	away   bool
 }
 
-func newGroupWorld(t *testing.T, seed uint64, speakers, hearers int) *groupWorld {
+func newGroupWorld(t *testing.T, seed uint64, publishers, hearers int) *groupWorld {
 	w := &groupWorld{t: t, rand: rand.New(rand.NewPCG(seed, 5)), now: time.Unix(1e9, 0), told: make(map[toldKey][]byte)}
-	for i := range speakers {
-		s := &groupSpeaker{ahead: time.Duration(w.rand.IntN(600)-300) * time.Second}
+	for i := range publishers {
+		s := &testPublisher{ahead: time.Duration(w.rand.IntN(600)-300) * time.Second}
 		var err error
 		if s.router, err = router.New(router.Config{Now: func() time.Time { return w.now.Add(s.ahead) }}); err != nil {
 			t.Fatal(err)
@@ -63,7 +62,7 @@ func newGroupWorld(t *testing.T, seed uint64, speakers, hearers int) *groupWorld
 				t.Fatal(err)
 			}
 		}
-		w.speakers = append(w.speakers, s)
+		w.publishers = append(w.publishers, s)
 		w.start(i)
 	}
 	for range hearers {
@@ -87,10 +86,9 @@ func newGroupWorld(t *testing.T, seed uint64, speakers, hearers int) *groupWorld
 			},
 			Now: func() time.Time { return w.now.Add(h.ahead) },
 		}, link{connected: func() bool { return !h.away }, publish: func(string, string, []byte) error {
-			for _, s := range w.speakers {
-				if !w.lost() && !s.away {
-					s.ask()
-				}
+			// One of the replicas gets it.
+			if s := w.publishers[w.rand.IntN(len(w.publishers))]; !w.lost() && !s.away {
+				s.requestFull()
 			}
 			return nil
 		}})
@@ -104,28 +102,20 @@ func newGroupWorld(t *testing.T, seed uint64, speakers, hearers int) *groupWorld
 
 func (w *groupWorld) lost() bool { return w.rand.Float64() < w.loss }
 
-// start starts a speaker anew: its router stays.
+// start starts a publisher anew: its router stays.
 func (w *groupWorld) start(i int) {
-	s := w.speakers[i]
+	s := w.publishers[i]
 	w.starts++
 	id := uint64(100 + w.starts)
 	var err error
-	s.Speaker, err = newSpeaker(SpeakerConfig{
+	s.GroupPublisher, err = newGroupPublisher(GroupPublisherConfig{
 		Group: "g", ID: id, Router: s.router, Stride: 2, FullEvery: 10 * time.Second,
 		Now: func() time.Time { return w.now.Add(s.ahead) },
 	}, link{
 		connected: func() bool { return !s.away },
 		room:      func() int { return 4096 + 80 },
-		publish: func(subject, _ string, data []byte) error {
+		publish: func(_, _ string, data []byte) error {
 			data = bytes.Clone(data)
-			if subject == s.beacons {
-				for _, o := range w.speakers {
-					if o != s && !o.away && !w.lost() {
-						o.hear(data)
-					}
-				}
-				return nil
-			}
 			m, err := readSummary(data)
 			if err != nil {
 				w.t.Fatal(err)
@@ -169,7 +159,7 @@ func (w *groupWorld) deliver(h *groupHearer) {
 	if f.whole && !f.broken {
 		want := w.told[toldKey{f.router, f.epoch, f.next - 1}]
 		if got := h.filter.AppendTo(nil); !bytes.Equal(got, want) {
-			w.t.Fatalf("after message %d of epoch %d the filter is not the speaker's", f.next-1, f.epoch)
+			w.t.Fatalf("after message %d of epoch %d the filter is not the publisher's", f.next-1, f.epoch)
 		}
 	}
 }
@@ -177,10 +167,9 @@ func (w *groupWorld) deliver(h *groupHearer) {
 // round lets half a second pass for everybody.
 func (w *groupWorld) round() {
 	w.now = w.now.Add(500 * time.Millisecond)
-	for _, s := range w.speakers {
-		s.announce(false)
+	for _, s := range w.publishers {
 		if w.now.UnixMilli()/500%2 == 0 {
-			s.speak(s.conf.Now())
+			s.summarize(s.conf.Now())
 		}
 	}
 	for _, h := range w.hearers {
@@ -202,14 +191,14 @@ func (w *groupWorld) store() {
 		ev = indexer.Event{Kind: indexer.Cleared}
 	}
 	id := uint64(1 + w.rand.IntN(2))
-	for _, s := range w.speakers {
+	for _, s := range w.publishers {
 		s.router.ApplyEvent(router.Worker{ID: id}, ev)
 	}
 }
 
-// TestSummariesConverge: whatever is lost, repeated, late or restarted, what a router above
-// a group knows is what a speaker told; and when all is well again it is what the one
-// speaker of the group tells now.
+// TestSummariesConverge: whatever is lost, repeated, late or restarted, a router above a
+// group knows what one replica of the group published; and when all is well again it knows
+// all that the group holds now.
 func TestSummariesConverge(t *testing.T) {
 	for seed := range uint64(20) {
 		w := newGroupWorld(t, seed, 1+int(seed%3), 2)
@@ -217,15 +206,15 @@ func TestSummariesConverge(t *testing.T) {
 		for range 600 {
 			switch w.rand.IntN(40) {
 			case 0:
-				w.start(w.rand.IntN(len(w.speakers)))
+				w.start(w.rand.IntN(len(w.publishers)))
 			case 1:
-				s := w.speakers[w.rand.IntN(len(w.speakers))]
+				s := w.publishers[w.rand.IntN(len(w.publishers))]
 				s.away = !s.away
 			case 2:
 				h := w.hearers[w.rand.IntN(len(w.hearers))]
 				h.away = !h.away
 			case 3:
-				s := w.speakers[w.rand.IntN(len(w.speakers))]
+				s := w.publishers[w.rand.IntN(len(w.publishers))]
 				s.ahead += time.Duration(w.rand.IntN(20)-10) * time.Second
 			case 4, 5, 6, 7, 8, 9, 10, 11:
 				w.round()
@@ -236,7 +225,7 @@ func TestSummariesConverge(t *testing.T) {
 			}
 		}
 		w.loss, w.mess = 0, 0
-		for _, s := range w.speakers {
+		for _, s := range w.publishers {
 			s.away = false
 		}
 		for _, h := range w.hearers {
@@ -253,29 +242,20 @@ func TestSummariesConverge(t *testing.T) {
 				}
 			}
 		}
-		var speaks []*groupSpeaker
-		for _, s := range w.speakers {
-			if len(s.pools) > 0 {
-				speaks = append(speaks, s)
-			}
-		}
-		if len(speaks) != 1 {
-			t.Fatalf("seed %d: %d replicas speak", seed, len(speaks))
-		}
-		s := speaks[0]
-		want := s.pools[poolName{"m", 8}].filter.AppendTo(nil)
-		for h, err := range s.router.Checkpoints("m", 8, 2) {
-			if err != nil || !s.pools[poolName{"m", 8}].filter.Has(h) {
-				t.Fatalf("seed %d: a checkpoint is not told, error %v", seed, err)
-			}
-		}
 		for i, h := range w.hearers {
 			f := h.groups["g"].feeds["m"]
-			if f.broken || !f.whole || f.router != s.conf.ID {
-				t.Fatalf("seed %d: hearer %d hears %d, broken %v, want %d", seed, i, f.router, f.broken, s.conf.ID)
+			at := slices.IndexFunc(w.publishers, func(s *testPublisher) bool { return s.conf.ID == f.router })
+			if f.broken || !f.whole || at < 0 {
+				t.Fatalf("seed %d: hearer %d follows %d, broken %v", seed, i, f.router, f.broken)
 			}
-			if !bytes.Equal(h.filter.AppendTo(nil), want) {
-				t.Fatalf("seed %d: hearer %d has another filter than the speaker", seed, i)
+			s := w.publishers[at]
+			for checkpoint, err := range s.router.Checkpoints("m", 8, 2) {
+				if err != nil || !h.filter.Has(checkpoint) {
+					t.Fatalf("seed %d: hearer %d misses a checkpoint, error %v", seed, i, err)
+				}
+			}
+			if want := s.pools[poolName{"m", 8}].filter.AppendTo(nil); !bytes.Equal(h.filter.AppendTo(nil), want) {
+				t.Fatalf("seed %d: hearer %d has another filter than the publisher", seed, i)
 			}
 			if age := w.now.Add(h.ahead).Sub(h.last.Taken); h.last.Healthy != 2 || age < 0 || age > 2*time.Second {
 				t.Fatalf("seed %d: hearer %d has a summary of %v ago: %+v", seed, i, age, h.last)

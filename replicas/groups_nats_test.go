@@ -21,7 +21,7 @@ import (
 
 const quick = 100 * time.Millisecond // between summaries
 
-// lowerTier is a router of a group, which speaks for it.
+// lowerTier is a router of a group, with its publisher.
 func lowerTier(t *testing.T, s *server.Server, group string, id uint64) (r *router.Router, stop func()) {
 	t.Helper()
 	r, err := router.New(router.Config{})
@@ -36,11 +36,11 @@ func lowerTier(t *testing.T, s *server.Server, group string, id uint64) (r *rout
 			t.Fatal(err)
 		}
 	}
-	speaker, err := replicas.NewSpeaker(connect(t, s), replicas.SpeakerConfig{Group: group, ID: id, Router: r, Interval: quick})
+	publisher, err := replicas.NewGroupPublisher(connect(t, s), replicas.GroupPublisherConfig{Group: group, ID: id, Router: r, Interval: quick})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r, running(t, speaker.Run)
+	return r, running(t, publisher.Run)
 }
 
 // upperTier is a router above groups.
@@ -130,7 +130,7 @@ var two = []replicas.Group{{Name: "g1", Address: "10.1.0.1:80", Models: []string
 
 // A router above two groups learns what they serve, hold and do, and sends each prompt
 // where it is; a group that falls silent is used only where no other is, and one that
-// comes back is heard again, whichever of its replicas speaks.
+// comes back is heard again, whichever of its replicas publishes.
 func TestGroupsOverNATS(t *testing.T) {
 	s := startNATS(t, -1)
 	g1, stop1 := lowerTier(t, s, "g1", 1)
@@ -295,13 +295,13 @@ func TestBadGroupsAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for want, conf := range map[string]replicas.SpeakerConfig{
+	for want, conf := range map[string]replicas.GroupPublisherConfig{
 		"required":         {Group: "g", ID: 1},
 		"interval is 1ms":  {Group: "g", ID: 1, Router: r, Interval: time.Millisecond},
 		"stride is -4":     {Group: "g", ID: 1, Router: r, Stride: -4},
 		"the name has 300": {Group: strings.Repeat("g", 300), ID: 1, Router: r},
 	} {
-		if _, err := replicas.NewSpeaker(nc, conf); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := replicas.NewGroupPublisher(nc, conf); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}

@@ -5,11 +5,12 @@ package replicas
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
+	"maps"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,57 +23,50 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Speaker speaks for a router group: it tells routers above what the group's workers do
-// and hold, and answers what a request would find there.
+// GroupPublisher publishes for a router group what its workers do and hold, to routers
+// above, and answers what a request would find there. Every replica of a group has one;
+// a router above follows one of them.
 //
 // # Invariants
 //
-//   - Of the replicas of a group that hear each other one speaks, the one that started
-//     first: it knows most. It falls silent with its connection, and says so when it
-//     leaves; who hears no other for two intervals goes on in its place.
-//   - What is told is a sequence by epochs: a full begins one, and says all that the group
-//     holds; each message behind it has the next number, and deltas say what came since.
-//     So who has all messages of an epoch has the filter that the speaker has.
-//   - A probe is answered by one of the replicas, whichever, and books nothing.
+//   - Messages of a pool are numbered within epochs. A full begins an epoch and has all
+//     that the group holds; a delta has what came since. So a router with all messages of
+//     an epoch has the filter of the publisher.
+//   - A request for a full, and a probe, go to one replica of the group. A probe books
+//     nothing.
 //
 // Blocks that were removed leave the filter with the next full. A walk over the index
-// takes at most a twentieth of the time: with a very large one deltas come less often.
-type Speaker struct {
-	conf    SpeakerConfig
+// takes at most a twentieth of the time: with a very large index deltas come less often.
+type GroupPublisher struct {
+	conf    GroupPublisherConfig
 	nc      *nats.Conn
 	link    link
 	metrics *groupMetrics
+	subject string // of summaries
 
-	summaries, beacons string // subjects
-	started            int64  // unix ms
-
-	// Of the goroutine that speaks.
-	pools     map[poolName]*spoken
-	others    map[uint64]other
-	listening time.Time // since when others would have been heard; zero while there is no connection
-	epoch     uint64    // the last one
-	hashes    []uint64  // memory to be used again
-	message   []byte
+	// The fields below belong to the goroutine that publishes summaries.
+	pools   map[poolName]*publishedPool
+	epoch   uint64   // the last one
+	hashes  []uint64 // memory that is used again
+	message []byte   // the same
 }
 
-// SpeakerConfig says who speaks for whom. Group, ID and Router are required; the zero
+// GroupPublisherConfig says what is published. Group, ID and Router are required; the zero
 // value of each other field means its default.
-type SpeakerConfig struct {
+type GroupPublisherConfig struct {
 	Scope wire.Scope
 	Group string
 	// ID is the replica's own number, another one at each start.
 	ID     uint64
 	Router *router.Router
-	// Interval is the time between two summaries. Default 1 s. FullEvery is that between
-	// two that say all that the group holds. Default 30 s.
+	// Interval is the time between two summaries. Default 1 s. FullEvery is the time between
+	// two fulls. Default 30 s.
 	Interval, FullEvery time.Duration
-	// Stride is of how many blocks one is told of. Default 4.
+	// Stride is the distance in blocks between two that a summary has. Default 4.
 	Stride int
 
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
-	// Log takes a line when this replica begins or ends to speak. Default none.
-	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
 }
@@ -81,360 +75,261 @@ const (
 	groupInterval = time.Second
 	fullEvery     = 30 * time.Second
 	groupStride   = 4
-	// groupSilence is after how many intervals another replica is taken to be gone.
-	groupSilence = 2
-	// fullAgain is the time between two fulls that somebody asked for, in intervals.
+	// fullAgain is the least time between two fulls, in intervals, if one is requested.
 	fullAgain = 2
-	// deltaMost is how many messages a delta takes at most: a full says more in less.
+	// deltaMost is how many messages a delta takes at most: a full has more in less.
 	deltaMost = 4
-	// walkShare is the part of the time that is spent on looking for what is new.
+	// walkShare bounds the time for walks over the index: one part of so many.
 	walkShare  = 20
-	maxBeacons = 1024
-	probeInbox = 1024 // probes that wait for their answer: more would be answered too late
+	probeInbox = 1024 // probes that wait: more would be answered too late
+	probeQueue = "routers"
 )
 
-// poolName is what a summary is about.
+// poolName is the subject of a summary.
 type poolName struct {
 	model     string
 	blockSize int
 }
 
-// spoken is what others were told of a pool.
-type spoken struct {
+// publishedPool is what was published of a pool.
+type publishedPool struct {
 	epoch, next uint64
-	filter      *indexer.Filter // nil: a full is due
-	full, walk  time.Time       // when the last full was told, and when the next delta may be
-	asked       bool
-	told        bool // in this round
+	filter      *indexer.Filter // nil if a full is due
+	full, walk  time.Time       // when the last full was published, and when the next delta may be
+	requested   bool            // a router above requested a full
+	current     bool            // the router has the pool
 }
 
-// beacon is what replicas of a group tell each other.
-type beacon struct {
-	RouterID  uint64 `json:"router_id"`
-	StartedMS int64  `json:"started_ms"`
-	Leaving   bool   `json:"leaving,omitempty"`
-}
+var errGroupPublisher = errors.New("Group, ID and Router are required")
 
-// before says whether a replica speaks rather than another one.
-func (b *beacon) before(o *beacon) bool {
-	return cmp.Or(cmp.Compare(b.StartedMS, o.StartedMS), cmp.Compare(b.RouterID, o.RouterID)) < 0
-}
-
-type other struct {
-	beacon
-	heard time.Time
-}
-
-var errSpeakerless = errors.New("Group, ID and Router are required")
-
-// NewSpeaker returns who speaks for a group on a connection that stays its caller's. It
-// does nothing before [Speaker.Run].
-func NewSpeaker(nc *nats.Conn, conf SpeakerConfig) (*Speaker, error) {
-	s, err := newSpeaker(conf, linkOf(nc))
+// NewGroupPublisher returns a publisher on a connection that stays its caller's. It does
+// nothing before [GroupPublisher.Run].
+func NewGroupPublisher(nc *nats.Conn, conf GroupPublisherConfig) (*GroupPublisher, error) {
+	p, err := newGroupPublisher(conf, linkOf(nc))
 	if err == nil {
-		s.nc = nc
+		p.nc = nc
 	}
-	return s, err
+	return p, err
 }
 
-func newSpeaker(conf SpeakerConfig, to link) (*Speaker, error) {
+func newGroupPublisher(conf GroupPublisherConfig, to link) (*GroupPublisher, error) {
 	if conf.Group == "" || conf.ID == 0 || conf.Router == nil {
-		return nil, fmt.Errorf("replicas: router group: %w", errSpeakerless)
+		return nil, fmt.Errorf("router group: %w", errGroupPublisher)
 	}
 	if len(conf.Group) > maxGroupName {
-		return nil, fmt.Errorf("replicas: router group: the name has %d bytes, want at most %d", len(conf.Group), maxGroupName)
+		return nil, fmt.Errorf("router group: the name has %d bytes, want at most %d", len(conf.Group), maxGroupName)
 	}
 	conf.Interval = cmp.Or(conf.Interval, groupInterval)
 	if ms := conf.Interval.Milliseconds(); ms < minGroupInterval || ms > maxGroupInterval {
-		return nil, fmt.Errorf("replicas: router group: the interval is %v, want %v to %v", conf.Interval, minGroupInterval*time.Millisecond, maxGroupInterval*time.Millisecond)
+		return nil, fmt.Errorf("router group: the interval is %v, want %v to %v", conf.Interval, minGroupInterval*time.Millisecond, maxGroupInterval*time.Millisecond)
 	}
 	conf.FullEvery, conf.Stride = cmp.Or(conf.FullEvery, fullEvery), cmp.Or(conf.Stride, groupStride)
 	if conf.Stride < 1 || conf.Stride > maxStride {
-		return nil, fmt.Errorf("replicas: router group: the stride is %d, want 1 to %d blocks", conf.Stride, maxStride)
+		return nil, fmt.Errorf("router group: the stride is %d, want 1 to %d blocks", conf.Stride, maxStride)
 	}
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
-	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
-	m, err := newGroupMetrics(conf.Meter)
+	m, err := newGroupMetrics(cmp.Or[metric.Meter](conf.Meter, noop.Meter{}))
 	if err != nil {
 		return nil, err
 	}
-	return &Speaker{
+	return &GroupPublisher{
 		conf: conf, link: to, metrics: m,
-		summaries: conf.Scope.Group(conf.Group, summaryTopic), beacons: conf.Scope.Group(conf.Group, beaconTopic),
-		started: conf.Now().UnixMilli(),
-		pools:   make(map[poolName]*spoken), others: make(map[uint64]other),
+		subject: conf.Scope.Group(conf.Group, summaryTopic), pools: make(map[poolName]*publishedPool),
 	}, nil
 }
 
-// Run speaks until ctx ends.
-func (s *Speaker) Run(ctx context.Context) error {
-	beacons, asked, probes := make(chan *nats.Msg, 256), make(chan *nats.Msg, 16), make(chan *nats.Msg, probeInbox)
-	var subs []*nats.Subscription
-	defer func() {
-		for _, sub := range subs {
-			_ = sub.Unsubscribe() // fails if the connection is closed, when there is nothing to end
-		}
-	}()
-	for _, to := range []struct {
-		subject, queue string
-		in             chan *nats.Msg
-	}{
-		{s.beacons, "", beacons},
-		{s.conf.Scope.Group(s.conf.Group, summaryTopic, getTopic), "", asked},
-		{s.conf.Scope.Group(s.conf.Group, probeTopic), "routers", probes},
-	} {
-		sub, err := s.nc.ChanQueueSubscribe(to.subject, to.queue, to.in)
-		if err != nil {
-			return fmt.Errorf("replicas: subscribe to %s: %w", to.subject, err)
-		}
-		subs = append(subs, sub)
+// Run publishes until ctx ends.
+func (g *GroupPublisher) Run(ctx context.Context) error {
+	requested, probes := make(chan *nats.Msg, 16), make(chan *nats.Msg, probeInbox)
+	subs := subscriptions{nc: g.nc}
+	defer subs.end()
+	if err := subs.add(g.conf.Scope.Group(g.conf.Group, summaryTopic, getTopic), probeQueue, requested); err != nil {
+		return err
 	}
-	var both sync.WaitGroup
-	both.Go(func() { s.answer(ctx, probes) })
-	defer both.Wait()
-	s.talk(ctx.Done(), beacons, asked) //nolint:contextcheck // counters need none
-	_ = s.nc.FlushTimeout(time.Second) // who is not told that we leave notices it
-	return nil
-}
-
-// talk is the goroutine that everything but answers leaves by.
-func (s *Speaker) talk(done <-chan struct{}, beacons, asked <-chan *nats.Msg) {
-	s.announce(false)
-	tick := time.NewTicker(s.conf.Interval / 2)
+	if err := subs.add(g.conf.Scope.Group(g.conf.Group, probeTopic), probeQueue, probes); err != nil {
+		return err
+	}
+	var answering sync.WaitGroup
+	answering.Go(func() { g.answerProbes(ctx, probes) })
+	defer answering.Wait()
+	tick := time.NewTicker(g.conf.Interval)
 	defer tick.Stop()
-	for half := false; ; {
+	for {
 		select {
-		case <-done:
-			s.announce(true)
-			return
-		case m := <-beacons:
-			s.hear(m.Data)
-		case <-asked:
-			s.ask()
+		case <-ctx.Done():
+			return nil
+		case <-requested:
+			g.requestFull()
 		case <-tick.C:
-			s.announce(false)
-			if half = !half; half {
-				s.speak(s.conf.Now())
-			}
+			g.summarize(g.conf.Now()) //nolint:contextcheck // counters need none
 		}
 	}
 }
 
-// announce tells the other replicas of the group that this one is there.
-func (s *Speaker) announce(leaving bool) {
-	if !s.link.connected() {
+// requestFull makes a full due for all pools.
+func (g *GroupPublisher) requestFull() {
+	for _, p := range g.pools {
+		p.requested = true
+	}
+}
+
+// summarize publishes what is due of all pools.
+func (g *GroupPublisher) summarize(now time.Time) {
+	if !g.link.connected() {
+		clear(g.pools) // with a connection it begins with a full
 		return
 	}
-	data, err := json.Marshal(beacon{RouterID: s.conf.ID, StartedMS: s.started, Leaving: leaving})
-	if err == nil {
-		err = s.link.publish(s.beacons, "", data)
+	for _, p := range g.pools {
+		p.current = false
 	}
-	if err != nil {
-		s.metrics.count(groupUnsent)
-	}
-}
-
-// hear takes what a replica of the group says.
-func (s *Speaker) hear(data []byte) {
-	var b beacon
-	if json.Unmarshal(data, &b) != nil || b.RouterID == 0 || b.RouterID == s.conf.ID {
-		return
-	}
-	_, known := s.others[b.RouterID]
-	switch {
-	case b.Leaving:
-		delete(s.others, b.RouterID)
-	case known || len(s.others) < maxBeacons:
-		s.others[b.RouterID] = other{b, s.conf.Now()}
-	}
-}
-
-// ask makes a full due for all pools.
-func (s *Speaker) ask() {
-	for _, p := range s.pools {
-		p.asked = true
-	}
-}
-
-// speaks says whether it is for this replica to speak.
-func (s *Speaker) speaks(now time.Time) bool {
-	silence := groupSilence * s.conf.Interval
-	if !s.link.connected() {
-		s.listening = time.Time{}
-		return false
-	}
-	if s.listening.IsZero() {
-		s.listening = now
-		for id, o := range s.others {
-			o.heard = now // nobody was heard, so nobody is called gone
-			s.others[id] = o
+	for _, m := range g.conf.Router.Models() {
+		for _, sum := range g.conf.Router.Summarize(m.Model) {
+			g.pool(now, &sum)
 		}
 	}
-	own := beacon{RouterID: s.conf.ID, StartedMS: s.started}
-	speaks := len(s.pools) > 0 || now.Sub(s.listening) >= silence
-	for id, o := range s.others {
-		switch {
-		case now.Sub(o.heard) > silence:
-			delete(s.others, id)
-		case o.before(&own):
-			speaks = false
-		}
-	}
-	return speaks
+	maps.DeleteFunc(g.pools, func(_ poolName, p *publishedPool) bool { return !p.current })
 }
 
-// speak tells of all pools, if it is for this replica to speak.
-func (s *Speaker) speak(now time.Time) {
-	did := len(s.pools) > 0
-	if !s.speaks(now) {
-		if clear(s.pools); did {
-			s.conf.Log.Info("another replica speaks for the group", "group", s.conf.Group)
-		}
-		return
-	}
-	for _, m := range s.conf.Router.Models() {
-		for _, sum := range s.conf.Router.Summarize(m.Model) {
-			s.pool(now, &sum)
-		}
-	}
-	for name, p := range s.pools {
-		if !p.told {
-			delete(s.pools, name)
-		}
-		p.told = false
-	}
-	if !did && len(s.pools) > 0 {
-		s.conf.Log.Info("this replica speaks for the group", "group", s.conf.Group, "pools", len(s.pools))
-	}
-}
-
-// pool tells of a pool what is due.
-func (s *Speaker) pool(now time.Time, sum *router.Summary) {
+// pool publishes what is due of a pool.
+func (g *GroupPublisher) pool(now time.Time, sum *router.Summary) {
 	name := poolName{sum.Model, sum.BlockSize}
-	p := s.pools[name]
+	p := g.pools[name]
 	if p == nil {
-		p = new(spoken)
-		s.pools[name] = p
+		p = new(publishedPool)
+		g.pools[name] = p
 	}
-	p.told = true
+	p.current = true
 	m := summary{
-		group: s.conf.Group, model: sum.Model, blockSize: sum.BlockSize, router: s.conf.ID,
-		kind: summaryLoad, stride: s.conf.Stride, taken: sum.Taken, interval: s.conf.Interval, load: *sum,
+		group: g.conf.Group, model: sum.Model, blockSize: sum.BlockSize, router: g.conf.ID,
+		kind: summaryLoad, stride: g.conf.Stride, taken: sum.Taken, interval: g.conf.Interval, load: *sum,
 	}
-	if sum.Silent {
+	switch {
+	case sum.Silent:
 		m.stride = 0
 		if p.epoch == 0 || p.filter != nil {
 			p.filter = nil
-			s.begin(now, p)
+			g.begin(now, p)
 		}
-		s.publish(p, &m)
+		g.publish(p, &m)
+	case p.filter == nil || now.Sub(p.full) >= g.conf.FullEvery || p.requested && now.Sub(p.full) >= fullAgain*g.conf.Interval:
+		g.full(now, p, &m)
+	case !now.Before(p.walk):
+		g.delta(now, p, &m)
+	default:
+		g.publish(p, &m)
+	}
+}
+
+// begin begins an epoch. Its number is above all before it, those of other replicas
+// included, as far as clocks agree.
+func (g *GroupPublisher) begin(now time.Time, p *publishedPool) {
+	g.epoch = max(g.epoch+1, uint64(max(0, now.UnixMilli()))<<20|rand.Uint64N(1<<20))
+	p.epoch, p.next = g.epoch, 0
+}
+
+// full publishes all that the workers hold.
+func (g *GroupPublisher) full(now time.Time, p *publishedPool, m *summary) {
+	began := time.Now()
+	if _, err := g.walk(m, func(uint64) bool { return true }, math.MaxInt); err != nil {
+		// Until the index can be read, the old filter stays.
+		g.metrics.count(groupOvertaken)
+		if p.filter == nil {
+			g.begin(now, p)
+		}
+		g.publish(p, m)
 		return
 	}
-	switch {
-	case p.filter == nil || now.Sub(p.full) >= s.conf.FullEvery || p.asked && now.Sub(p.full) >= fullAgain*s.conf.Interval:
-		s.full(now, p, &m)
-	case !now.Before(p.walk):
-		s.delta(now, p, &m)
-	default:
-		s.publish(p, &m)
-	}
-}
-
-// begin begins an epoch. Its number is larger than that of all before, of other replicas,
-// too, as far as clocks agree.
-func (s *Speaker) begin(now time.Time, p *spoken) {
-	s.epoch = max(s.epoch+1, uint64(max(0, now.UnixMilli()))<<20|rand.Uint64N(1<<20))
-	p.epoch, p.next = s.epoch, 0
-}
-
-// full tells all that the workers hold.
-func (s *Speaker) full(now time.Time, p *spoken, m *summary) {
-	began := time.Now()
-	s.hashes = s.hashes[:0]
-	for h, err := range s.conf.Router.Checkpoints(m.model, m.blockSize, s.conf.Stride) {
-		if err != nil {
-			// Until it can be read, the old filter holds what it held.
-			s.metrics.count(groupOvertaken)
-			if p.filter == nil {
-				s.begin(now, p)
-			}
-			s.publish(p, m)
-			return
-		}
-		s.hashes = append(s.hashes, h)
-	}
-	n := len(s.hashes)
-	n += n/8 + 256 // for what comes until the next one
-	p.filter = indexer.NewFilter(n)
-	for _, h := range s.hashes {
+	n := len(g.hashes)
+	p.filter = indexer.NewFilter(n + n/8 + 256) // with room for what comes until the next full
+	for _, h := range g.hashes {
 		p.filter.Add(h)
 	}
 	const most = 1 << 20
-	if cap(s.hashes) > most {
-		s.hashes = nil // it is as large as the index, and needed only now and then
+	if cap(g.hashes) > most {
+		g.hashes = nil // it is as large as the index, and needed only now and then
 	}
-	s.begin(now, p)
-	p.full, p.asked = now, false
-	p.walk = now.Add(max(s.conf.Interval, walkShare*time.Since(began)) - s.conf.Interval/4)
+	g.begin(now, p)
+	p.full, p.requested, p.walk = now, false, g.nextWalk(now, began)
 	m.kind = summaryFull
-	for _, part := range filterParts(p.filter, s.link.room()-4096) {
+	for _, part := range filterParts(p.filter, g.link.room()-4096) {
 		m.filter = part
-		s.publish(p, m)
+		g.publish(p, m)
 	}
 }
 
-// delta tells what the workers hold that the filter does not have.
-func (s *Speaker) delta(now time.Time, p *spoken, m *summary) {
-	began, many := time.Now(), false
-	s.hashes = s.hashes[:0]
-	for h, err := range s.conf.Router.Checkpoints(m.model, m.blockSize, s.conf.Stride) {
-		if err != nil {
-			s.metrics.count(groupOvertaken)
-			break // what was found is true all the same
-		}
+// delta publishes what the workers hold that the filter does not have.
+func (g *GroupPublisher) delta(now time.Time, p *publishedPool, m *summary) {
+	began := time.Now()
+	add := func(h uint64) bool {
 		if p.filter.Has(h) {
-			continue
+			return false
 		}
 		p.filter.Add(h)
-		s.hashes = append(s.hashes, h)
-		if many = len(s.hashes) > deltaMost*maxSummaryAdds || p.filter.Overfull(); many {
-			break
-		}
+		return true
 	}
-	if many {
-		s.full(now, p, m)
+	many, err := g.walk(m, add, deltaMost*maxSummaryAdds)
+	if err != nil {
+		g.metrics.count(groupOvertaken) // what was found is true all the same
+	}
+	if many || p.filter.Overfull() {
+		g.full(now, p, m)
 		return
 	}
-	p.walk = now.Add(max(s.conf.Interval, walkShare*time.Since(began)) - s.conf.Interval/4)
-	if len(s.hashes) == 0 {
-		s.publish(p, m)
+	p.walk = g.nextWalk(now, began)
+	if len(g.hashes) == 0 {
+		g.publish(p, m)
 		return
 	}
 	m.kind = summaryDelta
-	for from := 0; from < len(s.hashes) && p.filter != nil; from += maxSummaryAdds {
-		m.added = appendHashes(m.added[:0], s.hashes[from:min(from+maxSummaryAdds, len(s.hashes))])
-		s.publish(p, m)
+	for part := range slices.Chunk(g.hashes, maxSummaryAdds) {
+		if p.filter == nil {
+			return // a message could not be sent
+		}
+		m.added = appendHashes(m.added[:0], part)
+		g.publish(p, m)
 	}
 }
 
-// publish sends a message. One that cannot be sent leaves a hole, and so a full is due.
-func (s *Speaker) publish(p *spoken, m *summary) {
+// walk collects in g.hashes the checkpoints of the index that are wanted. It stops at most
+// so many, and returns true if there are more.
+func (g *GroupPublisher) walk(m *summary, want func(h uint64) bool, most int) (more bool, err error) {
+	g.hashes = g.hashes[:0]
+	for h, err := range g.conf.Router.Checkpoints(m.model, m.blockSize, g.conf.Stride) {
+		if err != nil {
+			return false, err
+		}
+		if !want(h) {
+			continue
+		}
+		if g.hashes = append(g.hashes, h); len(g.hashes) > most {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// nextWalk is when the next walk may begin after one that began then.
+func (g *GroupPublisher) nextWalk(now, began time.Time) time.Time {
+	return now.Add(max(g.conf.Interval, walkShare*time.Since(began)) - g.conf.Interval/4)
+}
+
+// publish sends a message. One that cannot be sent leaves a gap, so a full is due.
+func (g *GroupPublisher) publish(p *publishedPool, m *summary) {
 	m.epoch, m.seq = p.epoch, p.next
 	p.next++
-	s.message = appendSummary(s.message[:0], m)
-	if !s.link.connected() || s.link.publish(s.summaries, "", s.message) != nil {
-		s.metrics.count(groupUnsent)
+	g.message = appendSummary(g.message[:0], m)
+	if g.link.send(g.subject, "", g.message) != nil {
+		g.metrics.count(groupUnsent)
 		p.filter = nil
 		return
 	}
-	s.metrics.sent(m.kind, len(s.message))
+	g.metrics.sent(m.kind, len(g.message))
 }
 
-// answer answers probes.
-func (s *Speaker) answer(ctx context.Context, probes <-chan *nats.Msg) {
+// answerProbes answers probes until ctx ends.
+func (g *GroupPublisher) answerProbes(ctx context.Context, probes <-chan *nats.Msg) {
 	var b []byte
 	for {
 		select {
@@ -442,28 +337,26 @@ func (s *Speaker) answer(ctx context.Context, probes <-chan *nats.Msg) {
 			return
 		case m := <-probes:
 			var outcome string
-			if b, outcome = s.answerOne(ctx, b[:0], m); outcome != groupBadProbe {
-				if s.link.publish(m.Reply, "", b) != nil {
-					outcome = groupUnsent
-				}
+			if b, outcome = g.answer(ctx, b[:0], m); outcome != groupBadProbe && g.link.publish(m.Reply, "", b) != nil {
+				outcome = groupUnsent
 			}
-			s.metrics.answered(ctx, outcome)
+			g.metrics.answered(ctx, outcome)
 		}
 	}
 }
 
-func (s *Speaker) answerOne(ctx context.Context, b []byte, m *nats.Msg) (answer []byte, outcome string) {
+func (g *GroupPublisher) answer(ctx context.Context, b []byte, m *nats.Msg) (answer []byte, outcome string) {
 	p, err := readProbe(m.Data)
 	if err != nil || m.Reply == "" {
 		return b, groupBadProbe
 	}
 	outcome = groupAnswered
-	a, err := s.conf.Router.Answer(ctx, p)
+	a, err := g.conf.Router.Answer(ctx, p)
 	if err != nil {
-		a, outcome = router.ProbeAnswer{Busy: true}, groupNoWorker // nobody here takes it
+		a, outcome = router.ProbeAnswer{Busy: true}, groupNoWorker
 	} else if a.Busy {
 		outcome = groupBusy
 	}
-	a.Group = s.conf.Group
+	a.Group = g.conf.Group
 	return appendProbeAnswer(b, &a, &p), outcome
 }

@@ -16,10 +16,9 @@ import (
 
 // Topics of a router group.
 const (
-	summaryTopic = "summary" // what the group says of itself; with "get" behind it, who asks for all of it
-	getTopic     = "get"
+	summaryTopic = "summary"
+	getTopic     = "get" // behind summaryTopic: requests for a full
 	probeTopic   = "probe"
-	beaconTopic  = "presence" // between the replicas of the group: who speaks for it
 )
 
 // Kinds of summaries.

@@ -3,7 +3,7 @@
 // Package replicas is what router replicas and router groups tell each other. The
 // replicas of one router tell each other of their requests in flight ([Sync]) and that
 // they run ([Presence]). A router group tells routers above it of its workers' load and
-// cached blocks ([Speaker]); a router above listens ([Groups]) and asks ([Probes]).
+// cached blocks ([GroupPublisher]); a router above listens ([Groups]) and asks ([Probes]).
 package replicas
 
 import (

@@ -230,7 +230,7 @@ func (l *lab) summaries() ([]float64, error) {
 	if err := above.Flush(); err != nil {
 		return nil, err
 	}
-	s, err := replicas.NewSpeaker(nc, replicas.SpeakerConfig{
+	s, err := replicas.NewGroupPublisher(nc, replicas.GroupPublisherConfig{
 		Scope: l.scope, Group: "g1", ID: 1, Router: r, Interval: time.Second / tellFaster, FullEvery: 30 * time.Second / tellFaster,
 	})
 	if err != nil {

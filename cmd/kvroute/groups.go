@@ -16,9 +16,9 @@ import (
 // groups is what ties this router to router groups: below it, or the one that it is.
 // What does not apply is nil.
 type groups struct {
-	speaker *replicas.Speaker // --group
-	heard   *replicas.Groups  // "groups" of the file
-	probes  *replicas.Probes  // of those
+	publisher *replicas.GroupPublisher // --group
+	heard     *replicas.Groups         // "groups" of the file
+	probes    *replicas.Probes         // of those
 }
 
 // most is how many groups of a model are asked at most; 0 is what package fleet says.
@@ -47,9 +47,9 @@ func (s *server) openProbes() (ask func(context.Context, router.Probe) []router.
 func (s *server) openGroups() (err error) {
 	c := &s.conf
 	if c.Group != "" {
-		s.groups.speaker, err = replicas.NewSpeaker(s.nc, replicas.SpeakerConfig{
+		s.groups.publisher, err = replicas.NewGroupPublisher(s.nc, replicas.GroupPublisherConfig{
 			Scope: s.scope, Group: c.Group, ID: s.id, Router: s.router, Interval: c.GroupInterval,
-			Log: s.log, Meter: s.metrics.Meter("fleet"),
+			Meter: s.metrics.Meter("fleet"),
 		})
 		return err
 	}
@@ -65,8 +65,8 @@ func (s *server) openGroups() (err error) {
 
 // run runs what there is in a group of parts.
 func (g *groups) run(ctx context.Context, parts *errgroup.Group) {
-	if g.speaker != nil {
-		parts.Go(func() error { return g.speaker.Run(ctx) })
+	if g.publisher != nil {
+		parts.Go(func() error { return g.publisher.Run(ctx) })
 	}
 	if g.heard != nil {
 		parts.Go(func() error { return g.heard.Run(ctx) })
