@@ -192,29 +192,13 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Mode == "" {
 		c.Mode = KV
 	}
-	if !slices.Contains(Modes(), c.Mode) {
-		return c, fmt.Errorf("router: Mode is %q, want one of %v", c.Mode, Modes())
-	}
 	if c.Scoring.Policy == "" {
 		c.Scoring = scorer.Defaults()
 	}
-	if err := c.Scoring.Validate(); err != nil {
-		return c, fmt.Errorf("router: %w", err)
-	}
-	if err := heard(&c.Scoring); err != nil {
-		return c, fmt.Errorf("router: %w", err)
-	}
-	if err := c.Thresholds.Validate(); err != nil {
-		return c, fmt.Errorf("router: %w", err)
-	}
-	if c.BlockSize < 0 || c.BlockSize > maxBlockSize {
-		return c, fmt.Errorf("router: BlockSize is %d, want 0 to %d tokens", c.BlockSize, maxBlockSize)
-	}
-	if c.GuessTTL < 0 {
-		return c, fmt.Errorf("router: GuessTTL is %v, want 0 or more", c.GuessTTL)
-	}
-	if c.AvoidFailing < 0 || c.AvoidFailing > time.Hour {
-		return c, fmt.Errorf("router: AvoidFailing is %v, want 0 to 1h", c.AvoidFailing)
+	for _, err := range []error{c.Scoring.Validate(), c.Thresholds.Validate()} {
+		if err != nil {
+			return c, fmt.Errorf("router: %w", err)
+		}
 	}
 	if c.PredictTTL == 0 {
 		c.PredictTTL = 10 * time.Second
@@ -225,16 +209,19 @@ func (c Config) withDefaults() (Config, error) {
 	if c.PrefillThroughput == 0 {
 		c.PrefillThroughput = 50_000
 	}
-	for name, v := range map[string]float64{"DeviceRatio": c.DeviceRatio, "PrefillThroughput": c.PrefillThroughput} {
-		if !(v > 0) || math.IsInf(v, 0) {
-			return c, fmt.Errorf("router: %s is %v, want a finite number above 0", name, v)
+	for _, f := range []field{
+		{"Mode", c.Mode, slices.Contains(Modes(), c.Mode), fmt.Sprintf("one of %v", Modes())},
+		{"BlockSize", c.BlockSize, c.BlockSize >= 0 && c.BlockSize <= maxBlockSize, fmt.Sprintf("0 to %d tokens", maxBlockSize)},
+		{"GuessTTL", c.GuessTTL, c.GuessTTL >= 0, "0 or more"},
+		{"AvoidFailing", c.AvoidFailing, c.AvoidFailing >= 0 && c.AvoidFailing <= time.Hour, "0 to 1h"},
+		{"DeviceRatio", c.DeviceRatio, c.DeviceRatio > 0 && !math.IsInf(c.DeviceRatio, 0), "a finite number above 0"},
+		{"PrefillThroughput", c.PrefillThroughput, c.PrefillThroughput > 0 && !math.IsInf(c.PrefillThroughput, 0), "a finite number above 0"},
+		{"OutputRate", c.OutputRate, c.OutputRate >= 0 && !math.IsInf(c.OutputRate, 0), "a finite number of tokens a second, 0 or more"},
+		{"OutputRate", c.OutputRate, c.OutputRate == 0 || c.EstimateOutput, "0 without EstimateOutput"},
+	} {
+		if err := f.check(); err != nil {
+			return c, err
 		}
-	}
-	if !(c.OutputRate >= 0) || math.IsInf(c.OutputRate, 0) {
-		return c, fmt.Errorf("router: OutputRate is %v, want a finite number of tokens a second, 0 or more", c.OutputRate)
-	}
-	if c.OutputRate > 0 && !c.EstimateOutput {
-		return c, fmt.Errorf("router: OutputRate is %v, want 0 without EstimateOutput", c.OutputRate)
 	}
 	var err error
 	if c.Queue, err = c.Queue.withDefaults(); err != nil {
@@ -251,21 +238,22 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 func (c QueueConfig) withDefaults() (QueueConfig, error) {
-	if t := c.Threshold; t != nil && (!(*t >= 0) || math.IsInf(*t, 0)) {
-		return c, fmt.Errorf("router: Queue.Threshold is %v, want a finite number, 0 or more", *t)
-	}
 	if c.Policy == "" {
 		c.Policy = scorer.FCFS
 	}
 	if err := c.Policy.Validate(); err != nil {
 		return c, fmt.Errorf("router: %w", err)
 	}
-	if c.Limit < 0 {
-		return c, fmt.Errorf("router: Queue.Limit is %d, want a number of requests", c.Limit)
+	t := cmp.Or(c.Threshold, new(0.))
+	for _, f := range []field{
+		{"Queue.Threshold", *t, *t >= 0 && !math.IsInf(*t, 0), "a finite number, 0 or more"},
+		{"Queue.Limit", c.Limit, c.Limit >= 0, "a number of requests"},
+	} {
+		if err := f.check(); err != nil {
+			return c, err
+		}
 	}
-	if c.Limit == 0 {
-		c.Limit = 10_000
-	}
+	c.Limit = cmp.Or(c.Limit, 10_000)
 	return c, nil
 }
 
@@ -278,12 +266,10 @@ func (c SessionConfig) withDefaults() (SessionConfig, error) {
 	if c.TTL != 0 && (c.TTL < minSessionTTL || c.TTL > maxSessionTTL) {
 		return c, fmt.Errorf("router: Sessions.TTL is %v, want 0 or %v to %v", c.TTL, minSessionTTL, maxSessionTTL)
 	}
-	if c.Limit < 0 {
-		return c, fmt.Errorf("router: Sessions.Limit is %d, want a number of sessions", c.Limit)
+	if err := (field{"Sessions.Limit", c.Limit, c.Limit >= 0, "a number of sessions"}).check(); err != nil {
+		return c, err
 	}
-	if c.Limit == 0 {
-		c.Limit = 100_000
-	}
+	c.Limit = cmp.Or(c.Limit, 100_000)
 	return c, nil
 }
 
@@ -307,12 +293,19 @@ const (
 	maxTaints = 256
 )
 
-// heard refuses a setting about something that the router does not hear of.
-func heard(s *scorer.Settings) error {
-	if s.SharedMultiplier != 0 {
-		return &scorer.SettingError{Setting: "shared_cache_multiplier", Value: s.SharedMultiplier, Want: "0: nobody tells the router what a shared cache holds"}
+// field is a field of the configuration, and whether its value is in range.
+type field struct {
+	name  string
+	value any
+	ok    bool
+	want  string
+}
+
+func (f field) check() error {
+	if f.ok {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("router: %s is %v, want %s", f.name, f.value, f.want)
 }
 
 // indexed says whether what workers hold can change a decision.

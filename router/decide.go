@@ -147,9 +147,6 @@ func (c *core) settingsFor(q *question) (*scorer.Settings, error) {
 		return nil, fmt.Errorf("%w: nothing is compared that it could change: the request names its worker", ErrBadOverride)
 	}
 	s, err := c.settings.With(q.Override)
-	if err == nil {
-		err = heard(&s)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrBadOverride, err)
 	}

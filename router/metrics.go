@@ -65,63 +65,61 @@ type gauges struct {
 }
 
 func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
-	var m metrics
-	var g gauges
-	var errs [24]error
-	m.decisions, errs[0] = meter.Int64Counter("kvroute.router.decisions",
-		metric.WithUnit("{decision}"), metric.WithDescription("Booked decisions, by model and reason."))
-	m.duration, errs[1] = meter.Float64Histogram("kvroute.router.decision.duration",
-		metric.WithUnit("s"), metric.WithDescription("Time of a decision: tokens, hashes, match, choice and booking; not waiting for a worker."),
+	var errs []error
+	counter := func(name, unit, help string) metric.Int64Counter {
+		c, err := meter.Int64Counter("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help))
+		errs = append(errs, err)
+		return c
+	}
+	histogram := func(name, unit, help string, bounds ...float64) metric.Float64Histogram {
+		h, err := meter.Float64Histogram("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(bounds...))
+		errs = append(errs, err)
+		return h
+	}
+	gauge := func(name, unit, help string) metric.Int64ObservableGauge {
+		g, err := meter.Int64ObservableGauge("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help))
+		errs = append(errs, err)
+		return g
+	}
+	sum := func(name, unit, help string) metric.Int64ObservableCounter {
+		c, err := meter.Int64ObservableCounter("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help))
+		errs = append(errs, err)
+		return c
+	}
+	m := metrics{
+		decisions: counter("router.decisions", "{decision}", "Booked decisions, by model and reason."),
 		// From a short prompt that is matched in microseconds to the budget of a request.
-		metric.WithExplicitBucketBoundaries(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, .1, .25, .5, 1, 2.5))
-	m.overlap, errs[2] = meter.Float64Histogram("kvroute.router.overlap.ratio",
-		metric.WithUnit("1"), metric.WithDescription("Share of a prompt's full blocks that the chosen worker holds."),
-		metric.WithExplicitBucketBoundaries(0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, .99, 1))
-	m.blocks, errs[3] = meter.Int64Counter("kvroute.router.event.blocks",
-		metric.WithUnit("{block}"), metric.WithDescription("Blocks in the events of workers, by what became of them."))
-	m.prompts, errs[4] = meter.Int64Counter("kvroute.tokenize.requests",
-		metric.WithUnit("{request}"), metric.WithDescription("Booked requests whose prompt was read, by model, by how its token ids were made and why not exactly."))
-	m.reused, errs[5] = meter.Int64Counter("kvroute.tokenize.reused.size",
-		metric.WithUnit("By"), metric.WithDescription("Text of prompts whose token ids were known from earlier ones, by model."))
-	m.text, errs[17] = meter.Int64Counter("kvroute.tokenize.text.size",
-		metric.WithUnit("By"), metric.WithDescription("Text of prompts that was made into token ids, by model."))
-	m.refusals, errs[6] = meter.Int64Counter("kvroute.router.refusals",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests with an id that no worker was found for, by reason."))
-	m.waits, errs[7] = meter.Float64Histogram("kvroute.router.queue.duration",
-		metric.WithUnit("s"), metric.WithDescription("Time that admitted requests waited in the queue, of those that waited."),
+		duration: histogram("router.decision.duration", "s", "Time of a decision: tokens, hashes, match, choice and booking; not waiting for a worker.",
+			1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, .1, .25, .5, 1, 2.5),
+		overlap: histogram("router.overlap.ratio", "1", "Share of a prompt's full blocks that the chosen worker holds.",
+			0, .1, .2, .3, .4, .5, .6, .7, .8, .9, .95, .99, 1),
+		blocks:   counter("router.event.blocks", "{block}", "Blocks in the events of workers, by what became of them."),
+		prompts:  counter("tokenize.requests", "{request}", "Booked requests whose prompt was read, by model, by how its token ids were made and why not exactly."),
+		text:     counter("tokenize.text.size", "By", "Text of prompts that was made into token ids, by model."),
+		reused:   counter("tokenize.reused.size", "By", "Text of prompts whose token ids were known from earlier ones, by model."),
+		refusals: counter("router.refusals", "{request}", "Requests with an id that no worker was found for, by reason."),
 		// From a pause between two first tokens to the longest that Envoy waits.
-		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
-	g.expired, errs[8] = meter.Int64ObservableCounter("kvroute.router.slots.expired",
-		metric.WithUnit("{request}"), metric.WithDescription("Slots that nobody owned and nobody freed for 300 s, by model."))
-	g.blocks, errs[9] = meter.Int64ObservableGauge("kvroute.router.index.blocks",
-		metric.WithUnit("{block}"), metric.WithDescription("Pairs of block and worker in the index, by model and by where they are known from."))
-	g.slots, errs[10] = meter.Int64ObservableGauge("kvroute.router.slots",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests in flight that hold a slot, by model."))
-	g.workers, errs[11] = meter.Int64ObservableGauge("kvroute.router.workers",
-		metric.WithUnit("{worker}"), metric.WithDescription("Workers known, by model and health."))
-	g.waiting, errs[12] = meter.Int64ObservableGauge("kvroute.router.queue.size",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests that wait for a worker, by model."))
-	g.sessions, errs[13] = meter.Int64ObservableGauge("kvroute.router.sessions",
-		metric.WithUnit("{session}"), metric.WithDescription("Sessions bound to a worker, by model."))
-	g.skipped, errs[14] = meter.Int64ObservableCounter("kvroute.router.threshold.skips",
-		metric.WithUnit("{threshold}"), metric.WithDescription("Thresholds that could not be looked at because a worker's capacity is unknown, by model."))
-	m.failovers, errs[15] = meter.Int64Counter("kvroute.router.failovers",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests that another worker served than the decision's, by model."))
-	m.avoidances, errs[16] = meter.Int64Counter("kvroute.router.avoidances",
-		metric.WithUnit("{period}"), metric.WithDescription("Times that a worker began to be avoided because it failed, by model."))
-	g.models, errs[18] = meter.Int64ObservableGauge("kvroute.tokenize.models",
-		metric.WithUnit("{model}"), metric.WithDescription("Models known, by how the token ids of their chats are made and why not exactly; 1 for what is so."))
-	g.dumps, errs[19] = meter.Int64ObservableCounter("kvroute.router.dumps",
-		metric.WithUnit("{dump}"), metric.WithDescription("Dumps of the index, by how they ended."))
-	g.bytes, errs[20] = meter.Int64ObservableGauge("kvroute.router.index.size",
-		metric.WithUnit("By"), metric.WithDescription("Memory of the index, by model and by where its blocks are known from."))
-	g.evicted, errs[21] = meter.Int64ObservableCounter("kvroute.router.index.evicted",
-		metric.WithUnit("{block}"), metric.WithDescription("Blocks forgotten for lack of room that no event counts, by model and by where they were known from."))
-	m.firstTokens, errs[22] = meter.Int64Counter("kvroute.router.first_tokens",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests whose prompt was taken for computed, by model and by what said so first."))
-	g.foreign, errs[23] = meter.Int64ObservableGauge("kvroute.router.foreign_requests",
-		metric.WithUnit("{request}"), metric.WithDescription("Requests that engines report and that neither this router nor its replicas sent, by model."))
-	if err := errors.Join(errs[:]...); err != nil {
+		waits: histogram("router.queue.duration", "s", "Time that admitted requests waited in the queue, of those that waited.",
+			.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
+		failovers:   counter("router.failovers", "{request}", "Requests that another worker served than the decision's, by model."),
+		avoidances:  counter("router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model."),
+		firstTokens: counter("router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first."),
+	}
+	g := gauges{
+		blocks:   gauge("router.index.blocks", "{block}", "Pairs of block and worker in the index, by model and by where they are known from."),
+		bytes:    gauge("router.index.size", "By", "Memory of the index, by model and by where its blocks are known from."),
+		slots:    gauge("router.slots", "{request}", "Requests in flight that hold a slot, by model."),
+		foreign:  gauge("router.foreign_requests", "{request}", "Requests that engines report and that neither this router nor its replicas sent, by model."),
+		workers:  gauge("router.workers", "{worker}", "Workers known, by model and health."),
+		waiting:  gauge("router.queue.size", "{request}", "Requests that wait for a worker, by model."),
+		sessions: gauge("router.sessions", "{session}", "Sessions bound to a worker, by model."),
+		models:   gauge("tokenize.models", "{model}", "Models known, by how the token ids of their chats are made and why not exactly; 1 for what is so."),
+		skipped:  sum("router.threshold.skips", "{threshold}", "Thresholds that could not be looked at because a worker's capacity is unknown, by model."),
+		expired:  sum("router.slots.expired", "{request}", "Slots that nobody owned and nobody freed for 300 s, by model."),
+		evicted:  sum("router.index.evicted", "{block}", "Blocks forgotten for lack of room that no event counts, by model and by where they were known from."),
+		dumps:    sum("router.dumps", "{dump}", "Dumps of the index, by how they ended."),
+	}
+	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("router: make instruments: %w", err)
 	}
 	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {

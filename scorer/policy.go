@@ -126,8 +126,7 @@ func (s *Settings) dynamoNewer(r *Request, in *Input, leastPend float64) float64
 		prompt := max(1, math.Ceil(float64(r.PromptTokens)/block))
 		decay = 1 / (1 + s.CreditDecay*((in.mean(in.PendTokens)-leastPend)/block)/prompt)
 	}
-	credit := s.OverlapCredit*decay*float64(in.OverlapBlocks) + s.lowerTiers(in) +
-		s.SharedMultiplier*float64(in.SharedBlocks)
+	credit := s.OverlapCredit*decay*float64(in.OverlapBlocks) + s.lowerTiers(in)
 	decode := in.mean(in.ActiveBlocks) + float64(in.AdditionalBlocks)
 	var cost float64
 	if in.DecodeOnly && r.PrefillUntracked && s.OverlapCredit > 0 {
@@ -141,11 +140,8 @@ func (s *Settings) dynamoNewer(r *Request, in *Input, leastPend float64) float64
 // rawPrefill returns the prefill blocks of the worker as if nothing of the new
 // prompt were cached.
 func (s *Settings) rawPrefill(r *Request, in *Input) float64 {
-	switch {
-	case r.PrefillUntracked:
+	if r.PrefillUntracked {
 		return 0
-	case in.LoadUnknown:
-		return float64(r.PromptTokens) / r.block()
 	}
 	cached := s.CachedTokens(r, in)
 	return (in.mean(in.PendTokens) + float64(max(0, r.PromptTokens-cached)+cached)) / r.block()

@@ -177,7 +177,7 @@ func TestDynamoIsFractionalAndNeverNegative(t *testing.T) {
 func TestDynamoNewerForm(t *testing.T) {
 	r := scorer.Request{PromptTokens: 160, BlockSize: 16}
 	in := []scorer.Input{
-		{OverlapBlocks: 4, HostBlocks: 2, DiskBlocks: 1, SharedBlocks: 3, PendTokens: 32, ActiveBlocks: 20, ActiveRequests: 3},
+		{OverlapBlocks: 4, HostBlocks: 2, DiskBlocks: 1, PendTokens: 32, ActiveBlocks: 20, ActiveRequests: 3},
 		{ActiveRequests: 1}, // the least loaded
 	}
 	for _, c := range []struct {
@@ -187,7 +187,6 @@ func TestDynamoNewerForm(t *testing.T) {
 		want   float64
 	}{
 		{"defaults", func(*scorer.Settings) {}, 0, 32.25},
-		{"shared multiplier .5", func(s *scorer.Settings) { s.SharedMultiplier = .5 }, 0, 30.75},
 		{"decay .5", func(s *scorer.Settings) { s.CreditDecay = .5 }, 0, 32.613636},
 		{"scale 32", func(s *scorer.Settings) { s.PrefillScale = 32 }, 0, 226},
 		{"credit 2, scale 4, request weight 64", func(s *scorer.Settings) { s.OverlapCredit, s.PrefillScale, s.RequestWeight = 2, 4, 64 }, 0, 221},
@@ -240,7 +239,6 @@ func TestDynamoNewerCases(t *testing.T) {
 		{"request weight 32", one(weight32, isl64, busy), 228},
 		{"decode-only worker", one(scale2, untracked, scorer.Input{DecodeOnly: true, OverlapBlocks: 3, ActiveBlocks: 10}), 7},
 		{"decode-only worker that takes prefill all the same", one(scale2, isl64, scorer.Input{DecodeOnly: true, OverlapBlocks: 3, ActiveBlocks: 10}), 12},
-		{"no load record", one(scale2, isl64, scorer.Input{LoadUnknown: true, OverlapBlocks: 6, PendTokens: 999}), 0},
 		{"scale 2, overlap 2, decode 3", one(scale2, isl64, scorer.Input{OverlapBlocks: 2, ActiveBlocks: 3}), 7},
 	} {
 		if c.got != c.want {
@@ -372,7 +370,6 @@ func TestSettingsRefuseNonsense(t *testing.T) {
 		"overlap_score_credit_decay": func(s *scorer.Settings) *float64 { return &s.CreditDecay },
 		"prefill_load_scale":         func(s *scorer.Settings) *float64 { return &s.PrefillScale },
 		"active_request_weight":      func(s *scorer.Settings) *float64 { return &s.RequestWeight },
-		"shared_cache_multiplier":    func(s *scorer.Settings) *float64 { return &s.SharedMultiplier },
 		"host_cache_weight":          func(s *scorer.Settings) *float64 { return &s.HostWeight },
 		"disk_cache_weight":          func(s *scorer.Settings) *float64 { return &s.DiskWeight },
 		"alpha":                      func(s *scorer.Settings) *float64 { return &s.Alpha },
@@ -499,7 +496,7 @@ func TestOverride(t *testing.T) {
 func TestEverySettingMatters(t *testing.T) {
 	r := scorer.Request{PromptTokens: 1024, BlockSize: 16}
 	in := []scorer.Input{{}, {
-		OverlapBlocks: 8, HostBlocks: 4, DiskBlocks: 4, SharedBlocks: 4, PendTokens: 640, ActiveRequests: 3,
+		OverlapBlocks: 8, HostBlocks: 4, DiskBlocks: 4, PendTokens: 640, ActiveRequests: 3,
 		ActiveBlocks: 90, AdditionalBlocks: 40, DecodeTokens: 9000, KVUse: .2,
 	}}
 	for _, c := range []struct {
@@ -512,7 +509,6 @@ func TestEverySettingMatters(t *testing.T) {
 			"decay":   func(s *scorer.Settings) *float64 { return &s.CreditDecay },
 			"scale":   func(s *scorer.Settings) *float64 { return &s.PrefillScale },
 			"request": func(s *scorer.Settings) *float64 { return &s.RequestWeight },
-			"shared":  func(s *scorer.Settings) *float64 { return &s.SharedMultiplier },
 			"host":    func(s *scorer.Settings) *float64 { return &s.HostWeight },
 			"disk":    func(s *scorer.Settings) *float64 { return &s.DiskWeight },
 		}},
@@ -589,12 +585,12 @@ func TestCostsAreFinite(t *testing.T) {
 		s := scorer.Defaults()
 		s.Policy = scorer.Policies()[rng.IntN(len(scorer.Policies()))]
 		s.OverlapWeight, s.OverlapCredit, s.CreditDecay, s.PrefillScale, s.RequestWeight = of(), of(), of(), of(), of()
-		s.SharedMultiplier, s.HostWeight, s.DiskWeight, s.Alpha, s.Attention = of(), of(), of(), of(), of()
+		s.HostWeight, s.DiskWeight, s.Alpha, s.Attention = of(), of(), of(), of()
 		if err := s.Validate(); err != nil {
 			t.Fatal(err)
 		}
 		r := scorer.Request{PromptTokens: 1 + rng.IntN(2000), BlockSize: 16}
-		idle := scorer.Input{OverlapBlocks: rng.IntN(3), HostBlocks: rng.IntN(3), SharedBlocks: rng.IntN(3), TaintWeight: float64(rng.IntN(3) - 1)}
+		idle := scorer.Input{OverlapBlocks: rng.IntN(3), HostBlocks: rng.IntN(3), TaintWeight: float64(rng.IntN(3) - 1)}
 		busy := idle
 		busy.PendTokens, busy.ActiveRequests, busy.ActiveBlocks = rng.IntN(5000), 1+rng.IntN(9), rng.IntN(500)
 		costs := make([]float64, 2)

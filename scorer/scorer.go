@@ -56,7 +56,6 @@ type Input struct {
 	OverlapBlocks int `json:"overlap_blocks"`
 	HostBlocks    int `json:"host_blocks,omitempty"`
 	DiskBlocks    int `json:"disk_blocks,omitempty"`
-	SharedBlocks  int `json:"-"` // in a shared cache, at positions behind OverlapBlocks
 
 	// Load, without the new request.
 	PendTokens       int     `json:"pend_tokens"`       // prefill tokens of requests before their first token
@@ -66,7 +65,6 @@ type Input struct {
 	ActiveBlocks     int     `json:"active_blocks"`     // distinct blocks of its requests
 	AdditionalBlocks int     `json:"additional_blocks"` // blocks that the new request would add to ActiveBlocks
 	KVUse            float64 `json:"kv_use"`            // share of its KV cache in use, 0..1
-	LoadUnknown      bool    `json:"-"`
 
 	// Members is how many workers the load is the sum of, where the candidate is a
 	// router group: what counts is the mean. 0 stands for one.

@@ -18,11 +18,10 @@ type Settings struct {
 	OverlapWeight float64 `json:"overlap_score_weight"`
 
 	// DynamoNewer.
-	OverlapCredit    float64 `json:"overlap_score_credit"`       // prefill blocks forgiven for a block on the device; 0 routes by load alone
-	CreditDecay      float64 `json:"overlap_score_credit_decay"` // shrinks that credit on workers with more pending prefill than the idlest
-	PrefillScale     float64 `json:"prefill_load_scale"`         // weight of prefill against decode
-	RequestWeight    float64 `json:"active_request_weight"`      // blocks that a request on the worker counts by itself
-	SharedMultiplier float64 `json:"shared_cache_multiplier"`    // prefill blocks forgiven for a block in a shared cache
+	OverlapCredit float64 `json:"overlap_score_credit"`       // prefill blocks forgiven for a block on the device; 0 routes by load alone
+	CreditDecay   float64 `json:"overlap_score_credit_decay"` // shrinks that credit on workers with more pending prefill than the idlest
+	PrefillScale  float64 `json:"prefill_load_scale"`         // weight of prefill against decode
+	RequestWeight float64 `json:"active_request_weight"`      // blocks that a request on the worker counts by itself
 
 	// Blocks that a block of a lower tier is worth. They count for all policies
 	// but Dynamo and Weighted, which know the device alone.
@@ -89,7 +88,6 @@ func (s *Settings) Validate() error {
 		{"overlap_score_credit_decay", s.CreditDecay, false},
 		{"prefill_load_scale", s.PrefillScale, false},
 		{"active_request_weight", s.RequestWeight, false},
-		{"shared_cache_multiplier", s.SharedMultiplier, false},
 		{"host_cache_weight", s.HostWeight, false},
 		{"disk_cache_weight", s.DiskWeight, false},
 		{"alpha", s.Alpha, false},
@@ -178,6 +176,9 @@ func (s Settings) With(o *Override) (Settings, error) {
 		{"alpha", o.Alpha, []Policy{Tokens, PredictedTTFT}},
 		{"attention", o.Attention, []Policy{Tokens}},
 	}
+	if m := o.SharedCacheMultiplier; m != nil && *m != 0 {
+		return s, &SettingError{"shared_cache_multiplier", *m, "0: nobody tells the router what a shared cache holds"}
+	}
 	if o.OverlapScoreWeight != nil && o.PrefillLoadScale != nil {
 		return s, &SettingError{"prefill_load_scale", *o.PrefillLoadScale, "no overlap_score_weight beside it, which sets the same"}
 	}
@@ -197,7 +198,6 @@ func (s Settings) With(o *Override) (Settings, error) {
 	}
 	set(&t.OverlapCredit, o.OverlapScoreCredit)
 	set(&t.PrefillScale, o.PrefillLoadScale)
-	set(&t.SharedMultiplier, o.SharedCacheMultiplier)
 	set(&t.Alpha, o.Alpha)
 	set(&t.Attention, o.Attention)
 	set(&t.AssumeKVReuse, o.AssumeKVReuse)
