@@ -64,7 +64,8 @@ type dump struct {
 	over  bool // it is given up
 
 	line    []*node  // memory of take
-	holders []Holder // memory of run
+	holders []Holder // memory of add
+	ends    []tail   // memory of add
 }
 
 // tail is the last block of a run for an owner.
@@ -198,7 +199,7 @@ func (x *Index) preserve(n *node) {
 	}
 	if n.kids.len() > 0 {
 		if _, has := d.tails[n.number]; !has {
-			ends := n.ends()
+			ends := n.ends(nil)
 			d.tails[n.number] = ends
 			d.kept += len(ends)*int(unsafe.Sizeof(tail{}))/8 + runWords
 		}
@@ -234,10 +235,15 @@ func (d *dump) add(root, n *node, depth int) {
 	b := &d.fill
 	r := Run{ID: n.number, Depth: depth, Local: b.words.add(n.local)}
 	words := runWords + len(n.local)
+	var before []tail
 	if n.parent != root {
 		r.Parent = n.parent.number
+		changed := false
+		if before, changed = d.tails[r.Parent]; !changed {
+			d.ends = n.parent.ends(d.ends[:0])
+			before = d.ends
+		}
 	}
-	tails, changed := d.tails[r.Parent]
 	d.holders = d.holders[:0]
 	var main Holder // of the workers that hold all by the main column
 	piece := func(w int32, c *column, cells uint64) {
@@ -256,12 +262,8 @@ func (d *dump) add(root, n *node, depth int) {
 					main = h
 				}
 			}
-			if h.Start == 0 && r.Parent != 0 {
-				if changed {
-					h.Parent, h.HasParent = parentIn(tails, w)
-				} else {
-					h.Parent, h.HasParent = n.parent.end(w)
-				}
+			if h.Start == 0 {
+				h.Parent, h.HasParent = parentIn(before, w)
 			}
 			words += holderWords
 			d.holders = append(d.holders, h)
@@ -287,8 +289,8 @@ func (d *dump) add(root, n *node, depth int) {
 	b.size += words
 }
 
-// ends returns the owners that hold the last block, by owner.
-func (n *node) ends() (ends []tail) {
+// ends appends the owners that hold the node's last block to a list, by owner.
+func (n *node) ends(ends []tail) []tail {
 	last := len(n.local) - 1
 	for w := range n.full.all() {
 		ends = append(ends, tail{w, n.external(w, last)})
@@ -302,30 +304,19 @@ func (n *node) ends() (ends []tail) {
 	return ends
 }
 
-// end returns a hash of the node's last block that may be the parent of what an
-// owner holds.
-func (n *node) end(who int32) (external uint64, ok bool) {
-	last := len(n.local) - 1
+// parentIn returns a hash of the block before that may be the parent of what an owner
+// holds, given the owners that hold that block.
+func parentIn(before []tail, who int32) (external uint64, ok bool) {
 	for w := range parents(who) {
-		if n.cells(w)>>(last+int(n.shift))&1 != 0 {
-			return n.external(w, last), true
-		}
-	}
-	return 0, false
-}
-
-// parentIn is end for tails.
-func parentIn(tails []tail, who int32) (external uint64, ok bool) {
-	for w := range parents(who) {
-		if i, ok := slices.BinarySearchFunc(tails, w, func(t tail, w int32) int { return cmp.Compare(t.who, w) }); ok {
-			return tails[i].external, true
+		if i, ok := slices.BinarySearchFunc(before, w, func(t tail, w int32) int { return cmp.Compare(t.who, w) }); ok {
+			return before[i].external, true
 		}
 	}
 	return 0, false
 }
 
 // parents yields the owners whose blocks may be the parent of what an owner holds,
-// itself first.
+// itself first. On the device, only what is there can be before a block.
 func parents(who int32) iter.Seq[int32] {
 	return func(yield func(int32) bool) {
 		if !yield(who) || who <= maxWorker {

@@ -6,17 +6,13 @@ import "math/bits"
 
 // Where the external hashes of an event stand. All of this runs under mu.
 
-// parent returns where an owner's blocks are to follow: behind a block of its own,
-// or of the same worker on a faster tier, or on a slower one. On the device, only
-// what is there can be before a block.
-func (x *Index) parent(who int32, external uint64) cell {
-	x.view = view{}
-	hash := spread(external)
-	k := x.find(who, external, hash, cell{})
-	for t := Device; !k.mine && who > maxWorker && t <= External; t++ {
-		if o := ownerOf(int(who&maxWorker), t); o != who && x.has(o) {
+// parent returns where the block stands behind which an owner's blocks are to follow: one
+// of the owner's, or of the same worker on another tier.
+func (x *Index) parent(who int32, external uint64) (k cell) {
+	for w := range parents(who) {
+		if x.has(w) && !k.mine {
 			x.view = view{}
-			k = x.find(o, external, hash, cell{})
+			k = x.find(w, external, spread(external), cell{})
 		}
 	}
 	return k
@@ -38,7 +34,7 @@ func (x *Index) touchRemoved() {
 	if len(x.hashes) == 1 {
 		return // the search is as soon there
 	}
-	x.table.touch(x.hashes)
+	x.table.touch(len(x.hashes), func(i int) uint64 { return x.hashes[i] })
 	if len(x.hashes) < 4 {
 		return
 	}
@@ -85,7 +81,7 @@ func (x *Index) lastRemoved(who int32, h *holdings, externals []uint64) cell {
 
 // findAll fills x.known for the blocks of an event, and counts those not known.
 func (x *Index) findAll(who int32, blocks []Block) (unknown int) {
-	x.table.touch(x.hashes)
+	x.table.touch(len(x.hashes), func(i int) uint64 { return x.hashes[i] })
 	x.known, x.view = x.known[:0], view{}
 	var k cell
 	for i := range blocks {

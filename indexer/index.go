@@ -314,7 +314,7 @@ func (x *Index) removeLocked(who int32, externals []uint64) (out Outcome) {
 	h.externals -= out.Removed
 	if !near || len(x.pending) >= pendingRemovals || x.dropped {
 		if near || len(x.pending) > out.Removed {
-			x.table.touchPending(x.pending)
+			x.table.touch(len(x.pending), func(i int) uint64 { return x.pending[i].hash })
 		}
 		x.settle()
 	}

@@ -119,13 +119,10 @@ type walk struct {
 }
 
 func (m *walk) walk(n *node, local []uint64) {
-	from, to := n.full.words()
-	to = min(to, len(m.alive))
-	for i := from; i < to; i++ {
-		m.alive[i] = n.full.word(i)
-	}
-	if to == len(m.alive) && from < to && len(m.dst)%64 != 0 {
-		m.alive[to-1] &= ones(len(m.dst) % 64)
+	// Worker numbers above the last word of n.full are of no worker that is alive.
+	m.alive = m.alive[:copy(m.alive, n.full)]
+	if last := len(m.dst) / 64; last < len(m.alive) {
+		m.alive[last] &= ones(len(m.dst) % 64)
 	}
 	m.end = n
 	depth := common(n.local, local)
@@ -146,8 +143,12 @@ func (m *walk) walk(n *node, local []uint64) {
 		}
 		k := common(c.local, local[depth:])
 		left := uint64(0)
-		for i := from; i < to; i++ {
-			if gone := m.alive[i] &^ c.full.word(i); gone != 0 {
+		for i, alive := range m.alive {
+			held := uint64(0)
+			if i < len(c.full) {
+				held = c.full[i]
+			}
+			if gone := alive &^ held; gone != 0 {
 				m.alive[i] &^= gone
 				m.depart(i, gone, c, depth, k)
 			}
@@ -160,7 +161,7 @@ func (m *walk) walk(n *node, local []uint64) {
 		n, depth, run = c, depth+k, k
 	}
 	m.end = n
-	m.arrive(from, to, depth)
+	m.arrive(depth)
 }
 
 // depart ends the count of workers that do not hold all of c, before which there are
@@ -177,10 +178,8 @@ func (m *walk) depart(word int, gone uint64, c *node, depth, k int) {
 }
 
 // arrive ends the count of the workers that hold all blocks that match.
-func (m *walk) arrive(from, to, depth int) {
-	for i := from; i < to; i++ {
-		for a := m.alive[i]; a != 0; a &= a - 1 {
-			m.dst[i*64+bits.TrailingZeros64(a)] = int32(depth)
-		}
+func (m *walk) arrive(depth int) {
+	for w := range set(m.alive).all() {
+		m.dst[w] = int32(depth)
 	}
 }

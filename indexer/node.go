@@ -3,6 +3,7 @@
 package indexer
 
 import (
+	"iter"
 	"math/bits"
 	"slices"
 	"sync/atomic"
@@ -253,102 +254,47 @@ func cut[T any](s []T, i int) []T {
 	return s
 }
 
-// set is a set of workers. While all are among 64 neighbours it needs no memory
-// of its own.
-type set struct {
-	base int32 // of one
-	one  uint64
-	more []uint64 // from worker 0 on; then one is unused
-}
+// set is a set of workers, a bit each.
+type set []uint64
 
-// word returns the workers from 64*i on.
-func (s *set) word(i int) uint64 {
-	if s.more == nil {
-		if i == int(s.base) {
-			return s.one
-		}
-		return 0
-	}
-	if i < len(s.more) {
-		return s.more[i]
-	}
-	return 0
-}
-
-// words returns the range of words that may have workers.
-func (s *set) words() (from, to int) {
-	if s.more == nil {
-		return int(s.base), int(s.base) + 1
-	}
-	return 0, len(s.more)
-}
-
-func (s *set) has(w int32) bool { return s.word(int(w>>6))>>(w&63)&1 != 0 }
+func (s set) has(w int32) bool { return int(w>>6) < len(s) && s[w>>6]>>(w&63)&1 != 0 }
 
 func (s *set) add(w int32) {
-	word := w >> 6
-	if s.more == nil {
-		if s.one == 0 {
-			s.base = word
-		}
-		if s.base == word {
-			s.one |= 1 << (w & 63)
-			return
-		}
-		s.more = make([]uint64, max(word, s.base)+1)
-		s.more[s.base] = s.one
-		s.one = 0
+	if words := int(w>>6) + 1; words > len(*s) {
+		*s = append(make(set, 0, words), *s...)[:words]
 	}
-	if int(word) >= len(s.more) {
-		s.more = append(s.more, make([]uint64, int(word)+1-len(s.more))...)
-	}
-	s.more[word] |= 1 << (w & 63)
+	(*s)[w>>6] |= 1 << (w & 63)
 }
 
 func (s *set) remove(w int32) {
-	if s.more == nil {
-		s.one &^= 1 << (w & 63)
-		return
-	}
-	s.more[w>>6] &^= 1 << (w & 63)
-	if s.more[w>>6] == 0 && s.empty() {
-		*s = set{}
+	(*s)[w>>6] &^= 1 << (w & 63)
+	if s.empty() {
+		*s = nil
 	}
 }
 
-func (s *set) empty() bool {
-	if s.more == nil {
-		return s.one == 0
-	}
-	for _, w := range s.more {
-		if w != 0 {
+func (s set) empty() bool {
+	for _, word := range s {
+		if word != 0 {
 			return false
 		}
 	}
 	return true
 }
 
-func (s *set) count() (n int) {
-	from, to := s.words()
-	for i := from; i < to; i++ {
-		n += bits.OnesCount64(s.word(i))
+func (s set) count() (n int) {
+	for _, word := range s {
+		n += bits.OnesCount64(word)
 	}
 	return n
 }
 
-func (s *set) clone() set {
-	c := *s
-	c.more = slices.Clone(s.more)
-	return c
-}
-
 // all yields the workers in order.
-func (s *set) all() func(yield func(int32) bool) {
+func (s set) all() iter.Seq[int32] {
 	return func(yield func(int32) bool) {
-		from, to := s.words()
-		for i := from; i < to; i++ {
-			for w := s.word(i); w != 0; w &= w - 1 {
-				if !yield(int32(i*64 + bits.TrailingZeros64(w))) {
+		for i, word := range s {
+			for ; word != 0; word &= word - 1 {
+				if !yield(int32(i*64 + bits.TrailingZeros64(word))) {
 					return
 				}
 			}

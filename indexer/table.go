@@ -232,28 +232,14 @@ func (t *table) bytes() (n int) {
 	return n
 }
 
-// touch asks memory for the places of all hashes at once, so that those who look
+// touch asks memory for the buckets of n hashes at once, so that those who look
 // them up one after the other do not wait for each.
-func (t *table) touch(hashes []uint64) {
-	if t.segments == nil {
-		return
-	}
+func (t *table) touch(n int, hash func(i int) uint64) {
 	sum := uint64(0)
-	for _, h := range hashes {
-		if s := &t.segments[segmentOf(h)]; s.n > 0 {
-			sum += s.buckets[s.homeOf(stampOf(h))].tags[0]
-		}
-	}
-	t.touched = sum // so that the compiler does not leave it out
-}
-
-// touchPending is touch for changes that are due.
-func (t *table) touchPending(pending []entry) {
-	sum := uint64(0)
-	for i := range pending {
-		if s, at := t.find(pending[i].hash); s != nil {
+	for i := range n {
+		if s, at := t.find(hash(i)); s != nil {
 			sum += s.buckets[at].tags[0]
 		}
 	}
-	t.touched = sum
+	t.touched = sum // so that the compiler does not leave it out
 }

@@ -208,7 +208,7 @@ func (x *Index) split(n *node, block int) *node {
 	n.shift += uint8(block)
 	h.kids.set(n.local[0], n)
 
-	h.full = n.full.clone()
+	h.full = slices.Clone(n.full)
 	for w := range h.full.all() {
 		x.enter(w, h)
 	}
