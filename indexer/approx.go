@@ -51,8 +51,8 @@ type Approx struct {
 	next   atomic.Int64 // step at which the next prompt dies; math.MaxInt64 = never
 	blocks atomic.Int64 // sum of the workers'
 
-	mu sync.Mutex
-	// mu is held by whoever changes the tree, and guards the fields below.
+	mu sync.RWMutex
+	// mu guards the tree and the fields below.
 	now     int64 // the latest time seen, in ns; it never goes back
 	stamp   uint64
 	evicted int // blocks that went for lack of room
@@ -187,7 +187,7 @@ func (a *Approx) count(g *guesses, more int) {
 
 // drop ends a prompt that has left the list: the blocks go that no other one has.
 func (a *Approx) drop(worker int, g *guesses, p *guess) {
-	a.count(g, -a.tree.drop(worker, p.end))
+	a.count(g, -a.tree.leave(worker, p.end))
 }
 
 // trim forgets the oldest blocks of a worker that has too many, ends first.
@@ -209,7 +209,7 @@ func (a *Approx) trim(worker int, g *guesses) {
 			continue
 		}
 		if k := len(n.sequence) - over; k > 0 {
-			a.tree.cut(n, k)
+			a.tree.split(n, k)
 		}
 		p.stamp, p.end = 0, n.parent
 		a.count(g, -a.tree.shift(worker, n, p.end))
@@ -268,7 +268,7 @@ func (a *Approx) Forget(worker int, x *Index, externals []uint64) {
 			continue
 		}
 		if block > 0 {
-			a.tree.cut(n, block)
+			a.tree.split(n, block)
 		}
 		a.forget(worker, g, n)
 	}
@@ -337,6 +337,8 @@ func (a *Approx) forget(worker int, g *guesses, n *guessNode) {
 // Match is [Index.Match] for what workers are taken to hold at a time.
 func (a *Approx) Match(now time.Time, dst []int32, sequence []uint64) {
 	a.Expire(now)
+	a.mu.RLock()
+	defer a.mu.RUnlock()
 	a.tree.match(dst, sequence)
 }
 

@@ -4,28 +4,22 @@ package indexer
 
 import (
 	"slices"
-	"sync"
 	"unsafe"
 )
 
 // guessTree is the tree of the blocks that workers are taken to hold, one for all
-// workers. As a sequence hash says all that comes before its block, blocks need no
-// other names, and who holds a block holds those before it.
+// workers. A sequence hash covers all that comes before its block. So blocks need no
+// other names, and a worker that holds a block holds those before it.
 //
 // # Invariants
 //
-//   - Who holds a node holds all of its blocks, and its parent. So a worker's count is
-//     the depth of the last node of a prompt's path that it holds.
+//   - A worker that holds a node holds all of its blocks, and its parent. So a worker's
+//     count is the depth of the last node of a prompt's path that it holds.
 //   - A worker's uses of a node are the prompts of its list that end there, and the
 //     node's children that it holds. It holds the node while there are any.
 //   - Every node but the root, which nobody holds, has a holder.
-//
-// Changes are made one at a time, under the gate; the rest may be read by whoever may
-// make changes.
 type guessTree struct {
-	gate sync.RWMutex
-	root guessNode
-
+	root  guessNode
 	bytes int // of all nodes and their slices; of the root, only its children's
 }
 
@@ -51,8 +45,6 @@ func (n *guessNode) holder(worker int) (at int, held bool) {
 // match counts the leading blocks that workers hold; see [Index.Match].
 func (t *guessTree) match(dst []int32, sequence []uint64) {
 	clear(dst)
-	t.gate.RLock()
-	defer t.gate.RUnlock()
 	n, at := &t.root, 0
 	for at == n.depth+len(n.sequence) && at < len(sequence) {
 		c := n.children.get(sequence[at])
@@ -62,7 +54,7 @@ func (t *guessTree) match(dst []int32, sequence []uint64) {
 		at += common(c.sequence, sequence[at:])
 		n = c
 	}
-	// Whoever holds a node holds those before it: where as many do there is nobody new.
+	// Workers that hold a node hold those before it, so equal counts mean equal holders.
 	for seen := 0; n != &t.root; n = n.parent {
 		if len(n.holders) > seen {
 			seen = len(n.holders)
@@ -106,66 +98,34 @@ func (n *guessNode) within(m *guessNode) bool {
 }
 
 // use has a worker use the node that ends with the last block of a prompt, which is
-// made if need be, and returns it, with how many blocks the worker holds more.
+// made if need be, and returns it, with how many more blocks the worker holds.
 func (t *guessTree) use(worker int, sequence []uint64) (end *guessNode, more int) {
 	end, at := &t.root, 0
-	var half *guessNode // of which only the beginning is the prompt's
 	for at < len(sequence) {
 		c := end.children.get(sequence[at])
 		if c == nil {
-			break
+			c = &guessNode{sequence: slices.Clone(sequence[at:]), depth: at}
+			t.bytes += c.bytes()
+			t.adopt(end, c)
 		}
 		k := common(c.sequence, sequence[at:])
 		if at += k; k < len(c.sequence) {
-			half = c
-			break
+			c = t.split(c, k)
 		}
 		end = c
-	}
-	var leaf *guessNode
-	if at < len(sequence) {
-		leaf = &guessNode{sequence: slices.Clone(sequence[at:]), depth: at}
-	}
-	t.gate.Lock()
-	defer t.gate.Unlock()
-	if half != nil {
-		end = t.split(half, at-half.depth)
-	}
-	if leaf != nil {
-		t.bytes += leaf.bytes()
-		t.adopt(end, leaf)
-		end = leaf
 	}
 	return end, t.hold(worker, end)
 }
 
-// cut splits a node, of which the first k blocks become its parent.
-func (t *guessTree) cut(n *guessNode, k int) {
-	t.gate.Lock()
-	defer t.gate.Unlock()
-	t.split(n, k)
-}
-
-// shift has a worker use a node's parent in place of the node, and returns how many
-// blocks the worker holds less. The parent is not the root.
-func (t *guessTree) shift(worker int, n, parent *guessNode) (less int) {
-	t.gate.Lock()
-	defer t.gate.Unlock()
-	t.hold(worker, parent)
+// shift has a worker use a node above n in place of n, and returns how many fewer
+// blocks the worker holds. The node above is not the root.
+func (t *guessTree) shift(worker int, n, above *guessNode) (less int) {
+	t.hold(worker, above)
 	return t.leave(worker, n)
 }
 
-// drop takes one of a worker's uses of a node away, and returns how many blocks the
-// worker holds less.
-func (t *guessTree) drop(worker int, n *guessNode) (less int) {
-	t.gate.Lock()
-	defer t.gate.Unlock()
-	return t.leave(worker, n)
-}
-
-// What follows is done under the gate.
-
-// hold adds a use of a node. Who holds it from now on uses its parent.
+// hold adds a use of a node, and returns how many more blocks the worker holds. A worker
+// that did not hold the node uses its parent, too.
 func (t *guessTree) hold(worker int, n *guessNode) (more int) {
 	for ; n != &t.root; n = n.parent {
 		at, held := n.holder(worker)
@@ -181,8 +141,8 @@ func (t *guessTree) hold(worker int, n *guessNode) (more int) {
 	return more
 }
 
-// leave takes a use of a node away. Who does not hold it any more uses its parent no
-// longer.
+// leave takes a use of a node away, and returns how many fewer blocks the worker holds. A
+// worker without a use left no longer uses the parent either.
 func (t *guessTree) leave(worker int, n *guessNode) (less int) {
 	for n != &t.root {
 		at, _ := n.holder(worker)
