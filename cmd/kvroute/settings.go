@@ -108,7 +108,7 @@ func addFlags(fs *flag.FlagSet, to any) {
 // changedFromDefaults returns the names of the settings that have other values.
 func (c *config) changedFromDefaults() map[string]bool {
 	d, changed := defaults(), map[string]bool{}
-	theirs = maps.Collect(eachSetting(&d))
+	theirs := maps.Collect(eachSetting(&d))
 	for name, s := range eachSetting(c) {
 		changed[name] = !reflect.DeepEqual(s.value.Interface(), theirs[name].value.Interface())
 	}
