@@ -35,26 +35,26 @@ type room struct {
 // today. They only fall: a change that adds lines saves as many elsewhere.
 var (
 	product = []room{
-		{"cmd/kvroute", 5350, 50},
-		{"extproc", 2200, 50},
-		{"router", 5650, 50},
+		{"cmd/kvroute", 5100, 50},
+		{"extproc", 2150, 50},
+		{"router", 5500, 50},
 		{"scorer", 2050, 50},
-		{"indexer", 3450, 50},
-		{"events internal/msgpack", 5700, 50},
+		{"indexer", 3350, 50},
+		{"events internal/msgpack", 5200, 50},
 		{"engines engines/localindex", 4700, 50},
 		{"fleet", 2750, 50},
-		{"replicas", 3250, 50},
-		{"api bindings bindings/c envoy internal/bus internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4700, 50},
-		{"tokenizer tokenizer/chat tokenizer/jinja", 17000, 50},
+		{"replicas", 2800, 50},
+		{"api bindings bindings/c envoy internal/bus internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4550, 50},
+		{"tokenizer tokenizer/chat tokenizer/jinja", 12100, 50},
 	}
 	support = []room{
 		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/process", 15200, 50},
 	}
 	// The limits of the two lists above, each as a whole.
-	productLimit, supportLimit = 56500, 15200
+	productLimit, supportLimit = 49950, 15100
 	// longest is how many lines a function may have, longestFile how many a file; the aims
 	// are 80 and 500. These limits only fall, too.
-	longest, longestFile = 165, 1085
+	longest, longestFile = 115, 870
 	// unusedLimit is how many exported names, in all packages together, may be used by no
 	// other package. Methods and fields are not counted, and uses in tests do not count.
 	unusedLimit = 110
