@@ -15,43 +15,12 @@
 package chat
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
-
-// Request holds the fields of a request body that make up the prompt, as raw
-// JSON spans. A nil span is an absent field or null. The spans alias the body
-// that they were cut from; nobody writes to them.
-type Request struct {
-	Messages []byte // chat completions: the array of messages
-	Tools    []byte // chat completions: the array of tools
-	Prompt   []byte // completions: a string, or a list of strings
-
-	// Chat completions: what else has an effect on the text.
-	ToolChoice           []byte
-	AddGenerationPrompt  []byte
-	ContinueFinalMessage []byte
-	ChatTemplate         []byte
-	ChatTemplateKwargs   []byte
-	ReasoningEffort      []byte
-	Documents            []byte
-
-	// Both: what has an effect on the ids.
-	AddSpecialTokens     []byte
-	TruncatePromptTokens []byte
-
-	// Inexact says why the spans are not all that the engine makes its prompt
-	// of; empty if they are.
-	Inexact string
-	// Size in bytes is all that is known of a request without a prompt to route
-	// by; 0 for all others.
-	Size int
-}
 
 // message is the part of a chat message that every engine renders.
 type message struct {
@@ -226,12 +195,4 @@ func appendString(dst []byte, raw []byte) ([]byte, error) {
 		return dst, err
 	}
 	return append(dst, s...), nil
-}
-
-// appendItem appends what stands for an image or the like, whose JSON is given:
-// equal for equal ones, and short, for an item costs the engine tokens by its
-// kind and not by the bytes that it came in.
-func appendItem(dst, item []byte) []byte {
-	sum := sha256.Sum256(item)
-	return hex.AppendEncode(append(dst, "<|item "...), sum[:16])
 }

@@ -4,10 +4,16 @@ package chat
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"strings"
 
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
+
+// resumeTag stands behind the text that the answer continues: what is behind it in the
+// rendering is cut off. The space at its end shows whether the template keeps spaces.
+const resumeTag = "\ue000kvroute goes on here\ue000 "
 
 // messageList returns the messages as the client sent them.
 func (c *conversation) messageList() []jinja.Value {
@@ -25,7 +31,7 @@ func (c *conversation) readMessages() {
 	for i, m := range list {
 		c.messages[i] = c.message(i, m, c.resume && i == len(list)-1)
 	}
-	if c.r.profile == VLLM && !c.template.dev {
+	if c.profile == VLLM && !c.template.dev {
 		c.mergeDevelopers()
 	}
 }
@@ -97,14 +103,14 @@ func (c *conversation) message(i int, m jinja.Value, last bool) jinja.Value {
 		panic(refused("role is not a string"))
 	}
 	out := jinja.NewDict(d.Len() + 1)
-	if c.r.profile == SGLang {
+	if c.profile == SGLang {
 		for name, v := range d.All() {
 			out.Set(name, v)
 		}
 	}
 	out.Set("role", m.Get("role"))
 	out.Set("content", c.content(m.Get("content"), role, last))
-	strict := c.r.profile == VLLM
+	strict := c.profile == VLLM
 	for _, f := range []struct{ name, role string }{{"name", ""}, {"tool_call_id", "tool"}, {"task", ""}} {
 		v, ok := d.Get(f.name)
 		if _, isText := v.Text(); ok && !v.IsNone() && (!strict || isText && (f.role == "" || f.role == role)) {
@@ -153,13 +159,13 @@ func (c *conversation) toolCall(i int, call jinja.Value) jinja.Value {
 	arguments, _ := f.Get("arguments")
 	text, isText := arguments.Text()
 	switch {
-	case !isText && c.r.profile == VLLM:
+	case !isText && c.profile == VLLM:
 		panic(refused("function.arguments is not a string"))
 	case !isText:
 		return call
 	}
 	parsed, err := jinja.FromJSON([]byte(text))
-	if err != nil && c.r.profile == SGLang && text != "" {
+	if err != nil && c.profile == SGLang && text != "" {
 		panic(refused("function.arguments is not JSON"))
 	}
 	if parsed.Dict() == nil {
@@ -192,7 +198,7 @@ func MayHaveItems(messages []byte) bool {
 
 // content reads the content of a message: a string, null, or a list of parts.
 func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Value {
-	strict, tag := c.r.profile == VLLM, ""
+	strict, tag := c.profile == VLLM, ""
 	if last {
 		tag = resumeTag
 	}
@@ -240,7 +246,7 @@ func (c *conversation) content(v jinja.Value, role string, last bool) jinja.Valu
 		return jinja.List(read...)
 	}
 	between := "\n"
-	if c.r.profile == SGLang {
+	if c.profile == SGLang {
 		between = " "
 	}
 	// Items stand before the text.
@@ -254,7 +260,7 @@ const billing = "x-anthropic-billing-header"
 // withoutBilling returns a text of the system without its first line, if that is
 // for billing. dropped says that there is no other.
 func (c *conversation) withoutBilling(text, role string) (rest string, dropped bool) {
-	if role != "system" || c.r.profile != VLLM || !strings.HasPrefix(text, billing) {
+	if role != "system" || c.profile != VLLM || !strings.HasPrefix(text, billing) {
 		return text, false
 	}
 	_, rest, _ = strings.Cut(text, "\n")
@@ -283,15 +289,6 @@ func (c *conversation) part(i int, p jinja.Value) (text string, item jinja.Value
 	return text, item
 }
 
-// toJSON writes a value that was read from JSON.
-func toJSON(v jinja.Value) []byte {
-	b, err := jinja.AppendJSON(nil, v)
-	if err != nil {
-		panic(&refusal{err})
-	}
-	return b
-}
-
 // withoutItems returns a message with a text in the place of each item.
 func withoutItems(m jinja.Value, instead string) jinja.Value {
 	out := m.Dict().Clone()
@@ -309,4 +306,12 @@ func withoutItems(m jinja.Value, instead string) jinja.Value {
 	}
 	out.Set("content", jinja.List(parts...))
 	return jinja.FromDict(out)
+}
+
+// appendItem appends what stands for an image or the like, whose JSON is given:
+// equal for equal ones, and short, for an item costs the engine tokens by its
+// kind and not by the bytes that it came in.
+func appendItem(dst, item []byte) []byte {
+	sum := sha256.Sum256(item)
+	return hex.AppendEncode(append(dst, "<|item "...), sum[:16])
 }

@@ -4,7 +4,6 @@ package chat
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,27 +13,6 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/jinja"
 )
 
-// Profile names an engine by how it makes a prompt of a request.
-type Profile string
-
-// The profiles. The rules of vLLM are those of version 0.32, taken from a running one
-// and compared with it on random requests (bench/conformance); those of the other two
-// are from their documentation and source as of July 2026, and not compared with an
-// engine.
-const (
-	VLLM   Profile = "vllm"
-	SGLang Profile = "sglang"
-	TRTLLM Profile = "trtllm"
-)
-
-// ErrRefused is wrapped by errors about requests that the engine itself refuses,
-// so that there is no prompt.
-var ErrRefused = errors.New("the engine would refuse this request")
-
-// ErrNoTemplate is wrapped where a model's files have no chat template, or the
-// engine makes the prompt in another way that this package does not know.
-var ErrNoTemplate = errors.New("no chat template")
-
 // Renderer makes prompts for one model on one kind of engine. It is immutable.
 type Renderer struct {
 	profile  Profile
@@ -43,30 +21,6 @@ type Renderer struct {
 	special  *jinja.Dict // bos_token and the like
 	harmony  *harmony    // instead of a template
 	mistral  *mistral    // instead of a template
-}
-
-// template is a chat template, and what the engine sees in it.
-type template struct {
-	*jinja.Template
-	parts bool // contents are lists of parts, not strings
-	dev   bool // it knows the role "developer"
-}
-
-// Text is a rendered prompt.
-type Text struct {
-	Text []byte
-	// Exact is how many bytes of Text are what the engine renders: all, unless there is
-	// an image or other item, whose tokens only the engine knows. What stands behind is
-	// equal for equal items.
-	Exact int
-	// Marked is set if control tokens stand in Text as marks ([AppendMark]), and
-	// nothing else in it is one.
-	Marked bool
-	// Kept is how many of the prompt's last tokens the engine keeps; 0 is all.
-	Kept int
-	// Items is the number of images and the like, Others the number of bytes of the
-	// prompts of a list except the longest.
-	Items, Others int
 }
 
 // NewRenderer returns a renderer for a model's files. It fails if they have no chat
@@ -128,38 +82,6 @@ func (r *Renderer) parse(name, text string) (template, error) {
 // Harmony reports whether prompts are made in the format of gpt-oss.
 func (r *Renderer) Harmony() bool { return r.harmony != nil }
 
-// conversation is a request as the engine sees it. Its methods, and the functions that
-// they call, panic with a *refusal.
-type conversation struct {
-	r        *Renderer
-	q        Request
-	now      time.Time
-	messages []jinja.Value
-	vars     *jinja.Dict
-	template template
-	generate bool     // add_generation_prompt
-	resume   bool     // the answer continues the last message
-	items    [][]byte // images and the like, each as its JSON
-}
-
-// refusal is what ends the reading of a request.
-type refusal struct{ err error }
-
-// refused returns the refusal of a request that the engine refuses, too.
-func refused(format string, a ...any) *refusal {
-	return &refusal{fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, a...))}
-}
-
-// inside is deferred: it names the part of the request in a refusal that passes.
-func inside(format string, a ...any) {
-	if e := recover(); e != nil {
-		if refusal, ok := e.(*refusal); ok {
-			refusal.err = fmt.Errorf(format+": %w", append(a, refusal.err)...)
-		}
-		panic(e)
-	}
-}
-
 // Render returns the prompt of a chat request. now is the time that the template may
 // read, in the engine's time zone.
 //
@@ -175,14 +97,14 @@ func (r *Renderer) Render(q Request, now time.Time) (t Text, err error) {
 			panic(e)
 		}
 	}()
-	c := &conversation{r: r, q: q, now: now}
+	c := &conversation{profile: r.profile, q: q, now: now}
 	switch {
 	case r.mistral != nil:
 		return r.mistral.render(c), nil
 	case r.harmony != nil:
 		return r.harmony.render(c), nil
 	}
-	c.read()
+	r.read(c)
 	text := c.text("")
 	t = Text{Text: text, Exact: len(text), Kept: Kept(q.TruncatePromptTokens), Items: len(c.items)}
 	if len(c.items) == 0 {
@@ -199,64 +121,28 @@ func (r *Renderer) Render(q Request, now time.Time) (t Text, err error) {
 	return t, nil
 }
 
-// Kept reads truncate_prompt_tokens: how many of the last tokens the engine keeps,
-// 0 if it keeps all.
-func Kept(span []byte) int {
-	n := 0
-	for _, d := range span {
-		if d < '0' || d > '9' || n > 1<<28 {
-			return 0
-		}
-		n = n*10 + int(d-'0')
-	}
-	return n
-}
-
-// parse reads a field of the request.
-func parse(name string, span []byte) jinja.Value {
-	v, err := jinja.FromJSON(span)
-	if err != nil {
-		panic(&refusal{fmt.Errorf("%s: %w", name, err)})
-	}
-	return v
-}
-
-func boolean(name string, span []byte, byDefault bool) bool {
-	switch string(span) {
-	case "":
-		return byDefault
-	case "true", "false":
-		return string(span) == "true"
-	}
-	panic(refused("%s is not a boolean", name))
-}
-
-// resumeTag stands behind the text that the answer continues: what is behind it in the
-// rendering is cut off. The space at its end shows whether the template keeps spaces.
-const resumeTag = "\ue000kvroute goes on here\ue000 "
-
 // read reads the request for a template.
-func (c *conversation) read() {
+func (r *Renderer) read(c *conversation) {
 	c.generate = boolean("add_generation_prompt", c.q.AddGenerationPrompt, true)
 	c.resume = boolean("continue_final_message", c.q.ContinueFinalMessage, false)
 	switch {
 	case c.q.ChatTemplate != nil:
 		panic(refused("a chat template in the request is not trusted"))
-	case c.r.profile == SGLang:
+	case r.profile == SGLang:
 		c.generate = !c.resume
 	case c.resume && c.generate:
 		panic(refused("continue_final_message and add_generation_prompt"))
 	}
 	tools := c.readTools()
-	if c.template = c.r.template; tools != nil {
-		c.template = c.r.tools
+	if c.template = r.template; tools != nil {
+		c.template = r.tools
 	}
 	c.readMessages()
-	c.readVariables(tools)
+	r.readVariables(c, tools)
 }
 
 // readVariables collects the variables of the template.
-func (c *conversation) readVariables(tools []jinja.Value) {
+func (r *Renderer) readVariables(c *conversation, tools []jinja.Value) {
 	c.vars = jinja.NewDict(16)
 	c.vars.Set("messages", jinja.List(c.messages...))
 	c.vars.Set("tools", jinja.None())
@@ -274,7 +160,7 @@ func (c *conversation) readVariables(tools []jinja.Value) {
 	if c.q.ReasoningEffort != nil {
 		v := parse("reasoning_effort", c.q.ReasoningEffort)
 		c.vars.Set("reasoning_effort", v)
-		if effort, ok := v.Text(); ok && c.r.profile == VLLM {
+		if effort, ok := v.Text(); ok && c.profile == VLLM {
 			c.vars.SetDefault("enable_thinking", jinja.Bool(effort != "none"))
 		}
 	}
@@ -285,7 +171,7 @@ func (c *conversation) readVariables(tools []jinja.Value) {
 		c.vars.Set("tools", jinja.List(tools...))
 	}
 	c.vars.Set("add_generation_prompt", jinja.Bool(c.generate))
-	for name, value := range c.r.special.All() {
+	for name, value := range r.special.All() {
 		c.vars.SetDefault(name, value)
 	}
 }
@@ -311,7 +197,7 @@ func (c *conversation) text(instead string) []byte {
 	}
 	o := jinja.Options{Now: c.now, MaxMemory: max(leastMemory, (len(c.q.Messages)+len(c.q.Tools))*memoryPerByte)}
 	out, err := c.template.Render(nil, vars, o)
-	if err != nil && c.r.profile == SGLang {
+	if err != nil && c.profile == SGLang {
 		// SGLang tries once more with the functions of the tools alone.
 		var bare []jinja.Value
 		tools, _ := vars.Get("tools")
@@ -338,71 +224,4 @@ func (c *conversation) text(instead string) []byte {
 		return out[:at]
 	}
 	return bytes.TrimRight(out[:at], " \t\n\r\v\f")
-}
-
-// readTools returns the tools as the engine writes them again, nil if there are none.
-func (c *conversation) readTools() []jinja.Value {
-	if c.q.Tools == nil {
-		if c.r.profile == VLLM && c.q.ToolChoice != nil && string(c.q.ToolChoice) != `"none"` {
-			panic(refused("tool_choice without tools"))
-		}
-		return nil
-	}
-	list := parse("tools", c.q.Tools).Items()
-	if len(list) == 0 && c.r.profile == VLLM {
-		panic(refused("tools is empty or not a list"))
-	}
-	only := ""
-	if c.r.profile == SGLang && c.q.ToolChoice != nil && len(list) > 0 {
-		choice := parse("tool_choice", c.q.ToolChoice)
-		if text, _ := choice.Text(); text == "none" {
-			return nil
-		}
-		only, _ = choice.Get("function").Get("name").Text()
-	}
-	var out []jinja.Value
-	for i, tool := range list {
-		name, ok := tool.Get("function").Get("name").Text()
-		if !ok {
-			panic(refused("tools[%d] is not an object with a function that has a name", i))
-		}
-		if only == "" || name == only {
-			out = append(out, c.tool(tool))
-		}
-	}
-	return out
-}
-
-// tool returns one tool with the engine's keys, in its order.
-func (c *conversation) tool(tool jinja.Value) jinja.Value {
-	f := tool.Get("function")
-	function := jinja.NewDict(4)
-	set := func(key string, byDefault jinja.Value) {
-		v, ok := f.Dict().Get(key)
-		if !ok {
-			v = byDefault
-		}
-		function.Set(key, v)
-	}
-	switch c.r.profile {
-	case VLLM:
-		set("name", jinja.None())
-		set("description", jinja.None())
-		set("parameters", jinja.None())
-		if v := f.Get("strict"); !v.IsUndefined() && !v.IsNone() {
-			function.Set("strict", v)
-		}
-	case SGLang:
-		set("description", jinja.None())
-		set("name", jinja.None())
-		set("parameters", jinja.None())
-		set("strict", jinja.Bool(false))
-	default:
-		function = f.Dict()
-	}
-	kind, ok := tool.Dict().Get("type")
-	if !ok {
-		kind = jinja.String("function")
-	}
-	return jinja.Object("type", kind, "function", jinja.FromDict(function))
 }

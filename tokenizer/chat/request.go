@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chat
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvroute/kvroute/tokenizer/jinja"
+)
+
+// Profile names an engine by how it makes a prompt of a request.
+type Profile string
+
+// The profiles. The rules of vLLM are those of version 0.32, taken from a running one
+// and compared with it on random requests (bench/conformance); those of the other two
+// are from their documentation and source as of July 2026, and not compared with an
+// engine.
+const (
+	VLLM   Profile = "vllm"
+	SGLang Profile = "sglang"
+	TRTLLM Profile = "trtllm"
+)
+
+// ErrRefused is wrapped by errors about requests that the engine itself refuses,
+// so that there is no prompt.
+var ErrRefused = errors.New("the engine would refuse this request")
+
+// ErrNoTemplate is wrapped where a model's files have no chat template, or the
+// engine makes the prompt in another way that this package does not know.
+var ErrNoTemplate = errors.New("no chat template")
+
+// Request holds the fields of a request body that make up the prompt, as raw
+// JSON spans. A nil span is an absent field or null. The spans alias the body
+// that they were cut from; nobody writes to them.
+type Request struct {
+	Messages []byte // chat completions: the array of messages
+	Tools    []byte // chat completions: the array of tools
+	Prompt   []byte // completions: a string, or a list of strings
+
+	// Chat completions: what else has an effect on the text.
+	ToolChoice           []byte
+	AddGenerationPrompt  []byte
+	ContinueFinalMessage []byte
+	ChatTemplate         []byte
+	ChatTemplateKwargs   []byte
+	ReasoningEffort      []byte
+	Documents            []byte
+
+	// Both: what has an effect on the ids.
+	AddSpecialTokens     []byte
+	TruncatePromptTokens []byte
+
+	// Inexact says why the spans are not all that the engine makes its prompt
+	// of; empty if they are.
+	Inexact string
+	// Size in bytes is all that is known of a request without a prompt to route
+	// by; 0 for all others.
+	Size int
+}
+
+// Text is a rendered prompt.
+type Text struct {
+	Text []byte
+	// Exact is how many bytes of Text are what the engine renders: all, unless there is
+	// an image or other item, whose tokens only the engine knows. What stands behind is
+	// equal for equal items.
+	Exact int
+	// Marked is set if control tokens stand in Text as marks ([AppendMark]), and
+	// nothing else in it is one.
+	Marked bool
+	// Kept is how many of the prompt's last tokens the engine keeps; 0 is all.
+	Kept int
+	// Items is the number of images and the like, Others the number of bytes of the
+	// prompts of a list except the longest.
+	Items, Others int
+}
+
+// template is a chat template, and what the engine sees in it.
+type template struct {
+	*jinja.Template
+	parts bool // contents are lists of parts, not strings
+	dev   bool // it knows the role "developer"
+}
+
+// conversation is a request as the engine sees it. Its methods, and the functions that
+// they call, panic with a *refusal.
+type conversation struct {
+	profile  Profile
+	q        Request
+	now      time.Time
+	messages []jinja.Value
+	vars     *jinja.Dict
+	template template
+	generate bool     // add_generation_prompt
+	resume   bool     // the answer continues the last message
+	items    [][]byte // images and the like, each as its JSON
+}
+
+// refusal is what ends the reading of a request.
+type refusal struct{ err error }
+
+// refused returns the refusal of a request that the engine refuses, too.
+func refused(format string, a ...any) *refusal {
+	return &refusal{fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, a...))}
+}
+
+// inside is deferred: it names the part of the request in a refusal that passes.
+func inside(format string, a ...any) {
+	if e := recover(); e != nil {
+		if refusal, ok := e.(*refusal); ok {
+			refusal.err = fmt.Errorf(format+": %w", append(a, refusal.err)...)
+		}
+		panic(e)
+	}
+}
+
+// Kept reads truncate_prompt_tokens: how many of the last tokens the engine keeps,
+// 0 if it keeps all.
+func Kept(span []byte) int {
+	n := 0
+	for _, d := range span {
+		if d < '0' || d > '9' || n > 1<<28 {
+			return 0
+		}
+		n = n*10 + int(d-'0')
+	}
+	return n
+}
+
+// parse reads a field of the request.
+func parse(name string, span []byte) jinja.Value {
+	v, err := jinja.FromJSON(span)
+	if err != nil {
+		panic(&refusal{fmt.Errorf("%s: %w", name, err)})
+	}
+	return v
+}
+
+func boolean(name string, span []byte, byDefault bool) bool {
+	switch string(span) {
+	case "":
+		return byDefault
+	case "true", "false":
+		return string(span) == "true"
+	}
+	panic(refused("%s is not a boolean", name))
+}
+
+// toJSON writes a value that was read from JSON.
+func toJSON(v jinja.Value) []byte {
+	b, err := jinja.AppendJSON(nil, v)
+	if err != nil {
+		panic(&refusal{err})
+	}
+	return b
+}
+
+// readTools returns the tools as the engine writes them again, nil if there are none.
+func (c *conversation) readTools() []jinja.Value {
+	if c.q.Tools == nil {
+		if c.profile == VLLM && c.q.ToolChoice != nil && string(c.q.ToolChoice) != `"none"` {
+			panic(refused("tool_choice without tools"))
+		}
+		return nil
+	}
+	list := parse("tools", c.q.Tools).Items()
+	if len(list) == 0 && c.profile == VLLM {
+		panic(refused("tools is empty or not a list"))
+	}
+	only := ""
+	if c.profile == SGLang && c.q.ToolChoice != nil && len(list) > 0 {
+		choice := parse("tool_choice", c.q.ToolChoice)
+		if text, _ := choice.Text(); text == "none" {
+			return nil
+		}
+		only, _ = choice.Get("function").Get("name").Text()
+	}
+	var out []jinja.Value
+	for i, tool := range list {
+		name, ok := tool.Get("function").Get("name").Text()
+		if !ok {
+			panic(refused("tools[%d] is not an object with a function that has a name", i))
+		}
+		if only == "" || name == only {
+			out = append(out, c.tool(tool))
+		}
+	}
+	return out
+}
+
+// tool returns one tool with the engine's keys, in its order.
+func (c *conversation) tool(tool jinja.Value) jinja.Value {
+	f := tool.Get("function")
+	function := jinja.NewDict(4)
+	set := func(key string, byDefault jinja.Value) {
+		v, ok := f.Dict().Get(key)
+		if !ok {
+			v = byDefault
+		}
+		function.Set(key, v)
+	}
+	switch c.profile {
+	case VLLM:
+		set("name", jinja.None())
+		set("description", jinja.None())
+		set("parameters", jinja.None())
+		if v := f.Get("strict"); !v.IsUndefined() && !v.IsNone() {
+			function.Set("strict", v)
+		}
+	case SGLang:
+		set("description", jinja.None())
+		set("name", jinja.None())
+		set("parameters", jinja.None())
+		set("strict", jinja.Bool(false))
+	default:
+		function = f.Dict()
+	}
+	kind, ok := tool.Dict().Get("type")
+	if !ok {
+		kind = jinja.String("function")
+	}
+	return jinja.Object("type", kind, "function", jinja.FromDict(function))
+}
