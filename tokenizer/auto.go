@@ -18,20 +18,6 @@ import (
 	"sync"
 )
 
-// Loader is the library with which an engine reads a model's files.
-type Loader string
-
-// The loaders.
-const (
-	// Transformers5 is AutoTokenizer of transformers 5, which vLLM and SGLang use. It builds the
-	// tokenizers of some classes anew from the vocabulary and the merges.
-	Transformers5 Loader = "transformers5"
-	// Transformers4 is the loader of transformers 4, which TensorRT-LLM uses.
-	Transformers4 Loader = "transformers4"
-	// TokenizerJSON takes tokenizer.json as it stands.
-	TokenizerJSON Loader = "tokenizer.json"
-)
-
 // class is a tokenizer class that transformers 5 rebuilds.
 type class struct {
 	// Normalizer and Pre replace the file's. "$prefix" in them stands for add_prefix_space, $scheme for
@@ -83,7 +69,9 @@ func auto(fsys fs.FS, loader Loader, file sections) (added [][]addedToken, doubt
 	if err = errors.Join(err, err2); err != nil || config == "" && name == "" {
 		return nil, "", err
 	}
-	a.named = strings.TrimSuffix(cmp.Or(a.text("tokenizer_class"), model.Class), "Fast")
+	var class string
+	_ = json.Unmarshal(a.fields["tokenizer_class"].b, &class) // what is no text names none
+	a.named = strings.TrimSuffix(cmp.Or(class, model.Class), "Fast")
 	if loader == Transformers5 {
 		a.class = a.chosen(model.Type)
 		doubt, err = a.rebuild(file, config == "")
@@ -127,13 +115,6 @@ type autoConfig struct {
 	named  string // the class that the files name
 	class  string // the class that transformers 5 rebuilds, "" if it uses the file
 	doubt  string
-}
-
-func (a *autoConfig) text(key string) (s string) {
-	if json.Unmarshal(a.fields[key].b, &s) != nil {
-		return ""
-	}
-	return s
 }
 
 func (a *autoConfig) flag(key string) bool { return string(a.fields[key].b) == "true" }

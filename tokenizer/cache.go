@@ -71,11 +71,6 @@ func (c *Cache) Append(ctx context.Context, dst []uint32, t *Tokenizer, text []b
 	return c.append(ctx, dst, t, text, formOf(special))
 }
 
-// AppendMarked is t.AppendMarked in the same way.
-func (c *Cache) AppendMarked(ctx context.Context, dst []uint32, t *Tokenizer, text []byte) (ids []uint32, reused int, err error) {
-	return c.append(ctx, dst, t, text, marked)
-}
-
 func (c *Cache) append(ctx context.Context, dst []uint32, t *Tokenizer, text []byte, f form) (ids []uint32, reused int, err error) {
 	if len(text) < c.step {
 		ids, err = t.encode(ctx, dst, text, f, nil)

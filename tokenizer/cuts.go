@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -22,11 +23,6 @@ type wordCuts struct {
 	partly pairSet        // pairs of which at least one is a part of a character
 	parts  [256][4]uint64 // last byte before and first byte behind a boundary, of those
 	long   pairSet        // tokens of at least cutFrom bytes, by both of their ends
-}
-
-// isLong reports whether s[i:j], of at least cutFrom bytes, may be a token.
-func (c *wordCuts) isLong(s []byte, i, j int) bool {
-	return c.long.hasKey(endsOf(s, i, j))
 }
 
 // endsOf mixes the first and last eight bytes of s[i:j], and its length.
@@ -281,4 +277,60 @@ func (c *cuts) scan(s []byte, i, end int) (j, looked int) {
 		a = b
 	}
 	return j, end + 1
+}
+
+// planCuts returns where SentencePiece-style text may be cut, nil if its files
+// are of another kind.
+func (t *Tokenizer) planCuts() *cuts {
+	c := &cuts{}
+	var space string
+	switch {
+	case len(t.normalizers) == 2 && len(t.steps) == 0:
+		p, r := t.normalizers[0], t.normalizers[1]
+		if p.kind != "Prepend" || r.kind != "Replace" || r.regex != nil || r.from != " " || r.to != p.to {
+			return nil
+		}
+		space, c.force = r.to, true
+	case len(t.normalizers) == 1 && len(t.steps) == 0:
+		r := t.normalizers[0]
+		if r.kind != "Replace" || r.regex != nil || r.from != " " {
+			return nil
+		}
+		space, c.never = r.to, true
+	case len(t.normalizers) == 0 && len(t.steps) > 0 && t.steps[0].space != nil:
+		p := t.steps[0]
+		if len(t.steps) == 2 && string(t.steps[1].literal) == string(p.space) && t.steps[1].behavior == "MergedWithNext" {
+			c.split = true
+		} else if len(t.steps) != 1 {
+			return nil
+		}
+		space, c.never, c.first = string(p.space), p.prefix == nil, p.first
+	default:
+		return nil
+	}
+	c.space = []byte(space)
+	var n int
+	if c.rune, n = utf8.DecodeRuneInString(space); n != len(space) || space == "" {
+		return nil
+	}
+	for _, token := range t.bpe.vocab.token {
+		a, n := utf8.DecodeRuneInString(token)
+		for _, b := range token[n:] {
+			c.add(a, b)
+			a = b
+		}
+	}
+	c.pairs.fit()
+	// A merge of byte tokens would cross a cut between characters.
+	for _, m := range t.bpe.merges.slots {
+		if m.key == 0 {
+			continue
+		}
+		for _, id := range []uint32{uint32((m.key - 1) >> 32), uint32(m.key - 1)} {
+			if b := t.bpe.vocab.get(id); len(b) == 6 && strings.HasPrefix(b, "<0x") {
+				return nil
+			}
+		}
+	}
+	return c
 }

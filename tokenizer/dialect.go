@@ -12,8 +12,6 @@ import (
 	"unicode/utf8"
 )
 
-var errSlow = errors.New("the expression takes too long")
-
 // maxKnown bounds a translated expression: \p{L} alone becomes 6 KB.
 const maxKnown = 1 << 20
 
@@ -34,8 +32,6 @@ type dialect struct {
 	fold   bool // in (?i:
 	tables map[string][]runeRange
 }
-
-type runeRange struct{ lo, hi rune }
 
 // item says what matters of an item to what stands beside it.
 type item struct {
@@ -347,23 +343,6 @@ func (d *dialect) operand(open, depth int) (set []runeRange, err error) {
 // maxClassDepth bounds classes in classes; those in use have one.
 const maxClassDepth = 8
 
-// union returns the same code points as ranges in order that do not touch.
-func union(set []runeRange) []runeRange {
-	set = slices.Clone(set)
-	slices.SortFunc(set, func(a, b runeRange) int { return int(a.lo - b.lo) })
-	out := set[:0]
-	for _, r := range set {
-		if n := len(out); n > 0 && r.lo <= out[n-1].hi+1 {
-			out[n-1].hi = max(out[n-1].hi, r.hi)
-			continue
-		}
-		out = append(out, r)
-	}
-	return out
-}
-
-func single(set []runeRange) bool { return len(set) == 1 && set[0].lo == set[0].hi }
-
 // one reads one character or escape.
 func (d *dialect) one() ([]runeRange, error) {
 	at := d.i
@@ -487,30 +466,4 @@ func (d *dialect) table(name string) []runeRange {
 	}
 	d.tables[name] = set
 	return set
-}
-
-func complement(set []runeRange) []runeRange {
-	var out []runeRange
-	next := rune(0)
-	for _, r := range set {
-		if r.lo > next {
-			out = append(out, runeRange{next, r.lo - 1})
-		}
-		next = r.hi + 1
-	}
-	if next <= utf8.MaxRune {
-		out = append(out, runeRange{next, utf8.MaxRune})
-	}
-	return out
-}
-
-// literal writes a code point so that it means itself inside of brackets.
-func literal(r rune) string {
-	if r < 0x80 {
-		return fmt.Sprintf(`\x%02x`, r)
-	}
-	if 0xd800 <= r && r < 0xe000 {
-		return fmt.Sprintf(`\u%04x`, r)
-	}
-	return string(r)
 }

@@ -10,9 +10,6 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// checkEvery is how much text is encoded between two looks at the context.
-const checkEvery = 64 << 10
-
 // resume is a place in a text from which encoding can go on without what stands
 // before it.
 type resume struct {

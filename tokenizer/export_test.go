@@ -2,7 +2,10 @@
 
 package tokenizer
 
-import "unicode/utf8"
+import (
+	"context"
+	"unicode/utf8"
+)
 
 // SetCacheStep makes steps of a cache small enough for texts of tests.
 func SetCacheStep(c *Cache, step int) { c.step = step }
@@ -129,4 +132,14 @@ func KnownWords(t *Tokenizer) (room, known [2]int) {
 func Normalize(kind string, text []byte, limit int) ([]byte, error) {
 	n := normalizer{kind: kind}
 	return n.rewrite(&budget{}, text, limit)
+}
+
+// AppendMarked appends the ids of a text with marks.
+func (t *Tokenizer) AppendMarked(ctx context.Context, dst []uint32, text []byte) ([]uint32, error) {
+	return t.encode(ctx, dst, text, marked, nil)
+}
+
+// AppendMarked is t.AppendMarked with the ids of known beginnings copied.
+func (c *Cache) AppendMarked(ctx context.Context, dst []uint32, t *Tokenizer, text []byte) (ids []uint32, reused int, err error) {
+	return c.append(ctx, dst, t, text, marked)
 }

@@ -226,3 +226,6 @@ func (r *reader) space() {
 		r.i++
 	}
 }
+
+// pattern is a text or a regular expression, of which a file has one.
+type pattern struct{ String, Regex string }

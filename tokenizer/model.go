@@ -5,6 +5,7 @@ package tokenizer
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -306,16 +307,13 @@ func inBytes(dst []uint32, q chat.Request, why string) (Prompt, error) {
 // AppendBytes appends text as ids of text-block mode: four bytes each, the first
 // one lowest, the last one filled up with zeros.
 func AppendBytes(dst []uint32, text []byte) []uint32 {
-	for len(text) >= 4 {
-		dst = append(dst, uint32(text[0])|uint32(text[1])<<8|uint32(text[2])<<16|uint32(text[3])<<24)
-		text = text[4:]
+	for ; len(text) >= 4; text = text[4:] {
+		dst = append(dst, binary.LittleEndian.Uint32(text))
 	}
 	if len(text) > 0 {
-		last := uint32(0)
-		for i, c := range text {
-			last |= uint32(c) << (8 * i)
-		}
-		dst = append(dst, last)
+		var last [4]byte
+		copy(last[:], text)
+		dst = append(dst, binary.LittleEndian.Uint32(last[:]))
 	}
 	return dst
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"unicode"
 	"unicode/utf8"
@@ -21,20 +20,6 @@ type normalizer struct {
 	regex       *regex // Replace with a regular expression
 	left, right bool   // Strip
 }
-
-// quickBytes is how many bytes are copied in the time in which one is encoded.
-const quickBytes = 16
-
-// errGrown says that rewriting makes a text too large: a few steps of a hostile
-// file make gigabytes of a few bytes.
-var errGrown = errors.New("the file's rewriting makes too large a text")
-
-// A text may take grows times its size rewritten, a small one grows times leastRoom. A
-// space that becomes ▁ takes three times its own.
-const (
-	grows     = 4
-	leastRoom = 1 << 20
-)
 
 // rewrite returns the normal form of text, which may be text itself. A form of more than limit
 // bytes is an error, found before much more memory than that is taken.
@@ -51,7 +36,7 @@ func (n *normalizer) rewrite(b *budget, text []byte, limit int) (out []byte, err
 		out, err = eachRune(b, text, limit, appendLower)
 	case "StripAccents":
 		out, err = eachRune(b, text, limit, func(dst []byte, r rune) []byte {
-			if unicode.Is(accents(), r) {
+			if accentClasses().of(r) != 0 {
 				return dst
 			}
 			return utf8.AppendRune(dst, r)
@@ -125,9 +110,6 @@ func eachRune(b *budget, text []byte, limit int, f func(dst []byte, r rune) []by
 	}
 	return out, nil
 }
-
-// rewriteStep is how many bytes are rewritten between two looks at the time.
-const rewriteStep = 16 << 10
 
 // appendLower appends the small form of one character: a sigma has one, wherever it
 // stands.
@@ -244,6 +226,3 @@ func keepFirst(steps []normalizer) error {
 	}
 	return nil
 }
-
-// pattern is a text or a regular expression, of which a file has one.
-type pattern struct{ String, Regex string }

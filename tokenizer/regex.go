@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -13,12 +14,6 @@ import (
 
 	"github.com/dlclark/regexp2"
 )
-
-// regexTime and ten microseconds for each byte bound all searches in one text: a
-// backtracking engine can need exponential time for an expression that somebody
-// put into a file. It is a time by the clock, which on a busy machine passes while
-// nothing is computed: an honest text takes a tenth of it.
-const regexTime = 2 * time.Second
 
 // regex is an expression without a scanner of ours, run by a backtracking engine.
 // Any number of goroutines may use it at once.
@@ -57,32 +52,6 @@ func (r *regex) take() (*regexp2.Regexp, error) {
 	return re, nil
 }
 
-// freeList keeps what one text needs for the next one: as many as can run at once. A
-// sync.Pool would lose the words seen whenever the garbage collector ran twice.
-type freeList[T any] struct {
-	mu  sync.Mutex
-	all []T
-}
-
-func (f *freeList[T]) take() (x T, ok bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := len(f.all) - 1
-	if n < 0 {
-		return x, false
-	}
-	x, f.all = f.all[n], f.all[:n]
-	return x, true
-}
-
-func (f *freeList[T]) give(x T) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.all) < runtime.GOMAXPROCS(0) {
-		f.all = append(f.all, x)
-	}
-}
-
 // matches appends the spans of text that the expression matches, in bytes.
 func (r *regex) matches(b *budget, dst []span, text []byte) ([]span, error) {
 	re, err := r.take()
@@ -118,6 +87,12 @@ func (r *regex) matches(b *budget, dst []span, text []byte) ([]span, error) {
 	return dst, nil
 }
 
+// span is a stretch of a text, in bytes.
+type span struct{ start, end uint32 }
+
+// checkEvery is how much text is encoded between two looks at the context.
+const checkEvery = 64 << 10
+
 // budget is the time that encoding one text may take. The zero budget has no end
 // but that of its expressions.
 type budget struct {
@@ -147,6 +122,12 @@ func (b *budget) late() error {
 	return b.err
 }
 
+// regexTime and ten microseconds for each byte bound all searches in one text: a
+// backtracking engine can need exponential time for an expression that somebody
+// put into a file. It is a time by the clock, which on a busy machine passes while
+// nothing is computed: an honest text takes a tenth of it.
+const regexTime = 2 * time.Second
+
 // remaining is the time that the next search may take.
 func (b *budget) remaining() (time.Duration, error) {
 	if err := b.late(); err != nil {
@@ -166,4 +147,49 @@ func (b *budget) remaining() (time.Duration, error) {
 		return d, nil
 	}
 	return 0, err
+}
+
+var errSlow = errors.New("the expression takes too long")
+
+// errGrown says that rewriting makes a text too large: a few steps of a hostile
+// file make gigabytes of a few bytes.
+var errGrown = errors.New("the file's rewriting makes too large a text")
+
+// A text may take grows times its size rewritten, a small one grows times leastRoom. A
+// space that becomes ▁ takes three times its own.
+const (
+	grows     = 4
+	leastRoom = 1 << 20
+)
+
+// quickBytes is how many bytes are copied in the time in which one is encoded.
+const quickBytes = 16
+
+// rewriteStep is how many bytes are rewritten between two looks at the time.
+const rewriteStep = 16 << 10
+
+// freeList keeps what one text needs for the next one: as many as can run at once. A
+// sync.Pool would lose the words seen whenever the garbage collector ran twice.
+type freeList[T any] struct {
+	mu  sync.Mutex
+	all []T
+}
+
+func (f *freeList[T]) take() (x T, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := len(f.all) - 1
+	if n < 0 {
+		return x, false
+	}
+	x, f.all = f.all[n], f.all[:n]
+	return x, true
+}
+
+func (f *freeList[T]) give(x T) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.all) < runtime.GOMAXPROCS(0) {
+		f.all = append(f.all, x)
+	}
 }

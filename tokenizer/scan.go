@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"math"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -25,31 +26,38 @@ type scanner func(t *classTable, s []byte, i, end int) (j, looked int)
 type rule struct {
 	scan  scanner
 	table func() *classTable
+	// anywhere: the scanner finds the same pieces from inside of one that it would from its start.
+	anywhere bool
+}
+
+// patterns are the expressions that a rank file's entry may name.
+//
+//nolint:gochecknoglobals // a table
+var patterns = map[string]string{
+	"gpt2":   `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`,
+	"cl100k": `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	"o200k":  `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	"kimi":   `[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 }
 
 // The regular expressions that have a scanner.
 //
 //nolint:gochecknoglobals // a table
 var scanners = map[string]rule{
-	`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`:                                                 {(*classTable).gpt2, classes},
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:        {(*classTable).cl100k, classes},
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:             {(*classTable).qwen2, classes},
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).qwen35, classes},
-	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).o200k, classes},
-	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`:                                                                {(*classTable).tekken, classes},
-	patterns["kimi"]:   {(*classTable).kimi, hanClasses},
-	bloom:              {(*classTable).bloom, bloomClasses},
-	`\p{N}{1,3}`:       {runs(classNumber, 3), classes},
-	`[0-9][0-9][0-9]`:  {scanThousands, classes},
-	`[一-龥぀-ゟ゠-ヿ]+`:     {runs(classKana, math.MaxInt), kanaClasses},
-	deepSeek("\\r\\n"): {(*classTable).deepSeek, classes},
-	deepSeek("\r\n"):   {(*classTable).deepSeek, classes},
+	patterns["gpt2"]:   {(*classTable).gpt2, classes, false},
+	patterns["cl100k"]: {(*classTable).cl100k, classes, false},
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:             {(*classTable).qwen2, classes, false},
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).qwen35, classes, false},
+	patterns["o200k"]: {(*classTable).o200k, classes, false},
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: {(*classTable).tekken, classes, false},
+	patterns["kimi"]:   {(*classTable).kimi, hanClasses, false},
+	bloom:              {(*classTable).bloom, bloomClasses, false},
+	`\p{N}{1,3}`:       {runs(classNumber, 3), classes, true},
+	`[0-9][0-9][0-9]`:  {scanThousands, classes, true},
+	`[一-龥぀-ゟ゠-ヿ]+`:     {runs(classKana, math.MaxInt), kanaClasses, true},
+	deepSeek("\\r\\n"): {(*classTable).deepSeek, classes, false},
+	deepSeek("\r\n"):   {(*classTable).deepSeek, classes, false},
 }
-
-// oneClass are the expressions of the table that match characters of one class.
-//
-//nolint:gochecknoglobals // a table
-var oneClass = []string{`\p{N}{1,3}`, `[0-9][0-9][0-9]`, `[一-龥぀-ゟ゠-ヿ]+`}
 
 // deepSeek returns the last of DeepSeek's expressions; its files have the line
 // ends as escapes or as they are.
@@ -289,11 +297,7 @@ func runs(mask uint8, most int) scanner {
 // are numbers: of the digits, and of the bytes that are ¹ ² ³ ¼ ½ ¾ in Latin-1. The
 // steps of Falcon's files part there even characters of several bytes.
 func isByteDigit(c byte) bool {
-	switch c {
-	case 0xb2, 0xb3, 0xb9, 0xbc, 0xbd, 0xbe:
-		return true
-	}
-	return '0' <= c && c <= '9'
+	return '0' <= c && c <= '9' || strings.IndexByte("\xb2\xb3\xb9\xbc\xbd\xbe", c) >= 0
 }
 
 // byteDigits returns a scanner that parts such numbers from the rest, with at most most in a piece.
@@ -384,40 +388,6 @@ func contractionReach(s []byte, i, end int) int {
 	return i + 3
 }
 
-// at returns class and length of the character at s[i], i < end.
-func (t *classTable) at(s []byte, i, end int) (class uint8, n int) {
-	if c := s[i]; c < utf8.RuneSelf {
-		return t.ascii[c], 1
-	}
-	r, n := decode(s, i, end)
-	if r == utf8.RuneError && n == 1 {
-		return 0, 1
-	}
-	return t.of(r), n
-}
-
-// decode is utf8.DecodeRune of s[i:end], quicker for the three bytes that most
-// characters of long words have.
-func decode(s []byte, i, end int) (rune, int) {
-	if r, ok := threeBytes(s, i, end); ok {
-		return r, 3
-	}
-	return utf8.DecodeRune(s[i:end])
-}
-
-// threeBytes returns the character at s[i] if it has three bytes, of the ranges
-// where all such bytes are one.
-func threeBytes(s []byte, i, end int) (rune, bool) {
-	if i+3 > end {
-		return 0, false
-	}
-	b := s[i : i+3 : i+3]
-	if b[0] < 0xe1 || b[0] > 0xec || b[1]&0xc0 != 0x80 || b[2]&0xc0 != 0x80 {
-		return 0, false
-	}
-	return rune(b[0]&0xf)<<12 | rune(b[1]&0x3f)<<6 | rune(b[2]&0x3f), true
-}
-
 // reach returns where the character that ends a run at j ends: what a scanner
 // has looked at. It is end+1 at the end of the text.
 func reach(s []byte, j, end int) int {
@@ -428,44 +398,6 @@ func reach(s []byte, j, end int) int {
 		return j + 1
 	}
 	return min(j+utf8.UTFMax, end+1)
-}
-
-// run returns the end of the run of characters of the classes in mask.
-func (t *classTable) run(s []byte, i, end int, mask uint8) int {
-	for i < end {
-		if c := s[i]; c < utf8.RuneSelf {
-			if t.ascii[c]&mask == 0 {
-				return i
-			}
-			i++
-			continue
-		}
-		if class := t.ofThree(s, i, end); class != 0 {
-			if class&mask == 0 {
-				return i
-			}
-			i += 3
-			continue
-		}
-		class, n := t.at(s, i, end)
-		if class&mask == 0 {
-			return i
-		}
-		i += n
-	}
-	return i
-}
-
-// runNot returns the end of the run of characters of none of the classes in mask.
-func (t *classTable) runNot(s []byte, i, end int, mask uint8) int {
-	for i < end {
-		class, n := t.at(s, i, end)
-		if class&mask != 0 {
-			return i
-		}
-		i += n
-	}
-	return i
 }
 
 // numbers matches \p{N}{1,most} at a number.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -23,7 +24,7 @@ type splitter struct {
 	literal  []byte
 	behavior string // of Split: Isolated, Removed, MergedWithPrevious, …
 	invert   bool
-	anywhere bool // scan finds the same pieces from inside of one that it would from its start
+	anywhere bool // see rule
 
 	prefix []byte // put before a piece that does not begin with it
 	first  bool   // only before the piece at the very start of the text
@@ -32,11 +33,8 @@ type splitter struct {
 
 // splitter returns a step whose pieces are those of the scanner.
 func (r rule) splitter() splitter {
-	return splitter{scan: r.scan, table: r.table(), behavior: "Isolated"}
+	return splitter{scan: r.scan, table: r.table(), behavior: "Isolated", anywhere: r.anywhere}
 }
-
-// span is a stretch of a text, in bytes.
-type span struct{ start, end uint32 }
 
 // pieces are stretches of one text.
 type pieces struct {
@@ -204,51 +202,29 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 	switch c.Type {
 	case "Sequence":
 		for _, raw := range c.Pretokenizers {
+			read := readSplitters
 			if byteLevel {
-				step, err := readBehindBytes(section{raw, s.base})
-				if err != nil {
-					return nil, false, err
-				}
-				if steps = append(steps, step); len(steps) > maxDepth {
-					return nil, false, fmt.Errorf("pre_tokenizer: more than %d steps", maxDepth)
-				}
-				continue
+				read = readBehindBytes
 			}
-			more, b, err := readSplitters(section{raw, s.base})
+			more, b, err := read(section{raw, s.base})
 			if err != nil {
 				return nil, false, err
 			}
-			byteLevel = b
+			byteLevel = byteLevel || b
 			if steps = append(steps, more...); len(steps) > maxDepth {
 				return nil, false, fmt.Errorf("pre_tokenizer: more than %d steps", maxDepth)
 			}
 		}
 		return steps, byteLevel, nil
 	case "Split":
-		p := splitter{behavior: c.Behavior, invert: c.Invert}
-		if !slices.Contains(behaviors, c.Behavior) {
-			return nil, false, fmt.Errorf("pre_tokenizer: Split: unknown behavior %q", c.Behavior)
-		}
-		switch {
-		case c.Pattern.Regex == "" && c.Pattern.String == "":
-			return nil, false, fmt.Errorf("pre_tokenizer: Split without a pattern")
-		case c.Pattern.Regex == "":
-			p.literal = []byte(c.Pattern.String)
-		case scanners[c.Pattern.Regex].scan != nil && c.Behavior == "Isolated":
-			p = scanners[c.Pattern.Regex].splitter() // inverted or not, parts are pieces
-			p.anywhere = slices.Contains(oneClass, c.Pattern.Regex)
-		default:
-			if p.regex, err = compile(c.Pattern.Regex); err != nil {
-				return nil, false, fmt.Errorf("pre_tokenizer: Split: %w", err)
-			}
-		}
-		return []splitter{p}, false, nil
+		p, err := readSplit(c.Pattern, c.Behavior, c.Invert)
+		return []splitter{p}, false, err
 	case "ByteLevel":
 		if isTrue(c.AddPrefixSpace) {
 			steps = append(steps, splitter{prefix: []byte{' '}})
 		}
 		if isTrue(c.UseRegex) {
-			steps = append(steps, rule{(*classTable).gpt2, classes}.splitter())
+			steps = append(steps, rule{(*classTable).gpt2, classes, false}.splitter())
 		}
 		return steps, true, nil
 	case "Digits":
@@ -256,9 +232,7 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 		if c.IndividualDigits {
 			most = 1
 		}
-		p := rule{runs(classNumber, most), digitClasses}.splitter()
-		p.anywhere = true
-		return []splitter{p}, false, nil
+		return []splitter{rule{runs(classNumber, most), digitClasses, true}.splitter()}, false, nil
 	case "Punctuation":
 		p := splitter{scan: runs(classSign, 1), table: signClasses(), mask: classSign, behavior: cmp.Or(c.Behavior, "Isolated"), anywhere: true}
 		switch {
@@ -283,9 +257,29 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 	return nil, false, fmt.Errorf("pre_tokenizer: cannot do %q exactly", c.Type)
 }
 
+// readSplit returns the step Split.
+func readSplit(of pattern, behavior string, invert bool) (p splitter, err error) {
+	p = splitter{behavior: behavior, invert: invert}
+	switch {
+	case !slices.Contains(behaviors, behavior):
+		err = fmt.Errorf("pre_tokenizer: Split: unknown behavior %q", behavior)
+	case of.Regex == "" && of.String == "":
+		err = errors.New("pre_tokenizer: Split without a pattern")
+	case of.Regex == "":
+		p.literal = []byte(of.String)
+	case scanners[of.Regex].scan != nil && behavior == "Isolated":
+		p = scanners[of.Regex].splitter() // inverted or not, parts are pieces
+	default:
+		if p.regex, err = compile(of.Regex); err != nil {
+			err = fmt.Errorf("pre_tokenizer: Split: %w", err)
+		}
+	}
+	return p, err
+}
+
 // readBehindBytes returns a step behind ByteLevel. It sees a character for each byte,
 // so only those can be done that mean something of bytes.
-func readBehindBytes(s section) (splitter, error) {
+func readBehindBytes(s section) ([]splitter, bool, error) {
 	var c struct {
 		Type             string  `json:"type"`
 		Pattern          pattern `json:"pattern"`
@@ -293,20 +287,19 @@ func readBehindBytes(s section) (splitter, error) {
 		IndividualDigits bool    `json:"individual_digits"`
 	}
 	if err := s.unmarshal(&c); err != nil {
-		return splitter{}, fmt.Errorf("pre_tokenizer: %w", err)
+		return nil, false, fmt.Errorf("pre_tokenizer: %w", err)
 	}
-	p := splitter{table: classes(), behavior: "Isolated"}
+	scan := byteDigits(math.MaxInt)
 	switch {
 	case c.Type == "Digits" && c.IndividualDigits:
-		p.scan = byteDigits(1)
+		scan = byteDigits(1)
 	case c.Type == "Digits":
-		p.scan = byteDigits(math.MaxInt)
 	case c.Type == "Split" && c.Pattern.Regex == "[0-9][0-9][0-9]" && c.Behavior == "Isolated":
-		p.scan = scanThousands
+		scan = scanThousands
 	default:
-		return p, fmt.Errorf("pre_tokenizer: %q behind ByteLevel cannot be done exactly", c.Type)
+		return nil, false, fmt.Errorf("pre_tokenizer: %q behind ByteLevel cannot be done exactly", c.Type)
 	}
-	return p, nil
+	return []splitter{rule{scan, classes, false}.splitter()}, true, nil
 }
 
 // metaspace makes the steps of Metaspace. Old files have add_prefix_space

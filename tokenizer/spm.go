@@ -70,7 +70,7 @@ func parseSentencePiece(b []byte) (*Tokenizer, error) {
 
 func (m *spmModel) tokenizer() (*Tokenizer, error) {
 	v := newVocab(len(m.pieces))
-	t := &Tokenizer{control: map[string]uint32{}}
+	t := &Tokenizer{special: map[string]uint32{}}
 	t.bpe = bpe{vocab: v, unk: noID, fuseUnk: true}
 	var user []added
 	bytes := 0
@@ -84,10 +84,10 @@ func (m *spmModel) tokenizer() (*Tokenizer, error) {
 		case pieceUnknown:
 			t.bpe.unk = id
 		case pieceControl:
-			if _, twice := t.control[p.text]; twice {
+			if _, twice := t.special[p.text]; twice {
 				return nil, fmt.Errorf("piece %d: control token %.40q is there twice", i, p.text)
 			}
-			t.control[p.text] = id
+			t.special[p.text] = id
 		case pieceUser:
 			if strings.ContainsAny(p.text, " ▁") {
 				return nil, unsupported(fmt.Errorf("piece %d: %.40q is a user's, with a space", i, p.text))

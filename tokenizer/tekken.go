@@ -20,13 +20,6 @@ import (
 // SentencePiece models whose names end in a version. Engines that read them put
 // control tokens into a prompt by their ids; no text becomes one.
 
-// Modes of reading a model's files, by the engine's option --tokenizer-mode.
-const (
-	ModeAuto    = ""        // mistral if only that can be, or as vLLM tells it: weights named consolidated*.safetensors
-	ModeHF      = "hf"      // tokenizer.json, or a rank file
-	ModeMistral = "mistral" // tekken.json, or tokenizer.model.v1 and its like
-)
-
 var mistralModel = regexp.MustCompile(`^[^.]+\.model(\.(v1|v2|v3|v7|v11|v13|v15)(m1)?)?$`)
 
 // mistralFile returns the file that the engine takes in mistral mode, "" if there
@@ -51,13 +44,13 @@ func mistralFile(fsys fs.FS) (string, error) {
 // isMistral reports whether fsys is read in mistral mode, and from which file.
 func isMistral(fsys fs.FS, mode string) (name string, is bool, err error) {
 	switch mode {
-	case ModeHF:
+	case "hf":
 		return "", false, nil
-	case ModeAuto, ModeMistral:
+	case "", "mistral":
 	default:
 		return "", false, fmt.Errorf("tokenizer: unknown mode %q; known are hf and mistral", mode)
 	}
-	if name, err = mistralFile(fsys); err != nil || mode == ModeMistral {
+	if name, err = mistralFile(fsys); err != nil || mode == "mistral" {
 		if name == "" && err == nil {
 			err = fmt.Errorf("tokenizer: no tekken.json and no *.model: %w", fs.ErrNotExist)
 		}
@@ -102,11 +95,11 @@ func loadMistral(fsys fs.FS, name string) (*Tokenizer, error) {
 		return nil, fmt.Errorf("tokenizer: %s: %w", found, err)
 	}
 	for _, text := range []string{"<s>", "</s>"} {
-		if _, ok := t.control[text]; !ok {
+		if _, ok := t.special[text]; !ok {
 			return nil, fmt.Errorf("tokenizer: %s: no control token %s", found, text)
 		}
 	}
-	t.before = []uint32{t.control["<s>"]}
+	t.before = []uint32{t.special["<s>"]}
 	if t.plan(); t.user != nil && t.cuts == nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w", found, unsupported(errors.New("a user's pieces in text that cannot be cut")))
 	}
@@ -138,8 +131,8 @@ func parseTekken(b []byte) (*Tokenizer, error) {
 		return nil, err
 	}
 	var c tekkenConfig
-	if err := unmarshalSection(file, "config", &c); err != nil {
-		return nil, err
+	if err := file["config"].unmarshal(&c); err != nil {
+		return nil, fmt.Errorf("config: %w", err)
 	}
 	words := c.Size - c.Special
 	switch {
@@ -148,7 +141,7 @@ func parseTekken(b []byte) (*Tokenizer, error) {
 	case c.Special < 1 || c.Special >= maxIDs || words < 256 || words >= maxIDs-c.Special:
 		return nil, fmt.Errorf("config: default_vocab_size %d with default_num_special_tokens %d", c.Size, c.Special)
 	}
-	t := &Tokenizer{byteLevel: true, control: map[string]uint32{}}
+	t := &Tokenizer{byteLevel: true, special: map[string]uint32{}}
 	v := newVocab(words)
 	t.bpe = bpe{vocab: v, whole: true, unk: noID}
 	if err := readTekkenVocab(file["vocab"], v, words, c.Special); err != nil {
@@ -163,16 +156,6 @@ func parseTekken(b []byte) (*Tokenizer, error) {
 	}
 	t.mistral = &chat.Mistral{Version: c.Version, Images: !file["image"].null() || !file["multimodal"].null(), Audio: !file["audio"].null()}
 	return t, t.readTekkenSettings(file["model_settings_builder"])
-}
-
-func unmarshalSection(file sections, name string, into any) error {
-	if file[name].null() {
-		return fmt.Errorf("no %s", name)
-	}
-	if err := file[name].unmarshal(into); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
 }
 
 // readTekkenVocab reads the first count tokens: an object each, with rank and
@@ -263,10 +246,10 @@ func (t *Tokenizer) readTekkenSpecial(file sections, c tekkenConfig) error {
 		return fmt.Errorf("%d, more than default_num_special_tokens %d", len(names), c.Special)
 	}
 	for i, name := range names {
-		if _, twice := t.control[name]; twice {
+		if _, twice := t.special[name]; twice {
 			return fmt.Errorf("%.40q is there twice", name)
 		}
-		t.control[name] = uint32(i)
+		t.special[name] = uint32(i)
 		t.bpe.vocab.put(name, uint32(i), false)
 	}
 	return nil

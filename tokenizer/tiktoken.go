@@ -14,38 +14,6 @@ import (
 	"strings"
 )
 
-// Config says what the files do not.
-type Config struct {
-	// Mode is the engine's way of reading them: hf or mistral. Empty: as vLLM
-	// decides, by which files there are.
-	Mode string
-	// Loader is what the engine reads a tokenizer.json with. Default transformers5.
-	Loader Loader
-	// Pattern, for a rank file, parts the text into words: a regular expression, or the name of a
-	// known one: gpt2, cl100k, o200k, kimi. Empty: that of the file's name, if it is
-	// one of the published files, or of the class that tokenizer_config.json names, if
-	// that is Kimi's.
-	Pattern string
-	// Special, for a rank file, are the special tokens and their ids. Nil: added_tokens_decoder of
-	// tokenizer_config.json, else those of the published file, else none, which is
-	// told by the Tokenizer's Doubt.
-	Special map[string]uint32
-
-	// reserved is how many ids behind the ranks are special tokens, those without a name
-	// under one made of the id.
-	reserved int
-}
-
-// patterns are the expressions of rank files by name.
-//
-//nolint:gochecknoglobals // a table
-var patterns = map[string]string{
-	"gpt2":   `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`,
-	"cl100k": `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-	"o200k":  `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-	"kimi":   `[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-}
-
 // published are the rank files whose pattern and special tokens everybody knows.
 //
 //nolint:gochecknoglobals // a table
@@ -179,7 +147,7 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 		return nil, errors.New("no tokens")
 	}
 	c.Special = withReserved(c, ranks)
-	t := &Tokenizer{byteLevel: true, toolsInCode: c.reserved > 0, chops: c.reserved > 0, bpe: bpe{vocab: v, whole: true, unk: noID}}
+	t := &Tokenizer{special: c.Special, byteLevel: true, toolsInCode: c.reserved > 0, chops: c.reserved > 0, bpe: bpe{vocab: v, whole: true, unk: noID}}
 	t.bpe.mergesOfRanks()
 	var err error
 	if t.steps, err = patternSteps(c.Pattern); err != nil {

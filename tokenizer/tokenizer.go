@@ -18,6 +18,8 @@ package tokenizer
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/kvroute/kvroute/tokenizer/chat"
@@ -38,7 +40,7 @@ type Tokenizer struct {
 	bpe         bpe
 
 	before, after []uint32          // special tokens around a text
-	control       map[string]uint32 // tokens that no text becomes, by their names
+	special       map[string]uint32 // ids of control tokens, which no text becomes, and of added tokens, by their texts
 	user          *finder           // tokens that part SentencePiece-style text, of which none begins anew
 	mistral       *chat.Mistral     // the files are Mistral's own; else nil
 	byteLevel     bool
@@ -79,21 +81,16 @@ func (t *Tokenizer) Append(ctx context.Context, dst []uint32, text []byte, speci
 	return t.encode(ctx, dst, text, formOf(special), nil)
 }
 
-// AppendMarked appends the ids of a text in which control tokens stand as marks
-// ([chat.AppendMark]). Between two marks is a text of its own: nothing of what
-// stands on the other side of a mark has an effect on its ids, and what reads like
-// a special token in it is text.
-func (t *Tokenizer) AppendMarked(ctx context.Context, dst []uint32, text []byte) ([]uint32, error) {
-	return t.encode(ctx, dst, text, marked, nil)
-}
-
 // form says what is done with special tokens.
 type form uint64
 
 const (
 	bare   form = iota // found in the text
 	framed             // and put around it
-	marked             // they stand in the text as marks, and are not looked for
+	// marked: control tokens stand in the text as marks ([chat.AppendMark]). Between two marks
+	// is a text of its own: nothing of what stands on the other side of a mark has an effect on
+	// its ids, and what reads like a special token in it is text.
+	marked
 )
 
 func formOf(special bool) form {
@@ -106,18 +103,8 @@ func formOf(special bool) form {
 // ID returns the id of the token whose text is exactly content: a control token,
 // an added token, or one of the vocabulary.
 func (t *Tokenizer) ID(content string) (id uint32, ok bool) {
-	if id, ok = t.control[content]; ok {
+	if id, ok = t.special[content]; ok {
 		return id, true
-	}
-	for _, f := range []*finder{t.raw, t.normed} {
-		if f == nil {
-			continue
-		}
-		for _, a := range f.tokens {
-			if string(a.content) == content {
-				return a.id, true
-			}
-		}
 	}
 	id = t.bpe.vocab.id([]byte(content))
 	return id, id != noID
@@ -143,17 +130,8 @@ func (t *Tokenizer) take() *work {
 
 func (t *Tokenizer) give(w *work) {
 	w.budget = budget{}
-	if cap(w.ids)*4 > keepBytes {
-		w.ids = nil
-	}
-	if cap(w.next)*16 > keepBytes {
-		w.pairs, w.next, w.prev, w.heap = nil, nil, nil, nil
-	}
-	if cap(w.heap)*8 > keepBytes {
-		w.heap = nil
-	}
-	if cap(w.text)+cap(w.spaced) > keepBytes {
-		w.text, w.spaced = nil, nil
+	if 4*cap(w.ids)+16*cap(w.next)+8*cap(w.heap)+cap(w.text)+cap(w.spaced) > keepBytes {
+		w.ids, w.pairs, w.next, w.prev, w.heap, w.text, w.spaced = nil, nil, nil, nil, nil, nil, nil
 	}
 	t.free.give(w)
 }
@@ -172,4 +150,21 @@ func FirstDiff(a, b []uint32) int {
 		return -1
 	}
 	return n
+}
+
+// Decode appends the text of ids to dst, with the space that some files put before a
+// text. It may end inside of a character, if the ids do. Unknown ids have no text.
+func (t *Tokenizer) Decode(dst []byte, ids []uint32) []byte {
+	for _, id := range ids {
+		b := t.bpe.vocab.get(id)
+		switch c := slices.Index(t.bpe.fallback[:], id); {
+		case t.byteLevel:
+			dst = append(dst, b...)
+		case t.bpe.hasBytes && c >= 0:
+			dst = append(dst, byte(c))
+		default:
+			dst = append(dst, strings.ReplaceAll(b, "▁", " ")...)
+		}
+	}
+	return dst
 }

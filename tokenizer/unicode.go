@@ -3,8 +3,9 @@
 package tokenizer
 
 import (
+	"fmt"
+	"slices"
 	"sync"
-	"unicode"
 	"unicode/utf8"
 )
 
@@ -51,12 +52,13 @@ type classTable struct {
 
 // The bits of tables that one step or expression needs.
 const (
-	classHan   = classMark   // hanClasses: \p{Han}
-	classSign  = classPunct  // signClasses: what Punctuation takes for a sign
-	classKana  = classLetter // kanaClasses: Chinese characters and kana
-	classWord  = classLetter // wordClasses: \w
-	classBloom = classLetter // bloomClasses: what BLOOM's runs consist of
-	classPlain = classLetter // plainClasses: what NFC leaves as it is, whatever stands beside it
+	classHan    = classMark   // hanClasses: \p{Han}
+	classSign   = classPunct  // signClasses: what Punctuation takes for a sign
+	classKana   = classLetter // kanaClasses: Chinese characters and kana
+	classWord   = classLetter // wordClasses: \w
+	classBloom  = classLetter // bloomClasses: what BLOOM's runs consist of
+	classPlain  = classLetter // plainClasses: what NFC leaves as it is, whatever stands beside it
+	classAccent = classLetter // accentClasses: what StripAccents removes
 )
 
 //nolint:gochecknoglobals // tables
@@ -70,15 +72,9 @@ var (
 	})
 	// digitClasses are those of the step Digits, which knows newer numbers.
 	digitClasses = newClasses(func(all []uint8) { change(all, newDigits[:], 0, classNumber) })
-	signClasses  = newClasses(func(all []uint8) {
-		clear(all)
-		change(all, punctRanges[:], 0, classSign)
-	})
-	kanaClasses = newClasses(func(all []uint8) {
-		clear(all)
-		change(all, []classRange{{lo: '一', hi: '龥'}, {lo: '぀', hi: 'ヿ'}}, 0, classKana)
-	})
-	wordClasses = newClasses(func(all []uint8) {
+	signClasses  = newClasses(only(punctRanges[:], classSign))
+	kanaClasses  = newClasses(only([]classRange{{lo: '一', hi: '龥'}, {lo: '぀', hi: 'ヿ'}}, classKana))
+	wordClasses  = newClasses(func(all []uint8) {
 		for c := range all {
 			if all[c]&classMark != 0 {
 				all[c] |= classWord
@@ -97,23 +93,22 @@ var (
 			all[c] = 0
 		}
 	})
-	plainClasses = newClasses(func(all []uint8) {
-		clear(all)
-		change(all, []classRange{
-			{lo: 0, hi: 0x2ff}, {lo: 0x3400, hi: 0x9fff}, // Latin, Chinese
-			{lo: 0x400, hi: 0x482}, {lo: 0x2010, hi: 0x2027}, // Cyrillic, punctuation
-			{lo: 0x3000, hi: 0x3029}, {lo: 0x3030, hi: 0x3098}, {lo: 0x30a0, hi: 0x312f}, // kana
-			{lo: 0xac00, hi: 0xd7a3}, {lo: 0xff01, hi: 0xff60}, // Hangul syllables, wide forms
-		}, 0, classPlain)
-	})
-	accents = sync.OnceValue(func() *unicode.RangeTable {
-		t := &unicode.RangeTable{}
-		for _, r := range accentRanges {
-			t.R32 = append(t.R32, unicode.Range32{Lo: uint32(r.lo), Hi: uint32(r.hi), Stride: 1})
-		}
-		return t
-	})
+	plainClasses = newClasses(only([]classRange{
+		{lo: 0, hi: 0x2ff}, {lo: 0x3400, hi: 0x9fff}, // Latin, Chinese
+		{lo: 0x400, hi: 0x482}, {lo: 0x2010, hi: 0x2027}, // Cyrillic, punctuation
+		{lo: 0x3000, hi: 0x3029}, {lo: 0x3030, hi: 0x3098}, {lo: 0x30a0, hi: 0x312f}, // kana
+		{lo: 0xac00, hi: 0xd7a3}, {lo: 0xff01, hi: 0xff60}, // Hangul syllables, wide forms
+	}, classPlain))
+	accentClasses = newClasses(only(accentRanges[:], classAccent))
 )
+
+// only gives the code points in ranges a class, and no other code point any.
+func only(ranges []classRange, class uint8) func(all []uint8) {
+	return func(all []uint8) {
+		clear(all)
+		change(all, ranges, 0, class)
+	}
+}
 
 // change takes bits from the classes of all code points in ranges, and adds others.
 // No ranges stand for all code points.
@@ -179,3 +174,120 @@ func (t *classTable) ofThree(s []byte, i, end int) uint8 {
 }
 
 func (t *classTable) of(r rune) uint8 { return t.class[t.page[r>>8]][r&0xff] }
+
+// at returns class and length of the character at s[i], i < end.
+func (t *classTable) at(s []byte, i, end int) (class uint8, n int) {
+	if c := s[i]; c < utf8.RuneSelf {
+		return t.ascii[c], 1
+	}
+	r, n := decode(s, i, end)
+	if r == utf8.RuneError && n == 1 {
+		return 0, 1
+	}
+	return t.of(r), n
+}
+
+// decode is utf8.DecodeRune of s[i:end], quicker for the three bytes that most
+// characters of long words have.
+func decode(s []byte, i, end int) (rune, int) {
+	if r, ok := threeBytes(s, i, end); ok {
+		return r, 3
+	}
+	return utf8.DecodeRune(s[i:end])
+}
+
+// threeBytes returns the character at s[i] if it has three bytes, of the ranges
+// where all such bytes are one.
+func threeBytes(s []byte, i, end int) (rune, bool) {
+	if i+3 > end {
+		return 0, false
+	}
+	b := s[i : i+3 : i+3]
+	if b[0] < 0xe1 || b[0] > 0xec || b[1]&0xc0 != 0x80 || b[2]&0xc0 != 0x80 {
+		return 0, false
+	}
+	return rune(b[0]&0xf)<<12 | rune(b[1]&0x3f)<<6 | rune(b[2]&0x3f), true
+}
+
+// run returns the end of the run of characters of the classes in mask.
+func (t *classTable) run(s []byte, i, end int, mask uint8) int {
+	for i < end {
+		if c := s[i]; c < utf8.RuneSelf {
+			if t.ascii[c]&mask == 0 {
+				return i
+			}
+			i++
+			continue
+		}
+		if class := t.ofThree(s, i, end); class != 0 {
+			if class&mask == 0 {
+				return i
+			}
+			i += 3
+			continue
+		}
+		class, n := t.at(s, i, end)
+		if class&mask == 0 {
+			return i
+		}
+		i += n
+	}
+	return i
+}
+
+// runNot returns the end of the run of characters of none of the classes in mask.
+func (t *classTable) runNot(s []byte, i, end int, mask uint8) int {
+	for i < end {
+		class, n := t.at(s, i, end)
+		if class&mask != 0 {
+			return i
+		}
+		i += n
+	}
+	return i
+}
+
+type runeRange struct{ lo, hi rune }
+
+// union returns the same code points as ranges in order that do not touch.
+func union(set []runeRange) []runeRange {
+	set = slices.Clone(set)
+	slices.SortFunc(set, func(a, b runeRange) int { return int(a.lo - b.lo) })
+	out := set[:0]
+	for _, r := range set {
+		if n := len(out); n > 0 && r.lo <= out[n-1].hi+1 {
+			out[n-1].hi = max(out[n-1].hi, r.hi)
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+func complement(set []runeRange) []runeRange {
+	var out []runeRange
+	next := rune(0)
+	for _, r := range set {
+		if r.lo > next {
+			out = append(out, runeRange{next, r.lo - 1})
+		}
+		next = r.hi + 1
+	}
+	if next <= utf8.MaxRune {
+		out = append(out, runeRange{next, utf8.MaxRune})
+	}
+	return out
+}
+
+func single(set []runeRange) bool { return len(set) == 1 && set[0].lo == set[0].hi }
+
+// literal writes a code point so that it means itself inside of brackets.
+func literal(r rune) string {
+	if r < 0x80 {
+		return fmt.Sprintf(`\x%02x`, r)
+	}
+	if 0xd800 <= r && r < 0xe000 {
+		return fmt.Sprintf(`\u%04x`, r)
+	}
+	return string(r)
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"unicode"
+	"unicode/utf8"
+)
+
+// addedToken is an element of added_tokens.
+type addedToken struct {
+	ID         uint32 `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+
+	flags bool // a configuration gives them
+}
+
+// readAdded reads the added tokens, and adds those of more. Their ids count for Size
+// even if the vocabulary does not have them. It returns the ids of all.
+func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (map[string]uint32, error) {
+	var list []addedToken
+	if !s.null() {
+		if err := s.unmarshal(&list); err != nil {
+			return nil, fmt.Errorf("added_tokens: %w", err)
+		}
+	}
+	// The reference goes by the vocabulary, then by the order, and not by the id that the
+	// file gives. Of two tokens of one text or one id it knows the later.
+	ids, byID := map[string]uint32{}, map[uint32]int{}
+	var kept []addedToken
+	for _, batch := range append([][]addedToken{list}, more...) {
+		next := uint32(keys.count)
+		for id := range byID {
+			next = max(next, id+1)
+		}
+		for _, a := range batch {
+			if a.Content == "" {
+				continue
+			}
+			if err := bounded("content", a.Content); err != nil {
+				return nil, fmt.Errorf("added_tokens: %w", err)
+			}
+			id, ok := ids[a.Content]
+			if !ok {
+				if id, ok = keys.id(a.Content); !ok {
+					id, next = next, next+1
+				}
+			}
+			if id >= maxIDs {
+				return nil, fmt.Errorf("added_tokens: id %d of %q, more than %d", id, a.Content, maxIDs)
+			}
+			a.ID, ids[a.Content] = id, id
+			if k, taken := byID[id]; taken {
+				kept[k] = a
+				continue
+			}
+			byID[id] = len(kept)
+			if kept = append(kept, a); len(kept) > maxAdded {
+				return nil, fmt.Errorf("added_tokens: more than %d", maxAdded)
+			}
+		}
+	}
+	var raw, normed []added
+	room, forms := maxNormed, map[string]bool{}
+	for _, a := range kept {
+		x := added{id: a.ID, content: []byte(a.Content), lstrip: a.LStrip, rstrip: a.RStrip, singleWord: a.SingleWord}
+		if t.bpe.vocab.get(x.id) == "" {
+			t.bpe.vocab.put(a.Content, x.id, false)
+		}
+		if !a.Normalized {
+			raw = append(raw, x)
+			continue
+		}
+		for k := range t.normalizers {
+			var err error
+			if x.content, err = t.normalizers[k].rewrite(&budget{}, x.content, min(room, maxText)); err != nil {
+				return nil, fmt.Errorf("added_tokens: the normal form of %.40q: %w", a.Content, err)
+			}
+		}
+		room -= len(x.content)
+		if forms[string(x.content)] {
+			t.Doubt = fmt.Sprintf("added_tokens: %.40q and another token have one normal form, of which the reference takes either", a.Content)
+		}
+		forms[string(x.content)] = true
+		normed = append(normed, x)
+	}
+	for _, tokens := range [][]added{raw, normed} {
+		if err := overlapping(tokens); err != nil {
+			return nil, unsupported(fmt.Errorf("added_tokens: %w", err))
+		}
+	}
+	t.raw, t.normed = newFinder(raw), newFinder(normed)
+	return ids, nil
+}
+
+// overlapping returns an error if a token may take along the white space that another one
+// begins with: the reference finds both there, and goes on behind the second one.
+func overlapping(tokens []added) error {
+	takes := slices.IndexFunc(tokens, func(a added) bool { return a.rstrip })
+	begins := slices.IndexFunc(tokens, func(a added) bool {
+		r, _ := utf8.DecodeRune(a.content)
+		return unicode.IsSpace(r)
+	})
+	if takes < 0 || begins < 0 {
+		return nil
+	}
+	return fmt.Errorf("%.40q takes white space behind it along, %.40q begins with some", tokens[takes].content, tokens[begins].content)
+}
+
+// readPost returns the special tokens that stand before and behind a text.
+func readPost(s section, depth int) (before, after []uint32, err error) {
+	if s.null() {
+		return nil, nil, nil
+	}
+	type special struct {
+		ID string `json:"id"`
+	}
+	var c struct {
+		Type       string            `json:"type"`
+		Processors []json.RawMessage `json:"processors"`
+		Single     []struct {
+			SpecialToken *special `json:"SpecialToken"`
+			Sequence     *special `json:"Sequence"`
+		} `json:"single"`
+		SpecialTokens map[string]struct {
+			IDs []uint32 `json:"ids"`
+		} `json:"special_tokens"`
+		CLS json.RawMessage `json:"cls"`
+		SEP json.RawMessage `json:"sep"`
+	}
+	if err := s.unmarshal(&c); err != nil {
+		return nil, nil, fmt.Errorf("post_processor: %w", err)
+	}
+	switch c.Type {
+	case "ByteLevel":
+		return nil, nil, nil
+	case "Sequence":
+		if depth > maxDepth || len(c.Processors) > maxDepth {
+			return nil, nil, errors.New("post_processor: too many steps")
+		}
+		for _, raw := range c.Processors {
+			b, a, err := readPost(section{raw, s.base}, depth+1)
+			switch {
+			case err != nil:
+				return nil, nil, err
+			case len(b)+len(a) == 0:
+				continue
+			case len(before)+len(after) > 0:
+				// The second puts its ids around each id of the first.
+				return nil, nil, unsupported(errors.New("post_processor: two steps that put ids around a text"))
+			}
+			before, after = b, a
+		}
+		return before, after, nil
+	case "RobertaProcessing", "BertProcessing":
+		if before, err = readAround("cls", c.CLS); err == nil {
+			after, err = readAround("sep", c.SEP)
+		}
+		return before, after, err
+	case "TemplateProcessing":
+		seen := false
+		for _, x := range c.Single {
+			switch {
+			case x.Sequence != nil && (seen || x.Sequence.ID != "A"):
+				return nil, nil, unsupported(errors.New("post_processor: the template has more than the text"))
+			case x.Sequence != nil:
+				seen = true
+			case x.SpecialToken != nil:
+				ids, ok := c.SpecialTokens[x.SpecialToken.ID]
+				if !ok {
+					return nil, nil, fmt.Errorf("post_processor: special token %q has no ids", x.SpecialToken.ID)
+				}
+				if len(before)+len(after)+len(ids.IDs) > maxFrame {
+					return nil, nil, fmt.Errorf("post_processor: more than %d ids around a text", maxFrame)
+				}
+				if seen {
+					after = append(after, ids.IDs...)
+				} else {
+					before = append(before, ids.IDs...)
+				}
+			}
+		}
+		if !seen {
+			return nil, nil, unsupported(errors.New("post_processor: the template does not have the text"))
+		}
+		return before, after, nil
+	}
+	return nil, nil, unsupported(fmt.Errorf("post_processor: type %q", c.Type))
+}
+
+// readAround reads one of the two tokens around a text: its text and its id.
+func readAround(name string, raw json.RawMessage) ([]uint32, error) {
+	var content string
+	var id uint32
+	pair := []any{&content, &id}
+	if err := json.Unmarshal(raw, &pair); err != nil || len(pair) != 2 {
+		return nil, fmt.Errorf("post_processor: %s is no pair of a token and its id", name)
+	}
+	return []uint32{id}, nil
+}
