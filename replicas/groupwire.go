@@ -4,11 +4,8 @@ package replicas
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
@@ -39,17 +36,15 @@ const (
 	maxProbeBlocks = 4096 // of the prompt, in a probe: a longer one goes by the summaries
 )
 
-var errSummaryShape = errors.New("unexpected shape")
-
 // summary is a message of a group about its workers of one model and block size.
 type summary struct {
 	group, model string
 	blockSize    int
-	router       uint64 // the replica that speaks for the group
+	router       uint64 // the replica that publishes it
 	epoch        uint64 // another one with each full
 	seq          uint64 // of the message in the epoch, from 0
 	kind         string
-	stride       int // between checkpoints; 0: what the group holds it does not tell
+	stride       int // between checkpoints; 0 if what the group holds is not published
 	taken        time.Time
 	interval     time.Duration
 	load         router.Summary // its counts only
@@ -57,151 +52,70 @@ type summary struct {
 	added        []byte // sequence hashes, 8 bytes each, little endian
 }
 
-// filterPart is a part of a filter as it travels.
+// filterPart is a part of a filter.
 type filterPart struct {
 	m, k, n     uint64
 	part, parts int
 	data        []byte
 }
 
+// summaryTimes are the numbers of a summary that its form has in another unit.
+type summaryTimes struct {
+	version             int
+	takenMS, intervalMS uint64
+}
+
+// fields are the form of a summary. What only some kinds have stands last.
+func (s *summary) fields(t *summaryTimes) []field {
+	return []field{
+		{"v", &t.version},
+		{"group", &s.group},
+		{"model", &s.model},
+		{"block_size", &s.blockSize},
+		{"router_id", &s.router},
+		{"epoch", &s.epoch},
+		{"seq", &s.seq},
+		{"kind", &s.kind},
+		{"stride", &s.stride},
+		{"taken_ms", &t.takenMS},
+		{"interval_ms", &t.intervalMS},
+		{"load", []field{
+			{"workers_healthy", &s.load.Healthy},
+			{"workers_degraded", &s.load.Degraded},
+			{"busy_workers", &s.load.Busy},
+			{"total_kv_blocks", &s.load.TotalBlocks},
+			{"active_blocks", &s.load.ActiveBlocks},
+			{"active_prefill_tokens", &s.load.PendTokens},
+			{"active_requests", &s.load.ActiveRequests},
+			{"queued", &s.load.Queued},
+			{"queued_prefill_tokens", &s.load.QueuedTokens},
+		}},
+		{"filter", []field{
+			{"m", &s.filter.m},
+			{"k", &s.filter.k},
+			{"n", &s.filter.n},
+			{"part", &s.filter.part},
+			{"parts", &s.filter.parts},
+			{"data", &s.filter.data},
+		}},
+		{"added", &s.added},
+	}
+}
+
 // appendSummary appends the encoding of a summary.
 func appendSummary(b []byte, s *summary) []byte {
-	n := uint32(12)
-	if s.kind != summaryLoad {
-		n++
-	}
-	b = msgp.AppendMapHeader(b, n)
-	b = msgp.AppendInt(msgp.AppendString(b, "v"), 1)
-	b = msgp.AppendString(msgp.AppendString(b, "group"), s.group)
-	b = msgp.AppendString(msgp.AppendString(b, "model"), s.model)
-	b = msgp.AppendInt(msgp.AppendString(b, "block_size"), s.blockSize)
-	b = msgp.AppendUint64(msgp.AppendString(b, "router_id"), s.router)
-	b = msgp.AppendUint64(msgp.AppendString(b, "epoch"), s.epoch)
-	b = msgp.AppendUint64(msgp.AppendString(b, "seq"), s.seq)
-	b = msgp.AppendString(msgp.AppendString(b, "kind"), s.kind)
-	b = msgp.AppendInt(msgp.AppendString(b, "stride"), s.stride)
-	b = msgp.AppendInt64(msgp.AppendString(b, "taken_ms"), s.taken.UnixMilli())
-	b = msgp.AppendInt64(msgp.AppendString(b, "interval_ms"), s.interval.Milliseconds())
-	b = msgp.AppendString(b, "load")
-	counts := summaryCounts(&s.load)
-	b = msgp.AppendMapHeader(b, uint32(len(counts)))
-	for _, c := range counts {
-		b = msgp.AppendInt(msgp.AppendString(b, c.name), *c.value)
-	}
+	fields := s.fields(&summaryTimes{1, uint64(max(0, s.taken.UnixMilli())), uint64(s.interval.Milliseconds())})
+	common := len(fields) - 2
 	switch s.kind {
 	case summaryFull:
-		f := &s.filter
-		b = msgp.AppendMapHeader(msgp.AppendString(b, "filter"), 6)
-		b = msgp.AppendUint64(msgp.AppendString(b, "m"), f.m)
-		b = msgp.AppendUint64(msgp.AppendString(b, "k"), f.k)
-		b = msgp.AppendUint64(msgp.AppendString(b, "n"), f.n)
-		b = msgp.AppendInt(msgp.AppendString(b, "part"), f.part)
-		b = msgp.AppendInt(msgp.AppendString(b, "parts"), f.parts)
-		b = msgp.AppendBytes(msgp.AppendString(b, "data"), f.data)
+		fields = fields[:common+1]
 	case summaryDelta:
-		b = msgp.AppendBytes(msgp.AppendString(b, "added"), s.added)
+		fields[common] = fields[common+1]
+		fields = fields[:common+1]
+	default:
+		fields = fields[:common]
 	}
-	return b
-}
-
-// count is a number of a summary's load by its name.
-type count struct {
-	name  string
-	value *int
-}
-
-// summaryCounts lists the counts of a load.
-func summaryCounts(s *router.Summary) []count {
-	return []count{
-		{"workers_healthy", &s.Healthy},
-		{"workers_degraded", &s.Degraded},
-		{"busy_workers", &s.Busy},
-		{"total_kv_blocks", &s.TotalBlocks},
-		{"active_blocks", &s.ActiveBlocks},
-		{"active_prefill_tokens", &s.PendTokens},
-		{"active_requests", &s.ActiveRequests},
-		{"queued", &s.Queued},
-		{"queued_prefill_tokens", &s.QueuedTokens},
-	}
-}
-
-// readSummary reads a summary. Its bytes are those of data.
-func readSummary(data []byte) (s summary, err error) {
-	version, takenMS, intervalMS := 0, uint64(0), uint64(0)
-	load, filter := false, false
-	_, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
-		switch string(key) {
-		case "v":
-			version, rest, err = readCount(value)
-		case "group":
-			s.group, rest, err = msgp.ReadStringBytes(value)
-		case "model":
-			s.model, rest, err = msgp.ReadStringBytes(value)
-		case "block_size":
-			s.blockSize, rest, err = readCount(value)
-		case "router_id":
-			s.router, rest, err = msgp.ReadUint64Bytes(value)
-		case "epoch":
-			s.epoch, rest, err = msgp.ReadUint64Bytes(value)
-		case "seq":
-			s.seq, rest, err = msgp.ReadUint64Bytes(value)
-		case "kind":
-			s.kind, rest, err = msgp.ReadStringBytes(value)
-		case "stride":
-			s.stride, rest, err = readCount(value)
-		case "taken_ms":
-			takenMS, rest, err = msgp.ReadUint64Bytes(value)
-		case "interval_ms":
-			intervalMS, rest, err = msgp.ReadUint64Bytes(value)
-		case "load":
-			load = true
-			rest, err = readCounts(value, summaryCounts(&s.load))
-		case "filter":
-			filter = true
-			rest, err = readFilterPart(value, &s.filter)
-		case "added":
-			s.added, rest, err = msgp.ReadBytesZC(value)
-		default:
-			rest, err = msgp.Skip(value)
-		}
-		return rest, err
-	})
-	wrong := func(what string, value any) error {
-		return fmt.Errorf("%w: %s is %v", errSummaryShape, what, value)
-	}
-	switch {
-	case err != nil:
-	case version != 1:
-		err = wrong("v", version)
-	case s.group == "" || len(s.group) > maxGroupName:
-		err = wrong("the length of group", len(s.group))
-	case s.model == "" || len(s.model) > maxModelName:
-		err = wrong("the length of model", len(s.model))
-	case s.blockSize == 0 || s.blockSize > 1<<16:
-		err = wrong("block_size", s.blockSize)
-	case s.stride > maxStride:
-		err = wrong("stride", s.stride)
-	case takenMS > 1<<50:
-		err = wrong("taken_ms", takenMS)
-	case !load:
-		err = wrong("load", "missing")
-	case s.kind == summaryFull:
-		if err = s.filter.check(); err == nil && (!filter || s.stride == 0) {
-			err = wrong("filter or stride", "missing")
-		}
-	case s.kind == summaryDelta:
-		if len(s.added)%8 != 0 || len(s.added) > 8*maxSummaryAdds {
-			err = wrong("the length of added", len(s.added))
-		}
-	case s.kind != summaryLoad:
-		err = wrong("kind", clip(s.kind))
-	}
-	if err != nil {
-		return s, fmt.Errorf("replicas: read a summary: %w", err)
-	}
-	s.taken = time.UnixMilli(int64(takenMS))
-	s.interval = time.Duration(min(max(intervalMS, minGroupInterval), maxGroupInterval)) * time.Millisecond
-	return s, nil
+	return appendFields(b, fields)
 }
 
 // The times between two summaries of a group, in ms.
@@ -210,55 +124,62 @@ const (
 	maxGroupInterval = 60_000
 )
 
-// readCounts reads a map of numbers into those of these names.
-func readCounts(data []byte, counts []count) (rest []byte, err error) {
-	return eachField(data, func(key, value []byte) (rest []byte, err error) {
-		for _, c := range counts {
-			if string(key) == c.name {
-				*c.value, rest, err = readCount(value)
-				return rest, err
-			}
-		}
-		return msgp.Skip(value)
-	})
+// readSummary reads a summary. Its bytes are those of data.
+func readSummary(data []byte) (s summary, err error) {
+	var t summaryTimes
+	if _, err = readFields(data, s.fields(&t)); err == nil {
+		err = s.check(&t)
+	}
+	if err != nil {
+		return s, fmt.Errorf("read a summary: %w", err)
+	}
+	s.taken = time.UnixMilli(int64(t.takenMS))
+	s.interval = time.Duration(min(max(t.intervalMS, minGroupInterval), maxGroupInterval)) * time.Millisecond
+	return s, nil
 }
 
-func readFilterPart(data []byte, f *filterPart) (rest []byte, err error) {
-	return eachField(data, func(key, value []byte) (rest []byte, err error) {
-		switch string(key) {
-		case "m":
-			f.m, rest, err = msgp.ReadUint64Bytes(value)
-		case "k":
-			f.k, rest, err = msgp.ReadUint64Bytes(value)
-		case "n":
-			f.n, rest, err = msgp.ReadUint64Bytes(value)
-		case "part":
-			f.part, rest, err = readCount(value)
-		case "parts":
-			f.parts, rest, err = readCount(value)
-		case "data":
-			f.data, rest, err = msgp.ReadBytesZC(value)
-		default:
-			rest, err = msgp.Skip(value)
-		}
-		return rest, err
-	})
+func wrong(field string, value any) error {
+	return fmt.Errorf("%w: %s is %v", errShape, field, value)
+}
+
+// check refuses a summary that no replica publishes.
+func (s *summary) check(t *summaryTimes) error {
+	switch {
+	case t.version != 1:
+		return wrong("v", t.version)
+	case s.group == "" || len(s.group) > maxGroupName:
+		return wrong("the length of group", len(s.group))
+	case s.model == "" || len(s.model) > maxModelName:
+		return wrong("the length of model", len(s.model))
+	case s.blockSize == 0 || s.blockSize > 1<<16:
+		return wrong("block_size", s.blockSize)
+	case s.stride > maxStride:
+		return wrong("stride", s.stride)
+	case t.takenMS > 1<<50:
+		return wrong("taken_ms", t.takenMS)
+	case s.kind == summaryFull && s.stride == 0:
+		return wrong("stride", "missing")
+	case s.kind == summaryFull:
+		return s.filter.check()
+	case s.kind == summaryDelta && (len(s.added)%8 != 0 || len(s.added) > 8*maxSummaryAdds):
+		return wrong("the length of added", len(s.added))
+	case s.kind != summaryDelta && s.kind != summaryLoad:
+		return wrong("kind", clip(s.kind))
+	}
+	return nil
 }
 
 // check refuses a part that no filter has.
 func (f *filterPart) check() error {
-	wrong := func(what string, value any) error {
-		return fmt.Errorf("%w: filter.%s is %v", errSummaryShape, what, value)
-	}
 	switch {
 	case f.m == 0 || f.m%64 != 0 || f.m > maxSummaryBits:
-		return wrong("m", f.m)
+		return wrong("filter.m", f.m)
 	case f.parts == 0 || uint64(f.parts) > f.m/64:
-		return wrong("parts", f.parts)
+		return wrong("filter.parts", f.parts)
 	case f.part >= f.parts:
-		return wrong("part", f.part)
+		return wrong("filter.part", f.part)
 	case len(f.data) == 0 || len(f.data) > maxSummaryPart || uint64(len(f.data)) > f.m/8:
-		return wrong("the length of data", len(f.data))
+		return wrong("the length of filter.data", len(f.data))
 	}
 	return nil
 }
@@ -295,102 +216,73 @@ func filterParts(f *indexer.Filter, room int) (parts []filterPart) {
 	return parts
 }
 
+// probeFields are the form of a probe.
+func probeFields(p *router.Probe, version *int, local *[]byte) []field {
+	return []field{
+		{"v", version},
+		{"request_id", &p.ID},
+		{"model", &p.Model},
+		{"block_size", &p.BlockSize},
+		{"isl", &p.Tokens},
+		{"local", local},
+	}
+}
+
 // appendProbe appends the encoding of a probe.
 func appendProbe(b []byte, p *router.Probe) []byte {
-	b = msgp.AppendInt(msgp.AppendString(msgp.AppendMapHeader(b, 6), "v"), 1)
-	b = msgp.AppendString(msgp.AppendString(b, "request_id"), p.ID)
-	b = msgp.AppendString(msgp.AppendString(b, "model"), p.Model)
-	b = msgp.AppendInt(msgp.AppendString(b, "block_size"), p.BlockSize)
-	b = msgp.AppendInt(msgp.AppendString(b, "isl"), p.Tokens)
-	return msgp.AppendBytes(msgp.AppendString(b, "local"), appendHashes(nil, p.Local))
+	version, local := 1, appendHashes(nil, p.Local)
+	return appendFields(b, probeFields(p, &version, &local))
 }
 
 func readProbe(data []byte) (p router.Probe, err error) {
-	version := 0
-	_, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
-		switch string(key) {
-		case "v":
-			version, rest, err = readCount(value)
-		case "request_id":
-			p.ID, rest, err = msgp.ReadStringBytes(value)
-		case "model":
-			p.Model, rest, err = msgp.ReadStringBytes(value)
-		case "block_size":
-			p.BlockSize, rest, err = readCount(value)
-		case "isl":
-			p.Tokens, rest, err = readCount(value)
-		case "local":
-			var local []byte
-			if local, rest, err = msgp.ReadBytesZC(value); err == nil && (len(local)%8 != 0 || len(local) > 8*maxProbeBlocks) {
-				err = fmt.Errorf("%w: local has %d bytes", errSummaryShape, len(local))
-			}
-			if err == nil {
-				p.Local = readHashes(local)
-			}
-		default:
-			rest, err = msgp.Skip(value)
-		}
-		return rest, err
-	})
-	if err == nil && (version != 1 || p.BlockSize == 0) {
-		err = fmt.Errorf("%w: v is %d, block_size %d", errSummaryShape, version, p.BlockSize)
+	var version int
+	var local []byte
+	_, err = readFields(data, probeFields(&p, &version, &local))
+	switch {
+	case err != nil:
+	case version != 1:
+		err = wrong("v", version)
+	case p.BlockSize == 0:
+		err = wrong("block_size", 0)
+	case len(local)%8 != 0 || len(local) > 8*maxProbeBlocks:
+		err = wrong("the length of local", len(local))
 	}
 	if err != nil {
-		return p, fmt.Errorf("replicas: read a probe: %w", err)
+		return p, fmt.Errorf("read a probe: %w", err)
 	}
+	p.Local = readHashes(local)
 	return p, nil
 }
 
-// appendProbeAnswer appends the encoding of the answer to a probe of a prompt of so many
-// tokens.
+// answerFields are the form of the answer to a probe.
+func answerFields(a *router.ProbeAnswer, version, prefill *int) []field {
+	return []field{
+		{"v", version},
+		{"group", &a.Group},
+		{"worker_id", &a.Worker.ID},
+		{"dp_rank", &a.Worker.DPRank},
+		{"overlap_blocks", &a.OverlapBlocks},
+		{"cost", &a.Cost},
+		{"potential_prefill_tokens", prefill},
+		{"active_blocks", &a.ActiveBlocks},
+		{"active_requests", &a.ActiveRequests},
+		{"busy", &a.Busy},
+	}
+}
+
+// appendProbeAnswer appends the encoding of the answer to a probe.
 func appendProbeAnswer(b []byte, a *router.ProbeAnswer, p *router.Probe) []byte {
-	left := max(0, p.Tokens-a.OverlapBlocks*p.BlockSize)
-	b = msgp.AppendInt(msgp.AppendString(msgp.AppendMapHeader(b, 10), "v"), 1)
-	b = msgp.AppendString(msgp.AppendString(b, "group"), a.Group)
-	b = msgp.AppendUint64(msgp.AppendString(b, "worker_id"), a.Worker.ID)
-	b = msgp.AppendUint32(msgp.AppendString(b, "dp_rank"), a.Worker.DPRank)
-	b = msgp.AppendInt(msgp.AppendString(b, "overlap_blocks"), a.OverlapBlocks)
-	b = msgp.AppendFloat64(msgp.AppendString(b, "cost"), a.Cost)
-	b = msgp.AppendInt(msgp.AppendString(b, "potential_prefill_tokens"), a.PendTokens+left)
-	b = msgp.AppendInt(msgp.AppendString(b, "active_blocks"), a.ActiveBlocks)
-	b = msgp.AppendInt(msgp.AppendString(b, "active_requests"), a.ActiveRequests)
-	return msgp.AppendBool(msgp.AppendString(b, "busy"), a.Busy)
+	version, prefill := 1, a.PendTokens+max(0, p.Tokens-a.OverlapBlocks*p.BlockSize)
+	return appendFields(b, answerFields(a, &version, &prefill))
 }
 
 func readProbeAnswer(data []byte, p *router.Probe) (a router.ProbeAnswer, err error) {
-	version, prefill := 0, 0
-	_, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
-		switch string(key) {
-		case "v":
-			version, rest, err = readCount(value)
-		case "group":
-			a.Group, rest, err = msgp.ReadStringBytes(value)
-		case "worker_id":
-			a.Worker.ID, rest, err = msgp.ReadUint64Bytes(value)
-		case "dp_rank":
-			a.Worker.DPRank, rest, err = msgp.ReadUint32Bytes(value)
-		case "overlap_blocks":
-			a.OverlapBlocks, rest, err = readCount(value)
-		case "cost":
-			a.Cost, rest, err = msgp.ReadFloat64Bytes(value)
-		case "potential_prefill_tokens":
-			prefill, rest, err = readCount(value)
-		case "active_blocks":
-			a.ActiveBlocks, rest, err = readCount(value)
-		case "active_requests":
-			a.ActiveRequests, rest, err = readCount(value)
-		case "busy":
-			a.Busy, rest, err = msgp.ReadBoolBytes(value)
-		default:
-			rest, err = msgp.Skip(value)
-		}
-		return rest, err
-	})
-	if err == nil && version != 1 {
-		err = fmt.Errorf("%w: v is %d", errSummaryShape, version)
+	var version, prefill int
+	if _, err = readFields(data, answerFields(&a, &version, &prefill)); err == nil && version != 1 {
+		err = wrong("v", version)
 	}
 	if err != nil {
-		return a, fmt.Errorf("replicas: read the answer to a probe: %w", err)
+		return a, fmt.Errorf("read the answer to a probe: %w", err)
 	}
 	a.OverlapBlocks = min(a.OverlapBlocks, len(p.Local))
 	a.PendTokens = max(0, prefill-max(0, p.Tokens-a.OverlapBlocks*p.BlockSize))

@@ -4,9 +4,7 @@ package replicas
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/tinylib/msgp/msgp"
@@ -22,11 +20,8 @@ const sessionTopic = "session_affinity_events"
 
 // Bounds of a message.
 const (
-	maxSyncID     = 1024
-	maxSyncTokens = math.MaxInt32
+	maxSyncID = 1024 // bytes
 )
-
-var errSyncShape = errors.New("unexpected shape")
 
 // syncEvent is one change of a request as it travels.
 type syncEvent struct {
@@ -124,7 +119,7 @@ type syncReader struct {
 // syncAdd are the numbers of an AddRequest as they are on the wire.
 type syncAdd struct {
 	hint, isl, overlap int // -1 = absent
-	untracked          bool
+	tracked            bool
 }
 
 // syncPayload is what a message has beside its events: its part of a list.
@@ -194,17 +189,7 @@ func (r *syncReader) event(data []byte) (rest []byte, err error) {
 			e.ID, rest, err = msgp.ReadStringBytes(value)
 		case "worker":
 			worker = true
-			return eachField(value, func(key, value []byte) (rest []byte, err error) {
-				switch string(key) {
-				case "worker_id":
-					e.Worker.ID, rest, err = msgp.ReadUint64Bytes(value)
-				case "dp_rank":
-					e.Worker.DPRank, rest, err = msgp.ReadUint32Bytes(value)
-				default:
-					rest, err = msgp.Skip(value)
-				}
-				return rest, err
-			})
+			return readFields(value, []field{{"worker_id", &e.Worker.ID}, {"dp_rank", &e.Worker.DPRank}})
 		case "data":
 			what = true
 			rest, err = r.data(value, e)
@@ -220,9 +205,9 @@ func (r *syncReader) event(data []byte) (rest []byte, err error) {
 	switch {
 	case err != nil:
 	case !id || !worker || !what || e.router == 0:
-		err = fmt.Errorf("%w: a field of the event is missing", errSyncShape)
+		err = fmt.Errorf("%w: a field of the event is missing", errShape)
 	case e.ID == "" || len(e.ID) > maxSyncID:
-		err = fmt.Errorf("%w: an id of %d bytes", errSyncShape, len(e.ID))
+		err = fmt.Errorf("%w: an id of %d bytes", errShape, len(e.ID))
 	}
 	return rest, err
 }
@@ -245,54 +230,32 @@ func (r *syncReader) data(data []byte, e *syncEvent) (rest []byte, err error) {
 			return r.addition(value, e)
 		case "SlotMoved":
 			e.Kind = router.SlotMoved
-			return eachField(value, func(key, value []byte) (rest []byte, err error) {
-				if string(key) == "cached_tokens" {
-					e.CachedTokens, rest, err = readCount(value)
-					return rest, err
-				}
-				return msgp.Skip(value)
-			})
+			return readFields(value, []field{{"cached_tokens", &e.CachedTokens}})
 		}
 		return msgp.Skip(value)
 	})
 }
 
 func (r *syncReader) addition(data []byte, e *syncEvent) (rest []byte, err error) {
-	r.add = syncAdd{hint: -1, isl: -1, overlap: -1}
+	add := &r.add
+	*add = syncAdd{tracked: true, hint: -1, isl: -1, overlap: -1}
+	fields := []field{
+		{"track_prefill_tokens", &add.tracked},
+		{"expected_output_tokens", &e.ExpectedOutput},
+		{"prefill_load_hint", []field{{"initial_effective_prefill_tokens", &add.hint}}},
+		{"isl", &add.isl},
+		{"overlap", &add.overlap},
+		{"guessed", &e.Guessed},
+		{"started", &e.started},
+	}
 	rest, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
-		switch {
-		case string(key) == "track_prefill_tokens":
-			var tracked bool
-			tracked, rest, err = msgp.ReadBoolBytes(value)
-			r.add.untracked = !tracked
-		case string(key) == "guessed":
-			e.Guessed, rest, err = msgp.ReadBoolBytes(value)
-		case string(key) == "started":
-			e.started, rest, err = msgp.ReadBoolBytes(value)
-		case msgp.IsNil(value):
-			rest, err = msgp.Skip(value)
-		case string(key) == "token_sequence":
+		if string(key) == "token_sequence" && !msgp.IsNil(value) {
 			e.Sequence, rest, err = r.sequence(value)
-		case string(key) == "expected_output_tokens":
-			e.ExpectedOutput, rest, err = readCount(value)
-		case string(key) == "isl":
-			r.add.isl, rest, err = readCount(value)
-		case string(key) == "overlap":
-			r.add.overlap, rest, err = readCount(value)
-		case string(key) == "prefill_load_hint":
-			rest, err = eachField(value, func(key, value []byte) (rest []byte, err error) {
-				if string(key) == "initial_effective_prefill_tokens" && !msgp.IsNil(value) {
-					r.add.hint, rest, err = readCount(value)
-					return rest, err
-				}
-				return msgp.Skip(value)
-			})
-		default:
-			rest, err = msgp.Skip(value)
+			return rest, err
 		}
-		return rest, err
+		return readField(key, value, fields)
 	})
-	r.add.fill(e)
+	add.fill(e)
 	return rest, err
 }
 
@@ -301,7 +264,7 @@ func (r *syncReader) addition(data []byte, e *syncEvent) (rest []byte, err error
 func (a *syncAdd) fill(e *syncEvent) {
 	e.OverlapBlocks = max(0, a.overlap)
 	e.PromptTokens = max(a.isl, a.hint, 0)
-	e.PrefillUntracked = a.untracked && !e.started
+	e.PrefillUntracked = !a.tracked && !e.started
 	switch {
 	case a.hint >= 0:
 		e.CachedTokens = e.PromptTokens - a.hint
@@ -316,7 +279,7 @@ func (r *syncReader) sequence(data []byte) (all []uint64, rest []byte, err error
 		return nil, rest, err
 	}
 	if int64(n) > int64(len(rest)) { // each takes a byte at least
-		return nil, rest, fmt.Errorf("%w: %d hashes in %d bytes", errSyncShape, n, len(rest))
+		return nil, rest, fmt.Errorf("%w: %d hashes in %d bytes", errShape, n, len(rest))
 	}
 	const wide = 0xcf // uint64: the form of nearly all hashes
 	all = slices.Grow(r.hashes[:0], int(n))
@@ -336,77 +299,32 @@ func (r *syncReader) sequence(data []byte) (all []uint64, rest []byte, err error
 	return all, rest, nil
 }
 
-// readCount reads a number of tokens, blocks or parts.
-func readCount(data []byte) (int, []byte, error) {
-	n, rest, err := msgp.ReadUint64Bytes(data)
-	if err == nil && n > maxSyncTokens {
-		err = fmt.Errorf("%w: the number %d", errSyncShape, n)
+// sessionFields are the form of a session binding, as Dynamo's routers publish it. The
+// key final is kvroute's own: Dynamo takes that message for one more use of the session.
+func sessionFields(s *router.SessionBinding, from *uint64) []field {
+	return []field{
+		{"session_id", &s.Session},
+		{"worker_id", &s.Worker.ID},
+		{"dp_rank", &s.Worker.DPRank},
+		{"router_id", from},
+		{"final", &s.Over},
 	}
-	return int(min(n, maxSyncTokens)), rest, err
 }
 
-// eachField calls f for each field of a map with all that follows the key; f
-// returns what follows the value.
-func eachField(data []byte, f func(key, value []byte) (rest []byte, err error)) (rest []byte, err error) {
-	n, rest, err := msgp.ReadMapHeaderBytes(data)
-	if err != nil {
-		return rest, err
-	}
-	for range n {
-		var key []byte
-		if key, rest, err = msgp.ReadStringZC(rest); err != nil {
-			return rest, err
-		}
-		if rest, err = f(key, rest); err != nil {
-			return rest, err
-		}
-	}
-	return rest, nil
-}
-
-// encodeSession encodes a session binding as Dynamo's routers do. The key final is
-// kvroute's own: Dynamo takes that message for one more use of the session.
+// encodeSession encodes a session binding of a router.
 func encodeSession(s *router.SessionBinding, from uint64) []byte {
-	n := uint32(4)
-	if s.Over {
-		n++
+	fields := sessionFields(s, &from)
+	if !s.Over {
+		fields = fields[:4]
 	}
-	b := msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(nil, n), "session_id"), s.Session)
-	b = msgp.AppendUint64(msgp.AppendString(b, "worker_id"), s.Worker.ID)
-	b = msgp.AppendUint32(msgp.AppendString(b, "dp_rank"), s.Worker.DPRank)
-	b = msgp.AppendUint64(msgp.AppendString(b, "router_id"), from)
-	if s.Over {
-		b = msgp.AppendBool(msgp.AppendString(b, "final"), true)
-	}
-	return b
+	return appendFields(nil, fields)
 }
 
 // readSession reads a session binding.
 func readSession(data []byte) (s router.SessionBinding, from uint64, err error) {
-	var worker bool
-	_, err = eachField(data, func(key, value []byte) (rest []byte, err error) {
-		switch string(key) {
-		case "session_id":
-			s.Session, rest, err = msgp.ReadStringBytes(value)
-		case "worker_id":
-			worker = true
-			s.Worker.ID, rest, err = msgp.ReadUint64Bytes(value)
-		case "dp_rank":
-			if msgp.IsNil(value) {
-				return msgp.Skip(value)
-			}
-			s.Worker.DPRank, rest, err = msgp.ReadUint32Bytes(value)
-		case "router_id":
-			from, rest, err = msgp.ReadUint64Bytes(value)
-		case "final":
-			s.Over, rest, err = msgp.ReadBoolBytes(value)
-		default:
-			rest, err = msgp.Skip(value)
-		}
-		return rest, err
-	})
-	if err == nil && (s.Session == "" || len(s.Session) > maxSyncID || !worker || from == 0) {
-		err = fmt.Errorf("%w: a field of the binding is missing, or the session's name has %d bytes", errSyncShape, len(s.Session))
+	_, err = readFields(data, sessionFields(&s, &from))
+	if err == nil && (s.Session == "" || len(s.Session) > maxSyncID || s.Worker.ID == 0 || from == 0) {
+		err = fmt.Errorf("%w: a field of the binding is missing, or the session's name has %d bytes", errShape, len(s.Session))
 	}
 	return s, from, err
 }
