@@ -133,6 +133,16 @@ func AtLeast(v float64) Target {
 	return Target{fmt.Sprintf("≥ %g", v), func(got float64) bool { return got >= v }}
 }
 
+// Below is an upper bound that is missed itself.
+func Below(v float64) Target {
+	return Target{fmt.Sprintf("< %g", v), func(got float64) bool { return got < v }}
+}
+
+// Above is a lower bound that is missed itself.
+func Above(v float64) Target {
+	return Target{fmt.Sprintf("> %g", v), func(got float64) bool { return got > v }}
+}
+
 // Exactly is the only accepted value.
 func Exactly(v float64) Target {
 	return Target{fmt.Sprintf("= %g", v), func(got float64) bool { return got == v }}

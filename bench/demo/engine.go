@@ -24,6 +24,7 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
@@ -131,7 +132,7 @@ func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Wr
 		parts.Go(func() error { return announcer.Run(ctx) })
 	}
 	if c.readyFile != "" {
-		if err := records.WriteJSON(c.readyFile, Addresses{HTTP: at.Addr().String()}); err != nil {
+		if err := records.WriteJSON(c.readyFile, process.Addresses{HTTP: at.Addr().String()}); err != nil {
 			return fmt.Errorf("ready-file: %w", err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 // LoadCommand is `kvroute load`: it puts load on an OpenAI endpoint and measures.
@@ -60,7 +61,7 @@ func (c *LoadCommand) Run(ctx context.Context, _ *flag.FlagSet, out, _ io.Writer
 	if c.wait > 0 {
 		// Routers may need to hear of their workers first.
 		probe := bench.LoadConfig{URL: c.load.URL, Model: c.load.Model, Conversations: 1, Turns: 1, MaxTokens: 1, SystemBytes: 1, UserBytes: 1, Timeout: 5 * time.Second}
-		if err := Poll(ctx, c.wait, fmt.Sprintf("%s does not answer for the model %q", probe.URL, probe.Model), func(ctx context.Context) bool {
+		if err := process.Until(ctx, c.wait, fmt.Sprintf("%s does not answer for the model %q", probe.URL, probe.Model), func(ctx context.Context) bool {
 			s, err := bench.Load(ctx, probe, nil, nil)
 			return err == nil && s.Failed() == 0
 		}); err != nil {

@@ -12,12 +12,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/enginesim"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -40,9 +40,10 @@ type way struct {
 // A ratio compares a measure of two ways of one round. These ran minutes apart at most,
 // so their ratio is worth more than either.
 type ratio struct {
-	what, target string
-	of           func(*bench.Summary) float64
-	over, under  int // ways
+	what        string
+	target      bench.Target
+	of          func(*bench.Summary) float64
+	over, under int // ways
 }
 
 func meanTTFT(s *bench.Summary) float64    { return s.TTFT.Mean }
@@ -81,10 +82,10 @@ func (c *Command) show() show {
 				{title: "by summaries", name: "groups by summaries", start: grouped("off"), check: checkSummaries},
 			},
 			ratios: []ratio{
-				{"mean TTFT, groups by summaries ÷ flat", "≤ 1.15", meanTTFT, 2, 0},
-				{"mean E2E, groups by summaries ÷ flat", "≤ 1.05", meanE2E, 2, 0},
-				{"mean TTFT, groups that are asked ÷ flat", "≤ 1.15", meanTTFT, 1, 0},
-				{"mean E2E, groups that are asked ÷ flat", "≤ 1.05", meanE2E, 1, 0},
+				{"mean TTFT, groups by summaries ÷ flat", bench.AtMost(1.15), meanTTFT, 2, 0},
+				{"mean E2E, groups by summaries ÷ flat", bench.AtMost(1.05), meanE2E, 2, 0},
+				{"mean TTFT, groups that are asked ÷ flat", bench.AtMost(1.15), meanTTFT, 1, 0},
+				{"mean E2E, groups that are asked ÷ flat", bench.AtMost(1.05), meanE2E, 1, 0},
 			},
 		}
 	case n > 1:
@@ -96,10 +97,10 @@ func (c *Command) show() show {
 				{title: fmt.Sprint(n, " unsynced"), name: "without sync", start: replicated(n, "--router-replica-sync=false")},
 			},
 			ratios: []ratio{
-				{"mean TTFT, several replicas ÷ one", "≤ 1.1", meanTTFT, 1, 0},
-				{"mean TTFT, without sync ÷ with", "> 1", meanTTFT, 2, 1},
-				{"p90 TTFT, several replicas ÷ one", "", p90TTFT, 1, 0},
-				{"p90 TTFT, without sync ÷ with", "", p90TTFT, 2, 1},
+				{"mean TTFT, several replicas ÷ one", bench.AtMost(1.1), meanTTFT, 1, 0},
+				{"mean TTFT, without sync ÷ with", bench.Above(1), meanTTFT, 2, 1},
+				{"p90 TTFT, several replicas ÷ one", bench.Target{}, p90TTFT, 1, 0},
+				{"p90 TTFT, without sync ÷ with", bench.Target{}, p90TTFT, 2, 1},
 			},
 		}
 	}
@@ -111,10 +112,10 @@ func (c *Command) show() show {
 			{title: kv, name: "kv", start: alone("--router-mode", kv)},
 		},
 		ratios: []ratio{
-			{"mean TTFT, kv ÷ round robin", "< 1", meanTTFT, 1, 0},
-			{"p90 TTFT, kv ÷ round robin", "", p90TTFT, 1, 0},
-			{"mean E2E, kv ÷ round robin", "< 1", meanE2E, 1, 0},
-			{"cached share, round robin ÷ kv", "< 1", cachedShare, 0, 1},
+			{"mean TTFT, kv ÷ round robin", bench.Below(1), meanTTFT, 1, 0},
+			{"p90 TTFT, kv ÷ round robin", bench.Target{}, p90TTFT, 1, 0},
+			{"mean E2E, kv ÷ round robin", bench.Below(1), meanE2E, 1, 0},
+			{"cached share, round robin ÷ kv", bench.Below(1), cachedShare, 0, 1},
 		},
 	}
 }
@@ -165,38 +166,26 @@ const failedRequests = "failed requests"
 
 // figures compares the ways over all rounds.
 func (s *show) figures(played [][]bench.Summary) (figures []bench.Figure) {
-	add := func(what, target string, of func(round []bench.Summary) float64) {
+	add := func(what string, target bench.Target, of func(round []bench.Summary) float64) {
 		var v []float64
 		for _, round := range played {
 			v = append(v, of(round))
 		}
-		slices.Sort(v)
-		median := v[len(v)/2]
-		figures = append(figures, bench.Figure{What: what, Target: target, Median: median, Min: v[0], Max: v[len(v)-1], Met: meets(target, median)})
+		figures = append(figures, bench.NewFigure(what, "", target, v...))
 	}
 	for _, r := range s.ratios {
 		add(r.what, r.target, func(round []bench.Summary) float64 { return r.of(&round[r.over]) / r.of(&round[r.under]) })
 	}
 	for i, w := range s.ways {
-		add("mean TTFT in ms, "+w.name, "", func(round []bench.Summary) float64 { return round[i].TTFT.Mean * 1e3 })
+		add("mean TTFT in ms, "+w.name, bench.Target{}, func(round []bench.Summary) float64 { return round[i].TTFT.Mean * 1e3 })
 	}
-	add(failedRequests, "0", func(round []bench.Summary) (n float64) {
+	add(failedRequests, bench.Exactly(0), func(round []bench.Summary) (n float64) {
 		for i := range round {
 			n += float64(round[i].Failed())
 		}
 		return n
 	})
 	return figures
-}
-
-// meets says whether a figure meets a target such as "≤ 1.1". No target is not met.
-func meets(target string, v float64) bool {
-	if target == "0" {
-		return v == 0
-	}
-	sign, text, _ := strings.Cut(target, " ")
-	limit, err := strconv.ParseFloat(text, 64)
-	return err == nil && (sign == "<" && v < limit || sign == "≤" && v <= limit || sign == ">" && v > limit)
 }
 
 // agree has the replicas compared by `kvroute doctor`, which fails if they differ.
@@ -256,13 +245,13 @@ func (s *Stack) startGroups(ctx context.Context, n int, flags ...string) (err er
 	if err := s.StartRouter(ctx, append([]string{"--config", file}, flags...)...); err != nil {
 		return err
 	}
-	return Poll(ctx, Patience, "the summaries of the groups are missing", func(ctx context.Context) bool { return checkSummaries(ctx, s) == nil })
+	return process.Until(ctx, process.Patience, "the summaries of the groups are missing", func(ctx context.Context) bool { return checkSummaries(ctx, s) == nil })
 }
 
 // checkSummaries fails if the upper tier does not know what each group does and holds.
 func checkSummaries(ctx context.Context, s *Stack) error {
 	var answer struct{ Workers []router.WorkerState }
-	if err := GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/workers", &answer); err != nil {
+	if err := process.GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/workers", &answer); err != nil {
 		return err
 	}
 	members := 0

@@ -16,6 +16,7 @@ import (
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -152,7 +153,7 @@ func (s *Stack) StartReplicas(ctx context.Context, n int, flags ...string) error
 	if err := s.StartEnvoy(ctx); err != nil {
 		return err
 	}
-	if err := Poll(ctx, Patience, "Envoy does not find all replicas", func(ctx context.Context) bool {
+	if err := process.Until(ctx, process.Patience, "Envoy does not find all replicas", func(ctx context.Context) bool {
 		healthy, err := s.Envoy.Stat(ctx, "cluster.kvroute.membership_healthy")
 		return err == nil && healthy == int64(n)
 	}); err != nil {
@@ -209,17 +210,17 @@ func (s *Stack) WaitWorkers(ctx context.Context) error {
 	if len(s.Groups) > 0 {
 		want = len(s.Groups)
 	}
-	return Poll(ctx, Patience, "the workers do not register", func(ctx context.Context) bool {
+	return process.Until(ctx, process.Patience, "the workers do not register", func(ctx context.Context) bool {
 		var answer struct{ Workers []router.WorkerState }
-		err := GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/workers", &answer)
+		err := process.GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/workers", &answer)
 		return err == nil && len(answer.Workers) >= want // there may be others than ours
 	})
 }
 
 // WaitRouted waits until Envoy has found the router: its requests are decided.
 func (s *Stack) WaitRouted(ctx context.Context) error {
-	return Poll(ctx, Patience, "Envoy does not find kvroute", func(ctx context.Context) bool {
-		hosts, err := Get(ctx, s.Envoy.AdminURL()+"/clusters")
+	return process.Until(ctx, process.Patience, "Envoy does not find kvroute", func(ctx context.Context) bool {
+		hosts, err := process.Get(ctx, s.Envoy.AdminURL()+"/clusters")
 		if err != nil || bytes.Contains(hosts, []byte(s.Router.At.Extproc+"::health_flags::/failed_active_hc")) {
 			return false
 		}
@@ -227,7 +228,7 @@ func (s *Stack) WaitRouted(ctx context.Context) error {
 			return false
 		}
 		var kept struct{ Decisions []router.Decision }
-		err = GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/decisions", &kept)
+		err = process.GetJSON(ctx, "http://"+s.Router.At.HTTP+"/v1/decisions", &kept)
 		return err == nil && len(kept.Decisions) > 0
 	})
 }

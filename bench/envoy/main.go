@@ -89,18 +89,7 @@ func serveNoop(ctx context.Context, worker, ready string) error {
 type variant struct {
 	name   string
 	envoy  *envoytest.Proc
-	server *server // the external processor, nil for none
-}
-
-// server is an external processor in its own process.
-type server struct {
-	*process.Process
-	at string
-}
-
-func startServer(ctx context.Context, dir, name, program string, args ...string) (*server, error) {
-	p, at, err := process.StartReady(ctx, dir, name, program, args...)
-	return &server{p, at.Extproc}, err
+	server *process.Child // the external processor, nil for none
 }
 
 func run(ctx context.Context, o options) (met bool, err error) {
@@ -122,7 +111,7 @@ workers: [{name: w, address: %q, models: [sim], block_size: 16}]
 `, absolute(tokenizer), w.at), 0o600); err != nil {
 		return false, err
 	}
-	ours, err := startServer(ctx, dir, "kvroute", absolute(o.binary), "serve", "--config", config, "--extproc-address", "127.0.0.1:0",
+	ours, err := process.StartChild(ctx, dir, "kvroute", absolute(o.binary), "serve", "--config", config, "--extproc-address", "127.0.0.1:0",
 		"--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error")
 	if err != nil {
 		return false, err
@@ -132,7 +121,7 @@ workers: [{name: w, address: %q, models: [sim], block_size: 16}]
 	if err != nil {
 		return false, err
 	}
-	noop, err := startServer(ctx, dir, "noop", self, "--noop", w.at)
+	noop, err := process.StartChild(ctx, dir, "noop", self, "--noop", w.at)
 	if err != nil {
 		return false, err
 	}
@@ -146,7 +135,7 @@ workers: [{name: w, address: %q, models: [sim], block_size: 16}]
 	}()
 	for _, v := range []struct {
 		name       string
-		server     *server
+		server     *process.Child
 		noObserver bool
 	}{
 		{"without", nil, false},
@@ -170,10 +159,10 @@ workers: [{name: w, address: %q, models: [sim], block_size: 16}]
 
 // startEnvoy starts an Envoy of our configuration; without a server its filters are
 // left out, and the pool serves.
-func startEnvoy(ctx context.Context, worker string, server *server, noObserver bool) (*envoytest.Proc, error) {
+func startEnvoy(ctx context.Context, worker string, server *process.Child, noObserver bool) (*envoytest.Proc, error) {
 	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", Pool: []string{worker}, NoObserver: noObserver, ExtProc: []string{"127.0.0.1:1"}}
 	if server != nil {
-		c.ExtProc[0] = server.at
+		c.ExtProc[0] = server.At.Extproc
 	}
 	var text bytes.Buffer
 	if err := envoy.Render(&text, c); err != nil {

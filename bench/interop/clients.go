@@ -90,12 +90,12 @@ func realClients() (all []check) {
 func (e *env) simulated(ctx context.Context) (s *stack, engine, model string, err error) {
 	if e.sims == nil {
 		for _, name := range []string{"sim-a", "sim-b"} {
-			p, at, err := process.StartReady(ctx, e.dir, name, e.kvroute, "engine", "--name", name, "--model", modelName, "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "zmq")
+			p, err := process.StartChild(ctx, e.dir, name, e.kvroute, "engine", "--name", name, "--model", modelName, "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "zmq")
 			if err != nil {
 				return nil, "", "", err
 			}
 			e.atEnd(p.Stop)
-			e.sims = append(e.sims, at.HTTP)
+			e.sims = append(e.sims, p.At.HTTP)
 		}
 		e.atEnd(func() { e.sims = nil })
 	}

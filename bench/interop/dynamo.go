@@ -147,7 +147,7 @@ func (f *dynamoFleet) ready(ctx context.Context) error {
 		return err
 	}
 	return f.frontend.Await(ctx, dynamoStart, "its model", func(ctx context.Context) bool {
-		data, err := get(ctx, "http://"+f.address+"/v1/models")
+		data, err := process.Get(ctx, "http://"+f.address+"/v1/models")
 		return err == nil && strings.Contains(string(data), `"`+modelName+`"`)
 	})
 }
@@ -199,7 +199,7 @@ func (e *env) beginDynamo(ctx context.Context, name, plane string, flags ...stri
 	}
 	e.atEnd(s.stop)
 	e.atEnd(f.stop)
-	if err := f.start(plane, s.at.NATS); err != nil {
+	if err := f.start(plane, s.router.At.NATS); err != nil {
 		return nil, nil, err
 	}
 	if err := f.ready(ctx); err != nil {
@@ -240,7 +240,7 @@ func dynamoIndexer(ctx context.Context, e *env) (result, error) {
 	defer theirs.Stop()
 	url := fmt.Sprintf("http://127.0.0.1:%d", port)
 	if err := theirs.Await(ctx, dynamoStart, "it hears 4 ranks", func(ctx context.Context) bool {
-		data, err := get(ctx, url+"/workers")
+		data, err := process.Get(ctx, url+"/workers")
 		return err == nil && strings.Count(string(data), `"status":"active"`) == 2+4 // of the workers and their ranks
 	}); err != nil {
 		return r, err
@@ -264,7 +264,7 @@ func dynamoIndexer(ctx context.Context, e *env) (result, error) {
 			var dump map[string]struct {
 				Events []routerEvent `json:"events"`
 			}
-			err := getJSON(ctx, url+"/dump", &dump)
+			err := process.GetJSON(ctx, url+"/dump", &dump)
 			var all []blockAt
 			for _, group := range dump {
 				all = appendBlocks(all, group.Events...)
@@ -299,7 +299,7 @@ func dynamoEvents(ctx context.Context, e *env, plane string) (result, error) {
 	}
 	var flags []string
 	if plane == "nats" {
-		flags = []string{"--nats-url", s.at.NATS}
+		flags = []string{"--nats-url", s.router.At.NATS}
 	}
 	late, err := e.startStack(ctx, "dynamo-late-"+plane, config, []string{f.address}, flags...)
 	if err != nil {

@@ -78,7 +78,7 @@ func (x dynamoIndex) match(locals []uint64, worker uint64) (int, error) {
 	return scores[fmt.Sprintf("%d/0", worker)], err
 }
 
-// listenedPlane is what the workers publish, as somebody beside kvroute hears it.
+// listenedPlane receives what the workers publish, beside kvroute.
 type listenedPlane struct {
 	cancel context.CancelFunc
 	parts  sync.WaitGroup
@@ -90,7 +90,7 @@ type listenedPlane struct {
 	err             error
 }
 
-// listen begins to hear all publishers, and has heard nothing of them when it returns.
+// listen subscribes to all publishers. It returns before the first event.
 func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) (*listenedPlane, error) {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p := &listenedPlane{cancel: cancel, stored: make(map[engines.WorkerRank]int), removed: make(map[engines.WorkerRank]int)}
@@ -141,7 +141,7 @@ func (f *dynamoFleet) listen(ctx context.Context, plane engines.Plane) (*listene
 	if p.nc != nil {
 		return p, p.nc.FlushWithContext(ctx)
 	}
-	// The subscriptions are on their way; nothing tells when they are there.
+	// The publishers do not confirm a subscription.
 	at := time.Now().Add(500 * time.Millisecond)
 	return p, process.Until(ctx, process.Patience, "a pause", func(context.Context) bool { return time.Now().After(at) })
 }
@@ -225,7 +225,7 @@ type dynamoAnswer struct {
 	id string
 }
 
-// send sends a request and notes what it must make the worker store.
+// send sends a request and counts the blocks that the worker must store.
 func (w *dynamoWorld) send(ctx context.Context, text string) (a dynamoAnswer, err error) {
 	a.id = newRequestID()
 	resp, err := ask(ctx, w.envoy.URL()+chatPath, text, map[string]string{"X-Request-Id": a.id})
@@ -248,7 +248,7 @@ func (w *dynamoWorld) send(ctx context.Context, text string) (a dynamoAnswer, er
 	return a, nil
 }
 
-// heard waits until all that the workers must have published was heard beside kvroute.
+// heard waits until all blocks that the workers must have stored were announced.
 func (w *dynamoWorld) heard(ctx context.Context) error {
 	var missing string
 	err := process.Until(ctx, 20*time.Second, "the workers tell what they stored", func(context.Context) bool {
@@ -271,7 +271,7 @@ func (w *dynamoWorld) heard(ctx context.Context) error {
 	return nil
 }
 
-// talk sends requests, and compares.
+// talk sends n requests and compares each response, and the index after it.
 func (w *dynamoWorld) talk(ctx context.Context, r *result, n int) error {
 	for i := range n {
 		a, err := w.send(ctx, w.body())
@@ -352,7 +352,7 @@ func differing(ours, theirs []blockAt) string {
 
 // counter returns the lines of a metric.
 func (s *stack) counter(ctx context.Context, name string) (string, error) {
-	data, err := get(ctx, "http://"+s.at.HTTP+"/metrics")
+	data, err := process.Get(ctx, "http://"+s.router.At.HTTP+"/metrics")
 	var lines []string
 	for line := range strings.Lines(string(data)) {
 		if rest, ok := strings.CutPrefix(line, name); ok {

@@ -134,7 +134,7 @@ func (e *env) begin(v *vllmEngine) (err error) {
 // ready waits until the engine serves, and begins to hear it.
 func (v *vllmEngine) ready(ctx context.Context) error {
 	if err := v.process.Await(ctx, engineStart, "it serves", func(ctx context.Context) bool {
-		_, err := get(ctx, "http://"+v.address+"/health")
+		_, err := process.Get(ctx, "http://"+v.address+"/health")
 		return err == nil
 	}); err != nil {
 		return err
@@ -151,7 +151,7 @@ func (v *vllmEngine) sources(ctx context.Context) (all []sockets, err error) {
 		Endpoint string `json:"endpoint"`
 		Replay   string `json:"replay_endpoint"`
 	}
-	if err := getJSON(ctx, "http://"+v.address+"/kv_event_sources", &said); err != nil {
+	if err := process.GetJSON(ctx, "http://"+v.address+"/kv_event_sources", &said); err != nil {
 		return nil, err
 	}
 	if len(said) != v.ranks {

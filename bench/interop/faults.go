@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 )
 
-// direct asks an engine itself: kvroute hears of it by events only.
+// direct sends a request to an engine without kvroute, which learns of it from events only.
 func (w *world) direct(ctx context.Context, v *vllmEngine, text string) error {
 	r, err := ask(ctx, "http://"+v.address+chatPath, text, nil)
 	if err == nil && r.status != http.StatusOK {
@@ -46,8 +46,8 @@ func (w *world) askAll(ctx context.Context, res *result, what string, all []stri
 	return nil
 }
 
-// cutStream cuts the event streams while the engines go on, and opens them again: what
-// was missed is replayed.
+// cutStream cuts the event streams while the engines work on, and lets them pass again:
+// kvroute must request the missing events.
 func cutStream(ctx context.Context, e *env) (res result, err error) {
 	f, err := e.fleet(ctx)
 	if err != nil {
@@ -112,7 +112,7 @@ func (v *vllmEngine) sockets(ctx context.Context) (live, replay string, err erro
 	return all[0].live.Path, all[0].replay.Path, nil
 }
 
-// reset empties the engines' caches over HTTP.
+// reset empties the engines' caches over HTTP and compares before and after.
 func reset(ctx context.Context, w *world, res *result) error {
 	known := prompts(11_000, 8)
 	for round := range 2 {
@@ -134,9 +134,9 @@ func reset(ctx context.Context, w *world, res *result) error {
 	return nil
 }
 
-// silentReset is what reset does not see: the first request after it finds less than
-// was foretold, since the engine has not told yet. It is counted as explained, and the
-// one after it must be right.
+// silentReset sends a request right after a reset, which vLLM announces with its next step
+// only. That request finds fewer blocks than predicted, which is counted as explained; the
+// next one must be right.
 func silentReset(ctx context.Context, w *world, res *result) error {
 	text := chat(words(11_500, 200), nil)
 	if err := w.askAll(ctx, res, "before", []string{text, text}); err != nil {
@@ -169,8 +169,8 @@ func silentReset(ctx context.Context, w *world, res *result) error {
 	return w.askAll(ctx, res, "after", []string{text, text})
 }
 
-// killed kills an engine under kvroute's eyes, asks meanwhile, and starts it again: what
-// it had is forgotten, and nothing of the other one's.
+// killed kills an engine, sends requests meanwhile, and starts the engine again: kvroute
+// must forget its blocks, and none of the other engine.
 func killed(ctx context.Context, e *env) (res result, err error) {
 	f, err := e.fleet(ctx)
 	if err != nil {
@@ -251,7 +251,7 @@ func runExample(ctx context.Context, e *env, name, variable, program string, blo
 	select {
 	case <-ctx.Done():
 		return res, context.Cause(ctx)
-	case <-script.Done():
+	case <-script.Done:
 	}
 	if err := script.Err(); err != nil {
 		return res, err

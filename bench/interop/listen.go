@@ -13,9 +13,8 @@ import (
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
-// listener hears one rank of an engine as kvroute does, and counts copies of blocks by
-// the engine's own hashes: what the rank caches, as far as it says. It knows nothing of
-// tokens, prefixes and the index.
+// listener receives the events of one rank, as kvroute does, and counts copies of blocks by
+// the engine's own hashes. It knows nothing of tokens, prefixes and the index.
 type listener struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -30,8 +29,8 @@ type listener struct {
 	err     error
 }
 
-// listen begins to hear a rank: first what was said before, then what is said. The
-// endpoints are the engine's own, of that rank.
+// listen subscribes to a rank and requests the batches that were sent before. The
+// endpoints are those of that rank.
 func listen(ctx context.Context, live, replay zmtp.Endpoint) (*listener, error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l := &listener{cancel: cancel, done: make(chan struct{}), copies: make(map[uint64]int)}
@@ -73,7 +72,7 @@ func (l *listener) stop() {
 	<-l.done
 }
 
-// replay asks for everything that was said before.
+// replay requests all earlier batches.
 func (l *listener) replay(ctx context.Context, at zmtp.Endpoint) error {
 	c, err := zmtp.Dial(ctx, at, zmtp.Dealer)
 	if err != nil {
@@ -146,7 +145,7 @@ func (l *listener) take(frames [][]byte) error {
 	return nil
 }
 
-// heard is what a listener knows at one moment.
+// heard is the state of a listener at one moment.
 type heard struct {
 	hashes                            []uint64 // sorted
 	stored, removed, cleared, batches int

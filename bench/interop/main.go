@@ -32,11 +32,11 @@ type options struct {
 	clients, dynamo, vllm string
 }
 
-// group is the checks of one real program. They run one after the other, and what one
-// has started the next may use.
+// group is the checks of one real program. They run one after the other; a check may use
+// what an earlier one started.
 type group struct {
-	name   string // of the group, and of the flag that says where its program is
-	given  func(options) string
+	name   string               // of the group, and of the flag that says where its program is
+	given  func(options) string // the folder of the program, "" if it is not given
 	checks []check
 }
 
@@ -47,16 +47,15 @@ type check struct {
 	run   func(context.Context, *env) (result, error)
 }
 
-// result is what a check found. An error beside it means that it could not be
-// finished.
+// result is what a check found. A check that also returns an error could not finish.
 type result struct {
-	what             string // with what, as in "overlap with cached_tokens"
+	what             string // both sides of the comparison, as in "overlap with cached_tokens"
 	cases, different int
 	notes            []string       // a line for each difference, and what explains it
 	figures          []bench.Figure // measured on the way
 }
 
-// differ notes a difference. The first ones are told, all are counted.
+// differ counts a difference; the first ten are printed.
 func (r *result) differ(format string, args ...any) {
 	if r.different++; r.different <= 10 {
 		r.notes = append(r.notes, fmt.Sprintf(format, args...))
@@ -125,7 +124,7 @@ func main() {
 	}
 }
 
-// run runs the checks that are asked for, and tells whether all passed.
+// run runs the requested checks and returns whether all passed.
 func run(ctx context.Context, o options, all []group, w io.Writer) (ok bool, err error) {
 	e := &env{options: o}
 	if e.dir, err = os.MkdirTemp("", "interop"); err != nil {
@@ -165,7 +164,7 @@ func run(ctx context.Context, o options, all []group, w io.Writer) (ok bool, err
 		return false, err
 	}
 	if total == 0 {
-		return false, errors.New("nothing was checked: does what is asked for exist, and is its program given?")
+		return false, errors.New("nothing was checked: check the name after --only, and give the program of its group (--clients, --dynamo, --vllm)")
 	}
 	if _, err := bench.Report(io.Discard, o.out, bench.NewRun("interop", o.commit, "make test-interop", figures)); err != nil {
 		return false, err

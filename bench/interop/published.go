@@ -44,20 +44,20 @@ func published(ctx context.Context, e *env) (res result, err error) {
 // engines said.
 func (e *env) publish(ctx context.Context, f *vllmFleet, scenes []scene) (res result, err error) {
 	// A kvroute without workers has a NATS server for the others.
-	bus, at, err := process.StartReady(ctx, e.dir, "bus", e.kvroute, "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "0")
+	bus, err := process.StartChild(ctx, e.dir, "bus", e.kvroute, "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--drain-delay", "0")
 	if err != nil {
 		return res, err
 	}
 	defer bus.Stop()
 	for _, v := range f.engines {
-		p, _, err := process.StartReady(ctx, e.dir, "publish-"+v.name, e.kvroute, "publish", "--name", v.name, "--engine-address", v.address, "--nats-url", at.NATS, "--model", modelName, "--lora", adapterName,
+		p, err := process.StartChild(ctx, e.dir, "publish-"+v.name, e.kvroute, "publish", "--name", v.name, "--engine-address", v.address, "--nats-url", bus.At.NATS, "--model", modelName, "--lora", adapterName,
 			"--record", e.recording(v))
 		if err != nil {
 			return res, err
 		}
 		defer p.Stop()
 	}
-	config := fmt.Sprintf("version: 1\nnats-url: %s\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\n", at.NATS, modelName, adapterName, f.model)
+	config := fmt.Sprintf("version: 1\nnats-url: %s\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\n", bus.At.NATS, modelName, adapterName, f.model)
 	for _, p := range scenes {
 		// Each time kvroute is another one: it starts from the stream.
 		one, err := e.playWith(ctx, "published", config, noGuesses, p.play)
@@ -306,7 +306,7 @@ func (e *env) load(ctx context.Context, f *vllmFleet, mode string) (l loaded, er
 // number.
 func (f *vllmFleet) firstTokens(ctx context.Context) (sum, count float64, err error) {
 	for _, v := range f.engines {
-		data, err := get(ctx, "http://"+v.address+"/metrics")
+		data, err := process.Get(ctx, "http://"+v.address+"/metrics")
 		if err != nil {
 			return 0, 0, err
 		}

@@ -24,8 +24,7 @@ import (
 
 // stack is a kvroute behind a real Envoy.
 type stack struct {
-	router  *process.Process
-	at      process.Addresses
+	router  *process.Child
 	envoy   *envoytest.Proc
 	workers []string // addresses of Envoy's pool
 }
@@ -42,14 +41,14 @@ func (e *env) startStack(ctx context.Context, name, config string, workers []str
 	}
 	s := &stack{workers: workers}
 	var err error
-	if s.router, s.at, err = process.StartReady(ctx, e.dir, name, e.kvroute, append([]string{
+	if s.router, err = process.StartChild(ctx, e.dir, name, e.kvroute, append([]string{
 		"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--worker-networks", workerNetworks,
 		"--decision-headers", "--drain-delay", "0", "--drain-timeout", "1s",
 	}, flags...)...); err != nil {
 		return nil, err
 	}
 	var text bytes.Buffer
-	err = envoy.Render(&text, envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", ExtProc: []string{s.at.Extproc}, Pool: workers})
+	err = envoy.Render(&text, envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", ExtProc: []string{s.router.At.Extproc}, Pool: workers})
 	if err == nil {
 		s.envoy, err = envoytest.Start(ctx, envoytest.Options{Config: text.Bytes()})
 	}
@@ -84,13 +83,13 @@ func (s *stack) waitWorkers(ctx context.Context, n int) error {
 // states are the workers as kvroute sees them.
 func (s *stack) states(ctx context.Context) ([]router.WorkerState, error) {
 	var answer struct{ Workers []router.WorkerState }
-	return answer.Workers, getJSON(ctx, "http://"+s.at.HTTP+"/v1/workers", &answer)
+	return answer.Workers, process.GetJSON(ctx, "http://"+s.router.At.HTTP+"/v1/workers", &answer)
 }
 
 // decision returns what kvroute decided for a request that came by this id.
 func (s *stack) decision(ctx context.Context, id string) (router.Decision, error) {
 	var d router.Decision
-	err := getJSON(ctx, "http://"+s.at.HTTP+"/v1/decisions?id="+id, &d)
+	err := process.GetJSON(ctx, "http://"+s.router.At.HTTP+"/v1/decisions?id="+id, &d)
 	return d, err
 }
 
@@ -139,7 +138,7 @@ func appendBlocks(all []blockAt, evs ...routerEvent) []blockAt {
 
 // blocks reads kvroute's index.
 func (s *stack) blocks(ctx context.Context) (all []blockAt, err error) {
-	data, err := get(ctx, "http://"+s.at.HTTP+"/v1/index/dump")
+	data, err := process.Get(ctx, "http://"+s.router.At.HTTP+"/v1/index/dump")
 	if err != nil {
 		return nil, err
 	}
@@ -198,31 +197,6 @@ func ask(ctx context.Context, url, body string, header map[string]string) (r res
 	rest, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
 	r.body, r.took = append(first, rest...), time.Since(start)
 	return r, err
-}
-
-func getJSON(ctx context.Context, url string, to any) error {
-	body, err := get(ctx, url)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(body, to)
-}
-
-func get(ctx context.Context, url string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }() // it was read
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: status %d: %.300s", url, resp.StatusCode, body)
-	}
-	return body, err
 }
 
 // requestIDs counts requests, to name each: decisions are found by the name.

@@ -38,7 +38,7 @@ func vllmChecks() []check {
 	})
 }
 
-// play asks for something of a world.
+// play sends requests to a world.
 type play func(context.Context, *world, *result) error
 
 // direct plays with events straight from the engines, whose sockets kvroute learns
@@ -49,7 +49,7 @@ func direct(p play) func(context.Context, *env) (result, error) {
 	}
 }
 
-// with is direct for what needs the files.
+// with is direct for a play that needs the model's files.
 func with(p func(*env, context.Context, *world, *result) error) func(context.Context, *env) (result, error) {
 	return func(ctx context.Context, e *env) (result, error) {
 		return e.play(ctx, "direct", func(ctx context.Context, w *world, res *result) error { return p(e, ctx, w, res) })
@@ -65,8 +65,8 @@ func (e *env) play(ctx context.Context, name string, p play) (res result, err er
 	return e.playWith(ctx, name, f.config(""), noGuesses, p)
 }
 
-// guessed is some of the plays with what kvroute does by default: until the events come, it
-// guesses. When they have come, nothing of that may be left.
+// guessed runs some of the plays with kvroute's default: it guesses until the events
+// arrive. After that no guess may be left in the index.
 func guessed(ctx context.Context, e *env) (result, error) {
 	f, err := e.fleet(ctx)
 	if err != nil {
@@ -102,7 +102,7 @@ func (e *env) playWith(ctx context.Context, name, config string, flags []string,
 	return res, nil
 }
 
-// noGuesses makes kvroute foretell by events alone.
+// noGuesses makes kvroute predict from events alone.
 //
 //nolint:gochecknoglobals // a constant list
 var noGuesses = []string{"--router-predicted-ttl-secs", "0"}
@@ -242,7 +242,7 @@ func salts(ctx context.Context, w *world, res *result) error {
 	return nil
 }
 
-// forms are the ways to ask: streams, texts, ids.
+// forms are requests of all kinds: streams, texts, ids.
 func forms(ctx context.Context, w *world, res *result) error {
 	stream := map[string]any{"stream": true, "stream_options": map[string]any{"include_usage": true}, "max_tokens": 40}
 	for i := range 6 {

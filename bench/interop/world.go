@@ -19,10 +19,10 @@ import (
 	"github.com/kvroute/kvroute/internal/process"
 )
 
-// world is engines behind kvroute and Envoy, asked one request at a time. Of each
-// response it compares what kvroute foretold with what the engine says it had cached;
-// the index is compared with what the engines announced before the next request goes
-// out.
+// world is engines behind kvroute and Envoy, which get one request at a time. Each
+// response is compared: the overlap that kvroute predicted with the tokens that the engine
+// reports as cached. Before the next request the index is compared with the blocks that
+// the engines announced.
 type world struct {
 	*stack
 	engines []*vllmEngine
@@ -75,7 +75,7 @@ func message(role, content string) map[string]any {
 	return map[string]any{"role": role, "content": content}
 }
 
-// body adds to a request what all have, and more.
+// body is a request with the common fields, those of q, and more.
 func body(q, more map[string]any) string {
 	all := map[string]any{"model": modelName, "max_tokens": 1, "temperature": 0}
 	for _, m := range []map[string]any{q, more} {
@@ -88,7 +88,7 @@ func body(q, more map[string]any) string {
 	return string(text)
 }
 
-// usage is what an engine says of a request.
+// usage is the part of a response in which an engine counts tokens.
 type usage struct {
 	Prompt    int `json:"prompt_tokens"`
 	Completed int `json:"completion_tokens"`
@@ -101,7 +101,7 @@ type usage struct {
 // prompt and of all but the last token of the output that it did not find cached.
 func (u *usage) stored(block int) int { return (u.Prompt+u.Completed-1)/block - u.Details.Cached/block }
 
-// answer is what is read of a response.
+// answer is the part of a response that the checks read.
 type answer struct {
 	Usage   usage `json:"usage"`
 	Choices []struct {
@@ -121,7 +121,7 @@ func (a *answer) text() string {
 	return a.Choices[0].Message.Content + a.Choices[0].Text
 }
 
-// read reads a response; of a stream, what is in its last event with usage.
+// read decodes a response; of a stream, the last event with usage.
 func (r *response) read() (a answer, err error) {
 	if !strings.HasPrefix(r.header.Get("Content-Type"), "text/event-stream") {
 		return a, json.Unmarshal(r.body, &a)
@@ -152,8 +152,8 @@ func hits(overlapBlocks, promptTokens, block int) int {
 	return min(overlapBlocks, max(0, promptTokens-1)/block) * block
 }
 
-// ask sends a request through Envoy, compares, and waits until everybody has heard of
-// what it changed.
+// ask sends a request through Envoy, compares, and waits until the index has the blocks
+// that the request stored and evicted.
 func (w *world) ask(ctx context.Context, res *result, what, path, text string) (answer, error) {
 	a, err := w.once(ctx, res, what, path, text)
 	if err == nil {
@@ -234,7 +234,7 @@ func (w *world) settle(ctx context.Context) error {
 	return nil
 }
 
-// compare says where the index and the engines differ, "" for nowhere.
+// compare returns the first difference of the index and the engines, "" for none.
 func (w *world) compare(ctx context.Context) (string, error) {
 	var all [][]heard
 	for _, v := range w.engines {
@@ -279,7 +279,7 @@ type place struct {
 	rank int
 }
 
-// summary says what a world has seen.
+// summary counts the requests, cached tokens and blocks so far.
 func (w *world) summary() string {
 	removed, stored, batches := 0, 0, 0
 	for _, v := range w.engines {

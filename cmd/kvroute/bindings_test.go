@@ -79,7 +79,7 @@ func publishes(t *testing.T, cmd *exec.Cmd) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := process(t, "engine", "engine", "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "none", "--speed", "50")
+	e := spawn(t, "engine", "engine", "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "none", "--speed", "50")
 	d := &demonstration{demo.Stack{Dir: t.TempDir(), EnvoyPath: path, Workers: 1, Engines: []*demo.Child{e}, Model: "sim"}}
 	if d.Bus, err = startNATS("127.0.0.1:0", ""); err != nil {
 		t.Fatal(err)

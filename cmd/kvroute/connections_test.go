@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvroute/kvroute/bench/demo"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 // Envoy reaches kvroute at a socket in the file system, also when the kvroute before
@@ -158,7 +158,7 @@ func TestWorkersOverHTTP2(t *testing.T) {
 		if _, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body); err != nil {
 			t.Fatal(err)
 		}
-		if err := conn.SetReadDeadline(time.Now().Add(demo.Patience)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(process.Patience)); err != nil {
 			t.Fatal(err)
 		}
 		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, "200") {

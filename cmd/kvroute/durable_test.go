@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
@@ -69,8 +70,8 @@ func startReplicaProcess(t *testing.T, bus *bus.Server, name string, flags ...st
 	eventually(t, "a replica does not get ready", func() bool {
 		var ready struct{ Status string }
 		var known struct{ Workers []router.WorkerState }
-		return demo.GetJSON(t.Context(), "http://"+c.At.HTTP+"/readyz", &ready) == nil && ready.Status == "ready" &&
-			demo.GetJSON(t.Context(), "http://"+c.At.HTTP+"/v1/workers", &known) == nil && len(known.Workers) == fleetSize
+		return process.GetJSON(t.Context(), "http://"+c.At.HTTP+"/readyz", &ready) == nil && ready.Status == "ready" &&
+			process.GetJSON(t.Context(), "http://"+c.At.HTTP+"/v1/workers", &known) == nil && len(known.Workers) == fleetSize
 	})
 	return c
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -124,7 +125,7 @@ const chatPath = "/v1/chat/completions"
 // eventually waits until ok.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	if err := demo.Poll(t.Context(), demo.Patience, what, func(context.Context) bool { return ok() }); err != nil {
+	if err := process.Until(t.Context(), process.Patience, what, func(context.Context) bool { return ok() }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -132,7 +133,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 func workers(t *testing.T, d *demonstration) []router.WorkerState {
 	t.Helper()
 	var answer struct{ Workers []router.WorkerState }
-	if err := demo.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/workers", &answer); err != nil {
+	if err := process.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/workers", &answer); err != nil {
 		t.Fatal(err)
 	}
 	return answer.Workers
@@ -222,13 +223,13 @@ func TestADecisionCanBeExplained(t *testing.T) {
 	resp, _ := reply(t, d, "POST", chatPath, chatBody(strings.Repeat("why? ", 50), 200, true), nil)
 	var list struct{ Decisions []router.Decision }
 	eventually(t, "the newest decision has no end", func() bool {
-		if err := demo.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?limit=1", &list); err != nil {
+		if err := process.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?limit=1", &list); err != nil {
 			t.Fatal(err)
 		}
 		return len(list.Decisions) == 1 && !list.Decisions[0].Freed.IsZero()
 	})
 	var one router.Decision
-	if err := demo.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?id="+list.Decisions[0].ID, &one); err != nil {
+	if err := process.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?id="+list.Decisions[0].ID, &one); err != nil {
 		t.Fatal(err)
 	}
 	if fmt.Sprint(one.Worker.ID) != resp.Header.Get("X-Dynamo-Worker-Instance-Id") || len(one.Candidates) != 2 || one.PromptTokens < 40 {
@@ -627,7 +628,7 @@ func TestTheDemoLeavesNothingBehind(t *testing.T) {
 			mark := fmt.Sprint("leak-", time.Now().UnixNano())
 			cmd := exec.Command(self, "demo", "--model", mark)
 			cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir(), "KVROUTE_TEST_MARK="+mark)
-			cmd.SysProcAttr = envoytest.OwnGroup()
+			cmd.SysProcAttr = process.OwnGroup()
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -648,7 +649,7 @@ func TestTheDemoLeavesNothingBehind(t *testing.T) {
 			if c.sig == syscall.SIGINT && cmd.ProcessState.ExitCode() != 130 && c.after > 100*time.Millisecond {
 				t.Errorf("status %d, want 130", cmd.ProcessState.ExitCode())
 			}
-			if took := time.Since(start); took > demo.Patience {
+			if took := time.Since(start); took > process.Patience {
 				t.Errorf("it took %v to end", took)
 			}
 			eventually(t, "processes are left", func() bool { return len(marked(t, mark)) == 0 })

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/envoy"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/router"
 )
 
@@ -36,7 +37,7 @@ func (d *demonstration) named(t *testing.T, name string) *demo.Child {
 func newest(t *testing.T, d *demonstration) router.Decision {
 	t.Helper()
 	var list struct{ Decisions []router.Decision }
-	if err := demo.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?limit=1", &list); err != nil {
+	if err := process.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?limit=1", &list); err != nil {
 		t.Fatal(err)
 	}
 	if len(list.Decisions) == 0 {
@@ -140,7 +141,7 @@ func TestThePoolIsKeptUpToDate(t *testing.T) {
 	})
 	kill(t, d.Router)
 	served := map[string]int{}
-	err = demo.Poll(t.Context(), demo.Patience, "Envoy does not go on with today's workers", func(context.Context) bool {
+	err = process.Until(t.Context(), process.Patience, "Envoy does not go on with today's workers", func(context.Context) bool {
 		resp, _ := reply(t, d, "POST", chatPath, chatBody("hello", 2, false), nil)
 		if resp.StatusCode != 200 {
 			t.Errorf("status %d", resp.StatusCode)

@@ -17,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 // staticFlags writes a configuration file with workers of the model "sim", given as name
@@ -356,7 +356,7 @@ func TestTimeouts(t *testing.T) {
 			if _, err := io.WriteString(conn, text); err != nil {
 				t.Fatal(err)
 			}
-			if err := conn.SetReadDeadline(time.Now().Add(demo.Patience)); err != nil {
+			if err := conn.SetReadDeadline(time.Now().Add(process.Patience)); err != nil {
 				t.Fatal(err)
 			}
 			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)

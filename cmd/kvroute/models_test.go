@@ -21,6 +21,7 @@ import (
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -53,7 +54,7 @@ func addEngine(t *testing.T, d *demonstration, name string, args ...string) {
 func lastDecision(t *testing.T, d *demonstration) router.Decision {
 	t.Helper()
 	var list struct{ Decisions []router.Decision }
-	if err := demo.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?limit=1", &list); err != nil || len(list.Decisions) != 1 {
+	if err := process.GetJSON(t.Context(), "http://"+d.Router.At.HTTP+"/v1/decisions?limit=1", &list); err != nil || len(list.Decisions) != 1 {
 		t.Fatalf("decisions %+v, %v", list, err)
 	}
 	return list.Decisions[0]
@@ -284,12 +285,12 @@ workers:
 			}
 			defer r.Stop()
 			var list struct{ Models []router.ModelState }
-			if err := demo.GetJSON(t.Context(), "http://"+r.At.HTTP+"/v1/models", &list); err != nil || len(list.Models) != len(c.modes) {
+			if err := process.GetJSON(t.Context(), "http://"+r.At.HTTP+"/v1/models", &list); err != nil || len(list.Models) != len(c.modes) {
 				t.Fatalf("models %+v, %v", list, err)
 			}
 			_, metrics := get(t, "http://"+r.At.HTTP+"/metrics")
 			var fleet struct{ Workers []router.WorkerState }
-			if err := demo.GetJSON(t.Context(), "http://"+r.At.HTTP+"/v1/workers", &fleet); err != nil {
+			if err := process.GetJSON(t.Context(), "http://"+r.At.HTTP+"/v1/workers", &fleet); err != nil {
 				t.Fatal(err)
 			}
 			tokens := map[string]router.TokenState{}

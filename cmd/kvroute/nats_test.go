@@ -22,7 +22,7 @@ func TestTheOwnBusWantsItsPassword(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	start := func() *demo.Child {
-		return process(t, "kvroute", "serve", "--state-dir", dir, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+		return spawn(t, "kvroute", "serve", "--state-dir", dir, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
 	}
 	c := start()
 	at, err := url.Parse(c.At.NATS)
@@ -45,7 +45,7 @@ func TestTheOwnBusWantsItsPassword(t *testing.T) {
 	}
 	registers := func(c *demo.Child, name string) {
 		t.Helper()
-		e := process(t, name, "engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", "file:"+file)
+		e := spawn(t, name, "engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", "file:"+file)
 		eventually(t, name+" is not registered", func() bool { return strings.Contains(workersText(t, c), `"name":"`+name+`"`) })
 		e.Stop()
 	}
@@ -64,7 +64,7 @@ func TestTheOwnBusWantsItsPassword(t *testing.T) {
 func TestABusThatNobodyNeedsDoesNotListen(t *testing.T) {
 	t.Parallel()
 	for range 2 {
-		c := process(t, "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
+		c := spawn(t, "kvroute", "serve", "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
 		if c.At.NATS != "" {
 			t.Errorf("a bus listens at %s", c.At.NATS)
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -86,7 +87,7 @@ func (d *demonstration) held(t *testing.T) map[string]int {
 	blocks := map[string]int{}
 	for _, e := range d.Engines {
 		id := wire.WorkerID(e.Name)
-		m, err := nc.Request(wire.Scope{}.Own("query", wire.WorkerKey(id), "0"), events.AppendQuery(nil, events.Query{WorkerID: id}), demo.Patience)
+		m, err := nc.Request(wire.Scope{}.Own("query", wire.WorkerKey(id), "0"), events.AppendQuery(nil, events.Query{WorkerID: id}), process.Patience)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -253,7 +254,7 @@ func TestUnwantedEventsAreNotSent(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 { // by the second one all workers have heard the first
-				if m, err := presence.NextMsg(demo.Patience); err != nil || !strings.Contains(string(m.Data), `"wants_events":false`) {
+				if m, err := presence.NextMsg(process.Patience); err != nil || !strings.Contains(string(m.Data), `"wants_events":false`) {
 					t.Fatalf("presence %v, %v", m, err)
 				}
 			}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -185,7 +186,7 @@ workers:
 	}
 	eventually(t, "its load is not known", func() bool { state, used := health(); return state == "healthy" && used == 250 })
 	sick.Store(true)
-	if err := demo.Poll(t.Context(), demo.Patience, "it is still healthy", func(context.Context) bool {
+	if err := process.Until(t.Context(), process.Patience, "it is still healthy", func(context.Context) bool {
 		state, _ := health()
 		return state == "unhealthy"
 	}); err != nil {

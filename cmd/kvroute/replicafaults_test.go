@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench/demo"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 // caller books and ends requests at one replica over its API.
@@ -114,7 +115,7 @@ func TestFourReplicasLoseNATSAndOneOfThem(t *testing.T) {
 		t.Helper()
 		var out string
 		want := fmt.Sprintf("equal: %d replicas, %d workers, ", len(some), fleetSize)
-		if err := demo.Poll(t.Context(), time.Minute, when, func(context.Context) bool {
+		if err := process.Until(t.Context(), time.Minute, when, func(context.Context) bool {
 			var status int
 			status, out = examine(t, append(apis(some...), "--contents")...)
 			return status == 0 && strings.Contains(out, want) && strings.Contains(out, fmt.Sprintf(", %d requests in flight", requests))

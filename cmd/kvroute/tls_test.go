@@ -17,8 +17,8 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/kvroute/kvroute/bench/demo"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 // Envoy and kvroute know each other by certificates, and go on when kvroute's are
@@ -165,7 +165,7 @@ func TestANewAuthorityShutsTheOldOneOut(t *testing.T) {
 			return false, false
 		}
 		defer conn.Close()
-		if err := conn.SetDeadline(time.Now().Add(demo.Patience)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(process.Patience)); err != nil {
 			t.Fatal(err)
 		}
 		// In TLS 1.3 the server's refusal comes behind the handshake, its settings if there is none.

@@ -34,6 +34,7 @@ import (
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/fixtures"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/wire"
 	routing "github.com/kvroute/kvroute/router"
 )
@@ -55,7 +56,7 @@ func guardedNATS(t *testing.T) (url string, as func(user string) *guarded) {
 		t.Fatal(err)
 	}
 	go s.Start()
-	if !s.ReadyForConnections(demo.Patience) {
+	if !s.ReadyForConnections(process.Patience) {
 		t.Fatal("NATS does not start")
 	}
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
@@ -216,7 +217,7 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 			if !right {
 				t.Errorf("it does not %s as itself", what)
 			}
-		case <-time.After(demo.Patience):
+		case <-time.After(process.Patience):
 			t.Fatalf("it cannot %s", what)
 		}
 	}
@@ -231,7 +232,7 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 	}
 	begin := time.Now()
 	_ = p.Close() // what it says is the log's business
-	if took := time.Since(begin); took > demo.Patience {
+	if took := time.Since(begin); took > process.Patience {
 		t.Errorf("to end took %v", took)
 	}
 }
@@ -371,7 +372,7 @@ func TestBusOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	go s.Start()
-	if !s.ReadyForConnections(demo.Patience) {
+	if !s.ReadyForConnections(process.Patience) {
 		t.Fatal("NATS does not start")
 	}
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
@@ -392,7 +393,7 @@ func TestBusOverTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 		connected := false
-		for end := time.Now().Add(map[bool]time.Duration{true: demo.Patience, false: time.Second}[c.ok]); time.Now().Before(end) && !connected; {
+		for end := time.Now().Add(map[bool]time.Duration{true: process.Patience, false: time.Second}[c.ok]); time.Now().Before(end) && !connected; {
 			connected = nc.IsConnected()
 			<-time.After(5 * time.Millisecond)
 		}
@@ -469,7 +470,7 @@ func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
 			t.Fatal(err)
 		}
 		go s.Start()
-		if !s.ReadyForConnections(demo.Patience) {
+		if !s.ReadyForConnections(process.Patience) {
 			t.Fatal("NATS does not start")
 		}
 		return sync.OnceFunc(func() { s.Shutdown(); s.WaitForShutdown() })

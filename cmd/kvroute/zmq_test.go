@@ -24,6 +24,7 @@ import (
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/envoytest"
+	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -33,12 +34,12 @@ import (
 // bareEngine starts one.
 func bareEngine(t *testing.T, name string, flags ...string) *demo.Child {
 	t.Helper()
-	return process(t, name, append([]string{
+	return spawn(t, name, append([]string{
 		"engine", "--name", name, "--listen", "127.0.0.1:0", "--nats-url", "", "--kv-events", "zmq", "--speed", "50",
 	}, flags...)...)
 }
 
-func process(t *testing.T, name string, args ...string) *demo.Child {
+func spawn(t *testing.T, name string, args ...string) *demo.Child {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -60,7 +61,7 @@ func process(t *testing.T, name string, args ...string) *demo.Child {
 // serveFile starts a kvroute with a configuration file and a bus of its own.
 func serveFile(t *testing.T, file string) *demo.Child {
 	t.Helper()
-	return process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	return spawn(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
 }
 
 // emptyBus starts NATS for processes that the test starts, and connects to it.
@@ -192,7 +193,7 @@ func startBeside(t *testing.T, engines int, engine, publish []string) (d *demons
 		name := fmt.Sprint("worker-", i+1)
 		e := bareEngine(t, name, engine...)
 		d.Engines = append(d.Engines, e)
-		sidecars = append(sidecars, process(t, "publish-"+name, append([]string{
+		sidecars = append(sidecars, spawn(t, "publish-"+name, append([]string{
 			"publish", "--name", name, "--engine-address", e.At.HTTP, "--nats-url", d.Bus.URL(), "--model-card", enginesim.ModelCard, "--http-address", "127.0.0.1:0",
 		}, publish...)...))
 	}
@@ -247,8 +248,8 @@ func TestPublishEndsWhenAnotherEngineIsThere(t *testing.T) {
 			http.NotFound(w, r)
 		}
 	})
-	p := process(t, "publish", "publish", "--name", "a", "--engine-address", engine, "--nats-url", bus.URL(), "--zmq-endpoint", "tcp://127.0.0.1:9", "--block-size", "16")
-	d := &demonstration{demo.Stack{Router: process(t, "kvroute", "serve", "--nats-url", bus.URL(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+	p := spawn(t, "publish", "publish", "--name", "a", "--engine-address", engine, "--nats-url", bus.URL(), "--zmq-endpoint", "tcp://127.0.0.1:9", "--block-size", "16")
+	d := &demonstration{demo.Stack{Router: spawn(t, "kvroute", "serve", "--nats-url", bus.URL(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
 		"--degraded-after", "3s", "--unhealthy-after", "3s")}}
 	is := func(want string) func() bool {
 		return func() bool {
@@ -283,8 +284,8 @@ func TestPublishWithOtherBlockSizes(t *testing.T) {
 		t.Run(c.engine+" as "+c.routers, func(t *testing.T) {
 			bus, _ := emptyBus(t)
 			e := bareEngine(t, "a", "--block-size", c.engine)
-			process(t, "publish", "publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", bus.URL(), "--block-size", c.routers)
-			d := &demonstration{demo.Stack{Router: process(t, "kvroute", "serve", "--nats-url", bus.URL(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}}
+			spawn(t, "publish", "publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", bus.URL(), "--block-size", c.routers)
+			d := &demonstration{demo.Stack{Router: spawn(t, "kvroute", "serve", "--nats-url", bus.URL(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}}
 			eventually(t, "the worker does not register", func() bool { return len(workers(t, d)) == 1 })
 			complete(t, e, "some prompt that is long enough for blocks of any size")
 			eventually(t, "the blocks are not as they should be", func() bool {
@@ -306,8 +307,8 @@ func TestPublishRecords(t *testing.T) {
 	e := bareEngine(t, "a", "--block-hash", "vllm")
 	complete(t, e, "before anybody listens")
 	file := filepath.Join(t.TempDir(), "frames.jsonl")
-	p := process(t, "publish", "publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", bus.URL(), "--record", file)
-	d := &demonstration{demo.Stack{Router: process(t, "kvroute", "serve", "--nats-url", bus.URL(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}}
+	p := spawn(t, "publish", "publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", bus.URL(), "--record", file)
+	d := &demonstration{demo.Stack{Router: spawn(t, "kvroute", "serve", "--nats-url", bus.URL(), "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")}}
 	complete(t, e, "while it is recorded")
 	knows(t, d, 5, e)
 	p.Stop()
@@ -376,7 +377,7 @@ func TestTwoRecordersOfOneMachine(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		e := bareEngine(t, name)
 		file := filepath.Join(t.TempDir(), "frames.jsonl")
-		p := process(t, "publish", "publish", "--name", name, "--engine-address", e.At.HTTP, "--nats-url", "", "--bind-events", "tcp://127.0.0.1:0", "--record", file)
+		p := spawn(t, "publish", "publish", "--name", name, "--engine-address", e.At.HTTP, "--nats-url", "", "--bind-events", "tcp://127.0.0.1:0", "--record", file)
 		if strings.HasSuffix(p.At.Queries, fmt.Sprint(":", engines.QueryPort)) {
 			t.Errorf("%s asks for the port at %s", name, p.At.Queries)
 		}
@@ -396,7 +397,7 @@ func TestPublishWithoutNATS(t *testing.T) {
 		"publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", "",
 		"--bind-events", "tcp://127.0.0.1:0", "--bind-queries", "tcp://127.0.0.1:0", "--http-address", "127.0.0.1:0",
 	}
-	p := process(t, "publish", beside...)
+	p := spawn(t, "publish", beside...)
 	complete(t, e, "before anybody listens")
 	config := func() string {
 		return writeFile(t, fmt.Sprintf("version: 1\nworkers:\n- {name: a, address: %q, models: [sim], block_size: 16, events: {transport: zmq, endpoint: %q, replay: %q, local_indexer: true}}\n",
@@ -405,7 +406,7 @@ func TestPublishWithoutNATS(t *testing.T) {
 	dir := t.TempDir()
 	d := &demonstration{}
 	serve := func(file string) {
-		d.Router = process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+		d.Router = spawn(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
 			"--nats-listen", "127.0.0.1:0", "--state-dir", dir, "--state-interval", "50ms")
 	}
 	file := config()
@@ -441,7 +442,7 @@ func TestPublishWithoutNATS(t *testing.T) {
 		t.Fatal(body)
 	}
 	complete(t, e, "after the restart")
-	process(t, "publish", beside...)
+	spawn(t, "publish", beside...)
 	knows(t, d, 5, e)
 	complete(t, e, "heard again")
 	knows(t, d, 10, e)
@@ -455,7 +456,7 @@ func TestARestartAsksEnginesForRangesOnly(t *testing.T) {
 	dir := t.TempDir()
 	d := &demonstration{}
 	serve := func() {
-		d.Router = process(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
+		d.Router = spawn(t, "kvroute", "serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0",
 			"--nats-listen", "127.0.0.1:0", "--state-dir", dir, "--state-interval", "50ms")
 	}
 	replayed := func() int { return d.counter(t, "kvroute_source_batches_total", `outcome="replayed"`) }
@@ -505,7 +506,7 @@ func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := bareEngine(t, "a", "--speed", "0.05", "--num-gpu-blocks", "500")
-	process(t, "publish", "publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", bus.URL())
+	spawn(t, "publish", "publish", "--name", "a", "--engine-address", e.At.HTTP, "--nats-url", bus.URL())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	body := fmt.Sprintf(`{"model":"sim","max_tokens":4000,"stream":true,"prompt":%q}`, strings.Repeat("a long one ", 100))
@@ -514,7 +515,7 @@ func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	for deadline := time.Now().Add(demo.Patience); ; {
+	for deadline := time.Now().Add(process.Patience); ; {
 		m, err := beats.NextMsg(time.Until(deadline))
 		if err != nil {
 			t.Fatalf("no heartbeat says that a request is running: %v", err)
@@ -527,7 +528,7 @@ func TestHeartbeatsCarryTheEnginesLoad(t *testing.T) {
 			break
 		}
 	}
-	m, err := used.NextMsg(demo.Patience)
+	m, err := used.NextMsg(process.Patience)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,15 +13,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/kvroute/kvroute/internal/process"
 )
@@ -147,16 +144,7 @@ func (p *Proc) listener(ctx context.Context) error {
 }
 
 func (p *Proc) get(ctx context.Context, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.admin+path, nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
+	body, err := process.Get(ctx, p.admin+path)
 	return string(body), err
 }
 
@@ -170,7 +158,7 @@ func (p *Proc) AdminURL() string { return p.admin }
 func (p *Proc) Pid() int { return p.process.Pid() }
 
 // Done is closed when it has ended.
-func (p *Proc) Done() <-chan struct{} { return p.process.Done() }
+func (p *Proc) Done() <-chan struct{} { return p.process.Done }
 
 // Stat returns one of its counters or gauges; one that does not exist is 0.
 func (p *Proc) Stat(ctx context.Context, name string) (int64, error) {
@@ -207,6 +195,3 @@ func (p *Proc) Stop() error {
 	p.process.Stop()
 	return os.RemoveAll(p.dir)
 }
-
-// OwnGroup is [process.OwnGroup].
-func OwnGroup() *syscall.SysProcAttr { return process.OwnGroup() }

@@ -10,7 +10,6 @@ package process
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -22,51 +21,17 @@ import (
 	"time"
 )
 
-// Patience is far above the time that anything but an engine's start takes on a busy
-// machine.
-const Patience = 60 * time.Second
-
-// Addresses are the contents of a ready file.
-type Addresses struct {
-	Extproc string `json:"extproc"`
-	HTTP    string `json:"http"`
-	NATS    string `json:"nats"`
-}
-
-// StartReady starts a program that has the flag --ready-file, and waits for its addresses.
-// The folder dir gets its log and the ready file.
-func StartReady(ctx context.Context, dir, name, program string, args ...string) (*Process, Addresses, error) {
-	var at Addresses
-	ready := filepath.Join(dir, name+".ready")
-	if err := os.Remove(ready); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, at, err
-	}
-	p, err := Start(dir, name, exec.Command(program, append(args, "--ready-file", ready)...))
-	if err != nil {
-		return nil, at, err
-	}
-	if err := p.Await(ctx, Patience, "its addresses", func(context.Context) bool {
-		data, err := os.ReadFile(ready)
-		return err == nil && json.Unmarshal(data, &at) == nil
-	}); err != nil {
-		p.Kill()
-		return nil, at, err
-	}
-	return p, at, nil
-}
-
 // Process is a program that was started.
 type Process struct {
-	Log string // path
-
-	name string
-	cmd  *exec.Cmd
-	done chan struct{} // closed when the program has ended
+	Name string
+	Log  string // path
+	Cmd  *exec.Cmd
+	Done chan struct{} // closed when the program has ended
 }
 
 // Start starts a program. Its output is appended to NAME.log in the folder dir.
 func Start(dir, name string, cmd *exec.Cmd) (*Process, error) {
-	p := &Process{Log: filepath.Join(dir, name+".log"), name: name, cmd: cmd, done: make(chan struct{})}
+	p := &Process{Name: name, Log: filepath.Join(dir, name+".log"), Cmd: cmd, Done: make(chan struct{})}
 	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
@@ -80,32 +45,29 @@ func Start(dir, name string, cmd *exec.Cmd) (*Process, error) {
 	}
 	go func() {
 		_ = cmd.Wait() // how it ended is in its log
-		close(p.done)
+		close(p.Done)
 	}()
 	return p, nil
 }
 
 // Pid is the program's process number.
-func (p *Process) Pid() int { return p.cmd.Process.Pid }
-
-// Done is closed when the program has ended.
-func (p *Process) Done() <-chan struct{} { return p.done }
+func (p *Process) Pid() int { return p.Cmd.Process.Pid }
 
 // Err is nil if the program has ended with status 0.
 func (p *Process) Err() error {
-	<-p.done
-	if p.cmd.ProcessState.Success() {
+	<-p.Done
+	if p.Cmd.ProcessState.Success() {
 		return nil
 	}
-	return fmt.Errorf("%s: %v\n%s", p.name, p.cmd.ProcessState, p.LastLines())
+	return fmt.Errorf("%s: %v\n%s", p.Name, p.Cmd.ProcessState, p.LastLines())
 }
 
-// Stop ends the program and what it started, by force after ten seconds.
+// Stop ends the program and what it started, by force after 15 seconds.
 func (p *Process) Stop() {
 	p.signal(syscall.SIGTERM)
 	select {
-	case <-p.done:
-	case <-time.After(10 * time.Second):
+	case <-p.Done:
+	case <-time.After(15 * time.Second):
 	}
 	p.Kill()
 }
@@ -113,7 +75,7 @@ func (p *Process) Stop() {
 // Kill ends the program and what it started at once.
 func (p *Process) Kill() {
 	p.signal(syscall.SIGKILL)
-	<-p.done
+	<-p.Done
 }
 
 func (p *Process) signal(s syscall.Signal) { _ = syscall.Kill(-p.Pid(), s) } // it may have ended
@@ -125,14 +87,14 @@ func (p *Process) LastLines() string {
 		return ""
 	}
 	lines := bytes.SplitAfter(data, []byte("\n"))
-	return string(bytes.Join(lines[max(0, len(lines)-12):], nil))
+	return string(bytes.Join(lines[max(0, len(lines)-15):], nil))
 }
 
 // Await waits until ok returns true. It fails if the program ends or the limit passes.
 func (p *Process) Await(ctx context.Context, limit time.Duration, what string, ok func(context.Context) bool) error {
 	ended := func() bool {
 		select {
-		case <-p.done:
+		case <-p.Done:
 			return true
 		default:
 			return false
@@ -143,7 +105,7 @@ func (p *Process) Await(ctx context.Context, limit time.Duration, what string, o
 		err = errors.New("it ended")
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w\n%s", p.name, err, p.LastLines())
+		return fmt.Errorf("%s: %w\n%s", p.Name, err, p.LastLines())
 	}
 	return nil
 }
