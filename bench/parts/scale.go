@@ -90,8 +90,8 @@ func (f *scaleFleet) free(id string) {
 	}
 }
 
-// tell brings the upper tier all that a group does and has cached. What is missing in its
-// caches is made up: half of the filter's bits are set anyway, as they are when it is full.
+// tell gives the upper tier the load and the filter of a group. Half of the filter's bits
+// are set at random, as in the filter of full caches.
 func (f *scaleFleet) tell(g int, rng *rand.Rand) error {
 	all := f.groups[g].Summarize("m")
 	if len(all) != 1 {
@@ -118,7 +118,7 @@ func (f *scaleFleet) tell(g int, rng *rand.Rand) error {
 	return nil
 }
 
-// update tells load and what is new, of a group after the other, each four times a
+// update gives the upper tier the load and the new checkpoints of each group, four times a
 // second, until done.
 func (f *scaleFleet) update(done <-chan struct{}) {
 	tick := time.NewTicker(time.Second / 4 / scaleGroups)
@@ -203,7 +203,7 @@ func Scale(traces string) (out []bench.Figure, err error) {
 }
 
 // decideAtScale returns the times of the upper tier's decisions, by round, while the groups
-// tell of themselves. All groups have the first blocks of the prompts, as many as are common.
+// send summaries. All groups have cached the first common blocks of the prompts.
 func decideAtScale(prompts []router.Blocks, common int, predict time.Duration) (rounds [][]decided, err error) {
 	f, err := newScaleFleet(predict)
 	if err != nil {

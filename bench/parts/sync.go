@@ -72,8 +72,8 @@ func (b *Bench) Sync(command []string) (out []bench.Figure, err error) {
 	return b.run(shapes)
 }
 
-// tellTime returns the CPU time of some seconds of requests of so many blocks at replicas, and
-// that of the bus.
+// tellTime returns the CPU time of replicas during some seconds of requests with so many
+// blocks each, and that of the bus.
 func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict time.Duration) (own, server time.Duration, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -108,7 +108,7 @@ func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict tim
 			return 0, 0, err
 		}
 	}
-	// The first ones find out about each other and make room.
+	// The first requests let the replicas find each other and allocate.
 	n := rate * costSeconds
 	if err := l.tellAll(routers, rate, 0, n/8, size, synced); err != nil {
 		return 0, 0, err
@@ -128,8 +128,8 @@ func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict tim
 	return own, server - served, nil
 }
 
-// tellAll sends requests of so many blocks at an even rate to the replicas in turn, and ends each one
-// after another 32.
+// tellAll sends requests with so many blocks each to the replicas in turn, at an even rate.
+// A request ends after 32 more have begun.
 func (l *lab) tellAll(routers []*router.Router, rate, first, n, size int, synced bool) error {
 	const behind = 32
 	start := time.Now()

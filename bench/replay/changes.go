@@ -41,8 +41,8 @@ func (s *sim) publishRemoved(w int) {
 	s.publish(w, indexer.Event{Kind: indexer.Removed, Externals: s.externals})
 }
 
-// publish sends an event of a worker to the routers. All workers of an oracle hold
-// what one of them holds.
+// publish sends an event of a worker to the routers. With an oracle the event is one of
+// all workers, since they share a cache.
 func (s *sim) publish(w int, ev indexer.Event) {
 	if s.EventDelay > 0 {
 		ev.Blocks, ev.Externals = slices.Clone(ev.Blocks), slices.Clone(ev.Externals)
@@ -82,7 +82,7 @@ func (s *sim) deliver(w int32, ev *indexer.Event) {
 	}
 }
 
-// free ends a request at the routers that decided.
+// free ends a request at the routers that chose its group and its worker.
 func (s *sim) free(req int32) {
 	if s.replica[req] >= 0 {
 		s.routers[s.replica[req]].router.Free(s.ids[req])
@@ -92,7 +92,7 @@ func (s *sim) free(req int32) {
 	}
 }
 
-// tell takes what a replica tells the others of its requests.
+// tell sends a change of a replica's requests to the other replicas.
 func (s *sim) tell(from int, c router.Change) {
 	lost := s.now >= s.SyncLost.Nanoseconds() && s.now < (s.SyncLost+s.SyncLostFor).Nanoseconds()
 	if s.SyncDelay < 0 || lost {
@@ -104,7 +104,7 @@ func (s *sim) tell(from int, c router.Change) {
 	s.queue.push(s.now+s.SyncDelay.Nanoseconds(), message, 0, uint32(len(s.messages)-1))
 }
 
-// receive brings a message to the other replicas.
+// receive applies a change at the other replicas.
 func (s *sim) receive(m *syncMessage) {
 	for i, r := range s.routers {
 		if i != m.from {

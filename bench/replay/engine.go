@@ -10,17 +10,21 @@ import (
 
 // engine is a simulated worker with continuous batching and chunked prefill. Time
 // moves in steps; a step computes one token for each decoding request and as much
-// of the prompts, first come first served, as its budget leaves. What happens to
-// requests is told at the ends of steps.
+// of the prompts, first come first served, as its budget leaves. Requests change their
+// state at the ends of steps.
 //
-// Steps without prefill only grow by a known amount each, so a run of them up to
-// the next end of a request is one event; an arrival cuts it short at the end of
-// the step in which it came.
+// Each step without prefill takes longer than the one before by a known time, so all
+// steps up to the next end of a request are one event. A request that arrives cuts them
+// at the end of the current step.
+//
+// Package enginesim has another engine with the same timing. It serves HTTP on the real
+// clock, step by step, with tokens and block hashes of real engines. This one plays
+// 100,000 requests a second on numbered blocks; neither can do the other's work.
 //
 // # Invariants
 //
 //   - A request is in exactly one of waiting, prefills and decodes.
-//   - version changes with each planned end; the event of an older plan is void.
+//   - version changes with each planned end; an event with an older version is ignored.
 //   - held is the sum over the decoding requests of prompt and output so far.
 type engine struct {
 	model scorer.Engine
@@ -29,7 +33,7 @@ type engine struct {
 	cache *cache
 	reqs  []Request
 	role  role
-	begun []int64 // by request: ns when its prompt was begun, if it was
+	begun []int64 // by request: when its prefill began, in ns; -1 = not yet
 
 	waiting  []int32
 	head     int // of waiting
@@ -99,7 +103,7 @@ func (e *engine) admit(cached []int32) {
 	}
 }
 
-// decode lets a request whose prompt is computed make the rest of its output.
+// decode begins the rest of the output of a request whose prompt is computed.
 func (e *engine) decode(n int32) {
 	r := &e.reqs[n]
 	e.held += int64(r.Input) + 1
@@ -114,8 +118,8 @@ func (e *engine) reserve(r *Request) int {
 	return max(0, (r.Input+r.Output+e.block-1)/e.block-len(r.Blocks))
 }
 
-// plan works out when the next thing happens, from now on. It returns false if
-// there is nothing to do.
+// plan sets the end of the next step, or steps. It returns false if the engine has no
+// requests.
 func (e *engine) plan(now int64) bool {
 	e.version++
 	n := len(e.decodes)
@@ -126,7 +130,7 @@ func (e *engine) plan(now int64) bool {
 	e.start, e.count, e.mixed = now, 1, len(e.prefills) > 0
 	if !e.mixed {
 		if e.count = e.decodes[0].at - e.steps; e.single || e.shared && e.head < len(e.waiting) {
-			// Other engines may make room in a shared cache at any time.
+			// Another engine may free blocks of a shared cache at any time.
 			e.count = 1
 		}
 		e.end = now + e.duration(e.count)
@@ -164,8 +168,8 @@ func (e *engine) duration(k int64) int64 {
 	return e.ns(float64(k)*step + growth*float64(k)*float64(k-1)/2)
 }
 
-// cut shortens a run of steps to those that have begun at the moment. It returns
-// whether that changed the plan.
+// cut ends the planned steps with the current one. It returns whether that changed the
+// plan.
 func (e *engine) cut(now int64) bool {
 	if e.mixed || e.count == 1 || now >= e.end {
 		return false
@@ -234,8 +238,8 @@ func (e *engine) release(t *sim, w int, req int32) {
 	t.ended(w, req)
 }
 
-// reset loses everything and returns the requests that were there. A shared cache
-// stays.
+// reset empties the engine and returns the requests that it had. A shared cache keeps
+// its blocks.
 func (e *engine) reset(shared bool, distinct int) (lost []int32) {
 	var running []int32
 	for _, p := range e.prefills {

@@ -22,71 +22,66 @@ type Scenario struct {
 	// Speedup divides the times at which requests of an open loop are due.
 	// Default 1.
 	Speedup float64
-	// Jitter moves each request of an open loop later by up to this much, by the
-	// seed, but never past the next one: how far results hang on nothing at all.
-	// Default 0.
+	// Jitter is the most by which a request of an open loop comes later, by the seed; no
+	// request passes the next one. It shows how far results depend on chance. Default 0.
 	Jitter time.Duration
 
 	Workers  int           // default 8
 	Engine   scorer.Engine // of each worker; default [scorer.Dense32B]
-	KVBlocks int           // blocks of the trace's size that a worker's cache has; default 2,000
-	// Speeds divide the times of the engine, worker by worker; those without
-	// one have 1.
+	KVBlocks int           // capacity of a worker's cache, in blocks of the trace; default 2,000
+	// Speeds divide the times of the engine, worker by worker. The default of each is 1.
 	Speeds []float64
 
-	// Replicas is the number of router replicas that requests are spread over
-	// at random. Each hears of its own requests at once, and of the others' after
-	// SyncDelay, or, if that is negative, never: what a router tells of its requests
-	// is what it tells in production. Default 1.
+	// Replicas is the number of router replicas; each request goes to a random one. A
+	// replica knows its own requests at once and those of the others after SyncDelay, or
+	// never if that is negative. What replicas exchange is what a router exchanges in
+	// production. Default 1.
 	Replicas  int
 	SyncDelay time.Duration
-	// SyncLost is when replicas stop to hear of each other, for SyncLostFor:
-	// messages of that time are lost for good. What they would have ended, ends
-	// when the router gives it up, so they do not heal as those of package fleet do.
-	// SyncLostFor 0 = they always hear.
+	// SyncLost is when the replicas begin to lose all messages, for SyncLostFor. A request
+	// whose end was lost ends when the router gives it up: the replicas here do not repair
+	// their lists as those of package replicas do. SyncLostFor 0 loses nothing.
 	SyncLost, SyncLostFor time.Duration
-	// Groups parts the workers, in order, into router groups, each with a router of its
-	// own, below an upper tier: a router that knows of each group what the group tells
-	// every SummaryAge, by default 1 s, as in production: its load, and a filter of
-	// each Stride-th block that it has cached. Default of Stride is 1, as blocks of
-	// traces are larger than those of engines; of Groups 1, which is none. Not with
-	// Replicas.
+	// Groups divides the workers, in order, into router groups. Each group has its own
+	// router. Above them is a router that every SummaryAge (default 1 s) gets the load of
+	// each group and a filter of each Stride-th block in its caches, as in production. The
+	// default of Stride is 1, since blocks of traces are larger than those of engines.
+	// Default 1, which is no groups. Not with Replicas.
 	Groups     int
 	SummaryAge time.Duration
 	Stride     int
 
 	EventDelay time.Duration // of the workers' cache events
-	// EventLoss is the share of cache events lost on the way to a replica. The
-	// next one of the worker makes its blocks forgotten, as a gap does.
+	// EventLoss is the share of cache events that a replica does not get. The worker's next
+	// event makes the replica forget the worker's blocks, as a gap does.
 	EventLoss float64
 
-	// Predict is how long the routers believe that a worker will have cached a
-	// prompt that they sent it; 0 = not at all.
+	// Predict is how long the routers expect a prompt in the cache of the worker that they
+	// sent it to, before its events arrive; 0 = not at all.
 	Predict time.Duration
-	// Approximate says that workers publish no events: the routers guess what they
-	// have cached, from what they were sent and how large their caches are.
+	// Approximate: the workers publish no events. The routers guess what workers have
+	// cached, from the requests that they sent and the capacities of the caches.
 	Approximate bool
 
-	// PrefillWorkers is how many of the workers, the first ones, compute prompts
-	// only; the others get the KV cache of these at Transfer tokens a second and
-	// make the output. 0 = each worker does both. Not with Replicas, Groups,
-	// Changes, ColdStart or an oracle.
+	// PrefillWorkers is how many workers, the first ones, compute prompts only. The others
+	// get the KV cache at Transfer tokens a second and make the output. 0 = each worker
+	// does both. Not with Replicas, Groups, Changes, ColdStart or an oracle.
 	PrefillWorkers int
 	// Transfer is by default 190,000: 50 GB/s of a cache with 262 kB a token.
 	Transfer float64
 
-	// ForeignShare is the share of requests, 0 to below 1, that reach workers past the
-	// routers: those of a session all or none, each at a random one of the first
-	// ForeignWorkers workers (default half of them: other clients know some workers alone).
-	// Engines report their load every ReportEvery, by default 2.5 s, unless the rule ignores it. Not with Groups, PrefillWorkers, Changes or
-	// ColdStart.
+	// ForeignShare is the share of requests, 0 to below 1, that reach workers without a
+	// router. All requests of a session do, or none. Each goes to a random one of the first
+	// ForeignWorkers workers (default half: other clients know some workers only). Engines
+	// report their load every ReportEvery, by default 2.5 s, unless the rule ignores it.
+	// Not with Groups, PrefillWorkers, Changes or ColdStart.
 	ForeignShare   float64
 	ForeignWorkers int
 	ReportEvery    time.Duration
 
 	Changes []Change // of the workers
-	// ColdStart is when the routers are replaced by new ones that know no block
-	// and no request; 0 = never.
+	// ColdStart is when new routers without any blocks and requests replace the routers;
+	// 0 = never.
 	ColdStart time.Duration
 
 	Seed uint64
@@ -95,26 +90,26 @@ type Scenario struct {
 	// of [Result.Timing] depend on it.
 	Timing bool
 
-	everyStep bool                               // tests: no runs of steps
-	decided   func(req int32, d router.Decision) // tests: told of each decision
+	everyStep bool                               // tests: plan each step alone
+	decided   func(req int32, d router.Decision) // tests: called with each decision
 }
 
-// Change is something that happens to a worker. What a worker was computing when
-// it went is asked for again, at once.
+// Change is something that happens to a worker. The requests that were on a worker that
+// leaves or restarts are routed again at once.
 type Change struct {
 	At     time.Duration
-	Worker int // from 0; one whose first change is Join is not there before
+	Worker int // from 0; a worker whose first change is Join is absent before
 	Kind   ChangeKind
 }
 
-// ChangeKind says what happens to a worker.
+// ChangeKind is what happens to a worker.
 type ChangeKind string
 
 // The changes of a worker.
 const (
 	Join    ChangeKind = "join"
 	Leave   ChangeKind = "leave"
-	Restart ChangeKind = "restart" // comes back empty, at once
+	Restart ChangeKind = "restart" // with an empty cache, at once
 )
 
 const (

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replay plays a workload against simulated engines, on a virtual clock,
-// and has the product's own router choose among them: package router with its
-// index, slots and cost rules, told of cached blocks, first tokens and ends as in
-// production, only late or not at all where the scenario says so.
+// Package replay plays a workload against simulated engines on a virtual clock. The
+// product's own router chooses the engines: package router with its index, slots and cost
+// rules. It gets cache events, first tokens and ends of requests as in production, or
+// later, or never, as the scenario says.
 //
 // The same scenario gives the same result, bit for bit. A [Trace] may be read by
 // any number of simulations at a time; one simulation uses one goroutine.
@@ -43,7 +43,7 @@ type sim struct {
 	jitter  *rand.Rand
 	foreign *rand.Rand
 
-	// What became of each request.
+	// The state of each request, by its index.
 	ids      []string
 	user     []int32 // closed loop
 	next     []int32 // of each user: index in its requests
@@ -74,10 +74,10 @@ type sim struct {
 	decisions []time.Duration
 }
 
-// replica is one router with what the simulation knows of it.
+// replica is one router of the simulation.
 type replica struct {
 	router  *router.Router
-	workers []int  // that it routes to
+	workers []int  // candidates of the router
 	broken  []bool // by worker: an event was lost since the last one
 }
 
@@ -94,7 +94,7 @@ type syncMessage struct {
 
 const model = "model"
 
-// tickEvery is how often routers look for what nobody ended.
+// tickEvery is how often routers look for requests without an end.
 const tickEvery = 15 * time.Second
 
 // Run simulates a scenario to its end, or until ctx ends.
@@ -157,7 +157,7 @@ func (s *sim) build() {
 	}
 }
 
-// newRouters replaces the routers by ones that know the workers only.
+// newRouters replaces the routers by new ones that know only the workers.
 func (s *sim) newRouters() error {
 	s.routers = nil
 	for i := range max(s.Replicas, s.Groups) {
@@ -199,7 +199,7 @@ func (s *sim) newRouters() error {
 	})
 }
 
-// start makes a replica's router and tells it of the workers that are there.
+// start makes a replica's router and registers the workers that are present.
 func (s *sim) start(rep *replica, conf router.Config) (err error) {
 	if rep.router, err = router.New(conf); err != nil {
 		return fmt.Errorf("replay: %w", err)
@@ -214,8 +214,8 @@ func (s *sim) start(rep *replica, conf router.Config) (err error) {
 	return nil
 }
 
-// decodeSettings choose by load alone: what such a worker has cached is of no use,
-// and prompts arrive computed.
+// decodeSettings choose by load alone: prompts arrive computed, so a decoding worker does
+// not use its cache.
 func decodeSettings(s scorer.Settings) scorer.Settings {
 	s.AssumeKVReuse, s.TrackPrefill = false, false
 	s.OverlapWeight, s.OverlapCredit = 0, 0
@@ -225,8 +225,8 @@ func decodeSettings(s scorer.Settings) scorer.Settings {
 	return s
 }
 
-// id is the name of a worker. It depends on the seed, as where a prompt hashes to
-// is chance.
+// id identifies a worker. It depends on the seed, so that no rule depends on one set of
+// ids.
 func (s *sim) id(w int) uint64 { return s.Seed<<20 + uint64(w) + 1 }
 
 func (s *sim) info(w int) router.WorkerInfo {
@@ -238,7 +238,7 @@ func (s *sim) info(w int) router.WorkerInfo {
 	}
 }
 
-// begin plans what is known beforehand.
+// begin plans the events that are known before the first request.
 func (s *sim) begin() {
 	for i, c := range s.Changes {
 		s.queue.push(c.At.Nanoseconds(), change, int32(i), 0)
@@ -310,7 +310,7 @@ func (s *sim) loop() error {
 		case stepEnd:
 			s.stepped(int(e.a), e.b)
 		case kvEvent:
-			// Nobody listens to what a worker said in an earlier life.
+			// Ignore an event of the worker before its restart.
 			if l := &s.late[e.b]; s.started[l.worker] == l.life {
 				s.deliver(l.worker, &l.event)
 			}
@@ -344,7 +344,7 @@ func (s *sim) loop() error {
 	return nil
 }
 
-// arrived takes in a request for the first time.
+// arrived routes a request, or sends it to a worker if it is foreign.
 func (s *sim) arrived(req int32) error {
 	s.due[req] = s.now
 	if s.user == nil {
@@ -364,7 +364,7 @@ func (s *sim) arrived(req int32) error {
 	return s.route(req)
 }
 
-// isForeign says whether a request reaches its worker past the routers.
+// isForeign reports whether a request reaches its worker without a router.
 func (s *sim) isForeign(req int32) bool {
 	if s.ForeignShare == 0 {
 		return false
@@ -384,7 +384,7 @@ func (s *sim) reportLoad(w int) {
 	}
 }
 
-// route has a router choose a worker for a request, and sends it there.
+// route makes a router choose a worker for a request, and sends the request there.
 func (s *sim) route(req int32) error {
 	s.hash(req)
 	if s.upper != nil {
@@ -436,7 +436,7 @@ func (s *sim) hash(req int32) {
 	}
 }
 
-// question is what a router is asked; the hashes are those of the last call of hash.
+// question is the router's view of a request. It uses the hashes of the last call of hash.
 func (s *sim) question(req int32) router.Request {
 	return router.Request{
 		Model:  model,
@@ -464,7 +464,7 @@ func (s *sim) decide(r *replica, req int32) (router.Decision, error) {
 	return d, nil
 }
 
-// proceed lets an engine take up what waits and plan its next step.
+// proceed admits waiting requests to an engine and plans its next step.
 func (s *sim) proceed(w int) {
 	e := s.engines[w]
 	e.admit(s.cached)
@@ -482,14 +482,14 @@ func (s *sim) stepped(w int, version uint32) {
 	s.proceed(w)
 }
 
-// firstToken is told that the prompt of a request is computed; the first known
-// blocks of it were cached before.
+// firstToken ends the prefill of a request, of whose blocks the first known were cached
+// before.
 func (s *sim) firstToken(w int, req int32, known int) {
 	s.first[req] = s.now
 	if s.first[req] == 0 {
 		s.first[req] = 1
 	}
-	// What must go for it goes first: no cache ever holds more than it can.
+	// Removals come first, so that no cache ever holds more than its capacity.
 	s.publishRemoved(w)
 	s.publishStored(w, req, known)
 	if s.replica[req] >= 0 {
@@ -500,7 +500,7 @@ func (s *sim) firstToken(w int, req int32, known int) {
 	}
 }
 
-// ended is told that a request is over on a worker.
+// ended ends a request on a worker.
 func (s *sim) ended(w int, req int32) {
 	s.publishRemoved(w)
 	switch s.engines[w].role {
