@@ -103,7 +103,7 @@ func toFloat(v Value) float64 {
 }
 
 func floats(op string, x, y float64) Value {
-	if y == 0 && (op == "/" || op == "//" || op == "%") || op == "**" && x == 0 && y < 0 {
+	if y == 0 && (op == "/" || op == "//" || op == "%") {
 		panic(errorf(ZeroDivision, "division by zero"))
 	}
 	switch op {
@@ -117,15 +117,6 @@ func floats(op string, x, y float64) Value {
 		return Float(x / y)
 	case "//":
 		return Float(math.Floor(x / y))
-	case "**":
-		z := math.Pow(x, y)
-		switch {
-		case math.IsNaN(z) && x < 0 && !math.IsNaN(y):
-			panic(errorf(Unsupported, "complex numbers"))
-		case math.IsInf(z, 0) && !math.IsInf(x, 0) && !math.IsInf(y, 0):
-			panic(errorf(OverflowError, "(34, 'Numerical result out of range')"))
-		}
-		return Float(z)
 	}
 	m := math.Mod(x, y)
 	if m != 0 && (m < 0) != (y < 0) {
@@ -155,8 +146,7 @@ func (r *renderer) integers(op string, a, b Value) Value {
 		}
 	}
 	x, y, z := a.toBig(), b.toBig(), new(big.Int)
-	tooLarge := op == "**" && y.Sign() > 0 && x.BitLen() > 1 && (!y.IsInt64() || y.Int64() > int64(maxBits/x.BitLen()))
-	if tooLarge || x.BitLen()+y.BitLen() > maxBits {
+	if x.BitLen()+y.BitLen() > maxBits {
 		panic(errorf(LimitError, "an integer of more than %d bits", maxBits))
 	}
 	r.made(maxBits / 8)
@@ -167,11 +157,6 @@ func (r *renderer) integers(op string, a, b Value) Value {
 		return bigInt(z.Sub(x, y))
 	case "*":
 		return bigInt(z.Mul(x, y))
-	case "**":
-		if y.Sign() < 0 {
-			return floats(op, toFloat(a), toFloat(b))
-		}
-		return bigInt(z.Exp(x, y, nil))
 	}
 	if y.Sign() == 0 {
 		panic(errorf(ZeroDivision, "division by zero"))

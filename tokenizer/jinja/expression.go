@@ -103,13 +103,17 @@ func (p *parser) comparison() *node {
 // levels are the binary operators, from low to high precedence.
 //
 //nolint:gochecknoglobals // a table
-var levels = [][]string{{"+", "-"}, {"~"}, {"*", "/", "//", "%"}, {"**"}}
+var levels = [][]string{{"+", "-"}, {"~"}, {"*", "/", "//", "%"}}
 
 // binary parses chains of the operators of a level. The operands of + and ~ are joined
 // in one node: a long text is written without being added two by two.
 func (p *parser) binary(level int) *node {
 	if level == len(levels) {
-		return p.unary(true)
+		n := p.unary(true)
+		if p.isOp("**") {
+			panic(p.fail(Unsupported, "the operator **"))
+		}
+		return n
 	}
 	n := p.binary(level + 1)
 	for p.isOp(levels[level]...) {

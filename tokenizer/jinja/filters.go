@@ -158,33 +158,31 @@ func (r *renderer) key(v, attribute Value) Value {
 type keyed struct{ key, item Value }
 
 // keys returns the items with what attribute names in them; strings without case,
-// unless caseSensitive is true. A list of attributes gives a tuple.
-func (r *renderer) keys(items []Value, attribute, caseSensitive Value, several bool) []keyed {
+// unless caseSensitive is true.
+func (r *renderer) keys(items []Value, attribute, caseSensitive Value) []keyed {
 	r.listed(3 * len(items))
-	fold := func(v Value) Value {
-		if !v.isString() || caseSensitive.Truth() {
-			return v
-		}
-		r.tick(1 + len(v.str)/stringStep)
-		return String(lower(v.str))
+	if strings.Contains(attribute.str, ",") {
+		panic(errorf(Unsupported, "several attributes to sort by"))
 	}
 	out := make([]keyed, len(items))
 	for i, it := range items {
-		if !several || !attribute.isString() {
-			out[i] = keyed{fold(r.key(it, attribute)), it}
-			continue
+		k := r.key(it, attribute)
+		if k.isString() && !caseSensitive.Truth() {
+			r.tick(1 + len(k.str)/stringStep)
+			k = String(lower(k.str))
 		}
-		var all []Value
-		for name := range strings.SplitSeq(attribute.str, ",") {
-			all = append(all, fold(r.key(it, String(name))))
-		}
-		out[i] = keyed{tuple(all...), it}
+		out[i] = keyed{k, it}
 	}
 	return out
 }
 
 func sorted(r *renderer, v Value, a args) Value {
-	all := r.keys(r.iterate(v), a.values[2], a.values[1], true)
+	all := r.keys(r.iterate(v), a.values[2], a.values[1])
+	for i := range all {
+		if _, given := a.given(2); given {
+			all[i].key = tuple(all[i].key) // as in Jinja2: undefined ones are equal there
+		}
+	}
 	return r.inOrder(all, a.values[0].Truth())
 }
 
@@ -201,7 +199,7 @@ func dictSorted(r *renderer, v Value, a args) Value {
 	default:
 		panic(errorf(FilterError, `You can only sort by either "key" or "value"`))
 	}
-	return r.inOrder(r.keys(r.pairs(d), Int(int64(pick)), a.values[0], false), a.values[2].Truth())
+	return r.inOrder(r.keys(r.pairs(d), Int(int64(pick)), a.values[0]), a.values[2].Truth())
 }
 
 // inOrder returns the items sorted by their keys.
@@ -221,7 +219,7 @@ func (r *renderer) inOrder(all []keyed, reverse bool) Value {
 
 func unique(r *renderer, items []Value, a args) (out []Value) {
 	seen := &Dict{}
-	for _, x := range r.keys(items, a.values[1], a.values[0], false) {
+	for _, x := range r.keys(items, a.values[1], a.values[0]) {
 		r.tick(1 + seen.Len()/scanStep)
 		if _, ok := r.lookup(seen, x.key); !ok {
 			seen.add(x.key, None())
@@ -248,9 +246,7 @@ func reversed(r *renderer, v Value, _ args) Value {
 	if v.kind == kindGenerator {
 		return List(items...)
 	}
-	g := r.newGenerator(func() []Value { return items })
-	g.str = "list_reverseiterator"
-	return g
+	return r.newGenerator(func() []Value { return items })
 }
 
 // selecting is select, reject, selectattr and rejectattr.

@@ -28,7 +28,6 @@ func TestLimits(t *testing.T) {
 		{"doubling", "{% set ns = namespace(s='aaaaaaaa') %}{% for a in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", jinja.LimitError},
 		{"doubling a list", "{% set ns = namespace(s=[1]) %}{% for a in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", jinja.LimitError},
 		{"long list", "{{ [1] * 10000000000 }}", jinja.LimitError},
-		{"big power", "{{ 9 ** 999999999 }}", jinja.LimitError},
 		{"powers of powers", "{% set ns = namespace(n=3) %}{% for a in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}", jinja.LimitError},
 		{"padding", "{{ ('{0:99999}' * 100).format(1) }}", jinja.LimitError},
 		{"replacing", "{{ ('a' * 100000).replace('a', 'b' * 100000) }}", jinja.LimitError},
@@ -152,7 +151,7 @@ func TestHostileValues(t *testing.T) {
 		{"{% set s = 'x ' * 5000000 %}\n{{ s.split() | length }}", jinja.LimitError, 2},
 		{"{% set s = 'x ' * 5000000 %}\n{{ s.split(' ') | length }}", jinja.LimitError, 2},
 		{"{% set s = '9' * 4300 %}{% for a in range(99999) %}\n{% set x = s | int %}{% endfor %}", jinja.LimitError, 2},
-		{"{% for a in range(99999) %}\n{% set x = 3 ** 20000 %}{% endfor %}", jinja.LimitError, 2},
+		{"{% set n = ('9' * 4000) | int %}{% for a in range(99999) %}\n{% set x = n * n %}{% endfor %}", jinja.LimitError, 2},
 		{"{% set s = 'x' * 1000000 %}{% for a in range(99999) %}\n{% set x %}{{ s }}{% endset %}{% endfor %}", jinja.LimitError, 2},
 	} {
 		start := time.Now()
@@ -197,7 +196,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [range(a)] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [[1] | map('upper')] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% macro m(x) %}{{ x }}{% endmacro %}{% set ns.l = ns.l + [m] %}{% endfor %}{% endfor %}",
-		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [2 ** 60000 + a] %}{% endfor %}{% endfor %}",
+		"{% set n = ('9' * 4000) | int %}{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [n * n + a] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + ['abc def'.split()] %}{% endfor %}{% endfor %}",
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [{'a': 1}.items()] %}{% endfor %}{% endfor %}",
 		"{% set s = 'a ' * 2000000 %}{{ s.split() }}", "{% set s = 'a' * 8000000 %}{{ s | list | length }}",
@@ -292,14 +291,15 @@ func TestRoundIntegers(t *testing.T) {
 // parsed, of what depends on values once it is reached.
 func TestUnsupported(t *testing.T) {
 	for text, want := range map[string]string{
-		"\n{% if 0 %}{{ x | urlize }}{% endif %}":               "t:2: Unsupported: the filter 'urlize'",
-		"{% for x in [1] recursive %}{% endfor %}":              "t:1: Unsupported: recursive loops",
-		`{{ "\N{BULLET}" }}`:                                    `t:1: Unsupported: the escape \N{…} in a string`,
-		"a\n{{ 'a'.zfill(3) }}":                                 "t:2: Unsupported: the method 'zfill'",
-		"{{ cycler(1, 2) }}":                                    "t:1: Unsupported: the function 'cycler'",
-		"{{ '%(a)s' % {'a': 1} }}":                              "t:1: Unsupported: the format %(a)s",
-		"{{ '{0.a}'.format(1) }}":                               "t:1: Unsupported: the format {0.a}",
-		"{{ strftime_now('%U') }}":                              "t:1: Unsupported: %U in a date format",
+		"\n{% if 0 %}{{ x | urlize }}{% endif %}":  "t:2: Unsupported: the filter 'urlize'",
+		"{% for x in [1] recursive %}{% endfor %}": "t:1: Unsupported: recursive loops",
+		"{{ 2 ** 3 }}":             "t:1: Unsupported: the operator **",
+		`{{ "\N{BULLET}" }}`:       `t:1: Unsupported: the escape \N{…} in a string`,
+		"a\n{{ 'a'.zfill(3) }}":    "t:2: Unsupported: the method 'zfill'",
+		"{{ cycler(1, 2) }}":       "t:1: Unsupported: the function 'cycler'",
+		"{{ '%(a)s' % {'a': 1} }}": "t:1: Unsupported: the format %(a)s",
+		"{{ '{0.a}'.format(1) }}":  "t:1: Unsupported: the format {0.a}",
+		"{{ strftime_now('%U') }}": "t:1: Unsupported: %U in a date format",
 		"{% if 0 %}{{ 'a'.zfill(3) }}{{ cycler() }}{% endif %}": "",
 		"{{ {'zfill': 1}.zfill }}":                              "",
 	} {
