@@ -63,8 +63,7 @@ const (
 	bucketSources   = "v1/event_sources"
 )
 
-// DynamoTable is what Dynamo's processes say of themselves in their store: the records of
-// 0.8, 1.3 and 1.6. It belongs to one goroutine at a time. The zero value is empty and
+// DynamoTable has the records of Dynamo's processes, in the form of Dynamo 1.6. It belongs to one goroutine at a time. The zero value is empty and
 // ready.
 //
 // A worker is one that a model card names; what else is there of it (its endpoint, the
@@ -86,14 +85,8 @@ type DynamoView struct {
 	LeftOut []error
 }
 
-// dynamoScope is where something belongs. Component and Endpoint may be empty.
-type dynamoScope struct{ namespace, component, endpoint string }
-
-func (s dynamoScope) group() string { return s.namespace + "/" + s.component }
-
 type dynamoTransport struct {
-	TCP  string `json:"tcp"`
-	NATS string `json:"nats_tcp"`
+	TCP string `json:"tcp"`
 }
 
 // dynamoInstance is an endpoint of a process.
@@ -103,13 +96,6 @@ type dynamoInstance struct {
 	Endpoint  string          `json:"endpoint"`
 	ID        uint64          `json:"instance_id"`
 	Transport dynamoTransport `json:"transport"`
-	Codec     string          `json:"request_plane_codec"`
-}
-
-// indexer is how an instance that is a local indexer is asked. Records without a codec are
-// of versions that read JSON.
-func (i *dynamoInstance) indexer(publisher uint64) engines.Indexer {
-	return engines.Indexer{Transport: i.Transport.TCP, Publisher: publisher}
 }
 
 // dynamoModel is a model card of a worker, or of an adapter that it has.
@@ -120,9 +106,9 @@ type dynamoModel struct {
 	ID        uint64  `json:"instance_id"`
 	Suffix    *string `json:"model_suffix"`
 	Card      struct {
-		Name       string  `json:"display_name"`
-		BlockSize  int     `json:"kv_cache_block_size"`
-		WorkerType *string `json:"worker_type"` // nil before 1.3
+		Name       string `json:"display_name"`
+		BlockSize  int    `json:"kv_cache_block_size"`
+		WorkerType string `json:"worker_type"`
 		Runtime    struct {
 			TotalKVBlocks    *int     `json:"total_kv_blocks"`
 			MaxNumSeqs       *int     `json:"max_num_seqs"`
@@ -130,7 +116,7 @@ type dynamoModel struct {
 			DPStart          uint32   `json:"data_parallel_start_rank"`
 			DPSize           uint32   `json:"data_parallel_size"`
 			LocalIndexer     bool     `json:"enable_local_indexer"`
-			Publishes        *bool    `json:"kv_event_publishing_enabled"` // nil before 1.6
+			Publishes        *bool    `json:"kv_event_publishing_enabled"` // nil = true
 			Taints           []string `json:"taints"`
 		} `json:"runtime_config"`
 	} `json:"card_json"`
@@ -143,11 +129,8 @@ func (m *dynamoModel) key() string { return dynamoKey(m.Namespace, m.Component, 
 
 // dynamoChannel is where a publisher is heard.
 type dynamoChannel struct {
-	Scope     *dynamoWireScope `json:"scope"` // nil before 1.4
-	Namespace string           `json:"namespace"`
-	Component string           `json:"component"`
-	Topic     string           `json:"topic"`
-	ID        uint64           `json:"instance_id"`
+	Topic     string `json:"topic"`
+	ID        uint64 `json:"instance_id"`
 	Transport struct {
 		Kind   string `json:"kind"`
 		Config struct {
@@ -155,33 +138,6 @@ type dynamoChannel struct {
 			Prefix   string `json:"subject_prefix"`
 		} `json:"config"`
 	} `json:"transport"`
-}
-
-type dynamoWireScope struct {
-	Kind     string `json:"kind"`
-	Name     string `json:"name"` // of a namespace
-	Endpoint struct {
-		Namespace string `json:"namespace"`
-		Component string `json:"component"`
-		Name      string `json:"name"`
-	} `json:"endpoint"`
-	Component struct {
-		Namespace string `json:"namespace"`
-		Name      string `json:"name"`
-	} `json:"component"`
-}
-
-func (c *dynamoChannel) scope() dynamoScope {
-	switch {
-	case c.Scope == nil:
-		return dynamoScope{namespace: c.Namespace, component: c.Component}
-	case c.Scope.Kind == "endpoint":
-		e := &c.Scope.Endpoint
-		return dynamoScope{e.Namespace, e.Component, e.Name}
-	case c.Scope.Kind == "component":
-		return dynamoScope{namespace: c.Scope.Component.Namespace, component: c.Scope.Component.Name}
-	}
-	return dynamoScope{namespace: c.Scope.Name}
 }
 
 // dynamoSource ties a publisher to a worker's rank.
@@ -277,7 +233,7 @@ func (t *DynamoTable) Delete(key string) {
 // workers and of what else is dialled. The records are not the operator's: what they name
 // must be an address that a worker may register.
 func (t *DynamoTable) View(rules *DynamoRules, networks Networks) DynamoView {
-	v := DynamoView{Plane: engines.Plane{Indexers: make(map[engines.WorkerRank]engines.Indexer), Groups: make(map[uint64]string)}}
+	v := DynamoView{Plane: engines.Plane{Indexers: make(map[engines.WorkerRank]engines.Indexer)}}
 	named := make(map[uint64]uint64) // publishers by worker; 0 for several
 	wanted := make(map[uint64]bool)
 	for _, key := range slices.Sorted(maps.Keys(t.models)) {
@@ -286,7 +242,6 @@ func (t *DynamoTable) View(rules *DynamoRules, networks Networks) DynamoView {
 			continue
 		}
 		wanted[m.ID] = true
-		v.Plane.Groups[m.ID] = m.Namespace + "/" + m.Component
 	}
 	t.viewPlane(&v, networks, wanted, named)
 	hosts, adapters := t.hosts(), t.adapters()
@@ -303,8 +258,7 @@ func (t *DynamoTable) View(rules *DynamoRules, networks Networks) DynamoView {
 		done[m.ID] = true
 		r, err := dynamoRecord(&m, rules, named[m.ID], hosts[m.key()], adapters[m.ID])
 		if err == nil {
-			// One that cannot be reached is none. That of 0.8 is on the bus.
-			r.Events.LocalIndexer = r.Events.LocalIndexer && (indexed[m.ID] || r.Events.Transport == "")
+			r.Events.LocalIndexer = r.Events.LocalIndexer && indexed[m.ID]
 			_, err = r.Info(networks)
 		}
 		if err != nil {
@@ -325,13 +279,8 @@ func (v *DynamoView) forgetOthers() {
 	for i := range v.Workers {
 		kept[v.Workers[i].WorkerID] = true
 	}
-	maps.DeleteFunc(v.Plane.Groups, func(id uint64, _ string) bool { return !kept[id] })
 	maps.DeleteFunc(v.Plane.Indexers, func(r engines.WorkerRank, _ engines.Indexer) bool { return !kept[r.WorkerID] })
-	groups := make(map[string]bool)
-	for _, group := range v.Plane.Groups {
-		groups[group] = true
-	}
-	v.Plane.Channels = slices.DeleteFunc(v.Plane.Channels, func(c engines.Channel) bool { return c.Bound && !kept[c.Worker] || !c.Bound && !groups[c.Group] })
+	v.Plane.Channels = slices.DeleteFunc(v.Plane.Channels, func(c engines.Channel) bool { return !kept[c.Worker] })
 }
 
 // dynamoRecord makes a worker's record of its card.
@@ -344,12 +293,10 @@ func dynamoRecord(m *dynamoModel, rules *DynamoRules, publisher uint64, host str
 		TotalKVBlocks: orZero(run.TotalKVBlocks), MaxNumSeqs: orZero(run.MaxNumSeqs), MaxBatchedTokens: orZero(run.MaxBatchedTokens),
 		Events: Events{Transport: TransportDynamo, LocalIndexer: run.LocalIndexer, PublisherID: publisher},
 	}
-	switch {
-	case m.Card.WorkerType == nil:
-		r.Events.Transport = "" // it speaks on the bus, as its scope says
-	case *m.Card.WorkerType == "prefill":
+	switch m.Card.WorkerType {
+	case "prefill":
 		r.Role = router.Prefill
-	case *m.Card.WorkerType == "decode":
+	case "decode":
 		r.Role = router.Decode
 	}
 	if run.Publishes != nil && !*run.Publishes {
@@ -404,9 +351,6 @@ func dynamoKey(namespace, component, endpoint string, id uint64) string {
 	return strings.Join([]string{namespace, component, endpoint, strconv.FormatUint(id, 16)}, "/")
 }
 
-// queryPrefix begins the endpoint of a local indexer of 1.3, which then says the rank.
-const queryPrefix = "worker_kv_indexer_query_dp"
-
 // viewPlane works out where the events of the workers wanted are, and whose publisher is
 // who.
 func (t *DynamoTable) viewPlane(v *DynamoView, networks Networks, wanted map[uint64]bool, named map[uint64]uint64) {
@@ -430,33 +374,18 @@ func (t *DynamoTable) viewPlane(v *DynamoView, networks Networks, wanted map[uin
 			v.indexer(key, rank, s.Metadata.Target, s.Publisher, networks, refuse)
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(t.instances)) {
-		i := t.instances[key]
-		text, isIndexer := strings.CutPrefix(i.Endpoint, queryPrefix)
-		text, _, _ = strings.Cut(text, "_") // later ones go on with the worker
-		rank, err := strconv.ParseUint(text, 10, 32)
-		if !isIndexer || err != nil || !wanted[i.ID] || i.Transport.TCP == "" {
-			continue
-		}
-		v.indexer(key, engines.WorkerRank{WorkerID: i.ID, DPRank: uint32(rank)}, &i, 0, networks, refuse)
-	}
 	t.viewChannels(v, bound, networks, refuse)
 }
 
 // viewChannels works out where the publishers are heard.
 func (t *DynamoTable) viewChannels(v *DynamoView, bound map[uint64]engines.WorkerRank, networks Networks, refuse func(string, error)) {
-	groups := make(map[string]bool)
-	for _, group := range v.Plane.Groups {
-		groups[group] = true
-	}
 	for _, key := range slices.Sorted(maps.Keys(t.channels)) {
 		c := t.channels[key]
-		rank, isBound := bound[c.ID]
-		group := c.scope().group()
-		if c.Topic != events.Topic || !isBound && !groups[group] {
+		rank, known := bound[c.ID]
+		if c.Topic != events.Topic || !known {
 			continue
 		}
-		channel := engines.Channel{Publisher: c.ID, Bound: isBound, Worker: rank.WorkerID, DPRank: rank.DPRank, Group: group}
+		channel := engines.Channel{Publisher: c.ID, Bound: true, Worker: rank.WorkerID, DPRank: rank.DPRank}
 		switch kind := c.Transport.Kind; kind {
 		case "Zmq":
 			channel.Endpoint = c.Transport.Config.Endpoint
@@ -511,5 +440,5 @@ func (v *DynamoView) indexer(key string, rank engines.WorkerRank, at *dynamoInst
 		refuse(key, fmt.Errorf("transport %q: %w", clip(at.Transport.TCP), err))
 		return
 	}
-	v.Plane.Indexers[rank] = at.indexer(publisher)
+	v.Plane.Indexers[rank] = engines.Indexer{Transport: at.Transport.TCP, Publisher: publisher}
 }

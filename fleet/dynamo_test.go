@@ -98,35 +98,19 @@ func escaped(name string) string {
 	return b.String()
 }
 
-// Records as the three versions write them, of one worker with the id 26 (hex 1a).
+// Records of one worker with the id 26 (hex 1a).
 const (
 	modelKey   = "v1/mdc/dynamo/backend/generate/1a"
 	adapterKey = "v1/mdc/dynamo/backend/generate/1a/tuned"
 	frontend   = "10.0.0.1:8000"
 )
 
-func dynamoRecords(version string) map[string]string {
+func dynamoRecords() map[string]string {
 	model := func(more string) string {
 		return `{"type":"Model","namespace":"dynamo","component":"backend","endpoint":"generate","instance_id":26,"card_json":{"display_name":"m","kv_cache_block_size":16,` +
 			`"model_type":"Chat | Completions",` + more + `}}`
 	}
 	const endpoint = `{"type":"Endpoint","component":"backend","endpoint":"%s","namespace":"dynamo","instance_id":26,"transport":{"tcp":"10.0.0.7:4100/1a/%s"}%s}`
-	switch version {
-	case "0.8":
-		return map[string]string{
-			modelKey: model(`"runtime_config":{"total_kv_blocks":64,"max_num_seqs":256,"max_num_batched_tokens":8192,"data_parallel_size":1,"enable_local_indexer":true}`),
-			"v1/instances/dynamo/backend/generate/1a":   fmt.Sprintf(endpoint, "generate", "generate", ""),
-			"v1/instances/dynamo/kv-router/generate/1b": `{"type":"Endpoint","component":"kv-router","endpoint":"generate","namespace":"dynamo","instance_id":27,"transport":{"tcp":"10.0.0.8:1/1b/generate"}}`,
-		}
-	case "1.3":
-		return map[string]string{
-			modelKey: model(`"worker_type":"aggregated","runtime_config":{"total_kv_blocks":64,"data_parallel_start_rank":0,"data_parallel_size":1,"enable_local_indexer":true}`),
-			"v1/instances/dynamo/backend/generate/1a":                    fmt.Sprintf(endpoint, "generate", "generate", ""),
-			"v1/instances/dynamo/backend/worker_kv_indexer_query_dp0/1a": fmt.Sprintf(endpoint, "worker_kv_indexer_query_dp0", "worker_kv_indexer_query_dp0", `,"device_type":"cuda"`),
-			"v1/event_channels/dynamo/backend/kv-events/ff":              `{"type":"EventChannel","namespace":"dynamo","component":"backend","topic":"kv-events","instance_id":255,"transport":{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:4200"}}}`,
-			"v1/event_channels/dynamo//kv_metrics/fe":                    `{"type":"EventChannel","namespace":"dynamo","component":"","topic":"kv_metrics","instance_id":254,"transport":{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:4201"}}}`,
-		}
-	}
 	all := map[string]string{
 		modelKey:   model(`"worker_type":"aggregated","runtime_config":{"total_kv_blocks":64,"data_parallel_start_rank":4,"data_parallel_size":2,"enable_local_indexer":true,"kv_event_publishing_enabled":true}`),
 		adapterKey: `{"type":"Model","namespace":"dynamo","component":"backend","endpoint":"generate","instance_id":26,"model_suffix":"tuned","card_json":{"display_name":"tuned"}}`,
@@ -144,74 +128,49 @@ func dynamoRecords(version string) map[string]string {
 	return all
 }
 
-// dynamoViews is what the records of each version make.
-func dynamoViews() map[string]fleet.DynamoView {
-	worker := func(change func(*fleet.Record)) []fleet.Record {
-		r := fleet.Record{
-			WorkerID: 26, Name: "dynamo/backend/1a", Address: frontend, Models: []string{"m"}, Role: router.Aggregated, Engine: "dynamo",
-			BlockSize: 16, DPSize: 1, TotalKVBlocks: 64, Events: fleet.Events{Transport: fleet.TransportDynamo, LocalIndexer: true},
-		}
-		change(&r)
-		return []fleet.Record{r}
-	}
-	groups := map[uint64]string{26: "dynamo/backend"}
-	return map[string]fleet.DynamoView{
-		"0.8": {
-			Workers: worker(func(r *fleet.Record) { r.Events.Transport, r.MaxNumSeqs, r.MaxBatchedTokens = "", 256, 8192 }),
-			Plane:   engines.Plane{Groups: groups, Indexers: map[engines.WorkerRank]engines.Indexer{}},
-		},
-		"1.3": {
-			Workers: worker(func(*fleet.Record) {}),
-			Plane: engines.Plane{
-				Groups:   groups,
-				Channels: []engines.Channel{{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Group: "dynamo/backend"}},
-				Indexers: map[engines.WorkerRank]engines.Indexer{{WorkerID: 26}: {Transport: "10.0.0.7:4100/1a/worker_kv_indexer_query_dp0"}},
+// dynamoView is what the records make.
+func dynamoView() fleet.DynamoView {
+	return fleet.DynamoView{
+		Workers: []fleet.Record{{
+			WorkerID: 26, Name: "dynamo/backend/1a", Address: frontend, Models: []string{"m"}, LoRA: []string{"tuned"}, Role: router.Aggregated, Engine: "dynamo",
+			BlockSize: 16, DPStart: 4, DPSize: 2, TotalKVBlocks: 64, Events: fleet.Events{Transport: fleet.TransportDynamo, LocalIndexer: true},
+		}},
+		Plane: engines.Plane{
+			Channels: []engines.Channel{
+				{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Bound: true, Worker: 26, DPRank: 4},
+				{Publisher: 256, Subject: "namespace.dynamo.component.backend.endpoint.generate.kv-events", Bound: true, Worker: 26, DPRank: 5},
 			},
-		},
-		"1.6": {
-			Workers: worker(func(r *fleet.Record) { r.DPStart, r.DPSize, r.LoRA = 4, 2, []string{"tuned"} }),
-			Plane: engines.Plane{
-				Groups: groups,
-				Channels: []engines.Channel{
-					{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Bound: true, Worker: 26, DPRank: 4, Group: "dynamo/backend"},
-					{Publisher: 256, Subject: "namespace.dynamo.component.backend.endpoint.generate.kv-events", Bound: true, Worker: 26, DPRank: 5, Group: "dynamo/backend"},
-				},
-				Indexers: map[engines.WorkerRank]engines.Indexer{
-					{WorkerID: 26, DPRank: 4}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q4", Publisher: 255},
-					{WorkerID: 26, DPRank: 5}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q5", Publisher: 256},
-				},
+			Indexers: map[engines.WorkerRank]engines.Indexer{
+				{WorkerID: 26, DPRank: 4}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q4", Publisher: 255},
+				{WorkerID: 26, DPRank: 5}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q5", Publisher: 256},
 			},
 		},
 	}
 }
 
 func TestDynamosRecordsMakeWorkers(t *testing.T) {
-	for version, want := range dynamoViews() {
-		s := newDynamoStore(t, fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend})
-		for key, text := range dynamoRecords(version) {
-			bucket, name := key[:strings.Index(key[3:], "/")+3], key[strings.Index(key[3:], "/")+4:]
-			s.put(bucket+"/"+escaped(name), text)
-		}
-		s.pass(0)
-		if diff := cmp.Diff(want, s.view); diff != "" {
-			t.Errorf("%s: the records make something else (-want +got):\n%s", version, diff)
-		}
+	s := newDynamoStore(t, fleet.DynamoRules{Namespace: "dynamo", Frontend: frontend})
+	for key, text := range dynamoRecords() {
+		bucket, name := key[:strings.Index(key[3:], "/")+3], key[strings.Index(key[3:], "/")+4:]
+		s.put(bucket+"/"+escaped(name), text)
+	}
+	s.pass(0)
+	if diff := cmp.Diff(dynamoView(), s.view); diff != "" {
+		t.Errorf("the records make something else (-want +got):\n%s", diff)
 	}
 }
 
 // A local indexer that cannot be asked keeps no event waiting for its answer.
 func TestADynamoIndexerOutOfReachIsNone(t *testing.T) {
-	for _, version := range []string{"1.3", "1.6"} {
-		var table fleet.DynamoTable
-		for key, text := range dynamoRecords(version) {
-			if err := table.Put(key, []byte(strings.ReplaceAll(text, `{"tcp":`, `{"nats_tcp":`))); err != nil {
-				t.Fatal(err)
-			}
+	var table fleet.DynamoTable
+	for key, text := range dynamoRecords() {
+		if err := table.Put(key, []byte(strings.ReplaceAll(text, `{"tcp":`, `{"nats_tcp":`))); err != nil {
+			t.Fatal(err)
 		}
-		v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{})
-		if len(v.Workers) != 1 || v.Workers[0].Events.LocalIndexer || len(v.Plane.Indexers) > 0 || len(v.LeftOut) > 0 {
-			t.Errorf("%s: %+v", version, v)
-		}
+	}
+	v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{})
+	if len(v.Workers) != 1 || v.Workers[0].Events.LocalIndexer || len(v.Plane.Indexers) > 0 || len(v.LeftOut) > 0 {
+		t.Errorf("%+v", v)
 	}
 }
 
@@ -233,7 +192,7 @@ func TestDynamosWorkersNeedAnAddress(t *testing.T) {
 		"outside of networks": {rules: fleet.DynamoRules{Frontend: frontend}, networks: mustParse(t, "10.0.0.7/32"), left: "worker networks"},
 	} {
 		s := newDynamoStore(t, c.rules, c.networks)
-		for key, text := range dynamoRecords("1.3") {
+		for key, text := range dynamoRecords() {
 			at := strings.Index(key[3:], "/") + 3
 			s.put(key[:at]+"/"+escaped(key[at+1:]), text)
 		}
@@ -260,7 +219,7 @@ func TestDynamosWorkersNeedAnAddress(t *testing.T) {
 }
 
 func TestBadRecordsOfDynamoAreRefused(t *testing.T) {
-	good := dynamoRecords("1.6")[modelKey]
+	good := dynamoRecords()[modelKey]
 	for name, c := range map[string]struct{ key, text, want string }{
 		"no bucket":   {"v1", good, "no bucket"},
 		"no escape":   {"v1/mdc/%zz", good, "escape"},
@@ -292,13 +251,13 @@ func TestBadRecordsOfDynamoAreRefused(t *testing.T) {
 		`{"kind":"Zmq","config":{"endpoint":"tcp://127.0.0.1:9901"}}`, `{"kind":"Zmq","config":{"endpoint":"tcp://169.254.169.254:80"}}`,
 	} {
 		var table fleet.DynamoTable
-		for key, text := range dynamoRecords("1.3") {
+		for key, text := range dynamoRecords() {
 			text = strings.Replace(text, `{"kind":"Zmq","config":{"endpoint":"tcp://10.0.0.7:4200"}}`, transport, 1)
 			if err := table.Put(key, []byte(text)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{}); len(v.Plane.Channels) > 0 || len(v.LeftOut) != 1 || len(v.Workers) != 1 {
+		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{}); len(v.Plane.Channels) != 1 || v.Plane.Channels[0].Publisher != 256 || len(v.LeftOut) != 1 || len(v.Workers) != 1 {
 			t.Errorf("%s: %+v", transport, v)
 		}
 	}
@@ -389,7 +348,7 @@ func TestClocksOfDynamosProcessesDoNotCount(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		s.put(path, dynamoRecords("1.6")[modelKey])
+		s.put(path, dynamoRecords()[modelKey])
 		touch()
 		s.pass(0)
 		for range 20 {
@@ -407,10 +366,10 @@ func TestClocksOfDynamosProcessesDoNotCount(t *testing.T) {
 	}
 }
 
-// The captured stores of three versions, replayed into a folder.
+// The captured stores, replayed into a folder.
 func TestCapturedStoresOfDynamo(t *testing.T) {
 	for version, want := range map[string]struct{ runs, block, channels, indexers int }{
-		"0.8.0": {1, 16, 0, 0}, "1.3.1": {2, 16, 2, 2}, "1.6.1": {2, 16, 2, 2},
+		"1.6.1": {2, 16, 2, 2},
 	} {
 		path := fixtures.Path(t, "vectors", "dynamo-"+version, "discovery.jsonl")
 		if path == "" {
@@ -451,15 +410,15 @@ func TestCapturedStoresOfDynamo(t *testing.T) {
 				t.Errorf("%s: %d workers, %d channels, %d indexers, left out %v", at, len(v.Workers), len(v.Plane.Channels), len(v.Plane.Indexers), v.LeftOut)
 			}
 			for _, w := range v.Workers {
-				if w.BlockSize != want.block || w.TotalKVBlocks != 64 || w.DPSize != 1 || w.Events.LocalIndexer != (version != "0.8.0") {
+				if w.BlockSize != want.block || w.TotalKVBlocks != 64 || w.DPSize != 1 || !w.Events.LocalIndexer {
 					t.Errorf("%s: worker %+v", at, w)
 				}
-				if i, ok := v.Plane.Indexers[engines.WorkerRank{WorkerID: w.WorkerID}]; version != "0.8.0" && (!ok || version == "1.6.1" && i.Publisher != w.Events.PublisherID) {
+				if i, ok := v.Plane.Indexers[engines.WorkerRank{WorkerID: w.WorkerID}]; !ok || i.Publisher != w.Events.PublisherID {
 					t.Errorf("%s: worker %d is asked at %+v", at, w.WorkerID, i)
 				}
 			}
 			for _, c := range v.Plane.Channels {
-				if c.Bound != (version == "1.6.1") || c.Bound && !slices.ContainsFunc(v.Workers, func(r fleet.Record) bool { return r.WorkerID == c.Worker && r.Events.PublisherID == c.Publisher }) {
+				if !c.Bound || !slices.ContainsFunc(v.Workers, func(r fleet.Record) bool { return r.WorkerID == c.Worker && r.Events.PublisherID == c.Publisher }) {
 					t.Errorf("%s: channel %+v", at, c)
 				}
 				if (c.Endpoint == "") != (run == "nats") {
@@ -504,7 +463,7 @@ func discoveryRows(t *testing.T, path string) (rows []discoveryRow) {
 func TestDynamosKeysAreUnescaped(t *testing.T) {
 	for _, name := range []string{"dynamo/backend/generate/1a", escaped("dynamo/backend/generate/1a"), url.PathEscape("dynamo/backend/generate/1a")} {
 		var table fleet.DynamoTable
-		if err := table.Put("v1/mdc/"+name, []byte(dynamoRecords("1.6")[modelKey])); err != nil {
+		if err := table.Put("v1/mdc/"+name, []byte(dynamoRecords()[modelKey])); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if v := table.View(&fleet.DynamoRules{Frontend: frontend}, fleet.Networks{}); len(v.Workers) != 1 {
@@ -632,7 +591,7 @@ func TestDynamosRecordsInBuckets(t *testing.T) {
 		t.Fatal(err)
 	}
 	buckets := map[string]jetstream.KeyValue{}
-	for key, text := range dynamoRecords("1.6") {
+	for key, text := range dynamoRecords() {
 		parts := strings.SplitN(key, "/", 3)
 		name := "dynamo_v1_" + parts[1]
 		if buckets[name] == nil {
@@ -645,7 +604,7 @@ func TestDynamosRecordsInBuckets(t *testing.T) {
 		}
 	}
 	d.Read(t.Context())
-	if diff := cmp.Diff(dynamoViews()["1.6"], view); diff != "" {
+	if diff := cmp.Diff(dynamoView(), view); diff != "" {
 		t.Errorf("the records make something else (-want +got):\n%s", diff)
 	}
 	models := buckets["dynamo_v1_mdc"]
@@ -655,13 +614,13 @@ func TestDynamosRecordsInBuckets(t *testing.T) {
 		want string
 	}{
 		{func() error {
-			_, err := models.PutString(t.Context(), name, strings.Replace(dynamoRecords("1.6")[modelKey], `"m"`, `"n"`, 1))
+			_, err := models.PutString(t.Context(), name, strings.Replace(dynamoRecords()[modelKey], `"m"`, `"n"`, 1))
 			return err
 		}, "n"},
 		{func() error { _, err := models.PutString(t.Context(), name, `{"inst`); return err }, "n"},
 		{func() error { return models.Delete(t.Context(), name) }, ""},
 		{func() error {
-			_, err := models.PutString(t.Context(), name, dynamoRecords("1.6")[modelKey])
+			_, err := models.PutString(t.Context(), name, dynamoRecords()[modelKey])
 			return err
 		}, "m"},
 		{func() error { return models.Purge(t.Context(), name) }, ""},
@@ -678,7 +637,7 @@ func TestDynamosRecordsInBuckets(t *testing.T) {
 			t.Errorf("the models are %q, want %q", got.String(), step.want)
 		}
 	}
-	if _, err := models.PutString(t.Context(), name, dynamoRecords("1.6")[modelKey]); err != nil {
+	if _, err := models.PutString(t.Context(), name, dynamoRecords()[modelKey]); err != nil {
 		t.Fatal(err)
 	}
 	d.Read(t.Context())

@@ -105,46 +105,42 @@ func FuzzRegistration(f *testing.F) {
 // Whatever is in the store of Dynamo's processes: workers are where the operator says, and
 // nothing else is dialled than addresses that a worker may register.
 func FuzzDynamoRecords(f *testing.F) {
-	for _, version := range []string{"0.8", "1.3", "1.6"} {
-		for key, text := range dynamoRecords(version) {
-			f.Add(key, []byte(text))
-			f.Add(key, []byte(strings.ReplaceAll(text, "10.0.0.7", "127.0.0.1")))
-		}
+	for key, text := range dynamoRecords() {
+		f.Add(key, []byte(text))
+		f.Add(key, []byte(strings.ReplaceAll(text, "10.0.0.7", "127.0.0.1")))
 	}
 	f.Fuzz(func(t *testing.T, key string, value []byte) {
-		for _, version := range []string{"1.3", "1.6"} {
-			var table fleet.DynamoTable
-			for k, text := range dynamoRecords(version) {
-				if err := table.Put(k, []byte(text)); err != nil {
-					t.Fatal(err)
-				}
+		var table fleet.DynamoTable
+		for k, text := range dynamoRecords() {
+			if err := table.Put(k, []byte(text)); err != nil {
+				t.Fatal(err)
 			}
-			_ = table.Put(key, value) // after an error the record that was there stays
-			rules := fleet.DynamoRules{Frontend: frontend}
-			v := table.View(&rules, fleet.Networks{})
-			if diff := cmp.Diff(v.Plane, table.View(&rules, fleet.Networks{}).Plane); diff != "" {
-				t.Errorf("the same records make another plane:\n%s", diff)
+		}
+		_ = table.Put(key, value) // after an error the record that was there stays
+		rules := fleet.DynamoRules{Frontend: frontend}
+		v := table.View(&rules, fleet.Networks{})
+		if diff := cmp.Diff(v.Plane, table.View(&rules, fleet.Networks{}).Plane); diff != "" {
+			t.Errorf("the same records make another plane:\n%s", diff)
+		}
+		known := make(map[uint64]bool)
+		for _, w := range v.Workers {
+			if known[w.WorkerID] = true; w.Address != frontend {
+				t.Errorf("a worker is at %s", w.Address)
 			}
-			known := make(map[uint64]bool)
-			for _, w := range v.Workers {
-				if known[w.WorkerID] = true; w.Address != frontend {
-					t.Errorf("a worker is at %s", w.Address)
-				}
+		}
+		for _, c := range v.Plane.Channels {
+			at, err := zmtp.ParseEndpoint(c.Endpoint, 0, 0)
+			if c.Subject == "" && (err != nil || at.Path != "" || private(netip.MustParseAddr(at.Host).Unmap())) {
+				t.Errorf("a publisher is dialled at %q", c.Endpoint)
 			}
-			for _, c := range v.Plane.Channels {
-				at, err := zmtp.ParseEndpoint(c.Endpoint, 0, 0)
-				if c.Subject == "" && (err != nil || at.Path != "" || private(netip.MustParseAddr(at.Host).Unmap())) {
-					t.Errorf("a publisher is dialled at %q", c.Endpoint)
-				}
-				if c.Bound && !known[c.Worker] {
-					t.Errorf("a publisher speaks for worker %d, which there is not", c.Worker)
-				}
+			if c.Bound && !known[c.Worker] {
+				t.Errorf("a publisher speaks for worker %d, which there is not", c.Worker)
 			}
-			for rank, i := range v.Plane.Indexers {
-				hostport, _, _ := strings.Cut(i.Transport, "/")
-				if at, err := netip.ParseAddrPort(hostport); err != nil || private(at.Addr().Unmap()) || !known[rank.WorkerID] {
-					t.Errorf("the indexer of %v is asked at %q", rank, i.Transport)
-				}
+		}
+		for rank, i := range v.Plane.Indexers {
+			hostport, _, _ := strings.Cut(i.Transport, "/")
+			if at, err := netip.ParseAddrPort(hostport); err != nil || private(at.Addr().Unmap()) || !known[rank.WorkerID] {
+				t.Errorf("the indexer of %v is asked at %q", rank, i.Transport)
 			}
 		}
 	})
