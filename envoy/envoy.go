@@ -29,7 +29,7 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// Config says what a bootstrap is for. The zero value of each field means its
+// Config is what a bootstrap is made for. The zero value of each field means its
 // default; ExtProc is required.
 type Config struct {
 	// ListenAddress takes the clients' requests: ip:port. Default
@@ -119,13 +119,13 @@ const (
 	NoFailover Failover = "none"
 )
 
-// Composite says whether f is [Composite].
+// Composite reports whether f is [Composite].
 func (f Failover) Composite() bool { return f == Composite }
 
-// List says whether f is [List].
+// List reports whether f is [List].
 func (f Failover) List() bool { return f == List }
 
-// None says whether f is [NoFailover].
+// None reports whether f is [NoFailover].
 func (f Failover) None() bool { return f == NoFailover }
 
 // BodyMode is a way in which Envoy hands over the request's body.
@@ -159,13 +159,13 @@ func (m BodyMode) Message() string {
 	}
 }
 
-// Ahead says whether chunks come before the headers are answered.
+// Ahead reports whether Envoy sends chunks before the headers are answered.
 func (m BodyMode) Ahead() bool { return m == StreamedAhead }
 
-// Partial says whether longer bodies are cut off.
+// Partial reports whether longer bodies are truncated.
 func (m BodyMode) Partial() bool { return m == BufferedPartial }
 
-// Duplex says whether bodies go through kvroute.
+// Duplex reports whether bodies pass through kvroute.
 func (m BodyMode) Duplex() bool { return m == FullDuplex }
 
 //go:embed bootstrap.yaml.tmpl

@@ -21,7 +21,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Access is how a process shows the bus who it is, and how it knows the bus.
+// Access has the credentials of this process for the bus, and how it verifies the bus.
 type Access struct {
 	// NATSCreds is a credentials file, with a JWT and its key.
 	NATSCreds string `json:"nats_creds,omitempty" yaml:"nats-creds"`
@@ -87,7 +87,7 @@ func (a *Access) Options() (opts []nats.Option, err error) {
 	return opts, nil
 }
 
-// Connect connects for good: a bus that is not there yet, goes away or does not let this
+// Connect connects until the connection is closed: a bus that is not up yet, goes away or does not let this
 // process in is tried again until the connection is closed, and is back by itself.
 func Connect(url, name string, access *Access, log *slog.Logger, more ...nats.Option) (*nats.Conn, error) {
 	opts, err := access.Options()
@@ -128,15 +128,15 @@ func Connect(url, name string, access *Access, log *slog.Logger, more ...nats.Op
 	return nc, nil
 }
 
-// refusals keeps the log from being filled with one error: it is told again after a
-// while, and below that at the level of details.
+// refusals keeps one error from filling the log: the same error is a warning again after
+// a while, and until then a debug message.
 type refusals struct {
 	mu   sync.Mutex
 	last string
 	at   time.Time
 }
 
-// level is that at which to tell of an error now.
+// level returns the level at which to log an error now.
 func (r *refusals) level(err error) slog.Level {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -189,8 +189,8 @@ func Redact(list string) string {
 	return strings.Join(all, ",")
 }
 
-// CheckURL refuses an address of the bus, or a list with commas of such, that nobody
-// could ever connect to: a client that waits for its bus would wait for ever.
+// CheckURL refuses an address of the bus, or a comma-separated list of addresses, to which
+// no connection is possible: a client that waits for its bus would wait forever.
 func CheckURL(list string) error {
 	schemes := []string{"nats", "tls", "ws", "wss"}
 	secure := 0
@@ -222,7 +222,7 @@ func CheckURL(list string) error {
 // ErrNoJetStream means that the bus answers, but keeps nothing.
 var ErrNoJetStream = errors.New("the NATS server answers, but JetStream is off there (nats-server -js turns it on), or not for this account, or has no leader yet")
 
-// Explain says what an error of JetStream means where that is not plain.
+// Explain adds what an error of JetStream means where the error does not name it.
 func Explain(err error) error {
 	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
 		return fmt.Errorf("%w: %w", ErrNoJetStream, err)

@@ -5,7 +5,7 @@ package openai
 // conversation collects the chat that a request of [Responses] or [Messages] stands for.
 type conversation struct {
 	messages []message
-	resume   bool   // the answer goes on with the last message
+	resume   bool   // the answer continues the last message
 	inexact  string // see [chat.Request.Inexact]
 }
 

@@ -47,7 +47,7 @@ func WithTokens(body []byte, form Form, ids []uint32) []byte {
 		if first.peek() == '}' {
 			return splice(body, start+1, start+1, []byte(field), list)
 		}
-		// It goes last: a null of that name may stand before it.
+		// The new member is the last one: a null of that name may stand before it.
 		return splice(body, end-1, end-1, []byte(`,`+field), list)
 	case form == FormKVTransfer:
 		list = append(append([]byte(`{`+field), list...), '}')

@@ -8,10 +8,10 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// Engines have endpoints of their own for a prompt that is ready: SGLang's /generate takes
-// text or ids, one or a list of them, vLLM's /inference/v1/generate ids. Neither needs a
-// model's name. They are completions under other names; what is none of these, and what
-// has more than text in it, is the engine's to judge and routed by its size.
+// Engines have endpoints of their own for a prompt that needs no template: SGLang's
+// /generate takes text or ids, one or a list of them, vLLM's /inference/v1/generate ids.
+// Neither needs a model's name. They are completions under other names. Other prompts, and
+// prompts with more than text, are routed by their size.
 
 // engineRequest fills in the prompt of an engine's own endpoint; size is the body's.
 func (f *fields) engineRequest(e Endpoint, b *Body, size int) {

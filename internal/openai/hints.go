@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Hints are what a request says of itself in nvext. Fields that are absent are
+// Hints are the routing hints of a request in nvext. Fields that are absent are
 // zero.
 type Hints struct {
 	Priority        float64            // agent_hints.priority, else latency_sensitivity

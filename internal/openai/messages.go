@@ -7,10 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// A request of /v1/messages becomes the chat that vLLM makes of it: what is said
-// as the system is one message at the front, what a tool found is a message before
-// the one that it came in, and what an assistant thought and called belongs to its
-// message.
+// A request of /v1/messages becomes the chat that vLLM makes of it. All texts of the
+// system are one message at the front. A tool's result is a message before the one that
+// has it. Thoughts and tool calls of the assistant belong to its message.
 
 // billing begins a text that one client puts before its system prompt. It is
 // another one each time; vLLM leaves it out.

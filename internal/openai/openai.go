@@ -90,7 +90,7 @@ var endpoints = map[string]Endpoint{
 // Paths returns the paths of all endpoints but Other, sorted.
 func Paths() []string { return slices.Sorted(maps.Keys(endpoints)) }
 
-// Classify tells which endpoint a request is for, by method and path; a query
+// Classify returns the endpoint that a request is for, by method and path; a query
 // string is ignored. The path is compared in normal form, as engines' servers read it.
 // A wrong method on an endpoint with a prompt is an error with status 405, to be answered
 // with the header "allow: POST". OPTIONS is not a wrong one: a browser asks by it whether

@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// A request of /v1/responses becomes the chat that vLLM makes of it: the
-// instructions are a system message, a string is a user message, items are
-// messages; what an assistant thought, said and called in a row is one message.
+// A request of /v1/responses becomes the chat that vLLM makes of it. The instructions are
+// a system message, a string is a user message, items are messages. Consecutive thoughts,
+// texts and calls of the assistant are one message.
 
 // responsesChat fills in the chat that the fields of /v1/responses stand for.
 func (f *fields) responsesChat(b *Body) *Error {
@@ -88,7 +88,7 @@ func (c *conversation) addCall(id, name, arguments value) bool {
 	return true
 }
 
-// addReasoning adds what the assistant thought.
+// addReasoning adds the assistant's thoughts.
 func (c *conversation) addReasoning(item value) {
 	text := firstText(item.member("content"))
 	if text == nil {
@@ -101,7 +101,7 @@ func (c *conversation) addReasoning(item value) {
 	c.add(message{role: value(assistant), reasoning: text})
 }
 
-// addMessage adds what somebody said.
+// addMessage adds a message of any role.
 func (c *conversation) addMessage(role, content value) {
 	if role.textOr("") != "assistant" {
 		c.add(message{role: role, content: chatParts(content)})

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reach says which addresses kvroute calls workers at, and makes the HTTP client
-// for all those calls.
+// Package reach limits the addresses at which kvroute calls workers, and makes the HTTP
+// client for all those calls.
 package reach
 
 import (
