@@ -164,7 +164,7 @@ type Config struct {
 type QueueConfig struct {
 	// Threshold is how many batches of pending prefill tokens each candidate
 	// must have, more than this, for a request to wait instead of being sent to
-	// one. nil means that nobody waits; with the queue, requests for which all
+	// one. nil means that no request waits; with the queue, requests for which all
 	// workers are above a busy threshold wait, too.
 	Threshold *float64
 	// Policy is the order. Default [scorer.FCFS].
@@ -181,7 +181,7 @@ type SessionConfig struct {
 	// 31,536,000 s. 0 means that sessions do not matter.
 	TTL time.Duration
 	// Hard refuses a request whose session's worker cannot take it, instead of
-	// binding the session anew. A worker that leaves ends its sessions.
+	// binding the session to another one. A worker that leaves ends its sessions.
 	Hard bool
 	// Limit is the largest number of sessions remembered, by pool; the one unused
 	// for the longest goes first. Default 100,000.

@@ -25,10 +25,10 @@ import (
 //     and, by the core's owner, its blocks purged from the index.
 //   - changes grows with every ordinal handed out, so overlaps counted before a
 //     change are not mistaken for those of an ordinal's new worker.
-//   - Whoever waits is in the queue once, and leaves it once: admitted, with an
-//     error, taken out by its caller, or freed. waiting has the same requests.
-//   - After each input, the first of each lane of the queue must still wait, or
-//     has been asked to count its overlap anew.
+//   - A waiting request is in the queue once, and leaves the queue once: admitted, with an
+//     error, removed by its caller, or freed. waiting has the same requests.
+//   - After each input, the first request of each lane must still wait, or its caller
+//     has been asked to count the overlap again.
 type core struct {
 	// Set once.
 	conf      *Config
@@ -198,8 +198,8 @@ func (c *core) size() int { return len(c.entries) }
 // about this time.
 const growEvery = 250 * time.Millisecond
 
-// grow estimates the outputs that nobody tells of. It is called before loads are
-// read.
+// grow estimates the length of outputs that no caller reports. It is called before loads
+// are read.
 func (c *core) grow(now time.Time) {
 	if !c.conf.EstimateOutput || now.Sub(c.grown) < growEvery {
 		return

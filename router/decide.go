@@ -54,9 +54,9 @@ func (p *pool) admit(ctx context.Context, now func() time.Time, s *scratch) erro
 	return nil
 }
 
-// submit decides for q, or puts it into the queue and returns where it waits. woken,
-// as everywhere, are those who need no longer wait, or have to count their overlap
-// anew: q may be one of them at once.
+// submit decides for q, or puts it into the queue and returns its waiter. woken, as
+// everywhere, are the requests that left the queue or have to count their overlap again: q
+// may be one of them at once.
 func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, woken []*waiter, err error) {
 	woken = c.infer(now)
 	lane := c.lane(q)

@@ -166,7 +166,7 @@ func (r *Router) DumpEvents(ctx context.Context, w io.Writer) error {
 	d.Begin()
 	out := bufio.NewWriterSize(w, 1<<16)
 	_ = out.WriteByte('[') // Flush tells of an error
-	left := leftOut{last: make(map[heldBy]bool), lost: make(map[Worker]bool)}
+	left := make(leftOut)
 	n := 0
 	var line []byte
 	for ev := range d.Events(false) {
@@ -189,32 +189,27 @@ func (r *Router) DumpEvents(ctx context.Context, w io.Writer) error {
 	return out.Flush()
 }
 
-// leftOut knows what lies behind holes.
-type leftOut struct {
-	// last are the last blocks of the events that were left out: what comes behind
-	// them is left out, too.
-	last map[heldBy]bool
-	// lost are those of whom that is no longer known for lack of room: all of theirs
-	// that comes behind anything is left out from there on.
-	lost map[Worker]bool
-}
+// leftOut has the last blocks of events that were left out: what follows them is left out,
+// too.
+type leftOut map[heldBy]bool
 
 type heldBy struct {
 	worker   Worker
 	external uint64
 }
 
-// maxLeft bounds what is remembered of events left out: some 40 MB.
-const maxLeft = 1 << 19
+// maxLeftOut bounds what is remembered of events left out, to some 40 MB. Once there are as
+// many, all events with a parent are left out.
+const maxLeftOut = 1 << 19
 
-func (l *leftOut) out(ev *DumpedEvent) bool {
-	if ev.Position == 0 || ev.Event.HasParent && !l.lost[ev.Worker] && !l.last[heldBy{ev.Worker, ev.Event.Parent}] {
+// out reports whether an event is behind a hole.
+func (l leftOut) out(ev *DumpedEvent) bool {
+	full := len(l) >= maxLeftOut
+	if ev.Position == 0 || ev.Event.HasParent && !full && !l[heldBy{ev.Worker, ev.Event.Parent}] {
 		return false
 	}
-	if len(l.last) < maxLeft {
-		l.last[heldBy{ev.Worker, ev.Event.Blocks[len(ev.Event.Blocks)-1].External}] = true
-	} else {
-		l.lost[ev.Worker] = true
+	if !full {
+		l[heldBy{ev.Worker, ev.Event.Blocks[len(ev.Event.Blocks)-1].External}] = true
 	}
 	return true
 }

@@ -106,7 +106,7 @@ func (i *WorkerInfo) Check() error {
 	return nil
 }
 
-// SetWorker tells of a worker process, new or changed. A worker that changed its
+// SetWorker adds a worker process or changes what is known of it. A worker that changed its
 // base model or its block size leaves its old pool. Worker information that
 // nothing can be routed by is refused with an error that names the field, and
 // whatever was known before stays.
@@ -346,7 +346,7 @@ func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
 	})
 }
 
-// renameLocked works out anew which pools answer to which name. The name of a
+// renameLocked works out which pools answer to which name. The name of a
 // pool stays when its last worker leaves: its model is away, not unknown. Where
 // two models claim a name, the base model's own goes first. A pool without workers
 // goes if its model has one with workers.

@@ -16,7 +16,7 @@ import (
 // behind a router of its own, and stands in a pool as one candidate
 // ([WorkerInfo.Group]). What it does and holds it says itself: the group's router makes
 // a [Summary] now and then ([Router.Summarize], [Router.Checkpoints]), this one takes it
-// ([Router.SetSummary]). Who carries the one to the other is not the router's business
+// ([Router.SetSummary]). The router does not carry summaries
 // (package fleet does).
 //
 // # Invariants
@@ -53,10 +53,10 @@ type Summary struct {
 	// compute.
 	Queued, QueuedTokens int
 
-	// Silent says that none of the workers tells what it holds.
+	// Silent says that no worker reports what it holds.
 	Silent bool
 	// Filter, if not nil, is what the workers hold from now on: checkpoints every Stride
-	// blocks. It is the router's then, and nobody else may add to it. Added are sequence
+	// blocks. It belongs to the router then; its maker must not add to it. Added are sequence
 	// hashes of further checkpoints, to be added to the filter.
 	Filter *indexer.Filter
 	Stride int
@@ -134,8 +134,7 @@ func (c *core) silent(e *entry) bool {
 // unheard says whether no event of a worker has come that may publish none.
 func (e *entry) unheard() bool { return e.info.EventsUnsure && !e.hasEvents }
 
-// unknown says whether nobody tells what a worker holds: by no events, nor by the filter
-// of a group.
+// unknown says whether neither events nor the filter of a group say what a worker holds.
 func (c *core) unknown(e *entry) bool {
 	return c.silent(e) && (e.group == nil || !e.group.filtered)
 }

@@ -78,8 +78,8 @@ const (
 // harmless.
 func (r *Router) MarkPrefillCompleted(id string) bool { return r.FirstToken(id, SignTold) }
 
-// FirstToken is [Router.MarkPrefillCompleted] for who can say how it was noticed. With
-// [SignEnd] the first token came at some time before.
+// FirstToken is [Router.MarkPrefillCompleted] with the way in which the first token was
+// noticed. With [SignEnd] the first token came at some time before.
 func (r *Router) FirstToken(id string, by Sign) bool {
 	fl := r.flights.confirm(id)
 	if fl.pool == nil {
@@ -160,7 +160,7 @@ func (r *Router) Run(ctx context.Context) error {
 	defer t.Stop()
 	var due <-chan time.Time
 	if r.conf.InferFirstTokens && r.conf.Queue.Threshold != nil {
-		// Who waits in the queue waits for prefills, which may end without a word.
+		// Requests in the queue wait for prefills, which may end without any report.
 		i := time.NewTicker(inferQueued)
 		defer i.Stop()
 		due = i.C
@@ -181,7 +181,7 @@ func (r *Router) Run(ctx context.Context) error {
 // one takes that matters.
 const inferEvery = time.Millisecond
 
-// inferQueued is how often prefills are looked at for those who wait in a queue.
+// inferQueued is how often prefills are looked at while requests wait in a queue.
 const inferQueued = 50 * time.Millisecond
 
 // infer starts the requests whose prefill should be done by now. It is called before
@@ -230,7 +230,7 @@ func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 	}
 }
 
-// tellInferred tells of the first tokens that were inferred. No lock is held.
+// tellInferred tells other replicas of the first tokens that were inferred. No lock is held.
 func (r *Router) tellInferred() {
 	if r.conf.Tell == nil {
 		return
@@ -244,7 +244,7 @@ func (r *Router) tellInferred() {
 	}
 }
 
-// infer lets time pass for the queues, where somebody waits for prefills to be done.
+// infer admits requests that wait in a queue for prefills which should be done by now.
 func (r *Router) infer() {
 	now := r.conf.Now()
 	defer r.tellInferred()

@@ -33,8 +33,8 @@ type pool struct {
 	card  string            // name of the model's card, as the workers say
 	names map[modelName]int // that workers registered, and how many did; empty without workers
 
-	// Mirrors of core.reads, core.changes and core.size, for who does not hold the
-	// lock. A size that is too small for the changes costs an overlap.
+	// Copies of core.reads, core.changes and core.size, to be read without the lock. A size
+	// that is too small for the changes loses an overlap, and nothing else.
 	reads   atomic.Bool
 	changes atomic.Uint64
 	size    atomic.Int64
@@ -163,8 +163,8 @@ func (p *pool) bound(now time.Time, session uint64) bool {
 	return bound
 }
 
-// setWorker tells the pool of a worker. The caller keeps events of the worker and
-// other changes of the pool away until it returns.
+// setWorker adds or changes a worker. No event of the worker and no other change of the
+// pool may happen until it returns.
 func (p *pool) setWorker(now time.Time, info *WorkerInfo) {
 	p.mu.Lock()
 	outdated := p.core.outdated(info)
@@ -179,7 +179,7 @@ func (p *pool) setWorker(now time.Time, info *WorkerInfo) {
 	})
 }
 
-// removeWorker is to setWorker what its name says.
+// removeWorker removes a worker, under the conditions of setWorker.
 func (p *pool) removeWorker(now time.Time, id uint64) {
 	p.mu.Lock()
 	ordinals := p.core.ordinals(id)
@@ -193,7 +193,8 @@ func (p *pool) removeWorker(now time.Time, id uint64) {
 	})
 }
 
-// mirror keeps what is read without the lock. Group is that of a worker that came.
+// mirror updates the copies that are read without the lock. group is the router group of
+// a worker that was added, or empty.
 func (p *pool) mirror(c *core, group string) {
 	p.size.Store(int64(c.size()))
 	p.changes.Store(c.changes)
@@ -202,8 +203,8 @@ func (p *pool) mirror(c *core, group string) {
 	}
 }
 
-// purge empties the index for ordinals that are still taken: decisions made
-// meanwhile find no overlap there, and nobody can get the ordinal early.
+// purge empties the index for ordinals that are still in use: decisions made meanwhile
+// find no overlap there, and no other worker can get the ordinal before it is empty.
 func (p *pool) purge(ordinals []int) {
 	for _, ord := range ordinals {
 		p.known.removeWorker(ord)
@@ -224,8 +225,8 @@ func (p *pool) applyEvent(now time.Time, w Worker, ev indexer.Event) (out indexe
 	case !known:
 		return out, false
 	case silent:
-		// Blocks of a size that nobody knows might be found under hashes that no
-		// prompt has, and events do not mix with guesses that cover the same.
+		// Without a block size the hashes of events match no prompt's. Without events in the
+		// configuration the index holds guesses, which the same events would count twice.
 		return indexer.Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}, true
 	case p.known == nil:
 		return out, true

@@ -127,7 +127,7 @@ func (c *core) member(q *question, ord int) *Worker {
 	return &w
 }
 
-// listGroups remembers who of the pool can be asked.
+// listGroups updates the list of the pool's router groups, which a probe asks.
 func (p *pool) listGroups(c *core) {
 	var groups []string
 	for _, ord := range c.order {

@@ -10,11 +10,10 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// waiter is a request in the queue. It is the garbage collector's, and no memory that
-// is used again: who admits it tells it so after the pool's lock is free, when its
-// caller may be gone.
+// waiter is a request in the queue. Its memory is not used again: it is woken after the
+// pool's lock is free, when its caller may have returned.
 type waiter struct {
-	// Its caller's, and the core's as long as it waits; guarded by the pool's lock.
+	// Of the caller; while the request waits the core changes them, under the pool's lock.
 	q *question
 	d *Decision
 
@@ -44,7 +43,7 @@ func (c *core) leastUncached() int {
 	return least
 }
 
-// pump admits those who need not wait any more. It is called after whatever may
+// pump admits requests that need not wait any more. It is called after each input that may
 // have made room.
 func (c *core) pump(now time.Time) (woken []*waiter) {
 	if c.queue == nil || c.queue.Len() == 0 {
@@ -76,7 +75,7 @@ func (c *core) pump(now time.Time) (woken []*waiter) {
 	return woken
 }
 
-// expire takes those out whose time is over.
+// expire removes requests that have waited too long.
 func (c *core) expire(now time.Time) (woken []*waiter) {
 	if c.queue == nil || c.queue.Len() == 0 {
 		return nil
@@ -88,8 +87,8 @@ func (c *core) expire(now time.Time) (woken []*waiter) {
 	return append(woken, c.pump(now)...)
 }
 
-// timeOut takes a waiter out of the queue whose timer has fired, unless it has left already.
-// The timer decides, not the pool's clock, which may differ from it.
+// timeOut removes a request whose timer has fired, unless it has left the queue already. The
+// timer decides, not the pool's clock, which may differ from it.
 func (c *core) timeOut(now time.Time, w *waiter) (woken []*waiter) {
 	if !w.done {
 		c.queue.Remove(w.item)
@@ -98,8 +97,8 @@ func (c *core) timeOut(now time.Time, w *waiter) (woken []*waiter) {
 	return c.pump(now)
 }
 
-// giveUp takes a waiter out of the queue whose caller is not interested any more.
-// If it was booked in the meantime, its slot is given back.
+// giveUp removes a request whose caller stopped waiting. If the request was booked in the
+// meantime, its slot is freed.
 func (c *core) giveUp(now time.Time, w *waiter) (woken []*waiter) {
 	switch {
 	case !w.done:
@@ -111,8 +110,8 @@ func (c *core) giveUp(now time.Time, w *waiter) (woken []*waiter) {
 	return c.pump(now)
 }
 
-// dismiss takes the request with an id out of the queue, which was freed. It returns
-// its waiter, nil if it does not wait.
+// dismiss removes the request with an id from the queue because it was freed. It returns
+// its waiter, nil if the request does not wait.
 func (c *core) dismiss(id string) *waiter {
 	w := c.waiting[id]
 	if w != nil {
@@ -130,13 +129,13 @@ func (c *core) leave(w *waiter, err error) {
 	}
 }
 
-// wakeAll tells waiters that something has happened to them. The pool's lock is
-// free.
+// wakeAll wakes the callers of requests that were admitted, refused or made stale. The
+// pool's lock is free.
 func wakeAll(woken []*waiter) {
 	for _, w := range woken {
 		select {
 		case w.wake <- struct{}{}:
-		default: // it has not looked since it was told the last time
+		default: // it was woken before and has not looked yet
 		}
 	}
 }
@@ -187,11 +186,11 @@ func (p *pool) wait(ctx context.Context, now func() time.Time, w *waiter, s *scr
 	}
 }
 
-// recount counts the overlap of a request anew that has waited for long. It is at
-// the head of its lane, which waits for it.
+// recount counts the overlap of a request again that has waited for long. The request is
+// at the head of its lane, which waits for it.
 func (p *pool) recount(now func() time.Time, w *waiter, s *scratch) {
-	// Nobody else looks at the overlap of a stale waiter, but at w.q itself: so
-	// it is changed under the lock.
+	// The core does not read the overlap of a stale waiter, but it reads w.q: so w.q is
+	// replaced under the lock.
 	q := *w.q
 	p.match(now(), &q, s)
 	p.update(func(c *core) []*waiter {

@@ -11,12 +11,12 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// Restored tells of a [Router.Restore].
+// Restored is the result of a [Router.Restore].
 type Restored struct {
 	Blocks int // pairs of block and worker known now
 	// Expected are the workers that are known from the contents only. They get no
-	// requests, and events of theirs are applied, until [Router.SetWorker] tells
-	// of them; whoever restores should remove those that never come.
+	// requests, and events of theirs are applied, until [Router.SetWorker] is
+	// called for them. The caller should remove those that never come.
 	Expected []uint64
 	// Skipped counts the pairs that were left out: of workers that are in another
 	// pool now, that have restarted since, or that are kept as they are.
@@ -48,7 +48,7 @@ func (r *Router) Restore(c Contents, whole func() error) (out Restored, err erro
 	places := r.reserve(&c, &out)
 	indexes, err := build(indexer.Config{MaxBlocks: r.conf.MaxBlocks}, &c, places, &out)
 	if whole != nil {
-		// It knows more of what is wrong than whoever stumbled over it.
+		// whole checks the file itself, so its error says more.
 		if bad := whole(); bad != nil {
 			err = bad
 		}
@@ -74,7 +74,8 @@ func (c *Contents) numbers() map[poolKey]int {
 
 func (c *Contents) keeps(id uint64) bool { return c.stays[id] }
 
-// whoStays asks who is kept, of all that are known and named, while no lock is held.
+// whoStays calls Keep for all workers that are known or named in the contents, while no lock
+// is held.
 func (r *Router) whoStays(c *Contents) {
 	if c.Keep == nil {
 		return

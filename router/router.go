@@ -2,10 +2,10 @@
 
 // Package router decides which worker a request goes to.
 //
-// A [Router] knows workers, what they cache and what they are busy with. It is
-// told of the first two by whoever finds workers and hears their events; the
-// third it knows from the requests that it routed itself. [Router.BestWorker]
-// turns a prompt into tokens, tokens into block hashes, hashes into each worker's
+// A [Router] knows workers, what they cache and what they are busy with. The caller
+// passes in workers ([Router.SetWorker]) and the events of their caches
+// ([Router.ApplyEvent]); the load follows from the requests that the router routed
+// itself. [Router.BestWorker] turns a prompt into tokens, tokens into block hashes, hashes into each worker's
 // overlap, and overlap and load into a cost; the lowest cost wins and the request
 // takes a slot there, until [Router.Free].
 //
@@ -14,12 +14,12 @@
 // Workers of one base model with blocks of one size are a pool; pools share
 // nothing. Two requests decided
 // at the same time are decided one after the other, so the second sees the slot
-// of the first. Only workers that it was told of are ever chosen. It never fails
+// of the first. Only workers that were passed in are ever chosen. It never fails
 // a request because of its prompt: what it cannot tokenize is routed by load.
 //
-// It does not retry or talk to anybody, unless [Config.Remote] does, and it starts
-// no goroutine. Requests wait only if a queue is set up; time passes for slots, sessions and the queue when
-// [Router.Run] runs, or whoever calls [Router.Tick].
+// It does not retry, starts no goroutine, and uses the network only through the functions
+// [Config.Remote] and [Config.Probe]. Requests wait only if a queue is configured. Slots,
+// sessions and the queue expire when [Router.Run] runs, or the caller calls [Router.Tick].
 //
 // # Concurrency
 //
@@ -58,13 +58,13 @@ type Router struct {
 	dumps   [3]atomic.Int64 // by how they ended: see dumpWhole
 
 	inferredMu sync.Mutex
-	// inferredMu guards the field below: requests whose first token was inferred, and is
-	// not told of yet.
+	// inferredMu guards the field below: requests whose first token was inferred, of which
+	// other replicas are not told yet.
 	inferred []string
 
 	fleet sync.RWMutex
-	// fleet guards the fields below. Who applies an event holds it for reading,
-	// so that a worker's events cannot meet its leaving.
+	// fleet guards the fields below. An event is applied under the read lock, so that its
+	// worker cannot be removed meanwhile.
 	pools  map[poolKey]*pool
 	saved  map[Worker]savedGuesses // guesses of an earlier process, for workers to come
 	owners map[uint64]*pool        // by worker id
@@ -286,8 +286,8 @@ func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 	fl.first, fl.second, fl.held = s.decision.Worker, s.decision.Second.Worker, int32(s.decision.Second.OverlapBlocks)
 	fl.guess = p.known.guess(s.decision.Time, q)
 	if !r.flights.change(ticket, fl) {
-		// It was freed when it had its slot, and this was on its way here. Nobody will
-		// free that again.
+		// Free was called between the booking and here. It did not free the slot, and it is
+		// not called again.
 		fl.guess.withdraw()
 		p.update(func(c *core) []*waiter {
 			now := r.conf.Now()

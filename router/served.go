@@ -30,7 +30,7 @@ type Response struct {
 
 // avoidance is what a worker's failures have led to. A worker that fails is kept
 // out of decisions for a while, twice as long at each failure that follows within
-// a minute, at most for 16 times as long. While nobody better is left it is a
+// a minute, at most for 16 times as long. While no better worker is left it is a
 // candidate all the same.
 type avoidance struct {
 	until    time.Time // it is avoided before
@@ -125,7 +125,7 @@ type serving struct {
 	avoided  []Worker
 }
 
-// served notes who answered a request. The slot follows the worker that serves.
+// served notes which worker answered a request. The slot follows that worker.
 //
 // A worker that has answered another request since this one was booked is not blamed for
 // a connection that was refused, lost or too slow: then the machine between is busy. If
@@ -180,7 +180,7 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 }
 
 // at returns the ordinal of the worker with an address: ord if that is its own,
-// −1 if it is nobody's.
+// −1 if no worker has the address.
 func (c *core) at(ord int, a netip.AddrPort, second Worker) int {
 	has := func(ord int) bool {
 		e := &c.entries[ord]

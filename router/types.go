@@ -39,7 +39,7 @@ const (
 	Expired
 
 	// expected is the health of a worker that is known from a restoration only;
-	// nobody is told of it.
+	// it is not shown to people.
 	expected
 )
 
@@ -58,13 +58,12 @@ func (h Health) String() string {
 }
 
 // EventSource says how the events of a worker's cache come. The router does not
-// look at it: it tells it to those who fetch them.
+// look at it: it passes it on to the readers of events.
 type EventSource struct {
 	Transport string // "nats", "jetstream", "zmq", "http_poll", "heartbeat", "none"; empty = not said
 	// LocalIndexer says that the worker answers queries about its events.
 	LocalIndexer bool
-	// PublisherID is the one who alone speaks for all of the worker's ranks; 0 = not
-	// said.
+	// PublisherID is the only publisher of events of the worker's ranks; 0 = not said.
 	PublisherID uint64
 }
 
@@ -204,7 +203,7 @@ type Request struct {
 	// the decision is read-only: no slot, no record, no waiting.
 	ID string
 	// Owned says that the caller will call [Router.Free] for certain, whenever
-	// the request ends. The slot of a request that nobody owns is given back
+	// the request ends. The slot of a request that is not owned is freed
 	// after 300 s without a sign of life.
 	Owned bool
 
@@ -224,7 +223,7 @@ type Request struct {
 	// Salt keeps the request's blocks apart from those of other salts.
 	Salt string
 
-	// Unseen says that nobody will notice the first token when it comes, as that of a
+	// Unseen says that the first token will not be noticed when it comes, as that of a
 	// response that is no stream; see [Config.InferFirstTokens].
 	Unseen bool
 	// ExpectedOutput is how many tokens the response will have; 0 = unknown.
