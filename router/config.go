@@ -74,16 +74,16 @@ type Config struct {
 	// NoActiveBlocks leaves the blocks of requests in flight out of the account;
 	// their prefill tokens and their number stay.
 	NoActiveBlocks bool
-	// EstimateOutput takes outputs that nobody tells of by [Router.AddOutputTokens]
-	// for as long as their time allows: each request with its first token makes
-	// OutputRate tokens a second; if that is 0, as many as others on its worker did
-	// that were told of, or as Scoring.Engine would. It is for who cannot see the
-	// tokens of a response.
+	// EstimateOutput estimates the length of outputs that are not reported by
+	// [Router.AddOutputTokens]: each request makes OutputRate tokens a second after its
+	// first token. If OutputRate is 0, the rate is that of reported outputs on the same
+	// worker, or else that of Scoring.Engine. It is for callers that cannot see the tokens
+	// of a response.
 	EstimateOutput bool
 	OutputRate     float64
-	// InferFirstTokens takes the prompt of a request for computed whose first token
-	// nobody tells of: when one that was booked on its worker later has its own, or when
-	// its worker should be done at the rate that was seen of it. See package scorer.
+	// InferFirstTokens infers first tokens that are not reported: when a request that was
+	// booked on the same worker later has its first token, or when the worker should have
+	// computed the prompt at the rate that was measured. See package scorer.
 	InferFirstTokens bool
 	// PrefillThroughput is what a worker computes, in tokens per second, for
 	// [Decision.CoarseTTFT]. Default 50,000.

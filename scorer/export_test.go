@@ -2,7 +2,16 @@
 
 package scorer
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
+
+// MarkPrefillCompleted notes a first token that was seen when it came.
+func (s *Slots) MarkPrefillCompleted(now time.Time, id string) bool {
+	news, _ := s.FirstToken(now, id, true)
+	return news
+}
 
 // Left counts what must be gone when all slots are freed.
 func (s *Slots) Left() int {

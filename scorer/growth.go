@@ -19,7 +19,7 @@ func (s *Slots) Grow(now time.Time, worker int, perSecond float64) {
 		return
 	}
 	since := now.Sub(s.epoch)
-	for next := s.workers[worker].untold; next != 0; {
+	for next := s.workers[worker].untold.head; next != 0; {
 		n := next - 1
 		t := &s.slots[n]
 		next = t.next
@@ -87,32 +87,4 @@ func (s *Slots) lengthen(n int32, k int) {
 		t.output = output
 	}
 	s.reweigh(n)
-}
-
-// link puts a slot among those of its worker that [Slots.Grow] is about, unlink
-// takes it out if it is one.
-func (s *Slots) link(n int32) {
-	t := &s.slots[n]
-	w := &s.workers[t.worker]
-	t.linked, t.next, t.previous = true, w.untold, 0
-	if w.untold != 0 {
-		s.slots[w.untold-1].previous = n + 1
-	}
-	w.untold = n + 1
-}
-
-func (s *Slots) unlink(n int32) {
-	t := &s.slots[n]
-	if !t.linked {
-		return
-	}
-	if t.next != 0 {
-		s.slots[t.next-1].previous = t.previous
-	}
-	if t.previous != 0 {
-		s.slots[t.previous-1].next = t.next
-	} else {
-		s.workers[t.worker].untold = t.next
-	}
-	t.linked = false
 }

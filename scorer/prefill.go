@@ -69,7 +69,7 @@ type Inference struct {
 
 // queue is the prefills of a worker.
 type queue struct {
-	head, tail int32 // of the waiting slots, each one more than the number; 0 = none
+	list // of the waiting slots
 
 	// The worker computes what is waiting since began, and has done some of it.
 	began time.Duration
@@ -247,9 +247,10 @@ func (s *Slots) infer(n int32, by string, at time.Duration) {
 func (s *Slots) start(n int32, at time.Duration) {
 	t := &s.slots[n]
 	s.note(int(t.worker))
-	s.unqueue(n)
-	t.started, t.first, t.grown = true, at, at
 	w := &s.workers[t.worker]
+	s.unlink(&w.queue.list, n)
+	w.queue.due = 0
+	t.started, t.first, t.grown = true, at, at
 	if t.reports {
 		s.ended(t, at, load{pend: t.pend})
 	}
@@ -259,8 +260,8 @@ func (s *Slots) start(n int32, at time.Duration) {
 	w.waiting--
 	w.pend -= t.pend
 	w.decode += t.prompt + t.out
-	if !t.told {
-		s.link(n)
+	if t.linked = !t.told; t.linked {
+		s.link(&w.untold, n)
 	}
 }
 
@@ -306,33 +307,15 @@ func (s *Slots) InferByRate(now time.Time, worker int) (inferred int) {
 	return inferred
 }
 
-// enqueue puts a new slot behind those that wait on its worker, unqueue takes a
-// waiting one out.
+// enqueue puts a new slot behind those that wait on its worker.
 func (s *Slots) enqueue(n int32) {
 	t := &s.slots[n]
 	q := &s.workers[t.worker].queue
 	s.turn++
 	t.turn, t.listed = s.turn, t.seen
 	if q.head == 0 {
-		q.head, q.began, q.done, q.broken = n+1, t.seen, 0, false
-	} else {
-		s.slots[q.tail-1].next = n + 1
+		q.began, q.done, q.broken = t.seen, 0, false
 	}
-	t.previous, q.tail, q.due = q.tail, n+1, 0
-}
-
-func (s *Slots) unqueue(n int32) {
-	t := &s.slots[n]
-	q := &s.workers[t.worker].queue
-	if t.previous != 0 {
-		s.slots[t.previous-1].next = t.next
-	} else {
-		q.head = t.next
-	}
-	if t.next != 0 {
-		s.slots[t.next-1].previous = t.previous
-	} else {
-		q.tail = t.previous
-	}
-	t.next, t.previous, q.due = 0, 0, 0
+	s.link(&q.list, n)
+	q.due = 0
 }

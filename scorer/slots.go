@@ -128,8 +128,8 @@ type slot struct {
 	counted      bool // its work is in a queue's account already
 	overtaken    bool // its first token was inferred by order
 
-	// The slot's neighbours, each one more than their number: in the list of its worker's
-	// waiting ones, and then in that of those whose output is estimated.
+	// The slot's neighbours in the list of its worker's waiting slots, and after the first
+	// token in that of the slots whose output is estimated; see [list].
 	next, previous int32
 	// Of an output that is estimated: how long it is, and until when that holds.
 	estimate float64
@@ -146,13 +146,43 @@ type slot struct {
 	arrived    time.Duration
 }
 
+// list is a list of slots, through their next and previous. Every number is one more than a
+// slot's; 0 = none.
+type list struct{ head, tail int32 }
+
+// link puts a slot at the end of a list.
+func (s *Slots) link(l *list, n int32) {
+	if l.head == 0 {
+		l.head = n + 1
+	} else {
+		s.slots[l.tail-1].next = n + 1
+	}
+	s.slots[n].previous, l.tail = l.tail, n+1
+}
+
+// unlink takes a slot out of the list that it is in.
+func (s *Slots) unlink(l *list, n int32) {
+	t := &s.slots[n]
+	if t.previous != 0 {
+		s.slots[t.previous-1].next = t.next
+	} else {
+		l.head = t.next
+	}
+	if t.next != 0 {
+		s.slots[t.next-1].previous = t.previous
+	} else {
+		l.tail = t.previous
+	}
+	t.next, t.previous = 0, 0
+}
+
 // account is the sum over the slots of a worker.
 type account struct {
 	requests, waiting, pend, decode int
 	blocks                          int
 	off                             int64 // what expected output takes off blocks, in 1/fraction
 	root                            int32
-	untold                          int32 // one more than the first slot that Grow is about; 0 = none
+	untold                          list // slots whose output Grow estimates
 	queue                           queue
 }
 
@@ -250,14 +280,6 @@ func (s *Slots) reweigh(n int32) {
 	t.off = off
 }
 
-// MarkPrefillCompleted notes the first token of a request: its prefill tokens are
-// no longer pending. It returns false, and changes nothing, if the id has no slot
-// or its first token was noted before.
-func (s *Slots) MarkPrefillCompleted(now time.Time, id string) bool {
-	news, _ := s.FirstToken(now, id, true)
-	return news
-}
-
 // AddOutputTokens notes that a request has k more tokens of output. Each block
 // that they begin, beyond the prompt's last one, is one more on the worker. What
 // [Slots.Grow] took the output for counts no more. It returns false, and changes
@@ -274,8 +296,10 @@ func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
 	}
 	k = min(k, MostTokens)
 	if !t.told {
-		t.told = true
-		s.unlink(n)
+		if t.told = true; t.linked {
+			s.unlink(&s.workers[t.worker].untold, n)
+			t.linked = false
+		}
 		k -= t.out
 	}
 	s.lengthen(n, min(k, MostTokens-t.out))
@@ -353,7 +377,9 @@ func (s *Slots) drop(n int32) {
 	w := &s.workers[t.worker]
 	delete(s.ids, t.id)
 	s.note(int(t.worker))
-	s.unlink(n)
+	if t.linked {
+		s.unlink(&w.untold, n)
+	}
 	if t.reports {
 		was := load{requests: 1}
 		if !t.started {
@@ -369,7 +395,8 @@ func (s *Slots) drop(n int32) {
 		if t.previous == 0 {
 			w.queue.broken = true
 		}
-		s.unqueue(n)
+		s.unlink(&w.queue.list, n)
+		w.queue.due = 0
 		w.waiting--
 		w.pend -= t.pend
 	}
