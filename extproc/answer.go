@@ -123,7 +123,7 @@ func tooLarge(limit int) *openai.Error {
 }
 
 // setHeaders answers m with headers, given as name, value, name, value, in place
-// of any that are there. reroute makes Envoy choose the route anew.
+// of any that are there. reroute makes Envoy choose the route again.
 func setHeaders(m message, reroute bool, pairs ...string) *extprocv3.ProcessingResponse {
 	return answer(m, &extprocv3.CommonResponse{HeaderMutation: mutation(pairs), ClearRouteCache: reroute})
 }

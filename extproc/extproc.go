@@ -129,7 +129,7 @@ type Config struct {
 	// case; the first one that is present counts.
 	SessionHeaders []string
 
-	// TrustOverrides heeds headers and fields of the body that say how a request
+	// TrustOverrides obeys headers and fields of the body that say how a request
 	// is to be routed, AllowDirect those that name its worker. Without them they
 	// are removed unread. For listeners that only trusted clients reach.
 	TrustOverrides, AllowDirect bool
@@ -164,7 +164,7 @@ type Config struct {
 
 	// EndpointPicker also speaks the endpoint-picker protocol of the Gateway API
 	// Inference Extension: the choices in x-gateway-destination-endpoint and in
-	// dynamic metadata, and a choice for every request. With AllowDirect it heeds
+	// dynamic metadata, and a choice for every request. With AllowDirect it obeys
 	// the hooks of the extension's conformance tests.
 	EndpointPicker bool
 
@@ -182,7 +182,7 @@ type Config struct {
 	// Envoy Gateway's. Bodies must be buffered there.
 	ModeOverride bool
 
-	// LoadReport, if not nil, is told of each header of a worker's response in which
+	// LoadReport, if not nil, is called for each header of a worker's response in which
 	// the engine says how busy it is: the name begins with endpoint-load-metrics. The
 	// worker is the one that served. It must not block.
 	LoadReport func(w router.Worker, header, value string)
@@ -244,7 +244,7 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // answerTime is how much longer Envoy is asked to wait than a request does, so that
-// it is we who refuse.
+// kvroute refuses the request and not Envoy.
 const answerTime = 500 * time.Millisecond
 
 // Server is the external processor. Make one with [New]. Its methods may be called
@@ -264,9 +264,9 @@ type Server struct {
 	open  [kinds]atomic.Int64 // streams
 	lines [failures]lineLimit // of the log
 	apart lineLimit           // of those on workers that Envoy does not know
-	// told says that Envoy is configured to send response headers: a stream that
+	// headersSent says that Envoy is configured to send response headers: a stream that
 	// ends without them had no response.
-	told atomic.Bool
+	headersSent atomic.Bool
 
 	drained context.Context //nolint:containedctx // ends with Drain; context.AfterFunc wants one
 	drain   context.CancelFunc
@@ -323,7 +323,7 @@ func (s *Server) Register(to grpc.ServiceRegistrar) { extprocv3.RegisterExternal
 // Drain ends all streams but those with a decision in progress, which get their
 // answer first, and from now on each new one at once; Envoy goes on without us,
 // live responses are not touched, and the slots are freed. All handlers have
-// returned within DecisionTimeout if the router heeds its context, but for those whose
+// returned within DecisionTimeout if the router obeys its context, but for those whose
 // responses come to us in chunks (full duplex), which stay to their end. Call it when
 // the health service has told Envoy to send no new streams, and the gRPC server's
 // GracefulStop after it.

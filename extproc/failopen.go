@@ -58,7 +58,7 @@ func (s *Server) failOpen(why failure, err error, more ...any) {
 // fleet that becomes known while a request is decided was not known to it.
 func (s *Server) starting() bool { return s.conf.Started != nil && !s.conf.Started() }
 
-// unserved reports whether a decision failed for want of anybody who serves the model,
+// unserved reports whether a decision failed for lack of workers that serve the model,
 // which fails open as long as the server is starting.
 func unserved(err error) bool {
 	return errors.Is(err, router.ErrNoWorkers) || errors.Is(err, router.ErrUnknownModel)

@@ -52,14 +52,14 @@ func (s *Server) observe(id string, receive func() (*extprocv3.ProcessingRequest
 		case err != nil:
 			return endEnded
 		}
-		if end := s.heed(&events, id, req); end != "" {
+		if end := s.observeMessage(&events, id, req); end != "" {
 			return end
 		}
 	}
 }
 
-// heed takes a message, and returns how the stream ends with it, "" if it goes on.
-func (s *Server) heed(events *firstEvent, id string, req *extprocv3.ProcessingRequest) string {
+// observeMessage returns how the stream ends with a message, "" if it goes on.
+func (s *Server) observeMessage(events *firstEvent, id string, req *extprocv3.ProcessingRequest) string {
 	switch r := req.GetRequest().(type) {
 	case *extprocv3.ProcessingRequest_ResponseHeaders:
 		if !isEventStream(r.ResponseHeaders) || r.ResponseHeaders.GetEndOfStream() {

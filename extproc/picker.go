@@ -26,7 +26,7 @@ const (
 	servedKey = "x-gateway-destination-endpoint-served"
 
 	// Hooks of the extension's conformance tests: the request's header says which
-	// endpoints may be picked, the response's who was picked and who served.
+	// endpoints may be picked, the response's which one was picked and which one served.
 	headerTestSelection = "test-epp-endpoint-selection"
 	headerTestPicked    = "x-conformance-test-selected-endpoint"
 	headerTestServed    = "x-conformance-test-served-endpoint"

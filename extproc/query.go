@@ -34,7 +34,7 @@ func (s *stream) query(ctx context.Context, req router.Request, model string) bo
 	d, err := s.server.router.BestWorker(ctx, req)
 	if err != nil {
 		r := s.refusal(err, model)
-		if r == nil { // a request would fail open, but nobody wants this one served
+		if r == nil { // a request would fail open, but the client does not want this one served
 			r = openai.NoDecision()
 		}
 		return s.refuse(r)

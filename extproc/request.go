@@ -15,7 +15,7 @@ import (
 )
 
 // answerRequest answers what is unanswered of the request, the last of it m, with a worker,
-// a refusal, or nothing: fail open. It does not answer if nobody waits.
+// a refusal, or nothing: fail open. It does not answer if the stream has ended.
 func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.HttpBody) bool {
 	defer s.giveBack()
 	defer s.deflate()
@@ -124,7 +124,7 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 	req.ID = s.id
 	d, err := s.server.router.BestWorker(ctx, *req)
 	if err != nil {
-		// Nothing is booked, or somebody else's: see router.ErrDuplicate.
+		// Nothing is booked, or another request with this id is: see router.ErrDuplicate.
 		s.booked = false
 		return err
 	}

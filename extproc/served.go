@@ -50,7 +50,7 @@ func (s *stream) destination() []string {
 	return headers
 }
 
-// note tells the router who answered the request, and how.
+// note tells the router which worker answered the request, and how.
 func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	r := router.Response{}
 	details := ""
@@ -64,7 +64,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 		switch d := details; {
 		case d == "" || d == "via_upstream": // not asked for, or the worker's
 		case d == "no_healthy_upstream" && r.Address.IsValid():
-			// A worker was asked and failed, and there was nobody to ask next.
+			// A worker was asked and failed, and there was no other to ask.
 			r.Local, r.Asked = true, max(0, r.Asked-1)
 		case d == "no_healthy_upstream":
 			s.unreached()
@@ -72,7 +72,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 		case strings.HasPrefix(d, "upstream_") && !envoysOwn(d):
 			r.Local = true // reset, refused, too slow
 		default:
-			return // no worker was reached: nobody is to blame
+			return // no worker was reached: none is to blame
 		}
 	}
 	if !r.Address.IsValid() {

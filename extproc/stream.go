@@ -32,8 +32,9 @@ type Router interface {
 	// a request that no worker served.
 	Free(id string) bool
 	Abandon(id string) bool
-	// Served notes who answered a request when its response begins, so that its
-	// booking can follow, and reports whether it did and who is avoided from now.
+	// Served notes which worker answered a request when its response begins, so that the
+	// booking can follow. It reports whether the booking did, and which workers are avoided
+	// from now on.
 	Served(id string, r router.Response) (moved bool, avoided []router.Worker)
 }
 
@@ -106,7 +107,7 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing fu
 				return st.state.String()
 			}
 		case <-st.late:
-			// Behind a refusal, or a response that overtook the request, nobody waits.
+			// After a refusal, or a response that overtook the request, Envoy does not wait.
 			if st.late = nil; st.state == gathering && !st.release(failBudget, nil) {
 				return st.state.String()
 			}
@@ -176,7 +177,7 @@ func (s *stream) mayLeave() bool {
 func (s *stream) free() {
 	if s.booked {
 		s.booked = false
-		if s.served || !s.server.told.Load() {
+		if s.served || !s.server.headersSent.Load() {
 			s.server.router.Free(s.id)
 		} else {
 			s.server.router.Abandon(s.id)
@@ -237,7 +238,7 @@ func (s *stream) send(answers ...*extprocv3.ProcessingResponse) bool {
 // answerResponse answers the response headers.
 func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.ProcessingResponse {
 	h := req.GetResponseHeaders()
-	s.server.told.Store(true)
+	s.server.headersSent.Store(true)
 	s.served = strings.HasPrefix(status(h), "2")
 	if !s.booked {
 		return answer(responseHeaders, nil)
