@@ -10,8 +10,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"reflect"
-	"slices"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -292,31 +290,6 @@ func readConfig(name string, args []string, out io.Writer, more func(*flag.FlagS
 		}
 	}
 	return c, file, c.check()
-}
-
-// changed returns the names of the settings that differ between c and a running
-// configuration, in order, without the lists that are reloaded.
-func (c *config) changed(running *config) (names []string, err error) {
-	now, err := c.settings()
-	if err != nil {
-		return nil, err
-	}
-	was, err := running.settings()
-	if err != nil {
-		return nil, err
-	}
-	for name := range now {
-		if _, known := was[name]; !known {
-			was[name] = nil
-		}
-	}
-	for name, value := range was {
-		if !slices.Contains([]string{"models", "workers", "groups"}, name) && !reflect.DeepEqual(value, now[name]) {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names, nil
 }
 
 // readFile returns the defaults with what the file says.

@@ -46,25 +46,19 @@ func (f *endpointFile) run(ctx context.Context) error {
 			return fmt.Errorf("endpoint-file: %w", err)
 		}
 	}
-	ticker := time.NewTicker(endpointFileEvery)
-	defer ticker.Stop()
 	failed := false
-	for {
-		if err := f.update(); err != nil {
-			if !failed {
-				f.log.Error("the endpoint file is not up to date", "err", err)
-			}
-			failed = true
-		} else if failed {
-			failed = false
+	update := func() {
+		err := f.update()
+		switch {
+		case err != nil && !failed:
+			f.log.Error("the endpoint file is not up to date", "err", err)
+		case err == nil && failed:
 			f.log.Info("the endpoint file is up to date again")
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+		failed = err != nil
 	}
+	update()
+	return every(ctx, endpointFileEvery, update)
 }
 
 // update writes the file if the fleet has changed, or the file is gone.

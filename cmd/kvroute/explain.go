@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/url"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -73,7 +74,11 @@ func printDecision(out io.Writer, d *router.Decision) error {
 	line("prompt", "%d tokens (%s), %d full blocks of %d", d.PromptTokens, mode, d.PromptBlocks, d.BlockSize)
 	line("mode", "%s", modeOf(d))
 	if d.Policy != "" && d.Settings != nil {
-		line("settings", "%s", settingsOf(d.Settings))
+		text, err := settingsOf(d.Settings)
+		if err != nil {
+			return err
+		}
+		line("settings", "%s", text)
 	}
 	if t := d.Thresholds; t != nil && *t != (router.Thresholds{}) {
 		text, err := json.Marshal(t)
@@ -215,44 +220,41 @@ func modeOf(d *router.Decision) string {
 	return fmt.Sprintf("%s, random number %s", d.Mode, exactly(d.Draw))
 }
 
+// policySettings are the settings that each policy looks at, by their names in JSON.
+var policySettings = map[scorer.Policy]string{
+	scorer.Tokens:        "alpha attention host_cache_weight disk_cache_weight",
+	scorer.Dynamo:        "overlap_score_weight",
+	scorer.DynamoNewer:   "overlap_score_credit overlap_score_credit_decay prefill_load_scale active_request_weight host_cache_weight disk_cache_weight",
+	scorer.PredictedTTFT: "alpha host_cache_weight disk_cache_weight",
+	scorer.Weighted:      "max_batch weighted_overlap weighted_requests weighted_kv_use",
+}
+
 // settingsOf lists what the policy looks at.
-func settingsOf(s *scorer.Settings) string {
+func settingsOf(s *scorer.Settings) (string, error) {
+	var all map[string]any
+	data, err := json.Marshal(s)
+	if err == nil {
+		err = json.Unmarshal(data, &all)
+	}
+	if err != nil {
+		return "", err
+	}
 	text := "cost " + string(s.Policy)
-	add := func(name string, value float64) { text += fmt.Sprintf(", %s %s", name, exactly(value)) }
-	switch s.Policy {
-	case scorer.Tokens:
-		add("alpha", s.Alpha)
-		add("attention", s.Attention)
-	case scorer.Dynamo:
-		add("overlap_score_weight", s.OverlapWeight)
-	case scorer.DynamoNewer:
-		add("overlap_score_credit", s.OverlapCredit)
-		add("overlap_score_credit_decay", s.CreditDecay)
-		add("prefill_load_scale", s.PrefillScale)
-		add("active_request_weight", s.RequestWeight)
-	case scorer.PredictedTTFT:
-		add("alpha", s.Alpha)
-		e := &s.Engine
+	for name := range strings.FieldsSeq(policySettings[s.Policy] + " router_temperature") {
+		value, _ := all[name].(float64)
+		text += fmt.Sprintf(", %s %s", name, exactly(value))
+	}
+	if e := &s.Engine; s.Policy == scorer.PredictedTTFT {
 		text += fmt.Sprintf(", engine floor %s, step %s, token %s, attention %s, kv_token %s, chunk %s",
 			exactly(e.Floor), exactly(e.Step), exactly(e.Token), exactly(e.Attention), exactly(e.KVToken), exactly(e.Chunk))
-	case scorer.Weighted:
-		add("max_batch", s.MaxBatch)
-		add("weighted_overlap", s.WeightedOverlap)
-		add("weighted_requests", s.WeightedRequests)
-		add("weighted_kv_use", s.WeightedKVUse)
 	}
-	if s.Policy != scorer.Dynamo && s.Policy != scorer.Weighted {
-		add("host_cache_weight", s.HostWeight)
-		add("disk_cache_weight", s.DiskWeight)
-	}
-	add("router_temperature", s.Temperature)
 	if !s.TrackPrefill {
 		text += ", prefill is not tracked"
 	}
 	if !s.AssumeKVReuse {
 		text += ", no reuse is assumed"
 	}
-	return text
+	return text, nil
 }
 
 // because says in words why the worker was chosen.

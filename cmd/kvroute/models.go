@@ -85,12 +85,7 @@ func (c *config) loadCards(cache *tokenizer.Cache, log *slog.Logger) ([]router.C
 // attention returns the attention weight that the model's config.json tells of. A
 // file that is not there, or does not say, is no error.
 func (m *modelConfig) attention() (weight float64, ok bool) {
-	dir, err := os.OpenRoot(m.Tokenizer)
-	if err != nil {
-		return 0, false
-	}
-	defer func() { _ = dir.Close() }() // it is only read
-	data, err := dir.ReadFile("config.json")
+	data, err := readBounded(filepath.Join(m.Tokenizer, "config.json"))
 	if err != nil {
 		return 0, false
 	}

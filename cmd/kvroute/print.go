@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"strings"
 
 	"github.com/goccy/go-yaml"
 
@@ -81,39 +80,33 @@ func (c *config) printCost(out io.Writer, s scorer.Settings) (err error) {
 	return err
 }
 
-// list is a flag that may be given several times.
-type list []string
-
-func (l *list) String() string { return strings.Join(*l, " ") }
-
-func (l *list) Set(s string) error {
-	*l = append(*l, s)
-	return nil
-}
-
 // printEnvoy prints an Envoy bootstrap.
 func printEnvoy(_ context.Context, args []string, std stdio) error {
 	var c envoy.Config
-	var replicas, pool, allowed list
 	fs := newFlagSet("config envoy", std.err)
-	envoyFlags(fs, &c, &replicas, &pool, &allowed)
+	envoyFlags(fs, &c)
 	if err := parse(fs, args); err != nil {
 		return err
 	}
-	if c.ExtProc = replicas; len(replicas) == 0 {
+	if len(c.ExtProc) == 0 {
 		c.ExtProc = []string{defaults().ExtprocAddress}
 	}
-	c.Pool, c.AllowPaths = pool, allowed
 	return envoy.Render(std.out, c)
 }
 
-func envoyFlags(fs *flag.FlagSet, c *envoy.Config, replicas, pool, allowed *list) {
+func envoyFlags(fs *flag.FlagSet, c *envoy.Config) {
+	list := func(to *[]string, name, help string) {
+		fs.Func(name, help, func(s string) error {
+			*to = append(*to, s)
+			return nil
+		})
+	}
 	fs.StringVar((*string)(&c.BodyMode), "body-mode", string(envoy.Buffered), "buffered, buffered-partial, streamed, streamed-ahead or full-duplex: how Envoy hands over the request's body")
 	fs.StringVar(&c.ListenAddress, "listen", "127.0.0.1:8080", "`ip:port` that takes the clients' requests")
 	fs.StringVar(&c.AdminAddress, "admin", "127.0.0.1:9901", "`ip:port` of Envoy's administration")
-	fs.Var(replicas, "extproc", "`host:port` of a kvroute replica, or unix:/path; may be given several times (default 127.0.0.1:9002)")
-	fs.Var(pool, "pool", "`host:port` of a worker, for requests that kvroute does not route; may be given several times")
-	fs.Var(allowed, "allow-path", "`path` that clients may reach on workers beside the inference paths, or /path/* for all below it; may be given several times")
+	list(&c.ExtProc, "extproc", "`host:port` of a kvroute replica, or unix:/path; may be given several times (default 127.0.0.1:9002)")
+	list(&c.Pool, "pool", "`host:port` of a worker, for requests that kvroute does not route; may be given several times")
+	list(&c.AllowPaths, "allow-path", "`path` that clients may reach on workers beside the inference paths, or /path/* for all below it; may be given several times")
 	fs.Int64Var(&c.MaxHeapBytes, "max-heap-bytes", 0, "how many `bytes` of memory Envoy may use; near it, new requests get 503 (default 2 GiB)")
 	fs.IntVar(&c.MaxConnections, "max-connections", 0, "how many `connections` of clients Envoy takes (default 40000)")
 	fs.StringVar(&c.CA, "extproc-ca", "", "`file` with the authority of kvroute's certificate: secures the connections to it")

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -182,7 +183,7 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 	kv := c.RouterMode == string(router.KV)
 	mode, cost := "router-mode "+c.RouterMode, "cost "+string(s.Policy)
 	weighted := s.Policy == scorer.Weighted
-	given := c.changedFromDefaults()
+	given := c.changed(new(defaults()))
 	for _, row := range []struct {
 		settings string
 		effect   bool // whether they have one
@@ -205,7 +206,7 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 		{"session-affinity-mode session-headers", c.SessionAffinityTTL != 0, "session-affinity-ttl-secs 0"},
 	} {
 		for name := range strings.FieldsSeq(row.settings) {
-			if given[name] && !row.effect {
+			if !row.effect && slices.Contains(given, name) {
 				return fmt.Errorf("config: %s has no effect beside %s", name, row.beside)
 			}
 		}

@@ -11,17 +11,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/signal"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -153,31 +149,40 @@ type server struct {
 
 // open makes all parts and opens the listeners; nothing runs yet.
 func (s *server) open() (err error) {
-	c := &s.conf
 	if s.metrics, err = telemetry.NewMetrics(); err != nil {
-		return err
-	}
-	if err := s.openBus(); err != nil {
 		return err
 	}
 	if s.reloads, err = newReloads(s.metrics.Meter("config")); err != nil {
 		return err
 	}
-	s.prompts = tokenizer.NewCache(c.TokenizerCacheBytes)
-	cards, err := c.loadCards(s.prompts, s.log)
+	for _, open := range []func() error{
+		s.openBus, s.openRouter, s.openSync, s.openEvents, s.openDurable, s.loadState, s.openFleet, s.openGroups, s.openExtproc, s.openHTTP,
+		s.openDynamo, // last: its records must not name our listeners
+	} {
+		if err := open(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openRouter makes the router, and what sees each of its decisions.
+func (s *server) openRouter() error {
+	c := &s.conf
+	rc, err := c.routing()
 	if err != nil {
 		return err
 	}
-	var observe func(router.Observation)
+	s.prompts = tokenizer.NewCache(c.TokenizerCacheBytes)
+	if rc.Cards, err = c.loadCards(s.prompts, s.log); err != nil {
+		return err
+	}
+	var observers []func(router.Observation)
 	if c.VerifyTokenizer {
 		if s.verifier, err = newVerifier(s.log, s.metrics.Meter("tokenize"), s.client, s.workersOf); err != nil {
 			return err
 		}
-		observe = s.verifier.observe
-	}
-	rc, err := c.routing()
-	if err != nil {
-		return err
+		observers = append(observers, s.verifier.observe)
 	}
 	if c.TraceOut != "" {
 		if s.tracer, err = replay.NewTracer(replay.TracerConfig{
@@ -186,22 +191,28 @@ func (s *server) open() (err error) {
 		}); err != nil {
 			return err
 		}
-		observe = both(observe, s.tracer.Observe)
+		observers = append(observers, s.tracer.Observe)
 	}
-	rc.Cards, rc.Observe, rc.Meter = cards, observe, s.metrics.Meter("router")
+	if len(observers) > 0 {
+		rc.Observe = func(o router.Observation) {
+			for _, observe := range observers {
+				observe(o)
+			}
+		}
+	}
 	if c.RemoteTokenize {
 		rc.Remote = newRemote(c.TokenizerCacheBytes, s.client).ids
 	}
-	rc.Tell, rc.TellSession = s.tell(), s.tellSession()
+	rc.Meter, rc.Tell, rc.TellSession = s.metrics.Meter("router"), s.tell(), s.tellSession()
 	if rc.Probe, err = s.openProbes(); err != nil {
 		return err
 	}
-	if s.router, err = router.New(rc); err != nil {
-		return err
-	}
-	if err := s.openSync(); err != nil {
-		return err
-	}
+	s.router, err = router.New(rc)
+	return err
+}
+
+// openEvents makes what reads the events of workers, from the bus and from engines.
+func (s *server) openEvents() (err error) {
 	if s.events, err = events.NewSubscriber(s.nc, events.SubscriberConfig{
 		Scope: s.scope,
 		Sink: func(id uint64, rank uint32, ev indexer.Event) {
@@ -219,15 +230,13 @@ func (s *server) open() (err error) {
 	}); err != nil {
 		return err
 	}
-	if s.direct, err = newDirect(s.router, s.events, s.client, s.networks, s.log, s.metrics.Meter("source")); err != nil {
-		return err
-	}
-	if err = s.openDurable(); err != nil {
-		return err
-	}
-	if err = s.loadState(); err != nil {
-		return err
-	}
+	s.direct, err = newDirect(s.router, s.events, s.client, s.networks, s.log, s.metrics.Meter("source"))
+	return err
+}
+
+// openFleet makes the registry of workers, with those of the configuration.
+func (s *server) openFleet() (err error) {
+	c := &s.conf
 	if s.registry, err = fleet.NewRegistry(s.nc, fleet.RegistryConfig{
 		Scope:    s.scope,
 		Replicas: c.NATSReplicas,
@@ -244,28 +253,16 @@ func (s *server) open() (err error) {
 		return err
 	}
 	if s.prober, err = fleet.NewProber(fleet.ProberConfig{
-		Alive:  s.registry.Alive,
-		Load:   s.rankLoads,
-		Client: s.client,
-		Meter:  s.metrics.Meter("fleet"),
+		Alive: s.registry.Alive, Load: s.rankLoads, Client: s.client, Meter: s.metrics.Meter("fleet"),
 	}); err != nil {
 		return err
 	}
 	s.static = newStatic(s.registry.SetStatic, s.log)
-	if err = s.static.set(context.Background(), c.Workers); err != nil {
+	if err := s.static.set(context.Background(), c.Workers); err != nil {
 		return err
 	}
 	s.warnOfSilence()
-	if err = s.openGroups(); err != nil {
-		return err
-	}
-	if err = s.openExtproc(); err != nil {
-		return err
-	}
-	if err = s.openHTTP(); err != nil {
-		return err
-	}
-	return s.openDynamo() // last: its records must not name our listeners
+	return nil
 }
 
 func (s *server) openExtproc() (err error) {
@@ -311,28 +308,6 @@ func (s *server) openExtproc() (err error) {
 		return fmt.Errorf("listen for Envoy: %w", err)
 	}
 	return nil
-}
-
-// listen opens a listener at ip:port or unix:/path. A socket that a process left behind
-// which was killed is taken over, one that somebody listens at is not.
-func listen(at string) (net.Listener, error) {
-	network, address, err := splitAddress(at)
-	if err != nil {
-		return nil, err
-	}
-	if network == "unix" {
-		conn, err := net.DialTimeout(network, address, time.Second)
-		switch {
-		case err == nil:
-			_ = conn.Close() // it was only a question
-			return nil, fmt.Errorf("somebody else listens at %s", address)
-		case errors.Is(err, syscall.ECONNREFUSED):
-			if err := os.Remove(address); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return net.Listen(network, address)
 }
 
 // extproc is what the flags say of Envoy's streams.
@@ -390,17 +365,6 @@ func (s *server) openHTTP() (err error) {
 	return nil
 }
 
-// both returns a function that calls two, of which the first may be nil.
-func both(a, b func(router.Observation)) func(router.Observation) {
-	if a == nil {
-		return b
-	}
-	return func(o router.Observation) {
-		a(o)
-		b(o)
-	}
-}
-
 func (s *server) addresses() addresses {
 	a := addresses{HTTP: s.httpAt.Addr().String(), Extproc: s.grpcAt.Addr().String()}
 	if s.grpcAt.Addr().Network() == "unix" {
@@ -412,127 +376,34 @@ func (s *server) addresses() addresses {
 	return a
 }
 
-// listensAt reports whether an address is one at which this process listens.
-func (s *server) listensAt(a netip.AddrPort) bool {
-	ours := []net.Addr{s.grpcAt.Addr(), s.httpAt.Addr()}
-	if s.bus != nil {
-		ours = append(ours, s.bus.Addr())
-	}
-	return slices.ContainsFunc(ours, func(l net.Addr) bool {
-		at, ok := l.(*net.TCPAddr)
-		if !ok || at.Port != int(a.Port()) {
-			return false
-		}
-		return at.IP.Equal(a.Addr().AsSlice()) || at.IP.IsUnspecified() && ofThisMachine(a.Addr())
-	})
-}
-
-func ofThisMachine(a netip.Addr) bool {
-	if a.IsLoopback() {
-		return true
-	}
-	addresses, _ := net.InterfaceAddrs() // none: as if there were no interface
-	return slices.ContainsFunc(addresses, func(n net.Addr) bool {
-		own, ok := n.(*net.IPNet)
-		return ok && own.IP.Equal(a.AsSlice())
-	})
-}
-
-// workersOf returns the addresses of a model's workers.
-func (s *server) workersOf(model string) (addresses []netip.AddrPort) {
-	for _, w := range s.router.Workers() {
-		if w.Model == model && w.Health == router.Healthy.String() && w.Group == "" {
-			addresses = append(addresses, w.Address)
-		}
-	}
-	return addresses
-}
-
-// setWorker tells first the router of a worker and then the events that wait for it.
-func (s *server) setWorker(info router.WorkerInfo) {
-	s.names.set(info.ID, info.Name)
-	if err := s.direct.setWorker(info); err != nil {
-		s.log.Warn("a worker is refused", "err", err)
-		return
-	}
-	s.workerChanged(info.ID, true)
-	s.log.Debug("worker", "worker", info.ID, "address", info.Address.String(), "health", info.Health.String())
-	if s.router.WantsEvents() {
-		s.events.SetWorker(info.ID, s.source(&info))
-	}
-}
-
-// source says where the events of a worker are taken from.
-func (s *server) source(info *router.WorkerInfo) events.Source {
-	src := events.Source{
-		DPStart: info.DPStart, DPSize: max(1, info.DPSize),
-		StartedMS: info.StartedMS, Home: fmt.Sprint(info.Models[0], "/", info.BlockSize),
-		Publisher: info.Events.PublisherID,
-	}
-	if src.Feed, src.Queries = events.ChooseFeed(info.Events.Transport, info.Events.LocalIndexer, s.durable != nil); info.BlockSize == 0 {
-		src.Feed, src.Queries = events.FeedNone, false
-	}
-	return src
-}
-
-func (s *server) removeWorker(id uint64) {
-	s.log.Info("a worker is gone", "worker", id)
-	defer s.names.set(id, "")
-	s.prober.Remove(id)
-	s.loads.Forget(id)
-	s.requests.Forget(id)
-	s.events.Forget(id)
-	s.direct.removeWorker(id)
-	s.workerChanged(id, false)
-}
-
 // run runs all parts until ctx ends or one of them fails. Every goroutine of the
 // process starts here or belongs to a server that is started here.
 func (s *server) run(ctx context.Context) error {
 	s.log.Info("kvroute is open", "extproc", s.grpcAt.Addr().String(), "http", s.httpAt.Addr().String())
 	parts, ctx := errgroup.WithContext(ctx)
-	parts.Go(func() error { return s.registry.Run(ctx) })
-	parts.Go(func() error { return s.prober.Run(ctx) })
-	parts.Go(func() error { return s.static.run(ctx) })
-	if s.dynamo != nil {
-		parts.Go(func() error { return s.dynamo.Run(ctx) })
+	runs := []func(context.Context) error{
+		s.registry.Run, s.prober.Run, s.static.run, s.followUsedBlocks, s.router.Run, s.warmUp, s.reload, s.serveEnvoy, s.serveAPI,
 	}
-	parts.Go(func() error { return events.FollowUsedBlocks(ctx, s.nc, s.scope, s.usedBlocks) })
-	parts.Go(func() error { return s.router.Run(ctx) })
-	parts.Go(func() error { return s.warmUp(ctx) })
-	if s.conf.EndpointFile != "" {
-		f := &endpointFile{path: s.conf.EndpointFile, known: s.started.Load, workers: s.router.Workers, log: s.log}
-		parts.Go(func() error { return f.run(ctx) })
-	}
-	if s.router.WantsEvents() {
-		parts.Go(func() error { return s.events.Run(ctx) })
-		if s.durable != nil {
-			parts.Go(func() error { return s.readStream(ctx) })
+	when := func(is bool, run ...func(context.Context) error) {
+		if is {
+			runs = append(runs, run...)
 		}
-		parts.Go(func() error { return s.direct.sources.Run(ctx) })
-		parts.Go(func() error { return s.expireEvents(ctx) })
 	}
+	wanted := s.router.WantsEvents()
+	when(s.dynamo != nil, s.dynamo.Run)
+	when(s.conf.EndpointFile != "", (&endpointFile{path: s.conf.EndpointFile, known: s.started.Load, workers: s.router.Workers, log: s.log}).run)
+	when(wanted, s.events.Run, s.direct.sources.Run, s.expireEvents)
+	when(wanted && s.durable != nil, s.readStream)
+	when(s.state != nil, s.keepState)
+	when(s.tracer != nil, s.tracer.Run)
+	when(s.verifier != nil, s.verifier.run)
+	for _, run := range runs {
+		parts.Go(func() error { return run(ctx) })
+	}
+	s.groups.run(ctx, parts)
 	// Others hear of this replica until its last request is over.
 	drained, leave := context.WithCancel(context.WithoutCancel(ctx))
 	parts.Go(func() error { return s.beHeard(drained) })
-	s.groups.run(ctx, parts)
-	if s.state != nil {
-		parts.Go(func() error { return s.keepState(ctx) })
-	}
-	parts.Go(func() error { return s.grpc.Serve(s.grpcAt) })
-	parts.Go(func() error {
-		if err := s.http.Serve(s.httpAt); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
-	})
-	parts.Go(func() error { return s.reload(ctx) })
-	if s.tracer != nil {
-		parts.Go(func() error { return s.tracer.Run(ctx) })
-	}
-	if s.verifier != nil {
-		parts.Go(func() error { return s.verifier.run(ctx) })
-	}
 	parts.Go(func() error {
 		<-ctx.Done()
 		defer leave()
@@ -541,19 +412,39 @@ func (s *server) run(ctx context.Context) error {
 	return parts.Wait()
 }
 
-// expireEvents has workers read anew of which an event waited in vain for what
-// should have come before it.
+func (s *server) followUsedBlocks(ctx context.Context) error {
+	return events.FollowUsedBlocks(ctx, s.nc, s.scope, s.usedBlocks)
+}
+
+// serveEnvoy and serveAPI end with drain.
+func (s *server) serveEnvoy(context.Context) error { return s.grpc.Serve(s.grpcAt) }
+
+func (s *server) serveAPI(context.Context) error {
+	if err := s.http.Serve(s.httpAt); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// expireEvents has workers read again of which an event waited in vain for an earlier one.
 func (s *server) expireEvents(ctx context.Context) error {
-	tick := time.NewTicker(5 * time.Second)
+	return every(ctx, 5*time.Second, func() {
+		for _, w := range s.router.ExpireEvents() {
+			s.events.Doubt(w.ID, w.DPRank)
+		}
+	})
+}
+
+// every calls do at each tick until ctx ends.
+func every(ctx context.Context, period time.Duration, do func()) error {
+	tick := time.NewTicker(period)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			for _, w := range s.router.ExpireEvents() {
-				s.events.Doubt(w.ID, w.DPRank)
-			}
+			do()
 		}
 	}
 }
@@ -574,69 +465,6 @@ func (s *server) drain() error {
 		return s.http.Close()
 	}
 	return nil
-}
-
-func newReloads(meter metric.Meter) (metric.Int64Counter, error) {
-	return meter.Int64Counter("kvroute.config.reloads", metric.WithUnit("{reload}"), metric.WithDescription("Readings of the configuration anew, by what became of them."))
-}
-
-// reload reads the models, workers and router groups of the configuration file, and the tokens of the
-// API, anew on SIGHUP, and when one of these files has changed: all of them, or none if one
-// has a mistake.
-func (s *server) reload(ctx context.Context) error {
-	watch := newWatch(s.begun, s.file, s.conf.APITokenFile)
-	tick := time.NewTicker(watchEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-s.hup:
-			watch.taken()
-		case <-tick.C:
-			if !watch.changed() {
-				continue
-			}
-		}
-		c, _, err := s.read()
-		var pending []string
-		if err == nil {
-			pending, err = c.changed(&s.given)
-		}
-		if err == nil {
-			_, err = c.checkedRouting()
-		}
-		var cards []router.Card
-		if err == nil {
-			c.Attention = s.conf.Attention // which a flag may have set
-			cards, err = c.loadCards(s.prompts, s.log)
-		}
-		commit := func() {}
-		if err == nil && s.tokens != nil {
-			commit, err = s.tokens.Read()
-		}
-		if err == nil {
-			var undo func()
-			if undo, err = s.groups.reload(s.conf.Groups, c.Groups); err == nil {
-				if err = s.static.set(ctx, c.Workers); err != nil {
-					undo()
-				}
-			}
-		}
-		if err != nil {
-			s.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "refused")))
-			s.log.Error("the configuration is not reloaded; the old one stays", "err", err)
-			continue
-		}
-		s.conf.Groups = c.Groups
-		s.router.SetCards(cards)
-		commit()
-		s.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "done")))
-		s.log.Info("reloaded", "models", len(c.Models), "workers", len(c.Workers))
-		if len(pending) > 0 {
-			s.log.Warn("these changed settings take effect only after a restart", "settings", strings.Join(pending, ", "))
-		}
-	}
 }
 
 // close gives back what open took, as far as it came.
@@ -664,8 +492,6 @@ func (s *server) close() error {
 func (c *config) scope() wire.Scope {
 	return wire.Scope{Namespace: c.Namespace, Component: c.Component, Endpoint: c.Endpoint}
 }
-
-func cutUnix(s string) (path string, ok bool) { return strings.CutPrefix(s, "unix:") }
 
 // healthcheck asks a URL, for images that have no other program.
 func healthcheck(ctx context.Context, args []string, std stdio) error {

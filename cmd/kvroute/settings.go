@@ -11,10 +11,9 @@ import (
 	"iter"
 	"maps"
 	"math"
-	"net"
-	"net/netip"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,7 +41,7 @@ func defaults() (c config) {
 	return c
 }
 
-// setting is a field of the configuration that is a flag.
+// setting is a field of the configuration.
 type setting struct {
 	tag   reflect.StructTag
 	value reflect.Value
@@ -53,10 +52,10 @@ func eachSetting(to any) iter.Seq2[string, setting] {
 	return func(yield func(name string, s setting) bool) {
 		v := reflect.ValueOf(to).Elem()
 		for _, f := range reflect.VisibleFields(v.Type()) {
-			if f.Tag.Get("help") == "" {
-				continue
-			}
 			name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+			if name == "" {
+				continue // embedded
+			}
 			if !yield(name, setting{f.Tag, v.FieldByIndex(f.Index)}) {
 				return
 			}
@@ -70,6 +69,9 @@ var kindOfValue = regexp.MustCompile(`<([^>]*)>`)
 // absent have none.
 func addFlags(fs *flag.FlagSet, to any) {
 	for name, s := range eachSetting(to) {
+		if s.tag.Get("help") == "" {
+			continue // in the file only, or added below
+		}
 		help := kindOfValue.ReplaceAllString(s.tag.Get("help"), "`$1`")
 		switch p := s.value.Addr().Interface().(type) {
 		case *string:
@@ -105,14 +107,16 @@ func addFlags(fs *flag.FlagSet, to any) {
 	}
 }
 
-// changedFromDefaults returns the names of the settings that have other values.
-func (c *config) changedFromDefaults() map[string]bool {
-	d, changed := defaults(), map[string]bool{}
-	theirs := maps.Collect(eachSetting(&d))
+// changed returns the names of the settings that have another value in other, in order.
+func (c *config) changed(other *config) (names []string) {
+	theirs := maps.Collect(eachSetting(other))
 	for name, s := range eachSetting(c) {
-		changed[name] = !reflect.DeepEqual(s.value.Interface(), theirs[name].value.Interface())
+		if !reflect.DeepEqual(s.value.Interface(), theirs[name].value.Interface()) {
+			names = append(names, name)
+		}
 	}
-	return changed
+	slices.Sort(names)
+	return names
 }
 
 // check refuses values that no package would refuse in words of the user's.
@@ -256,29 +260,4 @@ func seconds(s float64) time.Duration {
 		return -1
 	}
 	return time.Duration(s * float64(time.Second))
-}
-
-// loopback says whether only this machine can reach an address.
-func loopback(address string) bool {
-	network, at, err := splitAddress(address)
-	if err != nil || network == "unix" {
-		return true // a wrong address is refused as such
-	}
-	host, _, _ := net.SplitHostPort(at)
-	if host == "localhost" {
-		return true
-	}
-	ip, err := netip.ParseAddr(host)
-	return err == nil && ip.Unmap().IsLoopback()
-}
-
-// splitAddress tells the network and the address of a listener.
-func splitAddress(s string) (network, address string, err error) {
-	if path, ok := cutUnix(s); ok {
-		return "unix", path, nil
-	}
-	if _, _, err := net.SplitHostPort(s); err != nil {
-		return "", "", err
-	}
-	return "tcp", s, nil
 }

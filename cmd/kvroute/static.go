@@ -110,16 +110,7 @@ func (s *static) resolve(ctx context.Context, records []fleet.Record) []fleet.Re
 
 // run looks the names up again and again, until ctx ends.
 func (s *static) run(ctx context.Context) error {
-	tick := time.NewTicker(lookUpEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			s.again(ctx)
-		}
-	}
+	return every(ctx, lookUpEvery, func() { s.again(ctx) })
 }
 
 func (s *static) again(ctx context.Context) {

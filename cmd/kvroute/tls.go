@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,7 +27,7 @@ type tlsFiles struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	current *tls.Config
-	stamps  [3]time.Time // of the files that current is made of
+	files   *watch // what current is made of
 	looked  time.Time
 	failed  string // the last complaint
 }
@@ -64,8 +65,8 @@ func (f *tlsFiles) get(now time.Time) (*tls.Config, error) {
 		return f.current, nil
 	}
 	f.looked = now
-	stamps := [3]time.Time{modified(f.cert), modified(f.key), modified(f.clientCA)}
-	if f.current != nil && stamps == f.stamps {
+	files := newWatch(now, f.cert, f.key, f.clientCA)
+	if f.current != nil && slices.Equal(files.seen, f.files.seen) {
 		return f.current, nil
 	}
 	fresh, err := f.read()
@@ -74,7 +75,7 @@ func (f *tlsFiles) get(now time.Time) (*tls.Config, error) {
 		if f.current != nil {
 			f.log.Info("the TLS files have changed", "cert", f.cert)
 		}
-		f.current, f.stamps, f.failed = fresh, stamps, ""
+		f.current, f.files, f.failed = fresh, files, ""
 	case f.current == nil:
 		return nil, err
 	case err.Error() != f.failed:
@@ -82,15 +83,6 @@ func (f *tlsFiles) get(now time.Time) (*tls.Config, error) {
 		f.log.Error("the TLS files have changed and make no sense; the old ones stay", "err", err)
 	}
 	return f.current, nil
-}
-
-// modified returns when a file was, zero if nobody can say.
-func modified(path string) time.Time {
-	info, err := os.Stat(path)
-	if err != nil {
-		return time.Time{}
-	}
-	return info.ModTime()
 }
 
 func (f *tlsFiles) read() (*tls.Config, error) {

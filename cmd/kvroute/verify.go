@@ -46,7 +46,7 @@ const (
 type verifier struct {
 	log    *slog.Logger
 	checks metric.Int64Counter
-	queue  chan check
+	queue  chan router.Observation // copies
 	client *http.Client
 	again  time.Duration // between checks of a model that drifted
 	// workers returns the addresses of a model's workers.
@@ -62,16 +62,11 @@ type seen struct {
 	n    int
 }
 
-// check is one request to compare, all of it copied.
-type check struct {
-	router.Observation
-}
-
 func newVerifier(log *slog.Logger, meter metric.Meter, client *http.Client, workers func(model string) []netip.AddrPort) (*verifier, error) {
 	checks, err := meter.Int64Counter("kvroute.tokenize.checks", metric.WithUnit("{check}"),
 		metric.WithDescription("Prompts compared with a worker's own token ids, by model and outcome."))
 	return &verifier{
-		log: log, checks: checks, queue: make(chan check, 16), seen: map[string]seen{}, again: recheckEvery, workers: workers,
+		log: log, checks: checks, queue: make(chan router.Observation, 16), seen: map[string]seen{}, again: recheckEvery, workers: workers,
 		client: client,
 	}, err
 }
@@ -96,8 +91,8 @@ func (v *verifier) observe(o router.Observation) {
 	o.IDs = slices.Clone(o.IDs)
 	o.Prompt = clonePrompt(o.Prompt)
 	select {
-	case v.queue <- check{o}:
-	default:
+	case v.queue <- o:
+	default: // the worker cannot keep up
 	}
 }
 
@@ -121,8 +116,8 @@ func clonePrompt(p chat.Request) chat.Request {
 // trial is what the checks of a model have shown so far.
 type trial struct {
 	card    *router.Card
-	wrong   int   // checks in a row with other ids in the first block
-	drifted check // the last such check, if the model was given up
+	wrong   int                // checks in a row with other ids in the first block
+	drifted router.Observation // the last such check, if the model was given up
 }
 
 // run compares until ctx ends.
@@ -154,7 +149,7 @@ func (v *verifier) run(ctx context.Context) error {
 }
 
 // judge draws a check's consequences: at is the first position that differs.
-func (v *verifier) judge(t *trial, c check, at int) {
+func (v *verifier) judge(t *trial, c router.Observation, at int) {
 	prompts := c.Card.Prompts
 	verdict := prompts.Verdict()
 	if at < 0 || at >= c.BlockSize {
@@ -200,7 +195,7 @@ func (v *verifier) retry(ctx context.Context, t *trial) {
 
 // compare asks the worker and returns the position of the first id that differs,
 // -1 if none does; ok is false if the worker did not say.
-func (v *verifier) compare(ctx context.Context, c check) (at int, ok bool) {
+func (v *verifier) compare(ctx context.Context, c router.Observation) (at int, ok bool) {
 	outcome := "ok"
 	defer func() {
 		v.checks.Add(ctx, 1, metric.WithAttributes(attribute.String("model", c.Model), attribute.String("outcome", outcome)))

@@ -3,13 +3,53 @@
 package main
 
 import (
+	"fmt"
 	"math"
+	"net/netip"
 	"time"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/router"
 )
+
+// setWorker tells first the router of a worker and then the events that wait for it.
+func (s *server) setWorker(info router.WorkerInfo) {
+	s.names.set(info.ID, info.Name)
+	if err := s.direct.setWorker(info); err != nil {
+		s.log.Warn("a worker is refused", "err", err)
+		return
+	}
+	s.workerChanged(info.ID, true)
+	s.log.Debug("worker", "worker", info.ID, "address", info.Address.String(), "health", info.Health.String())
+	if s.router.WantsEvents() {
+		s.events.SetWorker(info.ID, s.source(&info))
+	}
+}
+
+// source says where the events of a worker are taken from.
+func (s *server) source(info *router.WorkerInfo) events.Source {
+	src := events.Source{
+		DPStart: info.DPStart, DPSize: max(1, info.DPSize),
+		StartedMS: info.StartedMS, Home: fmt.Sprint(info.Models[0], "/", info.BlockSize),
+		Publisher: info.Events.PublisherID,
+	}
+	if src.Feed, src.Queries = events.ChooseFeed(info.Events.Transport, info.Events.LocalIndexer, s.durable != nil); info.BlockSize == 0 {
+		src.Feed, src.Queries = events.FeedNone, false
+	}
+	return src
+}
+
+func (s *server) removeWorker(id uint64) {
+	s.log.Info("a worker is gone", "worker", id)
+	defer s.names.set(id, "")
+	s.prober.Remove(id)
+	s.loads.Forget(id)
+	s.requests.Forget(id)
+	s.events.Forget(id)
+	s.direct.removeWorker(id)
+	s.workerChanged(id, false)
+}
 
 // follow takes what a worker's record says besides who it is.
 func (s *server) follow(r fleet.Record, info router.WorkerInfo) {
@@ -85,4 +125,14 @@ func (s *server) cachedPrefixes(id uint64, cached map[string]int) {
 		return
 	}
 	s.router.SetCachedPrefixes(id, prefixes)
+}
+
+// workersOf returns the addresses of a model's workers.
+func (s *server) workersOf(model string) (addresses []netip.AddrPort) {
+	for _, w := range s.router.Workers() {
+		if w.Model == model && w.Health == router.Healthy.String() && w.Group == "" {
+			addresses = append(addresses, w.Address)
+		}
+	}
+	return addresses
 }

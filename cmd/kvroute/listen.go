@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// listen opens a listener at ip:port or unix:/path. A socket that a process left behind
+// which was killed is taken over, one that somebody listens at is not.
+func listen(at string) (net.Listener, error) {
+	network, address, err := splitAddress(at)
+	if err != nil {
+		return nil, err
+	}
+	if network == "unix" {
+		conn, err := net.DialTimeout(network, address, time.Second)
+		switch {
+		case err == nil:
+			_ = conn.Close() // it was only a question
+			return nil, fmt.Errorf("somebody else listens at %s", address)
+		case errors.Is(err, syscall.ECONNREFUSED):
+			if err := os.Remove(address); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return net.Listen(network, address)
+}
+
+// listensAt reports whether an address is one at which this process listens.
+func (s *server) listensAt(a netip.AddrPort) bool {
+	ours := []net.Addr{s.grpcAt.Addr(), s.httpAt.Addr()}
+	if s.bus != nil {
+		ours = append(ours, s.bus.Addr())
+	}
+	return slices.ContainsFunc(ours, func(l net.Addr) bool {
+		at, ok := l.(*net.TCPAddr)
+		if !ok || at.Port != int(a.Port()) {
+			return false
+		}
+		return at.IP.Equal(a.Addr().AsSlice()) || at.IP.IsUnspecified() && ofThisMachine(a.Addr())
+	})
+}
+
+func ofThisMachine(a netip.Addr) bool {
+	if a.IsLoopback() {
+		return true
+	}
+	addresses, _ := net.InterfaceAddrs() // none: as if there were no interface
+	return slices.ContainsFunc(addresses, func(n net.Addr) bool {
+		own, ok := n.(*net.IPNet)
+		return ok && own.IP.Equal(a.AsSlice())
+	})
+}
+
+// loopback says whether only this machine can reach an address.
+func loopback(address string) bool {
+	network, at, err := splitAddress(address)
+	if err != nil || network == "unix" {
+		return true // a wrong address is refused as such
+	}
+	host, _, _ := net.SplitHostPort(at)
+	if host == "localhost" {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// splitAddress tells the network and the address of a listener.
+func splitAddress(s string) (network, address string, err error) {
+	if path, ok := strings.CutPrefix(s, "unix:"); ok {
+		return "unix", path, nil
+	}
+	if _, _, err := net.SplitHostPort(s); err != nil {
+		return "", "", err
+	}
+	return "tcp", s, nil
+}
