@@ -239,22 +239,23 @@ func settingsOf(s *scorer.Settings) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	text := "cost " + string(s.Policy)
+	var text strings.Builder
+	text.WriteString("cost " + string(s.Policy))
 	for name := range strings.FieldsSeq(policySettings[s.Policy] + " router_temperature") {
 		value, _ := all[name].(float64)
-		text += fmt.Sprintf(", %s %s", name, exactly(value))
+		text.WriteString(fmt.Sprintf(", %s %s", name, exactly(value)))
 	}
 	if e := &s.Engine; s.Policy == scorer.PredictedTTFT {
-		text += fmt.Sprintf(", engine floor %s, step %s, token %s, attention %s, kv_token %s, chunk %s",
-			exactly(e.Floor), exactly(e.Step), exactly(e.Token), exactly(e.Attention), exactly(e.KVToken), exactly(e.Chunk))
+		text.WriteString(fmt.Sprintf(", engine floor %s, step %s, token %s, attention %s, kv_token %s, chunk %s",
+			exactly(e.Floor), exactly(e.Step), exactly(e.Token), exactly(e.Attention), exactly(e.KVToken), exactly(e.Chunk)))
 	}
 	if !s.TrackPrefill {
-		text += ", prefill is not tracked"
+		text.WriteString(", prefill is not tracked")
 	}
 	if !s.AssumeKVReuse {
-		text += ", no reuse is assumed"
+		text.WriteString(", no reuse is assumed")
 	}
-	return text, nil
+	return text.String(), nil
 }
 
 // because says in words why the worker was chosen.
