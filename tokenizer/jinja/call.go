@@ -57,7 +57,7 @@ func unsupported(what, name string) *builtin {
 
 // invoke calls a builtin.
 func (r *renderer) invoke(b *builtin, v Value, a args) Value {
-	if b.any || len(b.parameters)+len(a.values) == 0 {
+	if b.any {
 		return b.f(r, v, a)
 	}
 	start := len(r.stack)

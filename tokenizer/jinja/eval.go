@@ -175,6 +175,11 @@ func (r *renderer) evalBuiltin(n *node) Value {
 	if n.kids[0] != nil {
 		v = r.eval(n.kids[0])
 	}
+	if len(n.args)+len(n.builtin.parameters) == 0 {
+		r.line = n.line
+		r.tick(1)
+		return n.builtin.f(r, v, args{})
+	}
 	start := len(r.stack)
 	a := r.arguments(n)
 	r.line = n.line
