@@ -36,11 +36,10 @@ type message struct {
 // line that opens the answer. The text of a conversation that went on therefore
 // begins with the text of its earlier turns, up to that last line.
 //
-// Text parts of a content are joined with a newline; images and the like stand as
-// a hash of theirs, parts of other kinds, tools and tool calls as the JSON that
-// the client sent. Of several prompts the first is taken. Prompts that are token
-// ids have no text and are refused, as is a span of the wrong JSON type; the
-// error names the field.
+// Text parts of a content are joined with a newline. An image or the like is
+// replaced by its hash. Parts of other kinds, tools and tool calls stay as the JSON
+// that the client sent. Of several prompts the longest is taken. Prompts of token ids
+// and spans of the wrong JSON type are errors, which name the field.
 func AppendText(dst []byte, r Request) ([]byte, error) {
 	if r.Prompt != nil {
 		return appendPrompt(dst, r.Prompt)
@@ -126,8 +125,8 @@ func appendContent(dst []byte, content json.RawMessage) ([]byte, error) {
 	return dst, nil
 }
 
-// appendPrompt appends the prompt of a completion. Of several, which run as several
-// sequences, it takes the longest: that is the one a request is routed by.
+// appendPrompt appends the prompt of a completion. Several prompts run as several
+// sequences; the request is routed by the longest.
 func appendPrompt(dst, prompt []byte) ([]byte, error) {
 	if prompt[0] == '"' {
 		return appendString(dst, prompt)

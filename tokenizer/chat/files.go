@@ -29,8 +29,9 @@ type Files struct {
 
 // LoadFiles reads the chat template and the special tokens: chat_template.jinja,
 // which wins over the chat_template of tokenizer_config.json, and
-// special_tokens_map.json; and config.json, for the kind of model. read returns a file of the model, fs.ErrNotExist in
-// the chain if there is none; all of them may be missing. The error names the file.
+// special_tokens_map.json; and config.json, for the kind of model. read returns a file
+// of the model, or an error that wraps fs.ErrNotExist; all files may be missing. The
+// error names the file.
 func LoadFiles(read func(name string) ([]byte, error)) (*Files, error) {
 	f := &Files{Templates: map[string]string{}, Special: map[string]string{}}
 	for _, name := range []string{"special_tokens_map.json", "tokenizer_config.json"} {

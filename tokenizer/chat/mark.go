@@ -14,8 +14,8 @@ const (
 	markSize = 5
 )
 
-// NoID is the id in a mark that only parts two texts: each of them is tokenized as
-// if the other were not there.
+// NoID is the id in a mark that only separates two texts: each of them is tokenized as
+// if the other did not exist.
 const NoID = ^uint32(0)
 
 // AppendMark appends a mark for the control token id, or for none (NoID).

@@ -308,9 +308,9 @@ func withoutItems(m jinja.Value, instead string) jinja.Value {
 	return jinja.FromDict(out)
 }
 
-// appendItem appends what stands for an image or the like, whose JSON is given:
-// equal for equal ones, and short, for an item costs the engine tokens by its
-// kind and not by the bytes that it came in.
+// appendItem appends the hash of an image or the like, whose JSON is given: equal items
+// give equal texts. It is short, because the tokens of an item do not depend on the
+// number of its bytes.
 func appendItem(dst, item []byte) []byte {
 	sum := sha256.Sum256(item)
 	return hex.AppendEncode(append(dst, "<|item "...), sum[:16])
