@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// added is a token that is found in the text before anything else is done with it.
+// added is a token that is searched in the text before all other steps.
 type added struct {
 	id         uint32
 	content    []byte
@@ -48,8 +48,8 @@ func newFinder(tokens []added) *finder {
 	return f
 }
 
-// loose reports whether a match that was dropped may hide another one, so that a
-// search from a later place finds what this one did not.
+// loose reports whether a rejected match may hide another one. A search from a later place may then
+// find a token that this search did not.
 func (f *finder) loose() bool { return f != nil && f.single }
 
 // found is an added token in s[start:end].
@@ -58,9 +58,8 @@ type found struct {
 	id         uint32
 }
 
-// next returns the first token in s that begins at from or later. Text before
-// from was read already: a token does not take white space of it along. It stops,
-// without having found anything, when the budget is spent.
+// next returns the first token in s that begins at from or later. A token does not include white space
+// before from. The search stops without a result when the budget is spent.
 func (f *finder) next(b *budget, s []byte, from int) (found, bool) {
 	if f == nil {
 		return found{}, false

@@ -20,8 +20,8 @@ import (
 
 // class is a tokenizer class that transformers 5 rebuilds.
 type class struct {
-	// Normalizer and Pre replace the file's. "$prefix" in them stands for add_prefix_space, $scheme for
-	// Metaspace's scheme.
+	// Normalizer and Pre replace those of the file. "$prefix" stands for add_prefix_space, $scheme for the
+	// prepend_scheme of Metaspace.
 	Normalizer json.RawMessage   `json:"normalizer"`
 	Pre        json.RawMessage   `json:"pre_tokenizer"`
 	Unk        bool              // the model gets the unk_token
@@ -36,12 +36,12 @@ type class struct {
 //go:embed classes.json
 var classFile []byte
 
-// auto5 is what transformers 5.19 knows of classes and models; tools/golden/auto_golden.py compares.
+// auto5 holds the classes and model types of transformers 5.19; tools/golden/auto_golden.py compares.
 //
 //nolint:gochecknoglobals // a table
 var auto5 = sync.OnceValue(func() (t struct {
-	// Classes are those that are rebuilt, and TokenizersBackend, whose models are as in the file, whatever
-	// class it names.
+	// Classes holds the classes that are rebuilt. It also holds TokenizersBackend: models registered for
+	// it use the file unchanged, whatever class the files name.
 	Classes   map[string]class
 	Corrected []string // model types whose registered class counts, whatever the files name
 	Others    []string // classes that are rebuilt, but not by kvroute
@@ -53,8 +53,8 @@ var auto5 = sync.OnceValue(func() (t struct {
 	return t
 })
 
-// auto changes the sections of a tokenizer.json to what the loader makes of them, and returns the
-// tokens that it adds, in batches, and what it leaves open.
+// auto changes the sections of a tokenizer.json as the loader does. It returns batches of tokens that
+// the loader adds, and the reason if ids may differ from the engine's.
 func auto(fsys fs.FS, loader Loader, file sections) (added [][]addedToken, doubt string, err error) {
 	if loader == TokenizerJSON {
 		return nil, "", nil
@@ -93,8 +93,7 @@ func auto(fsys fs.FS, loader Loader, file sections) (added [][]addedToken, doubt
 	return added, doubt, nil
 }
 
-// readConfig reads a JSON file that a model may have, and returns the name that it was found by, "" if
-// there is none.
+// readConfig reads an optional JSON file of a model. It returns the name of the file found, or "".
 func readConfig(fsys fs.FS, name string, into any) (found string, err error) {
 	b, found, err := readFile(fsys, name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -144,7 +143,7 @@ func (a *autoConfig) chosen(modelType string) string {
 	return ""
 }
 
-// rules are those of the class that is rebuilt, or, for transformers 4, of the one that the files name.
+// rules returns the class that is rebuilt, or, for transformers 4, the class that the files name.
 func (a *autoConfig) rules() class {
 	if a.loader == Transformers4 {
 		return auto5().Classes[a.named]
@@ -313,8 +312,8 @@ func (a *autoConfig) token(key string) (addedToken, bool) {
 	return addedToken{Content: content}, content != ""
 }
 
-// tokens returns the tokens that the loader adds. Those of the file are added anew for a class that
-// is built anew.
+// tokens returns the batches of tokens that the loader adds. If the class is rebuilt, they include the
+// tokens of the file.
 func (a *autoConfig) tokens(fsys fs.FS, inFile section) ([][]addedToken, error) {
 	var fromFile []autoToken
 	if !inFile.null() {

@@ -39,8 +39,8 @@ type bpe struct {
 // cutFrom is the length in bytes from which a word is cut before it is merged.
 const cutFrom = 12
 
-// append appends the ids of the word s[i:j] to dst; of a long one only some, all of
-// them right, if w.err says that time is up.
+// append appends the ids of the word s[i:j] to dst. If w.err reports that the time is over, it appends
+// only the first ids of a long word.
 func (b *bpe) append(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	n := j - i
 	if n == 1 && b.bytePair != nil {
@@ -91,9 +91,8 @@ func (b *bpe) parts(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	return dst
 }
 
-// part appends the ids of s[i:j], which is a part of a word. What is known of short
-// ones is appended without a branch that depends on the number of ids: the text
-// decides that, and no processor foresees it.
+// part appends the ids of s[i:j], a part of a word. It appends known ids of short parts without a
+// branch on their number, which no processor predicts.
 func (b *bpe) part(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	if j-i > 7 || i+8 > len(s) {
 		return b.seen(dst, w, s, i, j, false)
@@ -116,8 +115,8 @@ func (b *bpe) part(dst []uint32, w *work, s []byte, i, j int) []uint32 {
 	return b.seenShort(dst, w, s, i, j, false)
 }
 
-// alone returns the token of s[i:j] if that is one character of three bytes, as
-// most are that stand alone, and a single token; else noID.
+// alone returns the token of s[i:j] if it is a single character of three bytes and a single token,
+// else noID.
 func (b *bpe) alone(s []byte, i, j int) uint32 {
 	if j-i != 3 || b.single == nil || s[i] < 0xe1 {
 		return noID
@@ -129,7 +128,7 @@ func (b *bpe) alone(s []byte, i, j int) uint32 {
 	return b.single[r]
 }
 
-// prepareSingle fills in what characters alone become.
+// prepareSingle fills the table of the tokens of single characters.
 func (b *bpe) prepareSingle() {
 	b.single = make([]uint32, 1<<16)
 	w := &work{}
@@ -234,8 +233,7 @@ func (b *bpe) merge(dst []uint32, w *work, word []byte, whole bool) []uint32 {
 	return b.mergeLong(dst, w, ids)
 }
 
-// written returns a word with its spaces as the model writes them. Words are looked
-// up as they are in the text, so that this is done once for each.
+// written returns a word with its spaces as the model writes them.
 func (b *bpe) written(w *work, word []byte) []byte {
 	k := bytes.IndexByte(word, ' ')
 	if k < 0 {
@@ -327,9 +325,9 @@ func (b *bpe) mergeShort(dst, ids []uint32, word []byte) []uint32 {
 	return append(dst, ids[:n+1]...)
 }
 
-// mergeLong merges with a heap of (rank, position) over a linked list of symbols,
-// in O(n log n). It appends nothing if time is up before its end. An entry of the heap counts only while the pair at its position
-// still has that rank.
+// mergeLong merges with a heap of (rank, position) over a linked list of symbols, in O(n log n). It
+// appends nothing if the time is over before its end. An entry of the heap is valid only while the
+// pair at its position has that rank.
 func (b *bpe) mergeLong(dst []uint32, w *work, ids []uint32) []uint32 {
 	n := len(ids)
 	w.grow(n)
@@ -361,7 +359,7 @@ func (b *bpe) mergeLong(dst []uint32, w *work, ids []uint32) []uint32 {
 		}
 	}
 	for len(heap) > 0 {
-		// A step jumps about in the memory: as dear as 16 bytes of text.
+		// The step has cache misses: it costs as much as 16 bytes of text.
 		if w.spend(16) {
 			return dst
 		}

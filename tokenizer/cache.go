@@ -11,18 +11,18 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// cacheStep is how much text one entry of a [Cache] stands for: some 450 ids of
-// English or code. Smaller steps save less text than they cost in entries.
+// cacheStep is the length in bytes of the text that one entry of a [Cache] covers: about 450 ids of
+// English or code. Smaller steps save less text than their entries cost.
 const cacheStep = 2 << 10
 
-// chunkCost is what an entry costs beside its ids: the chunk, the key twice, and
-// the links of the list and the map.
+// chunkCost is the memory of an entry in bytes without its ids: the chunk, the key twice, and the
+// links of the list and the map.
 const chunkCost = 256
 
-// Cache keeps the ids of texts by their beginnings. A text whose first n·2 KiB
-// were encoded before costs a hash of these and the encoding of the rest; its ids
-// are those that [Tokenizer.Append] gives, always: an entry holds only what does
-// not depend on the text behind it. Texts that begin alike share their entries.
+// Cache keeps the ids of text prefixes. If the first n·2 KiB of a text were encoded before, encoding
+// it costs a hash of these and the encoding of the rest. The ids are always those of
+// [Tokenizer.Append]: an entry holds only ids that do not depend on the text behind it. Texts with
+// equal prefixes share entries.
 //
 // Any number of goroutines may use one Cache, with any number of tokenizers.
 type Cache struct {
@@ -35,19 +35,18 @@ type Cache struct {
 	bytes int
 }
 
-// cacheKey stands for a tokenizer, what is done with special tokens, and the first
-// n·2 KiB of a text. It is keyed by seeds of this process, so nobody
-// outside can make two texts collide.
+// cacheKey identifies a tokenizer, the treatment of special tokens, and the first n·2 KiB of a text.
+// Its hash has seeds of this process, so nobody outside can make two texts collide.
 type cacheKey [2]uint64
 
-// chunk is what the last step of the text behind a key adds.
+// chunk holds the ids that the last step of a prefix adds.
 type chunk struct {
 	ids  []uint32 // from the resume point of the step before to this one's
 	from resume
 }
 
-// NewCache returns a cache that holds about limit bytes: that much prompt text,
-// as it happens, since an id stands for some four bytes and takes four.
+// NewCache returns a cache of about limit bytes. It covers about as many bytes of prompt text, since
+// an id stands for about four bytes and takes four.
 func NewCache(limit int) *Cache {
 	c := &Cache{seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, limit: limit, step: cacheStep}
 	var err error
@@ -58,15 +57,15 @@ func NewCache(limit int) *Cache {
 	return c
 }
 
-// Bytes returns what the entries take.
+// Bytes returns the memory of all entries in bytes.
 func (c *Cache) Bytes() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.bytes
 }
 
-// Append is t.Append with the ids of known beginnings copied. reused is the
-// number of bytes of text that were not encoded anew.
+// Append is t.Append with the ids of known prefixes copied. reused is the number of bytes of text
+// whose ids were copied.
 func (c *Cache) Append(ctx context.Context, dst []uint32, t *Tokenizer, text []byte, special bool) (ids []uint32, reused int, err error) {
 	return c.append(ctx, dst, t, text, formOf(special))
 }
@@ -121,7 +120,7 @@ func (c *Cache) find(dst []uint32, keys []cacheKey) (ids []uint32, known int, fr
 		from = ch.from
 		known++
 	}
-	// Touched from the end, so that of one text the last step is the first to go.
+	// In this order the last step of a text is evicted before its first.
 	for k := known - 1; k >= 0; k-- {
 		c.lru.Get(keys[k])
 	}

@@ -10,14 +10,13 @@ import (
 	"unicode/utf8"
 )
 
-// wordCuts says where a word of bytes may be cut before it is merged: between
-// two characters that no token has side by side, since a merge across the cut
-// would make such a token. Words of scripts without spaces are as long as
-// sentences; cut, they are short enough to merge quickly and to be seen again.
+// wordCuts finds where a word of bytes may be cut before it is merged: between two characters that are
+// side by side in no token, since a merge across the cut would make such a token. Words of scripts
+// without spaces are as long as sentences. Their parts are short enough to merge quickly and to
+// repeat.
 //
-// A token may begin or end inside of a character. What it has at a boundary
-// between characters is then a part of one: the beginning of the character behind
-// the boundary or the end of the one before.
+// A token may begin or end inside of a character. At a boundary between characters it then has a part
+// of one: the beginning of the next character or the end of the one before.
 type wordCuts struct {
 	neighbours
 	partly pairSet        // pairs of which at least one is a part of a character
@@ -72,7 +71,7 @@ func (c *wordCuts) add(left, right []byte) {
 	c.partly.add(bytesOf(left), bytesOf(right))
 }
 
-// lastOf returns the last character of t, or what is there of it.
+// lastOf returns the last character of t, or the part of it that t has.
 func lastOf(t []byte) []byte {
 	start := len(t) - 1
 	for start > max(0, len(t)-utf8.UTFMax) && !utf8.RuneStart(t[start]) {
@@ -81,7 +80,7 @@ func lastOf(t []byte) []byte {
 	return t[start:]
 }
 
-// firstOf returns the first character of t, or what is there of it.
+// firstOf returns the first character of t, or the part of it that t has.
 func firstOf(t []byte) []byte {
 	if r, n := utf8.DecodeRune(t); r != utf8.RuneError || n > 1 {
 		return t[:n]
@@ -114,9 +113,9 @@ func (n *neighbours) have(a, b rune) bool {
 	return n.pairs.has(uint32(a), uint32(b))
 }
 
-// pairSet is a set of pairs that may also claim some that are not in it, which for
-// cuts is safe: they are then not made. One pair in fifty does, and a lookup is
-// of one word of a table that stays in the processor's cache.
+// pairSet is a set of pairs that may also report pairs that are not in it, about one in fifty. For
+// cuts this is safe: kvroute then does not cut. A lookup reads one word of a table that stays in the
+// processor's cache.
 type pairSet struct {
 	pairs  []uint64 // until fit
 	filter []uint64 // two bits of one word for each pair
@@ -169,9 +168,9 @@ func (c *wordCuts) next(s []byte, i, end int) int {
 // maxThrees is how many characters threes looks at: one bit each.
 const maxThrees = 64
 
-// threes looks at the characters of three bytes from s[i] on: there are n, or more
-// if n is maxThrees, and bit k of cuts is set if a word may be cut before the one at
-// i+3*k. It is not known whether it may be cut behind the last one.
+// threes examines the characters of three bytes from s[i] on. There are n of them, or more if n is
+// maxThrees. Bit k of cuts is set if a word may be cut before the character at i+3*k. The result does
+// not say whether a word may be cut after the last one.
 func (c *wordCuts) threes(s []byte, i, end int) (n int, cuts uint64) {
 	left, ok := threeBytes(s, i, end)
 	if !ok {
@@ -223,9 +222,8 @@ func (c *wordCuts) inParts(s []byte, i, j, k int) bool {
 	return false
 }
 
-// cuts says where SentencePiece-style text may be cut: between two characters
-// that stand side by side in no token, since a merge across the cut would make
-// such a token.
+// cuts finds where SentencePiece-style text may be cut: between two characters that are side by side
+// in no token, since a merge across the cut would make such a token.
 type cuts struct {
 	space []byte // what a space is written as
 	rune  rune   // the same
@@ -255,9 +253,8 @@ func (c *cuts) written(r rune) rune {
 	return r
 }
 
-// pieceFrom is the length in bytes from which a piece ends at any place where it
-// may. Shorter ones end before a space, or between two characters beyond ASCII,
-// of which words are short: each piece costs a lookup.
+// pieceFrom is the length in bytes from which a piece ends at the next possible place. Shorter pieces
+// end only before a space or between two characters beyond ASCII, because each piece costs a lookup.
 const pieceFrom = 10
 
 // scan is a scanner.

@@ -10,17 +10,15 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// resume is a place in a text from which encoding can go on without what stands
-// before it.
+// resume is a place in a text where encoding can continue without the text before it.
 type resume struct {
 	at    int  // in the text
 	ids   int  // the number of ids up to there
 	start bool // a stretch between added tokens begins there
 }
 
-// recorder takes the resume points of a text, one for each step of step bytes:
-// the last place at or before the end of the step such that nothing up to the
-// place depends on what stands behind that end.
+// recorder collects the resume points of a text, one for each step of step bytes: the last place at or
+// before the end of the step such that no decision up to the place depends on text behind that end.
 type recorder struct {
 	step int
 	next int    // the end of the step that is due
@@ -29,14 +27,14 @@ type recorder struct {
 	ends []resume
 }
 
-// note is told of where the text ends on which the decisions so far depend.
+// note records that the decisions so far depend on the text up to mark.
 func (r *recorder) note(mark int) {
 	for r.mark = max(r.mark, mark); r.mark > r.next; r.next += r.step {
 		r.ends = append(r.ends, r.last)
 	}
 }
 
-// place is told of each place between two decisions, in order.
+// place records a place between two decisions. Calls are in the order of the text.
 func (r *recorder) place(p resume, mark int) {
 	r.note(max(mark, p.at))
 	r.last = p
@@ -123,8 +121,8 @@ func (e *encoder) run(from resume) {
 	}
 }
 
-// special returns the first mark from at on, or the first added token that is found in the
-// text as it is, and where the text ends that says so.
+// special returns the first mark at or after at, or the first added token that is found in the
+// unchanged text. looked is the end of the text that this result depends on.
 func (e *encoder) special(at int) (token found, looked int, ok bool) {
 	if e.marks {
 		start, end, id := chat.NextMark(e.text, at)
@@ -132,13 +130,13 @@ func (e *encoder) special(at int) (token found, looked int, ok bool) {
 	}
 	token, ok = e.t.raw.next(&e.w.budget, e.text, at)
 	if e.err = e.w.err; ok {
-		// The token ends the stretch, and so does what says why no longer one is there.
+		// The search looked behind the token for a longer one.
 		looked = min(token.end+e.t.raw.reach, len(e.text)+1)
 	}
 	return token, looked, ok && e.err == nil
 }
 
-// place tells the recorder of a place between two decisions.
+// place reports a place between two decisions to the recorder.
 func (e *encoder) place(at, looked int, start bool) {
 	if e.rec == nil {
 		return
@@ -156,8 +154,8 @@ func (e *encoder) place(at, looked int, start bool) {
 	e.rec.place(resume{at, len(e.dst) - e.base, start}, min(looked, len(e.text)+1))
 }
 
-// stretch encodes text[lo:hi], which has no added token of the first kind. start
-// says whether a stretch begins at lo, and looked what its end depends on.
+// stretch encodes text[lo:hi], which contains no added token of the unchanged text. start is set if a
+// stretch begins at lo. The end hi depends on the text up to looked.
 func (e *encoder) stretch(lo, hi, looked int, start bool) {
 	if lo >= hi {
 		return
@@ -179,14 +177,14 @@ func (e *encoder) stretch(lo, hi, looked int, start bool) {
 	}
 }
 
-// Kimi's class encodes a stretch in slices of mostSlice characters, and cuts these where a run of
-// spaces or of other characters gets longer than mostAlike.
+// Kimi's class encodes a stretch in slices of at most mostSlice characters. It also cuts a run of
+// spaces, or of other characters, after mostAlike characters.
 const (
 	mostSlice = 400_000
 	mostAlike = 25_000
 )
 
-// chopped is words for a stretch of Kimi's.
+// chopped is words with the slices of Kimi's class.
 func (e *encoder) chopped(lo, hi, looked int) {
 	size, alike, space := 0, 0, false
 	for i := e.begin; i < hi && e.err == nil; {
@@ -206,7 +204,7 @@ func (e *encoder) chopped(lo, hi, looked int) {
 	e.words(lo, hi, looked)
 }
 
-// words encodes a stretch that needs no rewriting and is parted by scanners.
+// words encodes a stretch that scanners split and that no normalizer changes.
 func (e *encoder) words(lo, hi, looked int) {
 	start := lo // before it, the search for added tokens sees nothing
 	for lo < hi && e.err == nil {
@@ -246,7 +244,7 @@ func (e *encoder) normed() *finder {
 	return e.t.normed
 }
 
-// step parts text[lo:hi] with the scanner at depth and the ones behind it.
+// step splits text[lo:hi] with the scanner at depth, and each piece with the following scanners.
 func (e *encoder) step(depth, lo, hi, looked int) {
 	p, last := &e.t.scan[depth], depth == len(e.t.scan)-1
 	for i := lo; i < hi && e.err == nil; {
@@ -269,13 +267,13 @@ func (e *encoder) step(depth, lo, hi, looked int) {
 	}
 }
 
-// after is called behind each piece of a text that one step parts.
+// after is called after each piece.
 func (e *encoder) after(at, looked int) {
 	e.offer(at, looked)
 	e.look(at)
 }
 
-// look looks at the budget and the context.
+// look checks the budget and the context.
 func (e *encoder) look(at int) {
 	if e.err = e.w.err; e.err == nil && at >= e.check {
 		e.check = at + checkEvery
@@ -283,7 +281,7 @@ func (e *encoder) look(at int) {
 	}
 }
 
-// offer tells the recorder of a place where all steps begin anew.
+// offer reports a place to the recorder where all steps begin without state.
 func (e *encoder) offer(at, looked int) {
 	switch {
 	case e.rec == nil:
@@ -295,7 +293,7 @@ func (e *encoder) offer(at, looked int) {
 	}
 }
 
-// general encodes a stretch that must be rewritten, or parted by expressions.
+// general encodes a stretch that normalizers change or that expressions split.
 func (e *encoder) general(text []byte, first bool) {
 	if e.err = e.ctx.Err(); e.err != nil {
 		return
@@ -346,8 +344,7 @@ func (e *encoder) parted(text []byte, first bool) {
 	e.err = e.w.err
 }
 
-// characters encodes a stretch of SentencePiece-style text, and the user's tokens in
-// it.
+// characters encodes a stretch of SentencePiece-style text with the user-defined tokens in it.
 func (e *encoder) characters(lo, hi, looked int, start bool) {
 	prefix := start && e.t.cuts.prefixed(e.text[lo:hi], lo == 0 || e.marks)
 	for e.t.user != nil && e.err == nil {
@@ -374,8 +371,8 @@ func (e *encoder) characters(lo, hi, looked int, start bool) {
 	}
 }
 
-// pieces encodes text[lo:hi], a space before it if prefix is set: a space is written
-// ▁, and pieces end where no merge can cross.
+// pieces encodes text[lo:hi], with a space before it if prefix is set. A space is written ▁. Pieces
+// end where no merge can cross.
 func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
 	c, bpe := e.t.cuts, &e.t.bpe
 	word := e.w.text[:0]
@@ -418,9 +415,9 @@ func (e *encoder) pieces(lo, hi, looked int, prefix bool) {
 	e.w.text = word[:0]
 }
 
-// lone encodes characters of three bytes from text[i] on, as long as each is a
-// token and may be cut from the one behind it, which has three bytes, too: most of
-// a text of such a script. It returns where it stopped.
+// lone encodes characters of three bytes from text[i] on. It stops at the first character that is not
+// a token, that may merge with the next one, or whose next one has not three bytes. It returns the
+// place where it stopped. Most text of Chinese or Japanese is encoded here.
 func (e *encoder) lone(i, hi int) int {
 	c, single := e.t.cuts, e.t.bpe.single
 	a, ok := threeBytes(e.text, i, hi)

@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// parse reads the sections of a tokenizer.json, and adds more tokens, in batches. Its
-// result encodes by the general path until plan has chosen another.
+// parse reads the sections of a tokenizer.json, and adds batches of more tokens. The resulting
+// tokenizer uses the general path until plan chooses another.
 func parse(file sections, more [][]addedToken) (*Tokenizer, error) {
 	t := &Tokenizer{}
 	normalizers, err := readNormalizers(file["normalizer"])
@@ -53,7 +53,7 @@ func parse(file sections, more [][]addedToken) (*Tokenizer, error) {
 	return t, nil
 }
 
-// vocabKeys is the vocabulary by the keys of the file, which loading needs.
+// vocabKeys finds ids by the keys of the file while a file is loaded.
 type vocabKeys struct {
 	vocab    *vocab
 	alphabet map[rune]byte     // what the characters of a byte-level key stand for, else nil
@@ -70,7 +70,8 @@ func (k *vocabKeys) id(key string) (uint32, bool) {
 	return id, ok
 }
 
-// readModel reads the vocabulary and the merges. flags replaces what else the model has.
+// readModel reads the vocabulary and the merges. If flags is not null, it replaces all other fields of
+// the model.
 func (t *Tokenizer) readModel(s, flags section) (*vocabKeys, error) {
 	if s.null() {
 		return nil, errors.New("no model")

@@ -67,9 +67,8 @@ func (m sections) compare(x, y string) int { return m[x].base - m[y].base }
 
 func (s section) reader() reader { return reader{b: s.b, base: s.base} }
 
-// reader reads a JSON text without building values: the vocabulary of a file
-// has a million strings, of which only the bytes are wanted, and encoding/json takes
-// four times as long for them. Its errors say at which byte of the file they are.
+// reader reads a JSON text without building values: the vocabulary of a file has a million
+// strings, of which only the bytes are needed. Its errors name the byte of the file.
 type reader struct {
 	b    []byte
 	i    int

@@ -13,8 +13,7 @@ import (
 	"strings"
 )
 
-// Bounds of what a file may hold. The largest vocabularies that models use have
-// some 260,000 tokens in 33 MB.
+// Limits for files. The largest vocabularies in use have about 260,000 tokens in 33 MB.
 const (
 	maxFile   = 128 << 20
 	maxIDs    = 1 << 21
@@ -25,8 +24,8 @@ const (
 	maxNormed = 16 << 20 // bytes of the normal forms of all added tokens
 )
 
-// bounded returns an error that names the field if its text is too long: a step
-// repeats the text wherever it applies.
+// bounded returns an error that names the field if its text is too long. A step may repeat its text
+// many times.
 func bounded(field, text string) error {
 	if len(text) > maxText {
 		return fmt.Errorf("%s of %d bytes, more than %d KiB", field, len(text), maxText>>10)
@@ -34,18 +33,17 @@ func bounded(field, text string) error {
 	return nil
 }
 
-// ErrUnsupported is in the chain of the error when a file is sound but asks for
-// something that is not done exactly here, such as a Unigram model.
+// ErrUnsupported is in the chain of the error if a file is valid but needs something that kvroute does
+// not do exactly, such as a Unigram model.
 var ErrUnsupported = errors.New("not supported")
 
-// Load reads the tokenizer of the model whose files fsys has: tokenizer.json,
-// else a rank file *.tiktoken, for which c says what the file does not; or, in
-// mistral mode, tekken.json or a SentencePiece model. Any of them may be
-// compressed (.gz).
+// Load reads the tokenizer of a model from its files: tokenizer.json, else a rank file (*.tiktoken),
+// for which c supplements the file; in mistral mode tekken.json or a SentencePiece model. Each file
+// may be compressed (.gz).
 //
-// The error names the file, and the component or the byte at which it is broken
-// or cannot be done exactly; the latter wraps [ErrUnsupported]. Nothing in a file
-// makes Load panic or use more than a few times the file's size.
+// The error names the file, and the component or the byte where the file is invalid or unsupported; in
+// the latter case it wraps [ErrUnsupported]. No file makes Load panic or use more than a few times the
+// file's size in memory.
 func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
 	file, is, err := isMistral(fsys, c.Mode)
 	if err != nil {
@@ -89,7 +87,7 @@ func ReadFile(fsys fs.FS, name string) ([]byte, error) {
 	return b, err
 }
 
-// readFile is ReadFile that also tells which of the two it was.
+// readFile is ReadFile that also returns the name of the file found.
 func readFile(fsys fs.FS, name string) (b []byte, found string, err error) {
 	f, err := fsys.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,7 +123,8 @@ func readFile(fsys fs.FS, name string) (b []byte, found string, err error) {
 
 func unsupported(err error) error { return fmt.Errorf("%w: %w", ErrUnsupported, err) }
 
-// plan chooses how stretches are encoded.
+// plan chooses the path by which stretches are encoded: words by scanners, SentencePiece text with
+// cuts, or the general path.
 func (t *Tokenizer) plan() {
 	t.identity = identities.Add(1) << 8 // the low bits are for what else tells texts apart
 	t.nfc = len(t.normalizers) == 1 && t.normalizers[0].kind == "NFC"
@@ -159,14 +158,13 @@ func (t *Tokenizer) plan() {
 	}
 }
 
-// matching returns the steps without the first ones that never match, as Gemma's
-// files have: a Split on a space behind a Replace of each space.
+// matching returns the steps without leading ones that never match. Gemma's files have such a step: a
+// Split on a space after a Replace of each space.
 //
-// All text that a step sees is a part of what the last normalizer returned, between
-// whatever added tokens. If that one replaces each occurrence of one byte by a text
-// without the byte, no part has it: a literal of one byte cannot come to be where
-// two texts meet. A Split without a match leaves a piece as it is, unless it is
-// inverted. Steps behind others stay, since those may put the byte back.
+// A step sees only text that the last normalizer returned, between added tokens. If that normalizer
+// replaces each occurrence of one byte by a text without this byte, no step sees the byte. A Split
+// without a match leaves a piece unchanged, unless it is inverted. Steps after other steps stay,
+// because those may add the byte.
 func (t *Tokenizer) matching() []splitter {
 	if len(t.normalizers) == 0 {
 		return t.steps
@@ -181,10 +179,10 @@ func (t *Tokenizer) matching() []splitter {
 	return steps
 }
 
-// scanAll takes all of a stretch for one piece.
+// scanAll returns the whole stretch as one piece.
 func scanAll(_ *classTable, _ []byte, _, end int) (j, looked int) { return end, end + 1 }
 
-// Config says what the files do not.
+// Config holds the settings that the files do not contain.
 type Config struct {
 	// Mode is the engine's option --tokenizer-mode: hf (tokenizer.json or a rank file) or mistral
 	// (tekken.json, tokenizer.model.v1 and the like). Empty: mistral if only that can be, or as vLLM
@@ -192,18 +190,17 @@ type Config struct {
 	Mode string
 	// Loader is what the engine reads a tokenizer.json with. Default transformers5.
 	Loader Loader
-	// Pattern, for a rank file, parts the text into words: a regular expression, or the name of a
-	// known one: gpt2, cl100k, o200k, kimi. Empty: that of the file's name, if it is
-	// one of the published files, or of the class that tokenizer_config.json names, if
-	// that is Kimi's.
+	// Pattern splits text into words, for a rank file. It is a regular expression, or the name of a known
+	// one: gpt2, cl100k, o200k, kimi. Default: the expression of the published file of that name, or of
+	// Kimi's class if tokenizer_config.json names it.
 	Pattern string
-	// Special, for a rank file, are the special tokens and their ids. Nil: added_tokens_decoder of
-	// tokenizer_config.json, else those of the published file, else none, which is
-	// told by the Tokenizer's Doubt.
+	// Special holds the special tokens and their ids, for a rank file. Default: added_tokens_decoder of
+	// tokenizer_config.json, else the tokens of the published file, else none; in that case the Tokenizer
+	// has a Doubt.
 	Special map[string]uint32
 
-	// reserved is how many ids behind the ranks are special tokens, those without a name
-	// under one made of the id.
+	// reserved is the number of ids after the ranks that are special tokens. A token without a name gets a
+	// name made of its id.
 	reserved int
 }
 
@@ -212,11 +209,11 @@ type Loader string
 
 // The loaders.
 const (
-	// Transformers5 is AutoTokenizer of transformers 5, which vLLM and SGLang use. It builds the
-	// tokenizers of some classes anew from the vocabulary and the merges.
+	// Transformers5 is AutoTokenizer of transformers 5, which vLLM and SGLang use. It rebuilds the
+	// tokenizers of some classes from the vocabulary and the merges.
 	Transformers5 Loader = "transformers5"
 	// Transformers4 is the loader of transformers 4, which TensorRT-LLM uses.
 	Transformers4 Loader = "transformers4"
-	// TokenizerJSON takes tokenizer.json as it stands.
+	// TokenizerJSON uses tokenizer.json alone and unchanged.
 	TokenizerJSON Loader = "tokenizer.json"
 )

@@ -21,16 +21,16 @@ type Mode string
 
 // The modes.
 const (
-	// Exact: the ids are the engine's.
+	// Exact: all ids are the engine's.
 	Exact Mode = "exact"
-	// ExactPrefix: the first of them are; see [Prompt.Exact].
+	// ExactPrefix: the first ids are the engine's; [Prompt.Exact] counts them.
 	ExactPrefix Mode = "exact_prefix"
-	// Bytes: text-block mode. The ids stand for four bytes of canonical text
-	// each; equal prompts have equal ones, and no engine knows them.
+	// Bytes: text-block mode. Each id stands for four bytes of a canonical text. Equal prompts have equal
+	// ids, but no engine knows these ids.
 	Bytes Mode = "bytes"
-	// Remote: the ids are what a worker says that they are.
+	// Remote: a worker reported the ids.
 	Remote Mode = "remote"
-	// None: there is no prompt to route by, only a guess of its length.
+	// None: there are no ids, only an estimate of the prompt's length.
 	None Mode = "none"
 )
 
@@ -47,20 +47,20 @@ const (
 )
 
 const (
-	// bytesPerToken is a guess where only a size is known: English has about four.
+	// bytesPerToken estimates the number of tokens where only a size is known. English text has about four
+	// bytes a token.
 	bytesPerToken = 4
-	// itemTokens is what an image or the like is taken for. Engines make between
-	// 64 and some thousand tokens of one; only the load is reckoned with it.
+	// itemTokens is the estimate for an image or the like. Engines make between 64 and some thousand
+	// tokens of one. Only the load counts it.
 	itemTokens = 256
 )
 
-// MaxPrompt is the largest text in bytes that is encoded exactly. Rewritten as the
-// model's files want it, a text may take four times its size, or 4 MiB.
+// MaxPrompt is the largest text in bytes that is encoded exactly. After normalization the text may
+// have four times its size, or 4 MiB if that is more.
 const MaxPrompt = 8 << 20
 
-// Model makes prompts for one model: its chat template, its tokenizer, and a
-// cache of prefixes. A nil Model knows only text-block mode. Any number of
-// goroutines may use one.
+// Model makes prompts for one model: it has the chat template, the tokenizer and a cache of prefixes.
+// A nil Model supports text-block mode only. Any number of goroutines may use one Model.
 type Model struct {
 	tok   *Tokenizer
 	chat  *chat.Renderer
@@ -70,7 +70,7 @@ type Model struct {
 	verdict atomic.Int32 // a Verdict
 }
 
-// ModelConfig says what a model's files do not.
+// ModelConfig holds the settings that the model's files do not contain.
 type ModelConfig struct {
 	Config
 	Profile chat.Profile // of the engine. Default vllm
@@ -120,8 +120,8 @@ func LoadModel(fsys fs.FS, c ModelConfig) (*Model, error) {
 // Tokenizer returns the model's tokenizer.
 func (m *Model) Tokenizer() *Tokenizer { return m.tok }
 
-// Degraded says in words why some prompts of the model cannot be exact, or are
-// slow to make; empty if all is well.
+// Degraded describes why some prompts of the model cannot be exact, or are slow to encode. It is empty
+// if there is no such reason.
 func (m *Model) Degraded() string {
 	switch {
 	case m == nil:
@@ -136,7 +136,8 @@ func (m *Model) Degraded() string {
 	return m.tok.Slow
 }
 
-// Usual says how chats are encoded as a rule, and why not exactly.
+// Usual returns the mode in which chats are normally encoded, and the reason if that mode is not
+// [Exact].
 func (m *Model) Usual() (mode Mode, reason string) {
 	switch {
 	case m == nil:
@@ -149,7 +150,7 @@ func (m *Model) Usual() (mode Mode, reason string) {
 	return Exact, ""
 }
 
-// Verdict is what comparisons with an engine's own ids have shown.
+// Verdict is the result of comparing kvroute's ids with an engine's.
 type Verdict int32
 
 // The verdicts.
@@ -164,17 +165,17 @@ func (v Verdict) String() string {
 	return [...]string{"unchecked", "agreed", "differs", "drift"}[v]
 }
 
-// AsksAlike reports whether a worker's /tokenize makes the prompt of q as a
-// completion does. For chats of gpt-oss vLLM's renders the template instead.
+// AsksAlike reports whether a worker's /tokenize renders the prompt of q as a completion request does.
+// vLLM's /tokenize does not for chats of gpt-oss: it renders the template.
 func (m *Model) AsksAlike(q chat.Request) bool {
 	return m == nil || m.chat == nil || q.Prompt != nil || !m.chat.Harmony()
 }
 
-// SetVerdict says what comparisons have shown. While it is [DriftSeen] prompts
-// are in text-block mode.
+// SetVerdict sets the result of comparisons. While it is [DriftSeen], prompts are encoded in
+// text-block mode.
 func (m *Model) SetVerdict(v Verdict) { m.verdict.Store(int32(v)) }
 
-// Verdict returns what comparisons have shown; of a nil model nothing.
+// Verdict returns the result of comparisons; a nil model is [Unchecked].
 func (m *Model) Verdict() Verdict {
 	if m == nil {
 		return Unchecked
@@ -182,7 +183,7 @@ func (m *Model) Verdict() Verdict {
 	return Verdict(m.verdict.Load())
 }
 
-// Prompt is a prompt as ids.
+// Prompt is an encoded prompt.
 type Prompt struct {
 	IDs    []uint32
 	Exact  int // how many of them, from the first, are the engine's
@@ -190,19 +191,18 @@ type Prompt struct {
 	Reason string // why not Exact
 	Size   int    // bytes of text that were encoded
 	Reused int    // of them those whose ids were known
-	// Others is how many tokens the engine has to compute besides: of the other
-	// prompts of a list, of items, of a request without a prompt to route by.
-	// Mostly a guess.
+	// Others is the number of tokens that the engine computes in addition: for the other prompts of a
+	// list, for items, or for a request without a prompt. It is mostly an estimate.
 	Others int
 }
 
-// Encode appends the ids of a request's prompt to dst. Of several prompts in one
-// request, which run as several sequences, it takes the longest and counts the
-// others. now is what the chat template may say the time is.
+// Encode appends the ids of a request's prompt to dst. If the request has several prompts, which run
+// as several sequences, Encode takes the longest and counts the others. now is the time that the chat
+// template sees.
 //
-// What cannot be exact is in text-block mode, with the reason; an exhausted ctx
-// gives what was encoded until then. The error is about a prompt that is not even
-// text, and names the field.
+// A prompt that cannot be exact is encoded in text-block mode, with the reason. If ctx ends, the
+// result has the ids up to that point. The error reports a prompt that is not text, and names the
+// field.
 func (m *Model) Encode(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
 	if m.Verdict() == DriftSeen && !isTokenIDs(q.Prompt) && q.Size == 0 {
 		return inBytes(dst, q, Drifted)
@@ -210,7 +210,7 @@ func (m *Model) Encode(ctx context.Context, dst []uint32, q chat.Request, now ti
 	return m.Check(ctx, dst, q, now)
 }
 
-// Check is Encode whether or not the engine was seen to make other ids.
+// Check is Encode without regard to the verdict.
 func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now time.Time) (Prompt, error) {
 	switch {
 	case q.Size > 0:
@@ -243,7 +243,7 @@ func (m *Model) Check(ctx context.Context, dst []uint32, q chat.Request, now tim
 	p.Exact = len(p.IDs) - len(dst)
 	switch {
 	case text.Exact < len(text.Text):
-		// What stands before an item may merge with it: two tokens at most.
+		// The text before an item may merge with the item: two tokens at most.
 		p.Mode, p.Reason, p.Exact = ExactPrefix, Items, max(0, p.Exact-2)
 		p.IDs = AppendBytes(p.IDs, text.Text[text.Exact:])
 	case text.Kept > 0 && text.Kept < p.Exact:
@@ -292,7 +292,7 @@ func (m *Model) text(q chat.Request, now time.Time) (text chat.Text, f form, why
 	return text, formOf(string(q.AddSpecialTokens) != "false"), ""
 }
 
-// tokensOf is how many tokens so many bytes are taken for.
+// tokensOf estimates the number of tokens of size bytes.
 func tokensOf(size int) int { return (size + bytesPerToken - 1) / bytesPerToken }
 
 // inBytes is Encode in text-block mode.
@@ -326,8 +326,8 @@ func isTokenIDs(prompt []byte) bool {
 	return isList && len(prompt) > 0 && (prompt[0] == '[' || prompt[0] == '-' || '0' <= prompt[0] && prompt[0] <= '9')
 }
 
-// givenIDs is Encode of token ids: a list of them, or a list of lists, of which it takes
-// the longest, and counts what the engine keeps of the others.
+// givenIDs is Encode for a prompt of token ids. The prompt is a list of ids or a list of such lists;
+// givenIDs takes the longest list and counts the ids that the engine keeps of the others.
 func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 	p := Prompt{Mode: Exact, IDs: dst}
 	r := reader{b: q.Prompt}
@@ -366,7 +366,7 @@ func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 	return p, nil
 }
 
-// kept are the ids that the engine keeps of a prompt: all, or the last ones.
+// kept returns the ids that the engine keeps of a prompt: all, or the last ones.
 func kept(ids []uint32, q chat.Request) []uint32 {
 	if n := chat.Kept(q.TruncatePromptTokens); n > 0 && n < len(ids) {
 		return ids[len(ids)-n:]

@@ -111,8 +111,7 @@ func eachRune(b *budget, text []byte, limit int, f func(dst []byte, r rune) []by
 	return out, nil
 }
 
-// appendLower appends the small form of one character: a sigma has one, wherever it
-// stands.
+// appendLower appends the lower case of one character. Sigma has one form everywhere.
 func appendLower(dst []byte, r rune) []byte {
 	if r == 'İ' {
 		return append(dst, "i\u0307"...)
@@ -123,13 +122,12 @@ func appendLower(dst []byte, r rune) []byte {
 	return utf8.AppendRune(dst, unicode.ToLower(r))
 }
 
-// isNFC reports whether text is its own normal form. A text that is so by
-// today's tables is so by those of 9.0: later code points only ever keep apart
-// what would compose.
+// isNFC reports whether text is in NFC. If it is by current tables, it is by those of Unicode 9.0:
+// later code points only prevent compositions.
 func isNFC(text []byte) bool { return isPlain(text) || norm.NFC.IsNormal(text) }
 
-// isPlain reports whether all characters of text are of ranges in which nothing
-// decomposes for good, moves or composes with what stands before it: most text.
+// isPlain reports whether all characters of text are of ranges in which none decomposes in NFC, is
+// reordered, or composes with the text before it. Most texts are plain.
 func isPlain(text []byte) bool {
 	t := plainClasses()
 	for i := 0; i < len(text); {
@@ -150,8 +148,7 @@ func isPlain(text []byte) bool {
 	return true
 }
 
-// closed reports whether nothing that follows can change the normal form of what
-// stands before text.
+// closed reports whether text, appended to any text, leaves the NFC of that text unchanged.
 func closed(text []byte) bool {
 	return len(text) > 0 && (text[0] < utf8.RuneSelf || norm.NFC.Properties(text).BoundaryBefore())
 }
@@ -214,8 +211,8 @@ func readNormalizers(s section) ([]normalizer, error) {
 	return nil, fmt.Errorf("normalizer: cannot do %q exactly; known are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, Sequence", c.Type)
 }
 
-// keepFirst returns an error if a step may drop the first character: the reference
-// does not take what follows for the start of the text then.
+// keepFirst returns an error if a step may drop the first character: the reference then does not treat
+// the following text as the start.
 func keepFirst(steps []normalizer) error {
 	for _, n := range steps {
 		drops := n.kind == "StripAccents" || n.kind == "Strip" && n.left ||

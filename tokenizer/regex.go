@@ -15,8 +15,8 @@ import (
 	"github.com/dlclark/regexp2"
 )
 
-// regex is an expression without a scanner of ours, run by a backtracking engine.
-// Any number of goroutines may use it at once.
+// regex is an expression that has no scanner. A backtracking engine runs it. Any number of goroutines
+// may use it at once.
 type regex struct {
 	expr  string // as it stands in the file
 	known string // in the engine's words
@@ -90,11 +90,10 @@ func (r *regex) matches(b *budget, dst []span, text []byte) ([]span, error) {
 // span is a stretch of a text, in bytes.
 type span struct{ start, end uint32 }
 
-// checkEvery is how much text is encoded between two looks at the context.
+// checkEvery is the number of bytes that are encoded between two checks of the context.
 const checkEvery = 64 << 10
 
-// budget is the time that encoding one text may take. The zero budget has no end
-// but that of its expressions.
+// budget limits the time for encoding one text. The zero budget limits only expressions.
 type budget struct {
 	ctx  context.Context //nolint:containedctx // a budget is of one call
 	size int             // of the text
@@ -103,8 +102,8 @@ type budget struct {
 	err  error           // the context's, once seen
 }
 
-// spend reports whether to stop; n is what was done, in bytes or steps about as
-// dear. Once it has said so it always does.
+// spend reports whether encoding must stop. n is the work done since the last call, in bytes or steps
+// of similar cost. After it has returned true it always does.
 func (b *budget) spend(n int) bool {
 	if b.left -= n; b.left > 0 {
 		return false
@@ -122,10 +121,9 @@ func (b *budget) late() error {
 	return b.err
 }
 
-// regexTime and ten microseconds for each byte bound all searches in one text: a
-// backtracking engine can need exponential time for an expression that somebody
-// put into a file. It is a time by the clock, which on a busy machine passes while
-// nothing is computed: an honest text takes a tenth of it.
+// regexTime plus ten microseconds a byte is the limit for all searches in one text, in wall-clock
+// time: a backtracking engine can need exponential time for the expression of a file. Ordinary texts
+// take a tenth of it on an idle machine.
 const regexTime = 2 * time.Second
 
 // remaining is the time that the next search may take.
@@ -151,25 +149,25 @@ func (b *budget) remaining() (time.Duration, error) {
 
 var errSlow = errors.New("the expression takes too long")
 
-// errGrown says that rewriting makes a text too large: a few steps of a hostile
-// file make gigabytes of a few bytes.
+// errGrown reports that normalization makes a text too large: few steps of a hostile file make
+// gigabytes of few bytes.
 var errGrown = errors.New("the file's rewriting makes too large a text")
 
-// A text may take grows times its size rewritten, a small one grows times leastRoom. A
-// space that becomes ▁ takes three times its own.
+// A rewritten text may have grows times its original size, or grows times leastRoom. ▁ has three times
+// the size of the space that it replaces.
 const (
 	grows     = 4
 	leastRoom = 1 << 20
 )
 
-// quickBytes is how many bytes are copied in the time in which one is encoded.
+// quickBytes is the number of bytes that are copied in the time in which one byte is encoded.
 const quickBytes = 16
 
-// rewriteStep is how many bytes are rewritten between two looks at the time.
+// rewriteStep is the number of bytes that are rewritten between two checks of the time.
 const rewriteStep = 16 << 10
 
-// freeList keeps what one text needs for the next one: as many as can run at once. A
-// sync.Pool would lose the words seen whenever the garbage collector ran twice.
+// freeList keeps scratch values for later texts, at most as many as can be in use at once. A sync.Pool
+// would lose the known words after two garbage collections.
 type freeList[T any] struct {
 	mu  sync.Mutex
 	all []T

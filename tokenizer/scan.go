@@ -8,29 +8,28 @@ import (
 	"unicode/utf8"
 )
 
-// A scanner finds the end of the piece that begins at s[i], for i < end. It
-// looks at nothing at or behind end, which it takes for the end of the text,
-// and at nothing before i.
+// A scanner returns the end of the piece that begins at s[i], for i < end. It reads nothing before i,
+// and nothing at or after end, which is the end of the text for it.
 //
-// t says which characters it takes for what.
+// t classifies the characters.
 //
-// looked is where the part of s ends on which the answer depends: another text
-// with the same bytes up to looked has the same piece at i. It is end+1 if the
-// answer depends on the text ending there.
+// looked is the end of the part of s that the answer depends on: another text with the same bytes up
+// to looked has the same piece at i. It is end+1 if the answer depends on the end of the text.
 //
-// Each scanner is one regular expression of a family of models, with the
-// meaning of a backtracking engine; tests hold them against such an engine.
+// Each scanner implements one regular expression of a family of models as a backtracking engine
+// matches it; tests compare them with such an engine.
 type scanner func(t *classTable, s []byte, i, end int) (j, looked int)
 
-// A rule is a scanner and the table that it wants.
+// A rule is a scanner with its table of classes.
 type rule struct {
 	scan  scanner
 	table func() *classTable
-	// anywhere: the scanner finds the same pieces from inside of one that it would from its start.
+	// anywhere: from inside of a piece the scanner finds the same following pieces as from the start of
+	// the piece.
 	anywhere bool
 }
 
-// patterns are the expressions that a rank file's entry may name.
+// patterns are the known expressions of rank files by name.
 //
 //nolint:gochecknoglobals // a table
 var patterns = map[string]string{
@@ -274,8 +273,8 @@ func (t *classTable) deepSeekMatch(s []byte, i, end int) (j, looked int) {
 
 func isASCIILetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
-// runs returns a scanner that parts characters of different classes among those of mask.
-// Of characters that have a class of mask at most most stand in a piece.
+// runs returns a scanner that ends a piece where the classes within mask change. A piece has at most
+// most characters that have such a class.
 func runs(mask uint8, most int) scanner {
 	return func(t *classTable, s []byte, i, end int) (j, looked int) {
 		class, n := t.at(s, i, end)
@@ -293,14 +292,15 @@ func runs(mask uint8, most int) scanner {
 	}
 }
 
-// Behind the step ByteLevel a character stands for each byte, and those of some bytes
-// are numbers: of the digits, and of the bytes that are ¹ ² ³ ¼ ½ ¾ in Latin-1. The
-// steps of Falcon's files part there even characters of several bytes.
+// After the step ByteLevel each byte is a character. The characters of some bytes are numbers: the
+// digits, and the bytes that are ¹ ² ³ ¼ ½ ¾ in Latin-1. Such steps of Falcon's files split even
+// characters of several bytes.
 func isByteDigit(c byte) bool {
 	return '0' <= c && c <= '9' || strings.IndexByte("\xb2\xb3\xb9\xbc\xbd\xbe", c) >= 0
 }
 
-// byteDigits returns a scanner that parts such numbers from the rest, with at most most in a piece.
+// byteDigits returns a scanner that separates these numbers from other bytes, with at most most of
+// them in a piece.
 func byteDigits(most int) scanner {
 	return func(_ *classTable, s []byte, i, end int) (j, looked int) {
 		is := isByteDigit(s[i])

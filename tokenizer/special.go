@@ -23,8 +23,8 @@ type addedToken struct {
 	flags bool // a configuration gives them
 }
 
-// readAdded reads the added tokens, and adds those of more. Their ids count for Size
-// even if the vocabulary does not have them. It returns the ids of all.
+// readAdded reads the added tokens, and adds batches of more. Their ids count for Size even if the
+// vocabulary does not contain them. It returns the ids of all by their texts.
 func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (map[string]uint32, error) {
 	var list []addedToken
 	if !s.null() {
@@ -32,8 +32,8 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (
 			return nil, fmt.Errorf("added_tokens: %w", err)
 		}
 	}
-	// The reference goes by the vocabulary, then by the order, and not by the id that the
-	// file gives. Of two tokens of one text or one id it knows the later.
+	// The reference takes a token's id from the vocabulary, else the next free one. It ignores the id in
+	// the file. Of two tokens with one text or one id the later counts.
 	ids, byID := map[string]uint32{}, map[uint32]int{}
 	var kept []addedToken
 	for _, batch := range append([][]addedToken{list}, more...) {
@@ -101,8 +101,8 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (
 	return ids, nil
 }
 
-// overlapping returns an error if a token may take along the white space that another one
-// begins with: the reference finds both there, and goes on behind the second one.
+// overlapping returns an error if one token removes white space behind it and another token begins
+// with white space. The reference finds both there, and continues after the second.
 func overlapping(tokens []added) error {
 	takes := slices.IndexFunc(tokens, func(a added) bool { return a.rstrip })
 	begins := slices.IndexFunc(tokens, func(a added) bool {

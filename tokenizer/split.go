@@ -13,9 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// splitter is one step of a pre-tokenizer, in the form that can do all of them
-// but cannot say what it looked at. Files whose steps are all scanners with the
-// matches kept apart do not come here.
+// splitter is one step of a pre-tokenizer, for the general path. This path supports every step but
+// reports no resume points. Files with scanners only, whose behavior is Isolated, do not use it.
 type splitter struct {
 	scan     scanner // nil: another kind below
 	table    *classTable
@@ -62,8 +61,8 @@ func (p *splitter) split(b *budget, in pieces, atStart bool, limit int) (pieces,
 	return out, nil
 }
 
-// prefixed copies the pieces, with the prefix where it is due. The first piece is not at
-// the start if what stood before it was dropped.
+// prefixed copies the pieces and adds the prefix where it is required. The first piece is not at the
+// start of the text if the text before it was dropped.
 func (p *splitter) prefixed(b *budget, in pieces, atStart bool, limit int) (pieces, error) {
 	var out pieces
 	for _, s := range in.spans {
@@ -140,8 +139,8 @@ func (p *splitter) matches(b *budget, text []byte) (parts []part, err error) {
 	return parts, nil
 }
 
-// behave makes pieces of the parts of the piece of, as the reference does: a
-// match that is merged does not take a second one along.
+// behave makes pieces of the parts of the piece of. As in the reference, a match that joins a
+// neighbour does not bring another match with it.
 func (p *splitter) behave(parts []part, of span) []span {
 	var out []span
 	for k, x := range parts {
@@ -277,8 +276,8 @@ func readSplit(of pattern, behavior string, invert bool) (p splitter, err error)
 	return p, err
 }
 
-// readBehindBytes returns a step behind ByteLevel. It sees a character for each byte,
-// so only those can be done that mean something of bytes.
+// readBehindBytes returns a step behind ByteLevel. Such a step sees one character for each byte, so
+// only steps that are defined on bytes are supported.
 func readBehindBytes(s section) ([]splitter, bool, error) {
 	var c struct {
 		Type             string  `json:"type"`

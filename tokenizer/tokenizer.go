@@ -2,18 +2,15 @@
 
 // Package tokenizer turns text into the token ids of an engine's model.
 //
-// [Load] reads a model's own files and refuses what it cannot do exactly: ids
-// are those of the reference implementation, or there are none. [Cache] keeps
-// the ids of texts that begin alike, so that the next turn of a conversation
-// costs its new text only.
+// [Load] reads a model's own files. It refuses files that it cannot follow exactly: ids are equal to
+// those of the reference implementation, or there is an error. [Cache] keeps the ids of text prefixes,
+// so the next turn of a conversation costs only its new text.
 //
-// A [Model] puts a request through its chat template and encodes the text. For
-// models without files, and requests that cannot be done exactly, there is
-// text-block mode: four bytes of a canonical text count as one token. Equal
-// prompts meet in it, but no engine knows its ids.
+// A [Model] renders a request with its chat template and encodes the text. Models without files, and
+// requests that cannot be exact, use text-block mode: each id stands for four bytes of a canonical
+// text. Equal prompts have equal ids in that mode, but no engine knows these ids.
 //
-// The package is pure: no network, no clock, no log, and it knows nothing of
-// blocks.
+// The package is pure: no network, clock or log. It does not know blocks.
 package tokenizer
 
 import (
@@ -47,12 +44,12 @@ type Tokenizer struct {
 	chops         bool // long stretches are encoded in slices, as Kimi's class does
 	toolsInCode   bool // chats with tools are rendered by code of the model's own
 
-	// Slow says why encoding goes the general way, with a regular expression engine
-	// or copies of the text: up to ten times slower, and without reuse of prefixes.
-	// Empty if it does not.
+	// Slow is the reason why encoding uses the general path, with a regular expression engine or with
+	// copies of the text. That path is up to ten times slower and reuses no prefixes. Empty: it does not
+	// use that path.
 	Slow string
-	// Doubt says what the files leave open that the engine may know, so that ids may
-	// not be the engine's. Empty if nothing is known of that kind.
+	// Doubt is the reason why ids may differ from the engine's: something that the engine may know and the
+	// files do not contain. Empty: no such reason is known.
 	Doubt string
 
 	identity uint64 // of this Tokenizer in a [Cache]
@@ -65,31 +62,29 @@ type Tokenizer struct {
 //nolint:gochecknoglobals // a counter
 var identities atomic.Uint64
 
-// keepBytes bounds the scratch memory that is kept for the next text.
+// keepBytes is the limit of the scratch memory that is kept for the next text.
 const keepBytes = 1 << 20
 
-// Append appends the ids of text to dst: what the reference's encode gives for
-// it, with the special tokens around it if special is set. It allocates nothing
-// but what dst lacks, scratch memory for the first texts, and, for files marked
-// Slow, what rewriting the text or the regular expression engine needs.
+// Append appends the ids of text to dst, as the reference's encode returns them. If special is set, it
+// puts the special tokens around the text. It allocates memory only to extend dst, for scratch space
+// with the first texts, and, if Slow is set, to rewrite the text or to run regular expressions.
 //
-// text should be valid UTF-8; other bytes are characters of no class. The error
-// is the context's, or that of an expression that took too long, or of a file whose
-// rewriting makes more than four times the text of it, and 4 MiB; the ids
-// appended until then are right as far as they go.
+// text should be valid UTF-8; invalid bytes are characters without a class. Append fails if ctx ends,
+// if an expression takes too long, or if the rewritten text has more than four times the size of text
+// and more than 4 MiB. The ids that it appended before the error are correct.
 func (t *Tokenizer) Append(ctx context.Context, dst []uint32, text []byte, special bool) ([]uint32, error) {
 	return t.encode(ctx, dst, text, formOf(special), nil)
 }
 
-// form says what is done with special tokens.
+// form is the treatment of special tokens in a text.
 type form uint64
 
 const (
 	bare   form = iota // found in the text
 	framed             // and put around it
-	// marked: control tokens stand in the text as marks ([chat.AppendMark]). Between two marks
-	// is a text of its own: nothing of what stands on the other side of a mark has an effect on
-	// its ids, and what reads like a special token in it is text.
+	// marked: control tokens stand in the text as marks ([chat.AppendMark]). The text between two marks is
+	// encoded by itself: the text on the other side of a mark has no effect on its ids. Text that reads
+	// like a special token is encoded as text.
 	marked
 )
 
@@ -113,8 +108,8 @@ func (t *Tokenizer) ID(content string) (id uint32, ok bool) {
 // Size returns the number of ids, unused ones included: the highest id plus one.
 func (t *Tokenizer) Size() int { return len(t.bpe.vocab.token) }
 
-// Forget drops the scratch memory that is kept for later texts, and with it the
-// ids of the words seen: what a fresh Tokenizer does not have either.
+// Forget drops the scratch memory that is kept for later texts, with the ids of words from earlier
+// texts.
 func (t *Tokenizer) Forget() {
 	for ok := true; ok; {
 		_, ok = t.free.take()
@@ -152,8 +147,8 @@ func FirstDiff(a, b []uint32) int {
 	return n
 }
 
-// Decode appends the text of ids to dst, with the space that some files put before a
-// text. It may end inside of a character, if the ids do. Unknown ids have no text.
+// Decode appends the text of ids to dst. A text may begin with the space that some models put before
+// each text, and may end inside of a character. Unknown ids have no text.
 func (t *Tokenizer) Decode(dst []byte, ids []uint32) []byte {
 	for _, id := range ids {
 		b := t.bpe.vocab.get(id)

@@ -7,7 +7,7 @@ import (
 	"math/bits"
 )
 
-// none stands for no token id and no merge.
+// Values that stand for no token and for no merge.
 const (
 	noID    = ^uint32(0)
 	noMerge = ^uint64(0)
@@ -51,9 +51,9 @@ func (v *vocab) id(text []byte) uint32 {
 	return noID
 }
 
-// merges says what two neighbouring symbols become: the rank of the merge in the
-// upper half, the id of the new symbol in the lower one. Open addressing, key
-// and value side by side so that a lookup costs one cache line.
+// merges holds what two neighbouring symbols become: the rank of the merge in the upper half of a
+// value, the id of the new symbol in the lower half. It is a hash table with open addressing, so a
+// lookup costs one cache line. With a Go map, encoding unknown words took 5 to 10 % longer.
 type merges struct {
 	slots []mergeSlot
 	shift uint
@@ -109,7 +109,7 @@ func (m *merges) get(left, right uint32) uint64 {
 	}
 }
 
-// work is the memory that encoding one text needs, and the words it has seen.
+// work is the scratch memory for one text, with the ids of words from earlier texts.
 type work struct {
 	budget
 
@@ -127,10 +127,9 @@ type work struct {
 	spaced []byte
 }
 
-// The words of a text are kept in tables that grow fourfold each time that they are a
-// quarter full, up to 2 MiB, and 256 KiB for short ones: a text of some kilobytes touches
-// no more memory than the processor's cache has. A word has two places, its own and the
-// one beside it; a third word for them takes its own.
+// The tables of words grow fourfold when a quarter is used, up to 2 MiB, and 256 KiB for short words,
+// so a short text touches no more memory than the processor's cache has. A word has two slots, its own
+// and the neighbour; a third word replaces the one in its own slot.
 const (
 	fewWords  = 1 << 11
 	mostWords = 1 << 15
@@ -150,7 +149,7 @@ type wordSlot struct {
 	n   uint32
 }
 
-// word returns the slot that has the word, or the one for it.
+// word returns the slot of the word, or the slot where it would be kept.
 func (w *work) word(key *[4]uint64) *wordSlot {
 	h := (key[0] ^ bits.RotateLeft64(key[1], 23)) * 0x9e3779b97f4a7c15
 	h = (h ^ key[2] ^ bits.RotateLeft64(key[3], 17)) * 0xbf58476d1ce4e5b9
