@@ -32,7 +32,6 @@ type dynamoRank struct {
 	*testing.T
 	worker, publisher uint64
 	rank              uint32
-	single            bool // says one event a message, as 1.3
 	pub               zmtp.Publisher
 	endpoint          string
 	stop              func()
@@ -121,9 +120,6 @@ func (d *dynamoRank) publish(lost bool, evs ...indexer.Event) {
 
 // say sends a payload.
 func (d *dynamoRank) say(payload []byte) {
-	if d.single { // the array's one element
-		payload = payload[1:]
-	}
 	e := events.Envelope{PublisherID: d.publisher, Sequence: d.sent, PublishedAt: uint64(time.Now().UnixMilli()), Topic: events.Topic, Payload: payload}
 	d.sent++
 	if d.nc != nil {
@@ -263,7 +259,6 @@ func TestPublishersSpeakForTheirOwn(t *testing.T) {
 	t.Parallel()
 	var c caches
 	a, b := newDynamoRank(t, 26, 0, 255), newDynamoRank(t, 27, 0, 256)
-	a.single, b.single = true, true
 	p := planeOf(a, b)
 	for i := range p.Channels {
 		p.Channels[i].Bound = false

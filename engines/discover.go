@@ -154,22 +154,16 @@ func readVLLM(body []byte, host string, w *EngineWorker) (Found, error) {
 	return f, nil
 }
 
-// foundSocket reads endpoints that an engine tells. One that names no host is
-// bound; one that names the worker's own is, too, or the worker could not be asked.
-// Of any other the engine is the one that connects. Nobody is believed who names
-// other hosts.
+// foundSocket reads the endpoints that an engine names. The engine binds an endpoint
+// without a host, or with its own host. It connects to any other, which is refused.
 func foundSocket(endpoint, replay, host string, w *EngineWorker) (at socket, err error) {
 	if at.events, err = zmtp.ParseEndpoint(endpoint, basePort, 0); err != nil {
 		return at, err
 	}
-	switch {
-	case w.Bind:
-		at.bind = true
-	case !ofHost(at.events, host):
-		return at, fmt.Errorf("%w: its socket connects to %s; set bind, and let it connect here", errNoEvents, at.events)
-	default:
-		at.events = at.events.At(host)
+	if !ofHost(at.events, host) {
+		return at, fmt.Errorf("%w: its socket connects to %s: give the engine an endpoint that it binds, such as tcp://*:5557", errNoEvents, at.events)
 	}
+	at.events = at.events.At(host)
 	if replay = cmp.Or(w.Replay, replay); replay == "" {
 		return at, nil
 	}

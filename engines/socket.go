@@ -112,13 +112,7 @@ func (r *rankSource) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	news := make(chan news, 64)
-	wg.Go(func() {
-		if r.at.bind {
-			r.listen(ctx, news)
-		} else {
-			r.connect(ctx, news)
-		}
-	})
+	wg.Go(func() { r.connect(ctx, news) })
 	q := question{r: r, news: news}
 	defer q.end()
 	rebuild := time.NewTicker(rebuildEvery)
@@ -318,38 +312,6 @@ func (r *rankSource) connect(ctx context.Context, out chan<- news) {
 		wait = backoff{}
 		r.hear(ctx, c, closed, out)
 		closed = false
-		wait.wait(ctx)
-	}
-}
-
-// listen lets the engine connect. A connection that comes takes the place of the
-// one before: it is the engine's newest try.
-func (r *rankSource) listen(ctx context.Context, out chan<- news) {
-	wait := backoff{}
-	var mu sync.Mutex
-	var current *zmtp.Conn
-	for ctx.Err() == nil {
-		l, err := zmtp.Listen(r.at.events)
-		if err != nil {
-			r.log.Warn("an engine's socket has nowhere to connect to", "err", err)
-			wait.wait(ctx)
-			continue
-		}
-		var turn sync.Mutex // one is heard at a time
-		err = zmtp.Serve(ctx, l, zmtp.Sub, func(c *zmtp.Conn) {
-			mu.Lock()
-			if current != nil {
-				_ = current.Close() // its reader ends
-			}
-			current = c
-			mu.Unlock()
-			turn.Lock()
-			defer turn.Unlock()
-			r.hear(ctx, c, false, out)
-		})
-		if err != nil {
-			r.log.Warn("an engine's socket cannot connect any more", "err", err)
-		}
 		wait.wait(ctx)
 	}
 }

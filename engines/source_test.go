@@ -368,20 +368,6 @@ func plane(worker uint64, rank uint32, sequence uint64) [][]byte {
 	return frames[:]
 }
 
-// An engine may connect to us.
-func TestTheEngineConnects(t *testing.T) {
-	t.Parallel()
-	endpoint := fmt.Sprintf("tcp://127.0.0.1:%d", fixtures.HoldPort(t))
-	_, c := follow(t, engines.SourcesConfig{}, engines.EngineWorker{ID: 7, Transport: engines.TransportZMQ, Endpoint: endpoint, Bind: true, BlockSize: 16})
-	for range 2 { // the second one is a new process
-		s := simulate(t, enginesim.SocketsConfig{Endpoint: endpoint, Connect: true})
-		eventually(t, func() bool { return s.Subscribers() == 1 })
-		s.store(3)
-		agree(t, c, 0, s)
-		s.stop()
-	}
-}
-
 func TestGarbageFromAnEngineIsHarmless(t *testing.T) {
 	t.Parallel()
 	s := simulate(t, enginesim.SocketsConfig{})
@@ -483,9 +469,9 @@ func TestDiscoveryOfOddEngines(t *testing.T) {
 		"no list":               {"/kv_event_sources", `[1]`, "unmarshal"},
 		"odd ranks":             {"/kv_event_sources", `{"0":{"endpoint":"tcp://*:1"},"2":{"endpoint":"tcp://*:1"}}`, "ranks [0 2]"},
 		"a rank of text":        {"/kv_event_sources", `{"a":{"endpoint":"tcp://*:1"}}`, `rank "a"`},
-		"another host's pipe":   {"/kv_event_sources", `{"0":{"endpoint":"tcp://[2001:db8::1]:5557"}}`, "set bind"},
+		"another host's pipe":   {"/kv_event_sources", `{"0":{"endpoint":"tcp://[2001:db8::1]:5557"}}`, "that it binds"},
 		"no endpoint":           {"/kv_event_sources", `{"0":{"endpoint":"here"}}`, "want tcp"},
-		"it connects":           {"/kv_event_sources", `{"0":{"endpoint":"tcp://10.9.9.9:5557"}}`, "set bind"},
+		"it connects":           {"/kv_event_sources", `{"0":{"endpoint":"tcp://10.9.9.9:5557"}}`, "that it binds"},
 		"SGLang without events": {"/server_info", `{"kv_events":null}`, "publishes no events"},
 		"SGLang, odd":           {"/server_info", `{"kv_events":{"endpoint_port_base":0}}`, "endpoint_port_base 0"},
 		"old SGLang":            {"/get_server_info", `{"kv_events":{"endpoint_port_base":70000}}`, "endpoint_port_base 70000"},

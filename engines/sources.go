@@ -52,9 +52,6 @@ type EngineWorker struct {
 	// Replay is where lost events can be asked for again. Default nowhere, or what
 	// the engine says.
 	Replay string
-	// Bind makes Endpoint a place where the engine connects to, not the other way
-	// round.
-	Bind bool
 
 	// Queries says that a publisher of ours is at Endpoint, and is asked at Replay
 	// for what was missed: [SourcesConfig].Subscriber takes what it says. Both must be
@@ -333,7 +330,6 @@ func (s *Sources) follow(ctx context.Context, w EngineWorker) {
 type socket struct {
 	rank           uint32
 	topic          string
-	bind           bool
 	url            string // of TransportPoll
 	events, replay zmtp.Endpoint
 	replays        bool // replay is set
@@ -362,7 +358,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	default:
 		return nil, fmt.Errorf("events: transport is %q, want %s or %s", w.Transport, TransportZMQ, TransportPoll)
 	}
-	if w.Queries && (s.conf.Subscriber == nil || w.Endpoint == "" || w.Replay == "" || w.Bind) {
+	if w.Queries && (s.conf.Subscriber == nil || w.Endpoint == "" || w.Replay == "") {
 		return nil, errors.New("events: a publisher that answers queries needs an endpoint, and one to ask at")
 	}
 	if w.Endpoint == "" {
@@ -389,7 +385,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 	}
 	var sockets []socket
 	for i := range max(1, w.DPSize) {
-		at := socket{rank: w.DPStart + i, topic: w.Topic, bind: w.Bind, plane: w.Queries}
+		at := socket{rank: w.DPStart + i, topic: w.Topic, plane: w.Queries}
 		live, ask := basePort, baseReplayPort
 		if at.plane {
 			at.topic, live, ask = events.Topic, PlanePort, QueryPort
@@ -397,9 +393,7 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 		if at.events, err = zmtp.ParseEndpoint(w.Endpoint, live, int(at.rank)); err != nil {
 			return nil, err
 		}
-		if !w.Bind {
-			at.events = at.events.At(host)
-		}
+		at.events = at.events.At(host)
 		if w.Replay != "" {
 			at.replays = true
 			if at.replay, err = zmtp.ParseEndpoint(w.Replay, ask, int(at.rank)); err != nil {

@@ -40,7 +40,6 @@ func TestWhereEventsMayBe(t *testing.T) {
 		{fleet.Events{Transport: "zmq", Endpoint: "tcp://10.0.0.7:5557", Replay: "tcp://10.0.0.8:5657"}, "own host", ""},
 		{fleet.Events{Transport: "zmq", Endpoint: "tcp://worker:5557"}, "own host", ""},
 		{fleet.Events{Transport: "zmq", Endpoint: "ipc:///run/kv"}, "own host", ""},
-		{fleet.Events{Transport: "zmq", Endpoint: "tcp://127.0.0.1:5557", Bind: true}, "events.bind", ""},
 		{fleet.Events{Transport: "zmq", Endpoint: "here"}, "tcp://host:port", "tcp://host:port"},
 		{fleet.Events{Transport: "http_poll"}, "", ""},
 		{fleet.Events{Transport: "http_poll", Endpoint: "http://10.0.0.7:8000/kv_cache_events"}, "", ""},

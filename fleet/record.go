@@ -120,9 +120,6 @@ type Events struct {
 	Endpoint string `json:"endpoint,omitempty"`
 	Topic    string `json:"topic,omitempty"`  // prefix of the topics wanted
 	Replay   string `json:"replay,omitempty"` // socket that sends lost events again
-	// Bind makes Endpoint one that the engine connects to. In the configuration
-	// only.
-	Bind bool `json:"bind,omitempty"`
 	// LocalIndexer says that the worker answers queries about its events. With "zmq"
 	// that is a publisher of ours at Endpoint, which is asked at Replay.
 	LocalIndexer bool `json:"local_indexer,omitempty"`
@@ -177,7 +174,7 @@ func (e *Events) check(networks reach.Networks) error {
 		switch {
 		case err != nil:
 			return wrong(field, text, "tcp://host:port or ipc://path")
-		case at.Path != "" || at.Anywhere() || e.Bind:
+		case at.Path != "" || at.Anywhere():
 			continue
 		}
 		if err := near(at.Host, networks); err != nil {
@@ -239,9 +236,6 @@ func (r *Record) Registered(networks reach.Networks) (router.WorkerInfo, error) 
 			return wrong("events.endpoint", e.Endpoint, want)
 		}
 	case "zmq":
-		if e.Bind {
-			return wrong("events.bind", "true", "it in the configuration file only")
-		}
 		for field, text := range map[string]string{"events.endpoint": e.Endpoint, "events.replay": e.Replay} {
 			if text == "" {
 				continue
@@ -334,8 +328,8 @@ func (r *Record) Info(networks reach.Networks) (router.WorkerInfo, error) {
 		return wrong("total_kv_blocks, max_num_seqs or max_num_batched_tokens", min(r.TotalKVBlocks, r.MaxNumSeqs, r.MaxBatchedTokens), "0 or more")
 	case !(r.PrefillTPS >= 0 && r.PrefillTPS <= 1e9):
 		return wrong("prefill_tps", r.PrefillTPS, "0 to 1e9 prompt tokens a second")
-	case r.Events.Transport == "zmq" && r.Events.LocalIndexer && (r.BlockSize == 0 || r.Events.Endpoint == "" || r.Events.Replay == "" || r.Events.Bind):
-		return wrong("events.local_indexer", "true", "with zmq block_size, events.endpoint and events.replay beside it, and no bind")
+	case r.Events.Transport == "zmq" && r.Events.LocalIndexer && (r.BlockSize == 0 || r.Events.Endpoint == "" || r.Events.Replay == ""):
+		return wrong("events.local_indexer", "true", "with zmq block_size, events.endpoint and events.replay beside it")
 	case r.DPSize > maxRanks:
 		return wrong("dp_size", r.DPSize, fmt.Sprintf("at most %d", maxRanks))
 	}

@@ -80,7 +80,6 @@ func (c *EngineCommand) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.sockets.Replay, "kv-events-replay-endpoint", "tcp://127.0.0.1:0", "`endpoint` of the ROUTER socket that sends events again; empty has none")
 	fs.StringVar(&c.sockets.Topic, "kv-events-topic", "kv-events", "topic of the events")
 	fs.StringVar(&c.sockets.Format, "kv-events-format", "", "vllm or sglang; empty as the engine, else vllm")
-	fs.BoolVar(&c.sockets.Connect, "kv-events-connect", false, "connect the PUB socket instead of binding it")
 	fs.IntVar(&c.sockets.DropEvery, "kv-events-drop-every", 0, "leave out each `n`-th message of events, as a network might; 0 leaves out none")
 	fs.Float64Var(&c.sim.Speed, "speed", 1, "simulated seconds in a real one")
 	fs.BoolVar(&c.localIndexer, "enable-local-indexer", false, "answer routers' queries about events that they missed")

@@ -86,7 +86,6 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.engine.Endpoint, "zmq-endpoint", "", "`endpoint` of the engine's events, tcp://host:port or ipc://path; empty asks the engine")
 	fs.StringVar(&c.engine.Topic, "zmq-topic", "", "`prefix` of the topics to read")
 	fs.StringVar(&c.engine.Replay, "zmq-replay-endpoint", "", "`endpoint` that sends lost events again")
-	fs.BoolVar(&c.engine.Bind, "zmq-bind", false, "let the engine connect to the endpoint")
 	fs.IntVar(&c.record.BlockSize, "block-size", 0, "`tokens` in a block as the routers count; 0 takes the engine's, but at least 16")
 	fs.Var((*rankFlag)(&c.record.DPStart), "dp-start", "first data-parallel `rank`")
 	fs.Var((*rankFlag)(&c.record.DPSize), "dp-size", "`number` of data-parallel ranks; 0 takes what the engine says")

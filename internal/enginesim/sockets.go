@@ -24,9 +24,8 @@ import (
 type SocketsConfig struct {
 	// Format is "vllm" (default) or "sglang".
 	Format string
-	// Endpoint is what the PUB socket binds, or connects to if Connect is set.
+	// Endpoint is what the PUB socket binds.
 	Endpoint string
-	Connect  bool
 	// Replay is what the ROUTER socket binds that sends batches again. Default
 	// none.
 	Replay string
@@ -49,7 +48,6 @@ type Sockets struct {
 	conf         SocketsConfig
 	sglang       bool // the format, else vLLM's
 	pub          zmtp.Publisher
-	connect      zmtp.Endpoint
 	live, replay net.Listener // nil if there is none
 
 	mu sync.Mutex
@@ -79,10 +77,8 @@ func NewSockets(conf SocketsConfig) (*Sockets, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.connect = at; !conf.Connect {
-		if s.live, err = zmtp.Listen(at); err != nil {
-			return nil, err
-		}
+	if s.live, err = zmtp.Listen(at); err != nil {
+		return nil, err
 	}
 	if conf.Replay == "" {
 		return s, nil
@@ -91,9 +87,7 @@ func NewSockets(conf SocketsConfig) (*Sockets, error) {
 		s.replay, err = zmtp.Listen(at)
 	}
 	if err != nil {
-		if s.live != nil {
-			_ = s.live.Close() // the other error is the one to tell
-		}
+		_ = s.live.Close() // the other error is the one to tell
 		return nil, err
 	}
 	return s, nil
@@ -110,9 +104,7 @@ func (s *Sockets) Endpoints() (live, replay string) {
 		e.Port = address.Port
 		return e.String()
 	}
-	if live = s.connect.String(); s.live != nil {
-		live = at(s.live, s.conf.Endpoint)
-	}
+	live = at(s.live, s.conf.Endpoint)
 	if s.replay != nil {
 		replay = at(s.replay, s.conf.Replay)
 	}
@@ -126,11 +118,7 @@ func (s *Sockets) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	errs := make(chan error, 2)
-	if s.live != nil {
-		wg.Go(func() { errs <- zmtp.Serve(ctx, s.live, zmtp.Pub, s.kept(s.pub.Follow)) })
-	} else {
-		wg.Go(func() { errs <- s.pub.Connect(ctx, s.connect) })
-	}
+	wg.Go(func() { errs <- zmtp.Serve(ctx, s.live, zmtp.Pub, s.kept(s.pub.Follow)) })
 	if s.replay != nil {
 		wg.Go(func() { errs <- zmtp.Serve(ctx, s.replay, zmtp.Router, s.kept(s.answer)) })
 	} else {

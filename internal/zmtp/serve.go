@@ -232,24 +232,6 @@ func (p *Publisher) Serve(ctx context.Context, l net.Listener) error {
 	return Serve(ctx, l, Pub, p.Follow)
 }
 
-// Connect publishes to a subscriber that binds, until ctx ends. It tries again
-// four times a second while there is none.
-func (p *Publisher) Connect(ctx context.Context, e Endpoint) error {
-	for ctx.Err() == nil {
-		if c, err := Dial(ctx, e, Pub); err == nil {
-			stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // Follow then ends
-			p.Follow(c)
-			stop()
-			_ = c.Close() // closed already, most likely
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(250 * time.Millisecond):
-		}
-	}
-	return nil
-}
-
 // Follow serves one subscriber until its connection ends.
 func (p *Publisher) Follow(c *Conn) {
 	s := &subscriber{conn: c, wake: make(chan struct{}, 1)}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -110,44 +109,6 @@ func TestPublishAndSubscribe(t *testing.T) {
 			all.Close()
 			eventually(t, func() bool { return p.Subscribers() == 1 })
 		})
-	}
-}
-
-// A publisher may connect to a subscriber that binds, and comes back to it.
-func TestAPublisherThatConnects(t *testing.T) {
-	var p zmtp.Publisher
-	got := make(chan string, 8)
-	var port int
-	follow := func(ctx context.Context, l net.Listener) error {
-		return zmtp.Serve(ctx, l, zmtp.Sub, func(c *zmtp.Conn) {
-			if err := c.Subscribe(""); err != nil {
-				t.Error(err)
-			}
-			frames, err := c.Read() // one, then the connection ends
-			if err == nil {
-				got <- string(frames[0])
-			}
-		})
-	}
-	e := serve(t, "tcp://127.0.0.1:0", follow)
-	port = e.Port
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- p.Connect(ctx, e) }()
-	for i := range 3 {
-		eventually(t, func() bool {
-			p.Send(fmt.Append(nil, i))
-			select {
-			case s := <-got:
-				return s == fmt.Sprint(i)
-			default:
-				return false
-			}
-		})
-	}
-	cancel()
-	if err := <-done; err != nil || port == 0 {
-		t.Error(err)
 	}
 }
 
