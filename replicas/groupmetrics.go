@@ -14,11 +14,11 @@ import (
 
 // What becomes of messages between router groups and those above them.
 const (
-	groupFull       = "full"        // a part of one, heard
-	groupDelta      = "delta"       // heard
-	groupLoad       = "load"        // heard
-	groupHole       = "hole"        // heard, with something missing before it
-	groupBehindHole = "behind_hole" // heard, after a hole: only its load counts
+	groupFull       = "full"        // a part of one, received
+	groupDelta      = "delta"       // received
+	groupLoad       = "load"        // received
+	groupHole       = "hole"        // received, with messages missing before it
+	groupBehindHole = "behind_hole" // received after a hole: only its load counts
 	groupRepeated   = "repeated"
 	groupOld        = "old"           // of an epoch that was left
 	groupBad        = "bad"           // cannot be read
@@ -27,7 +27,7 @@ const (
 	groupBlockSize  = "block_size"    // of a second size for one model
 	groupRefused    = "refused"       // the router has no such candidate
 	groupClockSet   = "clock"         // its clock was set
-	groupAsked      = "asked"         // for all that a group holds
+	groupAsked      = "asked"         // a full was requested
 	groupUnsent     = "unsent"        // there is no connection
 	groupOvertaken  = "overtaken"     // the index changed faster than it could be read
 
@@ -36,7 +36,7 @@ const (
 	groupNoWorker = "no_worker" // answered as busy: there is none, or no such model
 	groupBadProbe = "bad"       // cannot be read
 	groupLate     = "late"      // not answered in time
-	groupNobody   = "nobody"    // nobody listens
+	groupNobody   = "nobody"    // no replica of the group listens
 	groupSkipped  = "skipped"   // not asked, since it does not answer
 )
 
@@ -63,12 +63,12 @@ func newGroupMetrics(meter metric.Meter) (*groupMetrics, error) {
 		metric.WithDescription("Time that a request waited for the answers to its probes."),
 		metric.WithExplicitBucketBoundaries(.0001, .0002, .0005, .001, .002, .003, .005, .01))
 	if err := errors.Join(errs[:]...); err != nil {
-		return nil, fmt.Errorf("replicas: make instruments: %w", err)
+		return nil, fmt.Errorf("make instruments: %w", err)
 	}
 	return m, nil
 }
 
-// observe makes the gauges of those who hear groups.
+// observe makes the gauges of [Groups].
 func (m *groupMetrics) observe(meter metric.Meter, ages func() []groupAge) error {
 	_, err1 := meter.Float64ObservableGauge("kvroute.group.summary.age", metric.WithUnit("s"),
 		metric.WithDescription("Age of the last summary of a router group, by group and model."),
@@ -100,7 +100,7 @@ func (m *groupMetrics) observe(meter metric.Meter, ages func() []groupAge) error
 			return nil
 		}))
 	if err := errors.Join(err1, err2); err != nil {
-		return fmt.Errorf("replicas: make instruments: %w", err)
+		return fmt.Errorf("make instruments: %w", err)
 	}
 	return nil
 }

@@ -72,7 +72,7 @@ type Groups struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 	groups  map[string]*heardGroup
-	unknown map[string]bool // groups that were told of in the log
+	unknown map[string]bool // unknown groups that the log names
 }
 
 // GroupsConfig says which groups there are. Set and Summary are required; the zero value
@@ -144,7 +144,7 @@ type groupFeed struct {
 var errGroupless = errors.New("Set and Summary are required")
 
 // NewGroups returns a listener on a connection that stays its caller's. It does nothing
-// before [Groups.Run] but to tell of the candidates that the configuration names.
+// before [Groups.Run] but to set the candidates that the configuration names.
 func NewGroups(nc *nats.Conn, conf GroupsConfig) (*Groups, error) {
 	g, err := newGroups(conf, linkOf(nc))
 	if err == nil {
@@ -155,7 +155,7 @@ func NewGroups(nc *nats.Conn, conf GroupsConfig) (*Groups, error) {
 
 func newGroups(conf GroupsConfig, to link) (*Groups, error) {
 	if conf.Set == nil || conf.Summary == nil {
-		return nil, fmt.Errorf("replicas: router groups: %w", errGroupless)
+		return nil, fmt.Errorf("router groups: %w", errGroupless)
 	}
 	if conf.Now == nil {
 		conf.Now = time.Now
@@ -176,24 +176,24 @@ func newGroups(conf GroupsConfig, to link) (*Groups, error) {
 // CheckGroups refuses a list of groups that makes no sense. The error says which of them.
 func CheckGroups(groups []Group) error {
 	if len(groups) > maxGroups {
-		return fmt.Errorf("replicas: %d router groups, want at most %d", len(groups), maxGroups)
+		return fmt.Errorf("%d router groups, want at most %d", len(groups), maxGroups)
 	}
 	names := make(map[string]bool, len(groups))
 	for i := range groups {
 		c := &groups[i]
 		switch {
 		case c.Name == "" || len(c.Name) > maxGroupName:
-			return fmt.Errorf("replicas: router group %d: name has %d bytes, want 1 to %d", i, len(c.Name), maxGroupName)
+			return fmt.Errorf("router group %d: name has %d bytes, want 1 to %d", i, len(c.Name), maxGroupName)
 		case names[c.Name]:
-			return fmt.Errorf("replicas: router group %q: the name is there twice", clip(c.Name))
+			return fmt.Errorf("router group %q: the name is there twice", clip(c.Name))
 		case len(c.Models) > maxGroupModels || slices.Contains(c.Models, ""):
-			return fmt.Errorf("replicas: router group %q: models is a list of %d, want at most %d names", clip(c.Name), len(c.Models), maxGroupModels)
+			return fmt.Errorf("router group %q: models is a list of %d, want at most %d names", clip(c.Name), len(c.Models), maxGroupModels)
 		case c.Members < 0:
-			return fmt.Errorf("replicas: router group %q: members is %d, want 0 or more", clip(c.Name), c.Members)
+			return fmt.Errorf("router group %q: members is %d, want 0 or more", clip(c.Name), c.Members)
 		}
 		candidate := c.candidate("any", c.BlockSize)
 		if _, err := candidate.Info(fleet.Networks{}); err != nil {
-			return fmt.Errorf("replicas: router group: %w", err)
+			return fmt.Errorf("router group: %w", err)
 		}
 		names[c.Name] = true
 	}
@@ -237,7 +237,7 @@ func (g *Groups) Replace(groups []Group) error {
 	return nil
 }
 
-// setLocked tells of the candidates.
+// setLocked sets the candidates.
 func (g *Groups) setLocked() error {
 	var all []fleet.Record
 	for _, h := range g.groups {
@@ -335,7 +335,7 @@ func (g *Groups) take(data []byte) {
 	}
 }
 
-// changedLocked tells of the candidates after one has changed.
+// changedLocked sets the candidates after one has changed.
 func (g *Groups) changedLocked(h *heardGroup, f *groupFeed) bool {
 	if err := g.setLocked(); err != nil {
 		g.metrics.count(groupRefused)
@@ -346,7 +346,7 @@ func (g *Groups) changedLocked(h *heardGroup, f *groupFeed) bool {
 	return true
 }
 
-// heardWithin says whether a feed was heard lately.
+// heardWithin reports whether a message of the feed came within two intervals.
 func (f *groupFeed) heardWithin(now time.Time) bool {
 	return !f.heard.IsZero() && now.Sub(f.heard) <= groupSilence*f.interval
 }
@@ -445,7 +445,7 @@ func (f *groupFeed) takenAt(now time.Time, s *summary, m *groupMetrics) time.Tim
 	return now.Add(-late - router.GroupTransit)
 }
 
-// ask asks a group for all that it holds.
+// ask requests a full of a group.
 func (g *Groups) ask(now time.Time, h *heardGroup) {
 	if now.Sub(h.asked) < groupAskEvery || !g.link.connected() {
 		return
@@ -491,7 +491,7 @@ func (g *Groups) tick() {
 	}
 }
 
-// fresh says whether a feed was heard within three intervals.
+// fresh reports whether a message of the feed came within three intervals.
 func (f *groupFeed) fresh(now time.Time) bool {
 	return !f.heard.IsZero() && now.Sub(f.heard) <= 3*f.interval
 }

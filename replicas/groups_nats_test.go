@@ -59,7 +59,6 @@ func startUpper(t *testing.T, s *server.Server, probe bool, groups ...replicas.G
 		if err != nil {
 			t.Fatal(err)
 		}
-		running(t, probes.Run)
 		conf.Probe = probes.Ask
 	}
 	r, err := router.New(conf)
@@ -228,9 +227,8 @@ func TestProbesGiveUp(t *testing.T) {
 		return probes.Ask(t.Context(), router.Probe{ID: "r", Model: "m", BlockSize: 8, Tokens: 8, Local: []uint64{1}, Groups: groups})
 	}
 	if got := ask("g1"); got != nil {
-		t.Errorf("before it runs: %+v", got)
+		t.Errorf("before the group is there: %+v", got)
 	}
-	running(t, probes.Run)
 	lowerTier(t, s, "g1", 1)
 	eventually(t, func() bool { return len(ask("g1")) == 1 })
 	mute := connect(t, s)

@@ -18,7 +18,6 @@ import (
 type groups struct {
 	publisher *replicas.GroupPublisher // --group
 	heard     *replicas.Groups         // "groups" of the file
-	probes    *replicas.Probes         // of those
 }
 
 // most is how many groups of a model are asked at most; 0 is what package fleet says.
@@ -34,13 +33,13 @@ func (s *server) openProbes() (ask func(context.Context, router.Probe) []router.
 	if len(s.conf.Groups) == 0 || s.conf.GroupProbe == "off" {
 		return nil, nil
 	}
-	s.groups.probes, err = replicas.NewProbes(s.nc, replicas.ProbesConfig{
+	probes, err := replicas.NewProbes(s.nc, replicas.ProbesConfig{
 		Scope: s.scope, Most: s.conf.most(), Budget: s.conf.GroupProbeBudget, Meter: s.metrics.Meter("fleet"),
 	})
 	if err != nil {
 		return nil, err
 	}
-	return s.groups.probes.Ask, nil
+	return probes.Ask, nil
 }
 
 // openGroups makes the rest, once the fleet can be told.
@@ -70,9 +69,6 @@ func (g *groups) run(ctx context.Context, parts *errgroup.Group) {
 	}
 	if g.heard != nil {
 		parts.Go(func() error { return g.heard.Run(ctx) })
-	}
-	if g.probes != nil {
-		parts.Go(func() error { return g.probes.Run(ctx) })
 	}
 }
 
