@@ -13,7 +13,7 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// ApproxConfig says how long and how much an [Approx] believes. The zero value of
+// ApproxConfig bounds how long and how much an [Approx] remembers. The zero value of
 // each field means its default.
 type ApproxConfig struct {
 	// TTL is how long a block counts after the last request that used it, in
@@ -25,39 +25,39 @@ type ApproxConfig struct {
 }
 
 // Approx guesses what workers hold: the blocks of the requests that were sent to
-// them lately. It serves where engines do not tell, and while what they tell is
-// on its way.
+// them lately. It is used for engines that publish no events, and until the events of a
+// request arrive.
 //
 // Each worker has a list of the prompts that it got, the longest unused one first;
 // the blocks of all are in one tree. A prompt that comes again moves to the list's end.
-// A block counts while a prompt in the list has it, so what a request costs depends
+// A block counts while a prompt in the list has it. So the cost of a request depends
 // on its new blocks, not on those that it shares.
 //
 // # Invariants
 //
-//   - The list is ordered by use, and use fixes the end of life: the first prompt
-//     is the next to die.
-//   - A worker holds the nodes of the tree that are on the way to the ends of the
-//     prompts in its list, and no others.
+//   - The list is ordered by use, and a prompt expires a fixed time after its use: the
+//     first prompt expires next.
+//   - A worker holds the nodes of the tree on the paths to the ends of the prompts in
+//     its list, and no others.
 //
 // # Concurrency
 //
 // The methods may be called by any number of goroutines, except that a worker must
-// not be used before [Approx.Begin]. A Match waits for at most the one change of
-// the tree under way. No goroutine belongs to it: what has died goes at the next call.
+// not be used before [Approx.Begin]. There is no goroutine: expired prompts are removed
+// at the next call.
 type Approx struct {
 	conf   ApproxConfig
 	tree   guessTree
-	next   atomic.Int64 // step at which the next prompt dies; math.MaxInt64 = never
+	next   atomic.Int64 // step at which the next prompt expires; math.MaxInt64 = never
 	blocks atomic.Int64 // sum of the workers'
 
 	mu sync.RWMutex
 	// mu guards the tree and the fields below.
 	now     int64 // the latest time seen, in ns; it never goes back
 	stamp   uint64
-	evicted int // blocks that went for lack of room
+	evicted int // blocks forgotten for lack of room
 	workers []guesses
-	line    []*node // scratch
+	line    []*node // scratch memory of find
 }
 
 // guesses are one worker's.
@@ -71,7 +71,7 @@ type guesses struct {
 // guess is a prompt in a worker's list.
 type guess struct {
 	end   *guessNode // its last block is this node's last
-	dies  int64      // at this step
+	dies  int64      // expires at this step
 	stamp uint64     // of the insertion that made it
 }
 
@@ -158,7 +158,7 @@ func (a *Approx) Insert(now time.Time, worker int, generation uint64, sequence [
 // insert puts a prompt at the list's end. It returns 0 if it was in the list.
 func (a *Approx) insert(worker int, g *guesses, sequence []uint64, dies int64) uint64 {
 	if g.prompts == nil {
-		// The bound is held by trim, which tells the index what goes.
+		// The list itself is not bounded: trim removes prompts, and their blocks.
 		g.prompts, _ = simplelru.NewLRU[uint64, *guess](math.MaxInt, nil)
 	}
 	last := sequence[len(sequence)-1]
@@ -179,13 +179,14 @@ func (a *Approx) insert(worker int, g *guesses, sequence []uint64, dies int64) u
 	return a.stamp
 }
 
-// count notes that a worker holds so many blocks more.
+// count adds to the number of blocks of a worker.
 func (a *Approx) count(g *guesses, more int) {
 	g.blocks += more
 	a.blocks.Add(int64(more))
 }
 
-// drop ends a prompt that has left the list: the blocks go that no other one has.
+// drop removes the blocks of a prompt that has left the list, except those that another
+// prompt has, too.
 func (a *Approx) drop(worker int, g *guesses, p *guess) {
 	a.count(g, -a.tree.leave(worker, p.end))
 }
@@ -216,9 +217,9 @@ func (a *Approx) trim(worker int, g *guesses) {
 	}
 }
 
-// Withdraw takes an insertion back: the blocks go that only it had. last is the
-// sequence hash of its last block. A prompt that was known before, or has been cut
-// since, stays to die by itself.
+// Withdraw takes an insertion back: the blocks that only it had are forgotten. last is
+// the sequence hash of its last block. A prompt that was known before the insertion, or
+// was shortened since, stays until it expires.
 func (a *Approx) Withdraw(worker int, generation, stamp, last uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -253,8 +254,9 @@ func (a *Approx) Move(now time.Time, from int, generation, stamp, last uint64, t
 	return a.Insert(now, to, toGeneration, sequence)
 }
 
-// Forget forgets blocks, and all behind them, because the worker says that they are
-// gone: those that x knows it to hold on the device by these external hashes.
+// Forget forgets blocks that the worker has removed, and all blocks after them. The
+// worker's external hashes name them; x knows which blocks these are on the device. Call
+// it before the removal is applied to x.
 func (a *Approx) Forget(worker int, x *Index, externals []uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -342,8 +344,8 @@ func (a *Approx) Match(now time.Time, dst []int32, sequence []uint64) {
 	a.tree.match(dst, sequence)
 }
 
-// Expire forgets what has died. The other methods do so too; it is for the times
-// when none is called.
+// Expire forgets the prompts that have expired. Match and Insert do so, too; Expire is
+// for times without requests.
 func (a *Approx) Expire(now time.Time) {
 	if now.UnixNano()/step < a.next.Load() {
 		return
@@ -389,8 +391,8 @@ func (a *Approx) Evicted() int {
 	return a.evicted
 }
 
-// Bytes returns what the guesses take of the heap, as far as they can tell; see
-// [Index.Bytes]. It looks at the workers only.
+// Bytes estimates what the guesses take of the heap; see [Index.Bytes]. It reads the
+// workers, not the tree.
 func (a *Approx) Bytes() int {
 	const prompt = 80 + 24 + 27 // an entry of the list, a guess, and a place in a map that is two thirds full
 	a.mu.Lock()
@@ -428,7 +430,8 @@ type Piece struct {
 	Sequence []uint64
 }
 
-// Prompt ends with a piece, given by its number from 1. Left is the rest of its life.
+// Prompt ends with a piece, given by its number from 1. Left is the time until
+// it expires.
 type Prompt struct {
 	Piece uint32
 	Left  time.Duration
@@ -487,7 +490,7 @@ func (a *Approx) Restore(now time.Time, worker int, generation uint64, from Gues
 	for _, p := range from.Prompts {
 		sequence := from.path(p.Piece)
 		if n := min(len(sequence), g.limit, a.conf.MaxBlocks); n > 0 && p.Left > 0 {
-			// In the list's order nobody dies before who stands before him.
+			// A prompt never expires before the one before it in the list.
 			oldest = max(oldest, min(longest, ceil(a.now+int64(p.Left), step)))
 			a.insert(worker, g, sequence[:n], oldest)
 		}

@@ -2,46 +2,44 @@
 
 package indexer
 
-// column is the external hashes of a run of blocks, for all owners that name the
-// blocks alike, whichever of them came first. A node has a main column, which
-// counts for whoever is not listed with columns of his own, and any number of
-// others.
+// column has the external hashes of a run of blocks, for all owners that use the same
+// hash for the same block. A node has a main column, which counts for the owners that
+// are not listed, and any number of other columns.
 //
 // A live cell of a shared column is in the table under its external hash, and no
-// two shared cells have the same one. So who looks for a hash has seen all that
-// may be shared once he has seen one cell. Where owners name different blocks alike
-// (by small numbers, say) the first has the shared cell, and the others' cells are
-// in private columns, which are in the table under the hash and the owner together:
-// there, too, is one cell at most.
+// two shared cells have the same hash. So a search ends at the first shared cell that
+// matches. Where owners use one hash for different blocks (small numbers, say) the
+// first owner has the shared cell. The others' cells are in private columns, which are
+// in the table under the hash and the owner together, at most one cell for each pair.
 //
-// A cell is a block's place in the run. Splitting a node leaves its columns as
-// they are, now of both parts, and so the table's entries too: who comes from the
-// table goes up from the last part, each one's parent, until it has come to the cell.
+// A cell is a block's place in the run. Splitting a node changes neither its columns,
+// which both parts then use, nor the table's entries. A search that comes from the table
+// starts at the last part and follows the parents to the part that has the cell.
 type column struct {
-	ext  []uint64 // external hashes of the cells from base on
-	live uint64   // the cells that count; their hashes are in the table
-	node *node    // the node that it was made for, now the last part, or gone from the tree
-	who  int32    // the only owner that has used it since it was last empty, or anybody
-	id   uint32
-	refs uint32 // how often nodes name it, as main or in own
-	base uint8
-	// private means that its cells are in the table under their hashes and who,
-	// and that nobody else ever uses it.
+	ext   []uint64 // external hashes of the cells from base on
+	live  uint64   // the cells in use; their hashes are in the table
+	node  *node    // the node that it was made for, now the last part, or gone from the tree
+	owner int32    // the only owner that has used it since it was last empty, or anyOwner
+	id    uint32
+	refs  uint32 // references by nodes, as main or in listed
+	base  uint8
+	// private means that its cells are in the table under their hashes and the owner,
+	// and that no other owner ever uses it.
 	private bool
 	_       [10]byte // to fill a cache line
 }
 
-const anybody = -1
+const anyOwner = -1
 
 // key is where in the table a cell with a hash belongs.
 func (c *column) key(hash uint64) uint64 {
 	if c.private {
-		return privateKey(hash, c.who)
+		return privateKey(hash, c.owner)
 	}
 	return hash
 }
 
-func privateKey(hash uint64, who int32) uint64 { return hash + uint64(who+1)*0x9E3779B97F4A7C15 }
+func privateKey(hash uint64, owner int32) uint64 { return hash + uint64(owner+1)*0x9E3779B97F4A7C15 }
 
 func (c *column) external(cell int) uint64 { return c.ext[cell-int(c.base)] }
 
@@ -83,14 +81,14 @@ func runCap(n int) int {
 // maxColumns is what fits into the 24 bits of a table's entry.
 const maxColumns = 1 << columnBits
 
-// newColumn returns a new column, which nothing names yet.
-func (x *Index) newColumn(n *node, who int32, private bool) *column {
+// newColumn returns a new column without references.
+func (x *Index) newColumn(n *node, owner int32, private bool) *column {
 	id, c := x.columns.add()
-	*c = column{node: n, who: who, id: id, private: private}
+	*c = column{node: n, owner: owner, id: id, private: private}
 	return c
 }
 
-// drop takes away one of the names of a column, and frees it if that was the last.
+// drop removes a reference to a column, and frees the column if that was the last.
 func (x *Index) drop(c *column) {
 	if c.refs--; c.refs == 0 {
 		x.columns.drop(c.id)

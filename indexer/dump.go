@@ -12,8 +12,8 @@ import (
 	"unsafe"
 )
 
-// Run is a piece of an index: consecutive blocks, behind the last block of another
-// run, and who holds which of them.
+// Run is a piece of an index: consecutive blocks after the last block of another run,
+// and the workers that hold some of them.
 type Run struct {
 	ID      uint32 // from 1, one more each
 	Parent  uint32 // a run before this one, or 0: the run begins a sequence
@@ -23,8 +23,8 @@ type Run struct {
 }
 
 // Holder is a worker that holds, on a tier, len(Externals) blocks of a run from
-// block Start on, under these external hashes. Who has holes, or several external
-// hashes for a block, is there several times. Slices may be shared.
+// block Start on, under these external hashes. A worker with holes, or with several
+// external hashes for a block, has several holders. Slices may be shared.
 type Holder struct {
 	Worker    int
 	Tier      Tier
@@ -42,26 +42,25 @@ type Holder struct {
 // than [Config.DumpWords] allows to keep for it.
 var ErrOvertaken = errors.New("indexer: the index changed faster than its dump was read")
 
-// dump is a dump under way. It walks over all nodes; whoever is about to change a
-// node that it has not come to hands it over first, after those before it.
+// dump is a dump under way. It walks over all nodes. Before a node changes that the walk
+// has not reached, the change itself copies the node into the dump, after its parents.
 //
 // Invariants, while it is not given up:
 //
-//   - A node that is not taken is what it was when the dump began, and so are the
-//     nodes above it, or the ends of the runs that they were taken as are in tails.
+//   - A node that is not copied is as it was when the dump began. So are the nodes
+//     above it; of those that were copied and changed since, the ends are in tails.
 //   - Runs are handed out in the order of their numbers, a run after its parent.
-//   - What is kept, which is fill and tails, has at most limit words, but for one
-//     batch and one change.
+//   - fill and tails together have at most limit words, plus one batch and one change.
 type dump struct {
 	id   uint32
 	last uint32 // number of the last run
-	fill batch  // taken, and not handed out
-	// tails are the ends of runs whose nodes changed after they were taken, as they
-	// were: what follows them may be taken still.
+	fill batch  // copied, and not yielded
+	// tails are the ends, when the dump began, of runs whose nodes changed since they
+	// were copied: nodes after them may still be copied.
 	tails map[uint32][]tail
 	kept  int // words of tails
 	limit int
-	over  bool // it is given up
+	over  bool // it was given up: limit was exceeded
 
 	line    []*node  // memory of take
 	holders []Holder // memory of add
@@ -70,11 +69,11 @@ type dump struct {
 
 // tail is the last block of a run for an owner.
 type tail struct {
-	who      int32
+	owner    int32
 	external uint64
 }
 
-// batch is some runs with their memory, which is used again.
+// batch is some runs and their memory, which is reused.
 type batch struct {
 	runs    []Run
 	holders arena[Holder]
@@ -116,8 +115,8 @@ func (a *arena[T]) add(s []T) []T {
 }
 
 const (
-	// dumpBatch is how many words are taken at once: some 50 µs. Whoever begins a dump
-	// may hold up others until it has begun, so its first batches are smaller.
+	// dumpBatch is how many words are copied at once: some 50 µs. The caller of a dump
+	// may hold a lock until the dump has begun, so the first batches are smaller.
 	dumpBatch = 1 << 14
 	// runWords and holderWords are what a run and a holder take beside the hashes.
 	runWords    = int(unsafe.Sizeof(Run{})) / 8
@@ -128,11 +127,11 @@ const (
 // exactly what the events applied by then have made, and nothing of later ones.
 // A run and its slices are good until the next one.
 //
-// Events and matches go on meanwhile. An event waits for at most one batch of some
-// 50 µs, or for as long as it takes to copy the longest sequence with all who hold
-// it, and copies what it is the first to change. These copies are kept until the
-// loop has had them: at most [Config.DumpWords]; beyond, the last thing yielded is
-// [ErrOvertaken]. Beside that a dump takes less than 2 MB, however large the index is.
+// Events and matches continue meanwhile. An event waits for at most one batch of some
+// 50 µs, or for the copy of the longest sequence with all its holders. It copies what
+// it is the first to change. These copies take at most [Config.DumpWords] until the loop
+// has read them; beyond that the dump ends with [ErrOvertaken]. Apart from the copies a
+// dump takes less than 2 MB, however large the index is.
 // A second dump waits for the first.
 func (x *Index) Dump() iter.Seq2[Run, error] {
 	return func(yield func(Run, error) bool) {
@@ -188,7 +187,7 @@ func (x *Index) DumpNow() (runs iter.Seq2[Run, error], stop func()) {
 	}, stop
 }
 
-// preserve gives a dump under way what a node is, before it changes.
+// preserve copies a node into a dump under way, before the node changes.
 func (x *Index) preserve(n *node) {
 	d := x.dump
 	if d == nil || n == &x.root {
@@ -205,13 +204,13 @@ func (x *Index) preserve(n *node) {
 		}
 	}
 	if d.fill.size+d.kept > d.limit {
-		// Nobody needs it any more; what it holds can go.
+		// The dump is given up: its memory can be freed.
 		*d = dump{id: d.id, over: true}
 		x.dump = nil
 	}
 }
 
-// take takes a node that is not taken, and before it those above that are not.
+// take copies a node that is not copied, after those above it that are not.
 func (d *dump) take(root, n *node) {
 	d.line = d.line[:0]
 	for ; n != root && n.dumped != d.id; n = n.parent {
@@ -229,8 +228,8 @@ func (d *dump) take(root, n *node) {
 	}
 }
 
-// add adds a node to what is to be handed out. That the nodes above it may have
-// been split since they were taken changes neither its depth nor who is before it.
+// add adds a node to the next batch. If the nodes above it were split since they were
+// copied, that changes neither its depth nor the owners of the block before it.
 func (d *dump) add(root, n *node, depth int) {
 	b := &d.fill
 	r := Run{ID: n.number, Depth: depth, Local: b.words.add(n.local)}
@@ -270,19 +269,19 @@ func (d *dump) add(root, n *node, depth int) {
 		}
 	}
 	holder := func(w int32, cells uint64) {
-		i, owns := n.findOwn(w)
+		i, owns := n.findListing(w)
 		if !owns {
 			piece(w, n.main, cells)
 		}
-		for ; i < len(n.own) && n.own[i].who == w; i++ {
-			piece(w, n.own[i].column, n.own[i].cells)
+		for ; i < len(n.listed) && n.listed[i].owner == w; i++ {
+			piece(w, n.listed[i].column, n.listed[i].cells)
 		}
 	}
 	for w := range n.full.all() {
 		holder(w, n.all())
 	}
 	for _, p := range n.part {
-		holder(p.who, p.cells)
+		holder(p.owner, p.cells)
 	}
 	r.Holders = b.holders.add(d.holders)
 	b.runs = append(b.runs, r)
@@ -297,18 +296,18 @@ func (n *node) ends(ends []tail) []tail {
 	}
 	for _, p := range n.part {
 		if p.cells>>(last+int(n.shift))&1 != 0 {
-			ends = append(ends, tail{p.who, n.external(p.who, last)})
+			ends = append(ends, tail{p.owner, n.external(p.owner, last)})
 		}
 	}
-	slices.SortFunc(ends, func(a, b tail) int { return cmp.Compare(a.who, b.who) })
+	slices.SortFunc(ends, func(a, b tail) int { return cmp.Compare(a.owner, b.owner) })
 	return ends
 }
 
 // parentIn returns a hash of the block before that may be the parent of what an owner
 // holds, given the owners that hold that block.
-func parentIn(before []tail, who int32) (external uint64, ok bool) {
-	for w := range parents(who) {
-		if i, ok := slices.BinarySearchFunc(before, w, func(t tail, w int32) int { return cmp.Compare(t.who, w) }); ok {
+func parentIn(before []tail, owner int32) (external uint64, ok bool) {
+	for w := range parents(owner) {
+		if i, ok := slices.BinarySearchFunc(before, w, func(t tail, w int32) int { return cmp.Compare(t.owner, w) }); ok {
 			return before[i].external, true
 		}
 	}
@@ -317,13 +316,13 @@ func parentIn(before []tail, who int32) (external uint64, ok bool) {
 
 // parents yields the owners whose blocks may be the parent of what an owner holds,
 // itself first. On the device, only what is there can be before a block.
-func parents(who int32) iter.Seq[int32] {
+func parents(owner int32) iter.Seq[int32] {
 	return func(yield func(int32) bool) {
-		if !yield(who) || who <= maxWorker {
+		if !yield(owner) || owner <= maxWorker {
 			return
 		}
 		for t := Device; t <= External; t++ {
-			if w := ownerOf(int(who&maxWorker), t); w != who && !yield(w) {
+			if w := ownerOf(int(owner&maxWorker), t); w != owner && !yield(w) {
 				return
 			}
 		}
@@ -350,7 +349,7 @@ func Restore(c Config, runs iter.Seq2[Run, error]) (*Index, Outcome, error) {
 	}
 	for n := range x.nodes.all() {
 		if *n != nil {
-			x.tidy(*n) // a run that nobody holds
+			x.tidy(*n) // a run without holders
 		}
 	}
 	x.settle()
@@ -395,8 +394,8 @@ func (x *Index) restore(r *Run, ends *[]lastCell, out *Outcome) error {
 
 // restoreHolder stores what a worker holds of the blocks behind begin.
 func (x *Index) restoreHolder(begin place, blocks []Block, h Holder, out *Outcome) {
-	who := ownerOf(h.Worker, h.Tier)
-	o := x.make(who)
+	owner := ownerOf(h.Worker, h.Tier)
+	o := x.make(owner)
 	held := blocks[h.Start : h.Start+len(h.Externals)]
 	for i, e := range h.Externals {
 		held[i].External = e
@@ -406,7 +405,7 @@ func (x *Index) restoreHolder(begin place, blocks []Block, h Holder, out *Outcom
 	if len(held) == 0 {
 		return
 	}
-	if x.contradictory(&ev) || x.findAll(who, held) < len(held) {
+	if x.contradictory(&ev) || x.findAll(owner, held) < len(held) {
 		out.Conflict += len(held)
 		return
 	}
@@ -415,7 +414,7 @@ func (x *Index) restoreHolder(begin place, blocks []Block, h Holder, out *Outcom
 		return
 	}
 	at := x.store(-1, begin, blocks[:h.Start], nil, nil)
-	x.store(who, at, held, x.known, x.hashes)
+	x.store(owner, at, held, x.known, x.hashes)
 	out.Stored += len(held)
 	o.externals += len(held)
 }

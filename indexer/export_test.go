@@ -41,7 +41,7 @@ func (x *Index) Columns() (columns, listed int) {
 	defer x.mu.Unlock()
 	for n := range x.nodes.all() {
 		if *n != nil {
-			listed += len((*n).own)
+			listed += len((*n).listed)
 		}
 	}
 	return x.columns.used, listed
@@ -153,25 +153,25 @@ func (x *Index) Check() error {
 			}
 		}
 		owned := map[int32]uint64{}
-		for i, o := range n.own {
+		for i, o := range n.listed {
 			columns[o.column]++
-			for j := i - 1; j >= 0 && n.own[j].who == o.who; j-- {
-				if n.own[j].column == o.column {
-					return fmt.Errorf("node %d: worker %d is listed twice with column %d", id, o.who, o.column.id)
+			for j := i - 1; j >= 0 && n.listed[j].owner == o.owner; j-- {
+				if n.listed[j].column == o.column {
+					return fmt.Errorf("node %d: worker %d is listed twice with column %d", id, o.owner, o.column.id)
 				}
 			}
-			if i > 0 && n.own[i-1].who > o.who || o.cells == 0 || o.cells&^n.all() != 0 {
-				return fmt.Errorf("node %d: own column %d of worker %d, cells %b", id, i, o.who, o.cells)
+			if i > 0 && n.listed[i-1].owner > o.owner || o.cells == 0 || o.cells&^n.all() != 0 {
+				return fmt.Errorf("node %d: own column %d of worker %d, cells %b", id, i, o.owner, o.cells)
 			}
-			if o.column.who != anybody && o.column.who != o.who || o.column.private && o.column.who == anybody {
-				return fmt.Errorf("node %d: column %d of %d is worker %d's, too", id, o.column.id, o.column.who, o.who)
+			if o.column.owner != anyOwner && o.column.owner != o.owner || o.column.private && o.column.owner == anyOwner {
+				return fmt.Errorf("node %d: column %d of %d is worker %d's, too", id, o.column.id, o.column.owner, o.owner)
 			}
 			if live, used := o.column.live&n.all(), n.standing(o.column, n.all()); live != used {
 				return fmt.Errorf("node %d: cells %b of column %d are live, %b used", id, live, o.column.id, used)
 			}
-			owned[o.who] |= o.cells
+			owned[o.owner] |= o.cells
 			if o.column.private {
-				private[o.who] += bits.OnesCount64(o.cells)
+				private[o.owner] += bits.OnesCount64(o.cells)
 			}
 		}
 		check := func(w int32, cells uint64) error {
@@ -192,10 +192,10 @@ func (x *Index) Check() error {
 			}
 		}
 		for i, p := range n.part {
-			if i > 0 && n.part[i-1].who >= p.who || p.who <= maxWorker && p.cells == n.all() {
+			if i > 0 && n.part[i-1].owner >= p.owner || p.owner <= maxWorker && p.cells == n.all() {
 				return fmt.Errorf("node %d: part %d", id, i)
 			}
-			if err := check(p.who, p.cells); err != nil {
+			if err := check(p.owner, p.cells); err != nil {
 				return err
 			}
 		}
@@ -215,7 +215,7 @@ func (x *Index) Check() error {
 			h := c.key(spread(c.external(at)))
 			key := [2]uint64{c.external(at), 0}
 			if c.private {
-				key[1] = uint64(c.who) + 1
+				key[1] = uint64(c.owner) + 1
 			}
 			if standing[key] {
 				return fmt.Errorf("external hash %d stands twice, in column %d, too", key[0], c.id)
@@ -247,10 +247,10 @@ func (x *Index) Check() error {
 	}
 	for t, list := range x.held {
 		for w := range list {
-			if who := ownerOf(w, Tier(t)); list[w].nodes != nodes[who] {
-				return fmt.Errorf("owner %d is in %d nodes, want %d", who, list[w].nodes, nodes[who])
-			} else if list[w].private != private[who] {
-				return fmt.Errorf("owner %d has %d private cells, want %d", who, list[w].private, private[who])
+			if owner := ownerOf(w, Tier(t)); list[w].nodes != nodes[owner] {
+				return fmt.Errorf("owner %d is in %d nodes, want %d", owner, list[w].nodes, nodes[owner])
+			} else if list[w].private != private[owner] {
+				return fmt.Errorf("owner %d has %d private cells, want %d", owner, list[w].private, private[owner])
 			}
 		}
 	}

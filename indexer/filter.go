@@ -11,14 +11,14 @@ import (
 
 // Filter is a lossy set of sequence hashes, a Bloom filter: what was added is always
 // found, and of what was not about 0.8 % is found, too, while it holds no more hashes
-// than it was made for. It is how a group of workers tells another router which
-// prefixes it has: of every fourth block or so (see [Index.Checkpoints]), 10 bits each.
+// than it was made for. A router group publishes one, so that the router above knows which
+// prefixes the group has: of every fourth block or so (see [Index.Checkpoints]), 10 bits each.
 //
 // Hash h sets bits (lo32(h) + i·(hi32(h) | 1)) mod m for i from 0 to k-1, in 64-bit
 // arithmetic; m is a multiple of 64.
 //
-// One goroutine may add while any number of others ask: these find what was added
-// before they asked.
+// One goroutine may add while any number of others call Has and Overlap: these find what
+// was added before they were called.
 type Filter struct {
 	words []atomic.Uint64
 	k     int
@@ -97,13 +97,13 @@ func (f *Filter) Has(h uint64) bool {
 // from the first. Stride must be positive. Blocks behind the last checkpoint do not
 // count, and a checkpoint that is found wrongly does.
 //
-// Who holds a block holds those before it, so of many checkpoints only some are looked
-// at, two side by side each time, as one may be found wrongly: the first few, then ever
-// further ones, then between the last two places. What lies behind a hole may count.
+// A worker that holds a block holds those before it. So of many checkpoints only some are
+// looked at, two neighbours each time, since one may be found wrongly: the first few, then
+// at growing distances, then by bisection. Blocks after a hole may count.
 func (f *Filter) Overlap(sequence []uint64, stride int) (blocks int) {
 	has := func(checkpoint int) bool { return f.Has(sequence[checkpoint*stride-1]) }
-	// The prompt's first low checkpoints are there, of which some were looked at; not
-	// all of the first high are, if there are so many.
+	// The first low checkpoints are there, as far as looked at. The first high are not all
+	// there, or the prompt has fewer.
 	low, high := 0, len(sequence)/stride+1
 	for low+1 < high && low < filterRow {
 		if !has(low + 1) {
@@ -134,13 +134,13 @@ func (f *Filter) Bits() int { return len(f.words) * 64 }
 // Hashes returns k.
 func (f *Filter) Hashes() int { return f.k }
 
-// Count is how many different hashes were added, less those that were found wrongly
-// then; the goroutine that adds may ask.
+// Count is how many different hashes were added, without those that were found wrongly
+// before. Only the goroutine that adds may call it.
 func (f *Filter) Count() int { return f.n }
 
-// Overfull reports whether the filter has a quarter more hashes than it was made for, or
-// more: it is time for a larger one, as it finds 2.5 % of others by now, and soon all. The
-// goroutine that adds may ask.
+// Overfull reports whether the filter has at least a quarter more hashes than it was made
+// for and needs to be replaced: it finds 2.5 % of the hashes that were not added, and soon
+// all. Only the goroutine that adds may call it.
 func (f *Filter) Overfull() bool { return f.n*filterBits*4 >= f.Bits()*5 }
 
 // AppendTo appends the filter's words to dst, little endian: Bits()/8 bytes.
@@ -176,8 +176,7 @@ func ParseFilter(m, k, n uint64, data []byte) (*Filter, error) {
 // index is when the loop begins. What it costs others, and when it ends with
 // [ErrOvertaken], is as for [Index.Dump], which it reads. Stride must be positive.
 //
-// What differs from an earlier time need not be remembered: it is what a filter of that
-// time does not have.
+// A caller finds the difference to an earlier time by asking a filter of that time.
 func (x *Index) Checkpoints(stride int) iter.Seq2[uint64, error] {
 	return func(yield func(uint64, error) bool) {
 		ends := []uint64{0} // sequence hashes of the last blocks of runs

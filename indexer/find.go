@@ -4,12 +4,12 @@ package indexer
 
 import "math/bits"
 
-// Where the external hashes of an event stand. All of this runs under mu.
+// The search for the cells of external hashes. All of this runs under mu.
 
-// parent returns where the block stands behind which an owner's blocks are to follow: one
-// of the owner's, or of the same worker on another tier.
-func (x *Index) parent(who int32, external uint64) (k cell) {
-	for w := range parents(who) {
+// parent returns the cell of the block that an owner's new blocks follow: a block of the
+// owner, or of the same worker on another tier.
+func (x *Index) parent(owner int32, external uint64) (k cell) {
+	for w := range parents(owner) {
 		if x.has(w) && !k.mine {
 			x.view = view{}
 			k = x.find(w, external, spread(external), cell{})
@@ -18,8 +18,8 @@ func (x *Index) parent(who int32, external uint64) (k cell) {
 	return k
 }
 
-// hash fills x.hashes. The hashes are needed more than once, and made apart from
-// their use they do not wait for memory.
+// hash fills x.hashes. The hashes are needed more than once, and a loop that only
+// computes them does not wait for memory.
 func (x *Index) hash(n int, external func(int) uint64) {
 	x.hashes = x.hashes[:0]
 	for i := range n {
@@ -27,9 +27,9 @@ func (x *Index) hash(n int, external func(int) uint64) {
 	}
 }
 
-// touchRemoved asks memory for what the hashes of an event seem to stand for: all
-// buckets at once, then all cells and their nodes, since blocks that are removed
-// together need not lie together.
+// touchRemoved loads into the processor's cache what the hashes of an event seem to
+// refer to: all buckets at once, then all cells and their nodes. Blocks that are removed
+// together need not lie together in memory.
 func (x *Index) touchRemoved() {
 	if len(x.hashes) == 1 {
 		return // the search is as soon there
@@ -63,11 +63,11 @@ func (x *Index) touchRemoved() {
 	x.table.touched = sum
 }
 
-// lastRemoved returns where the block stood that an owner removed last, if these
-// external hashes of his seem to be its neighbours.
-func (x *Index) lastRemoved(who int32, h *holdings, externals []uint64) cell {
+// lastRemoved returns the cell of the block that an owner removed last, if these
+// external hashes seem to be its neighbours.
+func (x *Index) lastRemoved(owner int32, h *holdings, externals []uint64) cell {
 	c := x.columns.at(h.near)
-	if c == nil || c.private && c.who != who {
+	if c == nil || c.private && c.owner != owner {
 		return cell{}
 	}
 	for _, step := range [...]int{-1, 1} {
@@ -80,12 +80,12 @@ func (x *Index) lastRemoved(who int32, h *holdings, externals []uint64) cell {
 }
 
 // findAll fills x.known for the blocks of an event, and counts those not known.
-func (x *Index) findAll(who int32, blocks []Block) (unknown int) {
+func (x *Index) findAll(owner int32, blocks []Block) (unknown int) {
 	x.table.touch(len(x.hashes), func(i int) uint64 { return x.hashes[i] })
 	x.known, x.view = x.known[:0], view{}
 	var k cell
 	for i := range blocks {
-		k = x.find(who, blocks[i].External, x.hashes[i], k)
+		k = x.find(owner, blocks[i].External, x.hashes[i], k)
 		x.known = append(x.known, k)
 		if !k.mine {
 			unknown++
@@ -94,25 +94,25 @@ func (x *Index) findAll(who int32, blocks []Block) (unknown int) {
 	return unknown
 }
 
-// find returns where an external hash of an owner stands. If he has not got it, it
-// returns the shared cell of that hash, if there is one. Beside near is where it
-// looks first.
-func (x *Index) find(who int32, external, hash uint64, near cell) (k cell) {
+// find returns the cell of an external hash of an owner. If the owner does not have the
+// hash, find returns the shared cell of that hash, if there is one. It looks beside near
+// first.
+func (x *Index) find(owner int32, external, hash uint64, near cell) (k cell) {
 	if near.column != nil {
 		for _, at := range [...]int{int(near.cell) + 1, int(near.cell) - 1} {
 			if at < maxRun && near.column.holds(at, external) {
-				k = cell{near.column, int32(at), x.view.of(who, near.column, at)}
+				k = cell{near.column, int32(at), x.view.of(owner, near.column, at)}
 				break
 			}
 		}
 	}
 	if k.column == nil {
-		if k = x.search(hash, external, anybody); k.column != nil {
-			k.mine = x.view.of(who, k.column, int(k.cell))
+		if k = x.search(hash, external, anyOwner); k.column != nil {
+			k.mine = x.view.of(owner, k.column, int(k.cell))
 		}
 	}
-	if !k.mine && x.of(who).private > 0 {
-		if p := x.search(privateKey(hash, who), external, who); p.column != nil {
+	if !k.mine && x.of(owner).private > 0 {
+		if p := x.search(privateKey(hash, owner), external, owner); p.column != nil {
 			p.mine = true
 			return p
 		}
@@ -135,7 +135,7 @@ func (x *Index) search(key, external uint64, private int32) cell {
 				continue
 			}
 			c := x.columns.get(id)
-			if c.holds(at, external) && (private == anybody && !c.private || c.private && c.who == private) {
+			if c.holds(at, external) && (private == anyOwner && !c.private || c.private && c.owner == private) {
 				return cell{column: c, cell: int32(at)}
 			}
 		}
@@ -144,8 +144,8 @@ func (x *Index) search(key, external uint64, private int32) cell {
 	return cell{}
 }
 
-// view is what an owner holds by one column in one node, kept while many cells
-// are asked for and none changes.
+// view caches what an owner holds by one column in one node, while many cells are looked
+// up and none changes.
 type view struct {
 	column   *column
 	from, to int
@@ -153,14 +153,14 @@ type view struct {
 }
 
 // of reports whether a live cell of a column is an owner's.
-func (v *view) of(who int32, c *column, at int) bool {
-	if c.who != anybody {
-		return c.who == who
+func (v *view) of(owner int32, c *column, at int) bool {
+	if c.owner != anyOwner {
+		return c.owner == owner
 	}
 	if v.column != c || at < v.from || at >= v.to {
 		n := c.part(at)
 		v.column, v.from, v.to = c, int(n.shift), int(n.shift)+len(n.local)
-		v.cells = n.cellsBy(who, c)
+		v.cells = n.cellsBy(owner, c)
 	}
 	return v.cells>>at&1 != 0
 }
@@ -173,8 +173,8 @@ func (c *column) part(at int) *node {
 	return c.node.with(at)
 }
 
-// with returns the part in which a cell lies of what once was one node, and of which
-// n is the last.
+// with returns the part that has a cell, of the parts of a node that was split; n is the
+// last part.
 func (n *node) with(at int) *node {
 	for at < int(n.shift) {
 		n = n.parent

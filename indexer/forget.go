@@ -7,18 +7,18 @@ import (
 	"slices"
 )
 
-// What takes blocks from owners. All of this runs under mu and gate.
+// The removal of blocks from owners. All of this runs under mu and gate.
 
-// release takes from an owner the known external hash i of an event, and those
-// behind it that stand in the same column and node, as far as it has them. It
-// returns how many: none if it has not got the first, since it was named twice.
-func (x *Index) release(who int32, i int) (released int) {
+// release takes from an owner the known external hash i of an event, and the following
+// ones in the same column and node that the owner has. It returns how many: none if
+// the owner does not have the first one, since the event names it twice.
+func (x *Index) release(owner int32, i int) (released int) {
 	c, first := x.known[i].column, x.known[i].cell
 	if !x.known[i].mine || c.live>>first&1 == 0 {
 		return 0
 	}
 	n := c.part(int(first))
-	held := n.cellsBy(who, c)
+	held := n.cellsBy(owner, c)
 	var cells uint64
 	for _, k := range x.known[i:] {
 		bit := uint64(1) << k.cell
@@ -33,32 +33,32 @@ func (x *Index) release(who int32, i int) (released int) {
 		return 0
 	}
 	x.preserve(n)
-	before, gone := n.cells(who), cells // what ends in the node
-	spent := -1                         // what of own is no longer needed
-	if o, owns := n.findOwn(who); owns {
-		for ; o < len(n.own) && n.own[o].who == who; o++ {
-			if n.own[o].column != c {
-				gone &^= n.own[o].cells // it has these under other hashes still
-			} else if n.own[o].cells &^= cells; n.own[o].cells == 0 {
+	before, gone := n.cells(owner), cells // what ends in the node
+	spent := -1                           // a listing that is no longer needed
+	if o, owns := n.findListing(owner); owns {
+		for ; o < len(n.listed) && n.listed[o].owner == owner; o++ {
+			if n.listed[o].column != c {
+				gone &^= n.listed[o].cells // it has these under other hashes still
+			} else if n.listed[o].cells &^= cells; n.listed[o].cells == 0 {
 				spent = o
 			}
 		}
 	}
 	if after := before &^ gone; gone != 0 {
-		x.count(who, -bits.OnesCount64(gone))
+		x.count(owner, -bits.OnesCount64(gone))
 		left := bits.OnesCount64(after)
 		switch {
 		case after == 0:
-			n.setCells(who, before, 0)
-			x.of(who).nodes--
+			n.setCells(owner, before, 0)
+			x.of(owner).nodes--
 		case n.kids.len() == 0 && before == n.all() && after>>n.shift == ones(left) && len(n.part) == 0 && n.full.count() == 1:
 			n.local = n.local[:left] // the most frequent case: an engine forgets its tails first
 		default:
-			n.setCells(who, before, after)
+			n.setCells(owner, before, after)
 		}
 	}
 	dead := cells // what ends in the table
-	if c.who == anybody {
+	if c.owner == anyOwner {
 		dead &^= n.standing(c, cells)
 	}
 	if dead != 0 {
@@ -70,7 +70,7 @@ func (x *Index) release(who int32, i int) (released int) {
 		x.end(c, dead)
 	}
 	if spent >= 0 {
-		n.own = cut(n.own, spent)
+		n.listed = cut(n.listed, spent)
 		x.drop(c)
 	}
 	if gone != 0 {
@@ -80,33 +80,33 @@ func (x *Index) release(who int32, i int) (released int) {
 }
 
 // leave takes the blocks of some cells of a node from an owner.
-func (x *Index) leave(who int32, n *node, cells uint64) {
-	x.take(who, n, cells)
+func (x *Index) leave(owner int32, n *node, cells uint64) {
+	x.take(owner, n, cells)
 	x.bury(n, cells)
 	x.tidy(n)
 }
 
-// take is leave but for what follows from it: whether anybody still uses the cells
-// of the columns that x.worn names, and whether the node is needed.
-func (x *Index) take(who int32, n *node, cells uint64) {
-	before := n.cells(who)
+// take is leave without its consequences: cells of the columns in x.worn that no owner
+// uses any more, and a node that is not needed any more.
+func (x *Index) take(owner int32, n *node, cells uint64) {
+	before := n.cells(owner)
 	if cells &= before; cells == 0 {
 		return
 	}
 	x.preserve(n)
-	h := x.of(who)
-	first, owns := n.findOwn(who)
+	h := x.of(owner)
+	first, owns := n.findListing(owner)
 	last := first
-	for last < len(n.own) && n.own[last].who == who {
+	for last < len(n.listed) && n.listed[last].owner == owner {
 		last++
 	}
 	for i := last - 1; i >= first; i-- {
-		o := &n.own[i]
+		o := &n.listed[i]
 		c, gone := o.column, o.cells&cells
 		h.externals -= bits.OnesCount64(gone)
 		o.cells &^= gone
 		if x.wear(c, gone); o.cells == 0 {
-			n.own = cut(n.own, i)
+			n.listed = cut(n.listed, i)
 			x.drop(c)
 		}
 	}
@@ -114,26 +114,26 @@ func (x *Index) take(who int32, n *node, cells uint64) {
 		h.externals -= bits.OnesCount64(cells)
 		x.wear(n.main, cells)
 	}
-	n.setCells(who, before, before&^cells)
-	x.count(who, -bits.OnesCount64(cells))
+	n.setCells(owner, before, before&^cells)
+	x.count(owner, -bits.OnesCount64(cells))
 	if before == cells {
 		h.nodes--
 	}
 }
 
-// wear ends cells of a column that an owner no longer holds by it, if nobody else
-// can; otherwise bury is to look.
+// wear ends cells of a column that an owner no longer holds by it, if no other owner
+// uses the column; else bury checks the cells.
 func (x *Index) wear(c *column, cells uint64) {
 	switch {
-	case c.who != anybody:
+	case c.owner != anyOwner:
 		x.kill(c, cells)
 	case cells != 0 && !slices.Contains(x.worn, c):
-		c.refs++ // it is not to go before
+		c.refs++ // until bury
 		x.worn = append(x.worn, c)
 	}
 }
 
-// bury ends those of the given cells that nobody uses of the columns in x.worn.
+// bury ends the given cells of the columns in x.worn that no owner uses.
 func (x *Index) bury(n *node, cells uint64) {
 	for _, c := range x.worn {
 		if left := cells & c.live; left != 0 {
@@ -144,8 +144,8 @@ func (x *Index) bury(n *node, cells uint64) {
 	x.worn = x.worn[:0]
 }
 
-// tidy drops a node that nobody needs, with what thereby becomes useless, or the
-// end of a leaf that nobody holds.
+// tidy drops a node without holders and children, and the parents that this makes
+// unnecessary. It shortens a leaf whose last blocks have no holder.
 func (x *Index) tidy(n *node) {
 	for n != &x.root && n.kids.len() == 0 && n.unheld() {
 		parent := n.parent
@@ -173,12 +173,12 @@ func (x *Index) tidy(n *node) {
 	}
 }
 
-// promote makes those full that hold all that is left of the node.
+// promote moves workers that hold all blocks of a shortened node from part to full.
 func (n *node) promote() {
 	all, kept := n.all(), n.part[:0]
 	for _, p := range n.part {
-		if p.cells == all && p.who <= maxWorker {
-			n.full.add(p.who)
+		if p.cells == all && p.owner <= maxWorker {
+			n.full.add(p.owner)
 		} else {
 			kept = append(kept, p)
 		}
@@ -200,7 +200,7 @@ func (x *Index) kill(c *column, cells uint64) {
 // end is kill but for the table.
 func (x *Index) end(c *column, cells uint64) {
 	if c.private {
-		x.of(c.who).private -= bits.OnesCount64(cells)
+		x.of(c.owner).private -= bits.OnesCount64(cells)
 	}
 	if c.live &^= cells; c.live == 0 {
 		c.ext = nil

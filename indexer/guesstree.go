@@ -23,8 +23,7 @@ type guessTree struct {
 	bytes int // of all nodes and their slices; of the root, only its children's
 }
 
-// guessNode is a run of blocks with the same holders, but for those that hold only a
-// beginning of what was the run, before it was split.
+// guessNode is a run of blocks that have the same holders.
 type guessNode struct {
 	parent   *guessNode
 	sequence []uint64
@@ -68,8 +67,8 @@ func (t *guessTree) match(dst []int32, sequence []uint64) {
 	}
 }
 
-// follow goes on from the first blocks of n, of the given number, by another one, and
-// returns where it is; nil if it is not there.
+// follow returns the node of the block that follows the first from blocks of n and has
+// the given sequence hash, and how many blocks of that node it ends; nil if there is none.
 func (n *guessNode) follow(from int, sequence uint64) (*guessNode, int) {
 	if from == len(n.sequence) {
 		return n.children.get(sequence), 1
@@ -163,7 +162,7 @@ func (t *guessTree) leave(worker int, n *guessNode) (less int) {
 	return less
 }
 
-// remove takes a node away that nobody holds, and so no children of it.
+// remove removes a node without holders, which therefore has no children.
 func (t *guessTree) remove(n *guessNode) {
 	before := n.bytes() + n.parent.bytes()
 	n.parent.children.remove(n.sequence[0])

@@ -26,7 +26,7 @@
 //     live cell of a column that counts for it stands for the block; a cell is live
 //     exactly if it counts for somebody; the table has one entry for each live cell,
 //     and for each external hash one that is shared and one an owner that is private,
-//     at most. So looking for a hash takes two searches, whoever else uses it.
+//     at most. So looking for a hash takes two searches, however many owners use it.
 //   - Every node but the root has a holder or a child.
 //   - Blocks() is the sum of the nodes' holders, and never above a bound.
 //   - What a worker loses to a bound are ends of its chains.
@@ -78,12 +78,12 @@ type Index struct {
 	maxBlocks int
 	dumpWords int
 
-	// gate is held by matches for reading, and by whoever changes the tree.
+	// gate is held by matches for reading, and by changes of the tree.
 	gate  sync.RWMutex
 	clock atomic.Uint64 // numbers the matches
 
-	// mu is held by whoever changes anything, before gate. It guards the fields
-	// below; those of the tree change under gate, too.
+	// mu is locked before gate, by everything but matches. It guards the fields below;
+	// those of the tree change under gate, too.
 	mu      sync.Mutex
 	root    node
 	columns pages[column]
@@ -91,37 +91,37 @@ type Index struct {
 	held    [tiers][]holdings // by tier and worker
 	nodes   pages[*node]
 	leaves  leaves
-	dump    *dump // nil while there is none
+	dump    *dump // the dump under way, or nil
 	dumps   uint32
 	blocks  atomic.Int64
 	lower   atomic.Int64 // those of blocks that are not on the device
 
 	dumping sync.Mutex // held during a dump, before mu
 
-	// What follows is the memory of one event.
+	// Scratch memory of one event.
 	known   []cell // of each block
 	view    view
 	hashes  []uint64
 	seen    []int32
 	pending []entry // in order; see pendingRemovals
-	dropped bool    // a column that pending may name is no more
+	dropped bool    // a column that pending may name was dropped
 	ends    []int32
-	worn    []*column // shared ones that an owner has left
+	worn    []*column // shared ones that an owner no longer uses; see bury
 }
 
-// holdings is what is known of an owner beside the tree.
+// holdings is what the index keeps of an owner outside the tree.
 type holdings struct {
 	externals int
 	private   int      // of externals, those in private columns
 	nodes     int      // in which it holds something
-	log       []uint32 // those nodes, and some in which it did
-	limit     int      // of externals; 0 is none
+	log       []uint32 // ids of those nodes, and of some in which it held something
+	limit     int      // of externals; 0 means no limit
 	truncated bool     // a bound has taken blocks from it
 
-	// near and cell are where the block stood that was removed last: an engine
-	// forgets neighbours one after the other.
+	// near and cell are the place of the block that was removed last: an engine
+	// removes neighbours one after the other.
 	cell uint8
-	near uint32 // a column, which may be another one by now; 0 is none
+	near uint32 // a column id, which may be reused by now; 0 means none
 }
 
 // An owner is a worker's cache on one tier. Its number is the worker's, with the
@@ -136,36 +136,36 @@ const (
 func ownerOf(worker int, t Tier) int32 { return int32(t)<<tierShift | int32(worker) }
 
 // of returns an owner's holdings, which must have been made.
-func (x *Index) of(who int32) *holdings { return &x.held[who>>tierShift][who&maxWorker] }
+func (x *Index) of(owner int32) *holdings { return &x.held[owner>>tierShift][owner&maxWorker] }
 
 // make returns an owner's holdings.
-func (x *Index) make(who int32) *holdings {
-	list := &x.held[who>>tierShift]
-	for len(*list) <= int(who&maxWorker) {
+func (x *Index) make(owner int32) *holdings {
+	list := &x.held[owner>>tierShift]
+	for len(*list) <= int(owner&maxWorker) {
 		*list = append(*list, holdings{})
 	}
-	return x.of(who)
+	return x.of(owner)
 }
 
 // has reports whether there are holdings of an owner.
-func (x *Index) has(who int32) bool { return int(who&maxWorker) < len(x.held[who>>tierShift]) }
+func (x *Index) has(owner int32) bool { return int(owner&maxWorker) < len(x.held[owner>>tierShift]) }
 
-// count notes that an owner has so many blocks more.
-func (x *Index) count(who int32, blocks int) {
+// count adds to the number of blocks of an owner.
+func (x *Index) count(owner int32, blocks int) {
 	x.blocks.Add(int64(blocks))
-	if who > maxWorker {
+	if owner > maxWorker {
 		x.lower.Add(int64(blocks))
 	}
 }
 
-// cell is where an external hash stands; without a column it stands nowhere.
+// cell is the place of an external hash. Without a column there is none.
 type cell struct {
 	column *column
 	cell   int32
-	mine   bool // the owner that is asked for holds it there
+	mine   bool // the owner of the search holds the block by this cell
 }
 
-// entry is a change of the table that is due when the tree is free again.
+// entry is a change of the table that is made after gate is unlocked.
 type entry struct {
 	hash   uint64
 	column uint32
@@ -173,8 +173,8 @@ type entry struct {
 	remove bool
 }
 
-// place is a block of the tree: that of node n with the given number. Number -1 is
-// what lies before the node's first block.
+// place is a block of the tree: block number block of node n. Number -1 is the place
+// before the node's first block.
 type place struct {
 	n     *node
 	block int
@@ -191,8 +191,8 @@ func New(c Config) *Index {
 	return &Index{maxBlocks: c.MaxBlocks, dumpWords: c.DumpWords}
 }
 
-// Apply applies one event of a worker and tells what it did. The event's slices
-// are not kept. A Cleared event is of all tiers. The parent of what is stored on
+// Apply applies one event of a worker and returns what it did. The event's slices
+// are not kept. A Cleared event clears all tiers. The parent of blocks stored on
 // another tier than the device may be on any of the worker's tiers.
 func (x *Index) Apply(worker int, ev Event) Outcome {
 	x.mu.Lock()
@@ -209,28 +209,28 @@ func (x *Index) Apply(worker int, ev Event) Outcome {
 	return Outcome{Invalid: len(ev.Blocks) + len(ev.Externals)}
 }
 
-func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
-	h := x.make(who)
+func (x *Index) storeLocked(owner int32, ev *Event) (out Outcome) {
+	h := x.make(owner)
 	x.hash(len(ev.Blocks), func(i int) uint64 { return ev.Blocks[i].External })
 	if x.contradictory(ev) {
 		return Outcome{Invalid: len(ev.Blocks)}
 	}
 	at := place{&x.root, -1}
 	if ev.HasParent {
-		parent := x.parent(who, ev.Parent)
+		parent := x.parent(owner, ev.Parent)
 		if !parent.mine {
 			return Outcome{Orphan: len(ev.Blocks)}
 		}
 		at = parent.place()
 	}
-	unknown := x.findAll(who, ev.Blocks)
+	unknown := x.findAll(owner, ev.Blocks)
 	if h.limit > 0 && h.externals+unknown > h.limit {
-		out.Evicted = x.shrink(who, unknown, at.n)
-		x.findAll(who, ev.Blocks)
+		out.Evicted = x.shrink(owner, unknown, at.n)
+		x.findAll(owner, ev.Blocks)
 	}
 	if x.blocks.Load()+int64(unknown) > int64(x.maxBlocks) || x.crowded(unknown) {
 		out.Evicted += x.makeRoom(unknown, at.n)
-		x.findAll(who, ev.Blocks)
+		x.findAll(owner, ev.Blocks)
 	}
 
 	x.gate.Lock()
@@ -242,7 +242,7 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 			} else {
 				out.Conflict++
 			}
-			// What follows was computed behind this block, wherever it is.
+			// The next blocks follow this one, wherever it is.
 			at = p
 			i++
 			continue
@@ -264,7 +264,7 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 				break
 			}
 			n := min(room, to-i)
-			at = x.store(who, at, ev.Blocks[i:i+n], x.known[i:i+n], x.hashes[i:i+n])
+			at = x.store(owner, at, ev.Blocks[i:i+n], x.known[i:i+n], x.hashes[i:i+n])
 			out.Stored += n
 			h.externals += n
 			i += n
@@ -273,28 +273,28 @@ func (x *Index) storeLocked(who int32, ev *Event) (out Outcome) {
 	at.n.used.Store(x.clock.Add(1))
 	x.gate.Unlock()
 	x.settle()
-	x.tidyLog(who)
-	if who > maxWorker {
+	x.tidyLog(owner)
+	if owner > maxWorker {
 		out.OtherTier = out.Stored
 	}
 	return out
 }
 
 // removeLocked forgets an owner's external hashes.
-func (x *Index) removeLocked(who int32, externals []uint64) (out Outcome) {
-	if !x.has(who) || len(externals) == 0 {
+func (x *Index) removeLocked(owner int32, externals []uint64) (out Outcome) {
+	if !x.has(owner) || len(externals) == 0 {
 		return Outcome{Unknown: len(externals)}
 	}
-	h := x.of(who)
+	h := x.of(owner)
 	x.hash(len(externals), func(i int) uint64 { return externals[i] })
-	k := x.lastRemoved(who, h, externals)
+	k := x.lastRemoved(owner, h, externals)
 	near := k.column != nil
 	if !near {
 		x.touchRemoved()
 	}
 	x.known, x.view = x.known[:0], view{}
 	for i, e := range externals {
-		k = x.find(who, e, x.hashes[i], k)
+		k = x.find(owner, e, x.hashes[i], k)
 		x.known = append(x.known, k)
 	}
 	if k.mine {
@@ -303,7 +303,7 @@ func (x *Index) removeLocked(who int32, externals []uint64) (out Outcome) {
 	}
 	x.gate.Lock()
 	for i := 0; i < len(externals); {
-		n := x.release(who, i)
+		n := x.release(owner, i)
 		out.Removed += n
 		if i += n; n == 0 {
 			out.Unknown++
@@ -318,7 +318,7 @@ func (x *Index) removeLocked(who int32, externals []uint64) (out Outcome) {
 		}
 		x.settle()
 	}
-	x.tidyLog(who)
+	x.tidyLog(owner)
 	return out
 }
 
@@ -335,28 +335,27 @@ func (x *Index) RemoveWorker(worker int) {
 	}
 }
 
-// clearLocked lets matches in between, so these may see some blocks gone already
-// and some not yet.
+// clearLocked lets matches pass in between, so a match may see some of the blocks
+// removed and others not yet.
 func (x *Index) clearLocked(worker int) (removed int) {
 	const atOnce = 16 // nodes; some 10 µs
 	for t := Device; t <= External; t++ {
-		who := ownerOf(worker, t)
-		if !x.has(who) {
+		owner := ownerOf(worker, t)
+		if !x.has(owner) {
 			continue
 		}
-		h := x.of(who)
+		h := x.of(owner)
 		log := h.log
 		h.log = nil
 		removed += h.externals
-		// Once the tree is empty it starts anew, and what is left of the log, all of
-		// it outdated, names nodes that are no more.
+		// Once the tree is empty the rest of the log is outdated.
 		for len(log) > 0 && x.blocks.Load() > 0 {
 			part := log[:min(atOnce, len(log))]
 			log = log[len(part):]
 			x.gate.Lock()
 			for _, id := range part {
 				if n := x.nodes.at(id); n != nil && *n != nil {
-					x.leave(who, *n, (*n).all())
+					x.leave(owner, *n, (*n).all())
 				}
 			}
 			x.gate.Unlock()
@@ -367,21 +366,21 @@ func (x *Index) clearLocked(worker int) (removed int) {
 	return removed
 }
 
-// SetLimit bounds the blocks remembered of a worker on the device to so many: no
-// more than its cache has. At the limit the ends of those of its chains go first
-// that were matched or stored longest ago; it returns how many blocks did. Zero means
-// no limit of its own.
+// SetLimit bounds the blocks remembered of a worker on the device to the size of its
+// cache. At the limit the ends of those of its chains are forgotten first that were
+// matched or stored longest ago. It returns how many blocks were forgotten now. Zero
+// means no limit for this worker.
 func (x *Index) SetLimit(worker, blocks int) (evicted int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if worker < 0 || worker > maxWorker {
 		return 0
 	}
-	who := int32(worker)
-	h := x.make(who)
+	owner := int32(worker)
+	h := x.make(owner)
 	if h.limit = max(blocks, 0); h.limit > 0 && h.externals > h.limit {
 		x.known = x.known[:0]
-		evicted = x.shrink(who, 0, &x.root)
+		evicted = x.shrink(owner, 0, &x.root)
 	}
 	return evicted
 }
@@ -393,7 +392,7 @@ func (x *Index) Truncated(worker int) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for t := Device; t <= External; t++ {
-		if who := ownerOf(worker, t); worker >= 0 && worker <= maxWorker && x.has(who) && x.of(who).truncated {
+		if owner := ownerOf(worker, t); worker >= 0 && worker <= maxWorker && x.has(owner) && x.of(owner).truncated {
 			return true
 		}
 	}
@@ -409,8 +408,8 @@ func (x *Index) WorkerBlocks(worker int) (n int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for t := Device; t <= External; t++ {
-		if who := ownerOf(worker, t); worker >= 0 && worker <= maxWorker && x.has(who) {
-			n += x.of(who).externals
+		if owner := ownerOf(worker, t); worker >= 0 && worker <= maxWorker && x.has(owner) {
+			n += x.of(owner).externals
 		}
 	}
 	return n

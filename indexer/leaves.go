@@ -121,8 +121,8 @@ func (x *Index) makeRoom(n int, at *node) int {
 	return int(before - x.blocks.Load())
 }
 
-// dropTail forgets the last block of a leaf, whoever holds it, and returns how
-// many did.
+// dropTail forgets the last block of a leaf for all its holders, and returns how many
+// they were.
 func (x *Index) dropTail(n *node) int {
 	bit := uint64(1) << (int(n.shift) + len(n.local) - 1)
 	x.ends = x.ends[:0]
@@ -131,7 +131,7 @@ func (x *Index) dropTail(n *node) int {
 	}
 	for _, p := range n.part {
 		if p.cells&bit != 0 {
-			x.ends = append(x.ends, p.who)
+			x.ends = append(x.ends, p.owner)
 		}
 	}
 	for _, w := range x.ends {
@@ -147,17 +147,17 @@ func (x *Index) dropTail(n *node) int {
 // until there is room under its limit for n more blocks and some to spare, but
 // nothing of the chain that is being stored, as makeRoom does. It returns how many
 // blocks were forgotten.
-func (x *Index) shrink(who int32, n int, at *node) int {
-	h := x.of(who)
+func (x *Index) shrink(owner int32, n int, at *node) int {
+	h := x.of(owner)
 	blocks := x.blocks.Load()
 	room := max(h.limit-h.limit/16-n, 0) // not to look at all nodes for each event
 	chain := x.chain(at)
 	below := map[*node]int{} // how many nodes of the owner's come next below
-	for m := range x.nodesOf(who) {
-		below[x.heldBefore(who, m)]++
+	for m := range x.nodesOf(owner) {
+		below[x.heldBefore(owner, m)]++
 	}
 	var ends leafHeap
-	for m := range x.nodesOf(who) {
+	for m := range x.nodesOf(owner) {
 		if below[m] == 0 {
 			ends.push(m)
 		}
@@ -167,15 +167,15 @@ func (x *Index) shrink(who int32, n int, at *node) int {
 		if end.marked {
 			continue
 		}
-		before := x.heldBefore(who, end)
-		cells := end.cells(who)
+		before := x.heldBefore(owner, end)
+		cells := end.cells(owner)
 		gone := cells
 		for bits.OnesCount64(gone) > h.externals-room { // the last ones
 			gone &= gone - 1
 		}
 		h.truncated = true
 		x.gate.Lock()
-		x.leave(who, end, gone)
+		x.leave(owner, end, gone)
 		x.gate.Unlock()
 		x.settle()
 		if below[before]--; gone == cells && below[before] == 0 && before != &x.root {
@@ -190,14 +190,14 @@ func (x *Index) shrink(who int32, n int, at *node) int {
 
 // heldBefore returns the last node above n that an owner holds something of, or the
 // root.
-func (x *Index) heldBefore(who int32, n *node) *node {
-	for n = n.parent; n != &x.root && n.cells(who) == 0; n = n.parent {
+func (x *Index) heldBefore(owner int32, n *node) *node {
+	for n = n.parent; n != &x.root && n.cells(owner) == 0; n = n.parent {
 	}
 	return n
 }
 
-// chain marks and returns the nodes that hold what is being stored and known, and
-// what it follows.
+// chain marks and returns the nodes of the known blocks that are being stored, and the
+// node that they follow.
 func (x *Index) chain(at *node) []*node {
 	chain := []*node{at}
 	for _, k := range x.known {

@@ -5,14 +5,14 @@ package indexer
 import "math/bits"
 
 // Matches says how much of a prompt workers hold. The caller makes the slices, which
-// go by the worker's number; what they held before is lost. Those of Lower may be nil,
-// and are not filled then; none may be shorter than Device.
+// are indexed by the worker's number and are overwritten. Those of Lower may be nil, and
+// are not filled then; none may be shorter than Device.
 type Matches struct {
 	// Device is how many leading blocks a worker holds on the device.
 	Device []int32
 	// Lower is how many of the blocks that follow these a worker holds in host
-	// memory, then on disk, then in external storage: each tier goes on where
-	// the one before it ended. Without the first block there are none.
+	// memory, then on disk, then in external storage: each tier begins where the
+	// count of the one before it ends. Without the first block there are none.
 	Lower [tiers - 1][]int32
 }
 
@@ -58,8 +58,9 @@ func (x *Index) FindMatches(m *Matches, local []uint64) {
 	x.gate.RUnlock()
 }
 
-// onward goes from n, whose blocks begin depth blocks into a prompt and of which k
-// match, to the node that goes on with it, if there is one.
+// onward returns the child of n that continues a prompt, nil if there is none, and how
+// many blocks of the child match. n begins depth blocks into the prompt, and k of its
+// blocks match.
 func onward(n *node, local []uint64, depth, k int) (next *node, run int) {
 	if depth += k; k < len(n.local) || depth == len(local) {
 		return nil, 0
@@ -70,9 +71,8 @@ func onward(n *node, local []uint64, depth, k int) (next *node, run int) {
 	return next, common(next.local, local[depth:])
 }
 
-// goOn continues the counts on the lower tiers, and returns the last node where
-// there was anything, or nil. There is no set of workers to be narrowed down: who
-// is not as far as a node, or beyond it, is not concerned by it.
+// goOn continues the counts on the lower tiers, and returns the last node where a count
+// grew, or nil. A node only concerns workers whose count ends in it.
 func (m *Matches) goOn(first *node, local []uint64) (end *node) {
 	deepest := -1
 	for t, dst := range m.Lower {
@@ -83,8 +83,8 @@ func (m *Matches) goOn(first *node, local []uint64) (end *node) {
 		depth := 0
 		for n, k := first, common(first.local, local); n != nil; {
 			i, _ := n.findPart(from)
-			for ; i < len(n.part) && n.part[i].who < to; i++ {
-				w := n.part[i].who & maxWorker
+			for ; i < len(n.part) && n.part[i].owner < to; i++ {
+				w := n.part[i].owner & maxWorker
 				at := int(m.Device[w]) - depth
 				for faster := range t + 1 {
 					if m.Lower[faster] != nil {
@@ -115,7 +115,7 @@ const matchWords = 64
 type walk struct {
 	dst   []int32
 	alive []uint64 // workers that hold all blocks so far
-	end   *node    // the last one where there was any
+	end   *node    // the last node where there was any
 }
 
 func (m *walk) walk(n *node, local []uint64) {
@@ -128,11 +128,11 @@ func (m *walk) walk(n *node, local []uint64) {
 	depth := common(n.local, local)
 	for i := range n.part {
 		p := &n.part[i]
-		if p.who > maxWorker {
+		if p.owner > maxWorker {
 			break // they come last
 		}
-		if k := min(bits.TrailingZeros64(^(p.cells >> n.shift)), depth); k > 0 && int(p.who) < len(m.dst) {
-			m.dst[p.who] = int32(k)
+		if k := min(bits.TrailingZeros64(^(p.cells >> n.shift)), depth); k > 0 && int(p.owner) < len(m.dst) {
+			m.dst[p.owner] = int32(k)
 		}
 	}
 	run := depth // blocks of n that match

@@ -16,37 +16,37 @@ const maxRun = 64
 // node is a run of blocks without a branch between them. Bit i+shift of a word
 // of cells stands for the node's block i.
 type node struct {
-	// What removals read comes first, and together.
-	local []uint64
-	shift uint8
-	full  set    // the workers that hold every block on the device
-	part  []part // the other owners that hold some, by owner
-	own   []own  // what is held by other columns than the main one, by owner
-	kids  children[node]
+	// Fields that removals read come first, in few cache lines.
+	local  []uint64
+	shift  uint8
+	full   set       // the workers that hold every block on the device
+	part   []part    // the other owners that hold some, by owner
+	listed []listing // owners that hold by other columns than the main one, by owner
+	kids   children[node]
 
-	main   *column // external hashes of the owners that are not in own; nil until there was one
+	main   *column // external hashes of the owners that are not listed; nil until there was one
 	parent *node
 
 	id     uint32
-	marked bool   // part of the chain being stored: not to be evicted
+	marked bool   // part of the chain being stored, which is not evicted
 	queued bool   // in the queue of leaves
-	dumped uint32 // the dump that has it
-	number uint32 // its number there
+	dumped uint32 // id of the last dump that has a copy
+	number uint32 // of its run in that dump
 
-	used atomic.Uint64 // when it last was the end of a match; by readers
+	used atomic.Uint64 // value of Index.clock when a match last ended here; set by matches
 }
 
 // part is an owner that holds blocks of a node: on the device not all of them.
 type part struct {
-	who   int32
+	owner int32
 	cells uint64
 }
 
-// own is what an owner holds by a column: who is listed holds by the columns that
-// he is listed with and no other, each once. An owner with several external hashes
-// for a block has several columns.
-type own struct {
-	who    int32
+// listing is what an owner holds by a column. A listed owner holds only by the columns
+// that it is listed with, each once. An owner with several external hashes for a block
+// has several columns.
+type listing struct {
+	owner  int32
 	column *column
 	cells  uint64 // at least one, and none of another node
 }
@@ -59,65 +59,65 @@ func ones(n int) uint64 { return 1<<n - 1 }
 // all returns the node's cells.
 func (n *node) all() uint64 { return ones(len(n.local)) << n.shift }
 
-func (n *node) findPart(who int32) (int, bool) {
-	if last := len(n.part) - 1; last < 0 || n.part[last].who < who {
+func (n *node) findPart(owner int32) (int, bool) {
+	if last := len(n.part) - 1; last < 0 || n.part[last].owner < owner {
 		return last + 1, false
 	}
-	return slices.BinarySearchFunc(n.part, who, func(p part, w int32) int { return int(p.who - w) })
+	return slices.BinarySearchFunc(n.part, owner, func(p part, w int32) int { return int(p.owner - w) })
 }
 
-// findOwn returns where in own an owner is first.
-func (n *node) findOwn(who int32) (int, bool) {
-	if last := len(n.own) - 1; last < 0 || n.own[last].who < who {
+// findListing returns the place of an owner's first listing, or where it would be.
+func (n *node) findListing(owner int32) (int, bool) {
+	if last := len(n.listed) - 1; last < 0 || n.listed[last].owner < owner {
 		return last + 1, false
 	}
-	return slices.BinarySearchFunc(n.own, who, func(o own, w int32) int { return int(o.who - w) })
+	return slices.BinarySearchFunc(n.listed, owner, func(o listing, w int32) int { return int(o.owner - w) })
 }
 
 // cells returns the cells that an owner holds.
-func (n *node) cells(who int32) uint64 {
-	if who <= maxWorker && n.full.has(who) {
+func (n *node) cells(owner int32) uint64 {
+	if owner <= maxWorker && n.full.has(owner) {
 		return n.all()
 	}
-	if i, ok := n.findPart(who); ok {
+	if i, ok := n.findPart(owner); ok {
 		return n.part[i].cells
 	}
 	return 0
 }
 
 // cellsBy returns the cells that an owner holds by a column.
-func (n *node) cellsBy(who int32, c *column) uint64 {
-	if c.who != anybody {
-		if c.who != who {
+func (n *node) cellsBy(owner int32, c *column) uint64 {
+	if c.owner != anyOwner {
+		if c.owner != owner {
 			return 0
 		}
 		return c.live & n.all()
 	}
-	i, owns := n.findOwn(who)
+	i, owns := n.findListing(owner)
 	if !owns {
 		if c != n.main {
 			return 0
 		}
-		return n.cells(who)
+		return n.cells(owner)
 	}
-	for ; i < len(n.own) && n.own[i].who == who; i++ {
-		if n.own[i].column == c {
-			return n.own[i].cells
+	for ; i < len(n.listed) && n.listed[i].owner == owner; i++ {
+		if n.listed[i].column == c {
+			return n.listed[i].cells
 		}
 	}
 	return 0
 }
 
 // setCells changes the cells that an owner holds from before to after.
-func (n *node) setCells(who int32, before, after uint64) {
+func (n *node) setCells(owner int32, before, after uint64) {
 	all := n.all()
-	if who > maxWorker {
+	if owner > maxWorker {
 		all = 0 // it is never full
 	}
 	if before == all && all != 0 {
-		n.full.remove(who)
+		n.full.remove(owner)
 	} else if before != 0 {
-		i, _ := n.findPart(who)
+		i, _ := n.findPart(owner)
 		if after != all && after != 0 {
 			n.part[i].cells = after
 			return
@@ -125,14 +125,14 @@ func (n *node) setCells(who int32, before, after uint64) {
 		n.part = cut(n.part, i)
 	}
 	if after == all && all != 0 {
-		n.full.add(who)
+		n.full.add(owner)
 	} else if after != 0 {
-		i, _ := n.findPart(who)
-		n.part = insert(n.part, i, part{who, after})
+		i, _ := n.findPart(owner)
+		n.part = insert(n.part, i, part{owner, after})
 	}
 }
 
-// union returns the cells that anybody holds.
+// union returns the cells that any owner holds.
 func (n *node) union() (cells uint64) {
 	if !n.full.empty() {
 		return n.all()
@@ -143,23 +143,23 @@ func (n *node) union() (cells uint64) {
 	return cells
 }
 
-// onlyFor reports whether an owner holds every block of the node, and nobody else
-// any.
-func (n *node) onlyFor(who int32) bool {
-	if who > maxWorker {
-		return len(n.part) == 1 && n.part[0] == part{who, n.all()} && n.full.empty()
+// onlyFor reports whether an owner holds every block of the node, and no other owner
+// holds any.
+func (n *node) onlyFor(owner int32) bool {
+	if owner > maxWorker {
+		return len(n.part) == 1 && n.part[0] == part{owner, n.all()} && n.full.empty()
 	}
-	return len(n.part) == 0 && n.full.has(who) && n.full.count() == 1
+	return len(n.part) == 0 && n.full.has(owner) && n.full.count() == 1
 }
 
-// unheld reports whether nobody holds a block of the node.
+// unheld reports whether no owner holds a block of the node.
 func (n *node) unheld() bool { return len(n.part) == 0 && n.full.empty() }
 
-// standing returns those of the given cells that anybody holds by a column.
+// standing returns those of the given cells that any owner holds by a column.
 func (n *node) standing(c *column, cells uint64) (live uint64) {
-	for i := range n.own {
-		if n.own[i].column == c {
-			live |= n.own[i].cells
+	for i := range n.listed {
+		if n.listed[i].column == c {
+			live |= n.listed[i].cells
 		}
 	}
 	if c == n.main && live&cells != cells {
@@ -168,26 +168,15 @@ func (n *node) standing(c *column, cells uint64) (live uint64) {
 	return live & cells
 }
 
-// byDefault returns those of the given cells that anybody holds who is not in own.
+// byDefault returns those of the given cells that are held by an owner that is not listed.
 func (n *node) byDefault(cells uint64) (live uint64) {
-	if len(n.own) == 0 {
-		return n.union() & cells
-	}
-	owner := 0
 	for w := range n.full.all() {
-		for owner < len(n.own) && n.own[owner].who < w {
-			owner++
-		}
-		if owner == len(n.own) || n.own[owner].who != w {
-			return cells
+		if _, listed := n.findListing(w); !listed {
+			return cells & n.all() // the node may just have become shorter
 		}
 	}
-	owner = 0
 	for _, p := range n.part {
-		for owner < len(n.own) && n.own[owner].who < p.who {
-			owner++
-		}
-		if owner == len(n.own) || n.own[owner].who != p.who {
+		if _, listed := n.findListing(p.owner); !listed {
 			live |= p.cells
 		}
 	}
@@ -195,10 +184,10 @@ func (n *node) byDefault(cells uint64) (live uint64) {
 }
 
 // external returns an owner's external hash of block i, which it holds.
-func (n *node) external(who int32, i int) uint64 {
+func (n *node) external(owner int32, i int) uint64 {
 	cell := i + int(n.shift)
-	for at, _ := n.findOwn(who); at < len(n.own) && n.own[at].who == who; at++ {
-		if o := &n.own[at]; o.cells>>cell&1 != 0 {
+	for at, _ := n.findListing(owner); at < len(n.listed) && n.listed[at].owner == owner; at++ {
+		if o := &n.listed[at]; o.cells>>cell&1 != 0 {
 			return o.column.external(cell)
 		}
 	}

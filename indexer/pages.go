@@ -71,7 +71,7 @@ func (p *pages[T]) drop(id uint32) {
 		p.room = append(p.room, id/pageSize)
 	}
 	at.vacant[id%pageSize/64] |= 1 << (id % 64)
-	// One page stays, or a thing that comes and goes would make a page each time.
+	// One page is kept, so that adding and dropping one thing does not allocate each time.
 	if p.used--; p.used == 0 && len(p.list) > 1 {
 		*p = pages[T]{}
 	}

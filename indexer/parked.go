@@ -15,8 +15,8 @@ const (
 	parkedEvents = 1024
 	parkedBlocks = 1 << 16
 	parkedInAll  = 1 << 19
-	// parkedFor is how long an event waits: far longer than events overtake each
-	// other, and short enough that what is missing is fetched soon.
+	// parkedFor is how long an event waits: far longer than events are out of order, and
+	// short enough that missing events are requested soon.
 	parkedFor = 30 * time.Second
 )
 
@@ -64,8 +64,8 @@ type parkedBlock struct {
 // this way.
 func NewParked(x *Index) *Parked { return &Parked{x: x, workers: map[int]*lot{}} }
 
-// Apply is [Index.Apply]. What waits counts as [Outcome.Parked], and once more as
-// what becomes of it, in the outcome of the event that ended its wait.
+// Apply is [Index.Apply]. Blocks that wait count as [Outcome.Parked], and later as
+// stored or dropped, in the outcome of the event that ends their wait.
 func (p *Parked) Apply(now time.Time, worker int, ev Event) Outcome {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -95,7 +95,7 @@ func (p *Parked) Apply(now time.Time, worker int, ev Event) Outcome {
 	return out
 }
 
-// add lets an event wait.
+// add adds an event to those that wait.
 func (p *Parked) add(l *lot, w *parked) {
 	l.queue = append(l.queue, w)
 	l.blocks += len(w.event.Blocks)
@@ -132,7 +132,7 @@ func without[K comparable](m map[K][]*parked, key K, w *parked) {
 	}
 }
 
-// forget lets nothing of a worker wait any more.
+// forget drops the events of a worker that wait.
 func (p *Parked) forget(worker int) {
 	if l := p.workers[worker]; l != nil {
 		p.blocks -= l.blocks
@@ -199,8 +199,8 @@ func (w *parked) removal() Event {
 	return Event{Kind: Removed, Tier: w.event.Tier, Externals: slices.Sorted(maps.Keys(w.removed))}
 }
 
-// Waiting returns what waits, by worker: events that bring an empty Parked in front of
-// the same index into the same state, but for the time that they have waited.
+// Waiting returns the events that wait, by worker. Applied to an empty Parked in front of
+// the same index they make the same state, except for the time that they have waited.
 func (p *Parked) Waiting() map[int][]Event {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -231,9 +231,9 @@ func (p *Parked) Bytes() int {
 	return total
 }
 
-// Expire drops what has waited too long, and returns how many blocks that were, by
-// worker: what these workers hold is not known for certain any more, unless a bound
-// has taken the parents (see [Index.Truncated]).
+// Expire drops events that have waited too long, and returns how many blocks they had, by
+// worker. The index may miss blocks of these workers from then on, unless a bound has
+// removed the parents (see [Index.Truncated]).
 func (p *Parked) Expire(now time.Time) map[int]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -249,7 +249,7 @@ func (p *Parked) Expire(now time.Time) map[int]int {
 	return dropped
 }
 
-// RemoveWorker is [Index.RemoveWorker]; what waits of the worker goes, too.
+// RemoveWorker is [Index.RemoveWorker]; events of the worker that wait are dropped.
 func (p *Parked) RemoveWorker(worker int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -4,10 +4,9 @@ package indexer
 
 import "unsafe"
 
-// Bytes returns what the index takes of the heap, as far as its parts can tell:
-// within a tenth of the truth once there are some thousand blocks. It looks at
-// every node, so ask for it as often as metrics are read, not more; events go on
-// meanwhile.
+// Bytes estimates what the index takes of the heap, within a tenth once there are some
+// thousand blocks. It reads every node, so call it no more often than metrics are read.
+// Events continue meanwhile.
 func (x *Index) Bytes() int {
 	const atOnce = 1024 // nodes; some 50 µs
 	x.mu.Lock()
@@ -40,7 +39,7 @@ func (x *Index) Bytes() int {
 
 func (n *node) bytes() int {
 	return heapSize(int(unsafe.Sizeof(*n))) + heapSize(8*cap(n.local)) + heapSize(8*cap(n.full)) + heapSize(16*cap(n.part)) +
-		heapSize(24*cap(n.own)) + n.kids.bytes()
+		heapSize(24*cap(n.listed)) + n.kids.bytes()
 }
 
 // heapSize returns about what the allocator takes for n bytes: it rounds up to its
@@ -61,8 +60,8 @@ func heapSize(n int) int {
 	return (n + 8<<10 - 1) &^ (8<<10 - 1)
 }
 
-// mapBytes returns about what a map of so many words to pointers takes, filled by
-// two thirds unless it is small.
+// mapBytes estimates what a map of n words to pointers takes: a large one is filled by
+// two thirds.
 func mapBytes(n int) int {
 	const header, group = 48, 144
 	switch {

@@ -4,16 +4,16 @@ package indexer
 
 import "math/bits"
 
-// table finds the columns in which an external hash stands. It does not keep the
-// hashes: an entry is 18 bits of the hash's mix, the cell and the number of the
-// column, and who asks looks there. Different entries for one hash are the rule
-// where workers number their blocks alike.
+// table finds the columns that have an external hash. It does not keep the hashes: an
+// entry is 18 bits of the mixed hash, the cell and the id of the column, and a search
+// compares the hash in the column. Where workers number their blocks alike, one hash has
+// several entries.
 //
 // A segment is an array of buckets, each a cache line. The 18 bits of an entry, its
-// stamp, say in which bucket it belongs, however many there are, so that growing
-// needs nothing but the segment. An entry for which there is no room there goes
-// into one of the next, and every bucket counts those that went past it: where none
-// did, a search ends. There are many segments so that no growing takes long.
+// stamp, select its bucket for any number of buckets, so a segment grows without the
+// hashes. An entry that finds its bucket full is put into one of the next. Every bucket
+// counts the entries that passed it; at a bucket that none passed, a search ends. There
+// are many segments so that growing one does not take long.
 type table struct {
 	segments *[tableSegments]segment // nil while empty
 	n        int
@@ -51,7 +51,7 @@ const (
 	eachLane   = 1<<48 | 1<<32 | 1<<16 | 1
 )
 
-// spread makes all bits of an external hash count.
+// spread mixes all bits of an external hash.
 func spread(external uint64) uint64 {
 	external ^= external >> 32
 	external *= 0x9E3779B97F4A7C15
@@ -72,8 +72,8 @@ func (b *bucket) past() bool { return b.tags[2]>>36 != 0 }
 
 func (b *bucket) tag(slot int) uint64 { return b.tags[slot>>2&3] >> (slot & 3 * tagBits) & tagMask }
 
-// hits returns a word with a bit for each entry that has the tag, and now and then
-// one that has not; slotOf says for which.
+// hits returns a word with a bit for each entry that has the tag, and rarely for one
+// that does not; slotOf returns the entry of a bit.
 func (b *bucket) hits(tag uint64) uint64 {
 	const low, high = eachLane, eachLane << 15
 	tag *= eachLane
@@ -116,7 +116,7 @@ func (t *table) find(h uint64) (s *segment, at int) {
 }
 
 // entry returns the column and the cell of the entry that a hit stands for, or
-// column 0 if it is none of hash h.
+// column 0 if the entry has another hash.
 func (b *bucket) entry(hits, h uint64) (column uint32, cell int) {
 	id := b.ids[slotOf(bits.TrailingZeros64(hits))%bucketEntries]
 	if id>>idBits != uint32(stampOf(h)>>tagBits) {
@@ -125,7 +125,7 @@ func (b *bucket) entry(hits, h uint64) (column uint32, cell int) {
 	return id & columnMask, int(id >> columnBits & (1<<cellBits - 1)) // where nothing is, column 0 is
 }
 
-// after returns the bucket after one, for whoever has made so many steps, or -1.
+// after returns the next bucket of a search after some steps, or -1 if the search ends.
 func (s *segment) after(at, steps int) int {
 	switch {
 	case !s.buckets[at].past() || steps >= len(s.buckets):
@@ -232,8 +232,8 @@ func (t *table) bytes() (n int) {
 	return n
 }
 
-// touch asks memory for the buckets of n hashes at once, so that those who look
-// them up one after the other do not wait for each.
+// touch loads the buckets of n hashes into the processor's cache, all at once, so that
+// looking them up one after the other does not wait for each.
 func (t *table) touch(n int, hash func(i int) uint64) {
 	sum := uint64(0)
 	for i := range n {

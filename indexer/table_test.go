@@ -47,8 +47,8 @@ func TestSearchTakesTheColumnItWasAskedFor(t *testing.T) {
 	const key, external = 0x123456789ABCDEF0, 77
 	x := New(Config{})
 	n := &node{local: []uint64{1}}
-	column := func(who int32, private bool, external uint64) *column {
-		c := x.newColumn(n, who, private)
+	column := func(owner int32, private bool, external uint64) *column {
+		c := x.newColumn(n, owner, private)
 		c.write(0, []Block{{External: external}})
 		c.live = 1
 		x.table.add(key, c.id, 0)
@@ -57,9 +57,9 @@ func TestSearchTakesTheColumnItWasAskedFor(t *testing.T) {
 	column(5, false, 76)
 	column(5, true, 76)
 	six, shared, five := column(6, true, external), column(5, false, external), column(5, true, external)
-	for who, want := range map[int32]cell{anybody: {column: shared}, 5: {column: five}, 6: {column: six}, 7: {}} {
-		if got := x.search(key, external, who); got != want {
-			t.Errorf("for %d: %+v, want %+v", who, got, want)
+	for owner, want := range map[int32]cell{anyOwner: {column: shared}, 5: {column: five}, 6: {column: six}, 7: {}} {
+		if got := x.search(key, external, owner); got != want {
+			t.Errorf("for %d: %+v, want %+v", owner, got, want)
 		}
 	}
 	five.live = 0

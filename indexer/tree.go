@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// The changes of the tree. All of this runs under mu and gate; what the changes
-// mean for the table of external hashes is noted, and done without gate.
+// The changes of the tree. All of this runs under mu and gate. The changes that the table
+// of external hashes needs are collected in pending, and made without gate.
 
 func (x *Index) newNode(parent *node, local []uint64, shift uint8) *node {
 	n := &node{local: local, parent: parent, shift: shift}
@@ -17,14 +17,15 @@ func (x *Index) newNode(parent *node, local []uint64, shift uint8) *node {
 	n.id, *place = id, n
 	n.used.Store(x.clock.Load())
 	if x.dump != nil {
-		n.dumped = x.dump.id // it is younger than what is being dumped
+		n.dumped = x.dump.id // it is newer than the dump
 	}
 	return n
 }
 
-// store stores blocks that an owner does not have, behind at, and returns where
-// the last one is. Known says where else their external hashes stand.
-func (x *Index) store(who int32, at place, blocks []Block, known []cell, hashes []uint64) place {
+// store stores blocks that an owner does not have, after the place at, and returns the
+// place of the last one. known has the cells where their external hashes are already. An
+// owner below 0 stores the blocks without a holder.
+func (x *Index) store(owner int32, at place, blocks []Block, known []cell, hashes []uint64) place {
 	for len(blocks) > 0 {
 		n, from := at.n, at.block+1
 		var k int
@@ -37,7 +38,7 @@ func (x *Index) store(who int32, at place, blocks []Block, known []cell, hashes 
 		} else if c := n.kids.get(blocks[0].Local); c != nil {
 			at = place{c, -1}
 			continue
-		} else if k = x.extend(n, who, blocks); k > 0 {
+		} else if k = x.extend(n, owner, blocks); k > 0 {
 			longer = true
 		} else {
 			k = min(maxRun, len(blocks))
@@ -46,8 +47,8 @@ func (x *Index) store(who int32, at place, blocks []Block, known []cell, hashes 
 			x.queueLeaf(c)
 			n, from = c, 0
 		}
-		if who >= 0 {
-			x.hold(who, n, from, blocks[:k], known[:k], hashes[:k], longer)
+		if owner >= 0 {
+			x.hold(owner, n, from, blocks[:k], known[:k], hashes[:k], longer)
 			known, hashes = known[k:], hashes[k:]
 		}
 		at, blocks = place{n, from + k - 1}, blocks[k:]
@@ -65,8 +66,8 @@ func locals(dst []uint64, blocks []Block) []uint64 {
 // extend makes a node longer by some of the blocks, if its only holder is the
 // owner to store them, and returns by how many. The owner counts as their
 // holder at once; their cells are still to be written.
-func (x *Index) extend(n *node, who int32, blocks []Block) int {
-	if who < 0 || n == &x.root || n.kids.len() > 0 || !n.onlyFor(who) {
+func (x *Index) extend(n *node, owner int32, blocks []Block) int {
+	if owner < 0 || n == &x.root || n.kids.len() > 0 || !n.onlyFor(owner) {
 		return 0
 	}
 	k := min(maxRun-int(n.shift)-len(n.local), len(blocks))
@@ -79,7 +80,7 @@ func (x *Index) extend(n *node, who int32, blocks []Block) int {
 		n.local = append(make([]uint64, 0, runCap(min(room, maxRun-int(n.shift)))), n.local...)
 	}
 	n.local = locals(n.local, blocks[:k])
-	if who > maxWorker {
+	if owner > maxWorker {
 		n.part[0].cells = n.all()
 	}
 	n.used.Store(x.clock.Load())
@@ -88,15 +89,15 @@ func (x *Index) extend(n *node, who int32, blocks []Block) int {
 
 // hold makes an owner the holder of some blocks of a node, under external hashes
 // that it does not have yet. The blocks may just have made the node longer.
-func (x *Index) hold(who int32, n *node, from int, blocks []Block, known []cell, hashes []uint64, longer bool) {
+func (x *Index) hold(owner int32, n *node, from int, blocks []Block, known []cell, hashes []uint64, longer bool) {
 	x.preserve(n)
 	at := from + int(n.shift)
 	cells := ones(len(blocks)) << at
-	before := n.cells(who)
+	before := n.cells(owner)
 	if longer {
 		before &^= cells
 	}
-	byDefault := before // what it holds without being in own
+	byDefault := before // what it holds by the main column without being listed
 	for i := 0; i < len(blocks); {
 		k, elsewhere := 1, known[i].column != nil
 		c := known[i].column
@@ -104,65 +105,65 @@ func (x *Index) hold(who int32, n *node, from int, blocks []Block, known []cell,
 			for i+k < len(blocks) && known[i+k].column == c && int(known[i+k].cell) == at+i+k {
 				k++
 			}
-			if c.who != who {
-				c.who = anybody
+			if c.owner != owner {
+				c.owner = anyOwner
 			}
 		} else {
 			for i+k < len(blocks) && (known[i+k].column != nil) == elsewhere && (!elsewhere || int(known[i+k].cell) != at+i+k) {
 				k++
 			}
-			c = x.columnFor(who, n, at+i, elsewhere)
+			c = x.columnFor(owner, n, at+i, elsewhere)
 			k = min(k, bits.TrailingZeros64(c.live>>(at+i)))
-			x.write(who, c, at+i, blocks[i:i+k], hashes[i:i+k])
+			x.write(owner, c, at+i, blocks[i:i+k], hashes[i:i+k])
 		}
 		run := ones(k) << (at + i)
-		if n.assign(who, c, run, byDefault) {
+		if n.assign(owner, c, run, byDefault) {
 			byDefault |= run
 		}
 		i += k
 	}
 	if after := before | cells; after != before {
 		if !longer {
-			n.setCells(who, before, after)
+			n.setCells(owner, before, after)
 		}
-		x.count(who, bits.OnesCount64(after&^before))
+		x.count(owner, bits.OnesCount64(after&^before))
 	}
 	if before == 0 {
-		x.enter(who, n)
+		x.enter(owner, n)
 	}
 }
 
-// columnFor returns a column for new external hashes of an owner from a cell on,
-// which is free there: a private one for hashes that stand elsewhere already.
-func (x *Index) columnFor(who int32, n *node, at int, private bool) *column {
-	i, owns := n.findOwn(who)
-	for ; i < len(n.own) && n.own[i].who == who; i++ {
-		if c := n.own[i].column; c.private == private && c.live>>at&1 == 0 {
+// columnFor returns a column whose cell at is free, for new external hashes of an owner:
+// a private one for hashes that another shared cell has already.
+func (x *Index) columnFor(owner int32, n *node, at int, private bool) *column {
+	i, owns := n.findListing(owner)
+	for ; i < len(n.listed) && n.listed[i].owner == owner; i++ {
+		if c := n.listed[i].column; c.private == private && c.live>>at&1 == 0 {
 			return c
 		}
 	}
 	if !private {
 		if n.main == nil {
-			n.main = x.newColumn(n, who, false)
+			n.main = x.newColumn(n, owner, false)
 			n.main.refs++
 		}
 		if !owns && n.main.live>>at&1 == 0 {
 			return n.main
 		}
 	}
-	return x.newColumn(n, who, private)
+	return x.newColumn(n, owner, private)
 }
 
 // write writes new external hashes of an owner into free cells of a column.
-func (x *Index) write(who int32, c *column, at int, blocks []Block, hashes []uint64) {
+func (x *Index) write(owner int32, c *column, at int, blocks []Block, hashes []uint64) {
 	c.write(at, blocks)
 	switch {
 	case c.private:
-		x.of(who).private += len(blocks)
+		x.of(owner).private += len(blocks)
 	case c.live == 0:
-		c.who = who
-	case c.who != who:
-		c.who = anybody
+		c.owner = owner
+	case c.owner != owner:
+		c.owner = anyOwner
 	}
 	c.live |= ones(len(blocks)) << at
 	for i := range blocks {
@@ -170,34 +171,35 @@ func (x *Index) write(who int32, c *column, at int, blocks []Block, hashes []uin
 	}
 }
 
-// assign notes that an owner holds cells by a column. So far it holds some by
-// default, if it is not in own; assign reports whether these, too, are held so.
-func (n *node) assign(who int32, c *column, cells, byDefault uint64) bool {
-	i, owns := n.findOwn(who)
+// assign notes that an owner holds cells by a column. byDefault are the cells that an
+// owner that is not listed holds by the main column. assign reports whether the new
+// cells are held that way, too.
+func (n *node) assign(owner int32, c *column, cells, byDefault uint64) bool {
+	i, owns := n.findListing(owner)
 	switch {
 	case !owns && c == n.main:
 		return true
 	case !owns && byDefault != 0:
-		n.name(i, own{who, n.main, byDefault})
+		n.name(i, listing{owner, n.main, byDefault})
 	}
-	for ; i < len(n.own) && n.own[i].who == who; i++ {
-		if n.own[i].column == c {
-			n.own[i].cells |= cells
+	for ; i < len(n.listed) && n.listed[i].owner == owner; i++ {
+		if n.listed[i].column == c {
+			n.listed[i].cells |= cells
 			return false
 		}
 	}
-	n.name(i, own{who, c, cells})
+	n.name(i, listing{owner, c, cells})
 	return false
 }
 
-func (n *node) name(i int, o own) {
-	n.own = insert(n.own, i, o)
+func (n *node) name(i int, o listing) {
+	n.listed = insert(n.listed, i, o)
 	o.column.refs++
 }
 
-// split gives the blocks of n before block a node of their own, of which n is the only
-// child, and returns it. It is the first part that is new, since the second may
-// have any number of children.
+// split moves the blocks of n before block to a new node, whose only child is n, and
+// returns the new node. The first part is the new one, since the second may have any
+// number of children.
 func (x *Index) split(n *node, block int) *node {
 	x.preserve(n)
 	h := x.newNode(n.parent, append(make([]uint64, 0, runCap(block)), n.local[:block]...), n.shift)
@@ -217,39 +219,39 @@ func (x *Index) split(n *node, block int) *node {
 	for _, p := range parts {
 		low, high := p.cells&h.all(), p.cells&n.all()
 		if low != 0 {
-			h.setCells(p.who, 0, low)
-			x.enter(p.who, h)
+			h.setCells(p.owner, 0, low)
+			x.enter(p.owner, h)
 		}
 		if high != 0 {
-			n.setCells(p.who, 0, high)
+			n.setCells(p.owner, 0, high)
 		} else {
-			x.of(p.who).nodes--
+			x.of(p.owner).nodes--
 		}
 	}
 	if h.main = n.main; h.main != nil {
 		h.main.refs++
 	}
-	owns := n.own
-	n.own = nil
+	owns := n.listed
+	n.listed = nil
 	for _, o := range owns {
 		low, high := o.cells&h.all(), o.cells&n.all()
 		if low != 0 {
-			h.own = append(h.own, own{o.who, o.column, low})
+			h.listed = append(h.listed, listing{o.owner, o.column, low})
 		}
 		if high != 0 {
-			n.own = append(n.own, own{o.who, o.column, high})
+			n.listed = append(n.listed, listing{o.owner, o.column, high})
 		}
 		if low != 0 && high != 0 {
 			o.column.refs++
 		}
 	}
-	h.own, n.own = slices.Clone(h.own), slices.Clone(n.own)
+	h.listed, n.listed = slices.Clone(h.listed), slices.Clone(n.listed)
 	return h
 }
 
-// enter notes that an owner has begun to hold something of a node.
-func (x *Index) enter(who int32, n *node) {
-	h := x.of(who)
+// enter notes that an owner now holds something of a node.
+func (x *Index) enter(owner int32, n *node) {
+	h := x.of(owner)
 	h.nodes++
 	if len(h.log) == cap(h.log) {
 		h.log = append(make([]uint32, 0, len(h.log)+len(h.log)/4+4), h.log...)
@@ -257,12 +259,12 @@ func (x *Index) enter(who int32, n *node) {
 	h.log = append(h.log, n.id)
 }
 
-// pendingRemovals is how many dead cells removals leave in the table if they have not
-// come by there: no search takes them for live ones, and their buckets are asked of
-// memory together. None may be left when a column's number is used again.
+// pendingRemovals is how many dead cells removals may leave in the table. A search ignores
+// them, since their columns say that they are dead. Removed together, their buckets are
+// loaded from memory together. None may be left when a column's id is used again.
 const pendingRemovals = 32
 
-// settle makes the table agree with the tree.
+// settle makes the pending changes of the table.
 func (x *Index) settle() {
 	x.dropped = false
 	for _, e := range x.pending {
@@ -280,9 +282,9 @@ func (x *Index) settle() {
 	}
 }
 
-// tidyLog keeps an owner's log in proportion to what it holds.
-func (x *Index) tidyLog(who int32) {
-	h := x.of(who)
+// tidyLog removes outdated entries from an owner's log when most of them are.
+func (x *Index) tidyLog(owner int32) {
+	h := x.of(owner)
 	if len(h.log) <= 2*h.nodes+16 {
 		return
 	}
@@ -291,20 +293,20 @@ func (x *Index) tidyLog(who int32) {
 		return
 	}
 	kept := make([]uint32, 0, h.nodes+h.nodes/4)
-	for n := range x.nodesOf(who) {
+	for n := range x.nodesOf(owner) {
 		kept = append(kept, n.id)
 	}
 	h.log = kept
 }
 
-// nodesOf yields the nodes of which an owner holds something.
-func (x *Index) nodesOf(who int32) iter.Seq[*node] {
+// nodesOf yields the nodes in which an owner holds something.
+func (x *Index) nodesOf(owner int32) iter.Seq[*node] {
 	return func(yield func(*node) bool) {
-		h := x.of(who)
+		h := x.of(owner)
 		slices.Sort(h.log)
 		h.log = slices.Compact(h.log)
 		for _, id := range h.log {
-			if n := x.nodes.at(id); n != nil && *n != nil && (*n).cells(who) != 0 && !yield(*n) {
+			if n := x.nodes.at(id); n != nil && *n != nil && (*n).cells(owner) != 0 && !yield(*n) {
 				return
 			}
 		}
