@@ -30,22 +30,22 @@ type config struct {
 
 	// ExtprocAddress is where Envoy reaches the external processor: ip:port, or
 	// unix:/path. Port 0 picks a free one.
-	ExtprocAddress string `yaml:"extproc-address" default:"127.0.0.1:9002" help:"where Envoy reaches the external processor: <ip:port> or unix:/path"`
+	ExtprocAddress string `yaml:"extproc-address" default:"127.0.0.1:9002" help:"<ip:port> or unix:/path at which Envoy reaches the external processor; port 0 picks a free one"`
 	// HTTPAddress serves health, metrics and the API: ip:port. Port 0 picks a
 	// free one.
-	HTTPAddress string `yaml:"http-address" default:"127.0.0.1:9003" help:"<ip:port> of health, metrics and API"`
+	HTTPAddress string `yaml:"http-address" default:"127.0.0.1:9003" help:"<ip:port> of health checks, metrics and the API; port 0 picks a free one"`
 	// APITokenFile is a file of bearer tokens, one a line, 16 or more visible ASCII
 	// characters each. With it the API answers only requests with one of them;
 	// /healthz, /readyz and /metrics want none. Read again when it changes.
-	APITokenFile string `yaml:"api-token-file" help:"<file> of bearer tokens, one a line, that open the API"`
+	APITokenFile string `yaml:"api-token-file" help:"<file> of bearer tokens, one a line; the API then answers only requests with one of them"`
 	// TrustedNetwork says that only trusted clients reach this process. Without it,
 	// HTTPAddress off loopback needs APITokenFile, and ExtprocAddress off loopback needs
 	// ExtprocTLSClientCA. NATSListen off loopback is refused.
-	TrustedNetwork bool `yaml:"trusted-network" help:"only trusted clients reach http-address, extproc-address and nats-listen: allow addresses off loopback without api-token-file and extproc-tls-client-ca"`
+	TrustedNetwork bool `yaml:"trusted-network" help:"allow http-address, extproc-address and nats-listen off loopback without api-token-file and extproc-tls-client-ca; set it if only trusted clients reach them"`
 
 	// NATSURL is the bus on which workers register and publish their events; file:PATH
 	// reads it from a file. Empty keeps a bus inside this process.
-	NATSURL string `yaml:"nats-url" help:"<URL> of the NATS bus, or file:PATH of a file that has it; empty keeps a bus in this process"`
+	NATSURL string `yaml:"nats-url" help:"<URL> of the NATS bus, or file:PATH of a file that holds the URL; empty runs a bus in this process"`
 	// NATSListen is where the bus inside this process listens for others: ip:port. Empty
 	// listens nowhere. Its URL, with a password, is written to nats-url in StateDir and
 	// to the ready file. It keeps what it stores under StateDir, or forgets it at its end.
@@ -54,7 +54,7 @@ type config struct {
 	bus.Access `yaml:",inline"`
 	// NATSReplicas is how many servers of a NATS cluster keep the streams and
 	// buckets that this process makes: 1, 3 or 5.
-	NATSReplicas int `yaml:"nats-replicas" default:"1" want:"1|3|5" help:"<number> of NATS servers that keep what is made there"`
+	NATSReplicas int `yaml:"nats-replicas" default:"1" want:"1|3|5" help:"<number> of NATS servers that store the streams and buckets that kvroute makes: 1, 3 or 5"`
 	// Namespace, Component and Endpoint name the scope of the workers' subjects.
 	Namespace string `yaml:"namespace" default:"kvroute" help:"namespace of the workers' subjects"`
 	Component string `yaml:"component" default:"workers" help:"component of the workers' subjects"`
@@ -67,19 +67,19 @@ type config struct {
 
 	// DurableKVEvents reads events from a stream that keeps them for an hour, so
 	// that nothing is lost while this process is away. False listens to NATS core.
-	DurableKVEvents bool `yaml:"durable-kv-events" default:"true" help:"read events from a stream that keeps them"`
+	DurableKVEvents bool `yaml:"durable-kv-events" default:"true" help:"read events from a stream that stores them, so that a restart loses none"`
 	// KVEventsRetention is how long that stream keeps events, 30m to 8760h. 0 leaves a
 	// stream that is there as it is, and makes one that keeps them for 1h.
-	KVEventsRetention time.Duration `yaml:"kv-events-retention" help:"how <long> the stream of events keeps them, 30m to 8760h; 0 leaves an existing stream as it is and makes one of 1h"`
+	KVEventsRetention time.Duration `yaml:"kv-events-retention" help:"<time> for which the stream stores events, 30m to 8760h; 0 leaves an existing stream unchanged and makes a new one with 1h"`
 	// Replica is this process's name among the router replicas, the same after a
 	// restart. Empty makes one of the host's name and the port of HTTPAddress.
-	Replica string `yaml:"replica" help:"<name> of this process among the router replicas, the same after a restart"`
+	Replica string `yaml:"replica" help:"<name> of this router replica, the same after a restart; empty makes one of the host name and the port"`
 	// RouterSnapshotThreshold is the number of messages in the stream above which
 	// the index is saved and the stream shortened.
-	RouterSnapshotThreshold int `yaml:"router-snapshot-threshold" default:"1000000" want:">0" help:"<messages> in the stream above which the index is saved"`
+	RouterSnapshotThreshold int `yaml:"router-snapshot-threshold" default:"1000000" want:">0" help:"<number> of messages in the stream above which the index is saved and the stream shortened"`
 	// RouterResetStates makes this and all other replicas forget at the start what
 	// they know from events, and delete what is stored of it.
-	RouterResetStates bool `yaml:"router-reset-states" help:"make all replicas forget what they know from events"`
+	RouterResetStates bool `yaml:"router-reset-states" help:"make all replicas forget at the start what they know from events"`
 
 	// RouterReplicaSync tells the other router replicas of the requests that this one
 	// sends to workers, and counts theirs. Without, each decides by its own alone.
@@ -87,14 +87,14 @@ type config struct {
 
 	// Group is the name of the router group that the workers are: what they do and hold is
 	// told to routers above. Empty: there is none above.
-	Group string `yaml:"group" help:"<name> of the router group that the workers are, for routers above"`
+	Group string `yaml:"group" help:"<name> of the router group that the workers form, for routers above; empty: there are none above"`
 	// GroupInterval is the time between two of its summaries, 50ms to 1m.
-	GroupInterval time.Duration `yaml:"group-interval" default:"1s" want:"50ms..1m" help:"<time> between two summaries of the group"`
+	GroupInterval time.Duration `yaml:"group-interval" default:"1s" want:"50ms..1m" help:"<time> between two summaries of the group, 50ms to 1m"`
 	// GroupProbe asks router groups what a request would find there before it is sent:
 	// auto (where a model has at most 8), on or off, which goes by their summaries.
 	// GroupProbeBudget is how long answers are waited for.
-	GroupProbe       string        `yaml:"group-probe" default:"auto" want:"auto|on|off" help:"auto, on or off: ask router groups about each request"`
-	GroupProbeBudget time.Duration `yaml:"group-probe-budget" default:"3ms" want:">0s" help:"longest <time> that groups' answers are waited for"`
+	GroupProbe       string        `yaml:"group-probe" default:"auto" want:"auto|on|off" help:"auto, on or off: ask router groups about each request before it is sent"`
+	GroupProbeBudget time.Duration `yaml:"group-probe-budget" default:"3ms" want:">0s" help:"<time> for which answers of router groups are awaited"`
 
 	// Routing says how a decision is made.
 	Routing `yaml:",inline"`
@@ -102,101 +102,101 @@ type config struct {
 	// MaxIndexBlocks bounds the pairs of block and worker that are remembered of
 	// a model from events, some 1 to 30 bytes each. At the bound those go first
 	// that were asked for longest ago.
-	MaxIndexBlocks int `yaml:"max-index-blocks" default:"16777216" want:">0" help:"largest <number> of pairs of block and worker remembered of a model"`
+	MaxIndexBlocks int `yaml:"max-index-blocks" default:"16777216" want:">0" help:"<number> of pairs of block and worker that are stored for a model from events; above it the oldest are removed"`
 	// NoKVEvents is for workers that do not tell what they cache: the router
 	// guesses from the requests that it sent, and listens to no events.
-	NoKVEvents bool `yaml:"no-kv-events" help:"guess what workers cache from what was sent there, and listen to no events"`
+	NoKVEvents bool `yaml:"no-kv-events" help:"ignore cache events, and estimate what workers cache from the requests sent to them"`
 	// RouterTTLSecs is how many seconds such a guess counts after the last
 	// request that confirms it.
-	RouterTTLSecs float64 `yaml:"router-ttl-secs" default:"120" want:">0..1e9" help:"<seconds> that such a guess counts"`
+	RouterTTLSecs float64 `yaml:"router-ttl-secs" default:"120" want:">0..1e9" help:"<seconds> for which an estimate of --no-kv-events counts after the last request that confirms it"`
 	// RouterPredictedTTLSecs is how many seconds a worker counts as holding a
 	// request's blocks before its events say so; 0 for not at all.
-	RouterPredictedTTLSecs float64 `yaml:"router-predicted-ttl-secs" default:"10" want:"0..1e9" help:"<seconds> that a request's blocks count as cached before an event says so; 0 for none"`
+	RouterPredictedTTLSecs float64 `yaml:"router-predicted-ttl-secs" default:"10" want:"0..1e9" help:"<seconds> for which a request's blocks count as cached before an event confirms them; 0 turns that off"`
 	// StateDir is the folder that keeps what a restart should not forget. Empty
 	// keeps nothing.
-	StateDir string `yaml:"state-dir" help:"<folder> that keeps what a restart should not forget"`
+	StateDir string `yaml:"state-dir" help:"<folder> for what a restart must not forget; empty stores nothing"`
 	// StateInterval is how often it is written; a crash loses what came since.
-	StateInterval time.Duration `yaml:"state-interval" default:"30s" want:">0s" help:"<time> between two writings of it"`
+	StateInterval time.Duration `yaml:"state-interval" default:"30s" want:">0s" help:"<time> between two writes of the state; a crash loses what came since the last one"`
 	// BlockSize is the number of tokens in a block of workers that do not say; 0
 	// takes that of the model's other workers, or 16.
-	BlockSize int `yaml:"block-size" help:"<tokens> in a block of workers that do not say; 0 takes that of the model's others"`
+	BlockSize int `yaml:"block-size" help:"<tokens> in a block of workers that do not report it; 0 takes that of the model's other workers, or 16"`
 	// Seed makes the choice among equal workers reproducible.
-	Seed uint64 `yaml:"seed" help:"makes the choice among equal workers reproducible"`
+	Seed uint64 `yaml:"seed" help:"<number> that makes the choice among equal workers reproducible"`
 	// KeepDecisions is how many recent decisions the API can explain; 0 keeps none.
 	// Each takes some 270 bytes for each worker of its pool.
-	KeepDecisions int `yaml:"keep-decisions" default:"1024" want:"0.." help:"<number> of recent decisions that can be explained, 0 for none"`
+	KeepDecisions int `yaml:"keep-decisions" default:"1024" want:"0.." help:"<number> of recent decisions that the API can explain; 0 stores none"`
 
 	// TraceOut is a file that gets a line for each request that was served and
 	// tokenized exactly, in the Mooncake format: hashes of blocks of 512 tokens
 	// under a seed of this process, no text. At 256 MiB it becomes FILE.1 in place
 	// of the last one. An older FILE is overwritten. Empty writes none.
-	TraceOut string `yaml:"trace-out" help:"<file> that gets a trace of the requests served, for kvroute replay"`
+	TraceOut string `yaml:"trace-out" help:"<file> for a trace of the requests served, for kvroute replay; empty writes none"`
 	// TraceOutTPOT is the time taken for that between two tokens of a response,
 	// whose number is worked out from how long it took.
-	TraceOutTPOT time.Duration `yaml:"trace-out-tpot" default:"20ms" want:">0s" help:"<time> between two tokens of a response, for the trace"`
+	TraceOutTPOT time.Duration `yaml:"trace-out-tpot" default:"20ms" want:">0s" help:"<time> between two tokens of a response that the trace assumes"`
 
 	// SecondChoice is how Envoy is told where a request goes that its worker
 	// refuses: "header" names it in x-dynamo-worker-fallback, "list" behind the
 	// first one in x-dynamo-worker, "none" not at all. It must fit Envoy's
 	// configuration: kvroute config envoy --failover.
-	SecondChoice string `yaml:"second-choice" default:"header" help:"header, list or none: how Envoy is told where a request goes that its worker refuses"`
+	SecondChoice string `yaml:"second-choice" default:"header" help:"header, list or none: how Envoy learns where to send a request that its worker refuses"`
 	// ModeOverride asks Envoy for what keeps its stream open to the end of the
 	// response, where the filter's configuration cannot: see examples/envoy-gateway.
-	ModeOverride bool `yaml:"mode-override" help:"ask Envoy for the response's headers and trailers, for Envoy Gateway"`
+	ModeOverride bool `yaml:"mode-override" help:"ask Envoy for the response's headers and trailers; needed with Envoy Gateway"`
 	// ExtprocTLSCert and ExtprocTLSKey are PEM files that Envoy's connections are
 	// secured with, ExtprocTLSClientCA one with the authorities whose clients alone
 	// may connect. They are read again when they change. Empty for none.
-	ExtprocTLSCert     string `yaml:"extproc-tls-cert" help:"<file> with the certificate that Envoy's connections are secured with"`
-	ExtprocTLSKey      string `yaml:"extproc-tls-key" help:"<file> with its key"`
-	ExtprocTLSClientCA string `yaml:"extproc-tls-client-ca" help:"<file> with the authorities whose clients alone may connect"`
+	ExtprocTLSCert     string `yaml:"extproc-tls-cert" help:"PEM <file> with the certificate for connections of Envoy"`
+	ExtprocTLSKey      string `yaml:"extproc-tls-key" help:"PEM <file> with the key of extproc-tls-cert"`
+	ExtprocTLSClientCA string `yaml:"extproc-tls-client-ca" help:"PEM <file> with the authorities whose clients may connect; empty accepts all clients"`
 	// ExtprocConnectionAge is after how long Envoy is asked to open a new connection,
 	// so that replicas which come get their share behind balancers of connections. What
 	// runs on the old one ends there. 0 asks never.
-	ExtprocConnectionAge time.Duration `yaml:"extproc-connection-age" default:"10m" want:"0s.." help:"after how <long> Envoy is asked to open a new connection; 0 for never"`
+	ExtprocConnectionAge time.Duration `yaml:"extproc-connection-age" default:"10m" want:"0s.." help:"<time> after which Envoy is asked to open a new connection; 0 never asks"`
 	// EndpointPicker also speaks the endpoint-picker protocol of the Gateway API
 	// Inference Extension, for gateways that route by it.
 	EndpointPicker bool `yaml:"endpoint-picker" help:"also speak the endpoint-picker protocol of the Gateway API Inference Extension"`
 	// AvoidFailing is for how long a worker gets no requests that refused one or
 	// failed, while others can take them; up to 16 times as long if it goes on.
 	// 0 avoids none.
-	AvoidFailing time.Duration `yaml:"avoid-failing" default:"2s" help:"how <long> a worker that fails gets no requests, at first; 0 avoids none"`
+	AvoidFailing time.Duration `yaml:"avoid-failing" default:"2s" help:"<time> of the initial back-off for a worker that refused or failed a request; 0 turns back-off off"`
 	// DegradedAfter, UnhealthyAfter and ExpiredAfter are how old a worker's last sign
 	// of life is when it gets requests only while no worker is healthy, when it gets
 	// none, and when it is given up. None may be below the one before; at least 3s.
-	DegradedAfter  time.Duration `yaml:"degraded-after" default:"7.5s" help:"for how <long> a worker is silent before it only stands in for healthy ones"`
-	UnhealthyAfter time.Duration `yaml:"unhealthy-after" default:"15s" help:"for how <long> a worker is silent before it gets no requests"`
-	ExpiredAfter   time.Duration `yaml:"expired-after" default:"30s" help:"for how <long> a worker is silent before it is given up"`
+	DegradedAfter  time.Duration `yaml:"degraded-after" default:"7.5s" help:"<time> without a sign of life after which a worker gets requests only if no worker is healthy"`
+	UnhealthyAfter time.Duration `yaml:"unhealthy-after" default:"15s" help:"<time> without a sign of life after which a worker gets no requests"`
+	ExpiredAfter   time.Duration `yaml:"expired-after" default:"30s" help:"<time> without a sign of life after which a worker is removed"`
 	// EndpointFile is a file that is kept up to date with the addresses of the
 	// healthy workers, in the form that Envoy reads (kvroute config envoy
 	// --pool-file): with kvroute gone, Envoy goes on with them. Empty keeps none.
-	EndpointFile string `yaml:"endpoint-file" help:"<file> kept up to date with the healthy workers, for Envoy's pool"`
+	EndpointFile string `yaml:"endpoint-file" help:"<file> that is kept up to date with the healthy workers, for Envoy's pool; empty writes none"`
 
 	// DecisionHeaders tells worker, overlap and reason in headers of the
 	// response. They reveal the addresses of workers.
-	DecisionHeaders bool `yaml:"decision-headers" help:"tell worker, overlap and reason in the response's headers"`
+	DecisionHeaders bool `yaml:"decision-headers" help:"add worker, overlap and reason of the decision to the response's headers"`
 	// FirstToken is how the first token of a response is noticed: "observer"
 	// reads the beginning of the response, "response-headers" takes its headers
 	// for it, which is right only for workers that send them that late.
-	FirstToken string `yaml:"first-token" default:"observer" want:"observer|response-headers" help:"observer or response-headers: what counts as the first token"`
+	FirstToken string `yaml:"first-token" default:"observer" want:"observer|response-headers" help:"observer or response-headers: what counts as the first token of a response"`
 	// MaxBodyBytes is the largest request body that is read. Envoy's own limit
 	// should equal it.
-	MaxBodyBytes int `yaml:"max-body-bytes" default:"16777216" want:">0" help:"largest request body in <bytes>"`
+	MaxBodyBytes int `yaml:"max-body-bytes" default:"16777216" want:">0" help:"<bytes> of the largest request body that is read; set Envoy's limit to the same"`
 	// MaxHeldBytes bounds the request bodies held at a time, all together. A request
 	// that finds no room is left to Envoy's choice. 0 takes a quarter of the memory
 	// limit (GOMEMLIMIT, else the container's), or 512 MiB without one.
-	MaxHeldBytes int64 `yaml:"max-held-bytes" want:"0.." help:"<bytes> of request bodies held at a time, all together; 0 takes a quarter of the memory limit, or 512 MiB without one"`
+	MaxHeldBytes int64 `yaml:"max-held-bytes" want:"0.." help:"<bytes> of request bodies in memory at a time; 0 takes a quarter of the memory limit, or 512 MiB without one"`
 	// MaxStreams bounds the requests in flight; those above it are left to Envoy's
 	// choice. 0 takes as many as fit a quarter of the memory limit, at most 40,000.
-	MaxStreams int `yaml:"max-streams" want:"0.." help:"largest <number> of requests in flight; 0 takes what fits a quarter of the memory limit, at most 40,000"`
+	MaxStreams int `yaml:"max-streams" want:"0.." help:"<number> of requests in flight; 0 takes what fits a quarter of the memory limit, at most 40,000"`
 	// DecisionTimeout is the time that a decision may take before the request
 	// is left to Envoy's choice. Less than Envoy's message_timeout.
-	DecisionTimeout time.Duration `yaml:"decision-timeout" default:"1.5s" want:">0s" help:"longest <time> of a decision"`
+	DecisionTimeout time.Duration `yaml:"decision-timeout" default:"1.5s" want:">0s" help:"<time> after which a request is left to Envoy's choice; less than Envoy's message_timeout"`
 	// DrainDelay is how long a shutdown goes on deciding after it has told Envoy's
 	// health checks that this replica leaves: longer than their interval.
-	DrainDelay time.Duration `yaml:"drain-delay" default:"2s" want:"0s.." help:"how <long> a shutdown goes on deciding, so that Envoy's health checks notice it"`
+	DrainDelay time.Duration `yaml:"drain-delay" default:"2s" want:"0s.." help:"<time> for which a shutdown still decides requests; longer than the interval of Envoy's health checks"`
 	// DrainTimeout is the longest time of a shutdown, which waits for decisions in
 	// progress.
-	DrainTimeout time.Duration `yaml:"drain-timeout" default:"25s" want:">0s" help:"longest <time> of a shutdown"`
+	DrainTimeout time.Duration `yaml:"drain-timeout" default:"25s" want:">0s" help:"<time> after which a shutdown ends open streams"`
 
 	// LogLevel is "debug", "info", "warn" or "error"; LogFormat "text" or "json".
 	LogLevel  string `yaml:"log-level" default:"info" help:"debug, info, warn or error"`
@@ -204,24 +204,24 @@ type config struct {
 
 	// StrictModels answers 404 to requests for models that have workers but no
 	// tokenizer, which are otherwise routed by load.
-	StrictModels bool `yaml:"strict-models" help:"answer 404 for models without a tokenizer"`
+	StrictModels bool `yaml:"strict-models" help:"answer 404 to requests for models without a tokenizer, instead of routing them by load"`
 	// VerifyTokenizer compares the first requests of each model, and few of the
 	// later ones, with the worker's own /tokenize. A model whose worker goes on
 	// to make other tokens is routed in text-block mode.
-	VerifyTokenizer bool `yaml:"verify-tokenizer" help:"compare some prompts with the workers' own tokens"`
+	VerifyTokenizer bool `yaml:"verify-tokenizer" help:"compare the first prompts of each model, and few later ones, with the workers' own token ids"`
 	// RemoteTokenize asks a worker's /tokenize for the ids of prompts whose model
 	// has no tokenizer here, for up to 0.3 s; the answers are kept. Without, such
 	// models are in text-block mode.
-	RemoteTokenize bool `yaml:"remote-tokenize" help:"ask a worker for the tokens of models without a tokenizer"`
+	RemoteTokenize bool `yaml:"remote-tokenize" help:"ask a worker for the token ids of prompts whose model has no tokenizer here"`
 	// ForwardTokens hands prompts on as token ids, which saves workers from making
 	// them: "auto" wherever the worker's engine and version are known to take them,
 	// or the fields that may be written, comma-separated: "prompt" of completions,
 	// "kv_transfer_params" of vLLM's chats, "prompt_token_ids" of TensorRT-LLM's.
 	// Empty leaves bodies as they are. Needs verify-tokenizer.
-	ForwardTokens string `yaml:"forward-tokens" help:"hand prompts on as ids: auto, or a list of prompt, kv_transfer_params, prompt_token_ids"`
+	ForwardTokens string `yaml:"forward-tokens" help:"auto, or a list of prompt, kv_transfer_params, prompt_token_ids: send prompts to workers as token ids"`
 	// TokenizerCacheBytes is how much memory the ids of prompts take that were
 	// seen before, over all models.
-	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes" default:"67108864" want:">0" help:"<bytes> for the token ids of prompts seen before"`
+	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes" default:"67108864" want:">0" help:"<bytes> of memory for the token ids of recent prompts"`
 
 	// Dynamo finds workers by the records of NVIDIA Dynamo's own discovery: docs/fleet.md.
 	Dynamo dynamoConfig `yaml:"dynamo,omitempty"`

@@ -58,7 +58,7 @@ func TestCommands(t *testing.T) {
 		{"serve -h", 0, "", "-kv-overlap-score-weight"},
 		{"serve --no-such-flag", 2, "", "no-such-flag"},
 		{"config", 0, "router-mode: kv", ""},
-		{"config --router-mode fastest", 1, "", `Mode is "fastest"`},
+		{"config --router-mode fastest", 1, "", `router-mode is "fastest", want kv, random`},
 		{"config --kv-overlap-score-weight -1", 1, "", "overlap_score_weight is -1"},
 		{"config --kv-overlap-score-weight NaN", 1, "", "overlap_score_weight is NaN"},
 		{"config --http-address nowhere", 1, "", `http-address is "nowhere", want ip:port`},
