@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -106,7 +107,13 @@ func (f *dynamoFleet) start(plane, server string) (err error) {
 		"DYN_TCP_RESPONSE_STREAM_HOST=127.0.0.1", "HF_HUB_OFFLINE=1", "DYN_EVENT_PLANE=" + plane, "DYN_NAMESPACE=dynamo",
 	}
 	if f.nats = server; server != "" {
-		f.environment = append(f.environment, "NATS_SERVER="+server)
+		at, err := url.Parse(server)
+		if err != nil {
+			return err
+		}
+		// Dynamo ignores a name and a password in the URL.
+		password, _ := at.User.Password()
+		f.environment = append(f.environment, "NATS_SERVER=nats://"+at.Host, "NATS_AUTH_USERNAME="+at.User.Username(), "NATS_AUTH_PASSWORD="+password)
 	}
 	if err := f.startMocker(); err != nil {
 		return err
