@@ -5,6 +5,7 @@ package main
 import (
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/kvroute/kvroute/internal/bus"
@@ -18,5 +19,13 @@ func newLoopback(t *testing.T, h http.Handler) string {
 	return s.URL
 }
 
-// startNATS starts a NATS server in this process: see [bus.StartServer].
-func startNATS(listen, store string) (*bus.Server, error) { return bus.StartServer(listen, store, "") }
+// startNATS starts a NATS server. listen may be the address of an earlier one with its login,
+// "kvroute:password@ip:port": the new server then has the same password.
+func startNATS(listen, store string) (*bus.Server, error) {
+	login, at, ok := strings.Cut(listen, "@")
+	if !ok {
+		return bus.StartServer(listen, store, "")
+	}
+	_, password, _ := strings.Cut(login, ":")
+	return bus.StartServer(at, store, password)
+}

@@ -82,7 +82,7 @@ func TestGuessesSurviveACrash(t *testing.T) {
 	if err := d.StartRouter(t.Context(), flags...); err != nil {
 		t.Fatal(err)
 	}
-	if log := d.Router.LastLines(); !strings.Contains(log, "a state file is refused") || !strings.Contains(log, `it begins with \"KVRGUES2\", want \"KVRGUES3\"`) {
+	if log := d.Router.LastLines(); !strings.Contains(log, "a state file is refused") || !strings.Contains(log, `it begins with \"KVRGUES2\", want \"KVRGUES4\"`) {
 		t.Errorf("nothing is said of a file of an older form:\n%s", log)
 	}
 	if _, text := get(t, "http://"+d.Router.At.HTTP+"/metrics"); !regexp.MustCompile(`(?m)^kvroute_state_files_total\{[^}]*file="guesses"[^}]*outcome="refused"[^}]*\} 1$`).MatchString(text) {
