@@ -194,9 +194,6 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 	if err := s.unmarshal(&c); err != nil {
 		return nil, false, fmt.Errorf("pre_tokenizer: %w", err)
 	}
-	if err := bounded("pattern", c.Pattern.String); err != nil {
-		return nil, false, fmt.Errorf("pre_tokenizer: %s: %w", c.Type, err)
-	}
 	isTrue := func(b *bool) bool { return b == nil || *b }
 	switch c.Type {
 	case "Sequence":
@@ -258,6 +255,9 @@ func readSplitters(s section) (steps []splitter, byteLevel bool, err error) {
 
 // readSplit returns the step Split.
 func readSplit(of pattern, behavior string, invert bool) (p splitter, err error) {
+	if err := bounded("pattern", of.String); err != nil {
+		return p, fmt.Errorf("pre_tokenizer: Split: %w", err)
+	}
 	p = splitter{behavior: behavior, invert: invert}
 	switch {
 	case !slices.Contains(behaviors, behavior):
