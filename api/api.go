@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api serves what operators and programs ask a running kvroute over HTTP:
-// is it alive, is it ready, what does it measure, which workers does it know, why
-// did a request go where it went; and the router itself, for who does not speak
-// through Envoy.
+// Package api serves kvroute's HTTP API: health, metrics, workers and models, explained
+// decisions, and the routing calls for clients that do not use Envoy.
 //
 //	GET /healthz                  200 while the process runs
 //	GET /readyz                   200 if requests can be routed, else 503; JSON that says what is missing
@@ -22,18 +20,19 @@
 //	POST /v1/best_worker          JSON: where a request goes; with request_id, booked
 //	POST /v1/potential_loads      JSON: what each worker would have to do with it
 //	POST /v1/mark_prefill_complete, /v1/add_output_tokens, /v1/free
-//	POST /v1/workers              registers a worker that does not speak NATS; its record, as in docs/fleet.md
-//	POST /v1/workers/ID/heartbeat its sign of life, every 2.5 s; 404 if it is to register anew
-//	DELETE /v1/workers/ID         takes its record back. ID is a worker_id or a name
+//	POST /v1/workers              registers a worker that does not use NATS; the body is its record, see docs/fleet.md
+//	POST /v1/workers/ID/heartbeat heartbeat, every 2.5 s; 404 if the worker must register again
+//	DELETE /v1/workers/ID         removes its record. ID is a worker_id or a name
 //
 //	POST /v1/dump_events          JSON: events that make the index again
 //	POST /v1/generate             a stream of events: routed, sent, accounted for
 //
-// docs/routing.md has the fields. It has no state of its own. Errors are in
-// OpenAI's form. Any number of requests may run at once. Who can reach it can
-// change where requests go: it is for the inside of a network, and with
-// [Config.Tokens] for who has one. /healthz, /readyz and /metrics want none. Bodies must be
-// of type application/json. Requests that a web page makes a browser send are refused.
+// docs/routing.md describes the fields. The package has no state of its own. Errors are in
+// OpenAI's form. Any number of requests may run at once.
+//
+// A client of the API can change where requests go, so serve it inside a network only. With
+// [Config.Tokens] clients need a token, except for /healthz, /readyz and /metrics. Bodies must
+// be of type application/json. Requests that web pages send through a browser are refused.
 package api
 
 import (

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bindings is the event publisher for engines that are not written in Go:
-// what is behind the C library in bindings/c and the Python package in
-// bindings/python. It connects to the bus, registers the worker, keeps it
-// registered, and publishes what the engine says of its cache.
+// Package bindings is the event publisher for engines that are not written in Go. The C
+// library in bindings/c and the Python package in bindings/python use it. It connects to
+// NATS, registers the worker, sends its heartbeats, and publishes the events of its cache.
 //
 // # Concurrency
 //

@@ -2,11 +2,10 @@
 
 // Package envoy writes the Envoy configuration that kvroute is built for.
 //
-// What [Render] writes is a complete bootstrap: a listener that shows each request
-// to kvroute, the cluster that connects to the address that kvroute named, and a
-// pool of all workers for requests without one. It promises to write nothing that
-// the settings did not spell: every value is checked and cannot end its place in
-// the text. It works for Envoy 1.38 and later; the tests use 1.40.
+// [Render] writes a complete bootstrap: a listener that sends each request to kvroute, the
+// cluster that connects to the address that kvroute named, and a pool of all workers for
+// requests without an address. Every setting is checked, so no value can add YAML of its own.
+// The configuration needs Envoy 1.38 or later; the tests use 1.40.
 //
 // Functions may be called by any number of goroutines.
 package envoy

@@ -1,40 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package events carries what happens in the workers' caches from where it happens
-// to where it counts: a [Publisher] beside each worker, a [Subscriber] in each
-// router replica, NATS between them.
+// Package events receives the workers' cache events over NATS, keeps them in order, repairs
+// gaps, and passes them to a sink. A [Subscriber] runs in each router replica; the publishers
+// are in package engines and in Dynamo's workers.
 //
-// A publisher numbers the events of each rank from 1 and batches them; the bytes
-// are those of NVIDIA Dynamo's event plane from 1.6 on, so its workers are
-// understood as they are. A subscriber brings each rank's events to the sink in
-// order, once, and repairs what it missed.
+// A publisher numbers the events of each rank from 1 and batches them. The bytes are those of
+// NVIDIA Dynamo's event plane from 1.6 on. A subscriber gives each rank's events to the sink
+// once and in order.
 //
-// # What is promised
+// # Guarantees
 //
-// A worker has one [Source]: the feed that its events are taken from, and whether a
-// local indexer answers queries about them.
+// Each worker has one [Source]: the feed of its events, and whether a local indexer answers
+// queries about them.
 //
-// If one does, then whatever the bus loses, repeats or delays, the sink has got
-// what makes the worker's true cache once the queries under way are answered and a
-// later event has shown what is missing: the rank is read when the worker is
-// discovered; events behind a gap wait while what is missing is asked for; a
-// publisher that started anew makes the rank be read anew. If no answer can be had,
-// what waits is applied across the gap, the rank is suspect, and is read again
-// once a minute until that succeeds.
+// With a local indexer the sink ends up with the worker's true cache, whatever NATS loses,
+// repeats or delays:
 //
-// Of a worker whose events come by the stream the same is true, but its ranks are not
-// read when it is discovered: the stream is. At its end all such ranks are asked for
-// what is behind it.
+//   - The rank is read when the worker is discovered, and when its publisher restarts.
+//   - Events behind a gap wait while the missing ones are requested.
+//   - If no answer arrives, the waiting events are applied across the gap and the rank is
+//     suspect. It is read once a minute until that succeeds.
 //
-// If none does, what the sink gets of each rank is a subsequence of what was
-// published, in the same order, with no event twice. A rank with a gap is suspect:
-// what was known of it stays, and may be partly wrong, until it is cleared. One whose
-// beginning is not known is partial. When a publisher starts anew its rank is cleared
-// first: an empty process caches nothing.
+// For a worker whose events travel in the JetStream stream the same holds, but the stream is
+// read at discovery instead of the ranks. At the end of the stream each rank is asked for the
+// events that follow.
 //
-// Events of a worker that the sink does not know yet wait for it, up to a bound. If
-// its record names its publisher, those of any other wait, too, until it names that
-// one: whoever speaks for a worker without being named changes nothing.
+// Without a local indexer the sink gets a subsequence of the published events, in order and
+// without duplicates. A rank with a gap is suspect: its known blocks stay, and may be partly
+// wrong, until it is cleared. A rank whose first events are unknown is partial. When a
+// publisher restarts, its rank is cleared first: a new process has an empty cache.
+//
+// Events of a worker that the sink does not know yet wait for the worker, up to a bound. If the
+// worker's record names its publisher, events of any other publisher wait as well, until a
+// record names that publisher.
 //
 // # Invariants of the subscriber
 //
@@ -42,13 +40,12 @@
 //     it, and only larger ids get through. With a local indexer each id up to the
 //     cursor is in what the sink got, as an event or in a dump, unless the rank is
 //     suspect.
-//   - A rank that is ok, and has no repair, lacks nothing that an id has shown to be
-//     missing, nor what the stream is known to have lost.
+//   - A rank that is ok and has no repair lacks no event that is known to be missing.
 //   - A rank is steady, or has one repair; a repair has at most one query under way.
-//   - Of a worker that is not known events wait raw: they touch no cursor.
-//   - Waiting events are at most 1,024 a worker and feed, of at most 256 such, for
-//     at most 60 seconds; cursors are kept of at most 262,144 ranks; events behind a
-//     gap are at most 4,096 a rank, and bounded in blocks over all ranks.
+//   - Events of an unknown worker wait undecoded and change no cursor.
+//   - At most 1,024 events wait for each worker and feed, for at most 256 workers and feeds, for
+//     at most 60 seconds. Cursors are kept for at most 262,144 ranks. At most 4,096 events wait
+//     behind a gap of a rank, and their blocks are bounded over all ranks.
 //   - At most 64 queries are under way, at most 8 of them for dumps.
 //
 // # Concurrency

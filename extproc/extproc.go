@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package extproc speaks Envoy's external processing protocol: it reads a request
-// as it comes by, asks the router for a worker, and tells Envoy in a header.
+// Package extproc implements Envoy's external processing protocol: it reads each request,
+// asks the router for a worker, and names the worker in a header.
 //
-// # What Envoy may send next, and what is answered
+// # Messages and answers
 //
 // One main stream accompanies each HTTP request from its headers to its end. The
 // first message says how Envoy hands over the request's body:
@@ -33,35 +33,31 @@
 // the last has come, and the worker's header stands in the answer to the headers.
 // Behind, the choice is made at the headers, unread: by load alone.
 //
-// The whole of it is the switch in next. What should not come makes us leave the
-// stream, so that Envoy does not wait for an answer; and the end may always come.
+// The function next has the whole protocol in one switch. On an unexpected message the server
+// ends the stream, so that Envoy does not wait for an answer. The stream may end at any time.
 //
-// An observing stream accompanies the response: its headers and copies of its
-// chunks. It is never answered and ends at the first event of an event stream, or
-// as soon as there can be none.
+// An observer stream receives copies of the response's headers and chunks. It gets no answer.
+// It ends at the first event of an event stream, or as soon as no event can follow.
 //
-// # What is promised
+// # Guarantees
 //
-// Exactly one answer to each message that is due one, and in x-dynamo-worker only
-// addresses that the router chose. The slot of a request is freed once, at the end
-// of its main stream, whatever ends it. Where no decision can be made for reasons
-// of ours (time, a panic, a processing mode we do not know) the request fails
-// open: Envoy routes it without us. A client's mistake gets an error in OpenAI's
-// form; a lack of workers gets one too, and is never turned into unrouted traffic.
+// Each message that needs an answer gets exactly one, and x-dynamo-worker has only addresses
+// that the router chose. The slot of a request is freed once, when its main stream ends for any
+// reason. If kvroute cannot decide (time, a panic, an unknown processing mode), the request
+// fails open: Envoy routes it without kvroute. A client's mistake and a lack of workers get an
+// error in OpenAI's form; they never become unrouted traffic.
 //
-// A request that has to wait for a worker makes Envoy wait longer, too
-// (override_message_timeout, once); a wait that takes too long is a refusal.
+// If a request has to wait for a worker, kvroute asks Envoy to wait longer, once
+// (override_message_timeout). A wait that takes too long is refused.
 //
-// What a router does with a context that has ended is its own: a decision is
-// interrupted as soon as the router looks.
+// When a stream's context ends, the router interrupts its decision.
 //
 // # Concurrency
 //
 // Each stream has the goroutine that gRPC gives its handler, which owns all state. A
-// main stream has one more that does nothing but receive, so that the end of the stream
-// interrupts a decision and a drain does not wait for Envoy. The receiver ends when the
-// handler returns, at the latest. An observing stream needs none: a drain ends its
-// context, and by that its wait.
+// main stream has one more that only receives, so that the end of the stream interrupts a
+// decision and a drain does not wait for Envoy. The receiver ends at the latest when the
+// handler returns. An observer stream needs none: a drain ends its context.
 package extproc
 
 import (

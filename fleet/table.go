@@ -1,39 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleet knows which workers there are, and how they are.
+// Package fleet keeps the set of workers and their health.
 //
-// Workers come from three sources into one set: a list in the configuration, the
-// records of NVIDIA Dynamo's own discovery ([Dynamo]), which count as such a list, and a
-// registry in a NATS key-value bucket, where each worker puts its record and sends
-// heartbeats, or has a router do both for it over HTTP ([Registry.Register]). A
-// worker of any kind may ask to be probed ([Prober]); one of the configuration
-// that does not is always healthy. [Table] is the bookkeeping, [Registry] feeds it
-// from NATS in a router replica, [Announcer] is the worker's side.
+// Workers come from three sources:
 //
-// # What is promised
+//   - the list in the configuration;
+//   - the records of NVIDIA Dynamo's discovery ([Dynamo]), which are treated like such a list;
+//   - a registry in a NATS key-value bucket: each worker puts its record there and sends
+//     heartbeats, or has a router do both over HTTP ([Registry.Register]).
 //
-// A worker is told of when its record comes or changes, with its health, and again
-// with each change of its health, which follows from how old its last sign of life is
-// ([Ages]): its record, a heartbeat, an answer to a probe. One that is not of the
-// configuration is forgotten when neither record nor heartbeat has come for so long,
-// whoever answers at its address. A registry that begins takes a worker whose record has
-// not been put lately for degraded until it hears of it. Who has come back from unhealthy
-// three times within a minute is degraded until it has not been so for 30 s. A
-// record put again unchanged is a sign of life and no news. Records
-// that nothing can be routed by are refused, and so are records under a key that is
-// not their worker's id.
+// A worker of any source may ask to be probed ([Prober]). A configured worker without probes is
+// always healthy. [Table] does the bookkeeping, [Registry] feeds it from NATS in a router
+// replica, and [Announcer] is the worker's side.
 //
-// An id is one worker's, and its last record counts. So a worker may move. If two
-// processes claim one id, all replicas take it to be where the last record was put, and
-// it is told when the address goes back to where it was within 45 s.
+// # Guarantees
 //
-// Of two workers with one address and first rank the one that started earlier, by their records, is
-// taken to be gone when the other one comes: it is unhealthy at once, until it sends a
-// heartbeat or another record. Where a frontend has one address for many workers that
-// takes 2.5 s; records that do not say when they started are not compared.
+// The table reports a worker when its record arrives or changes, and when its health changes.
+// Health follows from the age of the last record, heartbeat or answered probe ([Ages]):
 //
-// While NATS is away nobody is heard, yet nobody is called
-// ill for it: ages count from the moment NATS is back.
+//   - A worker that is not configured is removed after a time without record or heartbeat.
+//   - When a registry starts, a worker without a recent record is degraded until its next
+//     heartbeat.
+//   - A worker that came back from unhealthy three times within a minute stays degraded until it
+//     was healthy for 30 s.
+//   - An unchanged record counts as a heartbeat.
+//   - A record is refused if nothing can be routed by it, or if its key is not its worker's id.
+//
+// Each id belongs to one worker, and its last record counts, so a worker may move. If two
+// processes claim one id, all replicas use the last record. A warning is reported when the
+// address returns to an earlier one within 45 s.
+//
+// If two workers have the same address and first rank, the one that started earlier is unhealthy
+// at once, until it sends a heartbeat or another record. For workers behind one frontend this
+// takes 2.5 s. Records without a start time are not compared.
+//
+// While NATS is down no worker becomes unhealthy for lack of heartbeats: ages count from the
+// moment NATS is back.
 //
 // # Concurrency
 //

@@ -8,7 +8,7 @@
 // Engines name blocks by ids of their own, the external hashes; they mean
 // nothing to anyone but the worker that sent them.
 //
-// # What the index promises
+// # Guarantees
 //
 // After any sequence of events the blocks of a worker are exactly those that it
 // stored and has not removed, each at the place in its chain where it was stored:
@@ -22,14 +22,14 @@
 //
 // # Invariants
 //
-//   - An owner, which is a worker's cache on one tier, holds a block exactly if a
-//     live cell of a column that counts for it stands for the block; a cell is live
-//     exactly if it counts for somebody; the table has one entry for each live cell,
-//     and for each external hash one that is shared and one an owner that is private,
-//     at most. So looking for a hash takes two searches, however many owners use it.
+//   - An owner is a worker's cache on one tier. It holds a block exactly if a live cell of one of
+//     its columns stands for the block. A cell is live exactly if an owner uses it.
+//   - The table has one entry for each live cell. An external hash has at most one shared entry,
+//     and at most one private entry for each owner. So finding a hash takes two searches,
+//     however many owners use it.
 //   - Every node but the root has a holder or a child.
 //   - Blocks() is the sum of the nodes' holders, and never above a bound.
-//   - What a worker loses to a bound are ends of its chains.
+//   - When a bound evicts blocks of a worker, these are ends of its chains.
 //
 // # Concurrency
 //

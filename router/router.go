@@ -9,7 +9,7 @@
 // overlap, and overlap and load into a cost; the lowest cost wins and the request
 // takes a slot there, until [Router.Free].
 //
-// # What the router promises
+// # Guarantees
 //
 // Workers of one base model with blocks of one size are a pool; pools share
 // nothing. Two requests decided

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scorer holds the arithmetic of a routing decision: what a worker would
-// cost, which cost wins, what the requests in flight occupy, which worker is too
-// busy and who waits for it in which order.
+// Package scorer holds the arithmetic of a routing decision: the cost of each worker, the
+// choice, the slots of requests in flight, the thresholds, and the order of the queue.
 //
-// It promises pure functions and plain bookkeeping: no I/O, no clock, no
-// goroutine, no randomness of its own, and no knowledge of where the numbers come
-// from. Workers are small numbers, dense, handed out by the caller; the time and
-// the one random number of a decision are arguments. Candidates are always given
-// in worker order, so that equal inputs give equal decisions.
+// It has pure functions and plain bookkeeping: no I/O, clock, goroutine or randomness of its
+// own. Workers are small dense numbers that the caller assigns. The time and the one random
+// number of a decision are arguments. Candidates are always given in worker order, so that
+// equal inputs give equal decisions.
 //
 // Functions may be called by any number of goroutines. [Slots] and [Queue] must be
 // guarded by their owner, together with the reads that a decision makes before it

@@ -87,7 +87,7 @@ type config struct {
 
 	// Group is the name of the router group that the workers are: what they do and hold is
 	// told to routers above. Empty: there is none above.
-	Group string `yaml:"group" help:"<name> of the router group that the workers form, for routers above; empty: there are none above"`
+	Group string `yaml:"group" help:"<name> of the router group that the workers form, for upper routers; empty: no upper router"`
 	// GroupInterval is the time between two of its summaries, 50ms to 1m.
 	GroupInterval time.Duration `yaml:"group-interval" default:"1s" want:"50ms..1m" help:"<time> between two summaries of the group, 50ms to 1m"`
 	// GroupProbe asks router groups what a request would find there before it is sent:

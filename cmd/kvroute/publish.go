@@ -99,7 +99,7 @@ func (c *sidecar) flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.replicas, "nats-replicas", 1, "`number` of NATS servers that keep the stream, if it is not there yet")
 
 	fs.StringVar(&c.http, "http-address", "", "`ip:port` of /metrics and /healthz; empty has none")
-	fs.StringVar(&c.frames.file, "record", "", "`file` that gets all that the engine says of its cache, token ids of prompts included; an older one is overwritten")
+	fs.StringVar(&c.frames.file, "record", "", "`file` that records every event of the engine, with the token ids of prompts; an existing file is overwritten")
 	fs.Int64Var(&c.frames.bytes, "record-bytes", 64<<20, "`bytes` that it may have at most")
 	fs.DurationVar(&c.frames.time, "record-time", 10*time.Minute, "`time` for which it is written at most")
 

@@ -2,16 +2,16 @@
 
 // Package enginesim is a simulated engine: an OpenAI server as vLLM's, with a
 // paged prefix cache, continuous batching, KV events and metrics. Only the GPU is
-// simulated: what takes time there takes the time here that a model of the
-// hardware says, and the words of an answer mean nothing.
+// simulated: each step takes the time that a model of the hardware computes, and the
+// words of an answer mean nothing.
 //
-// Prompts go through a model's chat template and tokenizer, by default those of
-// [ModelFiles]; clients may hand ids over as the engine of that kind takes them. The
-// header x-sim-prompt tells what a prompt was made of, and return_token_ids its ids.
+// Prompts pass through a model's chat template and tokenizer, by default those of
+// [ModelFiles]. Clients may send token ids in the form that the engine accepts. The
+// response header x-sim-prompt describes the prompt, and return_token_ids returns its ids.
 // As in vLLM, the headers of a streamed response leave
 // when the request is admitted, its first chunk when the prompt is computed.
 //
-// # What is promised
+// # Guarantees
 //
 // The cache holds at most its capacity; its events, replayed in order, give what it
 // holds. A request costs what the requests beside it make it cost. A client that

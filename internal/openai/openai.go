@@ -3,24 +3,22 @@
 // Package openai reads what kvroute needs to know of an OpenAI request, and
 // writes OpenAI's form of errors.
 //
-// # What is promised
+// # Guarantees
 //
-// A body is read once, front to back, in linear time, without maps and, apart
-// from strings with escapes, without allocation. What is accepted is exactly one
-// JSON object (RFC 8259) of at most 512 levels; of a field that stands twice the
-// last one counts, as it does for the engines. Scalars become Go values, prompts
-// stay raw spans of the body; those of [Responses] and [Messages] become chats, of
-// the same spans in other brackets. A prompt of more values than any has is not
-// read as one. Nothing of a body is kept.
+// A body is read once, front to back, in linear time, without maps. Only strings with escapes
+// are allocated. A valid body is exactly one JSON object (RFC 8259) of at most 512 levels. If a
+// field appears twice the last one counts, as in the engines. Scalars become Go values, and
+// prompts stay raw spans of the body. Prompts of [Responses] and [Messages] become chats made of
+// the same spans. A prompt with too many values is not read. Nothing of a body is kept.
 //
 // Of a truncated body [ParseTruncated] reads the complete fields, but no prompt.
 //
-// [WithTokens] is the one thing that is written: ids into a copy of a body.
+// [WithTokens] writes token ids into a copy of a body.
 //
-// # What is not
+// # Not checked
 //
-// What a field means beyond its JSON type is the engine's to judge, and so is
-// whether its strings are UTF-8. Names are compared exactly, letter case included.
+// The engine judges the meaning of a field beyond its JSON type, and whether its strings are
+// UTF-8. Names are compared exactly, letter case included.
 //
 // Everything here is pure and may be called by any number of goroutines.
 package openai

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package records is the frame of every file in which kvroute keeps what a restart
-// should not forget: snapshots of the stream, and the files of --state-dir.
+// Package records is the format of every file that kvroute keeps for a restart: snapshots of
+// the stream, and the files of --state-dir.
 //
-// A file, little endian, is a header of 64 bytes (magic of 8, version u16, flags
-// u16 = 0, 48 bytes that are the kind of file's own, CRC-32C of all that), then
-// records (type u8, length of the payload u32, payload of at most 1 MiB, CRC-32C of
-// these three), the last of them of type 255: the number of records before it, a
-// number of the file's own, and XXH3 of all bytes before it, u64 each. Nothing
-// follows. What is cut off, changed, or of another kind or version is refused as a
-// whole: the magic changes when an older reader could misread the file.
+// A file is little endian:
+//
+//   - a header of 64 bytes: magic (8), version (u16), flags (u16, 0), 48 bytes for the kind of
+//     file, and a CRC-32C of these;
+//   - records: type (u8), length of the payload (u32), payload of at most 1 MiB, and a CRC-32C
+//     of these three;
+//   - a last record of type 255 with three u64: the number of records before it, a number for
+//     the kind of file, and the XXH3 of all bytes before it.
+//
+// A file that is cut off, changed, or of another kind or version is refused as a whole. The
+// magic changes when an older reader could misread the file.
 //
 // Both directions are streams and keep one record in memory. A Writer and a Reader
 // belong to one goroutine each.

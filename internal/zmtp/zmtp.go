@@ -4,11 +4,11 @@
 // events need it: PUB and SUB, DEALER and ROUTER, over TCP and Unix sockets,
 // without encryption. libzmq's sockets are the peers that it is made for.
 //
-// There are connections instead of sockets. A ZeroMQ socket hides when its
-// connection is lost and made again; whoever follows a cache must know, because
-// that is when events get lost and processes restart.
+// The package has connections instead of sockets. A ZeroMQ socket hides the loss of its
+// connection; a subscriber of cache events must know, because events get lost and processes
+// restart at that moment.
 //
-// # What is promised
+// # Guarantees
 //
 // A message is read whole or not at all. A peer can make us keep at most
 // [MaxMessage] bytes, and only as many as it has sent. A peer that says nothing

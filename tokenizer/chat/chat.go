@@ -4,7 +4,7 @@
 //
 // A [Renderer] gives the text that an engine feeds its model: the request
 // normalised as the engine normalises it ([Profile]), put through the model's
-// chat template. What the engine would refuse has no text, but an error.
+// chat template. A request that the engine would refuse gives an error.
 //
 // [AppendText] gives the canonical text of text-block mode: not what any engine
 // feeds its model, but a text of which equal requests have equal copies and a

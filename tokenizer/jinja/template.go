@@ -3,9 +3,9 @@
 // Package jinja renders chat templates as Jinja2 renders them for the engines.
 //
 // It has the part of Jinja2 that chat templates use, with Python's values: they print,
-// compare, add and fail as in Python. What it lacks is an error of the kind
+// compare, add and fail as in Python. An unsupported feature gives an error of the kind
 // [Unsupported], when the template is parsed or when the feature is reached. A template
-// can reach nothing but its variables. Steps, depth, memory and output are limited.
+// can read only its variables. Steps, depth, memory and output are limited.
 //
 // The environment is that of the reference: an immutable sandbox, trim_blocks and
 // lstrip_blocks, loop controls, and the block "generation", which only renders its
