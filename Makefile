@@ -9,6 +9,7 @@ BIN       := .cache/bin/kvroute
 DEMO      ?=
 FUZZTIME  ?= 30s
 GOLANGCI  := go tool -modfile=tools/go.mod golangci-lint
+VALE      := go tool -modfile=$(CURDIR)/tools/vale/go.mod vale --config $(CURDIR)/tools/vale/vale.ini --output line
 # What measurements are of: the commit's whole hash, with "-dirty" behind it if the tree is not that commit.
 COMMIT     = $(shell git describe --always --abbrev=40 --exclude='*' --dirty)
 # The race detector needs a C compiler; without one the tests run without it.
@@ -164,9 +165,19 @@ tools:
 	@command -v go >/dev/null || { echo "make: Go is missing: install Go 1.26 or later" >&2; exit 1; }
 
 .PHONY: lint
-lint: ## run golangci-lint and look at the formatting
+lint: prose ## run golangci-lint, the prose linter, and look at the formatting
 	$(GOLANGCI) run ./...
 	$(GOLANGCI) fmt --diff ./...
+
+PROSE    := .cache/prose
+COMMANDS := serve config publish replay demo doctor explain tokenize
+
+.PHONY: prose
+prose: build ## run the prose linter (vale) over README, docs, examples, help texts and package comments
+	@rm -rf $(PROSE) && mkdir -p $(PROSE)
+	@for c in $(COMMANDS); do $(BIN) $$c -h 2>&1 | sed 's/^[ \t]*//; s/$$/\n/' > $(PROSE)/help-$$c.md || true; done
+	@for p in $$(go list ./...); do go doc $$p | sed '1d; /^\(const\|var\|func\|type\) /,$$d' > $(PROSE)/package-$$(basename $$p).md; done
+	$(VALE) README.md SECURITY.md CONTRIBUTING.md ARCHITECTURE.md docs/*.md examples/*/README.md $(PROSE)
 
 .PHONY: vulnerabilities
 vulnerabilities: tools ## run govulncheck: known vulnerabilities in functions that kvroute calls (asks vuln.go.dev)
