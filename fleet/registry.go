@@ -106,6 +106,9 @@ type Registry struct {
 	nc      *nats.Conn
 	metrics *metrics
 	ready   atomic.Bool
+	// connection is how often nc had reconnected when the registry began to watch. After
+	// another reconnect the ages of heartbeats mean nothing until the watch begins again.
+	connection atomic.Uint64
 
 	mu sync.Mutex
 	// mu guards the field below, and orders what Set and Remove are told.
@@ -153,9 +156,10 @@ func (r *Registry) SetStatic(records []Record) error {
 // Alive takes the news that a worker answered a probe.
 func (r *Registry) Alive(id uint64) { r.locked(func(t *Table) { t.Alive(r.conf.Now(), id) }) }
 
-// Ready reports whether the registry is connected and has heard of all who were
-// registered.
-func (r *Registry) Ready() bool { return r.ready.Load() && r.nc.IsConnected() }
+// Ready reports whether the registry is connected and has read all records since it connected.
+func (r *Registry) Ready() bool { return r.ready.Load() && r.nc.IsConnected() && !r.reconnected() }
+
+func (r *Registry) reconnected() bool { return r.nc.Stats().Reconnects != r.connection.Load() }
 
 // Run listens until ctx ends. Whatever goes wrong with NATS, it tries again: the
 // workers known stay known meanwhile.
@@ -272,7 +276,7 @@ func streamInfo(ctx context.Context, bucket jetstream.KeyValue) (*jetstream.Stre
 
 // watch follows the registry until it cannot.
 func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
-	connection := r.nc.Stats().Reconnects
+	r.connection.Store(r.nc.Stats().Reconnects)
 	opening, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	bucket, err := openBucket(opening, r.nc, r.conf.Scope, r.conf.Replicas)
@@ -317,7 +321,7 @@ func (r *Registry) watch(ctx context.Context, beats <-chan *nats.Msg) error {
 			return err
 		case <-tick.C:
 			// Also if it was away for less than a tick: it may have lost the bucket.
-			if !r.nc.IsConnected() || r.nc.Stats().Reconnects != connection {
+			if !r.nc.IsConnected() || r.reconnected() {
 				return errAway
 			}
 		}
