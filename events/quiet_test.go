@@ -23,12 +23,6 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.buf.Write(p)
 }
 
-func (l *lines) has(text string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Contains(l.buf.String(), text)
-}
-
 // What was left out is counted by the next line that is not.
 func TestLinesLeftOutAreCounted(t *testing.T) {
 	var log lines

@@ -26,16 +26,14 @@ const (
 // kvroute sees any; another one may not, and a request that fails open must not go where
 // its client likes.
 func (s *stream) unchanged(m message) *extprocv3.ProcessingResponse {
-	switch m {
-	case headersOurs, headersBodyless, headersOther, headersOtherEnd:
-		if s.stripHeaders != nil {
-			return answer(m, &extprocv3.CommonResponse{
-				HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: s.stripHeaders},
-				ClearRouteCache: true,
-			})
-		}
+	isRequestHeaders := m == headersOurs || m == headersBodyless || m == headersOther || m == headersOtherEnd
+	if !isRequestHeaders || s.stripHeaders == nil {
+		return answer(m, nil)
 	}
-	return answer(m, nil)
+	return answer(m, &extprocv3.CommonResponse{
+		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: s.stripHeaders},
+		ClearRouteCache: true,
+	})
 }
 
 // route answers m with the decision: where to go, and by which id the observing

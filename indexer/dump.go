@@ -237,7 +237,7 @@ func (d *dump) add(root, n *node, depth int) {
 	var before []tail
 	if n.parent != root {
 		r.Parent = n.parent.number
-		changed := false
+		var changed bool
 		if before, changed = d.tails[r.Parent]; !changed {
 			d.ends = n.parent.ends(d.ends[:0])
 			before = d.ends

@@ -28,7 +28,7 @@ type leafHeap []leaf
 func (h leafHeap) Len() int           { return len(h) }
 func (h leafHeap) Less(i, j int) bool { return h[i].used < h[j].used }
 func (h leafHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *leafHeap) Push(l any)        { *h = append(*h, l.(leaf)) } //nolint:errcheck,forcetypeassert // only leaves are pushed
+func (h *leafHeap) Push(l any)        { *h = append(*h, l.(leaf)) } //nolint:forcetypeassert // only leaves are pushed
 
 func (h *leafHeap) Pop() any {
 	last := len(*h) - 1
@@ -40,7 +40,7 @@ func (h *leafHeap) Pop() any {
 
 func (h *leafHeap) push(n *node) { heap.Push(h, leaf{n.used.Load(), n}) }
 
-func (h *leafHeap) pop() *node { return heap.Pop(h).(leaf).n } //nolint:errcheck,forcetypeassert // only leaves are pushed
+func (h *leafHeap) pop() *node { return heap.Pop(h).(leaf).n } //nolint:forcetypeassert // only leaves are pushed
 
 // oldest returns the leaf used longest ago, or nil.
 func (l *leaves) oldest() *node {

@@ -141,7 +141,7 @@ type groupFeed struct {
 	lags        int           // messages in a row that were late, and no less than the one before
 }
 
-var errGroupless = errors.New("Set and Summary are required")
+var errGroupless = errors.New("the functions Set and Summary are required")
 
 // NewGroups returns a listener on a connection that stays its caller's. It does nothing
 // before [Groups.Run] but to set the candidates that the configuration names.
@@ -259,14 +259,14 @@ func (g *Groups) Run(ctx context.Context) error {
 	}
 	tick := time.NewTicker(groupTick)
 	defer tick.Stop()
-	for g.tick(); ; {
+	for g.tick(); ; { //nolint:contextcheck // counters need none
 		select {
 		case <-ctx.Done():
 			return nil
 		case m := <-in:
-			g.take(m.Data)
+			g.take(m.Data) //nolint:contextcheck // counters need none
 		case <-tick.C:
-			g.tick()
+			g.tick() //nolint:contextcheck // counters need none
 		}
 	}
 }

@@ -76,7 +76,7 @@ func (o *ownRequests) note(e *syncEvent) bool {
 	if own == nil {
 		return false // it never had a slot
 	}
-	switch e.Kind {
+	switch e.Kind { //nolint:exhaustive // a slot taken is above
 	case router.FirstToken:
 		if own.started {
 			return false

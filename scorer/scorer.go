@@ -94,11 +94,6 @@ func (r *Request) share(in *Input) float64 {
 	return float64(r.match(in)) / float64(max(1, r.PromptTokens))
 }
 
-// uncached returns the tokens that the worker would compute without lower tiers.
-// It is at least one: an engine computes the last token of a prompt even if it
-// holds them all.
-func (r *Request) uncached(in *Input) int { return max(1, r.PromptTokens-r.match(in)) }
-
 // Draw returns the one random number of a decision, uniform in [0, 1). It depends
 // on the configured seed and on the request's key alone, so that other requests
 // in flight do not change the decision. The key of a request with an id is

@@ -172,8 +172,8 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 			return r.skip(1)
 		}
 		at := r.i
-		rank, err := noID, error(nil)
-		if rank, token, err = r.tekkenToken(token[:0]); err != nil {
+		rank, bytes, err := r.tekkenToken(token[:0])
+		if token = bytes; err != nil {
 			return err
 		}
 		wrong := ""

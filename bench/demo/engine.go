@@ -104,7 +104,7 @@ func (c *EngineCommand) Run(ctx context.Context, _ *flag.FlagSet, _, logTo io.Wr
 	address := at.Addr().String()
 	var nc *nats.Conn
 	if c.natsURL != "" {
-		if nc, err = bus.Connect(c.natsURL, "kvroute engine "+c.sim.Name, &c.access, log); err != nil {
+		if nc, err = bus.Connect(c.natsURL, "kvroute engine "+c.sim.Name, &c.access, log); err != nil { //nolint:contextcheck // the connection ends with its Close
 			return err
 		}
 		defer nc.Close()

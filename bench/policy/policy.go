@@ -55,7 +55,7 @@ func (b *Bench) Figures(ctx context.Context, w io.Writer, dir, plots string) ([]
 	if err := b.load(); err != nil {
 		return nil, err
 	}
-	figures, err := b.speedFigures()
+	figures, err := b.speedFigures() //nolint:contextcheck // a decision has a context of its own
 	if err != nil {
 		return nil, err
 	}

@@ -102,7 +102,7 @@ func loads(in []scorer.Input) (fewest, most int) {
 // sglangCacheAware is the router of SGLang: least requests when they differ by
 // more than spread and by more than the factor ratio; else the longest match if it
 // is more than share of the prompt; else the worker that holds the fewest blocks.
-func sglangCacheAware(share float64, spread int, ratio float64) scorer.Rule {
+func sglangCacheAware(share float64, spread int, ratio float64) scorer.Rule { //nolint:unparam // the parameters are the published rule's
 	return func(r *scorer.Request, in []scorer.Input, costs []float64) int {
 		fewest, most := loads(in)
 		if most-fewest > spread && float64(most) > ratio*float64(fewest) {
@@ -151,7 +151,7 @@ func aibrixPrefixCache(spread int, sigmas float64) scorer.Rule {
 // share of the prompt that matches, how short the queue is among the candidates,
 // free KV cache, and, for a prompt that nobody knows, how long ago the worker last
 // got such a one. The highest sum wins; costs are the sums negated.
-func gieBlend(prefix, queue, memory, cold float64) scorer.Rule {
+func gieBlend(prefix, queue, memory, cold float64) scorer.Rule { //nolint:unparam // the parameters are the published rule's
 	return func(r *scorer.Request, in []scorer.Input, costs []float64) int {
 		known := false
 		var shortest, longest int

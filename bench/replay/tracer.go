@@ -175,13 +175,13 @@ func (t *Tracer) Run(ctx context.Context) error {
 	for err == nil {
 		select {
 		case l := <-t.queue:
-			err = t.write(&f, &l)
+			err = t.write(&f, &l) //nolint:contextcheck // counters need none
 		case <-ticker.C:
 			err = f.out.Flush()
 		case <-ctx.Done():
 			for err == nil && len(t.queue) > 0 {
 				l := <-t.queue
-				err = t.write(&f, &l)
+				err = t.write(&f, &l) //nolint:contextcheck // counters need none
 			}
 			return errors.Join(err, f.close())
 		}
@@ -190,7 +190,7 @@ func (t *Tracer) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-t.queue:
-			t.count("error")
+			t.count("error") //nolint:contextcheck // counters need none
 		case <-ctx.Done():
 			return nil
 		}

@@ -201,6 +201,8 @@ type fact struct {
 
 // absent is the value of facts that a replica does not say. Other facts are compared only
 // among replicas that say them.
+//
+//nolint:gochecknoglobals // a table
 var absent = map[string]string{"worker": "unknown", "model": "unknown", "setting": "unknown", "busy thresholds": ""}
 
 // facts returns what a replica said at one time. The requests of workers are compared

@@ -221,6 +221,8 @@ func modeOf(d *router.Decision) string {
 }
 
 // policySettings are the settings that each policy looks at, by their names in JSON.
+//
+//nolint:gochecknoglobals // a table
 var policySettings = map[scorer.Policy]string{
 	scorer.Tokens:        "alpha attention host_cache_weight disk_cache_weight",
 	scorer.Dynamo:        "overlap_score_weight",
@@ -243,11 +245,11 @@ func settingsOf(s *scorer.Settings) (string, error) {
 	text.WriteString("cost " + string(s.Policy))
 	for name := range strings.FieldsSeq(policySettings[s.Policy] + " router_temperature") {
 		value, _ := all[name].(float64)
-		text.WriteString(fmt.Sprintf(", %s %s", name, exactly(value)))
+		fmt.Fprintf(&text, ", %s %s", name, exactly(value))
 	}
 	if e := &s.Engine; s.Policy == scorer.PredictedTTFT {
-		text.WriteString(fmt.Sprintf(", engine floor %s, step %s, token %s, attention %s, kv_token %s, chunk %s",
-			exactly(e.Floor), exactly(e.Step), exactly(e.Token), exactly(e.Attention), exactly(e.KVToken), exactly(e.Chunk)))
+		fmt.Fprintf(&text, ", engine floor %s, step %s, token %s, attention %s, kv_token %s, chunk %s",
+			exactly(e.Floor), exactly(e.Step), exactly(e.Token), exactly(e.Attention), exactly(e.KVToken), exactly(e.Chunk))
 	}
 	if !s.TrackPrefill {
 		text.WriteString(", prefill is not tracked")

@@ -8,8 +8,8 @@ import "github.com/kvroute/kvroute/events"
 const RingEvents = ringEvents
 
 // Ask answers a query, whole.
-func (x *Index) Ask(q events.Query) events.Answer {
-	a, content := x.Answer(&q)
+func (l *Index) Ask(q events.Query) events.Answer {
+	a, content := l.Answer(&q)
 	Complete(&a, &q, content)
 	return a
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-//nolint:gochecknoglobals // a time
 var start = time.Unix(1_700_000_000, 0)
 
 // A ring of the ids 10 to 1033 answers as Dynamo's does.

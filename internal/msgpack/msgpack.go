@@ -89,6 +89,7 @@ func UintRest(data []byte) (uint64, []byte, error) {
 	return msgp.ReadUint64Bytes(data)
 }
 
+// Rank reads a rank of a worker; nil is rank 0.
 func Rank(data []byte) (uint32, error) {
 	if msgp.IsNil(data) {
 		return 0, nil
