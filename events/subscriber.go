@@ -69,8 +69,13 @@ type Subscriber struct {
 	delivering bool
 	delivered  sync.Cond // on mu: delivering is false, or the queue is empty
 	waiters    int       // goroutines that wait for delivered
-	maxQueue   int       // length of the queue above which goroutines that bring messages wait
+	// Goroutines that bring messages wait while the queue has more deliveries than maxQueue,
+	// or more than maxQueuedBlocks blocks in its events.
+	maxQueue, queuedBlocks int
 }
+
+// maxQueuedBlocks is about 10 MB of events.
+const maxQueuedBlocks = 1 << 18
 
 // delivery is an event for the sink, or something else to do.
 type delivery struct {
@@ -98,7 +103,7 @@ func (s *Subscriber) unlock() {
 // deliverLocked makes the deliveries that are queued now. Its caller owns delivering.
 func (s *Subscriber) deliverLocked() {
 	list := s.queue
-	s.queue = nil
+	s.queue, s.queuedBlocks = nil, 0
 	s.mu.Unlock()
 	for i := range list {
 		if d := &list[i]; d.do != nil {
@@ -117,7 +122,7 @@ func (s *Subscriber) endLocked() {
 
 // settle frees mu like unlock, and returns when the queue is short.
 func (s *Subscriber) settle() {
-	for s.delivering && len(s.queue) > s.maxQueue {
+	for s.delivering && (len(s.queue) > s.maxQueue || s.queuedBlocks > maxQueuedBlocks) {
 		s.waiters++
 		s.delivered.Wait()
 		s.waiters--
@@ -172,6 +177,7 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 	s.delivered.L = &s.mu
 	s.tracker = newTracker(func(worker uint64, rank uint32, ev indexer.Event) {
 		s.queue = append(s.queue, delivery{worker: worker, rank: rank, ev: ev})
+		s.queuedBlocks += len(ev.Blocks)
 	})
 	var err error
 	if s.metrics, err = newMetrics(conf.Meter, s); err != nil {
