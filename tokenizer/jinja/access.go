@@ -42,6 +42,7 @@ func (r *renderer) defined(values ...Value) {
 
 // attr is v.name: an attribute, else an item. m are the methods of that name.
 func (r *renderer) attr(v Value, name string, m *methods) Value {
+	b := m.of(v)
 	switch v.kind {
 	case kindUndefined:
 		r.defined(v)
@@ -57,9 +58,12 @@ func (r *renderer) attr(v Value, name string, m *methods) Value {
 			return x
 		}
 	case kindFunc, kindRange:
-		panic(errorf(Unsupported, "the attribute '%s' of a %s", name, v.typeName()))
+		if name != "fromkeys" || v != r.t.library.globals["dict"] {
+			panic(errorf(Unsupported, "the attribute '%s' of a %s", name, v.typeName()))
+		}
+		b = m.ofDict
 	}
-	switch b := m.of(v); b {
+	switch b {
 	case nil:
 	case forbidden:
 		return Value{num: isAttribute | isUnsafe, str: name}

@@ -40,7 +40,6 @@ func (m *methods) of(v Value) *builtin {
 const (
 	changesOfDict       = "update pop popitem setdefault clear"
 	changesOfList       = "append extend insert pop remove clear sort reverse"
-	unsupportedOfDict   = "fromkeys"
 	unsupportedOfString = "casefold center encode escape expandtabs format_map isascii isidentifier isprintable istitle ljust maketrans rindex rjust striptags swapcase translate unescape zfill"
 )
 
@@ -66,9 +65,6 @@ func allMethods() map[string]*methods {
 	for name := range strings.FieldsSeq(changesOfList) {
 		named(name).ofList = forbidden
 	}
-	for name := range strings.FieldsSeq(unsupportedOfDict) {
-		named(name).ofDict = unsupported("the method", name)
-	}
 	for name := range strings.FieldsSeq(unsupportedOfString) {
 		named(name).ofString = unsupported("the method", name)
 	}
@@ -77,6 +73,15 @@ func allMethods() map[string]*methods {
 			return x
 		}
 		return a.or(1, None())
+	})
+	named("fromkeys").ofDict = define("_! _", func(r *renderer, _ Value, a args) Value {
+		keys := r.iterate(a.values[0])
+		r.listed(3 * len(keys))
+		d := &Dict{}
+		for _, k := range keys {
+			r.setKey(d, k, a.or(1, None()))
+		}
+		return FromDict(d)
 	})
 	named("keys").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_keys", v.ref.(*Dict).keys) })
 	named("values").ofDict = define("", func(r *renderer, v Value, _ args) Value { return r.view("dict_values", v.ref.(*Dict).values) })
