@@ -15,16 +15,16 @@ import (
 // template uses them.
 //
 //nolint:gochecknoglobals // a table
-var unsupportedFilters = strings.Fields("attr batch center filesizeformat forceescape groupby max min pprint random slice striptags sum truncate urlencode urlize wordcount wordwrap xmlattr")
+var unsupportedFilters = strings.Fields("batch center filesizeformat forceescape groupby pprint random slice striptags truncate urlencode urlize wordcount wordwrap xmlattr")
 
 func filters() map[string]*builtin {
 	all := map[string]*builtin{
 		"length": define("", lengthOf), "list": define("", toList), "default": define("default_value boolean", defaultOf),
-		"first": define("", firstOf), "last": define("", lastOf), "items": define("", itemsOf),
+		"first": define("", firstOf), "last": define("", lastOf), "items": define("", itemsOf), "attr": define("name!", attrOf),
 		"map": lazily("*", true, mapped), "unique": lazily("case_sensitive attribute", false, unique), "reverse": define("", reversed),
 		"select": selecting(false, true), "reject": selecting(false, false), "selectattr": selecting(true, true), "rejectattr": selecting(true, false),
 		"sort": define("reverse case_sensitive attribute", sorted), "dictsort": define("case_sensitive by reverse", dictSorted),
-		"join":   define("d attribute", joined),
+		"min": extreme(-1), "max": extreme(1), "sum": define("attribute start", sumOf), "join": define("d attribute", joined),
 		"tojson": define("ensure_ascii indent separators sort_keys", toJSON), "indent": define("width first blank", indented),
 		"abs": define("", absolute), "round": define("precision method", rounded), "int": define("default base", toInt), "float": define("default", toFloatOf),
 		"upper": ofText(upper), "lower": ofText(lower), "capitalize": ofText(capitalized), "title": ofText(titleWords), "format": define("*", formatOf),
@@ -133,6 +133,16 @@ func itemsOf(r *renderer, v Value, _ args) Value {
 	})
 }
 
+// attrOf is attr: unlike v.name, it does not find the keys of a dictionary.
+func attrOf(r *renderer, v Value, a args) Value {
+	name := a.text(0)
+	m := r.t.library.named(name)
+	if v.kind == kindDict && m.ofDict == nil {
+		return missing(name)
+	}
+	return r.attr(v, name, m)
+}
+
 // key returns what the attribute of a filter names in an item: a key, an index, or
 // several with dots between them.
 func (r *renderer) key(v, attribute Value) Value {
@@ -215,6 +225,34 @@ func (r *renderer) inOrder(all []keyed, reverse bool) Value {
 		out[i] = x.item
 	}
 	return List(out...)
+}
+
+// extreme is min or max: the first item whose key no other key exceeds by sign.
+func extreme(sign int) *builtin {
+	return define("case_sensitive attribute", func(r *renderer, v Value, a args) Value {
+		all := r.keys(r.iterate(v), a.values[1], a.values[0])
+		if len(all) == 0 {
+			return undefined("No aggregated item, sequence was empty.")
+		}
+		best := all[0]
+		for _, x := range all[1:] {
+			if r.compare(x.key, best.key)*sign > 0 {
+				best = x
+			}
+		}
+		return best.item
+	})
+}
+
+func sumOf(r *renderer, v Value, a args) Value {
+	total := a.or(1, Int(0))
+	if total.isString() {
+		panic(errorf(TypeError, "sum() can't sum strings [use ''.join(seq) instead]"))
+	}
+	for _, it := range r.iterate(v) {
+		total = r.add(total, r.key(it, a.values[0]))
+	}
+	return total
 }
 
 func unique(r *renderer, items []Value, a args) (out []Value) {

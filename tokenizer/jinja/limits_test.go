@@ -205,7 +205,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		"{{ range(99999) | list | tojson(indent=900) }}", many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
 		"{% set x %}" + many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}{% endset %}",
 		"{% macro m(n) %}{{ 'x' * 100000 }}{% if n %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(190) }}",
-		"{{ (['a' * 100000] * 1000) | sort | join }}", "{{ {}.fromkeys(range(99999)) | length }}{{ {}.fromkeys('x' * 400000) | length }}",
+		"{{ (['a' * 100000] * 1000) | sort | join }}", "{{ [[1] * 99999] | sum(start=[1] * 99999) | length }}", "{{ {}.fromkeys(range(99999)) | length }}{{ {}.fromkeys('x' * 400000) | length }}",
 	} {
 		tmpl, err := jinja.Parse("hostile", text)
 		if err != nil {

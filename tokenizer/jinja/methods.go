@@ -98,9 +98,10 @@ func allMethods() map[string]*methods {
 		return Int(int64(n))
 	})
 	named("index").ofList = define("_! _ _", func(r *renderer, v Value, a args) Value {
-		a.whole()
-		for i, it := range r.iterate(v) {
-			if r.tick(1); r.equal(it, a.values[0]) {
+		items := r.iterate(v)
+		from, to := a.bounds(len(items))
+		for i := from; i < to; i++ {
+			if r.tick(1); r.equal(items[i], a.values[0]) {
 				return Int(int64(i))
 			}
 		}
@@ -127,11 +128,19 @@ func (r *renderer) pairs(d *Dict) []Value {
 	return items
 }
 
-// whole panics if a method gets the arguments start and end, which limit it to a part.
-func (a args) whole() {
-	if _, given := a.given(1); given {
-		panic(errorf(Unsupported, "the arguments start and end of a method"))
+// bounds reads the arguments 1 and 2 as the start and the end of a slice of n items.
+// The start may be behind the end and behind n.
+func (a args) bounds(n int) (from, to int) {
+	bound := func(i, byDefault int) int {
+		if _, ok := a.given(i); ok {
+			byDefault = a.integer(i, 0)
+		}
+		if byDefault < 0 {
+			return max(byDefault+n, 0)
+		}
+		return byDefault
 	}
+	return bound(1, 0), min(bound(2, n), n)
 }
 
 func stringMethods() map[string]*builtin {
@@ -142,9 +151,12 @@ func stringMethods() map[string]*builtin {
 		"find": finding(strings.Index, false), "rfind": finding(strings.LastIndex, false), "index": finding(strings.Index, true),
 		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
 		"count": define("_! _ _", func(r *renderer, v Value, a args) Value {
-			a.whole()
 			r.scanned(len(v.str))
-			return Int(int64(strings.Count(v.str, a.text(0))))
+			part, _, ok := r.part(v, a)
+			if !ok {
+				return Int(0)
+			}
+			return Int(int64(strings.Count(part, a.text(0))))
 		}),
 	}
 	for name, f := range map[string]func(string) string{"upper": upper, "lower": lower, "capitalize": capitalized, "title": titled} {
@@ -191,6 +203,20 @@ func (r *renderer) stripped(v Value, a args, left, right bool) Value {
 	return v.withText(s)
 }
 
+// part returns the text between the bounds in arguments 1 and 2, and the number of
+// characters before it; !ok if the start is behind the end.
+func (r *renderer) part(v Value, a args) (s string, skipped int, ok bool) {
+	if a.values[1].kind == kindUnset {
+		return v.str, 0, true
+	}
+	r.scanned(4 * len(v.str))
+	from, to := a.bounds(utf8.RuneCountInString(v.str))
+	if from > to {
+		return "", 0, false
+	}
+	return substring(v.str, Int(int64(from)), Int(int64(to))), from, true
+}
+
 // affix is startswith and endswith: of a string, or of one of a tuple.
 func affix(has func(s, x string) bool) *builtin {
 	return define("_! _ _", func(r *renderer, v Value, a args) Value {
@@ -198,13 +224,13 @@ func affix(has func(s, x string) bool) *builtin {
 		if of[0].kind == kindTuple {
 			of = of[0].Items()
 		}
-		a.whole()
+		s, _, ok := r.part(v, a)
 		for _, x := range of {
 			if !x.isString() {
 				panic(errorf(TypeError, "first argument must be str or a tuple of str, not %s", x.typeName()))
 			}
 			r.scanned(len(x.str))
-			if has(v.str, x.str) {
+			if ok && has(s, x.str) {
 				return Bool(true)
 			}
 		}
@@ -214,10 +240,12 @@ func affix(has func(s, x string) bool) *builtin {
 
 func finding(index func(s, x string) int, mustFind bool) *builtin {
 	return define("_! _ _", func(r *renderer, v Value, a args) Value {
-		a.whole()
 		r.scanned(len(v.str))
-		if i := index(v.str, a.text(0)); i >= 0 {
-			return Int(int64(utf8.RuneCountInString(v.str[:i])))
+		x := a.text(0)
+		s, skipped, ok := r.part(v, a)
+		i := index(s, x)
+		if i >= 0 && ok {
+			return Int(int64(skipped + utf8.RuneCountInString(s[:i])))
 		}
 		if mustFind {
 			panic(errorf(ValueError, "substring not found"))
