@@ -141,8 +141,6 @@ golden: $(REFERENCE) ## make the golden data and the Unicode tables anew
 	.cache/transformers4/bin/python tools/golden/auto_golden.py tokenizer/testdata/auto/transformers4.jsonl
 	TZ=UTC $(REFERENCE) tools/golden/templates_golden.py tokenizer/jinja/testdata/golden.jsonl
 	TZ=UTC $(REFERENCE) tools/golden/python_golden.py tokenizer/jinja/testdata/methods.jsonl tokenizer/jinja/testdata/filters.jsonl
-	$(REFERENCE) tools/golden/case.py > .cache/case_table.go
-	mv .cache/case_table.go tokenizer/jinja/case_table.go && gofmt -w tokenizer/jinja/case_table.go
 	$(REFERENCE) tools/golden/harmony_golden.py tokenizer/chat/testdata/harmony.jsonl
 	$(REFERENCE) tools/golden/mistral_golden.py tokenizer/testdata/mistral
 
