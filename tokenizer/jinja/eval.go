@@ -21,6 +21,9 @@ func (r *renderer) eval(n *node) Value {
 			if i := d.find(n.text); i >= 0 {
 				return d.values[i]
 			}
+			if n.methods.ofDict == nil {
+				return missing(n.text)
+			}
 		}
 		return r.evalAccess(n, v)
 	case opSlice:

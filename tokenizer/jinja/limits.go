@@ -47,15 +47,16 @@ type renderer struct {
 	vars    *Dict
 	o       Options
 	out     []byte
-	line    int     // of the node that is evaluated, for errors
-	frame   *frame  // variables of the innermost scope
-	stack   []Value // arguments of the calls that are running
-	input   Value   // of a filter without an operand: the text of a block
-	steps   int     // that are left
-	memory  int     // bytes that are left
-	calls   int     // nested calls of macros
-	nesting int     // of the value that is printed or compared
-	longest int     // maximum length of the buffer that a value is printed to
+	line    int      // of the node that is evaluated, for errors
+	frame   *frame   // variables of the innermost scope
+	free    []*frame // frames to be used again
+	stack   []Value  // arguments of the calls that are running
+	input   Value    // of a filter without an operand: the text of a block
+	steps   int      // that are left
+	memory  int      // bytes that are left
+	calls   int      // nested calls of macros
+	nesting int      // of the value that is printed or compared
+	longest int      // maximum length of the buffer that a value is printed to
 }
 
 //nolint:gochecknoglobals // memory to be used again
@@ -103,8 +104,15 @@ func (r *renderer) begin(t *Template, vars *Dict, o Options) {
 // release puts the renderer's memory back into the pool, without the values.
 func (r *renderer) release() {
 	clear(r.stack[:cap(r.stack)])
-	next := renderer{out: r.out[:0], stack: r.stack[:0]}
-	if cap(next.out)+cap(next.stack)*valueSize > keptBytes {
+	clear(r.free[len(r.free):cap(r.free)])
+	kept := cap(r.out) + cap(r.stack)*valueSize
+	for _, f := range r.free {
+		f.around = nil
+		clear(f.slots[:cap(f.slots)])
+		kept += boxSize + cap(f.slots)*valueSize
+	}
+	next := renderer{out: r.out[:0], stack: r.stack[:0], free: r.free}
+	if kept > keptBytes {
 		next = renderer{}
 	}
 	*r = next

@@ -121,10 +121,29 @@ type frame struct {
 }
 
 func (r *renderer) newFrame(s *scope, around *frame) *frame {
-	r.hold(boxSize + len(s.slots)*valueSize)
-	f := &frame{around: around, slots: make([]Value, len(s.slots))}
+	var f *frame
+	if last := len(r.free) - 1; last >= 0 {
+		f, r.free = r.free[last], r.free[:last]
+	} else {
+		r.hold(boxSize)
+		f = &frame{}
+	}
+	n := len(s.slots)
+	if cap(f.slots) < n {
+		r.hold(n * valueSize)
+		f.slots = make([]Value, n)
+	}
+	f.around, f.slots = around, f.slots[:n]
 	f.reset()
 	return f
+}
+
+// drop ends the scope of a frame. The next newFrame uses the frame again, unless a macro
+// may read it.
+func (r *renderer) drop(f *frame) {
+	if r.frame = f.around; !f.kept {
+		r.free = append(r.free, f)
+	}
 }
 
 // reset unsets all variables.

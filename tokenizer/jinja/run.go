@@ -115,10 +115,9 @@ func (r *renderer) write(v Value) {
 
 // within runs a body in a scope of its own.
 func (r *renderer) within(s *scope, body []*node) jump {
-	outer := r.frame
-	r.frame = r.newFrame(s, outer)
+	r.frame = r.newFrame(s, r.frame)
 	j := r.run(body)
-	r.frame = outer
+	r.drop(r.frame)
 	return j
 }
 
@@ -174,7 +173,7 @@ func (r *renderer) with(n *node) jump {
 	}
 	r.frame = inner
 	j := r.run(n.body)
-	r.frame = outer
+	r.drop(inner)
 	return j
 }
 
@@ -223,7 +222,7 @@ func (r *renderer) loop(n *node) jump {
 		}
 		ended = ended || j == onward
 	}
-	r.frame = outer
+	r.drop(inner)
 	if !ended {
 		return r.within(n.others, n.other)
 	}
@@ -250,6 +249,7 @@ func (r *renderer) callMacro(m *macro, around *frame, a args) Value {
 	r.bindMacro(m, inner, a)
 	start := len(r.out)
 	r.run(m.body)
+	r.drop(inner)
 	r.frame = outer
 	r.calls--
 	return String(r.cut(start))
