@@ -10,7 +10,6 @@ import (
 	"strings"
 )
 
-//nolint:gochecknoglobals // tables
 var (
 	percentField = regexp.MustCompile(`^(-?)(0?)(\d{0,5})(?:\.(\d{1,2}))?([sdifr%])`)
 	formatField  = regexp.MustCompile(`^(\d*|[A-Za-z_]\w*)(?:!([rs]))?(:([<>]?)(0?)(\d{0,5})(?:\.(\d{1,2}))?([sdf]?))?\}`)

@@ -165,7 +165,6 @@ func (p *jsonReader) object(depth int) Value {
 	return FromDict(d)
 }
 
-//nolint:gochecknoglobals // a table
 var jsonNumber = regexp.MustCompile(`^-?(0|[1-9]\d*)((\.\d+)?([eE][-+]?\d+)?)`)
 
 // number reads a number. What follows it and does not belong to it, such as the dot

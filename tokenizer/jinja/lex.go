@@ -53,7 +53,6 @@ type lexer struct {
 	tokens    []token
 }
 
-//nolint:gochecknoglobals // tables
 var (
 	tagStart  = regexp.MustCompile(`\{[%{#]`)
 	rawStart  = regexp.MustCompile(`^\s*raw\s*(-?)%\}`)

@@ -223,11 +223,10 @@ func (p *parser) block(end string) []*node {
 }
 
 // scoped parses a block in a scope of its own into n.
-func (p *parser) scoped(n *node, end string) *node {
+func (p *parser) scoped(n *node, end string) {
 	n.scope = p.open()
 	n.body = p.block(end)
 	p.scope = n.scope.around
-	return n
 }
 
 // outsideLoops parses a block in which loops around it cannot be ended.

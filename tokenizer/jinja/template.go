@@ -23,7 +23,6 @@ type Template struct {
 	name    string
 	body    []*node
 	scope   *scope
-	names   []string        // by their numbers
 	reads   map[string]bool // names of variables
 	library *library
 }
