@@ -35,29 +35,29 @@ type room struct {
 // today. They only fall: a change that adds lines saves as many elsewhere.
 var (
 	product = []room{
-		{"cmd/kvroute", 5100, 50},
-		{"extproc", 2150, 50},
-		{"router", 5500, 50},
-		{"scorer", 2050, 50},
-		{"indexer", 3350, 50},
-		{"events internal/msgpack", 5200, 50},
-		{"engines engines/localindex", 4700, 50},
-		{"fleet", 2750, 50},
-		{"replicas", 2800, 50},
-		{"api bindings bindings/c envoy internal/bus internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4550, 50},
-		{"tokenizer tokenizer/chat tokenizer/jinja", 12100, 50},
+		{"cmd/kvroute", 5050, 25},
+		{"extproc", 2120, 25},
+		{"router", 5470, 25},
+		{"scorer", 2010, 25},
+		{"indexer", 3330, 25},
+		{"events internal/msgpack", 5190, 25},
+		{"engines engines/localindex", 4620, 25},
+		{"fleet", 2660, 25},
+		{"replicas", 2640, 25},
+		{"api bindings bindings/c envoy internal/bus internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4540, 34},
+		{"tokenizer tokenizer/chat tokenizer/jinja", 12100, 25},
 	}
 	support = []room{
-		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/process", 15200, 50},
+		{"bench bench/* internal/arch internal/enginesim internal/envoytest internal/epptest internal/fixtures internal/process", 14960, 31},
 	}
 	// The limits of the two lists above, each as a whole.
-	productLimit, supportLimit = 49950, 15100
+	productLimit, supportLimit = 49650, 14960
 	// longest is how many lines a function may have, longestFile how many a file; the aims
 	// are 80 and 500. These limits only fall, too.
-	longest, longestFile = 115, 870
+	longest, longestFile = 90, 730
 	// unusedLimit is how many exported names, in all packages together, may be used by no
 	// other package. Methods and fields are not counted, and uses in tests do not count.
-	unusedLimit = 110
+	unusedLimit = 81
 )
 
 // TestHouse prints the table of rooms and fails if a room is above its limit.
