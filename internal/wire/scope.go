@@ -39,19 +39,6 @@ func (s Scope) Topic(topic string) string {
 		".endpoint." + Segment(s.Endpoint) + "." + Segment(topic)
 }
 
-// ComponentTopics returns the subjects of a topic of the whole component, as Dynamo
-// before 1.4 names them: encoded as ours, and, where that differs and can be one, as
-// its names are.
-func (s Scope) ComponentTopics(topic string) []string {
-	s = s.WithDefaults()
-	subjects := []string{"namespace." + Segment(s.Namespace) + ".component." + Segment(s.Component) + "." + Segment(topic)}
-	raw := "namespace." + s.Namespace + ".component." + s.Component + "." + topic
-	if raw != subjects[0] && !strings.ContainsAny(raw, "*> \t\r\n") && !strings.Contains(raw, "..") {
-		subjects = append(subjects, raw)
-	}
-	return subjects
-}
-
 // Own returns a subject of kvroute's own, such as "heartbeat" or, with further
 // parts, that of one worker. The part "*" stands for any one part.
 func (s Scope) Own(parts ...string) string {

@@ -21,9 +21,6 @@ func TestNames(t *testing.T) {
 		{def.Own("heartbeat", "*"), "kvroute.v1.kvroute.workers.generate.heartbeat.*"},
 		{def.Own("heartbeat", wire.WorkerKey(255)), "kvroute.v1.kvroute.workers.generate.heartbeat.00000000000000ff"},
 		{wire.Segment("é"), "%C3%A9"},
-		{strings.Join(dynamo.ComponentTopics("kv-events"), " "), "namespace.dynamo.component.backend.kv-events"},
-		{strings.Join(wire.Scope{Namespace: "a.b", Component: "c"}.ComponentTopics("kv-events"), " "), "namespace.a%2Eb.component.c.kv-events namespace.a.b.component.c.kv-events"},
-		{strings.Join(odd.ComponentTopics("kv-events"), " "), "namespace.A%2Eb.component.c%20d.kv-events"},
 		{odd.StreamSubjects("kv-events"), "namespace.A%2Eb.component.c%20d.endpoint.*.kv-events"},
 	} {
 		if c.got != c.want {
