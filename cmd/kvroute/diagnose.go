@@ -15,62 +15,42 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// What replicas say changes while they are asked, and they are not asked at one moment.
-// So each is asked several times, and two replicas differ only if no reading of the one
-// agrees with a reading of the other: texts of which the one has seen none of the other's,
-// numbers whose ranges do not meet. A change that is on its way takes less time than lies
-// between two readings, so it does meet; a lasting difference does not.
+// Replicas change while the doctor reads them, and it cannot read all of them at one
+// moment. So it reads each replica several times. Two replicas differ only if no reading
+// of one agrees with a reading of the other: no text in common, or ranges of numbers that
+// do not overlap. A change that is still on its way takes less time than lies between two
+// readings, so it is not reported.
 
 // severity says how serious a finding is.
 type severity string
 
 const (
 	different severity = "different" // replicas do not agree
-	fault     severity = "fault"     // of one replica by itself
-	note      severity = "note"      // to know; replicas may be so
+	fault     severity = "fault"     // of one replica alone
+	note      severity = "note"      // allowed, but worth knowing
 )
 
-// finding is something that the doctor found.
+// finding is a difference between replicas, or a fault of one.
 type finding struct {
 	Level severity `json:"level"`
 	What  string   `json:"what"`
-	// Of is the worker, model or setting that the finding is about, Replica the replica.
-	// Values are what each replica says, by its name; Text is in words, where there are
-	// no values.
+	// Of is the worker, model or setting that differs. Replica is the replica that has a
+	// fault. Values are what each replica says, by its name.
 	Of      string            `json:"of,omitempty"`
 	Replica string            `json:"replica,omitempty"`
 	Values  map[string]string `json:"values,omitempty"`
-	Text    string            `json:"text,omitempty"`
+	Text    string            `json:"text"`
 }
 
-// text puts a finding into words.
+// text is the finding in words.
 func (f *finding) text() string {
-	switch {
-	case f.Text != "" && f.Replica != "":
+	if f.Replica != "" {
 		return f.Replica + ": " + f.Text
-	case f.Text != "":
-		return f.Text
 	}
-	by := map[string][]string{}
-	for _, name := range slices.Sorted(maps.Keys(f.Values)) {
-		by[f.Values[name]] = append(by[f.Values[name]], name)
-	}
-	var parts []string
-	for _, value := range slices.Sorted(maps.Keys(by)) {
-		parts = append(parts, value+" at "+strings.Join(by[value], ", "))
-	}
-	subject := f.What
-	switch {
-	case f.Of == "":
-	case absent[f.What] != "":
-		subject += " " + f.Of
-	default:
-		subject += " of " + f.Of
-	}
-	return subject + ": " + strings.Join(parts, "; ")
+	return f.Text
 }
 
-// count returns how many findings are of one of the levels.
+// count returns how many findings have one of the levels.
 func count(all []finding, levels ...severity) (n int) {
 	for i := range all {
 		if slices.Contains(levels, all[i].Level) {
@@ -80,7 +60,7 @@ func count(all []finding, levels ...severity) (n int) {
 	return n
 }
 
-// serious returns how many findings are no notes.
+// serious returns how many findings are not notes.
 func serious(all []finding) int { return count(all, different, fault) }
 
 // tolerance is by how much replicas may differ.
@@ -91,232 +71,232 @@ type tolerance struct {
 
 // diagnosis collects findings.
 type diagnosis struct {
-	all       []*examined // that answered
+	all       []*examined // the replicas that answered
 	tolerance tolerance
 	found     []finding
 }
 
-// diagnose compares replicas, which have names, and looks at each by itself.
+// diagnose checks each replica and compares all of them. They have names.
 func diagnose(all []*examined, t tolerance) []finding {
 	d := diagnosis{tolerance: t}
 	for _, x := range all {
 		if x.err != nil {
-			d.say(fault, x, "answer", "it cannot be asked: %v", x.err)
+			d.report(fault, x, "answer", "it cannot be asked: %v", x.err)
 			continue
 		}
 		d.all = append(d.all, x)
 	}
 	for _, x := range d.all {
-		d.alone(x)
+		d.checkReplica(x)
+		d.checkWorkers(x)
 	}
-	d.identities()
-	d.compare()
-	d.contents()
-	d.peers()
+	d.checkIdentities()
+	d.checkClocks()
+	d.compareFacts()
+	d.checkPeers()
 	return d.found
 }
 
-func (d *diagnosis) say(level severity, x *examined, what, format string, args ...any) {
+func (d *diagnosis) report(level severity, x *examined, what, format string, args ...any) {
 	d.found = append(d.found, finding{Level: level, What: what, Replica: x.name, Text: fmt.Sprintf(format, args...)})
+}
+
+// always reports whether a condition holds in every reading of a replica.
+func (x *examined) always(is func(*reading) bool) bool {
+	return !slices.ContainsFunc(x.readings, func(r reading) bool { return !is(&r) })
+}
+
+// checkReplica reports what is wrong with a replica in all of its readings.
+func (d *diagnosis) checkReplica(x *examined) {
+	last := x.last()
+	if !x.always(func(r *reading) bool { return r.RouterID == last.RouterID }) {
+		d.report(fault, x, "identity", "its answers come from several replicas, or it has just started again: is the URL that of a balancer?")
+	}
+	if x.always(func(r *reading) bool { return !r.Bus }) {
+		d.report(fault, x, "bus", "NATS is away: it neither hears of workers nor of other replicas")
+	}
+	for _, check := range slices.Sorted(maps.Keys(last.Ready.Checks)) {
+		if x.always(func(r *reading) bool { return !r.Ready.Checks[check] }) && (check != "workers" || len(last.workers) > 0) {
+			d.report(fault, x, "ready", "it is %s: the check %q fails", last.Ready.Status, check)
+		}
+	}
+	if x.always(func(r *reading) bool { return len(r.workers) == 0 }) {
+		d.report(fault, x, "workers", "it knows no worker")
+	}
+	for _, m := range last.models {
+		if len(m.BlockSizes) > 1 {
+			d.report(note, x, "models", "model %s has workers with blocks of %v tokens, whose caches never meet", m.Model, m.BlockSizes)
+		}
+	}
 }
 
 // howToPublish tells an operator what to do when a worker sends no events.
 const howToPublish = "start vLLM with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5657\",\"topic\":\"kv-events\"}' " +
 	"and set events: {transport: zmq} for the worker, or events: {transport: none} if it publishes none"
 
-// alone looks at a replica by itself. A fault shows in all of its readings.
-func (d *diagnosis) alone(x *examined) {
+// checkWorkers reports workers whose events or health are not as they should be.
+func (d *diagnosis) checkWorkers(x *examined) {
 	last := x.last()
-	always := func(is func(*reading) bool) bool {
-		return !slices.ContainsFunc(x.readings, func(r reading) bool { return !is(&r) })
-	}
-	if !always(func(r *reading) bool { return r.RouterID == last.RouterID }) {
-		d.say(fault, x, "identity", "its answers come from several replicas, or it has just started again: is the URL that of a balancer?")
-	}
-	if always(func(r *reading) bool { return !r.Bus }) {
-		d.say(fault, x, "bus", "NATS is away: it neither hears of workers nor of other replicas")
-	}
-	for _, check := range slices.Sorted(maps.Keys(last.Ready.Checks)) {
-		if always(func(r *reading) bool { return !r.Ready.Checks[check] }) && (check != "workers" || len(last.workers) > 0) {
-			d.say(fault, x, "ready", "it is %s: the check %q fails", last.Ready.Status, check)
-		}
-	}
-	if always(func(r *reading) bool { return len(r.workers) == 0 }) {
-		d.say(fault, x, "workers", "it knows no worker")
-	}
 	for i := range last.workers {
 		w := &last.workers[i]
 		name := nameOf(w.Worker, w.Name)
-		lasting := always(func(r *reading) bool {
+		lasting := x.always(func(r *reading) bool {
 			return slices.ContainsFunc(r.workers, func(s router.WorkerState) bool { return s.Worker == w.Worker && s.KVEvents == w.KVEvents })
 		})
-		direct := w.Transport == "zmq" || w.Transport == "http_poll"
+		fromEngine := w.Transport == "zmq" || w.Transport == "http_poll"
 		switch {
 		case !lasting:
 		case w.KVEvents == "suspect", w.KVEvents == "partial", w.KVEvents == "block_size_mismatch":
-			d.say(fault, x, "events", "what worker %s caches is not known in full: its events are %s", name, w.KVEvents)
-		case w.KVEvents == "none" && (direct || w.NeverHeard):
-			d.say(fault, x, "events", "no cache events of worker %s have come: %s", name, howToPublish)
+			d.report(fault, x, "events", "what worker %s caches is not known in full: its events are %s", name, w.KVEvents)
+		case w.KVEvents == "none" && (fromEngine || w.NeverHeard):
+			d.report(fault, x, "events", "no cache events of worker %s have come: %s", name, howToPublish)
 		}
 		if w.Health != router.Healthy.String() {
-			d.say(note, x, "health", "worker %s is %s", name, w.Health)
+			d.report(note, x, "health", "worker %s is %s", name, w.Health)
 		}
 		if w.Failing {
-			d.say(note, x, "health", "worker %s is avoided, since it failed lately", name)
-		}
-	}
-	for _, m := range last.models {
-		if len(m.BlockSizes) > 1 {
-			d.say(note, x, "models", "model %s has workers with blocks of %v tokens, whose caches never meet", m.Model, m.BlockSizes)
+			d.report(note, x, "health", "worker %s is avoided, since it failed lately", name)
 		}
 	}
 }
 
-// identities looks for one replica behind two URLs, and at clocks.
-func (d *diagnosis) identities() {
-	by := map[uint64]*examined{}
+// checkIdentities reports URLs behind which the same replica answers.
+func (d *diagnosis) checkIdentities() {
+	byID := map[uint64]*examined{}
 	for _, x := range d.all {
 		id := x.last().RouterID
-		if other := by[id]; other != nil {
-			d.say(fault, x, "identity", "it is the same process as %s", other.name)
+		if other := byID[id]; other != nil {
+			d.report(fault, x, "identity", "it is the same process as %s", other.name)
 		}
-		by[id] = x
+		byID[id] = x
 	}
+}
+
+func (d *diagnosis) checkClocks() {
 	if len(d.all) == 0 {
 		return
 	}
 	byClock := func(a, b *examined) int { return cmp.Compare(a.ahead, b.ahead) }
-	slow, quick := slices.MinFunc(d.all, byClock), slices.MaxFunc(d.all, byClock)
-	if apart := quick.ahead - slow.ahead; apart > d.tolerance.clock {
-		d.say(note, quick, "clock", "its clock is %v before that of %s; that harms no decision", apart.Round(time.Millisecond), slow.name)
+	slow, fast := slices.MinFunc(d.all, byClock), slices.MaxFunc(d.all, byClock)
+	if apart := fast.ahead - slow.ahead; apart > d.tolerance.clock {
+		d.report(note, fast, "clock", "its clock is %v before that of %s; that harms no decision", apart.Round(time.Millisecond), slow.name)
 	}
 }
 
-// fact is something that every replica says: what it is, and of which worker, model or
-// setting. Its value is a string or an int.
-type fact struct {
-	what, of string
-	value    any
-}
+// fact names something that every replica says. Of is the worker, model or setting.
+type fact struct{ what, of string }
 
-// absent is the value of facts that a replica does not say. Other facts are compared only
-// among replicas that say them.
+// absent is the value of a fact that a replica does not say. Facts that are not in this
+// map are compared among the replicas that say them.
 //
 //nolint:gochecknoglobals // a table
 var absent = map[string]string{"worker": "unknown", "model": "unknown", "setting": "unknown", "busy thresholds": ""}
 
-// facts returns what a replica said at one time. The requests of workers are compared
-// only where replicas exchange them.
-func (r *reading) facts(synced bool) []fact {
-	all := []fact{{"version", "", r.Version}, {"scope", "", r.Scope}, {"hash seed", "", strconv.Itoa(r.HashSeed)}}
-	for _, name := range slices.Sorted(maps.Keys(r.Settings)) {
-		value := ""
-		if r.Settings[name] != nil {
-			value = shown(r.Settings[name])
+// facts returns what a replica says in one reading: strings and ints. The requests of
+// workers are compared only where replicas exchange them.
+func (r *reading) facts(synced bool) map[fact]any {
+	all := map[fact]any{{"version", ""}: r.Version, {"scope", ""}: r.Scope, {"hash seed", ""}: strconv.Itoa(r.HashSeed)}
+	for name, value := range r.Settings {
+		all[fact{"setting", name}] = ""
+		if value != nil {
+			all[fact{"setting", name}] = fmt.Sprint(value)
 		}
-		all = append(all, fact{"setting", name, value})
 	}
 	for _, m := range r.models {
-		all = append(all, fact{"model", m.Model, fmt.Sprintf("%v, blocks of %v, tokens: %s", m.Names, m.BlockSizes, m.TokenMode)})
+		all[fact{"model", m.Model}] = fmt.Sprintf("%v, blocks of %v, tokens: %s", m.Names, m.BlockSizes, m.TokenMode)
 	}
-	for _, model := range slices.Sorted(maps.Keys(r.thresholds)) { // the API may have changed them since the start
-		all = append(all, fact{"busy thresholds", model, r.thresholds[model]})
+	if r.contents != "" {
+		all[fact{"contents", ""}] = r.contents
+	}
+	for model, value := range r.thresholds { // the API may have changed them since the start
+		all[fact{"busy thresholds", model}] = value
 	}
 	for i := range r.workers {
 		w := &r.workers[i]
-		id := nameOf(w.Worker, "")
-		all = append(all,
-			fact{"worker", id, "known"},
-			fact{"address", id, w.Address.String()},
-			fact{"served model", id, fmt.Sprint(w.Model, " ", w.LoRA)},
-			fact{"role", id, string(w.Role)},
-			fact{"block size", id, strconv.Itoa(w.BlockSize)},
-			fact{"health", id, w.Health},
-			fact{"draining", id, strconv.FormatBool(w.Draining)},
-			fact{"taints", id, fmt.Sprint(w.Taints)},
-			fact{"events", id, w.KVEvents},
-			fact{"cached blocks", id, w.CachedBlocks})
+		name := nameOf(w.Worker, w.Name)
+		for what, value := range map[string]any{
+			"worker": "known", "address": w.Address.String(), "served model": fmt.Sprint(w.Model, " ", w.LoRA), "role": string(w.Role),
+			"block size": strconv.Itoa(w.BlockSize), "health": w.Health, "draining": strconv.FormatBool(w.Draining),
+			"taints": fmt.Sprint(w.Taints), "events": w.KVEvents, "cached blocks": w.CachedBlocks,
+		} {
+			all[fact{what, name}] = value
+		}
 		if synced {
-			all = append(all, fact{"active requests", id, w.ActiveRequests}, fact{"pending tokens", id, w.PendTokens})
+			all[fact{"active requests", name}], all[fact{"pending tokens", name}] = w.ActiveRequests, w.PendTokens
 		}
 	}
 	return all
 }
 
-// shown prints a value that came as JSON, numbers in full.
-func shown(value any) string {
-	if number, ok := value.(float64); ok {
-		return strconv.FormatFloat(number, 'f', -1, 64)
-	}
-	return fmt.Sprint(value)
-}
-
-// compare compares the facts of all replicas.
-func (d *diagnosis) compare() {
+// compareFacts reports the facts in which replicas differ.
+func (d *diagnosis) compareFacts() {
 	synced := slices.ContainsFunc(d.all, func(x *examined) bool { return x.readings[0].Synced })
 	if !synced && len(d.all) > 1 {
 		d.found = append(d.found, finding{Level: note, What: "sync", Text: "the replicas do not exchange their requests (--router-replica-sync), so their loads are not compared"})
 	}
-	var order []fact // without values
-	values := map[fact][][]any{}
+	values := map[fact][]span{} // by replica
+	var blocks span
 	for i, x := range d.all {
 		for j := range x.readings {
-			for _, f := range x.readings[j].facts(synced) {
-				value := f.value
-				f.value = nil
+			_, cached, _ := x.readings[j].sums()
+			blocks.add(cached)
+			for f, value := range x.readings[j].facts(synced) {
 				if values[f] == nil {
-					order, values[f] = append(order, f), make([][]any, len(d.all))
+					values[f] = make([]span, len(d.all))
 				}
-				values[f][i] = append(values[f][i], value)
+				values[f][i].add(value)
 			}
 		}
 	}
-	names, tolerated := d.names(), map[string]int{"cached blocks": d.tolerance.blocks, "active requests": d.tolerance.requests, "pending tokens": d.tolerance.tokens}
-	for _, f := range order {
-		said, all := map[string]string{}, make([]span, len(d.all))
+	tolerated := map[string]int{"cached blocks": d.tolerance.blocks, "active requests": d.tolerance.requests, "pending tokens": d.tolerance.tokens}
+	inOrder := func(a, b fact) int { return cmp.Or(cmp.Compare(a.what, b.what), cmp.Compare(a.of, b.of)) }
+	for _, f := range slices.SortedFunc(maps.Keys(values), inOrder) {
+		spans, said := values[f], map[string]string{}
 		for i, x := range d.all {
-			if value, known := absent[f.what]; known && len(values[f][i]) < len(x.readings) {
-				values[f][i] = append(values[f][i], value)
+			if value, compared := absent[f.what]; compared && spans[i].readings < len(x.readings) {
+				spans[i].add(value)
 			}
-			for _, v := range values[f][i] {
-				all[i].add(v)
-			}
-			said[x.name] = all[i].String()
+			said[x.name] = spans[i].String()
 		}
-		if farthest(all) > tolerated[f.what] {
-			level := different
-			if f.what == "version" {
-				level = note
-			}
-			d.found = append(d.found, finding{Level: level, What: f.what, Of: cmp.Or(names[f.of], f.of), Values: said})
+		if farthest(spans) <= tolerated[f.what] || f.what == "contents" && blocks.low < blocks.high { // contents that change differ
+			continue
 		}
+		level := different
+		if f.what == "version" {
+			level = note
+		}
+		d.found = append(d.found, difference(level, f, said))
 	}
 }
 
-// names returns the names of workers by their ids in facts.
-func (d *diagnosis) names() map[string]string {
-	names := map[string]string{}
-	for _, x := range d.all {
-		for i := range x.readings {
-			for _, w := range x.readings[i].workers {
-				names[nameOf(w.Worker, "")] = nameOf(w.Worker, w.Name)
-			}
-		}
+// difference is a finding that names each value with its replicas.
+func difference(level severity, f fact, said map[string]string) finding {
+	replicasOf := map[string][]string{}
+	for _, name := range slices.Sorted(maps.Keys(said)) {
+		replicasOf[said[name]] = append(replicasOf[said[name]], name)
 	}
-	return names
+	var parts []string
+	for _, value := range slices.Sorted(maps.Keys(replicasOf)) {
+		parts = append(parts, value+" at "+strings.Join(replicasOf[value], ", "))
+	}
+	subject := strings.TrimSpace(f.what + " " + f.of)
+	if absent[f.what] == "" && f.of != "" {
+		subject = f.what + " of " + f.of
+	}
+	return finding{Level: level, What: f.what, Of: f.of, Values: said, Text: subject + ": " + strings.Join(parts, "; ")}
 }
 
-// span is what a fact was in the readings of a replica.
+// span is what a replica's readings say of a fact: texts, or a range of numbers.
 type span struct {
 	texts     []string
-	low, high int // of numbers
-	some      bool
+	low, high int
+	readings  int
 }
 
 func (s *span) add(value any) {
 	switch v := value.(type) {
 	case int:
-		if !s.some {
+		if s.readings == 0 {
 			s.low, s.high = v, v
 		}
 		s.low, s.high = min(s.low, v), max(s.high, v)
@@ -325,12 +305,12 @@ func (s *span) add(value any) {
 			s.texts = append(s.texts, v)
 		}
 	}
-	s.some = true
+	s.readings++
 }
 
 func (s *span) String() string {
 	switch {
-	case !s.some:
+	case s.readings == 0:
 		return "unknown"
 	case s.texts != nil:
 		return cmp.Or(strings.Join(slices.Sorted(slices.Values(s.texts)), " or "), "none")
@@ -340,10 +320,10 @@ func (s *span) String() string {
 	return fmt.Sprintf("%d..%d", s.low, s.high)
 }
 
-// apart is how far two spans are from each other: 0 if they meet, or one has no value.
+// apart is the distance of two spans: 0 if they overlap, or one has no value.
 func apart(a, b *span) int {
 	switch {
-	case !a.some || !b.some:
+	case a.readings == 0 || b.readings == 0:
 		return 0
 	case a.texts == nil:
 		return max(0, a.low-b.high, b.low-a.high)
@@ -353,7 +333,7 @@ func apart(a, b *span) int {
 	return 1
 }
 
-// farthest is how far the farthest two spans are from each other.
+// farthest is the largest distance of two spans.
 func farthest(all []span) (far int) {
 	for i := range all {
 		for j := range i {
@@ -363,52 +343,31 @@ func farthest(all []span) (far int) {
 	return far
 }
 
-// contents compares which blocks each worker is known to hold, where that was read. Where
-// the numbers moved between readings, it says nothing.
-func (d *diagnosis) contents() {
-	names := d.names()
-	for _, id := range slices.Sorted(maps.Keys(names)) {
-		values, digests, numbers := map[string]string{}, map[uint64]bool{}, map[int]bool{}
-		for _, x := range d.all {
-			for i := range x.readings {
-				for _, w := range x.readings[i].workers {
-					if x.contents != nil && nameOf(w.Worker, "") == id {
-						numbers[w.CachedBlocks], digests[x.contents[w.Worker]] = true, true
-						values[x.name] = fmt.Sprintf("%016x", x.contents[w.Worker])
-					}
-				}
-			}
-		}
-		if len(digests) > 1 && len(numbers) == 1 && len(values) == len(d.all) {
-			d.found = append(d.found, finding{Level: different, What: "contents", Of: names[id], Values: values})
-		}
-	}
-}
-
-// peers looks whether replicas hear each other, and hold of each other what each has.
-func (d *diagnosis) peers() {
-	unasked := map[uint64]string{}
+// checkPeers reports replicas that do not receive each other's requests, and replicas
+// that were not asked.
+func (d *diagnosis) checkPeers() {
+	notAsked := map[uint64]string{}
 	for _, x := range d.all {
 		for _, p := range x.last().Peers {
-			unasked[p.RouterID] = cmp.Or(p.Replica, strconv.FormatUint(p.RouterID, 10))
+			notAsked[p.RouterID] = cmp.Or(p.Replica, strconv.FormatUint(p.RouterID, 10))
 		}
 	}
 	for _, x := range d.all {
 		last := x.last()
-		delete(unasked, last.RouterID)
+		delete(notAsked, last.RouterID)
 		for _, y := range d.all {
 			if other := y.last(); last.Synced && other.Synced && other.RouterID != last.RouterID && other.Scope == last.Scope {
-				d.pair(x, y, other.RouterID)
+				d.checkPair(x, y, other.RouterID)
 			}
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(unasked)) {
-		d.found = append(d.found, finding{Level: note, What: "replica", Of: unasked[id], Text: fmt.Sprintf("replica %s (%d) is heard by others, but was not asked: give its --url, too", unasked[id], id)})
+	for _, id := range slices.Sorted(maps.Keys(notAsked)) {
+		d.found = append(d.found, finding{Level: note, What: "replica", Of: notAsked[id], Text: fmt.Sprintf("replica %s (%d) is heard by others, but was not asked: give its --url, too", notAsked[id], id)})
 	}
 }
 
-// pair compares what x holds of y with what y says of itself.
-func (d *diagnosis) pair(x, y *examined, id uint64) {
+// checkPair compares the requests that x has of y with those that y has.
+func (d *diagnosis) checkPair(x, y *examined, id uint64) {
 	var held, own span
 	whole := false
 	for i := range x.readings {
@@ -423,11 +382,11 @@ func (d *diagnosis) pair(x, y *examined, id uint64) {
 		own.add(y.readings[i].ActiveRequests)
 	}
 	switch {
-	case !held.some:
-		d.say(different, x, "replica", "it does not hear %s", y.name)
+	case held.readings == 0:
+		d.report(different, x, "replica", "it does not hear %s", y.name)
 	case apart(&held, &own) > d.tolerance.requests:
-		d.say(different, x, "requests of", "it holds %v requests of %s, which has %v", &held, y.name, &own)
+		d.report(different, x, "requests of", "it holds %v requests of %s, which has %v", &held, y.name, &own)
 	case !whole:
-		d.say(note, x, "replica", "it is not sure to hold all requests of %s, and asks for them", y.name)
+		d.report(note, x, "replica", "it is not sure to hold all requests of %s, and asks for them", y.name)
 	}
 }

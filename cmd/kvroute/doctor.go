@@ -4,10 +4,8 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -25,27 +23,26 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// The doctor asks router replicas what they know and says where they differ. This file
-// asks and prints; diagnose.go compares.
-
-// readTime is how long a replica may take for an answer.
+// readTime is how long a replica may take for one reading.
 const readTime = 5 * time.Second
 
-// doctor compares what router replicas know. It fails if they differ, or one of them
-// has a fault of its own.
+// printMost is how many findings are printed for people.
+const printMost = 60
+
+// doctor reads what router replicas know, and fails if they differ or one of them has a
+// fault. This file reads and prints; diagnose.go compares.
 func doctor(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("doctor", std.err)
 	var urls []string
-	fs.Func("url", "`URL` of a replica's API, once for each (default http://127.0.0.1:9003)", func(s string) error {
+	fs.Func("url", "`URL` of a replica's API, once for each (default "+defaultAPI+")", func(s string) error {
 		u, err := url.Parse(s)
 		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 			return errors.New("want http://host:port")
 		}
-		urls = append(urls, strings.TrimRight(s, "/"))
+		urls = append(urls, s)
 		return nil
 	})
-	var from apiClient
-	fs.StringVar(&from.tokenFile, "api-token-file", "", "`file` whose first line is the token that opens all of them")
+	tokenFile := fs.String("api-token-file", "", "`file` whose first line is the token that opens all of them")
 	readings := fs.Int("readings", 5, "`number` of times that replicas are asked before they are said to differ")
 	var d examination
 	fs.DurationVar(&d.apart, "apart", 150*time.Millisecond, "`time` between two of them")
@@ -66,15 +63,16 @@ func doctor(ctx context.Context, args []string, std stdio) error {
 		return errors.New("a tolerance is below 0")
 	}
 	if len(urls) == 0 {
-		urls = []string{"http://127.0.0.1:9003"}
-	}
-	if err := from.readToken(); err != nil {
-		return err
+		urls = []string{defaultAPI}
 	}
 	for _, u := range urls {
-		// A new connection for each question: a balancer in between shows.
+		// A new connection for each request: several replicas behind one URL then show.
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-		d.all = append(d.all, &examined{url: u, api: apiClient{url: u, token: from.token, http: client}})
+		x := examined{api: apiClient{url: u, tokenFile: *tokenFile, http: client}}
+		if err := x.api.readToken(); err != nil {
+			return err
+		}
+		d.all = append(d.all, &x)
 	}
 	findings, err := d.run(ctx, *readings)
 	if err != nil {
@@ -101,16 +99,14 @@ type examination struct {
 	tolerance tolerance
 }
 
-// examined is a replica and what it said.
+// examined is a replica and its readings.
 type examined struct {
-	url  string
 	api  apiClient
 	name string // for people
-	err  error  // why it said nothing more
+	err  error  // of the reading that failed; there are no more after it
 
 	readings []reading
-	ahead    time.Duration // its clock, before ours
-	contents map[router.Worker]uint64
+	ahead    time.Duration // the replica's clock minus ours
 }
 
 // reading is what a replica said at one time.
@@ -119,6 +115,7 @@ type reading struct {
 	workers    []router.WorkerState
 	models     []router.ModelState
 	thresholds map[string]string // of models that have some
+	contents   string            // digest of the index; "" if it was not read
 }
 
 func (x *examined) last() *reading { return &x.readings[len(x.readings)-1] }
@@ -165,7 +162,7 @@ func (d *examination) nameAll() {
 		if len(x.readings) > 0 {
 			x.name = x.readings[0].Replica.Replica
 		}
-		x.name = cmp.Or(x.name, strings.TrimPrefix(x.url, "http://"))
+		x.name = cmp.Or(x.name, strings.TrimPrefix(x.api.url, "http://"))
 		seen[x.name]++
 	}
 	for i, x := range d.all {
@@ -175,7 +172,7 @@ func (d *examination) nameAll() {
 	}
 }
 
-// read asks a replica for all there is to compare.
+// read adds a reading of a replica.
 func (x *examined) read(ctx context.Context, contents bool) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
@@ -194,7 +191,7 @@ func (x *examined) read(ctx context.Context, contents bool) (err error) {
 		}
 	}
 	if err == nil && contents {
-		x.contents, err = x.digests(ctx)
+		r.contents, err = x.digest(ctx)
 	}
 	if err != nil {
 		return err
@@ -204,56 +201,32 @@ func (x *examined) read(ctx context.Context, contents bool) (err error) {
 		var set []string
 		for _, name := range slices.Sorted(maps.Keys(t)) {
 			if value := t[name]; value != nil && name != "model" {
-				set = append(set, name+" "+shown(value))
+				set = append(set, fmt.Sprint(name, " ", value))
 			}
 		}
-		r.thresholds[shown(t["model"])] = strings.Join(set, ", ")
+		r.thresholds[fmt.Sprint(t["model"])] = strings.Join(set, ", ")
 	}
 	x.ahead = time.UnixMilli(r.NowMS).Sub(begin.Add(took / 2))
 	x.readings = append(x.readings, r)
 	return nil
 }
 
-// digests works out a digest of what each worker is known to hold.
-func (x *examined) digests(ctx context.Context) (map[router.Worker]uint64, error) {
+// digest is a digest of a replica's index: of all lines of a sorted dump but the header,
+// which has the time.
+func (x *examined) digest(ctx context.Context) (string, error) {
 	resp, err := x.api.open(ctx, "/v1/index/dump?sort=1")
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	defer resp.Body.Close()
-	digests := map[router.Worker]uint64{}
-	lines := bufio.NewScanner(resp.Body)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		if bytes.HasPrefix(lines.Bytes(), []byte(dumpEnd)) {
-			return digests, nil
-		}
-		var line struct {
-			router.Worker
-			Tier  string `json:"storage_tier"`
-			Event struct {
-				Data struct {
-					Stored struct {
-						Start  *uint64 `json:"start_position"`
-						Blocks []struct {
-							Tokens uint64 `json:"tokens_hash"`
-						}
-					}
-				}
-			}
-		}
-		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
-			return nil, fmt.Errorf("read the dump of %s: %w", x.url, err)
-		}
-		stored := &line.Event.Data.Stored
-		for _, b := range stored.Blocks {
-			// They come in an order that replicas agree on, which makes the digest's.
-			h := fnv.New64a()
-			_, _ = fmt.Fprint(h, digests[line.Worker], b.Tokens, *cmp.Or(stored.Start, new(uint64)), line.Tier) // a hash takes all
-			digests[line.Worker] = h.Sum64()
-		}
+	body, h := bufio.NewReader(resp.Body), fnv.New128a()
+	if _, err := body.ReadString('\n'); err != nil {
+		return "", fmt.Errorf("read the dump of %s: %w", x.api.url, err)
 	}
-	return nil, cmp.Or(lines.Err(), errors.New("the dump of "+x.url+" ends in the middle"))
+	if err := copyDump(h, body); err != nil {
+		return "", fmt.Errorf("read the dump of %s: %w", x.api.url, err)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)), nil
 }
 
 // summary says in a line how it went.
@@ -288,68 +261,26 @@ func counted(n int, what string) string {
 	return fmt.Sprint(n, " ", what)
 }
 
-// printMost is how many findings are printed for people.
-const printMost = 60
-
 func (d *examination) print(out io.Writer, findings []finding) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "replica\turl\tversion\tstate\tworkers\tblocks\trequests\thears\tclock")
 	for _, x := range d.all {
 		if x.err != nil {
-			fmt.Fprintf(w, "%s\t%s\t\tno answer\n", x.name, x.url)
+			fmt.Fprintf(w, "%s\t%s\t\tno answer\n", x.name, x.api.url)
 			continue
 		}
 		last := x.last()
 		workers, blocks, requests := last.sums()
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%+d ms\n", x.name, x.url, last.Version, last.Ready.Status, workers, blocks, requests, len(last.Peers), x.ahead.Milliseconds())
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	if len(findings) > 0 {
-		fmt.Fprintln(out)
-	}
-	rows := 0
-	for i := range findings {
-		if rows++; rows > printMost {
-			fmt.Fprintf(out, "... and %d more; --json prints all\n", len(findings)-printMost)
-			break
-		}
-		fmt.Fprintf(out, "%-9s  %s\n", findings[i].Level, findings[i].text())
-	}
-	if err := d.printTable(out, findings); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(out, "\n%s\n", d.summary(findings))
-	return err
-}
-
-// printTable prints the differences with a column for each replica.
-func (d *examination) printTable(out io.Writer, findings []finding) error {
-	if count(findings, different) == 0 {
-		return nil
-	}
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprint(w, "\nwhat differs\tof")
-	for _, x := range d.all {
-		fmt.Fprintf(w, "\t%s", x.name)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%+d ms\n", x.name, x.api.url, last.Version, last.Ready.Status, workers, blocks, requests, len(last.Peers), x.ahead.Milliseconds())
 	}
 	fmt.Fprintln(w)
-	rows := 0
-	for i := range findings {
-		f := &findings[i]
-		if len(f.Values) == 0 {
-			continue
-		}
-		if rows++; rows > printMost {
-			break
-		}
-		fmt.Fprintf(w, "%s\t%s", f.What, f.Of)
-		for _, x := range d.all {
-			fmt.Fprintf(w, "\t%s", cmp.Or(f.Values[x.name], "-"))
-		}
-		fmt.Fprintln(w)
+	for i := range findings[:min(len(findings), printMost)] {
+		fmt.Fprintf(w, "%-9s  %s\n", findings[i].Level, findings[i].text())
 	}
+	if more := len(findings) - printMost; more > 0 {
+		fmt.Fprintf(w, "... and %d more; --json prints all\n", more)
+	}
+	fmt.Fprintln(w, d.summary(findings))
 	return w.Flush()
 }
 
@@ -375,7 +306,7 @@ func (d *examination) writeJSON(out io.Writer, findings []finding) error {
 		report.Findings = []finding{} // a list in JSON, not null
 	}
 	for _, x := range d.all {
-		r := replica{Name: x.name, URL: x.url}
+		r := replica{Name: x.name, URL: x.api.url}
 		if x.err != nil {
 			r.Error = x.err.Error()
 		} else {
@@ -385,7 +316,5 @@ func (d *examination) writeJSON(out io.Writer, findings []finding) error {
 		}
 		report.Replicas = append(report.Replicas, r)
 	}
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	return enc.Encode(report)
+	return writeJSON(out, report)
 }

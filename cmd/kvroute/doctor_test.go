@@ -20,7 +20,7 @@ import (
 // replicaSaying is a replica that says the same in three readings, unless change makes
 // one of them different.
 func replicaSaying(name string, id uint64, change func(n int, r *reading)) *examined {
-	x := &examined{url: "http://" + name, name: name}
+	x := &examined{api: apiClient{url: "http://" + name}, name: name}
 	for n := range 3 {
 		r := reading{
 			Replica: api.Replica{
@@ -29,7 +29,7 @@ func replicaSaying(name string, id uint64, change func(n int, r *reading)) *exam
 				Settings: map[string]any{"block-size": 16.0, "busy-threshold": nil},
 			},
 			models:     []router.ModelState{{Model: "m", Names: []string{"m"}, BlockSizes: []int{16}}},
-			thresholds: map[string]string{},
+			thresholds: map[string]string{}, contents: "7",
 		}
 		for _, other := range []uint64{1, 2} {
 			if other != id {
@@ -152,7 +152,11 @@ func TestDiagnosis(t *testing.T) {
 			want: "b: its answers come from several replicas, or it has just started again: is the URL that of a balancer?", level: fault,
 		},
 		"clocks":         {edit: func(x *examined) { x.ahead = 5 * time.Minute }, want: "b: its clock is 5m0s before that of a; that harms no decision", level: note},
-		"other contents": {edit: func(x *examined) { x.contents[router.Worker{ID: 2}] = 9 }, want: "contents of w2: 0000000000000007 at a; 0000000000000009 at b", level: different},
+		"other contents": {change: func(_ int, r *reading) { r.contents = "9" }, want: "contents: 7 at a; 9 at b", level: different},
+		"contents while blocks come": {
+			change: func(n int, r *reading) { r.contents, r.workers[0].CachedBlocks = fmt.Sprint(n), 100+n },
+			want:   equal,
+		},
 		"it does not answer": {
 			edit: func(x *examined) { x.err = http.ErrServerClosed },
 			want: "b: it cannot be asked: http: Server closed", level: fault,
@@ -160,9 +164,6 @@ func TestDiagnosis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := replicaSaying("a", 1, nil), replicaSaying("b", 2, c.change)
-			for _, x := range []*examined{a, b} {
-				x.contents = map[router.Worker]uint64{{ID: 1}: 7, {ID: 2}: 7}
-			}
 			if c.edit != nil {
 				c.edit(b)
 			}
@@ -344,7 +345,6 @@ func TestDiagnosisOfSilentWorkers(t *testing.T) {
 			w := &r.workers[0]
 			w.KVEvents, w.Transport, w.NeverHeard = "none", transport, neverHeard
 		})
-		x.contents = map[router.Worker]uint64{{ID: 1}: 7, {ID: 2}: 7}
 		return slices.DeleteFunc(diagnose([]*examined{x}, tolerance{clock: time.Second}), func(f finding) bool { return f.What != "events" })
 	}
 	for _, got := range [][]finding{saying("", true), saying("zmq", false), saying("http_poll", false)} {

@@ -27,17 +27,22 @@ func dump(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	defer resp.Body.Close()
+	return copyDump(std.out, resp.Body)
+}
+
+// copyDump copies a dump and fails if it has no last line: kvroute stopped writing it.
+func copyDump(out io.Writer, dump io.Reader) error {
 	var last tail
-	if _, err := io.Copy(io.MultiWriter(std.out, &last), resp.Body); err != nil {
+	if _, err := io.Copy(io.MultiWriter(out, &last), dump); err != nil {
 		return err
 	}
 	if at := bytes.LastIndexByte(bytes.TrimSuffix(last, []byte("\n")), '\n'); !bytes.HasSuffix(last, []byte("\n")) || !bytes.HasPrefix(last[at+1:], []byte(dumpEnd)) {
-		return errors.New("the dump ends in the middle")
+		return errors.New("the dump is not complete: the client read too slowly, or kvroute ended")
 	}
 	return nil
 }
 
-// dumpEnd begins the last line of a dump, which is a short one.
+// dumpEnd begins the last line of a dump, which is shorter than what tail keeps.
 const dumpEnd = `{"kvroute_end":`
 
 // tail keeps the last bytes that are written to it.

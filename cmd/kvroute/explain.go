@@ -25,15 +25,16 @@ func explain(ctx context.Context, args []string, std stdio) error {
 	var from apiClient
 	from.flags(fs)
 	raw := fs.Bool("json", false, "print the decision as JSON")
-	if err := errors.Join(parseFlags(fs, args), from.readToken()); err != nil {
+	rest, err := parseArgs(fs, args)
+	if err := errors.Join(err, from.readToken()); err != nil {
 		return err
 	}
-	if fs.NArg() != 1 {
+	if len(rest) != 1 {
 		return errors.New("want the id of a request, as in x-dynamo-request-id, or \"last\"")
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	id := fs.Arg(0)
+	id := rest[0]
 	query := "id=" + url.QueryEscape(id)
 	if id == "last" {
 		query = "limit=1"
@@ -53,9 +54,7 @@ func explain(ctx context.Context, args []string, std stdio) error {
 		d = &answer.Decisions[0]
 	}
 	if *raw {
-		enc := json.NewEncoder(std.out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(d)
+		return writeJSON(std.out, d)
 	}
 	return printDecision(std.out, d)
 }

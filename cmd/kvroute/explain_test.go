@@ -27,9 +27,10 @@ func TestExplain(t *testing.T) {
 	r.MarkPrefillCompleted("why")
 	r.Free("why")
 	for args, want := range map[string][]string{
-		"why":        {"prompt    ", "80 tokens (exact), 10 full blocks of 8", "kv, random number 0.", "cost tokens, alpha 0.1, attention 6e-05, host", `thresholds   {"active_decode_blocks_threshold":0.45}`, "reason", "kv: cost 17.676 by tokens", "8 of its blocks are cached, 16 tokens to compute", "hashes ", "first token  after", "end          after", "<- chosen", "not: busy", "40.144"},
-		"last":       {"pin", "pinned: the request names it", "not: pin"},
-		"--json why": {`"policy": "tokens"`, `"candidates": [`, `"excluded": "busy"`},
+		"why":         {"prompt    ", "80 tokens (exact), 10 full blocks of 8", "kv, random number 0.", "cost tokens, alpha 0.1, attention 6e-05, host", `thresholds   {"active_decode_blocks_threshold":0.45}`, "reason", "kv: cost 17.676 by tokens", "8 of its blocks are cached, 16 tokens to compute", "hashes ", "first token  after", "end          after", "<- chosen", "not: busy", "40.144"},
+		"last":        {"pin", "pinned: the request names it", "not: pin"},
+		"last --json": {`"id": "pin"`},
+		"--json why":  {`"policy": "tokens"`, `"candidates": [`, `"excluded": "busy"`},
 	} {
 		status, out, stderr := runs(t, append([]string{"explain", "--url", s.URL}, strings.Fields(args)...)...)
 		for _, w := range want {
@@ -43,9 +44,10 @@ func TestExplain(t *testing.T) {
 	for args, want := range map[string]string{
 		"--url " + s.URL + " nobody":      "no decision is kept",
 		"--url " + s.URL:                  "want the id",
-		"--url http://127.0.0.1:1 x":      "refused",
+		"last --url http://127.0.0.1:1":   `refused; --url is "http://127.0.0.1:1", want the http-address of a running kvroute`,
+		"last --url localhost:9003":       `--url is "localhost:9003", want the http-address`,
 		"--url " + text.URL + " x":        "read the answer of " + text.URL + "/v1/decisions?id=x",
-		"--url " + s.URL + "/elsewhere x": "status 404",
+		"--url " + s.URL + "/elsewhere x": `/elsewhere", want the http-address of a running kvroute`,
 	} {
 		if status, _, stderr := runs(t, append([]string{"explain"}, strings.Fields(args)...)...); status != 1 || !strings.Contains(stderr, want) {
 			t.Errorf("explain %s: %d, %q; want %q", args, status, stderr, want)

@@ -20,10 +20,13 @@ import (
 	"github.com/kvroute/kvroute/api"
 )
 
-// maxAnswer is the most that is read of an answer, in bytes.
+// maxAnswer is how many bytes of an answer are read.
 const maxAnswer = 64 << 20
 
-// apiClient asks the API of a running kvroute.
+// defaultAPI is where `kvroute serve` has its API by default.
+const defaultAPI = "http://127.0.0.1:9003"
+
+// apiClient reads the API of a running kvroute.
 type apiClient struct {
 	url, tokenFile string
 	http           *http.Client
@@ -31,12 +34,12 @@ type apiClient struct {
 }
 
 func (c *apiClient) flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.url, "url", "http://127.0.0.1:9003", "`URL` of kvroute's API")
+	fs.StringVar(&c.url, "url", defaultAPI, "`URL` of kvroute's API")
 	fs.StringVar(&c.tokenFile, "api-token-file", "", "`file` whose first line is the token that opens the API")
 	c.http = http.DefaultClient
 }
 
-// readToken reads the token, if there is a file with one.
+// readToken reads the token from its file, if there is one.
 func (c *apiClient) readToken() error {
 	if c.tokenFile == "" {
 		return nil
@@ -48,48 +51,63 @@ func (c *apiClient) readToken() error {
 	return err
 }
 
-// open asks for a path. The caller closes the body of the answer.
+// open requests a path. The caller closes the body of the answer.
 func (c *apiClient) open(ctx context.Context, path string) (*http.Response, error) {
-	return open(ctx, c.http, strings.TrimRight(c.url, "/")+path, c.token)
+	resp, err := open(ctx, c.http, strings.TrimRight(c.url, "/")+path, c.token)
+	if _, ofAPI := errors.AsType[apiError](err); err != nil && !ofAPI {
+		err = c.wrongURL(err)
+	}
+	return resp, err
 }
 
-// read asks for a path and decodes the answer.
+// read requests a path and decodes the answer. Numbers of unknown type keep their digits.
 func (c *apiClient) read(ctx context.Context, path string, into any) error {
 	resp, err := c.open(ctx, path)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(into); err != nil {
-		return fmt.Errorf("read the answer of %s: %w", resp.Request.URL, err)
+	dec := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer))
+	dec.UseNumber()
+	if err := dec.Decode(into); err != nil {
+		return c.wrongURL(fmt.Errorf("read the answer of %s: %w", resp.Request.URL, err))
 	}
 	return nil
 }
 
-// open fetches a URL, with a bearer token if there is one. An answer with another status
-// than 200 is an error with what the answer says; else the caller closes its body.
+func (c *apiClient) wrongURL(err error) error {
+	return fmt.Errorf("%w; --url is %q, want the http-address of a running kvroute, as %s", err, c.url, defaultAPI)
+}
+
+// apiError is an error that kvroute's API, or an engine's, answered with.
+type apiError string
+
+func (e apiError) Error() string { return string(e) }
+
+// open requests a URL, with a bearer token if there is one. An answer with another status
+// than 200 is an error with the answer's text; otherwise the caller closes its body.
 func open(ctx context.Context, client *http.Client, url, token string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
 	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token) // which does not follow to other hosts
+		req.Header.Set("Authorization", "Bearer "+token) // not sent to other hosts after a redirect
 	}
 	resp, err := client.Do(req)
 	if err != nil || resp.StatusCode == http.StatusOK {
 		return resp, err
 	}
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // a part of it says enough
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // the beginning is enough
 	_ = resp.Body.Close()
-	var e struct{ Error struct{ Message string } } // the form of the API's errors
+	var e struct{ Error struct{ Message string } }
 	if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
-		text = []byte(e.Error.Message)
+		return nil, apiError(fmt.Sprintf("%s answers with status %d: %s", url, resp.StatusCode, e.Error.Message))
 	}
 	return nil, fmt.Errorf("%s answers with status %d: %s", url, resp.StatusCode, bytes.TrimSpace(text))
 }
 
-// fetch is open for answers that are read whole.
+// fetch returns the body of a URL's answer.
 func fetch(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	resp, err := open(ctx, client, url, "")
 	if err != nil {
@@ -99,7 +117,15 @@ func fetch(ctx context.Context, client *http.Client, url string) ([]byte, error)
 	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 }
 
-// serveHTTP adds a server to the parts of a command, which ends with ctx at once.
+// writeJSON writes a command's result for programs.
+func writeJSON(out io.Writer, result any) error {
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(result)
+}
+
+// serveHTTP adds a server to the parts of a command. It ends with ctx, without waiting for
+// requests.
 func serveHTTP(ctx context.Context, parts *errgroup.Group, at net.Listener, h http.Handler) {
 	// On a busy machine a client may need seconds from its connection to its headers.
 	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}

@@ -135,25 +135,30 @@ func newFlagSet(name string, out io.Writer) *flag.FlagSet {
 	return fs
 }
 
-// parse refuses what is left over: a forgotten dash would otherwise make a flag
-// silently without effect.
+// parse reads the flags of a command that has no arguments.
 func parse(fs *flag.FlagSet, args []string) error {
-	if err := parseFlags(fs, args); err != nil {
-		return err
-	}
-	if fs.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q", fs.Arg(0))
-	}
-	return nil
-}
-
-// parseFlags is parse for commands that take arguments.
-func parseFlags(fs *flag.FlagSet, args []string) error {
-	err := fs.Parse(args)
-	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		return errUsage
+	rest, err := parseArgs(fs, args)
+	if err == nil && len(rest) > 0 {
+		return fmt.Errorf("unexpected argument %q", rest[0])
 	}
 	return err
+}
+
+// parseArgs reads the flags of a command and returns its arguments. Flags may stand before
+// and after them.
+func parseArgs(fs *flag.FlagSet, args []string) (rest []string, err error) {
+	for {
+		switch err := fs.Parse(args); {
+		case errors.Is(err, flag.ErrHelp):
+			return nil, err
+		case err != nil:
+			return nil, errUsage
+		}
+		if fs.NArg() == 0 {
+			return rest, nil
+		}
+		rest, args = append(rest, fs.Arg(0)), fs.Args()[1:]
+	}
 }
 
 func version(_ context.Context, args []string, io stdio) error {
