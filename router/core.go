@@ -44,8 +44,8 @@ type core struct {
 	slots    scorer.Slots
 	sessions sessions
 	queue    *scorer.Queue[*waiter] // nil if nobody waits
-	waiting  map[string]*waiter     // who is in the queue, by id
-	epoch    time.Time              // beginning of the queue's time
+	waiting  map[string]*waiter     // the requests in the queue, by id
+	woken    []*waiter              // requests that left the queue, or must count their overlap again
 	changes  uint64
 	turn     uint64 // booked requests so far
 	expired  uint64 // slots that nobody owned and nobody freed
@@ -55,9 +55,9 @@ type core struct {
 	ended   uint64        // requests that ended
 	stay    time.Duration // for which requests hold their slots, newer ones counting more; 0 = unknown
 	grown   time.Time     // when outputs were estimated the last time
-	// looked is when it was looked for prefills that are due the last time.
-	looked time.Time
-	asked  Worker // for token ids the last time
+	asked   Worker        // for token ids the last time
+
+	inferredAt time.Time // when first tokens were inferred the last time
 
 	*workspace // of the request that is being decided
 }
@@ -90,11 +90,6 @@ func newCore(conf *Config, blockSize int) core {
 		c.waiting = make(map[string]*waiter)
 	}
 	return c
-}
-
-// reads says whether the prompts of requests matter.
-func (c *core) reads() bool {
-	return c.conf.Mode == KV || c.queue != nil || *c.thresholds != scorer.Thresholds{}
 }
 
 // outdated returns the ordinals of info's process whose blocks no longer count:

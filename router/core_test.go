@@ -50,7 +50,7 @@ func coreOf(t *testing.T, conf Config, workers int) (c *core, ask func(now time.
 	return c, func(now time.Time, id string, tokens int, target time.Duration) (*waiter, Decision, error) {
 		q := &question{Request: &Request{ID: id, TTFTTarget: target}, tokens: tokens, session: 7, workspace: new(workspace)}
 		d := new(Decision)
-		w, _, err := c.submit(now, q, d)
+		w, err := c.submit(now, q, d)
 		return w, *d, err
 	}
 }
@@ -72,9 +72,9 @@ func TestRoomIsNotForTheLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.end(now, "first")
-	woken := c.pump(now.Add(time.Second))
-	if len(woken) != 2 || !errors.Is(late.err, ErrTooLate) || next.err != nil || !next.done {
-		t.Errorf("%d are told; who is too late: %v, who is not: %v", len(woken), late.err, next.err)
+	c.pump(now.Add(time.Second))
+	if len(c.woken) != 2 || !errors.Is(late.err, ErrTooLate) || next.err != nil || !next.done {
+		t.Errorf("%d are told; who is too late: %v, who is not: %v", len(c.woken), late.err, next.err)
 	}
 	if _, taken := c.slots.Worker("late"); taken {
 		t.Error("who is too late has a slot")

@@ -29,12 +29,9 @@ func (p *pool) admit(ctx context.Context, now func() time.Time, s *scratch) erro
 	d.MatchTime = matched.Sub(start)
 
 	p.mu.Lock()
-	w, woken, err := p.core.submit(matched, q, d)
+	w, err := p.core.submit(matched, q, d)
 	waits := w != nil && !w.done
-	inferred := p.core.slots.TakeInferred()
-	p.mu.Unlock()
-	wakeAll(woken)
-	p.inferred(inferred)
+	p.unlock()
 	pick := now().Sub(matched)
 	switch {
 	case waits:
@@ -54,32 +51,30 @@ func (p *pool) admit(ctx context.Context, now func() time.Time, s *scratch) erro
 	return nil
 }
 
-// submit decides for q, or puts it into the queue and returns its waiter. woken, as
-// everywhere, are the requests that left the queue or have to count their overlap again: q
-// may be one of them at once.
-func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, woken []*waiter, err error) {
-	woken = c.infer(now)
+// submit decides for q, or puts it into the queue and returns its waiter, which may have
+// left the queue again.
+func (c *core) submit(now time.Time, q *question, d *Decision) (w *waiter, err error) {
+	c.infer(now)
 	lane := c.lane(q)
 	err = c.decide(now, q, d, c.queue != nil && c.queue.Waits(lane))
 	if !errors.Is(err, errMustWait) {
-		return nil, woken, err
+		return nil, err
 	}
 	w = &waiter{q: q, d: d, since: now, wake: make(chan struct{}, 1)}
-	if c.epoch.IsZero() {
-		c.epoch = now
-	}
-	place := scorer.Waiting{
-		Strict: q.StrictPriority, Jump: q.Priority, Lane: lane,
-		Arrival: now.Sub(c.epoch), Uncached: c.leastUncached(),
-	}
 	if t := q.mayWait(); t > 0 {
-		place.Deadline = place.Arrival + t
+		w.deadline = now.Add(t)
 	}
+	least := q.tokens // to compute, on the best candidate
+	for i := range c.inputs {
+		least = min(least, c.settings.UncachedTokens(&c.request, &c.inputs[i]))
+	}
+	place := scorer.Waiting{Strict: q.StrictPriority, Jump: q.Priority, Lane: lane, Arrival: time.Duration(now.UnixNano()), Uncached: least}
 	if w.item, err = c.queue.Push(place, w); err != nil {
-		return nil, woken, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
+		return nil, fmt.Errorf("%d requests wait: %w", c.queue.Len(), err)
 	}
 	c.waiting[q.ID] = w
-	return w, append(woken, c.pump(now)...), nil
+	c.pump(now)
+	return w, nil
 }
 
 // decide chooses a worker for q and, if q has an id, takes a slot on it. d gets the choice,
@@ -255,7 +250,7 @@ func (c *core) takeSlot(now time.Time, q *question, chosen int, d *Decision) boo
 		c.typical.note(q.tokens, d.PrefillTokens)
 	}
 	q.ordinal, q.generation = ord, e.since
-	q.untold = c.unknown(e)
+	q.unreported = c.unknown(e)
 	if d.OverlapBlocks == 0 && !c.anyOverlap() {
 		e.cold = c.turn
 	}
@@ -371,17 +366,16 @@ type question struct {
 
 	workspace *workspace
 
-	flights *flights // where its ticket is good; nil for a request without an id
-	ticket  ticket
+	flights *flights // that has the request; nil for a request without an id
 
 	// Of a booking.
 	ordinal    int
 	generation uint64 // entry.since of the worker
-	untold     bool   // nobody tells what the worker holds
+	unreported bool   // neither events nor summaries say what the worker holds
 }
 
-// landed says whether a request that is being decided was freed already.
-func (q *question) landed() bool { return q.flights != nil && !q.flights.holds(q.ticket) }
+// freed says whether a request that is being decided was freed already.
+func (q *question) freed() bool { return q.flights != nil && q.flights.get(q.ID).number != q.number }
 
 // taint is one of Request.PreferredTaints. They are added up in one order, or the
 // same request could round to another cost.

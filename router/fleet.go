@@ -114,7 +114,6 @@ func (r *Router) SetWorker(info WorkerInfo) error {
 	if err := info.Check(); err != nil {
 		return err
 	}
-	defer r.tellInferred()
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
 	changed, err := r.setWorkerLocked(&info)
@@ -214,7 +213,6 @@ func (r *Router) blockSizeLocked(info *WorkerInfo) int {
 
 // RemoveWorker forgets a worker process with all its blocks, slots and sessions.
 func (r *Router) RemoveWorker(id uint64) {
-	defer r.tellInferred()
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
 	r.removeWorkerLocked(id)
@@ -270,7 +268,6 @@ func (r *Router) SetEngineRequests(w Worker, running, waiting int, at time.Time)
 
 // reported gives a worker's report to its pool. The report may admit requests that wait.
 func (r *Router) reported(w Worker, take func(c *core, now time.Time, ord int) (counts bool)) (counts bool) {
-	defer r.tellInferred()
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
 	p := r.owners[w.ID]
@@ -278,12 +275,9 @@ func (r *Router) reported(w Worker, take func(c *core, now time.Time, ord int) (
 		return false
 	}
 	now := r.conf.Now()
-	p.update(func(c *core) []*waiter {
+	p.update(now, func(c *core) {
 		ord, known := c.find(w)
-		if counts = known && take(c, now, ord); !counts {
-			return nil
-		}
-		return c.pump(now)
+		counts = known && take(c, now, ord)
 	})
 	return counts
 }
@@ -318,7 +312,6 @@ func (r *Router) thresholdsLocked(model string) scorer.Thresholds {
 // if the model is not known or a threshold is out of range, and returns what is
 // then in force.
 func (r *Router) SetThresholds(model string, change func(scorer.Thresholds) scorer.Thresholds) (ModelThresholds, error) {
-	defer r.tellInferred()
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
 	t, known := (*r.names.Load())[model]
@@ -339,10 +332,9 @@ func (r *Router) SetThresholds(model string, change func(scorer.Thresholds) scor
 }
 
 func (p *pool) setThresholds(now time.Time, t scorer.Thresholds) {
-	p.update(func(c *core) []*waiter {
+	p.update(now, func(c *core) {
 		c.thresholds = &t
-		p.reads.Store(c.reads())
-		return c.pump(now)
+		p.look(c)
 	})
 }
 

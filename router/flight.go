@@ -2,153 +2,105 @@
 
 package router
 
-import "sync"
+import (
+	"maps"
+	"sync"
+)
 
 // flights holds the requests in flight: from the decision to the end of the response.
 type flights struct {
 	mu sync.Mutex
-	// mu guards the fields below.
-	byID   map[string]*flight
-	vacant []*flight // kept for later requests
+	// mu guards the field below.
+	byID map[string]flight
 }
-
-// maxVacant bounds the memory that is kept for later requests.
-const maxVacant = 1 << 16
 
 // flight is what the router remembers of a request in flight.
 type flight struct {
-	pool    *pool  // that has the request's slot; nil of a flight that is not in use
-	number  uint64 // of the decision in the ring: no two flights have the same
+	pool    *pool  // that has the request's slot; nil for no flight
+	number  uint64 // of the decision: no two flights have the same, and none has 0
+	peer    uint64 // router replica that booked the request; 0 = this one
 	first   Worker // that the request was booked on
 	second  Worker // second choice
 	held    int32  // blocks of the prompt that the second choice holds
+	rebind  bool   // bind the session even if it is bound to another worker
+	lapses  bool   // the request ends when it loses its slot, because no caller has to free it
 	session uint64 // to be bound at the first token; 0 = none
-	anew    bool   // bind the session even if it is bound by then
-	name    string // of the session, if other replicas are told of it
+	name    string // of the session, if other replicas must learn of it
 	guess   guess  // of cached blocks, until the first token confirms it
-	peer    uint64 // router replica whose request it is; 0 = this one
-	// lapses says that the request ends with its slot, whatever takes that away: it has its
-	// slot, and nobody need free it.
-	lapses bool
 }
-
-// A ticket finds a flight without a look-up by id. If the flight has another number than
-// the ticket, the request has ended.
-type ticket struct {
-	flight *flight
-	number uint64
-}
-
-func newFlights() *flights { return &flights{byID: make(map[string]*flight)} }
 
 // begin returns false if a request with this id is in flight.
-func (f *flights) begin(id string, fl flight) (ticket, bool) {
+func (f *flights) begin(id string, fl flight) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.byID[id] != nil {
-		return ticket{}, false
-	}
-	var to *flight
-	if last := len(f.vacant) - 1; last >= 0 {
-		to, f.vacant = f.vacant[last], f.vacant[:last]
-	} else {
-		to = new(flight)
-	}
-	*to = fl
-	f.byID[id] = to
-	return ticket{to, fl.number}, true
-}
-
-// change replaces what is known of a request. It returns false if the request has ended.
-func (f *flights) change(t ticket, fl flight) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if t.flight == nil || t.flight.number != t.number {
+	if _, exists := f.byID[id]; exists {
 		return false
 	}
-	*t.flight = fl
+	f.byID[id] = fl
 	return true
 }
 
-// holds reports whether a request is still in flight.
-func (f *flights) holds(t ticket) bool {
+// change replaces what is known of a request. It returns false if the request has ended.
+func (f *flights) change(id string, fl flight) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return t.flight.number == t.number
-}
-
-// get returns what is known of a request; its pool is nil if it is not in flight.
-func (f *flights) get(id string) (flight, ticket) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if fl := f.byID[id]; fl != nil {
-		return *fl, ticket{fl, fl.number}
+	if f.byID[id].number != fl.number {
+		return false
 	}
-	return flight{}, ticket{}
+	f.byID[id] = fl
+	return true
 }
 
-// confirm is get at the first token of a request: what was guessed to be cached is.
+// get returns what is known of a request; its pool is nil if the request is not in flight.
+func (f *flights) get(id string) flight {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.byID[id]
+}
+
+// confirm is get at the first token of a request, which confirms the guess.
 func (f *flights) confirm(id string) flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	fl := f.byID[id]
-	if fl == nil {
-		return flight{}
+	fl, exists := f.byID[id]
+	if fl.guess = (guess{}); exists {
+		f.byID[id] = fl
 	}
-	fl.guess = guess{}
-	return *fl
+	return fl
 }
 
-// end takes a request of a replica out of flight and returns what was known of it.
-func (f *flights) end(id string, peer uint64) flight {
+// end removes the request of a replica and returns it. A number other than 0 must be the
+// request's: another request may have the same id by now.
+func (f *flights) end(id string, peer, number uint64) flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	fl := f.byID[id]
-	if fl == nil || fl.peer != peer {
+	if fl.peer != peer || number != 0 && fl.number != number {
 		return flight{}
 	}
-	return f.landLocked(id, fl)
+	delete(f.byID, id)
+	return fl
 }
 
-// endOf takes the request with a ticket out of flight, unless it has ended.
-func (f *flights) endOf(id string, t ticket) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if t.flight.number == t.number {
-		f.landLocked(id, t.flight)
-	}
-}
-
-// endAll takes all requests of a replica out of flight.
+// endAll removes all requests of a replica.
 func (f *flights) endAll(peer uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for id, fl := range f.byID {
-		if fl.peer == peer {
-			f.landLocked(id, fl)
-		}
-	}
+	maps.DeleteFunc(f.byID, func(_ string, fl flight) bool { return fl.peer == peer })
 }
 
-// sweep takes requests out of flight that have lost their slot, by time or with their
-// worker, if nobody need free them. It returns those of this replica.
+// sweep removes requests that have lost their slot, by time or with their worker, and that
+// no caller has to free. It returns those of this replica.
 func (f *flights) sweep() (ended []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for id, fl := range f.byID {
-		// This takes a pool's lock under ours. Nobody takes them in the other order.
-		if fl.lapses && !fl.pool.holds(id) && f.landLocked(id, fl).peer == 0 {
+	maps.DeleteFunc(f.byID, func(id string, fl flight) bool {
+		// This takes a pool's lock under ours. Nothing takes them in the other order.
+		lost := fl.lapses && !fl.pool.holds(id)
+		if lost && fl.peer == 0 {
 			ended = append(ended, id)
 		}
-	}
+		return lost
+	})
 	return ended
-}
-
-func (f *flights) landLocked(id string, fl *flight) (was flight) {
-	was, *fl = *fl, flight{}
-	delete(f.byID, id)
-	if len(f.vacant) < maxVacant {
-		f.vacant = append(f.vacant, fl)
-	}
-	return was
 }

@@ -224,10 +224,10 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 	filter, stride, added := s.Filter, s.Stride, s.Added
 	s.Filter, s.Added = nil, nil
 	ord := 0
-	p.update(func(c *core) []*waiter {
+	p.update(now, func(c *core) {
 		if ord, known = c.find(Worker{ID: id}); !known || c.entries[ord].info.Group == "" {
 			known = false
-			return nil
+			return
 		}
 		e := &c.entries[ord]
 		g := group{load: s, filtered: filter != nil && stride > 0}
@@ -239,7 +239,6 @@ func (r *Router) SetSummary(id uint64, s Summary) (known bool) {
 		}
 		e.group = &g
 		c.slots.Reported(ord, g.load.Taken)
-		return c.pump(now)
 	})
 	if !known || p.known == nil {
 		return known

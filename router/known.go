@@ -169,7 +169,7 @@ func (k *known) guess(now time.Time, q *question) guess {
 		return guess{}
 	}
 	g := guess{in: k.predicted, ordinal: q.ordinal, generation: q.generation}
-	if q.guessed || q.untold {
+	if q.guessed || q.unreported {
 		g.in = k.history
 	}
 	if g.in == nil {

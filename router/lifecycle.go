@@ -4,78 +4,29 @@ package router
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/scorer"
 )
-
-// AddOutputTokens notes that a booked request has k more tokens of output, which
-// fill blocks on its worker. It is optional, and a sign of life of requests that
-// nobody owns. It reports whether the request has a slot.
-func (r *Router) AddOutputTokens(id string, k int) bool {
-	fl, _ := r.flights.get(id)
-	if fl.pool == nil || fl.peer != 0 {
-		return false
-	}
-	now := r.conf.Now()
-	fl.pool.mu.Lock()
-	defer fl.pool.mu.Unlock()
-	return fl.pool.core.slots.AddOutputTokens(now, id, k)
-}
-
-// Free gives the slot of a booked request back. It reports whether the request was
-// in flight: false for an unknown id and for a repetition, both harmless.
-func (r *Router) Free(id string) bool { return r.free(r.flights.end(id, 0), id, true) }
-
-// Abandon is [Router.Free] for a request that its worker did not serve: its blocks
-// do not count as cached there because of it, unless its first token was noted.
-func (r *Router) Abandon(id string) bool {
-	fl := r.flights.end(id, 0)
-	fl.guess.withdraw()
-	return r.free(fl, id, false)
-}
-
-func (r *Router) free(fl flight, id string, served bool) bool {
-	if fl.pool == nil {
-		return false
-	}
-	now := r.conf.Now()
-	var silent bool
-	fl.pool.update(func(c *core) []*waiter {
-		var woken []*waiter
-		if w := c.dismiss(id); w != nil {
-			woken = append(woken, w)
-		} else {
-			silent = c.end(now, id)
-		}
-		return append(woken, c.pump(now)...)
-	})
-	if silent && served {
-		r.noteFirstToken(fl.number, time.Time{}, SignEnd)
-		r.metrics.firstToken(fl.pool.labels, SignEnd)
-	}
-	r.kept.change(fl.number, func(d *Decision) { d.Freed = now })
-	r.tellPeers(Change{Kind: SlotFreed, ID: id, Abandoned: !served})
-	return true
-}
 
 // Sign is how a first token was noticed.
 type Sign string
 
 // The signs.
 const (
-	SignTold     Sign = "told"             // its caller said so: [Router.MarkPrefillCompleted]
+	SignTold     Sign = "told"             // the caller reported it: [Router.MarkPrefillCompleted]
 	SignObserver Sign = "observer"         // it was seen in the response
-	SignHeaders  Sign = "response-headers" // the headers of a stream came, which its worker sends with it
-	SignOrder    Sign = scorer.ByOrder     // inferred: one that was booked later on the worker has its own
-	SignRate     Sign = scorer.ByRate      // inferred: its worker should have computed its prompt by now
-	SignEnd      Sign = "end"              // only by the whole response, or by its end
+	SignHeaders  Sign = "response-headers" // the headers of a stream came: the worker sends them with the first token
+	SignOrder    Sign = scorer.ByOrder     // inferred: a request that was booked later on the worker has its first token
+	SignRate     Sign = scorer.ByRate      // inferred: the worker should have computed the prompt by now
+	SignEnd      Sign = "end"              // only the whole response, or its end, was seen
 )
 
-// MarkPrefillCompleted notes the first token of a booked request, or of one that
-// another replica booked: its prompt tokens no longer wait to be computed. It reports
-// whether that was news: false for an id without a slot and for a repetition, both
-// harmless.
+// MarkPrefillCompleted notes the first token of a booked request, or of a request that
+// another replica booked: its prompt tokens no longer wait to be computed. It returns false
+// for an id without a slot and for a repetition, which are both harmless.
 func (r *Router) MarkPrefillCompleted(id string) bool { return r.FirstToken(id, SignTold) }
 
 // FirstToken is [Router.MarkPrefillCompleted] with the way in which the first token was
@@ -88,15 +39,12 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 	now := r.conf.Now()
 	var news, inferred bool
 	bound := SessionBinding{Session: fl.name}
-	fl.pool.update(func(c *core) []*waiter {
-		if news, inferred = c.prefillCompleted(now, id, fl.session, fl.anew, by); !news {
-			return nil
-		}
-		if fl.name != "" {
+	fl.pool.update(now, func(c *core) {
+		news, inferred = c.prefillCompleted(now, id, fl.session, fl.rebind, by)
+		if news && fl.name != "" {
 			ord, _ := c.sessions.worker(now, fl.session)
 			bound.Worker = c.entries[ord].worker
 		}
-		return c.pump(now)
 	})
 	switch {
 	case !news:
@@ -106,7 +54,7 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 		return true
 	}
 	if fl.name != "" {
-		if fl.anew { // others may have it where it was
+		if fl.rebind { // other replicas may have the old binding
 			r.conf.TellSession(SessionBinding{Session: fl.name, Worker: bound.Worker, Over: true})
 		}
 		r.conf.TellSession(bound)
@@ -116,44 +64,72 @@ func (r *Router) FirstToken(id string, by Sign) bool {
 	if !inferred {
 		r.metrics.firstToken(fl.pool.labels, by)
 	}
-	return news
+	return true
+}
+
+// prefillCompleted notes the first token of a request, and binds its session. inferred
+// says that the first token was inferred before.
+func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind bool, by Sign) (news, inferred bool) {
+	if news, inferred = c.slots.FirstToken(now, id, by != SignEnd); news && session != 0 {
+		ord, _ := c.slots.Worker(id)
+		c.sessions.bind(now, session, ord, rebind)
+	}
+	return news, inferred
 }
 
 func (r *Router) noteFirstToken(number uint64, at time.Time, by Sign) {
 	r.kept.change(number, func(d *Decision) { d.FirstToken, d.FirstTokenBy = at, by })
 }
 
-func (m *metrics) firstToken(l *labels, by Sign) {
-	m.firstTokens.Add(context.Background(), 1, l.signs[by]...)
-}
-
-// Tick does what time alone brings: slots that nobody owns end, and so does
-// waiting that has lasted too long. It may be called as often as is handy, and
-// must be once in a while if such slots or sessions are used; see [Router.Run].
-func (r *Router) Tick() {
+// AddOutputTokens notes that a booked request has k more tokens of output, which
+// fill blocks on its worker. It is optional, and a sign of life of requests that
+// are not owned. It reports whether the request has a slot.
+func (r *Router) AddOutputTokens(id string, k int) bool {
+	fl := r.flights.get(id)
+	if fl.pool == nil || fl.peer != 0 {
+		return false
+	}
 	now := r.conf.Now()
-	ended := r.tick(now)
-	r.tellInferred()
-	for _, id := range ended {
-		r.tellPeers(Change{Kind: SlotFreed, ID: id})
-	}
+	fl.pool.mu.Lock()
+	defer fl.pool.mu.Unlock()
+	return fl.pool.core.slots.AddOutputTokens(now, id, k)
 }
 
-// tick returns our requests that ended without having been freed.
-func (r *Router) tick(now time.Time) (ended []string) {
-	r.fleet.RLock()
-	defer r.fleet.RUnlock()
-	for _, p := range r.pools {
-		p.update(func(c *core) []*waiter {
-			c.expired += uint64(c.slots.Expire(now))
-			c.sessions.expire(now)
-			return append(c.infer(now), c.expire(now)...)
-		})
-	}
-	return r.flights.sweep()
+// Free gives the slot of a booked request back. It reports whether the request was
+// in flight: false for an unknown id and for a repetition, both harmless.
+func (r *Router) Free(id string) bool { return r.free(r.flights.end(id, 0, 0), id, true) }
+
+// Abandon is [Router.Free] for a request that its worker did not serve: its blocks
+// do not count as cached there because of it, unless its first token was noted.
+func (r *Router) Abandon(id string) bool {
+	fl := r.flights.end(id, 0, 0)
+	fl.guess.withdraw()
+	return r.free(fl, id, false)
 }
 
-// Run calls Tick until ctx ends.
+func (r *Router) free(fl flight, id string, served bool) bool {
+	if fl.pool == nil {
+		return false
+	}
+	now := r.conf.Now()
+	var silent bool
+	fl.pool.update(now, func(c *core) {
+		if w := c.waiting[id]; w != nil {
+			c.remove(w, ErrFreed)
+		} else {
+			silent = c.end(now, id)
+		}
+	})
+	if silent && served {
+		r.noteFirstToken(fl.number, time.Time{}, SignEnd)
+		r.metrics.firstToken(fl.pool.labels, SignEnd)
+	}
+	r.kept.change(fl.number, func(d *Decision) { d.Freed = now })
+	r.tellPeers(Change{Kind: SlotFreed, ID: id, Abandoned: !served})
+	return true
+}
+
+// Run calls [Router.Tick] until ctx ends.
 func (r *Router) Run(ctx context.Context) error {
 	const every = 15 * time.Second // slots are looked at every 30 s at most
 	t := time.NewTicker(every)
@@ -172,49 +148,70 @@ func (r *Router) Run(ctx context.Context) error {
 		case <-t.C:
 			r.Tick()
 		case <-due:
-			r.infer()
+			now := r.conf.Now()
+			for _, p := range r.allPools() {
+				p.update(now, func(c *core) {
+					if c.queue.Len() > 0 { // else the next decision infers
+						c.infer(now)
+					}
+				})
+			}
 		}
 	}
 }
 
-// inferEvery is how old the account may be of prefills that are due: much less than
-// one takes that matters.
-const inferEvery = time.Millisecond
+// Tick applies the passing of time: slots that are not owned, sessions and waiting requests
+// expire. It may be called at any rate, and must be called now and then if such slots or
+// sessions are used; see [Router.Run].
+func (r *Router) Tick() {
+	now := r.conf.Now()
+	for _, p := range r.allPools() {
+		p.update(now, func(c *core) {
+			c.expired += uint64(c.slots.Expire(now))
+			c.sessions.expire(now)
+			c.infer(now)
+			c.expire(now)
+		})
+	}
+	for _, id := range r.flights.sweep() {
+		r.tellPeers(Change{Kind: SlotFreed, ID: id})
+	}
+}
 
-// inferQueued is how often prefills are looked at while requests wait in a queue.
-const inferQueued = 50 * time.Millisecond
+func (r *Router) allPools() []*pool {
+	r.fleet.RLock()
+	defer r.fleet.RUnlock()
+	return slices.Collect(maps.Values(r.pools))
+}
+
+const (
+	// inferEvery is how old the inferred first tokens may be at a decision: much less than a
+	// prefill that matters takes.
+	inferEvery = time.Millisecond
+	// inferQueued is how often first tokens are inferred while requests wait in a queue.
+	inferQueued = 50 * time.Millisecond
+)
 
 // infer starts the requests whose prefill should be done by now. It is called before
 // loads are read.
 //
-// Every rank is looked at, since the decision that follows looks at every rank, too: to
-// keep them in the order of what is due next would cost more than the comparison saves.
-func (c *core) infer(now time.Time) (woken []*waiter) {
-	if !c.conf.InferFirstTokens || now.Sub(c.looked) < inferEvery {
-		return nil
+// It looks at every rank, since the decision that follows does so, too: to keep the ranks
+// sorted by what is due next would cost more than the comparison saves.
+func (c *core) infer(now time.Time) {
+	if !c.conf.InferFirstTokens || now.Sub(c.inferredAt) < inferEvery {
+		return
 	}
-	c.looked = now
+	c.inferredAt = now
 	inferred := 0
 	for _, ord := range c.order {
 		inferred += c.slots.InferByRate(now, ord)
 	}
-	if inferred == 0 {
-		return nil
+	if inferred > 0 {
+		c.pump(now)
 	}
-	return c.pump(now)
 }
 
-// prefillCompleted notes the first token of a request, and binds its session. inferred
-// says that it was noted before, by itself.
-func (c *core) prefillCompleted(now time.Time, id string, session uint64, anew bool, by Sign) (news, inferred bool) {
-	if news, inferred = c.slots.FirstToken(now, id, by != SignEnd); news && session != 0 {
-		ord, _ := c.slots.Worker(id)
-		c.sessions.bind(now, session, ord, anew)
-	}
-	return news, inferred
-}
-
-// noteInferred notes what a pool has inferred; the fleet's lock may be held.
+// noteInferred notes first tokens that a pool has inferred. No lock is held.
 func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 	for _, i := range list {
 		if i.Number >= peerNumbers {
@@ -222,40 +219,6 @@ func (r *Router) noteInferred(p *pool, list []scorer.Inference) {
 		}
 		r.noteFirstToken(i.Number, i.At, Sign(i.By))
 		r.metrics.firstToken(p.labels, Sign(i.By))
-		if r.conf.Tell != nil {
-			r.inferredMu.Lock()
-			r.inferred = append(r.inferred, i.ID)
-			r.inferredMu.Unlock()
-		}
-	}
-}
-
-// tellInferred tells other replicas of the first tokens that were inferred. No lock is held.
-func (r *Router) tellInferred() {
-	if r.conf.Tell == nil {
-		return
-	}
-	r.inferredMu.Lock()
-	ids := r.inferred
-	r.inferred = nil
-	r.inferredMu.Unlock()
-	for _, id := range ids {
-		r.conf.Tell(Change{Kind: FirstToken, ID: id})
-	}
-}
-
-// infer admits requests that wait in a queue for prefills which should be done by now.
-func (r *Router) infer() {
-	now := r.conf.Now()
-	defer r.tellInferred()
-	r.fleet.RLock()
-	defer r.fleet.RUnlock()
-	for _, p := range r.pools {
-		p.update(func(c *core) []*waiter {
-			if c.queue == nil || c.queue.Len() == 0 {
-				return nil // the next decision looks
-			}
-			return c.infer(now)
-		})
+		r.tellPeers(Change{Kind: FirstToken, ID: i.ID})
 	}
 }

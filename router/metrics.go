@@ -278,3 +278,7 @@ func (m *metrics) applied(out indexer.Outcome) {
 		}
 	}
 }
+
+func (m *metrics) firstToken(l *labels, by Sign) {
+	m.firstTokens.Add(context.Background(), 1, l.signs[by]...)
+}

@@ -89,7 +89,6 @@ type Change struct {
 // tellPeers tells other replicas of a change. No lock is held.
 func (r *Router) tellPeers(c Change) {
 	if r.conf.Tell != nil {
-		r.tellInferred()
 		r.conf.Tell(c)
 	}
 }
@@ -133,20 +132,17 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 	}
 	key := peerKey(peer, c.ID)
 	now := r.conf.Now()
-	defer r.tellInferred()
 	// A worker cannot leave, and come back as another one's, meanwhile.
 	r.fleet.RLock()
 	defer r.fleet.RUnlock()
 	if c.Kind == SlotTaken {
 		return r.peerTook(now, peer, key, &c)
 	}
-	fl, t := r.flights.get(key)
+	fl := r.flights.get(key)
 	if fl.pool == nil || fl.peer != peer {
 		if p := r.owners[c.Worker.ID]; p != nil && c.Kind == SlotFreed && c.Expires {
-			p.update(func(core *core) []*waiter {
-				core.slots.FreeRemote(now, key) // a slot to come is not to be taken
-				return nil
-			})
+			// The request's beginning is still to come, and must not take a slot.
+			p.update(now, func(core *core) { core.slots.FreeRemote(now, key) })
 		}
 		return false
 	}
@@ -154,25 +150,21 @@ func (r *Router) PeerChanged(peer uint64, c Change) (known bool) {
 	case SlotTaken: // see above
 	case FirstToken:
 		r.flights.confirm(key)
-		fl.pool.update(func(core *core) []*waiter {
+		fl.pool.update(now, func(core *core) {
 			_, known = core.slots.Worker(key)
-			if news, _ := core.prefillCompleted(now, key, 0, false, SignTold); !news {
-				return nil
-			}
-			return core.pump(now)
+			core.prefillCompleted(now, key, 0, false, SignTold)
 		})
 	case SlotMoved:
-		known = r.peerMoved(now, key, fl, t, &c)
+		known = r.peerMoved(now, key, fl, &c)
 	case SlotFreed:
-		r.flights.end(key, peer)
+		r.flights.end(key, peer, 0)
 		if c.Abandoned {
 			fl.guess.withdraw()
 		}
-		fl.pool.update(func(core *core) []*waiter {
+		fl.pool.update(now, func(core *core) {
 			if known, _ = core.slots.End(now, key); c.Expires {
 				core.slots.FreeRemote(now, key)
 			}
-			return core.pump(now)
 		})
 	}
 	return known
@@ -185,23 +177,20 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		return false
 	}
 	fl := flight{pool: p, peer: peer, first: c.Worker, number: peerNumbers + r.peerFlights.Add(1)}
-	ticket, ok := r.flights.begin(key, fl)
-	if !ok {
-		was, _ := r.flights.get(key)
+	if !r.flights.begin(key, fl) {
+		was := r.flights.get(key)
 		if was.peer != peer || was.pool != nil && was.pool.holds(key) {
 			return true
 		}
 		// It lost its slot with its worker, which is back.
-		r.flights.end(key, peer)
-		if ticket, ok = r.flights.begin(key, fl); !ok {
-			return true
-		}
+		r.flights.end(key, peer, 0)
+		r.flights.begin(key, fl)
 	}
 	q := question{sequence: c.Sequence, guessed: c.Guessed}
 	booked := false
-	p.update(func(core *core) []*waiter {
+	p.update(now, func(core *core) {
 		if q.ordinal, known = core.find(c.Worker); !known {
-			return nil
+			return
 		}
 		cached := c.CachedTokens
 		if c.PromptTokens > 0 && cached < 0 {
@@ -214,41 +203,35 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		if booked = core.slots.Add(now, key, b); booked {
 			core.disclose(now, q.ordinal, len(c.Sequence), syncLag)
 		}
-		q.generation, q.untold = e.since, core.unknown(e)
-		return nil
+		q.generation, q.unreported = e.since, core.unknown(e)
 	})
 	if !booked {
-		r.flights.endOf(key, ticket)
+		r.flights.end(key, peer, fl.number)
 		return known
 	}
 	fl.lapses, fl.guess = true, p.known.guess(now, &q)
-	r.flights.change(ticket, fl)
+	r.flights.change(key, fl)
 	return true
 }
 
 // peerMoved moves a peer's request. The fleet is held.
-func (r *Router) peerMoved(now time.Time, key string, fl flight, t ticket, c *Change) (known bool) {
+func (r *Router) peerMoved(now time.Time, key string, fl flight, c *Change) (known bool) {
 	var s serving
-	fl.pool.update(func(core *core) []*waiter {
-		from, booked := core.slots.Worker(key)
+	fl.pool.update(now, func(core *core) {
+		_, booked := core.slots.Worker(key)
 		to, there := core.find(c.Worker)
-		if known = booked && there; !known {
+		if known = booked && there; known {
+			core.moveSlot(now, key, to, max(0, c.CachedTokens), len(c.Sequence), &s)
+		} else {
 			core.slots.Free(key)
-			return core.pump(now)
 		}
-		if s.moved = core.slots.Move(now, key, to, max(0, c.CachedTokens)); !s.moved {
-			return nil
-		}
-		core.disclose(now, to, len(c.Sequence), reportLife)
-		s.from, s.to, s.since = from, to, core.entries[to].since
-		return core.pump(now)
 	})
 	switch {
 	case !known:
-		r.flights.end(key, fl.peer)
+		r.flights.end(key, fl.peer, 0)
 	case s.moved:
 		fl.first = c.Worker
-		r.moved(now, fl, t, s)
+		r.guessMoved(now, key, fl, s)
 	}
 	return known
 }
@@ -268,14 +251,8 @@ func (r *Router) RemovePeer(peer uint64) {
 		return
 	}
 	now := r.conf.Now()
-	defer r.tellInferred()
-	r.fleet.RLock()
-	defer r.fleet.RUnlock()
 	r.flights.endAll(peer)
-	for _, p := range r.pools {
-		p.update(func(c *core) []*waiter {
-			c.slots.RemoveReplica(peer)
-			return c.pump(now)
-		})
+	for _, p := range r.allPools() {
+		p.update(now, func(c *core) { c.slots.RemoveReplica(peer) })
 	}
 }

@@ -27,22 +27,26 @@ type pool struct {
 	known      *known // nil if nothing that workers hold can change a decision
 	cached     bool   // rules want to know how much each worker holds
 	labels     *labels
-	onInferred func(*pool, []scorer.Inference) // takes what was inferred, without the lock
+	onInferred func(*pool, []scorer.Inference) // called without the lock
 
 	// Guarded by Router.fleet.
 	card  string            // name of the model's card, as the workers say
 	names map[modelName]int // that workers registered, and how many did; empty without workers
 
-	// Copies of core.reads, core.changes and core.size, to be read without the lock. A size
-	// that is too small for the changes loses an overlap, and nothing else.
-	reads   atomic.Bool
-	changes atomic.Uint64
-	size    atomic.Int64
-	groups  atomic.Pointer[[]string] // names of the router groups among the workers; nil for none
+	view atomic.Pointer[poolView] // replaced, never changed
 
 	mu sync.Mutex
 	// mu guards the field below.
 	core core
+}
+
+// poolView is the part of the core that decisions read without the lock. A view that is too
+// old loses an overlap, and nothing else.
+type poolView struct {
+	reads   bool     // whether the prompts of requests matter
+	changes uint64   // core.changes
+	size    int      // one more than the largest ordinal
+	groups  []string // names of the router groups among the workers
 }
 
 // poolKey names a pool.
@@ -60,7 +64,7 @@ func newPool(conf *Config, key poolKey) *pool {
 	if conf.indexed() {
 		p.known = newKnown(conf)
 	}
-	p.reads.Store(p.core.reads())
+	p.update(time.Time{}, p.look)
 	return p
 }
 
@@ -87,14 +91,14 @@ func (p *pool) match(now time.Time, q *question, s *scratch) {
 	if q.sequence == nil || p.known == nil {
 		return
 	}
-	q.matched, q.version = now, p.changes.Load()
-	size := int(p.size.Load())
-	s.overlap = resize(s.overlap, size)
+	view := p.view.Load()
+	q.matched, q.version = now, view.changes
+	s.overlap = resize(s.overlap, view.size)
 	p.known.match(now, q.local, q.sequence, q.lora == "" && q.Salt == "", p.blockSize, s)
 	q.overlap, q.lower = s.overlap, s.lower
 	if p.cached {
 		s.cached = s.cached[:0]
-		for ord := range size {
+		for ord := range view.size {
 			s.cached = append(s.cached, p.known.eventBlocks(ord))
 		}
 		q.cached = s.cached
@@ -132,10 +136,29 @@ func (p *pool) appeal(now func() time.Time, s *scratch) (float64, error) {
 	return float64(sum) / float64(len(p.core.inputs)), nil
 }
 
-// inferred hands on what the core has inferred. The lock is free.
-func (p *pool) inferred(list []scorer.Inference) {
-	if len(list) > 0 {
-		p.onInferred(p, list)
+// update gives the core an input, and admits requests from the queue that need not wait any
+// more.
+func (p *pool) update(now time.Time, input func(*core)) {
+	p.mu.Lock()
+	input(&p.core)
+	p.core.pump(now)
+	p.unlock()
+}
+
+// unlock releases the pool's lock. Then it wakes the callers of requests that left the
+// queue or must count their overlap again, and hands on the inferred first tokens.
+func (p *pool) unlock() {
+	woken, inferred := p.core.woken, p.core.slots.TakeInferred()
+	p.core.woken = nil
+	p.mu.Unlock()
+	for _, w := range woken {
+		select {
+		case w.wake <- struct{}{}:
+		default: // it was woken before and has not looked yet
+		}
+	}
+	if len(inferred) > 0 {
+		p.onInferred(p, inferred)
 	}
 }
 
@@ -171,11 +194,10 @@ func (p *pool) setWorker(now time.Time, info *WorkerInfo) {
 	p.mu.Unlock()
 
 	p.purge(outdated)
-	p.update(func(c *core) []*waiter {
+	p.update(now, func(c *core) {
 		c.setWorker(info)
 		p.known.begin(c, info)
-		p.mirror(c, info.Group)
-		return c.pump(now)
+		p.look(c)
 	})
 }
 
@@ -186,21 +208,21 @@ func (p *pool) removeWorker(now time.Time, id uint64) {
 	p.mu.Unlock()
 
 	p.purge(ordinals)
-	p.update(func(c *core) []*waiter {
+	p.update(now, func(c *core) {
 		c.removeWorker(id)
-		p.mirror(c, "")
-		return c.pump(now)
+		p.look(c)
 	})
 }
 
-// mirror updates the copies that are read without the lock. group is the router group of
-// a worker that was added, or empty.
-func (p *pool) mirror(c *core, group string) {
-	p.size.Store(int64(c.size()))
-	p.changes.Store(c.changes)
-	if group != "" || p.groups.Load() != nil {
-		p.listGroups(c)
+// look replaces the view of the pool.
+func (p *pool) look(c *core) {
+	v := poolView{reads: c.conf.Mode == KV || c.queue != nil || *c.thresholds != scorer.Thresholds{}, changes: c.changes, size: c.size()}
+	for _, ord := range c.order {
+		if name := c.entries[ord].info.Group; name != "" {
+			v.groups = append(v.groups, name)
+		}
 	}
+	p.view.Store(&v)
 }
 
 // purge empties the index for ordinals that are still in use: decisions made meanwhile

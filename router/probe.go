@@ -64,14 +64,14 @@ func (r *Router) Answer(ctx context.Context, p Probe) (ProbeAnswer, error) {
 // probe asks the groups of a pool, if that is wanted and can change anything.
 func (r *Router) probe(ctx context.Context, p *pool, s *scratch) {
 	q := &s.question
-	groups := p.groups.Load()
+	groups := p.view.Load().groups
 	if r.conf.Probe == nil || groups == nil || r.conf.Mode != KV || q.Pinned != nil || len(q.local) == 0 ||
 		q.session != 0 && p.bound(r.conf.Now(), q.session) {
 		return
 	}
 	q.probed = r.conf.Now()
 	q.answers = r.conf.Probe(ctx, Probe{
-		ID: q.ID, Model: p.model, BlockSize: p.blockSize, Tokens: q.tokens, Local: q.local, Groups: *groups,
+		ID: q.ID, Model: p.model, BlockSize: p.blockSize, Tokens: q.tokens, Local: q.local, Groups: groups,
 	})
 	s.hashed = r.conf.Now() // the match begins now
 	s.decision.ProbeTime = s.hashed.Sub(q.probed)
@@ -125,19 +125,4 @@ func (c *core) member(q *question, ord int) *Worker {
 	}
 	w := a.Worker
 	return &w
-}
-
-// listGroups updates the list of the pool's router groups, which a probe asks.
-func (p *pool) listGroups(c *core) {
-	var groups []string
-	for _, ord := range c.order {
-		if name := c.entries[ord].info.Group; name != "" {
-			groups = append(groups, name)
-		}
-	}
-	if groups == nil {
-		p.groups.Store(nil)
-		return
-	}
-	p.groups.Store(&groups)
 }

@@ -207,7 +207,7 @@ func TestQueueOfPins(t *testing.T) {
 }
 
 // With the queue, all busy means to wait; a report that grows old is noticed by
-// the safety net.
+// the next tick.
 func TestQueueOfTheBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conf := router.Config{Queue: router.QueueConfig{Threshold: new(9.)}, Thresholds: scorer.Thresholds{ActiveBlocks: new(.5)}}
@@ -224,13 +224,14 @@ func TestQueueOfTheBusy(t *testing.T) {
 		}
 		r.SetEngineLoad(router.Worker{ID: 1}, 7, time.Now())
 		l.join(t.Context(), t, router.Request{ID: "b"})
-		time.Sleep(59 * time.Second)
+		r.Tick()
 		if got := l.admitted(); got != "a" {
-			t.Errorf("nothing has happened: %q", got)
+			t.Errorf("the report still counts: %q", got)
 		}
-		time.Sleep(2 * time.Second)
+		time.Sleep(11 * time.Second)
+		r.Tick()
 		if got := l.admitted(); got != "a b" {
-			t.Errorf("after a minute: %q", got)
+			t.Errorf("after the report's life: %q", got)
 		}
 		r.SetEngineLoad(router.Worker{ID: 1}, 7, time.Now())
 		l.join(t.Context(), t, router.Request{ID: "c"})

@@ -57,11 +57,6 @@ type Router struct {
 	dumping chan struct{}   // has something in it while a dump is under way
 	dumps   [3]atomic.Int64 // by how they ended: see dumpWhole
 
-	inferredMu sync.Mutex
-	// inferredMu guards the field below: requests whose first token was inferred, of which
-	// other replicas are not told yet.
-	inferred []string
-
 	fleet sync.RWMutex
 	// fleet guards the fields below. An event is applied under the read lock, so that its
 	// worker cannot be removed meanwhile.
@@ -101,7 +96,7 @@ func New(conf Config) (*Router, error) {
 		pools:   make(map[poolKey]*pool),
 		owners:  make(map[uint64]*pool),
 		busy:    make(map[string]scorer.Thresholds),
-		flights: newFlights(),
+		flights: &flights{byID: make(map[string]flight)},
 	}
 	if conf.Now == nil {
 		r.conf.Now = time.Now
@@ -210,7 +205,7 @@ func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error)
 	q := &s.question
 	encoded := false
 	ready := func(p *pool) error {
-		if p.reads.Load() {
+		if p.view.Load().reads {
 			if !encoded {
 				encoded = true
 				r.encode(ctx, p, s, t.card)
@@ -262,15 +257,14 @@ func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 	}
 	q.number = r.kept.next()
 	fl := flight{pool: p, session: q.session, number: q.number}
-	ticket, ok := r.flights.begin(q.ID, fl)
-	if !ok {
+	if !r.flights.begin(q.ID, fl) {
 		return ErrDuplicate
 	}
-	q.flights, q.ticket = r.flights, ticket
+	q.flights = r.flights
 	booked := false
 	defer func() {
 		if !booked {
-			r.flights.endOf(q.ID, ticket)
+			r.flights.end(q.ID, 0, q.number)
 		}
 	}()
 	if err := p.admit(ctx, r.conf.Now, s); err != nil {
@@ -282,18 +276,14 @@ func (r *Router) book(ctx context.Context, p *pool, s *scratch) error {
 	} else if q.session != 0 && r.conf.TellSession != nil {
 		fl.name = q.Session
 	}
-	fl.lapses, fl.anew = !q.Owned, q.rebind
+	fl.lapses, fl.rebind = !q.Owned, q.rebind
 	fl.first, fl.second, fl.held = s.decision.Worker, s.decision.Second.Worker, int32(s.decision.Second.OverlapBlocks)
 	fl.guess = p.known.guess(s.decision.Time, q)
-	if !r.flights.change(ticket, fl) {
+	if !r.flights.change(q.ID, fl) {
 		// Free was called between the booking and here. It did not free the slot, and it is
 		// not called again.
 		fl.guess.withdraw()
-		p.update(func(c *core) []*waiter {
-			now := r.conf.Now()
-			c.slots.Free(q.ID)
-			return c.pump(now)
-		})
+		p.update(r.conf.Now(), func(c *core) { c.slots.Free(q.ID) })
 		return ErrFreed
 	}
 	if r.conf.Tell != nil {

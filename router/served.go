@@ -115,14 +115,25 @@ func (c *core) second(chosen int, compared bool) (s Second) {
 	return Second{Worker: e.worker, WorkerName: e.info.Name, Address: e.info.rankAddress(e.worker.DPRank), OverlapBlocks: all[best].OverlapBlocks}
 }
 
-// serving is what a core made of a response.
+// serving is what a response led to.
 type serving struct {
-	moved    bool
-	from, to int    // ordinals, if it moved
-	since    uint64 // generation of to
-	worker   Worker // that of to
-	cached   int    // tokens that it has
-	avoided  []Worker
+	avoided []Worker // from now on
+
+	moved  bool   // the slot moved; the other fields are about that
+	to     int    // ordinal
+	since  uint64 // generation of to
+	worker Worker // that of to
+	cached int    // tokens of the prompt that the worker has cached
+}
+
+// moveSlot moves the slot of a request to another worker, which has so many tokens of the
+// prompt cached. blocks of the foreign load that it reported lately are the request's.
+func (c *core) moveSlot(now time.Time, id string, to, cached, blocks int, s *serving) {
+	if s.moved = c.slots.Move(now, id, to, cached); s.moved {
+		c.disclose(now, to, blocks, reportLife)
+		e := &c.entries[to]
+		s.to, s.since, s.worker, s.cached = to, e.since, e.worker, cached
+	}
 }
 
 // served notes which worker answered a request. The slot follows that worker.
@@ -170,11 +181,8 @@ func (c *core) served(now time.Time, id string, fl *flight, r Response) (s servi
 	if c.entries[at].worker == fl.second {
 		cached = int(fl.held) * c.blockSize
 	}
-	if s.moved = c.slots.Move(now, id, at, cached); s.moved {
+	if c.moveSlot(now, id, at, cached, 0, &s); s.moved {
 		c.entries[at].routed++
-		c.disclose(now, at, 0, reportLife)
-		s.from, s.to, s.since = ord, at, c.entries[at].since
-		s.worker, s.cached = c.entries[at].worker, cached
 	}
 	return s
 }
@@ -206,18 +214,13 @@ func (c *core) at(ord int, a netip.AddrPort, second Worker) int {
 // refuse or fail are avoided for a while (see [Config.AvoidFailing]); those that
 // begin to be are returned. Unknown ids are no error.
 func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker) {
-	fl, t := r.flights.get(id)
+	fl := r.flights.get(id)
 	if fl.pool == nil || fl.peer != 0 {
 		return false, nil
 	}
 	now := r.conf.Now()
 	var s serving
-	fl.pool.update(func(c *core) []*waiter {
-		if s = c.served(now, id, &fl, resp); !s.moved {
-			return nil
-		}
-		return c.pump(now)
-	})
+	fl.pool.update(now, func(c *core) { s = c.served(now, id, &fl, resp) })
 	if len(s.avoided) > 0 {
 		r.metrics.avoidances.Add(context.Background(), int64(len(s.avoided)), fl.pool.labels.add...)
 	}
@@ -226,22 +229,20 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Worker)
 	}
 	r.metrics.failovers.Add(context.Background(), 1, fl.pool.labels.add...)
 	r.kept.change(fl.number, func(d *Decision) { d.Served = resp.Address })
-	if fl.guess.in != nil {
-		r.moved(now, fl, t, s)
-	}
+	r.guessMoved(now, id, fl, s)
 	r.tellPeers(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})
 	return true, s.avoided
 }
 
-// moved takes what a request left as a guess to where its slot went.
-func (r *Router) moved(now time.Time, fl flight, t ticket, s serving) {
+// guessMoved moves the guess of a request to the worker that its slot moved to.
+func (r *Router) guessMoved(now time.Time, id string, fl flight, s serving) {
 	if g := fl.guess; g.in != nil {
 		fl.guess.stamp, fl.guess.last = g.in.Move(now, g.ordinal, g.generation, g.stamp, g.last, s.to, s.since)
 		if fl.guess.ordinal, fl.guess.generation = s.to, s.since; fl.guess.stamp == 0 {
 			fl.guess = guess{}
 		}
 	}
-	if !r.flights.change(t, fl) {
-		fl.guess.withdraw() // it ended meanwhile, and cannot have known
+	if !r.flights.change(id, fl) {
+		fl.guess.withdraw() // the request ended meanwhile, without this guess
 	}
 }

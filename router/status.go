@@ -69,7 +69,7 @@ func (r *Router) Workers() []WorkerState {
 	for _, p := range r.pools {
 		of := len(states)
 		states = p.appendStates(r.conf.Now(), states)
-		tokens := r.tokenState((*r.names.Load())[p.model].card, p.reads.Load())
+		tokens := r.tokenState((*r.names.Load())[p.model].card, p.view.Load().reads)
 		for i := range states[of:] {
 			states[of+i].TokenState = tokens
 		}
@@ -216,7 +216,7 @@ func (r *Router) modelState(name string, t target) ModelState {
 	}
 	reads := false
 	for _, p := range t.pools {
-		reads = reads || p.reads.Load()
+		reads = reads || p.view.Load().reads
 		s.BlockSizes = append(s.BlockSizes, p.blockSize)
 		p.mu.Lock()
 		for _, ord := range p.core.order {

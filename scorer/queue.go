@@ -34,12 +34,11 @@ func (p QueuePolicy) Validate() error {
 
 // Waiting is a request in the queue.
 type Waiting struct {
-	Strict   int           // whoever has more comes first, whatever the policy
+	Strict   int           // higher values come first, whatever the policy
 	Jump     float64       // priority jump; below 0 counts as 0
 	Arrival  time.Duration // since some moment that is the same for all
 	Uncached int           // prompt tokens to compute on the best worker
-	Deadline time.Duration // on the clock of Arrival; 0 = none
-	Lane     int           // worker that it is pinned to; AnyWorker if it is not
+	Lane     int           // worker that the request is pinned to, or AnyWorker
 }
 
 // AnyWorker is the lane of the requests that are not pinned.
@@ -71,7 +70,7 @@ var ErrQueueFull = errors.New("the queue is full")
 //
 // # Invariants
 //
-//   - Len is the number of items pushed and neither admitted, removed nor expired;
+//   - Len is the number of items pushed and neither admitted nor removed;
 //     it is at most the limit.
 //   - Within a lane nobody is admitted before an item that sorts before it.
 //
@@ -159,31 +158,6 @@ func (q *Queue[T]) take(l *lane[T], at int) *Item[T] {
 // tidy drops lanes that nobody waits in.
 func (q *Queue[T]) tidy() {
 	q.lanes = slices.DeleteFunc(q.lanes, func(l *lane[T]) bool { return len(l.items) == 0 })
-}
-
-// Expire takes out and returns those whose deadline is not after now, the oldest
-// first.
-func (q *Queue[T]) Expire(now time.Duration) (expired []*Item[T]) {
-	for _, l := range q.lanes {
-		kept := l.items[:0]
-		for _, it := range l.items {
-			if it.Deadline != 0 && it.Deadline <= now {
-				it.at = -1
-				q.total -= it.Uncached
-				expired = append(expired, it)
-			} else {
-				it.at = len(kept)
-				kept = append(kept, it)
-			}
-		}
-		clear(l.items[len(kept):])
-		l.items = kept
-		heap.Init(&l.items)
-	}
-	q.count -= len(expired)
-	q.tidy()
-	slices.SortFunc(expired, func(a, b *Item[T]) int { return cmp.Compare(a.order, b.order) })
-	return expired
 }
 
 // Admit offers the first of each lane to fits, which books it if there is room,

@@ -166,9 +166,6 @@ func TestQueueEqualsSlowModel(t *testing.T) {
 					Strict: rng.IntN(2), Jump: float64(rng.IntN(5)), Arrival: now - time.Duration(rng.IntN(3))*time.Second,
 					Uncached: rng.IntN(5), Lane: rng.IntN(3) - 1,
 				}
-				if rng.IntN(2) == 0 {
-					w.Deadline = now + time.Duration(1+rng.IntN(60))*time.Second
-				}
 				it, err := q.Push(w, step)
 				if (err != nil) != (len(model) == 40) {
 					t.Fatalf("seed %d, step %d: %v with %d waiting", seed, step, err, len(model))
@@ -182,20 +179,6 @@ func TestQueueEqualsSlowModel(t *testing.T) {
 					t.Fatalf("seed %d, step %d: a waiting request must leave once", seed, step)
 				}
 				model = slices.Delete(model, i, i+1)
-			case op < 85:
-				expired := q.Expire(now)
-				var want []waiter
-				model = slices.DeleteFunc(model, func(w waiter) bool {
-					out := w.it.Deadline != 0 && w.it.Deadline <= now
-					if out {
-						want = append(want, w)
-					}
-					return out
-				})
-				slices.SortFunc(want, func(a, b waiter) int { return a.order - b.order })
-				if !slices.EqualFunc(expired, want, func(a *scorer.Item[int], b waiter) bool { return a == b.it }) {
-					t.Fatalf("seed %d, step %d: %d expired, want %d", seed, step, len(expired), len(want))
-				}
 			default:
 				slices.SortFunc(model, first)
 				room := rng.IntN(4)
