@@ -86,8 +86,10 @@ const (
 // give the same outputs.
 type tracker struct {
 	sink Sink
-	// changed is told when the state of a rank changes; count, of what happens.
+	// changed is called when the state of a rank changes, gaveUp when a repair of a rank
+	// has failed, and count for everything else that is counted.
 	changed func(worker uint64, rank uint32, s State)
+	gaveUp  func(worker uint64, rank uint32)
 	count   func(what string, n int)
 
 	ranks   map[rankKey]*rank
@@ -171,6 +173,7 @@ func newTracker(sink Sink) *tracker {
 	t := &tracker{
 		sink:    sink,
 		changed: func(uint64, uint32, State) {},
+		gaveUp:  func(uint64, uint32) {},
 		count:   func(string, int) {},
 		ranks:   make(map[rankKey]*rank),
 		owned:   make(map[uint64]owned),

@@ -5,6 +5,8 @@ package events_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -232,4 +234,19 @@ func TestForgottenAndKnownWorkers(t *testing.T) {
 	l.sub.Forget(1)
 	p.Publish(0, indexer.Event{Kind: indexer.Cleared})
 	eventually(t, func() bool { return l.count() == 2 })
+}
+
+// A repair that is given up is a warning that names the worker.
+func TestARepairThatIsGivenUpIsAWarning(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	b := newBed(t, bus(t), events.SubscriberConfig{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	b.sub.SetWorker(1, source(1))
+	b.sub.Take(t.Context(), events.FeedCore, envelope(t, events.AppendEvents(nil, []events.RouterEvent{stored(1, 3)})))
+	src := source(1)
+	src.Queries = false
+	b.sub.SetWorker(1, src) // the worker can no longer be asked
+	if got := out.String(); !strings.Contains(got, "level=WARN") || !strings.Contains(got, "could not be requested") || !strings.Contains(got, "worker=1 ") {
+		t.Errorf("the log says %q", got)
+	}
 }

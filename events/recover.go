@@ -141,7 +141,12 @@ func (t *tracker) follow(now time.Time, r *rank, publisher uint64, ev RouterEven
 	if r.state == StateSuspect {
 		// Nobody answers, so it is as if nobody could.
 		v = t.pass(now, r, publisher, ev)
-		if rp != nil && !v.duplicate {
+		switch {
+		case r.state == StateOK:
+			// The cache was cleared, so nothing before this event is missing any more. A
+			// dump that was requested before would put the rank back to before it.
+			t.settle(r)
+		case rp != nil && !v.duplicate:
 			t.keep(now, r, publisher, ev)
 		}
 		return v
@@ -435,6 +440,7 @@ func (t *tracker) giveUp(now time.Time, r *rank) {
 		}
 	}
 	t.count("given_up", 1)
+	t.gaveUp(r.key.worker, r.key.rank)
 	t.miss(now, r, StateSuspect)
 	t.again(now, r)
 }

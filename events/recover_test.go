@@ -412,6 +412,59 @@ func TestNobodyAnswers(t *testing.T) {
 	s.want(s.hear(4, 3), "")
 }
 
+// A suspect rank whose cache is cleared, or whose publisher starts again, is ok. A dump
+// that was requested before that, and answered, does not undo what came after it.
+func TestASuspectRankEndsItsRepairWhenItIsCleared(t *testing.T) {
+	cleared := events.RouterEvent{WorkerID: 7, EventID: 12, Event: indexer.Event{Kind: indexer.Cleared}}
+	for name, c := range map[string]struct {
+		publisher uint64
+		first     events.RouterEvent
+	}{
+		"cleared":   {9, cleared},
+		"restarted": {4, stored(7, 1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			suspect := func() *story {
+				s := discovered(t)
+				s.hear(9, 8)
+				for s.happens["given_up"] == 0 {
+					if s.pass(100*time.Millisecond) != "" {
+						s.tracker.Failed(s.now, s.asks[0].ID)
+					}
+				}
+				s.hear(9, 11)
+				s.told("8 11")
+				return s
+			}
+			next := c.first.EventID + 1
+			first := func(s *story) {
+				t.Helper()
+				s.tracker.Accept(s.now, c.publisher, c.first)
+				if got := s.tracker.State(7, 0); got != events.StateOK {
+					t.Fatalf("the rank is %v", got)
+				}
+				s.sink.told = nil
+			}
+			// A dump is requested, and made before the event.
+			s := suspect()
+			s.want(s.pass(2*time.Minute), "dump")
+			first(s)
+			s.want(s.hear(c.publisher, next), "")
+			s.answer(9, events.AnswerDump, 11, 900)
+			s.told(fmt.Sprint(next))
+			if got := s.tracker.Cursor(7, 0); got != next {
+				t.Errorf("the cursor is %d, want %d", got, next)
+			}
+			s.want(s.hear(c.publisher, next+1), "")
+			// The timer of the next dump ends, too.
+			s = suspect()
+			first(s)
+			s.want(s.pass(2*time.Minute), "")
+			s.want(s.hear(c.publisher, next), "")
+		})
+	}
+}
+
 // Part of a dump could not be read: it is used, and the rank is read again.
 func TestADamagedDumpIsUsedAndDoubted(t *testing.T) {
 	s := newStory(t, source(1))

@@ -184,6 +184,11 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 		return nil, err
 	}
 	s.tracker.count = s.metrics.happened
+	s.tracker.gaveUp = func(worker uint64, rank uint32) {
+		s.laterLocked(func() {
+			s.conf.Log.Warn("the missing events of a worker could not be requested; its known blocks stay and may be wrong", "worker", worker, "dp_rank", rank)
+		})
+	}
 	if conf.Changed != nil {
 		s.tracker.changed = func(worker uint64, rank uint32, state State) {
 			s.laterLocked(func() { conf.Changed(worker, rank, state) })
