@@ -15,7 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
@@ -73,7 +72,6 @@ type timing struct {
 	maxAge       time.Duration // of messages in the stream
 	duplicates   time.Duration // how far back the stream looks for repeated messages
 	inactive     time.Duration // how long a replica may be away before its consumer goes
-	ackWait      time.Duration // until an unacknowledged message comes again
 	lockTTL      time.Duration
 	lockEvery    time.Duration
 	keepEvery    time.Duration
@@ -85,21 +83,17 @@ type timing struct {
 	audit        time.Duration // between two questions to the workers while it does not
 	stall        time.Duration // without a message although there are some
 	fetch        int           // messages that are fetched ahead
-	backlog      uint64        // messages from which on a start reads without acknowledgements
 }
 
 func defaultTiming() timing {
 	return timing{
-		maxAge: time.Hour, duplicates: 2 * time.Minute, inactive: 5 * time.Minute, ackWait: 30 * time.Second,
+		maxAge: time.Hour, duplicates: 2 * time.Minute, inactive: 5 * time.Minute,
 		lockTTL: time.Minute, lockEvery: 15 * time.Second, keepEvery: time.Second,
-		snapshotAge: 15 * time.Minute, snapshotRest: 30 * time.Second, retry: time.Second, probe: 5 * time.Second, audit: 30 * time.Second, call: 5 * time.Second, stall: 10 * time.Second, backlog: 50_000, fetch: fetchMessages,
+		snapshotAge: 15 * time.Minute, snapshotRest: 30 * time.Second, retry: time.Second, probe: 5 * time.Second, audit: 30 * time.Second, call: 5 * time.Second, stall: 10 * time.Second, fetch: fetchMessages,
 	}
 }
 
 const (
-	ackBatch      = 256
-	ackAfter      = 100 * time.Millisecond
-	maxAckPending = 1 << 16
 	// caughtUp is the number of messages that do not yet count as a backlog.
 	caughtUp = 1000
 	// What is fetched ahead: enough to keep busy, little enough to keep in memory.
@@ -128,15 +122,13 @@ const (
 //   - What the messages up to the position said is all in a snapshot of it: in its
 //     runs, as an event that waits for its worker, or as one that waits for its
 //     parent, which the index lets wait although the cursor has passed it.
-//   - A message is acknowledged after it was applied, by the consumer that outlives a
-//     session. A long backlog is read by another one before, for which what was
-//     delivered counts as acknowledged: it holds back what was not, and at most
-//     fetchMessages of fetchBytes are delivered and not applied. What is purged of
-//     those, by others, is in a snapshot; who loses them unapplied, because it dies or
-//     its session ends, goes on from that snapshot (see overtaken).
-//   - Nothing is purged that was not delivered to every consumer of the subject, or,
-//     but for a backlog, not acknowledged by it, or that the two newest
-//     snapshots do not contain: each of them, with the stream, makes everything.
+//   - The consumer outlives a session. A message that was delivered to it counts as read: at
+//     most fetchMessages of fetchBytes are delivered and not applied. If others purge
+//     these they are in a snapshot, from which a replica goes on that loses them unapplied
+//     because it dies or its session ends (see overtaken).
+//   - A message is purged only after it was delivered to every consumer of the subject, and
+//     when the two newest snapshots contain it: each of them, with the stream, makes
+//     everything.
 //   - What others purge although this replica has not read it is in the snapshot of
 //     one that has: nothing is applied, and no snapshot written, until that is there,
 //     unless there is no other replica, or none leaves one in time. Then it is gone,
@@ -180,7 +172,6 @@ type Durable struct {
 	reset      bool
 	lastTaken  time.Time
 	lastExpire time.Time
-	lastFloor  time.Time
 	lastProbe  time.Time
 	lastAudit  time.Time
 	refusals   int // of probes, one after the other
@@ -274,9 +265,6 @@ func (d *Durable) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		if errors.Is(err, errCaughtUp) {
-			continue
-		}
 		d.metrics.reopened(ctx, err)
 		d.conf.Log.Warn("the stream of events is opened anew", "err", err)
 		wait := d.timing.retry
@@ -312,7 +300,6 @@ var (
 	errEpoch     = errors.New("another replica began a new epoch")
 	errNewStream = errors.New("the stream is gone or another one")
 	errConsumer  = errors.New("the consumer is gone, or delivers nothing")
-	errCaughtUp  = errors.New("the backlog is read")
 	errPurged    = errors.New("messages that were not read yet were purged")
 	errInherited = errors.New("another replica knows what was before the stream")
 )
@@ -326,7 +313,6 @@ type opened struct {
 	locks     jetstream.KeyValue
 	objects   jetstream.ObjectStore
 	consumer  jetstream.Consumer
-	backlog   bool  // it reads a backlog, and acknowledges nothing
 	created   int64 // the stream's time
 
 	// The fields below belong to keep.
@@ -533,26 +519,9 @@ func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 	if err := o.stream.DeleteConsumer(ctx, d.consumer); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return fmt.Errorf("events: delete consumer %s: %w", d.consumer, err)
 	}
-	info, err := o.stream.Info(ctx)
-	if err != nil {
-		return fmt.Errorf("events: look at the stream: %w", err)
-	}
-	next := d.Position() + 1
-	if o.backlog = info.State.LastSeq >= next+d.timing.backlog; o.backlog {
-		// A million acknowledgements would take longer than the messages. What is
-		// purged meanwhile is in a snapshot, and known to be gone at the end.
-		o.consumer, err = o.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
-			Name: d.consumer + "-backlog-" + d.instance, Description: "kvroute replica " + d.conf.Replica,
-			Metadata: map[string]string{"instance": d.instance}, FilterSubjects: []string{o.subject},
-			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: next,
-			AckPolicy: jetstream.AckNonePolicy, InactiveThreshold: min(d.timing.inactive, 30*time.Second), MemoryStorage: true,
-		})
-		if err != nil {
-			return fmt.Errorf("events: make a consumer for the backlog: %w", err)
-		}
-		d.pending.Store(int64(o.consumer.CachedInfo().NumPending))
-		return nil
-	}
+	var err error
+	// Acknowledgements would only tell the server what was applied. What was delivered and is
+	// purged before it is applied is in a snapshot.
 	o.consumer, err = o.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
 		Name:              d.consumer,
 		Durable:           d.consumer,
@@ -560,13 +529,9 @@ func (d *Durable) subscribe(ctx context.Context, o *opened) error {
 		Metadata:          map[string]string{"instance": d.instance},
 		FilterSubjects:    []string{o.subject},
 		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq:       next,
-		AckPolicy:         jetstream.AckExplicitPolicy,
-		AckWait:           d.timing.ackWait,
-		MaxAckPending:     maxAckPending,
+		OptStartSeq:       d.Position() + 1,
+		AckPolicy:         jetstream.AckNonePolicy,
 		InactiveThreshold: d.timing.inactive,
-		ReplayPolicy:      jetstream.ReplayInstantPolicy,
-		Replicas:          0, // those of the stream
 	})
 	if err != nil {
 		return fmt.Errorf("events: make consumer %s: %w", d.consumer, err)
@@ -588,63 +553,40 @@ func (d *Durable) behind(n int64) {
 	d.live.Store(true)
 }
 
-// read applies what the consumer delivers.
+// read applies the messages that the consumer delivers.
 func (d *Durable) read(ctx context.Context, o *opened) error {
 	messages, err := o.consumer.Messages(jetstream.PullMaxMessagesWithBytesLimit(d.timing.fetch, fetchBytes))
 	if err != nil {
 		return fmt.Errorf("events: read the stream: %w", err)
 	}
 	defer messages.Stop()
-	r := reader{d: d}
-	defer r.acknowledge()
-	if o.backlog {
-		defer func() {
-			// It would go by itself, later.
-			_ = d.limited(context.WithoutCancel(ctx), func(ctx context.Context) error {
-				return o.stream.DeleteConsumer(ctx, o.consumer.CachedInfo().Name)
-			})
-		}()
-	}
-	for {
-		m, err := messages.Next(jetstream.NextMaxWait(ackAfter))
+	defer context.AfterFunc(ctx, messages.Stop)()
+	for delivered := uint64(1); ; delivered++ {
+		m, err := messages.Next()
 		switch {
-		case errors.Is(err, nats.ErrTimeout):
-			r.acknowledge()
+		case ctx.Err() != nil:
+			return nil
 		case err != nil:
 			return fmt.Errorf("events: read the stream: %w", err)
-		default:
-			if err := r.take(ctx, m, o); err != nil {
-				return err
-			}
 		}
-		if ctx.Err() != nil {
-			return nil
+		meta, err := m.Metadata()
+		if err != nil {
+			return fmt.Errorf("events: read the stream: %w", err)
+		}
+		if meta.Sequence.Consumer != delivered {
+			return errMissed
+		}
+		if err := d.take(ctx, o, m.Data(), meta); err != nil {
+			return err
 		}
 	}
 }
 
-// reader is what one consumer has delivered.
-type reader struct {
-	d         *Durable
-	delivered uint64 // by the consumer's count
-	acks      []jetstream.Msg
-	first     time.Time // of acks
-}
-
-// take applies a message, unless it was before.
-func (r *reader) take(ctx context.Context, m jetstream.Msg, o *opened) error {
-	meta, err := m.Metadata()
-	if err != nil {
-		return fmt.Errorf("events: read the stream: %w", err)
-	}
-	if meta.Sequence.Consumer != r.delivered+1 {
-		return errMissed
-	}
-	r.delivered++
-	d := r.d
+// take applies a message, unless it was applied before.
+func (d *Durable) take(ctx context.Context, o *opened, data []byte, meta *jetstream.MsgMetadata) error {
 	before, hole := d.Position(), false
 	if meta.Sequence.Stream > before {
-		d.sub.take(ctx, FeedDurable, m.Data(), nil, func(gap bool) {
+		d.sub.take(ctx, FeedDurable, data, nil, func(gap bool) {
 			d.at.seq = meta.Sequence.Stream
 			if hole = gap && before > 0 && d.at.seq > before+1; hole {
 				d.hole, d.holeSeen = d.at.seq, time.Now() // until it is known to be none
@@ -660,19 +602,6 @@ func (r *reader) take(ctx context.Context, m jetstream.Msg, o *opened) error {
 		}
 		d.forgetHole()
 	}
-	if o.backlog {
-		if meta.NumPending <= d.timing.backlog/2 {
-			return errCaughtUp
-		}
-		return nil
-	}
-	if len(r.acks) == 0 {
-		r.first = time.Now()
-	}
-	r.acks = append(r.acks, m)
-	if len(r.acks) >= ackBatch || len(r.acks)%16 == 0 && time.Since(r.first) > ackAfter {
-		r.acknowledge()
-	}
 	return nil
 }
 
@@ -680,13 +609,4 @@ func (d *Durable) forgetHole() {
 	d.sub.mu.Lock()
 	defer d.sub.mu.Unlock()
 	d.hole = 0
-}
-
-// acknowledge tells the stream what was applied. An answer that gets lost is asked
-// for again, and known then.
-func (r *reader) acknowledge() {
-	for _, m := range r.acks {
-		_ = m.Ack() // see above
-	}
-	r.acks = r.acks[:0]
 }

@@ -21,19 +21,18 @@ func TakeLock(ctx context.Context, kv jetstream.KeyValue, every time.Duration) (
 // Hurry makes a Durable do in a second what takes a minute; more changes further.
 func (d *Durable) Hurry(more ...func(*Timing)) {
 	t := Timing{
-		Inactive: 5 * time.Second, AckWait: time.Second, LockTTL: 2 * time.Second, LockEvery: 500 * time.Millisecond,
+		Inactive: 5 * time.Second, LockTTL: 2 * time.Second, LockEvery: 500 * time.Millisecond,
 		KeepEvery: 20 * time.Millisecond, SnapshotAge: time.Hour, SnapshotRest: 50 * time.Millisecond,
 	}
 	for _, change := range more {
 		change(&t)
 	}
-	d.timing.inactive, d.timing.ackWait, d.timing.lockTTL, d.timing.lockEvery = t.Inactive, t.AckWait, t.LockTTL, t.LockEvery
+	d.timing.inactive, d.timing.lockTTL, d.timing.lockEvery = t.Inactive, t.LockTTL, t.LockEvery
 	d.timing.keepEvery, d.timing.snapshotAge, d.timing.snapshotRest = t.KeepEvery, t.SnapshotAge, t.SnapshotRest
 	d.timing.retry = 20 * time.Millisecond
 	d.timing.call = 5 * time.Second
 	d.timing.probe, d.timing.audit = 100*time.Millisecond, time.Second
 	d.timing.stall = 2 * time.Second
-	d.timing.backlog = 50
 	if t.Fetch > 0 {
 		d.timing.fetch = t.Fetch
 	}
@@ -41,7 +40,7 @@ func (d *Durable) Hurry(more ...func(*Timing)) {
 
 // Timing is what tests change.
 type Timing struct {
-	Inactive, AckWait, LockTTL, LockEvery, KeepEvery, SnapshotAge, SnapshotRest time.Duration
+	Inactive, LockTTL, LockEvery, KeepEvery, SnapshotAge, SnapshotRest time.Duration
 	// Fetch is the number of messages fetched ahead; 0 leaves it.
 	Fetch int
 }

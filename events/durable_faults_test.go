@@ -240,13 +240,13 @@ func TestASlowReplica(t *testing.T) {
 	t.Parallel()
 	n := startJetStream(t)
 	e := startEngines(t, n.connect(), 4)
-	a := newReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 1 << 30}, func(t *events.Timing) { t.AckWait = 50 * time.Millisecond })
+	a := newReplica(t, n.connect(), "a", events.DurableConfig{SnapshotThreshold: 1 << 30}, func(t *events.Timing) { t.Fetch = 4 })
 	a.slow = 2 * time.Millisecond
 	running(t, a.Run)
 	fast := startReplica(t, n.connect(), "fast", events.DurableConfig{SnapshotThreshold: 10})
 	e.workUntil(func() bool { return n.hasSnapshot(a.Position() + 20) })
 	e.mustKnow(fast)
-	if behind := a.Position(); behind >= fast.Position() || n.streamInfo().State.FirstSeq > behind+1 {
+	if behind := a.Position(); behind >= fast.Position() || n.streamInfo().State.FirstSeq > behind+1+16 { // a few are delivered and not applied
 		t.Errorf("the slow replica is at %d, the fast one at %d, the stream begins with %d", behind, fast.Position(), n.streamInfo().State.FirstSeq)
 	}
 	a.mu.Lock()

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -107,46 +106,10 @@ func (d *Durable) replace(s *Snapshot, whole func() error, at position, lost boo
 	return nil
 }
 
-// snapshots returns the names of the snapshots that there are, best first.
-func (d *Durable) snapshots(ctx context.Context, o *opened) (names []string, err error) {
-	err = d.limited(ctx, func(ctx context.Context) error {
-		var h head
-		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
-			return fmt.Errorf("events: %w", err)
-		}
-		infos, err := listObjects(ctx, o.objects)
-		if err != nil {
-			return err
-		}
-		slices.SortFunc(infos, func(a, b *jetstream.ObjectInfo) int { return strings.Compare(b.Name, a.Name) })
-		if h.Object != "" {
-			names = append(names, h.Object)
-		}
-		for _, i := range infos {
-			if i.Name != h.Object && strings.HasPrefix(i.Name, objectPrefix) {
-				names = append(names, i.Name)
-			}
-		}
-		return nil
-	})
-	return names, err
-}
-
-func listObjects(ctx context.Context, objects jetstream.ObjectStore) ([]*jetstream.ObjectInfo, error) {
-	infos, err := objects.List(ctx)
-	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
-		return nil, fmt.Errorf("events: list the snapshots: %w", err)
-	}
-	return infos, nil
-}
-
-// objectPrefix begins the names of snapshots; the position follows.
-const objectPrefix = "index-"
-
 // restore replaces the state by a snapshot. It returns nil if that is of another
 // epoch.
 func (d *Durable) restore(ctx context.Context, o *opened, name string, e *epoch) (*Snapshot, error) {
-	object, err := d.object(ctx, o, name)
+	object, err := d.download(ctx, o, name)
 	if err != nil {
 		return nil, err
 	}
@@ -255,7 +218,7 @@ func (d *Durable) fill(ctx context.Context, o *opened, h *head) (again bool, err
 	others := false
 	consumers := o.stream.ListConsumers(ctx)
 	for c := range consumers.Info() {
-		others = others || c.Config.Metadata["instance"] != d.instance && strings.HasPrefix(c.Name, "kvroute-") && reads(&c.Config, o.subject) && !d.orphan(c)
+		others = others || c.Config.Metadata["instance"] != d.instance && strings.HasPrefix(c.Name, "kvroute-") && reads(&c.Config, o.subject)
 	}
 	if err := consumers.Err(); err != nil {
 		return false, fmt.Errorf("events: list the consumers: %w", err)
@@ -284,15 +247,6 @@ func (d *Durable) keep(ctx context.Context, o *opened) error {
 		if now := time.Now(); now.Sub(d.lastExpire) >= 5*time.Second {
 			d.lastExpire = now
 			d.sub.expire(ctx)
-		}
-		if now := time.Now(); now.Sub(d.lastFloor) >= d.timing.inactive/2 {
-			d.lastFloor = now
-			if err := d.limited(ctx, func(ctx context.Context) error {
-				_, err := d.floor(ctx, o)
-				return err
-			}); err != nil {
-				d.conf.Log.Debug("the consumers are not known", "err", err)
-			}
 		}
 		if now := time.Now(); now.Sub(d.lastProbe) >= d.timing.probe {
 			d.lastProbe = now
@@ -469,7 +423,7 @@ func (d *Durable) delivers(ctx context.Context, o *opened, at uint64) error {
 		return err
 	}
 	now := time.Now()
-	if at != o.progress || o.since.IsZero() || info.NumPending == 0 && info.NumAckPending == 0 {
+	if at != o.progress || o.since.IsZero() || info.NumPending == 0 && info.Delivered.Stream <= at {
 		o.progress, o.since = at, now
 	}
 	if info.Config.Metadata["instance"] != d.instance || now.Sub(o.since) > d.timing.stall {
@@ -562,66 +516,6 @@ func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
 	return s, done, ok
 }
 
-// upload writes a snapshot into the object store and looks whether it arrived.
-func (d *Durable) upload(ctx context.Context, o *opened, s *Snapshot) (head, error) {
-	name := fmt.Sprintf("%s%020d", objectPrefix, s.LastSeq)
-	r, w := io.Pipe()
-	var out written
-	finished := make(chan struct{})
-	go func() {
-		defer close(finished)
-		var err error
-		out, err = writeSnapshot(w, d.scope, s)
-		_ = w.CloseWithError(err) // never fails
-	}()
-	size, err := d.put(ctx, o, name, r)
-	_ = r.CloseWithError(context.Canceled) // ends the writer if nobody read to the end
-	<-finished
-	if err != nil {
-		return head{}, fmt.Errorf("upload snapshot %s: %w", name, err)
-	}
-	if size != out.bytes {
-		return head{}, fmt.Errorf("upload snapshot %s: %d of %d bytes arrived", name, size, out.bytes)
-	}
-	return head{
-		Object: name, LastSeq: s.LastSeq, CreatedMS: s.Created.UnixMilli(), Bytes: out.bytes,
-		XXH3: fmt.Sprintf("%016x", out.digest), Epoch: s.Meta.Epoch, Stream: s.Meta.Stream, Inherited: s.Meta.Inherited,
-	}, nil
-}
-
-// tidy deletes all snapshots but those named, and what is left of uploads that
-// were never finished. It is called under the lock, so there are none under way.
-func (d *Durable) tidy(ctx context.Context, o *opened, keep ...string) error {
-	infos, err := listObjects(ctx, o.objects)
-	if err != nil {
-		return err
-	}
-	used := make(map[string]bool, len(infos))
-	for _, i := range infos {
-		switch {
-		case slices.Contains(keep, i.Name) || !strings.HasPrefix(i.Name, objectPrefix):
-			used[i.NUID] = true
-		default:
-			if err := o.objects.Delete(ctx, i.Name); err != nil {
-				return fmt.Errorf("delete snapshot %s: %w", i.Name, err)
-			}
-		}
-	}
-	chunks := d.chunks("")
-	stream, info, err := d.objectStream(ctx, chunks+"*")
-	if err != nil {
-		return err
-	}
-	for subject := range info.State.Subjects {
-		if !used[strings.TrimPrefix(subject, chunks)] {
-			if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
-				return fmt.Errorf("remove half a snapshot: %w", err)
-			}
-		}
-	}
-	return nil
-}
-
 // purge removes the messages that the snapshot before the newest contains and that
 // everybody who reads them has acknowledged: if the newest is damaged, that one and the
 // stream still make everything.
@@ -650,49 +544,20 @@ func (d *Durable) purge(ctx context.Context, o *opened) error {
 	return nil
 }
 
-// floor returns the position up to which every consumer of the subject has
-// acknowledged, and deletes those of replicas that are gone. The server does that
-// itself, but not while messages that they had wait to be acknowledged.
+// floor returns the position up to which every consumer of the subject has got the
+// messages, and acknowledged them if it is one that does.
 func (d *Durable) floor(ctx context.Context, o *opened) (uint64, error) {
 	floor := uint64(math.MaxUint64)
 	consumers := o.stream.ListConsumers(ctx)
-	var orphans []string
 	for c := range consumers.Info() {
-		switch {
-		case !reads(&c.Config, o.subject):
-		case d.orphan(c):
-			orphans = append(orphans, c.Name)
-		default:
+		if reads(&c.Config, o.subject) {
 			floor = min(floor, c.AckFloor.Stream)
 		}
 	}
 	if err := consumers.Err(); err != nil {
 		return 0, fmt.Errorf("list the consumers: %w", err)
 	}
-	for _, name := range orphans {
-		if err := o.stream.DeleteConsumer(ctx, name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-			return 0, fmt.Errorf("delete the consumer of a replica that is gone: %w", err)
-		}
-		d.conf.Log.Info("the consumer of a replica that is gone is deleted", "consumer", name)
-	}
 	return floor, nil
-}
-
-// orphan reports whether a consumer is a replica's that neither asks for messages
-// nor was delivered or acknowledged any for too long. One that lives and is only
-// slow makes a new one, and loses nothing.
-func (d *Durable) orphan(c *jetstream.ConsumerInfo) bool {
-	if !strings.HasPrefix(c.Name, "kvroute-") || c.NumWaiting > 0 {
-		return false
-	}
-	last := c.Created
-	for _, t := range []*time.Time{c.Delivered.Last, c.AckFloor.Last} {
-		if t != nil && t.After(last) {
-			last = *t
-		}
-	}
-	// By the server's clock.
-	return c.TimeStamp.Sub(last) > d.timing.inactive && d.timing.inactive > 0
 }
 
 // reads reports whether a consumer may be delivered messages of a subject.

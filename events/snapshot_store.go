@@ -4,94 +4,172 @@ package events
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// objectChunk is the size of a part of a snapshot; NATS takes 1 MiB at most.
-const objectChunk = 256 << 10
+const (
+	// objectPrefix begins the names of snapshots. The position in the stream follows.
+	objectPrefix = "index-"
+	// objectChunk is the size of a chunk of a snapshot in bytes. NATS accepts messages up to 1 MiB.
+	objectChunk = 256 << 10
+	// objectStall is how long a chunk of a snapshot may take to arrive.
+	objectStall = 10 * time.Second
+	// objectTime bounds the time to read a snapshot. Without a deadline the client sets one of 5 s.
+	objectTime = time.Hour
+)
 
-// objectStall is how long a part of a snapshot may take to come.
-const objectStall = 10 * time.Second
+// upload writes a snapshot to the object store and returns its head.
+func (d *Durable) upload(ctx context.Context, o *opened, s *Snapshot) (head, error) {
+	name := fmt.Sprintf("%s%020d", objectPrefix, s.LastSeq)
+	r, w := io.Pipe()
+	var out written
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		var err error
+		out, err = writeSnapshot(w, d.scope, s)
+		_ = w.CloseWithError(err) // always nil
+	}()
+	info, err := o.objects.Put(ctx, jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: objectChunk}}, r)
+	_ = r.CloseWithError(context.Canceled) // ends the writer if Put did not read to the end
+	<-finished
+	if err != nil {
+		return head{}, fmt.Errorf("upload snapshot %s: %w", name, err)
+	}
+	if info.Size != uint64(out.bytes) {
+		return head{}, fmt.Errorf("upload snapshot %s: %d of %d bytes arrived", name, info.Size, out.bytes)
+	}
+	return head{
+		Object: name, LastSeq: s.LastSeq, CreatedMS: s.Created.UnixMilli(), Bytes: out.bytes,
+		XXH3: fmt.Sprintf("%016x", out.digest), Epoch: s.Meta.Epoch, Stream: s.Meta.Stream, Inherited: s.Meta.Inherited,
+	}, nil
+}
 
-// object reads a snapshot from the object store, part by part. The client's own
-// reader waits for parts that are not there.
+// object reads a snapshot from the object store.
 type object struct {
-	messages jetstream.MessagesContext
-	left     uint32 // parts to come
-	rest     []byte
+	jetstream.ObjectResult
+
+	stall  *time.Timer
+	cancel context.CancelFunc
 }
 
-// put writes an object in the form of NATS's object stores, part by part, each when
-// the one before is acknowledged; it counts from its last message on, which replaces
-// an object of the same name. The client's own way leaves a goroutine behind when it
-// fails early. It returns the size that the object then has.
-func (d *Durable) put(ctx context.Context, o *opened, name string, r io.Reader) (int64, error) {
-	info := jetstream.ObjectInfo{Bucket: d.scope.Bucket("snap"), NUID: fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64())}
-	info.Name, info.Opts = name, &jetstream.ObjectMetaOptions{ChunkSize: objectChunk}
-	digest, subject := sha256.New(), d.chunks(info.NUID)
-	for chunk, last := make([]byte, objectChunk), false; !last; {
-		n, err := io.ReadFull(r, chunk)
-		switch {
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			if last = true; n == 0 {
-				continue
+// download opens a snapshot for reading.
+func (d *Durable) download(ctx context.Context, o *opened, name string) (*object, error) {
+	limited, cancel := context.WithTimeout(ctx, d.timing.call)
+	defer cancel()
+	info, err := o.objects.GetInfo(limited, name)
+	if err != nil {
+		return nil, fmt.Errorf("events: get snapshot %s: %w", name, err)
+	}
+	// The client would wait for chunks that the store does not have.
+	subject := d.chunks(info.NUID)
+	_, state, err := d.objectStream(limited, subject)
+	if err != nil {
+		return nil, err
+	}
+	if there := state.State.Subjects[subject]; there != uint64(info.Chunks) || there == 0 {
+		return nil, badSnapshot("%d of its %d chunks are in the object store", there, info.Chunks)
+	}
+	ctx, stop := context.WithTimeout(ctx, objectTime)
+	result, err := o.objects.Get(ctx, name)
+	if err != nil {
+		stop()
+		return nil, fmt.Errorf("events: get snapshot %s: %w", name, err)
+	}
+	return &object{result, time.AfterFunc(objectStall, func() { _ = result.Close() }), stop}, nil
+}
+
+// Read reads the next bytes. It fails if none arrive within [objectStall].
+func (r *object) Read(p []byte) (int, error) {
+	r.stall.Reset(objectStall)
+	defer r.stall.Stop()
+	return r.ObjectResult.Read(p)
+}
+
+func (r *object) close() {
+	r.stall.Stop()
+	_ = r.Close() // the pipe to the client, which always closes
+	r.cancel()
+}
+
+// snapshots returns the names of the snapshots in the order in which to try them.
+func (d *Durable) snapshots(ctx context.Context, o *opened) (names []string, err error) {
+	err = d.limited(ctx, func(ctx context.Context) error {
+		var h head
+		if _, err := readKey(ctx, o.state, keyHead, &h); err != nil {
+			return fmt.Errorf("events: %w", err)
+		}
+		infos, err := listObjects(ctx, o.objects)
+		if err != nil {
+			return err
+		}
+		slices.SortFunc(infos, func(a, b *jetstream.ObjectInfo) int { return strings.Compare(b.Name, a.Name) })
+		if h.Object != "" {
+			names = append(names, h.Object)
+		}
+		for _, i := range infos {
+			if i.Name != h.Object && strings.HasPrefix(i.Name, objectPrefix) {
+				names = append(names, i.Name)
 			}
-		case err != nil:
-			return 0, err
 		}
-		_, _ = digest.Write(chunk[:n]) // never fails
-		if err := d.store(ctx, &nats.Msg{Subject: subject, Data: chunk[:n]}); err != nil {
-			return 0, err
+		return nil
+	})
+	return names, err
+}
+
+func listObjects(ctx context.Context, objects jetstream.ObjectStore) ([]*jetstream.ObjectInfo, error) {
+	infos, err := objects.List(ctx)
+	if err != nil && !errors.Is(err, jetstream.ErrNoObjectsFound) {
+		return nil, fmt.Errorf("events: list the snapshots: %w", err)
+	}
+	return infos, nil
+}
+
+// tidy deletes all snapshots except the named ones, and the chunks of uploads that did not
+// finish. Its caller holds the lock of snapshots, so no upload is running.
+func (d *Durable) tidy(ctx context.Context, o *opened, keep ...string) error {
+	infos, err := listObjects(ctx, o.objects)
+	if err != nil {
+		return err
+	}
+	used := make(map[string]bool, len(infos))
+	for _, i := range infos {
+		switch {
+		case slices.Contains(keep, i.Name) || !strings.HasPrefix(i.Name, objectPrefix):
+			used[i.NUID] = true
+		default:
+			if err := o.objects.Delete(ctx, i.Name); err != nil {
+				return fmt.Errorf("delete snapshot %s: %w", i.Name, err)
+			}
 		}
-		info.Size, info.Chunks = info.Size+uint64(n), info.Chunks+1
 	}
-	info.Digest = "SHA-256=" + base64.URLEncoding.EncodeToString(digest.Sum(nil))
-	meta, err := json.Marshal(info)
+	chunks := d.chunks("")
+	stream, info, err := d.objectStream(ctx, chunks+"*")
 	if err != nil {
-		return 0, err
+		return err
 	}
-	if err := d.store(ctx, &nats.Msg{
-		Subject: "$O." + info.Bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name)),
-		Header:  nats.Header{jetstream.MsgRollup: []string{jetstream.MsgRollupSubject}}, Data: meta,
-	}); err != nil {
-		return 0, err
+	for subject := range info.State.Subjects {
+		if !used[strings.TrimPrefix(subject, chunks)] {
+			if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
+				return fmt.Errorf("remove half a snapshot: %w", err)
+			}
+		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, objectStall)
-	defer cancel()
-	there, err := o.objects.GetInfo(ctx, name)
-	if err != nil {
-		return 0, err
-	}
-	if there.Digest != info.Digest {
-		return 0, fmt.Errorf("its digest is %s, want %s", there.Digest, info.Digest)
-	}
-	return int64(there.Size), nil
+	return nil
 }
 
-func (d *Durable) store(ctx context.Context, m *nats.Msg) error {
-	ctx, cancel := context.WithTimeout(ctx, objectStall)
-	defer cancel()
-	_, err := d.js.PublishMsg(ctx, m)
-	return err
-}
+// chunks is the subject of an object's chunks.
+func (d *Durable) chunks(nuid string) string { return "$O." + d.scope.Bucket("snap") + ".C." + nuid }
 
-// chunks is the subject of an object's parts.
-func (d *Durable) chunks(nuid string) string {
-	return "$O." + d.scope.Bucket("snap") + ".C." + nuid
-}
-
-// objectStream returns the stream below the object store, and what it has of some
-// subjects.
+// objectStream returns the stream below the object store, with the number of messages of
+// the given subjects.
 func (d *Durable) objectStream(ctx context.Context, subject string) (jetstream.Stream, *jetstream.StreamInfo, error) {
 	stream, err := d.js.Stream(ctx, "OBJ_"+d.scope.Bucket("snap"))
 	if err != nil {
@@ -103,49 +181,3 @@ func (d *Durable) objectStream(ctx context.Context, subject string) (jetstream.S
 	}
 	return stream, info, nil
 }
-
-// object opens a snapshot for reading.
-func (d *Durable) object(ctx context.Context, o *opened, name string) (*object, error) {
-	limited, cancel := context.WithTimeout(ctx, d.timing.call)
-	defer cancel()
-	info, err := o.objects.GetInfo(limited, name)
-	if err != nil {
-		return nil, fmt.Errorf("events: get snapshot %s: %w", name, err)
-	}
-	subject := d.chunks(info.NUID)
-	stream, state, err := d.objectStream(limited, subject)
-	if err != nil {
-		return nil, err
-	}
-	if there := state.State.Subjects[subject]; there != uint64(info.Chunks) || there == 0 {
-		return nil, badSnapshot("%d of its %d parts are in the object store", there, info.Chunks)
-	}
-	consumer, err := stream.OrderedConsumer(limited, jetstream.OrderedConsumerConfig{FilterSubjects: []string{subject}})
-	if err != nil {
-		return nil, fmt.Errorf("events: get snapshot %s: %w", name, err)
-	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(64))
-	if err != nil {
-		return nil, fmt.Errorf("events: get snapshot %s: %w", name, err)
-	}
-	return &object{messages: messages, left: info.Chunks}, nil
-}
-
-func (r *object) Read(p []byte) (int, error) {
-	for len(r.rest) == 0 {
-		if r.left == 0 {
-			return 0, io.EOF
-		}
-		m, err := r.messages.Next(jetstream.NextMaxWait(objectStall))
-		if err != nil {
-			return 0, err
-		}
-		r.rest = m.Data()
-		r.left--
-	}
-	n := copy(p, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
-}
-
-func (r *object) close() { r.messages.Stop() }
