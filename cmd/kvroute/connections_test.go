@@ -42,6 +42,7 @@ func TestUnixSocket(t *testing.T) {
 
 // Connections from Envoy are renewed now and then; what runs on the old ones goes on.
 func TestConnectionsAreRenewed(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	d := newStack(t, 0, nil)
 	hang := make(chan struct{})
 	d.begin(t, append(staticFlags(t, d, "faulty", startHTTP(t, faulty(hang, nil))), "--extproc-connection-age", "200ms")...)

@@ -213,6 +213,7 @@ func position(t *testing.T, c *demo.Child) uint64 {
 // A router alone, with its own NATS under --state-dir, knows after a restart what it
 // knew.
 func TestARestartWithItsOwnNATS(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -37,6 +37,7 @@ func TestBadDynamoSettings(t *testing.T) {
 // Workers of the store are beside those of the file, their publishers are heard, and they
 // go with their records.
 func TestWorkersOfDynamosStore(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	var lc net.ListenConfig
 	listen := func() net.Listener {
 		l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")

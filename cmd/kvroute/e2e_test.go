@@ -242,6 +242,7 @@ func TestADecisionCanBeExplained(t *testing.T) {
 
 // The first token is noticed while the response goes on, and not at its headers.
 func TestTheFirstTokenEndsThePrefill(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	d := startStack(t, 1, []string{"--num-gpu-blocks", "16384"})
 	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody(strings.Repeat("a long prompt ", 14_000), 200, true), nil)
 	if err != nil {
@@ -343,6 +344,7 @@ func startHTTP(t *testing.T, h http.HandlerFunc) (address string) {
 }
 
 func TestADeadRouterFailsOpen(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	d := startStack(t, 3, []string{"--speed", "20"})
 	// A response in progress goes on to its end.
 	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+chatPath, chatBody("tell me a long story", 1500, true), nil)
@@ -392,6 +394,7 @@ func TestADeadRouterFailsOpen(t *testing.T) {
 // A shutdown lets responses go on and answers nothing wrongly, however Envoy hands over
 // bodies.
 func TestADrainHarmsNoResponse(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	for _, mode := range []envoy.BodyMode{envoy.Buffered, envoy.StreamedAhead, envoy.FullDuplex} {
 		t.Run(string(mode), func(t *testing.T) {
 			d := startStackIn(t, mode, 2, []string{"--speed", "20"}, "--drain-timeout", "1m")

@@ -69,6 +69,7 @@ func raw(t *testing.T, method, url, path, body string) sight {
 // In each configuration that we write or keep only the inference paths reach workers,
 // however a path is spelled, and whether kvroute is dead or names a worker for any request.
 func TestOnlyInferencePathsReachWorkers(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}

@@ -57,6 +57,7 @@ func idle(t *testing.T, d *demonstration) {
 // A worker that has died gets the request whose prefix it has; the second choice
 // serves it, and the dead one gets no more.
 func TestTheSecondChoiceServes(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list"} {
 		t.Run(string(failover), func(t *testing.T) {
 			d := newStack(t, 3, []string{"--speed", "20"})
@@ -189,6 +190,7 @@ func TestOnlyAllowedWorkersServe(t *testing.T) {
 
 // Where nobody is left to be asked, the one that was asked is blamed all the same.
 func TestTheOnlyChoiceIsBlamed(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	for failover, choice := range map[envoy.Failover]string{envoy.Composite: "header", envoy.List: "list", envoy.NoFailover: "none"} {
 		blamed := func(t *testing.T, d *demonstration) {
 			t.Helper()

@@ -101,6 +101,7 @@ func (d *demonstration) send(t *testing.T, content string, stream bool) sight {
 // A worker that cannot be reached costs its request no more than the time that a
 // connection may take: the second choice serves it. Without one there is an error.
 func TestWorkersThatCannotBeReached(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	hole := blackHole(t)
 	for _, c := range []struct {
 		row     string
@@ -439,6 +440,7 @@ func TestRefusals(t *testing.T) {
 
 // Without room requests are refused at once, or wait as long as they may.
 func TestRefusalsForLackOfRoom(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	d := newStack(t, 0, nil)
 	hang := make(chan struct{})
 	defer close(hang)

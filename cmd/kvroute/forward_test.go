@@ -27,6 +27,7 @@ type answered struct {
 // Each form, through Envoy: the worker computes from the ids that kvroute made, and
 // they are those that it would have made itself.
 func TestTokensAreForwarded(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	const words = "the worker keeps the shared prefix and the router finds it there, once more and then again"
 	completion := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":2,"return_token_ids":true,"x":1.50}`, words)
 	chat := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":2,"return_token_ids":true}`, words)

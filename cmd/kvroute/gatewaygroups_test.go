@@ -82,6 +82,7 @@ func (d *demonstration) die(t *testing.T) {
 // Two tiers: the upper one behind what Envoy Gateway makes of the manifests, and of the
 // groups one behind such a thing, too, one behind our bootstrap.
 func TestGatewayOfGroups(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	bus, err := startNATS("127.0.0.1:0", "")
 	if err != nil {
 		t.Fatal(err)
@@ -212,6 +213,7 @@ func TestGatewayOfGroups(t *testing.T) {
 // What a group hears of the tier above it is what kvroute says there, never what a client
 // says: it may heed it.
 func TestGatewayTellsGroupsWhatKvrouteSays(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	const forged = "192.0.2.1:1"
 	var mu sync.Mutex
 	var asked []http.Header

@@ -24,12 +24,15 @@ func TestMain(m *testing.M) {
 	if os.Getenv(beKvroute) != "" {
 		main()
 	}
-	if err := os.Setenv(beKvroute, "1"); err != nil {
-		panic(err)
-	}
-	// The race detector would keep each child for a second at its end.
-	if err := os.Setenv("GORACE", "atexit_sleep_ms=0 halt_on_error=1"); err != nil {
-		panic(err)
+	// All tests share the environment, since most run in parallel. The race detector would
+	// keep each child for a second at its end.
+	for name, value := range map[string]string{
+		beKvroute: "1", "GORACE": "atexit_sleep_ms=0 halt_on_error=1",
+		"KVROUTE_ROUTER_PASSWORD": "secret-of-ROUTER", "KVROUTE_WORKER_PASSWORD": "secret-of-WORKER", "KVROUTE_WORKER_0_PASSWORD": "secret-of-WORKER_0",
+	} {
+		if err := os.Setenv(name, value); err != nil {
+			panic(err)
+		}
 	}
 	flag.Parse()
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"), goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"))

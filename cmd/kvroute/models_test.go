@@ -83,6 +83,7 @@ func (d *demonstration) reload(t *testing.T, file, text string) {
 // One kvroute serves several models, each under all its names, and reads them anew
 // while requests are in flight, of which none suffers.
 func TestModelsAreReloadedUnderLoad(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	dir := modelFolder(t)
 	with := func(alias string) string {
 		return fmt.Sprintf("version: 1\nmodels:\n- {name: base, aliases: [%s], lora: [base-lora], tokenizer: %q}\n", alias, dir)
@@ -190,6 +191,7 @@ func TestModelsAreReloadedUnderLoad(t *testing.T) {
 // A worker that names a model card is tokenized by it, under whatever name it
 // serves; one that names a card that is not there is routed in text-block mode.
 func TestAWorkerNamesItsModelCard(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -226,6 +228,7 @@ workers:
 // What each model's prompts become is told by the API, by a gauge and, where it is not
 // exact, by the log.
 func TestEachModelTellsItsMode(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -328,6 +331,7 @@ workers:
 // Every kind of request, through Envoy: what the router predicts to be cached is what
 // the engine finds, and nothing is left in the accounts.
 func TestEveryKindOfRequestThroughEnvoy(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	d := startStack(t, 3, []string{"--speed", "20"})
 	words := strings.Repeat("every kind of request is routed ", 12)
 	quoted := fmt.Sprintf("%q", words)
@@ -383,6 +387,7 @@ func TestEveryKindOfRequestThroughEnvoy(t *testing.T) {
 
 // The events with which a stream of /v1/responses begins are no first token.
 func TestTheFirstTokenOfAResponse(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	d := startStack(t, 1, []string{"--num-gpu-blocks", "16384"})
 	body := fmt.Sprintf(`{"model":"sim","stream":true,"max_output_tokens":100,"input":%q}`, strings.Repeat("a long prompt ", 14_000))
 	resp, err := send(t, t.Context(), "POST", d.Envoy.URL()+"/v1/responses", body, nil)

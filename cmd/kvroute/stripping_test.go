@@ -25,6 +25,7 @@ import (
 // What a client says in headers that steer never reaches a worker, whether kvroute decides,
 // passes, has no room, hangs or is dead.
 func TestControlHeadersReachNoWorker(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	const forged = "192.0.2.1:1"
 	d := newStack(t, 0, nil)
 	var mu sync.Mutex
@@ -171,6 +172,7 @@ func portOf(address string) string {
 // With kvroute dead no client chooses its worker, nor says anything to one in a header
 // that steers, in any of the configurations that we write or keep.
 func TestNoConfigurationLetsClientsChoose(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	if testing.Short() {
 		t.Skip("starts a real Envoy")
 	}

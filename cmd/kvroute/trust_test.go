@@ -39,13 +39,10 @@ import (
 	routing "github.com/kvroute/kvroute/router"
 )
 
-// guardedNATS starts a server by the account file of the example, and returns a
-// function that connects as one of its users.
+// guardedNATS starts a server by the account file of the example, which reads the
+// passwords that TestMain sets, and returns a function that connects as one of its users.
 func guardedNATS(t *testing.T) (url string, as func(user string) *guarded) {
 	t.Helper()
-	for _, user := range []string{"ROUTER", "WORKER", "WORKER_0"} {
-		t.Setenv("KVROUTE_"+user+"_PASSWORD", "secret-of-"+user)
-	}
 	opts, err := natsserver.ProcessConfigFile("../../examples/nats/kvroute.conf")
 	if err != nil {
 		t.Fatal(err)
@@ -108,6 +105,7 @@ func (g *guarded) refused(subject string) bool {
 // Everybody can do what they must: the whole flow, with real processes, over a bus
 // that is guarded by the very file of the example.
 func TestTheGuardedBusServes(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
@@ -174,6 +172,7 @@ func TestTheGuardedBusServes(t *testing.T) {
 // its events are heard; with an access that the bus does not grant it ends soon all the
 // same.
 func TestTheGuardedBusServesBindings(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	url, as := guardedNATS(t)
 	router := as("router")
 	registered := make(chan routing.WorkerInfo, 16)
@@ -239,6 +238,7 @@ func TestTheGuardedBusServesBindings(t *testing.T) {
 
 // And nobody can do more.
 func TestTheGuardedBusRefuses(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	url, as := guardedNATS(t)
 	router, worker, worker0 := as("router"), as("worker"), as("worker-0")
 	scope := wire.Scope{}
@@ -354,6 +354,7 @@ func TestTheGuardedBusRefuses(t *testing.T) {
 
 // Over TLS both sides show certificates; without the right ones nobody connects.
 func TestBusOverTLS(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	dir := t.TempDir()
 	ca, caKey := certificate(t, dir, "ca", nil, nil)
 	server, serverKey := certificate(t, dir, "server", ca, caKey)
@@ -460,6 +461,7 @@ func certificate(t *testing.T, dir, name string, ca *x509.Certificate, caKey *ec
 // A bus that does not let this process in, at first or after a while, does so for as long
 // as it takes: the connection is not given up, and the log says why it is not there.
 func TestTheBusLetsNobodyInForAWhile(t *testing.T) {
+	t.Parallel() // it waits, most of the time
 	opts := natsserver.Options{Host: "127.0.0.1", Port: fixtures.HoldPort(t), Username: "router", Password: "later", NoSigs: true, NoLog: true}
 	start := func(password string) (stop func()) {
 		t.Helper()
