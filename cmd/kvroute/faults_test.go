@@ -141,15 +141,19 @@ func TestWorkersThatCannotBeReached(t *testing.T) {
 			outcomeOf(t, "the second choice fails as well").check(t, d.send(t, fmt.Sprint(i), i%2 == 0))
 			atRest(t, d)
 		}
-		// The client leaves while Envoy tries.
+		// The client leaves while Envoy tries, unless Envoy gives up before the slot is seen.
 		ctx, cancel := context.WithCancel(t.Context())
+		watched := make(chan struct{})
 		go func() {
-			eventually(t, "no slot is taken", func() bool { n, _, _ := inFlight(t, d); return n == 1 })
+			defer close(watched)
+			_ = process.Until(ctx, process.Patience, "", func(context.Context) bool { n, _, _ := inFlight(t, d); return n == 1 })
 			cancel()
 		}()
 		if resp, err := send(t, ctx, "POST", d.Envoy.URL()+chatPath, chatBody("at once", 4, false), nil); err == nil {
 			_ = resp.Body.Close() // Envoy gave up first
 		}
+		cancel()
+		<-watched
 		atRest(t, d)
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvroute/kvroute/router"
 )
@@ -46,6 +47,7 @@ func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
 			})
 		})
 	}
+	blocks := map[string]int{} // of the prompts sent so far, by group
 	serve := func(when string) (served map[int]string) {
 		t.Helper()
 		served = map[int]string{}
@@ -55,15 +57,18 @@ func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
 			if resp.StatusCode != 200 || groups[name] == nil {
 				t.Fatalf("%s: request %d: status %d from %q: %.200s", when, i, resp.StatusCode, name, body)
 			}
-			if got := newest(t, d); got.Group != name {
+			got := newest(t, d)
+			if got.Group != name {
 				t.Errorf("%s: request %d: the upper tier chose %q, %s served", when, i, got.Group, name)
 			}
 			served[i] = name
+			blocks[name] += got.PromptBlocks
 		}
 		return served
 	}
 	heard("the groups are not heard", true)
 	home := serve("with NATS")
+	summarized(t, d, groups, blocks)
 
 	bus.Server.Shutdown()
 	bus.Server.WaitForShutdown()
@@ -88,4 +93,24 @@ func TestTwoTiersLoseNATSAndTheUpperOne(t *testing.T) {
 			t.Errorf("after a restart: conversation %d is in %s, and goes to %s", i, home[i], name)
 		}
 	}
+}
+
+// summarized waits until the upper router has a summary of each group that was made after the
+// group's index had the prompts' blocks: from then on the summaries alone lead a conversation
+// back to its group.
+func summarized(t *testing.T, d *demonstration, groups map[string]*demonstration, blocks map[string]int) {
+	t.Helper()
+	for name, g := range groups {
+		eventually(t, "the index of "+name+" does not have the blocks of its prompts", func() bool {
+			cached := 0
+			for _, w := range workers(t, g) {
+				cached += w.CachedBlocks
+			}
+			return cached >= blocks[name]
+		})
+	}
+	indexed := time.Now()
+	eventually(t, "there is no summary that is newer than the groups' blocks", func() bool {
+		return !slices.ContainsFunc(workers(t, d), func(w router.WorkerState) bool { return time.Since(indexed) <= w.Summary.Age })
+	})
 }
