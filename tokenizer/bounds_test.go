@@ -70,7 +70,7 @@ func TestAddedTokensHonourTheDeadline(t *testing.T) {
 			added = append(added, map[string]any{"id": 5001 + k, "content": strings.Repeat("<", 60_000) + string(rune('a'+k)), "normalized": normalized})
 		}
 		var tok *tokenizer.Tokenizer
-		if n := allocated(func() { tok = loadWith(t, map[string]any{"added_tokens": added}) }); n > 100 {
+		if n := allocated(func() { tok = loadWith(t, map[string]any{"added_tokens": added}) }); n > 200 { // 124 with the race detector
 			t.Errorf("loading allocates %d MiB", n)
 		}
 		want, err := tok.Append(t.Context(), nil, []byte("a<+>"), false)
