@@ -28,14 +28,12 @@ type Response struct {
 	Local bool
 }
 
-// avoidance is what a worker's failures have led to. A worker that fails is kept
-// out of decisions for a while, twice as long at each failure that follows within
-// a minute, at most for 16 times as long. While no better worker is left it is a
-// candidate all the same.
+// avoidance is what a worker's failures have led to. A worker that fails gets no requests
+// for a while. A failure within a minute after that makes the next time twice as long, up to
+// 16 times the first. While no better worker is left, the worker is a candidate all the same.
 type avoidance struct {
-	until    time.Time // it is avoided before
-	last     time.Time // its last failure
-	strikes  int       // failures that had consequences
+	until    time.Time // the worker is avoided before
+	strikes  int       // failures that began an avoidance
 	errors   int       // server errors in a row
 	answered time.Time // its last response below 500
 }
@@ -53,14 +51,13 @@ const (
 func (a *avoidance) fail(now time.Time, first time.Duration) bool {
 	a.errors = 0
 	if first <= 0 || now.Before(a.until) {
-		a.last = now
-		return false // another request of the same misfortune
+		return false // another request that failed for the same reason
 	}
-	if now.Sub(a.last) > strikesForgotten {
+	if now.Sub(a.until) > strikesForgotten {
 		a.strikes = 0
 	}
 	a.strikes = min(a.strikes+1, mostStrikes)
-	a.last, a.until = now, now.Add(first<<(a.strikes-1))
+	a.until = now.Add(first << (a.strikes - 1))
 	return true
 }
 
