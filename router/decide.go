@@ -125,7 +125,7 @@ func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) 
 		return ErrDuplicate
 	}
 	if q.explain {
-		c.explain(now, q)
+		c.explain(now, q, d)
 	}
 	return nil
 }
@@ -322,21 +322,32 @@ func (c *core) draw(id string) float64 {
 }
 
 // explain puts down every worker of the pool as the decision saw it.
-func (c *core) explain(now time.Time, q *question) {
-	c.seen = c.seen[:0]
+func (c *core) explain(now time.Time, q *question, d *Decision) {
+	drawn := d.Policy != "" && d.Settings.Temperature > 0
+	if drawn {
+		c.chances = slices.Grow(c.chances[:0], len(c.costs))[:len(c.costs)]
+		scorer.Probabilities(c.costs, d.Settings.Temperature, c.chances)
+	}
+	c.seen = slices.Grow(c.seen[:0], len(c.order))[:len(c.order)]
 	next := 0 // candidate, in the same order
 	for i, ord := range c.order {
-		e := &c.entries[ord]
-		w := seenWorker{worker: e.worker, info: e.info, excluded: c.verdicts[i]}
-		if w.excluded == "" {
-			w.input, w.cost = c.inputs[next], c.costs[next]
-			w.probed = q.probeOf(e) != nil
-			next++
-		} else {
-			c.load(now, ord, &w.input)
+		e, to := &c.entries[ord], &c.seen[i]
+		*to = Candidate{}
+		to.Worker, to.WorkerName, to.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
+		to.TotalBlocks, to.ReportedBlocks, to.Excluded = e.info.TotalKVBlocks, e.reported(now), c.verdicts[i]
+		to.Foreign = c.foreign(now, e, c.request.PromptTokens)
+		if e.info.Group != "" {
+			to.Group, to.SummaryAge, to.Probed = e.info.Group, e.group.age(now), to.Excluded == "" && q.probeOf(e) != nil
 		}
-		w.reported, w.foreign, w.age = e.reported(now), c.foreign(now, e, c.request.PromptTokens), e.group.age(now)
-		c.seen = append(c.seen, w)
+		if to.Excluded != "" {
+			c.load(now, ord, &to.Input)
+			continue
+		}
+		to.Input, to.Cost = c.inputs[next], c.costs[next]
+		if drawn {
+			to.Probability = c.chances[next]
+		}
+		next++
 	}
 }
 
@@ -396,5 +407,6 @@ type workspace struct {
 	inputs     []scorer.Input
 	costs      []float64
 	eligibles  int          // how many candidates there were before the session left only one
-	seen       []seenWorker // along core.order, if the question asks to explain
+	chances    []float64    // of being drawn, along candidates
+	seen       []Candidate  // along core.order, if the question asks to explain
 }

@@ -53,10 +53,10 @@ func TestForeignLoadCountsInEveryCost(t *testing.T) {
 				}
 				report(r, c.now)
 				got, all := costs(t, r)
-				if got[0] <= got[1] || all[0].Foreign == nil || all[1].Foreign != nil {
+				if got[0] <= got[1] || all[0].Foreign == (router.Foreign{}) || all[1].Foreign != (router.Foreign{}) {
 					t.Errorf("%s, %s reported, %d blocks: a busy worker and an idle one cost %v; foreign load %v", policy, name, blocks, got, all[0].Foreign)
 				}
-				if f := r.Workers()[0].Foreign; f == nil || f.Requests == 0 {
+				if f := r.Workers()[0].Foreign; f.Requests == 0 {
 					t.Errorf("%s, %s reported: /v1/workers has the foreign load %+v", policy, name, f)
 				}
 				c.pass(10*time.Second + time.Millisecond)
@@ -91,7 +91,7 @@ func TestOwnLoadIsNotCountedTwice(t *testing.T) {
 	before, _ := costs(t, r)
 	r.SetEngineRequests(router.Worker{ID: 1}, 3, 1, c.now)
 	r.SetEngineLoad(router.Worker{ID: 1}, 20, c.now) // 4 prompts of 4 blocks, and a last one each
-	if after, all := costs(t, r); !slices.Equal(before, after) || all[0].Foreign != nil {
+	if after, all := costs(t, r); !slices.Equal(before, after) || all[0].Foreign != (router.Foreign{}) {
 		t.Errorf("costs were %v, with the report %v; foreign load %+v", before, after, all[0].Foreign)
 	}
 	// Measured before three of them ended and one more came.
@@ -103,20 +103,20 @@ func TestOwnLoadIsNotCountedTwice(t *testing.T) {
 	occupy(t, r, "e", 1, "eXYZ", false)
 	r.SetEngineRequests(router.Worker{ID: 1}, 3, 1, measured)
 	r.SetEngineLoad(router.Worker{ID: 1}, 20, measured)
-	if _, all := costs(t, r); all[0].Foreign != nil || all[0].ActiveRequests != 2 {
+	if _, all := costs(t, r); all[0].Foreign != (router.Foreign{}) || all[0].ActiveRequests != 2 {
 		t.Errorf("%d requests, foreign load %+v; want 2 and none", all[0].ActiveRequests, all[0].Foreign)
 	}
 	// What is booked after a report counts beside what the report has.
 	c.pass(3 * time.Second)
 	r.SetEngineRequests(router.Worker{ID: 1}, 7, 0, c.now)
 	occupy(t, r, "f", 1, "fXYZ", true)
-	if _, all := costs(t, r); all[0].ActiveRequests != 3+5 || all[0].Foreign == nil || all[0].Foreign.Requests != 5 {
+	if _, all := costs(t, r); all[0].ActiveRequests != 3+5 || all[0].Foreign.Requests != 5 {
 		t.Errorf("%d requests, foreign %+v; want 3 own ones and 5", all[0].ActiveRequests, all[0].Foreign)
 	}
 	// Another process at the same address has none of it.
 	info.StartedMS = 7
 	set(t, r, info)
-	if _, all := costs(t, r); all[0].Foreign != nil {
+	if _, all := costs(t, r); all[0].Foreign != (router.Foreign{}) {
 		t.Errorf("a restarted worker has the foreign load %+v", all[0].Foreign)
 	}
 }
@@ -150,7 +150,7 @@ func TestAMovedRequestIsNotCountedTwice(t *testing.T) {
 	if moved, _ := r.Served("a", router.Response{Address: d.Second.Address, Status: 200}); !moved {
 		t.Fatal("the request did not move")
 	}
-	if s := byID(t, r)[d.Second.Worker.ID]; s.ActiveRequests != 1 || s.Foreign != nil {
+	if s := byID(t, r)[d.Second.Worker.ID]; s.ActiveRequests != 1 || s.Foreign != (router.Foreign{}) {
 		t.Errorf("%d requests and the foreign load %+v, want 1 and none", s.ActiveRequests, s.Foreign)
 	}
 }
@@ -228,10 +228,7 @@ func TestForeignLoadEqualsSlowModel(t *testing.T) {
 			foreign, foreignWaiting := count(measured, false)
 			waiting := ownWaiting + foreignWaiting
 			r.SetEngineRequests(w, own+foreign-waiting, waiting, measured)
-			var got router.Foreign
-			if f := r.Workers()[0].Foreign; f != nil {
-				got = *f
-			}
+			got := r.Workers()[0].Foreign
 			quiet := c.now.Sub(last) > 3*time.Second
 			if got.Requests < 0 || got.Requests > foreign || got.Waiting > got.Requests || got.Waiting > foreignWaiting {
 				t.Fatalf("seed %d, step %d: the router takes %+v to be foreign of %d requests, %d of them waiting", seed, step, got, foreign, foreignWaiting)

@@ -92,7 +92,7 @@ func New(conf Config) (*Router, error) {
 	r := &Router{
 		dumping: make(chan struct{}, 1),
 		conf:    conf,
-		kept:    newKept(max(0, conf.KeepDecisions)),
+		kept:    &keptDecisions{ring: make([]keptDecision, max(0, conf.KeepDecisions))},
 		pools:   make(map[poolKey]*pool),
 		owners:  make(map[uint64]*pool),
 		busy:    make(map[string]scorer.Thresholds),
@@ -153,7 +153,7 @@ func (r *Router) BestWorker(ctx context.Context, req Request) (answer Decision, 
 		answer.Tokens = r.tokensFor(t, p, s)
 	}
 	if req.Explain {
-		answer.Candidates = candidates(d, s.workspace.seen)
+		answer.Candidates = slices.Clone(s.workspace.seen)
 	}
 	if req.ID != "" {
 		r.kept.add(s.question.number, d, s.workspace.seen)

@@ -40,7 +40,7 @@ type WorkerState struct {
 	EngineRunning  int            `json:"engine_running,omitempty"` // requests, in the same way
 	EngineWaiting  int            `json:"engine_waiting,omitempty"`
 	EngineKVUse    float64        `json:"engine_kv_use,omitempty"` // share of its cache, in the same way
-	Foreign        *Foreign       `json:"foreign,omitempty"`       // load by these reports that kvroute did not send; the fields above are without it
+	Foreign        Foreign        `json:"foreign,omitzero"`        // load by these reports that kvroute did not send; the fields above are without it
 	MaxNumSeqs     int            `json:"max_num_seqs,omitempty"`
 	GPUType        string         `json:"gpu_type,omitempty"`
 	PrefillTPS     float64        `json:"prefill_tps,omitempty"`  // prompt tokens a second, as registered
@@ -116,9 +116,7 @@ func (p *pool) appendStates(now time.Time, states []WorkerState) []WorkerState {
 			GPUType:        e.info.GPUType,
 			PrefillTPS:     e.info.PrefillThroughput,
 			Routed:         e.routed,
-		}
-		if f := p.core.foreign(now, e, 0); f != (Foreign{}) {
-			s.Foreign = &f
+			Foreign:        p.core.foreign(now, e, 0),
 		}
 		if fresh(now, e.report.requestsAt) {
 			s.EngineRunning, s.EngineWaiting = e.report.running, e.report.waiting

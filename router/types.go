@@ -422,8 +422,8 @@ type Candidate struct {
 
 	ReportedBlocks int `json:"reported_blocks,omitempty"` // in use by the engine's own report of the last 10 s
 	// Foreign is the part of the load that the engine reported and that neither this router
-	// nor its replicas sent; nil if there is none.
-	Foreign     *Foreign  `json:"foreign,omitempty"`
+	// nor its replicas sent.
+	Foreign     Foreign   `json:"foreign,omitzero"`
 	TotalBlocks int       `json:"total_blocks,omitempty"` // capacity; 0 = unknown
 	Cost        float64   `json:"cost"`
 	Probability float64   `json:"probability,omitempty"` // of being drawn, with a temperature

@@ -177,7 +177,7 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 	}
 	for i := range d.Candidates {
 		c := &d.Candidates[i]
-		if f := c.Foreign; f != nil {
+		if f := c.Foreign; f != (router.Foreign{}) {
 			fmt.Fprintf(out, "Foreign load on %s, included above (reported by the engine, not sent by kvroute): %d requests, %d of them waiting with about %d tokens, %d blocks.\n",
 				nameOf(c.Worker, c.WorkerName), f.Requests, f.Waiting, f.Tokens, f.Blocks)
 		}
