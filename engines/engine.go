@@ -11,24 +11,19 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// EngineOptions is what an engine's events do not say.
+// EngineOptions is what an engine's events do not contain.
 type EngineOptions struct {
-	// BlockSize is the scope's. An engine whose blocks divide it, or are a
-	// multiple of it, is understood; others are not.
+	// BlockSize is the scope's. The engine's must divide it or be a multiple of it.
 	BlockSize int
-	// Rank is that of events which do not name theirs.
+	// Rank is the rank of events that name none.
 	Rank uint32
-	// Eagle says that prompts are hashed in windows, see [indexer.AppendWindowHashes].
-	Eagle bool
-	// Placeholder is the model's token for an image, 0 if it is not known.
+	// Placeholder is the model's token for an image; 0 if unknown.
 	Placeholder uint32
-	// LoRA names the adapters that events give as numbers.
-	LoRA map[int64]string
-	// SetLike says that a removal removes, however often the block was stored. It
-	// is right for SGLang and for full reporting. vLLM otherwise announces each
-	// copy of a block, and a block stays until the last copy is removed.
+	// SetLike means that one removal removes all copies of a block. It is right for SGLang
+	// and for engines that report blocks again which they have. Otherwise, as with vLLM, a
+	// block stays until as many removals as copies have come.
 	SetLike bool
-	// MaxBlocks bounds what is kept. Default 2,097,152.
+	// MaxBlocks bounds the blocks that are remembered. Default 2,097,152.
 	MaxBlocks int
 }
 
@@ -38,26 +33,25 @@ const (
 	maxEngineRanks = 1024
 )
 
-// Engine follows the caches of one engine's ranks and says what its events mean
-// for the index. It remembers the blocks, because engines name the salt only where
-// a sequence begins, move blocks between tiers without saying what is in them, and
-// store several copies of one block. It is not safe for concurrent use.
+// Engine translates the events of one engine for the index. It remembers the blocks,
+// because engines name the salt only where a sequence begins, move blocks between tiers
+// without their content, and store several copies of a block. It is not safe for
+// concurrent use.
 //
 // # Invariants
 //
-//   - The index was told of exactly the blocks that are published, and is told of their
-//     removal before they are forgotten.
+//   - The index has exactly the published blocks. Their removal is returned before they
+//     are forgotten.
 //   - A block has as many copies as were stored and not removed; with SetLike one.
-//   - blocks is the sum of the weights of what is kept, at most MaxBlocks.
+//   - blocks is the sum of the weights of the remembered blocks, at most MaxBlocks.
 //   - A part of a block of the index's size names each published block that ends with
-//     others behind it, and that one names its parts.
+//     another part behind it, and that block names its parts.
 type Engine struct {
 	opt    EngineOptions
 	ranks  map[uint32]*engineRank
-	blocks int // kept, of all ranks
-	gaps   int // so often events of TensorRT-LLM were missing
-	hashes []uint64
-	window []uint32
+	blocks int      // remembered, of all ranks
+	gaps   int      // how often events of TensorRT-LLM were missing
+	hashes []uint64 // reused
 }
 
 type engineRank struct {
@@ -187,14 +181,30 @@ func (e *Engine) Apply(b *EngineBatch) ([]events.RouterEvent, Drops) {
 	return out.events, out.drops
 }
 
+// output gathers what a batch means.
 type output struct {
 	events []events.RouterEvent
 	drops  Drops
 	rank   uint32
+	open   bool // the last event is of the engine's event that is being applied
 }
 
 func (o *output) add(ev indexer.Event) {
 	o.events = append(o.events, events.RouterEvent{DPRank: o.rank, Event: ev})
+}
+
+// stored adds a block to the last event if it continues that event's sequence, otherwise
+// to a new one.
+func (o *output) stored(tier indexer.Tier, hash uint64, k *known) {
+	if o.open && k.hasParent {
+		last := &o.events[len(o.events)-1].Event
+		if n := len(last.Blocks); n > 0 && last.Tier == tier && last.Blocks[n-1].External == k.parent {
+			last.Blocks = appendBlocks(last.Blocks, hash, k)
+			return
+		}
+	}
+	o.add(indexer.Event{Kind: indexer.Stored, Tier: tier, Parent: k.parent, HasParent: k.hasParent, Blocks: appendBlocks(nil, hash, k)})
+	o.open = true
 }
 
 func (o *output) removed(tier indexer.Tier, externals ...uint64) {
@@ -206,7 +216,7 @@ func (o *output) removed(tier indexer.Tier, externals ...uint64) {
 func (o *output) drop(reason DropReason, blocks int) { o.drops[reason] += blocks }
 
 func (e *Engine) apply(ev *EngineEvent, out *output) {
-	out.rank = e.opt.Rank
+	out.rank, out.open = e.opt.Rank, false
 	if ev.HasRank {
 		out.rank = ev.Rank
 	}
@@ -235,7 +245,7 @@ func (e *Engine) apply(ev *EngineEvent, out *output) {
 		e.move(r, ev, out)
 	case EngineCleared:
 		out.events = append(out.events, e.Clear(out.rank))
-	case EngineStarted: // its id and window are what it says
+	case EngineStarted: // it only has an id and a window
 	}
 }
 
@@ -280,7 +290,7 @@ func (r *engineRank) find(hash uint64, at place) (known, bool) {
 // block stands until the block is gone; k then becomes what it was told.
 func (e *Engine) put(r *engineRank, at place, hash uint64, k *known) DropReason {
 	old, again := r.places[at][hash]
-	reason, grown := DropReasons, k.weight()
+	reason, grown := DropNone, k.weight()
 	k.count = 1
 	if again {
 		count := old.count
@@ -344,8 +354,7 @@ func (r *engineRank) prefixes(ev *EngineEvent) bool {
 }
 
 func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
-	n := len(ev.Hashes)
-	at := place{ev.Tier, ev.Group}
+	n, at := len(ev.Hashes), place{ev.Tier, ev.Group}
 	switch {
 	case !r.prefixes(ev):
 		out.drop(DropGroup, max(1, n))
@@ -356,30 +365,26 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 		e.offload(r, ev, at, out)
 		return
 	}
-	told := 0
+	published := 0
 	defer func() {
-		for _, h := range ev.Hashes[told:] {
+		for _, h := range ev.Hashes[published:] {
 			e.remember(r, at, h)
 		}
 	}()
-
-	seed, reason := e.seed(r, ev, at)
-	if reason != DropReasons {
-		out.drop(reason, n)
-		return
-	}
-	size, full := ev.BlockSize, e.opt.BlockSize
-	if size <= 0 || full <= 0 || size%full != 0 && full%size != 0 {
-		out.drop(DropSize, n)
-		return
-	}
-	own := len(ev.Tokens) // tokens of the blocks themselves
-	if ev.Window || e.opt.Eagle && own == n*size+1 {
+	seed, reason := r.seed(ev, at)
+	size, own := ev.BlockSize, len(ev.Tokens)
+	if ev.Window {
 		own--
 	}
-	if own > n*size {
-		// Some cover more blocks than they name, and nobody says which.
-		out.drop(DropTokens, n)
+	switch {
+	case reason != DropNone:
+	case size <= 0 || e.opt.BlockSize <= 0 || size%e.opt.BlockSize != 0 && e.opt.BlockSize%size != 0:
+		reason = DropSize
+	case own > n*size:
+		reason = DropTokens // the event covers more blocks than it names
+	}
+	if reason != DropNone {
+		out.drop(reason, n)
 		return
 	}
 	usable := min(n, own/size)
@@ -388,54 +393,31 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 		out.drop(DropKeys, usable-ev.Usable)
 		usable = ev.Usable
 	}
-
 	parent, hasParent := ev.Parent, ev.HasParent
-	event := indexer.Event{Kind: indexer.Stored, Tier: ev.Tier}
-	for i := range usable {
-		hash, before := ev.Hashes[i], len(event.Blocks)
+	for i, hash := range ev.Hashes[:usable] {
 		k := known{seed: seed, parent: parent, hasParent: hasParent}
-		tokens := e.blockTokens(ev, i, own < len(ev.Tokens))
-		var objects []uint64
-		if i < len(ev.Objects) {
-			objects = ev.Objects[i]
-		}
-		reason := DropReasons
-		switch {
-		case size != full && len(objects) > 0:
-			reason = DropSize // which of the scope's blocks they are in is not known
-		case size < full:
-			reason = e.join(r, at, tokens, size, &k)
-		default:
-			e.split(tokens, objects, size, &k)
-		}
-		if reason == DropReasons {
+		reason := e.hash(r, at, ev, i, &k)
+		if reason == DropNone {
 			reason = e.put(r, at, hash, &k)
 		}
 		if reason == DropConflict {
 			out.drop(reason, 1)
-		} else if reason != DropReasons {
+		} else if reason != DropNone {
 			out.drop(reason, usable-i)
-			break
+			return
 		}
-		if size < full && k.published {
+		if k.published && k.more != nil {
 			k.more.register(hash)
 		}
-		told = i + 1
-		if parent, hasParent = hash, true; !k.published {
-			continue
+		published = i + 1
+		if parent, hasParent = hash, true; k.published {
+			out.stored(ev.Tier, hash, &k)
 		}
-		if before == 0 {
-			event.Parent, event.HasParent = k.parent, k.hasParent
-		}
-		event.Blocks = appendBlocks(event.Blocks, hash, &k)
-	}
-	if len(event.Blocks) > 0 {
-		out.add(event)
 	}
 }
 
-// seed returns the seed of an event's blocks, or a reason to leave them out.
-func (e *Engine) seed(r *engineRank, ev *EngineEvent, at place) (uint64, DropReason) {
+// seed returns the seed of an event's blocks, or a reason to ignore them.
+func (r *engineRank) seed(ev *EngineEvent, at place) (uint64, DropReason) {
 	if ev.HasParent {
 		parent, ok := r.find(ev.Parent, at)
 		hashed := parent.published || parent.more != nil
@@ -443,55 +425,53 @@ func (e *Engine) seed(r *engineRank, ev *EngineEvent, at place) (uint64, DropRea
 		case ok && !hashed, !ok && !ev.HasSalt:
 			return 0, DropParent
 		case !ev.HasSalt:
-			return parent.seed, DropReasons
+			return parent.seed, DropNone
 		}
 	}
-	lora := ev.LoRA
-	if lora == "" && ev.HasLoRAID {
-		if lora = e.opt.LoRA[ev.LoRAID]; lora == "" {
-			return 0, DropLoRA
-		}
+	if ev.LoRA == "" && ev.HasLoRAID {
+		return 0, DropLoRA
 	}
-	return indexer.Seed(lora, ev.Salt), DropReasons
+	return indexer.Seed(ev.LoRA, ev.Salt), DropNone
 }
 
-// blockTokens returns the tokens of a block and, where windows are hashed and it
-// is known, the one behind it. The caller may write to them, until the next call.
-func (e *Engine) blockTokens(ev *EngineEvent, i int, behind bool) []uint32 {
-	from, to := i*ev.BlockSize, (i+1)*ev.BlockSize
-	if behind {
-		to++
+// hash computes the local hashes of an event's i-th block, or returns a reason to ignore
+// the block and those behind it.
+func (e *Engine) hash(r *engineRank, at place, ev *EngineEvent, i int, k *known) DropReason {
+	tokens := ev.Tokens[i*ev.BlockSize:][:ev.BlockSize]
+	if ev.Window {
+		tokens = tokens[:ev.BlockSize+1]
 	}
-	e.window = append(e.window[:0], ev.Tokens[from:to]...)
-	if !behind && e.opt.Eagle && i < len(ev.Lookahead) && ev.Lookahead[i].Known {
-		e.window = append(e.window, ev.Lookahead[i].Token)
+	var objects []uint64
+	if i < len(ev.Objects) {
+		objects = ev.Objects[i]
 	}
-	return e.window
-}
-
-// split hashes a block of the scope's size, or of a multiple of it.
-func (e *Engine) split(tokens []uint32, objects []uint64, size int, k *known) {
-	k.published = true
 	switch {
+	case ev.BlockSize != e.opt.BlockSize && len(objects) > 0:
+		return DropSize // it is unknown which of the scope's blocks they are in
+	case ev.BlockSize < e.opt.BlockSize:
+		return e.join(r, at, tokens, ev.BlockSize, k)
 	case len(objects) > 0 && e.opt.Placeholder != 0:
+		tokens = slices.Clone(tokens)
 		indexer.ReplacePlaceholders(tokens, e.opt.Placeholder, objects)
 		e.hashes = indexer.AppendLocalHashes(e.hashes[:0], tokens, len(tokens), k.seed)
 	case len(objects) > 0:
 		e.hashes = append(e.hashes[:0], indexer.ObjectHash(tokens, objects, k.seed))
-	case len(tokens) > size:
+	case ev.Window:
 		e.hashes = indexer.AppendWindowHashes(e.hashes[:0], tokens, e.opt.BlockSize, k.seed)
 	default:
 		e.hashes = indexer.AppendLocalHashes(e.hashes[:0], tokens, e.opt.BlockSize, k.seed)
 	}
+	k.published = true
 	if k.local = e.hashes[len(e.hashes)-1]; len(e.hashes) > 1 {
 		k.more = &more{locals: slices.Clone(e.hashes)}
 	}
+	return DropNone
 }
 
-// join hashes the scope's block that ends with a smaller one, if one does: from
-// the last end of one, or the beginning, the parts must fill it exactly. So the
-// index is told when the last part comes. If a middle part goes and comes again,
-// it is told when the last one comes again.
+// join hashes the scope's block that ends with a smaller one, if there is one: the parts
+// behind the end of another block, or behind the sequence's begin, must fill it exactly. It
+// is published with its last part. If another part is removed and stored again, it is
+// published when the last one is stored again.
 func (e *Engine) join(r *engineRank, at place, tokens []uint32, size int, k *known) DropReason {
 	k.more = &more{part: true, tokens: slices.Clone(tokens[:size])}
 	parts := []*more{k.more}
@@ -508,7 +488,7 @@ func (e *Engine) join(r *engineRank, at place, tokens []uint32, size int, k *kno
 		start, hasStart = before.parent, before.hasParent
 	}
 	if len(parts)*size < e.opt.BlockSize {
-		return DropReasons
+		return DropNone
 	}
 	var whole []uint32
 	for _, p := range slices.Backward(parts) {
@@ -519,11 +499,11 @@ func (e *Engine) join(r *engineRank, at place, tokens []uint32, size int, k *kno
 	e.hashes = indexer.AppendLocalHashes(e.hashes[:0], whole, len(whole), k.seed)
 	k.local, k.published = e.hashes[0], true
 	k.parent, k.hasParent = start, hasStart
-	return DropReasons
+	return DropNone
 }
 
-// appendBlocks appends what the index calls a block of the engine. The last part
-// of one that is split keeps the engine's id.
+// appendBlocks appends the index's blocks of a block of the engine. The last part of a
+// split block keeps the engine's id.
 func appendBlocks(blocks []indexer.Block, hash uint64, k *known) []indexer.Block {
 	if k.more != nil {
 		for j, local := range k.more.locals[:max(0, len(k.more.locals)-1)] {
@@ -533,13 +513,6 @@ func appendBlocks(blocks []indexer.Block, hash uint64, k *known) []indexer.Block
 	return append(blocks, indexer.Block{External: hash, Local: k.local})
 }
 
-func appendExternals(externals []uint64, hash uint64, k *known) []uint64 {
-	for _, b := range appendBlocks(nil, hash, k) {
-		externals = append(externals, b.External)
-	}
-	return externals
-}
-
 // splitID is the id of the j-th part of a split block: XXH3-64 with the base seed
 // over both, which is how a block of three tokens is hashed.
 func splitID(hash uint64, j int) uint64 {
@@ -547,41 +520,22 @@ func splitID(hash uint64, j int) uint64 {
 	return indexer.AppendLocalHashes(id[:0], []uint32{uint32(hash), uint32(hash >> 32), uint32(j)}, 3, indexer.Seed("", ""))[0]
 }
 
-// offload takes blocks that an engine stores on a further tier without saying
-// what is in them.
+// offload stores blocks on a further tier whose content the event does not have.
 func (e *Engine) offload(r *engineRank, ev *EngineEvent, at place, out *output) {
-	event := indexer.Event{Kind: indexer.Stored, Tier: ev.Tier}
-	flush := func() {
-		if len(event.Blocks) > 0 {
-			out.add(event)
-		}
-		event.Blocks = nil
-	}
 	for _, hash := range ev.Hashes {
 		k, ok := r.find(hash, at)
 		if !ok || !k.published || k.more != nil && k.more.part {
 			out.drop(DropBlock, 1)
 			e.remember(r, at, hash)
-			flush()
-			continue
-		}
-		if reason := e.put(r, at, hash, &k); reason != DropReasons {
+		} else if reason := e.put(r, at, hash, &k); reason != DropNone {
 			out.drop(reason, 1)
-			flush()
-			continue
+		} else {
+			out.stored(ev.Tier, hash, &k)
 		}
-		if n := len(event.Blocks); n > 0 && (!k.hasParent || k.parent != event.Blocks[n-1].External) {
-			flush()
-		}
-		if len(event.Blocks) == 0 {
-			event.Parent, event.HasParent = k.parent, k.hasParent
-		}
-		event.Blocks = appendBlocks(event.Blocks, hash, &k)
 	}
-	flush()
 }
 
-// move takes blocks that change their tier.
+// move moves blocks to another tier.
 func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 	from, to := place{ev.From, ev.Group}, place{ev.Tier, ev.Group}
 	for _, hash := range ev.Hashes {
@@ -599,12 +553,10 @@ func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 		case !k.published || k.more != nil && k.more.part:
 			k = known{}
 		}
-		if reason := e.put(r, to, hash, &k); reason != DropReasons {
+		if reason := e.put(r, to, hash, &k); reason != DropNone {
 			out.drop(reason, 1)
 		} else if k.published {
-			out.add(indexer.Event{
-				Kind: indexer.Stored, Tier: ev.Tier, Parent: k.parent, HasParent: k.hasParent, Blocks: appendBlocks(nil, hash, &k),
-			})
+			out.stored(ev.Tier, hash, &k)
 		}
 	}
 }
@@ -646,7 +598,9 @@ func (e *Engine) take(r *engineRank, at place, hash uint64, all bool) (externals
 		return nil
 	}
 	if k.published {
-		externals = appendExternals(externals, hash, &k)
+		for _, b := range appendBlocks(nil, hash, &k) {
+			externals = append(externals, b.External)
+		}
 	}
 	e.delete(r, at, hash)
 	if k.more == nil {

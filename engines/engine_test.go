@@ -170,7 +170,6 @@ func TestStored(t *testing.T) {
 	store := func(tier int, local uint64) string { return fmt.Sprintf("0/%d stored 5=%d\n", tier, local) }
 	image := strings.Repeat("ab", 32)
 	object := indexer.ObjectHash(tokens, []uint64{0xabababababababab}, indexer.Seed("", ""))
-	window := indexer.AppendWindowHashes(nil, append(slices.Clone(tokens), 7), 16, indexer.Seed("", ""))[0]
 	pairs := list{}
 	for i := range 16 {
 		pairs = append(pairs, list{i, i + 1})
@@ -180,7 +179,6 @@ func TestStored(t *testing.T) {
 		b[n-1] = 5
 		return b
 	}
-	eagle := engines.EngineOptions{BlockSize: 16, Eagle: true}
 	for _, c := range []struct {
 		name  string
 		opt   engines.EngineOptions
@@ -213,8 +211,7 @@ func TestStored(t *testing.T) {
 		{"adapter", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "lora_id", 3, "lora_name", "adapter-a", "extra_keys", list{list{"adapter-a"}}), store(0, locals(tokens, 16, indexer.Seed("adapter-a", ""))[0]), ""},
 		{"adapter and salt", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "lora_id", 3, "lora_name", "adapter-a", "extra_keys", list{list{"adapter-a", "s1"}}), store(0, locals(tokens, 16, indexer.Seed("adapter-a", "s1"))[0]), ""},
 		{"adapter by number", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "lora_id", 3), "", "lora=1"},
-		{"adapter by number, named by the worker", engines.EngineOptions{LoRA: map[int64]string{3: "adapter-a"}}, blockStored(list{5}, nil, tokens, 16, "lora_id", 3), store(0, locals(tokens, 16, indexer.Seed("adapter-a", ""))[0]), ""},
-		{"adapter by number, a name that may be it", engines.EngineOptions{LoRA: map[int64]string{3: "adapter-a"}}, blockStored(list{5}, nil, tokens, 16, "lora_id", 3, "extra_keys", list{list{"adapter-a"}}), "", "keys=1"},
+		{"adapter by number, a name that may be it", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "lora_id", 3, "extra_keys", list{list{"adapter-a"}}), "", "lora=1"},
 		{"two names", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "extra_keys", list{list{"a", "b"}}), "", "keys=1"},
 		{"bytes among the keys", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "extra_keys", list{list{[]byte("embeds")}}), "", "keys=1"},
 		{"an image with a short name", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "extra_keys", list{list{list{"a1b2c3", 4}}}), "", "keys=1"},
@@ -242,9 +239,8 @@ func TestStored(t *testing.T) {
 
 		{"pairs", engines.EngineOptions{}, blockStored(list{5}, nil, pairs, 16), store(0, indexer.AppendWindowHashes(nil, seq(0, 17), 16, indexer.Seed("", ""))[0]), ""},
 		{"lookahead", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "lookahead_token_ids", list{list{7}}), store(0, plain), ""},
-		{"lookahead, windows", eagle, blockStored(list{5}, nil, tokens, 16, "lookahead_token_ids", list{list{7}}), store(0, window), ""},
-		{"no lookahead, windows", eagle, blockStored(list{5}, nil, tokens, 16, "lookahead_token_ids", list{nil}), store(0, plain), ""},
-		{"a token more, windows", eagle, blockStored(list{5}, nil, append(slices.Clone(tokens), 7), 16), store(0, window), ""},
+		{"a token more", engines.EngineOptions{}, blockStored(list{5}, nil, append(slices.Clone(tokens), 7), 16), "", "tokens=1"},
+		{"a pair of three", engines.EngineOptions{}, blockStored(list{5}, nil, list{list{1, 2, 3}}, 1), "", "bad=1"},
 
 		{"size 24", engines.EngineOptions{}, blockStored(list{5}, nil, seq(0, 24), 24), "", "size=1"},
 		{"size 5", engines.EngineOptions{}, blockStored(list{5}, nil, seq(0, 5), 5), "", "size=1"},
@@ -323,9 +319,10 @@ func TestCopiesAreCounted(t *testing.T) {
 		}
 	}
 	// The same block with another token behind it: what was said first stands.
-	e := engines.NewEngine(engines.EngineOptions{BlockSize: 4, Eagle: true})
-	first, _ := apply(t, e, blockStored(list{1}, nil, seq(0, 5), 4))
-	again, drops := apply(t, e, blockStored(list{1}, nil, []uint32{0, 1, 2, 3, 9}, 4))
+	e := engines.NewEngine(engines.EngineOptions{BlockSize: 4})
+	pairs := func(last int) list { return list{list{0, 1}, list{1, 2}, list{2, 3}, list{3, last}} }
+	first, _ := apply(t, e, blockStored(list{1}, nil, pairs(4), 4))
+	again, drops := apply(t, e, blockStored(list{1}, nil, pairs(9), 4))
 	if first != again || dropped(drops) != "conflict=1" {
 		t.Errorf("first %q, again %q, dropped %q", first, again, dropped(drops))
 	}
@@ -525,7 +522,7 @@ func checkTold(t *testing.T, e *engines.Engine, index map[uint32]map[indexer.Tie
 func TestRemovalsReachTheIndex(t *testing.T) {
 	for seed := range seeds(300) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		e := engines.NewEngine(engines.EngineOptions{BlockSize: 4, MaxBlocks: 24, SetLike: seed%3 == 0, Eagle: seed%5 == 0})
+		e := engines.NewEngine(engines.EngineOptions{BlockSize: 4, MaxBlocks: 24, SetLike: seed%3 == 0})
 		index := map[uint32]map[indexer.Tier]map[uint64]bool{}
 		for range 200 {
 			hashes := list{}
@@ -581,7 +578,7 @@ func FuzzBatch(f *testing.F) {
 			return
 		}
 		const limit = 64
-		for _, opt := range []engines.EngineOptions{{}, {Eagle: true, SetLike: true, Placeholder: 3}} {
+		for _, opt := range []engines.EngineOptions{{}, {SetLike: true, Placeholder: 3}} {
 			opt.BlockSize, opt.MaxBlocks = int(size), limit
 			e := engines.NewEngine(opt)
 			index := map[uint32]map[indexer.Tier]map[uint64]bool{}

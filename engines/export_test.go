@@ -40,8 +40,8 @@ func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weigh
 			for hash, k := range blocks {
 				weight += k.weight()
 				if k.published {
-					for _, id := range appendExternals(nil, hash, &k) {
-						told[rank][at.tier][id] = true
+					for _, b := range appendBlocks(nil, hash, &k) {
+						told[rank][at.tier][b.External] = true
 					}
 				}
 			}

@@ -68,7 +68,7 @@ func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *ra
 	r := &rankSource{
 		s: s, worker: w, at: at, log: events.QuietLog(log),
 		engine: NewEngine(EngineOptions{
-			BlockSize: w.BlockSize, Rank: at.rank, Eagle: w.Eagle, Placeholder: w.Placeholder, LoRA: w.LoRA,
+			BlockSize: w.BlockSize, Rank: at.rank,
 			SetLike: w.SetLike || w.Engine == "sglang" || w.Engine == "trtllm",
 		}),
 		spoken: map[uint32]struct{}{at.rank: {}},

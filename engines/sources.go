@@ -64,11 +64,8 @@ type EngineWorker struct {
 	BlockSize int
 	// Engine is "vllm", "sglang", "trtllm" or unknown.
 	Engine string
-	// SetLike, Eagle, Placeholder and LoRA are as in [EngineOptions].
-	SetLike     bool
-	Eagle       bool
-	Placeholder uint32
-	LoRA        map[int64]string
+	// SetLike is as in [EngineOptions].
+	SetLike bool
 
 	// Started is when the worker started, if known. A changed value begins anew.
 	Started int64

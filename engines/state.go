@@ -225,13 +225,6 @@ func readSources(in io.Reader) (map[WorkerRank][]byte, error) {
 	}
 }
 
-// options are those of a rank's [Engine], as they are compared.
-func (r *rankSource) options() EngineOptions {
-	o := r.engine.opt
-	o.LoRA = maps.Clone(o.LoRA)
-	return o
-}
-
 // save returns the rank's state between two batches, if it can be of use: a process
 // that comes later must be able to find out whether the engine is still the same.
 func (r *rankSource) save() (*savedRank, bool) {
@@ -242,7 +235,7 @@ func (r *rankSource) save() (*savedRank, bool) {
 	}
 	st := r.stream
 	return &savedRank{
-		Worker: r.worker.ID, Rank: r.at.rank, Started: r.worker.Started, Options: r.options(),
+		Worker: r.worker.ID, Rank: r.at.rank, Started: r.worker.Started, Options: r.engine.opt,
 		Heard: st.heard, Publisher: st.publisher, Last: st.last, Digest: st.digest, Partial: st.partial, Suspect: st.suspect,
 		Ranks: r.engine.save(),
 	}, true
@@ -267,10 +260,7 @@ func (r *rankSource) restore() {
 		r.log.Warn("what was known of an engine cannot be read", "err", err)
 		return
 	}
-	was, is := saved.Options, r.options()
-	same := maps.Equal(was.LoRA, is.LoRA)
-	was.LoRA, is.LoRA = nil, nil
-	if !same || fmt.Sprint(was) != fmt.Sprint(is) || saved.Started != r.worker.Started {
+	if saved.Options != r.engine.opt || saved.Started != r.worker.Started {
 		r.log.Info("what was known of an engine is not used: it is another one, or blocks are counted otherwise")
 		return
 	}
@@ -353,7 +343,7 @@ func (e *Engine) restore(saved map[uint32]*savedEngineRank) (told []events.Route
 				k.more = &more{part: b.Part, tokens: b.Tokens, locals: b.Locals}
 			}
 			at := place{b.Tier, b.Group}
-			if int(b.Tier) >= tiers || e.put(r, at, b.Hash, &k) != DropReasons {
+			if int(b.Tier) >= tiers || e.put(r, at, b.Hash, &k) != DropNone {
 				continue
 			}
 			k.count = b.Count

@@ -160,7 +160,7 @@ func (t *trtEvent) stored(base EngineEvent, b *EngineBatch) {
 		if len(ev.Hashes) == 0 {
 			ev.Tier, ev.BlockSize = tier, len(block.Tokens)
 			if block.LoRA != nil {
-				ev.LoRAID, ev.HasLoRAID = *block.LoRA, true
+				ev.HasLoRAID = true
 			}
 			if block.Salt != nil {
 				ev.Salt, ev.HasSalt = *block.Salt, true

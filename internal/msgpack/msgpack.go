@@ -97,21 +97,3 @@ func Rank(data []byte) (uint32, error) {
 	v, _, err := msgp.ReadUint32Bytes(data)
 	return v, err
 }
-
-// EachElement calls element for each element of an array, with its encoding.
-func EachElement(data []byte, element func(i int, value []byte) error) error {
-	n, rest, err := msgp.ReadArrayHeaderBytes(data)
-	if err != nil {
-		return err
-	}
-	for i := range int(n) {
-		value := rest
-		if rest, err = msgp.Skip(rest); err != nil {
-			return err
-		}
-		if err = element(i, value[:len(value)-len(rest)]); err != nil {
-			return err
-		}
-	}
-	return nil
-}

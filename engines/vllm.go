@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/msgpack"
+)
+
+// DecodeBatch reads a batch of vLLM, SGLang or Dynamo's mock engine. A batch, and each
+// event, is a map or an array. An event that cannot be read, or that is irrelevant for the
+// index, is counted, and the others are read. An error means that the message is not a
+// batch, or that its rank cannot be read.
+func DecodeBatch(data []byte) (EngineBatch, error) {
+	var b EngineBatch
+	var rank []byte
+	hasEvents := false
+	field := func(key string, data []byte) (rest []byte, err error) {
+		switch key {
+		case "ts":
+			b.Time, rest, err = readTime(data)
+		case "events":
+			hasEvents = true
+			n, _, _ := msgp.ReadArrayHeaderBytes(data) // eachElement returns the error
+			b.Events = make([]EngineEvent, 0, min(int(n), 256))
+			rest, err = eachElement(data, func(_ int, event []byte) ([]byte, error) { return b.readEvent(event) })
+		case "data_parallel_rank", "attn_dp_rank":
+			rank, rest, err = msgpack.Cut(data)
+		default:
+			rest, err = msgp.Skip(data)
+		}
+		return rest, err
+	}
+	var err error
+	if msgp.NextType(data) == msgp.MapType {
+		_, err = msgpack.WalkFields(data, func(key, data []byte) ([]byte, error) { return field(string(key), data) })
+	} else {
+		_, err = eachElement(data, func(i int, data []byte) ([]byte, error) {
+			return field([...]string{"ts", "events", "data_parallel_rank", ""}[min(i, 3)], data)
+		})
+	}
+	if err == nil && !hasEvents {
+		err = fmt.Errorf("%w: no events", msgpack.ErrShape)
+	}
+	if err == nil && rank != nil && !msgp.IsNil(rank) {
+		var n uint32
+		n, err = msgpack.Rank(rank)
+		for i := range b.Events {
+			b.Events[i].Rank, b.Events[i].HasRank = n, true
+		}
+	}
+	if err != nil {
+		return b, fmt.Errorf("events: decode engine batch: %w", err)
+	}
+	return b, nil
+}
+
+// readEvent appends an event to the batch, or counts it.
+func (b *EngineBatch) readEvent(data []byte) (rest []byte, err error) {
+	n := len(b.Events)
+	b.Events = append(b.Events, EngineEvent{})
+	r := eventReader{ev: &b.Events[n]}
+	if rest, err = r.read(data); err == nil {
+		r.ev.Usable = len(r.ev.Hashes)
+		err = r.readExtraKeys()
+	}
+	switch r.tag {
+	case "BlockStored":
+		r.ev.Kind = EngineStored
+	case "BlockRemoved":
+		r.ev.Kind = EngineRemoved
+	case "AllBlocksCleared":
+		r.ev.Kind, r.drop = EngineCleared, DropNone
+	case "":
+		r.drop = DropBad
+	default:
+		r.drop = DropKind
+	}
+	if err != nil && r.drop != DropKind {
+		r.drop = DropBad
+	}
+	if r.drop != DropNone {
+		b.Drops[r.drop] += max(1, len(r.ev.Hashes))
+		b.Events = b.Events[:n]
+	}
+	if err != nil {
+		return msgp.Skip(data)
+	}
+	return rest, nil
+}
+
+// eventReader reads one event.
+type eventReader struct {
+	ev        *EngineEvent
+	tag       string
+	extraKeys []byte // read when all other fields are known
+	hasGroup  bool
+	drop      DropReason
+}
+
+func (r *eventReader) read(data []byte) (rest []byte, err error) {
+	if msgp.NextType(data) == msgp.ArrayType {
+		return eachElement(data, func(i int, data []byte) ([]byte, error) { return r.field(r.name(i, data), data) })
+	}
+	return msgpack.WalkFields(data, func(key, data []byte) ([]byte, error) { return r.field(string(key), data) })
+}
+
+// The names of the elements of events that are arrays.
+//
+//nolint:gochecknoglobals // tables
+var (
+	storedFields  = [...]string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys"}
+	removedFields = [...]string{"type", "block_hashes", "medium", "group_idx"}
+)
+
+// name returns the name of the i-th element of an event that is an array. Behind the named
+// fields of a stored event there are more, which differ by version: their types tell them
+// apart.
+func (r *eventReader) name(i int, data []byte) string {
+	fields := storedFields[:]
+	if r.tag == "BlockRemoved" {
+		fields = removedFields[:]
+	}
+	kind := msgp.NextType(data)
+	switch {
+	case i < len(fields):
+		return fields[i]
+	case r.tag == "BlockRemoved":
+		return ""
+	case kind == msgp.ArrayType:
+		return "block_mm_infos"
+	case kind == msgp.StrType && r.ev.Spec == "":
+		return "kv_cache_spec_kind"
+	case (kind == msgp.IntType || kind == msgp.UintType) && !r.hasGroup && r.ev.Spec == "": // behind the kind stands its window
+		return "group_idx"
+	default:
+		return ""
+	}
+}
+
+// field reads the value of a field, and returns what follows it.
+func (r *eventReader) field(key string, data []byte) (rest []byte, err error) {
+	if msgp.IsNil(data) {
+		return data[1:], nil
+	}
+	ev := r.ev
+	var word []byte
+	switch key {
+	case "type":
+		r.tag, rest, err = msgp.ReadStringBytes(data)
+	case "block_hashes":
+		ev.Hashes, rest, err = readList(data, readHash)
+	case "parent_block_hash":
+		ev.HasParent = true
+		ev.Parent, rest, err = readHash(data)
+	case "token_ids":
+		rest, err = r.readTokens(data)
+	case "block_size":
+		ev.BlockSize, rest, err = readInt(data, math.MaxInt32)
+	case "group_idx":
+		r.hasGroup = true
+		ev.Group, rest, err = readInt(data, maxGroup-1)
+	case "kv_cache_spec_kind":
+		ev.Spec, rest, err = msgp.ReadStringBytes(data)
+	case "medium":
+		word, rest, err = readWord(data)
+		var known bool
+		if ev.Tier, known = mediumTier(string(word)); !known {
+			r.drop = DropMedium
+		}
+	case "locality":
+		if word, rest, err = readWord(data); !strings.EqualFold(string(word), "LOCAL") {
+			r.drop = DropForeign
+		}
+	case "ownership":
+		r.drop = DropForeign
+		rest, err = msgp.Skip(data)
+	case "lora_name":
+		ev.LoRA, rest, err = msgp.ReadStringBytes(data)
+	case "lora_id":
+		ev.HasLoRAID = true
+		_, rest, err = msgpack.UintRest(data)
+	case "cache_salt":
+		ev.HasSalt = true
+		ev.Salt, rest, err = msgp.ReadStringBytes(data)
+	case "block_mm_infos":
+		ev.Objects, rest, err = readList(data, readObjects)
+	case "extra_keys":
+		r.extraKeys, rest, err = msgpack.Cut(data)
+	default:
+		rest, err = msgp.Skip(data)
+	}
+	return rest, err
+}
+
+func mediumTier(medium string) (indexer.Tier, bool) {
+	switch strings.ToUpper(medium) {
+	case "", "GPU", "DEVICE":
+		return indexer.Device, true
+	case "CPU", "CPU_PINNED", "CPU_TIER1":
+		return indexer.HostPinned, true
+	case "CPU_TIER2", "DISK", "NVME", "STORAGE", "FS":
+		return indexer.Disk, true
+	case "EXTERNAL", "NETWORK", "REMOTE", "SHARED", "OBJ":
+		return indexer.External, true
+	default:
+		return 0, false
+	}
+}
+
+// readTokens reads the token ids, or, of models that draft tokens, pairs of a token and
+// the one behind it.
+func (r *eventReader) readTokens(data []byte) (rest []byte, err error) {
+	var behind uint32
+	r.ev.Tokens, rest, err = readList(data, func(data []byte) (uint32, []byte, error) {
+		if msgp.NextType(data) != msgp.ArrayType {
+			return msgp.ReadUint32Bytes(data)
+		}
+		pair, rest, err := readList(data, msgp.ReadUint32Bytes)
+		if err == nil && len(pair) != 2 {
+			err = fmt.Errorf("%w: %d tokens, want a pair", msgpack.ErrShape, len(pair))
+		}
+		if err != nil {
+			return 0, rest, err
+		}
+		r.ev.Window, behind = true, pair[1]
+		return pair[0], rest, nil
+	})
+	if r.ev.Window {
+		r.ev.Tokens = append(r.ev.Tokens, behind)
+	}
+	return rest, err
+}
+
+// saltTag stands before a salt among the extra keys of Dynamo's engines.
+const saltTag = "dynamo-cache-salt:"
+
+// readExtraKeys reads, for each block, what the engine hashed besides tokens. Usable ends
+// before the first block with unknown keys: hashed without them it would be a false hit
+// for other requests. Fields of their own overrule salt and objects among the keys.
+func (r *eventReader) readExtraKeys() error {
+	if r.extraKeys == nil {
+		return nil
+	}
+	ev := r.ev
+	salt, salted, hasObjects := "", false, false
+	objects := make([][]uint64, 0, len(ev.Hashes))
+	_, err := eachElement(r.extraKeys, func(i int, data []byte) ([]byte, error) {
+		value, rest, err := msgpack.Cut(data)
+		if err != nil || i >= ev.Usable {
+			return rest, err
+		}
+		keys := blockKeys{lora: ev.LoRA}
+		if !msgp.IsNil(value) {
+			if _, err := eachElement(value, keys.read); err != nil {
+				return rest, err
+			}
+		}
+		text, tagged := strings.CutPrefix(keys.name, saltTag)
+		switch {
+		case keys.unknown, keys.name != "" && ev.LoRA == "" && ev.HasLoRAID: // an adapter's name, or a salt
+			ev.Usable = i
+			return rest, nil
+		case keys.name == "", salted && text == salt: // later blocks may repeat the salt
+		case i == 0 && (tagged || !ev.HasParent):
+			salt, salted = text, true
+		default: // no salt: those stand on the first block of a sequence
+			ev.Usable = i
+			return rest, nil
+		}
+		hasObjects = hasObjects || len(keys.objects) > 0
+		objects = append(objects, keys.objects)
+		return rest, nil
+	})
+	if salted && !ev.HasSalt {
+		ev.Salt, ev.HasSalt = salt, true
+	}
+	if hasObjects && ev.Objects == nil {
+		ev.Objects = objects
+	}
+	return err
+}
+
+// blockKeys are the extra keys of a block.
+type blockKeys struct {
+	lora    string // the adapter's name, which is not kept in name
+	name    string // a salt, or an adapter
+	objects []uint64
+	unknown bool // there are others
+}
+
+// read reads the i-th key of a block: nil, a text, or an array of an object's hash and its
+// place, which is not hashed.
+func (k *blockKeys) read(i int, data []byte) (rest []byte, err error) {
+	value, rest, err := msgpack.Cut(data)
+	if err != nil || msgp.IsNil(value) {
+		return rest, err
+	}
+	placed := msgp.NextType(value) == msgp.ArrayType
+	if placed {
+		_, value, _ = msgp.ReadArrayHeaderBytes(value) // Cut has read it
+	}
+	text, _, err := msgp.ReadStringBytes(value)
+	hash, isObject := objectHash(text)
+	switch {
+	case err == nil && !placed && i == 0 && k.lora != "" && text == k.lora:
+	case err == nil && isObject:
+		k.objects = append(k.objects, hash)
+	case err != nil, placed, k.name != "":
+		k.unknown = true
+	default:
+		k.name = text
+	}
+	return rest, nil
+}
+
+// objectHash reads the hash of an image or another object: 64 hex digits, of which the
+// first 16 count.
+func objectHash(text string) (uint64, bool) {
+	if len(text) != 64 || strings.Trim(text, "0123456789abcdefABCDEF") != "" {
+		return 0, false
+	}
+	hash, err := strconv.ParseUint(text[:16], 16, 64)
+	return hash, err == nil
+}
+
+// readObjects reads a block's entry of block_mm_infos.
+func readObjects(data []byte) (hashes []uint64, rest []byte, err error) {
+	if msgp.IsNil(data) {
+		return nil, data[1:], nil
+	}
+	rest, err = msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
+		if string(key) != "mm_objects" || msgp.IsNil(data) {
+			return msgp.Skip(data)
+		}
+		hashes, rest, err = readList(data, readObject)
+		return rest, err
+	})
+	return hashes, rest, err
+}
+
+func readObject(data []byte) (hash uint64, rest []byte, err error) {
+	found := false
+	rest, err = msgpack.WalkFields(data, func(key, data []byte) (rest []byte, err error) {
+		if string(key) != "mm_hash" {
+			return msgp.Skip(data)
+		}
+		found = true
+		hash, rest, err = msgpack.UintRest(data)
+		return rest, err
+	})
+	if err == nil && !found {
+		err = fmt.Errorf("%w: no mm_hash", msgpack.ErrShape)
+	}
+	return hash, rest, err
+}
+
+// readHash reads a block's id. The last eight bytes of a byte string count: engines cut
+// their hashes to them as well where ids must be integers.
+func readHash(data []byte) (hash uint64, rest []byte, err error) {
+	if msgp.NextType(data) != msgp.BinType {
+		return msgpack.UintRest(data)
+	}
+	b, rest, err := msgp.ReadBytesZC(data)
+	if err == nil && len(b) < 8 {
+		err = fmt.Errorf("%w: a hash of %d bytes", msgpack.ErrShape, len(b))
+	}
+	if err != nil {
+		return 0, rest, err
+	}
+	return binary.BigEndian.Uint64(b[len(b)-8:]), rest, nil
+}
+
+// readInt reads an integer from 0 to most.
+func readInt(data []byte, most uint64) (n int, rest []byte, err error) {
+	v, rest, err := msgpack.UintRest(data)
+	if err == nil && v > most {
+		err = fmt.Errorf("%w: %d, want at most %d", msgpack.ErrShape, v, most)
+	}
+	return int(v), rest, err
+}
+
+// readWord reads a text. A value of another type becomes a word that nobody uses.
+func readWord(data []byte) (word, rest []byte, err error) {
+	if msgp.NextType(data) == msgp.StrType {
+		return msgp.ReadStringZC(data)
+	}
+	rest, err = msgp.Skip(data)
+	return []byte("?"), rest, err
+}
+
+func readTime(data []byte) (seconds float64, rest []byte, err error) {
+	switch msgp.NextType(data) {
+	case msgp.Float64Type, msgp.Float32Type:
+		return msgp.ReadFloat64Bytes(data)
+	case msgp.NilType:
+		return 0, data[1:], nil
+	default:
+		n, rest, err := msgpack.UintRest(data)
+		return float64(n), rest, err
+	}
+}
+
+// readList reads an array. It reserves memory for at most one element a byte, whatever
+// length the array claims.
+func readList[T any](data []byte, read func([]byte) (T, []byte, error)) ([]T, []byte, error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	if err != nil {
+		return nil, rest, err
+	}
+	list := make([]T, min(int(n), len(rest)))
+	for i := range list {
+		if list[i], rest, err = read(rest); err != nil {
+			return nil, rest, err
+		}
+	}
+	if len(list) < int(n) {
+		return nil, rest, msgp.ErrShortBytes
+	}
+	return list, rest, nil
+}
+
+// eachElement calls element for each element of an array, with the element and all that
+// follows it. It returns what follows the array.
+func eachElement(data []byte, element func(i int, data []byte) (rest []byte, err error)) (rest []byte, err error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(data)
+	for i := 0; i < int(n) && err == nil; i++ {
+		rest, err = element(i, rest)
+	}
+	return rest, err
+}
