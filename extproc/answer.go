@@ -54,8 +54,10 @@ func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
 	return s.picked(answer(m, c))
 }
 
-// maxChunk is what Envoy takes of a body in one answer: somewhat below 64 KiB.
-const maxChunk = 62_000
+// maxChunk is how much of a body stands in one answer. Envoy takes somewhat below 64 KiB.
+// Up to 32 KiB gRPC has buffers that fit; a larger message takes one of 1 MiB, which it
+// clears each time.
+const maxChunk = 32_000
 
 // echo answers a chunk that Envoy wants back.
 func echo(m message, chunk []byte, last bool) *extprocv3.ProcessingResponse {

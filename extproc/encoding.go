@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 )
 
 // Bodies that clients compress go to the worker as they are. gzip is inflated to be
@@ -54,25 +53,6 @@ var (
 	errTooLarge = errors.New("the body is too large")
 	errCrowded  = errors.New("too many bodies are inflated at a time")
 )
-
-// heldBytes is the budget of all request bodies that are held at a time, as they came,
-// joined and inflated. A body of 15 KB may become one of 16 MiB, and one in chunks may
-// never end, so what Envoy lets through bounds nothing here. Any goroutine may use it.
-type heldBytes struct {
-	most  int64
-	taken atomic.Int64
-}
-
-// take reserves n bytes, if there are as many left.
-func (h *heldBytes) take(n int) bool {
-	if h.taken.Add(int64(n)) > h.most {
-		h.taken.Add(-int64(n))
-		return false
-	}
-	return true
-}
-
-func (h *heldBytes) give(n int) { h.taken.Add(-int64(n)) }
 
 // inflater inflates bodies. It may be used by any number of goroutines. The bytes of
 // all that it has returned and has not been given back are taken from held.

@@ -78,6 +78,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/tap"
@@ -255,6 +256,7 @@ type Server struct {
 	prefix  string // of our request ids
 
 	held     heldBytes
+	received receiveBuffers
 	inflater inflater
 
 	open  [kinds]atomic.Int64 // streams
@@ -292,6 +294,7 @@ func New(conf Config, r Router) (*Server, error) {
 		held:   heldBytes{most: conf.MaxHeldBytes},
 	}
 	s.inflater.held = &s.held
+	s.received = receiveBuffers{held: &s.held, evict: make(chan struct{})}
 	s.drained, s.drain = context.WithCancel(context.Background())
 	return s, nil
 }
@@ -305,8 +308,10 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 	const above = 1 << 20
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(s.conf.MaxBodyBytes + above),
-		grpc.InitialWindowSize(1 << 20),
+		// The longest queue of unread data of a stream, beside one message.
+		grpc.InitialWindowSize(256 << 10),
 		grpc.InitialConnWindowSize(16 << 20),
+		experimental.BufferPool(&s.received),
 		grpc.InTapHandle(endable),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	}

@@ -90,9 +90,13 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing fu
 	defer cancel(errEnded)
 	drain := s.drained.Done()
 	for {
+		evict := s.received.evict
+		if st.state > gathering {
+			evict = nil // the request is decided
+		}
 		// First of all, for select takes any that is ready.
 		if s.draining() && drain != nil {
-			if st.drain() {
+			if st.giveUp(failDraining) {
 				return st.state.String()
 			}
 			drain = nil // it leaves later
@@ -109,6 +113,10 @@ func (s *Server) serve(g extprocv3.ExternalProcessor_ProcessServer, observing fu
 		case <-st.late:
 			// After a refusal, or a response that overtook the request, Envoy does not wait.
 			if st.late = nil; st.state == gathering && !st.release(failBudget, nil) {
+				return st.state.String()
+			}
+		case <-evict:
+			if st.giveUp(failHeld) {
 				return st.state.String()
 			}
 		case <-ctx.Done():
@@ -148,16 +156,16 @@ func receive(g extprocv3.ExternalProcessor_ProcessServer) (ctx context.Context, 
 	return ctx, cancel, in
 }
 
-// drain leaves the stream, unless Envoy needs us for the rest of the request. It
-// returns whether it has. A routed response goes on untouched.
-func (s *stream) drain() bool {
+// giveUp leaves a request without a decision to Envoy. It reports whether the stream may
+// end now: it may not while Envoy needs kvroute for the rest of the request or response.
+func (s *stream) giveUp(why failure) bool {
 	switch s.state {
 	case gathering:
-		if !s.release(failDraining, nil) {
+		if !s.release(why, nil) {
 			return true
 		}
 	case begun, waiting:
-		s.server.failOpen(failDraining, nil)
+		s.server.failOpen(why, nil)
 	default: // the request is on its way
 	}
 	return s.mayLeave()
