@@ -116,7 +116,7 @@ func Connect(url, name string, access *Access, log *slog.Logger, more ...nats.Op
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("NATS is back", "url", nc.ConnectedUrlRedacted()) }),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
-			log.Log(context.Background(), r.level(err), "NATS cannot be reached; it is tried again", "err", err)
+			log.Log(context.Background(), r.level(err), "NATS cannot be reached; it is tried again", "url", Redact(url), "err", err)
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			log.Log(context.Background(), r.level(err), "NATS refuses something", "err", err)

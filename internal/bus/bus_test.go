@@ -5,6 +5,7 @@ package bus_test
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -107,6 +108,35 @@ func TestSecretsAreRedacted(t *testing.T) {
 			t.Errorf("%q becomes %q, want %q", address, got, want)
 		}
 	}
+}
+
+// An operator sees which server is tried, without the password.
+func TestTheLogNamesTheServerThatIsTriedAgain(t *testing.T) {
+	lines := make(lineLog, 16)
+	nc, err := bus.Connect("nats://user:secret@127.0.0.1:1", "test", new(bus.Access), slog.New(slog.NewTextHandler(lines, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	select {
+	case line := <-lines:
+		if !strings.Contains(line, "url=nats://user:xxxxx@127.0.0.1:1") || strings.Contains(line, "secret") {
+			t.Errorf("logged %s", line)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("nothing is logged")
+	}
+}
+
+// lineLog takes log lines while it has room.
+type lineLog chan string
+
+func (l lineLog) Write(b []byte) (int, error) {
+	select {
+	case l <- string(b):
+	default:
+	}
+	return len(b), nil
 }
 
 func TestPublicAddress(t *testing.T) {
