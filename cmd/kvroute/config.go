@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -22,7 +21,8 @@ import (
 // config is everything that can be set about `kvroute serve`. Each scalar is a flag and a
 // key of the configuration file, under one name; a flag wins over the file. The tags say
 // what settings.go makes of a field: its default, the values that are accepted (want), and
-// the text of -h, in which <…> is the kind of value. "workers", "groups", "models" and
+// the text of -h, in which <…> is the kind of value. Replicas may differ in settings with
+// the tag own, and decide differently if they differ in others. "workers", "groups", "models" and
 // "dynamo" are in the file only. Nothing is read from the environment.
 type config struct {
 	// Version is the version of the file's format: 1.
@@ -30,31 +30,31 @@ type config struct {
 
 	// ExtprocAddress is where Envoy reaches the external processor: ip:port, or
 	// unix:/path. Port 0 picks a free one.
-	ExtprocAddress string `yaml:"extproc-address" default:"127.0.0.1:9002" help:"<ip:port> or unix:/path at which Envoy reaches the external processor; port 0 picks a free one"`
+	ExtprocAddress string `yaml:"extproc-address" own:"yes" default:"127.0.0.1:9002" help:"<ip:port> or unix:/path at which Envoy reaches the external processor; port 0 picks a free one"`
 	// HTTPAddress serves health, metrics and the API: ip:port. Port 0 picks a
 	// free one.
-	HTTPAddress string `yaml:"http-address" default:"127.0.0.1:9003" help:"<ip:port> of health checks, metrics and the API; port 0 picks a free one"`
+	HTTPAddress string `yaml:"http-address" own:"yes" default:"127.0.0.1:9003" help:"<ip:port> of health checks, metrics and the API; port 0 picks a free one"`
 	// APITokenFile is a file of bearer tokens, one a line, 16 or more visible ASCII
 	// characters each. With it the API answers only requests with one of them;
 	// /healthz, /readyz and /metrics want none. Read again when it changes.
-	APITokenFile string `yaml:"api-token-file" help:"<file> of bearer tokens, one a line; the API then answers only requests with one of them"`
+	APITokenFile string `yaml:"api-token-file" own:"yes" help:"<file> of bearer tokens, one a line; the API then answers only requests with one of them"`
 	// TrustedNetwork says that only trusted clients reach this process. Without it,
 	// HTTPAddress off loopback needs APITokenFile, and ExtprocAddress off loopback needs
 	// ExtprocTLSClientCA. NATSListen off loopback is refused.
-	TrustedNetwork bool `yaml:"trusted-network" help:"allow http-address, extproc-address and nats-listen off loopback without api-token-file and extproc-tls-client-ca; set it if only trusted clients reach them"`
+	TrustedNetwork bool `yaml:"trusted-network" own:"yes" help:"allow http-address, extproc-address and nats-listen off loopback without api-token-file and extproc-tls-client-ca; set it if only trusted clients reach them"`
 
 	// NATSURL is the bus on which workers register and publish their events; file:PATH
 	// reads it from a file. Empty keeps a bus inside this process.
-	NATSURL string `yaml:"nats-url" help:"<URL> of the NATS bus, or file:PATH of a file that holds the URL; empty runs a bus in this process"`
+	NATSURL string `yaml:"nats-url" own:"yes" help:"<URL> of the NATS bus, or file:PATH of a file that holds the URL; empty runs a bus in this process"`
 	// NATSListen is where the bus inside this process listens for others: ip:port. Empty
 	// listens nowhere. Its URL, with a password, is written to nats-url in StateDir and
 	// to the ready file. It keeps what it stores under StateDir, or forgets it at its end.
-	NATSListen string `yaml:"nats-listen" help:"<ip:port> at which the bus in this process listens for workers and other replicas; empty listens nowhere. Clients need the URL in the file nats-url of state-dir"`
+	NATSListen string `yaml:"nats-listen" own:"yes" help:"<ip:port> at which the bus in this process listens for workers and other replicas; empty listens nowhere. Clients need the URL in the file nats-url of state-dir"`
 	// What follows is for a bus that wants to know who connects.
 	bus.Access `yaml:",inline"`
 	// NATSReplicas is how many servers of a NATS cluster keep the streams and
 	// buckets that this process makes: 1, 3 or 5.
-	NATSReplicas int `yaml:"nats-replicas" default:"1" want:"1|3|5" help:"<number> of NATS servers that store the streams and buckets that kvroute makes: 1, 3 or 5"`
+	NATSReplicas int `yaml:"nats-replicas" default:"1" want:"1, 3 or 5" help:"<number> of NATS servers that store the streams and buckets that kvroute makes: 1, 3 or 5"`
 	// Namespace, Component and Endpoint name the scope of the workers' subjects.
 	Namespace string `yaml:"namespace" default:"kvroute" help:"namespace of the workers' subjects"`
 	Component string `yaml:"component" default:"workers" help:"component of the workers' subjects"`
@@ -73,13 +73,13 @@ type config struct {
 	KVEventsRetention time.Duration `yaml:"kv-events-retention" help:"<time> for which the stream stores events, 30m to 8760h; 0 leaves an existing stream unchanged and makes a new one with 1h"`
 	// Replica is this process's name among the router replicas, the same after a
 	// restart. Empty makes one of the host's name and the port of HTTPAddress.
-	Replica string `yaml:"replica" help:"<name> of this router replica, the same after a restart; empty makes one of the host name and the port"`
+	Replica string `yaml:"replica" own:"yes" help:"<name> of this router replica, the same after a restart; empty makes one of the host name and the port"`
 	// RouterSnapshotThreshold is the number of messages in the stream above which
 	// the index is saved and the stream shortened.
-	RouterSnapshotThreshold int `yaml:"router-snapshot-threshold" default:"1000000" want:">0" help:"<number> of messages in the stream above which the index is saved and the stream shortened"`
+	RouterSnapshotThreshold int `yaml:"router-snapshot-threshold" default:"1000000" want:"more than 0" help:"<number> of messages in the stream above which the index is saved and the stream shortened"`
 	// RouterResetStates makes this and all other replicas forget at the start what
 	// they know from events, and delete what is stored of it.
-	RouterResetStates bool `yaml:"router-reset-states" help:"make all replicas forget at the start what they know from events"`
+	RouterResetStates bool `yaml:"router-reset-states" own:"yes" help:"make all replicas forget at the start what they know from events"`
 
 	// RouterReplicaSync tells the other router replicas of the requests that this one
 	// sends to workers, and counts theirs. Without, each decides by its own alone.
@@ -89,12 +89,12 @@ type config struct {
 	// told to routers above. Empty: there is none above.
 	Group string `yaml:"group" help:"<name> of the router group that the workers form, for upper routers; empty: no upper router"`
 	// GroupInterval is the time between two of its summaries, 50ms to 1m.
-	GroupInterval time.Duration `yaml:"group-interval" default:"1s" want:"50ms..1m" help:"<time> between two summaries of the group, 50ms to 1m"`
+	GroupInterval time.Duration `yaml:"group-interval" default:"1s" want:"50ms to 1m" help:"<time> between two summaries of the group, 50ms to 1m"`
 	// GroupProbe asks router groups what a request would find there before it is sent:
 	// auto (where a model has at most 8), on or off, which goes by their summaries.
 	// GroupProbeBudget is how long answers are waited for.
-	GroupProbe       string        `yaml:"group-probe" default:"auto" want:"auto|on|off" help:"auto, on or off: ask router groups about each request before it is sent"`
-	GroupProbeBudget time.Duration `yaml:"group-probe-budget" default:"3ms" want:">0s" help:"<time> for which answers of router groups are awaited"`
+	GroupProbe       string        `yaml:"group-probe" default:"auto" want:"auto, on or off" help:"auto, on or off: ask router groups about each request before it is sent"`
+	GroupProbeBudget time.Duration `yaml:"group-probe-budget" default:"3ms" want:"more than 0s" help:"<time> for which answers of router groups are awaited"`
 
 	// Routing says how a decision is made.
 	Routing `yaml:",inline"`
@@ -102,38 +102,38 @@ type config struct {
 	// MaxIndexBlocks bounds the pairs of block and worker that are remembered of
 	// a model from events, some 1 to 30 bytes each. At the bound those go first
 	// that were asked for longest ago.
-	MaxIndexBlocks int `yaml:"max-index-blocks" default:"16777216" want:">0" help:"<number> of pairs of block and worker that are stored for a model from events; above it the oldest are removed"`
+	MaxIndexBlocks int `yaml:"max-index-blocks" default:"16777216" want:"more than 0" help:"<number> of pairs of block and worker that are stored for a model from events; above it the oldest are removed"`
 	// NoKVEvents is for workers that do not tell what they cache: the router
 	// guesses from the requests that it sent, and listens to no events.
 	NoKVEvents bool `yaml:"no-kv-events" help:"ignore cache events, and estimate what workers cache from the requests sent to them"`
 	// RouterTTLSecs is how many seconds such a guess counts after the last
 	// request that confirms it.
-	RouterTTLSecs float64 `yaml:"router-ttl-secs" default:"120" want:">0..1e9" help:"<seconds> for which an estimate of --no-kv-events counts after the last request that confirms it"`
+	RouterTTLSecs float64 `yaml:"router-ttl-secs" default:"120" want:"more than 0, at most 1e9" help:"<seconds> for which an estimate of --no-kv-events counts after the last request that confirms it"`
 	// RouterPredictedTTLSecs is how many seconds a worker counts as holding a
 	// request's blocks before its events say so; 0 for not at all.
-	RouterPredictedTTLSecs float64 `yaml:"router-predicted-ttl-secs" default:"10" want:"0..1e9" help:"<seconds> for which a request's blocks count as cached before an event confirms them; 0 turns that off"`
+	RouterPredictedTTLSecs float64 `yaml:"router-predicted-ttl-secs" default:"10" want:"0 to 1e9" help:"<seconds> for which a request's blocks count as cached before an event confirms them; 0 turns that off"`
 	// StateDir is the folder that keeps what a restart should not forget. Empty
 	// keeps nothing.
-	StateDir string `yaml:"state-dir" help:"<folder> for what a restart must not forget; empty stores nothing"`
+	StateDir string `yaml:"state-dir" own:"yes" help:"<folder> for what a restart must not forget; empty stores nothing"`
 	// StateInterval is how often it is written; a crash loses what came since.
-	StateInterval time.Duration `yaml:"state-interval" default:"30s" want:">0s" help:"<time> between two writes of the state; a crash loses what came since the last one"`
+	StateInterval time.Duration `yaml:"state-interval" own:"yes" default:"30s" want:"more than 0s" help:"<time> between two writes of the state; a crash loses what came since the last one"`
 	// BlockSize is the number of tokens in a block of workers that do not say; 0
 	// takes that of the model's other workers, or 16.
 	BlockSize int `yaml:"block-size" help:"<tokens> in a block of workers that do not report it; 0 takes that of the model's other workers, or 16"`
 	// Seed makes the choice among equal workers reproducible.
-	Seed uint64 `yaml:"seed" help:"<number> that makes the choice among equal workers reproducible"`
+	Seed uint64 `yaml:"seed" own:"yes" help:"<number> that makes the choice among equal workers reproducible"`
 	// KeepDecisions is how many recent decisions the API can explain; 0 keeps none.
 	// Each takes some 270 bytes for each worker of its pool.
-	KeepDecisions int `yaml:"keep-decisions" default:"1024" want:"0.." help:"<number> of recent decisions that the API can explain; 0 stores none"`
+	KeepDecisions int `yaml:"keep-decisions" own:"yes" default:"1024" want:"0 or more" help:"<number> of recent decisions that the API can explain; 0 stores none"`
 
 	// TraceOut is a file that gets a line for each request that was served and
 	// tokenized exactly, in the Mooncake format: hashes of blocks of 512 tokens
 	// under a seed of this process, no text. At 256 MiB it becomes FILE.1 in place
 	// of the last one. An older FILE is overwritten. Empty writes none.
-	TraceOut string `yaml:"trace-out" help:"<file> for a trace of the requests served, for kvroute replay; empty writes none"`
+	TraceOut string `yaml:"trace-out" own:"yes" help:"<file> for a trace of the requests served, for kvroute replay; empty writes none"`
 	// TraceOutTPOT is the time taken for that between two tokens of a response,
 	// whose number is worked out from how long it took.
-	TraceOutTPOT time.Duration `yaml:"trace-out-tpot" default:"20ms" want:">0s" help:"<time> between two tokens of a response that the trace assumes"`
+	TraceOutTPOT time.Duration `yaml:"trace-out-tpot" own:"yes" default:"20ms" want:"more than 0s" help:"<time> between two tokens of a response that the trace assumes"`
 
 	// SecondChoice is how Envoy is told where a request goes that its worker
 	// refuses: "header" names it in x-dynamo-worker-fallback, "list" behind the
@@ -146,13 +146,13 @@ type config struct {
 	// ExtprocTLSCert and ExtprocTLSKey are PEM files that Envoy's connections are
 	// secured with, ExtprocTLSClientCA one with the authorities whose clients alone
 	// may connect. They are read again when they change. Empty for none.
-	ExtprocTLSCert     string `yaml:"extproc-tls-cert" help:"PEM <file> with the certificate for connections of Envoy"`
-	ExtprocTLSKey      string `yaml:"extproc-tls-key" help:"PEM <file> with the key of extproc-tls-cert"`
-	ExtprocTLSClientCA string `yaml:"extproc-tls-client-ca" help:"PEM <file> with the authorities whose clients may connect; empty accepts all clients"`
+	ExtprocTLSCert     string `yaml:"extproc-tls-cert" own:"yes" help:"PEM <file> with the certificate for connections of Envoy"`
+	ExtprocTLSKey      string `yaml:"extproc-tls-key" own:"yes" help:"PEM <file> with the key of extproc-tls-cert"`
+	ExtprocTLSClientCA string `yaml:"extproc-tls-client-ca" own:"yes" help:"PEM <file> with the authorities whose clients may connect; empty accepts all clients"`
 	// ExtprocConnectionAge is after how long Envoy is asked to open a new connection,
 	// so that replicas which come get their share behind balancers of connections. What
 	// runs on the old one ends there. 0 asks never.
-	ExtprocConnectionAge time.Duration `yaml:"extproc-connection-age" default:"10m" want:"0s.." help:"<time> after which Envoy is asked to open a new connection; 0 never asks"`
+	ExtprocConnectionAge time.Duration `yaml:"extproc-connection-age" default:"10m" want:"0s or more" help:"<time> after which Envoy is asked to open a new connection; 0 never asks"`
 	// EndpointPicker also speaks the endpoint-picker protocol of the Gateway API
 	// Inference Extension, for gateways that route by it.
 	EndpointPicker bool `yaml:"endpoint-picker" help:"also speak the endpoint-picker protocol of the Gateway API Inference Extension"`
@@ -169,7 +169,7 @@ type config struct {
 	// EndpointFile is a file that is kept up to date with the addresses of the
 	// healthy workers, in the form that Envoy reads (kvroute config envoy
 	// --pool-file): with kvroute gone, Envoy goes on with them. Empty keeps none.
-	EndpointFile string `yaml:"endpoint-file" help:"<file> that is kept up to date with the healthy workers, for Envoy's pool; empty writes none"`
+	EndpointFile string `yaml:"endpoint-file" own:"yes" help:"<file> that is kept up to date with the healthy workers, for Envoy's pool; empty writes none"`
 
 	// DecisionHeaders tells worker, overlap and reason in headers of the
 	// response. They reveal the addresses of workers.
@@ -177,30 +177,30 @@ type config struct {
 	// FirstToken is how the first token of a response is noticed: "observer"
 	// reads the beginning of the response, "response-headers" takes its headers
 	// for it, which is right only for workers that send them that late.
-	FirstToken string `yaml:"first-token" default:"observer" want:"observer|response-headers" help:"observer or response-headers: what counts as the first token of a response"`
+	FirstToken string `yaml:"first-token" default:"observer" want:"observer or response-headers" help:"observer or response-headers: what counts as the first token of a response"`
 	// MaxBodyBytes is the largest request body that is read. Envoy's own limit
 	// should equal it.
-	MaxBodyBytes int `yaml:"max-body-bytes" default:"16777216" want:">0" help:"<bytes> of the largest request body that is read; set Envoy's limit to the same"`
+	MaxBodyBytes int `yaml:"max-body-bytes" default:"16777216" want:"more than 0" help:"<bytes> of the largest request body that is read; set Envoy's limit to the same"`
 	// MaxHeldBytes bounds the request bodies held at a time, all together. A request
 	// that finds no room is left to Envoy's choice. 0 takes a quarter of the memory
 	// limit (GOMEMLIMIT, else the container's), or 512 MiB without one.
-	MaxHeldBytes int64 `yaml:"max-held-bytes" want:"0.." help:"<bytes> of request bodies in memory at a time; 0 takes a quarter of the memory limit, or 512 MiB without one"`
+	MaxHeldBytes int64 `yaml:"max-held-bytes" want:"0 or more" help:"<bytes> of request bodies in memory at a time; 0 takes a quarter of the memory limit, or 512 MiB without one"`
 	// MaxStreams bounds the requests in flight; those above it are left to Envoy's
 	// choice. 0 takes as many as fit a quarter of the memory limit, at most 40,000.
-	MaxStreams int `yaml:"max-streams" want:"0.." help:"<number> of requests in flight; 0 takes what fits a quarter of the memory limit, at most 40,000"`
+	MaxStreams int `yaml:"max-streams" want:"0 or more" help:"<number> of requests in flight; 0 takes what fits a quarter of the memory limit, at most 40,000"`
 	// DecisionTimeout is the time that a decision may take before the request
 	// is left to Envoy's choice. Less than Envoy's message_timeout.
-	DecisionTimeout time.Duration `yaml:"decision-timeout" default:"1.5s" want:">0s" help:"<time> after which a request is left to Envoy's choice; less than Envoy's message_timeout"`
+	DecisionTimeout time.Duration `yaml:"decision-timeout" default:"1.5s" want:"more than 0s" help:"<time> after which a request is left to Envoy's choice; less than Envoy's message_timeout"`
 	// DrainDelay is how long a shutdown goes on deciding after it has told Envoy's
 	// health checks that this replica leaves: longer than their interval.
-	DrainDelay time.Duration `yaml:"drain-delay" default:"2s" want:"0s.." help:"<time> for which a shutdown still decides requests; longer than the interval of Envoy's health checks"`
+	DrainDelay time.Duration `yaml:"drain-delay" default:"2s" want:"0s or more" help:"<time> for which a shutdown still decides requests; longer than the interval of Envoy's health checks"`
 	// DrainTimeout is the longest time of a shutdown, which waits for decisions in
 	// progress.
-	DrainTimeout time.Duration `yaml:"drain-timeout" default:"25s" want:">0s" help:"<time> after which a shutdown ends open streams"`
+	DrainTimeout time.Duration `yaml:"drain-timeout" default:"25s" want:"more than 0s" help:"<time> after which a shutdown ends open streams"`
 
 	// LogLevel is "debug", "info", "warn" or "error"; LogFormat "text" or "json".
-	LogLevel  string `yaml:"log-level" default:"info" help:"debug, info, warn or error"`
-	LogFormat string `yaml:"log-format" default:"text" help:"text or json"`
+	LogLevel  string `yaml:"log-level" own:"yes" default:"info" help:"debug, info, warn or error"`
+	LogFormat string `yaml:"log-format" own:"yes" default:"text" help:"text or json"`
 
 	// StrictModels answers 404 to requests for models that have workers but no
 	// tokenizer, which are otherwise routed by load.
@@ -221,7 +221,7 @@ type config struct {
 	ForwardTokens string `yaml:"forward-tokens" help:"auto, or a list of prompt, kv_transfer_params, prompt_token_ids: send prompts to workers as token ids"`
 	// TokenizerCacheBytes is how much memory the ids of prompts take that were
 	// seen before, over all models.
-	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes" default:"67108864" want:">0" help:"<bytes> of memory for the token ids of recent prompts"`
+	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes" own:"yes" default:"67108864" want:"more than 0" help:"<bytes> of memory for the token ids of recent prompts"`
 
 	// Dynamo finds workers by the records of NVIDIA Dynamo's own discovery: docs/fleet.md.
 	Dynamo dynamoConfig `yaml:"dynamo,omitempty"`
@@ -298,23 +298,21 @@ func readFile(file string) (config, error) {
 	if file == "" {
 		return c, nil
 	}
-	dir, err := os.OpenRoot(filepath.Dir(file))
+	data, err := os.ReadFile(file)
 	if err != nil {
-		return c, fmt.Errorf("config: %w", err)
-	}
-	defer dir.Close()
-	data, err := dir.ReadFile(filepath.Base(file))
-	if err != nil {
-		return c, fmt.Errorf("config: %w", err)
+		return c, err
 	}
 	c.Version = 0
 	if err := yaml.UnmarshalWithOptions(data, &c, yaml.Strict()); err != nil {
-		return c, fmt.Errorf("config: read %s:\n%s", file, yaml.FormatError(err, false, true))
+		return c, fmt.Errorf("%s:\n%s", file, yaml.FormatError(err, false, true))
 	}
-	if c.Version != 1 {
-		return c, fmt.Errorf("config: %s: version is %d, want 1", file, c.Version)
+	switch c.Version {
+	case 0:
+		return c, fmt.Errorf("%s: add version: 1", file)
+	case 1:
+		return c, eachOnce(c.Workers)
 	}
-	return c, eachOnce(c.Workers)
+	return c, fmt.Errorf("%s: version is %d, want 1", file, c.Version)
 }
 
 // jsonList is a list of the file whose elements are known as JSON, in which the other

@@ -107,7 +107,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newPublishMetrics(n, nil); err != nil {
+	if _, err := new(sidecar).instruments(n); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := newVerifier(nil, n, nil, noWorkers); err != nil {

@@ -28,15 +28,15 @@ func (c *dynamoConfig) check() error {
 	err := c.DynamoRules.Check()
 	switch {
 	case err != nil:
-		return fmt.Errorf("config: dynamo.%w", err)
+		return fmt.Errorf("dynamo.%w", err)
 	case c.Dir != "" && c.NATS:
-		return errors.New("config: dynamo.dir and dynamo.nats are both given, want one")
+		return errors.New("dynamo.dir and dynamo.nats are both given, want one")
 	case c.NATS && c.Namespace == "":
-		return errors.New("config: dynamo.nats needs dynamo.namespace, after which the buckets are named")
+		return errors.New("dynamo.nats needs dynamo.namespace, after which the buckets are named")
 	case !c.on() && (c.Namespace != "" || c.Frontend != "" || len(c.AddressMap) > 0):
-		return errors.New("config: dynamo has neither dir nor nats, want one of them")
+		return errors.New("dynamo has neither dir nor nats, want one of them")
 	case c.on() && c.Frontend == "" && len(c.AddressMap) == 0:
-		return errors.New("config: dynamo has neither frontend nor address-map: its records do not say where workers serve HTTP")
+		return errors.New("dynamo has neither frontend nor address-map: its records do not say where workers serve HTTP")
 	}
 	return nil
 }

@@ -72,7 +72,7 @@ func (g *groups) run(ctx context.Context, parts *errgroup.Group) {
 	}
 }
 
-var errNewGroups = errors.New("config: groups are new: kvroute must be started with them")
+var errNewGroups = errors.New("groups are new: kvroute must be started with them")
 
 // reload replaces the groups of the configuration, and returns how to take that back.
 func (g *groups) reload(was, list groupList) (undo func(), err error) {

@@ -62,8 +62,8 @@ func TestCommands(t *testing.T) {
 		{"serve --no-such-flag", 2, "", "no-such-flag"},
 		{"config", 0, "router-mode: kv", ""},
 		{"config --router-mode fastest", 1, "", `router-mode is "fastest", want kv, random`},
-		{"config --kv-overlap-score-weight -1", 1, "", "overlap_score_weight is -1"},
-		{"config --kv-overlap-score-weight NaN", 1, "", "overlap_score_weight is NaN"},
+		{"config --kv-overlap-score-weight -1", 1, "", "kv-overlap-score-weight is -1, want"},
+		{"config --kv-overlap-score-weight NaN", 1, "", "kv-overlap-score-weight is NaN, want"},
 		{"config --http-address nowhere", 1, "", `http-address is "nowhere", want ip:port`},
 		{"config --http-address 0.0.0.0:9003", 1, "", `http-address is "0.0.0.0:9003", which other machines can reach`},
 		{"config --http-address :9003", 1, "", "give api-token-file, or trusted-network"},
@@ -82,7 +82,7 @@ func TestCommands(t *testing.T) {
 		{"config --extproc-address 0.0.0.0:9002 --trusted-network", 0, "trusted-network: true", ""},
 		{"config --extproc-address unix:/run/kvroute", 0, "extproc-address: unix:/run/kvroute", ""},
 		{"serve --nats-url file:/nowhere/at", 1, "", "nats-url: open /nowhere/at"},
-		{"serve --api-token-file /nowhere/at --nats-listen 127.0.0.1:0 --extproc-address 127.0.0.1:0", 1, "", "config: api-token-file: open /nowhere/at"},
+		{"serve --api-token-file /nowhere/at --nats-listen 127.0.0.1:0 --extproc-address 127.0.0.1:0", 1, "", "api-token-file: open /nowhere/at"},
 		{"dump --api-token-file /nowhere/at", 1, "", "api-token-file: open /nowhere/at"},
 		{"config --first-token never", 1, "", `first-token is "never"`},
 		{"config --decision-timeout 0s", 1, "", "decision-timeout"},
@@ -177,7 +177,7 @@ workers:
 
 func TestBadConfigurationFiles(t *testing.T) {
 	for text, want := range map[string]string{
-		"router-mode: kv":                      "version is 0, want 1",
+		"router-mode: kv":                      "kvroute.yaml: add version: 1",
 		"version: 2":                           "version is 2, want 1",
 		"version: 1\nrouter-mod: kv":           "router-mod",
 		"version: 1\nseed: many":               "seed",

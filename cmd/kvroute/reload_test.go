@@ -101,7 +101,7 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.1\nseed: 5\n"+workers, "c"))
 	eventually(t, "no warning names the setting", is(`settings=seed`))
 	rewrite(t, c, file, fmt.Sprintf("version: 1\nrouter-mode: kvv\n"+workers, "d"))
-	eventually(t, "an unknown mode is not reported", is(`not reloaded; the old one stays" err="config: router-mode is \"kvv\"`))
+	eventually(t, "an unknown mode is not reported", is(`not reloaded; the old one stays" err="router-mode is \"kvv\"`))
 	rewrite(t, c, file, fmt.Sprintf("version: 1\n"+workers+workers, "d", "e"))
 	eventually(t, "a file with a mistake is not reported", is("not reloaded"))
 	if n := strings.Count(c.LastLines(), "only after a restart"); n != 2 {

@@ -23,7 +23,7 @@ type Routing struct {
 	// RouterMode is the way of choosing: kv (the cheapest by cache and load),
 	// random, round-robin, direct (the worker that the request names),
 	// least-loaded, power-of-two or device-aware-weighted.
-	RouterMode string `yaml:"router-mode" default:"kv" want:"kv|random|round-robin|direct|least-loaded|power-of-two|device-aware-weighted" help:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted"`
+	RouterMode string `yaml:"router-mode" default:"kv" want:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted" help:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted"`
 	// Cost says what a worker costs in mode kv: tokens, dynamo, dynamo_newer,
 	// predicted_ttft or weighted. Empty is tokens, or the one that the settings
 	// below belong to; docs/routing.md has the formulas.
@@ -58,10 +58,10 @@ type Routing struct {
 	WeightedRequests *float64 `yaml:"weighted-requests" setting:"weighted_requests" help:"<weight> of requests as a share of what the engine computes at a time, for the cost weighted (default 0.3)"`
 	WeightedKVUse    *float64 `yaml:"weighted-kv-use" setting:"weighted_kv_use" help:"<weight> of the used share of the engine's cache, for the cost weighted (default 0.1)"`
 	// EnginePreset is the engine that times are estimated by: 32b, 8b or 70b.
-	EnginePreset string `yaml:"engine-preset" default:"32b" want:"32b|8b|70b" help:"32b, 8b or 70b: the engine by which times are estimated"`
+	EnginePreset string `yaml:"engine-preset" default:"32b" want:"32b, 8b or 70b" help:"32b, 8b or 70b: the engine by which times are estimated"`
 	// DeviceRatio is how many CPU workers do the work of another one, in mode
 	// device-aware-weighted.
-	DeviceRatio float64 `yaml:"device-ratio" default:"8" want:">0" help:"<CPUs> that do the work of one GPU, in mode device-aware-weighted"`
+	DeviceRatio float64 `yaml:"device-ratio" default:"8" want:"more than 0" help:"<CPUs> that do the work of one GPU, in mode device-aware-weighted"`
 	// NoAssumeKVReuse counts the blocks of each request in flight as its own,
 	// NoTrackActiveBlocks and NoTrackPrefillTokens do not count them, or its
 	// prefill tokens, at all.
@@ -88,18 +88,18 @@ type Routing struct {
 	// RouterQueuePolicy is fcfs (the first come), lcfs (the last) or wspt (the
 	// shortest prefill); RouterQueueLimit the largest number that waits, by pool.
 	RouterQueuePolicy string `yaml:"router-queue-policy" default:"fcfs" help:"fcfs, lcfs or wspt: which waiting request is next"`
-	RouterQueueLimit  int    `yaml:"router-queue-limit" default:"10000" want:">0" help:"<number> of requests that may wait, for each pool"`
+	RouterQueueLimit  int    `yaml:"router-queue-limit" default:"10000" want:"more than 0" help:"<number> of requests that may wait, for each pool"`
 	// QueueWait is the longest time that a request waits. Half a second more
 	// must not exceed Envoy's max_message_timeout.
-	QueueWait time.Duration `yaml:"queue-wait" default:"9.5s" want:">0s" help:"<time> that a request may wait; half a second more must not exceed Envoy's max_message_timeout"`
+	QueueWait time.Duration `yaml:"queue-wait" default:"9.5s" want:"more than 0s" help:"<time> that a request may wait; half a second more must not exceed Envoy's max_message_timeout"`
 	// OverloadStatus is what clients get when all workers are busy, the queue is
 	// full, or the wait was too long: 429, 503 or 529.
-	OverloadStatus int `yaml:"overload-status" default:"429" want:"429|503|529" help:"<status> of requests that are refused because all workers are busy: 429, 503 or 529"`
+	OverloadStatus int `yaml:"overload-status" default:"429" want:"429, 503 or 529" help:"<status> of requests that are refused because all workers are busy: 429, 503 or 529"`
 	// SessionAffinityTTL is how many seconds without a request a session stays
 	// with its worker; 0: sessions do not matter. In SessionAffinityMode "hard"
 	// it gets that worker or an error, in "soft" another one if that is busy.
-	SessionAffinityTTL  int    `yaml:"session-affinity-ttl-secs" want:"0..31536000" help:"<seconds> without a request after which a session leaves its worker; 0 ignores sessions"`
-	SessionAffinityMode string `yaml:"session-affinity-mode" default:"soft" want:"hard|soft" help:"hard or soft: refuse the request of a session whose worker is busy, or send it to another worker"`
+	SessionAffinityTTL  int    `yaml:"session-affinity-ttl-secs" want:"0 to 31536000" help:"<seconds> without a request after which a session leaves its worker; 0 ignores sessions"`
+	SessionAffinityMode string `yaml:"session-affinity-mode" default:"soft" want:"hard or soft" help:"hard or soft: refuse the request of a session whose worker is busy, or send it to another worker"`
 	// SessionHeaders are the headers that name a session, comma-separated.
 	SessionHeaders string `yaml:"session-headers" default:"x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id" help:"<names> of the headers that name a session, comma-separated; the first one present counts"`
 	// TrustOverrides heeds headers with routing hints: priorities, expected
@@ -148,7 +148,7 @@ func (c *config) scoring() (scorer.Settings, error) {
 			continue
 		}
 		if c.Cost != "" && scorer.Policy(c.Cost) != scorer.DynamoNewer {
-			return s, fmt.Errorf("config: %s belongs to the cost %s, not to %s", name, scorer.DynamoNewer, c.Cost)
+			return s, fmt.Errorf("%s belongs to the cost %s, not to %s", name, scorer.DynamoNewer, c.Cost)
 		}
 		o.Cost = new(scorer.DynamoNewer)
 	}
@@ -169,11 +169,11 @@ func named(err error) error {
 	if bad, ok := errors.AsType[*scorer.SettingError](err); ok {
 		for name, s := range eachSetting(new(config)) {
 			if s.tag.Get("setting") == bad.Setting {
-				return fmt.Errorf("config: %s: %w", name, err)
+				return fmt.Errorf("%s is %v, want %s", name, bad.Value, bad.Want)
 			}
 		}
 	}
-	return fmt.Errorf("config: %w", err)
+	return err
 }
 
 // withoutEffect refuses settings beside others that keep them from ever changing
@@ -207,7 +207,7 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 	} {
 		for name := range strings.FieldsSeq(row.settings) {
 			if !row.effect && slices.Contains(given, name) {
-				return fmt.Errorf("config: %s has no effect beside %s", name, row.beside)
+				return fmt.Errorf("%s has no effect beside %s", name, row.beside)
 			}
 		}
 	}
@@ -221,7 +221,7 @@ func (c *config) attention() (weight float64, given bool, err error) {
 	}
 	weight, err = strconv.ParseFloat(c.Attention, 64)
 	if err != nil || math.IsNaN(weight) {
-		return 0, false, fmt.Errorf("config: attention is %q, want a number or auto", c.Attention)
+		return 0, false, fmt.Errorf("attention is %q, want a number or auto", c.Attention)
 	}
 	return weight, true, nil
 }
@@ -252,7 +252,7 @@ func (c *config) routing() (router.Config, error) {
 		return router.Config{}, err
 	}
 	if c.RouterMode == string(router.Direct) && !c.AllowDirect {
-		return router.Config{}, errors.New("config: router-mode direct needs allow-direct, or no request can name its worker")
+		return router.Config{}, errors.New("router-mode direct needs allow-direct, or no request can name its worker")
 	}
 	thresholds := scorer.Thresholds{
 		ActiveBlocks: c.BusyThreshold, PrefillTokens: c.ActivePrefillTokensThreshold, PrefillFraction: c.ActivePrefillTokensThresholdFrac,
@@ -273,8 +273,8 @@ func (c *config) routing() (router.Config, error) {
 		BlockSize:      c.BlockSize,
 		MaxBlocks:      c.MaxIndexBlocks,
 		NoEvents:       c.NoKVEvents,
-		GuessTTL:       seconds(c.RouterTTLSecs),
-		PredictTTL:     cmp.Or(seconds(c.RouterPredictedTTLSecs), -1),
+		GuessTTL:       time.Duration(c.RouterTTLSecs * float64(time.Second)),
+		PredictTTL:     cmp.Or(time.Duration(c.RouterPredictedTTLSecs*float64(time.Second)), -1),
 		StrictModels:   c.StrictModels,
 		AvoidFailing:   c.AvoidFailing,
 		Seed:           c.Seed,

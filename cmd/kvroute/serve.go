@@ -335,7 +335,7 @@ func (c *config) extproc() extproc.Config {
 func (s *server) openHTTP() (err error) {
 	if s.conf.APITokenFile != "" {
 		if s.tokens, err = api.OpenTokens(s.conf.APITokenFile); err != nil {
-			return fmt.Errorf("config: %w", err)
+			return err
 		}
 	}
 	s.http = &http.Server{

@@ -29,16 +29,21 @@ import (
 // defaults returns the configuration without file and flags.
 func defaults() (c config) {
 	c.Version = 1
+	setDefaults(&c)
+	return c
+}
+
+// setDefaults sets the settings of a struct to their defaults.
+func setDefaults(to any) {
 	fs := flag.NewFlagSet("defaults", flag.ContinueOnError)
-	addFlags(fs, &c)
-	for name, s := range eachSetting(&c) {
+	addFlags(fs, to)
+	for name, s := range eachSetting(to) {
 		if text, ok := s.tag.Lookup("default"); ok {
 			if err := fs.Set(name, text); err != nil {
 				panic(err) // a wrong tag: the first test finds it
 			}
 		}
 	}
-	return c
 }
 
 // setting is a field of the configuration.
@@ -70,7 +75,7 @@ var kindOfValue = regexp.MustCompile(`<([^>]*)>`)
 func addFlags(fs *flag.FlagSet, to any) {
 	for name, s := range eachSetting(to) {
 		if s.tag.Get("help") == "" {
-			continue // in the file only, or added below
+			continue // in the file only, or one of bus.Access, which adds its own flags
 		}
 		help := kindOfValue.ReplaceAllString(s.tag.Get("help"), "`$1`")
 		switch p := s.value.Addr().Interface().(type) {
@@ -102,8 +107,8 @@ func addFlags(fs *flag.FlagSet, to any) {
 			})
 		}
 	}
-	if c, ok := to.(*config); ok {
-		c.Access.Flags(fs)
+	if own, ok := to.(interface{ Flags(fs *flag.FlagSet) }); ok {
+		own.Flags(fs)
 	}
 }
 
@@ -119,15 +124,9 @@ func (c *config) changed(other *config) (names []string) {
 	return names
 }
 
-// check refuses values that no package would refuse in words of the user's.
+// check refuses values that no package would refuse in terms of the settings.
 func (c *config) check() error {
-	var errs []error
-	for name, s := range eachSetting(c) {
-		if want := s.tag.Get("want"); want != "" && !accepts(want, s.value) {
-			errs = append(errs, fmt.Errorf("config: %s is %q, want %s", name, fmt.Sprint(s.value.Interface()), inWords(want)))
-		}
-	}
-	errs = append(errs, c.checkAddresses(), c.checkModels(), c.Dynamo.check())
+	errs := append(wrongValues(c), c.checkAddresses(), c.checkModels(), c.Dynamo.check(), replicas.CheckGroups(c.Groups))
 	for _, d := range []struct {
 		name         string
 		value, least time.Duration
@@ -137,7 +136,7 @@ func (c *config) check() error {
 		{"expired-after", c.ExpiredAfter, c.UnhealthyAfter},
 	} {
 		if d.value < d.least || d.value > time.Hour {
-			errs = append(errs, fmt.Errorf("config: %s is %q, want %v to 1h", d.name, d.value, d.least))
+			errs = append(errs, fmt.Errorf("%s is %q, want %v to 1h", d.name, d.value, d.least))
 		}
 	}
 	r := c.KVEventsRetention
@@ -151,67 +150,66 @@ func (c *config) check() error {
 		{c.Group != "" && len(c.Groups) > 0, "group and groups are both given: the router of a group has workers, not groups"},
 	} {
 		if wrong.is {
-			errs = append(errs, errors.New("config: "+wrong.text))
+			errs = append(errs, errors.New(wrong.text))
 		}
 	}
 	_, level := telemetry.NewLogger(io.Discard, c.LogLevel, c.LogFormat, nil)
 	_, access := c.Options()
-	_, networks := reach.Parse(c.WorkerNetworks)
-	var url error
-	if c.NATSURL != "" && !strings.HasPrefix(c.NATSURL, "file:") {
-		url = bus.CheckURL(c.NATSURL)
+	errs = append(errs, level, access)
+	if _, err := reach.Parse(c.WorkerNetworks); err != nil {
+		errs = append(errs, fmt.Errorf("worker-networks: %w", err))
 	}
-	for name, err := range map[string]error{
-		"": cmp.Or(level, access, url, replicas.CheckGroups(c.Groups)), "worker-networks: ": networks, "forward-tokens: ": extproc.CheckForwardTokens(c.ForwardTokens),
-	} {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("config: %s%w", name, err))
-		}
+	if err := extproc.CheckForwardTokens(c.ForwardTokens); err != nil {
+		errs = append(errs, fmt.Errorf("forward-tokens: %w", err))
+	}
+	if c.NATSURL != "" && !strings.HasPrefix(c.NATSURL, "file:") {
+		errs = append(errs, bus.CheckURL(c.NATSURL))
 	}
 	return errors.Join(errs...)
 }
 
-// accepts says whether a value is one of a|b, or within low..high; >low excludes low, and
-// either end may be missing.
-func accepts(want string, value reflect.Value) bool {
-	if strings.Contains(want, "|") {
-		return strings.Contains("|"+want+"|", fmt.Sprintf("|%v|", value.Interface()))
-	}
-	number := func(text string) float64 {
-		if d, err := time.ParseDuration(text); err == nil && value.Type() == reflect.TypeFor[time.Duration]() {
-			return float64(d)
+// wrongValues returns an error for each setting that is not what its tag wants.
+func wrongValues(of any) (errs []error) {
+	for name, s := range eachSetting(of) {
+		if want := s.tag.Get("want"); want != "" && !accepts(want, fmt.Sprint(s.value.Interface())) {
+			errs = append(errs, fmt.Errorf("%s is %q, want %s", name, fmt.Sprint(s.value.Interface()), want))
 		}
-		n, err := strconv.ParseFloat(text, 64)
-		if err != nil {
-			return math.Inf(1)
-		}
-		return n
 	}
-	v := value.Convert(reflect.TypeFor[float64]()).Float()
-	low, high, _ := strings.Cut(want, "..")
-	if above, exclusive := strings.CutPrefix(low, ">"); exclusive {
-		return v > number(above) && v <= number(high)
-	}
-	return v >= number(low) && v <= number(high)
+	return errs
 }
 
-// inWords says what a tag accepts.
-func inWords(want string) string {
-	if strings.Contains(want, "|") {
-		at := strings.LastIndex(want, "|")
-		return strings.ReplaceAll(want[:at], "|", ", ") + " or " + want[at+1:]
-	}
-	low, high, _ := strings.Cut(want, "..")
-	above, exclusive := strings.CutPrefix(low, ">")
+// alternatives separates the words of a tag like "a, b or c".
+var alternatives = regexp.MustCompile(`, | or `)
+
+// accepts reports whether a value is what a tag wants: "a, b or nothing", "1 to 5", "0 or
+// more", "more than 0", or "more than 0, at most 5".
+func accepts(want, value string) bool {
+	v := number(value)
+	above, isAbove := strings.CutPrefix(want, "more than ")
+	above, most, bounded := strings.Cut(above, ", at most ")
+	low, isLow := strings.CutSuffix(want, " or more")
+	from, to, isRange := strings.Cut(want, " to ")
 	switch {
-	case exclusive && high == "":
-		return "more than " + above
-	case exclusive:
-		return "more than " + above + ", at most " + high
-	case high == "":
-		return low + " or more"
+	case isAbove:
+		return v > number(above) && (!bounded || v <= number(most))
+	case isLow:
+		return v >= number(low)
+	case isRange:
+		return v >= number(from) && v <= number(to)
 	}
-	return low + " to " + high
+	return slices.Contains(alternatives.Split(want, -1), cmp.Or(value, "nothing"))
+}
+
+// number reads a number or a duration; NaN if the text is neither.
+func number(text string) float64 {
+	if d, err := time.ParseDuration(text); err == nil {
+		return float64(d)
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return math.NaN()
+	}
+	return n
 }
 
 // checkAddresses refuses addresses that are none, or that strangers can reach.
@@ -223,9 +221,9 @@ func (c *config) checkAddresses() error {
 		{"nats-listen", c.NATSListen, "", "nats-url of a server with TLS, since the password here is not encrypted"},
 	} {
 		if _, _, err := splitAddress(a.value); err != nil && (a.value != "" || a.name != "nats-listen") {
-			errs = append(errs, fmt.Errorf("config: %s is %q, want ip:port", a.name, a.value))
+			errs = append(errs, fmt.Errorf("%s is %q, want ip:port", a.name, a.value))
 		} else if !c.TrustedNetwork && a.guard == "" && !loopback(a.value) {
-			errs = append(errs, fmt.Errorf("config: %s is %q, which other machines can reach; give %s, or trusted-network if only trusted clients reach it", a.name, a.value, a.need))
+			errs = append(errs, fmt.Errorf("%s is %q, which other machines can reach; give %s, or trusted-network if only trusted clients reach it", a.name, a.value, a.need))
 		}
 	}
 	return errors.Join(errs...)
@@ -235,29 +233,21 @@ func (c *config) checkModels() error {
 	var errs []error
 	seen := map[string]bool{}
 	for i, m := range c.Models {
-		for _, wrong := range []struct {
-			is          bool
-			field, want string
-		}{
-			{m.Name == "", "name", "a name"},
-			{seen[m.Name], "name", "each name once"},
-			{m.Tokenizer == "", "tokenizer", "a folder"},
-			{m.BlockSize < 0, "block-size", "0 or more tokens"},
-		} {
-			if wrong.is {
-				errs = append(errs, fmt.Errorf("config: models[%d].%s: want %s", i, wrong.field, wrong.want))
-			}
+		wrong := ""
+		switch {
+		case m.Name == "":
+			wrong = "name: want a name"
+		case seen[m.Name]:
+			wrong = "name: want each name once"
+		case m.Tokenizer == "":
+			wrong = "tokenizer: want a folder"
+		case m.BlockSize < 0:
+			wrong = "block-size: want 0 or more tokens"
+		}
+		if wrong != "" {
+			errs = append(errs, fmt.Errorf("models[%d].%s", i, wrong))
 		}
 		seen[m.Name] = true
 	}
 	return errors.Join(errs...)
-}
-
-// seconds turns a setting in seconds into a time; what is no time becomes one that
-// is refused.
-func seconds(s float64) time.Duration {
-	if math.IsNaN(s) || s < 0 || s > 1e9 {
-		return -1
-	}
-	return time.Duration(s * float64(time.Second))
 }

@@ -66,7 +66,7 @@ func eachOnce(records []fleet.Record) error {
 			continue
 		}
 		if first, twice := seen[id]; twice {
-			return fmt.Errorf("config: workers[%d] (%q) has the id %d of workers[%d] (%q), want a name or worker_id of its own", i, records[i].Name, id, first, records[first].Name)
+			return fmt.Errorf("workers[%d] (%q) has the id %d of workers[%d] (%q), want a name or worker_id of its own", i, records[i].Name, id, first, records[first].Name)
 		}
 		seen[id] = i
 	}

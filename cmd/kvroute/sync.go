@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/goccy/go-yaml"
 
@@ -60,40 +59,20 @@ func (s *server) replica() api.Replica {
 	return r
 }
 
-// ofOneReplica are the settings that each replica has for itself. All others should be
-// the same everywhere, or replicas decide differently. Models and workers are compared
-// by what becomes of them.
-func ofOneReplica() []string {
-	return []string{
-		"version", "extproc-address", "http-address", "api-token-file", "trusted-network", "nats-url", "nats-listen",
-		"nats-creds", "nats-nkey", "nats-ca", "nats-cert", "nats-key", "nats-inbox-prefix", "replica", "router-reset-states",
-		"state-dir", "state-interval", "seed", "keep-decisions", "trace-out", "trace-out-tpot", "endpoint-file",
-		"extproc-tls-cert", "extproc-tls-key", "extproc-tls-client-ca", "tokenizer-cache-bytes", "log-level", "log-format",
-		"models", "workers", "dynamo",
-	}
-}
-
-// settings returns all settings by their names.
-func (c *config) settings() (all map[string]any, err error) {
+// shared returns the settings that all replicas should have in common, by their names.
+// Settings without help are not among them: secrets, and workers and models, which are
+// compared by what the router makes of them.
+func (c *config) shared() (settings map[string]any, err error) {
 	text, err := yaml.Marshal(c)
 	if err == nil {
-		err = yaml.Unmarshal(text, &all)
+		err = yaml.Unmarshal(text, &settings)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+	for name, s := range eachSetting(c) {
+		if s.tag.Get("own") != "" || s.tag.Get("help") == "" {
+			delete(settings, name)
+		}
 	}
-	return all, nil
-}
-
-// shared returns the settings that all replicas should have in common, by their names.
-func (c *config) shared() (settings map[string]any, err error) {
-	if settings, err = c.settings(); err != nil {
-		return nil, err
-	}
-	for _, name := range ofOneReplica() {
-		delete(settings, name)
-	}
-	return settings, nil
+	return settings, err
 }
 
 func (s *server) presence() replicas.Presence {

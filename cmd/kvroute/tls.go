@@ -43,10 +43,10 @@ func (c *config) tls(log *slog.Logger) (credentials.TransportCredentials, error)
 	case f.cert == "" && f.key == "" && f.clientCA == "":
 		return nil, nil //nolint:nilnil // nothing to be secured with
 	case f.cert == "" || f.key == "":
-		return nil, errors.New("config: extproc-tls-cert and extproc-tls-key need each other, and extproc-tls-client-ca needs both")
+		return nil, errors.New("extproc-tls-cert and extproc-tls-key need each other, and extproc-tls-client-ca needs both")
 	}
 	if _, err := f.get(time.Now()); err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+		return nil, err
 	}
 	return credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS12,

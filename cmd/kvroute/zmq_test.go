@@ -367,7 +367,7 @@ func TestBadPublishFlags(t *testing.T) {
 		"--zmq-endpoint x --nothing": "",
 		"--nats-url=":                "nowhere to publish",
 		"--bind-queries tcp://*:1":   "bind-events is not",
-		"--record-bytes 0":           "record-bytes is 0",
+		"--record-bytes 0":           `record-bytes is "0", want more than 0`,
 		"--record /nowhere/a.jsonl":  "record: open /nowhere/a.jsonl",
 	} {
 		status, _, stderr := runs(t, append([]string{"publish", "--nats-url", "nats://127.0.0.1:1"}, strings.Fields(args)...)...)
