@@ -6,7 +6,6 @@ import (
 	"context"
 	"net"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -72,20 +71,6 @@ func (s *server) readStream(ctx context.Context) error {
 		return s.durable.Run(ctx) // others are to forget, whoever is here
 	}
 	return s.events.RunFeed(ctx, events.FeedDurable, s.durable.Run)
-}
-
-// warnOfSilence logs the configured workers whose configuration does not say whether they
-// publish events.
-func (s *server) warnOfSilence() {
-	var names []string
-	for _, w := range s.router.Workers() {
-		if w.NeverHeard && s.router.WantsEvents() {
-			names = append(names, nameOf(w.Worker, w.Name))
-		}
-	}
-	if n := len(names); n > 0 {
-		s.log.Warn("workers have no events in the configuration: until one is heard, kvroute guesses what they cache from the requests that it sent there; "+howToPublish, "workers", strings.Join(names[:min(n, 10)], ", "), "count", n)
-	}
 }
 
 func (s *server) checks() []api.Check {

@@ -46,12 +46,12 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 		}
 		conf.ChatTemplate = string(text)
 	}
-	dir, err := os.OpenRoot(m.Tokenizer)
+	// Links out of the folder are followed: Hugging Face's cache consists of them.
+	_, err := os.ReadDir(m.Tokenizer)
 	if err != nil {
 		return card, fmt.Errorf("tokenizer: %w", err)
 	}
-	defer func() { _ = dir.Close() }() // it is only read
-	card.Prompts, err = tokenizer.LoadModel(dir.FS(), conf)
+	card.Prompts, err = tokenizer.LoadModel(os.DirFS(m.Tokenizer), conf)
 	if bad, ok := errors.AsType[*json.SyntaxError](err); ok {
 		err = fmt.Errorf("%w at byte %d", err, bad.Offset)
 	}
@@ -95,10 +95,5 @@ func (m *modelConfig) attention() (weight float64, ok bool) {
 // readBounded reads a file that is named in the configuration, if it is no larger than
 // those of a model.
 func readBounded(name string) ([]byte, error) {
-	dir, err := os.OpenRoot(filepath.Dir(name))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = dir.Close() }() // it is only read
-	return tokenizer.ReadFile(dir.FS(), filepath.Base(name))
+	return tokenizer.ReadFile(os.DirFS(filepath.Dir(name)), filepath.Base(name))
 }

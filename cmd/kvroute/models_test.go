@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -34,6 +35,29 @@ func modelFolder(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// A folder of Hugging Face's cache has links to files outside of it.
+func TestAModelFolderMayHaveLinks(t *testing.T) {
+	files, folder := modelFolder(t), t.TempDir()
+	entries, err := os.ReadDir(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if err := os.Symlink(filepath.Join(files, e.Name()), filepath.Join(folder, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := writeFile(t, fmt.Sprintf("version: 1\nmodels:\n- {name: m, tokenizer: %q, chat-template: %q}\n", folder, folder+"/chat_template.jinja"))
+	c, _, err := readConfig("test", []string{"--config", file}, io.Discard, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cards, err := c.loadCards(nil, slog.New(slog.DiscardHandler))
+	if err != nil || cards[0].Prompts == nil || cards[0].Why != "" {
+		t.Errorf("%+v, %v", cards, err)
+	}
 }
 
 // addEngine starts one more worker of a stack.
@@ -323,6 +347,9 @@ workers:
 				if !strings.Contains(string(log), want) {
 					t.Errorf("the log does not say %q", want)
 				}
+			}
+			if said := strings.Contains(string(log), "model=nobodys workers=e "); said != (len(c.flags) == 0) {
+				t.Errorf("the log names the model without a tokenizer: %v", said)
 			}
 		})
 	}

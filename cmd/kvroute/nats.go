@@ -4,8 +4,10 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -21,12 +23,18 @@ import (
 // the password, so only this user may read it.
 const natsURLFile = "nats-url"
 
-// openBus connects to the configured NATS server, or starts the embedded one.
+// openBus connects to the configured NATS server, or starts one in this process.
 func (s *server) openBus() error {
 	c := &s.conf
 	address, err := bus.ReadURL(c.NATSURL)
 	if err != nil {
 		return err
+	}
+	if c.StateDir != "" && (address != "" || c.NATSListen == "") {
+		// An earlier process may have left the file. Its URL leads nowhere now.
+		if err := os.Remove(filepath.Join(c.StateDir, natsURLFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("state-dir: %w", err)
+		}
 	}
 	var inProcess []nats.Option
 	if address == "" {
@@ -34,20 +42,17 @@ func (s *server) openBus() error {
 			return err
 		}
 		address, inProcess = s.bus.URL(), []nats.Option{nats.InProcessServer(s.bus.Server)}
-		s.log.Info("the bus is in this process", "listens", cmp.Or(c.NATSListen, "nowhere"), "keeps", cmp.Or(c.StateDir, "nothing"))
+		s.log.Info("NATS runs in this process", "listens", cmp.Or(c.NATSListen, "nowhere"), "keeps", cmp.Or(c.StateDir, "nothing"))
 	}
 	s.nc, err = bus.Connect(address, "kvroute serve", &c.Access, s.log, inProcess...)
 	return err
 }
 
-// startBus starts the bus of this process. With --state-dir its password stays the same
-// after a restart.
+// startBus starts the NATS server of this process. With --state-dir its password stays the
+// same after a restart.
 func (c *config) startBus() (*bus.Server, error) {
 	if c.StateDir == "" {
 		return bus.StartServer(c.NATSListen, "", "")
-	}
-	if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
-		return nil, fmt.Errorf("state-dir: %w", err)
 	}
 	dir, err := os.OpenRoot(c.StateDir)
 	if err != nil {

@@ -4,6 +4,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -57,6 +59,29 @@ func TestTheOwnBusWantsItsPassword(t *testing.T) {
 		t.Errorf("after a restart the user is another one: %v", err)
 	}
 	registers(c, "b")
+}
+
+// The folder of --state-dir belongs to one process: a second one refuses to start, and after
+// the first was killed another one takes over. A URL of a bus that does not listen any more
+// is removed.
+func TestAStateFolderHasOneProcess(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	flags := []string{"serve", "--state-dir", dir, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"}
+	c := spawn(t, "kvroute", append(flags, "--nats-listen", "127.0.0.1:0")...)
+	status, _, stderr := runs(t, flags...)
+	if want := fmt.Sprintf("another kvroute (process %d) uses %s", c.Cmd.Process.Pid, dir); status != 1 || !strings.Contains(stderr, want) {
+		t.Errorf("the second process: status %d, %s; want %q", status, stderr, want)
+	}
+	file := filepath.Join(dir, "nats-url")
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+	kill(t, c)
+	spawn(t, "kvroute", flags...)
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the URL of the first process is still there: %v", err)
+	}
 }
 
 // A bus that nobody else needs has no port: as many kvroutes start on one machine as like.

@@ -73,9 +73,10 @@ func (s *server) readAgain(ctx context.Context) error {
 		undo()
 		return err
 	}
-	s.conf.Groups = c.Groups
+	s.conf.Groups, s.conf.Models = c.Groups, c.Models
 	s.router.SetCards(cards)
 	takeTokens()
+	s.warnOfWorkers()
 	s.log.Info("reloaded", "models", len(c.Models), "workers", len(c.Workers))
 	if len(pending) > 0 {
 		s.log.Warn("these changed settings take effect only after a restart", "settings", strings.Join(pending, ", "))

@@ -112,39 +112,40 @@ type server struct {
 	names    *workerNames // of log
 	scope    wire.Scope
 
-	metrics  *telemetry.Metrics
-	bus      *bus.Server // nil if the bus is elsewhere
-	nc       *nats.Conn
-	prompts  *tokenizer.Cache // of ids, for all models
-	reloads  metric.Int64Counter
-	verifier *verifier      // nil unless --verify-tokenizer
-	tracer   *replay.Tracer // nil unless --trace-out
-	state    *os.Root       // of --state-dir; nil without
-	files    stateFiles     // counts those in there
-	id       uint64         // of this replica
-	begun    time.Time
-	shared   map[string]any // settings, as all replicas should have them
-	router   *router.Router
-	registry *fleet.Registry
-	prober   *fleet.Prober
-	static   *static
-	dynamo   *fleet.Dynamo  // nil unless the file has "dynamo"
-	sync     *replicas.Sync // nil without --router-replica-sync
-	groups   groups
-	events   *events.Subscriber
-	durable  *events.Durable // nil unless --durable-kv-events
-	expected expected
-	loads    fleet.Loads // blocks in use
-	requests fleet.Loads // running and waiting
-	direct   *direct     // workers whose engines are heard without the bus
-	extproc  *extproc.Server
-	grpc     *grpc.Server
-	health   *health.Server
-	started  atomic.Bool // the fleet is known
-	tokens   *api.Tokens // nil unless --api-token-file
-	http     *http.Server
-	grpcAt   net.Listener
-	httpAt   net.Listener
+	metrics   *telemetry.Metrics
+	bus       *bus.Server // nil if the bus is elsewhere
+	nc        *nats.Conn
+	prompts   *tokenizer.Cache // of ids, for all models
+	reloads   metric.Int64Counter
+	verifier  *verifier      // nil unless --verify-tokenizer
+	tracer    *replay.Tracer // nil unless --trace-out
+	state     *os.Root       // of --state-dir; nil without
+	stateLock *os.File       // in --state-dir; nil without
+	files     stateFiles     // counts those in there
+	id        uint64         // of this replica
+	begun     time.Time
+	shared    map[string]any // settings, as all replicas should have them
+	router    *router.Router
+	registry  *fleet.Registry
+	prober    *fleet.Prober
+	static    *static
+	dynamo    *fleet.Dynamo  // nil unless the file has "dynamo"
+	sync      *replicas.Sync // nil without --router-replica-sync
+	groups    groups
+	events    *events.Subscriber
+	durable   *events.Durable // nil unless --durable-kv-events
+	expected  expected
+	loads     fleet.Loads // blocks in use
+	requests  fleet.Loads // running and waiting
+	direct    *direct     // workers whose engines are heard without the bus
+	extproc   *extproc.Server
+	grpc      *grpc.Server
+	health    *health.Server
+	started   atomic.Bool // the fleet is known
+	tokens    *api.Tokens // nil unless --api-token-file
+	http      *http.Server
+	grpcAt    net.Listener
+	httpAt    net.Listener
 }
 
 // open makes all parts and opens the listeners; nothing runs yet.
@@ -156,7 +157,7 @@ func (s *server) open() (err error) {
 		return err
 	}
 	for _, open := range []func() error{
-		s.openBus, s.openRouter, s.openSync, s.openEvents, s.openDurable, s.loadState, s.openFleet, s.openGroups, s.openExtproc, s.openHTTP,
+		s.lockStateDir, s.openBus, s.openRouter, s.openSync, s.openEvents, s.openDurable, s.loadState, s.openFleet, s.openGroups, s.openExtproc, s.openHTTP,
 		s.openDynamo, // last: its records must not name our listeners
 	} {
 		if err := open(); err != nil {
@@ -261,7 +262,7 @@ func (s *server) openFleet() (err error) {
 	if err := s.static.set(context.Background(), c.Workers); err != nil {
 		return err
 	}
-	s.warnOfSilence()
+	s.warnOfWorkers()
 	return nil
 }
 
@@ -482,6 +483,9 @@ func (s *server) close() error {
 	}
 	if s.state != nil {
 		_ = s.state.Close() // only a handle
+	}
+	if s.stateLock != nil {
+		_ = s.stateLock.Close() // which unlocks it
 	}
 	if s.metrics != nil {
 		return s.metrics.Shutdown(context.Background())

@@ -4,13 +4,17 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 // setWorker tells first the router of a worker and then the events that wait for it.
@@ -24,6 +28,35 @@ func (s *server) setWorker(info router.WorkerInfo) {
 	s.log.Debug("worker", "worker", info.ID, "address", info.Address.String(), "health", info.Health.String())
 	if s.router.WantsEvents() {
 		s.events.SetWorker(info.ID, s.source(&info))
+	}
+}
+
+// warnOfWorkers logs which workers of the configuration lack something there: events, or
+// their model's tokenizer.
+func (s *server) warnOfWorkers() {
+	if !s.router.WantsEvents() {
+		return
+	}
+	const most = 10 // names in a line
+	var silent []string
+	noTokenizer := map[string][]string{} // workers by model
+	for _, w := range s.router.Workers() {
+		name := nameOf(w.Worker, w.Name)
+		if w.NeverHeard {
+			silent = append(silent, name)
+		}
+		listed := slices.ContainsFunc(s.conf.Models, func(m modelConfig) bool { return m.Name == w.Model })
+		if w.TokenMode == tokenizer.Bytes && w.Group == "" && !listed {
+			noTokenizer[w.Model] = append(noTokenizer[w.Model], name)
+		}
+	}
+	if n := len(silent); n > 0 {
+		s.log.Warn("workers have no events in the configuration: until one is heard, kvroute guesses what they cache from the requests that it sent there; "+howToPublish, "workers", strings.Join(silent[:min(n, most)], ", "), "count", n)
+	}
+	for _, model := range slices.Sorted(maps.Keys(noTokenizer)) {
+		names := noTokenizer[model]
+		s.log.Warn("the model has no tokenizer, so kvroute finds cached prompts only by their text: add the model to models with the folder of its tokenizer",
+			"model", model, "workers", strings.Join(names[:min(len(names), most)], ", "), "count", len(names))
 	}
 }
 
