@@ -258,7 +258,7 @@ func (c *core) leaveOutBusy(now time.Time, q *question) error {
 	for i, ord := range c.candidates {
 		e, in := &c.entries[ord], &c.inputs[i]
 		busy, skipped := c.busy(now, e, in.ActiveBlocks, in.PendTokens, max(1, in.Members))
-		c.skipped += uint64(skipped)
+		c.skipped += skipped
 		if !busy {
 			c.candidates[kept], c.inputs[kept] = ord, *in
 			kept++

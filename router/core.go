@@ -48,8 +48,8 @@ type core struct {
 	woken    []*waiter              // requests that left the queue, or must count their overlap again
 	changes  uint64
 	turn     uint64 // booked requests so far
-	expired  uint64 // slots that nobody owned and nobody freed
-	skipped  uint64 // thresholds that could not be looked at
+	expired  int    // slots that were neither owned nor freed
+	skipped  int    // thresholds that could not be applied
 
 	typical typical       // request of this router
 	ended   uint64        // requests that ended

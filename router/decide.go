@@ -406,7 +406,7 @@ type workspace struct {
 	candidates []int       // ordinals, in worker order
 	inputs     []scorer.Input
 	costs      []float64
-	eligibles  int          // how many candidates there were before the session left only one
-	chances    []float64    // of being drawn, along candidates
-	seen       []Candidate  // along core.order, if the question asks to explain
+	eligibles  int         // how many candidates there were before the session left only one
+	chances    []float64   // of being drawn, along candidates
+	seen       []Candidate // along core.order, if the question asks to explain
 }

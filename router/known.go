@@ -89,22 +89,24 @@ func (k *known) begin(c *core, info *WorkerInfo) {
 	}
 }
 
-// source is an index by where its blocks are known from.
-type source struct {
+// indexSource is an index by where its blocks are known from.
+type indexSource struct {
 	name    string
-	blocks  int
-	bytes   int
-	evicted int // of what events told, only what their outcomes do not count
+	blocks  func() int
+	bytes   func() int // looks at all nodes of the index
+	evicted func() int // of the index of events, only blocks that no outcome of an event counts
 }
 
-// sources reads what the indexes take. It looks at all nodes of the index.
-func (k *known) sources() []source {
+func (k *known) sources() (all []indexSource) {
+	if k == nil {
+		return nil
+	}
 	events := k.events.Load()
 	x := events.index
-	all := []source{{"events", x.Blocks(), x.Bytes() + events.parked.Bytes(), int(k.shrunk.Load())}}
+	all = append(all, indexSource{"events", x.Blocks, func() int { return x.Bytes() + events.parked.Bytes() }, func() int { return int(k.shrunk.Load()) }})
 	for i, a := range [...]*indexer.Approx{k.history, k.predicted} {
 		if a != nil {
-			all = append(all, source{[...]string{"history", "prediction"}[i], a.Blocks(), a.Bytes(), a.Evicted()})
+			all = append(all, indexSource{[...]string{"history", "prediction"}[i], a.Blocks, a.Bytes, a.Evicted})
 		}
 	}
 	return all

@@ -167,7 +167,7 @@ func (r *Router) Tick() {
 	now := r.conf.Now()
 	for _, p := range r.allPools() {
 		p.update(now, func(c *core) {
-			c.expired += uint64(c.slots.Expire(now))
+			c.expired += c.slots.Expire(now)
 			c.sessions.expire(now)
 			c.infer(now)
 			c.expire(now)

@@ -29,7 +29,7 @@ type metrics struct {
 	firstTokens           metric.Int64Counter
 }
 
-// labels are those of one pool's measurements, made once.
+// labels are the attributes of one pool's measurements, made once.
 type labels struct {
 	model   attribute.KeyValue
 	add     []metric.AddOption
@@ -41,28 +41,28 @@ type labels struct {
 
 func newLabels(model string) *labels {
 	m := attribute.String("model", model)
+	with := func(more ...attribute.KeyValue) []metric.AddOption {
+		return []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(append(more, m)...))}
+	}
 	l := &labels{
 		model:   m,
-		add:     []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m))},
+		add:     with(),
 		record:  []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(m))},
-		exact:   []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("mode", string(tokenizer.Exact)), attribute.String("reason", "")))},
+		exact:   with(attribute.String("mode", string(tokenizer.Exact)), attribute.String("reason", "")),
 		reasons: make(map[Reason][]metric.AddOption),
 		signs:   make(map[Sign][]metric.AddOption),
 	}
 	for _, by := range []Sign{SignTold, SignObserver, SignHeaders, SignOrder, SignRate, SignEnd} {
-		l.signs[by] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("source", string(by))))}
+		l.signs[by] = with(attribute.String("source", string(by)))
 	}
 	for _, r := range []Reason{ReasonKV, ReasonLoad, ReasonRoundRobin, ReasonMode, ReasonPinned, ReasonPreferred, ReasonSession, ReasonUnread, ReasonTokenizer} {
-		l.reasons[r] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(m, attribute.String("reason", string(r))))}
+		l.reasons[r] = with(attribute.String("reason", string(r)))
 	}
 	return l
 }
 
-// gauges are read when somebody looks.
-type gauges struct {
-	blocks, bytes, slots, foreign, workers, waiting, sessions, models metric.Int64ObservableGauge
-	skipped, expired, evicted, dumps                                  metric.Int64ObservableCounter
-}
+// observe passes one value of an instrument to its reader.
+type observe func(value int, attributes ...attribute.KeyValue)
 
 func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 	var errs []error
@@ -76,15 +76,20 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		errs = append(errs, err)
 		return h
 	}
-	gauge := func(name, unit, help string) metric.Int64ObservableGauge {
-		g, err := meter.Int64ObservableGauge("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help))
-		errs = append(errs, err)
-		return g
+	// Gauges and sums are read when somebody looks.
+	callback := func(read func(observe)) metric.Int64Callback {
+		return func(_ context.Context, o metric.Int64Observer) error {
+			read(func(v int, a ...attribute.KeyValue) { o.Observe(int64(v), metric.WithAttributes(a...)) })
+			return nil
+		}
 	}
-	sum := func(name, unit, help string) metric.Int64ObservableCounter {
-		c, err := meter.Int64ObservableCounter("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help))
+	gauge := func(name, unit, help string, read func(observe)) {
+		_, err := meter.Int64ObservableGauge("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithInt64Callback(callback(read)))
 		errs = append(errs, err)
-		return c
+	}
+	sum := func(name, unit, help string, read func(observe)) {
+		_, err := meter.Int64ObservableCounter("kvroute."+name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithInt64Callback(callback(read)))
+		errs = append(errs, err)
 	}
 	m := metrics{
 		decisions: counter("router.decisions", "{decision}", "Booked decisions, by model and reason."),
@@ -105,103 +110,75 @@ func newMetrics(meter metric.Meter, r *Router) (*metrics, error) {
 		avoidances:  counter("router.avoidances", "{period}", "Times that a worker began to be avoided because it failed, by model."),
 		firstTokens: counter("router.first_tokens", "{request}", "Requests whose prompt was taken for computed, by model and by what said so first."),
 	}
-	g := gauges{
-		blocks:   gauge("router.index.blocks", "{block}", "Pairs of block and worker in the index, by model and by where they are known from."),
-		bytes:    gauge("router.index.size", "By", "Memory of the index, by model and by where its blocks are known from."),
-		slots:    gauge("router.slots", "{request}", "Requests in flight that hold a slot, by model."),
-		foreign:  gauge("router.foreign_requests", "{request}", "Requests that engines report and that neither this router nor its replicas sent, by model."),
-		workers:  gauge("router.workers", "{worker}", "Workers known, by model and health."),
-		waiting:  gauge("router.queue.size", "{request}", "Requests that wait for a worker, by model."),
-		sessions: gauge("router.sessions", "{session}", "Sessions bound to a worker, by model."),
-		models:   gauge("tokenize.models", "{model}", "Models known, by how the token ids of their chats are made and why not exactly; 1 for what is so."),
-		skipped:  sum("router.threshold.skips", "{threshold}", "Thresholds that could not be looked at because a worker's capacity is unknown, by model."),
-		expired:  sum("router.slots.expired", "{request}", "Slots that nobody owned and nobody freed for 300 s, by model."),
-		evicted:  sum("router.index.evicted", "{block}", "Blocks forgotten for lack of room that no event counts, by model and by where they were known from."),
-		dumps:    sum("router.dumps", "{dump}", "Dumps of the index, by how they ended."),
-	}
+	gauge("router.index.blocks", "{block}", "Pairs of block and worker in the index, by model and by where they are known from.", r.perIndex(func(i *indexSource) int { return i.blocks() }))
+	gauge("router.index.size", "By", "Memory of the index, by model and by where its blocks are known from.", r.perIndex(func(i *indexSource) int { return i.bytes() }))
+	gauge("router.slots", "{request}", "Requests in flight that hold a slot, by model.", r.perModel(func(c *core) int { return c.slots.Len() }))
+	gauge("router.foreign_requests", "{request}", "Requests that engines report and that neither this router nor its replicas sent, by model.", r.perModel(func(c *core) (n int) {
+		for _, ord := range c.order {
+			n += c.foreign(r.conf.Now(), &c.entries[ord], 0).Requests
+		}
+		return n
+	}))
+	gauge("router.workers", "{worker}", "Workers known, by model and health.", func(o observe) {
+		for h := range expected {
+			r.perModel(func(c *core) (n int) {
+				for _, ord := range c.order {
+					if c.shownHealth(r.conf.Now(), &c.entries[ord]) == h {
+						n++
+					}
+				}
+				return n
+			})(func(n int, a ...attribute.KeyValue) { o(n, append(a, attribute.String("health", h.String()))...) })
+		}
+	})
+	gauge("router.queue.size", "{request}", "Requests that wait for a worker, by model.", r.perModel(func(c *core) int { return len(c.waiting) }))
+	gauge("router.sessions", "{session}", "Sessions bound to a worker, by model.", r.perModel(func(c *core) int { return c.sessions.byKey.Len() }))
+	gauge("tokenize.models", "{model}", "Models known, by how the token ids of their chats are made and why not exactly; 1 for what is so.", func(o observe) {
+		for _, m := range r.Models() {
+			o(1, attribute.String("model", m.Model), attribute.String("mode", string(m.TokenMode)), attribute.String("reason", m.TokenReason))
+		}
+	})
+	sum("router.threshold.skips", "{threshold}", "Thresholds that could not be looked at because a worker's capacity is unknown, by model.", r.perModel(func(c *core) int { return c.skipped }))
+	sum("router.slots.expired", "{request}", "Slots that nobody owned and nobody freed for 300 s, by model.", r.perModel(func(c *core) int { return c.expired }))
+	sum("router.index.evicted", "{block}", "Blocks forgotten for lack of room that no event counts, by model and by where they were known from.", r.perIndex(func(i *indexSource) int { return i.evicted() }))
+	sum("router.dumps", "{dump}", "Dumps of the index, by how they ended.", func(o observe) {
+		for end, name := range [...]string{"whole", "overtaken", "left"} {
+			o(int(r.dumps[end].Load()), attribute.String("outcome", name))
+		}
+	})
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("router: make instruments: %w", err)
 	}
-	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		r.observe(o, &g)
-		return nil
-	}, g.blocks, g.bytes, g.slots, g.foreign, g.workers, g.waiting, g.sessions, g.models, g.skipped, g.expired, g.evicted, g.dumps)
-	return &m, err
+	return &m, nil
 }
 
-// reading is what the gauges say of one model.
-type reading struct {
-	slots, foreign, waiting, sessions, skipped, expired int64
-	workers                                             [Expired + 1]int64
+// perModel reads a number of each pool, and observes the sums of the models.
+func (r *Router) perModel(read func(*core) int) func(observe) {
+	return func(o observe) {
+		sums := make(map[string]int)
+		for _, p := range r.allPools() {
+			p.mu.Lock()
+			sums[p.model] += read(&p.core)
+			p.mu.Unlock()
+		}
+		for model, n := range sums {
+			o(n, attribute.String("model", model))
+		}
+	}
 }
 
-func (r *Router) observe(o metric.Observer, g *gauges) {
-	readings := make(map[string]*reading)
-	indexes := make(map[string][]*known)
-	r.fleet.RLock()
-	for key, p := range r.pools {
-		to := readings[key.model]
-		if to == nil {
-			to = new(reading)
-			readings[key.model] = to
-		}
-		if p.known != nil {
-			indexes[key.model] = append(indexes[key.model], p.known)
-		}
-		p.mu.Lock()
-		c := &p.core
-		to.slots += int64(c.slots.Len())
-		to.sessions += int64(c.sessions.byKey.Len())
-		to.skipped += int64(c.skipped)
-		to.expired += int64(c.expired)
-		if c.queue != nil {
-			to.waiting += int64(c.queue.Len())
-		}
-		for _, ord := range c.order {
-			if h := c.shownHealth(r.conf.Now(), &c.entries[ord]); h != expected {
-				to.workers[min(h, Expired)]++
+// perIndex reads a number of each index, and observes the sums of the models by source.
+func (r *Router) perIndex(read func(*indexSource) int) func(observe) {
+	return func(o observe) {
+		sums := make(map[[2]string]int)
+		for _, p := range r.allPools() {
+			for _, i := range p.known.sources() {
+				sums[[2]string{p.model, i.name}] += read(&i)
 			}
-			to.foreign += int64(c.foreign(r.conf.Now(), &c.entries[ord], 0).Requests)
 		}
-		p.mu.Unlock()
-	}
-	r.fleet.RUnlock()
-	for _, m := range r.Models() {
-		o.ObserveInt64(g.models, 1, metric.WithAttributes(attribute.String("model", m.Model), attribute.String("mode", string(m.TokenMode)), attribute.String("reason", m.TokenReason)))
-	}
-	for end := range r.dumps {
-		o.ObserveInt64(g.dumps, r.dumps[end].Load(), metric.WithAttributes(attribute.String("outcome", [...]string{"whole", "overtaken", "left"}[end])))
-	}
-	for name, from := range readings {
-		model := attribute.String("model", name)
-		only := metric.WithAttributes(model)
-		observeIndexes(o, g, model, indexes[name])
-		o.ObserveInt64(g.slots, from.slots, only)
-		o.ObserveInt64(g.foreign, from.foreign, only)
-		o.ObserveInt64(g.waiting, from.waiting, only)
-		o.ObserveInt64(g.sessions, from.sessions, only)
-		o.ObserveInt64(g.skipped, from.skipped, only)
-		o.ObserveInt64(g.expired, from.expired, only)
-		for h, n := range from.workers {
-			o.ObserveInt64(g.workers, n, metric.WithAttributes(model, attribute.String("health", Health(h).String())))
+		for of, n := range sums {
+			o(n, attribute.String("model", of[0]), attribute.String("source", of[1]))
 		}
-	}
-}
-
-// observeIndexes looks at every node: nothing is held meanwhile that others need.
-func observeIndexes(o metric.Observer, g *gauges, model attribute.KeyValue, indexes []*known) {
-	sums := map[string]source{}
-	for _, k := range indexes {
-		for _, s := range k.sources() {
-			sum := sums[s.name]
-			sums[s.name] = source{s.name, sum.blocks + s.blocks, sum.bytes + s.bytes, sum.evicted + s.evicted}
-		}
-	}
-	for name, s := range sums {
-		of := metric.WithAttributes(model, attribute.String("source", name))
-		o.ObserveInt64(g.blocks, int64(s.blocks), of)
-		o.ObserveInt64(g.bytes, int64(s.bytes), of)
-		o.ObserveInt64(g.evicted, int64(s.evicted), of)
 	}
 }
 
