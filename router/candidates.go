@@ -12,96 +12,83 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// eligible collects the ordinals that may take a request: the healthy workers, or
-// the degraded ones, and those that failed lately, while there are no healthy ones.
-// A pinned worker may be any of them.
+// eligible collects the ordinals that may take a request: the healthy workers, or if there
+// are none, the degraded ones. A worker that failed lately and a router group without a
+// recent summary count as degraded. A pinned worker may be healthy or degraded.
 func (c *core) eligible(now time.Time, q *question) error {
-	c.candidates = c.candidates[:0]
-	if q.Pinned != nil {
-		return c.pinned(now, q)
-	}
 	c.verdicts = slices.Grow(c.verdicts[:0], len(c.order))[:len(c.order)]
-	var degraded bool
-	for i, ord := range c.order {
-		e := &c.entries[ord]
-		if c.verdicts[i] = c.exclude(e, q); c.verdicts[i] != "" {
-			continue
-		}
-		h, why := c.standing(now, e)
-		switch a := q.probeAnswer(e); {
-		case a == nil:
-		case a.Busy && h == Healthy:
-			h, why = Degraded, ExcludedBusy
-		case !a.Busy && why == ExcludedStale:
-			h, why = Healthy, "" // it was heard just now
-		}
-		c.verdicts[i] = why
-		if h == Healthy {
-			c.candidates = append(c.candidates, ord)
-		}
-		degraded = degraded || h == Degraded
+	if q.Pinned != nil {
+		c.collect(now, q, Degraded)
+		return c.pinError(q)
 	}
-	if len(c.candidates) > 0 {
-		return nil
+	if c.collect(now, q, Healthy); len(c.candidates) == 0 {
+		c.collect(now, q, Degraded)
 	}
-	if !degraded {
+	if len(c.candidates) == 0 {
 		return ErrNoWorkers
-	}
-	for i, ord := range c.order {
-		switch c.verdicts[i] {
-		case ExcludedFailing, ExcludedHealth, ExcludedStale, ExcludedBusy:
-		default:
-			continue
-		}
-		if h, _ := c.standing(now, &c.entries[ord]); h == Degraded || h == Healthy {
-			c.candidates = append(c.candidates, ord)
-			c.verdicts[i] = ""
-		}
 	}
 	return nil
 }
 
-// pinned makes the pinned worker the only candidate, or its ranks, or says why not.
-// In the mode Direct a worker that does not exist is also a lack of workers.
-func (c *core) pinned(now time.Time, q *question) error {
-	from, to := c.pin(q)
-	if from == to {
-		err := ErrPinnedUnknown
-		if c.conf.Mode == Direct {
-			err = fmt.Errorf("%w: %w", ErrPinnedUnknown, ErrNoWorkers)
-		}
-		return q.pinError(err)
-	}
-	c.verdicts = slices.Grow(c.verdicts[:0], len(c.order))[:len(c.order)]
-	for i := range c.verdicts {
-		c.verdicts[i] = ExcludedPin
-	}
-	var err error
-	for at := from; at < to; at++ {
-		ord := c.order[at]
+// collect makes the workers candidates that may take the request and are in a state of
+// health that is not worse than the given one.
+func (c *core) collect(now time.Time, q *question, worst Health) {
+	c.candidates = c.candidates[:0]
+	for i, ord := range c.order {
 		e := &c.entries[ord]
 		why := c.exclude(e, q)
-		if h, _ := c.standing(now, e); why == "" && h != Healthy && h != Degraded {
-			why = ExcludedHealth
+		if why == "" {
+			var h Health
+			h, why = c.standing(now, e)
+			switch a := q.probeAnswer(e); {
+			case a == nil:
+			case a.Busy && h == Healthy:
+				h, why = Degraded, ExcludedBusy
+			case !a.Busy && why == ExcludedStale:
+				h, why = Healthy, "" // the group answered just now
+			}
+			if h <= worst {
+				why = ""
+				c.candidates = append(c.candidates, ord)
+			}
 		}
-		switch c.verdicts[at] = why; why {
-		case "":
-			c.candidates = append(c.candidates, ord)
-		case ExcludedDraining, ExcludedHealth:
-			err = fmt.Errorf("%w: %s", ErrNoWorkers, why)
-		default:
-			err = fmt.Errorf("%w: %s", ErrPinnedNotAllowed, why)
-		}
+		c.verdicts[i] = why
 	}
-	if len(c.candidates) > 0 {
+}
+
+// pinError says why the pinned worker is not a candidate; nil if it is one.
+// In the mode Direct a worker that does not exist is also a lack of workers.
+func (c *core) pinError(q *question) error {
+	from, to := c.pin(q)
+	switch {
+	case len(c.candidates) > 0:
 		return nil
+	case from == to && c.conf.Mode == Direct:
+		return q.pinned(fmt.Errorf("%w: %w", ErrPinnedUnknown, ErrNoWorkers))
+	case from == to:
+		return q.pinned(ErrPinnedUnknown)
 	}
-	return q.pinError(err)
+	switch why := c.verdicts[to-1]; why {
+	case ExcludedDraining, ExcludedHealth:
+		return q.pinned(fmt.Errorf("%w: %s", ErrNoWorkers, why))
+	default:
+		return q.pinned(fmt.Errorf("%w: %s", ErrPinnedNotAllowed, why))
+	}
+}
+
+// pinned adds the pinned worker to an error.
+func (q *question) pinned(err error) error {
+	if q.AnyRank {
+		return fmt.Errorf("worker %d: %w", q.Pinned.ID, err)
+	}
+	return fmt.Errorf("worker %d, rank %d: %w", q.Pinned.ID, q.Pinned.DPRank, err)
 }
 
 // exclude says why a worker may not take a request, whatever its health and load.
 func (c *core) exclude(e *entry, q *question) Exclusion {
 	switch info := e.info; {
+	case q.Pinned != nil && (e.worker.ID != q.Pinned.ID || !q.AnyRank && e.worker != *q.Pinned):
+		return ExcludedPin
 	case info.Draining:
 		return ExcludedDraining
 	case info.Role == Prefill:
@@ -153,13 +140,6 @@ func (c *core) lane(q *question) int {
 	return scorer.AnyWorker
 }
 
-func (q *question) pinError(err error) error {
-	if q.AnyRank {
-		return fmt.Errorf("worker %d: %w", q.Pinned.ID, err)
-	}
-	return fmt.Errorf("worker %d, rank %d: %w", q.Pinned.ID, q.Pinned.DPRank, err)
-}
-
 // measure fills in what the request and each candidate bring to the decision.
 func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	c.request = scorer.Request{
@@ -174,7 +154,7 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	c.inputs = slices.Grow(c.inputs[:0], len(c.candidates))[:len(c.candidates)]
 	for i, ord := range c.candidates {
 		e, in := &c.entries[ord], &c.inputs[i]
-		c.load(now, ord, in)
+		c.load(now, ord, q.tokens, in)
 		switch {
 		case c.conf.NoActiveBlocks:
 		case s.AssumeKVReuse:
@@ -202,8 +182,9 @@ func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	}
 }
 
-// load fills in what a worker is and does, whatever the request.
-func (c *core) load(now time.Time, ord int, in *scorer.Input) {
+// load fills in what a worker is and does. prompt is the length of a prompt that stands for
+// the average one before the first booking; see [core.foreign].
+func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	e, load := &c.entries[ord], c.slots.Load(ord)
 	// Field by field, since a literal would be made elsewhere and copied here.
 	*in = scorer.Input{}
@@ -217,7 +198,7 @@ func (c *core) load(now time.Time, ord int, in *scorer.Input) {
 		c.groupLoad(now, ord, in)
 		return
 	}
-	f := c.foreign(now, e, c.request.PromptTokens)
+	f := c.foreign(now, e, prompt)
 	in.PendTokens += f.Tokens
 	in.ActiveRequests += f.Requests
 	in.WaitingRequests += f.Waiting
@@ -254,7 +235,7 @@ func (c *core) leaveOutBusy(now time.Time, q *question) error {
 	if *c.thresholds == (scorer.Thresholds{}) {
 		return nil
 	}
-	kept, at := 0, 0
+	kept := 0
 	for i, ord := range c.candidates {
 		e, in := &c.entries[ord], &c.inputs[i]
 		busy, skipped := c.busy(now, e, in.ActiveBlocks, in.PendTokens, max(1, in.Members))
@@ -264,9 +245,7 @@ func (c *core) leaveOutBusy(now time.Time, q *question) error {
 			kept++
 			continue
 		}
-		for c.order[at] != ord { // both are in worker order
-			at++
-		}
+		at, _ := c.search(e.worker)
 		c.verdicts[at] = ExcludedBusy
 	}
 	if kept > 0 {
@@ -277,9 +256,9 @@ func (c *core) leaveOutBusy(now time.Time, q *question) error {
 		return ErrAllBusy
 	}
 	if c.conf.Mode == Direct {
-		return q.pinError(fmt.Errorf("%w: %w", ErrPinnedBusy, ErrAllBusy))
+		return q.pinned(fmt.Errorf("%w: %w", ErrPinnedBusy, ErrAllBusy))
 	}
-	return q.pinError(ErrPinnedBusy)
+	return q.pinned(ErrPinnedBusy)
 }
 
 // busy says whether a worker is above a threshold, or the mean of the members of a

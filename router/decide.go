@@ -108,7 +108,6 @@ func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) 
 	if mayWait && (othersWait || scorer.MustWait(c.inputs, *c.conf.Queue.Threshold)) {
 		return errMustWait
 	}
-	c.eligibles = len(c.candidates)
 	bound, err := c.followSession(now, q)
 	if err != nil {
 		return err
@@ -118,8 +117,8 @@ func (c *core) decide(now time.Time, q *question, d *Decision, othersWait bool) 
 	d.Settings, d.Thresholds = settings, c.thresholds
 	chosen := c.choose(q, settings, bound, d)
 	c.describe(q, chosen, d)
-	if q.WantSecond && q.Pinned == nil && !(bound && c.conf.Sessions.Hard) {
-		d.Second = c.second(chosen, !bound && c.compares())
+	if q.WantSecond && q.Pinned == nil && !(bound >= 0 && c.conf.Sessions.Hard) {
+		d.Second = c.second(chosen)
 	}
 	if q.ID != "" && !c.takeSlot(now, q, chosen, d) {
 		return ErrDuplicate
@@ -148,24 +147,23 @@ func (c *core) settingsFor(q *question) (*scorer.Settings, error) {
 	return &s, nil
 }
 
-// choose returns the chosen candidate, and puts down why it is that. There is a candidate.
-func (c *core) choose(q *question, s *scorer.Settings, bound bool, d *Decision) (chosen int) {
+// choose returns the chosen candidate, and the reason in d. bound is the candidate that the
+// session is bound to, or -1. There is a candidate.
+func (c *core) choose(q *question, s *scorer.Settings, bound int, d *Decision) (chosen int) {
 	d.Reason, d.Cost, d.Policy, d.Equal = q.reason, 0, "", 0
 	c.costs = slices.Grow(c.costs[:0], len(c.inputs))[:len(c.inputs)]
 	clear(c.costs)
 	switch {
-	case q.Pinned != nil:
-		d.Reason = ReasonPinned
-		if len(c.candidates) > 1 { // ranks
-			chosen = c.best(s, d)
-		}
-		return chosen
-	case bound:
+	case bound >= 0:
 		d.Reason = ReasonSession
-		return 0
+		return bound
+	case q.Pinned != nil:
+		if d.Reason = ReasonPinned; len(c.candidates) == 1 {
+			return 0
+		}
 	}
 	chosen = c.best(s, d)
-	if q.Preferred == nil {
+	if q.Preferred == nil || q.Pinned != nil {
 		return chosen
 	}
 	at := slices.IndexFunc(c.candidates, func(ord int) bool { return c.entries[ord].worker == *q.Preferred })
@@ -258,34 +256,31 @@ func (c *core) takeSlot(now time.Time, q *question, chosen int, d *Decision) boo
 	return true
 }
 
-// followSession makes the worker that q's session is bound to the only candidate
-// if it is one, and may be.
-func (c *core) followSession(now time.Time, q *question) (bound bool, err error) {
+// followSession returns the candidate that q's session is bound to, if the session may
+// stay there; -1 otherwise.
+func (c *core) followSession(now time.Time, q *question) (bound int, err error) {
 	q.rebind = false
 	if q.session == 0 || q.Pinned != nil {
-		return false, nil
+		return -1, nil
 	}
 	ord, known := c.sessions.worker(now, q.session)
 	if !known {
-		return false, nil
+		return -1, nil
 	}
-	at := slices.Index(c.candidates, ord)
+	bound = slices.Index(c.candidates, ord)
 	switch {
-	case at < 0 && c.conf.Sessions.Hard:
-		return false, c.sessionLost(ord)
-	case at < 0 || !c.conf.Sessions.Hard && scorer.SessionOverloaded(c.inputs, at):
+	case bound < 0 && c.conf.Sessions.Hard:
+		return -1, c.sessionLost(ord)
+	case bound < 0 || !c.conf.Sessions.Hard && scorer.SessionOverloaded(c.inputs, bound):
 		q.rebind = true
-		return false, nil
+		return -1, nil
 	}
 	for i, other := range c.order {
 		if other != ord && c.verdicts[i] == "" {
 			c.verdicts[i] = ExcludedSession
 		}
 	}
-	c.candidates[0], c.candidates[at] = ord, c.candidates[0]
-	c.inputs[0], c.inputs[at] = c.inputs[at], c.inputs[0]
-	c.candidates, c.inputs = c.candidates[:1], c.inputs[:1]
-	return true, nil
+	return bound, nil
 }
 
 // sessionLost says why the worker of a session cannot take its request.
@@ -298,9 +293,6 @@ func (c *core) sessionLost(ord int) error {
 	}
 	return fmt.Errorf("the session's worker %d, rank %d (%s): %w", w.ID, w.DPRank, c.verdicts[at], err)
 }
-
-// compares says whether a choice leaves a cost for each candidate.
-func (c *core) compares() bool { return c.conf.Mode == KV }
 
 func (c *core) anyOverlap() bool {
 	for i := range c.inputs {
@@ -335,19 +327,22 @@ func (c *core) explain(now time.Time, q *question, d *Decision) {
 		*to = Candidate{}
 		to.Worker, to.WorkerName, to.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
 		to.TotalBlocks, to.ReportedBlocks, to.Excluded = e.info.TotalKVBlocks, e.reported(now), c.verdicts[i]
-		to.Foreign = c.foreign(now, e, c.request.PromptTokens)
+		to.Foreign = c.foreign(now, e, q.tokens)
 		if e.info.Group != "" {
 			to.Group, to.SummaryAge, to.Probed = e.info.Group, e.group.age(now), to.Excluded == "" && q.probeOf(e) != nil
 		}
+		at := next
+		if at < len(c.candidates) && c.candidates[at] == ord {
+			next++
+		}
 		if to.Excluded != "" {
-			c.load(now, ord, &to.Input)
+			c.load(now, ord, q.tokens, &to.Input)
 			continue
 		}
-		to.Input, to.Cost = c.inputs[next], c.costs[next]
+		to.Input, to.Cost = c.inputs[at], c.costs[at]
 		if drawn {
-			to.Probability = c.chances[next]
+			to.Probability = c.chances[at]
 		}
-		next++
 	}
 }
 
@@ -406,7 +401,6 @@ type workspace struct {
 	candidates []int       // ordinals, in worker order
 	inputs     []scorer.Input
 	costs      []float64
-	eligibles  int         // how many candidates there were before the session left only one
 	chances    []float64   // of being drawn, along candidates
 	seen       []Candidate // along core.order, if the question asks to explain
 }

@@ -175,7 +175,7 @@ func (c *core) groupLoad(now time.Time, ord int, in *scorer.Input) {
 func (c *core) groupState(now time.Time, ord int, s *WorkerState) {
 	g := c.entries[ord].group
 	var in scorer.Input
-	c.load(now, ord, &in)
+	c.load(now, ord, 0, &in)
 	s.PendTokens, s.ActiveRequests, s.ActiveBlocks = in.PendTokens, in.ActiveRequests, in.ActiveBlocks
 	s.KVEvents = "none"
 	if g == nil {
@@ -287,57 +287,45 @@ func (p *pool) summarize(now time.Time) Summary {
 
 func (c *core) summarize(now time.Time) Summary {
 	c.grow(now)
-	var ranks [2]Summary // of the healthy ones, and of those that stand in for them
-	var all [2]Summary   // with the busy ones
-	unknown, silent := false, true
+	var standing [Degraded + 1][]int // ordinals by health
 	for _, ord := range c.order {
 		e := &c.entries[ord]
 		if e.info.Draining || e.info.Role == Prefill {
 			continue
 		}
-		h, _ := c.standing(now, e)
-		if h != Healthy && h != Degraded {
-			continue
+		if h, _ := c.standing(now, e); h <= Degraded {
+			standing[h] = append(standing[h], ord)
 		}
-		rank := 0
-		if h == Degraded {
-			rank = 1
-		}
-		load, f := c.slots.Load(ord), c.foreign(now, e, 0)
-		load.PendTokens += f.Tokens
-		load.Requests += f.Requests
-		load.Blocks += f.Blocks
-		add := func(to *Summary) {
-			to.Healthy++
-			to.PendTokens += load.PendTokens
-			to.ActiveRequests += load.Requests
-			to.ActiveBlocks += load.Blocks
-			to.TotalBlocks += e.info.TotalKVBlocks
-		}
-		unknown = unknown || e.info.TotalKVBlocks == 0
-		silent = silent && c.silent(e)
-		add(&all[rank])
-		if busy, _ := c.busy(now, e, load.Blocks, load.PendTokens, 1); busy {
-			ranks[rank].Busy++
-			continue
-		}
-		add(&ranks[rank])
 	}
-	rank := 0
-	if all[0].Healthy == 0 {
-		rank = 1
+	members := standing[Healthy]
+	if len(members) == 0 {
+		members = standing[Degraded]
 	}
-	s := ranks[rank]
-	if s.Healthy == 0 {
-		busy := s.Busy
-		s = all[rank]
-		s.Busy = busy
+	s := Summary{Taken: now, Healthy: len(standing[Healthy]), Degraded: len(standing[Degraded]), Silent: len(members) > 0}
+	busy, loads := make([]bool, len(members)), make([]scorer.Input, len(members))
+	for i, ord := range members {
+		e, in := &c.entries[ord], &loads[i]
+		c.load(now, ord, 0, in)
+		if busy[i], _ = c.busy(now, e, in.ActiveBlocks, in.PendTokens, 1); busy[i] {
+			s.Busy++
+		}
+		s.Silent = s.Silent && c.silent(e)
 	}
-	s.Healthy, s.Degraded = all[0].Healthy, all[1].Healthy
-	if unknown {
+	known := true
+	for i, ord := range members {
+		if busy[i] && s.Busy < len(members) {
+			continue // requests go to the others
+		}
+		s.PendTokens += loads[i].PendTokens
+		s.ActiveRequests += loads[i].ActiveRequests
+		s.ActiveBlocks += loads[i].ActiveBlocks
+		blocks := c.entries[ord].info.TotalKVBlocks
+		s.TotalBlocks += blocks
+		known = known && blocks > 0
+	}
+	if !known {
 		s.TotalBlocks = 0
 	}
-	s.Taken, s.Silent = now, silent && s.Members() > 0
 	if c.queue != nil {
 		s.Queued, s.QueuedTokens = c.queue.Len(), c.queue.Uncached()
 	}

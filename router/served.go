@@ -3,6 +3,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"time"
@@ -77,25 +78,18 @@ func (a *avoidance) answer(now time.Time, status int, first time.Duration) bool 
 }
 
 // second finds the next best of the candidates for the request just decided: the
-// one of another process that costs least, or where nothing is compared, has the
-// fewest tokens to compute. Where the rank is named in the request it is of that rank.
-func (c *core) second(chosen int, compared bool) (s Second) {
+// one of another process that costs least, or if costs are equal, has the fewest tokens to
+// compute. If the request names the rank, the second choice has the same rank.
+func (c *core) second(chosen int) (s Second) {
 	chosenEntry := &c.entries[c.candidates[chosen]]
 	first := chosenEntry.worker
 	named := chosenEntry.info.wantsRank(first.DPRank)
 	best := -1
-	all := c.inputs[:c.eligibles] // followSession may have left but one
 	less := func(i, j int) bool {
-		if compared && c.costs[i] != c.costs[j] {
-			return c.costs[i] < c.costs[j]
-		}
-		a, b := &all[i], &all[j]
-		if a.PendTokens != b.PendTokens {
-			return a.PendTokens < b.PendTokens
-		}
-		return a.ActiveRequests < b.ActiveRequests
+		a, b := &c.inputs[i], &c.inputs[j]
+		return cmp.Or(cmp.Compare(c.costs[i], c.costs[j]), cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
 	}
-	for i, ord := range c.candidates[:c.eligibles] {
+	for i, ord := range c.candidates {
 		e := &c.entries[ord]
 		switch {
 		case e.worker.ID == first.ID:
@@ -108,8 +102,8 @@ func (c *core) second(chosen int, compared bool) (s Second) {
 	if best < 0 {
 		return s
 	}
-	e := &c.entries[c.candidates[:c.eligibles][best]]
-	return Second{Worker: e.worker, WorkerName: e.info.Name, Address: e.info.rankAddress(e.worker.DPRank), OverlapBlocks: all[best].OverlapBlocks}
+	e := &c.entries[c.candidates[best]]
+	return Second{Worker: e.worker, WorkerName: e.info.Name, Address: e.info.rankAddress(e.worker.DPRank), OverlapBlocks: c.inputs[best].OverlapBlocks}
 }
 
 // serving is what a response led to.
