@@ -189,91 +189,52 @@ type SessionConfig struct {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.Mode == "" {
-		c.Mode = KV
-	}
+	c.Mode = cmp.Or(c.Mode, KV)
 	if c.Scoring.Policy == "" {
 		c.Scoring = scorer.Defaults()
 	}
-	for _, err := range []error{c.Scoring.Validate(), c.Thresholds.Validate()} {
+	c.PredictTTL = cmp.Or(c.PredictTTL, 10*time.Second)
+	c.DeviceRatio = cmp.Or(c.DeviceRatio, 8)
+	c.PrefillThroughput = cmp.Or(c.PrefillThroughput, 50_000)
+	c.KeepDecisions = cmp.Or(c.KeepDecisions, 1024)
+	c.Meter = cmp.Or[metric.Meter](c.Meter, noop.Meter{})
+	q, s := &c.Queue, &c.Sessions
+	q.Policy = cmp.Or(q.Policy, scorer.FCFS)
+	threshold := *cmp.Or(q.Threshold, new(0.))
+	for _, err := range []error{
+		c.Scoring.Validate(), c.Thresholds.Validate(), q.Policy.Validate(),
+		check("Mode", c.Mode, slices.Contains(Modes(), c.Mode), fmt.Sprintf("one of %v", Modes())),
+		check("BlockSize", c.BlockSize, c.BlockSize >= 0 && c.BlockSize <= maxBlockSize, fmt.Sprintf("0 to %d tokens", maxBlockSize)),
+		check("GuessTTL", c.GuessTTL, c.GuessTTL >= 0, "0 or more"),
+		check("AvoidFailing", c.AvoidFailing, c.AvoidFailing >= 0 && c.AvoidFailing <= time.Hour, "0 to 1h"),
+		check("DeviceRatio", c.DeviceRatio, c.DeviceRatio > 0 && !math.IsInf(c.DeviceRatio, 0), "a finite number above 0"),
+		check("PrefillThroughput", c.PrefillThroughput, c.PrefillThroughput > 0 && !math.IsInf(c.PrefillThroughput, 0), "a finite number above 0"),
+		check("OutputRate", c.OutputRate, c.OutputRate >= 0 && !math.IsInf(c.OutputRate, 0), "a finite number of tokens a second, 0 or more"),
+		check("OutputRate", c.OutputRate, c.OutputRate == 0 || c.EstimateOutput, "0 without EstimateOutput"),
+		check("Queue.Threshold", threshold, threshold >= 0 && !math.IsInf(threshold, 0), "a finite number, 0 or more"),
+		check("Queue.Limit", q.Limit, q.Limit >= 0, "a number of requests"),
+		check("Sessions.TTL", s.TTL, s.TTL == 0 || s.TTL >= minSessionTTL && s.TTL <= maxSessionTTL, fmt.Sprintf("0 or %v to %v", minSessionTTL, maxSessionTTL)),
+		check("Sessions.Limit", s.Limit, s.Limit >= 0, "a number of sessions"),
+	} {
 		if err != nil {
 			return c, fmt.Errorf("router: %w", err)
 		}
 	}
-	if c.PredictTTL == 0 {
-		c.PredictTTL = 10 * time.Second
-	}
-	if c.DeviceRatio == 0 {
-		c.DeviceRatio = 8
-	}
-	if c.PrefillThroughput == 0 {
-		c.PrefillThroughput = 50_000
-	}
-	for _, f := range []field{
-		{"Mode", c.Mode, slices.Contains(Modes(), c.Mode), fmt.Sprintf("one of %v", Modes())},
-		{"BlockSize", c.BlockSize, c.BlockSize >= 0 && c.BlockSize <= maxBlockSize, fmt.Sprintf("0 to %d tokens", maxBlockSize)},
-		{"GuessTTL", c.GuessTTL, c.GuessTTL >= 0, "0 or more"},
-		{"AvoidFailing", c.AvoidFailing, c.AvoidFailing >= 0 && c.AvoidFailing <= time.Hour, "0 to 1h"},
-		{"DeviceRatio", c.DeviceRatio, c.DeviceRatio > 0 && !math.IsInf(c.DeviceRatio, 0), "a finite number above 0"},
-		{"PrefillThroughput", c.PrefillThroughput, c.PrefillThroughput > 0 && !math.IsInf(c.PrefillThroughput, 0), "a finite number above 0"},
-		{"OutputRate", c.OutputRate, c.OutputRate >= 0 && !math.IsInf(c.OutputRate, 0), "a finite number of tokens a second, 0 or more"},
-		{"OutputRate", c.OutputRate, c.OutputRate == 0 || c.EstimateOutput, "0 without EstimateOutput"},
-	} {
-		if err := f.check(); err != nil {
-			return c, err
-		}
-	}
-	var err error
-	if c.Queue, err = c.Queue.withDefaults(); err != nil {
-		return c, err
-	}
-	if c.Sessions, err = c.Sessions.withDefaults(); err != nil {
-		return c, err
-	}
-	if c.KeepDecisions == 0 {
-		c.KeepDecisions = 1024
-	}
-	c.Meter = cmp.Or[metric.Meter](c.Meter, noop.Meter{})
+	q.Limit, s.Limit = cmp.Or(q.Limit, 10_000), cmp.Or(s.Limit, 100_000)
 	return c, nil
 }
 
-func (c QueueConfig) withDefaults() (QueueConfig, error) {
-	if c.Policy == "" {
-		c.Policy = scorer.FCFS
+// check returns an error about a field whose value is out of range.
+func check(field string, value any, ok bool, want string) error {
+	if ok {
+		return nil
 	}
-	if err := c.Policy.Validate(); err != nil {
-		return c, fmt.Errorf("router: %w", err)
-	}
-	t := cmp.Or(c.Threshold, new(0.))
-	for _, f := range []field{
-		{"Queue.Threshold", *t, *t >= 0 && !math.IsInf(*t, 0), "a finite number, 0 or more"},
-		{"Queue.Limit", c.Limit, c.Limit >= 0, "a number of requests"},
-	} {
-		if err := f.check(); err != nil {
-			return c, err
-		}
-	}
-	c.Limit = cmp.Or(c.Limit, 10_000)
-	return c, nil
+	return fmt.Errorf("%s is %v, want %s", field, value, want)
 }
 
 const (
 	minSessionTTL = time.Second
 	maxSessionTTL = 31_536_000 * time.Second
-)
-
-func (c SessionConfig) withDefaults() (SessionConfig, error) {
-	if c.TTL != 0 && (c.TTL < minSessionTTL || c.TTL > maxSessionTTL) {
-		return c, fmt.Errorf("router: Sessions.TTL is %v, want 0 or %v to %v", c.TTL, minSessionTTL, maxSessionTTL)
-	}
-	if err := (field{"Sessions.Limit", c.Limit, c.Limit >= 0, "a number of sessions"}).check(); err != nil {
-		return c, err
-	}
-	c.Limit = cmp.Or(c.Limit, 100_000)
-	return c, nil
-}
-
-const (
 	// maxBlockSize is far above any engine's; it guards against a typing error
 	// that would make every prompt shorter than a block.
 	maxBlockSize = 1 << 16
@@ -292,21 +253,6 @@ const (
 	// each candidate is held against them under the pool's lock.
 	maxTaints = 256
 )
-
-// field is a field of the configuration, and whether its value is in range.
-type field struct {
-	name  string
-	value any
-	ok    bool
-	want  string
-}
-
-func (f field) check() error {
-	if f.ok {
-		return nil
-	}
-	return fmt.Errorf("router: %s is %v, want %s", f.name, f.value, f.want)
-}
 
 // indexed says whether what workers hold can change a decision.
 func (c *Config) indexed() bool { return c.Mode != KV || c.Rule != nil || c.Scoring.UsesOverlap() }

@@ -402,3 +402,13 @@ func TestDumpEventsFails(t *testing.T) {
 		t.Errorf("beside another dump: %v", err)
 	}
 }
+
+// A worker cannot have more of a prompt cached than the prompt.
+func TestPotentialLoadOfACachedPrompt(t *testing.T) {
+	r := newRouter(t, router.Config{}, 1)
+	store(r, router.Worker{ID: 1}, "abcd")
+	loads, err := r.PotentialLoads(t.Context(), router.Request{Model: "m", Tokens: prompt("abcd")})
+	if err != nil || len(loads) != 1 || loads[0].PotentialPrefillTokens != 0 || loads[0].OverlapBlocks != 4 || loads[0].PotentialDecodeBlocks != 4 {
+		t.Errorf("%+v, %v; want no tokens and 4 blocks of 4", loads, err)
+	}
+}

@@ -3,6 +3,7 @@
 package router
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -40,18 +41,11 @@ const (
 
 // String returns the kind in lower case.
 func (k ChangeKind) String() string {
-	switch k {
-	case SlotTaken:
-		return "taken"
-	case FirstToken:
-		return "first_token"
-	case SlotMoved:
-		return "moved"
-	case SlotFreed:
-		return "freed"
-	default:
+	names := [...]string{SlotTaken: "taken", FirstToken: "first_token", SlotMoved: "moved", SlotFreed: "freed"}
+	if int(k) >= len(names) || k == 0 {
 		return "unknown"
 	}
+	return names[k]
 }
 
 // Change is something that happened to the slot of a request.
@@ -105,16 +99,11 @@ func (q *question) slotTaken(d *Decision) Change {
 // peerKey is the id of a peer's request among all, as two replicas may see one id:
 // behind the peer's number in 16 hex digits, where it does not begin with that.
 func peerKey(peer uint64, id string) string {
-	const digits = "0123456789abcdef"
-	var prefix [17]byte
-	for i := range 16 {
-		prefix[i] = digits[peer>>(60-4*i)&15]
-	}
-	if prefix[16] = '-'; strings.HasPrefix(id, string(prefix[:])) {
+	prefix := fmt.Sprintf("%016x", peer)
+	if strings.HasPrefix(id, prefix+"-") {
 		return id
 	}
-	prefix[16] = ':' // its id behind "-" is another request's
-	return string(prefix[:]) + id
+	return prefix + ":" + id // behind "-" it could be another request's id
 }
 
 // peerNumbers is where the numbers of peers' flights begin: above those of all
@@ -192,15 +181,16 @@ func (r *Router) peerTook(now time.Time, peer uint64, key string, c *Change) (kn
 		if q.ordinal, known = core.find(c.Worker); !known {
 			return
 		}
-		cached := c.CachedTokens
+		e, cached := &core.entries[q.ordinal], c.CachedTokens
 		if c.PromptTokens > 0 && cached < 0 {
 			cached = c.OverlapBlocks * core.blockSize
 		}
-		b := core.peerBooking(peer, q.ordinal, cached, c)
-		b.Number = fl.number
-		e := &core.entries[q.ordinal]
-		b.Reports = e.info.Group != ""
-		if booked = core.slots.Add(now, key, b); booked {
+		if booked = core.slots.Add(now, key, &scorer.Booking{
+			Worker: q.ordinal, Blocks: c.Sequence, BlockSize: core.blockSize,
+			PromptTokens: c.PromptTokens, CachedTokens: max(0, cached), ExpectedOutput: c.ExpectedOutput,
+			Owned: !c.Expires, Replica: peer, Number: fl.number, BlocksUntracked: core.conf.NoActiveBlocks,
+			PrefillUntracked: c.PrefillUntracked, NoReuse: !core.settings.AssumeKVReuse, Reports: e.info.Group != "",
+		}); booked {
 			core.disclose(now, q.ordinal, len(c.Sequence), syncLag)
 		}
 		q.generation, q.unreported = e.since, core.unknown(e)
@@ -234,15 +224,6 @@ func (r *Router) peerMoved(now time.Time, key string, fl flight, c *Change) (kno
 		r.guessMoved(now, key, fl, s)
 	}
 	return known
-}
-
-func (c *core) peerBooking(peer uint64, ordinal, cached int, change *Change) *scorer.Booking {
-	return &scorer.Booking{
-		Worker: ordinal, Blocks: change.Sequence, BlockSize: c.blockSize,
-		PromptTokens: change.PromptTokens, CachedTokens: max(0, cached), ExpectedOutput: change.ExpectedOutput,
-		Owned: !change.Expires, Replica: peer, BlocksUntracked: c.conf.NoActiveBlocks,
-		PrefillUntracked: change.PrefillUntracked, NoReuse: !c.settings.AssumeKVReuse,
-	}
 }
 
 // RemovePeer drops the slots of another router replica, which is gone.

@@ -80,6 +80,7 @@ type scratch struct {
 	guessed   []int32
 	cached    []int
 	taints    []taint
+	hasRead   bool // encoded is set
 	encoded   tokenizer.Prompt
 	decision  Decision
 	workspace workspace

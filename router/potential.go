@@ -39,17 +39,11 @@ func (r *Router) PotentialLoads(ctx context.Context, req Request) ([]PotentialLo
 	defer cancel()
 	loads := []PotentialLoad{}
 	var lack error
-	encoded := false
 	for _, p := range t.pools {
-		// Asked for, so the prompt is read whatever the mode.
-		if !encoded {
-			encoded = true
-			r.encode(ctx, p, s, t.card)
-		}
+		r.read(ctx, p, s, t.card) // in all modes
 		if err := context.Cause(ctx); err != nil {
 			return nil, fmt.Errorf("router: model %q: %w", p.model, err)
 		}
-		r.hash(p, s)
 		p.match(r.conf.Now(), &s.question, s)
 		p.mu.Lock()
 		loads, err = p.core.potentialLoads(r.conf.Now(), &s.question, loads)
@@ -79,12 +73,11 @@ func (c *core) potentialLoads(now time.Time, q *question, loads []PotentialLoad)
 	c.measure(now, q, settings)
 	for i, ord := range c.candidates {
 		in := &c.inputs[i]
-		l := settings.PotentialLoad(&c.request, in)
 		loads = append(loads, PotentialLoad{
 			Worker:                 c.entries[ord].worker,
-			PotentialPrefillTokens: l.PrefillTokens,
-			PotentialDecodeBlocks:  l.DecodeBlocks,
-			ActiveRequests:         l.Requests,
+			PotentialPrefillTokens: in.PendTokens + max(0, q.tokens-settings.CachedTokens(&c.request, in)),
+			PotentialDecodeBlocks:  in.ActiveBlocks + in.AdditionalBlocks,
+			ActiveRequests:         in.ActiveRequests,
 			OverlapBlocks:          in.OverlapBlocks,
 			CoarseTTFT:             scorer.CoarseTTFT(settings.UncachedTokens(&c.request, in), in.ActiveRequests, c.throughput(&c.entries[ord])),
 			EstimatedTTFT:          settings.ModelTTFT(&c.request, in),

@@ -17,6 +17,15 @@ import (
 // one is the hash of the other, whatever tokens they have.
 const bytesSeed = 0x6b76726f75746521
 
+// read fills in the prompt's tokens, once, and the hashes of its blocks for a pool.
+func (r *Router) read(ctx context.Context, p *pool, s *scratch, card *Card) {
+	if !s.hasRead {
+		s.hasRead = true
+		r.encode(ctx, p, s, card)
+	}
+	r.hash(p, s)
+}
+
 // encode fills in the prompt's tokens, or the reason why there are none. p is a pool
 // whose workers may be asked for them.
 func (r *Router) encode(ctx context.Context, p *pool, s *scratch, card *Card) {

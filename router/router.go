@@ -202,49 +202,36 @@ func (r *Router) prepare(s *scratch) (target, error) {
 // that. Of several pools of one model it is the one with the pinned worker, or
 // with the session's, or the one that asks least for the request.
 func (r *Router) place(ctx context.Context, t target, s *scratch) (*pool, error) {
-	q := &s.question
-	encoded := false
+	q, best := &s.question, t.pools[0]
 	ready := func(p *pool) error {
 		if p.view.Load().reads {
-			if !encoded {
-				encoded = true
-				r.encode(ctx, p, s, t.card)
-			}
-			r.hash(p, s)
+			r.read(ctx, p, s, t.card)
 		}
-		if err := context.Cause(ctx); err != nil {
-			return fmt.Errorf("decide: %w", err)
-		}
-		return nil
+		return context.Cause(ctx)
 	}
 	if len(t.pools) == 1 {
-		return t.pools[0], ready(t.pools[0])
+		return best, ready(best)
 	}
-	for _, p := range t.pools {
-		if q.Pinned != nil && p.has(q) || q.Pinned == nil && q.session != 0 && p.bound(r.conf.Now(), q.session) {
-			return p, ready(p)
-		}
+	at := slices.IndexFunc(t.pools, func(p *pool) bool {
+		return q.Pinned != nil && p.has(q) || q.Pinned == nil && q.session != 0 && p.bound(r.conf.Now(), q.session)
+	})
+	if at >= 0 || q.Pinned != nil { // the first pool tells that there is no such worker
+		best = t.pools[max(0, at)]
+		return best, ready(best)
 	}
-	if q.Pinned != nil {
-		return t.pools[0], nil // says that there is no such worker
-	}
-	best, least := (*pool)(nil), 0.
-	reserve := t.pools[0] // says why there is none, or lets it wait
+	least := math.Inf(1)
 	for _, p := range t.pools {
 		if err := ready(p); err != nil {
 			return nil, err
 		}
 		switch a, err := p.appeal(r.conf.Now, s); {
+		case errors.Is(err, ErrAllBusy) && math.IsInf(least, 1):
+			best = p // the request may wait there
 		case err != nil && !isAbsence(err):
 			return nil, err
-		case errors.Is(err, ErrAllBusy):
-			reserve = p
-		case err == nil && (best == nil || a < least):
+		case err == nil && a < least:
 			best, least = p, a
 		}
-	}
-	if best == nil {
-		best = reserve
 	}
 	return best, ready(best)
 }
@@ -302,7 +289,7 @@ func (r *Router) release(s *scratch) {
 	if cap(s.tokens) > keepTokens {
 		return
 	}
-	s.request, s.question, s.encoded, s.hashed = Request{}, question{}, tokenizer.Prompt{}, time.Time{}
+	s.request, s.question, s.encoded, s.hasRead, s.hashed = Request{}, question{}, tokenizer.Prompt{}, false, time.Time{}
 	clear(s.taints)
 	r.scratch.Put(s)
 }

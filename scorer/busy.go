@@ -61,19 +61,3 @@ func blocks(tokens, blockSize int) int {
 	blockSize = max(1, blockSize)
 	return (max(0, tokens) + blockSize - 1) / blockSize
 }
-
-// Potential is what a worker would have to do with a request on it.
-type Potential struct {
-	PrefillTokens int
-	DecodeBlocks  int
-	Requests      int // without the new one
-}
-
-// PotentialLoad returns what the worker would have to do with the request.
-func (s *Settings) PotentialLoad(r *Request, in *Input) Potential {
-	return Potential{
-		PrefillTokens: in.PendTokens + max(0, r.PromptTokens-s.CachedTokens(r, in)),
-		DecodeBlocks:  in.ActiveBlocks + in.AdditionalBlocks,
-		Requests:      in.ActiveRequests,
-	}
-}

@@ -563,18 +563,6 @@ func TestChoosingDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestPotentialLoad(t *testing.T) {
-	s := scorer.Defaults()
-	got := s.PotentialLoad(&scorer.Request{PromptTokens: 100, BlockSize: 16}, &scorer.Input{OverlapBlocks: 2, PendTokens: 7, ActiveBlocks: 4, AdditionalBlocks: 3, ActiveRequests: 2})
-	if want := (scorer.Potential{PrefillTokens: 7 + 68, DecodeBlocks: 7, Requests: 2}); got != want {
-		t.Errorf("%+v, want %+v", got, want)
-	}
-	got = s.PotentialLoad(&scorer.Request{PromptTokens: 100, BlockSize: 16}, &scorer.Input{OverlapBlocks: 8})
-	if got.PrefillTokens != 0 {
-		t.Errorf("more cached than asked: %+v, want no prefill", got)
-	}
-}
-
 // Enormous settings make enormous costs, but numbers, and a worker that is idle
 // costs no more than the same one with a request.
 func TestCostsAreFinite(t *testing.T) {
