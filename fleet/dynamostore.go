@@ -11,99 +11,90 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 )
 
-// Times and bounds of Dynamo's stores.
+// Times and limits of Dynamo's stores.
 const (
-	// filesEvery is how often a folder is looked at: what a person notices of it is that
-	// a worker comes half a second later.
-	filesEvery = 500 * time.Millisecond
-	// bucketsEvery is how often the buckets are read, which is done whole.
-	bucketsEvery = 2 * time.Second
-	// deadAfter is how long a file counts that its process does not touch. It does so
-	// every 3.3 s.
-	deadAfter = 10 * time.Second
-	// unreadAfter is how long a file may be half-written before that is told.
-	unreadAfter = 2 * time.Second
-	// maxDynamoRecord bounds a record; model cards have 2 KB.
-	maxDynamoRecord = 1 << 20
+	filesEvery   = 500 * time.Millisecond // between two readings of a folder
+	bucketsEvery = 2 * time.Second        // between two readings of the buckets, always completely
+	// deadAfter is how long a file counts after its last change. A Dynamo process touches
+	// its files every 3.3 s.
+	deadAfter        = 10 * time.Second
+	unreadAfter      = 2 * time.Second // until an unreadable record is reported: it may be half-written
+	maxDynamoRecord  = 1 << 20         // bytes; a model card has about 2 KB
+	maxDynamoRecords = 1 << 16         // ten for each of 6,000 workers
 )
 
-// DynamoConfig says where Dynamo's records are and who is told of them. Changed and one of
-// Dir and NATS are required; the zero value of each other field means its default.
+// DynamoConfig configures a [Dynamo]. Changed and one of Dir and NATS are required; the
+// zero value of each other field selects its default.
 type DynamoConfig struct {
 	// Dir is the root of a file store: the DYN_FILE_KV of Dynamo's processes.
 	Dir string
-	// NATS is a connection, its caller's, whose key-value buckets have the records of
-	// Rules.Namespace.
+	// NATS is a connection to key-value buckets with the records of Rules.Namespace. The
+	// caller closes it.
 	NATS  *nats.Conn
 	Rules DynamoRules
-	// Networks are those that addresses may be in. Default all.
+	// Networks are the networks that addresses may be in. Default all.
 	Networks Networks
-	// Changed is told what the records make, whenever some have changed. It must not
-	// call back.
+	// Changed receives the new view after records have changed. It must not call back.
 	Changed func(DynamoView)
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
-	// Log takes a line for each record and worker that is left out. Default none.
+	// Log receives a line for each record and worker that is left out. Default none.
 	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
 }
 
-// Dynamo follows the store of Dynamo's processes. It reads; it never writes.
+// Dynamo follows the store of Dynamo's processes. It never writes to the store.
 //
-// # What is promised
-//
-// After each reading the records that count are exactly those that are there, are readable,
-// and, in a folder, are of living processes: their file's time has changed within 10 s by
-// our clock, whatever the clocks of others say; a file seen for the first time counts
-// if its time is not older than that. A file that cannot be read (it is being written) is
-// read again, and counts as what it was. What cannot be listed stays as it was. Of more than
-// 65,536 records those count that were there first; the others are counted and told of.
+// After each reading, the table has exactly the readable records in the store. In a folder,
+// only those of living processes count: the file's time has changed within 10 s by
+// kvroute's clock. The file's own time counts only at its first reading. An unreadable
+// file may be half-written: its former content counts, and it is read again. If the store
+// cannot be listed, all records stay. The table has at most 65,536 records; further ones
+// are left out and reported.
 //
 // A Dynamo belongs to one goroutine at a time.
 type Dynamo struct {
-	conf  DynamoConfig
-	news  metric.Int64Counter
-	table DynamoTable
-	seed  maphash.Seed
-	files map[string]*dynamoFile
-	told  map[string]struct{} // what was said of what is left out
-	most  int                 // files at most
-	over  int                 // how many there were above that at the last reading
-	away  bool                // the store cannot be listed; said once
+	conf    DynamoConfig
+	news    counter
+	table   DynamoTable
+	seed    maphash.Seed
+	records map[string]*storedRecord
+	reading int                 // number of the current reading
+	limit   int                 // of records
+	over    int                 // records above the limit at the last reading
+	leftOut map[string]struct{} // errors of the last view, which are in the log
+	away    bool                // the store cannot be listed; it is in the log
 }
 
-// dynamoFile is a record's file.
-type dynamoFile struct {
-	size    int64
-	time    time.Time // of the file
-	seen    time.Time // when its time changed, by our clock
-	sum     uint64    // of the content that the table has
-	has     bool      // the table has a content
-	unread  time.Time // since when it cannot be read; zero if it can
-	counted bool      // that it cannot be read was told
+// storedRecord is the state of a record in the store.
+type storedRecord struct {
+	size    int64     // in bytes; of a bucket's record: its revision
+	time    time.Time // of the last write
+	changed time.Time // when kvroute saw another size or time
+	reading int       // the last reading that found it
+
+	known    bool      // the table has a content of it
+	sum      uint64    // hash of that content
+	unread   time.Time // since when it is unreadable; zero = it is readable
+	reported bool      // that it is unreadable
 }
 
-// NewDynamo returns one that has read nothing yet.
+// NewDynamo returns a Dynamo that has read nothing yet.
 func NewDynamo(conf DynamoConfig) (*Dynamo, error) {
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
-	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	if (conf.Dir == "") == (conf.NATS == nil) {
 		return nil, errors.New("fleet: Dynamo's records are in a folder or in NATS, want one of them")
 	}
@@ -113,30 +104,14 @@ func NewDynamo(conf DynamoConfig) (*Dynamo, error) {
 	if err := conf.Rules.Check(); err != nil {
 		return nil, fmt.Errorf("fleet: Dynamo's %w", err)
 	}
-	news, err := conf.Meter.Int64Counter("kvroute.fleet.dynamo",
-		metric.WithUnit("{event}"), metric.WithDescription("What the records of Dynamo's discovery tell, by kind."))
+	news, err := newCounter(conf.Meter, "dynamo", "{event}", "What the records of Dynamo's discovery tell, by kind.")
 	if err != nil {
-		return nil, fmt.Errorf("fleet: make instruments: %w", err)
+		return nil, err
 	}
-	return &Dynamo{conf: conf, news: news, seed: maphash.MakeSeed(), files: make(map[string]*dynamoFile), most: maxDynamoRecords}, nil
+	return &Dynamo{conf: conf, news: news, seed: maphash.MakeSeed(), records: make(map[string]*storedRecord), limit: maxDynamoRecords}, nil
 }
 
-// Kinds of what the records tell.
-const (
-	dynamoChanged = "changed"  // workers, or where their events are
-	dynamoRefused = "refused"  // a record that cannot be read
-	dynamoLeftOut = "left_out" // a worker or publisher that nothing can be made of
-	dynamoAway    = "away"     // the store cannot be listed
-	dynamoOver    = "over"     // a record above the limit
-)
-
-func (d *Dynamo) count(ctx context.Context, kind string) { d.countMany(ctx, kind, 1) }
-
-func (d *Dynamo) countMany(ctx context.Context, kind string, n int) {
-	d.news.Add(ctx, int64(n), metric.WithAttributes(attribute.String("kind", kind)))
-}
-
-// Run reads the store again and again until ctx ends.
+// Run reads the store periodically until ctx ends.
 func (d *Dynamo) Run(ctx context.Context) error {
 	every := filesEvery
 	if d.conf.NATS != nil {
@@ -154,66 +129,83 @@ func (d *Dynamo) Run(ctx context.Context) error {
 	}
 }
 
-// Read reads the store once, and tells what has changed.
+// Read reads the store once, and passes on the new view if it has changed.
 func (d *Dynamo) Read(ctx context.Context) {
-	var changed bool
-	var err error
 	before := d.over
 	d.over = 0
+	d.reading++
+	read := d.readFiles
 	if d.conf.NATS != nil {
-		changed, err = d.readBuckets(ctx)
-	} else {
-		changed, err = d.readFiles(ctx)
+		read = d.readBuckets
 	}
+	changed, err := read(ctx)
+	now := d.conf.Now()
+	for key, r := range d.records {
+		gone := r.reading != d.reading && err == nil
+		if r.known && (gone || d.dead(now, r)) {
+			d.table.Delete(key)
+			r.known, changed = false, true
+		}
+		if gone {
+			delete(d.records, key)
+		}
+	}
+	d.report(ctx, before, err)
+	if changed {
+		d.view()
+	}
+}
+
+// report reports that the store cannot be listed, or can be again, and that it has more
+// records than before above the limit.
+func (d *Dynamo) report(ctx context.Context, before int, err error) {
 	switch {
 	case err != nil && ctx.Err() == nil && !d.away:
 		d.away = true
-		d.count(ctx, dynamoAway)
+		d.news.count("kind", "away")
 		d.conf.Log.Warn("the store of Dynamo's discovery cannot be read; what is known stays", "err", err)
 	case err == nil && d.away:
 		d.away = false
 		d.conf.Log.Info("the store of Dynamo's discovery can be read again")
 	}
 	if err != nil {
-		d.over = before // not all were looked at
+		d.over = before // the reading was not complete
 	}
 	if d.over > before {
-		d.countMany(ctx, dynamoOver, d.over-before)
+		d.news.add(d.over-before, "kind", "over")
 		if before == 0 {
-			d.conf.Log.Warn("the store of Dynamo's discovery has more records than are read; the others are left out", "limit", d.most, "left_out", d.over)
+			d.conf.Log.Warn("the store of Dynamo's discovery has more records than are read; the others are left out", "limit", d.limit, "left_out", d.over)
 		}
 	}
-	if !changed {
-		return
-	}
+}
+
+// view passes on the view of the records.
+func (d *Dynamo) view() {
 	v := d.table.View(&d.conf.Rules, d.conf.Networks)
-	d.count(ctx, dynamoChanged)
-	told := make(map[string]struct{}, len(v.LeftOut))
+	d.news.count("kind", "changed")
+	leftOut := make(map[string]struct{}, len(v.LeftOut))
 	for _, err := range v.LeftOut {
-		if _, before := d.told[err.Error()]; !before {
-			d.count(ctx, dynamoLeftOut)
+		if _, before := d.leftOut[err.Error()]; !before {
+			d.news.count("kind", "left_out")
 			d.conf.Log.Warn("a record of Dynamo's discovery is left out", "err", err)
 		}
-		told[err.Error()] = struct{}{}
+		leftOut[err.Error()] = struct{}{}
 	}
-	d.told = told
+	d.leftOut = leftOut
 	d.conf.Log.Info("Dynamo's discovery has changed", "workers", len(v.Workers), "publishers", len(v.Plane.Channels), "indexers", len(v.Plane.Indexers), "left_out", len(v.LeftOut))
 	d.conf.Changed(v)
 }
 
 // readFiles reads the folder.
-func (d *Dynamo) readFiles(ctx context.Context) (changed bool, err error) {
-	now := d.conf.Now()
+func (d *Dynamo) readFiles(context.Context) (changed bool, err error) {
 	root, err := os.OpenRoot(d.conf.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Dynamo's first process makes it.
-		return d.sweep(now, nil), nil
+		return false, nil // the first process of Dynamo creates it
 	}
 	if err != nil {
 		return false, err
 	}
 	defer root.Close()
-	there := make(map[string]struct{})
 	for _, bucket := range []string{bucketInstances, bucketModels, bucketChannels, bucketSources} {
 		entries, err := fs.ReadDir(root.FS(), bucket)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -221,93 +213,19 @@ func (d *Dynamo) readFiles(ctx context.Context) (changed bool, err error) {
 		}
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), ".") || !e.Type().IsRegular() {
-				continue // not yet renamed
+				continue // a file that its process has not renamed yet
 			}
 			info, err := e.Info()
 			if err != nil {
-				continue // gone meanwhile
+				continue // deleted meanwhile
 			}
 			key := bucket + "/" + e.Name()
-			there[key] = struct{}{}
-			if d.readFile(ctx, now, root, key, info) {
+			if d.update(key, info.Size(), info.ModTime(), func() ([]byte, error) { return readBounded(root, key) }) {
 				changed = true
 			}
 		}
 	}
-	return d.sweep(now, there) || changed, nil
-}
-
-// sweep forgets the files that are not there, and the records of those that nobody
-// touches.
-func (d *Dynamo) sweep(now time.Time, there map[string]struct{}) (changed bool) {
-	for key, f := range d.files {
-		_, is := there[key]
-		if is && now.Sub(f.seen) < deadAfter {
-			continue
-		}
-		if f.has {
-			d.table.Delete(key)
-			f.has, f.sum, changed = false, 0, true
-		}
-		if !is {
-			delete(d.files, key)
-		}
-	}
-	return changed
-}
-
-// readFile reads a file if it has changed, or has not been read yet.
-func (d *Dynamo) readFile(ctx context.Context, now time.Time, root *os.Root, key string, info fs.FileInfo) (changed bool) {
-	f := d.files[key]
-	switch {
-	case f == nil && len(d.files) >= d.most:
-		d.over++
-		return false
-	case f == nil:
-		f = &dynamoFile{size: info.Size(), time: info.ModTime(), seen: info.ModTime()}
-		if f.seen.After(now) {
-			f.seen = now
-		}
-		d.files[key] = f
-	case info.Size() == f.size && info.ModTime().Equal(f.time):
-		if f.has && f.unread.IsZero() {
-			return false
-		}
-	default:
-		f.size, f.time, f.seen = info.Size(), info.ModTime(), now
-	}
-	if now.Sub(f.seen) >= deadAfter {
-		return false
-	}
-	data, err := readBounded(root, key)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false
-	}
-	sum := maphash.Bytes(d.seed, data)
-	if err == nil && f.has && f.sum == sum {
-		f.unread, f.counted = time.Time{}, false
-		return false
-	}
-	if err == nil {
-		err = d.table.Put(key, data)
-	}
-	if err != nil {
-		if f.unread.IsZero() {
-			f.unread = now
-		}
-		if now.Sub(f.unread) >= unreadAfter && !f.counted {
-			f.counted = true
-			d.refuse(ctx, err)
-		}
-		return false
-	}
-	f.has, f.sum, f.unread, f.counted = true, sum, time.Time{}, false
-	return true
-}
-
-func (d *Dynamo) refuse(ctx context.Context, err error) {
-	d.count(ctx, dynamoRefused)
-	d.conf.Log.Warn("a record of Dynamo's discovery cannot be read", "err", err)
+	return changed, nil
 }
 
 func readBounded(root *os.Root, name string) ([]byte, error) {
@@ -315,16 +233,12 @@ func readBounded(root *os.Root, name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = file.Close() }() // it was read
-	data, err := io.ReadAll(io.LimitReader(file, maxDynamoRecord+1))
-	if err == nil && len(data) > maxDynamoRecord {
-		err = fmt.Errorf("fleet: %s has more than %d bytes", clip(name), maxDynamoRecord)
-	}
-	return data, err
+	defer func() { _ = file.Close() }() // it was only read
+	return io.ReadAll(io.LimitReader(file, maxDynamoRecord+1))
 }
 
-// readBuckets reads the buckets of NATS. Nothing tells a watcher of a record that has
-// expired, so all that is there is read each time.
+// readBuckets reads the buckets of NATS. It reads all records each time, because a watcher
+// does not learn that a record has expired.
 func (d *Dynamo) readBuckets(ctx context.Context) (changed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -332,59 +246,27 @@ func (d *Dynamo) readBuckets(ctx context.Context) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	there := make(map[string][]byte)
 	for _, bucket := range []string{bucketInstances, bucketModels, bucketChannels, bucketSources} {
 		kv, err := js.KeyValue(ctx, d.conf.Rules.Namespace+"_"+strings.ReplaceAll(bucket, "/", "_"))
 		if errors.Is(err, jetstream.ErrBucketNotFound) {
 			continue
 		}
 		if err == nil {
-			err = d.readBucket(ctx, kv, bucket, there)
+			err = d.readBucket(ctx, kv, bucket, &changed)
 		}
 		if err != nil {
-			return false, err
+			return changed, err
 		}
-	}
-	for key, f := range d.files {
-		if _, is := there[key]; !is {
-			delete(d.files, key)
-			d.table.Delete(key)
-			changed = changed || f.has
-		}
-	}
-	for _, key := range slices.Sorted(maps.Keys(there)) {
-		data := there[key]
-		sum, f := maphash.Bytes(d.seed, data), d.files[key]
-		if f == nil && len(d.files) >= d.most {
-			d.over++
-			continue
-		}
-		if f != nil && f.sum == sum {
-			continue
-		}
-		var err error
-		if len(data) > maxDynamoRecord {
-			err = fmt.Errorf("fleet: %s has more than %d bytes", clip(key), maxDynamoRecord)
-		} else {
-			err = d.table.Put(key, data)
-		}
-		if err != nil {
-			d.refuse(ctx, err)
-		}
-		d.files[key] = &dynamoFile{sum: sum, has: err == nil || f != nil && f.has}
-		changed = changed || err == nil
 	}
 	return changed, nil
 }
 
-// readBucket reads what a bucket has: all that is known already, and of what is new no
-// more than could be kept.
-func (d *Dynamo) readBucket(ctx context.Context, kv jetstream.KeyValue, bucket string, there map[string][]byte) error {
+func (d *Dynamo) readBucket(ctx context.Context, kv jetstream.KeyValue, bucket string, changed *bool) error {
 	watcher, err := kv.WatchAll(ctx, jetstream.IgnoreDeletes())
 	if err != nil {
 		return err
 	}
-	defer func() { _ = watcher.Stop() }() // fails if NATS is away, when there is nothing to stop
+	defer func() { _ = watcher.Stop() }() // fails without a connection, when there is nothing to stop
 	for {
 		select {
 		case <-ctx.Done():
@@ -396,12 +278,66 @@ func (d *Dynamo) readBucket(ctx context.Context, kv jetstream.KeyValue, bucket s
 			if e == nil {
 				return nil // that was all
 			}
-			key := bucket + "/" + e.Key()
-			if len(there) >= d.most && d.files[key] == nil {
-				d.over++
-				continue
+			if d.update(bucket+"/"+e.Key(), int64(e.Revision()), e.Created(), func() ([]byte, error) { return e.Value(), nil }) {
+				*changed = true
 			}
-			there[key] = e.Value()[:min(len(e.Value()), maxDynamoRecord+1)]
 		}
 	}
+}
+
+// update reads a record of the store if it has changed or was unreadable. It reports
+// whether the table has changed.
+func (d *Dynamo) update(key string, size int64, written time.Time, read func() ([]byte, error)) (changed bool) {
+	now := d.conf.Now()
+	r, unchanged := d.records[key], false
+	switch {
+	case r == nil && len(d.records) >= d.limit:
+		d.over++
+		return false
+	case r == nil:
+		r = &storedRecord{size: size, time: written, changed: written}
+		if written.After(now) {
+			r.changed = now
+		}
+		d.records[key] = r
+	case r.size != size || !r.time.Equal(written):
+		r.size, r.time, r.changed = size, written, now
+	default:
+		unchanged = r.known && r.unread.IsZero()
+	}
+	r.reading = d.reading
+	if unchanged || d.dead(now, r) {
+		return false
+	}
+	data, err := read()
+	sum := maphash.Bytes(d.seed, data)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false
+	case err == nil && r.known && r.sum == sum:
+		r.unread, r.reported = time.Time{}, false
+		return false
+	case err == nil && len(data) > maxDynamoRecord:
+		err = fmt.Errorf("fleet: %s has more than %d bytes", clip(key), maxDynamoRecord)
+	case err == nil:
+		err = d.table.Put(key, data)
+	}
+	if err == nil {
+		r.known, r.sum, r.unread, r.reported = true, sum, time.Time{}, false
+		return true
+	}
+	if r.unread.IsZero() {
+		r.unread = now
+	}
+	if !r.reported && now.Sub(r.unread) >= unreadAfter {
+		r.reported = true
+		d.news.count("kind", "refused")
+		d.conf.Log.Warn("a record of Dynamo's discovery cannot be read", "err", err)
+	}
+	return false
+}
+
+// dead reports whether a record's process does not touch its file any more.
+func (d *Dynamo) dead(now time.Time, r *storedRecord) bool {
+	return d.conf.Dir != "" && now.Sub(r.changed) >= deadAfter
 }

@@ -10,29 +10,29 @@ import (
 	"strconv"
 )
 
-// LoadPaths are where engines say how busy they are, in the order in which to ask:
-// TensorRT-LLM's text, then everybody else's, which may also be TensorRT-LLM's JSON.
+// LoadPaths are the paths of engines' metrics, in the order in which to try them:
+// TensorRT-LLM's text, then all others, among them TensorRT-LLM's JSON.
 //
 //nolint:gochecknoglobals // a table
 var LoadPaths = [...]string{"/prometheus/metrics", "/metrics"}
 
-// ErrNoLoad means that an engine's metrics say nothing of its load.
+// ErrNoLoad means that an engine's metrics do not contain its load.
 var ErrNoLoad = errors.New("the metrics say nothing of the load")
 
-// Capacity is what turns shares and tokens into blocks. A zero field is not known.
+// Capacity converts shares and tokens into blocks. A zero field is unknown.
 type Capacity struct {
 	Blocks    int // of one rank's cache
 	BlockSize int // tokens
 }
 
-// The gauges that count.
+// gauge is a value that kvroute reads from metrics.
 type gauge uint8
 
 const (
 	gaugeRunning gauge = iota
 	gaugeWaiting
-	gaugeUsage  // of the cache, 0 to 1
-	gaugeUsed   // blocks
+	gaugeUsage  // used share of the cache, 0 to 1
+	gaugeUsed   // used blocks of the cache
 	gaugeTokens // in the cache
 	gaugeBlocks // of the cache
 	gaugeKinds
@@ -55,13 +55,13 @@ var gauges = map[string]gauge{
 	"trtllm_kv_cache_max_blocks":  gaugeBlocks,
 }
 
-// EngineLoad reads what an engine's metrics say of each rank's load: the text of vLLM,
-// SGLang and TensorRT-LLM, or the JSON of TensorRT-LLM's statistics. Series of one rank
-// count once, the largest. The error is [ErrNoLoad] if there is nothing of the kind;
-// TensorRT-LLM says nothing when nothing has happened since it was asked last.
+// EngineLoad reads each rank's load from an engine's metrics: the text of vLLM, SGLang and
+// TensorRT-LLM, or the JSON of TensorRT-LLM's statistics. Of several series of one rank the
+// largest counts. The error is [ErrNoLoad] if there is no load; TensorRT-LLM's statistics
+// have none if nothing has happened since the last query.
 func EngineLoad(body []byte, c Capacity) (map[uint32]Load, error) {
 	ranks := make(map[uint32]*[gaugeKinds]float64)
-	said := func(rank uint32, g gauge, v float64) {
+	set := func(rank uint32, g gauge, v float64) {
 		if math.IsNaN(v) || v < 0 || v > 1e12 || len(ranks) >= maxRanks && ranks[rank] == nil {
 			return
 		}
@@ -71,9 +71,9 @@ func EngineLoad(body []byte, c Capacity) (map[uint32]Load, error) {
 		ranks[rank][g] = max(ranks[rank][g], v)
 	}
 	if text := bytes.TrimSpace(body); len(text) > 0 && text[0] == '[' {
-		readStatistics(text, said)
+		readStatistics(text, set)
 	} else {
-		readGauges(body, said)
+		readGauges(body, set)
 	}
 	if len(ranks) == 0 {
 		return nil, ErrNoLoad
@@ -98,9 +98,8 @@ func EngineLoad(body []byte, c Capacity) (map[uint32]Load, error) {
 	return loads, nil
 }
 
-// AskLoad asks an engine for its metrics on one path after the other, by get, until one
-// says something of the load, and returns that with the path. The error has what was
-// wrong with each.
+// AskLoad calls get with one path after the other until an answer contains the load. It
+// returns the load and the path. The error joins those of all paths.
 func AskLoad(paths []string, c Capacity, get func(path string) ([]byte, error)) (ranks map[uint32]Load, from string, err error) {
 	var errs []error
 	for _, path := range paths {
@@ -116,7 +115,7 @@ func AskLoad(paths []string, c Capacity, get func(path string) ([]byte, error)) 
 	return nil, "", errors.Join(errs...)
 }
 
-// Total is the load of all ranks together.
+// Total returns the load of all ranks together.
 func Total(ranks map[uint32]Load) (sum Load) {
 	for _, l := range ranks {
 		sum.Running += l.Running
@@ -127,8 +126,8 @@ func Total(ranks map[uint32]Load) (sum Load) {
 	return sum
 }
 
-// readGauges reads the text form: a line is a name, labels in braces, a value.
-func readGauges(text []byte, said func(rank uint32, g gauge, v float64)) {
+// readGauges reads Prometheus' text form: a line has a name, labels in braces, and a value.
+func readGauges(text []byte, set func(rank uint32, g gauge, v float64)) {
 	for line := range bytes.Lines(text) {
 		end := bytes.IndexAny(line, "{ ")
 		if end <= 0 {
@@ -146,17 +145,17 @@ func readGauges(text []byte, said func(rank uint32, g gauge, v float64)) {
 			}
 			labels, rest = line[end+1:last], line[last+1:]
 		}
-		fields := bytes.Fields(rest) // the value, and perhaps a time
+		fields := bytes.Fields(rest) // the value, and an optional time
 		if len(fields) == 0 {
 			continue
 		}
 		if v, err := strconv.ParseFloat(string(fields[0]), 64); err == nil {
-			said(rankOf(labels), g, v)
+			set(rankOf(labels), g, v)
 		}
 	}
 }
 
-// rankOf finds the rank among labels; 0 if they name none.
+// rankOf returns the rank among labels; 0 if they contain none.
 func rankOf(labels []byte) uint32 {
 	for _, name := range []string{`dp_rank="`, `engine="`} {
 		for rest := labels; ; {
@@ -178,9 +177,9 @@ func rankOf(labels []byte) uint32 {
 	return 0
 }
 
-// readStatistics reads TensorRT-LLM's: one element for each step since it was asked
-// last, of which the newest counts.
-func readStatistics(text []byte, said func(rank uint32, g gauge, v float64)) {
+// readStatistics reads TensorRT-LLM's JSON: one element for each step since the last query.
+// The newest step counts.
+func readStatistics(text []byte, set func(rank uint32, g gauge, v float64)) {
 	var steps []struct {
 		Running *float64 `json:"numActiveRequests"`
 		Waiting *float64 `json:"numQueuedRequests"`
@@ -201,11 +200,11 @@ func readStatistics(text []byte, said func(rank uint32, g gauge, v float64)) {
 	}
 	for rank, i := range newest {
 		s := &steps[i]
-		said(rank, gaugeRunning, *s.Running)
+		set(rank, gaugeRunning, *s.Running)
 		if s.Waiting != nil {
-			said(rank, gaugeWaiting, *s.Waiting)
+			set(rank, gaugeWaiting, *s.Waiting)
 		}
-		said(rank, gaugeUsed, s.Cache.Used)
-		said(rank, gaugeBlocks, s.Cache.Max)
+		set(rank, gaugeUsed, s.Cache.Used)
+		set(rank, gaugeBlocks, s.Cache.Max)
 	}
 }

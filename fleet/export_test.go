@@ -3,19 +3,18 @@
 package fleet
 
 import (
-	"context"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// KeepAtMost has fewer records kept than Dynamo's stores will have for long.
-func (d *Dynamo) KeepAtMost(records int) { d.most = records }
+// KeepAtMost sets the limit of records.
+func (d *Dynamo) KeepAtMost(records int) { d.limit = records }
 
-// TakeHeartbeat and TakeEntry take what the bus brings.
-func (r *Registry) TakeHeartbeat(m *nats.Msg) { r.heartbeat(context.Background(), m) }
+// TakeHeartbeat and TakeEntry handle messages of the bus.
+func (r *Registry) TakeHeartbeat(m *nats.Msg) { r.heartbeat(m) }
 
 func (r *Registry) TakeEntry(e jetstream.KeyValueEntry) {
-	r.entry(context.Background(), e, time.Time{})
+	r.entry(e, time.Time{})
 }

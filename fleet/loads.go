@@ -10,75 +10,75 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Bounds of what [Loads] keeps.
+// Limits of [Loads].
 const (
-	loadLife   = 10 * time.Second // as the router's own for what it is told
-	maxSpeaker = 8                // for one rank
+	loadLife   = 10 * time.Second // of a report, as in the router
+	maxReports = 8                // for one rank
 )
 
-// LoadVia is a way in which an engine's load comes to be known.
+// LoadVia is the source of a load report.
 type LoadVia uint8
 
-// The ways.
+// The sources of load reports.
 const (
-	ViaHeartbeat LoadVia = iota // of all ranks together, and 0 also where it is not known
+	ViaHeartbeat LoadVia = iota // a share of all ranks' load; 0 also if it is unknown
 	ViaBus                      // of a publisher, for a rank
 	ViaMetrics                  // read by this router, for a rank
 	ViaHeader                   // in a response
 )
 
-// Loads says how many blocks of a rank's cache are in use, by all who speak of it. The zero
-// value is ready. Its methods may be called by any number of goroutines.
+// Loads combines the load reports of each rank, such as the used blocks of its cache. The
+// zero value is ready. Its methods may be called by any number of goroutines.
 //
-// What was said within 10 s counts, of each speaker the last. Several publishers are
-// believed as far as the one that says most. A heartbeat counts only for a rank of which
-// nobody else speaks: it knows of all ranks together at most.
+// A report counts for 10 s, and only the last one of each source. Of several publishers the
+// largest value counts. A heartbeat counts only for a rank without other reports, because
+// it contains the load of all ranks together.
 type Loads struct {
 	mu sync.Mutex
 	// mu guards the field below.
-	workers map[uint64]map[uint32][]loadSaid // by id and rank
+	workers map[uint64]map[uint32][]loadReport // by id and rank
 }
 
-type loadSaid struct {
+type loadReport struct {
 	via       LoadVia
 	publisher uint64
 	blocks    int
 	at        time.Time
 }
 
-// Say takes what is said of a rank at a time. It returns how many blocks are in use then,
-// and false if this changes nothing. Publisher tells those on the bus apart.
-func (l *Loads) Say(w router.Worker, via LoadVia, publisher uint64, blocks int, at time.Time) (used int, counts bool) {
+// Report takes a report, and returns the blocks that are in use by all reports. counts is
+// false if the report changes nothing. The publisher distinguishes reports from the bus.
+func (l *Loads) Report(w router.Worker, via LoadVia, publisher uint64, blocks int, at time.Time) (used int, counts bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.workers == nil {
-		l.workers = make(map[uint64]map[uint32][]loadSaid)
+		l.workers = make(map[uint64]map[uint32][]loadReport)
 	}
 	ranks := l.workers[w.ID]
 	if ranks == nil {
-		ranks = make(map[uint32][]loadSaid)
+		ranks = make(map[uint32][]loadReport)
 		l.workers[w.ID] = ranks
 	}
-	all := slices.DeleteFunc(ranks[w.DPRank], func(s loadSaid) bool {
+	all := slices.DeleteFunc(ranks[w.DPRank], func(s loadReport) bool {
 		return at.Sub(s.at) > loadLife || s.via == via && s.publisher == publisher
 	})
-	if len(all) == maxSpeaker {
-		all = slices.Delete(all, 0, 1) // who has been silent for longest
+	if len(all) == maxReports {
+		all = slices.Delete(all, 0, 1) // the oldest one
 	}
-	all = append(all, loadSaid{via, publisher, blocks, at})
+	all = append(all, loadReport{via, publisher, blocks, at})
 	ranks[w.DPRank] = all
 	for _, s := range all {
 		switch {
 		case via == ViaHeartbeat && s.via != ViaHeartbeat:
 			return 0, false
-		case s.via == via: // of other ways the newest counts
+		case s.via == via: // of several sources the newest counts
 			used = max(used, s.blocks)
 		}
 	}
 	return used, true
 }
 
-// Forget forgets a worker.
+// Forget drops the reports of a worker.
 func (l *Loads) Forget(id uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

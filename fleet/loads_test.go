@@ -34,22 +34,22 @@ func TestWhoSpeaksOfALoad(t *testing.T) {
 		{25500 * time.Millisecond, fleet.ViaHeartbeat, 0, 10, 0, false},
 		{26001 * time.Millisecond, fleet.ViaHeartbeat, 0, 10, 10, true}, // all others are silent
 	} {
-		if used, counts := loads.Say(w, c.via, c.publisher, c.blocks, start.Add(c.after)); used != c.used || counts != c.counts {
+		if used, counts := loads.Report(w, c.via, c.publisher, c.blocks, start.Add(c.after)); used != c.used || counts != c.counts {
 			t.Errorf("step %d: %d blocks, counts: %v; want %d, %v", i, used, counts, c.used, c.counts)
 		}
 	}
 	// Others are others, and nobody fills our memory.
-	if used, _ := loads.Say(router.Worker{ID: 7}, fleet.ViaBus, 1, 3, start); used != 3 {
+	if used, _ := loads.Report(router.Worker{ID: 7}, fleet.ViaBus, 1, 3, start); used != 3 {
 		t.Errorf("another rank uses %d blocks, want 3", used)
 	}
 	for p := range uint64(1000) {
-		loads.Say(w, fleet.ViaBus, p, 1000-int(p), start.Add(time.Minute))
+		loads.Report(w, fleet.ViaBus, p, 1000-int(p), start.Add(time.Minute))
 	}
-	if used, _ := loads.Say(w, fleet.ViaBus, 1000, 0, start.Add(time.Minute)); used != 7 { // of the last eight
+	if used, _ := loads.Report(w, fleet.ViaBus, 1000, 0, start.Add(time.Minute)); used != 7 { // of the last eight
 		t.Errorf("of many publishers %d blocks are believed, want 7", used)
 	}
 	loads.Forget(7)
-	if used, _ := loads.Say(w, fleet.ViaBus, 5, 1, start.Add(time.Minute)); used != 1 {
+	if used, _ := loads.Report(w, fleet.ViaBus, 5, 1, start.Add(time.Minute)); used != 1 {
 		t.Errorf("after it was forgotten %d blocks are in use, want 1", used)
 	}
 }

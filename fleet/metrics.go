@@ -5,7 +5,6 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -13,55 +12,26 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 )
 
-// Kinds of news about workers.
-const (
-	newsRecord    = "record"    // registered, or registered anew
-	newsLeft      = "left"      // took the record back
-	newsHeartbeat = "heartbeat" // a sign of life
-	newsStranger  = "stranger"  // a heartbeat of nobody registered
-	newsRefused   = "refused"   // not readable, or a lie
-	newsFlaps     = "flaps"     // a worker came back too often to be believed
-	newsClaimed   = "claimed"   // an id went back to an address that it had just left
-	newsFollowed  = "followed"  // another worker has started at one's address
-)
+// counter is an instrument of this package. docs/metrics.md lists them with their
+// attributes.
+type counter struct{ metric.Int64Counter }
 
-// metrics are the package's instruments. docs/metrics.md lists them.
-type metrics struct{ news metric.Int64Counter }
-
-func newMetrics(meter metric.Meter) (*metrics, error) {
-	news, err := meter.Int64Counter("kvroute.fleet.news",
-		metric.WithUnit("{message}"), metric.WithDescription("Messages about workers, by kind."))
+// newCounter makes the counter kvroute.fleet.NAME. The meter may be nil.
+func newCounter(meter metric.Meter, name, unit, description string) (counter, error) {
+	c, err := cmp.Or[metric.Meter](meter, noop.Meter{}).Int64Counter("kvroute.fleet."+name, metric.WithUnit(unit), metric.WithDescription(description))
 	if err != nil {
-		return nil, fmt.Errorf("fleet: make instruments: %w", err)
+		return counter{}, fmt.Errorf("fleet: make instruments: %w", err)
 	}
-	return &metrics{news}, nil
+	return counter{c}, nil
 }
 
-func (m *metrics) count(ctx context.Context, kind string) {
-	m.news.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", kind)))
-}
+// count counts one event. The attributes are keys and values in turn.
+func (c counter) count(attributes ...string) { c.add(1, attributes...) }
 
-// probeMetrics are the instruments of a [Prober].
-type probeMetrics struct{ probes metric.Int64Counter }
-
-func newProbeMetrics(meter metric.Meter) (*probeMetrics, error) {
-	meter = cmp.Or[metric.Meter](meter, noop.Meter{})
-	probes, err := meter.Int64Counter("kvroute.fleet.probes",
-		metric.WithUnit("{probe}"), metric.WithDescription("Questions to workers over HTTP, by kind and outcome."))
-	if err != nil {
-		return nil, fmt.Errorf("fleet: make instruments: %w", err)
+func (c counter) add(n int, attributes ...string) {
+	set := make([]attribute.KeyValue, 0, len(attributes)/2)
+	for i := 0; i+1 < len(attributes); i += 2 {
+		set = append(set, attribute.String(attributes[i], attributes[i+1]))
 	}
-	return &probeMetrics{probes}, nil
-}
-
-func (m *probeMetrics) count(ctx context.Context, kind int, err error) {
-	outcome := "answered"
-	switch {
-	case errors.Is(err, ErrNoLoad):
-		outcome = "nothing said"
-	case err != nil:
-		outcome = "failed"
-	}
-	m.probes.Add(ctx, 1, metric.WithAttributes(
-		attribute.String("kind", [...]string{askHealth: "health", askLoad: "metrics"}[kind]), attribute.String("outcome", outcome)))
+	c.Add(context.Background(), int64(n), metric.WithAttributes(set...))
 }

@@ -11,26 +11,24 @@ import (
 	"strings"
 )
 
-// Names turns the records of the configuration into those of single workers: one whose
-// address is a name stands for as many workers as the name has addresses. A Names
-// belongs to one goroutine at a time.
+// Names resolves DNS names in the addresses of configured records: each address of a name
+// is one worker. A Names belongs to one goroutine at a time.
 type Names struct {
-	// Lookup finds a name's addresses, as [net.Resolver.LookupNetIP] does with "ip".
+	// Lookup returns a name's addresses, as [net.Resolver.LookupNetIP] does with "ip".
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
-	last map[string][]netip.Addr // what a name stood for when it was found
+	last map[string][]netip.Addr // the addresses of the last successful lookup, by name
 }
 
-// Some says whether a record's address is a name.
+// Some reports whether a record has a DNS name in its address.
 func (n *Names) Some(records []Record) bool {
 	return slices.ContainsFunc(records, func(r Record) bool { _, _, named := split(r.Address); return named })
 }
 
-// Resolve returns the workers that the records stand for. A worker of a name is called
-// RECORD@IP:PORT, or IP:PORT if the record has no name, so that it stays who it is
-// whatever other addresses come and go. A name that cannot be found stands for what it
-// stood for last, at first nobody; failed says which and why. Everything else about
-// records is for [Table.SetStatic] to check.
+// Resolve returns the records of single workers. The worker of an address has the name
+// RECORD@IP:PORT, or IP:PORT if the record has no name, so that its id does not depend on
+// the other addresses. If a lookup fails, the addresses of the last successful one count,
+// and failed has the error. [Table.SetStatic] checks the records.
 func (n *Names) Resolve(ctx context.Context, records []Record) (all []Record, failed []error) {
 	found := make(map[string][]netip.Addr)
 	for i := range records {
@@ -49,7 +47,7 @@ func (n *Names) Resolve(ctx context.Context, records []Record) (all []Record, fa
 			}
 			found[host] = addresses
 		}
-		for _, a := range sorted(addresses) {
+		for _, a := range uniqueAddresses(addresses) {
 			one := *r
 			one.Address = netip.AddrPortFrom(a, port).String()
 			one.WorkerID = 0
@@ -63,8 +61,8 @@ func (n *Names) Resolve(ctx context.Context, records []Record) (all []Record, fa
 	return all, failed
 }
 
-// sorted returns addresses in one order, each once.
-func sorted(addresses []netip.Addr) []netip.Addr {
+// uniqueAddresses returns the addresses in order, each once.
+func uniqueAddresses(addresses []netip.Addr) []netip.Addr {
 	list := make([]netip.Addr, 0, len(addresses))
 	for _, a := range addresses {
 		list = append(list, a.Unmap())
@@ -73,7 +71,7 @@ func sorted(addresses []netip.Addr) []netip.Addr {
 	return slices.Compact(list)
 }
 
-// split takes host:port apart, if host is a name.
+// split splits host:port, and reports whether the host is a DNS name.
 func split(address string) (host string, port uint16, named bool) {
 	at := strings.LastIndexByte(address, ':')
 	if at <= 0 {

@@ -4,6 +4,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -18,103 +19,94 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// What probes cost at most.
+// Limits and default periods of probes.
 const (
 	probeTime  = 2 * time.Second // for one answer
-	probeBytes = 8 << 20         // of it
+	probeBytes = 8 << 20         // of one answer
 	probesOpen = 64              // at a time
 	probeEvery = 2500 * time.Millisecond
 	loadEvery  = 5 * time.Second
 )
 
-// ProberConfig says whom a [Prober] tells. Alive and Load are required.
+// ProberConfig configures a [Prober]. Alive and Load are required.
 type ProberConfig struct {
-	// Alive is told of a worker that answered its health probe.
+	// Alive receives each worker that answered its health probe.
 	Alive func(id uint64)
-	// Load is told of what an engine's metrics say of each of its ranks.
+	// Load receives the load of each rank from an engine's metrics.
 	Load func(info router.WorkerInfo, ranks map[uint32]Load)
-	// Client asks. Default [Networks.Client] of all networks.
+	// Client sends the probes. Default [Networks.Client] of all networks.
 	Client *http.Client
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
 }
 
-// Prober asks workers over HTTP whether they live and how full they are: those whose
-// records want it. What does not answer within 2 s, or with more than 8 MB, has not
-// answered; at most 64 questions are open at a time, one of a kind for each worker.
-// Its methods may be called by any number of goroutines.
+// Prober sends health probes to workers, and reads the metrics of their engines, as their
+// records request. An answer fails after 2 s or with more than 8 MB. At most 64 probes are
+// open, one of a kind for each worker. Its methods may be called by any number of
+// goroutines.
 type Prober struct {
-	conf    ProberConfig
-	metrics *probeMetrics
+	conf   ProberConfig
+	probes counter
 
 	mu sync.Mutex
 	// mu guards the field below.
-	targets map[uint64]*[2]target // by worker: health, metrics
+	targets map[probeKey]*target
 }
 
-// target is what is asked of a worker again and again.
-type target struct {
-	info  router.WorkerInfo
-	paths []string // to be tried in turn until one answers; none = nothing is asked
-	every time.Duration
-	next  time.Time
-	busy  bool // asked right now
+type probeKey struct {
+	worker uint64
+	kind   string
 }
 
 const (
-	askHealth = iota
-	askLoad
+	kindHealth  = "health"
+	kindMetrics = "metrics"
 )
 
-// NewProber returns a prober that asks nobody yet.
+// target is a periodic probe of a worker.
+type target struct {
+	info  router.WorkerInfo
+	paths []string // tried in turn until one answers; the last one that answered is the first
+	every time.Duration
+	next  time.Time
+	open  bool // no answer yet
+}
+
+// NewProber returns a prober without targets.
 func NewProber(conf ProberConfig) (*Prober, error) {
 	if conf.Client == nil {
 		conf.Client = Networks{}.Client()
 	}
-	m, err := newProbeMetrics(conf.Meter)
-	if err != nil {
-		return nil, err
-	}
-	return &Prober{conf: conf, metrics: m, targets: make(map[uint64]*[2]target)}, nil
+	probes, err := newCounter(conf.Meter, "probes", "{probe}", "Questions to workers over HTTP, by kind and outcome.")
+	return &Prober{conf: conf, probes: probes, targets: make(map[probeKey]*target)}, err
 }
 
-// Set takes what a worker's record wants, in the place of what an earlier one wanted.
+// Set replaces the probes of a worker by those of its record.
 func (p *Prober) Set(r Record, info router.WorkerInfo) {
-	var want [2]target
-	if r.Health != nil {
-		want[askHealth] = target{info: info, paths: []string{healthPath}, every: r.Health.every(probeEvery)}
-		if r.Health.Path != "" {
-			want[askHealth].paths = []string{r.Health.Path}
-		}
-	}
-	if r.Metrics != nil {
-		want[askLoad] = target{info: info, paths: LoadPaths[:], every: r.Metrics.every(loadEvery)}
-		if r.Metrics.Path != "" {
-			want[askLoad].paths = []string{r.Metrics.Path}
-		}
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r.Health == nil && r.Metrics == nil {
-		delete(p.targets, info.ID)
+	p.setLocked(probeKey{info.ID, kindHealth}, r.Health, target{info: info, paths: []string{healthPath}, every: probeEvery})
+	p.setLocked(probeKey{info.ID, kindMetrics}, r.Metrics, target{info: info, paths: LoadPaths[:], every: loadEvery})
+}
+
+func (p *Prober) setLocked(key probeKey, conf *Probe, t target) {
+	if conf == nil {
+		delete(p.targets, key)
 		return
 	}
-	if old := p.targets[info.ID]; old != nil {
-		for i := range want {
-			want[i].next, want[i].busy = old[i].next, old[i].busy
-		}
+	if t.every = conf.every(t.every); conf.Path != "" {
+		t.paths = []string{conf.Path}
 	}
-	p.targets[info.ID] = &want
+	if old := p.targets[key]; old != nil {
+		t.next, t.open = old.next, old.open
+	}
+	p.targets[key] = &t
 }
 
-// Remove forgets a worker.
-func (p *Prober) Remove(id uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.targets, id)
-}
+// Remove ends the probes of a worker.
+func (p *Prober) Remove(id uint64) { p.Set(Record{}, router.WorkerInfo{ID: id}) }
 
-// Run asks until ctx ends.
+// Run sends probes until ctx ends.
 func (p *Prober) Run(ctx context.Context) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -126,80 +118,64 @@ func (p *Prober) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case now := <-tick.C:
-			for _, d := range p.due(now, probesOpen-len(room)) {
+			for key, t := range p.due(now, probesOpen-len(room)) {
 				room <- struct{}{}
 				open.Go(func() {
 					defer func() { <-room }()
-					d.do(ctx, p)
+					p.probe(ctx, key, t)
 				})
 			}
 		}
 	}
 }
 
-// duty is one question.
-type duty struct {
-	id   uint64
-	kind int
-	target
-	from string // path that answered, if several may
-}
-
-// due returns at most n questions whose time has come. Those of one moment spread out
-// with time.
-func (p *Prober) due(now time.Time, n int) (duties []duty) {
+// due returns at most n targets whose time has come. Their periods vary at random, so that
+// probes of one moment spread out.
+func (p *Prober) due(now time.Time, n int) map[probeKey]target {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for id, both := range p.targets {
-		for kind := range both {
-			t := &both[kind]
-			if t.busy || len(t.paths) == 0 || now.Before(t.next) {
-				continue
-			}
-			if len(duties) >= n {
-				return duties
-			}
-			t.busy, t.next = true, now.Add(t.every-t.every/16+rand.N(t.every/8))
-			duties = append(duties, duty{id: id, kind: kind, target: *t})
+	due := make(map[probeKey]target)
+	for key, t := range p.targets {
+		if !t.open && !now.Before(t.next) && len(due) < n {
+			t.open, t.next = true, now.Add(t.every-t.every/16+rand.N(t.every/8))
+			due[key] = *t
 		}
 	}
-	return duties
+	return due
 }
 
-// do asks, and tells what was answered.
-func (d *duty) do(ctx context.Context, p *Prober) {
-	err := d.ask(ctx, p)
-	p.metrics.count(ctx, d.kind, err)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if both := p.targets[d.id]; both != nil {
-		t := &both[d.kind]
-		t.busy = false
-		if at := slices.Index(t.paths, d.from); at > 0 { // it is asked first from now on
-			t.paths = slices.Clone(t.paths)
-			t.paths[0], t.paths[at] = t.paths[at], t.paths[0]
-		}
-	}
-}
-
-func (d *duty) ask(ctx context.Context, p *Prober) error {
-	ctx, cancel := context.WithTimeout(ctx, min(probeTime, max(d.every, time.Second)))
+// probe sends one probe and passes on the answer.
+func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
+	asking, cancel := context.WithTimeout(ctx, min(probeTime, max(t.every, time.Second)))
 	defer cancel()
-	if d.kind == askHealth {
-		if _, err := p.get(ctx, d.info.Address, d.paths[0]); err != nil {
-			return err
+	get := func(path string) ([]byte, error) { return p.get(asking, t.info.Address, path) }
+	var err error
+	var ranks map[uint32]Load
+	from := t.paths[0]
+	if key.kind == kindHealth {
+		if _, err = get(from); err == nil {
+			p.conf.Alive(key.worker)
 		}
-		p.conf.Alive(d.id)
-		return nil
+	} else if ranks, from, err = AskLoad(t.paths, Capacity{Blocks: t.info.TotalKVBlocks, BlockSize: t.info.BlockSize}, get); err == nil {
+		p.conf.Load(t.info, ranks)
 	}
-	ranks, from, err := AskLoad(d.paths, Capacity{Blocks: d.info.TotalKVBlocks, BlockSize: d.info.BlockSize},
-		func(path string) ([]byte, error) { return p.get(ctx, d.info.Address, path) })
-	if err != nil {
-		return err
+	outcome := "answered"
+	if errors.Is(err, ErrNoLoad) {
+		outcome = "nothing said"
+	} else if err != nil {
+		outcome = "failed"
 	}
-	d.from = from
-	p.conf.Load(d.info, ranks)
-	return nil
+	p.probes.count("kind", key.kind, "outcome", outcome)
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now := p.targets[key]; now != nil {
+		now.open = false
+		if at := slices.Index(now.paths, from); at > 0 {
+			now.paths = slices.Clone(now.paths)
+			now.paths[0], now.paths[at] = now.paths[at], now.paths[0]
+		}
+	}
 }
 
 func (p *Prober) get(ctx context.Context, at netip.AddrPort, path string) ([]byte, error) {

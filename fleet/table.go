@@ -56,22 +56,22 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// maxWorkers bounds what registrations can make us keep.
+// maxWorkers bounds the memory that registrations can use.
 const maxWorkers = 1 << 16
 
-// Ages say how old a worker's last sign of life is when its health changes. The zero
-// value of each field means its default. Of a worker of the configuration that is probed
-// less often than every 2.5 s, ages count from when its next answer is overdue by that.
+// Ages are the ages of a worker's last sign of life at which its health changes. The zero
+// value of a field selects its default. If a worker of the configuration is probed less
+// often than every 2.5 s, its ages count from the time when the next answer is 2.5 s late.
 type Ages struct {
-	Degraded  time.Duration // older: gets requests while no worker is healthy. Default 7.5s
-	Unhealthy time.Duration // older: gets none. Default 15s
-	Expired   time.Duration // so old: the same, for those who look. Default 30s
+	Degraded  time.Duration // older: it gets requests while no worker is healthy. Default 7.5s
+	Unhealthy time.Duration // older: it gets no requests. Default 15s
+	Expired   time.Duration // this old: shown as expired. Default 30s
 }
 
-// MinAge is how short an age may be: workers send heartbeats every 2.5 s.
+// MinAge is the least age: workers send heartbeats every 2.5 s.
 const MinAge = 3 * time.Second
 
-// Check refuses ages that no worker could keep to, or that are not in order.
+// Check returns an error for ages that are too short or not in order.
 func (a Ages) Check() error {
 	if a = a.withDefaults(); a.Degraded < MinAge || a.Unhealthy < a.Degraded || a.Expired < a.Unhealthy || a.Expired > time.Hour {
 		return fmt.Errorf("fleet: ages are %v, %v and %v, want at least %v, none below the one before, at most 1h", a.Degraded, a.Unhealthy, a.Expired, MinAge)
@@ -87,36 +87,35 @@ func (a Ages) withDefaults() Ages {
 	}
 }
 
-// forget is when a worker that is not of the configuration is forgotten: not before its
-// record has gone from the registry, where others find it.
-func (a Ages) forget() time.Duration { return max(recordTTL, a.Expired+a.Expired/2) }
+// removal is the age at which a registered worker is removed: not before its record
+// expires, since other processes still find it there.
+func (a Ages) removal() time.Duration { return max(recordTTL, a.Expired+a.Expired/2) }
 
-// A worker flaps if it came back so often within so long; then it has to be well
-// for a while before it is healthy.
+// A worker that came back flapReturns times within flapWithin is degraded for flapRest.
 const (
 	flapReturns = 3
 	flapWithin  = time.Minute
 	flapRest    = 30 * time.Second
 )
 
-// Table is the set of workers known. The zero value is not ready; make one with
-// [NewTable].
+// Table is the set of known workers. [NewTable] makes one. The functions may be nil, except
+// set and remove.
 type Table struct {
 	ages     Ages
 	networks reach.Networks
 	set      func(router.WorkerInfo)
 	remove   func(id uint64)
-	events   func(Record, router.WorkerInfo) // nil if nobody wants to know
-	load     func(router.WorkerInfo, Load)   // the same
+	events   func(Record, router.WorkerInfo)
+	load     func(router.WorkerInfo, Load)
 	prefixes func(id uint64, p map[string]int)
 	flapped  func()
-	claimed  func(now router.WorkerInfo, was netip.AddrPort) // an id is back at an address that it just left
-	followed func(old, by router.WorkerInfo)                 // another worker has started at one's address
+	claimed  func(now router.WorkerInfo, before netip.AddrPort) // an id returned to the address that it had left
+	followed func(old, by router.WorkerInfo)                    // a worker started at the address of another one
 	workers  map[uint64]*member
-	latest   map[place]uint64 // of those registered there, who started last
+	latest   map[place]uint64 // the registered worker that started last, by place
 }
 
-// place is where the first rank of a worker is.
+// place is the address and number of a worker's first rank.
 type place struct {
 	address netip.AddrPort
 	rank    uint32
@@ -124,27 +123,27 @@ type place struct {
 
 func (m *member) place() place { return place{m.info.Address, m.info.DPStart} }
 
-// member is a worker of the set.
+// member is a worker of the table.
 type member struct {
 	info   router.WorkerInfo
-	record Record    // as it was put
+	record Record
 	static bool      // from the configuration
-	probed bool      // has to answer probes
+	probed bool      // its health depends on answers to probes
 	seen   time.Time // last sign of life
-	kept   time.Time // when its record or a heartbeat came last
-	put    time.Time // when we put its record, if we did
+	kept   time.Time // last record or heartbeat
+	put    time.Time // when this process put its record; zero = never
 
-	slack    time.Duration // by which answers to its probes are further apart than heartbeats
-	followed bool          // another one has started at its address, and it has been silent since
+	slack    time.Duration // the interval of its probes minus that of heartbeats
+	followed bool          // another worker has started at its address, and it was silent since
 
-	before netip.AddrPort // where it was until moved
+	before netip.AddrPort // its address until moved
 	moved  time.Time
 
-	returns [flapReturns]time.Time // when it came back the last times, the newest last
-	rests   time.Time              // until when it is degraded for that
+	returns [flapReturns]time.Time // its last returns from unhealthy, the newest last
+	rest    time.Time              // it is degraded until then, because it flaps
 }
 
-// Load is what a worker last said of its work.
+// Load is the load in a worker's last report.
 type Load struct {
 	Running       int     `json:"batch_size"`
 	Waiting       int     `json:"waiting"`
@@ -152,9 +151,9 @@ type Load struct {
 	KVUsedBlocks  int     `json:"kv_used_blocks"`
 }
 
-// NewTable returns an empty table. Whenever a worker is to be told of, it calls
-// set or remove, before the method that brought the news returns. Networks are those that
-// workers may have addresses in. Ages are the default ones.
+// NewTable returns an empty table with the default ages. Its methods call set for each new
+// or changed worker, and remove for each removed one, before they return. Workers must have
+// addresses in the networks.
 func NewTable(networks reach.Networks, set func(router.WorkerInfo), remove func(id uint64)) *Table {
 	return &Table{
 		ages: Ages{}.withDefaults(), networks: networks, set: set, remove: remove,
@@ -162,19 +161,16 @@ func NewTable(networks reach.Networks, set func(router.WorkerInfo), remove func(
 	}
 }
 
-// SetStatic replaces the workers of the configuration. If one of the records is
-// wrong nothing changes, and the error says which and why. One that is to be probed
-// counts as seen now.
+// SetStatic replaces the workers of the configuration. After an error nothing has changed.
+// A new worker with probes counts as seen now.
 func (t *Table) SetStatic(now time.Time, records []Record) error {
 	next := make(map[uint64]*member, len(records))
-	byID := make(map[uint64]Record, len(records))
 	for i := range records {
 		info, err := records[i].Info(t.networks)
 		if err != nil {
 			return err
 		}
 		info.EventsUnsure = records[i].Events == (Events{}) && info.Group == "" && info.BlockSize > 0
-		byID[info.ID] = records[i]
 		next[info.ID] = &member{info: info, record: records[i], static: true}
 		if p := records[i].Health; p != nil {
 			next[info.ID].probed, next[info.ID].slack = true, slack(p)
@@ -192,19 +188,18 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 			t.leave(old)
 		}
 		if old != nil && old.static && old.probed && m.probed && old.info.Address == m.info.Address {
-			// It is not well because its entry was read again.
-			m.seen, m.returns, m.rests, m.info.Health = old.seen, old.returns, old.rests, old.info.Health
+			// Reading its entry again is no sign of life.
+			m.seen, m.returns, m.rest, m.info.Health = old.seen, old.returns, old.rest, old.info.Health
 		}
 		t.workers[id] = m
 		t.set(m.info)
-		t.tellEvents(byID[id], next[id].info)
+		t.setEvents(m)
 	}
 	return nil
 }
 
-// Put takes a record of the registry, put at the time now, which may lie a while back. A
-// static worker of the same id goes first: the record is only a sign of life that it does
-// not need.
+// Put adds or changes the worker of a record that was put into the registry at the time
+// now, which may be in the past. A worker of the configuration with the same id stays.
 func (t *Table) Put(now time.Time, r Record) error {
 	info, err := r.Registered(t.networks)
 	if err != nil {
@@ -215,7 +210,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 		return nil
 	}
 	if m != nil && reflect.DeepEqual(m.record, r) {
-		// It may only have been read again after NATS was away: who was followed stays so.
+		// A reconnection may only have read the record again, so followed does not change.
 		m.seen, m.kept = later(m.seen, now), later(m.kept, now)
 		t.judge(now, m)
 		return nil
@@ -228,24 +223,24 @@ func (t *Table) Put(now time.Time, r Record) error {
 		t.workers[info.ID] = m
 	}
 	info.Health = m.info.Health
-	if was := m.info.Address; was.IsValid() && was != info.Address {
-		if info.Address == m.before && now.Sub(m.moved) < t.ages.forget() && t.claimed != nil {
-			t.claimed(info, was)
+	if before := m.info.Address; before.IsValid() && before != info.Address {
+		if info.Address == m.before && now.Sub(m.moved) < t.ages.removal() && t.claimed != nil {
+			t.claimed(info, before)
 		}
-		m.before, m.moved = was, now
+		m.before, m.moved = before, now
 	}
-	begins := m.info.Address != info.Address || m.info.DPStart != info.DPStart || m.record.StartedMS != r.StartedMS
-	if begins {
+	started := m.info.Address != info.Address || m.info.DPStart != info.DPStart || m.record.StartedMS != r.StartedMS
+	if started {
 		t.leave(m)
 	}
 	m.info, m.record, m.probed, m.followed = info, r, r.Health != nil, false
 	m.seen, m.kept = later(m.seen, now), later(m.kept, now)
-	if begins {
-		t.begin(now, m)
+	if started {
+		t.start(now, m)
 	}
 	m.info.Health = t.health(now, m)
 	t.set(m.info)
-	t.tellEvents(r, m.info)
+	t.setEvents(m)
 	return nil
 }
 
@@ -256,9 +251,9 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// begin compares a worker that comes to an address with the one that came there last: one
-// of them may be what the other was before it started anew under another name.
-func (t *Table) begin(now time.Time, m *member) {
+// start compares a worker that started at an address with the one that started there
+// before. The older one may be the same process before a restart under another name.
+func (t *Table) start(now time.Time, m *member) {
 	other := t.workers[t.latest[m.place()]]
 	if other != nil && other != m && m.record.StartedMS > 0 && other.record.StartedMS > m.record.StartedMS {
 		t.follow(m, other)
@@ -277,33 +272,33 @@ func (t *Table) follow(m, by *member) {
 	}
 }
 
-// leave takes the news that a registered worker is not at its address any more.
+// leave notes that a registered worker is no longer at its address.
 func (t *Table) leave(m *member) {
 	if t.latest[m.place()] == m.info.ID {
 		delete(t.latest, m.place())
 	}
 }
 
-// slack is by how much longer than between heartbeats a probed worker may be silent.
+// slack is the time that the answers to a probe may be further apart than heartbeats.
 func slack(p *Probe) time.Duration {
 	every := p.every(probeEvery)
-	return max(0, every+every/16-heartbeatEvery) // due asks a little early or late
+	return max(0, every+every/16-heartbeatEvery) // [Prober] varies the interval
 }
 
-func (t *Table) tellEvents(r Record, info router.WorkerInfo) {
+func (t *Table) setEvents(m *member) {
 	if t.events != nil {
-		t.events(r, info)
+		t.events(m.record, m.info)
 	}
 }
 
-// Delete takes the news that a worker left the registry.
+// Delete removes a worker that left the registry.
 func (t *Table) Delete(id uint64) {
 	if m := t.workers[id]; m != nil && !m.static {
 		t.drop(id)
 	}
 }
 
-// Heartbeat takes a sign of life. It returns false if the worker is not registered.
+// Heartbeat takes a heartbeat. It returns false if the worker is unknown.
 func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
 	m := t.workers[h.WorkerID]
 	if m == nil {
@@ -319,8 +314,8 @@ func (t *Table) Heartbeat(now time.Time, h *Heartbeat) bool {
 	return true
 }
 
-// Alive takes the news that a worker answered a probe. Where another one has started
-// since, that one did.
+// Alive notes that a worker answered a probe. If another worker has started at its address,
+// that worker answered.
 func (t *Table) Alive(now time.Time, id uint64) {
 	if m := t.workers[id]; m != nil && !m.followed {
 		m.seen = now
@@ -328,14 +323,14 @@ func (t *Table) Alive(now time.Time, id uint64) {
 	}
 }
 
-// Tick looks for workers that have been silent for too long. While the bus is away
-// only those are looked at that are probed and do not need it.
+// Tick updates the health of all workers, and removes registered ones that were silent for
+// too long. While the bus is away it considers only probed workers of the configuration.
 func (t *Table) Tick(now time.Time, away bool) {
 	for _, id := range slices.Sorted(maps.Keys(t.workers)) {
 		m := t.workers[id]
 		switch {
 		case m.static && !m.probed, away && !m.static:
-		case !m.static && now.Sub(m.kept) >= t.ages.forget():
+		case !m.static && now.Sub(m.kept) >= t.ages.removal():
 			t.drop(id)
 		default:
 			t.judge(now, m)
@@ -343,8 +338,7 @@ func (t *Table) Tick(now time.Time, away bool) {
 	}
 }
 
-// Refresh counts a silence that was not the workers' fault as over: everyone
-// registered was last seen at now.
+// Refresh counts all registered workers as seen now, after the bus was away.
 func (t *Table) Refresh(now time.Time) {
 	for _, m := range t.workers {
 		if !m.static {
@@ -361,7 +355,7 @@ func (t *Table) drop(id uint64) {
 	t.remove(id)
 }
 
-// judge tells of m if its health has changed.
+// judge updates the health of a worker.
 func (t *Table) judge(now time.Time, m *member) {
 	if health := t.health(now, m); health != m.info.Health {
 		m.info.Health = health
@@ -369,7 +363,7 @@ func (t *Table) judge(now time.Time, m *member) {
 	}
 }
 
-// health works out how a worker is, and remembers when it comes back.
+// health returns the health of a worker, and notes its returns.
 func (t *Table) health(now time.Time, m *member) router.Health {
 	if m.static && !m.probed {
 		return router.Healthy
@@ -386,13 +380,13 @@ func (t *Table) health(now time.Time, m *member) router.Health {
 		copy(m.returns[:], m.returns[1:])
 		m.returns[flapReturns-1] = now
 		if !m.returns[0].IsZero() && now.Sub(m.returns[0]) <= flapWithin {
-			m.rests = now.Add(flapRest)
+			m.rest = now.Add(flapRest)
 			if t.flapped != nil {
 				t.flapped()
 			}
 		}
 	}
-	if now.Before(m.rests) {
+	if now.Before(m.rest) {
 		return router.Degraded
 	}
 	return router.Healthy

@@ -113,7 +113,7 @@ func (s *server) engineLoad(info router.WorkerInfo, l fleet.Load) {
 // rankLoad takes how many blocks of its cache a rank is said to use.
 func (s *server) rankLoad(w router.Worker, via fleet.LoadVia, publisher uint64, blocks int) {
 	now := time.Now()
-	if used, counts := s.loads.Say(w, via, publisher, blocks, now); counts && !s.router.SetEngineLoad(w, used, now) {
+	if used, counts := s.loads.Report(w, via, publisher, blocks, now); counts && !s.router.SetEngineLoad(w, used, now) {
 		s.loads.Forget(w.ID) // nobody knows it
 	}
 }
@@ -121,7 +121,7 @@ func (s *server) rankLoad(w router.Worker, via fleet.LoadVia, publisher uint64, 
 // rankRequests takes how many requests a rank is reported to have.
 func (s *server) rankRequests(w router.Worker, via fleet.LoadVia, running, waiting int) {
 	now := time.Now()
-	if _, counts := s.requests.Say(w, via, 0, running+waiting, now); counts && !s.router.SetEngineRequests(w, running, waiting, now) {
+	if _, counts := s.requests.Report(w, via, 0, running+waiting, now); counts && !s.router.SetEngineRequests(w, running, waiting, now) {
 		s.requests.Forget(w.ID) // the router does not know the worker
 	}
 }
@@ -140,7 +140,7 @@ func (s *server) engineUsage(w router.Worker, usage float64) bool {
 	now := time.Now()
 	known := s.router.SetEngineUsage(w, usage, now)
 	if known {
-		s.loads.Say(w, fleet.ViaHeader, 0, 0, now) // the router has it already
+		s.loads.Report(w, fleet.ViaHeader, 0, 0, now) // the router has it already
 	}
 	return known
 }
