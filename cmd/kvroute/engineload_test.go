@@ -64,7 +64,7 @@ func TestEnginesSayHowBusyTheyAre(t *testing.T) {
 			if got := used(); got > 250 {
 				t.Errorf("behind a bad report %d blocks are used, want what was known", got)
 			}
-			if !strings.Contains(d.Router.LastLines(), "what an engine says of its load is not readable") {
+			if !strings.Contains(d.Router.LastLines(), "the load report of an engine cannot be read") {
 				t.Error("nothing is logged of it")
 			}
 			says(`TEXT named_metrics.kv_cache_usage_perc=0.5`, 500)
