@@ -31,6 +31,7 @@ type class struct {
 	Models     []string          // the model types that the class is registered for
 	Frames4    string            // transformers 4 puts these tokens around a text, unless the configuration says otherwise
 	Not4       []string          // special tokens that transformers 4 does not have by default
+	Flags4     bool              // in transformers 4 its own special tokens have flags, so they replace earlier tokens of the same text
 }
 
 //go:embed classes.json
@@ -53,11 +54,17 @@ var auto5 = sync.OnceValue(func() (t struct {
 	return t
 })
 
-// auto changes the sections of a tokenizer.json as the loader does. It returns batches of tokens that
+// additions are the tokens that a loader adds to those of a tokenizer.json.
+type additions struct {
+	batches  [][]addedToken
+	before23 bool // see registry
+}
+
+// auto changes the sections of a tokenizer.json as the loader does. It returns the tokens that
 // the loader adds, and the reason if ids may differ from the engine's.
-func auto(fsys fs.FS, loader Loader, file sections) (added [][]addedToken, doubt string, err error) {
+func auto(fsys fs.FS, loader Loader, file sections) (added additions, doubt string, err error) {
 	if loader == TokenizerJSON {
-		return nil, "", nil
+		return additions{}, "", nil
 	}
 	var model struct {
 		Type  string `json:"model_type"`
@@ -67,7 +74,7 @@ func auto(fsys fs.FS, loader Loader, file sections) (added [][]addedToken, doubt
 	config, err := readConfig(fsys, "config.json", &model)
 	name, err2 := readConfig(fsys, "tokenizer_config.json", &a.fields)
 	if err = errors.Join(err, err2); err != nil || config == "" && name == "" {
-		return nil, "", err
+		return additions{}, "", err
 	}
 	var class string
 	_ = json.Unmarshal(a.fields["tokenizer_class"].b, &class) // what is no text names none
@@ -79,10 +86,11 @@ func auto(fsys fs.FS, loader Loader, file sections) (added [][]addedToken, doubt
 		doubt, err = a.adapt4(file)
 	}
 	if err == nil {
-		added, err = a.tokens(fsys, file["added_tokens"])
+		added.batches, err = a.tokens(fsys, file["added_tokens"])
 	}
+	added.before23 = loader == Transformers4
 	if err != nil {
-		return nil, "", fmt.Errorf("tokenizer: %s: %w", name, err)
+		return additions{}, "", fmt.Errorf("tokenizer: %s: %w", name, err)
 	}
 	if a.class != "" {
 		delete(file, "added_tokens")
@@ -114,6 +122,8 @@ type autoConfig struct {
 	named  string // the class that the files name
 	class  string // the class that transformers 5 rebuilds, "" if it uses the file
 	doubt  string
+	// late holds the texts of added_tokens.json. In transformers 4 the special tokens do not take the flags of these tokens.
+	late map[string]bool
 }
 
 func (a *autoConfig) flag(key string) bool { return string(a.fields[key].b) == "true" }
@@ -225,6 +235,12 @@ func (a *autoConfig) adapt4(file sections) (doubt string, err error) {
 			return "", err
 		}
 		file["pre_tokenizer"] = section{b: b}
+	} else if a.named == "CohereTokenizer" && string(prefix.b) == "true" { // it also changes the steps of a sequence
+		var compact bytes.Buffer
+		if err := json.Compact(&compact, file["pre_tokenizer"].b); err != nil {
+			return "", err
+		}
+		file["pre_tokenizer"] = section{b: bytes.ReplaceAll(compact.Bytes(), []byte(`"add_prefix_space":false`), []byte(`"add_prefix_space":true`))}
 	}
 	if c.Frames4 == "" {
 		return doubt, nil
@@ -272,18 +288,17 @@ func trim(x any) {
 type autoToken struct {
 	addedToken
 	Normalized *bool `json:"normalized"`
-	Special    bool  `json:"special"`
 }
 
 // readToken reads a token. One that is only a text is special, and special ones are found in the
 // text as it is.
 func readToken(s section, special bool) (addedToken, bool) {
-	t := autoToken{Special: special}
+	t := autoToken{addedToken: addedToken{Special: special}}
 	if s.null() {
 		return addedToken{}, false
 	}
 	if json.Unmarshal(s.b, &t.Content) == nil {
-		return addedToken{Content: t.Content}, true
+		return addedToken{Content: t.Content, Special: true}, true
 	}
 	if json.Unmarshal(s.b, &t) != nil || t.Content == "" {
 		return addedToken{}, false
@@ -309,7 +324,7 @@ func (a *autoConfig) token(key string) (addedToken, bool) {
 		return addedToken{}, false
 	}
 	content := a.rules().Special[key]
-	return addedToken{Content: content}, content != ""
+	return addedToken{Content: content, Special: true}, content != ""
 }
 
 // tokens returns the batches of tokens that the loader adds. If the class is rebuilt, they include the
@@ -380,8 +395,12 @@ func (a *autoConfig) special(known map[string]addedToken) (all []addedToken) {
 	defaults := a.rules().Special
 	for _, key := range attributes {
 		if t, ok := a.token(key); ok {
-			if k, ok := known[t.Content]; ok {
+			_, given := a.fields[key]
+			takes := a.loader != Transformers4 || !a.late[t.Content] && (given || !a.rules().Flags4)
+			if k, ok := known[t.Content]; ok && takes {
 				t = k
+			} else if a.loader == Transformers4 && a.rules().Flags4 && slices.Contains(attributes[:5], key) && key != "sep_token" {
+				t.flags = true
 			}
 			all = append(all, t)
 		}
@@ -448,11 +467,15 @@ func (a *autoConfig) legacy(fsys fs.FS, decoder map[int]addedToken, fromFile []a
 		return err
 	}
 	special := a.special(nil)
+	a.late = map[string]bool{}
 	for content, id := range ids {
-		decoder[id] = addedToken{Content: content, Normalized: !slices.ContainsFunc(special, func(t addedToken) bool { return t.Content == content })}
+		is := slices.ContainsFunc(special, func(t addedToken) bool { return t.Content == content && (a.loader == Transformers5 || !t.flags) })
+		decoder[id] = addedToken{Content: content, Normalized: !is, Special: is}
+		a.late[content] = true
 	}
 	for _, t := range fromFile {
 		x := t.addedToken
+		delete(a.late, t.Content)
 		x.ID, x.Normalized = 0, t.Normalized != nil && *t.Normalized
 		decoder[int(t.ID)] = x
 	}

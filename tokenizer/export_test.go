@@ -63,7 +63,7 @@ func LoadGeneral(b []byte) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parse(file, nil)
+	return parse(file, additions{})
 }
 
 // Split returns the pieces into which an expression parts a text: of a Split that

@@ -13,7 +13,7 @@ import (
 
 // parse reads the sections of a tokenizer.json, and adds batches of more tokens. The resulting
 // tokenizer uses the general path until plan chooses another.
-func parse(file sections, more [][]addedToken) (*Tokenizer, error) {
+func parse(file sections, more additions) (*Tokenizer, error) {
 	t := &Tokenizer{}
 	normalizers, err := readNormalizers(file["normalizer"])
 	if err != nil {

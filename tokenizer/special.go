@@ -19,13 +19,61 @@ type addedToken struct {
 	LStrip     bool   `json:"lstrip"`
 	RStrip     bool   `json:"rstrip"`
 	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
 
 	flags bool // a configuration gives them
 }
 
+// ways says in which forms of the text an added token is found.
+type ways struct{ raw, normed bool }
+
+// registry says in which forms of the text each added token is found. A later token of the same text replaces the earlier one.
+//
+// The library tokenizers before 0.23 instead adds the later form to the earlier one, and ignores all forms after that of a
+// special token. It registers the special tokens of a batch before the others, and ignores a token that was the same before
+// the batch.
+type registry struct {
+	before23 bool
+	ways     map[string]ways
+	tokens   map[string]addedToken
+	special  map[string]bool
+}
+
+// register adds a batch, and returns the tokens of it that count.
+func (r *registry) register(batch []addedToken) []addedToken {
+	if !r.before23 {
+		for _, a := range batch {
+			r.ways[a.Content] = ways{!a.Normalized, a.Normalized}
+		}
+		return batch
+	}
+	plain := func(a addedToken) addedToken {
+		a.ID, a.flags = 0, false
+		return a
+	}
+	batch = slices.DeleteFunc(slices.Clone(batch), func(a addedToken) bool { return plain(a) == r.tokens[a.Content] })
+	add := func(a addedToken) {
+		w := r.ways[a.Content]
+		r.ways[a.Content] = ways{w.raw || !a.Normalized, w.normed || a.Normalized}
+	}
+	for _, a := range batch {
+		if a.Special && !r.special[a.Content] {
+			r.special[a.Content] = true
+			add(a)
+		}
+		r.tokens[a.Content] = plain(a)
+	}
+	for _, a := range batch {
+		if !r.special[a.Content] {
+			add(a)
+		}
+	}
+	return batch
+}
+
 // readAdded reads the added tokens, and adds batches of more. Their ids count for Size even if the
 // vocabulary does not contain them. It returns the ids of all by their texts.
-func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (map[string]uint32, error) {
+func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more additions) (map[string]uint32, error) {
 	var list []addedToken
 	if !s.null() {
 		if err := s.unmarshal(&list); err != nil {
@@ -36,12 +84,13 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (
 	// the file. Of two tokens with one text or one id the later counts.
 	ids, byID := map[string]uint32{}, map[uint32]int{}
 	var kept []addedToken
-	for _, batch := range append([][]addedToken{list}, more...) {
+	found := registry{more.before23, map[string]ways{}, map[string]addedToken{}, map[string]bool{}}
+	for _, batch := range append([][]addedToken{list}, more.batches...) {
 		next := uint32(keys.count)
 		for id := range byID {
 			next = max(next, id+1)
 		}
-		for _, a := range batch {
+		for _, a := range found.register(batch) {
 			if a.Content == "" {
 				continue
 			}
@@ -69,14 +118,16 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (
 		}
 	}
 	var raw, normed []added
-	room, forms := maxNormed, map[string]bool{}
+	room, seen := maxNormed, map[string]bool{}
 	for _, a := range kept {
 		x := added{id: a.ID, content: []byte(a.Content), lstrip: a.LStrip, rstrip: a.RStrip, singleWord: a.SingleWord}
 		if t.bpe.vocab.get(x.id) == "" {
 			t.bpe.vocab.put(a.Content, x.id, false)
 		}
-		if !a.Normalized {
+		if found.ways[a.Content].raw {
 			raw = append(raw, x)
+		}
+		if !found.ways[a.Content].normed {
 			continue
 		}
 		for k := range t.normalizers {
@@ -86,10 +137,10 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more [][]addedToken) (
 			}
 		}
 		room -= len(x.content)
-		if forms[string(x.content)] {
+		if seen[string(x.content)] {
 			t.Doubt = fmt.Sprintf("added_tokens: %.40q and another token have one normal form, of which the reference takes either", a.Content)
 		}
-		forms[string(x.content)] = true
+		seen[string(x.content)] = true
 		normed = append(normed, x)
 	}
 	for _, tokens := range [][]added{raw, normed} {

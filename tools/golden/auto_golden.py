@@ -63,6 +63,11 @@ def folders():
     yield "GPT-NeoX", "neox", {"config.json": {"model_type": "gpt_neox"}, "tokenizer_config.json": {"tokenizer_class": "GPTNeoXTokenizerFast"}}
     yield "Cohere", "bytelevel-gpt2", {"config.json": {"model_type": "cohere"}, "tokenizer_config.json": {"tokenizer_class": "CohereTokenizerFast", "pad_token": "<pad>"}}
     yield "Qwen3.5", "bytelevel-gpt2", {"config.json": {"model_type": "qwen3_5"}, "tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer"}}
+    yield "a text twice", "added-flags", {**llama, "tokenizer_config.json": {**generic, "added_tokens_decoder": {"67": token("éz", lstrip=True, rstrip=True, special=False)}}}
+    yield "a special token twice", "prepend-replace", {**llama, "tokenizer_config.json": {**generic, "added_tokens_decoder": {"841": token("<|strip|>", normalized=True), "39": token("<|strip|>", lstrip=True), "829": token("<unk>", normalized=True, special=False)}}}
+    yield "Cohere with a prefix", "added-flags", {**llama, "tokenizer_config.json": {"tokenizer_class": "CohereTokenizer", "add_prefix_space": True}}
+    yield "Qwen2's own token", "added-flags", {**llama, "tokenizer_config.json": {"tokenizer_class": "Qwen2TokenizerFast", "added_tokens_decoder": {"444": token("<|endoftext|>", single_word=True, special=False)}}}
+    yield "a legacy token's flags", "added-flags", {**llama, "tokenizer_config.json": {**generic, "eos_token": {"__type": "AddedToken", **token("<pad>", single_word=True)}}, "added_tokens.json": {"<pad>": 680}}
     yield "DeepSeek", "bytelevel-deepseek", {"config.json": {"model_type": "deepseek_v3"}, "tokenizer_config.json": {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "legacy": True, "bos_token": {"__type": "AddedToken", **token("<|x|>")}}}
 
 
