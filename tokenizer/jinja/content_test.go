@@ -54,7 +54,6 @@ func TestLoopsOverContent(t *testing.T) {
 		"{% macro f(x) %}{% for c in x | list %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}":                        false,
 		"{% macro f(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m) }}{% endfor %}":                                       false,
 		"{% macro f(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{% if f(m.content) %}{% endif %}{% endfor %}":                 true,
-		"{% macro f(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{% call f(m.content) %}{% endcall %}{% endfor %}":             true,
 		"{% macro f(content) %}{% for c in content %}{% endfor %}{% endmacro %}{{ f(1) }}":                                                              false,
 		"{% macro f(content) %}{% for c in content %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}":                   true,
 		"{% macro g(m) %}{% for c in m.content %}{% endfor %}{% endmacro %}{% for m in messages %}{{ g(m) }}{% endfor %}":                               true,
@@ -62,9 +61,7 @@ func TestLoopsOverContent(t *testing.T) {
 		"{% macro f(x) %}{% macro h(y) %}{% for c in x %}{% endfor %}{% endmacro %}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}": true,
 		"{% macro f(x) %}{% for k, v in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}":                            false,
 		"{% for m in messages %}{{ f.g(m.content) }}{% endfor %}{% macro g(x) %}{% for c in x %}{% endfor %}{% endmacro %}":                             false,
-		"{% with m = messages %}{% for c in m %}{% for d in c.content %}{% endfor %}{% endfor %}{% endwith %}":                                          false,
 		"{% set m %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}{% endset %}":                                                true,
-		"{% filter upper %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}{% endfilter %}":                                      true,
 		"{% generation %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}{% endgeneration %}":                                    true,
 	} {
 		tmpl, err := jinja.Parse("t", text)

@@ -174,10 +174,7 @@ func (r *renderer) evalCall(n *node) Value {
 
 // evalBuiltin is a filter or a test.
 func (r *renderer) evalBuiltin(n *node) Value {
-	v := r.input
-	if n.kids[0] != nil {
-		v = r.eval(n.kids[0])
-	}
+	v := r.eval(n.kids[0])
 	if len(n.args)+len(n.builtin.parameters) == 0 {
 		r.line = n.line
 		r.tick(1)

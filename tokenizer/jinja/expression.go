@@ -147,7 +147,7 @@ func (p *parser) unary(withFilters bool) *node {
 	}
 	n = p.postfix(n)
 	if withFilters {
-		n = p.filters(n, false)
+		n = p.filters(n)
 	}
 	return n
 }
@@ -274,28 +274,24 @@ func (p *parser) arguments(n *node) *node {
 	return n
 }
 
-// filters parses the filters, tests and calls behind n. With no n the value comes
-// from a block, and only filters follow; with first, one without a bar.
-func (p *parser) filters(n *node, first bool) *node {
-	ofBlock := n == nil
+// filters parses the filters, tests and calls behind n.
+func (p *parser) filters(n *node) *node {
 	for count := 0; ; count++ {
 		if count > 4*maxParseDepth {
 			panic(p.fail(SyntaxError, "more than %d filters in a row", 4*maxParseDepth))
 		}
 		line := p.line()
 		switch {
-		case first, p.isOp("|"):
-			p.skipOp("|")
-			first = false
+		case p.skipOp("|"):
 			name := p.dotted()
-			f := &node{op: opFilter, text: name, builtin: p.builtin("filter", name, p.t.library.filters, ofBlock), kids: []*node{n}, line: line}
+			f := &node{op: opFilter, text: name, builtin: p.builtin("filter", name, p.t.library.filters), kids: []*node{n}, line: line}
 			if p.isOp("(") {
 				p.arguments(f)
 			}
 			n = f
-		case !ofBlock && p.isName("is"):
+		case p.isName("is"):
 			n = p.test(n)
-		case !ofBlock && p.isOp("("):
+		case p.isOp("("):
 			n = p.arguments(&node{op: opCall, kids: []*node{n}, line: line})
 		default:
 			return n
@@ -312,9 +308,9 @@ func (p *parser) dotted() string {
 	return strings.Join(parts, ".")
 }
 
-// builtin returns a filter or test. One that does not exist is an error at once, if
-// strict, or one that conditional may take back.
-func (p *parser) builtin(what, name string, of map[string]*builtin, strict bool) *builtin {
+// builtin returns a filter or test. One that does not exist is an error unless
+// conditional takes it back.
+func (p *parser) builtin(what, name string, of map[string]*builtin) *builtin {
 	if b := of[name]; b != nil {
 		return b
 	}
@@ -322,9 +318,6 @@ func (p *parser) builtin(what, name string, of map[string]*builtin, strict bool)
 		panic(p.fail(Unsupported, "the filter '%s'", name))
 	}
 	err := p.fail(SyntaxError, "No %s named '%s'.", what, name)
-	if strict {
-		panic(err)
-	}
 	p.unknown = append(p.unknown, unknownName{p.scope, err})
 	return define("*", func(*renderer, Value, args) Value {
 		panic(errorf(RuntimeError, "No %s named '%s' found.", what, name))
@@ -335,7 +328,7 @@ func (p *parser) test(of *node) *node {
 	line := p.next().line
 	not := p.skipName("not")
 	name := p.dotted()
-	n := &node{op: opTest, text: name, builtin: p.builtin("test", name, p.t.library.tests, false), kids: []*node{of}, line: line}
+	n := &node{op: opTest, text: name, builtin: p.builtin("test", name, p.t.library.tests), kids: []*node{of}, line: line}
 	switch k := p.peek().kind; {
 	case p.isOp("("):
 		p.arguments(n)

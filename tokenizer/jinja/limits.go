@@ -51,7 +51,6 @@ type renderer struct {
 	frame   *frame   // variables of the innermost scope
 	free    []*frame // frames to be used again
 	stack   []Value  // arguments of the calls that are running
-	input   Value    // of a filter without an operand: the text of a block
 	steps   int      // that are left
 	memory  int      // bytes that are left
 	calls   int      // nested calls of macros

@@ -120,7 +120,7 @@ func TestHostileValues(t *testing.T) {
 		{itself + "{{ [[ns]] | join }}", jinja.RecursionError, 2},
 		{itself + "{{ [ns] | upper }}", jinja.RecursionError, 2},
 		{itself + "{{ raise_exception(ns) }}", jinja.RecursionError, 2},
-		{itself + "{% filter replace(ns, 1) %}x{% endfilter %}", jinja.RecursionError, 2},
+		{itself + "{{ 'x' | replace(ns, 1) }}", jinja.RecursionError, 2},
 		{"{% set ns = namespace(l=[]) %}{% for a in range(2200) %}{% for b in range(2200) %}{% set ns.l = [ns.l] %}{% endfor %}{% endfor %}{{ ns.l }}", jinja.LimitError, 1},
 		{deep + "{{ ns.l | string }}", jinja.RecursionError, 2},
 		{deep + "{{ ns.l | tojson }}", jinja.RecursionError, 2},

@@ -15,7 +15,7 @@ const (
 	opItem              // of, index
 	opSlice             // of, start, stop, step; parts may be nil
 	opCall              // of; args
-	opFilter            // of, nil for the text of a block; builtin, args
+	opFilter            // of; builtin, args
 	opTest              // of; builtin, args; opNot around it for "is not"
 	opIfElse            // condition, yes, no; no may be nil
 	opAnd               // left, right
@@ -27,17 +27,14 @@ const (
 	opConcat            // operands of ~
 	opSign              // of; text is + or -
 
-	opData        // text
-	opOutput      // expression
-	opScope       // body in a scope of its own
-	opIf          // condition; body, other
-	opFor         // target, items, test; test may be nil; body, other
-	opSet         // target, value
-	opSetBlock    // target, filters; filters may be nil; body
-	opMacro       // macro, slot
-	opCallBlock   // call; macro
-	opWith        // target, value, target, value, …; body
-	opFilterBlock // filters; body
+	opData     // text
+	opOutput   // expression
+	opScope    // body in a scope of its own
+	opIf       // condition; body, other
+	opFor      // target, items, test; test may be nil; body, other
+	opSet      // target, value
+	opSetBlock // target; body
+	opMacro    // macro, slot
 	opBreak
 	opContinue
 )
@@ -63,21 +60,18 @@ type node struct {
 	decl    *decl // in that frame; nil: a variable of the rendering
 }
 
-// macro is the code of a macro or a call block. Parameters are slots.
+// macro is the code of a macro. Parameters are slots.
 type macro struct {
-	name        string
-	params      []int
-	names       []string
-	defaults    []*node
-	body        []*node
-	scope       *scope
-	caller      int  // slot of that name
-	readsCaller bool // the body reads the name, and it is not a parameter
-	ownCaller   bool // the body reads a parameter of that name
+	name     string
+	params   []int
+	names    []string
+	defaults []*node
+	body     []*node
+	scope    *scope
 }
 
-// A scope is a block with variables of its own: the template, a loop, a macro, with,
-// set, filter. Parsing tells which names a scope may set; each has a slot in the frame
+// A scope is a block with variables of its own: the template, a loop, a macro or
+// set. Parsing tells which names a scope may set; each has a slot in the frame
 // that holds the variables while the block runs. A name that is read belongs to the
 // innermost frame in which it is set at that time.
 type scope struct {

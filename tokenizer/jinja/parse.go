@@ -72,11 +72,7 @@ func (p *parser) name(name string) *node {
 	n := &node{op: opName, text: name, line: p.line()}
 	p.reads = append(p.reads, read{n, p.scope})
 	for _, m := range p.macros {
-		own := slices.Contains(m.names, name)
-		switch {
-		case name == "caller":
-			m.readsCaller, m.ownCaller = !own, own
-		case !own && (name == "varargs" || name == "kwargs"):
+		if name == "caller" || !slices.Contains(m.names, name) && (name == "varargs" || name == "kwargs") {
 			panic(p.fail(Unsupported, "'%s' in a macro", name))
 		}
 	}
@@ -222,13 +218,6 @@ func (p *parser) block(end string) []*node {
 	return body
 }
 
-// scoped parses a block in a scope of its own into n.
-func (p *parser) scoped(n *node, end string) {
-	n.scope = p.open()
-	n.body = p.block(end)
-	p.scope = n.scope.around
-}
-
 // outsideLoops parses a block in which loops around it cannot be ended.
 func (p *parser) outsideLoops(end string) []*node {
 	loops := p.loops
@@ -252,15 +241,8 @@ func (p *parser) statement() *node {
 	case "macro":
 		n.op = opMacro
 		p.macroBlock(n)
-	case "call":
-		n.op = opCallBlock
-		p.callBlock(n)
-	case "with":
-		n.op = opWith
-		p.withBlock(n)
-	case "filter":
-		n.op, n.kids = opFilterBlock, []*node{p.filters(nil, true)}
-		p.scoped(n, "endfilter")
+	case "call", "with", "filter":
+		panic(p.fail(Unsupported, "the tag '%s'", name))
 	case "generation":
 		n.op, n.scope = opScope, p.open()
 		n.body = p.outsideLoops("endgeneration")
@@ -340,17 +322,13 @@ func (p *parser) setBlock(n *node) {
 		p.want(tokBlockEnd)
 		return
 	}
-	n.op, n.kids = opSetBlock, []*node{target, nil}
 	if p.isOp("|") {
-		n.kids[1] = p.filters(nil, false)
+		panic(p.fail(Unsupported, "a filter of a set block"))
 	}
-	p.scoped(n, "endset")
-}
-
-// newMacro begins a macro and its scope.
-func (p *parser) newMacro(name string) *macro {
-	s := p.open()
-	return &macro{name: name, scope: s, caller: s.declare("caller")}
+	n.op, n.kids = opSetBlock, []*node{target}
+	n.scope = p.open()
+	n.body = p.block("endset")
+	p.scope = n.scope.around
 }
 
 // parameters parses "(a, b=1)".
@@ -372,54 +350,15 @@ func (p *parser) parameters(m *macro) {
 	})
 }
 
-// macroBody parses the body of a macro and ends its scope.
-func (p *parser) macroBody(m *macro, end string) {
-	p.macros = append(p.macros, m)
-	m.body = p.outsideLoops(end)
-	p.macros = p.macros[:len(p.macros)-1]
-	p.scope = m.scope.around
-}
-
 func (p *parser) macroBlock(n *node) {
 	name := p.wantName()
 	n.slot = p.scope.declare(name)
-	n.macro = p.newMacro(name)
+	n.macro = &macro{name: name, scope: p.open()}
 	p.parameters(n.macro)
-	p.macroBody(n.macro, "endmacro")
-	if m := n.macro; m.ownCaller && m.defaults[slices.Index(m.names, "caller")] == nil {
-		panic(p.fail(SyntaxError, "the parameter 'caller' of a macro must have a default"))
-	}
-}
-
-func (p *parser) callBlock(n *node) {
-	m := p.newMacro("caller")
-	if p.isOp("(") {
-		p.parameters(m)
-	}
-	p.scope = m.scope.around
-	call := p.expression()
-	if call.op != opCall {
-		panic(p.fail(SyntaxError, "expected call"))
-	}
-	n.macro, n.kids = m, []*node{call}
-	p.scope = m.scope
-	p.macroBody(m, "endcall")
-}
-
-func (p *parser) withBlock(n *node) {
-	n.scope = p.open()
-	for p.peek().kind != tokBlockEnd {
-		if len(n.kids) > 0 {
-			p.wantOp(",")
-		}
-		target := p.target(false)
-		p.wantOp("=")
-		p.scope = n.scope.around
-		n.kids = append(n.kids, target, p.expression())
-		p.scope = n.scope
-	}
-	n.body = p.block("endwith")
-	p.scope = n.scope.around
+	p.macros = append(p.macros, n.macro)
+	n.macro.body = p.outsideLoops("endmacro")
+	p.macros = p.macros[:len(p.macros)-1]
+	p.scope = n.macro.scope.around
 }
 
 // target parses what is assigned to: a name, names, or an attribute of a namespace.

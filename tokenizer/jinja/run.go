@@ -46,22 +46,12 @@ func (r *renderer) statement(n *node) jump {
 		r.line = n.line
 		r.assign(n.kids[0], v)
 	case opSetBlock:
-		v := r.captured(n)
-		if n.kids[1] != nil {
-			v = r.filtered(n.kids[1], v)
-		}
+		start := len(r.out)
+		r.within(n.scope, n.body)
 		r.line = n.line
-		r.assign(n.kids[0], v)
+		r.assign(n.kids[0], String(r.cut(start)))
 	case opMacro:
 		r.frame.slots[n.slot] = r.newMacro(n.macro)
-	case opCallBlock:
-		r.callBlock(n)
-	case opWith:
-		return r.with(n)
-	case opFilterBlock:
-		v := r.filtered(n.kids[0], r.captured(n))
-		r.line = n.line
-		r.write(v)
 	case opBreak:
 		return jumpBreak
 	case opContinue:
@@ -121,22 +111,6 @@ func (r *renderer) within(s *scope, body []*node) jump {
 	return j
 }
 
-// captured returns the text of a body in a scope of its own.
-func (r *renderer) captured(n *node) Value {
-	start := len(r.out)
-	r.within(n.scope, n.body)
-	return String(r.cut(start))
-}
-
-// filtered applies a chain of filters to the text of a block.
-func (r *renderer) filtered(chain *node, v Value) Value {
-	outer := r.input
-	r.input = v
-	v = r.eval(chain)
-	r.input = outer
-	return v
-}
-
 // assign sets the variables of a target.
 func (r *renderer) assign(target *node, v Value) {
 	switch target.op {
@@ -160,21 +134,6 @@ func (r *renderer) assign(target *node, v Value) {
 	default:
 		r.frame.slots[target.slot] = v
 	}
-}
-
-func (r *renderer) with(n *node) jump {
-	outer := r.frame
-	inner := r.newFrame(n.scope, outer)
-	for i := 0; i < len(n.kids); i += 2 {
-		v := r.eval(n.kids[i+1])
-		r.frame = inner
-		r.assign(n.kids[i], v)
-		r.frame = outer
-	}
-	r.frame = inner
-	j := r.run(n.body)
-	r.drop(inner)
-	return j
 }
 
 // loop runs a for statement. As in Jinja2, the else follows unless the body ended at
@@ -261,9 +220,6 @@ func (r *renderer) bindMacro(m *macro, f *frame, a args) {
 	if len(given) > len(m.params) {
 		panic(errorf(TypeError, "macro '%s' takes not more than %d argument(s)", m.name, len(m.params)))
 	}
-	if m.readsCaller {
-		f.slots[m.caller] = undefined("No caller defined")
-	}
 	for i, v := range given {
 		f.slots[m.params[i]] = v
 	}
@@ -274,10 +230,6 @@ func (r *renderer) bindMacro(m *macro, f *frame, a args) {
 			panic(errorf(TypeError, "macro '%s' got multiple values for argument '%s'", m.name, name))
 		case i >= 0:
 			f.slots[m.params[i]] = v
-		case name == "caller" && m.readsCaller:
-			f.slots[m.caller] = v
-		case name == "caller":
-			panic(errorf(TypeError, "macro '%s' was invoked with two values for the special caller argument", m.name))
 		default:
 			panic(errorf(TypeError, "macro '%s' takes no keyword argument '%s'", m.name, name))
 		}
@@ -291,17 +243,4 @@ func (r *renderer) bindMacro(m *macro, f *frame, a args) {
 			f.slots[slot] = undefined("parameter '" + m.names[i] + "' was not provided")
 		}
 	}
-}
-
-// callBlock calls a macro with the block as its caller, and writes the result.
-func (r *renderer) callBlock(n *node) {
-	call := n.kids[0]
-	f := r.eval(call.kids[0])
-	start := len(r.stack)
-	a := r.arguments(call)
-	r.stack = append(r.stack, r.newMacro(n.macro))
-	v := r.call(f, args{r.stack[start:], append(slices.Clone(a.names), "caller")})
-	r.stack = r.stack[:start]
-	r.line = n.line
-	r.write(v)
 }
