@@ -17,6 +17,7 @@ import (
 	"github.com/kvroute/kvroute/bindings"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/process"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -50,15 +51,11 @@ func (h *heard) of(external uint64) uint64 {
 	return h.blocks[external]
 }
 
-func eventually(t *testing.T, ok func() bool) {
+func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for range 1000 {
-		if ok() {
-			return
-		}
-		time.Sleep(5 * time.Millisecond)
+	if err := process.Until(t.Context(), process.Patience, what, func(context.Context) bool { return ok() }); err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("it does not happen")
 }
 
 func open(t *testing.T) (*bindings.Publisher, *heard) {
@@ -83,9 +80,10 @@ func open(t *testing.T) (*bindings.Publisher, *heard) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
+	done, before := make(chan error, 1), s.NumSubscriptions()
 	go func() { done <- sub.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
+	eventually(t, "nobody subscribes to events", func() bool { return s.NumSubscriptions() > before })
 	p, err := bindings.Open(bindings.Config{NATSURL: s.ClientURL(), WorkerID: 7, BlockSize: 4})
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +127,7 @@ func TestPublishing(t *testing.T) {
 	if told, err := p.PublishStored(bindings.Stored{TokenIDs: tokens(12)[8:], NumBlockTokens: []int{4}, BlockHashes: []uint64{53}, ParentHash: 52, HasParent: true}); told != 1 || err != nil {
 		t.Errorf("a child: %d, %v", told, err)
 	}
-	eventually(t, func() bool {
+	eventually(t, "the stored blocks are not heard", func() bool {
 		return h.of(3) == plain[2] && h.of(12) == plain[1] && h.of(53) == salted[2] && h.of(51) == salted[0]
 	})
 	// Copies are counted.
@@ -139,25 +137,25 @@ func TestPublishing(t *testing.T) {
 	if err := p.PublishRemoved(0, []uint64{1, 3}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return h.of(3) == 0 })
+	eventually(t, "the removal of block 3 is not heard", func() bool { return h.of(3) == 0 })
 	if h.of(1) == 0 {
 		t.Error("a block with a copy left is removed")
 	}
 	if err := p.PublishRemoved(0, []uint64{1}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return h.of(1) == 0 })
+	eventually(t, "the removal of block 1 is not heard", func() bool { return h.of(1) == 0 })
 	if err := p.PublishCleared(0); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return h.of(2) == 0 })
+	eventually(t, "the clear is not heard", func() bool { return h.of(2) == 0 })
 	if _, err := p.PublishStored(bindings.Stored{TokenIDs: tokens(4), NumBlockTokens: []int{4}, BlockHashes: []uint64{99}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(p.Close(), p.Close()); err != nil {
 		t.Error(err)
 	}
-	eventually(t, func() bool { return h.of(99) == plain[0] }) // the last word is said
+	eventually(t, "the last event is not heard", func() bool { return h.of(99) == plain[0] })
 	if err := p.PublishCleared(0); !errors.Is(err, bindings.ErrClosed) {
 		t.Errorf("after its end: %v", err)
 	}
