@@ -73,7 +73,6 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	defer d.Close()
-	d.Begin()
 	if sorted && d.Blocks > router.MaxSorted {
 		fail(w, http.StatusUnprocessableEntity, openai.InvalidRequest, "sort", fmt.Sprintf("the index has %d blocks, at most %d are sorted; sort the lines of a dump that is not", d.Blocks, router.MaxSorted))
 		return

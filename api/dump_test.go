@@ -55,7 +55,7 @@ func TestDump(t *testing.T) {
 	if status, body := get(t, h, "/v1/index/dump?sort=yes"); status != 400 || !strings.Contains(body, "want 0 or 1") {
 		t.Errorf("sort=yes: %d %s", status, body)
 	}
-	d, ok := r.Dump()
+	d, ok := r.Dump(nil)
 	if !ok {
 		t.Fatal("the dumps before were not closed")
 	}

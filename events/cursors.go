@@ -35,26 +35,25 @@ type Waiting struct {
 	Event       RouterEvent
 }
 
-// streamed reports whether the events of a worker are those that the stream brings.
-func (t *tracker) streamed(worker uint64) bool {
-	return t.workers[worker].takes(FeedDurable) // also if it is not known yet
-}
+// streamed reports whether the stream stores the events of a worker. That holds for unknown
+// workers as well.
+func (t *tracker) streamed(worker uint64) bool { return t.workers[worker].takes(FeedDurable) }
 
-// knowledge is what a tracker knows by the stream beside what the sink has.
+// knowledge is what a tracker knows of some workers, beside what the sink has.
 type knowledge struct {
 	cursors []Cursor
 	waiting []Waiting
 	states  []RankState
 }
 
-// export returns what the tracker knows by the stream, in an order that does not
-// depend on chance. Of a rank under repair it is what counted so far: whoever restores
-// it finds the same gap, and asks.
-func (t *tracker) export() (k knowledge) {
+// export returns what the tracker knows of the workers whose events the stream stores, or
+// of the others, in a fixed order. Of a rank under repair it returns what was applied so
+// far: the reader finds the same gap, and requests what is missing.
+func (t *tracker) export(streamed bool) (k knowledge) {
 	for _, key := range slices.SortedFunc(maps.Keys(t.ranks), func(a, b rankKey) int {
 		return cmp.Or(cmp.Compare(a.worker, b.worker), cmp.Compare(a.rank, b.rank))
 	}) {
-		if !t.streamed(key.worker) {
+		if t.streamed(key.worker) != streamed {
 			continue
 		}
 		r := t.ranks[key]
@@ -76,7 +75,7 @@ func (t *tracker) export() (k knowledge) {
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(t.waiting), func(a, b waitKey) int { return cmp.Compare(a.worker, b.worker) }) {
-		if key.feed != FeedDurable {
+		if !streamed || key.feed != FeedDurable {
 			continue
 		}
 		for _, h := range t.waiting[key].events {
@@ -111,11 +110,7 @@ func (t *tracker) restored(now time.Time, k knowledge) {
 		}
 		return r
 	}
-	for _, c := range k.cursors {
-		if r := known(c.WorkerID, c.DPRank); r != nil && len(r.cursors) < maxPublishers {
-			r.cursors[c.PublisherID], r.newest = c.EventID, c.PublisherID
-		}
-	}
+	k.setCursors(known)
 	for _, r := range slices.Collect(maps.Values(t.ranks)) {
 		if src := t.workers[r.key.worker]; r.restored && !r.only(src.Publisher) {
 			t.sink(r.key.worker, r.key.rank, indexer.Event{Kind: indexer.Cleared}) // of a process that is gone
@@ -129,6 +124,43 @@ func (t *tracker) restored(now time.Time, k knowledge) {
 			t.wait(now, FeedDurable, w.PublisherID, w.Event)
 		}
 	}
+	t.setStates(now, k, known)
+	t.settleUnsure(now)
+}
+
+// load takes what an earlier process knew of workers that are unknown yet, and returns the
+// number of their ranks. What they have is used or dropped when the workers are known.
+func (t *tracker) load(now time.Time, workers []SnapshotWorker, k knowledge) (ranks int) {
+	var saved []uint64
+	for _, w := range workers {
+		if _, known := t.workers[w.ID]; !known {
+			t.workers[w.ID] = Source{Feed: feedSaved, StartedMS: w.StartedMS, Home: w.Home}
+			saved = append(saved, w.ID)
+		}
+	}
+	known := func(worker uint64, dpRank uint32) *rank {
+		if t.workers[worker].Feed != feedSaved {
+			return nil
+		}
+		return t.rank(rankKey{worker, dpRank})
+	}
+	k.setCursors(known)
+	t.setStates(now, k, known)
+	for _, id := range saved {
+		ranks += len(t.owned[id].ranks)
+	}
+	return ranks
+}
+
+func (k *knowledge) setCursors(known func(worker uint64, dpRank uint32) *rank) {
+	for _, c := range k.cursors {
+		if r := known(c.WorkerID, c.DPRank); r != nil && len(r.cursors) < maxPublishers {
+			r.cursors[c.PublisherID], r.newest = c.EventID, c.PublisherID
+		}
+	}
+}
+
+func (t *tracker) setStates(now time.Time, k knowledge, known func(worker uint64, dpRank uint32) *rank) {
 	for _, s := range k.states {
 		if r := known(s.WorkerID, s.DPRank); r != nil {
 			t.miss(s.Missed, r, s.State)
@@ -137,7 +169,6 @@ func (t *tracker) restored(now time.Time, k knowledge) {
 			}
 		}
 	}
-	t.settleUnsure(now)
 }
 
 // settleUnsure begins anew with the workers that changed while the snapshot was read: the

@@ -53,20 +53,6 @@ type DurableConfig struct {
 	Meter metric.Meter
 }
 
-// Holdings is what a sink makes of events, as a snapshot holds it. Both functions
-// are called while no event is applied. Streamed tells of workers whose events the
-// stream brings: those of others are in no snapshot.
-type Holdings struct {
-	// Dump fills in what a snapshot has from here: BlockSize, Meta.Pools, Owners,
-	// Workers, Parked and Runs, which is read later, while events go on. done must be
-	// called. ok is false while that cannot be: it is tried again.
-	Dump func(s *Snapshot, streamed func(worker uint64) bool) (done func(), ok bool)
-	// Restore replaces everything of such workers by a snapshot once it is read to
-	// its end and whole returns nil; after an error everything must be as it was. A
-	// snapshot without runs forgets everything.
-	Restore func(s *Snapshot, streamed func(worker uint64) bool, whole func() error) error
-}
-
 // timing is what tests shorten.
 type timing struct {
 	maxAge       time.Duration // of messages in the stream

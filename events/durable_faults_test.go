@@ -649,7 +649,7 @@ func TestHalfASnapshot(t *testing.T) {
 		if _, err := n.state().Create(t.Context(), "head", []byte(`{"object":"index-1","last_seq":1}`)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := n.objects().PutBytes(t.Context(), "index-1", []byte("KVRSNAP1 and nothing")); err != nil {
+		if _, err := n.objects().PutBytes(t.Context(), "index-1", []byte("KVRSNAP2 and nothing")); err != nil {
 			t.Fatal(err)
 		}
 		b := startReplica(t, n.connect(), "b", events.DurableConfig{})

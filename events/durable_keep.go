@@ -492,28 +492,11 @@ func (d *Durable) unload() {
 
 // cut begins a snapshot between two messages.
 func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
-	others := make(map[uint64]bool) // workers whose events the stream does not bring
-	resume := d.sub.pause(func() {
-		if ok = d.loaded && d.hole == 0 && d.at.stream == o.created; !ok {
-			return
-		}
-		s = &Snapshot{
-			Created: d.sub.conf.Now(), LastSeq: d.at.seq,
-			Meta: SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.inherited},
-		}
-		k := d.sub.tracker.export()
-		s.Cursors, s.Waiting, s.States = k.cursors, k.waiting, k.states
-		for id := range d.sub.tracker.workers {
-			if !d.sub.tracker.streamed(id) {
-				others[id] = true
-			}
-		}
+	return d.sub.cut(d.conf.Holdings, true, func(s *Snapshot) bool {
+		s.LastSeq = d.at.seq
+		s.Meta = SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.inherited}
+		return d.loaded && d.hole == 0 && d.at.stream == o.created
 	})
-	defer resume()
-	if ok {
-		done, ok = d.conf.Holdings.Dump(s, func(worker uint64) bool { return !others[worker] })
-	}
-	return s, done, ok
 }
 
 // purge removes the messages that the snapshot before the newest contains and that

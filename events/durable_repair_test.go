@@ -29,7 +29,7 @@ func TestLocalIndexersMendTheStream(t *testing.T) {
 			n.t.Fatal(err)
 		}
 		for _, i := range infos {
-			if _, err := n.objects().PutBytes(n.t.Context(), i.Name, []byte("KVRSNAP1 and nothing")); err != nil {
+			if _, err := n.objects().PutBytes(n.t.Context(), i.Name, []byte("KVRSNAP2 and nothing")); err != nil {
 				n.t.Fatal(err)
 			}
 		}

@@ -376,16 +376,15 @@ func (r *replica) sink(worker uint64, _ uint32, ev indexer.Event) {
 func (r *replica) dump(s *events.Snapshot, _ func(uint64) bool) (done func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s.BlockSize = 16
 	s.Meta.Pools = []events.SnapshotPool{{Model: "m", BlockSize: 16}}
 	for w := range 20_000 {
 		if r.index.WorkerBlocks(w) > 0 || w < 100 {
-			for len(s.Owners) <= w {
-				id := uint64(len(s.Owners))
-				if name, ok := r.names[len(s.Owners)]; ok {
+			for len(s.Ranks) <= w {
+				id := uint64(len(s.Ranks))
+				if name, ok := r.names[len(s.Ranks)]; ok {
 					id = name
 				}
-				s.Owners = append(s.Owners, events.Owner{WorkerID: id})
+				s.Ranks = append(s.Ranks, events.RankName{WorkerID: id})
 			}
 		}
 	}
@@ -425,7 +424,7 @@ func (r *replica) restore(s *events.Snapshot, _ func(uint64) bool, whole func() 
 		if x, _, err = indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
 			for _, run := range s.Runs {
 				for i := range run.Holders {
-					id := s.Owners[run.Holders[i].Worker].WorkerID
+					id := s.Ranks[run.Holders[i].Worker].WorkerID
 					run.Holders[i].Worker = number(id)
 					r.names[number(id)] = id
 				}

@@ -97,10 +97,8 @@ type tracker struct {
 	workers map[uint64]Source  // as told
 	waiting map[waitKey]*queue // never empty
 	repairs repairs
-	saved   map[rankKey]*Saved // by an earlier process, of workers not known yet
-	loaded  time.Time          // when
-	current bool               // the stream has been read to its end since it was opened
-	stalled bool               // the stream takes no events: ranks that it brings are suspect
+	current bool // the stream has been read to its end since it was opened
+	stalled bool // the stream takes no events: ranks that it brings are suspect
 	// unsure are the workers that left, or came to count as another feed's or another
 	// process, while a snapshot is read; nil while none is.
 	unsure map[uint64]struct{}
@@ -189,6 +187,8 @@ func newTracker(sink Sink) *tracker {
 func (t *tracker) accept(now time.Time, feed Feed, publisher uint64, ev RouterEvent, sinkKnows bool) verdict {
 	src, told := t.workers[ev.WorkerID]
 	switch {
+	case src.Feed == feedSaved:
+		return t.wait(now, feed, publisher, ev)
 	case told && !src.takes(feed):
 		return verdict{other: true}
 	case !told:
@@ -450,9 +450,6 @@ func (t *tracker) expire(now time.Time) (dropped int) {
 			dropped += len(q.events)
 			delete(t.waiting, key)
 		}
-	}
-	if now.Sub(t.loaded) >= maxWait {
-		t.saved = nil
 	}
 	for _, r := range t.ranks {
 		if r.state == StatePartial && now.Sub(r.missed) >= partialFor {

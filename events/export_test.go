@@ -57,7 +57,7 @@ func (t Tracker) Accept(now time.Time, publisher uint64, ev RouterEvent) string 
 func (t Tracker) AcceptStream(now time.Time, publisher uint64, ev RouterEvent) {
 	t.t.accept(now, FeedDurable, publisher, ev, t.knows(ev.WorkerID))
 }
-func (t Tracker) Export() Knowledge                   { return Knowledge{t.t.export()} }
+func (t Tracker) Export() Knowledge                   { return Knowledge{t.t.export(true)} }
 func (t Tracker) Restored(now time.Time, k Knowledge) { t.t.restored(now, k.k) }
 func (t Tracker) CaughtUp(now time.Time, lost bool)   { t.t.caughtUp(now, lost) }
 
@@ -161,7 +161,11 @@ func (t Tracker) Seed(seed uint64) Tracker {
 func (t Tracker) Count(count func(string, int))               { t.t.count = count }
 func (t Tracker) Changed(changed func(uint64, uint32, State)) { t.t.changed = changed }
 func (t Tracker) Asked() int                                  { return len(t.t.repairs.asked) }
-func (t Tracker) Load(now time.Time, saved ...Saved)          { t.t.load(now, saved) }
+
+// Load takes what an earlier process knew of a worker.
+func (t Tracker) Load(now time.Time, w SnapshotWorker, c Cursor) {
+	t.t.load(now, []SnapshotWorker{w}, knowledge{cursors: []Cursor{c}})
+}
 func (t Tracker) State(id uint64, dpRank uint32) (s State) {
 	if r := t.t.ranks[rankKey{id, dpRank}]; r != nil {
 		s = r.state

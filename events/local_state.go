@@ -3,270 +3,99 @@
 package events
 
 import (
-	"cmp"
-	"encoding/json"
+	"context"
 	"fmt"
 	"io"
-	"iter"
-	"maps"
-	"math"
-	"slices"
 	"time"
-
-	"github.com/kvroute/kvroute/indexer"
 )
 
-// stateMagic begins the file of what is known of the workers' caches. It is a
-// snapshot (see [WriteSnapshot]) of the ranks that no stream keeps, under a name of
-// its own since its parts mean other things: an owner is a rank that is saved, once
-// for each tier; there is one cursor for each rank; a worker is a [savedWorker]; the
-// position is not used; the names of the pools are not looked at.
-const stateMagic = "KVREVTS2"
-
-// savedWorker tells whether a worker is still the same.
-type savedWorker struct {
-	ID        uint64 `json:"id"`
-	StartedMS int64  `json:"started_ms"`
-	Home      string `json:"home,omitempty"`
+// Holdings is the sink's side of a snapshot: what it holds by the events. Both functions
+// are called while no event is applied. Mine selects the workers of the snapshot; it must
+// not be called later.
+type Holdings struct {
+	// Dump fills in Meta.Pools, Ranks, Workers without StartedMS and Home, Parked, Runs
+	// and Failed. Runs is read later, while events are applied. done must be called. ok is
+	// false while that is not possible: the caller tries again.
+	Dump func(s *Snapshot, mine func(worker uint64) bool) (done func(), ok bool)
+	// Restore replaces what is held of these workers by a snapshot, after it is read to
+	// its end and whole returns nil. After an error everything must be as before. A
+	// snapshot without runs removes everything.
+	Restore func(s *Snapshot, mine func(worker uint64) bool, whole func() error) error
 }
 
-// maxText bounds a name in the file; longer ones are cut.
-const maxText = 1 << 10
-
-// RankName names a rank of a worker.
-type RankName struct {
-	WorkerID uint64
-	DPRank   uint32
+// Save writes a snapshot of the workers whose events no stream stores, so that
+// [Subscriber.Load] of a later process can continue from it. It waits until a dump of what
+// is held is possible, and until ctx ends.
+func (s *Subscriber) Save(ctx context.Context, w io.Writer, h Holdings) error {
+	for {
+		snap, done, ok := s.cut(h, false, func(*Snapshot) bool { return true })
+		if ok {
+			defer done()
+			_, err := writeSnapshot(w, s.conf.Scope, snap)
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("events: save: another dump is running: %w", context.Cause(ctx))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
-// Held is what the sink holds at one moment.
-type Held struct {
-	Pools []SnapshotPool
-	Ranks []RankName // by worker number in Runs
-	// Runs are the pools' runs, as in a [Snapshot], by worker and tier. Failed is
-	// asked when they have ended whether that was too early.
-	Runs   iter.Seq2[int, indexer.Run]
-	Failed func() error
-	Parked []RouterEvent // applied, and waiting for their parents
+// cut begins a snapshot of the workers whose events the stream stores, or of the others,
+// between two events. begin is called at that moment, with mu held.
+func (s *Subscriber) cut(h Holdings, streamed bool, begin func(*Snapshot) bool) (snap *Snapshot, done func(), ok bool) {
+	snap = &Snapshot{Created: s.conf.Now()}
+	sources := make(map[uint64]Source)
+	resume := s.pause(func() {
+		if ok = begin(snap); !ok {
+			return
+		}
+		k := s.tracker.export(streamed)
+		snap.Cursors, snap.Waiting, snap.States = k.cursors, k.waiting, k.states
+		for id, src := range s.tracker.workers {
+			if s.tracker.streamed(id) != streamed {
+				src.Feed = FeedNone
+			}
+			sources[id] = src
+		}
+	})
+	defer resume()
+	if !ok {
+		return nil, nil, false
+	}
+	done, ok = h.Dump(snap, func(worker uint64) bool {
+		src, known := sources[worker]
+		return known && src.Feed != FeedNone || !known && streamed
+	})
+	for i := range snap.Workers {
+		w := &snap.Workers[i]
+		w.StartedMS, w.Home = sources[w.ID].StartedMS, sources[w.ID].Home
+	}
+	return snap, done, ok
 }
 
-// Save writes what is known of the workers' caches and up to which event, so that
-// [Subscriber.Load] of a later process can go on with it: everything as it was at
-// one moment. The sink is asked then for what it holds, and has no event meanwhile;
-// it is read and written run by run while events go on. Left out are ranks that are
-// suspect or about to be read anew, and those whose events a stream keeps. The error
-// is that of w or of what is held.
-func (s *Subscriber) Save(w io.Writer, hold func() (Held, error)) error {
-	var known map[rankKey]Saved
-	resume := s.pause(func() { known = s.tracker.savable() })
-	held, err := hold()
-	resume()
-	if err != nil {
-		return err
-	}
-	state := Snapshot{Created: s.conf.Now()}
-	var broken error
-	state.Failed = func() error {
-		if broken == nil && held.Failed != nil {
-			return held.Failed()
-		}
-		return broken
-	}
-	state.Meta.Pools = append(slices.Clone(held.Pools), SnapshotPool{}) // the last is of those not back yet
-	owners := make(map[rankKey]int, len(known))                         // the first of each rank
-	workers := make(map[uint64]savedWorker)
-	for _, key := range slices.SortedFunc(maps.Keys(known), func(a, b rankKey) int {
-		return cmp.Or(cmp.Compare(a.worker, b.worker), cmp.Compare(a.rank, b.rank))
-	}) {
-		r := known[key]
-		info, is := workers[key.worker], savedWorker{key.worker, r.StartedMS, r.Home[:min(len(r.Home), maxText)]}
-		switch {
-		case info == is:
-		case info.ID == 0 && info.StartedMS == 0 && len(workers) < maxSnapshotWorkers:
-			line, err := json.Marshal(is)
-			if err != nil {
-				return fmt.Errorf("events: save: %w", err)
-			}
-			workers[key.worker] = is
-			state.Workers = append(state.Workers, line)
-		default:
-			continue // one process has all ranks of a worker
-		}
-		owners[key] = len(state.Owners)
-		for t := range tiers {
-			state.Owners = append(state.Owners, Owner{key.worker, key.rank, indexer.Tier(t)})
-		}
-		state.Cursors = append(state.Cursors, Cursor{WorkerID: key.worker, DPRank: key.rank, PublisherID: r.Publisher, EventID: r.Cursor})
-	}
-	for _, ev := range held.Parked {
-		if _, ok := owners[rankKey{ev.WorkerID, ev.DPRank}]; ok {
-			state.Parked = append(state.Parked, ev)
-		}
-	}
-	back, waiting := notBack(known, owners)
-	state.Parked = append(state.Parked, waiting...)
-	state.Runs = func(yield func(int, indexer.Run) bool) {
-		first := make([]int, len(held.Ranks)) // by number in the held runs
-		for i, r := range held.Ranks {
-			first[i] = -1
-			if o, ok := owners[rankKey{r.WorkerID, r.DPRank}]; ok {
-				first[i] = o
-			}
-		}
-		if held.Runs != nil {
-			for p, run := range held.Runs {
-				own(&run, first)
-				if !yield(p, run) {
-					return
-				}
-			}
-		}
-		for run, err := range back.Dump() {
-			own(&run, nil)
-			if broken = err; err != nil || !yield(len(held.Pools), run) {
-				return
-			}
-		}
-	}
-	_, err = writeState(w, stateMagic, s.conf.Scope, &state)
-	return err
-}
-
-// own names the holders of a run by their owner: the first one of each worker, or
-// its number if there is none, and its tier behind it. Those without are left out.
-func own(run *indexer.Run, first []int) {
-	kept := run.Holders[:0]
-	for _, h := range run.Holders {
-		if first != nil {
-			if h.Worker >= len(first) || first[h.Worker] < 0 {
-				continue
-			}
-			h.Worker = first[h.Worker]
-		}
-		h.Worker, h.Tier = h.Worker+int(h.Tier), indexer.Device
-		kept = append(kept, h)
-	}
-	run.Holders = kept
-}
-
-// notBack makes an index of what an earlier process saved of workers that are not
-// known yet, by their first owners, and returns it with what waits in front of it.
-func notBack(known map[rankKey]Saved, owners map[rankKey]int) (x *indexer.Index, waiting []RouterEvent) {
-	x = indexer.New(indexer.Config{MaxBlocks: math.MaxInt})
-	parked := indexer.NewParked(x)
-	for key, r := range known {
-		if o, ok := owners[key]; ok {
-			for i := range r.Events {
-				parked.Apply(time.Time{}, o, r.Events[i])
-			}
-		}
-	}
-	all := parked.Waiting()
-	for key, o := range owners {
-		for _, ev := range all[o] {
-			waiting = append(waiting, RouterEvent{WorkerID: key.worker, DPRank: key.rank, Event: ev})
-		}
-	}
-	return x, waiting
-}
-
-// Load takes what an earlier process saved, and returns of how many ranks. Each is
-// used when its worker is told of, if that is still the same process, within a
-// minute; until then its blocks take about as much memory as in the index. The
-// error wraps [ErrSnapshot], unless it is in's; then nothing is taken.
-func (s *Subscriber) Load(in io.Reader) (ranks int, err error) {
-	state, whole, err := readState(in, stateMagic, s.conf.Scope)
+// Load restores the snapshot of an earlier process, before Run. It returns the number of
+// ranks. The state of a worker is used when [Subscriber.SetWorker] is called for the same
+// process of the worker; the caller forgets the workers for which that does not happen. The
+// error wraps [ErrSnapshot], unless it is in's; then nothing is restored.
+func (s *Subscriber) Load(in io.Reader, h Holdings) (ranks int, err error) {
+	snap, whole, err := ReadSnapshot(in, s.conf.Scope)
 	if err != nil {
 		return 0, err
 	}
-	saved, err := state.saved()
-	if bad := whole(); bad != nil {
-		err = bad // it knows more of what is wrong than whoever stumbled over it
-	}
-	if err != nil {
+	if err := h.Restore(snap, s.unknown, whole); err != nil {
 		return 0, err
 	}
 	s.mu.Lock()
+	defer s.unlock()
+	return s.tracker.load(s.conf.Now(), snap.Workers, knowledge{snap.Cursors, nil, snap.States}), nil
+}
+
+// unknown reports whether SetWorker was not called for a worker.
+func (s *Subscriber) unknown(worker uint64) bool {
+	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tracker.load(s.conf.Now(), saved)
-	return len(saved), nil
-}
-
-// saved returns the ranks of a file of what is known.
-func (s *Snapshot) saved() ([]Saved, error) {
-	workers := make(map[uint64]savedWorker, len(s.Workers))
-	for _, line := range s.Workers {
-		var w savedWorker
-		if err := json.Unmarshal(line, &w); err != nil {
-			return nil, badSnapshot("a worker cannot be read: %w", err)
-		}
-		workers[w.ID] = w
-	}
-	if len(s.Cursors) > maxRanks || len(s.Owners) != len(s.Cursors)*len(tiers) {
-		return nil, badSnapshot("it has %d ranks and %d owners", len(s.Cursors), len(s.Owners))
-	}
-	ranks := make([]Saved, len(s.Cursors))
-	for i, c := range s.Cursors {
-		w := workers[c.WorkerID]
-		ranks[i] = Saved{WorkerID: c.WorkerID, DPRank: c.DPRank, StartedMS: w.StartedMS, Home: w.Home, Publisher: c.PublisherID, Cursor: c.EventID}
-		for t := range tiers {
-			if o := s.Owners[i*len(tiers)+t]; o != (Owner{c.WorkerID, c.DPRank, indexer.Tier(t)}) {
-				return nil, badSnapshot("owner %d is %+v, and no tier of rank %d of worker %d", i*len(tiers)+t, o, c.DPRank, c.WorkerID)
-			}
-		}
-	}
-	next, stop := iter.Pull2(s.Runs)
-	defer stop()
-	for pool, run, ok := next(); ok; {
-		this := pool
-		all, err := AllRankEvents(func(yield func(indexer.Run, error) bool) {
-			for ok && pool == this {
-				for i := range run.Holders {
-					h := &run.Holders[i]
-					h.Tier, h.Worker = indexer.Tier(h.Worker%len(tiers)), h.Worker/len(tiers)
-				}
-				if !yield(run, nil) {
-					return
-				}
-				pool, run, ok = next()
-			}
-		})
-		if err != nil {
-			return nil, err
-		}
-		for n, evs := range all {
-			ranks[n].Events = append(ranks[n].Events, evs...)
-		}
-	}
-	numbers := make(map[rankKey]int, len(ranks))
-	for n := range ranks {
-		numbers[rankKey{ranks[n].WorkerID, ranks[n].DPRank}] = n
-	}
-	for _, ev := range s.Parked {
-		if n, ok := numbers[rankKey{ev.WorkerID, ev.DPRank}]; ok {
-			ranks[n].Events = append(ranks[n].Events, ev.Event)
-		}
-	}
-	return ranks, nil
-}
-
-// savable returns the ranks that can be saved; without what they hold, unless only
-// an earlier process knew it.
-func (t *tracker) savable() map[rankKey]Saved {
-	known := make(map[rankKey]Saved, len(t.ranks))
-	for key, r := range t.ranks {
-		src := t.workers[key.worker]
-		c := r.cursor()
-		if r.state == StateSuspect || r.many || !c.set || r.repair != nil && r.repair.dump || src.Feed == FeedDurable {
-			continue
-		}
-		known[key] = Saved{WorkerID: key.worker, DPRank: key.rank, StartedMS: src.StartedMS, Home: src.Home, Publisher: r.newest, Cursor: c.id}
-	}
-	// Who has not come back yet may come still.
-	for key, s := range t.saved {
-		if t.ranks[key] == nil {
-			known[key] = *s
-		}
-	}
-	return known
+	_, told := s.tracker.workers[worker]
+	return !told
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -77,24 +76,30 @@ func TestState(t *testing.T) {
 	b.equal(append(ps, empty)...)
 	eventually(t, func() bool { steady, _ := b.sub.Ranks(); return steady == 4 })
 
-	held := b.held(6)
+	held := b.holdings(6)
+	save := func(b *bed, w io.Writer) error { return b.sub.Save(t.Context(), w, b.holdings(6)) }
+	load := func(b *bed, r io.Reader) (int, error) { return b.sub.Load(r, b.holdings(6)) }
 	var file bytes.Buffer
-	if err := b.sub.Save(&file, held); err != nil {
+	if err := save(b, &file); err != nil {
 		t.Fatal(err)
 	}
 
-	// A rank that is about to be read anew is not saved.
+	// A rank that is about to be read is suspect in the file, so that it is read again.
 	var without bytes.Buffer
 	b.sub.Doubt(1, 0)
-	if err := b.sub.Save(&without, held); err != nil {
+	if err := save(b, &without); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := newBed(t, nc, events.SubscriberConfig{Scope: scope}).sub.Load(&without); n != 3 || err != nil {
-		t.Errorf("%d ranks are back, %v; want 3 without the one in doubt", n, err)
+	doubted := newBed(t, nc, events.SubscriberConfig{Scope: scope})
+	if n, err := load(doubted, &without); n != 4 || err != nil {
+		t.Errorf("%d ranks are back, %v; want those of 4 workers", n, err)
+	}
+	if _, others := doubted.sub.Ranks(); others != 1 {
+		t.Errorf("%d ranks are in doubt, want 1", others)
 	}
 
 	later := newBed(t, nc, events.SubscriberConfig{Scope: scope})
-	if n, err := later.sub.Load(bytes.NewReader(file.Bytes())); n != 4 || err != nil {
+	if n, err := load(later, bytes.NewReader(file.Bytes())); n != 4 || err != nil {
 		t.Fatalf("%d ranks are back, %v; want those of 4 workers", n, err)
 	}
 	ps[0].change(5)
@@ -108,10 +113,11 @@ func TestState(t *testing.T) {
 		t.Errorf("asked %v, want ranges only", c)
 	}
 
-	fresh := newBed(t, nc, events.SubscriberConfig{Scope: scope}).sub
+	fresh := newBed(t, nc, events.SubscriberConfig{Scope: scope})
 	refused := func(what string, data []byte) {
 		t.Helper()
-		if n, err := fresh.Load(bytes.NewReader(data)); !errors.Is(err, events.ErrSnapshot) || n != 0 {
+		n, err := load(fresh, bytes.NewReader(data))
+		if steady, others := fresh.sub.Ranks(); !errors.Is(err, events.ErrSnapshot) || n+steady+others+fresh.index.Blocks() != 0 {
 			t.Errorf("%s: %d ranks, %v", what, n, err)
 		}
 	}
@@ -126,40 +132,44 @@ func TestState(t *testing.T) {
 		}
 	}
 	refused("with more behind it", append(bytes.Clone(file.Bytes()), 0))
-	if n, err := newBed(t, nc, events.SubscriberConfig{}).sub.Load(bytes.NewReader(file.Bytes())); !errors.Is(err, events.ErrSnapshot) {
+	if n, err := load(newBed(t, nc, events.SubscriberConfig{}), bytes.NewReader(file.Bytes())); !errors.Is(err, events.ErrSnapshot) {
 		t.Errorf("of another scope: %d ranks, %v", n, err)
 	}
 	broken := errors.New("broken")
-	if _, err := fresh.Load(io.MultiReader(bytes.NewReader(file.Bytes()[:50]), failing{broken})); !errors.Is(err, broken) {
+	if _, err := load(fresh, io.MultiReader(bytes.NewReader(file.Bytes()[:50]), failing{broken})); !errors.Is(err, broken) {
 		t.Errorf("a reader's error becomes %v", err)
 	}
-	if err := b.sub.Save(failing{broken}, held); !errors.Is(err, broken) {
+	if err := save(b, failing{broken}); !errors.Is(err, broken) {
 		t.Errorf("a writer's error becomes %v", err)
 	}
-	if err := b.sub.Save(io.Discard, func() (events.Held, error) { return events.Held{}, broken }); !errors.Is(err, broken) {
-		t.Errorf("an error of what is held becomes %v", err)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := b.sub.Save(short, io.Discard, events.Holdings{Dump: func(*events.Snapshot, func(uint64) bool) (func(), bool) { return nil, false }}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a dump that is never possible becomes %v", err)
 	}
-	if err := b.sub.Save(io.Discard, func() (events.Held, error) {
-		h, err := held()
-		h.Failed = func() error { return broken }
-		return h, err
-	}); !errors.Is(err, broken) {
+	overtaken := held
+	overtaken.Dump = func(s *events.Snapshot, mine func(uint64) bool) (func(), bool) {
+		done, ok := held.Dump(s, mine)
+		s.Failed = func() error { return broken }
+		return done, ok
+	}
+	if err := b.sub.Save(t.Context(), io.Discard, overtaken); !errors.Is(err, broken) {
 		t.Errorf("that the dump was overtaken becomes %v", err)
 	}
-	if _, err := fresh.Load(strings.NewReader("KVREVTS1 and what followed then")); !errors.Is(err, events.ErrSnapshot) || !strings.Contains(err.Error(), "KVREVTS1") {
+	if _, err := load(fresh, strings.NewReader("KVREVTS2 and what followed then")); !errors.Is(err, events.ErrSnapshot) || !strings.Contains(err.Error(), "KVREVTS2") {
 		t.Errorf("a file of an older form: %v", err)
 	}
-	// Who has not come back by then is saved again.
+	// Workers that have not come back by then are saved again.
 	var again bytes.Buffer
 	waiting := newBed(t, nc, events.SubscriberConfig{Scope: scope})
-	if _, err := waiting.sub.Load(bytes.NewReader(file.Bytes())); err != nil {
+	if _, err := load(waiting, bytes.NewReader(file.Bytes())); err != nil {
 		t.Fatal(err)
 	}
-	if err := waiting.sub.Save(&again, func() (events.Held, error) { return events.Held{}, nil }); err != nil {
+	if err := save(waiting, &again); err != nil {
 		t.Fatal(err)
 	}
 	last := newBed(t, nc, events.SubscriberConfig{Scope: scope})
-	if n, err := last.sub.Load(&again); n != 4 || err != nil {
+	if n, err := load(last, &again); n != 4 || err != nil {
 		t.Fatalf("%d ranks are back, %v; want those of 4 workers", n, err)
 	}
 	running(t, last.sub.Run)
@@ -208,39 +218,14 @@ func TestChooseFeed(t *testing.T) {
 }
 
 // A fleet of all kinds: each worker's events are taken from its feed, copies of them
-// from others are not, and a feed's consumer runs while some worker needs it.
+// from others are not, and a reader learns when some worker needs its feed.
 func TestAMixedFleet(t *testing.T) {
 	t.Parallel()
 	nc := bus(t)
 	b := newBed(t, nc, events.SubscriberConfig{})
 	running(t, b.sub.Run)
-	type feed struct {
-		sync.Mutex
-		runs, running int
-	}
-	feeds := map[events.Feed]*feed{events.FeedDurable: {}, events.FeedZMQ: {}}
-	for kind, f := range feeds {
-		running(t, func(ctx context.Context) error {
-			return b.sub.RunFeed(ctx, kind, func(ctx context.Context) error {
-				f.Lock()
-				f.runs++
-				f.running++
-				f.Unlock()
-				<-ctx.Done()
-				f.Lock()
-				f.running--
-				f.Unlock()
-				return nil
-			})
-		})
-	}
-	is := func(kind events.Feed, want int) func() bool {
-		return func() bool {
-			feeds[kind].Lock()
-			defer feeds[kind].Unlock()
-			return feeds[kind].running == want
-		}
-	}
+	wanted := make(chan struct{})
+	go func() { defer close(wanted); b.sub.AwaitWanted(t.Context(), events.FeedDurable) }()
 	say := func(kind events.Feed, worker, id uint64) {
 		b.sub.Take(t.Context(), kind, events.AppendEnvelope(nil, events.Envelope{
 			PublisherID: 9, Topic: events.Topic,
@@ -268,8 +253,7 @@ func TestAMixedFleet(t *testing.T) {
 	b.sub.SetWorker(2, events.Source{Feed: events.FeedDurable, DPSize: 1})
 	b.sub.SetWorker(3, events.Source{Feed: events.FeedZMQ, DPSize: 1})
 	b.sub.SetWorker(4, events.Source{Feed: events.FeedNone, DPSize: 1})
-	eventually(t, is(events.FeedDurable, 1))
-	eventually(t, is(events.FeedZMQ, 1))
+	soon(t, "the stream's reader", func() { <-wanted })
 	eventually(t, func() bool { return b.index.WorkerBlocks(1) == 1 })
 	blocks(1, 1, 0, 0)
 	for _, kind := range []events.Feed{events.FeedCore, events.FeedDurable, events.FeedZMQ, events.FeedPoll} {
@@ -292,28 +276,12 @@ func TestAMixedFleet(t *testing.T) {
 	blocks(1, 2, 3, 1)
 	b.sub.Forget(2)
 	b.sub.Forget(3)
-	feeds[events.FeedDurable].Lock()
-	defer feeds[events.FeedDurable].Unlock()
-	if f := feeds[events.FeedDurable]; f.running != 1 || f.runs != 1 {
-		t.Errorf("the stream's consumer runs %d times of %d; it was to wait for workers that come back", f.running, f.runs)
-	}
-}
-
-// A consumer that fails while it is needed fails the feed; one that ends because
-// nobody needs it does not.
-func TestAFeedThatFails(t *testing.T) {
-	t.Parallel()
-	b := newBed(t, bus(t), events.SubscriberConfig{})
-	broken := errors.New("broken")
-	b.sub.SetWorker(1, events.Source{Feed: events.FeedPoll, DPSize: 1})
-	if err := b.sub.RunFeed(t.Context(), events.FeedPoll, func(context.Context) error { return broken }); !errors.Is(err, broken) {
-		t.Errorf("the error of the consumer becomes %v", err)
+	if b.sub.Wants(events.FeedDurable) || !b.sub.Wants(events.FeedZMQ) {
+		t.Error("the feeds of the workers are not known")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := b.sub.RunFeed(ctx, events.FeedZMQ, func(context.Context) error { return broken }); err != nil {
-		t.Errorf("a feed that nobody wanted fails: %v", err)
-	}
+	soon(t, "a reader that ends", func() { b.sub.AwaitWanted(ctx, events.FeedDurable) })
 }
 
 // An event that waits for its parent is saved, also by a process that its worker has
@@ -349,14 +317,14 @@ func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
 	save := func(b *bed) {
 		t.Helper()
 		file.Reset()
-		if err := b.sub.Save(&file, b.held(2)); err != nil {
+		if err := b.sub.Save(t.Context(), &file, b.holdings(2)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	load := func() *bed {
 		t.Helper()
 		later := newBed(t, nc, events.SubscriberConfig{})
-		if n, err := later.sub.Load(&file); n != 1 || err != nil {
+		if n, err := later.sub.Load(&file, later.holdings(2)); n != 1 || err != nil {
 			t.Fatalf("%d ranks are back, %v; want 1", n, err)
 		}
 		return later
@@ -376,28 +344,59 @@ func TestWhatWaitsForItsParentIsSaved(t *testing.T) {
 	}
 }
 
-// held is what a bed holds, of workers with numbers below n: a number in the index is
+// holdings is what a bed holds, of workers with numbers below n: a number in the index is
 // a worker's id.
-func (b *bed) held(n int) func() (events.Held, error) {
-	return func() (events.Held, error) {
+func (b *bed) holdings(n int) events.Holdings {
+	dump := func(s *events.Snapshot, mine func(uint64) bool) (done func(), ok bool) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
+		s.Meta.Pools = []events.SnapshotPool{{Model: "m", BlockSize: 16}}
+		waiting := b.parked.Waiting()
+		for id := range uint64(n) {
+			s.Ranks = append(s.Ranks, events.RankName{WorkerID: id})
+			if !mine(id) {
+				continue
+			}
+			s.Workers = append(s.Workers, events.SnapshotWorker{ID: id})
+			for _, ev := range waiting[int(id)] {
+				s.Parked = append(s.Parked, events.RouterEvent{WorkerID: id, Event: ev})
+			}
+		}
+		runs, stop := b.index.DumpNow()
 		var failed error
-		h := events.Held{Pools: []events.SnapshotPool{{Model: "m", BlockSize: 16}}, Failed: func() error { return failed }}
-		h.Runs = func(yield func(int, indexer.Run) bool) {
-			for r, err := range b.index.Dump() {
+		s.Failed = func() error { return failed }
+		s.Runs = func(yield func(int, indexer.Run) bool) {
+			for r, err := range runs {
 				if failed = err; err != nil || !yield(0, r) {
 					return
 				}
 			}
 		}
-		waiting := b.parked.Waiting()
-		for id := range n {
-			h.Ranks = append(h.Ranks, events.RankName{WorkerID: uint64(id)})
-			for _, ev := range waiting[id] {
-				h.Parked = append(h.Parked, events.RouterEvent{WorkerID: uint64(id), Event: ev})
+		return stop, true
+	}
+	restore := func(s *events.Snapshot, mine func(uint64) bool, whole func() error) error {
+		x, _, err := indexer.Restore(indexer.Config{}, func(yield func(indexer.Run, error) bool) {
+			for _, run := range s.Runs {
+				for i := range run.Holders {
+					run.Holders[i].Worker = int(s.Ranks[run.Holders[i].Worker].WorkerID)
+				}
+				if !yield(run, nil) {
+					return
+				}
+			}
+		})
+		if err := errors.Join(whole(), err); err != nil {
+			return err
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.index, b.parked = x, indexer.NewParked(x)
+		for _, ev := range s.Parked {
+			if mine(ev.WorkerID) {
+				b.parked.Apply(time.Now(), rankNumber(ev.WorkerID, ev.DPRank), ev.Event)
 			}
 		}
-		return h, nil
+		return nil
 	}
+	return events.Holdings{Dump: dump, Restore: restore}
 }

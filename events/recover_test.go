@@ -517,43 +517,57 @@ func TestWorkersThatCannotBeAsked(t *testing.T) {
 }
 
 // What an earlier process saved is used if the worker's process is the same; then
-// only what came since is asked for.
+// only what came since is requested.
 func TestWhatWasSavedIsUsed(t *testing.T) {
-	saved := events.Saved{WorkerID: 7, StartedMS: 1, Publisher: 9, Cursor: 5, Events: []indexer.Event{{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 77, Local: 1}}}}}
-	begin := func(src events.Source, later time.Duration) *story {
+	begin := func(src events.Source, waits ...uint64) *story {
 		s := newStory(t, events.Source{})
 		s.tracker.Forget(7)
-		s.tracker.Load(s.now, saved)
-		s.pass(later)
-		s.tracker.Expire(s.now)
+		s.tracker.Load(s.now, events.SnapshotWorker{ID: 7, StartedMS: 1}, events.Cursor{WorkerID: 7, PublisherID: 9, EventID: 5})
+		s.pass(time.Second)
+		for _, id := range waits {
+			s.want(s.hear(9, id), "waiting")
+		}
 		s.tracker.SetWorker(s.now, 7, src)
 		return s
 	}
-	s := begin(source(1), time.Second)
-	s.told("77")
-	s.want(s.hear(9, 8), "held")
-	s.want(s.pass(time.Second), "from 6")
-	s.answer(9, events.AnswerEvents, 8, 6, 7, 8)
-	s.told("6 7 8")
+	s := begin(source(1), 6)
+	s.told("6")
+	s.want(s.hear(9, 9), "gap held")
+	s.want(s.pass(time.Second), "from 7")
+	s.answer(9, events.AnswerEvents, 9, 7, 8, 9)
+	s.told("7 8 9")
 
 	other := source(1)
 	other.Home = "elsewhere"
-	for name, s := range map[string]*story{
-		"another process": begin(source(2), time.Second),
-		"another home":    begin(other, time.Second),
-		"a minute later":  begin(source(1), time.Minute),
-	} {
+	for name, src := range map[string]events.Source{"another process": source(2), "another home": other} {
 		t.Run(name, func(t *testing.T) {
+			s := begin(src, 6)
 			s.t = t
-			s.told("")
+			s.told("X")
 			s.want(s.pass(time.Second), "dump")
 		})
 	}
 
+	// A worker that cannot be asked: events may have been lost meanwhile.
+	src := source(1)
+	src.Queries = false
+	s = begin(src, 6)
+	s.told("6")
+	if got := s.tracker.State(7, 0); got != events.StatePartial {
+		t.Errorf("the rank is %v, want partial", got)
+	}
+	// Without a start time it may be another process.
+	src.StartedMS = 0
+	s = newStory(t, events.Source{})
+	s.tracker.Forget(7)
+	s.tracker.Load(s.now, events.SnapshotWorker{ID: 7}, events.Cursor{WorkerID: 7, PublisherID: 9, EventID: 5})
+	s.tracker.SetWorker(s.now, 7, src)
+	s.told("X")
+
 	// The same worker, whose publisher is another one.
-	s = begin(source(1), time.Second)
-	s.told("77")
-	s.pass(time.Second)
+	s = begin(source(1))
+	s.told("")
+	s.want(s.pass(time.Second), "from 6")
 	s.answer(4, events.AnswerEvents, 8, 6, 7, 8)
 	s.told("")
 	s.want(s.pass(time.Second), "dump")

@@ -21,10 +21,11 @@ func TestSavingTakesNoMoreForALargeIndex(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		held := events.Held{Pools: make([]events.SnapshotPool, 1)}
+		var ranks []events.RankName
 		for w := range 4 {
+			sub.SetWorker(uint64(w), events.Source{Feed: events.FeedCore})
 			sub.Follow(uint64(w), 7, 9)
-			held.Ranks = append(held.Ranks, events.RankName{WorkerID: uint64(w)})
+			ranks = append(ranks, events.RankName{WorkerID: uint64(w)})
 			for n := range uint64(sequences) {
 				ev := indexer.Event{Kind: indexer.Stored}
 				for b := range uint64(40) {
@@ -36,9 +37,10 @@ func TestSavingTakesNoMoreForALargeIndex(t *testing.T) {
 		out := counter(0)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		if err := sub.Save(&out, func() (events.Held, error) {
-			runs, _ := x.DumpNow()
-			held.Runs = func(yield func(int, indexer.Run) bool) {
+		if err := sub.Save(t.Context(), &out, events.Holdings{Dump: func(s *events.Snapshot, _ func(uint64) bool) (func(), bool) {
+			runs, stop := x.DumpNow()
+			s.Ranks, s.Meta.Pools = ranks, make([]events.SnapshotPool, 1)
+			s.Runs = func(yield func(int, indexer.Run) bool) {
 				for run, err := range runs {
 					if err != nil || !yield(0, run) {
 						t.Error(err)
@@ -46,8 +48,8 @@ func TestSavingTakesNoMoreForALargeIndex(t *testing.T) {
 					}
 				}
 			}
-			return held, nil
-		}); err != nil {
+			return stop, true
+		}}); err != nil {
 			t.Fatal(err)
 		}
 		runtime.ReadMemStats(&after)

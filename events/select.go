@@ -21,9 +21,10 @@ const (
 	FeedPoll  // HTTP
 	FeedPlane // Dynamo's event plane, as its workers' records say
 	FeedNone  // events are not wanted
+	feedSaved // none yet: the worker is known from an earlier process only, see [Subscriber.Load]
 )
 
-//nolint:gochecknoglobals // a table: the feeds that events come from, in the order in which those that wait are taken
+//nolint:gochecknoglobals // a table: the feeds that events come from, in the order in which waiting events are taken
 var feeds = [...]Feed{FeedAny, FeedDurable, FeedCore, FeedZMQ, FeedPoll, FeedPlane}
 
 // Source says where the events of a worker are taken from. The zero Source takes
@@ -53,6 +54,13 @@ func (s Source) takes(feed Feed) bool {
 	return s.Feed == feed || s.Feed == FeedAny || feed == FeedAny && s.Feed != FeedNone
 }
 
+// continues reports whether what an earlier process saved of a worker can be used: whether
+// the worker is the same process, and counts its blocks in the same place. A worker without
+// a start time must answer queries, which show whether it is the same.
+func (s Source) continues(saved Source) bool {
+	return s.Home == saved.Home && s.StartedMS == saved.StartedMS && (s.StartedMS != 0 || s.Queries) && s.Feed != FeedDurable
+}
+
 // hears reports whether a publisher may speak for the worker.
 func (s Source) hears(publisher uint64) bool { return s.Publisher == 0 || s.Publisher == publisher }
 
@@ -68,19 +76,27 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 	if told && old == src {
 		return
 	}
+	saved := told && old.Feed == feedSaved
+	told = told && !saved
 	restarted := told && (old.StartedMS != src.StartedMS || old.Home != src.Home)
 	if restarted || old.takes(FeedDurable) != src.takes(FeedDurable) {
 		t.doubtSnapshot(id)
 	}
-	// What the sink has forgotten, or never got in order, counts for nothing.
-	// The stream brings all in order, whether the worker is known or not.
-	forgotten := restarted || !told && src.Queries && src.Feed != FeedDurable
+	// The tracker forgets what the sink has forgotten, or never got in order. A stream
+	// brings everything in order, whether the worker is known or not.
+	forgotten := restarted || !told && !saved && src.Queries && src.Feed != FeedDurable
 	for _, r := range slices.Clone(t.owned[id].ranks) {
-		if forgotten || !src.has(r.key.rank) || src.Feed == FeedNone {
+		switch {
+		case forgotten || !src.has(r.key.rank) || src.Feed == FeedNone:
 			t.drop(r)
-		} else if !r.only(src.Publisher) {
+		case !r.only(src.Publisher), saved && !src.continues(old):
 			t.sink(id, r.key.rank, indexer.Event{Kind: indexer.Cleared}) // of a process that is gone
 			t.drop(r)
+		case saved:
+			t.count("restored", 1)
+			if !src.Queries {
+				t.miss(now, r, StatePartial)
+			}
 		}
 	}
 	if src.Feed == FeedNone {
@@ -129,51 +145,17 @@ func (t *tracker) setRank(now time.Time, key rankKey, src Source) {
 		return
 	}
 	if r == nil {
-		saved := t.saved[key]
-		delete(t.saved, key)
-		if src.Feed == FeedDurable {
-			saved = nil // what the stream said is in its snapshots
-		}
-		if saved == nil && !src.Queries || src.Feed == FeedDurable && !t.current {
+		if !src.Queries || src.Feed == FeedDurable && !t.current {
 			return // made by its first event, or at the end of the stream
 		}
 		if r = t.rank(key); r == nil {
 			t.count("no_room", 1)
 			return
 		}
-		// Who can be asked tells whether it is the same process.
-		if saved != nil && saved.Home == src.Home && saved.StartedMS == src.StartedMS && (saved.StartedMS != 0 || src.Queries) {
-			t.restore(now, r, saved, src)
-		}
 	}
 	if src.Queries && r.repair == nil && (src.Feed != FeedDurable || t.current) {
 		t.want(now, r, !r.cursor().set || r.state != StateOK, t.repairs.jitter(discoverySpread))
 	}
-}
-
-// restore begins a rank with what was saved of it by an earlier process.
-func (t *tracker) restore(now time.Time, r *rank, s *Saved, src Source) {
-	for i := range s.Events {
-		t.sink(r.key.worker, r.key.rank, s.Events[i])
-	}
-	r.newest = s.Publisher
-	r.cursors[s.Publisher] = s.Cursor
-	t.count("restored", 1)
-	if !src.Queries {
-		t.miss(now, r, StatePartial)
-	}
-}
-
-// Saved is what is saved of a rank.
-type Saved struct {
-	WorkerID  uint64
-	DPRank    uint32
-	StartedMS int64  // of the worker's incarnation
-	Home      string // where its blocks are counted
-	// Publisher and Cursor name the last event that Events know of.
-	Publisher, Cursor uint64
-	// Events make what the rank holds.
-	Events []indexer.Event
 }
 
 // ChooseFeed says how to get the events of a worker that registered with a
@@ -205,12 +187,4 @@ func ChooseFeed(transport string, localIndexer, durable bool) (feed Feed, querie
 		return FeedDurable, false
 	}
 	return FeedCore, false
-}
-
-// load takes what an earlier process saved.
-func (t *tracker) load(now time.Time, saved []Saved) {
-	t.loaded, t.saved = now, make(map[rankKey]*Saved, len(saved))
-	for i := range saved {
-		t.saved[rankKey{saved[i].WorkerID, saved[i].DPRank}] = &saved[i]
-	}
 }

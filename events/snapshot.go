@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"slices"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -19,43 +18,40 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// Snapshot is all that a router replica has made of the events up to a position of
-// the stream. docs/protocol.md has the form that it has as a file.
+// Snapshot is what a router replica knows of some workers' caches, with the number of the
+// last event of each rank. The object store has snapshots of the workers whose events the
+// stream stores, and --state-dir one of the other workers. docs/protocol.md describes the
+// file.
 type Snapshot struct {
-	// BlockSize is that of all pools, or 0 if they differ.
-	BlockSize int
-	Created   time.Time // to the ms
-	LastSeq   uint64    // position in the stream: the last message applied; 0 = none
-	Meta      SnapshotMeta
-	// Owners are the holders of the runs, by number.
-	Owners []Owner
-	// Workers say of each worker process what makes it recognized before it has
-	// registered. What stands in there is the router's business.
-	Workers []json.RawMessage
+	Created time.Time // to the ms
+	LastSeq uint64    // position in the stream: the last message applied; 0 = none
+	Meta    SnapshotMeta
+	// Ranks are the holders of the runs, by number.
+	Ranks   []RankName
+	Workers []SnapshotWorker
 	Cursors []Cursor
-	// Waiting are events that are in no run, since their worker was not known.
+	// Waiting are events that are in no run, because their worker was unknown.
 	Waiting []Waiting
-	// Parked are events, and removals of their blocks, that are in no run, since the
-	// parent of their blocks was not there. They are applied behind the runs.
+	// Parked are events, and removals of their blocks, that are in no run, because the
+	// parent of their blocks was unknown. A reader applies them after the runs.
 	Parked []RouterEvent
-	// States are the ranks that are not known well.
+	// States are the ranks that are partial or suspect.
 	States []RankState
 	// Runs are the pools' runs, one pool after the other, each with the number of
-	// its pool in Meta.Pools; see [indexer.Run]. It can be read once. The slices of
-	// a run are good until the next one.
+	// its pool in Meta.Pools; see [indexer.Run]. The number of a holder is that of its
+	// rank. The runs can be read once; the slices of a run are valid until the next one.
 	Runs iter.Seq2[int, indexer.Run]
-	// Failed is asked, when Runs has ended, whether that was too early. Nil is for
-	// runs that always end well; those of [ReadSnapshot] tell otherwise.
+	// Failed returns why Runs ended early. Nil is for runs that always end well. The reader
+	// of a file gets such a function from [ReadSnapshot].
 	Failed func() error
 }
 
-// SnapshotMeta is the free part of a snapshot. Unknown keys are ignored.
+// SnapshotMeta is the part of a snapshot that is JSON. Readers ignore unknown keys.
 type SnapshotMeta struct {
-	Model  string `json:"model,omitempty"` // of a file without Pools: its only one's
 	Writer string `json:"writer,omitempty"`
 	Epoch  uint64 `json:"epoch,omitempty"`
-	Stream int64  `json:"stream,omitempty"` // when the stream was made, unix ns: LastSeq means nothing in another
-	// Inherited says that it has what was known before the stream was made.
+	Stream int64  `json:"stream,omitempty"` // creation time of the stream, unix ns: LastSeq has no meaning in another one
+	// Inherited says that the snapshot has what was known before the stream was created.
 	Inherited bool           `json:"inherited,omitempty"`
 	Pools     []SnapshotPool `json:"pools,omitempty"`
 }
@@ -66,14 +62,23 @@ type SnapshotPool struct {
 	BlockSize int    `json:"block_size"`
 }
 
-// Owner is a rank of a worker with a tier of its storage.
-type Owner struct {
+// RankName names a rank of a worker.
+type RankName struct {
 	WorkerID uint64
 	DPRank   uint32
-	Tier     indexer.Tier
 }
 
-// ErrSnapshot is wrapped by errors about bytes that are no whole snapshot, or one
+// SnapshotWorker is a worker process.
+type SnapshotWorker struct {
+	ID uint64 `json:"id"`
+	// StartedMS and Home are those of its [Source].
+	StartedMS int64  `json:"started_ms,omitempty"`
+	Home      string `json:"home,omitempty"`
+	// Info is the router's: by it the router recognizes the worker before it registers.
+	Info json.RawMessage `json:"info,omitempty"`
+}
+
+// ErrSnapshot is wrapped by errors about bytes that are no complete snapshot, or one
 // of another scope.
 var ErrSnapshot = records.ErrBad
 
@@ -82,32 +87,23 @@ func badSnapshot(format string, args ...any) error {
 }
 
 const (
-	snapshotMagic   = "KVRSNAP1"
+	snapshotMagic   = "KVRSNAP2"
 	snapshotVersion = 1
 	snapshotSeed    = 1337 // of the hashes in it
 )
 
-// The types of records. Others are skipped.
+// The types of records. Readers skip others.
 const (
 	recordMeta    = 1
-	recordOwner   = 2
+	recordRank    = 2 // of a holder
 	recordCursor  = 3
 	recordNode    = 4
-	recordWorker  = 5 // JSON of a worker
-	recordPool    = 6 // the nodes behind it are of this pool
-	recordWaiting = 7 // an event that waits for its worker
-	recordParked  = 8 // an event that waits for its parent
-	recordState   = 9 // of a rank that is not known well
-)
-
-// Bounds of what a reader keeps beside the index. They are those of what a replica
-// keeps of a fleet, and guard against files that only look good.
-const (
-	maxSnapshotOwners  = 1 << 20
-	maxSnapshotCursors = maxRanks * maxPublishers
-	maxSnapshotWorkers = 1 << 16
-	maxSnapshotPools   = 1 << 10
-	maxSnapshotParked  = 1 << 20
+	recordWorker  = 5
+	recordPool    = 6  // the nodes that follow belong to this pool
+	recordWaiting = 7  // an event that waits for its worker
+	recordParked  = 8  // an event that waits for its parent
+	recordState   = 9  // of a rank that is partial or suspect
+	recordHolders = 10 // more holders of the node before
 )
 
 // scopeDigest stands for the scope in a snapshot's header.
@@ -116,14 +112,13 @@ func scopeDigest(s wire.Scope) uint64 {
 	return xxh3.HashString(s.Namespace + "\x00" + s.Component + "\x00" + s.Endpoint)
 }
 
-// written tells of a snapshot that was written.
+// written describes a snapshot that was written.
 type written struct {
 	bytes  int64
 	digest uint64 // XXH3 of all bytes
-	nodes  uint64
 }
 
-// WriteSnapshot writes a snapshot of a scope as a stream; of the runs it keeps none.
+// WriteSnapshot writes a snapshot of a scope as a stream. It keeps one run in memory.
 // It returns the number of bytes.
 func WriteSnapshot(w io.Writer, scope wire.Scope, s *Snapshot) (int64, error) {
 	out, err := writeSnapshot(w, scope, s)
@@ -131,90 +126,81 @@ func WriteSnapshot(w io.Writer, scope wire.Scope, s *Snapshot) (int64, error) {
 }
 
 func writeSnapshot(w io.Writer, scope wire.Scope, s *Snapshot) (written, error) {
-	return writeState(w, snapshotMagic, scope, s)
-}
-
-// writeState is writeSnapshot for files with another magic.
-func writeState(w io.Writer, magic string, scope wire.Scope, s *Snapshot) (written, error) {
-	out := &snapshotWriter{Writer: records.NewWriter(w, s.header(magic, scope))}
+	out := &snapshotWriter{Writer: records.NewWriter(w, s.header(scope))}
 	if err := out.all(s); err != nil {
 		return written{}, fmt.Errorf("events: write snapshot: %w", err)
 	}
-	return written{bytes: out.Bytes(), digest: out.Digest(), nodes: out.nodes}, nil
+	return written{bytes: out.Bytes(), digest: out.Digest()}, nil
+}
+
+// header makes the file's header. Its body has time, position, seed and scope.
+func (s *Snapshot) header(scope wire.Scope) records.Header {
+	h := records.Header{Magic: snapshotMagic, Version: snapshotVersion}
+	le := binary.LittleEndian
+	le.PutUint64(h.Body[0:], uint64(s.Created.UnixMilli()))
+	le.PutUint64(h.Body[8:], s.LastSeq)
+	le.PutUint64(h.Body[16:], snapshotSeed)
+	le.PutUint64(h.Body[24:], scopeDigest(scope))
+	return h
 }
 
 type snapshotWriter struct {
 	*records.Writer
-	nodes uint64
-	extra []extra
-}
 
-// extra says that a run of the dump became several nodes: from the next run on, ids
-// are larger by so many.
-type extra struct{ after, by uint32 }
+	err error
+}
 
 func (o *snapshotWriter) all(s *Snapshot) error {
-	meta, err := json.Marshal(s.Meta)
-	if err != nil {
-		return err
+	o.json(recordMeta, s.Meta)
+	for _, r := range s.Ranks {
+		o.numbers(recordRank, r.WorkerID, uint64(r.DPRank))
 	}
-	if err := o.Record(recordMeta, func(b []byte) []byte { return append(b, meta...) }); err != nil {
-		return err
-	}
-	for i, owner := range s.Owners {
-		err = errors.Join(err, o.Record(recordOwner, func(b []byte) []byte {
-			return appendUvarints(b, uint64(i), owner.WorkerID, uint64(owner.DPRank), uint64(owner.Tier))
-		}))
-	}
-	for _, worker := range s.Workers {
-		err = errors.Join(err, o.Record(recordWorker, func(b []byte) []byte { return append(b, worker...) }))
+	for i := range s.Workers {
+		o.json(recordWorker, &s.Workers[i])
 	}
 	for _, c := range s.Cursors {
-		err = errors.Join(err, o.Record(recordCursor, func(b []byte) []byte {
-			return appendUvarints(b, c.WorkerID, uint64(c.DPRank), c.PublisherID, c.EventID)
-		}))
+		o.numbers(recordCursor, c.WorkerID, uint64(c.DPRank), c.PublisherID, c.EventID)
 	}
 	for _, r := range s.States {
-		err = errors.Join(err, o.Record(recordState, func(b []byte) []byte {
-			return appendUvarints(b, r.WorkerID, uint64(r.DPRank), uint64(r.State), uint64(max(0, r.Missed.UnixMilli())))
-		}))
+		o.numbers(recordState, r.WorkerID, uint64(r.DPRank), uint64(r.State), uint64(max(0, r.Missed.UnixMilli())))
 	}
 	for i := range s.Waiting {
-		err = errors.Join(err, o.Record(recordWaiting, func(b []byte) []byte {
+		o.record(recordWaiting, func(b []byte) []byte {
 			return appendEvent(binary.AppendUvarint(b, s.Waiting[i].PublisherID), &s.Waiting[i].Event)
-		}))
-	}
-	for i := range s.Parked {
-		Parts(s.Parked[i].Event, func(ev indexer.Event) { // a record has its bound, too
-			r := s.Parked[i]
-			r.Event = ev
-			err = errors.Join(err, o.Record(recordParked, func(b []byte) []byte { return appendEvent(b, &r) }))
 		})
 	}
-	if err != nil {
-		return err
+	for i := range s.Parked {
+		Parts(s.Parked[i].Event, func(ev indexer.Event) { // a record has a maximum size
+			r := s.Parked[i]
+			r.Event = ev
+			o.record(recordParked, func(b []byte) []byte { return appendEvent(b, &r) })
+		})
 	}
-	if err := o.runs(s); err != nil {
-		return err
+	nodes := o.runs(s)
+	if o.err == nil && s.Failed != nil {
+		o.err = s.Failed()
 	}
-	if s.Failed != nil {
-		if err := s.Failed(); err != nil {
-			return err
-		}
+	if o.err != nil {
+		return o.err
 	}
-	return o.Close(o.nodes)
+	return o.Close(nodes)
 }
 
-// header makes the file's. Its body has block size, time, position, seed and scope.
-func (s *Snapshot) header(magic string, scope wire.Scope) records.Header {
-	h := records.Header{Magic: magic, Version: snapshotVersion}
-	le := binary.LittleEndian
-	le.PutUint32(h.Body[0:], uint32(s.BlockSize))
-	le.PutUint64(h.Body[4:], uint64(s.Created.UnixMilli()))
-	le.PutUint64(h.Body[12:], s.LastSeq)
-	le.PutUint64(h.Body[20:], snapshotSeed)
-	le.PutUint64(h.Body[28:], scopeDigest(scope))
-	return h
+// record writes a record, unless an earlier one failed.
+func (o *snapshotWriter) record(kind byte, payload func([]byte) []byte) {
+	if o.err == nil {
+		o.err = o.Record(kind, payload)
+	}
+}
+
+func (o *snapshotWriter) numbers(kind byte, values ...uint64) {
+	o.record(kind, func(b []byte) []byte { return appendUvarints(b, values...) })
+}
+
+func (o *snapshotWriter) json(kind byte, v any) {
+	data, err := json.Marshal(v)
+	o.err = errors.Join(o.err, err)
+	o.record(kind, func(b []byte) []byte { return append(b, data...) })
 }
 
 func appendUvarints(b []byte, values ...uint64) []byte {
@@ -224,90 +210,58 @@ func appendUvarints(b []byte, values ...uint64) []byte {
 	return b
 }
 
-// runs writes the nodes. The ids of each pool's runs begin with 1; in the file they
-// go on.
-func (o *snapshotWriter) runs(s *Snapshot) error {
+// runs writes a node for each run and returns their number.
+func (o *snapshotWriter) runs(s *Snapshot) (nodes uint64) {
 	if s.Runs == nil {
-		return nil
+		return 0
 	}
-	pool, base := -1, uint32(0)
+	pool := -1
 	for p, r := range s.Runs {
 		if p != pool {
-			pool, base, o.extra = p, uint32(o.nodes), nil
-			if len(s.Meta.Pools) > 0 {
-				if err := o.Record(recordPool, func(b []byte) []byte { return appendUvarints(b, uint64(p)) }); err != nil {
-					return err
-				}
-			}
+			pool = p
+			o.numbers(recordPool, uint64(p))
 		}
-		parent := uint64(0)
-		if r.Parent != 0 {
-			parent = uint64(base + r.Parent + o.more(r.Parent))
-		}
-		if err := o.run(parent, &r); err != nil {
-			return err
+		if nodes++; !o.run(&r) {
+			break
 		}
 	}
-	return nil
+	return nodes
 }
 
-// more returns by how much the id of a run of the dump has grown.
-func (o *snapshotWriter) more(run uint32) uint32 {
-	for _, e := range slices.Backward(o.extra) {
-		if run > e.after {
-			return e.by
-		}
-	}
-	return 0
-}
-
-// run writes a run as a node, or as several of the same blocks if it has too many
-// holders for one record: a reader that knows nothing of it finds them at one place.
-func (o *snapshotWriter) run(parent uint64, r *indexer.Run) error {
-	const room = records.Max - 64 // for what stands before the owners
+// run writes a node, and more records with the holders that have no room in the first one.
+func (o *snapshotWriter) run(r *indexer.Run) (ok bool) {
+	const room = records.Max - 64 // for the numbers of a node
 	if 8*len(r.Local) > room/2 {
-		return fmt.Errorf("a run has %d blocks, too many for a record", len(r.Local))
+		o.err = errors.Join(o.err, fmt.Errorf("a run has %d blocks, too many for a record", len(r.Local)))
+		return false
 	}
-	holders := r.Holders
-	for first := true; first || len(holders) > 0; first = false {
-		size, n := 8*len(r.Local), 0
-		for n < len(holders) {
-			size += 32 + 8*len(holders[n].Externals)
-			if n > 0 && size > room {
+	kind, holders, size := byte(recordNode), r.Holders, 8*len(r.Local)
+	for {
+		n := 0
+		for ; n < len(holders); n++ {
+			if size += 32 + 8*len(holders[n].Externals); n > 0 && size > room {
 				break
 			}
-			n++
 		}
-		o.nodes++
-		if !first {
-			by := uint32(1)
-			if l := len(o.extra); l > 0 {
-				by += o.extra[l-1].by
+		o.record(kind, func(b []byte) []byte {
+			if kind == recordNode {
+				b = appendHashes(appendUvarints(b, uint64(r.Parent), uint64(len(r.Local))), r.Local)
 			}
-			o.extra = append(o.extra, extra{after: r.ID, by: by})
+			for _, h := range holders[:n] {
+				b = appendHashes(appendUvarints(b, uint64(h.Worker), uint64(h.Tier), uint64(h.Start), uint64(len(h.Externals))), h.Externals)
+			}
+			return b
+		})
+		if holders = holders[n:]; len(holders) == 0 || o.err != nil {
+			return o.err == nil
 		}
-		if err := o.node(parent, r.Local, holders[:n]); err != nil {
-			return err
-		}
-		holders = holders[n:]
+		kind, size = recordHolders, 0
 	}
-	return nil
 }
 
-func (o *snapshotWriter) node(parent uint64, local []uint64, holders []indexer.Holder) error {
-	return o.Record(recordNode, func(b []byte) []byte {
-		b = appendUvarints(b, o.nodes, parent, uint64(len(local)))
-		for _, l := range local {
-			b = binary.LittleEndian.AppendUint64(b, l)
-		}
-		b = binary.AppendUvarint(b, uint64(len(holders)))
-		for _, h := range holders {
-			b = appendUvarints(b, uint64(h.Worker), 1, uint64(h.Start), uint64(len(h.Externals)))
-			b = append(b, 1)
-			for _, e := range h.Externals {
-				b = binary.LittleEndian.AppendUint64(b, e)
-			}
-		}
-		return b
-	})
+func appendHashes(b []byte, hashes []uint64) []byte {
+	for _, h := range hashes {
+		b = binary.LittleEndian.AppendUint64(b, h)
+	}
+	return b
 }

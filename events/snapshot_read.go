@@ -16,21 +16,26 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// ReadSnapshot reads a scope's snapshot up to its runs, which are read as they are
-// asked for. Only when Runs has ended and the returned function gives nil was the
-// snapshot whole and unchanged: nothing should be believed before.
-func ReadSnapshot(r io.Reader, scope wire.Scope) (*Snapshot, func() error, error) {
-	return readState(r, snapshotMagic, scope)
-}
+// Bounds of what a reader keeps beside the index. They are those of what a replica
+// keeps of a fleet.
+const (
+	maxSnapshotRanks   = 1 << 20
+	maxSnapshotCursors = maxRanks * maxPublishers
+	maxSnapshotWorkers = 1 << 16
+	maxSnapshotPools   = 1 << 10
+	maxSnapshotParked  = 1 << 20
+)
 
-// readState is ReadSnapshot for files with another magic.
-func readState(r io.Reader, magic string, scope wire.Scope) (*Snapshot, func() error, error) {
-	file, h, err := records.NewReader(r, magic, snapshotVersion)
+// ReadSnapshot reads a scope's snapshot up to its runs. The runs are read when they are
+// used. The snapshot was complete and unchanged only if Runs has ended and the returned
+// function then returns nil. Until then nothing of it may be used.
+func ReadSnapshot(r io.Reader, scope wire.Scope) (*Snapshot, func() error, error) {
+	file, h, err := records.NewReader(r, snapshotMagic, snapshotVersion)
 	if err != nil {
 		return nil, nil, fmt.Errorf("events: read snapshot: %w", err)
 	}
 	in := &snapshotReader{file: file}
-	s, err := in.head(h, scope)
+	s, err := readHeader(h, scope)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -50,38 +55,32 @@ func readState(r io.Reader, magic string, scope wire.Scope) (*Snapshot, func() e
 	}, nil
 }
 
+func readHeader(h *records.Header, scope wire.Scope) (*Snapshot, error) {
+	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(h.Body[at:]) }
+	switch {
+	case u64(16) != snapshotSeed:
+		return nil, badSnapshot("its hashes have seed %d, want %d", u64(16), snapshotSeed)
+	case u64(24) != scopeDigest(scope):
+		return nil, badSnapshot("it is of another scope")
+	case u64(0) > 1<<53:
+		return nil, badSnapshot("it is of the year %d", time.UnixMilli(int64(u64(0))).Year())
+	}
+	return &Snapshot{Created: time.UnixMilli(int64(u64(0))), LastSeq: u64(8)}, nil
+}
+
 type snapshotReader struct {
 	file  *records.Reader
 	nodes uint64
 	ended bool
 	err   error
 
-	// The record that was read last.
+	// The last record.
 	kind    byte
 	payload []byte
 
-	owners int
-	last   []uint64 // by node: the sequence hash of its last block
-	run    indexer.Run
-	seq    []uint64
-	cells  []uint64 // the memory of the run's externals
-}
-
-func (in *snapshotReader) head(h *records.Header, scope wire.Scope) (*Snapshot, error) {
-	u64 := func(at int) uint64 { return binary.LittleEndian.Uint64(h.Body[at:]) }
-	switch {
-	case u64(20) != snapshotSeed:
-		return nil, badSnapshot("its hashes have seed %d, want %d", u64(20), snapshotSeed)
-	case u64(28) != scopeDigest(scope):
-		return nil, badSnapshot("it is of another scope")
-	case u64(4) > 1<<53:
-		return nil, badSnapshot("it is of the year %d", time.UnixMilli(int64(u64(4))).Year())
-	}
-	return &Snapshot{
-		BlockSize: int(binary.LittleEndian.Uint32(h.Body[0:])),
-		Created:   time.UnixMilli(int64(u64(4))),
-		LastSeq:   u64(12),
-	}, nil
+	ranks int
+	run   indexer.Run
+	cells []uint64 // the memory of the run's externals
 }
 
 // next reads a record.
@@ -99,8 +98,8 @@ func (in *snapshotReader) next() (err error) {
 	return nil
 }
 
-// beginning reads what stands before the runs. The first record of those is left
-// in in.payload.
+// beginning reads the records before the runs. It leaves the first record of the runs in
+// in.payload.
 func (in *snapshotReader) beginning(s *Snapshot) error {
 	for {
 		if err := in.next(); err != nil {
@@ -108,80 +107,75 @@ func (in *snapshotReader) beginning(s *Snapshot) error {
 		}
 		f := fields{in.payload, false}
 		var err error
+		n, limit := 0, 1 // how many records of the type there are, and may be
 		switch in.kind {
 		case recordMeta:
 			err = json.Unmarshal(in.payload, &s.Meta)
-		case recordOwner:
-			i, o := f.uvarint(), Owner{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), Tier: indexer.Tier(f.uvarint())}
-			if i != uint64(len(s.Owners)) || i >= maxSnapshotOwners {
-				return badSnapshot("owner %d, want %d and at most %d", i, len(s.Owners), maxSnapshotOwners)
-			}
-			s.Owners = append(s.Owners, o)
+			n, limit = len(s.Meta.Pools), maxSnapshotPools
+		case recordRank:
+			s.Ranks = append(s.Ranks, RankName{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint())})
+			n, limit = len(s.Ranks), maxSnapshotRanks
 		case recordWorker:
-			if len(s.Workers) >= maxSnapshotWorkers {
-				return badSnapshot("more than %d workers", maxSnapshotWorkers)
-			}
-			s.Workers = append(s.Workers, slices.Clone(in.payload))
+			var w SnapshotWorker
+			err = json.Unmarshal(in.payload, &w)
+			s.Workers = append(s.Workers, w)
+			n, limit = len(s.Workers), maxSnapshotWorkers
 		case recordCursor:
-			if len(s.Cursors) >= maxSnapshotCursors {
-				return badSnapshot("more than %d cursors", maxSnapshotCursors)
-			}
 			s.Cursors = append(s.Cursors, Cursor{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), PublisherID: f.uvarint(), EventID: f.uvarint()})
+			n, limit = len(s.Cursors), maxSnapshotCursors
 		case recordWaiting:
-			if len(s.Waiting) >= maxWaitingWorkers*maxWaitingEvents {
-				return badSnapshot("more than %d events wait", maxWaitingWorkers*maxWaitingEvents)
-			}
 			w := Waiting{PublisherID: f.uvarint()}
 			w.Event, err = decodeEvent(f.rest)
 			s.Waiting = append(s.Waiting, w)
+			n, limit = len(s.Waiting), maxWaitingWorkers*maxWaitingEvents
 		case recordParked:
-			if len(s.Parked) >= maxSnapshotParked {
-				return badSnapshot("more than %d events wait for their parents", maxSnapshotParked)
-			}
 			var ev RouterEvent
 			ev, err = decodeEvent(in.payload)
 			s.Parked = append(s.Parked, ev)
+			n, limit = len(s.Parked), maxSnapshotParked
 		case recordState:
-			if len(s.States) >= maxRanks {
-				return badSnapshot("more than %d states", maxRanks)
-			}
 			r := RankState{WorkerID: f.uvarint(), DPRank: uint32(f.uvarint()), State: State(min(f.uvarint(), uint64(StateSuspect)))}
 			r.Missed = time.UnixMilli(int64(f.uvarint()))
 			s.States = append(s.States, r)
-		case recordNode, recordPool, records.End:
-			in.owners = len(s.Owners)
-			if len(s.Meta.Pools) > maxSnapshotPools {
-				return badSnapshot("%d pools, at most %d are allowed", len(s.Meta.Pools), maxSnapshotPools)
-			}
+			n, limit = len(s.States), maxRanks
+		case recordNode, recordHolders, recordPool, records.End:
+			in.ranks = len(s.Ranks)
 			return nil
 		}
 		if err != nil || f.bad {
 			return badSnapshot("record %d of type %d cannot be read: %v", in.file.Records(), in.kind, err)
 		}
+		if n > limit {
+			return badSnapshot("more than %d records or pools, up to record %d of type %d", limit, in.file.Records(), in.kind)
+		}
 	}
 }
 
-// runs hands out the runs, beginning with the record that was read already.
+// runs yields the runs, beginning with the record that was read already.
 func (in *snapshotReader) runs(s *Snapshot, yield func(int, indexer.Run) bool) error {
-	pool, base := 0, uint64(0)
-	pools := max(1, len(s.Meta.Pools))
+	pool, id := -1, uint32(0)
 	for !in.ended {
 		switch in.kind {
 		case recordPool:
 			f := fields{in.payload, false}
 			n := f.uvarint()
-			if f.bad || n >= uint64(pools) || int(n) < pool || int(n) == pool && in.nodes > base {
-				return badSnapshot("record %d begins pool %d of %d behind pool %d", in.file.Records(), n, pools, pool)
+			if f.bad || n >= uint64(len(s.Meta.Pools)) || int(n) <= pool {
+				return badSnapshot("record %d begins pool %d of %d behind pool %d", in.file.Records(), n, len(s.Meta.Pools), pool)
 			}
-			pool, base = int(n), in.nodes
+			pool, id = int(n), 0
 		case recordNode:
-			if err := in.node(base); err != nil {
+			if pool < 0 {
+				return badSnapshot("record %d is a node without a pool", in.file.Records())
+			}
+			id++
+			if err := in.node(id); err != nil {
 				return err
 			}
 			if !yield(pool, in.run) {
 				return badSnapshot("its runs were not read to the end")
 			}
-		case recordMeta, recordOwner, recordWorker, recordCursor, recordWaiting, recordParked, recordState:
+			continue // the next record is read
+		case recordMeta, recordRank, recordWorker, recordCursor, recordWaiting, recordParked, recordState, recordHolders:
 			return badSnapshot("record %d of type %d stands behind the nodes", in.file.Records(), in.kind)
 		}
 		if err := in.next(); err != nil {
@@ -191,84 +185,49 @@ func (in *snapshotReader) runs(s *Snapshot, yield func(int, indexer.Run) bool) e
 	return nil
 }
 
-// node reads a run. base is the number of nodes before its pool.
-func (in *snapshotReader) node(base uint64) error {
-	bad := func(what string, v uint64) error {
-		return badSnapshot("node %d: %s %d is out of range", in.nodes+1, what, v)
-	}
+// node reads a run with all its holders, and the record that follows.
+func (in *snapshotReader) node(id uint32) error {
 	f := fields{in.payload, false}
-	id, parent, n := f.uvarint(), f.uvarint(), f.uvarint()
+	parent, n := f.uvarint(), f.uvarint()
 	switch {
-	case id != in.nodes+1 || id > 1<<32-1:
-		return bad("id", id)
-	case parent >= id || parent != 0 && parent <= base:
-		return bad("parent", parent)
+	case id == 0 || parent >= uint64(id):
+		return badSnapshot("node %d of its pool has the parent %d", id, parent)
 	case n == 0 || n > uint64(len(f.rest)/8):
-		return bad("length", n)
+		return badSnapshot("node %d of its pool has %d blocks", id, n)
 	}
 	in.nodes++
 	r := &in.run
-	r.ID, r.Parent = uint32(id-base), 0
-	seq := uint64(0)
-	if parent != 0 {
-		r.Parent, seq = uint32(parent-base), in.last[parent-1]
+	r.ID, r.Parent = id, uint32(parent)
+	r.Local, r.Holders, in.cells = f.hashes(r.Local[:0], n), r.Holders[:0], in.cells[:0]
+	for {
+		if err := in.holders(&f); err != nil {
+			return err
+		}
+		if err := in.next(); err != nil || in.ended || in.kind != recordHolders {
+			return err
+		}
+		f = fields{in.payload, false}
 	}
-	r.Local, in.seq = r.Local[:0], in.seq[:0]
-	for i := range n {
-		l := f.u64()
-		if i == 0 && parent == 0 {
-			seq = l
-		} else {
-			seq = indexer.NextSequenceHash(seq, l)
+}
+
+// holders reads the holders in a record.
+func (in *snapshotReader) holders(f *fields) error {
+	r := &in.run
+	in.cells = slices.Grow(in.cells, len(f.rest)/8) // so that the slices of this record do not move
+	for len(f.rest) > 0 {
+		rank, tier, start, n := f.uvarint(), f.uvarint(), f.uvarint(), f.uvarint()
+		if f.bad || rank >= uint64(in.ranks) || tier > uint64(indexer.External) || start > uint64(len(r.Local)) ||
+			n > uint64(len(r.Local))-start || n > uint64(len(f.rest)/8) {
+			return badSnapshot("record %d: tier %d of rank %d cannot hold %d blocks from block %d on", in.file.Records(), tier, rank, n, start)
 		}
-		r.Local, in.seq = append(r.Local, l), append(in.seq, seq)
-	}
-	in.last = append(in.last, seq)
-	owners := f.uvarint()
-	if owners > uint64(len(f.rest)) {
-		return bad("number of owners", owners)
-	}
-	// At most so many hashes are in it; the holders' slices may not move.
-	in.cells = slices.Grow(in.cells[:0], len(f.rest)/8)
-	r.Holders = r.Holders[:0]
-	for range owners {
-		ord, ranges := f.uvarint(), f.uvarint()
-		if ord >= uint64(in.owners) {
-			return bad("owner", ord)
-		}
-		if ranges > uint64(len(f.rest)) {
-			return bad("number of ranges", ranges)
-		}
-		first := len(r.Holders)
-		for range ranges {
-			start, length := f.uvarint(), f.uvarint()
-			if start > n || length > n-start {
-				return bad("range", start+length)
-			}
-			r.Holders = append(r.Holders, indexer.Holder{Worker: int(ord), Start: int(start), Externals: in.seq[start : start+length]})
-		}
-		if f.byte() == 0 {
-			continue // the engine's hashes are ours
-		}
-		for i := first; i < len(r.Holders); i++ {
-			h := &r.Holders[i]
-			at := len(in.cells)
-			if len(h.Externals) > len(f.rest)/8 {
-				return bad("number of hashes", uint64(len(h.Externals)))
-			}
-			for range h.Externals {
-				in.cells = append(in.cells, f.u64())
-			}
-			h.Externals = in.cells[at:]
-		}
-	}
-	if f.bad || len(f.rest) > 0 {
-		return badSnapshot("node %d cannot be read", id)
+		at := len(in.cells)
+		in.cells = f.hashes(in.cells, n)
+		r.Holders = append(r.Holders, indexer.Holder{Worker: int(rank), Tier: indexer.Tier(tier), Start: int(start), Externals: in.cells[at:]})
 	}
 	return nil
 }
 
-// fields reads a record's payload. After bad bytes it reads zeros.
+// fields reads a record's payload. After bad bytes it returns zeros.
 type fields struct {
 	rest []byte
 	bad  bool
@@ -284,22 +243,11 @@ func (f *fields) uvarint() uint64 {
 	return v
 }
 
-func (f *fields) u64() uint64 {
-	if len(f.rest) < 8 {
-		f.rest, f.bad = nil, true
-		return 0
+// hashes appends n hashes. Its caller has checked that there are as many.
+func (f *fields) hashes(to []uint64, n uint64) []uint64 {
+	for range n {
+		to = append(to, binary.LittleEndian.Uint64(f.rest))
+		f.rest = f.rest[8:]
 	}
-	v := binary.LittleEndian.Uint64(f.rest)
-	f.rest = f.rest[8:]
-	return v
-}
-
-func (f *fields) byte() byte {
-	if len(f.rest) == 0 {
-		f.bad = true
-		return 0
-	}
-	v := f.rest[0]
-	f.rest = f.rest[1:]
-	return v
+	return to
 }

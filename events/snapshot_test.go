@@ -24,17 +24,18 @@ import (
 )
 
 // goldenSnapshot is a file as the protocol writes it: block size 4, position 42,
-// one owner (worker 7), one cursor, one node of two blocks.
-const goldenSnapshot = "4b5652534e4150310100000004000000f4cf269e980100002a0000000000000039050000000000003e2d3384ac7198b1" +
-	"0000000000000000000000007820e02d010d0000007b226d6f64656c223a226d227d6df67fb5020400000000070000c65499030305000000" +
-	"0700b424015044397e04290000000100025cca2dfbd7e438cb4cb707b939ecd3e8010001000201650000000000000066000000000000000719b901" +
-	"ff1800000004000000000000000100000000000000dbcc57573d2948fb59776c86"
+// one rank (of worker 7), one cursor, one node of two blocks.
+const goldenSnapshot = "4b5652534e41503201000000f4cf269e980100002a0000000000000039050000000000003e2d3384ac7198b1000000000000000000000000" +
+	"00000000978d5e1f01280000007b22706f6f6c73223a5b7b226d6f64656c223a226d222c22626c6f636b5f73697a65223a347d5d7d452e9a" +
+	"bc020200000007007b5ad9ca03050000000700b424015044397e06010000000092844206042600000000025cca2dfbd7e438cb4cb707b939" +
+	"ecd3e800000002650000000000000066000000000000007301bbc9ff180000000500000000000000010000000000000097ea3ab4ae4810df" +
+	"9ca18451"
 
 func goldenContent() *events.Snapshot {
 	return &events.Snapshot{
-		BlockSize: 4, Created: time.UnixMilli(1755000000500), LastSeq: 42,
-		Meta:    events.SnapshotMeta{Model: "m"},
-		Owners:  []events.Owner{{WorkerID: 7}},
+		Created: time.UnixMilli(1755000000500), LastSeq: 42,
+		Meta:    events.SnapshotMeta{Pools: []events.SnapshotPool{{Model: "m", BlockSize: 4}}},
+		Ranks:   []events.RankName{{WorkerID: 7}},
 		Cursors: []events.Cursor{{WorkerID: 7, PublisherID: 4660, EventID: 1}},
 		Runs: runsOf(run{0, indexer.Run{
 			ID: 1, Local: []uint64{14643705804678351452, 16777012769546811212},
@@ -150,7 +151,7 @@ func (r errReader) Read([]byte) (int, error) { return 0, r.err }
 // The checksums are right here; what the records say is not.
 func TestSenselessSnapshotsAreRefused(t *testing.T) {
 	for name, edit := range map[string]func(*events.Snapshot){
-		"an owner that is not there": func(s *events.Snapshot) { s.Owners = nil },
+		"a rank that is not there": func(s *events.Snapshot) { s.Ranks = nil },
 		"a parent that comes later": func(s *events.Snapshot) {
 			s.Runs = runsOf(run{0, indexer.Run{ID: 1, Parent: 2, Local: []uint64{1}}}, run{0, indexer.Run{ID: 2, Local: []uint64{2}}})
 		},
@@ -190,16 +191,14 @@ func TestSnapshotsComeBack(t *testing.T) {
 			Meta: events.SnapshotMeta{Writer: "test", Epoch: rng.Uint64(), Stream: rng.Int64()},
 		}
 		var pools []*indexer.Index
-		owners := 0
 		for p := range 1 + rng.IntN(3) {
 			x, n := randomIndex(rng)
 			pools = append(pools, x)
 			s.Meta.Pools = append(s.Meta.Pools, events.SnapshotPool{Model: fmt.Sprint("m", p), BlockSize: 16 << p})
 			for i := range n {
-				s.Owners = append(s.Owners, events.Owner{WorkerID: rng.Uint64(), DPRank: rng.Uint32(), Tier: indexer.Tier(rng.IntN(4))})
-				s.Workers = append(s.Workers, json.RawMessage(fmt.Sprintf(`{"n":%d}`, i)))
+				s.Ranks = append(s.Ranks, events.RankName{WorkerID: rng.Uint64(), DPRank: rng.Uint32()})
+				s.Workers = append(s.Workers, events.SnapshotWorker{ID: rng.Uint64(), StartedMS: rng.Int64(), Home: "m", Info: json.RawMessage(fmt.Sprintf(`{"n":%d}`, i))})
 			}
-			owners += n
 		}
 		for range rng.IntN(50) {
 			s.Cursors = append(s.Cursors, events.Cursor{WorkerID: rng.Uint64(), DPRank: rng.Uint32(), PublisherID: rng.Uint64(), EventID: rng.Uint64()})
@@ -308,7 +307,7 @@ func holdings(x *indexer.Index) []string {
 		ends = append(ends, end{depth, at})
 		for _, h := range r.Holders {
 			for i, e := range h.Externals {
-				lines = append(lines, fmt.Sprintf("%d %d %016x %x", h.Worker, begin+h.Start+i, seqs[h.Start+i], e))
+				lines = append(lines, fmt.Sprintf("%d %d %d %016x %x", h.Worker, h.Tier, begin+h.Start+i, seqs[h.Start+i], e))
 			}
 		}
 	}
@@ -330,7 +329,7 @@ func TestARunOfManyHolders(t *testing.T) {
 			x.Apply(w, indexer.Event{Kind: indexer.Stored, HasParent: true, Parent: ev.Blocks[blocks-1].External, Blocks: []indexer.Block{{External: 1<<50 + uint64(w), Local: uint64(w)}}})
 		}
 	}
-	s := &events.Snapshot{Created: time.UnixMilli(0), Owners: make([]events.Owner, workers), Runs: func(yield func(int, indexer.Run) bool) {
+	s := &events.Snapshot{Created: time.UnixMilli(0), Meta: events.SnapshotMeta{Pools: make([]events.SnapshotPool, 1)}, Ranks: make([]events.RankName, workers), Runs: func(yield func(int, indexer.Run) bool) {
 		for r := range x.Dump() {
 			if !yield(0, r) {
 				return
@@ -362,7 +361,7 @@ func TestARunOfManyHolders(t *testing.T) {
 
 func FuzzReadSnapshot(f *testing.F) {
 	f.Add(unhex(f, goldenSnapshot))
-	f.Add([]byte(strings.Repeat("KVRSNAP1", 9)))
+	f.Add([]byte(strings.Repeat("KVRSNAP2", 9)))
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		_, _, _ = readAll(data, wire.Scope{})
 	})

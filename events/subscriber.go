@@ -58,8 +58,6 @@ type Subscriber struct {
 	// mu guards the fields below. Nothing that may wait happens while it is held.
 	tracker *tracker
 	answers map[uint64]*collected // by query
-	wanted  [len(feeds) + 1]int   // workers, by feed
-	demand  chan struct{}         // closed when wanted has changed
 	resting bool                  // Run looks at the clock less often
 	wake    chan struct{}         // has room for one: there is something to ask again
 
@@ -171,7 +169,6 @@ func NewSubscriber(nc *nats.Conn, conf SubscriberConfig) (*Subscriber, error) {
 		inbox:   inbox(nc) + ".",
 		pending: 1 << 20, maxQueue: 4096,
 		answers: make(map[uint64]*collected),
-		demand:  make(chan struct{}),
 		wake:    make(chan struct{}, 1),
 	}
 	s.delivered.L = &s.mu
@@ -211,6 +208,7 @@ const (
 	restEvery   = 100 * time.Millisecond // the same while nothing is to be asked
 	lossesEvery = time.Second
 	expireEvery = 5 * time.Second
+	wantedEvery = 50 * time.Millisecond // see [Subscriber.AwaitWanted]
 )
 
 // Run listens until ctx ends, and asks for what was missed. A connection that is
@@ -296,28 +294,14 @@ func (s *Subscriber) Listen(ctx context.Context, subject string, take func(data 
 // nothing.
 func (s *Subscriber) SetWorker(id uint64, src Source) {
 	s.mu.Lock()
-	old, told := s.tracker.workers[id]
+	defer s.unlock()
 	s.tracker.setWorker(s.conf.Now(), id, src)
-	if told {
-		s.wanted[old.Feed]--
-	}
-	s.wanted[src.Feed]++
-	if !told || old.Feed != src.Feed {
-		close(s.demand)
-		s.demand = make(chan struct{})
-	}
-	s.unlock()
 }
 
 // Forget tells that the sink has forgotten a worker.
 func (s *Subscriber) Forget(id uint64) {
 	s.mu.Lock()
 	defer s.unlock()
-	if old, told := s.tracker.workers[id]; told {
-		s.wanted[old.Feed]--
-		close(s.demand)
-		s.demand = make(chan struct{})
-	}
 	s.tracker.forget(id)
 }
 
@@ -333,65 +317,22 @@ func (s *Subscriber) Doubt(workerID uint64, dpRank uint32) {
 func (s *Subscriber) Wants(feed Feed) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.wanted[feed] > 0
-}
-
-// lastStand is how long a feed goes on that no worker needs any more: one that
-// restarts comes back sooner.
-const lastStand = 30 * time.Second
-
-// RunFeed runs a feed's consumer while there are workers whose events come by it,
-// until ctx ends. Messages go to [Subscriber.Take]. An error of the consumer, while
-// it is wanted, is returned.
-func (s *Subscriber) RunFeed(ctx context.Context, feed Feed, run func(context.Context) error) error {
-	for s.await(ctx, feed, true, 0) {
-		inner, cancel := context.WithCancel(ctx)
-		done := make(chan error, 1)
-		go func() { done <- run(inner) }()
-		idle := make(chan bool, 1)
-		go func() { idle <- s.await(inner, feed, false, lastStand) }()
-		select {
-		case err := <-done:
-			cancel()
-			<-idle
-			if ctx.Err() == nil {
-				return err
-			}
-		case <-idle:
-			cancel()
-			if err := <-done; err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// await returns when it has been so for a while that the feed is wanted or not. It
-// returns false when ctx ends.
-func (s *Subscriber) await(ctx context.Context, feed Feed, want bool, length time.Duration) bool {
-	for ctx.Err() == nil {
-		s.mu.Lock()
-		is, change := s.wanted[feed] > 0, s.demand
-		s.mu.Unlock()
-		var passed <-chan time.Time
-		if is == want {
-			if length == 0 {
-				return true
-			}
-			timer := time.NewTimer(length)
-			defer timer.Stop()
-			passed = timer.C
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-change:
-		case <-passed:
+	for _, src := range s.tracker.workers {
+		if src.Feed == feed {
 			return true
 		}
 	}
 	return false
+}
+
+// AwaitWanted returns when there is a worker whose events come by a feed, or ctx ends.
+func (s *Subscriber) AwaitWanted(ctx context.Context, feed Feed) {
+	for !s.Wants(feed) && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(wantedEvery):
+		}
+	}
 }
 
 func (s *Subscriber) expire(ctx context.Context) {

@@ -54,45 +54,40 @@ type Dump struct {
 type poolDump struct {
 	runs    iter.Seq2[indexer.Run, error]
 	stop    func()
-	numbers []int // of the holders, by ordinal
+	numbers []int // of the holders, by ordinal; -1 for others
 }
 
 // ErrDumping means that a dump is under way.
 var ErrDumping = errors.New("a dump is under way")
 
-// Dump begins a dump of all pools as they are at this moment: what all events
-// applied by now have made of all workers, and nothing of later ones. Events and
-// decisions go on meanwhile; see [indexer.Index.Dump] for how long an event waits
+// Dump begins a dump of all pools as they are at this moment: the result of all events
+// applied by now, and of no later ones. Mine, if not nil, selects the workers in it. Events
+// and decisions continue meanwhile; see [indexer.Index.Dump] for how long an event waits
 // and what a dump takes, for each pool: it does not grow with the index. There can
 // be one at a time: ok is false while another one has not been closed.
-func (r *Router) Dump() (d *Dump, ok bool) {
+func (r *Router) Dump(mine func(id uint64) bool) (d *Dump, ok bool) {
 	select {
 	case r.dumping <- struct{}{}:
 	default:
 		return nil, false
 	}
-	d = &Dump{router: r}
-	d.Begin()
-	return d, true
+	return r.begin(mine), true
 }
 
-// AwaitDump waits until no other dump is under way, and until ctx ends. The dump is
-// still to be begun, and until it is closed the only one. The error wraps
-// [ErrDumping].
+// AwaitDump waits until no other dump is running, then begins one of all workers. The error
+// wraps [ErrDumping] if ctx ends before.
 func (r *Router) AwaitDump(ctx context.Context) (*Dump, error) {
 	select {
 	case r.dumping <- struct{}{}:
-		return &Dump{router: r}, nil
+		return r.begin(nil), nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("router: %w: %w", ErrDumping, context.Cause(ctx))
 	}
 }
 
-// Begin fixes the moment that the dump is of, and fills in all else. It is to be
-// called once.
-func (d *Dump) Begin() {
+func (r *Router) begin(mine func(id uint64) bool) *Dump {
+	d := &Dump{router: r}
 	// Nobody applies an event or changes a worker until all dumps have begun.
-	r := d.router
 	r.fleet.Lock()
 	defer r.fleet.Unlock()
 	for _, key := range slices.SortedFunc(maps.Keys(r.pools), poolKey.compare) {
@@ -105,6 +100,10 @@ func (d *Dump) Begin() {
 		pd := poolDump{numbers: make([]int, p.core.size())}
 		for i, ord := range p.core.order {
 			e := &p.core.entries[ord]
+			if mine != nil && !mine(e.worker.ID) {
+				pd.numbers[ord] = -1
+				continue
+			}
 			pd.numbers[ord] = len(d.Holders)
 			d.Holders = append(d.Holders, e.worker)
 			if i == 0 || p.core.entries[p.core.order[i-1]].worker.ID != e.worker.ID {
@@ -118,6 +117,7 @@ func (d *Dump) Begin() {
 		d.pools = append(d.pools, pd)
 	}
 	d.Runs = d.runs
+	return d
 }
 
 // How a dump ends: read, given up since it was overtaken, or left by its reader.
@@ -159,9 +159,13 @@ func (d *Dump) runs(yield func(int, indexer.Run) bool) {
 				d.err = err
 				return
 			}
-			for j := range run.Holders {
-				run.Holders[j].Worker = p.numbers[run.Holders[j].Worker]
+			kept := run.Holders[:0]
+			for _, h := range run.Holders {
+				if h.Worker = p.numbers[h.Worker]; h.Worker >= 0 {
+					kept = append(kept, h)
+				}
 			}
+			run.Holders = kept
 			if !yield(i, run) {
 				return
 			}

@@ -19,7 +19,7 @@ import (
 // the engines' hashes.
 func lines(t *testing.T, r *router.Router) (out []string) {
 	t.Helper()
-	d, ok := r.Dump()
+	d, ok := r.Dump(nil)
 	if !ok {
 		t.Fatal("a dump is under way")
 	}
@@ -94,7 +94,7 @@ func twoModels(t *testing.T, ids []uint64) *router.Router {
 
 func restored(t *testing.T, from, to *router.Router) router.Restored {
 	t.Helper()
-	d, ok := from.Dump()
+	d, ok := from.Dump(nil)
 	if !ok {
 		t.Fatal("a dump is under way")
 	}
@@ -141,7 +141,7 @@ func TestADumpsEventsMakeTheIndex(t *testing.T) {
 		a, b := twoModels(t, ids), twoModels(t, ids)
 		scramble(a, rand.New(rand.NewPCG(seed, 5)), ids, false)
 		for _, sorted := range []bool{false, true} {
-			d, _ := a.Dump()
+			d, _ := a.Dump(nil)
 			n := 0
 			for ev := range d.Events(sorted) {
 				if ev.Hole {
@@ -165,11 +165,11 @@ func TestADumpIsOfOneMoment(t *testing.T) {
 	r := twoModels(t, ids)
 	scramble(r, rand.New(rand.NewPCG(1, 6)), ids, true)
 	want := lines(t, r)
-	d, ok := r.Dump()
+	d, ok := r.Dump(nil)
 	if !ok {
 		t.Fatal("no dump")
 	}
-	if _, ok := r.Dump(); ok {
+	if _, ok := r.Dump(nil); ok {
 		t.Error("two dumps at once")
 	}
 	scramble(r, rand.New(rand.NewPCG(2, 6)), ids, true)
@@ -242,7 +242,7 @@ func TestAFailedRestoreChangesNothing(t *testing.T) {
 			return nil
 		},
 	} {
-		d, _ := a.Dump()
+		d, _ := a.Dump(nil)
 		c := d.Contents
 		bad := spoil(&c)
 		if _, err := b.Restore(c, func() error { return bad }); err == nil {
@@ -281,7 +281,7 @@ func TestKeptWorkers(t *testing.T) {
 	}
 	want := append(lines(t, a)[:3:3], lines(t, b)[2:4]...)
 	want = append(want, lines(t, a)[6:]...)
-	d, ok := a.Dump()
+	d, ok := a.Dump(nil)
 	if !ok {
 		t.Fatal("a dump is under way")
 	}
@@ -313,7 +313,7 @@ func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
 	small, large := fill(500), fill(10_000)
 	for name, dump := range map[string]func(r *router.Router) int{
 		"runs": func(r *router.Router) (n int) {
-			d, _ := r.Dump()
+			d, _ := r.Dump(nil)
 			defer d.Close()
 			for _, run := range d.Runs {
 				n += len(run.Holders)
@@ -321,7 +321,7 @@ func TestADumpTakesNoMoreForALargeIndex(t *testing.T) {
 			return n
 		},
 		"events": func(r *router.Router) (n int) {
-			d, _ := r.Dump()
+			d, _ := r.Dump(nil)
 			defer d.Close()
 			for ev := range d.Events(false) {
 				n += len(ev.Event.Blocks)
@@ -366,7 +366,7 @@ func TestTooMuchToSort(t *testing.T) {
 		}
 		r.ApplyEvent(router.Worker{ID: w + 1}, ev)
 	}
-	d, _ := r.Dump()
+	d, _ := r.Dump(nil)
 	defer d.Close()
 	for ev := range d.Events(true) {
 		t.Fatalf("%+v is told", ev)

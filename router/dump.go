@@ -163,7 +163,6 @@ func (r *Router) DumpEvents(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	defer d.Close()
-	d.Begin()
 	out := bufio.NewWriterSize(w, 1<<16)
 	_ = out.WriteByte('[') // Flush tells of an error
 	left := make(leftOut)

@@ -67,7 +67,7 @@ func TestADumpThatWaited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, ok := r.Dump()
+	first, ok := r.Dump(nil)
 	if !ok || len(first.Pools) > 0 {
 		t.Fatalf("an empty router dumps %v, %v", first.Pools, ok)
 	}
@@ -84,9 +84,6 @@ func TestADumpThatWaited(t *testing.T) {
 		}
 		waited <- d
 	}()
-	first.Close()
-	d := <-waited
-	defer d.Close()
 	for id := uint64(1); id <= 3; id++ {
 		model := "m"
 		if id == 3 {
@@ -99,7 +96,9 @@ func TestADumpThatWaited(t *testing.T) {
 			r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: id*10 + uint64(rank), Local: 7}}})
 		}
 	}
-	d.Begin()
+	first.Close()
+	d := <-waited
+	defer d.Close()
 	r.RemoveWorker(1)
 	r.ApplyEvent(router.Worker{ID: 2}, indexer.Event{Kind: indexer.Cleared})
 	got := map[string]map[router.Worker]uint64{}

@@ -391,7 +391,7 @@ func TestDumpEventsFails(t *testing.T) {
 	if err := r.DumpEvents(t.Context(), &full{10}); err == nil {
 		t.Error("an error of the writer is lost")
 	}
-	d, ok := r.Dump()
+	d, ok := r.Dump(nil)
 	if !ok {
 		t.Fatal("the dump that failed was not ended")
 	}

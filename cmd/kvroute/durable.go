@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/events"
-	"github.com/kvroute/kvroute/internal/replica"
 )
 
 // openDurable makes the reader of the stream of events, if there is to be one.
@@ -21,13 +20,8 @@ func (s *server) openDurable() (err error) {
 		return nil
 	}
 	s.durable, err = events.NewDurable(s.events, events.DurableConfig{
-		Replica: replicaName(c),
-		Holdings: replica.Holdings(replica.Config{
-			Router: s.router,
-			Direct: s.direct.sources.Has,
-			Expect: s.expected.add,
-			Log:    s.log,
-		}),
+		Replica:           replicaName(c),
+		Holdings:          s.holdings,
 		Replicas:          c.NATSReplicas,
 		Memory:            s.bus != nil && c.StateDir == "",
 		SnapshotThreshold: c.RouterSnapshotThreshold,
@@ -54,9 +48,8 @@ func replicaName(c *config) string {
 	return host + "-" + port
 }
 
-// readStream reads the stream of events while there are workers whose events come
-// by it. What it has kept finds its workers known: the registry goes first, for
-// some time.
+// readStream reads the stream of events as soon as there are workers whose events it
+// stores. It first waits some time for the registry, so that the workers are known.
 func (s *server) readStream(ctx context.Context) error {
 	for deadline := time.Now().Add(10 * time.Second); !s.registry.Ready() && time.Now().Before(deadline) && ctx.Err() == nil; {
 		select {
@@ -64,13 +57,13 @@ func (s *server) readStream(ctx context.Context) error {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	var parts sync.WaitGroup
-	defer parts.Wait()
-	parts.Go(func() { s.forgetExpected(ctx) })
-	if s.conf.RouterResetStates {
-		return s.durable.Run(ctx) // others are to forget, whoever is here
+	if !s.conf.RouterResetStates { // a reset is for the other replicas, too
+		s.events.AwaitWanted(ctx, events.FeedDurable)
 	}
-	return s.events.RunFeed(ctx, events.FeedDurable, s.durable.Run)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return s.durable.Run(ctx)
 }
 
 func (s *server) checks() []api.Check {
@@ -127,21 +120,14 @@ func (e *expected) due() (ids []uint64) {
 const expectFor = time.Minute
 
 // forgetExpected forgets workers of a snapshot that do not register.
-func (s *server) forgetExpected(ctx context.Context) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+func (s *server) forgetExpected(ctx context.Context) error {
+	return every(ctx, time.Second, func() {
 		if !s.registry.Ready() {
-			continue // nobody can register
+			return // nobody can register
 		}
 		for _, id := range s.router.RemoveExpected(s.expected.due()) {
 			s.events.Forget(id)
 			s.log.Info("a worker of the snapshot has not registered; it is forgotten", "worker", id)
 		}
-	}
+	})
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/records"
+	"github.com/kvroute/kvroute/internal/replica"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/replicas"
@@ -133,6 +134,7 @@ type server struct {
 	sync      *replicas.Sync // nil without --router-replica-sync
 	groups    groups
 	events    *events.Subscriber
+	holdings  events.Holdings // of the router
 	durable   *events.Durable // nil unless --durable-kv-events
 	expected  expected
 	loads     fleet.Loads // blocks in use
@@ -231,8 +233,11 @@ func (s *server) openEvents() (err error) {
 	}); err != nil {
 		return err
 	}
-	s.direct, err = newDirect(s.router, s.events, s.client, s.networks, s.log, s.metrics.Meter("source"))
-	return err
+	if s.direct, err = newDirect(s.router, s.events, s.client, s.networks, s.log, s.metrics.Meter("source")); err != nil {
+		return err
+	}
+	s.holdings = replica.Holdings(replica.Config{Router: s.router, Direct: s.direct.sources.Has, Expect: s.expected.add, Log: s.log})
+	return nil
 }
 
 // openFleet makes the registry of workers, with those of the configuration.
@@ -393,7 +398,7 @@ func (s *server) run(ctx context.Context) error {
 	wanted := s.router.WantsEvents()
 	when(s.dynamo != nil, s.dynamo.Run)
 	when(s.conf.EndpointFile != "", (&endpointFile{path: s.conf.EndpointFile, known: s.started.Load, workers: s.router.Workers, log: s.log}).run)
-	when(wanted, s.events.Run, s.direct.sources.Run, s.expireEvents)
+	when(wanted, s.events.Run, s.direct.sources.Run, s.expireEvents, s.forgetExpected)
 	when(wanted && s.durable != nil, s.readStream)
 	when(s.state != nil, s.keepState)
 	when(s.tracer != nil, s.tracer.Run)

@@ -14,7 +14,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/records"
 )
 
@@ -48,10 +47,8 @@ func (s *server) loadState() (err error) {
 	if err := s.loadFile(sourceFile, s.scope.Bucket(sourceFile), s.direct.sources.Load); err != nil {
 		return err
 	}
-	return s.loadFile(eventFile, s.eventFile(), s.events.Load)
+	return s.loadFile(eventFile, s.scope.Bucket(eventFile), func(r io.Reader) (int, error) { return s.events.Load(r, s.holdings) })
 }
-
-func (s *server) eventFile() string { return s.scope.Bucket(eventFile) }
 
 // loadFile reads a file of the folder if it is there. One that is damaged, or of
 // another version of kvroute, is refused as a whole; the next saving replaces it.
@@ -120,7 +117,7 @@ func (s *server) saveState() error {
 	err := s.saveFile(guessFile, guessFile, s.router.SaveGuesses)
 	if s.router.WantsEvents() {
 		err = errors.Join(err, s.saveFile(sourceFile, s.scope.Bucket(sourceFile), s.direct.sources.Save))
-		err = errors.Join(err, s.saveFile(eventFile, s.eventFile(), s.saveEvents))
+		err = errors.Join(err, s.saveFile(eventFile, s.scope.Bucket(eventFile), s.saveEvents))
 	}
 	return err
 }
@@ -135,27 +132,9 @@ func (s *server) saveFile(what, name string, write func(io.Writer) error) error 
 	return nil
 }
 
-// saveEvents writes what the events told.
+// saveEvents writes the snapshot of the workers whose events no stream stores.
 func (s *server) saveEvents(w io.Writer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), saveWait)
 	defer cancel()
-	d, err := s.router.AwaitDump(ctx)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return s.events.Save(w, func() (events.Held, error) {
-		d.Begin()
-		held := events.Held{Runs: d.Runs, Failed: d.Err}
-		for _, p := range d.Pools {
-			held.Pools = append(held.Pools, events.SnapshotPool{Model: p.Model, BlockSize: p.BlockSize})
-		}
-		for _, p := range s.router.ParkedEvents() {
-			held.Parked = append(held.Parked, events.RouterEvent{WorkerID: p.Worker.ID, DPRank: p.Worker.DPRank, Event: p.Event})
-		}
-		for _, w := range d.Holders {
-			held.Ranks = append(held.Ranks, events.RankName{WorkerID: w.ID, DPRank: w.DPRank})
-		}
-		return held, nil
-	})
+	return s.events.Save(ctx, w, s.holdings)
 }
