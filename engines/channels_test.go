@@ -81,7 +81,7 @@ func (d *dynamoRank) open() {
 }
 
 func (d *dynamoRank) channel() engines.Channel {
-	c := engines.Channel{Publisher: d.publisher, Bound: true, Worker: d.worker, DPRank: d.rank, Group: "dynamo/backend"}
+	c := engines.Channel{Publisher: d.publisher, Worker: d.worker, DPRank: d.rank}
 	if d.nc != nil {
 		c.Subject = d.subject
 	} else {
@@ -167,11 +167,10 @@ func (c *caches) follows(t *testing.T, nc *nats.Conn, plane engines.Plane, ranks
 }
 
 func planeOf(ranks ...*dynamoRank) engines.Plane {
-	p := engines.Plane{Indexers: map[engines.WorkerRank]engines.Indexer{}, Groups: map[uint64]string{}}
+	p := engines.Plane{Indexers: map[engines.WorkerRank]engines.Indexer{}}
 	for _, d := range ranks {
 		p.Channels = append(p.Channels, d.channel())
 		p.Indexers[engines.WorkerRank{WorkerID: d.worker, DPRank: d.rank}] = d.indexer
-		p.Groups[d.worker] = "dynamo/backend"
 	}
 	return p
 }
@@ -253,19 +252,13 @@ func TestDynamosWorkersAreFollowed(t *testing.T) {
 	}
 }
 
-// Of 1.3 no record says whose a publisher is: it may speak for the workers of its
-// component, and for nobody else.
+// A publisher may send events of its own rank only.
 func TestPublishersSpeakForTheirOwn(t *testing.T) {
 	t.Parallel()
 	var c caches
 	a, b := newDynamoRank(t, 26, 0, 255), newDynamoRank(t, 27, 0, 256)
-	p := planeOf(a, b)
-	for i := range p.Channels {
-		p.Channels[i].Bound = false
-	}
-	p.Channels[1].Group, p.Groups[27] = "dynamo/other", "dynamo/other"
 	nc := bus(t)
-	c.follows(t, nc, p, a, b)
+	c.follows(t, nc, planeOf(a, b), a, b)
 	a.publish(false, oneBlock(1))
 	b.publish(false, oneBlock(2))
 	a.agrees(&c)

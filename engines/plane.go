@@ -7,73 +7,202 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/msgpack"
+	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
-// followPlane hands what a publisher says on its own socket to the subscriber until
-// ctx ends. What is missed, and what a new process holds, the subscriber asks for:
-// nothing is kept here. Each connection is told of once the subscription is on its
-// way, so that what was published before is in the answers.
-func (r *rankSource) followPlane(ctx context.Context) {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	sub := r.s.conf.Subscriber
-	heard := make(chan news, 64)
-	wg.Go(func() { r.connect(ctx, heard) })
-	for {
-		var n news
-		select {
-		case <-ctx.Done():
-			return
-		case n = <-heard:
+// Channel is where a publisher of Dynamo's event plane sends the events of one rank: a
+// socket, or a subject of NATS.
+type Channel struct {
+	Publisher uint64
+	Endpoint  string // tcp://host:port of its PUB socket; empty for NATS
+	Subject   string // if Endpoint is empty
+	Worker    uint64
+	DPRank    uint32
+}
+
+// WorkerRank names a rank of a worker.
+type WorkerRank struct {
+	WorkerID uint64
+	DPRank   uint32
+}
+
+// Plane lists the publishers of Dynamo's workers.
+type Plane struct {
+	Channels []Channel
+	// Indexers are the local indexers of the ranks.
+	Indexers map[WorkerRank]Indexer
+}
+
+// spot is a place to receive events from. Several channels may share a subject.
+type spot struct{ endpoint, subject string }
+
+// plane receives the events of Dynamo's publishers and hands them to the Subscriber, which
+// orders them and requests missing ones. Events of a rank that has no channel at their spot
+// are ignored.
+type plane struct {
+	s    *Sources
+	wake chan struct{} // holds a token while spots may have changed
+
+	mu sync.Mutex
+	// mu guards the fields below.
+	ranks    map[spot][]WorkerRank // of the channels; a slice never changes
+	indexers map[WorkerRank]Indexer
+}
+
+// SetPlane replaces the list of Dynamo's publishers. Connections to spots that are in both
+// lists stay.
+func (s *Sources) SetPlane(p Plane) {
+	ranks := make(map[spot][]WorkerRank)
+	for _, c := range p.Channels {
+		at := spot{endpoint: c.Endpoint}
+		if c.Endpoint == "" {
+			at.subject = c.Subject
 		}
-		switch n.kind {
-		case newsConnected:
-			r.count(sourceConnected, 1)
-			r.log.Info("a publisher's events are heard", "endpoint", r.at.events.String(), "queries", r.at.replay.String())
-			r.set(KnownWell)
-			sub.Missed(r.worker.ID, r.at.rank)
-		case newsAway:
-			r.count(sourceAway, 1)
-			r.log.Warn("a publisher's events are not heard any more", "endpoint", r.at.events.String(), "err", n.err)
-			r.set(KnownNothing)
-		case newsLive:
-			if !n.frames.Plane {
-				r.count(sourceBad, 1)
-				continue
+		ranks[at] = append(ranks[at], WorkerRank{c.Worker, c.DPRank})
+	}
+	s.plane.mu.Lock()
+	s.plane.ranks, s.plane.indexers = ranks, p.Indexers
+	s.plane.mu.Unlock()
+	stir(s.plane.wake)
+}
+
+func (p *plane) spots() map[spot]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make(map[spot]bool, len(p.ranks))
+	for at := range p.ranks {
+		all[at] = true
+	}
+	return all
+}
+
+// follow receives the events of a spot until ctx ends.
+func (p *plane) follow(ctx context.Context, at spot) {
+	l := planeListener{s: p.s, ctx: ctx, feed: events.FeedPlane, ranks: func() []WorkerRank {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.ranks[at]
+	}, foreign: func(uint64, uint32) { p.s.metrics.count(ctx, sourceForeign, 1) }}
+	if at.endpoint == "" {
+		l.log = events.QuietLog(p.s.conf.Log).With("subject", at.subject)
+		l.followSubject(at.subject)
+		return
+	}
+	l.log = events.QuietLog(p.s.conf.Log).With("endpoint", at.endpoint)
+	endpoint, err := zmtp.ParseEndpoint(at.endpoint, 0, 0)
+	if err != nil {
+		p.s.metrics.count(ctx, sourceUndiscovered, 1)
+		l.log.Warn("a publisher's endpoint is unusable", "err", err)
+		return
+	}
+	l.followSocket(endpoint, 0, func(KnownState) {})
+}
+
+// followPlane receives the events of a publisher of kvroute until ctx ends.
+func (r *rankSource) followPlane(ctx context.Context) {
+	own := []WorkerRank{{r.worker.ID, r.at.rank}}
+	l := planeListener{
+		s: r.s, ctx: ctx, log: r.log, feed: events.FeedZMQ,
+		ranks: func() []WorkerRank { return own }, foreign: r.lie,
+	}
+	l.followSocket(r.at.events, r.at.rank, r.set)
+}
+
+// planeListener hands the messages of a spot to the Subscriber. After each connection the
+// Subscriber queries the ranks of the spot.
+type planeListener struct {
+	s       *Sources
+	ctx     context.Context //nolint:containedctx // of the function that follows
+	log     *slog.Logger
+	feed    events.Feed
+	ranks   func() []WorkerRank // may send events here
+	foreign func(worker uint64, dpRank uint32)
+}
+
+func (l *planeListener) followSocket(at zmtp.Endpoint, rank uint32, known func(KnownState)) {
+	again := time.AfterFunc(settleSurely, l.missed)
+	again.Stop() // until there is a connection
+	defer again.Stop()
+	(&subscription{
+		s: l.s, at: at, topic: events.Topic, rank: rank, log: l.log, known: known,
+		connected: func(bool) {
+			l.missed()
+			again.Reset(settleSurely)
+		},
+		message: func(frames [][]byte) {
+			f, err := SplitFrames(frames)
+			switch {
+			case err != nil || !f.Plane:
+				l.s.metrics.count(l.ctx, sourceBad, 1)
+				l.log.Debug("a message is not one of the event plane", "frames", len(frames), "err", err)
+			case f.Topic == events.Topic: // others begin with it
+				l.take(f.Body)
 			}
-			r.count(sourceLive, 1)
-			sub.TakeFrom(ctx, events.FeedZMQ, n.frames.Body, func(worker uint64, dpRank uint32) bool {
-				own := worker == r.worker.ID && dpRank == r.at.rank
-				if !own {
-					r.lie(worker, dpRank)
-				}
-				return own
-			})
-		case newsReplay, newsReplayEnd, newsUnanswered: // of engines: queries are asked by sub
+		},
+	}).run(l.ctx)
+}
+
+// followSubject receives the events of a subject. The Subscriber itself requests events
+// that were lost while NATS was unavailable.
+func (l *planeListener) followSubject(subject string) {
+	wait := backoff{}
+	for l.ctx.Err() == nil {
+		sub, err := l.s.conf.Subscriber.Listen(l.ctx, subject, l.take)
+		if err != nil {
+			l.log.Warn("subscribing to a subject of publishers failed", "err", err)
+			wait.wait(l.ctx)
+			continue
+		}
+		l.missed()
+		<-l.ctx.Done()
+		if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
+			l.log.Warn("unsubscribing from a subject of publishers failed", "err", err)
 		}
 	}
 }
 
-// Ask puts a query to the local indexer of a Dynamo worker, where [Sources.SetPlane] has
-// said, or to the publisher of a worker that is followed with Queries, and
-// hands on the parts of the answer until part says that it was the last. It is for
-// [events.SubscriberConfig].
+func (l *planeListener) missed() {
+	for _, r := range l.ranks() {
+		l.s.conf.Subscriber.Missed(r.WorkerID, r.DPRank)
+	}
+}
+
+func (l *planeListener) take(body []byte) {
+	l.s.metrics.count(l.ctx, sourceLive, 1)
+	l.s.conf.Subscriber.TakeFrom(l.ctx, l.feed, body, func(worker uint64, dpRank uint32) bool {
+		own := slices.Contains(l.ranks(), WorkerRank{worker, dpRank})
+		if !own {
+			l.foreign(worker, dpRank)
+		}
+		return own
+	})
+}
+
+// Ask sends a query to the local indexer of a Dynamo worker's rank, or to the publisher of a
+// worker with Queries. It calls part with the parts of the answer until part returns false.
+// It is for [events.SubscriberConfig].
 func (s *Sources) Ask(ctx context.Context, q events.Query, part func(events.AnswerPart) (more bool)) error {
-	if at, ok := s.plane.indexer(q.WorkerID, q.DPRank); ok {
-		return askIndexer(ctx, at, q, part)
+	s.plane.mu.Lock()
+	indexer, ok := s.plane.indexers[WorkerRank{q.WorkerID, q.DPRank}]
+	s.plane.mu.Unlock()
+	if ok {
+		return askIndexer(ctx, indexer, q, part)
 	}
 	at, ok := s.planeOf(q.WorkerID, q.DPRank)
 	if !ok {
 		return events.ErrNobody
 	}
-	err := s.askSocket(ctx, at.replay, [][]byte{nil, events.AppendQuery(nil, q)}, func(frames [][]byte) (more bool, err error) {
+	err := s.request(ctx, at.replay, [][]byte{nil, events.AppendQuery(nil, q)}, func(frames [][]byte) (more bool, err error) {
 		p, err := splitPart(frames)
 		return err == nil && part(p), err
 	})
@@ -83,8 +212,8 @@ func (s *Sources) Ask(ctx context.Context, q events.Query, part func(events.Answ
 	return err
 }
 
-// splitPart takes a part of an answer apart: an empty frame; number and count, u32
-// big-endian, before the bytes; and the publisher, which others leave out.
+// splitPart reads a part of an answer: an empty frame; a frame of number and count, u32
+// big-endian, and the bytes; and a frame of the publisher, which is optional.
 func splitPart(frames [][]byte) (events.AnswerPart, error) {
 	n := len(frames)
 	if n < 2 || n > 3 || len(frames[0]) > 0 || len(frames[1]) < 8 || n == 3 && len(frames[2]) != 8 {
@@ -99,7 +228,7 @@ func splitPart(frames [][]byte) (events.AnswerPart, error) {
 	return p, nil
 }
 
-// planeOf returns where a rank's publisher is asked.
+// planeOf returns the sockets of a rank's publisher.
 func (s *Sources) planeOf(worker uint64, dpRank uint32) (at socket, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

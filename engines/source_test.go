@@ -333,7 +333,7 @@ func TestRanksAreApart(t *testing.T) {
 	}
 }
 
-// A socket speaks for its own worker's ranks only.
+// A socket speaks for its own worker's ranks only, in the form of an engine.
 func TestLiarsAreNotBelieved(t *testing.T) {
 	t.Parallel()
 	engine, beside := simulate(t, enginesim.SocketsConfig{Rank: 3}), simulate(t, enginesim.SocketsConfig{})
@@ -342,13 +342,13 @@ func TestLiarsAreNotBelieved(t *testing.T) {
 	_, c := follow(t, engines.SourcesConfig{}, w, zmqWorker(8, beside))
 	eventually(t, func() bool { return engine.Subscribers() == 1 && beside.Subscribers() == 1 })
 	engine.store(2) // of rank 3, which the worker does not have
-	for sequence, claim := range []struct {
-		worker uint64
-		rank   uint32
-	}{{7, 0}, {9, 0}, {8, 1}, {8, 0}} {
-		beside.PublishFrames(plane(claim.worker, claim.rank, uint64(sequence))...)
+	block := blockStored(list{5}, nil, seq(0, 16), 16)
+	for _, rank := range []int{1, 2, 0} {
+		beside.PublishBody(encode(nil, list{1.5, list{block}, rank}))
 	}
-	eventually(t, func() bool { return len(c.of(8, 0)) == 1 })
+	beside.PublishFrames(plane(8, 0, 3)...)
+	beside.PublishBody(encode(nil, list{1.5, list{blockStored(list{6}, 5, seq(16, 16), 16)}, 0}))
+	eventually(t, func() bool { return len(c.of(8, 0)) == 2 })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.blocks) != 1 {
@@ -455,6 +455,41 @@ func TestAChangedWorkerIsFollowedAnew(t *testing.T) {
 	w.Started = 5
 	all.Set(w)
 	eventually(t, func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.clears == 3 })
+	agree(t, c, 0, two)
+}
+
+// An engine that comes back with other ports is asked for them, and found there.
+func TestAnEngineThatMovedIsFoundAgain(t *testing.T) {
+	t.Parallel()
+	var now atomic.Pointer[simulated]
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s := now.Load()
+		switch {
+		case s == nil:
+			http.Error(w, "it starts", http.StatusServiceUnavailable)
+		case r.URL.Path == "/kv_event_sources":
+			fmt.Fprintf(w, `{"0":{"endpoint":%q,"replay_endpoint":%q}}`, s.live, s.replay)
+		case r.URL.Path == "/metrics":
+			fmt.Fprintln(w, `vllm:cache_config_info{block_size="16",num_gpu_blocks="400"} 1.0`)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer server.Close()
+	one, two := simulate(t, enginesim.SocketsConfig{Replay: freePort}), simulate(t, enginesim.SocketsConfig{Replay: freePort})
+	one.store(4)
+	two.last = 50
+	two.store(3)
+	now.Store(one)
+	all, c := follow(t, engines.SourcesConfig{}, engines.EngineWorker{ID: 7, Transport: engines.TransportZMQ, Address: server.Listener.Addr().String()})
+	agree(t, c, 0, one)
+	now.Store(nil)
+	one.stop()
+	eventually(t, func() bool { return all.State(7) == engines.KnownNothing })
+	now.Store(two)
+	agree(t, c, 0, two)
+	eventually(t, func() bool { return all.State(7) == engines.KnownWell })
+	two.store(2)
 	agree(t, c, 0, two)
 }
 

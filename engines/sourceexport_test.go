@@ -58,13 +58,10 @@ func NewTestRank(sink events.Sink) TestRank {
 }
 
 // Take takes a message's frames.
-func (r TestRank) Take(frames [][]byte) {
-	if f, err := SplitFrames(frames); err == nil && !f.End {
-		r.r.take(nil, news{kind: newsLive, frames: f})
-	}
-}
+func (r TestRank) Take(frames [][]byte) { r.r.live(frames) }
 
-// SplitPart takes a part of an answer apart.
+func DecodeTRTLLM(data []byte) (EngineBatch, error) { return decodeTRTLLM(data) }
+
 func SplitPart(frames [][]byte) (events.AnswerPart, error) { return splitPart(frames) }
 
 // RecordedMessage is what a [Recorder] writes of a message.

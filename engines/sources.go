@@ -13,7 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"reflect"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -176,7 +176,7 @@ func (s *Sources) Set(w EngineWorker) {
 	s.mu.Lock()
 	s.wanted[w.ID] = w
 	s.mu.Unlock()
-	s.stir()
+	stir(s.wake)
 }
 
 // Remove ends what follows a worker.
@@ -184,12 +184,13 @@ func (s *Sources) Remove(id uint64) {
 	s.mu.Lock()
 	delete(s.wanted, id)
 	s.mu.Unlock()
-	s.stir()
+	stir(s.wake)
 }
 
-func (s *Sources) stir() {
+// stir puts a token into a channel that has room for one.
+func stir(wake chan<- struct{}) {
 	select {
-	case s.wake <- struct{}{}:
+	case wake <- struct{}{}:
 	default:
 	}
 }
@@ -229,97 +230,124 @@ func (s *Sources) survey() (counts [knownStates]int, copies int) {
 	return counts, copies
 }
 
-// following is a worker that is being followed.
-type following struct {
-	worker EngineWorker
-	cancel context.CancelFunc
-	done   chan struct{}
-}
-
 // Run follows the workers until ctx ends.
 func (s *Sources) Run(ctx context.Context) error {
 	defer s.conf.Client.CloseIdleConnections()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if s.conf.Subscriber != nil {
-		wg.Go(func() { s.plane.run(ctx) })
+		wg.Go(func() { runEach(ctx, s.plane.wake, s.plane.spots, s.plane.follow) })
 	}
-	running := make(map[uint64]*following)
-	end := func(id uint64) {
-		f := running[id]
-		delete(running, id)
-		f.cancel()
-		<-f.done
-	}
-	for {
+	runEach(ctx, s.wake, func() map[EngineWorker]bool {
 		s.mu.Lock()
-		var start []EngineWorker
-		for id, w := range s.wanted {
-			if f := running[id]; f == nil || !reflect.DeepEqual(f.worker, w) {
-				start = append(start, w)
+		defer s.mu.Unlock()
+		all := make(map[EngineWorker]bool, len(s.wanted))
+		for _, w := range s.wanted {
+			all[w] = true
+		}
+		return all
+	}, s.follow)
+	return nil
+}
+
+// runEach runs a goroutine for each wanted key until ctx ends. After each token in wake it
+// ends those that are not wanted any more, and then starts the new ones.
+func runEach[K comparable](ctx context.Context, wake <-chan struct{}, wanted func() map[K]bool, run func(context.Context, K)) {
+	running := make(map[K]func()) // each ends a goroutine
+	for ctx.Err() == nil {
+		keys := wanted()
+		for k, end := range running {
+			if !keys[k] {
+				end()
+				delete(running, k)
 			}
 		}
-		var stop []uint64
-		for id := range running {
-			if _, ok := s.wanted[id]; !ok {
-				stop = append(stop, id)
+		for k := range keys {
+			if running[k] != nil {
+				continue
 			}
-		}
-		s.mu.Unlock()
-		for _, id := range stop {
-			end(id)
-		}
-		for _, w := range start {
-			if running[w.ID] != nil {
-				end(w.ID)
+			own, cancel := context.WithCancel(ctx)
+			done := make(chan struct{})
+			running[k] = func() {
+				cancel()
+				<-done
 			}
-			f := &following{worker: w, done: make(chan struct{})}
-			var own context.Context
-			own, f.cancel = context.WithCancel(ctx)
-			running[w.ID] = f
 			go func() {
-				defer close(f.done)
-				s.follow(own, w)
+				defer close(done)
+				run(own, k)
 			}()
 		}
 		select {
 		case <-ctx.Done():
-			for id := range running {
-				end(id)
-			}
-			return nil
-		case <-s.wake:
+		case <-wake:
 		}
+	}
+	for _, end := range running {
+		end()
 	}
 }
 
-// follow follows one worker until ctx ends.
-func (s *Sources) follow(ctx context.Context, w EngineWorker) {
-	log := s.conf.Log.With("worker", w.ID, "name", w.Name)
-	asked := w // sockets fills in what is not said
+// follow follows one worker until ctx ends. An engine that was asked where its sockets are
+// is asked again if they become unavailable: it may have restarted with others.
+func (s *Sources) follow(ctx context.Context, wanted EngineWorker) {
+	log := s.conf.Log.With("worker", wanted.ID, "name", wanted.Name)
 	wait := backoff{}
 	level := slog.LevelWarn // once
 	for ctx.Err() == nil {
+		w := wanted // sockets completes it
 		sockets, err := s.sockets(ctx, &w)
-		if err == nil {
-			var wg sync.WaitGroup
-			for _, at := range sockets {
-				r := newRankSource(s, &w, at, log.With("dp_rank", at.rank))
-				s.mu.Lock()
-				s.ranks[r] = struct{}{}
-				s.mu.Unlock()
-				wg.Go(func() { r.run(ctx) })
+		if err != nil {
+			if ctx.Err() == nil {
+				s.metrics.count(ctx, sourceUndiscovered, 1)
+				log.Log(ctx, level, "the sockets of an engine are unknown; it is asked again", "err", err)
+				level = slog.LevelDebug
 			}
-			wg.Wait()
-			s.ended(asked)
+			wait.wait(ctx)
+			continue
+		}
+		wait, level = backoff{}, slog.LevelWarn
+		own, cancel := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		for _, at := range sockets {
+			r := newRankSource(s, &w, at, log.With("dp_rank", at.rank))
+			s.mu.Lock()
+			s.ranks[r] = struct{}{}
+			s.mu.Unlock()
+			wg.Go(func() { r.run(own) })
+		}
+		if wanted.Endpoint == "" && wanted.Transport == TransportZMQ {
+			s.awaitMove(own, wanted, sockets)
+			if ctx.Err() == nil {
+				log.Info("an engine has other sockets of events than before")
+			}
+		} else {
+			<-ctx.Done()
+		}
+		cancel()
+		wg.Wait()
+		s.ended(wanted)
+	}
+}
+
+// discoverEvery is how often an engine whose sockets are unavailable is asked for others.
+const discoverEvery = 3 * time.Second
+
+// awaitMove returns when ctx ends, or when an engine says that it has other sockets.
+func (s *Sources) awaitMove(ctx context.Context, w EngineWorker, sockets []socket) {
+	tick := time.NewTicker(discoverEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if s.State(w.ID) != KnownNothing {
+			continue
+		}
+		if f, err := s.discover(ctx, &w); err == nil && !slices.Equal(f.sockets, sockets) {
 			return
 		}
-		if ctx.Err() == nil {
-			s.metrics.count(ctx, sourceUndiscovered, 1)
-			log.Log(ctx, level, "where an engine's events are is not known; it is asked again", "err", err)
-			level = slog.LevelDebug
-		}
-		wait.wait(ctx)
 	}
 }
 
@@ -401,22 +429,6 @@ func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error
 		sockets = append(sockets, at)
 	}
 	return sockets, nil
-}
-
-// backoff waits longer each time: 200 ms doubling to 5 s.
-type backoff struct{ next time.Duration }
-
-func (b *backoff) step() time.Duration {
-	d := max(b.next, 200*time.Millisecond)
-	b.next = min(2*d, 5*time.Second)
-	return d
-}
-
-func (b *backoff) wait(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(b.step()):
-	}
 }
 
 // errNoEvents is wrapped by errors about engines that publish no events.

@@ -49,7 +49,7 @@ type savedRank struct {
 
 	// Of the stream.
 	Heard            bool
-	Publisher, Last  uint64
+	Last             uint64
 	Digest           uint64
 	Partial, Suspect bool
 
@@ -236,7 +236,7 @@ func (r *rankSource) save() (*savedRank, bool) {
 	st := r.stream
 	return &savedRank{
 		Worker: r.worker.ID, Rank: r.at.rank, Started: r.worker.Started, Options: r.engine.opt,
-		Heard: st.heard, Publisher: st.publisher, Last: st.last, Digest: st.digest, Partial: st.partial, Suspect: st.suspect,
+		Heard: st.heard, Last: st.last, Digest: st.digest, Partial: st.partial, Suspect: st.suspect,
 		Ranks: r.engine.save(),
 	}, true
 }
@@ -271,7 +271,7 @@ func (r *rankSource) restore() {
 		r.deliver(ev)
 	}
 	st := r.stream
-	st.heard, st.publisher, st.last, st.digest = saved.Heard, saved.Publisher, saved.Last, saved.Digest
+	st.heard, st.last, st.digest = saved.Heard, saved.Last, saved.Digest
 	st.partial, st.suspect, st.review = saved.Partial, saved.Suspect || untold > 0, untold > 0
 	r.count(sourceRestored, 1)
 	r.log.Info("what was known of an engine is back", "blocks", r.engine.Blocks(), "behind_holes", untold, "sequence", saved.Last)

@@ -35,10 +35,9 @@ type stream struct {
 	count func(outcome string, n int)
 
 	// What was applied last, if anything since the last clear.
-	heard     bool
-	publisher uint64 // of the event plane; engines have none
-	last      uint64
-	digest    uint64
+	heard  bool
+	last   uint64
+	digest uint64
 
 	// The connection.
 	fresh     bool   // nothing came over it yet
@@ -67,8 +66,8 @@ type stream struct {
 
 // batch is a message of an engine.
 type batch struct {
-	publisher, sequence uint64
-	body                []byte
+	sequence uint64
+	body     []byte
 }
 
 type asking uint8
@@ -179,9 +178,7 @@ func (s *stream) whole() { s.partial, s.suspect, s.hopeless = false, false, fals
 // fromLive takes a batch that the engine published just now.
 func (s *stream) fromLive(b batch) {
 	switch {
-	case !s.fresh && b.sequence <= s.live,
-		s.fresh && s.hadBefore && b.sequence <= s.before,
-		s.heard && b.publisher != s.publisher:
+	case !s.fresh && b.sequence <= s.live, s.fresh && s.hadBefore && b.sequence <= s.before:
 		s.waiting, s.waitingBytes = nil, 0 // the old process's
 		s.restart()
 	}
@@ -215,7 +212,7 @@ func (s *stream) take(b batch) {
 		s.count(sourceLost, int(min(n, 1<<30)))
 		s.partial, s.suspect = s.partial || !s.heard, s.suspect || s.heard
 	}
-	s.heard, s.publisher, s.last, s.digest, s.hole = true, b.publisher, b.sequence, xxh3.Hash(b.body), false
+	s.heard, s.last, s.digest, s.hole = true, b.sequence, xxh3.Hash(b.body), false
 	if s.apply(b.body) {
 		s.whole()
 	}

@@ -74,9 +74,9 @@ func jsonUint(data []byte) (uint64, error) {
 	return strconv.ParseUint(string(data), 10, 64)
 }
 
-// DecodeTRTLLM reads the answer of TensorRT-LLM's /kv_cache_events: a JSON list.
+// decodeTRTLLM reads the answer of TensorRT-LLM's /kv_cache_events: a JSON list.
 // Each event is read by itself, as by [DecodeBatch].
-func DecodeTRTLLM(data []byte) (EngineBatch, error) {
+func decodeTRTLLM(data []byte) (EngineBatch, error) {
 	var b EngineBatch
 	var list []json.RawMessage
 	if err := json.Unmarshal(data, &list); err != nil {

@@ -309,7 +309,7 @@ func (t *DynamoTable) channels(v *DynamoView, publishers map[uint64]engines.Work
 		if c.Topic != events.Topic || !known {
 			continue
 		}
-		channel := engines.Channel{Publisher: c.ID, Bound: true, Worker: rank.WorkerID, DPRank: rank.DPRank}
+		channel := engines.Channel{Publisher: c.ID, Worker: rank.WorkerID, DPRank: rank.DPRank}
 		var err error
 		switch conf := &c.Transport.Config; c.Transport.Kind {
 		case "Zmq":

@@ -137,8 +137,8 @@ func dynamoView() fleet.DynamoView {
 		}},
 		Plane: engines.Plane{
 			Channels: []engines.Channel{
-				{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Bound: true, Worker: 26, DPRank: 4},
-				{Publisher: 256, Subject: "namespace.dynamo.component.backend.endpoint.generate.kv-events", Bound: true, Worker: 26, DPRank: 5},
+				{Publisher: 255, Endpoint: "tcp://10.0.0.7:4200", Worker: 26, DPRank: 4},
+				{Publisher: 256, Subject: "namespace.dynamo.component.backend.endpoint.generate.kv-events", Worker: 26, DPRank: 5},
 			},
 			Indexers: map[engines.WorkerRank]engines.Indexer{
 				{WorkerID: 26, DPRank: 4}: {Transport: "10.0.0.7:4100/1a/dynamo/backend/q4", Publisher: 255},
@@ -204,7 +204,7 @@ func TestDynamosWorkersNeedAnAddress(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s: the worker is at %q, want %q", name, got, c.want)
 		}
-		if p := s.view.Plane; got == "" && len(p.Channels)+len(p.Indexers)+len(p.Groups) > 0 {
+		if p := s.view.Plane; got == "" && len(p.Channels)+len(p.Indexers) > 0 {
 			t.Errorf("%s: what nobody wants is listened to: %+v", name, p)
 		}
 		if text := fmt.Sprint(s.view.LeftOut); c.left == "" && len(s.view.LeftOut) > 0 || !strings.Contains(text, c.left) {
@@ -418,7 +418,7 @@ func TestCapturedStoresOfDynamo(t *testing.T) {
 				}
 			}
 			for _, c := range v.Plane.Channels {
-				if !c.Bound || !slices.ContainsFunc(v.Workers, func(r fleet.Record) bool { return r.WorkerID == c.Worker && r.Events.PublisherID == c.Publisher }) {
+				if !slices.ContainsFunc(v.Workers, func(r fleet.Record) bool { return r.WorkerID == c.Worker && r.Events.PublisherID == c.Publisher }) {
 					t.Errorf("%s: channel %+v", at, c)
 				}
 				if (c.Endpoint == "") != (run == "nats") {

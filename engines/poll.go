@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"syscall"
+	"time"
+)
+
+const (
+	pollEvery = 100 * time.Millisecond
+	// partialFor is how long a rank is partial whose earlier events are unknown. Then the
+	// blocks of these events are mostly evicted.
+	partialFor = 10 * time.Minute
+)
+
+// poll asks TensorRT-LLM's server for its events until ctx ends. The server forgets events
+// that it has returned, so it may have no other client.
+func (r *rankSource) poll(ctx context.Context) {
+	wait := backoff{}
+	copies := time.Now()
+	for ctx.Err() == nil {
+		b, err := r.pollOnce(ctx)
+		away := r.known() == KnownNothing
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			if !away {
+				r.count(sourceAway, 1)
+				r.set(KnownNothing)
+				r.log.Warn("an engine does not return events any more", "endpoint", r.at.url, "err", err)
+			}
+			if errors.Is(err, syscall.ECONNREFUSED) && r.stream.heard {
+				r.do(r.stream.restart) // its process has ended
+			}
+			wait.wait(ctx)
+			continue
+		}
+		if away {
+			wait = backoff{}
+			r.count(sourceConnected, 1)
+			r.set(KnownWell)
+			r.log.Info("an engine returns events", "endpoint", r.at.url)
+		}
+		if len(b.Events) > 0 || b.Drops != (Drops{}) {
+			r.count(sourceLive, 1)
+			r.do(func() { r.applyPolled(&b) })
+			continue
+		}
+		r.do(func() {
+			if r.stream.partial && !r.gap.IsZero() && time.Since(r.gap) >= partialFor {
+				r.stream.whole()
+			}
+			if time.Since(copies) > rebuildEvery {
+				copies = time.Now()
+				r.copies.Store(int64(r.engine.Copies()))
+			}
+		})
+		select {
+		case <-ctx.Done():
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+// applyPolled applies the events of an answer. Missing events cannot be requested: after a
+// gap, and if another client received the first events, the rank is partial.
+func (r *rankSource) applyPolled(b *EngineBatch) {
+	if !r.stream.heard && len(b.Events) > 0 && b.Events[0].ID > 0 {
+		r.stream.partial, r.gap = true, time.Now()
+	}
+	r.stream.heard = true
+	gaps := r.engine.gaps
+	switch cleared := r.applyBatch(b); {
+	case r.engine.gaps > gaps:
+		r.stream.partial, r.gap = true, time.Now()
+	case cleared:
+		r.stream.whole()
+	}
+}
+
+func (r *rankSource) pollOnce(ctx context.Context) (EngineBatch, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.at.url, http.NoBody)
+	if err != nil {
+		return EngineBatch{}, err
+	}
+	body, err := r.s.do(req)
+	if err != nil {
+		return EngineBatch{}, err
+	}
+	if string(bytes.TrimSpace(body)) != "[]" {
+		r.s.conf.Recorder.polled(r.at.rank, body)
+	}
+	return decodeTRTLLM(body)
+}

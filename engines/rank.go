@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/indexer"
+)
+
+const (
+	// replayTime bounds the time of a whole answer.
+	replayTime = 30 * time.Second
+	// An engine's ROUTER socket queues 1,000 messages for a client, ZeroMQ's default, and
+	// drops the others, including the end. So when an answer of that many messages ends, or
+	// pauses for replayPause, the rest is requested.
+	replayQueue = 1000
+	replayPause = 500 * time.Millisecond
+	// replayTries is how often a request is sent before it is given up.
+	replayTries = 8
+	// rebuildEvery is how often all batches of a suspect rank are requested.
+	rebuildEvery = time.Minute
+)
+
+// rankSource follows the events of one rank of a worker. For an engine's sockets, one
+// goroutine receives live batches and another one requests missing batches.
+type rankSource struct {
+	s      *Sources
+	worker *EngineWorker
+	at     socket
+	log    *slog.Logger
+
+	ctx    context.Context //nolint:containedctx // of run, for the metrics
+	wake   chan struct{}   // holds a token while the stream may have another request
+	settle *time.Timer     // fires when batches are to be requested once more
+
+	mu sync.Mutex
+	// mu guards the fields below. Between two batches the state can be saved.
+	engine   *Engine
+	stream   *stream
+	spoken   map[uint32]struct{} // ranks that the socket has named
+	lied     bool                // it named another worker's rank, which was logged
+	gap      time.Time           // when events of TensorRT-LLM were missing last
+	misfit   bool                // blocks of an unfit size were ignored
+	fits     bool                // blocks were indexed
+	seenAsks int                 // the stream's requests that the other goroutine has been woken for
+	cancel   context.CancelFunc  // of the request under way, nil if there is none
+
+	state  atomic.Uint32 // a KnownState
+	copies atomic.Int64
+}
+
+func newRankSource(s *Sources, w *EngineWorker, at socket, log *slog.Logger) *rankSource {
+	r := &rankSource{
+		s: s, worker: w, at: at, log: events.QuietLog(log),
+		wake: make(chan struct{}, 1), settle: time.NewTimer(settleSurely),
+		engine: NewEngine(EngineOptions{
+			BlockSize: w.BlockSize, Rank: at.rank, SetLike: w.SetLike || w.Engine == "sglang" || w.Engine == "trtllm",
+		}),
+		spoken: map[uint32]struct{}{at.rank: {}},
+	}
+	r.settle.Stop() // until there is a connection
+	r.state.Store(uint32(KnownNothing))
+	r.stream = newStream(at.replays, r.apply, r.clear, r.count)
+	return r
+}
+
+func (r *rankSource) known() KnownState { return KnownState(r.state.Load()) }
+
+func (r *rankSource) count(outcome string, n int) {
+	r.s.metrics.count(r.ctx, outcome, n)
+	switch outcome {
+	case sourceLost:
+		r.log.Warn("events of an engine are lost; the known blocks of the rank may be wrong", "batches", n)
+	case sourceRestart:
+		r.log.Info("an engine restarted; its blocks are forgotten")
+	case sourceGap:
+		r.log.Info("events of an engine are missing; they are requested")
+	case sourceOverflow:
+		r.log.Warn("too many events of an engine wait for missing ones")
+	}
+}
+
+// run follows the rank until ctx ends.
+func (r *rankSource) run(ctx context.Context) {
+	r.ctx = ctx
+	if r.at.plane {
+		r.followPlane(ctx)
+		return
+	}
+	r.do(r.clear) // known blocks are of another source
+	r.restore()
+	if r.at.url != "" {
+		r.poll(ctx)
+		return
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { r.request(ctx) })
+	(&subscription{
+		s: r.s, at: r.at.events, topic: r.at.topic, rank: r.at.rank, log: r.log,
+		known: func(state KnownState) { r.do(func() { r.set(state) }) },
+		connected: func(closed bool) {
+			r.do(func() { r.stream.connected(closed) })
+			r.settle.Reset(settleSurely)
+		},
+		message: r.live,
+	}).run(ctx)
+}
+
+// live takes a message of the engine's PUB socket.
+func (r *rankSource) live(frames [][]byte) {
+	r.s.conf.Recorder.live(r.at.rank, frames)
+	f, err := SplitFrames(frames)
+	if err != nil || f.End || f.Plane {
+		r.count(sourceBad, 1)
+		r.log.Debug("a message is not an engine's", "frames", len(frames), "err", err)
+		return
+	}
+	r.count(sourceLive, 1)
+	r.do(func() { r.stream.fromLive(batch{f.Sequence, f.Body}) })
+}
+
+// do changes the state of the rank. If the stream then has another request, do ends the
+// one that is under way.
+func (r *rankSource) do(change func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change()
+	if r.seenAsks != r.stream.asks {
+		r.seenAsks = r.stream.asks
+		if r.cancel != nil {
+			r.cancel()
+		}
+		stir(r.wake)
+	}
+	r.judge()
+}
+
+// judge updates the state that others see.
+func (r *rankSource) judge() {
+	state := KnownWell
+	switch {
+	case r.known() == KnownNothing:
+		return // until it is connected
+	case r.misfit && !r.fits:
+		state = KnownMisfit
+	case r.stream.suspect:
+		state = KnownSuspect
+	case r.stream.partial:
+		state = KnownPartly
+	}
+	if r.known() != state {
+		r.log.Info("the state of a rank's known blocks has changed", "state", state.String())
+		r.set(state)
+	}
+}
+
+func (r *rankSource) set(state KnownState) {
+	r.state.Store(uint32(state))
+	r.s.conf.Changed(r.worker.ID, r.s.State(r.worker.ID))
+}
+
+// clear forgets the blocks of the rank.
+func (r *rankSource) clear() {
+	for rank := range r.spoken {
+		r.deliver(r.engine.Clear(rank))
+	}
+}
+
+// apply applies a batch, and reports whether the engine cleared its cache in it.
+func (r *rankSource) apply(body []byte) (cleared bool) {
+	b, err := DecodeBatch(body)
+	if err != nil {
+		r.count(sourceBad, 1)
+		r.log.Debug("a batch of an engine cannot be read", "err", err)
+		return false
+	}
+	return r.applyBatch(&b)
+}
+
+func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
+	for i := range b.Events {
+		if ev := &b.Events[i]; ev.HasRank {
+			if ev.Rank < r.worker.DPStart || ev.Rank-r.worker.DPStart >= max(1, r.worker.DPSize) {
+				r.lie(r.worker.ID, ev.Rank)
+				return false // the whole batch is of one rank
+			}
+			r.spoken[ev.Rank] = struct{}{}
+		}
+	}
+	evs, drops := r.engine.Apply(b)
+	r.s.metrics.drops(r.ctx, drops)
+	if drops[DropSize] > 0 && !r.misfit {
+		r.misfit = true
+		r.log.Error("an engine's block size neither divides the index's nor is a multiple of it", "block_size", r.worker.BlockSize)
+	}
+	for _, ev := range evs {
+		r.fits = r.fits || ev.Event.Kind == indexer.Stored
+		cleared = cleared || ev.Event.Kind == indexer.Cleared
+		r.deliver(ev)
+	}
+	return cleared
+}
+
+// lie counts events of a rank that is not the socket's.
+func (r *rankSource) lie(worker uint64, rank uint32) {
+	r.count(sourceForeign, 1)
+	if !r.lied {
+		r.lied = true
+		r.log.Warn("events of ranks that are not the socket's are ignored", "claimed_worker", worker, "claimed_rank", rank,
+			"dp_start", r.worker.DPStart, "dp_size", max(1, r.worker.DPSize))
+	}
+}
+
+func (r *rankSource) deliver(ev events.RouterEvent) {
+	events.Parts(ev.Event, func(part indexer.Event) {
+		r.s.conf.Sink(r.worker.ID, ev.DPRank, part)
+	})
+}
+
+// request sends the stream's requests to the engine until ctx ends: each until it is
+// answered, given up, or replaced by another one.
+func (r *rankSource) request(ctx context.Context) {
+	rebuild := time.NewTicker(rebuildEvery)
+	defer rebuild.Stop()
+	var (
+		tries, ask int
+		wait       backoff
+		retry      <-chan time.Time
+	)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.settle.C:
+			r.do(r.stream.askAgain)
+			continue
+		case <-rebuild.C:
+			r.do(r.stream.tryAll)
+			r.do(func() { r.copies.Store(int64(r.engine.Copies())) })
+			continue
+		case <-r.wake:
+		case <-retry:
+		}
+		retry = nil
+		r.mu.Lock()
+		if r.stream.asking == askNothing {
+			r.mu.Unlock()
+			continue
+		}
+		if ask != r.stream.asks {
+			ask, tries, wait = r.stream.asks, 0, backoff{}
+		}
+		from := r.stream.begin()
+		limited, cancel := context.WithTimeout(ctx, replayTime)
+		r.cancel = cancel
+		r.mu.Unlock()
+		r.count(sourceAsked, 1)
+		err := r.replay(limited, from, ask)
+		cancel()
+		r.do(func() {
+			switch {
+			case ask != r.stream.asks || ctx.Err() != nil: // the next one is due, or none
+			case err == nil:
+				r.stream.replayEnd()
+			case errors.Is(err, errCut) && r.stream.from() > from:
+				r.count(sourceCut, 1)
+				tries = 0
+				stir(r.wake)
+			case tries+1 >= replayTries:
+				r.count(sourceUnanswered, 1)
+				r.log.Warn("an engine does not send missing events: later ones are applied without them, the rank is suspect, and all are requested every minute",
+					"tries", replayTries, "every", rebuildEvery.String(), "err", err)
+				r.stream.giveUp()
+			default:
+				r.count(sourceUnanswered, 1)
+				r.log.Debug("an engine does not answer", "err", err)
+				tries++
+				retry = time.After(wait.step())
+			}
+		})
+	}
+}
+
+// errCut means that an answer is so long that its rest may have been dropped.
+var errCut = errors.New("an answer longer than the engine's queue")
+
+// replay requests the batches from a sequence on, and hands them to the stream as the
+// answer to its request number ask.
+func (r *rankSource) replay(ctx context.Context, from uint64, ask int) error {
+	request := ReplayFrames(from)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	pause := time.AfterFunc(replayTime, func() { cancel(errCut) })
+	pause.Stop() // until the answer is long
+	defer pause.Stop()
+	n := 0
+	err := r.s.request(ctx, r.at.replay, request[:], func(frames [][]byte) (more bool, err error) {
+		pause.Stop() // the time to apply a batch does not count
+		r.s.conf.Recorder.reply(r.at.rank, request[:], frames)
+		f, err := SplitFrames(frames)
+		switch {
+		case err != nil:
+			return false, err
+		case f.End && n >= replayQueue:
+			return false, errCut
+		case f.End:
+			return false, nil
+		}
+		r.do(func() {
+			if ask == r.stream.asks {
+				r.stream.fromReplay(batch{f.Sequence, f.Body})
+			}
+		})
+		if n++; n >= replayQueue {
+			pause.Reset(replayPause)
+		}
+		return true, ctx.Err()
+	})
+	if errors.Is(context.Cause(ctx), errCut) {
+		return errCut
+	}
+	return err
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"syscall"
+	"time"
+
+	"github.com/kvroute/kvroute/internal/zmtp"
+)
+
+const (
+	// settle is how long a subscription may take to reach the publisher before anything is
+	// requested. Messages that are sent earlier would be neither received nor in the answer.
+	settle = 20 * time.Millisecond
+	// settleSurely is the time until a second request after a new connection. Engines and
+	// Dynamo's publishers do not tell when they have taken a subscription. Messages that a
+	// slow one sends between the first answer and then are lost, and nothing shows it.
+	settleSurely = 2 * time.Second
+)
+
+// subscription keeps a connection to a publisher's socket.
+type subscription struct {
+	s     *Sources
+	at    zmtp.Endpoint
+	topic string // prefix of the wanted topics
+	rank  uint32 // for the recording
+	log   *slog.Logger
+	// known is called with [KnownWell] before connected, and with [KnownNothing] when the
+	// connection ends.
+	known func(KnownState)
+	// connected is called when the publisher has the subscription. closed means that the
+	// port was closed since the connection before.
+	connected func(closed bool)
+	message   func(frames [][]byte)
+}
+
+// run connects until ctx ends. It calls the functions one at a time.
+func (u *subscription) run(ctx context.Context) {
+	wait := backoff{}
+	for closed := false; ctx.Err() == nil; wait.wait(ctx) {
+		c, err := zmtp.Dial(ctx, u.at, zmtp.Sub, u.s.conf.dialer)
+		if err != nil {
+			closed = closed || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
+			u.log.Debug("a socket of events is unavailable", "err", err)
+			continue
+		}
+		wait = backoff{}
+		u.receive(ctx, c, closed)
+		closed = false
+	}
+}
+
+// receive receives messages until the connection ends.
+func (u *subscription) receive(ctx context.Context, c *zmtp.Conn, closed bool) {
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // Read then ends
+	defer stop()
+	defer func() { _ = c.Close() }() // a second time, perhaps
+	if err := c.Subscribe(u.topic); err != nil {
+		return
+	}
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(settle):
+	}
+	u.s.metrics.count(ctx, sourceConnected, 1)
+	u.s.conf.Recorder.news(u.rank, "connected", u.at.String())
+	u.log.Info("the socket of events is connected", "endpoint", u.at.String())
+	u.known(KnownWell)
+	u.connected(closed)
+	for {
+		frames, err := c.Read()
+		if err != nil {
+			u.s.conf.Recorder.news(u.rank, "disconnected", err.Error())
+			if ctx.Err() == nil {
+				u.s.metrics.count(ctx, sourceAway, 1)
+				u.log.Warn("the socket of events is disconnected", "endpoint", u.at.String(), "err", err)
+				u.known(KnownNothing)
+			}
+			return
+		}
+		u.message(frames)
+	}
+}
+
+// request sends a request to a ROUTER socket and calls part with each message of the
+// answer, until part returns no more or an error.
+func (s *Sources) request(ctx context.Context, at zmtp.Endpoint, request [][]byte, part func(frames [][]byte) (more bool, err error)) error {
+	c, err := zmtp.Dial(ctx, at, zmtp.Dealer, s.conf.dialer)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() }) // Read then ends
+	defer stop()
+	defer func() { _ = c.Close() }() // a second time, perhaps
+	if err := c.Write(request...); err != nil {
+		return err
+	}
+	for {
+		frames, err := c.Read()
+		if err != nil {
+			return err
+		}
+		if more, err := part(frames); !more || err != nil {
+			return err
+		}
+	}
+}
+
+// backoff waits longer each time: 200 ms doubling to 5 s.
+type backoff struct{ next time.Duration }
+
+func (b *backoff) step() time.Duration {
+	d := max(b.next, 200*time.Millisecond)
+	b.next = min(2*d, 5*time.Second)
+	return d
+}
+
+func (b *backoff) wait(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(b.step()):
+	}
+}
