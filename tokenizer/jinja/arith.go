@@ -4,7 +4,6 @@ package jinja
 
 import (
 	"math"
-	"math/big"
 	"slices"
 	"strings"
 )
@@ -73,7 +72,7 @@ func (r *renderer) arithmetic(op string, a, b Value) Value {
 	case a.kind == kindFloat || b.kind == kindFloat:
 		return floats(op, toFloat(a), toFloat(b))
 	}
-	return r.integers(op, a, b)
+	return integers(op, a, b)
 }
 
 func (r *renderer) repeated(v Value, n int64) Value {
@@ -125,58 +124,45 @@ func floats(op string, x, y float64) Value {
 	return Float(m)
 }
 
-// maxBits limits integers.
-const maxBits = 1 << 16
-
-// integers computes with integers of any size.
-func (r *renderer) integers(op string, a, b Value) Value {
-	const limit = 1 << 31
-	if x, y := a.int(), b.int(); a.isInt() && b.isInt() && max(x, -x, y, -y) < limit {
-		switch {
-		case op == "+":
-			return Int(x + y)
-		case op == "-":
-			return Int(x - y)
-		case op == "*":
-			return Int(x * y)
-		case op == "//" && x >= 0 && y > 0:
-			return Int(x / y)
-		case op == "%" && x >= 0 && y > 0:
-			return Int(x % y)
-		}
+// integers computes with integers of at most 64 bits.
+func integers(op string, a, b Value) Value {
+	x, y := a.int(), b.int()
+	if a.kind == kindBig || b.kind == kindBig || min(x, y) == math.MinInt64 {
+		panic(tooLarge())
 	}
-	x, y, z := a.toBig(), b.toBig(), new(big.Int)
-	if x.BitLen()+y.BitLen() > maxBits {
-		panic(errorf(LimitError, "an integer of more than %d bits", maxBits))
-	}
-	r.made(maxBits / 8)
-	switch op {
-	case "+":
-		return bigInt(z.Add(x, y))
-	case "-":
-		return bigInt(z.Sub(x, y))
-	case "*":
-		return bigInt(z.Mul(x, y))
-	}
-	if y.Sign() == 0 {
+	if y == 0 && (op == "/" || op == "//" || op == "%") {
 		panic(errorf(ZeroDivision, "division by zero"))
 	}
-	if op == "/" {
-		f, _ := new(big.Rat).SetFrac(x, y).Float64()
-		if math.IsInf(f, 0) {
-			panic(errorf(OverflowError, "integer division result too large for a float"))
+	var z int64
+	overflow := false
+	switch op {
+	case "-", "+":
+		if op == "-" {
+			y = -y
 		}
-		return Float(f)
+		z = x + y
+		overflow = (z > x) != (y > 0)
+	case "*":
+		z = x * y
+		overflow = z == math.MinInt64 || y != 0 && z/y != x
+	case "/":
+		const exact = 1 << 53 // larger integers are not floats
+		if overflow = max(x, -x, y, -y) > exact; !overflow {
+			return Float(float64(x) / float64(y))
+		}
+	default:
+		quotient, rest := x/y, x%y
+		if rest != 0 && (rest < 0) != (y < 0) {
+			quotient, rest = quotient-1, rest+y
+		}
+		if z = quotient; op == "%" {
+			z = rest
+		}
 	}
-	m := new(big.Int)
-	if z.DivMod(x, y, m); m.Sign() > 0 && y.Sign() < 0 { // of DivMod the remainder is never negative
-		z.Sub(z, big.NewInt(1))
-		m.Add(m, y)
+	if overflow {
+		panic(tooLarge())
 	}
-	if op == "%" {
-		return bigInt(m)
-	}
-	return bigInt(z)
+	return Int(z)
 }
 
 // sign is the operator + or - before a number.
@@ -186,11 +172,11 @@ func (r *renderer) sign(op string, v Value) Value {
 	case !v.isNumber():
 		panic(errorf(TypeError, "bad operand type for unary %s: '%s'", op, v.typeName()))
 	case v.kind == kindBig && op == "-":
-		return bigInt(new(big.Int).Neg(v.toBig()))
+		panic(tooLarge())
 	case v.kind == kindFloat && op == "-":
 		return Float(-v.float())
 	case v.isInt() && op == "-":
-		return r.integers("-", Int(0), v)
+		return integers("-", Int(0), v)
 	case v.kind == kindBool:
 		return Int(v.int())
 	}

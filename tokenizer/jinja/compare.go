@@ -42,6 +42,8 @@ func isNaN(v Value) bool { return v.kind == kindFloat && math.IsNaN(v.float()) }
 // equal is Python's ==.
 func (r *renderer) equal(a, b Value) bool {
 	switch {
+	case a.kind == kindBig && b.kind != kindFloat || b.kind == kindBig && a.kind != kindFloat:
+		return a.kind == b.kind && a.str == b.str
 	case a.isNumber() && b.isNumber():
 		return !isNaN(a) && !isNaN(b) && compareNumbers(a, b) == 0
 	case a.isString() && b.isString():
@@ -87,10 +89,13 @@ func compareNumbers(a, b Value) int {
 		return cmp.Compare(a.int(), b.int())
 	}
 	exact := func(v Value) *big.Float {
-		if v.kind == kindFloat {
+		switch v.kind {
+		case kindBig:
+			panic(tooLarge())
+		case kindFloat:
 			return new(big.Float).SetFloat64(v.float())
 		}
-		return new(big.Float).SetInt(v.toBig())
+		return new(big.Float).SetInt64(v.int())
 	}
 	return exact(a).Cmp(exact(b))
 }

@@ -3,8 +3,8 @@
 package jinja
 
 import (
+	"errors"
 	"math"
-	"math/big"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,14 +81,12 @@ func lengthOf(r *renderer, v Value, _ args) Value {
 	case kindString, kindSafe:
 		r.scanned(len(v.str))
 		n = utf8.RuneCountInString(v.str)
-	case kindList, kindTuple, kindView:
+	case kindList, kindTuple, kindRange, kindView:
 		n = len(v.Items())
-	case kindRange:
-		n = v.ref.(*span).count
 	case kindDict:
 		n = v.ref.(*Dict).Len()
 	case kindLoop:
-		n = v.ref.(*loop).count
+		n = len(v.ref.(*loop).items)
 	default:
 		panic(errorf(TypeError, "object of type '%s' has no len()", v.typeName()))
 	}
@@ -391,10 +389,13 @@ func absolute(r *renderer, v Value, _ args) Value {
 	if !v.isNumber() {
 		panic(errorf(TypeError, "bad operand type for abs(): '%s'", v.typeName()))
 	}
-	if v.kind == kindFloat {
+	switch {
+	case v.kind == kindFloat:
 		return Float(math.Abs(v.float()))
+	case v.kind == kindBig:
+		return Value{kind: kindBig, str: strings.TrimPrefix(v.str, "-")}
 	}
-	return bigInt(new(big.Int).Abs(v.toBig()))
+	return integer(strings.TrimPrefix(strconv.FormatInt(v.int(), 10), "-"))
 }
 
 // truncated returns a float as an integer.
@@ -405,8 +406,7 @@ func truncated(f float64) Value {
 	case math.IsNaN(f):
 		panic(errorf(ValueError, "cannot convert float NaN to integer"))
 	}
-	n, _ := new(big.Float).SetFloat64(f).Int(nil)
-	return bigInt(n)
+	return integer(strconv.FormatFloat(math.Trunc(f)+0, 'f', 0, 64))
 }
 
 // toInt is int: the default where v is not a number. Python reads more forms of
@@ -425,8 +425,10 @@ func toInt(r *renderer, v Value, a args) Value {
 		return Int(v.int())
 	case v.isString():
 		s := r.numeral(v.str)
-		if n, ok := new(big.Int).SetString(s, 10); ok {
-			return bigInt(n)
+		if n, err := strconv.ParseInt(s, 10, 64); err == nil {
+			return Int(n)
+		} else if errors.Is(err, strconv.ErrRange) {
+			panic(tooLarge())
 		}
 		if f, err := strconv.ParseFloat(s, 64); err == nil && !math.IsInf(f, 0) && !math.IsNaN(f) {
 			return truncated(f)
@@ -461,7 +463,7 @@ func (r *renderer) numeral(s string) string {
 	return s
 }
 
-func rounded(_ *renderer, v Value, a args) Value {
+func rounded(r *renderer, v Value, a args) Value {
 	_, given := a.given(0)
 	n := 0
 	if given {
@@ -475,7 +477,7 @@ func rounded(_ *renderer, v Value, a args) Value {
 	case method.str != "common" || n < 0 || n > 300 || a.values[0].IsNone():
 		panic(errorf(Unsupported, "this rounding"))
 	case v.kind != kindFloat:
-		return bigInt(v.toBig())
+		return r.sign("+", v)
 	}
 	f, _ := strconv.ParseFloat(strconv.FormatFloat(v.float(), 'f', n, 64), 64) // correctly rounded
 	return Float(f)

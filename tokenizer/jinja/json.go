@@ -5,7 +5,6 @@ package jinja
 import (
 	"fmt"
 	"math"
-	"math/big"
 	"regexp"
 	"slices"
 	"strconv"
@@ -182,8 +181,7 @@ func (p *jsonReader) number() Value {
 	if len(m[0]) > 4300 { // Python's own limit
 		panic(jsonError("integer of more than 4300 digits"))
 	}
-	n, _ := new(big.Int).SetString(m[0], 10) // digits only
-	return bigInt(n)
+	return integer(m[0])
 }
 
 // text reads a string.

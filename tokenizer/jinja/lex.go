@@ -3,7 +3,8 @@
 package jinja
 
 import (
-	"math/big"
+	"cmp"
+	"errors"
 	"regexp"
 	"strconv"
 	"strings"
@@ -301,14 +302,14 @@ func (l *lexer) number(text string) {
 	if len(digits) > 4300 {
 		panic(errorf(SyntaxError, "number of more than 4300 digits"))
 	}
-	base := 10
-	if len(digits) > 1 && digits[0] == '0' && unicode.IsLetter(rune(digits[1])) && digits[1]|0x20 != 'e' {
-		base = 0 // the prefix tells it
-	}
 	t := token{kind: tokNumber, line: l.line}
-	if n, ok := new(big.Int).SetString(digits, base); ok {
-		t.value = bigInt(n)
-	} else {
+	n, err := strconv.ParseInt(digits, 0, 64) // the prefix is the base
+	switch t.value = Int(n); {
+	case strings.Trim(digits, "0123456789") == "":
+		t.value = integer(cmp.Or(strings.TrimLeft(digits, "0"), "0"))
+	case errors.Is(err, strconv.ErrRange):
+		panic(tooLarge())
+	case err != nil:
 		f, _ := strconv.ParseFloat(digits, 64) // out of range is infinite
 		t.value = Float(f)
 	}

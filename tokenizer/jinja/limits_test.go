@@ -28,8 +28,7 @@ func TestLimits(t *testing.T) {
 		{"doubling", "{% set ns = namespace(s='aaaaaaaa') %}{% for a in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", jinja.LimitError},
 		{"doubling a list", "{% set ns = namespace(s=[1]) %}{% for a in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}", jinja.LimitError},
 		{"long list", "{{ [1] * 10000000000 }}", jinja.LimitError},
-		{"powers of powers", "{% set ns = namespace(n=3) %}{% for a in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}", jinja.LimitError},
-		{"padding", "{{ ('{0:99999}' * 100).format(1) }}", jinja.LimitError},
+		{"padding", "{{ ('%99999s' * 1000) % ((1,) * 1000) }}", jinja.LimitError},
 		{"replacing", "{{ ('a' * 100000).replace('a', 'b' * 100000) }}", jinja.LimitError},
 		{"joining", "{{ (['a' * 100000] * 100000) | join }}", jinja.LimitError},
 		{"indenting", "{{ ('\\n' * 100000) | indent(10000) }}", jinja.LimitError},
@@ -101,7 +100,7 @@ func TestParsingIsBounded(t *testing.T) {
 func TestHostileValues(t *testing.T) {
 	const (
 		itself  = "{% set ns = namespace() %}{% set ns.a = ns %}\n"
-		deep    = "{% set ns = namespace(l=[], m=[]) %}{% for a in range(100) %}{% for b in range(1000) %}{% set ns.l = [ns.l] %}{% set ns.m = [ns.m] %}{% endfor %}{% endfor %}\n"
+		deep    = "{% set ns = namespace(l=[], m=[]) %}{% for a in range(100) %}{% for b in range(100) %}{% set ns.l = [ns.l] %}{% set ns.m = [ns.m] %}{% endfor %}{% endfor %}\n"
 		tuples  = "{% set ns = namespace(l=(), m=()) %}{% for a in range(1000) %}{% set ns.l = (ns.l,) %}{% set ns.m = (ns.m,) %}{% endfor %}\n"
 		shared  = "{% set ns = namespace(s=['x'], t=['x']) %}{% for a in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% set ns.t = [ns.t, ns.t] %}{% endfor %}\n"
 		sharedT = "{% set ns = namespace(s=('x',), t=('x',)) %}{% for a in range(60) %}{% set ns.s = (ns.s, ns.s) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}\n"
@@ -116,7 +115,6 @@ func TestHostileValues(t *testing.T) {
 		{itself + "{{ [ns] }}", jinja.RecursionError, 2},
 		{itself + "{{ 'a' ~ ns }}", jinja.RecursionError, 2},
 		{itself + "{{ '%s' % [ns] }}", jinja.RecursionError, 2},
-		{itself + "{{ '{}'.format([ns]) }}", jinja.RecursionError, 2},
 		{itself + "{{ [[ns]] | join }}", jinja.RecursionError, 2},
 		{itself + "{{ [ns] | upper }}", jinja.RecursionError, 2},
 		{itself + "{{ raise_exception(ns) }}", jinja.RecursionError, 2},
@@ -150,8 +148,7 @@ func TestHostileValues(t *testing.T) {
 		{"{% set s = 'x' * 1000000 %}{% for a in range(99999) %}\n{% set x = s.strip('x') %}{% endfor %}", jinja.LimitError, 2},
 		{"{% set s = 'x ' * 5000000 %}\n{{ s.split() | length }}", jinja.LimitError, 2},
 		{"{% set s = 'x ' * 5000000 %}\n{{ s.split(' ') | length }}", jinja.LimitError, 2},
-		{"{% set s = '9' * 4300 %}{% for a in range(99999) %}\n{% set x = s | int %}{% endfor %}", jinja.LimitError, 2},
-		{"{% set n = ('9' * 4000) | int %}{% for a in range(99999) %}\n{% set x = n * n %}{% endfor %}", jinja.LimitError, 2},
+		{"{% set s = ' ' * 4280 ~ '7' %}{% for a in range(99999) %}\n{% set x = s | int %}{% endfor %}", jinja.LimitError, 2},
 		{"{% set s = 'x' * 1000000 %}{% for a in range(99999) %}\n{% set x %}{{ s }}{% endset %}{% endfor %}", jinja.LimitError, 2},
 	} {
 		start := time.Now()
@@ -201,7 +198,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		"{% set ns = namespace(l=[]) %}" + many + "{% set ns.l = ns.l + [{'a': 1}.items()] %}{% endfor %}{% endfor %}",
 		"{% set s = 'a ' * 2000000 %}{{ s.split() }}", "{% set s = 'a' * 8000000 %}{{ s | list | length }}",
 		"{% set s = '\n' * 2000000 %}{{ s.splitlines() | length }}", "{{ ('<' * 3000000) | escape }}",
-		"{{ ('%99999s' * 1000) % ((1,) * 1000) }}", "{{ ('{0:60000}' * 1000).format(1) }}",
+		"{{ ('%99999s' * 1000) % ((1,) * 1000) }}",
 		"{{ range(99999) | list | tojson(indent=900) }}", many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
 		"{% set x %}" + many + "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}{% endset %}",
 		"{% macro m(n) %}{{ 'x' * 100000 }}{% if n %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(190) }}",
@@ -298,7 +295,7 @@ func TestUnsupported(t *testing.T) {
 		"a\n{{ 'a'.zfill(3) }}":    "t:2: Unsupported: the method 'zfill'",
 		"{{ cycler(1, 2) }}":       "t:1: Unsupported: the function 'cycler'",
 		"{{ '%(a)s' % {'a': 1} }}": "t:1: Unsupported: the format %(a)s",
-		"{{ '{0.a}'.format(1) }}":  "t:1: Unsupported: the format {0.a}",
+		"{{ '{0.a}'.format(1) }}":  "t:1: Unsupported: the method 'format'",
 		"{{ strftime_now('%U') }}": "t:1: Unsupported: %U in a date format",
 		"{% if 0 %}{{ 'a'.zfill(3) }}{{ cycler() }}{% endif %}": "",
 		"{{ {'zfill': 1}.zfill }}":                              "",

@@ -40,7 +40,7 @@ func (m *methods) of(v Value) *builtin {
 const (
 	changesOfDict       = "update pop popitem setdefault clear"
 	changesOfList       = "append extend insert pop remove clear sort reverse"
-	unsupportedOfString = "casefold center encode escape expandtabs format_map isascii isidentifier isprintable istitle ljust maketrans rindex rjust striptags swapcase translate unescape zfill"
+	unsupportedOfString = "casefold center encode escape expandtabs format format_map isascii isidentifier isprintable istitle ljust maketrans partition rindex rjust rpartition striptags swapcase translate unescape zfill"
 )
 
 //nolint:gochecknoglobals // a constant
@@ -146,8 +146,7 @@ func (a args) bounds(n int) (from, to int) {
 func stringMethods() map[string]*builtin {
 	all := map[string]*builtin{
 		"split": define("sep maxsplit", splitLeft), "rsplit": define("sep maxsplit", splitRight), "splitlines": define("keepends", splitLines),
-		"replace": define("_! _! _", replaced), "format": define("*", formatted), "join": define("_!", joinTexts),
-		"partition": partitioning(strings.Index, false), "rpartition": partitioning(strings.LastIndex, true),
+		"replace": define("_! _! _", replaced), "join": define("_!", joinTexts),
 		"find": finding(strings.Index, false), "rfind": finding(strings.LastIndex, false), "index": finding(strings.Index, true),
 		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
 		"count": define("_! _ _", func(r *renderer, v Value, a args) Value {
@@ -251,24 +250,6 @@ func finding(index func(s, x string) int, mustFind bool) *builtin {
 			panic(errorf(ValueError, "substring not found"))
 		}
 		return Int(-1)
-	})
-}
-
-func partitioning(index func(s, x string) int, fromRight bool) *builtin {
-	return define("_!", func(r *renderer, v Value, a args) Value {
-		sep := a.text(0)
-		if sep == "" {
-			panic(errorf(ValueError, "empty separator"))
-		}
-		r.listed(3)
-		r.scanned(len(v.str))
-		switch i := index(v.str, sep); {
-		case i >= 0:
-			return tuple(v.withText(v.str[:i]), v.withText(sep), v.withText(v.str[i+len(sep):]))
-		case fromRight:
-			return tuple(v.withText(""), v.withText(""), v)
-		}
-		return tuple(v, v.withText(""), v.withText(""))
 	})
 }
 

@@ -5,7 +5,6 @@ package jinja
 import (
 	"fmt"
 	"math"
-	"math/big"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -55,8 +54,7 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 	case kindInt:
 		return strconv.AppendInt(dst, v.int(), 10)
 	case kindBig:
-		r.tick(v.toBig().BitLen() / 16)
-		return v.ref.(*big.Int).Append(dst, 10)
+		return append(dst, v.str...)
 	case kindFloat:
 		return appendFloat(dst, v.float())
 	case kindString:
@@ -81,7 +79,7 @@ func (r *renderer) appendRepr(dst []byte, v Value) []byte {
 		}
 	case kindLoop:
 		l := v.ref.(*loop)
-		return fmt.Appendf(dst, "<LoopContext %d/%d>", l.at+1, l.count)
+		return fmt.Appendf(dst, "<LoopContext %d/%d>", l.at+1, len(l.items))
 	}
 	panic(errorf(Unsupported, "the text of a %s, which has an address in it", v.typeName()))
 }

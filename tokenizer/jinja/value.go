@@ -6,8 +6,8 @@ import (
 	"iter"
 	"maps"
 	"math"
-	"math/big"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -18,7 +18,7 @@ const (
 	kindNone
 	kindBool
 	kindInt
-	kindBig // an integer of more than 64 bits
+	kindBig // an integer of more than 64 bits, which is only printed and compared with another one
 	kindFloat
 	kindString
 	kindSafe // a string that escapes what is added to it
@@ -38,11 +38,11 @@ const (
 type Value struct {
 	kind kind
 	num  uint64 // bool, int, float; undefined: the flags in access.go
-	str  string // strings; undefined: what is undefined; range: its repr; view and generator: the type
-	ref  any    // *big.Int, *list, *Dict, *function, *span, *loop or *generator
+	str  string // strings; big: the digits; undefined: what is undefined; range: its repr; view and generator: the type
+	ref  any    // *list, *Dict, *function, *loop or *generator
 }
 
-// list holds the items of a list, tuple or view. The items never change. Lists
+// list holds the items of a list, tuple, range or view. The items never change. Lists
 // made by addition share memory: grown is the length of the longest of them, and only
 // the list of that length may be appended to in place.
 type list struct {
@@ -72,25 +72,10 @@ type generator struct {
 	items func() []Value // nil: used up
 }
 
-// span is a range. Its items are made when they are needed.
-type span struct{ start, step, count int }
-
-func (s *span) item(i int) Value { return Int(int64(s.start + i*s.step)) }
-
 // loop is the variable "loop" inside a loop.
 type loop struct {
 	items []Value
-	span  *span // of a loop over a range, instead of items
-	count int
 	at    int
-}
-
-// item returns item i of a loop.
-func (l *loop) item(i int) Value {
-	if l.span != nil {
-		return l.span.item(i)
-	}
-	return l.items[i]
 }
 
 // None returns Python's None.
@@ -132,12 +117,17 @@ func tuple(items ...Value) Value { return sequence(kindTuple, items) }
 
 func sequence(k kind, items []Value) Value { return Value{kind: k, ref: &list{items: items}} }
 
-func bigInt(n *big.Int) Value {
-	if n.IsInt64() {
-		return Int(n.Int64())
+// integer returns the integer with the given decimal digits.
+func integer(digits string) Value {
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		return Value{kind: kindBig, str: digits}
 	}
-	return Value{kind: kindBig, ref: n}
+	return Int(n)
 }
+
+// tooLarge is panicked with when a result has more than 64 bits.
+func tooLarge() *Error { return errorf(Unsupported, "arithmetic with integers of more than 64 bits") }
 
 // undefined returns an undefined value. message is that of the error of using it.
 func undefined(message string) Value { return Value{str: message} }
@@ -162,7 +152,7 @@ func (v Value) Dict() *Dict {
 	return v.ref.(*Dict)
 }
 
-// Items returns the items of a list or tuple, nil for other values. The caller must
+// Items returns the items of a list, tuple or range, nil for other values. The caller must
 // not change them.
 func (v Value) Items() []Value {
 	if l, ok := v.ref.(*list); ok {
@@ -201,17 +191,10 @@ func (v Value) number() float64 {
 	case kindFloat:
 		return v.float()
 	case kindBig:
-		f, _ := new(big.Float).SetInt(v.ref.(*big.Int)).Float64()
+		f, _ := strconv.ParseFloat(v.str, 64) // digits only; out of range is infinite
 		return f
 	}
 	return float64(v.int())
-}
-
-func (v Value) toBig() *big.Int {
-	if n, ok := v.ref.(*big.Int); ok {
-		return n
-	}
-	return big.NewInt(v.int())
 }
 
 // Truth reports whether Python counts v as true.
@@ -225,9 +208,7 @@ func (v Value) Truth() bool {
 		return v.float() != 0
 	case kindString, kindSafe:
 		return v.str != ""
-	case kindRange:
-		return v.ref.(*span).count > 0
-	case kindList, kindTuple, kindView:
+	case kindList, kindTuple, kindRange, kindView:
 		return len(v.Items()) > 0
 	case kindDict:
 		return v.ref.(*Dict).Len() > 0
