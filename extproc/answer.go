@@ -3,43 +3,22 @@
 package extproc
 
 import (
-	"fmt"
-	"net/http"
+	"net/netip"
 	"strconv"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-
-	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// Headers that steer Envoy. Clients have no business with them.
+// Headers that tell Envoy where to send a request, and the observer stream which request it is.
 const (
 	headerWorker    = "x-dynamo-worker"
 	headerFallback  = "x-dynamo-worker-fallback"
 	headerRequestID = "x-dynamo-request-id"
 )
 
-// unchanged answers m so that the request goes on as it is, but for the client's own copies
-// of headers that steer Envoy or kvroute. Our configuration of Envoy removes them before
-// kvroute sees any; another one may not, and a request that fails open must not go where
-// its client likes.
-func (s *stream) unchanged(m message) *extprocv3.ProcessingResponse {
-	isRequestHeaders := m == headersOurs || m == headersBodyless || m == headersOther || m == headersOtherEnd
-	if !isRequestHeaders || s.stripHeaders == nil {
-		return answer(m, nil)
-	}
-	return answer(m, &extprocv3.CommonResponse{
-		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: s.stripHeaders},
-		ClearRouteCache: true,
-	})
-}
-
-// route answers m with the decision: where to go, and by which id the observing
-// stream is joined. A body that is
-// not nil takes the place of the request's; where m is the headers, it follows.
-func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
+// route answers what is unanswered of the request, the last of it m, with the decision. A body
+// that is not nil replaces the request's.
+func (s *stream) route(m message, body []byte) bool {
 	headers := append(s.destination(), headerRequestID, s.id)
 	headers = append(headers, s.named()...)
 	if body != nil && s.sized {
@@ -48,125 +27,70 @@ func (s *stream) route(m message, body []byte) *extprocv3.ProcessingResponse {
 	}
 	c := &extprocv3.CommonResponse{HeaderMutation: mutation(headers), ClearRouteCache: true}
 	c.HeaderMutation.RemoveHeaders = s.stripHeaders // Envoy removes before it sets
-	if body != nil && m == requestBody {
+	if s.flow != whole && !m.isRequestHeaders() {
+		return s.flush(m, s.withMetadata(answer(headersOurs, c)), body)
+	}
+	if body != nil {
 		c.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
 	}
-	return s.picked(answer(m, c))
+	return s.send(s.withMetadata(answer(m, c)))
 }
 
-// maxChunk is how much of a body stands in one answer. Envoy takes somewhat below 64 KiB.
-// Up to 32 KiB gRPC has buffers that fit; a larger message takes one of 1 MiB, which it
-// clears each time.
-const maxChunk = 32_000
-
-// echo answers a chunk that Envoy wants back.
-func echo(m message, chunk []byte, last bool) *extprocv3.ProcessingResponse {
-	return answer(m, &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
-		Mutation: &extprocv3.BodyMutation_StreamedResponse{
-			StreamedResponse: &extprocv3.StreamedBodyResponse{Body: chunk, EndOfStream: last},
-		},
-	}})
-}
-
-// appendChunks appends the answers that give a part of a body back to Envoy.
-func appendChunks(to []*extprocv3.ProcessingResponse, m message, part []byte, last bool) []*extprocv3.ProcessingResponse {
-	for len(part) > maxChunk {
-		to = append(to, echo(m, part[:maxChunk], false))
-		part = part[maxChunk:]
+// destination returns the headers that tell Envoy where to send the request, as name and value.
+func (s *stream) destination() []string {
+	headers := []string{headerWorker, s.decision.Address.String()}
+	switch second := s.second(); {
+	case !second.IsValid():
+	case s.server.conf.SecondChoice == SecondList:
+		headers[1] = s.endpoints()
+	default:
+		headers = append(headers, headerFallback, second.String())
 	}
-	return append(to, echo(m, part, last))
-}
-
-// refuse answers the request with an error response.
-func (s *stream) refuse(e *openai.Error) bool {
-	s.state = refused
-	s.server.metrics.refused(e.Status)
-	s.server.conf.Log.Debug("request refused", "status", e.Status, "err", e.Message)
-	headers := []string{"content-type", "application/json"}
-	if e.Status == http.StatusMethodNotAllowed {
-		headers = append(headers, "allow", http.MethodPost)
+	if s.server.conf.EndpointPicker {
+		headers = append(headers, destinationKey, s.endpoints())
 	}
-	if e.Retry > 0 {
-		headers = append(headers, "retry-after", strconv.Itoa(e.Retry))
+	return headers
+}
+
+// second returns the second choice if it may serve.
+func (s *stream) second() (a netip.AddrPort) {
+	if a = s.decision.Second.Address; !a.IsValid() || !s.server.conf.mayServe(a) {
+		return netip.AddrPort{}
 	}
-	if (e.Type == openai.Overloaded || e.Type == openai.Unavailable) && e.Code != "" {
-		headers = append(headers, "x-dynamo-reason", e.Code)
+	return a
+}
+
+// named returns the headers that tell the worker its rank or instance, or a group's router
+// the group and the worker it named, as name and value.
+func (s *stream) named() []string {
+	d := &s.decision
+	if d.Group != "" {
+		headers := []string{headerGroup, d.Group}
+		if m := d.Member; m != nil {
+			headers = append(headers, headerPin, strconv.FormatUint(m.ID, 10), headerRank, strconv.FormatUint(uint64(m.DPRank), 10))
+		}
+		return headers
 	}
-	return s.send(immediate(e.Status, headers, e.JSON(), "kvroute_refused"))
-}
-
-// immediate is a response of our own, in the place of a worker's.
-func immediate(status int, headers []string, body []byte, details string) *extprocv3.ProcessingResponse {
-	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
-		ImmediateResponse: &extprocv3.ImmediateResponse{
-			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(status)},
-			Headers: mutation(headers),
-			Body:    body,
-			Details: details,
-		},
-	}}
-}
-
-// refusal returns what the client is told of an error of the router, nil if that fails open.
-func (s *stream) refusal(err error, model string) *openai.Error {
-	return openai.RefusalConfig{Overload: s.server.conf.OverloadStatus, WorkerParam: headerPin, OverrideParam: headerOverride}.Refusal(err, model)
-}
-
-// tooLarge is the refusal of a body above the limit, in bytes.
-func tooLarge(limit int) *openai.Error {
-	return &openai.Error{
-		Status:  http.StatusRequestEntityTooLarge,
-		Message: fmt.Sprintf("the request body is larger than %d bytes", limit),
-		Type:    openai.InvalidRequest,
-		Code:    "body_too_large",
-	}
-}
-
-// setHeaders answers m with headers, given as name, value, name, value, in place
-// of any that are there. reroute makes Envoy choose the route again.
-func setHeaders(m message, reroute bool, pairs ...string) *extprocv3.ProcessingResponse {
-	return answer(m, &extprocv3.CommonResponse{HeaderMutation: mutation(pairs), ClearRouteCache: reroute})
-}
-
-func mutation(pairs []string) *extprocv3.HeaderMutation {
-	set := make([]*corev3.HeaderValueOption, 0, len(pairs)/2)
-	for i := 0; i < len(pairs); i += 2 {
-		set = append(set, &corev3.HeaderValueOption{
-			Header:       &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])},
-			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-		})
-	}
-	return &extprocv3.HeaderMutation{SetHeaders: set}
-}
-
-// answer wraps c in the answer that is due to m; nil if none is.
-func answer(m message, c *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
-	switch m {
-	case headersOurs, headersBodyless, headersWrong, headersOther, headersOtherEnd:
-		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{
-			RequestHeaders: &extprocv3.HeadersResponse{Response: c},
-		}}
-	case requestChunk, requestBody:
-		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{
-			RequestBody: &extprocv3.BodyResponse{Response: c},
-		}}
-	case requestTrailers:
-		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestTrailers{
-			RequestTrailers: &extprocv3.TrailersResponse{HeaderMutation: c.GetHeaderMutation()},
-		}}
-	case responseHeaders:
-		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseHeaders{
-			ResponseHeaders: &extprocv3.HeadersResponse{Response: c},
-		}}
-	case responseBody:
-		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{
-			ResponseBody: &extprocv3.BodyResponse{Response: c},
-		}}
-	case responseTrailers:
-		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
-			ResponseTrailers: &extprocv3.TrailersResponse{HeaderMutation: c.GetHeaderMutation()},
-		}}
-	case requestAgain, unknown, messages:
+	rank := strconv.FormatUint(uint64(d.Worker.DPRank), 10)
+	switch {
+	case d.NameRank: // otherwise the server chooses a rank by itself
+		return []string{headerVLLMRank, rank}
+	case engineName(d.Engine) == "dynamo": // a frontend that forwards to the named instance
+		return []string{headerPin, strconv.FormatUint(d.Worker.ID, 10), headerRank, rank, headerRoutingMode, "aggregated"}
 	}
 	return nil
+}
+
+// unchanged answers m so that the request continues unchanged, except that client headers that
+// steer Envoy or kvroute are removed. Our configuration of Envoy removes them before kvroute
+// sees any. Another one may not, and a request that fails open must not go where its client
+// likes.
+func (s *stream) unchanged(m message) *extprocv3.ProcessingResponse {
+	if !m.isRequestHeaders() || s.stripHeaders == nil {
+		return answer(m, nil)
+	}
+	return answer(m, &extprocv3.CommonResponse{
+		HeaderMutation:  &extprocv3.HeaderMutation{RemoveHeaders: s.stripHeaders},
+		ClearRouteCache: true,
+	})
 }

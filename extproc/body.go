@@ -28,7 +28,7 @@ func (s *stream) hold(m message, chunk []byte) bool {
 		return s.refuse(tooLarge(s.server.conf.MaxBodyBytes))
 	}
 	if !s.take(len(chunk)) {
-		return s.release(failHeld, nil)
+		return s.release(failHeld)
 	}
 	return true
 }
@@ -48,14 +48,22 @@ func (s *stream) giveBack() {
 	s.taken = 0
 }
 
-// release answers all that is held without a decision, for a reason.
-func (s *stream) release(why failure, err error) bool {
+// release answers all held parts of the request without a decision, for a reason.
+func (s *stream) release(why failure) bool {
 	defer s.giveBack()
-	s.server.failOpen(why, err)
+	s.server.failOpen(why, nil)
+	return s.pass(requestChunk)
+}
+
+// pass answers what is unanswered of the request, the last of it m, without a decision.
+func (s *stream) pass(m message) bool {
 	if s.state = passing; s.ended {
 		s.state = passed
 	}
-	return s.flush(requestChunk, s.unchanged(headersOurs), nil)
+	if s.flow == whole || m.isRequestHeaders() {
+		return s.send(s.unchanged(m))
+	}
+	return s.flush(m, s.unchanged(headersOurs), nil)
 }
 
 // flush sends the answer to headers that had to wait, the answers to the chunks
@@ -130,19 +138,25 @@ func (s *stream) body(b *extprocv3.HttpBody) (body []byte, ok bool) {
 	return body, true
 }
 
-// deflate gives back what a compressed body has become.
-func (s *stream) deflate() {
-	s.server.inflater.giveBack(s.inflated)
-	s.inflated = nil
+// maxChunk is how much of a body stands in one answer. Envoy takes somewhat below 64 KiB.
+// Up to 32 KiB gRPC has buffers that fit; a larger message takes one of 1 MiB, which it
+// clears each time.
+const maxChunk = 32_000
+
+// echo answers a chunk that Envoy wants back.
+func echo(m message, chunk []byte, last bool) *extprocv3.ProcessingResponse {
+	return answer(m, &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
+		Mutation: &extprocv3.BodyMutation_StreamedResponse{
+			StreamedResponse: &extprocv3.StreamedBodyResponse{Body: chunk, EndOfStream: last},
+		},
+	}})
 }
 
-// pass answers what is unanswered of the request, the last of it m, with nothing.
-func (s *stream) pass(m message) bool {
-	if s.state = passing; s.ended {
-		s.state = passed
+// appendChunks appends the answers that give a part of a body back to Envoy.
+func appendChunks(to []*extprocv3.ProcessingResponse, m message, part []byte, last bool) []*extprocv3.ProcessingResponse {
+	for len(part) > maxChunk {
+		to = append(to, echo(m, part[:maxChunk], false))
+		part = part[maxChunk:]
 	}
-	if s.flow == whole || m == headersOurs || m == headersBodyless {
-		return s.send(s.unchanged(m))
-	}
-	return s.flush(m, s.unchanged(headersOurs), nil)
+	return append(to, echo(m, part, last))
 }

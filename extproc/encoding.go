@@ -10,141 +10,93 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 )
 
-// Bodies that clients compress go to the worker as they are. gzip is inflated to be
-// read, as far as a body may be long; a body in another form, or that is not what it
-// says, is routed by load, for it is the worker's to judge.
+// Compressed bodies go to the worker as they are. kvroute inflates gzip to read it, up to the
+// largest size of a body. It routes a body in another form, or a broken one, by load: the worker
+// judges it.
 
-// What became of a compressed body.
+// Outcomes of a compressed body.
 const (
 	inflated   = "read"
-	kept       = "unread"    // of a form that is not read
-	broken     = "broken"    // it is not what it says
-	overfilled = "too_large" // inflated it is larger than a body may be
-	crowded    = "crowded"   // too many of them are inflated at the time
+	kept       = "unread"    // in a form that is not read
+	broken     = "broken"    // not in its declared form
+	overfilled = "too_large" // larger than a body may be
+	crowded    = "crowded"   // the budget has no room for it
 )
 
-// encodings reads the values of content-encoding: "" for none, or the name of the one
-// that there is; "other" for what we have no name for, or several.
-func encodings(values []string) (name string) {
-	for _, v := range values {
-		for item := range strings.SplitSeq(v, ",") {
-			switch item = strings.ToLower(strings.TrimSpace(item)); {
-			case item == "" || item == "identity":
-			case name != "":
-				return "other"
-			case item == "x-gzip":
-				name = "gzip"
-			case slices.Contains([]string{"gzip", "deflate", "br", "zstd"}, item):
-				name = item
-			default:
-				name = "other"
-			}
-		}
+// encodings reads the values of content-encoding: "" for none, or the name of the only one;
+// "other" for an unknown one, or several.
+func encodings(values []string) string {
+	names := strings.FieldsFunc(strings.ToLower(strings.Join(values, ",")), func(r rune) bool { return r == ',' || r == ' ' || r == '\t' })
+	names = slices.DeleteFunc(names, func(name string) bool { return name == "identity" })
+	switch {
+	case len(names) == 0:
+		return ""
+	case len(names) > 1:
+		return "other"
+	case names[0] == "x-gzip":
+		return "gzip"
+	case slices.Contains([]string{"gzip", "deflate", "br", "zstd"}, names[0]):
+		return names[0]
 	}
-	return name
+	return "other"
 }
 
-// errTooLarge: inflated a body is larger than it may be. errCrowded: there is no room
-// for more inflated bodies now.
-var (
-	errTooLarge = errors.New("the body is too large")
-	errCrowded  = errors.New("too many bodies are inflated at a time")
-)
-
-// inflater inflates bodies. It may be used by any number of goroutines. The bytes of
-// all that it has returned and has not been given back are taken from held.
-type inflater struct {
-	held    *heldBytes
-	readers sync.Pool // of *gzip.Reader: one has some 40 KB
-}
-
-// grow returns text with room for n bytes, if there is any.
-func (p *inflater) grow(text []byte, n int) ([]byte, bool) {
-	if !p.held.take(n - cap(text)) {
-		return text, false
-	}
-	return append(make([]byte, 0, n), text...), true
-}
-
-// giveBack makes room: text, from inflate, is used no more.
-func (p *inflater) giveBack(text []byte) { p.held.give(cap(text)) }
-
-// inflate returns what body is compressed of, at most limit bytes of it. With an error
-// it returns what comes before that. Either way the caller owes it to giveBack. It ends
-// soon after ctx.
-func (p *inflater) inflate(ctx context.Context, body []byte, limit int) ([]byte, error) {
-	in := bytes.NewReader(body)
-	z, _ := p.readers.Get().(*gzip.Reader)
-	var err error
-	if z == nil {
-		z, err = gzip.NewReader(in)
-	} else {
-		err = z.Reset(in)
-	}
-	if z != nil { // else it is none
-		defer func() {
-			in.Reset(nil) // it keeps no body
-			p.readers.Put(z)
-		}()
-	}
+// inflate returns the text of a compressed body, at most limit bytes, or the text before a
+// fault. The caller gives cap(text) back to the budget. It ends soon after ctx.
+func (h *heldBytes) inflate(ctx context.Context, body []byte, limit int) (text []byte, outcome string, err error) {
+	z, err := gzip.NewReader(bytes.NewReader(body))
 	if err != nil {
-		return nil, err
+		return nil, broken, err
 	}
-	// Text shrinks to a third or so. What a body claims to be is not believed.
-	out, ok := p.grow(nil, min(4*len(body), limit)+1)
 	for {
-		if len(out) == cap(out) && ok {
-			out, ok = p.grow(out, min(2*len(out), limit+1))
+		if len(text) == cap(text) {
+			// Text shrinks to a third or so. The size that a body claims is not trusted.
+			size := min(max(4*len(body), 2*len(text)), limit) + 1
+			if !h.take(size - cap(text)) {
+				return text, crowded, nil
+			}
+			text = append(make([]byte, 0, size), text...)
 		}
-		if !ok {
-			return out, errCrowded
-		}
-		if err := context.Cause(ctx); err != nil {
-			return out, err
-		}
-		n, err := z.Read(out[len(out):min(cap(out), len(out)+256<<10)])
-		out = out[:len(out)+n]
+		n, err := z.Read(text[len(text):min(cap(text), len(text)+256<<10)])
+		text = text[:len(text)+n]
 		switch {
-		case len(out) > limit:
-			return out[:limit], errTooLarge
+		case len(text) > limit:
+			return text, overfilled, nil
 		case errors.Is(err, io.EOF):
-			return out, nil
-		case err != nil:
-			return out, err
+			return text, inflated, nil
+		case err == nil:
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			return text, broken, err
 		}
 	}
 }
 
-// plain returns the text of a body. read is false if it cannot be read, which is counted;
-// too large is an error. Of a truncated body it is the beginning. What was
-// inflated is s.inflated, to be given back.
-func (s *stream) plain(ctx context.Context, body []byte) (text []byte, read bool, err error) {
+// plain returns the text of a body, or of the beginning of a truncated one. The outcome is
+// inflated if there is a text, kept if there is none, or why not; it is counted. Inflated text
+// is s.inflated, too, to be given back.
+func (s *stream) plain(ctx context.Context, body []byte) (text []byte, outcome string) {
 	if s.encoding == "" || len(body) == 0 {
-		return body, true, nil
+		return body, inflated
 	}
-	outcome := kept
-	if s.encoding == "gzip" {
+	if outcome = kept; s.encoding == "gzip" {
 		ctx, cancel := context.WithTimeout(ctx, s.server.conf.DecisionTimeout)
 		defer cancel()
-		text, err = s.server.inflater.inflate(ctx, body, s.server.conf.MaxBodyBytes)
-		s.inflated = text
-		switch {
-		case err == nil, s.truncated && errors.Is(err, io.ErrUnexpectedEOF):
+		var err error
+		text, outcome, err = s.server.held.inflate(ctx, body, s.server.conf.MaxBodyBytes)
+		if s.inflated = text; s.truncated && errors.Is(err, io.ErrUnexpectedEOF) {
 			outcome = inflated
-		case errors.Is(err, errTooLarge):
-			outcome = overfilled
-		case errors.Is(err, errCrowded):
-			outcome = crowded
-		default:
-			outcome = broken
 		}
 	}
-	s.server.metrics.encoded(s.encoding, outcome)
-	if outcome == overfilled {
-		return nil, false, errTooLarge
-	}
-	return text, outcome == inflated, nil
+	count(s.server.metrics.encodings, label("encoding", s.encoding), label("outcome", outcome))
+	return text, outcome
+}
+
+// deflate gives back the room of an inflated body.
+func (s *stream) deflate() {
+	s.server.held.give(cap(s.inflated))
+	s.inflated = nil
 }

@@ -7,6 +7,12 @@ import (
 	"strings"
 )
 
+func (f flow) String() string { return [...]string{"whole", "behind", "ahead", "duplex"}[f] }
+
+func (a action) String() string {
+	return [...]string{"leave", "proceed", "hold", "decide", "relay", "refuse", "tell", "ignore"}[a]
+}
+
 // Table prints the legal moves of a main stream.
 func Table() string {
 	var b strings.Builder

@@ -140,8 +140,8 @@ func TestNewRefusesBadSettings(t *testing.T) {
 		want string
 	}{
 		{extproc.Config{MaxBodyBytes: -1}, "extproc: MaxBodyBytes is -1"},
-		{extproc.Config{DecisionTimeout: -1}, "extproc: DecisionTimeout is -1ns"},
-		{extproc.Config{QueueWait: -1}, "extproc: QueueWait is -1ns"},
+		{extproc.Config{DecisionTimeout: -1}, "extproc: DecisionTimeout is -1"},
+		{extproc.Config{QueueWait: -1}, "extproc: QueueWait is -1"},
 		{extproc.Config{OverloadStatus: 500}, "extproc: OverloadStatus is 500, want 429, 503 or 529"},
 		{extproc.Config{MaxStreams: -5}, "extproc: MaxStreams is -5"},
 		{extproc.Config{FirstToken: "maybe"}, `extproc: FirstToken is "maybe", want "observer" or "response-headers"`},

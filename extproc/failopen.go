@@ -38,7 +38,7 @@ func (f failure) String() string {
 // without a header, or by the end of the stream. It counts it, and logs it now and
 // then. err, if there is more to say than the reason, is not the client's text.
 func (s *Server) failOpen(why failure, err error, more ...any) {
-	s.metrics.failedOpen(why)
+	count(s.metrics.failOpen, label("reason", why.String()))
 	unlogged, ok := s.lines[why].allow(time.Now())
 	if !ok {
 		return
@@ -58,10 +58,55 @@ func (s *Server) failOpen(why failure, err error, more ...any) {
 // fleet that becomes known while a request is decided was not known to it.
 func (s *Server) starting() bool { return s.conf.Started != nil && !s.conf.Started() }
 
-// unserved reports whether a decision failed for lack of workers that serve the model,
-// which fails open as long as the server is starting.
-func unserved(err error) bool {
-	return errors.Is(err, router.ErrNoWorkers) || errors.Is(err, router.ErrUnknownModel)
+// failure returns the reason why a request fails open after an error of the router.
+func (s *stream) failure(err error, starting, unread bool) failure {
+	switch {
+	case starting && (errors.Is(err, router.ErrNoWorkers) || errors.Is(err, router.ErrUnknownModel)):
+		return failStarting
+	case errors.Is(err, router.ErrDecisionTimeout) || errors.Is(err, context.DeadlineExceeded):
+		return failBudget
+	case unread && s.encoding != "":
+		return failEncoding
+	case unread:
+		return failMode
+	}
+	return failInternal
+}
+
+// giveUp leaves a request without a decision to Envoy. It reports whether the stream may
+// end now: it may not while Envoy needs kvroute for the rest of the request or response.
+func (s *stream) giveUp(why failure) bool {
+	switch s.state {
+	case gathering:
+		if !s.release(why) {
+			return true
+		}
+	case begun, waiting:
+		s.server.failOpen(why, nil)
+	}
+	return s.mayEnd()
+}
+
+// mayEnd reports whether Envoy can continue without this stream. kvroute must give back the
+// chunks of a request that it has. If Envoy sends the response in chunks, some may be on their
+// way, and would be missing from the response without an error.
+func (s *stream) mayEnd() bool {
+	if s.echo && s.state != begun && s.state != refused {
+		return false
+	}
+	return s.ended || s.flow == whole || s.state == begun || s.state == refused
+}
+
+// free frees the slot, if there is one.
+func (s *stream) free() {
+	if !s.booked {
+		return
+	}
+	if s.booked = false; s.served || !s.server.headersSent.Load() {
+		s.server.router.Free(s.id)
+	} else {
+		s.server.router.Abandon(s.id)
+	}
 }
 
 // recoverPanic is deferred by a stream's handler. What panicked for one request

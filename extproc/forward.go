@@ -3,13 +3,9 @@
 package extproc
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"strings"
-
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/router"
@@ -97,6 +93,26 @@ func engineName(s string) string {
 	return s
 }
 
+// forward returns the body with the prompt as ids, nil if it stays as it is.
+func (s *stream) forward(fields *openai.Body, m message, body []byte) (out []byte) {
+	t := s.decision.Tokens
+	if s.decision.Tokens = nil; t == nil || m != requestBody {
+		return nil
+	}
+	var form openai.Form
+	var outcome string
+	switch {
+	case s.encoding != "":
+		outcome = keptEncoding
+	case s.flow == ahead, s.truncated: // the rest of the body has its length already
+		outcome = keptMode
+	default:
+		out, form, outcome = s.server.forms.forward(s.endpoint, fields, t, body, s.server.conf.MaxBodyBytes)
+	}
+	count(s.server.metrics.forwards, label("form", string(form)), label("outcome", outcome))
+	return out
+}
+
 // forward returns the body with the prompt as ids, and in which form; or nil and why
 // it stays as it is.
 func (f forms) forward(e openai.Endpoint, b *openai.Body, t *router.Tokens, body []byte, limit int) (out []byte, form openai.Form, outcome string) {
@@ -163,9 +179,4 @@ func atLeast(version, first string) bool {
 		}
 	}
 	return true
-}
-
-// forward counts what became of handing ids on.
-func (m *metrics) forward(form openai.Form, outcome string) {
-	m.forwards.Add(context.Background(), 1, metric.WithAttributes(attribute.String("form", string(form)), attribute.String("outcome", outcome)))
 }

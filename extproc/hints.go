@@ -122,26 +122,22 @@ func (s *stream) noteHeader(name, value string) {
 
 // steer fills in what headers and body say of the request's routing, as far as the
 // listener is trusted.
-func (s *stream) steer(req *router.Request, body *openai.Body) *openai.Error {
+func (s *stream) steer(req *router.Request, nvext []byte) *openai.Error {
 	t := &s.steering
 	req.Session, req.SessionFinal = t.session, t.final
 	req.AllowedAddresses = t.allowed
 	req.Labels = t.labels()
 	if headers, inBody := s.direct(); headers {
-		if bad := t.pinned(req, body, inBody); bad != nil {
+		if bad := t.pinned(req, nvext, inBody); bad != nil {
 			return bad
 		}
 	}
 	if !s.server.conf.TrustOverrides {
 		return nil
 	}
-	h, bad := openai.ParseHints(body.NVExt)
-	if bad != nil {
+	if bad := openai.ReadHints(nvext, req); bad != nil {
 		return bad
 	}
-	req.Priority, req.StrictPriority, req.ExpectedOutput = h.Priority, h.StrictPriority, h.ExpectedOutput
-	req.RequiredTaints, req.PreferredTaints, req.TTFTTarget = h.RequiredTaints, h.PreferredTaints, h.TTFTTarget
-	req.Labels.ITLTarget = h.ITLTarget
 	if text := t.get(headerPriority); text != "" {
 		v, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
@@ -214,10 +210,10 @@ func (s *stream) direct() (headers, body bool) {
 
 // pinned fills in the worker that headers name, or else the body does, if it may. From a
 // router above it is a preference.
-func (t *steering) pinned(req *router.Request, body *openai.Body, heed bool) (bad *openai.Error) {
+func (t *steering) pinned(req *router.Request, nvext []byte, heed bool) (bad *openai.Error) {
 	var pins openai.Pins
 	if heed {
-		if pins, bad = openai.ParsePins(body.NVExt); bad != nil {
+		if pins, bad = openai.ParsePins(nvext); bad != nil {
 			return bad
 		}
 	}

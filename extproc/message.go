@@ -140,3 +140,47 @@ func value(v *corev3.HeaderValue) string {
 	}
 	return v.GetValue()
 }
+
+// mutation sets headers, given as name, value, name, value, in place of any that are there.
+func mutation(pairs []string) *extprocv3.HeaderMutation {
+	set := make([]*corev3.HeaderValueOption, 0, len(pairs)/2)
+	for i := 0; i < len(pairs); i += 2 {
+		set = append(set, &corev3.HeaderValueOption{
+			Header:       &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])},
+			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+		})
+	}
+	return &extprocv3.HeaderMutation{SetHeaders: set}
+}
+
+// answer wraps c in the form of an answer to m; nil if m gets no answer.
+func answer(m message, c *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
+	switch m {
+	case headersOurs, headersBodyless, headersWrong, headersOther, headersOtherEnd:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{
+			RequestHeaders: &extprocv3.HeadersResponse{Response: c},
+		}}
+	case requestChunk, requestBody:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{
+			RequestBody: &extprocv3.BodyResponse{Response: c},
+		}}
+	case requestTrailers:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestTrailers{
+			RequestTrailers: &extprocv3.TrailersResponse{HeaderMutation: c.GetHeaderMutation()},
+		}}
+	case responseHeaders:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseHeaders{
+			ResponseHeaders: &extprocv3.HeadersResponse{Response: c},
+		}}
+	case responseBody:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{
+			ResponseBody: &extprocv3.BodyResponse{Response: c},
+		}}
+	case responseTrailers:
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
+			ResponseTrailers: &extprocv3.TrailersResponse{HeaderMutation: c.GetHeaderMutation()},
+		}}
+	case requestAgain, unknown, messages:
+	}
+	return nil
+}

@@ -11,8 +11,30 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// metrics are the package's instruments. docs/metrics.md lists them. Labels that
-// every request needs are made once.
+// kind is a kind of stream.
+type kind uint8
+
+const (
+	mainStream kind = iota
+	observerStream
+	kinds // the number of kinds
+)
+
+func (k kind) String() string { return [...]string{"main", "observer"}[k] }
+
+// How streams end, beside the states of main streams.
+const (
+	endPanic      = "panic"
+	endLimit      = "limit"
+	endUnrouted   = "unrouted"
+	endElsewhere  = "elsewhere"
+	endNoEvents   = "no_events"
+	endFirstToken = "first_token"
+	endEnded      = "ended"
+	endDraining   = "draining"
+)
+
+// metrics are the package's instruments. docs/metrics.md lists them.
 type metrics struct {
 	streams   metric.Int64UpDownCounter
 	ends      metric.Int64Counter
@@ -24,9 +46,6 @@ type metrics struct {
 	encodings metric.Int64Counter
 	queries   metric.Int64Counter
 	unreached metric.Int64Counter
-
-	kinds [kinds]metric.MeasurementOption
-	how   [kinds]map[string]metric.MeasurementOption // streams end
 }
 
 func newMetrics(meter metric.Meter) (*metrics, error) {
@@ -57,47 +76,13 @@ func newMetrics(meter metric.Meter) (*metrics, error) {
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("extproc: make instruments: %w", err)
 	}
-	for k := range kinds {
-		m.kinds[k] = label("kind", k.String())
-		m.how[k] = make(map[string]metric.MeasurementOption)
-		for _, end := range ends(k) {
-			m.how[k][end] = metric.WithAttributeSet(attribute.NewSet(attribute.String("kind", k.String()), attribute.String("end", end)))
-		}
-	}
 	return &m, nil
 }
 
-func label(name, value string) metric.MeasurementOption {
-	return metric.WithAttributeSet(attribute.NewSet(attribute.String(name, value)))
+// count adds 1 to a counter. It takes no context: that of a stream is over at most calls, and
+// nothing of it would be recorded.
+func count(c metric.Int64Counter, labels ...attribute.KeyValue) {
+	c.Add(context.Background(), 1, metric.WithAttributes(labels...))
 }
 
-// The methods take no context: that of a stream is over when most of them are
-// called, and nothing of it would be recorded.
-
-func (m *metrics) opened(k kind, n int64) { m.streams.Add(context.Background(), n, m.kinds[k]) }
-
-// ended counts the end of a stream; end is one of [ends].
-func (m *metrics) ended(k kind, end string) { m.ends.Add(context.Background(), 1, m.how[k][end]) }
-
-func (m *metrics) failedOpen(why failure) {
-	m.failOpen.Add(context.Background(), 1, label("reason", why.String()))
-}
-
-func (m *metrics) refused(status int) {
-	m.refusals.Add(context.Background(), 1, metric.WithAttributes(attribute.Int("status", status)))
-}
-
-func (m *metrics) stray(what message) {
-	m.strays.Add(context.Background(), 1, label("message", what.String()))
-}
-
-func (m *metrics) notReached() { m.unreached.Add(context.Background(), 1) }
-
-func (m *metrics) query() { m.queries.Add(context.Background(), 1) }
-
-// encoded counts a compressed body; both names are of our own sets.
-func (m *metrics) encoded(name, outcome string) {
-	m.encodings.Add(context.Background(), 1, label("encoding", name), label("outcome", outcome))
-}
-
-func (m *metrics) received(n int) { m.bodySize.Record(context.Background(), int64(n)) }
+func label(name, value string) attribute.KeyValue { return attribute.String(name, value) }

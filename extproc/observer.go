@@ -34,11 +34,11 @@ func (s *Server) shadow(ctx context.Context, req *extprocv3.ProcessingRequest, i
 	})
 }
 
-// observe watches a response, whose messages receive returns, for its first token and
-// says in a word how that ended. The sooner it returns, the less Envoy copies.
+// observe watches a response, whose messages receive returns, for its first token, and returns
+// the name of its end. The sooner it returns, the less Envoy copies.
 func (s *Server) observe(id string, receive func() (*extprocv3.ProcessingRequest, error)) string {
 	switch {
-	case id == "" || id == "-": // Envoy's word for "no such header"
+	case id == "" || id == "-": // Envoy writes "-" for a missing header
 		return endUnrouted
 	case !s.conf.Synced && !strings.HasPrefix(id, s.prefix):
 		return endElsewhere
@@ -46,35 +46,20 @@ func (s *Server) observe(id string, receive func() (*extprocv3.ProcessingRequest
 	var events firstEvent
 	for {
 		req, err := receive()
-		switch {
+		switch headers, body := req.GetResponseHeaders(), req.GetResponseBody(); {
 		case err != nil && s.draining():
 			return endDraining
 		case err != nil:
 			return endEnded
-		}
-		if end := s.observeMessage(&events, id, req); end != "" {
-			return end
-		}
-	}
-}
-
-// observeMessage returns how the stream ends with a message, "" if it goes on.
-func (s *Server) observeMessage(events *firstEvent, id string, req *extprocv3.ProcessingRequest) string {
-	switch r := req.GetRequest().(type) {
-	case *extprocv3.ProcessingRequest_ResponseHeaders:
-		if !isEventStream(r.ResponseHeaders) || r.ResponseHeaders.GetEndOfStream() {
+		case headers != nil && (!isEventStream(headers) || headers.GetEndOfStream()):
 			return endNoEvents
-		}
-	case *extprocv3.ProcessingRequest_ResponseBody:
-		if events.in(r.ResponseBody.GetBody()) {
+		case body != nil && events.in(body.GetBody()):
 			s.router.FirstToken(id, router.SignObserver)
 			return endFirstToken
-		}
-		if r.ResponseBody.GetEndOfStream() {
+		case body.GetEndOfStream():
 			return endNoEvents
 		}
 	}
-	return ""
 }
 
 // isEventStream reports whether events will follow. A complete JSON answer comes
@@ -98,67 +83,55 @@ func media(h *extprocv3.HttpHeaders) string {
 	return t
 }
 
-// firstEvent looks for the first data line of an event stream that comes in pieces
-// of any size. Comments and other fields are no tokens: engines send comments to
-// keep the connection while a prompt waits. Nor are the events with which a stream
-// of /v1/responses begins before anything is computed. What is carried over from
-// piece to piece is a few bytes, however long a line is.
+// firstEvent looks for the first data line with content in an event stream that comes in pieces
+// of any size. Comments are no tokens: engines send them to keep the connection open while a
+// prompt waits. Nor are the events with which a stream of /v1/responses begins. The first event
+// of a chat, with only the role, counts: engines send it together with the first token's event.
 type firstEvent struct {
-	line  [32]byte // beginning of the current line
-	n     int      // bytes of it kept
-	early bool     // the current event is one that comes before any token
-	cr    bool     // the last byte was a carriage return
+	line  []byte // the beginning of the current line, at most lineKept bytes
+	early bool   // the current event comes before any token
+	cr    bool   // the last byte was a carriage return
 }
 
-// early are the names of events that come before any token.
+// lineKept is longer than each name in earlyEvents with its field.
+const lineKept = 32
+
+// earlyEvents are the names of events that come before any token.
 //
 //nolint:gochecknoglobals // a table
-var early = []string{"response.created", "response.in_progress", "response.queued"}
+var earlyEvents = []string{"response.created", "response.in_progress", "response.queued"}
 
 // in reads the next piece and reports whether a data line with content has begun.
 func (e *firstEvent) in(piece []byte) bool {
 	for len(piece) > 0 {
-		c := piece[0]
-		if c == '\n' || c == '\r' {
-			if c != '\n' || !e.cr { // both together end one line
-				e.endLine()
-			}
-			e.cr = c == '\r'
-			piece = piece[1:]
-			continue
-		}
-		e.cr = false
-		value, isData := bytes.CutPrefix(e.line[:e.n], []byte("data:"))
-		if isData && !e.early && (c != ' ' || len(bytes.TrimLeft(value, " ")) > 0) {
-			return true
-		}
-		if e.n < len(e.line) {
-			e.line[e.n] = c
-			e.n++
-			piece = piece[1:]
-			continue
-		}
-		if isData && !e.early { // but spaces so far
-			piece = piece[1:]
+		if e.cr && piece[0] == '\n' { // both together end one line
+			e.cr, piece = false, piece[1:]
 			continue
 		}
 		end := bytes.IndexAny(piece, "\r\n")
-		if end < 0 {
+		text := piece
+		if end >= 0 {
+			text = piece[:end]
+		}
+		n := min(len(text), lineKept-len(e.line))
+		e.line = append(e.line, text[:n]...)
+		if value, isData := bytes.CutPrefix(e.line, []byte("data:")); isData && !e.early {
+			if len(bytes.TrimLeft(value, " ")) > 0 || len(bytes.TrimLeft(text[n:], " ")) > 0 {
+				return true
+			}
+			e.line = e.line[:len("data:")] // without the spaces
+		}
+		if e.cr = false; end < 0 {
 			return false
 		}
-		piece = piece[end:]
+		name, isName := bytes.CutPrefix(e.line, []byte("event:"))
+		switch {
+		case len(e.line) == 0: // the event is over
+			e.early = false
+		case isName:
+			e.early = slices.Contains(earlyEvents, string(bytes.TrimSpace(name)))
+		}
+		e.line, e.cr, piece = e.line[:0], piece[end] == '\r', piece[end+1:]
 	}
 	return false
-}
-
-// endLine notes what a line said of the event that it belongs to.
-func (e *firstEvent) endLine() {
-	name, isName := bytes.CutPrefix(e.line[:e.n], []byte("event:"))
-	switch {
-	case e.n == 0: // the event is over
-		e.early = false
-	case isName:
-		e.early = slices.Contains(early, string(bytes.TrimSpace(name)))
-	}
-	e.n = 0
 }

@@ -3,15 +3,11 @@
 package extproc
 
 import (
-	"context"
-	"errors"
 	"net/netip"
 	"strings"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/structpb"
-
-	"github.com/kvroute/kvroute/router"
 )
 
 // The endpoint-picker protocol of the Gateway API Inference Extension, proposal 004:
@@ -41,8 +37,8 @@ func (s *stream) endpoints() string {
 	return list
 }
 
-// picked adds what the protocol wants of an answer that routes.
-func (s *stream) picked(a *extprocv3.ProcessingResponse) *extprocv3.ProcessingResponse {
+// withMetadata adds the protocol's metadata to an answer that routes.
+func (s *stream) withMetadata(a *extprocv3.ProcessingResponse) *extprocv3.ProcessingResponse {
 	if !s.server.conf.EndpointPicker {
 		return a
 	}
@@ -52,31 +48,6 @@ func (s *stream) picked(a *extprocv3.ProcessingResponse) *extprocv3.ProcessingRe
 		}}),
 	}}
 	return a
-}
-
-// pickAny routes a request of others, which nothing is known of, by load: a gateway
-// that speaks the protocol has nowhere else to send it. It does so if there is one
-// model only, and else leaves it to the gateway.
-func (s *stream) pickAny(ctx context.Context, m message) bool {
-	starting := s.server.starting()
-	err := s.bestWorker(ctx, &router.Request{
-		Owned: true, Unread: true, Unseen: true, AllowedAddresses: s.steering.allowed,
-		WantSecond: s.server.conf.SecondChoice != SecondNone,
-	})
-	switch {
-	case err == nil:
-		return s.send(s.route(m, nil))
-	case ctx.Err() != nil:
-		return false
-	case starting && unserved(err):
-		s.server.failOpen(failStarting, err)
-		return s.send(s.unchanged(m))
-	}
-	if r := s.refusal(err, ""); r != nil && !errors.Is(err, router.ErrUnknownModel) {
-		return s.refuse(r)
-	}
-	s.server.failOpen(failMode, err)
-	return s.send(s.unchanged(m))
 }
 
 // servedBy is what a gateway says of the endpoint that served; invalid if nothing.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -29,7 +30,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 		return s.refuse(bad)
 	}
 	if fields.Model == "" && !unread && fields.Size > 0 {
-		return s.pass(m) // without a prompt, for an engine with one model: any worker of the pool will do
+		return s.pass(m) // no prompt, for an engine with one model: any worker of the pool is right
 	}
 	req := router.Request{
 		Owned: true,
@@ -43,7 +44,7 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	if s.salt != "" { // the header can be a gateway's; the body is always the client's
 		req.Salt = s.salt
 	}
-	if bad := s.steer(&req, &fields); bad != nil {
+	if bad := s.steer(&req, fields.NVExt); bad != nil {
 		return s.refuse(bad)
 	}
 	if _, may := s.direct(); may && openai.Queries(fields.NVExt) {
@@ -54,53 +55,43 @@ func (s *stream) answerRequest(ctx context.Context, m message, b *extprocv3.Http
 	switch {
 	case err == nil:
 		s.state = routed
-		out := s.forward(&fields, m, body)
-		if s.flow == whole || m == headersOurs || m == headersBodyless {
-			return s.send(s.route(m, out))
-		}
-		return s.flush(m, s.route(headersOurs, out), out)
+		return s.route(m, s.forward(&fields, m, body))
 	case ctx.Err() != nil:
 		return false
-	case starting && unserved(err):
-		s.server.failOpen(failStarting, err)
-		return s.pass(m)
+	}
+	why := s.failure(err, starting, unread)
+	switch {
+	case why == failStarting:
 	case fields.Model == "" && !unread && errors.Is(err, router.ErrUnknownModel):
 		return s.pass(m) // there are several models, and each worker of the pool knows its own
-	}
-	// Nothing is known of a request that was not read, so it is not refused.
-	if r := s.refusal(err, fields.Model); r != nil && (!unread || errors.Is(err, router.ErrNoWorkers)) {
-		return s.refuse(r)
-	}
-	why := failInternal
-	switch {
-	case errors.Is(err, router.ErrDecisionTimeout) || errors.Is(err, context.DeadlineExceeded):
-		why = failBudget
-	case unread && s.encoding != "":
-		why = failEncoding
-	case unread:
-		why = failMode
+	// Nothing is known of an unread request, so it is not refused, unless Envoy cannot route it.
+	case !unread, errors.Is(err, router.ErrNoWorkers), m.isOther() && !errors.Is(err, router.ErrUnknownModel):
+		if r := s.refusal(err, fields.Model); r != nil {
+			return s.refuse(r)
+		}
 	}
 	s.server.failOpen(why, err)
 	return s.pass(m)
 }
 
-// readBody reads the request's body, of which b is the last part. unread says that it cannot
-// be read, or not all of it.
+// readBody reads the request's body, of which b is the last part. unread reports that it, or a
+// part of it, cannot be read.
 func (s *stream) readBody(ctx context.Context, m message, b *extprocv3.HttpBody, body []byte) (fields openai.Body, unread bool, bad *openai.Error) {
-	if m == headersOurs {
+	if m == headersOurs || m.isOther() {
 		return fields, true, nil
 	}
-	s.server.metrics.received(len(body))
+	s.server.metrics.bodySize.Record(context.Background(), int64(len(body)))
 	limit := s.server.conf.MaxBodyBytes
 	if len(body) > limit {
 		return fields, false, tooLarge(limit)
 	}
 	s.truncated = s.partial && m == requestBody && !b.GetEndOfStream()
-	text, read, err := s.plain(ctx, body)
-	if err != nil {
+	text, outcome := s.plain(ctx, body)
+	switch outcome {
+	case inflated:
+	case overfilled:
 		return fields, false, tooLarge(limit)
-	}
-	if !read {
+	default:
 		return fields, true, nil
 	}
 	fields, bad = openai.Parse(s.endpoint, text)
@@ -109,6 +100,10 @@ func (s *stream) readBody(ctx context.Context, m message, b *extprocv3.HttpBody,
 	}
 	return fields, false, bad
 }
+
+// answerTime is how much longer than QueueWait Envoy is asked to wait, so that kvroute refuses
+// the request before Envoy gives up.
+const answerTime = 500 * time.Millisecond
 
 // bestWorker gets a decision from the router. If the request has to wait for a worker, Envoy is
 // told to wait, too.
@@ -128,33 +123,10 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 		s.booked = false
 		return err
 	}
-	if !d.Address.IsValid() {
+	if !d.Address.IsValid() || !conf.mayServe(d.Address) {
 		s.free()
-		return fmt.Errorf("extproc: worker %d has no address", d.Worker.ID)
-	}
-	if !s.server.conf.mayServe(d.Address) {
-		s.free()
-		return fmt.Errorf("extproc: worker %d at %s is outside the worker networks", d.Worker.ID, d.Address)
+		return fmt.Errorf("extproc: worker %d has the address %v, want one in the worker networks", d.Worker.ID, d.Address)
 	}
 	s.decision = d
 	return nil
-}
-
-// forward returns the body with the prompt as ids, nil if it stays as it is.
-func (s *stream) forward(fields *openai.Body, m message, body []byte) []byte {
-	t := s.decision.Tokens
-	if s.decision.Tokens = nil; t == nil || m != requestBody {
-		return nil
-	}
-	switch {
-	case s.encoding != "":
-		s.server.metrics.forward("", keptEncoding)
-		return nil
-	case s.flow == ahead, s.truncated: // what follows a part is not ours to give a length to
-		s.server.metrics.forward("", keptMode)
-		return nil
-	}
-	out, form, outcome := s.server.forms.forward(s.endpoint, fields, t, body, s.server.conf.MaxBodyBytes)
-	s.server.metrics.forward(form, outcome)
-	return out
 }

@@ -3,7 +3,6 @@
 package extproc
 
 import (
-	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -15,39 +14,43 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// How Envoy is told where a request goes that its worker refuses.
-const (
-	// SecondHeader names the second choice in x-dynamo-worker-fallback.
-	SecondHeader = "header"
-	// SecondList names it behind the first one in x-dynamo-worker.
-	SecondList = "list"
-	// SecondNone names none.
-	SecondNone = "none"
-)
-
-// second returns the second choice if it may serve.
-func (s *stream) second() (a netip.AddrPort) {
-	if a = s.decision.Second.Address; !a.IsValid() || !s.server.conf.mayServe(a) {
-		return netip.AddrPort{}
+// answerResponse answers the response headers.
+func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.ProcessingResponse {
+	h := req.GetResponseHeaders()
+	s.server.headersSent.Store(true)
+	s.served = strings.HasPrefix(status(h), "2")
+	if !s.booked {
+		return answer(responseHeaders, nil)
 	}
-	return a
-}
-
-// destination returns the headers that tell Envoy where to go, as name and value.
-func (s *stream) destination() []string {
-	first, second := s.decision.Address.String(), s.second()
-	headers := []string{headerWorker, first}
+	s.note(req)
 	switch {
-	case !second.IsValid():
-	case s.server.conf.SecondChoice == SecondList:
-		headers[1] = s.endpoints()
+	case status(h) != "200":
+	case isWhole(h): // its prompt was computed some time ago
+		s.server.router.FirstToken(s.id, router.SignEnd)
+	case !isEventStream(h): // a stream of another kind: nothing is known before its end
+	case s.server.conf.FirstToken == FirstTokenResponseHeaders:
+		s.server.router.FirstToken(s.id, router.SignHeaders)
 	default:
-		headers = append(headers, headerFallback, second.String())
+		s.watching = s.chunks
 	}
-	if s.server.conf.EndpointPicker {
-		headers = append(headers, destinationKey, s.endpoints())
+	var headers []string
+	if s.server.conf.DecisionHeaders {
+		d := &s.decision
+		headers = append(headers,
+			"x-dynamo-worker-instance-id", strconv.FormatUint(d.Worker.ID, 10),
+			"x-dynamo-overlap-blocks", strconv.Itoa(d.OverlapBlocks),
+			"x-dynamo-reason", string(d.Reason))
 	}
-	return headers
+	if s.server.conf.ModeOverride {
+		headers = append(headers, headerRequestID, s.id)
+	}
+	if s.steering.test {
+		headers = append(headers, s.testHeaders(req)...)
+	}
+	if headers == nil {
+		return answer(responseHeaders, nil)
+	}
+	return answer(responseHeaders, &extprocv3.CommonResponse{HeaderMutation: mutation(headers)})
 }
 
 // note tells the router which worker answered the request, and how.
@@ -94,7 +97,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 
 // unreached notes that Envoy has no endpoint where the decision sends the request.
 func (s *stream) unreached() {
-	s.server.metrics.notReached()
+	count(s.server.metrics.unreached)
 	if unlogged, ok := s.server.apart.allow(time.Now()); ok {
 		s.server.conf.Log.Warn("Envoy has no endpoint at the address of the worker that was chosen", "worker", s.decision.Worker.ID,
 			"address", s.decision.Address, "unlogged", unlogged)
@@ -142,12 +145,4 @@ func address(v *structpb.Value) netip.AddrPort {
 		return netip.AddrPort{}
 	}
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
-}
-
-func checkSecond(choice string) error {
-	switch choice {
-	case SecondHeader, SecondList, SecondNone:
-		return nil
-	}
-	return fmt.Errorf("extproc: SecondChoice is %q, want %q, %q or %q", choice, SecondHeader, SecondList, SecondNone)
 }

@@ -2,6 +2,15 @@
 
 package extproc
 
+import (
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/router"
+)
+
 // flow is how Envoy hands over the request's body: the filter's processing mode.
 type flow uint8
 
@@ -12,8 +21,6 @@ const (
 	duplex             // FULL_DUPLEX_STREAMED: in chunks, which Envoy wants back
 	flows              // the number of flows
 )
-
-func (f flow) String() string { return [...]string{"whole", "behind", "ahead", "duplex"}[f] }
 
 // state is where a main stream stands.
 type state uint8
@@ -62,23 +69,25 @@ func (m message) String() string {
 	}[m]
 }
 
+// isRequestHeaders reports whether m are the headers of a request.
+func (m message) isRequestHeaders() bool { return m <= headersOtherEnd }
+
+// isOther reports whether m are the headers of a request for another endpoint.
+func (m message) isOther() bool { return m == headersOther || m == headersOtherEnd }
+
 // action is what a message calls for.
 type action uint8
 
 const (
 	leave   action = iota // end the stream: Envoy must not wait for an answer that has no right form
-	proceed               // answer: go on, nothing changes
+	proceed               // answer: continue, nothing changes
 	hold                  // answer later: the request is not complete
-	decide                // answer all that is unanswered with a decision, or what comes instead
-	relay                 // answer: this part of a body is as it was; give it back if Envoy wants that
+	decide                // answer everything unanswered with a decision, a refusal or nothing
+	relay                 // answer: this part of a body is unchanged; give it back if Envoy wants that
 	refuse                // answer with an error response
-	tell                  // answer with what the response is to tell of the decision
+	tell                  // answer the response's headers, with the decision's if they are wanted
 	ignore                // send nothing; Envoy waits for nothing
 )
-
-func (a action) String() string {
-	return [...]string{"leave", "proceed", "hold", "decide", "relay", "refuse", "tell", "ignore"}[a]
-}
 
 // next is the whole protocol: what a message calls for in a state, and the state
 // that it leads to. After decide the outcome says which one: routed, passing,
@@ -136,4 +145,42 @@ func next(f flow, s state, m message) (action, state) {
 		return relay, responding
 	}
 	return leave, s
+}
+
+// stream is one main stream. Its handler's goroutine owns it.
+type stream struct {
+	// Set once.
+	server *Server
+	grpc   extprocv3.ExternalProcessor_ProcessServer
+
+	state state
+
+	// From the first message.
+	flow         flow
+	partial      bool // Envoy may truncate the body
+	truncated    bool // Envoy sent only the beginning of the body
+	echo         bool // Envoy wants the chunks of the response back
+	endpoint     openai.Endpoint
+	wrong        *openai.Error // why the headers are refused
+	salt         string        // the tenant, of the header x-tenant-id
+	stripHeaders []string      // client headers that only kvroute may set, or that steer it
+	sized        bool          // the headers have the body's length
+	encoding     string        // of the body; "" for none
+	inflated     []byte        // the body inflated, while a decision needs it
+	steering     steering
+
+	ended bool             // the request's last part has come
+	held  [][]byte         // the unanswered chunks
+	size  int              // bytes of the unanswered chunks
+	late  <-chan time.Time // when Envoy will have waited too long for the answer to the headers
+	taken int              // bytes of the server's budget that this stream has
+
+	id       string // of the request; "" before the decision
+	booked   bool   // the slot must be freed
+	served   bool   // the response has a status 2xx
+	decision router.Decision
+
+	chunks   bool       // Envoy hands over the response's body, too
+	watching bool       // the first token is expected in the response's body
+	events   firstEvent // the state of that search between two chunks
 }

@@ -17,7 +17,7 @@ type Body struct {
 	IncludeUsage bool   // stream_options.include_usage
 	MaxTokens    int    // max_completion_tokens, else max_tokens; 0 if absent or no count
 	CacheSalt    string // nvext.cache_salt, else cache_salt
-	NVExt        []byte // nvext, for [ParseHints]; nil if absent
+	NVExt        []byte // nvext, for [ReadHints]; nil if absent
 	Echo         bool   // the client wants the prompt's text back
 
 	// Tokens is the prompt as the client tokenized it, in nvext.token_data or a

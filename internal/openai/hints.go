@@ -4,22 +4,11 @@ package openai
 
 import (
 	"encoding/json"
-	"math"
 	"strings"
 	"time"
-)
 
-// Hints are the routing hints of a request in nvext. Fields that are absent are
-// zero.
-type Hints struct {
-	Priority        float64            // agent_hints.priority, else latency_sensitivity
-	StrictPriority  int                // agent_hints.strict_priority
-	ExpectedOutput  int                // agent_hints.osl, in tokens
-	RequiredTaints  []string           // routing_constraints.required_taints
-	PreferredTaints map[string]float64 // routing_constraints.preferred_taints
-	TTFTTarget      time.Duration      // router.ttft_target, in ms
-	ITLTarget       time.Duration      // router.itl_target, in ms
-}
+	"github.com/kvroute/kvroute/router"
+)
 
 // Pins are the workers that a request names in nvext; nil for none.
 type Pins struct {
@@ -77,59 +66,56 @@ const maxHint = 1 << 31
 // maxTaints bounds the taints that a request may name.
 const maxTaints = 64
 
-// ParseHints reads the hints of a body's nvext. Every error has status 400 and
-// names the field.
-func ParseHints(nvext []byte) (h Hints, err *Error) {
+// ReadHints reads the routing hints of a body's nvext into a request. Every error has status
+// 400 and names the field.
+func ReadHints(nvext []byte, to *router.Request) *Error {
 	if len(nvext) == 0 {
-		return h, nil
+		return nil
 	}
 	var raw struct {
 		AgentHints struct {
 			Priority       *float64 `json:"priority"`
-			StrictPriority *float64 `json:"strict_priority"`
-			OSL            *float64 `json:"osl"`
-			Latency        *float64 `json:"latency_sensitivity"`
+			StrictPriority float64  `json:"strict_priority"`
+			OSL            float64  `json:"osl"`                 // expected output tokens
+			Latency        float64  `json:"latency_sensitivity"` // older name of the priority
 		} `json:"agent_hints"`
 		Constraints struct {
 			Required  []string           `json:"required_taints"`
 			Preferred map[string]float64 `json:"preferred_taints"`
 		} `json:"routing_constraints"`
 		Router struct {
-			TTFTTarget *float64 `json:"ttft_target"`
-			ITLTarget  *float64 `json:"itl_target"`
+			TTFTTarget float64 `json:"ttft_target"` // milliseconds, like the next one
+			ITLTarget  float64 `json:"itl_target"`
 		} `json:"router"`
 	}
 	if json.Unmarshal(nvext, &raw) != nil {
-		return h, bad("nvext", "nvext must be an object, its hints numbers, its taints a list of strings and an object of numbers")
+		return bad("nvext", "nvext must be an object, its hints numbers, its taints a list of strings and an object of numbers")
 	}
-	var strict, output, target, between float64
+	if raw.AgentHints.Priority == nil {
+		raw.AgentHints.Priority = &raw.AgentHints.Latency
+	}
 	for _, n := range []struct {
-		name     string
-		value    *float64
-		to       *float64
-		negative bool
+		name  string
+		value float64
+		least float64
 	}{
-		{"nvext.agent_hints.latency_sensitivity", raw.AgentHints.Latency, &h.Priority, true}, // older, so priority wins
-		{"nvext.agent_hints.priority", raw.AgentHints.Priority, &h.Priority, true},
-		{"nvext.agent_hints.strict_priority", raw.AgentHints.StrictPriority, &strict, false},
-		{"nvext.agent_hints.osl", raw.AgentHints.OSL, &output, false},
-		{"nvext.router.ttft_target", raw.Router.TTFTTarget, &target, false},
-		{"nvext.router.itl_target", raw.Router.ITLTarget, &between, false},
+		{"nvext.agent_hints.latency_sensitivity", raw.AgentHints.Latency, -maxHint},
+		{"nvext.agent_hints.priority", *raw.AgentHints.Priority, -maxHint},
+		{"nvext.agent_hints.strict_priority", raw.AgentHints.StrictPriority, 0},
+		{"nvext.agent_hints.osl", raw.AgentHints.OSL, 0},
+		{"nvext.router.ttft_target", raw.Router.TTFTTarget, 0},
+		{"nvext.router.itl_target", raw.Router.ITLTarget, 0},
 	} {
-		if n.value == nil {
-			continue
+		if n.value < n.least || n.value > maxHint {
+			return bad(n.name, n.name+" is out of range")
 		}
-		if v := *n.value; math.Abs(v) > maxHint || v < 0 && !n.negative {
-			return Hints{}, bad(n.name, n.name+" is out of range")
-		}
-		*n.to = *n.value
 	}
-	h.StrictPriority, h.ExpectedOutput = int(strict), int(output)
-	h.TTFTTarget = time.Duration(target * float64(time.Millisecond))
-	h.ITLTarget = time.Duration(between * float64(time.Millisecond))
-	h.RequiredTaints, h.PreferredTaints = raw.Constraints.Required, raw.Constraints.Preferred
-	if len(h.RequiredTaints) > maxTaints || len(h.PreferredTaints) > maxTaints {
-		return Hints{}, bad("nvext.routing_constraints", "nvext.routing_constraints names too many taints")
+	if len(raw.Constraints.Required) > maxTaints || len(raw.Constraints.Preferred) > maxTaints {
+		return bad("nvext.routing_constraints", "nvext.routing_constraints names too many taints")
 	}
-	return h, nil
+	to.Priority, to.StrictPriority, to.ExpectedOutput = *raw.AgentHints.Priority, int(raw.AgentHints.StrictPriority), int(raw.AgentHints.OSL)
+	to.RequiredTaints, to.PreferredTaints = raw.Constraints.Required, raw.Constraints.Preferred
+	to.TTFTTarget = time.Duration(raw.Router.TTFTTarget * float64(time.Millisecond))
+	to.Labels.ITLTarget = time.Duration(raw.Router.ITLTarget * float64(time.Millisecond))
+	return nil
 }

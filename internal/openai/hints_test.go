@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/router"
 )
 
 func TestHints(t *testing.T) {
@@ -18,16 +19,17 @@ func TestHints(t *testing.T) {
 	if bad != nil {
 		t.Fatal(bad)
 	}
-	got, bad := openai.ParseHints(b.NVExt)
-	want := openai.Hints{
+	var got router.Request
+	bad = openai.ReadHints(b.NVExt, &got)
+	want := router.Request{
 		Priority: -2.5, StrictPriority: 3, ExpectedOutput: 200, RequiredTaints: []string{"gold"},
 		PreferredTaints: map[string]float64{"rack": .5}, TTFTTarget: 1500500 * time.Microsecond,
 	}
 	if diff := cmp.Diff(want, got); diff != "" || bad != nil {
 		t.Errorf("hints (-want +got):\n%s%v", diff, bad)
 	}
-	if h, bad := openai.ParseHints(nil); bad != nil || h.Priority != 0 {
-		t.Errorf("no nvext: %+v, %v", h, bad)
+	if bad := openai.ReadHints(nil, &got); bad != nil || got.Priority != -2.5 {
+		t.Errorf("no nvext: %+v, %v", got, bad)
 	}
 	for text, param := range map[string]string{
 		`[1]`:                                 "nvext",
@@ -37,7 +39,7 @@ func TestHints(t *testing.T) {
 		`{"router":{"ttft_target":-5}}`:       "nvext.router.ttft_target",
 		`{"routing_constraints":{"required_taints":["` + strings.Repeat(`a","`, 64) + `"]}}`: "nvext.routing_constraints",
 	} {
-		if _, bad := openai.ParseHints([]byte(text)); bad == nil || bad.Param != param || bad.Status != 400 {
+		if bad := openai.ReadHints([]byte(text), &got); bad == nil || bad.Param != param || bad.Status != 400 {
 			t.Errorf("%s: %v, want an error about %s", text, bad, param)
 		}
 	}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+
+	"github.com/kvroute/kvroute/internal/openai"
+	"github.com/kvroute/kvroute/router"
+)
+
+// refuse answers the request with an error response.
+func (s *stream) refuse(e *openai.Error) bool {
+	s.state = refused
+	count(s.server.metrics.refusals, label("status", strconv.Itoa(e.Status)))
+	s.server.conf.Log.Debug("request refused", "status", e.Status, "err", e.Message)
+	headers := []string{"content-type", "application/json"}
+	if e.Status == http.StatusMethodNotAllowed {
+		headers = append(headers, "allow", http.MethodPost)
+	}
+	if e.Retry > 0 {
+		headers = append(headers, "retry-after", strconv.Itoa(e.Retry))
+	}
+	if (e.Type == openai.Overloaded || e.Type == openai.Unavailable) && e.Code != "" {
+		headers = append(headers, "x-dynamo-reason", e.Code)
+	}
+	return s.send(immediate(e.Status, headers, e.JSON(), "kvroute_refused"))
+}
+
+// immediate is a response of kvroute itself.
+func immediate(status int, headers []string, body []byte, details string) *extprocv3.ProcessingResponse {
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
+		ImmediateResponse: &extprocv3.ImmediateResponse{
+			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(status)},
+			Headers: mutation(headers),
+			Body:    body,
+			Details: details,
+		},
+	}}
+}
+
+// refusal returns the error response to an error of the router, nil if the request fails open.
+func (s *stream) refusal(err error, model string) *openai.Error {
+	return openai.RefusalConfig{Overload: s.server.conf.OverloadStatus, WorkerParam: headerPin, OverrideParam: headerOverride}.Refusal(err, model)
+}
+
+// tooLarge is the refusal of a body above the limit, in bytes.
+func tooLarge(limit int) *openai.Error {
+	return &openai.Error{
+		Status:  http.StatusRequestEntityTooLarge,
+		Message: fmt.Sprintf("the request body is larger than %d bytes", limit),
+		Type:    openai.InvalidRequest,
+		Code:    "body_too_large",
+	}
+}
+
+// queried is the answer to a request that only asks for its worker, in Dynamo's form:
+// one worker does prefill and decode.
+type queried struct {
+	Worker struct {
+		Decode      uint64 `json:"decode_worker_id"`
+		DecodeRank  uint32 `json:"decode_dp_rank"`
+		Prefill     uint64 `json:"prefill_worker_id"`
+		PrefillRank uint32 `json:"prefill_dp_rank"`
+	} `json:"worker_id"`
+	Overlap int      `json:"overlap_blocks"`
+	Tokens  []uint32 `json:"token_ids,omitempty"` // only exact ones
+}
+
+// query answers a request with the worker that it would go to. Nothing is booked, and
+// it goes nowhere. What the answer tells of the fleet and its caches is for trusted
+// listeners.
+func (s *stream) query(ctx context.Context, req router.Request, model string) bool {
+	req.DecisionTimeout = s.server.conf.DecisionTimeout
+	req.ID, req.Owned, req.WantTokens, req.WantSecond = "", false, true, false
+	d, err := s.server.router.BestWorker(ctx, req)
+	if err != nil {
+		r := s.refusal(err, model)
+		if r == nil { // a request would fail open, but the client does not want this one served
+			r = openai.NoDecision()
+		}
+		return s.refuse(r)
+	}
+	s.state = refused
+	var a queried
+	a.Worker.Decode, a.Worker.DecodeRank = d.Worker.ID, d.Worker.DPRank
+	a.Worker.Prefill, a.Worker.PrefillRank = d.Worker.ID, d.Worker.DPRank
+	if a.Overlap = d.OverlapBlocks; d.Tokens != nil {
+		a.Tokens = d.Tokens.IDs
+	}
+	body, _ := json.Marshal(a) // numbers always marshal
+	count(s.server.metrics.queries)
+	return s.send(immediate(http.StatusOK, []string{"content-type", "application/json"}, body, "kvroute_query"))
+}
