@@ -5,17 +5,17 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
+	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/zmtp"
+	"github.com/kvroute/kvroute/tokenizer"
 )
 
 const (
@@ -35,6 +35,7 @@ const (
 // vllmEngine is a running vLLM.
 type vllmEngine struct {
 	name    string
+	id      uint64 // kvroute's
 	address string
 	ranks   int
 	args    []string
@@ -53,59 +54,58 @@ type vllmFleet struct {
 
 // fleet starts the engines when they are needed first: both at once, since each uses
 // one core to start.
-func (e *env) fleet(ctx context.Context) (*vllmFleet, error) {
+func (e *env) fleet(ctx context.Context) *vllmFleet {
 	if e.vllms == nil {
-		f, err := e.files()
-		if err != nil {
-			return nil, err
-		}
-		e.vllms = f
-		e.atEnd(func() { e.vllms = nil })
+		e.vllms = e.files()
+		e.atGroupEnd(func() { e.vllms = nil })
 		for _, name := range []string{"a", "b"} {
-			v, err := e.launch(f, name, 1)
-			if err != nil {
-				return nil, err
-			}
-			f.engines = append(f.engines, v)
-			e.atEnd(v.stop)
+			v := e.launch(e.vllms, name, 1)
+			e.vllms.engines = append(e.vllms.engines, v)
+			e.atGroupEnd(v.stop)
 		}
 	}
 	for _, v := range e.vllms.engines {
-		if len(v.heard) > 0 {
-			continue
-		}
-		if err := v.ready(ctx); err != nil {
-			return nil, err // the next check waits for it again
+		if len(v.heard) == 0 {
+			v.ready(ctx) // after an error the next check waits for it again
 		}
 	}
-	return e.vllms, nil
+	return e.vllms
+}
+
+func (f *vllmFleet) addresses() (all []string) {
+	for _, v := range f.engines {
+		all = append(all, v.address)
+	}
+	return all
+}
+
+// config is kvroute's configuration. In events, NAME stands for the engine's name.
+func (f *vllmFleet) config(events string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "version: 1\nmodels:\n- {name: %s, lora: [%s], tokenizer: %q}\nworkers:\n", modelName, adapterName, f.model)
+	for _, v := range f.engines {
+		fmt.Fprintf(&b, "- {name: %s, address: %q, models: [%s], lora: [%s], events: %s}\n",
+			v.name, v.address, modelName, adapterName, strings.ReplaceAll(events, "NAME", v.name))
+	}
+	return b.String()
 }
 
 // launch starts an engine without waiting. Its sockets are files where that is
 // possible, so that nobody else hears them.
-func (e *env) launch(f *vllmFleet, name string, ranks int) (*vllmEngine, error) {
-	port, err := process.FreePorts(1)
-	if err != nil {
-		return nil, err
-	}
+func (e *env) launch(f *vllmFleet, name string, ranks int) *vllmEngine {
 	live, replay := "ipc://"+filepath.Join(e.dir, name+".events"), "ipc://"+filepath.Join(e.dir, name+".replay")
 	if ranks > 1 {
 		// Ranks have ports in a row, and vLLM binds no port of one address only.
-		base, err := process.FreePorts(2 * ranks)
-		if err != nil {
-			return nil, err
-		}
+		base := bench.Must(process.FreePorts(2 * ranks))
 		live, replay = fmt.Sprintf("tcp://*:%d", base), fmt.Sprintf("tcp://127.0.0.1:%d", base+ranks)
 	}
-	kvEvents, err := json.Marshal(map[string]any{
+	kvEvents := bench.Must(json.Marshal(map[string]any{
 		"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": live, "replay_endpoint": replay, "topic": "kv-events",
-	})
-	if err != nil {
-		return nil, err
-	}
-	v := &vllmEngine{name: name, address: fmt.Sprintf("127.0.0.1:%d", port), ranks: ranks}
+	}))
+	port := fmt.Sprint(bench.Must(process.FreePorts(1)))
+	v := &vllmEngine{name: name, address: "127.0.0.1:" + port, ranks: ranks}
 	v.args = []string{
-		"serve", f.model, "--host", "127.0.0.1", "--port", fmt.Sprint(port), "--load-format", "dummy", "--served-model-name", modelName,
+		"serve", f.model, "--host", "127.0.0.1", "--port", port, "--load-format", "dummy", "--served-model-name", modelName,
 		"--enforce-eager", "--block-size", fmt.Sprint(blockSize), "--enable-prefix-caching", "--enable-prompt-tokens-details",
 		"--max-model-len", fmt.Sprint(maxLen), "--max-num-seqs", "8", "--num-gpu-blocks-override", fmt.Sprint(engineBlocks),
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--kv-events-config", string(kvEvents),
@@ -115,83 +115,54 @@ func (e *env) launch(f *vllmFleet, name string, ranks int) (*vllmEngine, error) 
 	} else {
 		v.args = append(v.args, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", adapterName+"="+f.adapter)
 	}
-	return v, e.begin(v)
+	e.begin(v)
+	return v
 }
 
 // begin starts the engine's process.
-func (e *env) begin(v *vllmEngine) (err error) {
-	program, err := filepath.Abs(filepath.Join(e.vllm, "bin/vllm"))
-	if err != nil {
-		return err
-	}
-	v.process, err = e.start("vllm-"+v.name, []string{
+func (e *env) begin(v *vllmEngine) {
+	program := bench.Must(filepath.Abs(filepath.Join(e.vllm, "bin/vllm")))
+	v.process = e.start("vllm-"+v.name, []string{
 		"HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "VLLM_SERVER_DEV_MODE=1", "VLLM_CPU_KVCACHE_SPACE=1",
 		"VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "VLLM_CACHE_ROOT=" + filepath.Join(e.dir, "vllm-cache"),
 	}, "nice", append([]string{"-n", "15", program}, v.args...)...)
-	return err
 }
 
-// ready waits until the engine serves, and begins to hear it.
-func (v *vllmEngine) ready(ctx context.Context) error {
-	if err := v.process.Await(ctx, engineStart, "it serves", func(ctx context.Context) bool {
-		_, err := process.Get(ctx, "http://"+v.address+"/health")
-		return err == nil
-	}); err != nil {
-		return err
+// ready waits until the engine serves, and begins to listen to all its ranks.
+func (v *vllmEngine) ready(ctx context.Context) {
+	await(ctx, v.process, engineStart, "it serves", func(ctx context.Context) string {
+		bench.Must(process.Get(ctx, "http://"+v.address+"/health"))
+		return ""
+	})
+	v.stopListening()
+	for _, at := range v.sources(ctx) {
+		l := listen(ctx, at.live, at.replay)
+		v.heard, v.expected = append(v.heard, l), append(v.expected, l.heard().stored)
 	}
-	return v.hear(ctx)
 }
 
 // sockets are where a rank's events are.
 type sockets struct{ live, replay zmtp.Endpoint }
 
 // sources asks the engine for the places of all ranks.
-func (v *vllmEngine) sources(ctx context.Context) (all []sockets, err error) {
+func (v *vllmEngine) sources(ctx context.Context) (all []sockets) {
 	var said map[string]struct {
 		Endpoint string `json:"endpoint"`
 		Replay   string `json:"replay_endpoint"`
 	}
-	if err := process.GetJSON(ctx, "http://"+v.address+"/kv_event_sources", &said); err != nil {
-		return nil, err
-	}
+	bench.NoError(process.GetJSON(ctx, "http://"+v.address+"/kv_event_sources", &said))
 	if len(said) != v.ranks {
-		return nil, fmt.Errorf("engine %s names %d ranks, want %d", v.name, len(said), v.ranks)
+		bench.NoError(fmt.Errorf("engine %s names %d ranks, want %d", v.name, len(said), v.ranks))
 	}
 	for rank := range v.ranks {
 		at := said[fmt.Sprint(rank)]
-		live, err1 := zmtp.ParseEndpoint(at.Endpoint, 0, 0)
-		replay, err2 := zmtp.ParseEndpoint(at.Replay, 0, 0)
-		if err := errors.Join(err1, err2); err != nil {
-			return nil, err
-		}
+		live, replay := bench.Must(zmtp.ParseEndpoint(at.Endpoint, 0, 0)), bench.Must(zmtp.ParseEndpoint(at.Replay, 0, 0))
 		all = append(all, sockets{live.At("127.0.0.1"), replay.At("127.0.0.1")})
 	}
-	return all, nil
+	return all
 }
 
-// hear begins to hear all ranks.
-func (v *vllmEngine) hear(ctx context.Context) error {
-	all, err := v.sources(ctx)
-	if err != nil {
-		return err
-	}
-	v.deaf()
-	for _, at := range all {
-		l, err := listen(ctx, at.live, at.replay)
-		if err != nil {
-			return err
-		}
-		h, err := l.heard()
-		if err != nil {
-			return err
-		}
-		v.heard, v.expected = append(v.heard, l), append(v.expected, h.stored)
-	}
-	return nil
-}
-
-// deaf ends the listeners.
-func (v *vllmEngine) deaf() {
+func (v *vllmEngine) stopListening() {
 	for _, l := range v.heard {
 		l.stop()
 	}
@@ -199,98 +170,74 @@ func (v *vllmEngine) deaf() {
 }
 
 func (v *vllmEngine) stop() {
-	v.deaf()
+	v.stopListening()
 	v.process.Stop()
 }
 
-// post asks the engine itself.
-func (v *vllmEngine) post(ctx context.Context, path string) error {
-	r, err := ask(ctx, "http://"+v.address+path, "", nil)
-	if err == nil && r.status != http.StatusOK {
-		err = fmt.Errorf("%s: status %d: %.300s", path, r.status, r.body)
-	}
-	return err
-}
-
-// empty empties the engine's cache and waits until it has told so, and with that all that
-// came before: what it announces is counted from here.
-func (v *vllmEngine) empty(ctx context.Context) error {
+// empty empties the engine's cache and waits until it has announced that, and with that all
+// that came before: blocks are counted from here.
+func (v *vllmEngine) empty(ctx context.Context) {
 	before := make([]int, v.ranks)
 	for rank, l := range v.heard {
-		h, err := l.heard()
-		if err != nil {
-			return err
-		}
-		before[rank] = h.cleared
+		before[rank] = l.heard().cleared
 	}
-	return process.Until(ctx, process.Patience, "engine "+v.name+" tells of a reset", func(ctx context.Context) bool {
+	await(ctx, v.process, process.Patience, "it announces a reset", func(ctx context.Context) string {
 		// While a request runs that its client gave up, nothing is emptied.
-		if v.post(ctx, "/reset_prefix_cache") != nil {
-			return false
-		}
-		for rank := range v.ranks { // each tells it with its next step
-			r, err := ask(ctx, "http://"+v.address+chatPath, chat("Hi", nil), v.rank(rank))
-			if err != nil || r.status != http.StatusOK {
-				return false
+		bench.NoError(v.post(ctx, "/reset_prefix_cache"))
+		for rank := range v.ranks { // each announces it with its next step
+			var header map[string]string
+			if v.ranks > 1 {
+				header = map[string]string{"X-Data-Parallel-Rank": fmt.Sprint(rank)}
 			}
+			ask(ctx, "http://"+v.address+chatPath, chat("Hi", nil), header).read()
 		}
 		for rank, l := range v.heard {
-			h, err := l.heard()
-			if err != nil || h.cleared == before[rank] || len(h.hashes) > 0 {
-				return false
+			h := l.heard()
+			if h.cleared == before[rank] || len(h.hashes) > 0 {
+				return fmt.Sprintf("rank %d has %d blocks", rank, len(h.hashes))
 			}
 			v.expected[rank] = h.stored
 		}
-		return true
+		return ""
 	})
 }
 
-// rank is the header that names a rank, where there are several.
-func (v *vllmEngine) rank(rank int) map[string]string {
-	if v.ranks == 1 {
-		return nil
-	}
-	return map[string]string{"X-Data-Parallel-Rank": strconv.Itoa(rank)}
-}
-
 // files makes the folders of a small model with dummy weights and of an adapter.
-func (e *env) files() (*vllmFleet, error) {
+func (e *env) files() *vllmFleet {
 	f := &vllmFleet{model: filepath.Join(e.dir, "model"), adapter: filepath.Join(e.dir, "adapter")}
 	for _, dir := range []string{f.model, f.adapter} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, err
-		}
+		bench.NoError(os.MkdirAll(dir, 0o755))
 	}
-	// The tokenizer of a real model if it is at hand, else one of the project's own.
-	own, theirs := "tokenizer/testdata/golden/bytelevel-qwen2-nfc.json", filepath.Join(e.shared, "tokenizers/qwen3")
+	// The tokenizer of a real model if it is there, else one of the project's own.
+	own, theirs := "tokenizer/testdata/golden", filepath.Join(e.shared, "tokenizers/qwen3")
 	f.tokenizer = "Qwen3's tokenizer and template"
 	vocabulary := 151936
-	if err := unpack(filepath.Join(f.model, "tokenizer.json"), filepath.Join(theirs, "tokenizer.json")); err == nil {
-		if err := unpack(filepath.Join(f.model, "tokenizer_config.json"), filepath.Join(theirs, "tokenizer_config.json")); err != nil {
-			return nil, err
+	write := func(name, dir, from string) error {
+		data, err := tokenizer.ReadFile(os.DirFS(dir), from)
+		if err != nil {
+			return err
 		}
+		return os.WriteFile(filepath.Join(f.model, name), data, 0o644)
+	}
+	if write("tokenizer.json", theirs, "tokenizer.json") == nil {
+		bench.NoError(write("tokenizer_config.json", theirs, "tokenizer_config.json"))
 	} else {
 		f.tokenizer = "a tokenizer and a template of the project's own"
 		vocabulary = 512
-		if err := unpack(filepath.Join(f.model, "tokenizer.json"), own); err != nil {
-			return nil, err
-		}
-		if err := writeJSON(filepath.Join(f.model, "tokenizer_config.json"), map[string]any{
+		bench.NoError(write("tokenizer.json", own, "bytelevel-qwen2-nfc.json"))
+		writeJSON(filepath.Join(f.model, "tokenizer_config.json"), map[string]any{
 			// Without an end the engine cannot hold a model to a form.
 			"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": ownTemplate,
-		}); err != nil {
-			return nil, err
-		}
+		})
 	}
-	if err := writeJSON(filepath.Join(f.model, "config.json"), map[string]any{
+	writeJSON(filepath.Join(f.model, "config.json"), map[string]any{
 		"architectures": []string{"Qwen3ForCausalLM"}, "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": 128, "num_hidden_layers": layers,
 		"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": headSize, "vocab_size": vocabulary, "max_position_embeddings": 40960,
 		"torch_dtype": "bfloat16", "tie_word_embeddings": true, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "hidden_act": "silu",
 		"transformers_version": "4.51.0", // a newer one brings a warning about the tokenizer
-	}); err != nil {
-		return nil, err
-	}
-	return f, writeAdapter(f.adapter)
+	})
+	writeAdapter(f.adapter)
+	return f
 }
 
 // ownTemplate renders all that requests have, so that the ids tell of all of it.

@@ -3,14 +3,13 @@
 package main
 
 import (
-	"compress/gzip"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/kvroute/kvroute/bench"
 )
 
 // Sizes of the small model.
@@ -19,37 +18,13 @@ const (
 	adapterRank              = 8
 )
 
-// unpack copies a file, or the one with .gz behind its name.
-func unpack(to, from string) (err error) {
-	in, err := os.Open(from)
-	var r io.Reader = in
-	if errors.Is(err, os.ErrNotExist) {
-		if in, err = os.Open(from + ".gz"); err == nil {
-			r, err = gzip.NewReader(in)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, in.Close()) }()
-	data, err := io.ReadAll(r)
-	if err != nil {
-		return fmt.Errorf("%s: %w", from, err)
-	}
-	return os.WriteFile(to, data, 0o644)
-}
-
-func writeJSON(path string, v any) error {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, data, 0o644)
+func writeJSON(path string, v any) {
+	bench.NoError(os.WriteFile(path, bench.Must(json.Marshal(v)), 0o644))
 }
 
 // writeAdapter writes a LoRA adapter whose weights are all zero: it changes what the
 // engine caches a prompt under, and nothing that it says.
-func writeAdapter(dir string) error {
+func writeAdapter(dir string) {
 	type tensor struct {
 		Type    string `json:"dtype"`
 		Shape   [2]int `json:"shape"`
@@ -71,15 +46,10 @@ func writeAdapter(dir string) error {
 			add(name+".lora_B.weight", [2]int{m.out, adapterRank})
 		}
 	}
-	text, err := json.Marshal(head)
-	if err != nil {
-		return err
-	}
+	text := bench.Must(json.Marshal(head))
 	data := append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
-	if err := os.WriteFile(filepath.Join(dir, "adapter_model.safetensors"), append(data, make([]byte, size)...), 0o644); err != nil {
-		return err
-	}
-	return writeJSON(filepath.Join(dir, "adapter_config.json"), map[string]any{
+	bench.NoError(os.WriteFile(filepath.Join(dir, "adapter_model.safetensors"), append(data, make([]byte, size)...), 0o644))
+	writeJSON(filepath.Join(dir, "adapter_config.json"), map[string]any{
 		"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": adapterRank, "lora_alpha": adapterRank, "target_modules": []string{"q_proj", "v_proj"}, "bias": "none",
 	})
 }

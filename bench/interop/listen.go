@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -31,24 +32,13 @@ type listener struct {
 
 // listen subscribes to a rank and requests the batches that were sent before. The
 // endpoints are those of that rank.
-func listen(ctx context.Context, live, replay zmtp.Endpoint) (*listener, error) {
+func listen(ctx context.Context, live, replay zmtp.Endpoint) *listener {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l := &listener{cancel: cancel, done: make(chan struct{}), copies: make(map[uint64]int)}
-	sub, err := zmtp.Dial(ctx, live, zmtp.Sub)
-	if err == nil {
-		err = sub.Subscribe("")
-	}
-	if err == nil {
-		err = l.replay(ctx, replay)
-	}
-	if err != nil {
-		cancel()
-		if sub != nil {
-			_ = sub.Close() // the other error is the one to tell
-		}
-		return nil, fmt.Errorf("listen at %s: %w", live, err)
-	}
+	sub := bench.Must(zmtp.Dial(ctx, live, zmtp.Sub))
 	context.AfterFunc(ctx, func() { _ = sub.Close() }) // Read then ends
+	bench.NoError(sub.Subscribe(""))
+	l.replay(ctx, replay)
 	go func() {
 		defer close(l.done)
 		for {
@@ -64,7 +54,7 @@ func listen(ctx context.Context, live, replay zmtp.Endpoint) (*listener, error) 
 			}
 		}
 	}()
-	return l, nil
+	return l
 }
 
 func (l *listener) stop() {
@@ -73,30 +63,17 @@ func (l *listener) stop() {
 }
 
 // replay requests all earlier batches.
-func (l *listener) replay(ctx context.Context, at zmtp.Endpoint) error {
-	c, err := zmtp.Dial(ctx, at, zmtp.Dealer)
-	if err != nil {
-		return err
-	}
+func (l *listener) replay(ctx context.Context, at zmtp.Endpoint) {
+	c := bench.Must(zmtp.Dial(ctx, at, zmtp.Dealer))
 	defer func() { _ = c.Close() }() // nothing more is wanted
-	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
-	defer stop()
 	request := engines.ReplayFrames(0)
-	if err := c.Write(request[:]...); err != nil {
-		return err
-	}
+	bench.NoError(c.Write(request[:]...))
 	for {
-		frames, err := c.Read()
-		if err != nil {
-			return err
+		frames := bench.Must(c.Read())
+		if bench.Must(engines.SplitFrames(frames)).End {
+			return
 		}
-		f, err := engines.SplitFrames(frames)
-		if err != nil || f.End {
-			return err
-		}
-		if err := l.take(frames); err != nil {
-			return err
-		}
+		bench.NoError(l.take(frames))
 	}
 }
 
@@ -151,8 +128,9 @@ type heard struct {
 	stored, removed, cleared, batches int
 }
 
-func (l *listener) heard() (heard, error) {
+func (l *listener) heard() heard {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return heard{slices.Sorted(maps.Keys(l.copies)), l.stored, l.removed, l.cleared, int(l.next)}, l.err
+	bench.NoError(l.err)
+	return heard{slices.Sorted(maps.Keys(l.copies)), l.stored, l.removed, l.cleared, int(l.next)}
 }

@@ -45,10 +45,7 @@ func TestPartsGetTheirPrograms(t *testing.T) {
 func TestTheOwnTemplateShowsAllOfARequest(t *testing.T) {
 	t.Chdir("../..")
 	e := &env{dir: t.TempDir()}
-	f, err := e.files()
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := e.files()
 	m, err := tokenizer.LoadModel(os.DirFS(f.model), tokenizer.ModelConfig{})
 	if err != nil {
 		t.Fatal(err)

@@ -14,8 +14,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"time"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/internal/process"
@@ -24,82 +24,83 @@ import (
 
 // stack is a kvroute behind a real Envoy.
 type stack struct {
-	router  *process.Child
-	envoy   *envoytest.Proc
-	workers []string // addresses of Envoy's pool
+	router *process.Child
+	envoy  *envoytest.Proc
 }
 
-// workerNetworks are where the workers of all checks are.
+// workerNetworks has the workers of all checks.
 const workerNetworks = "127.0.0.0/8"
 
 // startStack starts kvroute with a configuration, whose workers are the given
-// addresses, and Envoy in front of it.
-func (e *env) startStack(ctx context.Context, name, config string, workers []string, flags ...string) (*stack, error) {
+// addresses, and Envoy in front of it. Both end with the check.
+func (e *env) startStack(ctx context.Context, name, config string, workers []string, flags ...string) *stack {
 	file := filepath.Join(e.dir, name+".yaml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		return nil, err
-	}
-	s := &stack{workers: workers}
-	var err error
-	if s.router, err = process.StartChild(ctx, e.dir, name, e.kvroute, append([]string{
+	bench.NoError(os.WriteFile(file, []byte(config), 0o600))
+	s := &stack{router: e.startKvroute(ctx, name, append([]string{
 		"serve", "--config", file, "--extproc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--worker-networks", workerNetworks,
 		"--decision-headers", "--drain-delay", "0", "--drain-timeout", "1s",
-	}, flags...)...); err != nil {
-		return nil, err
-	}
+	}, flags...)...)}
+	e.stacks = append(e.stacks, s)
+	e.atEnd(s.stop)
 	var text bytes.Buffer
-	err = envoy.Render(&text, envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", ExtProc: []string{s.router.At.Extproc}, Pool: workers})
-	if err == nil {
-		s.envoy, err = envoytest.Start(ctx, envoytest.Options{Config: text.Bytes()})
-	}
-	if err != nil {
-		s.stop()
-		return nil, err
-	}
-	return s, nil
+	bench.NoError(envoy.Render(&text, envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", ExtProc: []string{s.router.At.Extproc}, Pool: workers}))
+	s.envoy = bench.Must(envoytest.Start(ctx, envoytest.Options{Config: text.Bytes()}))
+	return s
 }
 
+// stop may be called more than once.
 func (s *stack) stop() {
 	if s.envoy != nil {
-		_ = s.envoy.Stop() // it ends with us in any case
+		_ = s.envoy.Stop() // it ends with this process in any case
 	}
 	s.router.Stop()
 }
 
-// waitWorkers waits until kvroute hears of the caches of as many ranks of workers.
-func (s *stack) waitWorkers(ctx context.Context, n int) error {
-	return s.router.Await(ctx, process.Patience, fmt.Sprintf("%d workers whose cache is known", n), func(ctx context.Context) bool {
-		all, err := s.states(ctx)
+// waitWorkers waits until kvroute hears of the caches of n ranks of workers.
+func (s *stack) waitWorkers(ctx context.Context, n int) {
+	await(ctx, s.router.Process, process.Patience, fmt.Sprintf("%d workers whose cache is known", n), func(ctx context.Context) string {
 		known := 0
-		for _, w := range all {
+		for _, w := range s.states(ctx) {
 			if w.KVEvents == "ok" {
 				known++
 			}
 		}
-		return err == nil && known == n
+		return missingUnless(known == n, "%d are known", known)
 	})
 }
 
 // states are the workers as kvroute sees them.
-func (s *stack) states(ctx context.Context) ([]router.WorkerState, error) {
+func (s *stack) states(ctx context.Context) []router.WorkerState {
 	var answer struct{ Workers []router.WorkerState }
-	return answer.Workers, process.GetJSON(ctx, "http://"+s.router.At.HTTP+"/v1/workers", &answer)
+	bench.NoError(process.GetJSON(ctx, "http://"+s.router.At.HTTP+"/v1/workers", &answer))
+	return answer.Workers
 }
 
-// decision returns what kvroute decided for a request that came by this id.
-func (s *stack) decision(ctx context.Context, id string) (router.Decision, error) {
-	var d router.Decision
-	err := process.GetJSON(ctx, "http://"+s.router.At.HTTP+"/v1/decisions?id="+id, &d)
-	return d, err
-}
-
-// waitRouted waits until Envoy has found kvroute. The body is a request that may be
-// sent for it.
-func (s *stack) waitRouted(ctx context.Context, body string) error {
-	return process.Until(ctx, process.Patience, "Envoy finds kvroute", func(ctx context.Context) bool {
-		r, err := ask(ctx, s.envoy.URL()+chatPath, body, nil)
-		return err == nil && r.status == http.StatusOK && r.header.Get("X-Dynamo-Reason") != ""
+// waitRouted waits until Envoy has found kvroute. It sends a prompt that is too short for
+// a block, so that no cache changes.
+func (s *stack) waitRouted(ctx context.Context) {
+	await(ctx, s.router.Process, process.Patience, "Envoy finds kvroute", func(ctx context.Context) string {
+		r := ask(ctx, s.envoy.URL()+chatPath, chat("Hi", nil), nil)
+		return missingUnless(r.status == http.StatusOK && r.header.Get("X-Dynamo-Reason") != "", "status %d", r.status)
 	})
+}
+
+// compare holds kvroute's decision for a request against what the engine did, in blocks
+// of so many tokens.
+func (s *stack) compare(ctx context.Context, res *result, what string, r *response, u *usage, block int) (d router.Decision) {
+	bench.NoError(process.GetJSON(ctx, "http://"+s.router.At.HTTP+"/v1/decisions?id="+r.id, &d))
+	res.cases++
+	// An engine always computes the last token, and so its whole block.
+	hits := min(d.OverlapBlocks, max(0, u.Prompt-1)/block) * block
+	switch {
+	case d.TokenMode != "exact":
+		res.differ("%s: tokenized as %q: %s", what, d.TokenMode, d.TokenReason)
+	case d.PromptTokens != u.Prompt:
+		res.differ("%s: %d prompt tokens here, %d there", what, d.PromptTokens, u.Prompt)
+	case hits != u.Details.Cached:
+		res.differ("%s: of %d tokens %d blocks are predicted, so %d tokens; %d were cached at %v", what, u.Prompt, d.OverlapBlocks, hits, u.Details.Cached, d.Worker)
+	}
+	return d
 }
 
 // blockAt is a block that a rank has.
@@ -137,24 +138,33 @@ func appendBlocks(all []blockAt, evs ...routerEvent) []blockAt {
 }
 
 // blocks reads kvroute's index.
-func (s *stack) blocks(ctx context.Context) (all []blockAt, err error) {
-	data, err := process.Get(ctx, "http://"+s.router.At.HTTP+"/v1/index/dump")
-	if err != nil {
-		return nil, err
-	}
+func (s *stack) blocks(ctx context.Context) (all []blockAt) {
 	whole := false
-	for line := range bytes.Lines(data) {
+	for line := range bytes.Lines(bench.Must(process.Get(ctx, "http://"+s.router.At.HTTP+"/v1/index/dump"))) {
 		var ev routerEvent
-		if err := json.Unmarshal(line, &ev); err != nil {
-			return nil, fmt.Errorf("%w in %.300s", err, line)
-		}
+		bench.NoError(json.Unmarshal(line, &ev))
 		whole = len(ev.End) > 0
 		all = appendBlocks(all, ev)
 	}
 	if !whole {
-		return nil, errors.New("the dump ends in the middle")
+		bench.NoError(errors.New("the dump is incomplete"))
 	}
-	return all, nil
+	return all
+}
+
+// differing describes how two sets of blocks differ. It returns "" for equal ones.
+func differing(ours, theirs []blockAt) string {
+	in := make(map[blockAt]int)
+	for _, b := range ours {
+		in[b]++
+	}
+	missing := 0
+	for _, b := range theirs {
+		if in[b]--; in[b] < 0 {
+			missing++
+		}
+	}
+	return missingUnless(len(ours) == len(theirs) && missing == 0, "%d blocks here, %d there, %d of which are not here", len(ours), len(theirs), missing)
 }
 
 const (
@@ -162,46 +172,44 @@ const (
 	completionPath = "/v1/completions"
 )
 
-// response is what a request got.
+// response is the answer to a request.
 type response struct {
 	id     string // of the request, if it had one
 	status int
 	header http.Header
 	body   []byte
-	ttft   time.Duration // until the first bytes of the body
-	took   time.Duration
 }
 
 // ask sends a request and reads the whole response.
-func ask(ctx context.Context, url, body string, header map[string]string) (r response, err error) {
+func ask(ctx context.Context, url, body string, header map[string]string) *response {
+	return bench.Must(tryAsk(ctx, url, body, header))
+}
+
+// tryAsk is ask for other goroutines than the check's.
+func tryAsk(ctx context.Context, url, body string, header map[string]string) (*response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
-		return r, err
+		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	for k, v := range header {
 		req.Header.Set(k, v)
 	}
-	start := time.Now()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return r, err
+		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }() // it was read
-	r.id, r.status, r.header = header["X-Request-Id"], resp.StatusCode, resp.Header
-	first := make([]byte, 1)
-	if _, err := io.ReadFull(resp.Body, first); err != nil && !errors.Is(err, io.EOF) {
-		return r, err
-	}
-	r.ttft = time.Since(start)
-	rest, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	r.body, r.took = append(first, rest...), time.Since(start)
-	return r, err
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
+	return &response{header["X-Request-Id"], resp.StatusCode, resp.Header, text}, err
 }
 
-// requestIDs counts requests, to name each: decisions are found by the name.
+// named is the header that gives a request an id of its own, by which its decision is found.
+func named() map[string]string {
+	return map[string]string{"X-Request-Id": fmt.Sprintf("interop-%d-%d", os.Getpid(), requestIDs.Add(1))}
+}
+
+// requestIDs counts requests.
 //
 //nolint:gochecknoglobals // names are unique in the process
 var requestIDs atomic.Uint64
-
-func newRequestID() string { return fmt.Sprintf("interop-%d-%d", os.Getpid(), requestIDs.Add(1)) }
