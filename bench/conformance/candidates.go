@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/tokenizer"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
@@ -84,11 +85,9 @@ func withConfigs(all []candidate) (out []candidate) {
 }
 
 // mistralFiles are those that the reference has inside, and the project's own.
-func mistralFiles(ref *reference) (all []candidate, err error) {
+func mistralFiles(ref *reference) (all []candidate) {
 	var answer struct{ Files []string }
-	if err := ref.ask(map[string]any{"op": "files"}, &answer); err != nil {
-		return nil, err
-	}
+	ref.ask(map[string]any{"op": "files"}, &answer)
 	for _, f := range answer.Files {
 		if name := filepath.Base(f); strings.HasPrefix(name, "tekken") || strings.Contains(name, ".model") {
 			all = append(all, candidate{name: name, file: f, mistral: true})
@@ -104,20 +103,18 @@ func mistralFiles(ref *reference) (all []candidate, err error) {
 			all = append(all, candidate{name: "own tokenizer.model." + v, file: filepath.Join(golden, "../mistral/tokenizer.model"), mistral: true, version: v})
 		}
 	}
-	return all, nil
+	return all
 }
 
 // asVersion returns a tekken.json of version v15 as one of another version.
-func asVersion(b []byte, version string) ([]byte, error) {
+func asVersion(b []byte, version string) []byte {
 	var file map[string]json.RawMessage
-	if err := json.Unmarshal(b, &file); err != nil {
-		return nil, err
-	}
+	bench.NoError(json.Unmarshal(b, &file))
 	file["config"] = bytes.Replace(file["config"], []byte(`"v15"`), []byte(`"`+version+`"`), 1)
 	if version != "v15" {
 		delete(file, "model_settings_builder")
 	}
-	return json.Marshal(file)
+	return bench.Must(json.Marshal(file))
 }
 
 func candidates(o options) (all []candidate) {
@@ -136,7 +133,7 @@ func candidates(o options) (all []candidate) {
 }
 
 // unpacked writes the candidate's file where both sides read it.
-func (c candidate) unpacked(work string) (path string, err error) {
+func (c candidate) unpacked(work string) (path string) {
 	name := "tokenizer.json"
 	switch {
 	case c.mistral && strings.Contains(c.name, "tekken"):
@@ -145,27 +142,22 @@ func (c candidate) unpacked(work string) (path string, err error) {
 		name = strings.TrimPrefix(c.name, "own ")
 	}
 	path = filepath.Join(work, c.name, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return "", err
+	bench.NoError(os.MkdirAll(filepath.Dir(path), 0o755))
+	b := bench.Must(readMaybeGzip(c.file))
+	if c.version != "" && name == "tekken.json" {
+		b = asVersion(b, c.version)
 	}
-	b, err := readMaybeGzip(c.file)
-	if err == nil && c.version != "" && name == "tekken.json" {
-		b, err = asVersion(b, c.version)
-	}
-	if err != nil {
-		return "", err
+	write := func(name string, data []byte) {
+		bench.NoError(os.WriteFile(filepath.Join(filepath.Dir(path), name), data, 0o644))
 	}
 	if c.config != "" {
-		if err := os.WriteFile(filepath.Join(filepath.Dir(path), "tokenizer_config.json"), []byte(c.config), 0o644); err != nil {
-			return "", err
-		}
+		write("tokenizer_config.json", []byte(c.config))
 	}
 	if c.model != "" {
-		if err := os.WriteFile(filepath.Join(filepath.Dir(path), "config.json"), fmt.Appendf(nil, `{"model_type": %q}`, c.model), 0o644); err != nil {
-			return "", err
-		}
+		write("config.json", fmt.Appendf(nil, `{"model_type": %q}`, c.model))
 	}
-	return path, os.WriteFile(path, b, 0o644)
+	write(name, b)
+	return path
 }
 
 func readMaybeGzip(name string) ([]byte, error) {

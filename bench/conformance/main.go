@@ -55,147 +55,76 @@ func main() {
 	flag.StringVar(&o.vllm, "vllm", "", "compare only whole prompts, with the render server of this `program`")
 	flag.StringVar(&o.only, "only", "", "compare only what has this in its name")
 	flag.Parse()
-	ok, err := run(o)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "conformance:", err)
-		os.Exit(2)
-	}
-	if !ok {
-		os.Exit(1)
-	}
+	bench.Exit("conformance", func() bool { return run(o) })
 }
 
-func run(o options) (ok bool, err error) {
-	if o.shared, err = fixtures.Dir(); err != nil {
-		return false, err
-	}
-	if o.work, err = os.MkdirTemp("", "conformance"); err != nil {
-		return false, err
-	}
+func run(o options) (met bool) {
+	o.shared = bench.Must(fixtures.Dir())
+	o.work = bench.Must(os.MkdirTemp("", "conformance"))
 	defer func() { _ = os.RemoveAll(o.work) }()
 	if o.vllm != "" {
-		figures, err := vllm(o)
-		if err != nil {
-			return false, err
-		}
-		return bench.Report(os.Stdout, o.out, bench.NewRun("vllm", o.commit, "VLLM=1 make conformance", figures))
+		return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("vllm", o.commit, "VLLM=1 make conformance", vllm(o))))
 	}
-	lines, err := process.StartLines(exec.Command(o.python, "bench/conformance/reference.py"))
-	if err != nil {
-		return false, err
-	}
-	defer lines.Stop()
-	ref := &reference{lines}
+	ref := &reference{bench.Must(process.StartLines(exec.Command(o.python, "bench/conformance/reference.py")))}
+	defer ref.Stop()
 	report := bench.NewRun("conformance", o.commit, "make conformance", nil)
-	if report.Compared, err = templates(ref, o); err != nil {
-		return false, err
-	}
-	if report.Figures, err = renderFigures(o); err != nil {
-		return false, err
-	}
-	if err := ref.ask(map[string]any{"op": "documents", "size": documentBytes, "count": documents}, &o.documents); err != nil {
-		return false, err
-	}
+	report.Compared, report.Figures = templates(ref, o), renderFigures(o)
+	ref.ask(map[string]any{"op": "documents", "size": documentBytes, "count": documents}, &o.documents)
 	if strings.Contains("gpt-oss prompts", o.only) {
-		more, err := harmony(ref, o)
-		if err != nil {
-			return false, err
-		}
-		report.Compared = append(report.Compared, more...)
-	}
-	own, err := mistralFiles(ref)
-	if err != nil {
-		return false, err
+		report.Compared = append(report.Compared, harmony(ref, o)...)
 	}
 	hugging := candidates(o)
-	for _, c := range slices.Concat(hugging, own, withConfigs(hugging)) {
-		if !strings.Contains(c.name, o.only) {
-			continue
-		}
-		if err := hold(&report, ref, c, o); err != nil {
-			return false, fmt.Errorf("%s: %w", c.name, err)
+	for _, c := range slices.Concat(hugging, mistralFiles(ref), withConfigs(hugging)) {
+		if strings.Contains(c.name, o.only) {
+			bench.Within(c.name, func() { compareCandidate(&report, ref, c, o) })
 		}
 	}
-	return bench.Report(os.Stdout, o.out, report)
+	return bench.Must(bench.Report(os.Stdout, o.out, report))
 }
 
-// hold compares one tokenizer and adds the outcome to a report.
-func hold(report *bench.Run, ref *reference, c candidate, o options) error {
-	path, err := c.unpacked(o.work)
-	if err != nil {
-		return err
-	}
-	m, err := tokenizer.LoadModel(os.DirFS(filepath.Dir(path)), tokenizer.ModelConfig{})
-	if err != nil {
-		return err
-	}
+// compareCandidate compares one tokenizer and adds the outcome to a report.
+func compareCandidate(report *bench.Run, ref *reference, c candidate, o options) {
+	path := c.unpacked(o.work)
+	m := bench.Must(tokenizer.LoadModel(os.DirFS(filepath.Dir(path)), tokenizer.ModelConfig{}))
 	var answer struct{ Error string }
-	if err := ref.ask(map[string]any{"op": "load", "path": path, "auto": c.config != ""}, &answer); err != nil {
-		return err
-	}
+	ref.ask(map[string]any{"op": "load", "path": path, "auto": c.config != ""}, &answer)
 	switch doubt := m.Tokenizer().Doubt; {
 	case answer.Error != "":
 		fmt.Printf("%s: AutoTokenizer does not load it: %s\n", c.name, answer.Error)
-		return nil
+		return
 	case doubt != "":
 		fmt.Printf("%s: not compared, since kvroute says that its ids may differ: %s\n", c.name, doubt)
-		return nil
+		return
 	}
-	compared, err := compare(ref, m.Tokenizer(), c)
-	if err != nil {
-		return err
-	}
-	report.Compared = append(report.Compared, compared)
+	report.Compared = append(report.Compared, compare(ref, m.Tokenizer(), c))
 	if c.mistral {
 		g := chats.Requests{R: random(4), Strict: true}
-		compared, err := prompts(ref, m, g, c.name, map[string]any{"op": "mistral"})
-		if err != nil {
-			return err
-		}
-		report.Compared = append(report.Compared, compared)
+		report.Compared = append(report.Compared, prompts(ref, m, g, c.name, map[string]any{"op": "mistral"}))
 	}
-	if !c.real || c.config != "" {
-		return nil
+	if c.real && c.config == "" {
+		report.Figures = slices.Concat(report.Figures, speeds(ref, m.Tokenizer(), c, o), turnFigures(m.Tokenizer(), c, o), loadFigures(c, path))
 	}
-	for _, measure := range []func() ([]bench.Figure, error){
-		func() ([]bench.Figure, error) { return speeds(ref, m.Tokenizer(), c, o) },
-		func() ([]bench.Figure, error) { return turnFigures(m.Tokenizer(), c, o) },
-		func() ([]bench.Figure, error) { return loadFigures(c, path) },
-	} {
-		figures, err := measure()
-		if err != nil {
-			return err
-		}
-		report.Figures = append(report.Figures, figures...)
-	}
-	return nil
 }
 
 // reference is the Python process.
 type reference struct{ *process.Lines }
 
-func (r *reference) ask(question map[string]any, answer any) error {
-	b, err := json.Marshal(question)
-	if err != nil {
-		return err
-	}
-	return r.Ask(string(b), answer)
+func (r *reference) ask(question map[string]any, answer any) {
+	bench.NoError(r.Ask(string(bench.Must(json.Marshal(question))), answer))
 }
 
 // ids returns the ids that the reference gives for a list of n questions, and how long
 // they took.
-func (r *reference) ids(question map[string]any, n int) ([][]uint32, time.Duration, error) {
+func (r *reference) ids(question map[string]any, n int) ([][]uint32, time.Duration) {
 	var answer struct {
 		IDs     [][]uint32
 		Seconds float64
 	}
-	if err := r.ask(question, &answer); err != nil {
-		return nil, 0, err
-	}
+	r.ask(question, &answer)
 	if len(answer.IDs) != n {
-		return nil, 0, errors.New("the reference process answered other questions")
+		bench.NoError(errors.New("the reference process answered other questions"))
 	}
-	return answer.IDs, seconds(answer.Seconds), nil
+	return answer.IDs, seconds(answer.Seconds)
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -27,45 +27,33 @@ func today() time.Time { return time.Date(2026, 8, 22, 12, 0, 0, 0, time.UTC) }
 
 // harmony compares whole prompts of gpt-oss with the package that vLLM makes them
 // with, if the model's tokenizer is at hand.
-func harmony(ref *reference, o options) ([]bench.Comparison, error) {
+func harmony(ref *reference, o options) []bench.Comparison {
 	m, err := tokenizer.LoadModel(os.DirFS(filepath.Join(o.shared, "tokenizers/gpt-oss")), tokenizer.ModelConfig{})
 	if errors.Is(err, fs.ErrNotExist) {
 		fmt.Println("no gpt-oss under", o.shared, "- its prompts are not compared")
-		return nil, nil
+		return nil
 	}
-	if err != nil {
-		return nil, err
-	}
+	bench.NoError(err)
 	g := chats.Requests{R: random(4)}
-	c, err := prompts(ref, m, g, "gpt-oss", map[string]any{"op": "harmony", "date": day})
-	return []bench.Comparison{c}, err
+	return []bench.Comparison{prompts(ref, m, g, "gpt-oss", map[string]any{"op": "harmony", "date": day})}
 }
 
 // prompts compares the ids of random chat requests.
-func prompts(ref *reference, m *tokenizer.Model, g chats.Requests, name string, question map[string]any) (bench.Comparison, error) {
+func prompts(ref *reference, m *tokenizer.Model, g chats.Requests, name string, question map[string]any) bench.Comparison {
 	var ours, theirs time.Duration
 	different, refused := 0, 0
 	for done := 0; done < requests; {
 		bodies := make([]json.RawMessage, min(200, requests-done))
 		for i := range bodies {
-			var err error
-			if bodies[i], err = json.Marshal(g.Request()); err != nil {
-				return bench.Comparison{}, err
-			}
+			bodies[i] = bench.Must(json.Marshal(g.Request()))
 		}
 		question["requests"] = bodies
-		ids, took, err := ref.ids(question, len(bodies))
-		if err != nil {
-			return bench.Comparison{}, err
-		}
+		ids, took := ref.ids(question, len(bodies))
 		theirs += took
 		for i, body := range bodies {
 			start := bench.CPUTime()
-			got, err := encodeRequest(m, body, today())
+			got := encodeRequest(m, body, today())
 			ours += bench.CPUTime() - start
-			if err != nil {
-				return bench.Comparison{}, err
-			}
 			if ids[i] == nil {
 				refused++
 			}
@@ -79,21 +67,21 @@ func prompts(ref *reference, m *tokenizer.Model, g chats.Requests, name string, 
 	}
 	c := bench.NewComparison("prompts", name, requests, different, ours, theirs)
 	c.Refused = refused
-	return c, nil
+	return c
 }
 
 // encodeRequest returns the ids of a request, nil if kvroute refuses it or says that the
 // engine does.
-func encodeRequest(m *tokenizer.Model, body []byte, now time.Time) ([]uint32, error) {
+func encodeRequest(m *tokenizer.Model, body []byte, now time.Time) []uint32 {
 	q, err := requestOf(body)
 	if err != nil {
-		return nil, nil //nolint:nilerr // a refusal
+		return nil
 	}
-	p, err := m.Encode(context.Background(), nil, q, now)
-	if err != nil || p.Mode == tokenizer.Bytes {
-		return nil, err
+	p := bench.Must(m.Encode(context.Background(), nil, q, now))
+	if p.Mode == tokenizer.Bytes {
+		return nil
 	}
-	return p.IDs, nil
+	return p.IDs
 }
 
 // requestOf reads a body as kvroute does. The bodies here name no model.

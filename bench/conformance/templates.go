@@ -20,29 +20,20 @@ import (
 )
 
 // templates compares the renderings of random conversations, template by template.
-func templates(ref *reference, o options) ([]bench.Comparison, error) {
-	all, err := templateTexts(o)
-	if err != nil {
-		return nil, err
-	}
+func templates(ref *reference, o options) (compared []bench.Comparison) {
+	all := templateTexts(o)
 	if len(all) == 0 {
 		fmt.Println("no templates under", o.shared)
 		all = map[string]string{}
 	}
 	maps.Copy(all, ownTemplates)
 	r := random(3)
-	var compared []bench.Comparison
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if !strings.Contains(name, o.only) {
-			continue
+		if strings.Contains(name, o.only) {
+			bench.Within(name, func() { compared = append(compared, template(ref, r, name, all[name])) })
 		}
-		c, err := template(ref, r, name, all[name])
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		compared = append(compared, c)
 	}
-	return compared, nil
+	return compared
 }
 
 // ownTemplates have what templates in use seldom have, and users' templates may.
@@ -61,55 +52,45 @@ var ownTemplates = map[string]string{
 
 // templateTexts are the templates of the reference data, by name; none if it is not
 // at hand.
-func templateTexts(o options) (all map[string]string, err error) {
+func templateTexts(o options) (all map[string]string) {
 	b, err := os.ReadFile(filepath.Join(o.shared, "templates/templates.json"))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+		return nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return all, json.Unmarshal(b, &all)
+	bench.NoError(err)
+	bench.NoError(json.Unmarshal(b, &all))
+	return all
 }
 
-func template(ref *reference, r *rand.Rand, name, text string) (f bench.Comparison, err error) {
+func template(ref *reference, r *rand.Rand, name, text string) (f bench.Comparison) {
 	var parsed struct{ Error string }
-	if err := ref.ask(map[string]any{"op": "parse", "template": text}, &parsed); err != nil {
-		return f, err
-	}
+	ref.ask(map[string]any{"op": "parse", "template": text}, &parsed)
 	ours, err := jinja.Parse(name, text)
 	if refused := parsed.Error != ""; err != nil || refused {
 		if refused == (err != nil) {
 			f = bench.NewComparison("template", name, conversations, 0, 0, 0)
 			f.Refused = conversations
-			return f, nil
+			return f
 		}
 		fmt.Printf("%s: different: got %v; want %s\n", name, err, parsed.Error)
-		return bench.NewComparison("template", name, conversations, conversations, 0, 0), nil
+		return bench.NewComparison("template", name, conversations, conversations, 0, 0)
 	}
 	vars := make([]json.RawMessage, conversations)
 	for i := range vars {
-		if vars[i], err = json.Marshal(conversation(r)); err != nil {
-			return f, err
-		}
+		vars[i] = bench.Must(json.Marshal(conversation(r)))
 	}
 	var theirs struct {
 		Outcomes []pythonOutcome
 		Seconds  float64
 	}
-	if err := ref.ask(map[string]any{"op": "render", "vars": vars}, &theirs); err != nil {
-		return f, err
-	}
+	ref.ask(map[string]any{"op": "render", "vars": vars}, &theirs)
 	if len(theirs.Outcomes) != len(vars) {
-		return f, errors.New("the reference process answered for other conversations")
+		bench.NoError(errors.New("the reference process answered for other conversations"))
 	}
 	different := 0
 	var took time.Duration
 	for i, v := range vars {
-		value, err := jinja.FromJSON(v)
-		if err != nil {
-			return f, err
-		}
+		value := bench.Must(jinja.FromJSON(v))
 		start := bench.CPUTime()
 		out, err := ours.Render(nil, value.Dict(), jinja.Options{Now: today()})
 		took += bench.CPUTime() - start
@@ -126,7 +107,7 @@ func template(ref *reference, r *rand.Rand, name, text string) (f bench.Comparis
 			fmt.Printf("%s: different: got %+.80q; want %+.80q; for %s\n", name, got[at:], want[at:], v)
 		}
 	}
-	return bench.NewComparison("template", name, len(vars), different, took, seconds(theirs.Seconds)), nil
+	return bench.NewComparison("template", name, len(vars), different, took, seconds(theirs.Seconds))
 }
 
 // pythonOutcome is the reference's text, or its error as "Class: message".

@@ -29,9 +29,8 @@ const (
 )
 
 // speeds measures both sides, and fastokens, on documents of 8 KB in turn.
-func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figure, error) {
+func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) (out []bench.Figure) {
 	r := random(2)
-	var out []bench.Figure
 	for _, kind := range []struct {
 		name   string
 		target float64
@@ -51,17 +50,9 @@ func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) ([
 				Seconds float64
 				Fast    *float64
 			}
-			if err := ref.ask(map[string]any{"op": "time", "texts": texts}, &theirs); err != nil {
-				return nil, err
-			}
-			first, err := timeAll(tok, texts, true)
-			if err != nil {
-				return nil, err
-			}
-			again, err := timeAll(tok, texts, false)
-			if err != nil {
-				return nil, err
-			}
+			ref.ask(map[string]any{"op": "time", "texts": texts}, &theirs)
+			first := timeAll(tok, texts, true)
+			again := timeAll(tok, texts, false)
 			cold = append(cold, theirs.Seconds/first)
 			warm = append(warm, theirs.Seconds/again)
 			rate = append(rate, float64(size)/1e6/first)
@@ -81,12 +72,12 @@ func speeds(ref *reference, tok *tokenizer.Tokenizer, c candidate, o options) ([
 				bench.NewFigure(of+"warm, times the speed of fastokens", "×", bench.Target{}, fastWarm...))
 		}
 	}
-	return out, nil
+	return out
 }
 
 // timeAll returns the seconds that the texts take, cold: each as the first one,
 // with no word seen before. What forgets them is not timed.
-func timeAll(tok *tokenizer.Tokenizer, texts []string, cold bool) (float64, error) {
+func timeAll(tok *tokenizer.Tokenizer, texts []string, cold bool) float64 {
 	all := make([][]byte, len(texts))
 	for i, t := range texts {
 		all[i] = []byte(t)
@@ -95,18 +86,13 @@ func timeAll(tok *tokenizer.Tokenizer, texts []string, cold bool) (float64, erro
 	var took time.Duration
 	for _, t := range all {
 		if cold {
-			if err := forget(tok); err != nil {
-				return 0, err
-			}
+			forget(tok)
 		}
 		start := bench.CPUTime()
-		var err error
-		if dst, err = tok.Append(context.Background(), dst[:0], t, false); err != nil {
-			return 0, err
-		}
+		dst = bench.Must(tok.Append(context.Background(), dst[:0], t, false))
 		took += bench.CPUTime() - start
 	}
-	return took.Seconds(), nil
+	return took.Seconds()
 }
 
 // milliseconds returns how much the cores have worked since they had for so long.
@@ -114,7 +100,7 @@ func milliseconds(since time.Duration) float64 { return float64(bench.CPUTime()-
 
 // turnFigures measures a conversation of 100,000 tokens: all of it with nothing
 // known, neither words nor beginnings, and each next turn with its cache.
-func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figure, error) {
+func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) []bench.Figure {
 	r := random(5)
 	ctx := context.Background()
 	var scratch, next []float64
@@ -123,52 +109,46 @@ func turnFigures(tok *tokenizer.Tokenizer, c candidate, o options) ([]bench.Figu
 		ids := 0
 		for ids < conversationTokens {
 			part := []byte(o.documents["prose"][r.IntN(len(o.documents["prose"]))])
-			all, err := tok.Append(ctx, nil, part, false)
-			if err != nil {
-				return nil, err
-			}
+			all := bench.Must(tok.Append(ctx, nil, part, false))
 			ids += len(all)
 			text = append(text, part...)
 		}
 		dst := make([]uint32, 0, 2*conversationTokens)
 		cache := tokenizer.NewCache(64 << 20)
-		if err := forget(tok); err != nil {
-			return nil, err
+		appendAll := func(text []byte) {
+			_, _, err := cache.Append(ctx, dst, tok, text, false)
+			bench.NoError(err)
 		}
+		forget(tok)
 		start := bench.CPUTime()
-		if _, _, err := cache.Append(ctx, dst, tok, text, false); err != nil {
-			return nil, err
-		}
+		appendAll(text)
 		scratch = append(scratch, milliseconds(start))
 		for range turns {
 			text = append(text, o.documents["prose"][r.IntN(len(o.documents["prose"]))][:turnBytes]...)
 			start := bench.CPUTime()
-			if _, _, err := cache.Append(ctx, dst, tok, text, false); err != nil {
-				return nil, err
-			}
+			appendAll(text)
 			next = append(next, milliseconds(start))
 		}
 	}
 	return []bench.Figure{
 		bench.NewFigure(c.name+", conversation of 100k tokens: from scratch", "ms", bench.AtMost(25), scratch...),
 		bench.NewFigure(c.name+", conversation of 100k tokens: next turn", "ms", bench.AtMost(1.5), next...),
-	}, nil
+	}
 }
 
 // forget lets a tokenizer know no word; the memory for those to come is there.
-func forget(tok *tokenizer.Tokenizer) error {
+func forget(tok *tokenizer.Tokenizer) {
 	tok.Forget()
-	_, err := tok.Append(context.Background(), nil, nil, false)
-	return err
+	bench.Must(tok.Append(context.Background(), nil, nil, false))
 }
 
 // loadFigures measures loading a file, and what it keeps, in proportion to a file
 // of 8 MB. Smaller files than half of that are mostly tables of constant size, and
 // give nothing.
-func loadFigures(c candidate, path string) ([]bench.Figure, error) {
-	b, err := os.ReadFile(path)
-	if err != nil || len(b) < fileBytes/2 {
-		return nil, err
+func loadFigures(c candidate, path string) []bench.Figure {
+	b := bench.Must(os.ReadFile(path))
+	if len(b) < fileBytes/2 {
+		return nil
 	}
 	fsys := fstest.MapFS{filepath.Base(path): {Data: b}}
 	scale := fileBytes / float64(len(b))
@@ -176,10 +156,7 @@ func loadFigures(c candidate, path string) ([]bench.Figure, error) {
 	for range rounds {
 		before := bench.Heap()
 		start := bench.CPUTime()
-		tok, err := tokenizer.Load(fsys, tokenizer.Config{})
-		if err != nil {
-			return nil, err
-		}
+		tok := bench.Must(tokenizer.Load(fsys, tokenizer.Config{}))
 		took = append(took, milliseconds(start)*scale)
 		kept = append(kept, (bench.Heap()-before)/(1<<20)*scale)
 		runtime.KeepAlive(tok)
@@ -188,7 +165,7 @@ func loadFigures(c candidate, path string) ([]bench.Figure, error) {
 	return []bench.Figure{
 		bench.NewFigure(of+"load, as of 8 MB", "ms", bench.AtMost(400), took...),
 		bench.NewFigure(of+"kept, as of 8 MB", "MB", bench.AtMost(40), kept...),
-	}, nil
+	}
 }
 
 // timedTemplates are those of models with tools on which rendering is timed.
@@ -197,39 +174,24 @@ func loadFigures(c candidate, path string) ([]bench.Figure, error) {
 var timedTemplates = []string{"real/qwen3", "vllm_ex/tool_chat_template_hermes", "vllm_ex/tool_chat_template_llama3.2_json"}
 
 // renderFigures measures rendering of a chat of 100 messages with tools.
-func renderFigures(o options) ([]bench.Figure, error) {
-	all, err := templateTexts(o)
-	if err != nil {
-		return nil, err
-	}
-	body, err := json.Marshal(longChat(random(6)))
-	if err != nil {
-		return nil, err
-	}
-	q, err := requestOf(body)
-	if err != nil {
-		return nil, err
-	}
-	var out []bench.Figure
+func renderFigures(o options) (out []bench.Figure) {
+	all := templateTexts(o)
+	body := bench.Must(json.Marshal(longChat(random(6))))
+	q := bench.Must(requestOf(body))
 	for _, name := range timedTemplates {
 		if all[name] == "" || !strings.Contains(name, o.only) {
 			continue
 		}
-		r, err := chat.NewRenderer(chat.VLLM, &chat.Files{Templates: map[string]string{"default": all[name]}})
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
+		r := bench.Must(chat.NewRenderer(chat.VLLM, &chat.Files{Templates: map[string]string{"default": all[name]}}))
 		var took []float64
 		for range 20 * rounds {
 			start := bench.CPUTime()
-			if _, err := r.Render(q, today()); err != nil {
-				return nil, fmt.Errorf("%s: %w", name, err)
-			}
+			bench.Must(r.Render(q, today()))
 			took = append(took, milliseconds(start))
 		}
 		out = append(out, bench.NewFigure(name+": rendering 100 messages with tools", "ms", bench.AtMost(1), took...))
 	}
-	return out, nil
+	return out
 }
 
 // longChat is a request of 100 messages and four tools, of which every tenth

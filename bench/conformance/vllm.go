@@ -35,19 +35,13 @@ type renderServer struct {
 	url string
 }
 
-func startRenderServer(o options, dir string, args ...string) (*renderServer, error) {
-	port, err := process.FreePorts(1)
-	if err != nil {
-		return nil, err
-	}
+func startRenderServer(o options, dir string, args ...string) *renderServer {
+	port := bench.Must(process.FreePorts(1))
 	cmd := exec.Command(o.vllm, append([]string{
 		"launch", "render", dir, "--host", "127.0.0.1", "--port", fmt.Sprint(port), "--served-model-name", "model", "--max-model-len", "32768",
 	}, args...)...)
 	cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "OMP_NUM_THREADS=1", "VLLM_SYSTEM_START_DATE="+day)
-	p, err := process.Start(o.work, "vllm", cmd)
-	if err != nil {
-		return nil, err
-	}
+	p := bench.Must(process.Start(o.work, "vllm", cmd))
 	s := &renderServer{p, fmt.Sprintf("http://127.0.0.1:%d", port)}
 	if err := p.Await(context.Background(), startWithin, "it serves", func(context.Context) bool {
 		resp, err := http.Get(s.url + "/health")
@@ -58,32 +52,24 @@ func startRenderServer(o options, dir string, args ...string) (*renderServer, er
 		return resp.StatusCode == http.StatusOK
 	}); err != nil {
 		s.Stop()
-		return nil, err
+		bench.NoError(err)
 	}
-	return s, nil
+	return s
 }
 
 // render returns the ids of a chat request, nil if the server refuses it.
-func (s *renderServer) render(body []byte) ([]uint32, error) {
-	resp, err := http.Post(s.url+"/v1/chat/completions/render", "application/json", bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
+func (s *renderServer) render(body []byte) []uint32 {
+	resp := bench.Must(http.Post(s.url+"/v1/chat/completions/render", "application/json", bytes.NewReader(body)))
 	defer func() { _ = resp.Body.Close() }() // it was read
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return nil, err
-	}
+	b := bench.Must(io.ReadAll(resp.Body))
 	if resp.StatusCode != http.StatusOK {
-		return nil, nil
+		return nil
 	}
 	var answer struct {
 		IDs []uint32 `json:"token_ids"`
 	}
-	if err := json.Unmarshal(b, &answer); err != nil {
-		return nil, fmt.Errorf("%w in %.200s", err, b)
-	}
-	return answer.IDs, nil
+	bench.NoError(json.Unmarshal(b, &answer))
+	return answer.IDs
 }
 
 // side is one model as both sides have it.
@@ -97,43 +83,32 @@ type side struct {
 
 // encode returns our ids of a request that the server rendered after begin. A
 // template may print the second.
-func (x side) encode(body []byte, theirs []uint32, begin time.Time) ([]uint32, error) {
+func (x side) encode(body []byte, theirs []uint32, begin time.Time) []uint32 {
 	if !x.now.IsZero() {
 		return encodeRequest(x.m, body, x.now)
 	}
-	got, err := encodeRequest(x.m, body, begin)
-	if now := time.Now(); err == nil && !slices.Equal(got, theirs) && now.Truncate(time.Second) != begin.Truncate(time.Second) {
+	got := encodeRequest(x.m, body, begin)
+	if now := time.Now(); !slices.Equal(got, theirs) && now.Truncate(time.Second) != begin.Truncate(time.Second) {
 		return encodeRequest(x.m, body, now)
 	}
-	return got, err
+	return got
 }
 
 // compare sends n random requests to the server, and counts.
-func (s *renderServer) compare(x side, n int) (bench.Figure, error) {
+func (s *renderServer) compare(x side, n int) bench.Figure {
 	g := chats.Requests{R: random(5), Strange: 5, Strict: x.strict}
 	equal, refused, only, different := 0, 0, 0, 0
 	for range n {
 		q := g.Request()
-		ours, err := json.Marshal(q)
-		if err != nil {
-			return bench.Figure{}, err
-		}
+		ours := bench.Must(json.Marshal(q))
 		if q["model"] = "model"; x.template != "" {
 			q["chat_template"] = x.template
 		}
-		body, err := json.Marshal(q)
-		if err != nil {
-			return bench.Figure{}, err
-		}
+		body := bench.Must(json.Marshal(q))
 		begin := time.Now()
-		theirs, err := s.render(body)
-		if err != nil {
-			return bench.Figure{}, fmt.Errorf("%w for %.2000s", err, ours)
-		}
-		got, err := x.encode(ours, theirs, begin)
+		theirs := s.render(body)
+		got := x.encode(ours, theirs, begin)
 		switch {
-		case err != nil:
-			return bench.Figure{}, err
 		case got == nil && theirs == nil:
 			refused++
 		case theirs == nil:
@@ -148,7 +123,7 @@ func (s *renderServer) compare(x side, n int) (bench.Figure, error) {
 	}
 	fmt.Printf("%s: %d cases, %d equal, %d refused by both, %d by vLLM alone, %d different\n", x.name, n, equal, refused, only, different)
 	what := fmt.Sprintf("vLLM's render server, %s: different of %d requests (%d equal, %d refused by both, %d by it alone)", x.name, n, equal, refused, only)
-	return bench.NewFigure(what, "", bench.Exactly(0), float64(different)), nil
+	return bench.NewFigure(what, "", bench.Exactly(0), float64(different))
 }
 
 // served is a model folder that a render server is started with.
@@ -164,61 +139,42 @@ type served struct {
 
 // vllm compares whole prompts with a real vLLM's: with each template at hand, for
 // gpt-oss, and in mistral mode.
-func vllm(o options) (figures []bench.Figure, err error) {
-	all, err := servedModels(o)
-	if err != nil {
-		return nil, err
-	}
+func vllm(o options) (figures []bench.Figure) {
+	all := servedModels(o)
 	for _, s := range all {
 		names := []string{s.name}
 		if s.templates != nil {
 			names = slices.Sorted(maps.Keys(s.templates))
 		}
 		names = slices.DeleteFunc(names, func(name string) bool { return !strings.Contains(name, o.only) })
-		if len(names) == 0 {
-			continue
+		if len(names) > 0 {
+			bench.Within(s.name, func() { figures = append(figures, s.compare(o, names)...) })
 		}
-		more, err := s.compare(o, names)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", s.name, err)
-		}
-		figures = append(figures, more...)
 	}
-	return figures, nil
+	return figures
 }
 
 // compare starts a server and compares with it the model's own template or those of names.
-func (s *served) compare(o options, names []string) (figures []bench.Figure, err error) {
-	dir, err := modelFolder(o, s.name, s.config, s.files)
-	if err != nil {
-		return nil, err
-	}
-	server, err := startRenderServer(o, dir, s.args...)
-	if err != nil {
-		return nil, err
-	}
+func (s *served) compare(o options, names []string) (figures []bench.Figure) {
+	dir := modelFolder(o, s.name, s.config, s.files)
+	server := startRenderServer(o, dir, s.args...)
 	defer server.Stop()
 	for _, name := range names {
 		x, n := side{name: name, template: s.templates[name], strict: s.strict}, conversations/4
 		if s.templates == nil {
 			x.now, n = today(), 5*conversations
 		}
-		if x.m, err = tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{ChatTemplate: x.template}); err != nil {
-			return nil, err
-		}
-		f, err := server.compare(x, n)
-		if err != nil {
-			return nil, err
-		}
+		x.m = bench.Must(tokenizer.LoadModel(os.DirFS(dir), tokenizer.ModelConfig{ChatTemplate: x.template}))
+		f := server.compare(x, n)
 		figures = append(figures, f)
 	}
-	return figures, nil
+	return figures
 }
 
 const ownTemplate = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 // servedModels are the models at hand.
-func servedModels(o options) (all []served, err error) {
+func servedModels(o options) (all []served) {
 	ofReference := func(name string) map[string]string {
 		folder := filepath.Join(o.shared, "tokenizers", name)
 		if _, err := os.Stat(folder); err != nil {
@@ -232,8 +188,8 @@ func servedModels(o options) (all []served, err error) {
 	}
 	if templates.files == nil {
 		templates.files, templates.templates = map[string]string{"tokenizer.json": golden + "/bytelevel-qwen2-nfc.json"}, map[string]string{"own": ownTemplate}
-	} else if templates.templates, err = templateTexts(o); err != nil {
-		return nil, err
+	} else {
+		templates.templates = templateTexts(o)
 	}
 	all = append(all, templates)
 	if files := ofReference("gpt-oss"); files != nil {
@@ -262,26 +218,20 @@ func servedModels(o options) (all []served, err error) {
 			config: map[string]any{"architectures": []string{"MistralForCausalLM"}, "model_type": "mistral"},
 		})
 	}
-	return all, nil
+	return all
 }
 
 // modelFolder makes a folder that the server takes for a model's.
-func modelFolder(o options, name string, config map[string]any, files map[string]string) (string, error) {
-	dir := filepath.Join(o.work, "vllm", name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
+func modelFolder(o options, name string, config map[string]any, files map[string]string) (dir string) {
+	dir = filepath.Join(o.work, "vllm", name)
+	bench.NoError(os.MkdirAll(dir, 0o755))
 	for to, from := range files {
 		b, err := readMaybeGzip(from)
 		if errors.Is(err, os.ErrNotExist) && to != "tokenizer.json" {
 			continue
 		}
-		if err != nil {
-			return "", err
-		}
-		if err := os.WriteFile(filepath.Join(dir, to), b, 0o644); err != nil {
-			return "", err
-		}
+		bench.NoError(err)
+		bench.NoError(os.WriteFile(filepath.Join(dir, to), b, 0o644))
 	}
 	// Its sizes do not matter.
 	for key, value := range map[string]any{
@@ -292,9 +242,7 @@ func modelFolder(o options, name string, config map[string]any, files map[string
 			config[key] = value
 		}
 	}
-	b, err := json.Marshal(config)
-	if err != nil {
-		return "", err
-	}
-	return dir, os.WriteFile(filepath.Join(dir, "config.json"), b, 0o644)
+	b := bench.Must(json.Marshal(config))
+	bench.NoError(os.WriteFile(filepath.Join(dir, "config.json"), b, 0o644))
+	return dir
 }
