@@ -5,7 +5,6 @@ package parts
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"runtime"
@@ -34,7 +33,7 @@ const (
 )
 
 // Decisions measures what a decision costs with small prompts.
-func Decisions() (out []bench.Figure, err error) {
+func Decisions() (out []bench.Figure) {
 	for _, c := range []struct {
 		what            string
 		hashed, predict bool
@@ -45,23 +44,17 @@ func Decisions() (out []bench.Figure, err error) {
 		{"the same from token ids, with prediction", false, true, bench.Target{}},
 		{"the same with hashes given, with prediction", true, true, bench.Target{}},
 	} {
-		l, err := newDecideLoad(c.predict)
-		if err != nil {
-			return nil, err
-		}
+		l := newDecideLoad(c.predict)
 		var rates, busy []float64
 		for range 5 {
 			start := bench.CPUTime()
-			rate, err := l.rate(c.hashed, decideRounds)
-			if err != nil {
-				return nil, err
-			}
+			rate := l.rate(c.hashed, decideRounds)
 			rates = append(rates, rate)
 			busy = append(busy, decideRounds*decideRequests/(bench.CPUTime()-start).Seconds())
 		}
 		out = append(out, bench.NewFigure(c.what, "/s", c.target, rates...), bench.NewFigure("  … for a second of one core", "/s", bench.Target{}, busy...))
 	}
-	return out, nil
+	return out
 }
 
 // decideLoad is the load, and a router that knows what its workers have cached of it.
@@ -72,7 +65,7 @@ type decideLoad struct {
 	blocks []router.Blocks
 }
 
-func newDecideLoad(predict bool) (*decideLoad, error) {
+func newDecideLoad(predict bool) *decideLoad {
 	settings := scorer.Defaults()
 	engine := scorer.Dense32B()
 	settings.Attention = engine.AttentionWeight()
@@ -80,10 +73,7 @@ func newDecideLoad(predict bool) (*decideLoad, error) {
 	if predict {
 		conf.PredictTTL = 0
 	}
-	r, err := newRouter(conf, decideWorkers, 1<<16)
-	if err != nil {
-		return nil, err
-	}
+	r := newRouter(conf, decideWorkers, 1<<16)
 	l := &decideLoad{router: r}
 	rng := rand.New(rand.NewPCG(1, 0x646563696465))
 	random := func(n int) []uint32 {
@@ -105,24 +95,17 @@ func newDecideLoad(predict bool) (*decideLoad, error) {
 		l.tokens = append(l.tokens, tokens)
 		l.blocks = append(l.blocks, promptOf(indexer.AppendLocalHashes(nil, tokens, blockTokens, indexer.Seed("", "")), len(tokens)))
 	}
-	return l, l.warm()
-}
-
-// warm plays the load once; every worker stores what it gets.
-func (l *decideLoad) warm() error {
+	// Play the load once; every worker stores what it gets.
 	for i := range l.ids {
-		d, err := l.router.BestWorker(context.Background(), router.Request{ID: l.ids[i], Model: "m", Blocks: &l.blocks[i]})
-		if err != nil {
-			return fmt.Errorf("bench: %w", err)
-		}
+		d := bench.Must(l.router.BestWorker(context.Background(), router.Request{ID: l.ids[i], Model: "m", Blocks: &l.blocks[i]}))
 		store(l.router, d.Worker, &l.blocks[i])
 		l.router.Free(l.ids[i])
 	}
-	return nil
+	return l
 }
 
 // rate returns decisions a second, each booked, marked and freed, on all cores.
-func (l *decideLoad) rate(hashed bool, rounds int) (float64, error) {
+func (l *decideLoad) rate(hashed bool, rounds int) float64 {
 	threads := runtime.GOMAXPROCS(0)
 	errs := make([]error, threads)
 	var wg sync.WaitGroup
@@ -130,20 +113,18 @@ func (l *decideLoad) rate(hashed bool, rounds int) (float64, error) {
 	for t := range threads {
 		wg.Go(func() {
 			for n := 0; n < rounds && errs[t] == nil; n++ {
-				errs[t] = l.play(t, threads, hashed)
+				errs[t] = bench.Try(func() { l.play(t, threads, hashed) })
 			}
 		})
 	}
 	wg.Wait()
 	taken := time.Since(start)
-	if err := errors.Join(errs...); err != nil {
-		return 0, fmt.Errorf("bench: %w", err)
-	}
-	return float64(rounds*len(l.ids)) / taken.Seconds(), nil
+	bench.NoError(errors.Join(errs...))
+	return float64(rounds*len(l.ids)) / taken.Seconds()
 }
 
 // play sends every n-th request, beginning with number first.
-func (l *decideLoad) play(first, n int, hashed bool) error {
+func (l *decideLoad) play(first, n int, hashed bool) {
 	var inFlight []int
 	done := func(i int) {
 		l.router.MarkPrefillCompleted(l.ids[i])
@@ -156,9 +137,7 @@ func (l *decideLoad) play(first, n int, hashed bool) error {
 		} else {
 			req.Tokens = l.tokens[i]
 		}
-		if _, err := l.router.BestWorker(context.Background(), req); err != nil {
-			return err
-		}
+		bench.Must(l.router.BestWorker(context.Background(), req))
 		if inFlight = append(inFlight, i); len(inFlight) > decideInFlight {
 			done(inFlight[0])
 			inFlight = inFlight[1:]
@@ -167,5 +146,4 @@ func (l *decideLoad) play(first, n int, hashed bool) error {
 	for _, i := range inFlight {
 		done(i)
 	}
-	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/kvroute/kvroute/engines"
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/replica"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
@@ -35,30 +36,28 @@ const (
 
 // Events measures how events travel and how replicas start, with a NATS server in the
 // same process that stores in files, as `kvroute serve` has it.
-func (b *Bench) Events() ([]bench.Figure, error) {
+func (b *Bench) Events() []bench.Figure {
 	const rate = "10,000 events/s, "
 	latency := func(name string, durable bool, target float64) shape {
 		return shape{[]quantity{
 			{"publisher's flush to index, " + rate + name + ", p99", "ms", bench.AtMost(target)},
 			{"publish to index (batching included), " + rate + name + ", p99", "ms", bench.Target{}},
-		}, func() ([]float64, error) { return inLab(func(l *lab) ([]float64, error) { return l.latency(durable) }) }}
+		}, func() []float64 { return inLab(func(l *lab) []float64 { return l.latency(durable) }) }}
 	}
 	return b.run([]shape{
 		{
 			[]quantity{{"decode and apply, 32-block events, one core", "M block operations/s", bench.AtLeast(2)}},
-			func() ([]float64, error) { return inLab((*lab).applyRate) },
+			func() []float64 { return inLab((*lab).applyRate) },
 		},
 		latency("NATS core", false, 5),
 		latency("JetStream", true, 20),
 		{[]quantity{
 			{"snapshot of 10 M pairs, from the index into the object store", "s", bench.AtMost(10)},
 			{"restore of 10 M pairs, from the object store into the index", "s", bench.AtMost(5)},
-		}, func() ([]float64, error) {
-			return inLab(func(l *lab) ([]float64, error) { return l.snapshot(snapshotPairs) })
-		}},
+		}, func() []float64 { return inLab(func(l *lab) []float64 { return l.snapshot(snapshotPairs) }) }},
 		{
 			[]quantity{{"replica start: snapshot of 1 M pairs, then 1 M messages of 4 blocks", "s", bench.AtMost(15)}},
-			func() ([]float64, error) { return inLab((*lab).start) },
+			func() []float64 { return inLab((*lab).start) },
 		},
 	})
 }
@@ -73,17 +72,14 @@ type lab struct {
 	conns []*nats.Conn
 }
 
-func inLab(measure func(*lab) ([]float64, error)) (v []float64, err error) {
-	url, stop, err := startBus()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, stop()) }()
-	return inLabAt(url, measure)
+func inLab(measure func(*lab) []float64) []float64 {
+	s := bench.Must(bus.StartServer("127.0.0.1:0", "", ""))
+	defer s.Stop()
+	return inLabAt(s.URL(), measure)
 }
 
 // inLabAt is inLab with a server that runs already.
-func inLabAt(url string, measure func(*lab) ([]float64, error)) ([]float64, error) {
+func inLabAt(url string, measure func(*lab) []float64) []float64 {
 	ctx, cancel := context.WithTimeout(context.Background(), eventsDeadline)
 	defer cancel()
 	l := &lab{url: url, done: ctx.Done()}
@@ -95,34 +91,28 @@ func inLabAt(url string, measure func(*lab) ([]float64, error)) ([]float64, erro
 	return measure(l)
 }
 
-func (l *lab) connect() (*nats.Conn, error) {
-	nc, err := nats.Connect(l.url)
-	if err == nil {
-		l.conns = append(l.conns, nc)
-	}
-	return nc, err
+func (l *lab) connect() *nats.Conn {
+	nc := bench.Must(nats.Connect(l.url))
+	l.conns = append(l.conns, nc)
+	return nc
 }
 
-// until asks until the answer is yes.
-func (l *lab) until(ok func() bool) error {
+// until waits until ok.
+func (l *lab) until(ok func() bool) {
 	for !ok() {
-		if err := l.wait(time.Millisecond); err != nil {
-			return err
-		}
+		l.wait(time.Millisecond)
 	}
-	return nil
 }
 
 // wait waits for a time, if that is not negative.
-func (l *lab) wait(d time.Duration) error {
+func (l *lab) wait(d time.Duration) {
 	if d <= 0 {
-		return nil
+		return
 	}
 	select {
 	case <-l.done:
-		return errLong
+		bench.NoError(errLong)
 	case <-time.After(d):
-		return nil
 	}
 }
 
@@ -131,66 +121,50 @@ type follower struct {
 	router  *router.Router
 	sub     *events.Subscriber
 	durable *events.Durable
-	stop    func() error // waits for its end
+	stop    func() // waits for its end
 }
 
-func (l *lab) follow(name string, durable bool, applied func(worker uint64, ev *indexer.Event)) (*follower, error) {
-	r, err := newRouter(router.Config{BlockSize: blockTokens}, eventWorkers, 0)
-	if err != nil {
-		return nil, err
-	}
-	nc, err := l.connect()
-	if err != nil {
-		return nil, err
-	}
+func (l *lab) follow(name string, durable bool, applied func(worker uint64, ev *indexer.Event)) *follower {
+	r := newRouter(router.Config{BlockSize: blockTokens}, eventWorkers, 0)
+	nc := l.connect()
 	f := &follower{router: r}
-	if f.sub, err = events.NewSubscriber(nc, events.SubscriberConfig{Scope: l.scope, Sink: func(id uint64, rank uint32, ev indexer.Event) {
+	f.sub = bench.Must(events.NewSubscriber(nc, events.SubscriberConfig{Scope: l.scope, Sink: func(id uint64, rank uint32, ev indexer.Event) {
 		r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
 		if applied != nil {
 			applied(id, &ev)
 		}
-	}}); err != nil {
-		return nil, err
-	}
+	}}))
 	run := f.sub.Run
 	if durable {
-		if f.durable, err = events.NewDurable(f.sub, events.DurableConfig{
+		f.durable = bench.Must(events.NewDurable(f.sub, events.DurableConfig{
 			Replica: name, Drain: eventsDeadline, SnapshotThreshold: 1 << 30,
 			Holdings: replica.Holdings(replica.Config{Router: r, Direct: func(uint64) bool { return false }, Expect: func([]uint64) {}, Log: slog.New(slog.DiscardHandler)}),
-		}); err != nil {
-			return nil, err
-		}
+		}))
 		run = f.durable.Run
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- run(ctx) }()
-	f.stop = func() error {
+	f.stop = func() {
 		cancel()
-		return <-done
+		bench.NoError(<-done)
 	}
-	if durable {
-		return f, l.until(f.durable.Ready)
-	}
-	return f, l.until(func() bool { return nc.NumSubscriptions() > 0 && nc.Flush() == nil })
+	l.until(func() bool {
+		if durable {
+			return f.durable.Ready()
+		}
+		return nc.NumSubscriptions() > 0 && nc.Flush() == nil
+	})
+	return f
 }
 
 // applyRate decodes and applies messages that are ready, on one core.
-func (l *lab) applyRate() ([]float64, error) {
-	r, err := newRouter(router.Config{BlockSize: blockTokens}, eventWorkers, 0)
-	if err != nil {
-		return nil, err
-	}
-	nc, err := l.connect()
-	if err != nil {
-		return nil, err
-	}
-	sub, err := events.NewSubscriber(nc, events.SubscriberConfig{Sink: func(id uint64, rank uint32, ev indexer.Event) {
+func (l *lab) applyRate() []float64 {
+	r := newRouter(router.Config{BlockSize: blockTokens}, eventWorkers, 0)
+	nc := l.connect()
+	sub := bench.Must(events.NewSubscriber(nc, events.SubscriberConfig{Sink: func(id uint64, rank uint32, ev indexer.Event) {
 		r.ApplyEvent(router.Worker{ID: id, DPRank: rank}, ev)
-	}})
-	if err != nil {
-		return nil, err
-	}
+	}}))
 	messages, blocks := manyMessages(1_000_000)
 	runtime.GC()
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
@@ -198,7 +172,7 @@ func (l *lab) applyRate() ([]float64, error) {
 	for _, m := range messages {
 		sub.Take(context.Background(), events.FeedDurable, m)
 	}
-	return []float64{float64(blocks) / 1e6 / time.Since(start).Seconds()}, nil
+	return []float64{float64(blocks) / 1e6 / time.Since(start).Seconds()}
 }
 
 // manyMessages makes messages of eight events of 32 blocks each: sequences of 512
@@ -256,12 +230,12 @@ func (s *sender) now() time.Time {
 
 // latency publishes at a steady rate for some seconds, and returns the 99th
 // percentiles from flush to index and from publish to index, in ms.
-func (l *lab) latency(durable bool) ([]float64, error) {
+func (l *lab) latency(durable bool) []float64 {
 	const seconds = 10
 	senders := make([]*sender, eventWorkers)
 	var mu sync.Mutex
 	var fromFlush, fromPublish []time.Duration
-	f, err := l.follow("a", durable, func(worker uint64, ev *indexer.Event) {
+	f := l.follow("a", durable, func(worker uint64, ev *indexer.Event) {
 		now := time.Now()
 		s := senders[worker-1]
 		i := ev.Blocks[0].Local // see below
@@ -273,18 +247,12 @@ func (l *lab) latency(durable bool) ([]float64, error) {
 		fromFlush = append(fromFlush, now.Sub(flushed))
 		fromPublish = append(fromPublish, now.Sub(published))
 	})
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
 	for i := range senders {
-		nc, err := l.connect()
-		if err != nil {
-			return nil, err
-		}
+		nc := l.connect()
 		s := &sender{}
 		s.publisher = engines.NewPublisher(nc, engines.PublisherConfig{Scope: l.scope, WorkerID: uint64(i + 1), Durable: durable, Now: s.now})
 		senders[i] = s
@@ -310,17 +278,13 @@ func (l *lab) latency(durable bool) ([]float64, error) {
 			s.publisher.Publish(0, ev)
 		}
 	}
-	if err := l.until(func() bool {
+	l.until(func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(fromFlush) == total
-	}); err != nil {
-		return nil, fmt.Errorf("%d of %d events arrived: %w", len(fromFlush), total, err)
-	}
-	if err := f.stop(); err != nil {
-		return nil, err
-	}
-	return []float64{percentile(fromFlush, 99) / 1e3, percentile(fromPublish, 99) / 1e3}, nil
+	})
+	f.stop()
+	return []float64{percentile(fromFlush, 99) / 1e3, percentile(fromPublish, 99) / 1e3}
 }
 
 // fill makes the router know so many pairs, in sequences of 512 blocks, half of
@@ -340,36 +304,25 @@ func fill(r *router.Router, pairs int) {
 
 // snapshot writes a snapshot of so many pairs at the end of one replica, and starts
 // another one from it. It returns the times in seconds.
-func (l *lab) snapshot(pairs int) ([]float64, error) {
-	a, err := l.follow("a", true, nil)
-	if err != nil {
-		return nil, err
-	}
-	if err := l.say(1); err != nil {
-		return nil, err
-	}
-	if err := l.until(func() bool { return a.durable.Position() == 1 }); err != nil {
-		return nil, err
-	}
+func (l *lab) snapshot(pairs int) []float64 {
+	a := l.follow("a", true, nil)
+	l.say(1)
+	l.until(func() bool { return a.durable.Position() == 1 })
 	fill(a.router, pairs)
 	want := contentSize(a.router)
 	start := time.Now()
-	if err := a.stop(); err != nil {
-		return nil, err
-	}
+	a.stop()
 	wrote := time.Since(start).Seconds()
 	a = nil
 	runtime.GC()
 	start = time.Now()
-	b, err := l.follow("b", true, nil)
-	if err != nil {
-		return nil, err
-	}
+	b := l.follow("b", true, nil)
 	read := time.Since(start).Seconds()
 	if got := contentSize(b.router); got != want || got < pairs {
-		return nil, fmt.Errorf("%d pairs were restored of %d", got, want)
+		bench.NoError(fmt.Errorf("%d pairs were restored of %d", got, want))
 	}
-	return []float64{wrote, read}, b.stop()
+	b.stop()
+	return []float64{wrote, read}
 }
 
 func contentSize(r *router.Router) (blocks int) {
@@ -381,52 +334,35 @@ func contentSize(r *router.Router) (blocks int) {
 
 // say publishes n messages with one event of four blocks each into the stream, which
 // must exist.
-func (l *lab) say(n int) error {
-	nc, err := l.connect()
-	if err != nil {
-		return err
-	}
-	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(8192))
-	if err != nil {
-		return err
-	}
+func (l *lab) say(n int) {
+	nc := l.connect()
+	js := bench.Must(jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(8192)))
 	for i := range n {
 		id := uint64(i/eventWorkers) + 1
 		e := stored(nil, i%eventWorkers, 1<<60, sequence(1<<30+i, tailBlocks))[0]
 		data := envelope(id, []events.RouterEvent{{WorkerID: uint64(e.worker + 1), EventID: id, Event: e.event}})
-		if _, err := js.PublishAsync(l.scope.Topic(events.Topic), data, jetstream.WithStallWait(eventsDeadline)); err != nil {
-			return err
-		}
+		bench.Must(js.PublishAsync(l.scope.Topic(events.Topic), data, jetstream.WithStallWait(eventsDeadline)))
 	}
 	select {
 	case <-js.PublishAsyncComplete():
-		return nil
 	case <-l.done:
-		return errLong
+		bench.NoError(errLong)
 	}
 }
 
 // start starts a replica with a snapshot of a million pairs and a million messages
 // behind it, and returns the seconds until it has applied them all.
-func (l *lab) start() ([]float64, error) {
-	if _, err := l.snapshot(tailPairs); err != nil {
-		return nil, err
-	}
-	if err := l.say(tailMessages); err != nil {
-		return nil, err
-	}
+func (l *lab) start() []float64 {
+	l.snapshot(tailPairs)
+	l.say(tailMessages)
 	runtime.GC()
 	start := time.Now()
-	c, err := l.follow("c", true, nil)
-	if err != nil {
-		return nil, err
-	}
-	if err := l.until(func() bool { return c.durable.Position() >= tailMessages+1 }); err != nil {
-		return nil, err
-	}
+	c := l.follow("c", true, nil)
+	l.until(func() bool { return c.durable.Position() >= tailMessages+1 })
 	took := time.Since(start).Seconds()
 	if got, want := contentSize(c.router), tailPairs+tailMessages*tailBlocks; got < want {
-		return nil, fmt.Errorf("the replica knows %d pairs, want %d", got, want)
+		bench.NoError(fmt.Errorf("the replica knows %d pairs, want %d", got, want))
 	}
-	return []float64{took}, c.stop()
+	c.stop()
+	return []float64{took}
 }

@@ -4,6 +4,7 @@ package parts
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -23,7 +24,7 @@ const (
 )
 
 // Index measures the index at the shapes of its targets, one after the other.
-func (b *Bench) Index() ([]bench.Figure, error) {
+func (b *Bench) Index() []bench.Figure {
 	atMost, atLeast := bench.AtMost, bench.AtLeast
 	var shapes []shape
 	for _, c := range []struct {
@@ -216,7 +217,7 @@ func goneRate(evs, gone []indexEvent) float64 {
 	runtime.GC()
 	r := rate(x, gone)
 	if x.Blocks() != 0 {
-		panic("bench: blocks left after all were removed")
+		bench.NoError(errors.New("blocks are left after all were removed"))
 	}
 	return r
 }
@@ -272,7 +273,7 @@ func matchTime(p prompt) float64 {
 		times[i] = time.Since(start)
 	}
 	if dst[p.workers-1] != int32(len(p.local)) {
-		panic(fmt.Sprintf("bench: overlap is %d, want %d", dst[p.workers-1], len(p.local)))
+		bench.NoError(fmt.Errorf("overlap is %d, want %d", dst[p.workers-1], len(p.local)))
 	}
 	return percentile(times, 50) / 8
 }
@@ -404,16 +405,14 @@ func dumpTime() float64 {
 	start := time.Now()
 	pairs := 0
 	for r, err := range x.Dump() {
-		if err != nil {
-			panic(fmt.Sprintf("bench: %v", err))
-		}
+		bench.NoError(err)
 		for _, h := range r.Holders {
 			pairs += len(h.Externals)
 		}
 	}
 	seconds := time.Since(start).Seconds()
 	if pairs != x.Blocks() {
-		panic(fmt.Sprintf("bench: %d pairs dumped, want %d", pairs, x.Blocks()))
+		bench.NoError(fmt.Errorf("%d pairs dumped, want %d", pairs, x.Blocks()))
 	}
 	return seconds
 }
@@ -422,9 +421,7 @@ func restoreTime() float64 {
 	var runs []indexer.Run
 	pairs := 0
 	for r, err := range many().Dump() {
-		if err != nil {
-			panic(fmt.Sprintf("bench: %v", err))
-		}
+		bench.NoError(err)
 		r.Local, r.Holders = slices.Clone(r.Local), slices.Clone(r.Holders)
 		for i := range r.Holders {
 			r.Holders[i].Externals = slices.Clone(r.Holders[i].Externals)
@@ -443,7 +440,7 @@ func restoreTime() float64 {
 	})
 	seconds := time.Since(start).Seconds()
 	if err != nil || y.Blocks() != pairs {
-		panic(fmt.Sprintf("bench: %v, %d pairs restored, want %d", err, y.Blocks(), pairs))
+		bench.NoError(fmt.Errorf("%v, %d pairs restored, want %d", err, y.Blocks(), pairs))
 	}
 	return seconds
 }

@@ -2,7 +2,7 @@
 
 // Package parts measures parts of kvroute alone, each against its targets: the index,
 // decisions, events and snapshots, and what replicas and router groups tell each other.
-// ../README.md is the method.
+// ../README.md is the method. Errors end a measurement with [bench.NoError].
 //
 // One measurement runs at a time: each uses all cores.
 package parts
@@ -30,7 +30,7 @@ type Bench struct {
 // shape is something to measure: one quantity or more at once.
 type shape struct {
 	quantities []quantity
-	measure    func() ([]float64, error) // a value for each quantity
+	measure    func() []float64 // a value for each quantity
 }
 
 type quantity struct {
@@ -40,11 +40,11 @@ type quantity struct {
 
 // one is a shape of one quantity.
 func one(what, unit string, target bench.Target, measure func() float64) shape {
-	return shape{[]quantity{{what, unit, target}}, func() ([]float64, error) { return []float64{measure()}, nil }}
+	return shape{[]quantity{{what, unit, target}}, func() []float64 { return []float64{measure()} }}
 }
 
 // run measures the shapes that are asked for.
-func (b *Bench) run(shapes []shape) (out []bench.Figure, err error) {
+func (b *Bench) run(shapes []shape) (out []bench.Figure) {
 	for _, s := range shapes {
 		if b.Only != nil && !b.Only.MatchString(s.quantities[0].what) {
 			continue
@@ -52,13 +52,11 @@ func (b *Bench) run(shapes []shape) (out []bench.Figure, err error) {
 		rounds := make([][]float64, len(s.quantities))
 		for range b.Rounds {
 			runtime.GC()
-			v, err := s.measure()
-			if err != nil {
-				return out, fmt.Errorf("bench: %s: %w", s.quantities[0].what, err)
-			}
-			for i := range v {
-				rounds[i] = append(rounds[i], v[i])
-			}
+			bench.Within(s.quantities[0].what, func() {
+				for i, v := range s.measure() {
+					rounds[i] = append(rounds[i], v)
+				}
+			})
 		}
 		for i, q := range s.quantities {
 			f := bench.NewFigure(q.what, q.unit, q.target, rounds[i]...)
@@ -66,7 +64,7 @@ func (b *Bench) run(shapes []shape) (out []bench.Figure, err error) {
 			out = append(out, f)
 		}
 	}
-	return out, nil
+	return out
 }
 
 const (
@@ -77,14 +75,14 @@ const (
 
 // newRouter returns a router that knows n workers of one model, with ids from 1 on. Each
 // has room for so many blocks; 0 sets no bound.
-func newRouter(conf router.Config, n, blocks int) (*router.Router, error) {
-	r, err := router.New(conf)
-	for id := uint64(1); err == nil && id <= uint64(n); id++ {
-		err = r.SetWorker(router.WorkerInfo{
-			ID: id, Address: netip.MustParseAddrPort("10.0.0.1:8000"), Models: []string{"m"}, BlockSize: blockTokens, TotalKVBlocks: blocks,
-		})
+func newRouter(conf router.Config, n, blocks int) *router.Router {
+	r := bench.Must(router.New(conf))
+	for id := range uint64(n) {
+		bench.NoError(r.SetWorker(router.WorkerInfo{
+			ID: id + 1, Address: netip.MustParseAddrPort("10.0.0.1:8000"), Models: []string{"m"}, BlockSize: blockTokens, TotalKVBlocks: blocks,
+		}))
 	}
-	return r, err
+	return r
 }
 
 // promptOf returns the blocks of a prompt.

@@ -40,24 +40,17 @@ type scaleFleet struct {
 	groups []*router.Router
 }
 
-func newScaleFleet(predict time.Duration) (f *scaleFleet, err error) {
+func newScaleFleet(predict time.Duration) (f *scaleFleet) {
 	f = &scaleFleet{}
-	if f.upper, err = router.New(router.Config{KeepDecisions: -1, PredictTTL: predict}); err != nil {
-		return nil, err
-	}
+	f.upper = bench.Must(router.New(router.Config{KeepDecisions: -1, PredictTTL: predict}))
 	for g := range scaleGroups {
 		name := fmt.Sprint("g", g)
 		address := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(g)}), 8000)
-		if err := f.upper.SetWorker(router.WorkerInfo{ID: uint64(g) + 1, Name: name, Group: name, Models: []string{"m"}, Address: address, BlockSize: blockTokens}); err != nil {
-			return nil, err
-		}
-		r, err := newRouter(router.Config{KeepDecisions: -1}, scaleMembers, workerBlocks)
-		if err != nil {
-			return nil, err
-		}
+		bench.NoError(f.upper.SetWorker(router.WorkerInfo{ID: uint64(g) + 1, Name: name, Group: name, Models: []string{"m"}, Address: address, BlockSize: blockTokens}))
+		r := newRouter(router.Config{KeepDecisions: -1}, scaleMembers, workerBlocks)
 		f.groups = append(f.groups, r)
 	}
-	return f, nil
+	return f
 }
 
 // decided is how long a decision took: on the clock, and on the core.
@@ -65,22 +58,17 @@ type decided struct{ wall, core time.Duration }
 
 // route sends a request through both tiers, and returns how long the upper one took. Its
 // blocks are cached at once, under their sequence hashes. It stays on one thread.
-func (f *scaleFleet) route(id string, blocks *router.Blocks) (took decided, err error) {
+func (f *scaleFleet) route(id string, blocks *router.Blocks) (took decided) {
 	q := router.Request{ID: id, Owned: true, Model: "m", Blocks: blocks}
 	start, core := time.Now(), bench.ThreadTime()
-	d, err := f.upper.BestWorker(context.Background(), q)
+	d := bench.Must(f.upper.BestWorker(context.Background(), q))
 	took = decided{time.Since(start), bench.ThreadTime() - core}
-	if err != nil {
-		return took, err
-	}
 	group := f.groups[d.Worker.ID-1]
-	if d, err = group.BestWorker(context.Background(), q); err != nil {
-		return took, err
-	}
+	d = bench.Must(group.BestWorker(context.Background(), q))
 	store(group, d.Worker, blocks)
 	f.upper.MarkPrefillCompleted(id)
 	group.MarkPrefillCompleted(id)
-	return took, nil
+	return took
 }
 
 func (f *scaleFleet) free(id string) {
@@ -92,10 +80,10 @@ func (f *scaleFleet) free(id string) {
 
 // tell gives the upper tier the load and the filter of a group. Half of the filter's bits
 // are set at random, as in the filter of full caches.
-func (f *scaleFleet) tell(g int, rng *rand.Rand) error {
+func (f *scaleFleet) tell(g int, rng *rand.Rand) {
 	all := f.groups[g].Summarize("m")
 	if len(all) != 1 {
-		return errors.New("a group serves no model")
+		bench.NoError(errors.New("a group serves no model"))
 	}
 	const checkpoints = scaleMembers * workerBlocks / scaleStride
 	bits := uint64(indexer.NewFilter(checkpoints).Bits())
@@ -103,19 +91,14 @@ func (f *scaleFleet) tell(g int, rng *rand.Rand) error {
 	for range bits / 64 {
 		data = binary.LittleEndian.AppendUint64(data, rng.Uint64())
 	}
-	filter, err := indexer.ParseFilter(bits, 7, checkpoints, data)
-	if err != nil {
-		return err
-	}
+	filter := bench.Must(indexer.ParseFilter(bits, 7, checkpoints, data))
 	for h, err := range f.groups[g].Checkpoints("m", blockTokens, scaleStride) {
-		if err != nil {
-			return err
-		}
+		bench.NoError(err)
 		filter.Add(h)
 	}
 	all[0].Filter, all[0].Stride = filter, scaleStride
 	f.upper.SetSummary(uint64(g)+1, all[0])
-	return nil
+	return
 }
 
 // update gives the upper tier the load and the new checkpoints of each group, four times a
@@ -158,11 +141,8 @@ func scalePrompts(t *replay.Trace, n, common int) (out []router.Blocks) {
 
 // Scale measures decisions of an upper tier among many router groups, with prompts of the
 // public trace of chats in a folder.
-func Scale(traces string) (out []bench.Figure, err error) {
-	trace, err := replay.LoadMooncake(filepath.Join(traces, "mooncake_conversation.jsonl.gz"))
-	if err != nil {
-		return nil, err
-	}
+func Scale(traces string) (out []bench.Figure) {
+	trace := bench.Must(replay.LoadMooncake(filepath.Join(traces, "mooncake_conversation.jsonl.gz")))
 	for _, c := range []struct {
 		what    string
 		common  int // blocks
@@ -173,10 +153,7 @@ func Scale(traces string) (out []bench.Figure, err error) {
 		{"chat prompts, without prediction", 0, -1, bench.Target{}},
 		{"chat prompts behind 8,000 tokens that all groups have", 500, predictTTL, bench.AtMost(1)},
 	} {
-		rounds, err := decideAtScale(scalePrompts(trace, scaleWarm+scaleRounds*scaleAsked, c.common), c.common, c.predict)
-		if err != nil {
-			return nil, fmt.Errorf("bench: %d groups: %w", scaleGroups, err)
-		}
+		rounds := decideAtScale(scalePrompts(trace, scaleWarm+scaleRounds*scaleAsked, c.common), c.common, c.predict)
 		what := fmt.Sprintf("decision of the upper tier, %d workers in %d groups, %s, ", scaleGroups*scaleMembers, scaleGroups, c.what)
 		for _, f := range []struct {
 			what       string
@@ -199,40 +176,33 @@ func Scale(traces string) (out []bench.Figure, err error) {
 			out = append(out, bench.NewFigure(what+f.what, "ms", f.target, v...))
 		}
 	}
-	return out, nil
+	return out
 }
 
 // decideAtScale returns the times of the upper tier's decisions, by round, while the groups
 // send summaries. All groups have cached the first common blocks of the prompts.
-func decideAtScale(prompts []router.Blocks, common int, predict time.Duration) (rounds [][]decided, err error) {
-	f, err := newScaleFleet(predict)
-	if err != nil {
-		return nil, err
-	}
+func decideAtScale(prompts []router.Blocks, common int, predict time.Duration) (rounds [][]decided) {
+	f := newScaleFleet(predict)
 	runtime.LockOSThread() // for ThreadTime
 	defer runtime.UnlockOSThread()
 	const behind = 1000 // requests in flight
 	id := func(i int) string { return fmt.Sprint("request ", i) }
-	ask := func(i int) (decided, error) {
-		took, err := f.route(id(i), &prompts[i])
+	ask := func(i int) decided {
+		took := f.route(id(i), &prompts[i])
 		if i >= behind {
 			f.free(id(i - behind))
 		}
-		return took, err
+		return took
 	}
 	for _, g := range f.groups {
 		store(g, router.Worker{ID: 1}, &router.Blocks{Local: prompts[0].Local[:common], Sequence: prompts[0].Sequence[:common]})
 	}
 	for i := range scaleWarm {
-		if _, err := ask(i); err != nil {
-			return nil, err
-		}
+		ask(i)
 	}
 	rng := rand.New(rand.NewPCG(3, 4))
 	for g := range scaleGroups {
-		if err := f.tell(g, rng); err != nil {
-			return nil, err
-		}
+		f.tell(g, rng)
 	}
 	done := make(chan struct{})
 	var updates sync.WaitGroup
@@ -243,11 +213,8 @@ func decideAtScale(prompts []router.Blocks, common int, predict time.Duration) (
 		if (i-scaleWarm)%scaleAsked == 0 {
 			rounds = append(rounds, nil)
 		}
-		took, err := ask(i)
-		if err != nil {
-			return nil, err
-		}
+		took := ask(i)
 		rounds[len(rounds)-1] = append(rounds[len(rounds)-1], took)
 	}
-	return rounds, nil
+	return rounds
 }

@@ -4,7 +4,6 @@ package parts
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -31,12 +30,9 @@ const (
 // Sync measures the CPU time that a request costs each replica: four replicas with real
 // routers in this process, less the same replicas without the exchange. The bus runs in
 // its own process, as in a fleet, started by a command that does what [ServeBus] does.
-func (b *Bench) Sync(command []string) (out []bench.Figure, err error) {
-	bus, err := startBusProcess(command)
-	if err != nil {
-		return nil, fmt.Errorf("bench: sync cost: %w", err)
-	}
-	defer func() { err = errors.Join(err, bus.stop()) }()
+func (b *Bench) Sync(command []string) []bench.Figure {
+	bus := startBusProcess(command)
+	defer bus.Stop()
 	var shapes []shape
 	for _, c := range []struct {
 		what   string
@@ -56,15 +52,12 @@ func (b *Bench) Sync(command []string) (out []bench.Figure, err error) {
 		what := fmt.Sprintf("CPU of replica sync, of a request, of each of %d replicas, %d requests/s of %d blocks%s", costReplicas, c.rate, c.blocks, c.what)
 		shapes = append(shapes, shape{
 			[]quantity{{what, "µs", c.target}, {"the same and a quarter of the bus", "µs", bench.Target{}}},
-			func() ([]float64, error) {
-				return inLabAt(bus.url, func(l *lab) ([]float64, error) {
-					alone, aloneBus, err := l.tellTime(bus, false, c.rate, c.blocks, c.ttl)
-					if err != nil {
-						return nil, err
-					}
-					synced, syncedBus, err := l.tellTime(bus, true, c.rate, c.blocks, c.ttl)
+			func() []float64 {
+				return inLabAt(bus.url, func(l *lab) []float64 {
+					alone, aloneBus := l.tellTime(bus, false, c.rate, c.blocks, c.ttl)
+					synced, syncedBus := l.tellTime(bus, true, c.rate, c.blocks, c.ttl)
 					own, all := synced-alone, synced-alone+syncedBus-aloneBus
-					return []float64{own.Seconds() * 1e6 / each, all.Seconds() * 1e6 / each}, err
+					return []float64{own.Seconds() * 1e6 / each, all.Seconds() * 1e6 / each}
 				})
 			},
 		})
@@ -74,7 +67,7 @@ func (b *Bench) Sync(command []string) (out []bench.Figure, err error) {
 
 // tellTime returns the CPU time of replicas during some seconds of requests with so many
 // blocks each, and that of the bus.
-func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict time.Duration) (own, server time.Duration, err error) {
+func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict time.Duration) (own, server time.Duration) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -86,80 +79,54 @@ func (l *lab) tellTime(bus *busProcess, synced bool, rate, size int, predict tim
 		if synced {
 			conf.Tell = func(c router.Change) { exchange.Publish(c) }
 		}
-		r, err := newRouter(conf, costWorkers, 0)
-		if err != nil {
-			return 0, 0, err
-		}
+		r := newRouter(conf, costWorkers, 0)
 		routers = append(routers, r)
 		if !synced {
 			continue
 		}
-		nc, err := l.connect()
-		if err != nil {
-			return 0, 0, err
-		}
-		if exchange, err = replicas.NewSync(nc, replicas.SyncConfig{
+		nc := l.connect()
+		exchange = bench.Must(replicas.NewSync(nc, replicas.SyncConfig{
 			Scope: l.scope, ID: uint64(n) + 1, Apply: r.PeerChanged, Remove: r.RemovePeer, FirstToken: r.MarkPrefillCompleted,
-		}); err != nil {
-			return 0, 0, err
-		}
+		}))
 		running.Go(func() { _ = exchange.Run(ctx) }) // fails where connect would have
-		if err := l.until(func() bool { return nc.NumSubscriptions() > 3 && nc.Flush() == nil }); err != nil {
-			return 0, 0, err
-		}
+		l.until(func() bool { return nc.NumSubscriptions() > 3 && nc.Flush() == nil })
 	}
 	// The first requests let the replicas find each other and allocate.
 	n := rate * costSeconds
-	if err := l.tellAll(routers, rate, 0, n/8, size, synced); err != nil {
-		return 0, 0, err
-	}
-	served, err := bus.cpu()
-	if err != nil {
-		return 0, 0, err
-	}
+	l.tellAll(routers, rate, 0, n/8, size, synced)
+	served := bus.cpu()
 	before := bench.CPUTime()
-	if err := l.tellAll(routers, rate, n, n, size, synced); err != nil {
-		return 0, 0, err
-	}
+	l.tellAll(routers, rate, n, n, size, synced)
 	own = bench.CPUTime() - before
-	if server, err = bus.cpu(); err != nil {
-		return 0, 0, err
-	}
-	return own, server - served, nil
+	server = bus.cpu()
+	return own, server - served
 }
 
 // tellAll sends requests with so many blocks each to the replicas in turn, at an even rate.
 // A request ends after 32 more have begun.
-func (l *lab) tellAll(routers []*router.Router, rate, first, n, size int, synced bool) error {
+func (l *lab) tellAll(routers []*router.Router, rate, first, n, size int, synced bool) {
 	const behind = 32
 	start := time.Now()
 	id := func(i int) string { return fmt.Sprintf("%016x-%024x", i%len(routers)+1, i) }
 	var blocks router.Blocks
 	for i := first; i < first+n+behind; i++ {
 		if i < first+n {
-			if err := l.wait(time.Until(start.Add(time.Duration(i-first) * time.Second / time.Duration(rate)))); err != nil {
-				return err
-			}
+			l.wait(time.Until(start.Add(time.Duration(i-first) * time.Second / time.Duration(rate))))
 			blocks.Local = append(sequence(i/2, size/2), sequence(i+1<<20, size/2)...)
 			blocks.Sequence = indexer.AppendSequenceHashes(blocks.Sequence[:0], blocks.Local)
 			blocks.Tokens = size*16 + 7
 			r := routers[i%len(routers)]
-			if _, err := r.BestWorker(context.Background(), router.Request{ID: id(i), Owned: true, Model: "m", Blocks: &blocks}); err != nil {
-				return err
-			}
+			bench.Must(r.BestWorker(context.Background(), router.Request{ID: id(i), Owned: true, Model: "m", Blocks: &blocks}))
 			r.MarkPrefillCompleted(id(i))
 		}
 		if done := i - behind; done >= first {
 			routers[done%len(routers)].Free(id(done))
 		}
 	}
-	if !synced {
-		return nil
-	}
-	return l.until(func() bool {
+	l.until(func() bool {
 		for _, r := range routers {
 			for _, w := range r.Workers() {
-				if w.ActiveRequests > 0 {
+				if synced && w.ActiveRequests > 0 {
 					return false
 				}
 			}
@@ -178,21 +145,18 @@ const (
 
 // Summaries measures what a router group of eight workers tells: their caches are full,
 // and each computes new blocks all the time, as fast as the engine can.
-func (b *Bench) Summaries() ([]bench.Figure, error) {
+func (b *Bench) Summaries() []bench.Figure {
 	rounds := Bench{Rounds: 1, Log: b.Log}
 	return rounds.run([]shape{{[]quantity{
 		{fmt.Sprintf("summaries of a group of %d workers with %d blocks each, all computing all the time", costWorkers, workerBlocks), "MB/s", bench.AtMost(1)},
 		{"the same, messages", "/s", bench.Target{}},
 		{"the same, bytes of the largest message", "kB", bench.Target{}},
-	}, func() ([]float64, error) { return inLab((*lab).summaries) }}})
+	}, func() []float64 { return inLab((*lab).summaries) }}})
 }
 
 // summaries returns MB and messages a second, and the kB of the largest message.
-func (l *lab) summaries() ([]float64, error) {
-	r, err := newRouter(router.Config{}, costWorkers, workerBlocks)
-	if err != nil {
-		return nil, err
-	}
+func (l *lab) summaries() []float64 {
+	r := newRouter(router.Config{}, costWorkers, workerBlocks)
 	chains := 0
 	// compute has the worker whose turn it is store a chain, and forget its oldest one.
 	compute := func() {
@@ -211,50 +175,33 @@ func (l *lab) summaries() ([]float64, error) {
 	for chains < workerBlocks/tellChain*costWorkers {
 		compute()
 	}
-	above, err := l.connect()
-	if err != nil {
-		return nil, err
-	}
-	nc, err := l.connect()
-	if err != nil {
-		return nil, err
-	}
+	above := l.connect()
+	nc := l.connect()
 	var bytes, messages, largest atomic.Int64
-	if _, err := above.Subscribe(l.scope.Group("g1", ">"), func(m *nats.Msg) {
+	bench.Must(above.Subscribe(l.scope.Group("g1", ">"), func(m *nats.Msg) {
 		bytes.Add(int64(m.Size()))
 		messages.Add(1)
 		largest.Store(max(largest.Load(), int64(len(m.Data)))) // by this goroutine alone
-	}); err != nil {
-		return nil, err
-	}
-	if err := above.Flush(); err != nil {
-		return nil, err
-	}
-	s, err := replicas.NewGroupPublisher(nc, replicas.GroupPublisherConfig{
+	}))
+	bench.NoError(above.Flush())
+	s := bench.Must(replicas.NewGroupPublisher(nc, replicas.GroupPublisherConfig{
 		Scope: l.scope, Group: "g1", ID: 1, Router: r, Interval: time.Second / tellFaster, FullEvery: 30 * time.Second / tellFaster,
-	})
-	if err != nil {
-		return nil, err
-	}
+	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
 	running.Go(func() { _ = s.Run(ctx) }) // fails where connect would have
-	if err := l.until(func() bool { return largest.Load() > 10_000 }); err != nil {
-		return nil, err
-	}
+	l.until(func() bool { return largest.Load() > 10_000 })
 	// From one whole filter on, so that there are as many as there should be.
 	first, before, start := bytes.Load(), messages.Load(), time.Now()
 	const rate = costWorkers * 20_480 / 16 / tellChain * tellFaster // chains a second
 	n := 0
 	for ; time.Since(start) < tellFor; n++ {
-		if err := l.wait(time.Until(start.Add(time.Duration(n) * time.Second / rate))); err != nil {
-			return nil, err
-		}
+		l.wait(time.Until(start.Add(time.Duration(n) * time.Second / rate)))
 		compute()
 	}
 	// By what was computed: a machine that has other things to do does less of it.
 	took := float64(n) / rate * tellFaster
-	return []float64{float64(bytes.Load()-first) / 1e6 / took, float64(messages.Load()-before) / took, float64(largest.Load()) / 1e3}, nil
+	return []float64{float64(bytes.Load()-first) / 1e6 / took, float64(messages.Load()-before) / took, float64(largest.Load()) / 1e3}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/replay"
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -76,10 +77,10 @@ func unseenCells() (out []cell) {
 		for _, rate := range shape.rates {
 			out = append(out, cell{
 				name: fmt.Sprintf("generated, %s, %g/s, %d blocks", shape.name, rate, shape.blocks), open: true,
-				trace: func(seed uint64) (*replay.Trace, error) {
+				trace: func(seed uint64) *replay.Trace {
 					c := shape.config
 					c.Rate, c.Requests, c.Seed = rate, 6000, seed+100
-					return replay.Generate(c)
+					return bench.Must(replay.Generate(c))
 				},
 				set: func(s *replay.Scenario) { s.KVBlocks = shape.blocks },
 			})
@@ -174,33 +175,27 @@ const saturated = 2.
 // faster, and generated requests a second.
 type tops struct{ chat, synthetic, generated float64 }
 
-func (b *Bench) saturations(ctx context.Context) (t tops, err error) {
+func (b *Bench) saturations(ctx context.Context) (t tops) {
 	for _, top := range []struct {
 		cell      func(load float64, blocks int) cell
 		low, high float64
 		to        *float64
 	}{{b.chatCell, .1, 6, &t.chat}, {b.syntheticCell, .1, 6, &t.synthetic}, {generatedCell, 1, 60, &t.generated}} {
-		if *top.to, err = saturation(ctx, top.cell, top.low, top.high); err != nil {
-			return t, err
-		}
+		*top.to = saturation(ctx, top.cell, top.low, top.high)
 	}
-	return t, nil
+	return t
 }
 
 // saturation returns the highest load that the oracle bears, between two bounds.
-func saturation(ctx context.Context, at func(load float64, blocks int) cell, low, high float64) (float64, error) {
+func saturation(ctx context.Context, at func(load float64, blocks int) cell, low, high float64) float64 {
 	one := Bench{Seeds: 1}
 	for high-low > .005*high {
 		mid := (low + high) / 2
-		m, err := one.play(ctx, []cell{at(mid, 2000)}, []string{oracleRule})
-		switch {
-		case err != nil:
-			return 0, err
-		case m[0].TTFTp90.Mean <= saturated:
+		if m := one.play(ctx, []cell{at(mid, 2000)}, []string{oracleRule}); m[0].TTFTp90.Mean <= saturated {
 			low = mid
-		default:
+		} else {
 			high = mid
 		}
 	}
-	return low, nil
+	return low
 }

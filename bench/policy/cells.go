@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/replay"
 )
 
@@ -14,7 +15,7 @@ import (
 type cell struct {
 	name string
 	// trace returns the workload for a seed.
-	trace func(seed uint64) (*replay.Trace, error)
+	trace func(seed uint64) *replay.Trace
 	set   func(s *replay.Scenario)
 	open  bool
 }
@@ -30,7 +31,7 @@ func predicting(s *replay.Scenario) { s.Predict = 10 * time.Second }
 func (b *Bench) openCell(name string, trace func() *replay.Trace, load float64, blocks int) cell {
 	return cell{
 		name: name, open: true,
-		trace: func(uint64) (*replay.Trace, error) { return trace(), nil },
+		trace: func(uint64) *replay.Trace { return trace() },
 		set:   func(s *replay.Scenario) { s.Speedup, s.KVBlocks, s.Jitter = load, blocks, jitter },
 	}
 }
@@ -50,16 +51,13 @@ func (b *Bench) agenticCell(users, blocks int) cell {
 	}
 	return cell{
 		name: fmt.Sprintf("agentic %d users, %d blocks", users, blocks),
-		trace: func(seed uint64) (*replay.Trace, error) {
+		trace: func(seed uint64) *replay.Trace {
 			key := dealt{users, requests, seed}
 			if b.dealt[key] == nil {
-				t, err := b.conversations.Deal(replay.DealConfig{Users: users, Requests: requests, Seed: seed})
-				if err != nil {
-					return nil, err
-				}
+				t := bench.Must(b.conversations.Deal(replay.DealConfig{Users: users, Requests: requests, Seed: seed}))
 				b.dealt[key] = t
 			}
-			return b.dealt[key], nil
+			return b.dealt[key]
 		},
 		set: func(s *replay.Scenario) { s.KVBlocks = blocks },
 	}
@@ -70,8 +68,8 @@ func (b *Bench) agenticCell(users, blocks int) cell {
 func generatedCell(rate float64, blocks int) cell {
 	return cell{
 		name: fmt.Sprintf("generated %g/s, %d blocks", rate, blocks), open: true,
-		trace: func(seed uint64) (*replay.Trace, error) {
-			return replay.Generate(replay.GenerateConfig{Rate: rate, Requests: 8000, Seed: seed})
+		trace: func(seed uint64) *replay.Trace {
+			return bench.Must(replay.Generate(replay.GenerateConfig{Rate: rate, Requests: 8000, Seed: seed}))
 		},
 		set: func(s *replay.Scenario) { s.KVBlocks = blocks },
 	}

@@ -21,15 +21,9 @@ func figure(what, unit string, target bench.Target, v Range) bench.Figure {
 func single(v float64) Range { return Range{v, v, v} }
 
 // speedFigures are how fast the simulation itself is, and whether it repeats.
-func (b *Bench) speedFigures() (out []bench.Figure, err error) {
-	rule, err := replay.ParseRule(defaultRule)
-	if err != nil {
-		return nil, err
-	}
-	agentic, err := b.agenticCell(64, 1334).trace(1)
-	if err != nil {
-		return nil, err
-	}
+func (b *Bench) speedFigures() (out []bench.Figure) {
+	rule := bench.Must(replay.ParseRule(defaultRule))
+	agentic := b.agenticCell(64, 1334).trace(1)
 	for _, c := range []struct {
 		what   string
 		trace  *replay.Trace
@@ -43,15 +37,9 @@ func (b *Bench) speedFigures() (out []bench.Figure, err error) {
 		same := 1.
 		for range max(3, b.Seeds) {
 			start := bench.CPUTime()
-			r, err := replay.Run(context.Background(), replay.Scenario{Trace: c.trace, Rule: rule, KVBlocks: 1334, Seed: 1})
-			if err != nil {
-				return nil, err
-			}
+			r := bench.Must(replay.Run(context.Background(), replay.Scenario{Trace: c.trace, Rule: rule, KVBlocks: 1334, Seed: 1}))
 			rates = append(rates, float64(len(c.trace.Requests))/(bench.CPUTime()-start).Seconds())
-			text, err := json.Marshal(r)
-			if err != nil {
-				return nil, fmt.Errorf("bench: %w", err)
-			}
+			text := bench.Must(json.Marshal(r))
 			if first == nil {
 				first = text
 			} else if !bytes.Equal(first, text) {
@@ -64,7 +52,7 @@ func (b *Bench) speedFigures() (out []bench.Figure, err error) {
 			figure("the same seed gives the same bytes, "+c.trace.Name, "", bench.Exactly(1), single(same)),
 		)
 	}
-	return out, nil
+	return out
 }
 
 // ratio is a divided by b, seed by seed only in its mean; its range is the widest.

@@ -8,17 +8,16 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kvroute/kvroute/bench"
 	"github.com/kvroute/kvroute/bench/replay"
 )
 
 // drawAll draws the plots.
-func (b *Bench) drawAll(dir string, axes map[string][]Measured) error {
+func (b *Bench) drawAll(dir string, axes map[string][]Measured) {
 	if dir == "" {
-		return nil
+		return
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("bench: %w", err)
-	}
+	bench.NoError(os.MkdirAll(dir, 0o755))
 	for _, name := range []string{"chat", "synthetic", "generated"} {
 		p := &replay.Plot{Title: "Mean time to first token, " + name + " trace, 8 workers of 32B", X: "% of the load that the oracle bears", Y: "s", LogY: true}
 		for _, rule := range []string{"round-robin", rivalRule, defaultRule, oracleRule} {
@@ -28,9 +27,7 @@ func (b *Bench) drawAll(dir string, axes map[string][]Measured) error {
 			}
 			p.Series = append(p.Series, s)
 		}
-		if err := draw(filepath.Join(dir, "ttft-"+name+".svg"), p); err != nil {
-			return err
-		}
+		draw(filepath.Join(dir, "ttft-"+name+".svg"), p)
 	}
 	p := &replay.Plot{Title: "What alpha buys: first token against the tokens after it", X: "mean time between tokens, ms", Y: "mean TTFT, s"}
 	for _, cell := range b.recorded(2, 2000) {
@@ -42,7 +39,7 @@ func (b *Bench) drawAll(dir string, axes map[string][]Measured) error {
 		}
 		p.Series = append(p.Series, s)
 	}
-	return draw(filepath.Join(dir, "alpha.svg"), p)
+	draw(filepath.Join(dir, "alpha.svg"), p)
 }
 
 func shortName(rule string) string {
@@ -62,11 +59,7 @@ func of(all []Measured, rule string) (out []Measured) {
 	return out
 }
 
-func draw(name string, p *replay.Plot) (err error) {
-	file, err := os.Create(name)
-	if err != nil {
-		return fmt.Errorf("bench: %w", err)
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	return p.WriteSVG(file)
+func draw(name string, p *replay.Plot) {
+	file := bench.Must(os.Create(name))
+	bench.NoError(errors.Join(p.WriteSVG(file), file.Close()))
 }

@@ -5,11 +5,9 @@
 package policy
 
 import (
-	"bufio"
-	"cmp"
+	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -51,65 +49,43 @@ const manySeeds = 10
 // Figures simulates everything, writes what each rule did in each cell to
 // dir/policy.jsonl and the plots to the folder plots, prints it to w, and returns the
 // figures with their targets.
-func (b *Bench) Figures(ctx context.Context, w io.Writer, dir, plots string) ([]bench.Figure, error) {
-	if err := b.load(); err != nil {
-		return nil, err
-	}
-	figures, err := b.speedFigures() //nolint:contextcheck // a decision has a context of its own
-	if err != nil {
-		return nil, err
-	}
+func (b *Bench) Figures(ctx context.Context, w io.Writer, dir, plots string) []bench.Figure {
+	b.load()
+	figures := b.speedFigures() //nolint:contextcheck // a decision has a context of its own
 	fresh := b.cells()
 	shipped := make([]cell, len(fresh))
 	for i, c := range fresh {
 		shipped[i] = c.with("prediction", predicting)
 	}
 	b.log("the %d cells, all rules, without prediction and with it", len(fresh))
-	all, err := b.play(ctx, append(slices.Clip(fresh), shipped...), cellRules())
-	if err != nil {
-		return nil, err
-	}
+	all := b.play(ctx, append(slices.Clip(fresh), shipped...), cellRules())
 	// What the targets divide by each other needs more seeds than what is shown.
 	wide := *b
 	wide.Seeds = max(b.Seeds, manySeeds)
 	b.log("the same, the rules of the targets with %d seeds", wide.Seeds)
-	many, err := wide.play(ctx, append(slices.Clip(fresh), shipped...), targetRules())
-	if err != nil {
-		return nil, err
-	}
+	many := wide.play(ctx, append(slices.Clip(fresh), shipped...), targetRules())
 	for i := range many {
 		*find(all, many[i].Cell, many[i].Rule) = many[i]
 	}
 	larger := b.largerCells()
 	good := contenders(shipped, all)
 	b.log("%d larger and fuller cells, the %d rules that are near the default in a smaller one", len(larger), len(good))
-	more, err := b.play(ctx, larger, good)
-	if err != nil {
-		return nil, err
-	}
+	more := b.play(ctx, larger, good)
 	all = append(all, more...)
 	cells, counted := all, all
-	tops, err := b.saturations(ctx)
-	if err != nil {
-		return nil, err
-	}
+	tops := b.saturations(ctx)
 	b.log("the oracle saturates at chat ×%.2f, synthetic ×%.2f and %.1f generated requests a second", tops.chat, tops.synthetic, tops.generated)
 	axes := map[string][]Measured{}
 	for _, a := range b.axes(tops) {
 		b.log("axis: %s", a.name)
-		m, err := b.play(ctx, a.cells, a.rules)
-		if err != nil {
-			return nil, err
-		}
+		m := b.play(ctx, a.cells, a.rules)
 		axes[a.name] = m
 		all = append(slices.Clip(all), m...)
 		if a.counted {
 			counted = append(slices.Clip(counted), m...)
 		}
 	}
-	if err := printMeasured(w, all); err != nil {
-		return nil, err
-	}
+	printMeasured(w, all)
 	figures = append(figures, cellFigures(fresh, shipped, larger, cells)...)
 	// The same without prediction, which is not how kvroute runs by default.
 	for _, f := range cellFigures(fresh, fresh, nil, cells) {
@@ -119,29 +95,20 @@ func (b *Bench) Figures(ctx context.Context, w io.Writer, dir, plots string) ([]
 	figures = append(figures, rivalFigures("", counted)...)
 	figures = append(figures, rivalFigures(unseenAxis+": ", axes[unseenAxis])...)
 	figures = append(figures, lateFigures(axes["events"])...)
-	if err := writeLines(filepath.Join(dir, "policy.jsonl"), all); err != nil {
-		return nil, err
-	}
-	return figures, b.drawAll(plots, axes)
+	writeLines(filepath.Join(dir, "policy.jsonl"), all)
+	b.drawAll(plots, axes)
+	return figures
 }
 
 func (b *Bench) log(format string, args ...any) {
 	fmt.Fprintf(b.Log, "%s "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
-func (b *Bench) load() error {
-	var err error
-	open := func(name string) *replay.Trace {
-		t, e := replay.LoadMooncake(filepath.Join(b.Traces, name))
-		err = cmp.Or(err, e)
-		return t
-	}
+func (b *Bench) load() {
+	open := func(name string) *replay.Trace { return bench.Must(replay.LoadMooncake(filepath.Join(b.Traces, name))) }
 	b.chat, b.synthetic = open("mooncake_conversation.jsonl.gz"), open("mooncake_synthetic.jsonl.gz")
-	if err == nil {
-		b.conversations, err = replay.LoadConversations(filepath.Join(b.Traces, "cc_weka_sessions.jsonl.gz"))
-	}
+	b.conversations = bench.Must(replay.LoadConversations(filepath.Join(b.Traces, "cc_weka_sessions.jsonl.gz")))
 	b.dealt = map[dealt]*replay.Trace{}
-	return err
 }
 
 // Measured is what one rule did in one cell.
@@ -180,21 +147,15 @@ func newRange(v []float64) (r Range) {
 }
 
 // play runs rules in cells and returns what they did, cell by cell.
-func (b *Bench) play(ctx context.Context, cells []cell, rules []string) ([]Measured, error) {
+func (b *Bench) play(ctx context.Context, cells []cell, rules []string) (out []Measured) {
 	var all []replay.Scenario
 	for _, c := range cells {
 		traces := make([]*replay.Trace, b.Seeds)
 		for i := range traces {
-			var err error
-			if traces[i], err = c.trace(uint64(i) + 1); err != nil {
-				return nil, err
-			}
+			traces[i] = c.trace(uint64(i) + 1)
 		}
 		for _, name := range rules {
-			rule, err := replay.ParseRule(name)
-			if err != nil {
-				return nil, err
-			}
+			rule := bench.Must(replay.ParseRule(name))
 			for i, t := range traces {
 				s := replay.Scenario{Rule: rule, Trace: t, Seed: uint64(i) + 1}
 				c.set(&s)
@@ -202,18 +163,14 @@ func (b *Bench) play(ctx context.Context, cells []cell, rules []string) ([]Measu
 			}
 		}
 	}
-	results, err := replay.RunAll(ctx, all)
-	if err != nil {
-		return nil, err
-	}
-	var out []Measured
+	results := bench.Must(replay.RunAll(ctx, all))
 	for i, c := range cells {
 		for j, name := range rules {
 			at := (i*len(rules) + j) * b.Seeds
 			out = append(out, measured(c.name, name, results[at:at+b.Seeds]))
 		}
 	}
-	return out, nil
+	return out
 }
 
 func measured(cell, rule string, results []*replay.Result) Measured {
@@ -252,15 +209,13 @@ func find(all []Measured, cell, rule string) *Measured {
 }
 
 // printMeasured prints a table, cell by cell.
-func printMeasured(w io.Writer, all []Measured) error {
+func printMeasured(w io.Writer, all []Measured) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	last := ""
 	for i := range all {
 		m := &all[i]
 		if m.Cell != last {
-			if err := t.Flush(); err != nil {
-				return fmt.Errorf("bench: %w", err)
-			}
+			bench.NoError(t.Flush())
 			fmt.Fprintf(w, "\n%s\n", m.Cell)
 			fmt.Fprintln(t, "  rule\tTTFT mean s\tof it waiting\tp99\tE2E mean s\tTPOT ms\tgoodput/s\thits\tof LRU\timbalance")
 			last = m.Cell
@@ -268,29 +223,17 @@ func printMeasured(w io.Writer, all []Measured) error {
 		fmt.Fprintf(t, "  %s\t%s\t%.3g\t%s\t%s\t%s\t%.2f\t%.3f\t%.2f\t%.2f\n", m.Rule, m.TTFT.text(), m.Wait.Mean, m.TTFTp99.text(), m.E2E.text(), m.TPOT.text(),
 			m.Goodput.Mean, m.HitRate.Mean, m.LRUShare.Mean, m.Imbalance.Mean)
 	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("bench: %w", err)
-	}
-	return nil
+	bench.NoError(t.Flush())
 }
 
 func (r Range) text() string { return fmt.Sprintf("%.3g (%.3g – %.3g)", r.Mean, r.Min, r.Max) }
 
-func writeLines(name string, all []Measured) (err error) {
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		return fmt.Errorf("bench: %w", err)
-	}
-	file, err := os.Create(name)
-	if err != nil {
-		return fmt.Errorf("bench: %w", err)
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	out := bufio.NewWriter(file)
-	enc := json.NewEncoder(out)
+func writeLines(name string, all []Measured) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
 	for i := range all {
-		if err := enc.Encode(&all[i]); err != nil {
-			return fmt.Errorf("bench: write %s: %w", name, err)
-		}
+		bench.NoError(enc.Encode(&all[i]))
 	}
-	return out.Flush()
+	bench.NoError(os.MkdirAll(filepath.Dir(name), 0o755))
+	bench.NoError(os.WriteFile(name, b.Bytes(), 0o644))
 }

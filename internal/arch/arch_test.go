@@ -61,7 +61,7 @@ var theirs = map[string]string{
 	"github.com/dlclark/regexp2":             "tokenizer",
 	"github.com/goccy/go-yaml":               "cmd/kvroute",
 	"github.com/hashicorp/golang-lru":        "indexer router tokenizer internal/enginesim",
-	"github.com/nats-io/nats-server":         "internal/bus bench/parts",
+	"github.com/nats-io/nats-server":         "internal/bus",
 	"github.com/nats-io/nats.go":             "engines events fleet replicas cmd/kvroute bindings bench/demo bench/parts bench/interop internal/bus",
 	"github.com/prometheus/client_golang":    "internal/telemetry internal/enginesim",
 	"github.com/zeebo/xxh3":                  "indexer internal/records internal/wire engines events",

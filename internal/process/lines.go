@@ -39,6 +39,9 @@ func StartLines(cmd *exec.Cmd) (*Lines, error) {
 	return &Lines{cmd: cmd, in: in, out: bufio.NewReaderSize(out, 1<<20)}, nil
 }
 
+// Pid is the program's process number.
+func (l *Lines) Pid() int { return l.cmd.Process.Pid }
+
 // Tell writes a line that has no answer.
 func (l *Lines) Tell(line string) error {
 	l.mu.Lock()
