@@ -12,6 +12,8 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -49,40 +51,24 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if *worker != "" {
-		if err := serveNoop(ctx, *worker, *ready); err != nil {
-			fmt.Fprintln(os.Stderr, "bench-envoy:", err)
-			os.Exit(2)
+	bench.Exit("bench-envoy", func() bool {
+		if *worker != "" {
+			serveNoop(ctx, *worker, *ready)
+			return true
 		}
-		return
-	}
-	met, err := run(ctx, o)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench-envoy:", err)
-		os.Exit(2)
-	}
-	if !met {
-		os.Exit(1)
-	}
+		return run(ctx, o)
+	})
 }
 
 // serveNoop is the other side of B, in a process of its own so that its CPU can be
 // told from the client's.
-func serveNoop(ctx context.Context, worker, ready string) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
+func serveNoop(ctx context.Context, worker, ready string) {
+	l := bench.Must(net.Listen("tcp", "127.0.0.1:0"))
 	s := grpc.NewServer(grpc.MaxRecvMsgSize(32<<20), grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(16<<20))
 	envoytest.Noop{Worker: worker}.Register(s)
-	if err := os.WriteFile(ready, fmt.Appendf(nil, `{"extproc":%q}`, l.Addr()), 0o600); err != nil {
-		return err
-	}
-	go func() {
-		<-ctx.Done()
-		s.Stop()
-	}()
-	return s.Serve(l)
+	bench.NoError(os.WriteFile(ready, fmt.Appendf(nil, `{"extproc":%q}`, l.Addr()), 0o600))
+	context.AfterFunc(ctx, s.Stop)
+	bench.NoError(s.Serve(l))
 }
 
 // variant is a way for a request to go.
@@ -92,47 +78,25 @@ type variant struct {
 	server *process.Child // the external processor, nil for none
 }
 
-func run(ctx context.Context, o options) (met bool, err error) {
-	dir, err := os.MkdirTemp("", "bench-envoy")
-	if err != nil {
-		return false, err
-	}
+func run(ctx context.Context, o options) (met bool) {
+	dir := bench.Must(os.MkdirTemp("", "bench-envoy"))
 	defer func() { _ = os.RemoveAll(dir) }()
-	w, err := startWorker()
-	if err != nil {
-		return false, err
-	}
-	defer w.stop()
+	worker := httptest.NewServer(http.HandlerFunc(answer))
+	defer worker.Close()
+	at := worker.Listener.Addr().String()
 
 	config := filepath.Join(dir, "kvroute.yaml")
-	if err := os.WriteFile(config, fmt.Appendf(nil, `version: 1
+	bench.NoError(os.WriteFile(config, fmt.Appendf(nil, `version: 1
 models: [{name: sim, tokenizer: %q, block-size: 16}]
 workers: [{name: w, address: %q, models: [sim], block_size: 16}]
-`, absolute(tokenizer), w.at), 0o600); err != nil {
-		return false, err
-	}
-	ours, err := process.StartChild(ctx, dir, "kvroute", absolute(o.binary), "serve", "--config", config, "--extproc-address", "127.0.0.1:0",
-		"--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error")
-	if err != nil {
-		return false, err
-	}
+`, bench.Must(filepath.Abs(tokenizer)), at), 0o600))
+	ours := bench.Must(process.StartChild(ctx, dir, "kvroute", bench.Must(filepath.Abs(o.binary)), "serve", "--config", config, "--extproc-address", "127.0.0.1:0",
+		"--http-address", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0", "--log-level", "error"))
 	defer ours.Stop()
-	self, err := os.Executable()
-	if err != nil {
-		return false, err
-	}
-	noop, err := process.StartChild(ctx, dir, "noop", self, "--noop", w.at)
-	if err != nil {
-		return false, err
-	}
+	noop := bench.Must(process.StartChild(ctx, dir, "noop", bench.Must(os.Executable()), "--noop", at))
 	defer noop.Stop()
 
 	var variants []*variant
-	defer func() {
-		for _, v := range variants {
-			err = errors.Join(err, v.envoy.Stop())
-		}
-	}()
 	for _, v := range []struct {
 		name       string
 		server     *process.Child
@@ -144,39 +108,32 @@ workers: [{name: w, address: %q, models: [sim], block_size: 16}]
 		{"no-op without observer", noop, true},
 		{"kvroute without observer", ours, true},
 	} {
-		e, err := startEnvoy(ctx, w.at, v.server, v.noObserver)
-		if err != nil {
-			return false, err
-		}
+		e := startEnvoy(ctx, at, v.server, v.noObserver)
+		defer func() { _ = e.Stop() }() // it ends with this process in any case
 		variants = append(variants, &variant{v.name, e, v.server})
 	}
-	figures, err := measure(ctx, o, variants)
-	if err != nil {
-		return false, err
-	}
-	return bench.Report(os.Stdout, o.out, bench.NewRun("bench-envoy", o.commit, "make bench-envoy", figures))
+	figures := measure(ctx, o, variants)
+	return bench.Must(bench.Report(os.Stdout, o.out, bench.NewRun("bench-envoy", o.commit, "make bench-envoy", figures)))
 }
 
 // startEnvoy starts an Envoy of our configuration; without a server its filters are
 // left out, and the pool serves.
-func startEnvoy(ctx context.Context, worker string, server *process.Child, noObserver bool) (*envoytest.Proc, error) {
+func startEnvoy(ctx context.Context, worker string, server *process.Child, noObserver bool) *envoytest.Proc {
 	c := envoy.Config{ListenAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0", Pool: []string{worker}, NoObserver: noObserver, ExtProc: []string{"127.0.0.1:1"}}
 	if server != nil {
 		c.ExtProc[0] = server.At.Extproc
 	}
 	var text bytes.Buffer
-	if err := envoy.Render(&text, c); err != nil {
-		return nil, err
-	}
+	bench.NoError(envoy.Render(&text, c))
 	config := text.String()
 	if server == nil {
 		from, to := strings.Index(config, "          - name: kvroute\n"), strings.Index(config, "          - name: envoy.filters.http.router\n")
 		if from < 0 || to < from {
-			return nil, errors.New("the filters are not where they were in the bootstrap")
+			bench.NoError(errors.New("the filters are not where they were in the bootstrap"))
 		}
 		config = config[:from] + config[to:]
 	}
-	return envoytest.Start(ctx, envoytest.Options{Config: []byte(config)})
+	return bench.Must(envoytest.Start(ctx, envoytest.Options{Config: []byte(config)}))
 }
 
 // pause waits for a time, or until ctx ends.
@@ -187,11 +144,4 @@ func pause(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	case <-t.C:
 	}
-}
-
-func absolute(path string) string {
-	if p, err := filepath.Abs(path); err == nil {
-		return p
-	}
-	return path
 }

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -20,25 +19,8 @@ import (
 	"github.com/kvroute/kvroute/bench"
 )
 
-// worker answers at once: a JSON document, or as many events as the request has
-// max_tokens, a millisecond apart.
-type worker struct {
-	server *http.Server
-	at     string
-}
-
-func startWorker() (*worker, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	w := &worker{at: l.Addr().String(), server: &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(answer)}}
-	go func() { _ = w.server.Serve(l) }() // it ends with stop
-	return w, nil
-}
-
-func (w *worker) stop() { _ = w.server.Close() } // nobody waits any more
-
+// answer is a worker that answers at once: a JSON document, or as many events as the
+// request has max_tokens, a millisecond apart.
 func answer(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -106,12 +88,10 @@ type sample struct {
 	messages                float64 // from Envoy to the server, a request
 }
 
-func measure(ctx context.Context, o options, variants []*variant) (figures []bench.Figure, err error) {
+func measure(ctx context.Context, o options, variants []*variant) (figures []bench.Figure) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	texts := newTexts(rng)
-	if figures, err = idle(ctx, variants); err != nil {
-		return nil, err
-	}
+	figures = idle(ctx, variants)
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
 	for _, s := range shapes() {
 		if !strings.Contains(s.name, o.only) {
@@ -126,53 +106,41 @@ func measure(ctx context.Context, o options, variants []*variant) (figures []ben
 			order := slices.Clone(s.variants)
 			rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 			for _, v := range order {
-				x, err := one(ctx, client, texts, s, variants[v])
-				if err != nil {
-					return nil, fmt.Errorf("%s, %s: %w", s.name, variants[v].name, err)
-				}
-				got[v] = append(got[v], x)
+				bench.Within(s.name+", "+variants[v].name, func() { got[v] = append(got[v], one(ctx, client, texts, s, variants[v])) })
 			}
 			fmt.Fprintf(os.Stderr, "%s: round %d of %d\n", s.name, round+1, rounds)
 		}
 		figures = append(figures, report(s, variants, got)...)
 	}
-	return figures, nil
+	return figures
 }
 
 // idle returns what the servers compute while nobody asks them, which is in what a request
 // seems to take.
-func idle(ctx context.Context, variants []*variant) (figures []bench.Figure, err error) {
+func idle(ctx context.Context, variants []*variant) (figures []bench.Figure) {
 	begun := variants[1:3]
 	before := make([]time.Duration, len(begun))
 	for i, v := range begun {
-		if before[i], err = bench.ProcessTime(v.server.Pid()); err != nil {
-			return nil, err
-		}
+		before[i] = bench.Must(bench.ProcessTime(v.server.Pid()))
 	}
 	start := time.Now()
 	pause(ctx, length)
 	for i, v := range begun {
-		after, err := bench.ProcessTime(v.server.Pid())
-		if err != nil {
-			return nil, err
-		}
+		after := bench.Must(bench.ProcessTime(v.server.Pid()))
 		figures = append(figures, bench.NewFigure("idle: server's CPU a second, "+v.name, "ms", bench.Target{}, ms(after-before[i])/time.Since(start).Seconds()))
 	}
-	return figures, nil
+	return figures
 }
 
 // one plays a round in open loop: requests leave when they are due, whatever became
 // of those before, and their time counts from then.
-func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *variant) (x sample, err error) {
+func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *variant) sample {
 	n := max(4, int(length.Seconds()*s.rate))
 	bodies := make([][]byte, n)
 	for i := range bodies {
 		bodies[i] = texts.body(s.size, s.tokens)
 	}
-	before, err := v.used(ctx)
-	if err != nil {
-		return x, err
-	}
+	before := v.used(ctx)
 	took := make([]time.Duration, n)
 	errs := make([]error, n)
 	start := time.Now()
@@ -181,35 +149,24 @@ func one(ctx context.Context, client *http.Client, texts *texts, s shape, v *var
 		errs[i] = post(ctx, client, v.envoy.URL()+"/v1/chat/completions", bodies[i])
 		took[i] = time.Since(start) - due(i)
 	})
-	if err := cmp.Or(errors.Join(errs...), context.Cause(ctx)); err != nil {
-		return x, err
-	}
+	bench.NoError(cmp.Or(errors.Join(errs...), context.Cause(ctx)))
 	pause(ctx, 50*time.Millisecond) // what ends streams ends behind the response
-	after, err := v.used(ctx)
-	if err != nil {
-		return x, err
-	}
+	after := v.used(ctx)
 	slices.Sort(took)
 	each := func(d time.Duration) float64 { return ms(d) / float64(n) }
 	return sample{
 		p50: ms(took[n/2]), p99: ms(took[n*99/100]),
 		server: each(after.server - before.server), proxy: each(after.proxy - before.proxy),
 		messages: float64(after.messages-before.messages) / float64(n),
-	}, nil
+	}
 }
 
 func ms(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
 func post(ctx context.Context, client *http.Client, url string, body []byte) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
+	req := bench.Must(http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body)))
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
+	resp := bench.Must(client.Do(req))
 	defer func() { _ = resp.Body.Close() }() // read to its end
 	text, err := io.ReadAll(resp.Body)
 	if err == nil && (resp.StatusCode != http.StatusOK || !bytes.Contains(text, []byte(`"choices"`))) {
@@ -224,24 +181,17 @@ type use struct {
 	messages      int64
 }
 
-func (v *variant) used(ctx context.Context) (u use, err error) {
-	if u.proxy, err = bench.ProcessTime(v.envoy.Pid()); err != nil || v.server == nil {
-		return u, err
+func (v *variant) used(ctx context.Context) (u use) {
+	u.proxy = bench.Must(bench.ProcessTime(v.envoy.Pid()))
+	if v.server == nil {
+		return u
 	}
-	if u.server, err = bench.ProcessTime(v.server.Pid()); err != nil {
-		return u, err
-	}
+	u.server = bench.Must(bench.ProcessTime(v.server.Pid()))
+	// A filter that this Envoy does not have counts 0.
 	for _, filter := range []string{"kvroute", "kvroute_observer"} {
-		if strings.HasSuffix(v.name, "without observer") && filter != "kvroute" {
-			continue
-		}
-		n, err := v.envoy.Stat(ctx, "http.llm.ext_proc."+filter+".stream_msgs_sent")
-		if err != nil {
-			return u, err
-		}
-		u.messages += n
+		u.messages += bench.Must(v.envoy.Stat(ctx, "http.llm.ext_proc."+filter+".stream_msgs_sent"))
 	}
-	return u, nil
+	return u
 }
 
 // report turns the samples of a shape into figures, ratios round by round.
