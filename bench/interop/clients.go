@@ -79,11 +79,12 @@ func (e *env) simulated(ctx context.Context) string {
 		}
 		e.atGroupEnd(func() { e.sims = nil })
 	}
-	config := "version: 1\nworkers:\n"
+	var config strings.Builder
+	config.WriteString("version: 1\nworkers:\n")
 	for i, address := range e.sims {
-		config += fmt.Sprintf("- {name: sim-%c, address: %q, models: [%s], model_card: kvroute-sim, events: {transport: zmq}}\n", 'a'+i, address, modelName)
+		config.WriteString(fmt.Sprintf("- {name: sim-%c, address: %q, models: [%s], model_card: kvroute-sim, events: {transport: zmq}}\n", 'a'+i, address, modelName))
 	}
-	return config
+	return config.String()
 }
 
 // refusals are the scenarios that are errors.

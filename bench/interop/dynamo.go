@@ -94,12 +94,13 @@ func dynamoIndexer(ctx context.Context, e *env, r *result) {
 	engines, port := bench.Must(process.FreePorts(4)), bench.Must(process.FreePorts(1))
 	w := e.openDynamo(ctx, "dynamo-sockets", "zmq", 3, "--zmq-kv-events-ports", fmt.Sprintf("%d,%d", engines, engines+2))
 	var ranks []string
-	workers := "version: 1\nworkers:\n"
+	var workers strings.Builder
+	workers.WriteString("version: 1\nworkers:\n")
 	for i := range 2 {
 		at := engines + 2*i
 		ranks = append(ranks, fmt.Sprintf("%d:0=tcp://127.0.0.1:%d,%d:1=tcp://127.0.0.1:%d", i+1, at, i+1, at+1))
-		workers += fmt.Sprintf("- {worker_id: %d, name: engine-%d, address: %q, models: [%s], model_card: kvroute-sim, block_size: %d, dp_size: 2, events: {transport: zmq, endpoint: \"tcp://127.0.0.1:%d\"}}\n",
-			i+1, i+1, w.address, modelName, dynamoBlock, at)
+		workers.WriteString(fmt.Sprintf("- {worker_id: %d, name: engine-%d, address: %q, models: [%s], model_card: kvroute-sim, block_size: %d, dp_size: 2, events: {transport: zmq, endpoint: \"tcp://127.0.0.1:%d\"}}\n",
+			i+1, i+1, w.address, modelName, dynamoBlock, at))
 	}
 	theirs := e.start("dynamo-indexer", w.environment, w.python(), "-m", "dynamo.indexer", "--port", fmt.Sprint(port), "--block-size", fmt.Sprint(dynamoBlock),
 		"--model-name", modelName, "--workers", strings.Join(ranks, ","))
@@ -109,7 +110,7 @@ func dynamoIndexer(ctx context.Context, e *env, r *result) {
 		active := strings.Count(string(bench.Must(process.Get(ctx, url+"/workers"))), `"status":"active"`)
 		return missingUnless(active == 2+4, "%d active", active) // the workers and their ranks
 	})
-	ours := e.startStack(ctx, "dynamo-beside", workers, []string{w.address})
+	ours := e.startStack(ctx, "dynamo-beside", workers.String(), []string{w.address})
 	ours.waitWorkers(ctx, 4)
 	seen := 0
 	for round := range 10 {
