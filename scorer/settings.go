@@ -180,7 +180,7 @@ func (s Settings) With(o *Override) (Settings, error) {
 		return s, &SettingError{"shared_cache_multiplier", *m, "0: nobody tells the router what a shared cache holds"}
 	}
 	if o.OverlapScoreWeight != nil && o.PrefillLoadScale != nil {
-		return s, &SettingError{"prefill_load_scale", *o.PrefillLoadScale, "no overlap_score_weight beside it, which sets the same"}
+		return s, &SettingError{"prefill_load_scale", *o.PrefillLoadScale, "no overlap score weight beside it, which sets the same"}
 	}
 	to, err := s.target(o, given)
 	if err != nil {

@@ -279,9 +279,9 @@ func TestContradictoryRouting(t *testing.T) {
 		"--attention NaN":                                            `attention is "NaN"`,
 		"--attention -1":                                             "attention is -1",
 		"--router-temperature -1":                                    "router_temperature is -1",
-		"--router-kv-overlap-score-credit-decay NaN":                 "credit_decay is NaN",
-		"--busy-threshold 1.5":                                       "busy-threshold: scorer: active_decode_blocks_threshold is 1.5",
-		"--active-prefill-tokens-threshold -1":                       "active-prefill-tokens-threshold: scorer: active_prefill_tokens_threshold is -1",
+		"--router-kv-overlap-score-credit-decay NaN":                 "router-kv-overlap-score-credit-decay is NaN",
+		"--busy-threshold 1.5":                                       "busy-threshold is 1.5, want a share from 0 to 1",
+		"--active-prefill-tokens-threshold -1":                       "active-prefill-tokens-threshold is -1, want 0 or more tokens",
 		"--router-queue-threshold -1":                                "Queue.Threshold is -1",
 		"--router-queue-threshold NaN":                               "Queue.Threshold is NaN",
 		"--router-queue-threshold 1 --router-queue-policy best":      "router_queue_policy is best",
@@ -296,12 +296,12 @@ func TestContradictoryRouting(t *testing.T) {
 		"--router-mode device-aware-weighted --device-ratio -1":      `device-ratio is "-1"`,
 		"--output-rate NaN":                                          "OutputRate is NaN",
 		"--output-rate -1":                                           "OutputRate is -1",
-		"--router-host-cache-hit-weight -1":                          "router-host-cache-hit-weight: scorer: host_cache_weight is -1",
-		"--router-disk-cache-hit-weight +Inf":                        "router-disk-cache-hit-weight: scorer: disk_cache_weight is +Inf",
+		"--router-host-cache-hit-weight -1":                          "router-host-cache-hit-weight is -1",
+		"--router-disk-cache-hit-weight +Inf":                        "router-disk-cache-hit-weight is +Inf",
 		"--overload-status 500":                                      `overload-status is "500"`,
 		"--queue-wait 0s":                                            `queue-wait is "0s", want more than 0s`,
 		"--queue-wait -1.5s":                                         `queue-wait is "-1.5s", want more than 0s`,
-		"--kv-overlap-score-weight 1 --router-prefill-load-scale 2":  "prefill_load_scale",
+		"--kv-overlap-score-weight 1 --router-prefill-load-scale 2":  "router-prefill-load-scale",
 	} {
 		status, _, stderr := runs(t, append([]string{"config"}, strings.Fields(flags)...)...)
 		if status != 1 || !strings.Contains(stderr, want) {
