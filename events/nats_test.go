@@ -99,7 +99,7 @@ func (l *listener) count() int {
 
 func eventually(t *testing.T, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); {
+	for deadline := time.Now().Add(5 * time.Minute); !ok(); {
 		if time.Now().After(deadline) {
 			t.Fatal("it does not happen")
 		}

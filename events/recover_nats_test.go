@@ -163,7 +163,7 @@ func (b *bed) holds(p *liveWorker) bool {
 // equal waits until the router's index equals the workers' caches.
 func (b *bed) equal(ps ...*liveWorker) {
 	b.t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(5 * time.Minute) // a million blocks, on a busy machine
 	for {
 		bad := slices.IndexFunc(ps, func(p *liveWorker) bool { return !b.holds(p) })
 		if bad < 0 {

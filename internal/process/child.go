@@ -16,8 +16,9 @@ import (
 )
 
 // Patience is far above the time that anything but a real engine's start takes on a busy
-// machine.
-const Patience = time.Minute
+// machine. It is also above the 60 s after which Envoy checks an unhealthy host without
+// traffic again, where the configuration cannot say otherwise.
+const Patience = 3 * time.Minute
 
 // A Child is a program that has the flag --ready-file, to which it writes its addresses
 // once it is ready.
