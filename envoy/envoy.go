@@ -118,15 +118,6 @@ const (
 	NoFailover Failover = "none"
 )
 
-// Composite reports whether f is [Composite].
-func (f Failover) Composite() bool { return f == Composite }
-
-// List reports whether f is [List].
-func (f Failover) List() bool { return f == List }
-
-// None reports whether f is [NoFailover].
-func (f Failover) None() bool { return f == NoFailover }
-
 // BodyMode is a way in which Envoy hands over the request's body.
 type BodyMode string
 
@@ -144,28 +135,12 @@ const (
 	FullDuplex BodyMode = "full-duplex"
 )
 
-// Message returns the mode's name in Envoy's configuration.
-func (m BodyMode) Message() string {
-	switch m {
-	case BufferedPartial:
-		return "BUFFERED_PARTIAL"
-	case Streamed, StreamedAhead:
-		return "STREAMED"
-	case FullDuplex:
-		return "FULL_DUPLEX_STREAMED"
-	default:
-		return "BUFFERED"
-	}
+// bodyModes are the modes' names in Envoy's configuration.
+//
+//nolint:gochecknoglobals // a table
+var bodyModes = map[BodyMode]string{
+	Buffered: "BUFFERED", BufferedPartial: "BUFFERED_PARTIAL", Streamed: "STREAMED", StreamedAhead: "STREAMED", FullDuplex: "FULL_DUPLEX_STREAMED",
 }
-
-// Ahead reports whether Envoy sends chunks before the headers are answered.
-func (m BodyMode) Ahead() bool { return m == StreamedAhead }
-
-// Partial reports whether longer bodies are truncated.
-func (m BodyMode) Partial() bool { return m == BufferedPartial }
-
-// Duplex reports whether bodies pass through kvroute.
-func (m BodyMode) Duplex() bool { return m == FullDuplex }
 
 //go:embed bootstrap.yaml.tmpl
 var bootstrap string
@@ -189,6 +164,7 @@ func Render(w io.Writer, c Config) error {
 	}
 	t, err := template.New("bootstrap").Funcs(template.FuncMap{
 		"address": address, "discovery": discovery, "seconds": seconds,
+		"bodyMode": func(m BodyMode) string { return bodyModes[m] }, "directory": path.Dir,
 	}).Parse(bootstrap)
 	if err != nil {
 		return fmt.Errorf("envoy: parse the template: %w", err)
@@ -248,9 +224,7 @@ func (c *Config) check() error {
 	default:
 		return fmt.Errorf("envoy: Failover is %q, want composite, list or none", c.Failover)
 	}
-	switch c.BodyMode {
-	case Buffered, BufferedPartial, Streamed, StreamedAhead, FullDuplex:
-	default:
+	if bodyModes[c.BodyMode] == "" {
 		return fmt.Errorf("envoy: BodyMode is %q, want buffered, buffered-partial, streamed, streamed-ahead or full-duplex", c.BodyMode)
 	}
 	switch {
@@ -336,9 +310,6 @@ func (c Config) Paths() string {
 
 // Steering are the headers of clients that reach no worker.
 func (Config) Steering() []string { return openai.Steering }
-
-// PoolDirectory is where Envoy looks for a new PoolFile.
-func (c Config) PoolDirectory() string { return path.Dir(c.PoolFile) }
 
 // HeadersTimeout is how long a client may take to send a request's headers.
 func (c Config) HeadersTimeout() time.Duration { return max(time.Second, c.RequestTimeout/10) }

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -166,28 +167,14 @@ func ReadURL(text string) (string, error) {
 // in it: passwords, and user names that are tokens.
 func Redact(list string) string {
 	all := strings.Split(list, ",")
-	for i, text := range all {
-		scheme, rest, found := strings.Cut(text, "://")
-		if !found {
-			scheme, rest = "", text
-		}
-		at := strings.LastIndexByte(rest, '@')
-		if at < 0 {
-			continue
-		}
-		who, _, named := strings.Cut(rest[:at], ":")
-		if !named {
-			who = "" // a token
-		} else {
-			who += ":"
-		}
-		if found {
-			scheme += "://"
-		}
-		all[i] = scheme + who + "xxxxx" + rest[at:]
+	for i, address := range all {
+		all[i] = secret.ReplaceAllString(address, "${1}xxxxx@")
 	}
 	return strings.Join(all, ",")
 }
+
+// secret matches an address up to its host. Its group is the scheme and the user name.
+var secret = regexp.MustCompile(`^((?:\w+://)?(?:[^:@]*:)?).*@`)
 
 // CheckURL refuses an address of the bus, or a comma-separated list of addresses, to which
 // no connection is possible: a client that waits for its bus would wait forever.
