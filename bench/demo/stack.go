@@ -79,11 +79,11 @@ func (s *Stack) EventsFlag() string { return fmt.Sprint("--durable-kv-events=", 
 
 // hold reserves an address for a child that may be started again there.
 func (s *Stack) hold() (address string, err error) {
-	address, release, err := envoytest.Hold()
+	port, release, err := process.HoldPort()
 	if err == nil {
 		s.ports = append(s.ports, release)
 	}
-	return address, err
+	return fmt.Sprint("127.0.0.1:", port), err
 }
 
 // Stop ends everything, the clients of others first.

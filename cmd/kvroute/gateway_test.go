@@ -14,26 +14,26 @@ import (
 	"testing"
 	"time"
 
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 
 	"github.com/kvroute/kvroute/envoy"
-	"github.com/kvroute/kvroute/internal/envoytest"
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-func gatewayDump(t *testing.T, variant string) *envoytest.Dump {
+func gatewayDump(t *testing.T, variant string) *configDump {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "envoy-gateway", "translated", variant+".json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	dump, err := envoytest.ParseDump(text)
+	dump, err := parseDump(text)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The one that only says whether Envoy is ready has a port of Envoy Gateway's own.
-	dump.Listeners = slices.DeleteFunc(dump.Listeners, func(l *envoytest.Listener) bool { return strings.Contains(l.GetName(), "proxy-ready") })
+	dump.Listeners = slices.DeleteFunc(dump.Listeners, func(l *listenerv3.Listener) bool { return strings.Contains(l.GetName(), "proxy-ready") })
 	return dump
 }
 
@@ -42,7 +42,7 @@ func gatewayBootstrap(t *testing.T, variant string) func(envoy.Config) ([]byte, 
 	t.Helper()
 	dump := gatewayDump(t, variant)
 	return func(c envoy.Config) ([]byte, error) {
-		return dump.Bootstrap(map[string]string{"10.0.0.2:9002": c.ExtProc[0], "10.0.1.1:8000": c.Pool[0], "10.0.1.2:8000": c.Pool[1]})
+		return dump.bootstrap(map[string]string{"10.0.0.2:9002": c.ExtProc[0], "10.0.1.1:8000": c.Pool[0], "10.0.1.2:8000": c.Pool[1]})
 	}
 }
 

@@ -153,7 +153,7 @@ func configurations(t *testing.T, pool [2]string, kvroute string) map[string][]b
 	}
 	for _, name := range translated {
 		variant := strings.TrimSuffix(filepath.Base(name), ".json")
-		text, err := gatewayDump(t, variant).Bootstrap(map[string]string{"10.0.0.2:9002": kvroute, "10.0.1.1:8000": pool[0], "10.0.1.2:8000": pool[1]})
+		text, err := gatewayDump(t, variant).bootstrap(map[string]string{"10.0.0.2:9002": kvroute, "10.0.1.1:8000": pool[0], "10.0.1.2:8000": pool[1]})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -42,6 +42,7 @@ var ours = map[string]string{
 	"bindings":           "engines events fleet indexer router internal/bus internal/wire",
 	"bindings/c":         "bindings fleet",
 	"internal/envoytest": "internal/process",
+	"internal/fixtures":  "internal/process",
 	"internal/replica":   "events indexer router",
 	"cmd/kvroute":        "*",
 	"bench":              "",
@@ -57,7 +58,7 @@ var ours = map[string]string{
 // theirs lists the only packages that may import a module of others.
 var theirs = map[string]string{
 	"github.com/envoyproxy/go-control-plane": "extproc envoy internal/envoytest internal/epptest",
-	"github.com/cncf/xds":                   "fleet",
+	"github.com/cncf/xds":                    "fleet",
 	"github.com/dlclark/regexp2":             "tokenizer",
 	"github.com/goccy/go-yaml":               "cmd/kvroute",
 	"github.com/hashicorp/golang-lru":        "indexer router tokenizer internal/enginesim",

@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package envoytest
+package process
 
 import (
 	"fmt"
 	"syscall"
 )
 
-// Hold reserves a port of loopback until release is called. Connections to it are refused, except while a process that
-// sets SO_REUSEADDR listens there, as Go's and Envoy's listeners do. So such a process can be started again at its
-// address, and no other process can have got the port meanwhile.
-func Hold() (address string, release func(), err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("envoytest: reserve a port: %w", err)
-		}
-	}()
+// HoldPort reserves a port of 127.0.0.1 until release is called. Connections to it are refused,
+// except while a process that sets SO_REUSEADDR listens there, as Go's and Envoy's listeners
+// do. Such listeners can bind the port one after the other, and no other process gets it: the
+// port belongs to a socket that never listens.
+func HoldPort() (port int, release func(), err error) {
 	syscall.ForkLock.RLock() // no child must inherit the socket
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	if err == nil {
@@ -23,7 +19,7 @@ func Hold() (address string, release func(), err error) {
 	}
 	syscall.ForkLock.RUnlock()
 	if err != nil {
-		return "", nil, err
+		return 0, nil, fmt.Errorf("reserve a port: %w", err)
 	}
 	release = func() { _ = syscall.Close(fd) } // nothing was written to it
 	if err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err == nil {
@@ -35,7 +31,7 @@ func Hold() (address string, release func(), err error) {
 	}
 	if err != nil {
 		release()
-		return "", nil, err
+		return 0, nil, fmt.Errorf("reserve a port: %w", err)
 	}
-	return fmt.Sprint("127.0.0.1:", at.(*syscall.SockaddrInet4).Port), release, nil
+	return at.(*syscall.SockaddrInet4).Port, release, nil
 }

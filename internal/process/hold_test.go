@@ -1,24 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package envoytest
+package process_test
 
 import (
+	"fmt"
 	"net"
 	"testing"
 	"time"
+
+	"github.com/kvroute/kvroute/internal/process"
 )
 
-// A reserved port refuses connections, can be listened at any number of times, and is given to nobody else.
-func TestHold(t *testing.T) {
-	at, release, err := Hold()
+// A reserved port refuses connections, and listeners can bind it any number of times.
+func TestHoldPort(t *testing.T) {
+	port, release, err := process.HoldPort()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer release()
+	at := fmt.Sprint("127.0.0.1:", port)
 	for range 3 {
 		if conn, err := net.DialTimeout("tcp", at, time.Minute); err == nil {
 			_ = conn.Close()
-			t.Fatal("somebody listens at a reserved port")
+			t.Fatal("a connection to a reserved port")
 		}
 		l, err := net.Listen("tcp", at)
 		if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package envoytest
+package main
 
 import (
 	"fmt"
@@ -32,25 +32,22 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Listener is one of a dump.
-type Listener = listenerv3.Listener
-
-// Dump is what a control plane would send to an Envoy, as its configuration dump
-// tells it.
-type Dump struct {
+// configDump is the configuration that a control plane would send to an Envoy, read from
+// its configuration dump.
+type configDump struct {
 	Listeners []*listenerv3.Listener
 	Routes    map[string]*routev3.RouteConfiguration
 	Clusters  []*clusterv3.Cluster
 	Endpoints map[string]*endpointv3.ClusterLoadAssignment
 }
 
-// ParseDump reads an envoy.admin.v3.ConfigDump in JSON.
-func ParseDump(text []byte) (*Dump, error) {
+// parseDump reads an envoy.admin.v3.ConfigDump in JSON.
+func parseDump(text []byte) (*configDump, error) {
 	var all adminv3.ConfigDump
 	if err := protojson.Unmarshal(text, &all); err != nil {
 		return nil, err
 	}
-	d := &Dump{Routes: map[string]*routev3.RouteConfiguration{}, Endpoints: map[string]*endpointv3.ClusterLoadAssignment{}}
+	d := &configDump{Routes: map[string]*routev3.RouteConfiguration{}, Endpoints: map[string]*endpointv3.ClusterLoadAssignment{}}
 	for _, packed := range all.GetConfigs() {
 		part, err := packed.UnmarshalNew()
 		if err != nil {
@@ -94,14 +91,14 @@ func ParseDump(text []byte) (*Dump, error) {
 	return d, nil
 }
 
-// Bootstrap returns a configuration, in JSON, for an Envoy without a control plane that
+// bootstrap returns a configuration, in JSON, for an Envoy without a control plane that
 // has all of the dump: listeners at ports of Envoy's choice on loopback, endpoints at
-// the addresses that moved says, as ip:port to ip:port.
-func (d *Dump) Bootstrap(moved map[string]string) ([]byte, error) {
+// the addresses in moved, which maps ip:port to ip:port.
+func (d *configDump) bootstrap(moved map[string]string) ([]byte, error) {
 	static := &bootstrapv3.Bootstrap_StaticResources{}
 	for _, l := range d.Listeners {
 		l = proto.CloneOf(l)
-		l.Address = address(netip.MustParseAddrPort("127.0.0.1:0"))
+		l.Address = envoyAddress(netip.MustParseAddrPort("127.0.0.1:0"))
 		for _, chain := range append(l.GetFilterChains(), l.GetDefaultFilterChain()) {
 			for _, f := range chain.GetFilters() {
 				if err := d.inline(f); err != nil {
@@ -116,7 +113,7 @@ func (d *Dump) Bootstrap(moved map[string]string) ([]byte, error) {
 		if c.GetType() == clusterv3.Cluster_EDS {
 			load := proto.CloneOf(d.Endpoints[c.GetName()])
 			if load == nil {
-				return nil, fmt.Errorf("envoytest: the cluster %s has no endpoints in the dump", c.GetName())
+				return nil, fmt.Errorf("the cluster %s has no endpoints in the dump", c.GetName())
 			}
 			c.ClusterDiscoveryType, c.EdsClusterConfig = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}, nil
 			c.LoadAssignment = load
@@ -125,7 +122,7 @@ func (d *Dump) Bootstrap(moved map[string]string) ([]byte, error) {
 			for _, e := range group.GetLbEndpoints() {
 				at := e.GetEndpoint().GetAddress().GetSocketAddress()
 				if to, ok := moved[fmt.Sprintf("%s:%d", at.GetAddress(), at.GetPortValue())]; ok {
-					e.GetEndpoint().Address = address(netip.MustParseAddrPort(to))
+					e.GetEndpoint().Address = envoyAddress(netip.MustParseAddrPort(to))
 				}
 			}
 		}
@@ -140,13 +137,13 @@ func (d *Dump) Bootstrap(moved map[string]string) ([]byte, error) {
 		LayeredRuntime: &bootstrapv3.LayeredRuntime{Layers: []*bootstrapv3.RuntimeLayer{{
 			Name: "static", LayerSpecifier: &bootstrapv3.RuntimeLayer_StaticLayer{StaticLayer: runtime},
 		}}},
-		Admin:           &bootstrapv3.Admin{Address: address(netip.MustParseAddrPort("127.0.0.1:0"))},
+		Admin:           &bootstrapv3.Admin{Address: envoyAddress(netip.MustParseAddrPort("127.0.0.1:0"))},
 		StaticResources: static,
 	})
 }
 
-// inline puts the routes into a connection manager that would ask for them.
-func (d *Dump) inline(f *listenerv3.Filter) error {
+// inline puts the routes into a connection manager that would request them.
+func (d *configDump) inline(f *listenerv3.Filter) error {
 	m := &hcmv3.HttpConnectionManager{}
 	if !f.GetTypedConfig().MessageIs(m) {
 		return nil
@@ -157,7 +154,7 @@ func (d *Dump) inline(f *listenerv3.Filter) error {
 	if name := m.GetRds().GetRouteConfigName(); name != "" {
 		route := d.Routes[name]
 		if route == nil {
-			return fmt.Errorf("envoytest: the dump has no routes %s", name)
+			return fmt.Errorf("the dump has no routes %s", name)
 		}
 		m.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: route}
 	}
@@ -169,7 +166,7 @@ func (d *Dump) inline(f *listenerv3.Filter) error {
 	return nil
 }
 
-func address(a netip.AddrPort) *corev3.Address {
+func envoyAddress(a netip.AddrPort) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address: a.Addr().String(), PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())},
 	}}}
