@@ -53,8 +53,8 @@ bench-events: tools ## measure events, snapshots and the start of a replica agai
 TRACES := $(or $(KVROUTE_SHARED),../shared)/data/traces
 
 .PHONY: bench-policy
-bench-policy: tools ## simulate all rules against their targets on public traces in TRACES (SEEDS=3, PLOTS=folder)
-	@go run bench/main.go policy --traces $(TRACES) --plots $(or $(PLOTS),bench/out) --rounds $(or $(SEEDS),3) --commit "$(COMMIT)"
+bench-policy: tools ## simulate all rules against their targets on public traces in TRACES (SEEDS=3)
+	@go run bench/main.go policy --traces $(TRACES) --rounds $(or $(SEEDS),3) --commit "$(COMMIT)"
 
 .PHONY: bench-fleet
 bench-fleet: tools ## hold replicas and router groups against one router on public traces in TRACES, and measure what they tell (8 minutes; SEEDS=3)

@@ -40,7 +40,6 @@ func run(ctx context.Context, args []string) (met bool) {
 	commit := fs.String("commit", "", "commit to name in the report")
 	only := fs.String("only", "", "measure only shapes that match this regular expression")
 	fs.StringVar(&traces.Traces, "traces", "", "policy, fleet: `folder` with the traces")
-	plots := fs.String("plots", "bench/out", "policy: `folder` for the plots")
 	var peers parts.Peers
 	fs.StringVar(&peers.Dynamo, "dynamo", "", "peers: `program` of bench/peers/dynamo.rs")
 	fs.StringVar(&peers.LLMD, "llmd", "", "peers: `program` of bench/peers/llmd.go")
@@ -59,7 +58,7 @@ func run(ctx context.Context, args []string) (met bool) {
 	case "events":
 		figures = part.Events()
 	case "policy":
-		figures = append(parts.Decisions(), traces.Figures(ctx, os.Stdout, *dir, *plots)...)
+		figures = append(parts.Decisions(), traces.Figures(ctx, os.Stdout, *dir)...)
 	case "fleet":
 		figures = slices.Concat(traces.Fleet(ctx, os.Stdout, *dir), cost.Sync([]string{os.Args[0], busArgument}), cost.Summaries(), parts.Scale(traces.Traces))
 	case busArgument:

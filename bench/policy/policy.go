@@ -47,9 +47,8 @@ const (
 const manySeeds = 10
 
 // Figures simulates everything, writes what each rule did in each cell to
-// dir/policy.jsonl and the plots to the folder plots, prints it to w, and returns the
-// figures with their targets.
-func (b *Bench) Figures(ctx context.Context, w io.Writer, dir, plots string) []bench.Figure {
+// dir/policy.jsonl, prints it to w, and returns the figures with their targets.
+func (b *Bench) Figures(ctx context.Context, w io.Writer, dir string) []bench.Figure {
 	b.load()
 	figures := b.speedFigures() //nolint:contextcheck // a decision has a context of its own
 	fresh := b.cells()
@@ -96,7 +95,6 @@ func (b *Bench) Figures(ctx context.Context, w io.Writer, dir, plots string) []b
 	figures = append(figures, rivalFigures(unseenAxis+": ", axes[unseenAxis])...)
 	figures = append(figures, lateFigures(axes["events"])...)
 	writeLines(filepath.Join(dir, "policy.jsonl"), all)
-	b.drawAll(plots, axes)
 	return figures
 }
 

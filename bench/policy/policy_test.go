@@ -129,7 +129,7 @@ func TestPlayMeasures(t *testing.T) {
 
 func TestBenchNamesTheMissingTrace(t *testing.T) {
 	b := &Bench{Traces: t.TempDir(), Seeds: 1, Log: io.Discard}
-	if err := bench.Try(func() { b.Figures(context.Background(), io.Discard, t.TempDir(), "") }); err == nil || !strings.Contains(err.Error(), "mooncake_conversation") {
+	if err := bench.Try(func() { b.Figures(context.Background(), io.Discard, t.TempDir()) }); err == nil || !strings.Contains(err.Error(), "mooncake_conversation") {
 		t.Errorf("%v", err)
 	}
 }

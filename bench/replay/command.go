@@ -53,7 +53,6 @@ type Command struct {
 	engine   string
 	syncOff  bool
 	jsonFile string
-	plotFile string
 	outFile  string
 	hitRate  bool
 	scenario Scenario
@@ -126,7 +125,6 @@ func (f *Command) Flags(fs *flag.FlagSet) {
 	fs.BoolVar(&s.Timing, "timing", false, "measure what decisions cost here")
 	fs.BoolVar(&f.hitRate, "hit-rate", false, "only print the block hits of caches without time: endless, one of the summed size, round robin")
 	fs.StringVar(&f.jsonFile, "json", "", "`file` that gets the results as JSON, - = standard output instead of the table")
-	fs.StringVar(&f.plotFile, "plot", "", "`file` that gets mean TTFT against --load as SVG")
 	fs.StringVar(&f.outFile, "write-trace", "", "`file` that gets the workload in the Mooncake format")
 }
 
@@ -222,7 +220,7 @@ func (f *Command) withoutEffect(fs *flag.FlagSet) (err error) {
 		{s.Approximate, "--no-kv-events", "event-delay event-loss predict"},
 		{s.PrefillWorkers == 0, "workers that do both", "transfer"},
 		{f.hitRate, "--hit-rate, which plays nothing", "rule load jitter speeds engine replicas sync-delay sync-off sync-lost groups summary-age summary-stride " +
-			"no-kv-events event-delay event-loss predict prefill-workers transfer foreign-share foreign-workers report-every change cold-start seeds timing json plot"},
+			"no-kv-events event-delay event-loss predict prefill-workers transfer foreign-share foreign-workers report-every change cold-start seeds timing json"},
 	} {
 		fs.Visit(func(given *flag.Flag) {
 			if row.when && err == nil && slices.Contains(strings.Fields(row.flags), given.Name) {
@@ -280,12 +278,6 @@ func (f *Command) play(ctx context.Context, out io.Writer, traces []*Trace) erro
 	if err != nil {
 		return err
 	}
-	if f.plotFile != "" {
-		plot := f.plot(results)
-		if err := saveFile(f.plotFile, plot.WriteSVG); err != nil {
-			return err
-		}
-	}
 	switch f.jsonFile {
 	case "-":
 		return writeJSON(out, results)
@@ -296,25 +288,6 @@ func (f *Command) play(ctx context.Context, out io.Writer, traces []*Trace) erro
 		}
 	}
 	return writeTable(out, results)
-}
-
-// plot draws the mean over the seeds of each rule and load; results are in the
-// order of rules, loads, seeds.
-func (f *Command) plot(results []*Result) *Plot {
-	p := &Plot{Title: "Mean time to first token, " + results[0].Trace, X: "load", Y: "s", LogY: true}
-	for i, name := range f.rules {
-		s := Series{Name: name}
-		for j, load := range f.loads {
-			at := (i*len(f.loads) + j) * f.seeds
-			sum := 0.
-			for _, r := range results[at : at+f.seeds] {
-				sum += r.TTFT.Mean
-			}
-			s.Points = append(s.Points, Point{X: load, Y: sum / float64(f.seeds)})
-		}
-		p.Series = append(p.Series, s)
-	}
-	return p
 }
 
 func (f *Command) printHits(w io.Writer, t *Trace) {
