@@ -247,21 +247,16 @@ type modelConfig struct {
 	// Aliases are other names that clients may use, LoRA those of its adapters.
 	Aliases []string `yaml:"aliases,omitempty"`
 	LoRA    []string `yaml:"lora,omitempty"`
-	// Tokenizer is the folder with the model's tokenizer.json, or rank file
-	// *.tiktoken, or Mistral's tekken.json or tokenizer.model.v*, and what is
-	// beside it: config.json, tokenizer_config.json, chat_template.jinja,
-	// special_tokens_map.json.
-	Tokenizer string `yaml:"tokenizer"`
-	// TokenizerMode is the engine's --tokenizer-mode: hf or mistral. Empty takes
-	// what vLLM takes by itself.
-	TokenizerMode string `yaml:"tokenizer-mode,omitempty"`
-	// ChatTemplate is a file with a chat template, instead of the model's own.
-	ChatTemplate string `yaml:"chat-template,omitempty"`
-	// Pattern parts words for a rank file: gpt2, cl100k, o200k, kimi, or an expression.
-	// Empty: what its name or the class in tokenizer_config.json tells.
-	Pattern string `yaml:"pattern,omitempty"`
-	// Profile is the engine that serves the model: vllm (default), sglang, trtllm.
-	Profile string `yaml:"profile,omitempty"`
+	// Tokenizer is the folder with the model's tokenizer.json, or rank file *.tiktoken, or
+	// Mistral's tekken.json or tokenizer.model.v*, and, if present, config.json,
+	// tokenizer_config.json, chat_template.jinja and special_tokens_map.json.
+	Tokenizer     string `yaml:"tokenizer" help:"<folder> with the model's files; empty takes those of the simulated engine"`
+	TokenizerMode string `yaml:"tokenizer-mode,omitempty" help:"the engine's --tokenizer-mode: hf or mistral; empty takes what vLLM takes by itself"`
+	ChatTemplate  string `yaml:"chat-template,omitempty" help:"<file> with a chat template instead of the model's"`
+	// Pattern is for rank files. Empty takes what the file's name or the class in
+	// tokenizer_config.json says.
+	Pattern string `yaml:"pattern,omitempty" help:"how a rank file splits words: gpt2, cl100k, o200k, kimi, or an <expression>"`
+	Profile string `yaml:"profile,omitempty" help:"<engine> that serves the model: vllm (default), sglang or trtllm"`
 	// BlockSize is the number of tokens in a block; 0 takes that of the first worker.
 	BlockSize int `yaml:"block-size,omitempty"`
 }
@@ -310,7 +305,7 @@ func readFile(file string) (config, error) {
 	case 0:
 		return c, fmt.Errorf("%s: add version: 1", file)
 	case 1:
-		return c, eachOnce(c.Workers)
+		return c, checkIDs(c.Workers)
 	}
 	return c, fmt.Errorf("%s: version is %d, want 1", file, c.Version)
 }

@@ -18,23 +18,27 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// direct tells the router of workers, and of the caches of those whose engines are
-// heard without the bus. What such an engine says of itself completes what the
-// registry knows of its worker.
+// direct passes workers to the router, completed by what their engines say of themselves,
+// and reads the events of engines that are not on the bus.
 type direct struct {
 	router  *router.Router
 	sources *engines.Sources
 	log     *slog.Logger
 
 	mu sync.Mutex
-	// mu guards the fields below, and orders what the router is told of workers.
-	workers map[uint64]router.WorkerInfo // that are heard, as the registry knows them
-	found   map[uint64]engines.Found
-	known   map[uint64]engines.KnownState
+	// mu guards the field below, and orders what the router gets of a worker.
+	workers map[uint64]*directWorker
+}
+
+// directWorker is a worker whose engine is read directly.
+type directWorker struct {
+	info  router.WorkerInfo // of the registry
+	found *engines.Found    // nil until the engine answered
+	known string            // how well its cache is known; "" before the first events
 }
 
 func newDirect(r *router.Router, sub *events.Subscriber, client *http.Client, networks reach.Networks, log *slog.Logger, meter metric.Meter) (*direct, error) {
-	d := &direct{router: r, log: log, workers: make(map[uint64]router.WorkerInfo), found: make(map[uint64]engines.Found), known: make(map[uint64]engines.KnownState)}
+	d := &direct{router: r, log: log, workers: make(map[uint64]*directWorker)}
 	var err error
 	d.sources, err = engines.NewSources(engines.SourcesConfig{
 		Sink: func(id uint64, rank uint32, ev indexer.Event) {
@@ -44,66 +48,59 @@ func newDirect(r *router.Router, sub *events.Subscriber, client *http.Client, ne
 		Client:     client,
 		Control:    networks.Control,
 
-		Found:   d.tell,
-		Changed: d.changed,
-		Log:     log,
-		Meter:   meter,
+		Found: func(id uint64, f engines.Found) { d.complete(id, func(w *directWorker) { w.found = &f }) },
+		Changed: func(id uint64, worst engines.KnownState) {
+			d.complete(id, func(w *directWorker) { w.known = worst.String() })
+		},
+		Log:   log,
+		Meter: meter,
 	})
 	return d, err
 }
 
-// setWorker tells the router of a worker.
+// setWorker passes a worker of the registry to the router.
 func (d *direct) setWorker(info router.WorkerInfo) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, heard := d.workers[info.ID]; heard {
-		d.workers[info.ID] = info
+	w := d.workers[info.ID]
+	if w == nil {
+		return d.router.SetWorker(info)
 	}
-	return d.setLocked(info)
+	w.info = info
+	return d.router.SetWorker(w.completed())
 }
 
-func (d *direct) setLocked(info router.WorkerInfo) error {
-	if f, ok := d.found[info.ID]; ok {
+// complete takes what an engine says, and passes its worker to the router again.
+func (d *direct) complete(id uint64, take func(*directWorker)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := d.workers[id]
+	if w == nil {
+		return
+	}
+	known, found := w.known, w.found
+	if take(w); w.known == known && w.found == found {
+		return
+	}
+	if err := d.router.SetWorker(w.completed()); err != nil {
+		d.log.Warn("a worker is refused", "err", err)
+	}
+}
+
+// completed is the worker with what its engine says of itself.
+func (w *directWorker) completed() router.WorkerInfo {
+	info := w.info
+	if f := w.found; f != nil {
 		info.BlockSize = cmp.Or(info.BlockSize, f.BlockSize)
 		info.TotalKVBlocks = cmp.Or(info.TotalKVBlocks, f.TotalKVBlocks)
 		info.Engine = cmp.Or(info.Engine, f.Engine)
 		info.DPStart, info.DPSize = f.DPStart, f.DPSize
 	}
-	if k, ok := d.known[info.ID]; ok {
-		info.KVEvents = k.String()
-	}
-	return d.router.SetWorker(info)
+	info.KVEvents = cmp.Or(w.known, info.KVEvents)
+	return info
 }
 
-// changed takes how well a worker's cache is known.
-func (d *direct) changed(id uint64, state engines.KnownState) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	info, heard := d.workers[id]
-	if old, ok := d.known[id]; !heard || ok && old == state {
-		return
-	}
-	d.known[id] = state
-	if err := d.setLocked(info); err != nil {
-		d.log.Warn("a worker is refused", "err", err)
-	}
-}
-
-// tell takes what an engine says of itself.
-func (d *direct) tell(id uint64, f engines.Found) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	info, heard := d.workers[id]
-	if !heard {
-		return
-	}
-	d.found[id] = f
-	if err := d.setLocked(info); err != nil {
-		d.log.Warn("a worker is refused", "err", err)
-	}
-}
-
-// follow takes a record of the registry: its events may be the engine's own.
+// follow takes a record of the registry: its events may come from the engine itself.
 func (d *direct) follow(r fleet.Record, info router.WorkerInfo) {
 	id := info.ID
 	if !r.Events.Direct() {
@@ -111,7 +108,11 @@ func (d *direct) follow(r fleet.Record, info router.WorkerInfo) {
 		return
 	}
 	d.mu.Lock()
-	d.workers[id] = info
+	if w := d.workers[id]; w != nil {
+		w.info = info
+	} else {
+		d.workers[id] = &directWorker{info: info}
+	}
 	d.mu.Unlock()
 	d.sources.Set(engines.EngineWorker{
 		ID: id, Name: info.Name, Transport: r.Events.Transport, Address: info.Address.String(),
@@ -125,8 +126,6 @@ func (d *direct) forget(id uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.workers, id)
-	delete(d.found, id)
-	delete(d.known, id)
 }
 
 func (d *direct) removeWorker(id uint64) {

@@ -48,14 +48,17 @@ func replicaName(c *config) string {
 	return host + "-" + port
 }
 
-// readStream reads the stream of events as soon as there are workers whose events it
-// stores. It first waits some time for the registry, so that the workers are known.
+// readStream reads the stream of events while there are workers whose events come by it.
+// It waits for the registry up to 10 s, so that the workers of stored events are known.
 func (s *server) readStream(ctx context.Context) error {
-	for deadline := time.Now().Add(10 * time.Second); !s.registry.Ready() && time.Now().Before(deadline) && ctx.Err() == nil; {
-		select {
-		case <-ctx.Done():
-		case <-time.After(10 * time.Millisecond):
+	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := every(ready, 10*time.Millisecond, func() {
+		if s.registry.Ready() {
+			cancel()
 		}
+	}); err != nil {
+		return err
 	}
 	if !s.conf.RouterResetStates { // a reset is for the other replicas, too
 		s.events.AwaitWanted(ctx, events.FeedDurable)
@@ -105,8 +108,8 @@ func (e *expected) add(ids []uint64) {
 	e.ids, e.since = append(e.ids, ids...), time.Now()
 }
 
-// due returns those that have been expected for long enough.
-func (e *expected) due() (ids []uint64) {
+// overdue returns the workers that have been expected for too long, and forgets them.
+func (e *expected) overdue() (ids []uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if time.Since(e.since) >= expectFor {
@@ -115,19 +118,20 @@ func (e *expected) due() (ids []uint64) {
 	return ids
 }
 
-// expectFor is how long the workers of a snapshot have to register: some more than
-// a record in the registry lives.
+// expectFor is how long the workers of a snapshot have to register: longer than a record
+// in the registry lives.
 const expectFor = time.Minute
 
-// forgetExpected forgets workers of a snapshot that do not register.
+// forgetExpected removes workers of a snapshot that do not register. While the registry
+// is not reachable no worker can register, so none is removed.
 func (s *server) forgetExpected(ctx context.Context) error {
 	return every(ctx, time.Second, func() {
 		if !s.registry.Ready() {
-			return // nobody can register
+			return
 		}
-		for _, id := range s.router.RemoveExpected(s.expected.due()) {
+		for _, id := range s.router.RemoveExpected(s.expected.overdue()) {
 			s.events.Forget(id)
-			s.log.Info("a worker of the snapshot has not registered; it is forgotten", "worker", id)
+			s.log.Info("a worker of the snapshot has not registered; it is removed", "worker", id)
 		}
 	})
 }

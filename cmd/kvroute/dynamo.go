@@ -66,7 +66,7 @@ func (s *server) openDynamo() (err error) {
 // told of is asked for its own at once.
 func (s *server) dynamoChanged(v fleet.DynamoView) {
 	s.direct.sources.SetPlane(v.Plane)
-	if err := s.static.discover(v.Workers); err != nil {
+	if err := s.static.setFound(v.Workers); err != nil {
 		s.log.Error("the workers of Dynamo's records are refused; the old ones stay", "err", err)
 	}
 }

@@ -84,8 +84,7 @@ type apiError string
 
 func (e apiError) Error() string { return string(e) }
 
-// open requests a URL, with a bearer token if there is one. An answer with another status
-// than 200 is an error with the answer's text; otherwise the caller closes its body.
+// open requests a URL, with a bearer token if there is one, as do does.
 func open(ctx context.Context, client *http.Client, url, token string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -94,6 +93,12 @@ func open(ctx context.Context, client *http.Client, url, token string) (*http.Re
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token) // not sent to other hosts after a redirect
 	}
+	return do(client, req)
+}
+
+// do sends a request. An answer with another status than 200 is an error with the answer's
+// text; otherwise the caller closes its body.
+func do(client *http.Client, req *http.Request) (*http.Response, error) {
 	resp, err := client.Do(req)
 	if err != nil || resp.StatusCode == http.StatusOK {
 		return resp, err
@@ -102,9 +107,9 @@ func open(ctx context.Context, client *http.Client, url, token string) (*http.Re
 	_ = resp.Body.Close()
 	var e struct{ Error struct{ Message string } }
 	if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
-		return nil, apiError(fmt.Sprintf("%s answers with status %d: %s", url, resp.StatusCode, e.Error.Message))
+		return nil, apiError(fmt.Sprintf("%s answers with status %d: %s", req.URL, resp.StatusCode, e.Error.Message))
 	}
-	return nil, fmt.Errorf("%s answers with status %d: %s", url, resp.StatusCode, bytes.TrimSpace(text))
+	return nil, fmt.Errorf("%s answers with status %d: %s", req.URL, resp.StatusCode, bytes.TrimSpace(text))
 }
 
 // fetch returns the body of a URL's answer.

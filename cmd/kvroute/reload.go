@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -65,7 +66,7 @@ func (s *server) readAgain(ctx context.Context) error {
 			return err
 		}
 	}
-	undo, err := s.groups.reload(s.conf.Groups, c.Groups)
+	undo, err := s.reloadGroups(c.Groups)
 	if err != nil {
 		return err
 	}
@@ -88,56 +89,51 @@ func (s *server) readAgain(ctx context.Context) error {
 // same at two looks, so that one that is being written is not: up to twice as long.
 const watchEvery = 2 * time.Second
 
-// watch looks whether files have changed: their times, sizes, or what is behind a link. What
-// is not a regular file, such as a pipe, is not watched.
+// watch reports when files have changed: their times or sizes, or the file behind a link.
+// It ignores what is not a regular file, such as a pipe.
 type watch struct {
 	files      []string
-	read, seen []stamp // when they were read, and at the last look
+	read, seen string // what look returned when the files were read, and last
 }
 
-// stamp is what tells a file from what it was; the zero stamp is that of no file.
-type stamp struct {
-	changed time.Time
-	size    int64
-}
-
-// newWatch watches files that were read after a time; one that has changed since counts as
-// changed. Files without a name are none.
+// newWatch watches files that were read after a time; a file that has changed since counts
+// as changed. Empty names are ignored.
 func newWatch(after time.Time, files ...string) *watch {
-	w := &watch{files: slices.DeleteFunc(files, func(f string) bool { return f == "" })}
+	w := &watch{files: files}
 	w.taken()
-	for i := range w.read {
-		if w.read[i].changed.After(after) {
-			w.read[i] = stamp{size: -1} // that of no look
+	for _, name := range files {
+		if info, err := os.Stat(name); err == nil && info.Mode().IsRegular() && info.ModTime().After(after) {
+			w.read = "changed"
 		}
 	}
 	return w
 }
 
-func (w *watch) look() []stamp {
-	all := make([]stamp, len(w.files))
-	for i, name := range w.files {
+// look returns a text that changes with the files.
+func (w *watch) look() string {
+	var all strings.Builder
+	for _, name := range w.files {
 		if info, err := os.Stat(name); err == nil && info.Mode().IsRegular() {
-			all[i] = stamp{info.ModTime(), info.Size()}
+			fmt.Fprint(&all, name, info.ModTime().UnixNano(), " ", info.Size(), "\n")
 		}
 	}
-	return all
+	return all.String()
 }
 
 // taken says that the files are read now.
 func (w *watch) taken() {
 	w.read = w.look()
-	w.seen = slices.Clone(w.read)
+	w.seen = w.read
 }
 
-// changed looks at the files. If it returns true they are to be read now.
+// changed reports whether the files are to be read now.
 func (w *watch) changed() bool {
 	now := w.look()
-	settled := slices.Equal(now, w.seen)
+	settled := now == w.seen
 	w.seen = now
-	if !settled || slices.Equal(now, w.read) {
+	if !settled || now == w.read {
 		return false
 	}
-	w.read = slices.Clone(now)
+	w.read = now
 	return true
 }

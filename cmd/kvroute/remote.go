@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"net/http"
 	"net/netip"
@@ -17,100 +16,86 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// remote asks workers for the ids of prompts whose model has no tokenizer here, and
-// keeps what they said. Any number of goroutines may ask.
+// remote requests the ids of prompts from workers, for models without a tokenizer here,
+// and caches them. Any number of goroutines may call its methods.
 type remote struct {
 	client *http.Client
 
 	mu sync.Mutex
-	// mu guards the fields below. The ids are in two generations: when the newer
-	// has half of the limit it becomes the older, which is forgotten.
+	// mu guards the fields below. The cache has two generations: when the newer one has
+	// half of the limit it becomes the older one, and the older one is dropped.
 	newer, older map[[sha256.Size]byte][]uint32
-	size         int // ids in newer
-	limit        int // ids in both
-	// failed says until when a worker is not asked again.
-	failed map[netip.AddrPort]time.Time
+	size         int // of newer, in ids
+	limit        int // of both, in ids
+	// failedUntil is when a worker that failed is asked again.
+	failedUntil map[netip.AddrPort]time.Time
 }
 
-// failedFor is how long a worker that did not say its ids is left alone: requests
-// must not wait for it one by one.
-const failedFor = 5 * time.Second
+const (
+	// failedFor is how long a worker that failed is not asked: otherwise each request
+	// would wait for it.
+	failedFor = 5 * time.Second
+	// entrySize is what an entry of the cache takes beside its ids, in ids.
+	entrySize = 32
+	// maxFailed bounds the workers in failedUntil, some of which have left.
+	maxFailed = 1024
+)
 
 func newRemote(bytes int, client *http.Client) *remote {
-	return &remote{client: client, newer: map[[sha256.Size]byte][]uint32{}, limit: bytes / 4, failed: map[netip.AddrPort]time.Time{}}
+	return &remote{client: client, newer: map[[sha256.Size]byte][]uint32{}, limit: bytes / 4, failedUntil: map[netip.AddrPort]time.Time{}}
 }
 
 var (
-	errCannotAsk = errors.New("a worker cannot be told all of this prompt")
-	errFailed    = errors.New("the worker did not say its ids a moment ago")
+	errCannotAsk = errors.New("a worker's /tokenize does not take everything of this prompt")
+	errFailed    = errors.New("the worker failed to return ids a moment ago")
 )
 
-// ids returns those of a prompt; the caller may write to them.
+// ids returns the ids of a prompt. The caller may change them.
 func (r *remote) ids(ctx context.Context, worker netip.AddrPort, model string, p router.Prompt) ([]uint32, error) {
 	if !canAsk(p) || chat.MayHaveItems(p.Messages) {
 		return nil, errCannotAsk
 	}
 	key := promptKey(model, p)
-	if ids, ok := r.known(key); ok {
+	ids, failed := r.cached(key, worker)
+	switch {
+	case ids != nil:
 		return ids, nil
-	}
-	r.mu.Lock()
-	failed := time.Now().Before(r.failed[worker])
-	r.mu.Unlock()
-	if failed {
+	case failed:
 		return nil, errFailed
 	}
 	ids, err := askTokenize(ctx, r.client, "http://"+worker.String(), model, p)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if errors.Is(err, context.Canceled) {
-		return nil, err // by the client, who left
-	}
-	if err != nil {
-		if len(r.failed) >= 1024 {
-			clear(r.failed) // workers that are gone
+	switch {
+	case errors.Is(err, context.Canceled): // the client left, the worker did not fail
+	case err != nil:
+		if len(r.failedUntil) >= maxFailed {
+			clear(r.failedUntil)
 		}
-		r.failed[worker] = time.Now().Add(failedFor)
-		return nil, err
+		r.failedUntil[worker] = time.Now().Add(failedFor)
+	case len(ids) <= r.limit/2:
+		r.addLocked(key, slices.Clone(ids))
 	}
-	if len(ids) <= r.limit/2 {
-		r.keepLocked(key, slices.Clone(ids))
-	}
-	return ids, nil
+	return ids, err
 }
 
-func (r *remote) known(key [sha256.Size]byte) ([]uint32, bool) {
+// cached returns a copy of the cached ids of a prompt, and whether the worker failed lately.
+func (r *remote) cached(key [sha256.Size]byte, worker netip.AddrPort) (ids []uint32, failed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ids, ok := r.newer[key]
 	if !ok {
 		if ids, ok = r.older[key]; ok {
-			r.keepLocked(key, ids)
+			r.addLocked(key, ids)
 		}
 	}
-	return slices.Clone(ids), ok
+	return slices.Clone(ids), time.Now().Before(r.failedUntil[worker])
 }
 
-func (r *remote) keepLocked(key [sha256.Size]byte, ids []uint32) {
-	const entry = 32 // what an entry costs beside its ids, in ids
-	if r.size+len(ids)+entry > r.limit/2 {
+func (r *remote) addLocked(key [sha256.Size]byte, ids []uint32) {
+	if r.size+len(ids)+entrySize > r.limit/2 {
 		r.older, r.newer, r.size = r.newer, map[[sha256.Size]byte][]uint32{}, 0
 	}
 	r.newer[key] = ids
-	r.size += len(ids) + entry
-}
-
-// promptKey is equal for equal prompts of a model, and for no others.
-func promptKey(model string, p router.Prompt) (key [sha256.Size]byte) {
-	h := sha256.New()
-	for _, part := range [][]byte{
-		[]byte(model), p.Messages, p.Tools, p.Prompt, p.AddGenerationPrompt, p.ContinueFinalMessage, p.ChatTemplate, p.ChatTemplateKwargs, p.AddSpecialTokens,
-	} {
-		var n [8]byte
-		binary.LittleEndian.PutUint64(n[:], uint64(len(part)))
-		h.Write(n[:])
-		h.Write(part)
-	}
-	h.Sum(key[:0])
-	return key
+	r.size += len(ids) + entrySize
 }

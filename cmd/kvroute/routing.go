@@ -45,18 +45,18 @@ type Routing struct {
 	// shrinks with pending prefill (0), the weight of prefill (1), blocks that
 	// each request counts by itself (0).
 	OverlapScoreCredit        *float64 `yaml:"router-kv-overlap-score-credit" setting:"overlap_score_credit" help:"prefill <blocks> forgiven for a cached one, selects the cost dynamo_newer; 0 routes by load alone"`
-	OverlapScoreCreditDecay   *float64 `yaml:"router-kv-overlap-score-credit-decay" setting:"overlap_score_credit_decay" help:"<rate> at which the credit for cached blocks shrinks with pending prefill, selects dynamo_newer"`
+	OverlapScoreCreditDecay   float64  `yaml:"router-kv-overlap-score-credit-decay" setting:"overlap_score_credit_decay" help:"<rate> at which the credit for cached blocks shrinks with pending prefill, selects dynamo_newer"`
 	PrefillLoadScale          *float64 `yaml:"router-prefill-load-scale" setting:"prefill_load_scale" help:"<weight> of prefill against active blocks, selects dynamo_newer"`
-	DecodeActiveRequestWeight *float64 `yaml:"router-decode-active-request-weight" setting:"active_request_weight" help:"<blocks> that each request adds to the load, selects dynamo_newer"`
+	DecodeActiveRequestWeight float64  `yaml:"router-decode-active-request-weight" setting:"active_request_weight" help:"<blocks> that each request adds to the load, selects dynamo_newer"`
 	// What a cached block in host memory, and one on disk or farther, is worth in
 	// blocks on the device, for all costs but dynamo and weighted. Absent: 0.75, 0.25.
-	HostCacheHitWeight *float64 `yaml:"router-host-cache-hit-weight" setting:"host_cache_weight" help:"<blocks> on the device that a cached block in host memory is worth, not for dynamo and weighted (default 0.75)"`
-	DiskCacheHitWeight *float64 `yaml:"router-disk-cache-hit-weight" setting:"disk_cache_weight" help:"<blocks> on the device that a cached block on disk or farther is worth, not for dynamo and weighted (default 0.25)"`
+	HostCacheHitWeight float64 `yaml:"router-host-cache-hit-weight" default:"0.75" setting:"host_cache_weight" help:"<blocks> on the device that a cached block in host memory is worth, not for dynamo and weighted"`
+	DiskCacheHitWeight float64 `yaml:"router-disk-cache-hit-weight" default:"0.25" setting:"disk_cache_weight" help:"<blocks> on the device that a cached block on disk or farther is worth, not for dynamo and weighted"`
 	// The weights of the cost weighted: of the cached share of the prompt, of requests as
 	// a share of max_num_seqs, and of the used share of the cache. Absent: 0.6, 0.3, 0.1.
-	WeightedOverlap  *float64 `yaml:"weighted-overlap" setting:"weighted_overlap" help:"<weight> of the cached share of a prompt, for the cost weighted (default 0.6)"`
-	WeightedRequests *float64 `yaml:"weighted-requests" setting:"weighted_requests" help:"<weight> of requests as a share of what the engine computes at a time, for the cost weighted (default 0.3)"`
-	WeightedKVUse    *float64 `yaml:"weighted-kv-use" setting:"weighted_kv_use" help:"<weight> of the used share of the engine's cache, for the cost weighted (default 0.1)"`
+	WeightedOverlap  float64 `yaml:"weighted-overlap" default:"0.6" setting:"weighted_overlap" help:"<weight> of the cached share of a prompt, for the cost weighted"`
+	WeightedRequests float64 `yaml:"weighted-requests" default:"0.3" setting:"weighted_requests" help:"<weight> of requests as a share of what the engine computes at a time, for the cost weighted"`
+	WeightedKVUse    float64 `yaml:"weighted-kv-use" default:"0.1" setting:"weighted_kv_use" help:"<weight> of the used share of the engine's cache, for the cost weighted"`
 	// EnginePreset is the engine that times are estimated by: 32b, 8b or 70b.
 	EnginePreset string `yaml:"engine-preset" default:"32b" want:"32b, 8b or 70b" help:"32b, 8b or 70b: the engine by which times are estimated"`
 	// DeviceRatio is how many CPU workers do the work of another one, in mode
@@ -73,7 +73,7 @@ type Routing struct {
 	// first one. OutputRate is how many a request makes a second; 0 takes what is
 	// known of its worker from requests through the API, or the engine preset.
 	NoTrackOutputBlocks bool    `yaml:"no-router-track-output-blocks" help:"do not estimate the blocks that outputs fill"`
-	OutputRate          float64 `yaml:"output-rate" help:"<tokens> a second that a request is assumed to generate; 0 takes the measured rate of its worker, or that of the engine preset"`
+	OutputRate          float64 `yaml:"output-rate" want:"0 or more" help:"<tokens> a second that a request is assumed to generate; 0 takes the measured rate of its worker, or that of the engine preset"`
 
 	// A worker above one of these gets no requests, in any mode: the share of
 	// its blocks in use, 0 to 1; pending prefill tokens; the same in batches of
@@ -84,10 +84,10 @@ type Routing struct {
 	// RouterQueueThreshold is how many batches of pending prefill each worker
 	// has, more than this, when requests begin to wait for one. Absent: nobody
 	// waits.
-	RouterQueueThreshold *float64 `yaml:"router-queue-threshold" help:"<batches> of pending prefill on every worker above which requests wait; absent: requests never wait"`
+	RouterQueueThreshold *float64 `yaml:"router-queue-threshold" want:"0 or more" help:"<batches> of pending prefill on every worker above which requests wait; absent: requests never wait"`
 	// RouterQueuePolicy is fcfs (the first come), lcfs (the last) or wspt (the
 	// shortest prefill); RouterQueueLimit the largest number that waits, by pool.
-	RouterQueuePolicy string `yaml:"router-queue-policy" default:"fcfs" help:"fcfs, lcfs or wspt: which waiting request is next"`
+	RouterQueuePolicy string `yaml:"router-queue-policy" default:"fcfs" want:"fcfs, lcfs or wspt" help:"fcfs, lcfs or wspt: which waiting request is next"`
 	RouterQueueLimit  int    `yaml:"router-queue-limit" default:"10000" want:"more than 0" help:"<number> of requests that may wait, for each pool"`
 	// QueueWait is the longest time that a request waits. Half a second more
 	// must not exceed Envoy's max_message_timeout.
@@ -139,23 +139,15 @@ func (c *config) scoring() (scorer.Settings, error) {
 	} else if given {
 		o.Attention = &attention
 	}
-	// Two settings that no request can override belong to the same policy.
-	for name, v := range map[string]*float64{
-		"router-kv-overlap-score-credit-decay": c.OverlapScoreCreditDecay,
-		"router-decode-active-request-weight":  c.DecodeActiveRequestWeight,
-	} {
-		if v == nil {
-			continue
-		}
+	if c.OverlapScoreCreditDecay != 0 || c.DecodeActiveRequestWeight != 0 { // no request can override them, so With does not know them
 		if c.Cost != "" && scorer.Policy(c.Cost) != scorer.DynamoNewer {
-			return s, fmt.Errorf("%s belongs to the cost %s, not to %s", name, scorer.DynamoNewer, c.Cost)
+			return s, fmt.Errorf("router-kv-overlap-score-credit-decay and router-decode-active-request-weight belong to the cost %s, not to %s", scorer.DynamoNewer, c.Cost)
 		}
 		o.Cost = new(scorer.DynamoNewer)
 	}
-	s.HostWeight, s.DiskWeight = *cmp.Or(c.HostCacheHitWeight, &s.HostWeight), *cmp.Or(c.DiskCacheHitWeight, &s.DiskWeight)
-	s.CreditDecay, s.RequestWeight = *cmp.Or(c.OverlapScoreCreditDecay, &s.CreditDecay), *cmp.Or(c.DecodeActiveRequestWeight, &s.RequestWeight)
-	s.WeightedOverlap, s.WeightedRequests = *cmp.Or(c.WeightedOverlap, &s.WeightedOverlap), *cmp.Or(c.WeightedRequests, &s.WeightedRequests)
-	s.WeightedKVUse = *cmp.Or(c.WeightedKVUse, &s.WeightedKVUse)
+	s.HostWeight, s.DiskWeight = c.HostCacheHitWeight, c.DiskCacheHitWeight
+	s.CreditDecay, s.RequestWeight = c.OverlapScoreCreditDecay, c.DecodeActiveRequestWeight
+	s.WeightedOverlap, s.WeightedRequests, s.WeightedKVUse = c.WeightedOverlap, c.WeightedRequests, c.WeightedKVUse
 	t, err := s.With(&o)
 	if err != nil {
 		return s, named(err)
@@ -163,17 +155,20 @@ func (c *config) scoring() (scorer.Settings, error) {
 	return t, c.withoutEffect(&t)
 }
 
-// named makes an error of package scorer say which flag is meant: the one with its
-// setting as a tag, or of its name.
+// named returns an error of package scorer with the name of the flag: the one with the
+// setting as its tag, or with its name.
 func named(err error) error {
-	if bad, ok := errors.AsType[*scorer.SettingError](err); ok {
-		for name, s := range eachSetting(new(config)) {
-			if s.tag.Get("setting") == bad.Setting {
-				return fmt.Errorf("%s is %v, want %s", name, bad.Value, bad.Want)
-			}
+	bad, ok := errors.AsType[*scorer.SettingError](err)
+	if !ok {
+		return err
+	}
+	flag := strings.ReplaceAll(bad.Setting, "_", "-")
+	for name, s := range eachSetting(new(config)) {
+		if s.tag.Get("setting") == bad.Setting {
+			flag = name
 		}
 	}
-	return err
+	return fmt.Errorf("%s is %v, want %s", flag, bad.Value, bad.Want)
 }
 
 // withoutEffect refuses settings beside others that keep them from ever changing

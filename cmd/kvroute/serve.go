@@ -130,9 +130,10 @@ type server struct {
 	registry  *fleet.Registry
 	prober    *fleet.Prober
 	static    *static
-	dynamo    *fleet.Dynamo  // nil unless the file has "dynamo"
-	sync      *replicas.Sync // nil without --router-replica-sync
-	groups    groups
+	dynamo    *fleet.Dynamo            // nil unless the file has "dynamo"
+	sync      *replicas.Sync           // nil without --router-replica-sync
+	group     *replicas.GroupPublisher // nil without --group
+	groups    *replicas.Groups         // nil unless the file has "groups"
 	events    *events.Subscriber
 	holdings  events.Holdings // of the router
 	durable   *events.Durable // nil unless --durable-kv-events
@@ -401,12 +402,13 @@ func (s *server) run(ctx context.Context) error {
 	when(wanted, s.events.Run, s.direct.sources.Run, s.expireEvents, s.forgetExpected)
 	when(wanted && s.durable != nil, s.readStream)
 	when(s.state != nil, s.keepState)
+	when(s.group != nil, s.group.Run)
+	when(s.groups != nil, s.groups.Run)
 	when(s.tracer != nil, s.tracer.Run)
 	when(s.verifier != nil, s.verifier.run)
 	for _, run := range runs {
 		parts.Go(func() error { return run(ctx) })
 	}
-	s.groups.run(ctx, parts)
 	// Others hear of this replica until its last request is over.
 	drained, leave := context.WithCancel(context.WithoutCancel(ctx))
 	parts.Go(func() error { return s.beHeard(drained) })
@@ -445,14 +447,14 @@ func (s *server) expireEvents(ctx context.Context) error {
 func every(ctx context.Context, period time.Duration, do func()) error {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
-	for {
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-tick.C:
 			do()
 		}
 	}
+	return nil
 }
 
 // drain tells Envoy that this replica leaves, decides until Envoy has heard, and lets

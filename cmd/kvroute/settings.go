@@ -171,8 +171,12 @@ func (c *config) check() error {
 // wrongValues returns an error for each setting that is not what its tag wants.
 func wrongValues(of any) (errs []error) {
 	for name, s := range eachSetting(of) {
-		if want := s.tag.Get("want"); want != "" && !accepts(want, fmt.Sprint(s.value.Interface())) {
-			errs = append(errs, fmt.Errorf("%s is %q, want %s", name, fmt.Sprint(s.value.Interface()), want))
+		want, value := s.tag.Get("want"), s.value
+		if value.Kind() == reflect.Pointer && !value.IsNil() {
+			value = value.Elem()
+		}
+		if text := fmt.Sprint(value.Interface()); want != "" && value.Kind() != reflect.Pointer && !accepts(want, text) {
+			errs = append(errs, fmt.Errorf("%s is %q, want %s", name, text, want))
 		}
 	}
 	return errs

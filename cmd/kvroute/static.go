@@ -17,47 +17,102 @@ import (
 )
 
 const (
-	lookUpEvery = 10 * time.Second // no answer of DNS says how long it holds through the resolver
+	lookUpEvery = 10 * time.Second // the resolver does not say how long an answer is valid
 	lookUpTime  = 2 * time.Second
 )
 
-// static keeps the fleet's workers that do not register: those of the configuration, as
-// their names say, and those that were found by Dynamo's records.
+// static passes the workers that do not register to the registry: those of the
+// configuration, whose addresses may be names; those of Dynamo's records; router groups.
 type static struct {
-	tell func([]fleet.Record) error
-	log  *slog.Logger
+	setAll func([]fleet.Record) error
+	log    *slog.Logger
 
 	mu sync.Mutex
-	// mu guards the fields below, and orders what is told.
-	names   fleet.Names
-	records []fleet.Record // as configured
-	found   []fleet.Record // by Dynamo's records
-	told    []fleet.Record // of the configuration, as last resolved
-	groups  []fleet.Record // router groups, which have no names
+	// mu guards the fields below, and orders the calls of setAll.
+	names      fleet.Names
+	configured []fleet.Record // with names
+	resolved   []fleet.Record // configured, with addresses
+	found      []fleet.Record // by Dynamo's records
+	groups     []fleet.Record
 }
 
-func newStatic(tell func([]fleet.Record) error, log *slog.Logger) *static {
+func newStatic(setAll func([]fleet.Record) error, log *slog.Logger) *static {
 	lookup := func(ctx context.Context, host string) ([]netip.Addr, error) {
 		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	}
-	return &static{tell: tell, log: log, names: fleet.Names{Lookup: lookup}}
+	return &static{setAll: setAll, log: log, names: fleet.Names{Lookup: lookup}}
 }
 
 // set replaces the workers of the configuration. After an error the old ones stay.
 func (s *static) set(ctx context.Context, records []fleet.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := s.resolve(ctx, records)
-	if err := s.tell(s.with(all)); err != nil {
+	if err := s.replaceLocked(&s.resolved, s.resolveLocked(ctx, records)); err != nil {
 		return err
 	}
-	s.records, s.told = records, all
+	s.configured = records
 	return nil
 }
 
-// eachOnce refuses records of which two are one worker. Those whose address is a name stand
-// for workers of other ids.
-func eachOnce(records []fleet.Record) error {
+// setGroups replaces the router groups. After an error the old ones stay.
+func (s *static) setGroups(groups []fleet.Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.replaceLocked(&s.groups, groups)
+}
+
+// setFound replaces the workers of Dynamo's records. After an error the old ones stay.
+func (s *static) setFound(found []fleet.Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.replaceLocked(&s.found, found)
+}
+
+// replaceLocked replaces one of the lists. Of two workers with one id the one of the
+// configuration counts, which comes after those of Dynamo's records.
+func (s *static) replaceLocked(list *[]fleet.Record, records []fleet.Record) error {
+	before := *list
+	*list = records
+	err := s.setAll(slices.Concat(s.found, s.resolved, s.groups))
+	if err != nil {
+		*list = before
+	}
+	return err
+}
+
+func (s *static) resolveLocked(ctx context.Context, records []fleet.Record) []fleet.Record {
+	ctx, cancel := context.WithTimeout(ctx, lookUpTime)
+	defer cancel()
+	all, failed := s.names.Resolve(ctx, records)
+	for _, err := range failed {
+		s.log.Warn("a worker's name cannot be looked up; it keeps its addresses", "err", err)
+	}
+	return all
+}
+
+// run looks the names up again and again, until ctx ends.
+func (s *static) run(ctx context.Context) error {
+	return every(ctx, lookUpEvery, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !s.names.Some(s.configured) {
+			return
+		}
+		all := s.resolveLocked(ctx, s.configured)
+		if reflect.DeepEqual(all, s.resolved) {
+			return
+		}
+		if err := s.replaceLocked(&s.resolved, all); err != nil {
+			s.log.Warn("a worker's new addresses are refused; the old ones stay", "err", err)
+			return
+		}
+		s.log.Info("names of workers have other addresses", "workers", len(all))
+	})
+}
+
+// checkIDs refuses records of which two are one worker. A name as address stands for
+// workers with ids of their own.
+func checkIDs(records []fleet.Record) error {
 	var names fleet.Names
 	seen := make(map[uint64]int)
 	for i := range records {
@@ -71,62 +126,4 @@ func eachOnce(records []fleet.Record) error {
 		seen[id] = i
 	}
 	return nil
-}
-
-// setGroups replaces the candidates that router groups are. After an error the old ones
-// stay.
-func (s *static) setGroups(groups []fleet.Record) error { return s.replace(&s.groups, groups) }
-
-// discover replaces the workers that were found. After an error the old ones stay.
-func (s *static) discover(found []fleet.Record) error { return s.replace(&s.found, found) }
-
-func (s *static) replace(list *[]fleet.Record, records []fleet.Record) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	before := *list
-	*list = records
-	if err := s.tell(s.with(s.told)); err != nil {
-		*list = before
-		return err
-	}
-	return nil
-}
-
-// with adds those that were found, and the groups. Of two with one id that of the
-// configuration counts, which comes behind what was found.
-func (s *static) with(configured []fleet.Record) []fleet.Record {
-	return slices.Concat(s.found, configured, s.groups)
-}
-
-func (s *static) resolve(ctx context.Context, records []fleet.Record) []fleet.Record {
-	ctx, cancel := context.WithTimeout(ctx, lookUpTime)
-	defer cancel()
-	all, failed := s.names.Resolve(ctx, records)
-	for _, err := range failed {
-		s.log.Warn("a worker's name is not found; it stands for what it stood for last", "err", err)
-	}
-	return all
-}
-
-// run looks the names up again and again, until ctx ends.
-func (s *static) run(ctx context.Context) error {
-	return every(ctx, lookUpEvery, func() { s.again(ctx) })
-}
-
-func (s *static) again(ctx context.Context) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.names.Some(s.records) {
-		return
-	}
-	all := s.resolve(ctx, s.records)
-	if reflect.DeepEqual(all, s.told) {
-		return
-	}
-	if err := s.tell(s.with(all)); err != nil {
-		s.log.Warn("a worker's new addresses are refused; the old ones stay", "err", err)
-		return
-	}
-	s.told = all
-	s.log.Info("names of workers stand for other addresses", "workers", len(all))
 }

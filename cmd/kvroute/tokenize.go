@@ -3,8 +3,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,6 +23,20 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
+// tokenizeConfig is the flags of `kvroute tokenize`, with the tags of config.
+type tokenizeConfig struct {
+	modelConfig `yaml:",inline"`
+
+	Request   string `yaml:"request" default:"-" help:"<file> with the body of a request; - reads the standard input"`
+	Path      string `yaml:"path" help:"<path> of the request, as /v1/responses; empty decides by the body's fields"`
+	BlockSize int    `yaml:"block-size" default:"16" want:"more than 0" help:"<tokens> in a block"`
+	Adapter   string `yaml:"lora" help:"<name> of the adapter"`
+	Salt      string `yaml:"salt" help:"cache salt, if the body has none"`
+	Worker    string `yaml:"worker" help:"<URL> of a worker whose /tokenize is compared, or its ip:port"`
+	JSON      bool   `yaml:"json" help:"print all as JSON"`
+	Text      bool   `yaml:"text" help:"print each token's text"`
+}
+
 // tokenized is what `kvroute tokenize --json` prints.
 type tokenized struct {
 	Mode     tokenizer.Mode `json:"mode"`
@@ -33,13 +47,13 @@ type tokenized struct {
 	Sequence []uint64       `json:"sequence_hashes"`
 	Load     time.Duration  `json:"load_ns"`
 	Encode   time.Duration  `json:"encode_ns"`
-	Again    time.Duration  `json:"again_ns"` // a second time, its beginning known
+	Again    time.Duration  `json:"again_ns"` // a second time, with warm caches
 
-	Others int       `json:"other_tokens,omitempty"` // of further prompts and of items, mostly a guess
+	Others int       `json:"other_tokens,omitempty"` // of further prompts and of items, mostly estimated
 	Worker *compared `json:"worker,omitempty"`
 }
 
-// compared is what a worker makes of the same prompt.
+// compared is how a worker's ids of the same prompt differ.
 type compared struct {
 	Tokens int `json:"tokens"`
 	// Differs is the position of the first id that differs, -1 if none does.
@@ -48,97 +62,100 @@ type compared struct {
 	Theirs  []uint32 `json:"theirs,omitempty"` // the worker's
 }
 
-// tokenizeFile prints what kvroute makes of a request: ids, blocks and hashes, and
-// how they differ from a worker's.
+// tokenizeFile prints the ids, blocks and hashes of a request, and how they differ from
+// those of a worker.
 func tokenizeFile(ctx context.Context, args []string, std stdio) error {
-	var m modelConfig
+	var c tokenizeConfig
+	setDefaults(&c)
 	fs := newFlagSet("tokenize", std.err)
-	fs.StringVar(&m.Tokenizer, "tokenizer", "", "`folder` with the model's files; empty takes that of the simulated engine")
-	fs.StringVar(&m.ChatTemplate, "chat-template", "", "`file` with a chat template instead of the model's")
-	fs.StringVar(&m.Pattern, "pattern", "", "how a rank file parts words: gpt2, cl100k, o200k, kimi, or an `expression`")
-	fs.StringVar(&m.TokenizerMode, "tokenizer-mode", "", "the engine's --tokenizer-mode: hf or mistral; empty takes what vLLM takes by itself")
-	fs.StringVar(&m.Profile, "profile", "vllm", "engine: vllm, sglang or trtllm")
-	file := fs.String("request", "-", "`file` with the body of a request; - reads the standard input")
-	path := fs.String("path", "", "`path` of the request, as /v1/responses; empty goes by the body's fields")
-	blockSize := fs.Int("block-size", 16, "`tokens` in a block")
-	lora := fs.String("lora", "", "`name` of the adapter")
-	salt := fs.String("salt", "", "cache salt, if the body has none")
-	worker := fs.String("worker", "", "`URL` of a worker to compare with, by its /tokenize; ip:port will do")
-	asJSON := fs.Bool("json", false, "print all as JSON")
-	text := fs.Bool("text", false, "print each token's text")
+	addFlags(fs, &c)
 	if err := parse(fs, args); err != nil {
 		return err
 	}
-	if *blockSize < 1 {
-		return fmt.Errorf("--block-size is %d, want 1 or more", *blockSize)
+	if err := errors.Join(wrongValues(&c)...); err != nil {
+		return err
 	}
-	body, err := readRequest(*file, *path)
+	body, err := readRequest(c.Request, c.Path)
 	if err != nil {
 		return err
 	}
-	if *worker != "" && (body.Tokens != nil || !canAsk(body.Request)) {
+	if c.Worker != "" && (body.Tokens != nil || !canAsk(body.Request)) {
 		return errors.New("--worker: a worker's /tokenize cannot be told all of this prompt: it takes one text or a chat, without reasoning, documents, truncation and ids")
 	}
-	start := time.Now()
-	card := router.Card{}
-	cache := tokenizer.NewCache(64 << 20)
-	if m.Tokenizer == "" {
-		card.Prompts, err = tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{Cache: cache})
-	} else {
-		card, err = loadCard(m, cache, slog.New(slog.NewTextHandler(std.err, nil)))
-	}
+	out, model, err := c.tokenize(ctx, &body, std.err)
 	if err != nil {
 		return err
 	}
-	out := tokenized{Load: time.Since(start)}
+	var asked error // reported after our own ids
+	if c.Worker != "" {
+		out.Worker, asked = c.compare(ctx, &body, out.IDs)
+	}
+	if c.JSON {
+		err = writeJSON(std.out, out)
+	} else {
+		err = out.print(std.out, model, c.BlockSize, c.Text)
+	}
+	switch w := out.Worker; {
+	case err != nil || asked != nil:
+		return errors.Join(err, asked)
+	case w == nil:
+		return nil
+	case w.Differs >= 0:
+		return fmt.Errorf("the worker makes other tokens from position %d on: ours %d, theirs %d", w.Differs, w.Ours, w.Theirs)
+	}
+	_, err = fmt.Fprintf(std.err, "the worker makes the same %d tokens\n", out.Worker.Tokens)
+	return err
+}
+
+// tokenize loads the model and tokenizes a request with it.
+func (c *tokenizeConfig) tokenize(ctx context.Context, body *openai.Body, log io.Writer) (out *tokenized, model *tokenizer.Model, err error) {
+	start := time.Now()
+	cache := tokenizer.NewCache(64 << 20)
+	if c.Tokenizer == "" {
+		model, err = tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{Cache: cache})
+	} else {
+		var card router.Card
+		card, err = loadCard(c.modelConfig, cache, slog.New(slog.NewTextHandler(log, nil)))
+		model = card.Prompts
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	out = &tokenized{Load: time.Since(start)}
 	var p tokenizer.Prompt
 	for _, took := range []*time.Duration{&out.Encode, &out.Again} {
 		start = time.Now()
-		if p, err = card.Prompts.Encode(ctx, nil, body.Request, start); err != nil {
-			return err
+		if p, err = model.Encode(ctx, nil, body.Request, start); err != nil {
+			return nil, nil, err
 		}
 		*took = time.Since(start)
 	}
 	if body.Tokens != nil {
 		p = tokenizer.Prompt{IDs: body.Tokens, Exact: len(body.Tokens), Mode: tokenizer.Exact}
 	}
-	if body.CacheSalt != "" {
-		*salt = body.CacheSalt
-	}
 	out.Mode, out.Reason, out.Exact, out.IDs, out.Others = p.Mode, p.Reason, p.Exact, p.IDs, p.Others
-	out.Local = indexer.AppendLocalHashes(nil, p.IDs[:p.Exact], *blockSize, indexer.Seed(*lora, *salt))
+	out.Local = indexer.AppendLocalHashes(nil, p.IDs[:p.Exact], c.BlockSize, indexer.Seed(c.Adapter, cmp.Or(body.CacheSalt, c.Salt)))
 	out.Sequence = indexer.AppendSequenceHashes(nil, out.Local)
-	var unasked error // told behind our own ids
-	if *worker != "" {
-		url := strings.TrimRight(*worker, "/")
-		if !strings.Contains(url, "://") {
-			url = "http://" + url
-		}
-		ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-		defer cancel()
-		var theirs []uint32
-		if theirs, unasked = askTokenize(ctx, reach.Networks{}.Client(), url, body.Model, body.Request); unasked == nil {
-			out.Worker = &compared{Tokens: len(theirs), Differs: tokenizer.FirstDiff(out.IDs, theirs)}
-			if at := out.Worker.Differs; at >= 0 {
-				out.Worker.Ours, out.Worker.Theirs = around(out.IDs, at), around(theirs, at)
-			}
-		}
+	return out, model, nil
+}
+
+// compare requests the ids of the same prompt from the worker.
+func (c *tokenizeConfig) compare(ctx context.Context, body *openai.Body, ours []uint32) (*compared, error) {
+	url := strings.TrimRight(c.Worker, "/")
+	if !strings.Contains(url, "://") {
+		url = "http://" + url
 	}
-	if *asJSON {
-		err = json.NewEncoder(std.out).Encode(out)
-	} else {
-		err = out.print(std.out, card.Prompts, *blockSize, *text)
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	theirs, err := askTokenize(ctx, reach.Networks{}.Client(), url, body.Model, body.Request)
+	if err != nil {
+		return nil, err
 	}
-	switch c := out.Worker; {
-	case err != nil || unasked != nil:
-		return errors.Join(err, unasked)
-	case c == nil:
-		return nil
-	case c.Differs >= 0:
-		return fmt.Errorf("the worker makes other tokens from position %d on: ours %d, theirs %d", c.Differs, c.Ours, c.Theirs)
+	w := &compared{Tokens: len(theirs), Differs: tokenizer.FirstDiff(ours, theirs)}
+	if w.Differs >= 0 {
+		w.Ours, w.Theirs = around(ours, w.Differs), around(theirs, w.Differs)
 	}
-	_, err = fmt.Fprintf(std.err, "the worker makes the same %d tokens\n", out.Worker.Tokens)
-	return err
+	return w, nil
 }
 
 // readRequest reads the body of a request for the endpoint at path.
@@ -149,14 +166,10 @@ func readRequest(file, path string) (openai.Body, error) {
 			return openai.Body{}, fmt.Errorf("--path is %q, want that of an endpoint with a prompt, as /v1/chat/completions", path)
 		}
 	}
-
-	var data []byte
-	var err error
 	if file == "-" {
-		data, err = io.ReadAll(os.Stdin)
-	} else {
-		data, err = os.ReadFile(file)
+		file = "/dev/stdin"
 	}
+	data, err := os.ReadFile(file)
 	if err != nil {
 		return openai.Body{}, err
 	}

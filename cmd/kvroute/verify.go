@@ -5,10 +5,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -25,24 +21,24 @@ import (
 )
 
 const (
-	firstChecks  = 8      // of each model's requests
-	laterChecks  = 10_000 // one in so many after those
+	firstChecks  = 8      // requests of each model that are checked first
+	laterChecks  = 10_000 // afterwards one request in so many is checked
 	checkTimeout = 10 * time.Second
-	recheckEvery = time.Minute
-	// driftAfter is how many checks in a row must find other ids within the first
-	// block before a model is no longer tokenized: a single one may be a worker
-	// that is being replaced.
+	recheckEvery = time.Minute // of models whose ids differed
+	// driftAfter is how many checks in a row must find different ids in the first block
+	// before the model is no longer tokenized. A single one may come from a worker that is
+	// being replaced.
 	driftAfter = 2
 )
 
-// verifier compares the ids of requests with those that a worker makes of them,
-// out of band. One goroutine, in run, asks one worker at a time; what it cannot
-// keep up with is not checked.
+// verifier compares kvroute's ids of some requests with those of a worker, after the
+// decision. One goroutine, in run, asks one worker at a time. Requests that come while its
+// queue is full are not checked.
 //
-// A card begins unchecked. Equal ids make it agreed, other ids behind the first
-// block make it differ, other ids in the first block driftAfter times in a row make
-// it drift, which a later check of the same prompt can take back. A card that was
-// reloaded begins anew.
+// A model's verdict is Unchecked at first. Equal ids make it Agreed, different ids behind
+// the first block Differs. Different ids in the first block, driftAfter times in a row,
+// make it DriftSeen: the model is routed in text-block mode until a later check of the same
+// prompt finds equal ids. A reloaded model is Unchecked again.
 type verifier struct {
 	log    *slog.Logger
 	checks metric.Int64Counter
@@ -52,12 +48,13 @@ type verifier struct {
 	// workers returns the addresses of a model's workers.
 	workers func(model string) []netip.AddrPort
 
-	mu   sync.Mutex
-	seen map[string]seen // by model
+	mu sync.Mutex
+	// mu guards the field below.
+	observed map[string]observed // by model
 }
 
-// seen counts the requests observed with a card.
-type seen struct {
+// observed counts the requests of a model since its card was loaded.
+type observed struct {
 	card *router.Card
 	n    int
 }
@@ -66,41 +63,32 @@ func newVerifier(log *slog.Logger, meter metric.Meter, client *http.Client, work
 	checks, err := meter.Int64Counter("kvroute.tokenize.checks", metric.WithUnit("{check}"),
 		metric.WithDescription("Prompts compared with a worker's own token ids, by model and outcome."))
 	return &verifier{
-		log: log, checks: checks, queue: make(chan router.Observation, 16), seen: map[string]seen{}, again: recheckEvery, workers: workers,
+		log: log, checks: checks, queue: make(chan router.Observation, 16), observed: map[string]observed{}, again: recheckEvery, workers: workers,
 		client: client,
 	}, err
 }
 
-// observe queues the first requests of a model and then few of them.
+// observe queues a request if it is to be checked. It does not block.
 func (v *verifier) observe(o router.Observation) {
 	if !canAsk(o.Prompt) || !o.Card.Prompts.AsksAlike(o.Prompt) {
 		return
 	}
 	v.mu.Lock()
-	s := v.seen[o.Model]
-	if s.card != o.Card {
-		s = seen{card: o.Card}
+	before := v.observed[o.Model]
+	if before.card != o.Card {
+		before = observed{card: o.Card}
 	}
-	n := s.n
-	s.n++
-	v.seen[o.Model] = s
+	v.observed[o.Model] = observed{o.Card, before.n + 1}
 	v.mu.Unlock()
-	if n >= firstChecks && n%laterChecks != 0 {
+	if before.n >= firstChecks && before.n%laterChecks != 0 {
 		return
 	}
 	o.IDs = slices.Clone(o.IDs)
 	o.Prompt = clonePrompt(o.Prompt)
 	select {
 	case v.queue <- o:
-	default: // the worker cannot keep up
+	default: // run cannot keep up
 	}
-}
-
-// canAsk reports whether a worker's /tokenize can be told all that this prompt is
-// made of: it takes one text or a chat, and not every field of one.
-func canAsk(p chat.Request) bool {
-	return (p.Messages != nil || len(p.Prompt) > 0 && p.Prompt[0] == '"') &&
-		p.ReasoningEffort == nil && p.Documents == nil && p.TruncatePromptTokens == nil && !bytes.Contains(p.Messages, []byte(`"reasoning`))
 }
 
 func clonePrompt(p chat.Request) chat.Request {
@@ -113,14 +101,14 @@ func clonePrompt(p chat.Request) chat.Request {
 	return p
 }
 
-// trial is what the checks of a model have shown so far.
+// trial is what the checks of a model have found.
 type trial struct {
 	card    *router.Card
-	wrong   int                // checks in a row with other ids in the first block
-	drifted router.Observation // the last such check, if the model was given up
+	wrong   int                // checks in a row that found different ids in the first block
+	drifted router.Observation // the check that made the verdict DriftSeen
 }
 
-// run compares until ctx ends.
+// run checks until ctx ends.
 func (v *verifier) run(ctx context.Context) error {
 	trials := map[string]*trial{} // by model
 	again := time.NewTicker(v.again)
@@ -129,138 +117,91 @@ func (v *verifier) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case c := <-v.queue:
-			t := trials[c.Model]
-			if t == nil || t.card != c.Card {
-				t = &trial{card: c.Card}
-				trials[c.Model] = t
+		case o := <-v.queue:
+			t := trials[o.Model]
+			if t == nil || t.card != o.Card {
+				t = &trial{card: o.Card}
+				trials[o.Model] = t
 			}
-			if at, ok := v.compare(ctx, c); ok {
-				v.judge(t, c, at)
+			if at, ok := v.compare(ctx, o); ok {
+				v.judge(t, o, at)
 			}
 		case <-again.C:
 			for _, t := range trials {
 				if t.card.Prompts.Verdict() == tokenizer.DriftSeen {
-					v.retry(ctx, t)
+					v.recheck(ctx, t)
 				}
 			}
 		}
 	}
 }
 
-// judge draws a check's consequences: at is the first position that differs.
-func (v *verifier) judge(t *trial, c router.Observation, at int) {
-	prompts := c.Card.Prompts
+// judge sets the model's verdict after a check. Position is that of the first id that
+// differs, -1 if none does.
+func (v *verifier) judge(t *trial, o router.Observation, position int) {
+	prompts := o.Card.Prompts
 	verdict := prompts.Verdict()
-	if at < 0 || at >= c.BlockSize {
+	if position < 0 || position >= o.BlockSize {
 		t.wrong = 0
 	} else {
 		t.wrong++
 	}
 	switch {
-	case verdict == tokenizer.DriftSeen: // only retry takes that back
+	case verdict == tokenizer.DriftSeen: // only recheck changes that
 	case t.wrong >= driftAfter:
-		v.log.Error("model is routed in text-block mode: its worker makes other tokens", "model", c.Model, "worker", c.Address, "position", at)
+		v.log.Error("model is routed in text-block mode: its worker makes other tokens", "model", o.Model, "worker", o.Address, "position", position)
 		prompts.SetVerdict(tokenizer.DriftSeen)
-		t.drifted = c
-	case at >= 0:
+		t.drifted = o
+	case position >= 0:
 		prompts.SetVerdict(tokenizer.Differs)
 	case verdict == tokenizer.Unchecked:
 		prompts.SetVerdict(tokenizer.Agreed)
 	}
 }
 
-// retry looks whether a model that drifted makes its worker's tokens again.
-func (v *verifier) retry(ctx context.Context, t *trial) {
-	c := t.drifted
-	p, err := c.Card.Prompts.Check(ctx, nil, c.Prompt, time.Now())
+// recheck repeats the check by which a model drifted, with other workers if the first one
+// does not answer.
+func (v *verifier) recheck(ctx context.Context, t *trial) {
+	o := t.drifted
+	p, err := o.Card.Prompts.Check(ctx, nil, o.Prompt, time.Now())
 	if err != nil {
 		return
 	}
-	c.IDs = p.IDs
-	at, ok := v.compare(ctx, c)
-	for _, c.Address = range v.workers(c.Model) {
-		if ok {
-			break
+	o.IDs = p.IDs
+	for _, o.Address = range append([]netip.AddrPort{o.Address}, v.workers(o.Model)...) {
+		position, ok := v.compare(ctx, o)
+		if !ok {
+			continue
 		}
-		at, ok = v.compare(ctx, c) // the first one may have left
-	}
-	if ok && (at < 0 || at >= c.BlockSize) {
-		v.log.Info("model is tokenized again: its worker makes the same tokens", "model", c.Model)
-		t.wrong = 0
-		// It has differed: good enough to route by, not to answer from.
-		c.Card.Prompts.SetVerdict(tokenizer.Differs)
+		if position < 0 || position >= o.BlockSize {
+			v.log.Info("model is tokenized again: its worker makes the same tokens", "model", o.Model)
+			t.wrong = 0
+			// Not Agreed: ids that differed once are not sent to workers again.
+			o.Card.Prompts.SetVerdict(tokenizer.Differs)
+		}
+		return
 	}
 }
 
-// compare asks the worker and returns the position of the first id that differs,
-// -1 if none does; ok is false if the worker did not say.
-func (v *verifier) compare(ctx context.Context, c router.Observation) (at int, ok bool) {
+// compare requests the ids of a prompt from its worker, and returns the position of the
+// first id that differs, -1 if none does. ok is false if the worker did not answer.
+func (v *verifier) compare(ctx context.Context, o router.Observation) (position int, ok bool) {
 	outcome := "ok"
 	defer func() {
-		v.checks.Add(ctx, 1, metric.WithAttributes(attribute.String("model", c.Model), attribute.String("outcome", outcome)))
+		v.checks.Add(ctx, 1, metric.WithAttributes(attribute.String("model", o.Model), attribute.String("outcome", outcome)))
 	}()
 	asking, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	theirs, err := askTokenize(asking, v.client, "http://"+c.Address.String(), c.Model, c.Prompt)
+	theirs, err := askTokenize(asking, v.client, "http://"+o.Address.String(), o.Model, o.Prompt)
 	if err != nil {
 		outcome = "error"
-		v.log.Debug("a worker does not tell its tokens", "model", c.Model, "worker", c.Address, "err", err)
+		v.log.Debug("a worker does not return token ids", "model", o.Model, "worker", o.Address, "err", err)
 		return 0, false
 	}
-	if at = tokenizer.FirstDiff(c.IDs, theirs); at >= 0 {
+	if position = tokenizer.FirstDiff(o.IDs, theirs); position >= 0 {
 		outcome = "different"
-		v.log.Warn("a worker makes other tokens", "model", c.Model, "worker", c.Address, "position", at,
-			"ours", around(c.IDs, at), "theirs", around(theirs, at))
+		v.log.Warn("a worker makes other tokens", "model", o.Model, "worker", o.Address, "position", position,
+			"ours", around(o.IDs, position), "theirs", around(theirs, position))
 	}
-	return at, true
-}
-
-func around(ids []uint32, at int) []uint32 {
-	return ids[min(max(at-4, 0), len(ids)):min(at+5, len(ids))]
-}
-
-// askTokenize asks a worker's /tokenize, as vLLM has it, for the ids of a prompt.
-func askTokenize(ctx context.Context, client *http.Client, url, model string, q chat.Request) ([]uint32, error) {
-	body := map[string]any{"model": model}
-	for name, span := range map[string][]byte{
-		"messages": q.Messages, "tools": q.Tools, "prompt": q.Prompt, "add_generation_prompt": q.AddGenerationPrompt,
-		"continue_final_message": q.ContinueFinalMessage, "chat_template_kwargs": q.ChatTemplateKwargs, "add_special_tokens": q.AddSpecialTokens,
-	} {
-		if span != nil {
-			body[name] = json.RawMessage(span)
-		}
-	}
-	data, err := json.Marshal(body)
-	if err != nil {
-		return nil, err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/tokenize", bytes.NewReader(data))
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }() // it was read
-	const most = 64 << 20
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, most))
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s: status %d: %.200s", url, resp.StatusCode, answer)
-	}
-	var out struct {
-		Tokens []uint32 `json:"tokens"`
-	}
-	if err := json.Unmarshal(answer, &out); err != nil {
-		return nil, fmt.Errorf("%s: %w", url, err)
-	}
-	if out.Tokens == nil {
-		return nil, errors.New(url + ": the answer has no tokens")
-	}
-	return out.Tokens, nil
+	return position, true
 }

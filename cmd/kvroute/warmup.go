@@ -31,29 +31,22 @@ func (s *server) serving(status healthpb.HealthCheckResponse_ServingStatus) {
 	}
 }
 
-// warmUp waits until the fleet and what it caches are known, and then lets requests
-// come.
+// warmUp waits until the workers and their caches are known, and then accepts requests.
 func (s *server) warmUp(ctx context.Context) error {
-	begin := time.Now()
-	tick := time.NewTicker(warmUpEvery)
-	defer tick.Stop()
-	for {
-		fleet := s.registry.Ready()
-		late := time.Since(begin) >= warmUpLimit
+	late := time.Now().Add(warmUpLimit)
+	ctx, done := context.WithCancel(ctx)
+	defer done()
+	return every(ctx, warmUpEvery, func() {
+		fleet, late := s.registry.Ready(), time.Now().After(late)
 		if fleet || late {
 			s.started.Store(true)
 		}
+		if late {
+			s.log.Warn("requests are accepted, though not everything is known yet", "registry", fleet)
+		}
 		if late || fleet && (s.durable == nil || s.durable.Ready() || !s.events.Wants(events.FeedDurable)) {
-			if late {
-				s.log.Warn("requests are taken, though not all is known yet", "registry", fleet)
-			}
 			s.serving(healthpb.HealthCheckResponse_SERVING)
-			return nil
+			done()
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	})
 }

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/kvroute/kvroute/tokenizer/chat"
+)
+
+// canAsk reports whether a worker's /tokenize takes everything that the prompt consists
+// of: one text or a chat, without some fields.
+func canAsk(p chat.Request) bool {
+	return (p.Messages != nil || len(p.Prompt) > 0 && p.Prompt[0] == '"') &&
+		p.ReasoningEffort == nil && p.Documents == nil && p.TruncatePromptTokens == nil && !bytes.Contains(p.Messages, []byte(`"reasoning`))
+}
+
+// field is a field of the body of /tokenize. A nil value is absent.
+type field struct {
+	name  string
+	value json.RawMessage
+}
+
+func tokenizeFields(p chat.Request) []field {
+	return []field{
+		{"messages", p.Messages},
+		{"tools", p.Tools},
+		{"prompt", p.Prompt},
+		{"add_generation_prompt", p.AddGenerationPrompt},
+		{"continue_final_message", p.ContinueFinalMessage},
+		{"chat_template_kwargs", p.ChatTemplateKwargs},
+		{"add_special_tokens", p.AddSpecialTokens},
+	}
+}
+
+// promptKey identifies a prompt of a model: prompts with equal keys have equal ids.
+func promptKey(model string, p chat.Request) (key [sha256.Size]byte) {
+	h := sha256.New()
+	fmt.Fprintf(h, "%q", model)
+	for _, f := range tokenizeFields(p) {
+		fmt.Fprintf(h, " %d:", len(f.value))
+		h.Write(f.value)
+	}
+	h.Sum(key[:0])
+	return key
+}
+
+// askTokenize requests the ids of a prompt from a worker's /tokenize, which vLLM has.
+func askTokenize(ctx context.Context, client *http.Client, url, model string, p chat.Request) ([]uint32, error) {
+	body := map[string]any{"model": model}
+	for _, f := range tokenizeFields(p) {
+		if f.value != nil {
+			body[f.name] = f.value
+		}
+	}
+	data, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/tokenize", bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := do(client, req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var answer struct{ Tokens []uint32 }
+	switch err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&answer); {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", url, err)
+	case answer.Tokens == nil:
+		return nil, errors.New(url + ": the answer has no tokens")
+	}
+	return answer.Tokens, nil
+}
+
+// around returns some ids around a position, for people.
+func around(ids []uint32, at int) []uint32 {
+	return ids[min(max(at-4, 0), len(ids)):min(at+5, len(ids))]
+}
