@@ -18,212 +18,99 @@ import (
 	"github.com/kvroute/kvroute/replicas"
 )
 
-// config is everything that can be set about `kvroute serve`. Each scalar is a flag and a
-// key of the configuration file, under one name; a flag wins over the file. The tags say
-// what settings.go makes of a field: its default, the values that are accepted (want), and
-// the text of -h, in which <…> is the kind of value. Replicas may differ in settings with
-// the tag own, and decide differently if they differ in others. "workers", "groups", "models" and
-// "dynamo" are in the file only. Nothing is read from the environment.
+// config is the settings of `kvroute serve`. Each is a flag and a key of the configuration
+// file, under one name; a flag wins over the file. The tags of a field, which settings.go
+// reads, say all about it:
+//
+//   - default, and want: the values that are accepted
+//   - help: the text of -h, in which <…> is the kind of value
+//   - own: replicas may differ in it. If they differ in others, they decide differently
+//
+// "workers", "groups", "models" and "dynamo" are in the file only. Nothing is read from
+// the environment.
 type config struct {
-	// Version is the version of the file's format: 1.
+	// Version of the file's format: 1.
 	Version int `yaml:"version"`
 
-	// ExtprocAddress is where Envoy reaches the external processor: ip:port, or
-	// unix:/path. Port 0 picks a free one.
 	ExtprocAddress string `yaml:"extproc-address" own:"yes" default:"127.0.0.1:9002" help:"<ip:port> or unix:/path at which Envoy reaches the external processor; port 0 picks a free one"`
-	// HTTPAddress serves health, metrics and the API: ip:port. Port 0 picks a
-	// free one.
-	HTTPAddress string `yaml:"http-address" own:"yes" default:"127.0.0.1:9003" help:"<ip:port> of health checks, metrics and the API; port 0 picks a free one"`
-	// APITokenFile is a file of bearer tokens, one a line, 16 or more visible ASCII
-	// characters each. With it the API answers only requests with one of them;
-	// /healthz, /readyz and /metrics want none. Read again when it changes.
-	APITokenFile string `yaml:"api-token-file" own:"yes" help:"<file> of bearer tokens, one a line; the API then answers only requests with one of them"`
-	// TrustedNetwork says that only trusted clients reach this process. Without it,
-	// HTTPAddress off loopback needs APITokenFile, and ExtprocAddress off loopback needs
-	// ExtprocTLSClientCA. NATSListen off loopback is refused.
-	TrustedNetwork bool `yaml:"trusted-network" own:"yes" help:"allow http-address, extproc-address and nats-listen off loopback without api-token-file and extproc-tls-client-ca; set it if only trusted clients reach them"`
+	HTTPAddress    string `yaml:"http-address" own:"yes" default:"127.0.0.1:9003" help:"<ip:port> of health checks, metrics and the API; port 0 picks a free one"`
+	APITokenFile   string `yaml:"api-token-file" own:"yes" help:"<file> of bearer tokens, one a line, 16 or more visible ASCII characters each; the API then answers only requests with one of them"`
+	TrustedNetwork bool   `yaml:"trusted-network" own:"yes" help:"allow http-address, extproc-address and nats-listen off loopback without api-token-file and extproc-tls-client-ca; set it if only trusted clients reach them"`
 
-	// NATSURL is the bus on which workers register and publish their events; file:PATH
-	// reads it from a file. Empty keeps a bus inside this process.
-	NATSURL string `yaml:"nats-url" own:"yes" help:"<URL> of the NATS bus, or file:PATH of a file that holds the URL; empty runs a bus in this process"`
-	// NATSListen is where the bus inside this process listens for others: ip:port. Empty
-	// listens nowhere. Its URL, with a password, is written to nats-url in StateDir and
-	// to the ready file. It keeps what it stores under StateDir, or forgets it at its end.
-	NATSListen string `yaml:"nats-listen" own:"yes" help:"<ip:port> at which the bus in this process listens for workers and other replicas; empty listens nowhere. Clients need the URL in the file nats-url of state-dir"`
-	// What follows is for a bus that wants to know who connects.
-	bus.Access `yaml:",inline"`
-	// NATSReplicas is how many servers of a NATS cluster keep the streams and
-	// buckets that this process makes: 1, 3 or 5.
-	NATSReplicas int `yaml:"nats-replicas" default:"1" want:"1, 3 or 5" help:"<number> of NATS servers that store the streams and buckets that kvroute makes: 1, 3 or 5"`
-	// Namespace, Component and Endpoint name the scope of the workers' subjects.
-	Namespace string `yaml:"namespace" default:"kvroute" help:"namespace of the workers' subjects"`
-	Component string `yaml:"component" default:"workers" help:"component of the workers' subjects"`
-	Endpoint  string `yaml:"endpoint" default:"generate" help:"endpoint of the workers' subjects"`
-	// WorkerNetworks are the only networks that workers may have addresses in, and that
-	// kvroute connects to: CIDR, CIDR:port or CIDR:port-port, comma-separated. Empty
-	// allows all. Workers that register themselves may have a loopback or link-local
-	// address only if a network has nothing else, as 127.0.0.0/8.
+	NATSURL        string `yaml:"nats-url" own:"yes" help:"<URL> of the NATS server, or file:PATH of a file that holds the URL; empty runs a NATS server in this process"`
+	NATSListen     string `yaml:"nats-listen" own:"yes" help:"<ip:port> at which the NATS server in this process listens for workers and other replicas; empty listens nowhere. Clients need the URL in the file nats-url of state-dir"`
+	bus.Access     `yaml:",inline"`
+	NATSReplicas   int    `yaml:"nats-replicas" default:"1" want:"1, 3 or 5" help:"<number> of NATS servers that store the streams and buckets that kvroute makes: 1, 3 or 5"`
+	Namespace      string `yaml:"namespace" default:"kvroute" help:"namespace of the workers' subjects"`
+	Component      string `yaml:"component" default:"workers" help:"component of the workers' subjects"`
+	Endpoint       string `yaml:"endpoint" default:"generate" help:"endpoint of the workers' subjects"`
 	WorkerNetworks string `yaml:"worker-networks" help:"<networks> that workers may be in: CIDR, CIDR:port or CIDR:port-port, comma-separated; empty allows all. Add 127.0.0.0/8 to let workers on loopback register"`
 
-	// DurableKVEvents reads events from a stream that keeps them for an hour, so
-	// that nothing is lost while this process is away. False listens to NATS core.
-	DurableKVEvents bool `yaml:"durable-kv-events" default:"true" help:"read events from a stream that stores them, so that a restart loses none"`
-	// KVEventsRetention is how long that stream keeps events, 30m to 8760h. 0 leaves a
-	// stream that is there as it is, and makes one that keeps them for 1h.
-	KVEventsRetention time.Duration `yaml:"kv-events-retention" help:"<time> for which the stream stores events, 30m to 8760h; 0 leaves an existing stream unchanged and makes a new one with 1h"`
-	// Replica is this process's name among the router replicas, the same after a
-	// restart. Empty makes one of the host's name and the port of HTTPAddress.
-	Replica string `yaml:"replica" own:"yes" help:"<name> of this router replica, the same after a restart; empty makes one of the host name and the port"`
-	// RouterSnapshotThreshold is the number of messages in the stream above which
-	// the index is saved and the stream shortened.
-	RouterSnapshotThreshold int `yaml:"router-snapshot-threshold" default:"1000000" want:"more than 0" help:"<number> of messages in the stream above which the index is saved and the stream shortened"`
-	// RouterResetStates makes this and all other replicas forget at the start what
-	// they know from events, and delete what is stored of it.
-	RouterResetStates bool `yaml:"router-reset-states" own:"yes" help:"make all replicas forget at the start what they know from events"`
+	DurableKVEvents         bool          `yaml:"durable-kv-events" default:"true" help:"read events from a stream that stores them, so that a restart loses none"`
+	KVEventsRetention       time.Duration `yaml:"kv-events-retention" help:"<time> for which the stream stores events, 30m to 8760h; 0 leaves an existing stream unchanged and makes a new one with 1h"`
+	Replica                 string        `yaml:"replica" own:"yes" help:"<name> of this router replica, the same after a restart; empty makes one of the host name and the port"`
+	RouterSnapshotThreshold int           `yaml:"router-snapshot-threshold" default:"1000000" want:"more than 0" help:"<number> of messages in the stream above which the index is saved and the stream shortened"`
+	RouterResetStates       bool          `yaml:"router-reset-states" own:"yes" help:"make all replicas forget at the start what they know from events"`
 
-	// RouterReplicaSync tells the other router replicas of the requests that this one
-	// sends to workers, and counts theirs. Without, each decides by its own alone.
 	RouterReplicaSync bool `yaml:"router-replica-sync" default:"true" help:"exchange requests in flight with other router replicas"`
 
-	// Group is the name of the router group that the workers are: what they do and hold is
-	// told to routers above. Empty: there is none above.
-	Group string `yaml:"group" help:"<name> of the router group that the workers form, for upper routers; empty: no upper router"`
-	// GroupInterval is the time between two of its summaries, 50ms to 1m.
-	GroupInterval time.Duration `yaml:"group-interval" default:"1s" want:"50ms to 1m" help:"<time> between two summaries of the group, 50ms to 1m"`
-	// GroupProbe asks router groups what a request would find there before it is sent:
-	// auto (where a model has at most 8), on or off, which goes by their summaries.
-	// GroupProbeBudget is how long answers are waited for.
-	GroupProbe       string        `yaml:"group-probe" default:"auto" want:"auto, on or off" help:"auto, on or off: ask router groups about each request before it is sent"`
+	Group            string        `yaml:"group" help:"<name> of the router group that the workers form, for upper routers; empty: no upper router"`
+	GroupInterval    time.Duration `yaml:"group-interval" default:"1s" want:"50ms to 1m" help:"<time> between two summaries of the group, 50ms to 1m"`
+	GroupProbe       string        `yaml:"group-probe" default:"auto" want:"auto, on or off" help:"auto, on or off: ask router groups about each request before it is sent; auto asks if a model has at most 8 groups"`
 	GroupProbeBudget time.Duration `yaml:"group-probe-budget" default:"3ms" want:"more than 0s" help:"<time> for which answers of router groups are awaited"`
 
-	// Routing says how a decision is made.
 	Routing `yaml:",inline"`
 
-	// MaxIndexBlocks bounds the pairs of block and worker that are remembered of
-	// a model from events, some 1 to 30 bytes each. At the bound those go first
-	// that were asked for longest ago.
-	MaxIndexBlocks int `yaml:"max-index-blocks" default:"16777216" want:"more than 0" help:"<number> of pairs of block and worker that are stored for a model from events; above it the oldest are removed"`
-	// NoKVEvents is for workers that do not tell what they cache: the router
-	// guesses from the requests that it sent, and listens to no events.
-	NoKVEvents bool `yaml:"no-kv-events" help:"ignore cache events, and estimate what workers cache from the requests sent to them"`
-	// RouterTTLSecs is how many seconds such a guess counts after the last
-	// request that confirms it.
-	RouterTTLSecs float64 `yaml:"router-ttl-secs" default:"120" want:"more than 0, at most 1e9" help:"<seconds> for which an estimate of --no-kv-events counts after the last request that confirms it"`
-	// RouterPredictedTTLSecs is how many seconds a worker counts as holding a
-	// request's blocks before its events say so; 0 for not at all.
-	RouterPredictedTTLSecs float64 `yaml:"router-predicted-ttl-secs" default:"10" want:"0 to 1e9" help:"<seconds> for which a request's blocks count as cached before an event confirms them; 0 turns that off"`
-	// StateDir is the folder that keeps what a restart should not forget. Empty
-	// keeps nothing.
-	StateDir string `yaml:"state-dir" own:"yes" help:"<folder> for what a restart must not forget; empty stores nothing"`
-	// StateInterval is how often it is written; a crash loses what came since.
-	StateInterval time.Duration `yaml:"state-interval" own:"yes" default:"30s" want:"more than 0s" help:"<time> between two writes of the state; a crash loses what came since the last one"`
-	// BlockSize is the number of tokens in a block of workers that do not say; 0
-	// takes that of the model's other workers, or 16.
-	BlockSize int `yaml:"block-size" help:"<tokens> in a block of workers that do not report it; 0 takes that of the model's other workers, or 16"`
-	// Seed makes the choice among equal workers reproducible.
-	Seed uint64 `yaml:"seed" own:"yes" help:"<number> that makes the choice among equal workers reproducible"`
-	// KeepDecisions is how many recent decisions the API can explain; 0 keeps none.
-	// Each takes some 270 bytes for each worker of its pool.
-	KeepDecisions int `yaml:"keep-decisions" own:"yes" default:"1024" want:"0 or more" help:"<number> of recent decisions that the API can explain; 0 stores none"`
+	MaxIndexBlocks         int           `yaml:"max-index-blocks" default:"16777216" want:"more than 0" help:"<number> of pairs of block and worker that are stored for a model from events, 1 to 30 bytes each; above it the least recently requested are removed"`
+	NoKVEvents             bool          `yaml:"no-kv-events" help:"ignore cache events, and estimate what workers cache from the requests sent to them"`
+	RouterTTLSecs          float64       `yaml:"router-ttl-secs" default:"120" want:"more than 0, at most 1e9" help:"<seconds> for which an estimate of --no-kv-events counts after the last request that confirms it"`
+	RouterPredictedTTLSecs float64       `yaml:"router-predicted-ttl-secs" default:"10" want:"0 to 1e9" help:"<seconds> for which a request's blocks count as cached before an event confirms them; 0 turns that off"`
+	StateDir               string        `yaml:"state-dir" own:"yes" help:"<folder> for what a restart must not forget; empty stores nothing"`
+	StateInterval          time.Duration `yaml:"state-interval" own:"yes" default:"30s" want:"more than 0s" help:"<time> between two writes of the state; a crash loses what came since the last one"`
+	BlockSize              int           `yaml:"block-size" help:"<tokens> in a block of workers that do not report it; 0 takes that of the model's other workers, or 16"`
+	Seed                   uint64        `yaml:"seed" own:"yes" help:"<number> that makes the choice among equal workers reproducible"`
+	KeepDecisions          int           `yaml:"keep-decisions" own:"yes" default:"1024" want:"0 or more" help:"<number> of recent decisions that the API can explain, some 270 bytes for each worker; 0 stores none"`
 
-	// TraceOut is a file that gets a line for each request that was served and
-	// tokenized exactly, in the Mooncake format: hashes of blocks of 512 tokens
-	// under a seed of this process, no text. At 256 MiB it becomes FILE.1 in place
-	// of the last one. An older FILE is overwritten. Empty writes none.
-	TraceOut string `yaml:"trace-out" own:"yes" help:"<file> for a trace of the requests served, for kvroute replay; empty writes none"`
-	// TraceOutTPOT is the time taken for that between two tokens of a response,
-	// whose number is worked out from how long it took.
+	// The trace has the Mooncake format: hashes of blocks of 512 tokens under a seed of this
+	// process, and no text.
+	TraceOut     string        `yaml:"trace-out" own:"yes" help:"<file> for a trace of the requests served, for kvroute replay; empty writes none. At 256 MiB it is renamed to FILE.1"`
 	TraceOutTPOT time.Duration `yaml:"trace-out-tpot" own:"yes" default:"20ms" want:"more than 0s" help:"<time> between two tokens of a response that the trace assumes"`
 
-	// SecondChoice is how Envoy is told where a request goes that its worker
-	// refuses: "header" names it in x-dynamo-worker-fallback, "list" behind the
-	// first one in x-dynamo-worker, "none" not at all. It must fit Envoy's
-	// configuration: kvroute config envoy --failover.
-	SecondChoice string `yaml:"second-choice" default:"header" help:"header, list or none: how Envoy learns where to send a request that its worker refuses"`
-	// ModeOverride asks Envoy for what keeps its stream open to the end of the
-	// response, where the filter's configuration cannot: see examples/envoy-gateway.
-	ModeOverride bool `yaml:"mode-override" help:"ask Envoy for the response's headers and trailers; needed with Envoy Gateway"`
-	// ExtprocTLSCert and ExtprocTLSKey are PEM files that Envoy's connections are
-	// secured with, ExtprocTLSClientCA one with the authorities whose clients alone
-	// may connect. They are read again when they change. Empty for none.
+	SecondChoice string `yaml:"second-choice" default:"header" help:"header, list or none: how Envoy learns where to send a request that its worker refuses; must fit config envoy --failover"`
+	// For filters whose configuration cannot ask for it: see examples/envoy-gateway.
+	ModeOverride       bool   `yaml:"mode-override" help:"ask Envoy for the response's headers and trailers; needed with Envoy Gateway"`
 	ExtprocTLSCert     string `yaml:"extproc-tls-cert" own:"yes" help:"PEM <file> with the certificate for connections of Envoy"`
 	ExtprocTLSKey      string `yaml:"extproc-tls-key" own:"yes" help:"PEM <file> with the key of extproc-tls-cert"`
 	ExtprocTLSClientCA string `yaml:"extproc-tls-client-ca" own:"yes" help:"PEM <file> with the authorities whose clients may connect; empty accepts all clients"`
-	// ExtprocConnectionAge is after how long Envoy is asked to open a new connection,
-	// so that replicas which come get their share behind balancers of connections. What
-	// runs on the old one ends there. 0 asks never.
+	// A new connection lets new replicas get their share behind a balancer of connections.
 	ExtprocConnectionAge time.Duration `yaml:"extproc-connection-age" default:"10m" want:"0s or more" help:"<time> after which Envoy is asked to open a new connection; 0 never asks"`
-	// EndpointPicker also speaks the endpoint-picker protocol of the Gateway API
-	// Inference Extension, for gateways that route by it.
-	EndpointPicker bool `yaml:"endpoint-picker" help:"also speak the endpoint-picker protocol of the Gateway API Inference Extension"`
-	// AvoidFailing is for how long a worker gets no requests that refused one or
-	// failed, while others can take them; up to 16 times as long if it goes on.
-	// 0 avoids none.
-	AvoidFailing time.Duration `yaml:"avoid-failing" default:"2s" help:"<time> of the initial back-off for a worker that refused or failed a request; 0 turns back-off off"`
-	// DegradedAfter, UnhealthyAfter and ExpiredAfter are how old a worker's last sign
-	// of life is when it gets requests only while no worker is healthy, when it gets
-	// none, and when it is given up. None may be below the one before; at least 3s.
-	DegradedAfter  time.Duration `yaml:"degraded-after" default:"7.5s" help:"<time> without a sign of life after which a worker gets requests only if no worker is healthy"`
+	EndpointPicker       bool          `yaml:"endpoint-picker" help:"also speak the endpoint-picker protocol of the Gateway API Inference Extension"`
+	AvoidFailing         time.Duration `yaml:"avoid-failing" default:"2s" help:"<time> of the initial back-off for a worker that refused or failed a request, up to 16 times as long if it goes on; 0 turns back-off off"`
+	// None of the next three may be below the one before.
+	DegradedAfter  time.Duration `yaml:"degraded-after" default:"7.5s" help:"<time> without a sign of life after which a worker gets requests only if no worker is healthy; 3s or more"`
 	UnhealthyAfter time.Duration `yaml:"unhealthy-after" default:"15s" help:"<time> without a sign of life after which a worker gets no requests"`
 	ExpiredAfter   time.Duration `yaml:"expired-after" default:"30s" help:"<time> without a sign of life after which a worker is removed"`
-	// EndpointFile is a file that is kept up to date with the addresses of the
-	// healthy workers, in the form that Envoy reads (kvroute config envoy
-	// --pool-file): with kvroute gone, Envoy goes on with them. Empty keeps none.
-	EndpointFile string `yaml:"endpoint-file" own:"yes" help:"<file> that is kept up to date with the healthy workers, for Envoy's pool; empty writes none"`
+	EndpointFile   string        `yaml:"endpoint-file" own:"yes" help:"<file> that is kept up to date with the healthy workers, for Envoy's pool; empty writes none"`
 
-	// DecisionHeaders tells worker, overlap and reason in headers of the
-	// response. They reveal the addresses of workers.
-	DecisionHeaders bool `yaml:"decision-headers" help:"add worker, overlap and reason of the decision to the response's headers"`
-	// FirstToken is how the first token of a response is noticed: "observer"
-	// reads the beginning of the response, "response-headers" takes its headers
-	// for it, which is right only for workers that send them that late.
-	FirstToken string `yaml:"first-token" default:"observer" want:"observer or response-headers" help:"observer or response-headers: what counts as the first token of a response"`
-	// MaxBodyBytes is the largest request body that is read. Envoy's own limit
-	// should equal it.
-	MaxBodyBytes int `yaml:"max-body-bytes" default:"16777216" want:"more than 0" help:"<bytes> of the largest request body that is read; set Envoy's limit to the same"`
-	// MaxHeldBytes bounds the request bodies held at a time, all together. A request
-	// that finds no room is left to Envoy's choice. 0 takes a quarter of the memory
-	// limit (GOMEMLIMIT, else the container's), or 512 MiB without one.
-	MaxHeldBytes int64 `yaml:"max-held-bytes" want:"0 or more" help:"<bytes> of request bodies in memory at a time; 0 takes a quarter of the memory limit, or 512 MiB without one"`
-	// MaxStreams bounds the requests in flight; those above it are left to Envoy's
-	// choice. 0 takes as many as fit a quarter of the memory limit, at most 40,000.
-	MaxStreams int `yaml:"max-streams" want:"0 or more" help:"<number> of requests in flight; 0 takes what fits a quarter of the memory limit, at most 40,000"`
-	// DecisionTimeout is the time that a decision may take before the request
-	// is left to Envoy's choice. Less than Envoy's message_timeout.
+	DecisionHeaders bool          `yaml:"decision-headers" help:"add worker, overlap and reason of the decision to the response's headers, which reveals the addresses of workers"`
+	FirstToken      string        `yaml:"first-token" default:"observer" want:"observer or response-headers" help:"observer or response-headers: what counts as the first token of a response; response-headers fits only workers that send their headers with it"`
+	MaxBodyBytes    int           `yaml:"max-body-bytes" default:"16777216" want:"more than 0" help:"<bytes> of the largest request body that is read; set Envoy's limit to the same"`
+	MaxHeldBytes    int64         `yaml:"max-held-bytes" want:"0 or more" help:"<bytes> of request bodies in memory at a time; requests above it are left to Envoy's choice. 0 takes a quarter of the memory limit, or 512 MiB without one"`
+	MaxStreams      int           `yaml:"max-streams" want:"0 or more" help:"<number> of requests in flight; requests above it are left to Envoy's choice. 0 takes what fits a quarter of the memory limit, at most 40,000"`
 	DecisionTimeout time.Duration `yaml:"decision-timeout" default:"1.5s" want:"more than 0s" help:"<time> after which a request is left to Envoy's choice; less than Envoy's message_timeout"`
-	// DrainDelay is how long a shutdown goes on deciding after it has told Envoy's
-	// health checks that this replica leaves: longer than their interval.
-	DrainDelay time.Duration `yaml:"drain-delay" default:"2s" want:"0s or more" help:"<time> for which a shutdown still decides requests; longer than the interval of Envoy's health checks"`
-	// DrainTimeout is the longest time of a shutdown, which waits for decisions in
-	// progress.
-	DrainTimeout time.Duration `yaml:"drain-timeout" default:"25s" want:"more than 0s" help:"<time> after which a shutdown ends open streams"`
+	DrainDelay      time.Duration `yaml:"drain-delay" default:"2s" want:"0s or more" help:"<time> for which a shutdown still decides requests; longer than the interval of Envoy's health checks"`
+	DrainTimeout    time.Duration `yaml:"drain-timeout" default:"25s" want:"more than 0s" help:"<time> after which a shutdown ends open streams"`
 
-	// LogLevel is "debug", "info", "warn" or "error"; LogFormat "text" or "json".
 	LogLevel  string `yaml:"log-level" own:"yes" default:"info" help:"debug, info, warn or error"`
 	LogFormat string `yaml:"log-format" own:"yes" default:"text" help:"text or json"`
 
-	// StrictModels answers 404 to requests for models that have workers but no
-	// tokenizer, which are otherwise routed by load.
-	StrictModels bool `yaml:"strict-models" help:"answer 404 to requests for models without a tokenizer, instead of routing them by load"`
-	// VerifyTokenizer compares the first requests of each model, and few of the
-	// later ones, with the worker's own /tokenize. A model whose worker goes on
-	// to make other tokens is routed in text-block mode.
-	VerifyTokenizer bool `yaml:"verify-tokenizer" help:"compare the first prompts of each model, and few later ones, with the workers' own token ids"`
-	// RemoteTokenize asks a worker's /tokenize for the ids of prompts whose model
-	// has no tokenizer here, for up to 0.3 s; the answers are kept. Without, such
-	// models are in text-block mode.
-	RemoteTokenize bool `yaml:"remote-tokenize" help:"ask a worker for the token ids of prompts whose model has no tokenizer here"`
-	// ForwardTokens hands prompts on as token ids, which saves workers from making
-	// them: "auto" wherever the worker's engine and version are known to take them,
-	// or the fields that may be written, comma-separated: "prompt" of completions,
-	// "kv_transfer_params" of vLLM's chats, "prompt_token_ids" of TensorRT-LLM's.
-	// Empty leaves bodies as they are. Needs verify-tokenizer.
-	ForwardTokens string `yaml:"forward-tokens" help:"auto, or a list of prompt, kv_transfer_params, prompt_token_ids: send prompts to workers as token ids"`
-	// TokenizerCacheBytes is how much memory the ids of prompts take that were
-	// seen before, over all models.
-	TokenizerCacheBytes int `yaml:"tokenizer-cache-bytes" own:"yes" default:"67108864" want:"more than 0" help:"<bytes> of memory for the token ids of recent prompts"`
+	StrictModels        bool   `yaml:"strict-models" help:"answer 404 to requests for models without a tokenizer, instead of routing them by load"`
+	VerifyTokenizer     bool   `yaml:"verify-tokenizer" help:"compare the first prompts of each model, and few later ones, with the workers' own token ids; a model whose ids differ is routed in text-block mode"`
+	RemoteTokenize      bool   `yaml:"remote-tokenize" help:"ask a worker for the token ids of prompts whose model has no tokenizer here, for up to 0.3 s"`
+	ForwardTokens       string `yaml:"forward-tokens" help:"auto, or a list of prompt, kv_transfer_params, prompt_token_ids: send prompts to workers as token ids; needs verify-tokenizer"`
+	TokenizerCacheBytes int    `yaml:"tokenizer-cache-bytes" own:"yes" default:"67108864" want:"more than 0" help:"<bytes> of memory for the token ids of recent prompts"`
 
-	// Dynamo finds workers by the records of NVIDIA Dynamo's own discovery: docs/fleet.md.
+	// Dynamo finds workers by the records of NVIDIA Dynamo's discovery: docs/fleet.md.
 	Dynamo dynamoConfig `yaml:"dynamo,omitempty"`
 
 	// Models are the models whose prompts are tokenized exactly. Reloaded

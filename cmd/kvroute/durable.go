@@ -34,8 +34,8 @@ func (s *server) openDurable() (err error) {
 	return err
 }
 
-// replicaName is the setting, or what stays the same when this process is started
-// again in the same way. Where nothing does, it is "": some random name.
+// replicaName is the setting, or a name that stays the same after a restart with the same
+// flags. It is "", for a random name, if the port is 0.
 func replicaName(c *config) string {
 	if c.Replica != "" {
 		return c.Replica
@@ -48,8 +48,8 @@ func replicaName(c *config) string {
 	return host + "-" + port
 }
 
-// readStream reads the stream of events while there are workers whose events come by it.
-// It waits for the registry up to 10 s, so that the workers of stored events are known.
+// readStream reads the stream of events as soon as there are workers whose events it
+// stores. It first waits up to 10 s for the registry, so that the workers are known.
 func (s *server) readStream(ctx context.Context) error {
 	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -11,11 +11,11 @@ import (
 )
 
 // dynamoConfig is the file's "dynamo": where the records of Dynamo's processes are, and
-// what is made of them. The zero value looks for none.
+// how workers are made of them. The zero value reads none.
 type dynamoConfig struct {
-	// Dir is the root of Dynamo's file store, as DYN_FILE_KV says to its processes.
+	// Dir is the root of Dynamo's file store, DYN_FILE_KV of its processes.
 	Dir string `yaml:"dir,omitempty"`
-	// NATS reads the records from key-value buckets on the bus, those of Namespace.
+	// NATS reads the records from the key-value buckets of Namespace in NATS.
 	NATS bool `yaml:"nats,omitempty"`
 
 	fleet.DynamoRules `yaml:",inline"`
@@ -23,7 +23,7 @@ type dynamoConfig struct {
 
 func (c *dynamoConfig) on() bool { return c.Dir != "" || c.NATS }
 
-// check refuses what says where workers are but not how to find them.
+// check refuses settings that are not enough to find workers.
 func (c *dynamoConfig) check() error {
 	err := c.DynamoRules.Check()
 	switch {
@@ -42,7 +42,7 @@ func (c *dynamoConfig) check() error {
 }
 
 // openDynamo reads the records of Dynamo's processes once, so that their workers are known
-// from the start.
+// at the start.
 func (s *server) openDynamo() (err error) {
 	c := &s.conf.Dynamo
 	if !c.on() {
@@ -62,8 +62,8 @@ func (s *server) openDynamo() (err error) {
 	return nil
 }
 
-// dynamoChanged takes what the records make. Where events are comes first: a worker that is
-// told of is asked for its own at once.
+// dynamoChanged takes the workers of the records. The places of their events come first: the
+// router requests the events of a new worker at once.
 func (s *server) dynamoChanged(v fleet.DynamoView) {
 	s.direct.sources.SetPlane(v.Plane)
 	if err := s.static.setFound(v.Workers); err != nil {

@@ -17,31 +17,28 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// endpointFile keeps Envoy's pool up to date, so that it serves today's workers
-// while no kvroute is there. Two replicas may keep one file: each writes all of it
-// under a name of its own and renames that.
+// endpointFile writes the addresses of the workers to a file that Envoy reads as its pool,
+// so that Envoy serves them while no kvroute runs. Several replicas may write one file:
+// each writes a temporary file of its own and renames it.
 //
-// A fleet without workers is never written, nor one before it is known: it may be what
-// is known so far, or not any more, and the last workers known are a better guess. A file
-// that somebody removed is written again, with those: the next Envoy does not start
-// without it.
+// The file keeps the last known workers while there are none, or the registry has not
+// answered yet. A file that was removed is written again: Envoy does not start without it.
 type endpointFile struct {
 	path    string
-	known   func() bool // whether the fleet is
+	known   func() bool // the registry has answered
 	workers func() []router.WorkerState
 	log     *slog.Logger
 
 	written []netip.AddrPort
 }
 
-// endpointFileEvery is how often the fleet is compared with the file.
+// endpointFileEvery is the time between two updates.
 const endpointFileEvery = 500 * time.Millisecond
 
-// run keeps the file until ctx ends. The first write must succeed, later ones are
-// tried again.
+// run updates the file until ctx ends. The first write must succeed; later ones are
+// retried.
 func (f *endpointFile) run(ctx context.Context) error {
 	if _, err := os.Stat(f.path); os.IsNotExist(err) {
-		// Envoy does not start without it.
 		if err := f.write(nil); err != nil {
 			return fmt.Errorf("endpoint-file: %w", err)
 		}
@@ -61,7 +58,7 @@ func (f *endpointFile) run(ctx context.Context) error {
 	return every(ctx, endpointFileEvery, update)
 }
 
-// update writes the file if the fleet has changed, or the file is gone.
+// update writes the file if the workers have changed, or the file was removed.
 func (f *endpointFile) update() error {
 	pool := poolOf(f.workers())
 	if !f.known() || len(pool) == 0 {
@@ -88,7 +85,7 @@ func (f *endpointFile) write(pool []netip.AddrPort) error {
 		return err
 	}
 	defer func() { _ = os.Remove(out.Name()) }() // fails if it was renamed
-	// Envoy may be another user.
+	// Envoy may run as another user.
 	err = out.Chmod(0o644)
 	if err == nil {
 		_, err = out.Write(envoy.Endpoints(fmt.Sprintf("%016x", h.Sum64()), pool))
@@ -102,9 +99,10 @@ func (f *endpointFile) write(pool []netip.AddrPort) error {
 	return os.Rename(out.Name(), f.path)
 }
 
-// poolOf returns the addresses of the workers that can take any request: of each model
-// the healthy ones, or if there are none, those that may be, or all. A model's last
-// workers stay, for a list of choices (see docs/envoy.md) only reaches who is in the pool.
+// poolOf returns the addresses of the workers that can take any request: of each model the
+// healthy workers; without any, the degraded ones; without any, all. A model never has an
+// empty pool: Envoy sends requests from a list of choices (see docs/envoy.md) only to
+// workers of the pool.
 func poolOf(workers []router.WorkerState) (pool []netip.AddrPort) {
 	tier := func(w *router.WorkerState) int {
 		healthy := w.Health == router.Healthy.String()

@@ -18,8 +18,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// explain prints a kept decision of a running kvroute: what it knew of each worker,
-// why it chose the one, and where the time went.
+// explain prints a recent decision of a running kvroute: what the router knew of each
+// worker, why it chose one, and how long each step took.
 func explain(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("explain", std.err)
 	var from apiClient
@@ -88,7 +88,7 @@ func printDecision(out io.Writer, d *router.Decision) error {
 	}
 	line("worker", "%s at %s", nameOf(d.Worker, d.WorkerName), d.Address)
 	if d.Member != nil {
-		line("member", "%s, as the group said", nameOf(*d.Member, ""))
+		line("member", "%s, named by the group", nameOf(*d.Member, ""))
 	}
 	line("reason", "%s", because(d))
 	line("expected", "%d of its blocks are cached, %d tokens to compute, first token in %.0f ms (%.0f ms by rule of thumb)", d.OverlapBlocks, d.PrefillTokens, d.EstimatedTTFT, d.CoarseTTFT)
@@ -104,7 +104,7 @@ func printDecision(out io.Writer, d *router.Decision) error {
 	case !d.FirstToken.IsZero():
 		line("first token", "after %v, %s", d.FirstToken.Sub(d.Time), noticed(d.FirstTokenBy))
 	case d.FirstTokenBy == router.SignEnd:
-		line("first token", "not noticed before the end")
+		line("first token", "not seen before the end of the response")
 	}
 	if !d.Freed.IsZero() {
 		line("end", "after %v", d.Freed.Sub(d.Time))
@@ -116,24 +116,24 @@ func printDecision(out io.Writer, d *router.Decision) error {
 	return printCandidates(out, d)
 }
 
-// noticed says how a first token came to be known.
+// noticed says how kvroute learnt of the first token.
 func noticed(by router.Sign) string {
 	switch by {
 	case router.SignOrder:
-		return "inferred: one that came later had its own"
+		return "inferred: a later request had its first token"
 	case router.SignRate:
 		return "inferred from the worker's rate"
 	case router.SignEnd:
-		return "at the latest: the response came as a whole"
+		return "at the latest: the response was not streamed"
 	default:
-		return "noticed by " + string(by)
+		return "reported by " + string(by)
 	}
 }
 
-// exactly prints a number so that it can be counted on.
+// exactly prints a number without rounding: the costs can be computed again from it.
 func exactly(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 
-// printCandidates prints a row of inputs for each worker.
+// printCandidates prints the inputs of each worker as a row.
 func printCandidates(out io.Writer, d *router.Decision) error {
 	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)
 	drawn := drawn(d)
@@ -190,7 +190,7 @@ func printCandidates(out io.Writer, d *router.Decision) error {
 	return err
 }
 
-// groupMark says what is known of a router group.
+// groupMark says where the data of a router group come from.
 func groupMark(c *router.Candidate) string {
 	switch {
 	case c.Probed:
@@ -201,13 +201,12 @@ func groupMark(c *router.Candidate) string {
 	return fmt.Sprintf(" (group: members %d, summary %v ago)", c.Members, c.SummaryAge.Round(time.Millisecond))
 }
 
-// drawn says whether a temperature made the choice. An older kvroute tells of no
-// settings.
+// drawn reports whether the worker was drawn at random by a temperature.
 func drawn(d *router.Decision) bool {
 	return d.Policy != "" && d.Settings != nil && d.Settings.Temperature > 0
 }
 
-// modeOf says what the mode needs to choose.
+// modeOf is the mode with its inputs.
 func modeOf(d *router.Decision) string {
 	switch d.Mode {
 	case router.RoundRobin:
@@ -219,7 +218,7 @@ func modeOf(d *router.Decision) string {
 	return fmt.Sprintf("%s, random number %s", d.Mode, exactly(d.Draw))
 }
 
-// policySettings are the settings that each policy looks at, by their names in JSON.
+// policySettings are the settings that each policy uses, by their names in JSON.
 //
 //nolint:gochecknoglobals // a table
 var policySettings = map[scorer.Policy]string{
@@ -230,7 +229,7 @@ var policySettings = map[scorer.Policy]string{
 	scorer.Weighted:      "max_batch weighted_overlap weighted_requests weighted_kv_use",
 }
 
-// settingsOf lists what the policy looks at.
+// settingsOf lists the settings that the policy uses.
 func settingsOf(s *scorer.Settings) (string, error) {
 	var all map[string]any
 	data, err := json.Marshal(s)
@@ -259,13 +258,13 @@ func settingsOf(s *scorer.Settings) (string, error) {
 	return text.String(), nil
 }
 
-// because says in words why the worker was chosen.
+// because says why the worker was chosen.
 func because(d *router.Decision) string {
 	switch d.Reason {
 	case router.ReasonPinned:
 		return "pinned: the request names it"
 	case router.ReasonPreferred:
-		return "preferred: the router above this group asked for it" // and it is a candidate
+		return "preferred: the upper router asked for it"
 	case router.ReasonSession:
 		return "session: its session is bound to it"
 	case router.ReasonRoundRobin, router.ReasonMode:

@@ -82,9 +82,11 @@ func TestHostileModelFiles(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			conf := defaults()
+			conf.Models = []modelConfig{{Name: "m", Tokenizer: dir}}
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			_, err := loadCards([]modelConfig{{Name: "m", Tokenizer: dir}}, tokenizer.NewCache(1<<20), slog.New(slog.DiscardHandler))
+			_, err := conf.loadCards(tokenizer.NewCache(1<<20), slog.New(slog.DiscardHandler))
 			runtime.ReadMemStats(&after)
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `model "m"`) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("error %v, want one with %q, the model and the folder", err, c.want)

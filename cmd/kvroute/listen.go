@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// listen opens a listener at ip:port or unix:/path. A socket that a process left behind
-// which was killed is taken over, one that somebody listens at is not.
+// listen opens a listener at ip:port or unix:/path. It replaces the socket file of a
+// process that was killed, but not one at which a process still listens.
 func listen(at string) (net.Listener, error) {
 	network, address, err := splitAddress(at)
 	if err != nil {
@@ -25,8 +25,8 @@ func listen(at string) (net.Listener, error) {
 		conn, err := net.DialTimeout(network, address, time.Second)
 		switch {
 		case err == nil:
-			_ = conn.Close() // it was only a question
-			return nil, fmt.Errorf("somebody else listens at %s", address)
+			_ = conn.Close() // it only showed that a process listens
+			return nil, fmt.Errorf("another process listens at %s", address)
 		case errors.Is(err, syscall.ECONNREFUSED):
 			if err := os.Remove(address); err != nil {
 				return nil, err
@@ -36,7 +36,7 @@ func listen(at string) (net.Listener, error) {
 	return net.Listen(network, address)
 }
 
-// listensAt reports whether an address is one at which this process listens.
+// listensAt reports whether this process listens at an address.
 func (s *server) listensAt(a netip.AddrPort) bool {
 	ours := []net.Addr{s.grpcAt.Addr(), s.httpAt.Addr()}
 	if s.bus != nil {
@@ -55,18 +55,18 @@ func ofThisMachine(a netip.Addr) bool {
 	if a.IsLoopback() {
 		return true
 	}
-	addresses, _ := net.InterfaceAddrs() // none: as if there were no interface
+	addresses, _ := net.InterfaceAddrs() // after an error: no interface
 	return slices.ContainsFunc(addresses, func(n net.Addr) bool {
 		own, ok := n.(*net.IPNet)
 		return ok && own.IP.Equal(a.AsSlice())
 	})
 }
 
-// loopback says whether only this machine can reach an address.
+// loopback reports whether only this machine can reach an address.
 func loopback(address string) bool {
 	network, at, err := splitAddress(address)
 	if err != nil || network == "unix" {
-		return true // a wrong address is refused as such
+		return true // a wrong address is refused elsewhere
 	}
 	host, _, _ := net.SplitHostPort(at)
 	if host == "localhost" {
@@ -76,7 +76,7 @@ func loopback(address string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// splitAddress tells the network and the address of a listener.
+// splitAddress returns the network and the address of a listener.
 func splitAddress(s string) (network, address string, err error) {
 	if path, ok := strings.CutPrefix(s, "unix:"); ok {
 		return "unix", path, nil

@@ -30,33 +30,32 @@ type command struct {
 	run        func(ctx context.Context, args []string, io stdio) error
 }
 
-// stdio is where a command writes: out is its result, err is for people.
+// stdio is where a command writes: its result to out, messages for people to err.
 type stdio struct{ out, err io.Writer }
 
 func commands() []command {
 	return []command{
 		{"serve", "run the external processor", serve},
-		{"demo", "show it at work: Envoy, simulated workers and the same load twice", elsewhere("demo", new(demo.Command))},
+		{"demo", "play one load twice on Envoy and simulated workers: round robin and with kvroute", elsewhere("demo", new(demo.Command))},
 		{"engine", "run a simulated worker", elsewhere("engine", new(demo.EngineCommand))},
 		{"publish", "publish an engine's cache events and register it", publish},
-		{"load", "put load on an OpenAI endpoint and measure", elsewhere("load", new(demo.LoadCommand))},
+		{"load", "send load to an OpenAI endpoint and measure it", elsewhere("load", new(demo.LoadCommand))},
 		{"dump", "print the index of a running kvroute as JSON lines", dump},
 		{"replay", "play a workload against simulated engines, with the real router", elsewhere("replay", new(replay.Command))},
 		{"tokenize", "show the tokens, blocks and hashes of a request", tokenizeFile},
-		{"doctor", "compare what router replicas know, and say where they differ", doctor},
+		{"doctor", "compare router replicas and report differences and faults", doctor},
 		{"explain", "print a recent decision of a running kvroute and its inputs", explain},
 		{"config", "check a configuration and print it with its defaults", printConfig},
-		{"config envoy", "print an Envoy bootstrap that fits", printEnvoy},
+		{"config envoy", "print an Envoy bootstrap for kvroute", printEnvoy},
 		{"healthcheck", "exit 0 if a URL answers 200", healthcheck},
 		{"version", "print the version", version},
 	}
 }
 
-// Errors that have their own way of being reported.
 var (
-	// errUsage was explained by the flag package already.
+	// errUsage means that the flag package has printed the error.
 	errUsage = errors.New("usage")
-	// errInterrupted: a person ended the command before its end.
+	// errInterrupted means that a signal ended the command early.
 	errInterrupted = errors.New("interrupted")
 )
 
@@ -110,14 +109,13 @@ func usage(w io.Writer) {
 	fmt.Fprint(w, "\n`kvroute COMMAND -h` lists a command's flags.\n")
 }
 
-// program is a subcommand that another package holds: its flags, and what it does once
-// they are read.
+// program is a subcommand of another package. Run is called when its flags are read.
 type program interface {
 	Flags(fs *flag.FlagSet)
 	Run(ctx context.Context, fs *flag.FlagSet, out, log io.Writer) error
 }
 
-// elsewhere returns what runs a program as a subcommand.
+// elsewhere returns the run function of a program's subcommand.
 func elsewhere(name string, p program) func(context.Context, []string, stdio) error {
 	return func(ctx context.Context, args []string, io stdio) error {
 		fs := newFlagSet(name, io.err)

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// memoryLimit returns the bytes that the process may use, 0 if nothing limits it: Go's
-// limit (GOMEMLIMIT), else that of the process's cgroup under root. The second becomes
-// Go's limit, less a tenth for what Go does not count.
+// memoryLimit returns how many bytes the process may use, 0 without a limit: Go's limit
+// (GOMEMLIMIT), otherwise that of the process's cgroup under root. A limit of the cgroup
+// becomes Go's, less a tenth for memory that Go does not count.
 func memoryLimit(root fs.FS) int64 {
 	if n := debug.SetMemoryLimit(-1); n != math.MaxInt64 {
 		return n
@@ -25,8 +25,8 @@ func memoryLimit(root fs.FS) int64 {
 	return n
 }
 
-// cgroupLimit reads the least memory limit of the process's cgroup and of the cgroup's
-// mount, of version 2 or 1. In a container only the mount has the process's own files.
+// cgroupLimit reads the smallest memory limit of the process's cgroup and of the mount of
+// cgroups, version 2 or 1. In a container only the mount has the process's files.
 func cgroupLimit(root fs.FS) (least int64) {
 	groups, _ := fs.ReadFile(root, "proc/self/cgroup") // without it there is no limit to find
 	files := []string{"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"}
@@ -50,11 +50,11 @@ func cgroupLimit(root fs.FS) (least int64) {
 	return least
 }
 
-// fitMemory sets what the settings leave to the memory limit: a quarter of it for request
-// bodies, another one for streams.
+// fitMemory sets the settings that depend on the memory limit: a quarter of it is for
+// request bodies, another quarter for streams.
 func (c *config) fitMemory(limit int64) {
-	// streamBytes is what a request in flight takes beside its body: two goroutines' stacks
-	// and gRPC's buffers, measured with 2,000 streams.
+	// streamBytes is the memory of a request in flight beside its body: two goroutines'
+	// stacks and gRPC's buffers, measured with 2,000 streams.
 	const streamBytes = 48 << 10
 	if c.MaxHeldBytes == 0 {
 		c.MaxHeldBytes = 512 << 20

@@ -16,24 +16,25 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// loadCards loads the configured models, and that of kvroute's simulated engines.
-// A model that cannot be tokenized exactly keeps its names and is routed in
-// text-block mode, with a warning that says why. So are the chats of a model whose
-// chat template cannot be read. A folder or file that is not there is an error.
-func loadCards(models []modelConfig, cache *tokenizer.Cache, log *slog.Logger) ([]router.Card, error) {
-	sim, err := tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{Cache: cache})
-	if err != nil {
-		return nil, err
-	}
-	cards := make([]router.Card, 0, len(models)+1)
-	for _, m := range models {
-		card, err := loadCard(m, cache, log)
+// loadCards loads the configured models, and the model of kvroute's simulated engines. A
+// model whose tokenizer is not supported is routed in text-block mode, and so are the chats
+// of a model whose chat template is not supported; a warning says why. A missing file is an
+// error. Models get their own attention weights, unless there is one for all.
+func (c *config) loadCards(cache *tokenizer.Cache, log *slog.Logger) ([]router.Card, error) {
+	cards := make([]router.Card, 0, len(c.Models)+1)
+	for i := range c.Models {
+		m := &c.Models[i]
+		card, err := loadCard(*m, cache, log)
 		if err != nil {
 			return nil, fmt.Errorf("model %q: %w", m.Name, err)
 		}
+		if c.Attention == "auto" {
+			card.Attention = m.attention()
+		}
 		cards = append(cards, card)
 	}
-	return append(cards, router.Card{Name: enginesim.ModelCard, Prompts: sim}), nil
+	sim, err := tokenizer.LoadModel(enginesim.ModelFiles(), tokenizer.ModelConfig{Cache: cache})
+	return append(cards, router.Card{Name: enginesim.ModelCard, Prompts: sim}), err
 }
 
 func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.Card, error) {
@@ -67,33 +68,18 @@ func loadCard(m modelConfig, cache *tokenizer.Cache, log *slog.Logger) (router.C
 	return card, nil
 }
 
-// loadCards loads the models with their own attention weights, unless one is given
-// for all.
-func (c *config) loadCards(cache *tokenizer.Cache, log *slog.Logger) ([]router.Card, error) {
-	cards, err := loadCards(c.Models, cache, log)
-	if err != nil || c.Attention != "auto" {
-		return cards, err
-	}
-	for i := range c.Models {
-		if weight, ok := c.Models[i].attention(); ok {
-			cards[i].Attention = &weight
-		}
-	}
-	return cards, nil
-}
-
-// attention returns the attention weight that the model's config.json tells of. A
-// file that is not there, or does not say, is no error.
-func (m *modelConfig) attention() (weight float64, ok bool) {
+// attention returns the attention weight by the model's config.json, nil if there is no such
+// file, or it does not say enough.
+func (m *modelConfig) attention() *float64 {
 	data, err := readBounded(filepath.Join(m.Tokenizer, "config.json"))
-	if err != nil {
-		return 0, false
+	if weight, ok := attentionOf(data); err == nil && ok {
+		return &weight
 	}
-	return attentionOf(data)
+	return nil
 }
 
-// readBounded reads a file that is named in the configuration, if it is no larger than
-// those of a model.
+// readBounded reads a file of the configuration, or fails if it is larger than any file of a
+// model.
 func readBounded(name string) ([]byte, error) {
 	return tokenizer.ReadFile(os.DirFS(filepath.Dir(name)), filepath.Base(name))
 }

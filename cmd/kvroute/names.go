@@ -7,12 +7,11 @@ import (
 	"sync"
 )
 
-// workerNames makes log lines name workers: every package logs the attribute "worker" as
-// an id, and people know workers by their names. Its methods may be called by any number
-// of goroutines.
+// workerNames replaces ids of workers in log lines by names: packages log the attribute
+// "worker" as an id. Its methods may be called by any number of goroutines.
 type workerNames struct{ byID sync.Map }
 
-// set notes the name of a worker. An empty name forgets it.
+// set sets the name of a worker. An empty name removes it.
 func (n *workerNames) set(id uint64, name string) {
 	if name == "" {
 		n.byID.Delete(id)
@@ -21,8 +20,8 @@ func (n *workerNames) set(id uint64, name string) {
 	n.byID.Store(id, name)
 }
 
-// replace is for [slog.HandlerOptions]. It also leaves out the rank 0, which most workers
-// have alone.
+// replace is for [slog.HandlerOptions]. It also removes the rank 0, the only one of most
+// workers.
 func (n *workerNames) replace(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() != slog.KindUint64 {
 		return a

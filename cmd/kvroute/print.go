@@ -18,8 +18,8 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// printConfig checks a configuration and prints it with its defaults, in the form
-// of the configuration file. Passwords in URLs are left out.
+// printConfig checks a configuration and prints it with its defaults, in the form of the
+// configuration file, without the passwords in URLs.
 func printConfig(ctx context.Context, args []string, std stdio) error {
 	c, _, err := readConfig("config", args, std.err, nil)
 	if err != nil {
@@ -29,7 +29,7 @@ func printConfig(ctx context.Context, args []string, std stdio) error {
 	if err != nil {
 		return err
 	}
-	// Names are not looked up: whether they are known here says nothing about there.
+	// Names are not looked up: this machine's DNS may differ from the router's.
 	names := fleet.Names{Lookup: func(context.Context, string) ([]netip.Addr, error) {
 		if a := networks.First(); a.IsValid() {
 			return []netip.Addr{a}, nil
@@ -47,7 +47,7 @@ func printConfig(ctx context.Context, args []string, std stdio) error {
 		return err
 	}
 	c.NATSURL = bus.Redact(c.NATSURL)
-	for i := range c.Workers { // a proxy before an engine may want a password
+	for i := range c.Workers { // an engine behind a proxy may have a password in its URL
 		c.Workers[i].Events.Endpoint = bus.Redact(c.Workers[i].Events.Endpoint)
 	}
 	text, err := yaml.Marshal(c)
@@ -60,7 +60,7 @@ func printConfig(ctx context.Context, args []string, std stdio) error {
 	return c.printCost(std.out, rc.Scoring)
 }
 
-// printCost adds, as comments, what the settings come to.
+// printCost adds the cost that follows from the settings, as comments.
 func (c *config) printCost(out io.Writer, s scorer.Settings) (err error) {
 	say := func(format string, args ...any) {
 		if err == nil {
@@ -73,8 +73,8 @@ func (c *config) printCost(out io.Writer, s scorer.Settings) (err error) {
 	}
 	say("attention: %.2g", s.Attention)
 	for _, m := range c.Models {
-		if weight, ok := m.attention(); ok && c.Attention == "auto" {
-			say("attention of %s: %.2g, by its config.json", m.Name, weight)
+		if weight := m.attention(); weight != nil && c.Attention == "auto" {
+			say("attention of %s: %.2g, by its config.json", m.Name, *weight)
 		}
 	}
 	return err
@@ -101,25 +101,25 @@ func envoyFlags(fs *flag.FlagSet, c *envoy.Config) {
 			return nil
 		})
 	}
-	fs.StringVar((*string)(&c.BodyMode), "body-mode", string(envoy.Buffered), "buffered, buffered-partial, streamed, streamed-ahead or full-duplex: how Envoy hands over the request's body")
+	fs.StringVar((*string)(&c.BodyMode), "body-mode", string(envoy.Buffered), "buffered, buffered-partial, streamed, streamed-ahead or full-duplex: how Envoy sends request bodies to kvroute")
 	fs.StringVar(&c.ListenAddress, "listen", "127.0.0.1:8080", "`ip:port` that takes the clients' requests")
 	fs.StringVar(&c.AdminAddress, "admin", "127.0.0.1:9901", "`ip:port` of Envoy's administration")
 	list(&c.ExtProc, "extproc", "`host:port` of a kvroute replica, or unix:/path; may be given several times (default 127.0.0.1:9002)")
 	list(&c.Pool, "pool", "`host:port` of a worker, for requests that kvroute does not route; may be given several times")
 	list(&c.AllowPaths, "allow-path", "`path` that clients may reach on workers beside the inference paths, or /path/* for all below it; may be given several times")
-	fs.Int64Var(&c.MaxHeapBytes, "max-heap-bytes", 0, "how many `bytes` of memory Envoy may use; near it, new requests get 503 (default 2 GiB)")
-	fs.IntVar(&c.MaxConnections, "max-connections", 0, "how many `connections` of clients Envoy takes (default 40000)")
-	fs.StringVar(&c.CA, "extproc-ca", "", "`file` with the authority of kvroute's certificate: secures the connections to it")
-	fs.StringVar(&c.Cert, "extproc-cert", "", "`file` with Envoy's own certificate for them")
-	fs.StringVar(&c.Key, "extproc-key", "", "`file` with its key")
+	fs.Int64Var(&c.MaxHeapBytes, "max-heap-bytes", 0, "`bytes` of memory that Envoy may use; near the limit new requests get 503 (default 2 GiB)")
+	fs.IntVar(&c.MaxConnections, "max-connections", 0, "`number` of client connections that Envoy accepts (default 40000)")
+	fs.StringVar(&c.CA, "extproc-ca", "", "`file` with the authority of kvroute's certificate; turns TLS to kvroute on")
+	fs.StringVar(&c.Cert, "extproc-cert", "", "`file` with Envoy's own certificate for kvroute")
+	fs.StringVar(&c.Key, "extproc-key", "", "`file` with the key of extproc-cert")
 	fs.StringVar(&c.ServerName, "extproc-name", "", "`name` in kvroute's certificate")
-	fs.StringVar(&c.PoolFile, "pool-file", "", "`file` with the workers instead, which kvroute's --endpoint-file keeps up to date")
-	fs.BoolVar(&c.WorkerHTTP2, "worker-http2", false, "speak HTTP/2 to the workers, without TLS")
-	fs.StringVar((*string)(&c.Failover), "failover", string(envoy.Composite), "composite, list or none: how the second choice is reached if the first one refuses")
+	fs.StringVar(&c.PoolFile, "pool-file", "", "`file` with the workers instead of pool, which kvroute's --endpoint-file updates")
+	fs.BoolVar(&c.WorkerHTTP2, "worker-http2", false, "use HTTP/2 without TLS to the workers")
+	fs.StringVar((*string)(&c.Failover), "failover", string(envoy.Composite), "composite, list or none: how Envoy reaches the second worker if the first one refuses")
 	fs.IntVar(&c.MaxBodyBytes, "max-body-bytes", defaults().MaxBodyBytes, "largest request body in `bytes`")
-	fs.DurationVar(&c.MessageTimeout, "message-timeout", 0, "how `long` Envoy waits for kvroute (default 2s)")
-	fs.DurationVar(&c.RequestTimeout, "request-timeout", 0, "how `long` a client may take to send a request (default 5m)")
-	fs.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "the longest `silence` of a response, before its first token for example (default 1h)")
-	fs.BoolVar(&c.EngineLoad, "engine-load", false, "ask engines to say in each response how busy they are")
-	fs.BoolVar(&c.NoObserver, "no-observer", false, "leave out the filter that sees the first token")
+	fs.DurationVar(&c.MessageTimeout, "message-timeout", 0, "`time` for which Envoy waits for kvroute (default 2s)")
+	fs.DurationVar(&c.RequestTimeout, "request-timeout", 0, "`time` that a client may take to send a request (default 5m)")
+	fs.DurationVar(&c.IdleTimeout, "idle-timeout", 0, "longest `time` without a byte of a response, as before its first token (default 1h)")
+	fs.BoolVar(&c.EngineLoad, "engine-load", false, "have engines report their load in each response")
+	fs.BoolVar(&c.NoObserver, "no-observer", false, "leave out the filter that reports the first token")
 }

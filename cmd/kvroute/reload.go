@@ -15,7 +15,7 @@ import (
 )
 
 func newReloads(meter metric.Meter) (metric.Int64Counter, error) {
-	return meter.Int64Counter("kvroute.config.reloads", metric.WithUnit("{reload}"), metric.WithDescription("Readings of the configuration anew, by what became of them."))
+	return meter.Int64Counter("kvroute.config.reloads", metric.WithUnit("{reload}"), metric.WithDescription("Reloads of the configuration, by outcome."))
 }
 
 // reload reads the configuration again on SIGHUP, and when its file or that of the API's
@@ -44,8 +44,8 @@ func (s *server) reload(ctx context.Context) error {
 	}
 }
 
-// readAgain takes the models, workers and router groups of the configuration file, and the
-// tokens of the API: all of them, or none if one has a mistake.
+// readAgain applies the models, workers and router groups of the configuration file and the
+// tokens of the API: all of them, or none after an error.
 func (s *server) readAgain(ctx context.Context) error {
 	c, _, err := s.read()
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *server) readAgain(ctx context.Context) error {
 		return err
 	}
 	pending := slices.DeleteFunc(c.changed(&s.given), func(name string) bool { return name == "models" || name == "workers" || name == "groups" })
-	c.Attention = s.conf.Attention // which a flag may have set
+	c.Attention = s.conf.Attention // it changes only with a restart
 	cards, err := c.loadCards(s.prompts, s.log)
 	if err != nil {
 		return err
@@ -85,8 +85,8 @@ func (s *server) readAgain(ctx context.Context) error {
 	return nil
 }
 
-// watchEvery is how often files are looked at. One that has changed is read when it is the
-// same at two looks, so that one that is being written is not: up to twice as long.
+// watchEvery is the time between two looks at the files. A changed file is read when two
+// looks find it equal: before that it may be half written.
 const watchEvery = 2 * time.Second
 
 // watch reports when files have changed: their times or sizes, or the file behind a link.

@@ -17,104 +17,59 @@ import (
 	"github.com/kvroute/kvroute/scorer"
 )
 
-// Routing is the settings that say how a decision is made. Where NVIDIA Dynamo has a flag
-// of the same meaning, the name is its own.
+// Routing is the settings of decisions. Where NVIDIA Dynamo has a flag of the same meaning,
+// the setting has its name.
 type Routing struct {
-	// RouterMode is the way of choosing: kv (the cheapest by cache and load),
-	// random, round-robin, direct (the worker that the request names),
-	// least-loaded, power-of-two or device-aware-weighted.
-	RouterMode string `yaml:"router-mode" default:"kv" want:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted" help:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted"`
-	// Cost says what a worker costs in mode kv: tokens, dynamo, dynamo_newer,
-	// predicted_ttft or weighted. Empty is tokens, or the one that the settings
-	// below belong to; docs/routing.md has the formulas.
-	Cost string `yaml:"cost" help:"tokens, dynamo, dynamo_newer, predicted_ttft or weighted: the cost of a worker in mode kv (default tokens)"`
-	// Alpha is the share of a prefill that each request beside it pays, for the
-	// costs tokens and predicted_ttft. Absent: 0.1.
-	Alpha *float64 `yaml:"alpha" help:"<share> of a prefill that each other request on the worker pays (default 0.1)"`
-	// Attention is what the attention of a token to one before it costs against
-	// its linear part, for the cost tokens. "auto" takes it from each model's
-	// config.json, 4·layers·heads·head size/parameters, or 6e-5 without one.
-	Attention string `yaml:"attention" default:"auto" help:"<weight> of attention against the linear part of a token, or auto: the model's own"`
-	// RouterTemperature above 0 draws the worker, the cheaper the likelier.
-	RouterTemperature float64 `yaml:"router-temperature" help:"<number> above 0 to draw the worker at random, cheaper ones more often; 0 takes the cheapest"`
-	// KVOverlapScoreWeight weighs prefill against active blocks and selects the
-	// cost dynamo; 0 routes by load alone and keeps no index. Absent: 1.
+	// direct takes the worker that the request names.
+	RouterMode string   `yaml:"router-mode" default:"kv" want:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted" help:"kv, random, round-robin, direct, least-loaded, power-of-two or device-aware-weighted"`
+	Cost       string   `yaml:"cost" help:"tokens, dynamo, dynamo_newer, predicted_ttft or weighted: the cost of a worker in mode kv (default tokens)"`
+	Alpha      *float64 `yaml:"alpha" help:"<share> of a prefill that each other request on the worker pays (default 0.1)"`
+	// auto is 4·layers·heads·head size/parameters by the model's config.json, or 6e-5.
+	Attention            string   `yaml:"attention" default:"auto" help:"<weight> of attention against the linear part of a token, or auto: the model's own"`
+	RouterTemperature    float64  `yaml:"router-temperature" help:"<number> above 0 to draw the worker at random, cheaper ones more often; 0 takes the cheapest"`
 	KVOverlapScoreWeight *float64 `yaml:"kv-overlap-score-weight" setting:"overlap_score_weight" help:"<weight> of prefill against active blocks, selects the cost dynamo; 0 routes by load alone"`
-	// The settings of the cost dynamo_newer, each of which selects it: prefill
-	// blocks forgiven for a cached one (absent: 1), the rate at which that
-	// shrinks with pending prefill (0), the weight of prefill (1), blocks that
-	// each request counts by itself (0).
+	// The next four are settings of the cost dynamo_newer. Each selects it.
 	OverlapScoreCredit        *float64 `yaml:"router-kv-overlap-score-credit" setting:"overlap_score_credit" help:"prefill <blocks> forgiven for a cached one, selects the cost dynamo_newer; 0 routes by load alone"`
 	OverlapScoreCreditDecay   float64  `yaml:"router-kv-overlap-score-credit-decay" setting:"overlap_score_credit_decay" help:"<rate> at which the credit for cached blocks shrinks with pending prefill, selects dynamo_newer"`
 	PrefillLoadScale          *float64 `yaml:"router-prefill-load-scale" setting:"prefill_load_scale" help:"<weight> of prefill against active blocks, selects dynamo_newer"`
 	DecodeActiveRequestWeight float64  `yaml:"router-decode-active-request-weight" setting:"active_request_weight" help:"<blocks> that each request adds to the load, selects dynamo_newer"`
-	// What a cached block in host memory, and one on disk or farther, is worth in
-	// blocks on the device, for all costs but dynamo and weighted. Absent: 0.75, 0.25.
-	HostCacheHitWeight float64 `yaml:"router-host-cache-hit-weight" default:"0.75" setting:"host_cache_weight" help:"<blocks> on the device that a cached block in host memory is worth, not for dynamo and weighted"`
-	DiskCacheHitWeight float64 `yaml:"router-disk-cache-hit-weight" default:"0.25" setting:"disk_cache_weight" help:"<blocks> on the device that a cached block on disk or farther is worth, not for dynamo and weighted"`
-	// The weights of the cost weighted: of the cached share of the prompt, of requests as
-	// a share of max_num_seqs, and of the used share of the cache. Absent: 0.6, 0.3, 0.1.
-	WeightedOverlap  float64 `yaml:"weighted-overlap" default:"0.6" setting:"weighted_overlap" help:"<weight> of the cached share of a prompt, for the cost weighted"`
-	WeightedRequests float64 `yaml:"weighted-requests" default:"0.3" setting:"weighted_requests" help:"<weight> of requests as a share of what the engine computes at a time, for the cost weighted"`
-	WeightedKVUse    float64 `yaml:"weighted-kv-use" default:"0.1" setting:"weighted_kv_use" help:"<weight> of the used share of the engine's cache, for the cost weighted"`
-	// EnginePreset is the engine that times are estimated by: 32b, 8b or 70b.
-	EnginePreset string `yaml:"engine-preset" default:"32b" want:"32b, 8b or 70b" help:"32b, 8b or 70b: the engine by which times are estimated"`
-	// DeviceRatio is how many CPU workers do the work of another one, in mode
-	// device-aware-weighted.
-	DeviceRatio float64 `yaml:"device-ratio" default:"8" want:"more than 0" help:"<CPUs> that do the work of one GPU, in mode device-aware-weighted"`
-	// NoAssumeKVReuse counts the blocks of each request in flight as its own,
-	// NoTrackActiveBlocks and NoTrackPrefillTokens do not count them, or its
-	// prefill tokens, at all.
-	NoAssumeKVReuse      bool `yaml:"no-assume-kv-reuse" help:"count the blocks of each request as its own"`
-	NoTrackActiveBlocks  bool `yaml:"no-track-active-blocks" help:"do not count the blocks of requests in flight"`
-	NoTrackPrefillTokens bool `yaml:"no-router-track-prefill-tokens" help:"do not count the prefill tokens of requests in flight"`
-	// NoTrackOutputBlocks does not count the blocks that outputs fill. Nobody sees
-	// the tokens of a response behind Envoy: they are estimated by the time since the
-	// first one. OutputRate is how many a request makes a second; 0 takes what is
-	// known of its worker from requests through the API, or the engine preset.
+	HostCacheHitWeight        float64  `yaml:"router-host-cache-hit-weight" default:"0.75" setting:"host_cache_weight" help:"<blocks> on the device that a cached block in host memory is worth, not for dynamo and weighted"`
+	DiskCacheHitWeight        float64  `yaml:"router-disk-cache-hit-weight" default:"0.25" setting:"disk_cache_weight" help:"<blocks> on the device that a cached block on disk or farther is worth, not for dynamo and weighted"`
+	WeightedOverlap           float64  `yaml:"weighted-overlap" default:"0.6" setting:"weighted_overlap" help:"<weight> of the cached share of a prompt, for the cost weighted"`
+	WeightedRequests          float64  `yaml:"weighted-requests" default:"0.3" setting:"weighted_requests" help:"<weight> of requests as a share of what the engine computes at a time, for the cost weighted"`
+	WeightedKVUse             float64  `yaml:"weighted-kv-use" default:"0.1" setting:"weighted_kv_use" help:"<weight> of the used share of the engine's cache, for the cost weighted"`
+	EnginePreset              string   `yaml:"engine-preset" default:"32b" want:"32b, 8b or 70b" help:"32b, 8b or 70b: the engine by which times are estimated"`
+	DeviceRatio               float64  `yaml:"device-ratio" default:"8" want:"more than 0" help:"<CPUs> that do the work of one GPU, in mode device-aware-weighted"`
+	NoAssumeKVReuse           bool     `yaml:"no-assume-kv-reuse" help:"count the blocks of each request as its own"`
+	NoTrackActiveBlocks       bool     `yaml:"no-track-active-blocks" help:"do not count the blocks of requests in flight"`
+	NoTrackPrefillTokens      bool     `yaml:"no-router-track-prefill-tokens" help:"do not count the prefill tokens of requests in flight"`
+	// Envoy does not show the tokens of a response to kvroute: their number is estimated by
+	// the time since the first one.
 	NoTrackOutputBlocks bool    `yaml:"no-router-track-output-blocks" help:"do not estimate the blocks that outputs fill"`
 	OutputRate          float64 `yaml:"output-rate" want:"0 or more" help:"<tokens> a second that a request is assumed to generate; 0 takes the measured rate of its worker, or that of the engine preset"`
 
-	// A worker above one of these gets no requests, in any mode: the share of
-	// its blocks in use, 0 to 1; pending prefill tokens; the same in batches of
-	// the engine. Absent: never. /busy_threshold of the API changes them.
-	BusyThreshold                    *float64 `yaml:"busy-threshold" setting:"active_decode_blocks_threshold" help:"<share> of a worker's blocks, 0 to 1, above which it gets no requests"`
-	ActivePrefillTokensThreshold     *int     `yaml:"active-prefill-tokens-threshold" setting:"active_prefill_tokens_threshold" help:"pending prefill <tokens> above which a worker gets no requests"`
-	ActivePrefillTokensThresholdFrac *float64 `yaml:"active-prefill-tokens-threshold-frac" setting:"active_prefill_tokens_threshold_frac" help:"<batches> of the engine's size in pending prefill tokens above which a worker gets no requests"`
-	// RouterQueueThreshold is how many batches of pending prefill each worker
-	// has, more than this, when requests begin to wait for one. Absent: nobody
-	// waits.
-	RouterQueueThreshold *float64 `yaml:"router-queue-threshold" want:"0 or more" help:"<batches> of pending prefill on every worker above which requests wait; absent: requests never wait"`
-	// RouterQueuePolicy is fcfs (the first come), lcfs (the last) or wspt (the
-	// shortest prefill); RouterQueueLimit the largest number that waits, by pool.
-	RouterQueuePolicy string `yaml:"router-queue-policy" default:"fcfs" want:"fcfs, lcfs or wspt" help:"fcfs, lcfs or wspt: which waiting request is next"`
-	RouterQueueLimit  int    `yaml:"router-queue-limit" default:"10000" want:"more than 0" help:"<number> of requests that may wait, for each pool"`
-	// QueueWait is the longest time that a request waits. Half a second more
-	// must not exceed Envoy's max_message_timeout.
-	QueueWait time.Duration `yaml:"queue-wait" default:"9.5s" want:"more than 0s" help:"<time> that a request may wait; half a second more must not exceed Envoy's max_message_timeout"`
-	// OverloadStatus is what clients get when all workers are busy, the queue is
-	// full, or the wait was too long: 429, 503 or 529.
-	OverloadStatus int `yaml:"overload-status" default:"429" want:"429, 503 or 529" help:"<status> of requests that are refused because all workers are busy: 429, 503 or 529"`
-	// SessionAffinityTTL is how many seconds without a request a session stays
-	// with its worker; 0: sessions do not matter. In SessionAffinityMode "hard"
-	// it gets that worker or an error, in "soft" another one if that is busy.
-	SessionAffinityTTL  int    `yaml:"session-affinity-ttl-secs" want:"0 to 31536000" help:"<seconds> without a request after which a session leaves its worker; 0 ignores sessions"`
-	SessionAffinityMode string `yaml:"session-affinity-mode" default:"soft" want:"hard or soft" help:"hard or soft: refuse the request of a session whose worker is busy, or send it to another worker"`
-	// SessionHeaders are the headers that name a session, comma-separated.
-	SessionHeaders string `yaml:"session-headers" default:"x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id" help:"<names> of the headers that name a session, comma-separated; the first one present counts"`
-	// TrustOverrides heeds headers with routing hints: priorities, expected
-	// output, the target of the first token, taints, x-dynamo-router-override.
-	// AllowDirect heeds those that name the worker. For listeners that only
-	// trusted clients reach; otherwise they are removed unread.
-	TrustOverrides bool `yaml:"trust-overrides" help:"accept routing hints and overrides in headers of requests; only for listeners that trusted clients reach"`
-	AllowDirect    bool `yaml:"allow-direct" help:"accept headers of requests that name the worker; only for listeners that trusted clients reach"`
+	// A worker above one of the next three gets no requests, in any mode. /busy_threshold of
+	// the API changes them.
+	BusyThreshold                    *float64      `yaml:"busy-threshold" setting:"active_decode_blocks_threshold" help:"<share> of a worker's blocks, 0 to 1, above which it gets no requests"`
+	ActivePrefillTokensThreshold     *int          `yaml:"active-prefill-tokens-threshold" setting:"active_prefill_tokens_threshold" help:"pending prefill <tokens> above which a worker gets no requests"`
+	ActivePrefillTokensThresholdFrac *float64      `yaml:"active-prefill-tokens-threshold-frac" setting:"active_prefill_tokens_threshold_frac" help:"<batches> of the engine's size in pending prefill tokens above which a worker gets no requests"`
+	RouterQueueThreshold             *float64      `yaml:"router-queue-threshold" want:"0 or more" help:"<batches> of pending prefill on every worker above which requests wait; absent: requests never wait"`
+	RouterQueuePolicy                string        `yaml:"router-queue-policy" default:"fcfs" want:"fcfs, lcfs or wspt" help:"fcfs, lcfs or wspt: which waiting request is next"`
+	RouterQueueLimit                 int           `yaml:"router-queue-limit" default:"10000" want:"more than 0" help:"<number> of requests that may wait, for each pool"`
+	QueueWait                        time.Duration `yaml:"queue-wait" default:"9.5s" want:"more than 0s" help:"<time> that a request may wait; half a second more must not exceed Envoy's max_message_timeout"`
+	OverloadStatus                   int           `yaml:"overload-status" default:"429" want:"429, 503 or 529" help:"<status> of requests that are refused because all workers are busy: 429, 503 or 529"`
+	SessionAffinityTTL               int           `yaml:"session-affinity-ttl-secs" want:"0 to 31536000" help:"<seconds> without a request after which a session leaves its worker; 0 ignores sessions"`
+	SessionAffinityMode              string        `yaml:"session-affinity-mode" default:"soft" want:"hard or soft" help:"hard or soft: refuse the request of a session whose worker is busy, or send it to another worker"`
+	SessionHeaders                   string        `yaml:"session-headers" default:"x-dynamo-session-id,x-session-id,session-id,x-claude-code-session-id" help:"<names> of the headers that name a session, comma-separated; the first one present counts"`
+	TrustOverrides                   bool          `yaml:"trust-overrides" help:"accept routing hints and overrides in headers of requests; only for listeners that trusted clients reach"`
+	AllowDirect                      bool          `yaml:"allow-direct" help:"accept headers of requests that name the worker; only for listeners that trusted clients reach"`
 }
 
-// autoAttention is the attention weight of models that nobody knows more of: that
-// of a dense model of 32B on two H100.
+// autoAttention is the attention weight of models without a config.json: that of a dense
+// model of 32B on two H100.
 const autoAttention = 6e-5
 
-// scoring is what the flags say of the cost.
+// scoring returns the settings of the cost.
 func (c *config) scoring() (scorer.Settings, error) {
 	s := scorer.Defaults()
 	s.Attention = autoAttention
@@ -171,9 +126,9 @@ func named(err error) error {
 	return fmt.Errorf("%s is %v, want %s", flag, bad.Value, bad.Want)
 }
 
-// withoutEffect refuses settings beside others that keep them from ever changing
-// anything: who set them expects something else. What the API or a request may turn
-// on while kvroute runs is not among them.
+// withoutEffect refuses settings that have no effect because of other settings: the
+// operator expects something else. Settings that the API or a request can turn on while
+// kvroute runs are not refused.
 func (c *config) withoutEffect(s *scorer.Settings) error {
 	kv := c.RouterMode == string(router.KV)
 	mode, cost := "router-mode "+c.RouterMode, "cost "+string(s.Policy)
@@ -181,7 +136,7 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 	given := c.changed(new(defaults()))
 	for _, row := range []struct {
 		settings string
-		effect   bool // whether they have one
+		effect   bool // the settings have one
 		beside   string
 	}{
 		{"cost alpha attention router-temperature kv-overlap-score-weight router-kv-overlap-score-credit router-kv-overlap-score-credit-decay " +
@@ -209,7 +164,7 @@ func (c *config) withoutEffect(s *scorer.Settings) error {
 	return nil
 }
 
-// attention returns the attention weight, if it is given for all models.
+// attention returns the attention weight for all models, if there is one.
 func (c *config) attention() (weight float64, given bool, err error) {
 	if c.Attention == "auto" {
 		return 0, false, nil
@@ -221,7 +176,7 @@ func (c *config) attention() (weight float64, given bool, err error) {
 	return weight, true, nil
 }
 
-// sessionHeaders returns the names of the headers that name a session.
+// sessionHeaders returns the names of the headers with a session's name.
 func (c *config) sessionHeaders() (names []string) {
 	for name := range strings.SplitSeq(c.SessionHeaders, ",") {
 		if name = strings.ToLower(strings.TrimSpace(name)); name != "" {
@@ -231,7 +186,7 @@ func (c *config) sessionHeaders() (names []string) {
 	return names
 }
 
-// checkedRouting is routing for settings that a router accepts.
+// checkedRouting returns the settings of the router, if a router accepts them.
 func (c *config) checkedRouting() (router.Config, error) {
 	rc, err := c.routing()
 	if err == nil {
@@ -240,7 +195,7 @@ func (c *config) checkedRouting() (router.Config, error) {
 	return rc, err
 }
 
-// routing is everything that the flags say of decisions.
+// routing returns the settings of the router.
 func (c *config) routing() (router.Config, error) {
 	scoring, err := c.scoring()
 	if err != nil {
@@ -279,7 +234,7 @@ func (c *config) routing() (router.Config, error) {
 	}, nil
 }
 
-// modelShape is what a model's config.json says of its size.
+// modelShape is the part of a model's config.json that says how large the model is.
 type modelShape struct {
 	Layers       float64     `json:"num_hidden_layers"`
 	Hidden       float64     `json:"hidden_size"`
@@ -291,10 +246,10 @@ type modelShape struct {
 	Tied         bool        `json:"tie_word_embeddings"`
 	Experts      float64     `json:"num_experts_per_tok"`
 	ExpertSize   float64     `json:"moe_intermediate_size"`
-	Text         *modelShape `json:"text_config"` // of a model that also sees
+	Text         *modelShape `json:"text_config"` // of a model with images
 }
 
-// attentionOf works out the attention weight of a model from its config.json:
+// attentionOf computes the attention weight of a model from its config.json:
 //
 //	4 · layers · heads · head size / parameters that compute a token
 //

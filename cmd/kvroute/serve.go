@@ -42,7 +42,7 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// addresses is what a ready file says.
+// addresses is the content of a ready file.
 type addresses struct {
 	Extproc string `json:"extproc,omitempty"`
 	HTTP    string `json:"http"`
@@ -53,12 +53,12 @@ type addresses struct {
 
 // serve runs the external processor until ctx ends, then drains.
 func serve(ctx context.Context, args []string, std stdio) (err error) {
-	// Before the configuration is read: later an early SIGHUP would end the process.
+	// Before the configuration is read: otherwise an early SIGHUP would end the process.
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
 	var readyFile string
-	began := time.Now() // a file that is newer has changed since it was read
+	began := time.Now() // files with a later time have changed since they were read
 	read := func() (config, string, error) {
 		return readConfig("serve", args, std.err, func(fs *flag.FlagSet) {
 			fs.StringVar(&readyFile, "ready-file", "", "`file` that gets the addresses as JSON once they are open")
@@ -103,18 +103,18 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 // server is everything that `kvroute serve` consists of.
 type server struct {
 	conf     config
-	given    config                         // conf as it was read, without limits that follow from the machine's memory
+	given    config                         // conf before fitMemory
 	read     func() (config, string, error) // reads the flags and the file again
 	file     string
 	hup      <-chan os.Signal // SIGHUPs since before the file was read
 	networks reach.Networks
 	client   *http.Client // for all calls to workers
 	log      *slog.Logger
-	names    *workerNames // of log
+	names    *workerNames // used by log
 	scope    wire.Scope
 
 	metrics   *telemetry.Metrics
-	bus       *bus.Server // nil if the bus is elsewhere
+	bus       *bus.Server // nil with --nats-url
 	nc        *nats.Conn
 	prompts   *tokenizer.Cache // of ids, for all models
 	reloads   metric.Int64Counter
@@ -125,7 +125,7 @@ type server struct {
 	files     stateFiles     // counts those in there
 	id        uint64         // of this replica
 	begun     time.Time
-	shared    map[string]any // settings, as all replicas should have them
+	shared    map[string]any // settings that all replicas should have in common
 	router    *router.Router
 	registry  *fleet.Registry
 	prober    *fleet.Prober
@@ -140,11 +140,11 @@ type server struct {
 	expected  expected
 	loads     fleet.Loads // blocks in use
 	requests  fleet.Loads // running and waiting
-	direct    *direct     // workers whose engines are heard without the bus
+	direct    *direct     // workers whose engines are read directly
 	extproc   *extproc.Server
 	grpc      *grpc.Server
 	health    *health.Server
-	started   atomic.Bool // the fleet is known
+	started   atomic.Bool // the workers are known, or warmUpLimit is over
 	tokens    *api.Tokens // nil unless --api-token-file
 	http      *http.Server
 	grpcAt    net.Listener
@@ -170,7 +170,7 @@ func (s *server) open() (err error) {
 	return nil
 }
 
-// openRouter makes the router, and what sees each of its decisions.
+// openRouter makes the router, and the observers of its decisions.
 func (s *server) openRouter() error {
 	c := &s.conf
 	rc, err := c.routing()
@@ -215,7 +215,7 @@ func (s *server) openRouter() error {
 	return err
 }
 
-// openEvents makes what reads the events of workers, from the bus and from engines.
+// openEvents makes the readers of the workers' events, from NATS and from engines.
 func (s *server) openEvents() (err error) {
 	if s.events, err = events.NewSubscriber(s.nc, events.SubscriberConfig{
 		Scope: s.scope,
@@ -241,7 +241,7 @@ func (s *server) openEvents() (err error) {
 	return nil
 }
 
-// openFleet makes the registry of workers, with those of the configuration.
+// openFleet makes the registry of workers, with the workers of the configuration.
 func (s *server) openFleet() (err error) {
 	c := &s.conf
 	if s.registry, err = fleet.NewRegistry(s.nc, fleet.RegistryConfig{
@@ -295,7 +295,7 @@ func (s *server) openExtproc() (err error) {
 	}
 	options := s.extproc.ServerOptions()
 	if c.ExtprocConnectionAge > 0 {
-		// Without a time of grace: what runs on an old connection ends there.
+		// Without a grace period: streams on an old connection run to their end.
 		options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: c.ExtprocConnectionAge}))
 	}
 	secured, err := c.tls(s.log)
@@ -317,7 +317,7 @@ func (s *server) openExtproc() (err error) {
 	return nil
 }
 
-// extproc is what the flags say of Envoy's streams.
+// extproc returns the settings of Envoy's streams.
 func (c *config) extproc() extproc.Config {
 	return extproc.Config{
 		MaxBodyBytes:    c.MaxBodyBytes,
@@ -409,7 +409,7 @@ func (s *server) run(ctx context.Context) error {
 	for _, run := range runs {
 		parts.Go(func() error { return run(ctx) })
 	}
-	// Others hear of this replica until its last request is over.
+	// This replica announces itself until its last request has ended.
 	drained, leave := context.WithCancel(context.WithoutCancel(ctx))
 	parts.Go(func() error { return s.beHeard(drained) })
 	parts.Go(func() error {
@@ -424,7 +424,7 @@ func (s *server) followUsedBlocks(ctx context.Context) error {
 	return events.FollowUsedBlocks(ctx, s.nc, s.scope, s.usedBlocks)
 }
 
-// serveEnvoy and serveAPI end with drain.
+// serveEnvoy and serveAPI end when drain stops their servers.
 func (s *server) serveEnvoy(context.Context) error { return s.grpc.Serve(s.grpcAt) }
 
 func (s *server) serveAPI(context.Context) error {
@@ -434,7 +434,8 @@ func (s *server) serveAPI(context.Context) error {
 	return nil
 }
 
-// expireEvents has workers read again of which an event waited in vain for an earlier one.
+// expireEvents has the events of a worker requested again if one of them waited too long for
+// an earlier one.
 func (s *server) expireEvents(ctx context.Context) error {
 	return every(ctx, 5*time.Second, func() {
 		for _, w := range s.router.ExpireEvents() {
@@ -457,8 +458,8 @@ func every(ctx context.Context, period time.Duration, do func()) error {
 	return nil
 }
 
-// drain tells Envoy that this replica leaves, decides until Envoy has heard, and lets
-// decisions in progress finish. Responses go on without us.
+// drain fails the health check, decides requests until Envoy has noticed, and waits for
+// decisions in progress. Responses continue without kvroute.
 func (s *server) drain() error {
 	s.log.Info("draining")
 	force := time.AfterFunc(s.conf.DrainTimeout, s.grpc.Stop)
@@ -475,7 +476,7 @@ func (s *server) drain() error {
 	return nil
 }
 
-// close gives back what open took, as far as it came.
+// close releases what open acquired, as far as it came.
 func (s *server) close() error {
 	if s.nc != nil {
 		s.nc.Close()
@@ -504,7 +505,7 @@ func (c *config) scope() wire.Scope {
 	return wire.Scope{Namespace: c.Namespace, Component: c.Component, Endpoint: c.Endpoint}
 }
 
-// healthcheck asks a URL, for images that have no other program.
+// healthcheck requests a URL, for images without another program that can.
 func healthcheck(ctx context.Context, args []string, std stdio) error {
 	fs := newFlagSet("healthcheck", std.err)
 	url := fs.String("url", "http://127.0.0.1:9003/readyz", "`URL` to ask")

@@ -13,8 +13,7 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// openSync makes what tells the other replicas of this one's requests, for a router
-// that tells s of them.
+// openSync makes the exchange of requests with the other replicas.
 func (s *server) openSync() (err error) {
 	if !s.conf.RouterReplicaSync {
 		return nil
@@ -31,7 +30,8 @@ func (s *server) openSync() (err error) {
 	return err
 }
 
-// tell is what the router tells of its slots, to whoever wants to know.
+// tell returns the function that gets each change of the router's slots; nil without the
+// exchange.
 func (s *server) tell() func(router.Change) {
 	if !s.conf.RouterReplicaSync {
 		return nil
@@ -39,7 +39,8 @@ func (s *server) tell() func(router.Change) {
 	return func(c router.Change) { s.sync.Publish(c) }
 }
 
-// tellSession is the same for sessions, if they matter.
+// tellSession returns the function that gets each binding of a session; nil without the
+// exchange, or without sessions.
 func (s *server) tellSession() func(router.SessionBinding) {
 	if !s.conf.RouterReplicaSync || s.conf.SessionAffinityTTL == 0 {
 		return nil
@@ -47,7 +48,7 @@ func (s *server) tellSession() func(router.SessionBinding) {
 	return func(b router.SessionBinding) { s.sync.PublishSession(b) }
 }
 
-// replica is what this one says of itself to who compares replicas.
+// replica is what /v1/replica answers, for `kvroute doctor`.
 func (s *server) replica() api.Replica {
 	r := api.Replica{
 		RouterID: s.id, Replica: replicaName(&s.conf), Version: telemetry.Version(), StartedMS: s.begun.UnixMilli(),
@@ -82,8 +83,8 @@ func (s *server) presence() replicas.Presence {
 	}
 }
 
-// beHeard says that this replica is there, and with the sync what it does, until ctx
-// ends.
+// beHeard announces this replica to the others until ctx ends, and exchanges requests with
+// them if that is turned on.
 func (s *server) beHeard(ctx context.Context) error {
 	if s.sync != nil {
 		return s.sync.Run(ctx)
@@ -91,7 +92,7 @@ func (s *server) beHeard(ctx context.Context) error {
 	return replicas.AnnouncePresence(ctx, s.nc, s.scope, s.presence())
 }
 
-// workerChanged says that a worker came, or went with its slots.
+// workerChanged tells the exchange that a worker came, or left with its slots.
 func (s *server) workerChanged(id uint64, there bool) {
 	if s.sync != nil {
 		s.sync.WorkerChanged(id, there)

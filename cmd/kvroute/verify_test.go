@@ -431,7 +431,7 @@ func TestModelCards(t *testing.T) {
 	for i := range n {
 		models = append(models, modelConfig{Name: fmt.Sprint("bad", i), Tokenizer: dir + "/good", ChatTemplate: fmt.Sprintf("%s/t/%d.jinja", dir, i)})
 	}
-	cards, err := loadCards(models, cache, log)
+	cards, err := (&config{Models: models}).loadCards(cache, log)
 	if err != nil || len(cards) != len(models)+1 {
 		t.Fatalf("%d cards, %v; want %d and the simulated engine's", len(cards), err, len(models))
 	}
@@ -464,7 +464,7 @@ func TestModelCards(t *testing.T) {
 		if m.Tokenizer == "" {
 			m.Tokenizer = dir + "/broken"
 		}
-		_, err := loadCards([]modelConfig{m}, cache, log)
+		_, err := (&config{Models: []modelConfig{m}}).loadCards(cache, log)
 		if err == nil || !strings.Contains(err.Error(), `model "m"`) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want one that names the model", want, err)
 		}

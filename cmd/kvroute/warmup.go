@@ -11,20 +11,19 @@ import (
 	"github.com/kvroute/kvroute/events"
 )
 
-// A replica that has just started knows no workers and none of their caches. Until
-// it does, the health checks of Envoy hear NOT_SERVING, so that other replicas take
-// the requests; those that come all the same fail open where no worker is known.
+// A replica that has just started knows no workers and no caches. Until it does, Envoy's
+// health checks get NOT_SERVING, so that other replicas get the requests. Requests that
+// come nevertheless fail open while no worker is known.
 
 const (
-	// warmUpLimit is the longest that a replica keeps requests away: a registry that
-	// does not answer must not keep it out of service.
+	// warmUpLimit is how long a replica keeps requests away at most: it must come into
+	// service even if the registry does not answer.
 	warmUpLimit = 15 * time.Second
 	warmUpEvery = 20 * time.Millisecond
 )
 
-// serving tells the health checks, by all names that ask whether this replica takes
-// requests. "liveness" is none of them: who restarts what is not alive must not do
-// so while it drains.
+// serving sets the status of the health checks of readiness. "liveness" stays SERVING: a
+// replica must not be restarted while it drains.
 func (s *server) serving(status healthpb.HealthCheckResponse_ServingStatus) {
 	for _, name := range []string{"", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"} {
 		s.health.SetServingStatus(name, status)

@@ -17,7 +17,8 @@ import (
 	"github.com/kvroute/kvroute/tokenizer"
 )
 
-// setWorker tells first the router of a worker and then the events that wait for it.
+// setWorker passes a worker to the router, and then to the reader of its events: events
+// that waited for the worker need it there.
 func (s *server) setWorker(info router.WorkerInfo) {
 	s.names.set(info.ID, info.Name)
 	if err := s.direct.setWorker(info); err != nil {
@@ -51,7 +52,7 @@ func (s *server) warnOfWorkers() {
 		}
 	}
 	if n := len(silent); n > 0 {
-		s.log.Warn("workers have no events in the configuration: until one is heard, kvroute guesses what they cache from the requests that it sent there; "+howToPublish, "workers", strings.Join(silent[:min(n, most)], ", "), "count", n)
+		s.log.Warn("workers have no events in the configuration: until one arrives, kvroute estimates what they cache from the requests that it sent there; "+howToPublish, "workers", strings.Join(silent[:min(n, most)], ", "), "count", n)
 	}
 	for _, model := range slices.Sorted(maps.Keys(noTokenizer)) {
 		names := noTokenizer[model]
@@ -60,7 +61,7 @@ func (s *server) warnOfWorkers() {
 	}
 }
 
-// source says where the events of a worker are taken from.
+// source says where the events of a worker come from.
 func (s *server) source(info *router.WorkerInfo) events.Source {
 	src := events.Source{
 		DPStart: info.DPStart, DPSize: max(1, info.DPSize),
@@ -84,14 +85,14 @@ func (s *server) removeWorker(id uint64) {
 	s.workerChanged(id, false)
 }
 
-// follow takes what a worker's record says besides who it is.
+// follow takes from a worker's record how to read its events and how to probe it.
 func (s *server) follow(r fleet.Record, info router.WorkerInfo) {
 	s.direct.follow(r, info)
 	s.prober.Set(r, info)
 }
 
-// engineLoad takes the load that a worker reports in a heartbeat. The load of several
-// ranks is shared out evenly: they get the same kind of work.
+// engineLoad takes the load that a worker reports in a heartbeat, and divides it evenly
+// among its ranks.
 func (s *server) engineLoad(info router.WorkerInfo, l fleet.Load) {
 	ranks := int(max(1, info.DPSize))
 	l.KVUtilization = min(max(0, l.KVUtilization), 1)
@@ -110,11 +111,11 @@ func (s *server) engineLoad(info router.WorkerInfo, l fleet.Load) {
 	}
 }
 
-// rankLoad takes how many blocks of its cache a rank is said to use.
+// rankLoad takes how many blocks of its cache a rank uses, as reported via one of the ways.
 func (s *server) rankLoad(w router.Worker, via fleet.LoadVia, publisher uint64, blocks int) {
 	now := time.Now()
 	if used, counts := s.loads.Report(w, via, publisher, blocks, now); counts && !s.router.SetEngineLoad(w, used, now) {
-		s.loads.Forget(w.ID) // nobody knows it
+		s.loads.Forget(w.ID) // the router does not know the worker
 	}
 }
 
@@ -126,7 +127,7 @@ func (s *server) rankRequests(w router.Worker, via fleet.LoadVia, running, waiti
 	}
 }
 
-// rankLoads takes the load of each rank by its engine's metrics.
+// rankLoads takes the load of each rank from its engine's metrics.
 func (s *server) rankLoads(info router.WorkerInfo, ranks map[uint32]fleet.Load) {
 	for rank, l := range ranks {
 		w := router.Worker{ID: info.ID, DPRank: rank}
@@ -135,7 +136,7 @@ func (s *server) rankLoads(info router.WorkerInfo, ranks map[uint32]fleet.Load) 
 	}
 }
 
-// engineUsage takes how full a worker says to be in a response.
+// engineUsage takes the used share of its cache that a worker reports in a response.
 func (s *server) engineUsage(w router.Worker, usage float64) bool {
 	now := time.Now()
 	known := s.router.SetEngineUsage(w, usage, now)
@@ -145,12 +146,12 @@ func (s *server) engineUsage(w router.Worker, usage float64) bool {
 	return known
 }
 
-// usedBlocks takes how full a rank is by what its engine says on the bus.
+// usedBlocks takes how many blocks a rank uses, as its engine reports on the bus.
 func (s *server) usedBlocks(u events.UsedBlocks) {
 	s.rankLoad(router.Worker{ID: u.WorkerID, DPRank: u.DPRank}, fleet.ViaBus, u.Publisher, u.Blocks)
 }
 
-// cachedPrefixes takes what a worker says to hold in a heartbeat.
+// cachedPrefixes takes the cached prefixes that a worker reports in a heartbeat.
 func (s *server) cachedPrefixes(id uint64, cached map[string]int) {
 	prefixes, err := fleet.ParsePrefixes(cached)
 	if err != nil {
@@ -160,7 +161,7 @@ func (s *server) cachedPrefixes(id uint64, cached map[string]int) {
 	s.router.SetCachedPrefixes(id, prefixes)
 }
 
-// workersOf returns the addresses of a model's workers.
+// workersOf returns the addresses of a model's healthy workers.
 func (s *server) workersOf(model string) (addresses []netip.AddrPort) {
 	for _, w := range s.router.Workers() {
 		if w.Model == model && w.Health == router.Healthy.String() && w.Group == "" {
