@@ -76,42 +76,20 @@ type tail struct {
 // batch is some runs and their memory, which is reused.
 type batch struct {
 	runs    []Run
-	holders arena[Holder]
-	words   arena[uint64]
+	holders []Holder
+	words   []uint64
 	size    int // in words, roughly
 }
 
 func (b *batch) reset() {
-	b.runs, b.size = b.runs[:0], 0
-	b.holders.reset()
-	b.words.reset()
+	*b = batch{runs: b.runs[:0], holders: b.holders[:0], words: b.words[:0]}
 }
 
-// arena holds copies of slices, in large pieces that never move.
-type arena[T any] struct {
-	pieces [][]T
-	at     int // the piece in use
-}
-
-func (a *arena[T]) reset() {
-	a.at = 0
-	for i := range a.pieces {
-		a.pieces[i] = a.pieces[i][:0]
-	}
-}
-
-// add copies a slice into the arena.
-func (a *arena[T]) add(s []T) []T {
-	const piece = 1 << 12
-	for ; a.at < len(a.pieces) && cap(a.pieces[a.at])-len(a.pieces[a.at]) < len(s); a.at++ {
-	}
-	if a.at == len(a.pieces) {
-		a.pieces = append(a.pieces, make([]T, 0, max(piece, len(s))))
-	}
-	p := &a.pieces[a.at]
-	from := len(*p)
-	*p = append(*p, s...)
-	return (*p)[from:len(*p):len(*p)]
+// keep appends a copy of s to all, and returns the copy. Earlier copies stay valid when all moves.
+func keep[T any](all *[]T, s []T) []T {
+	from := len(*all)
+	*all = append(*all, s...)
+	return (*all)[from:len(*all):len(*all)]
 }
 
 const (
@@ -232,7 +210,7 @@ func (d *dump) take(root, n *node) {
 // copied, that changes neither its depth nor the owners of the block before it.
 func (d *dump) add(root, n *node, depth int) {
 	b := &d.fill
-	r := Run{ID: n.number, Depth: depth, Local: b.words.add(n.local)}
+	r := Run{ID: n.number, Depth: depth, Local: keep(&b.words, n.local)}
 	words := runWords + len(n.local)
 	var before []tail
 	if n.parent != root {
@@ -255,7 +233,7 @@ func (d *dump) add(root, n *node, depth int) {
 				h.Externals = main.Externals
 			} else {
 				at := from - int(c.base)
-				h.Externals = b.words.add(c.ext[at : at+length])
+				h.Externals = keep(&b.words, c.ext[at:at+length])
 				words += length
 				if all {
 					main = h
@@ -283,7 +261,7 @@ func (d *dump) add(root, n *node, depth int) {
 	for _, p := range n.part {
 		holder(p.owner, p.cells)
 	}
-	r.Holders = b.holders.add(d.holders)
+	r.Holders = keep(&b.holders, d.holders)
 	b.runs = append(b.runs, r)
 	b.size += words
 }
@@ -321,8 +299,8 @@ func parents(owner int32) iter.Seq[int32] {
 		if !yield(owner) || owner <= maxWorker {
 			return
 		}
-		for t := Device; t <= External; t++ {
-			if w := ownerOf(int(owner&maxWorker), t); w != owner && !yield(w) {
+		for w := range owners(int(owner & maxWorker)) {
+			if w != owner && !yield(w) {
 				return
 			}
 		}

@@ -38,6 +38,7 @@
 package indexer
 
 import (
+	"iter"
 	"sync"
 	"sync/atomic"
 )
@@ -134,6 +135,18 @@ const (
 )
 
 func ownerOf(worker int, t Tier) int32 { return int32(t)<<tierShift | int32(worker) }
+
+// owners yields the owners of a worker's caches, the device's first; none of a worker with a
+// number that cannot be.
+func owners(worker int) iter.Seq[int32] {
+	return func(yield func(int32) bool) {
+		for t := Device; t <= External && 0 <= worker && worker <= maxWorker; t++ {
+			if !yield(ownerOf(worker, t)) {
+				return
+			}
+		}
+	}
+}
 
 // of returns an owner's holdings, which must have been made.
 func (x *Index) of(owner int32) *holdings { return &x.held[owner>>tierShift][owner&maxWorker] }
@@ -327,10 +340,10 @@ func (x *Index) removeLocked(owner int32, externals []uint64) (out Outcome) {
 func (x *Index) RemoveWorker(worker int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if worker >= 0 && worker <= maxWorker {
-		x.clearLocked(worker)
-		if x.has(int32(worker)) {
-			x.of(int32(worker)).limit = 0
+	x.clearLocked(worker)
+	for owner := range owners(worker) {
+		if x.has(owner) {
+			x.of(owner).limit = 0
 		}
 	}
 }
@@ -339,8 +352,7 @@ func (x *Index) RemoveWorker(worker int) {
 // removed and others not yet.
 func (x *Index) clearLocked(worker int) (removed int) {
 	const atOnce = 16 // nodes; some 10 µs
-	for t := Device; t <= External; t++ {
-		owner := ownerOf(worker, t)
+	for owner := range owners(worker) {
 		if !x.has(owner) {
 			continue
 		}
@@ -391,8 +403,8 @@ func (x *Index) SetLimit(worker, blocks int) (evicted int) {
 func (x *Index) Truncated(worker int) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for t := Device; t <= External; t++ {
-		if owner := ownerOf(worker, t); worker >= 0 && worker <= maxWorker && x.has(owner) && x.of(owner).truncated {
+	for owner := range owners(worker) {
+		if x.has(owner) && x.of(owner).truncated {
 			return true
 		}
 	}
@@ -407,8 +419,8 @@ func (x *Index) Blocks() int { return int(x.blocks.Load()) }
 func (x *Index) WorkerBlocks(worker int) (n int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for t := Device; t <= External; t++ {
-		if owner := ownerOf(worker, t); worker >= 0 && worker <= maxWorker && x.has(owner) {
+	for owner := range owners(worker) {
+		if x.has(owner) {
 			n += x.of(owner).externals
 		}
 	}

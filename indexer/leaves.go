@@ -78,7 +78,7 @@ func (x *Index) queueLeaf(n *node) {
 // continues nor the blocks of it that are known. It returns how many (block,
 // owner) pairs were forgotten.
 func (x *Index) makeRoom(n int, at *node) int {
-	chain := x.chain(at)
+	defer x.mark(at)()
 	if !x.leaves.on {
 		x.leaves.on = true
 		for n := range x.nodes.all() {
@@ -115,9 +115,6 @@ func (x *Index) makeRoom(n int, at *node) int {
 	for _, n := range kept {
 		x.queueLeaf(n)
 	}
-	for _, c := range chain {
-		c.marked = false
-	}
 	return int(before - x.blocks.Load())
 }
 
@@ -151,7 +148,7 @@ func (x *Index) shrink(owner int32, n int, at *node) int {
 	h := x.of(owner)
 	blocks := x.blocks.Load()
 	room := max(h.limit-h.limit/16-n, 0) // not to look at all nodes for each event
-	chain := x.chain(at)
+	defer x.mark(at)()
 	below := map[*node]int{} // how many nodes of the owner's come next below
 	for m := range x.nodesOf(owner) {
 		below[x.heldBefore(owner, m)]++
@@ -182,9 +179,6 @@ func (x *Index) shrink(owner int32, n int, at *node) int {
 			ends.push(before)
 		}
 	}
-	for _, c := range chain {
-		c.marked = false
-	}
 	return int(blocks - x.blocks.Load())
 }
 
@@ -196,17 +190,20 @@ func (x *Index) heldBefore(owner int32, n *node) *node {
 	return n
 }
 
-// chain marks and returns the nodes of the known blocks that are being stored, and the
-// node that they follow.
-func (x *Index) chain(at *node) []*node {
+// mark marks the nodes of the known blocks that are being stored, and the node that they
+// follow, until unmark is called.
+func (x *Index) mark(at *node) (unmark func()) {
 	chain := []*node{at}
 	for _, k := range x.known {
 		if k.mine {
 			chain = append(chain, k.column.part(int(k.cell)))
 		}
 	}
-	for _, c := range chain {
-		c.marked = true
+	set := func(marked bool) {
+		for _, c := range chain {
+			c.marked = marked
+		}
 	}
-	return chain
+	set(true)
+	return func() { set(false) }
 }
