@@ -36,12 +36,8 @@
 package api
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -112,33 +108,34 @@ func New(c Config) http.Handler {
 	}
 	c.BodyTime = cmp.Or(c.BodyTime, time.Minute)
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		write(w, http.StatusOK, map[string]string{"status": "ok"})
+	mux.HandleFunc("GET /healthz", get(func(*http.Request) (any, *openai.Error) { return map[string]string{"status": "ok"}, nil }))
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		r, status := c.readiness()
+		write(w, status, r)
 	})
-	mux.HandleFunc("GET /readyz", c.ready)
 	mux.Handle("GET /metrics", c.Metrics)
-	mux.HandleFunc("GET /v1/replica", c.replica)
-	mux.HandleFunc("GET /v1/workers", func(w http.ResponseWriter, _ *http.Request) {
-		write(w, http.StatusOK, map[string][]router.WorkerState{"workers": c.Router.Workers()})
-	})
-	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
-		write(w, http.StatusOK, map[string][]router.ModelState{"models": c.Router.Models()})
-	})
-	mux.HandleFunc("GET /v1/decisions", c.decisions)
+	mux.HandleFunc("GET /v1/replica", get(c.replica))
+	mux.HandleFunc("GET /v1/workers", get(func(*http.Request) (any, *openai.Error) {
+		return map[string][]router.WorkerState{"workers": c.Router.Workers()}, nil
+	}))
+	mux.HandleFunc("GET /v1/models", get(func(*http.Request) (any, *openai.Error) {
+		return map[string][]router.ModelState{"models": c.Router.Models()}, nil
+	}))
+	mux.HandleFunc("GET /v1/decisions", get(c.decisions))
 	mux.HandleFunc("GET /v1/index/dump", c.dump)
-	mux.HandleFunc("GET /busy_threshold", c.thresholds)
-	mux.HandleFunc("POST /busy_threshold", c.setThresholds)
-	mux.HandleFunc("POST /v1/best_worker", c.bestWorker)
-	mux.HandleFunc("POST /v1/potential_loads", c.potentialLoads)
-	mux.HandleFunc("POST /v1/mark_prefill_complete", about(func(n *named) bool { return c.Router.MarkPrefillCompleted(n.RequestID) }))
-	mux.HandleFunc("POST /v1/add_output_tokens", about(func(n *named) bool { return c.Router.AddOutputTokens(n.RequestID, n.Tokens) }))
-	mux.HandleFunc("POST /v1/free", about(func(n *named) bool { return c.Router.Free(n.RequestID) }))
+	mux.HandleFunc("GET /busy_threshold", get(c.thresholds))
+	mux.HandleFunc("POST /busy_threshold", post(http.StatusOK, c.setThresholds))
+	mux.HandleFunc("POST /v1/best_worker", post(http.StatusOK, c.bestWorker))
+	mux.HandleFunc("POST /v1/potential_loads", post(http.StatusOK, c.potentialLoads))
+	mux.HandleFunc("POST /v1/mark_prefill_complete", post(http.StatusOK, change(func(b *booking) bool { return c.Router.MarkPrefillCompleted(b.RequestID) })))
+	mux.HandleFunc("POST /v1/add_output_tokens", post(http.StatusOK, change(func(b *booking) bool { return c.Router.AddOutputTokens(b.RequestID, b.Tokens) })))
+	mux.HandleFunc("POST /v1/free", post(http.StatusOK, change(func(b *booking) bool { return c.Router.Free(b.RequestID) })))
 	mux.HandleFunc("POST /v1/dump_events", c.dumpEvents)
 	mux.HandleFunc("POST /v1/generate", c.generate)
 	if c.Fleet != nil {
-		mux.HandleFunc("POST /v1/workers", c.register)
-		mux.HandleFunc("POST /v1/workers/{id}/heartbeat", c.heartbeat)
-		mux.HandleFunc("DELETE /v1/workers/{id}", c.deregister)
+		mux.HandleFunc("POST /v1/workers", post(http.StatusCreated, c.register))
+		mux.HandleFunc("POST /v1/workers/{id}/heartbeat", post(http.StatusOK, c.heartbeat))
+		mux.HandleFunc("DELETE /v1/workers/{id}", get(c.deregister))
 	}
 	h := noBrowsers(mux, c.Tokens != nil)
 	if c.Tokens != nil {
@@ -147,58 +144,10 @@ func New(c Config) http.Handler {
 	return timely(c.BodyTime, h)
 }
 
-// restTime is how long what a handler has not read of a body may take: net/http reads
-// some of it before it answers, so that the connection may serve again.
-const restTime = time.Second
-
-// timely gives bodies a time to arrive in, read or not. The http.Server's own ReadTimeout
-// is none of a body's: it goes on behind it, and ends handlers that work longer.
-func timely(limit time.Duration, h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ContentLength == 0 {
-			h.ServeHTTP(w, r)
-			return
-		}
-		conn := http.NewResponseController(w)
-		if conn.SetReadDeadline(time.Now().Add(limit)) != nil {
-			h.ServeHTTP(w, r) // no connection, as in tests of a handler
-			return
-		}
-		t := &timed{ReadCloser: r.Body, conn: conn}
-		own := r.WithContext(r.Context()) // r itself is net/http's
-		own.Body = t
-		h.ServeHTTP(w, own)
-		if !t.over {
-			_ = conn.SetReadDeadline(time.Now().Add(restTime)) // an error: the connection is closed
-		}
-	})
-}
-
-// timed is a body whose time ends with it.
-type timed struct {
-	io.ReadCloser
-	conn *http.ResponseController
-	over bool
-}
-
-func (t *timed) Read(p []byte) (int, error) {
-	n, err := t.ReadCloser.Read(p)
-	if errors.Is(err, io.EOF) && !t.over {
-		t.over = true
-		_ = t.conn.SetReadDeadline(time.Time{}) // an error: the connection is closed
-	}
-	return n, err
-}
-
 // Readiness is the answer of /readyz.
 type Readiness struct {
 	Status string          `json:"status"` // "ready", "degraded" or "not ready"
 	Checks map[string]bool `json:"checks"`
-}
-
-func (c *Config) ready(w http.ResponseWriter, _ *http.Request) {
-	r, status := c.readiness()
-	write(w, status, r)
 }
 
 func (c *Config) readiness() (r Readiness, status int) {
@@ -224,44 +173,21 @@ func (c *Config) hasWorkers() bool {
 	})
 }
 
-func (c *Config) decisions(w http.ResponseWriter, req *http.Request) {
+func (c *Config) decisions(req *http.Request) (any, *openai.Error) {
 	if id := req.FormValue("id"); id != "" {
 		d, ok := c.Router.Decision(id)
 		if !ok {
-			fail(w, http.StatusNotFound, openai.NotFound, "id", "no decision is kept under this id: it is unknown or too old")
-			return
+			return nil, failure(http.StatusNotFound, openai.NotFound, "id", "no decision is kept under this id: it is unknown or too old")
 		}
-		write(w, http.StatusOK, d)
-		return
+		return d, nil
 	}
 	limit := defaultDecisions
 	if text := req.FormValue("limit"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > maxDecisions {
-			fail(w, http.StatusBadRequest, openai.InvalidRequest, "limit", fmt.Sprintf("limit is %q, want 1 to %d", text, maxDecisions))
-			return
+			return nil, invalid("limit", fmt.Sprintf("limit is %q, want 1 to %d", text, maxDecisions))
 		}
 		limit = n
 	}
-	write(w, http.StatusOK, map[string][]router.Decision{"decisions": c.Router.Decisions(limit)})
-}
-
-func fail(w http.ResponseWriter, status int, kind, param, message string) {
-	e := openai.Error{Status: status, Message: message, Type: kind, Param: param}
-	e.Write(w)
-}
-
-// write sends v as JSON. An error of the connection is the client's own doing and
-// has nobody to be told to.
-func write[T any](w http.ResponseWriter, status int, v T) {
-	var text bytes.Buffer
-	enc := json.NewEncoder(&text)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		fail(w, http.StatusInternalServerError, openai.Unavailable, "", "the answer cannot be written: "+err.Error())
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_, _ = w.Write(text.Bytes())
+	return map[string][]router.Decision{"decisions": c.Router.Decisions(limit)}, nil
 }

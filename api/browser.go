@@ -26,7 +26,7 @@ func noBrowsers(h http.Handler, tokens bool) http.Handler {
 	cross := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		refuse := func(status int, param, message string) {
-			fail(w, status, openai.InvalidRequest, param, message)
+			failure(status, openai.InvalidRequest, param, message).Write(w)
 		}
 		read := r.Method == http.MethodGet || r.Method == http.MethodHead
 		origin, originErr := url.Parse(r.Header.Get("Origin"))
@@ -61,3 +61,5 @@ func literal(host string) bool {
 	_, err := netip.ParseAddr(u.Hostname())
 	return err == nil || u.Hostname() == "localhost"
 }
+
+func clip(s string) string { return s[:min(len(s), 128)] }

@@ -61,20 +61,19 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 	case "1":
 		sorted = true
 	default:
-		fail(w, http.StatusBadRequest, openai.InvalidRequest, "sort", "sort is "+strconv.Quote(v)+", want 0 or 1")
+		invalid("sort", "sort is "+strconv.Quote(v)+", want 0 or 1").Write(w)
 		return
 	}
 	ctx, cancel := context.WithTimeoutCause(req.Context(), dumpWait, errors.New("another dump, or a snapshot, takes longer"))
 	defer cancel()
 	d, err := c.Router.AwaitDump(ctx)
 	if err != nil {
-		w.Header().Set("Retry-After", "5")
-		fail(w, http.StatusServiceUnavailable, openai.Unavailable, "", "another dump or snapshot is being made; ask again")
+		dumping().Write(w)
 		return
 	}
 	defer d.Close()
 	if sorted && d.Blocks > router.MaxSorted {
-		fail(w, http.StatusUnprocessableEntity, openai.InvalidRequest, "sort", fmt.Sprintf("the index has %d blocks, at most %d are sorted; sort the lines of a dump that is not", d.Blocks, router.MaxSorted))
+		failure(http.StatusUnprocessableEntity, openai.InvalidRequest, "sort", fmt.Sprintf("the index has %d blocks, at most %d are sorted; sort the lines of a dump that is not", d.Blocks, router.MaxSorted)).Write(w)
 		return
 	}
 	head := dumpHeader{Dump: 1, Scope: c.Scope, HashSeed: hashSeed, CreatedMS: time.Now().UnixMilli(), Owners: len(d.Holders), Pools: []dumpPool{}}
@@ -122,4 +121,23 @@ func (p *patient) Write(b []byte) (int, error) {
 	// Writers of tests have no deadline.
 	_ = p.control.SetWriteDeadline(time.Now().Add(dumpStall))
 	return p.w.Write(b)
+}
+
+// dumping is the answer while another dump takes longer than this one may wait.
+func dumping() *openai.Error {
+	return &openai.Error{Status: http.StatusServiceUnavailable, Message: "another dump or snapshot is being made; ask again", Type: openai.Unavailable, Retry: 5}
+}
+
+// dumpTime is how long a client may take to read dump_events.
+const dumpTime = 5 * time.Minute
+
+func (c *Config) dumpEvents(w http.ResponseWriter, req *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	// Another dump waits for this one: a client that does not read must not stop it.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(dumpTime)) // a writer that cannot is none that matters
+	ctx, cancel := context.WithTimeout(req.Context(), dumpTime)
+	defer cancel()
+	if err := c.Router.DumpEvents(ctx, w); errors.Is(err, router.ErrDumping) {
+		dumping().Write(w)
+	} // after any other error the array has no end; the client's connection is the client's business
 }

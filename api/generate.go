@@ -24,11 +24,17 @@ import (
 // generate routes a request, sends it to the worker and relays the stream of
 // events that comes back.
 func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
-	q, req, ok := c.asked(w, r)
-	if !ok {
-		return
+	var q question
+	var req router.Request
+	var path string
+	var body []byte
+	bad := read(w, r, &q)
+	if bad == nil {
+		req, bad = c.request(&q)
 	}
-	path, body, bad := forward(&q)
+	if bad == nil {
+		path, body, bad = forward(&q)
+	}
 	if bad != nil {
 		bad.Write(w)
 		return
@@ -82,7 +88,7 @@ func Dispatch(client *http.Client, fields map[string]json.RawMessage) (router.Di
 // forward makes the request to the worker.
 func forward(q *question) (path string, body []byte, _ *openai.Error) {
 	bad := func(field, want string) (string, []byte, *openai.Error) {
-		return "", nil, &openai.Error{Status: http.StatusBadRequest, Message: field + " must be " + want, Type: openai.InvalidRequest, Param: field}
+		return "", nil, invalid(field, field+" must be "+want)
 	}
 	if q.RequestID == "" {
 		return bad("request_id", "the id of the request")
@@ -150,7 +156,7 @@ func (c *Config) failGenerate(w http.ResponseWriter, err error, model string, be
 		e.Write(w)
 		return
 	}
-	c.refuse(w, err, model)
+	c.refusal(err, model).Write(w)
 }
 
 // dispatchError says that a worker could not be asked, or gave no stream.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/replicas"
 )
 
@@ -33,7 +34,7 @@ type Replica struct {
 	Settings map[string]any `json:"settings"`
 }
 
-func (c *Config) replica(w http.ResponseWriter, _ *http.Request) {
+func (c *Config) replica(*http.Request) (any, *openai.Error) {
 	var r Replica
 	if c.Replica != nil {
 		r = c.Replica()
@@ -43,5 +44,5 @@ func (c *Config) replica(w http.ResponseWriter, _ *http.Request) {
 	if r.Peers == nil {
 		r.Peers = []replicas.PeerView{} // a list in JSON, not null
 	}
-	write(w, http.StatusOK, r)
+	return r, nil
 }

@@ -3,13 +3,11 @@
 package api
 
 import (
-	"context"
+	"cmp"
 	"encoding/json"
 	"errors"
-	"io"
 	"math"
 	"net/http"
-	"os"
 	"slices"
 	"time"
 
@@ -64,39 +62,10 @@ type answer struct {
 	Decision      router.Decision `json:"decision"`
 }
 
-// named is the body of the requests about one in flight.
-type named struct {
+// booking is the body of the requests about a request in flight.
+type booking struct {
 	RequestID string `json:"request_id"`
 	Tokens    int    `json:"tokens"` // add_output_tokens only
-}
-
-// dumpTime is how long a dump may take to be read.
-const dumpTime = 5 * time.Minute
-
-// maxBody bounds a body: a million token ids take 8 MB.
-const maxBody = 64 << 20
-
-// read reads a body, and answers itself if it cannot.
-func read[T any](w http.ResponseWriter, r *http.Request, into *T) bool {
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
-	dec.DisallowUnknownFields()
-	err := dec.Decode(into)
-	if err == nil {
-		if _, err = dec.Token(); errors.Is(err, io.EOF) {
-			return true
-		}
-		err = errors.New("something follows its end")
-	}
-	status := http.StatusBadRequest
-	if _, large := errors.AsType[*http.MaxBytesError](err); large {
-		status = http.StatusRequestEntityTooLarge
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		status = http.StatusRequestTimeout
-	}
-	e := openai.Error{Status: status, Message: "the body cannot be read: " + err.Error(), Type: openai.InvalidRequest}
-	e.Write(w)
-	return false
 }
 
 // request turns a question into one to the router.
@@ -110,7 +79,7 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		Override: q.RouterConfigOverride, Explain: q.Explain,
 	}
 	bad := func(field, want string) (router.Request, *openai.Error) {
-		return req, &openai.Error{Status: http.StatusBadRequest, Message: field + " must be " + want, Type: openai.InvalidRequest, Param: field}
+		return req, invalid(field, field+" must be "+want)
 	}
 	switch {
 	case q.Model == "":
@@ -163,87 +132,53 @@ func span(raw json.RawMessage) []byte {
 	return raw
 }
 
-// asked reads a question; if it is none, it answers itself.
-func (c *Config) asked(w http.ResponseWriter, r *http.Request) (q question, req router.Request, ok bool) {
-	if !read(w, r, &q) {
-		return q, req, false
-	}
-	req, bad := c.request(&q)
+func (c *Config) bestWorker(r *http.Request, q *question) (any, *openai.Error) {
+	req, bad := c.request(q)
 	if bad != nil {
-		bad.Write(w)
-		return q, req, false
-	}
-	return q, req, true
-}
-
-func (c *Config) bestWorker(w http.ResponseWriter, r *http.Request) {
-	_, req, ok := c.asked(w, r)
-	if !ok {
-		return
+		return nil, bad
 	}
 	d, err := c.Router.BestWorker(r.Context(), req)
 	if err != nil {
-		c.refuse(w, err, req.Model)
-		return
+		return nil, c.refusal(err, req.Model)
 	}
-	write(w, http.StatusOK, answer{d.Worker.ID, d.Worker.DPRank, d.OverlapBlocks, d.Address.String(), d})
+	return answer{d.Worker.ID, d.Worker.DPRank, d.OverlapBlocks, d.Address.String(), d}, nil
 }
 
-func (c *Config) potentialLoads(w http.ResponseWriter, r *http.Request) {
-	_, req, ok := c.asked(w, r)
-	if !ok {
-		return
+func (c *Config) potentialLoads(r *http.Request, q *question) (any, *openai.Error) {
+	req, bad := c.request(q)
+	if bad != nil {
+		return nil, bad
 	}
 	loads, err := c.Router.PotentialLoads(r.Context(), req)
 	if err != nil {
-		c.refuse(w, err, req.Model)
-		return
+		return nil, c.refusal(err, req.Model)
 	}
-	write(w, http.StatusOK, map[string][]router.PotentialLoad{"loads": loads})
+	return map[string][]router.PotentialLoad{"loads": loads}, nil
 }
 
-// about answers a request about one in flight with whether that did anything.
-func about(does func(n *named) bool) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		var n named
-		if !read(w, r, &n) {
-			return
+// change makes a handler of a change of a booking. Its answer is whether the change did anything.
+func change(do func(b *booking) bool) func(*http.Request, *booking) (any, *openai.Error) {
+	return func(_ *http.Request, b *booking) (any, *openai.Error) {
+		if b.RequestID == "" || b.Tokens < 0 {
+			return nil, invalid("request_id", "request_id must be the id of a request, tokens 0 or more")
 		}
-		if n.RequestID == "" || n.Tokens < 0 {
-			e := openai.Error{Status: http.StatusBadRequest, Message: "request_id must be the id of a request, tokens 0 or more", Type: openai.InvalidRequest, Param: "request_id"}
-			e.Write(w)
-			return
-		}
-		write(w, http.StatusOK, map[string]bool{"changed": does(&n)})
+		return map[string]bool{"changed": do(b)}, nil
 	}
 }
 
-func (c *Config) dumpEvents(w http.ResponseWriter, req *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	// Another dump waits for this one: a client that does not read must not stop it.
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(dumpTime)) // a writer that cannot is none that matters
-	ctx, cancel := context.WithTimeout(req.Context(), dumpTime)
-	defer cancel()
-	if err := c.Router.DumpEvents(ctx, w); errors.Is(err, router.ErrDumping) {
-		fail(w, http.StatusServiceUnavailable, openai.Unavailable, "", "another dump or snapshot is being made; ask again")
-	} // after any other error the array has no end; the client's connection is the client's business
-}
-
-// refuse answers with an error of the router.
-func (c *Config) refuse(w http.ResponseWriter, err error, model string) {
-	e := openai.RefusalConfig{Overload: c.OverloadStatus, WorkerParam: "worker_id", OverrideParam: "router_config_override"}.Refusal(err, model)
+// refusal returns the answer to an error of the router.
+func (c *Config) refusal(err error, model string) *openai.Error {
 	taken := func(code string) *openai.Error {
 		return &openai.Error{Status: http.StatusConflict, Message: err.Error(), Type: openai.InvalidRequest, Param: "request_id", Code: code}
 	}
 	switch {
 	case errors.Is(err, router.ErrDuplicate):
-		e = taken("duplicate")
+		return taken("duplicate")
 	case errors.Is(err, router.ErrFreed):
-		e = taken("freed")
-	case e == nil:
-		e = openai.NoDecision()
+		return taken("freed")
 	}
-	e.Write(w)
+	words := openai.RefusalConfig{Overload: c.OverloadStatus, WorkerParam: "worker_id", OverrideParam: "router_config_override"}
+	return cmp.Or(words.Refusal(err, model), openai.NoDecision())
 }
 
 // modelThresholds is what /busy_threshold reads and writes, in the names of NVIDIA
@@ -259,42 +194,29 @@ func thresholdsOf(t *router.ModelThresholds) modelThresholds {
 	return modelThresholds{t.Model, t.ActiveBlocks, t.PrefillTokens, t.PrefillFraction}
 }
 
-func (c *Config) thresholds(w http.ResponseWriter, _ *http.Request) {
+func (c *Config) thresholds(*http.Request) (any, *openai.Error) {
 	list := []modelThresholds{}
 	for _, t := range c.Router.Thresholds() {
 		if t.ActiveBlocks != nil || t.PrefillTokens != nil || t.PrefillFraction != nil {
 			list = append(list, thresholdsOf(&t))
 		}
 	}
-	write(w, http.StatusOK, map[string][]modelThresholds{"thresholds": list})
+	return map[string][]modelThresholds{"thresholds": list}, nil
 }
 
-// setThresholds changes the thresholds that are given; without any it only tells.
-func (c *Config) setThresholds(w http.ResponseWriter, r *http.Request) {
-	var body modelThresholds
-	if !read(w, r, &body) {
-		return
-	}
+// setThresholds changes the given thresholds of a model; without any it only returns them.
+func (c *Config) setThresholds(_ *http.Request, body *modelThresholds) (any, *openai.Error) {
 	set, err := c.Router.SetThresholds(body.Model, func(t router.Thresholds) router.Thresholds {
-		if body.ActiveBlocks != nil {
-			t.ActiveBlocks = body.ActiveBlocks
+		return router.Thresholds{
+			ActiveBlocks: cmp.Or(body.ActiveBlocks, t.ActiveBlocks), PrefillTokens: cmp.Or(body.PrefillTokens, t.PrefillTokens),
+			PrefillFraction: cmp.Or(body.PrefillFraction, t.PrefillFraction),
 		}
-		if body.PrefillTokens != nil {
-			t.PrefillTokens = body.PrefillTokens
-		}
-		if body.PrefillFraction != nil {
-			t.PrefillFraction = body.PrefillFraction
-		}
-		return t
 	})
 	switch {
 	case errors.Is(err, router.ErrUnknownModel):
-		openai.UnknownModel(body.Model).Write(w)
+		return nil, openai.UnknownModel(body.Model)
 	case err != nil:
-		fail(w, http.StatusBadRequest, openai.InvalidRequest, "", err.Error())
-	default:
-		write(w, http.StatusOK, thresholdsOf(&set))
+		return nil, invalid("", err.Error())
 	}
+	return thresholdsOf(&set), nil
 }
-
-func clip(s string) string { return s[:min(len(s), 128)] }

@@ -16,17 +16,9 @@ type registered struct {
 	Name     string `json:"name,omitempty"`
 }
 
-func (c *Config) register(w http.ResponseWriter, r *http.Request) {
-	var record fleet.Record
-	if !read(w, r, &record) {
-		return
-	}
-	info, err := c.Fleet.Register(r.Context(), record)
-	if err != nil {
-		failFleet(w, err)
-		return
-	}
-	write(w, http.StatusCreated, registered{info.ID, info.Name})
+func (c *Config) register(r *http.Request, record *fleet.Record) (any, *openai.Error) {
+	info, err := c.Fleet.Register(r.Context(), *record)
+	return registered{info.ID, info.Name}, fleetError(err)
 }
 
 // beat is the body of a heartbeat. The worker is the path's.
@@ -39,42 +31,30 @@ type beat struct {
 	CachedPrefixes      map[string]int `json:"cached_prefixes"`
 }
 
-func (c *Config) heartbeat(w http.ResponseWriter, r *http.Request) {
-	var b beat
-	if !read(w, r, &b) {
-		return
-	}
+func (c *Config) heartbeat(r *http.Request, b *beat) (any, *openai.Error) {
 	if _, err := fleet.ParsePrefixes(b.CachedPrefixes); err != nil {
-		fail(w, http.StatusBadRequest, openai.InvalidRequest, "cached_prefixes", err.Error())
-		return
+		return nil, invalid("cached_prefixes", err.Error())
 	}
-	h := fleet.Heartbeat{WorkerID: c.Fleet.Find(r.PathValue("id")), Load: b.Load, CachedPrefixes: b.CachedPrefixes}
-	if err := c.Fleet.Beat(r.Context(), h); err != nil {
-		failFleet(w, err)
-		return
-	}
-	write(w, http.StatusOK, registered{WorkerID: h.WorkerID})
-}
-
-func (c *Config) deregister(w http.ResponseWriter, r *http.Request) {
 	id := c.Fleet.Find(r.PathValue("id"))
-	if err := c.Fleet.Deregister(r.Context(), id); err != nil {
-		failFleet(w, err)
-		return
-	}
-	write(w, http.StatusOK, registered{WorkerID: id})
+	err := c.Fleet.Beat(r.Context(), fleet.Heartbeat{WorkerID: id, Load: b.Load, CachedPrefixes: b.CachedPrefixes})
+	return registered{WorkerID: id}, fleetError(err)
 }
 
-func failFleet(w http.ResponseWriter, err error) {
+func (c *Config) deregister(r *http.Request) (any, *openai.Error) {
+	id := c.Fleet.Find(r.PathValue("id"))
+	return registered{WorkerID: id}, fleetError(c.Fleet.Deregister(r.Context(), id))
+}
+
+func fleetError(err error) *openai.Error {
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, fleet.ErrNotRegistered):
-		fail(w, http.StatusNotFound, openai.NotFound, "", err.Error()+": register it with POST /v1/workers")
+		return failure(http.StatusNotFound, openai.NotFound, "", err.Error()+": register it with POST /v1/workers")
 	case errors.Is(err, fleet.ErrConfigured):
-		fail(w, http.StatusConflict, openai.InvalidRequest, "", err.Error())
+		return failure(http.StatusConflict, openai.InvalidRequest, "", err.Error())
 	case errors.Is(err, fleet.ErrBusAway):
-		w.Header().Set("Retry-After", "1")
-		fail(w, http.StatusServiceUnavailable, openai.Unavailable, "", err.Error())
-	default:
-		fail(w, http.StatusBadRequest, openai.InvalidRequest, "", err.Error())
+		return &openai.Error{Status: http.StatusServiceUnavailable, Message: err.Error(), Type: openai.Unavailable, Retry: 1}
 	}
+	return invalid("", err.Error())
 }

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/kvroute/kvroute/internal/openai"
+)
+
+// get serves the answers of f as JSON.
+func get(f func(*http.Request) (any, *openai.Error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		answer, bad := f(r)
+		reply(w, http.StatusOK, answer, bad)
+	}
+}
+
+// post serves the answers of f to a body as JSON, with a status.
+func post[Q any](status int, f func(r *http.Request, body *Q) (any, *openai.Error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var body Q
+		var answer any
+		bad := read(w, r, &body)
+		if bad == nil {
+			answer, bad = f(r, &body)
+		}
+		reply(w, status, answer, bad)
+	}
+}
+
+// maxBody bounds a body: a million token ids take 8 MB.
+const maxBody = 64 << 20
+
+// read reads a body, which must be one JSON value with known fields.
+func read(w http.ResponseWriter, r *http.Request, into any) *openai.Error {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(into)
+	if err == nil {
+		if _, err = dec.Token(); errors.Is(err, io.EOF) {
+			return nil
+		}
+		err = errors.New("something follows its end")
+	}
+	status := http.StatusBadRequest
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		status = http.StatusRequestEntityTooLarge
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		status = http.StatusRequestTimeout
+	}
+	return failure(status, openai.InvalidRequest, "", "the body cannot be read: "+err.Error())
+}
+
+func failure(status int, kind, param, message string) *openai.Error {
+	return &openai.Error{Status: status, Message: message, Type: kind, Param: param}
+}
+
+// invalid is the client's mistake in a parameter.
+func invalid(param, message string) *openai.Error {
+	return failure(http.StatusBadRequest, openai.InvalidRequest, param, message)
+}
+
+func reply(w http.ResponseWriter, status int, answer any, bad *openai.Error) {
+	if bad != nil {
+		bad.Write(w)
+		return
+	}
+	write(w, status, answer)
+}
+
+// write sends v as JSON. It ignores an error of the connection: the client has left.
+func write(w http.ResponseWriter, status int, v any) {
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		failure(http.StatusInternalServerError, openai.Unavailable, "", "the answer cannot be written: "+err.Error()).Write(w)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(text.Bytes())
+}
+
+// restTime is how long what a handler has not read of a body may take: net/http reads
+// some of it before it answers, so that the connection may serve again.
+const restTime = time.Second
+
+// timely limits the time in which bodies arrive, read or not. The http.Server's ReadTimeout is
+// not set: it would also limit handlers.
+func timely(limit time.Duration, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength == 0 {
+			h.ServeHTTP(w, r)
+			return
+		}
+		conn := http.NewResponseController(w)
+		if conn.SetReadDeadline(time.Now().Add(limit)) != nil {
+			h.ServeHTTP(w, r) // no connection, as in tests of a handler
+			return
+		}
+		t := &timed{ReadCloser: r.Body, conn: conn}
+		own := r.WithContext(r.Context()) // r itself is net/http's
+		own.Body = t
+		h.ServeHTTP(w, own)
+		if !t.over {
+			_ = conn.SetReadDeadline(time.Now().Add(restTime)) // an error: the connection is closed
+		}
+	})
+}
+
+// timed is a body that removes its deadline at its end.
+type timed struct {
+	io.ReadCloser
+	conn *http.ResponseController
+	over bool
+}
+
+func (t *timed) Read(p []byte) (int, error) {
+	n, err := t.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) && !t.over {
+		t.over = true
+		_ = t.conn.SetReadDeadline(time.Time{}) // an error: the connection is closed
+	}
+	return n, err
+}
