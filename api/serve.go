@@ -40,14 +40,9 @@ const maxBody = 64 << 20
 
 // read reads a body, which must be one JSON value with known fields.
 func read(w http.ResponseWriter, r *http.Request, into any) *openai.Error {
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
-	dec.DisallowUnknownFields()
-	err := dec.Decode(into)
+	err := openai.Decode(http.MaxBytesReader(w, r.Body, maxBody), into)
 	if err == nil {
-		if _, err = dec.Token(); errors.Is(err, io.EOF) {
-			return nil
-		}
-		err = errors.New("something follows its end")
+		return nil
 	}
 	status := http.StatusBadRequest
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {

@@ -3,10 +3,7 @@
 package extproc
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"net/netip"
@@ -160,25 +157,12 @@ func (s *stream) steer(req *router.Request, nvext []byte) *openai.Error {
 		req.TTFTTarget = time.Duration(ms * float64(time.Millisecond))
 	}
 	if text := t.get(headerOverride); text != "" {
-		var err error
-		if req.Override, err = parseOverride(text); err != nil {
+		req.Override = new(router.Override)
+		if err := openai.Decode(strings.NewReader(text), req.Override); err != nil {
 			return badHeader(headerOverride, text, "a JSON object with known fields: "+err.Error())
 		}
 	}
 	return nil
-}
-
-func parseOverride(text string) (*router.Override, error) {
-	dec := json.NewDecoder(strings.NewReader(text))
-	dec.DisallowUnknownFields()
-	o := new(router.Override)
-	if err := dec.Decode(o); err != nil {
-		return nil, err
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("something follows its end")
-	}
-	return o, nil
 }
 
 // labels are what is kept of a request for people.

@@ -21,13 +21,7 @@ func (s *stream) refuse(e *openai.Error) bool {
 	s.state = refused
 	count(s.server.metrics.refusals, label("status", strconv.Itoa(e.Status)))
 	s.server.conf.Log.Debug("request refused", "status", e.Status, "err", e.Message)
-	headers := []string{"content-type", "application/json"}
-	if e.Status == http.StatusMethodNotAllowed {
-		headers = append(headers, "allow", http.MethodPost)
-	}
-	if e.Retry > 0 {
-		headers = append(headers, "retry-after", strconv.Itoa(e.Retry))
-	}
+	headers := e.Headers()
 	if (e.Type == openai.Overloaded || e.Type == openai.Unavailable) && e.Code != "" {
 		headers = append(headers, "x-dynamo-reason", e.Code)
 	}

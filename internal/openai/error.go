@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 )
 
@@ -54,18 +55,26 @@ func optional(s string) *string {
 	return &s
 }
 
-// Write answers a request with the error. A status 405 says which method is
-// right.
-func (e *Error) Write(w http.ResponseWriter) {
-	w.Header().Set("Content-Type", "application/json")
+// Headers returns the headers of the response, as name, value, name, value. With status 405
+// they say which method is right.
+func (e *Error) Headers() []string {
+	headers := []string{"content-type", "application/json"}
 	if e.Status == http.StatusMethodNotAllowed {
-		w.Header().Set("Allow", http.MethodPost)
+		headers = append(headers, "allow", http.MethodPost)
 	}
 	if e.Retry > 0 {
-		w.Header().Set("Retry-After", strconv.Itoa(e.Retry))
+		headers = append(headers, "retry-after", strconv.Itoa(e.Retry))
+	}
+	return headers
+}
+
+// Write answers a request with the error.
+func (e *Error) Write(w http.ResponseWriter) {
+	for pair := range slices.Chunk(e.Headers(), 2) {
+		w.Header().Set(pair[0], pair[1])
 	}
 	w.WriteHeader(e.Status)
-	_, _ = w.Write(e.JSON()) // the client's connection is the client's business
+	_, _ = w.Write(e.JSON()) // an error means that the client has left
 }
 
 func bad(param, message string) *Error {

@@ -4,6 +4,8 @@ package openai
 
 import (
 	"encoding/json"
+	"errors"
+	"io"
 	"strings"
 	"time"
 
@@ -117,5 +119,18 @@ func ReadHints(nvext []byte, to *router.Request) *Error {
 	to.RequiredTaints, to.PreferredTaints = raw.Constraints.Required, raw.Constraints.Preferred
 	to.TTFTTarget = time.Duration(raw.Router.TTFTTarget * float64(time.Millisecond))
 	to.Labels.ITLTarget = time.Duration(raw.Router.ITLTarget * float64(time.Millisecond))
+	return nil
+}
+
+// Decode reads one JSON value into a struct that has all of its fields.
+func Decode(in io.Reader, into any) error {
+	dec := json.NewDecoder(in)
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil {
+		return err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows its end")
+	}
 	return nil
 }

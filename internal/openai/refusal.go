@@ -3,6 +3,7 @@
 package openai
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -21,22 +22,11 @@ type RefusalConfig struct {
 // back by then.
 const retryNoWorker = 5
 
-// Refusal returns what the client is told of an error of the router. It is the only map
-// from such errors to statuses and codes: Envoy's clients and those of the HTTP API get the
-// same answers. It is nil for errors that are neither the client's mistake nor a lack of
-// workers.
+// Refusal returns the answer to an error of the router: it is the only map from such errors to
+// statuses and codes, so Envoy's clients and those of the HTTP API get the same answers. It is nil
+// for errors that are neither the client's mistake nor a lack of workers.
 func (c RefusalConfig) Refusal(err error, model string) *Error {
-	busy := func(code, message string) *Error {
-		status := c.Overload
-		if status == 0 {
-			status = http.StatusTooManyRequests
-		}
-		return &Error{Status: status, Message: message, Type: Overloaded, Code: code, Retry: router.RetryAfter(err)}
-	}
-	wrong := func(param, code string) *Error {
-		return &Error{Status: http.StatusBadRequest, Message: err.Error(), Type: InvalidRequest, Param: param, Code: code}
-	}
-	switch {
+	switch { // first, for an unknown pinned worker may be a lack of workers
 	case errors.Is(err, router.ErrUnknownModel):
 		return UnknownModel(model)
 	case errors.Is(err, router.ErrNoWorkers):
@@ -44,24 +34,31 @@ func (c RefusalConfig) Refusal(err error, model string) *Error {
 			Status: http.StatusServiceUnavailable, Message: "no worker of the model is available",
 			Type: Unavailable, Code: "no_worker", Retry: retryNoWorker,
 		}
-	case errors.Is(err, router.ErrAllBusy):
-		return busy("all_busy", "all workers of the model are busy")
-	case errors.Is(err, router.ErrPinnedBusy):
-		return busy("worker_busy", "the worker that the request names is busy")
-	case errors.Is(err, router.ErrQueueFull):
-		return busy("queue_full", "too many requests wait for a worker of the model")
-	case errors.Is(err, router.ErrTooLate):
-		return busy("queue_timeout", "no worker of the model became free in time")
-	case errors.Is(err, router.ErrPinMissing):
-		return wrong(c.WorkerParam, "worker_missing")
-	case errors.Is(err, router.ErrPinnedUnknown):
-		return wrong(c.WorkerParam, "worker_not_found")
-	case errors.Is(err, router.ErrPinnedNotAllowed):
-		return wrong(c.WorkerParam, "worker_not_allowed")
-	case errors.Is(err, router.ErrBadOverride):
-		return wrong(c.OverrideParam, "bad_override")
-	case errors.Is(err, router.ErrBadRequest):
-		return wrong("", "bad_request")
+	}
+	for _, r := range []struct {
+		err     error
+		code    string
+		message string // for a lack of room; "" for a mistake in the parameter
+		param   string
+	}{
+		{router.ErrAllBusy, "all_busy", "all workers of the model are busy", ""},
+		{router.ErrPinnedBusy, "worker_busy", "the worker that the request names is busy", ""},
+		{router.ErrQueueFull, "queue_full", "too many requests wait for a worker of the model", ""},
+		{router.ErrTooLate, "queue_timeout", "no worker of the model became free in time", ""},
+		{router.ErrPinMissing, "worker_missing", "", c.WorkerParam},
+		{router.ErrPinnedUnknown, "worker_not_found", "", c.WorkerParam},
+		{router.ErrPinnedNotAllowed, "worker_not_allowed", "", c.WorkerParam},
+		{router.ErrBadOverride, "bad_override", "", c.OverrideParam},
+		{router.ErrBadRequest, "bad_request", "", ""},
+	} {
+		switch {
+		case !errors.Is(err, r.err):
+		case r.message == "":
+			return &Error{Status: http.StatusBadRequest, Message: err.Error(), Type: InvalidRequest, Param: r.param, Code: r.code}
+		default:
+			status := cmp.Or(c.Overload, http.StatusTooManyRequests)
+			return &Error{Status: status, Message: r.message, Type: Overloaded, Code: r.code, Retry: router.RetryAfter(err)}
+		}
 	}
 	return nil
 }
