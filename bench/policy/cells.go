@@ -115,5 +115,5 @@ func targetRules() []string { return []string{defaultRule, rivalRule, oracleRule
 // cellRules are the rules that are played in the seven cells.
 func cellRules() []string {
 	return append(targetRules(), strings.Fields(`random round-robin power-of-two least-requests vllm-dp sglang-cache-aware aibrix-prefix-cache gie-3-2-2-2
-		lmetric dynamo:weight=4 dynamo:weight=32 dynamo-agentic predicted_ttft predicted_ttft:alpha=.1 predicted_ttft:alpha=.25 tokens`)...)
+		lmetric dynamo:overlap_score_weight=4 dynamo:overlap_score_weight=32 dynamo-agentic predicted_ttft predicted_ttft:alpha=.1 predicted_ttft:alpha=.25 tokens`)...)
 }

@@ -37,7 +37,7 @@ tokens that a worker computed over the mean; misjudged is by how many cached tok
 decisions were wrong on average. The same flags give the same bytes, --timing apart.
 
 Rules: %s.
-Settings follow a colon: tokens:alpha=.1,attention=6e-5 or dynamo:weight=4.
+Settings follow a colon: tokens:alpha=.1,attention=6e-5 or dynamo:overlap_score_weight=4.
 
 flags:
 `

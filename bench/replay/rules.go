@@ -3,8 +3,8 @@
 package replay
 
 import (
+	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,15 +22,6 @@ type Rule struct {
 	// alone cannot reach, since no prefix would be in the wrong place.
 	Oracle bool
 
-	// Ties says how equals are told apart: "" as the product does, by requests and
-	// then by blocks; "requests" by requests alone; "draw" not at all. What is left
-	// is drawn.
-	Ties string
-	// EngineInputs has the rule see what the engines themselves would report at
-	// the moment, where it looks at waiting requests or at the cache in use: those
-	// that the engine has not begun, and the blocks it refers to. Otherwise it sees
-	// the router's account: those without a first token, and its active blocks.
-	EngineInputs bool
 	// NoReports has the routers not hear what engines report of their load.
 	NoReports bool
 }
@@ -79,122 +70,42 @@ func ruleNames() (names []string) {
 	return names
 }
 
-// knob returns the setting that a rule's name may change, nil if its policy does not
-// look at it.
-func knob(s *scorer.Settings, name string) *float64 {
-	known := map[string]struct {
-		setting *float64
-		by      []scorer.Policy
-	}{
-		"alpha":       {&s.Alpha, []scorer.Policy{scorer.Tokens, scorer.PredictedTTFT}},
-		"attention":   {&s.Attention, []scorer.Policy{scorer.Tokens}},
-		"weight":      {&s.OverlapWeight, []scorer.Policy{scorer.Dynamo}},
-		"credit":      {&s.OverlapCredit, []scorer.Policy{scorer.DynamoNewer}},
-		"scale":       {&s.PrefillScale, []scorer.Policy{scorer.DynamoNewer}},
-		"request":     {&s.RequestWeight, []scorer.Policy{scorer.DynamoNewer}},
-		"temperature": {&s.Temperature, scorer.Policies()},
-	}
-	if k := known[name]; slices.Contains(k.by, s.Policy) {
-		return k.setting
-	}
-	return nil
-}
-
-// ParseRule returns the rule with a name, its settings changed by what follows a
-// colon, as in "tokens:alpha=.1,attention=6e-5" or "dynamo:weight=4".
+// ParseRule returns the rule with a name. What follows a colon changes its settings as
+// a request may ([scorer.Override]), as in "tokens:alpha=.1,attention=6e-5". "reports=none"
+// has the rule ignore the reports of engines.
 func ParseRule(text string) (Rule, error) {
 	name, rest, changed := strings.Cut(text, ":")
 	all := named()
 	i := slices.IndexFunc(all, func(r Rule) bool { return r.Name == name })
 	if i < 0 {
-		return Rule{}, fmt.Errorf("replay: rule %q is not known; there are %s", name, strings.Join(ruleNames(), ", "))
+		return Rule{}, fmt.Errorf("replay: rule %q is unknown; the rules are %s", name, strings.Join(ruleNames(), ", "))
 	}
 	r := all[i]
 	r.Name = text
 	if !changed {
 		return r, nil
 	}
+	override := scorer.Override{Cost: &all[i].Settings.Policy}
 	for part := range strings.SplitSeq(rest, ",") {
-		key, value, _ := strings.Cut(part, "=")
-		switch part {
-		case "ties=requests", "ties=draw":
-			r.Ties = value
-			continue
-		case "reports=none":
+		if part == "reports=none" {
 			r.NoReports = true
 			continue
-		case "inputs=engine":
-			r.EngineInputs = true
-			continue
 		}
-		if r.Choose != nil {
-			return Rule{}, fmt.Errorf("replay: rule %q: %q is no setting; it has ties=requests, ties=draw, inputs=engine and reports=none", name, part)
-		}
-		at := knob(&r.Settings, key)
+		key, value, _ := strings.Cut(part, "=")
 		v, err := strconv.ParseFloat(value, 64)
-		if at == nil || err != nil {
-			return Rule{}, fmt.Errorf("replay: rule %q: %q is none of its settings; alpha belongs to tokens and predicted_ttft, attention to tokens, weight to dynamo, credit, scale and request to dynamo_newer, temperature to all, each with =number, and ties=requests, ties=draw, inputs=engine and reports=none", name, part)
+		if err == nil && r.Choose == nil {
+			d := json.NewDecoder(strings.NewReader(fmt.Sprintf("{%q: %g}", key, v)))
+			d.DisallowUnknownFields()
+			err = d.Decode(&override)
 		}
-		*at = v
+		if err != nil || r.Choose != nil {
+			return Rule{}, fmt.Errorf("replay: rule %q: %q is not one of its settings; costs have those of x-dynamo-router-override as name=number, and all rules have reports=none", name, part)
+		}
 	}
-	if err := r.Settings.Validate(); err != nil {
+	settings, err := r.Settings.With(&override)
+	if err != nil {
 		return Rule{}, fmt.Errorf("replay: rule %q: %w", name, err)
 	}
+	r.Settings = settings
 	return r, nil
-}
-
-// choose is the rule of a replica's router, nil for that of the router's settings.
-func (s *sim) choose(rep *replica) scorer.Rule {
-	rule := s.Rule.Choose
-	if s.Rule.Ties == "" && !s.Rule.EngineInputs {
-		return rule
-	}
-	if rule == nil {
-		rule = s.Rule.Settings.Choose
-	}
-	var seen []scorer.Input
-	return func(req *scorer.Request, in []scorer.Input, costs []float64) int {
-		seen = append(seen[:0], in...)
-		if s.Rule.EngineInputs {
-			s.report(rep, seen)
-		}
-		if s.Rule.Ties == "" {
-			return rule(req, seen, costs)
-		}
-		for i := range costs {
-			costs[i] = math.NaN()
-		}
-		blocks := s.Rule.Choose == nil // a cost may be made of them
-		for i := range seen {
-			if !blocks {
-				seen[i].ActiveBlocks = 0
-			}
-		}
-		chosen := rule(req, seen, costs)
-		if chosen < 0 || math.IsNaN(costs[chosen]) {
-			return chosen // the rule has compared without costs
-		}
-		for i := range seen {
-			requests := seen[i].ActiveRequests
-			seen[i] = scorer.Input{}
-			if s.Rule.Ties == "requests" {
-				seen[i].ActiveRequests = requests
-			}
-		}
-		return scorer.Pick(costs, seen, req.U)
-	}
-}
-
-// report fills in what the engines of a replica's candidates know themselves.
-func (s *sim) report(rep *replica, in []scorer.Input) {
-	i := 0
-	for _, w := range rep.workers {
-		if !s.alive[w] || i == len(in) {
-			continue
-		}
-		e := s.engines[w]
-		in[i].WaitingRequests = len(e.waiting) - e.head
-		in[i].KVUse = min(1, float64(e.cache.live+e.cache.reserved)/float64(e.cache.capacity))
-		i++
-	}
 }

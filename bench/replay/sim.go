@@ -168,7 +168,7 @@ func (s *sim) newRouters() error {
 			}
 		}
 		conf := router.Config{
-			Scoring: s.Rule.Settings, Rule: s.choose(rep), BlockSize: s.Trace.BlockSize,
+			Scoring: s.Rule.Settings, Rule: s.Rule.Choose, BlockSize: s.Trace.BlockSize,
 			Seed: s.Seed + uint64(i), KeepDecisions: -1, PredictTTL: cmp.Or(s.Predict, -1), NoEvents: s.Approximate,
 			Now: func() time.Time { return time.Unix(0, s.now) },
 			// A worker that only prefills keeps nothing for later tokens.

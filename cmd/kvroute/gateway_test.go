@@ -159,7 +159,6 @@ func TestGatewayPoliciesMatch(t *testing.T) {
 
 // What Envoy Gateway makes of the manifests runs in a real Envoy.
 func TestGateway(t *testing.T) {
-	t.Parallel() // it waits, most of the time
 	for variant, choice := range map[string]string{"endpoint-override": "list", "original-destination": "header"} {
 		t.Run(variant, func(t *testing.T) {
 			d := newStack(t, 2, []string{"--speed", "20"})

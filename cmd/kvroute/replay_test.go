@@ -61,7 +61,7 @@ func TestReplayRefuses(t *testing.T) {
 		"--load is for open":     {"--users", "3", "--trace", "x", "--load", "2"},
 		"--engine is":            {"--engine", "9b"},
 		"--seeds is":             {"--seeds", "0"},
-		"is not known":           {"--rule", "nobody"},
+		"is unknown":             {"--rule", "nobody"},
 		"is not time:join":       {"--change", "1:2:3"},
 		"is no number":           {"--load", "fast"},
 		"--workers is -1":        {"--workers", "-1"},
@@ -94,9 +94,10 @@ func TestReplayRefuses(t *testing.T) {
 		"--summary-stride is 0, want 1 or more":           {"--groups", "2", "--summary-stride", "0"},
 		"--transfer has no effect beside workers that do": {"--transfer", "1000"},
 		"--rule has no effect beside --hit-rate":          {"--hit-rate", "--rule", "tokens"},
-		`"alpha=1" is none of its settings`:               {"--rule", "dynamo:alpha=1"},
-		`"weight=1" is none of its settings`:              {"--rule", "tokens:weight=1"},
-		`"credit=1" is none of its settings`:              {"--rule", "dynamo:credit=1"},
+		`alpha is 1, want a cost that knows it`:           {"--rule", "dynamo:alpha=1"},
+		`"weight=1" is not one of its settings`:           {"--rule", "tokens:weight=1"},
+		`which "tokens" does not`:                         {"--rule", "tokens:overlap_score_weight=1"},
+		`which "dynamo" does not`:                         {"--rule", "dynamo:overlap_score_credit=1"},
 	} {
 		if _, status, problem := replayed(t, args...); status == 0 || !strings.Contains(problem, want) {
 			t.Errorf("%v: status %d, %q, want %q", args, status, problem, want)
