@@ -60,7 +60,7 @@ func (s *sim) publish(w int, ev indexer.Event) {
 			continue
 		}
 		s.late = append(s.late, lateEvent{int32(w), s.started[w], ev})
-		s.queue.push(s.now+s.EventDelay.Nanoseconds(), kvEvent, 0, uint32(len(s.late)-1))
+		s.queue.plan(s.now+s.EventDelay.Nanoseconds(), kvEvent, 0, uint32(len(s.late)-1))
 	}
 }
 
@@ -101,7 +101,7 @@ func (s *sim) tell(from int, c router.Change) {
 	c.Sequence = slices.Clone(c.Sequence)
 	c.Expires = s.SyncLostFor > 0
 	s.messages = append(s.messages, syncMessage{from, c})
-	s.queue.push(s.now+s.SyncDelay.Nanoseconds(), message, 0, uint32(len(s.messages)-1))
+	s.queue.plan(s.now+s.SyncDelay.Nanoseconds(), message, 0, uint32(len(s.messages)-1))
 }
 
 // receive applies a change at the other replicas.

@@ -38,9 +38,9 @@ type engine struct {
 	waiting  []int32
 	head     int // of waiting
 	prefills []prefill
-	decodes  heap[int32] // requests, by the step after which they end, then by number
-	steps    int64       // so far
-	held     int64       // tokens of the decoding requests
+	decodes  timeline[int32] // requests, by the step after which they end, then by number
+	steps    int64           // so far
+	held     int64           // tokens of the decoding requests
 
 	// The plan: count steps from start, the last one ending at end. Prefills are
 	// in a plan of one step.

@@ -2,6 +2,8 @@
 
 package replay
 
+import "container/heap"
+
 // event is something that is going to happen.
 type event struct {
 	kind eventKind
@@ -26,64 +28,43 @@ const (
 
 // queue holds events by time in ns; of events at one time the first one made comes first.
 type queue struct {
-	heap heap[event]
+	timeline[event]
 	turn int64
 }
 
-func (q *queue) push(at int64, kind eventKind, a int32, b uint32) {
+func (q *queue) plan(at int64, kind eventKind, a int32, b uint32) {
 	q.turn++
-	q.heap.push(entry[event]{at, q.turn, event{kind, a, b}})
+	q.push(entry[event]{at, q.turn, event{kind, a, b}})
 }
 
-// heap is a binary heap whose first entry comes first by at, then by turn.
-type heap[T any] []entry[T]
+// timeline is a heap of values: the first one comes first by at, then by turn.
+type timeline[T any] []entry[T]
 
 type entry[T any] struct {
 	at, turn int64
 	value    T
 }
 
-func (e *entry[T]) before(f *entry[T]) bool { return e.at < f.at || e.at == f.at && e.turn < f.turn }
+func (t timeline[T]) Len() int { return len(t) }
 
-func (h *heap[T]) push(e entry[T]) {
-	s := append(*h, e)
-	i := len(s) - 1
-	for i > 0 {
-		p := (i - 1) / 2
-		if !e.before(&s[p]) {
-			break
-		}
-		s[i] = s[p]
-		i = p
-	}
-	s[i] = e
-	*h = s
+func (t timeline[T]) Less(i, j int) bool {
+	return t[i].at < t[j].at || t[i].at == t[j].at && t[i].turn < t[j].turn
 }
 
-// pop removes the first entry. The heap must have one.
-func (h *heap[T]) pop() entry[T] {
-	s := *h
-	top, last := s[0], len(s)-1
-	e := s[last]
-	s = s[:last]
-	i := 0
-	for {
-		c := 2*i + 1
-		if c >= last {
-			break
-		}
-		if c+1 < last && s[c+1].before(&s[c]) {
-			c++
-		}
-		if !s[c].before(&e) {
-			break
-		}
-		s[i] = s[c]
-		i = c
-	}
-	if last > 0 {
-		s[i] = e
-	}
-	*h = s
-	return top
+func (t timeline[T]) Swap(i, j int) { t[i], t[j] = t[j], t[i] }
+
+// Push implements [heap.Interface].
+func (t *timeline[T]) Push(e any) { *t = append(*t, e.(entry[T])) }
+
+// Pop implements [heap.Interface].
+func (t *timeline[T]) Pop() any {
+	s := *t
+	e := s[len(s)-1]
+	*t = s[:len(s)-1]
+	return e
 }
+
+func (t *timeline[T]) push(e entry[T]) { heap.Push(t, e) }
+
+// pop removes the first entry. The timeline must have one.
+func (t *timeline[T]) pop() entry[T] { return heap.Pop(t).(entry[T]) }

@@ -241,21 +241,21 @@ func (s *sim) info(w int) router.WorkerInfo {
 // begin plans the events that are known before the first request.
 func (s *sim) begin() {
 	for i, c := range s.Changes {
-		s.queue.push(c.At.Nanoseconds(), change, int32(i), 0)
+		s.queue.plan(c.At.Nanoseconds(), change, int32(i), 0)
 	}
 	if s.ColdStart > 0 {
-		s.queue.push(s.ColdStart.Nanoseconds(), coldStart, 0, 0)
+		s.queue.plan(s.ColdStart.Nanoseconds(), coldStart, 0, 0)
 	}
 	if s.SyncLostFor > 0 {
-		s.queue.push(tickEvery.Nanoseconds(), tick, 0, 0)
+		s.queue.plan(tickEvery.Nanoseconds(), tick, 0, 0)
 	}
 	for g := range s.published {
 		// Groups do not know of each other, nor do their clocks.
-		s.queue.push(s.SummaryAge.Nanoseconds()*int64(g+1)/int64(s.Groups), summary, int32(g), 0)
+		s.queue.plan(s.SummaryAge.Nanoseconds()*int64(g+1)/int64(s.Groups), summary, int32(g), 0)
 	}
 	if s.ForeignShare > 0 && !s.Rule.NoReports {
 		for w := range s.Workers { // each at a moment of its own
-			s.queue.push(s.ReportEvery.Nanoseconds()*int64(w+1)/int64(s.Workers), engineReport, int32(w), 0)
+			s.queue.plan(s.ReportEvery.Nanoseconds()*int64(w+1)/int64(s.Workers), engineReport, int32(w), 0)
 		}
 	}
 	if len(s.Trace.Users) == 0 {
@@ -269,7 +269,7 @@ func (s *sim) begin() {
 			s.user[r] = int32(u)
 		}
 		if len(user.Requests) > 0 {
-			s.queue.push(user.Start.Nanoseconds(), arrival, user.Requests[0], 0)
+			s.queue.plan(user.Start.Nanoseconds(), arrival, user.Requests[0], 0)
 		}
 	}
 }
@@ -286,7 +286,7 @@ func (s *sim) arrive(req int) {
 			at = min(at, s.dueAt(req+1))
 		}
 	}
-	s.queue.push(at, arrival, int32(req), 0)
+	s.queue.plan(at, arrival, int32(req), 0)
 }
 
 // dueAt is when a request of an open loop is due, in ns.
@@ -297,10 +297,10 @@ func (s *sim) loop() error {
 		if n%4096 == 0 && s.ctx.Err() != nil {
 			return fmt.Errorf("replay: %w", context.Cause(s.ctx))
 		}
-		if len(s.queue.heap) == 0 {
+		if len(s.queue.timeline) == 0 {
 			return fmt.Errorf("replay: %d requests wait for ever", s.left)
 		}
-		next := s.queue.heap.pop()
+		next := s.queue.pop()
 		e := next.value
 		s.now = next.at
 		var err error
@@ -329,13 +329,13 @@ func (s *sim) loop() error {
 			for _, r := range s.routers {
 				r.router.Tick()
 			}
-			s.queue.push(s.now+tickEvery.Nanoseconds(), tick, 0, 0)
+			s.queue.plan(s.now+tickEvery.Nanoseconds(), tick, 0, 0)
 		case engineReport:
 			s.reportLoad(int(e.a))
-			s.queue.push(s.now+s.ReportEvery.Nanoseconds(), engineReport, e.a, 0)
+			s.queue.plan(s.now+s.ReportEvery.Nanoseconds(), engineReport, e.a, 0)
 		case summary:
 			err = s.summarise(int(e.a))
-			s.queue.push(s.now+s.SummaryAge.Nanoseconds(), summary, e.a, 0)
+			s.queue.plan(s.now+s.SummaryAge.Nanoseconds(), summary, e.a, 0)
 		}
 		if err != nil {
 			return err
@@ -422,7 +422,7 @@ func (s *sim) send(w int, req int32) {
 	case !e.busy:
 		s.proceed(w)
 	case idle && e.cut(s.now):
-		s.queue.push(e.end, stepEnd, int32(w), e.version)
+		s.queue.plan(e.end, stepEnd, int32(w), e.version)
 	}
 }
 
@@ -469,7 +469,7 @@ func (s *sim) proceed(w int) {
 	e := s.engines[w]
 	e.admit(s.cached)
 	if e.plan(s.now) {
-		s.queue.push(e.end, stepEnd, int32(w), e.version)
+		s.queue.plan(e.end, stepEnd, int32(w), e.version)
 	}
 }
 
@@ -508,7 +508,7 @@ func (s *sim) ended(w int, req int32) {
 		s.free(req)
 		if s.reqs[req].Output > 1 {
 			took := float64(s.reqs[req].Input) / s.Transfer
-			s.queue.push(s.now+int64(took*1e9), handOver, req, 0)
+			s.queue.plan(s.now+int64(took*1e9), handOver, req, 0)
 			return
 		}
 	case decodeOnly:
@@ -526,6 +526,6 @@ func (s *sim) ended(w int, req int32) {
 	user := &s.Trace.Users[u]
 	if s.next[u]++; int(s.next[u]) < len(user.Requests) {
 		next := user.Requests[s.next[u]]
-		s.queue.push(s.now+s.reqs[next].Think.Nanoseconds(), arrival, next, 0)
+		s.queue.plan(s.now+s.reqs[next].Think.Nanoseconds(), arrival, next, 0)
 	}
 }
