@@ -143,13 +143,9 @@ func (c *core) lane(q *question) int {
 // measure fills in what the request and each candidate bring to the decision.
 func (c *core) measure(now time.Time, q *question, s *scorer.Settings) {
 	c.request = scorer.Request{
-		PromptTokens: q.tokens, BlockSize: c.blockSize, Sequence: q.sequence,
-		U: c.draw(q.ID), Turn: c.turn, Session: q.session,
+		PromptTokens: q.tokens, BlockSize: c.blockSize,
+		U: c.draw(q.ID), Turn: c.turn,
 		PrefillUntracked: !s.TrackPrefill, Pinned: q.Pinned != nil, EmbeddingHit: q.EmbeddingHit,
-	}
-	if c.conf.Rule != nil && q.Session != "" {
-		// A rule may look at the session where nothing is bound to it.
-		c.request.Session = sessionKey(q.Session)
 	}
 	c.inputs = slices.Grow(c.inputs[:0], len(c.candidates))[:len(c.candidates)]
 	for i, ord := range c.candidates {
@@ -193,7 +189,7 @@ func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {
 	info := e.info
 	in.CPU, in.DecodeOnly = info.CPU, info.Role == Decode
 	in.MaxBatchedTokens, in.MaxRequests = info.MaxBatchedTokens, info.MaxNumSeqs
-	in.LastCold, in.Key = e.cold, e.key
+	in.LastCold = e.cold
 	if info.Group != "" {
 		c.groupLoad(now, ord, in)
 		return

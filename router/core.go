@@ -55,7 +55,7 @@ type core struct {
 	ended   uint64        // requests that ended
 	stay    time.Duration // for which requests hold their slots, newer ones counting more; 0 = unknown
 	grown   time.Time     // when outputs were estimated the last time
-	asked   Worker        // for token ids the last time
+	asked   int           // how often a worker was chosen to be asked for token ids
 
 	inferredAt time.Time // when first tokens were inferred the last time
 
@@ -66,7 +66,6 @@ type core struct {
 type entry struct {
 	worker    Worker
 	info      *WorkerInfo
-	key       uint64 // on a hash ring: the same for the worker's whole life
 	since     uint64 // value of core.changes when the worker got the ordinal
 	routed    uint64 // requests sent here
 	events    string // why its events cannot be trusted; empty if they can
@@ -149,7 +148,7 @@ func (c *core) ordinals(id uint64) (ordinals []int) {
 
 func (c *core) add(w Worker, info *WorkerInfo) {
 	c.changes++
-	e := entry{worker: w, info: info, key: ringKey(w), since: c.changes}
+	e := entry{worker: w, info: info, since: c.changes}
 	var ord int
 	if last := len(c.free) - 1; last >= 0 {
 		ord, c.free = c.free[last], c.free[:last]
@@ -211,12 +210,4 @@ func (c *core) grow(now time.Time) {
 		}
 		c.slots.Grow(now, ord, rate)
 	}
-}
-
-// ringKey returns a number that is spread evenly, whatever the ids are.
-func ringKey(w Worker) uint64 {
-	x := w.ID + uint64(w.DPRank)*0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }

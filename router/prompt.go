@@ -161,25 +161,13 @@ func (r *Router) askWorker(ctx context.Context, p *pool, req *Request, prompt *t
 
 // nextAsked returns the address of the worker whose turn it is to be asked for ids.
 func (c *core) nextAsked() (at netip.AddrPort, ok bool) {
-	first := -1 // who takes requests, and is the first at all
-	for i, ord := range c.order {
-		e := &c.entries[ord]
-		if e.info.Health != Healthy || e.info.Draining || e.info.Group != "" {
-			continue
-		}
-		if e.worker.Compare(c.asked) > 0 {
-			first = i
-			break
-		}
-		if first < 0 {
-			first = i
+	for range c.order {
+		e := &c.entries[c.order[c.asked%len(c.order)]]
+		c.asked++
+		if e.info.Health == Healthy && !e.info.Draining && e.info.Group == "" {
+			at = e.info.rankAddress(e.worker.DPRank)
+			return at, at.IsValid()
 		}
 	}
-	if first < 0 {
-		return at, false
-	}
-	e := &c.entries[c.order[first]]
-	c.asked = e.worker
-	at = e.info.rankAddress(e.worker.DPRank)
-	return at, at.IsValid()
+	return at, false
 }

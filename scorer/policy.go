@@ -223,12 +223,12 @@ func weighted(s *Settings, r *Request, in *Input) float64 {
 //
 //	max(Floor, Step + Token · tokens) + Attention · Σ new · (context + new/2) + KVToken · tokens held
 type Engine struct {
-	Floor     float64 `json:"floor"`     // of a step
-	Step      float64 `json:"step"`      // each step
-	Token     float64 `json:"token"`     // each token computed
-	Attention float64 `json:"attention"` // each pair of a token and one before it
-	KVToken   float64 `json:"kv_token"`  // each token held by a decoding request
-	Chunk     float64 `json:"chunk"`     // prefill tokens in a step at most
+	Floor     float64 `json:"floor"`           // of a step
+	Step      float64 `json:"step"`            // each step
+	Token     float64 `json:"token" want:">0"` // each token computed
+	Attention float64 `json:"attention"`       // each pair of a token and one before it
+	KVToken   float64 `json:"kv_token"`        // each token held by a decoding request
+	Chunk     float64 `json:"chunk" want:">0"` // prefill tokens in a step at most
 }
 
 // Dense32B is the engine of a dense model of 32B on two H100.

@@ -69,7 +69,6 @@ func fixture() (scorer.Request, []scorer.Input) {
 	}
 	for i := range in {
 		in[i].DecodeTokens = 16 * in[i].ActiveBlocks
-		in[i].Key = uint64(i)
 	}
 	return scorer.Request{PromptTokens: 1024, BlockSize: 16}, in
 }

@@ -40,10 +40,7 @@ type Request struct {
 	// EmbeddingHit says that nothing is left to encode; see [DeviceAware].
 	EmbeddingHit bool
 
-	// What only rules of a caller look at.
-	Sequence []uint64 // sequence hashes of the prompt's full blocks
-	Session  uint64   // hash of the session's name
-	Turn     uint64   // requests of this model so far
+	Turn uint64 // requests of this model so far; only rules of a caller look at it
 }
 
 // Input is what one candidate brings to a decision. Its JSON is what people are shown of
@@ -78,7 +75,6 @@ type Input struct {
 	// What only rules of a caller look at.
 	CachedBlocks int    `json:"-"` // blocks it holds, of whatever prompt
 	LastCold     uint64 `json:"-"` // number of the last request sent here that no worker knew; 0 = none
-	Key          uint64 `json:"-"` // its name on a hash ring: the same for its whole life
 }
 
 func (r *Request) block() float64 { return float64(max(1, r.BlockSize)) }

@@ -4,6 +4,7 @@ package scorer
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 )
 
@@ -34,8 +35,8 @@ type Settings struct {
 	// Tokens: cost of attention to one earlier token, in tokens.
 	Attention float64 `json:"attention"`
 
-	Engine   Engine  `json:"engine"`    // PredictedTTFT, and estimates
-	MaxBatch float64 `json:"max_batch"` // Weighted: requests that fill a worker that does not say
+	Engine   Engine  `json:"engine"`              // PredictedTTFT, and estimates
+	MaxBatch float64 `json:"max_batch" want:">0"` // Weighted: requests that fill a worker that does not say
 
 	// Weighted: what the whole prompt cached, a full batch and a full cache count.
 	WeightedOverlap  float64 `json:"weighted_overlap"`
@@ -77,33 +78,22 @@ func (s *Settings) Validate() error {
 	if !slices.Contains(Policies(), s.Policy) {
 		return &SettingError{"cost", string(s.Policy), fmt.Sprintf("one of %v", Policies())}
 	}
-	for _, c := range []struct {
-		name  string
-		value float64
-		above bool // 0 is refused too
-	}{
-		{"router_temperature", s.Temperature, false},
-		{"overlap_score_weight", s.OverlapWeight, false},
-		{"overlap_score_credit", s.OverlapCredit, false},
-		{"overlap_score_credit_decay", s.CreditDecay, false},
-		{"prefill_load_scale", s.PrefillScale, false},
-		{"active_request_weight", s.RequestWeight, false},
-		{"host_cache_weight", s.HostWeight, false},
-		{"disk_cache_weight", s.DiskWeight, false},
-		{"alpha", s.Alpha, false},
-		{"attention", s.Attention, false},
-		{"engine.floor", s.Engine.Floor, false},
-		{"engine.step", s.Engine.Step, false},
-		{"engine.token", s.Engine.Token, true},
-		{"engine.attention", s.Engine.Attention, false},
-		{"engine.kv_token", s.Engine.KVToken, false},
-		{"engine.chunk", s.Engine.Chunk, true},
-		{"max_batch", s.MaxBatch, true},
-		{"weighted_overlap", s.WeightedOverlap, false},
-		{"weighted_requests", s.WeightedRequests, false},
-		{"weighted_kv_use", s.WeightedKVUse, false},
-	} {
-		if err := check(c.name, c.value, c.above); err != nil {
+	return validate("", reflect.ValueOf(s).Elem())
+}
+
+// validate checks all numbers of a struct of settings.
+func validate(prefix string, settings reflect.Value) error {
+	for field, value := range settings.Fields() {
+		name := prefix + field.Tag.Get("json")
+		var err error
+		switch value.Kind() {
+		case reflect.Struct:
+			err = validate(name+".", value)
+		case reflect.Float64:
+			err = check(name, value.Float(), field.Tag.Get("want") == ">0")
+		default:
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -633,24 +633,24 @@ func TestCostIsThatBeforeTheBooking(t *testing.T) {
 	settings := scorer.Defaults()
 	rng := rand.New(rand.NewPCG(1, 5))
 	var s scorer.Slots
-	measure := func(r *scorer.Request) (costs [3]float64, chosen int) {
+	measure := func(r *scorer.Request, blocks []uint64) (costs [3]float64, chosen int) {
 		var in [3]scorer.Input
 		for w := range in {
 			l := s.Load(w)
-			in[w] = scorer.Input{PendTokens: l.PendTokens, ActiveRequests: l.Requests, ActiveBlocks: l.Blocks, AdditionalBlocks: s.AdditionalBlocks(w, r.Sequence)}
+			in[w] = scorer.Input{PendTokens: l.PendTokens, ActiveRequests: l.Requests, ActiveBlocks: l.Blocks, AdditionalBlocks: s.AdditionalBlocks(w, blocks)}
 		}
 		chosen = settings.Choose(r, in[:], costs[:])
 		return costs, chosen
 	}
 	for i := range 200 {
 		blocks := chain(rng, 12)
-		r := scorer.Request{PromptTokens: 4 * len(blocks), BlockSize: 4, Sequence: blocks, U: scorer.Draw(1, uint64(i))}
-		costs, chosen := measure(&r)
+		r := scorer.Request{PromptTokens: 4 * len(blocks), BlockSize: 4, U: scorer.Draw(1, uint64(i))}
+		costs, chosen := measure(&r, blocks)
 		id := fmt.Sprint(i)
 		booking := scorer.Booking{Worker: chosen, Blocks: blocks, PromptTokens: r.PromptTokens, BlockSize: 4}
 		s.Add(at(0), id, &booking)
 		s.Free(id)
-		if again, other := measure(&r); again != costs || other != chosen {
+		if again, other := measure(&r, blocks); again != costs || other != chosen {
 			t.Fatalf("request %d: %v and worker %d after its booking was taken back, want %v and %d", i, again, other, costs, chosen)
 		}
 		s.Add(at(0), id, &booking)

@@ -11,11 +11,11 @@ import (
 
 // The four workers A to D that the published rules were worked out on.
 func fixture() (scorer.Request, []scorer.Input) {
-	return scorer.Request{PromptTokens: 1024, BlockSize: 16, Sequence: []uint64{1, 2, 3, 4, 5}}, []scorer.Input{
-		{Key: 10, ActiveRequests: 2, KVUse: .1},
-		{Key: 11, OverlapBlocks: 32, PendTokens: 512, ActiveRequests: 6, WaitingRequests: 1, KVUse: .3},
-		{Key: 12, OverlapBlocks: 60, PendTokens: 400, ActiveRequests: 9, WaitingRequests: 2, KVUse: .5},
-		{Key: 13, OverlapBlocks: 60, PendTokens: 6400, ActiveRequests: 30, WaitingRequests: 4, KVUse: .9},
+	return scorer.Request{PromptTokens: 1024, BlockSize: 16}, []scorer.Input{
+		{ActiveRequests: 2, KVUse: .1},
+		{OverlapBlocks: 32, PendTokens: 512, ActiveRequests: 6, WaitingRequests: 1, KVUse: .3},
+		{OverlapBlocks: 60, PendTokens: 400, ActiveRequests: 9, WaitingRequests: 2, KVUse: .5},
+		{OverlapBlocks: 60, PendTokens: 6400, ActiveRequests: 30, WaitingRequests: 4, KVUse: .9},
 	}
 }
 
