@@ -2,7 +2,7 @@
 
 package scorer
 
-// Thresholds say when a worker is too busy to be a candidate. nil is off.
+// Thresholds say when a worker is too busy to be a candidate. nil turns a threshold off.
 type Thresholds struct {
 	ActiveBlocks    *float64 `json:"active_decode_blocks_threshold,omitempty"`       // share of the worker's blocks, 0..1
 	PrefillTokens   *int     `json:"active_prefill_tokens_threshold,omitempty"`      // pending prefill tokens
@@ -23,18 +23,17 @@ func (t *Thresholds) Validate() error {
 	return nil
 }
 
-// Occupancy is what the thresholds look at.
+// Occupancy is the load that the thresholds are compared with.
 type Occupancy struct {
-	ActiveBlocks     int // by our account
+	ActiveBlocks     int // by the slots
 	PendTokens       int
-	EngineBlocks     int // in use by the engine's own account; 0 = no report that still counts
+	EngineBlocks     int // in use by the engine's own report; 0 = no recent report
 	TotalBlocks      int // 0 = unknown
 	MaxBatchedTokens int // 0 = unknown
 }
 
-// Busy says whether a worker is above one of the thresholds; at the threshold it
-// is not. skipped is how many thresholds could not be looked at because the
-// worker's capacity is unknown.
+// Busy says whether a worker is above one of the thresholds. skipped is the number of
+// thresholds that could not be applied because the worker's capacity is unknown.
 func (t *Thresholds) Busy(o Occupancy) (busy bool, skipped int) {
 	if t.ActiveBlocks != nil {
 		if o.TotalBlocks <= 0 {
@@ -56,7 +55,7 @@ func (t *Thresholds) Busy(o Occupancy) (busy bool, skipped int) {
 	return busy, skipped
 }
 
-// blocks returns how many blocks hold the tokens, a partial one counted.
+// blocks returns the number of blocks that hold the tokens, rounded up.
 func blocks(tokens, blockSize int) int {
 	blockSize = max(1, blockSize)
 	return (max(0, tokens) + blockSize - 1) / blockSize

@@ -4,16 +4,14 @@ package scorer
 
 import "time"
 
-// Grow makes the outputs longer that nobody tells of: each request on the worker
-// with its first token has perSecond more tokens for each second since then, or
-// since the last call, up to the length that is expected, if any. A request whose
-// output [Slots.AddOutputTokens] tells of is left alone, for good. Grow is no sign
-// of life.
+// Grow estimates the length of outputs that are not reported. Each request on the worker
+// with a first token gets perSecond tokens for each second since the first token, or since
+// the last call, up to the expected length, if any. A request whose output was ever
+// reported by [Slots.AddOutputTokens] is not changed. Grow is no sign of life.
 //
-// Behind a proxy nobody sees the tokens of a response, for that would be a message
-// for each; the time that they take is known well enough. It costs a walk over the
-// worker's decoding requests, so it should be called a few times a second, not for
-// every decision.
+// Behind a proxy the tokens of a response are not seen, because that would take a message
+// for each. Grow walks over the worker's decoding requests, so call it a few times a
+// second, not for every decision.
 func (s *Slots) Grow(now time.Time, worker int, perSecond float64) {
 	if worker < 0 || worker >= len(s.workers) {
 		return
@@ -40,8 +38,8 @@ func (s *Slots) Grow(now time.Time, worker int, perSecond float64) {
 	}
 }
 
-// OutputRate returns how many tokens a second a request on the worker makes by what
-// was told of others there; 0 if nothing was. Newer ones count more.
+// OutputRate returns the tokens a second of a request on the worker, by the reported
+// outputs there; newer reports count more. It is 0 without reports.
 func (s *Slots) OutputRate(worker int) float64 {
 	if worker < 0 || worker >= len(s.rates) {
 		return 0
@@ -50,13 +48,13 @@ func (s *Slots) OutputRate(worker int) float64 {
 }
 
 const (
-	// rateAfter is how long an output must have taken to say something of the rate.
+	// rateAfter is how long an output must have taken for its rate to count.
 	rateAfter = time.Second
-	// rateWeight is what one telling counts against those before it.
+	// rateWeight is the weight of a new report in the mean.
 	rateWeight = 1. / 16
 )
 
-// learn takes an output that was told of just now for the rate of its worker.
+// learn updates the output rate of a worker by an output that was just reported.
 func (s *Slots) learn(t *slot) {
 	taken := t.seen - t.first
 	if !t.started || taken < rateAfter {

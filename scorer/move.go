@@ -4,10 +4,10 @@ package scorer
 
 import "time"
 
-// Move takes a request's slot to another worker, which served it in the place of
-// the one it was booked on: everything that counted there counts here, the prefill
-// tokens anew, of which the new worker has cached. It returns false, and changes
-// nothing, if the id has no slot, or if the worker is no worker or has it already.
+// Move moves a request's slot to another worker, which served the request. The load of the
+// slot moves with it; the prefill tokens are those that the new worker has not cached. Move
+// returns false, and changes nothing, if the id has no slot, if the worker's number is
+// negative, or if the slot is there already.
 func (s *Slots) Move(now time.Time, id string, worker, cached int) bool {
 	n, exists := s.ids[id]
 	if !exists || worker < 0 || int(s.slots[n].worker) == worker {
@@ -21,7 +21,7 @@ func (s *Slots) Move(now time.Time, id string, worker, cached int) bool {
 		BlocksUntracked: !t.blocks, PrefillUntracked: t.free,
 	}
 	if t.leaf == 0 && t.lone > 0 {
-		// Unshared blocks are a number only; any will do.
+		// Only the number of unshared blocks is known.
 		b.NoReuse, b.Blocks = true, make([]uint64, t.lone)
 	} else {
 		b.Blocks = s.tree.path(t.leaf)

@@ -4,28 +4,28 @@ package scorer
 
 import "math"
 
-// Policy names a way to count what a candidate costs.
+// Policy names a formula for the cost of a candidate.
 type Policy string
 
 // The policies. All are costs, in a unit of their own; lower wins.
 const (
-	// Tokens is the default: the tokens to wait for, and the harm that the
-	// prefill does to those who decode beside it; see [TokenCost].
+	// Tokens is the default: the tokens to wait for, and the delay that the prefill causes
+	// to requests that decode on the worker; see [TokenCost].
 	Tokens Policy = "tokens"
 	// Dynamo is the cost of NVIDIA Dynamo's KV router in its classic form, in
 	// blocks: OverlapWeight · prefill blocks + decode blocks. The prefill blocks
-	// are all prompt tokens that the worker would still have to compute, the new
-	// request's included; they may be fractional and are never negative. The
-	// decode blocks are the blocks active on the worker with the new request.
+	// are all prompt tokens that the worker has to compute with the new request.
+	// They may be fractional and are never negative. The decode blocks are the blocks
+	// active on the worker with the new request.
 	Dynamo Policy = "dynamo"
-	// DynamoNewer is the cost of its newer form: what is cached gives credit
-	// against the prefill, by tier, and requests may weigh something themselves.
+	// DynamoNewer is the newer form of that cost: cached blocks are subtracted from the
+	// prefill, by tier, and each request may add to the load.
 	DynamoNewer Policy = "dynamo_newer"
 	// PredictedTTFT is the time to the first token in ms by a model of the
-	// engine, with the harm to others as in Tokens; see [Engine].
+	// engine, plus the delay of other requests as in Tokens; see [Engine].
 	PredictedTTFT Policy = "predicted_ttft"
-	// Weighted is minus the score WeightedOverlap · cached share − WeightedRequests ·
-	// requests / what the engine computes at a time − WeightedKVUse · KV use. The first
+	// Weighted is −(WeightedOverlap · cached share − WeightedRequests ·
+	// requests / largest batch of the engine − WeightedKVUse · KV use). The first
 	// of equal candidates wins.
 	Weighted Policy = "weighted"
 )
@@ -35,10 +35,9 @@ func Policies() []Policy {
 	return []Policy{Tokens, Dynamo, DynamoNewer, PredictedTTFT, Weighted}
 }
 
-// Costs fills costs, as long as in, with what each candidate costs by the policy,
-// times e^−tanh(weight) for the preferred taints that it matches: between .37 and
-// 2.72, whatever the weights. Costs are finite; see [Bound]. The settings must be
-// valid.
+// Costs fills costs, as long as in, with the cost of each candidate by the policy. A
+// candidate with preferred taints has its cost multiplied by e^−tanh(weight), which is
+// between .37 and 2.72. Costs are finite; see [Bound]. The settings must be valid.
 func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 	switch s.Policy {
 	case Tokens:
@@ -62,7 +61,7 @@ func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 	default:
 		return
 	}
-	if s.Policy != Weighted && !r.Pinned { // a score may be negative, and a factor would turn it around
+	if s.Policy != Weighted && !r.Pinned { // a weighted cost may be negative: the factor would have the opposite effect
 		for i := range in {
 			if w := in[i].TaintWeight; w != 0 {
 				costs[i] *= math.Exp(-math.Tanh(w))
@@ -72,8 +71,8 @@ func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 	Bound(costs)
 }
 
-// Bound makes costs finite that are not, the highest there are for those that are no
-// numbers: enormous weights are no mistake, but their costs must be printed, too.
+// Bound makes all costs finite. NaN becomes the highest cost. Very large weights are
+// allowed, but JSON has no infinite numbers.
 func Bound(costs []float64) {
 	for i, c := range costs {
 		if math.IsNaN(c) {
@@ -147,14 +146,13 @@ func (s *Settings) rawPrefill(r *Request, in *Input) float64 {
 	return (in.mean(in.PendTokens) + float64(max(0, r.PromptTokens-cached)+cached)) / r.block()
 }
 
-// lowerTiers returns what the blocks below the device are worth, in device blocks.
+// lowerTiers returns the value of blocks on lower tiers in blocks on the device.
 func (s *Settings) lowerTiers(in *Input) float64 {
 	return s.HostWeight*float64(in.HostBlocks) + s.DiskWeight*float64(in.DiskBlocks)
 }
 
 // CachedTokens returns the tokens of the prompt that the worker need not compute,
-// those of the lower tiers by their weight. They may exceed the prompt if the
-// index claims so.
+// those of lower tiers by their weight. There may be more of them than the prompt has.
 func (s *Settings) CachedTokens(r *Request, in *Input) int {
 	if in.HostBlocks|in.DiskBlocks == 0 {
 		return in.OverlapBlocks * max(1, r.BlockSize) // nothing to round
@@ -172,33 +170,33 @@ func (s *Settings) UncachedTokens(r *Request, in *Input) int {
 //
 //	pend + own · (1 + attention · (prompt − own/2)) · (1 + alpha · requests)
 //
-// pend is the prefill that waits on the worker, own the tokens that it would
-// compute of the prompt, requests those on it. The sum is the wait before the
-// first token; the product is the harm that one prefill does to the requests
-// decoding beside it. All may be means, as over the members of a router group.
-// Memory in use is no part of it: it would repel the worker that owns the prefix.
-// The policy adds the wait for a place in the engine's batch; see crowding.
+// pend is the pending prefill of the worker, own the tokens of the prompt that it would
+// compute, requests the number of requests on it. The sum is the wait before the first
+// token. The product is the delay that the prefill causes to the decoding requests. All
+// may be means over the members of a router group. Memory in use does not count: it would
+// make the worker expensive that holds the prefix. The policy adds the wait for a place in
+// the engine's batch; see crowding.
 func TokenCost(pend, own, prompt, requests, alpha, attention float64) float64 {
 	return pend + own*(1+attention*(prompt-own/2))*(1+alpha*requests)
 }
 
 func tokens(s *Settings, r *Request, in *Input) float64 {
 	if r.PrefillUntracked {
-		// Nothing to wait for, nobody to harm: what counts is the room.
+		// Without prefill only the use of memory differs.
 		return in.mean(in.ActiveBlocks) + float64(in.AdditionalBlocks)
 	}
 	return TokenCost(in.mean(in.PendTokens), float64(s.UncachedTokens(r, in)), float64(r.PromptTokens),
 		in.mean(in.ActiveRequests), s.Alpha, s.Attention) + crowding(r, in)
 }
 
-// roomy is the share of the requests that an engine computes at a time up to which
-// one more does not wait for a place. Below 1, since others decide meanwhile.
+// roomy is the share of the engine's batch up to which a new request does not wait for a
+// place. It is below 1 because other routers decide at the same time.
 const roomy = .9
 
-// crowding is the wait for a place in the engine's batch, which no prefill shows:
-// for each request above that share the whole prompt counts once more. Without it
-// short prompts that share a beginning fill the worker that has it, one after the
-// other, and wait there while others have room.
+// crowding is the wait for a place in the engine's batch, which pending prefill does not
+// show: for each request above roomy the whole prompt counts once more. Without it, short
+// prompts with a common prefix all go to the worker that holds the prefix, and wait there
+// while other workers have room.
 func crowding(r *Request, in *Input) float64 {
 	if in.MaxRequests <= 0 {
 		return 0
@@ -249,14 +247,14 @@ func Dense70B() Engine {
 // AttentionWeight is the attention weight of the tokens policy for this engine.
 func (e *Engine) AttentionWeight() float64 { return e.Attention / e.Token }
 
-// own is the time in ms that the tokens of one prompt take by themselves.
+// own is the time in ms that the uncached tokens of one prompt take.
 func (e *Engine) own(uncached, prompt int) float64 {
 	u := float64(uncached)
 	return e.Token*u + e.Attention*u*(float64(prompt)-u/2)
 }
 
-// waiting is how much more a pending token costs than its linear part: attention,
-// of prompts whose length is not known any more.
+// waiting is the cost of a pending token relative to its linear part. It contains
+// attention, for prompts whose length is not known any more.
 const waiting = 1.15
 
 func (e *Engine) ttft(uncached, prompt int, in *Input) float64 {
@@ -280,9 +278,8 @@ func (s *Settings) ModelTTFT(r *Request, in *Input) float64 {
 	return s.Engine.ttft(s.UncachedTokens(r, in), r.PromptTokens, in)
 }
 
-// CoarseTTFT estimates the same, in ms, from the two numbers that are always
-// known: tokensPerSecond is the prefill throughput of an engine, 50,000 where
-// nothing is known of it.
+// CoarseTTFT estimates the time to the first token in ms without a model of the engine.
+// tokensPerSecond is the prefill throughput of the engine.
 func CoarseTTFT(uncached, requests int, tokensPerSecond float64) float64 {
 	return 1000*float64(uncached)/tokensPerSecond + 10*float64(requests)
 }

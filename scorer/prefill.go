@@ -44,12 +44,12 @@ import (
 //   - Each inference is handed out once, by TakeInferred.
 
 const (
-	orderGrace   = 250 * time.Millisecond // of a first token that is only a little late; being wrong for so long does no harm
-	overtakings  = 4                      // of the last 16 first tokens: who has more of them reorders
+	orderGrace   = 250 * time.Millisecond // a first token that is late by less is in order
+	overtakings  = 4                      // among the last 16 first tokens: with as many the worker reorders
 	leastSamples = 5
 	leastSample  = 256 // tokens
 	leastTime    = 5 * time.Millisecond
-	leastRate    = 1. // tokens a second: slower is no rate
+	leastRate    = 1. // tokens a second; lower rates are raised to it
 	never        = time.Duration(math.MaxInt64)
 )
 
@@ -67,30 +67,30 @@ type Inference struct {
 	At     time.Time
 }
 
-// queue is the prefills of a worker.
+// queue holds the prefills of a worker.
 type queue struct {
 	list // of the waiting slots
 
-	// The worker computes what is waiting since began, and has done some of it.
+	// The worker has computed the waiting slots since began, and done tokens of them.
 	began time.Duration
 	done  int
-	// broken says that the first of them was taken out, as if it had never been there:
-	// when the worker began with the next is not known.
+	// broken says that the first slot was freed while it waited: it is not known when the
+	// worker began with the next one.
 	broken bool
-	due    time.Duration // nothing is due by rate before; 0 = unknown
+	due    time.Duration // no first token is inferred by rate before; 0 = unknown
 
-	// The first token that was seen of the latest booking, and when.
+	// The turn of the latest booking whose first token was seen, and when it was seen.
 	newest   uint64
 	newestAt time.Duration
 }
 
-// pace is what is known of how a worker computes. It outlives its slots.
+// pace is how fast, and in which order, a worker computes. It outlives its slots.
 type pace struct {
 	samples [15]float64 // tokens a second
 	taken   int         // samples so far
 	rate    float64     // their median; 0 = unknown
-	late    uint16      // of the last first tokens, those that were overtaken
-	said    bool        // to reorder
+	late    uint16      // bits of the last first tokens: 1 for those that were overtaken
+	said    bool        // registered as reordering
 }
 
 func (p *pace) reorders() bool { return p.said || bits.OnesCount16(p.late) >= overtakings }
@@ -114,16 +114,16 @@ func (p *pace) note(overtaken bool) {
 	}
 }
 
-// InferFirstTokens switches inference on, before the first slot is taken.
+// InferFirstTokens switches inference on. Call it before the first slot is taken.
 func (s *Slots) InferFirstTokens() { s.infers = true }
 
-// SetReorders notes whether a worker is said to compute prompts in an order of its own.
+// SetReorders notes whether a worker registered that it computes prompts in another order.
 func (s *Slots) SetReorders(worker int, reorders bool) {
 	s.pace(worker).said = reorders
 }
 
-// PrefillRate returns how many prompt tokens a second a worker computes, 0 if that is
-// not known, and whether it reorders.
+// PrefillRate returns the prompt tokens a second that a worker computes, 0 if unknown, and
+// whether it reorders prompts.
 func (s *Slots) PrefillRate(worker int) (rate float64, reorders bool) {
 	if worker < 0 || worker >= len(s.paces) {
 		return 0, false
@@ -132,7 +132,7 @@ func (s *Slots) PrefillRate(worker int) (rate float64, reorders bool) {
 	return p.rate, p.reorders()
 }
 
-// TakeInferred returns what was inferred since the last call; nil for nothing.
+// TakeInferred returns the inferences since the last call, nil for none.
 func (s *Slots) TakeInferred() []Inference {
 	taken := s.inferred
 	s.inferred = nil
@@ -147,8 +147,8 @@ func (s *Slots) pace(worker int) *pace {
 }
 
 // FirstToken notes that a request has its first token: now, if it is exact, or at some
-// time before. news is false, and nothing changes, if the id has no slot or this was
-// noted before; inferred says that it counted as started already.
+// time before. news is false, and nothing changes, if the id has no slot or its first token
+// was noted before. inferred says that the first token was inferred before.
 func (s *Slots) FirstToken(now time.Time, id string, exact bool) (news, inferred bool) {
 	n, exists := s.ids[id]
 	if !exists {
@@ -171,7 +171,7 @@ func (s *Slots) FirstToken(now time.Time, id string, exact bool) (news, inferred
 	return true, inferred
 }
 
-// evidence draws the conclusions from a first token that was told just now.
+// evidence infers earlier first tokens, and measures the rate, by a reported first token.
 func (s *Slots) evidence(n int32, exact bool) {
 	t := &s.slots[n]
 	q, p := &s.workers[t.worker].queue, s.pace(int(t.worker))
@@ -227,7 +227,7 @@ func (s *Slots) evidence(n int32, exact bool) {
 	q.began, q.done, q.broken = t.seen, 0, false
 }
 
-// work is what a slot adds to what its worker has to do.
+// work is the number of tokens that a slot adds to its worker's prefill.
 func (t *slot) work() int {
 	if t.counted {
 		return 0
@@ -235,7 +235,7 @@ func (t *slot) work() int {
 	return t.pend
 }
 
-// infer starts a waiting slot without having been told.
+// infer starts a waiting slot without a report.
 func (s *Slots) infer(n int32, by string, at time.Duration) {
 	t := &s.slots[n]
 	s.start(n, at)
@@ -243,7 +243,7 @@ func (s *Slots) infer(n int32, by string, at time.Duration) {
 	s.inferred = append(s.inferred, Inference{ID: t.id, Number: t.number, By: by, At: s.epoch.Add(at)})
 }
 
-// start takes a slot out of the waiting ones.
+// start moves a slot from the waiting ones to the decoding ones.
 func (s *Slots) start(n int32, at time.Duration) {
 	t := &s.slots[n]
 	s.note(int(t.worker))
@@ -265,8 +265,8 @@ func (s *Slots) start(n int32, at time.Duration) {
 	}
 }
 
-// InferByRate infers the first tokens on a worker that are due, and returns how many. It
-// costs a comparison if none is, so it may be called for each decision.
+// InferByRate infers the first tokens on a worker that are due, and returns how many. If
+// none is due, it costs one comparison, so it may be called for each decision.
 func (s *Slots) InferByRate(now time.Time, worker int) (inferred int) {
 	if !s.infers || worker < 0 || worker >= len(s.workers) {
 		return 0
@@ -276,7 +276,7 @@ func (s *Slots) InferByRate(now time.Time, worker int) (inferred int) {
 	if q.head == 0 || since < q.due {
 		return 0
 	}
-	q.due = never // until something happens
+	q.due = never // until a slot changes
 	if q.broken {
 		q.began, q.done, q.broken = since, 0, false
 	}

@@ -14,8 +14,8 @@ import (
 // QueuePolicy names the order in which requests wait.
 type QueuePolicy string
 
-// The queue policies. A priority jump moves a request ahead as if it had come that
-// many seconds earlier (later for LCFS), or multiplies its weight.
+// The queue policies. With a priority jump a request counts as if it had arrived that many
+// seconds earlier (FCFS) or later (LCFS); for WSPT it increases the weight.
 const (
 	FCFS QueuePolicy = "fcfs" // first come, first served
 	LCFS QueuePolicy = "lcfs" // last come, first served
@@ -44,7 +44,7 @@ type Waiting struct {
 // AnyWorker is the lane of the requests that are not pinned.
 const AnyWorker = -1
 
-// Key returns what the policy sorts by, the highest first.
+// Key returns the policy's sort key; the highest key is first.
 func (p QueuePolicy) Key(w *Waiting) float64 {
 	jump := 0.
 	if w.Jump > 0 { // not if it is not a number
@@ -60,19 +60,18 @@ func (p QueuePolicy) Key(w *Waiting) float64 {
 	}
 }
 
-// ErrQueueFull is returned by [Queue.Push] when as many wait as may.
+// ErrQueueFull is returned by [Queue.Push] when the limit is reached.
 var ErrQueueFull = errors.New("the queue is full")
 
-// Queue is where requests of one model wait: by strict priority, then by the
-// policy's key, then by arrival, then as they came. Requests pinned to a worker
-// wait in a lane of their own, so that they hold up nobody and nobody holds them
-// up.
+// Queue holds the waiting requests of one model, sorted by strict priority, then by the
+// policy's key, then by arrival, then in the order of Push. Requests that are pinned to a
+// worker wait in a lane of their own, so that lanes do not delay each other.
 //
 // # Invariants
 //
 //   - Len is the number of items pushed and neither admitted nor removed;
 //     it is at most the limit.
-//   - Within a lane nobody is admitted before an item that sorts before it.
+//   - Within a lane no item is admitted before an item that sorts before it.
 //
 // Make one with [NewQueue]. It has no lock and no clock.
 type Queue[T any] struct {
@@ -124,7 +123,7 @@ func (q *Queue[T]) find(number int) (at int, found bool) {
 	return slices.BinarySearchFunc(q.lanes, number, func(l *lane[T], n int) int { return cmp.Compare(l.number, n) })
 }
 
-// Waits says whether anybody waits in a lane.
+// Waits says whether requests wait in a lane.
 func (q *Queue[T]) Waits(lane int) bool {
 	_, found := q.find(lane)
 	return found
@@ -133,11 +132,10 @@ func (q *Queue[T]) Waits(lane int) bool {
 // Len returns the number of requests that wait.
 func (q *Queue[T]) Len() int { return q.count }
 
-// Uncached returns how many tokens those that wait have to compute, as they said.
+// Uncached returns the sum of [Waiting.Uncached].
 func (q *Queue[T]) Uncached() int { return q.total }
 
-// Remove takes a request out that was cancelled. It returns false if it has left
-// already.
+// Remove removes a cancelled request. It returns false if the request has left already.
 func (q *Queue[T]) Remove(it *Item[T]) bool {
 	if it.at < 0 {
 		return false
@@ -155,16 +153,14 @@ func (q *Queue[T]) take(l *lane[T], at int) *Item[T] {
 	return it
 }
 
-// tidy drops lanes that nobody waits in.
+// tidy removes empty lanes.
 func (q *Queue[T]) tidy() {
 	q.lanes = slices.DeleteFunc(q.lanes, func(l *lane[T]) bool { return len(l.items) == 0 })
 }
 
-// Admit offers the first of each lane to fits, which books it if there is room,
-// and goes on with the next one of that lane until the first does not fit. So a
-// request that needs much room is not overtaken for ever by those that need less.
-// An item has left the queue when fits has returned true. fits must not touch the
-// queue.
+// Admit calls fits with the first item of each lane, and with the next ones as long as fits
+// returns true. An item for which it returns true leaves the queue. So a request that
+// needs much room is not overtaken by requests that need less. fits must not use the queue.
 func (q *Queue[T]) Admit(fits func(*Item[T]) bool) {
 	for _, l := range q.lanes {
 		for len(l.items) > 0 && fits(l.items[0]) {
@@ -174,14 +170,13 @@ func (q *Queue[T]) Admit(fits func(*Item[T]) bool) {
 	q.tidy()
 }
 
-// Overfull says whether a worker has so much prefill waiting that a request should
-// wait for it: more than threshold batches of the engine. One whose batch is
-// unknown is never overfull.
+// Overfull says whether a worker has more pending prefill than threshold batches of the
+// engine. A worker whose batch size is unknown is never overfull.
 func (in *Input) Overfull(threshold float64) bool {
 	return in.MaxBatchedTokens > 0 && in.mean(in.PendTokens) > threshold*float64(in.MaxBatchedTokens)
 }
 
-// MustWait says whether all candidates are overfull. Nobody waits for nobody.
+// MustWait says whether all candidates are overfull; false without candidates.
 func MustWait(in []Input, threshold float64) bool {
 	for i := range in {
 		if !in[i].Overfull(threshold) {

@@ -35,19 +35,18 @@ type Request struct {
 	// PrefillUntracked leaves all prefill out of the cost, as for the decode leg
 	// of a split request, whose prompt arrives computed.
 	PrefillUntracked bool
-	// Pinned switches preferred taints off: who named a worker has said it all.
+	// Pinned switches preferred taints off: the request names its worker.
 	Pinned bool
-	// EmbeddingHit says that nothing is left to encode; see [DeviceAware].
+	// EmbeddingHit says that all embeddings of the request are cached; see [DeviceAware].
 	EmbeddingHit bool
 
 	Turn uint64 // requests of this model so far; only rules of a caller look at it
 }
 
-// Input is what one candidate brings to a decision. Its JSON is what people are shown of
-// the decision.
+// Input is what one candidate brings to a decision. Its JSON is part of the API's decisions.
 type Input struct {
-	// Blocks of the prompt that need not be computed: the leading ones on the device, those
-	// that follow in host memory, and those that follow on disk or farther.
+	// Cached blocks of the prompt: the leading ones on the device, those behind them in host
+	// memory, and those behind these on disk or in external storage.
 	OverlapBlocks int `json:"overlap_blocks"`
 	HostBlocks    int `json:"host_blocks,omitempty"`
 	DiskBlocks    int `json:"disk_blocks,omitempty"`
@@ -61,31 +60,30 @@ type Input struct {
 	AdditionalBlocks int     `json:"additional_blocks"` // blocks that the new request would add to ActiveBlocks
 	KVUse            float64 `json:"kv_use"`            // share of its KV cache in use, 0..1
 
-	// Members is how many workers the load is the sum of, where the candidate is a
-	// router group: what counts is the mean. 0 stands for one.
+	// Members is the number of workers whose loads the load is the sum of: more than 1 for a
+	// router group. Costs use the mean. 0 counts as 1.
 	Members int `json:"members,omitempty"`
 
-	// What the worker is.
+	// Properties of the worker.
 	MaxRequests      int     `json:"max_requests,omitempty"`       // that its engine computes at a time; 0 = unknown
 	MaxBatchedTokens int     `json:"max_batched_tokens,omitempty"` // 0 = unknown
 	CPU              bool    `json:"cpu,omitempty"`                // its device class, for [DeviceAware]
 	DecodeOnly       bool    `json:"decode_only,omitempty"`        // takes no prefill
 	TaintWeight      float64 `json:"taint_weight,omitempty"`       // sum of the preferred taints that match; all policies but Weighted
 
-	// What only rules of a caller look at.
-	CachedBlocks int    `json:"-"` // blocks it holds, of whatever prompt
-	LastCold     uint64 `json:"-"` // number of the last request sent here that no worker knew; 0 = none
+	// Only rules of a caller look at these.
+	CachedBlocks int    `json:"-"` // blocks that the worker holds, of all prompts
+	LastCold     uint64 `json:"-"` // number of the last request sent here of which no worker held a block; 0 = none
 }
 
 func (r *Request) block() float64 { return float64(max(1, r.BlockSize)) }
 
-// match returns the tokens of the prompt that the worker holds on its device, at
-// most all of them.
+// match returns the number of the prompt's tokens that the worker holds on its device.
 func (r *Request) match(in *Input) int {
 	return min(in.OverlapBlocks*max(1, r.BlockSize), max(0, r.PromptTokens))
 }
 
-// share returns what match is of the whole prompt.
+// share returns match as a share of the prompt.
 func (r *Request) share(in *Input) float64 {
 	return float64(r.match(in)) / float64(max(1, r.PromptTokens))
 }
@@ -93,7 +91,7 @@ func (r *Request) share(in *Input) float64 {
 // Draw returns the one random number of a decision, uniform in [0, 1). It depends
 // on the configured seed and on the request's key alone, so that other requests
 // in flight do not change the decision. The key of a request with an id is
-// [DrawKey] of it, that of one without is a counter.
+// [DrawKey] of the id; the key of a request without one is a counter.
 func Draw(seed, key uint64) float64 {
 	var p rand.PCG
 	p.Seed(seed, key)
@@ -109,7 +107,7 @@ func DrawKey(id string) uint64 {
 	return h
 }
 
-// tie is the relative difference below which two costs are one: far above the
+// tie is the relative difference below which two costs are equal: far above the
 // rounding of a sum of a few terms, far below a token.
 const tie = 1e-12
 
@@ -117,7 +115,7 @@ const tie = 1e-12
 // costs (relative difference up to 1e-12) those with the fewest active requests
 // stay, among these the ones with the fewest active blocks, and u, uniform in
 // [0, 1), draws one of the rest. Without that last draw several idle routers
-// would all begin with the same worker.
+// would all choose the same worker first.
 //
 // costs and in have the same length and belong together. Pick returns -1 if there
 // is no candidate. A cost that is not a number never wins against one that is.
@@ -130,9 +128,9 @@ func Pick(costs []float64, in []Input, u float64) int {
 	})
 }
 
-// Best returns the one of n candidates that order puts first, and draws among
-// those that it cannot tell from that one; -1 if n is 0. order is negative if
-// candidate i beats candidate j, and 0 if they are equal.
+// Best returns the first of n candidates by order, and draws among the candidates that
+// are equal to it; -1 if n is 0. order is negative if candidate i beats candidate j, and
+// 0 if they are equal.
 func Best(n int, u float64, order func(i, j int) int) int {
 	first, equal := -1, 0
 	for i := range n {
@@ -163,8 +161,8 @@ func Best(n int, u float64, order func(i, j int) int) int {
 	return first
 }
 
-// Equals returns how many costs [Pick] cannot tell from that of candidate i, which
-// is one of them.
+// Equals returns how many costs [Pick] takes for equal to that of candidate i, itself
+// included.
 func Equals(costs []float64, i int) (n int) {
 	for _, c := range costs {
 		if compare(c, costs[i]) == 0 {
@@ -200,10 +198,10 @@ func Quieter(in []Input, i, j int) int {
 	return a.ActiveBlocks*b.workers() - b.ActiveBlocks*a.workers()
 }
 
-// workers returns of how many workers the load is the sum.
+// workers returns the number of workers whose loads the load is the sum of.
 func (in *Input) workers() int { return max(1, in.Members) }
 
-// mean returns what a part of the load is for one worker.
+// mean returns a part of the load for each worker.
 func (in *Input) mean(sum int) float64 {
 	if in.Members > 1 {
 		return float64(sum) / float64(in.Members)
@@ -218,12 +216,12 @@ func sign(less bool) int {
 	return 1
 }
 
-// Softmax draws a candidate by temperature: the lower its cost, the likelier, and
-// the higher the temperature, the more alike all are. The weight of a candidate is
+// Softmax draws a candidate. Lower costs are more likely; a higher temperature makes the
+// chances more equal. The weight of a candidate is
 //
 //	exp(−(cost − lowest) / ((highest − lowest) · temperature))
 //
-// so the scale of the costs does not matter. If all are equal, so are the chances.
+// so the scale of the costs does not matter. Equal costs have equal chances.
 // The first candidate whose cumulative probability reaches u wins. A cost that is
 // not finite never wins against one that is. Softmax returns -1 if there is no
 // candidate; temperature must be above 0.

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Settings say how a decision is made. Begin with [Defaults]; what is not checked
-// by [Settings.Validate] must not be used.
+// Settings say how a decision is made. Begin with [Defaults]; use only settings that
+// [Settings.Validate] accepts.
 type Settings struct {
 	Policy Policy `json:"cost"`
 	// Temperature above 0 draws the worker by [Softmax]; 0 takes the lowest cost.
@@ -24,21 +24,21 @@ type Settings struct {
 	PrefillScale  float64 `json:"prefill_load_scale"`         // weight of prefill against decode
 	RequestWeight float64 `json:"active_request_weight"`      // blocks that a request on the worker counts by itself
 
-	// Blocks that a block of a lower tier is worth. They count for all policies
-	// but Dynamo and Weighted, which know the device alone.
+	// The value of a block on a lower tier, in blocks on the device. Dynamo and Weighted
+	// ignore lower tiers.
 	HostWeight float64 `json:"host_cache_weight"`
 	DiskWeight float64 `json:"disk_cache_weight"`
 
-	// Tokens and PredictedTTFT: share of a prefill that each request beside it
-	// pays. Higher values give smoother output and a later first token.
+	// Tokens and PredictedTTFT: the share of a prefill that delays each other request on
+	// the worker. Higher values give smoother output and a later first token.
 	Alpha float64 `json:"alpha"`
-	// Tokens: cost of attention to one earlier token, in tokens.
+	// Tokens: the cost of attention to one earlier token, in tokens.
 	Attention float64 `json:"attention"`
 
 	Engine   Engine  `json:"engine"`              // PredictedTTFT, and estimates
-	MaxBatch float64 `json:"max_batch" want:">0"` // Weighted: requests that fill a worker that does not say
+	MaxBatch float64 `json:"max_batch" want:">0"` // Weighted: largest batch of a worker that does not report its own
 
-	// Weighted: what the whole prompt cached, a full batch and a full cache count.
+	// Weighted: the weights of the cached share, the batch and the cache in use.
 	WeightedOverlap  float64 `json:"weighted_overlap"`
 	WeightedRequests float64 `json:"weighted_requests"`
 	WeightedKVUse    float64 `json:"weighted_kv_use"`
@@ -61,7 +61,7 @@ func Defaults() Settings {
 	}
 }
 
-// A SettingError says which setting is wrong, and how.
+// A SettingError names a setting with a wrong value, and what it should be.
 type SettingError struct {
 	Setting string // its name, as in the override's JSON
 	Value   any
@@ -73,7 +73,7 @@ func (e *SettingError) Error() string {
 	return fmt.Sprintf("scorer: %s is %v, want %s", e.Setting, e.Value, e.Want)
 }
 
-// Validate returns a *[SettingError] for the first setting that makes no sense.
+// Validate returns a *[SettingError] for the first setting that is out of range.
 func (s *Settings) Validate() error {
 	if !slices.Contains(Policies(), s.Policy) {
 		return &SettingError{"cost", string(s.Policy), fmt.Sprintf("one of %v", Policies())}
@@ -111,8 +111,8 @@ func check(name string, value float64, above bool) error {
 	return nil
 }
 
-// UsesOverlap says whether what a worker holds can change a decision. If not, no
-// index is needed.
+// UsesOverlap says whether cached blocks can change a decision. If not, no index is
+// needed.
 func (s *Settings) UsesOverlap() bool {
 	switch s.Policy {
 	case Dynamo:
@@ -126,7 +126,7 @@ func (s *Settings) UsesOverlap() bool {
 	}
 }
 
-// Override changes settings for one request. nil leaves a setting as it is.
+// Override changes settings for one request. nil leaves a setting unchanged.
 type Override struct {
 	Cost        *Policy  `json:"cost,omitempty"`
 	Temperature *float64 `json:"router_temperature,omitempty"`
@@ -143,17 +143,17 @@ type Override struct {
 	TrackPrefillTokens *bool `json:"track_prefill_tokens,omitempty"`
 }
 
-// Compares says whether the override is about how workers are compared, and not
-// only about how the request is booked.
+// Compares says whether the override changes how workers are compared, and not only how
+// the request is booked.
 func (o *Override) Compares() bool {
 	booking := Override{AssumeKVReuse: o.AssumeKVReuse, TrackPrefillTokens: o.TrackPrefillTokens}
 	return *o != booking
 }
 
-// With returns the settings for one request. No field of the override is without
-// effect: one that the policy does not know selects the policy that it belongs
-// to, as overlap_score_weight selects Dynamo, unless cost names another, which is
-// a contradiction. Errors are *[SettingError].
+// With returns the settings for one request. Each field of the override has an effect: a
+// field that the policy does not use selects a policy that uses it, as
+// overlap_score_weight selects Dynamo. It is an error if cost names another policy. Errors
+// are *[SettingError].
 func (s Settings) With(o *Override) (Settings, error) {
 	if o == nil {
 		return s, nil
@@ -167,7 +167,7 @@ func (s Settings) With(o *Override) (Settings, error) {
 		{"attention", o.Attention, []Policy{Tokens}},
 	}
 	if m := o.SharedCacheMultiplier; m != nil && *m != 0 {
-		return s, &SettingError{"shared_cache_multiplier", *m, "0: nobody tells the router what a shared cache holds"}
+		return s, &SettingError{"shared_cache_multiplier", *m, "0: the router does not know the contents of a shared cache"}
 	}
 	if o.OverlapScoreWeight != nil && o.PrefillLoadScale != nil {
 		return s, &SettingError{"prefill_load_scale", *o.PrefillLoadScale, "no overlap score weight beside it, which sets the same"}
@@ -204,7 +204,7 @@ func (s Settings) With(o *Override) (Settings, error) {
 	return t, nil
 }
 
-// knob is a number of an override, and the policies that know it.
+// knob is a number of an override, and the policies that use it.
 type knob struct {
 	name  string
 	value *float64
@@ -213,7 +213,7 @@ type knob struct {
 
 func (k *knob) in(p Policy) bool { return k.value == nil || slices.Contains(k.known, p) }
 
-// target returns the policy that an override leads to.
+// target returns the policy that an override selects.
 func (s *Settings) target(o *Override, given []knob) (Policy, error) {
 	if o.Cost != nil {
 		for _, k := range given {
@@ -223,7 +223,7 @@ func (s *Settings) target(o *Override, given []knob) (Policy, error) {
 		}
 		return *o.Cost, nil
 	}
-	// The configured policy if it knows them all, else the first one that does.
+	// The configured policy if it uses all knobs, else the first one that does.
 	for _, p := range append([]Policy{s.Policy}, Dynamo, DynamoNewer, Tokens) {
 		fits := true
 		for _, k := range given {
@@ -241,8 +241,8 @@ func (s *Settings) target(o *Override, given []knob) (Policy, error) {
 	return s.Policy, nil
 }
 
-// idle refuses numbers that only weigh prefill where prefill is not tracked, and so
-// costs nothing. A weight of 0 says as much itself.
+// idle refuses weights of prefill if prefill is not tracked: they would have no effect. A
+// weight of 0 is accepted.
 func (s *Settings) idle(given []knob) error {
 	if s.TrackPrefill || s.Policy == PredictedTTFT {
 		return nil
@@ -258,7 +258,7 @@ func (s *Settings) idle(given []knob) error {
 	return nil
 }
 
-// setWeight is what overlap_score_weight does to either form of Dynamo's cost.
+// setWeight applies overlap_score_weight to both forms of Dynamo's cost.
 func (s *Settings) setWeight(w float64) {
 	s.OverlapWeight, s.PrefillScale = w, w
 	if w == 0 {
@@ -266,7 +266,7 @@ func (s *Settings) setWeight(w float64) {
 	}
 }
 
-// noIndex is the error of an override that would look at what workers hold.
+// noIndex is the error of an override that needs an index if there is none.
 func (s *Settings) noIndex(o *Override, given []knob) error {
 	const want = "none: the router is set up to route by load alone and keeps no index"
 	for _, k := range given {

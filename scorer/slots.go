@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Slots keeps account of the requests in flight: one slot each, from the decision
-// to the end of the response. What a worker is busy with is predicted from these,
-// at once, and never waits for the engine's own report.
+// Slots holds one slot for each request in flight, from the decision to the end of the
+// response. The load of a worker follows from its slots at once, without waiting for the
+// engine's own report.
 //
 // # Invariants
 //
@@ -17,34 +17,32 @@ import (
 //     requests are their number, its pending tokens the sum of the prefill tokens
 //     of those without a first token, its active blocks the distinct blocks of
 //     their prompts, and the blocks that their output has filled.
-//   - Nothing is negative, and after all slots are freed nothing is left.
-//   - Adding a slot raises the active blocks by exactly the additional blocks
-//     that were asked for before, unless lengths of output are expected.
-//   - The order in which slots came and went does not matter.
+//   - No load is negative, and after all slots are freed all loads are 0.
+//   - Adding a slot raises the active blocks by exactly [Slots.AdditionalBlocks],
+//     unless lengths of output are expected.
+//   - The order in which slots were added and freed does not matter.
 //
-// Sequence hashes name their whole prefix, so the active prompts of a worker are
-// a tree, kept by what they have in common: a request costs as much as it has
-// branches, not blocks.
+// A sequence hash stands for the whole prefix of its block, so the active prompts of a worker
+// are a tree. The cost of a request depends on the number of its branches, not of its blocks.
 //
-// The zero value is empty and ready. A Slots may not be used by two goroutines at
-// once. Time only matters for slots that nobody owns and those of replicas.
+// The zero value is empty and ready to use. Only one goroutine at a time may use a Slots.
 type Slots struct {
 	ids     map[string]int32 // index into slots
 	slots   []slot
 	vacant  []int32 // slots to hand out again
 	workers []account
-	rates   []float64 // by worker: output tokens a second of a request, as told; 0 = nobody has
+	rates   []float64 // by worker: output tokens a second of a request, as reported; 0 = unknown
 	paces   []pace    // by worker
 	peaks   []peak    // by worker
 	tree    prefixTree
 	later   []unreported  // by worker
-	latest  time.Duration // that was told of
+	latest  time.Duration // latest time of an input
 
-	epoch time.Time // of the first slot: the slots' times count from there
+	epoch time.Time // time of the first slot; all times are relative to it
 	swept time.Time // last sweep of Expire
 
-	// Slots of replicas that were freed lately, by the moment when that is
-	// forgotten, and in the order it happened.
+	// Requests of replicas that were freed lately: until when they are remembered, and
+	// their order.
 	freed map[string]time.Time
 	order []string
 
@@ -56,10 +54,10 @@ type Slots struct {
 const (
 	ownerlessLife = 300 * time.Second // of a slot without an owner or a sign of life
 	sweepEvery    = 30 * time.Second
-	freedLife     = 60 * time.Second // for which the end of a replica's request is remembered
+	freedLife     = 60 * time.Second // how long the end of a replica's request is remembered
 )
 
-// Booking is what a slot is taken with.
+// Booking describes a slot to be taken.
 type Booking struct {
 	Worker       int
 	Blocks       []uint64 // sequence hashes of the prompt's full blocks; copied
@@ -67,31 +65,31 @@ type Booking struct {
 	CachedTokens int // of the prompt; the rest is prefill
 	BlockSize    int // below 1: output fills no blocks
 
-	// ExpectedOutput is how many tokens the response will have, 0 if nobody
-	// knows. The nearer the end, the less the request's own blocks count.
+	// ExpectedOutput is the number of tokens of the response, 0 if unknown. The nearer
+	// the end, the less the request's own blocks count.
 	ExpectedOutput int
 
-	// Reports says that the worker reports its load by itself; see [Slots.Reported].
+	// Reports says that the worker reports its load; see [Slots.Reported].
 	Reports bool
 
-	// Owned says that a live stream will free the slot, so it never expires.
+	// Owned says that a live stream will free the slot, so the slot never expires.
 	Owned bool
-	// Replica is the router replica that the request is on; 0 = this one. Who owns
-	// such a request tells of it in order; of others, one whose end has come before
-	// its beginning gets no slot.
+	// Replica is the router replica that booked the request; 0 = this one. Messages about
+	// owned requests of replicas come in order. Another request of a replica gets no slot
+	// if its end came before its beginning.
 	Replica uint64
 
-	// Unseen says that nobody will tell of the first token when it comes. Number
-	// means nothing here: an [Inference] has it.
+	// Unseen says that the first token will not be reported when it comes. Number is the
+	// caller's; an [Inference] returns it.
 	Unseen bool
 	Number uint64
 
-	BlocksUntracked  bool // for workers whose blocks do not matter: prefill only
+	BlocksUntracked  bool // the worker's blocks do not matter: it only computes prefills
 	PrefillUntracked bool // the prompt arrives computed
 	NoReuse          bool // the engine shares no blocks between requests
 }
 
-// Load is what the slots on one worker add up to.
+// Load is the sum of the slots on one worker.
 type Load struct {
 	Requests     int // slots on the worker
 	Waiting      int // those before their first token
@@ -113,41 +111,41 @@ type slot struct {
 	prompt    int
 	out       int // output tokens
 	expected  int
-	off       int64 // what expected output takes off the blocks, in 1/fraction
+	off       int64 // subtracted from the blocks because of expected output, in 1/fraction
 	replica   uint64
 	added     time.Duration
 	seen      time.Duration // last sign of life
 	first     time.Duration // its first token, if started
 	started   bool
-	confirmed bool // its first token was told
+	confirmed bool // its first token was reported
 
-	// Of a prefill: its booking's number and that of its caller, and when it began to wait.
+	// Of a prefill: the number of its booking, the caller's number, and when it began to wait.
 	turn, number uint64
 	listed       time.Duration
-	unseen       bool // nobody will tell of its first token
-	counted      bool // its work is in a queue's account already
+	unseen       bool // its first token will not be reported
+	counted      bool // its tokens are in queue.done
 	overtaken    bool // its first token was inferred by order
 
 	// The slot's neighbours in the list of its worker's waiting slots, and after the first
 	// token in that of the slots whose output is estimated; see [list].
 	next, previous int32
-	// Of an output that is estimated: how long it is, and until when that holds.
+	// An estimated output: its length, and the time of the estimate.
 	estimate float64
 	grown    time.Duration
 	linked   bool
-	told     bool // somebody tells of the output
+	told     bool // the output is reported
 
 	owned      bool
 	free       bool // its prompt arrives computed
 	blocks     bool // tracked
 	taken      bool // not vacant
-	reports    bool // its worker does, of its load
-	unreported bool // its worker did not, since
+	reports    bool // its worker reports its load
+	unreported bool // the worker's last report does not contain it
 	arrived    time.Duration
 }
 
-// list is a list of slots, through their next and previous. Every number is one more than a
-// slot's; 0 = none.
+// list is a list of slots, linked by next and previous. Each number is one more than the
+// slot's index; 0 = none.
 type list struct{ head, tail int32 }
 
 // link puts a slot at the end of a list.
@@ -180,23 +178,23 @@ func (s *Slots) unlink(l *list, n int32) {
 type account struct {
 	requests, waiting, pend, decode int
 	blocks                          int
-	off                             int64 // what expected output takes off blocks, in 1/fraction
+	off                             int64 // sum of slot.off
 	root                            int32
 	untold                          list // slots whose output Grow estimates
 	queue                           queue
 }
 
-// MostTokens is the most that a prompt or an output counts as, far above what any
-// engine holds: no sum over a worker's slots overflows, whatever callers tell.
+// MostTokens bounds the length of a prompt or an output, far above what any engine
+// holds: so no sum over a worker's slots overflows.
 const MostTokens = 1 << 30
 
-// fraction is the unit of what expected output takes off: sums of integers do not
+// fraction is the unit of slot.off. It is an integer, because sums of integers do not
 // depend on the order of their terms.
 const fraction = 1 << 20
 
 // Add takes a slot for the request id. It returns false, and changes nothing, if
-// the id has a slot already, if the worker is no worker, or if the request is a
-// replica's that has ended before.
+// the id has a slot already, if the worker's number is negative, or if the request is a
+// replica's and has ended before.
 func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	if _, exists := s.ids[id]; exists || b.Worker < 0 {
 		return false
@@ -220,7 +218,7 @@ func (s *Slots) Add(now time.Time, id string, b *Booking) bool {
 	n, since := s.vacancy(), s.at(now)
 	s.ids[id] = n
 	t, w := &s.slots[n], &s.workers[b.Worker]
-	// It is empty.
+	// The slot is empty.
 	t.id, t.worker, t.blockSize, t.taken = id, int32(b.Worker), int32(b.BlockSize), true
 	t.prompt, t.expected = min(max(0, b.PromptTokens), MostTokens), min(max(0, b.ExpectedOutput), MostTokens)
 	t.replica, t.number, t.unseen, t.owned = b.Replica, b.Number, b.Unseen, b.Owned
@@ -261,14 +259,14 @@ func (s *Slots) vacancy() int32 {
 	return int32(len(s.slots) - 1)
 }
 
-// share takes note that some blocks of the slot n are shared with another one
-// (delta < 0), or no longer (delta > 0).
+// share notes that blocks of the slot n are shared with another slot (delta < 0), or no
+// longer (delta > 0).
 func (s *Slots) share(n int32, delta int) {
 	s.slots[n].lone += delta
 	s.reweigh(n)
 }
 
-// reweigh counts anew what a slot's expected output takes off its own blocks.
+// reweigh computes slot.off again.
 func (s *Slots) reweigh(n int32) {
 	t := &s.slots[n]
 	if t.expected == 0 {
@@ -281,9 +279,8 @@ func (s *Slots) reweigh(n int32) {
 }
 
 // AddOutputTokens notes that a request has k more tokens of output. Each block
-// that they begin, beyond the prompt's last one, is one more on the worker. What
-// [Slots.Grow] took the output for counts no more. It returns false, and changes
-// nothing, if the id has no slot.
+// that they begin, beyond the prompt's last one, is one more on the worker. The estimate of
+// [Slots.Grow] counts no more. It returns false, and changes nothing, if the id has no slot.
 func (s *Slots) AddOutputTokens(now time.Time, id string, k int) bool {
 	n, exists := s.ids[id]
 	if !exists {
@@ -316,15 +313,14 @@ func (s *Slots) Age(now time.Time, id string) (age time.Duration, taken bool) {
 	return now.Sub(s.epoch) - s.slots[n].added, true
 }
 
-// Free gives the slot of a request back, at the latest time that was told of. It returns
-// false, and changes nothing, if the id has none.
+// Free gives the slot of a request back, at the latest time of an input. It returns false,
+// and changes nothing, if the id has no slot.
 func (s *Slots) Free(id string) bool {
 	existed, _ := s.End(s.epoch.Add(s.latest), id)
 	return existed
 }
 
-// End is [Slots.Free] at a time, and says whether the request was still waiting for its
-// first token, as far as is known.
+// End is [Slots.Free] at a time. waited says that no first token of the request is known.
 func (s *Slots) End(now time.Time, id string) (existed, waited bool) {
 	n, exists := s.ids[id]
 	if !exists {
@@ -336,9 +332,8 @@ func (s *Slots) End(now time.Time, id string) (existed, waited bool) {
 	return true, waited
 }
 
-// FreeRemote is [Slots.Free] for what a replica tells. Its messages may arrive in
-// any order, so the end is remembered for 60 s, and a beginning that comes after
-// it ignored.
+// FreeRemote is [Slots.Free] for a replica's request whose messages may arrive in any
+// order: the end is remembered for 60 s, and a beginning that comes after it is ignored.
 func (s *Slots) FreeRemote(now time.Time, id string) bool {
 	s.forget(now)
 	if s.freed == nil {
@@ -352,7 +347,7 @@ func (s *Slots) FreeRemote(now time.Time, id string) bool {
 	return existed
 }
 
-// forget drops what was remembered for long enough.
+// forget removes ended requests after freedLife.
 func (s *Slots) forget(now time.Time) {
 	old := 0
 	for old < len(s.order) && !now.Before(s.freed[s.order[old]]) {
@@ -365,7 +360,7 @@ func (s *Slots) forget(now time.Time) {
 	}
 }
 
-// at is a time that was told of, as the slots count it.
+// at converts the time of an input.
 func (s *Slots) at(now time.Time) time.Duration {
 	since := now.Sub(s.epoch)
 	s.latest = max(s.latest, since)
@@ -402,7 +397,7 @@ func (s *Slots) drop(n int32) {
 	}
 	w.blocks -= t.output
 	w.off -= t.off
-	t.expected, t.off = 0, 0 // the tree need not reweigh it
+	t.expected, t.off = 0, 0 // so that share does not change w.off again
 	if t.leaf == 0 {
 		w.blocks -= t.lone
 	} else {
@@ -427,7 +422,7 @@ func (s *Slots) dropIf(condition func(*slot) bool) (dropped int) {
 	return dropped
 }
 
-// RemoveWorker drops every slot on a worker. Its number may be used again.
+// RemoveWorker drops all slots on a worker. Its number may then be used again.
 func (s *Slots) RemoveWorker(worker int) {
 	s.dropIf(func(t *slot) bool { return int(t.worker) == worker })
 	if worker >= 0 && worker < len(s.rates) {
@@ -444,14 +439,13 @@ func (s *Slots) RemoveWorker(worker int) {
 	}
 }
 
-// RemoveReplica drops every slot of another router replica, gone silent.
+// RemoveReplica drops all slots of another router replica.
 func (s *Slots) RemoveReplica(replica uint64) {
 	s.dropIf(func(t *slot) bool { return replica != 0 && t.replica == replica })
 }
 
-// Expire drops the slots without an owner that have shown no sign of life for
-// 300 s, and returns how many. It looks at most every 30 s, so it may be called
-// as often as is handy.
+// Expire drops the slots that are not owned and had no sign of life for 300 s, and returns
+// how many. It works at most every 30 s, so it may be called at any rate.
 func (s *Slots) Expire(now time.Time) int {
 	s.forget(now)
 	if now.Sub(s.swept) < sweepEvery {
@@ -462,7 +456,7 @@ func (s *Slots) Expire(now time.Time) int {
 	return s.dropIf(func(t *slot) bool { return !t.owned && since-t.seen >= ownerlessLife })
 }
 
-// Load returns what the slots on a worker add up to.
+// Load returns the sum of the slots on a worker.
 func (s *Slots) Load(worker int) Load {
 	if worker < 0 || worker >= len(s.workers) {
 		return Load{}
@@ -478,9 +472,8 @@ func (s *Slots) Load(worker int) Load {
 	return l
 }
 
-// AdditionalBlocks returns how many of the blocks a request with these sequence
-// hashes would add to a worker: those behind the longest prefix that is active
-// there. Where nothing is re-used it is all of them, which needs no question.
+// AdditionalBlocks returns how many of these blocks a request would add to a worker: those
+// behind the longest prefix that is active there. It assumes that the engine reuses blocks.
 func (s *Slots) AdditionalBlocks(worker int, blocks []uint64) int {
 	if worker < 0 || worker >= len(s.workers) || s.workers[worker].root == 0 {
 		return len(blocks)

@@ -2,22 +2,21 @@
 
 package scorer
 
-// prefixTree holds the active prompts of all workers: a root for each worker and
-// below it the blocks of its prompts, those that follow each other without a
-// branch in one node. A node that was cut stays so when its other branch ends:
-// putting it together again would cost more than the walk over the cut, and a
-// path never has more nodes than blocks.
+// prefixTree holds the active prompts of all workers: a root for each worker, and below it
+// the blocks of its prompts. Blocks without a branch between them share a node. A node that
+// was split stays split when its other branch ends: to join nodes would cost more than
+// walking over them, and a path never has more nodes than blocks.
 //
 // # Invariants
 //
-//   - A node is on the paths of refs slots, at least one; users is the exclusive
-//     or of their numbers, so it is the slot's own number if there is but one.
+//   - A node is on the paths of refs slots, at least one. users is the XOR of their
+//     numbers, so it is the slot's number if there is only one.
 //   - A slot's path ends with a whole node.
 //   - heads leads from a node and the next block to the child that begins with it.
 //   - below of a root is the number of blocks under it.
-//   - Nodes without refs, roots apart, are vacant.
+//   - Nodes without refs are vacant, except roots.
 type prefixTree struct {
-	nodes  []node // nodes[0] is nobody's, so that 0 means none
+	nodes  []node // nodes[0] is not used: number 0 means no node
 	vacant []int32
 	heads  heads
 }
@@ -31,7 +30,7 @@ type node struct {
 	blocks []uint64
 }
 
-// keptBlocks is the most blocks that a vacant node keeps room for.
+// keptBlocks bounds the room for blocks that a vacant node keeps.
 const keptBlocks = 1024
 
 func (t *prefixTree) newNode(n node) int32 {
@@ -99,8 +98,8 @@ func common(a, b []uint64) int {
 	return n
 }
 
-// add puts the blocks of a user under a root and returns the node that its path
-// ends with. lone is told by how much the blocks change that one user has alone.
+// add puts the blocks of a user under a root and returns the last node of its path. It
+// calls lone for each change of the number of blocks that a user has alone.
 func (t *prefixTree) add(root int32, blocks []uint64, user int32, lone func(user int32, delta int)) int32 {
 	at := root
 	for len(blocks) > 0 {
@@ -127,8 +126,8 @@ func (t *prefixTree) add(root int32, blocks []uint64, user int32, lone func(user
 	return at
 }
 
-// split cuts a node behind its first k blocks and returns the new node with these.
-// The old one keeps its number and the rest, as paths may end with it.
+// split splits a node behind its first k blocks and returns the new node with these. The old
+// node keeps its number and the other blocks, because paths may end with it.
 func (t *prefixTree) split(i int32, k int) int32 {
 	old := t.nodes[i]
 	upper := t.newNode(node{parent: old.parent, root: old.root, users: old.users, refs: old.refs, blocks: old.blocks[:k]})
@@ -140,7 +139,7 @@ func (t *prefixTree) split(i int32, k int) int32 {
 	return upper
 }
 
-// remove takes a user's path away, from its last node up.
+// remove removes a user's path, from its last node up.
 func (t *prefixTree) remove(leaf, user int32, lone func(user int32, delta int)) {
 	for at := leaf; t.nodes[at].parent != 0; {
 		n := &t.nodes[at]

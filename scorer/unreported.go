@@ -4,51 +4,51 @@ package scorer
 
 import "time"
 
-// Some workers report their load by themselves, as router groups do: what they do by
-// their last report, and what they got since, less what has ended since, is what they do
-// now. This file keeps the latter two.
+// Some workers, such as router groups, report their load. The present load of such a worker
+// is the reported load, plus the requests booked since the report, minus the reported
+// requests that have ended since. This file keeps the latter two.
 //
-// Invariants, of slots that were taken with [Booking.Reports]:
+// Invariants, for slots with [Booking.Reports]:
 //
-//   - The unreported slots of a worker are those that were taken there after the latest
-//     [Slots.Reported], and are still there.
+//   - The unreported slots of a worker are those that were taken after the latest
+//     [Slots.Reported] and have not ended.
 //   - unreported.requests is their number, unreported.pend the prefill tokens of those
 //     without a first token.
-//   - unreported.over is what the other ones were at that report and are no more: requests
-//     that were freed since, and prefill tokens of those that had their first token, or
-//     were freed without one, since.
+//   - unreported.over is the load of reported slots that has ended since that report:
+//     requests that were freed, and prefill tokens of requests that got their first token
+//     or were freed without one.
 
-// unreported is what a worker got since its last report.
+// unreported is the load that a worker's last report does not contain.
 type unreported struct {
 	requests, pend int
-	arrivals       []arrival // in order; those of slots that are gone are among them
+	arrivals       []arrival // in order; may contain slots that have ended
 
 	reported time.Duration // the latest report
 	some     bool          // there was one
 	over     load
-	ends     []ending // those before the latest report are not among them
+	ends     []ending // after the latest report
 }
 
 type load struct{ requests, pend int }
 
-// ending is what a slot ceased to be at a time.
+// ending is load that a slot lost at a time.
 type ending struct {
 	load
 	arrived, at time.Duration
 }
 
-// mostEndings is how many are kept of a worker. The older ones are in the sums; they are
-// missed if the next report is of a time before them.
+// mostEndings bounds the endings that are kept of a worker. Older ones are only in the sums,
+// so they are lost if the next report is of a time before them.
 const mostEndings = 4096
 
-// arrival is a slot taken. Another turn than the slot's means that this one is gone.
+// arrival is a slot that was taken. If the slot has another turn, the request has ended.
 type arrival struct {
 	slot int32
 	turn uint64
 	at   time.Duration
 }
 
-// arrive notes a slot that was just taken.
+// arrive adds a slot that was just taken.
 func (s *Slots) arrive(n int32, now time.Duration) {
 	t := &s.slots[n]
 	for len(s.later) <= int(t.worker) {
@@ -64,7 +64,7 @@ func (s *Slots) arrive(n int32, now time.Duration) {
 	u.arrivals = append(u.arrivals, arrival{n, t.turn, now})
 }
 
-// tidyArrivals forgets slots that are gone.
+// tidyArrivals removes slots that have ended.
 func (s *Slots) tidyArrivals(u *unreported) {
 	kept := u.arrivals[:0]
 	for _, a := range u.arrivals {
@@ -88,7 +88,7 @@ func (s *Slots) settle(t *slot) {
 	}
 }
 
-// ended notes what a slot of a worker that reports ceases to be.
+// ended notes load that a slot loses, on a worker that reports its load.
 func (s *Slots) ended(t *slot, at time.Duration, was load) {
 	u := &s.later[t.worker]
 	if len(u.ends) >= mostEndings {
@@ -101,8 +101,8 @@ func (s *Slots) ended(t *slot, at time.Duration, was load) {
 	}
 }
 
-// Reported notes that a worker reported its load as it was at a time: what it got up to
-// then is in there.
+// Reported notes that a worker reported its load. The report contains the requests that the
+// worker got up to the given time.
 func (s *Slots) Reported(worker int, until time.Time) {
 	if worker < 0 || worker >= len(s.later) {
 		return
@@ -130,8 +130,8 @@ func (s *Slots) Reported(worker int, until time.Time) {
 	u.ends = kept
 }
 
-// Over returns how many of the requests that a worker has reported are over since, and
-// the prefill tokens that it has computed, or need not compute any more, since.
+// Over returns how many of the reported requests of a worker have ended since its report,
+// and the reported prefill tokens that it need not compute any more.
 func (s *Slots) Over(worker int) (requests, pend int) {
 	if worker < 0 || worker >= len(s.later) {
 		return 0, 0
@@ -140,8 +140,8 @@ func (s *Slots) Over(worker int) (requests, pend int) {
 	return over.requests, over.pend
 }
 
-// Unreported returns how many requests a worker got since its last report that it still
-// has, and the prefill tokens of those without a first token.
+// Unreported returns the requests that a worker got since its last report and still has,
+// and the prefill tokens of those without a first token.
 func (s *Slots) Unreported(worker int) (requests, pend int) {
 	if worker < 0 || worker >= len(s.later) {
 		return 0, 0
