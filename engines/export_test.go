@@ -53,12 +53,12 @@ func (e *Engine) Told() (told map[uint32]map[indexer.Tier]map[uint64]bool, weigh
 // ComeBack returns an engine made of what another one saves, what it tells, and how
 // many blocks it cannot tell of.
 func ComeBack(e *Engine, opt EngineOptions) (again *Engine, told []events.RouterEvent, untold int) {
-	blob, err := (&savedRank{Ranks: e.save()}).encode()
-	if err != nil {
+	var blob bytes.Buffer
+	if err := gob.NewEncoder(&blob).Encode(&savedRank{Ranks: e.save()}); err != nil {
 		panic(err)
 	}
 	var saved savedRank
-	if err := gob.NewDecoder(bytes.NewReader(blob)).Decode(&saved); err != nil {
+	if err := gob.NewDecoder(&blob).Decode(&saved); err != nil {
 		panic(err)
 	}
 	again = NewEngine(opt)

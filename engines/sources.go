@@ -142,8 +142,8 @@ type Sources struct {
 	// mu guards the fields below.
 	wanted map[uint64]EngineWorker
 	ranks  map[*rankSource]struct{}
-	saved  map[WorkerRank][]byte // by an earlier process, of ranks not followed yet
-	loaded time.Time             // when
+	saved  map[WorkerRank]*savedRank // by an earlier process, of ranks not followed yet
+	loaded time.Time                 // when
 }
 
 // NewSources returns sources of no workers yet.

@@ -307,7 +307,7 @@ func FuzzLoadSources(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(empty.Bytes())
-	f.Add([]byte("KVRSRCS2"))
+	f.Add([]byte("KVRSRCS3"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := engines.NewSources(engines.SourcesConfig{})
 		if err != nil {

@@ -3,7 +3,7 @@
 package engines
 
 import (
-	"bytes"
+	"cmp"
 	"encoding/gob"
 	"errors"
 	"fmt"
@@ -18,29 +18,20 @@ import (
 	"github.com/kvroute/kvroute/internal/records"
 )
 
-// The file of what is known of engines that are heard directly is one of [records]: for
-// each rank a savedRank as gob, cut into records of at most sourcePiece bytes, the
-// first of sourceRank, the rest of sourceMore. The number of its own at the end is that
-// of the ranks.
+// The file "sources" has the state of engines whose sockets or HTTP server kvroute reads. It
+// has the frame of [records]; its data is a gob stream of savedRank. The count at its end is
+// the number of ranks.
 const (
-	sourceMagic   = "KVRSRCS2"
+	sourceMagic   = "KVRSRCS3"
 	sourceVersion = 1
-	sourceRank    = 1
-	sourceMore    = 2
-	sourcePiece   = 1 << 18
-)
 
-// maxSavedRank bounds a rank in the file: a few times what 2 M blocks take.
-const maxSavedRank = 1 << 30
-
-const (
 	maxSavedRanks = 1 << 18
 	savedFor      = time.Minute // that workers have to come back
 	tiers         = int(indexer.External) + 1
 )
 
-// savedRank is a rank as the last batch that was applied left it. The index is not in
-// it: its blocks are those that the engine's state says were told.
+// savedRank is a rank after the last applied batch. It does not have the index: its blocks
+// are the published blocks of the engine's state.
 type savedRank struct {
 	Worker  uint64
 	Rank    uint32
@@ -80,55 +71,39 @@ type savedBlock struct {
 	Locals     []uint64
 }
 
-// Save writes what is known of the engines and up to where, so that [Sources.Load] of a
-// later process can go on with it. The error is w's.
+// Save writes what is known of the engines and the last batch of each, so that
+// [Sources.Load] of a later process can continue from it. The error is w's.
 func (s *Sources) Save(w io.Writer) error {
 	s.mu.Lock()
 	ranks := slices.Collect(maps.Keys(s.ranks))
-	blobs := make([][]byte, 0, len(ranks)+len(s.saved))
 	if time.Since(s.loaded) >= savedFor {
 		s.saved = nil
 	}
-	for _, b := range s.saved { // their workers may come still
-		blobs = append(blobs, b)
-	}
+	saved := slices.Collect(maps.Values(s.saved)) // of workers that may still come
 	s.mu.Unlock()
 	out := records.NewWriter(w, records.Header{Magic: sourceMagic, Version: sourceVersion})
-	n := uint64(0)
-	put := func(blob []byte) error {
+	enc, n := gob.NewEncoder(out), uint64(0)
+	for _, state := range saved {
+		if err := enc.Encode(state); err != nil {
+			return fmt.Errorf("engines: save a rank: %w", err)
+		}
 		n++
-		kind := byte(sourceRank)
-		for piece := range slices.Chunk(blob, sourcePiece) {
-			if err := out.Record(kind, func(b []byte) []byte { return append(b, piece...) }); err != nil {
-				return err
-			}
-			kind = sourceMore
-		}
-		return nil
-	}
-	for _, b := range blobs {
-		if err := put(b); err != nil {
-			return err
-		}
 	}
 	for _, r := range ranks {
 		state, ok := r.save()
 		if !ok {
 			continue
 		}
-		blob, err := state.encode()
-		if err == nil {
-			err = put(blob)
+		if err := enc.Encode(state); err != nil {
+			return fmt.Errorf("engines: save a rank: %w", err)
 		}
-		if err != nil {
-			return err
-		}
+		n++
 	}
 	return out.Close(n)
 }
 
-// ended forgets the ranks of a worker that is not followed any more. If it still should
-// be then we end, and what is known of it is saved yet.
+// ended removes the ranks of a worker that is not followed any more. If the worker is still
+// wanted, kvroute ends, and the last save has its state as well.
 func (s *Sources) ended(w EngineWorker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,34 +115,21 @@ func (s *Sources) ended(w EngineWorker) {
 		}
 		delete(s.ranks, r)
 		if state, ok := r.save(); ok && stays {
-			if blob, err := state.encode(); err == nil {
-				if s.saved == nil {
-					s.saved = make(map[WorkerRank][]byte)
-				}
-				s.saved[WorkerRank{w.ID, r.at.rank}], s.loaded = blob, time.Now()
+			if s.saved == nil {
+				s.saved = make(map[WorkerRank]*savedRank)
 			}
+			s.saved[WorkerRank{w.ID, r.at.rank}], s.loaded = state, time.Now()
 		}
 	}
 }
 
-func (s *savedRank) encode() ([]byte, error) {
-	var blob bytes.Buffer
-	if err := gob.NewEncoder(&blob).Encode(s); err != nil {
-		return nil, fmt.Errorf("events: save a rank: %w", err)
-	}
-	if blob.Len() > maxSavedRank {
-		return nil, fmt.Errorf("events: save a rank: it has %d bytes", blob.Len())
-	}
-	return blob.Bytes(), nil
-}
-
-// Load takes what an earlier process saved, before Run. Each rank is used when its
-// worker is followed within a minute, if that asks for the same. The error wraps
-// [events.ErrSnapshot], unless it is in's; then nothing is taken.
+// Load reads what an earlier process saved, before Run. The state of a rank is used when its
+// worker is followed within a minute, with the same settings. The error wraps
+// [events.ErrSnapshot], unless it is in's; then nothing is loaded.
 func (s *Sources) Load(in io.Reader) (ranks int, err error) {
 	saved, err := readSources(in)
 	if err != nil {
-		return 0, fmt.Errorf("events: load: %w", err)
+		return 0, fmt.Errorf("engines: load: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,59 +137,33 @@ func (s *Sources) Load(in io.Reader) (ranks int, err error) {
 	return len(saved), nil
 }
 
-func readSources(in io.Reader) (map[WorkerRank][]byte, error) {
+func readSources(in io.Reader) (map[WorkerRank]*savedRank, error) {
 	file, _, err := records.NewReader(in, sourceMagic, sourceVersion)
 	if err != nil {
 		return nil, err
 	}
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: "+format, append([]any{events.ErrSnapshot}, args...)...)
-	}
-	saved := make(map[WorkerRank][]byte)
-	var blob []byte // of the rank whose records are read
-	keep := func() error {
-		if blob == nil {
-			return nil
-		}
-		var head struct { // of what is in it only this is wanted now
-			Worker uint64
-			Rank   uint32
-		}
-		if err := gob.NewDecoder(bytes.NewReader(blob)).Decode(&head); err != nil {
-			return bad("rank %d cannot be read: %w", len(saved)+1, err)
-		}
-		saved[WorkerRank{head.Worker, head.Rank}] = blob
-		return nil
-	}
-	for {
-		kind, payload, err := file.Next()
-		switch {
-		case errors.Is(err, io.EOF):
-			if err := keep(); err != nil {
-				return nil, err
-			}
-			if file.Count() != uint64(len(saved)) {
-				return nil, bad("it has %d ranks, want %d", len(saved), file.Count())
-			}
+	saved := make(map[WorkerRank]*savedRank)
+	for dec := gob.NewDecoder(file); ; {
+		r := new(savedRank)
+		err := dec.Decode(r)
+		switch n := uint64(len(saved)); {
+		case errors.Is(err, io.EOF) && n == file.Count():
 			return saved, nil
-		case err != nil:
-			return nil, err
-		case kind == sourceRank && len(saved) < maxSavedRanks:
-			if err := keep(); err != nil {
-				return nil, err
-			}
-			blob = slices.Clone(payload)
-		case kind == sourceMore && blob != nil && len(blob)+len(payload) <= maxSavedRank:
-			blob = append(blob, payload...)
+		case err == nil && n < maxSavedRanks:
+			saved[WorkerRank{r.Worker, r.Rank}] = r
+		case file.Err() != nil:
+			return nil, file.Err()
 		default:
-			return nil, bad("record %d of type %d, behind %d ranks and %d bytes of one", file.Records(), kind, len(saved), len(blob))
+			return nil, fmt.Errorf("%w: rank %d of %d cannot be read: %w", events.ErrSnapshot, n+1, file.Count(), cmp.Or(err, errTooManyRanks))
 		}
 	}
 }
 
-// save returns the rank's state between two batches, if it can be of use: a process
-// that comes later must be able to find out whether the engine is still the same.
-func (r *rankSource) save() (*savedRank, bool) {
+var errTooManyRanks = fmt.Errorf("more than %d ranks", maxSavedRanks)
+
+// save returns the rank's state between two batches. ok is false if a later process could
+// not find out whether the engine is still the same.
+func (r *rankSource) save() (state *savedRank, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.at.plane || !r.stream.heard || !r.at.replays && r.at.url == "" {
@@ -241,27 +177,22 @@ func (r *rankSource) save() (*savedRank, bool) {
 	}, true
 }
 
-// restore begins the rank with what was saved, if that is of the same kind, and tells
-// the index.
+// restore begins the rank with the saved state, if the settings are the same, and gives its
+// blocks to the index.
 func (r *rankSource) restore() {
 	key := WorkerRank{r.worker.ID, r.at.rank}
 	r.s.mu.Lock()
-	blob := r.s.saved[key]
+	saved := r.s.saved[key]
 	delete(r.s.saved, key)
 	late := time.Since(r.s.loaded) >= savedFor
 	r.s.mu.Unlock()
-	if blob == nil || late {
+	if saved == nil || late {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var saved savedRank
-	if err := gob.NewDecoder(bytes.NewReader(blob)).Decode(&saved); err != nil {
-		r.log.Warn("what was known of an engine cannot be read", "err", err)
-		return
-	}
 	if saved.Options != r.engine.opt || saved.Started != r.worker.Started {
-		r.log.Info("what was known of an engine is not used: it is another one, or blocks are counted otherwise")
+		r.log.Info("the saved state of an engine is not used: the engine or its settings are different")
 		return
 	}
 	told, untold := r.engine.restore(saved.Ranks)
@@ -274,10 +205,10 @@ func (r *rankSource) restore() {
 	st.heard, st.last, st.digest = saved.Heard, saved.Last, saved.Digest
 	st.partial, st.suspect, st.review = saved.Partial, saved.Suspect || untold > 0, untold > 0
 	r.count(sourceRestored, 1)
-	r.log.Info("what was known of an engine is back", "blocks", r.engine.Blocks(), "behind_holes", untold, "sequence", saved.Last)
+	r.log.Info("the saved state of an engine is used", "blocks", r.engine.Blocks(), "behind_holes", untold, "sequence", saved.Last)
 }
 
-// save returns a copy of what is remembered.
+// save returns a copy of the state.
 func (e *Engine) save() map[uint32]*savedEngineRank {
 	all := make(map[uint32]*savedEngineRank, len(e.ranks))
 	for rank, r := range e.ranks {
@@ -321,9 +252,9 @@ func partNames(blocks map[uint64]known) map[*more]uint64 {
 	return names
 }
 
-// restore takes what was saved and returns what the index is to be told. A block behind
-// one that is gone is not told of, and remembered as such: nobody knows any more at
-// which place it is. If it is stored again it counts again. untold is how many those are.
+// restore replaces the state by a saved one, and returns the events that give its blocks to
+// the index. A block behind a removed one is in no event, because its place is unknown; it
+// counts again when it is stored again. untold is the number of such blocks.
 func (e *Engine) restore(saved map[uint32]*savedEngineRank) (told []events.RouterEvent, untold int) {
 	for rank, in := range saved {
 		if len(e.ranks) >= maxEngineRanks {
@@ -372,55 +303,41 @@ func (e *Engine) restore(saved map[uint32]*savedEngineRank) (told []events.Route
 }
 
 // tell returns the events that make what a rank has, the faster tiers first and parents
-// before children, and how many blocks no event can make.
+// before children, and the number of blocks that no event can make.
 func (e *Engine) tell(rank uint32) (told []events.RouterEvent, untold int) {
 	r := e.ranks[rank]
-	var there [tiers]map[uint64]bool // what the index knows then
+	var there [tiers]map[uint64]bool // the blocks that the events make
 	for t := range there {
-		tier := indexer.Tier(t)
 		there[t] = make(map[uint64]bool)
 		for _, at := range slices.SortedFunc(maps.Keys(r.places), func(a, b place) int { return a.group - b.group }) {
-			if at.tier != tier {
+			if int(at.tier) != t {
 				continue
 			}
-			blocks := r.places[at]
-			children := make(map[uint64][]uint64)
-			var ready []uint64
-			for hash, k := range blocks {
-				switch {
-				case !k.published:
-				case !k.hasParent:
-					ready = append(ready, hash)
-				case blocks[k.parent].published:
-					children[k.parent] = append(children[k.parent], hash)
-				case slices.ContainsFunc(there[:t+1], func(known map[uint64]bool) bool { return known[k.parent] }):
-					ready = append(ready, hash)
-				}
-			}
-			slices.Sort(ready)
-			for len(ready) > 0 {
-				hash := ready[len(ready)-1]
-				ready = ready[:len(ready)-1]
+			blocks, seen := r.places[at], make(map[uint64]bool)
+			var add func(hash uint64) bool // reports whether the events make the block here
+			add = func(hash uint64) bool {
 				k := blocks[hash]
-				ev := indexer.Event{Kind: indexer.Stored, Tier: tier, Parent: k.parent, HasParent: k.hasParent}
-				for {
-					k := blocks[hash]
-					ev.Blocks = appendBlocks(ev.Blocks, hash, &k)
-					there[t][hash] = true
-					next := children[hash]
-					delete(children, hash) // a circle would not be one of an engine
-					if len(next) == 0 {
-						break
-					}
-					slices.Sort(next)
-					hash = next[0]
-					ready = append(ready, next[1:]...)
+				if seen[hash] || !k.published {
+					return seen[hash] && there[t][hash]
 				}
-				told = append(told, events.RouterEvent{DPRank: rank, Event: ev})
+				seen[hash] = true // ends a circle, which no engine has
+				if k.hasParent && !add(k.parent) && !slices.ContainsFunc(there[:t+1], func(known map[uint64]bool) bool { return known[k.parent] }) {
+					return false
+				}
+				there[t][hash] = true
+				ev := indexer.Event{Kind: indexer.Stored, Tier: at.tier, Parent: k.parent, HasParent: k.hasParent, Blocks: appendBlocks(nil, hash, &k)}
+				if n := len(told); n == 0 || !events.Join(&told[n-1], rank, &ev) {
+					told = append(told, events.RouterEvent{DPRank: rank, Event: ev})
+				}
+				return true
+			}
+			for _, hash := range slices.Sorted(maps.Keys(blocks)) {
+				if k := blocks[hash]; k.published && !add(hash) && !there[t][hash] {
+					untold += k.weight()
+				}
 			}
 			for hash, k := range blocks {
 				if k.published && !there[t][hash] {
-					untold += k.weight()
 					e.blocks += 1 - k.weight()
 					k.more.unregister(hash)
 					blocks[hash] = known{count: k.count}

@@ -40,6 +40,9 @@ const (
 	// Max is the largest payload in bytes.
 	Max = 1 << 20
 
+	recordData = 1 // see [Writer.Write]
+	dataPiece  = 1 << 18
+
 	headerSize = 64
 	bodyAt     = 12
 	bodySize   = 48
@@ -109,6 +112,17 @@ func (w *Writer) Record(kind byte, payload func([]byte) []byte) error {
 	return w.err
 }
 
+// Write writes data in records of one type, which [Reader.Read] reads. A file has such
+// records only.
+func (w *Writer) Write(data []byte) (int, error) {
+	for piece := range slices.Chunk(data, dataPiece) {
+		if err := w.Record(recordData, func(b []byte) []byte { return append(b, piece...) }); err != nil {
+			return 0, err
+		}
+	}
+	return len(data), nil
+}
+
 // Close ends the file with a number of its own. It does not close what is beneath.
 func (w *Writer) Close(count uint64) error {
 	records, digest := w.records, w.digest.Sum64()
@@ -136,6 +150,8 @@ type Reader struct {
 	records uint64
 	count   uint64
 	buf     []byte
+	data    []byte // of the last record, not yet returned by Read
+	err     error  // of Read
 }
 
 // NewReader reads a file's header, which must be of this magic and version.
@@ -196,6 +212,33 @@ func (r *Reader) Next() (kind byte, payload []byte, err error) {
 	r.records++
 	_, _ = r.digest.Write(r.buf) // never fails
 	return kind, payload, nil
+}
+
+// Read reads what [Writer.Write] wrote. The error is [io.EOF] after the last record, if
+// the whole file was unchanged.
+func (r *Reader) Read(p []byte) (int, error) {
+	for len(r.data) == 0 {
+		kind, payload, err := r.Next()
+		if err == nil && kind != recordData {
+			err = bad("record %d is of type %d, want %d", r.records, kind, recordData)
+		}
+		if err != nil {
+			r.err = err
+			return 0, err
+		}
+		r.data = payload
+	}
+	n := copy(p, r.data)
+	r.data = r.data[n:]
+	return n, nil
+}
+
+// Err returns the error that ended Read, unless that is [io.EOF].
+func (r *Reader) Err() error {
+	if errors.Is(r.err, io.EOF) {
+		return nil
+	}
+	return r.err
 }
 
 // end checks what the last record says of all others.
