@@ -390,27 +390,25 @@ func OpenStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, r
 // there stays as its owner configured it.
 func openStream(ctx context.Context, js jetstream.JetStream, scope wire.Scope, replicas int, memory bool, t *timing) (jetstream.Stream, error) {
 	name := scope.Stream()
-	stream, err := js.Stream(ctx, name)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		storage := jetstream.FileStorage
-		if memory {
-			storage = jetstream.MemoryStorage
-		}
-		stream, err = js.CreateStream(ctx, jetstream.StreamConfig{
-			Name:        name,
-			Description: "kvroute: what happens in the caches of workers",
-			Subjects:    []string{scope.StreamSubjects(Topic)},
-			Retention:   jetstream.LimitsPolicy,
-			Discard:     jetstream.DiscardOld,
-			MaxAge:      t.maxAge,
-			Duplicates:  min(t.duplicates, t.maxAge),
-			Storage:     storage,
-			Replicas:    replicas,
-		})
-		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-			stream, err = js.Stream(ctx, name) // somebody was faster
-		}
+	storage := jetstream.FileStorage
+	if memory {
+		storage = jetstream.MemoryStorage
 	}
+	stream, err := openOrCreate(jetstream.ErrStreamNotFound, jetstream.ErrStreamNameAlreadyInUse,
+		func() (jetstream.Stream, error) { return js.Stream(ctx, name) },
+		func() (jetstream.Stream, error) {
+			return js.CreateStream(ctx, jetstream.StreamConfig{
+				Name:        name,
+				Description: "kvroute: what happens in the caches of workers",
+				Subjects:    []string{scope.StreamSubjects(Topic)},
+				Retention:   jetstream.LimitsPolicy,
+				Discard:     jetstream.DiscardOld,
+				MaxAge:      t.maxAge,
+				Duplicates:  min(t.duplicates, t.maxAge),
+				Storage:     storage,
+				Replicas:    replicas,
+			})
+		})
 	if err != nil {
 		return nil, fmt.Errorf("events: open stream %s: %w", name, bus.Explain(err))
 	}
@@ -439,16 +437,14 @@ func (d *Durable) storage() jetstream.StorageType {
 
 func (d *Durable) bucket(ctx context.Context, kind string, ttl time.Duration) (jetstream.KeyValue, error) {
 	name := d.scope.Bucket(kind)
-	bucket, err := d.js.KeyValue(ctx, name)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		bucket, err = d.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
-			Bucket: name, Description: "kvroute: " + kind + " of the events", TTL: ttl, History: 1,
-			Replicas: d.conf.Replicas, Storage: d.storage(), MaxValueSize: 64 << 10,
+	bucket, err := openOrCreate(jetstream.ErrBucketNotFound, jetstream.ErrBucketExists,
+		func() (jetstream.KeyValue, error) { return d.js.KeyValue(ctx, name) },
+		func() (jetstream.KeyValue, error) {
+			return d.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+				Bucket: name, Description: "kvroute: " + kind + " of the events", TTL: ttl, History: 1,
+				Replicas: d.conf.Replicas, Storage: d.storage(), MaxValueSize: 64 << 10,
+			})
 		})
-		if errors.Is(err, jetstream.ErrBucketExists) {
-			bucket, err = d.js.KeyValue(ctx, name)
-		}
-	}
 	if err != nil {
 		return nil, fmt.Errorf("events: open bucket %s: %w", name, err)
 	}
@@ -457,20 +453,29 @@ func (d *Durable) bucket(ctx context.Context, kind string, ttl time.Duration) (j
 
 func (d *Durable) objectStore(ctx context.Context) (jetstream.ObjectStore, error) {
 	name := d.scope.Bucket("snap")
-	objects, err := d.js.ObjectStore(ctx, name)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		objects, err = d.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
-			Bucket: name, Description: "kvroute: snapshots of the index",
-			Replicas: d.conf.Replicas, Storage: d.storage(),
+	objects, err := openOrCreate(jetstream.ErrBucketNotFound, jetstream.ErrBucketExists,
+		func() (jetstream.ObjectStore, error) { return d.js.ObjectStore(ctx, name) },
+		func() (jetstream.ObjectStore, error) {
+			return d.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
+				Bucket: name, Description: "kvroute: snapshots of the index",
+				Replicas: d.conf.Replicas, Storage: d.storage(),
+			})
 		})
-		if errors.Is(err, jetstream.ErrBucketExists) {
-			objects, err = d.js.ObjectStore(ctx, name)
-		}
-	}
 	if err != nil {
 		return nil, fmt.Errorf("events: open object store %s: %w", name, err)
 	}
 	return objects, nil
+}
+
+// openOrCreate opens what may have to be created, or be created by another process.
+func openOrCreate[T any](missing, exists error, open, create func() (T, error)) (T, error) {
+	v, err := open()
+	if errors.Is(err, missing) {
+		if v, err = create(); errors.Is(err, exists) {
+			v, err = open()
+		}
+	}
+	return v, err
 }
 
 // epoch returns the epoch to be in, and raises it once if that was asked for.

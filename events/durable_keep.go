@@ -543,25 +543,9 @@ func (d *Durable) floor(ctx context.Context, o *opened) (uint64, error) {
 	return floor, nil
 }
 
-// reads reports whether a consumer may be delivered messages of a subject.
+// reads reports whether a consumer may get messages of a subject. A filter with a wildcard
+// counts as if it covered the subject.
 func reads(c *jetstream.ConsumerConfig, subject string) bool {
-	filters := c.FilterSubjects
-	if c.FilterSubject != "" {
-		filters = append(slices.Clone(filters), c.FilterSubject)
-	}
-	return len(filters) == 0 || slices.ContainsFunc(filters, func(f string) bool { return covers(f, subject) })
-}
-
-// covers reports whether a subject with wildcards covers one without.
-func covers(filter, subject string) bool {
-	want := strings.Split(subject, ".")
-	for i, f := range strings.Split(filter, ".") {
-		switch {
-		case f == ">":
-			return i < len(want)
-		case i >= len(want), f != "*" && f != want[i]:
-			return false
-		}
-	}
-	return strings.Count(filter, ".") == strings.Count(subject, ".")
+	filters := slices.DeleteFunc(append(slices.Clone(c.FilterSubjects), c.FilterSubject), func(f string) bool { return f == "" })
+	return len(filters) == 0 || slices.ContainsFunc(filters, func(f string) bool { return f == subject || strings.ContainsAny(f, "*>") })
 }
