@@ -115,10 +115,8 @@ const (
 //   - A message is purged only after it was delivered to every consumer of the subject, and
 //     when the two newest snapshots contain it: each of them, with the stream, makes
 //     everything.
-//   - What others purge although this replica has not read it is in the snapshot of
-//     one that has: nothing is applied, and no snapshot written, until that is there,
-//     unless there is no other replica, or none leaves one in time. Then it is gone,
-//     and the ranks whose events have a gap are suspect.
+//   - What another program purges before this replica has got it is lost, unless a snapshot
+//     of a later position has it. Ranks with a gap are suspect.
 //   - The newest snapshot is replaced only by one of a later position, by
 //     compare-and-set, by the one who holds the lock.
 type Durable struct {
@@ -146,8 +144,6 @@ type Durable struct {
 	// inherited says that what is known goes back to before the stream was made: it is
 	// nowhere else if the store was deleted.
 	inherited bool
-	hole      uint64    // a message before which unread ones were purged; 0 = none
-	holeSeen  time.Time // when
 
 	// The fields below belong to Run, and while a session is open to those who look
 	// after it.
@@ -579,25 +575,16 @@ func (d *Durable) take(ctx context.Context, o *opened, data []byte, meta *jetstr
 	if meta.Sequence.Stream > before {
 		d.sub.take(ctx, FeedDurable, data, nil, func(gap bool) {
 			d.at.seq = meta.Sequence.Stream
-			if hole = gap && before > 0 && d.at.seq > before+1; hole {
-				d.hole, d.holeSeen = d.at.seq, time.Now() // until it is known to be none
-			}
+			hole = gap && before > 0 && d.at.seq > before+1
 		})
 	} else {
 		d.metrics.repeated(ctx)
 	}
 	d.behind(int64(meta.NumPending))
-	if hole {
-		if d.purgedBehind(ctx, o, before) {
-			return errPurged
-		}
-		d.forgetHole()
+	if hole && d.purgedBehind(ctx, o, before) {
+		d.review.Store(true)
+		d.lost.Store(true)
+		return errPurged // the next session restores a newer snapshot, if there is one
 	}
 	return nil
-}
-
-func (d *Durable) forgetHole() {
-	d.sub.mu.Lock()
-	defer d.sub.mu.Unlock()
-	d.hole = 0
 }

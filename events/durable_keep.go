@@ -30,7 +30,7 @@ func (d *Durable) settle(ctx context.Context, o *opened, e *epoch) error {
 			d.wanted.Store(true) // nobody else knows what was in the one before
 			d.review.Store(true) // what was in it and did not come
 			d.sub.mu.Lock()
-			d.at, d.hole, d.inherited = position{stream: o.created, epoch: e.N}, 0, true
+			d.at, d.inherited = position{stream: o.created, epoch: e.N}, true
 			d.sub.mu.Unlock()
 		}
 		return nil
@@ -102,7 +102,7 @@ func (d *Durable) replace(s *Snapshot, whole func() error, at position, lost boo
 	d.sub.tracker.restored(d.sub.conf.Now(), knowledge{s.Cursors, s.Waiting, s.States})
 	d.review.Store(true)
 	d.lost.Store(lost)
-	d.at, d.loaded, d.hole, d.inherited = at, true, 0, s.Meta.Inherited
+	d.at, d.loaded, d.inherited = at, true, s.Meta.Inherited
 	return nil
 }
 
@@ -145,14 +145,7 @@ func (d *Durable) overtaken(ctx context.Context, o *opened) (again bool, err err
 		if err != nil {
 			return fmt.Errorf("events: look at the stream: %w", err)
 		}
-		// Nobody else changes these: no session is open.
-		d.sub.mu.Lock()
-		position, hole := d.at, d.hole
-		d.sub.mu.Unlock()
-		if hole > 0 {
-			again, err = d.fill(ctx, o, &h)
-			return err
-		}
+		position := d.position() // it does not change: no session is open
 		gone := info.State.NumDeleted > 0 || info.State.FirstSeq > position.seq+1
 		newer := h.Stream == position.stream && h.Epoch == position.epoch && h.LastSeq > position.seq
 		if again = gone && newer && !d.wanted.Load(); again {
@@ -201,38 +194,6 @@ func (d *Durable) purgedBehind(ctx context.Context, o *opened, at uint64) (gone 
 		d.conf.Log.Debug("the state of the stream is not known", "err", err)
 	}
 	return gone
-}
-
-// fill reports whether there is a snapshot with what was purged unread. The error says
-// that there is none yet, and may be one.
-func (d *Durable) fill(ctx context.Context, o *opened, h *head) (again bool, err error) {
-	d.sub.mu.Lock()
-	hole := d.hole
-	if again = h.Stream == d.at.stream && h.Epoch == d.at.epoch && h.LastSeq >= hole-1 && !d.wanted.Load(); again {
-		d.loaded = false
-	}
-	d.sub.mu.Unlock()
-	if again {
-		return true, nil
-	}
-	others := false
-	consumers := o.stream.ListConsumers(ctx)
-	for c := range consumers.Info() {
-		others = others || c.Config.Metadata["instance"] != d.instance && strings.HasPrefix(c.Name, "kvroute-") && reads(&c.Config, o.subject)
-	}
-	if err := consumers.Err(); err != nil {
-		return false, fmt.Errorf("events: list the consumers: %w", err)
-	}
-	// Whoever has read it sees at once that the stream begins too late, but may have
-	// taken a snapshot just now.
-	if others && time.Since(d.holeSeen) < 2*d.timing.snapshotRest {
-		return false, errPurged
-	}
-	d.conf.Log.Warn("messages of the stream are gone, unread and in no snapshot", "before", hole)
-	d.forgetHole()
-	d.review.Store(true)
-	d.lost.Store(true)
-	return false, nil
 }
 
 // keep looks after the stream while it is read: whether it still is the one, and
@@ -495,7 +456,7 @@ func (d *Durable) cut(o *opened) (s *Snapshot, done func(), ok bool) {
 	return d.sub.cut(d.conf.Holdings, true, func(s *Snapshot) bool {
 		s.LastSeq = d.at.seq
 		s.Meta = SnapshotMeta{Writer: d.conf.Replica, Epoch: d.at.epoch, Stream: d.at.stream, Inherited: d.inherited}
-		return d.loaded && d.hole == 0 && d.at.stream == o.created
+		return d.loaded && d.at.stream == o.created
 	})
 }
 
