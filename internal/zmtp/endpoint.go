@@ -111,7 +111,7 @@ func Dial(ctx context.Context, e Endpoint, own Role, options ...func(*net.Dialer
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() }) // the handshake then ends
 	defer stop()
-	return NewConn(nc, own)
+	return newConn(nc, own)
 }
 
 // Listen binds an endpoint. A Unix socket that nobody listens on any more is

@@ -4,6 +4,7 @@ package zmtp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,10 +18,9 @@ import (
 // maxConns bounds the connections of a bound socket: the routers of a worker.
 const maxConns = 256
 
-// Serve accepts connections until ctx ends, and gives each that has shaken hands
-// to handle, in a goroutine of its own. It closes the listener and the connections
-// and returns when all of them have ended. Beyond 256 connections at a time new
-// ones are closed at once.
+// Serve accepts connections until ctx ends, and calls handle for each in a goroutine of its
+// own after the handshake. Then it closes the listener and the connections, and returns when
+// all goroutines have ended. While there are 256 connections, new ones are closed at once.
 func Serve(ctx context.Context, l net.Listener, own Role, handle func(*Conn)) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -34,13 +34,13 @@ func Serve(ctx context.Context, l net.Listener, own Role, handle func(*Conn)) er
 		switch {
 		case ctx.Err() != nil:
 			if err == nil {
-				_ = nc.Close() // it came too late
+				_ = nc.Close() // too late
 			}
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("zmtp: accept: %w", err)
 		case err != nil:
-			// Out of files, or a peer that left meanwhile: it may pass.
+			// No file descriptor, or the peer has left: the next one may succeed.
 			select {
 			case <-ctx.Done():
 			case <-time.After(100 * time.Millisecond):
@@ -50,213 +50,156 @@ func Serve(ctx context.Context, l net.Listener, own Role, handle func(*Conn)) er
 		select {
 		case room <- struct{}{}:
 		default:
-			_ = nc.Close() // that is the answer
+			_ = nc.Close()
 			continue
 		}
 		wg.Go(func() {
 			defer func() { <-room }()
-			end := context.AfterFunc(ctx, func() { _ = nc.Close() }) // what waits on it then ends
+			end := context.AfterFunc(ctx, func() { _ = nc.Close() }) // reads and writes then end
 			defer end()
-			c, err := NewConn(nc, own)
+			c, err := newConn(nc, own)
 			if err != nil {
-				return // strangers come to open ports
+				return // any program may connect
 			}
-			defer func() { _ = c.Close() }() // again, if it was closed: no matter
+			defer func() { _ = c.Close() }() // a second time, perhaps
 			handle(c)
 		})
 	}
 }
 
-// Publisher is a PUB socket. The zero value is ready; what nobody has subscribed
-// to is dropped.
+// Publisher is a PUB socket. The zero value is ready. Messages without a subscriber are
+// dropped.
 type Publisher struct {
-	// Queue bounds the messages that wait for one subscriber; more are dropped
-	// for it, as are those beyond its share of [MaxQueued]. Default 100,000.
+	// Queue bounds the messages that wait for one subscriber. Further ones are dropped for
+	// it, and those beyond its share of maxQueued. Default 10,000.
 	Queue int
 
 	mu sync.Mutex
-	// mu guards the field below.
+	// mu guards the fields below.
 	subscribers []*subscriber
-
-	joined atomic.Uint64
+	joined      uint64
 }
 
-// MaxQueued bounds the bytes of messages that wait in all of a publisher's queues. Each
-// subscriber has an equal share, so one that does not read takes nothing from the others.
-const MaxQueued = 256 << 20
-
-// messageCost is what a message takes beside its frames.
-const messageCost = 64
+const (
+	// maxQueued bounds the bytes of the messages that wait in all of a publisher's queues.
+	// Each subscriber has an equal share, so a subscriber that does not read takes nothing
+	// from the others.
+	maxQueued = 256 << 20
+	// Bounds of the subscriptions of a connection. No topic of ours has a longer prefix.
+	maxPrefixes = 1024
+	maxPrefix   = 1024
+)
 
 type subscriber struct {
-	conn  *Conn
-	wake  chan struct{} // has room for one: the queue has something in it
-	sent  atomic.Uint64 // messages that have left the queue for good
-	taken uint64        // messages that came into it; guarded by the publisher's mu
-
-	mu sync.Mutex
-	// mu guards the fields below.
-	prefixes [][]byte
-	queue    [][][]byte // grows as it is needed
-	bytes    int        // of the queue
+	queue    chan *message
+	waiting  atomic.Int64 // size of the messages that are not sent yet
+	prefixes [][]byte     // guarded by the publisher's mu
 }
 
-func cost(frames [][]byte) int {
-	n := messageCost
-	for _, f := range frames {
-		n += len(f)
-	}
-	return n
+type message struct {
+	frames [][]byte
+	size   int64
 }
 
-// put lets a message wait, if there is room.
-func (s *subscriber) put(frames [][]byte, messages, size int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.queue) >= messages || s.bytes+cost(frames) > size {
-		return false
-	}
-	s.queue, s.bytes = append(s.queue, frames), s.bytes+cost(frames)
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-	return true
-}
-
-// next takes the first message that waits, nil if none does.
-func (s *subscriber) next() (frames [][]byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.queue) == 0 {
-		s.queue = nil // its memory goes
-		return nil
-	}
-	frames, s.queue[0] = s.queue[0], nil
-	s.queue, s.bytes = s.queue[1:], s.bytes-cost(frames)
-	return frames
-}
-
-// Send publishes a message whose first frame is the topic. It does not wait. The
-// frames are kept and must not change. It returns for how many subscribers it was
-// dropped.
+// Send publishes a message whose first frame is the topic, and does not wait. The frames
+// are kept and must not change. It returns for how many subscribers the message is dropped.
 func (p *Publisher) Send(frames ...[]byte) (dropped int) {
-	messages := p.Queue
-	if messages <= 0 {
-		messages = 100_000
+	m := &message{frames, 64}
+	for _, f := range frames {
+		m.size += int64(len(f))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.subscribers {
-		if !s.wants(frames[0]) {
+		if !slices.ContainsFunc(s.prefixes, func(prefix []byte) bool { return bytes.HasPrefix(frames[0], prefix) }) {
 			continue
 		}
-		if s.put(frames, messages, MaxQueued/len(p.subscribers)) {
-			s.taken++
-		} else {
-			dropped++
+		if s.waiting.Add(m.size) <= maxQueued/int64(len(p.subscribers)) {
+			select {
+			case s.queue <- m:
+				continue
+			default:
+			}
 		}
+		s.waiting.Add(-m.size)
+		dropped++
 	}
 	return dropped
 }
 
-// Subscribers returns how many subscribers there are.
+// Subscribers returns the number of connections with a subscription.
 func (p *Publisher) Subscribers() (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.subscribers {
-		if len(s.list()) > 0 {
+		if len(s.prefixes) > 0 {
 			n++
 		}
 	}
 	return n
 }
 
-// Joined counts subscriptions since the beginning. Who has subscribed gets what is
-// sent after that was counted.
-func (p *Publisher) Joined() uint64 { return p.joined.Load() }
+// Joined returns the number of subscriptions since the beginning. A counted subscriber
+// receives the messages that are sent later.
+func (p *Publisher) Joined() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.joined
+}
 
-// Drain waits until what was sent has left for those who listen, at most until the
-// deadline.
+// Drain waits until all messages are sent, at most until the deadline.
 func (p *Publisher) Drain(deadline time.Time) {
 	for time.Now().Before(deadline) {
 		p.mu.Lock()
-		idle := !slices.ContainsFunc(p.subscribers, func(s *subscriber) bool { return s.sent.Load() < s.taken })
+		busy := slices.ContainsFunc(p.subscribers, func(s *subscriber) bool { return s.waiting.Load() > 0 })
 		p.mu.Unlock()
-		if idle {
+		if !busy {
 			return
 		}
 		<-time.After(time.Millisecond)
 	}
 }
 
-func (s *subscriber) list() [][]byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.prefixes
-}
-
-func (s *subscriber) wants(topic []byte) bool {
-	return slices.ContainsFunc(s.list(), func(prefix []byte) bool { return bytes.HasPrefix(topic, prefix) })
-}
-
-// Bounds of the subscriptions of a connection. A longer prefix is of no topic of ours.
-const (
-	maxPrefixes = 1024
-	maxPrefix   = 1024
-)
-
-// change takes a message from the subscriber, and reports whether it subscribes.
-func (s *subscriber) change(frames [][]byte) (joins bool) {
+// subscribe takes a message of a subscriber: 1 or 0, and a prefix to add or to remove.
+func (p *Publisher) subscribe(s *subscriber, frames [][]byte) {
 	if len(frames) != 1 || len(frames[0]) == 0 {
-		return false
+		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	prefix := frames[0][1:]
-	// The list is replaced, never changed: it is read without the lock.
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	switch {
 	case frames[0][0] == 1 && len(s.prefixes) < maxPrefixes && len(prefix) <= maxPrefix:
-		s.prefixes = append(slices.Clone(s.prefixes), bytes.Clone(prefix)) // what was read may be longer
-		return true
+		s.prefixes = append(s.prefixes, bytes.Clone(prefix)) // the frame's memory may be longer
+		p.joined++
 	case frames[0][0] == 0:
 		if i := slices.IndexFunc(s.prefixes, func(p []byte) bool { return bytes.Equal(p, prefix) }); i >= 0 {
-			s.prefixes = slices.Delete(slices.Clone(s.prefixes), i, i+1)
+			s.prefixes = slices.Delete(s.prefixes, i, i+1)
 		}
 	}
-	return false
 }
 
-// Serve lets subscribers connect until ctx ends.
+// Serve accepts subscribers until ctx ends.
 func (p *Publisher) Serve(ctx context.Context, l net.Listener) error {
 	return Serve(ctx, l, Pub, p.Follow)
 }
 
 // Follow serves one subscriber until its connection ends.
 func (p *Publisher) Follow(c *Conn) {
-	s := &subscriber{conn: c, wake: make(chan struct{}, 1)}
+	s := &subscriber{queue: make(chan *message, cmp.Or(p.Queue, 10_000))}
 	p.mu.Lock()
 	p.subscribers = append(p.subscribers, s)
 	p.mu.Unlock()
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	gone := make(chan struct{})
-	defer close(gone)
 	wg.Go(func() {
-		for {
-			select {
-			case <-gone:
+		for m := range s.queue {
+			if err := c.Write(m.frames...); err != nil {
+				_ = c.Close() // Read then ends
 				return
-			case <-s.wake:
 			}
-			for frames := s.next(); frames != nil; frames = s.next() {
-				if err := c.Write(frames...); err != nil {
-					_ = c.Close() // the reader then ends as well
-					return
-				}
-				s.sent.Add(1)
-			}
+			s.waiting.Add(-m.size)
 		}
 	})
 	for {
@@ -264,12 +207,11 @@ func (p *Publisher) Follow(c *Conn) {
 		if err != nil {
 			break
 		}
-		if s.change(frames) {
-			p.joined.Add(1)
-		}
+		p.subscribe(s, frames)
 	}
-	_ = c.Close() // the writer then ends, whatever it waits for
+	_ = c.Close() // Write then ends
 	p.mu.Lock()
 	p.subscribers = slices.DeleteFunc(p.subscribers, func(o *subscriber) bool { return o == s })
 	p.mu.Unlock()
+	close(s.queue) // Send does not know it any more
 }

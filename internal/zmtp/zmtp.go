@@ -11,7 +11,7 @@
 // # Guarantees
 //
 // A message is read whole or not at all. A peer can make us keep at most
-// [MaxMessage] bytes, and only as many as it has sent. A peer that says nothing
+// [maxMessage] bytes, and only as many as it has sent. A peer that says nothing
 // costs a goroutine and a connection of those that [Serve] allows, for
 // [handshakeTime].
 //
@@ -60,9 +60,9 @@ func (r Role) fits(peer string) bool {
 }
 
 const (
-	// MaxMessage bounds the bytes of a message. A batch of an engine has some
+	// maxMessage bounds the bytes of a message. A batch of an engine has some
 	// kilobytes; replays come batch by batch.
-	MaxMessage = 64 << 20
+	maxMessage = 64 << 20
 	// maxRequest bounds what PUB and ROUTER sockets are sent: subscriptions and queries.
 	maxRequest = 1 << 20
 	maxFrames  = 64
@@ -72,8 +72,8 @@ const (
 	writeTime     = 10 * time.Second
 )
 
-// ErrProtocol is wrapped by errors about bytes that are not ZMTP, or not for us.
-var ErrProtocol = errors.New("protocol error")
+// errProtocol is wrapped by errors about bytes that are not ZMTP, or not for us.
+var errProtocol = errors.New("protocol error")
 
 // Flags of a frame.
 const (
@@ -93,10 +93,10 @@ type Conn struct {
 	w *bufio.Writer
 }
 
-// NewConn shakes hands over nc. After an error nc is closed; otherwise it is the
+// newConn shakes hands over nc. After an error nc is closed; otherwise it is the
 // connection's.
-func NewConn(nc net.Conn, own Role) (*Conn, error) {
-	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, 64<<10), w: bufio.NewWriterSize(nc, 16<<10), most: MaxMessage}
+func newConn(nc net.Conn, own Role) (*Conn, error) {
+	c := &Conn{nc: nc, r: bufio.NewReaderSize(nc, 64<<10), w: bufio.NewWriterSize(nc, 16<<10), most: maxMessage}
 	if own == Pub || own == Router {
 		c.most = maxRequest
 	}
@@ -131,11 +131,11 @@ func (c *Conn) shakeHands(own Role) error {
 	mechanism, _, _ := bytes.Cut(peer[12:32], []byte{0})
 	switch {
 	case peer[0] != 0xff || peer[9] != 0x7f:
-		return fmt.Errorf("%w: it does not speak ZMTP", ErrProtocol)
+		return fmt.Errorf("%w: it does not speak ZMTP", errProtocol)
 	case peer[10] < 3:
-		return fmt.Errorf("%w: it speaks ZMTP %d, want 3", ErrProtocol, peer[10])
+		return fmt.Errorf("%w: it speaks ZMTP %d, want 3", errProtocol, peer[10])
 	case string(mechanism) != "NULL":
-		return fmt.Errorf("%w: it wants security mechanism %q, want NULL", ErrProtocol, mechanism)
+		return fmt.Errorf("%w: it wants security mechanism %q, want NULL", errProtocol, mechanism)
 	}
 	ready := []byte("\x05READY")
 	for _, p := range [][2]string{{"Socket-Type", string(own)}, {"Identity", ""}} {
@@ -150,7 +150,7 @@ func (c *Conn) shakeHands(own Role) error {
 		return fmt.Errorf("read READY: %w", err)
 	}
 	if flags&flagCommand == 0 || size > maxCommand {
-		return fmt.Errorf("%w: no READY", ErrProtocol)
+		return fmt.Errorf("%w: no READY", errProtocol)
 	}
 	body, err := c.body(nil, size)
 	if err != nil {
@@ -161,7 +161,7 @@ func (c *Conn) shakeHands(own Role) error {
 		return err
 	}
 	if !own.fits(role) {
-		return fmt.Errorf("%w: it is a socket of type %q, which does not fit %s", ErrProtocol, role[:min(len(role), 32)], own)
+		return fmt.Errorf("%w: it is a socket of type %q, which does not fit %s", errProtocol, role[:min(len(role), 32)], own)
 	}
 	return c.nc.SetDeadline(time.Time{})
 }
@@ -172,18 +172,18 @@ func readReady(body []byte) (role string, err error) {
 	switch {
 	case ok && string(name) == "ERROR":
 		reason, _, _ := cutShort(rest)
-		return "", fmt.Errorf("%w: it refuses us: %q", ErrProtocol, reason)
+		return "", fmt.Errorf("%w: it refuses us: %q", errProtocol, reason)
 	case !ok || string(name) != "READY":
-		return "", fmt.Errorf("%w: no READY", ErrProtocol)
+		return "", fmt.Errorf("%w: no READY", errProtocol)
 	}
 	for len(rest) > 0 {
 		var key []byte
 		if key, rest, ok = cutShort(rest); !ok || len(rest) < 4 {
-			return "", fmt.Errorf("%w: READY is cut short", ErrProtocol)
+			return "", fmt.Errorf("%w: READY is cut short", errProtocol)
 		}
 		size := binary.BigEndian.Uint32(rest)
 		if rest = rest[4:]; uint64(size) > uint64(len(rest)) {
-			return "", fmt.Errorf("%w: READY is cut short", ErrProtocol)
+			return "", fmt.Errorf("%w: READY is cut short", errProtocol)
 		}
 		if bytes.EqualFold(key, []byte("Socket-Type")) {
 			role = string(rest[:size])
@@ -214,7 +214,7 @@ func (c *Conn) header() (flags byte, size uint64, err error) {
 		return 0, 0, err
 	}
 	if head[0]&^(flagMore|flagLong|flagCommand) != 0 {
-		return 0, 0, fmt.Errorf("%w: a frame with flags %#02x", ErrProtocol, head[0])
+		return 0, 0, fmt.Errorf("%w: a frame with flags %#02x", errProtocol, head[0])
 	}
 	if n == 1 {
 		return head[0], uint64(head[1]), nil
@@ -251,7 +251,7 @@ func (c *Conn) Read() ([][]byte, error) {
 		}
 		if flags&flagCommand != 0 {
 			if size > maxCommand {
-				return nil, fmt.Errorf("zmtp: read: %w: a command of %d bytes", ErrProtocol, size)
+				return nil, fmt.Errorf("zmtp: read: %w: a command of %d bytes", errProtocol, size)
 			}
 			command, err := c.body(nil, size)
 			if err == nil {
@@ -266,7 +266,7 @@ func (c *Conn) Read() ([][]byte, error) {
 			continue
 		}
 		if size > room || len(frames) >= maxFrames {
-			return nil, fmt.Errorf("zmtp: read: %w: a message of more than %d bytes or %d frames", ErrProtocol, c.most, maxFrames)
+			return nil, fmt.Errorf("zmtp: read: %w: a message of more than %d bytes or %d frames", errProtocol, c.most, maxFrames)
 		}
 		room -= size
 		frame, err := c.body(make([]byte, 0, min(size, 64<<10)), size)
@@ -283,7 +283,7 @@ func (c *Conn) Read() ([][]byte, error) {
 func (c *Conn) command(body []byte) (message []byte, err error) {
 	name, rest, ok := cutShort(body)
 	if !ok {
-		return nil, fmt.Errorf("%w: a command without name", ErrProtocol)
+		return nil, fmt.Errorf("%w: a command without name", errProtocol)
 	}
 	switch string(name) {
 	case "SUBSCRIBE":
@@ -292,7 +292,7 @@ func (c *Conn) command(body []byte) (message []byte, err error) {
 		return append([]byte{0}, rest...), nil
 	case "PING":
 		if len(rest) < 2 {
-			return nil, fmt.Errorf("%w: PING is cut short", ErrProtocol)
+			return nil, fmt.Errorf("%w: PING is cut short", errProtocol)
 		}
 		return nil, c.write(flagCommand, append([]byte("\x04PONG"), rest[2:]...))
 	default:
@@ -352,6 +352,3 @@ func (c *Conn) frame(flags byte, body []byte) error {
 
 // Close ends the connection, and reads and writes that wait on it.
 func (c *Conn) Close() error { return c.nc.Close() }
-
-// Peer returns the peer's address.
-func (c *Conn) Peer() string { return c.nc.RemoteAddr().String() }
