@@ -5,7 +5,12 @@ package engines
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/kvroute/kvroute/indexer"
 )
+
+// presenceTopic ends the subject on which routers publish their presence.
+const presenceTopic = "presence"
 
 const (
 	// presencePeriod is how often a router says that it is there.
@@ -56,4 +61,48 @@ func (a *audience) listens(now time.Time) bool {
 		wanted = wanted || l.wants
 	}
 	return wanted || len(a.routers) == 0
+}
+
+// tell takes a router's message that it is there, or just looks at the clock. Who
+// comes to be heard again is told what it missed.
+func (p *Publisher) tell(now time.Time, presence []byte) {
+	if !p.conf.Quiet {
+		return
+	}
+	p.mu.Lock()
+	if presence != nil {
+		p.audience.hear(now, presence)
+	}
+	same := !p.audience.listens(now) == p.silent
+	p.mu.Unlock()
+	if same {
+		return
+	}
+	p.answering.Lock()
+	defer p.answering.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	silent := !p.audience.listens(now)
+	if silent == p.silent {
+		return
+	}
+	p.conf.Log.Info("routers want events, or want none any more", "wanted", !silent)
+	p.silent = silent
+	if silent || p.conf.LocalIndexer && !p.conf.Durable {
+		return // who has missed something asks; who reads the stream does not
+	}
+	p.sealLocked()
+	for _, rank := range p.local.Ranks() {
+		content, waiting := p.local.Rank(rank)
+		evs, err := content.Events()
+		if err != nil { // it cannot be overtaken: we hold mu
+			p.lost[rank] = true
+			continue
+		}
+		evs = append(evs, waiting...)
+		p.publishLocked(rank, indexer.Event{Kind: indexer.Cleared})
+		for _, ev := range evs {
+			p.publishLocked(rank, ev)
+		}
+	}
 }

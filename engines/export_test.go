@@ -4,7 +4,6 @@ package engines
 
 import (
 	"bytes"
-	"context"
 	"encoding/gob"
 
 	"github.com/kvroute/kvroute/events"
@@ -18,7 +17,7 @@ const MaxPending = maxPending
 func (p *Publisher) Answer(q events.Query) events.Answer { return p.answer(&q) }
 
 // Flush sends what is pending, as Run does.
-func (p *Publisher) Flush() { p.flush(context.Background()) }
+func (p *Publisher) Flush() { p.flush() }
 
 // Silent reports whether nobody wants what it would say.
 func (p *Publisher) Silent() bool {

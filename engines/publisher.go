@@ -18,43 +18,41 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// Bounds of a message and of what waits for one.
+// Bounds of a message and of the waiting events.
 const (
-	flushAfter = 5 * time.Millisecond // what a batch may cost in freshness
+	flushAfter = 5 * time.Millisecond // from the first event to its message
 
 	maxMessageEvents = 128
 	maxMessageBlocks = 8192
-	// maxPending bounds the memory while NATS takes nothing. A worker makes some
-	// hundred events a second at most.
+	// maxPending bounds the memory while NATS is unavailable. A worker has some hundred
+	// events a second at most.
 	maxPending = 16384
 )
 
-// PublisherConfig says for whom a [Publisher] speaks.
+// PublisherConfig configures a [Publisher].
 type PublisherConfig struct {
 	Scope    wire.Scope
 	WorkerID uint64
-	// Durable publishes into the stream of the scope's component, which is made if
-	// it is not there, and repeats each message until the stream has it.
+	// Durable publishes into the stream of the scope's component and repeats each message
+	// until the stream has it. A missing stream is made.
 	Durable bool
-	// Replicas is how many servers of a NATS cluster keep a stream that this
-	// publisher makes. Default 1.
+	// Replicas is how many servers of a NATS cluster keep a stream that this publisher
+	// makes. Default 1.
 	Replicas int
-	// LocalIndexer keeps what the worker holds and its last events, and answers
-	// queries about them. The worker's record should say so.
+	// LocalIndexer keeps the worker's blocks and its last events, and answers queries. The
+	// worker's record should say so.
 	LocalIndexer bool
-	// Quiet says nothing while there are routers and none of them wants events.
-	// When one does again, those who have no local indexer to ask are told all
-	// that the worker holds.
+	// Quiet sends nothing while there are routers and none of them wants events. When one
+	// wants events again, a publisher without a local indexer sends all blocks.
 	Quiet bool
-	// Sockets are the publisher's own, by rank. If there are any, then it speaks
-	// through them instead of NATS: it is not Durable, not Quiet, and answers
-	// queries, so that LocalIndexer is implied. Events of other ranks are lost.
+	// Sockets are the publisher's own, by rank. With sockets the publisher does not use
+	// NATS: Durable and Quiet are ignored, LocalIndexer is implied, and events of other
+	// ranks are lost.
 	Sockets map[uint32]RankSockets
-	// Publish puts a message into the stream of a Durable publisher and waits for its
-	// acknowledgement. Default: JetStream's.
+	// Publish sends a message of a Durable publisher and waits for the acknowledgement.
+	// Default: JetStream's.
 	Publish func(ctx context.Context, m *nats.Msg) error
-	// Lost is told of events that were dropped, by the goroutine of Run. Default
-	// nobody.
+	// Lost is called by the goroutine of Run with the number of dropped events. Optional.
 	Lost func(events int)
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
@@ -62,43 +60,57 @@ type PublisherConfig struct {
 	Log *slog.Logger
 }
 
-// Publisher tells the bus what happens in one worker's cache.
+// outlet sends the messages of a publisher and receives its queries. Only the goroutine of
+// [Publisher.Run] uses it.
+type outlet interface {
+	// open begins to receive queries. end must also be called after an error.
+	open(ctx context.Context, p *Publisher) (end func(), err error)
+	// send numbers a message and sends it. After an error some reader may lack it.
+	send(rank uint32, e events.Envelope) error
+	// connection returns a number that changes when readers may have missed messages that
+	// were sent without an error, and whether messages can be sent now.
+	connection() (changes uint64, up bool)
+	// flush waits for the last messages to leave, up to a second.
+	flush() error
+}
+
+// Publisher publishes the events of one worker's cache.
 //
 // # Invariants
 //
 //   - The events of a rank have the numbers 1, 2, 3 and so on in the order of Publish,
-//     also those that are dropped; an event that joins the one before has its number.
-//   - Of pending, the first sealed ones are as they will be sent, and are what the local
-//     index knows: an answer to a query and the events behind it never overlap.
-//   - A rank whose last event may have reached nobody is in lost until another event
-//     with a number of its own has left.
+//     also the dropped ones. An event that is joined to the one before has its number.
+//   - The first sealed events of pending are final, and the local index has them: an answer
+//     to a query and the events behind it never overlap.
+//   - A rank whose last event may not have been sent is in lost until a later event of it is
+//     sent.
 //   - At most max events are pending.
 type Publisher struct {
 	conf PublisherConfig
-	out  outlet // only Run sends
+	out  outlet
 	id   uint64
-	wake chan struct{} // holds one token while something is pending
+	wake chan struct{} // holds a token while events are pending
 	max  int           // events that may be pending
 
-	// answering is held while the local index is read, before mu: a second dump
+	// answering is held while the local index is read, and locked before mu: a second dump
 	// would wait for the first.
 	answering sync.Mutex
 
 	mu sync.Mutex
 	// mu guards the fields below.
 	pending  []events.RouterEvent
-	sealed   int               // of pending: those that have their final form
+	sealed   int               // number of final events in pending
 	lastID   map[uint32]uint64 // by rank
-	lost     map[uint32]bool   // ranks whose last event may have reached nobody
+	lost     map[uint32]bool   // ranks whose last event may not have been sent
 	dropped  int               // since the last flush
-	local    *localindex.Index // nil if nobody needs it
+	local    *localindex.Index // nil if unused
 	audience audience
 	silent   bool
 }
 
-// NewPublisher returns a publisher on a connection that stays its caller's, and may
-// be nil if the publisher has sockets. It is a new one for all who listen: what they
-// knew of the worker they forget.
+// NewPublisher returns a publisher. The caller keeps the connection, which may be nil if
+// the publisher has sockets. Readers forget what they know of the worker from an earlier
+// publisher.
 func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	if conf.Now == nil {
 		conf.Now = time.Now
@@ -114,13 +126,13 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 		lastID: make(map[uint32]uint64),
 		lost:   make(map[uint32]bool),
 	}
-	switch {
-	case len(conf.Sockets) > 0:
+	if conf.Durable {
+		p.max = maxPendingDurable
+	}
+	if len(conf.Sockets) > 0 {
 		p.out = newSocketOutlet(conf.Sockets)
-	case conf.Durable:
-		p.max, p.out = maxPendingDurable, &natsOutlet{nc: nc, stream: newStreamSender(nc, &conf)}
-	default:
-		p.out = &natsOutlet{nc: nc}
+	} else {
+		p.out = newNATSOutlet(nc, &p.conf)
 	}
 	if conf.LocalIndexer || conf.Quiet {
 		p.local = localindex.New()
@@ -128,14 +140,14 @@ func NewPublisher(nc *nats.Conn, conf PublisherConfig) *Publisher {
 	return p
 }
 
-// ID is the id by which the publisher signs its messages, at most 53 bits. A worker's
-// record may name it.
+// ID returns the publisher's id in messages and in the worker's record. It has at most 53
+// bits.
 func (p *Publisher) ID() uint64 { return p.id }
 
-// Publish takes an event of a rank, in the order in which they happen. It does not
-// wait: the event leaves within 5 ms, together with what else came. The event's
-// slices are kept. If more waits than there is room for, the event is dropped and
-// its number skipped, so that readers see the gap.
+// Publish takes the events of a rank in the order in which they happened, and does not wait:
+// an event is sent within 5 ms, together with others. The event's slices are kept. If too
+// many events are pending, the event is dropped and its number skipped, so that readers
+// notice the gap.
 func (p *Publisher) Publish(dpRank uint32, ev indexer.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,14 +172,10 @@ func (p *Publisher) publishLocked(dpRank uint32, ev indexer.Event) {
 		return
 	}
 	p.pending = append(p.pending, e)
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	stir(p.wake)
 }
 
-// sealLocked gives what is pending its final form: what is said of it from now on
-// stays true.
+// sealLocked makes the pending events final and gives them to the local index.
 func (p *Publisher) sealLocked() {
 	if p.local != nil {
 		for _, ev := range p.pending[p.sealed:] {
@@ -177,27 +185,27 @@ func (p *Publisher) sealLocked() {
 	p.sealed = len(p.pending)
 }
 
-// Run publishes until ctx ends, then what is pending, and waits up to a second, or
-// five if it is durable, for the bus to have it.
+// Run publishes until ctx ends. Then it sends the pending events and waits up to a second,
+// with Durable up to five, for NATS to have them.
 func (p *Publisher) Run(ctx context.Context) error {
-	end, err := p.out.open(p)
+	end, err := p.out.open(ctx, p)
 	defer end()
 	if err != nil {
 		return err
 	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	connection := p.out.connection()
+	changes, _ := p.out.connection()
 	for {
 		select {
 		case <-tick.C:
 			p.tell(p.conf.Now(), nil)
-			now := p.out.connection()
-			p.admit(now != connection)
-			connection = now
+			now, up := p.out.connection()
+			p.admit(now != changes, up)
+			changes = now
 			continue
 		case <-ctx.Done():
-			p.flush(ctx)
+			p.flush()
 			return p.out.flush()
 		case <-p.wake:
 		}
@@ -207,13 +215,12 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-batch.C:
 		}
 		batch.Stop()
-		p.flush(ctx)
+		p.flush()
 	}
 }
 
-// flush sends what is pending. What the connection refuses is lost, and seen to be
-// lost by its missing numbers.
-func (p *Publisher) flush(ctx context.Context) {
+// flush sends the pending events. Refused ones are lost, which their missing numbers show.
+func (p *Publisher) flush() {
 	p.mu.Lock()
 	p.sealLocked()
 	pending, dropped := p.pending, p.dropped
@@ -230,7 +237,7 @@ func (p *Publisher) flush(ctx context.Context) {
 			blocks += size
 			n++
 		}
-		if err := p.out.send(ctx, p.conf.Scope, rank, events.Envelope{
+		if err := p.out.send(rank, events.Envelope{
 			PublisherID: p.id,
 			PublishedAt: uint64(p.conf.Now().UnixMilli()),
 			Topic:       events.Topic,
@@ -242,7 +249,7 @@ func (p *Publisher) flush(ctx context.Context) {
 				p.lost[ev.DPRank] = true
 			}
 			p.mu.Unlock()
-			p.conf.Log.Warn("the bus refuses events", "events", n, "err", err)
+			p.conf.Log.Warn("sending events failed", "events", n, "err", err)
 		}
 		pending = pending[n:]
 	}
@@ -251,5 +258,53 @@ func (p *Publisher) flush(ctx context.Context) {
 			p.conf.Lost(dropped)
 		}
 		p.conf.Log.Warn("events are lost", "events", dropped)
+	}
+}
+
+// reply answers a query. It returns nil for a query of another kind, which must not be
+// answered.
+func (p *Publisher) reply(data []byte) *events.Answer {
+	q, err := events.DecodeQuery(data)
+	switch {
+	case err != nil:
+		return &events.Answer{Message: "the query cannot be read"}
+	case q.Kind != events.RecoveryKind:
+		return nil
+	case q.WorkerID != p.conf.WorkerID:
+		return &events.Answer{Message: "this is another worker"}
+	}
+	answer := p.answer(&q)
+	return &answer
+}
+
+func (p *Publisher) answer(q *events.Query) events.Answer {
+	p.answering.Lock()
+	defer p.answering.Unlock()
+	p.mu.Lock()
+	p.sealLocked()
+	a, content := p.local.Answer(q)
+	p.mu.Unlock()
+	localindex.Complete(&a, q, content)
+	return a
+}
+
+// admit publishes an event without blocks for each rank whose last event may have been lost,
+// if messages can be sent: its number shows readers the gap. After a new connection that is
+// every rank.
+func (p *Publisher) admit(reconnected, up bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if reconnected && !p.silent {
+		for rank := range p.lastID {
+			p.lost[rank] = true
+		}
+	}
+	if len(p.lost) == 0 || !up {
+		return
+	}
+	lost := p.lost
+	p.lost = make(map[uint32]bool)
+	for rank := range lost {
+		p.publishLocked(rank, indexer.Event{Kind: indexer.Removed})
 	}
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/kvroute/kvroute/engines/localindex"
 	"github.com/kvroute/kvroute/events"
-	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
 
@@ -22,8 +21,8 @@ const (
 	QueryPort = 5658
 )
 
-// RankSockets are where a publisher without NATS tells of a rank, and is asked about
-// it. The publisher's Run closes them.
+// RankSockets are the sockets of a rank of a publisher without NATS. The publisher's Run
+// closes them.
 type RankSockets struct {
 	Events  net.Listener // a PUB socket with the event plane's frames
 	Queries net.Listener // a ROUTER socket
@@ -32,8 +31,8 @@ type RankSockets struct {
 	Queue int
 }
 
-// socketOutlet is an outlet on sockets of its own. Each rank's messages have numbers
-// of their own.
+// socketOutlet sends the messages of each rank over a socket of its own. Each socket
+// numbers its messages.
 type socketOutlet struct{ ranks map[uint32]*rankOutlet }
 
 type rankOutlet struct {
@@ -50,13 +49,13 @@ func newSocketOutlet(at map[uint32]RankSockets) *socketOutlet {
 	return o
 }
 
-func (o *socketOutlet) open(p *Publisher) (end func(), err error) {
-	ctx, cancel := context.WithCancel(context.Background())
+func (o *socketOutlet) open(ctx context.Context, p *Publisher) (end func(), err error) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the last events are sent later
 	var parts sync.WaitGroup
 	serve := func(what string, do func() error) {
 		parts.Go(func() {
 			if err := do(); err != nil {
-				p.conf.Log.Error("nobody can connect to the publisher any more", "socket", what, "err", err)
+				p.conf.Log.Error("the publisher does not accept connections any more", "socket", what, "err", err)
 			}
 		})
 	}
@@ -72,9 +71,8 @@ func (o *socketOutlet) open(p *Publisher) (end func(), err error) {
 	}, nil
 }
 
-// answerQueries answers what a peer asks until it leaves: an empty frame and the
-// query, answered by an empty frame, number and count of the part before its bytes,
-// and the publisher.
+// answerQueries answers a peer's queries until it leaves. A query is an empty frame and the
+// query; docs/protocol.md describes the answer.
 func answerQueries(p *Publisher, c *zmtp.Conn) {
 	for {
 		frames, err := c.Read()
@@ -82,7 +80,7 @@ func answerQueries(p *Publisher, c *zmtp.Conn) {
 			return
 		}
 		if len(frames) != 2 || len(frames[0]) > 0 {
-			p.conf.Log.Debug("a message is no query", "frames", len(frames))
+			p.conf.Log.Debug("a message is not a query", "frames", len(frames))
 			return
 		}
 		a := p.reply(frames[1])
@@ -100,8 +98,8 @@ func answerQueries(p *Publisher, c *zmtp.Conn) {
 	}
 }
 
-// send drops the message for who is too slow, which its numbers tell.
-func (o *socketOutlet) send(_ context.Context, _ wire.Scope, rank uint32, e events.Envelope) error {
+// send drops the message for a subscriber that is too slow; the numbers show the gap.
+func (o *socketOutlet) send(rank uint32, e events.Envelope) error {
 	r := o.ranks[rank]
 	if r == nil {
 		return fmt.Errorf("events: publish: rank %d has no socket", rank)
@@ -115,14 +113,12 @@ func (o *socketOutlet) send(_ context.Context, _ wire.Scope, rank uint32, e even
 	return nil
 }
 
-func (o *socketOutlet) takes() bool { return true }
-
-// connection counts subscriptions: a message may have come before one.
-func (o *socketOutlet) connection() (n uint64) {
+// connection counts subscriptions: messages may have been sent before one.
+func (o *socketOutlet) connection() (changes uint64, up bool) {
 	for _, r := range o.ranks {
-		n += r.pub.Joined()
+		changes += r.pub.Joined()
 	}
-	return n
+	return changes, true
 }
 
 func (o *socketOutlet) flush() error {
