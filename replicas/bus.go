@@ -9,12 +9,12 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// link is the connection to the bus, so that tests can have a worse one.
+// link is the connection to the bus. Tests have one that loses messages.
 type link struct {
 	publish    func(subject, reply string, data []byte) error
 	connected  func() bool
-	reconnects func() uint64 // so far
-	room       func() int    // bytes in a message
+	reconnects func() uint64 // since the start
+	room       func() int    // the largest message, in bytes
 }
 
 func linkOf(nc *nats.Conn) link {
@@ -28,7 +28,8 @@ func linkOf(nc *nats.Conn) link {
 	}
 }
 
-// send publishes a message, unless there is no connection: nats.go would send it late.
+// send publishes a message. Without a connection it returns an error, since nats.go would
+// send the message late.
 func (l *link) send(subject, reply string, data []byte) error {
 	if !l.connected() {
 		return nats.ErrConnectionReconnecting
@@ -36,14 +37,14 @@ func (l *link) send(subject, reply string, data []byte) error {
 	return l.publish(subject, reply, data)
 }
 
-// subscriptions are what one run listens to.
+// subscriptions are the subscriptions of one run.
 type subscriptions struct {
 	nc  *nats.Conn
 	all []*nats.Subscription
 }
 
-// add has the messages on a subject go into a channel. Of the members of a queue only one
-// gets each message; the empty queue is none.
+// add subscribes a channel to a subject. If the queue is not empty, one of its members
+// receives each message.
 func (s *subscriptions) add(subject, queue string, in chan *nats.Msg) error {
 	sub, err := s.nc.ChanQueueSubscribe(subject, queue, in)
 	if err != nil {
@@ -59,25 +60,25 @@ func (s *subscriptions) end() {
 	}
 }
 
-// latency measures how long messages of one sender take, by clocks that need not agree:
-// the quickest message of the last minutes counts as immediate. The zero value is ready.
+// latency measures the delay of one sender's messages, by clocks that may differ: the
+// quickest message of this window and the one before has no delay. The zero value is ready.
 type latency struct {
-	now, before int64 // the least difference of the clocks in ms, in this minute and the one before
+	now, before int64 // the least difference of the clocks in ms, in this window and the one before
 	since       time.Time
 }
 
-// of returns the latency of a message.
-func (l *latency) of(now time.Time, publishedMS uint64) time.Duration {
+// of returns the delay of a message.
+func (l *latency) of(now time.Time, publishedMS uint64, window time.Duration) time.Duration {
 	diff := now.UnixMilli() - int64(publishedMS)
 	switch {
 	case l.since.IsZero():
 		l.now, l.before, l.since = diff, diff, now
-	case now.Sub(l.since) >= time.Minute:
+	case now.Sub(l.since) >= window:
 		l.before, l.now, l.since = l.now, diff, now
 	}
 	l.now = min(l.now, diff)
 	return time.Duration(diff-min(l.now, l.before)) * time.Millisecond
 }
 
-// clip shortens a text from elsewhere for a log line or an error.
+// clip shortens a text for a log line or an error.
 func clip(s string) string { return s[:min(len(s), 128)] }

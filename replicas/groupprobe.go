@@ -11,33 +11,33 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
-// Probes asks router groups what a request would find there: all at once, and waits only
-// so long. A group that did not answer three times in a row is asked once a second, so
-// that it does not delay every request.
+// Probes asks router groups which worker would get a request. It asks all groups at once and
+// waits for a limited time. A group that did not answer three times in a row is asked once
+// a second, so that it does not delay every request.
 //
 // Its methods may be called by any number of goroutines.
 type Probes struct {
-	conf    ProbesConfig
-	nc      *nats.Conn
-	metrics *groupMetrics
+	conf   ProbesConfig
+	nc     *nats.Conn
+	probes counter
+	took   metric.Float64Histogram
 
 	mu sync.Mutex
 	// mu guards the field below.
-	groups map[string]*probed
+	groups map[string]*probedGroup
 }
 
-// ProbesConfig says which groups are asked. The zero value of each field means its default.
+// ProbesConfig configures [Probes]. The zero value of each field selects its default.
 type ProbesConfig struct {
 	Scope wire.Scope
 	// Most is the number of groups of a model above which no group is asked. Default 8.
 	Most int
-	// Budget is how long an answer is waited for. Default 3 ms.
+	// Budget is the time limit for answers. Default 3 ms.
 	Budget time.Duration
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
@@ -46,24 +46,25 @@ type ProbesConfig struct {
 const (
 	probeGroups = 8
 	probeBudget = 3 * time.Millisecond
-	probeMisses = 3 // in a row, until a group is asked less often
+	probeMisses = 3 // missing answers in a row, until a group is asked less often
 	probeAgain  = time.Second
 )
 
-// probed is how well a group answers.
-type probed struct {
-	misses int
+type probedGroup struct {
+	misses int // missing answers in a row
 	asked  time.Time
 }
 
-// NewProbes returns probes on a connection that stays its caller's.
+// NewProbes returns Probes on a connection that the caller closes.
 func NewProbes(nc *nats.Conn, conf ProbesConfig) (*Probes, error) {
 	conf.Most, conf.Budget = cmp.Or(conf.Most, probeGroups), cmp.Or(conf.Budget, probeBudget)
-	m, err := newGroupMetrics(cmp.Or[metric.Meter](conf.Meter, noop.Meter{}))
-	if err != nil {
-		return nil, err
-	}
-	return &Probes{conf: conf, nc: nc, metrics: m, groups: make(map[string]*probed)}, nil
+	m := newInstruments(conf.Meter)
+	return &Probes{
+		conf: conf, nc: nc, groups: make(map[string]*probedGroup),
+		probes: m.counter("kvroute.group.probes", "{probe}", "outcome", "Probes of router groups, by what became of them."),
+		took: m.seconds("kvroute.group.probe.duration", "Time that a request waited for the answers to its probes.",
+			.0001, .0002, .0005, .001, .002, .003, .005, .01),
+	}, m.err()
 }
 
 // Ask asks the groups of a probe, and returns the answers that came in time; see
@@ -71,28 +72,28 @@ func NewProbes(nc *nats.Conn, conf ProbesConfig) (*Probes, error) {
 func (p *Probes) Ask(ctx context.Context, q router.Probe) (answers []router.ProbeAnswer) {
 	switch {
 	case !p.nc.IsConnected():
-		p.metrics.probed(ctx, groupUnsent, len(q.Groups))
+		p.probes.add("unsent", len(q.Groups))
 		return nil
 	case len(q.Groups) > p.conf.Most || len(q.Local) > maxProbeBlocks:
-		p.metrics.probed(ctx, groupTooMany, len(q.Groups))
+		p.probes.add("too_many", len(q.Groups))
 		return nil
 	}
 	start := time.Now()
 	groups := p.responsive(start, q.Groups)
-	p.metrics.probed(ctx, groupSkipped, len(q.Groups)-len(groups))
-	if len(groups) == 0 {
+	p.probes.add("skipped", len(q.Groups)-len(groups))
+	data, err := encodeProbe(&q)
+	if len(groups) == 0 || err != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.conf.Budget)
 	defer cancel()
-	data := appendProbe(nil, &q)
 	found := make([]*router.ProbeAnswer, len(groups))
 	var asking sync.WaitGroup
 	for i, name := range groups {
 		asking.Go(func() { found[i] = p.askOne(ctx, name, data, &q) })
 	}
 	asking.Wait()
-	p.metrics.probeTook(ctx, time.Since(start))
+	p.took.Record(ctx, time.Since(start).Seconds())
 	p.note(groups, found)
 	for _, a := range found {
 		if a != nil {
@@ -102,34 +103,30 @@ func (p *Probes) Ask(ctx context.Context, q router.Probe) (answers []router.Prob
 	return answers
 }
 
-// askOne returns a group's answer, nil if none comes in time.
+// askOne returns a group's answer, or nil if none arrives in time.
 func (p *Probes) askOne(ctx context.Context, name string, data []byte, q *router.Probe) *router.ProbeAnswer {
 	m, err := p.nc.RequestWithContext(ctx, p.conf.Scope.Group(name, probeTopic), data)
-	outcome := groupAnswered
-	var a router.ProbeAnswer
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
-		outcome = groupNobody
+		p.probes.count("nobody")
+		return nil
 	case ctx.Err() != nil:
-		outcome = groupLate
+		p.probes.count("late")
+		return nil
 	case err != nil:
-		outcome = groupUnsent
-	default:
-		if a, err = readProbeAnswer(m.Data, q); err == nil && a.Group != name {
-			err = wrong("group", clip(a.Group))
-		}
-		if err != nil {
-			outcome = groupBad
-		}
-	}
-	p.metrics.probed(ctx, outcome, 1)
-	if err != nil {
+		p.probes.count("unsent")
 		return nil
 	}
+	a, err := readProbeAnswer(m.Data, q)
+	if err != nil || a.Group != name {
+		p.probes.count("bad")
+		return nil
+	}
+	p.probes.count("answered")
 	return &a
 }
 
-// responsive returns the groups that are worth asking.
+// responsive returns the groups to ask now.
 func (p *Probes) responsive(now time.Time, names []string) (list []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,9 +134,9 @@ func (p *Probes) responsive(now time.Time, names []string) (list []string) {
 		g := p.groups[name]
 		if g == nil {
 			if len(p.groups) >= maxGroups {
-				clear(p.groups) // of groups that are no more
+				clear(p.groups) // most are no longer configured
 			}
-			g = new(probed)
+			g = new(probedGroup)
 			p.groups[name] = g
 		}
 		if g.misses >= probeMisses && now.Sub(g.asked) < probeAgain {

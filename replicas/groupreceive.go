@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
@@ -22,74 +22,46 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Group is a router group as the configuration names it: workers behind a router of their
-// own, which requests are sent to through that router's gateway.
-type Group struct {
-	Name    string `json:"name"`    // as its routers call it
-	Address string `json:"address"` // ip:port of its gateway
-	// Models are the base models that it serves, as far as they are to be known before it
-	// says so itself; BlockSize the tokens in a block of their workers, and Members how
-	// many workers it has.
-	Models    []string `json:"models,omitempty"`
-	BlockSize int      `json:"block_size,omitempty"`
-	Members   int      `json:"members,omitempty"`
-}
-
-// candidate is what the group is to the router for a base model: a worker that reports no events.
-func (c *Group) candidate(model string, blockSize int) fleet.Record {
-	return fleet.Record{
-		WorkerID: GroupWorkerID(c.Name, model), Name: c.Name, Group: c.Name, Members: c.Members,
-		Address: c.Address, Models: []string{model}, BlockSize: blockSize,
-		Events: fleet.Events{Transport: "none"}, Reorders: true,
-	}
-}
-
-// GroupWorkerID is the id of the candidate that a group is for a base model. Both names may
-// have slashes, so the length says where the first one ends.
-func GroupWorkerID(group, model string) uint64 {
-	return wire.WorkerID(fmt.Sprintf("%d/%s/%s", len(group), group, model))
-}
-
-// Groups listens to router groups, and passes their summaries to the router.
+// Groups follows the summaries of router groups and passes them to the router.
 //
 // # Invariants
 //
-//   - For each model of a group there is one candidate, from when the model is known.
-//   - Of the replicas of a group one is followed for each model, as long as it is heard and
-//     none of its messages is missing. What the group is known to hold is what that replica
-//     published in an epoch: the full that began it, and all deltas up to the first missing
-//     message. Until a full is whole the one before counts.
-//   - After a missing message a full is requested, again and again, at most once in 2 s. The
-//     replica that publishes it is followed from then on.
-//   - Memory is bounded: so many groups as configured, so many models of each, and for each
-//     model the filter that counts and one that is on its way.
+//   - Each known model of a group is one candidate.
+//   - For each model, Groups follows one replica of the group, until that replica is silent
+//     or one of its messages is missing. The known content of the group's caches is that of
+//     one epoch of the replica: its full summary, and all deltas up to the first missing
+//     message. Until all parts of a full summary have arrived, the former content counts.
+//   - After a missing message, Groups requests a full summary at most every 2 s. It then
+//     follows the replica that publishes one.
+//   - The memory is bounded by the configured groups, 64 models of each, and for each model
+//     the filter that counts and one that is arriving.
 type Groups struct {
-	conf    GroupsConfig
-	nc      *nats.Conn
-	link    link
-	metrics *groupMetrics
+	conf   GroupsConfig
+	nc     *nats.Conn
+	link   link
+	events counter
 
 	mu sync.Mutex
 	// mu guards the fields below.
 	groups  map[string]*heardGroup
-	unknown map[string]bool // unknown groups that the log names
+	unknown map[string]bool // unknown groups that are in the log
 }
 
-// GroupsConfig says which groups there are. Set and Summary are required; the zero value
-// of each other field means its default.
+// GroupsConfig configures [Groups]. Set and Summary are required; the zero value of each
+// other field selects its default.
 type GroupsConfig struct {
 	Scope  wire.Scope
 	Groups []Group
 
-	// Set takes the candidates that the groups are, all of them, whenever they change;
-	// after an error nothing is as if it had not been called. Summary takes what one of
-	// them says, as [router.Router.SetSummary] does.
+	// Set takes all candidates whenever they change. After an error the former ones stay.
+	// Summary takes a candidate's summary; see [router.Router.SetSummary].
 	Set     func([]fleet.Record) error
 	Summary func(id uint64, s router.Summary) (known bool)
 
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
-	// Log takes a line for each group that is heard, or no more. Default none.
+	// Log receives a line for each group whose summaries begin or cease to arrive. Default
+	// none.
 	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
@@ -102,49 +74,44 @@ const (
 	groupAskEvery  = 2 * time.Second
 	groupTick      = 250 * time.Millisecond
 	groupInbox     = 8192
-	// groupForget is how long a model is known that the configuration does not name and
-	// the group does not speak of any more.
-	groupForget = 10 * time.Minute
-	// groupSilence is after how many intervals another replica of the group is followed.
-	groupSilence = 2
-	// A replica whose messages seem this late, one as late as the other, has set its clock:
-	// messages that waited would catch up.
-	groupClock    = time.Second
-	groupClockFor = 3 // messages
+	groupForget    = 10 * time.Minute // of silence, until a model that is not configured is removed
+
+	// Numbers of intervals without a summary.
+	groupSilent = 2 // until another replica of the group is followed
+	groupStale  = 3 // until the group counts as stale
+	// groupClock is the number of intervals after which a change of a replica's clock no
+	// longer counts as a delay; see [latency].
+	groupClock = 5
 )
 
-// heardGroup is a group of the configuration.
+// heardGroup is a configured group.
 type heardGroup struct {
 	Group
-	feeds map[string]*groupFeed // by model
-	asked time.Time             // for all
-	fresh bool                  // as the log has it
+	feeds     map[string]*groupFeed // by model
+	requested time.Time             // the last request for a full summary
+	fresh     bool                  // as in the log
 }
 
-// groupFeed is what a group says of a model.
+// groupFeed is the state of a group's summaries of one model.
 type groupFeed struct {
 	model     string
 	blockSize int
-	fixed     bool // the configuration has it
-	heard     time.Time
+	heard     time.Time // the last message of the followed replica
 	interval  time.Duration
 
-	router      uint64
-	epoch, next uint64
-	broken      bool // a message of the epoch is missing
-	whole       bool // its full was heard
-	stride      int
-	parts       []byte // of the full, so far
-	arrived     int
-	late        latency
-	lag         time.Duration // by which the last message was late
-	lags        int           // messages in a row that were late, and no less than the one before
+	router      uint64 // the followed replica
+	epoch, next uint64 // and its next message
+	broken      bool   // a message of the epoch is missing
+	whole       bool   // the full summary of the epoch has arrived
+	arrived     int    // parts of the full summary so far, and their bytes
+	parts       []byte
+	delay       latency
 }
 
 var errGroupless = errors.New("the functions Set and Summary are required")
 
-// NewGroups returns a listener on a connection that stays its caller's. It does nothing
-// before [Groups.Run] but to set the candidates that the configuration names.
+// NewGroups returns Groups on a connection that the caller closes. It sets the configured
+// candidates; [Groups.Run] does the rest.
 func NewGroups(nc *nats.Conn, conf GroupsConfig) (*Groups, error) {
 	g, err := newGroups(conf, linkOf(nc))
 	if err == nil {
@@ -161,80 +128,46 @@ func newGroups(conf GroupsConfig, to link) (*Groups, error) {
 		conf.Now = time.Now
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
-	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
 	g := &Groups{conf: conf, link: to, unknown: make(map[string]bool)}
-	var err error
-	if g.metrics, err = newGroupMetrics(conf.Meter); err != nil {
-		return nil, err
-	}
-	if err := g.metrics.observe(conf.Meter, g.ages); err != nil {
+	m := newInstruments(conf.Meter)
+	g.events = m.counter("kvroute.group.events", "{event}", "kind", "What happened to summaries of router groups, by kind.")
+	m.gauge("kvroute.group.summary.age", "s", "Age of the last summary of a router group, by group and model.", g.observeAges)
+	m.gauge("kvroute.group.candidates", "{group}", "Router groups, one for each model of theirs, by state of their summaries.", g.observeStates)
+	if err := m.err(); err != nil {
 		return nil, err
 	}
 	return g, g.Replace(conf.Groups)
 }
 
-// CheckGroups refuses a list of groups that makes no sense. The error says which of them.
-func CheckGroups(groups []Group) error {
-	if len(groups) > maxGroups {
-		return fmt.Errorf("%d router groups, want at most %d", len(groups), maxGroups)
-	}
-	names := make(map[string]bool, len(groups))
-	for i := range groups {
-		c := &groups[i]
-		switch {
-		case c.Name == "" || len(c.Name) > maxGroupName:
-			return fmt.Errorf("router group %d: name has %d bytes, want 1 to %d", i, len(c.Name), maxGroupName)
-		case names[c.Name]:
-			return fmt.Errorf("router group %q: the name is there twice", clip(c.Name))
-		case len(c.Models) > maxGroupModels || slices.Contains(c.Models, ""):
-			return fmt.Errorf("router group %q: models is a list of %d, want at most %d names", clip(c.Name), len(c.Models), maxGroupModels)
-		case c.Members < 0:
-			return fmt.Errorf("router group %q: members is %d, want 0 or more", clip(c.Name), c.Members)
-		}
-		candidate := c.candidate("any", c.BlockSize)
-		if _, err := candidate.Info(fleet.Networks{}); err != nil {
-			return fmt.Errorf("router group: %w", err)
-		}
-		names[c.Name] = true
-	}
-	return nil
-}
-
-// Replace replaces the groups of the configuration. What is known of those that stay
-// stays. After an error nothing has changed.
+// Replace replaces the configured groups. The state of groups that stay is kept. After an
+// error nothing has changed.
 func (g *Groups) Replace(groups []Group) error {
 	if err := CheckGroups(groups); err != nil {
 		return err
 	}
-	next := make(map[string]*heardGroup, len(groups))
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	before := g.groups
+	g.groups = make(map[string]*heardGroup, len(groups))
 	for _, c := range groups {
 		h := &heardGroup{Group: c, feeds: make(map[string]*groupFeed)}
-		if was := g.groups[c.Name]; was != nil {
-			h.asked, h.fresh = was.asked, was.fresh
-			for model, f := range was.feeds {
-				if !f.fixed || slices.Contains(c.Models, model) {
-					kept := *f
-					kept.fixed = slices.Contains(c.Models, model)
-					h.feeds[model] = &kept
-				}
-			}
+		if old := before[c.Name]; old != nil {
+			h.requested, h.fresh = old.requested, old.fresh
+			maps.Copy(h.feeds, old.feeds)
+			maps.DeleteFunc(h.feeds, func(model string, f *groupFeed) bool { return f.heard.IsZero() && !slices.Contains(c.Models, model) })
 		}
 		for _, model := range c.Models {
 			if h.feeds[model] == nil {
-				h.feeds[model] = &groupFeed{model: model, blockSize: c.BlockSize, fixed: true}
+				h.feeds[model] = &groupFeed{model: model, blockSize: c.BlockSize}
 			}
 		}
-		next[c.Name] = h
+		g.groups[c.Name] = h
 	}
-	was := g.groups
-	g.groups = next
-	if err := g.setLocked(); err != nil {
-		g.groups = was
-		return err
+	err := g.setLocked()
+	if err != nil {
+		g.groups = before
 	}
-	return nil
+	return err
 }
 
 // setLocked sets the candidates.
@@ -249,7 +182,7 @@ func (g *Groups) setLocked() error {
 	return g.conf.Set(all)
 }
 
-// Run listens until ctx ends.
+// Run follows the groups until ctx ends.
 func (g *Groups) Run(ctx context.Context) error {
 	in := make(chan *nats.Msg, groupInbox)
 	subs := subscriptions{nc: g.nc}
@@ -271,219 +204,185 @@ func (g *Groups) Run(ctx context.Context) error {
 	}
 }
 
-// take takes a message.
+// take handles a summary.
 func (g *Groups) take(data []byte) {
 	s, err := readSummary(data)
 	if err != nil {
-		g.metrics.count(groupBad)
+		g.events.count("bad")
 		return
 	}
 	now := g.conf.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	h := g.groups[s.group]
+	h := g.groups[s.Group]
 	if h == nil {
-		g.metrics.count(groupUnknown)
-		if !g.unknown[s.group] && len(g.unknown) < maxUnknown {
-			g.unknown[s.group] = true
-			g.conf.Log.Warn("a router group speaks that the configuration does not name", "group", clip(s.group))
-		}
+		g.unknownLocked(s.Group)
 		return
 	}
-	f := h.feeds[s.model]
-	switch {
-	case f == nil && len(h.feeds) >= maxGroupModels:
-		g.metrics.count(groupTooMany)
+	f := g.feedLocked(now, h, &s)
+	if f == nil {
 		return
-	case f == nil:
-		f = &groupFeed{model: s.model, blockSize: s.blockSize}
-		h.feeds[s.model] = f
-		if !g.changedLocked(h, f) {
-			delete(h.feeds, s.model)
-			return
-		}
-	case f.blockSize != s.blockSize && f.blockSize != 0 && f.heardWithin(now):
-		g.metrics.count(groupBlockSize)
-		return
-	case f.blockSize != s.blockSize:
-		was := *f
-		*f = groupFeed{model: s.model, blockSize: s.blockSize, fixed: was.fixed}
-		if !g.changedLocked(h, f) {
-			*f = was
-			return
-		}
 	}
 	outcome, filter := f.take(now, &s)
-	g.metrics.count(outcome)
-	if f.broken && s.stride > 0 {
-		g.ask(now, h)
+	g.events.count(outcome)
+	if f.broken && s.Stride > 0 {
+		g.requestLocked(now, h)
 	}
-	if outcome == groupOld || outcome == groupRepeated {
+	if outcome == "old" || outcome == "repeated" {
 		return
 	}
-	sum := s.load
-	sum.Model, sum.BlockSize, sum.Interval, sum.Stride = s.model, s.blockSize, s.interval, s.stride
-	sum.Taken = f.takenAt(now, &s, g.metrics)
-	if sum.Filter = filter; outcome == groupDelta {
-		sum.Added = s.hashes()
+	sum := s.routerSummary()
+	sum.Taken = now.Add(-f.delay.of(now, uint64(s.TakenMS), groupClock*s.interval()) - router.GroupTransit)
+	sum.Filter = filter
+	if outcome == summaryDelta {
+		sum.Added = readHashes(s.content)
 	}
-	if s.stride == 0 {
-		sum.Silent = true
-	}
-	if !g.conf.Summary(GroupWorkerID(h.Name, s.model), sum) {
-		g.metrics.count(groupRefused)
+	if !g.conf.Summary(GroupWorkerID(h.Name, s.Model), sum) {
+		g.events.count("refused")
 	}
 }
 
-// changedLocked sets the candidates after one has changed.
-func (g *Groups) changedLocked(h *heardGroup, f *groupFeed) bool {
+func (g *Groups) unknownLocked(group string) {
+	g.events.count("unknown_group")
+	if !g.unknown[group] && len(g.unknown) < maxUnknown {
+		g.unknown[group] = true
+		g.conf.Log.Warn("a router group publishes that the configuration does not name", "group", clip(group))
+	}
+}
+
+// feedLocked returns the feed of a summary, and makes it if the model or its block size is
+// new. It returns nil if the summary does not count.
+func (g *Groups) feedLocked(now time.Time, h *heardGroup, s *summary) *groupFeed {
+	before := h.feeds[s.Model]
+	switch {
+	case before == nil && len(h.feeds) >= maxGroupModels:
+		g.events.count("too_many")
+		return nil
+	case before != nil && before.blockSize == s.BlockSize:
+		return before
+	case before != nil && before.blockSize != 0 && before.heardWithin(now, groupSilent):
+		g.events.count("block_size")
+		return nil
+	}
+	f := &groupFeed{model: s.Model, blockSize: s.BlockSize}
+	h.feeds[s.Model] = f
 	if err := g.setLocked(); err != nil {
-		g.metrics.count(groupRefused)
-		g.conf.Log.Warn("a model of a router group is refused", "group", h.Name, "model", clip(f.model), "err", err)
-		return false
+		if h.feeds[s.Model] = before; before == nil {
+			delete(h.feeds, s.Model)
+		}
+		g.events.count("refused")
+		g.conf.Log.Warn("a model of a router group is refused", "group", h.Name, "model", clip(s.Model), "err", err)
+		return nil
 	}
 	g.conf.Log.Info("a router group serves a model", "group", h.Name, "model", f.model, "block_size", f.blockSize)
-	return true
+	return f
 }
 
-// heardWithin reports whether a message of the feed came within two intervals.
-func (f *groupFeed) heardWithin(now time.Time) bool {
-	return !f.heard.IsZero() && now.Sub(f.heard) <= groupSilence*f.interval
+// heardWithin reports whether the last message is at most this number of intervals old.
+func (f *groupFeed) heardWithin(now time.Time, intervals time.Duration) bool {
+	return !f.heard.IsZero() && now.Sub(f.heard) <= intervals*f.interval
 }
 
-// take puts a message where it belongs in its epoch. It returns what it was, and a filter
-// that has become whole by it.
+// take handles a message of the feed. The outcome is the message's kind, or why its content
+// does not count. The filter is set if a full summary is complete now.
 func (f *groupFeed) take(now time.Time, s *summary) (outcome string, filter *indexer.Filter) {
-	switch {
-	case s.epoch == f.epoch && s.router == f.router:
-	case f.follows(now, s):
-		if f.router != s.router {
-			f.late, f.lag, f.lags = latency{}, 0, 0 // another clock
+	if s.Epoch != f.epoch || s.Router != f.router {
+		if !f.follows(now, s) {
+			return "old", nil
 		}
-		f.router, f.epoch, f.next = s.router, s.epoch, 0
+		if f.router != s.Router {
+			f.delay = latency{} // each replica has its own clock
+		}
+		f.router, f.epoch, f.next = s.Router, s.Epoch, 0
 		f.broken, f.whole, f.parts, f.arrived = false, false, nil, 0
-	default:
-		return groupOld, nil
 	}
-	if s.seq < f.next {
-		return groupRepeated, nil
+	if s.Seq < f.next {
+		return "repeated", nil
 	}
-	f.heard, f.interval = now, s.interval
-	if s.seq > f.next && !f.broken {
-		outcome = groupHole
-		f.broken, f.parts = true, nil
-	}
-	f.next = s.seq + 1
+	missing := s.Seq > f.next
+	f.heard, f.interval, f.next = now, s.interval(), s.Seq+1
 	if f.broken {
-		return cmp.Or(outcome, groupBehindHole), nil
+		return "behind_hole", nil
 	}
-	switch s.kind {
-	case summaryFull:
-		return f.full(s)
-	case summaryDelta:
-		if !f.whole {
-			f.broken = true // its full did not come first
-			return groupHole, nil
+	if !missing {
+		if filter, f.broken = f.content(s); !f.broken {
+			return s.Kind, filter
 		}
-		return groupDelta, nil
 	}
-	if !f.whole && s.stride > 0 {
-		f.broken = true
-		return groupHole, nil
-	}
-	return groupLoad, nil
+	f.broken, f.parts = true, nil
+	return "hole", nil
 }
 
-// follows says whether a message of another epoch is followed: of the same replica if the
-// epoch is newer; of any replica if the one that was followed is silent; and if a message
-// of that one is missing, from the first message of an epoch on.
+// follows reports whether to follow a message of another epoch. A newer epoch of the same
+// replica is followed, and any epoch if the followed replica is silent. If a message of the
+// followed replica is missing, any epoch is followed from its first message on.
 func (f *groupFeed) follows(now time.Time, s *summary) bool {
 	switch {
-	case !f.heardWithin(now):
+	case !f.heardWithin(now, groupSilent):
 		return true
-	case s.router == f.router:
-		return s.epoch > f.epoch
+	case s.Router == f.router:
+		return s.Epoch > f.epoch
 	}
-	return f.broken && s.seq == 0
+	return f.broken && s.Seq == 0
 }
 
-// full takes a part of a full, which come in their order.
-func (f *groupFeed) full(s *summary) (outcome string, filter *indexer.Filter) {
-	p := &s.filter
-	if p.part != f.arrived || f.whole || uint64(len(f.parts)+len(p.data)) > p.m/8 {
-		f.broken, f.parts = true, nil
-		return groupHole, nil
+// content handles the content of the next message of an epoch. broken is true if the
+// content does not follow the messages before.
+func (f *groupFeed) content(s *summary) (filter *indexer.Filter, broken bool) {
+	if s.Kind != summaryFull {
+		return nil, !f.whole && (s.Kind == summaryDelta || s.Stride > 0)
+	}
+	p := &s.Filter
+	if p.Part != f.arrived || f.whole || uint64(len(f.parts)+len(s.content)) > p.M/8 {
+		return nil, true
 	}
 	f.arrived++
-	f.parts = append(f.parts, p.data...)
-	if f.arrived < p.parts {
-		return groupFull, nil
+	if f.parts = append(f.parts, s.content...); f.arrived < p.Parts {
+		return nil, false
 	}
-	filter, err := indexer.ParseFilter(p.m, p.k, p.n, f.parts)
-	if f.parts = nil; err != nil {
-		f.broken = true
-		return groupBad, nil
-	}
-	f.whole, f.stride = true, s.stride
-	return groupFull, filter
+	filter, err := indexer.ParseFilter(p.M, p.K, p.N, f.parts)
+	f.parts, f.whole = nil, err == nil
+	return filter, err != nil
 }
 
-// takenAt is when a summary was taken, by our clock.
-func (f *groupFeed) takenAt(now time.Time, s *summary, m *groupMetrics) time.Time {
-	at := uint64(max(0, s.taken.UnixMilli()))
-	late := f.late.of(now, at)
-	if late > groupClock && late >= f.lag-groupClock/10 {
-		f.lags++
-	} else {
-		f.lags = 0
-	}
-	if f.lag = late; f.lags >= groupClockFor {
-		m.count(groupClockSet)
-		f.late, f.lag, f.lags = latency{}, 0, 0
-		late = f.late.of(now, at)
-	}
-	return now.Add(-late - router.GroupTransit)
-}
-
-// ask requests a full of a group.
-func (g *Groups) ask(now time.Time, h *heardGroup) {
-	if now.Sub(h.asked) < groupAskEvery || !g.link.connected() {
+// requestLocked requests a full summary of a group.
+func (g *Groups) requestLocked(now time.Time, h *heardGroup) {
+	if now.Sub(h.requested) < groupAskEvery || !g.link.connected() {
 		return
 	}
-	h.asked = now
+	h.requested = now
 	if g.link.publish(g.conf.Scope.Group(h.Name, summaryTopic, getTopic), "", nil) != nil {
-		g.metrics.count(groupUnsent)
+		g.events.count("unsent")
 		return
 	}
-	g.metrics.count(groupAsked)
+	g.events.count("asked")
 }
 
-// tick does what time alone brings.
+// tick requests missing summaries, logs groups that become fresh or stale, and removes
+// models that have been silent for long.
 func (g *Groups) tick() {
 	now := g.conf.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, h := range g.groups {
-		fresh, unknown, forgot := false, len(h.feeds) == 0, false
+		fresh, missing, models := false, len(h.feeds) == 0, len(h.feeds)
 		for model, f := range h.feeds {
-			unknown = unknown || f.broken || f.heard.IsZero()
-			fresh = fresh || f.fresh(now)
-			if !f.fixed && now.Sub(f.heard) > groupForget {
+			missing = missing || f.broken || f.heard.IsZero()
+			fresh = fresh || f.heardWithin(now, groupStale)
+			if now.Sub(f.heard) > groupForget && !slices.Contains(h.Models, model) {
 				delete(h.feeds, model)
-				forgot = true
 			}
 		}
-		if unknown {
-			g.ask(now, h)
+		if missing {
+			g.requestLocked(now, h)
 		}
-		if fresh != h.fresh {
-			if h.fresh = fresh; fresh {
-				g.conf.Log.Info("a router group is heard", "group", h.Name)
-			} else {
-				g.conf.Log.Warn("a router group is not heard any more; it is used only where no other is", "group", h.Name)
-			}
+		if fresh && !h.fresh {
+			g.conf.Log.Info("summaries of a router group arrive", "group", h.Name)
+		} else if !fresh && h.fresh {
+			g.conf.Log.Warn("summaries of a router group no longer arrive; it gets requests only if no other group is available", "group", h.Name)
 		}
-		if forgot {
+		h.fresh = fresh
+		if len(h.feeds) < models {
 			if err := g.setLocked(); err != nil {
 				g.conf.Log.Warn("router groups are refused", "err", err)
 			}
@@ -491,34 +390,40 @@ func (g *Groups) tick() {
 	}
 }
 
-// fresh reports whether a message of the feed came within three intervals.
-func (f *groupFeed) fresh(now time.Time) bool {
-	return !f.heard.IsZero() && now.Sub(f.heard) <= 3*f.interval
-}
-
-// groupAge is how old what a group said of a model is; below 0 it said nothing.
-type groupAge struct {
-	group, model string
-	age          time.Duration
-	fresh        bool
-}
-
-// ages returns how old everything is.
-func (g *Groups) ages() (all []groupAge) {
+func (g *Groups) observeAges(o observe) {
 	now := g.conf.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, h := range g.groups {
 		for _, f := range h.feeds {
-			a := groupAge{group: h.Name, model: f.model, age: -1, fresh: f.fresh(now)}
 			if !f.heard.IsZero() {
-				a.age = now.Sub(f.heard)
+				o(now.Sub(f.heard).Seconds(), "group", h.Name, "model", f.model)
 			}
-			all = append(all, a)
-		}
-		if len(h.feeds) == 0 {
-			all = append(all, groupAge{group: h.Name, age: -1})
 		}
 	}
-	return all
+}
+
+func (g *Groups) observeStates(o observe) {
+	now := g.conf.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var fresh, stale, missing float64
+	for _, h := range g.groups {
+		if len(h.feeds) == 0 {
+			missing++
+		}
+		for _, f := range h.feeds {
+			switch {
+			case f.heardWithin(now, groupStale):
+				fresh++
+			case f.heard.IsZero():
+				missing++
+			default:
+				stale++
+			}
+		}
+	}
+	o(fresh, "state", "fresh")
+	o(stale, "state", "stale")
+	o(missing, "state", "missing")
 }

@@ -120,7 +120,7 @@ func (w *groupWorld) start(i int) {
 			if err != nil {
 				w.t.Fatal(err)
 			}
-			key := toldKey{m.router, m.epoch, m.seq}
+			key := toldKey{m.Router, m.Epoch, m.Seq}
 			if _, twice := w.told[key]; twice {
 				w.t.Fatalf("message %+v is sent twice", key)
 			}
@@ -264,44 +264,69 @@ func TestSummariesConverge(t *testing.T) {
 	}
 }
 
+// encoded returns a summary as it is published.
+func encoded(t testing.TB, s summary) []byte {
+	t.Helper()
+	data, err := encode(s, s.content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
 // TestSummaryVectors holds the wire form against numbers of its description.
 func TestSummaryVectors(t *testing.T) {
-	s := summary{
-		group: "g1", model: "m", blockSize: 16, router: 7, epoch: 1 << 60, seq: 3, kind: summaryDelta, stride: 4,
-		taken: time.UnixMilli(1_700_000_000_123), interval: time.Second,
-		load:  router.Summary{Healthy: 8, Busy: 1, TotalBlocks: 160_000, ActiveBlocks: 5, PendTokens: 6, ActiveRequests: 7, Queued: 8, QueuedTokens: 9},
-		added: appendHashes(nil, []uint64{1, 1 << 63}),
+	load := router.Summary{
+		Model: "m", BlockSize: 16, Taken: time.UnixMilli(1_700_000_000_123), Interval: time.Second, Stride: 4,
+		Healthy: 8, Degraded: 2, Busy: 1, TotalBlocks: 160_000, ActiveBlocks: 5, PendTokens: 6, ActiveRequests: 7, Queued: 8, QueuedTokens: 9,
 	}
-	got, err := readSummary(appendSummary(nil, &s))
-	if err != nil || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", s) || !slices.Equal(got.hashes(), []uint64{1, 1 << 63}) {
+	s := newSummary("g1", 7, time.Second, 4, &load)
+	s.Epoch, s.Seq, s.Kind, s.content = 1<<60, 3, summaryDelta, appendHashes(nil, []uint64{1, 1 << 63})
+	const text = `{"v":1,"group":"g1","model":"m","block_size":16,"router_id":7,"epoch":1152921504606846976,"seq":3,"kind":"delta","stride":4,"taken_ms":1700000000123,"interval_ms":1000,` +
+		`"load":{"workers_healthy":8,"workers_degraded":2,"busy_workers":1,"total_kv_blocks":160000,"active_blocks":5,"active_prefill_tokens":6,"active_requests":7,"queued":8,"queued_prefill_tokens":9}}` + "\n\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80"
+	if got := encoded(t, s); string(got) != text {
+		t.Errorf("written as %s\nwant %s", got, text)
+	}
+	got, err := readSummary([]byte(text))
+	if err != nil || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", s) || !slices.Equal(readHashes(got.content), []uint64{1, 1 << 63}) {
 		t.Errorf("read %+v, error %v\nwant %+v", got, err, s)
+	}
+	read := got.routerSummary()
+	if read.Taken = load.Taken; fmt.Sprintf("%+v", read) != fmt.Sprintf("%+v", load) {
+		t.Errorf("the router gets %+v, want %+v", read, load)
 	}
 	f := indexer.NewFilter(100) // 16 words
 	f.Add(0x0123456789abcdef)
-	s.kind, s.added = summaryFull, nil
-	parts := filterParts(f, 100)
-	if len(parts) != 2 || len(parts[0].data) != 100 || len(parts[1].data) != 28 || parts[0].m != 1024 || parts[0].k != 7 || parts[0].n != 1 {
-		t.Fatalf("parts %+v", parts)
-	}
+	s.Kind = summaryFull
 	var data []byte
-	for i, p := range parts {
-		s.filter = p
-		got, err := readSummary(appendSummary(nil, &s))
-		if err != nil || got.filter.part != i || got.filter.parts != 2 {
-			t.Errorf("read %+v, error %v", got, err)
+	var sizes []int
+	for s.Filter, s.content = range filterParts(f, 100) {
+		got, err := readSummary(encoded(t, s))
+		if want := (filterPart{M: 1024, K: 7, N: 1, Part: len(sizes), Parts: 2}); err != nil || got.Filter != want {
+			t.Errorf("read %+v, error %v, want %+v", got, err, want)
 		}
-		data = append(data, got.filter.data...)
+		data, sizes = append(data, got.content...), append(sizes, len(got.content))
+	}
+	if !slices.Equal(sizes, []int{100, 28}) {
+		t.Errorf("parts of %d bytes", sizes)
 	}
 	if g, err := indexer.ParseFilter(1024, 7, 1, data); err != nil || !g.Has(0x0123456789abcdef) || g.Has(1) {
 		t.Errorf("the filter is another one, error %v", err)
 	}
 	p := router.Probe{ID: "r", Model: "m", BlockSize: 16, Tokens: 40, Local: []uint64{1, 2}}
-	q, err := readProbe(appendProbe(nil, &p))
+	data, err = encodeProbe(&p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := readProbe(data)
 	if err != nil || fmt.Sprintf("%+v", q) != fmt.Sprintf("%+v", p) {
 		t.Errorf("read %+v, error %v; want %+v", q, err, p)
 	}
 	a := router.ProbeAnswer{Group: "g", Worker: router.Worker{ID: 1 << 60, DPRank: 2}, OverlapBlocks: 1, PendTokens: 100, ActiveBlocks: 4, ActiveRequests: 5, Cost: 1.5, Busy: true}
-	b, err := readProbeAnswer(appendProbeAnswer(nil, &a, &p), &p)
+	if data, err = encodeProbeAnswer(&a, &p); err != nil {
+		t.Fatal(err)
+	}
+	b, err := readProbeAnswer(data, &p)
 	if err != nil || b != a {
 		t.Errorf("read %+v, error %v; want %+v", b, err, a)
 	}
@@ -310,41 +335,46 @@ func TestSummaryVectors(t *testing.T) {
 // TestBadSummariesAreRefused: what is no summary has no effect.
 func TestBadSummariesAreRefused(t *testing.T) {
 	good := func() summary {
-		f := filterParts(indexer.NewFilter(100), 1000)
-		return summary{group: "g", model: "m", blockSize: 8, router: 1, epoch: 1, kind: summaryFull, stride: 4, taken: time.UnixMilli(1), interval: time.Second, filter: f[0]}
+		s := summary{Version: 1, Group: "g", Model: "m", BlockSize: 8, Router: 1, Epoch: 1, Kind: summaryFull, Stride: 4, TakenMS: 1, IntervalMS: 1000}
+		for s.Filter, s.content = range filterParts(indexer.NewFilter(100), 1000) {
+			break
+		}
+		return s
 	}
-	s := good()
-	whole := appendSummary(nil, &s)
+	whole := encoded(t, good())
 	if _, err := readSummary(whole); err != nil {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*summary){
-		"no group":       func(s *summary) { s.group = "" },
-		"long model":     func(s *summary) { s.model = string(make([]byte, 300)) },
-		"no block size":  func(s *summary) { s.blockSize = 0 },
-		"huge blocks":    func(s *summary) { s.blockSize = 1 << 17 },
-		"no stride":      func(s *summary) { s.stride = 0 },
-		"huge stride":    func(s *summary) { s.stride = 1 << 20 },
-		"odd kind":       func(s *summary) { s.kind = "new" },
-		"odd bits":       func(s *summary) { s.filter.m = 100 },
-		"many bits":      func(s *summary) { s.filter.m = 1 << 40 },
-		"no parts":       func(s *summary) { s.filter.parts = 0 },
-		"part behind":    func(s *summary) { s.filter.part = 1 },
-		"many parts":     func(s *summary) { s.filter.parts = 100 },
-		"no data":        func(s *summary) { s.filter.data = nil },
-		"much data":      func(s *summary) { s.filter.data = make([]byte, 1<<20) },
-		"half a hash":    func(s *summary) { s.kind, s.added = summaryDelta, make([]byte, 12) },
-		"too many added": func(s *summary) { s.kind, s.added = summaryDelta, make([]byte, 8*maxSummaryAdds+8) },
+		"no version":     func(s *summary) { s.Version = 0 },
+		"less than none": func(s *summary) { s.Stride = -1 },
+		"a part before":  func(s *summary) { s.Filter.Part = -1 },
+		"no group":       func(s *summary) { s.Group = "" },
+		"long model":     func(s *summary) { s.Model = string(make([]byte, 300)) },
+		"no block size":  func(s *summary) { s.BlockSize = 0 },
+		"huge blocks":    func(s *summary) { s.BlockSize = 1 << 17 },
+		"no stride":      func(s *summary) { s.Stride = 0 },
+		"huge stride":    func(s *summary) { s.Stride = 1 << 20 },
+		"odd kind":       func(s *summary) { s.Kind = "new" },
+		"odd bits":       func(s *summary) { s.Filter.M = 100 },
+		"many bits":      func(s *summary) { s.Filter.M = 1 << 40 },
+		"no parts":       func(s *summary) { s.Filter.Parts = 0 },
+		"part behind":    func(s *summary) { s.Filter.Part = 1 },
+		"many parts":     func(s *summary) { s.Filter.Parts = 100 },
+		"no data":        func(s *summary) { s.content = nil },
+		"much data":      func(s *summary) { s.content = make([]byte, 1<<20) },
+		"half a hash":    func(s *summary) { s.Kind, s.content = summaryDelta, make([]byte, 12) },
+		"too many added": func(s *summary) { s.Kind, s.content = summaryDelta, make([]byte, 8*maxSummaryAdds+8) },
 	} {
 		s := good()
 		if change(&s); name == "much data" {
-			s.filter.m = 1 << 25
+			s.Filter.M = 1 << 25
 		}
-		if _, err := readSummary(appendSummary(nil, &s)); err == nil {
+		if _, err := readSummary(encoded(t, s)); err == nil {
 			t.Errorf("%s: it is taken", name)
 		}
 	}
-	for n := range whole {
+	for n := range bytes.IndexByte(whole, '\n') {
 		if _, err := readSummary(whole[:n]); err == nil {
 			t.Errorf("the first %d bytes are taken", n)
 		}
@@ -359,13 +389,10 @@ func TestBadSummariesAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, p := range []filterPart{
-		{m: 1024, k: 7, part: 0, parts: 2, data: make([]byte, 64)},
-		{m: 512, k: 7, part: 1, parts: 2, data: make([]byte, 64)},
-	} {
+	for i, p := range []filterPart{{M: 1024, K: 7, Part: 0, Parts: 2}, {M: 512, K: 7, Part: 1, Parts: 2}} {
 		s := good()
-		s.seq, s.filter = uint64(i), p
-		g.take(appendSummary(nil, &s))
+		s.Seq, s.Filter, s.content = uint64(i), p, make([]byte, 64)
+		g.take(encoded(t, s))
 	}
 	if f := g.groups["g"].feeds["m"]; f.whole || !f.broken || told != 2 {
 		t.Errorf("feed %+v, %d summaries", f, told)
@@ -373,16 +400,18 @@ func TestBadSummariesAreRefused(t *testing.T) {
 }
 
 func FuzzSummary(f *testing.F) {
-	s := summary{group: "g", model: "m", blockSize: 8, kind: summaryDelta, stride: 4, interval: time.Second, taken: time.UnixMilli(5), added: make([]byte, 16)}
-	f.Add(appendSummary(nil, &s))
-	s.kind, s.filter = summaryFull, filterParts(indexer.NewFilter(10), 8)[0]
-	f.Add(appendSummary(nil, &s))
+	s := summary{Version: 1, Group: "g", Model: "m", BlockSize: 8, Kind: summaryDelta, Stride: 4, IntervalMS: 1000, TakenMS: 5, content: make([]byte, 16)}
+	f.Add(encoded(f, s))
+	s.Kind = summaryFull
+	for s.Filter, s.content = range filterParts(indexer.NewFilter(10), 8) {
+		f.Add(encoded(f, s))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := readSummary(data)
 		if err != nil {
 			return
 		}
-		if _, err := readSummary(appendSummary(nil, &s)); err != nil {
+		if _, err := readSummary(encoded(t, s)); err != nil {
 			t.Errorf("it cannot be read again: %v", err)
 		}
 	})

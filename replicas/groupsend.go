@@ -16,53 +16,53 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
-// GroupPublisher publishes for a router group what its workers do and hold, to routers
-// above, and answers what a request would find there. Every replica of a group has one;
-// a router above follows one of them.
+// GroupPublisher publishes the load and the cached blocks of a router group to routers
+// above, and answers their probes. Each replica of a group has one; a router above follows
+// one of them.
 //
 // # Invariants
 //
-//   - Messages of a pool are numbered within epochs. A full begins an epoch and has all
-//     that the group holds; a delta has what came since. So a router with all messages of
-//     an epoch has the filter of the publisher.
-//   - A request for a full, and a probe, go to one replica of the group. A probe books
-//     nothing.
+//   - The messages of a pool are numbered within epochs. A full summary begins an epoch and
+//     contains all cached blocks; deltas contain the blocks since then. So a router with all
+//     messages of an epoch has the publisher's filter.
+//   - A request for a full summary, and a probe, go to one replica of the group. A probe
+//     books nothing.
 //
-// Blocks that were removed leave the filter with the next full. A walk over the index
-// takes at most a twentieth of the time: with a very large index deltas come less often.
+// Removed blocks leave the filter with the next full summary. Reading the index takes at
+// most a twentieth of the time: with a very large index deltas come less often.
 type GroupPublisher struct {
-	conf    GroupPublisherConfig
-	nc      *nats.Conn
-	link    link
-	metrics *groupMetrics
-	subject string // of summaries
+	conf          GroupPublisherConfig
+	nc            *nats.Conn
+	link          link
+	subject       string // of summaries
+	events        counter
+	sent, size    counter // messages, and their bytes
+	probesHandled counter
 
 	// The fields below belong to the goroutine that publishes summaries.
-	pools   map[poolName]*publishedPool
-	epoch   uint64   // the last one
-	hashes  []uint64 // memory that is used again
-	message []byte   // the same
+	pools  map[poolName]*publishedPool
+	epoch  uint64   // the last one
+	hashes []uint64 // reused memory
 }
 
-// GroupPublisherConfig says what is published. Group, ID and Router are required; the zero
-// value of each other field means its default.
+// GroupPublisherConfig configures a [GroupPublisher]. Group, ID and Router are required;
+// the zero value of each other field selects its default.
 type GroupPublisherConfig struct {
 	Scope wire.Scope
 	Group string
-	// ID is the replica's own number, another one at each start.
+	// ID is the number of the replica. It differs after each start.
 	ID     uint64
 	Router *router.Router
 	// Interval is the time between two summaries. Default 1 s. FullEvery is the time between
-	// two fulls. Default 30 s.
+	// two full summaries. Default 30 s.
 	Interval, FullEvery time.Duration
-	// Stride is the distance in blocks between two that a summary has. Default 4.
+	// Stride is the number of blocks from one block in the filter to the next. Default 4.
 	Stride int
 
 	// Now is the clock. Default [time.Now].
@@ -75,34 +75,37 @@ const (
 	groupInterval = time.Second
 	fullEvery     = 30 * time.Second
 	groupStride   = 4
-	// fullAgain is the least time between two fulls, in intervals, if one is requested.
+	// fullAgain is the least time from one full summary to a requested one, in intervals.
 	fullAgain = 2
-	// deltaMost is how many messages a delta takes at most: a full has more in less.
-	deltaMost = 4
-	// walkShare bounds the time for walks over the index: one part of so many.
-	walkShare  = 20
-	probeInbox = 1024 // probes that wait: more would be answered too late
+	// deltaMost is the largest number of messages for a delta: a full summary is smaller than
+	// more of them.
+	deltaMost  = 4
+	walkShare  = 20   // reading the index takes at most this fraction of the time
+	probeInbox = 1024 // waiting probes: answers to more would be late
 	probeQueue = "routers"
+	// hashesKept is the largest capacity of reused memory for hashes.
+	hashesKept = 1 << 20
 )
 
-// poolName is the subject of a summary.
+// poolName identifies the summaries of a pool.
 type poolName struct {
 	model     string
 	blockSize int
 }
 
-// publishedPool is what was published of a pool.
+// publishedPool is the state of a pool's summaries.
 type publishedPool struct {
 	epoch, next uint64
-	filter      *indexer.Filter // nil if a full is due
-	full, walk  time.Time       // when the last full was published, and when the next delta may be
-	requested   bool            // a router above requested a full
+	filter      *indexer.Filter // nil if a full summary is due
+	full        time.Time       // the last full summary
+	walk        time.Time       // the index is read again then
+	requested   bool            // a router above requested a full summary
 	current     bool            // the router has the pool
 }
 
 var errGroupPublisher = errors.New("Group, ID and Router are required")
 
-// NewGroupPublisher returns a publisher on a connection that stays its caller's. It does
+// NewGroupPublisher returns a publisher on a connection that the caller closes. It does
 // nothing before [GroupPublisher.Run].
 func NewGroupPublisher(nc *nats.Conn, conf GroupPublisherConfig) (*GroupPublisher, error) {
 	p, err := newGroupPublisher(conf, linkOf(nc))
@@ -130,14 +133,14 @@ func newGroupPublisher(conf GroupPublisherConfig, to link) (*GroupPublisher, err
 	if conf.Now == nil {
 		conf.Now = time.Now
 	}
-	m, err := newGroupMetrics(cmp.Or[metric.Meter](conf.Meter, noop.Meter{}))
-	if err != nil {
-		return nil, err
-	}
+	m := newInstruments(conf.Meter)
 	return &GroupPublisher{
-		conf: conf, link: to, metrics: m,
-		subject: conf.Scope.Group(conf.Group, summaryTopic), pools: make(map[poolName]*publishedPool),
-	}, nil
+		conf: conf, link: to, subject: conf.Scope.Group(conf.Group, summaryTopic), pools: make(map[poolName]*publishedPool),
+		events:        m.counter("kvroute.group.events", "{event}", "kind", "What happened to summaries of router groups, by kind."),
+		sent:          m.counter("kvroute.group.sent", "{message}", "kind", "Summaries sent for the own router group, by kind."),
+		size:          m.counter("kvroute.group.sent.size", "By", "kind", "Size of the summaries sent, by kind."),
+		probesHandled: m.counter("kvroute.group.answers", "{probe}", "outcome", "Probes of the own router group, by what was answered."),
+	}, m.err()
 }
 
 // Run publishes until ctx ends.
@@ -168,17 +171,17 @@ func (g *GroupPublisher) Run(ctx context.Context) error {
 	}
 }
 
-// requestFull makes a full due for all pools.
+// requestFull makes a full summary of each pool due.
 func (g *GroupPublisher) requestFull() {
 	for _, p := range g.pools {
 		p.requested = true
 	}
 }
 
-// summarize publishes what is due of all pools.
+// summarize publishes the due summary of each pool.
 func (g *GroupPublisher) summarize(now time.Time) {
 	if !g.link.connected() {
-		clear(g.pools) // with a connection it begins with a full
+		clear(g.pools) // after a reconnection full summaries are due
 		return
 	}
 	for _, p := range g.pools {
@@ -192,7 +195,7 @@ func (g *GroupPublisher) summarize(now time.Time) {
 	maps.DeleteFunc(g.pools, func(_ poolName, p *publishedPool) bool { return !p.current })
 }
 
-// pool publishes what is due of a pool.
+// pool publishes the due summary of a pool.
 func (g *GroupPublisher) pool(now time.Time, sum *router.Summary) {
 	name := poolName{sum.Model, sum.BlockSize}
 	p := g.pools[name]
@@ -201,13 +204,10 @@ func (g *GroupPublisher) pool(now time.Time, sum *router.Summary) {
 		g.pools[name] = p
 	}
 	p.current = true
-	m := summary{
-		group: g.conf.Group, model: sum.Model, blockSize: sum.BlockSize, router: g.conf.ID,
-		kind: summaryLoad, stride: g.conf.Stride, taken: sum.Taken, interval: g.conf.Interval, load: *sum,
-	}
+	m := newSummary(g.conf.Group, g.conf.ID, g.conf.Interval, g.conf.Stride, sum)
 	switch {
 	case sum.Silent:
-		m.stride = 0
+		m.Stride = 0
 		if p.epoch == 0 || p.filter != nil {
 			p.filter = nil
 			g.begin(now, p)
@@ -222,19 +222,18 @@ func (g *GroupPublisher) pool(now time.Time, sum *router.Summary) {
 	}
 }
 
-// begin begins an epoch. Its number is above all before it, those of other replicas
-// included, as far as clocks agree.
+// begin begins an epoch. Its number is larger than that of all earlier epochs, of other
+// replicas too if their clocks agree.
 func (g *GroupPublisher) begin(now time.Time, p *publishedPool) {
 	g.epoch = max(g.epoch+1, uint64(max(0, now.UnixMilli()))<<20|rand.Uint64N(1<<20))
 	p.epoch, p.next = g.epoch, 0
 }
 
-// full publishes all that the workers hold.
+// full publishes all cached blocks.
 func (g *GroupPublisher) full(now time.Time, p *publishedPool, m *summary) {
 	began := time.Now()
 	if _, err := g.walk(m, func(uint64) bool { return true }, math.MaxInt); err != nil {
-		// Until the index can be read, the old filter stays.
-		g.metrics.count(groupOvertaken)
+		g.events.count("overtaken") // the former filter stays until the index can be read
 		if p.filter == nil {
 			g.begin(now, p)
 		}
@@ -242,24 +241,23 @@ func (g *GroupPublisher) full(now time.Time, p *publishedPool, m *summary) {
 		return
 	}
 	n := len(g.hashes)
-	p.filter = indexer.NewFilter(n + n/8 + 256) // with room for what comes until the next full
+	p.filter = indexer.NewFilter(n + n/8 + 256) // with room for the blocks until the next full summary
 	for _, h := range g.hashes {
 		p.filter.Add(h)
 	}
-	const most = 1 << 20
-	if cap(g.hashes) > most {
-		g.hashes = nil // it is as large as the index, and needed only now and then
+	if cap(g.hashes) > hashesKept {
+		g.hashes = nil
 	}
 	g.begin(now, p)
 	p.full, p.requested, p.walk = now, false, g.nextWalk(now, began)
-	m.kind = summaryFull
-	for _, part := range filterParts(p.filter, g.link.room()-4096) {
-		m.filter = part
+	m.Kind = summaryFull
+	for part, content := range filterParts(p.filter, g.link.room()-4096) {
+		m.Filter, m.content = part, content
 		g.publish(p, m)
 	}
 }
 
-// delta publishes what the workers hold that the filter does not have.
+// delta publishes the cached blocks that are not in the filter.
 func (g *GroupPublisher) delta(now time.Time, p *publishedPool, m *summary) {
 	began := time.Now()
 	add := func(h uint64) bool {
@@ -271,7 +269,7 @@ func (g *GroupPublisher) delta(now time.Time, p *publishedPool, m *summary) {
 	}
 	many, err := g.walk(m, add, deltaMost*maxSummaryAdds)
 	if err != nil {
-		g.metrics.count(groupOvertaken) // what was found is true all the same
+		g.events.count("overtaken") // the blocks found so far are cached nevertheless
 	}
 	if many || p.filter.Overfull() {
 		g.full(now, p, m)
@@ -282,21 +280,21 @@ func (g *GroupPublisher) delta(now time.Time, p *publishedPool, m *summary) {
 		g.publish(p, m)
 		return
 	}
-	m.kind = summaryDelta
+	m.Kind = summaryDelta
 	for part := range slices.Chunk(g.hashes, maxSummaryAdds) {
 		if p.filter == nil {
-			return // a message could not be sent
+			return // the message before could not be sent
 		}
-		m.added = appendHashes(m.added[:0], part)
+		m.content = appendHashes(m.content[:0], part)
 		g.publish(p, m)
 	}
 }
 
-// walk collects in g.hashes the checkpoints of the index that are wanted. It stops at most
-// so many, and returns true if there are more.
+// walk collects the wanted checkpoints of the index in g.hashes. It stops above the largest
+// number, and returns true.
 func (g *GroupPublisher) walk(m *summary, want func(h uint64) bool, most int) (more bool, err error) {
 	g.hashes = g.hashes[:0]
-	for h, err := range g.conf.Router.Checkpoints(m.model, m.blockSize, g.conf.Stride) {
+	for h, err := range g.conf.Router.Checkpoints(m.Model, m.BlockSize, g.conf.Stride) {
 		if err != nil {
 			return false, err
 		}
@@ -310,53 +308,58 @@ func (g *GroupPublisher) walk(m *summary, want func(h uint64) bool, most int) (m
 	return false, nil
 }
 
-// nextWalk is when the next walk may begin after one that began then.
+// nextWalk returns when the index may be read again after a reading that began then.
 func (g *GroupPublisher) nextWalk(now, began time.Time) time.Time {
 	return now.Add(max(g.conf.Interval, walkShare*time.Since(began)) - g.conf.Interval/4)
 }
 
-// publish sends a message. One that cannot be sent leaves a gap, so a full is due.
+// publish sends a message. If it cannot be sent, a full summary is due, since its number is
+// missing.
 func (g *GroupPublisher) publish(p *publishedPool, m *summary) {
-	m.epoch, m.seq = p.epoch, p.next
+	m.Epoch, m.Seq = p.epoch, p.next
 	p.next++
-	g.message = appendSummary(g.message[:0], m)
-	if g.link.send(g.subject, "", g.message) != nil {
-		g.metrics.count(groupUnsent)
+	data, err := encode(m, m.content)
+	if err == nil {
+		err = g.link.send(g.subject, "", data)
+	}
+	if err != nil {
+		g.events.count("unsent")
 		p.filter = nil
 		return
 	}
-	g.metrics.sent(m.kind, len(g.message))
+	g.sent.count(m.Kind)
+	g.size.add(m.Kind, len(data))
 }
 
 // answerProbes answers probes until ctx ends.
 func (g *GroupPublisher) answerProbes(ctx context.Context, probes <-chan *nats.Msg) {
-	var b []byte
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case m := <-probes:
-			var outcome string
-			if b, outcome = g.answer(ctx, b[:0], m); outcome != groupBadProbe && g.link.publish(m.Reply, "", b) != nil {
-				outcome = groupUnsent
-			}
-			g.metrics.answered(ctx, outcome)
+			g.probesHandled.count(g.answer(ctx, m))
 		}
 	}
 }
 
-func (g *GroupPublisher) answer(ctx context.Context, b []byte, m *nats.Msg) (answer []byte, outcome string) {
+// answer answers a probe.
+func (g *GroupPublisher) answer(ctx context.Context, m *nats.Msg) (outcome string) {
 	p, err := readProbe(m.Data)
 	if err != nil || m.Reply == "" {
-		return b, groupBadProbe
+		return "bad"
 	}
-	outcome = groupAnswered
+	outcome = "answered"
 	a, err := g.conf.Router.Answer(ctx, p)
 	if err != nil {
-		a, outcome = router.ProbeAnswer{Busy: true}, groupNoWorker
+		a, outcome = router.ProbeAnswer{Busy: true}, "no_worker"
 	} else if a.Busy {
-		outcome = groupBusy
+		outcome = "busy"
 	}
 	a.Group = g.conf.Group
-	return appendProbeAnswer(b, &a, &p), outcome
+	data, err := encodeProbeAnswer(&a, &p)
+	if err != nil || g.link.publish(m.Reply, "", data) != nil {
+		return "unsent"
+	}
+	return outcome
 }

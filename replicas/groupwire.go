@@ -3,8 +3,14 @@
 package replicas
 
 import (
+	"bytes"
 	"encoding/binary"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"iter"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/kvroute/kvroute/indexer"
@@ -14,18 +20,18 @@ import (
 // Topics of a router group.
 const (
 	summaryTopic = "summary"
-	getTopic     = "get" // behind summaryTopic: requests for a full
+	getTopic     = "get" // behind summaryTopic: requests for a full summary
 	probeTopic   = "probe"
 )
 
-// Kinds of summaries.
+// Kinds of summaries. All contain the load.
 const (
-	summaryFull  = "full"  // the load, and a part of what the group holds
-	summaryDelta = "delta" // the load, and what it holds besides
-	summaryLoad  = "load"  // the load
+	summaryFull  = "full"  // and a part of the filter
+	summaryDelta = "delta" // and hashes that the filter did not have
+	summaryLoad  = "load"
 )
 
-// Bounds on what is believed of a summary or a probe.
+// Limits of a summary or a probe. Larger messages are refused.
 const (
 	maxGroupName   = 256 // bytes
 	maxModelName   = 256
@@ -33,108 +39,112 @@ const (
 	maxSummaryBits = 1 << 29   // of a filter: 64 MiB
 	maxSummaryAdds = 8192      // hashes in a delta
 	maxStride      = 1 << 10
-	maxProbeBlocks = 4096 // of the prompt, in a probe: a longer one goes by the summaries
-)
+	maxProbeBlocks = 4096 // of the prompt, in a probe: longer prompts are judged by summaries
 
-// summary is a message of a group about its workers of one model and block size.
-type summary struct {
-	group, model string
-	blockSize    int
-	router       uint64 // the replica that publishes it
-	epoch        uint64 // another one with each full
-	seq          uint64 // of the message in the epoch, from 0
-	kind         string
-	stride       int // between checkpoints; 0 if what the group holds is not published
-	taken        time.Time
-	interval     time.Duration
-	load         router.Summary // its counts only
-	filter       filterPart
-	added        []byte // sequence hashes, 8 bytes each, little endian
-}
-
-// filterPart is a part of a filter.
-type filterPart struct {
-	m, k, n     uint64
-	part, parts int
-	data        []byte
-}
-
-// summaryTimes are the numbers of a summary that its form has in another unit.
-type summaryTimes struct {
-	version             int
-	takenMS, intervalMS uint64
-}
-
-// fields are the form of a summary. What only some kinds have stands last.
-func (s *summary) fields(t *summaryTimes) []field {
-	return []field{
-		{"v", &t.version},
-		{"group", &s.group},
-		{"model", &s.model},
-		{"block_size", &s.blockSize},
-		{"router_id", &s.router},
-		{"epoch", &s.epoch},
-		{"seq", &s.seq},
-		{"kind", &s.kind},
-		{"stride", &s.stride},
-		{"taken_ms", &t.takenMS},
-		{"interval_ms", &t.intervalMS},
-		{"load", []field{
-			{"workers_healthy", &s.load.Healthy},
-			{"workers_degraded", &s.load.Degraded},
-			{"busy_workers", &s.load.Busy},
-			{"total_kv_blocks", &s.load.TotalBlocks},
-			{"active_blocks", &s.load.ActiveBlocks},
-			{"active_prefill_tokens", &s.load.PendTokens},
-			{"active_requests", &s.load.ActiveRequests},
-			{"queued", &s.load.Queued},
-			{"queued_prefill_tokens", &s.load.QueuedTokens},
-		}},
-		{"filter", []field{
-			{"m", &s.filter.m},
-			{"k", &s.filter.k},
-			{"n", &s.filter.n},
-			{"part", &s.filter.part},
-			{"parts", &s.filter.parts},
-			{"data", &s.filter.data},
-		}},
-		{"added", &s.added},
-	}
-}
-
-// appendSummary appends the encoding of a summary.
-func appendSummary(b []byte, s *summary) []byte {
-	fields := s.fields(&summaryTimes{1, uint64(max(0, s.taken.UnixMilli())), uint64(s.interval.Milliseconds())})
-	common := len(fields) - 2
-	switch s.kind {
-	case summaryFull:
-		fields = fields[:common+1]
-	case summaryDelta:
-		fields[common] = fields[common+1]
-		fields = fields[:common+1]
-	default:
-		fields = fields[:common]
-	}
-	return appendFields(b, fields)
-}
-
-// The times between two summaries of a group, in ms.
-const (
+	// The time between two summaries, in ms.
 	minGroupInterval = 50
 	maxGroupInterval = 60_000
 )
 
-// readSummary reads a summary. Its bytes are those of data.
+var errShape = errors.New("unexpected shape")
+
+// encode returns a message: a JSON object and, behind a line feed, bytes. Hashes are 8 bytes
+// each, little endian.
+func encode(object any, content []byte) ([]byte, error) {
+	data, err := json.Marshal(object)
+	if len(content) > 0 {
+		data = append(append(data, '\n'), content...)
+	}
+	return data, err
+}
+
+// decode reads a message. The content is part of data.
+func decode(data []byte, object any) (content []byte, err error) {
+	text, content, _ := bytes.Cut(data, []byte{'\n'})
+	return content, json.Unmarshal(text, object)
+}
+
+// summary is a message of a group about its workers of one model and block size.
+type summary struct {
+	Version    int        `json:"v"` // 1
+	Group      string     `json:"group"`
+	Model      string     `json:"model"`
+	BlockSize  int        `json:"block_size"`
+	Router     uint64     `json:"router_id"` // the replica that publishes it
+	Epoch      uint64     `json:"epoch"`     // differs after each full summary
+	Seq        uint64     `json:"seq"`       // of the message in the epoch, from 0
+	Kind       string     `json:"kind"`
+	Stride     int        `json:"stride"` // blocks between checkpoints; 0: the caches' content is not published
+	TakenMS    int64      `json:"taken_ms"`
+	IntervalMS int64      `json:"interval_ms"`
+	Load       groupLoad  `json:"load"`
+	Filter     filterPart `json:"filter,omitzero"` // of a full summary
+
+	// content has the bytes behind the object: of a full summary a part of the filter, of a
+	// delta sequence hashes.
+	content []byte
+}
+
+// groupLoad are the counts of a [router.Summary].
+type groupLoad struct {
+	Healthy        uint32 `json:"workers_healthy"`
+	Degraded       uint32 `json:"workers_degraded"`
+	Busy           uint32 `json:"busy_workers"`
+	TotalBlocks    uint32 `json:"total_kv_blocks"`
+	ActiveBlocks   uint32 `json:"active_blocks"`
+	PendTokens     uint32 `json:"active_prefill_tokens"`
+	ActiveRequests uint32 `json:"active_requests"`
+	Queued         uint32 `json:"queued"`
+	QueuedTokens   uint32 `json:"queued_prefill_tokens"`
+}
+
+// filterPart describes the part of a filter in a message.
+type filterPart struct {
+	M     uint64 `json:"m"`
+	K     uint64 `json:"k"`
+	N     uint64 `json:"n"`
+	Part  int    `json:"part"`
+	Parts int    `json:"parts"`
+}
+
+// newSummary returns the message of a pool's load.
+func newSummary(group string, id uint64, interval time.Duration, stride int, s *router.Summary) summary {
+	return summary{
+		Version: 1, Group: group, Model: s.Model, BlockSize: s.BlockSize, Router: id, Kind: summaryLoad, Stride: stride,
+		TakenMS: max(0, s.Taken.UnixMilli()), IntervalMS: interval.Milliseconds(),
+		Load: groupLoad{
+			Healthy: count(s.Healthy), Degraded: count(s.Degraded), Busy: count(s.Busy),
+			TotalBlocks: count(s.TotalBlocks), ActiveBlocks: count(s.ActiveBlocks), PendTokens: count(s.PendTokens),
+			ActiveRequests: count(s.ActiveRequests), Queued: count(s.Queued), QueuedTokens: count(s.QueuedTokens),
+		},
+	}
+}
+
+func count(n int) uint32 { return uint32(min(max(n, 0), math.MaxUint32)) }
+
+// routerSummary returns the summary as the router takes it, without Taken and the filter.
+func (s *summary) routerSummary() router.Summary {
+	l := &s.Load
+	return router.Summary{
+		Model: s.Model, BlockSize: s.BlockSize, Interval: s.interval(), Stride: s.Stride, Silent: s.Stride == 0,
+		Healthy: int(l.Healthy), Degraded: int(l.Degraded), Busy: int(l.Busy),
+		TotalBlocks: int(l.TotalBlocks), ActiveBlocks: int(l.ActiveBlocks), PendTokens: int(l.PendTokens),
+		ActiveRequests: int(l.ActiveRequests), Queued: int(l.Queued), QueuedTokens: int(l.QueuedTokens),
+	}
+}
+
+func (s *summary) interval() time.Duration {
+	return time.Duration(min(max(s.IntervalMS, minGroupInterval), maxGroupInterval)) * time.Millisecond
+}
+
+// readSummary reads a summary, and refuses one that no replica publishes.
 func readSummary(data []byte) (s summary, err error) {
-	var t summaryTimes
-	if _, err = readFields(data, s.fields(&t)); err == nil {
-		err = s.check(&t)
+	if s.content, err = decode(data, &s); err == nil {
+		err = s.check()
 	}
 	if err != nil {
 		return s, fmt.Errorf("read a summary: %w", err)
 	}
-	s.taken = time.UnixMilli(int64(t.takenMS))
-	s.interval = time.Duration(min(max(t.intervalMS, minGroupInterval), maxGroupInterval)) * time.Millisecond
 	return s, nil
 }
 
@@ -142,50 +152,58 @@ func wrong(field string, value any) error {
 	return fmt.Errorf("%w: %s is %v", errShape, field, value)
 }
 
-// check refuses a summary that no replica publishes.
-func (s *summary) check(t *summaryTimes) error {
+func (s *summary) check() error {
 	switch {
-	case t.version != 1:
-		return wrong("v", t.version)
-	case s.group == "" || len(s.group) > maxGroupName:
-		return wrong("the length of group", len(s.group))
-	case s.model == "" || len(s.model) > maxModelName:
-		return wrong("the length of model", len(s.model))
-	case s.blockSize == 0 || s.blockSize > 1<<16:
-		return wrong("block_size", s.blockSize)
-	case s.stride > maxStride:
-		return wrong("stride", s.stride)
-	case t.takenMS > 1<<50:
-		return wrong("taken_ms", t.takenMS)
-	case s.kind == summaryFull && s.stride == 0:
-		return wrong("stride", "missing")
-	case s.kind == summaryFull:
-		return s.filter.check()
-	case s.kind == summaryDelta && (len(s.added)%8 != 0 || len(s.added) > 8*maxSummaryAdds):
-		return wrong("the length of added", len(s.added))
-	case s.kind != summaryDelta && s.kind != summaryLoad:
-		return wrong("kind", clip(s.kind))
+	case s.Version != 1:
+		return wrong("v", s.Version)
+	case s.Group == "" || len(s.Group) > maxGroupName:
+		return wrong("the length of group", len(s.Group))
+	case s.Model == "" || len(s.Model) > maxModelName:
+		return wrong("the length of model", len(s.Model))
+	case s.BlockSize < 1 || s.BlockSize > 1<<16:
+		return wrong("block_size", s.BlockSize)
+	case s.Stride < 0 || s.Stride > maxStride || s.Stride == 0 && s.Kind == summaryFull:
+		return wrong("stride", s.Stride)
+	case s.TakenMS < 0 || s.TakenMS > 1<<50:
+		return wrong("taken_ms", s.TakenMS)
+	case s.Kind == summaryFull:
+		return s.Filter.check(len(s.content))
+	case s.Kind == summaryDelta && (len(s.content)%8 != 0 || len(s.content) > 8*maxSummaryAdds):
+		return wrong("the length of the hashes", len(s.content))
+	case s.Kind != summaryDelta && s.Kind != summaryLoad:
+		return wrong("kind", clip(s.Kind))
 	}
 	return nil
 }
 
-// check refuses a part that no filter has.
-func (f *filterPart) check() error {
+func (f *filterPart) check(size int) error {
 	switch {
-	case f.m == 0 || f.m%64 != 0 || f.m > maxSummaryBits:
-		return wrong("filter.m", f.m)
-	case f.parts == 0 || uint64(f.parts) > f.m/64:
-		return wrong("filter.parts", f.parts)
-	case f.part >= f.parts:
-		return wrong("filter.part", f.part)
-	case len(f.data) == 0 || len(f.data) > maxSummaryPart || uint64(len(f.data)) > f.m/8:
-		return wrong("the length of filter.data", len(f.data))
+	case f.M == 0 || f.M%64 != 0 || f.M > maxSummaryBits:
+		return wrong("filter.m", f.M)
+	case f.Parts < 1 || uint64(f.Parts) > f.M/64:
+		return wrong("filter.parts", f.Parts)
+	case f.Part < 0 || f.Part >= f.Parts:
+		return wrong("filter.part", f.Part)
+	case size == 0 || size > maxSummaryPart || uint64(size) > f.M/8:
+		return wrong("the length of the part", size)
 	}
 	return nil
 }
 
-// hashes are those that a delta adds.
-func (s *summary) hashes() []uint64 { return readHashes(s.added) }
+// filterParts splits a filter for messages with at most this number of bytes of it.
+func filterParts(f *indexer.Filter, room int) iter.Seq2[filterPart, []byte] {
+	return func(yield func(filterPart, []byte) bool) {
+		data := f.AppendTo(nil)
+		room = max(8, min(room, maxSummaryPart))
+		p := filterPart{M: uint64(f.Bits()), K: uint64(f.Hashes()), N: uint64(f.Count()), Parts: (len(data) + room - 1) / room}
+		for content := range slices.Chunk(data, room) {
+			if !yield(p, content) {
+				return
+			}
+			p.Part++
+		}
+	}
+}
 
 func appendHashes(b []byte, all []uint64) []byte {
 	for _, h := range all {
@@ -202,89 +220,76 @@ func readHashes(b []byte) []uint64 {
 	return all
 }
 
-// filterParts cuts a filter for messages with room for so many bytes of it.
-func filterParts(f *indexer.Filter, room int) (parts []filterPart) {
-	data := f.AppendTo(nil)
-	room = max(8, min(room, maxSummaryPart))
-	n := (len(data) + room - 1) / room
-	for i := range n {
-		parts = append(parts, filterPart{
-			m: uint64(f.Bits()), k: uint64(f.Hashes()), n: uint64(f.Count()),
-			part: i, parts: n, data: data[i*room : min((i+1)*room, len(data))],
-		})
-	}
-	return parts
+// probe is the message of a [router.Probe].
+type probe struct {
+	Version   int    `json:"v"` // 1
+	ID        string `json:"request_id"`
+	Model     string `json:"model"`
+	BlockSize int    `json:"block_size"`
+	Tokens    int    `json:"isl"`
+	// The local hashes follow.
 }
 
-// probeFields are the form of a probe.
-func probeFields(p *router.Probe, version *int, local *[]byte) []field {
-	return []field{
-		{"v", version},
-		{"request_id", &p.ID},
-		{"model", &p.Model},
-		{"block_size", &p.BlockSize},
-		{"isl", &p.Tokens},
-		{"local", local},
-	}
+func encodeProbe(p *router.Probe) ([]byte, error) {
+	return encode(probe{1, p.ID, p.Model, p.BlockSize, p.Tokens}, appendHashes(nil, p.Local))
 }
 
-// appendProbe appends the encoding of a probe.
-func appendProbe(b []byte, p *router.Probe) []byte {
-	version, local := 1, appendHashes(nil, p.Local)
-	return appendFields(b, probeFields(p, &version, &local))
-}
-
-func readProbe(data []byte) (p router.Probe, err error) {
-	var version int
-	var local []byte
-	_, err = readFields(data, probeFields(&p, &version, &local))
+func readProbe(data []byte) (router.Probe, error) {
+	var p probe
+	local, err := decode(data, &p)
 	switch {
 	case err != nil:
-	case version != 1:
-		err = wrong("v", version)
-	case p.BlockSize == 0:
-		err = wrong("block_size", 0)
+	case p.Version != 1:
+		err = wrong("v", p.Version)
+	case p.BlockSize < 1 || p.Tokens < 0:
+		err = wrong("block_size or isl", min(p.BlockSize, p.Tokens))
 	case len(local)%8 != 0 || len(local) > 8*maxProbeBlocks:
-		err = wrong("the length of local", len(local))
+		err = wrong("the length of the hashes", len(local))
 	}
 	if err != nil {
-		return p, fmt.Errorf("read a probe: %w", err)
+		return router.Probe{}, fmt.Errorf("read a probe: %w", err)
 	}
-	p.Local = readHashes(local)
-	return p, nil
+	return router.Probe{ID: p.ID, Model: p.Model, BlockSize: p.BlockSize, Tokens: p.Tokens, Local: readHashes(local)}, nil
 }
 
-// answerFields are the form of the answer to a probe.
-func answerFields(a *router.ProbeAnswer, version, prefill *int) []field {
-	return []field{
-		{"v", version},
-		{"group", &a.Group},
-		{"worker_id", &a.Worker.ID},
-		{"dp_rank", &a.Worker.DPRank},
-		{"overlap_blocks", &a.OverlapBlocks},
-		{"cost", &a.Cost},
-		{"potential_prefill_tokens", prefill},
-		{"active_blocks", &a.ActiveBlocks},
-		{"active_requests", &a.ActiveRequests},
-		{"busy", &a.Busy},
-	}
+// probeAnswer is the message of a [router.ProbeAnswer].
+type probeAnswer struct {
+	Version        int     `json:"v"` // 1
+	Group          string  `json:"group"`
+	Worker         uint64  `json:"worker_id"`
+	DPRank         uint32  `json:"dp_rank"`
+	OverlapBlocks  uint32  `json:"overlap_blocks"`
+	Cost           float64 `json:"cost"`
+	PrefillTokens  uint32  `json:"potential_prefill_tokens"` // pending, and the rest of the prompt
+	ActiveBlocks   uint32  `json:"active_blocks"`
+	ActiveRequests uint32  `json:"active_requests"`
+	Busy           bool    `json:"busy"`
 }
 
-// appendProbeAnswer appends the encoding of the answer to a probe.
-func appendProbeAnswer(b []byte, a *router.ProbeAnswer, p *router.Probe) []byte {
-	version, prefill := 1, a.PendTokens+max(0, p.Tokens-a.OverlapBlocks*p.BlockSize)
-	return appendFields(b, answerFields(a, &version, &prefill))
+func encodeProbeAnswer(a *router.ProbeAnswer, p *router.Probe) ([]byte, error) {
+	return encode(probeAnswer{
+		Version: 1, Group: a.Group, Worker: a.Worker.ID, DPRank: a.Worker.DPRank,
+		OverlapBlocks: count(a.OverlapBlocks), Cost: a.Cost, PrefillTokens: count(a.PendTokens + restOf(p, a.OverlapBlocks)),
+		ActiveBlocks: count(a.ActiveBlocks), ActiveRequests: count(a.ActiveRequests), Busy: a.Busy,
+	}, nil)
 }
 
-func readProbeAnswer(data []byte, p *router.Probe) (a router.ProbeAnswer, err error) {
-	var version, prefill int
-	if _, err = readFields(data, answerFields(&a, &version, &prefill)); err == nil && version != 1 {
-		err = wrong("v", version)
+func readProbeAnswer(data []byte, p *router.Probe) (router.ProbeAnswer, error) {
+	var a probeAnswer
+	_, err := decode(data, &a)
+	if err == nil && a.Version != 1 {
+		err = wrong("v", a.Version)
 	}
 	if err != nil {
-		return a, fmt.Errorf("read the answer to a probe: %w", err)
+		return router.ProbeAnswer{}, fmt.Errorf("read the answer to a probe: %w", err)
 	}
-	a.OverlapBlocks = min(a.OverlapBlocks, len(p.Local))
-	a.PendTokens = max(0, prefill-max(0, p.Tokens-a.OverlapBlocks*p.BlockSize))
-	return a, nil
+	overlap := min(int(a.OverlapBlocks), len(p.Local))
+	return router.ProbeAnswer{
+		Group: a.Group, Worker: router.Worker{ID: a.Worker, DPRank: a.DPRank},
+		OverlapBlocks: overlap, Cost: a.Cost, PendTokens: max(0, int(a.PrefillTokens)-restOf(p, overlap)),
+		ActiveBlocks: int(a.ActiveBlocks), ActiveRequests: int(a.ActiveRequests), Busy: a.Busy,
+	}, nil
 }
+
+// restOf returns the tokens of a prompt behind its cached blocks.
+func restOf(p *router.Probe, cached int) int { return max(0, p.Tokens-cached*p.BlockSize) }

@@ -15,27 +15,26 @@ import (
 
 const (
 	presenceTopic = "presence"
-	presentEvery  = 2 * time.Second // a replica that misses three is gone
+	presentEvery  = 2 * time.Second // a replica is gone after three missing ones
 )
 
-// Presence says that a router replica runs.
+// Presence is the message that a router replica runs.
 type Presence struct {
 	RouterID  uint64 `json:"router_id"`
 	StartedMS int64  `json:"started_ms"`
 	Version   string `json:"version,omitempty"`
-	// WantsEvents says whether it reads the workers' events. While no replica
-	// does, workers need not publish them.
+	// WantsEvents is true if it reads the workers' events. While no replica does, workers need
+	// not publish them.
 	WantsEvents bool `json:"wants_events"`
-	// Replica is its name, the same after a restart. Group is the name of the router group
-	// that it belongs to.
+	// Replica is its name, the same after a restart. Group is the name of its router group.
 	Replica string `json:"replica,omitempty"`
 	Group   string `json:"group,omitempty"`
 
-	// SyncSeq is the number of its next message about requests, and ActiveRequests how many
-	// are in flight by the messages before that. Absent without [Sync].
+	// SyncSeq is the number of its next message about requests. ActiveRequests is the number of
+	// its requests in flight after the messages before. Absent without [Sync].
 	SyncSeq        *uint64 `json:"sync_seq,omitempty"`
 	ActiveRequests int     `json:"active_requests,omitempty"`
-	// Leaving is set in its last presence: its requests are over.
+	// Leaving is set in its last presence: its requests have ended.
 	Leaving bool `json:"leaving,omitempty"`
 }
 
@@ -51,7 +50,7 @@ func AnnouncePresence(ctx context.Context, nc *nats.Conn, scope wire.Scope, p Pr
 	defer tick.Stop()
 	for {
 		if nc.IsConnected() {
-			// If it is lost, the next one is soon enough.
+			// After a failure the next presence is soon enough.
 			_ = nc.Publish(subject, data)
 		}
 		select {

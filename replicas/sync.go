@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replicas is what router replicas and router groups tell each other. The
-// replicas of one router tell each other of their requests in flight ([Sync]) and that
-// they run ([Presence]). A router group tells routers above it of its workers' load and
-// cached blocks ([GroupPublisher]); a router above listens ([Groups]) and asks ([Probes]).
+// Package replicas has the messages between router replicas and between router groups. The
+// replicas of one router exchange their requests in flight ([Sync]) and their presence
+// ([Presence]). A router group publishes the load and the cached blocks of its workers to
+// routers above ([GroupPublisher]). A router above follows the groups ([Groups]) and asks
+// them about single requests ([Probes]).
 package replicas
 
 import (
@@ -18,14 +19,13 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
 )
 
-// Sync exchanges requests in flight with the other replicas of a router, so that all
-// replicas decide by the load of all.
+// Sync exchanges requests in flight with the other replicas of a router, so that each
+// replica decides by the load of all.
 //
 // # Protocol
 //
@@ -37,16 +37,16 @@ import (
 // expires with the presence: after three missed ones, or when the replica says that it
 // leaves. While this replica has no connection, no peer expires.
 //
-// A replica that has heard no other one for a minute sends no changes; it uses up their
-// numbers, so that a peer that returns sees the gap.
+// A replica that has received nothing from another router for a minute sends no changes. It
+// skips a number, so that a peer that returns notices the gap.
 //
 // # Invariants
 //
 //   - One goroutine sends and one receives, so messages, presences and lists of a replica
 //     are in one order. A list holds exactly what the messages before it made.
-//   - What is held of a peer without a pending request for its list is what the peer's
-//     messages made, up to the last one.
-//   - Only a peer's own messages change what is held of it.
+//   - The requests held of a peer are the result of all its messages so far, unless a
+//     request for its list is pending.
+//   - Only a peer's own messages change the requests held of it.
 //
 // Routers of Dynamo publish changes only, without presence. Their requests end 300 s
 // after they began if no message ends them. A router of Dynamo that is the only other
@@ -62,18 +62,24 @@ type Sync struct {
 	topic, sessionTopic, presence, lists string
 
 	own      ownRequests
-	sessions chan router.SessionBinding // to be published
+	sessions chan router.SessionBinding // to publish
 	listened atomic.Int64               // when another router was last there, in ns since 1970
-	announce chan struct{}              // holds a token if this replica shall publish its presence now
+	announce chan struct{}              // holds a token if this replica must publish its presence now
 	workers  workerChanges
-	views    atomic.Pointer[[]PeerView] // as of the last tick
+	status   atomic.Pointer[syncStatus] // as of the last tick
 }
 
-// SyncConfig says what a replica publishes and where peers' changes go. ID, Apply, Remove
-// and FirstToken are required; the zero value of each other field means its default.
+// syncStatus is what a replica holds of the others.
+type syncStatus struct {
+	peers   []PeerView
+	routers int // peers, and routers of Dynamo
+}
+
+// SyncConfig configures [Sync]. ID, Apply, Remove and FirstToken are required; the zero
+// value of each other field selects its default.
 type SyncConfig struct {
 	Scope wire.Scope
-	// ID is the replica's own number, another one at each start.
+	// ID is the number of the replica. It differs after each start.
 	ID uint64
 	// Presence is published with the state of the exchange added.
 	Presence Presence
@@ -82,7 +88,7 @@ type SyncConfig struct {
 	Apply func(peer uint64, c router.Change) (known bool)
 	// Remove drops all requests of a peer; see [router.Router.RemovePeer].
 	Remove func(peer uint64)
-	// FirstToken takes the first token of an own request that another process noticed.
+	// FirstToken takes the first token of an own request that another process reported.
 	FirstToken func(id string) (news bool)
 	// Bind takes a peer's session binding; see [router.Router.PeerSession]. Default: bindings
 	// are not received.
@@ -90,7 +96,7 @@ type SyncConfig struct {
 
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
-	// Log gets a line for each replica that comes, goes or is late. Default none.
+	// Log receives a line for each replica that comes, goes or is late. Default none.
 	Log *slog.Logger
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
 	Meter metric.Meter
@@ -108,7 +114,7 @@ const (
 	syncSpacing    = 5 * time.Millisecond  // between two rounds of messages
 	syncListEvery  = 50 * time.Millisecond // between two answers to requests for the list
 	syncQuietAfter = time.Minute           // without another router, until changes are not sent
-	syncStranger   = 300 * time.Second     // without a message, until a router of Dynamo is forgotten
+	syncDynamo     = 300 * time.Second     // without a message, until a router of Dynamo is removed
 	syncLate       = 100 * time.Millisecond
 
 	syncInbox    = 1 << 16 // received messages that wait
@@ -119,8 +125,8 @@ const (
 
 var errSyncConfig = errors.New("ID, Apply, Remove and FirstToken are required")
 
-// NewSync returns the exchange of one replica. The connection stays its caller's. Nothing
-// is exchanged before [Sync.Run].
+// NewSync returns the exchange of one replica, on a connection that the caller closes.
+// [Sync.Run] does the exchange.
 func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 	if conf.ID == 0 || conf.Apply == nil || conf.Remove == nil || conf.FirstToken == nil {
 		return nil, fmt.Errorf("replica sync: %w", errSyncConfig)
@@ -129,33 +135,28 @@ func NewSync(nc *nats.Conn, conf SyncConfig) (*Sync, error) {
 		conf.Now = time.Now
 	}
 	conf.Log = cmp.Or(conf.Log, slog.New(slog.DiscardHandler))
-	conf.Meter = cmp.Or[metric.Meter](conf.Meter, noop.Meter{})
-	m, err := newSyncMetrics(conf.Meter)
-	if err != nil {
-		return nil, err
-	}
 	s := &Sync{
-		conf: conf, nc: nc, link: linkOf(nc), metrics: m,
+		conf: conf, nc: nc, link: linkOf(nc),
 		times: syncTimes{presence: presentEvery, ask: presentEvery, jitter: 100 * time.Millisecond},
 		topic: conf.Scope.Topic(syncTopic), sessionTopic: conf.Scope.Topic(sessionTopic),
 		presence: conf.Scope.Own(presenceTopic), lists: conf.Scope.Own("dump", wire.WorkerKey(conf.ID)),
 		sessions: make(chan router.SessionBinding, syncSessions), announce: make(chan struct{}, 1),
 	}
-	s.own = ownRequests{
-		id: conf.ID, metrics: m, wake: make(chan struct{}, 1),
-		requests: make(map[string]*ownRequest), quiet: true,
-	}
-	return s, nil
+	s.status.Store(&syncStatus{peers: []PeerView{}})
+	var err error
+	s.metrics, err = newSyncMetrics(conf.Meter, s.status.Load)
+	s.own = ownRequests{id: conf.ID, metrics: s.metrics, wake: make(chan struct{}, 1), requests: make(map[string]*ownRequest)}
+	return s, err
 }
 
-// Publish takes a change of the router's own requests, or the first token of a peer's
-// request that was noticed here; see [router.Config.Tell]. It never waits for the bus.
+// Publish publishes a change of the router's own requests, or the first token of a peer's
+// request that this router received; see [router.Config.Tell]. It never waits for the bus.
 func (s *Sync) Publish(c router.Change) { s.own.change(&c) }
 
-// PublishSession takes where a session of this router is bound; see
+// PublishSession publishes the binding of a session of this router; see
 // [router.Config.TellSession]. Bindings are hints: one without room is dropped.
 func (s *Sync) PublishSession(b router.SessionBinding) {
-	if s.own.isQuiet() {
+	if s.alone() {
 		return
 	}
 	if len(b.Session) <= maxSyncID {
@@ -165,34 +166,29 @@ func (s *Sync) PublishSession(b router.SessionBinding) {
 		default:
 		}
 	}
-	s.metrics.dropped(droppedSession, 1)
+	s.metrics.drops.count("session")
 }
 
-// WorkerChanged takes the news that the router knows a worker, or has dropped it with all
-// requests there. Peers' requests on it are booked again, or count as not booked.
+// WorkerChanged notes that the router knows a worker now, or has dropped it with all its
+// requests. Peers' requests on a known worker are booked again.
 func (s *Sync) WorkerChanged(id uint64, known bool) { s.workers.add(id, known) }
 
-// PeerView is what is held of another replica.
+// PeerView is the state of another replica, as this one holds it.
 type PeerView struct {
 	RouterID uint64 `json:"router_id"`
 	Replica  string `json:"replica,omitempty"`
-	// ActiveRequests are its requests in flight. Whole is false while its list was
-	// requested and has not come.
+	// ActiveRequests is the number of its requests in flight. Whole is false while a request
+	// for its list is pending.
 	ActiveRequests int  `json:"active_requests"`
 	Whole          bool `json:"whole"`
 }
 
-// Views returns how many requests this replica has in flight, and what it holds of each
-// other replica, by id, some milliseconds ago. Routers of Dynamo are not among them.
-func (s *Sync) Views() (own int, peers []PeerView) {
-	if v := s.views.Load(); v != nil {
-		peers = *v
-	}
-	return s.own.count(), peers
-}
+// Views returns the number of this replica's requests in flight, and the state of each other
+// replica, ordered by id, as of some milliseconds ago. Routers of Dynamo are not included.
+func (s *Sync) Views() (own int, peers []PeerView) { return s.own.count(), s.status.Load().peers }
 
-// Run exchanges until ctx ends, and then publishes that this replica leaves: peers drop
-// its requests. So ctx must not end before the requests have.
+// Run exchanges changes until ctx ends. Then it publishes that this replica leaves, and
+// peers drop its requests. So ctx must not end before the requests have ended.
 func (s *Sync) Run(ctx context.Context) error {
 	in, asked := make(chan *nats.Msg, syncInbox), make(chan *nats.Msg, 1024)
 	subjects := []string{s.topic, s.presence, s.lists}
@@ -217,16 +213,15 @@ func (s *Sync) Run(ctx context.Context) error {
 	return nil
 }
 
-// listRequests is the subject on which a replica is asked for its list.
+// listRequests returns the subject of requests for a replica's list.
 func (s *Sync) listRequests(id uint64) string { return s.conf.Scope.Own("sync", wire.WorkerKey(id)) }
 
-// heardRouter notes that another router is there, which changes are for.
-func (s *Sync) heardRouter(now time.Time) {
-	s.listened.Store(now.UnixNano())
-	s.own.setQuiet(false)
+// alone reports whether no other router was there for some time. Then nothing is sent.
+func (s *Sync) alone() bool {
+	return s.conf.Now().UnixNano()-s.listened.Load() > int64(syncQuietAfter)
 }
 
-// workerChanges are the workers that the router learned of or dropped since the last take.
+// workerChanges are the workers that the router added or dropped since the last take.
 type workerChanges struct {
 	mu sync.Mutex
 	// mu guards the fields below.

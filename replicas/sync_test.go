@@ -52,11 +52,10 @@ func TestBindingsAreBounded(t *testing.T) {
 		s.PublishSession(router.SessionBinding{Session: strings.Repeat("s", maxSyncID+1)})
 		return len(s.sessions)
 	}
-	s.own.setQuiet(true)
 	if n := tell(); n != 0 {
 		t.Errorf("%d wait, though nobody listens", n)
 	}
-	s.own.setQuiet(false)
+	s.listened.Store(s.conf.Now().UnixNano())
 	if n := tell(); n != syncSessions {
 		t.Errorf("%d wait, want %d", n, syncSessions)
 	}
@@ -66,7 +65,6 @@ func TestBindingsAreBounded(t *testing.T) {
 func TestPublishAllocatesLittle(t *testing.T) {
 	w := newSyncWorld(t, 1, 1, 1)
 	s := w.replicas[0].sync
-	s.own.setQuiet(false)
 	c := router.Change{ID: "a", Sequence: make([]uint64, 500)}
 	if n := testing.AllocsPerRun(100, func() {
 		for range 100 {
@@ -159,7 +157,7 @@ func TestLateness(t *testing.T) {
 		{62 * time.Second, at(362_000 - 152), 150 * time.Millisecond},
 		{123 * time.Second, at(423_000 - 152), 0}, // for minutes nothing was quicker
 	} {
-		if got := l.of(start.Add(c.received), c.published); got != c.want {
+		if got := l.of(start.Add(c.received), c.published, time.Minute); got != c.want {
 			t.Errorf("after %v: %v, want %v", c.received, got, c.want)
 		}
 	}

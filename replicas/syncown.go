@@ -9,15 +9,15 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// syncPending is how many changes may wait to be sent.
+// syncPending is the limit of changes that wait to be sent.
 const syncPending = 100_000
 
-// ownRequests are the requests of this replica in flight, and their changes that wait to
+// ownRequests are the requests in flight of this replica, and their changes that wait to
 // be sent. Its methods may be called by any number of goroutines.
 //
-// Invariant: the list of one moment and all changes since then make the list of a later
-// moment. So changes may be dropped if a number is skipped: peers miss it and request the
-// list.
+// Invariant: the list of one moment and all changes since then result in the list of a
+// later moment. If changes are dropped, a message number is skipped, so that peers request
+// the list.
 type ownRequests struct {
 	id      uint64
 	wake    chan struct{} // holds a token if changes wait
@@ -27,32 +27,27 @@ type ownRequests struct {
 	// mu guards the fields below.
 	requests map[string]*ownRequest
 	pending  []syncEvent
-	skipped  bool // changes before the pending ones were not sent
-	quiet    bool // changes are not to be sent, since no other router is there
+	skipped  bool // changes before the pending ones were dropped
 }
 
-// ownRequest is a request in flight as a list has it.
+// ownRequest is a request in flight, as in a list.
 type ownRequest struct {
 	router.Change
 	started bool // it has its first token
 }
 
-// change takes a change of the router's requests.
+// change notes a change of the router's requests.
 func (o *ownRequests) change(c *router.Change) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	e := syncEvent{router: o.id, Change: *c}
-	if c.Owner != 0 { // the first token of a peer's request: the peer publishes it for all
+	if c.Owner != 0 { // the first token of a peer's request: the peer publishes it to all
 		e.router = c.Owner
 	} else if !o.note(&e) {
 		return
 	}
-	if o.quiet {
-		o.skipped = true
-		return
-	}
 	if len(o.pending) >= syncPending {
-		o.metrics.dropped(droppedChange, len(o.pending))
+		o.metrics.drops.add("change", len(o.pending))
 		clear(o.pending)
 		o.pending, o.skipped = o.pending[:0], true
 	}
@@ -62,7 +57,8 @@ func (o *ownRequests) change(c *router.Change) {
 	o.pending = append(o.pending, e)
 }
 
-// note changes the list, and completes the event. It returns false if nothing changed.
+// note applies an event to the list, and sets its worker. It returns false if nothing has
+// changed.
 func (o *ownRequests) note(e *syncEvent) bool {
 	own := o.requests[e.ID]
 	if e.Kind == router.SlotTaken {
@@ -91,15 +87,15 @@ func (o *ownRequests) note(e *syncEvent) bool {
 	return true
 }
 
-// ownState is what there is to publish at one moment.
+// ownState is the state to publish at one moment.
 type ownState struct {
 	changes []syncEvent
-	skipped bool         // changes before these were not sent
-	active  int          // requests in flight behind the changes
-	list    []ownRequest // these requests, if they were wanted
+	skipped bool         // changes before these were dropped
+	active  int          // requests in flight after the changes
+	list    []ownRequest // these requests, if requested
 }
 
-// take returns the changes that wait, in exchange for memory that is used again.
+// take returns the waiting changes. The memory is reused for the next ones.
 func (o *ownRequests) take(memory []syncEvent, withList bool) ownState {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -118,18 +114,6 @@ func (o *ownRequests) count() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.requests)
-}
-
-func (o *ownRequests) isQuiet() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.quiet
-}
-
-func (o *ownRequests) setQuiet(quiet bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.quiet = quiet
 }
 
 // signal puts a token into a channel with room for one, unless it has one.

@@ -14,17 +14,18 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// sender publishes what a replica says of itself. It belongs to one goroutine.
+// sender publishes the messages of a replica. It belongs to one goroutine.
 type sender struct {
 	*Sync
-	flushed        time.Time // when changes were sent last
+	flushed        time.Time // when changes were last sent
 	next, bindings uint64    // numbers of the next messages about requests and sessions
 
-	changes                  []syncEvent // memory that is used again
-	events, payload, message []byte      // the same
+	// Reused memory.
+	changes                  []syncEvent
+	events, payload, message []byte
 }
 
-// syncBatch is how many changes a message has at most.
+// syncBatch is the largest number of changes in a message.
 const syncBatch = 256
 
 func newSender(s *Sync) *sender { return &sender{Sync: s} }
@@ -61,7 +62,7 @@ func (s *sender) run(done <-chan struct{}, asked <-chan *nats.Msg) {
 	}
 }
 
-// replySubjects returns where a list goes: to all that wait for one now.
+// replySubjects returns the reply subjects of all waiting requests for the list.
 func replySubjects(first *nats.Msg, more <-chan *nats.Msg) (subjects []string) {
 	for m := first; ; {
 		if m.Reply != "" && !slices.Contains(subjects, m.Reply) {
@@ -75,21 +76,32 @@ func replySubjects(first *nats.Msg, more <-chan *nats.Msg) (subjects []string) {
 	}
 }
 
-// flush sends the changes that wait. Without a connection they are lost with their
-// numbers, so that peers notice.
+// flush sends the waiting changes. Without a connection, or without another router, they
+// are dropped and their numbers skipped, so that peers notice.
 func (s *sender) flush(withList bool) ownState {
 	state := s.own.take(s.changes, withList)
 	s.flushed = time.Now()
-	if state.skipped {
+	unsent := len(state.changes) > 0 && s.alone()
+	if state.skipped || unsent {
 		s.next++
 	}
+	if !unsent {
+		s.sendAll(state.changes)
+	}
+	clear(state.changes) // they hold ids and hashes
+	s.changes = state.changes[:0]
+	return state
+}
+
+// sendAll sends changes in as many messages as necessary.
+func (s *sender) sendAll(changes []syncEvent) {
 	s.events = s.events[:0]
 	n := uint32(0)
-	for i := range state.changes {
-		e := &state.changes[i]
+	for i := range changes {
+		e := &changes[i]
 		before := len(s.events)
 		s.events = appendSyncEvent(s.events, s.fit(e))
-		s.metrics.sent(e.Kind)
+		s.metrics.sent[e.Kind].Add(1)
 		if n > 0 && (n == syncBatch || len(s.events) > s.room()) {
 			s.sendChanges(s.events[:before], n)
 			s.events = append(s.events[:0], s.events[before:]...)
@@ -100,9 +112,6 @@ func (s *sender) flush(withList bool) ownState {
 	if n > 0 {
 		s.sendChanges(s.events, n)
 	}
-	clear(state.changes) // they hold ids and hashes
-	s.changes = state.changes[:0]
-	return state
 }
 
 func (s *sender) sendChanges(encoded []byte, n uint32) {
@@ -112,10 +121,10 @@ func (s *sender) sendChanges(encoded []byte, n uint32) {
 	s.next++
 }
 
-// room is how many bytes of changes a message has room for.
+// room returns the number of bytes of changes that fit into a message.
 func (s *sender) room() int { return max(s.link.room()-1024, 4096) }
 
-// fit shortens the hashes of a prompt too long for one message. The rest weighs little.
+// fit shortens the hashes of a prompt that is too long for one message.
 func (s *sender) fit(e *syncEvent) *syncEvent {
 	if most := (s.room() - 2*maxSyncID) / 9; len(e.Sequence) > most {
 		e.Sequence = e.Sequence[:most]
@@ -123,7 +132,7 @@ func (s *sender) fit(e *syncEvent) *syncEvent {
 	return e
 }
 
-// present publishes the presence, behind all changes so far.
+// present publishes the presence, after all changes so far.
 func (s *sender) present(leaving bool) {
 	state := s.flush(false)
 	p := s.conf.Presence
@@ -134,27 +143,29 @@ func (s *sender) present(leaving bool) {
 		err = s.link.send(s.presence, "", data)
 	}
 	if err != nil {
-		s.metrics.count(syncUnsent)
+		s.metrics.news.count("unsent")
 	}
 }
 
-// sendList sends the list of all requests in flight, behind all changes so far.
+// sendList sends the list of all requests in flight, after all changes so far.
 func (s *sender) sendList(to []string) {
 	if len(to) == 0 {
 		return
 	}
 	state := s.flush(true)
-	s.heardRouter(s.conf.Now()) // it listens, though its presence may not have come yet
+	s.listened.Store(s.conf.Now().UnixNano()) // the peer's presence may not have arrived yet
 	parts := s.listParts(state.list)
 	for i, part := range parts {
-		payload := msgp.AppendInt(msgp.AppendString(msgp.AppendMapHeader(nil, 3), "part"), i)
-		payload = msgp.AppendInt(msgp.AppendString(payload, "parts"), len(parts))
-		payload = append(payload, part...)
+		var p packer
+		p.header(3)
+		p.count("part", i)
+		p.count("parts", len(parts))
+		payload := append(p.b, part...)
 		for _, subject := range to {
 			s.post(subject, syncTopic, s.next, payload)
 		}
 	}
-	s.metrics.count(syncAnswered)
+	s.metrics.news.count("answered")
 }
 
 // listParts encodes a list in parts of at most 512 KiB, or one request.
@@ -187,8 +198,8 @@ func (s *sender) post(subject, topic string, number uint64, payload []byte) {
 		Topic: topic, Payload: payload,
 	})
 	if s.link.send(subject, "", s.message) != nil {
-		s.metrics.count(syncUnsent)
+		s.metrics.news.count("unsent")
 		return
 	}
-	s.metrics.count(syncOut)
+	s.metrics.news.count("sent")
 }

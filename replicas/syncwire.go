@@ -12,122 +12,122 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// syncTopic is the topic of the event plane on which replicas publish their requests.
-const syncTopic = "active_sequences_events"
-
-// sessionTopic is the topic on which replicas publish where sessions are bound.
-const sessionTopic = "session_affinity_events"
-
-// Bounds of a message.
+// Topics of Dynamo's event plane.
 const (
-	maxSyncID = 1024 // bytes
+	syncTopic    = "active_sequences_events" // changes of requests
+	sessionTopic = "session_affinity_events" // bindings of sessions
 )
 
-// syncEvent is one change of a request as it travels.
+const maxSyncID = 1024 // bytes of a request's id or a session's name
+
+// syncEvent is a change of a request in a message.
 type syncEvent struct {
 	router  uint64 // the owner of the request; the worker's id if a worker publishes a first token
 	started bool   // of SlotTaken in a list: the request has its first token
 	router.Change
 }
 
-// appendSyncEvent appends the encoding of an event: the map that Dynamo's routers send,
-// with its keys in their order, and behind these the keys that only kvroute has.
+// appendSyncEvent appends an event as Dynamo's routers encode it, with their keys in their
+// order. Keys that only kvroute has follow.
 func appendSyncEvent(b []byte, e *syncEvent) []byte {
-	n := uint32(5)
-	if e.Abandoned {
-		n++
-	}
-	b = msgp.AppendString(msgp.AppendMapHeader(b, n), "request_id")
-	b = msgp.AppendString(msgp.AppendString(b, e.ID), "worker")
-	b = msgp.AppendString(msgp.AppendMapHeader(b, 2), "worker_id")
-	b = msgp.AppendString(msgp.AppendUint64(b, e.Worker.ID), "dp_rank")
-	b = msgp.AppendString(msgp.AppendUint32(b, e.Worker.DPRank), "data")
+	p := packer{b}
+	p.header(5 + one(e.Abandoned))
+	p.text("request_id", e.ID)
+	p.key("worker")
+	p.header(2)
+	p.uint("worker_id", e.Worker.ID)
+	p.uint("dp_rank", uint64(e.Worker.DPRank))
 	switch e.Kind {
 	case router.SlotTaken:
-		b = appendSyncAdd(b, e)
+		p.key("data")
+		p.addRequest(e)
 	case router.FirstToken:
-		b = msgp.AppendString(b, "MarkPrefillCompleted")
+		p.text("data", "MarkPrefillCompleted")
 	case router.SlotMoved:
-		b = msgp.AppendString(msgp.AppendMapHeader(b, 1), "SlotMoved")
-		b = msgp.AppendString(msgp.AppendMapHeader(b, 1), "cached_tokens")
-		b = msgp.AppendInt(b, e.CachedTokens)
+		p.key("data")
+		p.header(1)
+		p.key("SlotMoved")
+		p.header(1)
+		p.count("cached_tokens", e.CachedTokens)
 	case router.SlotFreed:
-		b = msgp.AppendString(b, "Free")
+		p.text("data", "Free")
 	}
-	b = msgp.AppendUint64(msgp.AppendString(b, "router_id"), e.router)
-	b = msgp.AppendNil(msgp.AppendString(b, "lora_name"))
+	p.uint("router_id", e.router)
+	p.null("lora_name")
 	if e.Abandoned {
-		b = msgp.AppendBool(msgp.AppendString(b, "abandoned"), true)
+		p.flag("abandoned", true)
 	}
-	return b
+	return p.b
 }
 
-func appendSyncAdd(b []byte, e *syncEvent) []byte {
-	b = msgp.AppendString(msgp.AppendMapHeader(b, 1), "AddRequest")
-	n := uint32(6)
-	if e.Guessed {
-		n++
+// one returns 1 for true: the number of an optional entry.
+func one(b bool) int {
+	if b {
+		return 1
 	}
-	if e.started {
-		n++
-	}
-	b = msgp.AppendString(msgp.AppendMapHeader(b, n), "token_sequence")
+	return 0
+}
+
+func (p *packer) addRequest(e *syncEvent) {
+	p.header(1)
+	p.key("AddRequest")
+	p.header(6 + one(e.Guessed) + one(e.started))
 	if e.Sequence == nil {
-		b = msgp.AppendNil(b)
+		p.null("token_sequence")
 	} else {
-		b = msgp.AppendArrayHeader(b, uint32(len(e.Sequence)))
+		p.key("token_sequence")
+		b := msgp.AppendArrayHeader(p.b, uint32(len(e.Sequence)))
 		for _, h := range e.Sequence {
 			b = msgp.AppendUint64(b, h)
 		}
+		p.b = b
 	}
-	// For readers that do not know the key started: nothing is left to compute.
+	// A reader that does not know the key started must not count tokens to compute.
 	tracked := !e.PrefillUntracked && !e.started
-	b = msgp.AppendBool(msgp.AppendString(b, "track_prefill_tokens"), tracked)
-	b = msgp.AppendString(b, "expected_output_tokens")
+	p.flag("track_prefill_tokens", tracked)
 	if e.ExpectedOutput > 0 {
-		b = msgp.AppendInt(b, e.ExpectedOutput)
+		p.count("expected_output_tokens", e.ExpectedOutput)
 	} else {
-		b = msgp.AppendNil(b)
+		p.null("expected_output_tokens")
 	}
-	b = msgp.AppendString(b, "prefill_load_hint")
 	if tracked {
-		b = msgp.AppendString(msgp.AppendMapHeader(b, 2), "initial_effective_prefill_tokens")
-		b = msgp.AppendInt(b, max(0, e.PromptTokens-e.CachedTokens))
-		b = msgp.AppendNil(msgp.AppendString(b, "expected_prefill_duration"))
+		p.key("prefill_load_hint")
+		p.header(2)
+		p.count("initial_effective_prefill_tokens", e.PromptTokens-e.CachedTokens)
+		p.null("expected_prefill_duration")
 	} else {
-		b = msgp.AppendNil(b)
+		p.null("prefill_load_hint")
 	}
-	b = msgp.AppendInt(msgp.AppendString(b, "isl"), e.PromptTokens)
-	b = msgp.AppendInt(msgp.AppendString(b, "overlap"), e.OverlapBlocks)
+	p.count("isl", e.PromptTokens)
+	p.count("overlap", e.OverlapBlocks)
 	if e.Guessed {
-		b = msgp.AppendBool(msgp.AppendString(b, "guessed"), true)
+		p.flag("guessed", true)
 	}
 	if e.started {
-		b = msgp.AppendBool(msgp.AppendString(b, "started"), true)
+		p.flag("started", true)
 	}
-	return b
 }
 
-// syncReader reads payloads. Its memory is used again: an event and its hashes are valid
-// until the next event.
+// syncReader reads payloads. It reuses its memory: an event and its hashes are valid until
+// the next event.
 type syncReader struct {
 	e      syncEvent
 	hashes []uint64
 	add    syncAdd
 }
 
-// syncAdd are the numbers of an AddRequest as they are on the wire.
+// syncAdd are numbers of an AddRequest in a message.
 type syncAdd struct {
 	hint, isl, overlap int // -1 = absent
 	tracked            bool
 }
 
-// syncPayload is what a message has beside its events: its part of a list.
+// syncPayload is the position of a message in a list.
 type syncPayload struct{ part, parts int }
 
-// read calls yield for each event of a payload: a map of one event, or one of many
-// under "events". bad counts those that cannot be read, each of which is skipped by
-// itself; an error means that the payload as a whole is no such thing.
+// read calls yield for each event of a payload: one event, or a map with a list of "events".
+// bad is the number of events that cannot be read; the others count. An error means that
+// the payload cannot be read to its end.
 func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, bad int, err error) {
 	batched := false
 	rest, err := eachField(data, func(key, value []byte) ([]byte, error) {
@@ -140,7 +140,6 @@ func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, b
 				return value, err
 			}
 			for i := range n {
-				// Only the end of an unreadable event is searched for: that reads it twice.
 				rest, err := r.event(value)
 				if err == nil {
 					value = rest
@@ -176,8 +175,8 @@ func (r *syncReader) read(data []byte, yield func(*syncEvent)) (p syncPayload, b
 	return p, bad, nil
 }
 
-// event reads one event into e, and returns what follows it. One of an unknown kind has
-// the Kind 0.
+// event reads one event into e, and returns the bytes behind it. An event of an unknown kind
+// has the Kind 0.
 func (r *syncReader) event(data []byte) (rest []byte, err error) {
 	r.e = syncEvent{}
 	e := &r.e
@@ -259,8 +258,7 @@ func (r *syncReader) addition(data []byte, e *syncEvent) (rest []byte, err error
 	return rest, err
 }
 
-// fill derives an event's numbers. Dynamo's versions leave some of them out: without isl
-// the prompt counts as long as what is left to compute.
+// fill sets an event's numbers. If isl is absent, the tokens to compute count as the prompt.
 func (a *syncAdd) fill(e *syncEvent) {
 	e.OverlapBlocks = max(0, a.overlap)
 	e.PromptTokens = max(a.isl, a.hint, 0)
@@ -269,7 +267,7 @@ func (a *syncAdd) fill(e *syncEvent) {
 	case a.hint >= 0:
 		e.CachedTokens = e.PromptTokens - a.hint
 	case a.isl >= 0 && a.overlap >= 0:
-		e.CachedTokens = -1 // those of the overlapping blocks
+		e.CachedTokens = -1 // the tokens of the overlapping blocks
 	}
 }
 
@@ -278,10 +276,10 @@ func (r *syncReader) sequence(data []byte) (all []uint64, rest []byte, err error
 	if err != nil {
 		return nil, rest, err
 	}
-	if int64(n) > int64(len(rest)) { // each takes a byte at least
+	if int64(n) > int64(len(rest)) { // each hash has a byte at least
 		return nil, rest, fmt.Errorf("%w: %d hashes in %d bytes", errShape, n, len(rest))
 	}
-	const wide = 0xcf // uint64: the form of nearly all hashes
+	const wide = 0xcf // the encoding of nearly all hashes: uint64
 	all = slices.Grow(r.hashes[:0], int(n))
 	for range n {
 		if len(rest) >= 9 && rest[0] == wide {
@@ -299,30 +297,24 @@ func (r *syncReader) sequence(data []byte) (all []uint64, rest []byte, err error
 	return all, rest, nil
 }
 
-// sessionFields are the form of a session binding, as Dynamo's routers publish it. The
-// key final is kvroute's own: Dynamo takes that message for one more use of the session.
-func sessionFields(s *router.SessionBinding, from *uint64) []field {
-	return []field{
-		{"session_id", &s.Session},
-		{"worker_id", &s.Worker.ID},
-		{"dp_rank", &s.Worker.DPRank},
-		{"router_id", from},
-		{"final", &s.Over},
-	}
-}
-
-// encodeSession encodes a session binding of a router.
+// encodeSession encodes a session binding of a router, as Dynamo's routers do. Only kvroute
+// has the key final; Dynamo takes that message for another use of the session.
 func encodeSession(s *router.SessionBinding, from uint64) []byte {
-	fields := sessionFields(s, &from)
-	if !s.Over {
-		fields = fields[:4]
+	var p packer
+	p.header(4 + one(s.Over))
+	p.text("session_id", s.Session)
+	p.uint("worker_id", s.Worker.ID)
+	p.uint("dp_rank", uint64(s.Worker.DPRank))
+	p.uint("router_id", from)
+	if s.Over {
+		p.flag("final", true)
 	}
-	return appendFields(nil, fields)
+	return p.b
 }
 
 // readSession reads a session binding.
 func readSession(data []byte) (s router.SessionBinding, from uint64, err error) {
-	_, err = readFields(data, sessionFields(&s, &from))
+	_, err = readFields(data, []field{{"session_id", &s.Session}, {"worker_id", &s.Worker.ID}, {"dp_rank", &s.Worker.DPRank}, {"router_id", &from}, {"final", &s.Over}})
 	if err == nil && (s.Session == "" || len(s.Session) > maxSyncID || s.Worker.ID == 0 || from == 0) {
 		err = fmt.Errorf("%w: a field of the binding is missing, or the session's name has %d bytes", errShape, len(s.Session))
 	}

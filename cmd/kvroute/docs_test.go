@@ -107,6 +107,12 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := replicas.NewProbes(nil, replicas.ProbesConfig{Meter: n}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := replicas.NewGroupPublisher(nil, replicas.GroupPublisherConfig{Meter: n, Group: "g", ID: 1, Router: r}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := new(sidecar).instruments(n); err != nil {
 		t.Fatal(err)
 	}
