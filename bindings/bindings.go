@@ -105,8 +105,8 @@ type Publisher struct {
 	closed bool
 }
 
-// ErrClosed is returned by methods of a publisher after [Publisher.Close].
-var ErrClosed = errors.New("bindings: the publisher is closed")
+// errClosed is the error of methods after [Publisher.Close].
+var errClosed = errors.New("bindings: the publisher is closed")
 
 // Open returns a publisher that runs until it is closed. It does not wait for the
 // bus: while that is away a bounded number of events waits.
@@ -276,7 +276,7 @@ func (p *Publisher) apply(ev engines.EngineEvent) ([]events.RouterEvent, error) 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil, ErrClosed
+		return nil, errClosed
 	}
 	evs, _ := p.engine.Apply(&engines.EngineBatch{Events: []engines.EngineEvent{ev}})
 	for _, e := range evs {

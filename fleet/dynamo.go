@@ -245,7 +245,7 @@ func (r *dynamoRecord) worker(rules *DynamoRules, host string, adapters []string
 		Models: []string{r.Card.Name}, LoRA: adapters, Role: router.Aggregated, BlockSize: r.Card.BlockSize,
 		DPStart: run.DPStart, DPSize: run.DPSize, Taints: run.Taints, Engine: "dynamo",
 		TotalKVBlocks: run.TotalKVBlocks, MaxNumSeqs: run.MaxNumSeqs, MaxBatchedTokens: run.MaxBatchedTokens,
-		Events: Events{Transport: TransportDynamo, LocalIndexer: run.LocalIndexer},
+		Events: Events{Transport: transportDynamo, LocalIndexer: run.LocalIndexer},
 	}
 	switch r.Card.WorkerType {
 	case "prefill":
@@ -276,7 +276,7 @@ func (t *DynamoTable) sources(v *DynamoView, workers map[uint64]*Record, network
 			continue
 		}
 		publishers[s.Publisher] = rank
-		if w.Events.Transport == TransportDynamo {
+		if w.Events.Transport == transportDynamo {
 			if other := w.Events.PublisherID; other != 0 && other != s.Publisher {
 				several[w.WorkerID] = true
 			}

@@ -16,8 +16,8 @@ import (
 //nolint:gochecknoglobals // a table
 var LoadPaths = [...]string{"/prometheus/metrics", "/metrics"}
 
-// ErrNoLoad means that an engine's metrics do not contain its load.
-var ErrNoLoad = errors.New("the metrics say nothing of the load")
+// errNoLoad means that an engine's metrics do not contain its load.
+var errNoLoad = errors.New("the metrics say nothing of the load")
 
 // Capacity converts shares and tokens into blocks. A zero field is unknown.
 type Capacity struct {
@@ -55,11 +55,11 @@ var gauges = map[string]gauge{
 	"trtllm_kv_cache_max_blocks":  gaugeBlocks,
 }
 
-// EngineLoad reads each rank's load from an engine's metrics: the text of vLLM, SGLang and
+// engineLoad reads each rank's load from an engine's metrics: the text of vLLM, SGLang and
 // TensorRT-LLM, or the JSON of TensorRT-LLM's statistics. Of several series of one rank the
-// largest counts. The error is [ErrNoLoad] if there is no load; TensorRT-LLM's statistics
+// largest counts. The error is [errNoLoad] if there is no load; TensorRT-LLM's statistics
 // have none if nothing has happened since the last query.
-func EngineLoad(body []byte, c Capacity) (map[uint32]Load, error) {
+func engineLoad(body []byte, c Capacity) (map[uint32]Load, error) {
 	ranks := make(map[uint32]*[gaugeKinds]float64)
 	set := func(rank uint32, g gauge, v float64) {
 		if math.IsNaN(v) || v < 0 || v > 1e12 || len(ranks) >= maxRanks && ranks[rank] == nil {
@@ -76,7 +76,7 @@ func EngineLoad(body []byte, c Capacity) (map[uint32]Load, error) {
 		readGauges(body, set)
 	}
 	if len(ranks) == 0 {
-		return nil, ErrNoLoad
+		return nil, errNoLoad
 	}
 	loads := make(map[uint32]Load, len(ranks))
 	for rank, v := range ranks {
@@ -105,7 +105,7 @@ func AskLoad(paths []string, c Capacity, get func(path string) ([]byte, error)) 
 	for _, path := range paths {
 		body, err := get(path)
 		if err == nil {
-			ranks, err = EngineLoad(body, c)
+			ranks, err = engineLoad(body, c)
 		}
 		if err == nil {
 			return ranks, path, nil

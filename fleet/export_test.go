@@ -18,3 +18,15 @@ func (r *Registry) TakeHeartbeat(m *nats.Msg) { r.heartbeat(m) }
 func (r *Registry) TakeEntry(e jetstream.KeyValueEntry) {
 	r.entry(e, time.Time{})
 }
+
+// What only tests need from outside.
+const (
+	LoadHeader      = loadHeader
+	TransportDynamo = transportDynamo
+)
+
+var (
+	EngineLoad = engineLoad
+	LoadReport = loadReport
+	ErrNoLoad  = errNoLoad
+)

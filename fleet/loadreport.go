@@ -22,9 +22,9 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// LoadHeader is the beginning of the names of the ORCA headers: load reports of an engine
+// loadHeader is the beginning of the names of the ORCA headers: load reports of an engine
 // in the responses to requests that ask for them.
-const LoadHeader = "endpoint-load-metrics"
+const loadHeader = "endpoint-load-metrics"
 
 const maxReport = 4 << 10 // bytes of a header; vLLM's have about a hundred
 
@@ -34,17 +34,17 @@ const maxReport = 4 << 10 // bytes of a header; vLLM's have about a hundred
 //nolint:gochecknoglobals // a table
 var reportUsage = [...]string{"kv_cache_usage_perc", "gpu_cache_usage_perc", "kv_cache_utilization"}
 
-// LoadReport reads the used share of an engine's cache, 0 to 1, from a response header:
-// [LoadHeader] with TEXT, JSON or BIN and the report in that form, LoadHeader-json with JSON
-// alone, or LoadHeader-bin with ORCA's message in base64. The error is [ErrNoLoad] if the
+// loadReport reads the used share of an engine's cache, 0 to 1, from a response header:
+// [loadHeader] with TEXT, JSON or BIN and the report in that form, loadHeader-json with JSON
+// alone, or loadHeader-bin with ORCA's message in base64. The error is [errNoLoad] if the
 // report is well-formed and does not contain the share.
-func LoadReport(header, value string) (usage float64, err error) {
+func loadReport(header, value string) (usage float64, err error) {
 	if len(value) > maxReport {
 		return 0, fmt.Errorf("fleet: header %s has %d bytes, want %d at most", header, len(value), maxReport)
 	}
 	var form string
 	text := value
-	switch strings.TrimPrefix(header, LoadHeader) {
+	switch strings.TrimPrefix(header, loadHeader) {
 	case "":
 		form, text, _ = strings.Cut(value, " ")
 	case "-json":
@@ -52,7 +52,7 @@ func LoadReport(header, value string) (usage float64, err error) {
 	case "-bin":
 		form = "BIN"
 	default:
-		return 0, fmt.Errorf("fleet: header %s is not known, want %s, or that with -json or -bin", header, LoadHeader)
+		return 0, fmt.Errorf("fleet: header %s is not known, want %s, or that with -json or -bin", header, loadHeader)
 	}
 	var report orca.OrcaLoadReport
 	switch form {
@@ -79,7 +79,7 @@ func LoadReport(header, value string) (usage float64, err error) {
 			return v, nil
 		}
 	}
-	return 0, ErrNoLoad
+	return 0, errNoLoad
 }
 
 // textReport reads the named metrics of name=value pairs separated by commas.
@@ -119,10 +119,10 @@ func NewReports(use func(w router.Worker, usage float64) bool, meter metric.Mete
 
 // Take reads a header of a response of w. It logs at most one bad report a minute.
 func (r *Reports) Take(w router.Worker, header, value string) {
-	usage, err := LoadReport(header, value)
+	usage, err := loadReport(header, value)
 	outcome := "taken"
 	switch {
-	case errors.Is(err, ErrNoLoad):
+	case errors.Is(err, errNoLoad):
 		outcome = "nothing said"
 	case err != nil:
 		outcome = "bad"

@@ -36,10 +36,10 @@ const (
 type Loads struct {
 	mu sync.Mutex
 	// mu guards the field below.
-	workers map[uint64]map[uint32][]loadReport // by id and rank
+	workers map[uint64]map[uint32][]rankReport // by id and rank
 }
 
-type loadReport struct {
+type rankReport struct {
 	via       LoadVia
 	publisher uint64
 	blocks    int
@@ -52,20 +52,20 @@ func (l *Loads) Report(w router.Worker, via LoadVia, publisher uint64, blocks in
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.workers == nil {
-		l.workers = make(map[uint64]map[uint32][]loadReport)
+		l.workers = make(map[uint64]map[uint32][]rankReport)
 	}
 	ranks := l.workers[w.ID]
 	if ranks == nil {
-		ranks = make(map[uint32][]loadReport)
+		ranks = make(map[uint32][]rankReport)
 		l.workers[w.ID] = ranks
 	}
-	all := slices.DeleteFunc(ranks[w.DPRank], func(s loadReport) bool {
+	all := slices.DeleteFunc(ranks[w.DPRank], func(s rankReport) bool {
 		return at.Sub(s.at) > loadLife || s.via == via && s.publisher == publisher
 	})
 	if len(all) == maxReports {
 		all = slices.Delete(all, 0, 1) // the oldest one
 	}
-	all = append(all, loadReport{via, publisher, blocks, at})
+	all = append(all, rankReport{via, publisher, blocks, at})
 	ranks[w.DPRank] = all
 	for _, s := range all {
 		switch {

@@ -160,7 +160,7 @@ func (p *Prober) probe(ctx context.Context, key probeKey, t target) {
 		p.conf.Load(t.info, ranks)
 	}
 	outcome := "answered"
-	if errors.Is(err, ErrNoLoad) {
+	if errors.Is(err, errNoLoad) {
 		outcome = "nothing said"
 	} else if err != nil {
 		outcome = "failed"

@@ -94,7 +94,7 @@ func (p *Probe) every(byDefault time.Duration) time.Duration {
 // Events is the source of a worker's cache events.
 type Events struct {
 	// Transport is "nats" (default), "jetstream", "zmq", "http_poll", "heartbeat" or
-	// "none"; in the configuration also [TransportDynamo].
+	// "none"; in the configuration also [transportDynamo].
 	Transport string `json:"transport,omitempty"`
 	// Endpoint is the engine's socket, tcp://host:port, in the configuration also
 	// ipc://path. With "http_poll" it is a URL. Empty: kvroute asks the engine.
@@ -109,9 +109,9 @@ type Events struct {
 	PublisherID uint64 `json:"publisher_id,omitempty"`
 }
 
-// TransportDynamo is the transport of workers in Dynamo's discovery records, which contain
+// transportDynamo is the transport of workers in Dynamo's discovery records, which contain
 // the sources of events. A worker cannot register with it.
-const TransportDynamo = "dynamo"
+const transportDynamo = "dynamo"
 
 // Direct reports whether the events come from the engine itself, not over the bus.
 func (e *Events) Direct() bool {
@@ -270,7 +270,7 @@ func (c *check) events(r *Record, networks reach.Networks) {
 	c.length(len(e.Topic), 0, maxNameLen, "events.topic", "bytes")
 	c.length(len(e.Replay), 0, maxNameLen, "events.replay", "bytes")
 	switch e.Transport {
-	case "", "nats", "jetstream", "heartbeat", "none", TransportDynamo:
+	case "", "nats", "jetstream", "heartbeat", "none", transportDynamo:
 	case "http_poll":
 		if e.Endpoint == "" {
 			return
@@ -340,7 +340,7 @@ func (r *Record) Registered(networks reach.Networks) (router.WorkerInfo, error) 
 		c.that(p.Path == "" || slices.Contains(LoadPaths[:], p.Path), "metrics.path", p.Path, strings.Join(LoadPaths[:], " or ")+"; other paths are for workers in the configuration file")
 	}
 	switch e := &r.Events; e.Transport {
-	case TransportDynamo:
+	case transportDynamo:
 		c.that(false, "events.transport", e.Transport, "one that a worker may register with")
 	case "http_poll":
 		want := "http://" + info.Address.String() + pollPath

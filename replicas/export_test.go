@@ -8,3 +8,7 @@ import "time"
 func (s *Sync) Quicken(every time.Duration) {
 	s.times = syncTimes{presence: every, ask: every, jitter: every / 20}
 }
+
+// GroupWorkerID is the id of a candidate.
+//nolint:gochecknoglobals // for tests
+var GroupWorkerID = groupWorkerID

@@ -26,15 +26,15 @@ type Group struct {
 // candidate returns the worker that stands for the group and a base model in the router.
 func (c *Group) candidate(model string, blockSize int) fleet.Record {
 	return fleet.Record{
-		WorkerID: GroupWorkerID(c.Name, model), Name: c.Name, Group: c.Name, Members: c.Members,
+		WorkerID: groupWorkerID(c.Name, model), Name: c.Name, Group: c.Name, Members: c.Members,
 		Address: c.Address, Models: []string{model}, BlockSize: blockSize,
 		Events: fleet.Events{Transport: "none"}, Reorders: true,
 	}
 }
 
-// GroupWorkerID returns the id of the candidate for a group and a base model. Both names may
+// groupWorkerID returns the id of the candidate for a group and a base model. Both names may
 // contain slashes, so the length of the first one is part of the hashed text.
-func GroupWorkerID(group, model string) uint64 {
+func groupWorkerID(group, model string) uint64 {
 	return wire.WorkerID(fmt.Sprintf("%d/%s/%s", len(group), group, model))
 }
 

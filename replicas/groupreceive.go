@@ -237,7 +237,7 @@ func (g *Groups) take(data []byte) {
 	if outcome == summaryDelta {
 		sum.Added = readHashes(s.content)
 	}
-	if !g.conf.Summary(GroupWorkerID(h.Name, s.Model), sum) {
+	if !g.conf.Summary(groupWorkerID(h.Name, s.Model), sum) {
 		g.events.count("refused")
 	}
 }

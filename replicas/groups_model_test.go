@@ -72,7 +72,7 @@ func newGroupWorld(t *testing.T, seed uint64, publishers, hearers int) *groupWor
 			Groups: []Group{{Name: "g", Address: "10.0.0.9:80", Models: []string{"m"}}},
 			Set:    func([]fleet.Record) error { return nil },
 			Summary: func(id uint64, s router.Summary) bool {
-				if id != GroupWorkerID("g", "m") {
+				if id != groupWorkerID("g", "m") {
 					t.Errorf("a summary of %d", id)
 				}
 				if s.Filter != nil {
