@@ -155,19 +155,23 @@ func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
 	}
 	r := s.reader()
 	var token []byte
-	err := r.object(func(key []byte) error {
+	err := r.Object(func(quoted []byte) error {
+		key, err := r.unquoted(quoted)
+		if err != nil {
+			return err
+		}
 		var ok bool
 		if token, ok = toBytes(token[:0], key, k.alphabet); !ok {
 			token = append(token[:0], key...) // no word can be this token
 		}
-		id, err := r.uint()
+		id, err := r.id()
 		switch {
 		case err != nil:
 			return err
 		case id >= maxIDs:
-			return r.fail(fmt.Sprintf("id %d, more than %d", id, maxIDs))
+			return r.Fail(fmt.Sprintf("id %d, more than %d", id, maxIDs))
 		case len(token) >= 1<<16:
-			return r.fail("a token of more than 64 KiB")
+			return r.Fail("a token of more than 64 KiB")
 		}
 		if !ok {
 			k.others[string(token)] = id
@@ -180,7 +184,7 @@ func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
 		return nil, err
 	}
 	if k.count == 0 {
-		return nil, r.fail("no tokens")
+		return nil, r.Fail("no tokens")
 	}
 	return k, nil
 }
@@ -232,15 +236,15 @@ func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
 	count := 0
 	var both, buf []byte
 	r := s.reader()
-	err := r.list(func() error {
-		at := r.i
+	err := r.List(func() error {
+		at := r.At
 		left, right, err := r.pair(buf)
 		buf = left
 		if err != nil {
 			return err
 		}
 		if count++; count > maxMerges {
-			return r.fail(fmt.Sprintf("more than %d merges", maxMerges))
+			return r.Fail(fmt.Sprintf("more than %d merges", maxMerges))
 		}
 		var ok, ok2 bool
 		both, ok = toBytes(both[:0], left, alphabet)
@@ -251,8 +255,8 @@ func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
 		}
 		l, rr, to := b.vocab.id(both[:n]), b.vocab.id(both[n:]), b.vocab.id(both)
 		if l == noID || rr == noID || to == noID {
-			r.i = at
-			return r.fail(fmt.Sprintf("merge %d of %q and %q needs a token that is not in the vocabulary", count-1, left, right))
+			r.At = at
+			return r.Fail(fmt.Sprintf("merge %d of %q and %q needs a token that is not in the vocabulary", count-1, left, right))
 		}
 		all = append(all, mergeOf(l, rr, uint64(count-1), to))
 		return nil
@@ -264,10 +268,10 @@ func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
 // pair reads a merge: a list of two tokens, or a string of two with a space between them.
 // left is in buf if that is large enough.
 func (r *reader) pair(buf []byte) (left, right []byte, err error) {
-	if r.space(); r.i < len(r.b) && r.b[r.i] == '[' {
+	if r.Peek() == '[' {
 		n := 0
-		err := r.list(func() error {
-			s, err := r.string()
+		err := r.List(func() error {
+			s, err := r.text()
 			if n++; n == 1 {
 				left = append(buf[:0], s...)
 			}
@@ -275,17 +279,17 @@ func (r *reader) pair(buf []byte) (left, right []byte, err error) {
 			return err
 		})
 		if err == nil && n != 2 {
-			err = r.fail("want a list of two tokens")
+			err = r.Fail("want a list of two tokens")
 		}
 		return left, right, err
 	}
-	s, err := r.string()
+	s, err := r.text()
 	if err != nil {
 		return nil, nil, err
 	}
 	left, right, ok := bytes.Cut(s, []byte{' '})
 	if !ok || bytes.IndexByte(right, ' ') >= 0 {
-		return nil, nil, r.fail("want two tokens with one space between them")
+		return nil, nil, r.Fail("want two tokens with one space between them")
 	}
 	return append(buf[:0], left...), right, nil
 }

@@ -8,7 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"unicode/utf8"
+
+	"github.com/kvroute/kvroute/internal/jsonscan"
 )
 
 // maxDepth bounds the nesting of a tokenizer file; real ones have less than ten levels.
@@ -38,22 +39,25 @@ type sections map[string]section
 func (s section) sections() (sections, error) {
 	all := sections{}
 	r := s.reader()
-	err := r.object(func(key []byte) error {
-		name := string(key)
-		r.space()
-		start := r.i
-		if err := r.skip(0); err != nil {
+	err := r.Object(func(key []byte) error {
+		name, err := r.unquoted(key)
+		if err != nil {
 			return err
 		}
-		if all[name] = (section{r.b[start:r.i], r.base + start}); len(all) > 1000 {
-			return r.fail("too many keys")
+		r.Peek()
+		start := r.At
+		if err := r.Skip(); err != nil {
+			return err
+		}
+		if all[string(name)] = (section{r.In[start:r.At], r.Base + start}); len(all) > 1000 {
+			return r.Fail("too many keys")
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return all, r.end()
+	return all, r.End()
 }
 
 // UnmarshalJSON lets encoding/json read an object as its sections.
@@ -65,165 +69,53 @@ func (m *sections) UnmarshalJSON(b []byte) (err error) {
 // compare orders keys as their values stand in the file.
 func (m sections) compare(x, y string) int { return m[x].base - m[y].base }
 
-func (s section) reader() reader { return reader{b: s.b, base: s.base} }
+func (s section) reader() reader {
+	return reader{Scanner: jsonscan.Scanner{In: s.b, Base: s.base, Deepest: maxDepth}}
+}
 
 // reader reads a JSON text without building values: the vocabulary of a file has a million
-// strings, of which only the bytes are needed. Its errors name the byte of the file.
+// strings, of which only the bytes are needed.
 type reader struct {
-	b    []byte
-	i    int
-	base int // of b in the file
-	text []byte
+	jsonscan.Scanner
+	buf []byte
 }
 
-func (r *reader) fail(what string) error {
-	return fmt.Errorf("%s at byte %d", what, r.base+r.i)
-}
-
-// object reads an object, and calls f with each key where its value begins. The key is
-// good until f reads a string.
-func (r *reader) object(f func(key []byte) error) error {
-	return r.each('{', '}', func() error {
-		key, err := r.string()
-		if err == nil {
-			err = r.open(':')
-		}
-		if err != nil {
-			return err
-		}
-		return f(key)
-	})
-}
-
-// list reads a list, and calls f where each value begins.
-func (r *reader) list(f func() error) error { return r.each('[', ']', f) }
-
-func (r *reader) each(open, end byte, f func() error) error {
-	if err := r.open(open); err != nil {
-		return err
-	}
-	for first := true; ; first = false {
-		r.space()
-		switch {
-		case r.i >= len(r.b):
-			return r.fail("the file ends")
-		case r.b[r.i] == end:
-			r.i++
-			return nil
-		case first:
-		case r.b[r.i] != ',':
-			return r.fail("want a comma or " + strconv.QuoteRune(rune(end)))
-		default:
-			r.i++
-		}
-		if err := f(); err != nil {
-			return err
-		}
-	}
-}
-
-// end returns an error if something but white space follows.
-func (r *reader) end() error {
-	if r.space(); r.i < len(r.b) {
-		return r.fail("more behind the end")
-	}
-	return nil
-}
-
-// skip reads any value.
-func (r *reader) skip(depth int) error {
-	if depth > maxDepth {
-		return r.fail("nested too deep")
-	}
-	if r.space(); r.i >= len(r.b) {
-		return r.fail("the file ends")
-	}
-	switch r.b[r.i] {
-	case '"':
-		_, err := r.string()
-		return err
-	case '{':
-		return r.object(func([]byte) error { return r.skip(depth + 1) })
-	case '[':
-		return r.list(func() error { return r.skip(depth + 1) })
-	}
-	n := bytes.IndexAny(r.b[r.i:], ",]} \t\n\r")
-	if n < 0 {
-		n = len(r.b) - r.i
-	}
-	if n == 0 {
-		return r.fail("want a value")
-	}
-	r.i += n
-	return nil
-}
-
-// string reads a string. The result is good until the next call.
-func (r *reader) string() ([]byte, error) {
-	if err := r.open('"'); err != nil {
+// text reads a string. The result is valid until the next call.
+func (r *reader) text() ([]byte, error) {
+	quoted, err := r.String()
+	if err != nil {
 		return nil, err
 	}
-	start, escapes := r.i, false
-	for ; r.i < len(r.b); r.i++ {
-		switch c := r.b[r.i]; {
-		case c == '"' && escapes:
-			r.i++
-			return r.unescaped(r.b[start-1 : r.i])
-		case c == '"':
-			r.i++
-			return r.b[start : r.i-1], nil
-		case c == '\\':
-			r.i++
-			escapes = true
-		case c < ' ':
-			return nil, r.fail("control character in a string")
-		}
-	}
-	return nil, r.fail("the file ends in a string")
+	return r.unquoted(quoted)
 }
 
-// unescaped returns what a quoted string with escapes means.
-func (r *reader) unescaped(quoted []byte) ([]byte, error) {
-	var s string
-	if err := json.Unmarshal(quoted, &s); err != nil {
-		return nil, r.fail(err.Error())
+func (r *reader) unquoted(quoted []byte) ([]byte, error) {
+	text, whole := jsonscan.Unquote(r.buf[:0], quoted)
+	if len(text) != len(quoted)-2 {
+		r.buf = text
 	}
-	if bytes.Contains(bytes.ToLower(quoted), []byte(`\ud`)) && bytes.ContainsRune([]byte(s), utf8.RuneError) {
-		return nil, r.fail("half a surrogate pair")
+	if !whole {
+		return nil, r.Fail("half a surrogate pair")
 	}
-	r.text = append(r.text[:0], s...)
-	return r.text, nil
+	return text, nil
 }
 
-// uint reads a number without sign or fraction.
-func (r *reader) uint() (uint32, error) {
-	r.space()
-	start := r.i
-	n := uint64(0)
-	for r.i < len(r.b) && '0' <= r.b[r.i] && r.b[r.i] <= '9' && n <= 1<<32 {
-		n = n*10 + uint64(r.b[r.i]-'0')
-		r.i++
+// id reads a token id: a number without sign or fraction.
+func (r *reader) id() (uint32, error) {
+	r.Peek()
+	start := r.At
+	if r.At == len(r.In) || r.In[r.At] < '0' || r.In[r.At] > '9' {
+		return 0, r.Fail("want a token id")
 	}
-	if r.i == start || n >= 1<<32 {
-		r.i = start
-		return 0, r.fail("want a token id")
+	if err := r.Skip(); err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(string(r.In[start:r.At]), 10, 32)
+	if err != nil {
+		r.At = start
+		return 0, r.Fail("want a token id")
 	}
 	return uint32(n), nil
-}
-
-// open reads the byte c, which begins or parts values.
-func (r *reader) open(c byte) error {
-	if r.space(); r.i >= len(r.b) || r.b[r.i] != c {
-		return r.fail("want " + strconv.QuoteRune(rune(c)))
-	}
-	r.i++
-	return nil
-}
-
-func (r *reader) space() {
-	for r.i < len(r.b) && (r.b[r.i] == ' ' || r.b[r.i] == '\t' || r.b[r.i] == '\n' || r.b[r.i] == '\r') {
-		r.i++
-	}
 }
 
 // pattern is a text or a regular expression, of which a file has one.

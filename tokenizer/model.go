@@ -330,10 +330,10 @@ func isTokenIDs(prompt []byte) bool {
 // givenIDs takes the longest list and counts the ids that the engine keeps of the others.
 func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 	p := Prompt{Mode: Exact, IDs: dst}
-	r := reader{b: q.Prompt}
+	r := section{b: q.Prompt}.reader()
 	ids := func(dst []uint32) ([]uint32, error) {
-		err := r.list(func() error {
-			id, err := r.uint()
+		err := r.List(func() error {
+			id, err := r.id()
 			dst = append(dst, id)
 			return err
 		})
@@ -342,7 +342,7 @@ func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 	var longest, list []uint32
 	var err error
 	if bytes.HasPrefix(bytes.TrimLeft(q.Prompt[1:], " \t\n\r"), []byte{'['}) {
-		err = r.list(func() (err error) {
+		err = r.List(func() (err error) {
 			if list, err = ids(list[:0]); err != nil {
 				return err
 			}
@@ -356,7 +356,7 @@ func givenIDs(dst []uint32, q chat.Request) (Prompt, error) {
 		longest, err = ids(nil)
 	}
 	if err == nil {
-		err = r.end()
+		err = r.End()
 	}
 	if err != nil {
 		return Prompt{Mode: Exact, IDs: dst}, fmt.Errorf("tokenizer: read prompt as token ids: %w", err)

@@ -167,11 +167,11 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 	var token []byte
 	n := 0
 	r := s.reader()
-	err := r.list(func() error {
+	err := r.List(func() error {
 		if n == count {
-			return r.skip(1)
+			return r.Skip()
 		}
-		at := r.i
+		at := r.At
 		rank, bytes, err := r.tekkenToken(token[:0])
 		if token = bytes; err != nil {
 			return err
@@ -186,37 +186,37 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 			wrong = fmt.Sprintf("token %d is there twice", n)
 		}
 		if wrong != "" {
-			r.i = at
-			return r.fail(wrong)
+			r.At = at
+			return r.Fail(wrong)
 		}
 		v.put(string(token), uint32(n+shift), true)
 		n++
 		return nil
 	})
 	if err == nil && n < count {
-		err = r.fail(fmt.Sprintf("%d tokens, want %d", n, count))
+		err = r.Fail(fmt.Sprintf("%d tokens, want %d", n, count))
 	}
 	return err
 }
 
 func (r *reader) tekkenToken(dst []byte) (rank uint32, token []byte, err error) {
 	rank, token = noID, dst
-	err = r.object(func(key []byte) (err error) {
+	err = r.Object(func(key []byte) (err error) {
 		switch string(key) {
-		case "rank":
-			rank, err = r.uint()
+		case `"rank"`:
+			rank, err = r.id()
 			return err
-		case "token_bytes":
-			text, err := r.string()
+		case `"token_bytes"`:
+			text, err := r.text()
 			if err != nil {
 				return err
 			}
 			if token, err = base64.StdEncoding.AppendDecode(dst, text); err != nil {
-				return r.fail("token_bytes is not base64")
+				return r.Fail("token_bytes is not base64")
 			}
 			return nil
 		}
-		return r.skip(1)
+		return r.Skip()
 	})
 	return rank, token, err
 }

@@ -26,9 +26,10 @@ const module = "github.com/kvroute/kvroute"
 // missing may import nothing of ours: put it here when it is born. "*" may import
 // everything.
 var ours = map[string]string{
-	"tokenizer":          "tokenizer/chat tokenizer/jinja",
+	"tokenizer":          "tokenizer/chat tokenizer/jinja internal/jsonscan",
+	"tokenizer/jinja":    "internal/jsonscan",
 	"tokenizer/chat":     "tokenizer/jinja",
-	"internal/openai":    "router tokenizer/chat",
+	"internal/openai":    "router tokenizer/chat internal/jsonscan",
 	"router":             "tokenizer tokenizer/chat scorer indexer internal/records",
 	"engines":            "events engines/localindex indexer internal/msgpack internal/reach internal/records internal/wire internal/zmtp",
 	"engines/localindex": "events indexer",

@@ -44,7 +44,7 @@ var (
 		{"engines engines/localindex", 4620, 25},
 		{"fleet", 2660, 25},
 		{"replicas", 2640, 25},
-		{"api bindings bindings/c envoy internal/bus internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4540, 34},
+		{"api bindings bindings/c envoy internal/bus internal/jsonscan internal/openai internal/reach internal/records internal/replica internal/telemetry internal/wire internal/zmtp", 4540, 34},
 		{"tokenizer tokenizer/chat tokenizer/jinja", 12100, 25},
 	}
 	support = []room{

@@ -5,6 +5,7 @@ package openai
 import (
 	"unsafe"
 
+	"github.com/kvroute/kvroute/internal/jsonscan"
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
@@ -81,8 +82,7 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 // beginning stands for the prompt's.
 func ParseTruncated(body []byte) Body {
 	var f fields
-	s := scanner{in: body}
-	if s.peek() != '{' || s.object(f.set) == nil {
+	if readObject(&jsonscan.Scanner{In: body}, f.set) == nil {
 		return Body{}
 	}
 	b, err := f.body()
@@ -150,27 +150,28 @@ func (f *fields) set(name []byte, v value) {
 
 // read reads a whole body.
 func (f *fields) read(body []byte) *Error {
-	s := scanner{in: body}
-	kind := s.peek()
-	if s.at == len(body) {
+	s := jsonscan.Scanner{In: body}
+	kind := s.Peek()
+	if s.At == len(body) {
 		return bad("", "the request has no body")
 	}
-	var err *Error
+	var err error
 	if kind == '{' {
 		numbers, others := 0, 0
-		err = s.object(func(name []byte, v value) {
+		err = readObject(&s, func(name []byte, v value) {
 			f.set(name, v)
-			f.count(name, s.numbers-numbers, s.others-others)
-			numbers, others = s.numbers, s.others
+			f.count(name, s.Numbers-numbers, s.Others-others)
+			numbers, others = s.Numbers, s.Others
 		})
 	} else {
-		err = s.skip()
+		err = s.Skip()
 	}
-	switch s.peek(); {
+	if err == nil {
+		err = s.End()
+	}
+	switch {
 	case err != nil:
-		return err
-	case s.at != len(body):
-		return s.malformed("unexpected data after the end")
+		return bad("", "the body is not valid JSON: "+err.Error())
 	case kind != '{':
 		return bad("", "the body must be a JSON object")
 	}

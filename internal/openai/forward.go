@@ -2,7 +2,11 @@
 
 package openai
 
-import "strconv"
+import (
+	"strconv"
+
+	"github.com/kvroute/kvroute/internal/jsonscan"
+)
 
 // Form is a way of handing a prompt on as token ids.
 type Form string
@@ -22,11 +26,10 @@ func WithTokens(body []byte, form Form, ids []uint32) []byte {
 	// Where the field's last copy is, and its value.
 	start, end := -1, -1
 	var old value
-	s := scanner{in: body}
-	s.peek()
-	_ = s.object(func(name []byte, v value) { // scanned before, so there is no error
+	s := jsonscan.Scanner{In: body}
+	_ = readObject(&s, func(name []byte, v value) { // scanned before, so there is no error
 		if string(name) == string(form) {
-			old, end = v, s.at
+			old, end = v, s.At
 			if start = end - len(v); v == nil {
 				start = end - len("null")
 			}
@@ -43,8 +46,7 @@ func WithTokens(body []byte, form Form, ids []uint32) []byte {
 		if old.kind() != '{' || old.member("prompt_token_ids") != nil {
 			return nil
 		}
-		first := scanner{in: old, at: 1}
-		if first.peek() == '}' {
+		if first := (jsonscan.Scanner{In: old, At: 1}); first.Peek() == '}' {
 			return splice(body, start+1, start+1, []byte(field), list)
 		}
 		// The new member is the last one: a null of that name may stand before it.
@@ -57,7 +59,7 @@ func WithTokens(body []byte, form Form, ids []uint32) []byte {
 	if start >= 0 { // a null
 		return splice(body, start, end, list)
 	}
-	return splice(body, s.at-1, s.at-1, []byte(`,"`+form+`":`), list)
+	return splice(body, s.At-1, s.At-1, []byte(`,"`+form+`":`), list)
 }
 
 // splice returns a copy of body with parts in the place of its bytes from start

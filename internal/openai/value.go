@@ -5,6 +5,8 @@ package openai
 import (
 	"encoding/json"
 	"strconv"
+
+	"github.com/kvroute/kvroute/internal/jsonscan"
 )
 
 // value is one JSON value as the body has it, without white space around it and known
@@ -24,16 +26,21 @@ func (v value) kind() byte {
 // each calls take for each element of a list.
 func (v value) each(take func(v value)) {
 	if v.kind() == '[' {
-		s := scanner{in: v}
-		_ = s.list(take) // valid, so there is no error
+		s := jsonscan.Scanner{In: v}
+		_ = s.List(func() error { // valid, so there is no error
+			element, err := readValue(&s)
+			if err == nil {
+				take(element)
+			}
+			return err
+		})
 	}
 }
 
 // members calls take for each member of an object.
 func (v value) members(take func(name []byte, v value)) {
 	if v.kind() == '{' {
-		s := scanner{in: v}
-		_ = s.object(take) // valid, so there is no error
+		_ = readObject(&jsonscan.Scanner{In: v}, take) // valid, so there is no error
 	}
 }
 
@@ -47,10 +54,34 @@ func (v value) member(name string) (found value) {
 	return found
 }
 
+// readObject reads an object, and calls take with each member.
+func readObject(s *jsonscan.Scanner, take func(name []byte, v value)) error {
+	return s.Object(func(name []byte) error {
+		v, err := readValue(s)
+		if err == nil {
+			take(unquote(name), v)
+		}
+		return err
+	})
+}
+
+// readValue reads the next value.
+func readValue(s *jsonscan.Scanner) (value, error) {
+	s.Peek()
+	start := s.At
+	if err := s.Skip(); err != nil {
+		return nil, err
+	}
+	if s.In[start] == 'n' { // null
+		return nil, nil
+	}
+	return s.In[start:s.At:s.At], nil
+}
+
 // filled reports whether v is a list that is not empty.
 func (v value) filled() bool {
-	s := scanner{in: v, at: 1}
-	return v.kind() == '[' && s.peek() != ']'
+	s := jsonscan.Scanner{In: v, At: 1}
+	return v.kind() == '[' && s.Peek() != ']'
 }
 
 // textOr returns the text of a string, or another text for what is no string.
@@ -102,13 +133,8 @@ func (v value) ids() []uint32 {
 // unquote returns the text of a string. It is a part of raw, unless there are
 // escapes in it.
 func unquote(raw []byte) []byte {
-	t := raw[1 : len(raw)-1]
-	if plain(t) == len(t) {
-		return t
-	}
-	var s string
-	_ = json.Unmarshal(raw, &s) // valid, so there is no error
-	return []byte(s)
+	text, _ := jsonscan.Unquote(nil, raw)
+	return text
 }
 
 // The functions below make values.

@@ -3,14 +3,18 @@
 package jinja
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
+	"unsafe"
+
+	"github.com/kvroute/kvroute/internal/jsonscan"
 )
 
 // FromJSON reads JSON as Python's json module does: keys keep their order, of
@@ -18,38 +22,24 @@ import (
 // size, NaN and Infinity are numbers. Half a surrogate pair and text that is not
 // UTF-8 are errors, which name the byte.
 func FromJSON(b []byte) (v Value, err error) {
-	p := jsonReader{s: string(b)}
-	p.valid = utf8.ValidString(p.s)
-	defer func() {
-		switch e := recover().(type) {
-		case nil:
-		case jsonError:
-			v, err = Value{}, fmt.Errorf("jinja: JSON: %s at byte %d", e, p.i)
-		default:
-			panic(e)
-		}
-	}()
-	v = p.value(0)
-	if p.peek() != 0 || p.i < len(p.s) {
-		panic(jsonError("more behind the end"))
+	p := jsonReader{scan: jsonscan.Scanner{In: slices.Clone(b), Deepest: maxNesting}}
+	if v, err = p.value(); err == nil {
+		err = p.scan.End()
+	}
+	if err == nil && !utf8.Valid(b) {
+		err = errors.New("text that is not UTF-8")
+	}
+	if err != nil {
+		return Value{}, fmt.Errorf("jinja: JSON: %w", err)
 	}
 	return v, nil
 }
 
-// jsonError is what the reader panics with.
-type jsonError string
-
-// jsonReader makes values that share memory: strings without escapes are parts of s.
+// jsonReader makes values that share memory: strings are parts of a copy of the text.
 type jsonReader struct {
-	s     string
-	i     int
-	valid bool    // all of s is UTF-8
+	scan  jsonscan.Scanner
 	stack []Value // of the lists and objects that are being read
 	slab  []Value // room for the values of several lists and objects
-
-	// unescaped holds the strings that had escapes. It never grows once it is in use: an
-	// escape is at least as long as its character.
-	unescaped strings.Builder
 }
 
 // slabSize is the number of values that are allocated at once; a message has about four.
@@ -58,203 +48,92 @@ const slabSize = 128
 // take returns room for n values.
 func (p *jsonReader) take(n int) []Value {
 	if n > len(p.slab) {
-		p.slab = make([]Value, max(n, min(slabSize, len(p.s)/16+n)))
+		p.slab = make([]Value, max(n, min(slabSize, len(p.scan.In)/16+n)))
 	}
 	room := p.slab[:n:n]
 	p.slab = p.slab[n:]
 	return room
 }
 
-// peek skips white space and returns the next byte, 0 at the end.
-func (p *jsonReader) peek() byte {
-	for ; p.i < len(p.s); p.i++ {
-		if c := p.s[p.i]; c != ' ' && c != '\n' && c != '\t' && c != '\r' {
-			return c
-		}
-	}
-	return 0
-}
-
-// skip skips one of the bytes in set and returns it.
-func (p *jsonReader) skip(set, want string) byte {
-	c := p.peek()
-	if c == 0 || strings.IndexByte(set, c) < 0 {
-		panic(jsonError("want " + want))
-	}
-	p.i++
-	return c
-}
-
-func (p *jsonReader) value(depth int) Value {
-	if depth > maxNesting {
-		panic(jsonError("nested too deep"))
-	}
-	switch p.peek() {
+func (p *jsonReader) value() (v Value, err error) {
+	start := len(p.stack)
+	switch p.scan.Peek() {
 	case '{':
-		return p.object(depth)
+		err = p.scan.Object(func(name []byte) error {
+			key, err := p.text(name)
+			if err != nil {
+				return err
+			}
+			p.stack = append(p.stack, key)
+			return p.push()
+		})
+		pairs := p.stack[start:]
+		d := &Dict{keys: p.take(len(pairs) / 2)[:0], values: p.take(len(pairs) / 2)[:0]}
+		for i := 0; i+1 < len(pairs); i += 2 {
+			d.Set(pairs[i].str, pairs[i+1])
+		}
+		p.stack = p.stack[:start]
+		return FromDict(d), err
 	case '[':
-		return p.array(depth)
+		err = p.scan.List(p.push)
+		items := p.take(len(p.stack) - start)
+		copy(items, p.stack[start:])
+		p.stack = p.stack[:start]
+		return List(items...), err
 	case '"':
-		return String(p.text())
-	}
-	for _, w := range jsonWords {
-		if strings.HasPrefix(p.s[p.i:], w.text) {
-			p.i += len(w.text)
-			return w.v
+		quoted, err := p.scan.String()
+		if err != nil {
+			return v, err
 		}
+		return p.text(quoted)
 	}
-	return p.number()
+	return p.word()
 }
 
+// push reads a value and puts it onto the stack.
+func (p *jsonReader) push() error {
+	v, err := p.value()
+	p.stack = append(p.stack, v)
+	return err
+}
+
+// text returns the text of a string, which takes the string's place in the copy.
+func (p *jsonReader) text(quoted []byte) (Value, error) {
+	text, whole := jsonscan.Unquote(quoted[:0], quoted)
+	if !whole {
+		return Value{}, p.scan.Fail("half a surrogate pair")
+	}
+	return String(unsafe.String(unsafe.SliceData(text), len(text))), nil
+}
+
+// word reads a number, or a name such as null.
+func (p *jsonReader) word() (Value, error) {
+	for text, v := range jsonWords {
+		if c := p.scan.Peek(); (c > '9' || c == '-') && bytes.HasPrefix(p.scan.In[p.scan.At:], []byte(text)) {
+			p.scan.At += len(text)
+			return v, nil
+		}
+	}
+	start := p.scan.At
+	if err := p.scan.Skip(); err != nil {
+		return Value{}, err
+	}
+	text := string(p.scan.In[start:p.scan.At])
+	if strings.ContainsAny(text, ".eE") {
+		f, _ := strconv.ParseFloat(text, 64) // out of range is infinite, as in Python
+		return Float(f), nil
+	}
+	if len(text) > 4300 { // Python's own limit
+		return Value{}, p.scan.Fail("integer of more than 4300 digits")
+	}
+	return integer(text), nil
+}
+
+// jsonWords are the names in JSON. The last three are Python's.
+//
 //nolint:gochecknoglobals // a table
-var jsonWords = []struct {
-	text string
-	v    Value
-}{
-	{"null", None()},
-	{"true", Bool(true)},
-	{"false", Bool(false)},
-	{"NaN", Float(math.NaN())},
-	{"Infinity", Float(math.Inf(1))},
-	{"-Infinity", Float(math.Inf(-1))},
-}
-
-func (p *jsonReader) array(depth int) Value {
-	p.i++
-	if p.peek() == ']' {
-		p.i++
-		return List()
-	}
-	start := len(p.stack)
-	for {
-		p.stack = append(p.stack, p.value(depth+1))
-		if p.skip(",]", ", or ]") == ']' {
-			items := p.take(len(p.stack) - start)
-			copy(items, p.stack[start:])
-			p.stack = p.stack[:start]
-			return List(items...)
-		}
-	}
-}
-
-func (p *jsonReader) object(depth int) Value {
-	p.i++
-	if p.peek() == '}' {
-		p.i++
-		return FromDict(&Dict{})
-	}
-	start := len(p.stack)
-	for {
-		if p.peek() != '"' {
-			panic(jsonError("want a key"))
-		}
-		p.stack = append(p.stack, String(p.text()))
-		p.skip(":", ":")
-		p.stack = append(p.stack, p.value(depth+1))
-		if p.skip(",}", ", or }") == '}' {
-			break
-		}
-	}
-	pairs := p.stack[start:]
-	d := &Dict{keys: p.take(len(pairs) / 2)[:0], values: p.take(len(pairs) / 2)[:0]}
-	for i := 0; i < len(pairs); i += 2 {
-		d.Set(pairs[i].str, pairs[i+1])
-	}
-	p.stack = p.stack[:start]
-	return FromDict(d)
-}
-
-var jsonNumber = regexp.MustCompile(`^-?(0|[1-9]\d*)((\.\d+)?([eE][-+]?\d+)?)`)
-
-// number reads a number. What follows it and does not belong to it, such as the dot
-// of "1.", is left.
-func (p *jsonReader) number() Value {
-	m := jsonNumber.FindStringSubmatch(p.s[p.i:])
-	if m == nil || strings.Trim(p.s[p.i+len(m[0]):min(p.i+len(m[0])+1, len(p.s))], "0123456789") == "" && p.i+len(m[0]) < len(p.s) {
-		panic(jsonError("want a value"))
-	}
-	p.i += len(m[0])
-	if m[2] != "" {
-		f, _ := strconv.ParseFloat(m[0], 64) // out of range is infinite, as in Python
-		return Float(f)
-	}
-	if len(m[0]) > 4300 { // Python's own limit
-		panic(jsonError("integer of more than 4300 digits"))
-	}
-	return integer(m[0])
-}
-
-// text reads a string.
-func (p *jsonReader) text() string {
-	p.i++
-	start := p.i
-	end := p.plain()
-	s := p.s[start:end]
-	if p.s[end] == '\\' {
-		if p.unescaped.Cap() == 0 {
-			p.unescaped.Grow(len(p.s) - start)
-		}
-		from := p.unescaped.Len()
-		for p.unescaped.WriteString(s); p.s[p.i] == '\\'; {
-			p.unescaped.WriteRune(p.escape())
-			start = p.i
-			p.unescaped.WriteString(p.s[start:p.plain()])
-		}
-		s = p.unescaped.String()[from:]
-	}
-	if !p.valid && !utf8.ValidString(s) {
-		panic(jsonError("text that is not UTF-8"))
-	}
-	p.i++
-	return s
-}
-
-// plain skips to the next quote or backslash of a string.
-func (p *jsonReader) plain() int {
-	for ; p.i < len(p.s); p.i++ {
-		switch c := p.s[p.i]; {
-		case c == '"' || c == '\\':
-			return p.i
-		case c < ' ':
-			panic(jsonError("control character in a string"))
-		}
-	}
-	panic(jsonError("unexpected end in a string"))
-}
-
-func (p *jsonReader) escape() rune {
-	if p.i += 2; p.i > len(p.s) {
-		panic(jsonError("unexpected end in a string"))
-	}
-	c := p.s[p.i-1]
-	if c != 'u' {
-		k := strings.IndexByte(`"\/bfnrt`, c)
-		if k < 0 {
-			panic(jsonError("unknown escape"))
-		}
-		return rune("\"\\/\b\f\n\r\t"[k])
-	}
-	r := p.hex()
-	if utf16.IsSurrogate(r) && strings.HasPrefix(p.s[p.i:], `\u`) {
-		p.i += 2
-		r = utf16.DecodeRune(r, p.hex())
-		if r == utf8.RuneError {
-			r = 0xd800
-		}
-	}
-	if utf16.IsSurrogate(r) {
-		panic(jsonError("bad escape, or half a surrogate pair,"))
-	}
-	return r
-}
-
-func (p *jsonReader) hex() rune {
-	n, err := strconv.ParseUint(p.s[p.i:min(p.i+4, len(p.s))], 16, 16)
-	if err != nil || p.i+4 > len(p.s) {
-		panic(jsonError("bad escape, or half a surrogate pair,"))
-	}
-	p.i += 4
-	return rune(n)
+var jsonWords = map[string]Value{
+	"null": None(), "true": Bool(true), "false": Bool(false), "NaN": Float(math.NaN()), "Infinity": Float(math.Inf(1)), "-Infinity": Float(math.Inf(-1)),
 }
 
 // AppendJSON appends v as Python's json.dumps writes it, without \u escapes. It

@@ -343,7 +343,7 @@ func TestFromJSON(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		``: "byte 0", `{`: "byte 1", `[1,]`: "byte 3", `{"a":1,}`: "byte 7", `"\ud800"`: "surrogate", `"\udc00x"`: "surrogate", "\"\xff\"": "UTF-8", "\"a\nb\"": "control", `01`: "byte 0", `1 2`: "behind the end", `tru`: "byte 0",
+		``: "byte 0", `{`: "byte 1", `[1,]`: "byte 3", `{"a":1,}`: "byte 7", `"\ud800"`: "surrogate", `"\udc00x"`: "surrogate", "\"\xff\"": "UTF-8", "\"a\nb\"": "control", `01`: "byte 0", `1 2`: "after the end", `tru`: "byte 0",
 		strings.Repeat("[", 5000): "too deep", `"\x"`: "escape", strings.Repeat("9", 5000): "4300",
 	} {
 		if _, err := jinja.FromJSON([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package jsonscan walks over JSON texts without building values.
+//
+// It is pure. Its only memory is the text itself.
+package jsonscan
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// Scanner reads one JSON text from its beginning to its end and checks its grammar. Errors name the
+// byte. After an error nothing more may be read.
+type Scanner struct {
+	In      []byte
+	At      int // bytes of In that were read
+	Base    int // where In begins in a larger text; errors count from the beginning of that text
+	Deepest int // maximum levels of nesting; 0 stands for 512
+
+	// Values that Skip has read: numbers, and all others.
+	Numbers, Others int
+
+	depth int
+}
+
+const defaultDepth = 512
+
+// Fail returns an error that names the current byte.
+func (s *Scanner) Fail(what string) error { return fmt.Errorf("%s at byte %d", what, s.Base+s.At) }
+
+// Peek skips white space and returns the byte behind it, 0 at the end.
+func (s *Scanner) Peek() byte {
+	for ; s.At < len(s.In); s.At++ {
+		switch c := s.In[s.At]; c {
+		case ' ', '\t', '\n', '\r':
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+// End returns an error unless only white space is left.
+func (s *Scanner) End() error {
+	if s.Peek(); s.At < len(s.In) {
+		return s.Fail("unexpected data after the end")
+	}
+	return nil
+}
+
+// Skip reads one value of any type.
+func (s *Scanner) Skip() error {
+	s.Others++
+	switch c := s.Peek(); {
+	case c == '"':
+		_, err := s.String()
+		return err
+	case c == '{':
+		return s.Object(nil)
+	case c == '[':
+		return s.List(nil)
+	case c == '-' || '0' <= c && c <= '9':
+		s.Others--
+		s.Numbers++
+		return s.number()
+	case s.At == len(s.In):
+		return s.Fail("unexpected end")
+	}
+	for _, word := range []string{"true", "false", "null"} {
+		if rest := s.In[s.At:]; len(rest) >= len(word) && string(rest[:len(word)]) == word {
+			s.At += len(word)
+			return nil
+		}
+	}
+	return s.Fail("want a value")
+}
+
+// Object reads an object. It calls member with each name, in quotes as [Scanner.String] returns it, and
+// member must read the value. A nil member skips all values.
+func (s *Scanner) Object(member func(name []byte) error) error {
+	return s.each('{', '}', "want a comma or the object's end", func() error {
+		if s.Peek() != '"' {
+			return s.Fail("want a field name")
+		}
+		name, err := s.String()
+		if err != nil {
+			return err
+		}
+		if s.Peek() != ':' {
+			return s.Fail("want a colon")
+		}
+		s.At++
+		if member == nil {
+			return s.Skip()
+		}
+		return member(name)
+	})
+}
+
+// List reads a list. It calls element before each value, and element must read the value. A nil element
+// skips all values.
+func (s *Scanner) List(element func() error) error {
+	if element == nil {
+		element = s.Skip
+	}
+	return s.each('[', ']', "want a comma or the list's end", element)
+}
+
+func (s *Scanner) each(open, end byte, want string, read func() error) error {
+	if s.Peek() != open {
+		return s.Fail("want " + strconv.QuoteRune(rune(open)))
+	}
+	if s.depth++; s.depth > s.Deepest && (s.Deepest > 0 || s.depth > defaultDepth) {
+		return s.Fail("nested too deep")
+	}
+	s.At++
+	for more := s.Peek() != end; more; {
+		if err := read(); err != nil {
+			return err
+		}
+		switch s.Peek() {
+		case ',':
+			s.At++
+		case end:
+			more = false
+		default:
+			return s.Fail(want)
+		}
+	}
+	s.At++
+	s.depth--
+	return nil
+}
+
+// String reads a string and returns it with its quotes; see [Unquote]. Its bytes need not be UTF-8.
+func (s *Scanner) String() ([]byte, error) {
+	if s.Peek() != '"' {
+		return nil, s.Fail("want a string")
+	}
+	start := s.At
+	s.At++
+	for {
+		s.At += plain(s.In[s.At:])
+		if s.At == len(s.In) {
+			return nil, s.Fail("unexpected end of a string")
+		}
+		switch s.In[s.At] {
+		case '"':
+			s.At++
+			return s.In[start:s.At:s.At], nil
+		case '\\':
+			if err := s.escape(); err != nil {
+				return nil, err
+			}
+		default:
+			return nil, s.Fail("control character in a string")
+		}
+	}
+}
+
+// plain returns how many bytes at the beginning of in stand for themselves in a
+// string: all but quotes, backslashes and control characters. Bodies are long
+// strings for the most part, so it looks at eight bytes at a time.
+func plain(in []byte) int {
+	const (
+		ones  = 0x0101010101010101
+		highs = 0x8080808080808080
+	)
+	n := 0
+	for ; len(in)-n >= 8; n += 8 {
+		w := binary.LittleEndian.Uint64(in[n:])
+		quote, slash := w^ones*'"', w^ones*'\\'
+		// Subtracting borrows from a byte's high bit if the byte is too small.
+		// A borrow may spoil the bytes after it, never those before: the lowest
+		// mark is right.
+		marks := ((quote-ones)&^quote | (slash-ones)&^slash | (w-ones*' ')&^w) & highs
+		if marks != 0 {
+			return n + bits.TrailingZeros64(marks)/8
+		}
+	}
+	for n < len(in) && in[n] >= ' ' && in[n] != '"' && in[n] != '\\' {
+		n++
+	}
+	return n
+}
+
+// The letters of short escapes, and the characters that they stand for.
+const (
+	letters    = `"\/bfnrt`
+	characters = "\"\\/\b\f\n\r\t"
+)
+
+// escape reads a backslash and what belongs to it.
+func (s *Scanner) escape() error {
+	if s.At++; s.At == len(s.In) {
+		return s.Fail("unexpected end of a string")
+	}
+	c := s.In[s.At]
+	if c != 'u' {
+		if strings.IndexByte(letters, c) < 0 {
+			return s.Fail("bad escape in a string")
+		}
+		s.At++
+		return nil
+	}
+	s.At++
+	for range 4 {
+		if s.At == len(s.In) || !isHex(s.In[s.At]) {
+			return s.Fail("bad escape in a string")
+		}
+		s.At++
+	}
+	return nil
+}
+
+func isHex(c byte) bool {
+	return '0' <= c && c <= '9' || 'a' <= c|0x20 && c|0x20 <= 'f'
+}
+
+func (s *Scanner) number() error {
+	s.accept('-', '-')
+	if !s.accept('0', '0') && !s.digits() {
+		return s.Fail("bad number")
+	}
+	if s.accept('.', '.') && !s.digits() {
+		return s.Fail("bad number")
+	}
+	if s.accept('e', 'E') {
+		s.accept('+', '-')
+		if !s.digits() {
+			return s.Fail("bad number")
+		}
+	}
+	return nil
+}
+
+// accept reads the next byte if it is a or b.
+func (s *Scanner) accept(a, b byte) bool {
+	if s.At < len(s.In) && (s.In[s.At] == a || s.In[s.At] == b) {
+		s.At++
+		return true
+	}
+	return false
+}
+
+// digits reads digits and reports whether there were any.
+func (s *Scanner) digits() bool {
+	start := s.At
+	for s.At < len(s.In) && '0' <= s.In[s.At] && s.In[s.At] <= '9' {
+		s.At++
+	}
+	return s.At > start
+}
+
+// Unquote returns the text of a string that a [Scanner] has read. Without escapes it is a part of quoted, else it is
+// appended to dst, which may be quoted[:0]. Half a surrogate pair becomes U+FFFD; whole is then false.
+func Unquote(dst, quoted []byte) (text []byte, whole bool) {
+	in := quoted[1 : len(quoted)-1]
+	n := plain(in)
+	if n == len(in) {
+		return in, true
+	}
+	for whole = true; ; n = plain(in) {
+		dst = append(dst, in[:n]...)
+		if in = in[n:]; len(in) == 0 {
+			return dst, whole
+		}
+		if k := strings.IndexByte(letters, in[1]); k >= 0 {
+			dst, in = append(dst, characters[k]), in[2:]
+			continue
+		}
+		r := unit(in)
+		in = in[6:]
+		if utf16.IsSurrogate(r) {
+			var low rune
+			if len(in) >= 6 && in[0] == '\\' && in[1] == 'u' {
+				low = unit(in)
+			}
+			if r = utf16.DecodeRune(r, low); r == utf8.RuneError {
+				whole = false
+			} else {
+				in = in[6:]
+			}
+		}
+		dst = utf8.AppendRune(dst, r)
+	}
+}
+
+// unit returns the value of the escape \uXXXX at the beginning of in.
+func unit(in []byte) rune {
+	n, _ := strconv.ParseUint(string(in[2:6]), 16, 16) // four hexadecimal digits
+	return rune(n)
+}
