@@ -89,7 +89,11 @@ func (r *renderer) item(v, k Value) Value {
 				return x
 			}
 		}
-	case kindList, kindTuple, kindRange:
+	case kindRange:
+		if i, ok := place(k, v.ref.(*span).count); ok {
+			return v.ref.(*span).item(i)
+		}
+	case kindList, kindTuple:
 		if i, ok := place(k, len(v.Items())); ok {
 			return v.Items()[i]
 		}
@@ -225,8 +229,16 @@ func (r *renderer) iterate(v Value) []Value {
 	switch v.kind {
 	case kindUndefined:
 		return nil
-	case kindList, kindTuple, kindRange, kindView:
+	case kindList, kindTuple, kindView:
 		return v.Items()
+	case kindRange:
+		s := v.ref.(*span)
+		r.listed(s.count)
+		items := make([]Value, s.count)
+		for i := range items {
+			items[i] = s.item(i)
+		}
+		return items
 	case kindDict:
 		return v.ref.(*Dict).keys
 	case kindGenerator:
@@ -251,7 +263,7 @@ func (r *renderer) iterate(v Value) []Value {
 
 // loopAttr is an attribute of the variable "loop".
 func (r *renderer) loopAttr(l *loop, name string) (Value, bool) {
-	n := len(l.items)
+	n := l.count
 	number := func(i int) (Value, bool) { return Int(int64(i)), true }
 	switch name {
 	case "index":
@@ -270,12 +282,12 @@ func (r *renderer) loopAttr(l *loop, name string) (Value, bool) {
 		return Bool(l.at == n-1), true
 	case "previtem":
 		if l.at > 0 {
-			return l.items[l.at-1], true
+			return l.item(l.at - 1), true
 		}
 		return undefined("there is no previous item"), true
 	case "nextitem":
 		if l.at < n-1 {
-			return l.items[l.at+1], true
+			return l.item(l.at + 1), true
 		}
 		return undefined("there is no next item"), true
 	case "changed", "cycle", "depth", "depth0":

@@ -81,12 +81,14 @@ func lengthOf(r *renderer, v Value, _ args) Value {
 	case kindString, kindSafe:
 		r.scanned(len(v.str))
 		n = utf8.RuneCountInString(v.str)
-	case kindList, kindTuple, kindRange, kindView:
+	case kindList, kindTuple, kindView:
 		n = len(v.Items())
+	case kindRange:
+		n = v.ref.(*span).count
 	case kindDict:
 		n = v.ref.(*Dict).Len()
 	case kindLoop:
-		n = len(v.ref.(*loop).items)
+		n = v.ref.(*loop).count
 	default:
 		panic(errorf(TypeError, "object of type '%s' has no len()", v.typeName()))
 	}

@@ -141,7 +141,13 @@ func (r *renderer) assign(target *node, v Value) {
 func (r *renderer) loop(n *node) jump {
 	v := r.eval(n.kids[1])
 	r.line = n.line
-	l := &loop{items: r.iterate(v)}
+	l := &loop{}
+	if s, ok := v.ref.(*span); ok && n.kids[2] == nil {
+		l.span, l.count = s, s.count
+	} else {
+		l.items = r.iterate(v)
+		l.count = len(l.items)
+	}
 	r.hold(2 * boxSize)
 	target, test, outer := n.kids[0], n.kids[2], r.frame
 	inner := r.newFrame(n.scope, outer)
@@ -162,10 +168,11 @@ func (r *renderer) loop(n *node) jump {
 			next(item)
 			return !r.eval(test).Truth()
 		})
+		l.count = len(l.items)
 	}
 	ended := false
-	for i, item := range l.items {
-		next(item)
+	for i := range l.count {
+		next(l.item(i))
 		l.at = i
 		inner.slots[n.slot] = Value{kind: kindLoop, ref: l}
 		j := r.run(n.body)
