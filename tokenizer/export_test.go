@@ -4,8 +4,17 @@ package tokenizer
 
 import (
 	"context"
+	"time"
 	"unicode/utf8"
 )
+
+// SetRegexTime changes how long the searches of a text may take, for tests that are not about
+// this limit, on a busy machine. It returns what restores the limit.
+func SetRegexTime(d time.Duration) (restore func()) {
+	was := regexTime
+	regexTime = d
+	return func() { regexTime = was }
+}
 
 // SetCacheStep makes steps of a cache small enough for texts of tests.
 func SetCacheStep(c *Cache, step int) { c.step = step }
