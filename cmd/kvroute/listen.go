@@ -14,6 +14,15 @@ import (
 	"time"
 )
 
+// addresses is the content of a ready file.
+type addresses struct {
+	Extproc string `json:"extproc,omitempty"`
+	HTTP    string `json:"http"`
+	NATS    string `json:"nats,omitempty"`
+	Events  string `json:"events,omitempty"`
+	Queries string `json:"queries,omitempty"`
+}
+
 // listen opens a listener at ip:port or unix:/path. It replaces the socket file of a
 // process that was killed, but not one at which a process still listens.
 func listen(at string) (net.Listener, error) {

@@ -13,12 +13,9 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -31,25 +28,14 @@ import (
 	"github.com/kvroute/kvroute/extproc"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
-	"github.com/kvroute/kvroute/internal/bus"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/records"
 	"github.com/kvroute/kvroute/internal/replica"
 	"github.com/kvroute/kvroute/internal/telemetry"
 	"github.com/kvroute/kvroute/internal/wire"
-	"github.com/kvroute/kvroute/replicas"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
-
-// addresses is the content of a ready file.
-type addresses struct {
-	Extproc string `json:"extproc,omitempty"`
-	HTTP    string `json:"http"`
-	NATS    string `json:"nats,omitempty"`
-	Events  string `json:"events,omitempty"`
-	Queries string `json:"queries,omitempty"`
-}
 
 // serve runs the external processor until ctx ends, then drains.
 func serve(ctx context.Context, args []string, std stdio) (err error) {
@@ -98,57 +84,6 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 		}
 	}
 	return s.run(ctx)
-}
-
-// server is everything that `kvroute serve` consists of.
-type server struct {
-	conf     config
-	given    config                         // conf before fitMemory
-	read     func() (config, string, error) // reads the flags and the file again
-	file     string
-	hup      <-chan os.Signal // SIGHUPs since before the file was read
-	networks reach.Networks
-	client   *http.Client // for all calls to workers
-	log      *slog.Logger
-	names    *workerNames // used by log
-	scope    wire.Scope
-
-	metrics   *telemetry.Metrics
-	bus       *bus.Server // nil with --nats-url
-	nc        *nats.Conn
-	prompts   *tokenizer.Cache // of ids, for all models
-	reloads   metric.Int64Counter
-	verifier  *verifier      // nil unless --verify-tokenizer
-	tracer    *replay.Tracer // nil unless --trace-out
-	state     *os.Root       // of --state-dir; nil without
-	stateLock *os.File       // in --state-dir; nil without
-	files     stateFiles     // counts those in there
-	id        uint64         // of this replica
-	begun     time.Time
-	shared    map[string]any // settings that all replicas should have in common
-	router    *router.Router
-	registry  *fleet.Registry
-	prober    *fleet.Prober
-	static    *static
-	dynamo    *fleet.Dynamo            // nil unless the file has "dynamo"
-	sync      *replicas.Sync           // nil without --router-replica-sync
-	group     *replicas.GroupPublisher // nil without --group
-	groups    *replicas.Groups         // nil unless the file has "groups"
-	events    *events.Subscriber
-	holdings  events.Holdings // of the router
-	durable   *events.Durable // nil unless --durable-kv-events
-	expected  expected
-	loads     fleet.Loads // blocks in use
-	requests  fleet.Loads // running and waiting
-	direct    *direct     // workers whose engines are read directly
-	extproc   *extproc.Server
-	grpc      *grpc.Server
-	health    *health.Server
-	started   atomic.Bool // the workers are known, or warmUpLimit is over
-	tokens    *api.Tokens // nil unless --api-token-file
-	http      *http.Server
-	grpcAt    net.Listener
-	httpAt    net.Listener
 }
 
 // open makes all parts and opens the listeners; nothing runs yet.
@@ -442,20 +377,6 @@ func (s *server) expireEvents(ctx context.Context) error {
 			s.events.Doubt(w.ID, w.DPRank)
 		}
 	})
-}
-
-// every calls do at each tick until ctx ends.
-func every(ctx context.Context, period time.Duration, do func()) error {
-	tick := time.NewTicker(period)
-	defer tick.Stop()
-	for ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-tick.C:
-			do()
-		}
-	}
-	return nil
 }
 
 // drain fails the health check, decides requests until Envoy has noticed, and waits for

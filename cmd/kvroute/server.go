@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+
+	"github.com/kvroute/kvroute/api"
+	"github.com/kvroute/kvroute/bench/replay"
+	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/extproc"
+	"github.com/kvroute/kvroute/fleet"
+	"github.com/kvroute/kvroute/internal/bus"
+	"github.com/kvroute/kvroute/internal/reach"
+	"github.com/kvroute/kvroute/internal/telemetry"
+	"github.com/kvroute/kvroute/internal/wire"
+	"github.com/kvroute/kvroute/replicas"
+	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/tokenizer"
+)
+
+// server is everything that `kvroute serve` consists of.
+type server struct {
+	conf     config
+	given    config                         // conf before fitMemory
+	read     func() (config, string, error) // reads the flags and the file again
+	file     string
+	hup      <-chan os.Signal // SIGHUPs since before the file was read
+	networks reach.Networks
+	client   *http.Client // for all calls to workers
+	log      *slog.Logger
+	names    *workerNames // used by log
+	scope    wire.Scope
+
+	metrics   *telemetry.Metrics
+	bus       *bus.Server // nil with --nats-url
+	nc        *nats.Conn
+	prompts   *tokenizer.Cache // of ids, for all models
+	reloads   metric.Int64Counter
+	verifier  *verifier      // nil unless --verify-tokenizer
+	tracer    *replay.Tracer // nil unless --trace-out
+	state     *os.Root       // of --state-dir; nil without
+	stateLock *os.File       // in --state-dir; nil without
+	files     stateFiles     // counts those in there
+	id        uint64         // of this replica
+	begun     time.Time
+	shared    map[string]any // settings that all replicas should have in common
+	router    *router.Router
+	registry  *fleet.Registry
+	prober    *fleet.Prober
+	static    *static
+	dynamo    *fleet.Dynamo            // nil unless the file has "dynamo"
+	sync      *replicas.Sync           // nil without --router-replica-sync
+	group     *replicas.GroupPublisher // nil without --group
+	groups    *replicas.Groups         // nil unless the file has "groups"
+	events    *events.Subscriber
+	holdings  events.Holdings // of the router
+	durable   *events.Durable // nil unless --durable-kv-events
+	expected  expected
+	loads     fleet.Loads // blocks in use
+	requests  fleet.Loads // running and waiting
+	direct    *direct     // workers whose engines are read directly
+	extproc   *extproc.Server
+	grpc      *grpc.Server
+	health    *health.Server
+	started   atomic.Bool // the workers are known, or warmUpLimit is over
+	tokens    *api.Tokens // nil unless --api-token-file
+	http      *http.Server
+	grpcAt    net.Listener
+	httpAt    net.Listener
+}
+
+// every calls do at each tick until ctx ends.
+func every(ctx context.Context, period time.Duration, do func()) error {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+			do()
+		}
+	}
+	return nil
+}
