@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,20 +72,22 @@ type tolerance struct {
 
 // diagnosis collects findings.
 type diagnosis struct {
-	all       []*examined // the replicas that answered
+	all       []*examined       // the replicas that answered
+	names     map[uint64]string // theirs, by id
 	tolerance tolerance
 	found     []finding
 }
 
 // diagnose checks each replica and compares all of them. They have names.
 func diagnose(all []*examined, t tolerance) []finding {
-	d := diagnosis{tolerance: t}
+	d := diagnosis{tolerance: t, names: map[uint64]string{}}
 	for _, x := range all {
 		if x.err != nil {
 			d.report(fault, x, "answer", "it cannot be asked: %v", x.err)
 			continue
 		}
 		d.all = append(d.all, x)
+		d.names[x.last().RouterID] = x.name
 	}
 	for _, x := range d.all {
 		d.checkReplica(x)
@@ -190,11 +193,11 @@ type fact struct{ what, of string }
 // map are compared among the replicas that say them.
 //
 //nolint:gochecknoglobals // a table
-var absent = map[string]string{"worker": "unknown", "model": "unknown", "setting": "unknown", "busy thresholds": ""}
+var absent = map[string]string{"worker": "unknown", "model": "unknown", "setting": "unknown", "busy thresholds": "", "requests of": "not heard"}
 
-// facts returns what a replica says in one reading: strings and ints. The requests of
-// workers are compared only where replicas exchange them.
-func (r *reading) facts(synced bool) map[fact]any {
+// facts returns what a replica says in one reading: strings and ints. Requests are compared
+// only where replicas exchange them; asked are the names of all replicas.
+func (r *reading) facts(synced bool, asked map[uint64]string) map[fact]any {
 	all := map[fact]any{{"version", ""}: r.Version, {"scope", ""}: r.Scope, {"hash seed", ""}: strconv.Itoa(r.HashSeed)}
 	for name, value := range r.Settings {
 		all[fact{"setting", name}] = ""
@@ -204,6 +207,13 @@ func (r *reading) facts(synced bool) map[fact]any {
 	}
 	for _, m := range r.models {
 		all[fact{"model", m.Model}] = fmt.Sprintf("%v, blocks of %v, tokens: %s", m.Names, m.BlockSizes, m.TokenMode)
+	}
+	if r.Synced {
+		all[fact{"requests of", asked[r.RouterID]}] = r.ActiveRequests
+		for _, p := range r.Peers {
+			all[fact{"requests of", asked[p.RouterID]}] = p.ActiveRequests
+		}
+		delete(all, fact{"requests of", ""})
 	}
 	if r.contents != "" {
 		all[fact{"contents", ""}] = r.contents
@@ -240,7 +250,7 @@ func (d *diagnosis) compareFacts() {
 		for j := range x.readings {
 			_, cached, _ := x.readings[j].sums()
 			blocks.add(cached)
-			for f, value := range x.readings[j].facts(synced) {
+			for f, value := range x.readings[j].facts(synced, d.names) {
 				if values[f] == nil {
 					values[f] = make([]span, len(d.all))
 				}
@@ -248,12 +258,12 @@ func (d *diagnosis) compareFacts() {
 			}
 		}
 	}
-	tolerated := map[string]int{"cached blocks": d.tolerance.blocks, "active requests": d.tolerance.requests, "pending tokens": d.tolerance.tokens}
+	tolerated := map[string]int{"cached blocks": d.tolerance.blocks, "active requests": d.tolerance.requests, "requests of": d.tolerance.requests, "pending tokens": d.tolerance.tokens}
 	inOrder := func(a, b fact) int { return cmp.Or(cmp.Compare(a.what, b.what), cmp.Compare(a.of, b.of)) }
 	for _, f := range slices.SortedFunc(maps.Keys(values), inOrder) {
 		spans, said := values[f], map[string]string{}
 		for i, x := range d.all {
-			if value, compared := absent[f.what]; compared && spans[i].readings < len(x.readings) {
+			if value, compared := absent[f.what]; compared && spans[i].readings < len(x.readings) && (f.what != "requests of" || x.last().Synced) {
 				spans[i].add(value)
 			}
 			said[x.name] = spans[i].String()
@@ -286,9 +296,11 @@ func difference(level severity, f fact, said map[string]string) finding {
 	return finding{Level: level, What: f.what, Of: f.of, Values: said, Text: subject + ": " + strings.Join(parts, "; ")}
 }
 
-// span is what a replica's readings say of a fact: texts, or a range of numbers.
+// span is what a replica's readings say of a fact: texts, a range of numbers, or both if
+// some readings do not say it.
 type span struct {
 	texts     []string
+	numbers   bool
 	low, high int
 	readings  int
 }
@@ -296,8 +308,8 @@ type span struct {
 func (s *span) add(value any) {
 	switch v := value.(type) {
 	case int:
-		if s.readings == 0 {
-			s.low, s.high = v, v
+		if !s.numbers {
+			s.numbers, s.low, s.high = true, v, v
 		}
 		s.low, s.high = min(s.low, v), max(s.high, v)
 	case string:
@@ -312,7 +324,7 @@ func (s *span) String() string {
 	switch {
 	case s.readings == 0:
 		return "unknown"
-	case s.texts != nil:
+	case !s.numbers:
 		return cmp.Or(strings.Join(slices.Sorted(slices.Values(s.texts)), " or "), "none")
 	case s.low == s.high:
 		return strconv.Itoa(s.low)
@@ -325,12 +337,12 @@ func apart(a, b *span) int {
 	switch {
 	case a.readings == 0 || b.readings == 0:
 		return 0
-	case a.texts == nil:
+	case a.numbers && b.numbers:
 		return max(0, a.low-b.high, b.low-a.high)
 	case slices.ContainsFunc(a.texts, func(text string) bool { return slices.Contains(b.texts, text) }):
 		return 0
 	}
-	return 1
+	return math.MaxInt
 }
 
 // farthest is the largest distance of two spans.
@@ -343,50 +355,25 @@ func farthest(all []span) (far int) {
 	return far
 }
 
-// checkPeers reports replicas that do not receive each other's requests, and replicas
-// that were not asked.
+// checkPeers reports replicas that were not asked, and replicas that miss requests of
+// others.
 func (d *diagnosis) checkPeers() {
 	notAsked := map[uint64]string{}
 	for _, x := range d.all {
 		for _, p := range x.last().Peers {
-			notAsked[p.RouterID] = cmp.Or(p.Replica, strconv.FormatUint(p.RouterID, 10))
-		}
-	}
-	for _, x := range d.all {
-		last := x.last()
-		delete(notAsked, last.RouterID)
-		for _, y := range d.all {
-			if other := y.last(); last.Synced && other.Synced && other.RouterID != last.RouterID && other.Scope == last.Scope {
-				d.checkPair(x, y, other.RouterID)
+			name := d.names[p.RouterID]
+			missesSome := x.always(func(r *reading) bool {
+				return slices.ContainsFunc(r.Peers, func(q replicas.PeerView) bool { return q.RouterID == p.RouterID && !q.Whole })
+			})
+			switch {
+			case name == "":
+				notAsked[p.RouterID] = cmp.Or(p.Replica, strconv.FormatUint(p.RouterID, 10))
+			case missesSome:
+				d.report(note, x, "replica", "it is not sure to hold all requests of %s, and asks for them", name)
 			}
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(notAsked)) {
 		d.found = append(d.found, finding{Level: note, What: "replica", Of: notAsked[id], Text: fmt.Sprintf("replica %s (%d) is heard by others, but was not asked: give its --url, too", notAsked[id], id)})
-	}
-}
-
-// checkPair compares the requests that x has of y with those that y has.
-func (d *diagnosis) checkPair(x, y *examined, id uint64) {
-	var held, own span
-	whole := false
-	for i := range x.readings {
-		at := slices.IndexFunc(x.readings[i].Peers, func(p replicas.PeerView) bool { return p.RouterID == id })
-		if at >= 0 {
-			p := x.readings[i].Peers[at]
-			whole = whole || p.Whole
-			held.add(p.ActiveRequests)
-		}
-	}
-	for i := range y.readings {
-		own.add(y.readings[i].ActiveRequests)
-	}
-	switch {
-	case held.readings == 0:
-		d.report(different, x, "replica", "it does not hear %s", y.name)
-	case apart(&held, &own) > d.tolerance.requests:
-		d.report(different, x, "requests of", "it holds %v requests of %s, which has %v", &held, y.name, &own)
-	case !whole:
-		d.report(note, x, "replica", "it is not sure to hold all requests of %s, and asks for them", y.name)
 	}
 }

@@ -119,11 +119,11 @@ func TestDiagnosis(t *testing.T) {
 		},
 		"what it holds of the other": {
 			change: func(_ int, r *reading) { r.Peers[0].ActiveRequests = 5 },
-			want:   "b: it holds 5 requests of a, which has 2", level: different,
+			want:   "requests of a: 2 at a; 5 at b", level: different,
 		},
 		"it does not hear the other": {
 			change: func(_ int, r *reading) { r.Peers = nil },
-			want:   "b: it does not hear a", level: different,
+			want:   "requests of a: 2 at a; not heard at b", level: different,
 		},
 		"it asks the other": {
 			change: func(_ int, r *reading) { r.Peers[0].Whole = false },
