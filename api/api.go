@@ -15,17 +15,17 @@
 //	                              that two replicas agree on, if it is not too large (422).
 //	                              One at a time, else 503
 //	GET /busy_threshold           JSON: the thresholds of each model that has some
-//	POST /busy_threshold          changes those of a model, or tells them
+//	POST /busy_threshold          changes or returns the thresholds of a model
 //
 //	POST /v1/best_worker          JSON: where a request goes; with request_id, booked
-//	POST /v1/potential_loads      JSON: what each worker would have to do with it
+//	POST /v1/potential_loads      JSON: the load of each worker if it got the request
 //	POST /v1/mark_prefill_complete, /v1/add_output_tokens, /v1/free
 //	POST /v1/workers              registers a worker that does not use NATS; the body is its record, see docs/fleet.md
 //	POST /v1/workers/ID/heartbeat heartbeat, every 2.5 s; 404 if the worker must register again
 //	DELETE /v1/workers/ID         removes its record. ID is a worker_id or a name
 //
-//	POST /v1/dump_events          JSON: events that make the index again
-//	POST /v1/generate             a stream of events: routed, sent, accounted for
+//	POST /v1/dump_events          JSON: events that rebuild the index
+//	POST /v1/generate             a stream of events from the chosen worker
 //
 // docs/routing.md describes the fields. The package has no state of its own. Errors are in
 // OpenAI's form. Any number of requests may run at once.
@@ -49,19 +49,19 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Check is one thing that must be so for kvroute to route as configured.
+// Check is a condition for kvroute to route as configured.
 type Check struct {
 	Name string
-	// OK reports whether it is so. It must not block.
+	// OK reports whether the condition holds. It must not block.
 	OK func() bool
-	// Required says that nothing can be routed otherwise, so that requests had
-	// better go elsewhere. Without the others routing goes on, degraded.
+	// Required says that without the condition kvroute cannot route and is not ready. Without
+	// another condition it routes, degraded.
 	Required bool
 }
 
 // Config is what an API serves.
 type Config struct {
-	// Router answers the questions. Required.
+	// Router makes the decisions. Required.
 	Router *router.Router
 	// Metrics serves /metrics. Required.
 	Metrics http.Handler
@@ -71,27 +71,27 @@ type Config struct {
 	// DecisionTimeout is how long a decision may take, without the time in the queue.
 	// Default 0: no limit.
 	DecisionTimeout time.Duration
-	// QueueWait is the longest time for which a booking waits, if the router has a
-	// queue. Default 0: for as long as the client, or the request's own target.
+	// QueueWait is the longest wait of a booking in the router's queue. Default 0: as long
+	// as the client waits, or the request's own target.
 	QueueWait time.Duration
 	// Client sends the requests of /v1/generate. Default [fleet.Networks.Client] of all
 	// networks: it follows neither proxies nor redirects.
 	Client *http.Client
-	// Ready are the checks of /readyz, besides that some worker is known that
-	// can take requests.
+	// Ready are the checks of /readyz, beside the check that some worker can take requests.
 	Ready []Check
-	// Replica says which router replica this is; the API adds the time, the scope and
-	// whether it is ready. Default: it says nothing else.
+	// Replica describes this router replica; the API adds time, scope and readiness. Default:
+	// no description.
 	Replica func() Replica
 	// Scope is the scope of the workers, as namespace/component/endpoint.
 	Scope string
 	// Stream returns the position in the stream of events. Default: 0.
 	Stream func() uint64
-	// Fleet registers workers. Default: none can be registered here.
+	// Fleet registers workers. Default: the API registers none.
 	Fleet *fleet.Registry
 	// BodyTime is how long a request's body may take to arrive. Default 1 minute.
 	BodyTime time.Duration
-	// Tokens open everything but the probes and the metrics. Default: it is open.
+	// Tokens are needed for everything but the probes and the metrics. Default: no token is
+	// needed.
 	Tokens *Tokens
 }
 

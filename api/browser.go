@@ -13,15 +13,13 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// open reports whether a path needs neither token nor checks of browsers: whoever starts
-// kvroute must be able to probe it, and readers of the metrics should not hold what changes
-// where requests go.
+// open reports whether a path needs neither token nor checks of browsers. Probes have no token,
+// and a reader of metrics should not have one that changes routing.
 func open(path string) bool { return path == "/healthz" || path == "/readyz" || path == "/metrics" }
 
-// noBrowsers refuses requests that a web page made a browser send. A page can reach kvroute
-// on the loopback addresses of its reader's machine, and by a name of its own that leads to
-// kvroute (DNS rebinding). Checks of names are left out where a token is wanted: pages do not
-// have it.
+// noBrowsers refuses requests that a web page sends through a browser. A page can reach kvroute
+// on loopback addresses of the browser's machine, and by a name of its own that resolves to
+// kvroute (DNS rebinding). With tokens names are not checked: pages do not have the token.
 func noBrowsers(h http.Handler, tokens bool) http.Handler {
 	cross := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -54,8 +52,8 @@ func onLoopback(r *http.Request) bool {
 	return ok && at.IP.IsLoopback()
 }
 
-// literal reports whether a host, with or without a port, is one that no page can give
-// another meaning.
+// literal reports whether a host, with or without a port, is an address or localhost: no page can
+// make it resolve to another address.
 func literal(host string) bool {
 	u := url.URL{Host: host}
 	_, err := netip.ParseAddr(u.Hostname())

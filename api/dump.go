@@ -44,16 +44,16 @@ type dumpEnd struct {
 // hashSeed is that of all hashes of blocks.
 const hashSeed = 1337
 
-// dumpStall is how long a client may take for a part of a dump before it is given
-// up: the index keeps what changes meanwhile.
+// dumpStall is how long a client may take to read a part of a dump before the dump ends: the
+// index keeps the changes meanwhile.
 const dumpStall = 10 * time.Second
 
 // dumpWait is how long a dump waits for another one, or for a snapshot.
 const dumpWait = 2 * time.Second
 
 // dump writes the index as JSON lines, event by event, as it is at one moment; see
-// [router.Router.Dump]. If it is given up, because the client reads too slowly for
-// what changes meanwhile, its last line is missing.
+// [router.Router.Dump]. If the client reads too slowly for the changes meanwhile, the dump ends
+// early, without its last line.
 func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 	sorted := false
 	switch v := req.FormValue("sort"); v {
@@ -111,7 +111,7 @@ func (c *Config) dump(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// patient gives each write its time.
+// patient gives each write its own deadline.
 type patient struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
@@ -133,8 +133,9 @@ const dumpTime = 5 * time.Minute
 
 func (c *Config) dumpEvents(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	// Another dump waits for this one: a client that does not read must not stop it.
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(dumpTime)) // a writer that cannot is none that matters
+	// Another dump waits for this one: a client that does not read must not stop it. Writers of
+	// tests have no deadline.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(dumpTime))
 	ctx, cancel := context.WithTimeout(req.Context(), dumpTime)
 	defer cancel()
 	if err := c.Router.DumpEvents(ctx, w); errors.Is(err, router.ErrDumping) {

@@ -57,17 +57,16 @@ func (c *Config) generate(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Dispatch returns what [router.Router.Generate] sends requests with to the workers'
-// HTTP endpoints: the prompt as token ids, where the request has them, to
-// /v1/completions, or its messages to /v1/chat/completions, with more fields of the
-// body beside it. A chunk is an event of the stream that comes back. client may be
-// nil: the default of [Config.Client]. Fields that the request itself sets, and those
-// that are no JSON, are an error.
+// Dispatch returns a function with which [router.Router.Generate] sends requests to the workers
+// over HTTP: token ids or a prompt to /v1/completions, messages to /v1/chat/completions, together
+// with further fields of the body. A chunk is an event of the response's stream. A nil client is
+// the default of [Config.Client]. Fields that the request itself sets, and those that are not
+// JSON, are an error.
 func Dispatch(client *http.Client, fields map[string]json.RawMessage) (router.Dispatch, error) {
 	if client == nil {
 		client = reach.Networks{}.Client()
 	}
-	// What is wrong with the fields is so whatever the request.
+	// Wrong fields are wrong for every request.
 	if _, _, bad := forward(&question{RequestID: "-", TokenIDs: []uint32{}, Body: fields}); bad != nil {
 		return nil, fmt.Errorf("api: %s", bad.Message)
 	}
@@ -137,7 +136,7 @@ func forward(q *question) (path string, body []byte, _ *openai.Error) {
 	return path, body, nil
 }
 
-// failGenerate tells of an error: by a status if none was sent yet, else by an event.
+// failGenerate sends an error: as a response, or as an event if the response has begun.
 func (c *Config) failGenerate(w http.ResponseWriter, err error, model string, begun bool) {
 	if begun {
 		e := openai.Error{Message: err.Error(), Type: openai.Unavailable, Code: "worker_failed"}
@@ -145,7 +144,7 @@ func (c *Config) failGenerate(w http.ResponseWriter, err error, model string, be
 		return
 	}
 	if answer, ok := errors.AsType[*router.StatusError](err); ok && answer.Status >= 400 && answer.Status < 500 {
-		// A mistake in what the worker was sent, which came from the client.
+		// The worker refuses a field, which came from the client.
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(answer.Status)
 		_, _ = w.Write(answer.Body) // the client may have left
@@ -159,7 +158,7 @@ func (c *Config) failGenerate(w http.ResponseWriter, err error, model string, be
 	c.refusal(err, model).Write(w)
 }
 
-// dispatchError says that a worker could not be asked, or gave no stream.
+// dispatchError means that a worker could not be reached, or sent no stream.
 type dispatchError struct{ err error }
 
 func (e *dispatchError) Error() string { return e.err.Error() }
@@ -175,9 +174,9 @@ const (
 // askTokenIDs has vLLM put the ids of the output into each event, as choices[].token_ids.
 const askTokenIDs = "return_token_ids"
 
-// dispatch posts a body to the worker of a decision and yields the events that come
-// back, each as it stands. Comments are left out: they are no tokens. An engine that can
-// return token ids is asked for them, unless the question says something else.
+// dispatch posts a body to the worker of a decision and yields the events of the response,
+// unchanged. It drops comments: they are no tokens. It requests token ids from an engine that can
+// return them, unless the question sets that field.
 func dispatch(client *http.Client, path string, body []byte, q *question) router.Dispatch {
 	return func(ctx context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
 		return func(yield func(router.Chunk, error) bool) {

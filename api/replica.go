@@ -10,10 +10,10 @@ import (
 	"github.com/kvroute/kvroute/replicas"
 )
 
-// Replica is the answer of /v1/replica: what a router replica says of itself, so that
-// replicas can be compared.
+// Replica is the answer of /v1/replica. It describes a router replica, so that replicas can be
+// compared.
 type Replica struct {
-	RouterID  uint64 `json:"router_id"` // another one after each start
+	RouterID  uint64 `json:"router_id"` // different after each start
 	Replica   string `json:"replica,omitempty"`
 	Version   string `json:"version"`
 	StartedMS int64  `json:"started_ms"`
@@ -24,13 +24,14 @@ type Replica struct {
 	Ready Readiness `json:"ready"`
 	Bus   bool      `json:"bus"` // it is connected to NATS
 
-	// Synced says that it exchanges requests in flight with others. ActiveRequests are
-	// those that it has told of, Peers what it holds of each other replica that it hears.
+	// Synced means that it exchanges its requests in flight with other replicas.
+	// ActiveRequests are its requests that it has sent to them, Peers the replicas that it
+	// hears and their requests.
 	Synced         bool                `json:"synced"`
 	ActiveRequests int                 `json:"active_requests"`
 	Peers          []replicas.PeerView `json:"peers"`
 
-	// Settings are those that all replicas should have in common, by their names.
+	// Settings are the settings that all replicas should have in common, by name.
 	Settings map[string]any `json:"settings"`
 }
 

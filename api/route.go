@@ -15,10 +15,9 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// question is the body of the requests that ask about a request. Only model and a
-// prompt are needed: token_ids, or prompt or messages with what belongs to it, as
-// in a request to the model. Ids beside one of these are refused, since nobody could
-// tell which one counts; only a prompt that is the same ids may stand there.
+// question is the body of best_worker, potential_loads and generate. Only a model and a prompt
+// are required: token_ids, prompt or messages, the latter with their options as in a request to
+// the model. token_ids beside messages, or beside a prompt other than the same ids, are an error.
 type question struct {
 	Model     string `json:"model"`
 	RequestID string `json:"request_id"` // makes a decision a booking
@@ -48,7 +47,7 @@ type question struct {
 	RouterConfigOverride *router.Override `json:"router_config_override"`
 	Explain              bool             `json:"explain"`
 
-	// Body is more of the body that /v1/generate sends to the worker: max_tokens,
+	// Body are further fields of the body that /v1/generate sends to the worker: max_tokens,
 	// temperature and so on.
 	Body map[string]json.RawMessage `json:"body"`
 }
@@ -68,7 +67,7 @@ type booking struct {
 	Tokens    int    `json:"tokens"` // add_output_tokens only
 }
 
-// request turns a question into one to the router.
+// request makes the router's request.
 func (c *Config) request(q *question) (router.Request, *openai.Error) {
 	req := router.Request{
 		ID: q.RequestID, Model: q.Model, Tokens: q.TokenIDs, Salt: q.CacheSalt,
@@ -108,7 +107,7 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 		for _, id := range q.AllowedWorkerIDs {
 			ids[id] = true
 		}
-		req.Allowed = []router.Worker{} // of those that exist, however many are named
+		req.Allowed = []router.Worker{} // existing workers only, however many are named
 		for _, w := range c.Router.Workers() {
 			if ids[w.ID] {
 				req.Allowed = append(req.Allowed, w.Worker)
@@ -118,7 +117,7 @@ func (c *Config) request(q *question) (router.Request, *openai.Error) {
 	return req, nil
 }
 
-// sameIDs says whether a prompt is a list of token ids, and of these.
+// sameIDs reports whether a prompt is a list of these token ids.
 func sameIDs(ids []uint32, prompt []byte) bool {
 	var others []uint32
 	return json.Unmarshal(prompt, &others) == nil && slices.Equal(ids, others)

@@ -15,9 +15,9 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// Tokens are the bearer tokens that open the API: the lines of a file, any of which
-// will do, so that one can take the place of another without a gap. Only their hashes
-// are kept. A reader of the file may run beside any number of requests.
+// Tokens are the bearer tokens for the API: the lines of a file. Each line is valid, so that a new
+// token can replace an old one without a gap. Only their hashes are kept. The file may be read
+// again beside any number of requests.
 type Tokens struct {
 	path string
 	sums atomic.Pointer[[][sha256.Size]byte] // never empty
@@ -41,8 +41,8 @@ func OpenTokens(path string) (*Tokens, error) {
 	return t, nil
 }
 
-// Read reads the file anew. What it says counts once commit is called; an error names
-// the file and the line, and leaves the old tokens in force.
+// Read reads the file again. The new tokens are valid once commit is called. An error names the
+// file and the line, and the old tokens stay valid.
 func (t *Tokens) Read() (commit func(), err error) {
 	list, err := ReadTokens(t.path)
 	if err != nil {
@@ -55,7 +55,7 @@ func (t *Tokens) Read() (commit func(), err error) {
 	return func() { t.sums.Store(&sums) }, nil
 }
 
-// ReadTokens returns the tokens of a file: one or more. Empty lines are none.
+// ReadTokens returns the tokens of a file: one or more. It ignores empty lines.
 func ReadTokens(path string) (tokens []string, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -87,8 +87,7 @@ func ReadTokens(path string) (tokens []string, err error) {
 	return tokens, nil
 }
 
-// has says whether a token is one of t's, in a time that tells nothing of how much
-// of it is right.
+// has reports whether a token is valid, in constant time.
 func (t *Tokens) has(token string) bool {
 	sum, found := sha256.Sum256([]byte(token)), 0
 	for _, s := range *t.sums.Load() {
@@ -97,7 +96,7 @@ func (t *Tokens) has(token string) bool {
 	return found == 1
 }
 
-// guard lets only requests with a token through to h, but for what is [open].
+// guard passes a request to h if it has a valid token or its path is [open].
 func (t *Tokens) guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if open(r.URL.Path) {

@@ -24,10 +24,10 @@ func (c *Config) register(r *http.Request, record *fleet.Record) (any, *openai.E
 // beat is the body of a heartbeat. The worker is the path's.
 type beat struct {
 	WorkerID *uint64 `json:"worker_id"` // unread
-	TS       *int64  `json:"ts_ms"`     // unread: the times are ours
-	// Of a worker's work; what is missing counts as 0.
+	TS       *int64  `json:"ts_ms"`     // unread: kvroute uses its own clock
+	// The worker's load; a missing field counts as 0.
 	fleet.Load
-	ActivePrefillTokens int            `json:"active_prefill_tokens"` // unread: we know what we sent
+	ActivePrefillTokens int            `json:"active_prefill_tokens"` // unread: kvroute counts its requests
 	CachedPrefixes      map[string]int `json:"cached_prefixes"`
 }
 

@@ -39,25 +39,25 @@ type Config struct {
 
 	// ExtProc are the kvroute replicas: host:port each, or one unix:/path.
 	ExtProc []string
-	// CA, Cert and Key secure the connections to ExtProc: PEM files, absolute paths, of
-	// the authority that kvroute's certificate is from, and of Envoy's own certificate
-	// and key. Cert and Key need each other and CA. ServerName is the name in
-	// kvroute's certificate; without one any certificate of CA's will do.
+	// CA, Cert and Key secure the connections to ExtProc: PEM files, absolute paths, with
+	// the authority that signed kvroute's certificate, and Envoy's own certificate and key.
+	// Cert and Key need each other and CA. ServerName is the name in kvroute's certificate;
+	// without it Envoy accepts any certificate signed by CA.
 	CA, Cert, Key, ServerName string
 
 	// Pool are all workers: host:port each. Requests that kvroute does not route
 	// go there. Empty answers them with 503.
 	Pool []string
-	// PoolFile is where these are instead, a file that kvroute keeps up to date
-	// (its flag --endpoint-file): an absolute path of a file that must exist when
-	// Envoy starts. [Endpoints] is its form.
+	// PoolFile replaces Pool by a file that kvroute keeps up to date (its flag
+	// --endpoint-file): an absolute path of a file that must exist when Envoy starts.
+	// [Endpoints] writes its content.
 	PoolFile string
 
 	// WorkerHTTP2 speaks HTTP/2 to workers, without TLS; they must all understand it.
 	// Default HTTP/1.1.
 	WorkerHTTP2 bool
 
-	// Failover is what becomes of a request that its worker refuses. Default
+	// Failover says where Envoy sends a request that its worker refuses. Default
 	// [Composite].
 	Failover Failover
 
@@ -75,11 +75,10 @@ type Config struct {
 
 	// MaxBodyBytes is the largest request body. Default 16 MiB, as kvroute's own.
 	MaxBodyBytes int
-	// MessageTimeout is how long Envoy waits for an answer of kvroute's before it
-	// goes on without. Default 2 s.
+	// MessageTimeout is how long Envoy waits for an answer of kvroute before it continues
+	// without. Default 2 s.
 	MessageTimeout time.Duration
-	// MaxMessageTimeout bounds the extensions that kvroute may ask for. Default
-	// 10 s.
+	// MaxMessageTimeout bounds a timeout that kvroute extends. Default 10 s.
 	MaxMessageTimeout time.Duration
 
 	// RequestTimeout is how long a client may take to send a request, and a tenth of
@@ -90,15 +89,15 @@ type Config struct {
 	// the longest silence before a first token. Default 1 hour.
 	IdleTimeout time.Duration
 
-	// BodyMode is how Envoy hands over the request's body. Default [Buffered].
+	// BodyMode is how Envoy sends the request's body to kvroute. Default [Buffered].
 	BodyMode BodyMode
 
-	// EngineLoad has engines asked, with each request, to say in its response how busy
-	// they are (endpoint-load-metrics), for kvroute to read; clients do not see it.
+	// EngineLoad requests from engines, with each request, their load in the response's
+	// headers (endpoint-load-metrics). kvroute reads these headers; clients do not see them.
 	EngineLoad bool
 
-	// NoObserver leaves out the filter that sees the first token. kvroute must
-	// then be told how else to notice it.
+	// NoObserver leaves out the filter that sees the first token. kvroute then needs
+	// --first-token=response-headers, unless BodyMode is [FullDuplex].
 	NoObserver bool
 }
 
@@ -108,30 +107,30 @@ type Failover string
 
 // The ways.
 const (
-	// Composite takes the address in the header x-dynamo-worker-fallback: any
-	// address. kvroute's --second-choice must be header.
+	// Composite uses the address in the header x-dynamo-worker-fallback: any address.
+	// kvroute's --second-choice must be header.
 	Composite Failover = "composite"
-	// List takes the next address in the header x-dynamo-worker. They must be of the
-	// pool, those that are not are left out. kvroute's --second-choice must be list.
+	// List uses the next address in the header x-dynamo-worker. Envoy ignores addresses
+	// outside the pool. kvroute's --second-choice must be list.
 	List Failover = "list"
 	// NoFailover answers with an error.
 	NoFailover Failover = "none"
 )
 
-// BodyMode is a way in which Envoy hands over the request's body.
+// BodyMode is a way in which Envoy sends the request's body to kvroute.
 type BodyMode string
 
-// The modes. What kvroute can do in each is in docs/envoy.md.
+// The modes; docs/envoy.md describes them.
 const (
-	// Buffered holds the request back until its body is complete.
+	// Buffered delays the request until its body is complete.
 	Buffered BodyMode = "buffered"
-	// BufferedPartial does so up to Envoy's limit, and cuts longer bodies off.
+	// BufferedPartial is Buffered up to Envoy's limit; longer bodies are truncated.
 	BufferedPartial BodyMode = "buffered-partial"
-	// Streamed hands the body over in chunks once the headers are answered.
+	// Streamed sends the body in chunks after the answer to the headers.
 	Streamed BodyMode = "streamed"
 	// StreamedAhead does not wait for that answer.
 	StreamedAhead BodyMode = "streamed-ahead"
-	// FullDuplex hands request and response over in chunks and takes them back.
+	// FullDuplex sends request and response in chunks and gets them back.
 	FullDuplex BodyMode = "full-duplex"
 )
 

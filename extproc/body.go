@@ -11,12 +11,12 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// hold keeps a part of the request, unanswered.
+// hold keeps a part of the request, which is answered later.
 func (s *stream) hold(m message, chunk []byte) bool {
 	if m == headersOurs {
 		if s.flow == ahead {
-			// Envoy waits for no answer longer than for this one. In full duplex
-			// it waits for ever, as it must for a slow client.
+			// Envoy's timeout for this answer has begun. In full duplex Envoy has no
+			// timeout, since a client may be slow.
 			s.late = time.After(s.server.conf.DecisionTimeout)
 		}
 		return true
@@ -42,7 +42,7 @@ func (s *stream) take(n int) bool {
 	return true
 }
 
-// giveBack makes room: the stream holds nothing of the request's body any more.
+// giveBack returns the room of the request's body, which the stream no longer holds.
 func (s *stream) giveBack() {
 	s.server.held.give(s.taken)
 	s.taken = 0
@@ -66,9 +66,8 @@ func (s *stream) pass(m message) bool {
 	return s.flush(m, s.unchanged(headersOurs), nil)
 }
 
-// flush sends the answer to headers that had to wait, the answers to the chunks
-// that came meanwhile, and one to m if that is trailers. A body that is not nil
-// takes the place of the chunks.
+// flush sends the answer to the held headers, the answers to the held chunks, and one to m if that
+// is trailers. A body that is not nil replaces the chunks.
 func (s *stream) flush(m message, headers *extprocv3.ProcessingResponse, body []byte) bool {
 	s.late = nil
 	answers := []*extprocv3.ProcessingResponse{headers}
@@ -96,13 +95,13 @@ func (s *stream) flush(m message, headers *extprocv3.ProcessingResponse, body []
 	return s.send(answers...)
 }
 
-// relay answers a part of a body that stays as it is.
+// relay answers a part of a body that stays unchanged.
 func (s *stream) relay(m message, req *extprocv3.ProcessingRequest) []*extprocv3.ProcessingResponse {
 	b, back := req.GetRequestBody(), s.flow == duplex
 	if m == responseBody {
 		b, back = req.GetResponseBody(), s.echo
 		if s.watching && s.booked && s.events.in(b.GetBody()) {
-			s.watching = false // nothing behind the first token is read
+			s.watching = false // what follows the first token is not read
 			s.server.router.FirstToken(s.id, router.SignObserver)
 		}
 	}
@@ -126,7 +125,7 @@ func (s *stream) body(b *extprocv3.HttpBody) (body []byte, ok bool) {
 		return nil, false
 	case len(s.held) == 1:
 		return s.held[0], true
-	case !s.take(s.size + len(last)): // of the joined copy, for as long as there are both
+	case !s.take(s.size + len(last)): // for the joined copy
 		return nil, false
 	}
 	body = bytes.Join(s.held, nil)
@@ -143,7 +142,7 @@ func (s *stream) body(b *extprocv3.HttpBody) (body []byte, ok bool) {
 // clears each time.
 const maxChunk = 32_000
 
-// echo answers a chunk that Envoy wants back.
+// echo gives a chunk back to Envoy.
 func echo(m message, chunk []byte, last bool) *extprocv3.ProcessingResponse {
 	return answer(m, &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
 		Mutation: &extprocv3.BodyMutation_StreamedResponse{

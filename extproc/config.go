@@ -23,10 +23,10 @@ import (
 
 // What counts as the first token of a response.
 const (
-	// FirstTokenObserver waits for the observing stream.
+	// FirstTokenObserver waits for the observer stream.
 	FirstTokenObserver = "observer"
-	// FirstTokenResponseHeaders takes the response's headers for it. That is
-	// right only for workers that send them that late.
+	// FirstTokenResponseHeaders takes the response's headers for the first token. That is
+	// right only for workers that send their headers with the first token.
 	FirstTokenResponseHeaders = "response-headers"
 )
 
@@ -47,14 +47,14 @@ type Config struct {
 	// should equal Envoy's request_body_buffer_limit. Default 16 MiB.
 	MaxBodyBytes int
 
-	// MaxHeldBytes bounds the request bodies that are held at a time, all together: as
-	// they came, joined and inflated. A request that finds no room fails open. Default
-	// 256 MiB, or four of the largest bodies if that is more.
+	// MaxHeldBytes bounds the memory of all request bodies together: as Envoy sent them,
+	// received in part, joined and inflated. A request that finds no room fails open.
+	// Default 256 MiB, or four of the largest bodies if that is more.
 	MaxHeldBytes int64
 
 	// DecisionTimeout is the time that a decision may take before the request
 	// fails open. It must be less than Envoy's message_timeout, or Envoy gives
-	// up on us first. Default 1.5 s.
+	// up first. Default 1.5 s.
 	DecisionTimeout time.Duration
 
 	// QueueWait is the time that a request may wait for a worker before it is
@@ -62,7 +62,7 @@ type Config struct {
 	// max_message_timeout. Default 9.5 s.
 	QueueWait time.Duration
 
-	// OverloadStatus is what clients get when all workers are busy, too many
+	// OverloadStatus is the status of the error when all workers are busy, too many
 	// requests wait, or the wait was too long: 429, 503 or 529. Default 429.
 	OverloadStatus int
 
@@ -70,74 +70,73 @@ type Config struct {
 	// case; the first one that is present counts.
 	SessionHeaders []string
 
-	// TrustOverrides obeys headers and fields of the body that say how a request
-	// is to be routed, AllowDirect those that name its worker. Without them they
-	// are removed unread. For listeners that only trusted clients reach.
+	// TrustOverrides applies headers and fields of the body with hints for routing,
+	// AllowDirect those that name the worker. Without these settings kvroute ignores
+	// the fields and removes the headers. Set them only for listeners that only trusted
+	// clients reach.
 	TrustOverrides, AllowDirect bool
 
-	// Group is the router group of the workers, if there is one: a router above may say
-	// which of them it expects to be chosen, if AllowDirect.
+	// Group is the router group of the workers; "" for none. With AllowDirect, an upper
+	// router may name the worker that it prefers.
 	Group string
 
-	// MaxStreams bounds the main streams at a time, and the observing ones.
-	// Requests above it fail open at once. Default 40,000, the circuit breaker
-	// of our Envoy configuration.
+	// MaxStreams bounds the open main streams, and the open observer streams. Requests
+	// above it fail open at once. Default 40,000, the circuit breaker of our Envoy
+	// configuration.
 	MaxStreams int
 
-	// DecisionHeaders tells worker, overlap and reason in the response's
-	// headers. They tell clients about the inside of a fleet.
+	// DecisionHeaders adds worker, overlap and reason to the response's headers. These
+	// show clients the inside of the fleet.
 	DecisionHeaders bool
 
 	// FirstToken is [FirstTokenObserver], the default, or
 	// [FirstTokenResponseHeaders].
 	FirstToken string
 
-	// ForwardTokens names the forms, comma-separated, in which prompts are handed
-	// on to workers as token ids: "prompt" of completions, "kv_transfer_params"
-	// of vLLM's chats, "prompt_token_ids" of TensorRT-LLM's, or [ForwardAuto]
-	// for all of them where the worker's version is known to take it. Default
-	// none: bodies stay as they are.
+	// ForwardTokens names the forms, comma-separated, in which workers get prompts as
+	// token ids: "prompt" for completions, "kv_transfer_params" for vLLM's chats,
+	// "prompt_token_ids" for TensorRT-LLM's chats, or [ForwardAuto] for each form that
+	// the worker's version supports. Default none: bodies are unchanged.
 	ForwardTokens string
 
-	// SecondChoice is how Envoy is told where a request goes that its worker
-	// refuses: [SecondHeader], the default, [SecondList] or [SecondNone].
+	// SecondChoice is how Envoy learns the second choice: [SecondHeader], the default,
+	// [SecondList] or [SecondNone].
 	SecondChoice string
 
 	// EndpointPicker also speaks the endpoint-picker protocol of the Gateway API
 	// Inference Extension: the choices in x-gateway-destination-endpoint and in
-	// dynamic metadata, and a choice for every request. With AllowDirect it obeys
+	// dynamic metadata, and a choice for every request. With AllowDirect it supports
 	// the hooks of the extension's conformance tests.
 	EndpointPicker bool
 
-	// RouterID is this replica's part of the request ids that it hands out. It
-	// should be another one for each replica.
+	// RouterID begins the ids that this replica gives to requests. Each replica needs a
+	// different one.
 	RouterID uint64
 
-	// Networks are those that requests may be sent to, whatever address a worker
-	// has: a decision for another one fails open. None allows all.
+	// Networks are the networks to which requests may be sent. A request whose worker has
+	// an address elsewhere fails open. The zero value allows all.
 	Networks reach.Networks
 
-	// ModeOverride asks Envoy, in the answer to the request's headers, for the
-	// response's headers and trailers, which is what keeps a stream open to its end:
-	// for filters that cannot be configured so but have allow_mode_override, such as
-	// Envoy Gateway's. Bodies must be buffered there.
+	// ModeOverride asks Envoy, in the answer to the request's headers, for the response's
+	// headers and trailers, so that the stream stays open to the response's end. It is for
+	// filters with allow_mode_override that cannot be configured so, such as Envoy
+	// Gateway's. Bodies must be buffered there.
 	ModeOverride bool
 
-	// LoadReport, if not nil, is called for each header of a worker's response in which
-	// the engine says how busy it is: the name begins with endpoint-load-metrics. The
-	// worker is the one that served. It must not block.
+	// LoadReport, if not nil, is called for each header of a response with the engine's
+	// load: the name begins with endpoint-load-metrics. w is the worker that served.
+	// LoadReport must not block.
 	LoadReport func(w router.Worker, header, value string)
 
-	// Started, if not nil, reports whether the fleet is known: until then requests
-	// that no worker is known for fail open instead of being refused. It must not
-	// block.
+	// Started, if not nil, reports whether the fleet is known. Until then, requests for
+	// which no worker is known fail open instead of being refused. It must not block.
 	Started func() bool
-	// Synced says that the router knows the requests of other replicas: first tokens of
-	// these are noticed, too.
+	// Synced says that the router knows the requests of other replicas: an observer
+	// stream may then belong to another replica's request.
 	Synced bool
 
-	// Log takes a few lines a minute at most, and one for each refused request
-	// at level debug. Default none.
+	// Log gets a few lines a minute at most, and one for each refused request at level
+	// debug. Default none.
 	Log *slog.Logger
 
 	// Meter makes the instruments listed in docs/metrics.md. Default none.
@@ -203,24 +202,22 @@ type Server struct {
 	drain   context.CancelFunc
 }
 
-// Router decides and keeps account. All its methods may be called at any time, by
-// any number of goroutines.
+// Router decides and counts the load. Any goroutine may call its methods at any time.
 type Router interface {
 	// BestWorker decides where a request goes and books it under its ID; after
 	// an error nothing is booked. It returns soon after ctx ends. The spans of
 	// req are not kept. It may call req.Waiting, in the caller's goroutine.
-	// Errors that are neither the client's mistake nor a lack of workers or of
-	// room make the request fail open.
+	// Errors other than the client's mistakes and a lack of workers or of room make the
+	// request fail open.
 	BestWorker(ctx context.Context, req router.Request) (router.Decision, error)
-	// FirstToken notes a request's first token, or with [router.SignEnd] that it came
-	// before, and reports whether that was news. Unknown ids are no error.
+	// FirstToken notes a request's first token, or with [router.SignEnd] that the first
+	// token is past, and reports whether that was unknown before. It ignores unknown ids.
 	FirstToken(id string, by router.Sign) bool
 	// Free ends a booking and reports whether there was one. Abandon does so for
 	// a request that no worker served.
 	Free(id string) bool
 	Abandon(id string) bool
-	// Served notes which worker answered a request when its response begins, so that the
-	// booking can follow. It reports whether the booking did, and which workers are avoided
-	// from now on.
+	// Served notes which worker answered a request when its response begins. It reports
+	// whether it moved the booking to that worker, and which workers it avoids from now on.
 	Served(id string, r router.Response) (moved bool, avoided []router.Worker)
 }

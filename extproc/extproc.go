@@ -16,8 +16,8 @@
 // With whole bodies:
 //
 //	after               may come            answer
-//	nothing             request headers     empty, at once; an error response if no body can mend them;
-//	                                        without the client's copies of headers that steer Envoy
+//	nothing             request headers     empty, at once, without the client's headers that steer
+//	                                        Envoy; an error response if they are wrong in any case
 //	request headers     request body        the worker's header, an error response, or empty: fail open
 //	                    request trailers    the same, of a request without body
 //	request body        request trailers    empty
@@ -29,9 +29,9 @@
 //	                    response trailers   empty
 //	error response      nothing
 //
-// With bodies ahead and in duplex the headers and chunks are answered together when
-// the last has come, and the worker's header stands in the answer to the headers.
-// Behind, the choice is made at the headers, unread: by load alone.
+// With bodies ahead and in duplex, kvroute answers headers and chunks together when it has the
+// last chunk, and the worker's header stands in the answer to the headers. With bodies behind,
+// it decides at the headers, without the body: by load alone.
 //
 // The function next has the whole protocol in one switch. On an unexpected message the server
 // ends the stream, so that Envoy does not wait for an answer. The stream may end at any time.
@@ -55,9 +55,9 @@
 // # Concurrency
 //
 // Each stream has the goroutine that gRPC gives its handler, which owns all state. A
-// main stream has one more that only receives, so that the end of the stream interrupts a
-// decision and a drain does not wait for Envoy. The receiver ends at the latest when the
-// handler returns. An observer stream needs none: a drain ends its context.
+// main stream has a second goroutine that only receives, so that the end of the stream interrupts
+// a decision and a drain does not wait for Envoy. It ends at the latest when the handler returns.
+// An observer stream needs no second one: a drain ends its context.
 package extproc
 
 import (
@@ -77,8 +77,8 @@ import (
 	"google.golang.org/grpc/tap"
 )
 
-// New returns a server that asks r. It fails if a setting is out of range, naming
-// it, or if the instruments cannot be made.
+// New returns a server that gets its decisions from r. It fails if a setting is out of range,
+// which the error names, or if the instruments cannot be made.
 func New(conf Config, r Router) (*Server, error) {
 	conf, err := conf.withDefaults()
 	if err != nil {
@@ -109,8 +109,8 @@ func New(conf Config, r Router) (*Server, error) {
 // largest body in one message, windows that let such a body through without
 // waiting, tolerance for Envoy's keepalive, and an end of observing streams with [Server.Drain].
 func (s *Server) ServerOptions() []grpc.ServerOption {
-	// A body somewhat above the limit should get its 413. Above what gRPC takes
-	// it breaks the stream, and Envoy goes on without us.
+	// A body somewhat above the limit gets status 413. Above gRPC's own limit it breaks the
+	// stream, and Envoy continues without kvroute.
 	const above = 1 << 20
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(s.conf.MaxBodyBytes + above),
@@ -123,26 +123,25 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 	}
 }
 
-// Register adds the server to a gRPC server. The health service that Envoy checks
-// is the caller's to add.
+// Register adds the server to a gRPC server. The caller adds the health service that Envoy
+// checks.
 func (s *Server) Register(to grpc.ServiceRegistrar) { extprocv3.RegisterExternalProcessorServer(to, s) }
 
-// Drain ends all streams but those with a decision in progress, which get their
-// answer first, and from now on each new one at once; Envoy goes on without us,
-// live responses are not touched, and the slots are freed. All handlers have
-// returned within DecisionTimeout if the router obeys its context, but for those whose
-// responses come to us in chunks (full duplex), which stay to their end. Call it when
-// the health service has told Envoy to send no new streams, and the gRPC server's
-// GracefulStop after it.
+// Drain ends all streams, and from now on each new one at once. Streams with a decision in
+// progress get their answer first. Envoy continues without kvroute, responses are not affected,
+// and the slots are freed. All handlers return within DecisionTimeout if the router respects its
+// context, except those that receive the response in chunks (full duplex): these stay to the
+// response's end. Call Drain when the health service has told Envoy to send no new streams, and
+// then the gRPC server's GracefulStop.
 func (s *Server) Drain() { s.drain() }
 
 func (s *Server) draining() bool { return s.drained.Err() != nil }
 
-// endKey is what the function that ends a stream's context is kept under there.
+// endKey is the key in a stream's context of the function that ends the context.
 type endKey struct{}
 
-// endable gives the context of a new stream an end that is ours to call. gRPC's own ends
-// only when the handler returns, and so does a wait for a message by it.
+// endable makes the context of a new stream one that kvroute can end. gRPC ends its own context,
+// and with it a wait for a message, only when the handler returns.
 func endable(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	ctx, end := context.WithCancel(ctx)
 	return context.WithValue(ctx, endKey{}, end), nil
@@ -200,11 +199,11 @@ func (s *Server) track(k kind, n int64) int64 {
 	return s.open[k].Add(n)
 }
 
-// IDPrefix is what the ids begin with that a replica gives to requests.
+// IDPrefix begins the ids that a replica gives to requests.
 func IDPrefix(routerID uint64) string { return fmt.Sprintf("%016x-", routerID) }
 
-// newID returns an id that no client can guess, so none can speak for another's
-// request.
+// newID returns an id that no client can guess, so that no client can report the first token of
+// another client's request.
 func (s *Server) newID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails

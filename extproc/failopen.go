@@ -21,12 +21,12 @@ const (
 	failBudget   failure = iota // the decision took too long
 	failPanic                   // a handler panicked
 	failLimit                   // too many streams at a time
-	failHeld                    // too many bytes of bodies are held
-	failDraining                // we are shutting down
-	failMode                    // Envoy is configured for a processing mode that we do not know
-	failEncoding                // the body is compressed in a way that we cannot read
-	failStarting                // we do not know the fleet yet
-	failInternal                // an error that no client can mend
+	failHeld                    // the bodies in memory take all of the budget
+	failDraining                // kvroute is shutting down
+	failMode                    // Envoy's processing mode does not show the body
+	failEncoding                // kvroute cannot read the body's compression
+	failStarting                // the fleet is not known yet
+	failInternal                // an error that is not the client's mistake
 	failures                    // the number of reasons
 )
 
@@ -34,9 +34,9 @@ func (f failure) String() string {
 	return [...]string{"budget", "panic", "limit", "held_bytes", "draining", "unsupported_mode", "unreadable_encoding", "starting", "internal"}[f]
 }
 
-// failOpen is called for each request that is left to Envoy to route: answered
-// without a header, or by the end of the stream. It counts it, and logs it now and
-// then. err, if there is more to say than the reason, is not the client's text.
+// failOpen counts a request that Envoy routes without kvroute: answered without a header, or by
+// the end of the stream. It logs some of them. err, if not nil, adds to the reason; it has no
+// text of the client.
 func (s *Server) failOpen(why failure, err error, more ...any) {
 	count(s.metrics.failOpen, label("reason", why.String()))
 	unlogged, ok := s.lines[why].allow(time.Now())
@@ -54,8 +54,8 @@ func (s *Server) failOpen(why failure, err error, more ...any) {
 	s.conf.Log.Log(context.Background(), level, "a request failed open", append(args, more...)...)
 }
 
-// starting reports whether the fleet is not known yet. It is asked before a decision: a
-// fleet that becomes known while a request is decided was not known to it.
+// starting reports whether the fleet is not known yet. Call it before a decision: the fleet may
+// become known during the decision, too late for it.
 func (s *Server) starting() bool { return s.conf.Started != nil && !s.conf.Started() }
 
 // failure returns the reason why a request fails open after an error of the router.
@@ -109,8 +109,8 @@ func (s *stream) free() {
 	}
 }
 
-// recoverPanic is deferred by a stream's handler. What panicked for one request
-// must not end the others.
+// recoverPanic is deferred by a stream's handler: a panic for one request must not end the
+// others.
 func (s *Server) recoverPanic(k kind) {
 	what := recover()
 	if what == nil {
@@ -121,7 +121,7 @@ func (s *Server) recoverPanic(k kind) {
 	s.failOpen(failPanic, fmt.Errorf("panic: %s", text[:min(len(text), 256)]), "stream", k.String(), "stack", string(debug.Stack()))
 }
 
-// lineInterval keeps a fault that every request meets from filling the log.
+// lineInterval keeps a fault of every request from filling the log.
 const lineInterval = 10 * time.Second
 
 // lineLimit lets one line through per lineInterval.
@@ -130,8 +130,8 @@ type lineLimit struct {
 	unlogged atomic.Int64 // calls since
 }
 
-// allow reports whether a line may be written now, and how many were not since
-// the last one.
+// allow reports whether a line may be written now, and how many lines were suppressed since the
+// last one.
 func (l *lineLimit) allow(now time.Time) (unlogged int64, ok bool) {
 	last, t := l.last.Load(), now.UnixNano()
 	if last != 0 && t-last < int64(lineInterval) || !l.last.CompareAndSwap(last, t) {

@@ -11,19 +11,18 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Handing prompts on as token ids saves the worker from making them again. It is
-// the only thing that we write into a request's body, and wrong ids there would be
-// wrong answers. So it takes all of these: the operator wants it, the ids are
-// exact, the model's ids were compared with a worker's and always equal, and the
-// chosen worker is of an engine and version that takes them. Else the body stays
-// as it is, which is counted with the first reason why.
+// A worker that gets a prompt as token ids need not tokenize it again. Token ids are the only
+// thing that kvroute writes into a request's body, and wrong ids would give wrong responses. So
+// kvroute writes them only if the operator wants it, the ids are exact, the model's ids were
+// compared with a worker's and always equal, and the chosen worker's engine and version supports
+// them. Otherwise the body is unchanged, and the first reason is counted.
 
-// ForwardAuto is [Config.ForwardTokens] for every form that the chosen worker's
-// engine is known to take in its version.
+// ForwardAuto is [Config.ForwardTokens] for each form that the chosen worker's engine supports in
+// its version.
 const ForwardAuto = "auto"
 
-// forms is what of [openai.Form] is on, and whether the operator named it: then the
-// version is the operator's business.
+// forms are the forms in use. The value is true if the operator named the form: then kvroute does
+// not check the engine's version.
 type forms map[openai.Form]bool
 
 // parseForms reads [Config.ForwardTokens].
@@ -34,7 +33,7 @@ func parseForms(s string) (forms, error) {
 		case "":
 		case ForwardAuto:
 			for _, form := range []openai.Form{openai.FormPrompt, openai.FormKVTransfer, openai.FormTokenIDs} {
-				if !f[form] { // one that is named stays it
+				if !f[form] { // a named form stays named
 					f[form] = false
 				}
 			}
@@ -47,13 +46,13 @@ func parseForms(s string) (forms, error) {
 	return f, nil
 }
 
-// CheckForwardTokens returns what is wrong with a value of [Config.ForwardTokens].
+// CheckForwardTokens returns an error for a wrong value of [Config.ForwardTokens].
 func CheckForwardTokens(s string) error {
 	_, err := parseForms(s)
 	return err
 }
 
-// Outcomes of handing ids on.
+// Outcomes of forwarding ids.
 const (
 	forwarded     = "forwarded"
 	keptGiven     = "given"     // the client sent ids itself
@@ -63,13 +62,13 @@ const (
 	keptEngine    = "engine"    // the chosen worker's engine does not take them for such a request
 	keptVersion   = "version"   // its version is not known to
 	keptEncoding  = "encoding"  // the body is compressed
-	keptForm      = "form"      // the form is not switched on
-	keptMode      = "mode"      // Envoy's processing mode lets the body stay only as it is
+	keptForm      = "form"      // the form is not in use
+	keptMode      = "mode"      // Envoy's processing mode does not allow to change the body
 	keptBody      = "body"      // the field has another value already, or the body would be too large
 )
 
-// since is the first version of an engine that takes a form. The kv_transfer_params
-// of vLLM 0.32 were seen to; TensorRT-LLM's field came with 1.0.
+// since is the first version of an engine that supports a form; "" for none. vLLM 0.32 was seen to
+// take kv_transfer_params; TensorRT-LLM's field came with 1.0.
 func since(engine string, form openai.Form) string {
 	switch {
 	case form == openai.FormPrompt && (engine == "vllm" || engine == "sglang" || engine == "trtllm" || engine == "kvroute-sim"):
@@ -84,7 +83,7 @@ func since(engine string, form openai.Form) string {
 	return ""
 }
 
-// engineName brings the names that engines register with to one form.
+// engineName returns one name for all spellings of an engine.
 func engineName(s string) string {
 	switch s = strings.ToLower(s); s {
 	case "tensorrt-llm", "tensorrt_llm", "tensorrtllm":
@@ -93,7 +92,7 @@ func engineName(s string) string {
 	return s
 }
 
-// forward returns the body with the prompt as ids, nil if it stays as it is.
+// forward returns the body with the prompt as ids, nil if the body is unchanged.
 func (s *stream) forward(fields *openai.Body, m message, body []byte) (out []byte) {
 	t := s.decision.Tokens
 	if s.decision.Tokens = nil; t == nil || m != requestBody {
@@ -113,8 +112,7 @@ func (s *stream) forward(fields *openai.Body, m message, body []byte) (out []byt
 	return out
 }
 
-// forward returns the body with the prompt as ids, and in which form; or nil and why
-// it stays as it is.
+// forward returns the body with the prompt as ids, and the form; or nil and the reason.
 func (f forms) forward(e openai.Endpoint, b *openai.Body, t *router.Tokens, body []byte, limit int) (out []byte, form openai.Form, outcome string) {
 	engine := engineName(t.Engine)
 	switch {
@@ -138,7 +136,7 @@ func (f forms) forward(e openai.Endpoint, b *openai.Body, t *router.Tokens, body
 		return nil, form, keptOptions
 	case len(t.IDs) == 0:
 		return nil, form, keptInexact
-	// Of an engine that tells no ids the operator's word has to do.
+	// An engine that does not return ids cannot be compared: the operator's setting decides.
 	case !t.Agreed && (t.Differs || !named || engine != "trtllm"):
 		return nil, form, keptUnchecked
 	case !named && !atLeast(t.EngineVersion, first):
@@ -150,8 +148,8 @@ func (f forms) forward(e openai.Endpoint, b *openai.Body, t *router.Tokens, body
 	return out, form, forwarded
 }
 
-// atLeast reports whether a version, as in "v0.32.1rc2.dev7+gabc", is not before
-// another one. What cannot be read is before all, but for "0", which everything is.
+// atLeast reports whether a version, such as "v0.32.1rc2.dev7+gabc", is not before another one. An
+// unreadable version is before all versions but "0".
 func atLeast(version, first string) bool {
 	if first == "0" {
 		return true

@@ -19,8 +19,8 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// Headers that say how a request is to be routed. They are removed from requests, as all
-// of [openai.Steering] are, and obeyed where the listener is trusted.
+// Headers with hints for routing. They are removed from requests, as all of [openai.Steering]
+// are, and applied where the listener is trusted.
 const (
 	headerPin            = "x-dynamo-worker-instance-id"
 	headerRank           = "x-dynamo-dp-rank"
@@ -32,13 +32,13 @@ const (
 	headerTTFT           = "x-dynamo-slo-ttft-ms"
 	headerOverride       = "x-dynamo-router-override"
 	headerClass          = "x-dynamo-meta-policy-class"
-	// headerGroup is the router group that a router above sends a request to. A worker
-	// that is named beside it is one of that group, and only preferred: the answer to a
-	// probe is a little old.
+	// headerGroup is the router group to which an upper router sends a request. A worker
+	// named beside it is a worker of that group, and only preferred: the upper router's
+	// knowledge of the group is a little old.
 	headerGroup = "x-dynamo-router-group"
 )
 
-// Other names of the pins, which count where those above are missing.
+// Aliases of the pins above, used if the header above is missing.
 const (
 	aliasPin         = "x-worker-instance-id"
 	aliasRank        = "x-dp-rank"
@@ -49,8 +49,7 @@ const (
 // headerVLLMRank tells a worker's rank to vLLM.
 const headerVLLMRank = "x-data-parallel-rank"
 
-// What a gateway says of a request, under two names each: with this prefix or that of
-// llm-d.
+// Headers of gateways, with one of two prefixes.
 const (
 	prefixGateway = "x-gateway-"
 	prefixLLMD    = "x-llm-d-"
@@ -60,13 +59,13 @@ const (
 
 const headerSessionFinal = "x-dynamo-session-final"
 
-// Where Envoy's filters before us may list the endpoints that a request may go to.
+// The dynamic metadata in which an earlier filter of Envoy may list the allowed endpoints.
 const (
 	subsetNamespace = "envoy.lb.subset_hint"
 	subsetKey       = destinationKey + "-subset"
 )
 
-// steering is what the headers of a request say of its routing, as text.
+// steering are the hints for routing in a request's headers, as text.
 type steering struct {
 	headers map[string]string // those of [openai.Steering]; nil without any
 
@@ -74,9 +73,9 @@ type steering struct {
 	place   int // of session in Config.SessionHeaders, from 1; 0 = none yet
 	final   bool
 
-	allowed []netip.AddrPort // nil: all
-	test    bool             // of conformance
-	id      string           // the client's, kept beside the decision
+	allowed []netip.AddrPort // endpoints that may be chosen; nil: all
+	test    bool             // a conformance test, which gets headers of its own
+	id      string           // the client's request id, kept beside the decision
 }
 
 // get returns the value of the first header that has one.
@@ -89,7 +88,7 @@ func (t *steering) get(names ...string) string {
 	return ""
 }
 
-// noteHeader takes note of a header of the request.
+// noteHeader reads one header of the request.
 func (s *stream) noteHeader(name, value string) {
 	t := &s.steering
 	switch {
@@ -117,15 +116,14 @@ func (s *stream) noteHeader(name, value string) {
 	}
 }
 
-// steer fills in what headers and body say of the request's routing, as far as the
-// listener is trusted.
+// steer fills in the hints of headers and body, as far as the listener is trusted.
 func (s *stream) steer(req *router.Request, nvext []byte) *openai.Error {
 	t := &s.steering
 	req.Session, req.SessionFinal = t.session, t.final
 	req.AllowedAddresses = t.allowed
 	req.Labels = t.labels()
 	if headers, inBody := s.direct(); headers {
-		if bad := t.pinned(req, nvext, inBody); bad != nil {
+		if bad := t.pin(req, nvext, inBody); bad != nil {
 			return bad
 		}
 	}
@@ -165,7 +163,7 @@ func (s *stream) steer(req *router.Request, nvext []byte) *openai.Error {
 	return nil
 }
 
-// labels are what is kept of a request for people.
+// labels are texts that the decision keeps for its readers.
 func (t *steering) labels() router.Labels {
 	return router.Labels{
 		RequestID: clip(t.id),
@@ -174,7 +172,7 @@ func (t *steering) labels() router.Labels {
 	}
 }
 
-// clip bounds what is kept of a client's text, in memory, too.
+// clip bounds a text of the client, and the memory that it keeps.
 func clip(s string) string {
 	const most = 128
 	if len(s) <= most {
@@ -183,20 +181,19 @@ func clip(s string) string {
 	return strings.Clone(s[:most])
 }
 
-// direct says whether a request may name its worker in headers, and whether it may in its
-// body, or ask there which one it would get. A router above speaks in headers: the body is
-// as a client of that one sent it, and was for that one to heed. Beside another group's
-// name, as a second choice has it, stands a worker of that group.
+// direct reports whether the request's headers may name its worker, and whether its body may do
+// so or query the worker. An upper router uses headers; hints in the body were meant for the upper
+// router. With another group's name, as in a second choice, the worker is one of that group.
 func (s *stream) direct() (headers, body bool) {
 	c, group := &s.server.conf, s.steering.get(headerGroup)
 	return c.AllowDirect && (group == "" || group == c.Group), c.AllowDirect && group == ""
 }
 
-// pinned fills in the worker that headers name, or else the body does, if it may. From a
-// router above it is a preference.
-func (t *steering) pinned(req *router.Request, nvext []byte, heed bool) (bad *openai.Error) {
+// pin fills in the worker that headers name, or else the body with inBody. For an upper router
+// it is a preference.
+func (t *steering) pin(req *router.Request, nvext []byte, inBody bool) (bad *openai.Error) {
 	var pins openai.Pins
-	if heed {
+	if inBody {
 		if pins, bad = openai.ParsePins(nvext); bad != nil {
 			return bad
 		}
@@ -258,9 +255,8 @@ func badHeader(name, value, want string) *openai.Error {
 	}
 }
 
-// subset reads which endpoints a filter before us allows: a list, or text with
-// commas, of ip or ip:port. It returns nil if none says so. What is no address
-// allows nothing.
+// subset reads the endpoints that an earlier filter allows: a list, or text with commas, of ip or
+// ip:port. It returns nil without such a list. An entry that is no address allows nothing.
 func subset(req *extprocv3.ProcessingRequest) []netip.AddrPort {
 	v := req.GetMetadataContext().GetFilterMetadata()[subsetNamespace].GetFields()[subsetKey]
 	var items []string

@@ -12,9 +12,8 @@ import (
 	"github.com/kvroute/kvroute/internal/openai"
 )
 
-// configure reads how Envoy is configured to hand bodies over. Without a
-// configuration in the first message Envoy is too old to say; BUFFERED is what our
-// configurations ask for.
+// configure reads how Envoy is configured to send bodies. An old Envoy sends no configuration in
+// the first message; it is taken for BUFFERED, as our configurations set it.
 func (s *stream) configure(c *extprocv3.ProtocolConfiguration) {
 	s.echo = c.GetResponseBodyMode() == filterv3.ProcessingMode_FULL_DUPLEX_STREAMED
 	s.chunks = s.echo || c.GetResponseBodyMode() == filterv3.ProcessingMode_STREAMED
@@ -35,8 +34,8 @@ func (s *stream) configure(c *extprocv3.ProtocolConfiguration) {
 	}
 }
 
-// override is the processing mode that we want, with the request's body as it is: an
-// override that does not repeat that would change it.
+// override is the processing mode for Config.ModeOverride. It repeats the mode of the request's
+// body, which would change otherwise.
 func (s *stream) override() *filterv3.ProcessingMode {
 	body := filterv3.ProcessingMode_BUFFERED
 	if s.partial {
@@ -49,7 +48,7 @@ func (s *stream) override() *filterv3.ProcessingMode {
 	}
 }
 
-// classify tells which message req is, and reads the request headers.
+// classify returns the kind of a message, and reads the request headers.
 func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 	switch r := req.GetRequest().(type) {
 	case *extprocv3.ProcessingRequest_RequestHeaders:
@@ -110,7 +109,7 @@ func (s *stream) requestHeaders(h *extprocv3.HttpHeaders) message {
 	case s.endpoint == openai.Other:
 		return headersOther
 	case length > int64(s.server.conf.MaxBodyBytes):
-		// Known early: neither Envoy nor we need to hold it.
+		// Known early: neither Envoy nor kvroute needs to hold it.
 		s.wrong = tooLarge(s.server.conf.MaxBodyBytes)
 		return headersWrong
 	case h.GetEndOfStream():

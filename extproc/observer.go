@@ -14,9 +14,9 @@ import (
 	"github.com/kvroute/kvroute/router"
 )
 
-// shadow is observe for a stream that only its messages show to be an observer, of which
-// req is the first: Envoy Gateway's shadowMode. With Config.ModeOverride the main stream has
-// put the request's id into the response headers.
+// shadow is observe for an observer stream without metadata: Envoy Gateway's shadowMode. req is its
+// first message. With Config.ModeOverride the main stream has put the request's id into the
+// response headers.
 func (s *Server) shadow(ctx context.Context, req *extprocv3.ProcessingRequest, in <-chan *extprocv3.ProcessingRequest) string {
 	return s.observe(header(req.GetResponseHeaders(), headerRequestID), func() (*extprocv3.ProcessingRequest, error) {
 		if next := req; next != nil {
@@ -62,14 +62,14 @@ func (s *Server) observe(id string, receive func() (*extprocv3.ProcessingRequest
 	}
 }
 
-// isEventStream reports whether events will follow. A complete JSON answer comes
-// at its end and has no first token to be seen.
+// isEventStream reports whether events will follow. A JSON response has no first token that could
+// be seen.
 func isEventStream(h *extprocv3.HttpHeaders) bool {
 	return status(h) == "200" && media(h) == "text/event-stream"
 }
 
-// isWhole reports whether a response came into being before its headers: it is JSON, or
-// its length is known.
+// isWhole reports whether a worker had the whole response before it sent the headers: it is JSON,
+// or its length is known.
 func isWhole(h *extprocv3.HttpHeaders) bool {
 	return h.GetEndOfStream() || media(h) == "application/json" || header(h, "content-length") != ""
 }

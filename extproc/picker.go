@@ -28,7 +28,7 @@ const (
 	headerTestServed    = "x-conformance-test-served-endpoint"
 )
 
-// endpoints returns the choices as the protocol wants them.
+// endpoints returns the choices in the protocol's form.
 func (s *stream) endpoints() string {
 	list := s.decision.Address.String()
 	if second := s.second(); second.IsValid() {
@@ -50,13 +50,13 @@ func (s *stream) withMetadata(a *extprocv3.ProcessingResponse) *extprocv3.Proces
 	return a
 }
 
-// servedBy is what a gateway says of the endpoint that served; invalid if nothing.
+// servedBy returns the endpoint that served, as a gateway reports it; invalid without a report.
 func servedBy(req *extprocv3.ProcessingRequest) netip.AddrPort {
 	f := req.GetMetadataContext().GetFilterMetadata()[destinationNamespace].GetFields()
 	return address(f[servedKey])
 }
 
-// testHeaders are what a conformance test looks for in the response.
+// testHeaders are the response's headers that a conformance test checks.
 func (s *stream) testHeaders(req *extprocv3.ProcessingRequest) []string {
 	served := "fail: missing destination endpoint served metadata"
 	if a := servedBy(req); a.IsValid() {
@@ -65,8 +65,8 @@ func (s *stream) testHeaders(req *extprocv3.ProcessingRequest) []string {
 	return []string{headerTestPicked, s.decision.Address.String(), headerTestServed, served}
 }
 
-// endpointList reads ip or ip:port, separated by commas. What is no address allows
-// nothing.
+// endpointList reads items of the form ip or ip:port. It drops an item that is no address, which
+// therefore allows nothing.
 func endpointList(items []string) []netip.AddrPort {
 	list := make([]netip.AddrPort, 0, len(items))
 	for _, item := range items {

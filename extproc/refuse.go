@@ -3,6 +3,7 @@
 package extproc
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -55,8 +56,8 @@ func tooLarge(limit int) *openai.Error {
 	}
 }
 
-// queried is the answer to a request that only asks for its worker, in Dynamo's form:
-// one worker does prefill and decode.
+// queried is the answer to a request that only queries its worker, in Dynamo's form: one worker
+// does prefill and decode.
 type queried struct {
 	Worker struct {
 		Decode      uint64 `json:"decode_worker_id"`
@@ -68,19 +69,14 @@ type queried struct {
 	Tokens  []uint32 `json:"token_ids,omitempty"` // only exact ones
 }
 
-// query answers a request with the worker that it would go to. Nothing is booked, and
-// it goes nowhere. What the answer tells of the fleet and its caches is for trusted
-// listeners.
+// query answers a request with the worker that it would get. It books nothing, and the request
+// goes to no worker. The answer shows the fleet and its caches, so it is for trusted listeners.
 func (s *stream) query(ctx context.Context, req router.Request, model string) bool {
 	req.DecisionTimeout = s.server.conf.DecisionTimeout
 	req.ID, req.Owned, req.WantTokens, req.WantSecond = "", false, true, false
 	d, err := s.server.router.BestWorker(ctx, req)
-	if err != nil {
-		r := s.refusal(err, model)
-		if r == nil { // a request would fail open, but the client does not want this one served
-			r = openai.NoDecision()
-		}
-		return s.refuse(r)
+	if err != nil { // it does not fail open: the client does not want it served
+		return s.refuse(cmp.Or(s.refusal(err, model), openai.NoDecision()))
 	}
 	s.state = refused
 	var a queried

@@ -25,9 +25,9 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	s.note(req)
 	switch {
 	case status(h) != "200":
-	case isWhole(h): // its prompt was computed some time ago
+	case isWhole(h): // the prefill has ended before
 		s.server.router.FirstToken(s.id, router.SignEnd)
-	case !isEventStream(h): // a stream of another kind: nothing is known before its end
+	case !isEventStream(h): // another kind of stream, in which no first token is seen
 	case s.server.conf.FirstToken == FirstTokenResponseHeaders:
 		s.server.router.FirstToken(s.id, router.SignHeaders)
 	default:
@@ -53,21 +53,21 @@ func (s *stream) answerResponse(req *extprocv3.ProcessingRequest) *extprocv3.Pro
 	return answer(responseHeaders, &extprocv3.CommonResponse{HeaderMutation: mutation(headers)})
 }
 
-// note tells the router which worker answered the request, and how.
+// note reports to the router which worker answered the request, and how.
 func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	r := router.Response{}
 	details := ""
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
 	for _, filter := range req.GetAttributes() {
 		f := filter.GetFields()
-		// Envoy's own replies have the address of the last worker asked, too.
+		// Envoy's own replies have the address of the last worker that it tried, too.
 		r.Address = address(f["upstream.address"])
 		r.Asked = int(min(f["upstream.request_attempt_count"].GetNumberValue(), maxAttempts))
 		details = f["response.code_details"].GetStringValue()
 		switch d := details; {
-		case d == "" || d == "via_upstream": // not asked for, or the worker's
+		case d == "" || d == "via_upstream": // not configured, or the worker's response
 		case d == "no_healthy_upstream" && r.Address.IsValid():
-			// A worker was asked and failed, and there was no other to ask.
+			// Envoy tried a worker, which failed, and had no other to try.
 			r.Local, r.Asked = true, max(0, r.Asked-1)
 		case d == "no_healthy_upstream":
 			s.unreached()
@@ -75,7 +75,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 		case strings.HasPrefix(d, "upstream_") && !envoysOwn(d):
 			r.Local = true // reset, refused, too slow
 		default:
-			return // no worker was reached: none is to blame
+			return // no worker was reached
 		}
 	}
 	if !r.Address.IsValid() {
@@ -104,11 +104,11 @@ func (s *stream) unreached() {
 	}
 }
 
-// maxAttempts is far above what any retry policy of ours allows.
+// maxAttempts is far above the attempts of any retry policy of ours.
 const maxAttempts = 1000
 
-// envoysOwn reports whether the details of a reply of Envoy's give a reason of its own
-// for a request that reached no worker, or not whole: its limits, or what it ended itself.
+// envoysOwn reports whether the details of Envoy's own reply name a cause in Envoy for a request
+// that did not reach a worker completely: a limit, or a reset by Envoy.
 func envoysOwn(details string) bool {
 	_, reason, _ := strings.Cut(details, "{")
 	reason, _, _ = strings.Cut(strings.TrimSuffix(reason, "}"), "|")
@@ -119,11 +119,11 @@ func envoysOwn(details string) bool {
 	return false
 }
 
-// headerLoad begins the headers in which an engine says how busy it is.
+// headerLoad begins the headers with an engine's load.
 const headerLoad = "endpoint-load-metrics"
 
-// load hands on what the worker that served says of its load. Where Envoy does not
-// say who that was it is the one chosen; what others of the pool say is not for us.
+// load reports the load of the worker that served: the chosen one if Envoy does not name it. It
+// ignores the load of other workers.
 func (s *stream) load(h *extprocv3.HttpHeaders, served netip.AddrPort) {
 	for _, v := range h.GetHeaders().GetHeaders() {
 		if !strings.HasPrefix(v.GetKey(), headerLoad) {

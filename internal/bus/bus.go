@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bus connects to the NATS bus: how a process shows it who it is, and what is
-// wrong when the bus does not do what is needed.
+// Package bus connects to the NATS bus with this process's credentials, and explains the bus's
+// errors.
 package bus
 
 import (
@@ -28,15 +28,14 @@ type Access struct {
 	NATSCreds string `json:"nats_creds,omitempty" yaml:"nats-creds"`
 	// NATSNkey is a file with the seed of an nkey.
 	NATSNkey string `json:"nats_nkey,omitempty" yaml:"nats-nkey"`
-	// NATSCA is a PEM file with the certificates that the bus's own must go back
-	// to. Empty takes those of the system. For TLS, the URL begins with tls://.
+	// NATSCA is a PEM file with the authorities that may sign the bus's certificate. Empty
+	// means the system's. For TLS, the URL begins with tls://.
 	NATSCA string `json:"nats_ca,omitempty" yaml:"nats-ca"`
-	// NATSCert and NATSKey are PEM files with the certificate that this process
-	// shows to the bus, and its key.
+	// NATSCert and NATSKey are PEM files with this process's certificate and its key.
 	NATSCert string `json:"nats_cert,omitempty" yaml:"nats-cert"`
 	NATSKey  string `json:"nats_key,omitempty" yaml:"nats-key"`
-	// NATSInboxPrefix begins the subjects on which answers come. One for each kind
-	// of client keeps them from reading each other's; see examples/nats.
+	// NATSInboxPrefix begins the subjects of answers. With a different one for each kind of
+	// client, clients cannot read each other's answers; see examples/nats.
 	NATSInboxPrefix string `json:"nats_inbox_prefix,omitempty" yaml:"nats-inbox-prefix"`
 }
 
@@ -50,8 +49,7 @@ func (a *Access) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&a.NATSInboxPrefix, "nats-inbox-prefix", a.NATSInboxPrefix, "`subject` that answers of NATS come below; empty for _INBOX")
 }
 
-// Options turns the settings into those of a connection. An error names the setting
-// that is wrong.
+// Options returns the options of a connection. An error names the wrong setting.
 func (a *Access) Options() (opts []nats.Option, err error) {
 	if a.NATSCreds != "" && a.NATSNkey != "" {
 		return nil, errors.New("nats-creds and nats-nkey exclude each other")
@@ -88,8 +86,8 @@ func (a *Access) Options() (opts []nats.Option, err error) {
 	return opts, nil
 }
 
-// Connect connects until the connection is closed: a bus that is not up yet, goes away or does not let this
-// process in is tried again until the connection is closed, and is back by itself.
+// Connect connects to the bus. If the bus is not available or refuses this process, the connection
+// retries until it is closed.
 func Connect(url, name string, access *Access, log *slog.Logger, more ...nats.Option) (*nats.Conn, error) {
 	opts, err := access.Options()
 	if err == nil {
@@ -106,8 +104,8 @@ func Connect(url, name string, access *Access, log *slog.Logger, more ...nats.Op
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(250*time.Millisecond),
 		nats.ReconnectJitter(250*time.Millisecond, time.Second),
-		// Else the second refusal ends the connection for good, though whoever keeps the
-		// accounts may only not be there yet.
+		// By default the second refusal ends the connection, although the bus's account
+		// service may only be late.
 		nats.IgnoreAuthErrorAbort(),
 		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("connected to NATS", "url", nc.ConnectedUrlRedacted()) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
@@ -129,8 +127,8 @@ func Connect(url, name string, access *Access, log *slog.Logger, more ...nats.Op
 	return nc, nil
 }
 
-// refusals keeps one error from filling the log: the same error is a warning again after
-// a while, and until then a debug message.
+// refusals keeps one error from filling the log: a repeated error is a warning every 30 s, and a
+// debug message otherwise.
 type refusals struct {
 	mu   sync.Mutex
 	last string
@@ -176,8 +174,8 @@ func Redact(list string) string {
 // secret matches an address up to its host. Its group is the scheme and the user name.
 var secret = regexp.MustCompile(`^((?:\w+://)?(?:[^:@]*:)?).*@`)
 
-// CheckURL refuses an address of the bus, or a comma-separated list of addresses, to which
-// no connection is possible: a client that waits for its bus would wait forever.
+// CheckURL refuses an address of the bus, or a comma-separated list of addresses, to which no
+// connection is possible: a client would retry forever.
 func CheckURL(list string) error {
 	schemes := []string{"nats", "tls", "ws", "wss"}
 	secure := 0
@@ -206,7 +204,7 @@ func CheckURL(list string) error {
 	return nil
 }
 
-// ErrNoJetStream means that the bus answers, but keeps nothing.
+// ErrNoJetStream means that the bus answers, but without JetStream.
 var ErrNoJetStream = errors.New("the NATS server answers, but JetStream is off there (nats-server -js turns it on), or not for this account, or has no leader yet")
 
 // Explain adds what an error of JetStream means where the error does not name it.
@@ -218,18 +216,17 @@ func Explain(err error) error {
 }
 
 const (
-	// soon is for what may be over at once, as a connection that was lost.
+	// soon is for errors that may end by themselves, such as a lost connection.
 	soon = time.Second
-	// slowest is for what somebody has to configure.
+	// slowest is for errors that an operator has to mend.
 	slowest = 30 * time.Second
 )
 
-// Retry is how long to wait before something is tried again. The zero value is one
-// before the first failure.
+// Retry computes the waits between retries. The zero value is ready for the first failure.
 type Retry struct{ wait time.Duration }
 
-// After returns the wait after a failure: a second, and of a bus without JetStream
-// twice the one before, up to 30 s.
+// After returns the wait after a failure: a second; without JetStream twice the previous wait, up
+// to 30 s.
 func (r *Retry) After(err error) time.Duration {
 	if !errors.Is(err, ErrNoJetStream) {
 		r.wait = 0

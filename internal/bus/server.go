@@ -25,12 +25,11 @@ const serverUser = "kvroute"
 type Server struct {
 	*natsserver.Server
 	password string
-	temp     string // folder to remove at the end; "" if what is stored stays
+	temp     string // folder to remove at the end; "" to keep the stored data
 }
 
-// StartServer starts a server at ip:port; port 0 picks a free one, and an empty address
-// listens nowhere. An empty password makes a random one. The server stores in a folder,
-// or, if that is "", in a temporary one.
+// StartServer starts a server at ip:port. Port 0 means any free port, an empty address no listener,
+// an empty password a random one, and an empty folder to store in a temporary one.
 func StartServer(listen, store, password string) (*Server, error) {
 	host, portText, err := net.SplitHostPort(cmp.Or(listen, "127.0.0.1:0"))
 	if err != nil {
@@ -80,9 +79,8 @@ func (s *Server) Stop() {
 	_ = os.RemoveAll(s.temp) // removes nothing for ""; what is left of a temporary folder harms nobody
 }
 
-// PublicAddress returns where other machines reach a listener: at advertise, if that is
-// given. A listener on all addresses is reached at the address from which this machine
-// reaches the bus.
+// PublicAddress returns the address at which other machines reach a listener: advertise, if given.
+// For a listener on all addresses it is the address from which this machine reaches the bus.
 func PublicAddress(advertise, listener, busURL string) (string, error) {
 	if advertise != "" {
 		if _, err := netip.ParseAddrPort(advertise); err != nil {
@@ -99,7 +97,7 @@ func PublicAddress(advertise, listener, busURL string) (string, error) {
 	if err != nil || u.Hostname() == "" {
 		return "", fmt.Errorf("find the own address: set --advertise: %q has no host", first)
 	}
-	// Connecting a UDP socket sends nothing; it only looks up the way.
+	// Connecting a UDP socket sends nothing; it only selects the route.
 	probe, err := net.Dial("udp", net.JoinHostPort(u.Hostname(), "9"))
 	if err != nil {
 		return "", fmt.Errorf("find the own address: set --advertise: %w", err)

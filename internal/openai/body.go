@@ -9,9 +9,9 @@ import (
 	"github.com/kvroute/kvroute/tokenizer/chat"
 )
 
-// Body is what routing needs of a request's body. All of it aliases the body,
-// strings without escapes included: the body must not be written to while a Body
-// is in use. Clone a string that is kept for long.
+// Body has the parts of a request's body that routing needs. All of it aliases the body, strings
+// without escapes included: do not write to the body while a Body is in use, and clone a string
+// that is kept for long.
 type Body struct {
 	Model        string
 	Stream       bool
@@ -21,22 +21,21 @@ type Body struct {
 	NVExt        []byte // nvext, for [ReadHints]; nil if absent
 	Echo         bool   // the client wants the prompt's text back
 
-	// Tokens is the prompt as the client tokenized it, in nvext.token_data or a
-	// chat's kv_transfer_params.prompt_token_ids; nil if there is none, or no
-	// list of token ids: what an engine makes of that is its own.
+	// Tokens is the prompt as the client tokenized it, in nvext.token_data or a chat's
+	// kv_transfer_params.prompt_token_ids; nil if the field is absent or not a list of
+	// token ids, which only the engine can judge.
 	Tokens []uint32
 
-	// Request is what makes the prompt, as raw JSON. For ChatCompletions, Responses
-	// and Messages its Messages are a list that is not empty, for Completions its
-	// Prompt is a string or a list, for Load it has a Size.
+	// Request has the parts of the prompt, as raw JSON. For ChatCompletions, Responses and
+	// Messages its Messages are a list that is not empty, for Completions its Prompt is a
+	// string or a list, for Load it has a Size.
 	// For Generate and Ids it has a Prompt like that of Completions, or a Size.
 	chat.Request
 }
 
-// Parse cuts the body of a request for e. Every error has status 400 and says
-// what is wrong and where: malformed JSON by byte offset, a field by its name.
-// For Other no prompt is asked for, and anything that can be one is taken. Where
-// [Endpoint.NeedsModel] says so no model is asked for.
+// Parse reads the body of a request for e. Every error has status 400 and names the place:
+// malformed JSON by byte offset, a field by its name. For Other a prompt is optional and may have
+// any form. The model is optional unless [Endpoint.NeedsModel].
 func Parse(e Endpoint, body []byte) (Body, *Error) {
 	var f fields
 	if err := f.read(body); err != nil {
@@ -58,7 +57,7 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 		b.Tokens, b.Request = nil, size(NoPrompt)
 		return b, nil
 	case e == Text:
-		b.Tokens, b.Request = nil, chat.Request{Size: 1, Inexact: NoPrompt} // no load to speak of
+		b.Tokens, b.Request = nil, chat.Request{Size: 1, Inexact: NoPrompt} // almost no load
 		return b, nil
 	case e == Generate || e == Ids:
 		f.engineRequest(e, &b, len(body))
@@ -77,9 +76,9 @@ func Parse(e Endpoint, body []byte) (Body, *Error) {
 	return b, b.complete(e)
 }
 
-// ParseTruncated reads the fields that are complete in the beginning of a body. It reads no
-// prompt: a template may put what is missing before what is there. The size of the
-// beginning stands for the prompt's.
+// ParseTruncated reads the complete fields in the beginning of a body. It reads no prompt: a
+// template may put a missing part before a present one. The size of the beginning is taken as the
+// prompt's size.
 func ParseTruncated(body []byte) Body {
 	var f fields
 	if readObject(&jsonscan.Scanner{In: body}, f.set) == nil {
@@ -96,10 +95,10 @@ func ParseTruncated(body []byte) Body {
 // Reasons of [chat.Request.Inexact].
 const (
 	NoPrompt   = "no_prompt"   // an endpoint without a prompt
-	Truncated  = "truncated"   // only the beginning of the body is there
+	Truncated  = "truncated"   // Envoy sent only the beginning of the body
 	Embeds     = "embeds"      // the prompt is no text
 	NoHistory  = "no_history"  // a part of it is at a worker, under a name
-	NoRenderer = "no_renderer" // the engine makes it in a way of its own
+	NoRenderer = "no_renderer" // only the engine can make the prompt
 	BadText    = "bad_text"    // text that the engine cannot read
 	TooLarge   = "too_large"   // more values than a prompt has
 )
@@ -132,11 +131,11 @@ var places = func() map[string]int {
 	return m
 }()
 
-// fields are the members of a body that matter. They are looked at when the scan is
-// over, since a later copy may replace any of them.
+// fields are the members of a body that matter. They are read when the scan is over, since a later
+// member of the same name replaces an earlier one.
 type fields struct {
 	values       [len(names) + 1]value
-	promptValues int // how many values the prompt is made of
+	promptValues int // number of values in the prompt
 }
 
 // get returns the member of a name in names.
@@ -178,9 +177,8 @@ func (f *fields) read(body []byte) *Error {
 	return nil
 }
 
-// maxValues bounds the JSON values that a prompt may be made of: reading one takes
-// up to a kilobyte, which a body of small values would multiply. A chat of a
-// thousand messages with all their calls has some ten thousand.
+// maxValues bounds the JSON values of a prompt: reading a value takes up to a kilobyte of memory,
+// however small it is. A chat of a thousand messages with tool calls has some ten thousand values.
 const maxValues = 200_000
 
 // count adds up the values of fields that make the prompt. Token ids are cheap.
@@ -239,7 +237,7 @@ func (f *fields) body() (b Body, err *Error) {
 	return b, nil
 }
 
-// complete reports what is missing.
+// complete returns an error for a missing or wrong field.
 func (b *Body) complete(e Endpoint) *Error {
 	messages, prompt := value(b.Messages), value(b.Prompt)
 	isChat := e == ChatCompletions || e == Messages
@@ -269,11 +267,11 @@ func (v value) stringOf(field string) (string, *Error) {
 		return "", bad(field, field+" must be a string")
 	}
 	t := unquote(v)
-	// Without a copy, which would be the one allocation of most requests; see Body.
+	// Without a copy, which would be the only allocation of most requests; see Body.
 	return unsafe.String(unsafe.SliceData(t), len(t)), nil
 }
 
-// boolOf returns a truth value, false for nil. An error names the field.
+// boolOf returns a boolean, false for nil. An error names the field.
 func (v value) boolOf(field string) (bool, *Error) {
 	if v != nil && v.kind() != 't' && v.kind() != 'f' {
 		return false, bad(field, field+" must be true or false")

@@ -2,14 +2,14 @@
 
 package openai
 
-// conversation collects the chat that a request of [Responses] or [Messages] stands for.
+// conversation collects the chat of a request of [Responses] or [Messages].
 type conversation struct {
 	messages []message
 	resume   bool   // the answer continues the last message
 	inexact  string // see [chat.Request.Inexact]
 }
 
-// message is a message of a chat; what is nil is left out.
+// message is a message of a chat; fields that are nil are absent.
 type message struct {
 	role, content, reasoning, callID value
 	calls                            []value
@@ -31,8 +31,7 @@ func (c *conversation) addForeign(v value) {
 	c.add(message{role: value(`"item"`), content: list([]value{v})})
 }
 
-// setInexact notes why the chat is not all that the engine makes its prompt of. The
-// first reason stays.
+// setInexact notes why the chat is not the engine's whole prompt. The first reason stays.
 func (c *conversation) setInexact(reason string) {
 	if c.inexact == "" {
 		c.inexact = reason

@@ -8,26 +8,25 @@ import (
 	"github.com/kvroute/kvroute/internal/jsonscan"
 )
 
-// Form is a way of handing a prompt on as token ids.
+// Form is a way to send a prompt as token ids.
 type Form string
 
-// The forms, by the field that takes the ids.
+// The forms, by the field that has the ids.
 const (
-	FormPrompt     Form = "prompt"             // of completions, in place of the text
-	FormKVTransfer Form = "kv_transfer_params" // of chats: its prompt_token_ids
-	FormTokenIDs   Form = "prompt_token_ids"   // of chats
+	FormPrompt     Form = "prompt"             // completions: instead of the text
+	FormKVTransfer Form = "kv_transfer_params" // chats: its member prompt_token_ids
+	FormTokenIDs   Form = "prompt_token_ids"   // chats
 )
 
-// WithTokens returns a copy of a body that [Parse] took, with the prompt as ids in
-// the given form. Nothing else of it is changed, not a byte; of a field that stands
-// twice the last one is, which is the one that counts. It returns nil if the
-// field has a value already that ids cannot go into.
+// WithTokens returns a copy of a body that [Parse] accepted, with the prompt as ids in the given
+// form. All other bytes are unchanged; of two fields of one name it changes the last one, which
+// counts. It returns nil if the field has a value that cannot take ids.
 func WithTokens(body []byte, form Form, ids []uint32) []byte {
 	// Where the field's last copy is, and its value.
 	start, end := -1, -1
 	var old value
 	s := jsonscan.Scanner{In: body}
-	_ = readObject(&s, func(name []byte, v value) { // scanned before, so there is no error
+	_ = readObject(&s, func(name []byte, v value) { // Parse has checked it, so there is no error
 		if string(name) == string(form) {
 			old, end = v, s.At
 			if start = end - len(v); v == nil {

@@ -18,7 +18,7 @@ func (f *fields) engineRequest(e Endpoint, b *Body, size int) {
 	prompt := f.get("token_ids")
 	if e == Generate {
 		prompt = f.first("text", "input_ids", "prompt")
-		// Blocks of two adapters never meet, and neither do those of two extra keys.
+		// Requests with different adapters share no blocks, nor do those with different extra keys.
 		if lora := f.get("lora_path"); lora != nil {
 			b.CacheSalt += "\x00lora\x00" + string(lora)
 		}
@@ -35,7 +35,7 @@ func (f *fields) engineRequest(e Endpoint, b *Body, size int) {
 	switch {
 	case f.get("input_embeds").some():
 		b.Request = chat.Request{Size: size, Inexact: Embeds}
-	case items: // whose place in the prompt is the engine's to know
+	case items: // only the engine knows their places in the prompt
 		b.Request = chat.Request{Size: size, Inexact: NoRenderer}
 	case prompt.filled(), e == Generate && prompt.kind() == '"':
 		b.Request = chat.Request{Prompt: prompt}
@@ -44,7 +44,7 @@ func (f *fields) engineRequest(e Endpoint, b *Body, size int) {
 	}
 }
 
-// first returns the first of several members that is there.
+// first returns the first of several members that is present.
 func (f *fields) first(names ...string) value {
 	for _, name := range names {
 		if v := f.get(name); v != nil {

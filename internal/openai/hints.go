@@ -52,8 +52,8 @@ func ParsePins(nvext []byte) (Pins, *Error) {
 	return Pins{Worker: raw.Decode, Rank: wide(raw.Rank), Prefill: raw.Prefill, PrefillRank: wide(raw.PrefillRank)}, nil
 }
 
-// Queries reports whether nvext has the annotation query_instance_id, alone or with a
-// value behind a colon: the request is not to be served, but its worker to be told.
+// Queries reports whether nvext has the annotation query_instance_id, alone or with a value behind
+// a colon: the client wants to know the worker, and no response.
 func Queries(nvext []byte) (queries bool) {
 	value(nvext).member("annotations").each(func(a value) {
 		name, _, _ := strings.Cut(a.textOr(""), ":")
@@ -62,7 +62,7 @@ func Queries(nvext []byte) (queries bool) {
 	return queries
 }
 
-// maxHint bounds the numbers of hints, far above any that means something.
+// maxHint bounds the numbers of hints, far above any useful one.
 const maxHint = 1 << 31
 
 // maxTaints bounds the taints that a request may name.

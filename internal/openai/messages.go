@@ -11,11 +11,11 @@ import (
 // system are one message at the front. A tool's result is a message before the one that
 // has it. Thoughts and tool calls of the assistant belong to its message.
 
-// billing begins a text that one client puts before its system prompt. It is
-// another one each time; vLLM leaves it out.
+// billing begins a text that one client puts before its system prompt. It differs in each
+// request, so vLLM drops it.
 const billing = "x-anthropic-billing-header"
 
-// messagesChat fills in the chat that the fields of /v1/messages stand for.
+// messagesChat makes the chat of the fields of /v1/messages.
 func (f *fields) messagesChat(b *Body) {
 	var c conversation
 	texts := systemTexts(f.get("system"))
@@ -30,7 +30,7 @@ func (f *fields) messagesChat(b *Body) {
 	f.get("messages").each(c.addTurn)
 	b.Messages = c.json()
 	b.Tools = c.tools(f.get("tools"), messagesFunction)
-	b.ToolChoice = nil // what it may be has no effect on the prompt
+	b.ToolChoice = nil // it has no effect on the prompt
 	b.ReasoningEffort = f.get("output_config").member("effort")
 	b.Inexact = c.inexact
 }
@@ -52,7 +52,7 @@ func systemTexts(content value) (texts []value) {
 	return texts
 }
 
-// addTurn adds what a message stands for.
+// addTurn adds a message of the request.
 func (c *conversation) addTurn(turn value) {
 	role, content := turn.member("role"), turn.member("content")
 	switch {
@@ -66,7 +66,7 @@ func (c *conversation) addTurn(turn value) {
 	}
 }
 
-// addBlocks adds what the blocks of a message stand for.
+// addBlocks adds the blocks of a message.
 func (c *conversation) addBlocks(role, blocks value) {
 	isUser := role.textOr("") == "user"
 	m := message{role: role}
@@ -115,7 +115,7 @@ func (c *conversation) toolUse(block value) value {
 	)})
 }
 
-// addToolResult adds what a tool found: its texts, and behind them its images.
+// addToolResult adds the result of a tool: its texts, and then its images.
 func (c *conversation) addToolResult(block value) {
 	content := block.member("content")
 	var images []value

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package openai reads what kvroute needs to know of an OpenAI request, and
-// writes OpenAI's form of errors.
+// Package openai reads the parts of an OpenAI request that routing needs, and writes errors in
+// OpenAI's form.
 //
 // # Guarantees
 //
@@ -36,7 +36,7 @@ import (
 // Endpoint is a kind of request.
 type Endpoint uint8
 
-// The endpoints. Requests of kind Other are not ours: they pass through.
+// The endpoints. kvroute does not route requests of kind Other.
 const (
 	Other           Endpoint = iota
 	ChatCompletions          // /v1/chat/completions
@@ -49,8 +49,8 @@ const (
 	Text                     // tokenizing, rendering, counting: the model computes nothing
 )
 
-// NeedsModel reports whether requests of a kind must name their model. The others do not:
-// many engines serve but one.
+// NeedsModel reports whether requests of a kind must name their model. Others need not: many
+// engines serve one model only.
 func (e Endpoint) NeedsModel() bool { return e != Load && e != Text && e != Generate && e != Ids }
 
 // endpoints are the paths of requests that kvroute knows.
@@ -88,11 +88,10 @@ var endpoints = map[string]Endpoint{
 // Paths returns the paths of all endpoints but Other, sorted.
 func Paths() []string { return slices.Sorted(maps.Keys(endpoints)) }
 
-// Classify returns the endpoint that a request is for, by method and path; a query
-// string is ignored. The path is compared in normal form, as engines' servers read it.
-// A wrong method on an endpoint with a prompt is an error with status 405, to be answered
-// with the header "allow: POST". OPTIONS is not a wrong one: a browser asks by it whether
-// it may POST, and engines answer that.
+// Classify returns the endpoint of a request, by method and path; it ignores a query string. It
+// compares the path in normal form, as engines' servers read it. A wrong method on an endpoint with
+// a prompt is an error with status 405. OPTIONS is not wrong: a browser requests with it whether it
+// may POST, and engines answer that.
 func Classify(method, target string) (Endpoint, *Error) {
 	p := normalPath(target)
 	e := endpoints[p]
@@ -100,7 +99,7 @@ func Classify(method, target string) (Endpoint, *Error) {
 	case method == http.MethodPost, e == Other:
 		return e, nil
 	case e >= Generate, method == http.MethodOptions:
-		return Other, nil // what another method does is the engine's to say
+		return Other, nil // the engine decides what another method does
 	}
 	return e, &Error{
 		Status:  http.StatusMethodNotAllowed,
@@ -126,5 +125,5 @@ func normalPath(p string) string {
 	return path.Clean(p)
 }
 
-// clip bounds text of a client's that goes into a message.
+// clip bounds a text of the client in a message.
 func clip(s string) string { return s[:min(len(s), 64)] }

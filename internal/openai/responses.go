@@ -11,7 +11,7 @@ import (
 // a system message, a string is a user message, items are messages. Consecutive thoughts,
 // texts and calls of the assistant are one message.
 
-// responsesChat fills in the chat that the fields of /v1/responses stand for.
+// responsesChat makes the chat of the fields of /v1/responses.
 func (f *fields) responsesChat(b *Body) *Error {
 	var c conversation
 	for _, name := range [...]string{"previous_response_id", "conversation", "previous_input_messages"} {
@@ -46,7 +46,7 @@ func (f *fields) responsesChat(b *Body) *Error {
 	return nil
 }
 
-// addItem adds what an element of the input stands for.
+// addItem adds an element of the input.
 func (c *conversation) addItem(item value) {
 	if item.kind() != '{' {
 		c.addForeign(item)
@@ -73,7 +73,7 @@ func (c *conversation) addItem(item value) {
 	}
 }
 
-// addCall adds a call of a function, unless something of it is missing.
+// addCall adds a call of a function. It reports whether the call is complete.
 func (c *conversation) addCall(id, name, arguments value) bool {
 	if id == nil || name == nil || arguments == nil {
 		return false
@@ -145,8 +145,8 @@ func chatParts(content value) value {
 	return list(parts)
 }
 
-// responsesFunction returns a tool's function, which is all of the tool but its type; nil
-// if it is no function.
+// responsesFunction returns a tool's function, which is the tool without its type; nil for another
+// kind of tool.
 func (c *conversation) responsesFunction(tool value) value {
 	if tool.member("type").textOr("") != "function" {
 		return nil
@@ -160,7 +160,7 @@ func (c *conversation) responsesFunction(tool value) value {
 			out = append(out, ',')
 		}
 		if bytes.ContainsRune(name, utf8.RuneError) {
-			c.inexact = BadText // it is that, or stands for what is no text
+			c.inexact = BadText // it may replace bytes that are not UTF-8
 		}
 		out = append(append(append(out, quote(name)...), ':'), v.or("null")...)
 	})

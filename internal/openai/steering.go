@@ -2,9 +2,9 @@
 
 package openai
 
-// Steering are the request headers that steer routers, gateways, workers and the sidecars
-// of workers. Some workers connect to an address in such a header. A worker gets these
-// headers from kvroute only: the Envoy configurations and kvroute remove those of clients.
+// Steering are the request headers that steer routers, gateways, workers and the sidecars of
+// workers. Some workers connect to an address in such a header. A worker gets these headers from
+// kvroute only: the Envoy configurations and kvroute remove the clients' ones.
 //
 //nolint:gochecknoglobals // a table
 var Steering = []string{

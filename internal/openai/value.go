@@ -9,9 +9,9 @@ import (
 	"github.com/kvroute/kvroute/internal/jsonscan"
 )
 
-// value is one JSON value as the body has it, without white space around it and known
-// to be valid. It is nil for null and for what is absent. Methods for one type find
-// nothing in values of other types: what those mean is the engine's to judge.
+// value is one valid JSON value of the body, without white space around it. It is nil for null and
+// for an absent member. Methods for one type find nothing in values of other types, which only the
+// engine can judge.
 type value []byte
 
 // kind returns the first byte: a quote for a string, a bracket for a list and so on; 0
@@ -84,7 +84,7 @@ func (v value) filled() bool {
 	return v.kind() == '[' && s.Peek() != ']'
 }
 
-// textOr returns the text of a string, or another text for what is no string.
+// textOr returns the text of a string, or another text if v is not a string.
 func (v value) textOr(other string) string {
 	if v.kind() != '"' {
 		return other
@@ -112,7 +112,7 @@ func (v value) count() int {
 	return int(n)
 }
 
-// ids returns a list of token ids, nil if anything else is in it or it is empty.
+// ids returns a list of token ids, nil for an empty list or one with other values.
 func (v value) ids() []uint32 {
 	if !v.filled() {
 		return nil
@@ -130,8 +130,7 @@ func (v value) ids() []uint32 {
 	return list
 }
 
-// unquote returns the text of a string. It is a part of raw, unless there are
-// escapes in it.
+// unquote returns the text of a string. It is a part of raw unless it has escapes.
 func unquote(raw []byte) []byte {
 	text, _ := jsonscan.Unquote(nil, raw)
 	return text

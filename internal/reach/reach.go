@@ -80,8 +80,8 @@ func parse(item string) (n network, ok bool) {
 // Empty reports whether no network is named, so that all addresses are allowed.
 func (n Networks) Empty() bool { return len(n.list) == 0 }
 
-// First returns an address of the first network, for checks that need any. It is invalid
-// if no network is named.
+// First returns an address of the first network, for checks that need any address. It is invalid
+// without networks.
 func (n Networks) First() netip.Addr {
 	if n.Empty() {
 		return netip.Addr{}
@@ -104,10 +104,9 @@ func (n Networks) Check(a netip.AddrPort) error {
 	return fmt.Errorf("an address in the worker networks %v", n.list)
 }
 
-// CheckRegistered refuses, besides, an address that a worker may only have with the
-// operator's permission. Such an address belongs to this machine or its link: other
-// programs listen there without authentication, because only local processes reach them.
-// Permission is a network that has only such addresses, as 127.0.0.0/8; 0.0.0.0/0 is not.
+// CheckRegistered also refuses loopback and link-local addresses, unless the operator allows them:
+// other programs listen there without authentication, because only local processes reach them. A
+// network such as 127.0.0.0/8 allows them; 0.0.0.0/0 does not.
 func (n Networks) CheckRegistered(a netip.AddrPort) error {
 	if err := n.Check(a); err != nil {
 		return err
@@ -126,8 +125,8 @@ func local(a netip.Addr) bool {
 	return a.IsLoopback() || a.IsLinkLocalUnicast()
 }
 
-// Control is a [net.Dialer]'s. It refuses addresses outside the networks when names have
-// been looked up.
+// Control is the Control function of a [net.Dialer]. It refuses addresses outside the networks,
+// after names were resolved.
 func (n Networks) Control(kind, address string, _ syscall.RawConn) error {
 	if !strings.HasPrefix(kind, "tcp") {
 		return nil // a Unix socket, which only the operator's file names

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package telemetry sets up what the binary logs and measures with: a slog logger
-// and an OpenTelemetry meter provider whose readings Prometheus can scrape.
+// Package telemetry makes the binary's logger, and an OpenTelemetry meter provider whose readings
+// Prometheus can scrape.
 //
-// It holds no global: what it makes is passed on by cmd. Everything it returns may
-// be used by any number of goroutines.
+// It has no globals. Any number of goroutines may use what it returns.
 package telemetry
 
 import (
@@ -49,7 +48,7 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
 }
 
-// Shutdown gives the provider's resources back.
+// Shutdown frees the provider's resources.
 func (m *Metrics) Shutdown(ctx context.Context) error { return m.provider.Shutdown(ctx) }
 
 // NewLogger makes a logger that writes to w. level is "debug", "info", "warn" or

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wire names things on the bus: the subjects, streams and buckets of a
-// scope. Two scopes share nothing. Everything is pure.
+// Package wire names the subjects, streams and buckets of a scope on the bus. Two scopes share no
+// names. All functions are pure.
 package wire
 
 import (
@@ -39,8 +39,8 @@ func (s Scope) Topic(topic string) string {
 		".endpoint." + Segment(s.Endpoint) + "." + Segment(topic)
 }
 
-// Own returns a subject of kvroute's own, such as "heartbeat" or, with further
-// parts, that of one worker. The part "*" stands for any one part.
+// Own returns a subject of kvroute's protocol, such as "heartbeat", or with further parts a
+// subject of one worker. The part "*" is a wildcard for one part.
 func (s Scope) Own(parts ...string) string {
 	s = s.WithDefaults()
 	var subject strings.Builder
@@ -54,9 +54,9 @@ func (s Scope) Own(parts ...string) string {
 	return subject.String()
 }
 
-// Group returns a subject of a router group of the scope's namespace, such as "summary",
-// whatever the component: groups have components of their own, and who is above them yet
-// another one. The group "*" stands for all.
+// Group returns a subject of a router group of the scope's namespace, such as "summary". It does
+// not depend on the component: each group has its own, and the upper router another one. The group
+// "*" is a wildcard for all groups.
 func (s Scope) Group(group string, parts ...string) string {
 	if group != "*" {
 		group = Segment(group)
@@ -87,8 +87,8 @@ func (s Scope) slug() string {
 	return fmt.Sprintf("kvr-%s-%s-%s-%08x", slug(s.Namespace), slug(s.Component), slug(s.Endpoint), digest)
 }
 
-// slug makes a name fit for streams and buckets. Different names may have the same
-// slug, so a digest of the names stands behind it.
+// slug makes a name valid for streams and buckets. Different names may have the same slug, so a
+// digest of the names follows it.
 func slug(s string) string {
 	return strings.Map(func(r rune) rune {
 		if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' {
@@ -114,9 +114,9 @@ func Segment(s string) string {
 	return b.String()
 }
 
-// WorkerKey is how a worker's id stands in keys and subjects: 16 hex digits.
+// WorkerKey is a worker's id in keys and subjects: 16 hex digits.
 func WorkerKey(id uint64) string { return fmt.Sprintf("%016x", id) }
 
-// WorkerID returns the id of a worker that has a name and no number. It fits into
-// 53 bits, so that every JSON reader keeps it exactly.
+// WorkerID returns the id of a worker with a name and no number. It fits into 53 bits, so that every
+// JSON reader keeps it exactly.
 func WorkerID(name string) uint64 { return xxh3.HashStringSeed(name, 0) & (1<<53 - 1) }
