@@ -6,6 +6,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
 )
 
 // Decision returns a kept decision by its request id, this router's or the client's.
@@ -97,4 +100,37 @@ func (k *keptDecisions) find(n int, meets func(*Decision) bool) []Decision {
 		})
 	}
 	return found
+}
+
+// explain puts down every worker of the pool as the decision saw it.
+func (c *core) explain(now time.Time, q *question, d *Decision) {
+	drawn := d.Policy != "" && d.Settings.Temperature > 0
+	if drawn {
+		c.chances = slices.Grow(c.chances[:0], len(c.costs))[:len(c.costs)]
+		scorer.Probabilities(c.costs, d.Settings.Temperature, c.chances)
+	}
+	c.seen = slices.Grow(c.seen[:0], len(c.order))[:len(c.order)]
+	next := 0 // candidate, in the same order
+	for i, ord := range c.order {
+		e, to := &c.entries[ord], &c.seen[i]
+		*to = Candidate{}
+		to.Worker, to.WorkerName, to.Address = e.worker, e.info.Name, e.info.rankAddress(e.worker.DPRank)
+		to.TotalBlocks, to.ReportedBlocks, to.Excluded = e.info.TotalKVBlocks, e.reported(now), c.verdicts[i]
+		to.Foreign = c.foreign(now, e, q.tokens)
+		if e.info.Group != "" {
+			to.Group, to.SummaryAge, to.Probed = e.info.Group, e.group.age(now), to.Excluded == "" && q.probeOf(e) != nil
+		}
+		at := next
+		if at < len(c.candidates) && c.candidates[at] == ord {
+			next++
+		}
+		if to.Excluded != "" {
+			c.load(now, ord, q.tokens, &to.Input)
+			continue
+		}
+		to.Input, to.Cost = c.inputs[at], c.costs[at]
+		if drawn {
+			to.Probability = c.chances[at]
+		}
+	}
 }

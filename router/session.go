@@ -3,6 +3,8 @@
 package router
 
 import (
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
@@ -112,4 +114,42 @@ func (s *sessions) removeWorker(ord int) {
 			s.byKey.Remove(key)
 		}
 	}
+}
+
+// followSession returns the candidate that q's session is bound to, if the session may
+// stay there; -1 otherwise.
+func (c *core) followSession(now time.Time, q *question) (bound int, err error) {
+	q.rebind = false
+	if q.session == 0 || q.Pinned != nil {
+		return -1, nil
+	}
+	ord, known := c.sessions.worker(now, q.session)
+	if !known {
+		return -1, nil
+	}
+	bound = slices.Index(c.candidates, ord)
+	switch {
+	case bound < 0 && c.conf.Sessions.Hard:
+		return -1, c.sessionLost(ord)
+	case bound < 0 || !c.conf.Sessions.Hard && scorer.SessionOverloaded(c.inputs, bound):
+		q.rebind = true
+		return -1, nil
+	}
+	for i, other := range c.order {
+		if other != ord && c.verdicts[i] == "" {
+			c.verdicts[i] = ExcludedSession
+		}
+	}
+	return bound, nil
+}
+
+// sessionLost says why the worker of a session cannot take its request.
+func (c *core) sessionLost(ord int) error {
+	w := c.entries[ord].worker
+	at, _ := c.search(w)
+	err := ErrNoWorkers
+	if c.verdicts[at] == ExcludedBusy {
+		err = ErrAllBusy
+	}
+	return fmt.Errorf("the session's worker %d, rank %d (%s): %w", w.ID, w.DPRank, c.verdicts[at], err)
 }

@@ -9,39 +9,39 @@ import (
 	"time"
 )
 
-// The first tokens that nobody sees are inferred, if that is switched on: those of
-// responses that are no streams, and those whose observer was lost.
+// First tokens that are not reported can be inferred: of responses that are no streams, and
+// of streams whose observer was lost.
 //
 // A slot is waiting, then started, then confirmed:
 //
 //	from     to         when
-//	waiting  confirmed  its first token is told
-//	waiting  started    by order: one that was booked on the worker later has its first token
-//	waiting  started    by rate: the prefill tokens booked before it, and its own, are due
-//	started  confirmed  its first token is told after all
-//	any      gone       it is freed, or its worker or replica is
+//	waiting  confirmed  its first token is reported
+//	waiting  started    by order: a later request on the worker has its first token
+//	waiting  started    by rate: the worker should have computed its prefill tokens, and those before it
+//	started  confirmed  its first token is reported after all
+//	any      removed    it is freed, or its worker or replica is removed
 //
-// By order goes what engines do: first come, first served. Of a worker of which a
-// quarter of the last 16 first tokens came more than 250 ms after one that was booked
-// later, or which is said to reorder, nothing is inferred.
+// By order: engines compute prompts first come, first served. Nothing is inferred on a
+// worker that is registered as reordering, or of whose last 16 first tokens a quarter came
+// more than 250 ms after that of a later request.
 //
-// By rate goes only who will not be seen (Booking.Unseen), as far as nobody stands
-// before it who will be: a worker that hangs does not compute. Where the first one is
-// given up, the worker begins with the next at the next look. The rate is the median
-// of the last 15 samples of the worker, 5 of them at least. A sample is what the worker
-// computed up to a first token since the one before (or since it had nothing to do),
-// for as long; or the request's own tokens for its own stay, which the rate cannot be
-// below. Of less than 256 tokens or 5 ms no sample is taken: requests that are computed
-// together have their first tokens together, and count with the next one.
+// By rate: only for requests whose first token will not be reported (Booking.Unseen), and
+// only if no request before them will have its first token reported: so nothing is inferred
+// of a worker that hangs. If the first waiting request is freed, the worker is assumed to
+// begin with the next one at the next call. The rate is the median of the worker's last 15
+// samples, at least 5. A sample is the number of tokens that the worker computed between two
+// first tokens (or since it was idle) and the time for it. The request's own tokens in the
+// time since its booking are a lower bound. Samples below 256 tokens or 5 ms are not taken:
+// the first tokens of requests in one batch come together, and count with the next sample.
 //
 // # Invariants
 //
-//   - The waiting slots of a worker are in one list, in the order in which they were booked.
-//   - The slots of other replicas are never inferred here: their own router infers
-//     them, and tells. So what replicas know after all messages is the same. Nor does
-//     what is told of them prove anything here: it may have been inferred.
-//   - Who is confirmed was told, and is told of once.
-//   - Each inference is handed out once, by TakeInferred.
+//   - The waiting slots of a worker are in one list, in the order of their booking.
+//   - The slots of other replicas are never inferred here: their own router infers them and
+//     sends the result. So all replicas have the same state after all messages. Reports of
+//     other replicas are no evidence for other slots, because they may be inferred.
+//   - A slot is confirmed at most once, by a report.
+//   - TakeInferred returns each inference once.
 
 const (
 	orderGrace   = 250 * time.Millisecond // a first token that is late by less is in order

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"time"
+
+	"github.com/kvroute/kvroute/scorer"
+)
+
+// Request asks for a worker. Its slices and maps are only read, and not after
+// the call.
+type Request struct {
+	// ID makes the decision a booking: the worker's slot is taken until
+	// [Router.Free]. It must be unique among the requests in flight, and have at
+	// most 1,024 bytes. With no ID
+	// the decision is read-only: no slot, no record, no waiting.
+	ID string
+	// Owned says that the caller will call [Router.Free] for certain, whenever
+	// the request ends. The slot of a request that is not owned is freed
+	// after 300 s without a sign of life.
+	Owned bool
+
+	// Model is the model name of the request: a base model or an adapter.
+	Model string
+
+	// Prompt is tokenized by the router. Tokens, if not nil, is used instead,
+	// and Blocks instead of both.
+	Prompt Prompt
+	Tokens []uint32
+	Blocks *Blocks
+
+	// Unread says that nothing is known of the request but that it came. Where
+	// there is a single model it is taken for one to that, and routed by load.
+	Unread bool
+
+	// Salt keeps the request's blocks apart from those of other salts.
+	Salt string
+
+	// Unseen says that the first token will not be noticed when it comes, as that of a
+	// response that is no stream; see [Config.InferFirstTokens].
+	Unseen bool
+	// ExpectedOutput is how many tokens the response will have; 0 = unknown.
+	ExpectedOutput int
+	// EmbeddingHit says that nothing is left to encode; see [DeviceAware].
+	EmbeddingHit bool
+
+	// Pinned, if not nil, is the worker that must take the request: nothing is
+	// compared, and only that worker is waited for.
+	// AnyRank leaves the rank of that worker open.
+	Pinned  *Worker
+	AnyRank bool
+	// Preferred, if not nil, is the worker that takes the request if it is a candidate, as
+	// if it were the cheapest; see [Decision.Member].
+	Preferred *Worker
+	// Allowed, if not nil, are the only workers that may take it; AllowedAddresses,
+	// if not nil, the only addresses, port 0 standing for all ports.
+	Allowed          []Worker
+	AllowedAddresses []netip.AddrPort
+	// RequiredTaints are those that a worker must have, all of them.
+	// PreferredTaints are weighed: the cost of a worker is multiplied by
+	// e^−tanh(sum of the weights that it has).
+	RequiredTaints  []string
+	PreferredTaints map[string]float64
+
+	// Session names the conversation that the request belongs to; see
+	// [SessionConfig]. SessionFinal says that it is the last one.
+	Session      string
+	SessionFinal bool
+
+	// In the queue, a higher StrictPriority comes first; among equals Priority
+	// is seconds (or weight) that the request is put ahead; see [scorer.QueuePolicy].
+	StrictPriority int
+	Priority       float64
+	// TTFTTarget, if above 0, is how long after its arrival the first token is
+	// still wanted. QueueWait, if above 0, is how long the request may wait. A request
+	// that has waited for the shorter of the two leaves the queue with [ErrTooLate].
+	TTFTTarget, QueueWait time.Duration
+	// DecisionTimeout, if above 0, is how long the decision may take, without the time in
+	// the queue. The error is then [ErrDecisionTimeout].
+	DecisionTimeout time.Duration
+	// Labels are kept with the decision, and mean nothing to it.
+	Labels Labels
+	// Waiting, if not nil, is called once if the request has to wait, before it
+	// does, by the goroutine that called [Router.BestWorker].
+	Waiting func()
+
+	// Override changes how this one decision is made; mode [KV] only.
+	Override *Override
+
+	// Explain asks for [Decision.Candidates].
+	Explain bool
+	// WantTokens asks for [Decision.Tokens], WantSecond for [Decision.Second].
+	WantTokens, WantSecond bool
+}
+
+// Labels are what is known of a request beside what it asks for.
+type Labels struct {
+	RequestID string        `json:"request_id,omitempty"`    // the client's; it may not be the only one
+	Class     string        `json:"policy_class,omitempty"`  // of requests
+	Fairness  string        `json:"fairness_id,omitempty"`   // whose it is
+	ITLTarget time.Duration `json:"itl_target_ns,omitempty"` // time between two tokens that is wanted
+}
+
+// Blocks is a prompt that its caller has hashed, in blocks of the pool's size and
+// with adapter and salt in the seed (package indexer).
+type Blocks struct {
+	Local    []uint64 // local hash of each full block
+	Sequence []uint64 // sequence hashes of the same blocks
+	Tokens   int      // length of the prompt
+	// BlockSize is needed if the model's workers have blocks of several sizes:
+	// with those of others no overlap is found. 0 fits all.
+	BlockSize int
+}
+
+// check refuses what contradicts itself.
+func (req *Request) check() error {
+	if b := req.Blocks; b != nil && (len(b.Local) != len(b.Sequence) || b.Tokens < 0 || b.Tokens > scorer.MostTokens) {
+		return fmt.Errorf("%w: %d local and %d sequence hashes of %d tokens", ErrBadBlocks, len(b.Local), len(b.Sequence), b.Tokens)
+	}
+	if len(req.PreferredTaints) > 0 { // to begin such a loop costs more than all else here
+		for name, weight := range req.PreferredTaints {
+			if math.IsNaN(weight) || math.IsInf(weight, 0) {
+				return fmt.Errorf("%w: weight of the preferred taint %q is %v, want a finite number", ErrBadRequest, bounded(name), weight)
+			}
+		}
+	}
+	switch {
+	case len(req.RequiredTaints) > maxTaints || len(req.PreferredTaints) > maxTaints:
+		return fmt.Errorf("%w: %d required and %d preferred taints, want at most %d of a kind", ErrBadRequest, len(req.RequiredTaints), len(req.PreferredTaints), maxTaints)
+	case len(req.ID) > maxID:
+		return fmt.Errorf("%w: ID has %d bytes, want at most %d", ErrBadRequest, len(req.ID), maxID)
+	case math.IsNaN(req.Priority) || math.IsInf(req.Priority, 0):
+		return fmt.Errorf("%w: Priority is %v, want a finite number", ErrBadRequest, req.Priority)
+	case req.ExpectedOutput < 0:
+		return fmt.Errorf("%w: ExpectedOutput is %d, want 0 or more tokens", ErrBadRequest, req.ExpectedOutput)
+	case req.TTFTTarget < 0 || req.QueueWait < 0 || req.DecisionTimeout < 0:
+		return fmt.Errorf("%w: TTFTTarget, QueueWait and DecisionTimeout are %v, %v and %v, want 0 or more", ErrBadRequest, req.TTFTTarget, req.QueueWait, req.DecisionTimeout)
+	}
+	return nil
+}
+
+// timed returns a context that ends with the time for the decision.
+func (req *Request) timed(ctx context.Context) (context.Context, context.CancelFunc) {
+	if req.DecisionTimeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, req.DecisionTimeout, ErrDecisionTimeout)
+}
+
+// mayWait returns how long the request may wait in the queue; 0 = without a limit.
+func (req *Request) mayWait() time.Duration {
+	if req.TTFTTarget == 0 || req.QueueWait == 0 {
+		return max(req.TTFTTarget, req.QueueWait)
+	}
+	return min(req.TTFTTarget, req.QueueWait)
+}
+
+// question is a request, prepared for the core: what the locks need not cover.
+type question struct {
+	*Request
+
+	lora     string        // adapter of the request
+	adapter  string        // the same, if workers say which ones they have
+	tokens   int           // length of the prompt; 0 if unknown
+	local    []uint64      // local hashes of its full blocks
+	sequence []uint64      // their sequence hashes
+	overlap  []int32       // by ordinal, counted at version
+	lower    [3][]int32    // blocks behind these in host memory, on disk, in external storage
+	cached   []int         // blocks held of whatever prompt, by ordinal; only for rules
+	version  uint64        // value of core.changes when overlap was counted
+	matched  time.Time     // when that was
+	session  uint64        // hash of the session's name; 0 = none that matters
+	rebind   bool          // it is bound, to a worker that is not to take this request
+	taints   []taint       // Request.PreferredTaints, sorted
+	reason   Reason        // of the decision, unless there is a better one
+	number   uint64        // of a booking, in the ring
+	explain  bool          // fill in workspace.seen
+	guessed  bool          // hashes that no engine has
+	answers  []ProbeAnswer // of router groups that were asked
+	probed   time.Time     // when they were
+
+	workspace *workspace
+
+	flights *flights // that has the request; nil for a request without an id
+
+	// Of a booking.
+	ordinal    int
+	generation uint64 // entry.since of the worker
+	unreported bool   // neither events nor summaries say what the worker holds
+}
+
+// freed says whether a request that is being decided was freed already.
+func (q *question) freed() bool { return q.flights != nil && q.flights.get(q.ID).number != q.number }
+
+// taint is one of Request.PreferredTaints. They are added up in one order, or the
+// same request could round to another cost.
+type taint struct {
+	name   string
+	weight float64
+}
+
+// errMustWait is an outcome of a decision that is not told to anybody.
+var errMustWait = errors.New("the request must wait")
+
+// workspace is the memory of one decision. It is the request's and not the pool's, so
+// that it stays near the processor that the request is on.
+type workspace struct {
+	request    scorer.Request
+	verdicts   []Exclusion // along core.order; empty for candidates
+	candidates []int       // ordinals, in worker order
+	inputs     []scorer.Input
+	costs      []float64
+	chances    []float64   // of being drawn, along candidates
+	seen       []Candidate // along core.order, if the question asks to explain
+}
